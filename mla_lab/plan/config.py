@@ -1,0 +1,56 @@
+"""What a compiled kernel depends on, and nothing else: the whole cache key of an artifact."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, fields
+
+from ..errors import invalid
+
+
+@dataclass(frozen=True)
+class KernelConfig:
+    """One compiled kernel. Batch, heads, q_len, lengths and page counts are run-time values.
+
+    Frozen and hashable. `kernel` names the entry in the build registry (for example
+    "cute/split_kv_sm90" or "cuda/merge"); fields that a kernel does not read stay at
+    their defaults, so that one kernel has one key.
+    """
+
+    kernel: str
+    q_dtype: str = "bf16"
+    kv_format: str = "bf16"
+    out_dtype: str = "bf16"
+    #: query rows of a work tile and KV tokens of a block
+    tile_rows: int = 64
+    tile_kv: int = 64
+    page_size: int = 64
+    #: CTAs that share one work tile
+    cluster: int = 1
+    #: causal or packed-tree mask code is compiled in
+    mask: str = "none"
+    #: kernel-specific switches, sorted pairs, for experiments and features
+    options: tuple[tuple[str, int], ...] = ()
+
+    def __post_init__(self) -> None:
+        if self.mask not in ("none", "causal", "tree"):
+            raise invalid("mask", self.mask, ("none", "causal", "tree"))
+        object.__setattr__(self, "options", tuple(sorted(self.options)))
+
+    def option(self, name: str, default: int = 0) -> int:
+        """The value of a kernel-specific switch."""
+        return dict(self.options).get(name, default)
+
+    def name(self) -> str:
+        """Short file name: the kernel and every field that is not at its default."""
+        parts = [self.kernel.replace("/", "_")]
+        for f in fields(self):
+            value = getattr(self, f.name)
+            if f.name == "options":
+                parts += [f"{k}{v}" for k, v in value]
+            elif f.name != "kernel" and value != f.default:
+                parts.append(f"{f.name}-{value}")
+        return "_".join(parts)
+
+    def as_dict(self) -> dict[str, object]:
+        """Plain values, for metadata files."""
+        return asdict(self)

@@ -1,0 +1,127 @@
+"""One decode call as numbers: lengths, heads, formats; what it must read and compute.
+
+Latent 512 and rope 64 are DeepSeek's absorbed form: a cached token is one row of 576 values,
+all of them keys, the first 512 also values (DeepSeek-V2, arXiv:2405.04434, section 2.1).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+
+from .errors import invalid
+
+LATENT_DIM = 512
+ROPE_DIM = 64
+
+#: bytes of one element of a dense format
+ELEMENT_BYTES = {"bf16": 2, "fp16": 2, "e4m3": 1, "fp32": 4, "fp64": 8}
+#: cached token formats; "fp8_656" is 512 e4m3, 4 fp32 scales, 64 bf16 rope
+KV_FORMATS = ("bf16", "fp16", "e4m3", "fp8_656", "fp32", "fp64")
+FP8_656_BYTES = 656
+
+
+def _lengths(name: str, values: Sequence[int]) -> tuple[int, ...]:
+    result = tuple(int(v) for v in values)
+    if any(v < 0 for v in result):
+        raise invalid(name, f"{min(result)}", "lengths of 0 or more")
+    return result
+
+
+@dataclass(frozen=True)
+class Problem:
+    """One MLA decode call. Lengths are in tokens; `kv_lens` count the new tokens in.
+
+    `top_k` > 0 makes it sparse: each query token reads that many token slots, and
+    `kv_lens` plays no part in the work.
+    """
+
+    q_lens: tuple[int, ...]
+    kv_lens: tuple[int, ...]
+    heads: int
+    latent_dim: int = LATENT_DIM
+    rope_dim: int = ROPE_DIM
+    q_dtype: str = "bf16"
+    kv_format: str = "bf16"
+    out_dtype: str = "bf16"
+    page_size: int = 64
+    top_k: int = 0
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "q_lens", _lengths("q_lens", self.q_lens))
+        object.__setattr__(self, "kv_lens", _lengths("kv_lens", self.kv_lens))
+        if len(self.q_lens) != len(self.kv_lens) or not self.q_lens:
+            raise invalid(
+                "kv_lens", f"{len(self.kv_lens)} lengths", f"one per q_lens ({len(self.q_lens)})"
+            )
+        if self.heads < 1:
+            raise invalid("heads", self.heads, "1 or more")
+        if self.page_size < 1:
+            raise invalid("page_size", self.page_size, "1 or more")
+        if self.kv_format not in KV_FORMATS:
+            raise invalid("kv_format", self.kv_format, KV_FORMATS)
+        for name in ("q_dtype", "out_dtype"):
+            if getattr(self, name) not in ELEMENT_BYTES:
+                raise invalid(name, getattr(self, name), tuple(ELEMENT_BYTES))
+
+    @classmethod
+    def uniform(cls, batch: int, q_len: int, kv_len: int, heads: int, **fields: object) -> Problem:
+        """`batch` requests of the same lengths."""
+        if batch < 1:
+            raise invalid("batch", batch, "1 or more")
+        return cls((q_len,) * batch, (kv_len,) * batch, heads, **fields)  # type: ignore[arg-type]
+
+    @property
+    def batch(self) -> int:
+        return len(self.q_lens)
+
+    @cached_property
+    def total_q(self) -> int:
+        """Query tokens in all."""
+        return sum(self.q_lens)
+
+    @cached_property
+    def total_kv(self) -> int:
+        """Cached tokens that are read, counted once per request (per query token if sparse)."""
+        return self.total_q * self.top_k if self.top_k else sum(self.kv_lens)
+
+    @property
+    def head_dim(self) -> int:
+        """Width of a query and of a cached key: latent and rope."""
+        return self.latent_dim + self.rope_dim
+
+    @cached_property
+    def rows(self) -> np.ndarray:
+        """Query rows (q_len x heads) of each request, int64 [batch]."""
+        return np.asarray(self.q_lens, dtype=np.int64) * self.heads
+
+    @property
+    def kv_token_bytes(self) -> int:
+        """Bytes of one cached token."""
+        if self.kv_format == "fp8_656":
+            return FP8_656_BYTES
+        return self.head_dim * ELEMENT_BYTES[self.kv_format]
+
+    def flops(self) -> int:
+        """Operations of both matrix products, each multiply-add as two, no causal discount.
+
+        2 x rows x kv_len x (576 + 512), as the published tables count.
+        """
+        per_pair = 2 * (self.head_dim + self.latent_dim)
+        if self.top_k:
+            return per_pair * self.heads * self.total_q * self.top_k
+        pairs = int((self.rows * np.asarray(self.kv_lens, dtype=np.int64)).sum())
+        return per_pair * pairs
+
+    def bytes(self) -> int:
+        """Least traffic: every needed KV token and query read once, every output written once."""
+        q = self.total_q * self.heads * self.head_dim * ELEMENT_BYTES[self.q_dtype]
+        out = self.total_q * self.heads * self.latent_dim * ELEMENT_BYTES[self.out_dtype]
+        return self.total_kv * self.kv_token_bytes + q + out
+
+    def intensity(self) -> float:
+        """Operations per byte of least traffic."""
+        return self.flops() / self.bytes()

@@ -1,0 +1,87 @@
+# make lab   set up, then JupyterLab on notebooks/   (PORT=8899, NO_BROWSER=1)
+# make test  set up, then linters, types, tests and notebooks
+# Any Python from 3.11 on is found by itself; PYTHON=/path/to/python3.12 chooses one.
+
+SHELL := /bin/bash
+.SHELLFLAGS := -euo pipefail -c
+MAKEFLAGS += --no-print-directory
+.DEFAULT_GOAL := help
+
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.mla-lab-ready
+PORT ?= 8888
+PIP := $(BIN)/python -m pip --disable-pip-version-check
+
+# a shim or an old python3 may be on PATH, so each candidate must run and tell its version
+PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11 python3.14; do \
+	$$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$p && break; done)
+
+.PHONY: help setup lab test lint format types tests serial-tests browser-test lock clean
+
+help:
+	@sed -n 's/^# \(make .*\)/\1/p' Makefile
+	@echo "also: make setup, lint, types, tests, format, browser-test, lock, clean"
+
+setup: $(STAMP)
+
+$(STAMP): requirements.txt pyproject.toml
+	@if [ -z "$(PYTHON)" ]; then \
+		echo "mla-lab needs Python 3.11 or newer and found none: install one (Debian, Ubuntu: apt install python3 python3-venv) or name yours: make $(or $(MAKECMDGOALS),setup) PYTHON=/path/to/python3.11"; exit 1; fi
+	@if ! $(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; then \
+		echo "PYTHON=$(PYTHON) does not run as Python 3.11 or newer: name another one"; exit 1; fi
+	@if ! $(PYTHON) -c 'import venv, ensurepip' 2>/dev/null; then \
+		echo "$(PYTHON) has no venv module: install it (Debian, Ubuntu: apt install python3-venv), then run make again"; exit 1; fi
+	@if ! $(BIN)/python -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; then \
+		echo "[1/3] new environment $(VENV) from $(PYTHON)"; $(PYTHON) -m venv --clear $(VENV); \
+	else echo "[1/3] environment $(VENV) is there"; fi
+	@echo "[2/3] pinned packages (a first time takes minutes, and up to 2 GB of download)"
+	@$(PIP) install -r requirements.txt || { \
+		echo "pip could not install requirements.txt (its own lines above say why): it needs a package index it can reach, or PIP_FIND_LINKS=/folder/of/wheels"; exit 1; }
+	@echo "[3/3] mla_lab itself, editable"
+	@$(PIP) install --quiet --no-deps --no-build-isolation --editable .
+	@command -v g++ >/dev/null || echo "note: no g++ here. The workbook, the CPU backend and the tests run without it; compiling kernels needs it (Debian, Ubuntu: apt install g++)"
+	@touch $@
+
+lab: $(STAMP)
+	@echo "JupyterLab on notebooks/, on this machine only; its address, with the token, follows. Ctrl-C ends it."
+	@cd notebooks && exec ../$(BIN)/jupyter lab --ip=localhost --port=$(PORT) $(if $(NO_BROWSER),--no-browser)
+
+test: lint types tests
+	@echo "all green"
+
+lint: $(STAMP)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	@sources=$$(git ls-files 'kernels/*.cu' 'kernels/*.cuh' 'kernels/*.h'); \
+		if [ -n "$$sources" ]; then $(BIN)/clang-format --dry-run --Werror $$sources; fi
+
+types: $(STAMP)
+	$(BIN)/mypy
+
+# two processes of one thread each: measured against one process of two threads on two cores,
+# see CONTRIBUTING.md; what measures time or memory runs alone afterwards
+tests: $(STAMP)
+	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 -m "not serial" --nbmake tests notebooks
+	$(BIN)/pytest -m serial tests
+
+browser-test: $(STAMP)
+	$(BIN)/pytest -m browser --run-browser tests
+
+format: $(STAMP)
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+	$(BIN)/python -m mla_lab.lab.canonical notebooks
+	@sources=$$(git ls-files 'kernels/*.cu' 'kernels/*.cuh' 'kernels/*.h'); \
+		if [ -n "$$sources" ]; then $(BIN)/clang-format -i $$sources; fi
+
+# a new requirements.txt from the newest versions; run it where pip finds a CPU build of torch,
+# so that no CUDA library is pinned
+lock:
+	$(PYTHON) -m venv --clear .cache/lock
+	.cache/lock/bin/python -m pip install --upgrade '.[lab,compile,dev]'
+	@echo "# written by: make lock" > requirements.txt
+	@.cache/lock/bin/python -m pip freeze --all --exclude pip --exclude mla-lab | sed 's/+cpu$$//' >> requirements.txt
+
+clean:
+	rm -rf $(VENV) .cache .pytest_cache .mypy_cache .ruff_cache .hypothesis build dist

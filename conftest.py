@@ -1,0 +1,53 @@
+"""Marks of notebooks, and skips with their reason, for tests/ and notebooks/ alike.
+
+A notebook says what it needs in its metadata: `mla_lab: {requires: ["gpu"], marks: ["slow"]}`.
+Both lists become marks of the test that nbmake makes of it.
+"""
+
+from __future__ import annotations
+
+import json
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+NOTEBOOK_MARKS = {"gpu", "slow"}
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Browser tests run only on request: they need a Chromium on the machine."""
+    parser.addoption("--run-browser", action="store_true", help="run tests marked browser")
+
+
+def notebook_marks(path: Path) -> list[str]:
+    """Marks that the metadata of the notebook at `path` asks for."""
+    metadata = json.loads(path.read_text(encoding="utf-8")).get("metadata", {}).get("mla_lab", {})
+    marks = [*metadata.get("requires", ()), *metadata.get("marks", ())]
+    if unknown := set(marks) - NOTEBOOK_MARKS:
+        raise pytest.UsageError(
+            f"{path.name}: metadata mla_lab names {sorted(unknown)}; "
+            f"supported: {sorted(NOTEBOOK_MARKS)}"
+        )
+    return marks
+
+
+@cache
+def has_hopper() -> bool:
+    """Whether a CUDA device of compute capability 9.0 is here."""
+    import torch
+
+    return torch.cuda.is_available() and torch.cuda.get_device_capability() == (9, 0)
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Mark notebooks, then skip what this machine or this run cannot do."""
+    for item in items:
+        if item.path.suffix == ".ipynb":
+            for mark in notebook_marks(item.path):
+                item.add_marker(mark)
+        if item.get_closest_marker("gpu") and not has_hopper():
+            reason = "needs a CUDA device of compute capability 9.0"
+            item.add_marker(pytest.mark.skip(reason=reason))
+        if item.get_closest_marker("browser") and not config.getoption("--run-browser"):
+            item.add_marker(pytest.mark.skip(reason="runs only with --run-browser"))

@@ -1,0 +1,44 @@
+"""MLA decode: exact semantics on a CPU, plans as values, kernels to read, a workbook to run.
+
+    from mla_lab import trtllm_batch_decode_with_kv_cache_mla
+
+Importing the package loads NumPy alone; torch comes with the first call.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+from .errors import BuildError, InvalidInput, MlaLabError, Unsupported
+from .problem import Problem
+
+if TYPE_CHECKING:
+    from .contract import (
+        trtllm_batch_decode_with_kv_cache_mla,
+        xqa_batch_decode_with_kv_cache_mla,
+    )
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "BuildError",
+    "InvalidInput",
+    "MlaLabError",
+    "Problem",
+    "Unsupported",
+    "trtllm_batch_decode_with_kv_cache_mla",
+    "xqa_batch_decode_with_kv_cache_mla",
+]
+
+#: names that need torch, and the module that holds them
+_LAZY = {
+    "trtllm_batch_decode_with_kv_cache_mla": "contract",
+    "xqa_batch_decode_with_kv_cache_mla": "contract",
+}
+
+
+def __getattr__(name: str) -> object:
+    if name in _LAZY:
+        return getattr(import_module(f".{_LAZY[name]}", __name__), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

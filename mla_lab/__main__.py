@@ -1,0 +1,7 @@
+"""`python -m mla_lab` is `mla-lab`."""
+
+import sys
+
+from .cli import main
+
+sys.exit(main())

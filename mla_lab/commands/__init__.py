@@ -1,0 +1,1 @@
+"""The commands of `mla-lab`, one module each."""

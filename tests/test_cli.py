@@ -1,0 +1,131 @@
+"""The command line: its commands, its manners, and the doctor."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from types import ModuleType, SimpleNamespace
+
+import pytest
+
+import mla_lab
+from mla_lab import cli, doctor
+from mla_lab.errors import Unsupported, unsupported
+
+
+def test_every_command_is_registered():
+    """`--help` names them all, and each one's `--help` works without torch."""
+    names = [m.__name__.rpartition(".")[2] for m in cli.command_modules()]
+    assert {"doctor", "decode", "plan"} <= set(names)
+    assert all(name in cli.build_parser().format_help() for name in names)
+
+
+@pytest.mark.parametrize("module", cli.command_modules(), ids=lambda m: m.__name__)
+def test_a_command_explains_itself(module: ModuleType, capsys):
+    with pytest.raises(SystemExit) as stop:
+        cli.main([module.__name__.rpartition(".")[2], "--help"])
+    assert stop.value.code == 0
+    assert "usage: mla-lab" in capsys.readouterr().out
+
+
+def test_help_is_quick_to_import():
+    code = "import sys, mla_lab.cli as c; c.build_parser(); print('torch' in sys.modules)"
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert run.stdout.strip() == "False"
+
+
+def test_version(capsys):
+    with pytest.raises(SystemExit):
+        cli.main(["--version"])
+    assert capsys.readouterr().out.strip() == f"mla-lab {mla_lab.__version__}"
+
+
+def test_a_module_runs_as_the_program():
+    command = [sys.executable, "-m", "mla_lab", "--version"]
+    run = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert run.stdout.startswith("mla-lab")
+
+
+def failing(error: BaseException) -> ModuleType:
+    """A stand-in for the commands, whose only one raises `error`."""
+
+    def run(args: object) -> None:
+        raise error
+
+    fake = ModuleType("mla_lab.commands.fail")
+    fake.add_parser = lambda subparsers: subparsers.add_parser("fail")  # type: ignore[attr-defined]
+    fake.run = run  # type: ignore[attr-defined]
+    return fake
+
+
+def test_an_error_is_one_line_and_code_2(monkeypatch, capsys):
+    error = unsupported("device", "a toaster", "a GPU")
+    assert isinstance(error, Unsupported)
+    monkeypatch.setattr(cli, "command_modules", lambda: [failing(error)])
+    assert cli.main(["fail"]) == 2
+    printed = capsys.readouterr()
+    assert printed.err == "mla-lab fail: device: got a toaster; supported: a GPU\n"
+    assert printed.out == ""
+
+
+def test_a_mistake_of_ours_keeps_its_traceback(monkeypatch):
+    monkeypatch.setattr(cli, "command_modules", lambda: [failing(ZeroDivisionError("ours"))])
+    with pytest.raises(ZeroDivisionError):
+        cli.main(["fail"])
+
+
+def test_ctrl_c_ends_quietly(monkeypatch, capsys):
+    monkeypatch.setattr(cli, "command_modules", lambda: [failing(KeyboardInterrupt())])
+    assert cli.main(["fail"]) == 130
+    assert capsys.readouterr().err == ""
+
+
+def test_a_reader_that_leaves_is_no_error():
+    command = f"{sys.executable} -m mla_lab doctor --json | head -c 1"
+    run = subprocess.run(["bash", "-o", "pipefail", "-c", command], capture_output=True, text=True)
+    assert run.stdout == "["
+    assert "BrokenPipe" not in run.stderr
+
+
+def test_doctor_looks_at_everything(capsys):
+    assert cli.main(["doctor"]) == 0
+    printed = capsys.readouterr().out
+    for name in ("Python", "torch", "CPU", "GPU", "nvcc", "CuTe DSL", "nvdisasm", "cache"):
+        assert f" {name} " in printed
+    assert "backend torch" in printed
+
+
+def test_doctor_as_json(capsys):
+    assert cli.main(["doctor", "--json"]) == 0
+    findings = json.loads(capsys.readouterr().out)
+    assert all(set(f) == {"topic", "name", "there", "detail"} for f in findings)
+    assert all(f["detail"] for f in findings), "each finding says something"
+
+
+def test_doctor_says_why_a_tool_is_missing(monkeypatch, tmp_path):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setenv("CXX", "no-such-compiler")
+    found = {f.name: f for f in doctor.examine()}
+    assert not found["g++"].there
+    assert "install" in found["g++"].detail
+
+
+def test_doctor_names_an_unwritable_cache(monkeypatch, tmp_path):
+    monkeypatch.setenv("MLA_LAB_CACHE_DIR", str(tmp_path / "cache"))
+    monkeypatch.setattr(doctor.os, "access", lambda path, mode: False)
+    cache = next(f for f in doctor.examine() if f.name == "cache")
+    assert not cache.there
+    assert "MLA_LAB_CACHE_DIR" in cache.detail
+
+
+def test_doctor_sees_a_gpu(monkeypatch):
+    card = SimpleNamespace(
+        name="NVIDIA H200", major=9, minor=0, multi_processor_count=132, total_memory=141e9
+    )
+    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 1)
+    monkeypatch.setattr("torch.cuda.get_device_properties", lambda index: card)
+    gpu = next(f for f in doctor._device() if f.name == "GPU 0")
+    assert gpu.there
+    assert gpu.detail == "NVIDIA H200, compute capability 9.0, 132 SMs, 141 GB"

@@ -1,0 +1,144 @@
+"""The tree stays readable and moves between machines: sizes, names, and no address of one place."""
+
+from __future__ import annotations
+
+import ast
+import re
+
+import pytest
+
+from .house import PACKAGE, ROOT, module_name, package_modules, tracked_files
+
+#: beyond these a file or a function is split, without exception
+MAX_FILE_LINES = 500
+MAX_FUNCTION_LINES = 60
+MAX_KERNEL_FUNCTION_LINES = 120
+MAX_FILE_BYTES = 1_000_000
+BANNED_NAMES = {"common", "helper", "helpers", "misc", "util", "utils", "v2"}
+TOP_LEVEL = {"README.md", "data", "kernels", "mla_lab", "notebooks", "pyproject.toml", "tests"}
+SMALL_FILES = {
+    ".ci",
+    ".clang-format",
+    ".gitignore",
+    ".pre-commit-config.yaml",
+    "CONTRIBUTING.md",
+    "LICENSE",
+    "Makefile",
+    "conftest.py",
+    "requirements.txt",
+}
+
+# a home, mount or work folder of one machine; an index that one network has
+ABSOLUTE_PATH = re.compile(r"(?<![\w./-])/(?:home|root|mnt|Users|work|data|workspace)/\w+")
+REGISTRY = re.compile(
+    r"--(?:extra-)?index-url|--find-links|--trusted-host|(?:pypi|files)\.[\w.]*\w\.\w+/|"
+    r"download\.pytorch|registry\s*=\s*http"
+)
+TEXT_SUFFIXES = {
+    "", ".cfg", ".cu", ".cuh", ".h", ".ini", ".ipynb", ".json", ".md", ".py",
+    ".sh", ".svg", ".toml", ".txt", ".yaml", ".yml",
+}  # fmt: skip
+
+PYTHON = [p for p in tracked_files() if p.suffix == ".py"]
+SOURCES = [p for p in tracked_files() if p.suffix in {".py", ".cu", ".cuh", ".h"}]
+THIS = "tests/test_house_files.py"
+
+
+def relative(path):
+    return path.relative_to(ROOT).as_posix()
+
+
+def functions(source):
+    """(name, lines) of every function, nested ones counted in their parent too."""
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            docstring = node.body[0] if ast.get_docstring(node) else None
+            text = docstring.end_lineno - docstring.lineno + 1 if docstring else 0
+            first = node.body[0].lineno
+            yield node.name, node.end_lineno - first + 1 - text
+
+
+def test_the_top_level_is_the_design_card():
+    names = {p.relative_to(ROOT).parts[0] for p in tracked_files()}
+    assert names - TOP_LEVEL - SMALL_FILES == set()
+    assert not TOP_LEVEL - names
+
+
+@pytest.mark.parametrize("path", SOURCES, ids=relative)
+def test_files_stay_readable(path):
+    assert path.read_text(encoding="utf-8").count("\n") <= MAX_FILE_LINES
+
+
+@pytest.mark.parametrize("path", [p for p in PYTHON if PACKAGE in p.parents], ids=relative)
+def test_functions_stay_readable(path):
+    """Lines of the body; signature and docstring are the contract and do not count."""
+    limit = MAX_FUNCTION_LINES
+    if "cute" in path.parts:
+        limit = MAX_KERNEL_FUNCTION_LINES
+    long = {n: c for n, c in functions(path.read_text(encoding="utf-8")) if c > limit}
+    assert long == {}
+
+
+def test_names_say_something():
+    parts = {part.lower() for p in SOURCES for part in re.split(r"[_./]", relative(p))}
+    assert parts & BANNED_NAMES == set()
+
+
+def test_no_address_of_one_machine():
+    found = []
+    for path in tracked_files():
+        if path.suffix in TEXT_SUFFIXES and relative(path) != THIS:
+            text = path.read_text(encoding="utf-8")
+            hits = [*ABSOLUTE_PATH.finditer(text), *REGISTRY.finditer(text)]
+            found += [f"{relative(path)}: {hit.group(0)}" for hit in hits]
+    assert found == []
+
+
+@pytest.mark.parametrize(
+    "text", ["/home/someone/x", "pip --index-url x", "see /work/thing", "--find-links wheels"]
+)
+def test_the_guard_sees_a_planted_address(text):
+    assert ABSOLUTE_PATH.search(text) or REGISTRY.search(text)
+
+
+def test_files_stay_small():
+    large = {relative(p): p.stat().st_size for p in tracked_files()}
+    assert {n: s for n, s in large.items() if s > MAX_FILE_BYTES} == {}
+
+
+def test_requirements_are_pinned_and_neutral():
+    lines = (ROOT / "requirements.txt").read_text(encoding="utf-8").splitlines()
+    pins = [line for line in lines if not line.startswith("#")]
+    assert all(re.fullmatch(r"[A-Za-z0-9._-]+==[0-9][\w.]*", pin) for pin in pins)
+    assert "torch==2.13.0" in pins, "without +cpu or +cu: each machine takes its own build"
+
+
+def test_no_validation_by_assert():
+    """Python -O removes assert; kernels assert at trace time, where -O has no say."""
+    for name, path in package_modules().items():
+        if ".cute" not in name:
+            nodes = ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+            assert not [n.lineno for n in nodes if isinstance(n, ast.Assert)], name
+
+
+def test_errors_are_the_house_s_own():
+    """What is raised comes from mla_lab.errors; Python's own protocols excepted."""
+    # AttributeError: module __getattr__; SystemExit: the command line; NotImplementedError never
+    protocol = {"AttributeError", "KeyError", "StopIteration", "SystemExit"}
+    builtin = {"Exception", "ValueError", "TypeError", "RuntimeError", "NotImplementedError",
+               "OSError", "FileNotFoundError", "IndexError", "AssertionError"}  # fmt: skip
+    found = []
+    for name, path in package_modules().items():
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Raise) and node.exc is not None:
+                call = node.exc.func if isinstance(node.exc, ast.Call) else node.exc
+                raised = call.id if isinstance(call, ast.Name) else ""
+                if raised in builtin - protocol and ".cute" not in name:
+                    found.append(f"{name}:{node.lineno} raises {raised}")
+    assert found == []
+
+
+def test_modules_are_named_once():
+    """module_name is the inverse of the path, so that every guard speaks of the same module."""
+    assert module_name(PACKAGE / "plan" / "tile.py") == "mla_lab.plan.tile"
+    assert module_name(PACKAGE / "__init__.py") == "mla_lab"

@@ -1,0 +1,199 @@
+"""Imports point down: notebooks, lab and cli, bench and its kin, decode, backends, kernels, plan,
+and at the bottom the numbers of a problem.
+
+Lazy imports count as much as those at the top of a module: a cycle through a function is a cycle.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+from .house import Import, imports_in, imports_of, package_modules
+
+#: layers from the top; a room may import lower ones, and its own layer while no circle forms
+LAYERS = (
+    {"cli", "commands", "lab", "__main__"},
+    {"bench", "doctor", "simulate", "trace", "xray"},
+    {"contract", "decode"},
+    {"backends"},
+    {"cute", "jit"},
+    {"plan", "reference"},
+    {"errors", "gpu", "inputs", "kv_cache", "masks", "models", "problem", "resources", "workload"},
+)
+RANK = {room: rank for rank, rooms in enumerate(reversed(LAYERS)) for room in rooms}
+
+#: rooms that are NumPy and the standard library when imported; torch may come with a call
+NUMPY_ONLY = {"errors", "gpu", "models", "plan", "problem", "resources", "workload"}
+#: what a problem is made of knows nothing of those beside it
+ALLOWED_BESIDE = {
+    "errors": set(),
+    "resources": {"errors"},
+    "problem": {"errors"},
+    "gpu": {"errors", "problem", "resources"},
+    "models": {"errors", "problem"},
+    "workload": {"errors", "models", "problem", "resources"},
+}
+#: third-party packages and the rooms that may import them; those not named are free
+OWNERS = {
+    "cutlass": {"cute"},
+    "IPython": {"lab"},
+    "ipywidgets": {"lab"},
+    "jupyterlab": {"lab"},
+    "plotly": {"lab"},
+    "flashinfer": {"bench"},
+    "flash_mla": {"bench"},
+}
+
+
+def room(module: str) -> str:
+    """`plan` for `mla_lab.plan.tile`; empty for the package itself."""
+    return module.split(".")[1] if "." in module else ""
+
+
+def all_imports() -> list[Import]:
+    return [imp for path in package_modules().values() for imp in imports_of(path)]
+
+
+def inside(imports: list[Import]) -> list[Import]:
+    """Imports of one room by another."""
+    return [
+        imp
+        for imp in imports
+        if imp.target.split(".")[0] == "mla_lab"
+        and room(imp.importer)
+        and room(imp.importer) != room(imp.target)
+    ]
+
+
+def upward(imports: list[Import]) -> list[str]:
+    """Imports that break a layer, each as a sentence."""
+    wrong = []
+    for imp in inside(imports):
+        here, there = room(imp.importer), room(imp.target)
+        allowed = ALLOWED_BESIDE.get(here)
+        # the package's own __init__ holds the version and the exported names
+        up = there and RANK[there] > RANK[here]
+        if up or (allowed is not None and there not in allowed):
+            wrong.append(f"{imp.importer}:{imp.line} imports {imp.target}")
+    return wrong
+
+
+def circles(imports: list[Import]) -> list[list[str]]:
+    """Circles among rooms, found by removing rooms that import no remaining one."""
+    edges: dict[str, set[str]] = {}
+    for imp in inside(imports):
+        edges.setdefault(room(imp.importer), set()).add(room(imp.target))
+    left = set(edges)
+    while True:
+        free = {r for r in left if not edges[r] & left}
+        if not free:
+            return [sorted(left)] if left else []
+        left -= free
+
+
+def misplaced(imports: list[Import]) -> list[str]:
+    """Third-party imports outside the room that owns them."""
+    wrong = []
+    for imp in imports:
+        owners = OWNERS.get(imp.target.split(".")[0])
+        if owners is not None and room(imp.importer) not in owners:
+            wrong.append(f"{imp.importer}:{imp.line} imports {imp.target}")
+    return wrong
+
+
+def heavy(imports: list[Import]) -> list[str]:
+    """Module-level imports beyond NumPy in rooms that promise none."""
+    light = set(sys.stdlib_module_names) | {"mla_lab", "numpy"}
+    return [
+        f"{imp.importer}:{imp.line} imports {imp.target}"
+        for imp in imports
+        if room(imp.importer) in NUMPY_ONLY
+        and not imp.lazy
+        and imp.target.split(".")[0] not in light
+    ]
+
+
+def test_every_room_has_a_layer():
+    rooms = {room(module) for module in package_modules()} - {""}
+    assert rooms <= set(RANK), "name its layer in LAYERS"
+
+
+def test_imports_point_down():
+    assert upward(all_imports()) == []
+
+
+def test_no_circles_among_rooms():
+    assert circles(all_imports()) == []
+
+
+def test_third_parties_stay_in_their_room():
+    assert misplaced(all_imports()) == []
+
+
+def test_numbers_need_only_numpy():
+    assert heavy(all_imports()) == []
+
+
+def test_models_and_problem_never_touch_torch():
+    torch = [
+        imp
+        for imp in all_imports()
+        if imp.target.split(".")[0] == "torch" and room(imp.importer) in NUMPY_ONLY - {"gpu"}
+    ]
+    assert torch == []
+
+
+KNOWN = {"mla_lab", "mla_lab.plan", "mla_lab.decode", "mla_lab.jit", "mla_lab.cute", "mla_lab.gpu"}
+
+
+@pytest.mark.parametrize(
+    ("module", "source", "check"),
+    [
+        ("mla_lab.plan.x", "from ..decode import decode", upward),
+        ("mla_lab.plan.x", "def f():\n    from .. import decode", upward),
+        ("mla_lab.plan.x", "import mla_lab.decode", upward),
+        ("mla_lab.gpu", "from .plan import make_plan", upward),
+        ("mla_lab.jit.x", "def f():\n    import cutlass.cute", misplaced),
+        ("mla_lab.plan.x", "import torch", heavy),
+        ("mla_lab.gpu", "if True:\n    import torch", heavy),
+    ],
+)
+def test_the_guard_sees_a_planted_import(module, source, check):
+    assert check(imports_in(source, module, is_package=False, known=KNOWN))
+
+
+def test_the_guard_sees_a_planted_circle():
+    there = imports_in("from ..cute import a", "mla_lab.jit.x", is_package=False, known=KNOWN)
+    back = imports_in("from ..jit import b", "mla_lab.cute.x", is_package=False, known=KNOWN)
+    assert circles(there) == []
+    assert circles(there + back) == [["cute", "jit"]]
+
+
+def test_the_guard_allows_what_is_only_for_type_checkers():
+    source = "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from ..decode import decode"
+    assert upward(imports_in(source, "mla_lab.plan.x", is_package=False, known=KNOWN)) == []
+
+
+LIGHT = "import sys, {module}; print(*sorted(m for m in sys.modules if '.' not in m))"
+
+
+def loaded_by(module: str) -> set[str]:
+    """Top-level modules in a fresh process after the import."""
+    command = [sys.executable, "-c", LIGHT.format(module=module)]
+    run = subprocess.run(command, capture_output=True, text=True, check=True)
+    return set(run.stdout.split())
+
+
+def test_the_package_imports_lightly():
+    assert not loaded_by("mla_lab") & {"cutlass", "torch", "IPython", "jupyterlab", "plotly"}
+
+
+@pytest.mark.parametrize("module", ["mla_lab.cli", "mla_lab.decode", "mla_lab.contract"])
+def test_no_compiler_and_no_notebook_before_they_are_needed(module):
+    unwanted = {"cutlass", "IPython", "ipywidgets", "jupyterlab", "plotly", "triton"}
+    if module != "mla_lab.cli":
+        unwanted -= {"triton"}  # torch itself may bring it
+    assert not loaded_by(module) & unwanted

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from dataclasses import dataclass, fields
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -19,6 +20,7 @@ from torch import Tensor
 from . import kv_cache as formats
 from . import masks
 from .errors import invalid
+from .operands import Call
 from .problem import Problem
 
 #: what unused block-table entries hold, in turn: too large, negative, the least int32
@@ -47,62 +49,31 @@ FEATURES = (
 )
 
 
-@dataclass(frozen=True, eq=False)
-class DecodeInputs:
-    """The tensors of one call; fields are named as the contract's arguments.
+#: arguments that have no default in the contract
+_NO_DEFAULT = ("qk_nope_head_dim", "kv_lora_rank", "qk_rope_head_dim")
 
-    Derive variants with `dataclasses.replace`.
-    """
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class DecodeInputs(Call):
+    """The arguments of one call by the contract's names; derive variants with `replace`."""
 
     problem: Problem
-    #: dense [batch, q_len, heads, head_dim] or ragged [total_q, heads, head_dim]
-    query: Tensor
-    #: [pages, page_size, width] or [pages, 1, page_size, width]
-    kv_cache: Tensor
     #: uint8, zeroed
     workspace_buffer: Tensor
-    #: int32 [batch, max_pages], [batch, 2, max_pages], or token slots [.., top_k] if sparse
-    block_tables: Tensor
-    #: int32 [batch]
-    seq_lens: Tensor
     max_seq_len: int
     qk_nope_head_dim: int = 128
-    kv_lora_rank: int = 512
-    qk_rope_head_dim: int = 64
-    sparse_mla_top_k: int = 0
-    bmm1_scale: float | Tensor = 1.0
-    bmm2_scale: float | Tensor = 1.0
-    sinks: Tensor | None = None
-    skip_softmax_threshold_scale_factor: float | None = None
-    uses_shared_paged_kv_idx: bool = True
-    return_lse: bool = False
-    return_lse_base: str | None = None
-    cum_seq_lens_q: Tensor | None = None
     max_q_len: int | None = None
-    enable_dcp: bool = False
-    cp_world: int = 1
-    cp_rank: int = 0
-    causal_seqlens_kv_global: Tensor | None = None
-    mask: Tensor | None = None
+    return_lse: bool = False
 
-    def contract_args(self) -> dict[str, object]:
-        """Keyword arguments of the contract's call; those at their default are left out."""
-        args = {f.name: (getattr(self, f.name), f.default) for f in fields(self)}
-        del args["problem"]
-        required = ("qk_nope_head_dim", "kv_lora_rank", "qk_rope_head_dim")
-        return {
-            name: value
-            for name, (value, default) in args.items()
-            if name in required or isinstance(value, Tensor) or value != default
-        }
-
-    def reference_args(self) -> dict[str, object]:
-        """Keyword arguments of `reference.decode_reference`: those that change a result."""
-        args = self.contract_args()
-        for name in ("workspace_buffer", "qk_nope_head_dim", "max_seq_len", "max_q_len"):
-            args.pop(name, None)
-        args.pop("return_lse", None)
-        return args
+    def contract_args(self) -> dict[str, Any]:
+        """Keyword arguments of the contract's call; what is at its default is left out."""
+        arguments: dict[str, Any] = {}
+        for f in fields(self):
+            value = getattr(self, f.name)
+            if f.name in _NO_DEFAULT or isinstance(value, Tensor) or value != f.default:
+                arguments[f.name] = value
+        del arguments["problem"]
+        return arguments
 
 
 def make_inputs(
@@ -263,9 +234,7 @@ class _Maker:
             return values[:1], values[1:]
         return bmm1, bmm2
 
-    def mask(
-        self, features: Collection[str], ragged: bool, max_q_len: int | None
-    ) -> Tensor | None:
+    def mask(self, features: Collection[str], ragged: bool, max_q_len: int | None) -> Tensor | None:
         if "chain_mask" in features:
             visible = [masks.chain(n, self.device) for n in self.problem.q_lens]
         elif "tree_mask" in features:

@@ -1,0 +1,1 @@
+"""CuTe DSL kernels. Only modules of this package import cutlass, and only to compile."""

@@ -1,0 +1,56 @@
+"""Which module builds which CuTe kernel, and for which architectures.
+
+Importing this file imports no cutlass: a kernel's module is imported when it is compiled, in
+a process of its own. That module has `entry(config) -> CuteEntry`.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from ..errors import invalid
+from ..plan.config import KernelConfig
+
+
+@dataclass(frozen=True)
+class CuteEntry:
+    """What `cute.compile` needs: the `@cute.jit` object and fake arguments, stream last.
+
+    `function` is the name under which the library exports it, `options` are further
+    `cute.compile` options.
+    """
+
+    jit: Callable[..., Any]
+    args: tuple[Any, ...]
+    function: str
+    options: str = ""
+
+
+@dataclass(frozen=True)
+class CuteKernel:
+    """A line of the registry: module under `mla_lab.cute`, architectures it is written for."""
+
+    module: str
+    archs: tuple[str, ...]
+
+
+#: kernel name -> module and architectures; one line a kernel
+KERNELS: dict[str, CuteKernel] = {
+    "cute/empty": CuteKernel("empty", ("sm_90a", "sm_100a", "sm_120a")),
+}
+
+
+def lookup(kernel: str) -> CuteKernel:
+    """The registry's line for a kernel name ("cute/...")."""
+    if kernel not in KERNELS:
+        raise invalid("kernel", repr(kernel), tuple(KERNELS))
+    return KERNELS[kernel]
+
+
+def entry(config: KernelConfig) -> CuteEntry:
+    """Import the kernel's module (and with it cutlass) and ask it for the entry."""
+    module = importlib.import_module(f"mla_lab.cute.{lookup(config.kernel).module}")
+    return module.entry(config)  # type: ignore[no-any-return]

@@ -1,0 +1,57 @@
+"""Architectures that kernels are built for, and which of them a device runs.
+
+Gates are lists that are looked at when a call is made, never a comparison of numbers: an
+"a" architecture runs on its own compute capability alone (CUDA C++ Programming Guide,
+"Architecture-Specific Features").
+"""
+
+from __future__ import annotations
+
+from ..errors import unsupported
+
+#: architecture -> the compute capability that runs it
+CAPABILITIES: dict[str, tuple[int, int]] = {
+    "sm_90a": (9, 0),
+    "sm_100a": (10, 0),
+    "sm_120a": (12, 0),
+}
+ARCHS = tuple(CAPABILITIES)
+
+
+def check_arch(arch: str) -> str:
+    """`arch` if kernels can be built for it, else `Unsupported`."""
+    if arch not in CAPABILITIES:
+        raise unsupported("arch", repr(arch), ARCHS)
+    return arch
+
+
+def arch_of(capability: tuple[int, int]) -> str:
+    """The architecture to build for a device of this compute capability, else `Unsupported`."""
+    for arch, runs_on in CAPABILITIES.items():
+        if tuple(capability) == runs_on:
+            return arch
+    got = f"a device of compute capability {capability[0]}.{capability[1]}"
+    known = ", ".join(f"{major}.{minor}" for major, minor in CAPABILITIES.values())
+    raise unsupported("device", got, f"compute capability {known}")
+
+
+def device_arch(index: int | None = None) -> str:
+    """The architecture of a CUDA device (torch's current one by default).
+
+    Raises `Unsupported` where torch has no CUDA, the driver is missing or the GPU is unknown.
+    """
+    import torch
+
+    if torch.version.cuda is None:
+        raise unsupported(
+            "device",
+            "a CPU-only torch",
+            "a torch built with CUDA (the CPU path is backend='torch')",
+        )
+    if not torch.cuda.is_available():
+        raise unsupported(
+            "device",
+            "no usable CUDA driver or GPU",
+            "an NVIDIA GPU with its driver (see nvidia-smi)",
+        )
+    return arch_of(torch.cuda.get_device_capability(index))

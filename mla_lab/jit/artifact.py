@@ -1,0 +1,65 @@
+"""An artifact: one kernel compiled for one architecture, as files and facts about them."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ..plan.config import KernelConfig
+from .cubin import KernelResources
+
+#: layout of an entry; a change here makes every older entry a stranger
+FORMAT = 1
+
+
+@dataclass(frozen=True)
+class Artifact:
+    """Files of a compiled kernel. `library` has the tvm-ffi ABI and exports `functions`."""
+
+    config: KernelConfig
+    arch: str
+    folder: Path
+    functions: tuple[str, ...]
+    #: shared libraries that must be in the process first (beside cudart and tvm-ffi)
+    needs: tuple[str, ...]
+    resources: tuple[KernelResources, ...]
+    toolchain: dict[str, str]
+
+    @property
+    def library(self) -> Path:
+        return self.folder / "kernel.so"
+
+    @property
+    def ptx(self) -> Path:
+        return self.folder / "kernel.ptx"
+
+    @property
+    def cubin(self) -> Path:
+        return self.folder / "kernel.cubin"
+
+
+def key(config: KernelConfig, arch: str, source: str, toolchain: dict[str, str]) -> str:
+    """Everything that decides the code, as a SHA-256 in hex."""
+    facts = [FORMAT, config.as_dict(), arch, source, sorted(toolchain.items())]
+    return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
+
+
+def entry_name(config: KernelConfig, arch: str, key_hex: str) -> str:
+    """The entry's folder name: readable, and unique by the key's first 64 bits."""
+    return f"{config.name()[:100]}-{arch}-{key_hex[:16]}"
+
+
+def artifact(folder: Path, config: KernelConfig, arch: str, facts: dict[str, Any]) -> Artifact:
+    """An `Artifact` from the metadata of a cache entry."""
+    return Artifact(
+        config=config,
+        arch=arch,
+        folder=folder,
+        functions=tuple(facts["functions"]),
+        needs=tuple(facts["needs"]),
+        resources=tuple(KernelResources(**r) for r in facts["resources"]),
+        toolchain=dict(facts["toolchain"]),
+    )

@@ -1,0 +1,191 @@
+"""`compile`: from a `KernelConfig` to an `Artifact`, out of the cache where it is there.
+
+Needs no tensor and no GPU. Prebuilt folders ($MLA_LAB_PREBUILT, separated by ":") are looked
+at too: they carry the versions of the toolchain that filled them, so that a host without a
+toolchain can find what was compiled from the same sources.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import queue
+import sys
+import threading
+from collections.abc import Callable, Iterable
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+from ..errors import BuildError, unsupported
+from ..plan.config import KernelConfig
+from . import artifact as artifacts
+from . import cuda_build, source, toolchain
+from .arch import check_arch
+from .artifact import Artifact
+from .cache import Cache
+from .cubin import read_resources
+from .cute_build import CuteWorker
+
+#: in the root of a prebuilt folder: {"toolchain": {"cute": {...}, "cuda": {...}}}
+MANIFEST = "manifest.json"
+
+Progress = Callable[[str], None]
+
+
+def prebuilt_caches() -> list[Cache]:
+    """Folders named in $MLA_LAB_PREBUILT."""
+    paths = os.environ.get("MLA_LAB_PREBUILT", "").split(os.pathsep)
+    return [Cache(Path(p)) for p in paths if p]
+
+
+def find(config: KernelConfig, arch: str, cache: Cache | None = None) -> Artifact | None:
+    """The artifact if it has been compiled from these sources, without compiling anything."""
+    check_buildable(config, arch)
+    hashed = source.source_hash(config.kernel)
+    for prebuilt in prebuilt_caches():
+        versions = manifest_versions(prebuilt, config.kernel)
+        found = _look(prebuilt, config, arch, hashed, versions) if versions else None
+        if found:
+            return found
+    try:
+        versions = toolchain.versions(config.kernel)
+    except BuildError:
+        return None
+    return _look(cache or Cache(), config, arch, hashed, versions)
+
+
+def compile(
+    config: KernelConfig, arch: str = "sm_90a", *, progress: Progress | None = None
+) -> Artifact:
+    """The artifact of one kernel for one architecture, compiled if it is not there.
+
+    Raises `BuildError` (no compiler, wrong release, unwritable cache, compile error) and
+    `Unsupported` (unknown architecture, or one the kernel is not written for).
+    """
+    return compile_all([config], arch, progress=progress)[0]
+
+
+def compile_all(
+    configs: Iterable[KernelConfig],
+    arch: str = "sm_90a",
+    *,
+    workers: int | None = None,
+    progress: Progress | None = None,
+) -> list[Artifact]:
+    """`compile` for many, with `workers` compiling processes (default: at most two)."""
+    wanted = list(configs)
+    ready = {config: find(config, arch) for config in wanted}
+    missing: queue.SimpleQueue[KernelConfig] = queue.SimpleQueue()
+    todo = [config for config, found in ready.items() if found is None]
+    for config in todo:
+        missing.put(config)
+    failures: list[BaseException] = []
+
+    def work() -> None:
+        builder = _Builder(arch, progress or _say_on_stderr)
+        try:
+            while not failures:
+                config = missing.get_nowait()
+                ready[config] = builder.build(config)
+        except queue.Empty:
+            pass
+        except BaseException as error:  # handed to the caller's thread below
+            failures.append(error)
+        finally:
+            builder.close()
+
+    count = min(len(todo), workers or min(2, os.cpu_count() or 1))
+    threads = [threading.Thread(target=work) for _ in range(count)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    if failures:
+        raise failures[0]
+    return [found for found in (ready[config] for config in wanted) if found is not None]
+
+
+def check_buildable(config: KernelConfig, arch: str) -> None:
+    """`Unsupported` for an architecture that is unknown or not the kernel's."""
+    check_arch(arch)
+    archs = source.supported_archs(config.kernel)
+    if arch not in archs:
+        raise unsupported("arch", f"{arch!r} for {config.kernel}", archs)
+
+
+def manifest_versions(cache: Cache, kernel: str) -> dict[str, str] | None:
+    """Toolchain versions that a prebuilt folder was filled with, for this kind of kernel."""
+    path = cache.root / MANIFEST
+    try:
+        versions = json.loads(path.read_text())["toolchain"].get(kernel.split("/")[0])
+    except (OSError, ValueError, KeyError, AttributeError):
+        return None
+    return dict(versions) if versions else None
+
+
+def _look(
+    cache: Cache, config: KernelConfig, arch: str, hashed: str, versions: dict[str, str]
+) -> Artifact | None:
+    name = artifacts.entry_name(config, arch, artifacts.key(config, arch, hashed, versions))
+    facts = cache.find(name)
+    return artifacts.artifact(cache.root / name, config, arch, facts) if facts else None
+
+
+def _say_on_stderr(message: str) -> None:
+    sys.stderr.write(f"mla-lab: {message}\n")
+
+
+class _Builder:
+    """Builds into the user's cache, one kernel after another, with one compiling process."""
+
+    def __init__(self, arch: str, progress: Progress) -> None:
+        self.arch = arch
+        self.progress = progress
+        self.cache = Cache()
+        self.cute = CuteWorker(arch)
+
+    def close(self) -> None:
+        self.cute.close()
+
+    def build(self, config: KernelConfig) -> Artifact:
+        hashed = source.source_hash(config.kernel)
+        versions = toolchain.versions(config.kernel)
+        key = artifacts.key(config, self.arch, hashed, versions)
+        name = artifacts.entry_name(config, self.arch, key)
+        label = f"{config.name()} for {self.arch}"
+
+        def make(folder: Path) -> dict[str, Any]:
+            self.progress(f"compiling {label} (kept in {self.cache.root})")
+            facts = self._run_compiler(config, folder, name)
+            facts["toolchain"] = versions
+            return {"config": config.as_dict(), "arch": self.arch, "key": key, **facts}
+
+        facts = self.cache.build(
+            name, make, lambda: self.progress(f"another process is compiling {label}; waiting")
+        )
+        return artifacts.artifact(self.cache.root / name, config, self.arch, facts)
+
+    def _run_compiler(self, config: KernelConfig, folder: Path, name: str) -> dict[str, Any]:
+        kind = self.cute.build if config.kernel.startswith("cute/") else self._nvcc
+        try:
+            facts = kind(config, folder)
+        except BuildError as error:
+            if not hasattr(error, "log"):
+                raise
+            log = self.cache.log_path(name)
+            log.write_text(error.log)
+            raise BuildError(f"{error} (all the compiler said: {log})") from None
+        return {**facts, "resources": _resources(folder, facts.pop("dynamic_shared", []))}
+
+    def _nvcc(self, config: KernelConfig, folder: Path) -> dict[str, Any]:
+        return cuda_build.build(config, self.arch, folder)
+
+
+def _resources(folder: Path, dynamic_shared: list[int | None]) -> list[dict[str, Any]]:
+    kernels = read_resources((folder / "kernel.cubin").read_bytes())
+    if len(dynamic_shared) == len(kernels):
+        kernels = [
+            replace(k, dynamic_shared=d) for k, d in zip(kernels, dynamic_shared, strict=True)
+        ]
+    return [asdict(k) for k in kernels]

@@ -1,0 +1,100 @@
+"""The parent's side of `mla_lab.cute.worker`: start it for an architecture, hand it jobs."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from ..errors import BuildError
+from ..plan.config import KernelConfig
+from .cute_link import link
+from .source import PACKAGE
+
+
+class CuteWorker:
+    """A compiling process for one architecture; started at the first job, ended by `close`."""
+
+    def __init__(self, arch: str) -> None:
+        self.arch = arch
+        self._process: subprocess.Popen[str] | None = None
+        self._folder: tempfile.TemporaryDirectory[str] | None = None
+
+    def build(self, config: KernelConfig, folder: Path) -> dict[str, Any]:
+        """Compile into `folder`; `BuildError` carries the compiler's words as `.log`."""
+        answer = self._ask({"config": config.as_dict(), "folder": str(folder)})
+        if "error" in answer:
+            raise failed(config, self.arch, answer["error"], answer["traceback"])
+        facts: dict[str, Any] = answer["ok"]
+        obj = folder / "kernel.o"
+        facts["needs"] = link(obj, folder / "kernel.so", facts.pop("libraries"))
+        obj.unlink()
+        return facts
+
+    def close(self) -> None:
+        """End the process."""
+        if self._process is not None:
+            self._process.communicate()
+            self._process = None
+        if self._folder is not None:
+            self._folder.cleanup()
+            self._folder = None
+
+    def _ask(self, job: dict[str, Any]) -> dict[str, Any]:
+        process = self._process = self._process or self._start()
+        answer = ""
+        if process.stdin and process.stdout:
+            with contextlib.suppress(BrokenPipeError):
+                process.stdin.write(json.dumps(job) + "\n")
+                process.stdin.flush()
+                answer = process.stdout.readline()
+        if not answer:
+            raise self._died(process)
+        reply: dict[str, Any] = json.loads(answer)
+        return reply
+
+    def _start(self) -> subprocess.Popen[str]:
+        self._folder = tempfile.TemporaryDirectory(prefix="mla-lab-dsl-")
+        path = [str(PACKAGE.parent), *filter(None, [os.environ.get("PYTHONPATH")])]
+        environment = {
+            **os.environ,
+            "PYTHONPATH": os.pathsep.join(path),
+            "CUTE_DSL_ARCH": self.arch,
+            "CUTE_DSL_DUMP_DIR": self._folder.name,
+            "CUTE_DSL_KEEP": "ptx,cubin",
+        }
+        with open(self._stderr(), "w") as stderr:
+            return subprocess.Popen(
+                [sys.executable, "-m", "mla_lab.cute.worker"],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=stderr,
+                env=environment,
+                cwd=self._folder.name,
+                text=True,
+            )
+
+    def _stderr(self) -> Path:
+        return Path(self._folder.name if self._folder else os.devnull) / "stderr"
+
+    def _died(self, process: subprocess.Popen[str]) -> BuildError:
+        code = process.wait()
+        words = self._stderr().read_text(errors="replace")
+        last = (words.strip().splitlines() or ["no message"])[-1]
+        self.close()
+        error = BuildError(f"cute: the compiling process ended with status {code}: {last}")
+        error.log = words  # type: ignore[attr-defined]
+        return error
+
+
+def failed(config: KernelConfig, arch: str, words: str, log: str) -> BuildError:
+    """A compiler's refusal as one sentence; everything it said is in `.log`."""
+    lines = [line.strip() for line in words.splitlines() if line.strip()]
+    error = BuildError(f"{config.name()} for {arch} did not compile: {lines[0] if lines else ''}")
+    error.log = f"{words}\n\n{log}"  # type: ignore[attr-defined]
+    return error

@@ -1,0 +1,98 @@
+"""`load`: from an artifact to something to call. Imports no cutlass, looks for no compiler."""
+
+from __future__ import annotations
+
+import ctypes
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from ..errors import BuildError
+from .artifact import Artifact
+from .toolchain import nvidia_file, package_dir
+
+#: kept for the life of the process: kernel libraries resolve their symbols in them
+_preloaded: dict[str, ctypes.CDLL] = {}
+_lock = threading.Lock()
+
+
+class Kernel:
+    """A loaded kernel. `launch` is the tvm-ffi function itself: tensors in, torch's stream."""
+
+    __slots__ = ("_module", "artifact", "launch")
+
+    def __init__(self, artifact: Artifact, module: Any) -> None:
+        self.artifact = artifact
+        self._module = module
+        self.launch: Callable[..., Any] = module[artifact.functions[0]]
+
+    def function(self, name: str) -> Callable[..., Any]:
+        """Another exported function of the same library."""
+        if name not in self.artifact.functions:
+            raise BuildError(f"function: got {name!r}; supported: {self.artifact.functions}")
+        found: Callable[..., Any] = self._module[name]
+        return found
+
+    def __call__(self, *args: Any) -> None:
+        self.launch(*args)
+
+
+def load(artifact: Artifact) -> Kernel:
+    """Load the library into this process. No GPU is needed until the first launch."""
+    try:
+        import tvm_ffi
+    except ImportError:
+        raise BuildError("tvm_ffi: not installed; `pip install apache-tvm-ffi`") from None
+    with _lock:
+        _preload_cudart()
+        for name in artifact.needs:
+            _preload(name, _runtime_candidates(name))
+    try:
+        module = tvm_ffi.load_module(str(artifact.library))
+        return Kernel(artifact, module)
+    except (OSError, RuntimeError, AttributeError) as error:
+        raise BuildError(
+            f"{artifact.library}: could not be loaded ({error}); delete {artifact.folder} "
+            "to have it compiled again"
+        ) from None
+
+
+def _preload_cudart() -> None:
+    """Make the CUDA runtime's symbols visible: torch's copy if torch is here, else another."""
+    if "cudart" in _preloaded:
+        return
+    for major in (13, 12):
+        name = f"libcudart.so.{major}"
+        places = [nvidia_file(f"cu{major}/lib/{name}"), nvidia_file(f"cuda_runtime/lib/{name}")]
+        candidates = [name, *(str(p) for p in places if p), f"/usr/local/cuda/lib64/{name}"]
+        for candidate in candidates:
+            try:
+                _preloaded["cudart"] = ctypes.CDLL(candidate, mode=ctypes.RTLD_GLOBAL)
+                return
+            except OSError:
+                continue
+    raise BuildError(
+        "libcudart.so: no CUDA runtime in this process, as a Python package or in /usr/local/cuda; "
+        "install a torch with CUDA, or `pip install nvidia-cuda-runtime`"
+    )
+
+
+def _preload(name: str, candidates: list[Path]) -> None:
+    if name in _preloaded:
+        return
+    for candidate in (name, *map(str, candidates)):
+        try:
+            _preloaded[name] = ctypes.CDLL(candidate, mode=ctypes.RTLD_GLOBAL)
+            return
+        except OSError:
+            continue
+    raise BuildError(
+        f"{name}: not found on LD_LIBRARY_PATH or in nvidia-cutlass-dsl; add its folder to "
+        "LD_LIBRARY_PATH"
+    )
+
+
+def _runtime_candidates(name: str) -> list[Path]:
+    root = package_dir("nvidia_cutlass_dsl")
+    return sorted(root.glob(f"cu*/lib/{name}"), reverse=True) if root else []

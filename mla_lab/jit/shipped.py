@@ -1,0 +1,58 @@
+"""The configurations that ship: compiled by `mla-lab compile`, bundled, tested for spills."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ..errors import invalid
+from ..plan.config import KernelConfig
+from .arch import check_arch
+from .source import cuda_kernels, supported_archs
+
+#: CuTe configurations in the order of their kernels; CUDA C++ kernels have one each
+CUTE: tuple[KernelConfig, ...] = (KernelConfig("cute/empty"),)
+
+
+def shipped(arch: str = "sm_90a") -> list[KernelConfig]:
+    """Every shipped configuration that is written for `arch`."""
+    check_arch(arch)
+    configs = [*CUTE, *(KernelConfig(name) for name in cuda_kernels())]
+    return [c for c in configs if arch in supported_archs(c.kernel)]
+
+
+def select(
+    kernels: list[str] | None, settings: list[str], arch: str = "sm_90a"
+) -> list[KernelConfig]:
+    """What the command line asks for.
+
+    No kernel: all shipped ones. A kernel without settings: its shipped configurations, or its
+    defaults if it ships none. With settings ("field=value"): exactly that configuration.
+    """
+    if not kernels:
+        return shipped(arch)
+    if settings:
+        return [_with_settings(kernel, settings) for kernel in kernels]
+    known = shipped(arch)
+    return [
+        config
+        for kernel in kernels
+        for config in [c for c in known if c.kernel == kernel] or [KernelConfig(kernel)]
+    ]
+
+
+def _with_settings(kernel: str, settings: list[str]) -> KernelConfig:
+    defaults = KernelConfig(kernel).as_dict()
+    values: dict[str, Any] = {}
+    options = []
+    for setting in settings:
+        name, _, value = setting.partition("=")
+        number = value.lstrip("-").isdigit()
+        if isinstance(defaults.get(name), str):
+            values[name] = value
+        elif isinstance(defaults.get(name), int) and number:
+            values[name] = int(value)
+        elif number and name not in defaults:
+            options.append((name, int(value)))
+        else:
+            raise invalid("--set", setting, f"{tuple(defaults)[1:-1]}, or OPTION=whole number")
+    return KernelConfig(kernel, **values, options=tuple(options))

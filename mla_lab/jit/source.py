@@ -1,0 +1,98 @@
+"""The source files behind a kernel, and their hash: a change in any of them is a new artifact.
+
+CuTe kernels: the entry's module and what it imports from this package, found by reading the
+import statements (nothing is executed). CUDA kernels: the folder's .cu and .cc files and what
+they include with quotes.
+"""
+
+from __future__ import annotations
+
+import ast
+import hashlib
+import re
+from functools import lru_cache
+from pathlib import Path
+
+from ..cute import registry
+from ..errors import invalid
+from ..resources import kernels_dir
+from .arch import ARCHS
+
+PACKAGE = Path(__file__).resolve().parents[1]
+
+
+def cuda_kernels() -> tuple[str, ...]:
+    """Names ("cuda/...") of the kernels/NAME folders that hold a NAME.cu."""
+    folders = sorted(p for p in kernels_dir().glob("*") if (p / f"{p.name}.cu").is_file())
+    return tuple(f"cuda/{p.name}" for p in folders)
+
+
+def supported_archs(kernel: str) -> tuple[str, ...]:
+    """Architectures a kernel is written for; `InvalidInput` for a name nobody registered."""
+    if kernel.startswith("cute/"):
+        return registry.lookup(kernel).archs
+    if kernel in cuda_kernels():
+        return ARCHS
+    raise invalid("kernel", repr(kernel), (*registry.KERNELS, *cuda_kernels()))
+
+
+def source_files(kernel: str) -> tuple[Path, ...]:
+    """Every file of this repository that the kernel's code depends on, sorted."""
+    if kernel.startswith("cute/"):
+        module = PACKAGE / "cute" / f"{registry.lookup(kernel).module.replace('.', '/')}.py"
+        return _closure(module, _python_imports)
+    folder = kernels_dir() / kernel.removeprefix("cuda/")
+    roots = sorted([*folder.glob("*.cu"), *folder.glob("*.cc")])
+    return tuple(sorted({f for root in roots for f in _closure(root, _quoted_includes)}))
+
+
+def source_hash(kernel: str) -> str:
+    """SHA-256 over names and contents of `source_files`."""
+    digest = hashlib.sha256()
+    for path in source_files(kernel):
+        home = PACKAGE.parent if path.is_relative_to(PACKAGE) else kernels_dir().parent
+        digest.update(f"{path.relative_to(home).as_posix()}\0".encode())
+        digest.update(path.read_bytes() + b"\0")
+    return digest.hexdigest()
+
+
+def _closure(root: Path, edges: object) -> tuple[Path, ...]:
+    seen: set[Path] = set()
+    todo = [root]
+    while todo:
+        path = todo.pop()
+        if path in seen or not path.is_file():
+            continue
+        seen.add(path)
+        todo += edges(path, path.stat().st_mtime_ns)  # type: ignore[operator]
+    return tuple(sorted(seen))
+
+
+@lru_cache(maxsize=512)
+def _quoted_includes(path: Path, _mtime: int) -> tuple[Path, ...]:
+    names = re.findall(r'^\s*#\s*include\s+"([^"]+)"', path.read_text(), re.M)
+    return tuple((base / name).resolve() for name in names for base in (path.parent, kernels_dir()))
+
+
+@lru_cache(maxsize=512)
+def _python_imports(path: Path, _mtime: int) -> tuple[Path, ...]:
+    """Files of this package that a module imports (its own package's __init__ too)."""
+    found = [path.parent / "__init__.py"] if path.parent != PACKAGE else []
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.ImportFrom):
+            found += _targets(path, node.level, node.module, [a.name for a in node.names])
+        elif isinstance(node, ast.Import):
+            for alias in node.names:
+                found += _targets(path, 0, alias.name, [])
+    return tuple(found)
+
+
+def _targets(path: Path, level: int, module: str | None, names: list[str]) -> list[Path]:
+    if level:
+        base = path.parents[level - 1]
+    elif module and module.split(".")[0] == PACKAGE.name:
+        base, module = PACKAGE, ".".join(module.split(".")[1:])
+    else:
+        return []
+    target = base.joinpath(*module.split(".")) if module else base
+    return [target.with_suffix(".py"), *(target / f"{name}.py" for name in names)]

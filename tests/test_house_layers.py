@@ -20,8 +20,9 @@ LAYERS = (
     {"contract", "decode"},
     {"backends"},
     {"cute", "jit"},
-    {"plan", "reference"},
-    {"errors", "gpu", "inputs", "kv_cache", "masks", "models", "problem", "resources", "workload"},
+    {"accuracy", "plan", "reference", "reference_gqa"},
+    {"inputs", "kv_cache", "masks", "operands"},
+    {"errors", "gpu", "models", "problem", "resources", "workload"},
 )
 RANK = {room: rank for rank, rooms in enumerate(reversed(LAYERS)) for room in rooms}
 

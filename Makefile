@@ -24,6 +24,7 @@ help:
 	@echo "also: make setup, lint, types, tests, format, browser-test, lock, clean"
 
 setup: $(STAMP)
+	@echo "ready: $(VENV)"
 
 $(STAMP): requirements.txt pyproject.toml
 	@if [ -z "$(PYTHON)" ]; then \
@@ -35,7 +36,7 @@ $(STAMP): requirements.txt pyproject.toml
 	@if ! $(BIN)/python -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; then \
 		echo "[1/3] new environment $(VENV) from $(PYTHON)"; $(PYTHON) -m venv --clear $(VENV); \
 	else echo "[1/3] environment $(VENV) is there"; fi
-	@echo "[2/3] pinned packages (a first time takes minutes, and up to 2 GB of download)"
+	@echo "[2/3] pinned packages (a first time takes minutes, and gigabytes where torch comes with CUDA)"
 	@$(PIP) install -r requirements.txt || { \
 		echo "pip could not install requirements.txt (its own lines above say why): it needs a package index it can reach, or PIP_FIND_LINKS=/folder/of/wheels"; exit 1; }
 	@echo "[3/3] mla_lab itself, editable"

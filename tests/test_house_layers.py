@@ -17,12 +17,21 @@ from .house import Import, imports_in, imports_of, package_modules
 LAYERS = (
     {"cli", "commands", "lab", "__main__"},
     {"bench", "doctor", "simulate", "trace", "xray"},
-    {"contract", "decode"},
+    {"contract", "decode", "validate"},
     {"backends"},
     {"cute", "jit"},
-    {"accuracy", "plan", "reference", "reference_gqa"},
-    {"inputs", "kv_cache", "masks", "operands"},
-    {"errors", "gpu", "models", "problem", "resources", "workload"},
+    {"accuracy", "call", "operands", "plan", "reference"},
+    {
+        "errors",
+        "gpu",
+        "inputs",
+        "kv_cache",
+        "masks",
+        "models",
+        "problem",
+        "resources",
+        "workload",
+    },
 )
 RANK = {room: rank for rank, rooms in enumerate(reversed(LAYERS)) for room in rooms}
 

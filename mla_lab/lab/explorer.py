@@ -1,0 +1,230 @@
+"""The base of every explorer: controls, one pure `figure(state)`, a state line to copy.
+
+Setting a control's value in a cell redraws before the next statement runs, so a test can play
+like a reader. Moves that come from the browser are debounced instead: only the last one of a
+burst is drawn. Pictures are put into the `Output` as data, not printed inside `with out:`, so
+that an error in a callback reaches whoever set the value and is never swallowed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import traceback
+from typing import Any, TypeAlias
+
+import ipywidgets as widgets
+import plotly.graph_objects as go
+from IPython import get_ipython
+
+from ..errors import invalid
+from .source import Source
+from .svg import Svg
+
+#: seconds of silence before a burst of slider moves is drawn
+DEBOUNCE_S = 0.06
+PLOTLY_MIME = "application/vnd.plotly.v1+json"
+#: what `make html` reads instead of a live widget
+FRAMES_MIME = "application/vnd.mla-lab.frames+json"
+
+Picture: TypeAlias = go.Figure | Svg
+
+
+def mime_bundle(picture: Picture) -> dict[str, Any]:
+    """A picture as notebook output data."""
+    if isinstance(picture, Svg):
+        return {"text/html": picture.markup, "text/plain": picture.alt}
+    # to_plotly_json keeps arrays in plotly's compact binary form
+    data = picture.to_plotly_json()
+    data["config"] = {"displaylogo": False, "responsive": True}
+    return {PLOTLY_MIME: data, "text/plain": str(picture.layout.title.text)}
+
+
+def called_from_browser() -> bool:
+    """Is the code running now a reaction to a control that someone moved in the browser?"""
+    shell = get_ipython()
+    kernel = getattr(shell, "kernel", None)
+    if kernel is None:
+        return False
+    header = (kernel.get_parent() or {}).get("header") or {}
+    return bool(header.get("msg_type") == "comm_msg")
+
+
+class Explorer:
+    """Controls over one picture.
+
+    A subclass sets `name`, `source` and `frames_over`, builds `controls()` once, and answers
+    `figure(state)` from plain values alone; `note(state)` may add a sentence of HTML below.
+    """
+
+    #: the expression that makes this explorer again
+    name = "lab.Explorer"
+    #: chip beside the state line
+    source: Source | None = None
+    #: control whose values `make html` precomputes, "" for the first picture alone
+    frames_over = ""
+
+    def __init__(self, **state: Any) -> None:
+        self.widgets: dict[str, widgets.Widget] = self.controls()
+        for key, value in state.items():
+            if key not in self.widgets:
+                raise invalid(key, repr(value), f"a control of {self.name}: {list(self.widgets)}")
+            self.widgets[key].value = value
+        self.out = widgets.Output()
+        self.footer = widgets.HTML()
+        self.pending: asyncio.TimerHandle | None = None
+        self.draws = 0
+        for widget in self.widgets.values():
+            widget.observe(self._changed, names="value")
+        self.redraw()
+
+    # -- what a subclass answers -------------------------------------------------------------
+    def controls(self) -> dict[str, widgets.Widget]:
+        """The controls by state name, at their defaults."""
+        raise invalid("controls", "Explorer itself", "a subclass that builds its controls")
+
+    def figure(self, state: dict[str, Any]) -> Picture:
+        """The picture of `state`; depends on nothing else."""
+        raise invalid("figure", "Explorer itself", "a subclass that draws")
+
+    def note(self, state: dict[str, Any]) -> str:
+        """A sentence of HTML below the picture, or nothing."""
+        return ""
+
+    # -- what the base does ------------------------------------------------------------------
+    @property
+    def state(self) -> dict[str, Any]:
+        """The controls' values, plain and copyable."""
+        return {key: widget.value for key, widget in self.widgets.items()}
+
+    def line(self) -> str:
+        """One line that makes this explorer again in its present state."""
+        arguments = ", ".join(f"{key}={value!r}" for key, value in self.state.items())
+        return f"{self.name}({arguments})"
+
+    def set(self, **state: Any) -> Explorer:
+        """Sets several controls, drawing once; returns the explorer."""
+        for widget in self.widgets.values():
+            widget.unobserve(self._changed, names="value")
+        try:
+            for key, value in state.items():
+                self.widgets[key].value = value
+        finally:
+            for widget in self.widgets.values():
+                widget.observe(self._changed, names="value")
+        self.redraw()
+        return self
+
+    def redraw(self) -> None:
+        """Draws the present state into the output."""
+        state = self.state
+        bundle = mime_bundle(self.figure(state))
+        self.out.outputs = ({"output_type": "display_data", "data": bundle, "metadata": {}},)
+        chip = self.source.chip() if self.source else ""
+        self.footer.value = (
+            f"{self.note(state)}<div style='margin-top:4px'>{chip} "
+            f"<code style='user-select:all;font-size:12px'>{self.line()}</code></div>"
+        )
+        self.draws += 1
+
+    def _changed(self, _change: object) -> None:
+        if not called_from_browser():
+            self.redraw()
+            return
+        if self.pending is not None:
+            self.pending.cancel()
+        self.pending = asyncio.get_event_loop().call_later(DEBOUNCE_S, self._redraw_shown)
+
+    def _redraw_shown(self) -> None:
+        """Redraws on the reader's behalf: an error becomes the picture, where it is seen."""
+        self.pending = None
+        try:
+            self.redraw()
+        except Exception as error:
+            frames = traceback.format_exc().splitlines()
+            self.out.outputs = (
+                {
+                    "output_type": "error",
+                    "ename": type(error).__name__,
+                    "evalue": str(error),
+                    "traceback": frames,
+                },
+            )
+
+    def layout(self) -> widgets.Widget:
+        """Controls above, picture below."""
+        row = widgets.Layout(flex_flow="row wrap", grid_gap="2px 14px")
+        return widgets.VBox(
+            [widgets.Box(list(self.widgets.values()), layout=row), self.out, self.footer]
+        )
+
+    def frames(self) -> list[tuple[str, Picture]]:
+        """(value, picture) for every value of `frames_over`, for the static site."""
+        values = slider_values(self.widgets[self.frames_over]) if self.frames_over else []
+        state = self.state
+        if not values:
+            return [("", self.figure(state))]
+        return [(str(v), self.figure({**state, self.frames_over: v})) for v in values]
+
+    def _repr_mimebundle_(self, **_: object) -> dict[str, Any]:
+        view: dict[str, Any] = dict(self.layout()._repr_mimebundle_() or {})
+        if os.environ.get("MLA_LAB_HTML") == "1":
+            frames = [{"value": v, "data": mime_bundle(p)} for v, p in self.frames()]
+            view[FRAMES_MIME] = {
+                "control": self.frames_over,
+                "now": str(self.state.get(self.frames_over, "")),
+                "frames": frames,
+                "footer": self.footer.value,
+            }
+        return view
+
+
+def slider_values(widget: widgets.Widget) -> list[Any]:
+    """Every value that a slider or a choice can take, in order."""
+    if hasattr(widget, "options"):
+        return [o[1] if isinstance(o, tuple) else o for o in widget.options]
+    if isinstance(widget, widgets.IntSlider):
+        return list(range(widget.min, widget.max + 1, widget.step))
+    raise invalid("frames_over", type(widget).__name__, "an IntSlider or a choice")
+
+
+def choice(label: str, options: Any, value: Any, width: str = "250px") -> widgets.Dropdown:
+    """A drop-down in the house size."""
+    return widgets.Dropdown(options=options, value=value, description=label, **_sizes(label, width))
+
+
+def steps(label: str, options: Any, value: Any, width: str = "330px") -> widgets.SelectionSlider:
+    """A slider over named values."""
+    return widgets.SelectionSlider(
+        options=options, value=value, description=label, **_sizes(label, width)
+    )
+
+
+def integers(
+    label: str, low: int, high: int, value: int, *, step: int = 1, width: str = "330px"
+) -> widgets.IntSlider:
+    """A slider over integers."""
+    return widgets.IntSlider(
+        value=value, min=low, max=high, step=step, description=label, **_sizes(label, width)
+    )
+
+
+def field(label: str, value: str, width: str = "330px") -> widgets.Text:
+    """A text field that acts when Enter is pressed or the focus leaves."""
+    return widgets.Text(
+        value=value, description=label, continuous_update=False, **_sizes(label, width)
+    )
+
+
+def tick(label: str, value: bool) -> widgets.Checkbox:
+    """A check box."""
+    return widgets.Checkbox(
+        value=value, description=label, indent=False, layout=widgets.Layout(width="auto")
+    )
+
+
+def _sizes(label: str, width: str) -> dict[str, Any]:
+    return {
+        "layout": widgets.Layout(width=width),
+        "style": {"description_width": f"{7 * len(label) + 12}px"},
+    }

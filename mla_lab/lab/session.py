@@ -1,0 +1,137 @@
+"""First and last cell of a notebook: where things run; what was swallowed; what made this page."""
+
+from __future__ import annotations
+
+import ctypes
+import datetime
+import importlib.metadata
+import platform
+import sys
+import time
+from dataclasses import dataclass, field
+from functools import cache
+from html import escape
+from pathlib import Path
+from typing import Any
+
+import ipywidgets as widgets
+from IPython.display import HTML, display
+
+from ..errors import MlaLabError, invalid
+
+
+class WidgetFailed(MlaLabError, RuntimeError):
+    """An output widget of this notebook holds an error that nobody saw."""
+
+
+@dataclass
+class Session:
+    """The open notebook: its number, its file, when it started, what was solved."""
+
+    number: str
+    path: Path
+    started: float
+    passed: list[str] = field(default_factory=list)
+
+
+_SESSIONS: list[Session] = []
+
+
+def current() -> Session:
+    """The session that `start` opened last."""
+    if not _SESSIONS:
+        raise invalid("session", "none", 'lab.start("NN") in the first cell')
+    return _SESSIONS[-1]
+
+
+@cache
+def gpu_name() -> str:
+    """Name of the first CUDA device, "" where there is none. Asks the driver, not torch."""
+    try:
+        cuda = ctypes.CDLL("libcuda.so.1")
+    except OSError:
+        return ""
+    count, name = ctypes.c_int(0), ctypes.create_string_buffer(128)
+    if cuda.cuInit(0) or cuda.cuDeviceGetCount(ctypes.byref(count)) or not count.value:
+        return ""
+    cuda.cuDeviceGetName(name, len(name), 0)
+    return name.value.decode()
+
+
+def notebook_path(number: str) -> Path:
+    """File of notebook `number`: beside the kernel's folder, or in the checkout."""
+    checkout = Path(__file__).resolve().parents[2] / "notebooks"
+    for folder in (Path.cwd(), Path.cwd() / "notebooks", checkout):
+        for path in sorted(folder.glob(f"{number}_*.ipynb")):
+            return path
+    raise invalid("number", repr(number), f"a notebook NN_*.ipynb in {checkout}")
+
+
+def start(number: str) -> None:
+    """Opens notebook `number` ("31") and says where its cells run."""
+    session = Session(number, notebook_path(number), time.monotonic())
+    _SESSIONS.append(session)
+    gpu = gpu_name()
+    place = "no GPU here, and none is needed: what is not predicted is a recorded row"
+    if gpu:
+        place = f"a GPU is here: <b>{escape(gpu)}</b>, so measurements are live"
+    _banner(f"<b>Notebook {number}</b> runs on your CPU ({platform.machine()}); {place}.")
+
+
+def finish() -> None:
+    """Fails where an output widget swallowed an error; then prints what made this page."""
+    errors = widget_errors()
+    if errors:
+        raise WidgetFailed("; ".join(errors))
+    session = current()
+    solved = ", ".join(session.passed) or "none yet"
+    took = time.monotonic() - session.started
+    _banner(
+        f"Checked: no widget holds an error. Exercises solved: {solved}. {took:.1f} s in all.<br>"
+        f"<span style='color:#6B6F78'>{escape(provenance())}</span>"
+    )
+
+
+def widget_errors() -> list[str]:
+    """Errors that lie in `Output` widgets, where a notebook run would not see them."""
+    found = []
+    for widget in _instances():
+        if isinstance(widget, widgets.Output):
+            for output in widget.outputs:
+                if output.get("output_type") == "error":
+                    found.append(f"{output.get('ename')}: {output.get('evalue')}")
+    return found
+
+
+def _instances() -> list[Any]:
+    """Every live widget of this kernel."""
+    from ipywidgets.widgets import widget
+
+    return list(widget._instances.values())
+
+
+def provenance() -> str:
+    """Date, device and versions in one line."""
+    parts = [datetime.date.today().isoformat(), gpu_name() or f"CPU {platform.machine()}"]
+    parts.append(f"Python {platform.python_version()}")
+    for package in ("mla-lab", "numpy", "torch", "plotly"):
+        module = package.replace("-", "_")
+        if module in sys.modules:
+            parts.append(f"{package} {_version(package)}")
+    return " · ".join(parts)
+
+
+def _version(package: str) -> str:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return "(from a folder)"
+
+
+def _banner(html: str) -> None:
+    display(
+        HTML(
+            "<div style='background:#F4F6FA;border-radius:6px;padding:8px 12px;"
+            f"font:14px Helvetica,Arial,sans-serif'>{html}</div>"
+        )
+    )

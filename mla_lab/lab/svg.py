@@ -1,0 +1,118 @@
+"""Grids as SVG: cells with a label, a fill and a title, for layouts, pages and masks."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from html import escape
+from itertools import pairwise
+
+from .style import FONT, INK
+
+#: Okabe-Ito tints on which black text stays readable
+TINTS = ("#BBD7EA", "#F6D999", "#A8DCCB", "#EBCADB", "#CDE8F8", "#F0BE9A", "#FAF5B8", "#D9DBE0")
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One cell: what it shows, its fill, and the sentence that hovering or a reader gives."""
+
+    text: str
+    fill: str = "#FFFFFF"
+    title: str = ""
+    bold: bool = False
+
+
+@dataclass(frozen=True)
+class Svg:
+    """A finished picture with its alt text; shows itself in a notebook."""
+
+    markup: str
+    alt: str
+
+    def _repr_html_(self) -> str:
+        return self.markup
+
+    @property
+    def html(self) -> str:
+        return self.markup
+
+
+def tint(index: int) -> str:
+    """The `index`-th fill, cycling."""
+    return TINTS[index % len(TINTS)]
+
+
+def ramp(position: float) -> str:
+    """Cividis at `position` in [0, 1], lightened so that dark text stays readable."""
+    stops = ((0.0, (112, 128, 158)), (0.5, (176, 178, 176)), (1.0, (255, 236, 130)))
+    position = min(max(position, 0.0), 1.0)
+    for (x0, low), (x1, high) in pairwise(stops):
+        if position <= x1:
+            t = (position - x0) / (x1 - x0)
+            mixed = tuple(round(a + (b - a) * t) for a, b in zip(low, high, strict=True))
+            return f"#{mixed[0]:02x}{mixed[1]:02x}{mixed[2]:02x}"
+    return "#ffec82"
+
+
+def document(width: float, height: float, body: str, alt: str) -> Svg:
+    """Wraps `body` in an accessible SVG that shrinks to the page, never grows."""
+    markup = (
+        f'<svg role="img" aria-label="{escape(alt)}" viewBox="0 0 {width:.0f} {height:.0f}" '
+        f'width="{width:.0f}" style="max-width:100%;height:auto;background:#fff" '
+        f'xmlns="http://www.w3.org/2000/svg" font-family="{FONT}">'
+        f"<title>{escape(alt)}</title>{body}</svg>"
+    )
+    return Svg(markup, alt)
+
+
+def label(x: float, y: float, text: str, *, size: int = 12, anchor: str = "middle") -> str:
+    """Text centred on its line at (x, y)."""
+    return (
+        f'<text x="{x:.1f}" y="{y:.1f}" font-size="{size}" text-anchor="{anchor}" '
+        f'dominant-baseline="central" fill="{INK}">{escape(text)}</text>'
+    )
+
+
+def box(x: float, y: float, width: float, height: float, cell: Cell, *, size: int = 12) -> str:
+    """One rectangle with its text and title."""
+    title = f"<title>{escape(cell.title)}</title>" if cell.title else ""
+    weight = ' font-weight="700"' if cell.bold else ""
+    stroke = ' stroke="#1F2430" stroke-width="2"' if cell.bold else ' stroke="#8A8A8A"'
+    text = (
+        f'<text x="{x + width / 2:.1f}" y="{y + height / 2:.1f}" font-size="{size}"{weight} '
+        f'text-anchor="middle" dominant-baseline="central" fill="{INK}">{escape(cell.text)}</text>'
+        if cell.text
+        else ""
+    )
+    return (
+        f'<g>{title}<rect x="{x:.1f}" y="{y:.1f}" width="{width:.1f}" height="{height:.1f}" '
+        f'fill="{cell.fill}"{stroke}/>{text}</g>'
+    )
+
+
+def grid(
+    cells: Sequence[Sequence[Cell]],
+    alt: str,
+    *,
+    rows: Sequence[str] = (),
+    columns: Sequence[str] = (),
+    size: tuple[float, float] = (44, 30),
+    caption: str = "",
+) -> Svg:
+    """A table of cells with row names left and column names above; `size` is of one cell, px."""
+    width, height = size
+    left = 8 + (7.5 * max((len(r) for r in rows), default=0) + 6 if rows else 0)
+    top = 6 + (22 if caption else 0) + (20 if columns else 0)
+    font = 12 if width >= 34 else 10
+    parts = [label(left, 14, caption, size=14, anchor="start")] if caption else []
+    for j, name in enumerate(columns):
+        parts.append(label(left + (j + 0.5) * width, top - 10, name, size=font))
+    for i, row in enumerate(cells):
+        if rows:
+            parts.append(label(left - 6, top + (i + 0.5) * height, rows[i], size=12, anchor="end"))
+        for j, cell in enumerate(row):
+            parts.append(box(left + j * width, top + i * height, width, height, cell, size=font))
+    total_width = left + width * max((len(r) for r in cells), default=0) + 8
+    total_width = max(total_width, 7.6 * len(caption) + left)
+    return document(total_width, top + height * len(cells) + 6, "".join(parts), alt)

@@ -1,0 +1,69 @@
+"""What the simulator knows of a card and of a kernel, in one value that `fit` can replace."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from .. import gpu
+
+#: operations of one SM's matrix unit per clock, bf16 with fp32 accumulation, Hopper (dense
+#: 989.4 TFLOP/s over 132 SMs at 1.83 GHz, NVIDIA H100 datasheet)
+FLOP_PER_CLOCK = 4096
+
+
+@dataclass(frozen=True)
+class Constants:
+    """Times in us, rates in TB/s (= MB/us), clocks of the SM.
+
+    Defaults: one NVIDIA H200, 700 W, measured on 2026-11-20 (launch, reads and the compute
+    kernel's loop), the card warm and limited by its power.
+    """
+
+    card: str = gpu.H200.name
+    sms: int = gpu.H200.sms
+    #: SM clock under a sustained matrix load; power decides it, so it is the first to be fitted
+    clock_ghz: float = 1.38
+    #: an empty launch of 132 CTAs with 225 KB of shared memory inside a graph
+    launch_us: float = 0.7
+    #: barriers, descriptors, table: from a CTA's first instruction to its first load
+    setup_us: float = 0.3
+    #: from a CTA's first load to its first bytes, cold; and from any later load to its bytes
+    first_byte_us: float = 1.05
+    load_latency_us: float = 0.5
+    #: between two work tiles of one persistent worker
+    switch_us: float = 0.5
+    read_tbps: float = gpu.H200.read_tbps
+    #: most that one SM can take in (64 B a clock from L2)
+    sm_read_tbps: float = 0.09
+    #: KV that another row tile of the request has just read
+    l2_tbps: float = 6.5
+    #: stages of the ring of KV blocks
+    stages: int = 3
+    #: issue and barrier clocks that the matrix unit loses per 64 x 64 block
+    gap_clocks: float = 243.0
+    #: softmax of a 64 x 64 block, and the hand-back of a stage
+    softmax_clocks: float = 880.0
+    release_clocks: float = 150.0
+    #: least rows that a product costs
+    min_rows: int = 16
+    #: one CTA's store rate to L2 (TB/s) and the fixed part of writing a tile
+    store_tbps: float = 0.15
+    write_us: float = 0.6
+    #: one CTA's rate of reading partials, and the fixed part of a merge (flag, fence, output)
+    merge_tbps: float = 0.15
+    merge_us: float = 1.2
+    #: one exchange inside a cluster, beside its bytes
+    cluster_us: float = 1.0
+    #: how many clusters of a size the card holds at once, where that is not SMs / size
+    clusters: tuple[tuple[int, int], ...] = ((4, 32), (8, 15), (16, 7))
+
+    def lanes(self, cluster: int) -> int:
+        """Workers of `cluster` CTAs that run at once."""
+        return dict(self.clusters).get(cluster, self.sms // cluster)
+
+    def matrix_clocks(self, rows: int, tokens: int) -> float:
+        """Clocks of both products of one block on one SM: 2176 for 64 x 64."""
+        return 2 * max(rows, self.min_rows) * tokens * (576 + 512) / FLOP_PER_CLOCK
+
+
+H200 = Constants()

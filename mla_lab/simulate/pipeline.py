@@ -1,0 +1,150 @@
+"""One CTA's loop, block by block: a loader, one matrix unit, softmax warps, a ring of stages.
+
+The matrix unit issues in program order: QK runs `lookahead` blocks ahead of PV, so that softmax
+of one block hides behind the QK of the next. Barriers are the four waits below.
+
+    load i      waits for the release of block i - stages          (empty barrier)
+    QK i        waits for the arrival of block i                   (full barrier)
+    softmax i   waits for the scores of block i
+    PV i        waits for the probabilities of block i, then releases the stage
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+
+import numpy as np
+
+from ..errors import invalid
+from .constants import Constants
+from .timeline import Event, Timeline
+
+
+@dataclass(frozen=True)
+class Pipeline:
+    """Clocks of one block in each role, and the ring."""
+
+    load: float
+    latency: float
+    qk: float
+    softmax: float
+    pv: float
+    release: float = 0.0
+    stages: int = 3
+    lookahead: int = 1
+
+    def __post_init__(self) -> None:
+        if self.stages < 1:
+            raise invalid("stages", self.stages, "1 or more")
+        if not 0 <= self.lookahead < self.stages:
+            raise invalid(
+                "lookahead",
+                f"{self.lookahead} blocks ahead with {self.stages} stages",
+                "fewer than the stages: QK would wait for a stage that only a later PV frees",
+            )
+
+    @classmethod
+    def of(cls, constants: Constants, rows: int, tokens: int, token_bytes: int) -> Pipeline:
+        """The loop of a kernel on `rows` x `tokens` blocks, fed as fast as one SM can take it."""
+        matrix = constants.matrix_clocks(rows, tokens)
+        scale = max(rows, constants.min_rows) * tokens / 4096
+        per_us = constants.clock_ghz * 1e3
+        megabytes = tokens * token_bytes / 1e6
+        gap = constants.gap_clocks * max(scale, 0.25)
+        return cls(
+            load=megabytes / constants.sm_read_tbps * per_us,
+            latency=constants.load_latency_us * per_us,
+            qk=matrix * 576 / 1088 + gap / 2,
+            softmax=constants.softmax_clocks * scale,
+            pv=matrix * 512 / 1088 + gap / 2,
+            release=constants.release_clocks,
+            stages=constants.stages,
+            lookahead=min(1, constants.stages - 1),
+        )
+
+
+@dataclass(frozen=True, eq=False)
+class Spans:
+    """Start and end of each role for each block, clocks, arrays [blocks]; `free`: release."""
+
+    load: tuple[np.ndarray, np.ndarray]
+    qk: tuple[np.ndarray, np.ndarray]
+    softmax: tuple[np.ndarray, np.ndarray]
+    pv: tuple[np.ndarray, np.ndarray]
+    free: np.ndarray
+
+    def occupancy(self) -> int:
+        """Most stages in use at one time."""
+        starts = [(t, 1) for t in self.load[0]] + [(t, -1) for t in self.free]
+        level = most = 0
+        for _, step in sorted(starts):
+            level += step
+            most = max(most, level)
+        return most
+
+    def steady(self) -> float:
+        """Clocks per block once the ring is full (the last block, with no QK beside it, aside)."""
+        ends = self.pv[1][:-1]
+        half = len(ends) // 2
+        return float((ends[-1] - ends[half]) / (len(ends) - 1 - half))
+
+    def timeline(self, us_per_clock: float) -> Timeline:
+        """One lane a role, for the same pictures as a whole plan."""
+        events = []
+        for lane, role in enumerate(("load", "qk", "softmax", "pv")):
+            start, end = getattr(self, role)
+            events += [
+                Event(lane, 0, role, s * us_per_clock, e * us_per_clock, i)
+                for i, (s, e) in enumerate(zip(start.tolist(), end.tolist(), strict=True))
+            ]
+        return Timeline.from_events(events, lanes=4)
+
+
+def run_pipeline(pipeline: Pipeline, num_blocks: int) -> Spans:
+    """Steps `num_blocks` blocks through the loop; every wait is one `max` below."""
+    if num_blocks < 1:
+        raise invalid("num_blocks", num_blocks, "1 or more")
+    n, p = num_blocks, pipeline
+    spans = {role: (np.zeros(n), np.zeros(n)) for role in ("load", "qk", "softmax", "pv")}
+    free = np.zeros(n)
+    loader = matrix = softmax = 0.0
+
+    def load(i: int) -> None:
+        nonlocal loader
+        start = max(loader, free[i - p.stages]) if i >= p.stages else loader
+        loader = start + p.load
+        spans["load"][0][i], spans["load"][1][i] = start, loader + p.latency
+
+    def score(i: int) -> None:
+        nonlocal matrix, softmax
+        start = max(matrix, spans["load"][1][i])
+        matrix = start + p.qk
+        spans["qk"][0][i], spans["qk"][1][i] = start, matrix
+        begin = max(softmax, matrix)
+        softmax = begin + p.softmax
+        spans["softmax"][0][i], spans["softmax"][1][i] = begin, softmax
+
+    for i in range(min(p.stages, n)):
+        load(i)
+    for i in range(min(p.lookahead, n)):
+        score(i)
+    for i in range(n):
+        if i + p.lookahead < n:
+            score(i + p.lookahead)
+        start = max(matrix, spans["softmax"][1][i])
+        matrix = start + p.pv
+        spans["pv"][0][i], spans["pv"][1][i] = start, matrix
+        free[i] = matrix + p.release
+        if i + p.stages < n:
+            load(i + p.stages)
+    return Spans(spans["load"], spans["qk"], spans["softmax"], spans["pv"], free)
+
+
+@lru_cache(maxsize=512)
+def block_us(constants: Constants, rows: int, tokens: int, token_bytes: int) -> tuple[float, float]:
+    """(steady us per block, us from the first load to the first block's end) of one CTA alone."""
+    spans = run_pipeline(Pipeline.of(constants, rows, tokens, token_bytes), 32)
+    per_clock = 1 / (constants.clock_ghz * 1e3)
+    cold = constants.first_byte_us - constants.load_latency_us
+    return spans.steady() * per_clock, float(spans.pv[1][0]) * per_clock + cold

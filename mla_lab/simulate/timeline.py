@@ -1,0 +1,102 @@
+"""One event type for predicted and measured time, and what can be read off a list of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+
+ROLES = ("launch", "setup", "load", "attend", "qk", "softmax", "pv", "write", "wait", "merge")
+_ROLE_INDEX = {role: i for i, role in enumerate(ROLES)}
+
+
+class Event(NamedTuple):
+    """A span of one worker: what it did, where, when (us from the launch), for which tile."""
+
+    sm: int
+    worker: int
+    role: str
+    start: float
+    end: float
+    #: row of `Plan.tiles`, -1 where the span belongs to none
+    tile: int
+
+
+@dataclass(frozen=True, eq=False)
+class Timeline:
+    """Events as columns, sorted by lane and start. `lanes` is how many could have been busy."""
+
+    sm: np.ndarray
+    worker: np.ndarray
+    #: indices into `ROLES`
+    role: np.ndarray
+    start: np.ndarray
+    end: np.ndarray
+    tile: np.ndarray
+    lanes: int
+
+    @classmethod
+    def from_events(cls, events: Iterable[Event], lanes: int) -> Timeline:
+        """Columns from events in any order."""
+        rows = sorted(events, key=lambda e: (e.sm, e.start, e.end))
+        sm, worker, role, start, end, tile = (
+            zip(*rows, strict=True) if rows else ((), (), (), (), (), ())
+        )
+        return cls(
+            np.asarray(sm, np.int32),
+            np.asarray(worker, np.int32),
+            np.asarray([_ROLE_INDEX[r] for r in role], np.int8),
+            np.asarray(start, np.float64),
+            np.asarray(end, np.float64),
+            np.asarray(tile, np.int32),
+            lanes,
+        )
+
+    def __len__(self) -> int:
+        return len(self.start)
+
+    def __iter__(self) -> Iterator[Event]:
+        columns = (self.sm, self.worker, self.role, self.start, self.end, self.tile)
+        for sm, worker, role, start, end, tile in zip(*(c.tolist() for c in columns), strict=True):
+            yield Event(sm, worker, ROLES[role], start, end, tile)
+
+    def only(self, role: str) -> np.ndarray:
+        """Positions of the events of one role."""
+        return np.flatnonzero(self.role == _ROLE_INDEX[role])
+
+    @property
+    def makespan(self) -> float:
+        """From the launch to the last event's end, us."""
+        return float(self.end.max(initial=0.0))
+
+    def busy(self, role: str = "attend") -> float:
+        """Lane time in one role, us, summed over the lanes."""
+        at = self.only(role)
+        return float((self.end[at] - self.start[at]).sum())
+
+    def utilisation(self, role: str = "attend") -> float:
+        """Share of the lanes' time that goes into one role, 0 to 1."""
+        return self.busy(role) / (self.lanes * self.makespan) if self.makespan else 0.0
+
+    def last_busy(self) -> np.ndarray:
+        """When each lane has finished for good, us [lanes]; 0 for a lane without work."""
+        result = np.zeros(self.lanes)
+        np.maximum.at(result, self.sm, self.end)
+        return result
+
+    def tail(self) -> float:
+        """Mean time that a lane waits for the slowest one, us."""
+        return self.makespan - float(self.last_busy().mean())
+
+    def critical_path(self) -> list[Event]:
+        """The chain of spans that ends last: nothing on it can grow without the call growing.
+
+        Spans follow each other on a lane; a merge begins when its last partial is written, and
+        that is the same lane's doing.
+        """
+        if not len(self):
+            return []
+        events = [e for e in self if e.sm == int(self.sm[int(self.end.argmax())])]
+        return sorted(events, key=lambda e: e.start)

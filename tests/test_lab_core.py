@@ -1,0 +1,185 @@
+"""The workbook's frame: sessions, swallowed errors, exercises, explorers, SVG, sources."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import ipywidgets as widgets
+import plotly.graph_objects as go
+import pytest
+
+from mla_lab.errors import InvalidInput
+from mla_lab.lab import exercise as exercises
+from mla_lab.lab import explorer, session, source, style, svg
+
+
+class Squares(explorer.Explorer):
+    """A small explorer for these tests."""
+
+    name = "Squares"
+    source = source.PREDICTED
+    frames_over = "n"
+
+    def controls(self) -> dict[str, widgets.Widget]:
+        return {"n": explorer.integers("n", 1, 4, 2), "word": explorer.field("word", "so")}
+
+    def figure(self, state: dict[str, Any]) -> go.Figure:
+        if state["word"] == "fail":
+            raise ZeroDivisionError("planted")
+        figure = style.new_figure(f"{state['n']} squared is {state['n'] ** 2}")
+        figure.add_bar(x=[1], y=[state["n"] ** 2])
+        return figure
+
+
+@pytest.fixture
+def notebook(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> session.Session:
+    cell = {
+        "cell_type": "code",
+        "id": "a",
+        "metadata": {"nbmake": {"post_cell_execute": ["answer = 42", 'lab.solved("77.1")']}},
+        "source": [],
+    }
+    (tmp_path / "77_test.ipynb").write_text(json.dumps({"cells": [cell]}))
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(session, "_SESSIONS", [])
+    monkeypatch.setattr(exercises, "_SOLVED", set())
+    session.start("77")
+    return session.current()
+
+
+def shown(capsys: pytest.CaptureFixture[str]) -> str:
+    return capsys.readouterr().out
+
+
+def test_setting_a_value_redraws_before_the_next_statement() -> None:
+    squares = Squares()
+    before = squares.out.outputs[0]["data"]
+    squares.widgets["n"].value = 3
+    after = squares.out.outputs[0]["data"]
+    assert before["text/plain"] == "2 squared is 4"
+    assert after["text/plain"] == "3 squared is 9"
+    assert squares.draws == 2
+
+
+def test_the_state_line_makes_the_same_explorer_again() -> None:
+    squares = Squares(n=4)
+    again = eval(squares.line(), {"Squares": Squares})
+    assert again.state == squares.state == {"n": 4, "word": "so"}
+    assert squares.line() in squares.footer.value
+
+
+def test_an_error_in_a_callback_reaches_the_cell_that_set_the_value() -> None:
+    with pytest.raises(ZeroDivisionError, match="planted"):
+        Squares().widgets["word"].value = "fail"
+
+
+def test_a_burst_from_the_browser_is_drawn_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    import asyncio
+
+    monkeypatch.setattr(explorer, "called_from_browser", lambda: True)
+
+    async def burst() -> Squares:
+        squares = Squares()
+        for n in (1, 3, 4):
+            squares.widgets["n"].value = n
+        assert squares.draws == 1
+        await asyncio.sleep(3 * explorer.DEBOUNCE_S)
+        return squares
+
+    squares = asyncio.run(burst())
+    assert squares.draws == 2
+    assert squares.out.outputs[0]["data"]["text/plain"] == "4 squared is 16"
+
+
+def test_an_error_after_a_browser_move_is_shown_and_found_by_finish(
+    notebook: session.Session, capsys: pytest.CaptureFixture[str]
+) -> None:
+    squares = Squares()
+    squares.widgets["word"].unobserve_all()
+    squares.widgets["word"].value = "fail"
+    squares._redraw_shown()
+    assert squares.out.outputs[0]["ename"] == "ZeroDivisionError"
+    with pytest.raises(session.WidgetFailed, match="ZeroDivisionError: planted"):
+        session.finish()
+    squares.out.outputs = ()
+    session.finish()
+    assert notebook.passed == []
+
+
+def test_several_controls_are_set_with_one_drawing() -> None:
+    squares = Squares()
+    squares.set(n=3, word="then")
+    assert squares.draws == 2
+    assert squares.state == {"n": 3, "word": "then"}
+
+
+def test_an_unknown_control_is_named() -> None:
+    with pytest.raises(InvalidInput, match=r"m: got 3; supported: a control of Squares"):
+        Squares(m=3)
+
+
+def test_frames_are_every_value_of_the_chosen_slider() -> None:
+    frames = Squares().frames()
+    assert [value for value, _ in frames] == ["1", "2", "3", "4"]
+    assert frames[3][1].layout.title.text == "4 squared is 16"
+
+
+def test_an_exercise_left_alone_is_not_attempted(
+    notebook: session.Session, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def check(attempt: Any) -> str:
+        exercises.answer(attempt())
+        return "never reached"
+
+    exercises.exercise("77.1", lambda: ..., check)
+    exercises.exercise("77.1", ..., check)
+    assert notebook.passed == []
+
+
+def test_a_wrong_attempt_gets_a_hint_and_a_wrong_solution_fails(
+    notebook: session.Session,
+) -> None:
+    def check(attempt: Any) -> str:
+        assert attempt == 42, "think of a towel"
+        return "42 it is"
+
+    exercises.exercise("77.1", 41, check)
+    assert notebook.passed == []
+    exercises.solved("77.1")
+    with pytest.raises(exercises.ExerciseFailed, match="towel"):
+        exercises.exercise("77.1", 41, check)
+    with pytest.raises(exercises.ExerciseFailed, match="still returns"):
+        exercises.exercise("77.1", ..., check)
+    exercises.exercise("77.1", 42, check)
+    assert notebook.passed == ["77.1"]
+
+
+def test_reveal_knows_the_solutions_of_the_open_notebook(notebook: session.Session) -> None:
+    exercises.reveal("77.1")
+    with pytest.raises(InvalidInput, match="an exercise of 77_test"):
+        exercises.reveal("77.2")
+
+
+def test_a_record_without_card_or_date_is_refused() -> None:
+    with pytest.raises(InvalidInput, match="recorded with both"):
+        source.Source("recorded", card="NVIDIA H200")
+    chip = source.Source("recorded", card="NVIDIA H200", date="2026-11-20").chip()
+    assert "recorded, NVIDIA H200, 2026-11-20" in chip
+
+
+def test_the_palette_is_told_apart_by_lightness_and_hue() -> None:
+    assert len(set(style.PALETTE)) == 8
+    assert set(style.HATCH) == set(source.KINDS)
+    assert style.HATCH["predicted"]
+    assert not style.HATCH["measured"]
+
+
+def test_a_grid_has_alt_text_and_a_title_per_cell() -> None:
+    cells = [[svg.Cell(f"{i},{j}", svg.tint(i), f"row {i}") for j in range(3)] for i in range(2)]
+    picture = svg.grid(cells, "two by three", rows=("a", "b"), columns=("x", "y", "z"))
+    assert 'aria-label="two by three"' in picture.markup
+    assert len(re.findall("<title>row", picture.markup)) == 6
+    assert svg.ramp(0.0) != svg.ramp(1.0)

@@ -1,0 +1,159 @@
+"""The simulator: pipelines obey their barriers, plans conserve work and respect every bound."""
+
+from __future__ import annotations
+
+import itertools
+import time
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mla_lab.errors import InvalidInput
+from mla_lab.plan.tile import Plan
+from mla_lab.problem import Problem
+from mla_lab.simulate import H200, Pipeline, bounds, run_pipeline, simulate
+
+CLOCKS = st.floats(1, 3000)
+
+
+def plan_of(problem: Problem, splits: int, workers: int, tile_rows: int = 64) -> Plan:
+    """Every row tile cut into about `splits` pieces, dealt out in runs; independent of policies."""
+    tiles: list[tuple[int, ...]] = []
+    slot = group = 0
+    for request, (rows, kv_len) in enumerate(zip(problem.rows, problem.kv_lens, strict=True)):
+        blocks = -(-kv_len // 64)
+        cuts = np.unique(np.linspace(0, blocks, splits + 1).astype(int))
+        pieces = max(1, len(cuts) - 1)
+        for row_tile in range(-(-int(rows) // tile_rows)):
+            for i in range(pieces):
+                end = cuts[i + 1] if blocks else 0
+                split = (slot, group) if pieces > 1 else (-1, -1)
+                tiles.append((request, row_tile, cuts[i], end, i, pieces, *split))
+                slot += pieces > 1
+            group += pieces > 1
+    begin = np.linspace(0, len(tiles), workers + 1).astype(np.int32)
+    return Plan(problem, tile_rows, 64, "test", "grid", np.asarray(tiles, np.int32), begin)
+
+
+@given(CLOCKS, CLOCKS, CLOCKS, CLOCKS, st.integers(1, 6), st.integers(0, 3), st.integers(1, 40))
+def test_a_pipeline_keeps_its_order_and_its_ring(
+    load: float, qk: float, softmax: float, pv: float, stages: int, ahead: int, blocks: int
+) -> None:
+    ahead = min(ahead, stages - 1)
+    pipeline = Pipeline(load, 500.0, qk, softmax, pv, 100.0, stages, ahead)
+    spans = run_pipeline(pipeline, blocks)
+    for before, after in (("load", "qk"), ("qk", "softmax"), ("softmax", "pv")):
+        assert np.all(getattr(spans, after)[0] >= getattr(spans, before)[1])
+    matrix = sorted([*zip(*spans.qk, strict=True), *zip(*spans.pv, strict=True)])
+    assert all(a[1] <= b[0] + 1e-6 for a, b in itertools.pairwise(matrix))
+    assert spans.occupancy() <= stages
+    assert np.all(spans.load[0][stages:] >= spans.free[:-stages])
+
+
+def test_the_steady_state_is_the_slowest_role() -> None:
+    fast = {"latency": 100.0, "release": 0.0, "stages": 4, "lookahead": 1}
+    matrix_bound = run_pipeline(Pipeline(500, qk=900, softmax=600, pv=800, **fast), 60)
+    assert matrix_bound.steady() == pytest.approx(1700)
+    load_bound = run_pipeline(Pipeline(2500, qk=900, softmax=600, pv=800, **fast), 60)
+    assert load_bound.steady() == pytest.approx(2500)
+    serial = run_pipeline(Pipeline(500, 100.0, 900, 600, 800, 0.0, 4, 0), 60)
+    assert serial.steady() == pytest.approx(900 + 600 + 800)
+
+
+def test_the_measured_loop_of_the_card_comes_out() -> None:
+    # a 64 x 64 block takes 2419 clocks where the matrix unit alone needs 2176 (H200, 2026-11-20)
+    pipeline = Pipeline.of(H200, 64, 64, 1152)
+    assert H200.matrix_clocks(64, 64) == 2176
+    assert run_pipeline(pipeline, 40).steady() == pytest.approx(2419, abs=1)
+
+
+def test_a_lookahead_beyond_the_ring_is_a_deadlock_and_refused() -> None:
+    with pytest.raises(InvalidInput, match="2 blocks ahead with 2 stages"):
+        Pipeline(1, 1, 1, 1, 1, stages=2, lookahead=2)
+
+
+@given(
+    st.lists(st.integers(0, 5000), min_size=1, max_size=12),
+    st.sampled_from([16, 64, 128]),
+    st.integers(1, 9),
+    st.integers(1, 200),
+    st.booleans(),
+)
+def test_work_is_conserved_and_no_bound_is_beaten(
+    kv_lens: list[int], heads: int, splits: int, workers: int, fused: bool
+) -> None:
+    problem = Problem((1,) * len(kv_lens), tuple(kv_lens), heads)
+    plan = plan_of(problem, splits, workers)
+    timeline = simulate(plan, fused_merge=fused)
+    attended = timeline.tile[timeline.only("attend")]
+    assert sorted(attended) == list(range(plan.num_tiles))
+    assert len(timeline.only("merge")) == plan.num_groups
+    assert timeline.makespan >= max(bounds(plan).values()) - 1e-9
+    for lane in range(timeline.lanes):
+        mine = timeline.sm == lane
+        order = np.lexsort((timeline.end[mine], timeline.start[mine]))
+        starts, ends = timeline.start[mine][order], timeline.end[mine][order]
+        assert np.all(starts[1:] >= ends[:-1] - 1e-9)
+
+
+def test_a_merge_waits_for_its_last_partial() -> None:
+    plan = plan_of(Problem.uniform(3, 1, 4096, 16), 5, 15)
+    timeline = simulate(plan)
+    written = {e.tile: e.end for e in timeline if e.role == "write"}
+    for event in timeline:
+        if event.role == "merge":
+            group = plan.tiles[event.tile, 7]
+            members = np.flatnonzero(plan.tiles[:, 7] == group)
+            assert event.start >= max(written[t] for t in members.tolist())
+
+
+def test_large_memory_bound_steps_run_at_the_measured_bandwidth() -> None:
+    problem = Problem.uniform(128, 1, 8192, 16)
+    timeline = simulate(plan_of(problem, 1, 128))
+    floor = problem.total_kv * 1152 / H200.read_tbps / 1e6
+    assert floor < timeline.makespan < 1.05 * floor
+
+
+def test_workers_beyond_the_lanes_come_in_waves() -> None:
+    problem = Problem.uniform(133, 1, 1024, 64)
+    alone = simulate(plan_of(Problem.uniform(132, 1, 1024, 64), 1, 132))
+    waves = simulate(plan_of(problem, 1, 133))
+    assert waves.makespan > 1.4 * alone.makespan
+    assert waves.tail() > 10 * alone.tail()
+    assert waves.utilisation() < alone.utilisation()
+
+
+def test_clusters_hold_taller_tiles_in_the_same_time() -> None:
+    problem = Problem.uniform(66, 1, 2048, 128)
+    pairs = simulate(plan_of(problem, 1, 66, tile_rows=128), cluster=2)
+    single = simulate(plan_of(problem, 1, 66, tile_rows=128))
+    assert pairs.lanes == 66
+    assert pairs.makespan < 0.6 * single.makespan
+
+
+def test_the_critical_path_ends_with_the_call() -> None:
+    timeline = simulate(plan_of(Problem.uniform(4, 1, 8192, 128), 7, 56))
+    path = timeline.critical_path()
+    assert path[-1].end == timeline.makespan
+    assert path[-1].role == "merge"
+    assert all(a.end <= b.start + 1e-9 for a, b in itertools.pairwise(path))
+
+
+def test_more_bandwidth_and_clock_never_hurt() -> None:
+    plan = plan_of(Problem.uniform(16, 1, 4096, 128), 4, 128)
+    base = simulate(plan).makespan
+    assert simulate(plan, replace(H200, read_tbps=8.0)).makespan <= base
+    assert simulate(plan, replace(H200, clock_ghz=1.9)).makespan < base
+
+
+def test_a_step_of_128_requests_is_simulated_in_under_a_second() -> None:
+    rng = np.random.default_rng(0)
+    lens = tuple(int(n) for n in rng.integers(500, 30_000, 128))
+    plan = plan_of(Problem((1,) * 128, lens, 128), 4, 132)
+    start = time.perf_counter()
+    timeline = simulate(plan)
+    assert time.perf_counter() - start < 1.0
+    assert len(timeline) > plan.num_tiles

@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
 from .inputs import DecodeInputs
-from .operands import Call, Operands, operands
+from .operands import Operands, ReferenceCall, operands
 from .reference import Result, add_sinks, decode_reference
 
 #: how often torch's own error is allowed
@@ -62,7 +62,7 @@ def lse_error(lse: Tensor, ref: Tensor) -> float:
     return error(lse.to(ref) / scale, ref / scale).greatest
 
 
-def sdpa(call: Call, dtype: torch.dtype) -> Tensor:
+def sdpa(call: ReferenceCall, dtype: torch.dtype) -> Tensor:
     """The call by torch's scaled_dot_product_attention in `dtype`: [total_q, heads, latent].
 
     Sinks, and both zero rows and the output scale, are applied afterwards and exactly, so

@@ -10,7 +10,7 @@ page ids, so that one read too many shows in the result or crashes.
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
@@ -20,15 +20,13 @@ from torch import Tensor
 from . import kv_cache as formats
 from . import masks
 from .errors import invalid
-from .operands import Call
+from .operands import ReferenceCall
 from .problem import Problem
 
 #: what unused block-table entries hold, in turn: too large, negative, the least int32
 WILD_PAGE_IDS = (1 << 30, -7, -(1 << 31))
 #: pages in the pool that belong to no request
 FOREIGN_PAGES = 3
-#: bytes of 0xff read as NaN in bf16, fp16, e4m3, fp32, fp64, and as NaN scales in 656 bytes
-POISON_BYTE = 0xFF
 
 DISTRIBUTIONS = ("gauss", "heavy_tailed")
 #: standard deviation of cached values, about that of DeepSeek's normalised latents
@@ -48,13 +46,12 @@ FEATURES = (
     "tree_mask",  # a random draft tree for each request
 )
 
-
 #: arguments that have no default in the contract
 _NO_DEFAULT = ("qk_nope_head_dim", "kv_lora_rank", "qk_rope_head_dim")
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class DecodeInputs(Call):
+class DecodeInputs(ReferenceCall):
     """The arguments of one call by the contract's names; derive variants with `replace`."""
 
     problem: Problem
@@ -119,6 +116,19 @@ def make_inputs(
         max_q_len=max_q_len,
         mask=maker.mask(features, ragged, max_q_len),
     )
+
+
+def page_table(counts: Sequence[int], order: Tensor, copies: int = 1) -> Tensor:
+    """Page ids dealt from `order`, int32 [batch, copies, max_pages + 2].
+
+    counts: pages of each request; its entries past them are wild.
+    """
+    width = torch.arange(max(counts) + 2, device=order.device)
+    wild = torch.tensor(WILD_PAGE_IDS, dtype=torch.int32, device=order.device)
+    table = wild[width % len(wild)].repeat(len(counts), copies, 1)
+    used = width < torch.tensor(counts, device=order.device).view(-1, 1, 1)
+    table[used.expand(table.shape)] = order[: copies * sum(counts)].int()
+    return table
 
 
 def _check(problem: Problem, features: Collection[str], distribution: str) -> None:
@@ -186,14 +196,11 @@ class _Maker:
         copies = 2 if separate else 1
         counts = [formats.pages_of(n, p.page_size) for n in p.kv_lens]
         pages = copies * sum(counts) + FOREIGN_PAGES
-        dtype, width = formats.storage(p.kv_format, p.head_dim)
-        raw = torch.empty(
-            (pages, p.page_size + gap, width * dtype.itemsize),
-            dtype=torch.uint8,
-            device=self.device,
-        ).fill_(POISON_BYTE)
-        kv_cache = raw.view(dtype)[:, : p.page_size]
-        table = self._page_table(counts, copies, pages)
+        kv_cache = formats.poisoned_pages(
+            pages, p.page_size, p.kv_format, head_dim=p.head_dim, gap=gap, device=self.device
+        )
+        order = torch.randperm(pages, generator=self.random, device=self.device)
+        table = page_table(counts, order, copies)
         for rows, length in zip(table, p.kv_lens, strict=True):
             for copy, row in enumerate(rows):
                 stored = formats.pack(self.tokens(length), p.kv_format)
@@ -201,16 +208,6 @@ class _Maker:
                     _poison_rope(stored, p)
                 formats.scatter(kv_cache, row, stored)
         return kv_cache, table if separate else table[:, 0]
-
-    def _page_table(self, counts: list[int], copies: int, pages: int) -> Tensor:
-        """Random page ids, int32 [batch, copies, max_pages], wild past each request's count."""
-        order = torch.randperm(pages, generator=self.random, device=self.device).int()
-        shape = (len(counts), copies, max(counts) + 2)
-        wild = self.int32(WILD_PAGE_IDS)
-        table = wild[torch.arange(shape[-1], device=self.device) % len(wild)].repeat(*shape[:2], 1)
-        used = torch.arange(shape[-1], device=self.device) < self.int32(counts).view(-1, 1, 1)
-        table[used.expand(shape)] = order[: copies * sum(counts)]
-        return table.contiguous()
 
     def sparse_slots(self, page_table: Tensor, ragged: bool) -> Tensor:
         """Random token slots of each query token's request; a tenth -1, duplicates as they come."""
@@ -252,7 +249,5 @@ class _Maker:
 
 def _poison_rope(stored: Tensor, problem: Problem) -> None:
     """Fills the rope columns of stored tokens with NaN bytes."""
-    raw = stored.view(torch.uint8)
-    raw[:, -problem.rope_dim * (2 if problem.kv_format == "fp8_656" else stored.itemsize) :] = (
-        POISON_BYTE
-    )
+    element = 2 if problem.kv_format == "fp8_656" else stored.itemsize
+    stored.view(torch.uint8)[:, -problem.rope_dim * element :] = formats.POISON_BYTE

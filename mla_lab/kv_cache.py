@@ -25,6 +25,8 @@ DTYPES = {
 DTYPE_NAMES = {dtype: name for name, dtype in DTYPES.items()}
 
 E4M3_MAX = 448.0
+#: bytes of 0xff read as NaN in every dense format, and as NaN scales in the 656-byte one
+POISON_BYTE = 0xFF
 #: latent columns that share one scale in the 656-byte format
 SCALE_GROUP = 128
 #: byte offsets in the 656-byte format
@@ -108,6 +110,22 @@ def as_pages(kv_cache: Tensor) -> Tensor:
         supported = "[pages, page_size, width] or [pages, 1, page_size, width]"
         raise invalid("kv_cache", f"shape {tuple(kv_cache.shape)}", supported)
     return kv_cache
+
+
+def poisoned_pages(
+    pages: int,
+    page_size: int,
+    kv_format: str,
+    *,
+    head_dim: int = LATENT_DIM + ROPE_DIM,
+    gap: int = 0,
+    device: torch.device | str = "cpu",
+) -> Tensor:
+    """A pool [pages, page_size, width] full of NaN; `gap` unused slots lie between pages."""
+    dtype, width = storage(kv_format, head_dim)
+    shape = (pages, page_size + gap, width * dtype.itemsize)
+    raw = torch.full(shape, POISON_BYTE, dtype=torch.uint8, device=device)
+    return raw.view(dtype)[:, :page_size]
 
 
 def gather(kv_cache: Tensor, page_ids: Tensor, length: int) -> Tensor:

@@ -1,7 +1,7 @@
 """What a decode call means before any arithmetic: who attends which keys.
 
-`Call` holds the contract's arguments that change a result; `operands` resolves page tables,
-token formats, draft masks and context parallelism, one request at a time, into plain tensors.
+`ReferenceCall` holds the contract's arguments that change a result; `operands` resolves page
+tables, token formats, draft masks and context parallelism, one request at a time, into tensors.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from .errors import invalid, unsupported
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Call:
+class ReferenceCall:
     """Arguments of the contract's decode call that change its result, by their names there."""
 
     #: dense [batch, q_len, heads, head_dim] or ragged [total_q, heads, head_dim]
@@ -69,7 +69,7 @@ class Operands:
     visible: Tensor  # bool [q_len, 1 or heads, kv]
 
 
-def operands(call: Call, dtype: torch.dtype = torch.float64) -> Iterator[Operands]:
+def operands(call: ReferenceCall, dtype: torch.dtype = torch.float64) -> Iterator[Operands]:
     """What each request attends; one request's keys are in memory at a time.
 
     Raises InvalidInput or Unsupported where the call has no meaning.
@@ -92,7 +92,7 @@ def operands(call: Call, dtype: torch.dtype = torch.float64) -> Iterator[Operand
         yield Operands(query, key[None], value[None, :, : call.kv_lora_rank], visible.unsqueeze(1))
 
 
-def check(call: Call) -> None:
+def check(call: ReferenceCall) -> None:
     """Raises where shapes or features contradict each other (a contract call checks more)."""
     if call.sparse and (call.mask is not None or call.enable_dcp):
         raise unsupported("mask", "a sparse call with a mask or ranks", "these in dense calls")
@@ -133,7 +133,7 @@ def visible_keys(q_len: int, position: Tensor, length: int, drafts: Tensor | Non
     return (column < 0) | (seen & (column < q_len))
 
 
-def q_begins(call: Call) -> list[int]:
+def q_begins(call: ReferenceCall) -> list[int]:
     """Query-token prefix sums, [batch + 1]."""
     if call.cum_seq_lens_q is not None:
         return [int(c) for c in call.cum_seq_lens_q.tolist()]
@@ -141,7 +141,7 @@ def q_begins(call: Call) -> list[int]:
     return [b * q_len for b in range(batch + 1)]
 
 
-def _positions(call: Call, b: int, kv_len: int) -> tuple[Tensor, int]:
+def _positions(call: ReferenceCall, b: int, kv_len: int) -> tuple[Tensor, int]:
     """Positions of a request's cached tokens, and its length over all ranks.
 
     Context parallel deals tokens out in turn: local token j of rank r is token j x world + r.

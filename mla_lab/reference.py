@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 
 from .errors import invalid
-from .operands import Call, Operands, operands
+from .operands import Operands, ReferenceCall, operands
 
 
 class Result(NamedTuple):
@@ -54,7 +54,7 @@ class TileWalk:
 
 
 def decode_reference(
-    call: Call, *, walk: TileWalk | None = None, dtype: torch.dtype = torch.float64
+    call: ReferenceCall, *, walk: TileWalk | None = None, dtype: torch.dtype = torch.float64
 ) -> Result:
     """The result of a decode call, exactly. The lse excludes the sinks, and is in the call's base.
 

@@ -2,27 +2,35 @@
 
 Kernels, the simulator and the torch backend share one meaning of it.
 
-- *row* `token * heads + head` of a request; a *row tile* is `tile_rows` consecutive rows.
-- *block* `i` of a request: KV positions `[i * tile_kv, (i + 1) * tile_kv)`, cut at `kv_len`.
+- *row* `token * heads + head` of a request; a *row tile* is `tile_rows` consecutive rows. In a
+  sparse problem (`top_k` > 0) each query token attends its own slots, so there a row tile stays
+  inside one token: row tile `t * k + j` of k = ceil(heads / tile_rows) holds heads
+  `[j * tile_rows, (j + 1) * tile_rows)` of token t. `Plan.rows` answers for both.
+- *block* `i` of a request: KV positions `[i * tile_kv, (i + 1) * tile_kv)`, cut at `kv_len`
+  (sparse: entries of the token's list, cut at `top_k`).
 - a *work tile* attends one row tile over blocks `[block_begin, block_end)`; an empty range
-  (a request without keys) still writes out 0 and lse -inf.
+  (a request without keys) still writes out 0 and lse -inf. A request without query rows has none.
 - all row tiles of a request are cut at the same blocks.
 - a *worker* is what the kernel runs as a unit: a CTA, or a cluster that shares one work tile.
 - where a row tile has one work tile, it writes the result itself (slot -1). Otherwise each
   writes a partial (out fp32, lse base e) into its slot; slots of a row tile are consecutive in
   split order and are merged in that order.
+- slots and groups are numbered in the order (request, row tile, split), whatever the order in
+  which workers walk the tiles.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass
 from functools import cached_property
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
+from ..errors import invalid
 from ..problem import Problem
+from .workspace import WorkspaceLayout
 
 
 class WorkTile(NamedTuple):
@@ -40,6 +48,20 @@ class WorkTile(NamedTuple):
     group: int
 
 
+def row_tiles(problem: Problem, tile_rows: int) -> np.ndarray:
+    """Row tiles of each request, int64 [batch]."""
+    if problem.top_k:
+        return np.asarray(problem.q_lens, dtype=np.int64) * -(-problem.heads // tile_rows)
+    return -(-problem.rows // tile_rows)
+
+
+def kv_tokens(problem: Problem) -> np.ndarray:
+    """KV positions (sparse: list entries) that a row of each request walks, int64 [batch]."""
+    if problem.top_k:
+        return np.full(problem.batch, problem.top_k, dtype=np.int64)
+    return np.asarray(problem.kv_lens, dtype=np.int64)
+
+
 @dataclass(frozen=True, eq=False)
 class Plan:
     """Work tiles in the order that workers walk them. Equal plans compare equal."""
@@ -54,6 +76,10 @@ class Plan:
     tiles: np.ndarray
     #: int32 [num_workers + 1]: worker w walks tiles[worker_begin[w]:worker_begin[w + 1]]
     worker_begin: np.ndarray
+
+    def __post_init__(self) -> None:
+        for array in (self.tiles, self.worker_begin):
+            array.flags.writeable = False
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Plan):
@@ -88,3 +114,115 @@ class Plan:
     def num_groups(self) -> int:
         """Row tiles that are merged from partials."""
         return int(self.tiles[:, 7].max(initial=-1)) + 1
+
+    @property
+    def workspace(self) -> WorkspaceLayout:
+        """Where this plan's counters and partials lie in the caller's buffer."""
+        return WorkspaceLayout.of(
+            self.num_slots, self.num_groups, self.tile_rows, self.problem.latent_dim
+        )
+
+    def worker(self, index: int) -> list[WorkTile]:
+        """The tiles of one worker, in its order."""
+        begin, end = self.worker_begin[index : index + 2].tolist()
+        return [WorkTile(*row) for row in self.tiles[begin:end].tolist()]
+
+    def splits(self) -> np.ndarray:
+        """Parts that each request's keys are cut into, int64 [batch]; 0 without query rows."""
+        result = np.zeros(self.problem.batch, dtype=np.int64)
+        result[self.tiles[:, 0]] = self.tiles[:, 5]
+        return result
+
+    def rows(self, tile: WorkTile) -> tuple[int, int]:
+        """Rows [begin, end) of the tile inside its request, cut at the request's last row."""
+        heads, step = self.problem.heads, self.tile_rows
+        if self.problem.top_k:
+            token, part = divmod(tile.row_tile, -(-heads // step))
+            return token * heads + part * step, token * heads + min((part + 1) * step, heads)
+        end = self.problem.q_lens[tile.request] * heads
+        return tile.row_tile * step, min((tile.row_tile + 1) * step, end)
+
+    def kv_range(self, tile: WorkTile) -> tuple[int, int]:
+        """KV positions (sparse: list entries) [begin, end) of the tile, cut at the length."""
+        tokens = self.problem.top_k or self.problem.kv_lens[tile.request]
+        return min(tile.block_begin * self.tile_kv, tokens), min(
+            tile.block_end * self.tile_kv, tokens
+        )
+
+    def visible_end(self, tile: WorkTile) -> np.ndarray:
+        """For each row of the tile, the end of the KV positions that the causal rule shows it.
+
+        int64 [rows]. Bottom-right: token t of q_len sees positions below kv_len - q_len + t + 1.
+        A sparse problem has no causal rule: its lists say what is seen.
+        """
+        begin, end = self.rows(tile)
+        if self.problem.top_k:
+            return np.full(end - begin, self.problem.top_k, dtype=np.int64)
+        kv_len, q_len = self.problem.kv_lens[tile.request], self.problem.q_lens[tile.request]
+        token = np.arange(begin, end, dtype=np.int64) // self.problem.heads
+        return np.clip(kv_len - q_len + token + 1, 0, kv_len)
+
+    def summary(self) -> str:
+        """A few lines: sizes, splits, balance, workspace."""
+        blocks = (self.tiles[:, 3] - self.tiles[:, 2]).astype(np.int64)
+        owner = np.repeat(np.arange(self.num_workers), np.diff(self.worker_begin))
+        load = np.bincount(owner, weights=blocks, minlength=self.num_workers)
+        busy = int(np.count_nonzero(np.diff(self.worker_begin)))
+        splits = self.splits()
+        lengths = self.problem.kv_lens
+        return "\n".join(
+            (
+                f"plan {self.policy}/{self.schedule}: batch {self.problem.batch}, "
+                f"heads {self.problem.heads}, kv {min(lengths)} to {max(lengths)}",
+                f"  tiles      {self.num_tiles} of {self.tile_rows} rows, blocks of {self.tile_kv}",
+                f"  workers    {busy} busy of {self.num_workers}; blocks a worker: "
+                f"most {int(load.max(initial=0))}, mean {load.mean() if load.size else 0:.1f}",
+                f"  splits     {splits.min(initial=10**9)} to {splits.max(initial=0)} a request; "
+                f"{self.num_slots} partials in {self.num_groups} groups",
+                f"  workspace  {self.workspace.nbytes:,} bytes",
+            )
+        )
+
+    def __str__(self) -> str:
+        shown = 12
+        lines = [self.summary(), "  worker " + " ".join(f"{n:>11}" for n in WorkTile._fields)]
+        owner = np.repeat(np.arange(self.num_workers), np.diff(self.worker_begin))
+        for w, row in zip(owner[:shown].tolist(), self.tiles[:shown].tolist(), strict=True):
+            lines.append(f"  {w:>6} " + " ".join(f"{value:>11}" for value in row))
+        if self.num_tiles > shown:
+            lines.append(f"  ... {self.num_tiles - shown} more tiles")
+        return "\n".join(lines)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values for JSON; `from_dict` gives an equal plan."""
+        return {
+            "problem": asdict(self.problem),
+            "tile_rows": self.tile_rows,
+            "tile_kv": self.tile_kv,
+            "policy": self.policy,
+            "schedule": self.schedule,
+            "tiles": self.tiles.tolist(),
+            "worker_begin": self.worker_begin.tolist(),
+        }
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> Plan:
+        """The plan that `to_dict` wrote; its tiles are checked against its problem."""
+        from .check import check_plan
+
+        try:
+            plan = cls(
+                problem=Problem(**values["problem"]),
+                tile_rows=int(values["tile_rows"]),
+                tile_kv=int(values["tile_kv"]),
+                policy=str(values["policy"]),
+                schedule=str(values["schedule"]),
+                tiles=np.array(values["tiles"], dtype=np.int32).reshape(-1, 8),
+                worker_begin=np.array(values["worker_begin"], dtype=np.int32),
+            )
+        except (KeyError, TypeError) as error:
+            raise invalid("plan", f"{type(error).__name__} {error}", "the output of to_dict") from (
+                error
+            )
+        check_plan(plan)
+        return plan

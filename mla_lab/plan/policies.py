@@ -1,0 +1,122 @@
+"""Published rules for splitting the keys of a decode batch, and the trivial ones.
+
+A rule looks at a `Shape` and returns `Cuts`. The counting rules stand alone as functions of plain
+numbers, under the names and in the form of their sources. "SMs" of a source are our workers:
+SMs, or clusters where the kernel runs a cluster as one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+
+from ..errors import invalid
+from .cuts import Cuts, Shape, cut_by_count, cut_by_size, cut_uniform
+from .greedy import greedy
+
+
+def shrink(blocks: int, splits: int) -> int:
+    """Fewest splits with the same longest piece, so that none is empty."""
+    return -(-blocks // -(-blocks // splits))
+
+
+def cutlass_splits(batch: int, max_blocks: int, sms: int) -> int:
+    """CUTLASS, examples/77_blackwell_fmha/device/sm100_mla.hpp, set_split_kv.
+
+    max(1, SMs / batch), at most one a block, shrunk so that no split is empty.
+    """
+    return shrink(max_blocks, min(max_blocks, max(1, sms // batch)))
+
+
+def uniform_splits(batch: int, q_tiles: int, max_blocks: int, sms: int) -> int:
+    """FlashInfer, flashinfer/cute_dsl/attention/scheduler/mla_persistent.py, mla_get_split_kv.
+
+    min(max(1, SMs // batch // (2 q_tiles)), 32), shrunk; the 2 is its pair of CTAs a query tile.
+    """
+    splits = min(max(1, sms // batch // (2 * q_tiles)), 32)
+    return shrink(max_blocks, min(max_blocks, splits))
+
+
+def fa3_splits(row_tiles: int, max_blocks: int, sms: int, max_splits: int = 128) -> int:
+    """FlashAttention-3, hopper/heuristics.h, num_splits_heuristic, in its float32.
+
+    `row_tiles` counts those of the whole batch. The fewest splits whose last wave is at least
+    85 % as full as the best count's; 1 where the row tiles fill 80 % of the SMs or there are no
+    more than 4 blocks. (Its L2 clause needs non-causal rows beyond any decode, and is left out.)
+    """
+    if row_tiles >= np.float32(0.8) * np.float32(sms) or max_blocks <= 4:
+        return 1
+    counts = np.arange(1, min(max_splits, sms, max_blocks) + 1)
+    waves = (row_tiles * counts).astype(np.float32) / np.float32(sms)
+    efficiency = waves / np.ceil(waves)
+    return int(counts[np.argmax(efficiency >= 0.85 * efficiency.max().astype(np.float64))])
+
+
+def xqa_splits(batch: int, max_blocks: int, sms: int) -> int:
+    """XQA, csrc/xqa/mla_sm120.cu in FlashInfer: 4 x (SMs / 4 / batch) in integer division.
+
+    At least 1; at most ceil(max_len / (2 tile)), so that a split has two tiles.
+    """
+    return min(max(1, sms // 4 // batch * 4), -(-max_blocks // 2))
+
+
+def none(shape: Shape) -> Cuts:
+    """Every request whole."""
+    return cut_by_count(shape, np.ones_like(shape.blocks))
+
+
+def fixed(shape: Shape, num_splits: int = 8) -> Cuts:
+    """`num_splits` pieces a request, fewer where it has fewer blocks."""
+    if num_splits < 1:
+        raise invalid("num_splits", num_splits, "1 or more")
+    return cut_by_count(shape, np.full_like(shape.blocks, num_splits))
+
+
+def cutlass(shape: Shape) -> Cuts:
+    """One count for the batch by `cutlass_splits`."""
+    return cut_uniform(shape, cutlass_splits(shape.batch, shape.max_blocks, shape.workers))
+
+
+def uniform(shape: Shape) -> Cuts:
+    """One count for the batch by `uniform_splits`."""
+    splits = uniform_splits(shape.batch, shape.max_row_tiles, shape.max_blocks, shape.workers)
+    return cut_uniform(shape, splits)
+
+
+def fa3(shape: Shape) -> Cuts:
+    """One count for the batch by `fa3_splits`, from the longest request, as for padded batches."""
+    tiles = shape.batch * shape.max_row_tiles
+    return cut_uniform(shape, fa3_splits(tiles, shape.max_blocks, shape.workers))
+
+
+def xqa(shape: Shape) -> Cuts:
+    """One count for the batch by `xqa_splits`."""
+    return cut_uniform(shape, xqa_splits(shape.batch, shape.max_blocks, shape.workers))
+
+
+def fixed_size(shape: Shape, split_blocks: int = 16, max_splits: int = 32) -> Cuts:
+    """Pieces whose size depends on the request's own length alone: batch invariant.
+
+    size = max(split_blocks, ceil(n / max_splits)) blocks for a request of n = max(1, blocks), and
+    piece i is [i * size, min((i + 1) * size, n)). A persistent schedule gives the tiles, in the
+    order (request, row tile, split) sorted by falling block count with ties kept, to workers
+    0, 1, ..., workers - 1, 0, 1, ... in turn: longest and shortest load differ by at most one
+    piece, and a device planner needs a counting sort and no more.
+    """
+    if split_blocks < 1 or max_splits < 1:
+        raise invalid("split_blocks, max_splits", (split_blocks, max_splits), "1 or more")
+    return cut_by_size(shape, np.maximum(split_blocks, -(-shape.blocks // max_splits)))
+
+
+#: by name; "cost" is our own and lives in `search`
+PUBLISHED: dict[str, Callable[..., Cuts]] = {
+    "none": none,
+    "fixed": fixed,
+    "cutlass": cutlass,
+    "uniform": uniform,
+    "fa3": fa3,
+    "greedy": greedy,
+    "xqa": xqa,
+    "fixed_size": fixed_size,
+}

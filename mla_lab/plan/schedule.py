@@ -1,0 +1,100 @@
+"""From a problem to a Plan: cut, number, order, assign.
+
+Two schedules over the same tiles:
+
+- "persistent": `num_workers` workers, each walking its own range. Greedy has chosen the parts
+  itself; `fixed_size` deals the tiles out in turn; every other policy gives the longest tile
+  first to the worker with the least to do (LPT).
+- "grid": one worker a tile, longest first: the card's own block scheduler starts the next CTA
+  where one ends, which is the same rule decided at run time.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from ..errors import invalid
+from ..problem import Problem
+from .assign import balance, by_part, in_turn, one_each
+from .cost import CostModel, default_model, makespan
+from .cuts import Cuts, Shape, number
+from .policies import PUBLISHED
+from .search import cost, tile_times
+from .tile import Plan
+
+SCHEDULES = ("persistent", "grid")
+#: every policy by name
+POLICIES: dict[str, Callable[..., Cuts]] = {**PUBLISHED, "cost": cost}
+NO_CUTS = Cuts(*(np.zeros(0, dtype=np.int64),) * 3)
+
+
+def make_plan(
+    problem: Problem,
+    *,
+    tile_rows: int = 64,
+    tile_kv: int = 64,
+    num_workers: int = 132,
+    policy: str = "cost",
+    schedule: str = "persistent",
+    model: CostModel | None = None,
+    **knobs: Any,
+) -> Plan:
+    """Plan one decode call. Deterministic, NumPy only, no device.
+
+    `policy` is a name in `POLICIES` and `knobs` are that function's own arguments. `model` weighs
+    the tiles (default: an H200's constants for this tile shape). A persistent plan has exactly
+    `num_workers` workers, idle ones included; a grid plan has one a tile.
+    """
+    _validate(tile_rows, tile_kv, num_workers, policy, schedule)
+    _validate_knobs(policy, knobs)
+    shape = Shape.of(problem, tile_rows, tile_kv, num_workers)
+    model = model or default_model(problem, tile_rows, tile_kv)
+    if policy == "cost":
+        knobs["model"] = model
+    cuts = POLICIES[policy](shape, **knobs) if shape.batch else NO_CUTS
+    tiles, piece = number(shape, cuts)
+    blocks = tiles[:, 3] - tiles[:, 2]
+    if schedule == "grid":
+        order, begins = one_each(blocks)
+    elif cuts.part is not None:
+        order, begins = by_part(tiles[:, 1], cuts.part[piece], shape.max_row_tiles, num_workers)
+    elif policy == "fixed_size":
+        order, begins = in_turn(blocks, num_workers)
+    else:
+        order, begins = balance(tile_times(shape, model, tiles), num_workers)
+    return Plan(
+        problem, tile_rows, tile_kv, policy, schedule, tiles[order], begins.astype(np.int32)
+    )
+
+
+def predicted_us(plan: Plan, model: CostModel | None = None) -> float:
+    """Microseconds that the cost model expects of `plan`, launch and merge included.
+
+    A grid plan is priced on as many workers as it has tiles: no wave waits for another.
+    """
+    model = model or default_model(plan.problem, plan.tile_rows, plan.tile_kv)
+    shape = Shape.of(plan.problem, plan.tile_rows, plan.tile_kv, max(1, plan.num_workers))
+    times = tile_times(shape, model, plan.tiles)
+    return makespan(model, plan.tiles, times, plan.worker_begin) / 1e3
+
+
+def _validate(rows: int, kv: int, workers: int, policy: str, schedule: str) -> None:
+    for name, value in (("tile_rows", rows), ("tile_kv", kv), ("num_workers", workers)):
+        if value < 1:
+            raise invalid(name, value, "1 or more")
+    if policy not in POLICIES:
+        raise invalid("policy", repr(policy), tuple(POLICIES))
+    if schedule not in SCHEDULES:
+        raise invalid("schedule", repr(schedule), SCHEDULES)
+
+
+def _validate_knobs(policy: str, knobs: dict[str, Any]) -> None:
+    known = [name for name in inspect.signature(POLICIES[policy]).parameters if name != "shape"]
+    known = [name for name in known if name != "model"]
+    unknown = sorted(set(knobs) - set(known))
+    if unknown:
+        raise invalid(f"knobs of policy {policy!r}", unknown, known)

@@ -1,0 +1,136 @@
+"""Our own policy: of many ways to cut a batch, the one with the least predicted makespan.
+
+Two families of cuts:
+
+- *even*: request b in ceil(n_b / piece) pieces of equal size for one `piece` (blocks) of the whole
+  batch, longest tile first to the least loaded worker. Whole requests are the largest piece.
+- *walk*: FlashMLA's contiguous walk (see `greedy`) with its overhead taken from the cost model and
+  the smallest payload that still fits the workers. It cuts at most one request a part, so a
+  ragged batch that nearly fills the card gets few partials.
+
+Even pieces are tried in the order of a lower bound (mean load, longest tile and merge), which costs
+no assignment; the search stops where the bound says that no other can be better by more than 1 %.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from .assign import Assignment, balance, by_part
+from .cost import CostModel, makespan
+from .cuts import Cuts, Shape, cut_by_count, number
+from .greedy import greedy_payload, walk
+
+#: assignments that one search may try, and the gain below which another is not worth its time
+MAX_TRIALS = 6
+WORTHWHILE = 0.99
+#: work tiles above which a candidate is not considered: a plan is made in milliseconds
+MAX_TILES = 16384
+
+
+@dataclass(frozen=True)
+class Trial:
+    """One way to cut, assigned and priced."""
+
+    cuts: Cuts
+    tiles: np.ndarray
+    assignment: Assignment
+    makespan_ns: float
+
+
+def cost(shape: Shape, model: CostModel) -> Cuts:
+    """The cuts with the least predicted makespan under `model`."""
+    return best_trial(shape, model).cuts
+
+
+def best_trial(shape: Shape, model: CostModel) -> Trial:
+    """The best of both families, with its price."""
+    splits, bounds = even_candidates(shape, model)
+    order = np.argsort(bounds, kind="stable")
+    best = try_cuts(shape, model, cut_by_count(shape, splits[order[0]]))
+    for i in order[1:MAX_TRIALS].tolist():
+        if bounds[i] > best.makespan_ns * WORTHWHILE:
+            break
+        trial = try_cuts(shape, model, cut_by_count(shape, splits[i]))
+        if trial.makespan_ns < best.makespan_ns:
+            best = trial
+    if bounds[order[0]] <= best.makespan_ns * WORTHWHILE:
+        walked = shortest_walk(shape, model)
+        if walked is not None:
+            trial = try_cuts(shape, model, walked)
+            if trial.makespan_ns < best.makespan_ns * WORTHWHILE:
+                best = trial
+    return best
+
+
+def try_cuts(shape: Shape, model: CostModel, cuts: Cuts) -> Trial:
+    """Number, assign and price `cuts`."""
+    tiles, piece = number(shape, cuts)
+    times = tile_times(shape, model, tiles)
+    if cuts.part is None:
+        assignment = balance(times, shape.workers)
+    else:
+        bundle = shape.max_row_tiles
+        assignment = by_part(tiles[:, 1], cuts.part[piece], bundle, shape.workers)
+    order, begins = assignment
+    price = makespan(model, tiles[order], times[order], begins)
+    return Trial(cuts, tiles, assignment, price)
+
+
+def tile_times(shape: Shape, model: CostModel, tiles: np.ndarray) -> np.ndarray:
+    """Nanoseconds of each tile, int64, with the bandwidth shared among those that run at once."""
+    streams = min(len(tiles), shape.workers) * sharing(shape)
+    return model.tile_times(tiles[:, 3] - tiles[:, 2], tiles[:, 5] > 1, streams)
+
+
+def sharing(shape: Shape) -> float:
+    """Different keys a worker: 1 where no row tiles share them, 1/2 for two row tiles a request."""
+    return float(shape.blocks.sum() / max(1, (shape.blocks * shape.row_tiles).sum()))
+
+
+def even_candidates(shape: Shape, model: CostModel) -> tuple[np.ndarray, np.ndarray]:
+    """Splits of every request for each candidate piece, int64 [candidates, n], and the lower bound
+    of each candidate's makespan in nanoseconds, float64 [candidates].
+    """
+    splits = -(-shape.blocks[None, :] // piece_sizes(shape)[:, None])
+    tiles = splits @ shape.row_tiles
+    keep = (tiles <= MAX_TILES) | (splits.max(axis=1) == 1)
+    splits, tiles = splits[keep], tiles[keep]
+    streams = np.minimum(tiles, shape.workers) * sharing(shape)
+    block = np.array([model.block_time(s) for s in streams.tolist()])[:, None]
+    cut = splits > 1
+    each = model.tile_ns + cut * model.partial_ns
+    mean = ((splits * each + shape.blocks * block) @ shape.row_tiles) / shape.workers
+    longest = each + -(-shape.blocks // splits) * block
+    chain = (longest + model.merge_time(splits)).max(axis=1)
+    return splits, model.launch_ns + np.maximum(mean, chain)
+
+
+def piece_sizes(shape: Shape) -> np.ndarray:
+    """Candidate sizes in blocks, largest first: the longest request in 1, 2, 3, ... pieces, ever
+    coarser steps up to one a worker, and the counts that fill one to four waves exactly.
+    """
+    most = min(shape.max_blocks, shape.workers)
+    steps = np.unique(np.rint(1.15 ** np.arange(64)).astype(np.int64))
+    fills = np.arange(1, 5) * shape.workers // max(1, int(shape.row_tiles.sum()))
+    counts = np.concatenate([np.arange(1, 17), steps, fills])
+    counts = np.unique(counts[(counts >= 1) & (counts <= most)])
+    return np.unique(-(-shape.max_blocks // counts))[::-1]
+
+
+def shortest_walk(shape: Shape, model: CostModel) -> Cuts | None:
+    """The contiguous walk of smallest payload that fits the workers."""
+    parts = max(1, shape.workers // shape.max_row_tiles)
+    streams = min(shape.workers, parts * shape.max_row_tiles) * sharing(shape)
+    overhead = max(1, round((model.tile_ns + model.partial_ns) / model.block_time(streams)))
+    high = greedy_payload(shape.blocks, parts, overhead)
+    low = max(overhead + 1, high - 2 * overhead)
+    while low < high:
+        middle = (low + high) // 2
+        if walk(shape.blocks, parts, overhead, middle) is None:
+            low = middle + 1
+        else:
+            high = middle
+    return walk(shape.blocks, parts, overhead, high)

@@ -1,0 +1,119 @@
+"""Where a plan's partial results lie in the caller's buffer.
+
+Slices in order, each beginning at a multiple of 256 bytes:
+
+1. `counters` int32 [16384]: one merge counter a group. First and of fixed size, so that any
+   sequence of plans on one stream may share a buffer that was zeroed once: kernels leave it zero.
+2. `partial_out` fp32 [num_slots, tile_rows, latent]
+3. `partial_lse` fp32 [num_slots, tile_rows], base e, without the sink
+4. `tiles` int32 [max_tiles, 8] and `worker_begin` int32 [num_workers + 1], only where the plan is
+   made on the device.
+
+A plan without partials, made on the host, needs no byte.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from ..errors import invalid, unsupported
+
+ALIGNMENT = 256
+MAX_GROUPS = 16384
+#: bytes of an element of every slice: int32 or fp32
+WORD_BYTES = 4
+TILE_WORDS = 8
+
+
+@dataclass(frozen=True)
+class Slice:
+    """A named array inside the workspace; `offset` in bytes."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    offset: int
+
+    @property
+    def nbytes(self) -> int:
+        return math.prod(self.shape) * WORD_BYTES
+
+
+@dataclass(frozen=True)
+class WorkspaceLayout:
+    """Slices of one workspace, in address order."""
+
+    slices: tuple[Slice, ...]
+
+    @classmethod
+    def of(
+        cls,
+        num_slots: int,
+        num_groups: int,
+        tile_rows: int,
+        latent_dim: int,
+        device_tiles: int = 0,
+        device_workers: int = 0,
+    ) -> WorkspaceLayout:
+        """Layout for `num_slots` partials in `num_groups` groups, and for a plan made on the
+        device with room for `device_tiles` tiles.
+        """
+        if num_groups > MAX_GROUPS:
+            raise unsupported("plan", f"{num_groups} split row tiles", f"up to {MAX_GROUPS}")
+        shapes: list[tuple[str, str, tuple[int, ...]]] = []
+        if num_slots or device_tiles:
+            shapes = [
+                ("counters", "int32", (MAX_GROUPS,)),
+                ("partial_out", "float32", (num_slots, tile_rows, latent_dim)),
+                ("partial_lse", "float32", (num_slots, tile_rows)),
+            ]
+        if device_tiles:
+            shapes += [
+                ("tiles", "int32", (device_tiles, TILE_WORDS)),
+                ("worker_begin", "int32", (device_workers + 1,)),
+            ]
+        return cls(_place(shapes))
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes that the caller's buffer must hold."""
+        return self.slices[-1].offset + self.slices[-1].nbytes if self.slices else 0
+
+    def __getitem__(self, name: str) -> Slice:
+        for part in self.slices:
+            if part.name == name:
+                return part
+        raise invalid("slice", repr(name), tuple(part.name for part in self.slices))
+
+    def check(self, nbytes: int, address: int = 0) -> None:
+        """Refuse a buffer that is too small or badly aligned."""
+        if nbytes < self.nbytes:
+            raise invalid(
+                "workspace_buffer", f"{nbytes} bytes", f"{self.nbytes} bytes or more for this plan"
+            )
+        if self.slices and address % ALIGNMENT:
+            raise invalid(
+                "workspace_buffer",
+                f"address {address:#x}, {address % ALIGNMENT} past a boundary",
+                f"an address that is a multiple of {ALIGNMENT}",
+            )
+
+    def __str__(self) -> str:
+        if not self.slices:
+            return "workspace: 0 bytes"
+        lines = [f"workspace: {self.nbytes:,} bytes"]
+        lines += [
+            f"  {part.offset:>12,}  {part.name:<12} {part.dtype:<8} {list(part.shape)}"
+            for part in self.slices
+        ]
+        return "\n".join(lines)
+
+
+def _place(shapes: list[tuple[str, str, tuple[int, ...]]]) -> tuple[Slice, ...]:
+    slices, end = [], 0
+    for name, dtype, shape in shapes:
+        offset = -(-end // ALIGNMENT) * ALIGNMENT
+        slices.append(Slice(name, dtype, shape, offset))
+        end = offset + slices[-1].nbytes
+    return tuple(slices)

@@ -20,11 +20,10 @@ LAYERS = (
     {"contract", "decode", "validate"},
     {"backends"},
     {"cute", "jit"},
-    {"accuracy", "call", "operands", "plan", "reference"},
+    {"accuracy", "call", "context_parallel", "inputs", "operands", "plan", "reference"},
     {
         "errors",
         "gpu",
-        "inputs",
         "kv_cache",
         "masks",
         "models",

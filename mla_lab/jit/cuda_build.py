@@ -26,7 +26,7 @@ rule cxx
   command = {cxx} -c $in -o $out -std=c++17 -O2 -fPIC -fvisibility=hidden -I {kernels} \
 {includes} {defines}
 rule link
-  command = {cxx} -shared $in -o $out -L {cudart} -lcudart -L {tvm_ffi} -ltvm_ffi
+  command = {cxx} -shared $in -o $out -L {tvm_ffi} -ltvm_ffi
 
 build kernel.o: nvcc {source}
 build binding.o: cxx {binding}
@@ -39,21 +39,16 @@ def gencode(arch: str) -> str:
     return f"-gencode arch=compute_{arch.removeprefix('sm_')},code={arch}"
 
 
-def toolkit_folders(nvcc: Path) -> tuple[Path, Path]:
-    """(include, lib) of the CUDA runtime that belongs to an nvcc."""
+def include_folder(nvcc: Path) -> Path:
+    """Headers of the CUDA runtime that belong to an nvcc."""
     done = subprocess.run([str(nvcc), "--dryrun", "-x", "cu", "-"], capture_output=True, text=True)
     top = re.search(r"^#\$ TOP=(.*)$", done.stderr, re.M)
-    roots = [Path(top[1]) if top else nvcc.resolve().parents[1]]
-    roots += [nvcc.resolve().parents[1], nvcc.resolve().parents[2] / "cuda_runtime"]
-    for root in roots:
-        for library in ("lib64", "lib", "targets/x86_64-linux/lib"):
-            if (root / "include" / "cuda_runtime_api.h").is_file() and list(
-                (root / library).glob("libcudart.so*")
-            ):
-                return root / "include", root / library
+    for root in (Path(top[1]) if top else nvcc, nvcc.resolve().parents[1]):
+        if (root / "include" / "cuda_runtime_api.h").is_file():
+            return root / "include"
     raise BuildError(
-        f"cudart: no cuda_runtime_api.h and libcudart.so beside {nvcc}; install the CUDA toolkit, "
-        "or `pip install nvidia-cuda-runtime`"
+        f"cuda_runtime_api.h: not found beside {nvcc}; install the whole CUDA toolkit, or "
+        "`pip install nvidia-cuda-runtime`"
     )
 
 
@@ -82,8 +77,7 @@ def _ninja_file(config: KernelConfig, arch: str, work: Path) -> str:
 
     nvcc = find_nvcc()
     nvcc_release(nvcc)
-    include, lib = toolkit_folders(nvcc)
-    includes = [include, tvm_ffi.libinfo.find_include_path()]
+    includes = [include_folder(nvcc), tvm_ffi.libinfo.find_include_path()]
     includes.append(tvm_ffi.libinfo.find_dlpack_include_path())
     name = config.kernel.removeprefix("cuda/")
     source = kernels_dir() / name
@@ -94,7 +88,6 @@ def _ninja_file(config: KernelConfig, arch: str, work: Path) -> str:
         kernels=kernels_dir(),
         includes=" ".join(f"-I {path}" for path in includes),
         defines=" ".join(f"-DMLA_{key.upper()}={value}" for key, value in config.options),
-        cudart=lib,
         tvm_ffi=Path(tvm_ffi.libinfo.find_libtvm_ffi()).parent,
         source=source / f"{name}.cu",
         binding=source / "binding.cc",

@@ -1,0 +1,62 @@
+// What bindings share: checks of tvm-ffi tensors, the current stream, CUDA errors as exceptions.
+// Only binding.cc files include this; kernels know nothing of it.
+#pragma once
+
+#include <cuda_runtime_api.h>
+#include <tvm/ffi/container/tensor.h>
+#include <tvm/ffi/error.h>
+#include <tvm/ffi/extra/c_env_api.h>
+#include <tvm/ffi/function.h>
+
+#include <initializer_list>
+
+namespace mla::ffi {
+
+using tvm::ffi::TensorView;
+
+constexpr int64_t kAny = -1;  // a size that is not checked
+
+inline bool is_dtype(const TensorView& tensor, DLDataTypeCode code, int bits) {
+  const DLDataType dtype = tensor.dtype();
+  return dtype.code == code && dtype.bits == bits && dtype.lanes == 1;
+}
+
+// The data of a contiguous CUDA tensor of this type and shape; a ValueError names the argument.
+inline void* data(const TensorView& tensor, const char* name, DLDataTypeCode code, int bits,
+                  std::initializer_list<int64_t> shape) {
+  bool fits = tensor.device().device_type == kDLCUDA && is_dtype(tensor, code, bits) &&
+              tensor.ndim() == static_cast<int>(shape.size()) && tensor.IsContiguous();
+  int axis = 0;
+  for (int64_t size : shape) {
+    fits = fits && (size == kAny || tensor.size(axis) == size);
+    ++axis;
+  }
+  if (!fits) {
+    TVM_FFI_THROW(ValueError) << name << ": got a tensor of another shape, type or device than "
+                              << "this kernel takes";
+  }
+  return static_cast<char*>(tensor.data_ptr()) + tensor.byte_offset();
+}
+
+inline float* floats(const TensorView& tensor, const char* name,
+                     std::initializer_list<int64_t> shape) {
+  return static_cast<float*>(data(tensor, name, kDLFloat, 32, shape));
+}
+
+inline int32_t* ints(const TensorView& tensor, const char* name,
+                     std::initializer_list<int64_t> shape) {
+  return static_cast<int32_t*>(data(tensor, name, kDLInt, 32, shape));
+}
+
+inline cudaStream_t current_stream(const TensorView& tensor) {
+  const DLDevice device = tensor.device();
+  return static_cast<cudaStream_t>(TVMFFIEnvGetStream(device.device_type, device.device_id));
+}
+
+inline void check(cudaError_t code, const char* what) {
+  if (code != cudaSuccess) {
+    TVM_FFI_THROW(RuntimeError) << what << ": " << cudaGetErrorString(code);
+  }
+}
+
+}  // namespace mla::ffi

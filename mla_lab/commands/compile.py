@@ -15,7 +15,7 @@ def add_parser(subparsers: argparse._SubParsersAction[Any]) -> argparse.Argument
     add_selection(parser)
     parser.add_argument("--workers", type=int, help="compiling processes (default: two at most)")
     parser.add_argument("--list", action="store_true", help="name the selected builds, then stop")
-    return parser  # type: ignore[no-any-return]
+    return parser
 
 
 def run(args: argparse.Namespace) -> int:

@@ -1,8 +1,8 @@
 """The source files behind a kernel, and their hash: a change in any of them is a new artifact.
 
 CuTe kernels: the entry's module and what it imports from this package, found by reading the
-import statements (nothing is executed). CUDA kernels: the folder's .cu and .cc files and what
-they include with quotes.
+import statements (nothing is executed), without `KernelConfig`, whose values are in the key.
+CUDA kernels: the folder's .cu and .cc files and what they include with quotes.
 """
 
 from __future__ import annotations
@@ -19,6 +19,8 @@ from ..resources import kernels_dir
 from .arch import ARCHS
 
 PACKAGE = Path(__file__).resolve().parents[1]
+#: what a kernel's module imports for the shape of its entry, not for its code
+INTERFACE = {PACKAGE / "plan" / "config.py", PACKAGE / "errors.py", PACKAGE / "cute/registry.py"}
 
 
 def cuda_kernels() -> tuple[str, ...]:
@@ -61,7 +63,7 @@ def _closure(root: Path, edges: object) -> tuple[Path, ...]:
     todo = [root]
     while todo:
         path = todo.pop()
-        if path in seen or not path.is_file():
+        if path in seen or path in INTERFACE or not path.is_file():
             continue
         seen.add(path)
         todo += edges(path, path.stat().st_mtime_ns)  # type: ignore[operator]
@@ -76,8 +78,8 @@ def _quoted_includes(path: Path, _mtime: int) -> tuple[Path, ...]:
 
 @lru_cache(maxsize=512)
 def _python_imports(path: Path, _mtime: int) -> tuple[Path, ...]:
-    """Files of this package that a module imports (its own package's __init__ too)."""
-    found = [path.parent / "__init__.py"] if path.parent != PACKAGE else []
+    """Files of this package that a module may import."""
+    found: list[Path] = []
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.ImportFrom):
             found += _targets(path, node.level, node.module, [a.name for a in node.names])

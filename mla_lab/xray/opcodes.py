@@ -1,0 +1,90 @@
+"""Which unit an instruction keeps busy, by its opcode: SASS and PTX.
+
+SASS names as nvdisasm prints them (CUDA Binary Utilities, "Instruction Set Reference").
+"""
+
+from __future__ import annotations
+
+import re
+
+#: class -> what the opcode begins with; the first class that matches counts
+SASS_CLASSES: dict[str, tuple[str, ...]] = {
+    "matrix": ("HGMMA", "QGMMA", "IGMMA", "BGMMA", "UTC?MMA", "HMMA", "QMMA", "OMMA", "IMMA"),
+    "tma": ("UTMA", "UBLK", "UBLKPF"),
+    "tensor memory": ("UTCATOMSWS", "UTCBAR", "UTCCP", "LDTM", "STTM"),
+    "local": ("LDL", "STL"),
+    "shared": ("LDS", "STS", "STAS", "ATOMS", "LDGSTS", "MOVM"),
+    "global": ("LDG", "STG", "LD.", "ST.", "ATOM", "RED", "LDGDEPBAR"),
+    "barrier": (
+        "BAR",
+        "SYNCS",
+        "UCGABAR",
+        "MEMBAR",
+        "FENCE",
+        "ERRBAR",
+        "CGAERRBAR",
+        "WARPGROUP",
+        "DEPBAR",
+        "ACQBULK",
+        "PREEXIT",
+        "CCTL",
+        "WARPSYNC",
+        "NANOSLEEP",
+    ),
+    "special function": ("MUFU",),
+    "shuffle": ("SHFL", "REDUX", "VOTE", "MATCH"),
+    "register file": ("USETMAXREG",),
+}
+PTX_CLASSES: dict[str, tuple[str, ...]] = {
+    "matrix": ("wgmma.mma_async", "mma.sync", "tcgen05.mma"),
+    "tma": ("cp.async.bulk", "cp.reduce.async.bulk", "prefetch.tensormap"),
+    "tensor memory": ("tcgen05.ld", "tcgen05.st", "tcgen05.alloc", "tcgen05.cp"),
+    "local": ("ld.local", "st.local"),
+    "shared": ("ld.shared", "st.shared", "st.async", "ldmatrix", "stmatrix", "atom.shared"),
+    "global": ("ld.global", "st.global", "atom", "red"),
+    "barrier": (
+        "bar",
+        "mbarrier",
+        "membar",
+        "fence",
+        "wgmma.fence",
+        "wgmma.commit",
+        "wgmma.wait",
+        "griddepcontrol",
+        "cp.async.wait",
+        "nanosleep",
+    ),
+    "special function": ("ex2", "lg2", "rcp", "rsqrt", "sqrt", "tanh", "sin", "cos"),
+    "shuffle": ("shfl", "redux", "vote", "match"),
+    "register file": ("setmaxnreg",),
+}
+OTHER = "other"
+
+
+def _pattern(classes: dict[str, tuple[str, ...]]) -> re.Pattern[str]:
+    """One alternation with a group a class; "?" in a prefix is any one letter."""
+    groups = []
+    for i, prefixes in enumerate(classes.values()):
+        alternatives = "|".join(re.escape(p).replace(r"\?", r"\w") for p in prefixes)
+        groups.append(f"(?P<c{i}>{alternatives})")
+    return re.compile("|".join(groups))
+
+
+_SASS, _PTX = _pattern(SASS_CLASSES), _pattern(PTX_CLASSES)
+
+
+def sass_class(opcode: str) -> str:
+    """Class of a SASS opcode with its modifiers, e.g. "HGMMA.64x64x16.F32.BF16"."""
+    return _class(_SASS, SASS_CLASSES, opcode)
+
+
+def ptx_class(opcode: str) -> str:
+    """Class of a PTX opcode with its modifiers, e.g. "wgmma.mma_async.sync.aligned..."."""
+    return _class(_PTX, PTX_CLASSES, opcode)
+
+
+def _class(pattern: re.Pattern[str], classes: dict[str, tuple[str, ...]], opcode: str) -> str:
+    found = pattern.match(opcode)
+    if found is None or found.lastgroup is None:
+        return OTHER
+    return list(classes)[int(found.lastgroup[1:])]

@@ -1,0 +1,125 @@
+"""What a compiled kernel is made of, as values; `render` turns them into text."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from collections import Counter
+from dataclasses import dataclass
+from functools import cached_property
+
+from ..jit.artifact import Artifact
+from ..jit.cubin import KernelResources
+from . import ptx, sass
+from .sass import Instruction
+
+
+@dataclass(frozen=True)
+class KernelReport:
+    """One kernel of an artifact. `instructions` is empty where no disassembler is installed."""
+
+    name: str
+    resources: KernelResources
+    instructions: tuple[Instruction, ...]
+    ptx_opcodes: Counter[str]
+
+    @cached_property
+    def opcodes(self) -> Counter[str]:
+        """How often each SASS opcode stands in the code (not how often it runs)."""
+        return Counter(i.opcode for i in self.instructions)
+
+    @cached_property
+    def classes(self) -> Counter[str]:
+        """Instructions by class: SASS, or PTX where there is no SASS."""
+        if not self.instructions:
+            return ptx.class_counts(self.ptx_opcodes)
+        return Counter(i.kind for i in self.instructions)
+
+    @property
+    def spills(self) -> int:
+        """Accesses to local memory, which a kernel here should not have: spilled registers."""
+        if self.instructions:
+            return self.classes["local"]
+        return self.classes["local"] or int(self.resources.stack > 0)
+
+    def count(self, prefix: str) -> int:
+        """Instructions whose opcode begins with `prefix`, e.g. "HGMMA" or "UTMALDG"."""
+        return sum(n for opcode, n in self.opcodes.items() if opcode.startswith(prefix))
+
+    def lines(self) -> Counter[tuple[str, int]]:
+        """Instructions by the source line that they came from."""
+        return Counter(i.source for i in self.instructions if i.source)
+
+
+@dataclass(frozen=True)
+class Report:
+    """An artifact seen through."""
+
+    artifact: Artifact
+    kernels: tuple[KernelReport, ...]
+
+    @property
+    def has_sass(self) -> bool:
+        """Whether a disassembler was there."""
+        return any(k.instructions for k in self.kernels)
+
+    def ptx(self) -> str:
+        """The PTX text."""
+        return self.artifact.ptx.read_text()
+
+
+@dataclass(frozen=True)
+class Change:
+    """A fact that differs between two kernels."""
+
+    fact: str
+    before: int
+    after: int
+
+
+def inspect(artifact: Artifact) -> Report:
+    """See through an artifact: resources always, SASS where nvdisasm is installed, PTX always."""
+    code = sass.disassemble(artifact.cubin) if sass.find_nvdisasm() else {}
+    texts = ptx.opcodes(artifact.ptx.read_text())
+    kernels = tuple(
+        KernelReport(
+            name=short_name(r.kernel),
+            resources=r,
+            instructions=tuple(code.get(r.kernel, ())),
+            ptx_opcodes=texts.get(r.kernel, Counter()),
+        )
+        for r in artifact.resources
+    )
+    return Report(artifact, kernels)
+
+
+def compare(before: KernelReport, after: KernelReport) -> list[Change]:
+    """Facts that differ: resources first, then opcodes (SASS, else PTX) by size of change."""
+    facts = [
+        Change(name, _number(before, name), _number(after, name))
+        for name in ("registers", "stack", "static_shared", "dynamic_shared", "barriers")
+    ]
+    counts = [k.opcodes if k.instructions else k.ptx_opcodes for k in (before, after)]
+    moved = [Change(op, counts[0][op], counts[1][op]) for op in {*counts[0], *counts[1]}]
+    moved.sort(key=lambda c: (-abs(c.after - c.before), c.fact))
+    total = Change("instructions", counts[0].total(), counts[1].total())
+    return [c for c in [*facts, total, *moved] if c.before != c.after]
+
+
+def _number(report: KernelReport, name: str) -> int:
+    return getattr(report.resources, name) or 0
+
+
+def short_name(symbol: str) -> str:
+    """A kernel's readable name: C++ demangled, the DSL's without the types of its arguments."""
+    if symbol.startswith("_Z"):
+        filter_tool = shutil.which("c++filt")
+        if filter_tool is None:
+            return symbol
+        done = subprocess.run([filter_tool, symbol], capture_output=True, text=True)
+        plain = done.stdout.strip().replace("(anonymous namespace)::", "")
+        return plain.split("(")[0].removeprefix("void ") or symbol
+    name = symbol.removeprefix("kernel_").removeprefix("cutlass_")
+    for argument in ("_CopyAtom", "_tensor", "_Tensor", "_TiledMma", "_ThrID", "_object"):
+        name = name.split(argument)[0]
+    return name

@@ -189,6 +189,8 @@ H200 = replace(
         card="one NVIDIA H200",
         date="2026-11-20",
     ),
+    # of 16 clusters of 8, one CTA an SM, the last one started after another had ended
+    resident_clusters=((8, 15),),
 )
 B200 = Gpu(
     name="B200",

@@ -1,5 +1,6 @@
 """Plans as values: cut a batch's keys into work tiles and give them to workers."""
 
+from .choose import Choice, choose
 from .config import KernelConfig
 from .cost import CostModel, default_model
 from .schedule import POLICIES, SCHEDULES, make_plan, predicted_us
@@ -9,11 +10,13 @@ from .workspace import WorkspaceLayout
 __all__ = [
     "POLICIES",
     "SCHEDULES",
+    "Choice",
     "CostModel",
     "KernelConfig",
     "Plan",
     "WorkTile",
     "WorkspaceLayout",
+    "choose",
     "default_model",
     "make_plan",
     "predicted_us",

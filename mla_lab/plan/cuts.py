@@ -68,12 +68,17 @@ def spread(counts: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     return owner, np.arange(owner.size) - np.repeat(np.cumsum(counts) - counts, counts)
 
 
-def cut_by_count(shape: Shape, splits: np.ndarray) -> Cuts:
-    """`splits` pieces a request, of sizes that differ by at most one; never an empty one."""
-    splits = np.minimum(np.maximum(splits, 1), shape.blocks)
+def cut_by_count(shape: Shape, splits: np.ndarray, quantum: int = 1) -> Cuts:
+    """`splits` pieces a request, never an empty one, cut at multiples of `quantum` blocks.
+
+    Sizes differ by at most one quantum.
+    """
+    units = -(-shape.blocks // quantum)
+    splits = np.minimum(np.maximum(splits, 1), units)
     request, index = spread(splits)
-    blocks, splits = shape.blocks[request], splits[request]
-    return Cuts(request, blocks * index // splits, blocks * (index + 1) // splits)
+    units, splits, blocks = units[request], splits[request], shape.blocks[request]
+    end = np.minimum(units * (index + 1) // splits * quantum, blocks)
+    return Cuts(request, units * index // splits * quantum, end)
 
 
 def cut_by_size(shape: Shape, size: np.ndarray) -> Cuts:

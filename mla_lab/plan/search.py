@@ -49,11 +49,11 @@ def best_trial(shape: Shape, model: CostModel) -> Trial:
     """The best of both families, with its price."""
     splits, bounds = even_candidates(shape, model)
     order = np.argsort(bounds, kind="stable")
-    best = try_cuts(shape, model, cut_by_count(shape, splits[order[0]]))
+    best = try_cuts(shape, model, even(shape, model, splits[order[0]]))
     for i in order[1:MAX_TRIALS].tolist():
         if bounds[i] > best.makespan_ns * WORTHWHILE:
             break
-        trial = try_cuts(shape, model, cut_by_count(shape, splits[i]))
+        trial = try_cuts(shape, model, even(shape, model, splits[i]))
         if trial.makespan_ns < best.makespan_ns:
             best = trial
     if bounds[order[0]] <= best.makespan_ns * WORTHWHILE:
@@ -81,8 +81,15 @@ def try_cuts(shape: Shape, model: CostModel, cuts: Cuts) -> Trial:
 
 def tile_times(shape: Shape, model: CostModel, tiles: np.ndarray) -> np.ndarray:
     """Nanoseconds of each tile, int64, with the bandwidth shared among those that run at once."""
-    streams = min(len(tiles), shape.workers) * sharing(shape)
-    return model.tile_times(tiles[:, 3] - tiles[:, 2], tiles[:, 5] > 1, streams)
+    step = step_times(shape, model, np.array([len(tiles)]))[0]
+    return model.tile_times(tiles[:, 3] - tiles[:, 2], tiles[:, 5] > 1, float(step))
+
+
+def step_times(shape: Shape, model: CostModel, tiles: np.ndarray) -> np.ndarray:
+    """Nanoseconds of one step for each number of work tiles, float64 like `tiles`."""
+    busy = np.minimum(tiles, shape.workers)
+    own = sharing(shape)
+    return np.array([model.step_time(n * own, n / shape.workers) for n in busy.tolist()])
 
 
 def sharing(shape: Shape) -> float:
@@ -90,41 +97,46 @@ def sharing(shape: Shape) -> float:
     return float(shape.blocks.sum() / max(1, (shape.blocks * shape.row_tiles).sum()))
 
 
+def even(shape: Shape, model: CostModel, splits: np.ndarray) -> Cuts:
+    """Equal pieces, cut where all CTAs that divide the keys of a tile have as many blocks."""
+    return cut_by_count(shape, splits, model.kv_ways)
+
+
 def even_candidates(shape: Shape, model: CostModel) -> tuple[np.ndarray, np.ndarray]:
     """Splits of every request for each candidate piece, int64 [candidates, n], and the lower bound
     of each candidate's makespan in nanoseconds, float64 [candidates].
     """
-    splits = -(-shape.blocks[None, :] // piece_sizes(shape)[:, None])
+    steps = -(-shape.blocks // model.kv_ways)
+    splits = -(-steps[None, :] // piece_sizes(shape, steps)[:, None])
     tiles = splits @ shape.row_tiles
     keep = (tiles <= MAX_TILES) | (splits.max(axis=1) == 1)
     splits, tiles = splits[keep], tiles[keep]
-    streams = np.minimum(tiles, shape.workers) * sharing(shape)
-    block = np.array([model.block_time(s) for s in streams.tolist()])[:, None]
-    cut = splits > 1
-    each = model.tile_ns + cut * model.partial_ns
-    mean = ((splits * each + shape.blocks * block) @ shape.row_tiles) / shape.workers
-    longest = each + -(-shape.blocks // splits) * block
+    step = step_times(shape, model, tiles)[:, None]
+    each = model.tile_ns + (splits > 1) * model.partial_ns
+    mean = ((splits * each + steps * step) @ shape.row_tiles) / shape.workers
+    longest = each + -(-steps // splits) * step
     chain = (longest + model.merge_time(splits)).max(axis=1)
     return splits, model.launch_ns + np.maximum(mean, chain)
 
 
-def piece_sizes(shape: Shape) -> np.ndarray:
-    """Candidate sizes in blocks, largest first: the longest request in 1, 2, 3, ... pieces, ever
-    coarser steps up to one a worker, and the counts that fill one to four waves exactly.
+def piece_sizes(shape: Shape, steps: np.ndarray) -> np.ndarray:
+    """Candidate sizes in steps, largest first: the longest request in 1, 2, 3, ... pieces, ever
+    coarser up to one a worker, and the counts that fill one to four waves exactly.
     """
-    most = min(shape.max_blocks, shape.workers)
-    steps = np.unique(np.rint(1.15 ** np.arange(64)).astype(np.int64))
+    longest = int(steps.max())
+    coarse = np.unique(np.rint(1.15 ** np.arange(64)).astype(np.int64))
     fills = np.arange(1, 5) * shape.workers // max(1, int(shape.row_tiles.sum()))
-    counts = np.concatenate([np.arange(1, 17), steps, fills])
-    counts = np.unique(counts[(counts >= 1) & (counts <= most)])
-    return np.unique(-(-shape.max_blocks // counts))[::-1]
+    counts = np.concatenate([np.arange(1, 17), coarse, fills])
+    counts = counts[(counts >= 1) & (counts <= min(longest, shape.workers))]
+    return np.unique(-(-longest // counts))[::-1]
 
 
 def shortest_walk(shape: Shape, model: CostModel) -> Cuts | None:
     """The contiguous walk of smallest payload that fits the workers."""
     parts = max(1, shape.workers // shape.max_row_tiles)
-    streams = min(shape.workers, parts * shape.max_row_tiles) * sharing(shape)
-    overhead = max(1, round((model.tile_ns + model.partial_ns) / model.block_time(streams)))
+    step = step_times(shape, model, np.array([parts * shape.max_row_tiles]))[0]
+    steps = (model.tile_ns + model.partial_ns) / step
+    overhead = max(1, round(steps * model.kv_ways))
     high = greedy_payload(shape.blocks, parts, overhead)
     low = max(overhead + 1, high - 2 * overhead)
     while low < high:

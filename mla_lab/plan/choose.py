@@ -1,0 +1,173 @@
+"""Which kernel, which tile, which cuts: a few candidates a problem, priced, and the reason kept.
+
+Two families of kernel compete. With KV on the M side (`cute/kv_m`) a tile has 8, 16 or 32 rows and
+a cluster's CTAs divide its keys: no row is padded, partials are small, and heads may be spread
+over CTAs that read the same keys from L2. With the query rows on the M side (`cute/q_m`) a tile
+has 64 rows, or 128 rows over a cluster of two that share each KV block: the matrix unit is full.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+from ..gpu import H200, Gpu
+from ..problem import Problem
+from .config import KernelConfig
+from .cost import KV_M, Q_M, CostModel, KernelCosts
+from .cuts import Shape
+from .schedule import make_plan
+from .search import best_trial
+from .tile import Plan
+
+TILE_KV = 64
+#: blocks a piece has at least, and pieces a request at most, under batch invariance: 1,024 tokens
+#: keep a piece above its own fixed costs, 32 pieces keep a merge below the attention of one
+INVARIANT_SPLIT = {"split_blocks": 16, "max_splits": 32}
+#: work tiles of 16 rows per worker beyond which small tiles of a tall request are not priced
+FEW_TILES = 4
+
+
+@dataclass(frozen=True)
+class Choice:
+    """A way to run one problem, and why."""
+
+    config: KernelConfig
+    num_workers: int
+    policy: str
+    knobs: tuple[tuple[str, int], ...]
+    model: CostModel
+    predicted_us: float
+    reason: str
+
+    def plan(self, problem: Problem) -> Plan:
+        """The plan that this choice means."""
+        knobs: dict[str, Any] = dict(self.knobs)
+        return make_plan(
+            problem,
+            tile_rows=self.config.tile_rows,
+            tile_kv=self.config.tile_kv,
+            num_workers=self.num_workers,
+            policy=self.policy,
+            model=self.model,
+            **knobs,
+        )
+
+    def __str__(self) -> str:
+        return f"{_label(self)}, policy {self.policy}: {self.reason}"
+
+
+def choose(
+    problem: Problem,
+    gpu: Gpu = H200,
+    batch_invariant: bool = False,
+    costs: tuple[KernelCosts, ...] = (KV_M, Q_M),
+) -> Choice:
+    """The cheapest candidate by the cost model; `costs` are the families that may be used.
+
+    With `batch_invariant`, kernel, tile and cuts of a request depend on heads, formats, page size
+    and that request's own lengths alone: nothing is priced, and the mask code is always there.
+    """
+    if batch_invariant:
+        return invariant_choice(problem, gpu, costs)
+    found = [
+        price(problem, gpu, family, rows, cluster)
+        for family in costs
+        for rows, cluster in candidates(problem, gpu, family)
+    ]
+    found.sort(key=lambda choice: choice.predicted_us)
+    best, others = found[0], found[1:3]
+    reason = f"{best.predicted_us:.1f} us predicted, least of {len(found)}"
+    if others:
+        reason += "; next " + ", ".join(f"{_label(c)} {c.predicted_us:.1f} us" for c in others)
+    return replace(best, reason=f"{reason} ({regime(problem, gpu)})")
+
+
+def regime(problem: Problem, gpu: Gpu) -> str:
+    """In words: what limits this problem on this card."""
+    floor = gpu.roofline_time(problem) * 1e6
+    side = "matrix" if gpu.bound(problem) == "compute" else "memory"
+    if floor < 15:
+        return f"latency regime, {side} floor {floor:.1f} us"
+    return f"{side} bound, floor {floor:.1f} us"
+
+
+def candidates(problem: Problem, gpu: Gpu, family: KernelCosts) -> list[tuple[int, int]]:
+    """(tile rows, cluster) worth pricing for `family`."""
+    rows = problem.heads if problem.top_k else max(problem.rows.tolist())
+    if family.kernel == Q_M.kernel:
+        # of equals the first wins: a cluster reads each KV block once where two CTAs read it twice
+        return [(64, 1)] if rows <= 64 else [(128, 2), (64, 1)]
+    fitting = min(32, 8 if rows <= 8 else 16 if rows <= 16 else 32)
+    if rows <= 32:
+        return [(fitting, cluster) for cluster in (1, 2, 4, 8)]
+    small = Shape.of(problem, 16, TILE_KV, gpu.sms)
+    if int(small.row_tiles.sum()) > FEW_TILES * gpu.sms:
+        return []
+    return [(tile, cluster) for tile in (16, 32) for cluster in (1, 2, 4, 8)]
+
+
+def price(problem: Problem, gpu: Gpu, family: KernelCosts, rows: int, cluster: int) -> Choice:
+    """One candidate with the cost policy's best cuts."""
+    workers = gpu.workers(cluster)
+    model = replace(
+        family.model(problem, rows, TILE_KV, cluster), card_rate=_card_rate(family, gpu)
+    )
+    shape = Shape.of(problem, rows, TILE_KV, workers)
+    time = best_trial(shape, model).makespan_ns if shape.batch else model.launch_ns
+    mask = "causal" if max(problem.q_lens) > 1 and not problem.top_k else "none"
+    config = _config(problem, family, rows, cluster, mask)
+    return Choice(config, workers, "cost", (), model, time / 1e3, "")
+
+
+def invariant_choice(problem: Problem, gpu: Gpu, costs: tuple[KernelCosts, ...]) -> Choice:
+    """The batch-invariant rule: heads decide family and tile, one fixed piece the cuts."""
+    small = next((c for c in costs if c.kernel == KV_M.kernel), None)
+    large = next((c for c in costs if c.kernel == Q_M.kernel), None)
+    heads = problem.heads
+    if large is None or (small is not None and heads <= 32):
+        family, rows, cluster = small or costs[0], 8 if heads <= 8 else 16 if heads <= 16 else 32, 1
+    else:
+        family, rows, cluster = large, *((64, 1) if heads <= 64 else (128, 2))
+    reason = (
+        f"batch invariant: {heads} heads give {rows} rows; pieces of {INVARIANT_SPLIT} by a "
+        "request's own length"
+    )
+    mask = "none" if problem.top_k else "causal"
+    model = family.model(problem, rows, TILE_KV, cluster)
+    return Choice(
+        config=_config(problem, family, rows, cluster, mask),
+        num_workers=gpu.workers(cluster),
+        policy="fixed_size",
+        knobs=tuple(INVARIANT_SPLIT.items()),
+        model=model,
+        predicted_us=float("nan"),
+        reason=reason,
+    )
+
+
+def _config(
+    problem: Problem, family: KernelCosts, rows: int, cluster: int, mask: str
+) -> KernelConfig:
+    return KernelConfig(
+        kernel=family.kernel,
+        q_dtype=problem.q_dtype,
+        kv_format=problem.kv_format,
+        out_dtype=problem.out_dtype,
+        tile_rows=rows,
+        tile_kv=TILE_KV,
+        page_size=problem.page_size,
+        cluster=cluster,
+        mask=mask,
+    )
+
+
+def _card_rate(family: KernelCosts, gpu: Gpu) -> float:
+    """The card's read bandwidth in bytes per ns; the family's own where the card's is unknown."""
+    rate = gpu.read_tbps * 1e3
+    return rate if rate == rate else family.card_rate
+
+
+def _label(choice: Choice) -> str:
+    config = choice.config
+    return f"{config.kernel} {config.tile_rows} rows, cluster {config.cluster}"

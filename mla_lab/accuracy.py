@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
+from .errors import invalid
 from .inputs import DecodeInputs
 from .operands import Operands, ReferenceCall, operands
 from .reference import Result, add_sinks, decode_reference
@@ -39,7 +40,12 @@ class Error(NamedTuple):
 
 
 def error(out: Tensor, ref: Tensor) -> Error:
-    """Error of `out` against `ref` of the same shape, taken in ref's dtype; -inf equals -inf."""
+    """Error of `out` against `ref` of the same shape, taken in ref's dtype; -inf equals -inf.
+
+    Raises InvalidInput where the shapes differ (broadcasting would hide a mistake).
+    """
+    if out.shape != ref.shape:
+        raise invalid("out", f"shape {tuple(out.shape)}", tuple(ref.shape))
     out = out.to(ref)
     difference = torch.where(out == ref, 0.0, out - ref)  # inf - inf would be NaN
     if not bool(difference.isfinite().all()):

@@ -87,14 +87,15 @@ def merge_partials(
 ) -> Result:
     """Merges partials over disjoint keys, each weighted by exp(its lse - the lse of all).
 
-    outs: [parts, ..., heads, latent]; lses: natural [parts, ..., heads], sinks excluded.
-    A partial without keys (lse -inf) is an identity, whatever its out holds. sinks: fp32
-    [heads] or a list of one, entered here once; the returned lse excludes them.
+    outs: [parts, ..., heads, latent]; lses: natural, sinks excluded, [parts, ..., heads] or, as
+    calls return them, [parts, tokens, heads]. A partial without keys (lse -inf) is an identity,
+    whatever its out holds. sinks: fp32 [heads] or a list of one, entered here once; the
+    returned lse excludes them.
     """
     lse = torch.logsumexp(lses, dim=0)
-    weights = torch.exp(lses - _zero_if_empty(lse)).unsqueeze(-1)
-    out = torch.where(lses.isneginf().unsqueeze(-1), 0.0, weights * outs).sum(0)
-    return Result(add_sinks(out, lse, sinks), lse)
+    weights = torch.exp(lses - _zero_if_empty(lse)).reshape(*outs.shape[:-1], 1)
+    out = torch.where(weights == 0, 0.0, weights * outs).sum(0)
+    return Result(add_sinks(out, lse.reshape(out.shape[:-1]), sinks), lse)
 
 
 def add_sinks(out: Tensor, lse: Tensor, sinks: Tensor | Sequence[Tensor] | None) -> Tensor:

@@ -185,7 +185,7 @@ class _Maker:
             return tokens
         # under 1/sqrt(192) a lean of 35 adds about 10 to a score: the weight of 22,000 others
         age = torch.arange(length - 1, -1, -1, device=self.device)
-        lean = 8 * torch.exp(-age / 64)
+        lean = 16 * torch.exp(-age / 64)
         lean[0] = 35
         tokens[:, :: self.problem.head_dim // 4] *= 8
         return tokens + lean.unsqueeze(-1) * self.direction

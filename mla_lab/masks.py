@@ -31,7 +31,7 @@ def chain(q_len: int, device: torch.device | str = "cpu") -> Tensor:
     return torch.ones(q_len, q_len, dtype=torch.bool, device=device).tril()
 
 
-def tree(parents: Sequence[int] | Tensor) -> Tensor:
+def tree(parents: Sequence[int] | Sequence[Sequence[int]] | Tensor) -> Tensor:
     """Visibility of a draft tree: each token sees itself and its ancestors.
 
     parents: [..., q_len]; the parent of each token, an earlier token, or -1 for a root (whose

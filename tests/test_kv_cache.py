@@ -124,9 +124,7 @@ def test_gather_returns_what_scatter_wrote(kv_format, page_size, length, gap, fo
     assert torch.equal(formats.unpack(gathered), formats.unpack(stored))
     position = torch.arange(length)
     slots = ids[position // page_size] * page_size + position % page_size
-    assert torch.equal(
-        formats.unpack(formats.gather_slots(pool, slots)), formats.unpack(stored)
-    )
+    assert torch.equal(formats.unpack(formats.gather_slots(pool, slots)), formats.unpack(stored))
     # every other slot still holds its poison
     written = (~formats.unpack(formats.as_pages(pool)).isnan().any(-1)).sum()
     assert written == length

@@ -101,6 +101,7 @@ def test_one_key_by_hand():
 
 def test_sinks_may_come_in_a_list_and_be_infinite():
     call = make_inputs(small([2], [1]), 5, ["sinks"], workspace_bytes=0)
+    assert isinstance(call.sinks, torch.Tensor)
     listed = replace(call, sinks=[call.sinks])
     assert torch.equal(decode_reference(listed).out, decode_reference(call).out)
     none = replace(call, sinks=torch.full((2,), -math.inf))
@@ -235,7 +236,7 @@ def test_skip_softmax_skips_what_its_definition_says(q_len, kv_len, factor, begi
     )
     walk = TileWalk(4, 5, None if begins is None else [begins])
     request = next(operands(call))
-    kept = skip_tiles(request, call.bmm1_scale, factor, walk).visible
+    kept = skip_tiles(request, float(call.bmm1_scale), factor, walk).visible
     skipped = skipped_tiles(call, factor, walk, 0)
     for row in range(q_len * 3):
         for c in range(kv_len):

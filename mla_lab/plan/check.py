@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import numpy as np
 
 from ..errors import invalid
-from .tile import Plan, kv_tokens, row_tiles
+from .extent import kv_tokens, row_tiles
+
+if TYPE_CHECKING:
+    from .tile import Plan
 
 
 def check_plan(plan: Plan) -> None:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from ..problem import Problem
-from .tile import kv_tokens, row_tiles
+from .extent import kv_tokens, row_tiles
 
 
 @dataclass(frozen=True)

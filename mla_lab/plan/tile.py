@@ -30,6 +30,7 @@ import numpy as np
 
 from ..errors import invalid
 from ..problem import Problem
+from .check import check_plan
 from .workspace import WorkspaceLayout
 
 
@@ -46,20 +47,6 @@ class WorkTile(NamedTuple):
     slot: int
     #: index among the split row tiles (the merge counter), -1 where slot is -1
     group: int
-
-
-def row_tiles(problem: Problem, tile_rows: int) -> np.ndarray:
-    """Row tiles of each request, int64 [batch]."""
-    if problem.top_k:
-        return np.asarray(problem.q_lens, dtype=np.int64) * -(-problem.heads // tile_rows)
-    return -(-problem.rows // tile_rows)
-
-
-def kv_tokens(problem: Problem) -> np.ndarray:
-    """KV positions (sparse: list entries) that a row of each request walks, int64 [batch]."""
-    if problem.top_k:
-        return np.full(problem.batch, problem.top_k, dtype=np.int64)
-    return np.asarray(problem.kv_lens, dtype=np.int64)
 
 
 @dataclass(frozen=True, eq=False)
@@ -208,8 +195,6 @@ class Plan:
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Plan:
         """The plan that `to_dict` wrote; its tiles are checked against its problem."""
-        from .check import check_plan
-
         try:
             plan = cls(
                 problem=Problem(**values["problem"]),

@@ -1,0 +1,21 @@
+"""How far a problem reaches in tiles: row tiles down, KV positions along."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from ..problem import Problem
+
+
+def row_tiles(problem: Problem, tile_rows: int) -> np.ndarray:
+    """Row tiles of each request, int64 [batch]. In a sparse problem none spans two tokens."""
+    if problem.top_k:
+        return np.asarray(problem.q_lens, dtype=np.int64) * -(-problem.heads // tile_rows)
+    return -(-problem.rows // tile_rows)
+
+
+def kv_tokens(problem: Problem) -> np.ndarray:
+    """KV positions (sparse: list entries) that a row of each request walks, int64 [batch]."""
+    if problem.top_k:
+        return np.full(problem.batch, problem.top_k, dtype=np.int64)
+    return np.asarray(problem.kv_lens, dtype=np.int64)

@@ -1,0 +1,148 @@
+"""Readers of two public serving traces. What cannot be read is named by file and line.
+
+- Azure LLM inference, CSV with TIMESTAMP, ContextTokens, GeneratedTokens
+  (github.com/Azure/AzurePublicDataset, CC-BY; Patel et al., Splitwise, ISCA 2024).
+- Mooncake, JSON lines with timestamp (ms), input_length, output_length, hash_ids
+  (github.com/kvcache-ai/Mooncake, Apache-2.0; Qin et al., FAST 2025). hash_ids name the prompt's
+  512-token blocks; they are checked and not kept: a shared prefix changes no length.
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+import math
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ..errors import InvalidInput, invalid
+from .trace import Trace
+
+AZURE_COLUMNS = ("TIMESTAMP", "ContextTokens", "GeneratedTokens")
+MOONCAKE_KEYS = ("timestamp", "input_length", "output_length", "hash_ids")
+#: lengths must fit the int32 of the kernels
+MAX_TOKENS = 2**31 - 1
+
+#: (arrival in seconds on any clock, input tokens, output tokens)
+Row = tuple[float, int, int]
+
+
+def load_trace(path: str | Path) -> Trace:
+    """Either kind of file, told apart by its first character: `{` opens JSON lines."""
+    first = next((line for _, line in _lines(Path(path)) if line.strip()), "")
+    return load_mooncake(path) if first.lstrip().startswith("{") else load_azure(path)
+
+
+def load_azure(path: str | Path) -> Trace:
+    """The Azure LLM inference CSV; further columns are ignored."""
+    return _trace(Path(path), _azure_rows(Path(path)))
+
+
+def load_mooncake(path: str | Path) -> Trace:
+    """Mooncake's JSON lines; further keys are ignored."""
+    return _trace(Path(path), _mooncake_rows(Path(path)))
+
+
+def _lines(path: Path) -> Iterator[tuple[int, str]]:
+    """Lines counted from 1. Bytes that are no UTF-8 become a mark that no number contains."""
+    try:
+        with path.open(encoding="utf-8-sig", errors="replace", newline=None) as file:
+            yield from enumerate(file, 1)
+    except OSError as error:
+        raise invalid("trace", f"{path}: {error.strerror}", "a readable file") from error
+
+
+def _trace(path: Path, rows: Iterator[Row]) -> Trace:
+    table = list(rows)
+    if not table:
+        raise invalid("trace", f"{path} without a request", "at least one request")
+    arrival, inputs, outputs = zip(*table, strict=True)
+    seconds = np.array(arrival, dtype=np.float64)
+    return Trace(
+        path.name,
+        seconds - seconds.min(),
+        np.array(inputs, dtype=np.int64),
+        np.array(outputs, dtype=np.int64),
+    )
+
+
+def _bad(path: Path, line: int, got: str, supported: str) -> InvalidInput:
+    return invalid(f"trace {path}, line {line}", got, supported)
+
+
+def _azure_rows(path: Path) -> Iterator[Row]:
+    header: list[str] = []
+    for line, text in _lines(path):
+        # no field of this schema holds a line break, so a line is a record
+        fields = [field.strip() for field in next(csv.reader([text]), [])]
+        if not any(fields):
+            continue
+        if not header:
+            header = fields
+            missing = [name for name in AZURE_COLUMNS if name not in header]
+            if missing:
+                raise _bad(path, line, f"no column {', '.join(missing)}", f"{AZURE_COLUMNS}")
+            continue
+        if len(fields) != len(header):
+            raise _bad(path, line, f"{len(fields)} fields", f"{len(header)} as in the header")
+        row = dict(zip(header, fields, strict=True))
+        stamp, context, generated = (row[name] for name in AZURE_COLUMNS)
+        yield (
+            _seconds(path, line, stamp),
+            _tokens(path, line, "ContextTokens", context),
+            _tokens(path, line, "GeneratedTokens", generated),
+        )
+
+
+def _mooncake_rows(path: Path) -> Iterator[Row]:
+    for line, text in _lines(path):
+        if not text.strip():
+            continue
+        try:
+            row = json.loads(text)
+        except json.JSONDecodeError as error:
+            raise _bad(
+                path, line, f"broken JSON ({error.msg})", "one JSON object a line"
+            ) from error
+        if not isinstance(row, dict):
+            raise _bad(path, line, f"a JSON {type(row).__name__}", "one JSON object a line")
+        missing = [name for name in MOONCAKE_KEYS if name not in row]
+        if missing:
+            raise _bad(path, line, f"no {', '.join(missing)}", f"{MOONCAKE_KEYS}")
+        if not isinstance(row["hash_ids"], list):
+            raise _bad(path, line, f"hash_ids {row['hash_ids']!r}", "a list of block ids")
+        yield (
+            _milliseconds(path, line, row["timestamp"]) / 1e3,
+            _tokens(path, line, "input_length", row["input_length"]),
+            _tokens(path, line, "output_length", row["output_length"]),
+        )
+
+
+def _seconds(path: Path, line: int, text: str) -> float:
+    """Seconds since 1970 of "2023-11-16 18:15:46.6805900"; without a zone it is UTC."""
+    try:
+        moment = datetime.fromisoformat(text)
+    except ValueError as error:
+        supported = "a date and time, such as 2023-11-16 18:15:46.6805900"
+        raise _bad(path, line, f"TIMESTAMP {text!r}", supported) from error
+    return (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp()
+
+
+def _milliseconds(path: Path, line: int, value: Any) -> float:
+    number = isinstance(value, int | float) and not isinstance(value, bool)
+    if not number or not math.isfinite(value) or value < 0:
+        raise _bad(path, line, f"timestamp {value!r}", "milliseconds of 0 or more")
+    return float(value)
+
+
+def _tokens(path: Path, line: int, name: str, value: Any) -> int:
+    """A count from a CSV's text or a JSON number; a bool or a fraction is neither."""
+    digits = str(value).removeprefix("-") if isinstance(value, str | int) else ""
+    count = int(value) if digits.isascii() and digits.isdigit() else -1
+    if not 0 <= count <= MAX_TOKENS:
+        raise _bad(path, line, f"{name} {value!r}", f"a whole number from 0 to {MAX_TOKENS}")
+    return count

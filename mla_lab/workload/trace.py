@@ -1,0 +1,47 @@
+"""A serving trace: when requests came, how long they were, how much was written in answer."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from ..errors import invalid
+
+
+@dataclass(frozen=True, eq=False)
+class Trace:
+    """Requests in the order of their file.
+
+    `arrival_s` float64 [n] counts seconds from the earliest arrival; `input_lens` and
+    `output_lens` int64 [n] count tokens.
+    """
+
+    name: str
+    arrival_s: np.ndarray
+    input_lens: np.ndarray
+    output_lens: np.ndarray
+
+    def __post_init__(self) -> None:
+        sizes = {array.shape for array in (self.arrival_s, self.input_lens, self.output_lens)}
+        if len(sizes) != 1 or not self.arrival_s.size or self.arrival_s.ndim != 1:
+            raise invalid("trace", f"arrays of shapes {sorted(sizes)}", "equal shapes [n], n >= 1")
+        for array in (self.arrival_s, self.input_lens, self.output_lens):
+            array.flags.writeable = False
+
+    def __len__(self) -> int:
+        return len(self.arrival_s)
+
+    @property
+    def duration_s(self) -> float:
+        """Seconds from the first arrival to the last."""
+        return float(self.arrival_s.max())
+
+    def summary(self) -> str:
+        """One line: requests, time, median and longest lengths."""
+        inputs, outputs = self.input_lens, self.output_lens
+        return (
+            f"{self.name}: {len(self)} requests in {self.duration_s:.0f} s; tokens in "
+            f"{np.median(inputs):.0f} median, {inputs.max()} most; out "
+            f"{np.median(outputs):.0f} median, {outputs.max()} most"
+        )

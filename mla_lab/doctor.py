@@ -31,7 +31,7 @@ class Finding:
 
 def examine() -> list[Finding]:
     """Everything that the doctor looks at, in reading order."""
-    topics = (_packages, _device, _compilers, _places)
+    topics = (_packages, _device, _compilers, _places, _backends)
     return [finding for topic in topics for finding in topic()]
 
 
@@ -127,3 +127,30 @@ def _cache(root: Path) -> Finding:
     entries = len(list(root.glob("*/metadata.json"))) if root.is_dir() else 0
     detail = f"{root}, {entries} artifacts, {free:.0f} GB free"
     return Finding("places", "cache", True, detail)
+
+
+def _backends() -> Iterator[Finding]:
+    """What each backend says to a plain call: one request, bf16, 128 heads."""
+    if importlib.util.find_spec("torch") is None:
+        return
+    import torch
+
+    from .backends import explain
+    from .call import Features, Form
+    from .problem import Problem
+
+    problem = Problem.uniform(1, 1, 64, heads=128)
+    form = Form(
+        features=Features(),
+        bounds=problem,
+        device=torch.device("cuda" if torch.cuda.is_available() else "cpu"),
+        total_q=1,
+        max_q_len=1,
+        out_shape=(1, 1, problem.heads, problem.latent_dim),
+        out_dtype=torch.bfloat16,
+        lse_shape=(1, problem.heads),
+    )
+    for verdict in explain(form):
+        fits = f"runs a plain call on {form.device.type}"
+        detail = verdict.reason or (f"{fits}, and auto takes it" if verdict.taken else fits)
+        yield Finding("backends", f"backend {verdict.name}", verdict.reason is None, detail)

@@ -113,7 +113,7 @@ def test_doctor_says_why_a_tool_is_missing(monkeypatch, tmp_path):
 
 def test_doctor_names_an_unwritable_cache(monkeypatch, tmp_path):
     monkeypatch.setenv("MLA_LAB_CACHE_DIR", str(tmp_path / "cache"))
-    monkeypatch.setattr(doctor.os, "access", lambda path, mode: False)
+    monkeypatch.setattr("os.access", lambda path, mode: False)
     cache = next(f for f in doctor.examine() if f.name == "cache")
     assert not cache.there
     assert "MLA_LAB_CACHE_DIR" in cache.detail

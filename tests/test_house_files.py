@@ -52,10 +52,9 @@ def functions(source):
     """(name, lines) of every function, nested ones counted in their parent too."""
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
-            docstring = node.body[0] if ast.get_docstring(node) else None
-            text = docstring.end_lineno - docstring.lineno + 1 if docstring else 0
-            first = node.body[0].lineno
-            yield node.name, node.end_lineno - first + 1 - text
+            body = node.body[1:] if ast.get_docstring(node) else node.body
+            lines = [n for s in body[:1] + body[-1:] for n in (s.lineno, s.end_lineno or s.lineno)]
+            yield node.name, max(lines, default=0) - min(lines, default=0) + 1
 
 
 def test_the_top_level_is_the_design_card():

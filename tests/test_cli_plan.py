@@ -1,0 +1,89 @@
+"""`mla-lab plan`: the table, its numbers, and each way of asking wrongly."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from mla_lab import cli
+from mla_lab.gpu import Gpu
+from mla_lab.plan import POLICIES, make_plan
+from mla_lab.problem import Problem
+
+SHAPE = ["--kv-len", "8000,300,700", "--model", "kimi-k2", "--tp", "2"]
+PROBLEM = Problem((1, 1, 1), (8000, 300, 700), heads=32)
+
+
+def table(capsys, *options):
+    assert cli.main(["plan", *SHAPE, *options, "--json"]) == 0
+    return json.loads(capsys.readouterr().out)
+
+
+def test_a_line_for_each_policy(capsys):
+    rows = table(capsys)["policies"]
+    assert [row["policy"] for row in rows] == list(POLICIES)
+    for row in rows:
+        plan = make_plan(PROBLEM, policy=row["policy"])
+        assert row["tiles"] == plan.num_tiles
+        assert row["partials"] == plan.num_slots
+        assert row["workspace_bytes"] == plan.workspace.nbytes
+        assert row["splits"] == [plan.splits().min(), plan.splits().max()]
+        assert row["simulated_us"] > 0
+
+
+def test_splitting_pays_and_the_roofline_is_below(capsys):
+    result = table(capsys)
+    times = {row["policy"]: row["simulated_us"] for row in result["policies"]}
+    assert times["cost"] < times["none"] / 2
+    assert result["floor_us"] == pytest.approx(Gpu.preset("H200").roofline_time(PROBLEM) * 1e6)
+    assert result["floor_us"] < min(times.values())
+
+
+def test_options_reach_the_plan(capsys):
+    options = ["--policy", "greedy", "--cluster", "2", "--tile-rows", "128", "--tile-kv", "128"]
+    (row,) = table(capsys, *options, "--schedule", "grid")["policies"]
+    plan = make_plan(
+        PROBLEM, policy="greedy", tile_rows=128, tile_kv=128, num_workers=66, schedule="grid"
+    )
+    assert (row["policy"], row["tiles"]) == ("greedy", plan.num_tiles)
+
+
+def test_the_printed_table(capsys):
+    assert cli.main(["plan", *SHAPE, "--policy", "fa3", "--tiles"]) == 0
+    printed = capsys.readouterr().out
+    assert "Kimi K2, 32 heads a rank, batch 3" in printed
+    assert "kv 300 to 8000 (9000 tokens)" in printed
+    assert str(make_plan(PROBLEM, policy="fa3")) in printed
+
+
+@pytest.mark.parametrize(
+    ("options", "named"),
+    [
+        (["--batch", "0"], "--batch: got 0"),
+        (["--heads", "0"], "heads: got 0"),
+        (["--q-len", "-1"], "q_lens: got -1"),
+        (["--model", "gpt-2"], "model: got 'gpt-2'"),
+        (["--model", "kimi-k2", "--tp", "3"], "tensor_parallel: got 3"),
+        (["--model", "kimi-k2", "--heads", "16"], "--heads: got 16 beside --model"),
+        (["--tp", "2"], "--tp: got 2"),
+        (["--kv-len", "1,2", "--batch", "3"], "--kv-len: got 2 lengths"),
+        (["--policy", "best"], "policy: got 'best'"),
+        (["--schedule", "best"], "schedule: got 'best'"),
+        (["--tile-kv", "0"], "tile_kv: got 0"),
+        (["--gpu", "TPU"], "gpu: got 'TPU'"),
+        (["--gpu", "B200"], "--gpu: got B200; supported: Hopper"),
+    ],
+)
+def test_what_is_refused(options, named, capsys):
+    assert cli.main(["plan", *options]) == 2
+    printed = capsys.readouterr().err
+    assert printed.startswith(f"mla-lab plan: {named}")
+    assert printed.count("\n") == 1
+
+
+def test_what_is_no_length(capsys):
+    with pytest.raises(SystemExit) as stop:
+        cli.main(["plan", "--kv-len", "4k"])
+    assert stop.value.code == 2
+    assert "got '4k'; supported: 4096 or 512,4096" in capsys.readouterr().err

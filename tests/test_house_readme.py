@@ -1,0 +1,60 @@
+"""The README says what is so: its code runs, its picture is ours, its map is complete."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from mla_lab import cli
+from mla_lab.lab.cover import cover
+
+from .house import ROOT
+
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+
+
+def test_the_five_lines_run():
+    (code,) = re.findall(r"```python\n(.*?)```", README, re.S)
+    names: dict[str, object] = {}
+    exec(compile(code, "README.md", "exec"), names)
+    out = names["out"]
+    assert tuple(out.shape) == (2, 1, 128, 512)  # type: ignore[attr-defined]
+    assert out.isfinite().all()  # type: ignore[attr-defined]
+
+
+def test_the_picture_is_what_the_command_draws():
+    picture = ROOT / "data" / "pictures" / "plan.svg"
+    fix = f"fix: python -m mla_lab.lab.cover {picture.relative_to(ROOT)}, and the README's numbers"
+    assert picture.read_text(encoding="utf-8") == cover().markup + "\n", fix
+
+
+def test_the_picture_s_numbers_are_in_its_description():
+    (alt,) = re.findall(r"!\[(.*?)\]\(data/pictures/plan\.svg\)", README)
+    drawn = re.findall(r"\d+ microseconds", cover().alt)
+    assert drawn
+    assert re.findall(r"\d+ microseconds", alt) == drawn
+
+
+def test_the_map_names_every_notebook():
+    named = set(re.findall(r"notebooks/(\w+)\.ipynb", README))
+    assert named == {p.stem for p in (ROOT / "notebooks").glob("*.ipynb")}
+
+
+def test_links_lead_somewhere():
+    targets = re.findall(r"\]\(([^)#:]+)\)", README)
+    assert targets
+    assert [t for t in targets if not (ROOT / t).exists()] == []
+
+
+def test_make_targets_exist():
+    makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
+    contributing = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    named = set(re.findall(r"^make ([a-z-]+)", README + contributing, re.M))
+    assert {"lab", "test"} <= named
+    assert [t for t in named if not re.search(rf"^{t}:", makefile, re.M)] == []
+
+
+@pytest.mark.parametrize("line", re.findall(r"^mla-lab (.*?)(?:  .*)?$", README, re.M))
+def test_commands_of_the_readme_parse(line):
+    assert cli.build_parser().parse_args(line.split()).command == line.split()[0]

@@ -20,7 +20,16 @@ LAYERS = (
     {"contract", "decode", "validate"},
     {"backends"},
     {"cute", "jit"},
-    {"accuracy", "call", "context_parallel", "inputs", "operands", "plan", "reference"},
+    {
+        "accuracy",
+        "call",
+        "context_parallel",
+        "inputs",
+        "operands",
+        "plan",
+        "reference",
+        "workspace",
+    },
     {
         "errors",
         "gpu",

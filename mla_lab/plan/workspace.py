@@ -19,7 +19,9 @@ from dataclasses import dataclass
 
 from ..errors import invalid, unsupported
 
+#: of slices inside the buffer, and of the buffer itself: what torch's allocator gives on a CPU
 ALIGNMENT = 256
+BASE_ALIGNMENT = 64
 MAX_GROUPS = 16384
 #: bytes of an element of every slice: int32 or fp32
 WORD_BYTES = 4
@@ -92,11 +94,11 @@ class WorkspaceLayout:
             raise invalid(
                 "workspace_buffer", f"{nbytes} bytes", f"{self.nbytes} bytes or more for this plan"
             )
-        if self.slices and address % ALIGNMENT:
+        if self.slices and address % BASE_ALIGNMENT:
             raise invalid(
                 "workspace_buffer",
-                f"address {address:#x}, {address % ALIGNMENT} past a boundary",
-                f"an address that is a multiple of {ALIGNMENT}",
+                f"address {address:#x}, {address % BASE_ALIGNMENT} past a boundary",
+                f"an address that is a multiple of {BASE_ALIGNMENT}",
             )
 
     def __str__(self) -> str:

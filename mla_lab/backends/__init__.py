@@ -1,0 +1,100 @@
+"""What can run a call, in the order in which "auto" asks, and why it would not.
+
+    choose(form, "auto")    the first backend that can, or Unsupported with every reason
+    explain(form)           each backend: taken, or its reason
+
+A backend that is asked for by name either runs the call or raises its own reason: there is no
+falling back.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from importlib import import_module
+from typing import NamedTuple
+
+import torch
+
+from ..call import Form
+from ..errors import invalid, unsupported
+from ..gpu import Gpu
+from .base import Backend
+
+#: where each backend lives, in the order of "auto"; a module is imported when it is first asked
+MODULES: dict[str, str] = {"torch": "mla_lab.backends.torch:TorchBackend"}
+ORDER = ("cute", "cuda", "torch")
+#: the contract's words
+ALIASES = {"xqa": "cuda", "trtllm-gen": "auto", "cute-dsl": "cute"}
+NAMES = ("auto", *ORDER, *ALIASES)
+
+
+class Verdict(NamedTuple):
+    """What one backend says to a call; reason is None where it can run it."""
+
+    name: str
+    reason: str | None
+    taken: bool
+
+    def __str__(self) -> str:
+        return f"{self.name}: {'taken' if self.taken else self.reason or 'could, comes later'}"
+
+
+def explain(form: Form) -> tuple[Verdict, ...]:
+    """Every backend in the order of "auto", the first that can run the call taken."""
+    verdicts: list[Verdict] = []
+    for name in ORDER:
+        reason = _reason(name, form)
+        taken = reason is None and not any(v.taken for v in verdicts)
+        verdicts.append(Verdict(name, reason, taken))
+    return tuple(verdicts)
+
+
+@lru_cache(maxsize=4096)
+def choose(form: Form, name: str) -> Backend:
+    """The backend that runs calls of this form.
+
+    Raises InvalidInput for an unknown name, Unsupported with the reasons of those that refuse.
+    """
+    if name not in NAMES:
+        raise invalid("backend", repr(name), NAMES)
+    wanted = ALIASES.get(name, name)
+    if wanted != "auto":
+        reason = _reason(wanted, form)
+        if reason is not None:
+            raise unsupported("backend", repr(name), _others(form, wanted, reason))
+        return load(wanted)
+    verdicts = explain(form)
+    for verdict in verdicts:
+        if verdict.taken:
+            return load(verdict.name)
+    raise unsupported("backend", repr(name), "none: " + "; ".join(map(str, verdicts)))
+
+
+def load(name: str) -> Backend:
+    """The backend called `name`, one object a process."""
+    module, attribute = MODULES[name].split(":")
+    return _instance(module, attribute)
+
+
+@lru_cache
+def _instance(module: str, attribute: str) -> Backend:
+    made: Backend = getattr(import_module(module), attribute)()
+    return made
+
+
+@lru_cache
+def gpu_of(device: torch.device) -> Gpu | None:
+    """The card that a device is, None for a CPU."""
+    return Gpu.here(device.index or 0) if device.type == "cuda" else None
+
+
+def _reason(name: str, form: Form) -> str | None:
+    if name not in MODULES:
+        return "this build has no such backend"
+    return load(name).supports(form.features, form.bounds, gpu_of(form.device))
+
+
+def _others(form: Form, wanted: str, reason: str) -> str:
+    """The reason, and who could run the call instead."""
+    able = [name for name in ORDER if name != wanted and _reason(name, form) is None]
+    return f"{reason}; {' and '.join(able) or 'no backend'} can run this call"

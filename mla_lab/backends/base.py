@@ -1,0 +1,45 @@
+"""What a backend is: a name, a reason when it says no, and a way to run a plan."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import Protocol
+
+from ..call import Call, Features
+from ..gpu import H200, Gpu
+from ..plan import Plan, choose
+from ..problem import Problem
+from ..workspace import Workspace
+
+
+class Backend(Protocol):
+    """Runs decode calls.
+
+    `supports` sees a call's bounds, never its lengths: the choice must hold for every launch of
+    a captured graph.
+    """
+
+    name: str
+    #: plans on the host from lengths that it reads there; on a GPU that synchronises
+    reads_lengths: bool
+
+    def supports(self, features: Features, problem: Problem, gpu: Gpu | None) -> str | None:
+        """None if the backend can run such a call on `gpu` (None: a CPU), else the reason."""
+        ...
+
+    def plan(self, call: Call, gpu: Gpu | None) -> Plan:
+        """The plan of a call that brings none."""
+        ...
+
+    def run(self, call: Call, plan: Plan, workspace: Workspace) -> None:
+        """Writes the call's out and lse. Merges where the plan has partials."""
+        ...
+
+
+@lru_cache(maxsize=256)
+def plan_for(problem: Problem, gpu: Gpu | None, batch_invariant: bool) -> Plan:
+    """The plan of known lengths; without a GPU the one that an H200 would get.
+
+    Every layer of a step asks for the same plan, so that the last ones are remembered.
+    """
+    return choose(problem, gpu or H200, batch_invariant).plan(problem)

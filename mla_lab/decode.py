@@ -1,0 +1,168 @@
+"""The native call: one MLA decode step over a paged cache, as a line of verbs.
+
+    validate   arguments -> Form (shapes) -> Call (lengths, results)
+    plan       Call -> Plan, a value that every layer of a step can share
+    allocate   Plan's layout -> Workspace, named slices of the caller's buffer
+    compile    inside the backend, cached, never for a tensor's values
+    launch     the backend runs the plan's tiles
+    merge      where the plan has partials, inside the launch
+
+Names and meanings are those of `contract.trtllm_batch_decode_with_kv_cache_mla`; the contract's
+functions are this one behind FlashInfer's parameter lists.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from typing import Any
+
+from torch import Tensor
+
+from . import backends
+from .call import Arguments, Call
+from .errors import invalid, invalid_type
+from .plan import Plan
+from .validate import bind, form_of
+from .workspace import Workspace
+
+#: any other value than empty or 0 is debug mode
+DEBUG_VARIABLE = "MLA_LAB_DEBUG"
+
+
+def decode(
+    query: Tensor,
+    kv_cache: Tensor,
+    block_tables: Tensor,
+    seq_lens: Tensor,
+    *,
+    max_seq_len: int | None = None,
+    workspace_buffer: Tensor | None = None,
+    kv_lora_rank: int = 512,
+    qk_rope_head_dim: int = 64,
+    sparse_mla_top_k: int = 0,
+    out: Tensor | None = None,
+    bmm1_scale: float | Tensor = 1.0,
+    bmm2_scale: float | Tensor = 1.0,
+    sinks: Tensor | Sequence[Tensor] | None = None,
+    skip_softmax_threshold_scale_factor: float | None = None,
+    enable_pdl: bool | None = None,
+    is_var_seq: bool = True,
+    uses_shared_paged_kv_idx: bool = True,
+    lse: Tensor | None = None,
+    return_lse: bool = False,
+    return_lse_base: str | None = None,
+    cum_seq_lens_q: Tensor | None = None,
+    max_q_len: int | None = None,
+    enable_dcp: bool = False,
+    cp_world: int = 1,
+    cp_rank: int = 0,
+    causal_seqlens_kv_global: Tensor | None = None,
+    mask: Tensor | None = None,
+    batch_invariant: bool = False,
+    plan: Plan | None = None,
+    backend: str = "auto",
+    debug: bool | None = None,
+) -> Tensor | tuple[Tensor, Tensor]:
+    """Attention of new tokens over their requests' cached tokens, in the absorbed form of MLA.
+
+    Parameters, shapes and units are documented at `contract.trtllm_batch_decode_with_kv_cache_mla`.
+    Different here:
+
+    max_seq_len: None takes what block_tables can name.
+    workspace_buffer: None allocates what the plan needs, in every call.
+    debug: check every value, such as page ids; on a GPU the checks copy to the host, which
+        synchronises. None: as the environment variable MLA_LAB_DEBUG says.
+
+    Returns out `query.shape[:-1] + (kv_lora_rank,)`, or (out, lse) with return_lse.
+    Raises InvalidInput (wrong type or dtype: InvalidType, which is a TypeError too) or Unsupported,
+    before anything is compiled, loaded or launched.
+    """
+    given = Arguments(
+        query,
+        kv_cache,
+        block_tables,
+        seq_lens,
+        max_seq_len,
+        workspace_buffer,
+        kv_lora_rank,
+        qk_rope_head_dim,
+        sparse_mla_top_k,
+        out,
+        bmm1_scale,
+        bmm2_scale,
+        sinks,
+        skip_softmax_threshold_scale_factor,
+        enable_pdl,
+        is_var_seq,
+        uses_shared_paged_kv_idx,
+        lse,
+        return_lse,
+        return_lse_base,
+        cum_seq_lens_q,
+        max_q_len,
+        enable_dcp,
+        cp_world,
+        cp_rank,
+        causal_seqlens_kv_global,
+        mask,
+        batch_invariant,
+        plan,
+    )
+    call, runner = validate(given, backend, debug)
+    tiles = make_plan(call, runner)
+    workspace = allocate(call, tiles)
+    runner.run(call, tiles, workspace)
+    return (call.out, call.lse) if call.given.return_lse else call.out
+
+
+def explain(*arguments: Any, **named: Any) -> tuple[backends.Verdict, ...]:
+    """What each backend says to a call: taken, or the reason why not.
+
+    Takes `decode`'s arguments but backend and debug; checks them, and runs nothing.
+    """
+    return backends.explain(form_of(Arguments(*arguments, **named)))
+
+
+def validate(given: Arguments, backend: str, debug: bool | None) -> tuple[Call, backends.Backend]:
+    """The checked call, and the backend that will run it."""
+    form = form_of(given)
+    if not isinstance(backend, str):
+        raise invalid_type("backend", type(backend).__name__, "a name (str)")
+    runner = backends.choose(form, backend)
+    if debug is None:
+        debug = os.environ.get(DEBUG_VARIABLE, "0") not in ("", "0")
+    return bind(given, form, reads_lengths=runner.reads_lengths, debug=debug), runner
+
+
+def make_plan(call: Call, runner: backends.Backend) -> Plan:
+    """The caller's plan if it was made for this call, else the backend's own."""
+    gpu = backends.gpu_of(call.form.device)
+    plan = call.given.plan
+    if plan is None:
+        return runner.plan(call, gpu)
+    _check_plan(plan, call)
+    return plan
+
+
+def allocate(call: Call, plan: Plan) -> Workspace:
+    """Slices of the caller's buffer, or of one of our own where none was given."""
+    return Workspace.of(plan.workspace, call.given.workspace_buffer, call.form.device)
+
+
+def _check_plan(plan: Plan, call: Call) -> None:
+    """Refuse a plan for other lengths, heads or dims, and one that looks at the batch where the
+    result must not depend on it.
+    """
+    for name in ("batch", "heads", "latent_dim", "rope_dim", "top_k", "q_lens", "kv_lens"):
+        planned, here = getattr(plan.problem, name), getattr(call.problem, name)
+        if name == "kv_lens" and plan.problem.top_k:
+            continue
+        if not call.lengths_known and name in ("q_lens", "kv_lens"):
+            fits = all(p <= h for p, h in zip(planned, here, strict=True))
+            if not fits:
+                raise invalid("plan", f"{name} of {max(planned)}", f"at most {max(here)}")
+        elif planned != here:
+            raise invalid("plan", f"one for {name} {planned}", f"this call's {name}, {here}")
+    if call.features.batch_invariant and plan.policy != "fixed_size":
+        raise invalid("plan", f"policy {plan.policy!r} with batch_invariant", "'fixed_size'")

@@ -1,0 +1,83 @@
+"""The device planner's arithmetic, compiled for the host and called through ctypes."""
+
+from __future__ import annotations
+
+import ctypes
+import subprocess
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from mla_lab.backends.cuda_ops import POLICIES, DevicePlanner
+from mla_lab.jit.toolchain import find_cxx
+from mla_lab.problem import Problem
+from mla_lab.resources import kernels_dir
+
+POINTER = ctypes.POINTER(ctypes.c_int32)
+
+
+class Params(ctypes.Structure):
+    """`mla::planner::Params`."""
+
+    _fields_ = (
+        ("seq_lens", POINTER),
+        ("q_begin", POINTER),
+        *((n, ctypes.c_int32) for n in ("batch", "heads", "tile_rows", "tile_kv", "workers")),
+        *((n, ctypes.c_int32) for n in ("policy", "overhead", "split_blocks", "max_splits")),
+        ("tiles", POINTER),
+        ("worker_begin", POINTER),
+        ("merge_items", POINTER),
+        ("counts", POINTER),
+        *((f"{n}_capacity", ctypes.c_int32) for n in ("tile", "slot", "group")),
+    )
+
+
+@dataclass
+class HostPlan:
+    """What the planner wrote."""
+
+    tiles: np.ndarray
+    worker_begin: np.ndarray
+    merge_items: np.ndarray
+    counts: np.ndarray
+
+
+def build(folder: Path) -> ctypes.CDLL:
+    """Compile tests/planner_host.cc into `folder`."""
+    library = folder / "planner_host.so"
+    source = Path(__file__).with_name("planner_host.cc")
+    flags = ["-std=c++17", "-O1", "-Wall", "-Wextra", "-Werror", "-shared", "-fPIC"]
+    command = [str(find_cxx()), *flags, f"-I{kernels_dir()}", str(source), "-o", str(library)]
+    subprocess.run(command, check=True)
+    return ctypes.CDLL(str(library))
+
+
+def plan_on_host(
+    library: ctypes.CDLL,
+    planner: DevicePlanner,
+    problem: Problem,
+    capacity: tuple[int, int, int] | None = None,
+) -> HostPlan:
+    """Run the planner for `problem`, with the capacities that `planner` promises to suffice."""
+    tiles, slots, groups = capacity or planner.capacity
+    seq_lens = np.array(problem.kv_lens, dtype=np.int32)
+    q_begin = np.cumsum([0, *problem.q_lens]).astype(np.int32)
+    plan = HostPlan(
+        np.full((tiles, 8), -7, dtype=np.int32),
+        np.full(planner.num_workers + 1, -7, dtype=np.int32),
+        np.full((groups, 4), -7, dtype=np.int32),
+        np.full(4, -7, dtype=np.int32),
+    )
+
+    def at(array: np.ndarray) -> object:
+        return array.ctypes.data_as(POINTER)
+
+    params = Params(
+        at(seq_lens), at(q_begin), problem.batch, problem.heads, planner.tile_rows,
+        planner.tile_kv, planner.num_workers, POLICIES.index(planner.policy), planner.overhead,
+        planner.split_blocks, planner.max_splits, at(plan.tiles), at(plan.worker_begin),
+        at(plan.merge_items), at(plan.counts), tiles, slots, groups,
+    )  # fmt: skip
+    library.plan_on_host(ctypes.byref(params))
+    return plan

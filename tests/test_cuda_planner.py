@@ -1,0 +1,90 @@
+"""The device planner's rules, run on the host, against the plans that Python makes."""
+
+from __future__ import annotations
+
+import ctypes
+import shutil
+
+import numpy as np
+import pytest
+
+from mla_lab.backends.cuda_ops import DevicePlanner, merge_items
+from mla_lab.errors import InvalidInput
+from mla_lab.plan import Plan
+from mla_lab.problem import Problem
+
+from .planner_cases import host_plan, random_case
+from .planner_host import HostPlan, build, plan_on_host
+
+pytestmark = pytest.mark.skipif(shutil.which("g++") is None, reason="needs a C++ compiler")
+
+
+@pytest.fixture(scope="module")
+def library(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
+    return build(tmp_path_factory.mktemp("planner"))
+
+
+def check_equal(found: HostPlan, plan: Plan) -> None:
+    assert found.counts.tolist() == [plan.num_tiles, plan.num_slots, plan.num_groups, 0]
+    np.testing.assert_array_equal(found.worker_begin, plan.worker_begin)
+    np.testing.assert_array_equal(found.tiles[: plan.num_tiles], plan.tiles)
+    np.testing.assert_array_equal(found.merge_items[: plan.num_groups], merge_items(plan))
+    assert not found.merge_items[plan.num_groups :].any()
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_equal_to_the_python_plan_on_random_batches(library: ctypes.CDLL, seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    for _ in range(100):
+        planner, problem = random_case(rng)
+        check_equal(plan_on_host(library, planner, problem), host_plan(planner, problem))
+
+
+@pytest.mark.parametrize("policy", ["greedy", "fixed_size"])
+@pytest.mark.parametrize(
+    ("q_lens", "kv_lens", "heads"),
+    [
+        ((0, 0), (5, 9), 16),
+        ((1,), (0,), 128),
+        ((1, 0, 1), (0, 70_000, 64), 16),
+        ((1,) * 4096, tuple(range(4096)), 16),
+        ((40,), (131_072,), 128),
+    ],
+)
+def test_equal_at_the_edges(
+    library: ctypes.CDLL,
+    policy: str,
+    q_lens: tuple[int, ...],
+    kv_lens: tuple[int, ...],
+    heads: int,
+) -> None:
+    problem = Problem(q_lens, kv_lens, heads)
+    planner = DevicePlanner(
+        heads, len(q_lens), max(q_lens), max(kv_lens), policy=policy, num_workers=132
+    )
+    check_equal(plan_on_host(library, planner, problem), host_plan(planner, problem))
+
+
+@pytest.mark.parametrize("short", [0, 1, 2])
+def test_a_plan_that_does_not_fit_leaves_every_worker_idle(
+    library: ctypes.CDLL, short: int
+) -> None:
+    problem = Problem((1, 1), (100_000, 3_000), 16)
+    planner = DevicePlanner(16, 2, 1, 100_000)
+    plan = host_plan(planner, problem)
+    capacity = [plan.num_tiles, plan.num_slots, plan.num_groups]
+    capacity[short] -= 1
+    found = plan_on_host(library, planner, problem, (capacity[0], capacity[1], capacity[2]))
+    assert found.counts.tolist() == [plan.num_tiles, plan.num_slots, plan.num_groups, 1]
+    assert not found.worker_begin.any()
+    assert not found.merge_items.any()
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [("policy", "cost"), ("max_batch", 5000), ("max_batch", 0), ("num_workers", 2000)],
+)
+def test_bounds_are_checked_before_anything_runs(field: str, value: object) -> None:
+    fields = {"heads": 16, "max_batch": 4, "max_q_len": 1, "max_kv_len": 100, field: value}
+    with pytest.raises(InvalidInput, match=field):
+        DevicePlanner(**fields)  # type: ignore[arg-type]

@@ -129,8 +129,7 @@ def visible_keys(q_len: int, position: Tensor, length: int, drafts: Tensor | Non
     if drafts is None:
         return column <= torch.arange(q_len, device=position.device).unsqueeze(-1)
     last = max(q_len - 1, 0)
-    seen = masks.unpack(drafts, last + 1)[:, column.clamp(0, last)]
-    return (column < 0) | (seen & (column < q_len))
+    return (column < 0) | masks.unpack(drafts, last + 1)[:, column.clamp(0, last)]
 
 
 def q_begins(call: ReferenceCall) -> list[int]:

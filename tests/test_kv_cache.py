@@ -81,6 +81,13 @@ def test_656_plain_scales_use_the_whole_range():
     assert torch.equal(latent.abs().amax(-1), torch.full((4, 4), 448.0))
 
 
+def test_656_unpacks_to_bf16_with_one_rounding():
+    stored = formats.pack(gauss(50, 576), "fp8_656", power_of_two_scales=False)
+    exact = formats.unpack(stored)
+    rounded = formats.unpack(stored, torch.bfloat16)
+    assert ((rounded.double() - exact).abs() <= 2**-8 * exact.abs() * (1 + 2**-12)).all()
+
+
 def test_656_zero_group_stays_zero():
     assert torch.equal(
         formats.unpack(formats.pack(torch.zeros(1, 576), "fp8_656")), torch.zeros(1, 576).double()

@@ -48,6 +48,21 @@ def add_problem_options(parser: argparse.ArgumentParser) -> None:
     )
     shape.add_argument("--kv-format", choices=KV_FORMATS, help="of the cache (the query's dtype)")
     shape.add_argument("--page-size", type=int, default=64, help="tokens a page (default 64)")
+    trace = parser.add_argument_group("lengths from a serving trace, instead of --kv-len")
+    trace.add_argument(
+        "--trace",
+        metavar="FILE",
+        help='Azure CSV or Mooncake JSONL; "synthetic" is the shipped one',
+    )
+    trace.add_argument(
+        "--mode",
+        choices=("sample", "replay"),
+        default="sample",
+        help="--batch steps drawn at random (default), or who was decoding --at a time",
+    )
+    trace.add_argument("--at", type=float, help="replay: seconds into the trace (its middle)")
+    trace.add_argument("--step-ms", type=float, default=30.0, help="replay: a token's time (30)")
+    parser.add_argument("--seed", type=int, default=0, help="of everything drawn at random (0)")
 
 
 def _lengths(text: str) -> tuple[int, ...]:
@@ -63,7 +78,7 @@ def problem_of(args: argparse.Namespace) -> Asked:
     heads = DEFAULT_HEADS if args.heads is None else args.heads
     if model:
         heads = model.heads_per_rank(args.tp)
-    kv_lens, source = _given_lengths(args)
+    kv_lens, source = _given_lengths(args) if args.trace is None else _trace_lengths(args)
     problem = Problem(
         q_lens=(args.q_len,) * len(kv_lens),
         kv_lens=kv_lens,
@@ -98,3 +113,27 @@ def _given_lengths(args: argparse.Namespace) -> tuple[tuple[int, ...], str]:
     if len(kv_lens) not in (1, batch):
         raise invalid("--kv-len", f"{len(kv_lens)} lengths", f"one, or --batch ({batch}) of them")
     return (kv_lens * batch if len(kv_lens) == 1 else kv_lens), "given"
+
+
+def _trace_lengths(args: argparse.Namespace) -> tuple[tuple[int, ...], str]:
+    from ..workload import load_trace, replay, sample, shipped_trace
+
+    if args.kv_len is not None:
+        raise invalid("--kv-len", "lengths beside --trace", "one of them")
+    if args.seed < 0:
+        raise invalid("--seed", args.seed, "0 or more")
+    trace = shipped_trace() if args.trace == "synthetic" else load_trace(args.trace)
+    if args.mode == "replay":
+        if args.batch is not None:
+            raise invalid("--batch", f"{args.batch} with --mode replay", "the batch at that time")
+        at = trace.duration_s / 2 if args.at is None else args.at
+        step = replay(trace, at, args.step_ms / 1e3)
+        if not len(step):
+            raise invalid("--at", f"{at:g} s, when no request is decoding", "another time")
+        how = f"replay at {at:g} s, {args.step_ms:g} ms a token"
+    else:
+        step = sample(trace, DEFAULT_BATCH if args.batch is None else args.batch, args.seed)
+        how = f"sample of {len(step)} steps, seed {args.seed}"
+    # the drafts of a longer query are cached too
+    kv_lens = tuple(length + args.q_len - 1 for length in step.kv_lens)
+    return kv_lens, f"{how}, from {trace.name}"

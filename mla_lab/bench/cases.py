@@ -1,0 +1,163 @@
+"""What is timed: lists of cases, each one decode call by numbers.
+
+Lists are made by rule, so that a name says everything: `b128_q1_h128_kv4096_gauss` is 128
+requests of one query token, 128 heads and KV lengths drawn around 4096.
+"""
+
+from __future__ import annotations
+
+import itertools
+import random
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
+from typing import Any
+
+from ..errors import invalid
+from ..problem import Problem
+
+
+@dataclass(frozen=True)
+class Case:
+    """One call to time. `features` and `distribution` are those of `mla_lab.inputs`."""
+
+    name: str
+    family: str
+    problem: Problem
+    features: tuple[str, ...] = ()
+    distribution: str = "gauss"
+    #: how the KV lengths came about
+    lengths: str = "uniform"
+    #: factor of skip-softmax, None for exact attention
+    skip_softmax: float | None = None
+    batch_invariant: bool = False
+
+
+def uniform_case(
+    batch: int, q_len: int, heads: int, kv_len: int, family: str = "sweep", **fields: Any
+) -> Case:
+    """All requests of one length; `fields` go to `Problem`."""
+    problem = Problem.uniform(batch, q_len, kv_len, heads, **fields)
+    return Case(_name(batch, q_len, heads, kv_len) + _suffix(problem), family, problem)
+
+
+def gauss_lengths(batch: int, mean: int, least: int, seed: int = 0) -> tuple[int, ...]:
+    """Ragged lengths: normal(mean, mean / 2) by Python's `random.gauss`, floored at `least`."""
+    draw = random.Random(seed)
+    return tuple(max(int(draw.gauss(mean, mean / 2)), least) for _ in range(batch))
+
+
+def anchor_cases() -> list[Case]:
+    """The 54 cases that decide: latency, middle, compute and memory regimes, bf16, page 64."""
+    grids = [
+        ((1,), (128,), (1, 4, 16, 64, 128), (1024, 4096, 8192)),
+        ((1,), (16,), (1, 4, 16, 64, 128), (1024, 4096, 8192)),
+        ((2,), (128,), (1, 16, 128), (1024, 8192)),
+        ((4,), (16,), (1, 16, 128), (1024, 8192)),
+        ((1,), (64,), (1, 16, 128), (1024, 8192)),
+        ((1,), (128, 16), (1,), (65536,)),
+    ]
+    cases = [
+        uniform_case(batch, q_len, heads, kv_len, "anchor")
+        for grid in grids
+        for q_len, heads, batch, kv_len in itertools.product(*grid)
+    ]
+    for batch, heads, mean in ((128, 128, 4096), (128, 16, 4096), (32, 128, 2048)):
+        problem = Problem((1,) * batch, gauss_lengths(batch, mean, least=1), heads)
+        name = _name(batch, 1, heads, mean) + "_gauss"
+        cases.append(Case(name, "anchor", problem, lengths="gauss(mean, mean / 2), seed 0"))
+    return [*cases, uniform_case(8, 1, 128, 16384, "anchor")]
+
+
+def blackwell_twins() -> list[Case]:
+    """The 40 cases of the Blackwell table in FlashInfer's pull request 2743, for this card.
+
+    Equal lengths of 8192, or uniform in 1 to 8191 with the last one 8192, as its script draws
+    them (its seed is not published; ours is 0). Page 32.
+    """
+    cases = []
+    for dtype, variable in itertools.product(("e4m3", "bf16"), (False, True)):
+        for q_len, batch in itertools.product((1, 4), (1, 32, 64, 128, 256)):
+            draw = random.Random(0)
+            lengths = [max(draw.randint(1, 8191), q_len) for _ in range(batch - 1)] + [8192]
+            problem = Problem(
+                (q_len,) * batch,
+                tuple(lengths) if variable else (8192,) * batch,
+                128,
+                q_dtype=dtype,
+                kv_format=dtype,
+                page_size=32,
+            )
+            name = _name(batch, q_len, 128, 8192) + ("_var" if variable else "") + _suffix(problem)
+            drawn = "randint(1, 8191), seed 0, last 8192" if variable else "uniform"
+            cases.append(Case(name, "twin", problem, lengths=drawn))
+    return cases
+
+
+def feature_cases() -> list[Case]:
+    """Contract features one at a time beside the plain call, so that each shows its cost."""
+    plain = uniform_case(16, 4, 128, 4096, "feature")
+    cases = [replace(plain, name=f"{plain.name}_plain")]
+    for feature in ("lse", "sinks", "chain_mask", "tree_mask", "ragged", "max_q_len"):
+        cases.append(replace(plain, name=f"{plain.name}_{feature}", features=(feature,)))
+    for feature in ("device_scales", "page_gap", "separate_tables", "cache_4d"):
+        cases.append(replace(plain, name=f"{plain.name}_{feature}", features=(feature,)))
+    cases.append(replace(plain, name=f"{plain.name}_skip_softmax", skip_softmax=1e-3))
+    cases.append(replace(plain, name=f"{plain.name}_batch_invariant", batch_invariant=True))
+    heavy = replace(plain, name=f"{plain.name}_heavy_tailed", distribution="heavy_tailed")
+    formats = [
+        uniform_case(16, 4, 128, 4096, "feature", kv_format="fp8_656"),
+        uniform_case(16, 4, 128, 4096, "feature", kv_format="e4m3"),
+        uniform_case(16, 4, 128, 4096, "feature", q_dtype="e4m3", kv_format="e4m3"),
+        uniform_case(16, 4, 128, 4096, "feature", q_dtype="fp16", kv_format="fp16"),
+        uniform_case(16, 4, 128, 4096, "feature", top_k=2048),
+    ]
+    return [*cases, heavy, *formats]
+
+
+def trace_cases(samples: Iterable[tuple[str, Problem]]) -> list[Case]:
+    """One case for each sample of a serving trace (its name and its problem)."""
+    return [Case(f"trace_{name}", "trace", problem, lengths=name) for name, problem in samples]
+
+
+def sweep_cases(
+    batches: Iterable[int],
+    q_lens: Iterable[int],
+    heads: Iterable[int],
+    kv_lens: Iterable[int],
+    **fields: Any,
+) -> list[Case]:
+    """Every combination of the values given; `fields` go to `Problem`."""
+    grid = itertools.product(batches, q_lens, heads, kv_lens)
+    return [uniform_case(*lengths, **fields) for lengths in grid]
+
+
+#: lists that need no argument, by the name that the command line takes
+LISTS: dict[str, Callable[[], list[Case]]] = {
+    "anchor": anchor_cases,
+    "twin": blackwell_twins,
+    "feature": feature_cases,
+}
+
+
+def get_list(name: str) -> list[Case]:
+    """The case list called `name`."""
+    if name not in LISTS:
+        raise invalid("cases", repr(name), tuple(LISTS))
+    return LISTS[name]()
+
+
+def _name(batch: int, q_len: int, heads: int, kv_len: int) -> str:
+    return f"b{batch}_q{q_len}_h{heads}_kv{kv_len}"
+
+
+def _suffix(problem: Problem) -> str:
+    """What is not at its default: dtypes, page size, top_k."""
+    parts = []
+    if (problem.q_dtype, problem.kv_format) != ("bf16", "bf16"):
+        same = problem.q_dtype == problem.kv_format
+        parts.append(problem.q_dtype if same else f"{problem.q_dtype}_{problem.kv_format}")
+    if problem.page_size != 64:
+        parts.append(f"p{problem.page_size}")
+    if problem.top_k:
+        parts.append(f"topk{problem.top_k}")
+    return "".join(f"_{part}" for part in parts)

@@ -1,0 +1,90 @@
+"""What a figure depends on besides the code: card, driver, libraries, commit."""
+
+from __future__ import annotations
+
+import os
+import platform
+import shutil
+import subprocess
+import sys
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from .. import __version__
+
+#: distributions whose version is noted where they are installed
+LIBRARIES = ("torch", "triton", "numpy", "apache-tvm-ffi", "nvidia-cutlass-dsl")
+SMI_FIELDS = ("name", "driver_version", "vbios_version", "power.limit", "clocks.max.sm")
+
+
+def environment(device: torch.device | str = "cpu") -> dict[str, Any]:
+    """Plain values for a record's first row. What cannot be found out is None."""
+    return {
+        "device": str(device),
+        "card": _card(device),
+        "smi": _smi(),
+        "host": {"processor": platform.processor() or platform.machine(), "cores": os.cpu_count()},
+        "python": platform.python_version(),
+        "cuda": torch.version.cuda,
+        "libraries": {name: v for name in LIBRARIES if (v := _version(name)) is not None},
+        "mla_lab": __version__,
+        "commit": commit(),
+        "dirty": dirty(),
+        "command": [Path(sys.argv[0]).name, *sys.argv[1:]],
+    }
+
+
+def commit() -> str | None:
+    """The checkout's commit; MLA_LAB_COMMIT where the code travelled without its history."""
+    return os.environ.get("MLA_LAB_COMMIT") or _git("rev-parse", "HEAD")
+
+
+def dirty() -> bool | None:
+    """Whether tracked files differ from the commit, None where there is no checkout."""
+    status = _git("status", "--porcelain", "--untracked-files=no")
+    return None if status is None else bool(status)
+
+
+def _card(device: torch.device | str) -> dict[str, Any] | None:
+    if torch.device(device).type != "cuda":
+        return None
+    found = torch.cuda.get_device_properties(device)
+    return {
+        "name": found.name,
+        "sms": found.multi_processor_count,
+        "memory_bytes": found.total_memory,
+        "l2_bytes": found.L2_cache_size,
+        "capability": f"{found.major}.{found.minor}",
+    }
+
+
+def _smi() -> dict[str, str] | None:
+    if not shutil.which("nvidia-smi"):
+        return None
+    query = f"--query-gpu={','.join(SMI_FIELDS)}"
+    text = _output("nvidia-smi", query, "--format=csv,noheader", "-i", "0")
+    if text is None:
+        return None
+    return dict(zip(SMI_FIELDS, (field.strip() for field in text.split(",")), strict=False))
+
+
+def _version(name: str) -> str | None:
+    try:
+        return metadata.version(name)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def _git(*arguments: str) -> str | None:
+    return _output("git", "-C", str(Path(__file__).parent), *arguments)
+
+
+def _output(*command: str) -> str | None:
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=20, check=True)
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return done.stdout.strip()

@@ -1,0 +1,113 @@
+"""Runs lists of cases against peers, appends to a record, and can be interrupted and resumed."""
+
+from __future__ import annotations
+
+import gc
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
+from typing import Any
+
+import torch
+
+from .cases import Case
+from .ceilings import ceilings
+from .environment import environment
+from .measure import CaseRun, Method
+from .peers import Peer
+from .records import Key, Record, Row, rerun_spread
+from .telemetry import Telemetry
+from .timers import Timer, timer_for
+
+
+class Bench:
+    """A run: peers on one device with one method, into one record."""
+
+    def __init__(
+        self,
+        record: Record,
+        peers: Sequence[Peer],
+        device: torch.device | str,
+        method: Method | None = None,
+        *,
+        timer: Timer | None = None,
+        progress: Callable[[str], None] = lambda text: None,
+    ) -> None:
+        self.record = record
+        self.peers = peers
+        self.device = torch.device(device)
+        self.method = method or Method()
+        self.timer = timer or timer_for(self.device)
+        self.progress = progress
+
+    def run(self, cases: Sequence[Case]) -> None:
+        """Measures what the record does not hold yet.
+
+        Whatever ends it early (Ctrl-C above all) leaves an `end` row that says so.
+        """
+        missing = {peer.name: peer.available(self.device) for peer in self.peers}
+        here = [peer for peer in self.peers if missing[peer.name] is None]
+        todo = self._todo(cases, here)
+        self.record.append(self._opening(len(todo), missing))
+        begin = time.monotonic()
+        ended = "interrupted"
+        try:
+            with Telemetry() as telemetry:
+                for number, (case, part, peers) in enumerate(todo, 1):
+                    self.progress(f"{number}/{len(todo)} {case.name}")
+                    for row in self._case(case, peers, telemetry):
+                        self.record.append({**row, "part": part})
+            ended = "complete"
+        finally:
+            self.record.append(
+                {
+                    "kind": "end",
+                    "status": ended,
+                    "seconds": time.monotonic() - begin,
+                    "ceilings": self._ceilings() if ended == "complete" else None,
+                    "rerun_spread": rerun_spread(self.record.rows),
+                }
+            )
+
+    def _todo(
+        self, cases: Sequence[Case], here: Sequence[Peer]
+    ) -> list[tuple[Case, int, list[Peer]]]:
+        """Cases with the peers that have no result yet, one part of the list after the other."""
+        done = self.record.done()
+        todo = []
+        for part in range(self.method.parts):
+            for case in cases:
+                peers = [p for p in here if Key(case.name, p.name, part) not in done]
+                if peers:
+                    todo.append((case, part, peers))
+        return todo
+
+    def _opening(self, cases: int, missing: dict[str, str | None]) -> Row:
+        return {
+            "kind": "run",
+            "environment": environment(self.device),
+            "method": {**asdict(self.method), "timer": self.timer.name},
+            "peers": [_describe_peer(peer, missing[peer.name]) for peer in self.peers],
+            "cases": cases,
+            "ceilings": self._ceilings(),
+        }
+
+    def _ceilings(self) -> Row | None:
+        return ceilings(self.device) if self.method.ceilings else None
+
+    def _case(self, case: Case, peers: Sequence[Peer], telemetry: Telemetry) -> list[Row]:
+        """Result rows of one case; clocks and watts are those of all its peers together."""
+        begin = time.monotonic()
+        run = CaseRun(case, self.method, self.timer, self.device)
+        rows = run.rows(peers)
+        readings = telemetry.between(begin, time.monotonic())
+        # graphs and pools of a case go before the next one allocates its own
+        gc.collect()
+        if self.device.type == "cuda":
+            torch.cuda.empty_cache()
+        return [{**row, "telemetry": readings} for row in rows]
+
+
+def _describe_peer(peer: Peer, unavailable: str | None) -> dict[str, Any]:
+    version = None if unavailable else peer.version()
+    return {"name": peer.name, "version": version, "unavailable": unavailable}

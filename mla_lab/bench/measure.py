@@ -1,0 +1,190 @@
+"""Times one case: peers interleaved, every output checked on the inputs that are timed.
+
+For each peer: prepare, check every copy's output, make the launches one replay, warm it up;
+then rounds in which each peer runs once in turn. The figure is the median of a replay's time
+over its launches. Afterwards the last output of the replay itself is checked.
+"""
+
+from __future__ import annotations
+
+import traceback
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from statistics import median
+
+import torch
+
+from ..errors import MlaLabError
+from .cases import Case
+from .checks import compare
+from .kernel_times import kernel_times
+from .peers import Peer, Prepared
+from .records import Row, describe_case
+from .rotation import MIN_LAUNCHES, ROTATION_BYTES, Rotation, make_rotation
+from .timers import Replay, Timer
+
+
+@dataclass(frozen=True)
+class Method:
+    """How figures are taken; stands in every record."""
+
+    rounds: int = 9
+    warmups: int = 2
+    rotation_bytes: int = ROTATION_BYTES
+    min_launches: int = MIN_LAUNCHES
+    #: repetitions of the whole list in one process
+    parts: int = 1
+    seed: int = 0
+    #: also time launches alone with a cold L2, and calls that make their plan anew
+    isolated: bool = True
+    planned: bool = True
+    #: time of each kernel, by the profiler, in a run of its own
+    kernels: bool = False
+    #: measure the GEMM and the read before and after
+    ceilings: bool = True
+
+
+@dataclass
+class Entry:
+    """One peer's stand in one case; it runs until its row has a status."""
+
+    peer: Peer
+    row: Row
+    prepared: Prepared | None = None
+    replays: dict[str, Replay] = field(default_factory=dict)
+    #: microseconds of whole replays, by figure
+    rounds: dict[str, list[float]] = field(default_factory=dict)
+
+    @property
+    def running(self) -> bool:
+        return "status" not in self.row
+
+    def give_up(self, error: Exception) -> None:
+        """A refusal keeps its message; anything else is a failure with its place."""
+        self.replays, self.prepared = {}, None
+        if isinstance(error, MlaLabError | NotImplementedError):
+            self.row.update(status="refused", reason=str(error))
+            return
+        place = traceback.extract_tb(error.__traceback__)[-1]
+        reason = f"{type(error).__name__}: {str(error)[:500]} ({place.name}, line {place.lineno})"
+        self.row.update(status="failed", reason=reason)
+
+
+class CaseRun:
+    """One case against some peers, on one device with one timer."""
+
+    def __init__(self, case: Case, method: Method, timer: Timer, device: torch.device) -> None:
+        self.case = case
+        self.method = method
+        self.timer = timer
+        self.device = device
+
+    def rows(self, peers: Sequence[Peer]) -> list[Row]:
+        """A result row for each peer, in their order."""
+        entries = [Entry(peer, self._row(peer)) for peer in peers]
+        if any(entry.running for entry in entries):
+            self._measure(entries)
+        for entry in entries:
+            if entry.running:
+                entry.row.update(_figures(entry, self.case))
+        return [entry.row for entry in entries]
+
+    def _row(self, peer: Peer) -> Row:
+        row = {"kind": "result", **describe_case(self.case), "peer": peer.name}
+        reason = peer.refuses(self.case)
+        return {**row, "status": "refused", "reason": reason} if reason else row
+
+    def _measure(self, entries: list[Entry]) -> None:
+        rotation: Rotation | None = None
+        for entry in (e for e in entries if e.running):
+            try:
+                rotation = rotation or make_rotation(
+                    self.case,
+                    seed=self.method.seed,
+                    device=self.device,
+                    rotation_bytes=self.method.rotation_bytes,
+                )
+                self._enter(entry, rotation)
+            except Exception as error:
+                entry.give_up(error)
+        for number in range(self.method.rounds):
+            # each round starts with another peer, so that none always follows the same one
+            first = number % len(entries)
+            for entry in entries[first:] + entries[:first]:
+                _run_round(entry)
+        if rotation is not None:
+            for entry in (e for e in entries if e.running):
+                self._finish(entry, rotation)
+
+    def _enter(self, entry: Entry, rotation: Rotation) -> None:
+        """Prepares a peer, checks every copy, makes its replays and warms them up."""
+        prepared = entry.peer.prepare(rotation)
+        pairs = zip(prepared.launches, rotation.expected, strict=True)
+        accuracy = compare((launch(), expected) for launch, expected in pairs)
+        entry.row.update(asdict(accuracy), notes=prepared.notes)
+        objection = accuracy.objection(self.case)
+        if objection:
+            entry.row.update(status="wrong", reason=objection)
+            return
+        order = rotation.order(self.method.min_launches)
+        entry.row.update(
+            kv_copies=len(rotation.copies),
+            kv_rotation_bytes=rotation.kv_bytes,
+            launches_per_replay=len(order),
+        )
+        entry.prepared = prepared
+        entry.replays = self._replays(prepared, order)
+        for _ in range(self.method.warmups):
+            for replay in entry.replays.values():
+                replay()
+
+    def _replays(self, prepared: Prepared, order: list[int]) -> dict[str, Replay]:
+        replays = {"us": self.timer.ready([prepared.launches[i] for i in order])}
+        if self.method.isolated:
+            replays["isolated_us"] = self.timer.ready(prepared.launches[:1], cold=True)
+        if self.method.planned and prepared.planned_launches:
+            launches = [prepared.planned_launches[i] for i in order]
+            replays["us_with_plan"] = self.timer.ready(launches)
+        return replays
+
+    def _finish(self, entry: Entry, rotation: Rotation) -> None:
+        """Checks what the replay wrote; times the plan where the host makes it."""
+        try:
+            accuracy = compare([(entry.replays["us"].last_output, rotation.expected[-1])])
+            objection = accuracy.objection(self.case)
+            if objection:
+                entry.row.update(status="wrong", reason=f"in the timed replay: {objection}")
+                return
+            prepared = entry.prepared
+            if prepared and prepared.plan and self.method.planned:
+                rounds = [self.timer.host_us(prepared.plan) for _ in range(self.method.rounds)]
+                entry.rounds["plan_us"] = rounds
+            if prepared and self.method.kernels:
+                entry.row["kernels_us"] = kernel_times(prepared.launches, self.device)
+        except Exception as error:
+            entry.give_up(error)
+
+
+def _run_round(entry: Entry) -> None:
+    """One run of each of the peer's replays."""
+    try:
+        for name, replay in entry.replays.items():
+            entry.rounds.setdefault(name, []).append(replay())
+    except Exception as error:
+        entry.give_up(error)
+
+
+def _figures(entry: Entry, case: Case) -> Row:
+    """Medians and raw rounds, in microseconds a launch (a plan)."""
+    launches = entry.row["launches_per_replay"]
+    per_round = {"us": launches, "us_with_plan": launches, "isolated_us": 1, "plan_us": 1}
+    rounds = {
+        name: [value / per_round[name] for value in values] for name, values in entry.rounds.items()
+    }
+    row: Row = {name: median(values) for name, values in rounds.items()}
+    if "plan_us" in row and "us_with_plan" not in row:
+        row["us_with_plan"] = row["us"] + row["plan_us"]
+    row["rounds"] = rounds
+    row["tflops"] = case.problem.flops() / row["us"] / 1e6
+    row["tbps"] = case.problem.bytes() / row["us"] / 1e6
+    return {"status": "ok", "reason": None, **row}

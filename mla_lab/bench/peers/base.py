@@ -1,0 +1,84 @@
+"""What a peer is: something that can run a case, and says why when it cannot."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import torch
+
+from ..cases import Case
+from ..rotation import Rotation
+from ..timers import Launch
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A case made ready for one peer."""
+
+    #: one launch for each KV copy, in order; each returns its output [.., latent]
+    launches: tuple[Launch, ...]
+    #: makes the plan that all layers of a step share, as a caller would; None: there is none
+    plan: Callable[[], Any] | None = None
+    #: plan and launch of one copy in one CUDA graph; None where planning needs the host
+    planned_launches: tuple[Launch, ...] | None = None
+    #: what the peer chose, for the record (splits, kernel names)
+    notes: dict[str, Any] = field(default_factory=dict)
+
+
+class Peer(Protocol):
+    """One contestant. Its module is imported only by `available` and `prepare`."""
+
+    name: str
+
+    def available(self, device: torch.device) -> str | None:
+        """Why it cannot run on this machine at all, or None."""
+
+    def refuses(self, case: Case) -> str | None:
+        """Why it cannot run `case`, or None."""
+
+    def version(self) -> str | None:
+        """Of the library behind it."""
+
+    def prepare(self, rotation: Rotation) -> Prepared:
+        """Plan and allocate. Raises what the library raises.
+
+        A peer for which NaN in unread slots is not harmless takes `rotation.without_poison`,
+        and says so in its notes.
+        """
+
+
+def refuse_beyond_plain(case: Case) -> str | None:
+    """The common refusal of libraries that only know dense bf16 or fp16 MLA decode."""
+    problem = case.problem
+    if problem.top_k:
+        return "sparse: got top_k, supported: dense"
+    if (problem.q_dtype, problem.kv_format) != ("bf16", "bf16"):
+        return f"dtypes: got {problem.q_dtype} and {problem.kv_format}, supported: bf16"
+    beyond = sorted(set(case.features) - {"lse", "ragged"})
+    if beyond:
+        return f"features: got {', '.join(beyond)}, supported: none of them"
+    if case.skip_softmax is not None:
+        return "skip_softmax: got a threshold, supported: none"
+    if case.batch_invariant:
+        return "batch_invariant: got True, supported: False"
+    return None
+
+
+def refuse_unequal_queries(case: Case) -> str | None:
+    """For libraries that take one q_len for the whole batch."""
+    if len(set(case.problem.q_lens)) > 1:
+        return "q_lens: got different ones, supported: one q_len for all requests"
+    return None
+
+
+def missing(module: str, device: torch.device) -> str | None:
+    """Why `module` cannot be used on `device`: no GPU, not installed, or broken."""
+    if device.type != "cuda":
+        return f"device: got {device}, supported: an NVIDIA GPU"
+    try:
+        __import__(module)
+    except Exception as error:  # a broken build may raise anything; the row keeps what
+        return f"import {module}: {type(error).__name__}: {error}"
+    return None

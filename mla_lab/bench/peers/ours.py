@@ -1,0 +1,93 @@
+"""This package's own backends, through the native call."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ... import __version__, backends, decode
+from ...backends.base import plan_for
+from ...call import Arguments
+from ...errors import unsupported
+from ...inputs import DecodeInputs
+from ...plan import Plan
+from ..cases import Case
+from ..rotation import Rotation
+from ..timers import Launch
+from .base import Prepared
+
+
+class Ours:
+    """`mla_lab.decode.decode` with a plan that all copies share; "auto" or one backend."""
+
+    def __init__(self, backend: str = "auto") -> None:
+        self.backend = backend
+        self.name = "mla-lab" if backend == "auto" else f"mla-lab-{backend}"
+
+    def available(self, device: torch.device) -> str | None:
+        """As `Peer.available`."""
+        if self.backend == "auto" or self.backend in backends.MODULES:
+            return None
+        return f"backend: got {self.backend}, supported: {', '.join(backends.MODULES)}"
+
+    def refuses(self, case: Case) -> str | None:
+        """As `Peer.refuses`: the call itself says no, while it is prepared."""
+        return None
+
+    def version(self) -> str | None:
+        """As `Peer.version`."""
+        return __version__
+
+    def prepare(self, rotation: Rotation) -> Prepared:
+        """As `Peer.prepare`. Raises Unsupported with the backend's reason."""
+        first = rotation.copies[0]
+        arguments = _arguments(first, rotation.case.batch_invariant)
+        call, runner = decode.validate(Arguments(**arguments), self.backend, None)
+        gpu = backends.gpu_of(call.form.device)
+        if rotation.device.type == "cuda" and runner.name == "torch" and self.backend == "auto":
+            # its time is listed under its own name; here it would pass for a kernel's
+            raise unsupported("backend", "auto, which has no kernel for this call", "mla-lab-torch")
+
+        def plan() -> Plan:
+            plan_for.cache_clear()
+            return runner.plan(call, gpu)
+
+        shared = plan()
+        launches = tuple(self._launch(copy, rotation.case, shared) for copy in rotation.copies)
+        return Prepared(launches, plan=plan, notes={"backend": runner.name, **_describe(shared)})
+
+    def _launch(self, copy: DecodeInputs, case: Case, plan: Plan) -> Launch:
+        arguments = _arguments(copy, case.batch_invariant)
+        out = torch.full(
+            (*copy.query.shape[:-1], copy.kv_lora_rank),
+            float("nan"),
+            dtype=torch.bfloat16,
+            device=copy.query.device,
+        )
+
+        def launch() -> Tensor:
+            decode.decode(**arguments, out=out, plan=plan, backend=self.backend)
+            return out
+
+        return launch
+
+
+def _arguments(copy: DecodeInputs, batch_invariant: bool) -> dict[str, Any]:
+    """The native call's arguments; it takes the latent and rope dims only."""
+    arguments = copy.contract_args()
+    arguments.pop("qk_nope_head_dim", None)
+    return {**arguments, "batch_invariant": batch_invariant}
+
+
+def _describe(plan: Plan) -> dict[str, Any]:
+    return {
+        "policy": plan.policy,
+        "schedule": plan.schedule,
+        "tile_rows": plan.tile_rows,
+        "tile_kv": plan.tile_kv,
+        "tiles": plan.num_tiles,
+        "workers": plan.num_workers,
+        "partials": plan.num_slots,
+    }

@@ -1,0 +1,147 @@
+"""KV copies that launches rotate over, so that no launch finds its KV in the L2.
+
+Copies stand for the layers of one step: they share the query, the lengths, the block table and
+the workspace, and so one plan; their caches differ in place and in values. Pages lie in random
+order, and everything that must not be read is poisoned (see `mla_lab.inputs`).
+"""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+from .. import kv_cache as formats
+from ..inputs import DecodeInputs, make_inputs
+from ..problem import Problem
+from ..reference import decode_reference
+from .cases import Case
+
+#: KV bytes that a rotation holds at least: four times the 60 MB L2 of an H200
+ROTATION_BYTES = 240_000_000
+#: launches in one replay at least, so that the replay's own start and end weigh little
+MIN_LAUNCHES = 8
+#: workspace of one call; the largest plan of the lists needs about 120 MB
+WORKSPACE_BYTES = 192 << 20
+#: every copy has the sign of this share of its columns turned: its results differ, while the
+#: distribution (a heavy tail included) stays what it was
+TURNED_COLUMNS = 1 / 16
+
+
+def copies_for(problem: Problem, rotation_bytes: int = ROTATION_BYTES) -> int:
+    """KV copies of a call, so that all of them together reach `rotation_bytes`. No cap."""
+    return max(1, -(-rotation_bytes // max(kv_bytes(problem), 1)))
+
+
+def kv_bytes(problem: Problem) -> int:
+    """KV bytes that one call reads; a sparse one cannot read more than there is."""
+    tokens = min(problem.total_kv, sum(problem.kv_lens))
+    return tokens * problem.kv_token_bytes
+
+
+@dataclass(frozen=True, eq=False)
+class Rotation:
+    """Inputs of one case, once for each KV copy."""
+
+    case: Case
+    copies: tuple[DecodeInputs, ...]
+
+    @property
+    def device(self) -> torch.device:
+        return self.copies[0].query.device
+
+    @property
+    def kv_bytes(self) -> int:
+        """KV bytes that one round over all copies reads."""
+        return len(self.copies) * kv_bytes(self.case.problem)
+
+    def order(self, min_launches: int = MIN_LAUNCHES) -> list[int]:
+        """Copy of each launch of a replay: all of them, in whole rounds."""
+        rounds = max(1, -(-min_launches // len(self.copies)))
+        return list(range(len(self.copies))) * rounds
+
+    @cached_property
+    def expected(self) -> tuple[Tensor, ...]:
+        """float64 reference of each copy, kept as fp32 [total_q, heads, latent]."""
+        return tuple(_reference(copy) for copy in self.copies)
+
+    @cached_property
+    def without_poison(self) -> tuple[DecodeInputs, ...]:
+        """The copies with finite unread slots and legal unused table entries.
+
+        For peers that multiply unread values by a zero probability, where NaN would spread.
+        """
+        table = self.copies[0].block_tables
+        legal = (table >= 0) & (table < len(self.copies[0].kv_cache))
+        table = torch.where(legal, table, 0)
+        return tuple(
+            replace(copy, kv_cache=torch.nan_to_num(copy.kv_cache, nan=0.0), block_tables=table)
+            for copy in self.copies
+        )
+
+
+def make_rotation(
+    case: Case,
+    *,
+    seed: int = 0,
+    device: torch.device | str = "cpu",
+    rotation_bytes: int = ROTATION_BYTES,
+    workspace_bytes: int = WORKSPACE_BYTES,
+) -> Rotation:
+    """Random inputs of `case` on `device`, in as many copies as `copies_for` says."""
+    first = make_inputs(
+        case.problem,
+        seed,
+        case.features,
+        distribution=case.distribution,
+        device=device,
+        workspace_bytes=workspace_bytes,
+    )
+    first = replace(first, skip_softmax_threshold_scale_factor=case.skip_softmax)
+    random = torch.Generator().manual_seed(seed)
+    more = range(copies_for(case.problem, rotation_bytes) - 1)
+    turned = [_turn_signs(first.kv_cache, case.problem, random) for _ in more]
+    return Rotation(case, (first, *(replace(first, kv_cache=kv_cache) for kv_cache in turned)))
+
+
+def _turn_signs(kv_cache: Tensor, problem: Problem, random: torch.Generator) -> Tensor:
+    """A cache of the same shape, strides and poison, with the sign of some columns turned."""
+    raw = kv_cache.view(torch.uint8)
+    flat = torch.full((raw.stride(0) * len(raw),), formats.POISON_BYTE, dtype=torch.uint8)
+    copy = flat.to(raw.device).as_strided(raw.shape, raw.stride())
+    torch.bitwise_xor(raw, _sign_bytes(problem, random).to(raw.device), out=copy)
+    return copy.view(kv_cache.dtype)
+
+
+def _sign_bytes(problem: Problem, random: torch.Generator) -> Tensor:
+    """uint8 [token bytes]: 0x80 at the sign byte of each column to turn. Never makes NaN finite."""
+    turned = torch.rand(problem.head_dim, generator=random) < TURNED_COLUMNS
+    signs = torch.zeros(problem.kv_token_bytes, dtype=torch.uint8)
+    if problem.kv_format == "fp8_656":
+        latent, _, rope = formats.split_656(signs)
+        latent.view(torch.uint8)[turned[: problem.latent_dim]] = 0x80
+        rope.view(torch.uint8)[1::2][turned[problem.latent_dim :]] = 0x80
+        return signs
+    width = problem.kv_token_bytes // problem.head_dim
+    signs[width - 1 :: width][turned] = 0x80  # little-endian: the sign is in the last byte
+    return signs
+
+
+def page_lists(copy: DecodeInputs) -> tuple[Tensor, Tensor]:
+    """A call's pages without the table's padding: prefix sums int32 [batch + 1], ids int32 [n]."""
+    problem = copy.problem
+    counts = [formats.pages_of(n, problem.page_size) for n in problem.kv_lens]
+    device = copy.block_tables.device
+    ids = torch.cat([row[:n] for row, n in zip(copy.block_tables, counts, strict=True)])
+    sums = torch.tensor([0, *itertools.accumulate(counts)], dtype=torch.int32, device=device)
+    return sums, ids
+
+
+def _reference(copy: DecodeInputs) -> Tensor:
+    # skip-softmax is judged by its bound on the dropped mass, against exact attention
+    exact = replace(copy, skip_softmax_threshold_scale_factor=None)
+    out = decode_reference(exact).out
+    return out.reshape(copy.problem.total_q, copy.problem.heads, -1).float()

@@ -1,0 +1,92 @@
+"""Clocks, watts and temperature in the background, from `nvidia-smi`.
+
+A figure of a compute-bound kernel means little without the clock it ran at: the H200 throttles
+on power within a second of full load.
+"""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import threading
+import time
+from dataclasses import dataclass
+from statistics import median
+from types import TracebackType
+
+FIELDS = ("clocks.sm", "clocks.mem", "power.draw", "temperature.gpu")
+NAMES = ("sm_mhz", "mem_mhz", "watts", "celsius")
+#: the tool's own reading takes about 10 ms; power is averaged by the card over longer
+PERIOD_MS = 50
+
+
+@dataclass(frozen=True)
+class Sample:
+    """One reading, at a `time.monotonic()` moment."""
+
+    at: float
+    values: tuple[float, ...]
+
+
+class Telemetry:
+    """A context in which samples are gathered; without `nvidia-smi` it gathers none."""
+
+    def __init__(self, period_ms: int = PERIOD_MS) -> None:
+        self.samples: list[Sample] = []
+        self._period_ms = period_ms
+        self._process: subprocess.Popen[str] | None = None
+        self._reader: threading.Thread | None = None
+
+    def __enter__(self) -> Telemetry:
+        if shutil.which("nvidia-smi"):
+            query = f"--query-gpu={','.join(FIELDS)}"
+            command = ["nvidia-smi", query, "--format=csv,noheader,nounits", "-i", "0"]
+            self._process = subprocess.Popen(
+                [*command, "-lms", str(self._period_ms)],
+                stdout=subprocess.PIPE,
+                stderr=subprocess.DEVNULL,
+                text=True,
+            )
+            self._reader = threading.Thread(target=self._read, daemon=True)
+            self._reader.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if self._process is None or self._reader is None:
+            return
+        self._process.terminate()
+        self._process.wait(timeout=10)
+        self._reader.join(timeout=10)
+        if self._process.stdout:
+            self._process.stdout.close()
+
+    def _read(self) -> None:
+        if self._process is None or self._process.stdout is None:
+            return
+        for line in self._process.stdout:
+            self.add(line)
+
+    def add(self, line: str) -> None:
+        """One line of the tool's CSV; a field it cannot read ("[N/A]") drops the line."""
+        try:
+            values = tuple(float(field) for field in line.split(","))
+        except ValueError:
+            return
+        if len(values) == len(NAMES):
+            self.samples.append(Sample(time.monotonic(), values))
+
+    def between(self, begin: float, end: float) -> dict[str, float] | None:
+        """Medians over [begin, end] on the monotonic clock, or of the nearest sample."""
+        if not self.samples:
+            return None
+        inside = [s for s in self.samples if begin <= s.at <= end]
+        if not inside:
+            middle = (begin + end) / 2
+            inside = [min(self.samples, key=lambda s: abs(s.at - middle))]
+        columns = zip(*(s.values for s in inside), strict=True)
+        return {name: median(column) for name, column in zip(NAMES, columns, strict=True)}

@@ -1,0 +1,121 @@
+"""How long a list of launches takes: behind a protocol, so that a fake clock can stand in.
+
+`CudaGraphTimer` captures the launches into one CUDA graph and times its replay with events, so
+host overhead is out of the figure and the gaps between launches are as small as a serving
+engine's own graph makes them. `HostTimer` is the CPU's: it runs them and reads a clock.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+#: one launch of a peer; it returns its output so that what was timed can be checked
+Launch = Callable[[], Tensor]
+#: bytes written between isolated launches, to empty the L2
+FLUSH_BYTES = 256_000_000
+
+
+class Replay(Protocol):
+    """A list of launches made ready. Calling it runs all of them."""
+
+    def __call__(self) -> float:
+        """Microseconds that this run took."""
+
+    @property
+    def last_output(self) -> Tensor:
+        """What the last launch of the list wrote in the latest run."""
+
+
+class Timer(Protocol):
+    """Makes launches ready to be timed."""
+
+    name: str
+
+    def ready(self, launches: Sequence[Launch], *, cold: bool = False) -> Replay:
+        """`launches` as one replay. cold: each call of it first empties the L2, untimed."""
+
+    def host_us(self, call: Callable[[], Any]) -> float:
+        """Wall time of `call` until the device has finished it too."""
+
+
+class HostTimer:
+    """Runs launches on the host and reads a monotonic clock."""
+
+    name = "host clock"
+
+    def ready(self, launches: Sequence[Launch], *, cold: bool = False) -> Replay:
+        """As `Timer.ready`; a CPU's caches are left alone."""
+        return _HostReplay(launches)
+
+    def host_us(self, call: Callable[[], Any]) -> float:
+        """As `Timer.host_us`."""
+        start = time.perf_counter()
+        call()
+        return (time.perf_counter() - start) * 1e6
+
+
+class _HostReplay:
+    def __init__(self, launches: Sequence[Launch]) -> None:
+        self._launches = launches
+        self.last_output = launches[-1]()
+
+    def __call__(self) -> float:
+        start = time.perf_counter()
+        for launch in self._launches:
+            self.last_output = launch()
+        return (time.perf_counter() - start) * 1e6
+
+
+class CudaGraphTimer:
+    """One CUDA graph a replay, timed with events on the current stream."""
+
+    name = "CUDA graph, events"
+
+    def __init__(self) -> None:
+        self._scratch: Tensor | None = None
+
+    def ready(self, launches: Sequence[Launch], *, cold: bool = False) -> Replay:
+        """As `Timer.ready`. Launches have run before, so that nothing is compiled in a capture."""
+        if cold and self._scratch is None:
+            self._scratch = torch.empty(FLUSH_BYTES, dtype=torch.uint8, device="cuda")
+        return _GraphReplay(launches, self._scratch if cold else None)
+
+    def host_us(self, call: Callable[[], Any]) -> float:
+        """As `Timer.host_us`."""
+        torch.cuda.synchronize()
+        start = time.perf_counter()
+        call()
+        torch.cuda.synchronize()
+        return (time.perf_counter() - start) * 1e6
+
+
+class _GraphReplay:
+    def __init__(self, launches: Sequence[Launch], scratch: Tensor | None) -> None:
+        self._scratch = scratch
+        self._graph = torch.cuda.CUDAGraph()
+        self._begin = torch.cuda.Event(enable_timing=True)
+        self._end = torch.cuda.Event(enable_timing=True)
+        with torch.cuda.graph(self._graph):
+            for launch in launches:
+                output = launch()
+        self.last_output = output
+
+    def __call__(self) -> float:
+        if self._scratch is not None:
+            # also gives the host time to enqueue the graph before the first event is reached
+            self._scratch.fill_(1)
+        self._begin.record()
+        self._graph.replay()
+        self._end.record()
+        self._end.synchronize()
+        return self._begin.elapsed_time(self._end) * 1e3
+
+
+def timer_for(device: torch.device | str) -> Timer:
+    """The timer that fits a device."""
+    return CudaGraphTimer() if torch.device(device).type == "cuda" else HostTimer()

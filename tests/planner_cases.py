@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 
 from mla_lab.backends.cuda_ops import DevicePlanner
@@ -39,7 +41,7 @@ def random_case(rng: np.random.Generator) -> tuple[DevicePlanner, Problem]:
 
 def host_plan(planner: DevicePlanner, problem: Problem) -> Plan:
     """What `make_plan` says about the same batch."""
-    knobs = {"overhead": planner.overhead}
+    knobs: dict[str, Any] = {"overhead": planner.overhead}
     if planner.policy == "fixed_size":
         knobs = {"split_blocks": planner.split_blocks, "max_splits": planner.max_splits}
     return make_plan(

@@ -75,7 +75,7 @@ struct Team {
   }
 
   // Exclusive prefix sum in place; returns the sum of all.
-  __device__ __noinline__ int32_t scan(int32_t* values, int32_t n) {
+  __device__ int32_t scan(int32_t* values, int32_t n) {
     const int lane = threadIdx.x % kWarp;
     const int warp = threadIdx.x / kWarp;
     int32_t carry = 0;

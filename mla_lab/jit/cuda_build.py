@@ -20,8 +20,8 @@ from .toolchain import find_cxx, find_ninja, find_nvcc, nvcc_release
 #: `--keep` leaves the PTX and the cubin of the very compilation that the library holds
 NINJA = """\
 rule nvcc
-  command = {nvcc} -c $in -o $out -std=c++17 -O3 --expt-relaxed-constexpr -lineinfo {gencode} -Xcompiler -fPIC \
--Xcompiler -fvisibility=hidden -I {kernels} {defines} --keep --keep-dir .
+  command = {nvcc} -c $in -o $out -std=c++17 -O3 --expt-relaxed-constexpr -lineinfo {gencode} \
+-Xcompiler -fPIC -Xcompiler -fvisibility=hidden -I {kernels} {defines} --keep --keep-dir .
 rule cxx
   command = {cxx} -c $in -o $out -std=c++17 -O2 -fPIC -fvisibility=hidden -I {kernels} \
 {includes} {defines}

@@ -8,6 +8,7 @@ import pytest
 
 from mla_lab import cli
 from mla_lab.lab.cover import cover
+from mla_lab.lab.workbook_map import NOTEBOOKS
 
 from .house import ROOT
 
@@ -25,20 +26,14 @@ def test_the_five_lines_run():
 
 def test_the_picture_is_what_the_command_draws():
     picture = ROOT / "data" / "pictures" / "plan.svg"
-    fix = f"fix: python -m mla_lab.lab.cover {picture.relative_to(ROOT)}, and the README's numbers"
+    fix = f"fix: python -m mla_lab.lab.cover {picture.relative_to(ROOT)}, and the README's sixth"
     assert picture.read_text(encoding="utf-8") == cover().markup + "\n", fix
 
 
-def test_the_picture_s_numbers_are_in_its_description():
-    (alt,) = re.findall(r"!\[(.*?)\]\(data/pictures/plan\.svg\)", README)
-    drawn = re.findall(r"\d+ microseconds", cover().alt)
-    assert drawn
-    assert re.findall(r"\d+ microseconds", alt) == drawn
-
-
-def test_the_map_names_every_notebook():
-    named = set(re.findall(r"notebooks/(\w+)\.ipynb", README))
-    assert named == {p.stem for p in (ROOT / "notebooks").glob("*.ipynb")}
+def test_the_map_is_the_workbook_s():
+    rows = [f"| {e.number} | [{e.title}](notebooks/{e.file}) | {e.after} |" for e in NOTEBOOKS]
+    assert "\n".join(["|---|---|---|", *rows, ""]) in README
+    assert {e.file for e in NOTEBOOKS} == {p.name for p in (ROOT / "notebooks").glob("*.ipynb")}
 
 
 def test_links_lead_somewhere():

@@ -12,8 +12,7 @@ import plotly.graph_objects as go
 import pytest
 
 from mla_lab.errors import InvalidInput
-from mla_lab.lab import exercise as exercises
-from mla_lab.lab import explorer, session, source, style, svg
+from mla_lab.lab import exercises, explorer, session, source, style, svg
 
 
 class Squares(explorer.Explorer):
@@ -124,7 +123,9 @@ def test_an_unknown_control_is_named() -> None:
 def test_frames_are_every_value_of_the_chosen_slider() -> None:
     frames = Squares().frames()
     assert [value for value, _ in frames] == ["1", "2", "3", "4"]
-    assert frames[3][1].layout.title.text == "4 squared is 16"
+    last = frames[3][1]
+    assert isinstance(last, go.Figure)
+    assert last.layout.title.text == "4 squared is 16"
 
 
 def test_an_exercise_left_alone_is_not_attempted(

@@ -12,18 +12,26 @@ from typing import Any
 
 #: public names by module
 _NAMES = {
-    "answer": "exercise",
-    "exercise": "exercise",
-    "reveal": "exercise",
-    "solved": "exercise",
+    "answer": "exercises",
+    "exercise": "exercises",
+    "reveal": "exercises",
+    "solved": "exercises",
     "Explorer": "explorer",
+    "WorkbookMap": "workbook_map",
+    "doctor_table": "workbook_map",
+    "trace_lengths": "lengths",
     "PlanExplorer": "plan_explorer",
+    "efficiency_chart": "policies",
+    "policy_curves": "policies",
+    "policy_table": "policies",
     "finish": "session",
+    "notebook_path": "session",
     "start": "session",
     "Source": "source",
     "formula": "source",
     "new_figure": "style",
     "Svg": "svg",
+    "table": "tables",
 }
 
 

@@ -9,6 +9,7 @@ that an error in a callback reaches whoever set the value and is never swallowed
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import traceback
 from typing import Any, TypeAlias
@@ -34,8 +35,8 @@ def mime_bundle(picture: Picture) -> dict[str, Any]:
     """A picture as notebook output data."""
     if isinstance(picture, Svg):
         return {"text/html": picture.markup, "text/plain": picture.alt}
-    # to_plotly_json keeps arrays in plotly's compact binary form
-    data = picture.to_plotly_json()
+    # plotly's own writer keeps long arrays in a compact binary form
+    data = json.loads(picture.to_json())
     data["config"] = {"displaylogo": False, "responsive": True}
     return {PLOTLY_MIME: data, "text/plain": str(picture.layout.title.text)}
 

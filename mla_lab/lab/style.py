@@ -33,7 +33,6 @@ ROLE_COLORS: Mapping[str, str] = {
     "load": SKY,
     "attend": BLUE,
     "qk": BLUE,
-    "matrix": BLUE,
     "softmax": ORANGE,
     "pv": GREEN,
     "write": GREEN,
@@ -44,7 +43,28 @@ ROLE_COLORS: Mapping[str, str] = {
 #: hatch of a bar by where its number comes from
 HATCH: Mapping[str, str] = {"predicted": "/", "measured": "", "recorded": ""}
 
+
+def hatch(kind: str) -> dict[str, object]:
+    """plotly's `marker.pattern` for a kind of source: light lines over the bar's own colour."""
+    return {
+        "shape": HATCH[kind],
+        "size": 6,
+        "solidity": 0.25,
+        "fillmode": "overlay",
+        "fgcolor": "rgba(255,255,255,0.75)",
+    }
+
+
 FONT = "Inter, Segoe UI, Helvetica, Arial, sans-serif"
+
+_AXIS = {
+    "gridcolor": "#E8EAEF",
+    "linecolor": INK,
+    "ticks": "outside",
+    "zeroline": False,
+    "title": {"font": {"size": 13}, "standoff": 8},
+    "automargin": True,
+}
 
 TEMPLATE = go.layout.Template(
     layout={
@@ -55,8 +75,8 @@ TEMPLATE = go.layout.Template(
         "plot_bgcolor": PAPER,
         "hoverlabel": {"font": {"family": FONT, "size": 13}},
         "legend": {"orientation": "h", "y": -0.2, "x": 0.0},
-        "xaxis": {"gridcolor": "#E8EAEF", "linecolor": INK, "ticks": "outside", "zeroline": False},
-        "yaxis": {"gridcolor": "#E8EAEF", "linecolor": INK, "ticks": "outside", "zeroline": False},
+        "xaxis": _AXIS,
+        "yaxis": _AXIS,
         "bargap": 0.15,
     }
 )

@@ -52,6 +52,9 @@ class Constants:
     #: one CTA's rate of reading partials, and the fixed part of a merge (flag, fence, output)
     merge_tbps: float = 0.15
     merge_us: float = 1.2
+    #: from the last worker's end to a second, dependent launch, and its rate over the whole card
+    relaunch_us: float = 2.5
+    merge_launch_tbps: float = 2.0
     #: one exchange inside a cluster, beside its bytes
     cluster_us: float = 1.0
     #: how many clusters of a size the card holds at once, where that is not SMs / size

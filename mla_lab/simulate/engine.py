@@ -206,7 +206,7 @@ def simulate(
     """Predicts one launch of `plan`: a `Timeline` in us from the launch.
 
     `cluster` is the number of CTAs of a worker. With `fused_merge` the last arriver of a split
-    row tile merges; without, a second launch does, all row tiles side by side.
+    row tile merges; without, a second launch does, its rows spread over the whole card.
     """
     if cluster < 1:
         raise invalid("cluster", cluster, "1 or more CTAs")
@@ -220,17 +220,15 @@ def simulate(
 
 
 def _merge_launch(plan: Plan, engine: _Engine, lanes: int) -> list[Event]:
-    """The second launch: one CTA a split row tile, in waves over the lanes."""
-    begin = max(e.end for e in engine.events) + engine.c.launch_us
-    free = [(begin, lane) for lane in range(lanes)]
-    events = []
-    firsts = np.flatnonzero((plan.tiles[:, 7] >= 0) & (plan.tiles[:, 4] == 0))
-    for tile in firsts.tolist():
-        start, lane = heapq.heappop(free)
-        end = start + engine.merge_us(engine.tiles[tile][5])
-        events.append(Event(lane, -1, "merge", start, end, tile))
-        heapq.heappush(free, (end, lane))
-    return events
+    """The second launch: one block a query row, the rows dealt out evenly over the lanes."""
+    c = engine.c
+    begin = max(e.end for e in engine.events) + c.relaunch_us
+    rows = plan.num_groups * plan.tile_rows
+    megabytes = plan.num_slots * plan.tile_rows * (plan.problem.latent_dim * 4 + 4) / 1e6
+    users = min(lanes, rows)
+    read = max(megabytes / users / c.sm_read_tbps, megabytes / c.merge_launch_tbps)
+    end = begin + c.merge_us + read
+    return [Event(lane, -1, "merge", begin, end, -1) for lane in range(users)]
 
 
 def bounds(plan: Plan, constants: Constants = H200, *, cluster: int = 1) -> dict[str, float]:

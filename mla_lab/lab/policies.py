@@ -1,0 +1,117 @@
+"""Split policies side by side: a table, curves over the batch, FA3's efficiency rule drawn."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import plotly.graph_objects as go
+
+from ..plan import POLICIES, Plan
+from ..problem import Problem
+from .plan_explorer import MERGES, planned
+from .source import PREDICTED
+from .style import GREY, INK, PALETTE, RED, new_figure
+from .tables import Table, table
+
+_DASHES = ("solid", "dash", "dot", "dashdot", "longdash", "longdashdot", "solid", "dash", "dot")
+_MARKERS = ("circle", "square", "diamond", "cross", "x", "triangle-up", "star", "pentagon", "hash")
+
+
+def most_splits(plan: Plan) -> int:
+    """Pieces of the request that is cut most."""
+    return int(plan.tiles[:, 5].max())
+
+
+def partial_mb(plan: Plan) -> float:
+    """Megabytes of fp32 partials that the plan writes, and reads again to merge."""
+    return plan.num_slots * plan.tile_rows * (plan.problem.latent_dim * 4 + 4) / 1e6
+
+
+def policy_table(problem: Problem, sms: int = 132) -> Table:
+    """Every policy on one problem, both ways to merge, the quickest first by the simulator."""
+    rows = []
+    for policy in POLICIES:
+        plan, timeline = planned(problem, policy, sms)
+        second = planned(problem, policy, sms, MERGES[1])[1].makespan
+        rows.append(
+            (
+                policy,
+                most_splits(plan),
+                plan.num_tiles,
+                partial_mb(plan),
+                timeline.makespan,
+                second,
+            )
+        )
+    rows.sort(key=lambda row: min(row[-2:]))
+    columns = ("policy", "splits", "work tiles", "partials, MB", *(f"{m}, us" for m in MERGES))
+    return table(columns, rows, source=PREDICTED)
+
+
+def policy_curves(
+    policies: Sequence[str], batches: Sequence[int], kv_len: int, heads: int
+) -> go.Figure:
+    """How far each policy is from the best one over the batch size, its better merge taken."""
+
+    def quickest(policy: str, batch: int) -> float:
+        problem = Problem.uniform(batch, 1, kv_len, heads)
+        return min(planned(problem, policy, merge=merge)[1].makespan for merge in MERGES)
+
+    times = np.array([[quickest(policy, b) for b in batches] for policy in policies])
+    ratio = times / times.min(axis=0)
+    worst = policies[int(ratio.max(axis=1).argmin())]
+    figure = new_figure(
+        f"{worst} is never more than {ratio.max(axis=1).min():.2f}x behind the best policy",
+        x="requests in the batch",
+        y="time over the best policy's (predicted)",
+        height=420,
+    )
+    for i, policy in enumerate(policies):
+        style = {"color": PALETTE[i % 8], "dash": _DASHES[i], "width": 2.5}
+        figure.add_scatter(
+            x=list(batches),
+            y=ratio[i],
+            name=policy,
+            mode="lines+markers",
+            line=style,
+            marker={"symbol": _MARKERS[i], "size": 9},
+            customdata=times[i],
+            hovertemplate=f"{policy}, batch %{{x}}: %{{customdata:.1f}} us<extra></extra>",
+        )
+    figure.update_xaxes(type="log", tickvals=list(batches), ticktext=[str(b) for b in batches])
+    return figure
+
+
+def efficiency_chart(row_tiles: int, max_blocks: int, sms: int = 132) -> go.Figure:
+    """FA3's rule as a picture: how full the last wave is by the number of splits."""
+    counts = np.arange(1, min(128, sms, max_blocks) + 1)
+    waves = row_tiles * counts / sms
+    efficiency = waves / np.ceil(waves)
+    bar = 0.85 * efficiency.max()
+    chosen = int(counts[np.argmax(efficiency >= bar)])
+    figure = new_figure(
+        f"{row_tiles} row tiles on {sms} SMs: FA3's rule stops at {chosen} splits",
+        x="splits of each request",
+        y="share of the SMs in use, waves rounded up",
+    )
+    figure.add_scatter(
+        x=counts, y=efficiency, mode="lines", line={"color": PALETTE[0]}, name="efficiency"
+    )
+    figure.add_hline(
+        y=bar,
+        line={"color": GREY, "dash": "dash"},
+        annotation_text="85 % of the best",
+        annotation_position="bottom right",
+    )
+    figure.add_scatter(
+        x=[chosen],
+        y=[efficiency[chosen - 1]],
+        mode="markers+text",
+        text=[f"  {chosen}"],
+        textposition="middle right",
+        textfont={"color": INK, "size": 16},
+        marker={"color": RED, "size": 13, "symbol": "diamond"},
+        name="the first that passes",
+    )
+    return figure

@@ -1,0 +1,119 @@
+"""The notebooks as a map: what each teaches, which path passes it, and what this machine has."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from html import escape
+from typing import Any
+
+import ipywidgets as widgets
+
+from ..doctor import examine
+from . import explorer
+from .style import BLUE, FONT, INK, ORANGE
+from .svg import Svg, document, label
+from .tables import Table, table
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One notebook: `notebooks/NN_slug.ipynb`."""
+
+    number: str
+    slug: str
+    title: str
+    after: str
+    minutes: int
+
+    @property
+    def file(self) -> str:
+        return f"{self.number}_{self.slug}.ipynb"
+
+
+NOTEBOOKS = (
+    Entry("00", "start_here", "Start here", "say what runs where and choose a path", 5),
+    Entry("31", "split_kv_policies", "Split-kv policies", "compare how kernels cut a batch", 10),
+)
+
+#: themes by the first digit, in reading order
+THEMES = {
+    "0": "Start",
+    "1": "Why MLA",
+    "2": "Memory",
+    "3": "Plans",
+    "5": "Inside a kernel",
+    "9": "Numbers",
+}
+
+PATHS = {
+    "everything": tuple(entry.number for entry in NOTEBOOKS),
+    "30 minutes": ("00", "31"),
+    "90 minutes": ("00", "31"),
+}
+
+_CARD = (172, 74)
+_LEFT = 150
+
+
+class WorkbookMap(explorer.Explorer):
+    """Every notebook as a card, one row a theme; the chosen path is numbered and outlined."""
+
+    name = "lab.WorkbookMap"
+    frames_over = "path"
+
+    def controls(self) -> dict[str, widgets.Widget]:
+        return {"path": explorer.choice("path", list(PATHS), "30 minutes", "230px")}
+
+    def figure(self, state: dict[str, Any]) -> Svg:
+        path = PATHS[state["path"]]
+        themes = [t for t in THEMES if any(e.number[0] == t for e in NOTEBOOKS)]
+        parts = []
+        widest = 0
+        for row, theme in enumerate(themes):
+            y = 8 + row * (_CARD[1] + 16)
+            parts.append(label(0, y + _CARD[1] / 2, THEMES[theme], size=15, anchor="start"))
+            entries = [e for e in NOTEBOOKS if e.number[0] == theme]
+            widest = max(widest, len(entries))
+            for column, entry in enumerate(entries):
+                parts.append(_card(_LEFT + column * (_CARD[0] + 14), y, entry, path))
+        alt = f"Map of {len(NOTEBOOKS)} notebooks; path {state['path']}: {', '.join(path)}"
+        width = _LEFT + widest * (_CARD[0] + 14)
+        return document(width, 8 + len(themes) * (_CARD[1] + 16), "".join(parts), alt)
+
+    def note(self, state: dict[str, Any]) -> str:
+        chosen = [e for e in NOTEBOOKS if e.number in PATHS[state["path"]]]
+        stops = ", then ".join(
+            f"<a href='{e.file}' target='_blank'>{e.number} {escape(e.title)}</a>" for e in chosen
+        )
+        return f"<div>{stops}: about {sum(e.minutes for e in chosen)} minutes.</div>"
+
+
+def _card(x: float, y: float, entry: Entry, path: tuple[str, ...]) -> str:
+    on = entry.number in path
+    stroke, width = (BLUE, 3) if on else ("#B9BEC8", 1)
+    step = (
+        f'<circle cx="{x + _CARD[0] - 12}" cy="{y + 12}" r="11" fill="{ORANGE}"/>'
+        + label(x + _CARD[0] - 12, y + 12, str(path.index(entry.number) + 1), size=12)
+        if on
+        else ""
+    )
+    fill = "#EAF3FA" if on else "#FFFFFF"
+    text = (
+        f'<foreignObject x="{x + 9}" y="{y + 26}" width="{_CARD[0] - 18}" height="46">'
+        f'<div xmlns="http://www.w3.org/1999/xhtml" style="font:12px {FONT};color:{INK};'
+        f'line-height:1.25">{escape(entry.after)}</div></foreignObject>'
+    )
+    return (
+        f"<g><title>{escape(f'{entry.number} {entry.title}: {entry.after}')}</title>"
+        f'<rect x="{x}" y="{y}" width="{_CARD[0]}" height="{_CARD[1]}" rx="7" fill="{fill}" '
+        f'stroke="{stroke}" stroke-width="{width}"/>'
+        f'<text x="{x + 9}" y="{y + 15}" font-size="13" font-weight="700" fill="{INK}" '
+        f'dominant-baseline="central">{escape(f"{entry.number} {entry.title}")}</text>'
+        f"{text}{step}</g>"
+    )
+
+
+def doctor_table() -> Table:
+    """What this machine has, from `mla-lab doctor`, with the way out where something is missing."""
+    rows = [(f.topic, f.name, "yes" if f.there else "no", f.detail) for f in examine()]
+    return table(("what", "name", "here", "detail"), rows)

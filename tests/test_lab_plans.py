@@ -1,0 +1,106 @@
+"""The plan explorer and its charts: pure pictures, synchronous controls, real lengths, the map."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+
+import pytest
+
+from mla_lab.errors import InvalidInput
+from mla_lab.lab import lengths, plan_explorer, policies, workbook_map
+from mla_lab.lab.explorer import mime_bundle
+from mla_lab.plan import POLICIES
+from mla_lab.problem import Problem
+
+NOTEBOOKS = Path(__file__).resolve().parents[1] / "notebooks"
+
+
+def test_a_moved_slider_changes_the_gantt_and_its_title() -> None:
+    explorer = plan_explorer.PlanExplorer()
+    before = explorer.out.outputs[0]["data"]
+    explorer.widgets["batch"].value = 1
+    after = explorer.out.outputs[0]["data"]
+    assert before != after
+    assert "as fast as" in after["text/plain"] or "within" in after["text/plain"]
+
+
+def test_a_gantt_is_one_bar_trace_a_role_and_side() -> None:
+    explorer = plan_explorer.PlanExplorer(batch=256, kv_len=8192)
+    figure = explorer.figure(explorer.state)
+    assert len(figure.data) <= 2 * 5
+    assert sum(len(trace.y) for trace in figure.data) > 1000
+
+
+def test_the_picture_depends_on_the_state_alone() -> None:
+    first = plan_explorer.PlanExplorer(left="greedy")
+    other = plan_explorer.PlanExplorer(batch=1)
+    assert first.figure(first.state) == other.figure(first.state)
+
+
+@pytest.mark.serial
+def test_a_redraw_takes_a_third_of_a_second_and_little_to_send() -> None:
+    explorer = plan_explorer.PlanExplorer(batch=128, kv_len=8192)
+    start = time.perf_counter()
+    explorer.set(left="greedy", right="fa3", lengths="ragged")
+    assert time.perf_counter() - start < 0.3
+    assert len(json.dumps(explorer.out.outputs[0]["data"])) < 500_000
+
+
+def test_a_trace_file_replaces_the_preset(tmp_path: Path) -> None:
+    trace = tmp_path / "mine.csv"
+    trace.write_text("TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:15:46.6805900,700,1\n")
+    explorer = plan_explorer.PlanExplorer(batch=4, trace=str(trace))
+    assert explorer.problem(explorer.state).kv_lens == (701,) * 4
+    with pytest.raises(InvalidInput, match=r"nowhere\.csv"):
+        explorer.widgets["trace"].value = str(tmp_path / "nowhere.csv")
+
+
+@pytest.mark.parametrize("preset", lengths.PRESETS)
+def test_presets_are_seeded_and_positive(preset: str) -> None:
+    drawn = lengths.preset_lengths(preset, 32, 2048)
+    assert drawn == lengths.preset_lengths(preset, 32, 2048)
+    assert len(drawn) == 32
+    assert min(drawn) >= 1
+
+
+def test_an_unknown_preset_is_named() -> None:
+    with pytest.raises(InvalidInput, match=r"supported: .*ragged"):
+        lengths.preset_lengths("odd", 4, 100)
+
+
+def test_the_policy_table_has_every_policy_quickest_first() -> None:
+    table = policies.policy_table(Problem.uniform(1, 1, 8192, 128))
+    assert set(table.column("policy")) == set(POLICIES)
+    best = [min(row[-2:]) for row in table.rows]
+    assert best == sorted(best)
+    splits = dict(zip(table.column("policy"), table.column("splits"), strict=True))
+    assert (splits["greedy"], splits["none"]) == (43, 1)
+
+
+def test_the_efficiency_chart_marks_fa3s_choice() -> None:
+    figure = policies.efficiency_chart(8, 128)
+    assert "15 splits" in figure.layout.title.text
+    assert list(figure.data[1].x) == [15]
+
+
+def test_curves_are_ratios_to_the_best_policy() -> None:
+    figure = policies.policy_curves(("none", "cost"), (1, 64), 4096, 128)
+    assert min(min(trace.y) for trace in figure.data) == 1.0
+    assert max(figure.data[0].y) > 2
+
+
+def test_the_map_knows_each_notebook_and_each_path_its_stops() -> None:
+    assert {e.file for e in workbook_map.NOTEBOOKS} == {p.name for p in NOTEBOOKS.glob("*.ipynb")}
+    numbers = {e.number for e in workbook_map.NOTEBOOKS}
+    assert all(set(path) <= numbers for path in workbook_map.PATHS.values())
+    assert {number[0] for number in numbers} <= set(workbook_map.THEMES)
+
+
+def test_the_map_shows_its_path_and_titles() -> None:
+    shown = workbook_map.WorkbookMap()
+    shown.widgets["path"].value = "everything"
+    bundle = mime_bundle(shown.figure(shown.state))
+    assert bundle["text/html"].count("<title>") == len(workbook_map.NOTEBOOKS) + 1
+    assert "31_split_kv_policies.ipynb" in shown.footer.value

@@ -235,16 +235,12 @@ class _Maker:
         if "chain_mask" in features:
             visible = [masks.chain(n, self.device) for n in self.problem.q_lens]
         elif "tree_mask" in features:
-            visible = [masks.tree(self._parents(n)) for n in self.problem.q_lens]
+            visible = [
+                masks.tree(masks.random_parents(n, self.random)) for n in self.problem.q_lens
+            ]
         else:
             return None
         return masks.pack_ragged(visible, max_q_len) if ragged else masks.pack(torch.stack(visible))
-
-    def _parents(self, q_len: int) -> Tensor:
-        """A random tree: each token's parent is -1 or any earlier token."""
-        choices = torch.arange(1, q_len + 1, device=self.device)
-        draw = torch.rand(q_len, generator=self.random, device=self.device)
-        return (draw * choices).long().clamp_max(choices - 1) - 1
 
 
 def _poison_rope(stored: Tensor, problem: Problem) -> None:

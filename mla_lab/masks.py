@@ -52,6 +52,13 @@ def tree(parents: Sequence[int] | Sequence[Sequence[int]] | Tensor) -> Tensor:
     return reach > 0
 
 
+def random_parents(q_len: int, random: torch.Generator) -> Tensor:
+    """Parents of a random draft tree, int64 [q_len]: -1 or any earlier token, equally likely."""
+    choices = torch.arange(1, q_len + 1, device=random.device)
+    draw = torch.rand(q_len, generator=random, device=random.device)
+    return (draw * choices).long().clamp_max(choices - 1) - 1
+
+
 def pack(visible: Tensor) -> Tensor:
     """Bool [..., columns] -> uint16 [..., ceil(columns / 32) * 2], on the same device."""
     words = words_per_row(visible.shape[-1])

@@ -25,9 +25,11 @@ LAYERS = (
         "call",
         "context_parallel",
         "inputs",
+        "inputs_gqa",
         "operands",
         "plan",
         "reference",
+        "reference_gqa",
         "workspace",
     },
     {

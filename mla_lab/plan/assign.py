@@ -6,11 +6,14 @@ to the workers' walking order, with the workers' ranges in it: (order, worker_be
 
 from __future__ import annotations
 
-from heapq import heapreplace
+from heapq import heapify, heapreplace
 
 import numpy as np
 
 Assignment = tuple[np.ndarray, np.ndarray]
+
+#: tiles that a heap hands out at once, and tiles a round below which the heap is quicker
+HEAP_TILES, FEW = 1024, 24
 
 
 def by_part(row_tile: np.ndarray, part: np.ndarray, bundle: int, workers: int) -> Assignment:
@@ -30,23 +33,57 @@ def one_each(blocks: np.ndarray) -> Assignment:
     return np.argsort(-blocks, kind="stable"), np.arange(blocks.size + 1)
 
 
+def _round(times: np.ndarray, loads: np.ndarray, owner: np.ndarray) -> int:
+    """Hand out the tiles that go to different workers; how many those are.
+
+    Tile i goes to the i-th least loaded worker while no earlier one is done sooner.
+    """
+    least = np.argsort(loads, kind="stable")[: times.size]
+    after = loads[least] + times
+    free = loads[least[1:]] < np.minimum.accumulate(after)[:-1]
+    taken = times.size if free.all() else int(free.argmin()) + 1
+    owner[:taken] = least[:taken]
+    loads[least[:taken]] = after[:taken]
+    return taken
+
+
+def _by_heap(times: np.ndarray, loads: np.ndarray, owner: np.ndarray) -> int:
+    """Hand out all of `times` one by one; how many those are."""
+    workers = loads.size
+    # a load and its worker in one integer: the heap compares loads first, then indices
+    heap = (loads * workers + np.arange(workers)).tolist()
+    heapify(heap)
+    owners = []
+    for step in (times * workers).tolist():
+        lowest = heap[0]
+        owners.append(lowest % workers)
+        heapreplace(heap, lowest + step)
+    owner[: times.size] = owners
+    for value in heap:
+        loads[value % workers] = value // workers
+    return times.size
+
+
 def balance(times: np.ndarray, workers: int) -> Assignment:
     """Longest first, ties in order, each to the worker with the least to do so far.
 
     Graham's LPT rule (1969): at most 4/3 - 1/(3 workers) of the best possible makespan. `times`
-    are whole numbers; among equal loads the lowest worker index wins.
+    are whole numbers above 0; among equal loads the lowest worker index wins. A round hands out
+    as many tiles at once as the rule gives to different workers; where that is few, a heap does.
     """
     longest = np.argsort(-times, kind="stable")
+    ordered = times[longest]
     owner = np.empty(times.size, dtype=np.int64)
-    # a load and its worker in one integer: the heap compares loads first, then indices
-    heap = list(range(workers))
-    ordered = (times[longest] * workers).tolist()
-    owners = []
-    for step in ordered:
-        lowest = heap[0]
-        owners.append(lowest % workers)
-        heapreplace(heap, lowest + step)
-    owner[:] = owners
+    loads = np.zeros(workers, dtype=np.int64)
+    at, rounds = 0, True
+    while at < times.size:
+        if rounds:
+            taken = _round(ordered[at : at + workers], loads, owner[at:])
+            rounds = taken >= FEW
+        else:
+            taken = _by_heap(ordered[at : at + HEAP_TILES], loads, owner[at:])
+            rounds = True
+        at += taken
     dealt, begins = _gather(owner, workers)
     return longest[dealt], begins
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ..errors import invalid
-from .extent import kv_tokens, row_tiles
+from .extent import kv_tokens, row_tiles, spread
 
 if TYPE_CHECKING:
     from .tile import Plan
@@ -20,7 +20,7 @@ def check_plan(plan: Plan) -> None:
     begins = plan.worker_begin
     _require(
         begins.ndim == 1
-        and begins.size >= 2
+        and begins.size >= 1
         and begins[0] == 0
         and begins[-1] == plan.num_tiles
         and bool((np.diff(begins) >= 0).all()),
@@ -40,19 +40,20 @@ def _require(condition: bool, what: str, supported: str) -> None:
 
 
 def _check_row_tiles(plan: Plan, tiles: np.ndarray) -> None:
-    """First splits, in order, are exactly the row tiles of the problem."""
+    """Row tiles are exactly the problem's, and the splits of each count up from 0."""
     count = row_tiles(plan.problem, plan.tile_rows)
-    request = np.repeat(np.arange(count.size), count)
-    index = np.arange(request.size) - np.repeat(np.cumsum(count) - count, count)
-    firsts = tiles[tiles[:, 4] == 0]
+    request, index = spread(count)
+    firsts = np.flatnonzero(tiles[:, 4] == 0)
     _require(
-        np.array_equal(firsts[:, 0], request) and np.array_equal(firsts[:, 1], index),
+        np.array_equal(tiles[firsts, 0], request) and np.array_equal(tiles[firsts, 1], index),
         "row tiles",
         "each row tile of each request once",
     )
-    last = np.append(tiles[1:, 4] == 0, True)[: len(tiles)]
+    splits = np.diff(np.append(firsts, len(tiles)))
+    owner, position = spread(splits)
+    expected = np.stack([request[owner], index[owner], position, splits[owner]], axis=1)
     _require(
-        bool((tiles[:, 5] == np.repeat(tiles[last, 4] + 1, tiles[last, 4] + 1)).all()),
+        np.array_equal(tiles[:, [0, 1, 4, 5]], expected),
         "splits",
         "split_idx from 0 to num_splits - 1",
     )

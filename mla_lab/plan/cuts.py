@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from ..problem import Problem
-from .extent import kv_tokens, row_tiles
+from .extent import kv_tokens, row_tiles, spread
 
 
 @dataclass(frozen=True)
@@ -62,12 +62,6 @@ class Cuts:
     part: np.ndarray | None = None
 
 
-def spread(counts: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Owner and position of each of sum(counts) items: [0,0,1,...], [0,1,0,...]."""
-    owner = np.repeat(np.arange(counts.size), counts)
-    return owner, np.arange(owner.size) - np.repeat(np.cumsum(counts) - counts, counts)
-
-
 def cut_by_count(shape: Shape, splits: np.ndarray, quantum: int = 1) -> Cuts:
     """`splits` pieces a request, never an empty one, cut at multiples of `quantum` blocks.
 
@@ -86,14 +80,6 @@ def cut_by_size(shape: Shape, size: np.ndarray) -> Cuts:
     request, index = spread(-(-shape.blocks // size))
     begin = index * size[request]
     return Cuts(request, begin, np.minimum(begin + size[request], shape.blocks[request]))
-
-
-def cut_uniform(shape: Shape, splits: int) -> Cuts:
-    """The published kernels' way of cutting every request into at most `splits` pieces.
-
-    ceil(blocks / splits) blocks a piece, so a short request gets fewer pieces, none empty.
-    """
-    return cut_by_size(shape, -(-shape.blocks // splits))
 
 
 def number(shape: Shape, cuts: Cuts) -> tuple[np.ndarray, np.ndarray]:

@@ -19,3 +19,9 @@ def kv_tokens(problem: Problem) -> np.ndarray:
     if problem.top_k:
         return np.full(problem.batch, problem.top_k, dtype=np.int64)
     return np.asarray(problem.kv_lens, dtype=np.int64)
+
+
+def spread(counts: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Owner and position of each of sum(counts) items: [0,0,1,...], [0,1,0,...]."""
+    owner = np.repeat(np.arange(counts.size), counts)
+    return owner, np.arange(owner.size) - np.repeat(np.cumsum(counts) - counts, counts)

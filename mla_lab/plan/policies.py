@@ -1,8 +1,10 @@
 """Published rules for splitting the keys of a decode batch, and the trivial ones.
 
 A rule looks at a `Shape` and returns `Cuts`. The counting rules stand alone as functions of plain
-numbers, under the names and in the form of their sources. "SMs" of a source are our workers:
-SMs, or clusters where the kernel runs a cluster as one.
+numbers, in the form of their sources. "SMs" of a source are our workers: SMs, or clusters where
+the kernel runs a cluster as one. One count for the batch is one piece a split, of sizes that differ
+by at most one block, and no more pieces than blocks; most sources give ceil(blocks / splits)
+blocks to each split from the front instead, and leave the rear ones empty where those run out.
 """
 
 from __future__ import annotations
@@ -12,7 +14,7 @@ from collections.abc import Callable
 import numpy as np
 
 from ..errors import invalid
-from .cuts import Cuts, Shape, cut_by_count, cut_by_size, cut_uniform
+from .cuts import Cuts, Shape, cut_by_count, cut_by_size
 from .greedy import greedy
 
 
@@ -61,38 +63,43 @@ def xqa_splits(batch: int, max_blocks: int, sms: int) -> int:
     return min(max(1, sms // 4 // batch * 4), -(-max_blocks // 2))
 
 
+def uniform_cuts(shape: Shape, splits: int) -> Cuts:
+    """One count for every request."""
+    return cut_by_count(shape, np.full_like(shape.blocks, splits))
+
+
 def none(shape: Shape) -> Cuts:
     """Every request whole."""
-    return cut_by_count(shape, np.ones_like(shape.blocks))
+    return uniform_cuts(shape, 1)
 
 
 def fixed(shape: Shape, num_splits: int = 8) -> Cuts:
     """`num_splits` pieces a request, fewer where it has fewer blocks."""
     if num_splits < 1:
         raise invalid("num_splits", num_splits, "1 or more")
-    return cut_by_count(shape, np.full_like(shape.blocks, num_splits))
+    return uniform_cuts(shape, num_splits)
 
 
 def cutlass(shape: Shape) -> Cuts:
     """One count for the batch by `cutlass_splits`."""
-    return cut_uniform(shape, cutlass_splits(shape.batch, shape.max_blocks, shape.workers))
+    return uniform_cuts(shape, cutlass_splits(shape.batch, shape.max_blocks, shape.workers))
 
 
 def uniform(shape: Shape) -> Cuts:
     """One count for the batch by `uniform_splits`."""
     splits = uniform_splits(shape.batch, shape.max_row_tiles, shape.max_blocks, shape.workers)
-    return cut_uniform(shape, splits)
+    return uniform_cuts(shape, splits)
 
 
 def fa3(shape: Shape) -> Cuts:
     """One count for the batch by `fa3_splits`, from the longest request, as for padded batches."""
     tiles = shape.batch * shape.max_row_tiles
-    return cut_uniform(shape, fa3_splits(tiles, shape.max_blocks, shape.workers))
+    return uniform_cuts(shape, fa3_splits(tiles, shape.max_blocks, shape.workers))
 
 
 def xqa(shape: Shape) -> Cuts:
     """One count for the batch by `xqa_splits`."""
-    return cut_uniform(shape, xqa_splits(shape.batch, shape.max_blocks, shape.workers))
+    return uniform_cuts(shape, xqa_splits(shape.batch, shape.max_blocks, shape.workers))
 
 
 def fixed_size(shape: Shape, split_blocks: int = 16, max_splits: int = 32) -> Cuts:

@@ -28,7 +28,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ..errors import invalid
+from ..errors import InvalidInput, invalid
 from ..problem import Problem
 from .check import check_plan
 from .workspace import WorkspaceLayout
@@ -205,7 +205,9 @@ class Plan:
                 tiles=np.array(values["tiles"], dtype=np.int32).reshape(-1, 8),
                 worker_begin=np.array(values["worker_begin"], dtype=np.int32),
             )
-        except (KeyError, TypeError) as error:
+        except InvalidInput:
+            raise
+        except (KeyError, TypeError, ValueError, OverflowError) as error:
             raise invalid("plan", f"{type(error).__name__} {error}", "the output of to_dict") from (
                 error
             )

@@ -13,7 +13,7 @@ import queue
 import sys
 import threading
 from collections.abc import Callable, Iterable
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -23,9 +23,10 @@ from . import artifact as artifacts
 from . import cuda_build, source, toolchain
 from .arch import check_arch
 from .artifact import Artifact
-from .cache import Cache
+from .cache import Busy, Cache
 from .cubin import read_resources
 from .cute_build import CuteWorker
+from .failure import CompileFailure
 
 #: in the root of a prebuilt folder: {"toolchain": {"cute": {...}, "cuda": {...}}}
 MANIFEST = "manifest.json"
@@ -76,18 +77,20 @@ def compile_all(
     """`compile` for many, with `workers` compiling processes (default: at most two)."""
     wanted = list(configs)
     ready = {config: find(config, arch) for config in wanted}
-    missing: queue.SimpleQueue[KernelConfig] = queue.SimpleQueue()
-    todo = [config for config, found in ready.items() if found is None]
-    for config in todo:
-        missing.put(config)
+    todo = queue.SimpleQueue[_Job]()
+    for config in [c for c, found in ready.items() if found is None]:
+        todo.put(_Job(config))
     failures: list[BaseException] = []
 
     def work() -> None:
         builder = _Builder(arch, progress or _say_on_stderr)
         try:
             while not failures:
-                config = missing.get_nowait()
-                ready[config] = builder.build(config)
+                job = todo.get_nowait()
+                try:
+                    ready[job.config] = builder.build(job.config, wait=job.wait)
+                except Busy:
+                    todo.put(_Job(job.config, wait=True))
         except queue.Empty:
             pass
         except BaseException as error:  # handed to the caller's thread below
@@ -95,7 +98,7 @@ def compile_all(
         finally:
             builder.close()
 
-    count = min(len(todo), workers or min(2, os.cpu_count() or 1))
+    count = min(todo.qsize(), workers or min(2, os.cpu_count() or 1))
     threads = [threading.Thread(target=work) for _ in range(count)]
     for thread in threads:
         thread.start()
@@ -104,6 +107,14 @@ def compile_all(
     if failures:
         raise failures[0]
     return [found for found in (ready[config] for config in wanted) if found is not None]
+
+
+@dataclass(frozen=True)
+class _Job:
+    """A kernel to build; one that another process is building is put back, to be waited for."""
+
+    config: KernelConfig
+    wait: bool = False
 
 
 def check_buildable(config: KernelConfig, arch: str) -> None:
@@ -148,7 +159,7 @@ class _Builder:
     def close(self) -> None:
         self.cute.close()
 
-    def build(self, config: KernelConfig) -> Artifact:
+    def build(self, config: KernelConfig, wait: bool) -> Artifact:
         hashed = source.source_hash(config.kernel)
         versions = toolchain.versions(config.kernel)
         key = artifacts.key(config, self.arch, hashed, versions)
@@ -161,18 +172,17 @@ class _Builder:
             facts["toolchain"] = versions
             return {"config": config.as_dict(), "arch": self.arch, "key": key, **facts}
 
-        facts = self.cache.build(
-            name, make, lambda: self.progress(f"another process is compiling {label}; waiting")
-        )
+        def waiting() -> None:
+            self.progress(f"another process is compiling {label}; waiting")
+
+        facts = self.cache.build(name, make, waiting if wait else None)
         return artifacts.artifact(self.cache.root / name, config, self.arch, facts)
 
     def _run_compiler(self, config: KernelConfig, folder: Path, name: str) -> dict[str, Any]:
         kind = self.cute.build if config.kernel.startswith("cute/") else self._nvcc
         try:
             facts = kind(config, folder)
-        except BuildError as error:
-            if not hasattr(error, "log"):
-                raise
+        except CompileFailure as error:
             log = self.cache.log_path(name)
             log.write_text(error.log)
             raise BuildError(f"{error} (all the compiler said: {log})") from None

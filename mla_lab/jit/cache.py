@@ -56,6 +56,10 @@ def check_private(path: Path) -> None:
         )
 
 
+class Busy(Exception):
+    """Another process is building the entry."""
+
+
 class Cache:
     """One cache directory. Reading needs no write access; only `build` creates anything."""
 
@@ -84,9 +88,12 @@ class Cache:
         self,
         name: str,
         make: Callable[[Path], dict[str, object]],
-        waiting: Callable[[], None] = lambda: None,
+        waiting: Callable[[], None] | None = None,
     ) -> dict[str, object]:
-        """The entry, built by `make(folder) -> metadata` if another process did not just do so."""
+        """The entry, built by `make(folder) -> metadata` unless another process just did so.
+
+        While another process builds it: call `waiting` once and wait, or raise `Busy` without.
+        """
         self._prepare()
         with self._locked(name, waiting):
             found = self.find(name)
@@ -123,11 +130,13 @@ class Cache:
             )
 
     @contextlib.contextmanager
-    def _locked(self, name: str, waiting: Callable[[], None]) -> Iterator[None]:
+    def _locked(self, name: str, waiting: Callable[[], None] | None) -> Iterator[None]:
         with open(self.root / "lock" / name, "w") as lock:
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
+                if waiting is None:
+                    raise Busy(name) from None
                 waiting()
                 fcntl.flock(lock, fcntl.LOCK_EX)
             yield

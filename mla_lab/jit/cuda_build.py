@@ -15,6 +15,7 @@ from typing import Any
 from ..errors import BuildError
 from ..plan.config import KernelConfig
 from ..resources import kernels_dir
+from .failure import refused
 from .toolchain import find_cxx, find_ninja, find_nvcc, nvcc_release
 
 #: `--keep` leaves the PTX and the cubin of the very compilation that the library holds
@@ -60,7 +61,8 @@ def build(config: KernelConfig, arch: str, folder: Path) -> dict[str, Any]:
     command = [str(find_ninja()), "-C", str(work), "-v", "-j2"]
     done = subprocess.run(command, capture_output=True, text=True)
     if done.returncode:
-        raise _failed(config, arch, done.stdout + done.stderr)
+        words = done.stdout + done.stderr
+        raise refused(config, arch, _first_error(words), words)
     name = config.kernel.removeprefix("cuda/")
     _keep(work, f"{name}*.cubin", folder / "kernel.cubin")
     _keep(work, f"{name}*.ptx", folder / "kernel.ptx")
@@ -106,9 +108,6 @@ def _exported(binding: Path) -> list[str]:
     return re.findall(r"TVM_FFI_DLL_EXPORT_TYPED_FUNC\((\w+),", binding.read_text())
 
 
-def _failed(config: KernelConfig, arch: str, words: str) -> BuildError:
+def _first_error(words: str) -> str:
     lines = [line for line in words.splitlines() if re.search(r"\berror\b", line)]
-    first = lines[0].strip() if lines else "see the log"
-    error = BuildError(f"{config.name()} for {arch} did not compile: {first}")
-    error.log = words  # type: ignore[attr-defined]
-    return error
+    return lines[0] if lines else "ninja failed"

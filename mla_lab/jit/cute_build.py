@@ -11,9 +11,9 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from ..errors import BuildError
 from ..plan.config import KernelConfig
 from .cute_link import link
+from .failure import CompileFailure, refused
 from .source import PACKAGE
 
 
@@ -26,10 +26,10 @@ class CuteWorker:
         self._folder: tempfile.TemporaryDirectory[str] | None = None
 
     def build(self, config: KernelConfig, folder: Path) -> dict[str, Any]:
-        """Compile into `folder`; `BuildError` carries the compiler's words as `.log`."""
+        """Compile into `folder`; `CompileFailure` carries what the compiler said."""
         answer = self._ask({"config": config.as_dict(), "folder": str(folder)})
         if "error" in answer:
-            raise failed(config, self.arch, answer["error"], answer["traceback"])
+            raise refused(config, self.arch, answer["error"], answer["traceback"])
         facts: dict[str, Any] = answer["ok"]
         obj = folder / "kernel.o"
         facts["needs"] = link(obj, folder / "kernel.so", facts.pop("libraries"))
@@ -82,19 +82,10 @@ class CuteWorker:
     def _stderr(self) -> Path:
         return Path(self._folder.name if self._folder else os.devnull) / "stderr"
 
-    def _died(self, process: subprocess.Popen[str]) -> BuildError:
+    def _died(self, process: subprocess.Popen[str]) -> CompileFailure:
         code = process.wait()
         words = self._stderr().read_text(errors="replace")
         last = (words.strip().splitlines() or ["no message"])[-1]
         self.close()
-        error = BuildError(f"cute: the compiling process ended with status {code}: {last}")
-        error.log = words  # type: ignore[attr-defined]
-        return error
-
-
-def failed(config: KernelConfig, arch: str, words: str, log: str) -> BuildError:
-    """A compiler's refusal as one sentence; everything it said is in `.log`."""
-    lines = [line.strip() for line in words.splitlines() if line.strip()]
-    error = BuildError(f"{config.name()} for {arch} did not compile: {lines[0] if lines else ''}")
-    error.log = f"{words}\n\n{log}"  # type: ignore[attr-defined]
-    return error
+        sentence = f"cute: the compiling process ended with status {code}: {last}"
+        return CompileFailure(sentence, words)

@@ -6,7 +6,7 @@ import re
 import subprocess
 from pathlib import Path
 
-from ..errors import BuildError
+from .failure import CompileFailure
 from .toolchain import find_cxx
 
 STATIC_RUNTIME = "libcuda_dialect_runtime_static.a"
@@ -54,9 +54,7 @@ def link(obj: Path, library: Path, runtime: list[str]) -> list[str]:
 def _run(command: list[str]) -> str:
     done = subprocess.run(command, capture_output=True, text=True)
     if done.returncode:
-        error = BuildError(f"{command[0]}: could not link a kernel library; see its log")
-        error.log = done.stderr  # type: ignore[attr-defined]
-        raise error
+        raise CompileFailure(f"{command[0]}: could not link a kernel library", done.stderr)
     return done.stdout
 
 

@@ -14,7 +14,7 @@ from functools import lru_cache
 from pathlib import Path
 
 from ..cute import registry
-from ..errors import invalid
+from ..errors import BuildError, invalid
 from ..resources import kernels_dir
 from .arch import ARCHS
 
@@ -41,8 +41,12 @@ def supported_archs(kernel: str) -> tuple[str, ...]:
 def source_files(kernel: str) -> tuple[Path, ...]:
     """Every file of this repository that the kernel's code depends on, sorted."""
     if kernel.startswith("cute/"):
-        module = PACKAGE / "cute" / f"{registry.lookup(kernel).module.replace('.', '/')}.py"
-        return _closure(module, _python_imports)
+        module = PACKAGE.joinpath("cute", *registry.lookup(kernel).module.split("."))
+        package = module / "__init__.py"
+        root = package if package.is_file() else module.with_suffix(".py")
+        if not root.is_file():
+            raise BuildError(f"{kernel}: its module {root} is not there; correct cute/registry.py")
+        return _closure(root, _python_imports)
     folder = kernels_dir() / kernel.removeprefix("cuda/")
     roots = sorted([*folder.glob("*.cu"), *folder.glob("*.cc")])
     return tuple(sorted({f for root in roots for f in _closure(root, _quoted_includes)}))
@@ -63,7 +67,8 @@ def _closure(root: Path, edges: object) -> tuple[Path, ...]:
     todo = [root]
     while todo:
         path = todo.pop()
-        if path in seen or path in INTERFACE or not path.is_file():
+        outside = path.name == "__init__.py" and not path.is_relative_to(PACKAGE / "cute")
+        if path in seen or path in INTERFACE or outside or not path.is_file():
             continue
         seen.add(path)
         todo += edges(path, path.stat().st_mtime_ns)  # type: ignore[operator]
@@ -97,4 +102,6 @@ def _targets(path: Path, level: int, module: str | None, names: list[str]) -> li
     else:
         return []
     target = base.joinpath(*module.split(".")) if module else base
-    return [target.with_suffix(".py"), *(target / f"{name}.py" for name in names)]
+    inside = [target / name for name in names]
+    files = [path.with_suffix(".py") for path in (target, *inside)]
+    return files + [path / "__init__.py" for path in (target, *inside)]

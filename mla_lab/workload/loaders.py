@@ -93,8 +93,8 @@ def _azure_rows(path: Path) -> Iterator[Row]:
         stamp, context, generated = (row[name] for name in AZURE_COLUMNS)
         yield (
             _seconds(path, line, stamp),
-            _tokens(path, line, "ContextTokens", context),
-            _tokens(path, line, "GeneratedTokens", generated),
+            _tokens(path, line, "ContextTokens", _number(context)),
+            _tokens(path, line, "GeneratedTokens", _number(generated)),
         )
 
 
@@ -140,9 +140,13 @@ def _milliseconds(path: Path, line: int, value: Any) -> float:
 
 
 def _tokens(path: Path, line: int, name: str, value: Any) -> int:
-    """A count from a CSV's text or a JSON number; a bool or a fraction is neither."""
-    digits = str(value).removeprefix("-") if isinstance(value, str | int) else ""
-    count = int(value) if digits.isascii() and digits.isdigit() else -1
-    if not 0 <= count <= MAX_TOKENS:
+    """A JSON number that counts tokens; a bool, a fraction and a text are none."""
+    if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value <= MAX_TOKENS:
         raise _bad(path, line, f"{name} {value!r}", f"a whole number from 0 to {MAX_TOKENS}")
-    return count
+    return value
+
+
+def _number(text: str) -> int | str:
+    """The whole number that a CSV field spells, else the field as it is."""
+    # ten digits hold every legal length; int() of a very long text would raise
+    return int(text) if text.isascii() and text.isdigit() and len(text) <= 10 else text

@@ -52,7 +52,7 @@ class CuteWorker:
             with contextlib.suppress(BrokenPipeError):
                 process.stdin.write(json.dumps(job) + "\n")
                 process.stdin.flush()
-                answer = process.stdout.readline()
+                answer = process.stdout.readline().strip()
         if not answer:
             raise self._died(process)
         reply: dict[str, Any] = json.loads(answer)

@@ -46,8 +46,8 @@ def _with_settings(kernel: str, settings: list[str]) -> KernelConfig:
     options = []
     for setting in settings:
         name, _, value = setting.partition("=")
-        number = value.lstrip("-").isdigit()
-        if isinstance(defaults.get(name), str):
+        number = value.lstrip("-").isdigit() and name.isidentifier()
+        if isinstance(defaults.get(name), str) and value:
             values[name] = value
         elif isinstance(defaults.get(name), int) and number:
             values[name] = int(value)

@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from .errors import MlaLabError
 
@@ -135,22 +136,13 @@ def _backends() -> Iterator[Finding]:
         return
     import torch
 
-    from .backends import explain
-    from .call import Features, Form
-    from .problem import Problem
+    from .decode import explain
 
-    problem = Problem.uniform(1, 1, 64, heads=128)
-    form = Form(
-        features=Features(),
-        bounds=problem,
-        device=torch.device("cuda" if torch.cuda.is_available() else "cpu"),
-        total_q=1,
-        max_q_len=1,
-        out_shape=(1, 1, problem.heads, problem.latent_dim),
-        out_dtype=torch.bfloat16,
-        lse_shape=(1, problem.heads),
-    )
-    for verdict in explain(form):
-        fits = f"runs a plain call on {form.device.type}"
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    numbers: dict[str, Any] = {"dtype": torch.bfloat16, "device": device}
+    query, cache = torch.zeros(1, 1, 128, 576, **numbers), torch.zeros(1, 64, 576, **numbers)
+    table = torch.zeros(1, 1, dtype=torch.int32, device=device)
+    for verdict in explain(query, cache, table, torch.full_like(table[0], 64)):
+        fits = f"runs a plain call on {device}"
         detail = verdict.reason or (f"{fits}, and auto takes it" if verdict.taken else fits)
         yield Finding("backends", f"backend {verdict.name}", verdict.reason is None, detail)

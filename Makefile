@@ -68,6 +68,8 @@ tests: $(STAMP)
 	$(BIN)/pytest -m serial tests
 
 browser-test: $(STAMP)
+	@command -v chromium >/dev/null || { echo "the browser test drives Chromium and there is none on PATH: install it (Debian, Ubuntu: apt install chromium)"; exit 1; }
+	$(PIP) install --quiet -r requirements-browser.txt
 	$(BIN)/pytest -m browser --run-browser tests
 
 format: $(STAMP)

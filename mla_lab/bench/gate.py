@@ -114,7 +114,7 @@ def _sample(rows: Sequence[Row]) -> _Sample:
     us = sum(parts) / len(parts)
     errors = [_median_error(row["rounds"]["us"]) for row in ok]
     within = CONFIDENCE * math.sqrt(sum(e * e for e in errors)) / len(errors)
-    between = (max(parts) - min(parts)) / 2
+    between = max(parts) - min(parts)
     return _Sample(us, max(within, between) / us)
 
 

@@ -101,9 +101,9 @@ class Bench:
         run = CaseRun(case, self.method, self.timer, self.device)
         rows = run.rows(peers)
         readings = telemetry.between(begin, time.monotonic())
-        # graphs and pools of a case go before the next one allocates its own
-        gc.collect()
         if self.device.type == "cuda":
+            # graphs and pools of a case go before the next one allocates its own
+            gc.collect()
             torch.cuda.empty_cache()
         return [{**row, "telemetry": readings} for row in rows]
 

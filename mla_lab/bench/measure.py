@@ -20,7 +20,13 @@ from .checks import compare
 from .kernel_times import kernel_times
 from .peers import Peer, Prepared
 from .records import Row, describe_case
-from .rotation import MIN_LAUNCHES, ROTATION_BYTES, Rotation, make_rotation
+from .rotation import (
+    MIN_LAUNCHES,
+    ROTATION_BYTES,
+    WORKSPACE_BYTES,
+    Rotation,
+    make_rotation,
+)
 from .timers import Replay, Timer
 
 
@@ -32,6 +38,7 @@ class Method:
     warmups: int = 2
     rotation_bytes: int = ROTATION_BYTES
     min_launches: int = MIN_LAUNCHES
+    workspace_bytes: int = WORKSPACE_BYTES
     #: repetitions of the whole list in one process
     parts: int = 1
     seed: int = 0
@@ -103,6 +110,7 @@ class CaseRun:
                     seed=self.method.seed,
                     device=self.device,
                     rotation_bytes=self.method.rotation_bytes,
+                    workspace_bytes=self.method.workspace_bytes,
                 )
                 self._enter(entry, rotation)
             except Exception as error:

@@ -44,7 +44,10 @@ class Record:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self.rows = list(read(path)) if path.exists() else []
+        self.rows: list[Row] = []
+        if path.exists():
+            self.rows = list(read(path))
+            _cut_torn_line(path)
 
     def append(self, row: Row) -> None:
         """Writes one row and flushes it, so that an interrupted run keeps all before."""
@@ -157,6 +160,12 @@ def schema() -> Row:
     """The JSON schema of a row."""
     loaded: Row = json.loads((data_dir() / SCHEMA_FILE).read_text(encoding="utf-8"))
     return loaded
+
+
+def _cut_torn_line(path: Path) -> None:
+    """Removes what a killed process left of its last line, so that the next one starts anew."""
+    text = path.read_text(encoding="utf-8")
+    path.write_text(text[: text.rfind("\n") + 1], encoding="utf-8")
 
 
 def _rounded(value: Any) -> Any:

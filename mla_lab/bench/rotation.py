@@ -24,7 +24,7 @@ from .cases import Case
 ROTATION_BYTES = 240_000_000
 #: launches in one replay at least, so that the replay's own start and end weigh little
 MIN_LAUNCHES = 8
-#: workspace of one call; the largest plan of the lists needs about 120 MB
+#: workspace of one call; partials of two row tiles for each of 132 workers take 35 MB
 WORKSPACE_BYTES = 192 << 20
 #: every copy has the sign of this share of its columns turned: its results differ, while the
 #: distribution (a heavy tail included) stays what it was
@@ -33,7 +33,8 @@ TURNED_COLUMNS = 1 / 16
 
 def copies_for(problem: Problem, rotation_bytes: int = ROTATION_BYTES) -> int:
     """KV copies of a call, so that all of them together reach `rotation_bytes`. No cap."""
-    return max(1, -(-rotation_bytes // max(kv_bytes(problem), 1)))
+    one = kv_bytes(problem)
+    return max(1, -(-rotation_bytes // one)) if one else 1
 
 
 def kv_bytes(problem: Problem) -> int:

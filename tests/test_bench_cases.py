@@ -1,0 +1,206 @@
+"""Case lists, rotations over KV copies, and the check of every element."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import pytest
+import torch
+
+from mla_lab.bench.cases import (
+    Case,
+    anchor_cases,
+    blackwell_twins,
+    feature_cases,
+    get_list,
+    sweep_cases,
+    trace_cases,
+    uniform_case,
+)
+from mla_lab.bench.checks import Accuracy, compare
+from mla_lab.bench.rotation import ROTATION_BYTES, copies_for, kv_bytes, make_rotation, page_lists
+from mla_lab.errors import InvalidInput
+from mla_lab.problem import Problem
+from mla_lab.reference import decode_reference
+from mla_lab.resources import data_dir
+
+SMALL = 60_000  # bytes of a rotation in tests
+
+
+def test_the_anchor_list():
+    cases = anchor_cases()
+    assert len(cases) == 54
+    assert len({case.name for case in cases}) == 54
+    assert {c.problem.page_size for c in cases} == {64}
+    assert {c.problem.heads for c in cases} == {16, 64, 128}
+    ragged = [c.problem for c in cases if c.lengths != "uniform"]
+    assert [sum(p.kv_lens) for p in ragged] == [508945, 508945, 61387]
+    assert min(min(p.kv_lens) for p in ragged) >= 1
+
+
+def test_the_twins_are_the_published_cases():
+    rows = (data_dir() / "published_blackwell.jsonl").read_text(encoding="utf-8").splitlines()
+    published = [json.loads(row) for row in rows]
+    twins = {case.name: case.problem for case in blackwell_twins()}
+    assert len(twins) == 40
+    assert set(twins) == {row["case"] for row in published}
+    assert {row["peer"] for row in published} == {"trtllm-gen", "cute-dsl"}
+    assert all(row["us"] > 0 and row["source"].startswith("https://") for row in published)
+    variable = twins["b32_q4_h128_kv8192_var_bf16_p32".replace("_bf16", "")]
+    assert variable.kv_lens[-1] == 8192
+    assert len(set(variable.kv_lens)) > 20
+    assert min(variable.kv_lens) >= 4
+
+
+def test_feature_cases_differ_from_the_plain_call_in_one_thing():
+    plain, *others = feature_cases()
+    assert len({case.name for case in [plain, *others]}) == len(others) + 1
+    for case in others:
+        assert replace(case, name=plain.name) != plain
+
+
+def test_sweeps_and_traces():
+    assert [c.name for c in sweep_cases([1, 2], [1], [16], [64], page_size=32)] == [
+        "b1_q1_h16_kv64_p32",
+        "b2_q1_h16_kv64_p32",
+    ]
+    problem = Problem((1, 1), (5, 9), 16)
+    assert trace_cases([("azure_s0", problem)])[0].name == "trace_azure_s0"
+    with pytest.raises(InvalidInput, match="anchor"):
+        get_list("no such list")
+
+
+def test_rotations_exceed_four_times_the_l2_and_not_more():
+    for case in [*anchor_cases(), *blackwell_twins()]:
+        copies, one = copies_for(case.problem), kv_bytes(case.problem)
+        assert copies * one >= ROTATION_BYTES >= 4 * 60e6, case.name
+        assert copies == 1 or (copies - 1) * one < ROTATION_BYTES, case.name
+
+
+def test_a_rotation_of_nothing_has_one_copy():
+    assert copies_for(Problem((1,), (0,), 16)) == 1
+
+
+FORMATS = [
+    {},
+    {"kv_format": "fp8_656"},
+    {"kv_format": "e4m3"},
+    {"q_dtype": "fp16", "kv_format": "fp16"},
+]
+
+
+def nans(cache):
+    """Where the cache is poisoned; in 656-byte tokens their scales tell."""
+    if cache.dtype is torch.uint8:
+        return cache[..., 512:528].contiguous().view(torch.float32).isnan()
+    return cache.float().isnan()
+
+
+@pytest.mark.parametrize("fields", FORMATS, ids=str)
+@pytest.mark.parametrize("distribution", ["gauss", "heavy_tailed"])
+def test_copies_share_all_but_their_cache(fields, distribution):
+    case = replace(uniform_case(2, 1, 4, 20, **fields), distribution=distribution)
+    rotation = make_rotation(case, rotation_bytes=SMALL, workspace_bytes=1 << 16)
+    first, second = rotation.copies[:2]
+    assert len(rotation.copies) == copies_for(case.problem, SMALL) > 1
+    assert rotation.kv_bytes >= SMALL
+    assert first.query is second.query
+    assert first.block_tables is second.block_tables
+    assert first.kv_cache.data_ptr() != second.kv_cache.data_ptr()
+    assert first.kv_cache.stride() == second.kv_cache.stride()
+    assert torch.equal(nans(first.kv_cache), nans(second.kv_cache)), "poison stays where it was"
+    assert nans(first.kv_cache).any()
+    difference = (rotation.expected[0] - rotation.expected[1]).norm() / rotation.expected[0].norm()
+    assert 0.1 < float(difference) < 1.5, "another cache gives another result"
+    assert rotation.expected[1].isfinite().all()
+
+
+def test_a_strided_cache_stays_strided():
+    case = replace(uniform_case(2, 1, 4, 20), features=("page_gap",))
+    first, second = make_rotation(case, rotation_bytes=SMALL, workspace_bytes=1 << 16).copies[:2]
+    assert (
+        second.kv_cache.stride() == first.kv_cache.stride() != first.kv_cache.contiguous().stride()
+    )
+
+
+def test_the_expected_result_is_the_reference_of_each_copy():
+    rotation = make_rotation(
+        uniform_case(2, 2, 4, 70), rotation_bytes=2 * SMALL, workspace_bytes=1 << 16
+    )
+    for copy, expected in zip(rotation.copies, rotation.expected, strict=True):
+        reference = decode_reference(copy).out.reshape(expected.shape)
+        assert torch.equal(reference.float(), expected)
+
+
+def test_without_poison_only_unread_things_change():
+    rotation = make_rotation(
+        uniform_case(2, 1, 4, 70), rotation_bytes=SMALL, workspace_bytes=1 << 16
+    )
+    for copy, healed, expected in zip(
+        rotation.copies, rotation.without_poison, rotation.expected, strict=True
+    ):
+        assert healed.kv_cache.isfinite().all()
+        assert int(healed.block_tables.min()) >= 0
+        assert int(healed.block_tables.max()) < len(copy.kv_cache)
+        assert torch.equal(decode_reference(healed).out.reshape(expected.shape).float(), expected)
+
+
+def test_launch_order_takes_whole_rounds():
+    rotation = make_rotation(uniform_case(2, 1, 4, 20), rotation_bytes=3 * 2 * 20 * 1152)
+    assert rotation.order(min_launches=8) == [0, 1, 2] * 3
+    assert rotation.order(min_launches=1) == [0, 1, 2]
+
+
+def test_page_lists_hold_what_the_call_reads():
+    problem = Problem((1, 1, 1), (65, 0, 64), 4)
+    copy = make_rotation(Case("ragged", "test", problem), rotation_bytes=1).copies[0]
+    sums, pages = page_lists(copy)
+    assert sums.tolist() == [0, 2, 2, 3]
+    assert pages.tolist() == [*copy.block_tables[0, :2].tolist(), int(copy.block_tables[2, 0])]
+
+
+def planted(change):
+    """Accuracy of the reference itself after `change` was done to it."""
+    torch.manual_seed(0)
+    reference = torch.randn(4, 8, 512)
+    out = reference.clone()
+    change(out)
+    return compare([(reference, reference), (out.bfloat16(), reference)])
+
+
+CASE = uniform_case(1, 1, 16, 64)
+
+
+def test_rounding_to_bf16_is_accepted():
+    accuracy = planted(lambda out: None)
+    assert accuracy.objection(CASE) is None
+    assert 1e-4 < accuracy.rel_error < 2e-3
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (lambda out: out[3, 7, 511].fill_(float("nan")), "1 elements are not finite"),
+        (lambda out: out[0, 0, 0].fill_(float("inf")), "1 elements are not finite"),
+        (lambda out: out.mul_(1.02), "relative error 1"),
+        (lambda out: out[2, 5].mul_(1.025), "relative error of a row"),
+        (lambda out: out[2, 5].zero_(), "relative error"),
+    ],
+)
+def test_a_planted_error_is_not_accepted(change, words):
+    objection = planted(change).objection(CASE)
+    assert objection is not None
+    assert words in objection
+
+
+def test_rows_without_keys_must_be_zero():
+    zero = torch.zeros(1, 2, 512)
+    assert compare([(zero, zero)]) == Accuracy(0.0, 0.0, 0)
+    assert compare([(zero + 1e-3, zero)]).objection(CASE)
+
+
+def test_skip_softmax_is_allowed_what_it_may_drop():
+    accuracy = Accuracy(rel_error=8e-3, worst_row=1e-2, nonfinite=0)
+    assert accuracy.objection(CASE)
+    assert accuracy.objection(replace(CASE, skip_softmax=4e-3)) is None

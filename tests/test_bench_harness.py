@@ -1,0 +1,277 @@
+"""The method under a fake clock: order, medians, refusals, failures, resuming, interruption."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import jsonschema
+import pytest
+import torch
+
+from mla_lab.bench.cases import uniform_case
+from mla_lab.bench.harness import Bench
+from mla_lab.bench.measure import Method
+from mla_lab.bench.peers.base import Prepared
+from mla_lab.bench.records import Record, read, results, schema
+from mla_lab.errors import unsupported
+
+CASES = [uniform_case(1, 1, 4, 20), uniform_case(2, 1, 4, 20)]
+METHOD = Method(
+    rounds=3, warmups=2, rotation_bytes=100_000, workspace_bytes=1 << 16, ceilings=False
+)
+
+
+class FakeReplay:
+    """Takes what its peer's clock says; each call is written down."""
+
+    def __init__(self, timer, launches, cold):
+        self.timer, self.launches, self.cold = timer, launches, cold
+        self.last_output = launches[-1]()
+        self.peer = self.timer.peer_of(launches[0])
+
+    def __call__(self):
+        self.timer.calls.append((self.peer, "cold" if self.cold else len(self.launches)))
+        clock = self.timer.clocks[self.peer]
+        return len(self.launches) * (clock.pop(0) if len(clock) > 1 else clock[0])
+
+
+class FakeTimer:
+    """A clock that says for each peer how long a launch takes, call by call."""
+
+    name = "fake"
+
+    def __init__(self, **clocks):
+        self.clocks = {peer: list(values) for peer, values in clocks.items()}
+        self.calls = []
+
+    def peer_of(self, launch):
+        return launch.peer
+
+    def ready(self, launches, *, cold=False):
+        return FakeReplay(self, launches, cold)
+
+    def host_us(self, call):
+        call()
+        return 50.0
+
+
+class FakeLaunch:
+    def __init__(self, peer, give):
+        self.peer, self.give = peer, give
+
+    def __call__(self):
+        return self.give()
+
+
+class FakePeer:
+    """Answers with the expected result, or with what `spoil` makes of it."""
+
+    def __init__(self, name, spoil=None, missing=None, refuses=None, error=None, planned=False):
+        self.name, self.spoil, self.missing = name, spoil, missing
+        self.refusal, self.error, self.planned = refuses, error, planned
+        self.prepared = 0
+
+    def available(self, device):
+        return self.missing
+
+    def refuses(self, case):
+        return self.refusal
+
+    def version(self):
+        return "1.0"
+
+    def prepare(self, rotation):
+        self.prepared += 1
+        if self.error:
+            raise self.error
+        launches = tuple(
+            FakeLaunch(self.name, lambda e=e: self.spoil(e) if self.spoil else e)
+            for e in rotation.expected
+        )
+        return Prepared(
+            launches,
+            plan=(lambda: None) if self.planned else None,
+            planned_launches=None if self.planned else launches,
+        )
+
+
+def run(path, peers, timer=None, cases=CASES, method=METHOD, **kwargs):
+    record = Record(path)
+    timer = timer or FakeTimer(**{p.name: [10.0] for p in peers})
+    Bench(record, peers, "cpu", method, timer=timer, **kwargs).run(cases)
+    return record
+
+
+@pytest.fixture
+def path(tmp_path):
+    return tmp_path / "record.jsonl"
+
+
+def validate(path):
+    validator = jsonschema.Draft202012Validator(schema())
+    rows = list(read(path))
+    for row in rows:
+        validator.validate(row)
+    return rows
+
+
+def by_peer(record, case=CASES[0]):
+    return {r["peer"]: r for r in results(record.rows) if r["case"] == case.name}
+
+
+def test_the_schema_is_one_and_refuses(path):
+    jsonschema.Draft202012Validator.check_schema(schema())
+    run(path, [FakePeer("a")])
+    row = results(read(path))[0]
+    for change in ({"us": -1.0}, {"status": "ok", "reason": "why"}, {"kind": "other"}):
+        with pytest.raises(jsonschema.ValidationError):
+            jsonschema.validate({**row, **change}, schema())
+
+
+def test_figures_are_medians_of_raw_rounds(path):
+    method = replace(METHOD, isolated=False, planned=False)
+    # two warm-ups, then three rounds: 12, 30, 13
+    timer = FakeTimer(a=[99.0, 98.0, 12.0, 30.0, 13.0])
+    record = run(path, [FakePeer("a")], timer, CASES[:1], method)
+    row = by_peer(record)["a"]
+    assert row["us"] == 13.0
+    assert row["rounds"] == {"us": [12.0, 30.0, 13.0]}
+    assert row["tflops"] == pytest.approx(row["flop"] / 13.0 / 1e6, rel=1e-4)
+    assert row["kv_copies"] * 20 * 1152 == row["kv_rotation_bytes"]
+    assert row["launches_per_replay"] >= 8
+    validate(path)
+
+
+def test_peers_take_turns_and_none_always_goes_first(path):
+    method = replace(METHOD, isolated=False, planned=False)
+    peers = [FakePeer("a"), FakePeer("b"), FakePeer("c")]
+    timer = FakeTimer(a=[1.0], b=[1.0], c=[1.0])
+    run(path, peers, timer, CASES[:1], method)
+    order = "".join(peer for peer, _ in timer.calls)
+    assert order == "aabbcc" + "abc" + "bca" + "cab", "two warm-ups each, then rounds in turn"
+
+
+def test_isolated_and_planned_times_stand_beside(path):
+    peers = [FakePeer("graph"), FakePeer("host", planned=True)]
+    timer = FakeTimer(graph=[10.0], host=[10.0])
+    rows = by_peer(run(path, peers, timer))
+    assert rows["graph"]["isolated_us"] == 10.0
+    assert rows["graph"]["us_with_plan"] == 10.0, "plan and launch in one replay"
+    assert "plan_us" not in rows["graph"]
+    assert rows["host"]["plan_us"] == 50.0
+    assert rows["host"]["us_with_plan"] == 60.0, "the host's plan is added"
+    assert ("graph", "cold") in timer.calls
+    validate(path)
+
+
+def test_whatever_cannot_be_timed_keeps_its_reason(path):
+    peers = [
+        FakePeer("good"),
+        FakePeer("absent", missing="import x: no module"),
+        FakePeer("says_no", refuses="page_size: got 64, supported: 32"),
+        FakePeer("raises", error=unsupported("heads", 4, "128")),
+        FakePeer("breaks", error=RuntimeError("CUDA error: an illegal address")),
+        FakePeer("lies", spoil=lambda out: out * 1.5),
+        FakePeer("nan", spoil=lambda out: out / 0 * 0),
+    ]
+    record = run(path, peers)
+    rows = by_peer(record)
+    status = {name: row["status"] for name, row in rows.items()}
+    assert status == {
+        "good": "ok",
+        "says_no": "refused",
+        "raises": "refused",
+        "breaks": "failed",
+        "lies": "wrong",
+        "nan": "wrong",
+    }
+    assert rows["raises"]["reason"] == "heads: got 4; supported: 128"
+    assert "illegal address" in rows["breaks"]["reason"]
+    assert "prepare" in rows["breaks"]["reason"], "the place is named"
+    assert "relative error 5.0e-01" in rows["lies"]["reason"]
+    assert record.rows[0]["peers"][1] == {
+        "name": "absent",
+        "version": None,
+        "unavailable": "import x: no module",
+    }
+    assert peers[1].prepared == 0
+    validate(path)
+
+
+def test_what_the_timed_replay_wrote_is_checked_too(path):
+    class Stale(FakePeer):
+        """Right when checked, wrong in its replay: nothing is computed there."""
+
+        def prepare(self, rotation):
+            calls = iter([*rotation.expected])
+            give = lambda: next(calls, torch.zeros_like(rotation.expected[0]))  # noqa: E731
+            return Prepared(tuple(FakeLaunch("stale", give) for _ in rotation.expected))
+
+    row = by_peer(run(path, [Stale("stale")]))["stale"]
+    assert row["status"] == "wrong"
+    assert row["reason"].startswith("in the timed replay")
+
+
+def test_a_failure_in_a_round_leaves_the_others(path):
+    class Breaks(FakeReplay):
+        def __call__(self):
+            if self.timer.calls.count((self.peer, self.launches)) == 2:
+                raise RuntimeError("launch failed")
+            self.timer.calls.append((self.peer, self.launches))
+            return 1.0
+
+    class Timer(FakeTimer):
+        def ready(self, launches, *, cold=False):
+            kind = Breaks if launches[0].peer == "a" else FakeReplay
+            return kind(self, launches, cold)
+
+    rows = by_peer(run(path, [FakePeer("a"), FakePeer("b")], Timer(b=[7.0])))
+    assert rows["a"]["status"] == "failed"
+    assert rows["b"]["us"] == 7.0
+
+
+def test_a_finished_record_is_not_measured_again(path):
+    peers = [FakePeer("a"), FakePeer("b", error=RuntimeError("flaky"))]
+    run(path, peers)
+    again = [FakePeer("a"), FakePeer("b"), FakePeer("late")]
+    record = run(path, again)
+    assert [p.prepared for p in again] == [0, 2, 2], "failures are tried again, newcomers added"
+    assert {r["status"] for r in results(record.rows)} == {"ok"}
+    assert [r["kind"] for r in record.rows].count("run") == 2
+    validate(path)
+
+
+def test_ctrl_c_leaves_a_valid_record_that_can_be_resumed(path):
+    def progress(text):
+        if text.startswith("2/"):
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        run(path, [FakePeer("a")], progress=progress)
+    rows = validate(path)
+    assert [r["kind"] for r in rows] == ["run", "result", "end"]
+    assert rows[-1]["status"] == "interrupted"
+    peer = FakePeer("a")
+    record = run(path, [peer])
+    assert peer.prepared == 1, "only the second case"
+    assert len(results(record.rows, "ok")) == 2
+    assert validate(path)[-1]["status"] == "complete"
+
+
+def test_parts_repeat_the_list_and_state_the_spread(path):
+    method = replace(METHOD, parts=2, isolated=False, planned=False, rounds=1, warmups=0)
+    timer = FakeTimer(a=[100.0, 200.0, 101.0, 210.0])
+    record = run(path, [FakePeer("a")], timer, method=method)
+    spread = record.rows[-1]["rerun_spread"]
+    assert spread["pairs"] == 2
+    assert spread["worst"] == pytest.approx(10 / 205, rel=1e-4)
+    assert [r["part"] for r in results(record.rows)] == [0, 0, 1, 1]
+
+
+def test_the_run_row_tells_where_and_how(path):
+    record = run(path, [FakePeer("a")])
+    opening = record.rows[0]
+    assert opening["method"]["timer"] == "fake"
+    assert opening["method"]["rounds"] == 3
+    assert opening["environment"]["libraries"]["torch"] == torch.__version__
+    assert opening["cases"] == 2

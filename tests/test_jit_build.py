@@ -1,0 +1,232 @@
+"""Builds for real: both compilers, several processes at once, and launch paths without them."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from mla_lab import jit
+from mla_lab.errors import InvalidInput
+from mla_lab.jit import artifact, source
+from mla_lab.jit.bundle import bundle, size_of
+from mla_lab.jit.cache import Cache
+from mla_lab.plan.config import KernelConfig
+from mla_lab.resources import kernels_dir
+
+EMPTY, MERGE = KernelConfig("cute/empty"), KernelConfig("cuda/merge")
+ROOT = source.PACKAGE.parent
+
+pytestmark = [
+    pytest.mark.skipif(shutil.which("g++") is None, reason="needs a C++ compiler"),
+    pytest.mark.skipif(shutil.which("nvcc") is None, reason="needs nvcc"),
+]
+
+
+def quiet(_: str) -> None:
+    """Progress that nobody reads."""
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A bundle of two kernels, one by each compiler."""
+    out = tmp_path_factory.mktemp("bundle") / "out"
+    messages: list[str] = []
+    bundle(out, [EMPTY, MERGE], progress=messages.append)
+    if not list((out / "wheels").glob("*.whl")):
+        assert any("apache-tvm-ffi" in message for message in messages)
+    return out
+
+
+def run_python(code: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    """A fresh process that sees no compiler and none of this process's settings."""
+    bare = {"PATH": "/nowhere", "HOME": os.environ.get("HOME", "/"), "OMP_NUM_THREADS": "1"}
+    return subprocess.run(
+        [sys.executable, "-c", code],
+        env={**bare, **environment},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+
+
+LAUNCH_PATH = """
+import os, sys
+from mla_lab import jit
+from mla_lab.plan.config import KernelConfig
+COMPILERS = ("nvcc", "g++", "gcc", "c++", "cc", "ninja", "ptxas", "ld", "nm")
+def refuse(event, args):
+    if event == "subprocess.Popen" and os.path.basename(str(args[0])) in COMPILERS:
+        raise RuntimeError(f"started {args}")
+sys.addaudithook(refuse)
+for name in ("cute/empty", "cuda/merge"):
+    kernel = jit.load(jit.compile(KernelConfig(name)))
+    try:
+        kernel.launch()
+    except TypeError:
+        pass
+    else:
+        raise SystemExit("a launch without arguments must be refused")
+print([name for name in sys.modules if name.split(".")[0] in ("cutlass", "mla_lab")])
+"""
+
+
+def test_a_bundle_launches_without_dsl_or_compilers(made: Path, tmp_path: Path) -> None:
+    prebuilt = tmp_path / "prebuilt"
+    shutil.copytree(made / "prebuilt", prebuilt)
+    for path in prebuilt.rglob("*"):
+        path.chmod(0o500 if path.is_dir() else 0o400)
+    prebuilt.chmod(0o500)
+    cache = tmp_path / "cache"
+    done = run_python(
+        LAUNCH_PATH,
+        PYTHONPATH=str(made),
+        MLA_LAB_PREBUILT=str(prebuilt),
+        MLA_LAB_CACHE_DIR=str(cache),
+    )
+    assert done.returncode == 0, done.stderr
+    loaded = json.loads(done.stdout.replace("'", '"'))
+    assert "mla_lab.jit.loader" in loaded
+    assert not [name for name in loaded if name.startswith(("cutlass", "mla_lab.cute.worker"))]
+    assert not cache.exists()
+
+
+def test_a_bundle_is_small_and_says_what_made_it(made: Path) -> None:
+    assert size_of(made) < 40e6
+    manifest = json.loads((made / "prebuilt" / "manifest.json").read_text())
+    assert manifest["kernels"] == ["cuda_merge sm_90a", "cute_empty sm_90a"]
+    assert set(manifest["toolchain"]) == {"cuda", "cute"}
+
+
+def test_sources_that_differ_from_the_bundle_find_nothing(
+    made: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MLA_LAB_PREBUILT", str(made / "prebuilt"))
+    monkeypatch.setenv("MLA_LAB_CACHE_DIR", str(made / "absent"))
+    assert jit.find(EMPTY, "sm_90a") is not None
+    monkeypatch.setattr(source, "source_hash", lambda kernel: "other")
+    assert jit.find(EMPTY, "sm_90a") is None
+
+
+def test_setup_makes_the_bundle_private(made: Path, tmp_path: Path) -> None:
+    script = f"source {made}/setup.sh && stat -c %a $MLA_LAB_PREBUILT && echo $PYTHONPATH"
+    done = subprocess.run(
+        ["bash", "-c", f"python3() {{ :; }}; umask 000; {script}"],
+        env={"PATH": os.environ["PATH"], "TMPDIR": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    mode, path = done.stdout.split()
+    assert int(mode, 8) & 0o022 == 0
+    assert path.split(":")[0] == str(made)
+
+
+def test_a_folder_with_other_files_is_left_alone(tmp_path: Path) -> None:
+    (tmp_path / "thesis.tex").write_text("")
+    with pytest.raises(InvalidInput, match=r"out: got .* which holds other files"):
+        bundle(tmp_path, [EMPTY])
+
+
+def test_several_processes_build_once(tmp_path: Path) -> None:
+    code = (
+        "from mla_lab import jit\n"
+        "from mla_lab.plan.config import KernelConfig\n"
+        "kernel = jit.load(jit.compile(KernelConfig('cute/empty'), progress=print))\n"
+        "print('loaded', kernel.artifact.functions)\n"
+    )
+    environment = {**os.environ, "MLA_LAB_CACHE_DIR": str(tmp_path), "PYTHONPATH": str(ROOT)}
+    environment.pop("MLA_LAB_PREBUILT", None)
+    running = [
+        subprocess.Popen(
+            [sys.executable, "-c", code],
+            env=environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for _ in range(3)
+    ]
+    said = [process.communicate(timeout=120) for process in running]
+    assert [process.returncode for process in running] == [0, 0, 0], said
+    lines = [line for out, _ in said for line in out.splitlines()]
+    assert sum(line.startswith("compiling cute_empty") for line in lines) == 1
+    assert sum(line.startswith("loaded ('empty',)") for line in lines) == 3
+    assert not list(tmp_path.glob("tmp-*"))
+
+
+def test_a_killed_build_leaves_nothing_to_trust(tmp_path: Path) -> None:
+    code = (
+        "import os\n"
+        "from mla_lab.jit.cache import Cache\n"
+        "from pathlib import Path\n"
+        "def make(folder):\n"
+        "    (folder / 'kernel.so').write_bytes(b'half')\n"
+        "    os._exit(9)\n"
+        f"Cache(Path({str(tmp_path)!r})).build('entry', make)\n"
+    )
+    done = run_python(code, PYTHONPATH=str(ROOT))
+    assert done.returncode == 9
+    cache = Cache(tmp_path)
+    assert cache.find("entry") is None
+
+    def make(folder: Path) -> dict[str, object]:
+        (folder / "kernel.so").write_bytes(b"whole")
+        return {}
+
+    cache.build("entry", make)
+    assert cache.find("entry")
+
+
+def test_the_key_covers_everything_that_decides_the_code() -> None:
+    base = KernelConfig("cute/empty")
+    versions = {"cutlass-dsl": "4.8.1"}
+    others = {
+        "kernel": "cute/other",
+        "q_dtype": "fp16",
+        "kv_format": "e4m3",
+        "out_dtype": "fp16",
+        "tile_rows": 16,
+        "tile_kv": 32,
+        "page_size": 16,
+        "cluster": 2,
+        "mask": "causal",
+        "options": (("stages", 3),),
+    }
+    assert set(others) == set(base.as_dict())
+    keys = {artifact.key(base, "sm_90a", "hash", versions)}
+    keys |= {
+        artifact.key(replace(base, **{name: value}), "sm_90a", "hash", versions)  # type: ignore[arg-type]
+        for name, value in others.items()
+    }
+    keys.add(artifact.key(base, "sm_100a", "hash", versions))
+    keys.add(artifact.key(base, "sm_90a", "other", versions))
+    keys.add(artifact.key(base, "sm_90a", "hash", {"cutlass-dsl": "4.8.2"}))
+    assert len(keys) == len(others) + 4
+
+
+def test_a_changed_header_is_another_kernel(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shutil.copytree(kernels_dir(), tmp_path / "kernels")
+    monkeypatch.setattr(source, "kernels_dir", lambda: tmp_path / "kernels")
+    names = {path.name for path in source.source_files("cuda/merge")}
+    assert {"merge.cu", "merge.h", "binding.cc", "words.h", "tensors.h"} == names
+    before = {name: source.source_hash(name) for name in ("cuda/merge", "cuda/planner")}
+    header = tmp_path / "kernels" / "merge" / "merge.h"
+    header.write_text(header.read_text() + "\n")
+    assert source.source_hash("cuda/merge") != before["cuda/merge"]
+    assert source.source_hash("cuda/planner") == before["cuda/planner"]
+
+
+@pytest.mark.parametrize("arch", ["sm_100a", "sm_120a"])
+def test_other_architectures_compile_without_their_gpu(arch: str) -> None:
+    for built in jit.compile_all([EMPTY, MERGE], arch, progress=quiet):
+        assert f".target {arch}" in built.ptx.read_text()
+        assert built.resources[0].stack == 0

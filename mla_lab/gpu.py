@@ -54,7 +54,7 @@ class Gpu:
     clock_mhz: int
     source: str
     ceilings: Ceilings | None = None
-    #: (cluster size, clusters resident at once with one CTA an SM) where it was measured
+    #: (cluster size, clusters resident at once with one CTA an SM) where known
     resident_clusters: tuple[tuple[int, int], ...] = field(default=())
 
     @property
@@ -96,7 +96,7 @@ class Gpu:
     def workers(self, cluster: int = 1) -> int:
         """Clusters of `cluster` CTAs that run at once, one CTA an SM; a cluster is one worker.
 
-        SMs // cluster unless a measured count says less: an SM left over in a GPC cannot join
+        SMs // cluster unless `resident_clusters` says less: an SM left over in a GPC cannot join
         another GPC's cluster.
         """
         if not 1 <= cluster <= 16:
@@ -157,6 +157,12 @@ def _unknown(properties: Any) -> Gpu:
     )
 
 
+#: Clusters that fit at once, one CTA an SM. Of 16 clusters of 8 on one H200 (2026-11-20) the last
+#: started only when another had ended, so one of its 8 GPCs has fewer than 16 of the 132 SMs, and
+#: no more than 18 in any leave at least 6 there: seven clusters of 16, at least 29 of 4. Which
+#: SMs a die has differs from card to card; cudaOccupancyMaxActiveClusters tells.
+HOPPER_CLUSTERS = ((4, 29), (8, 15), (16, 7))
+
 H100 = Gpu(
     name="H100 SXM",
     arch="sm_90a",
@@ -171,6 +177,7 @@ H100 = Gpu(
     fp8_tflops=1978.9,
     clock_mhz=1830,
     source="NVIDIA H100 datasheet and architecture white paper (SXM5)",
+    resident_clusters=HOPPER_CLUSTERS,
 )
 H800 = replace(H100, name="H800", source="as H100 SXM; NVLink 400 GB/s")
 H200 = replace(
@@ -189,8 +196,6 @@ H200 = replace(
         card="one NVIDIA H200",
         date="2026-11-20",
     ),
-    # of 16 clusters of 8, one CTA an SM, the last one started after another had ended
-    resident_clusters=((8, 15),),
 )
 B200 = Gpu(
     name="B200",

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import math
 import sys
+from itertools import combinations_with_replacement
 from types import SimpleNamespace
 
 import pytest
 
 from mla_lab.errors import InvalidInput
-from mla_lab.gpu import B200, H100, H200, H800, PRESETS, Gpu, from_properties
+from mla_lab.gpu import B200, H100, H200, H800, HOPPER_CLUSTERS, PRESETS, Gpu, from_properties
 from mla_lab.problem import Problem
 
 
@@ -58,10 +59,19 @@ def test_both_operands_in_e4m3_double_the_matrix_rate():
 
 
 def test_workers():
-    assert [H200.workers(c) for c in (1, 2, 4)] == [132, 66, 33]
-    # one GPC has too few SMs left for a sixteenth cluster of 8
-    assert H200.workers(8) == 15
-    assert (H100.workers(8), B200.workers(2)) == (16, 74)
+    assert [H200.workers(c) for c in (1, 2, 4, 8, 16)] == [132, 66, 29, 15, 7]
+    assert (H100.workers(8), B200.workers(2), B200.workers(8)) == (15, 74, 18)
+
+
+def test_cluster_counts_hold_for_every_die_that_the_observation_allows():
+    """8 GPCs of at most 18 SMs in pairs, 132 in all, room for 15 clusters of 8."""
+    for gpcs in combinations_with_replacement(range(0, 19, 2), 8):
+        if sum(gpcs) == 132 and sum(n // 8 for n in gpcs) == 15:
+            for size, count in HOPPER_CLUSTERS:
+                assert count <= sum(n // size for n in gpcs)
+
+
+def test_a_cluster_has_1_to_16_ctas():
     with pytest.raises(InvalidInput, match="cluster: got 0; supported: 1 to 16"):
         H200.workers(0)
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import math
-from dataclasses import replace
+from dataclasses import asdict, replace
+from itertools import product
 
 import numpy as np
 import pytest
@@ -12,10 +14,20 @@ from hypothesis import strategies as st
 
 from mla_lab.errors import InvalidInput
 from mla_lab.gpu import H100, H200
-from mla_lab.plan import CostModel, Plan, choose, default_model, make_plan, predicted_us
+from mla_lab.plan import (
+    CostModel,
+    KernelCosts,
+    Plan,
+    choose,
+    default_model,
+    kernel_costs,
+    make_plan,
+    predicted_us,
+)
 from mla_lab.plan.__main__ import BUDGET_MS, planning_ms, ragged_problem
+from mla_lab.plan.calibrate import FITTED, Measured, fit, predictions
 from mla_lab.plan.choose import INVARIANT_SPLIT
-from mla_lab.plan.cost import KV_M, Q_M
+from mla_lab.plan.kernel_costs import KV_M, PROTOTYPES, Q_M, recorded_costs
 from mla_lab.plan.schedule import POLICIES
 from mla_lab.problem import Problem
 
@@ -48,8 +60,10 @@ def priced_by_hand(plan: Plan, model: CostModel, step: float) -> float:
                 clock += model.partial_ns
                 done[tile.group] = max(done.get(tile.group, 0.0), clock)
             last = max(last, clock)
+    if done and not model.fused_merge:
+        last += model.merge_ns + plan.num_slots * model.merge_partial_ns
     for tile in plan:
-        if tile.num_splits > 1:
+        if tile.num_splits > 1 and model.fused_merge:
             merge = model.merge_ns + tile.num_splits * model.merge_partial_ns
             last = max(last, done[tile.group] + merge)
     return (model.launch_ns + last) / 1e3
@@ -58,8 +72,8 @@ def priced_by_hand(plan: Plan, model: CostModel, step: float) -> float:
 @settings(max_examples=30, deadline=None)
 @given(problems(), st.sampled_from(sorted(POLICIES)), st.sampled_from((1, 7, 132)))
 def test_prediction_is_the_sum_by_hand(problem, policy, workers):
-    for ways in (1, 4):
-        model = replace(PLAIN, kv_ways=ways)
+    for ways, fused in ((1, True), (4, True), (1, False)):
+        model = replace(PLAIN, kv_ways=ways, fused_merge=fused)
         plan = make_plan(problem, policy=policy, num_workers=workers, model=model)
         assert predicted_us(plan, model) == pytest.approx(priced_by_hand(plan, model, 10.0))
 
@@ -86,20 +100,21 @@ def test_cost_policy_is_no_worse_than_whole_requests_or_uniform_splits(problem, 
 
 def test_cost_policy_against_all_others_on_ragged_lengths():
     rng = np.random.default_rng(1)
+    model = Q_M.model(Problem.uniform(1, 1, 1, heads=128))
     gain = []
     for batch in (1, 4, 16, 32, 100, 200):
         lens = np.exp(rng.normal(7.5, 1.1, batch)).astype(int) + 1
         problem = Problem((1,) * batch, tuple(lens.tolist()), heads=128)
-        ours = predicted_us(make_plan(problem))
-        others = [predicted_us(make_plan(problem, policy=p)) for p in POLICIES if p != "cost"]
-        gain.append(min(others) / ours)
+        took = {p: predicted_us(make_plan(problem, policy=p, model=model), model) for p in POLICIES}
+        ours = took.pop("cost")
+        gain.append(min(took.values()) / ours)
     assert min(gain) >= 0.99
     assert max(gain) > 1.1
 
 
 def test_more_expensive_partials_make_fewer_splits():
     problem = Problem((1,), (65536,), heads=128)
-    cheap = default_model(problem)
+    cheap = Q_M.model(problem)
     dear = replace(cheap, merge_partial_ns=20 * cheap.merge_partial_ns)
     few = make_plan(problem, model=dear).splits()[0]
     assert 1 <= few < make_plan(problem, model=cheap).splits()[0]
@@ -133,6 +148,83 @@ def test_default_constants_tell_the_prototype(batch, kv_len, measured):
     assert predicted_us(plan, model) == pytest.approx(measured, rel=0.08)
 
 
+def timed_launches(costs: KernelCosts) -> list[Measured]:
+    cases = []
+    for batch, kv_len, heads, splits in product((1, 16, 64, 128), (1024, 8192), (64, 128), (1, 4)):
+        rows, cluster = (128, 2) if heads == 128 else (64, 1)
+        problem = Problem.uniform(batch, 1, kv_len, heads)
+        plan = make_plan(
+            problem,
+            tile_rows=rows,
+            num_workers=132 // cluster,
+            policy="fixed",
+            num_splits=splits,
+        )
+        us = predicted_us(plan, costs.model(problem, rows, 64, cluster))
+        cases.append(Measured(plan, us, cluster))
+    return cases
+
+
+def test_fit_finds_the_constants_that_made_the_times():
+    true = replace(Q_M, tile_ns=3100.0, block_row_ns=23.0, copy_rate=100.0, card_rate=4000.0)
+    rng = np.random.default_rng(0)
+    cases = [replace(c, us=c.us * math.exp(rng.normal(0, 0.01))) for c in timed_launches(true)]
+    measured = np.array([case.us for case in cases])
+    before = np.abs(np.log(predictions(Q_M, cases) / measured)).max()
+    fitted = fit(Q_M, cases)
+    assert before > 0.1
+    assert np.abs(np.log(predictions(fitted, cases) / measured)).max() < 0.03
+    assert fitted.block_row_ns == pytest.approx(23.0, rel=0.02)
+    assert fitted.card_rate == pytest.approx(4000.0, rel=0.02)
+    assert fitted.block_ns == 0.0
+    held = set(vars(Q_M)) - set(FITTED)
+    assert {name: getattr(fitted, name) for name in held} == {
+        name: getattr(Q_M, name) for name in held
+    }
+
+
+def test_fit_needs_launches_that_took_time():
+    with pytest.raises(InvalidInput, match="cases: got"):
+        fit(Q_M, [])
+    case = timed_launches(Q_M)[0]
+    with pytest.raises(InvalidInput, match="supported: launches that took time"):
+        fit(Q_M, [replace(case, us=0.0)])
+
+
+def test_recorded_constants_replace_the_prototypes(tmp_path, monkeypatch):
+    monkeypatch.setattr(kernel_costs, "data_dir", lambda: tmp_path)
+    recorded_costs.cache_clear()
+    try:
+        assert recorded_costs() == PROTOTYPES
+        record = tmp_path / "kernel_costs.json"
+        row = asdict(replace(KV_M, tile_ns=1.0))
+        record.write_text(json.dumps({"costs": [row]}))
+        recorded_costs.cache_clear()
+        assert recorded_costs() == (replace(KV_M, tile_ns=1.0),)
+        problem = Problem.uniform(1, 1, 100, heads=16)
+        assert default_model(problem, 16).tile_ns == 1.0
+        assert default_model(problem, 64) == Q_M.model(problem, 64)
+        del row["tile_ns"]
+        record.write_text(json.dumps({"costs": [row]}))
+        recorded_costs.cache_clear()
+        with pytest.raises(InvalidInput, match=r"kernel_costs\.json: got"):
+            recorded_costs()
+    finally:
+        recorded_costs.cache_clear()
+
+
+def test_a_separate_merge_is_priced_on_request():
+    # many partials of 128 rows: one cluster after another's merge, or every SM on all of them
+    problem = Problem.uniform(4, 1, 8192, heads=128)
+    fused = choose(problem, costs=(Q_M,))
+    choice = choose(problem, costs=(Q_M,), separate_merge=True)
+    assert fused.config.option("fused_merge", 1) == 1
+    assert choice.config.option("fused_merge", 1) == 0
+    assert choice.predicted_us < fused.predicted_us
+    assert choice.plan(problem).splits()[0] > fused.plan(problem).splits()[0]
+    assert "merge kernel" in str(choice)
+
+
 @pytest.mark.parametrize("value", [-1.0, math.nan, math.inf])
 def test_model_refuses_nonsense(value):
     with pytest.raises(InvalidInput, match=r"CostModel\.tile_ns: got"):
@@ -153,7 +245,7 @@ def test_model_refuses_nonsense(value):
     ],
 )
 def test_choice_by_regime(problem, kernel, rows, cluster):
-    choice = choose(problem)
+    choice = choose(problem, costs=PROTOTYPES)
     assert (choice.config.kernel, choice.config.tile_rows) == (kernel, rows)
     assert choice.config.cluster == cluster
     assert choice.num_workers == H200.workers(cluster)

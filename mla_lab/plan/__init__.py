@@ -2,7 +2,8 @@
 
 from .choose import Choice, choose
 from .config import KernelConfig
-from .cost import CostModel, default_model
+from .cost import CostModel
+from .kernel_costs import KernelCosts, default_model
 from .schedule import POLICIES, SCHEDULES, make_plan, predicted_us
 from .tile import Plan, WorkTile
 from .workspace import WorkspaceLayout
@@ -13,6 +14,7 @@ __all__ = [
     "Choice",
     "CostModel",
     "KernelConfig",
+    "KernelCosts",
     "Plan",
     "WorkTile",
     "WorkspaceLayout",

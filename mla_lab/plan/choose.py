@@ -14,8 +14,9 @@ from typing import Any
 from ..gpu import H200, Gpu
 from ..problem import Problem
 from .config import KernelConfig
-from .cost import KV_M, Q_M, CostModel, KernelCosts
+from .cost import CostModel
 from .cuts import Shape
+from .kernel_costs import KV_M, Q_M, KernelCosts, recorded_costs
 from .schedule import make_plan
 from .search import best_trial
 from .tile import Plan
@@ -61,19 +62,25 @@ def choose(
     problem: Problem,
     gpu: Gpu = H200,
     batch_invariant: bool = False,
-    costs: tuple[KernelCosts, ...] = (KV_M, Q_M),
+    costs: tuple[KernelCosts, ...] | None = None,
+    separate_merge: bool = False,
 ) -> Choice:
     """The cheapest candidate by the cost model; `costs` are the families that may be used.
+
+    With `separate_merge` a merge kernel behind the attention kernel is priced as well, which the
+    config then asks for by the option fused_merge = 0.
 
     With `batch_invariant`, kernel, tile and cuts of a request depend on heads, formats, page size
     and that request's own lengths alone: nothing is priced, and the mask code is always there.
     """
+    costs = costs or recorded_costs()
     if batch_invariant:
         return invariant_choice(problem, gpu, costs)
     found = [
-        price(problem, gpu, family, rows, cluster)
+        price(problem, gpu, family, rows, cluster, fused)
         for family in costs
         for rows, cluster in candidates(problem, gpu, family)
+        for fused in ((True, False) if separate_merge else (True,))
     ]
     found.sort(key=lambda choice: choice.predicted_us)
     best, others = found[0], found[1:3]
@@ -107,16 +114,24 @@ def candidates(problem: Problem, gpu: Gpu, family: KernelCosts) -> list[tuple[in
     return [(tile, cluster) for tile in (16, 32) for cluster in (1, 2, 4, 8)]
 
 
-def price(problem: Problem, gpu: Gpu, family: KernelCosts, rows: int, cluster: int) -> Choice:
+def price(
+    problem: Problem,
+    gpu: Gpu,
+    family: KernelCosts,
+    rows: int,
+    cluster: int,
+    fused_merge: bool = True,
+) -> Choice:
     """One candidate with the cost policy's best cuts."""
     workers = gpu.workers(cluster)
-    model = replace(
-        family.model(problem, rows, TILE_KV, cluster), card_rate=_card_rate(family, gpu)
-    )
+    model = family.model(problem, rows, TILE_KV, cluster, fused_merge)
+    model = replace(model, card_rate=_card_rate(family, gpu))
     shape = Shape.of(problem, rows, TILE_KV, workers)
     time = best_trial(shape, model).makespan_ns if shape.batch else model.launch_ns
     mask = "causal" if max(problem.q_lens) > 1 and not problem.top_k else "none"
     config = _config(problem, family, rows, cluster, mask)
+    if not fused_merge:
+        config = replace(config, options=(("fused_merge", 0),))
     return Choice(config, workers, "cost", (), model, time / 1e3, "")
 
 
@@ -170,4 +185,5 @@ def _card_rate(family: KernelCosts, gpu: Gpu) -> float:
 
 def _label(choice: Choice) -> str:
     config = choice.config
-    return f"{config.kernel} {config.tile_rows} rows, cluster {config.cluster}"
+    merge = "" if config.option("fused_merge", 1) else ", merge kernel"
+    return f"{config.kernel} {config.tile_rows} rows, cluster {config.cluster}{merge}"

@@ -20,8 +20,9 @@ import numpy as np
 from ..errors import invalid
 from ..problem import Problem
 from .assign import balance, by_part, in_turn, one_each
-from .cost import CostModel, default_model, makespan
+from .cost import CostModel, makespan
 from .cuts import Cuts, Shape, number
+from .kernel_costs import default_model
 from .policies import PUBLISHED
 from .search import cost, tile_times
 from .tile import Plan
@@ -46,7 +47,7 @@ def make_plan(
     """Plan one decode call. Deterministic, NumPy only, no device.
 
     `policy` is a name in `POLICIES` and `knobs` are that function's own arguments. `model` weighs
-    the tiles (default: an H200's constants for this tile shape). A persistent plan has exactly
+    the tiles (default: the recorded constants for this tile shape). A persistent plan has exactly
     `num_workers` workers, idle ones included; a grid plan has one a tile.
     """
     _validate(tile_rows, tile_kv, num_workers, policy, schedule)

@@ -115,8 +115,12 @@ def even_candidates(shape: Shape, model: CostModel) -> tuple[np.ndarray, np.ndar
     each = model.tile_ns + (splits > 1) * model.partial_ns
     mean = ((splits * each + steps * step) @ shape.row_tiles) / shape.workers
     longest = each + -(-steps // splits) * step
-    chain = (longest + model.merge_time(splits)).max(axis=1)
-    return splits, model.launch_ns + np.maximum(mean, chain)
+    if model.fused_merge:
+        chain = (longest + model.merge_time(splits)).max(axis=1)
+        return splits, model.launch_ns + np.maximum(mean, chain)
+    partials = np.where(splits > 1, splits, 0) @ shape.row_tiles
+    busy = np.maximum(mean, longest.max(axis=1))
+    return splits, model.launch_ns + busy + model.merge_time(partials)
 
 
 def piece_sizes(shape: Shape, steps: np.ndarray) -> np.ndarray:

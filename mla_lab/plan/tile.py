@@ -102,7 +102,7 @@ class Plan:
         """Row tiles that are merged from partials."""
         return int(self.tiles[:, 7].max(initial=-1)) + 1
 
-    @property
+    @cached_property
     def workspace(self) -> WorkspaceLayout:
         """Where this plan's counters and partials lie in the caller's buffer."""
         return WorkspaceLayout.of(

@@ -7,6 +7,7 @@ torch's scaled_dot_product_attention is in the same precision on the same inputs
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import NamedTuple
 
 import torch
@@ -69,10 +70,9 @@ def lse_error(lse: Tensor, ref: Tensor) -> float:
 
 
 def sdpa(call: ReferenceCall, dtype: torch.dtype) -> Tensor:
-    """The call by torch's scaled_dot_product_attention in `dtype`: [total_q, heads, latent].
+    """Plain attention by torch's scaled_dot_product_attention: `dtype` [total_q, heads, latent].
 
-    Sinks, and both zero rows and the output scale, are applied afterwards and exactly, so
-    that the error is that of torch's attention alone.
+    Pages, masks and ranks as in the call; without sinks, output scale and skip-softmax.
     """
     outs = [_sdpa_request(request, float(call.bmm1_scale)) for request in operands(call, dtype)]
     return torch.cat(outs)
@@ -81,13 +81,16 @@ def sdpa(call: ReferenceCall, dtype: torch.dtype) -> Tensor:
 def sdpa_error(inputs: DecodeInputs, ref: Result | None = None) -> Error:
     """Error of torch SDPA on these inputs, in the query's precision (bf16 for e4m3 queries).
 
-    ref: the oracle's result in natural lse, if it is at hand.
+    Sinks and output scale, which SDPA lacks, multiply its result, which is then rounded to the
+    same precision again, as a torch program would. ref: the oracle's result with natural lse
+    and without skip-softmax, if it is at hand.
     """
-    ref = decode_reference(inputs) if ref is None else ref
+    plain = replace(inputs, return_lse_base=None, skip_softmax_threshold_scale_factor=None)
+    ref = decode_reference(plain) if ref is None else ref
     eight_bit = inputs.query.dtype is torch.float8_e4m3fn
     dtype = torch.bfloat16 if eight_bit else inputs.query.dtype
-    out = sdpa(inputs, dtype).to(ref.out)
-    out = add_sinks(out, ref.lse, inputs.sinks) * float(inputs.bmm2_scale)
+    out = add_sinks(sdpa(inputs, dtype).to(ref.out), ref.lse, inputs.sinks)
+    out = (out * float(inputs.bmm2_scale)).to(dtype)
     return error(out.reshape(ref.out.shape), ref.out)
 
 

@@ -326,6 +326,15 @@ def test_sdpa_is_as_wrong_as_its_precision(q_dtype, kv_format, low, high):
     assert low < sdpa_error(call).relative < high
 
 
+def test_sdpa_rounds_after_sinks_too():
+    """One key: attention itself is exact, so all the error is the last rounding."""
+    call = make_inputs(Problem.uniform(2, 1, 1, 4), 2, ["sinks"], workspace_bytes=0)
+    assert sdpa_error(replace(call, sinks=None)).relative == 0.0
+    assert 5e-4 < sdpa_error(call).relative < 4e-3
+    base2 = replace(call, return_lse_base="base2", skip_softmax_threshold_scale_factor=1.0)
+    assert sdpa_error(base2) == sdpa_error(call)
+
+
 def test_sdpa_knows_sparse_calls():
     call = make_inputs(Problem.uniform(2, 2, 90, 4, top_k=20), 2, workspace_bytes=0)
     assert 5e-4 < sdpa_error(call).relative < 4e-3

@@ -45,9 +45,7 @@ $(STAMP): requirements.txt pyproject.toml
 	@touch $@
 
 lab: $(STAMP)
-	@echo "JupyterLab on notebooks/, on this machine only; its address, with the token, follows. Ctrl-C ends it."
-	@cd notebooks && exec ../$(BIN)/jupyter lab --ip=localhost --port=$(PORT) \
-		$(if $(NO_BROWSER),--no-browser) $(if $(filter 0,$(shell id -u)),--allow-root)
+	@exec $(BIN)/mla-lab lab --port=$(PORT) $(if $(NO_BROWSER),--no-browser)
 
 test: lint types tests
 	@echo "all green"

@@ -1,0 +1,50 @@
+"""`mla-lab lab`: how JupyterLab is started, and what is refused."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import sys
+
+import pytest
+
+from mla_lab import cli
+
+
+def started(monkeypatch, *options):
+    """The command line that the process would become."""
+    lines = []
+    monkeypatch.setattr(os, "execv", lambda path, line: lines.append((path, line)))
+    assert cli.main(["lab", *options]) == 0
+    ((path, line),) = lines
+    assert path == line[0] == sys.executable
+    return line
+
+
+def test_this_machine_only_and_the_token_stays(monkeypatch, tmp_path):
+    line = started(monkeypatch, str(tmp_path), "--port", "8899", "--no-browser")
+    assert line[1:3] == ["-m", "jupyterlab"]
+    assert {"--ip=localhost", "--port=8899", "--no-browser"} <= set(line)
+    assert f"--ServerApp.root_dir={tmp_path}" in line
+    assert not [part for part in line if "token" in part or "password" in part]
+
+
+def test_a_browser_opens_unless_told(monkeypatch, tmp_path):
+    assert "--no-browser" not in started(monkeypatch, str(tmp_path))
+
+
+@pytest.mark.parametrize(("user", "allowed"), [(0, True), (1000, False)])
+def test_root_is_allowed_only_where_it_is_root(user, allowed, monkeypatch, tmp_path):
+    monkeypatch.setattr(os, "geteuid", lambda: user)
+    assert ("--allow-root" in started(monkeypatch, str(tmp_path))) == allowed
+
+
+def test_what_is_refused(monkeypatch, tmp_path, capsys):
+    assert cli.main(["lab", str(tmp_path / "absent")]) == 2
+    assert cli.main(["lab", str(tmp_path), "--port", "0"]) == 2
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    assert cli.main(["lab", str(tmp_path)]) == 2
+    folder, port, jupyter = capsys.readouterr().err.splitlines()
+    assert "take a clone" in folder
+    assert "--port: got 0" in port
+    assert "pip install mla-lab[lab]" in jupyter

@@ -45,6 +45,18 @@ def test_each_block_of_each_row_tile_once(policy, schedule, problem, workers, ro
     assert plan.num_workers == (workers if schedule == "persistent" else plan.num_tiles)
 
 
+@FEW
+@given(problems(), st.sampled_from(sorted(POLICIES)), WORKERS)
+def test_both_schedules_walk_the_same_tiles(problem, policy, workers):
+    persistent, grid = (
+        make_plan(problem, policy=policy, num_workers=workers, schedule=schedule)
+        for schedule in SCHEDULES
+    )
+    assert sorted(persistent) == sorted(grid)
+    sizes = [tile.block_end - tile.block_begin for tile in grid]
+    assert sizes == sorted(sizes, reverse=True)
+
+
 def shapes(problem: Problem, rows: int) -> tuple[list[int], int]:
     """Blocks of requests that have query rows, and the most row tiles of one."""
     tiles = [

@@ -8,7 +8,7 @@ from collections import Counter
 from .opcodes import ptx_class
 
 _ENTRY = re.compile(r"\.entry\s+(\S+?)\s*\(")
-_INSTRUCTION = re.compile(r"^\s*(?:@!?%\w+\s+)?([a-z][\w.]*(?:::[\w.]+)*)\s[^;]*;|^\s*(ret|exit);")
+_INSTRUCTION = re.compile(r"^\s*(?:@!?%\w+\s+)?([a-z][\w.:]*)(?:\s[^;]*)?;")
 
 
 def opcodes(ptx: str) -> dict[str, Counter[str]]:
@@ -19,7 +19,7 @@ def opcodes(ptx: str) -> dict[str, Counter[str]]:
         if found := _ENTRY.search(line):
             current = kernels.setdefault(found[1], Counter())
         elif found := _INSTRUCTION.match(line):
-            current[found[1] or found[2]] += 1
+            current[found[1]] += 1
     return kernels
 
 

@@ -1,0 +1,252 @@
+"""X-ray: opcodes, listings, PTX, differences, and a kernel that spills."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from mla_lab import jit, xray
+from mla_lab.commands import xray as command
+from mla_lab.errors import BuildError, Unsupported
+from mla_lab.jit.cubin import KernelResources, read_resources
+from mla_lab.jit.toolchain import nvidia_file
+from mla_lab.plan.config import KernelConfig
+from mla_lab.xray import opcodes, ptx, report, sass
+
+needs_compiler = pytest.mark.skipif(shutil.which("nvcc") is None, reason="needs nvcc")
+needs_sass = pytest.mark.skipif(sass.find_nvdisasm() is None, reason="needs nvdisasm")
+
+SPILLING = """
+extern "C" __global__ void __launch_bounds__(1024, 2) spill(float* x, int n) {
+  float kept[96];
+#pragma unroll
+  for (int i = 0; i < 96; ++i) kept[i] = x[i * n + threadIdx.x];
+  __syncthreads();
+#pragma unroll
+  for (int i = 0; i < 96; ++i) x[i * n + threadIdx.x] = kept[95 - i] * kept[i] + kept[(7 * i) % 96];
+}
+"""
+
+LISTING = """
+.text.one:
+	//## File "/src/a.cu", line 7
+        /*0000*/                   LDC R1, c[0x0][0x28] ;
+	//## File "/src/b.h", line 3 inlined at "/src/a.cu", line 9
+        /*0010*/              @!P0 HGMMA.64x64x16.F32.BF16 R24, gdesc[UR8], R24 ;
+.L_x_1:
+        /*0020*/             @UP0  UTMALDG.4D [UR8], [UR4] ;
+.text.two:
+        /*0000*/                   EXIT ;
+"""
+
+
+@pytest.mark.parametrize(
+    ("opcode", "kind"),
+    [
+        ("HGMMA.64x256x16.F32.BF16", "matrix"),
+        ("QGMMA.64x64x32.F32.E4M3.E4M3", "matrix"),
+        ("UTCHMMA.2CTA", "matrix"),
+        ("UTCQMMA", "matrix"),
+        ("HMMA.16816.F32", "matrix"),
+        ("UTMALDG.4D.MULTICAST", "tma"),
+        ("UBLKCP.S.G", "tma"),
+        ("LDL.LU", "local"),
+        ("STL.64", "local"),
+        ("LDSM.16.MT88.4", "shared"),
+        ("STS.128", "shared"),
+        ("STAS.128", "shared"),
+        ("LDG.E.128", "global"),
+        ("STG.E", "global"),
+        ("REDG.E.ADD.STRONG.GPU", "global"),
+        ("SYNCS.PHASECHK.TRANS64.TRYWAIT", "barrier"),
+        ("BAR.SYNC.DEFER_BLOCKING", "barrier"),
+        ("MUFU.EX2", "special function"),
+        ("USETMAXREG.DEALLOC.CTAPOOL", "register file"),
+        ("FFMA", "other"),
+        ("STRANGE", "other"),
+    ],
+)
+def test_sass_classes(opcode: str, kind: str) -> None:
+    assert opcodes.sass_class(opcode) == kind
+
+
+@pytest.mark.parametrize(
+    ("opcode", "kind"),
+    [
+        ("wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16", "matrix"),
+        ("tcgen05.mma.cta_group::1.kind::f16", "matrix"),
+        ("cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier", "tma"),
+        ("ld.local.f32", "local"),
+        ("st.shared.v4.b32", "shared"),
+        ("mbarrier.try_wait.parity.shared.b64", "barrier"),
+        ("wgmma.fence.sync.aligned", "barrier"),
+        ("ex2.approx.ftz.f32", "special function"),
+        ("setmaxnreg.inc.sync.aligned.u32", "register file"),
+        ("add.f32", "other"),
+    ],
+)
+def test_ptx_classes(opcode: str, kind: str) -> None:
+    assert opcodes.ptx_class(opcode) == kind
+
+
+def test_a_listing_becomes_instructions_with_their_lines() -> None:
+    kernels = sass.parse(LISTING)
+    assert list(kernels) == ["one", "two"]
+    ldc, hgmma, tma = kernels["one"]
+    assert (ldc.address, ldc.opcode, ldc.source) == (0, "LDC", ("/src/a.cu", 7))
+    assert (hgmma.predicate, hgmma.kind, hgmma.source) == ("@!P0", "matrix", ("/src/b.h", 3))
+    assert (tma.opcode, tma.operands, tma.address) == ("UTMALDG.4D", "[UR8], [UR4]", 0x20)
+    assert kernels["two"][0].source is None
+
+
+def test_ptx_is_counted_by_kernel() -> None:
+    text = """
+.visible .entry one(
+	.param .u64 p
+)
+{
+	.reg .f32 %f<3>;
+	ld.global.f32 %f1, [%rd1];
+	@%p1 bra $L__BB0_2;
+	wgmma.fence.sync.aligned;
+	ret;
+}
+.entry two()
+{
+	ret;
+}
+"""
+    counts = ptx.opcodes(text)
+    assert counts["one"] == {"ld.global.f32": 1, "bra": 1, "wgmma.fence.sync.aligned": 1, "ret": 1}
+    assert ptx.class_counts(counts["one"]) == {"global": 1, "barrier": 1, "other": 2}
+    assert counts["two"] == {"ret": 1}
+
+
+def fake(registers: int, codes: list[str]) -> xray.KernelReport:
+    code = tuple(xray.Instruction(16 * i, c, "", "", None) for i, c in enumerate(codes))
+    resources = KernelResources("k", registers, 0, 0, 1, 1024, (128, 1, 1))
+    return xray.KernelReport("k", resources, code, Counter())
+
+
+def test_a_difference_names_what_moved() -> None:
+    before = fake(128, ["HGMMA.64x64x16", "HGMMA.64x64x16", "FADD"])
+    after = fake(168, ["HGMMA.64x64x16", "FADD", "LDL"])
+    changes = [(c.fact, c.before, c.after) for c in xray.compare(before, after)]
+    assert changes == [("registers", 128, 168), ("HGMMA.64x64x16", 2, 1), ("LDL", 0, 1)]
+    assert (before.spills, after.spills) == (0, 1)
+    assert before.count("HGMMA") == 2
+    assert xray.compare(before, before) == []
+    assert "+40" in xray.render_changes(xray.compare(before, after))
+    assert "no difference" in xray.render_changes([])
+
+
+@pytest.fixture(scope="module")
+def merge() -> jit.Artifact:
+    return jit.compile(KernelConfig("cuda/merge"), progress=lambda _: None)
+
+
+@needs_compiler
+@needs_sass
+def test_a_kernel_seen_through(merge: jit.Artifact) -> None:
+    seen = xray.inspect(merge)
+    names = [kernel.name for kernel in seen.kernels]
+    assert sorted(names) == [
+        f"mla::merge::merge_rows<{t}>" for t in ("__half", "__nv_bfloat16", "float")
+    ]
+    for kernel in seen.kernels:
+        assert kernel.classes["global"] > 0 and kernel.classes["special function"] > 0
+        assert kernel.classes.total() == len(kernel.instructions)
+        assert {Path(file).name for file, _ in kernel.lines()} >= {"merge.cu"}
+    text = xray.render(seen)
+    assert "cuda_merge for sm_90a" in text and "MUFU.EX2" in text
+    listing = xray.render_sass(seen.kernels[0], frozenset({"special function"}))
+    assert "merge.cu:" in listing and "MUFU" in listing and "LDG" not in listing
+
+
+@needs_compiler
+def test_without_a_disassembler_ptx_remains(
+    merge: jit.Artifact, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sass, "find_nvdisasm", lambda: None)
+    seen = xray.inspect(merge)
+    assert not seen.has_sass
+    assert seen.kernels[0].classes["global"] > 0
+    assert seen.kernels[0].spills == 0
+    assert "counts are PTX" in xray.render(seen)
+    assert ".entry" in seen.ptx()
+    with pytest.raises(Unsupported, match="nvidia-cuda-nvdisasm"):
+        sass.disassemble(merge.cubin)
+
+
+@needs_sass
+def test_a_file_that_is_no_cubin(tmp_path: Path) -> None:
+    (tmp_path / "x.cubin").write_bytes(b"nothing")
+    with pytest.raises(BuildError, match="nvdisasm: could not read"):
+        sass.disassemble(tmp_path / "x.cubin")
+
+
+@pytest.fixture(scope="module")
+def spilling(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("spill")
+    (folder / "spill.cu").write_text(SPILLING)
+    cubin = folder / "spill.cubin"
+    subprocess.run(
+        ["nvcc", "-cubin", "-arch=sm_90a", "-o", str(cubin), str(folder / "spill.cu")], check=True
+    )
+    return cubin
+
+
+@needs_compiler
+def test_a_spilling_kernel_is_seen(spilling: Path) -> None:
+    (resources,) = read_resources(spilling.read_bytes())
+    assert resources.stack > 0
+    without = xray.KernelReport("spill", resources, (), Counter())
+    assert without.spills > 0
+    if sass.find_nvdisasm():
+        code = tuple(sass.disassemble(spilling)["spill"])
+        assert xray.KernelReport("spill", resources, code, Counter()).spills > 90
+
+
+@needs_compiler
+def test_resources_agree_with_cuobjdump(merge: jit.Artifact, spilling: Path) -> None:
+    tool = nvidia_file("cu*/bin/cuobjdump")
+    if tool is None:
+        pytest.skip("needs cuobjdump")
+    empty = jit.compile(KernelConfig("cute/empty"), progress=lambda _: None)
+    for cubin in (merge.cubin, spilling, empty.cubin):
+        done = subprocess.run(
+            [str(tool), "-res-usage", str(cubin)], capture_output=True, text=True, check=True
+        )
+        theirs = dict(re.findall(r"Function (\S+):\s+(REG:\d+ STACK:\d+ SHARED:\d+)", done.stdout))
+        ours = {
+            r.kernel: f"REG:{r.registers} STACK:{r.stack} SHARED:{r.static_shared}"
+            for r in read_resources(cubin.read_bytes())
+        }
+        assert ours == theirs
+
+
+@needs_compiler
+def test_the_command_prints_reports_and_differences(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    import argparse
+
+    parser = argparse.ArgumentParser()
+    command.add_parser(parser.add_subparsers())
+    args = ["xray", "--kernel", "cute/empty"]
+    assert command.run(parser.parse_args([*args, "--diff", "unused=1"])) == 0
+    text = capsys.readouterr().out
+    assert "block 32x1x1" in text and "cute_empty -> cute_empty_unused1" in text
+    assert "no difference" in text
+    assert command.run(parser.parse_args([*args, "--ptx"])) == 0
+    assert ".target sm_90a" in capsys.readouterr().out
+
+
+def test_names_are_readable() -> None:
+    assert report.short_name("kernel_cutlass_decode_tensorptrbf16gmem_0") == "decode"
+    assert report.short_name("plain") == "plain"

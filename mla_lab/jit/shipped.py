@@ -9,7 +9,8 @@ from ..plan.config import KernelConfig
 from .arch import check_arch
 from .source import cuda_kernels, supported_archs
 
-#: CuTe configurations in the order of their kernels; CUDA C++ kernels have one each
+#: CuTe configurations, kernel by kernel, each registered in cute/registry.py; what `choose` may
+#: ask for is here. Every CUDA C++ kernel ships once, at its defaults.
 CUTE: tuple[KernelConfig, ...] = (KernelConfig("cute/empty"),)
 
 

@@ -74,6 +74,7 @@ format: $(STAMP)
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 	$(BIN)/python -m mla_lab.lab.canonical notebooks
+	$(BIN)/python -m mla_lab.lab.readme
 	@sources=$$(git ls-files 'kernels/*.cu' 'kernels/*.cuh' 'kernels/*.h'); \
 		if [ -n "$$sources" ]; then $(BIN)/clang-format -i $$sources; fi
 

@@ -7,7 +7,9 @@ import re
 import pytest
 
 from mla_lab import cli
+from mla_lab.errors import InvalidInput
 from mla_lab.lab.cover import cover
+from mla_lab.lab.readme import PICTURE, with_map
 from mla_lab.lab.workbook_map import NOTEBOOKS
 
 from .house import ROOT
@@ -24,16 +26,20 @@ def test_the_five_lines_run():
     assert out.isfinite().all()  # type: ignore[attr-defined]
 
 
-def test_the_picture_is_what_the_command_draws():
-    picture = ROOT / "data" / "pictures" / "plan.svg"
-    fix = f"fix: python -m mla_lab.lab.cover {picture.relative_to(ROOT)}, and the README's sixth"
-    assert picture.read_text(encoding="utf-8") == cover().markup + "\n", fix
+def test_the_picture_is_what_the_code_draws():
+    drawn = (ROOT / PICTURE).read_text(encoding="utf-8")
+    assert drawn == cover().markup + "\n", "fix: make format; then see that the README's words hold"
+    assert "6 times sooner" in re.sub(r"6\.\d times", "6 times", drawn), "the README says a sixth"
 
 
 def test_the_map_is_the_workbook_s():
-    rows = [f"| {e.number} | [{e.title}](notebooks/{e.file}) | {e.after} |" for e in NOTEBOOKS]
-    assert "\n".join(["|---|---|---|", *rows, ""]) in README
+    assert with_map(README) == README, "fix: make format"
     assert {e.file for e in NOTEBOOKS} == {p.name for p in (ROOT / "notebooks").glob("*.ipynb")}
+
+
+def test_the_map_needs_its_place():
+    with pytest.raises(InvalidInput, match="0 places for the map"):
+        with_map("no markers")
 
 
 def test_links_lead_somewhere():

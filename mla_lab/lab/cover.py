@@ -5,9 +5,6 @@ python -m mla_lab.lab.cover data/pictures/plan.svg
 
 from __future__ import annotations
 
-import sys
-from pathlib import Path
-
 import numpy as np
 
 from ..plan import make_plan
@@ -124,7 +121,3 @@ def cover() -> Svg:
         f"{split.makespan:.0f} microseconds."
     )
     return document(WIDTH, bottom + 50, "".join(body), alt)
-
-
-if __name__ == "__main__":
-    Path(sys.argv[1]).write_text(cover().markup + "\n", encoding="utf-8")

@@ -12,7 +12,7 @@ it gives one answer for all lengths: a captured CUDA graph stays right when they
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import NamedTuple
 
@@ -105,11 +105,10 @@ class Form:
     out_shape: tuple[int, ...]
     out_dtype: torch.dtype
     lse_shape: tuple[int, ...]
-
-    @property
-    def on_host(self) -> bool:
-        """Whether lengths can be read without a synchronisation."""
-        return self.device.type == "cpu"
+    #: lengths can be read without a synchronisation
+    on_host: bool
+    #: plans found to fit these bounds, by (id, max_seq_len); kept alive, or an id could return
+    fitting_plans: dict[tuple[int, int | None], Plan] = field(default_factory=dict, repr=False)
 
 
 class Lengths(NamedTuple):

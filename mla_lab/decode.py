@@ -28,6 +28,8 @@ from .workspace import Workspace
 
 #: any other value than empty or 0 is debug mode
 DEBUG_VARIABLE = "MLA_LAB_DEBUG"
+#: plans that a form remembers as checked before it forgets all
+MAX_FITTING_PLANS = 64
 
 
 def decode(
@@ -137,11 +139,19 @@ def validate(given: Arguments, backend: str, debug: bool | None) -> tuple[Call, 
 
 def make_plan(call: Call, runner: backends.Backend) -> Plan:
     """The caller's plan if it was made for this call, else the backend's own."""
-    gpu = backends.gpu_of(call.form.device)
     plan = call.given.plan
     if plan is None:
-        return runner.plan(call, gpu)
-    _check_plan(plan, call)
+        return runner.plan(call, backends.gpu_of(call.form.device))
+    if call.lengths_known:
+        _check_plan(plan, call)
+        return plan
+    # bounds are the same for every layer of a step: its plan is checked once
+    fitting, key = call.form.fitting_plans, (id(plan), call.given.max_seq_len)
+    if fitting.get(key) is not plan:
+        _check_plan(plan, call)
+        if len(fitting) >= MAX_FITTING_PLANS:
+            fitting.clear()
+        fitting[key] = plan
     return plan
 
 
@@ -154,15 +164,21 @@ def _check_plan(plan: Plan, call: Call) -> None:
     """Refuse a plan for other lengths, heads or dims, and one that looks at the batch where the
     result must not depend on it.
     """
-    for name in ("batch", "heads", "latent_dim", "rope_dim", "top_k", "q_lens", "kv_lens"):
-        planned, here = getattr(plan.problem, name), getattr(call.problem, name)
-        if name == "kv_lens" and plan.problem.top_k:
-            continue
-        if not call.lengths_known and name in ("q_lens", "kv_lens"):
-            fits = all(p <= h for p, h in zip(planned, here, strict=True))
-            if not fits:
-                raise invalid("plan", f"{name} of {max(planned)}", f"at most {max(here)}")
-        elif planned != here:
-            raise invalid("plan", f"one for {name} {planned}", f"this call's {name}, {here}")
+    made, here = plan.problem, call.problem
+    for name in ("batch", "heads", "latent_dim", "rope_dim", "top_k"):
+        if getattr(made, name) != getattr(here, name):
+            raise invalid("plan", f"one for {name} {getattr(made, name)}", getattr(here, name))
+    for name in ("q_lens",) if here.top_k else ("q_lens", "kv_lens"):
+        _check_plan_lengths(name, getattr(made, name), getattr(here, name), call.lengths_known)
     if call.features.batch_invariant and plan.policy != "fixed_size":
         raise invalid("plan", f"policy {plan.policy!r} with batch_invariant", "'fixed_size'")
+
+
+def _check_plan_lengths(
+    name: str, made: tuple[int, ...], here: tuple[int, ...], known: bool
+) -> None:
+    """A plan's lengths are this call's, or where those stay on a device within their bounds."""
+    for request, (planned, own) in enumerate(zip(made, here, strict=True)):
+        if planned > own or (known and planned != own):
+            limit = f"this call's {own}" if known else f"up to this call's bound, {own}"
+            raise invalid("plan", f"{name}[{request}] of {planned}", limit)

@@ -6,6 +6,8 @@ makes a call's checks cheap in a serving loop.
 
 from __future__ import annotations
 
+from types import NoneType
+
 from torch import Tensor
 
 from .. import kv_cache as formats
@@ -59,11 +61,14 @@ def _signature(given: Arguments) -> tuple[object, ...]:
 
 def _look(value: object) -> object:
     """What a form may depend on: of a tensor all but its values, of anything else its type."""
+    kind = type(value)
+    if kind is NoneType or kind is float:
+        return kind
     if isinstance(value, Tensor):
         return value.shape, value.stride(), value.dtype, value.device
-    if isinstance(value, list | tuple):
+    if isinstance(value, (list, tuple)):
         return tuple(map(_look, value))
-    return type(value)
+    return kind
 
 
 def _check(given: Arguments) -> Form:
@@ -98,6 +103,7 @@ def _check(given: Arguments) -> Form:
         out_shape=(*given.query.shape[:-1], latent_dim),
         out_dtype=out_dtype,
         lse_shape=lse_shape,
+        on_host=given.query.device.type == "cpu",
     )
 
 

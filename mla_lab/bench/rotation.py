@@ -111,10 +111,11 @@ def make_rotation(
 def _turn_signs(kv_cache: Tensor, problem: Problem, random: torch.Generator) -> Tensor:
     """A cache of the same shape, strides and poison, with the sign of some columns turned."""
     raw = kv_cache.view(torch.uint8)
-    flat = torch.full((raw.stride(0) * len(raw),), formats.POISON_BYTE, dtype=torch.uint8)
-    copy = flat.to(raw.device).as_strided(raw.shape, raw.stride())
-    torch.bitwise_xor(raw, _sign_bytes(problem, random).to(raw.device), out=copy)
-    return copy.view(kv_cache.dtype)
+    signs = _sign_bytes(problem, random).to(raw.device)
+    size = raw.stride(0) * len(raw)  # slots between pages, if there are any, are poisoned too
+    flat = torch.full((size,), formats.POISON_BYTE, dtype=torch.uint8, device=raw.device)
+    copy = flat.as_strided(raw.shape, raw.stride())
+    return torch.bitwise_xor(raw, signs, out=copy).view(kv_cache.dtype)
 
 
 def _sign_bytes(problem: Problem, random: torch.Generator) -> Tensor:

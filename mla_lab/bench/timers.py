@@ -7,6 +7,7 @@ engine's own graph makes them. `HostTimer` is the CPU's: it runs them and reads 
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
@@ -100,10 +101,23 @@ class _GraphReplay:
         self._graph = torch.cuda.CUDAGraph()
         self._begin = torch.cuda.Event(enable_timing=True)
         self._end = torch.cuda.Event(enable_timing=True)
-        with torch.cuda.graph(self._graph):
-            for launch in launches:
-                output = launch()
-        self.last_output = output
+        self.last_output = self._capture(launches)
+
+    def _capture(self, launches: Sequence[Launch]) -> Tensor:
+        """As `torch.cuda.graph`, which would also give the allocator's memory back each time."""
+        torch.cuda.synchronize()
+        with torch.cuda.stream(torch.cuda.Stream()):
+            self._graph.capture_begin()
+            try:
+                for launch in launches[:-1]:
+                    launch()
+                last = launches[-1]()
+            except BaseException:
+                with contextlib.suppress(RuntimeError):  # the first error is the one to tell
+                    self._graph.capture_end()
+                raise
+            self._graph.capture_end()
+        return last
 
     def __call__(self) -> float:
         if self._scratch is not None:

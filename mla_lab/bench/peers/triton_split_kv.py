@@ -25,7 +25,7 @@ LEAST_SPLIT = 256
 LOG2_E = 1.4426950408889634
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["heads", "q_len", "splits"])
 def _partials(  # type: ignore[no-untyped-def]
     query,
     cache,
@@ -98,7 +98,7 @@ def _partials(  # type: ignore[no-untyped-def]
     tl.store(lse + slot, tl.where(total > 0, top + tl.log2(total), -float("inf")), mask=in_rows)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["splits"])
 def _merge(parts, lse, out, splits, latent: tl.constexpr):  # type: ignore[no-untyped-def]
     row = tl.program_id(0).to(tl.int64)
     column = tl.arange(0, latent)

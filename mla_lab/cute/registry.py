@@ -40,6 +40,8 @@ class CuteKernel:
 #: kernel name -> module and architectures; one line a kernel
 KERNELS: dict[str, CuteKernel] = {
     "cute/empty": CuteKernel("empty", ("sm_90a", "sm_100a", "sm_120a")),
+    "cute/kv_m": CuteKernel("kv_m", ("sm_90a",)),
+    "cute/q_m": CuteKernel("q_m", ("sm_90a",)),
 }
 
 

@@ -1,0 +1,85 @@
+"""MLA decode with KV on the M side: S^T = K Q^T, O^T = V^T P^T, for 8 to 64 query rows.
+
+Tokens lie along M, so 8, 16 or 32 rows are not padded to 64, and one K tile in shared memory
+feeds both products. A worker is a cluster of CTAs; each takes an even share of the work tile's
+64-token blocks, and the shares are added over distributed shared memory.
+
+Roles (288 threads; from 32 rows on 384, with `setmaxregister`)
+
+- producer, one warp: reads the plan and the block table, issues TMA. Of a work tile: the first
+  KV block, then Q and the work record, then the rest. Nobody else reads the plan.
+- two consumer warpgroups: tiles in turn for scores and softmax; both add V^T P^T, 256 latent
+  columns each. P lies on the dead rope box of its own stage.
+
+Pipelines, and what each barrier counts
+
+| barrier | one phase | arrivals |
+|---|---|---|
+| full[stage][group] | 3 column boxes of a KV tile are here | 1 + their bytes |
+| empty[stage] | both warpgroups are done with the tile | 8 warps |
+| q_full | Q and the work record are here (END: the record alone) | 1 + bytes of Q |
+| q_empty | the tile's last scores are done, the record is read | 8 warps |
+| free | every CTA of the cluster may be sent partials | 8 warps x CTAs |
+| sent | the share of every active CTA is here | 1 + their bytes |
+| drained | the partials that lay on the ring are read | 8 warps |
+
+Named barriers: 1 all consumers, 2 and 3 a warpgroup, 4 and 5 P of its tile is published.
+
+Timeline of a warpgroup for its own tile k: issue S^T(k); await P(k-1) and issue O^T(k-1);
+softmax(k) under it; publish P(k); release k-1; O^T(k); release k. After the last tile: sums
+across warps; then results from the accumulators (one CTA), or `st.async` of the raw fragments
+to the rows' owners, who add them in rank order. Several workers: fp32 partials in the
+workspace, the last arriver of each rank merges them in split order; its counter is
+`group * cluster + rank`.
+
+Rows past the request's end are computed and not written. Scores past the length are masked by
+selection, and the value rows there are zeroed, so a NaN in an unread slot reaches nothing.
+"""
+
+import cutlass
+import cutlass.cute as cute
+from cutlass import Float32, Int32, Int64
+from cutlass.cute.runtime import make_fake_compact_tensor, make_fake_stream, make_fake_tensor
+
+from ...plan.config import KernelConfig
+from ..registry import CuteEntry
+from .config import HEAD_DIM, LATENT_DIM, shape_of
+from .kernel import KvM, StampedKvM
+
+
+def _fake(dtype, shape, align):
+    order = tuple(reversed(range(len(shape))))
+    return make_fake_compact_tensor(dtype, shape, stride_order=order, assumed_align=align)
+
+
+def entry(config: KernelConfig) -> CuteEntry:
+    """Fake arguments in the order of the kernel ABI."""
+    c = shape_of(config)
+    sym = cute.sym_int
+    args = [
+        _fake(c.dtype, (sym(), HEAD_DIM), 16),
+        make_fake_tensor(
+            c.dtype,
+            (sym(), c.page, HEAD_DIM),
+            (cute.sym_int64(divisibility=8), HEAD_DIM, 1),
+            assumed_align=16,
+        ),
+        _fake(c.out_dtype, (sym(), LATENT_DIM), 16),
+        _fake(Float32, (sym(),), 4),
+        _fake(Float32, (sym(), c.rows, LATENT_DIM), 16),
+        _fake(Float32, (sym(), c.rows), 4),
+        _fake(Int32, (sym(),), 4),
+        _fake(Int32, (sym(), sym()), 4),
+        _fake(Int32, (sym(),), 4),
+        _fake(Int32, (sym(),), 4),
+        _fake(Int32, (sym(), 8), 16),
+        _fake(Int32, (sym(),), 4),
+    ]
+    if c.stamps:
+        args.append(_fake(Int64, (sym(), 8), 8))
+    args += [Int32(1), Float32(1.0), Float32(1.0)]
+    return CuteEntry(
+        (StampedKvM if c.stamps else KvM)(c),
+        (*args, make_fake_stream(use_tvm_ffi_env_stream=True)),
+        config.name(),
+    )

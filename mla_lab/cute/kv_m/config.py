@@ -1,0 +1,165 @@
+"""Static facts of one kernel: what KernelConfig says, and what follows from it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import cutlass
+
+from ...errors import unsupported
+from ...plan.config import KernelConfig
+from ...problem import LATENT_DIM, ROPE_DIM
+
+TILE_KV = 64
+HEAD_DIM = LATENT_DIM + ROPE_DIM
+#: columns of one 128-byte swizzle box, boxes of a token tile, boxes that are also values
+BOX = 64
+BOXES = HEAD_DIM // BOX
+VALUE_BOXES = LATENT_DIM // BOX
+CONSUMER_WARPS = 8
+CONSUMERS = CONSUMER_WARPS * 32
+#: shared memory of a CTA on SM90
+SMEM_BYTES = 232_448
+
+TILE_ROWS = (8, 16, 32, 64)
+CLUSTERS = (1, 2, 4, 8, 16)
+PAGES = (16, 32, 64, 128)
+DTYPES: dict[str, Any] = {"bf16": cutlass.BFloat16, "fp16": cutlass.Float16}
+
+
+@dataclass(frozen=True)
+class Shape:
+    """One compiled kernel. `rows` query rows of a work tile, `cluster` CTAs of a worker."""
+
+    rows: int
+    cluster: int
+    page: int
+    dtype: Any
+    out_dtype: Any
+    causal: bool
+    lse: bool
+    fused_merge: bool
+    #: L2 prefetch this many tiles beyond the ring (0: none)
+    prefetch: int
+    pdl: bool
+    stamps: bool
+    #: EVICT_FIRST on KV
+    evict: bool
+    ring: int
+    #: column boxes of one full barrier
+    group: int
+
+    @cached_property
+    def groups(self) -> int:
+        """Full barriers of a stage."""
+        return BOXES // self.group
+
+    @cached_property
+    def q_bytes(self) -> int:
+        return self.rows * HEAD_DIM * 2
+
+    @cached_property
+    def tile_bytes(self) -> int:
+        return TILE_KV * HEAD_DIM * 2
+
+    @cached_property
+    def exchange_bytes(self) -> int:
+        """fp32 partials that a CTA receives: its share of the rows from every CTA."""
+        return self.rows * LATENT_DIM * 4 if self.cluster > 1 else 0
+
+    @cached_property
+    def aliased(self) -> bool:
+        """The partials arrive on the ring's bytes, because two stages leave no other room."""
+        room = SMEM_BYTES - self.small_bytes - self.q_bytes - 2 * self.tile_bytes
+        return self.exchange_bytes > room
+
+    @cached_property
+    def small_bytes(self) -> int:
+        """Barriers, record, stamps; tile maxima, (m, f), sums per warp; peers' (m, l), weights."""
+        barriers = 8 * (3 * (BOXES // self.group + 1) + 5) + 128
+        pieces = (32 * self.rows, 16 * self.rows, 32 * self.rows, 16 * self.cluster * self.pairs)
+        rounded = sum(-(-piece // 128) * 128 for piece in (barriers, *pieces, 64 * self.cluster))
+        return -(-rounded // 1024) * 1024
+
+    @cached_property
+    def stages(self) -> int:
+        """64-token stages of the KV ring."""
+        used = self.small_bytes + self.q_bytes
+        used += 0 if self.aliased else self.exchange_bytes
+        fit = (SMEM_BYTES - used) // self.tile_bytes
+        return min(fit, self.ring) if self.ring else fit
+
+    @cached_property
+    def threads(self) -> int:
+        """Two consumer warpgroups and a producer warp, or a producer warpgroup (`wide`)."""
+        return CONSUMERS + (128 if self.wide else 32)
+
+    @cached_property
+    def wide(self) -> bool:
+        """From 32 rows on consumers need more than the 168 registers that 288 threads may have
+        (ptxas counts whole warpgroups), so a producer warpgroup hands its own over."""
+        return self.rows >= 32
+
+    @cached_property
+    def static_stage(self) -> bool:
+        """With two stages a warpgroup owns the tiles of one of them: descriptors are constants."""
+        return self.stages == 2
+
+    @cached_property
+    def box_rows(self) -> int:
+        """Tokens of one TMA box."""
+        return min(self.page, TILE_KV)
+
+    @cached_property
+    def box_cols(self) -> int:
+        """64-column boxes of one TMA instruction: dense in smem only at 64 rows."""
+        return self.group if self.box_rows == TILE_KV else 1
+
+    @cached_property
+    def pairs(self) -> int:
+        """Row pairs that one CTA of the cluster reduces."""
+        return max(1, self.rows // 2 // self.cluster)
+
+    @cached_property
+    def parts(self) -> int:
+        """CTAs that share a row pair, each a contiguous range of the latent columns."""
+        return max(1, self.cluster // (self.rows // 2))
+
+    @cached_property
+    def units(self) -> int:
+        """16-byte units (2 columns x 2 rows) of one source in one CTA's share."""
+        return self.pairs * 256 // self.parts
+
+
+def shape_of(config: KernelConfig) -> Shape:
+    """What `config` asks for; `Unsupported` names the first field that this family lacks."""
+    for name, allowed in (
+        ("tile_rows", TILE_ROWS),
+        ("cluster", CLUSTERS),
+        ("page_size", PAGES),
+        ("q_dtype", tuple(DTYPES)),
+        ("out_dtype", tuple(DTYPES)),
+        ("kv_format", (config.q_dtype,)),
+        ("tile_kv", (TILE_KV,)),
+        ("mask", ("none", "causal")),
+    ):
+        if getattr(config, name) not in allowed:
+            raise unsupported(name, repr(getattr(config, name)), allowed)
+    return Shape(
+        rows=config.tile_rows,
+        cluster=config.cluster,
+        page=config.page_size,
+        dtype=DTYPES[config.q_dtype],
+        out_dtype=DTYPES[config.out_dtype],
+        causal=config.mask == "causal",
+        lse=bool(config.option("lse", 1)),
+        fused_merge=bool(config.option("fused_merge", 1)),
+        prefetch=config.option("prefetch", 0),
+        pdl=bool(config.option("pdl", 0)),
+        stamps=bool(config.option("stamps", 0)),
+        evict=bool(config.option("evict", 0)),
+        ring=config.option("ring", 0),
+        group=config.option("group", 3),
+    )

@@ -1,0 +1,84 @@
+"""End of a work tile: sums across warps, then the result, a partial, or the cluster's exchange."""
+
+import cutlass
+import cutlass.cute as cute
+from cutlass import Float32, Int32, const_expr
+
+from ..hopper import NO_SCORE, add, fold_lanes, folded_index, fresh_thread, load4
+from . import softmax as sx
+from .config import CONSUMERS, Shape
+from .exchange import reduce_share, send
+from .merge import merge_share
+from .output import write_fragments, write_lse
+from .storage import Global, Shared, stamp
+
+#: named barrier of all consumers
+ALL = 1
+
+
+@cute.jit
+def publish_totals(
+    c: cutlass.Constexpr[Shape], wg: cutlass.Constexpr[int], s: Shared, total: cute.Tensor,
+    warp: Int32, lane: Int32,
+):  # fmt: skip
+    """Each warp's sum of exponentials of each row, for all to add up in one order."""
+    num = c.rows // 4
+    values = []
+    for i in cutlass.range_constexpr(num):
+        values.append(total[i])
+    values = fold_lanes(values, add, lane)
+    start = folded_index(num, lane)
+    for i in cutlass.range_constexpr(len(values)):
+        s.sums[sx.fold_row(start + i, lane), wg * 4 + warp] = values[i]
+
+
+def row_total(s: Shared, row: Int32) -> Float32:
+    """Sum of exponentials of a row over the 8 warps."""
+    a, b = load4(s.sums.iterator + row * 8), load4(s.sums.iterator + (row * 8 + 4))
+    return ((a[0] + a[1]) + (a[2] + a[3])) + ((b[0] + b[1]) + (b[2] + b[3]))
+
+
+@cute.jit
+def row_peak(s: Shared, mine: Int32, last: Int32, row: Int32):
+    """Running maximum (log2 units) of a row after this CTA's last tile, warpgroup `last`'s."""
+    return s.peak[last, 0, row] if mine > 0 else Float32(NO_SCORE)
+
+
+@cute.jit
+def finish(
+    c: cutlass.Constexpr[Shape], wg: cutlass.Constexpr[int], g: Global, s: Shared,
+    acc: cute.Tensor, total: cute.Tensor, mine: Int32, last: Int32, tail: cute.Tensor,
+    more: cute.Tensor, turn: Int32, rank: Int32,
+):  # fmt: skip
+    """tail: row, out_row, rows, active. more: slot, group, num_splits, split of the record."""
+    tid = fresh_thread()
+    lane = tid % 32
+    warp = cute.arch.make_warp_uniform(tid % 128 // 32)
+    publish_totals(c, wg, s, total, warp, lane)
+    cute.arch.barrier(barrier_id=ALL, number_of_threads=CONSUMERS)
+    if const_expr(c.cluster == 1):
+        inverse = cute.make_rmem_tensor(c.rows // 4, Float32)
+        for i in cutlass.range_constexpr(c.rows // 4):
+            seen = row_total(s, sx.row_of(i, lane))
+            inverse[i] = cute.arch.rcp_approx(seen) if seen > 0.0 else Float32(0.0)
+        write_fragments(c, wg, g, acc, inverse, tail, more[0], more[2], warp, lane)
+        if tid < c.rows:
+            write_lse(c, g, tid, row_peak(s, mine, last, tid), row_total(s, tid), tail, more)
+    else:
+        peaks = cute.make_rmem_tensor(4, Float32)
+        pairs = max(c.rows // 2, c.cluster)
+        pair = (tid % pairs) // c.parts
+        peaks[0] = row_peak(s, mine, last, 2 * pair)
+        peaks[1] = row_total(s, 2 * pair)
+        peaks[2] = row_peak(s, mine, last, 2 * pair + 1)
+        peaks[3] = row_total(s, 2 * pair + 1)
+        send(c, wg, s, acc, peaks, tail[3], turn, mine, rank)
+        stamp(c, s, 4)
+        reduce_share(c, g, s, tail, more, turn, rank)
+        stamp(c, s, 5)
+    if const_expr(c.fused_merge):
+        if more[2] > 1:
+            merge_share(c, g, s, tail, more, rank)
+    # statistics are read: the next work tile may write them
+    cute.arch.barrier(barrier_id=ALL, number_of_threads=CONSUMERS)
+    stamp(c, s, 6)

@@ -1,0 +1,172 @@
+"""MLA decode with KV on the M side: S^T = K Q^T, O^T = V^T P^T (see the package's docstring)."""
+
+import cutlass
+import cutlass.cute as cute
+import cutlass.utils.hopper_helpers as sm90
+from cutlass import Float32, Int32, const_expr
+from cutlass.cute.nvgpu import OperandMajorMode, cpasync, warpgroup
+
+from .config import BOX, BOXES, CONSUMER_WARPS, HEAD_DIM, TILE_KV, Shape
+from .consume import consume
+from .load import barriers_init, produce
+from .storage import Global, Products, allocate, stamp
+
+
+@cute.kernel
+def kv_m_kernel(
+    c: cutlass.Constexpr[Shape],
+    g: Global,
+    mma: Products,
+    q_layout: cute.ComposedLayout,
+    k_layout: cute.ComposedLayout,
+):
+    """One CTA: set up, then one producer warp and two consumer warpgroups."""
+    warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())
+    block, _, _ = cute.arch.block_idx()
+    s = allocate(c, q_layout, k_layout)
+    stamp(c, s, 0)
+    rank = Int32(0)
+    if const_expr(c.cluster > 1):
+        rank = cute.arch.make_warp_uniform(cute.arch.block_idx_in_cluster())
+    if warp == CONSUMER_WARPS:
+        cpasync.prefetch_descriptor(g.tma_k)
+        cpasync.prefetch_descriptor(g.tma_q)
+        with cute.arch.elect_one():
+            barriers_init(c, s)
+        cute.arch.mbarrier_init_fence()
+    if const_expr(c.pdl):
+        cute.arch.griddepcontrol_launch_dependents()
+    if const_expr(c.cluster > 1):
+        cute.arch.cluster_arrive_relaxed()
+    cute.arch.sync_threads()
+    if const_expr(c.pdl):
+        cute.arch.griddepcontrol_wait()
+    stamp(c, s, 1)
+    if warp >= CONSUMER_WARPS:
+        if const_expr(c.wide):
+            cute.arch.setmaxregister_decrease(40)
+        if warp == CONSUMER_WARPS:
+            produce(c, g, s, block // c.cluster, rank)
+        if const_expr(c.cluster > 1):
+            cute.arch.cluster_wait()
+    else:
+        if const_expr(c.wide):
+            cute.arch.setmaxregister_increase(232)
+        if const_expr(c.cluster > 1):
+            cute.arch.cluster_wait()
+        if warp < 4:
+            consume(c, 0, g, s, mma, rank)
+        else:
+            consume(c, 1, g, s, mma, rank)
+        if const_expr(c.stamps):
+            stamp(c, s, 7)
+            tid, _, _ = cute.arch.thread_idx()
+            if tid == 0:
+                for i in cutlass.range_constexpr(8):
+                    g.stamps[block, i] = cute.arch.load(s.stamps + i, cutlass.Int64)
+
+
+class KvM:
+    """Launch of one compiled shape. Grid: one cluster per worker."""
+
+    def __init__(self, shape: Shape) -> None:
+        self.shape = shape
+
+    @cute.jit
+    def __call__(
+        self,
+        q: cute.Tensor,
+        kv: cute.Tensor,
+        out: cute.Tensor,
+        lse: cute.Tensor,
+        partial_out: cute.Tensor,
+        partial_lse: cute.Tensor,
+        counters: cute.Tensor,
+        block_table: cute.Tensor,
+        seq_lens: cute.Tensor,
+        q_begin: cute.Tensor,
+        tiles: cute.Tensor,
+        worker_begin: cute.Tensor,
+        heads: Int32,
+        scale_log2: Float32,
+        out_scale: Float32,
+        stream,
+    ):
+        operands = (
+            out, lse, partial_out, partial_lse, counters, block_table, seq_lens, q_begin, tiles,
+            worker_begin, None, heads, scale_log2, out_scale,
+        )  # fmt: skip
+        self.launch(q, kv, operands, stream)
+
+    @cute.jit
+    def launch(self, q: cute.Tensor, kv: cute.Tensor, operands: tuple, stream):
+        """`operands`: the fields of `Global` after the TMA views."""
+        c = self.shape
+        k_major, mn_major = OperandMajorMode.K, OperandMajorMode.MN
+        atom = warpgroup.make_smem_layout_atom(warpgroup.SmemLayoutAtomKind.K_SW128, c.dtype)
+        q_layout = cute.tile_to_shape(atom, (c.rows, HEAD_DIM), (0, 1))
+        k_layout = cute.tile_to_shape(atom, (TILE_KV, HEAD_DIM, c.stages), (0, 1, 2))
+        box_layout = cute.tile_to_shape(atom, (c.box_rows, BOX * c.box_cols), (0, 1))
+        mma = Products(
+            sm90.make_trivial_tiled_mma(
+                c.dtype, c.dtype, k_major, k_major, Float32, (1, 1, 1), (TILE_KV, c.rows)
+            ),
+            sm90.make_trivial_tiled_mma(
+                c.dtype, c.dtype, mn_major, k_major, Float32, (1, 1, 1), (TILE_KV, c.rows)
+            ),
+        )
+        columns = (BOX, BOXES)
+        kv_view = cute.make_tensor(
+            kv.iterator,
+            cute.make_layout(
+                (c.page, columns, kv.shape[0]), stride=(HEAD_DIM, (1, BOX), kv.stride[0])
+            ),
+        )
+        q_view = cute.make_tensor(
+            q.iterator, cute.make_layout((q.shape[0], columns), stride=(HEAD_DIM, (1, BOX)))
+        )
+        copy = cpasync.CopyBulkTensorTileG2SOp()
+        tma_k, gk = cpasync.make_tiled_tma_atom(
+            copy, kv_view, box_layout, (c.box_rows, (BOX, c.box_cols))
+        )
+        tma_q, gq = cpasync.make_tiled_tma_atom(copy, q_view, q_layout, (c.rows, columns))
+        g = Global(tma_q, gq, tma_k, gk, *operands)
+        kv_m_kernel(c, g, mma, q_layout, k_layout).launch(
+            grid=((g.worker_begin.shape[0] - 1) * c.cluster, 1, 1),
+            block=(c.threads, 1, 1),
+            cluster=(c.cluster, 1, 1) if const_expr(c.cluster > 1) else None,
+            stream=stream,
+            min_blocks_per_mp=1,
+            use_pdl=c.pdl,
+        )
+
+
+class StampedKvM(KvM):
+    """The same launch with `stamps` int64 [CTAs, 8] after worker_begin (option "stamps")."""
+
+    @cute.jit
+    def __call__(
+        self,
+        q: cute.Tensor,
+        kv: cute.Tensor,
+        out: cute.Tensor,
+        lse: cute.Tensor,
+        partial_out: cute.Tensor,
+        partial_lse: cute.Tensor,
+        counters: cute.Tensor,
+        block_table: cute.Tensor,
+        seq_lens: cute.Tensor,
+        q_begin: cute.Tensor,
+        tiles: cute.Tensor,
+        worker_begin: cute.Tensor,
+        stamps: cute.Tensor,
+        heads: Int32,
+        scale_log2: Float32,
+        out_scale: Float32,
+        stream,
+    ):
+        operands = (
+            out, lse, partial_out, partial_lse, counters, block_table, seq_lens, q_begin, tiles,
+            worker_begin, stamps, heads, scale_log2, out_scale,
+        )  # fmt: skip
+        self.launch(q, kv, operands, stream)

@@ -1,0 +1,97 @@
+"""Results and partials straight from the O^T accumulators (one CTA a worker)."""
+
+import cutlass
+import cutlass.cute as cute
+from cutlass import Float32, Int32, const_expr
+
+from ..hopper import LN2, pack2, transpose_8x8
+from . import softmax as sx
+from .config import LATENT_DIM, Shape
+from .storage import Global
+
+#: names of the record's words 4..7 and 8..11, as the consumers hold them
+ROW, OUT_ROW, ROWS, ACTIVE = range(4)
+SLOT, GROUP, NUM_SPLITS, SPLIT = range(4)
+
+
+@cute.jit
+def write_lse(
+    c: cutlass.Constexpr[Shape], g: Global, row: Int32, peak: Float32, total: Float32,
+    tail: cute.Tensor, more: cute.Tensor,
+):  # fmt: skip
+    """lse of one row, to the caller or beside the partial."""
+    value = (peak + cute.math.log2(total, fastmath=True)) * Float32(LN2)
+    value = value if total > 0.0 else -Float32.inf
+    if more[NUM_SPLITS] > 1:
+        g.partial_lse[more[SLOT], row] = value
+    elif const_expr(c.lse):
+        if row < tail[ROWS]:
+            g.lse[tail[OUT_ROW] + row] = value
+
+
+@cute.jit
+def write_fragments(
+    c: cutlass.Constexpr[Shape], wg: cutlass.Constexpr[int], g: Global, acc: cute.Tensor,
+    inverse: cute.Tensor, tail: cute.Tensor, slot: Int32, num_splits: Int32,
+    warp: Int32, lane: Int32,
+):  # fmt: skip
+    """acc / total: to the output rows, or all rows in fp32 to the partial's slot."""
+    if num_splits > 1:
+        write_partial(c, wg, g, acc, inverse, slot, warp, lane)
+    else:
+        write_result(c, wg, g, acc, inverse, tail[OUT_ROW], tail[ROWS], warp, lane)
+
+
+@cute.jit
+def write_partial(
+    c: cutlass.Constexpr[Shape], wg: cutlass.Constexpr[int], g: Global, acc: cute.Tensor,
+    inverse: cute.Tensor, slot: Int32, warp: Int32, lane: Int32,
+):  # fmt: skip
+    """Scalar stores: the 8 lanes of a row write one full 32-byte sector."""
+    half = c.rows // 2
+    for x in cutlass.range_constexpr(cute.size(acc)):
+        i = 2 * (x % half // 4) + x % 2
+        col = wg * 256 + x // half * 64 + x % 4 // 2 * 8
+        g.partial_out[slot, sx.row_of(i, lane), col + 16 * warp + lane // 4] = acc[x] * inverse[i]
+
+
+@cute.jit
+def write_result(
+    c: cutlass.Constexpr[Shape], wg: cutlass.Constexpr[int], g: Global, acc: cute.Tensor,
+    inverse: cute.Tensor, out_row: Int32, rows: Int32, warp: Int32, lane: Int32,
+):  # fmt: skip
+    """Transpose 8x8 blocks in registers, then within the quad: full 32-byte sectors a row."""
+    half = c.rows // 2
+    quad = lane % 4
+    for j in cutlass.range_constexpr(c.rows // 8):
+        row = 8 * j + lane // 4
+        for sl in cutlass.range_constexpr(4):
+            words = []
+            for h in cutlass.range_constexpr(2):
+                x = sl * half + 4 * j + 2 * h
+                scale0 = inverse[2 * j] * g.out_scale
+                scale1 = inverse[2 * j + 1] * g.out_scale
+                pair = pack2(acc[x] * scale0, acc[x + 1] * scale1, c.out_dtype)
+                words.append(transpose_8x8(pair))
+            # lane q: chunk q of columns 0..7 and of 8..15; wanted: chunks 2q and 2q + 1 of all 8
+            low = quad < 2
+            keep = words[0] if low else words[1]
+            give = words[1] if low else words[0]
+            other = cute.arch.shuffle_sync_bfly(give, offset=2)
+            first = keep if low else other
+            second = other if low else keep
+            even = quad % 2 == 0
+            give2 = second if even else first
+            got = cute.arch.shuffle_sync_bfly(give2, offset=1)
+            pair_out = cute.make_rmem_tensor(2, Int32)
+            pair_out[0] = first if even else got
+            pair_out[1] = got if even else second
+            if row < rows:
+                col = wg * 256 + sl * 64 + 16 * warp + 4 * quad
+                cute.autovec_copy(pair_out, out_words(g, out_row + row, col))
+
+
+def out_words(g: Global, row: Int32, col: Int32) -> cute.Tensor:
+    """Four output elements (8 bytes) as two words."""
+    pointer = (g.out.iterator + (row * LATENT_DIM + col)).align(8)
+    return cute.make_tensor(cute.recast_ptr(pointer, dtype=Int32), cute.make_layout(2))

@@ -1,0 +1,114 @@
+"""Softmax over tokens when tokens lie along M: maxima cross lanes and warps, rows stay put.
+
+A thread of a warpgroup holds tokens 16w + lane/4 (+8) and rows 8j + 2(lane%4) + e, at flat
+accumulator index 4j + 2h + e. `i = 2j + e` counts a thread's rows.
+"""
+
+import cutlass
+import cutlass.cute as cute
+from cutlass import Float32, Int32, const_expr
+
+from ..hopper import NO_SCORE, fold_lanes, folded_index, load4
+from .config import TILE_KV, Shape
+from .storage import Global, Shared
+
+
+def row_of(i: int, lane: Int32) -> Int32:
+    """Row (in the tile) of a thread's i-th."""
+    return 8 * (i // 2) + 2 * (lane % 4) + i % 2
+
+
+def fold_row(i: Int32, lane: Int32) -> Int32:
+    """`row_of` for a run-time i."""
+    return 8 * (i >> 1) + 2 * (lane % 4) + (i & 1)
+
+
+@cute.jit
+def mask_tail(acc: cute.Tensor, left: Int32, token: Int32):
+    """Scores of tokens at or past `left` become -inf, for every row."""
+    for h in cutlass.range_constexpr(2):
+        keep = token + 8 * h < left
+        for j in cutlass.range_constexpr(cute.size(acc) // 4):
+            for e in cutlass.range_constexpr(2):
+                x = 4 * j + 2 * h + e
+                acc[x] = acc[x] if keep else -Float32.inf
+
+
+@cute.jit
+def mask_causal(acc: cute.Tensor, left: Int32, row: Int32, heads: Int32, token: Int32, lane: Int32):
+    """Row r sees `left` + r // heads + 1 tokens of this tile (bottom-right)."""
+    for i in cutlass.range_constexpr(cute.size(acc) // 2):
+        seen = left + (row + row_of(i, lane)) // heads + 1
+        for h in cutlass.range_constexpr(2):
+            x = 4 * (i // 2) + 2 * h + i % 2
+            acc[x] = acc[x] if token + 8 * h < seen else -Float32.inf
+
+
+@cute.jit
+def mask_scores(
+    c: cutlass.Constexpr[Shape], g: Global, acc: cute.Tensor, tile_token: Int32,
+    kv_len: Int32, causal: Int32, row: Int32, token: Int32, lane: Int32,
+):  # fmt: skip
+    """Hide what is past the length, or past a row's own token, in the tiles that reach there."""
+    if const_expr(c.causal):
+        # kv_len - q_len + token + 1 <= kv_len, so this covers the tail too
+        if tile_token + TILE_KV > causal + row // g.heads + 1:
+            mask_causal(acc, causal - tile_token, row, g.heads, token, lane)
+    elif tile_token + TILE_KV > kv_len:
+        mask_tail(acc, kv_len - tile_token, token)
+
+
+@cute.jit
+def softmax(
+    c: cutlass.Constexpr[Shape], wg: cutlass.Constexpr[int], first: cutlass.Constexpr[bool],
+    g: Global, s: Shared, acc: cute.Tensor, total: cute.Tensor, factor: cute.Tensor,
+    warp: Int32, lane: Int32,
+):  # fmt: skip
+    """acc <- exp2(scale * score - m); total, factor and the published (m, factor) follow."""
+    num = c.rows // 4
+    tops = []
+    for i in cutlass.range_constexpr(num):
+        tops.append(cute.arch.fmax(acc[4 * (i // 2) + i % 2], acc[4 * (i // 2) + 2 + i % 2]))
+    tops = fold_lanes(tops, cute.arch.fmax, lane)
+    start = folded_index(num, lane)
+    for i in cutlass.range_constexpr(len(tops)):
+        s.top[wg, fold_row(start + i, lane), warp] = tops[i]
+    cute.arch.barrier(barrier_id=2 + wg, number_of_threads=128)
+    for i in cutlass.range_constexpr(num):
+        row = row_of(i, lane)
+        v = load4(s.top.iterator + (wg * c.rows + row) * 4)
+        top = cute.arch.fmax(cute.arch.fmax(v[0], v[1]), cute.arch.fmax(v[2], v[3]))
+        old = Float32(NO_SCORE)
+        if const_expr(not first):
+            old = s.peak[1 - wg, 0, row]
+        new = cute.arch.fmax(old, top * g.scale_log2)
+        f = cute.math.exp2(old - new, fastmath=True)
+        factor[i] = f
+        if warp == 0 and lane < 4:
+            s.peak[wg, 0, row] = new
+            s.peak[wg, 1, row] = f
+        x = 4 * (i // 2) + i % 2
+        p0 = cute.math.exp2(acc[x] * g.scale_log2 - new, fastmath=True)
+        p1 = cute.math.exp2(acc[x + 2] * g.scale_log2 - new, fastmath=True)
+        acc[x] = p0
+        acc[x + 2] = p1
+        total[i] = total[i] * f + (p0 + p1)
+
+
+def read_factors(c: Shape, s: Shared, wg: int, factor: cute.Tensor, lane: Int32) -> None:
+    """The factors that warpgroup `wg` published with its last tile."""
+    for i in range(c.rows // 4):
+        factor[i] = s.peak[wg, 1, row_of(i, lane)]
+
+
+def rescale(acc: cute.Tensor, factor: cute.Tensor, rows: int) -> None:
+    """O^T accumulators (4 slices of 64 columns) times their row's factor."""
+    for x in range(cute.size(acc)):
+        j = x % (rows // 2) // 4
+        acc[x] = acc[x] * factor[2 * j + x % 2]
+
+
+def scale_totals(total: cute.Tensor, factor: cute.Tensor) -> None:
+    """Running sums of this warpgroup's tiles, after the other's maximum moved."""
+    for i in range(cute.size(total)):
+        total[i] = total[i] * factor[i]

@@ -1,0 +1,134 @@
+"""What the roles share: operands in global memory, shared memory, the two matrix products."""
+
+from dataclasses import dataclass
+
+import cutlass
+import cutlass.cute as cute
+from cutlass import Float32, Int32, Int64, const_expr
+
+from ..hopper import smem_f32
+from .config import BOX, CONSUMER_WARPS, HEAD_DIM, TILE_KV, VALUE_BOXES, Shape
+
+#: words of the work record that the producer leaves for the consumers
+MINE, TOKEN, KV_LEN, CAUSAL, ROW, OUT_ROW, ROWS, ACTIVE = range(8)
+SLOT, GROUP, NUM_SPLITS, SPLIT = range(8, 12)
+#: `MINE` of the record after the last work tile
+END = -1
+
+
+@dataclass(frozen=True)
+class Global:
+    """Operands of a launch (shapes in the kernel's docstring)."""
+
+    tma_q: cute.CopyAtom
+    gq: cute.Tensor
+    tma_k: cute.CopyAtom
+    gk: cute.Tensor
+    out: cute.Tensor
+    lse: cute.Tensor
+    partial_out: cute.Tensor
+    partial_lse: cute.Tensor
+    counters: cute.Tensor
+    block_table: cute.Tensor
+    seq_lens: cute.Tensor
+    q_begin: cute.Tensor
+    tiles: cute.Tensor
+    worker_begin: cute.Tensor
+    stamps: cute.Tensor
+    heads: Int32
+    scale_log2: Float32
+    out_scale: Float32
+
+
+@dataclass(frozen=True)
+class Shared:
+    """Shared memory of a CTA. Barriers and what they count stand in the kernel's docstring."""
+
+    q: cute.Tensor  # (rows, 576)
+    k: cute.Tensor  # (64, 576, stages); P lies on the rope box of its own stage
+    top: cute.Tensor  # fp32 [2][rows][4]: tile maximum per warp of a warpgroup
+    peak: cute.Tensor  # fp32 [2][2][rows]: running maximum (log2), factor of the last tile
+    sums: cute.Tensor  # fp32 [rows][8]: exponentials' sum per warp
+    peer: cute.Pointer  # fp32 [cluster][pairs][4]: (m, l, m, l) of a row pair, from each CTA
+    weights: cute.Pointer  # fp32 [8 warps][cluster][2]
+    work: cute.Pointer  # int32 [12]
+    flag: cute.Pointer  # int32
+    full: cute.Pointer  # [stage][group]
+    empty: cute.Pointer  # [stage]
+    q_full: cute.Pointer
+    q_empty: cute.Pointer
+    free: cute.Pointer  # peers may send
+    sent: cute.Pointer  # their partials are here
+    drained: cute.Pointer  # and read
+    partials: cute.Pointer  # fp32 [cluster][units][4]
+    stamps: cute.Pointer  # int64 [8]
+
+
+@dataclass(frozen=True)
+class Products:
+    """S^T = K Q^T (64 tokens x rows) and O^T = V^T P^T (256 columns x rows a warpgroup)."""
+
+    s: cute.TiledMma
+    o: cute.TiledMma
+
+
+def allocate(c: Shape, q_layout: cute.ComposedLayout, k_layout: cute.ComposedLayout) -> Shared:
+    """Lay out shared memory; the sizes are `Shape`'s."""
+    memory = cutlass.memory.SmemAllocator()
+    n = c.rows
+    bars = memory.allocate_array(Int64, c.stages * (c.groups + 1) + 5)
+    stamps = memory.allocate_array(Int64, 8)
+    work = memory.allocate_tensor(Int32, cute.make_layout(16), byte_alignment=16)
+
+    def f32(*shape: int) -> cute.Tensor:
+        layout = cute.make_ordered_layout(shape, order=tuple(reversed(range(len(shape)))))
+        return memory.allocate_tensor(Float32, layout, byte_alignment=128)
+
+    top, peak, sums = f32(2, n, 4), f32(2, 2, n), f32(n, 8)
+    peer, weights = f32(c.cluster, c.pairs, 4), f32(CONSUMER_WARPS, c.cluster, 2)
+    k = memory.allocate_tensor(c.dtype, k_layout.outer, byte_alignment=1024, swizzle=k_layout.inner)
+    q = memory.allocate_tensor(c.dtype, q_layout.outer, byte_alignment=1024, swizzle=q_layout.inner)
+    partials = smem_f32(k.iterator, 1024)
+    if const_expr(c.cluster > 1 and not c.aliased):
+        partials = f32(c.exchange_bytes // 4).iterator
+    full = bars
+    empty = full + c.stages * c.groups
+    tail = empty + c.stages
+    return Shared(
+        q, k, top, peak, sums, peer.iterator, weights.iterator,
+        work.iterator, work.iterator + 12, full, empty,
+        tail, tail + 1, tail + 2, tail + 3, tail + 4, partials, stamps,
+    )  # fmt: skip
+
+
+def value_view(s: Shared, c: Shape, wg: int) -> cute.Tensor:
+    """V^T of a warpgroup on the K tiles' bytes: (256 columns, 64 tokens, stage)."""
+    half = VALUE_BOXES // 2
+    layout = cute.make_layout(
+        ((BOX, half), TILE_KV, c.stages),
+        stride=((1, BOX * TILE_KV), BOX, TILE_KV * HEAD_DIM),
+    )
+    return cute.make_tensor(s.k.iterator + wg * half * BOX * TILE_KV, layout)
+
+
+def weight_view(s: Shared, c: Shape) -> cute.Tensor:
+    """P as (rows, 64 tokens, stage), on the rope box of each stage."""
+    layout = cute.make_layout((c.rows, TILE_KV, c.stages), stride=(BOX, 1, TILE_KV * HEAD_DIM))
+    return cute.make_tensor(s.k.iterator + VALUE_BOXES * BOX * TILE_KV, layout)
+
+
+def first_owner(c: Shape, done: Int32) -> Int32:
+    """Warpgroup that owns the first tile of a work tile, `done` tiles into the walk.
+
+    Tile `done + k` lies in stage (done + k) % stages; with two stages the owner is the stage.
+    """
+    return done & 1 if c.static_stage else Int32(0)
+
+
+@cute.jit
+def stamp(c: cutlass.Constexpr[Shape], s: Shared, index: cutlass.Constexpr[int]) -> None:
+    """Note the global timer (first consumer thread, stamped builds only)."""
+    if const_expr(c.stamps):
+        tid, _, _ = cute.arch.thread_idx()
+        if tid == 0:
+            cute.arch.store(s.stamps + index, Int64(cute.arch.globaltimer()))

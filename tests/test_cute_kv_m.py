@@ -1,0 +1,65 @@
+"""cute/kv_m on a machine without a GPU: its facts, what it refuses, what it compiles to."""
+
+from __future__ import annotations
+
+import shutil
+from dataclasses import replace
+
+import pytest
+
+from mla_lab import jit
+from mla_lab.errors import Unsupported
+from mla_lab.plan.config import KernelConfig
+
+pytest.importorskip("cutlass")
+from mla_lab.cute.kv_m import config as facts
+
+BASE = KernelConfig("cute/kv_m", tile_rows=16, cluster=8)
+
+
+@pytest.mark.parametrize("rows", facts.TILE_ROWS)
+@pytest.mark.parametrize("cluster", facts.CLUSTERS)
+def test_shared_memory_fits_with_two_stages(rows: int, cluster: int) -> None:
+    c = facts.shape_of(replace(BASE, tile_rows=rows, cluster=cluster))
+    used = c.small_bytes + c.q_bytes + c.stages * c.tile_bytes
+    used += 0 if c.aliased else c.exchange_bytes
+    assert c.stages >= 2
+    assert used <= facts.SMEM_BYTES
+    # partials on the ring's bytes must not reach beyond it
+    assert not c.aliased or c.exchange_bytes <= c.stages * c.tile_bytes
+
+
+@pytest.mark.parametrize("rows", facts.TILE_ROWS)
+@pytest.mark.parametrize("cluster", facts.CLUSTERS[1:])
+def test_every_unit_of_the_exchange_has_one_owner(rows: int, cluster: int) -> None:
+    c = facts.shape_of(replace(BASE, tile_rows=rows, cluster=cluster))
+    # units of 2 columns x 2 rows: all shares together are the whole row tile
+    assert c.units * cluster == rows // 2 * 256
+    assert c.pairs * cluster == rows // 2 * c.parts
+
+
+def test_three_stages_at_eight_rows() -> None:
+    assert facts.shape_of(replace(BASE, tile_rows=8, cluster=1)).stages == 3
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [("tile_rows", 128), ("cluster", 3), ("page_size", 8), ("mask", "tree"), ("kv_format", "e4m3")],
+)
+def test_refusals_name_the_field(field: str, value: object) -> None:
+    with pytest.raises(Unsupported, match=field):
+        facts.shape_of(replace(BASE, **{field: value}))
+
+
+@pytest.mark.skipif(shutil.which("g++") is None, reason="needs a C++ compiler")
+def test_compiles_without_spills_to_the_expected_instructions() -> None:
+    made = jit.compile(BASE, "sm_90a")
+    (kernel,) = made.resources
+    assert kernel.stack == 0
+    assert kernel.block == (288, 1, 1)
+    assert 0 < kernel.shared <= facts.SMEM_BYTES
+    ptx = made.ptx.read_text()
+    assert "wgmma.mma_async.sync.aligned.m64n16k16.f32.bf16.bf16" in ptx
+    # one push a fragment and one for the maxima: rows / 8 x 4 slices, in each warpgroup
+    assert ptx.count("st.async") == 2 * (2 * 4 + 1)
+    assert "cp.async.bulk.tensor.4d" in ptx

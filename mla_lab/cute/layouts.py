@@ -69,6 +69,31 @@ def swizzled(bits: int, base: int, shift: int, shape: Any, stride: Any) -> LiveL
     return _trace(apply, ((shape, stride),), expression)
 
 
+def smem_atom(row_bytes: int) -> LiveLayout:
+    """CuTe's K-major bf16 atom of shared memory with rows of 16, 32, 64 or 128 bytes.
+
+    The kernels of this package tile their KV stages with the one of 128 (`K_SW128`). Its swizzle
+    acts on bytes, its layout counts elements.
+    """
+    kinds = {16: "K_INTER", 32: "K_SW32", 64: "K_SW64", 128: "K_SW128"}
+    if row_bytes not in kinds:
+        raise invalid("row_bytes", row_bytes, tuple(kinds))
+    _require()
+    import cutlass
+    from cutlass.cute.nvgpu import warpgroup
+
+    kind = getattr(warpgroup.SmemLayoutAtomKind, kinds[row_bytes])
+    answer: list[str] = []
+
+    def apply(plain: Any) -> Any:
+        answer.append(str(warpgroup.make_smem_layout_atom(kind, cutlass.BFloat16)))
+        return plain
+
+    live = _trace(apply, (((8, row_bytes // 2), (row_bytes // 2, 1)),), "")
+    expression = f"warpgroup.make_smem_layout_atom(SmemLayoutAtomKind.{kinds[row_bytes]}, BFloat16)"
+    return LiveLayout(expression, answer[0], live.offsets)
+
+
 def _require() -> None:
     reason = available()
     if reason:

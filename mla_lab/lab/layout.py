@@ -160,6 +160,8 @@ def compose(outer: Layout, inner: Layout) -> Layout:
     """`outer` after `inner`: the layout i -> outer(inner(i)), in the form of `inner`.
 
     Where `inner`'s strides do not divide `outer`'s shape there is no such layout: InvalidInput.
+    As in CuTe each mode of `inner` is composed alone, so its modes must not carry into each
+    other: (2,2):(2,2) reaches 2 twice and gets another function.
     """
     if not isinstance(inner.shape, int):
         parts = [compose(outer, mode) for mode in inner.modes]

@@ -116,3 +116,10 @@ def grid(
     total_width = left + width * max((len(r) for r in cells), default=0) + 8
     total_width = max(total_width, 7.6 * len(caption) + left)
     return document(total_width, top + height * len(cells) + 6, "".join(parts), alt)
+
+
+def row_of(pictures: Sequence[Svg], gap: int = 26) -> Svg:
+    """Pictures beside each other, wrapping where the page is narrow."""
+    inner = "".join(f"<div>{p.markup}</div>" for p in pictures)
+    style = f"display:flex;flex-wrap:wrap;gap:10px {gap}px;align-items:flex-start"
+    return Svg(f"<div style='{style}'>{inner}</div>", "; ".join(p.alt for p in pictures))

@@ -11,7 +11,7 @@ from types import ModuleType
 import pytest
 import torch
 
-from mla_lab.bench.cases import Case, uniform_case
+from mla_lab.bench.cases import Case, feature_cases, uniform_case
 from mla_lab.bench.checks import compare
 from mla_lab.bench.peers import Peer, all_peers, select
 from mla_lab.bench.peers.flash_attention3 import FlashAttention3
@@ -20,7 +20,7 @@ from mla_lab.bench.peers.flashinfer_peer import FlashInferFa3
 from mla_lab.bench.peers.ours import Ours
 from mla_lab.bench.peers.torch_eager import TorchEager
 from mla_lab.bench.peers.triton_baseline import TritonSplitKv
-from mla_lab.bench.rotation import make_rotation
+from mla_lab.bench.rotation import kv_bytes, make_rotation
 from mla_lab.errors import InvalidInput, Unsupported
 from mla_lab.problem import Problem
 
@@ -59,7 +59,7 @@ def install(monkeypatch, name, **attributes):
 
 
 def accept(peer, case, launches="launches"):
-    rotation = rotation_of(case, 3 * 1152 * sum(case.problem.kv_lens) - 1)
+    rotation = rotation_of(case, 3 * kv_bytes(case.problem) - 1)
     prepared = peer.prepare(rotation)
     assert len(rotation.copies) == 3
     pairs = zip(getattr(prepared, launches), rotation.expected, strict=True)
@@ -280,10 +280,10 @@ def test_peers_on_the_gpu(peer, case):
 
 INTERPRETED = """
 import sys, torch
-from mla_lab.bench.cases import Case, uniform_case
+from mla_lab.bench.cases import Case, feature_cases, uniform_case
 from mla_lab.bench.checks import compare
 from mla_lab.bench.peers.triton_baseline import TritonSplitKv
-from mla_lab.bench.rotation import make_rotation
+from mla_lab.bench.rotation import kv_bytes, make_rotation
 from mla_lab.problem import Problem
 
 half = dict(q_dtype="fp16", kv_format="fp16")  # the interpreter multiplies no bf16
@@ -305,3 +305,16 @@ def test_the_triton_baseline_by_its_interpreter():
     )
     assert done.returncode == 0, done.stderr
     assert "'num_splits': 3" in done.stdout
+
+
+@pytest.mark.parametrize("case", feature_cases(), ids=lambda c: c.name)
+def test_every_feature_case_runs_and_is_right(case):
+    problem = case.problem
+    small = replace(
+        problem,
+        q_lens=(problem.q_lens[0],) * 2,
+        kv_lens=(130,) * 2,
+        heads=4,
+        top_k=min(problem.top_k, 32),
+    )
+    accept(Ours("torch"), replace(case, problem=small))

@@ -135,7 +135,7 @@ def _trace_cases(args: argparse.Namespace) -> list[Case]:
     model = get_model(args.model)
     return trace_cases(
         (
-            f"{trace.name}_{args.model}_n{args.requests}_s{seed}",
+            f"{Path(trace.name).stem}_{args.model}_n{args.requests}_s{seed}",
             sample(trace, args.requests, seed).problem(model),
         )
         for seed in args.seeds

@@ -10,13 +10,16 @@ from ._selection import add_selection
 
 
 def add_parser(subparsers: argparse._SubParsersAction[Any]) -> argparse.ArgumentParser:
-    """`OUT`, `--kernel`, `--arch`, `--set`, `--python`."""
+    """`OUT`, `--kernel`, `--arch`, `--set`, `--python`, `--wheel`."""
     parser = subparsers.add_parser(
         "bundle", help="collect compiled kernels for a GPU host without registry or compilers"
     )
     parser.add_argument("out", type=Path, metavar="OUT", help="folder to write")
     add_selection(parser)
     parser.add_argument("--python", default="3.12", help="the host's Python (default: 3.12)")
+    parser.add_argument(
+        "--wheel", action="append", default=[], help="one more wheel for the host, e.g. pytest"
+    )
     return parser
 
 
@@ -26,7 +29,9 @@ def run(args: argparse.Namespace) -> int:
     from ..jit.shipped import select
 
     configs = select(args.kernel, args.set, args.arch)
-    built = bundle(args.out, configs, [args.arch], python=args.python, progress=print)
+    built = bundle(
+        args.out, configs, [args.arch], python=args.python, wheels=args.wheel, progress=print
+    )
     size = size_of(args.out) / 2**20
     print(f"{len(built)} kernels for {args.arch}, {size:.1f} MB in {args.out}")
     print(f"on the GPU host: source {args.out}/setup.sh")

@@ -51,12 +51,13 @@ def bundle(
     archs: Iterable[str] = ("sm_90a",),
     *,
     python: str = "3.12",
+    wheels: Iterable[str] = (),
     progress: Progress = lambda _: None,
 ) -> list[Artifact]:
     """Compile `configs` for `archs` and collect the folder `out`, which must be new or a bundle.
 
-    `python` is the host's minor version, for the wheels; a registry that cannot be reached is
-    told through `progress` and is no error.
+    `python` is the host's minor version, for the wheels: apache-tvm-ffi and those named in
+    `wheels`. A registry that cannot be reached is told through `progress` and is no error.
     """
     out = Path(out)
     if out.exists() and any(out.iterdir()) and not (out / "setup.sh").is_file():
@@ -68,7 +69,7 @@ def bundle(
             raise unsupported("bundle", f"{artifact.library} needing {artifact.needs}", "none")
     _copy_sources(out)
     _copy_artifacts(out / "prebuilt", built)
-    _download_wheels(out / "wheels", python, progress)
+    _download_wheels(out / "wheels", python, [*REQUIREMENTS, *wheels], progress)
     (out / "setup.sh").write_text(SETUP)
     return built
 
@@ -92,20 +93,18 @@ def _copy_artifacts(prebuilt: Path, built: list[Artifact]) -> None:
     (prebuilt / MANIFEST).write_text(json.dumps(manifest, indent=1, sort_keys=True) + "\n")
 
 
-def _download_wheels(folder: Path, python: str, progress: Progress) -> None:
+def _download_wheels(folder: Path, python: str, names: list[str], progress: Progress) -> None:
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir()
     platforms = [arg for tag in MANYLINUX for arg in ("--platform", f"manylinux_{tag}_x86_64")]
-    command = [sys.executable, "-m", "pip", "download", "-q", "--only-binary=:all:", "--no-deps"]
+    command = [sys.executable, "-m", "pip", "download", "-q", "--only-binary=:all:"]
     command += ["--python-version", python, "--implementation", "cp", *platforms]
-    done = subprocess.run(
-        [*command, "-d", str(folder), *REQUIREMENTS], capture_output=True, text=True
-    )
+    done = subprocess.run([*command, "-d", str(folder), *names], capture_output=True, text=True)
     if done.returncode:
         words = [line for line in done.stderr.splitlines() if line.startswith("ERROR")]
         reason = words[0].removeprefix("ERROR: ") if words else "pip failed"
         progress(
-            f"no wheels in the bundle ({reason}); the host needs {', '.join(REQUIREMENTS)} "
+            f"no wheels in the bundle ({reason}); the host needs {', '.join(names)} "
             f"for Python {python}"
         )
 

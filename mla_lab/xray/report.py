@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 import subprocess
 from collections import Counter
@@ -120,6 +121,4 @@ def short_name(symbol: str) -> str:
         plain = done.stdout.strip().replace("(anonymous namespace)::", "")
         return plain.split("(")[0].removeprefix("void ") or symbol
     name = symbol.removeprefix("kernel_").removeprefix("cutlass_")
-    for argument in ("_CopyAtom", "_tensor", "_Tensor", "_TiledMma", "_ThrID", "_object"):
-        name = name.split(argument)[0]
-    return name
+    return re.split(r"_(?=[A-Z])|_tensor|_object", name)[0]

@@ -1,0 +1,290 @@
+"""The attend role: S = Q K^T and its softmax, one warpgroup, Q in registers.
+
+Flat index of an accumulator of 64 rows: 4 * col8 + 2 * half + parity, where the thread owns rows
+16 * warp + lane / 4 + 8 * half and columns 8 * col8 + 2 * (lane % 4) + parity.
+"""
+
+from __future__ import annotations
+
+import cutlass
+import cutlass.cute as cute
+from cutlass import Float32, Int32, const_expr
+from cutlass.cute.nvgpu import warp, warpgroup
+
+from .storage import (
+    BLOCK,
+    FLOOR,
+    GROUPS,
+    K_STEPS_IN_REGISTERS,
+    LATENT,
+    STAGE,
+    Config,
+    Globals,
+    Mmas,
+    Shared,
+)
+from .work import read_work, visible
+
+ATTEND_BARRIER = 1
+#: the accumulate groups have read the row sums of the previous work tile
+STATS_BARRIER = 3
+
+
+def quad(op, value):
+    """Reduce over the four lanes that share a row."""
+    value = op(value, cute.arch.shuffle_sync_bfly(value, offset=1))
+    return op(value, cute.arch.shuffle_sync_bfly(value, offset=2))
+
+
+def add(a, b):
+    """For `quad`."""
+    return a + b
+
+
+@cute.jit
+def select(condition, a, b):
+    """A where the condition holds, else b, without a branch on the device."""
+    result = b
+    if condition:
+        result = a
+    return result
+
+
+@cute.jit
+def release(cfg: cutlass.Constexpr[Config], s: Shared, stage, lane):
+    """One arrival a warp on the stage's empty barrier, of both CTAs in a pair."""
+    if const_expr(cfg.cluster == 1):
+        with cute.arch.elect_one():
+            cute.arch.mbarrier_arrive(s.empty + stage)
+    else:
+        if lane < 2:
+            cute.arch.mbarrier_arrive(s.empty + stage, lane)
+
+
+@cute.jit
+def mask(acc: cute.Tensor, left0, left1, lane):
+    """-inf at columns that a row must not see; `left` counts the visible ones of this tile."""
+    for j in cutlass.range_constexpr(cute.size(acc) // 4):
+        for e in cutlass.range_constexpr(2):
+            col = 8 * j + 2 * (lane % 4) + e
+            acc[4 * j + e] = acc[4 * j + e] if col < left0 else -Float32.inf
+            acc[4 * j + 2 + e] = acc[4 * j + 2 + e] if col < left1 else -Float32.inf
+
+
+@cute.jit
+def clear_values(s: Shared, stage, first, thread):
+    """Zero the V rows of a tile from row `first` on: an unread slot may hold NaN, and 0 x NaN is
+    NaN in the matrix unit. Rows are 128 B inside a box; the swizzle permutes within a row."""
+    zero = cute.make_rmem_tensor(4, Int32)
+    zero.fill(0)
+    base = cute.make_ptr(Int32, s.kv.iterator.toint(), cute.AddressSpace.smem, assumed_align=16)
+    for i in cutlass.range(first * 8 + thread, BLOCK * 8, 128, unroll=1):
+        for box in cutlass.range_constexpr(LATENT // 64):
+            at = (base + (stage * STAGE + box * BLOCK * 64) // 2 + i * 4).align(16)
+            cute.autovec_copy(zero, cute.make_tensor(at, cute.make_layout(4)))
+
+
+def store_p(address, offset, p):
+    """P into the stage's rope box, 16 columns a step, each lane at its own swizzled row."""
+    words = cute.recast_tensor(p, Int32)
+    for j in range(4):
+        cute.arch.inline_ptx(
+            "stmatrix.sync.aligned.m8n8.x4.shared.b16 [{$r0}], { {$r1}, {$r2}, {$r3}, {$r4} };",
+            read_only_args=[
+                (address ^ Int32(j << 5)) + offset,
+                *(words[4 * j + i] for i in range(4)),
+            ],
+        )
+
+
+def store_q_last(s, w, lane, p):
+    """K-step 31 of Q, unswizzled: 8 x 8 matrices of 128 B, rows first."""
+    address = (
+        Int32(s.q_last.iterator.toint())
+        + (2 * w + ((lane >> 3) & 1) + 8 * (lane >> 4)) * 128
+        + (lane & 7) * 16
+    )
+    words = cute.recast_tensor(p, Int32)
+    cute.arch.inline_ptx(
+        "stmatrix.sync.aligned.m8n8.x4.shared.b16 [{$r0}], { {$r1}, {$r2}, {$r3}, {$r4} };",
+        read_only_args=[address, *(words[i] for i in range(4))],
+    )
+
+
+def issue_qk(s, mma, frags, acc, stage, phase, pending):
+    """All 36 k-steps of a tile; the last `pending` of them form a group of their own."""
+    r_q, r_last, r_rope, r_k = frags
+    rs = cute.make_mma_atom(mma.qk_rs.op)
+    rs.set(warpgroup.Field.ACCUMULATE, False)
+    ss = cute.make_mma_atom(mma.qk.op)
+    ss.set(warpgroup.Field.ACCUMULATE, True)
+    warpgroup.fence()
+    for group, (first, last) in enumerate(GROUPS):
+        cute.arch.mbarrier_wait(s.full + stage * len(GROUPS) + group, phase)
+        for k in range(4 * first, 4 * last):
+            if pending and k == 36 - pending:
+                warpgroup.commit_group()
+            if k < K_STEPS_IN_REGISTERS:
+                cute.gemm(rs, acc, r_q[None, None, k], r_k[None, None, k, stage], acc)
+                rs.set(warpgroup.Field.ACCUMULATE, True)
+            elif k < 32:
+                cute.gemm(ss, acc, r_last[None, None, 0], r_k[None, None, k, stage], acc)
+            else:
+                cute.gemm(ss, acc, r_rope[None, None, k - 32], r_k[None, None, k, stage], acc)
+    warpgroup.commit_group()
+
+
+def softmax(cfg, scale, acc, p, row_max, row_sum):
+    """acc <- probabilities against a maximum that moves rarely; returns the two rescale factors.
+
+    A row keeps its old maximum until the new one is more than 2**lazy_log2 above it, so most
+    tiles rescale nothing; a moved maximum is an integer, its factor a power of two, exact in
+    16 bits and in the row sum.
+    """
+    factors = []
+    count = cute.size(acc) // 4
+    for h in range(2):
+        mx = acc[2 * h]
+        for j in range(count):
+            for e in range(2):
+                if j + e > 0:
+                    mx = cute.arch.fmax(mx, acc[4 * j + 2 * h + e])
+        mx = quad(cute.arch.fmax, mx) * scale
+        keep = mx - row_max[h] <= Float32(cfg.lazy_log2)
+        risen = cute.math.ceil(mx)
+        f = select(keep, Float32(1.0), cute.math.exp2(row_max[h] - risen, fastmath=True))
+        f = f.to(cfg.element).to(Float32)
+        now = select(keep, row_max[h], risen)
+        row_max[h] = now
+        even = Float32(0)
+        odd = Float32(0)
+        for j in range(count):
+            i = 4 * j + 2 * h
+            acc[i] = cute.math.exp2(acc[i] * scale - now, fastmath=True)
+            acc[i + 1] = cute.math.exp2(acc[i + 1] * scale - now, fastmath=True)
+            even = even + acc[i]
+            odd = odd + acc[i + 1]
+        row_sum[h] = row_sum[h] * f + (even + odd)
+        factors.append(f)
+    for i in range(cute.size(p)):
+        p[i] = acc[i].to(cfg.element)
+    return factors
+
+
+@cute.jit
+def publish_pair(t: cute.Tensor, row, lane, a, b):
+    """Write one value a row: by the first lane of the quad."""
+    if lane % 4 == 0:
+        t[row] = a.to(t.element_type)
+        t[row + 8] = b.to(t.element_type)
+
+
+@cute.jit
+def announce(s: Shared, stage):
+    """P of a tile is in place: one arrival a warp."""
+    cute.arch.sync_warp()
+    with cute.arch.elect_one():
+        cute.arch.mbarrier_arrive(s.p_full + stage)
+
+
+@cute.jit
+def attend(cfg: cutlass.Constexpr[Config], g: Globals, s: Shared, mma: Mmas, worker, rank):
+    """Per work tile: Q to registers, then softmax(t), P(t) out, QK(t + 1) issued, go for PV(t)."""
+    tid, _, _ = cute.arch.thread_idx()
+    thread = tid % 128
+    lane = cute.arch.lane_idx()
+    w = cute.arch.make_warp_uniform(thread // 32)
+    row = 16 * w + lane // 4
+    element = cfg.element
+
+    r_k = mma.qk.make_fragment_B(mma.qk.get_slice(0).partition_B(s.kv))
+    r_rope = mma.qk.make_fragment_A(mma.qk.get_slice(0).partition_A(s.q_rope))
+    r_last = mma.qk.make_fragment_A(mma.qk.get_slice(0).partition_A(s.q_last))
+    rope_box = cute.local_tile(s.kv, (64, 64), (0, 8, None))
+    latent_box = cute.local_tile(s.kv, (64, LATENT), (0, 0, None))
+    ld = cute.make_tiled_copy_A(
+        cute.make_copy_atom(warp.LdMatrix8x8x16bOp(False, 4), element), mma.qk_rs
+    ).get_slice(thread)
+    st = cute.make_tiled_copy_C(
+        cute.make_copy_atom(warp.StMatrix8x8x16bOp(False, 4), element), mma.qk
+    ).get_slice(thread)
+    q_latent_src = ld.partition_S(latent_box)
+    q_rope_src = ld.partition_S(rope_box)
+    q_rope_dst = st.partition_D(s.q_rope)
+    p_address = (
+        Int32(s.kv.iterator.toint())
+        + 8 * BLOCK * 64 * 2
+        + (16 * w + (lane & 15)) * 128
+        + (((lane >> 4) ^ (lane & 7)) << 4)
+    )
+    r_q = cute.make_rmem_tensor(
+        mma.qk_rs.partition_shape_A((64, 16 * K_STEPS_IN_REGISTERS)), element
+    )
+    p = cute.make_rmem_tensor(mma.qk_rs.partition_shape_A((64, 64)), element)
+    acc = cute.make_rmem_tensor(mma.qk.partition_shape_C((64, 64)), Float32)
+    row_max = cute.make_rmem_tensor(2, Float32)
+    row_sum = cute.make_rmem_tensor(2, Float32)
+    frags = (r_q, r_last, r_rope, r_k)
+    phases = Int32(0)
+    first = g.worker_begin[worker]
+    for index in cutlass.range(first, g.worker_begin[worker + 1], unroll=1):
+        work = read_work(cfg, g, index, rank)
+        count = work.end - work.begin
+        for group in cutlass.range_constexpr(len(GROUPS)):
+            cute.arch.mbarrier_wait(s.full + group, phases & 1)
+        phases = phases ^ 1
+        r_q_dst = ld.retile(r_q)
+        for k in cutlass.range_constexpr(K_STEPS_IN_REGISTERS):
+            cute.copy(ld, q_latent_src[None, None, k, 0], r_q_dst[None, None, k])
+        # the previous tile's QK has finished in every warp before its Q is overwritten
+        cute.arch.barrier(barrier_id=ATTEND_BARRIER, number_of_threads=128)
+        cute.copy(ld, q_latent_src[None, None, 31, 0], ld.retile(p)[None, None, 0])
+        store_q_last(s, w, lane, p)
+        cute.copy(ld, q_rope_src[None, None, None, 0], ld.retile(p))
+        cute.copy(st, st.retile(p), q_rope_dst)
+        cute.arch.fence_view_async_shared()
+        cute.arch.barrier(barrier_id=ATTEND_BARRIER, number_of_threads=128)
+        for _ in cutlass.range_constexpr(2):  # stands in for the eight PV warps
+            release(cfg, s, 0, lane)
+        row_max.fill(FLOOR)
+        row_sum.fill(0.0)
+        # positions that the thread's two rows, and the CTA's least row, see from `begin` on
+        left0 = visible(g, work, row) - work.begin * BLOCK
+        left1 = visible(g, work, row + 8) - work.begin * BLOCK
+        least = visible(g, work, 0) - work.begin * BLOCK
+        issue_qk(s, mma, frags, acc, 1, (phases >> 1) & 1, 0)
+        phases = phases ^ 2
+        warpgroup.wait_group(0)
+        for triple in cutlass.range((count + 1) // 3, unroll=1):
+            for j in cutlass.range_constexpr(3):
+                stage, ahead = (1 + j) % 3, (2 + j) % 3
+                if 3 * triple + j < count - 1:
+                    if least < BLOCK:
+                        mask(acc, left0, left1, lane)
+                    f = softmax(cfg, g.scale_log2, acc, p, row_max, row_sum)
+                    store_p(p_address, stage * STAGE * 2, p)
+                    publish_pair(s.factor[None, stage], row, lane, f[0], f[1])
+                    cute.arch.fence_view_async_shared()
+                    issue_qk(s, mma, frags, acc, ahead, (phases >> ahead) & 1, cfg.go)
+                    phases = phases ^ (1 << ahead)
+                    warpgroup.wait_group(1)
+                    announce(s, stage)
+                    warpgroup.wait_group(0)
+                    left0 = left0 - BLOCK
+                    left1 = left1 - BLOCK
+                    least = least - BLOCK
+        stage = count % 3
+        if least < BLOCK:
+            mask(acc, left0, left1, lane)
+        f = softmax(cfg, g.scale_log2, acc, p, row_max, row_sum)
+        store_p(p_address, stage * (STAGE * 2), p)
+        tail = work.kv_len - (work.end - 1) * BLOCK
+        if tail < BLOCK:
+            clear_values(s, stage, cutlass.max(tail, Int32(0)), thread)
+        publish_pair(s.factor[None, stage], row, lane, f[0], f[1])
+        if index > first:
+            cute.arch.barrier(barrier_id=STATS_BARRIER, number_of_threads=384)
+        publish_pair(s.row_sum, row, lane, quad(add, row_sum[0]), quad(add, row_sum[1]))
+        publish_pair(s.row_max, row, lane, row_max[0], row_max[1])
+        cute.arch.fence_view_async_shared()
+        announce(s, stage)

@@ -1,0 +1,213 @@
+"""MLA decode with the query rows on the M side: 64 rows a CTA, 128 rows a cluster of two.
+
+Roles (384 threads)
+    warps 0-3, 4-7   accumulate   O[64 x 256] each, += P V; warp 0 also loads: Q, then KV tiles
+                                  of 64 tokens, into a ring of three stages
+    warps 8-11       attend       S = Q K^T with Q in registers, softmax, P
+
+Shared memory: three KV stages of 73,728 B (Q enters through stage 0, once a work tile), Q's rope
+and last k-step. P of a tile goes into the rope box of its own stage, which is dead after QK.
+
+Barriers                                   arrivals
+    full[stage, group]  KV columns landed   1 + bytes of three 64-column boxes
+    empty[stage]        stage may be filled 8 PV warps of each CTA in the cluster
+                                            (for Q: 4 attend warps, twice)
+    p_full[stage]       P(t) in place and QK(t + 1) all but done: 4 attend warps
+
+Timeline of a steady tile (SM clocks; the matrix unit needs 1152 for QK and 1024 for PV)
+    attend       | softmax(t)      | issue QK(t + 1)         | softmax(t + 1) ...
+    accumulate   | PV(t - 1)             |        wait       | PV(t) ...
+QK has the matrix unit first; PV of a tile runs under the softmax of the next.
+
+Rows are packed (token * heads + head); causal is bottom-right; the last arriver of a split row
+tile merges the partials in split order, fp32.
+"""
+
+from __future__ import annotations
+
+import cutlass
+import cutlass.cute as cute
+import cutlass.utils.hopper_helpers as sm90
+from cutlass import Float32, Int32, Int64, const_expr
+from cutlass.cute.nvgpu import OperandMajorMode, cpasync, warpgroup
+
+from .accumulate import accumulate
+from .attend import attend
+from .storage import (
+    BLOCK,
+    GROUPS,
+    HEAD,
+    STAGE,
+    STAGES,
+    Config,
+    Globals,
+    Mmas,
+    Shared,
+)
+
+THREADS = 384
+#: registers a thread by role, out of 168 a thread at the launch
+ATTEND_REGISTERS, ACCUMULATE_REGISTERS = 184, 160
+
+
+@cute.jit
+def allocate(cfg: cutlass.Constexpr[Config], kv_layout, box_layout, last_layout):
+    """Shared memory: 232,448 B, to the last one."""
+    alloc = cutlass.memory.SmemAllocator()
+    element = cfg.element
+    # barriers, flag and row values fill exactly the 1,024 B that the tiles leave
+    bars = alloc.allocate_array(Int64, STAGES * (len(GROUPS) + 2))
+    flag = alloc.allocate_array(Int32, 2)
+    factor = alloc.allocate_tensor(
+        element, cute.make_layout((BLOCK, STAGES), stride=(1, BLOCK)), byte_alignment=128
+    )
+    row_sum = alloc.allocate_tensor(Float32, cute.make_layout(BLOCK), byte_alignment=128)
+    row_max = alloc.allocate_tensor(Float32, cute.make_layout(BLOCK), byte_alignment=128)
+    kv = alloc.allocate_tensor(
+        element, kv_layout.outer, byte_alignment=1024, swizzle=kv_layout.inner
+    )
+    q_rope = alloc.allocate_tensor(
+        element, box_layout.outer, byte_alignment=1024, swizzle=box_layout.inner
+    )
+    q_last = alloc.allocate_tensor(element, last_layout, byte_alignment=128)
+    values = cute.make_tensor(
+        kv.iterator,
+        cute.make_layout(((64, 8), BLOCK, STAGES), stride=((1, 64 * BLOCK), 64, STAGE)),
+    )
+    empty = bars + STAGES * len(GROUPS)
+    return Shared(
+        kv, values, q_rope, q_last, factor, row_sum, row_max, flag, bars, empty, empty + STAGES
+    )
+
+
+@cute.jit
+def init_barriers(cfg: cutlass.Constexpr[Config], s: Shared):
+    """Arrive counts as in the table above."""
+    with cute.arch.elect_one():
+        for i in cutlass.range_constexpr(STAGES * len(GROUPS)):
+            cute.arch.mbarrier_init(s.full + i, 1)
+        for i in cutlass.range_constexpr(STAGES):
+            cute.arch.mbarrier_init(s.empty + i, 8 * cfg.cluster)
+            cute.arch.mbarrier_init(s.p_full + i, 4)
+    cute.arch.mbarrier_init_fence()
+
+
+@cute.kernel
+def decode_kernel(
+    cfg: cutlass.Constexpr[Config],
+    g: Globals,
+    mma: Mmas,
+    kv_layout: cute.ComposedLayout,
+    box_layout: cute.ComposedLayout,
+    last_layout: cute.Layout,
+):
+    """One CTA: storage, barriers, then one call a role."""
+    warp_idx = cute.arch.make_warp_uniform(cute.arch.warp_idx())
+    cta, _, _ = cute.arch.block_idx()
+    worker = cta // cfg.cluster
+    rank = cta % cfg.cluster
+    s = allocate(cfg, kv_layout, box_layout, last_layout)
+    if warp_idx == 0:
+        cpasync.prefetch_descriptor(g.tma_q)
+        cpasync.prefetch_descriptor(g.tma_kv)
+        init_barriers(cfg, s)
+    if const_expr(cfg.cluster == 2):
+        cute.arch.cluster_arrive_relaxed()
+        cute.arch.cluster_wait()
+    else:
+        cute.arch.sync_threads()
+    if const_expr(cfg.pdl):
+        cute.arch.griddepcontrol_launch_dependents()
+        cute.arch.griddepcontrol_wait()
+    if warp_idx < 4:
+        cute.arch.setmaxregister_decrease(ACCUMULATE_REGISTERS)
+        accumulate(cfg, 0, g, s, mma, worker, rank)
+    elif warp_idx < 8:
+        cute.arch.setmaxregister_decrease(ACCUMULATE_REGISTERS)
+        accumulate(cfg, 1, g, s, mma, worker, rank)
+    else:
+        cute.arch.setmaxregister_increase(ATTEND_REGISTERS)
+        attend(cfg, g, s, mma, worker, rank)
+    if const_expr(cfg.cluster == 2):
+        # a CTA must not leave while the other multicasts into it or arrives on its barriers
+        cute.arch.cluster_arrive_relaxed()
+        cute.arch.cluster_wait()
+
+
+class QueryRowsOnM:
+    """Host entry: layouts, tensor maps and the launch. `compile` it with fake tensors."""
+
+    def __init__(self, cfg: Config):
+        self.cfg = cfg
+
+    @cute.jit
+    def __call__(
+        self,
+        q: cute.Tensor,
+        kv: cute.Tensor,
+        out: cute.Tensor,
+        lse: cute.Tensor,
+        partial_out: cute.Tensor,
+        partial_lse: cute.Tensor,
+        counters: cute.Tensor,
+        block_table: cute.Tensor,
+        seq_lens: cute.Tensor,
+        q_begin: cute.Tensor,
+        tiles: cute.Tensor,
+        worker_begin: cute.Tensor,
+        heads: Int32,
+        scale_log2: Float32,
+        out_scale: Float32,
+        stream,
+    ):
+        cfg = self.cfg
+        element = cfg.element
+        atom = warpgroup.make_smem_layout_atom(warpgroup.SmemLayoutAtomKind.K_SW128, element)
+        plain = warpgroup.make_smem_layout_atom(warpgroup.SmemLayoutAtomKind.K_INTER, element)
+        kv_layout = cute.tile_to_shape(atom, (BLOCK, HEAD, STAGES), (0, 1, 2))
+        box_layout = cute.tile_to_shape(atom, (BLOCK, 64), (0, 1))
+        last_layout = cute.tile_to_shape(plain, (BLOCK, 16), (0, 1)).outer
+        k_major, mn_major = OperandMajorMode.K, OperandMajorMode.MN
+        registers, smem = warpgroup.OperandSource.RMEM, warpgroup.OperandSource.SMEM
+
+        def make(major, n, source):
+            return sm90.make_trivial_tiled_mma(
+                element, element, k_major, major, Float32, (1, 1, 1), (64, n), a_source=source
+            )
+
+        mma = Mmas(
+            make(k_major, BLOCK, smem), make(k_major, BLOCK, registers), make(mn_major, 256, smem)
+        )
+        q_view = cute.make_tensor(
+            q.iterator, cute.make_layout((q.shape[0], (64, 9)), stride=(HEAD, (1, 64)))
+        )
+        kv_view = cute.make_tensor(
+            kv.iterator,
+            cute.make_layout(
+                (cfg.page_size, (64, 9), kv.shape[0]), stride=(HEAD, (1, 64), kv.stride[0])
+            ),
+        )
+        plain_load = cpasync.CopyBulkTensorTileG2SOp()
+        pair_load = cpasync.CopyBulkTensorTileG2SMulticastOp()
+        tma_q, q_coords = cpasync.make_tiled_tma_atom(
+            plain_load, q_view, cute.tile_to_shape(atom, (BLOCK, 192), (0, 1)), (BLOCK, (64, 3))
+        )
+        rows, columns = cfg.box_rows, 64 * cfg.boxes_per_copy
+        tma_kv, kv_coords = cpasync.make_tiled_tma_atom(
+            pair_load if const_expr(cfg.cluster == 2) else plain_load,
+            kv_view,
+            cute.tile_to_shape(atom, (rows, columns), (0, 1)),
+            (rows, (64, cfg.boxes_per_copy)),
+        )
+        g = Globals(
+            tma_q, q_coords, tma_kv, kv_coords, out, lse, partial_out, partial_lse, counters,
+            block_table, seq_lens, q_begin, tiles, worker_begin, heads, scale_log2, out_scale,
+        )  # fmt: skip
+        decode_kernel(cfg, g, mma, kv_layout, box_layout, last_layout).launch(
+            grid=((worker_begin.shape[0] - 1) * cfg.cluster, 1, 1),
+            block=(THREADS, 1, 1),
+            cluster=(2, 1, 1) if const_expr(cfg.cluster == 2) else None,
+            stream=stream,
+            min_blocks_per_mp=1,
+            use_pdl=bool(cfg.pdl),
+        )

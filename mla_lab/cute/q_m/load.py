@@ -1,0 +1,191 @@
+"""The load role: keep the ring of three stages full, one slot a call.
+
+For each work tile, Q passes through stage 0 once (64 rows of this CTA), then KV tiles follow
+through stages 1, 2, 0, ... In a cluster of two, the CTAs take turns with the column groups of a
+tile and multicast each to both, so that KV crosses the L2 once for 128 rows.
+
+No thread is left for a role of its own: 64 x 256 accumulators need 160 registers of eight warps,
+Q in registers needs 184 of four, and that is the register file. So the first warp of the first
+accumulate group calls `fill` after each PV, when the slot of that tile has just come free.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import cutlass
+import cutlass.cute as cute
+from cutlass import Int16, Int32, Int64, const_expr
+from cutlass.cute.nvgpu import cpasync
+
+from .storage import (
+    BLOCK,
+    BOX,
+    EVICT_FIRST,
+    GROUPS,
+    NO_PAGE,
+    STAGE,
+    STAGES,
+    Config,
+    Globals,
+    Shared,
+)
+from .work import read_work
+
+#: what the next slot is for
+KV, QUERY, SKIP = 0, 1, 2
+
+
+@dataclass(frozen=True)
+class Feed:
+    """Where the ring's filling stands. `phases` holds one bit a stage."""
+
+    index: Int32
+    kind: Int32
+    request: Int32
+    block: Int32
+    end: Int32
+    page: Int32  # lane i: the i-th page of the next block
+    stage: Int32
+    phases: Int32
+
+
+def arm(s, stage, group):
+    """Expect the bytes of one column group of a 64-row tile."""
+    first, last = GROUPS[group]
+    with cute.arch.elect_one():
+        cute.arch.mbarrier_arrive_and_expect_tx(
+            s.full + stage * len(GROUPS) + group, (last - first) * BOX * 2
+        )
+
+
+def box_tensor(s, cfg, rows, boxes):
+    """Shared-memory destinations as (box, stage, column box, row part)."""
+    parts = BLOCK // rows
+    return cute.make_tensor(
+        s.kv.iterator,
+        cute.make_layout(
+            ((rows, (64, boxes)), STAGES, 9 // boxes, parts),
+            stride=((64, (1, BOX)), STAGE, boxes * BOX, rows * 64),
+        ),
+    )
+
+
+@cute.jit
+def load_q(cfg: cutlass.Constexpr[Config], g: Globals, s: Shared, index, rank):
+    """This CTA's 64 query rows into stage 0; rows past the last one arrive as zeros."""
+    work = read_work(cfg, g, index, rank)
+    dst = box_tensor(s, cfg, BLOCK, 3)
+    src = cute.local_tile(
+        cute.domain_offset((work.global_row, (0, 0)), g.q), (BLOCK, (64, 3)), (0, None)
+    )
+    sQ, gQ = cpasync.tma_partition(
+        g.tma_q, 0, cute.make_layout(1), dst, cute.group_modes(src, 0, 2)
+    )
+    for group in cutlass.range_constexpr(len(GROUPS)):
+        arm(s, 0, group)
+        cute.copy(g.tma_q, gQ[None, group], sQ[None, 0, group, 0], tma_bar_ptr=s.full + group)
+
+
+@cute.jit
+def load_tile(cfg: cutlass.Constexpr[Config], g: Globals, s: Shared, block, stage, pages, rank):
+    """All column groups of KV tile `block` into `stage`; in a pair, this CTA's turns of them."""
+    rows, boxes = cfg.box_rows, cfg.boxes_per_copy
+    dst = box_tensor(s, cfg, rows, boxes)
+    src = cute.local_tile(g.kv, (rows, (64, boxes)), (None, None, None))
+    sK, gK = cpasync.tma_partition(
+        g.tma_kv, 0, cute.make_layout(1), dst, cute.group_modes(src, 0, 2)
+    )
+    parts = BLOCK // rows
+    row = block % (cfg.page_size // BLOCK) if const_expr(cfg.page_size > BLOCK) else 0
+    for group in cutlass.range_constexpr(len(GROUPS)):
+        arm(s, stage, group)
+    for group in cutlass.range_constexpr(len(GROUPS)):
+        first, last = GROUPS[group]
+        mine = (group + block) % 2 == rank if const_expr(cfg.cluster == 2) else True
+        if mine:
+            for part in cutlass.range(parts, unroll=1):
+                page = cute.arch.shuffle_sync(pages, part)
+                for box in cutlass.range_constexpr(first // boxes, last // boxes):
+                    if const_expr(cfg.cluster == 2):
+                        cute.copy(
+                            g.tma_kv,
+                            gK[None, row, box, page],
+                            sK[None, stage, box, part],
+                            tma_bar_ptr=s.full + stage * len(GROUPS) + group,
+                            mcast_mask=Int16(3),
+                            cache_policy=Int64(EVICT_FIRST),
+                        )
+                    else:
+                        cute.copy(
+                            g.tma_kv,
+                            gK[None, row, box, page],
+                            sK[None, stage, box, part],
+                            tma_bar_ptr=s.full + stage * len(GROUPS) + group,
+                            cache_policy=Int64(EVICT_FIRST),
+                        )
+
+
+@cute.jit
+def block_pages(cfg: cutlass.Constexpr[Config], g: Globals, request, block, lane):
+    """Page ids of a block, one a lane. Entries past kv_len may hold anything and are not used."""
+    parts = BLOCK // cfg.box_rows
+    first = block * BLOCK + lane * cfg.box_rows
+    page = Int32(NO_PAGE)
+    if lane < parts:
+        if first < g.seq_lens[request]:
+            page = g.block_table[request, first // cfg.page_size]
+    return page
+
+
+@cute.jit
+def first_block(g: Globals, index, last):
+    """Request, first and end block of a work tile; an empty tile loads one block of zeros."""
+    request = Int32(0)
+    block = Int32(0)
+    end = Int32(0)
+    if index < last:
+        request = g.tiles[index, 0]
+        block = g.tiles[index, 2]
+        end = cutlass.max(g.tiles[index, 3], block + 1)
+    return request, block, end
+
+
+@cute.jit
+def start(cfg: cutlass.Constexpr[Config], g: Globals, first, last, lane):
+    """Nothing filled yet; the first block's pages asked for."""
+    request, block, end = first_block(g, first, last)
+    page = Int32(NO_PAGE)
+    if first < last:
+        page = block_pages(cfg, g, request, block, lane)
+    # a fresh barrier passes a wait on parity 1
+    return Feed(first, Int32(QUERY), request, block, end, page, Int32(0), Int32(7))
+
+
+@cute.jit
+def fill(cfg: cutlass.Constexpr[Config], g: Globals, s: Shared, feed: Feed, last, rank, lane):
+    """Fill the next slot of the ring, or pass over it where a work tile ends inside a round."""
+    index, kind, request, block = feed.index, feed.kind, feed.request, feed.block
+    end, page, stage, phases = feed.end, feed.page, feed.stage, feed.phases
+    if index < last:
+        if kind != SKIP:
+            cute.arch.mbarrier_wait(s.empty + stage, (phases >> stage) & 1)
+            phases = phases ^ (1 << stage)
+            if kind == QUERY:
+                load_q(cfg, g, s, index, rank)
+                kind = Int32(KV)
+            else:
+                load_tile(cfg, g, s, block, stage, page, rank)
+                block = block + 1
+                if block == end:
+                    index = index + 1
+                    request, block, end = first_block(g, index, last)
+                    kind = Int32(SKIP)
+                if index < last:
+                    page = block_pages(cfg, g, request, block, lane)
+        stage = stage + 1
+        if stage == STAGES:
+            stage = Int32(0)
+            if kind == SKIP:
+                kind = Int32(QUERY)
+    return Feed(index, kind, request, block, end, page, stage, phases)

@@ -1,0 +1,129 @@
+"""Static facts and the value groups that the roles of the q_m kernel share."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import cutlass
+import cutlass.cute as cute
+from cutlass import BFloat16, Float16, Float32, Int32
+
+LATENT = 512
+HEAD = 576
+BLOCK = 64  # KV tokens of a tile, query rows of a CTA
+STAGES = 3
+#: 64-column boxes of a KV tile that become visible together: three barriers a stage
+GROUPS = ((0, 3), (3, 6), (6, 9))
+ROPE_BOX = 8
+#: elements of one stage and of one 64 x 64 box
+STAGE = BLOCK * HEAD
+BOX = BLOCK * 64
+#: k-steps of Q that the attend group holds in registers; number 31 and the rope are read from
+#: shared memory: with 32 the group needs more than its 184 registers
+K_STEPS_IN_REGISTERS = 31
+EVICT_FIRST = 0x12F0000000000000
+#: a page that no tensor map holds: TMA fills zeros and still counts the bytes
+NO_PAGE = 1 << 30
+#: start of a running maximum; finite, so that a row without keys never computes inf - inf
+FLOOR = -1.0e30
+LN2 = 0.6931471805599453
+
+DTYPES = {"bf16": BFloat16, "fp16": Float16}
+
+
+@dataclass(frozen=True)
+class Config:
+    """What is compiled in. `cluster` 2: two CTAs take the halves of 128 rows and share KV."""
+
+    dtype: str = "bf16"
+    cluster: int = 2
+    page_size: int = 64
+    pdl: int = 1
+    #: rescale O only when a row maximum grew by more than 2**this; the factor is a power of two
+    lazy_log2: float = 8.0
+    #: k-steps of the next QK that may be pending when PV of a tile may start
+    go: int = 8
+    #: write the log-sum-exp of each row
+    lse: int = 1
+    #: the last arriver merges; 0 leaves partials to the merge kernel
+    fused_merge: int = 1
+
+    @property
+    def element(self) -> type[cutlass.Numeric]:
+        return DTYPES[self.dtype]
+
+    @property
+    def box_rows(self) -> int:
+        return min(self.page_size, BLOCK)
+
+    @property
+    def boxes_per_copy(self) -> int:
+        """64-column boxes of one TMA instruction; a box is dense, so only full-height ones join."""
+        return 3 if self.box_rows == BLOCK else 1
+
+
+@dataclass(frozen=True)
+class Globals:
+    """What a launch gets, in global memory."""
+
+    tma_q: cute.CopyAtom
+    q: cute.Tensor  # (rows, (64, 9)) coordinates
+    tma_kv: cute.CopyAtom
+    kv: cute.Tensor  # (page rows, (64, 9), pages) coordinates
+    out: cute.Tensor  # [rows, 512]
+    lse: cute.Tensor  # fp32 [rows] or [0]
+    partial_out: cute.Tensor  # fp32 [slots, tile_rows, 512]
+    partial_lse: cute.Tensor  # fp32 [slots, tile_rows]
+    counters: cute.Tensor  # int32 [n]
+    block_table: cute.Tensor  # int32 [batch, width]
+    seq_lens: cute.Tensor  # int32 [batch]
+    q_begin: cute.Tensor  # int32 [batch + 1]
+    tiles: cute.Tensor  # int32 [n, 8]
+    worker_begin: cute.Tensor  # int32 [workers + 1]
+    heads: Int32
+    scale_log2: Float32
+    out_scale: Float32
+
+
+@dataclass(frozen=True)
+class Shared:
+    """Views of shared memory."""
+
+    kv: cute.Tensor  # (64, 576, stage), 128-byte swizzle
+    values: cute.Tensor  # (512, 64, stage): the first 512 columns of the same bytes, transposed
+    q_rope: cute.Tensor  # (64, 64), 128-byte swizzle
+    q_last: cute.Tensor  # (64, 16): k-step 31 of Q, no swizzle
+    factor: cute.Tensor  # (64, 3): rescale factors, exact powers of two
+    row_sum: cute.Tensor  # fp32 (64)
+    row_max: cute.Tensor  # fp32 (64), base-2 units
+    flag: cute.Pointer
+    full: cute.Pointer  # [stage * 3 + group]
+    empty: cute.Pointer  # [stage]
+    p_full: cute.Pointer  # [stage]
+
+
+@dataclass(frozen=True)
+class Mmas:
+    """Tiled products: 64 x 64 scores, 64 x 256 of the output."""
+
+    qk: cute.TiledMma  # Q from shared memory
+    qk_rs: cute.TiledMma  # Q from registers
+    pv: cute.TiledMma
+
+
+@dataclass(frozen=True)
+class Work:
+    """One work tile, unpacked."""
+
+    request: Int32
+    first_row: Int32  # of this CTA, in the request's packed rows
+    begin: Int32
+    end: Int32
+    split_idx: Int32
+    num_splits: Int32
+    slot: Int32
+    group: Int32
+    num_rows: Int32  # rows of the request
+    global_row: Int32  # of this CTA in q and out
+    q_len: Int32
+    kv_len: Int32

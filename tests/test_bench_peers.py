@@ -196,7 +196,9 @@ def test_flash_attention_3(flash_attention, case, splits):
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda c: c.name)
-@pytest.mark.parametrize("peer", [TorchEager(), Ours("torch"), Ours()], ids=lambda p: p.name)
+@pytest.mark.parametrize(
+    "peer", [TorchEager(), Ours("torch"), Ours(), Ours(prepared=True)], ids=lambda p: p.name
+)
 def test_peers_of_this_package(peer, case):
     assert peer.available(torch.device("cpu")) is None
     assert peer.refuses(case) is None

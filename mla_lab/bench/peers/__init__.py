@@ -19,7 +19,8 @@ __all__ = ["Peer", "Prepared", "all_peers", "select"]
 def all_peers() -> list[Peer]:
     """Every peer that this package knows, whether it can run here or not."""
     return [
-        Ours("auto"),
+        Ours(),
+        Ours(prepared=True),
         Ours("cute"),
         Ours("cuda"),
         Ours("torch"),

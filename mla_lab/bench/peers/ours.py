@@ -20,11 +20,17 @@ from .base import Prepared
 
 
 class Ours:
-    """`mla_lab.decode.decode` with a plan that all copies share; "auto" or one backend."""
+    """`mla_lab.decode.decode` with a plan that all copies share; "auto" or one backend.
 
-    def __init__(self, backend: str = "auto") -> None:
+    prepared: calls are checked and given their workspace once, and a launch is the backend's
+    `run` alone, as an engine might hold it.
+    """
+
+    def __init__(self, backend: str = "auto", *, prepared: bool = False) -> None:
         self.backend = backend
-        self.name = "mla-lab" if backend == "auto" else f"mla-lab-{backend}"
+        self.prepared = prepared
+        parts = ("mla-lab", "" if backend == "auto" else backend, "prepared" if prepared else "")
+        self.name = "-".join(filter(None, parts))
 
     def available(self, device: torch.device) -> str | None:
         """As `Peer.available`."""
@@ -55,23 +61,38 @@ class Ours:
             return runner.plan(call, gpu)
 
         shared = plan()
-        launches = tuple(self._launch(copy, rotation.case, shared) for copy in rotation.copies)
+        make = self._prepared_launch if self.prepared else self._launch
+        launches = tuple(make(copy, rotation.case, shared) for copy in rotation.copies)
         return Prepared(launches, plan=plan, notes={"backend": runner.name, **_describe(shared)})
 
     def _launch(self, copy: DecodeInputs, case: Case, plan: Plan) -> Launch:
         arguments = _arguments(copy, case.batch_invariant)
-        out = torch.full(
-            (*copy.query.shape[:-1], copy.kv_lora_rank),
-            float("nan"),
-            dtype=torch.bfloat16,
-            device=copy.query.device,
-        )
+        out = _poisoned_out(copy)
 
         def launch() -> Tensor:
             decode.decode(**arguments, out=out, plan=plan, backend=self.backend)
             return out
 
         return launch
+
+    def _prepared_launch(self, copy: DecodeInputs, case: Case, plan: Plan) -> Launch:
+        arguments = _arguments(copy, case.batch_invariant)
+        out = _poisoned_out(copy)
+        given = Arguments(**arguments, out=out, plan=plan)
+        call, runner = decode.validate(given, self.backend, None)
+        workspace = decode.allocate(call, plan)
+
+        def launch() -> Tensor:
+            runner.run(call, plan, workspace)
+            return out
+
+        return launch
+
+
+def _poisoned_out(copy: DecodeInputs) -> Tensor:
+    """bf16 `query.shape[:-1] + (latent,)`, NaN so that an element not written shows."""
+    shape = (*copy.query.shape[:-1], copy.kv_lora_rank)
+    return torch.full(shape, float("nan"), dtype=torch.bfloat16, device=copy.query.device)
 
 
 def _arguments(copy: DecodeInputs, batch_invariant: bool) -> dict[str, Any]:

@@ -36,7 +36,6 @@ Rows past the request's end are computed and not written. Scores past the length
 selection, and the value rows there are zeroed, so a NaN in an unread slot reaches nothing.
 """
 
-import cutlass
 import cutlass.cute as cute
 from cutlass import Float32, Int32, Int64
 from cutlass.cute.runtime import make_fake_compact_tensor, make_fake_stream, make_fake_tensor

@@ -27,8 +27,10 @@ from mla_lab.plan import (
 from mla_lab.plan.__main__ import BUDGET_MS, planning_ms, ragged_problem
 from mla_lab.plan.calibrate import FITTED, Measured, fit, predictions
 from mla_lab.plan.choose import INVARIANT_SPLIT
+from mla_lab.plan.cuts import Shape
 from mla_lab.plan.kernel_costs import KV_M, PROTOTYPES, Q_M, recorded_costs
 from mla_lab.plan.schedule import POLICIES
+from mla_lab.plan.search import even, even_candidates, try_cuts
 from mla_lab.problem import Problem
 
 from .plan_oracles import problems
@@ -96,6 +98,28 @@ def test_cost_policy_is_no_worse_than_whole_requests_or_uniform_splits(problem, 
     for policy in ("none", "fixed", "cutlass"):
         plan = make_plan(problem, policy=policy, num_workers=workers)
         assert ours <= predicted_us(plan) * 1.05 + 0.1
+
+
+@settings(max_examples=30, deadline=None)
+@given(problems(max_batch=12, max_kv=20000), st.sampled_from((7, 66)), st.sampled_from((1, 4)))
+def test_search_bounds_are_bounds(problem, workers, ways):
+    for fused in (True, False):
+        model = replace(PLAIN, kv_ways=ways, fused_merge=fused)
+        shape = Shape.of(problem, 64, 64, workers)
+        if not shape.batch:
+            continue
+        splits, bounds = even_candidates(shape, model)
+        for row, bound in zip(splits, bounds, strict=True):
+            # times of tiles are rounded to nanoseconds, the bound's are not
+            price = try_cuts(shape, model, even(shape, model, row)).makespan_ns
+            assert bound <= price + len(shape.blocks) + 1
+
+
+def test_search_bound_is_exact_for_one_wave_of_equal_pieces():
+    shape = Shape.of(Problem.uniform(4, 1, 64 * 32, heads=64), 64, 64, 64)
+    splits, bounds = even_candidates(shape, PLAIN)
+    (i,) = np.flatnonzero(splits[:, 0] == 16)
+    assert bounds[i] == try_cuts(shape, PLAIN, even(shape, PLAIN, splits[i])).makespan_ns
 
 
 def test_cost_policy_against_all_others_on_ragged_lengths():

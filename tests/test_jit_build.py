@@ -13,10 +13,12 @@ from pathlib import Path
 import pytest
 
 from mla_lab import jit
+from mla_lab.cli import main
 from mla_lab.errors import InvalidInput
-from mla_lab.jit import artifact, source
+from mla_lab.jit import artifact, cute_link, source
 from mla_lab.jit.bundle import bundle, size_of
 from mla_lab.jit.cache import Cache
+from mla_lab.jit.cute_build import CuteWorker
 from mla_lab.plan.config import KernelConfig
 from mla_lab.resources import kernels_dir
 
@@ -160,6 +162,19 @@ def test_several_processes_build_once(tmp_path: Path) -> None:
     assert not list(tmp_path.glob("tmp-*"))
 
 
+def test_without_the_static_runtime_the_shared_one_is_asked_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cute_link, "STATIC_RUNTIME", "absent.a")
+    worker = CuteWorker("sm_90a")
+    facts = worker.build(EMPTY, tmp_path)
+    worker.close()
+    assert facts["needs"] == ["libcute_dsl_runtime.so"]
+    built = jit.Artifact(EMPTY, "sm_90a", tmp_path, ("empty",), tuple(facts["needs"]), (), {})
+    with pytest.raises(TypeError):
+        jit.load(built).launch()
+
+
 def test_a_killed_build_leaves_nothing_to_trust(tmp_path: Path) -> None:
     code = (
         "import os\n"
@@ -229,3 +244,16 @@ def test_other_architectures_compile_without_their_gpu(arch: str) -> None:
     for built in jit.compile_all([EMPTY, MERGE], arch, progress=quiet):
         assert f".target {arch}" in built.ptx.read_text()
         assert built.resources[0].stack == 0
+
+
+def test_the_commands_list_compile_and_bundle(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["compile", "--list"]) == 0
+    assert {"cute_empty", "cuda_merge", "cuda_planner"} <= set(capsys.readouterr().out.split())
+    assert main(["compile", "--kernel", "cute/empty"]) == 0
+    assert "1 kernels for sm_90a" in capsys.readouterr().out
+    assert main(["bundle", str(tmp_path / "out"), "--kernel", "cuda/merge"]) == 0
+    assert f"source {tmp_path}/out/setup.sh" in capsys.readouterr().out
+    assert main(["compile", "--arch", "sm_80"]) == 2
+    assert "arch: got 'sm_80'; supported: " in capsys.readouterr().err

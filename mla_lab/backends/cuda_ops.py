@@ -13,9 +13,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from .. import jit
 from ..errors import invalid
-from ..jit import compile, device_arch, load
-from ..jit.loader import Kernel
 from ..plan.config import KernelConfig
 from ..plan.tile import Plan
 
@@ -29,9 +28,9 @@ LOG2_E = math.log2(math.e)
 
 
 @lru_cache(maxsize=8)
-def kernel(name: str) -> Kernel:
+def kernel(name: str) -> jit.Kernel:
     """A CUDA C++ kernel for the current device, compiled at the first call of its life."""
-    return load(compile(KernelConfig(f"cuda/{name}"), device_arch()))
+    return jit.kernel(KernelConfig(f"cuda/{name}"), jit.device_arch())
 
 
 def merge_items(plan: Plan) -> np.ndarray:

@@ -8,7 +8,7 @@ kernel(*tensors)                         # torch's current stream
 from .arch import ARCHS, arch_of, device_arch
 from .artifact import Artifact
 from .build import compile, compile_all, find
-from .loader import Kernel, load
+from .loader import Kernel, kernel, load
 
 __all__ = [
     "ARCHS",
@@ -19,5 +19,6 @@ __all__ = [
     "compile_all",
     "device_arch",
     "find",
+    "kernel",
     "load",
 ]

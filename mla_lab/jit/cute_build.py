@@ -66,6 +66,8 @@ class CuteWorker:
             "PYTHONPATH": os.pathsep.join(path),
             "CUTE_DSL_ARCH": self.arch,
             "CUTE_DSL_DUMP_DIR": self._folder.name,
+            # the DSL's own cache would lie in /tmp, under a name that anybody can take first
+            "CUTE_DSL_CACHE_DIR": self._folder.name,
             "CUTE_DSL_KEEP": "ptx,cubin",
         }
         with open(self._stderr(), "w") as stderr:

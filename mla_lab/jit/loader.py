@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
+import os
 import threading
 from collections.abc import Callable
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 from ..errors import BuildError
+from ..plan.config import KernelConfig
 from .artifact import Artifact
+from .build import compile
 from .toolchain import nvidia_file, package_dir
 
+#: newest first; kernel libraries use what these have in common
+CUDART_MAJORS = (13, 12)
 #: kept for the life of the process: kernel libraries resolve their symbols in them
 _preloaded: dict[str, ctypes.CDLL] = {}
 _lock = threading.Lock()
@@ -58,20 +65,26 @@ def load(artifact: Artifact) -> Kernel:
         ) from None
 
 
+@lru_cache(maxsize=256)
+def kernel(config: KernelConfig, arch: str) -> Kernel:
+    """The loaded kernel of a configuration, compiled if need be; remembered in this process."""
+    return load(compile(config, arch))
+
+
 def _preload_cudart() -> None:
-    """Make the CUDA runtime's symbols visible: torch's copy if torch is here, else another."""
+    """Make the CUDA runtime's symbols visible: the copy in this process (torch's), or another."""
     if "cudart" in _preloaded:
         return
-    for major in (13, 12):
-        name = f"libcudart.so.{major}"
-        places = [nvidia_file(f"cu{major}/lib/{name}"), nvidia_file(f"cuda_runtime/lib/{name}")]
-        candidates = [name, *(str(p) for p in places if p), f"/usr/local/cuda/lib64/{name}"]
-        for candidate in candidates:
-            try:
-                _preloaded["cudart"] = ctypes.CDLL(candidate, mode=ctypes.RTLD_GLOBAL)
-                return
-            except OSError:
-                continue
+    names = [f"libcudart.so.{major}" for major in CUDART_MAJORS]
+    tries = [(name, os.RTLD_NOLOAD) for name in names]
+    for major, name in zip(CUDART_MAJORS, names, strict=True):
+        wheels = (nvidia_file(f"cu{major}/lib/{name}"), nvidia_file(f"cuda_runtime/lib/{name}"))
+        places = [name, *filter(None, wheels), f"/usr/local/cuda/lib64/{name}"]
+        tries += [(str(place), 0) for place in places]
+    for path, flag in tries:
+        with contextlib.suppress(OSError):
+            _preloaded["cudart"] = ctypes.CDLL(path, mode=ctypes.RTLD_GLOBAL | flag)
+            return
     raise BuildError(
         "libcudart.so: no CUDA runtime in this process, as a Python package or in /usr/local/cuda; "
         "install a torch with CUDA, or `pip install nvidia-cuda-runtime`"
@@ -82,11 +95,9 @@ def _preload(name: str, candidates: list[Path]) -> None:
     if name in _preloaded:
         return
     for candidate in (name, *map(str, candidates)):
-        try:
+        with contextlib.suppress(OSError):
             _preloaded[name] = ctypes.CDLL(candidate, mode=ctypes.RTLD_GLOBAL)
             return
-        except OSError:
-            continue
     raise BuildError(
         f"{name}: not found on LD_LIBRARY_PATH or in nvidia-cutlass-dsl; add its folder to "
         "LD_LIBRARY_PATH"

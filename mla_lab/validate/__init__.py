@@ -14,7 +14,8 @@ import math
 import torch
 
 from ..call import Arguments, Call, Form
-from ..errors import invalid
+from ..errors import invalid, invalid_type
+from ..plan import Plan
 from . import tensors as argument
 from .form import form_of
 from .values import check_debug, read_lengths
@@ -28,7 +29,7 @@ def bind(given: Arguments, form: Form, *, reads_lengths: bool, debug: bool) -> C
     reads_lengths: the backend plans on the host; on a GPU that is a synchronisation.
     debug: every value is checked, which on a GPU synchronises too.
     """
-    _check_numbers(given)
+    _check_unformed(given)
     lengths = read_lengths(given, form, reads_lengths or debug)
     if debug:
         check_debug(given, form, lengths)
@@ -40,8 +41,10 @@ def bind(given: Arguments, form: Form, *, reads_lengths: bool, debug: bool) -> C
     return Call(form, given, lengths, out, lse)
 
 
-def _check_numbers(given: Arguments) -> None:
-    """Numbers that may change from call to call without a new form."""
+def _check_unformed(given: Arguments) -> None:
+    """What may change from call to call without a new form."""
+    if given.plan is not None and not isinstance(given.plan, Plan):
+        raise invalid_type("plan", type(given.plan).__name__, "a mla_lab Plan")
     if given.max_seq_len is not None:
         argument.integer("max_seq_len", given.max_seq_len, 0)
     for name in ("bmm1_scale", "bmm2_scale"):

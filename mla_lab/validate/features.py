@@ -10,7 +10,6 @@ from torch import Tensor
 from ..call import Arguments
 from ..errors import invalid, invalid_type, unsupported
 from ..masks import words_per_row
-from ..plan.tile import Plan
 from . import tensors as argument
 from .shapes import QueryShape
 
@@ -34,8 +33,6 @@ def check_flags(given: Arguments) -> None:
     argument.integer("sparse_mla_top_k", given.sparse_mla_top_k, 0)
     argument.integer("cp_world", given.cp_world, 1)
     argument.integer("cp_rank", given.cp_rank, 0)
-    if given.plan is not None and not isinstance(given.plan, Plan):
-        raise invalid_type("plan", type(given.plan).__name__, "a mla_lab Plan")
 
 
 def check(given: Arguments, query: QueryShape, max_q_len: int | None) -> None:

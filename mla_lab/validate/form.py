@@ -56,6 +56,11 @@ def _signature(given: Arguments) -> tuple[object, ...]:
         (a.skip_softmax_threshold_scale_factor, a.enable_pdl, a.is_var_seq),
         (a.uses_shared_paged_kv_idx, a.return_lse, a.return_lse_base, a.batch_invariant),
         (a.enable_dcp, a.cp_world, a.cp_rank),
+        # True == 1 == 1.0, but they are not all right
+        (type(a.is_var_seq), type(a.uses_shared_paged_kv_idx), type(a.return_lse)),
+        (type(a.batch_invariant), type(a.enable_dcp), type(a.enable_pdl), type(a.max_q_len)),
+        (type(a.kv_lora_rank), type(a.qk_rope_head_dim), type(a.sparse_mla_top_k)),
+        (type(a.cp_world), type(a.cp_rank), type(a.skip_softmax_threshold_scale_factor)),
     )
 
 

@@ -7,13 +7,15 @@ import cutlass.cute as cute
 from cutlass import Float32, Int32, const_expr
 from cutlass.cute.nvgpu import warpgroup
 
-from .attend import STATS_BARRIER, release, select
+from .attend import STATS_BARRIER, add, release, select
 from .load import fill, start
 from .storage import BLOCK, LATENT, LN2, STAGES, Config, Globals, Mmas, Shared, Work
 from .work import read_work
 
 MERGE_BARRIER = 2
 HALF = LATENT // 2
+#: partials of one row tile at most: a worker adds one, and there are no more SMs than this
+MAX_SPLITS = 160
 
 
 def scale_rows(acc, f0, f1):
@@ -102,78 +104,128 @@ def warp_reduce(op: cutlass.Constexpr, value):
 
 
 @cute.jit
-def merge_row(cfg: cutlass.Constexpr[Config], g: Globals, work: Work, at, lane):
-    """One row by one warp: weights a lane a split, then the partials in split order.
+def merge_weights(cfg: cutlass.Constexpr[Config], g: Globals, work: Work, base, lane):
+    """Weights of a row's partials, lane l of word c that of split 32 c + l, and the row's lse.
 
-    Four 16-byte loads a lane and split cover the 512 columns.
+    All lse are asked for at once; a weight is exp(lse - max) over their sum.
     """
     stride = BLOCK * cfg.cluster
-    base = (work.slot - work.split_idx) * stride + at
+    weights = cute.make_rmem_tensor(MAX_SPLITS // 32, Float32)
     top = Float32(-Float32.inf)
-    for i in cutlass.range(lane, work.num_splits, 32, unroll=1):
-        top = cute.arch.fmax(
-            top, cute.arch.load(g.partial_lse.iterator + (base + i * stride), Float32, cop="cg")
-        )
+    for c in cutlass.range_constexpr(MAX_SPLITS // 32):
+        weights[c] = -Float32.inf
+        if 32 * c + lane < work.num_splits:
+            at = g.partial_lse.iterator + (base + (32 * c + lane) * stride)
+            weights[c] = cute.arch.load(at, Float32, cop="cg")
+        top = cute.arch.fmax(top, weights[c])
     top = warp_reduce(cute.arch.fmax, top)
     shift = select(top == -Float32.inf, Float32(0.0), top)
+    total = Float32(0)
+    for c in cutlass.range_constexpr(MAX_SPLITS // 32):
+        weights[c] = cute.math.exp2((weights[c] - shift) * Float32(1.0 / LN2), fastmath=True)
+        total = total + weights[c]
+    total = warp_reduce(add, total)
+    inv = select(total > 0.0, cute.arch.rcp_approx(total), Float32(0.0)) * g.out_scale
+    for c in cutlass.range_constexpr(MAX_SPLITS // 32):
+        weights[c] = weights[c] * inv
+    return weights, shift + cute.math.log2(total, fastmath=True) * Float32(LN2)
+
+
+@cute.jit
+def merge_row(cfg: cutlass.Constexpr[Config], g: Globals, work: Work, at, lane):
+    """One row by one warp, partials in split order; lanes hold 4 x 4 of the 512 columns."""
+    stride = BLOCK * cfg.cluster
+    base = (work.slot - work.split_idx) * stride + at
+    weights, lse = merge_weights(cfg, g, work, base, lane)
     acc = cute.make_rmem_tensor((4, 4), Float32)
     acc.fill(0.0)
-    total = Float32(0)
-    for i0 in cutlass.range(0, work.num_splits, 32, unroll=1):
-        weight = Float32(0)
-        if i0 + lane < work.num_splits:
-            lse = cute.arch.load(
-                g.partial_lse.iterator + (base + (i0 + lane) * stride), Float32, cop="cg"
-            )
-            weight = cute.math.exp2((lse - shift) * Float32(1.0 / LN2), fastmath=True)
-        for i in cutlass.range(0, cutlass.min(work.num_splits - i0, Int32(32)), unroll=4):
-            w = cute.arch.shuffle_sync(weight, i)
-            total = total + w
-            offset = cute.assume((base + (i0 + i) * stride) * LATENT + 4 * lane, divby=4)
+    for c in cutlass.range_constexpr(MAX_SPLITS // 32):
+        count = cutlass.min(work.num_splits - 32 * c, Int32(32))
+        for i in cutlass.range(0, count, unroll=4):
+            w = cute.arch.shuffle_sync(weights[c], i)
+            offset = cute.assume((base + (32 * c + i) * stride) * LATENT + 4 * lane, divby=4)
             src = cute.make_tensor(
                 g.partial_out.iterator + offset, cute.make_layout((4, 4), stride=(1, 128))
             )
             v = cute.make_rmem_tensor((4, 4), Float32)
-            for c in cutlass.range_constexpr(4):
-                cute.autovec_copy(src[None, c], v[None, c])
-            for c in cutlass.range_constexpr(16):
-                acc[c] = acc[c] + w * v[c]
-    inv = select(total > 0.0, cute.arch.rcp_approx(total), Float32(0.0)) * g.out_scale
-    offset = cute.assume((work.global_row + at % BLOCK) * LATENT + 4 * lane, divby=4)
+            for x in cutlass.range_constexpr(4):
+                cute.autovec_copy(src[None, x], v[None, x])
+            for x in cutlass.range_constexpr(16):
+                acc[x] = acc[x] + w * v[x]
+    row = work.global_row + at % BLOCK
+    offset = cute.assume(row * LATENT + 4 * lane, divby=4)
     dst = cute.make_tensor(g.out.iterator + offset, cute.make_layout((4, 4), stride=(1, 128)))
     half = cute.make_rmem_tensor((4, 4), cfg.element)
-    for c in cutlass.range_constexpr(16):
-        half[c] = (acc[c] * inv).to(cfg.element)
-    for c in cutlass.range_constexpr(4):
-        cute.autovec_copy(half[None, c], dst[None, c])
+    for x in cutlass.range_constexpr(16):
+        half[x] = acc[x].to(cfg.element)
+    for x in cutlass.range_constexpr(4):
+        cute.autovec_copy(half[None, x], dst[None, x])
     if const_expr(cfg.lse):
         if lane == 0:
-            g.lse[work.global_row + at % BLOCK] = shift + cute.math.log2(
-                total, fastmath=True
-            ) * Float32(LN2)
+            g.lse[row] = lse
 
 
 @cute.jit
-def merge_last(cfg: cutlass.Constexpr[Config], g: Globals, s: Shared, work: Work, rank):
-    """Count this CTA's partial in; the last of the group merges the 64 rows, eight warps of them.
-
-    The count releases the partials that the barrier before it has gathered, and acquires the
-    others'. Left at zero for the next launch.
-    """
+def merge_rows(cfg: cutlass.Constexpr[Config], g: Globals, work: Work, rank, first, last):
+    """Rows [first, last) of this CTA's 64, one a warp at a time."""
     tid, _, _ = cute.arch.thread_idx()
     lane = cute.arch.lane_idx()
+    last = cutlass.min(last, work.num_rows - work.first_row)
+    for i in cutlass.range(first + cute.arch.make_warp_uniform(tid // 32), last, 8, unroll=1):
+        merge_row(cfg, g, work, rank * BLOCK + i, lane)
+
+
+def counter_of(cfg, g, work, rank):
+    """The merge counter of this CTA's rows of the work tile's group."""
+    return g.counters.iterator + (work.group * cfg.cluster + rank)
+
+
+@cute.jit
+def arrive(cfg: cutlass.Constexpr[Config], g: Globals, s: Shared, work: Work, rank):
+    """Count this CTA's partial in; as the last of the group, merge (fused_merge 1).
+
+    The count releases the partials that the barrier before it has gathered, and acquires the
+    others'. It is left at zero for the next launch.
+    """
+    tid, _, _ = cute.arch.thread_idx()
+    counter = counter_of(cfg, g, work, rank)
     cute.arch.barrier(barrier_id=MERGE_BARRIER, number_of_threads=256)
-    counter = g.counters.iterator + (work.group * cfg.cluster + rank)
     if tid == 0:
         arrived = cute.arch.atomic_add(counter, Int32(1), sem="acq_rel", scope="gpu")
         cute.arch.store(s.flag, arrived)
-    cute.arch.barrier(barrier_id=MERGE_BARRIER, number_of_threads=256)
-    if cute.arch.load(s.flag, Int32) == work.num_splits - 1:
-        for i in cutlass.range(tid // 32, BLOCK, 8, unroll=1):
-            if work.first_row + i < work.num_rows:
-                merge_row(cfg, g, work, rank * BLOCK + i, lane)
+    if const_expr(cfg.fused_merge == 1):
+        cute.arch.barrier(barrier_id=MERGE_BARRIER, number_of_threads=256)
+        if cute.arch.load(s.flag, Int32) == work.num_splits - 1:
+            merge_rows(cfg, g, work, rank, Int32(0), Int32(BLOCK))
+            if tid == 0:
+                cute.arch.store(counter, Int32(0))
+
+
+@cute.jit
+def merge_share(cfg: cutlass.Constexpr[Config], g: Globals, index, rank):
+    """Merge this CTA's share of a split row tile, once all its partials are there.
+
+    Runs after the worker's last tile, so that nobody whom others wait for waits; the launch is
+    cooperative, so that all of them run. The count goes on from the arrivals to the finished
+    shares, and the last share takes it back to zero.
+    """
+    tid, _, _ = cute.arch.thread_idx()
+    work = read_work(cfg, g, index, rank)
+    if work.slot >= 0:
+        counter = counter_of(cfg, g, work, rank)
         if tid == 0:
-            cute.arch.store(counter, Int32(0))
+            seen = Int32(0)
+            while seen < work.num_splits:
+                seen = cute.arch.load(counter, Int32, sem="acquire", scope="gpu")
+        cute.arch.barrier(barrier_id=MERGE_BARRIER, number_of_threads=256)
+        share = (BLOCK + work.num_splits - 1) // work.num_splits
+        first = work.split_idx * share
+        merge_rows(cfg, g, work, rank, first, cutlass.min(first + share, Int32(BLOCK)))
+        cute.arch.barrier(barrier_id=MERGE_BARRIER, number_of_threads=256)
+        if tid == 0:
+            done = cute.arch.atomic_add(counter, Int32(1), sem="acq_rel", scope="gpu")
+            if done == 2 * work.num_splits - 1:
+                cute.arch.store(counter, Int32(0))
 
 
 @cute.jit
@@ -217,7 +269,7 @@ def finish(
                 g.partial_lse[work.slot, at] = lse0
                 g.partial_lse[work.slot, at + 8] = lse1
         if const_expr(cfg.fused_merge):
-            merge_last(cfg, g, s, work, rank)
+            arrive(cfg, g, s, work, rank)
 
 
 @cute.jit
@@ -285,3 +337,6 @@ def accumulate(
                 for _ in cutlass.range(STAGES - stage, unroll=1):
                     feed = fill(cfg, g, s, feed, last, rank, lane)
         finish(cfg, wg, g, s, acc, index, last, rank)
+    if const_expr(cfg.fused_merge == 2):
+        for index in cutlass.range(first, last, unroll=1):
+            merge_share(cfg, g, index, rank)

@@ -19,8 +19,8 @@ Timeline of a steady tile (SM clocks; the matrix unit needs 1152 for QK and 1024
     accumulate   | PV(t - 1)             |        wait       | PV(t) ...
 QK has the matrix unit first; PV of a tile runs under the softmax of the next.
 
-Rows are packed (token * heads + head); causal is bottom-right; the last arriver of a split row
-tile merges the partials in split order, fp32.
+Rows are packed (token * heads + head); causal is bottom-right. Partials of a split row tile are
+merged in split order, fp32: by the last arriver, or by all of them, a share of the rows each.
 """
 
 from __future__ import annotations
@@ -210,4 +210,5 @@ class QueryRowsOnM:
             stream=stream,
             min_blocks_per_mp=1,
             use_pdl=bool(cfg.pdl),
+            cooperative=cfg.fused_merge == 2,
         )

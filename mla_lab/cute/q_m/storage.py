@@ -45,7 +45,8 @@ class Config:
     go: int = 8
     #: write the log-sum-exp of each row
     lse: int = 1
-    #: the last arriver merges; 0 leaves partials to the merge kernel
+    #: 2: all who split a row tile merge a share of it each, in a cooperative launch; 1: the last
+    #: of them merges; 0: partials are left to the merge kernel
     fused_merge: int = 1
 
     @property

@@ -242,13 +242,16 @@ MLA_PLANNER_FN void rank_classes(Team& team, const Params& p, const Scratch& s, 
     s.keys[2 * i + 1] = class_key(classes.last_blocks, 2 * i + 1);
   });
   team.sort(s.keys, 2 * n);
+  // by way of count, since order and rank take the place of the keys
+  team.each(2 * n, [&](int32_t at) { s.count[at] = static_cast<int32_t>(s.keys[at]); });
+  team.each(2 * n, [&](int32_t at) { s.order[at] = s.count[at]; });
   team.each(2 * n, [&](int32_t at) {
-    const int32_t id = static_cast<int32_t>(s.keys[at]);
+    const int32_t id = s.order[at];
     const Classes classes(p, s, id / 2);
     s.count[at] = id % 2 ? classes.last_tiles : classes.full_tiles;
   });
   team.scan(s.count, 2 * n);
-  team.each(2 * n, [&](int32_t at) { s.rank[static_cast<int32_t>(s.keys[at])] = s.count[at]; });
+  team.each(2 * n, [&](int32_t at) { s.rank[s.order[at]] = s.count[at]; });
 }
 
 template <class Team>

@@ -8,6 +8,11 @@
 namespace mla::planner {
 namespace {
 
+// Shared memory that a block may have on the smallest of our cards (sm_120: 99 KB a block) is
+// less than the largest batch needs; there the launch fails with a message. On sm_90 and sm_100:
+constexpr int64_t kSharedBytes = 227 * 1024;
+static_assert(Scratch::bytes(kMaxBatch, kMaxWorkers) + 4 * (kWarps + 1) <= kSharedBytes);
+
 __global__ void __launch_bounds__(kThreads) plan_kernel(const __grid_constant__ Params p) {
   extern __shared__ uint64_t memory[];
   __shared__ int32_t partial[kWarps + 1];

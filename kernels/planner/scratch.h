@@ -14,8 +14,15 @@ struct Stop {
 };
 
 // Arrays over the requests that have query rows, in batch order, unless said otherwise.
+//
+// One region serves in turn: as the greedy policy's stops, or as the keys to be sorted and then
+// as the order and rank that come of it.
 struct Scratch {
+  Stop* stops;          // [workers]
   uint64_t* keys;       // [2 batch, a power of two]: classes of equal tiles, to be sorted
+  int32_t* order;       // [2 batch]: class at a position of the sorted order
+  int32_t* rank;        // [2 batch]: tiles before a class in the sorted order
+  int32_t* count;       // [2 batch]: tiles of a class, then their prefix sums
   int32_t* request;     // index in the batch
   int32_t* blocks;      // KV blocks, at least 1
   int32_t* rows;        // row tiles
@@ -24,9 +31,6 @@ struct Scratch {
   int32_t* slot_base;   // slots before the request
   int32_t* group_base;  // split row tiles before the request
   int32_t* line;        // [batch + 1] greedy: blocks and overheads before; fixed size: tiles before
-  int32_t* rank;        // [2 batch]: position of a class in the sorted order
-  int32_t* count;       // [2 batch]: tiles of a class, then their prefix sums
-  Stop* stops;          // [workers]
   int32_t* num_stops;   // [1]
 
   static constexpr int64_t power_of_two(int64_t n) {
@@ -34,19 +38,26 @@ struct Scratch {
     while (size < n) size *= 2;
     return size;
   }
+  static constexpr int64_t region_words(int64_t batch, int64_t workers) {
+    const int64_t keys = 2 * power_of_two(2 * batch);
+    return keys > 2 * workers ? keys : 2 * workers;
+  }
   static constexpr int64_t bytes(int64_t batch, int64_t workers) {
-    return 8 * power_of_two(2 * batch) + 4 * (12 * batch + 2) + 8 * workers;
+    return 4 * (region_words(batch, workers) + 10 * batch + 2);
   }
 
   MLA_PLANNER_FN Scratch(void* memory, int64_t batch, int64_t workers) {
-    keys = static_cast<uint64_t*>(memory);
-    stops = reinterpret_cast<Stop*>(keys + power_of_two(2 * batch));
-    int32_t* next = reinterpret_cast<int32_t*>(stops + workers);
+    int32_t* next = static_cast<int32_t*>(memory);
     const auto take = [&next](int64_t n) {
       int32_t* taken = next;
       next += n;
       return taken;
     };
+    order = take(region_words(batch, workers));
+    rank = order + 2 * batch;
+    keys = reinterpret_cast<uint64_t*>(order);
+    stops = reinterpret_cast<Stop*>(order);
+    count = take(2 * batch);
     request = take(batch);
     blocks = take(batch);
     rows = take(batch);
@@ -55,8 +66,6 @@ struct Scratch {
     slot_base = take(batch);
     group_base = take(batch);
     line = take(batch + 1);
-    rank = take(2 * batch);
-    count = take(2 * batch);
     num_stops = take(1);
   }
 };

@@ -16,7 +16,7 @@ from ..errors import BuildError
 from ..plan.config import KernelConfig
 from ..resources import kernels_dir
 from .failure import refused
-from .toolchain import find_cxx, find_ninja, find_nvcc, nvcc_release
+from .toolchain import NVCC_WHEELS, find_cxx, find_ninja, find_nvcc, nvcc_release
 
 #: `--keep` leaves the PTX and the cubin of the very compilation that the library holds
 NINJA = """\
@@ -49,7 +49,7 @@ def include_folder(nvcc: Path) -> Path:
             return root / "include"
     raise BuildError(
         f"cuda_runtime_api.h: not found beside {nvcc}; install the whole CUDA toolkit, or "
-        "`pip install nvidia-cuda-runtime`"
+        f"`pip install {NVCC_WHEELS}`"
     )
 
 

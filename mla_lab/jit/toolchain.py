@@ -15,6 +15,8 @@ from ..errors import BuildError
 
 #: CUDA releases whose nvcc knows every architecture of `arch.ARCHS`
 NVCC_RELEASES = ((12, 8), (12, 9), (13, 0), (13, 1), (13, 2), (13, 3), (13, 4), (13, 5))
+#: what nvcc consists of on PyPI
+NVCC_WHEELS = "nvidia-cuda-nvcc nvidia-cuda-runtime nvidia-cuda-cccl"
 
 
 def package_dir(name: str) -> Path | None:
@@ -51,7 +53,7 @@ def find_nvcc() -> Path:
             return Path(candidate)
     raise BuildError(
         "nvcc: not found on PATH, in CUDA_HOME or as a Python package; install the CUDA toolkit "
-        "or `pip install nvidia-cuda-nvcc`, or use a prebuilt bundle (`mla-lab bundle`)"
+        f"or `pip install {NVCC_WHEELS}`, or use a prebuilt bundle (`mla-lab bundle`)"
     )
 
 
@@ -126,8 +128,10 @@ def cute_versions() -> dict[str, str]:
 
 def cuda_versions() -> dict[str, str]:
     """Versions that decide what nvcc and the host compiler generate."""
-    release = nvcc_release(find_nvcc())
-    return {"nvcc": f"{release[0]}.{release[1]}", **_common()}
+    nvcc = find_nvcc()
+    major, minor = nvcc_release(nvcc)
+    exact = re.search(r"V(\d+\.\d+\.\d+)", _output(str(nvcc), "--version"))
+    return {"nvcc": exact[1] if exact else f"{major}.{minor}", **_common()}
 
 
 def _common() -> dict[str, str]:

@@ -33,8 +33,12 @@ class Entry:
 NOTEBOOKS = (
     Entry("00", "start_here", "Start here", "say what runs where and choose a path", 5),
     Entry("20", "layouts_as_functions", "Layouts", "read shape:stride, compose, divide", 15),
-    Entry("21", "swizzles_and_banks", "Swizzles and banks", "count conflicts, choose a swizzle", 10),
-    Entry("31", "split_kv_policies", "Split-kv policies", "compare how kernels cut a batch", 10),
+    Entry(
+        "21", "swizzles_and_banks", "Swizzles and banks", "count conflicts, choose a swizzle", 10
+    ),
+    Entry("31", "split_kv_policies", "Split-kv policies", "compare how kernels cut a batch", 15),
+    Entry("32", "lse_merge", "Merging softmax pieces", "merge partials, empty ones too", 10),
+    Entry("33", "batch_invariance", "Batch invariance", "say who changed your bits, fix it", 10),
 )
 
 #: themes by the first digit, in reading order

@@ -1,0 +1,57 @@
+"""The merge and neighbour explorers: exact merges, known cuts, pictures that say what they see."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+
+from mla_lab.lab import merge_explorer, neighbour_explorer
+
+
+def test_pieces_merge_to_the_whole() -> None:
+    explorer = merge_explorer.MergeExplorer(splits=7, sharpness=8)
+    scores, values = merge_explorer.tokens(3, 8)
+    out, lse, weights = merge_explorer.merge(explorer.partials(explorer.state))
+    whole = merge_explorer.attend(scores, values, 0, 48)
+    assert np.abs(out - whole.out).max() < 1e-12
+    assert lse == pytest.approx(whole.lse, abs=1e-12)
+    assert weights.sum() == pytest.approx(1)
+
+
+def test_nothing_seen_is_zero_and_minus_infinity() -> None:
+    empty = merge_explorer.Partial(0, 0, np.full(8, math.nan), -math.inf)
+    out, lse, weights = merge_explorer.merge([empty, empty])
+    assert (out == 0).all()
+    assert lse == -math.inf
+    assert (weights == 0).all()
+
+
+def test_an_empty_split_is_shown_and_weighs_nothing() -> None:
+    explorer = merge_explorer.MergeExplorer(splits=3)
+    before = explorer.figure(explorer.state)
+    explorer.widgets["empty"].value = True
+    after = explorer.figure(explorer.state)
+    assert len(after.data) == len(before.data) + 1
+    assert 0.0 in list(after.data[-1].y)
+    assert "differ by" in after.layout.title.text
+
+
+@pytest.mark.parametrize(
+    ("neighbours", "length", "splits"), [(0, 8192, 43), (3, 8192, 15), (63, 4096, 2), (63, 8192, 1)]
+)
+def test_neighbours_decide_greedys_cuts_and_not_the_fixed_ones(
+    neighbours: int, length: int, splits: int
+) -> None:
+    greedy = neighbour_explorer.first_request_plan("greedy", neighbours, length)
+    fixed = neighbour_explorer.first_request_plan("fixed_size", neighbours, length)
+    assert len(neighbour_explorer.pieces(greedy)) == splits
+    assert neighbour_explorer.pieces(fixed) == [(16 * i, 16 * i + 16) for i in range(8)]
+
+
+def test_the_strips_name_their_splits() -> None:
+    explorer = neighbour_explorer.NeighbourExplorer(neighbours=3)
+    picture = explorer.figure(explorer.state)
+    assert "greedy 15, fixed_size 8" in picture.alt
+    assert picture.markup.count("<title>split") == 15 + 8

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from functools import cache
 
 import pytest
 
@@ -73,6 +74,7 @@ def room(module: str) -> str:
     return module.split(".")[1] if "." in module else ""
 
 
+@cache
 def all_imports() -> list[Import]:
     return [imp for path in package_modules().values() for imp in imports_of(path)]
 

@@ -53,14 +53,14 @@ test: lint types tests
 lint: $(STAMP)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	@sources=$$(git ls-files 'kernels/*.cu' 'kernels/*.cuh' 'kernels/*.h'); \
+	@sources=$$(git ls-files '*.cu' '*.cuh' '*.h' '*.cc'); \
 		if [ -n "$$sources" ]; then $(BIN)/clang-format --dry-run --Werror $$sources; fi
 
 types: $(STAMP)
 	$(BIN)/mypy
 
-# two processes of one thread each: measured against one process of two threads on two cores,
-# see CONTRIBUTING.md; what measures time or memory runs alone afterwards
+# two processes of one thread each: most tests are Python, not matrix products; what measures time
+# or memory runs alone afterwards
 tests: $(STAMP)
 	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 -m "not serial" --nbmake tests notebooks
 	$(BIN)/pytest -m serial tests
@@ -75,7 +75,7 @@ format: $(STAMP)
 	$(BIN)/ruff format .
 	$(BIN)/python -m mla_lab.lab.canonical notebooks
 	$(BIN)/python -m mla_lab.lab.readme
-	@sources=$$(git ls-files 'kernels/*.cu' 'kernels/*.cuh' 'kernels/*.h'); \
+	@sources=$$(git ls-files '*.cu' '*.cuh' '*.h' '*.cc'); \
 		if [ -n "$$sources" ]; then $(BIN)/clang-format -i $$sources; fi
 
 # a new requirements.txt from the newest versions; run it where pip finds a CPU build of torch,

@@ -106,6 +106,17 @@ def test_files_stay_small():
     assert {n: s for n, s in large.items() if s > MAX_FILE_BYTES} == {}
 
 
+def test_every_data_file_has_an_origin():
+    readme = (ROOT / "data" / "README.md").read_text(encoding="utf-8")
+    inside = [
+        p.relative_to(ROOT / "data").as_posix()
+        for p in tracked_files()
+        if ROOT / "data" in p.parents and p.name != "README.md"
+    ]
+    assert inside
+    assert [name for name in inside if f"`{name}`" not in readme] == []
+
+
 def test_requirements_are_pinned_and_neutral():
     texts = [path.read_text(encoding="utf-8") for path in sorted(ROOT.glob("requirements*.txt"))]
     pins = [line for text in texts for line in text.splitlines() if not line.startswith("#")]

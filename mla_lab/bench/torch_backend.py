@@ -14,7 +14,7 @@ import json
 import statistics
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -34,7 +34,7 @@ MEMORY_LIMIT = 64 * 1024 * 1024
 
 
 class Speed(NamedTuple):
-    """Median seconds of one call."""
+    """Seconds of one call: medians, or what was asked for."""
 
     decode: float
     sdpa: float
@@ -56,7 +56,12 @@ class Memory(NamedTuple):
         return self.peak - self.workspace
 
 
-def speed(problem: Problem = SPEED_PROBLEM, threads: int = 2, repeats: int = 9) -> Speed:
+def speed(
+    problem: Problem = SPEED_PROBLEM,
+    threads: int = 2,
+    repeats: int = 9,
+    of: Callable[[Iterable[float]], float] = statistics.median,
+) -> Speed:
     """Time of both, in turn, with `threads` of torch's; the thread count is put back."""
     inputs = make_inputs(problem)
     before = torch.get_num_threads()
@@ -68,7 +73,7 @@ def speed(problem: Problem = SPEED_PROBLEM, threads: int = 2, repeats: int = 9) 
         times = [[_seconds(run) for run in calls] for _ in range(repeats)]
     finally:
         torch.set_num_threads(before)
-    return Speed(*map(statistics.median, zip(*times, strict=True)))
+    return Speed(*map(of, zip(*times, strict=True)))
 
 
 def memory(problem: Problem, policy: str | None = None) -> Memory:

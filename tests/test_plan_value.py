@@ -155,7 +155,12 @@ def test_workspace_layout():
 
 def test_workspace_slices_are_aligned_and_apart():
     layout = WorkspaceLayout.of(3, 1, 7, 512, device_tiles=11, device_workers=132)
-    assert [part.name for part in layout.slices][-2:] == ["tiles", "worker_begin"]
+    assert [part.name for part in layout.slices][3:] == [
+        "tiles",
+        "worker_begin",
+        "merge_items",
+        "counts",
+    ]
     assert layout["tiles"].shape == (11, 8)
     assert layout["worker_begin"].shape == (133,)
     end = 0

@@ -44,7 +44,7 @@ class Choice:
     def plan(self, problem: Problem) -> Plan:
         """The plan that this choice means."""
         knobs: dict[str, Any] = dict(self.knobs)
-        return make_plan(
+        plan = make_plan(
             problem,
             tile_rows=self.config.tile_rows,
             tile_kv=self.config.tile_kv,
@@ -53,6 +53,7 @@ class Choice:
             model=self.model,
             **knobs,
         )
+        return replace(plan, config=self.config)
 
     def __str__(self) -> str:
         return f"{_label(self)}, policy {self.policy}: {self.reason}"

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
+from typing import Any
 
 from ..errors import invalid
 
@@ -54,3 +56,9 @@ class KernelConfig:
     def as_dict(self) -> dict[str, object]:
         """Plain values, for metadata files."""
         return asdict(self)
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> KernelConfig:
+        """The configuration that `as_dict` wrote, also after JSON made lists of its pairs."""
+        options = tuple((str(name), int(value)) for name, value in values["options"])
+        return cls(**{**values, "options": options})

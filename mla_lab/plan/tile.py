@@ -31,6 +31,7 @@ import numpy as np
 from ..errors import InvalidInput, invalid
 from ..problem import Problem
 from .check import check_plan
+from .config import KernelConfig
 from .workspace import WorkspaceLayout
 
 
@@ -63,6 +64,9 @@ class Plan:
     tiles: np.ndarray
     #: int32 [num_workers + 1]: worker w walks tiles[worker_begin[w]:worker_begin[w + 1]]
     worker_begin: np.ndarray
+    #: the kernel it was made for, None for any with such tiles: CTAs a worker, and who merges;
+    #: no part of the comparison
+    config: KernelConfig | None = None
 
     def __post_init__(self) -> None:
         for array in (self.tiles, self.worker_begin):
@@ -190,6 +194,7 @@ class Plan:
             "schedule": self.schedule,
             "tiles": self.tiles.tolist(),
             "worker_begin": self.worker_begin.tolist(),
+            "config": self.config and self.config.as_dict(),
         }
 
     @classmethod
@@ -204,6 +209,7 @@ class Plan:
                 schedule=str(values["schedule"]),
                 tiles=np.array(values["tiles"], dtype=np.int32).reshape(-1, 8),
                 worker_begin=np.array(values["worker_begin"], dtype=np.int32),
+                config=KernelConfig.from_dict(values["config"]) if values.get("config") else None,
             )
         except InvalidInput:
             raise

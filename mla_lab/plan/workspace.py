@@ -6,8 +6,9 @@ Slices in order, each beginning at a multiple of 256 bytes:
    sequence of plans on one stream may share a buffer that was zeroed once: kernels leave it zero.
 2. `partial_out` fp32 [num_slots, tile_rows, latent]
 3. `partial_lse` fp32 [num_slots, tile_rows], base e, without the sink
-4. `tiles` int32 [max_tiles, 8] and `worker_begin` int32 [num_workers + 1], only where the plan is
-   made on the device.
+4. only where the plan is made on the device: `tiles` int32 [max_tiles, 8], `worker_begin` int32
+   [num_workers + 1], `merge_items` int32 [num_groups, 4], one a row tile to be merged, and `counts`
+   int32 [4], what the planner found.
 
 A plan without partials, made on the host, needs no byte.
 """
@@ -26,6 +27,8 @@ MAX_GROUPS = 16384
 #: bytes of an element of every slice: int32 or fp32
 WORD_BYTES = 4
 TILE_WORDS = 8
+MERGE_WORDS = 4
+PLANNER_COUNTS = 4
 
 
 @dataclass(frozen=True)
@@ -74,6 +77,8 @@ class WorkspaceLayout:
             shapes += [
                 ("tiles", "int32", (device_tiles, TILE_WORDS)),
                 ("worker_begin", "int32", (device_workers + 1,)),
+                ("merge_items", "int32", (num_groups, MERGE_WORDS)),
+                ("counts", "int32", (PLANNER_COUNTS,)),
             ]
         return cls(_place(shapes))
 

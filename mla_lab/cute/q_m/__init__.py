@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from cutlass import Float32, Int32, cute
+from cutlass import Float32, Int32, Int64, cute
 from cutlass.cute.runtime import make_fake_compact_tensor, make_fake_stream, make_fake_tensor
 
 from ...errors import unsupported
 from ...plan.config import KernelConfig
 from ..registry import CuteEntry
-from .kernel import QueryRowsOnM
+from .kernel import QueryRowsOnM, StampedQueryRowsOnM
 from .storage import DTYPES, HEAD, LATENT, Config
 
 PAGE_SIZES = (16, 32, 64, 128)
@@ -18,10 +18,10 @@ def static_facts(config: KernelConfig) -> Config:
     """Check what this family compiles, and pick what it reads."""
     if config.q_dtype not in DTYPES:
         raise unsupported("q_dtype", config.q_dtype, tuple(DTYPES))
-    if config.kv_format != config.q_dtype or config.out_dtype != config.q_dtype:
-        raise unsupported(
-            "kv_format, out_dtype", (config.kv_format, config.out_dtype), "both q_dtype"
-        )
+    if config.kv_format != config.q_dtype:
+        raise unsupported("kv_format", config.kv_format, f"that of the query, {config.q_dtype}")
+    if config.out_dtype not in DTYPES:
+        raise unsupported("out_dtype", config.out_dtype, tuple(DTYPES))
     if (config.tile_rows, config.cluster) not in ((64, 1), (128, 2)):
         raise unsupported(
             "tile_rows, cluster", (config.tile_rows, config.cluster), "(64, 1) or (128, 2)"
@@ -30,25 +30,34 @@ def static_facts(config: KernelConfig) -> Config:
         raise unsupported("page_size", config.page_size, PAGE_SIZES)
     return Config(
         dtype=config.q_dtype,
+        out_dtype=config.out_dtype,
         cluster=config.cluster,
         page_size=config.page_size,
         pdl=config.option("pdl", 1),
         go=config.option("go", 8),
         lse=config.option("lse", 1),
         fused_merge=config.option("fused_merge", 1),
+        stamps=config.option("stamps"),
     )
 
 
 def entry(config: KernelConfig) -> CuteEntry:
-    """Arguments in the order of `QueryRowsOnM.__call__`; all counts are symbols."""
+    """Arguments in the order of `QueryRowsOnM.__call__`; all counts are symbols.
+
+    Query and out come as rows [rows, 576], or with the option `shaped` as callers have them,
+    [batch, q_len, heads, 576], with lse [tokens, heads]: a view costs the host a microsecond.
+    """
     facts = static_facts(config)
 
     def dense(dtype, shape, align=16):  # type: ignore[no-untyped-def]
         order = tuple(range(len(shape) - 1, -1, -1))
         return make_fake_compact_tensor(dtype, shape, stride_order=order, assumed_align=align)
 
-    symbols = [cute.sym_int() for _ in range(12)]
-    rows, pages, outs, lses, slots, slots2, counters, batch, width, ends, tiles, workers = symbols
+    def counts(number):  # type: ignore[no-untyped-def]
+        return tuple(cute.sym_int() for _ in range(number))
+
+    shaped = config.option("shaped")
+    pages, slots, slots2, counters, batch, width, ends, tiles, workers = counts(9)
     cache = make_fake_tensor(
         facts.element,
         (pages, facts.page_size, HEAD),
@@ -57,10 +66,10 @@ def entry(config: KernelConfig) -> CuteEntry:
     )
     table = make_fake_tensor(Int32, (batch, width), stride=(cute.sym_int(), 1), assumed_align=4)
     args = (
-        dense(facts.element, (rows, HEAD)),
+        dense(facts.element, (*counts(3 if shaped else 1), HEAD)),
         cache,
-        dense(facts.element, (outs, LATENT)),
-        dense(Float32, (lses,), 4),
+        dense(facts.out_element, (*counts(3 if shaped else 1), LATENT)),
+        dense(Float32, counts(2 if shaped else 1), 4),
         dense(Float32, (slots, config.tile_rows, LATENT)),
         dense(Float32, (slots2, config.tile_rows), 4),
         dense(Int32, (counters,), 4),
@@ -69,9 +78,11 @@ def entry(config: KernelConfig) -> CuteEntry:
         dense(Int32, (ends,), 4),
         dense(Int32, (tiles, 8)),
         dense(Int32, (workers,), 4),
+        *((dense(Int64, (cute.sym_int(), 8)),) if facts.stamps else ()),
         Int32(1),
         Float32(1.0),
         Float32(1.0),
         make_fake_stream(use_tvm_ffi_env_stream=True),
     )
-    return CuteEntry(QueryRowsOnM(facts), args, "q_m")
+    launch = StampedQueryRowsOnM if facts.stamps else QueryRowsOnM
+    return CuteEntry(launch(facts), args, "q_m")

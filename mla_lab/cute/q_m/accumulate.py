@@ -7,15 +7,13 @@ import cutlass.cute as cute
 from cutlass import Float32, Int32, const_expr
 from cutlass.cute.nvgpu import warpgroup
 
-from .attend import STATS_BARRIER, add, release, select
+from .attend import STATS_BARRIER, release, select
 from .load import fill, start
+from .merge import arrive, merge_share
 from .storage import BLOCK, LATENT, LN2, STAGES, Config, Globals, Mmas, Shared, Work
-from .work import read_work
+from .work import read_work, stamp
 
-MERGE_BARRIER = 2
 HALF = LATENT // 2
-#: partials of one row tile at most: a worker adds one, and there are no more SMs than this
-MAX_SPLITS = 160
 
 
 def scale_rows(acc, f0, f1):
@@ -38,8 +36,8 @@ def store_rows(
     cfg: cutlass.Constexpr[Config], g: Globals, acc: cute.Tensor, work: Work, row, column, lane
 ):
     """16-byte stores: a transposition inside each quad gives every lane eight columns in a row."""
-    half = cute.make_rmem_tensor_like(acc, cfg.element)
-    half.store(acc.load().to(cfg.element))
+    half = cute.make_rmem_tensor_like(acc, cfg.out_element)
+    half.store(acc.load().to(cfg.out_element))
     words = cute.recast_tensor(half, Int32)
     r1 = (lane & 1) == 1
     r2 = (lane & 2) == 2
@@ -57,15 +55,16 @@ def store_rows(
                 offset = (work.global_row + row + 8 * h) * LATENT + column + 8 * (lane % 4)
                 at = g.out.iterator + (cute.assume(offset, divby=8) + 32 * i)
                 cute.autovec_copy(
-                    cute.recast_tensor(v, cfg.element), cute.make_tensor(at, cute.make_layout(8))
+                    cute.recast_tensor(v, cfg.out_element),
+                    cute.make_tensor(at, cute.make_layout(8)),
                 )
 
 
 @cute.jit
 def store_lse(cfg: cutlass.Constexpr[Config], g: Globals, work: Work, row, lane, a, b):
-    """Natural lse of the thread's two rows, where the request has them."""
+    """Natural lse of the thread's two rows, where the request has them and somebody wants it."""
     if const_expr(cfg.lse):
-        if lane % 4 == 0:
+        if (lane % 4 == 0) & (cute.size(g.lse) > 0):
             if work.first_row + row < work.num_rows:
                 g.lse[work.global_row + row] = a
             if work.first_row + row + 8 < work.num_rows:
@@ -93,139 +92,6 @@ def store_partial(
             v[0] = acc[4 * j + 2 * h]
             v[1] = acc[4 * j + 2 * h + 1]
             cute.autovec_copy(v, dst[None, h, j])
-
-
-@cute.jit
-def warp_reduce(op: cutlass.Constexpr, value):
-    """Reduce over a warp; every lane gets the result."""
-    for offset in (16, 8, 4, 2, 1):
-        value = op(value, cute.arch.shuffle_sync_bfly(value, offset=offset))
-    return value
-
-
-@cute.jit
-def merge_weights(cfg: cutlass.Constexpr[Config], g: Globals, work: Work, base, lane):
-    """Weights of a row's partials, lane l of word c that of split 32 c + l, and the row's lse.
-
-    All lse are asked for at once; a weight is exp(lse - max) over their sum.
-    """
-    stride = BLOCK * cfg.cluster
-    weights = cute.make_rmem_tensor(MAX_SPLITS // 32, Float32)
-    top = Float32(-Float32.inf)
-    for c in cutlass.range_constexpr(MAX_SPLITS // 32):
-        weights[c] = -Float32.inf
-        if 32 * c + lane < work.num_splits:
-            at = g.partial_lse.iterator + (base + (32 * c + lane) * stride)
-            weights[c] = cute.arch.load(at, Float32, cop="cg")
-        top = cute.arch.fmax(top, weights[c])
-    top = warp_reduce(cute.arch.fmax, top)
-    shift = select(top == -Float32.inf, Float32(0.0), top)
-    total = Float32(0)
-    for c in cutlass.range_constexpr(MAX_SPLITS // 32):
-        weights[c] = cute.math.exp2((weights[c] - shift) * Float32(1.0 / LN2), fastmath=True)
-        total = total + weights[c]
-    total = warp_reduce(add, total)
-    inv = select(total > 0.0, cute.arch.rcp_approx(total), Float32(0.0)) * g.out_scale
-    for c in cutlass.range_constexpr(MAX_SPLITS // 32):
-        weights[c] = weights[c] * inv
-    return weights, shift + cute.math.log2(total, fastmath=True) * Float32(LN2)
-
-
-@cute.jit
-def merge_row(cfg: cutlass.Constexpr[Config], g: Globals, work: Work, at, lane):
-    """One row by one warp, partials in split order; lanes hold 4 x 4 of the 512 columns."""
-    stride = BLOCK * cfg.cluster
-    base = (work.slot - work.split_idx) * stride + at
-    weights, lse = merge_weights(cfg, g, work, base, lane)
-    acc = cute.make_rmem_tensor((4, 4), Float32)
-    acc.fill(0.0)
-    for c in cutlass.range_constexpr(MAX_SPLITS // 32):
-        count = cutlass.min(work.num_splits - 32 * c, Int32(32))
-        for i in cutlass.range(0, count, unroll=4):
-            w = cute.arch.shuffle_sync(weights[c], i)
-            offset = cute.assume((base + (32 * c + i) * stride) * LATENT + 4 * lane, divby=4)
-            src = cute.make_tensor(
-                g.partial_out.iterator + offset, cute.make_layout((4, 4), stride=(1, 128))
-            )
-            v = cute.make_rmem_tensor((4, 4), Float32)
-            for x in cutlass.range_constexpr(4):
-                cute.autovec_copy(src[None, x], v[None, x])
-            for x in cutlass.range_constexpr(16):
-                acc[x] = acc[x] + w * v[x]
-    row = work.global_row + at % BLOCK
-    offset = cute.assume(row * LATENT + 4 * lane, divby=4)
-    dst = cute.make_tensor(g.out.iterator + offset, cute.make_layout((4, 4), stride=(1, 128)))
-    half = cute.make_rmem_tensor((4, 4), cfg.element)
-    for x in cutlass.range_constexpr(16):
-        half[x] = acc[x].to(cfg.element)
-    for x in cutlass.range_constexpr(4):
-        cute.autovec_copy(half[None, x], dst[None, x])
-    if const_expr(cfg.lse):
-        if lane == 0:
-            g.lse[row] = lse
-
-
-@cute.jit
-def merge_rows(cfg: cutlass.Constexpr[Config], g: Globals, work: Work, rank, first, last):
-    """Rows [first, last) of this CTA's 64, one a warp at a time."""
-    tid, _, _ = cute.arch.thread_idx()
-    lane = cute.arch.lane_idx()
-    last = cutlass.min(last, work.num_rows - work.first_row)
-    for i in cutlass.range(first + cute.arch.make_warp_uniform(tid // 32), last, 8, unroll=1):
-        merge_row(cfg, g, work, rank * BLOCK + i, lane)
-
-
-def counter_of(cfg, g, work, rank):
-    """The merge counter of this CTA's rows of the work tile's group."""
-    return g.counters.iterator + (work.group * cfg.cluster + rank)
-
-
-@cute.jit
-def arrive(cfg: cutlass.Constexpr[Config], g: Globals, s: Shared, work: Work, rank):
-    """Count this CTA's partial in; as the last of the group, merge (fused_merge 1).
-
-    The count releases the partials that the barrier before it has gathered, and acquires the
-    others'. It is left at zero for the next launch.
-    """
-    tid, _, _ = cute.arch.thread_idx()
-    counter = counter_of(cfg, g, work, rank)
-    cute.arch.barrier(barrier_id=MERGE_BARRIER, number_of_threads=256)
-    if tid == 0:
-        arrived = cute.arch.atomic_add(counter, Int32(1), sem="acq_rel", scope="gpu")
-        cute.arch.store(s.flag, arrived)
-    if const_expr(cfg.fused_merge == 1):
-        cute.arch.barrier(barrier_id=MERGE_BARRIER, number_of_threads=256)
-        if cute.arch.load(s.flag, Int32) == work.num_splits - 1:
-            merge_rows(cfg, g, work, rank, Int32(0), Int32(BLOCK))
-            if tid == 0:
-                cute.arch.store(counter, Int32(0))
-
-
-@cute.jit
-def merge_share(cfg: cutlass.Constexpr[Config], g: Globals, index, rank):
-    """Merge this CTA's share of a split row tile, once all its partials are there.
-
-    Runs after the worker's last tile, so that nobody whom others wait for waits; the launch is
-    cooperative, so that all of them run. The count goes on from the arrivals to the finished
-    shares, and the last share takes it back to zero.
-    """
-    tid, _, _ = cute.arch.thread_idx()
-    work = read_work(cfg, g, index, rank)
-    if work.slot >= 0:
-        counter = counter_of(cfg, g, work, rank)
-        if tid == 0:
-            seen = Int32(0)
-            while seen < work.num_splits:
-                seen = cute.arch.load(counter, Int32, sem="acquire", scope="gpu")
-        cute.arch.barrier(barrier_id=MERGE_BARRIER, number_of_threads=256)
-        share = (BLOCK + work.num_splits - 1) // work.num_splits
-        first = work.split_idx * share
-        merge_rows(cfg, g, work, rank, first, cutlass.min(first + share, Int32(BLOCK)))
-        cute.arch.barrier(barrier_id=MERGE_BARRIER, number_of_threads=256)
-        if tid == 0:
-            done = cute.arch.atomic_add(counter, Int32(1), sem="acq_rel", scope="gpu")
-            if done == 2 * work.num_splits - 1:
-                cute.arch.store(counter, Int32(0))
 
 
 @cute.jit
@@ -309,10 +175,13 @@ def accumulate(
                 feed = fill(cfg, g, s, feed, last, rank, lane)  # the slot that Q gives back
         stage = Int32(1)
         acc.fill(0.0)
-        for _ in cutlass.range(begin, end, unroll=1):
+        for block in cutlass.range(begin, end, unroll=1):
             stage = cute.arch.make_warp_uniform(stage)
             cute.arch.mbarrier_wait(s.p_full + stage, (phases >> stage) & 1)
             phases = phases ^ (1 << stage)
+            if const_expr(cfg.stamps):
+                if block == begin:
+                    stamp(cfg, g, 2)
             f0 = s.factor[row, stage].to(Float32)
             f1 = s.factor[row + 8, stage].to(Float32)
             if cute.arch.vote_any_sync((f0 != Float32(1.0)) | (f1 != Float32(1.0))):
@@ -336,7 +205,10 @@ def accumulate(
             if feeds & (stage > 0):
                 for _ in cutlass.range(STAGES - stage, unroll=1):
                     feed = fill(cfg, g, s, feed, last, rank, lane)
+        stamp(cfg, g, 3)
         finish(cfg, wg, g, s, acc, index, last, rank)
+        stamp(cfg, g, 4)
     if const_expr(cfg.fused_merge == 2):
         for index in cutlass.range(first, last, unroll=1):
             merge_share(cfg, g, index, rank)
+    stamp(cfg, g, 6)

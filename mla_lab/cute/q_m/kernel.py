@@ -44,6 +44,7 @@ from .storage import (
     Mmas,
     Shared,
 )
+from .work import stamp
 
 THREADS = 384
 #: registers a thread by role, out of 168 a thread at the launch
@@ -106,6 +107,7 @@ def decode_kernel(
     cta, _, _ = cute.arch.block_idx()
     worker = cta // cfg.cluster
     rank = cta % cfg.cluster
+    stamp(cfg, g, 0)
     s = allocate(cfg, kv_layout, box_layout, last_layout)
     if warp_idx == 0:
         cpasync.prefetch_descriptor(g.tma_q)
@@ -119,6 +121,7 @@ def decode_kernel(
     if const_expr(cfg.pdl):
         cute.arch.griddepcontrol_launch_dependents()
         cute.arch.griddepcontrol_wait()
+    stamp(cfg, g, 1)
     if warp_idx < 4:
         cute.arch.setmaxregister_decrease(ACCUMULATE_REGISTERS)
         accumulate(cfg, 0, g, s, mma, worker, rank)
@@ -160,6 +163,20 @@ class QueryRowsOnM:
         out_scale: Float32,
         stream,
     ):
+        """As in the package's docstring; `stream` is torch's current one."""
+        tensors = (
+            q, kv, out, lse, partial_out, partial_lse, counters,
+            block_table, seq_lens, q_begin, tiles, worker_begin, worker_begin,
+        )  # fmt: skip
+        self.launch(tensors, heads, scale_log2, out_scale, stream)
+
+    @cute.jit
+    def launch(self, tensors, heads, scale_log2, out_scale, stream):
+        """Layouts, tensor maps and the launch itself."""
+        (
+            q, kv, out, lse, partial_out, partial_lse, counters,
+            block_table, seq_lens, q_begin, tiles, worker_begin, stamps,
+        ) = tensors  # fmt: skip
         cfg = self.cfg
         element = cfg.element
         atom = warpgroup.make_smem_layout_atom(warpgroup.SmemLayoutAtomKind.K_SW128, element)
@@ -178,8 +195,10 @@ class QueryRowsOnM:
         mma = Mmas(
             make(k_major, BLOCK, smem), make(k_major, BLOCK, registers), make(mn_major, 256, smem)
         )
+        lse = cute.make_tensor(lse.iterator, cute.make_layout(cute.size(lse.shape)))
         q_view = cute.make_tensor(
-            q.iterator, cute.make_layout((q.shape[0], (64, 9)), stride=(HEAD, (1, 64)))
+            q.iterator,
+            cute.make_layout((cute.size(q.shape[:-1]), (64, 9)), stride=(HEAD, (1, 64))),
         )
         kv_view = cute.make_tensor(
             kv.iterator,
@@ -202,6 +221,7 @@ class QueryRowsOnM:
         g = Globals(
             tma_q, q_coords, tma_kv, kv_coords, out, lse, partial_out, partial_lse, counters,
             block_table, seq_lens, q_begin, tiles, worker_begin, heads, scale_log2, out_scale,
+            stamps,
         )  # fmt: skip
         decode_kernel(cfg, g, mma, kv_layout, box_layout, last_layout).launch(
             grid=((worker_begin.shape[0] - 1) * cfg.cluster, 1, 1),
@@ -212,3 +232,35 @@ class QueryRowsOnM:
             use_pdl=bool(cfg.pdl),
             cooperative=cfg.fused_merge == 2,
         )
+
+
+class StampedQueryRowsOnM(QueryRowsOnM):
+    """The same launch with `stamps` int64 [CTAs, 8] after worker_begin (option "stamps")."""
+
+    @cute.jit
+    def __call__(
+        self,
+        q: cute.Tensor,
+        kv: cute.Tensor,
+        out: cute.Tensor,
+        lse: cute.Tensor,
+        partial_out: cute.Tensor,
+        partial_lse: cute.Tensor,
+        counters: cute.Tensor,
+        block_table: cute.Tensor,
+        seq_lens: cute.Tensor,
+        q_begin: cute.Tensor,
+        tiles: cute.Tensor,
+        worker_begin: cute.Tensor,
+        stamps: cute.Tensor,
+        heads: Int32,
+        scale_log2: Float32,
+        out_scale: Float32,
+        stream,
+    ):
+        """`QueryRowsOnM`'s arguments and `stamps`."""
+        tensors = (
+            q, kv, out, lse, partial_out, partial_lse, counters,
+            block_table, seq_lens, q_begin, tiles, worker_begin, stamps,
+        )  # fmt: skip
+        self.launch(tensors, heads, scale_log2, out_scale, stream)

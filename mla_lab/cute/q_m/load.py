@@ -129,12 +129,12 @@ def load_tile(cfg: cutlass.Constexpr[Config], g: Globals, s: Shared, block, stag
 @cute.jit
 def block_pages(cfg: cutlass.Constexpr[Config], g: Globals, request, block, lane):
     """Page ids of a block, one a lane. Entries past kv_len may hold anything and are not used."""
-    parts = BLOCK // cfg.box_rows
-    first = block * BLOCK + lane * cfg.box_rows
-    page = Int32(NO_PAGE)
-    if lane < parts:
-        if first < g.seq_lens[request]:
-            page = g.block_table[request, first // cfg.page_size]
+    first = block * BLOCK + (lane % (BLOCK // cfg.box_rows)) * cfg.box_rows
+    # asked for beside the length, not after it: one latency less before the first load
+    entry = cutlass.min(first // cfg.page_size, g.block_table.shape[1] - 1)
+    page = g.block_table[request, entry]
+    if first >= g.seq_lens[request]:
+        page = Int32(NO_PAGE)
     return page
 
 

@@ -36,6 +36,7 @@ class Config:
     """What is compiled in. `cluster` 2: two CTAs take the halves of 128 rows and share KV."""
 
     dtype: str = "bf16"
+    out_dtype: str = "bf16"
     cluster: int = 2
     page_size: int = 64
     pdl: int = 1
@@ -43,15 +44,21 @@ class Config:
     lazy_log2: float = 8.0
     #: k-steps of the next QK that may be pending when PV of a tile may start
     go: int = 8
-    #: write the log-sum-exp of each row
+    #: write the log-sum-exp of each row; a launch with an lse of no element writes none
     lse: int = 1
     #: 2: all who split a row tile merge a share of it each, in a cooperative launch; 1: the last
     #: of them merges; 0: partials are left to the merge kernel
     fused_merge: int = 1
+    #: note the times of `work.MOMENTS`
+    stamps: int = 0
 
     @property
     def element(self) -> type[cutlass.Numeric]:
         return DTYPES[self.dtype]
+
+    @property
+    def out_element(self) -> type[cutlass.Numeric]:
+        return DTYPES[self.out_dtype]
 
     @property
     def box_rows(self) -> int:
@@ -84,6 +91,7 @@ class Globals:
     heads: Int32
     scale_log2: Float32
     out_scale: Float32
+    stamps: cute.Tensor  # int64 [CTAs, 8], stamped builds; else any tensor
 
 
 @dataclass(frozen=True)

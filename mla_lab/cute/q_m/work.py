@@ -4,8 +4,30 @@ from __future__ import annotations
 
 import cutlass
 import cutlass.cute as cute
+from cutlass import Int64, const_expr
 
 from .storage import BLOCK, Config, Globals, Work
+
+#: moments of a stamped build, nanoseconds of the global timer, one row a CTA
+MOMENTS = (
+    "start",
+    "set up",
+    "first P",
+    "last PV",
+    "arrived",
+    "partials there",
+    "end",
+)
+
+
+@cute.jit
+def stamp(cfg: cutlass.Constexpr[Config], g: Globals, moment: cutlass.Constexpr[int]):
+    """Note the time of a moment, by the first accumulate thread (stamped builds only)."""
+    if const_expr(cfg.stamps):
+        tid, _, _ = cute.arch.thread_idx()
+        cta, _, _ = cute.arch.block_idx()
+        if tid == 0:
+            g.stamps[cta, moment] = Int64(cute.arch.globaltimer())
 
 
 @cute.jit

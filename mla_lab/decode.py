@@ -115,7 +115,9 @@ def decode(
     tiles = make_plan(call, runner)
     workspace = allocate(call, tiles)
     runner.run(call, tiles, workspace)
-    return (call.out, call.lse) if call.given.return_lse else call.out
+    if return_lse and call.lse is not None:
+        return call.out, call.lse
+    return call.out
 
 
 def explain(*arguments: Any, **named: Any) -> tuple[backends.Verdict, ...]:

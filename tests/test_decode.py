@@ -60,12 +60,13 @@ class Recorder:
 
 @pytest.fixture
 def recorder(monkeypatch):
-    """The recorder in the place of the first backend."""
+    """The recorder in the place of the first backend, and none in that of the second."""
     made = Recorder()
     module = ModuleType("recorder")
-    module.make = lambda: made
+    monkeypatch.setattr(module, "make", lambda: made, raising=False)
     monkeypatch.setitem(sys.modules, "recorder", module)
-    monkeypatch.setitem(backends.MODULES, "cute", "recorder:make")
+    modules = {"cute": "recorder:make", "torch": backends.MODULES["torch"]}
+    monkeypatch.setattr(backends, "MODULES", modules)
     for remembered in (backends.choose, backends._instance):
         remembered.cache_clear()
     monkeypatch.setattr(forms, "_FORMS", {})
@@ -142,7 +143,7 @@ class TestCall:
 
     def test_it_cannot_be_changed(self):
         with pytest.raises(AttributeError):
-            call_of(**arguments()).out = None  # type: ignore[misc]
+            call_of(**arguments()).out = torch.empty(0)  # type: ignore[misc]
 
 
 class TestOnADevice:

@@ -20,6 +20,19 @@ from ..errors import invalid, unsupported
 from ..gpu import Gpu
 from .base import Backend
 
+__all__ = [
+    "ALIASES",
+    "MODULES",
+    "NAMES",
+    "ORDER",
+    "Backend",
+    "Verdict",
+    "choose",
+    "explain",
+    "gpu_of",
+    "load",
+]
+
 #: where each backend lives, in the order of "auto"; a module is imported when it is first asked
 MODULES: dict[str, str] = {"torch": "mla_lab.backends.torch:TorchBackend"}
 ORDER = ("cute", "cuda", "torch")

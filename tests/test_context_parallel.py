@@ -1,0 +1,80 @@
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+
+from mla_lab.context_parallel import merge
+from mla_lab.errors import InvalidInput, InvalidType
+from mla_lab.reference import merge_partials
+
+
+def partials(ranks=3, rows=5, heads=2, latent=8, dtype=torch.float32):
+    """Random results of ranks; the last row of every rank is without a key, the first of one."""
+    made = torch.Generator().manual_seed(0)
+    outs = torch.randn(ranks, rows, heads, latent, generator=made)
+    lses = 4 * torch.randn(ranks, rows, heads, generator=made)
+    lses[:, -1] = lses[0, 0] = -math.inf
+    outs[:, -1] = outs[0, 0] = 0.0
+    return list(outs.to(dtype)), list(lses)
+
+
+@pytest.mark.parametrize("sinks", [None, torch.tensor([0.5, -9.0])])
+def test_it_is_the_merge_of_the_oracle(sinks):
+    outs, lses = partials()
+    out, lse = merge(outs, lses, sinks=sinks)
+    expected = merge_partials(torch.stack(outs).double(), torch.stack(lses).double(), sinks)
+    assert torch.allclose(out.double(), expected.out, atol=1e-6)
+    assert torch.allclose(lse.double(), expected.lse, atol=1e-6)
+    assert not out[-1].any()
+    assert lse[-1].isneginf().all()
+
+
+def test_sinks_may_be_a_list_of_one():
+    outs, lses = partials()
+    sinks = torch.tensor([0.5, 1.0])
+    assert torch.equal(merge(outs, lses, sinks=[sinks])[0], merge(outs, lses, sinks=sinks)[0])
+
+
+def test_base_2():
+    outs, lses = partials()
+    out, lse = merge(outs, lses)
+    out2, lse2 = merge(outs, [value / math.log(2) for value in lses], lse_base="base2")
+    assert torch.allclose(out2, out, atol=1e-5)
+    assert torch.allclose(lse2 * math.log(2), lse, atol=1e-5)
+
+
+def test_one_rank_is_the_identity():
+    outs, lses = partials(ranks=1, dtype=torch.bfloat16)
+    out, lse = merge(outs, lses)
+    assert torch.equal(out, outs[0])
+    assert torch.allclose(lse, lses[0])
+
+
+def test_shapes_are_those_of_a_rank():
+    outs, lses = partials(rows=6)
+    out, lse = merge([o.view(3, 2, 2, 8) for o in outs], lses)
+    assert out.shape == (3, 2, 2, 8)
+    assert lse.shape == (6, 2)
+    assert torch.equal(out.view(6, 2, 8), merge(outs, lses)[0])
+
+
+OUTS, LSES = partials()
+
+
+@pytest.mark.parametrize(
+    ("outs", "lses", "more", "error", "says"),
+    [
+        ([], [], {}, InvalidInput, "lses: got 0 for 0 outs"),
+        (OUTS, LSES[:2], {}, InvalidInput, "lses: got 2 for 3 outs"),
+        (OUTS, [*LSES[:2], None], {}, InvalidType, "lses: got NoneType"),
+        (["a"], LSES[:1], {}, InvalidType, "outs: got str"),
+        ([*OUTS[:2], OUTS[2][:1]], LSES, {}, InvalidInput, "outs: got .*the same shape"),
+        (OUTS, [lse[:2] for lse in LSES], {}, InvalidInput, "one value for each row and head"),
+        (OUTS, LSES, {"lse_base": "base10"}, InvalidInput, "lse_base: got 'base10'"),
+    ],
+)
+def test_wrong_arguments(outs, lses, more, error, says):
+    with pytest.raises(error, match=says):
+        merge(outs, lses, **more)

@@ -20,6 +20,7 @@ from typing import Any
 from torch import Tensor
 
 from . import backends
+from .backends.base import Backend
 from .call import Arguments, Call
 from .errors import invalid, invalid_type
 from .plan import Plan
@@ -128,7 +129,7 @@ def explain(*arguments: Any, **named: Any) -> tuple[backends.Verdict, ...]:
     return backends.explain(form_of(Arguments(*arguments, **named)))
 
 
-def validate(given: Arguments, backend: str, debug: bool | None) -> tuple[Call, backends.Backend]:
+def validate(given: Arguments, backend: str, debug: bool | None) -> tuple[Call, Backend]:
     """The checked call, and the backend that will run it."""
     form = form_of(given)
     if not isinstance(backend, str):
@@ -139,7 +140,7 @@ def validate(given: Arguments, backend: str, debug: bool | None) -> tuple[Call, 
     return bind(given, form, reads_lengths=runner.reads_lengths, debug=debug), runner
 
 
-def make_plan(call: Call, runner: backends.Backend) -> Plan:
+def make_plan(call: Call, runner: Backend) -> Plan:
     """The caller's plan if it was made for this call, else the backend's own."""
     plan = call.given.plan
     if plan is None:

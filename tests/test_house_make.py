@@ -24,10 +24,12 @@ def clone(tmp_path):
 
 
 def make(clone, *arguments, path=None):
+    # this test may itself run under `make test`, whose level and flags are not a person's
+    clean = {k: v for k, v in os.environ.items() if k not in ("MAKEFLAGS", "MAKELEVEL", "MFLAGS")}
     run = subprocess.run(
         ["make", *arguments],
         cwd=clone,
-        env=os.environ | {"MAKEFLAGS": ""} | ({"PATH": path} if path else {}),
+        env=clean | ({"PATH": path} if path else {}),
         capture_output=True,
         text=True,
     )

@@ -219,6 +219,9 @@ CASES = [
     Case("mask dtype", "masked", edit("mask", lambda m: m.view(torch.int16)), T, r"torch.int16"),
     Case("mask shape", "masked", edit("mask", lambda m: m[..., :1].contiguous()), I, r"\[3, 2, 2"),
     Case("mask shape, ragged", "ragged", edit("mask", lambda m: m[:, :1].contiguous()), I, r"mask"),
+    Case("mask narrow, ragged", "ragged", put(
+        query=torch.zeros(40, 4, 576).bfloat16(), cum_seq_lens_q=ints([0, 38, 39, 40]),
+        mask=torch.zeros(40, 2).to(torch.uint16)), I, r"mask: got shape \[40, 2\].*4 words a row"),
     Case("mask wide, ragged", "ragged", put(max_q_len=40), I, r"shape \[6, 2\].*\[6, 4\]"),
     Case("mask padding", "masked", edit("mask", set_padding), I, r"padding bits of zero"),
     Case("mask device", "masked", edit("mask", meta), I, r"mask: got device"),

@@ -257,3 +257,11 @@ def test_lse_is_natural_or_base_2():
     natural = call(inputs, return_lse_base="basee")[1]
     assert torch.equal(call(inputs)[1], natural)
     assert torch.allclose(call(inputs, return_lse_base="base2")[1] * math.log(2), natural)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("formats", FORMATS)
+def test_the_same_on_a_gpu(formats):
+    problem = Problem((2, 1, 3), (1300, 0, 90), 16, q_dtype=formats[0], kv_format=formats[1])
+    features = ["sinks", "tree_mask", "page_gap", "device_scales"]
+    agree(make_inputs(problem, 4, features, device="cuda"))

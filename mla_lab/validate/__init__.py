@@ -49,5 +49,5 @@ def _check_unformed(given: Arguments) -> None:
         argument.integer("max_seq_len", given.max_seq_len, 0)
     for name in ("bmm1_scale", "bmm2_scale"):
         scale = getattr(given, name)
-        if type(scale) is float and not math.isfinite(scale):
+        if isinstance(scale, float) and not math.isfinite(scale):
             raise invalid(name, scale, "a finite number")

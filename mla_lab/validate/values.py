@@ -27,6 +27,8 @@ def read_lengths(given: Arguments, form: Form, reads: bool) -> Lengths:
     q_lens = _read_q_lens(given, form) if reads or form.max_q_len is None else None
     if q_lens is None and not form.features.ragged:
         q_lens = form.bounds.q_lens
+    if q_lens is not None and given.mask is not None:
+        _check_mask_width(given, q_lens)
     if not reads:
         return Lengths(q_lens, None)
     kv_lens = tuple(given.seq_lens.tolist())
@@ -34,7 +36,7 @@ def read_lengths(given: Arguments, form: Form, reads: bool) -> Lengths:
     _check_kv_lens(kv_lens, form)
     if form.on_host:
         _check_tables(given, form, kv_lens)
-        check_mask(given, lengths)
+        _check_mask_bits(given, lengths)
     return lengths
 
 
@@ -53,17 +55,23 @@ def check_debug(given: Arguments, form: Form, lengths: Lengths) -> None:
         raise invalid("max_q_len", form.max_q_len, f"at least the longest, {max(q_lens)}")
     if not form.on_host:
         _check_tables(given, form, kv_lens)
-        check_mask(given, lengths)
+        _check_mask_bits(given, lengths)
 
 
-def check_mask(given: Arguments, lengths: Lengths) -> None:
-    """Width and padding bits of a packed mask, once the draft lengths are known."""
-    if given.mask is None or lengths.q_lens is None:
-        return
-    columns = given.max_q_len
-    if columns is not None and max(lengths.q_lens) > columns:
-        raise invalid("max_q_len", columns, f"at least the longest draft, {max(lengths.q_lens)}")
-    masks.validate(given.mask, lengths.q_lens, max_q_len=columns)
+def _check_mask_width(given: Arguments, q_lens: tuple[int, ...]) -> None:
+    """Every draft has its columns, and no max_q_len given is no reason for others."""
+    longest, columns = max(q_lens), given.max_q_len
+    if columns is not None and longest > columns:
+        raise invalid("max_q_len", columns, f"at least the longest draft, {longest}")
+    words = masks.words_per_row(longest if columns is None else columns)
+    if given.mask is not None and given.mask.shape[-1] != words:
+        got = f"shape {list(given.mask.shape)}"
+        raise invalid("mask", got, f"{words} words a row: {longest} columns, whole 32-bit words")
+
+
+def _check_mask_bits(given: Arguments, lengths: Lengths) -> None:
+    if given.mask is not None and lengths.q_lens is not None:
+        masks.validate(given.mask, lengths.q_lens, max_q_len=given.max_q_len)
 
 
 def _read_q_lens(given: Arguments, form: Form) -> tuple[int, ...]:

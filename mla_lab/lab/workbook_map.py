@@ -32,10 +32,14 @@ class Entry:
 
 NOTEBOOKS = (
     Entry("00", "start_here", "Start here", "say what runs where and choose a path", 5),
+    Entry("10", "mla_maths", "The absorb trick", "derive 576 and 512, and 1152 bytes", 15),
+    Entry("11", "roofline", "Roofline, honestly", "say how many drafts are free", 10),
     Entry("20", "layouts_as_functions", "Layouts", "read shape:stride, compose, divide", 15),
     Entry(
         "21", "swizzles_and_banks", "Swizzles and banks", "count conflicts, choose a swizzle", 10
     ),
+    Entry("22", "pages_and_tma", "Pages and TMA", "follow a block table to boxes", 10),
+    Entry("30", "waves_and_tails", "Waves and tails", "read 132 SMs over time", 15),
     Entry("31", "split_kv_policies", "Split-kv policies", "compare how kernels cut a batch", 15),
     Entry("32", "lse_merge", "Merging softmax pieces", "merge partials, empty ones too", 10),
     Entry("33", "batch_invariance", "Batch invariance", "say who changed your bits, fix it", 10),
@@ -53,8 +57,8 @@ THEMES = {
 
 PATHS = {
     "everything": tuple(entry.number for entry in NOTEBOOKS),
-    "30 minutes": ("00", "31"),
-    "90 minutes": ("00", "31"),
+    "30 minutes": ("00", "11", "31", "33"),
+    "90 minutes": ("00", "10", "11", "21", "22", "30", "31", "32", "33"),
 }
 
 _CARD = (172, 74)

@@ -43,6 +43,8 @@ def build_parser() -> argparse.ArgumentParser:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; its exit code, 2 where mla_lab refused with a reason."""
     args = build_parser().parse_args(argv)
+    #: for a command that starts itself again
+    args.argv = list(sys.argv[1:] if argv is None else argv)
     try:
         return args.run(args) or 0
     except MlaLabError as error:

@@ -27,6 +27,10 @@ class BuildError(MlaLabError, RuntimeError):
     """A kernel could not be compiled, loaded or verified."""
 
 
+class DeviceLost(MlaLabError, RuntimeError):
+    """An error inside a kernel: the device takes no more work from this process."""
+
+
 def describe(argument: str, got: object, supported: object) -> str:
     """The one form of an error message: argument, got, supported."""
     return f"{argument}: got {got}; supported: {supported}"

@@ -13,7 +13,7 @@ from mla_lab.bench.harness import Bench
 from mla_lab.bench.measure import Method
 from mla_lab.bench.peers.base import Prepared
 from mla_lab.bench.records import Record, read, results, schema
-from mla_lab.errors import unsupported
+from mla_lab.errors import DeviceLost, unsupported
 
 CASES = [uniform_case(1, 1, 4, 20), uniform_case(2, 1, 4, 20)]
 METHOD = Method(
@@ -53,6 +53,9 @@ class FakeTimer:
     def host_us(self, call):
         call()
         return 50.0
+
+    def lost(self):
+        return None
 
 
 class FakeLaunch:
@@ -266,6 +269,63 @@ def test_parts_repeat_the_list_and_state_the_spread(path):
     assert spread["pairs"] == 2
     assert spread["worst"] == pytest.approx(10 / 205, rel=1e-4)
     assert [r["part"] for r in results(record.rows)] == [0, 0, 1, 1]
+
+
+class LosingTimer(FakeTimer):
+    """The device is gone for good once a peer has raised this error."""
+
+    dead = False
+
+    def lost(self):
+        return "an illegal address" if self.dead else None
+
+
+def test_a_lost_device_ends_the_run_and_names_the_culprit(path):
+    timer = LosingTimer(a=[1.0], b=[1.0], c=[1.0])
+
+    class Kills(FakePeer):
+        def prepare(self, rotation):
+            timer.dead = True
+            raise RuntimeError("CUDA error")
+
+    with pytest.raises(DeviceLost, match="b on b1_q1_h4_kv20: an illegal address"):
+        run(path, [FakePeer("a"), Kills("b"), FakePeer("c")], timer)
+    rows = validate(path)
+    assert [(r["kind"], r.get("peer")) for r in rows[1:]] == [("result", "b"), ("end", None)]
+    assert rows[1]["status"] == "failed"
+    assert rows[-1]["status"] == "interrupted"
+    # the next process keeps that row, and measures the rest
+    record = Record(path)
+    timer = FakeTimer(a=[1.0], b=[1.0], c=[1.0])
+    peers = [FakePeer("a"), FakePeer("b"), FakePeer("c")]
+    Bench(record, peers, "cpu", METHOD, timer=timer).run(CASES[:1], keep_failed=True)
+    assert {r["peer"]: r["status"] for r in results(record.rows)} == {
+        "a": "ok",
+        "b": "failed",
+        "c": "ok",
+    }
+
+
+def test_a_peer_that_died_in_the_preflight_has_rows_and_is_not_run(path):
+    seen = []
+
+    def preflight(peers, device):
+        seen.extend(peer.name for peer in peers)
+        return {"b": "preflight: exit code -6: aborted"}
+
+    peers = [FakePeer("a"), FakePeer("b"), FakePeer("absent", missing="no module")]
+    record = run(path, peers, preflight=preflight)
+    assert seen == ["a", "b"]
+    assert peers[1].prepared == 0
+    rows = validate(path)
+    assert [r["peer"] for r in rows if r["kind"] == "result"] == ["b", "a", "b", "a"]
+    row = by_peer(record)["b"]
+    assert (row["status"], row["reason"]) == ("failed", "preflight: exit code -6: aborted")
+
+
+def test_a_finished_record_needs_no_preflight(path):
+    run(path, [FakePeer("a")])
+    run(path, [FakePeer("a")], preflight=lambda peers, device: pytest.fail("nothing to do"))
 
 
 def test_the_run_row_tells_where_and_how(path):

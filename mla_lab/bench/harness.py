@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import gc
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict
 from typing import Any
 
 import torch
 
+from ..errors import DeviceLost
 from .cases import Case
 from .ceilings import ceilings
 from .environment import environment
 from .measure import CaseRun, Method
 from .peers import Peer
-from .records import Key, Record, Row, rerun_spread
+from .records import Key, Record, Row, describe_case, rerun_spread
 from .telemetry import Telemetry
 from .timers import Timer, timer_for
 
@@ -32,6 +33,7 @@ class Bench:
         *,
         timer: Timer | None = None,
         progress: Callable[[str], None] = lambda text: None,
+        preflight: Callable[[Sequence[Peer], torch.device], dict[str, str]] | None = None,
     ) -> None:
         self.record = record
         self.peers = peers
@@ -39,15 +41,21 @@ class Bench:
         self.method = method or Method()
         self.timer = timer or timer_for(self.device)
         self.progress = progress
+        self.preflight = preflight
+        #: peers that the preflight saw die, and how; they have rows and are not run
+        self.died: dict[str, str] = {}
 
-    def run(self, cases: Sequence[Case]) -> None:
-        """Measures what the record does not hold yet.
+    def run(self, cases: Sequence[Case], keep_failed: bool = False) -> None:
+        """Measures what the record does not hold yet; with `keep_failed`, nor tried in vain.
 
-        Whatever ends it early (Ctrl-C above all) leaves an `end` row that says so.
+        Whatever ends it early (Ctrl-C, a lost device) leaves an `end` row that says so.
         """
         missing = {peer.name: peer.available(self.device) for peer in self.peers}
         here = [peer for peer in self.peers if missing[peer.name] is None]
-        todo = self._todo(cases, here)
+        todo = self._todo(cases, here, keep_failed)
+        if todo and self.preflight:
+            self.progress("preflight of each peer")
+            self.died = self.preflight(here, self.device)
         self.record.append(self._opening(len(todo), missing))
         begin = time.monotonic()
         ended = "interrupted"
@@ -70,10 +78,10 @@ class Bench:
             )
 
     def _todo(
-        self, cases: Sequence[Case], here: Sequence[Peer]
+        self, cases: Sequence[Case], here: Sequence[Peer], keep_failed: bool
     ) -> list[tuple[Case, int, list[Peer]]]:
         """Cases with the peers that have no result yet, one part of the list after the other."""
-        done = self.record.done()
+        done = self.record.done(keep_failed)
         todo = []
         for part in range(self.method.parts):
             for case in cases:
@@ -95,17 +103,30 @@ class Bench:
     def _ceilings(self) -> Row | None:
         return ceilings(self.device) if self.method.ceilings else None
 
-    def _case(self, case: Case, peers: Sequence[Peer], telemetry: Telemetry) -> list[Row]:
+    def _case(self, case: Case, peers: Sequence[Peer], telemetry: Telemetry) -> Iterator[Row]:
         """Result rows of one case; clocks and watts are those of all its peers together."""
+        for peer in peers:
+            if peer.name in self.died:
+                yield _failed(case, peer, self.died[peer.name])
         begin = time.monotonic()
         run = CaseRun(case, self.method, self.timer, self.device)
-        rows = run.rows(peers)
+        try:
+            rows = run.rows([peer for peer in peers if peer.name not in self.died])
+        except DeviceLost:
+            if run.culprit is not None:
+                yield run.culprit
+            raise
         readings = telemetry.between(begin, time.monotonic())
         if self.device.type == "cuda":
             # graphs and pools of a case go before the next one allocates its own
             gc.collect()
             torch.cuda.empty_cache()
-        return [{**row, "telemetry": readings} for row in rows]
+        yield from ({**row, "telemetry": readings} for row in rows)
+
+
+def _failed(case: Case, peer: Peer, reason: str) -> Row:
+    row = {"kind": "result", **describe_case(case), "peer": peer.name}
+    return {**row, "status": "failed", "reason": reason}
 
 
 def _describe_peer(peer: Peer, unavailable: str | None) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from statistics import median
 
 import torch
 
-from ..errors import MlaLabError
+from ..errors import DeviceLost, MlaLabError
 from .cases import Case
 from .checks import compare
 from .kernel_times import kernel_times
@@ -85,9 +85,11 @@ class CaseRun:
         self.method = method
         self.timer = timer
         self.device = device
+        #: the row of the peer that lost the device
+        self.culprit: Row | None = None
 
     def rows(self, peers: Sequence[Peer]) -> list[Row]:
-        """A result row for each peer, in their order."""
+        """A result row for each peer, in their order. Raises DeviceLost, and keeps whose fault."""
         entries = [Entry(peer, self._row(peer)) for peer in peers]
         if any(entry.running for entry in entries):
             self._measure(entries)
@@ -114,12 +116,12 @@ class CaseRun:
                 )
                 self._enter(entry, rotation)
             except Exception as error:
-                entry.give_up(error)
+                self._give_up(entry, error)
         for number in range(self.method.rounds):
             # each round starts with another peer, so that none always follows the same one
             first = number % len(entries)
             for entry in entries[first:] + entries[:first]:
-                _run_round(entry)
+                self._run_round(entry)
         if rotation is not None:
             for entry in (e for e in entries if e.running):
                 self._finish(entry, rotation)
@@ -171,16 +173,24 @@ class CaseRun:
             if prepared and self.method.kernels:
                 entry.row["kernels_us"] = kernel_times(prepared.launches, self.device)
         except Exception as error:
-            entry.give_up(error)
+            self._give_up(entry, error)
 
+    def _run_round(self, entry: Entry) -> None:
+        """One run of each of the peer's replays."""
+        try:
+            for name, replay in entry.replays.items():
+                entry.rounds.setdefault(name, []).append(replay())
+        except Exception as error:
+            self._give_up(entry, error)
 
-def _run_round(entry: Entry) -> None:
-    """One run of each of the peer's replays."""
-    try:
-        for name, replay in entry.replays.items():
-            entry.rounds.setdefault(name, []).append(replay())
-    except Exception as error:
+    def _give_up(self, entry: Entry, error: Exception) -> None:
+        """The peer's row says why; every peer waits for its own work, so that it is its fault."""
         entry.give_up(error)
+        lost = self.timer.lost()
+        if lost:
+            self.culprit = entry.row
+            entry.row["status"] = "failed"
+            raise DeviceLost(f"{entry.peer.name} on {self.case.name}: {lost}") from error
 
 
 def _figures(entry: Entry, case: Case) -> Row:

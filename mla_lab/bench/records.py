@@ -56,9 +56,13 @@ class Record:
             file.write(json.dumps(stamped, allow_nan=False) + "\n")
         self.rows.append(stamped)
 
-    def done(self) -> set[Key]:
-        """Results that need no second measurement: whatever ran or was refused for a reason."""
-        return {key(row) for row in results(self.rows) if row["status"] in ("ok", "refused")}
+    def done(self, keep_failed: bool = False) -> set[Key]:
+        """Results that need no second measurement: whatever ran or was refused for a reason.
+
+        keep_failed: what failed or was wrong needs none either.
+        """
+        settled = STATUSES if keep_failed else ("ok", "refused")
+        return {key(row) for row in results(self.rows) if row["status"] in settled}
 
 
 def key(row: Row) -> Key:

@@ -43,6 +43,9 @@ class Timer(Protocol):
     def host_us(self, call: Callable[[], Any]) -> float:
         """Wall time of `call` until the device has finished it too."""
 
+    def lost(self) -> str | None:
+        """Why the device takes no more work in this process, or None."""
+
 
 class HostTimer:
     """Runs launches on the host and reads a monotonic clock."""
@@ -58,6 +61,10 @@ class HostTimer:
         start = time.perf_counter()
         call()
         return (time.perf_counter() - start) * 1e6
+
+    def lost(self) -> str | None:
+        """As `Timer.lost`: a CPU never is."""
+        return None
 
 
 class _HostReplay:
@@ -93,6 +100,15 @@ class CudaGraphTimer:
         call()
         torch.cuda.synchronize()
         return (time.perf_counter() - start) * 1e6
+
+    def lost(self) -> str | None:
+        """As `Timer.lost`: an error inside a kernel stays with the process for good."""
+        try:
+            torch.cuda.synchronize()
+            torch.zeros(1, device="cuda").add_(1).item()
+        except RuntimeError as error:
+            return str(error).splitlines()[0]
+        return None
 
 
 class _GraphReplay:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import argparse
+import os
 import re
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..errors import invalid
+from ..errors import DeviceLost, invalid
 
 if TYPE_CHECKING:
     from ..bench.cases import Case
@@ -47,6 +48,12 @@ def _add_run(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--only", default="", help="regular expression that a case's name matches")
     parser.add_argument("--peers", type=_names, default=_names(DEFAULT_PEERS), help="by comma")
     parser.add_argument("--device", help="default: the GPU, or the CPU without one")
+    parser.add_argument(
+        "--keep-failed", action="store_true", help="continuing a record, do not try those again"
+    )
+    parser.add_argument(
+        "--no-preflight", action="store_true", help="do not try peers in processes of their own"
+    )
     method = parser.add_argument_group("method")
     method.add_argument("--rounds", type=int, default=9)
     method.add_argument("--parts", type=int, default=1, help="repetitions of the whole list")
@@ -79,6 +86,7 @@ def _run(args: argparse.Namespace) -> None:
     from ..bench.harness import Bench
     from ..bench.measure import Method
     from ..bench.peers import select
+    from ..bench.preflight import preflight
     from ..bench.records import Record, results
 
     device = args.device or ("cuda" if torch.cuda.is_available() else "cpu")
@@ -96,12 +104,29 @@ def _run(args: argparse.Namespace) -> None:
     if not cases:
         raise invalid("--only", repr(args.only), "a pattern that some case's name matches")
     record = Record(args.record)
-    bench = Bench(record, select(args.peers), device, method, progress=_show)
+    careful = device.startswith("cuda") and not args.no_preflight
+    bench = Bench(
+        record,
+        select(args.peers),
+        device,
+        method,
+        progress=_show,
+        preflight=preflight if careful else None,
+    )
     try:
-        bench.run(cases)
+        bench.run(cases, args.keep_failed)
+    except DeviceLost as lost:
+        _restart(args.argv, str(lost))
     finally:
         ok = len(results(record.rows, "ok"))
         print(f"{args.record}: {ok} results, {len(results(record.rows)) - ok} without a figure")
+
+
+def _restart(arguments: list[str], reason: str) -> None:
+    """This command anew in this process's place; the failure is in the record and stays there."""
+    _show(f"starting again: {reason}")
+    more = [] if "--keep-failed" in arguments else ["--keep-failed"]
+    os.execv(sys.executable, [sys.executable, "-m", "mla_lab", *arguments, *more])
 
 
 def _cases(args: argparse.Namespace) -> list[Case]:

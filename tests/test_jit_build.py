@@ -7,6 +7,7 @@ import os
 import shutil
 import subprocess
 import sys
+import tarfile
 from dataclasses import replace
 from pathlib import Path
 
@@ -46,6 +47,13 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return out
 
 
+def unpack(made: Path, folder: Path) -> Path:
+    """The artifacts of a bundle, as `setup.sh` lays them out."""
+    with tarfile.open(made / "prebuilt.tar.xz") as archive:
+        archive.extractall(folder, filter="data")
+    return folder / "prebuilt"
+
+
 def run_python(code: str, **environment: str) -> subprocess.CompletedProcess[str]:
     """A fresh process that sees no compiler and none of this process's settings."""
     bare = {"PATH": "/nowhere", "HOME": os.environ.get("HOME", "/"), "OMP_NUM_THREADS": "1"}
@@ -80,8 +88,7 @@ print([name for name in sys.modules if name.split(".")[0] in ("cutlass", "mla_la
 
 
 def test_a_bundle_launches_without_dsl_or_compilers(made: Path, tmp_path: Path) -> None:
-    prebuilt = tmp_path / "prebuilt"
-    shutil.copytree(made / "prebuilt", prebuilt)
+    prebuilt = unpack(made, tmp_path)
     for path in prebuilt.rglob("*"):
         path.chmod(0o500 if path.is_dir() else 0o400)
     prebuilt.chmod(0o500)
@@ -99,28 +106,37 @@ def test_a_bundle_launches_without_dsl_or_compilers(made: Path, tmp_path: Path) 
     assert not cache.exists()
 
 
-def test_a_bundle_is_small_and_says_what_made_it(made: Path) -> None:
+def test_a_bundle_is_small_and_says_what_made_it(made: Path, tmp_path: Path) -> None:
     assert size_of(made) < 40e6
-    manifest = json.loads((made / "prebuilt" / "manifest.json").read_text())
+    manifest = json.loads((unpack(made, tmp_path) / "manifest.json").read_text())
     assert manifest["kernels"] == ["cuda_merge sm_90a", "cute_empty sm_90a"]
     assert set(manifest["toolchain"]) == {"cuda", "cute"}
 
 
 def test_sources_that_differ_from_the_bundle_find_nothing(
-    made: Path, monkeypatch: pytest.MonkeyPatch
+    made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("MLA_LAB_PREBUILT", str(made / "prebuilt"))
+    monkeypatch.setenv("MLA_LAB_PREBUILT", str(unpack(made, tmp_path)))
     monkeypatch.setenv("MLA_LAB_CACHE_DIR", str(made / "absent"))
     assert jit.find(EMPTY, "sm_90a") is not None
     monkeypatch.setattr(source, "source_hash", lambda kernel: "other")
     assert jit.find(EMPTY, "sm_90a") is None
 
 
+def bin_without_pip(folder: Path) -> Path:
+    """A python3 whose `-m pip` does nothing: the test needs no wheels installed."""
+    (folder / "bin").mkdir()
+    program = folder / "bin" / "python3"
+    program.write_text(f'#!/bin/sh\n[ "$2" = pip ] || exec {sys.executable} "$@"\n')
+    program.chmod(0o755)
+    return folder / "bin"
+
+
 def test_setup_makes_the_bundle_private(made: Path, tmp_path: Path) -> None:
     script = f"source {made}/setup.sh && stat -c %a $MLA_LAB_PREBUILT && echo $PYTHONPATH"
     done = subprocess.run(
-        ["bash", "-c", f"python3() {{ :; }}; umask 000; {script}"],
-        env={"PATH": os.environ["PATH"], "TMPDIR": str(tmp_path)},
+        ["bash", "-c", f"umask 000; {script}"],
+        env={"PATH": f"{bin_without_pip(tmp_path)}:/usr/bin:/bin", "TMPDIR": str(tmp_path)},
         capture_output=True,
         text=True,
         check=True,

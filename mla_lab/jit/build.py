@@ -7,6 +7,7 @@ toolchain can find what was compiled from the same sources.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import queue
@@ -17,6 +18,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from ..cute import registry
 from ..errors import BuildError, unsupported
 from ..plan.config import KernelConfig
 from . import artifact as artifacts
@@ -43,6 +45,7 @@ def prebuilt_caches() -> list[Cache]:
 def find(config: KernelConfig, arch: str, cache: Cache | None = None) -> Artifact | None:
     """The artifact if it has been compiled from these sources, without compiling anything."""
     check_buildable(config, arch)
+    config = canonical(config)
     hashed = source.source_hash(config.kernel)
     for prebuilt in prebuilt_caches():
         versions = manifest_versions(prebuilt, config.kernel)
@@ -74,29 +77,29 @@ def compile_all(
     workers: int | None = None,
     progress: Progress | None = None,
 ) -> list[Artifact]:
-    """`compile` for many, with `workers` compiling processes (default: at most two)."""
-    wanted = list(configs)
+    """`compile` for many, with `workers` compiling processes (default: at most two).
+
+    A kernel that does not compile does not keep the others from it; the first such error is
+    raised at the end.
+    """
+    wanted = [canonical(config) for config in configs]
     ready = {config: find(config, arch) for config in wanted}
     todo = queue.SimpleQueue[_Job]()
     for config in [c for c, found in ready.items() if found is None]:
         todo.put(_Job(config))
-    failures: list[BaseException] = []
+    failures: list[Exception] = []
 
     def work() -> None:
         builder = _Builder(arch, progress or _say_on_stderr)
-        try:
-            while not failures:
+        with contextlib.closing(builder), contextlib.suppress(queue.Empty):
+            while True:
                 job = todo.get_nowait()
                 try:
                     ready[job.config] = builder.build(job.config, wait=job.wait)
                 except Busy:
                     todo.put(_Job(job.config, wait=True))
-        except queue.Empty:
-            pass
-        except BaseException as error:  # handed to the caller's thread below
-            failures.append(error)
-        finally:
-            builder.close()
+                except Exception as error:  # handed to the caller's thread below
+                    failures.append(error)
 
     count = min(todo.qsize(), workers or min(2, os.cpu_count() or 1))
     threads = [threading.Thread(target=work) for _ in range(count)]
@@ -115,6 +118,16 @@ class _Job:
 
     config: KernelConfig
     wait: bool = False
+
+
+def canonical(config: KernelConfig) -> KernelConfig:
+    """The configuration with fields that its kernel does not read at their defaults."""
+    if config.kernel.startswith("cuda/"):
+        return KernelConfig(config.kernel, options=config.options)
+    line = registry.KERNELS.get(config.kernel)
+    return (
+        replace(config, **{f: getattr(KernelConfig, f) for f in line.ignores}) if line else config
+    )
 
 
 def check_buildable(config: KernelConfig, arch: str) -> None:

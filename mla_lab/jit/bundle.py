@@ -8,10 +8,12 @@ OUT/setup.sh               to be sourced on the host; copies what must be privat
 
 from __future__ import annotations
 
+import io
 import json
 import shutil
 import subprocess
 import sys
+import tarfile
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -30,7 +32,8 @@ SETUP = """\
 # source this on the GPU host: bash, a Python with torch, nothing else
 bundle=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 home=${MLA_LAB_BUNDLE_HOME:-${TMPDIR:-/tmp}/mla-lab-$(id -u)}
-(umask 077 && mkdir -p "$home" && rm -rf "$home/prebuilt" && cp -R "$bundle/prebuilt" "$home/")
+(umask 077 && mkdir -p "$home" && rm -rf "$home/prebuilt" &&
+  python3 -m tarfile -e "$bundle/prebuilt.tar.xz" "$home")
 [ -O "$home" ] || echo "mla-lab: $home belongs to somebody else; set MLA_LAB_BUNDLE_HOME" >&2
 chmod -R go-w "$home"
 if ls "$bundle"/wheels/*.whl >/dev/null 2>&1; then
@@ -68,7 +71,7 @@ def bundle(
         if artifact.needs:
             raise unsupported("bundle", f"{artifact.library} needing {artifact.needs}", "none")
     _copy_sources(out)
-    _copy_artifacts(out / "prebuilt", built)
+    _pack_artifacts(out / "prebuilt.tar.xz", built)
     _download_wheels(out / "wheels", python, [*REQUIREMENTS, *wheels], progress)
     (out / "setup.sh").write_text(SETUP)
     return built
@@ -81,16 +84,25 @@ def _copy_sources(out: Path) -> None:
         shutil.copytree(source, out / name, ignore=skip)
 
 
-def _copy_artifacts(prebuilt: Path, built: list[Artifact]) -> None:
-    shutil.rmtree(prebuilt, ignore_errors=True)
-    prebuilt.mkdir(parents=True, mode=0o700)
-    toolchain: dict[str, dict[str, str]] = {}
-    for artifact in built:
-        shutil.copytree(artifact.folder, prebuilt / artifact.folder.name)
-        toolchain[artifact.config.kernel.split("/")[0]] = artifact.toolchain
+def _pack_artifacts(archive: Path, built: list[Artifact]) -> None:
+    """One archive: kernels are alike, so that together they take a tenth of their bytes."""
+    toolchain = {a.config.kernel.split("/")[0]: a.toolchain for a in built}
     names = sorted({f"{a.config.name()} {a.arch}" for a in built})
-    manifest = {"toolchain": toolchain, "kernels": names}
-    (prebuilt / MANIFEST).write_text(json.dumps(manifest, indent=1, sort_keys=True) + "\n")
+    manifest = json.dumps({"toolchain": toolchain, "kernels": names}, indent=1, sort_keys=True)
+    with tarfile.open(archive, "w:xz") as tar:
+        for artifact in sorted(built, key=lambda a: a.folder.name):
+            tar.add(artifact.folder, f"prebuilt/{artifact.folder.name}", filter=_anonymous)
+        info = _anonymous(tarfile.TarInfo(f"prebuilt/{MANIFEST}"))
+        info.size = len(manifest)
+        tar.addfile(info, io.BytesIO(manifest.encode()))
+
+
+def _anonymous(info: tarfile.TarInfo) -> tarfile.TarInfo:
+    """Without this machine's user; readable and writable by whoever unpacks it, by nobody else."""
+    info.uid = info.gid = 0
+    info.uname = info.gname = ""
+    info.mode = 0o700 if info.isdir() else 0o600
+    return info
 
 
 def _download_wheels(folder: Path, python: str, names: list[str], progress: Progress) -> None:

@@ -9,9 +9,31 @@ from ..plan.config import KernelConfig
 from .arch import check_arch
 from .source import cuda_kernels, supported_archs
 
-#: CuTe configurations, kernel by kernel, each registered in cute/registry.py; what `choose` may
-#: ask for is here. Every CUDA C++ kernel ships once, at its defaults.
-CUTE: tuple[KernelConfig, ...] = (KernelConfig("cute/empty"),)
+#: what `plan.choose` may ask for: dtypes, masks, (tile rows, cluster) of each family; page 64
+DTYPES = ("bf16", "fp16")
+MASKS = ("none", "causal")
+KV_M_TILES = tuple((rows, cluster) for rows in (8, 16, 32) for cluster in (1, 2, 4, 8))
+Q_M_TILES = ((64, 1), (128, 2))
+
+
+def _dense(kernel: str, dtype: str, tile: tuple[int, int], mask: str) -> KernelConfig:
+    """A dense cache, query and output of one dtype."""
+    rows, cluster = tile
+    return KernelConfig(kernel, dtype, dtype, dtype, tile_rows=rows, cluster=cluster, mask=mask)
+
+
+#: CuTe configurations, kernel by kernel, each registered in cute/registry.py; every CUDA C++
+#: kernel ships once, at its defaults
+CUTE: tuple[KernelConfig, ...] = (
+    KernelConfig("cute/empty"),
+    *(_dense("cute/q_m", dtype, tile, "none") for dtype in DTYPES for tile in Q_M_TILES),
+    *(
+        _dense("cute/kv_m", dtype, tile, mask)
+        for dtype in DTYPES
+        for tile in KV_M_TILES
+        for mask in MASKS
+    ),
+)
 
 
 def shipped(arch: str = "sm_90a") -> list[KernelConfig]:

@@ -75,6 +75,8 @@ class Features:
     skip_softmax: bool = False
     #: a scale is a tensor on the device
     tensor_scales: bool = False
+    #: bmm1_scale is a number that is not above 0
+    nonpositive_scale: bool = False
     separate_tables: bool = False
     context_parallel: bool = False
     batch_invariant: bool = False

@@ -18,7 +18,7 @@ from .house import Import, imports_in, imports_of, package_modules
 LAYERS = (
     {"cli", "commands", "lab", "__main__"},
     {"bench", "doctor", "simulate", "trace", "xray"},
-    {"contract", "decode", "validate"},
+    {"compiled", "contract", "decode", "repeats", "validate"},
     {"backends"},
     {"cute", "jit"},
     {

@@ -34,7 +34,10 @@ __all__ = [
 ]
 
 #: where each backend lives, in the order of "auto"; a module is imported when it is first asked
-MODULES: dict[str, str] = {"torch": "mla_lab.backends.torch:TorchBackend"}
+MODULES: dict[str, str] = {
+    "torch": "mla_lab.backends.torch:TorchBackend",
+    "cute": "mla_lab.backends.cute:CuteBackend",
+}
 ORDER = ("cute", "cuda", "torch")
 #: the contract's words
 ALIASES = {"xqa": "cuda", "trtllm-gen": "auto", "cute-dsl": "cute"}

@@ -3,13 +3,33 @@
 from __future__ import annotations
 
 from functools import lru_cache
-from typing import Protocol
+from typing import Any, Protocol
 
-from ..call import Call, Features
+from torch import Tensor
+
+from ..call import Arguments, Call, Features
 from ..gpu import H200, Gpu
-from ..plan import Plan, choose
+from ..plan import Plan, WorkspaceLayout, choose
 from ..problem import Problem
 from ..workspace import Workspace
+
+
+class Planned(Protocol):
+    """A `Plan`, or what a backend takes in its place."""
+
+    @property
+    def workspace(self) -> WorkspaceLayout:
+        """What of the caller's buffer it needs."""
+        ...
+
+
+class Repeat(Protocol):
+    """Does a call again for the tensors of another one of the same form, plan and workspace.
+
+    Raises ValueError, before anything runs, for tensors of another dtype, rank, device or layout.
+    """
+
+    def __call__(self, given: Arguments, out: Tensor, lse: Tensor | None) -> None: ...
 
 
 class Backend(Protocol):
@@ -27,12 +47,14 @@ class Backend(Protocol):
         """None if the backend can run such a call on `gpu` (None: a CPU), else the reason."""
         ...
 
-    def plan(self, call: Call, gpu: Gpu | None) -> Plan:
+    def plan(self, call: Call, gpu: Gpu | None) -> Planned:
         """The plan of a call that brings none."""
         ...
 
-    def run(self, call: Call, plan: Plan, workspace: Workspace) -> None:
-        """Writes the call's out and lse. Merges where the plan has partials."""
+    def run(self, call: Call, plan: Any, workspace: Workspace) -> Repeat | None:
+        """Writes the call's out and lse by the caller's `Plan` or one of this backend's; merges
+        where it has partials. Returns what repeats the call, where that spares anything.
+        """
         ...
 
 

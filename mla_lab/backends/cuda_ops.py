@@ -86,8 +86,9 @@ class DevicePlanner:
     """Makes on the device the plan that `plan.make_plan` makes on the host, tile for tile.
 
     Bounds, not lengths, are known here: at most `max_batch` requests, `max_q_len` query tokens
-    and `max_kv_len` cached tokens each. `policy` is "greedy" (with `overhead`) or "fixed_size"
-    (batch invariant; `split_blocks`, `max_splits`), both persistent.
+    and `max_kv_len` cached tokens each, and `total_q` query tokens in all if given. `policy` is
+    "greedy" (with `overhead`) or "fixed_size" (batch invariant; `split_blocks`, `max_splits`),
+    both persistent.
     """
 
     heads: int
@@ -101,6 +102,7 @@ class DevicePlanner:
     overhead: int = 5
     split_blocks: int = 16
     max_splits: int = 32
+    total_q: int | None = None
 
     def __post_init__(self) -> None:
         if self.policy not in POLICIES:
@@ -111,8 +113,12 @@ class DevicePlanner:
 
     @property
     def max_row_tiles(self) -> int:
-        """Row tiles of the whole batch."""
-        return self.max_batch * max(1, -(-self.max_q_len * self.heads // self.tile_rows))
+        """Row tiles of the batch: n requests with t rows in all have (t + n (tile - 1)) / tile."""
+        most = self.max_batch * max(1, -(-self.max_q_len * self.heads // self.tile_rows))
+        if self.total_q is None:
+            return most
+        rows = self.total_q * self.heads + self.max_batch * (self.tile_rows - 1)
+        return min(most, max(1, rows // self.tile_rows))
 
     @property
     def capacity(self) -> tuple[int, int, int]:

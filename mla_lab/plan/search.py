@@ -138,9 +138,7 @@ def piece_sizes(shape: Shape, steps: np.ndarray) -> np.ndarray:
 def shortest_walk(shape: Shape, model: CostModel) -> Cuts | None:
     """The contiguous walk of smallest payload that fits the workers."""
     parts = max(1, shape.workers // shape.max_row_tiles)
-    step = step_times(shape, model, np.array([parts * shape.max_row_tiles]))[0]
-    steps = (model.tile_ns + model.partial_ns) / step
-    overhead = max(1, round(steps * model.kv_ways))
+    overhead = walk_overhead(shape, model)
     high = greedy_payload(shape.blocks, parts, overhead)
     low = max(overhead + 1, high - 2 * overhead)
     while low < high:
@@ -150,3 +148,11 @@ def shortest_walk(shape: Shape, model: CostModel) -> Cuts | None:
         else:
             high = middle
     return walk(shape.blocks, parts, overhead, high)
+
+
+def walk_overhead(shape: Shape, model: CostModel) -> int:
+    """Blocks that a worker could walk in the time of a piece's fixed costs, at least 1."""
+    parts = max(1, shape.workers // shape.max_row_tiles)
+    step = step_times(shape, model, np.array([parts * shape.max_row_tiles]))[0]
+    steps = (model.tile_ns + model.partial_ns) / step
+    return max(1, round(steps * model.kv_ways))

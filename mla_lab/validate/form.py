@@ -50,6 +50,7 @@ def _signature(given: Arguments) -> tuple[object, ...]:
         _look(a.mask),
         _look(a.sinks),
         _look(a.bmm1_scale),
+        _nonpositive(a.bmm1_scale),
         _look(a.bmm2_scale),
         _look(a.causal_seqlens_kv_global),
         (a.kv_lora_rank, a.qk_rope_head_dim, a.sparse_mla_top_k, a.max_q_len),
@@ -74,6 +75,10 @@ def _look(value: object) -> object:
     if isinstance(value, (list, tuple)):
         return tuple(map(_look, value))
     return kind
+
+
+def _nonpositive(scale: object) -> bool:
+    return isinstance(scale, int | float) and scale <= 0
 
 
 def _check(given: Arguments) -> Form:
@@ -125,6 +130,7 @@ def _features(given: Arguments, longest: int) -> Features:
         sparse=sparse,
         skip_softmax=given.skip_softmax_threshold_scale_factor is not None,
         tensor_scales=isinstance(given.bmm1_scale, Tensor) or isinstance(given.bmm2_scale, Tensor),
+        nonpositive_scale=_nonpositive(given.bmm1_scale),
         separate_tables=not given.uses_shared_paged_kv_idx,
         context_parallel=given.enable_dcp,
         batch_invariant=given.batch_invariant,

@@ -1,0 +1,125 @@
+"""The CuTe backend: kernels of `mla_lab/cute` on a Hopper card, by way of prebuilt libraries.
+
+With a `plan` its words are copied to the device once. Without one, the device planner cuts the
+batch anew in each launch, from lengths that never leave the device: kernel, tile and bounds are
+chosen from what a call's form tells, so that a captured graph stays right when lengths change.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import lru_cache
+
+from .. import jit
+from ..call import Call, Features
+from ..errors import BuildError
+from ..gpu import Gpu
+from ..jit import toolchain
+from ..plan import Choice, KernelConfig, Plan, choose
+from ..problem import LATENT_DIM, ROPE_DIM, Problem
+from ..workspace import Workspace
+from .cuda_ops import MAX_BATCH
+from .device_plan import PlanOnDevice
+from .families import FAMILIES, complete, costs
+from .launch import Launch
+
+#: features that no kernel has yet, and their names in a call
+MISSING = {
+    "sparse": "sparse_mla_top_k: sparse calls",
+    "mask": "mask: draft masks other than the causal rule",
+    "sinks": "sinks",
+    "skip_softmax": "skip_softmax_threshold_scale_factor",
+    "context_parallel": "enable_dcp: decode context parallel",
+    "separate_tables": "uses_shared_paged_kv_idx=False: a table of its own for values",
+    "tensor_scales": "bmm1_scale, bmm2_scale as device tensors",
+}
+
+
+class CuteBackend:
+    """MLA decode by CuTe kernels."""
+
+    name = "cute"
+    reads_lengths = False
+
+    def supports(self, features: Features, problem: Problem, gpu: Gpu | None) -> str | None:
+        """Hardware first, then what the kernels lack, then whether they can be had here."""
+        if gpu is None:
+            return "the tensors are on a CPU; its kernels run on a GPU"
+        reason = _gpu_reason(gpu) or _feature_reason(features) or _format_reason(problem)
+        return reason or _build_reason(_choice(problem, gpu, features.batch_invariant), problem)
+
+    def plan(self, call: Call, gpu: Gpu | None) -> PlanOnDevice:
+        """A plan that the device makes in each launch, within the call's bounds.
+
+        A bound counts as the next power of two, so that it may grow step by step without effect.
+        """
+        if gpu is None:
+            raise BuildError("plan: got a CPU; supported: a GPU")
+        problem = call.problem
+        longest = min(1 << (max(problem.kv_lens) - 1).bit_length(), call.form.bounds.kv_lens[0])
+        problem = replace(problem, kv_lens=(longest,) * problem.batch)
+        return _plan(problem, call.form.total_q, gpu, call.features.batch_invariant)
+
+    def run(self, call: Call, plan: Plan | PlanOnDevice, workspace: Workspace) -> Launch:
+        """Enqueues the call; returns what repeats it for equal calls."""
+        launch = Launch.of(call, plan, workspace)
+        launch(call.given, call.out, call.lse)
+        return launch
+
+
+def _gpu_reason(gpu: Gpu) -> str | None:
+    archs = tuple(dict.fromkeys(arch for family in FAMILIES.values() for arch in family.archs))
+    return None if gpu.arch in archs else f"the GPU is {gpu.arch}; its kernels are for {archs}"
+
+
+def _feature_reason(features: Features) -> str | None:
+    for name, words in MISSING.items():
+        if getattr(features, name):
+            return f"its kernels have no {words}"
+    if features.nonpositive_scale:
+        return "bmm1_scale of 0 or less: its kernels mask scores before they are scaled"
+    return None
+
+
+def _format_reason(problem: Problem) -> str | None:
+    """What no family has; formats that are on no family's list are told with the lists."""
+    dims = (problem.latent_dim, problem.rope_dim)
+    if dims != (LATENT_DIM, ROPE_DIM):
+        return f"latent and rope dims {dims}; its kernels have {(LATENT_DIM, ROPE_DIM)}"
+    if problem.batch > MAX_BATCH:
+        return f"a batch of {problem.batch}; the device planner takes up to {MAX_BATCH}"
+    for family in FAMILIES.values():
+        formats = (problem.q_dtype, problem.out_dtype)
+        dense = problem.kv_format == problem.q_dtype
+        if dense and set(formats) <= set(family.dtypes) and problem.page_size in family.page_sizes:
+            return None
+    dtypes = tuple(dict.fromkeys(d for family in FAMILIES.values() for d in family.dtypes))
+    pages = sorted({size for family in FAMILIES.values() for size in family.page_sizes})
+    return (
+        f"query {problem.q_dtype}, cache {problem.kv_format}, out {problem.out_dtype}, pages of "
+        f"{problem.page_size}; its kernels take query and cache of one dtype of {dtypes}, out of "
+        f"one of them, pages of {pages}"
+    )
+
+
+def _build_reason(choice: Choice, problem: Problem) -> str | None:
+    """None where the kernels are compiled or a compiler is here, else what is missing."""
+    arch = FAMILIES[choice.config.kernel].archs[0]
+    wanted = (complete(choice.config, problem, None), KernelConfig("cuda/planner"))
+    for config in wanted:
+        if jit.find(config, arch) is None:
+            try:
+                toolchain.versions(config.kernel)
+            except BuildError as error:
+                return f"{config.name()} is not compiled here, and cannot be: {error}"
+    return None
+
+
+@lru_cache(maxsize=256)
+def _choice(problem: Problem, gpu: Gpu, batch_invariant: bool) -> Choice:
+    return choose(problem, gpu, batch_invariant, costs())
+
+
+@lru_cache(maxsize=256)
+def _plan(problem: Problem, total_q: int, gpu: Gpu, batch_invariant: bool) -> PlanOnDevice:
+    return PlanOnDevice.of(_choice(problem, gpu, batch_invariant), problem, total_q)

@@ -1,0 +1,129 @@
+"""Plans in device memory: copied there once, or made there anew in every call.
+
+    on_device(plan, device)      a Plan's words on a device, copied at its first use
+    PlanOnDevice                 bounds in place of lengths; a planner kernel cuts in each launch
+
+Neither waits for the device. A copy is enqueued on the current stream, which later launches are
+expected to use too, as they share a workspace.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ..errors import invalid, unsupported
+from ..plan import Choice, KernelConfig, Plan, WorkspaceLayout
+from ..plan.cuts import Shape
+from ..plan.search import walk_overhead
+from ..plan.workspace import MAX_GROUPS
+from ..problem import Problem
+from ..workspace import Workspace
+from .cuda_ops import DevicePlan, DevicePlanner, merge_items
+
+#: a Plan's words on each device that it was used on; they go when it goes
+_COPIES: WeakKeyDictionary[Plan, dict[torch.device, DevicePlan]] = WeakKeyDictionary()
+
+
+@dataclass(frozen=True)
+class PlanOnDevice:
+    """What stays fixed of a plan that is made on the device: kernel, bounds, memory."""
+
+    config: KernelConfig
+    planner: DevicePlanner
+    workspace: WorkspaceLayout
+
+    @classmethod
+    def of(cls, choice: Choice, bounds: Problem, total_q: int) -> PlanOnDevice:
+        """The planner for calls within `bounds`. Raises Unsupported where there are too many."""
+        config = choice.config
+        planner = DevicePlanner(
+            heads=bounds.heads,
+            max_batch=bounds.batch,
+            max_q_len=max(bounds.q_lens),
+            max_kv_len=max(bounds.kv_lens),
+            tile_rows=config.tile_rows,
+            tile_kv=config.tile_kv,
+            num_workers=choice.num_workers,
+            total_q=total_q,
+        )
+        planner = replace(planner, **_policy(choice, bounds))
+        tiles, slots, groups = planner.capacity
+        check_groups("plan", groups, config.cluster)
+        layout = WorkspaceLayout.of(
+            slots, groups, config.tile_rows, bounds.latent_dim, tiles, choice.num_workers
+        )
+        return cls(config, planner, layout)
+
+    def words(self, workspace: Workspace) -> DevicePlan:
+        """Where the planner writes."""
+        return DevicePlan(
+            tiles=workspace["tiles"],
+            worker_begin=workspace["worker_begin"],
+            merge_items=workspace["merge_items"],
+            counts=workspace["counts"],
+        )
+
+
+def _policy(choice: Choice, bounds: Problem) -> dict[str, Any]:
+    """The device planner's policy: fixed pieces as chosen, else greedy with the model's overhead.
+
+    The cost policy searches, which no kernel does; greedy is the nearest that one can compute.
+    """
+    if choice.policy == "fixed_size":
+        return {"policy": choice.policy, **dict(choice.knobs)}
+    config = choice.config
+    shape = Shape.of(bounds, config.tile_rows, config.tile_kv, choice.num_workers)
+    return {"policy": "greedy", "overhead": walk_overhead(shape, choice.model)}
+
+
+def check_groups(name: str, groups: int, cluster: int) -> None:
+    """Refuse more row tiles with partials than there are counters, one a CTA of the cluster."""
+    if groups * cluster > MAX_GROUPS:
+        supported = f"up to {MAX_GROUPS // cluster} with a cluster of {cluster}"
+        raise unsupported(name, f"{groups} split row tiles", supported)
+
+
+def on_device(plan: Plan, device: torch.device) -> DevicePlan:
+    """`plan`'s words on `device`; the first use on a device copies them.
+
+    Raises InvalidInput where that first use is inside a CUDA graph's capture.
+    """
+    copies = _COPIES.setdefault(plan, {})
+    if device not in copies:
+        refuse_capture("plan", "copied to the device", device)
+        copies[device] = DevicePlan(
+            tiles=upload(plan.tiles, device),
+            worker_begin=upload(plan.worker_begin, device),
+            merge_items=upload(merge_items(plan), device),
+            counts=torch.empty(0, dtype=torch.int32, device=device),
+        )
+    return copies[device]
+
+
+@lru_cache(maxsize=256)
+def uniform_q_begin(batch: int, q_len: int, device: torch.device) -> Tensor:
+    """Query-token prefix sums of a dense call, int32 [batch + 1] on `device`."""
+    refuse_capture("query", "met for the first time, and its prefix sums are made", device)
+    return upload(np.arange(batch + 1, dtype=np.int32) * q_len, device)
+
+
+def upload(words: np.ndarray, device: torch.device) -> Tensor:
+    """A copy of int32 words on `device`, enqueued without waiting for it."""
+    host = torch.tensor(words, dtype=torch.int32)
+    if device.type == "cuda":
+        return host.pin_memory().to(device, non_blocking=True)
+    return host
+
+
+def refuse_capture(name: str, what: str, device: torch.device) -> None:
+    """InvalidInput inside a capture: what is done once must not be recorded into a graph."""
+    if device.type == "cuda" and torch.cuda.is_current_stream_capturing():
+        got = f"{what} during the capture of a CUDA graph"
+        raise invalid(name, got, "one equal call before the capture")

@@ -1,0 +1,80 @@
+"""What the kernel families of the CuTe backend can do, known without importing cutlass.
+
+Their own modules check a configuration again when it is compiled; a call is refused here, before
+anything is compiled.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from ..plan.config import KernelConfig
+from ..plan.kernel_costs import KernelCosts, recorded_costs
+from ..problem import Problem
+
+
+@dataclass(frozen=True)
+class Family:
+    """One kernel family; lists are of what it compiles."""
+
+    kernel: str
+    archs: tuple[str, ...]
+    dtypes: tuple[str, ...]
+    page_sizes: tuple[int, ...]
+    #: (tile rows, CTAs of a cluster)
+    tiles: tuple[tuple[int, int], ...]
+    tile_kv: int
+    #: partials of one row tile that the merge inside the kernel can take
+    max_splits: int
+
+
+Q_M = Family(
+    kernel="cute/q_m",
+    archs=("sm_90a",),
+    dtypes=("bf16", "fp16"),
+    page_sizes=(16, 32, 64, 128),
+    tiles=((64, 1), (128, 2)),
+    tile_kv=64,
+    max_splits=160,
+)
+FAMILIES = {family.kernel: family for family in (Q_M,)}
+
+
+def costs() -> tuple[KernelCosts, ...]:
+    """Constants of the families that this backend runs."""
+    return tuple(cost for cost in recorded_costs() if cost.kernel in FAMILIES)
+
+
+def family_of(tile_rows: int) -> Family | None:
+    """The family whose work tiles have as many rows."""
+    for family in FAMILIES.values():
+        if any(rows == tile_rows for rows, _ in family.tiles):
+            return family
+    return None
+
+
+def config_for_tiles(tile_rows: int) -> KernelConfig | None:
+    """The kernel for a plan that names none: the first with work tiles of as many rows."""
+    family = family_of(tile_rows)
+    if family is None:
+        return None
+    cluster = next(cluster for rows, cluster in family.tiles if rows == tile_rows)
+    return KernelConfig(family.kernel, tile_rows=tile_rows, cluster=cluster)
+
+
+def complete(config: KernelConfig, problem: Problem, pdl: bool | None) -> KernelConfig:
+    """`config` for this call's formats, with the caller's tensors as they are ("shaped").
+
+    pdl False takes programmatic dependent launch out; the kernels have it otherwise.
+    """
+    options = dict(config.options) | {"shaped": 1}
+    if pdl is False:
+        options["pdl"] = 0
+    return replace(
+        config,
+        q_dtype=problem.q_dtype,
+        kv_format=problem.kv_format,
+        out_dtype=problem.out_dtype,
+        page_size=problem.page_size,
+        options=tuple(options.items()),
+    )

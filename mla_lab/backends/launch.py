@@ -1,0 +1,194 @@
+"""A kernel launch made ready: all of a call that equal calls share.
+
+`Launch.of` resolves kernel, plan words and workspace slices once; calling it takes the tensors of
+one call and enqueues, in order, the device planner (where there is no plan), the attention kernel,
+the merge kernel (where the attention kernel leaves partials) and the change of lse's base. It
+allocates nothing and waits for nothing.
+
+Host time is what matters here: views cost a microsecond each, so that the kernel takes query,
+out and lse in the caller's shapes, and slices of a workspace are made once.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .. import jit
+from ..call import Arguments, Call
+from ..errors import invalid, unsupported
+from ..plan import KernelConfig, Plan
+from ..workspace import Workspace
+from .cuda_ops import DevicePlan, DevicePlanner, Merge
+from .device_plan import (
+    PlanOnDevice,
+    check_groups,
+    on_device,
+    refuse_capture,
+    uniform_q_begin,
+)
+from .families import FAMILIES, complete, config_for_tiles
+
+LOG2_E = math.log2(math.e)
+#: what tensor maps and 16-byte stores ask for
+PLACES = "data at multiples of 16 bytes, pages apart by multiples of 16 bytes"
+
+
+@dataclass(frozen=True)
+class Shapes:
+    """How a caller's tensors differ from what the kernel takes; True costs a view a call."""
+
+    #: query and out are [total_q, heads, ...]: a batch of one, to a kernel
+    ragged: bool
+    #: kv_cache is [pages, 1, page_size, width]
+    cache_4d: bool
+    #: lse is [batch, q_len, heads]
+    lse_3d: bool
+    lse_base2: bool
+
+    @classmethod
+    def of(cls, call: Call) -> Shapes:
+        """The shapes of a checked call."""
+        return cls(
+            ragged=call.features.ragged,
+            cache_4d=call.given.kv_cache.dim() == 4,
+            lse_3d=call.lse is not None and call.lse.dim() == 3,
+            lse_base2=call.lse is not None and call.given.return_lse_base == "base2",
+        )
+
+    @property
+    def plain(self) -> bool:
+        return not (self.ragged or self.cache_4d or self.lse_3d)
+
+
+class Launch:
+    """Repeats one launch for calls of the same form, plan and workspace."""
+
+    def __init__(
+        self,
+        call: Call,
+        config: KernelConfig,
+        words: DevicePlan,
+        workspace: Workspace,
+        planner: DevicePlanner | None = None,
+    ) -> None:
+        form = call.form
+        self.config = config
+        self._attend = kernel(config, form.device)
+        self._planner = planner
+        self._words = words
+        self._walk = (words.tiles, words.worker_begin)
+        self._between = between(workspace, config.tile_rows, form.bounds.latent_dim)
+        self._heads = form.bounds.heads
+        self._shapes = Shapes.of(call)
+        self._no_lse = torch.empty(0, 0, dtype=torch.float32, device=form.device)
+        self._merges = not config.option("fused_merge", 1) and bool(len(words.merge_items))
+        self._q_begin: Any = None  # or of the caller
+        if not form.features.ragged:
+            batch, q_len = form.bounds.batch, form.bounds.q_lens[0]
+            self._q_begin = uniform_q_begin(batch, q_len, form.device)
+
+    @classmethod
+    def of(cls, call: Call, plan: Plan | PlanOnDevice, workspace: Workspace) -> Launch:
+        """Raises InvalidInput or Unsupported where no kernel can run `plan`, or where something
+        that happens once would happen inside the capture of a graph.
+        """
+        bounds, pdl = call.form.bounds, call.given.enable_pdl
+        if isinstance(plan, PlanOnDevice):
+            config = complete(plan.config, bounds, pdl)
+            return cls(call, config, plan.words(workspace), workspace, plan.planner)
+        config = complete(config_of(plan), bounds, pdl)
+        return cls(call, config, on_device(plan, call.form.device), workspace)
+
+    def __call__(self, given: Arguments, out: Tensor, lse: Tensor | None) -> None:
+        """Enqueue everything for one call's tensors."""
+        query, cache, result, lse_rows = given.query, given.kv_cache, out, lse
+        if not self._shapes.plain:
+            query, cache, result, lse_rows = self._view(query, cache, out, lse)
+        if lse_rows is None:
+            lse_rows = self._no_lse
+        q_begin = given.cum_seq_lens_q if self._q_begin is None else self._q_begin
+        if self._planner is not None:
+            self._planner(given.seq_lens, q_begin, self._words)
+        try:
+            self._attend(
+                query,
+                cache,
+                result,
+                lse_rows,
+                *self._between,
+                given.block_tables,
+                given.seq_lens,
+                q_begin,
+                *self._walk,
+                self._heads,
+                float(given.bmm1_scale * LOG2_E),
+                float(given.bmm2_scale),
+            )
+        except ValueError as error:
+            got = f"tensors that the kernel refuses ({error})"
+            raise invalid("query, kv_cache, out", got, PLACES) from None
+        if self._merges:
+            self._merge(given, q_begin, out, lse_rows)
+        if self._shapes.lse_base2:
+            lse_rows.mul_(LOG2_E)
+
+    def _view(
+        self, query: Tensor, cache: Tensor, out: Tensor, lse: Tensor | None
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
+        shapes = self._shapes
+        if shapes.ragged:
+            query, out = query.unsqueeze(0), out.unsqueeze(0)
+        if shapes.cache_4d:
+            cache = cache.squeeze(1)
+        if shapes.lse_3d and lse is not None:
+            lse = lse.flatten(0, 1)
+        return query, cache, out, lse
+
+    def _merge(self, given: Arguments, q_begin: Tensor, out: Tensor, lse: Tensor) -> None:
+        """The merge kernel, which may start while the attention kernel drains."""
+        merge = Merge(
+            self._heads,
+            float(given.bmm2_scale),
+            programmatic_launch=given.enable_pdl is not False,
+        )
+        partial_out, partial_lse, _ = self._between
+        rows = out.view(-1, out.shape[-1])
+        items, no_sinks = self._words.merge_items, self._no_lse.view(-1)
+        merge((partial_out, partial_lse), items, q_begin, rows, lse.view(-1), no_sinks)
+
+
+def between(workspace: Workspace, tile_rows: int, latent_dim: int) -> tuple[Tensor, Tensor, Tensor]:
+    """partial_out, partial_lse and counters; without elements where the plan has no partials."""
+    if workspace.layout.slices:
+        return workspace["partial_out"], workspace["partial_lse"], workspace["counters"]
+    device = workspace.buffer.device
+    none = torch.empty(0, tile_rows, latent_dim, dtype=torch.float32, device=device)
+    return none, none[..., 0].contiguous(), torch.empty(0, dtype=torch.int32, device=device)
+
+
+def config_of(plan: Plan) -> KernelConfig:
+    """The kernel for a caller's plan. Raises Unsupported where none can run it."""
+    config = plan.config or config_for_tiles(plan.tile_rows)
+    family = FAMILIES.get(config.kernel) if config else None
+    if config is None or family is None or plan.tile_kv != family.tile_kv:
+        has = [f"{rows} x {f.tile_kv}" for f in FAMILIES.values() for rows, _ in f.tiles]
+        raise unsupported("plan", f"work tiles of {plan.tile_rows} x {plan.tile_kv}", has)
+    check_groups("plan", plan.num_groups, config.cluster)
+    most = int(plan.tiles[:, 5].max(initial=1))
+    if most > family.max_splits and config.option("fused_merge", 1):
+        raise unsupported("plan", f"{most} splits of one row tile", f"up to {family.max_splits}")
+    return config
+
+
+@lru_cache(maxsize=256)
+def kernel(config: KernelConfig, device: torch.device) -> Callable[..., Any]:
+    """The tvm-ffi function of a configuration on a device, compiled at its first use."""
+    refuse_capture("decode", f"the first use of {config.name()}", device)
+    return jit.kernel(config, jit.device_arch(device.index)).launch

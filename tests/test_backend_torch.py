@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import math
+import os
+import time
 from dataclasses import replace
 
 import numpy as np
@@ -10,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mla_lab.accuracy import LSE_TOLERANCE, error, lse_error, sdpa_error
+from mla_lab.bench.torch_backend import MEMORY_LIMIT, SPEED_LIMIT, memory, speed
 from mla_lab.context_parallel import merge, shard
 from mla_lab.decode import decode
 from mla_lab.inputs import DISTRIBUTIONS, FEATURES, DecodeInputs, make_inputs
@@ -228,8 +231,6 @@ def test_e4m3_results_saturate():
 
 @pytest.mark.parametrize("policy", ["none", "fixed_size"])
 def test_memory_stays_within_workspace_and_64_mb(policy):
-    from mla_lab.bench.torch_backend import MEMORY_LIMIT, memory
-
     problem = Problem.uniform(2, 1, 16384, heads=32, q_dtype="fp32", kv_format="fp32")
     used = memory(problem, policy)
     assert used.peak > 0
@@ -238,12 +239,18 @@ def test_memory_stays_within_workspace_and_64_mb(policy):
     assert used.beyond < problem.total_kv * problem.kv_token_bytes / 2
 
 
-@pytest.mark.serial
-def test_it_is_quick_enough_to_teach_with():
-    from mla_lab.bench.torch_backend import SPEED_LIMIT, speed
+class TestSpeed:
+    """Quick enough to teach with: at most 0.6x gathering the pages and torch's SDPA."""
 
-    # a neighbour on the machine spoils some calls of either, so the best are compared
-    assert speed(threads=2, repeats=15, of=min).ratio <= SPEED_LIMIT
+    def test_work_of_one_thread(self):
+        assert speed(threads=1, repeats=3, clock=time.process_time).ratio <= SPEED_LIMIT
+
+    @pytest.mark.serial
+    def test_time_of_two_threads(self):
+        # threads that wait for a core, and for each other, measure the neighbours
+        if os.getloadavg()[0] > (os.cpu_count() or 1) + 0.5:
+            pytest.skip(f"this machine is busy: load {os.getloadavg()[0]:.1f}")
+        assert min(speed(threads=2).ratio for _ in range(2)) <= SPEED_LIMIT
 
 
 def test_gradients_are_never_recorded():

@@ -8,11 +8,14 @@ import jsonschema
 import pytest
 import torch
 
+from mla_lab.bench import power
 from mla_lab.bench.cases import uniform_case
 from mla_lab.bench.harness import Bench
 from mla_lab.bench.measure import Method
 from mla_lab.bench.peers.base import Prepared
 from mla_lab.bench.records import Record, read, results, schema
+from mla_lab.bench.rotation import make_rotation
+from mla_lab.bench.telemetry import Sample, Telemetry
 from mla_lab.errors import DeviceLost, unsupported
 
 CASES = [uniform_case(1, 1, 4, 20), uniform_case(2, 1, 4, 20)]
@@ -33,6 +36,9 @@ class FakeReplay:
         self.timer.calls.append((self.peer, "cold" if self.cold else len(self.launches)))
         clock = self.timer.clocks[self.peer]
         return len(self.launches) * (clock.pop(0) if len(clock) > 1 else clock[0])
+
+    def repeat(self, times):
+        return sum(self() for _ in range(times))
 
 
 class FakeTimer:
@@ -326,6 +332,72 @@ def test_a_peer_that_died_in_the_preflight_has_rows_and_is_not_run(path):
 def test_a_finished_record_needs_no_preflight(path):
     run(path, [FakePeer("a")])
     run(path, [FakePeer("a")], preflight=lambda peers, device: pytest.fail("nothing to do"))
+
+
+def test_twice_the_error_of_torch_is_the_limit(path):
+    def noisy(share):
+        """A result off by this share of torch's own error."""
+
+        def spoil(expected):
+            random = torch.Generator().manual_seed(0)
+            noise = torch.randn(expected.shape, generator=random)
+            return expected + share * sdpa * noise / noise.norm() * expected.norm()
+
+        return spoil
+
+    sdpa = make_rotation(CASES[0], rotation_bytes=1, workspace_bytes=1).sdpa_error
+    peers = [FakePeer("near", noisy(1.8)), FakePeer("far", noisy(2.3))]
+    rows = by_peer(run(path, peers, cases=CASES[:1]))
+    assert {name: row["status"] for name, row in rows.items()} == {"near": "ok", "far": "wrong"}
+    assert rows["near"]["sdpa_error"] == pytest.approx(sdpa, rel=1e-3)
+    assert rows["far"]["rel_error"] < 5e-3, "the fixed limit would have let it pass"
+
+
+class Sensor(Telemetry):
+    """Reads 600 W whenever it is asked."""
+
+    running = True
+
+    def between(self, begin, end):
+        self.samples = [Sample(begin, ()), Sample(end, ()), Sample(end + 1, ())]
+        return {"watts": 600.0, "sm_mhz": 1500.0}
+
+
+def test_power_is_read_under_load_where_it_limits(monkeypatch, path):
+    clocks = {"a": [1000.0], "b": [2000.0]}
+    method = replace(METHOD, power=True, isolated=False, planned=False)
+    case = uniform_case(64, 1, 128, 4096)
+    assert power.worthwhile(case.problem)
+    assert not power.worthwhile(uniform_case(1, 1, 128, 1024).problem), "latency"
+    assert not power.worthwhile(uniform_case(128, 1, 16, 8192).problem), "memory"
+    timer = FakeTimer(**clocks)
+    replay = FakeReplay(timer, [FakeLaunch("a", lambda: None)] * 8, False)
+    assert power.sustained(replay, 8, Telemetry()) is None, "no sensor"
+    assert len(timer.calls) == 0
+    row = power.sustained(replay, 8, Sensor())
+    assert (row["watts"], row["us"], row["readings"]) == (600.0, 1000.0, 2)
+    assert row["joules"] == pytest.approx(0.6)
+    assert row["seconds"] == pytest.approx(power.WINDOW_SECONDS)
+    monkeypatch.setattr("mla_lab.bench.measure.worthwhile", lambda problem: True)
+    monkeypatch.setattr("mla_lab.bench.harness.Telemetry", Sensor)
+    rows = by_peer(run(path, [FakePeer("a"), FakePeer("b")], FakeTimer(**clocks), method=method))
+    assert rows["b"]["power"]["joules"] == pytest.approx(1.2)
+    validate(path)
+
+
+def test_a_plan_that_the_device_refuses_leaves_the_rest(path):
+    class Peer(FakePeer):
+        def prepare(self, rotation):
+            def refuse():
+                raise unsupported("plan", "too many tiles", "fewer")
+
+            prepared = super().prepare(rotation)
+            return replace(prepared, planned_launches=(FakeLaunch("a", refuse),))
+
+    row = by_peer(run(path, [Peer("a")]))["a"]
+    assert row["us"] == 10.0
+    assert "us_with_plan" not in row
+    assert row["notes"]["planned"] == "plan: got too many tiles; supported: fewer"
 
 
 def test_the_run_row_tells_where_and_how(path):

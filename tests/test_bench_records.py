@@ -18,7 +18,13 @@ from mla_lab.bench.records import (
     rerun_spread,
     results,
 )
-from mla_lab.bench.report import fill_tables, gate_table, refusals_table, times_table
+from mla_lab.bench.report import (
+    fill_tables,
+    gate_table,
+    power_table,
+    refusals_table,
+    times_table,
+)
 from mla_lab.bench.telemetry import Telemetry
 from mla_lab.cli import main
 from mla_lab.errors import InvalidInput
@@ -193,6 +199,13 @@ def test_the_gate_s_table_ends_with_the_verdict():
     text = gate_table(compare(record_of(0), record_of(1, slow=1.2)))
     assert "FAILS" in text
     assert text.count("slower") == len(CASES)
+
+
+def test_power_table_shows_what_was_under_load():
+    load = {"watts": 650.0, "sm_mhz": 1400.0, "us": 120.0, "joules": 0.078, "seconds": 0.4}
+    rows = [row(CASES[5], 110.0, power={**load, "readings": 14}), row(CASES[0], 7.0, power=None)]
+    lines = power_table(rows, "anchor").splitlines()[2:]
+    assert lines == [f"| {CASES[5].name} | mla-lab | 120 | 1400 | 650 | 78.0 |"]
 
 
 def test_readings_are_medians_of_their_window():

@@ -11,13 +11,14 @@ from typing import Any
 import torch
 
 from ..errors import DeviceLost
+from . import power
 from .cases import Case
 from .ceilings import ceilings
 from .environment import environment
 from .measure import CaseRun, Method
 from .peers import Peer
 from .records import Key, Record, Row, describe_case, rerun_spread
-from .telemetry import Telemetry
+from .telemetry import PERIOD_MS, Telemetry
 from .timers import Timer, timer_for
 
 
@@ -60,7 +61,7 @@ class Bench:
         begin = time.monotonic()
         ended = "interrupted"
         try:
-            with Telemetry() as telemetry:
+            with Telemetry(self._period_ms()) as telemetry:
                 for number, (case, part, peers) in enumerate(todo, 1):
                     self.progress(f"{number}/{len(todo)} {case.name}")
                     for row in self._case(case, peers, telemetry):
@@ -100,6 +101,9 @@ class Bench:
             "ceilings": self._ceilings(),
         }
 
+    def _period_ms(self) -> int:
+        return power.PERIOD_MS if self.method.power else PERIOD_MS
+
     def _ceilings(self) -> Row | None:
         return ceilings(self.device) if self.method.ceilings else None
 
@@ -109,7 +113,7 @@ class Bench:
             if peer.name in self.died:
                 yield _failed(case, peer, self.died[peer.name])
         begin = time.monotonic()
-        run = CaseRun(case, self.method, self.timer, self.device)
+        run = CaseRun(case, self.method, self.timer, self.device, telemetry)
         try:
             rows = run.rows([peer for peer in peers if peer.name not in self.died])
         except DeviceLost:

@@ -19,6 +19,7 @@ from .cases import Case
 from .checks import compare
 from .kernel_times import kernel_times
 from .peers import Peer, Prepared
+from .power import sustained, worthwhile
 from .records import Row, describe_case
 from .rotation import (
     MIN_LAUNCHES,
@@ -27,6 +28,7 @@ from .rotation import (
     Rotation,
     make_rotation,
 )
+from .telemetry import Telemetry
 from .timers import Replay, Timer
 
 
@@ -47,6 +49,8 @@ class Method:
     planned: bool = True
     #: time of each kernel, by the profiler, in a run of its own
     kernels: bool = False
+    #: watts and joules of compute-bound cases, in a window of load for each peer
+    power: bool = False
     #: measure the GEMM and the read before and after
     ceilings: bool = True
 
@@ -80,11 +84,19 @@ class Entry:
 class CaseRun:
     """One case against some peers, on one device with one timer."""
 
-    def __init__(self, case: Case, method: Method, timer: Timer, device: torch.device) -> None:
+    def __init__(
+        self,
+        case: Case,
+        method: Method,
+        timer: Timer,
+        device: torch.device,
+        telemetry: Telemetry | None = None,
+    ) -> None:
         self.case = case
         self.method = method
         self.timer = timer
         self.device = device
+        self.telemetry = telemetry or Telemetry()
         #: the row of the peer that lost the device
         self.culprit: Row | None = None
 
@@ -125,14 +137,18 @@ class CaseRun:
         if rotation is not None:
             for entry in (e for e in entries if e.running):
                 self._finish(entry, rotation)
+            if self.method.power and worthwhile(self.case.problem):
+                self._load([e for e in entries if e.running])
 
     def _enter(self, entry: Entry, rotation: Rotation) -> None:
         """Prepares a peer, checks every copy, makes its replays and warms them up."""
         prepared = entry.peer.prepare(rotation)
         pairs = zip(prepared.launches, rotation.expected, strict=True)
         accuracy = compare((launch(), expected) for launch, expected in pairs)
-        entry.row.update(asdict(accuracy), notes=prepared.notes)
-        objection = accuracy.objection(self.case)
+        entry.row.update(
+            asdict(accuracy), sdpa_error=rotation.sdpa_error, notes=dict(prepared.notes)
+        )
+        objection = accuracy.objection(self.case, rotation.sdpa_error)
         if objection:
             entry.row.update(status="wrong", reason=objection)
             return
@@ -143,17 +159,21 @@ class CaseRun:
             launches_per_replay=len(order),
         )
         entry.prepared = prepared
-        entry.replays = self._replays(prepared, order)
+        entry.replays = self._replays(entry, prepared, order)
         for _ in range(self.method.warmups):
             for replay in entry.replays.values():
                 replay()
 
-    def _replays(self, prepared: Prepared, order: list[int]) -> dict[str, Replay]:
+    def _replays(self, entry: Entry, prepared: Prepared, order: list[int]) -> dict[str, Replay]:
         replays = {"us": self.timer.ready([prepared.launches[i] for i in order])}
         if self.method.isolated:
             replays["isolated_us"] = self.timer.ready(prepared.launches[:1], cold=True)
         if self.method.planned and prepared.planned_launches:
-            prepared.planned_launches[0]()  # nothing is compiled or loaded in a capture
+            try:
+                prepared.planned_launches[0]()  # nothing is compiled or loaded in a capture
+            except MlaLabError as refusal:
+                entry.row["notes"]["planned"] = str(refusal)
+                return replays
             launches = [prepared.planned_launches[i] for i in order]
             replays["us_with_plan"] = self.timer.ready(launches)
         return replays
@@ -162,7 +182,7 @@ class CaseRun:
         """Checks what the replay wrote; times the plan where the host makes it."""
         try:
             accuracy = compare([(entry.replays["us"].last_output, rotation.expected[-1])])
-            objection = accuracy.objection(self.case)
+            objection = accuracy.objection(self.case, rotation.sdpa_error)
             if objection:
                 entry.row.update(status="wrong", reason=f"in the timed replay: {objection}")
                 return
@@ -174,6 +194,15 @@ class CaseRun:
                 entry.row["kernels_us"] = kernel_times(prepared.launches, self.device)
         except Exception as error:
             self._give_up(entry, error)
+
+    def _load(self, entries: Sequence[Entry]) -> None:
+        """A window of load for each peer, one after the other, under the card's sensor."""
+        for entry in entries:
+            replay, launches = entry.replays["us"], entry.row["launches_per_replay"]
+            try:
+                entry.row["power"] = sustained(replay, launches, self.telemetry)
+            except Exception as error:
+                self._give_up(entry, error)
 
     def _run_round(self, entry: Entry) -> None:
         """One run of each of the peer's replays."""

@@ -56,6 +56,17 @@ def rates_table(rows: Sequence[Row], family: str) -> str:
     return "\n".join(lines)
 
 
+def power_table(rows: Sequence[Row], family: str) -> str:
+    """Compute-bound cases under load: time, clock, watts and joules of a launch, peer by peer."""
+    lines = ["| case | peer | us under load | MHz | W | mJ a launch |", "|---|---|" + "---:|" * 4]
+    for row in results(rows, "ok"):
+        power = row.get("power")
+        if power and row["family"] == family and row["part"] == 0:
+            figures = f"{power['sm_mhz']:.0f} | {power['watts']:.0f} | {1e3 * power['joules']:.1f}"
+            lines.append(f"| {row['case']} | {row['peer']} | {_cell(power['us'])} | {figures} |")
+    return "\n".join(lines)
+
+
 def method_note(rows: Sequence[Row]) -> str:
     """One paragraph: where, with what and how the figures were taken."""
     runs = [row for row in rows if row["kind"] == "run"]
@@ -127,6 +138,7 @@ def best_times(rows: Iterable[Row]) -> dict[str, dict[str, float]]:
 TABLES: dict[str, Callable[[Sequence[Row]], str]] = {
     "anchor": lambda rows: times_table(rows, "anchor"),
     "anchor-rates": lambda rows: rates_table(rows, "anchor"),
+    "anchor-power": lambda rows: power_table(rows, "anchor"),
     "twin": lambda rows: times_table(rows, "twin"),
     "feature": lambda rows: times_table(rows, "feature"),
     "trace": lambda rows: times_table(rows, "trace"),

@@ -14,6 +14,7 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
+from .. import accuracy
 from .. import kv_cache as formats
 from ..inputs import DecodeInputs, make_inputs
 from ..problem import Problem
@@ -68,6 +69,14 @@ class Rotation:
     def expected(self) -> tuple[Tensor, ...]:
         """float64 reference of each copy, kept as fp32 [total_q, heads, latent]."""
         return tuple(_reference(copy) for copy in self.copies)
+
+    @cached_property
+    def sdpa_error(self) -> float | None:
+        """Relative error of torch's attention on the first copy; None where it cannot run."""
+        try:
+            return accuracy.sdpa_error(self.copies[0]).relative
+        except RuntimeError:  # out of memory, or no such kernel: then fixed limits judge
+            return None
 
     @cached_property
     def without_poison(self) -> tuple[DecodeInputs, ...]:

@@ -14,9 +14,14 @@ from dataclasses import dataclass
 from statistics import median
 from types import TracebackType
 
-FIELDS = ("clocks.sm", "clocks.mem", "power.draw", "temperature.gpu")
-NAMES = ("sm_mhz", "mem_mhz", "watts", "celsius")
-#: the tool's own reading takes about 10 ms; power is averaged by the card over longer
+#: what is read, by the name it gets
+FIELDS = {
+    "sm_mhz": "clocks.sm",
+    "mem_mhz": "clocks.mem",
+    "watts": "power.draw.instant",
+    "celsius": "temperature.gpu",
+}
+#: the tool's own reading takes about 10 ms
 PERIOD_MS = 50
 
 
@@ -39,7 +44,7 @@ class Telemetry:
 
     def __enter__(self) -> Telemetry:
         if shutil.which("nvidia-smi"):
-            query = f"--query-gpu={','.join(FIELDS)}"
+            query = f"--query-gpu={','.join(FIELDS.values())}"
             command = ["nvidia-smi", query, "--format=csv,noheader,nounits", "-i", "0"]
             self._process = subprocess.Popen(
                 [*command, "-lms", str(self._period_ms)],
@@ -65,6 +70,11 @@ class Telemetry:
         if self._process.stdout:
             self._process.stdout.close()
 
+    @property
+    def running(self) -> bool:
+        """Whether readings come in."""
+        return self._process is not None and self._process.poll() is None
+
     def _read(self) -> None:
         if self._process is None or self._process.stdout is None:
             return
@@ -77,7 +87,7 @@ class Telemetry:
             values = tuple(float(field) for field in line.split(","))
         except ValueError:
             return
-        if len(values) == len(NAMES):
+        if len(values) == len(FIELDS):
             self.samples.append(Sample(time.monotonic(), values))
 
     def between(self, begin: float, end: float) -> dict[str, float] | None:
@@ -89,4 +99,4 @@ class Telemetry:
             middle = (begin + end) / 2
             inside = [min(self.samples, key=lambda s: abs(s.at - middle))]
         columns = zip(*(s.values for s in inside), strict=True)
-        return {name: median(column) for name, column in zip(NAMES, columns, strict=True)}
+        return {name: median(column) for name, column in zip(FIELDS, columns, strict=True)}

@@ -27,6 +27,9 @@ class Replay(Protocol):
     def __call__(self) -> float:
         """Microseconds that this run took."""
 
+    def repeat(self, times: int) -> float:
+        """Microseconds of `times` runs without a pause between them."""
+
     @property
     def last_output(self) -> Tensor:
         """What the last launch of the list wrote in the latest run."""
@@ -77,6 +80,9 @@ class _HostReplay:
         for launch in self._launches:
             self.last_output = launch()
         return (time.perf_counter() - start) * 1e6
+
+    def repeat(self, times: int) -> float:
+        return sum(self() for _ in range(times))
 
 
 class CudaGraphTimer:
@@ -139,8 +145,12 @@ class _GraphReplay:
         if self._scratch is not None:
             # also gives the host time to enqueue the graph before the first event is reached
             self._scratch.fill_(1)
+        return self.repeat(1)
+
+    def repeat(self, times: int) -> float:
         self._begin.record()
-        self._graph.replay()
+        for _ in range(times):
+            self._graph.replay()
         self._end.record()
         self._end.synchronize()
         return self._begin.elapsed_time(self._end) * 1e3

@@ -60,6 +60,7 @@ def _add_run(parser: argparse.ArgumentParser) -> None:
     method.add_argument("--rotation-mb", type=float, default=240.0, help="KV copies in all")
     method.add_argument("--seed", type=int, default=0)
     method.add_argument("--kernels", action="store_true", help="times of each kernel, profiled")
+    method.add_argument("--power", action="store_true", help="watts of compute-bound cases")
     method.add_argument("--quick", action="store_true", help="no isolated and no planned times")
     method.add_argument("--no-ceilings", action="store_true", help="no GEMM and read beside")
     sweep = parser.add_argument_group("sweep, in place of --cases: every combination")
@@ -98,6 +99,7 @@ def _run(args: argparse.Namespace) -> None:
         isolated=not args.quick,
         planned=not args.quick,
         kernels=args.kernels,
+        power=args.power,
         ceilings=not args.no_ceilings,
     )
     cases = [case for case in _cases(args) if re.search(args.only, case.name)]

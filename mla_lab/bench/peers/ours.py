@@ -8,11 +8,11 @@ import torch
 from torch import Tensor
 
 from ... import __version__, backends, decode
-from ...backends.base import plan_for
 from ...call import Arguments
 from ...errors import unsupported
+from ...gpu import H200, Gpu
 from ...inputs import DecodeInputs
-from ...plan import Plan
+from ...plan import Plan, choose
 from ..cases import Case
 from ..rotation import Rotation
 from ..timers import Launch
@@ -50,22 +50,27 @@ class Ours:
         """As `Peer.prepare`. Raises Unsupported with the backend's reason."""
         first = rotation.copies[0]
         arguments = _arguments(first, rotation.case.batch_invariant)
-        call, runner = decode.validate(Arguments(**arguments), self.backend, None)
-        gpu = backends.gpu_of(call.form.device)
+        _, runner = decode.validate(Arguments(**arguments), self.backend, None)
         if rotation.device.type == "cuda" and runner.name == "torch" and self.backend == "auto":
             # its time is listed under its own name; here it would pass for a kernel's
             raise unsupported("backend", "auto, which has no kernel for this call", "mla-lab-torch")
 
+        gpu = backends.gpu_of(rotation.device) or H200
+
         def plan() -> Plan:
-            plan_for.cache_clear()
-            return runner.plan(call, gpu)
+            return _plan(rotation.case, gpu, runner.name)
 
         shared = plan()
         make = self._prepared_launch if self.prepared else self._launch
         launches = tuple(make(copy, rotation.case, shared) for copy in rotation.copies)
-        return Prepared(launches, plan=plan, notes={"backend": runner.name, **_describe(shared)})
+        planned = None
+        if not runner.reads_lengths:  # then it plans on the device, in the same graph
+            planned = tuple(self._launch(copy, rotation.case, None) for copy in rotation.copies)
+        notes = {"backend": runner.name, **describe_plan(shared)}
+        return Prepared(launches, plan=plan, planned_launches=planned, notes=notes)
 
-    def _launch(self, copy: DecodeInputs, case: Case, plan: Plan) -> Launch:
+    def _launch(self, copy: DecodeInputs, case: Case, plan: Plan | None) -> Launch:
+        """plan: None leaves it to the call."""
         arguments = _arguments(copy, case.batch_invariant)
         out = _poisoned_out(copy)
 
@@ -76,17 +81,33 @@ class Ours:
         return launch
 
     def _prepared_launch(self, copy: DecodeInputs, case: Case, plan: Plan) -> Launch:
-        arguments = _arguments(copy, case.batch_invariant)
-        out = _poisoned_out(copy)
-        given = Arguments(**arguments, out=out, plan=plan)
-        call, runner = decode.validate(given, self.backend, None)
-        workspace = decode.allocate(call, plan)
+        return prepared_launch(copy, case, plan, self.backend)
 
-        def launch() -> Tensor:
-            runner.run(call, plan, workspace)
-            return out
 
-        return launch
+def prepared_launch(copy: DecodeInputs, case: Case, plan: Plan, backend: str) -> Launch:
+    """The backend's `run` alone: the call is checked and given its workspace here, once."""
+    arguments = _arguments(copy, case.batch_invariant)
+    out = _poisoned_out(copy)
+    given = Arguments(**arguments, out=out, plan=plan)
+    call, runner = decode.validate(given, backend, None)
+    checked = decode.make_plan(call, runner)
+    workspace = decode.allocate(call, checked)
+
+    def launch() -> Tensor:
+        runner.run(call, checked, workspace)
+        return out
+
+    return launch
+
+
+def _plan(case: Case, gpu: Gpu, backend: str) -> Plan:
+    """A plan of known lengths, as the host of a serving engine makes one a step."""
+    costs = None
+    if backend == "cute":
+        from ...backends import families
+
+        costs = families.costs()
+    return choose(case.problem, gpu, case.batch_invariant, costs).plan(case.problem)
 
 
 def _poisoned_out(copy: DecodeInputs) -> Tensor:
@@ -102,8 +123,10 @@ def _arguments(copy: DecodeInputs, batch_invariant: bool) -> dict[str, Any]:
     return {**arguments, "batch_invariant": batch_invariant}
 
 
-def _describe(plan: Plan) -> dict[str, Any]:
+def describe_plan(plan: Plan) -> dict[str, Any]:
+    """What a plan is like, for a record."""
     return {
+        "kernel": plan.config.name() if plan.config else None,
         "policy": plan.policy,
         "schedule": plan.schedule,
         "tile_rows": plan.tile_rows,

@@ -9,8 +9,9 @@ from cutlass.cute.nvgpu import warpgroup
 
 from .attend import STATS_BARRIER, release, select
 from .load import fill, start
-from .merge import arrive, merge_share
-from .storage import BLOCK, LATENT, LN2, STAGES, Config, Globals, Mmas, Shared, Work
+from .merge import arrive, merge, store_fragment
+from .output import store_lse, store_rows
+from .storage import BLOCK, LATENT, LN2, STAGES, Config, Globals, Mmas, Shared
 from .work import read_work, stamp
 
 HALF = LATENT // 2
@@ -22,53 +23,6 @@ def scale_rows(acc, f0, f1):
         for e in range(2):
             acc[4 * j + e] = acc[4 * j + e] * f0
             acc[4 * j + 2 + e] = acc[4 * j + 2 + e] * f1
-
-
-@cute.jit
-def exchange(take_second, x, y, offset):
-    """Trade with the lane at `offset`: it gets the one that this lane does not keep."""
-    got = cute.arch.shuffle_sync_bfly(select(take_second, x, y), offset=offset)
-    return select(take_second, got, x), select(take_second, y, got)
-
-
-@cute.jit
-def store_rows(
-    cfg: cutlass.Constexpr[Config], g: Globals, acc: cute.Tensor, work: Work, row, column, lane
-):
-    """16-byte stores: a transposition inside each quad gives every lane eight columns in a row."""
-    half = cute.make_rmem_tensor_like(acc, cfg.out_element)
-    half.store(acc.load().to(cfg.out_element))
-    words = cute.recast_tensor(half, Int32)
-    r1 = (lane & 1) == 1
-    r2 = (lane & 2) == 2
-    for i in cutlass.range_constexpr(8):
-        for h in cutlass.range_constexpr(2):
-            a = [words[2 * (4 * i + x) + h] for x in range(4)]
-            a[0], a[1] = exchange(r1, a[0], a[1], 1)
-            a[2], a[3] = exchange(r1, a[2], a[3], 1)
-            a[0], a[2] = exchange(r2, a[0], a[2], 2)
-            a[1], a[3] = exchange(r2, a[1], a[3], 2)
-            v = cute.make_rmem_tensor(4, Int32)
-            for x in cutlass.range_constexpr(4):
-                v[x] = a[x]
-            if work.first_row + row + 8 * h < work.num_rows:
-                offset = (work.global_row + row + 8 * h) * LATENT + column + 8 * (lane % 4)
-                at = g.out.iterator + (cute.assume(offset, divby=8) + 32 * i)
-                cute.autovec_copy(
-                    cute.recast_tensor(v, cfg.out_element),
-                    cute.make_tensor(at, cute.make_layout(8)),
-                )
-
-
-@cute.jit
-def store_lse(cfg: cutlass.Constexpr[Config], g: Globals, work: Work, row, lane, a, b):
-    """Natural lse of the thread's two rows, where the request has them and somebody wants it."""
-    if const_expr(cfg.lse):
-        if (lane % 4 == 0) & (cute.size(g.lse) > 0):
-            if work.first_row + row < work.num_rows:
-                g.lse[work.global_row + row] = a
-            if work.first_row + row + 8 < work.num_rows:
-                g.lse[work.global_row + row + 8] = b
 
 
 def partial_rows(g, slot_row, column, lane):
@@ -105,7 +59,7 @@ def finish(
     last,
     rank,
 ):
-    """Normalise; write the result, or the partial and, as the last of the group, the merge."""
+    """Normalise; write the result, or the partial."""
     tid, _, _ = cute.arch.thread_idx()
     lane = cute.arch.lane_idx()
     row = 16 * cute.arch.make_warp_uniform((tid % 128) // 32) + lane // 4
@@ -129,13 +83,16 @@ def finish(
         stride = BLOCK * cfg.cluster
         at = rank * BLOCK + row
         slot_row = work.slot * stride + at
-        store_partial(cfg, g, acc, slot_row, column, lane)
+        if const_expr(cfg.fused_merge):
+            store_fragment(cfg, g, acc, work.slot, rank, wg)
+        else:
+            store_partial(cfg, g, acc, slot_row, column, lane)
         if const_expr(wg == 0):
             if lane % 4 == 0:
                 g.partial_lse[work.slot, at] = lse0
                 g.partial_lse[work.slot, at + 8] = lse1
         if const_expr(cfg.fused_merge):
-            arrive(cfg, g, s, work, rank)
+            arrive(cfg, g, work, rank)
 
 
 @cute.jit
@@ -208,7 +165,7 @@ def accumulate(
         stamp(cfg, g, 3)
         finish(cfg, wg, g, s, acc, index, last, rank)
         stamp(cfg, g, 4)
-    if const_expr(cfg.fused_merge == 2):
+    if const_expr(cfg.fused_merge):
         for index in cutlass.range(first, last, unroll=1):
-            merge_share(cfg, g, index, rank)
+            merge(cfg, g, s, index, rank)
     stamp(cfg, g, 6)

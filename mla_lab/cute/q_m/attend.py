@@ -11,6 +11,7 @@ import cutlass.cute as cute
 from cutlass import Float32, Int32, const_expr
 from cutlass.cute.nvgpu import warp, warpgroup
 
+from ..hopper import fresh_thread
 from .storage import (
     BLOCK,
     FLOOR,
@@ -97,13 +98,11 @@ def store_p(address, offset, p):
         )
 
 
-def store_q_last(s, w, lane, p):
+def store_q_last(s, p):
     """K-step 31 of Q, unswizzled: 8 x 8 matrices of 128 B, rows first."""
-    address = (
-        Int32(s.q_last.iterator.toint())
-        + (2 * w + ((lane >> 3) & 1) + 8 * (lane >> 4)) * 128
-        + (lane & 7) * 16
-    )
+    tid = fresh_thread()
+    matrix = 2 * (tid % 128 // 32) + ((tid >> 3) & 1) + 8 * ((tid >> 4) & 1)
+    address = Int32(s.q_last.iterator.toint()) + matrix * 128 + (tid & 7) * 16
     words = cute.recast_tensor(p, Int32)
     cute.arch.inline_ptx(
         "stmatrix.sync.aligned.m8n8.x4.shared.b16 [{$r0}], { {$r1}, {$r2}, {$r3}, {$r4} };",
@@ -226,8 +225,7 @@ def attend(cfg: cutlass.Constexpr[Config], g: Globals, s: Shared, mma: Mmas, wor
     row_sum = cute.make_rmem_tensor(2, Float32)
     frags = (r_q, r_last, r_rope, r_k)
     phases = Int32(0)
-    first = g.worker_begin[worker]
-    for index in cutlass.range(first, g.worker_begin[worker + 1], unroll=1):
+    for index in cutlass.range(g.worker_begin[worker], g.worker_begin[worker + 1], unroll=1):
         work = read_work(cfg, g, index, rank)
         count = work.end - work.begin
         for group in cutlass.range_constexpr(len(GROUPS)):
@@ -239,7 +237,7 @@ def attend(cfg: cutlass.Constexpr[Config], g: Globals, s: Shared, mma: Mmas, wor
         # the previous tile's QK has finished in every warp before its Q is overwritten
         cute.arch.barrier(barrier_id=ATTEND_BARRIER, number_of_threads=128)
         cute.copy(ld, q_latent_src[None, None, 31, 0], ld.retile(p)[None, None, 0])
-        store_q_last(s, w, lane, p)
+        store_q_last(s, p)
         cute.copy(ld, q_rope_src[None, None, None, 0], ld.retile(p))
         cute.copy(st, st.retile(p), q_rope_dst)
         cute.arch.fence_view_async_shared()
@@ -248,10 +246,9 @@ def attend(cfg: cutlass.Constexpr[Config], g: Globals, s: Shared, mma: Mmas, wor
             release(cfg, s, 0, lane)
         row_max.fill(FLOOR)
         row_sum.fill(0.0)
-        # positions that the thread's two rows, and the CTA's least row, see from `begin` on
+        # positions that the thread's two rows see from `begin` on; left0 <= left1
         left0 = visible(g, work, row) - work.begin * BLOCK
         left1 = visible(g, work, row + 8) - work.begin * BLOCK
-        least = visible(g, work, 0) - work.begin * BLOCK
         issue_qk(s, mma, frags, acc, 1, (phases >> 1) & 1, 0)
         phases = phases ^ 2
         warpgroup.wait_group(0)
@@ -259,7 +256,7 @@ def attend(cfg: cutlass.Constexpr[Config], g: Globals, s: Shared, mma: Mmas, wor
             for j in cutlass.range_constexpr(3):
                 stage, ahead = (1 + j) % 3, (2 + j) % 3
                 if 3 * triple + j < count - 1:
-                    if least < BLOCK:
+                    if left0 < BLOCK:
                         mask(acc, left0, left1, lane)
                     f = softmax(cfg, g.scale_log2, acc, p, row_max, row_sum)
                     store_p(p_address, stage * STAGE * 2, p)
@@ -272,9 +269,8 @@ def attend(cfg: cutlass.Constexpr[Config], g: Globals, s: Shared, mma: Mmas, wor
                     warpgroup.wait_group(0)
                     left0 = left0 - BLOCK
                     left1 = left1 - BLOCK
-                    least = least - BLOCK
         stage = count % 3
-        if least < BLOCK:
+        if left0 < BLOCK:
             mask(acc, left0, left1, lane)
         f = softmax(cfg, g.scale_log2, acc, p, row_max, row_sum)
         store_p(p_address, stage * (STAGE * 2), p)
@@ -282,7 +278,7 @@ def attend(cfg: cutlass.Constexpr[Config], g: Globals, s: Shared, mma: Mmas, wor
         if tail < BLOCK:
             clear_values(s, stage, cutlass.max(tail, Int32(0)), thread)
         publish_pair(s.factor[None, stage], row, lane, f[0], f[1])
-        if index > first:
+        if index > g.worker_begin[worker]:  # read again: a register less through the loop
             cute.arch.barrier(barrier_id=STATS_BARRIER, number_of_threads=384)
         publish_pair(s.row_sum, row, lane, quad(add, row_sum[0]), quad(add, row_sum[1]))
         publish_pair(s.row_max, row, lane, row_max[0], row_max[1])

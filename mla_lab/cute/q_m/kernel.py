@@ -20,7 +20,7 @@ Timeline of a steady tile (SM clocks; the matrix unit needs 1152 for QK and 1024
 QK has the matrix unit first; PV of a tile runs under the softmax of the next.
 
 Rows are packed (token * heads + head); causal is bottom-right. Partials of a split row tile are
-merged in split order, fp32: by the last arriver, or by all of them, a share of the rows each.
+merged in split order, fp32, by all who split it, a share each (see `merge`).
 """
 
 from __future__ import annotations
@@ -56,9 +56,8 @@ def allocate(cfg: cutlass.Constexpr[Config], kv_layout, box_layout, last_layout)
     """Shared memory: 232,448 B, to the last one."""
     alloc = cutlass.memory.SmemAllocator()
     element = cfg.element
-    # barriers, flag and row values fill exactly the 1,024 B that the tiles leave
+    # barriers and row values fit into the 1,024 B that the tiles leave
     bars = alloc.allocate_array(Int64, STAGES * (len(GROUPS) + 2))
-    flag = alloc.allocate_array(Int32, 2)
     factor = alloc.allocate_tensor(
         element, cute.make_layout((BLOCK, STAGES), stride=(1, BLOCK)), byte_alignment=128
     )
@@ -76,9 +75,7 @@ def allocate(cfg: cutlass.Constexpr[Config], kv_layout, box_layout, last_layout)
         cute.make_layout(((64, 8), BLOCK, STAGES), stride=((1, 64 * BLOCK), 64, STAGE)),
     )
     empty = bars + STAGES * len(GROUPS)
-    return Shared(
-        kv, values, q_rope, q_last, factor, row_sum, row_max, flag, bars, empty, empty + STAGES
-    )
+    return Shared(kv, values, q_rope, q_last, factor, row_sum, row_max, bars, empty, empty + STAGES)
 
 
 @cute.jit
@@ -230,7 +227,7 @@ class QueryRowsOnM:
             stream=stream,
             min_blocks_per_mp=1,
             use_pdl=bool(cfg.pdl),
-            cooperative=cfg.fused_merge == 2,
+            cooperative=bool(cfg.fused_merge),
         )
 
 

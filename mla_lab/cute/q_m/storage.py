@@ -46,8 +46,8 @@ class Config:
     go: int = 8
     #: write the log-sum-exp of each row; a launch with an lse of no element writes none
     lse: int = 1
-    #: 2: all who split a row tile merge a share of it each, in a cooperative launch; 1: the last
-    #: of them merges; 0: partials are left to the merge kernel
+    #: all who split a row tile merge a share of it each; 0: partials are left, row-major, to the
+    #: merge kernel
     fused_merge: int = 1
     #: note the times of `work.MOMENTS`
     stamps: int = 0
@@ -105,7 +105,6 @@ class Shared:
     factor: cute.Tensor  # (64, 3): rescale factors, exact powers of two
     row_sum: cute.Tensor  # fp32 (64)
     row_max: cute.Tensor  # fp32 (64), base-2 units
-    flag: cute.Pointer
     full: cute.Pointer  # [stage * 3 + group]
     empty: cute.Pointer  # [stage]
     p_full: cute.Pointer  # [stage]

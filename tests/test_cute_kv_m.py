@@ -51,6 +51,19 @@ def test_refusals_name_the_field(field: str, value: object) -> None:
         facts.shape_of(replace(BASE, **{field: value}))
 
 
+@pytest.mark.parametrize("rows", facts.TILE_ROWS)
+@pytest.mark.parametrize("cluster", facts.CLUSTERS)
+def test_shares_of_a_merge_cover_the_units_and_its_tables_fit(rows: int, cluster: int) -> None:
+    c = facts.shape_of(replace(BASE, tile_rows=rows, cluster=cluster))
+    for splits in range(2, facts.MAX_SPLITS + 1):
+        share = facts.share_units(c.units, splits)
+        assert share % 8 == 0
+        assert (splits - 1) * share < c.units + splits * 8
+        assert splits * share >= c.units
+    # weights of every pair and split, and the 256 columns' sums, on the idle ring
+    assert (c.pairs + 1) * facts.MAX_SPLITS * 8 + 256 * 16 <= c.stages * c.tile_bytes
+
+
 @pytest.mark.skipif(shutil.which("g++") is None, reason="needs a C++ compiler")
 def test_compiles_without_spills_to_the_expected_instructions() -> None:
     made = jit.compile(BASE, "sm_90a")
@@ -63,3 +76,20 @@ def test_compiles_without_spills_to_the_expected_instructions() -> None:
     # one push a fragment and one for the maxima: rows / 8 x 4 slices, in each warpgroup
     assert ptx.count("st.async") == 2 * (2 * 4 + 1)
     assert "cp.async.bulk.tensor.4d" in ptx
+
+
+@pytest.mark.skipif(shutil.which("g++") is None, reason="needs a C++ compiler")
+def test_grid_mode_reads_no_plan_and_merges_without_an_answer() -> None:
+    options = (("grid", 1), ("fused_merge", 2))
+    made = jit.compile(replace(BASE, cluster=1, options=options), "sm_90a")
+    (kernel,) = made.resources
+    assert kernel.stack == 0
+    ptx = made.ptx.read_text()
+    # arrival, and having seen all arrivals; in each warpgroup
+    assert ptx.count("red.release.gpu.global.inc.u32") == 2
+    assert ptx.count("red.relaxed.gpu.global.inc.u32") == 2
+    assert "atom." not in ptx
+    # nothing of an earlier kernel's memory is touched before its end is known
+    before = ptx[: ptx.index("griddepcontrol.wait")]
+    assert "ld.global" not in before
+    assert "cp.async.bulk.tensor" not in before

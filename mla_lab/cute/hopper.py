@@ -84,6 +84,16 @@ def pack2(a: Float32, b: Float32, dtype: Any) -> Int32:
     return cute.recast_tensor(pair, Int32)[0]
 
 
+def count_up(counter: cute.Pointer, last: Any, order: str) -> None:
+    """Add one to a global counter that goes from `last` back to 0; `order`: release or relaxed.
+
+    Without an answer: nobody waits for it.
+    """
+    cute.arch.inline_ptx(
+        f"red.{order}.gpu.global.inc.u32 [{{$r0}}], {{$r1}};", read_only_args=[counter, last]
+    )
+
+
 @cute.jit
 def pick(condition: Any, yes: Any, no: Any) -> Any:
     """A select, for trace-time code."""

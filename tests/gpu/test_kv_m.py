@@ -49,6 +49,57 @@ def test_half_precision() -> None:
     check(problem, 16, 8, "uniform")
 
 
+@pytest.mark.parametrize("splits", [1, 3, 16])
+@pytest.mark.parametrize(
+    ("rows", "cluster", "merge"), [(16, 1, 2), (16, 8, 1), (16, 4, 2), (64, 1, 2)]
+)
+def test_grid_mode(rows: int, cluster: int, merge: int, splits: int) -> None:
+    for q_lens in ((1, 1, 1), (2, 1, 3)):
+        problem = Problem(q_lens, (1000, 0, 65), 16)
+        tiles = -(-max(q_lens) * 16 // rows)
+        splits = min(splits, WORKERS[cluster] // (3 * tiles))
+        check_grid(problem, rows, cluster, merge, splits, tiles)
+
+
+def check_grid(
+    problem: Problem, rows: int, cluster: int, merge: int, splits: int, tiles: int
+) -> None:
+    """A launch without a plan: right, equal bits, nothing outside, counters at zero."""
+    options = (("grid", 1), ("fused_merge", merge))
+    config = KernelConfig(
+        "cute/kv_m", tile_rows=rows, cluster=cluster, mask="causal", options=options
+    )
+    kernel = jit.load(jit.compile(config))
+    inputs = make_inputs(problem, seed=2, features=("ragged", "page_gap"), device="cuda")
+    q = inputs.query.reshape(-1, problem.head_dim)
+    uniform = problem.q_lens[0] if len(set(problem.q_lens)) == 1 else 0
+    slots = problem.batch * tiles * splits
+    counters = torch.zeros(16384, dtype=torch.int32, device="cuda")
+    results = []
+    for _ in range(2):
+        out = torch.full((len(q) + 3, 512), math.nan, dtype=q.dtype, device="cuda")
+        lse = torch.full((len(q) + 3,), 7e7, device="cuda")
+        partial = torch.full((slots, rows, 512), math.nan, device="cuda")
+        kernel(
+            q, inputs.kv_cache, out, lse, partial, partial[:, :, 0].contiguous(), counters,
+            inputs.block_tables, inputs.seq_lens, inputs.cum_seq_lens_q, problem.heads,
+            float(inputs.bmm1_scale) / math.log(2.0), float(inputs.bmm2_scale),
+            splits, tiles, uniform,
+        )  # fmt: skip
+        torch.cuda.synchronize()
+        assert not counters.any()
+        assert out[len(q) :].isnan().all()
+        assert (lse[len(q) :] == 7e7).all()
+        results.append((out[: len(q)], lse[: len(q)]))
+    assert torch.equal(results[0][0], results[1][0])
+    assert torch.equal(results[0][1], results[1][1])
+    expected = decode_reference(inputs)
+    out, lse = results[0][0].double(), results[0][1].double()
+    wanted, wanted_lse = expected.out.reshape(-1, 512).to(out), expected.lse.reshape(-1).to(lse)
+    assert (out - wanted).norm() <= 4e-3 * wanted.norm()
+    torch.testing.assert_close(lse, wanted_lse, rtol=1e-5, atol=1e-5)
+
+
 def check(problem: Problem, rows: int, cluster: int, policy: str) -> None:
     """One launch twice: right, equal bits, nothing written outside, counters left at zero."""
     config = KernelConfig(

@@ -29,8 +29,15 @@ Timeline of a warpgroup for its own tile k: issue S^T(k); await P(k-1) and issue
 softmax(k) under it; publish P(k); release k-1; O^T(k); release k. After the last tile: sums
 across warps; then results from the accumulators (one CTA), or `st.async` of the raw fragments
 to the rows' owners, who add them in rank order. Several workers: fp32 partials in the
-workspace, the last arriver of each rank merges them in split order; its counter is
-`group * cluster + rank`.
+workspace; the last arriver of each rank merges them in split order, or (option fused_merge 2,
+a cooperative launch) each worker merges a share of the units (`share`), partials lying there in
+the order of the units. The counter is `group * cluster + rank`, so groups * cluster <= 16384.
+
+Work comes from a plan, or in grid mode (option grid) from block indices: see `work`. There the
+launch has no tiles and no worker_begin, but num_splits, row_tiles (of the longest request) and
+q_len (0 where requests differ) at the end; partials have room for batch * row_tiles * num_splits
+slots. With pdl (the default) a launch may begin before the kernel ahead of it has ended; it reads
+and writes nothing in memory until then.
 
 Rows past the request's end are computed and not written. Scores past the length are masked by
 selection, and the value rows there are zeroed, so a NaN in an unread slot reaches nothing.
@@ -43,7 +50,8 @@ from cutlass.cute.runtime import make_fake_compact_tensor, make_fake_stream, mak
 from ...plan.config import KernelConfig
 from ..registry import CuteEntry
 from .config import HEAD_DIM, LATENT_DIM, shape_of
-from .kernel import KvM, StampedKvM
+from .kernel import GridKvM, KvM, StampedGridKvM, StampedKvM
+from .storage import STAMPS
 
 
 def _fake(dtype, shape, align):
@@ -52,7 +60,8 @@ def _fake(dtype, shape, align):
 
 
 def entry(config: KernelConfig) -> CuteEntry:
-    """Fake arguments in the order of the kernel ABI."""
+    """Fake arguments in the order of the kernel ABI; grid mode: no plan, but at the end num_splits,
+    row_tiles and q_len."""
     c = shape_of(config)
     sym = cute.sym_int
     args = [
@@ -71,14 +80,19 @@ def entry(config: KernelConfig) -> CuteEntry:
         _fake(Int32, (sym(), sym()), 4),
         _fake(Int32, (sym(),), 4),
         _fake(Int32, (sym(),), 4),
-        _fake(Int32, (sym(), 8), 16),
-        _fake(Int32, (sym(),), 4),
     ]
+    if not c.grid:
+        args += [_fake(Int32, (sym(), 8), 16), _fake(Int32, (sym(),), 4)]
     if c.stamps:
-        args.append(_fake(Int64, (sym(), 8), 8))
+        args.append(_fake(Int64, (sym(), STAMPS), 8))
     args += [Int32(1), Float32(1.0), Float32(1.0)]
+    if c.grid:
+        args += [Int32(1), Int32(1), Int32(1)]
+        launch = StampedGridKvM if c.stamps else GridKvM
+    else:
+        launch = StampedKvM if c.stamps else KvM
     return CuteEntry(
-        (StampedKvM if c.stamps else KvM)(c),
+        launch(c),
         (*args, make_fake_stream(use_tvm_ffi_env_stream=True)),
         config.name(),
     )

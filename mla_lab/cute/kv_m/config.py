@@ -22,6 +22,8 @@ CONSUMER_WARPS = 8
 CONSUMERS = CONSUMER_WARPS * 32
 #: shared memory of a CTA on SM90
 SMEM_BYTES = 232_448
+#: splits that a shared merge takes: one a worker, and no card has more SMs
+MAX_SPLITS = 160
 
 TILE_ROWS = (8, 16, 32, 64)
 CLUSTERS = (1, 2, 4, 8, 16)
@@ -40,7 +42,8 @@ class Shape:
     out_dtype: Any
     causal: bool
     lse: bool
-    fused_merge: bool
+    #: 0: a kernel of its own, 1: the last arriver, 2: all who split the row tile, a share each
+    fused_merge: int
     #: L2 prefetch this many tiles beyond the ring (0: none)
     prefetch: int
     pdl: bool
@@ -50,6 +53,9 @@ class Shape:
     ring: int
     #: column boxes of one full barrier
     group: int
+    #: work follows from block indices and `num_splits`, without a plan in memory
+    grid: bool
+    cooperative: bool
 
     @cached_property
     def groups(self) -> int:
@@ -78,7 +84,7 @@ class Shape:
     @cached_property
     def small_bytes(self) -> int:
         """Barriers, record, stamps; tile maxima, (m, f), sums per warp; peers' (m, l), weights."""
-        barriers = 8 * (3 * (BOXES // self.group + 1) + 5) + 128
+        barriers = 8 * (3 * (BOXES // self.group + 1) + 5) + 144
         pieces = (32 * self.rows, 16 * self.rows, 32 * self.rows, 16 * self.cluster * self.pairs)
         rounded = sum(-(-piece // 128) * 128 for piece in (barriers, *pieces, 64 * self.cluster))
         return -(-rounded // 1024) * 1024
@@ -133,6 +139,11 @@ class Shape:
         return self.pairs * 256 // self.parts
 
 
+def share_units(units: Any, splits: Any) -> Any:
+    """Units that each of `splits` merges: a multiple of 8, so that lane pairs stay whole."""
+    return ((units + splits - 1) // splits + 7) // 8 * 8
+
+
 def shape_of(config: KernelConfig) -> Shape:
     """What `config` asks for; `Unsupported` names the first field that this family lacks."""
     for name, allowed in (
@@ -155,11 +166,13 @@ def shape_of(config: KernelConfig) -> Shape:
         out_dtype=DTYPES[config.out_dtype],
         causal=config.mask == "causal",
         lse=bool(config.option("lse", 1)),
-        fused_merge=bool(config.option("fused_merge", 1)),
+        fused_merge=config.option("fused_merge", 1),
         prefetch=config.option("prefetch", 0),
-        pdl=bool(config.option("pdl", 0)),
+        pdl=bool(config.option("pdl", 1)),
         stamps=bool(config.option("stamps", 0)),
         evict=bool(config.option("evict", 0)),
         ring=config.option("ring", 0),
         group=config.option("group", 3),
+        grid=bool(config.option("grid", 0)),
+        cooperative=bool(config.option("cooperative", config.option("fused_merge", 1) == 2)),
     )

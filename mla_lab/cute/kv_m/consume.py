@@ -21,6 +21,8 @@ from .config import CONSUMERS, HEAD_DIM, TILE_KV, Shape
 from .exchange import announce
 from .finish import finish
 from .mma import issue_scores, issue_values
+from .output import NUM_SPLITS
+from .share import merge_shares
 from .storage import (
     Global,
     Products,
@@ -30,6 +32,7 @@ from .storage import (
     value_view,
     weight_view,
 )
+from .work import merge_record, read_words
 
 #: named barriers: all consumers; a warpgroup (2, 3); P of warpgroup 0's or 1's tile (4, 5)
 ALL, ONE, P_READY = 1, 2, 4
@@ -196,30 +199,54 @@ def attend(
 @cute.jit
 def consume(
     c: cutlass.Constexpr[Shape], wg: cutlass.Constexpr[int], g: Global, s: Shared,
-    mma: Products, rank: Int32,
+    mma: Products, worker: Int32, rank: Int32,
 ):  # fmt: skip
-    """Walk the work records until the producer's END."""
+    """Walk the work records until the producer's END; then the shares of the merges."""
     tid, _, _ = cute.arch.thread_idx()
     lane = cute.arch.lane_idx()
     thread = tid % 128
     warp = cute.arch.make_warp_uniform(thread // 32)
     f = fragments(c, wg, s, mma, thread)
-    turn = Int32(0)
-    done = Int32(0)
     cute.arch.mbarrier_wait(s.q_full, 0)
     mine = cute.arch.make_warp_uniform(cute.arch.load(s.work, Int32))
-    while mine >= 0:
-        head = load4(s.work)
-        tail = load4(s.work + 4)
-        more = load4(s.work + 8)
-        w = Span(mine, head[1], head[2], head[3], tail[0], done)
-        if const_expr(c.cluster > 1 and not c.aliased):
-            announce(c, s)
-        attend(c, wg, g, s, mma, f, w, warp, lane)
-        stamp(c, s, 3)
-        last = (mine + 1 + first_owner(c, done)) % 2
-        finish(c, wg, g, s, f.acc_o, f.total, mine, last, tail, more, turn, rank)
-        turn = turn + 1
-        done = done + mine
-        cute.arch.mbarrier_wait(s.q_full, turn & 1)
-        mine = cute.arch.make_warp_uniform(cute.arch.load(s.work, Int32))
+    if const_expr(c.grid):
+        if mine >= 0:
+            work_tile(c, wg, g, s, mma, f, mine, Int32(0), Int32(0), rank, warp, lane)
+            if const_expr(c.fused_merge == 2):
+                tail, more = load4(s.work + 4), load4(s.work + 8)
+                if more[NUM_SPLITS] > 1:
+                    merge_shares(c, g, s, tail, more, rank)
+    else:
+        turn = Int32(0)
+        done = Int32(0)
+        while mine >= 0:
+            work_tile(c, wg, g, s, mma, f, mine, done, turn, rank, warp, lane)
+            turn = turn + 1
+            done = done + mine
+            cute.arch.mbarrier_wait(s.q_full, turn & 1)
+            mine = cute.arch.make_warp_uniform(cute.arch.load(s.work, Int32))
+        if const_expr(c.fused_merge == 2):
+            for at in cutlass.range(g.worker_begin[worker], g.worker_begin[worker + 1], unroll=1):
+                words = read_words(g, at)
+                if words[5] > 1:
+                    tail, more = merge_record(c, g, words)
+                    merge_shares(c, g, s, tail, more, rank)
+
+
+@cute.jit
+def work_tile(
+    c: cutlass.Constexpr[Shape], wg: cutlass.Constexpr[int], g: Global, s: Shared,
+    mma: Products, f: Fragments, mine: Int32, done: Int32, turn: Int32, rank: Int32,
+    warp: Int32, lane: Int32,
+):  # fmt: skip
+    """One work tile, from its record to its result or partial."""
+    head = load4(s.work)
+    tail = load4(s.work + 4)
+    more = load4(s.work + 8)
+    w = Span(mine, head[1], head[2], head[3], tail[0], done)
+    if const_expr(c.cluster > 1 and not c.aliased):
+        announce(c, s)
+    attend(c, wg, g, s, mma, f, w, warp, lane)
+    stamp(c, s, 3)
+    last = (mine + 1 + first_owner(c, done)) % 2
+    finish(c, wg, g, s, f.acc_o, f.total, mine, last, tail, more, turn, rank)

@@ -10,8 +10,8 @@ import cutlass.cute as cute
 from cutlass import Float32, Int32, const_expr
 
 from ..hopper import LN2, fresh_thread, load2, load4, push4, vec2
-from .config import CONSUMERS, LATENT_DIM, Shape
-from .output import NUM_SPLITS, OUT_ROW, ROWS, SLOT
+from .config import CONSUMERS, Shape
+from .output import NUM_SPLITS, OUT_ROW, ROWS, SLOT, column, store_pairs, unit_place, unit_words
 from .storage import Global, Shared
 
 
@@ -104,11 +104,7 @@ def reduce_unit(
     warp = cute.arch.make_warp_uniform(tid // 32)
     active = tail[3]
     at = unit // 256
-    row = 2 * (at * c.cluster + rank)
-    place = unit % 256
-    if const_expr(c.parts > 1):
-        row = 2 * (rank // c.parts)
-        place = unit + rank % c.parts * c.units
+    row, place = unit_place(c, unit, rank)
     # weights of the CTAs: lane k looks at CTA k
     m0 = Float32(-1.0e30)
     m1 = Float32(-1.0e30)
@@ -152,12 +148,17 @@ def reduce_unit(
             w = load2(table + k * 2)
             for e in cutlass.range_constexpr(4):
                 acc[e] = acc[e] + w[e % 2] * x[e]
-    col = place // 32 * 64 + place % 32 // 8 * 16 + place % 8
-    if more[NUM_SPLITS] > 1:
+    col = column(place)
+    if const_expr(c.fused_merge == 2):
+        if more[NUM_SPLITS] > 1:
+            cute.autovec_copy(acc, unit_words(c, g, more[SLOT], rank, unit))
+        else:
+            store_pairs(c, g, acc, tail[OUT_ROW], tail[ROWS], row, col, lane)
+    elif more[NUM_SPLITS] > 1:
         for e in cutlass.range_constexpr(4):
             g.partial_out[more[SLOT], row + e % 2, col + e // 2 * 8] = acc[e]
     else:
-        store_pairs(c, g, acc, tail, row, col, lane)
+        store_pairs(c, g, acc, tail[OUT_ROW], tail[ROWS], row, col, lane)
     if place == 0:
         value0 = (top0 + cute.math.log2(sum0, fastmath=True)) * Float32(LN2)
         value1 = (top1 + cute.math.log2(sum1, fastmath=True)) * Float32(LN2)
@@ -171,26 +172,3 @@ def reduce_unit(
                 g.lse[tail[OUT_ROW] + row] = value0
             if row + 1 < tail[ROWS]:
                 g.lse[tail[OUT_ROW] + row + 1] = value1
-
-
-@cute.jit
-def store_pairs(
-    c: cutlass.Constexpr[Shape], g: Global, acc: cute.Tensor, tail: cute.Tensor,
-    row: Int32, col: Int32, lane: Int32,
-):  # fmt: skip
-    """Neighbour lanes hold neighbour columns: even ones take the first row, odd the second."""
-    even = lane % 2 == 0
-    mine_row = row + lane % 2
-    for h in cutlass.range_constexpr(2):
-        give = acc[2 * h + 1] if even else acc[2 * h]
-        keep = acc[2 * h] if even else acc[2 * h + 1]
-        got = cute.arch.shuffle_sync_bfly(give, offset=1)
-        pair = cute.make_rmem_tensor(2, c.out_dtype)
-        first = keep if even else got
-        second = got if even else keep
-        pair[0] = (first * g.out_scale).to(c.out_dtype)
-        pair[1] = (second * g.out_scale).to(c.out_dtype)
-        if mine_row < tail[ROWS]:
-            at = (tail[OUT_ROW] + mine_row) * LATENT_DIM + (col - lane % 2) + 8 * h
-            pointer = (g.out.iterator + at).align(4)
-            cute.autovec_copy(pair, cute.make_tensor(pointer, cute.make_layout(2)))

@@ -10,6 +10,7 @@ from .config import CONSUMERS, Shape
 from .exchange import reduce_share, send
 from .merge import merge_share
 from .output import write_fragments, write_lse
+from .share import arrive
 from .storage import Global, Shared, stamp
 
 #: named barrier of all consumers
@@ -76,9 +77,12 @@ def finish(
         stamp(c, s, 4)
         reduce_share(c, g, s, tail, more, turn, rank)
         stamp(c, s, 5)
-    if const_expr(c.fused_merge):
+    if const_expr(c.fused_merge == 1):
         if more[2] > 1:
             merge_share(c, g, s, tail, more, rank)
     # statistics are read: the next work tile may write them
     cute.arch.barrier(barrier_id=ALL, number_of_threads=CONSUMERS)
+    if const_expr(c.fused_merge == 2):
+        if more[2] > 1:
+            arrive(c, g, more, rank)
     stamp(c, s, 6)

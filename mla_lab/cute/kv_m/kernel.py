@@ -8,8 +8,8 @@ from cutlass.cute.nvgpu import OperandMajorMode, cpasync, warpgroup
 
 from .config import BOX, BOXES, CONSUMER_WARPS, HEAD_DIM, TILE_KV, Shape
 from .consume import consume
-from .load import barriers_init, produce
-from .storage import Global, Products, allocate, stamp
+from .load import barriers_init, produce, produce_one
+from .storage import STAMPS, Global, Products, allocate, stamp
 
 
 @cute.kernel
@@ -46,7 +46,10 @@ def kv_m_kernel(
         if const_expr(c.wide):
             cute.arch.setmaxregister_decrease(40)
         if warp == CONSUMER_WARPS:
-            produce(c, g, s, block // c.cluster, rank)
+            if const_expr(c.grid):
+                produce_one(c, g, s, rank)
+            else:
+                produce(c, g, s, block // c.cluster, rank)
         if const_expr(c.cluster > 1):
             cute.arch.cluster_wait()
     else:
@@ -55,19 +58,22 @@ def kv_m_kernel(
         if const_expr(c.cluster > 1):
             cute.arch.cluster_wait()
         if warp < 4:
-            consume(c, 0, g, s, mma, rank)
+            consume(c, 0, g, s, mma, block // c.cluster, rank)
         else:
-            consume(c, 1, g, s, mma, rank)
+            consume(c, 1, g, s, mma, block // c.cluster, rank)
         if const_expr(c.stamps):
             stamp(c, s, 7)
             tid, _, _ = cute.arch.thread_idx()
             if tid == 0:
-                for i in cutlass.range_constexpr(8):
-                    g.stamps[block, i] = cute.arch.load(s.stamps + i, cutlass.Int64)
+                y, z = cute.arch.block_idx()[1:]
+                nx, ny, _ = cute.arch.grid_dim()
+                row = block + nx * (y + ny * z)
+                for i in cutlass.range_constexpr(STAMPS):
+                    g.stamps[row, i] = cute.arch.load(s.stamps + i, cutlass.Int64)
 
 
 class KvM:
-    """Launch of one compiled shape. Grid: one cluster per worker."""
+    """Launch of one compiled shape that walks a plan. Grid: one cluster per worker."""
 
     def __init__(self, shape: Shape) -> None:
         self.shape = shape
@@ -131,18 +137,23 @@ class KvM:
         )
         tma_q, gq = cpasync.make_tiled_tma_atom(copy, q_view, q_layout, (c.rows, columns))
         g = Global(tma_q, gq, tma_k, gk, *operands)
+        if const_expr(c.grid):
+            grid = (g.num_splits * c.cluster, g.row_tiles, g.seq_lens.shape[0])
+        else:
+            grid = ((g.worker_begin.shape[0] - 1) * c.cluster, 1, 1)
         kv_m_kernel(c, g, mma, q_layout, k_layout).launch(
-            grid=((g.worker_begin.shape[0] - 1) * c.cluster, 1, 1),
+            grid=grid,
             block=(c.threads, 1, 1),
             cluster=(c.cluster, 1, 1) if const_expr(c.cluster > 1) else None,
             stream=stream,
             min_blocks_per_mp=1,
             use_pdl=c.pdl,
+            cooperative=c.cooperative,
         )
 
 
 class StampedKvM(KvM):
-    """The same launch with `stamps` int64 [CTAs, 8] after worker_begin (option "stamps")."""
+    """The same launch with `stamps` int64 [CTAs, STAMPS] after worker_begin (option "stamps")."""
 
     @cute.jit
     def __call__(
@@ -168,5 +179,68 @@ class StampedKvM(KvM):
         operands = (
             out, lse, partial_out, partial_lse, counters, block_table, seq_lens, q_begin, tiles,
             worker_begin, stamps, heads, scale_log2, out_scale,
+        )  # fmt: skip
+        self.launch(q, kv, operands, stream)
+
+
+class GridKvM(KvM):
+    """Grid mode: the plan is a formula of `num_splits`; `q_len` 0: they differ, see `q_begin`."""
+
+    @cute.jit
+    def __call__(
+        self,
+        q: cute.Tensor,
+        kv: cute.Tensor,
+        out: cute.Tensor,
+        lse: cute.Tensor,
+        partial_out: cute.Tensor,
+        partial_lse: cute.Tensor,
+        counters: cute.Tensor,
+        block_table: cute.Tensor,
+        seq_lens: cute.Tensor,
+        q_begin: cute.Tensor,
+        heads: Int32,
+        scale_log2: Float32,
+        out_scale: Float32,
+        num_splits: Int32,
+        row_tiles: Int32,
+        q_len: Int32,
+        stream,
+    ):
+        operands = (
+            out, lse, partial_out, partial_lse, counters, block_table, seq_lens, q_begin, None,
+            None, None, heads, scale_log2, out_scale, num_splits, row_tiles, q_len,
+        )  # fmt: skip
+        self.launch(q, kv, operands, stream)
+
+
+class StampedGridKvM(KvM):
+    """GridKvM with `stamps` int64 [CTAs, STAMPS] after q_begin."""
+
+    @cute.jit
+    def __call__(
+        self,
+        q: cute.Tensor,
+        kv: cute.Tensor,
+        out: cute.Tensor,
+        lse: cute.Tensor,
+        partial_out: cute.Tensor,
+        partial_lse: cute.Tensor,
+        counters: cute.Tensor,
+        block_table: cute.Tensor,
+        seq_lens: cute.Tensor,
+        q_begin: cute.Tensor,
+        stamps: cute.Tensor,
+        heads: Int32,
+        scale_log2: Float32,
+        out_scale: Float32,
+        num_splits: Int32,
+        row_tiles: Int32,
+        q_len: Int32,
+        stream,
+    ):
+        operands = (
+            out, lse, partial_out, partial_lse, counters, block_table, seq_lens, q_begin, None,
+            None, stamps, heads, scale_log2, out_scale, num_splits, row_tiles, q_len,
         )  # fmt: skip
         self.launch(q, kv, operands, stream)

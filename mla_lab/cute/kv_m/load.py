@@ -1,32 +1,17 @@
 """The producer warp: reads the plan, streams KV and Q by TMA, leaves the work record."""
 
-from dataclasses import dataclass
-
 import cutlass
 import cutlass.cute as cute
 from cutlass import Int32, Int64, const_expr
 from cutlass.cute.nvgpu import cpasync
 
-from ..hopper import EVICT_FIRST
+from ..hopper import EVICT_FIRST, nanoseconds
 from .config import BOX, BOXES, CONSUMER_WARPS, HEAD_DIM, TILE_KV, Shape
 from .storage import END, Global, Shared
+from .work import Work, ask, load_entries, open_grid, open_work, read_words
 
 #: a page outside of every cache: the TMA writes zeros and counts the bytes
 NO_PAGE = 1 << 30
-
-
-@dataclass(frozen=True)
-class Work:
-    """One work tile as this CTA sees it; all values are uniform in the warp."""
-
-    request: Int32
-    #: blocks of this CTA: first and count
-    first: Int32
-    mine: Int32
-    kv_len: Int32
-    #: 32 block table entries from `base` on, one a lane
-    base: Int32
-    entry: Int32
 
 
 def barriers_init(c: Shape, s: Shared) -> None:
@@ -81,13 +66,6 @@ def load_q(c: cutlass.Constexpr[Shape], g: Global, s: Shared, row: Int32):
 
 
 @cute.jit
-def load_entries(g: Global, request: Int32, base: Int32):
-    """32 entries of the request's block table from `base` on, one a lane."""
-    last = g.block_table.shape[1] - 1
-    return g.block_table[request, cutlass.min(base + cute.arch.lane_idx(), last)]
-
-
-@cute.jit
 def load_tile(
     c: cutlass.Constexpr[Shape], g: Global, s: Shared, w: Work, tile: Int32, stage: Int32
 ):
@@ -133,61 +111,10 @@ def prefetch_tile(c: cutlass.Constexpr[Shape], g: Global, s: Shared, w: Work, ti
 
 
 @cute.jit
-def open_work(c: cutlass.Constexpr[Shape], g: Global, words: cute.Tensor, rank: Int32):
-    """From a plan's row to this CTA's share; also the words of the record that follow from it."""
-    request = words[0]
-    blocks = words[3] - words[2]
-    # the share by the plan alone: its table entries are asked for beside the lengths
-    first = words[2] + share_begin(c, blocks, rank)
-    base = first * TILE_KV // c.page
-    entry = load_entries(g, request, base)
-    kv_len = g.seq_lens[request]
-    begin = g.q_begin[request]
-    q_len = g.q_begin[request + 1] - begin
-    held = (kv_len + TILE_KV - 1) // TILE_KV - words[2]
-    if held < blocks:
-        # lengths shrank below the plan's: never read past them
-        blocks = cutlass.max(held, Int32(0))
-        first = words[2] + share_begin(c, blocks, rank)
-        base = first * TILE_KV // c.page
-        entry = load_entries(g, request, base)
-    mine = words[2] + share_begin(c, blocks, rank + 1) - first
-    row = words[1] * c.rows
-    record = (
-        mine,
-        first * TILE_KV,
-        kv_len,
-        kv_len - q_len,
-        row,
-        begin * g.heads + row,
-        cutlass.max(cutlass.min(Int32(c.rows), q_len * g.heads - row), Int32(0)),
-        cutlass.min(blocks, Int32(c.cluster)),
-        words[6],
-        words[7],
-        words[5],
-        words[4],
-    )
-    return Work(request, first, mine, kv_len, base, entry), record
-
-
-def share_begin(c: Shape, blocks: Int32, rank: Int32) -> Int32:
-    """First of `blocks` that CTA `rank` of the cluster takes: shares differ by one at most."""
-    return rank * (blocks // c.cluster) + cutlass.min(rank, blocks % c.cluster)
-
-
-@cute.jit
 def leave_record(s: Shared, record: tuple):
     """The work record, before the arrival that publishes it."""
     for i in cutlass.range_constexpr(len(record)):
         cute.arch.store(s.work + i, record[i])
-
-
-def read_words(g: Global, index: Int32) -> cute.Tensor:
-    """The eight words of one plan row."""
-    words = cute.make_rmem_tensor(8, Int32)
-    row = cute.make_tensor((g.tiles.iterator + index * 8).align(16), cute.make_layout(8))
-    cute.autovec_copy(row, words)
-    return words
 
 
 @cute.jit
@@ -226,6 +153,25 @@ def produce(c: cutlass.Constexpr[Shape], g: Global, s: Shared, worker: Int32, ra
     with cute.arch.elect_one():
         cute.arch.store(s.work, Int32(END))
         cute.arch.mbarrier_arrive(s.q_full)
+
+
+@cute.jit
+def produce_one(c: cutlass.Constexpr[Shape], g: Global, s: Shared, rank: Int32):
+    """Grid mode: the one work tile of this CTA. Q first, while length and table are on the way."""
+    a = ask(c, g)
+    with cute.arch.elect_one():
+        cute.arch.mbarrier_expect_tx(s.q_full, c.q_bytes)
+    load_q(c, g, s, a.begin * g.heads + a.row_tile * c.rows)
+    w, record = open_grid(c, g, a, rank)
+    if w.mine > 0:
+        load_tile(c, g, s, w, w.first, Int32(0))
+    if const_expr(c.stamps):
+        with cute.arch.elect_one():
+            cute.arch.store(s.stamps + 8, nanoseconds())
+    with cute.arch.elect_one():
+        leave_record(s, record)
+        cute.arch.mbarrier_arrive(s.q_full)
+    produce_rest(c, g, s, w, Int32(0))
 
 
 @cute.jit

@@ -4,7 +4,7 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Float32, Int32, const_expr
 
-from ..hopper import LN2, pack2, transpose_8x8
+from ..hopper import LN2, pack2, transpose_8x8, vec4
 from . import softmax as sx
 from .config import LATENT_DIM, Shape
 from .storage import Global
@@ -37,7 +37,10 @@ def write_fragments(
 ):  # fmt: skip
     """acc / total: to the output rows, or all rows in fp32 to the partial's slot."""
     if num_splits > 1:
-        write_partial(c, wg, g, acc, inverse, slot, warp, lane)
+        if const_expr(c.fused_merge == 2):
+            write_units(c, wg, g, acc, inverse, slot, warp, lane)
+        else:
+            write_partial(c, wg, g, acc, inverse, slot, warp, lane)
     else:
         write_result(c, wg, g, acc, inverse, tail[OUT_ROW], tail[ROWS], warp, lane)
 
@@ -53,6 +56,28 @@ def write_partial(
         i = 2 * (x % half // 4) + x % 2
         col = wg * 256 + x // half * 64 + x % 4 // 2 * 8
         g.partial_out[slot, sx.row_of(i, lane), col + 16 * warp + lane // 4] = acc[x] * inverse[i]
+
+
+@cute.jit
+def write_units(
+    c: cutlass.Constexpr[Shape], wg: cutlass.Constexpr[int], g: Global, acc: cute.Tensor,
+    inverse: cute.Tensor, slot: Int32, warp: Int32, lane: Int32,
+):  # fmt: skip
+    """The fragments as they are, 16 bytes each, for `share`: full 128-byte lines."""
+    for j in cutlass.range_constexpr(c.rows // 8):
+        for sl in cutlass.range_constexpr(4):
+            unit = (4 * j + lane % 4) * 256 + wg * 128 + sl * 32 + warp * 8 + lane // 4
+            value = cute.make_rmem_tensor(4, Float32)
+            for e in cutlass.range_constexpr(4):
+                value[e] = acc[sl * (c.rows // 2) + 4 * j + e] * inverse[2 * j + e % 2]
+            cute.autovec_copy(value, unit_words(c, g, slot, Int32(0), unit))
+
+
+def unit_words(c: Shape, g: Global, slot: Int32, rank: Int32, unit: Int32) -> cute.Tensor:
+    """Where a unit of a rank's share of a partial lies, when `share` merges: slot by slot, rank by
+    rank, in the order of the units."""
+    at = ((slot * c.cluster + rank) * c.units + unit) * 4
+    return vec4(g.partial_out.iterator + at)
 
 
 @cute.jit
@@ -89,6 +114,41 @@ def write_result(
             if row < rows:
                 col = wg * 256 + sl * 64 + 16 * warp + 4 * quad
                 cute.autovec_copy(pair_out, out_words(g, out_row + row, col))
+
+
+def unit_place(c: Shape, unit: Int32, rank: Int32) -> tuple[Int32, Int32]:
+    """First row of a unit of rank `rank`'s share, and its place among the pair's 256."""
+    if c.parts > 1:
+        return 2 * (rank // c.parts), unit + rank % c.parts * c.units
+    return 2 * (unit // 256 * c.cluster + rank), unit % 256
+
+
+def column(place: Int32) -> Int32:
+    """First column of a unit; the second is 8 further."""
+    return place // 32 * 64 + place % 32 // 8 * 16 + place % 8
+
+
+@cute.jit
+def store_pairs(
+    c: cutlass.Constexpr[Shape], g: Global, acc: cute.Tensor, out_row: Int32, rows: Int32,
+    row: Int32, col: Int32, lane: Int32,
+):  # fmt: skip
+    """Neighbour lanes hold neighbour columns: even ones take the first row, odd the second."""
+    even = lane % 2 == 0
+    mine_row = row + lane % 2
+    for h in cutlass.range_constexpr(2):
+        give = acc[2 * h + 1] if even else acc[2 * h]
+        keep = acc[2 * h] if even else acc[2 * h + 1]
+        got = cute.arch.shuffle_sync_bfly(give, offset=1)
+        pair = cute.make_rmem_tensor(2, c.out_dtype)
+        first = keep if even else got
+        second = got if even else keep
+        pair[0] = (first * g.out_scale).to(c.out_dtype)
+        pair[1] = (second * g.out_scale).to(c.out_dtype)
+        if mine_row < rows:
+            at = (out_row + mine_row) * LATENT_DIM + (col - lane % 2) + 8 * h
+            pointer = (g.out.iterator + at).align(4)
+            cute.autovec_copy(pair, cute.make_tensor(pointer, cute.make_layout(2)))
 
 
 def out_words(g: Global, row: Int32, col: Int32) -> cute.Tensor:

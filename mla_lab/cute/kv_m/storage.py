@@ -1,6 +1,7 @@
 """What the roles share: operands in global memory, shared memory, the two matrix products."""
 
 from dataclasses import dataclass
+from typing import Any
 
 import cutlass
 import cutlass.cute as cute
@@ -14,6 +15,9 @@ MINE, TOKEN, KV_LEN, CAUSAL, ROW, OUT_ROW, ROWS, ACTIVE = range(8)
 SLOT, GROUP, NUM_SPLITS, SPLIT = range(8, 12)
 #: `MINE` of the record after the last work tile
 END = -1
+#: times of a stamped build: start, set up, first QK, loop done, sent, reduced, tile end, exit,
+#: first KV asked for, all partials of the row tile there
+STAMPS = 10
 
 
 @dataclass(frozen=True)
@@ -38,6 +42,10 @@ class Global:
     heads: Int32
     scale_log2: Float32
     out_scale: Float32
+    #: grid mode: pieces of a request at most, row tiles, and the common q_len (0: `q_begin`)
+    num_splits: Any = None
+    row_tiles: Any = None
+    q_len: Any = None
 
 
 @dataclass(frozen=True)
@@ -61,7 +69,7 @@ class Shared:
     sent: cute.Pointer  # their partials are here
     drained: cute.Pointer  # and read
     partials: cute.Pointer  # fp32 [cluster][units][4]
-    stamps: cute.Pointer  # int64 [8]
+    stamps: cute.Pointer  # int64 [STAMPS]
 
 
 @dataclass(frozen=True)
@@ -77,7 +85,7 @@ def allocate(c: Shape, q_layout: cute.ComposedLayout, k_layout: cute.ComposedLay
     memory = cutlass.memory.SmemAllocator()
     n = c.rows
     bars = memory.allocate_array(Int64, c.stages * (c.groups + 1) + 5)
-    stamps = memory.allocate_array(Int64, 8)
+    stamps = memory.allocate_array(Int64, STAMPS)
     work = memory.allocate_tensor(Int32, cute.make_layout(16), byte_alignment=16)
 
     def f32(*shape: int) -> cute.Tensor:

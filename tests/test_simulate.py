@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from mla_lab.errors import InvalidInput
 from mla_lab.plan.tile import Plan
 from mla_lab.problem import Problem
-from mla_lab.simulate import H200, Pipeline, bounds, run_pipeline, simulate
+from mla_lab.simulate import H200, KV_M, Pipeline, bounds, constants_for, run_pipeline, simulate
 
 CLOCKS = st.floats(1, 3000)
 
@@ -167,3 +167,21 @@ def test_a_second_launch_merges_many_partials_sooner_and_few_later() -> None:
     few = plan_of(Problem.uniform(32, 1, 1024, 128), 2, 128)
     assert simulate(many, fused_merge=False).makespan < simulate(many).makespan
     assert simulate(few, fused_merge=False).makespan > simulate(few).makespan
+
+
+def test_power_sets_the_clock_by_the_matrix_load() -> None:
+    powered = replace(H200, burst_ghz=1.98)
+    small = plan_of(Problem.uniform(1, 1, 4096, 128), 8, 16)
+    large = plan_of(Problem.uniform(132, 1, 4096, 128), 1, 66, tile_rows=128)
+    at_burst = replace(H200, clock_ghz=1.98)
+    assert simulate(small, powered).makespan == simulate(small, at_burst).makespan
+    hot, cool = (simulate(large, c, cluster=2).makespan for c in (powered, at_burst))
+    assert hot > 1.1 * cool
+    assert hot >= max(bounds(large, powered, cluster=2).values())
+
+
+def test_few_rows_a_tile_cost_what_the_prototype_took() -> None:
+    assert constants_for(16) is KV_M
+    assert constants_for(64) is H200
+    steady = run_pipeline(Pipeline.of(KV_M, 16, 64, 1152), 40).steady() / KV_M.clock_ghz / 1e3
+    assert steady == pytest.approx(1.2, abs=0.1)

@@ -11,7 +11,7 @@ import plotly.graph_objects as go
 
 from ..plan import POLICIES, Plan, make_plan
 from ..problem import Problem
-from ..simulate import H200, Timeline, simulate
+from ..simulate import H200, Timeline, constants_for, simulate
 from . import explorer
 from .gantt import side_by_side
 from .lengths import PRESETS, preset_lengths, trace_lengths
@@ -33,7 +33,8 @@ def planned(
 ) -> tuple[Plan, Timeline]:
     """The plan of one policy and its predicted timeline on a card of `sms` SMs."""
     plan = make_plan(problem, tile_rows=min(64, problem.heads), num_workers=sms, policy=policy)
-    constants = replace(H200, sms=sms, read_tbps=H200.read_tbps * sms / H200.sms)
+    family = constants_for(plan.tile_rows)
+    constants = replace(family, sms=sms, read_tbps=H200.read_tbps * sms / H200.sms)
     return plan, simulate(plan, constants, fused_merge=merge == MERGES[0])
 
 

@@ -11,7 +11,7 @@ import plotly.graph_objects as go
 
 from ..plan import POLICIES, Plan, make_plan
 from ..problem import Problem
-from ..simulate import H200, Timeline, bounds, simulate
+from ..simulate import Timeline, bounds, constants_for, simulate
 from . import explorer
 from .gantt import side_by_side
 from .lengths import PRESETS, preset_lengths
@@ -36,7 +36,7 @@ def scheduled(problem: Problem, schedule: str, policy: str, sms: int) -> tuple[P
         policy=policy,
         schedule=schedule,
     )
-    return plan, simulate(plan, replace(H200, sms=sms))
+    return plan, simulate(plan, replace(constants_for(plan.tile_rows), sms=sms))
 
 
 class WaveExplorer(explorer.Explorer):
@@ -73,7 +73,8 @@ class WaveExplorer(explorer.Explorer):
         )
         title = f"{timeline.makespan:.1f} us, of which the mean SM waits {share:.0%} at the end"
         figure = side_by_side([timeline], [plan], [subtitle], title)
-        for name, value in bounds(plan, replace(H200, sms=state["sms"])).items():
+        card = replace(constants_for(plan.tile_rows), sms=state["sms"])
+        for name, value in bounds(plan, card).items():
             line = {"color": _BOUND_COLORS[name], "dash": "dash", "width": 2}
             figure.add_scatter(
                 x=[value, value],

@@ -43,6 +43,7 @@ NOTEBOOKS = (
     Entry("31", "split_kv_policies", "Split-kv policies", "compare how kernels cut a batch", 15),
     Entry("32", "lse_merge", "Merging softmax pieces", "merge partials, empty ones too", 10),
     Entry("33", "batch_invariance", "Batch invariance", "say who changed your bits, fix it", 10),
+    Entry("51", "kernel_xray", "Kernel x-ray", "read registers and SASS, no GPU", 15),
 )
 
 #: themes by the first digit, in reading order

@@ -7,18 +7,20 @@ clusters on SMs, shared bandwidth, partials and their merge.
 
 from __future__ import annotations
 
-from .constants import H200, Constants
+from .constants import H200, KV_M, Constants, constants_for
 from .engine import bounds, simulate
 from .pipeline import Pipeline, run_pipeline
 from .timeline import Event, Timeline
 
 __all__ = [
     "H200",
+    "KV_M",
     "Constants",
     "Event",
     "Pipeline",
     "Timeline",
     "bounds",
+    "constants_for",
     "run_pipeline",
     "simulate",
 ]

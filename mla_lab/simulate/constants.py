@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from .. import gpu
 
@@ -23,6 +23,10 @@ class Constants:
     sms: int = gpu.H200.sms
     #: SM clock under a sustained matrix load; power decides it, so it is the first to be fitted
     clock_ghz: float = 1.38
+    #: SM clock while the matrix units rest; 0 keeps `clock_ghz` whatever the load
+    burst_ghz: float = 0.0
+    #: share of matrix work above which the clock begins to fall from burst to sustained
+    burst_share: float = 0.4
     #: an empty launch of 132 CTAs with 225 KB of shared memory inside a graph
     launch_us: float = 0.7
     #: barriers, descriptors, table: from a CTA's first instruction to its first load
@@ -37,9 +41,10 @@ class Constants:
     sm_read_tbps: float = 0.09
     #: KV that another row tile of the request has just read
     l2_tbps: float = 6.5
-    #: stages of the ring of KV blocks
+    #: stages of the ring of KV blocks, and blocks that QK runs ahead of PV
     stages: int = 3
-    #: issue and barrier clocks that the matrix unit loses per 64 x 64 block
+    lookahead: int = 1
+    #: issue and barrier clocks that the matrix unit loses per block
     gap_clocks: float = 243.0
     #: softmax of a 64 x 64 block, and the hand-back of a stage
     softmax_clocks: float = 880.0
@@ -68,5 +73,22 @@ class Constants:
         """Clocks of both products of one block on one SM: 2176 for 64 x 64."""
         return 2 * max(rows, self.min_rows) * tokens * (576 + 512) / FLOP_PER_CLOCK
 
+    def at_load(self, share: float) -> Constants:
+        """These constants at the clock that the power supply leaves with `share` of matrix work."""
+        if not self.burst_ghz:
+            return self
+        heat = min(1.0, max(0.0, (share - self.burst_share) / (1 - self.burst_share)))
+        clock = self.burst_ghz + (self.clock_ghz - self.burst_ghz) * heat
+        return replace(self, clock_ghz=round(clock, 2), burst_ghz=0.0)
 
+
+#: query rows on the 64-row side of the matrix unit (cute/q_m)
 H200 = Constants()
+#: KV on that side, at most 32 rows a tile (cute/kv_m): 1.2 us a block at 16 rows, 2.5 at 64, with
+#: nothing that overlaps; prototype, one NVIDIA H200, 2026-11-20
+KV_M = replace(H200, clock_ghz=1.98, stages=2, lookahead=0, gap_clocks=1600.0, min_rows=8)
+
+
+def constants_for(tile_rows: int) -> Constants:
+    """Constants of the kernel family that has tiles of so many rows."""
+    return KV_M if tile_rows <= 32 else H200

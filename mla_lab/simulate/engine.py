@@ -10,7 +10,7 @@ the order of *progress* (blocks done since the launch), whatever the rate does i
 from __future__ import annotations
 
 import heapq
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -116,7 +116,8 @@ class _Engine:
         """Adds or takes away what a tile asks of the memories per unit of progress."""
         megabytes = self.block_mb * self.share.kv_ways
         self.run.hbm = max(0.0, self.run.hbm + sign * megabytes * self.hbm_share[tile[0]])
-        self.run.l2 = max(0.0, self.run.l2 + sign * megabytes * self.cluster / self.share.kv_ways)
+        # CTAs of a cluster that hold other rows of the same tile get the block by multicast
+        self.run.l2 = max(0.0, self.run.l2 + sign * megabytes)
 
     def place(self, worker: int, lane: int) -> None:
         self.lane[worker] = lane
@@ -210,6 +211,7 @@ def simulate(
     """
     if cluster < 1:
         raise invalid("cluster", cluster, "1 or more CTAs")
+    constants = settle(plan, constants, cluster)
     engine = _Engine(plan, constants, cluster, fused_merge)
     events = engine.go()
     lanes = constants.lanes(cluster)
@@ -217,6 +219,20 @@ def simulate(
     if not fused_merge and plan.num_groups:
         events += _merge_launch(plan, engine, lanes)
     return Timeline.from_events(events, lanes)
+
+
+def settle(plan: Plan, constants: Constants, cluster: int = 1) -> Constants:
+    """`constants` at the clock that this plan leaves them: a trial run tells its matrix load."""
+    if not constants.burst_ghz:
+        return constants
+    trial = replace(constants, clock_ghz=constants.burst_ghz, burst_ghz=0.0)
+    end = max(e.end for e in _Engine(plan, trial, cluster, True).go())
+    share = Share.of(plan, cluster)
+    blocks = plan.tiles[:, 3].astype(np.int64) - plan.tiles[:, 2]
+    clocks = trial.matrix_clocks(share.rows, plan.tile_kv) * float(
+        -(-blocks // share.kv_ways).sum() * cluster
+    )
+    return constants.at_load(clocks / (trial.clock_ghz * 1e3 * trial.sms * end))
 
 
 def _merge_launch(plan: Plan, engine: _Engine, lanes: int) -> list[Event]:
@@ -237,6 +253,7 @@ def bounds(plan: Plan, constants: Constants = H200, *, cluster: int = 1) -> dict
     `matrix`: all blocks over all lanes; `read`: the KV once from HBM; `longest`: the largest
     single tile.
     """
+    constants = settle(plan, constants, cluster)
     share = Share.of(plan, cluster)
     problem = plan.problem
     alone, _ = block_us(constants, share.rows, plan.tile_kv, problem.kv_token_bytes)

@@ -51,7 +51,7 @@ class Pipeline:
         scale = max(rows, constants.min_rows) * tokens / 4096
         per_us = constants.clock_ghz * 1e3
         megabytes = tokens * token_bytes / 1e6
-        gap = constants.gap_clocks * max(scale, 0.25)
+        gap = constants.gap_clocks
         return cls(
             load=megabytes / constants.sm_read_tbps * per_us,
             latency=constants.load_latency_us * per_us,
@@ -60,7 +60,7 @@ class Pipeline:
             pv=matrix * 512 / 1088 + gap / 2,
             release=constants.release_clocks,
             stages=constants.stages,
-            lookahead=min(1, constants.stages - 1),
+            lookahead=min(constants.lookahead, constants.stages - 1),
         )
 
 

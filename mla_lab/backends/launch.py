@@ -25,6 +25,7 @@ from ..call import Arguments, Call
 from ..errors import invalid, unsupported
 from ..plan import KernelConfig, Plan
 from ..workspace import Workspace
+from . import cuda_ops
 from .cuda_ops import DevicePlan, DevicePlanner, Merge
 from .device_plan import (
     PlanOnDevice,
@@ -89,7 +90,8 @@ class Launch:
         self._shapes = Shapes.of(call)
         self._no_lse = torch.empty(0, 0, dtype=torch.float32, device=form.device)
         self._merges = not config.option("fused_merge", 1) and bool(len(words.merge_items))
-        self._q_begin: Any = None  # or of the caller
+        load_around(planner is not None, self._merges, form.device)
+        self._q_begin: Tensor | None = None  # the caller's, where requests are ragged
         if not form.features.ragged:
             batch, q_len = form.bounds.batch, form.bounds.q_lens[0]
             self._q_begin = uniform_q_begin(batch, q_len, form.device)
@@ -113,7 +115,7 @@ class Launch:
             query, cache, result, lse_rows = self._view(query, cache, out, lse)
         if lse_rows is None:
             lse_rows = self._no_lse
-        q_begin = given.cum_seq_lens_q if self._q_begin is None else self._q_begin
+        q_begin: Any = given.cum_seq_lens_q if self._q_begin is None else self._q_begin
         if self._planner is not None:
             self._planner(given.seq_lens, q_begin, self._words)
         try:
@@ -192,3 +194,16 @@ def kernel(config: KernelConfig, device: torch.device) -> Callable[..., Any]:
     """The tvm-ffi function of a configuration on a device, compiled at its first use."""
     refuse_capture("decode", f"the first use of {config.name()}", device)
     return jit.kernel(config, jit.device_arch(device.index)).launch
+
+
+def load_around(planner: bool, merge: bool, device: torch.device) -> None:
+    """Load the kernels before and behind the attention kernel, where a launch has them."""
+    for name, wanted in (("planner", planner), ("merge", merge)):
+        if wanted:
+            _load_cuda(name, device)
+
+
+@lru_cache(maxsize=64)
+def _load_cuda(name: str, device: torch.device) -> None:
+    refuse_capture("decode", f"the first use of cuda/{name}", device)
+    cuda_ops.kernel(name)

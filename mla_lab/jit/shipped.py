@@ -16,6 +16,30 @@ KV_M_TILES = tuple((rows, cluster) for rows in (8, 16, 32) for cluster in (1, 2,
 Q_M_TILES = ((64, 1), (128, 2))
 
 
+#: cute/q_m: (query and cache, out, page size); an fp16 query has a bf16 out unless one is given
+Q_M_FORMATS = (
+    *(("bf16", "bf16", page_size) for page_size in (16, 32, 64, 128)),
+    ("fp16", "bf16", 64),
+    ("fp16", "fp16", 64),
+)
+
+
+def _q_m(formats: tuple[str, str, int], tile: tuple[int, int]) -> KernelConfig:
+    """As the CuTe backend asks for it: tensors in the caller's shapes."""
+    dtype, out_dtype, page_size = formats
+    rows, cluster = tile
+    return KernelConfig(
+        "cute/q_m",
+        dtype,
+        dtype,
+        out_dtype,
+        tile_rows=rows,
+        cluster=cluster,
+        page_size=page_size,
+        options=(("shaped", 1),),
+    )
+
+
 def _dense(kernel: str, dtype: str, tile: tuple[int, int], mask: str) -> KernelConfig:
     """A dense cache, query and output of one dtype."""
     rows, cluster = tile
@@ -26,7 +50,7 @@ def _dense(kernel: str, dtype: str, tile: tuple[int, int], mask: str) -> KernelC
 #: kernel ships once, at its defaults
 CUTE: tuple[KernelConfig, ...] = (
     KernelConfig("cute/empty"),
-    *(_dense("cute/q_m", dtype, tile, "none") for dtype in DTYPES for tile in Q_M_TILES),
+    *(_q_m(formats, tile) for formats in Q_M_FORMATS for tile in Q_M_TILES),
     *(
         _dense("cute/kv_m", dtype, tile, mask)
         for dtype in DTYPES

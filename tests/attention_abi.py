@@ -1,0 +1,115 @@
+"""The attention kernels' interface, done by torch on a CPU: what a launch hands over, and means.
+
+`AbiKernel` takes the arguments of a launch in their order, walks the tiles of every worker as a
+kernel does, leaves partials, and merges as the last arriver. `HostPlanner` stands for the planner.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from mla_lab.backends.cuda_ops import DevicePlan, DevicePlanner, merge_items
+from mla_lab.plan import KernelConfig, WorkTile
+from mla_lab.problem import Problem
+
+from .planner_cases import host_plan
+
+LATENT = 512
+
+
+@dataclass
+class AbiKernel:
+    """One "compiled" kernel. Refuses, as the real entry does, what has another rank or dtype."""
+
+    config: KernelConfig
+    launches: list[tuple[Any, ...]] = field(default_factory=list)
+
+    def __call__(self, *arguments: Any) -> None:
+        self.launches.append(arguments)
+        launch = _Launch(*arguments)
+        launch.check(self.config)
+        for begin, end in itertools.pairwise(launch.worker_begin.tolist()):
+            for words in launch.tiles[begin:end].tolist():
+                launch.attend(WorkTile(*words), self.config)
+
+
+@dataclass
+class _Launch:
+    query: Tensor
+    cache: Tensor
+    out: Tensor
+    lse: Tensor
+    partial_out: Tensor
+    partial_lse: Tensor
+    counters: Tensor
+    block_table: Tensor
+    seq_lens: Tensor
+    q_begin: Tensor
+    tiles: Tensor
+    worker_begin: Tensor
+    heads: int
+    scale_log2: float
+    out_scale: float
+
+    def check(self, config: KernelConfig) -> None:
+        shaped = (self.query.dim(), self.out.dim(), self.lse.dim()) == (4, 4, 2)
+        if not shaped or self.cache.dim() != 3 or self.cache.shape[1] != config.page_size:
+            raise ValueError("Mismatched Tensor, expected another ndim")
+        names = {"bf16": torch.bfloat16, "fp16": torch.float16}
+        if self.query.dtype is not names[config.q_dtype]:
+            raise ValueError("Mismatched Tensor, expected another dtype")
+        assert type(self.scale_log2) is float
+        assert type(self.out_scale) is float
+
+    def attend(self, tile: WorkTile, config: KernelConfig) -> None:
+        q_begin, q_end = self.q_begin[tile.request : tile.request + 2].tolist()
+        rows = (q_end - q_begin) * self.heads
+        row = torch.arange(tile.row_tile * config.tile_rows, rows)[: config.tile_rows]
+        kv_len = int(self.seq_lens[tile.request])
+        span = torch.arange(tile.block_begin * 64, min(tile.block_end * 64, kv_len))
+        pages = self.block_table[tile.request][span // config.page_size]
+        keys = self.cache[pages, span % config.page_size].float()
+        query = self.query.view(-1, 576)[q_begin * self.heads + row].float()
+        seen = span[None] <= kv_len - (q_end - q_begin) + row[:, None] // self.heads
+        scores = (query @ keys.T * self.scale_log2).masked_fill(~seen, -math.inf) * math.log(2)
+        lse = torch.logsumexp(scores, 1) if len(span) else torch.full((len(row),), -math.inf)
+        weights = torch.exp(scores - lse.nan_to_num(neginf=0)[:, None])
+        out = weights @ keys[:, :LATENT]
+        where = q_begin * self.heads + row
+        if tile.num_splits == 1:
+            self.write(where, out, lse)
+            return
+        self.partial_out[tile.slot, : len(row)] = out
+        self.partial_lse[tile.slot, : len(row)] = lse
+        self.counters[tile.group] += 1
+        if int(self.counters[tile.group]) == tile.num_splits:
+            first = tile.slot - tile.split_idx
+            slots = slice(first, first + tile.num_splits)
+            outs, lses = self.partial_out[slots, : len(row)], self.partial_lse[slots, : len(row)]
+            total = torch.logsumexp(lses, 0)
+            share = torch.exp(lses - total.nan_to_num(neginf=0))
+            self.write(where, (outs * share[..., None]).sum(0), total)
+            self.counters[tile.group] = 0
+
+    def write(self, where: Tensor, out: Tensor, lse: Tensor) -> None:
+        self.out.view(-1, LATENT)[where] = (out * self.out_scale).to(self.out.dtype)
+        if self.lse.numel():
+            self.lse.view(-1)[where] = lse
+
+
+def plan_on_host(
+    planner: DevicePlanner, seq_lens: Tensor, q_begin: Tensor, words: DevicePlan
+) -> None:
+    """What the planner kernel writes, from the Python plan."""
+    sums = q_begin.tolist()
+    q_lens = tuple(after - before for before, after in itertools.pairwise(sums))
+    plan = host_plan(planner, Problem(q_lens, tuple(seq_lens.tolist()), planner.heads))
+    words.tiles[: plan.num_tiles] = torch.tensor(plan.tiles)
+    words.worker_begin.copy_(torch.tensor(plan.worker_begin))
+    words.merge_items[: plan.num_groups] = torch.tensor(merge_items(plan))

@@ -1,0 +1,399 @@
+"""The CuTe backend on a card: every anchor shape and many odd ones against the oracle.
+
+Caches are poisoned: what no length reaches holds NaN, unused table entries name no page.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+
+from mla_lab import decode, repeats
+from mla_lab.accuracy import lse_error, rel_error, sdpa_error
+from mla_lab.backends.families import costs
+from mla_lab.bench.cases import Case, anchor_cases
+from mla_lab.errors import InvalidInput, Unsupported
+from mla_lab.gpu import Gpu
+from mla_lab.inputs import DecodeInputs, make_inputs
+from mla_lab.plan import KernelConfig, Plan, choose, make_plan
+from mla_lab.problem import Problem
+from mla_lab.reference import Result, decode_reference
+
+pytestmark = pytest.mark.gpu
+
+#: ||out - oracle|| / ||oracle||: rounding out to bf16 alone is 1.7e-3
+TOLERANCE = 4e-3
+LSE_TOLERANCE = 2e-5
+WORKSPACE_BYTES = 256 << 20
+
+
+@pytest.fixture(autouse=True)
+def fresh() -> Iterator[None]:
+    repeats.forget()
+    yield
+    torch.cuda.synchronize()
+
+
+@pytest.fixture(scope="module")
+def workspace() -> torch.Tensor:
+    """One buffer, zeroed once, for all calls of this file."""
+    return torch.zeros(WORKSPACE_BYTES, dtype=torch.uint8, device="cuda")
+
+
+def inputs_of(problem: Problem, *features: str, seed: int = 1) -> DecodeInputs:
+    return make_inputs(problem, seed, features, device="cuda", workspace_bytes=256)
+
+
+def native(inputs: DecodeInputs, workspace: torch.Tensor, **more: Any) -> Any:
+    """The native call by the CuTe backend; unless one is given, into an out full of NaN."""
+    arguments = inputs.contract_args()
+    del arguments["qk_nope_head_dim"]
+    arguments["workspace_buffer"] = workspace
+    if "out" not in more:
+        dtype = torch.bfloat16
+        shape = (*inputs.query.shape[:-1], 512)
+        more["out"] = torch.full(shape, torch.nan, dtype=dtype, device="cuda")
+    return decode.decode(**{**arguments, "backend": "cute", **more})
+
+
+def check(inputs: DecodeInputs, result: Any, expected: Result | None = None) -> None:
+    expected = expected or decode_reference(inputs)
+    out, lse = result if inputs.return_lse else (result, None)
+    assert rel_error(out, expected.out) < TOLERANCE
+    if lse is not None:
+        assert lse_error(lse, expected.lse) < LSE_TOLERANCE
+
+
+def chosen_plan(problem: Problem, batch_invariant: bool = False) -> Plan:
+    gpu = Gpu.here()
+    assert gpu is not None
+    return choose(problem, gpu, batch_invariant, costs()).plan(problem)
+
+
+def counters_are_zero(workspace: torch.Tensor) -> bool:
+    return not bool(workspace[:65536].any())
+
+
+@pytest.mark.parametrize("case", anchor_cases(), ids=lambda case: case.name)
+def test_anchors(case: Case, workspace: torch.Tensor) -> None:
+    inputs = inputs_of(case.problem, "lse")
+    expected = decode_reference(inputs, dtype=torch.float32)
+    check(inputs, native(inputs, workspace), expected)
+    check(inputs, native(inputs, workspace, plan=chosen_plan(case.problem)), expected)
+    assert counters_are_zero(workspace)
+
+
+ODD_LENGTHS = (0, 1, 63, 64, 65, 700, 0, 129, 5)
+
+
+@pytest.mark.parametrize("q_len", range(1, 9))
+@pytest.mark.parametrize("heads", [1, 7, 24, 100])
+def test_odd_shapes(heads: int, q_len: int, workspace: torch.Tensor) -> None:
+    problem = Problem((q_len,) * len(ODD_LENGTHS), ODD_LENGTHS, heads)
+    inputs = inputs_of(problem, "lse", seed=q_len)
+    expected = decode_reference(inputs)
+    for plan in (
+        None,
+        chosen_plan(problem),
+        make_plan(problem, tile_rows=64, policy="fixed", num_splits=4, num_workers=7),
+        make_plan(problem, tile_rows=128, policy="none", schedule="grid"),
+        make_plan(problem, tile_rows=128, policy="greedy", num_workers=66),
+    ):
+        check(inputs, native(inputs, workspace, plan=plan), expected)
+    assert counters_are_zero(workspace)
+
+
+@pytest.mark.parametrize("q_len", [1, 8])
+@pytest.mark.parametrize("heads", [1, 7, 24, 100])
+def test_long_among_short(heads: int, q_len: int, workspace: torch.Tensor) -> None:
+    problem = Problem((q_len,) * 4, (131072, 0, 64, 1), heads)
+    inputs = inputs_of(problem, "lse")
+    expected = decode_reference(inputs)
+    check(inputs, native(inputs, workspace), expected)
+    check(inputs, native(inputs, workspace, batch_invariant=True), expected)
+    check(inputs, native(inputs, workspace, plan=chosen_plan(problem)), expected)
+
+
+@pytest.mark.parametrize("features", [[], ["max_q_len"], ["page_gap", "cache_4d", "scales"]])
+@pytest.mark.parametrize("heads", [7, 128, 200])
+def test_ragged(heads: int, features: list[str], workspace: torch.Tensor) -> None:
+    problem = Problem((1, 0, 3, 8, 2, 5), (10, 5, 640, 3, 0, 1280), heads)
+    inputs = inputs_of(problem, "lse", "ragged", *features)
+    expected = decode_reference(inputs)
+    for plan in (None, chosen_plan(problem)):
+        check(inputs, native(inputs, workspace, plan=plan), expected)
+
+
+FORMATS = [
+    ("bf16", 16, torch.bfloat16),
+    ("bf16", 32, torch.bfloat16),
+    ("bf16", 128, torch.bfloat16),
+    ("fp16", 64, torch.bfloat16),
+    ("fp16", 64, torch.float16),
+]
+
+
+@pytest.mark.parametrize("heads", [16, 128])
+@pytest.mark.parametrize(("dtype", "page_size", "out_dtype"), FORMATS)
+def test_formats(
+    dtype: str, page_size: int, out_dtype: torch.dtype, heads: int, workspace: torch.Tensor
+) -> None:
+    problem = Problem(
+        (2, 2, 2), (1000, 65, 4), heads, q_dtype=dtype, kv_format=dtype, page_size=page_size
+    )
+    inputs = inputs_of(problem, "lse", "page_gap")
+    out = torch.full((3, 2, heads, 512), torch.nan, dtype=out_dtype, device="cuda")
+    check(inputs, native(inputs, workspace, out=out))
+    check(inputs, native(inputs, workspace, out=out, plan=chosen_plan(problem)))
+
+
+@pytest.mark.parametrize("distribution", ["gauss", "heavy_tailed"])
+def test_no_worse_than_twice_torch(distribution: str, workspace: torch.Tensor) -> None:
+    problem = Problem((2, 2), (3000, 777), 128)
+    inputs = make_inputs(problem, 3, distribution=distribution, device="cuda")
+    expected = decode_reference(inputs)
+    mine = rel_error(native(inputs, workspace), expected.out)
+    assert mine <= 2 * sdpa_error(inputs, expected).relative + 1e-6
+
+
+OTHER_KERNELS = {
+    "separate merge": {"fused_merge": 0},
+    "no pdl": {"pdl": 0},
+}
+
+
+@pytest.mark.parametrize("name", OTHER_KERNELS)
+def test_other_kernels_of_a_plan(name: str, workspace: torch.Tensor) -> None:
+    problem = Problem((1, 3, 2), (1000, 65, 0), 24)
+    inputs = inputs_of(problem, "lse", "scales", "ragged")
+    plan = make_plan(problem, policy="fixed", num_splits=3)
+    config = KernelConfig("cute/q_m", options=tuple(OTHER_KERNELS[name].items()))
+    check(inputs, native(inputs, workspace, plan=replace(plan, config=config)))
+
+
+def test_lse_in_base_2_and_in_the_callers_shape(workspace: torch.Tensor) -> None:
+    problem = Problem((2, 2), (300, 0), 16)
+    inputs = replace(inputs_of(problem, "lse"), return_lse_base="base2")
+    lse = torch.full((2, 2, 16), torch.nan, device="cuda")
+    out, given = native(inputs, workspace, lse=lse)
+    assert given is lse
+    check(inputs, (out, lse))
+
+
+def test_negative_output_scale(workspace: torch.Tensor) -> None:
+    inputs = replace(inputs_of(Problem((1,), (300,), 16)), bmm2_scale=-0.5)
+    check(inputs, native(inputs, workspace))
+
+
+# --- batch invariance --------------------------------------------------------------------------
+
+
+def test_batch_invariant_bits(workspace: torch.Tensor) -> None:
+    lengths = (5000, 1, 0, 64, 1025, 16385, 777)
+    everything = inputs_of(Problem((2,) * 7, lengths, 128), "lse")
+    out, lse = (t.clone() for t in native(everything, workspace, batch_invariant=True))
+    lse = lse.view(7, 2, 128)
+    for chosen in ([4], [5, 0], [6, 4, 3, 2, 1, 0], [2]):
+        index = torch.tensor(chosen, device="cuda")
+        some = replace(
+            everything,
+            problem=Problem((2,) * len(chosen), tuple(lengths[i] for i in chosen), 128),
+            query=everything.query[index].contiguous(),
+            block_tables=everything.block_tables[index].contiguous(),
+            seq_lens=everything.seq_lens[index].contiguous(),
+            max_seq_len=131072,
+        )
+        for plan in (None, chosen_plan(some.problem, True)):
+            mine, own_lse = native(some, workspace, batch_invariant=True, plan=plan)
+            assert torch.equal(mine, out[index])
+            assert torch.equal(own_lse.view(-1, 2, 128), lse[index])
+
+
+def test_equal_calls_give_equal_bits(workspace: torch.Tensor) -> None:
+    inputs = inputs_of(Problem((1,) * 5, (5000, 1, 0, 64, 9000), 128), "lse")
+    first = [t.clone() for t in native(inputs, workspace)]
+    for _ in range(5):
+        assert all(torch.equal(a, b) for a, b in zip(first, native(inputs, workspace), strict=True))
+
+
+# --- streams, graphs, memory -------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("batch_invariant", [False, True])
+def test_a_captured_graph_follows_lengths(batch_invariant: bool, workspace: torch.Tensor) -> None:
+    problem = Problem((2,) * 6, (4096,) * 6, 128)
+    inputs = inputs_of(problem, "lse")
+    out = torch.zeros(6, 2, 128, 512, dtype=torch.bfloat16, device="cuda")
+    lse = torch.zeros(12, 128, device="cuda")
+    more = {"out": out, "lse": lse, "batch_invariant": batch_invariant}
+    native(inputs, workspace, **more)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        native(inputs, workspace, **more)
+    for lengths in ((4096,) * 6, (1, 64, 65, 0, 4096, 2), (0,) * 6, (100, 3000, 7, 7, 1, 4000)):
+        inputs.seq_lens.copy_(torch.tensor(lengths, dtype=torch.int32))
+        out.fill_(torch.nan)
+        graph.replay()
+        check(inputs, (out, lse))
+    assert counters_are_zero(workspace)
+
+
+def test_a_graph_of_layers_with_one_plan(workspace: torch.Tensor) -> None:
+    problem = Problem((1,) * 9, (1000, 1, 0, 64, 5000, 3, 900, 77, 63), 128)
+    layers = [inputs_of(problem, seed=seed) for seed in range(3)]
+    plan = chosen_plan(problem)
+    outs = [torch.zeros(9, 1, 128, 512, dtype=torch.bfloat16, device="cuda") for _ in layers]
+    graph = torch.cuda.CUDAGraph()
+    for layer, out in zip(layers, outs, strict=True):
+        native(layer, workspace, plan=plan, out=out)
+    with torch.cuda.graph(graph):
+        for layer, out in zip(layers, outs, strict=True):
+            native(layer, workspace, plan=plan, out=out)
+    for out in outs:
+        out.fill_(torch.nan)
+    graph.replay()
+    for layer, out in zip(layers, outs, strict=True):
+        check(layer, out)
+
+
+def test_a_plan_first_used_in_a_capture_is_refused(workspace: torch.Tensor) -> None:
+    problem = Problem((1,) * 2, (100, 2000), 128)
+    inputs = inputs_of(problem)
+    native(inputs, workspace, plan=chosen_plan(problem))
+    new = make_plan(problem, tile_rows=128, policy="fixed", num_splits=2)
+    out = torch.zeros(2, 1, 128, 512, dtype=torch.bfloat16, device="cuda")
+    with torch.cuda.graph(torch.cuda.CUDAGraph()):
+        out.fill_(1)
+        with pytest.raises(InvalidInput, match="capture of a CUDA graph"):
+            native(inputs, workspace, plan=new, out=out)
+    check(inputs, native(inputs, workspace, plan=new))
+
+
+@pytest.mark.parametrize("with_plan", [True, False])
+def test_nothing_is_allocated_or_waited_for(with_plan: bool, workspace: torch.Tensor) -> None:
+    problem = Problem((1,) * 5, (1000, 1, 0, 64, 5000), 128)
+    inputs = inputs_of(problem)
+    plan = chosen_plan(problem) if with_plan else None
+    more: dict[str, Any] = {
+        "out": torch.zeros(5, 1, 128, 512, dtype=torch.bfloat16, device="cuda"),
+        "lse": torch.zeros(5, 128, device="cuda"),
+        "plan": plan,
+    }
+    native(inputs, workspace, **more)
+    repeats.forget()
+    torch.cuda.synchronize()
+    before = torch.cuda.memory_stats()["allocation.all.allocated"]
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        for _ in range(3):
+            native(inputs, workspace, **more)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    assert torch.cuda.memory_stats()["allocation.all.allocated"] == before
+
+
+def test_a_first_call_waits_for_nothing(workspace: torch.Tensor) -> None:
+    problem = Problem((1,) * 3, (1000, 1, 77), 64)
+    inputs = inputs_of(problem)
+    plan = chosen_plan(problem)
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        results = [native(inputs, workspace, plan=plan), native(inputs, workspace)]
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    for result in results:
+        check(inputs, result)
+
+
+def test_the_current_stream_is_taken(workspace: torch.Tensor) -> None:
+    problem = Problem((1,) * 3, (1000, 1, 77), 64)
+    inputs = inputs_of(problem)
+    query = inputs.query.clone()
+    native(inputs, workspace)
+    torch.cuda.synchronize()
+    stream = torch.cuda.Stream()
+    with torch.cuda.stream(stream):
+        inputs.query.zero_()
+        torch.cuda._sleep(50_000_000)
+        inputs.query.copy_(query)
+        result = native(inputs, workspace)
+    stream.synchronize()
+    check(inputs, result)
+
+
+def test_one_workspace_for_any_shapes(workspace: torch.Tensor) -> None:
+    problems = [
+        Problem((1,) * 3, (8000, 1, 77), 128),
+        Problem((3, 1), (700, 70_000), 16),
+        Problem((1,) * 40, tuple(range(40)), 64),
+    ]
+    calls = [inputs_of(problem, seed=i) for i, problem in enumerate(problems)]
+    expected = [decode_reference(call) for call in calls]
+    results = []
+    for i, j in itertools.product(range(3), repeat=2):
+        for k in (i, j):
+            invariant = (i + j) % 2 == 1
+            results.append((k, native(calls[k], workspace, batch_invariant=invariant)))
+    for k, result in results:
+        check(calls[k], result, expected[k])
+    assert counters_are_zero(workspace)
+
+
+def test_a_bound_that_is_too_low_writes_nothing_outside(workspace: torch.Tensor) -> None:
+    problem = Problem((1,) * 4, (9000, 20_000, 1, 5000), 128)
+    inputs = replace(inputs_of(problem), max_seq_len=100)
+    guard = torch.full((6, 1, 128, 512), 7.0, dtype=torch.bfloat16, device="cuda")
+    for invariant in (False, True):
+        native(inputs, workspace, out=guard[1:5], batch_invariant=invariant)
+        assert (guard[0] == 7).all() and (guard[5] == 7).all()
+    assert counters_are_zero(workspace)
+
+
+# --- the contract ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("features", "words"),
+    [(["sinks"], "sinks"), (["tree_mask"], "mask"), (["device_scales"], "device tensors")],
+)
+def test_what_it_lacks_raises_by_name_and_runs_by_auto(
+    features: list[str], words: str, workspace: torch.Tensor
+) -> None:
+    inputs = inputs_of(Problem((2, 2), (70, 300), 16), *features)
+    with pytest.raises(Unsupported, match=words):
+        native(inputs, workspace)
+    check(inputs, native(inputs, workspace, backend="auto"))
+
+
+def test_auto_takes_it() -> None:
+    inputs = inputs_of(Problem((1,), (300,), 16))
+    arguments = inputs.contract_args()
+    del arguments["qk_nope_head_dim"]
+    taken = [verdict for verdict in decode.explain(**arguments) if verdict.taken]
+    assert [verdict.name for verdict in taken] == ["cute"]
+
+
+def test_data_out_of_line_is_refused(workspace: torch.Tensor) -> None:
+    inputs = inputs_of(Problem((1,), (300,), 16))
+    shifted = torch.zeros(inputs.query.numel() + 1, dtype=torch.bfloat16, device="cuda")[1:]
+    query = shifted.view(inputs.query.shape).copy_(inputs.query)
+    with pytest.raises(InvalidInput, match="multiples of 16 bytes"):
+        native(replace(inputs, query=query), workspace)
+
+
+def test_compiled(workspace: torch.Tensor) -> None:
+    from mla_lab import trtllm_batch_decode_with_kv_cache_mla as call
+
+    inputs = inputs_of(Problem((1, 1), (300, 900), 16), "lse")
+    arguments = {**inputs.contract_args(), "workspace_buffer": workspace}
+
+    def step(query: torch.Tensor) -> Any:
+        out, lse = call(**{**arguments, "query": query * 1.0})
+        return out * 1.0, lse
+
+    check(inputs, torch.compile(step, backend="aot_eager", fullgraph=True)(inputs.query))

@@ -1,0 +1,374 @@
+"""The CuTe backend on a CPU: reasons, plans, and calls through a stand-in for the kernel."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+
+from mla_lab import backends, decode, repeats, validate
+from mla_lab.accuracy import lse_error, rel_error
+from mla_lab.backends import cuda_ops, launch
+from mla_lab.backends.cute import CuteBackend
+from mla_lab.backends.device_plan import PlanOnDevice
+from mla_lab.backends.families import complete
+from mla_lab.call import Features
+from mla_lab.errors import InvalidInput, Unsupported
+from mla_lab.gpu import B200, H200, Gpu
+from mla_lab.inputs import DecodeInputs, make_inputs
+from mla_lab.jit.shipped import shipped
+from mla_lab.plan import KernelConfig, Plan, choose, make_plan
+from mla_lab.problem import Problem
+from mla_lab.reference import decode_reference
+
+from .attention_abi import AbiKernel, plan_on_host
+
+WORKSPACE = 64 << 20
+PLAIN = Problem.uniform(4, 1, 300, 128)
+RAGGED = Problem((1, 0, 3, 2), (70, 5, 300, 0), 24)
+
+
+@pytest.fixture
+def kernels(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[KernelConfig, AbiKernel]]:
+    """Lets CPU tensors pass for a GPU's, and torch for its kernels; what was "compiled"."""
+    made: dict[KernelConfig, AbiKernel] = {}
+
+    def kernel(config: KernelConfig, device: torch.device) -> AbiKernel:
+        return made.setdefault(config, AbiKernel(config))
+
+    monkeypatch.setattr(launch, "kernel", kernel)
+    monkeypatch.setattr(launch, "load_around", lambda *_: None)
+    monkeypatch.setattr(cuda_ops.DevicePlanner, "__call__", plan_on_host)
+    monkeypatch.setattr(backends, "gpu_of", lambda device: H200)
+    backends.choose.cache_clear()
+    repeats.forget()
+    yield made
+    backends.choose.cache_clear()
+    repeats.forget()
+
+
+def inputs_of(problem: Problem, *features: str, seed: int = 1) -> DecodeInputs:
+    return make_inputs(problem, seed, features, workspace_bytes=WORKSPACE)
+
+
+def native(inputs: DecodeInputs, **more: Any) -> Any:
+    arguments = inputs.contract_args()
+    del arguments["qk_nope_head_dim"]
+    return decode.decode(**{**arguments, "backend": "cute", **more})
+
+
+def check(inputs: DecodeInputs, result: Any) -> None:
+    expected = decode_reference(inputs)
+    out, lse = result if inputs.return_lse else (result, None)
+    assert rel_error(out, expected.out) < 4e-3
+    if lse is not None:
+        assert lse_error(lse, expected.lse) < 1e-5
+
+
+SUPPORTED: list[tuple[Problem, list[str]]] = [
+    (PLAIN, []),
+    (PLAIN, ["lse", "scales", "cache_4d"]),
+    (PLAIN, ["ragged", "lse", "page_gap"]),
+    (RAGGED, ["lse", "max_q_len"]),
+    (RAGGED, []),
+    (Problem.uniform(2, 4, 130, 16, page_size=16), ["lse"]),
+    (Problem((2, 2), (1, 500), 7, q_dtype="fp16", kv_format="fp16"), ["lse"]),
+]
+
+
+@pytest.mark.parametrize("batch_invariant", [False, True])
+@pytest.mark.parametrize(("problem", "features"), SUPPORTED)
+def test_without_a_plan_the_device_makes_it(
+    kernels: dict[KernelConfig, AbiKernel],
+    problem: Problem,
+    features: list[str],
+    batch_invariant: bool,
+) -> None:
+    inputs = inputs_of(problem, *features)
+    for _ in range(2):  # the second time by repetition
+        check(inputs, native(inputs, batch_invariant=batch_invariant))
+    assert not inputs.workspace_buffer[:65536].any()
+    (kernel,) = kernels.values()
+    assert len(kernel.launches) == 2
+
+
+@pytest.mark.parametrize(("problem", "features"), SUPPORTED)
+def test_with_a_plan(
+    kernels: dict[KernelConfig, AbiKernel], problem: Problem, features: list[str]
+) -> None:
+    inputs = inputs_of(problem, *features)
+    for plan in (
+        make_plan(problem, tile_rows=64, policy="fixed", num_splits=3, num_workers=5),
+        make_plan(problem, tile_rows=128, num_workers=66),
+        make_plan(problem, tile_rows=64, policy="none", schedule="grid"),
+        choose(problem, H200, costs=backends_costs()).plan(problem),
+    ):
+        for _ in range(2):
+            check(inputs, native(inputs, plan=plan))
+
+
+def backends_costs() -> Any:
+    from mla_lab.backends.families import costs
+
+    return costs()
+
+
+def test_base_2_and_a_callers_results(kernels: dict[KernelConfig, AbiKernel]) -> None:
+    inputs = replace(inputs_of(PLAIN, "lse"), return_lse_base="base2")
+    lse = torch.full((4, 1, 128), torch.nan)
+    out = torch.full((4, 1, 128, 512), torch.nan, dtype=torch.float16)
+    plan = make_plan(PLAIN, policy="fixed", num_splits=3)
+    for chosen in (plan, None, plan):
+        result = native(inputs, out=out, lse=lse, plan=chosen)
+        assert result[0] is out and result[1] is lse
+        check(inputs, result)
+        lse.fill_(torch.nan)
+    config = next(iter(kernels))
+    assert (config.q_dtype, config.out_dtype) == ("bf16", "fp16")
+
+
+def test_an_lse_that_nobody_wants_has_no_element(kernels: dict[KernelConfig, AbiKernel]) -> None:
+    native(inputs_of(PLAIN))
+    (kernel,) = kernels.values()
+    assert kernel.launches[0][3].shape == (0, 0)
+
+
+def test_pdl_is_a_matter_of_the_kernel(kernels: dict[KernelConfig, AbiKernel]) -> None:
+    inputs = inputs_of(PLAIN)
+    for pdl in (None, True, False):
+        native(inputs, enable_pdl=pdl)
+    assert [config.option("pdl", 1) for config in kernels] == [1, 0]
+
+
+def test_a_separate_merge_follows(
+    kernels: dict[KernelConfig, AbiKernel], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls: list[Any] = []
+    monkeypatch.setattr(cuda_ops.Merge, "__call__", lambda self, *a: calls.append((self, a)))
+    plan = make_plan(PLAIN, policy="fixed", num_splits=3)
+    config = KernelConfig("cute/q_m", options=(("fused_merge", 0),))
+    native(inputs_of(PLAIN), plan=replace(plan, config=config))
+    (merge, (partials, items, q_begin, out, lse, sinks)) = calls[0]
+    assert (merge.heads, merge.programmatic_launch) == (128, True)
+    assert partials[0].shape == (plan.num_slots, 64, 512)
+    assert items.shape == (plan.num_groups, 4)
+    assert q_begin.tolist() == [0, 1, 2, 3, 4]
+    assert (out.shape, lse.numel(), sinks.numel()) == ((512, 512), 0, 0)
+
+
+REFUSED = {
+    "sparse": "sparse",
+    "mask": "mask",
+    "sinks": "sinks",
+    "skip_softmax": "skip_softmax",
+    "context_parallel": "context parallel",
+    "separate_tables": "table",
+    "tensor_scales": "device tensors",
+    "nonpositive_scale": "bmm1_scale",
+}
+
+
+@pytest.mark.parametrize("feature", REFUSED)
+def test_a_reason_for_each_missing_feature(feature: str) -> None:
+    reason = CuteBackend().supports(Features(**{feature: True}), PLAIN, H200)
+    assert reason is not None and REFUSED[feature] in reason
+
+
+@pytest.mark.parametrize(
+    ("problem", "gpu", "words"),
+    [
+        (PLAIN, None, "CPU"),
+        (PLAIN, B200, "sm_100a"),
+        (replace(PLAIN, q_dtype="e4m3", kv_format="e4m3"), H200, "e4m3"),
+        (replace(PLAIN, kv_format="fp8_656"), H200, "fp8_656"),
+        (replace(PLAIN, page_size=8), H200, "pages of 8"),
+        (replace(PLAIN, latent_dim=256), H200, "256"),
+        (Problem.uniform(5000, 1, 64, 16), H200, "4096"),
+    ],
+)
+def test_a_reason_for_hardware_and_formats(problem: Problem, gpu: Gpu | None, words: str) -> None:
+    reason = CuteBackend().supports(Features(), problem, gpu)
+    assert reason is not None and words in reason
+
+
+def test_a_named_backend_raises_its_reason(kernels: dict[KernelConfig, AbiKernel]) -> None:
+    with pytest.raises(Unsupported, match="sinks; torch can run this call"):
+        native(inputs_of(PLAIN, "sinks"))
+    assert not kernels
+
+
+def test_auto_takes_another_backend_where_a_scale_is_not_positive(
+    kernels: dict[KernelConfig, AbiKernel],
+) -> None:
+    inputs = inputs_of(PLAIN, "lse")
+    check(inputs, native(inputs, backend="auto"))
+    assert kernels
+    kernels.clear()
+    for scale in (0.0, -0.5):
+        odd = replace(inputs, bmm1_scale=scale)
+        check(odd, native(odd, backend="auto"))
+        with pytest.raises(Unsupported, match="bmm1_scale"):
+            native(odd)
+    assert not kernels
+
+
+def test_plans_that_no_kernel_walks(kernels: dict[KernelConfig, AbiKernel]) -> None:
+    inputs = inputs_of(PLAIN)
+    for plan, words in (
+        (make_plan(PLAIN, tile_rows=48), "48 x 64"),
+        (make_plan(PLAIN, tile_kv=32), "64 x 32"),
+        (with_splits(make_plan(PLAIN), 161), "161 splits"),
+    ):
+        with pytest.raises(Unsupported, match=words):
+            native(inputs, plan=plan)
+
+
+def with_splits(plan: Plan, number: int) -> Plan:
+    tiles = plan.tiles.copy()
+    tiles[0, 5] = number
+    return replace(plan, tiles=tiles)
+
+
+def test_too_many_groups_for_the_counters() -> None:
+    bounds = Problem.uniform(4096, 8, 131072, 128)
+    with pytest.raises(Unsupported, match="split row tiles"):
+        PlanOnDevice.of(choose(bounds, H200, True, backends_costs()), bounds, 4096 * 8)
+
+
+def test_a_workspace_that_is_too_small_names_both_sizes(
+    kernels: dict[KernelConfig, AbiKernel],
+) -> None:
+    inputs = inputs_of(PLAIN)
+    with pytest.raises(InvalidInput, match=r"got 1000 bytes; supported: \d+ bytes"):
+        native(inputs, workspace_buffer=torch.zeros(1000, dtype=torch.uint8))
+    assert not kernels
+
+
+def test_a_bound_that_grows_keeps_kernel_and_workspace(
+    kernels: dict[KernelConfig, AbiKernel],
+) -> None:
+    inputs = inputs_of(PLAIN)
+    for bound in (1001, 1002, 1024):
+        native(inputs, max_seq_len=bound)
+    assert len(kernels) == 1
+
+
+@pytest.mark.parametrize("batch_invariant", [False, True])
+def test_what_is_chosen_ships(batch_invariant: bool) -> None:
+    ready = set(shipped("sm_90a"))
+    for heads in (1, 16, 24, 64, 100, 128, 200):
+        for batch, kv_len, q_len in ((1, 1024, 1), (1, 131072, 1), (64, 4096, 2), (256, 8192, 1)):
+            problem = Problem.uniform(batch, q_len, kv_len, heads)
+            choice = choose(problem, H200, batch_invariant, backends_costs())
+            assert complete(choice.config, problem, None) in {
+                replace(config, mask=choice.config.mask) for config in ready
+            }
+
+
+# --- repeated calls ----------------------------------------------------------------------------
+
+
+@pytest.fixture
+def bindings(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """One entry for each call that took the long way."""
+    seen: list[int] = []
+    bind = validate.bind
+
+    def counted(*arguments: Any, **named: Any) -> Any:
+        seen.append(1)
+        return bind(*arguments, **named)
+
+    monkeypatch.setattr(decode, "bind", counted)
+    return seen
+
+
+def test_layers_of_a_step_are_checked_once(
+    kernels: dict[KernelConfig, AbiKernel], bindings: list[int]
+) -> None:
+    first = inputs_of(PLAIN, "lse")
+    plan = make_plan(PLAIN, policy="fixed", num_splits=3)
+    for layer in range(4):
+        other = inputs_of(PLAIN, "lse", seed=layer)
+        inputs = replace(
+            other, workspace_buffer=first.workspace_buffer, bmm1_scale=0.05 * (1 + layer)
+        )
+        check(inputs, native(inputs, plan=plan))
+    assert len(bindings) == 1
+
+
+CHANGES: dict[str, Callable[[DecodeInputs], dict[str, Any]]] = {
+    "lse": lambda i: {"return_lse": True},
+    "base": lambda i: {"return_lse_base": "base2"},
+    "batch": lambda i: {"seq_lens": i.seq_lens[:2].clone()},
+    "table": lambda i: {"block_tables": i.block_tables[:2].clone()},
+    "dtype": lambda i: {"query": i.query.half(), "kv_cache": i.kv_cache.half()},
+    "pages": lambda i: {"kv_cache": i.kv_cache[:, :32].contiguous()},
+    "flag": lambda i: {"return_lse": 1},
+    "scale": lambda i: {"bmm1_scale": -1.0},
+    "nan": lambda i: {"bmm1_scale": float("nan")},
+    "text": lambda i: {"bmm2_scale": "1"},
+    "sinks": lambda i: {"sinks": torch.zeros(128)},
+    "workspace": lambda i: {"workspace_buffer": torch.zeros(WORKSPACE, dtype=torch.uint8)},
+    "bound": lambda i: {"max_seq_len": 5000},
+    "backend": lambda i: {"backend": "torch"},
+    "debug": lambda i: {"debug": True},
+    "plan": lambda i: {"plan": make_plan(PLAIN, tile_rows=128)},
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_a_call_that_differs_is_checked_in_full(
+    kernels: dict[KernelConfig, AbiKernel], bindings: list[int], change: str
+) -> None:
+    inputs = inputs_of(PLAIN)
+    native(inputs)
+    fresh = CHANGES[change](inputs)
+    outcomes = []
+    for _ in range(2):  # after another call, and as the first one
+        try:
+            outcomes.append(native(inputs, **fresh))
+        except Exception as error:
+            outcomes.append(str(error))
+        repeats.forget()
+    assert len(bindings) >= 3 or all(isinstance(o, str) for o in outcomes)
+    first, second = outcomes
+    if isinstance(first, torch.Tensor):
+        assert torch.equal(first, second)
+    elif isinstance(first, str):
+        assert first == second
+
+
+def test_a_remembered_call_keeps_no_workspace_alive(
+    kernels: dict[KernelConfig, AbiKernel],
+) -> None:
+    inputs = inputs_of(PLAIN)
+    buffer = torch.zeros(WORKSPACE, dtype=torch.uint8)
+    native(inputs, workspace_buffer=buffer)
+    kernels.clear()
+    assert repeats._REMEMBERED
+    del buffer
+    gc.collect()
+    assert not repeats._REMEMBERED
+
+
+def test_a_plan_without_partials_needs_no_workspace(
+    kernels: dict[KernelConfig, AbiKernel], bindings: list[int]
+) -> None:
+    inputs = inputs_of(PLAIN)
+    plan = make_plan(PLAIN, policy="none")
+    for _ in range(3):
+        check(inputs, native(inputs, plan=plan, workspace_buffer=None))
+    assert len(bindings) == 1
+
+
+def test_many_plans_are_forgotten(kernels: dict[KernelConfig, AbiKernel]) -> None:
+    problem = Problem.uniform(1, 1, 64, 1)
+    inputs = inputs_of(problem)
+    plan = make_plan(problem, policy="none")
+    for _ in range(repeats.MAX_REPEATS + 10):
+        native(inputs, plan=replace(plan))
+    assert len(repeats._REMEMBERED) <= repeats.MAX_REPEATS

@@ -12,7 +12,7 @@ from mla_lab.bench.peers.torch_eager import TorchEager
 from mla_lab.bench.preflight import preflight, trial
 from mla_lab.bench.timers import HostTimer
 from mla_lab.cli import main
-from mla_lab.commands import bench as command
+from mla_lab.commands import _bench_run as command
 from mla_lab.errors import DeviceLost, unsupported
 
 CPU = torch.device("cpu")
@@ -96,7 +96,7 @@ def test_a_lost_device_starts_the_command_again(monkeypatch, tmp_path):
         def run(self, cases, keep_failed):
             raise DeviceLost("b on case: gone")
 
-    monkeypatch.setattr("mla_lab.bench.harness.Bench", Bench)
+    monkeypatch.setattr("mla_lab.bench.Bench", Bench)
     words = ["bench", "run", str(tmp_path / "r"), "--device", "cpu", "--rounds", "3"]
     assert main([*words, "--parts", "3"]) == 0
     assert started == [[sys.executable, "-m", "mla_lab", *words, "--parts", "3", "--keep-failed"]]

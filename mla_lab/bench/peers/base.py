@@ -30,7 +30,9 @@ class Prepared:
 class Peer(Protocol):
     """One contestant. Its module is imported only by `available` and `prepare`."""
 
-    name: str
+    @property
+    def name(self) -> str:
+        """Unique, and short enough for a table."""
 
     def available(self, device: torch.device) -> str | None:
         """Why it cannot run on this machine at all, or None."""

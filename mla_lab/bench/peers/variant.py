@@ -1,0 +1,101 @@
+"""One way of ours to run a case: kernel, tile, workers and cuts given, not chosen."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+import torch
+
+from ... import __version__, backends
+from ...plan import KernelConfig, KernelCosts, Plan, make_plan
+from ...problem import Problem
+from ..cases import Case
+from ..rotation import Rotation
+from .base import Prepared
+from .ours import describe_plan, prepared_launch
+
+
+@dataclass(frozen=True)
+class Variant:
+    """A peer that runs `policy`'s plan on `config`; its notes say how to make the plan again."""
+
+    config: KernelConfig
+    workers: int
+    policy: str
+    knobs: tuple[tuple[str, int], ...]
+    #: weigh the tiles when they are given to workers, and cut them where policy is "cost"
+    costs: KernelCosts
+    backend: str = "cute"
+
+    @property
+    def name(self) -> str:
+        """Kernel, rows x cluster, policy with its knobs, and the merge where it is apart."""
+        config = self.config
+        parts = [config.kernel.removeprefix("cute/"), f"{config.tile_rows}x{config.cluster}"]
+        parts += [self.policy, *(str(value) for _, value in self.knobs)]
+        return "-".join(parts + ([] if self.fused else ["apart"]))
+
+    @property
+    def fused(self) -> bool:
+        """Whether the attention kernel merges its partials itself."""
+        return bool(self.config.option("fused_merge", 1))
+
+    def plan(self, problem: Problem) -> Plan:
+        """The plan of `problem`, for this kernel."""
+        config = self.config
+        shape = (config.tile_rows, config.tile_kv, config.cluster, self.fused)
+        knobs: dict[str, Any] = dict(self.knobs)
+        plan = make_plan(
+            problem,
+            tile_rows=config.tile_rows,
+            tile_kv=config.tile_kv,
+            num_workers=self.workers,
+            policy=self.policy,
+            model=self.costs.model(problem, *shape),
+            **knobs,
+        )
+        return replace(plan, config=config)
+
+    def available(self, device: torch.device) -> str | None:
+        """As `Peer.available`."""
+        known = backends.MODULES
+        return None if self.backend in known else f"backend: got {self.backend}, have {list(known)}"
+
+    def refuses(self, case: Case) -> str | None:
+        """As `Peer.refuses`: the call itself says no, while it is prepared."""
+        return None
+
+    def version(self) -> str | None:
+        """As `Peer.version`."""
+        return __version__
+
+    def prepare(self, rotation: Rotation) -> Prepared:
+        """As `Peer.prepare`."""
+        plan = self.plan(rotation.case.problem)
+        launches = [
+            prepared_launch(copy, rotation.case, plan, self.backend) for copy in rotation.copies
+        ]
+        return Prepared(tuple(launches), notes=self.notes(plan))
+
+    def notes(self, plan: Plan) -> dict[str, Any]:
+        """What `from_notes` needs, and what its plan must look like."""
+        return {
+            **describe_plan(plan),
+            "config": self.config.as_dict(),
+            "workers": self.workers,
+            "knobs": dict(self.knobs),
+            "costs": asdict(self.costs),
+        }
+
+    @classmethod
+    def from_notes(cls, notes: Mapping[str, Any]) -> Variant:
+        """The variant that wrote `notes`."""
+        return cls(
+            config=KernelConfig.from_dict(notes["config"]),
+            workers=notes["workers"],
+            policy=notes["policy"],
+            knobs=tuple(notes["knobs"].items()),
+            costs=KernelCosts(**notes["costs"]),
+        )

@@ -1,0 +1,111 @@
+"""Every way of ours to run a case, timed in one run: what the cost model is fitted to.
+
+For each kernel and tile that fits a case: whole requests, several fixed counts of splits, the
+greedy walk and the cost model's own cuts; with partials, merged by the kernel itself and apart.
+Plans that are equal are timed once; of each kernel and tile, the few that the model likes best.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import Any
+
+from .. import backends
+from ..backends.families import FAMILIES, Family, costs
+from ..errors import InvalidInput
+from ..gpu import H200, Gpu
+from ..plan import KernelConfig, KernelCosts, Plan, predicted_us
+from ..problem import Problem
+from .cases import Case
+from .harness import Bench
+from .measure import Method
+from .peers import Peer
+from .peers.variant import Variant
+
+#: a sweep wants many launches, each well enough: the fit averages over them
+METHOD = Method(rounds=5, warmups=1, isolated=False, planned=False)
+SPLITS = (2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
+#: variants of a kernel and tile at most, and the multiple of its best prediction that they may take
+PER_TILE, HOPELESS = 4, 2.0
+
+
+class Sweep(Bench):
+    """A run in which each case meets its own variants, and the peers that all cases share."""
+
+    #: who runs the variants, and how many of a kernel and tile
+    backend = "cute"
+    per_tile = PER_TILE
+
+    def _peers(self, case: Case, here: Sequence[Peer]) -> list[Peer]:
+        gpu = backends.gpu_of(self.device) or H200
+        own = variants(case.problem, gpu, self.per_tile)
+        return [*(replace(variant, backend=self.backend) for variant in own), *here]
+
+
+def variants(problem: Problem, gpu: Gpu = H200, per_tile: int = PER_TILE) -> list[Variant]:
+    """What is worth timing of `problem`."""
+    found = []
+    for family_costs in costs():
+        family = FAMILIES[family_costs.kernel]
+        for tile in fitting_tiles(problem, family):
+            every = _of_tile(problem, family, family_costs, gpu, tile)
+            found += _best(problem, family, every)[:per_tile]
+    return found
+
+
+def _best(problem: Problem, family: Family, every: Iterator[Variant]) -> list[Variant]:
+    """Those of one tile that differ and may win, the best by prediction first."""
+    timed: dict[Any, tuple[float, Variant]] = {}
+    for variant in every:
+        try:
+            plan = variant.plan(problem)
+        except InvalidInput:  # a walk that does not fit the workers
+            continue
+        if plan.splits().max(initial=1) <= family.max_splits or not variant.fused:
+            timed.setdefault(_key(variant, plan), (_predicted(variant, plan), variant))
+    ranked = sorted(timed.values(), key=lambda pair: pair[0])
+    return [variant for us, variant in ranked if us <= HOPELESS * ranked[0][0]]
+
+
+def fitting_tiles(problem: Problem, family: Family) -> list[tuple[int, int]]:
+    """(rows, cluster) of `family` of which a request's rows fill more than half, or its least."""
+    rows = problem.heads if problem.top_k else max(problem.rows.tolist())
+    least = min(height for height, _ in family.tiles)
+    return [tile for tile in family.tiles if tile[0] < 2 * rows or tile[0] == least]
+
+
+def _of_tile(
+    problem: Problem, family: Family, family_costs: KernelCosts, gpu: Gpu, tile: tuple[int, int]
+) -> Iterator[Variant]:
+    """Every policy on one tile shape; those that split also with the merge apart."""
+    rows, cluster = tile
+    causal = max(problem.q_lens) > 1 and not problem.top_k
+    config = KernelConfig(
+        family.kernel,
+        tile_rows=rows,
+        tile_kv=family.tile_kv,
+        cluster=cluster,
+        mask="causal" if causal else "none",
+    )
+    apart = replace(config, options=(("fused_merge", 0),))
+    workers = gpu.workers(cluster)
+    blocks = -(-max(problem.kv_lens) // family.tile_kv)
+    yield Variant(config, workers, "none", (), family_costs)
+    ways: list[tuple[str, tuple[tuple[str, int], ...]]] = [("cost", ()), ("greedy", ())]
+    ways += [("fixed", (("num_splits", splits),)) for splits in SPLITS if splits <= blocks]
+    for policy, knobs in ways:
+        for built in (config, apart):
+            yield Variant(built, workers, policy, knobs, family_costs)
+
+
+def _predicted(variant: Variant, plan: Plan) -> float:
+    config = variant.config
+    shape = (config.tile_rows, config.tile_kv, config.cluster, variant.fused)
+    return predicted_us(plan, variant.costs.model(plan.problem, *shape))
+
+
+def _key(variant: Variant, plan: Plan) -> tuple[Any, ...]:
+    """Equal for launches that do the same: without partials nobody merges."""
+    config = variant.config if plan.num_slots else replace(variant.config, options=())
+    return config, plan.tiles.tobytes(), plan.worker_begin.tobytes()

@@ -162,7 +162,7 @@ def own_tile(
     if const_expr(not first):
         warpgroup.wait_group(0)
         release(s, before)
-    sx.rescale(f.acc_o, f.factor, c.rows)
+        sx.rescale(f.acc_o, f.factor, c.rows)
     warpgroup.fence()
     issue_values(mma.o.op, f.acc_o, f.v, f.p, stage)
     warpgroup.wait_group(0)

@@ -12,6 +12,9 @@ from ..hopper import NO_SCORE, fold_lanes, folded_index, load4
 from .config import TILE_KV, Shape
 from .storage import Global, Shared
 
+#: rows of a thread whose maxima are read together
+CHUNK = 8
+
 
 def row_of(i: int, lane: Int32) -> Int32:
     """Row (in the tile) of a thread's i-th."""
@@ -74,25 +77,35 @@ def softmax(
     for i in cutlass.range_constexpr(len(tops)):
         s.top[wg, fold_row(start + i, lane), warp] = tops[i]
     cute.arch.barrier(barrier_id=2 + wg, number_of_threads=128)
-    for i in cutlass.range_constexpr(num):
-        row = row_of(i, lane)
-        v = load4(s.top.iterator + (wg * c.rows + row) * 4)
-        top = cute.arch.fmax(cute.arch.fmax(v[0], v[1]), cute.arch.fmax(v[2], v[3]))
-        old = Float32(NO_SCORE)
-        if const_expr(not first):
-            old = s.peak[1 - wg, 0, row]
-        new = cute.arch.fmax(old, top * g.scale_log2)
-        f = cute.math.exp2(old - new, fastmath=True)
-        factor[i] = f
+    for at in cutlass.range_constexpr(0, num, CHUNK):
+        count = min(CHUNK, num)
+        peaks = weigh_rows(c, wg, first, g, s, acc, total, factor, lane, at, count)
         if warp == 0 and lane < 4:
-            s.peak[wg, 0, row] = new
-            s.peak[wg, 1, row] = f
+            for n in cutlass.range_constexpr(count):
+                s.peak[wg, 0, row_of(at + n, lane)] = peaks[n]
+                s.peak[wg, 1, row_of(at + n, lane)] = factor[at + n]
+
+
+def weigh_rows(
+    c: Shape, wg: int, first: bool, g: Global, s: Shared, acc: cute.Tensor, total: cute.Tensor,
+    factor: cute.Tensor, lane: Int32, start: int, count: int,
+) -> list[Float32]:  # fmt: skip
+    """A thread's rows start .. start + count. All reads come first: a store between them would
+    make each row wait for shared memory on its own."""
+    rows = [row_of(i, lane) for i in range(start, start + count)]
+    tops = [load4(s.top.iterator + (wg * c.rows + row) * 4) for row in rows]
+    olds = [Float32(NO_SCORE) if first else s.peak[1 - wg, 0, row] for row in rows]
+    peaks = []
+    for i, v, old in zip(range(start, start + count), tops, olds, strict=True):
+        top = cute.arch.fmax(cute.arch.fmax(v[0], v[1]), cute.arch.fmax(v[2], v[3]))
+        new = cute.arch.fmax(old, top * g.scale_log2)
+        factor[i] = cute.math.exp2(old - new, fastmath=True)
         x = 4 * (i // 2) + i % 2
-        p0 = cute.math.exp2(acc[x] * g.scale_log2 - new, fastmath=True)
-        p1 = cute.math.exp2(acc[x + 2] * g.scale_log2 - new, fastmath=True)
-        acc[x] = p0
-        acc[x + 2] = p1
-        total[i] = total[i] * f + (p0 + p1)
+        acc[x] = cute.math.exp2(acc[x] * g.scale_log2 - new, fastmath=True)
+        acc[x + 2] = cute.math.exp2(acc[x + 2] * g.scale_log2 - new, fastmath=True)
+        total[i] = total[i] * factor[i] + (acc[x] + acc[x + 2])
+        peaks.append(new)
+    return peaks
 
 
 def read_factors(c: Shape, s: Shared, wg: int, factor: cute.Tensor, lane: Int32) -> None:

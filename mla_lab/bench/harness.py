@@ -63,7 +63,8 @@ class Bench:
         try:
             with Telemetry(self._period_ms()) as telemetry:
                 for number, (case, part, peers) in enumerate(todo, 1):
-                    self.progress(f"{number}/{len(todo)} {case.name}")
+                    seconds = time.monotonic() - begin
+                    self.progress(f"{number}/{len(todo)} {case.name} ({seconds:.0f} s)")
                     for row in self._case(case, peers, telemetry):
                         self.record.append({**row, "part": part})
             ended = "complete"

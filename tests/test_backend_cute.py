@@ -12,7 +12,7 @@ import torch
 
 from mla_lab import backends, decode, repeats, validate
 from mla_lab.accuracy import lse_error, rel_error
-from mla_lab.backends import cuda_ops, launch
+from mla_lab.backends import cuda_ops, cute, launch
 from mla_lab.backends.cute import CuteBackend
 from mla_lab.backends.device_plan import PlanOnDevice
 from mla_lab.backends.families import complete
@@ -21,7 +21,7 @@ from mla_lab.errors import InvalidInput, Unsupported
 from mla_lab.gpu import B200, H200, Gpu
 from mla_lab.inputs import DecodeInputs, make_inputs
 from mla_lab.jit.shipped import shipped
-from mla_lab.plan import KernelConfig, Plan, choose, make_plan
+from mla_lab.plan import KernelConfig, choose, make_plan
 from mla_lab.problem import Problem
 from mla_lab.reference import decode_reference
 
@@ -43,7 +43,8 @@ def kernels(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[KernelConfig, AbiK
     monkeypatch.setattr(launch, "kernel", kernel)
     monkeypatch.setattr(launch, "load_around", lambda *_: None)
     monkeypatch.setattr(cuda_ops.DevicePlanner, "__call__", plan_on_host)
-    monkeypatch.setattr(backends, "gpu_of", lambda device: H200)
+    for module in (backends, cute):
+        monkeypatch.setattr(module, "gpu_of", lambda device: H200)
     backends.choose.cache_clear()
     repeats.forget()
     yield made
@@ -221,16 +222,19 @@ def test_plans_that_no_kernel_walks(kernels: dict[KernelConfig, AbiKernel]) -> N
     for plan, words in (
         (make_plan(PLAIN, tile_rows=48), "48 x 64"),
         (make_plan(PLAIN, tile_kv=32), "64 x 32"),
-        (with_splits(make_plan(PLAIN), 161), "161 splits"),
     ):
         with pytest.raises(Unsupported, match=words):
             native(inputs, plan=plan)
 
 
-def with_splits(plan: Plan, number: int) -> Plan:
-    tiles = plan.tiles.copy()
-    tiles[0, 5] = number
-    return replace(plan, tiles=tiles)
+def test_workers_that_cannot_all_run_at_once_leave_the_merge_to_its_kernel(
+    kernels: dict[KernelConfig, AbiKernel], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cuda_ops.Merge, "__call__", lambda *_: None)
+    for workers in (66, 67):
+        plan = make_plan(PLAIN, tile_rows=128, num_workers=workers, policy="fixed", num_splits=3)
+        native(inputs_of(PLAIN), plan=plan)
+    assert [config.option("fused_merge", 1) for config in kernels] == [1, 0]
 
 
 def test_too_many_groups_for_the_counters() -> None:

@@ -13,12 +13,9 @@ from functools import lru_cache
 from importlib import import_module
 from typing import NamedTuple
 
-import torch
-
 from ..call import Form
 from ..errors import invalid, unsupported
-from ..gpu import Gpu
-from .base import Backend
+from .base import Backend, gpu_of
 
 __all__ = [
     "ALIASES",
@@ -96,12 +93,6 @@ def load(name: str) -> Backend:
 def _instance(module: str, attribute: str) -> Backend:
     made: Backend = getattr(import_module(module), attribute)()
     return made
-
-
-@lru_cache
-def gpu_of(device: torch.device) -> Gpu | None:
-    """The card that a device is, None for a CPU."""
-    return Gpu.here(device.index or 0) if device.type == "cuda" else None
 
 
 def _reason(name: str, form: Form) -> str | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from functools import lru_cache
 from typing import Any, Protocol
 
+import torch
 from torch import Tensor
 
 from ..call import Arguments, Call, Features
@@ -56,6 +57,12 @@ class Backend(Protocol):
         where it has partials. Returns what repeats the call, where that spares anything.
         """
         ...
+
+
+@lru_cache
+def gpu_of(device: torch.device) -> Gpu | None:
+    """The card that a device is, None for a CPU."""
+    return Gpu.here(device.index or 0) if device.type == "cuda" else None
 
 
 @lru_cache(maxsize=256)

@@ -9,15 +9,17 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import lru_cache
+from typing import Any
 
 from .. import jit
 from ..call import Call, Features
 from ..errors import BuildError
-from ..gpu import Gpu
+from ..gpu import H200, Gpu
 from ..jit import toolchain
-from ..plan import Choice, KernelConfig, Plan, choose
+from ..plan import Choice, KernelConfig, choose
 from ..problem import LATENT_DIM, ROPE_DIM, Problem
 from ..workspace import Workspace
+from .base import gpu_of
 from .cuda_ops import MAX_BATCH
 from .device_plan import PlanOnDevice
 from .families import FAMILIES, complete, costs
@@ -60,9 +62,9 @@ class CuteBackend:
         problem = replace(problem, kv_lens=(longest,) * problem.batch)
         return _plan(problem, call.form.total_q, gpu, call.features.batch_invariant)
 
-    def run(self, call: Call, plan: Plan | PlanOnDevice, workspace: Workspace) -> Launch:
+    def run(self, call: Call, plan: Any, workspace: Workspace) -> Launch:
         """Enqueues the call; returns what repeats it for equal calls."""
-        launch = Launch.of(call, plan, workspace)
+        launch = Launch.of(call, plan, workspace, gpu_of(call.form.device) or H200)
         launch(call.given, call.out, call.lse)
         return launch
 

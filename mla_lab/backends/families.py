@@ -24,8 +24,8 @@ class Family:
     #: (tile rows, CTAs of a cluster)
     tiles: tuple[tuple[int, int], ...]
     tile_kv: int
-    #: partials of one row tile that the merge inside the kernel can take
-    max_splits: int
+    #: its merge waits for other CTAs, so that all of a launch must be running at once
+    waits: bool
 
 
 Q_M = Family(
@@ -35,7 +35,7 @@ Q_M = Family(
     page_sizes=(16, 32, 64, 128),
     tiles=((64, 1), (128, 2)),
     tile_kv=64,
-    max_splits=160,
+    waits=True,
 )
 FAMILIES = {family.kernel: family for family in (Q_M,)}
 
@@ -60,6 +60,16 @@ def config_for_tiles(tile_rows: int) -> KernelConfig | None:
         return None
     cluster = next(cluster for rows, cluster in family.tiles if rows == tile_rows)
     return KernelConfig(family.kernel, tile_rows=tile_rows, cluster=cluster)
+
+
+def resident(config: KernelConfig, num_workers: int, sms: int) -> KernelConfig:
+    """`config` for a launch of so many workers: where they cannot all run at once and the merge
+    would wait for one that has not begun, the merge kernel does it.
+    """
+    if not FAMILIES[config.kernel].waits or num_workers * config.cluster <= sms:
+        return config
+    options = dict(config.options) | {"fused_merge": 0}
+    return replace(config, options=tuple(options.items()))
 
 
 def complete(config: KernelConfig, problem: Problem, pdl: bool | None) -> KernelConfig:

@@ -23,6 +23,7 @@ from torch import Tensor
 from .. import jit
 from ..call import Arguments, Call
 from ..errors import invalid, unsupported
+from ..gpu import Gpu
 from ..plan import KernelConfig, Plan
 from ..workspace import Workspace
 from . import cuda_ops
@@ -34,7 +35,7 @@ from .device_plan import (
     refuse_capture,
     uniform_q_begin,
 )
-from .families import FAMILIES, complete, config_for_tiles
+from .families import FAMILIES, complete, config_for_tiles, resident
 
 LOG2_E = math.log2(math.e)
 #: what tensor maps and 16-byte stores ask for
@@ -81,7 +82,7 @@ class Launch:
     ) -> None:
         form = call.form
         self.config = config
-        self._attend = kernel(config, form.device)
+        self.attend = kernel(config, form.device)
         self._planner = planner
         self._words = words
         self._walk = (words.tiles, words.worker_begin)
@@ -97,7 +98,7 @@ class Launch:
             self._q_begin = uniform_q_begin(batch, q_len, form.device)
 
     @classmethod
-    def of(cls, call: Call, plan: Plan | PlanOnDevice, workspace: Workspace) -> Launch:
+    def of(cls, call: Call, plan: Plan | PlanOnDevice, workspace: Workspace, gpu: Gpu) -> Launch:
         """Raises InvalidInput or Unsupported where no kernel can run `plan`, or where something
         that happens once would happen inside the capture of a graph.
         """
@@ -105,7 +106,7 @@ class Launch:
         if isinstance(plan, PlanOnDevice):
             config = complete(plan.config, bounds, pdl)
             return cls(call, config, plan.words(workspace), workspace, plan.planner)
-        config = complete(config_of(plan), bounds, pdl)
+        config = complete(config_of(plan, gpu), bounds, pdl)
         return cls(call, config, on_device(plan, call.form.device), workspace)
 
     def __call__(self, given: Arguments, out: Tensor, lse: Tensor | None) -> None:
@@ -119,7 +120,7 @@ class Launch:
         if self._planner is not None:
             self._planner(given.seq_lens, q_begin, self._words)
         try:
-            self._attend(
+            self.attend(
                 query,
                 cache,
                 result,
@@ -175,7 +176,7 @@ def between(workspace: Workspace, tile_rows: int, latent_dim: int) -> tuple[Tens
     return none, none[..., 0].contiguous(), torch.empty(0, dtype=torch.int32, device=device)
 
 
-def config_of(plan: Plan) -> KernelConfig:
+def config_of(plan: Plan, gpu: Gpu) -> KernelConfig:
     """The kernel for a caller's plan. Raises Unsupported where none can run it."""
     config = plan.config or config_for_tiles(plan.tile_rows)
     family = FAMILIES.get(config.kernel) if config else None
@@ -183,10 +184,7 @@ def config_of(plan: Plan) -> KernelConfig:
         has = [f"{rows} x {f.tile_kv}" for f in FAMILIES.values() for rows, _ in f.tiles]
         raise unsupported("plan", f"work tiles of {plan.tile_rows} x {plan.tile_kv}", has)
     check_groups("plan", plan.num_groups, config.cluster)
-    most = int(plan.tiles[:, 5].max(initial=1))
-    if most > family.max_splits and config.option("fused_merge", 1):
-        raise unsupported("plan", f"{most} splits of one row tile", f"up to {family.max_splits}")
-    return config
+    return resident(config, plan.num_workers, gpu.sms)
 
 
 @lru_cache(maxsize=256)

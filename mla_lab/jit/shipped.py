@@ -24,7 +24,7 @@ Q_M_FORMATS = (
 )
 
 
-def _q_m(formats: tuple[str, str, int], tile: tuple[int, int]) -> KernelConfig:
+def _q_m(formats: tuple[str, str, int], tile: tuple[int, int], **options: int) -> KernelConfig:
     """As the CuTe backend asks for it: tensors in the caller's shapes."""
     dtype, out_dtype, page_size = formats
     rows, cluster = tile
@@ -36,7 +36,7 @@ def _q_m(formats: tuple[str, str, int], tile: tuple[int, int]) -> KernelConfig:
         tile_rows=rows,
         cluster=cluster,
         page_size=page_size,
-        options=(("shaped", 1),),
+        options=(("shaped", 1), *options.items()),
     )
 
 
@@ -51,6 +51,8 @@ def _dense(kernel: str, dtype: str, tile: tuple[int, int], mask: str) -> KernelC
 CUTE: tuple[KernelConfig, ...] = (
     KernelConfig("cute/empty"),
     *(_q_m(formats, tile) for formats in Q_M_FORMATS for tile in Q_M_TILES),
+    # for plans of more workers than run at once, whose partials the merge kernel merges
+    *(_q_m(("bf16", "bf16", 64), tile, fused_merge=0) for tile in Q_M_TILES),
     *(
         _dense("cute/kv_m", dtype, tile, mask)
         for dtype in DTYPES

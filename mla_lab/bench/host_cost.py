@@ -1,0 +1,100 @@
+"""Host time of a call: `python -m mla_lab.bench.host_cost` on a card.
+
+From the inside out: the attention kernel's entry called with everything ready; the native call
+with a plan, a workspace and an out; the contract's name with the same; and without a plan, where
+the planner is launched too. Beside them torch's `add(out=)`. Medians; nothing waits for the device
+while a round is timed, and a round is shorter than the device's queue.
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from .. import decode
+from ..backends.cute import CuteBackend
+from ..backends.families import costs
+from ..call import Arguments
+from ..contract import trtllm_batch_decode_with_kv_cache_mla
+from ..errors import unsupported
+from ..gpu import Gpu
+from ..inputs import make_inputs
+from ..plan import choose
+from ..problem import Problem
+
+ROUNDS, CALLS = 50, 100
+#: small, so that the device is never behind the host
+PROBLEM = Problem.uniform(4, 1, 128, 128)
+
+
+def measure() -> dict[str, float]:
+    """Microseconds a call, by name. Raises Unsupported without a card that runs the kernels."""
+    gpu = Gpu.here()
+    if gpu is None:
+        raise unsupported("device", "no GPU", "a GPU that the CuTe backend runs on")
+    calls = _calls(gpu)
+    return {name: median_us(call, torch.cuda.synchronize) for name, call in calls.items()}
+
+
+def median_us(call: Callable[[], Any], settle: Callable[[], None]) -> float:
+    """Median over rounds of the mean host time of a call; `settle` empties the queue between."""
+    rounds = []
+    for _ in range(ROUNDS):
+        settle()
+        start = time.perf_counter()
+        for _ in range(CALLS):
+            call()
+        rounds.append((time.perf_counter() - start) / CALLS * 1e6)
+    settle()
+    return statistics.median(rounds)
+
+
+def _calls(gpu: Gpu) -> dict[str, Callable[[], Any]]:
+    inputs = make_inputs(PROBLEM, device="cuda", workspace_bytes=128 << 20)
+    plan = choose(PROBLEM, gpu, costs=costs()).plan(PROBLEM)
+    out = torch.empty(*inputs.query.shape[:-1], 512, dtype=torch.bfloat16, device="cuda")
+    contract = {**inputs.contract_args(), "out": out, "backend": "cute"}
+    native = {name: value for name, value in contract.items() if name != "qk_nope_head_dim"}
+    a = torch.zeros(8, device="cuda")
+    kernel, arguments = _bare({**native, "plan": plan})
+    return {
+        "torch.add(out=)": lambda: torch.add(a, a, out=a),
+        "kernel entry": lambda: kernel(*arguments),
+        "native call, plan": lambda: decode.decode(**native, plan=plan),
+        "contract's name, plan": lambda: trtllm_batch_decode_with_kv_cache_mla(
+            **contract, plan=plan
+        ),
+        "native call, no plan": lambda: decode.decode(**native),
+    }
+
+
+def _bare(named: dict[str, Any]) -> tuple[Callable[..., Any], tuple[Any, ...]]:
+    """The attention kernel's entry and what the native call hands over to it."""
+    backend = named.pop("backend")
+    call, runner = decode.validate(Arguments(**named), backend, False)
+    plan = decode.make_plan(call, runner)
+    if not isinstance(runner, CuteBackend):
+        raise unsupported("backend", runner.name, "cute")
+    launch = runner.run(call, plan, decode.allocate(call, plan))
+    kernel, seen = launch.attend, []
+    launch.attend = lambda *arguments: seen.append(arguments)
+    launch(call.given, call.out, None)
+    return kernel, seen[0]
+
+
+def main() -> None:
+    """Print the figures, and them again as one line of JSON."""
+    figures = measure()
+    bare = figures["kernel entry"]
+    for name, us in figures.items():
+        print(f"{name:24} {us:7.2f} us" + (f"  {us - bare:+6.2f}" if "call" in name else ""))
+    print(json.dumps({"host_us": figures, "device": torch.cuda.get_device_name()}))
+
+
+if __name__ == "__main__":
+    main()

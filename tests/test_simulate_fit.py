@@ -30,8 +30,9 @@ def record(truth: dict[str, Constants]) -> list[dict[str, Any]]:
         case = uniform_case(batch, 1, heads, kv_len)
         row = {"kind": "result", **describe_case(case), "peer": "mla-lab", "part": 0}
         rows.append({**row, "status": "ok", "us": 1.0})
-    for row, case in zip(rows, fitting.launches(rows), strict=True):
-        row["us"] = simulate(case.plan, truth[case.kernel], cluster=case.cluster).makespan
+    for row, launch in zip(rows, fitting.launches(rows), strict=True):
+        timeline = simulate(launch.plan, truth[launch.kernel], cluster=launch.cluster)
+        row["us"] = timeline.makespan
     return rows
 
 

@@ -44,6 +44,7 @@ NOTEBOOKS = (
     Entry("32", "lse_merge", "Merging softmax pieces", "merge partials, empty ones too", 10),
     Entry("33", "batch_invariance", "Batch invariance", "say who changed your bits, fix it", 10),
     Entry("51", "kernel_xray", "Kernel x-ray", "read registers and SASS, no GPU", 15),
+    Entry("90", "benchmarks", "Benchmarks", "read and rerun every figure", 15),
 )
 
 #: themes by the first digit, in reading order
@@ -59,7 +60,7 @@ THEMES = {
 PATHS = {
     "everything": tuple(entry.number for entry in NOTEBOOKS),
     "30 minutes": ("00", "11", "31", "33"),
-    "90 minutes": ("00", "10", "11", "21", "22", "30", "31", "32", "33"),
+    "90 minutes": ("00", "10", "11", "21", "22", "30", "31", "32", "33", "90"),
 }
 
 _CARD = (172, 74)

@@ -1,0 +1,148 @@
+"""Figures with their origin: measured now on a GPU, else recorded in `data/`, else said missing."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from ..bench.cases import Case, uniform_case
+from ..bench.records import Row, medians, read, results
+from ..errors import InvalidInput
+from ..resources import data_dir
+from .session import gpu_name
+from .source import Source
+from .tables import Table, table
+
+OURS = "mla-lab"
+
+
+@dataclass(frozen=True)
+class Run:
+    """One recorded run: the rows that one process wrote, and where."""
+
+    file: str
+    rows: tuple[Row, ...]
+
+    @property
+    def card(self) -> str:
+        card = self.rows[0]["environment"]["card"]
+        return str(card["name"]) if card else "CPU"
+
+    @property
+    def date(self) -> str:
+        return str(self.rows[0]["time"])[:10]
+
+    @property
+    def source(self) -> Source:
+        return Source("recorded", card=self.card, date=self.date)
+
+
+@dataclass(frozen=True)
+class Figure:
+    """Microseconds of one case, or None, and where they come from."""
+
+    case: str
+    us: float | None
+    source: Source | None
+
+    def __str__(self) -> str:
+        if self.us is None or self.source is None:
+            return f"{self.case}: not recorded"
+        return f"{self.case}: {self.us:.1f} us ({self.source.label})"
+
+    def _repr_html_(self) -> str:
+        if self.us is None or self.source is None:
+            return f"<code>{self.case}</code>: <b>not recorded</b>"
+        return f"<code>{self.case}</code>: <b>{self.us:.1f} us</b> {self.source.chip()}"
+
+
+def runs(folder: Path | None = None) -> list[Run]:
+    """Runs recorded in `folder` (the package's data), oldest first; other files are left alone."""
+    found: list[Run] = []
+    for path in sorted((folder or data_dir()).glob("*.jsonl")):
+        try:
+            rows = list(read(path))
+        except InvalidInput:  # a trace or published figures, not a benchmark record
+            continue
+        found += _split(path.name, rows)
+    return sorted(found, key=lambda run: run.date)
+
+
+def _split(file: str, rows: list[Row]) -> Iterator[Run]:
+    starts = [i for i, row in enumerate(rows) if row["kind"] == "run"]
+    for begin, end in zip(starts, [*starts[1:], len(rows)], strict=True):
+        yield Run(file, tuple(rows[begin:end]))
+
+
+def recorded_us(case: str, peer: str = OURS, folder: Path | None = None) -> Figure:
+    """The newest recorded figure of a case and peer."""
+    for run in reversed(runs(folder)):
+        us = medians(run.rows).get((case, peer))
+        if us is not None:
+            return Figure(case, us, run.source)
+    return Figure(case, None, None)
+
+
+def measure(case: Case) -> Figure:
+    """Our kernel on `case`: timed now where a GPU is, else the newest recorded row."""
+    if not gpu_name():
+        return recorded_us(case.name)
+    row = live_row(case)
+    if row["status"] != "ok":
+        return Figure(case.name, None, None)
+    return Figure(case.name, row["us"], Source("measured", card=gpu_name(), detail="now"))
+
+
+@cache
+def _device_and_timer() -> tuple[Any, Any]:
+    import torch
+
+    from ..bench.timers import timer_for
+
+    device = torch.device("cuda" if gpu_name() else "cpu")
+    return device, timer_for(device)
+
+
+def live_row(case: Case, *, rounds: int = 9, rotation_mb: float = 240.0) -> Row:
+    """One result row of our own kernel, measured in this process by the benchmark's own code."""
+    from ..bench.measure import CaseRun, Method
+    from ..bench.peers.ours import Ours
+
+    device, timer = _device_and_timer()
+    method = Method(
+        rounds=rounds,
+        warmups=1,
+        rotation_bytes=int(rotation_mb * 1e6),
+        isolated=False,
+        planned=False,
+        ceilings=False,
+        min_launches=1 if device.type == "cpu" else Method.min_launches,
+    )
+    peer = Ours("auto" if device.type == "cuda" else "torch")
+    (row,) = CaseRun(case, method, timer, device).rows([peer])
+    return {"part": 0, **row}
+
+
+def decode_case(batch: int, q_len: int, heads: int, kv_len: int) -> Case:
+    """The benchmark's case of equal lengths, by its rule of names."""
+    return uniform_case(batch, q_len, heads, kv_len)
+
+
+def run_table(found: list[Run]) -> Table:
+    """The recorded runs: file, card, date, commit, rows."""
+    rows = [
+        (
+            run.file,
+            run.card,
+            run.date,
+            (run.rows[0]["environment"]["commit"] or "unknown")[:9],
+            len(results(run.rows, "ok")),
+            len(results(run.rows)) - len(results(run.rows, "ok")),
+        )
+        for run in found
+    ]
+    columns = ("record", "card", "date", "commit", "figures", "refused or failed")
+    return table(columns, rows)

@@ -29,7 +29,7 @@ pytestmark = pytest.mark.gpu
 #: ||out - oracle|| / ||oracle||: rounding out to bf16 alone is 1.7e-3
 TOLERANCE = 4e-3
 LSE_TOLERANCE = 2e-5
-WORKSPACE_BYTES = 256 << 20
+WORKSPACE_BYTES = 384 << 20
 
 
 @pytest.fixture(autouse=True)
@@ -174,6 +174,18 @@ def test_other_kernels_of_a_plan(name: str, workspace: torch.Tensor) -> None:
     plan = make_plan(problem, policy="fixed", num_splits=3)
     config = KernelConfig("cute/q_m", options=tuple(OTHER_KERNELS[name].items()))
     check(inputs, native(inputs, workspace, plan=replace(plan, config=config)))
+
+
+@pytest.mark.parametrize("policy", ["none", "fixed"])
+@pytest.mark.parametrize("tile_rows", [64, 128])
+def test_more_workers_than_run_at_once(
+    tile_rows: int, policy: str, workspace: torch.Tensor
+) -> None:
+    problem = Problem((2,) * 80, tuple(range(0, 8000, 100)), 128)
+    inputs = inputs_of(problem, "lse")
+    plan = make_plan(problem, tile_rows=tile_rows, policy=policy, schedule="grid")
+    assert plan.num_workers > 132
+    check(inputs, native(inputs, workspace, plan=plan))
 
 
 def test_lse_in_base_2_and_in_the_callers_shape(workspace: torch.Tensor) -> None:

@@ -25,7 +25,7 @@ def traced(**named: Any) -> Any:
     """The call's results from one graph, between operations that the compiler owns."""
 
     def step(query: torch.Tensor) -> Any:
-        result = call(**{**named, "query": query * 1.0})
+        result: Any = call(**{**named, "query": query * 1.0})
         return tuple(r * 1.0 for r in result) if named.get("return_lse") else result * 1.0
 
     return torch.compile(step, backend="aot_eager", fullgraph=True)(named["query"])
@@ -34,7 +34,8 @@ def traced(**named: Any) -> Any:
 @pytest.mark.parametrize("features", [[], ["lse", "device_scales", "sinks"]])
 def test_the_same_bits_as_an_eager_call(features: list[str]) -> None:
     named = make_inputs(SMALL, 1, features).contract_args()
-    eager, compiled = call(**named), traced(**named)
+    eager: Any = call(**named)
+    compiled = traced(**named)
     if not features:
         eager, compiled = (eager,), (compiled,)
     assert all(torch.equal(a, b) for a, b in zip(eager, compiled, strict=True))
@@ -43,7 +44,7 @@ def test_the_same_bits_as_an_eager_call(features: list[str]) -> None:
 def test_a_given_out_is_written() -> None:
     named = make_inputs(SMALL, 1).contract_args()
     out = torch.full((*named["query"].shape[:-1], 512), torch.nan, dtype=torch.float16)
-    expected = call(**named, out=out.clone())
+    expected: Any = call(**named, out=out.clone())
     assert torch.equal(traced(**named, out=out), expected)
     assert torch.equal(out, expected)
 

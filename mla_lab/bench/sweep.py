@@ -62,8 +62,7 @@ def _best(problem: Problem, family: Family, every: Iterator[Variant]) -> list[Va
             plan = variant.plan(problem)
         except InvalidInput:  # a walk that does not fit the workers
             continue
-        if plan.splits().max(initial=1) <= family.max_splits or not variant.fused:
-            timed.setdefault(_key(variant, plan), (_predicted(variant, plan), variant))
+        timed.setdefault(_key(variant, plan), (_predicted(variant, plan), variant))
     ranked = sorted(timed.values(), key=lambda pair: pair[0])
     return [variant for us, variant in ranked if us <= HOPELESS * ranked[0][0]]
 

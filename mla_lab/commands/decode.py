@@ -122,16 +122,27 @@ def _arguments(inputs: DecodeInputs, args: argparse.Namespace) -> dict[str, Any]
 
 
 def _plan(arguments: dict[str, Any], args: argparse.Namespace) -> tuple[Plan, str]:
-    """The asked policy's plan, or the one that the backend makes; and the backend's name."""
+    """The asked policy's plan, or the one that the backend makes; and the backend's name.
+
+    A backend that plans on the device gets the plan that it would choose for these lengths.
+    """
+    from ..backends import gpu_of
+    from ..backends.families import costs
     from ..call import Arguments
     from ..decode import make_plan as plan_of
     from ..decode import validate
-    from ..plan import make_plan
+    from ..gpu import H200
+    from ..plan import Plan, choose, make_plan
 
     call, backend = validate(Arguments(**arguments), args.backend, debug=None)
-    if args.policy is None:
-        return plan_of(call, backend), backend.name
-    return make_plan(call.problem, policy=args.policy), backend.name
+    problem = replace(call.problem, kv_lens=tuple(arguments["seq_lens"].tolist()))
+    if args.policy is not None:
+        return make_plan(problem, policy=args.policy), backend.name
+    planned = plan_of(call, backend)
+    if isinstance(planned, Plan):
+        return planned, backend.name
+    gpu = gpu_of(call.form.device) or H200
+    return choose(problem, gpu, args.batch_invariant, costs()).plan(problem), backend.name
 
 
 def _plan_report(plan: Plan) -> dict[str, Any]:

@@ -172,8 +172,10 @@ def between(workspace: Workspace, tile_rows: int, latent_dim: int) -> tuple[Tens
     if workspace.layout.slices:
         return workspace["partial_out"], workspace["partial_lse"], workspace["counters"]
     device = workspace.buffer.device
-    none = torch.empty(0, tile_rows, latent_dim, dtype=torch.float32, device=device)
-    return none, none[..., 0].contiguous(), torch.empty(0, dtype=torch.int32, device=device)
+    # each made as it is: a view of an empty tensor keeps strides that a kernel would refuse
+    out = torch.empty(0, tile_rows, latent_dim, dtype=torch.float32, device=device)
+    lse = torch.empty(0, tile_rows, dtype=torch.float32, device=device)
+    return out, lse, torch.empty(0, dtype=torch.int32, device=device)
 
 
 def config_of(plan: Plan, gpu: Gpu) -> KernelConfig:

@@ -12,8 +12,8 @@ import pytest
 from mla_lab.bench.cases import uniform_case
 from mla_lab.bench.records import describe_case
 from mla_lab.errors import InvalidInput
-from mla_lab.simulate import fit as fitting
 from mla_lab.simulate import Constants, simulate
+from mla_lab.simulate import fit as fitting
 
 SHAPES = [
     (batch, heads, kv_len)
@@ -77,9 +77,7 @@ def test_regimes_follow_the_roofline() -> None:
     assert names == {"latency", "memory", "compute"}
 
 
-def test_constants_survive_their_file(
-    tmp_path: Path, planted: dict[str, Constants]
-) -> None:
+def test_constants_survive_their_file(tmp_path: Path, planted: dict[str, Constants]) -> None:
     path = tmp_path / "simulator.json"
     fitting.write(planted, path, "a test")
     assert fitting.load(path) == planted

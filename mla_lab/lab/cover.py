@@ -88,7 +88,7 @@ def _axis(y: float, longest: float, scale: float) -> str:
 def cover() -> Svg:
     """Both plans of the batch on one axis of predicted time."""
     problem = batch()
-    whole, split = (simulate(make_plan(problem, policy=name)) for name in ("none", "greedy"))
+    whole, split = (simulate(make_plan(problem, policy=name)) for name in ("none", "cost"))
     scale = (WIDTH - LEFT - RIGHT) / (whole.makespan * 1.02)
     gain = whole.makespan / split.makespan
     title = f"The same decode step, {gain:.1f} times sooner: a plan decides who reads which keys"
@@ -106,7 +106,7 @@ def cover() -> Svg:
         _panel(
             split,
             PANEL_TOPS[1],
-            f"cut by FlashMLA's greedy rule: {split.makespan:.0f} us on all {split.lanes} SMs",
+            f"cut by the cost model: {split.makespan:.0f} us on all {split.lanes} SMs",
             scale,
         ),
         _axis(bottom, whole.makespan, scale),
@@ -117,7 +117,7 @@ def cover() -> Svg:
         f"Two charts of {whole.lanes} SMs over time for one decode step of {problem.batch} "
         f"requests with {lengths[-1]} to {lengths[0]} cached tokens and {HEADS} heads, simulated "
         f"for an H200. Without splitting, a few SMs work for {whole.makespan:.0f} microseconds "
-        f"and most stand idle; cut by FlashMLA's greedy rule, all of them finish by "
+        f"and most stand idle; cut by the cost model, all of them finish by "
         f"{split.makespan:.0f} microseconds."
     )
     return document(WIDTH, bottom + 50, "".join(body), alt)

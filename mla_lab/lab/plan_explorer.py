@@ -24,7 +24,8 @@ LENGTHS = (256, 512, 1024, 2048, 4096, 8192, 16384, 32768)
 PAGES = (16, 32, 64, 128)
 
 
-MERGES = ("last arriver", "second launch")
+#: who merges a split row tile: those who split it, a share each, or a kernel behind them
+MERGES = ("shared", "second launch")
 
 
 @lru_cache(maxsize=64)

@@ -61,8 +61,11 @@ def policy_curves(
     times = np.array([[quickest(policy, b) for b in batches] for policy in policies])
     ratio = times / times.min(axis=0)
     worst = policies[int(ratio.max(axis=1).argmin())]
+    behind = ratio.max(axis=1).min()
     figure = new_figure(
-        f"{worst} is never more than {ratio.max(axis=1).min():.2f}x behind the best policy",
+        f"{worst} is the best policy at every one of these sizes"
+        if behind < 1.005
+        else f"{worst} is never more than {behind:.2f}x behind the best policy",
         x="requests in the batch",
         y="time over the best policy's (predicted)",
         height=420,

@@ -17,7 +17,16 @@ from .schedule import predicted_us
 from .tile import Plan
 
 #: constants that launches of one card tell
-FITTED = ("tile_ns", "block_ns", "block_row_ns", "hot_factor", "copy_rate", "merge_ns", "card_rate")
+FITTED = (
+    "tile_ns",
+    "block_ns",
+    "block_row_ns",
+    "hot_factor",
+    "copy_rate",
+    "exchange_rate",
+    "merge_ns",
+    "card_rate",
+)
 #: pull towards the start, in relative residuals per unit of log change; and a step's largest change
 DAMPING, MAX_STEP = 0.02, 0.5
 

@@ -1,15 +1,16 @@
 """What a plan will cost: a few measured constants, and the time that they predict.
 
 A worker spends `tile_ns` on each work tile, one block time on each step and, where the tile is
-one of several, `partial_ns` on leaving its partial. A step is one block, or one block for each of
+one of several, time on leaving its partial. A step is one block, or one block for each of
 the `kv_ways` CTAs of a cluster that divide a tile's keys. It takes the longest of: the matrix side
 (`block_ns`, rising to `hot_block_ns` as all workers get busy: a card under full matrix load is held
 by its power cap and lowers its clock), what one CTA can take in, and the worker's share of the
 card's bandwidth.
 
-Merging costs `merge_ns` and `merge_partial_ns` a partial. Fused, a group's last arriver does it,
-and the plan is done when the last worker and the last merge are. Separate, a second kernel begins
-when all workers are done, with every SM at work on all partials together.
+Partials are left, and taken again by a merge, at the rate of one CTA (`copy_ns`) or, where many do
+it at once, at that of the card: `exchange_ns` times their number. Fused, every worker that has
+split a row tile merges a share of it behind its last tile. Separate, a second kernel begins when
+all workers are done, with every SM at work on all partials together.
 """
 
 from __future__ import annotations
@@ -36,9 +37,12 @@ class CostModel:
     #: most that one CTA takes in, and the card's read bandwidth
     cta_rate: float
     card_rate: float
-    #: leaving a partial instead of an output
+    #: leaving a partial instead of an output, without its bytes
     partial_ns: float
-    #: merging: once a group (separate: once a plan), and once a partial
+    #: the bytes of one partial: for one worker alone, and of the card's rate for them all
+    copy_ns: float
+    exchange_ns: float
+    #: merging: once a plan, and (separate) once a partial
     merge_ns: float
     merge_partial_ns: float
     fused_merge: bool = True
@@ -60,22 +64,26 @@ class CostModel:
         matrix = self.block_ns + (self.hot_block_ns - self.block_ns) * busy
         return max(matrix, self.block_bytes / self.cta_rate, shared)
 
-    def tile_times(self, blocks: np.ndarray, split: np.ndarray, step_ns: float) -> np.ndarray:
+    def partial_time(self, partials: np.ndarray, workers: int) -> np.ndarray:
+        """Nanoseconds that a worker spends on leaving one of so many partials of a plan."""
+        at_once = np.minimum(partials, workers)
+        return self.partial_ns + np.maximum(self.copy_ns, at_once * self.exchange_ns)
+
+    def tile_times(
+        self, blocks: np.ndarray, split: np.ndarray, step_ns: float, partial_ns: float
+    ) -> np.ndarray:
         """Nanoseconds of each work tile, int64: whole numbers keep assignment reproducible."""
         steps = -(-blocks // self.kv_ways)
-        times = self.tile_ns + steps * step_ns + split * self.partial_ns
+        times = self.tile_ns + steps * step_ns + split * partial_ns
         return np.rint(times).astype(np.int64)
 
-    def merge_time(self, splits: np.ndarray) -> np.ndarray:
-        """Nanoseconds to merge `splits` partials; none where there is one, which is no partial."""
-        return np.where(splits > 1, self.merge_ns + splits * self.merge_partial_ns, 0.0)
-
-
-def finish_times(times: np.ndarray, worker_begin: np.ndarray) -> np.ndarray:
-    """When each tile ends, its worker having walked those before it; `times` in walking order."""
-    total = np.cumsum(times)
-    before = np.append(0, total)[worker_begin[:-1]]
-    return total - np.repeat(before, np.diff(worker_begin))
+    def merge_time(self, partials: np.ndarray) -> np.ndarray:
+        """Nanoseconds from the last of so many partials of a plan to the last merged row."""
+        if self.fused_merge:
+            moved = np.maximum(self.copy_ns, partials * self.exchange_ns)
+        else:
+            moved = partials * self.merge_partial_ns
+        return np.where(partials > 0, self.merge_ns + moved, 0.0)
 
 
 def makespan(
@@ -87,16 +95,13 @@ def makespan(
     """
     if not len(tiles):
         return model.launch_ns
-    ends = finish_times(times, worker_begin)
-    last = float(ends.max())
+    worker = np.repeat(np.arange(len(worker_begin) - 1), np.diff(worker_begin))
+    ends = np.bincount(worker, weights=times)
     split = tiles[:, 7] >= 0
-    if split.any() and model.fused_merge:
-        group = tiles[split, 7]
-        arrival = np.zeros(int(group.max()) + 1)
-        np.maximum.at(arrival, group, ends[split])
-        splits = np.zeros(arrival.size, dtype=np.int64)
-        splits[group] = tiles[split, 5]
-        last = max(last, float((arrival + model.merge_time(splits)).max()))
-    elif split.any():
-        last += float(model.merge_time(np.count_nonzero(split, keepdims=True))[0])
+    last = float(ends.max())
+    if split.any():
+        # a worker merges behind its own last tile, and waits for those it shares a row tile with
+        ready = float(ends[worker[split]].max()) if model.fused_merge else last
+        merge = float(model.merge_time(np.count_nonzero(split, keepdims=True))[0])
+        last = max(last, ready + merge)
     return model.launch_ns + last

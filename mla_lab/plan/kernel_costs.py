@@ -33,10 +33,12 @@ class KernelCosts:
     block_row_ns: float
     #: how much longer that takes on a card under full matrix load
     hot_factor: float
-    #: bytes per nanosecond that a CTA takes in, writes or reads as partials, and of the card
+    #: bytes per nanosecond that a CTA takes in, and leaves or takes as partials
     cta_rate: float
     copy_rate: float
+    #: bytes per nanosecond of the card: read, and left or taken as partials by all CTAs at once
     card_rate: float
+    exchange_rate: float
     partial_ns: float
     merge_ns: float
     #: a merge kernel behind this one: its launch and drain, and its rate over all partials
@@ -68,9 +70,11 @@ class KernelCosts:
             block_bytes=tile_kv * problem.kv_token_bytes,
             cta_rate=self.cta_rate,
             card_rate=self.card_rate,
-            partial_ns=self.partial_ns + copy,
+            partial_ns=self.partial_ns,
+            copy_ns=copy,
+            exchange_ns=partial_bytes / self.exchange_rate,
             merge_ns=self.merge_ns if fused_merge else self.merge_kernel_ns,
-            merge_partial_ns=copy if fused_merge else partial_bytes / self.merge_kernel_rate,
+            merge_partial_ns=partial_bytes / self.merge_kernel_rate,
             fused_merge=fused_merge,
             kv_ways=kv_ways,
         )
@@ -78,8 +82,8 @@ class KernelCosts:
 
 _PROTOTYPE = "prototypes, one NVIDIA H200, 2026-11-20"
 #: query rows on the M side. 2419 clocks a 64 x 64 block, at 1.98 GHz and, under full load, at 1.37;
-#: 4.33 TB/s of reads; 0.74 us a launch; 1.7 us from a CTA's start to its first scores; 0.9 us until
-#: a peer sees a partial.
+#: 4.33 TB/s of reads; 0.74 us a launch; 1.7 us from a CTA's start to its first scores. 132 CTAs
+#: leave 128 KB each in 3.3 us, wait 0.8 and merge in 3.9; half as many take about half of it.
 Q_M = KernelCosts(
     kernel="cute/q_m",
     source=_PROTOTYPE,
@@ -91,6 +95,7 @@ Q_M = KernelCosts(
     cta_rate=90.0,
     copy_rate=150.0,
     card_rate=4330.0,
+    exchange_rate=5500.0,
     partial_ns=300.0,
     merge_ns=1200.0,
     merge_kernel_ns=2500.0,
@@ -110,6 +115,7 @@ KV_M = KernelCosts(
     cta_rate=90.0,
     copy_rate=150.0,
     card_rate=4330.0,
+    exchange_rate=5500.0,
     partial_ns=300.0,
     merge_ns=1200.0,
     merge_kernel_ns=2500.0,

@@ -82,7 +82,9 @@ def try_cuts(shape: Shape, model: CostModel, cuts: Cuts) -> Trial:
 def tile_times(shape: Shape, model: CostModel, tiles: np.ndarray) -> np.ndarray:
     """Nanoseconds of each tile, int64, with the bandwidth shared among those that run at once."""
     step = step_times(shape, model, np.array([len(tiles)]))[0]
-    return model.tile_times(tiles[:, 3] - tiles[:, 2], tiles[:, 5] > 1, float(step))
+    split = tiles[:, 5] > 1
+    partial = model.partial_time(np.count_nonzero(split, keepdims=True), shape.workers)[0]
+    return model.tile_times(tiles[:, 3] - tiles[:, 2], split, float(step), float(partial))
 
 
 def step_times(shape: Shape, model: CostModel, tiles: np.ndarray) -> np.ndarray:
@@ -112,15 +114,16 @@ def even_candidates(shape: Shape, model: CostModel) -> tuple[np.ndarray, np.ndar
     keep = (tiles <= MAX_TILES) | (splits.max(axis=1) == 1)
     splits, tiles = splits[keep], tiles[keep]
     step = step_times(shape, model, tiles)[:, None]
-    each = model.tile_ns + (splits > 1) * model.partial_ns
+    partials = np.where(splits > 1, splits, 0) @ shape.row_tiles
+    partial = model.partial_time(partials, shape.workers)[:, None]
+    merge = model.merge_time(partials)
+    each = model.tile_ns + (splits > 1) * partial
     mean = ((splits * each + steps * step) @ shape.row_tiles) / shape.workers
     longest = each + -(-steps // splits) * step
     if model.fused_merge:
-        chain = (longest + model.merge_time(splits)).max(axis=1)
+        chain = (longest + (splits > 1) * merge[:, None]).max(axis=1)
         return splits, model.launch_ns + np.maximum(mean, chain)
-    partials = np.where(splits > 1, splits, 0) @ shape.row_tiles
-    busy = np.maximum(mean, longest.max(axis=1))
-    return splits, model.launch_ns + busy + model.merge_time(partials)
+    return splits, model.launch_ns + np.maximum(mean, longest.max(axis=1)) + merge
 
 
 def piece_sizes(shape: Shape, steps: np.ndarray) -> np.ndarray:
@@ -153,6 +156,7 @@ def shortest_walk(shape: Shape, model: CostModel) -> Cuts | None:
 def walk_overhead(shape: Shape, model: CostModel) -> int:
     """Blocks that a worker could walk in the time of a piece's fixed costs, at least 1."""
     parts = max(1, shape.workers // shape.max_row_tiles)
-    step = step_times(shape, model, np.array([parts * shape.max_row_tiles]))[0]
-    steps = (model.tile_ns + model.partial_ns) / step
+    pieces = np.array([parts * shape.max_row_tiles])
+    partial = model.partial_time(pieces, shape.workers)[0]
+    steps = (model.tile_ns + partial) / step_times(shape, model, pieces)[0]
     return max(1, round(steps * model.kv_ways))

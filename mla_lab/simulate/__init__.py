@@ -8,7 +8,7 @@ clusters on SMs, shared bandwidth, partials and their merge.
 from __future__ import annotations
 
 from .constants import H200, KV_M, Constants, constants_for
-from .engine import bounds, simulate
+from .launch import bounds, simulate
 from .pipeline import Pipeline, run_pipeline
 from .timeline import Event, Timeline
 

@@ -25,8 +25,9 @@ class Constants:
     clock_ghz: float = 1.38
     #: SM clock while the matrix units rest; 0 keeps `clock_ghz` whatever the load
     burst_ghz: float = 0.0
-    #: share of matrix work above which the clock begins to fall from burst to sustained
-    burst_share: float = 0.4
+    #: shares of matrix work between which the clock falls from burst to sustained
+    burst_share: float = 0.3
+    hot_share: float = 0.8
     #: an empty launch of 132 CTAs with 225 KB of shared memory inside a graph
     launch_us: float = 0.7
     #: barriers, descriptors, table: from a CTA's first instruction to its first load
@@ -57,6 +58,9 @@ class Constants:
     #: one CTA's rate of reading partials, and the fixed part of a merge (flag, fence, output)
     merge_tbps: float = 0.15
     merge_us: float = 1.2
+    #: partials that go to L2, or come from it, over all SMs: 132 CTAs of 128 KB take 3.3 us to
+    #: leave theirs and 3.9 us to merge their shares (cute/q_m, stamps, H200, 2026-11-20)
+    exchange_tbps: float = 5.5
     #: from the last worker's end to a second, dependent launch, and its rate over the whole card
     relaunch_us: float = 2.5
     merge_launch_tbps: float = 2.0
@@ -77,7 +81,8 @@ class Constants:
         """These constants at the clock that the power supply leaves with `share` of matrix work."""
         if not self.burst_ghz:
             return self
-        heat = min(1.0, max(0.0, (share - self.burst_share) / (1 - self.burst_share)))
+        heat = (share - self.burst_share) / (self.hot_share - self.burst_share)
+        heat = min(1.0, max(0.0, heat))
         clock = self.burst_ghz + (self.clock_ghz - self.burst_ghz) * heat
         return replace(self, clock_ghz=round(clock, 2), burst_ghz=0.0)
 

@@ -1,24 +1,24 @@
 """Discrete events of a whole plan on a card.
 
 A worker (CTA or cluster) takes a lane as soon as one is free, sets up, and walks its tiles:
-attend, write, and, as the last arriver of a split row tile, merge. All tiles that attend at the
-same moment progress at one common rate, the least of three: what a CTA's own loop allows, what
-HBM gives, what L2 gives. A common rate makes shared bandwidth exact with one heap: tiles end in
-the order of *progress* (blocks done since the launch), whatever the rate does in between.
+attend, write. Behind its last tile it merges a share of each row tile that it has helped to split,
+as soon as all of that row tile's partials are written. All tiles that attend at the same moment
+progress at one common rate, the least of three: what a CTA's own loop allows, what HBM gives, what
+L2 gives. A common rate makes shared bandwidth exact with one heap: tiles end in the order of
+*progress* (blocks done since the launch), whatever the rate does in between.
 """
 
 from __future__ import annotations
 
 import heapq
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 import numpy as np
 
-from ..errors import invalid
 from ..plan.tile import Plan
-from .constants import H200, Constants
+from .constants import Constants
 from .pipeline import block_us
-from .timeline import Event, Timeline
+from .timeline import Event
 
 #: rows that one CTA holds; taller tiles are shared by the CTAs of a cluster
 CTA_ROWS = 64
@@ -54,7 +54,9 @@ class _Run:
     l2: float = 0.0
 
 
-class _Engine:
+class Engine:
+    """One launch of a plan: `go` returns its events."""
+
     def __init__(self, plan: Plan, constants: Constants, cluster: int, fused_merge: bool) -> None:
         self.plan, self.c, self.fused = plan, constants, fused_merge
         self.share = Share.of(plan, cluster)
@@ -70,6 +72,13 @@ class _Engine:
         #: HBM reads per block: the first row tile of a request pays, the others find it in L2
         self.hbm_share = (1.0 / row_tiles).tolist()
         self.arrived = [0] * plan.num_groups
+        #: split tiles whose share of the merge a worker still owes, next one last
+        self.owed: list[list[int]] = [[] for _ in range(plan.num_workers)]
+        #: workers that wait for the last partial of a group
+        self.waiting: list[list[int]] = [[] for _ in range(plan.num_groups)]
+        #: TB/s at which a CTA leaves and takes partials while every worker with one does
+        users = min(plan.num_slots, constants.lanes(cluster)) * cluster
+        self.exchange_tbps = constants.exchange_tbps / max(1, users)
         self.at = list(self.begin[:-1])
         self.lane = [-1] * plan.num_workers
         self.since = [0.0] * plan.num_workers
@@ -88,15 +97,20 @@ class _Engine:
         return rate
 
     def write_us(self, tile: list[int]) -> float:
-        width = 4 if tile[6] >= 0 else 2
-        megabytes = self.share.rows * self.plan.problem.latent_dim * width / 1e6
-        exchange = self.c.cluster_us * (self.share.kv_ways > 1)
-        return self.c.write_us + exchange + megabytes / self.share.kv_ways / self.c.store_tbps
+        fixed = self.c.write_us + self.c.cluster_us * (self.share.kv_ways > 1)
+        if tile[6] >= 0:
+            return fixed + self.partial_mb() / min(self.c.store_tbps, self.exchange_tbps)
+        megabytes = self.share.rows * self.plan.problem.latent_dim * 2 / 1e6
+        return fixed + megabytes / self.share.kv_ways / self.c.store_tbps
 
-    def merge_us(self, num_splits: int) -> float:
+    def merge_us(self) -> float:
+        """A share: as many bytes as the CTA's own partial has, of all partials of its rows."""
+        return self.c.merge_us + self.partial_mb() / min(self.c.merge_tbps, self.exchange_tbps)
+
+    def partial_mb(self) -> float:
+        """Of one CTA."""
         row_bytes = self.plan.problem.latent_dim * 4 + 4
-        megabytes = num_splits * self.plan.tile_rows * row_bytes / 1e6
-        return self.c.merge_us + megabytes / self.cluster / self.c.merge_tbps
+        return self.plan.tile_rows * row_bytes / self.cluster / 1e6
 
     # -- events ------------------------------------------------------------------------------
     def later(self, delay: float, kind: str, worker: int) -> None:
@@ -105,7 +119,7 @@ class _Engine:
         heapq.heappush(run.timed, (run.time + delay, run.order, kind, worker))
 
     def span(self, worker: int, role: str, tile: int) -> None:
-        """Closes a span that began at `since[worker]`."""
+        """Closes a span that began at `since[worker]`: the next one begins now."""
         run = self.run
         self.events.append(
             Event(self.lane[worker], worker, role, self.since[worker], run.time, tile)
@@ -151,24 +165,35 @@ class _Engine:
             self.span(worker, "write", self.at[worker])
             self.arrive(worker)
         else:
-            self.span(worker, "merge", self.at[worker])
-            self.advance(worker)
+            self.span(worker, "merge", self.owed[worker].pop())
+            self.next_share(worker)
 
     def arrive(self, worker: int) -> None:
-        tile = self.tiles[self.at[worker]]
-        if tile[7] >= 0:
-            self.arrived[tile[7]] += 1
-            if self.fused and self.arrived[tile[7]] == tile[5]:
-                self.later(self.merge_us(tile[5]), "merged", worker)
-                return
-        self.advance(worker)
-
-    def advance(self, worker: int) -> None:
+        """A tile is written: on to the next one, and to the merge behind the last."""
+        tile, group = self.at[worker], self.tiles[self.at[worker]][7]
+        if group >= 0 and self.fused:
+            self.owed[worker].insert(0, tile)
+            self.arrived[group] += 1
+            if self.arrived[group] == self.tiles[tile][5]:
+                for other in self.waiting[group]:
+                    self.next_share(other)
         self.at[worker] += 1
         if self.at[worker] == self.begin[worker + 1]:
-            self.leave(worker)
+            self.next_share(worker)
         else:
             self.later(self.c.switch_us, "filled", worker)
+
+    def next_share(self, worker: int) -> None:
+        """Merges the next share, or waits for its partials; leaves where none is owed."""
+        if not self.owed[worker]:
+            self.leave(worker)
+            return
+        tile = self.tiles[self.owed[worker][-1]]
+        if self.arrived[tile[7]] == tile[5]:
+            self.since[worker] = self.run.time
+            self.later(self.merge_us(), "merged", worker)
+        else:
+            self.waiting[tile[7]].append(worker)
 
     def leave(self, worker: int) -> None:
         """The lane takes the next worker of the launch, if one waits."""
@@ -199,68 +224,3 @@ class _Engine:
                 self.demand(self.tiles[self.at[worker]], -1)
                 self.handle("attended", worker)
         return self.events
-
-
-def simulate(
-    plan: Plan, constants: Constants = H200, *, cluster: int = 1, fused_merge: bool = True
-) -> Timeline:
-    """Predicts one launch of `plan`: a `Timeline` in us from the launch.
-
-    `cluster` is the number of CTAs of a worker. With `fused_merge` the last arriver of a split
-    row tile merges; without, a second launch does, its rows spread over the whole card.
-    """
-    if cluster < 1:
-        raise invalid("cluster", cluster, "1 or more CTAs")
-    constants = settle(plan, constants, cluster)
-    engine = _Engine(plan, constants, cluster, fused_merge)
-    events = engine.go()
-    lanes = constants.lanes(cluster)
-    events.append(Event(0, -1, "launch", 0.0, constants.launch_us, -1))
-    if not fused_merge and plan.num_groups:
-        events += _merge_launch(plan, engine, lanes)
-    return Timeline.from_events(events, lanes)
-
-
-def settle(plan: Plan, constants: Constants, cluster: int = 1) -> Constants:
-    """`constants` at the clock that this plan leaves them: a trial run tells its matrix load."""
-    if not constants.burst_ghz:
-        return constants
-    trial = replace(constants, clock_ghz=constants.burst_ghz, burst_ghz=0.0)
-    end = max(e.end for e in _Engine(plan, trial, cluster, True).go())
-    share = Share.of(plan, cluster)
-    blocks = plan.tiles[:, 3].astype(np.int64) - plan.tiles[:, 2]
-    clocks = trial.matrix_clocks(share.rows, plan.tile_kv) * float(
-        -(-blocks // share.kv_ways).sum() * cluster
-    )
-    return constants.at_load(clocks / (trial.clock_ghz * 1e3 * trial.sms * end))
-
-
-def _merge_launch(plan: Plan, engine: _Engine, lanes: int) -> list[Event]:
-    """The second launch: one block a query row, the rows dealt out evenly over the lanes."""
-    c = engine.c
-    begin = max(e.end for e in engine.events) + c.relaunch_us
-    rows = plan.num_groups * plan.tile_rows
-    megabytes = plan.num_slots * plan.tile_rows * (plan.problem.latent_dim * 4 + 4) / 1e6
-    users = min(lanes, rows)
-    read = max(megabytes / users / c.sm_read_tbps, megabytes / c.merge_launch_tbps)
-    end = begin + c.merge_us + read
-    return [Event(lane, -1, "merge", begin, end, -1) for lane in range(users)]
-
-
-def bounds(plan: Plan, constants: Constants = H200, *, cluster: int = 1) -> dict[str, float]:
-    """Times in us that no schedule of these tiles beats, by what they rest on.
-
-    `matrix`: all blocks over all lanes; `read`: the KV once from HBM; `longest`: the largest
-    single tile.
-    """
-    constants = settle(plan, constants, cluster)
-    share = Share.of(plan, cluster)
-    problem = plan.problem
-    alone, _ = block_us(constants, share.rows, plan.tile_kv, problem.kv_token_bytes)
-    blocks = plan.tiles[:, 3].astype(np.int64) - plan.tiles[:, 2]
-    local = -(-blocks // share.kv_ways)
-    return {
-        "matrix": float(local.sum()) * alone / constants.lanes(cluster),
-        "read": problem.total_kv * problem.kv_token_bytes / 1e6 / constants.read_tbps,
-        "longest": float(local.max(initial=0)) * alone,
-    }

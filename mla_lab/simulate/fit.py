@@ -26,7 +26,7 @@ from ..plan.tile import Plan
 from ..problem import Problem
 from ..resources import data_dir
 from .constants import H200, KV_M, Constants
-from .engine import simulate
+from .launch import simulate
 
 RECORD = "simulator.json"
 #: constants that launches of one card tell, per kernel family
@@ -37,6 +37,7 @@ FITTED = (
     "write_us",
     "merge_us",
     "merge_tbps",
+    "exchange_tbps",
     "cluster_us",
     "gap_clocks",
     "read_tbps",

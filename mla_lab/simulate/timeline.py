@@ -10,6 +10,8 @@ import numpy as np
 
 ROLES = ("launch", "setup", "load", "attend", "qk", "softmax", "pv", "write", "wait", "merge")
 _ROLE_INDEX = {role: i for i, role in enumerate(ROLES)}
+#: spans that meet: ends and starts of recorded times are rounded to a nanosecond
+SAME_US = 1e-3
 
 
 class Event(NamedTuple):
@@ -93,10 +95,19 @@ class Timeline:
     def critical_path(self) -> list[Event]:
         """The chain of spans that ends last: nothing on it can grow without the call growing.
 
-        Spans follow each other on a lane; a merge begins when its last partial is written, and
-        that is the same lane's doing.
+        Before a span comes the one on its own lane that ends where it begins. Where none does, it
+        has waited for another lane (a merge for its last partial): for whoever ended last.
         """
-        if not len(self):
-            return []
-        events = [e for e in self if e.sm == int(self.sm[int(self.end.argmax())])]
-        return sorted(events, key=lambda e: e.start)
+        path: list[int] = []
+        open_ = np.ones(len(self), dtype=bool)
+        at = int(self.end.argmax()) if len(self) else -1
+        while at >= 0:
+            path.append(at)
+            open_[at] = False
+            before = np.flatnonzero(open_ & (self.end <= self.start[at] + SAME_US))
+            beside = before[self.sm[before] == self.sm[at]]
+            beside = beside[self.end[beside] >= self.start[at] - SAME_US]
+            found = beside if beside.size else before
+            at = int(found[self.end[found].argmax()]) if found.size else -1
+        events = list(self)
+        return [events[i] for i in reversed(path)]

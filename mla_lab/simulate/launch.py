@@ -1,0 +1,87 @@
+"""One launch of a plan, predicted: the clock it leaves the card at, its merge, its bounds."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+
+from ..errors import invalid
+from ..plan.tile import Plan
+from .constants import H200, Constants
+from .engine import Engine, Share
+from .pipeline import block_us
+from .timeline import Event, Timeline
+
+
+def simulate(
+    plan: Plan, constants: Constants = H200, *, cluster: int = 1, fused_merge: bool = True
+) -> Timeline:
+    """Predicts one launch of `plan`: a `Timeline` in us from the launch.
+
+    `cluster` is the number of CTAs of a worker. With `fused_merge` those who split a row tile
+    merge it, a share each; without, a second launch does, its rows spread over the whole card, and
+    so it does where the workers cannot all run at once: one would wait for another that has not
+    begun.
+    """
+    if cluster < 1:
+        raise invalid("cluster", cluster, "1 or more CTAs")
+    constants = settle(plan, constants, cluster)
+    lanes = constants.lanes(cluster)
+    fused_merge = fused_merge and runs_at_once(plan, constants, cluster)
+    engine = Engine(plan, constants, cluster, fused_merge)
+    events = engine.go()
+    events.append(Event(0, -1, "launch", 0.0, constants.launch_us, -1))
+    if not fused_merge and plan.num_groups:
+        events += _merge_launch(plan, engine, lanes)
+    return Timeline.from_events(events, lanes)
+
+
+def runs_at_once(plan: Plan, constants: Constants, cluster: int = 1) -> bool:
+    """Whether the card holds all of the plan's workers, so that one may wait for another."""
+    return plan.num_workers <= constants.lanes(cluster)
+
+
+def settle(plan: Plan, constants: Constants, cluster: int = 1) -> Constants:
+    """`constants` at the clock that this plan leaves them: a trial run tells its matrix load."""
+    if not constants.burst_ghz:
+        return constants
+    trial = replace(constants, clock_ghz=constants.burst_ghz, burst_ghz=0.0)
+    end = max(e.end for e in Engine(plan, trial, cluster, runs_at_once(plan, trial, cluster)).go())
+    share = Share.of(plan, cluster)
+    blocks = plan.tiles[:, 3].astype(np.int64) - plan.tiles[:, 2]
+    clocks = trial.matrix_clocks(share.rows, plan.tile_kv) * float(
+        -(-blocks // share.kv_ways).sum() * cluster
+    )
+    return constants.at_load(clocks / (trial.clock_ghz * 1e3 * trial.sms * end))
+
+
+def _merge_launch(plan: Plan, engine: Engine, lanes: int) -> list[Event]:
+    """The second launch: one block a query row, the rows dealt out evenly over the lanes."""
+    c = engine.c
+    begin = max(e.end for e in engine.events) + c.relaunch_us
+    rows = plan.num_groups * plan.tile_rows
+    megabytes = plan.num_slots * plan.tile_rows * (plan.problem.latent_dim * 4 + 4) / 1e6
+    users = min(lanes, rows)
+    read = max(megabytes / users / c.sm_read_tbps, megabytes / c.merge_launch_tbps)
+    end = begin + c.merge_us + read
+    return [Event(lane, -1, "merge", begin, end, -1) for lane in range(users)]
+
+
+def bounds(plan: Plan, constants: Constants = H200, *, cluster: int = 1) -> dict[str, float]:
+    """Times in us that no schedule of these tiles beats, by what they rest on.
+
+    `matrix`: all blocks over all lanes; `read`: the KV once from HBM; `longest`: the largest
+    single tile.
+    """
+    constants = settle(plan, constants, cluster)
+    share = Share.of(plan, cluster)
+    problem = plan.problem
+    alone, _ = block_us(constants, share.rows, plan.tile_kv, problem.kv_token_bytes)
+    blocks = plan.tiles[:, 3].astype(np.int64) - plan.tiles[:, 2]
+    local = -(-blocks // share.kv_ways)
+    return {
+        "matrix": float(local.sum()) * alone / constants.lanes(cluster),
+        "read": problem.total_kv * problem.kv_token_bytes / 1e6 / constants.read_tbps,
+        "longest": float(local.max(initial=0)) * alone,
+    }

@@ -31,7 +31,8 @@ def merge(
 
     outs: of each rank [..., heads, latent], any floating dtype of at least 16 bits; lses: of each
     rank fp32 [rows, heads] or out's shape without latent, in `lse_base` (None and "basee":
-    natural; "base2"). sinks: fp32 [heads] or a list of one, entered here, once.
+    natural; "base2"). A rank without a key for a row (lse -inf) may leave anything in its out.
+    sinks: fp32 [heads] or a list of one, entered here, once.
     Returns out in the dtype and shape of one rank's, and lse in its shape and base, sink excluded.
     """
     _check(outs, lses, lse_base)
@@ -45,7 +46,8 @@ def merge(
     total = weights.sum(0)
     result = torch.zeros(parts.shape[1], heads, latent_dim, dtype=wide, device=parts.device)
     for out, weight in zip(outs, weights, strict=True):
-        result += out.reshape(-1, heads, latent_dim).to(wide) * weight.unsqueeze(-1)
+        share, values = weight.unsqueeze(-1), out.reshape(-1, heads, latent_dim).to(wide)
+        result += torch.where(share == 0, 0.0, share * values)
     lse = greatest + total.log()
     if sinks is not None:
         sink = sinks if isinstance(sinks, Tensor) else sinks[0]

@@ -31,6 +31,16 @@ def test_it_is_the_merge_of_the_oracle(sinks):
     assert lse[-1].isneginf().all()
 
 
+@pytest.mark.parametrize("left", [math.nan, math.inf, 7.0])
+def test_a_rank_without_keys_may_leave_anything(left):
+    outs, lses = partials()
+    clean = merge(outs, lses)
+    for out, lse in zip(outs, lses, strict=True):
+        out[lse.isneginf()] = left
+    for got, expected in zip(merge(outs, lses), clean, strict=True):
+        assert torch.equal(got, expected)
+
+
 def test_sinks_may_be_a_list_of_one():
     outs, lses = partials()
     sinks = torch.tensor([0.5, 1.0])

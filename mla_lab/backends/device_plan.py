@@ -116,7 +116,7 @@ def uniform_q_begin(batch: int, q_len: int, device: torch.device) -> Tensor:
 
 def upload(words: np.ndarray, device: torch.device) -> Tensor:
     """A copy of int32 words on `device`, enqueued without waiting for it."""
-    host = torch.tensor(words, dtype=torch.int32)
+    host = torch.from_numpy(np.array(words, dtype=np.int32, order="C"))  # rows of selected columns
     if device.type == "cuda":
         return host.pin_memory().to(device, non_blocking=True)
     return host

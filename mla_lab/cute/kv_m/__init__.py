@@ -61,23 +61,29 @@ def _fake(dtype, shape, align):
 
 def entry(config: KernelConfig) -> CuteEntry:
     """Fake arguments in the order of the kernel ABI; grid mode: no plan, but at the end num_splits,
-    row_tiles and q_len."""
+    row_tiles and q_len. Option shaped: query, out and lse as callers have them, [batch, q_len,
+    heads, ...] and [tokens, heads], since a view costs the host a microsecond."""
     c = shape_of(config)
     sym = cute.sym_int
+    shaped = config.option("shaped")
+
+    def leading(number):
+        return tuple(sym() for _ in range(number))
+
     args = [
-        _fake(c.dtype, (sym(), HEAD_DIM), 16),
+        _fake(c.dtype, (*leading(3 if shaped else 1), HEAD_DIM), 16),
         make_fake_tensor(
             c.dtype,
             (sym(), c.page, HEAD_DIM),
             (cute.sym_int64(divisibility=8), HEAD_DIM, 1),
             assumed_align=16,
         ),
-        _fake(c.out_dtype, (sym(), LATENT_DIM), 16),
-        _fake(Float32, (sym(),), 4),
+        _fake(c.out_dtype, (*leading(3 if shaped else 1), LATENT_DIM), 16),
+        _fake(Float32, leading(2 if shaped else 1), 4),
         _fake(Float32, (sym(), c.rows, LATENT_DIM), 16),
         _fake(Float32, (sym(), c.rows), 4),
         _fake(Int32, (sym(),), 4),
-        _fake(Int32, (sym(), sym()), 4),
+        make_fake_tensor(Int32, (sym(), sym()), stride=(sym(), 1), assumed_align=4),
         _fake(Int32, (sym(),), 4),
         _fake(Int32, (sym(),), 4),
     ]

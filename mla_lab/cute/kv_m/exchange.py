@@ -11,7 +11,17 @@ from cutlass import Float32, Int32, const_expr
 
 from ..hopper import LN2, fresh_thread, load2, load4, push4, vec2
 from .config import CONSUMERS, Shape
-from .output import NUM_SPLITS, OUT_ROW, ROWS, SLOT, column, store_pairs, unit_place, unit_words
+from .output import (
+    NUM_SPLITS,
+    OUT_ROW,
+    ROWS,
+    SLOT,
+    column,
+    store_pairs,
+    unit_place,
+    unit_words,
+    wants_lse,
+)
 from .storage import Global, Shared
 
 
@@ -168,7 +178,7 @@ def reduce_unit(
             g.partial_lse[more[SLOT], row] = value0
             g.partial_lse[more[SLOT], row + 1] = value1
         elif const_expr(c.lse):
-            if row < tail[ROWS]:
+            if (row < tail[ROWS]) & wants_lse(g):
                 g.lse[tail[OUT_ROW] + row] = value0
-            if row + 1 < tail[ROWS]:
+            if (row + 1 < tail[ROWS]) & wants_lse(g):
                 g.lse[tail[OUT_ROW] + row + 1] = value1

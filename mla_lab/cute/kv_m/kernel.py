@@ -106,8 +106,12 @@ class KvM:
 
     @cute.jit
     def launch(self, q: cute.Tensor, kv: cute.Tensor, operands: tuple, stream):
-        """`operands`: the fields of `Global` after the TMA views."""
+        """`operands`: the fields of `Global` after the TMA views. Query, out and lse as rows, or in
+        the caller's shapes (option "shaped"): the rows lie in memory alike."""
         c = self.shape
+        out, lse, *rest = operands
+        lse = cute.make_tensor(lse.iterator, cute.make_layout(cute.size(lse.shape)))
+        operands = (out, lse, *rest)
         k_major, mn_major = OperandMajorMode.K, OperandMajorMode.MN
         atom = warpgroup.make_smem_layout_atom(warpgroup.SmemLayoutAtomKind.K_SW128, c.dtype)
         q_layout = cute.tile_to_shape(atom, (c.rows, HEAD_DIM), (0, 1))
@@ -129,7 +133,8 @@ class KvM:
             ),
         )
         q_view = cute.make_tensor(
-            q.iterator, cute.make_layout((q.shape[0], columns), stride=(HEAD_DIM, (1, BOX)))
+            q.iterator,
+            cute.make_layout((cute.size(q.shape[:-1]), columns), stride=(HEAD_DIM, (1, BOX))),
         )
         copy = cpasync.CopyBulkTensorTileG2SOp()
         tma_k, gk = cpasync.make_tiled_tma_atom(

@@ -6,7 +6,7 @@ from cutlass import Float32, Int32, const_expr
 
 from ..hopper import LN2, fresh_thread, vec4
 from .config import CONSUMERS, LATENT_DIM, Shape
-from .output import GROUP, NUM_SPLITS, OUT_ROW, ROWS, SLOT, SPLIT
+from .output import GROUP, NUM_SPLITS, OUT_ROW, ROWS, SLOT, SPLIT, wants_lse
 from .storage import Global, Shared
 
 ALL = 1
@@ -91,6 +91,6 @@ def merge_quad(
         pointer = (g.out.iterator + at).align(8)
         cute.autovec_copy(result, cute.make_tensor(pointer, cute.make_layout(4)))
         if const_expr(c.lse):
-            if col == 0:
+            if (col == 0) & wants_lse(g):
                 value = (top + cute.math.log2(total, fastmath=True)) * Float32(LN2)
                 g.lse[tail[OUT_ROW] + row] = value if total > 0.0 else -Float32.inf

@@ -14,6 +14,11 @@ ROW, OUT_ROW, ROWS, ACTIVE = range(4)
 SLOT, GROUP, NUM_SPLITS, SPLIT = range(4)
 
 
+def wants_lse(g: Global):
+    """Whether the caller takes an lse; where not, its tensor has no element."""
+    return cute.size(g.lse) > 0
+
+
 @cute.jit
 def write_lse(
     c: cutlass.Constexpr[Shape], g: Global, row: Int32, peak: Float32, total: Float32,
@@ -25,7 +30,7 @@ def write_lse(
     if more[NUM_SPLITS] > 1:
         g.partial_lse[more[SLOT], row] = value
     elif const_expr(c.lse):
-        if row < tail[ROWS]:
+        if (row < tail[ROWS]) & wants_lse(g):
             g.lse[tail[OUT_ROW] + row] = value
 
 

@@ -27,6 +27,7 @@ from .output import (
     store_pairs,
     unit_place,
     unit_words,
+    wants_lse,
 )
 from .storage import Global, Shared, stamp
 
@@ -180,7 +181,7 @@ def weigh(
         for e in cutlass.range_constexpr(2):
             lse = weigh_row(values[e, None], splits, table_of(s, p) + e, lane)
             if const_expr(c.lse):
-                if first_column & (lane == 0) & (row + e < tail[ROWS]):
+                if first_column & (lane == 0) & (row + e < tail[ROWS]) & wants_lse(g):
                     g.lse[tail[OUT_ROW] + row + e] = lse
 
 

@@ -8,6 +8,7 @@ ragged queries, XQA, speculative masks and a CuTe DSL backend; what is ours is k
 from __future__ import annotations
 
 from collections.abc import Sequence
+from numbers import Integral
 from typing import NoReturn
 
 import torch
@@ -201,7 +202,7 @@ def xqa_batch_decode_with_kv_cache_mla(
 
 
 def _check_int(name: str, value: object) -> None:
-    if not isinstance(value, int) or isinstance(value, bool):
+    if not isinstance(value, Integral) or isinstance(value, bool):
         raise invalid_type(name, type(value).__name__, "an int")
 
 

@@ -5,6 +5,7 @@ Checked by explicit raises, not by assert, so that `python -O` can run it too.
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -111,9 +112,12 @@ CASES = [
     Case("query width", "dense", edit("query", lambda q: q[..., :500].contiguous()), I, r"500\]"),
     Case("query layout", "dense", edit("query", strided), I, r"query: got strides .* contiguous"),
     Case("query empty", "dense", edit("query", lambda q: q[:, :0]), I, r"at least one token"),
+    Case("query device", "dense", edit("query", meta), I, r"got device cpu; .*query's device, meta"),
     Case("query rank, ragged", "ragged", edit("query", lambda q: q[None]), I, r"\[total_q, heads"),
     Case("cache type", "dense", put(kv_cache=None), T, r"kv_cache: got NoneType"),
     Case("cache dtype", "dense", edit("kv_cache", lambda c: c.half()), T, r"kv_cache: got .*16"),
+    Case("e4m3 cache under fp16", "dense", lambda a: a.update(
+        query=a["query"].half(), kv_cache=a["kv_cache"].to(torch.float8_e4m3fn)), T, r"kv_cache"),
     Case("cache dtype under fp32", "dense", edit("query", lambda q: q.float()), T, r"kv_cache"),
     Case("packed under e4m3", "e4m3", lambda a: a.update(
         kv_cache=torch.zeros(4, 32, 656, dtype=torch.uint8)), T, r"kv_cache: got torch.uint8"),
@@ -128,6 +132,7 @@ CASES = [
     Case("workspace type", "dense", put(workspace_buffer=4096), T, r"workspace_buffer: got int"),
     Case("workspace dtype", "dense", edit("workspace_buffer", lambda w: w.view(f32)), T, r"uint8"),
     Case("workspace rank", "dense", edit("workspace_buffer", lambda w: w[None]), I, r"\[bytes\]"),
+    Case("workspace layout", "dense", edit("workspace_buffer", strided), I, r"workspace.*strides"),
     Case("workspace device", "dense", edit("workspace_buffer", meta), I, r"device meta"),
     Case("nope type", "dense", put(qk_nope_head_dim=1.5), T, r"qk_nope_head_dim: got float"),
     Case("latent", "dense", put(kv_lora_rank=448), U, r"\(448, 64\); supported: \(512, 64\)"),
@@ -140,10 +145,15 @@ CASES = [
     Case("table rank", "dense", edit("block_tables", lambda t: t[0]), I, r"bles: got shape"),
     Case("table batch", "dense", edit("block_tables", lambda t: t[:2]), I, r"\[3, max_pages\]"),
     Case("table layout", "dense", edit("block_tables", strided), I, r"stride 2"),
+    Case("table without pages", "dense", edit("block_tables", lambda t: t[:, :0]), I,
+         r"block_tables: got shape \[3, 0\]; supported: at least one page"),
+    Case("tables without pages", "separate", edit("block_tables", lambda t: t[..., :0]), I,
+         r"block_tables: got shape \[2, 2, 0\]"),
     Case("table device", "dense", edit("block_tables", meta), I, r"block_tables: got device"),
     Case("tables not separate", "dense", put(uses_shared_paged_kv_idx=False), I, r"3, 2, max_p"),
     Case("tables separate", "separate", put(uses_shared_paged_kv_idx=True), I, r"\[2, max_pages\]"),
     Case("slots shape", "sparse", put(sparse_mla_top_k=9), I, r"\[2, 2, 9\]"),
+    Case("slots layout", "sparse", edit("block_tables", strided), I, r"block_tables: got strides"),
     Case("top_k negative", "sparse", put(sparse_mla_top_k=-1), I, r"sparse_mla_top_k: got -1"),
     Case("top_k type", "sparse", put(sparse_mla_top_k=8.0), T, r"sparse_mla_top_k: got float"),
     Case("slot too low", "sparse", edit("block_tables", lambda t: bad_page(t, -2, (0, 0, 0))), I,
@@ -153,6 +163,7 @@ CASES = [
     Case("lengths type", "dense", put(seq_lens=[100, 7, 64]), T, r"seq_lens: got list"),
     Case("lengths dtype", "dense", edit("seq_lens", lambda s: s.long()), T, r"seq_lens: got"),
     Case("lengths shape", "dense", edit("seq_lens", lambda s: s[:2]), I, r"seq_lens: got shape"),
+    Case("lengths layout", "dense", edit("seq_lens", strided), I, r"seq_lens: got strides \[2\]"),
     Case("lengths device", "dense", edit("seq_lens", meta), I, r"seq_lens: got device"),
     Case("length negative", "dense", put(seq_lens=ints([1, -1, 0])), I, r"seq_lens: got -1"),
     Case("max_seq_len type", "dense", put(max_seq_len=None), T, r"max_seq_len: got NoneType"),
@@ -172,6 +183,7 @@ CASES = [
     Case("bmm1 device", "dense", put(bmm1_scale=torch.ones(1, device="meta")), I, r"bmm1_scale"),
     Case("bmm2 type", "dense", put(bmm2_scale=None), T, r"bmm2_scale: got NoneType"),
     Case("bmm2 inf", "dense", put(bmm2_scale=float("inf")), I, r"bmm2_scale: got inf"),
+    Case("bmm2 shape", "dense", put(bmm2_scale=torch.ones(2)), I, r"bmm2_scale: got shape \[2\]"),
     Case("bmm2 dtype", "dense", put(bmm2_scale=torch.ones(1).half()), T, r"bmm2_scale: got"),
     Case("bmm2 device", "dense", put(bmm2_scale=torch.ones(1, device="meta")), I, r"bmm2_scale"),
     Case("sinks type", "dense", put(sinks=1.0), T, r"sinks: got float"),
@@ -179,10 +191,12 @@ CASES = [
     Case("sinks shape", "dense", put(sinks=torch.zeros(5)), I, r"sinks: got shape \[5\]"),
     Case("sinks list", "dense", put(sinks=[torch.zeros(4)] * 2), I, r"sinks: got a list of 2"),
     Case("sinks list of None", "dense", put(sinks=[None]), T, r"sinks: got"),
+    Case("sinks layout", "dense", put(sinks=strided(torch.zeros(4))), I, r"sinks: got strides"),
     Case("sinks device", "dense", put(sinks=torch.zeros(4, device="meta")), I, r"got device"),
     Case("skip negative", "dense", put(skip_softmax_threshold_scale_factor=-1.0), I, r"-1.0"),
     Case("skip type", "dense", put(skip_softmax_threshold_scale_factor="1"), T, r"got str"),
     Case("skip sparse", "sparse", put(skip_softmax_threshold_scale_factor=1.0), U, r"sparse call"),
+    Case("skip nan", "dense", put(skip_softmax_threshold_scale_factor=math.nan), I, r"got nan"),
     Case("pdl type", "dense", put(enable_pdl=1), T, r"enable_pdl: got int"),
     Case("pdl on a CPU", "dense", put(enable_pdl=True), U, r"enable_pdl=True"),
     Case("pdl, torch asked for", "dense", put(enable_pdl=True, backend="torch"), U, r"enable_pdl"),
@@ -195,6 +209,7 @@ CASES = [
     Case("lse dtype", "dense", put(lse=torch.zeros(6, 4).double()), T, r"lse: got torch.float64"),
     Case("lse shape", "dense", put(lse=torch.zeros(4, 6)), I, r"\[6, 4\] or \[3, 2, 4\]"),
     Case("lse shape, ragged", "ragged", put(lse=torch.zeros(3, 2, 4)), I, r"supported: \[6, 4\]$"),
+    Case("lse layout", "dense", put(lse=strided(torch.zeros(6, 4))), I, r"lse: got strides"),
     Case("lse device", "dense", put(lse=torch.zeros(6, 4, device="meta")), I, r"lse: got device"),
     Case("return_lse type", "dense", put(return_lse=1), T, r"return_lse: got int"),
     Case("lse base", "dense", put(return_lse_base="base10"), I, r"return_lse_base: got 'base10'"),
@@ -206,6 +221,7 @@ CASES = [
     Case("sums type", "ragged", put(cum_seq_lens_q=[0, 2, 3, 6]), T, r"cum_seq_lens_q: got list"),
     Case("sums dtype", "ragged", edit("cum_seq_lens_q", lambda c: c.long()), T, r"torch.int64"),
     Case("sums rank", "ragged", edit("cum_seq_lens_q", lambda c: c[None]), I, r"cum_seq_lens_q"),
+    Case("sums layout", "ragged", edit("cum_seq_lens_q", strided), I, r"cum_seq_lens_q: got str"),
     Case("sums device", "ragged", edit("cum_seq_lens_q", meta), I, r"cum_seq_lens_q: got device"),
     Case("sums too few", "ragged", put(cum_seq_lens_q=ints([0])), I, r"at least two"),
     Case("sums start", "ragged", put(cum_seq_lens_q=ints([1, 2, 3, 6])), I, r"first entry 1"),
@@ -224,18 +240,30 @@ CASES = [
         mask=torch.zeros(40, 2).to(torch.uint16)), I, r"mask: got shape \[40, 2\].*4 words a row"),
     Case("mask wide, ragged", "ragged", put(max_q_len=40), I, r"shape \[6, 2\].*\[6, 4\]"),
     Case("mask padding", "masked", edit("mask", set_padding), I, r"padding bits of zero"),
+    Case("mask layout", "masked", edit("mask", strided), I, r"mask: got strides"),
     Case("mask device", "masked", edit("mask", meta), I, r"mask: got device"),
     Case("mask sparse", "sparse", put(mask=torch.ones(2, 2, 2).to(torch.uint16)), U, r"sparse"),
     Case("ranks without dcp", "dense", put(cp_world=2), I, r"cp_world: got 2.*enable_dcp"),
     Case("rank without dcp", "dense", put(cp_rank=1), I, r"cp_rank: got 1.*enable_dcp"),
     Case("global without dcp", "dense", put(causal_seqlens_kv_global=ints([1])), I, r"enable_dcp"),
     Case("dcp type", "dense", put(enable_dcp=1), T, r"enable_dcp: got int"),
+    Case("dcp world type", "dense", put(cp_world=1.0), T, r"cp_world: got float"),
+    Case("dcp rank type", "dense", put(cp_rank=None), T, r"cp_rank: got NoneType"),
+    Case("dcp rank negative", "dense", put(cp_rank=-1), I, r"cp_rank: got -1"),
     Case("dcp world", "dense", put(cp_world=0), I, r"cp_world: got 0"),
     Case("dcp rank", "dense", put(enable_dcp=True, cp_world=2, cp_rank=2), I, r"cp_rank: got 2"),
     Case("dcp lse", "dense", put(enable_dcp=True, cp_world=2), I, r"return_lse: got False"),
     Case("dcp global", "dense", put(enable_dcp=True, return_lse=True), I, r"causal_seqlens_kv"),
     Case("dcp global shape", "dense", put(
         enable_dcp=True, return_lse=True, causal_seqlens_kv_global=ints([1, 2])), I, r"shape \[2"),
+    Case("dcp global type", "dense", put(
+        enable_dcp=True, return_lse=True, causal_seqlens_kv_global=[100, 7, 64]), T, r"got list"),
+    Case("dcp global dtype", "dense", put(
+        enable_dcp=True, return_lse=True,
+        causal_seqlens_kv_global=torch.tensor([100, 7, 64])), T, r"torch.int64"),
+    Case("dcp global device", "dense", put(
+        enable_dcp=True, return_lse=True,
+        causal_seqlens_kv_global=meta(ints([100, 7, 64]))), I, r"got device meta"),
     Case("dcp sinks", "dense", put(
         enable_dcp=True, return_lse=True, causal_seqlens_kv_global=ints([100, 7, 64]),
         sinks=torch.zeros(4)), U, r"context_parallel.merge"),

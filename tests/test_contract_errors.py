@@ -2,15 +2,18 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from dataclasses import replace
 
 import pytest
 import torch
 
+from mla_lab.call import Arguments
 from mla_lab.contract import trtllm_batch_decode_with_kv_cache_mla as decode_mla
 from mla_lab.errors import InvalidInput, InvalidType, Unsupported
 from mla_lab.inputs import make_inputs
 from mla_lab.plan import make_plan
 from mla_lab.problem import Problem
+from mla_lab.validate import bind, form_of
 
 from .contract_errors import CASES, PAGES, arguments, ints, run
 from .house import ROOT
@@ -123,6 +126,17 @@ class TestDebugMode:
         assert [r.message for r in caplog.records if "every call syncs" in r.message] == [
             "debug mode copies lengths, tables and masks to the host: every call syncs"
         ]
+
+    @pytest.mark.parametrize("case", PAGES, ids=lambda case: case.name)
+    def test_where_lengths_stay_on_the_device_only_it_reads_pages(self, case):
+        """As on a GPU: there nobody looks at page ids and lengths, unless in debug mode."""
+        named = arguments(case.kind)
+        case.change(named)
+        given = Arguments(**{name: named[name] for name in Arguments._fields if name in named})
+        form = replace(form_of(given), on_host=False)
+        assert bind(given, form, reads_lengths=False, debug=False).lengths.kv_lens is None
+        with pytest.raises(case.error, match=case.says):
+            bind(given, form, reads_lengths=False, debug=True)
 
     def test_right_calls_pass(self, monkeypatch):
         monkeypatch.setenv("MLA_LAB_DEBUG", "1")

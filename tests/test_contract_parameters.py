@@ -6,6 +6,7 @@ import inspect
 import math
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 
@@ -197,7 +198,7 @@ def test_seq_lens_may_be_zero_or_less_than_the_query():
     assert lse[1, 2].isfinite().all()
 
 
-@pytest.mark.parametrize("max_seq_len", [100, 5000, 3])
+@pytest.mark.parametrize("max_seq_len", [100, 5000, 3, np.int64(100)])
 def test_max_seq_len_is_a_bound_for_scheduling(max_seq_len):
     assert torch.equal(run(inputs_of(), max_seq_len=max_seq_len), run(inputs_of()))
 

@@ -133,6 +133,8 @@ def check_tables(given: Arguments, query: QueryShape, page_size: int) -> int:
         rows = rows if given.uses_shared_paged_kv_idx else (query.batch, 2)
         argument.shape("block_tables", tables, (*rows, "max_pages"))
         argument.last_dim_contiguous("block_tables", tables)
+        if not tables.shape[-1]:
+            raise invalid("block_tables", f"shape {list(tables.shape)}", "at least one page a row")
         capacity = tables.shape[-1] * page_size
     argument.device("block_tables", tables, device)
     argument.array("seq_lens", given.seq_lens, [torch.int32], [(query.batch,)], device)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from numbers import Real
+from numbers import Integral, Real
 
 import torch
 from torch import Tensor
@@ -77,12 +77,12 @@ def array(
 
 
 def integer(name: str, value: object, least: int) -> int:
-    """An int (no bool) of at least `least`."""
-    if not isinstance(value, int) or isinstance(value, bool):
+    """An int, Python's or NumPy's (no bool), of at least `least`."""
+    if not isinstance(value, Integral) or isinstance(value, bool):
         raise invalid_type(name, type(value).__name__, "an int")
     if value < least:
         raise invalid(name, value, f"{least} or more")
-    return value
+    return int(value)
 
 
 def flag(name: str, value: object) -> bool:

@@ -112,7 +112,7 @@ CASES = [
     Case("query width", "dense", edit("query", lambda q: q[..., :500].contiguous()), I, r"500\]"),
     Case("query layout", "dense", edit("query", strided), I, r"query: got strides .* contiguous"),
     Case("query empty", "dense", edit("query", lambda q: q[:, :0]), I, r"at least one token"),
-    Case("query device", "dense", edit("query", meta), I, r"got device cpu; .*query's device, meta"),
+    Case("query device", "dense", edit("query", meta), I, r"got device cpu; .*device, meta"),
     Case("query rank, ragged", "ragged", edit("query", lambda q: q[None]), I, r"\[total_q, heads"),
     Case("cache type", "dense", put(kv_cache=None), T, r"kv_cache: got NoneType"),
     Case("cache dtype", "dense", edit("kv_cache", lambda c: c.half()), T, r"kv_cache: got .*16"),

@@ -10,6 +10,8 @@ import pytest
 
 from mla_lab import cli
 
+from .house import ROOT
+
 
 def started(monkeypatch, *options):
     """The command line that the process would become."""
@@ -27,6 +29,12 @@ def test_this_machine_only_and_the_token_stays(monkeypatch, tmp_path):
     assert {"--ip=localhost", "--port=8899", "--no-browser"} <= set(line)
     assert f"--ServerApp.root_dir={tmp_path}" in line
     assert not [part for part in line if "token" in part or "password" in part]
+
+
+def test_the_workbook_opens_at_its_first_notebook(monkeypatch, tmp_path):
+    first = "--LabApp.default_url=/lab/tree/00_start_here.ipynb"
+    assert first not in started(monkeypatch, str(tmp_path))
+    assert first in started(monkeypatch, str(ROOT / "notebooks"))
 
 
 def test_a_browser_opens_unless_told(monkeypatch, tmp_path):

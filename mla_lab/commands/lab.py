@@ -11,6 +11,9 @@ from typing import Any
 
 from ..errors import invalid, unsupported
 
+#: what opens first
+FIRST = "00_start_here.ipynb"
+
 
 def add_parser(subparsers: Any) -> argparse.ArgumentParser:
     """Register the command; returns its parser."""
@@ -38,6 +41,8 @@ def command(folder: Path, port: int, browser: bool) -> list[str]:
         )
     line = [sys.executable, "-m", "jupyterlab", "--ip=localhost", f"--port={port}"]
     line.append(f"--ServerApp.root_dir={folder.resolve()}")
+    if (folder / FIRST).is_file():
+        line.append(f"--LabApp.default_url=/lab/tree/{FIRST}")
     if not browser:
         line.append("--no-browser")
     if os.geteuid() == 0:

@@ -118,4 +118,4 @@ def finding(plans: tuple[Plan, ...], timelines: tuple[Timeline, ...]) -> str:
     if abs(a - b) < 0.01 * max(a, b):
         return f"{left} and {right} are within 1 % of each other"
     fast, slow = (left, right) if a < b else (right, left)
-    return f"{fast} is predicted {max(a, b) / min(a, b):.2f}x as fast as {slow}"
+    return f"{fast} is predicted {max(a, b) / min(a, b):.3g}x as fast as {slow}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 from dataclasses import replace
 
@@ -62,6 +63,42 @@ def test_shares_of_a_merge_cover_the_units_and_its_tables_fit(rows: int, cluster
         assert splits * share >= c.units
     # weights of every pair and split, and the 256 columns' sums, on the idle ring
     assert (c.pairs + 1) * facts.MAX_SPLITS * 8 + 256 * 16 <= c.stages * c.tile_bytes
+
+
+@pytest.mark.parametrize("rows", facts.TILE_ROWS)
+def test_every_note_of_a_row_pair_has_its_own_place(rows: int) -> None:
+    options = (("grid", 1), ("fused_merge", 3))
+    c = facts.shape_of(replace(BASE, tile_rows=rows, cluster=1, options=options))
+    for splits in range(2, facts.MAX_SPLITS + 1):
+        share = facts.share_units(c.units, splits)
+        spans = [(d, d * share, min((d + 1) * share, c.units)) for d in range(splits)]
+        # share d and row pair p meet: the pair's lse goes there as note d + p
+        places = [
+            d + p
+            for d, begin, end in spans
+            for p in range(c.pairs)
+            if begin < (p + 1) * 256 and end > p * 256
+        ]
+        assert len(set(places)) == len(places)
+        assert max(places) < splits + c.pairs
+
+
+def test_merge_without_counters_is_for_one_cta_in_grid_mode() -> None:
+    for cluster, grid in ((2, 1), (1, 0)):
+        options = (("grid", grid), ("fused_merge", 3))
+        with pytest.raises(Unsupported, match="fused_merge"):
+            facts.shape_of(replace(BASE, cluster=cluster, options=options))
+
+
+@pytest.mark.skipif(shutil.which("g++") is None, reason="needs a C++ compiler")
+def test_merge_without_counters_has_neither_fence_nor_atomic() -> None:
+    options = (("grid", 1), ("fused_merge", 3))
+    made = jit.compile(replace(BASE, cluster=1, options=options), "sm_90a")
+    (kernel,) = made.resources
+    assert kernel.stack == 0
+    ptx = made.ptx.read_text()
+    assert "ld.relaxed.gpu.global.v4.b32" in ptx
+    assert re.findall(r"\b(?:red|atom|membar|fence\.acq_rel)\.", ptx) == []
 
 
 @pytest.mark.skipif(shutil.which("g++") is None, reason="needs a C++ compiler")

@@ -138,3 +138,21 @@ def folded_index(count: int, lane: Any) -> Any:
 def nanoseconds() -> Int64:
     """The global timer; steps of 32 ns on an H200."""
     return Int64(cute.arch.globaltimer())
+
+
+def read4_relaxed(pointer: cute.Pointer) -> tuple[Int32, Int32, Int32, Int32]:
+    """Four words of global memory at an aligned address, as other SMs left them last."""
+    return cute.arch.inline_ptx(
+        "ld.relaxed.gpu.global.v4.b32 {{$w0}, {$w1}, {$w2}, {$w3}}, [{$r0}];",
+        write_only_types=[Int32] * 4,
+        read_only_args=[pointer],
+    )
+
+
+def read2_relaxed(pointer: cute.Pointer) -> tuple[Int32, Int32]:
+    """Two words of global memory at an aligned address, as other SMs left them last."""
+    return cute.arch.inline_ptx(
+        "ld.relaxed.gpu.global.v2.b32 {{$w0}, {$w1}}, [{$r0}];",
+        write_only_types=[Int32] * 2,
+        read_only_args=[pointer],
+    )

@@ -81,7 +81,7 @@ def entry(config: KernelConfig) -> CuteEntry:
         _fake(c.out_dtype, (*leading(3 if shaped else 1), LATENT_DIM), 16),
         _fake(Float32, leading(2 if shaped else 1), 4),
         _fake(Float32, (sym(), c.rows, LATENT_DIM), 16),
-        _fake(Float32, (sym(), c.rows), 4),
+        _fake(Float32, (sym(), 2), 8) if c.fused_merge == 3 else _fake(Float32, (sym(), c.rows), 4),
         _fake(Int32, (sym(),), 4),
         make_fake_tensor(Int32, (sym(), sym()), stride=(sym(), 1), assumed_align=4),
         _fake(Int32, (sym(),), 4),

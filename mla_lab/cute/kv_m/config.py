@@ -42,7 +42,8 @@ class Shape:
     out_dtype: Any
     causal: bool
     lse: bool
-    #: 0: a kernel of its own, 1: the last arriver, 2: all who split the row tile, a share each
+    #: 0: a kernel of its own, 1: the last arriver, 2: all who split the row tile, a share each,
+    #: 3: the same without counters, partials zero between launches (see `mail`)
     fused_merge: int
     #: L2 prefetch this many tiles beyond the ring (0: none)
     prefetch: int
@@ -56,6 +57,8 @@ class Shape:
     #: work follows from block indices and `num_splits`, without a plan in memory
     grid: bool
     cooperative: bool
+    #: O^T of the other warpgroup's tile before the own scores
+    early_values: bool
 
     @cached_property
     def groups(self) -> int:
@@ -114,6 +117,11 @@ class Shape:
         return self.stages == 2
 
     @cached_property
+    def values_first(self) -> bool:
+        """With two stages a stage must be free before its other tile is here (see `consume`)."""
+        return self.early_values and self.static_stage
+
+    @cached_property
     def box_rows(self) -> int:
         """Tokens of one TMA box."""
         return min(self.page, TILE_KV)
@@ -158,6 +166,10 @@ def shape_of(config: KernelConfig) -> Shape:
     ):
         if getattr(config, name) not in allowed:
             raise unsupported(name, repr(getattr(config, name)), allowed)
+    merge = config.option("fused_merge", 1)
+    if merge == 3 and (config.cluster > 1 or not config.option("grid", 0)):
+        got = f"fused_merge 3 with cluster {config.cluster}"
+        raise unsupported("options", got, "fused_merge 3 in grid mode with cluster 1")
     return Shape(
         rows=config.tile_rows,
         cluster=config.cluster,
@@ -166,7 +178,7 @@ def shape_of(config: KernelConfig) -> Shape:
         out_dtype=DTYPES[config.out_dtype],
         causal=config.mask == "causal",
         lse=bool(config.option("lse", 1)),
-        fused_merge=config.option("fused_merge", 1),
+        fused_merge=merge,
         prefetch=config.option("prefetch", 0),
         pdl=bool(config.option("pdl", 1)),
         stamps=bool(config.option("stamps", 0)),
@@ -174,5 +186,6 @@ def shape_of(config: KernelConfig) -> Shape:
         ring=config.option("ring", 0),
         group=config.option("group", 3),
         grid=bool(config.option("grid", 0)),
-        cooperative=bool(config.option("cooperative", config.option("fused_merge", 1) == 2)),
+        cooperative=bool(config.option("cooperative", merge >= 2)),
+        early_values=bool(config.option("values_first", 1)),
     )

@@ -5,6 +5,9 @@ V^T P^T for their half of the columns. Round of a warpgroup, for its tile k:
 
     issue S^T(k) | await P(k-1) of the other, issue O^T(k-1) | softmax(k), publish P(k)
     | release stage of k-1 | issue O^T(k), release stage of k
+
+With `values_first` (two stages) O^T(k-1) and the release of its stage stand before S^T(k): there
+S^T(k) would wait for tile k, and the load of k+1 for the stage, one load after another.
 """
 
 from dataclasses import dataclass
@@ -20,6 +23,7 @@ from . import softmax as sx
 from .config import CONSUMERS, HEAD_DIM, TILE_KV, Shape
 from .exchange import announce
 from .finish import finish
+from .mail import merge_mail
 from .mma import issue_scores, issue_values
 from .output import NUM_SPLITS
 from .share import merge_shares
@@ -137,14 +141,21 @@ def own_tile(
     stage = wg if const_expr(c.static_stage) else at % c.stages
     before = 1 - wg if const_expr(c.static_stage) else (at + c.stages - 1) % c.stages
     tile_token = w.token + k * TILE_KV
-    warpgroup.fence()
-    issue_scores(c, s, mma.s.op, f.acc_s, f.k, f.q, stage, (at // c.stages) & 1)
-    if const_expr(first):
+    phase = (at // c.stages) & 1
+    if const_expr(c.values_first and not first):
+        # with two stages tile k is still on its way here, and k+1 waits for the stage of k-1
+        take(c, wg, s, mma, f, lane, before)
         warpgroup.wait_group(0)
-        stamp(c, s, 2)
+        release(s, before)
+    warpgroup.fence()
+    issue_scores(c, s, mma.s.op, f.acc_s, f.k, f.q, stage, phase)
+    if const_expr(first or c.values_first):
+        warpgroup.wait_group(0)
     else:
         take(c, wg, s, mma, f, lane, before)
         warpgroup.wait_group(1)
+    if const_expr(first):
+        stamp(c, s, 2)
     if k + 2 >= w.mine:
         with cute.arch.elect_one():
             cute.arch.mbarrier_arrive(s.q_empty)
@@ -160,8 +171,9 @@ def own_tile(
     cute.arch.barrier_arrive(barrier_id=P_READY + wg, number_of_threads=CONSUMERS)
     cute.arch.barrier(barrier_id=ONE + wg, number_of_threads=128)
     if const_expr(not first):
-        warpgroup.wait_group(0)
-        release(s, before)
+        if const_expr(not c.values_first):
+            warpgroup.wait_group(0)
+            release(s, before)
         sx.rescale(f.acc_o, f.factor, c.rows)
     warpgroup.fence()
     issue_values(mma.o.op, f.acc_o, f.v, f.p, stage)
@@ -216,6 +228,10 @@ def consume(
                 tail, more = load4(s.work + 4), load4(s.work + 8)
                 if more[NUM_SPLITS] > 1:
                     merge_shares(c, g, s, tail, more, rank)
+            if const_expr(c.fused_merge == 3):
+                tail, more = load4(s.work + 4), load4(s.work + 8)
+                if more[NUM_SPLITS] > 1:
+                    merge_mail(c, g, s, tail, more)
     else:
         turn = Int32(0)
         done = Int32(0)

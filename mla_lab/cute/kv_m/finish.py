@@ -4,10 +4,11 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Float32, Int32, const_expr
 
-from ..hopper import NO_SCORE, add, fold_lanes, folded_index, fresh_thread, load4
+from ..hopper import LN2, NO_SCORE, add, fold_lanes, folded_index, fresh_thread, load4
 from . import softmax as sx
 from .config import CONSUMERS, Shape
 from .exchange import reduce_share, send
+from .mail import send_notes, send_units
 from .merge import merge_share
 from .output import write_fragments, write_lse
 from .share import arrive
@@ -46,6 +47,24 @@ def row_peak(s: Shared, mine: Int32, last: Int32, row: Int32):
 
 
 @cute.jit
+def send_sums(
+    c: cutlass.Constexpr[Shape], wg: cutlass.Constexpr[int], g: Global, s: Shared, mine: Int32,
+    last: Int32, more: cute.Tensor, warp: Int32, lane: Int32,
+):  # fmt: skip
+    """The lse of all row pairs, a pair a warp at a time, to those who merge them."""
+    for at in cutlass.range_constexpr(0, c.pairs, 8):
+        pair = at + 4 * wg + warp
+        if const_expr(c.pairs >= 8 or wg == 0):
+            values = cute.make_rmem_tensor(2, Float32)
+            for e in cutlass.range_constexpr(2):
+                total = row_total(s, 2 * pair + e)
+                peak = row_peak(s, mine, last, 2 * pair + e)
+                lse = (peak + cute.math.log2(total, fastmath=True)) * Float32(LN2)
+                values[e] = lse if total > 0.0 else -Float32.inf
+            send_notes(c, g, values, pair, more, lane)
+
+
+@cute.jit
 def finish(
     c: cutlass.Constexpr[Shape], wg: cutlass.Constexpr[int], g: Global, s: Shared,
     acc: cute.Tensor, total: cute.Tensor, mine: Int32, last: Int32, tail: cute.Tensor,
@@ -62,9 +81,14 @@ def finish(
         for i in cutlass.range_constexpr(c.rows // 4):
             seen = row_total(s, sx.row_of(i, lane))
             inverse[i] = cute.arch.rcp_approx(seen) if seen > 0.0 else Float32(0.0)
-        write_fragments(c, wg, g, acc, inverse, tail, more[0], more[2], warp, lane)
-        if tid < c.rows:
-            write_lse(c, g, tid, row_peak(s, mine, last, tid), row_total(s, tid), tail, more)
+        by_mail = const_expr(c.fused_merge == 3) and more[2] > 1
+        if by_mail:
+            send_units(c, wg, g, acc, inverse, more[0], warp, lane)
+            send_sums(c, wg, g, s, mine, last, more, warp, lane)
+        else:
+            write_fragments(c, wg, g, acc, inverse, tail, more[0], more[2], warp, lane)
+            if tid < c.rows:
+                write_lse(c, g, tid, row_peak(s, mine, last, tid), row_total(s, tid), tail, more)
     else:
         peaks = cute.make_rmem_tensor(4, Float32)
         pairs = max(c.rows // 2, c.cluster)
@@ -80,8 +104,9 @@ def finish(
     if const_expr(c.fused_merge == 1):
         if more[2] > 1:
             merge_share(c, g, s, tail, more, rank)
-    # statistics are read: the next work tile may write them
-    cute.arch.barrier(barrier_id=ALL, number_of_threads=CONSUMERS)
+    # statistics are read: the next work tile may write them (fused_merge 3 has one tile only)
+    if const_expr(c.fused_merge != 3):
+        cute.arch.barrier(barrier_id=ALL, number_of_threads=CONSUMERS)
     if const_expr(c.fused_merge == 2):
         if more[2] > 1:
             arrive(c, g, more, rank)

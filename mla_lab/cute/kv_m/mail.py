@@ -1,0 +1,275 @@
+"""The merge of a split row tile without counters: every word of a partial says that it is there.
+
+Option fused_merge 3 (grid mode, one CTA a worker). partial_out and partial_lse are zero between
+launches, as counters are elsewhere. A sender never writes the word 0: it writes -0.0 for +0.0. A
+reader asks for its words until none of them is 0, and leaves zeros behind; each word has one
+reader. So a partial is on its way once, with neither fence nor flag: words are read one by one
+as relaxed, and none says anything about another.
+
+Units and shares are those of `share`. The lse of a row pair goes as one note of 8 bytes to each
+CTA whose share touches the pair. Share d touches pair p in a staircase, so d + p names a note:
+note (slot, d + p) lies at word pair slot * (num_splits + pairs) + d + p of partial_lse.
+"""
+
+import cutlass
+import cutlass.cute as cute
+from cutlass import Float32, Int32, const_expr
+
+from ..hopper import LN2, LOG2E, fresh_thread, load4, read2_relaxed, read4_relaxed, vec2, vec4
+from .config import CONSUMERS, MAX_SPLITS, Shape, share_units
+from .output import (
+    NUM_SPLITS,
+    OUT_ROW,
+    ROWS,
+    SLOT,
+    SPLIT,
+    column,
+    store_pairs,
+    unit_place,
+    unit_words,
+    wants_lse,
+)
+from .share import ALL, BATCH, add_parts, columns_of, table_of
+from .storage import Global, Shared, stamp
+
+#: the word that stands for +0.0
+MINUS_ZERO = -(1 << 31)
+WARPS = CONSUMERS // 32
+
+
+@cute.jit
+def seen_word(value: Float32):
+    """The bits of `value`, never 0."""
+    bits = value.bitcast(Int32)
+    return bits if bits != 0 else Int32(MINUS_ZERO)
+
+
+def note_at(c: Shape, g: Global, slot: Int32, place: Int32) -> cute.Pointer:
+    """Note `place` = share + row pair of a slot."""
+    return g.partial_lse.iterator + (slot * (g.num_splits + c.pairs) + place) * 2
+
+
+@cute.jit
+def send_notes(
+    c: cutlass.Constexpr[Shape], g: Global, values: cute.Tensor, pair: Int32, more: cute.Tensor,
+    lane: Int32,
+):  # fmt: skip
+    """The natural lse of a row pair, to every share that touches it; by one warp."""
+    words = cute.make_rmem_tensor(2, Int32)
+    for e in cutlass.range_constexpr(2):
+        words[e] = seen_word(values[e])
+    share = share_units(c.units, more[NUM_SPLITS])
+    for start in cutlass.range(0, more[NUM_SPLITS], 32, unroll=1):
+        to = start + lane
+        begin = to * share
+        end = cutlass.min(begin + share, Int32(c.units))
+        if (to < more[NUM_SPLITS]) & (begin < (pair + 1) * 256) & (end > pair * 256):
+            at = cute.recast_ptr(note_at(c, g, more[SLOT], to + pair), dtype=Int32)
+            cute.autovec_copy(words, vec2(at))
+
+
+@cute.jit
+def send_units(
+    c: cutlass.Constexpr[Shape], wg: cutlass.Constexpr[int], g: Global, acc: cute.Tensor,
+    inverse: cute.Tensor, slot: Int32, warp: Int32, lane: Int32,
+):  # fmt: skip
+    """The fragments as they are, 16 bytes each, in the order of the units."""
+    for j in cutlass.range_constexpr(c.rows // 8):
+        for sl in cutlass.range_constexpr(4):
+            unit = (4 * j + lane % 4) * 256 + wg * 128 + sl * 32 + warp * 8 + lane // 4
+            words = cute.make_rmem_tensor(4, Int32)
+            for e in cutlass.range_constexpr(4):
+                words[e] = seen_word(acc[sl * (c.rows // 2) + 4 * j + e] * inverse[2 * j + e % 2])
+            to = unit_words(c, g, slot, Int32(0), unit)
+            cute.autovec_copy(words, cute.recast_tensor(to, Int32))
+
+
+@cute.jit
+def merge_mail(
+    c: cutlass.Constexpr[Shape], g: Global, s: Shared, tail: cute.Tensor, more: cute.Tensor
+):
+    """This CTA's share of a row tile, out of all partials. The KV ring is idle: it holds tables."""
+    tid = fresh_thread()
+    splits = more[NUM_SPLITS]
+    share = share_units(c.units, splits)
+    begin = more[SPLIT] * share
+    end = cutlass.min(begin + share, Int32(c.units))
+    shift = Int32(3)
+    for bit in cutlass.range_constexpr(3, 8):
+        shift = Int32(bit + 1) if share > (1 << bit) else shift
+    width = 1 << shift
+    step = CONSUMERS >> shift
+    first = tid >> shift
+    slot = more[SLOT] - more[SPLIT]
+    for r in cutlass.range((end - begin + width - 1) >> shift, unroll=1):
+        unit = begin + (r << shift) + tid % width
+        inside = unit < end
+        at = cutlass.min(unit, end - 1)
+        # nobody but the unit's own threads may take it
+        mine = splits if inside else Int32(0)
+        part = cute.make_rmem_tensor((4, BATCH), Int32)
+        part.fill(0)
+        ask_parts(c, g, part, slot, mine, at, first, step)
+        if r == 0:
+            # while the first partials are on the way
+            weigh_notes(c, g, s, tail, more, begin, end)
+            cute.arch.barrier(barrier_id=ALL, number_of_threads=CONSUMERS)
+            stamp(c, s, 9)
+        acc = cute.make_rmem_tensor(4, Float32)
+        acc.fill(0.0)
+        weights = table_of(s, at // 256 - begin // 256)
+        take_parts(c, g, part, slot, mine, at, first, step)
+        add_parts(acc, cute.recast_tensor(part, Float32), weights, mine, first, step)
+        for k in cutlass.range(first + BATCH * step, mine, BATCH * step, unroll=1):
+            part.fill(0)
+            take_parts(c, g, part, slot, mine, at, k, step)
+            add_parts(acc, cute.recast_tensor(part, Float32), weights, mine, k, step)
+        if step > 1:
+            cute.autovec_copy(acc, vec4(columns_of(c, s) + tid * 4))
+            cute.arch.barrier(barrier_id=ALL, number_of_threads=CONSUMERS)
+        if tid - tid % 32 < width:
+            if step > 1:
+                acc.fill(0.0)
+                for k in cutlass.range(step, unroll=4):
+                    other = load4(columns_of(c, s) + ((k << shift) + tid % width) * 4)
+                    for e in cutlass.range_constexpr(4):
+                        acc[e] = acc[e] + other[e]
+            row, place = unit_place(c, at, Int32(0))
+            rows = tail[ROWS] if inside & (tid < width) else Int32(0)
+            store_pairs(c, g, acc, tail[OUT_ROW], rows, row, column(place), tid % 32)
+
+
+@cute.jit
+def ask_parts(
+    c: cutlass.Constexpr[Shape], g: Global, part: cute.Tensor, slot: Int32, splits: Int32,
+    unit: Int32, first: Int32, step: Int32,
+):  # fmt: skip
+    """Ask for the unit's words of splits first, first + step, ... that are not here yet."""
+    for k in cutlass.range_constexpr(BATCH):
+        split = first + k * step
+        if (split < splits) & lacks(part, k):
+            words = read4_relaxed(unit_words(c, g, slot + split, Int32(0), unit).iterator)
+            for e in cutlass.range_constexpr(4):
+                part[e, k] = words[e]
+
+
+def lacks(part: cute.Tensor, k: int):
+    """Whether a word of the k-th partial is not here yet."""
+    return (part[0, k] == 0) | (part[1, k] == 0) | (part[2, k] == 0) | (part[3, k] == 0)
+
+
+@cute.jit
+def take_parts(
+    c: cutlass.Constexpr[Shape], g: Global, part: cute.Tensor, slot: Int32, splits: Int32,
+    unit: Int32, first: Int32, step: Int32,
+):  # fmt: skip
+    """Ask until all are here, and leave zeros for the next launch."""
+    missing = Int32(1)
+    while missing != 0:
+        ask_parts(c, g, part, slot, splits, unit, first, step)
+        missing = Int32(0)
+        for k in cutlass.range_constexpr(BATCH):
+            missing = Int32(1) if (first + k * step < splits) & lacks(part, k) else missing
+    zero = cute.make_rmem_tensor(4, Float32)
+    zero.fill(0.0)
+    for k in cutlass.range_constexpr(BATCH):
+        split = first + k * step
+        if split < splits:
+            cute.autovec_copy(zero, unit_words(c, g, slot + split, Int32(0), unit))
+
+
+@cute.jit
+def weigh_notes(
+    c: cutlass.Constexpr[Shape], g: Global, s: Shared, tail: cute.Tensor, more: cute.Tensor,
+    begin: Int32, end: Int32,
+):  # fmt: skip
+    """Weights of all splits for the row pairs of units [begin, end), a pair a warp at a time."""
+    tid = fresh_thread()
+    lane = tid % 32
+    warp = cute.arch.make_warp_uniform(tid // 32)
+    splits = more[NUM_SPLITS]
+    pairs = (end - 1) // 256 - begin // 256 + 1
+    for p in cutlass.range(warp, pairs, WARPS, unroll=1):
+        pair = begin // 256 + p
+        values = cute.make_rmem_tensor((2, MAX_SPLITS // 32), Float32)
+        take_notes(c, g, values, more, pair, lane)
+        lse = weigh_pair(values, splits, table_of(s, p), lane)
+        if const_expr(c.lse):
+            row, _ = unit_place(c, pair * 256, Int32(0))
+            for e in cutlass.range_constexpr(2):
+                own = (pair * 256 >= begin) & (lane == 0) & (row + e < tail[ROWS])
+                if own & wants_lse(g):
+                    g.lse[tail[OUT_ROW] + row + e] = lse[e]
+
+
+@cute.jit
+def take_notes(
+    c: cutlass.Constexpr[Shape], g: Global, values: cute.Tensor, more: cute.Tensor, pair: Int32,
+    lane: Int32,
+):  # fmt: skip
+    """A row pair's lse of every split (-inf past the last), and zeros left in their place."""
+    slot = more[SLOT] - more[SPLIT]
+    place = more[SPLIT] + pair
+    words = cute.recast_tensor(values, Int32)
+    words.fill(0)
+    missing = Int32(1)
+    while missing != 0:
+        missing = Int32(0)
+        for k in cutlass.range_constexpr(MAX_SPLITS // 32):
+            split = 32 * k + lane
+            if (split < more[NUM_SPLITS]) & ((words[0, k] == 0) | (words[1, k] == 0)):
+                got = read2_relaxed(note_at(c, g, slot + split, place))
+                words[0, k] = got[0]
+                words[1, k] = got[1]
+        for k in cutlass.range_constexpr(MAX_SPLITS // 32):
+            lacking = (words[0, k] == 0) | (words[1, k] == 0)
+            missing = Int32(1) if (32 * k + lane < more[NUM_SPLITS]) & lacking else missing
+    cute.arch.sync_warp()
+    zero = cute.make_rmem_tensor(2, Float32)
+    zero.fill(0.0)
+    for k in cutlass.range_constexpr(MAX_SPLITS // 32):
+        split = 32 * k + lane
+        if split < more[NUM_SPLITS]:
+            cute.autovec_copy(zero, vec2(note_at(c, g, slot + split, place)))
+        else:
+            values[0, k] = -Float32.inf
+            values[1, k] = -Float32.inf
+
+
+def reduce_two(op, pair: list) -> list:
+    """Two values over a warp, side by side; every lane gets the results."""
+    for offset in (16, 8, 4, 2, 1):
+        pair = [op(v, cute.arch.shuffle_sync_bfly(v, offset=offset)) for v in pair]
+    return pair
+
+
+@cute.jit
+def weigh_pair(values: cute.Tensor, splits: Int32, table: cute.Pointer, lane: Int32):
+    """From natural lse of two rows to their weights in `table`; the rows' natural lse."""
+    tops, sums, shifts = [], [], []
+    for e in cutlass.range_constexpr(2):
+        top = values[e, 0]
+        for k in cutlass.range_constexpr(1, MAX_SPLITS // 32):
+            top = cute.arch.fmax(top, values[e, k])
+        tops.append(top)
+    tops = reduce_two(cute.arch.fmax, tops)
+    for e in cutlass.range_constexpr(2):
+        shift = Float32(0.0) if tops[e] == -Float32.inf else tops[e]
+        total = Float32(0.0)
+        for k in cutlass.range_constexpr(MAX_SPLITS // 32):
+            values[e, k] = cute.math.exp2((values[e, k] - shift) * Float32(LOG2E), fastmath=True)
+            total = total + values[e, k]
+        shifts.append(shift)
+        sums.append(total)
+    sums = reduce_two(lambda a, b: a + b, sums)
+    for k in cutlass.range_constexpr(MAX_SPLITS // 32):
+        two = cute.make_rmem_tensor(2, Float32)
+        for e in cutlass.range_constexpr(2):
+            inverse = cute.arch.rcp_approx(sums[e]) if sums[e] > 0.0 else Float32(0.0)
+            two[e] = values[e, k] * inverse
+        if 32 * k + lane < splits:
+            cute.autovec_copy(two, vec2(table + (32 * k + lane) * 2))
+    lse = cute.make_rmem_tensor(2, Float32)
+    for e in cutlass.range_constexpr(2):
+        lse[e] = shifts[e] + cute.math.log2(sums[e], fastmath=True) * Float32(LN2)
+    return lse

@@ -36,8 +36,12 @@ the order of the units. The counter is `group * cluster + rank`, so groups * clu
 Work comes from a plan, or in grid mode (option grid) from block indices: see `work`. There the
 launch has no tiles and no worker_begin, but num_splits, row_tiles (of the longest request) and
 q_len (0 where requests differ) at the end; partials have room for batch * row_tiles * num_splits
-slots. With pdl (the default) a launch may begin before the kernel ahead of it has ended; it reads
-and writes nothing in memory until then.
+slots. There `pair` neighbouring row tiles may form a cluster that shares each KV tile: a CTA asks
+for every pair-th column box, by multicast, and releases a stage at all of them (empty counts 8
+warps x pair). With fused_merge 3 partials are their own flags (`mail`): partial_out and
+partial_lse are zero between launches, and partial_lse is [slots * (num_splits + rows / 2), 2].
+With pdl (the default) a launch may begin before the kernel ahead of it has ended; it reads and
+writes nothing in memory until then.
 
 Rows past the request's end are computed and not written. Scores past the length are masked by
 selection, and the value rows there are zeroed, so a NaN in an unread slot reaches nothing.

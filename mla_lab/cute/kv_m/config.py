@@ -59,6 +59,8 @@ class Shape:
     cooperative: bool
     #: O^T of the other warpgroup's tile before the own scores
     early_values: bool
+    #: CTAs of a cluster that take neighbouring row tiles and share every KV tile by multicast
+    pair: int
 
     @cached_property
     def groups(self) -> int:
@@ -129,7 +131,7 @@ class Shape:
     @cached_property
     def box_cols(self) -> int:
         """64-column boxes of one TMA instruction: dense in smem only at 64 rows."""
-        return self.group if self.box_rows == TILE_KV else 1
+        return self.group if self.box_rows == TILE_KV and self.pair == 1 else 1
 
     @cached_property
     def pairs(self) -> int:
@@ -170,6 +172,10 @@ def shape_of(config: KernelConfig) -> Shape:
     if merge == 3 and (config.cluster > 1 or not config.option("grid", 0)):
         got = f"fused_merge 3 with cluster {config.cluster}"
         raise unsupported("options", got, "fused_merge 3 in grid mode with cluster 1")
+    pair = config.option("pair", 1)
+    if pair > 1 and (config.cluster > 1 or not config.option("grid", 0) or merge not in (2, 3)):
+        got = f"pair {pair} with cluster {config.cluster}, fused_merge {merge}"
+        raise unsupported("options", got, "pair in grid mode with cluster 1, fused_merge 2 or 3")
     return Shape(
         rows=config.tile_rows,
         cluster=config.cluster,
@@ -188,4 +194,5 @@ def shape_of(config: KernelConfig) -> Shape:
         grid=bool(config.option("grid", 0)),
         cooperative=bool(config.option("cooperative", merge >= 2)),
         early_values=bool(config.option("values_first", 1)),
+        pair=pair,
     )

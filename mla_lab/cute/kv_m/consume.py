@@ -93,10 +93,16 @@ def fragments(c: Shape, wg: int, s: Shared, mma: Products, thread: Int32) -> Fra
 
 
 @cute.jit
-def release(s: Shared, stage: Int32):
-    """One arrival a warp: it reads this stage no more."""
-    with cute.arch.elect_one():
-        cute.arch.mbarrier_arrive(s.empty + stage)
+def release(c: cutlass.Constexpr[Shape], s: Shared, stage: Int32):
+    """One arrival a warp, at each CTA that loads into this stage: it is read no more."""
+    if const_expr(c.pair > 1):
+        cute.arch.sync_warp()
+        lane = cute.arch.lane_idx()
+        if lane < c.pair:
+            cute.arch.mbarrier_arrive(s.empty + stage, lane)
+    else:
+        with cute.arch.elect_one():
+            cute.arch.mbarrier_arrive(s.empty + stage)
 
 
 @cute.jit
@@ -146,7 +152,7 @@ def own_tile(
         # with two stages tile k is still on its way here, and k+1 waits for the stage of k-1
         take(c, wg, s, mma, f, lane, before)
         warpgroup.wait_group(0)
-        release(s, before)
+        release(c, s, before)
     warpgroup.fence()
     issue_scores(c, s, mma.s.op, f.acc_s, f.k, f.q, stage, phase)
     if const_expr(first or c.values_first):
@@ -173,12 +179,12 @@ def own_tile(
     if const_expr(not first):
         if const_expr(not c.values_first):
             warpgroup.wait_group(0)
-            release(s, before)
+            release(c, s, before)
         sx.rescale(f.acc_o, f.factor, c.rows)
     warpgroup.fence()
     issue_values(mma.o.op, f.acc_o, f.v, f.p, stage)
     warpgroup.wait_group(0)
-    release(s, stage)
+    release(c, s, stage)
 
 
 @cute.jit
@@ -205,7 +211,7 @@ def attend(
             stage = 1 - wg
         take(c, wg, s, mma, f, lane, stage)
         warpgroup.wait_group(0)
-        release(s, stage)
+        release(c, s, stage)
 
 
 @cute.jit
@@ -222,6 +228,9 @@ def consume(
     cute.arch.mbarrier_wait(s.q_full, 0)
     mine = cute.arch.make_warp_uniform(cute.arch.load(s.work, Int32))
     if const_expr(c.grid):
+        if const_expr(c.pair > 1):
+            if mine < 0:
+                cute.arch.cluster_arrive_relaxed()
         if mine >= 0:
             work_tile(c, wg, g, s, mma, f, mine, Int32(0), Int32(0), rank, warp, lane)
             if const_expr(c.fused_merge == 2):
@@ -263,6 +272,9 @@ def work_tile(
     if const_expr(c.cluster > 1 and not c.aliased):
         announce(c, s)
     attend(c, wg, g, s, mma, f, w, warp, lane)
+    if const_expr(c.pair > 1):
+        # the last arrival at a peer is behind us; the kernel waits for the peers' at its end
+        cute.arch.cluster_arrive_relaxed()
     stamp(c, s, 3)
     last = (mine + 1 + first_owner(c, done)) % 2
     finish(c, wg, g, s, f.acc_o, f.total, mine, last, tail, more, turn, rank)

@@ -36,9 +36,11 @@ def kv_m_kernel(
         cute.arch.mbarrier_init_fence()
     if const_expr(c.pdl):
         cute.arch.griddepcontrol_launch_dependents()
-    if const_expr(c.cluster > 1):
+    if const_expr(c.cluster > 1 or c.pair > 1):
         cute.arch.cluster_arrive_relaxed()
     cute.arch.sync_threads()
+    if const_expr(c.pair > 1):
+        cute.arch.cluster_wait()
     if const_expr(c.pdl):
         cute.arch.griddepcontrol_wait()
     stamp(c, s, 1)
@@ -61,6 +63,9 @@ def kv_m_kernel(
             consume(c, 0, g, s, mma, block // c.cluster, rank)
         else:
             consume(c, 1, g, s, mma, block // c.cluster, rank)
+        if const_expr(c.pair > 1):
+            # nobody leaves while a peer may still arrive here
+            cute.arch.cluster_wait()
         if const_expr(c.stamps):
             stamp(c, s, 7)
             tid, _, _ = cute.arch.thread_idx()
@@ -137,19 +142,21 @@ class KvM:
             cute.make_layout((cute.size(q.shape[:-1]), columns), stride=(HEAD_DIM, (1, BOX))),
         )
         copy = cpasync.CopyBulkTensorTileG2SOp()
+        spread = cpasync.CopyBulkTensorTileG2SMulticastOp() if const_expr(c.pair > 1) else copy
         tma_k, gk = cpasync.make_tiled_tma_atom(
-            copy, kv_view, box_layout, (c.box_rows, (BOX, c.box_cols))
+            spread, kv_view, box_layout, (c.box_rows, (BOX, c.box_cols))
         )
         tma_q, gq = cpasync.make_tiled_tma_atom(copy, q_view, q_layout, (c.rows, columns))
         g = Global(tma_q, gq, tma_k, gk, *operands)
         if const_expr(c.grid):
-            grid = (g.num_splits * c.cluster, g.row_tiles, g.seq_lens.shape[0])
+            row_tiles = (g.row_tiles + c.pair - 1) // c.pair * c.pair
+            grid = (g.num_splits * c.cluster, row_tiles, g.seq_lens.shape[0])
         else:
             grid = ((g.worker_begin.shape[0] - 1) * c.cluster, 1, 1)
         kv_m_kernel(c, g, mma, q_layout, k_layout).launch(
             grid=grid,
             block=(c.threads, 1, 1),
-            cluster=(c.cluster, 1, 1) if const_expr(c.cluster > 1) else None,
+            cluster=(c.cluster, c.pair, 1) if const_expr(c.cluster * c.pair > 1) else None,
             stream=stream,
             min_blocks_per_mp=1,
             use_pdl=c.pdl,

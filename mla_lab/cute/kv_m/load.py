@@ -2,7 +2,7 @@
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Int32, Int64, const_expr
+from cutlass import Int16, Int32, Int64, const_expr
 from cutlass.cute.nvgpu import cpasync
 
 from ..hopper import EVICT_FIRST, nanoseconds
@@ -19,7 +19,7 @@ def barriers_init(c: Shape, s: Shared) -> None:
     for i in range(c.stages * c.groups):
         cute.arch.mbarrier_init(s.full + i, 1)
     for i in range(c.stages):
-        cute.arch.mbarrier_init(s.empty + i, CONSUMER_WARPS)
+        cute.arch.mbarrier_init(s.empty + i, CONSUMER_WARPS * c.pair)
     cute.arch.mbarrier_init(s.q_full, 1)
     cute.arch.mbarrier_init(s.q_empty, CONSUMER_WARPS)
     cute.arch.mbarrier_init(s.free, CONSUMER_WARPS * c.cluster)
@@ -69,7 +69,10 @@ def load_q(c: cutlass.Constexpr[Shape], g: Global, s: Shared, row: Int32):
 def load_tile(
     c: cutlass.Constexpr[Shape], g: Global, s: Shared, w: Work, tile: Int32, stage: Int32
 ):
-    """KV tile `tile` of the request into `stage`, each column group on its own barrier."""
+    """KV tile `tile` of the request into `stage`, each column group on its own barrier.
+
+    With `pair` each CTA of the cluster asks for every pair-th column box, for all of them.
+    """
     ks, kg = kv_parts(c, g, s)
     policy = Int64(EVICT_FIRST) if const_expr(c.evict) else None
     slots = TILE_KV // c.box_rows
@@ -88,13 +91,23 @@ def load_tile(
             inside = (token % c.page) // c.box_rows
             for x in cutlass.range_constexpr(per_group):
                 col = n * per_group + x
-                cute.copy(
-                    g.tma_k,
-                    kg[None, inside, col, page],
-                    ks[None, slot, col, stage],
-                    tma_bar_ptr=s.full + stage * c.groups + n,
-                    cache_policy=policy,
-                )
+                if const_expr(c.pair == 1):
+                    cute.copy(
+                        g.tma_k,
+                        kg[None, inside, col, page],
+                        ks[None, slot, col, stage],
+                        tma_bar_ptr=s.full + stage * c.groups + n,
+                        cache_policy=policy,
+                    )
+                elif (col + tile) % c.pair == cute.arch.block_idx_in_cluster():
+                    cute.copy(
+                        g.tma_k,
+                        kg[None, inside, col, page],
+                        ks[None, slot, col, stage],
+                        tma_bar_ptr=s.full + stage * c.groups + n,
+                        mcast_mask=Int16((1 << c.pair) - 1),
+                        cache_policy=policy,
+                    )
 
 
 @cute.jit

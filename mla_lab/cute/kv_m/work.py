@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Int32, Uint32
+from cutlass import Int32, Uint32, const_expr
 
 from .config import TILE_KV, Shape
 from .storage import END, Global
@@ -164,6 +164,11 @@ def open_grid(c: cutlass.Constexpr[Shape], g: Global, a: Asked, rank: Int32):
     rows = a.q_len * g.heads - row
     group = a.request * g.row_tiles + a.row_tile
     there = (a.split < splits) & (rows > 0)
+    if const_expr(c.pair > 1):
+        # all of a cluster or none, since each loads for the others
+        lead = row - a.row_tile % c.pair * c.rows
+        there = (a.split < splits) & (lead < a.q_len * g.heads)
+        splits = splits if rows > 0 else Int32(1)
     if not there:
         count = Int32(0)
     first = begin + share_begin(c, count, rank)
@@ -179,7 +184,7 @@ def open_grid(c: cutlass.Constexpr[Shape], g: Global, a: Asked, rank: Int32):
         a.kv_len - a.q_len,
         row,
         a.begin * g.heads + row,
-        cutlass.min(Int32(c.rows), rows),
+        cutlass.max(cutlass.min(Int32(c.rows), rows), Int32(0)),
         cutlass.min(count, Int32(c.cluster)),
         group * g.num_splits + a.split,
         group,

@@ -302,9 +302,9 @@ def test_a_lost_device_ends_the_run_and_names_the_culprit(path):
     assert rows[-1]["status"] == "interrupted"
     # the next process keeps that row, and measures the rest
     record = Record(path)
-    timer = FakeTimer(a=[1.0], b=[1.0], c=[1.0])
+    again = FakeTimer(a=[1.0], b=[1.0], c=[1.0])
     peers = [FakePeer("a"), FakePeer("b"), FakePeer("c")]
-    Bench(record, peers, "cpu", METHOD, timer=timer).run(CASES[:1], keep_failed=True)
+    Bench(record, peers, "cpu", METHOD, timer=again).run(CASES[:1], keep_failed=True)
     assert {r["peer"]: r["status"] for r in results(record.rows)} == {
         "a": "ok",
         "b": "failed",
@@ -313,7 +313,7 @@ def test_a_lost_device_ends_the_run_and_names_the_culprit(path):
 
 
 def test_a_peer_that_died_in_the_preflight_has_rows_and_is_not_run(path):
-    seen = []
+    seen: list[str] = []
 
     def preflight(peers, device):
         seen.extend(peer.name for peer in peers)
@@ -375,6 +375,7 @@ def test_power_is_read_under_load_where_it_limits(monkeypatch, path):
     assert power.sustained(replay, 8, Telemetry()) is None, "no sensor"
     assert len(timer.calls) == 0
     row = power.sustained(replay, 8, Sensor())
+    assert row is not None
     assert (row["watts"], row["us"], row["readings"]) == (600.0, 1000.0, 2)
     assert row["joules"] == pytest.approx(0.6)
     assert row["seconds"] == pytest.approx(power.WINDOW_SECONDS)

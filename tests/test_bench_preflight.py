@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import sys
+from typing import Any
 
 import pytest
 import torch
@@ -12,7 +14,6 @@ from mla_lab.bench.peers.torch_eager import TorchEager
 from mla_lab.bench.preflight import preflight, trial
 from mla_lab.bench.timers import HostTimer
 from mla_lab.cli import main
-from mla_lab.commands import _bench_run as command
 from mla_lab.errors import DeviceLost, unsupported
 
 CPU = torch.device("cpu")
@@ -49,8 +50,9 @@ def raises(error):
 
 
 def test_each_end_of_a_trial_is_told():
+    peers: list[Any] = [Named(name) for name in ENDS]
     died = preflight(
-        [Named(name) for name in ENDS],
+        peers,
         CPU,
         timeout=2.0,
         command=lambda name, device: [sys.executable, "-S", "-c", ENDS[name]],
@@ -87,7 +89,7 @@ def test_a_trial_ends_with_its_reason_in_one_line(monkeypatch):
 
 def test_a_lost_device_starts_the_command_again(monkeypatch, tmp_path):
     started = []
-    monkeypatch.setattr(command.os, "execv", lambda path, words: started.append(words))
+    monkeypatch.setattr(os, "execv", lambda path, words: started.append(words))
 
     class Bench:
         def __init__(self, *args, **kwargs):

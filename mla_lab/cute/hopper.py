@@ -149,10 +149,10 @@ def read4_relaxed(pointer: cute.Pointer) -> tuple[Int32, Int32, Int32, Int32]:
     )
 
 
-def read2_relaxed(pointer: cute.Pointer) -> tuple[Int32, Int32]:
-    """Two words of global memory at an aligned address, as other SMs left them last."""
-    return cute.arch.inline_ptx(
-        "ld.relaxed.gpu.global.v2.b32 {{$w0}, {$w1}}, [{$r0}];",
-        write_only_types=[Int32] * 2,
-        read_only_args=[pointer],
+def write4_relaxed(pointer: cute.Pointer, words: Any) -> None:
+    """Four words to global memory at an aligned address, for readers on other SMs; kept in order
+    with the other accesses of this kind."""
+    cute.arch.inline_ptx(
+        "st.relaxed.gpu.global.v4.b32 [{$r0}], {{$r1}, {$r2}, {$r3}, {$r4}};",
+        read_only_args=[pointer, words[0], words[1], words[2], words[3]],
     )

@@ -39,7 +39,7 @@ q_len (0 where requests differ) at the end; partials have room for batch * row_t
 slots. There `pair` neighbouring row tiles may form a cluster that shares each KV tile: a CTA asks
 for every pair-th column box, by multicast, and releases a stage at all of them (empty counts 8
 warps x pair). With fused_merge 3 partials are their own flags (`mail`): partial_out and
-partial_lse are zero between launches, and partial_lse is [slots * (num_splits + rows / 2), 2].
+partial_lse are zero between launches, and partial_lse is [slots * (num_splits + rows / 2), 4].
 With pdl (the default) a launch may begin before the kernel ahead of it has ended; it reads and
 writes nothing in memory until then.
 
@@ -85,7 +85,9 @@ def entry(config: KernelConfig) -> CuteEntry:
         _fake(c.out_dtype, (*leading(3 if shaped else 1), LATENT_DIM), 16),
         _fake(Float32, leading(2 if shaped else 1), 4),
         _fake(Float32, (sym(), c.rows, LATENT_DIM), 16),
-        _fake(Float32, (sym(), 2), 8) if c.fused_merge == 3 else _fake(Float32, (sym(), c.rows), 4),
+        _fake(Float32, (sym(), 4), 16)
+        if c.fused_merge == 3
+        else _fake(Float32, (sym(), c.rows), 4),
         _fake(Int32, (sym(),), 4),
         make_fake_tensor(Int32, (sym(), sym()), stride=(sym(), 1), assumed_align=4),
         _fake(Int32, (sym(),), 4),

@@ -22,7 +22,7 @@ from ..hopper import load4
 from . import softmax as sx
 from .config import CONSUMERS, HEAD_DIM, TILE_KV, Shape
 from .exchange import announce
-from .finish import finish
+from .finish import finish, publish_totals
 from .mail import merge_mail
 from .mma import issue_scores, issue_values
 from .output import NUM_SPLITS
@@ -183,6 +183,8 @@ def own_tile(
         sx.rescale(f.acc_o, f.factor, c.rows)
     warpgroup.fence()
     issue_values(mma.o.op, f.acc_o, f.v, f.p, stage)
+    if k + 1 == w.mine:
+        publish_totals(c, wg, s, f.total, warp, lane)
     warpgroup.wait_group(0)
     release(c, s, stage)
 
@@ -192,7 +194,7 @@ def attend(
     c: cutlass.Constexpr[Shape], wg: cutlass.Constexpr[int], g: Global, s: Shared,
     mma: Products, f: Fragments, w: Span, warp: Int32, lane: Int32,
 ):  # fmt: skip
-    """All tiles of one work tile into acc_o and total."""
+    """All tiles of one work tile into acc_o and total, published under the last product."""
     f.acc_o.fill(0.0)
     f.total.fill(0.0)
     start = (wg + first_owner(c, w.done)) % 2
@@ -210,8 +212,11 @@ def attend(
         if const_expr(c.static_stage):
             stage = 1 - wg
         take(c, wg, s, mma, f, lane, stage)
+        publish_totals(c, wg, s, f.total, warp, lane)
         warpgroup.wait_group(0)
         release(c, s, stage)
+    if w.mine == 0:
+        publish_totals(c, wg, s, f.total, warp, lane)
 
 
 @cute.jit
@@ -277,4 +282,4 @@ def work_tile(
         cute.arch.cluster_arrive_relaxed()
     stamp(c, s, 3)
     last = (mine + 1 + first_owner(c, done)) % 2
-    finish(c, wg, g, s, f.acc_o, f.total, mine, last, tail, more, turn, rank)
+    finish(c, wg, g, s, f.acc_o, mine, last, tail, more, turn, rank)

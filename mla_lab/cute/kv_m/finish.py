@@ -4,7 +4,7 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Float32, Int32, const_expr
 
-from ..hopper import LN2, NO_SCORE, add, fold_lanes, folded_index, fresh_thread, load4
+from ..hopper import NO_SCORE, add, fold_lanes, folded_index, fresh_thread, load4
 from . import softmax as sx
 from .config import CONSUMERS, Shape
 from .exchange import reduce_share, send
@@ -51,44 +51,44 @@ def send_sums(
     c: cutlass.Constexpr[Shape], wg: cutlass.Constexpr[int], g: Global, s: Shared, mine: Int32,
     last: Int32, more: cute.Tensor, warp: Int32, lane: Int32,
 ):  # fmt: skip
-    """The lse of all row pairs, a pair a warp at a time, to those who merge them."""
+    """Maximum and sum of all row pairs, a pair a warp at a time, to those who merge them."""
     for at in cutlass.range_constexpr(0, c.pairs, 8):
         pair = at + 4 * wg + warp
         if const_expr(c.pairs >= 8 or wg == 0):
-            values = cute.make_rmem_tensor(2, Float32)
+            values = cute.make_rmem_tensor(4, Float32)
             for e in cutlass.range_constexpr(2):
-                total = row_total(s, 2 * pair + e)
-                peak = row_peak(s, mine, last, 2 * pair + e)
-                lse = (peak + cute.math.log2(total, fastmath=True)) * Float32(LN2)
-                values[e] = lse if total > 0.0 else -Float32.inf
+                values[2 * e] = row_peak(s, mine, last, 2 * pair + e)
+                values[2 * e + 1] = row_total(s, 2 * pair + e)
             send_notes(c, g, values, pair, more, lane)
 
 
 @cute.jit
 def finish(
     c: cutlass.Constexpr[Shape], wg: cutlass.Constexpr[int], g: Global, s: Shared,
-    acc: cute.Tensor, total: cute.Tensor, mine: Int32, last: Int32, tail: cute.Tensor,
-    more: cute.Tensor, turn: Int32, rank: Int32,
+    acc: cute.Tensor, mine: Int32, last: Int32, tail: cute.Tensor, more: cute.Tensor,
+    turn: Int32, rank: Int32,
 ):  # fmt: skip
-    """tail: row, out_row, rows, active. more: slot, group, num_splits, split of the record."""
+    """After `publish_totals` of both warpgroups.
+
+    tail: row, out_row, rows, active. more: slot, group, num_splits, split of the record.
+    """
     tid = fresh_thread()
     lane = tid % 32
     warp = cute.arch.make_warp_uniform(tid % 128 // 32)
-    publish_totals(c, wg, s, total, warp, lane)
+    by_mail = const_expr(c.fused_merge == 3) and more[2] > 1
+    if by_mail:
+        send_units(c, wg, g, acc, more[0], warp, lane)
     cute.arch.barrier(barrier_id=ALL, number_of_threads=CONSUMERS)
-    if const_expr(c.cluster == 1):
+    if by_mail:
+        send_sums(c, wg, g, s, mine, last, more, warp, lane)
+    elif const_expr(c.cluster == 1):
         inverse = cute.make_rmem_tensor(c.rows // 4, Float32)
         for i in cutlass.range_constexpr(c.rows // 4):
             seen = row_total(s, sx.row_of(i, lane))
             inverse[i] = cute.arch.rcp_approx(seen) if seen > 0.0 else Float32(0.0)
-        by_mail = const_expr(c.fused_merge == 3) and more[2] > 1
-        if by_mail:
-            send_units(c, wg, g, acc, inverse, more[0], warp, lane)
-            send_sums(c, wg, g, s, mine, last, more, warp, lane)
-        else:
-            write_fragments(c, wg, g, acc, inverse, tail, more[0], more[2], warp, lane)
-            if tid < c.rows:
-                write_lse(c, g, tid, row_peak(s, mine, last, tid), row_total(s, tid), tail, more)
+        write_fragments(c, wg, g, acc, inverse, tail, more[0], more[2], warp, lane)
+        if tid < c.rows:
+            write_lse(c, g, tid, row_peak(s, mine, last, tid), row_total(s, tid), tail, more)
     else:
         peaks = cute.make_rmem_tensor(4, Float32)
         pairs = max(c.rows // 2, c.cluster)

@@ -6,16 +6,28 @@ reader asks for its words until none of them is 0, and leaves zeros behind; each
 reader. So a partial is on its way once, with neither fence nor flag: words are read one by one
 as relaxed, and none says anything about another.
 
-Units and shares are those of `share`. The lse of a row pair goes as one note of 8 bytes to each
-CTA whose share touches the pair. Share d touches pair p in a staircase, so d + p names a note:
-note (slot, d + p) lies at word pair slot * (num_splits + pairs) + d + p of partial_lse.
+Units and shares are those of `share`, but before the division by the row's sum, so that they leave
+as soon as the last product is there. (m, l) of a row pair, the maximum in log2 units and the sum,
+go as one note of 16 bytes to each CTA whose share touches the pair. Share d touches pair p in a
+staircase, so d + p names a note: note (slot, d + p) is row slot * (num_splits + pairs) + d + p of
+partial_lse.
 """
 
 import cutlass
 import cutlass.cute as cute
 from cutlass import Float32, Int32, const_expr
 
-from ..hopper import LN2, LOG2E, fresh_thread, load4, read2_relaxed, read4_relaxed, vec2, vec4
+from ..hopper import (
+    LN2,
+    NO_SCORE,
+    add,
+    fresh_thread,
+    load4,
+    read4_relaxed,
+    vec2,
+    vec4,
+    write4_relaxed,
+)
 from .config import CONSUMERS, MAX_SPLITS, Shape, share_units
 from .output import (
     NUM_SPLITS,
@@ -34,6 +46,8 @@ from .storage import Global, Shared, stamp
 
 #: the word that stands for +0.0
 MINUS_ZERO = -(1 << 31)
+#: four words that are not here
+NOTHING = (0, 0, 0, 0)
 WARPS = CONSUMERS // 32
 
 
@@ -46,7 +60,7 @@ def seen_word(value: Float32):
 
 def note_at(c: Shape, g: Global, slot: Int32, place: Int32) -> cute.Pointer:
     """Note `place` = share + row pair of a slot."""
-    return g.partial_lse.iterator + (slot * (g.num_splits + c.pairs) + place) * 2
+    return g.partial_lse.iterator + (slot * (g.num_splits + c.pairs) + place) * 4
 
 
 @cute.jit
@@ -54,9 +68,9 @@ def send_notes(
     c: cutlass.Constexpr[Shape], g: Global, values: cute.Tensor, pair: Int32, more: cute.Tensor,
     lane: Int32,
 ):  # fmt: skip
-    """The natural lse of a row pair, to every share that touches it; by one warp."""
-    words = cute.make_rmem_tensor(2, Int32)
-    for e in cutlass.range_constexpr(2):
+    """(m, l, m, l) of a row pair, to every share that touches it; by one warp."""
+    words = cute.make_rmem_tensor(4, Int32)
+    for e in cutlass.range_constexpr(4):
         words[e] = seen_word(values[e])
     share = share_units(c.units, more[NUM_SPLITS])
     for start in cutlass.range(0, more[NUM_SPLITS], 32, unroll=1):
@@ -64,14 +78,13 @@ def send_notes(
         begin = to * share
         end = cutlass.min(begin + share, Int32(c.units))
         if (to < more[NUM_SPLITS]) & (begin < (pair + 1) * 256) & (end > pair * 256):
-            at = cute.recast_ptr(note_at(c, g, more[SLOT], to + pair), dtype=Int32)
-            cute.autovec_copy(words, vec2(at))
+            write4_relaxed(note_at(c, g, more[SLOT], to + pair), words)
 
 
 @cute.jit
 def send_units(
     c: cutlass.Constexpr[Shape], wg: cutlass.Constexpr[int], g: Global, acc: cute.Tensor,
-    inverse: cute.Tensor, slot: Int32, warp: Int32, lane: Int32,
+    slot: Int32, warp: Int32, lane: Int32,
 ):  # fmt: skip
     """The fragments as they are, 16 bytes each, in the order of the units."""
     for j in cutlass.range_constexpr(c.rows // 8):
@@ -79,9 +92,8 @@ def send_units(
             unit = (4 * j + lane % 4) * 256 + wg * 128 + sl * 32 + warp * 8 + lane // 4
             words = cute.make_rmem_tensor(4, Int32)
             for e in cutlass.range_constexpr(4):
-                words[e] = seen_word(acc[sl * (c.rows // 2) + 4 * j + e] * inverse[2 * j + e % 2])
-            to = unit_words(c, g, slot, Int32(0), unit)
-            cute.autovec_copy(words, cute.recast_tensor(to, Int32))
+                words[e] = seen_word(acc[sl * (c.rows // 2) + 4 * j + e])
+            write4_relaxed(unit_words(c, g, slot, Int32(0), unit).iterator, words)
 
 
 @cute.jit
@@ -120,10 +132,12 @@ def merge_mail(
         weights = table_of(s, at // 256 - begin // 256)
         take_parts(c, g, part, slot, mine, at, first, step)
         add_parts(acc, cute.recast_tensor(part, Float32), weights, mine, first, step)
+        clear_parts(c, g, slot, mine, at, first, step)
         for k in cutlass.range(first + BATCH * step, mine, BATCH * step, unroll=1):
             part.fill(0)
             take_parts(c, g, part, slot, mine, at, k, step)
             add_parts(acc, cute.recast_tensor(part, Float32), weights, mine, k, step)
+            clear_parts(c, g, slot, mine, at, k, step)
         if step > 1:
             cute.autovec_copy(acc, vec4(columns_of(c, s) + tid * 4))
             cute.arch.barrier(barrier_id=ALL, number_of_threads=CONSUMERS)
@@ -163,19 +177,25 @@ def take_parts(
     c: cutlass.Constexpr[Shape], g: Global, part: cute.Tensor, slot: Int32, splits: Int32,
     unit: Int32, first: Int32, step: Int32,
 ):  # fmt: skip
-    """Ask until all are here, and leave zeros for the next launch."""
+    """Ask until all are here."""
     missing = Int32(1)
     while missing != 0:
         ask_parts(c, g, part, slot, splits, unit, first, step)
         missing = Int32(0)
         for k in cutlass.range_constexpr(BATCH):
             missing = Int32(1) if (first + k * step < splits) & lacks(part, k) else missing
-    zero = cute.make_rmem_tensor(4, Float32)
-    zero.fill(0.0)
+
+
+@cute.jit
+def clear_parts(
+    c: cutlass.Constexpr[Shape], g: Global, slot: Int32, splits: Int32, unit: Int32,
+    first: Int32, step: Int32,
+):  # fmt: skip
+    """Leave zeros for the next launch in what `take_parts` has taken."""
     for k in cutlass.range_constexpr(BATCH):
         split = first + k * step
         if split < splits:
-            cute.autovec_copy(zero, unit_words(c, g, slot + split, Int32(0), unit))
+            write4_relaxed(unit_words(c, g, slot + split, Int32(0), unit).iterator, NOTHING)
 
 
 @cute.jit
@@ -191,7 +211,7 @@ def weigh_notes(
     pairs = (end - 1) // 256 - begin // 256 + 1
     for p in cutlass.range(warp, pairs, WARPS, unroll=1):
         pair = begin // 256 + p
-        values = cute.make_rmem_tensor((2, MAX_SPLITS // 32), Float32)
+        values = cute.make_rmem_tensor((4, MAX_SPLITS // 32), Float32)
         take_notes(c, g, values, more, pair, lane)
         lse = weigh_pair(values, splits, table_of(s, p), lane)
         if const_expr(c.lse):
@@ -207,7 +227,7 @@ def take_notes(
     c: cutlass.Constexpr[Shape], g: Global, values: cute.Tensor, more: cute.Tensor, pair: Int32,
     lane: Int32,
 ):  # fmt: skip
-    """A row pair's lse of every split (-inf past the last), and zeros left in their place."""
+    """A row pair's note of every split (nothing past the last), and zeros left in its place."""
     slot = more[SLOT] - more[SPLIT]
     place = more[SPLIT] + pair
     words = cute.recast_tensor(values, Int32)
@@ -217,23 +237,22 @@ def take_notes(
         missing = Int32(0)
         for k in cutlass.range_constexpr(MAX_SPLITS // 32):
             split = 32 * k + lane
-            if (split < more[NUM_SPLITS]) & ((words[0, k] == 0) | (words[1, k] == 0)):
-                got = read2_relaxed(note_at(c, g, slot + split, place))
-                words[0, k] = got[0]
-                words[1, k] = got[1]
+            if (split < more[NUM_SPLITS]) & lacks(words, k):
+                got = read4_relaxed(note_at(c, g, slot + split, place))
+                for e in cutlass.range_constexpr(4):
+                    words[e, k] = got[e]
         for k in cutlass.range_constexpr(MAX_SPLITS // 32):
-            lacking = (words[0, k] == 0) | (words[1, k] == 0)
-            missing = Int32(1) if (32 * k + lane < more[NUM_SPLITS]) & lacking else missing
+            lacking = (32 * k + lane < more[NUM_SPLITS]) & lacks(words, k)
+            missing = Int32(1) if lacking else missing
     cute.arch.sync_warp()
-    zero = cute.make_rmem_tensor(2, Float32)
-    zero.fill(0.0)
     for k in cutlass.range_constexpr(MAX_SPLITS // 32):
         split = 32 * k + lane
         if split < more[NUM_SPLITS]:
-            cute.autovec_copy(zero, vec2(note_at(c, g, slot + split, place)))
+            write4_relaxed(note_at(c, g, slot + split, place), NOTHING)
         else:
-            values[0, k] = -Float32.inf
-            values[1, k] = -Float32.inf
+            for e in cutlass.range_constexpr(2):
+                values[2 * e, k] = Float32(NO_SCORE)
+                values[2 * e + 1, k] = Float32(0.0)
 
 
 def reduce_two(op, pair: list) -> list:
@@ -245,31 +264,30 @@ def reduce_two(op, pair: list) -> list:
 
 @cute.jit
 def weigh_pair(values: cute.Tensor, splits: Int32, table: cute.Pointer, lane: Int32):
-    """From natural lse of two rows to their weights in `table`; the rows' natural lse."""
-    tops, sums, shifts = [], [], []
+    """From (m, l) of two rows to their weights in `table`; the rows' natural lse."""
+    tops, sums = [], []
     for e in cutlass.range_constexpr(2):
-        top = values[e, 0]
+        top = values[2 * e, 0]
         for k in cutlass.range_constexpr(1, MAX_SPLITS // 32):
-            top = cute.arch.fmax(top, values[e, k])
+            top = cute.arch.fmax(top, values[2 * e, k])
         tops.append(top)
     tops = reduce_two(cute.arch.fmax, tops)
     for e in cutlass.range_constexpr(2):
-        shift = Float32(0.0) if tops[e] == -Float32.inf else tops[e]
         total = Float32(0.0)
         for k in cutlass.range_constexpr(MAX_SPLITS // 32):
-            values[e, k] = cute.math.exp2((values[e, k] - shift) * Float32(LOG2E), fastmath=True)
-            total = total + values[e, k]
-        shifts.append(shift)
+            values[2 * e, k] = cute.math.exp2(values[2 * e, k] - tops[e], fastmath=True)
+            total = total + values[2 * e, k] * values[2 * e + 1, k]
         sums.append(total)
-    sums = reduce_two(lambda a, b: a + b, sums)
+    sums = reduce_two(add, sums)
     for k in cutlass.range_constexpr(MAX_SPLITS // 32):
         two = cute.make_rmem_tensor(2, Float32)
         for e in cutlass.range_constexpr(2):
             inverse = cute.arch.rcp_approx(sums[e]) if sums[e] > 0.0 else Float32(0.0)
-            two[e] = values[e, k] * inverse
+            two[e] = values[2 * e, k] * inverse
         if 32 * k + lane < splits:
             cute.autovec_copy(two, vec2(table + (32 * k + lane) * 2))
     lse = cute.make_rmem_tensor(2, Float32)
     for e in cutlass.range_constexpr(2):
-        lse[e] = shifts[e] + cute.math.log2(sums[e], fastmath=True) * Float32(LN2)
+        value = (tops[e] + cute.math.log2(sums[e], fastmath=True)) * Float32(LN2)
+        lse[e] = value if sums[e] > 0.0 else -Float32.inf
     return lse

@@ -41,7 +41,10 @@ def write_fragments(
     warp: Int32, lane: Int32,
 ):  # fmt: skip
     """acc / total: to the output rows, or all rows in fp32 to the partial's slot."""
-    if num_splits > 1:
+    if const_expr(c.fused_merge == 3):
+        # partials went by mail
+        write_result(c, wg, g, acc, inverse, tail[OUT_ROW], tail[ROWS], warp, lane)
+    elif num_splits > 1:
         if const_expr(c.fused_merge == 2):
             write_units(c, wg, g, acc, inverse, slot, warp, lane)
         else:

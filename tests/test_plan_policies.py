@@ -60,7 +60,8 @@ def test_xqa_leaves_two_tiles_a_split():
 
 
 @pytest.mark.parametrize(
-    ("batch", "blocks", "splits"), [(1, 128, 128), (1, 1000, 125), (3, 128, 43), (200, 128, 1)]
+    ("batch", "blocks", "splits"),
+    [(1, 128, 128), (1, 1000, 125), (3, 128, 43), (40, 128, 3), (200, 128, 1)],
 )
 def test_cutlass(batch, blocks, splits):
     # 1000 blocks over 132 SMs: 8 blocks a split, which 125 splits hold already

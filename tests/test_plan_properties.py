@@ -45,6 +45,13 @@ def test_each_block_of_each_row_tile_once(policy, schedule, problem, workers, ro
     assert plan.num_workers == (workers if schedule == "persistent" else plan.num_tiles)
 
 
+@pytest.mark.parametrize("policy", POLICIES)
+def test_each_block_of_long_requests_once(policy):
+    problem = Problem((1, 4, 1), (131_072, 64 * 1500 + 1, 20), heads=64)
+    for plan in (make_plan(problem, policy=policy), make_plan(problem, policy=policy, tile_kv=32)):
+        assert_covers(plan)
+
+
 @FEW
 @given(problems(), st.sampled_from(sorted(POLICIES)), WORKERS)
 def test_both_schedules_walk_the_same_tiles(problem, policy, workers):

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from mla_lab.lab.workbook_map import NOTEBOOKS as MAP
+from mla_lab.lab.workbook_map import PATHS
 
 from .notebook_runner import NOTEBOOKS, cells_of
 
@@ -74,5 +75,13 @@ def test_nothing_needs_the_network_or_a_formula_renderer(path: Path) -> None:
         assert not target.startswith("http"), "the workbook works offline"
 
 
-def test_the_map_is_complete() -> None:
+def test_the_map_is_complete_and_tells_the_minutes() -> None:
     assert [entry.file for entry in MAP] == [path.name for path in ALL]
+    for entry, path in zip(MAP, ALL, strict=True):
+        assert f"About {entry.minutes} minutes" in cells_of(path)[0]["source"]
+
+
+@pytest.mark.parametrize(("name", "minutes"), [("30 minutes", 30), ("90 minutes", 90)])
+def test_a_path_takes_the_time_that_it_promises(name: str, minutes: int) -> None:
+    taken = sum(entry.minutes for entry in MAP if entry.number in PATHS[name])
+    assert taken <= minutes

@@ -32,19 +32,19 @@ class Entry:
 
 NOTEBOOKS = (
     Entry("00", "start_here", "Start here", "say what runs where and choose a path", 5),
-    Entry("10", "mla_maths", "The absorb trick", "derive 576 and 512, and 1152 bytes", 15),
-    Entry("11", "roofline", "Roofline, honestly", "say how many drafts are free", 10),
+    Entry("10", "mla_maths", "The absorb trick", "derive 576 and 512, and 1152 bytes", 12),
+    Entry("11", "roofline", "Roofline, honestly", "say how many drafts are free", 8),
     Entry("20", "layouts_as_functions", "Layouts", "read shape:stride, compose, divide", 15),
     Entry(
         "21", "swizzles_and_banks", "Swizzles and banks", "count conflicts, choose a swizzle", 10
     ),
-    Entry("22", "pages_and_tma", "Pages and TMA", "follow a block table to boxes", 10),
-    Entry("30", "waves_and_tails", "Waves and tails", "read 132 SMs over time", 15),
-    Entry("31", "split_kv_policies", "Split-kv policies", "compare how kernels cut a batch", 15),
-    Entry("32", "lse_merge", "Merging softmax pieces", "merge partials, empty ones too", 10),
-    Entry("33", "batch_invariance", "Batch invariance", "say who changed your bits, fix it", 10),
-    Entry("51", "kernel_xray", "Kernel x-ray", "read registers and SASS, no GPU", 15),
-    Entry("90", "benchmarks", "Benchmarks", "read and rerun every figure", 15),
+    Entry("22", "pages_and_tma", "Pages and TMA", "follow a block table to boxes", 8),
+    Entry("30", "waves_and_tails", "Waves and tails", "read 132 SMs over time", 12),
+    Entry("31", "split_kv_policies", "Split-kv policies", "compare how kernels cut a batch", 10),
+    Entry("32", "lse_merge", "Merging softmax", "merge partials, empty ones too", 8),
+    Entry("33", "batch_invariance", "Batch invariance", "say who changed your bits, fix it", 7),
+    Entry("51", "kernel_xray", "Kernel x-ray", "read registers and SASS, no GPU", 12),
+    Entry("90", "benchmarks", "Benchmarks", "read and rerun every figure", 10),
 )
 
 #: themes by the first digit, in reading order

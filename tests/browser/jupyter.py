@@ -1,0 +1,109 @@
+"""A JupyterLab server and a Chromium for the browser tests."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from playwright.sync_api import Page
+
+#: the Chromium of Debian; CHROMIUM names another one
+CHROMIUM = os.environ.get("CHROMIUM", shutil.which("chromium") or "/usr/bin/chromium")
+FLAGS = (
+    "--headless",
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-quic",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+)
+#: words of console errors that come from JupyterLab itself, not from us
+NOT_OURS = ("favicon", "Source map", "preloaded using link preload", "jupyterlab/settings")
+#: seconds for the server to start, and for a notebook to run
+START_S, RUN_S = 90, 180
+SCROLLER = ".jp-WindowedPanel-outer"
+
+
+@contextmanager
+def server(folder: Path, log: Path) -> Iterator[str]:
+    """JupyterLab on `folder`, on this machine only; yields its address."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    command = [sys.executable, "-m", "jupyterlab", "--no-browser", "--ip=127.0.0.1"]
+    command += [f"--port={port}", "--IdentityProvider.token=", "--allow-root"]
+    command += [f"--ServerApp.root_dir={folder}", "--LabApp.news_url="]
+    settings = folder / "settings"
+    environment = {**os.environ, "JUPYTERLAB_SETTINGS_DIR": str(settings)}
+    _say_no_to_news(settings)
+    with log.open("w") as output:
+        process = subprocess.Popen(
+            command, stdout=output, stderr=subprocess.STDOUT, env=environment
+        )
+    try:
+        address = f"http://127.0.0.1:{port}"
+        _wait(address)
+        yield address
+    finally:
+        process.terminate()
+        process.wait(20)
+
+
+def _say_no_to_news(settings: Path) -> None:
+    """JupyterLab asks whether to fetch news; a dialog would lie over the page."""
+    file = settings / "@jupyterlab" / "apputils-extension" / "notification.jupyterlab-settings"
+    file.parent.mkdir(parents=True)
+    file.write_text('{"fetchNews": "false", "checkForUpdates": false}')
+
+
+def _wait(address: str) -> None:
+    end = time.monotonic() + START_S
+    while time.monotonic() < end:
+        try:
+            urllib.request.urlopen(f"{address}/api", timeout=2).close()
+            return
+        except OSError:
+            time.sleep(0.3)
+    raise TimeoutError(f"JupyterLab at {address} did not start within {START_S} s")
+
+
+def run_all(page: Page, address: str, notebook: str) -> None:
+    """Opens a notebook and runs every cell; returns when the last one has finished."""
+    page.goto(f"{address}/doc/tree/{notebook}", timeout=90_000)
+    page.wait_for_selector(".jp-Notebook .jp-Cell", timeout=90_000)
+    # cells that are run before there is a kernel are forgotten
+    page.wait_for_selector(".jp-Notebook-ExecutionIndicator[data-status='idle']", timeout=60_000)
+    page.wait_for_timeout(1000)
+    page.click('.lm-MenuBar-item:has-text("Run")')
+    page.click('.lm-Menu-item:has-text("Run All Cells")')
+    finished = page.locator("text=Checked: no widget holds an error")
+    end = time.monotonic() + RUN_S
+    while not finished.count():
+        if time.monotonic() > end:
+            raise TimeoutError(f"{notebook} did not finish within {RUN_S} s")
+        # the last cell is rendered only while it is in view
+        page.locator(SCROLLER).first.evaluate("e => { e.scrollTop = e.scrollHeight }")
+        page.wait_for_timeout(300)
+
+
+def scroll_to(page: Page, selector: str) -> None:
+    """Brings the first match into view; JupyterLab renders cells only where they are seen."""
+    scroller = page.locator(SCROLLER).first
+    scroller.evaluate("e => { e.scrollTop = 0 }")
+    for _ in range(60):
+        if page.locator(selector).count():
+            page.locator(selector).first.scroll_into_view_if_needed()
+            return
+        scroller.evaluate("e => { e.scrollTop += 500 }")
+        page.wait_for_timeout(150)
+    raise AssertionError(f"{selector} was not found")

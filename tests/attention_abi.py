@@ -32,11 +32,41 @@ class AbiKernel:
 
     def __call__(self, *arguments: Any) -> None:
         self.launches.append(arguments)
+        if self.config.option("grid"):
+            self._follow_formula(arguments)
+            return
         launch = _Launch(*arguments)
         launch.check(self.config)
         for begin, end in itertools.pairwise(launch.worker_begin.tolist()):
             for words in launch.tiles[begin:end].tolist():
                 launch.attend(WorkTile(*words), self.config)
+
+    def _follow_formula(self, arguments: tuple[Any, ...]) -> None:
+        """No plan; at the end num_splits, row_tiles of the longest request, and q_len or 0."""
+        *tensors, heads, scale_log2, out_scale, splits, row_tiles, q_len = arguments
+        nothing = torch.empty(0)
+        launch = _Launch(*tensors, nothing, nothing, heads, scale_log2, out_scale)
+        launch.check(self.config)
+        assert all(type(number) is int for number in (splits, row_tiles, q_len))
+        batch = len(launch.seq_lens)
+        if splits > 1:
+            assert len(launch.partial_out) == len(launch.partial_lse) == batch * row_tiles * splits
+        if q_len:  # then nobody reads the caller's
+            launch.q_begin = torch.arange(batch + 1) * q_len
+        for request, row_tile in itertools.product(range(batch), range(row_tiles)):
+            rows = (launch.q_begin[request + 1] - launch.q_begin[request]) * heads
+            if row_tile * self.config.tile_rows >= rows:
+                continue
+            held = -(-int(launch.seq_lens[request]) // 64)
+            blocks = max(held, 1)
+            group = request * row_tiles + row_tile
+            pieces = min(splits, blocks)
+            for i in range(pieces):
+                cut = (blocks * i // pieces, min(blocks * (i + 1) // pieces, held))
+                slot, counter = group * splits + i, group * self.config.cluster
+                launch.attend(
+                    WorkTile(request, row_tile, *cut, i, pieces, slot, counter), self.config
+                )
 
 
 @dataclass

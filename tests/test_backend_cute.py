@@ -14,8 +14,8 @@ from mla_lab import backends, decode, repeats, validate
 from mla_lab.accuracy import lse_error, rel_error
 from mla_lab.backends import cuda_ops, cute, launch
 from mla_lab.backends.cute import CuteBackend
-from mla_lab.backends.device_plan import PlanOnDevice
-from mla_lab.backends.families import complete
+from mla_lab.backends.device_plan import Formula, PlanOnDevice
+from mla_lab.backends.families import complete, config_for_tiles
 from mla_lab.call import Features
 from mla_lab.errors import InvalidInput, Unsupported
 from mla_lab.gpu import B200, H200, Gpu
@@ -30,6 +30,9 @@ from .attention_abi import AbiKernel, plan_on_host
 WORKSPACE = 64 << 20
 PLAIN = Problem.uniform(4, 1, 300, 128)
 RAGGED = Problem((1, 0, 3, 2), (70, 5, 300, 0), 24)
+#: work by a formula in several pieces, and by a planner kernel
+PIECES = Problem.uniform(1, 1, 4096, 16)
+PLANNED = Problem.uniform(17, 1, 200, 128)
 
 
 @pytest.fixture
@@ -78,6 +81,8 @@ SUPPORTED: list[tuple[Problem, list[str]]] = [
     (RAGGED, []),
     (Problem.uniform(2, 4, 130, 16, page_size=16), ["lse"]),
     (Problem((2, 2), (1, 500), 7, q_dtype="fp16", kv_format="fp16"), ["lse"]),
+    (PIECES, ["lse"]),
+    (PLANNED, ["lse"]),
 ]
 
 
@@ -107,7 +112,12 @@ def test_with_a_plan(
         make_plan(problem, tile_rows=128, num_workers=66),
         make_plan(problem, tile_rows=64, policy="none", schedule="grid"),
         choose(problem, H200, costs=backends_costs()).plan(problem),
+        make_plan(problem, tile_rows=16, policy="none", schedule="grid"),
+        make_plan(problem, tile_rows=32, policy="fixed", schedule="grid", num_splits=2),
     ):
+        config = config_for_tiles(plan.tile_rows)
+        if config and config.option("grid") and plan.num_workers > H200.workers(config.cluster):
+            continue  # more than run at once
         for _ in range(2):
             check(inputs, native(inputs, plan=plan))
 
@@ -237,6 +247,76 @@ def test_workers_that_cannot_all_run_at_once_leave_the_merge_to_its_kernel(
     assert [config.option("fused_merge", 1) for config in kernels] == [1, 0]
 
 
+def test_a_formula_is_three_numbers_and_one_launch(
+    kernels: dict[KernelConfig, AbiKernel], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    planned: list[Any] = []
+    monkeypatch.setattr(cuda_ops.DevicePlanner, "__call__", lambda *a: planned.append(a))
+    inputs = inputs_of(PIECES, "lse")
+    plan = make_plan(PIECES, tile_rows=16, policy="fixed", schedule="grid", num_splits=9)
+    check(inputs, native(inputs, plan=plan))
+    check(inputs, native(inputs))
+    by_plan, chosen = (launch for kernel in kernels.values() for launch in kernel.launches)
+    assert len(by_plan) == len(chosen) == 16
+    assert by_plan[-3:] == (9, 1, 1)
+    splits = dict(choose(PIECES, H200, costs=backends_costs()).knobs)["num_splits"]
+    assert chosen[-3:] == (splits, 1, 1)
+    assert by_plan[4].shape == (9, 16, 512)
+    assert not planned
+
+
+def test_a_formula_of_a_ragged_call_reads_query_lengths_on_the_device(
+    kernels: dict[KernelConfig, AbiKernel],
+) -> None:
+    inputs = inputs_of(RAGGED)
+    plan = make_plan(RAGGED, tile_rows=16, policy="fixed", schedule="grid", num_splits=3)
+    check(inputs, native(inputs, plan=plan))
+    (kernel,) = kernels.values()
+    assert kernel.launches[0][-3:] == (3, 5, 0)
+    assert kernel.launches[0][9] is inputs.cum_seq_lens_q
+
+
+def test_a_formula_follows_lengths_that_change(kernels: dict[KernelConfig, AbiKernel]) -> None:
+    inputs = inputs_of(replace(PIECES, q_lens=(1,) * 3, kv_lens=(700,) * 3), "lse")
+    plan = make_plan(inputs.problem, tile_rows=16, policy="fixed", schedule="grid", num_splits=4)
+    native(inputs, plan=plan)
+    (kernel,) = kernels.values()
+    (launch,) = kernel.launches
+    for lengths in ((700, 1, 300), (0, 64, 129)):
+        inputs.seq_lens.copy_(torch.tensor(lengths))
+        kernel(*launch)
+        check(inputs, (launch[2], launch[3]))
+    assert launch[4].shape == (3 * 4, 16, 512)
+
+
+NO_FORMULA: list[tuple[dict[str, Any], str]] = [
+    ({"tile_rows": 16, "policy": "greedy", "num_workers": 132}, "policy 'greedy'"),
+    ({"tile_rows": 16, "policy": "fixed", "num_splits": 2}, "'persistent'"),
+    ({"tile_rows": 16, "policy": "fixed", "num_splits": 5, "schedule": "grid"}, "160 workers"),
+    ({"tile_rows": 8, "policy": "none", "schedule": "grid"}, "64 workers of 8 rows x 8 CTAs"),
+]
+
+
+@pytest.mark.parametrize(("how", "words"), NO_FORMULA)
+def test_plans_that_no_formula_gives(
+    kernels: dict[KernelConfig, AbiKernel], how: dict[str, Any], words: str
+) -> None:
+    with pytest.raises(Unsupported, match=words):
+        native(inputs_of(PLAIN), plan=make_plan(PLAIN, **how))
+    assert not kernels
+
+
+def test_a_formula_has_a_counter_for_each_cta_of_a_group() -> None:
+    bounds = Problem.uniform(2000, 1, 64, 16)
+    large = replace(H200, sms=1 << 20, resident_clusters=())
+    config = config_for_tiles(8)
+    assert config is not None
+    with pytest.raises(Unsupported, match="4000 split row tiles"):
+        Formula.of(config, 1, bounds, large)
+    with pytest.raises(Unsupported, match="161 pieces"):
+        Formula.of(config, 161, Problem.uniform(1, 1, 20000, 8), large)
+
+
 def test_too_many_groups_for_the_counters() -> None:
     bounds = Problem.uniform(4096, 8, 131072, 128)
     with pytest.raises(Unsupported, match="split row tiles"):
@@ -246,7 +326,7 @@ def test_too_many_groups_for_the_counters() -> None:
 def test_a_workspace_that_is_too_small_names_both_sizes(
     kernels: dict[KernelConfig, AbiKernel],
 ) -> None:
-    inputs = inputs_of(PLAIN)
+    inputs = inputs_of(PIECES)
     with pytest.raises(InvalidInput, match=r"got 1000 bytes; supported: \d+ bytes"):
         native(inputs, workspace_buffer=torch.zeros(1000, dtype=torch.uint8))
     assert not kernels
@@ -328,7 +408,7 @@ CHANGES: dict[str, Callable[[DecodeInputs], dict[str, Any]]] = {
 def test_a_call_that_differs_is_checked_in_full(
     kernels: dict[KernelConfig, AbiKernel], bindings: list[int], change: str
 ) -> None:
-    inputs = inputs_of(PLAIN)
+    inputs = inputs_of(PIECES if change == "workspace" else PLAIN)
     native(inputs)
     fresh = CHANGES[change](inputs)
     outcomes = []
@@ -349,7 +429,7 @@ def test_a_call_that_differs_is_checked_in_full(
 def test_a_remembered_call_keeps_no_workspace_alive(
     kernels: dict[KernelConfig, AbiKernel],
 ) -> None:
-    inputs = inputs_of(PLAIN)
+    inputs = inputs_of(PIECES)
     buffer = torch.zeros(WORKSPACE, dtype=torch.uint8)
     native(inputs, workspace_buffer=buffer)
     kernels.clear()

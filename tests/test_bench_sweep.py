@@ -51,7 +51,9 @@ def test_variants_are_few_and_different_and_their_plans_hold(case):
     for variant, plan in zip(found, plans, strict=True):
         check_plan(plan)
         assert plan.config == variant.config
-        assert plan.num_workers == H200.workers(variant.config.cluster)
+        workers = H200.workers(variant.config.cluster)
+        by_formula = variant.config.option("grid")
+        assert plan.num_workers <= workers if by_formula else plan.num_workers == workers
         assert variant.fused or plan.num_slots, "nothing to merge apart"
     work = {
         (str(v.config), p.tiles.tobytes(), p.worker_begin.tobytes())
@@ -61,11 +63,22 @@ def test_variants_are_few_and_different_and_their_plans_hold(case):
 
 
 def test_tiles_that_a_request_would_leave_empty_are_left_out():
-    from mla_lab.backends.families import Q_M
+    from mla_lab.backends.families import KV_M, Q_M
 
     few, many = uniform_case(1, 1, 16, 64).problem, uniform_case(1, 1, 128, 64).problem
     assert fitting_tiles(few, Q_M) == [(64, 1)]
     assert fitting_tiles(many, Q_M) == [(64, 1), (128, 2)]
+    assert (32, 4) not in fitting_tiles(few, KV_M)
+    assert fitting_tiles(many, KV_M) == list(KV_M.tiles)
+
+
+def test_a_formula_is_swept_over_its_counts_of_pieces():
+    found = variants(uniform_case(1, 1, 16, 8192).problem, per_tile=99)
+    counts = [dict(v.knobs)["num_splits"] for v in found if v.name.startswith("kv_m-16x1-")]
+    assert {24, 64, 128} <= set(counts), "those within twice the best"
+    assert all(v.policy == "fixed" and v.fused for v in found if v.config.option("grid"))
+    crowd = variants(uniform_case(133, 1, 16, 8192).problem, per_tile=99)
+    assert not any(v.config.option("grid") for v in crowd), "more than run at once"
 
 
 def test_a_variant_survives_its_notes():

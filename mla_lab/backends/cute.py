@@ -1,8 +1,9 @@
 """The CuTe backend: kernels of `mla_lab/cute` on a Hopper card, by way of prebuilt libraries.
 
-With a `plan` its words are copied to the device once. Without one, the device planner cuts the
-batch anew in each launch, from lengths that never leave the device: kernel, tile and bounds are
-chosen from what a call's form tells, so that a captured graph stays right when lengths change.
+With a `plan` its words are copied to the device once. Without one, work follows from lengths that
+never leave the device: by a formula, as each worker reads its request's length, or by a planner
+kernel that cuts the batch anew in each launch. Kernel, tile and bounds are chosen from what a
+call's form tells, so that a captured graph stays right when lengths change.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from ..problem import LATENT_DIM, ROPE_DIM, Problem
 from ..workspace import Workspace
 from .base import gpu_of
 from .cuda_ops import MAX_BATCH
-from .device_plan import PlanOnDevice
+from .device_plan import Formula, PlanOnDevice
 from .families import FAMILIES, complete, costs
 from .launch import Launch
 
@@ -50,8 +51,8 @@ class CuteBackend:
         reason = _gpu_reason(gpu) or _feature_reason(features) or _format_reason(problem)
         return reason or _build_reason(_choice(problem, gpu, features.batch_invariant), problem)
 
-    def plan(self, call: Call, gpu: Gpu | None) -> PlanOnDevice:
-        """A plan that the device makes in each launch, within the call's bounds.
+    def plan(self, call: Call, gpu: Gpu | None) -> PlanOnDevice | Formula:
+        """A plan that the device makes in each launch, within the call's bounds, or a formula.
 
         A bound counts as the next power of two, so that it may grow step by step without effect.
         """
@@ -107,7 +108,9 @@ def _format_reason(problem: Problem) -> str | None:
 def _build_reason(choice: Choice, problem: Problem) -> str | None:
     """None where the kernels are compiled or a compiler is here, else what is missing."""
     arch = FAMILIES[choice.config.kernel].archs[0]
-    wanted = (complete(choice.config, problem, None), KernelConfig("cuda/planner"))
+    wanted = [complete(choice.config, problem, None)]
+    if not FAMILIES[choice.config.kernel].grid:
+        wanted.append(KernelConfig("cuda/planner"))
     for config in wanted:
         if jit.find(config, arch) is None:
             try:
@@ -123,5 +126,10 @@ def _choice(problem: Problem, gpu: Gpu, batch_invariant: bool) -> Choice:
 
 
 @lru_cache(maxsize=256)
-def _plan(problem: Problem, total_q: int, gpu: Gpu, batch_invariant: bool) -> PlanOnDevice:
-    return PlanOnDevice.of(_choice(problem, gpu, batch_invariant), problem, total_q)
+def _plan(
+    problem: Problem, total_q: int, gpu: Gpu, batch_invariant: bool
+) -> PlanOnDevice | Formula:
+    choice = _choice(problem, gpu, batch_invariant)
+    if FAMILIES[choice.config.kernel].grid:
+        return Formula.of(choice.config, dict(choice.knobs)["num_splits"], problem, gpu)
+    return PlanOnDevice.of(choice, problem, total_q)

@@ -2,6 +2,7 @@
 
     on_device(plan, device)      a Plan's words on a device, copied at its first use
     PlanOnDevice                 bounds in place of lengths; a planner kernel cuts in each launch
+    Formula                      three numbers in place of a plan; each worker cuts for itself
 
 Neither waits for the device. A copy is enqueued on the current stream, which later launches are
 expected to use too, as they share a workspace.
@@ -19,14 +20,19 @@ import torch
 from torch import Tensor
 
 from ..errors import invalid, unsupported
+from ..gpu import Gpu
 from ..plan import Choice, KernelConfig, Plan, WorkspaceLayout
 from ..plan.cuts import Shape
+from ..plan.formula import MAX_SPLITS
 from ..plan.search import walk_overhead
 from ..plan.workspace import MAX_GROUPS
 from ..problem import Problem
 from ..workspace import Workspace
 from .cuda_ops import DevicePlan, DevicePlanner, merge_items
+from .families import check_resident
 
+#: policies and schedules of the plans that are a formula of each request's length
+FORMULAS = (("fixed", "grid"), ("none", "grid"))
 #: a Plan's words on each device that it was used on; they go when it goes
 _COPIES: WeakKeyDictionary[Plan, dict[torch.device, DevicePlan]] = WeakKeyDictionary()
 
@@ -81,6 +87,39 @@ def _policy(choice: Choice, bounds: Problem) -> dict[str, Any]:
     config = choice.config
     shape = Shape.of(bounds, config.tile_rows, config.tile_kv, choice.num_workers)
     return {"policy": "greedy", "overhead": walk_overhead(shape, choice.model)}
+
+
+@dataclass(frozen=True)
+class Formula:
+    """A grid plan as its kernel takes it: nothing of it is in memory (see `plan.formula`)."""
+
+    config: KernelConfig
+    num_splits: int
+    #: of the longest request
+    row_tiles: int
+    workspace: WorkspaceLayout
+
+    @classmethod
+    def of(cls, config: KernelConfig, num_splits: int, bounds: Problem, gpu: Gpu) -> Formula:
+        """Raises Unsupported for more workers than run at once, pieces or row tiles than merge."""
+        if not 1 <= num_splits <= MAX_SPLITS:
+            raise unsupported("plan", f"{num_splits} pieces a request", f"1 to {MAX_SPLITS}")
+        row_tiles = max(1, -(-max(bounds.q_lens, default=0) * bounds.heads // config.tile_rows))
+        groups = bounds.batch * row_tiles
+        check_resident(config, groups * num_splits, gpu)
+        check_groups("plan", groups, config.cluster)
+        slots = groups * num_splits if num_splits > 1 else 0
+        layout = WorkspaceLayout.of(slots, groups, config.tile_rows, bounds.latent_dim)
+        return cls(config, num_splits, row_tiles, layout)
+
+    @classmethod
+    def of_plan(cls, config: KernelConfig, plan: Plan, gpu: Gpu) -> Formula:
+        """The formula that gives `plan`. Raises Unsupported where none does."""
+        if (plan.policy, plan.schedule) not in FORMULAS:
+            got = f"policy {plan.policy!r}, schedule {plan.schedule!r} for {config.kernel}"
+            raise unsupported("plan", got, [f"{p!r}, {s!r}" for p, s in FORMULAS])
+        splits = int(plan.splits().max(initial=1))
+        return cls.of(config, max(1, splits), plan.problem, gpu)
 
 
 def check_groups(name: str, groups: int, cluster: int) -> None:

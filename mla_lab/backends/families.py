@@ -8,6 +8,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+from ..errors import unsupported
+from ..gpu import Gpu
+from ..plan.choose import GRID_OPTIONS, TILES
 from ..plan.config import KernelConfig
 from ..plan.kernel_costs import KernelCosts, recorded_costs
 from ..problem import Problem
@@ -26,6 +29,8 @@ class Family:
     tile_kv: int
     #: its merge waits for other CTAs, so that all of a launch must be running at once
     waits: bool
+    #: it follows a formula (see `plan.formula`) in place of a plan's words
+    grid: bool = False
 
 
 Q_M = Family(
@@ -33,11 +38,21 @@ Q_M = Family(
     archs=("sm_90a",),
     dtypes=("bf16", "fp16"),
     page_sizes=(16, 32, 64, 128),
-    tiles=((64, 1), (128, 2)),
+    tiles=TILES["cute/q_m"],
     tile_kv=64,
     waits=True,
 )
-FAMILIES = {family.kernel: family for family in (Q_M,)}
+KV_M = Family(
+    kernel="cute/kv_m",
+    archs=("sm_90a",),
+    dtypes=("bf16", "fp16"),
+    page_sizes=(16, 32, 64, 128),
+    tiles=TILES["cute/kv_m"],
+    tile_kv=64,
+    waits=True,
+    grid=True,
+)
+FAMILIES = {family.kernel: family for family in (Q_M, KV_M)}
 
 
 def costs() -> tuple[KernelCosts, ...]:
@@ -58,8 +73,25 @@ def config_for_tiles(tile_rows: int) -> KernelConfig | None:
     family = family_of(tile_rows)
     if family is None:
         return None
-    cluster = next(cluster for rows, cluster in family.tiles if rows == tile_rows)
-    return KernelConfig(family.kernel, tile_rows=tile_rows, cluster=cluster)
+    return config_for_tile(next(tile for tile in family.tiles if tile[0] == tile_rows))
+
+
+def config_for_tile(tile: tuple[int, int]) -> KernelConfig:
+    """The kernel that is compiled for (tile rows, cluster)."""
+    family = next(family for family in FAMILIES.values() if tile in family.tiles)
+    rows, cluster = tile
+    config = KernelConfig(family.kernel, tile_rows=rows, cluster=cluster)
+    # one query token is the causal rule's plainest case: a formula's kernel always has it
+    return replace(config, mask="causal", options=GRID_OPTIONS) if family.grid else config
+
+
+def check_resident(config: KernelConfig, num_workers: int, gpu: Gpu) -> None:
+    """Raises Unsupported for a grid of more workers than the card runs at once."""
+    most = gpu.workers(config.cluster)
+    if num_workers > most:
+        name = f"{config.tile_rows} rows x {config.cluster} CTAs"
+        got = f"{num_workers} workers of {name}, whose merge waits for all of them"
+        raise unsupported("plan", got, f"up to {most} on this card")
 
 
 def resident(config: KernelConfig, num_workers: int, sms: int) -> KernelConfig:

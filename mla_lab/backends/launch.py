@@ -2,8 +2,8 @@
 
 `Launch.of` resolves kernel, plan words and workspace slices once; calling it takes the tensors of
 one call and enqueues, in order, the device planner (where there is no plan), the attention kernel,
-the merge kernel (where the attention kernel leaves partials) and the change of lse's base. It
-allocates nothing and waits for nothing.
+the merge kernel (where the attention kernel leaves partials) and the change of lse's base. By a
+formula it is the attention kernel alone. It allocates nothing and waits for nothing.
 
 Host time is what matters here: views cost a microsecond each, so that the kernel takes query,
 out and lse in the caller's shapes, and slices of a workspace are made once.
@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
 
@@ -25,10 +25,12 @@ from ..call import Arguments, Call
 from ..errors import invalid, unsupported
 from ..gpu import Gpu
 from ..plan import KernelConfig, Plan
+from ..plan.choose import GRID_OPTIONS
 from ..workspace import Workspace
 from . import cuda_ops
 from .cuda_ops import DevicePlan, DevicePlanner, Merge
 from .device_plan import (
+    Formula,
     PlanOnDevice,
     check_groups,
     on_device,
@@ -76,29 +78,40 @@ class Launch:
         self,
         call: Call,
         config: KernelConfig,
-        words: DevicePlan,
+        words: DevicePlan | Formula,
         workspace: Workspace,
         planner: DevicePlanner | None = None,
     ) -> None:
+        """Work comes from `words`, which `planner` writes in each call where there is one."""
         form = call.form
         self.config = config
         self.attend = kernel(config, form.device)
         self._planner = planner
-        self._words = words
-        self._walk = (words.tiles, words.worker_begin)
+        self._words = words if isinstance(words, DevicePlan) else None
+        self._walk: tuple[Tensor, ...] = ()
+        self._numbers: tuple[int, ...] = ()
+        self._merge_items: Tensor | None = None  # where the merge kernel follows
+        if isinstance(words, DevicePlan):
+            self._walk = (words.tiles, words.worker_begin)
+            if not config.option("fused_merge", 1) and len(words.merge_items):
+                self._merge_items = words.merge_items
+        else:
+            q_len = 0 if form.features.ragged else form.bounds.q_lens[0]
+            self._numbers = (words.num_splits, words.row_tiles, q_len)
         self._between = between(workspace, config.tile_rows, form.bounds.latent_dim)
         self._heads = form.bounds.heads
         self._shapes = Shapes.of(call)
         self._no_lse = torch.empty(0, 0, dtype=torch.float32, device=form.device)
-        self._merges = not config.option("fused_merge", 1) and bool(len(words.merge_items))
-        load_around(planner is not None, self._merges, form.device)
+        load_around(planner is not None, self._merge_items is not None, form.device)
         self._q_begin: Tensor | None = None  # the caller's, where requests are ragged
         if not form.features.ragged:
             batch, q_len = form.bounds.batch, form.bounds.q_lens[0]
             self._q_begin = uniform_q_begin(batch, q_len, form.device)
 
     @classmethod
-    def of(cls, call: Call, plan: Plan | PlanOnDevice, workspace: Workspace, gpu: Gpu) -> Launch:
+    def of(
+        cls, call: Call, plan: Plan | PlanOnDevice | Formula, workspace: Workspace, gpu: Gpu
+    ) -> Launch:
         """Raises InvalidInput or Unsupported where no kernel can run `plan`, or where something
         that happens once would happen inside the capture of a graph.
         """
@@ -106,7 +119,11 @@ class Launch:
         if isinstance(plan, PlanOnDevice):
             config = complete(plan.config, bounds, pdl)
             return cls(call, config, plan.words(workspace), workspace, plan.planner)
+        if isinstance(plan, Formula):
+            return cls(call, complete(plan.config, bounds, pdl), plan, workspace)
         config = complete(config_of(plan, gpu), bounds, pdl)
+        if FAMILIES[config.kernel].grid:
+            return cls(call, config, Formula.of_plan(config, plan, gpu), workspace)
         return cls(call, config, on_device(plan, call.form.device), workspace)
 
     def __call__(self, given: Arguments, out: Tensor, lse: Tensor | None) -> None:
@@ -117,7 +134,7 @@ class Launch:
         if lse_rows is None:
             lse_rows = self._no_lse
         q_begin: Any = given.cum_seq_lens_q if self._q_begin is None else self._q_begin
-        if self._planner is not None:
+        if self._planner is not None and self._words is not None:
             self._planner(given.seq_lens, q_begin, self._words)
         try:
             self.attend(
@@ -133,12 +150,13 @@ class Launch:
                 self._heads,
                 float(given.bmm1_scale * LOG2_E),
                 float(given.bmm2_scale),
+                *self._numbers,
             )
         except ValueError as error:
             got = f"tensors that the kernel refuses ({error})"
             raise invalid("query, kv_cache, out", got, PLACES) from None
-        if self._merges:
-            self._merge(given, q_begin, out, lse_rows)
+        if self._merge_items is not None:
+            self._merge(self._merge_items, given, q_begin, out, lse_rows)
         if self._shapes.lse_base2:
             lse_rows.mul_(LOG2_E)
 
@@ -154,7 +172,9 @@ class Launch:
             lse = lse.flatten(0, 1)
         return query, cache, out, lse
 
-    def _merge(self, given: Arguments, q_begin: Tensor, out: Tensor, lse: Tensor) -> None:
+    def _merge(
+        self, items: Tensor, given: Arguments, q_begin: Tensor, out: Tensor, lse: Tensor
+    ) -> None:
         """The merge kernel, which may start while the attention kernel drains."""
         merge = Merge(
             self._heads,
@@ -163,7 +183,7 @@ class Launch:
         )
         partial_out, partial_lse, _ = self._between
         rows = out.view(-1, out.shape[-1])
-        items, no_sinks = self._words.merge_items, self._no_lse.view(-1)
+        no_sinks = self._no_lse.view(-1)
         merge((partial_out, partial_lse), items, q_begin, rows, lse.view(-1), no_sinks)
 
 
@@ -185,6 +205,9 @@ def config_of(plan: Plan, gpu: Gpu) -> KernelConfig:
     if config is None or family is None or plan.tile_kv != family.tile_kv:
         has = [f"{rows} x {f.tile_kv}" for f in FAMILIES.values() for rows, _ in f.tiles]
         raise unsupported("plan", f"work tiles of {plan.tile_rows} x {plan.tile_kv}", has)
+    if family.grid:
+        options = dict(config.options) | dict(GRID_OPTIONS)
+        return replace(config, mask="causal", options=tuple(options.items()))
     check_groups("plan", plan.num_groups, config.cluster)
     return resident(config, plan.num_workers, gpu.sms)
 

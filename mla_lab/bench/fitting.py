@@ -22,8 +22,18 @@ from .records import Row, problem_of, results
 
 #: a choice this close to the best counts as right
 CLOSE = 1.03
-#: what else a sweep tells: merges apart, and clusters that divide the keys
-TOLD = (*FITTED, "partial_ns", "merge_kernel_ns", "merge_kernel_rate", "cluster_ns")
+#: what else a sweep tells: how merges grow, merges apart, and clusters that divide the keys
+TOLD = (
+    *FITTED,
+    "head_start",
+    "fill",
+    "partial_ns",
+    "merge_split_ns",
+    "merge_kernel_ns",
+    "merge_kernel_rate",
+    "cluster_ns",
+    "cluster_rate",
+)
 
 
 @dataclass(frozen=True)

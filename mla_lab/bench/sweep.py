@@ -2,7 +2,8 @@
 
 For each kernel and tile that fits a case: whole requests, several fixed counts of splits, the
 greedy walk and the cost model's own cuts; with partials, merged by the kernel itself and apart.
-Plans that are equal are timed once; of each kernel and tile, the few that the model likes best.
+A kernel that follows a formula takes counts of splits alone. Plans that are equal are timed once;
+of each kernel and tile, the few that the model likes best.
 """
 
 from __future__ import annotations
@@ -12,10 +13,12 @@ from dataclasses import replace
 from typing import Any
 
 from .. import backends
-from ..backends.families import FAMILIES, Family, costs
+from ..backends.families import FAMILIES, Family, config_for_tile, costs
 from ..errors import InvalidInput
 from ..gpu import H200, Gpu
 from ..plan import KernelConfig, KernelCosts, Plan, predicted_us
+from ..plan.cuts import Shape
+from ..plan.formula import most_splits
 from ..problem import Problem
 from .cases import Case
 from .harness import Bench
@@ -78,6 +81,9 @@ def _of_tile(
     problem: Problem, family: Family, family_costs: KernelCosts, gpu: Gpu, tile: tuple[int, int]
 ) -> Iterator[Variant]:
     """Every policy on one tile shape; those that split also with the merge apart."""
+    if family.grid:
+        yield from _by_formula(problem, family_costs, gpu, tile)
+        return
     rows, cluster = tile
     causal = max(problem.q_lens) > 1 and not problem.top_k
     config = KernelConfig(
@@ -98,6 +104,18 @@ def _of_tile(
             yield Variant(built, workers, policy, knobs, family_costs)
 
 
+def _by_formula(
+    problem: Problem, family_costs: KernelCosts, gpu: Gpu, tile: tuple[int, int]
+) -> Iterator[Variant]:
+    """Every count of splits with which all workers run at once, the largest one included."""
+    config = config_for_tile(tile)
+    shape = Shape.of(problem, config.tile_rows, config.tile_kv, gpu.workers(config.cluster))
+    most = most_splits(shape, problem.batch, config.cluster)
+    for splits in sorted({count for count in (1, *SPLITS, most) if 1 <= count <= most}):
+        workers = problem.batch * shape.max_row_tiles * splits
+        yield Variant(config, workers, "fixed", (("num_splits", splits),), family_costs)
+
+
 def _predicted(variant: Variant, plan: Plan) -> float:
     config = variant.config
     shape = (config.tile_rows, config.tile_kv, config.cluster, variant.fused)
@@ -106,5 +124,8 @@ def _predicted(variant: Variant, plan: Plan) -> float:
 
 def _key(variant: Variant, plan: Plan) -> tuple[Any, ...]:
     """Equal for launches that do the same: without partials nobody merges."""
-    config = variant.config if plan.num_slots else replace(variant.config, options=())
+    config = variant.config
+    if not plan.num_slots:
+        options = [(name, value) for name, value in config.options if name != "fused_merge"]
+        config = replace(config, options=tuple(options))
     return config, plan.tiles.tobytes(), plan.worker_begin.tobytes()

@@ -5,59 +5,57 @@ from __future__ import annotations
 from typing import Any
 
 from ..errors import invalid
+from ..plan.choose import GRID_OPTIONS, TILES
 from ..plan.config import KernelConfig
 from .arch import check_arch
 from .source import cuda_kernels, supported_archs
 
-#: what `plan.choose` may ask for: dtypes, masks, (tile rows, cluster) of each family; page 64
-DTYPES = ("bf16", "fp16")
-MASKS = ("none", "causal")
-KV_M_TILES = tuple((rows, cluster) for rows in (8, 16, 32) for cluster in (1, 2, 4, 8))
-Q_M_TILES = ((64, 1), (128, 2))
-
-
-#: cute/q_m: (query and cache, out, page size); an fp16 query has a bf16 out unless one is given
-Q_M_FORMATS = (
+#: (query and cache, out, page size); an fp16 query has a bf16 out unless one is given
+FORMATS = (
     *(("bf16", "bf16", page_size) for page_size in (16, 32, 64, 128)),
     ("fp16", "bf16", 64),
     ("fp16", "fp16", 64),
 )
 
 
-def _q_m(formats: tuple[str, str, int], tile: tuple[int, int], **options: int) -> KernelConfig:
+def _for_backend(
+    kernel: str,
+    formats: tuple[str, str, int],
+    tile: tuple[int, int],
+    mask: str = "none",
+    options: tuple[tuple[str, int], ...] = (),
+) -> KernelConfig:
     """As the CuTe backend asks for it: tensors in the caller's shapes."""
     dtype, out_dtype, page_size = formats
     rows, cluster = tile
     return KernelConfig(
-        "cute/q_m",
+        kernel,
         dtype,
         dtype,
         out_dtype,
         tile_rows=rows,
         cluster=cluster,
         page_size=page_size,
-        options=(("shaped", 1), *options.items()),
+        mask=mask,
+        options=(("shaped", 1), *options),
     )
-
-
-def _dense(kernel: str, dtype: str, tile: tuple[int, int], mask: str) -> KernelConfig:
-    """A dense cache, query and output of one dtype."""
-    rows, cluster = tile
-    return KernelConfig(kernel, dtype, dtype, dtype, tile_rows=rows, cluster=cluster, mask=mask)
 
 
 #: CuTe configurations, kernel by kernel, each registered in cute/registry.py; every CUDA C++
 #: kernel ships once, at its defaults
 CUTE: tuple[KernelConfig, ...] = (
     KernelConfig("cute/empty"),
-    *(_q_m(formats, tile) for formats in Q_M_FORMATS for tile in Q_M_TILES),
+    *(_for_backend("cute/q_m", formats, tile) for formats in FORMATS for tile in TILES["cute/q_m"]),
     # for plans of more workers than run at once, whose partials the merge kernel merges
-    *(_q_m(("bf16", "bf16", 64), tile, fused_merge=0) for tile in Q_M_TILES),
     *(
-        _dense("cute/kv_m", dtype, tile, mask)
-        for dtype in DTYPES
-        for tile in KV_M_TILES
-        for mask in MASKS
+        _for_backend("cute/q_m", FORMATS[2], tile, options=(("fused_merge", 0),))
+        for tile in TILES["cute/q_m"]
+    ),
+    # one query token is the causal rule's plainest case: one kernel for both
+    *(
+        _for_backend("cute/kv_m", formats, tile, "causal", GRID_OPTIONS)
+        for formats in FORMATS
+        for tile in TILES["cute/kv_m"]
     ),
 )
 

@@ -2,8 +2,10 @@
 
 Two families of kernel compete. With KV on the M side (`cute/kv_m`) a tile has 8, 16 or 32 rows and
 a cluster's CTAs divide its keys: no row is padded, partials are small, and heads may be spread
-over CTAs that read the same keys from L2. With the query rows on the M side (`cute/q_m`) a tile
-has 64 rows, or 128 rows over a cluster of two that share each KV block: the matrix unit is full.
+over CTAs that read the same keys from L2. It runs grid plans that are a formula (see `formula`),
+where all their workers fit on the card at once. With the query rows on the M side (`cute/q_m`) a
+tile has 64 rows, or 128 rows over a cluster of two that share each KV block: the matrix unit is
+full.
 """
 
 from __future__ import annotations
@@ -11,11 +13,15 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
+
+from ..errors import unsupported
 from ..gpu import H200, Gpu
 from ..problem import Problem
 from .config import KernelConfig
 from .cost import CostModel
 from .cuts import Shape
+from .formula import makespans, most_splits
 from .kernel_costs import KV_M, Q_M, KernelCosts, recorded_costs
 from .schedule import make_plan
 from .search import best_trial
@@ -25,8 +31,14 @@ TILE_KV = 64
 #: blocks a piece has at least, and pieces a request at most, under batch invariance: 1,024 tokens
 #: keep a piece above its own fixed costs, 32 pieces keep a merge below the attention of one
 INVARIANT_SPLIT = {"split_blocks": 16, "max_splits": 32}
-#: work tiles of 16 rows per worker beyond which small tiles of a tall request are not priced
-FEW_TILES = 4
+#: (tile rows, cluster) that each family is compiled for. Clusters of 8 and 16 divide the keys where
+#: a merge through memory takes longer than the exchange; one CTA where bandwidth is the limit.
+TILES: dict[str, tuple[tuple[int, int], ...]] = {
+    KV_M.kernel: ((8, 8), (16, 1), (16, 8), (16, 16), (32, 4)),
+    Q_M.kernel: ((64, 1), (128, 2)),
+}
+#: what makes a kernel follow a formula, and share its merges among those who split a row tile
+GRID_OPTIONS = (("fused_merge", 2), ("grid", 1))
 
 
 @dataclass(frozen=True)
@@ -40,6 +52,7 @@ class Choice:
     model: CostModel
     predicted_us: float
     reason: str
+    schedule: str = "persistent"
 
     def plan(self, problem: Problem) -> Plan:
         """The plan that this choice means."""
@@ -50,6 +63,7 @@ class Choice:
             tile_kv=self.config.tile_kv,
             num_workers=self.num_workers,
             policy=self.policy,
+            schedule=self.schedule,
             model=self.model,
             **knobs,
         )
@@ -77,12 +91,17 @@ def choose(
     costs = costs or recorded_costs()
     if batch_invariant:
         return invariant_choice(problem, gpu, costs)
-    found = [
-        price(problem, gpu, family, rows, cluster, fused)
-        for family in costs
-        for rows, cluster in candidates(problem, gpu, family)
-        for fused in ((True, False) if separate_merge else (True,))
-    ]
+    found = []
+    for family in costs:
+        for rows, cluster in candidates(problem, family):
+            if family.kernel == KV_M.kernel:
+                found += price_formula(problem, gpu, family, rows, cluster)
+                continue
+            for fused in (True, False) if separate_merge else (True,):
+                found.append(price(problem, gpu, family, rows, cluster, fused))
+    if not found:
+        small = "grids of more workers than run at once"
+        raise unsupported("problem", small, "fewer requests, or a family that walks plans")
     found.sort(key=lambda choice: choice.predicted_us)
     best, others = found[0], found[1:3]
     reason = f"{best.predicted_us:.1f} us predicted, least of {len(found)}"
@@ -100,19 +119,15 @@ def regime(problem: Problem, gpu: Gpu) -> str:
     return f"{side} bound, floor {floor:.1f} us"
 
 
-def candidates(problem: Problem, gpu: Gpu, family: KernelCosts) -> list[tuple[int, int]]:
+def candidates(problem: Problem, family: KernelCosts) -> list[tuple[int, int]]:
     """(tile rows, cluster) worth pricing for `family`."""
     rows = problem.heads if problem.top_k else max(problem.rows.tolist())
+    tiles = TILES[family.kernel]
     if family.kernel == Q_M.kernel:
         # of equals the first wins: a cluster reads each KV block once where two CTAs read it twice
         return [(64, 1)] if rows <= 64 else [(128, 2), (64, 1)]
-    fitting = min(32, 8 if rows <= 8 else 16 if rows <= 16 else 32)
-    if rows <= 32:
-        return [(fitting, cluster) for cluster in (1, 2, 4, 8)]
-    small = Shape.of(problem, 16, TILE_KV, gpu.sms)
-    if int(small.row_tiles.sum()) > FEW_TILES * gpu.sms:
-        return []
-    return [(tile, cluster) for tile in (16, 32) for cluster in (1, 2, 4, 8)]
+    # each row tile reads all keys: 8 rows up to two of them, 32 from two of 16 on
+    return [tile for tile in tiles if 8 * (rows > 16) < tile[0] <= max(16, rows)]
 
 
 def price(
@@ -136,15 +151,40 @@ def price(
     return Choice(config, workers, "cost", (), model, time / 1e3, "")
 
 
+def price_formula(
+    problem: Problem, gpu: Gpu, family: KernelCosts, rows: int, cluster: int
+) -> list[Choice]:
+    """One candidate with the best number of pieces; none where its workers do not fit at once."""
+    shape = Shape.of(problem, rows, TILE_KV, gpu.workers(cluster))
+    model = family.model(problem, rows, TILE_KV, cluster)
+    model = replace(model, card_rate=_card_rate(family, gpu))
+    most = most_splits(shape, problem.batch, cluster)
+    if shape.batch and not most:
+        return []
+    times = makespans(shape, model, most) if most else np.array([model.launch_ns])
+    splits = int(times.argmin()) + 1
+    return [
+        Choice(
+            config=replace(_config(problem, family, rows, cluster, "causal"), options=GRID_OPTIONS),
+            num_workers=max(1, problem.batch * shape.max_row_tiles * splits),
+            policy="fixed",
+            knobs=(("num_splits", splits),),
+            model=model,
+            predicted_us=float(times.min()) / 1e3,
+            reason="",
+            schedule="grid",
+        )
+    ]
+
+
 def invariant_choice(problem: Problem, gpu: Gpu, costs: tuple[KernelCosts, ...]) -> Choice:
-    """The batch-invariant rule: heads decide family and tile, one fixed piece the cuts."""
-    small = next((c for c in costs if c.kernel == KV_M.kernel), None)
-    large = next((c for c in costs if c.kernel == Q_M.kernel), None)
+    """The batch-invariant rule: heads decide the tile, one fixed piece the cuts.
+
+    Always by query rows on M: a formula's pieces depend on how many requests share the card.
+    """
+    family = next((c for c in costs if c.kernel == Q_M.kernel), costs[0])
     heads = problem.heads
-    if large is None or (small is not None and heads <= 32):
-        family, rows, cluster = small or costs[0], 8 if heads <= 8 else 16 if heads <= 16 else 32, 1
-    else:
-        family, rows, cluster = large, *((64, 1) if heads <= 64 else (128, 2))
+    rows, cluster = (64, 1) if heads <= 64 else (128, 2)
     reason = (
         f"batch invariant: {heads} heads give {rows} rows; pieces of {INVARIANT_SPLIT} by a "
         "request's own length"
@@ -179,8 +219,8 @@ def _config(
 
 
 def _card_rate(family: KernelCosts, gpu: Gpu) -> float:
-    """The card's read bandwidth in bytes per ns; the family's own where the card's is unknown."""
-    rate = gpu.read_tbps * 1e3
+    """Bytes per ns that the family reads on this card; as on an H200 where its rate is unknown."""
+    rate = family.card_rate * gpu.read_tbps / H200.read_tbps
     return rate if rate == rate else family.card_rate
 
 

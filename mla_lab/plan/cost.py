@@ -9,8 +9,13 @@ card's bandwidth.
 
 Partials are left, and taken again by a merge, at the rate of one CTA (`copy_ns`) or, where many do
 it at once, at that of the card: `exchange_ns` times their number. Fused, every worker that has
-split a row tile merges a share of it behind its last tile. Separate, a second kernel begins when
-all workers are done, with every SM at work on all partials together.
+split a row tile merges a share of it behind its last tile, and has the weights of all its splits to
+find first. Separate, a second kernel begins when all workers are done, with every SM at work on all
+partials together.
+
+The loads of a tile's first two steps are asked for together, so that the second one comes
+`head_start` of a step earlier than the rest follow each other. The first ones of all workers are
+asked for at once, and wait for each other as `fill` says.
 """
 
 from __future__ import annotations
@@ -48,6 +53,12 @@ class CostModel:
     fused_merge: bool = True
     #: CTAs of a worker that divide a tile's blocks
     kv_ways: int = 1
+    #: merging (fused): once for each split of the row tile that has most
+    merge_split_ns: float = 0.0
+    #: of a step, saved by a work tile that has more than one
+    head_start: float = 0.0
+    #: of the card's time for one step of all streams, passed before a work tile's first step
+    fill: float = 0.0
 
     def __post_init__(self) -> None:
         for name, value in vars(self).items():
@@ -60,9 +71,17 @@ class CostModel:
         """Nanoseconds of one step while `streams` workers read different keys and the share `busy`
         of all workers (0 to 1) is at work.
         """
-        shared = self.kv_ways * self.block_bytes * max(streams, 1.0) / self.card_rate
         matrix = self.block_ns + (self.hot_block_ns - self.block_ns) * busy
-        return max(matrix, self.block_bytes / self.cta_rate, shared)
+        return max(matrix, self.block_bytes / self.cta_rate, self._shared(streams))
+
+    def start_time(self, streams: float) -> float:
+        """Nanoseconds of a work tile without its steps, its first blocks' way from memory
+        included, while `streams` workers read different keys.
+        """
+        return self.tile_ns + self.fill * self._shared(streams)
+
+    def _shared(self, streams: float) -> float:
+        return self.kv_ways * self.block_bytes * max(streams, 1.0) / self.card_rate
 
     def partial_time(self, partials: np.ndarray, workers: int) -> np.ndarray:
         """Nanoseconds that a worker spends on leaving one of so many partials of a plan."""
@@ -70,17 +89,29 @@ class CostModel:
         return self.partial_ns + np.maximum(self.copy_ns, at_once * self.exchange_ns)
 
     def tile_times(
-        self, blocks: np.ndarray, split: np.ndarray, step_ns: float, partial_ns: float
+        self,
+        blocks: np.ndarray,
+        split: np.ndarray,
+        start_ns: float,
+        step_ns: float,
+        partial_ns: float,
     ) -> np.ndarray:
         """Nanoseconds of each work tile, int64: whole numbers keep assignment reproducible."""
-        steps = -(-blocks // self.kv_ways)
-        times = self.tile_ns + steps * step_ns + split * partial_ns
+        steps = self.steps(-(-blocks // self.kv_ways))
+        times = start_ns + steps * step_ns + split * partial_ns
         return np.rint(times).astype(np.int64)
 
-    def merge_time(self, partials: np.ndarray) -> np.ndarray:
-        """Nanoseconds from the last of so many partials of a plan to the last merged row."""
+    def steps(self, steps: np.ndarray) -> np.ndarray:
+        """So many steps of one work tile, as many times as long as one that stands alone."""
+        return steps - self.head_start * (steps > 1)
+
+    def merge_time(self, partials: np.ndarray, splits: np.ndarray) -> np.ndarray:
+        """Nanoseconds from the last of so many partials of a plan to the last merged row, where
+        no row tile has more than so many `splits`.
+        """
         if self.fused_merge:
             moved = np.maximum(self.copy_ns, partials * self.exchange_ns)
+            moved = moved + splits * self.merge_split_ns
         else:
             moved = partials * self.merge_partial_ns
         return np.where(partials > 0, self.merge_ns + moved, 0.0)
@@ -102,6 +133,7 @@ def makespan(
     if split.any():
         # a worker merges behind its own last tile, and waits for those it shares a row tile with
         ready = float(ends[worker[split]].max()) if model.fused_merge else last
-        merge = float(model.merge_time(np.count_nonzero(split, keepdims=True))[0])
+        partials = np.count_nonzero(split, keepdims=True)
+        merge = float(model.merge_time(partials, tiles[:, 5].max())[0])
         last = max(last, ready + merge)
     return model.launch_ns + last

@@ -1,7 +1,7 @@
 """Constants of our kernel families, from which the cost model of a problem follows.
 
-`data/kernel_costs.json` holds calibrated ones where a card was at hand (see `calibrate`); until
-then the figures of the prototypes below stand in.
+`data/kernel_costs.json` holds those of a sweep where one was made (see `calibrate`); without it
+the figures below stand in.
 """
 
 from __future__ import annotations
@@ -44,8 +44,16 @@ class KernelCosts:
     #: a merge kernel behind this one: its launch and drain, and its rate over all partials
     merge_kernel_ns: float
     merge_kernel_rate: float
-    #: one exchange inside a cluster that divides the keys, beside its bytes
+    #: one exchange inside a cluster that divides the keys, beside its bytes: for each CTA
     cluster_ns: float
+    #: merging: once for each split of a row tile
+    merge_split_ns: float = 0.0
+    #: of a step, saved by a work tile that has more than one (see `cost`)
+    head_start: float = 0.0
+    #: of the card's time for one step of all workers, before a tile's first (see `cost`)
+    fill: float = 0.0
+    #: bytes per nanosecond of the partials that a CTA takes in from its cluster
+    cluster_rate: float = 150.0
 
     def model(
         self,
@@ -61,7 +69,8 @@ class KernelCosts:
         partial_bytes = tile_rows * problem.latent_dim * 4
         copy = partial_bytes / (self.copy_rate * cluster)
         block = (self.block_ns + self.block_row_ns * tile_rows / row_ways) * tile_kv / 64
-        exchange = self.cluster_ns + kv_ways * copy if kv_ways > 1 else 0.0
+        exchange = self.cluster_ns * kv_ways + partial_bytes / self.cluster_rate
+        exchange = exchange if kv_ways > 1 else 0.0
         return CostModel(
             launch_ns=self.launch_ns,
             tile_ns=self.tile_ns + exchange,
@@ -77,62 +86,72 @@ class KernelCosts:
             merge_partial_ns=partial_bytes / self.merge_kernel_rate,
             fused_merge=fused_merge,
             kv_ways=kv_ways,
+            merge_split_ns=self.merge_split_ns,
+            head_start=self.head_start,
+            fill=self.fill,
         )
 
 
-_PROTOTYPE = "prototypes, one NVIDIA H200, 2026-11-20"
-#: query rows on the M side. 2419 clocks a 64 x 64 block, at 1.98 GHz and, under full load, at 1.37;
-#: 4.33 TB/s of reads; 0.74 us a launch; 1.7 us from a CTA's start to its first scores. 132 CTAs
-#: leave 128 KB each in 3.3 us, wait 0.8 and merge in 3.9; half as many take about half of it.
+#: fitted to launches inside CUDA graphs whose inputs rotate through memory; cool card to hot one
+_MEASURED = "one NVIDIA H200, 2026-11-20: median error 3 %"
+#: query rows on the M side: 22 launches of heads 64 and 128, batch 1 to 128. The time of a block
+#: rises by 1.3 as the card warms up; each split adds 0.13 us to a merge, its lse being one more to
+#: walk.
 Q_M = KernelCosts(
     kernel="cute/q_m",
-    source=_PROTOTYPE,
+    source=_MEASURED,
     launch_ns=740.0,
-    tile_ns=2400.0,
+    tile_ns=5890.0,
     block_ns=0.0,
-    block_row_ns=2419 / 1.98 / 64,
-    hot_factor=1.98 / 1.37,
+    block_row_ns=20.6,
+    hot_factor=1.29,
     cta_rate=90.0,
     copy_rate=150.0,
-    card_rate=4330.0,
+    card_rate=4220.0,
     exchange_rate=5500.0,
-    partial_ns=300.0,
-    merge_ns=1200.0,
+    partial_ns=130.0,
+    merge_ns=780.0,
     merge_kernel_ns=2500.0,
     merge_kernel_rate=3000.0,
-    cluster_ns=1000.0,
+    cluster_ns=60.0,
+    merge_split_ns=130.0,
+    head_start=0.33,
 )
-#: KV on the M side, at most 64 rows. 2.5 us a block at 64 rows, 1.2 us at 16; clusters of 8 reduce
-#: 16 rows in 1.25 us and launch in 0.84 us. Its matrix unit mostly waits: no hot figure is known.
+#: KV on the M side, by formula: 71 launches of heads 16 to 128, batch 1 to 16. Two stages of KV a
+#: CTA are a round trip of memory for every two blocks; its matrix unit mostly waits: no hot figure.
 KV_M = KernelCosts(
     kernel="cute/kv_m",
-    source=_PROTOTYPE,
+    source=_MEASURED,
     launch_ns=840.0,
-    tile_ns=1900.0,
-    block_ns=750.0,
-    block_row_ns=27.0,
+    tile_ns=480.0,
+    block_ns=1845.0,
+    block_row_ns=17.0,
     hot_factor=1.0,
     cta_rate=90.0,
-    copy_rate=150.0,
-    card_rate=4330.0,
-    exchange_rate=5500.0,
-    partial_ns=300.0,
-    merge_ns=1200.0,
+    copy_rate=95.0,
+    card_rate=3920.0,
+    exchange_rate=4470.0,
+    partial_ns=690.0,
+    merge_ns=1400.0,
     merge_kernel_ns=2500.0,
     merge_kernel_rate=3000.0,
-    cluster_ns=1000.0,
+    cluster_ns=45.0,
+    merge_split_ns=0.6,
+    head_start=0.42,
+    fill=0.83,
+    cluster_rate=28.0,
 )
 
 
-PROTOTYPES = (KV_M, Q_M)
+MEASURED = (KV_M, Q_M)
 
 
 @cache
 def recorded_costs() -> tuple[KernelCosts, ...]:
-    """The families as calibrated in `data/`; the prototype's constants where there is no record."""
+    """The families as calibrated in `data/`; the figures above where there is no record."""
     path = data_dir() / RECORD
     if not path.is_file():
-        return PROTOTYPES
+        return MEASURED
     rows = json.loads(path.read_text(encoding="utf-8"))["costs"]
     names = {field.name for field in fields(KernelCosts)}
     for row in rows:

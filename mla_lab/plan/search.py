@@ -81,17 +81,18 @@ def try_cuts(shape: Shape, model: CostModel, cuts: Cuts) -> Trial:
 
 def tile_times(shape: Shape, model: CostModel, tiles: np.ndarray) -> np.ndarray:
     """Nanoseconds of each tile, int64, with the bandwidth shared among those that run at once."""
-    step = step_times(shape, model, np.array([len(tiles)]))[0]
+    start, step = (float(ns[0]) for ns in step_times(shape, model, np.array([len(tiles)])))
     split = tiles[:, 5] > 1
     partial = model.partial_time(np.count_nonzero(split, keepdims=True), shape.workers)[0]
-    return model.tile_times(tiles[:, 3] - tiles[:, 2], split, float(step), float(partial))
+    return model.tile_times(tiles[:, 3] - tiles[:, 2], split, start, step, float(partial))
 
 
-def step_times(shape: Shape, model: CostModel, tiles: np.ndarray) -> np.ndarray:
-    """Nanoseconds of one step for each number of work tiles, float64 like `tiles`."""
-    busy = np.minimum(tiles, shape.workers)
+def step_times(shape: Shape, model: CostModel, tiles: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Nanoseconds of a work tile's start, and of one step, for each number of work tiles."""
+    busy = np.minimum(tiles, shape.workers).tolist()
     own = sharing(shape)
-    return np.array([model.step_time(n * own, n / shape.workers) for n in busy.tolist()])
+    starts = np.array([model.start_time(n * own) for n in busy])
+    return starts, np.array([model.step_time(n * own, n / shape.workers) for n in busy])
 
 
 def sharing(shape: Shape) -> float:
@@ -113,13 +114,14 @@ def even_candidates(shape: Shape, model: CostModel) -> tuple[np.ndarray, np.ndar
     tiles = splits @ shape.row_tiles
     keep = (tiles <= MAX_TILES) | (splits.max(axis=1) == 1)
     splits, tiles = splits[keep], tiles[keep]
-    step = step_times(shape, model, tiles)[:, None]
+    start, step = (ns[:, None] for ns in step_times(shape, model, tiles))
     partials = np.where(splits > 1, splits, 0) @ shape.row_tiles
     partial = model.partial_time(partials, shape.workers)[:, None]
-    merge = model.merge_time(partials)
-    each = model.tile_ns + (splits > 1) * partial
-    mean = ((splits * each + steps * step) @ shape.row_tiles) / shape.workers
-    longest = each + -(-steps // splits) * step
+    merge = model.merge_time(partials, splits.max(axis=1))
+    each = start + (splits > 1) * partial
+    saved = model.head_start * splits * (steps > splits)
+    mean = ((splits * each + (steps - saved) * step) @ shape.row_tiles) / shape.workers
+    longest = each + model.steps(-(-steps // splits)) * step
     if model.fused_merge:
         chain = (longest + (splits > 1) * merge[:, None]).max(axis=1)
         return splits, model.launch_ns + np.maximum(mean, chain)
@@ -158,5 +160,5 @@ def walk_overhead(shape: Shape, model: CostModel) -> int:
     parts = max(1, shape.workers // shape.max_row_tiles)
     pieces = np.array([parts * shape.max_row_tiles])
     partial = model.partial_time(pieces, shape.workers)[0]
-    steps = (model.tile_ns + partial) / step_times(shape, model, pieces)[0]
-    return max(1, round(steps * model.kv_ways))
+    start, step = (float(ns[0]) for ns in step_times(shape, model, pieces))
+    return max(1, round((start + partial) / step * model.kv_ways))

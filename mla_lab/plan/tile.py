@@ -108,10 +108,16 @@ class Plan:
 
     @cached_property
     def workspace(self) -> WorkspaceLayout:
-        """Where this plan's counters and partials lie in the caller's buffer."""
-        return WorkspaceLayout.of(
-            self.num_slots, self.num_groups, self.tile_rows, self.problem.latent_dim
-        )
+        """Where this plan's counters and partials lie in the caller's buffer.
+
+        A grid of "fixed" pieces has room for as many partials of every row tile, there or not: so
+        does a kernel count slots that follows a formula (see `formula`).
+        """
+        slots = self.num_slots
+        if slots and (self.policy, self.schedule) == ("fixed", "grid"):
+            row_tiles, splits = int(self.tiles[:, 1].max()) + 1, int(self.tiles[:, 5].max())
+            slots = self.problem.batch * row_tiles * splits
+        return WorkspaceLayout.of(slots, self.num_groups, self.tile_rows, self.problem.latent_dim)
 
     def worker(self, index: int) -> list[WorkTile]:
         """The tiles of one worker, in its order."""

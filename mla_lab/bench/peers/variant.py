@@ -53,6 +53,7 @@ class Variant:
             tile_kv=config.tile_kv,
             num_workers=self.workers,
             policy=self.policy,
+            schedule="grid" if config.option("grid") else "persistent",
             model=self.costs.model(problem, *shape),
             **knobs,
         )

@@ -1,0 +1,47 @@
+"""Grid plans that are a formula: every request in `num_splits` even pieces, each with a worker.
+
+A kernel that follows one reads no plan: request, row tile and piece are its block indices, and the
+piece's blocks follow from the request's length (policy "fixed", schedule "grid"). Its merge waits
+for the other pieces, so that all workers must be running at once.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from .cost import CostModel
+from .cuts import Shape
+from .search import sharing
+from .workspace import MAX_GROUPS
+
+#: splits that a kernel merges
+MAX_SPLITS = 160
+
+
+def most_splits(shape: Shape, batch: int, cluster: int) -> int:
+    """The most pieces of a request with which all workers of `shape` run at once; 0 where not even
+    whole requests do, or where there are more row tiles than counters, one a CTA of the cluster.
+
+    A grid has workers for all `batch` requests, those without query rows as well.
+    """
+    groups = batch * shape.max_row_tiles if shape.batch else 0
+    if groups == 0 or groups * cluster > MAX_GROUPS:
+        return 0
+    return min(shape.workers // groups, shape.max_blocks, MAX_SPLITS)
+
+
+def makespans(shape: Shape, model: CostModel, most: int) -> np.ndarray:
+    """Predicted nanoseconds with 1, 2, ..., `most` pieces a request, float64 [most]."""
+    splits = np.minimum(np.arange(1, most + 1)[:, None], shape.blocks)
+    split = splits > 1
+    tiles = splits @ shape.row_tiles
+    own = sharing(shape)
+    start = np.array([model.start_time(n * own) for n in tiles.tolist()])[:, None]
+    step = np.array([model.step_time(n * own, 1.0) for n in tiles.tolist()])[:, None]
+    partials = np.where(split, splits, 0) @ shape.row_tiles
+    longest = -(-shape.blocks * shape.has_keys // splits)
+    steps = model.steps(-(-longest // model.kv_ways))
+    partial = model.partial_time(partials, tiles)[:, None]
+    merge = model.merge_time(partials, splits.max(axis=1))[:, None]
+    times = np.rint(start + steps * step + split * partial) + split * merge
+    return model.launch_ns + times.max(axis=1)

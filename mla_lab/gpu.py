@@ -157,11 +157,10 @@ def _unknown(properties: Any) -> Gpu:
     )
 
 
-#: Clusters that fit at once, one CTA an SM. Of 16 clusters of 8 on one H200 (2026-11-20) the last
-#: started only when another had ended, so one of its 8 GPCs has fewer than 16 of the 132 SMs, and
-#: no more than 18 in any leave at least 6 there: seven clusters of 16, at least 29 of 4. Which
-#: SMs a die has differs from card to card; cudaOccupancyMaxActiveClusters tells.
-HOPPER_CLUSTERS = ((4, 29), (8, 15), (16, 7))
+#: Clusters that fit at once, one CTA an SM: what cudaOccupancyMaxActiveClusters said of CTAs with
+#: 225 KB of shared memory on one H200 (2026-11-20). An SM left over in a GPC cannot join, and which
+#: SMs a die has differs from card to card.
+HOPPER_CLUSTERS = ((4, 30), (8, 15), (16, 7))
 
 H100 = Gpu(
     name="H100 SXM",

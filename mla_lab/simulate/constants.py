@@ -67,7 +67,7 @@ class Constants:
     #: one exchange inside a cluster, beside its bytes
     cluster_us: float = 1.0
     #: how many clusters of a size the card holds at once, where that is not SMs / size
-    clusters: tuple[tuple[int, int], ...] = ((4, 32), (8, 15), (16, 7))
+    clusters: tuple[tuple[int, int], ...] = gpu.H200.resident_clusters
 
     def lanes(self, cluster: int) -> int:
         """Workers of `cluster` CTAs that run at once."""

@@ -1,9 +1,10 @@
 """Host time of a call: `python -m mla_lab.bench.host_cost` on a card.
 
 From the inside out: the attention kernel's entry called with everything ready; the native call
-with a plan, a workspace and an out; the contract's name with the same; and without a plan, where
-the planner is launched too. Beside them torch's `add(out=)`. Medians; nothing waits for the device
-while a round is timed, and a round is shorter than the device's queue.
+with a plan, a workspace and an out; the contract's name with the same; without a plan, where the
+kernel follows a formula; and batch invariant, where the planner is launched too. Beside them
+torch's `add(out=)`. Medians; nothing waits for the device while a round is timed, and a round is
+shorter than the device's queue.
 """
 
 from __future__ import annotations
@@ -70,6 +71,7 @@ def _calls(gpu: Gpu) -> dict[str, Callable[[], Any]]:
             **contract, plan=plan
         ),
         "native call, no plan": lambda: decode.decode(**native),
+        "native call, planner": lambda: decode.decode(**native, batch_invariant=True),
     }
 
 

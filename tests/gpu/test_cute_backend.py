@@ -15,12 +15,14 @@ import torch
 
 from mla_lab import decode, repeats
 from mla_lab.accuracy import lse_error, rel_error, sdpa_error
-from mla_lab.backends.families import costs
+from mla_lab.backends.families import FAMILIES, config_for_tile, costs
 from mla_lab.bench.cases import Case, anchor_cases
 from mla_lab.errors import InvalidInput, Unsupported
 from mla_lab.gpu import Gpu
 from mla_lab.inputs import DecodeInputs, make_inputs
 from mla_lab.plan import KernelConfig, Plan, choose, make_plan
+from mla_lab.plan.cuts import Shape
+from mla_lab.plan.formula import most_splits
 from mla_lab.problem import Problem
 from mla_lab.reference import Result, decode_reference
 
@@ -88,6 +90,41 @@ def test_anchors(case: Case, workspace: torch.Tensor) -> None:
     assert counters_are_zero(workspace)
 
 
+def plans_of_all_tiles(problem: Problem, splits: int) -> list[Plan]:
+    """One plan for each kernel that can run the shape: whole requests and `splits` pieces."""
+    gpu = Gpu.here()
+    assert gpu is not None
+    plans = []
+    for tile in (tile for family in FAMILIES.values() for tile in family.tiles):
+        config = config_for_tile(tile)
+        workers = gpu.workers(config.cluster)
+        shape = Shape.of(problem, config.tile_rows, config.tile_kv, workers)
+        grid = bool(config.option("grid"))
+        most = most_splits(shape, problem.batch, config.cluster) if grid else splits
+        for pieces in sorted({1, min(splits, most), min(most, 99)} if most else set()):
+            plan = make_plan(
+                problem,
+                tile_rows=config.tile_rows,
+                num_workers=workers,
+                policy="fixed",
+                schedule="grid" if grid else "persistent",
+                num_splits=pieces,
+            )
+            plans.append(replace(plan, config=config))
+    return plans
+
+
+@pytest.mark.parametrize(
+    "case", [c for c in anchor_cases() if c.problem.batch <= 16], ids=lambda case: case.name
+)
+def test_small_anchors_by_every_kernel(case: Case, workspace: torch.Tensor) -> None:
+    inputs = inputs_of(case.problem, "lse")
+    expected = decode_reference(inputs, dtype=torch.float32)
+    for plan in plans_of_all_tiles(case.problem, 4):
+        check(inputs, native(inputs, workspace, plan=plan), expected)
+    assert counters_are_zero(workspace)
+
+
 ODD_LENGTHS = (0, 1, 63, 64, 65, 700, 0, 129, 5)
 
 
@@ -103,6 +140,7 @@ def test_odd_shapes(heads: int, q_len: int, workspace: torch.Tensor) -> None:
         make_plan(problem, tile_rows=64, policy="fixed", num_splits=4, num_workers=7),
         make_plan(problem, tile_rows=128, policy="none", schedule="grid"),
         make_plan(problem, tile_rows=128, policy="greedy", num_workers=66),
+        *plans_of_all_tiles(problem, 3),
     ):
         check(inputs, native(inputs, workspace, plan=plan), expected)
     assert counters_are_zero(workspace)
@@ -125,7 +163,7 @@ def test_ragged(heads: int, features: list[str], workspace: torch.Tensor) -> Non
     problem = Problem((1, 0, 3, 8, 2, 5), (10, 5, 640, 3, 0, 1280), heads)
     inputs = inputs_of(problem, "lse", "ragged", *features)
     expected = decode_reference(inputs)
-    for plan in (None, chosen_plan(problem)):
+    for plan in (None, chosen_plan(problem), *plans_of_all_tiles(problem, 2)):
         check(inputs, native(inputs, workspace, plan=plan), expected)
 
 
@@ -149,7 +187,9 @@ def test_formats(
     inputs = inputs_of(problem, "lse", "page_gap")
     out = torch.full((3, 2, heads, 512), torch.nan, dtype=out_dtype, device="cuda")
     check(inputs, native(inputs, workspace, out=out))
-    check(inputs, native(inputs, workspace, out=out, plan=chosen_plan(problem)))
+    for plan in (chosen_plan(problem), *plans_of_all_tiles(problem, 3)):
+        out.fill_(torch.nan)
+        check(inputs, native(inputs, workspace, out=out, plan=plan))
 
 
 @pytest.mark.parametrize("distribution", ["gauss", "heavy_tailed"])
@@ -252,6 +292,56 @@ def test_a_captured_graph_follows_lengths(batch_invariant: bool, workspace: torc
         out.fill_(torch.nan)
         graph.replay()
         check(inputs, (out, lse))
+    assert counters_are_zero(workspace)
+
+
+FORMULAS = [
+    # heads, q_len, batch, bound: 8, 16 and 32 rows, clusters of 1, 4, 8 and 16
+    (16, 1, 1, 1024),
+    (16, 1, 4, 4096),
+    (64, 1, 1, 1024),
+    (128, 1, 1, 1024),
+    (128, 1, 1, 8192),
+    (16, 4, 1, 8192),
+    (7, 3, 3, 2048),
+]
+
+
+@pytest.mark.parametrize("want_lse", [True, False])
+@pytest.mark.parametrize(("heads", "q_len", "batch", "bound"), FORMULAS)
+def test_a_captured_graph_by_formula_follows_lengths(
+    heads: int, q_len: int, batch: int, bound: int, want_lse: bool, workspace: torch.Tensor
+) -> None:
+    problem = Problem((q_len,) * batch, (bound,) * batch, heads)
+    gpu = Gpu.here()
+    assert gpu is not None
+    assert choose(problem, gpu, costs=costs()).schedule == "grid"
+    inputs = inputs_of(problem, *(["lse"] if want_lse else []))
+    out = torch.zeros(batch, q_len, heads, 512, dtype=torch.bfloat16, device="cuda")
+    more: dict[str, Any] = {"out": out, "max_seq_len": bound}
+    if want_lse:
+        more["lse"] = torch.zeros(batch * q_len, heads, device="cuda")
+    native(inputs, workspace, **more)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        for _ in range(3):  # the next one may begin while the last one's merge runs
+            result = native(inputs, workspace, **more)
+    for length in (bound, 1, 64, 0, 65, bound - 1, 700):
+        lengths = [(length + 97 * i) % (bound + 1) for i in range(batch)]
+        inputs.seq_lens.copy_(torch.tensor(lengths, dtype=torch.int32))
+        out.fill_(torch.nan)
+        graph.replay()
+        check(inputs, result)
+    assert counters_are_zero(workspace)
+
+
+def test_a_formula_of_one_plan_for_layers(workspace: torch.Tensor) -> None:
+    problem = Problem((1,) * 4, (3000, 1, 0, 700), 16)
+    layers = [inputs_of(problem, seed=seed) for seed in range(3)]
+    plan = make_plan(problem, tile_rows=16, policy="fixed", schedule="grid", num_splits=32)
+    for _ in range(3):
+        for layer in layers:
+            check(layer, native(layer, workspace, plan=plan))
     assert counters_are_zero(workspace)
 
 

@@ -59,7 +59,7 @@ def test_both_operands_in_e4m3_double_the_matrix_rate():
 
 
 def test_workers():
-    assert [H200.workers(c) for c in (1, 2, 4, 8, 16)] == [132, 66, 29, 15, 7]
+    assert [H200.workers(c) for c in (1, 2, 4, 8, 16)] == [132, 66, 30, 15, 7]
     assert (H100.workers(8), B200.workers(2), B200.workers(8)) == (15, 74, 18)
 
 

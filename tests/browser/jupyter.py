@@ -32,6 +32,14 @@ NOT_OURS = ("favicon", "Source map", "preloaded using link preload", "jupyterlab
 #: seconds for the server to start, and for a notebook to run
 START_S, RUN_S = 90, 180
 SCROLLER = ".jp-WindowedPanel-outer"
+#: cells that are run before there is a kernel are forgotten, so it is waited for
+RUN_ALL = """async () => {
+  const app = window.jupyterapp, panel = app.shell.currentWidget;
+  await panel.context.ready;
+  await panel.sessionContext.ready;
+  await panel.sessionContext.session.kernel.info;
+  await app.commands.execute('notebook:run-all-cells');
+}"""
 
 
 @contextmanager
@@ -42,7 +50,7 @@ def server(folder: Path, log: Path) -> Iterator[str]:
         port = free.getsockname()[1]
     command = [sys.executable, "-m", "jupyterlab", "--no-browser", "--ip=127.0.0.1"]
     command += [f"--port={port}", "--IdentityProvider.token=", "--allow-root"]
-    command += [f"--ServerApp.root_dir={folder}", "--LabApp.news_url="]
+    command += [f"--ServerApp.root_dir={folder}", "--LabApp.expose_app_in_browser=True"]
     settings = folder / "settings"
     environment = {**os.environ, "JUPYTERLAB_SETTINGS_DIR": str(settings)}
     _say_no_to_news(settings)
@@ -81,11 +89,8 @@ def run_all(page: Page, address: str, notebook: str) -> None:
     """Opens a notebook and runs every cell; returns when the last one has finished."""
     page.goto(f"{address}/doc/tree/{notebook}", timeout=90_000)
     page.wait_for_selector(".jp-Notebook .jp-Cell", timeout=90_000)
-    # cells that are run before there is a kernel are forgotten
-    page.wait_for_selector(".jp-Notebook-ExecutionIndicator[data-status='idle']", timeout=60_000)
-    page.wait_for_timeout(1000)
-    page.click('.lm-MenuBar-item:has-text("Run")')
-    page.click('.lm-Menu-item:has-text("Run All Cells")')
+    page.wait_for_function("window.jupyterapp?.shell.currentWidget?.sessionContext")
+    page.evaluate(RUN_ALL)
     finished = page.locator("text=Checked: no widget holds an error")
     end = time.monotonic() + RUN_S
     while not finished.count():

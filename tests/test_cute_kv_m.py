@@ -90,6 +90,26 @@ def test_merge_without_counters_is_for_one_cta_in_grid_mode() -> None:
             facts.shape_of(replace(BASE, cluster=cluster, options=options))
 
 
+def test_pairs_of_row_tiles_are_for_one_cta_in_grid_mode() -> None:
+    for cluster, merge in ((2, 2), (1, 1)):
+        options = (("fused_merge", merge), ("grid", 1), ("pair", 2))
+        with pytest.raises(Unsupported, match="pair"):
+            facts.shape_of(replace(BASE, cluster=cluster, options=options))
+
+
+@pytest.mark.skipif(shutil.which("g++") is None, reason="needs a C++ compiler")
+def test_a_pair_shares_its_loads_and_its_releases() -> None:
+    options = (("fused_merge", 3), ("grid", 1), ("pair", 2))
+    made = jit.compile(replace(BASE, tile_rows=32, cluster=1, options=options), "sm_90a")
+    (kernel,) = made.resources
+    assert kernel.stack == 0
+    ptx = made.ptx.read_text()
+    # 9 column boxes at two places: the first tile and the rest
+    assert len(re.findall(r"cp\.async\.bulk\.tensor.*multicast::cluster", ptx)) == 18
+    # rounds of warpgroup 0: 2 values-first + 1 first + 1 tail; of 1: 2 + 1 early + 1 own + 1 tail
+    assert ptx.count("mbarrier.arrive.shared::cluster.b64") >= 8
+
+
 @pytest.mark.skipif(shutil.which("g++") is None, reason="needs a C++ compiler")
 def test_merge_without_counters_has_neither_fence_nor_atomic() -> None:
     options = (("grid", 1), ("fused_merge", 3))

@@ -18,6 +18,7 @@ pytestmark = pytest.mark.gpu
 
 #: most clusters that may wait for each other's slots; every H200 holds these
 WORKERS = {1: 132, 2: 60, 4: 28, 8: 12, 16: 4}
+Options = tuple[tuple[str, int], ...]
 #: heads, q_lens, kv_lens
 SHAPES = [
     (1, (1, 1, 1, 1, 1, 1), (0, 1, 63, 64, 65, 1000)),
@@ -51,21 +52,22 @@ def test_half_precision() -> None:
 
 @pytest.mark.parametrize("splits", [1, 3, 16])
 @pytest.mark.parametrize(
-    ("rows", "cluster", "merge"), [(16, 1, 2), (16, 8, 1), (16, 4, 2), (64, 1, 2)]
+    ("rows", "cluster", "merge", "pair"),
+    [(16, 1, 2, 1), (16, 8, 1, 1), (16, 4, 2, 1), (64, 1, 2, 1), (16, 1, 3, 1), (16, 1, 3, 2)],
 )
-def test_grid_mode(rows: int, cluster: int, merge: int, splits: int) -> None:
+def test_grid_mode(rows: int, cluster: int, merge: int, pair: int, splits: int) -> None:
     for q_lens in ((1, 1, 1), (2, 1, 3)):
         problem = Problem(q_lens, (1000, 0, 65), 16)
         tiles = -(-max(q_lens) * 16 // rows)
-        splits = min(splits, WORKERS[cluster] // (3 * tiles))
-        check_grid(problem, rows, cluster, merge, splits, tiles)
+        splits = min(splits, WORKERS[cluster] // (3 * (tiles + pair - 1)))
+        options = (("fused_merge", merge), ("grid", 1), ("pair", pair))
+        check_grid(problem, rows, cluster, options, splits, tiles)
 
 
 def check_grid(
-    problem: Problem, rows: int, cluster: int, merge: int, splits: int, tiles: int
+    problem: Problem, rows: int, cluster: int, options: Options, splits: int, tiles: int
 ) -> None:
     """A launch without a plan: right, equal bits, nothing outside, counters at zero."""
-    options = (("grid", 1), ("fused_merge", merge))
     config = KernelConfig(
         "cute/kv_m", tile_rows=rows, cluster=cluster, mask="causal", options=options
     )
@@ -75,19 +77,27 @@ def check_grid(
     uniform = problem.q_lens[0] if len(set(problem.q_lens)) == 1 else 0
     slots = problem.batch * tiles * splits
     counters = torch.zeros(16384, dtype=torch.int32, device="cuda")
+    partial = torch.full((slots, rows, 512), math.nan, device="cuda")
+    partial_lse = partial[:, :, 0].contiguous()
+    kept = counters
+    if config.option("fused_merge", 1) == 3:
+        # partials that are their own flags: zero before, and after
+        partial.zero_()
+        partial_lse = torch.zeros(slots * (splits + rows // 2), 4, device="cuda")
+        kept = partial.view(torch.int32)
     results = []
     for _ in range(2):
         out = torch.full((len(q) + 3, 512), math.nan, dtype=q.dtype, device="cuda")
         lse = torch.full((len(q) + 3,), 7e7, device="cuda")
-        partial = torch.full((slots, rows, 512), math.nan, device="cuda")
         kernel(
-            q, inputs.kv_cache, out, lse, partial, partial[:, :, 0].contiguous(), counters,
+            q, inputs.kv_cache, out, lse, partial, partial_lse, counters,
             inputs.block_tables, inputs.seq_lens, inputs.cum_seq_lens_q, problem.heads,
             float(inputs.bmm1_scale) / math.log(2.0), float(inputs.bmm2_scale),
             splits, tiles, uniform,
         )  # fmt: skip
         torch.cuda.synchronize()
         assert not counters.any()
+        assert not kept.any()
         assert out[len(q) :].isnan().all()
         assert (lse[len(q) :] == 7e7).all()
         results.append((out[: len(q)], lse[: len(q)]))

@@ -8,8 +8,9 @@ from ..hopper import NO_SCORE, add, fold_lanes, folded_index, fresh_thread, load
 from . import softmax as sx
 from .config import CONSUMERS, Shape
 from .exchange import reduce_share, send
-from .mail import send_notes, send_units
+from .mail import send_units
 from .merge import merge_share
+from .notes import send_notes
 from .output import write_fragments, write_lse
 from .share import arrive
 from .storage import Global, Shared, stamp
@@ -63,6 +64,24 @@ def send_sums(
 
 
 @cute.jit
+def write_alone(
+    c: cutlass.Constexpr[Shape], wg: cutlass.Constexpr[int], g: Global, s: Shared,
+    acc: cute.Tensor, mine: Int32, last: Int32, tail: cute.Tensor, more: cute.Tensor,
+):  # fmt: skip
+    """What one CTA a worker has to say: rows of the result, or a partial's."""
+    tid = fresh_thread()
+    lane = tid % 32
+    warp = cute.arch.make_warp_uniform(tid % 128 // 32)
+    inverse = cute.make_rmem_tensor(c.rows // 4, Float32)
+    for i in cutlass.range_constexpr(c.rows // 4):
+        seen = row_total(s, sx.row_of(i, lane))
+        inverse[i] = cute.arch.rcp_approx(seen) if seen > 0.0 else Float32(0.0)
+    write_fragments(c, wg, g, acc, inverse, tail, more[0], more[2], warp, lane)
+    if tid < c.rows:
+        write_lse(c, g, tid, row_peak(s, mine, last, tid), row_total(s, tid), tail, more)
+
+
+@cute.jit
 def finish(
     c: cutlass.Constexpr[Shape], wg: cutlass.Constexpr[int], g: Global, s: Shared,
     acc: cute.Tensor, mine: Int32, last: Int32, tail: cute.Tensor, more: cute.Tensor,
@@ -75,20 +94,17 @@ def finish(
     tid = fresh_thread()
     lane = tid % 32
     warp = cute.arch.make_warp_uniform(tid % 128 // 32)
-    by_mail = const_expr(c.fused_merge == 3) and more[2] > 1
-    if by_mail:
-        send_units(c, wg, g, acc, more[0], warp, lane)
+    if const_expr(c.fused_merge == 3):
+        if more[2] > 1:
+            send_units(c, wg, g, acc, more[0], warp, lane)
     cute.arch.barrier(barrier_id=ALL, number_of_threads=CONSUMERS)
-    if by_mail:
-        send_sums(c, wg, g, s, mine, last, more, warp, lane)
+    if const_expr(c.fused_merge == 3):
+        if more[2] > 1:
+            send_sums(c, wg, g, s, mine, last, more, warp, lane)
+        else:
+            write_alone(c, wg, g, s, acc, mine, last, tail, more)
     elif const_expr(c.cluster == 1):
-        inverse = cute.make_rmem_tensor(c.rows // 4, Float32)
-        for i in cutlass.range_constexpr(c.rows // 4):
-            seen = row_total(s, sx.row_of(i, lane))
-            inverse[i] = cute.arch.rcp_approx(seen) if seen > 0.0 else Float32(0.0)
-        write_fragments(c, wg, g, acc, inverse, tail, more[0], more[2], warp, lane)
-        if tid < c.rows:
-            write_lse(c, g, tid, row_peak(s, mine, last, tid), row_total(s, tid), tail, more)
+        write_alone(c, wg, g, s, acc, mine, last, tail, more)
     else:
         peaks = cute.make_rmem_tensor(4, Float32)
         pairs = max(c.rows // 2, c.cluster)

@@ -1,0 +1,182 @@
+"""A warpgroup's round for its own tile k, and what it adds of the other's tiles.
+
+    issue S^T(k) | await P(k-1) of the other, issue O^T(k-1) | softmax(k), publish P(k)
+    | release stage of k-1 | issue O^T(k), release stage of k
+
+With `values_first` (two stages) O^T(k-1) and the release of its stage stand before S^T(k): there
+S^T(k) would wait for tile k, and the load of k+1 for the stage, one load after another. Tile 1 of
+a grid is asked for at the start, so that its scores come first.
+"""
+
+from dataclasses import dataclass
+
+import cutlass
+import cutlass.cute as cute
+from cutlass import Float32, Int32, const_expr
+from cutlass.cute.nvgpu import warp as warp_ops
+from cutlass.cute.nvgpu import warpgroup
+
+from . import softmax as sx
+from .config import CONSUMERS, HEAD_DIM, TILE_KV, Shape
+from .finish import publish_totals
+from .mma import issue_scores, issue_values
+from .storage import Global, Products, Shared, stamp, value_view, weight_view
+
+#: named barriers: all consumers; a warpgroup (2, 3); P of warpgroup 0's or 1's tile (4, 5)
+ALL, ONE, P_READY = 1, 2, 4
+#: orders of the products in a round
+FIRST, SECOND, SCORES, VALUES = "first", "second", "scores", "values"
+
+
+@dataclass(frozen=True)
+class Fragments:
+    """Operands of this warpgroup and its registers."""
+
+    k: cute.Tensor
+    q: cute.Tensor
+    v: cute.Tensor
+    p: cute.Tensor
+    store: cute.TiledCopy
+    p_out: cute.Tensor
+    acc_s: cute.Tensor
+    acc_o: cute.Tensor
+    total: cute.Tensor
+    factor: cute.Tensor
+
+
+@dataclass(frozen=True)
+class Span:
+    """The work record's part that the loop needs."""
+
+    mine: Int32
+    token: Int32
+    kv_len: Int32
+    causal: Int32
+    row: Int32
+    #: tiles consumed before this work tile
+    done: Int32
+
+
+def fragments(c: Shape, wg: int, s: Shared, mma: Products, thread: Int32) -> Fragments:
+    """Descriptors and accumulators, made once."""
+    slice_s, slice_o = mma.s.get_slice(0), mma.o.get_slice(0)
+    p = weight_view(s, c)
+    count = 2 if c.rows == 8 else 4
+    atom = cute.make_copy_atom(warp_ops.StMatrix8x8x16bOp(True, count), c.dtype)
+    store = cute.make_tiled_copy_C(atom, mma.s).get_slice(thread)
+    return Fragments(
+        k=mma.s.make_fragment_A(slice_s.partition_A(s.k)),
+        q=mma.s.make_fragment_B(slice_s.partition_B(s.q)),
+        v=mma.o.make_fragment_A(slice_o.partition_A(value_view(s, c, wg))),
+        p=mma.o.make_fragment_B(slice_o.partition_B(p)),
+        store=store,
+        p_out=store.partition_D(cute.make_tensor(p.iterator, cute.select(p.layout, [1, 0, 2]))),
+        acc_s=cute.make_rmem_tensor(mma.s.partition_shape_C((TILE_KV, c.rows)), Float32),
+        acc_o=cute.make_rmem_tensor(mma.o.partition_shape_C((256, c.rows)), Float32),
+        total=cute.make_rmem_tensor(c.rows // 4, Float32),
+        factor=cute.make_rmem_tensor(c.rows // 4, Float32),
+    )
+
+
+@cute.jit
+def release(c: cutlass.Constexpr[Shape], s: Shared, stage: Int32):
+    """One arrival a warp, at each CTA that loads into this stage: it is read no more."""
+    if const_expr(c.pair > 1):
+        cute.arch.sync_warp()
+        lane = cute.arch.lane_idx()
+        if lane < c.pair:
+            cute.arch.mbarrier_arrive(s.empty + stage, lane)
+    else:
+        with cute.arch.elect_one():
+            cute.arch.mbarrier_arrive(s.empty + stage)
+
+
+@cute.jit
+def clear_tail(s: Shared, stage: Int32, left: Int32, thread: Int32):
+    """Zero the value rows of tokens past the end: an unread slot may hold NaN, and 0 x NaN is NaN.
+
+    Whole 128-byte rows of the eight boxes, so the swizzle does not matter.
+    """
+    zero = cute.make_rmem_tensor(4, Int32)
+    zero.fill(0)
+    base = cute.make_ptr(Int32, s.k.iterator.toint(), cute.AddressSpace.smem, assumed_align=1024)
+    base = base + stage * (TILE_KV * HEAD_DIM // 2)
+    box, chunk = thread // 16, thread % 8
+    for row in cutlass.range(left + thread % 16 // 8, TILE_KV, 2, unroll=1):
+        word = (box * TILE_KV + row) * 32 + chunk * 4
+        cute.autovec_copy(zero, cute.make_tensor((base + word).align(16), cute.make_layout(4)))
+
+
+@cute.jit
+def take(
+    c: cutlass.Constexpr[Shape], wg: cutlass.Constexpr[int], s: Shared, mma: Products,
+    f: Fragments, lane: Int32, stage: Int32,
+):  # fmt: skip
+    """Issue O^T of the other warpgroup's tile once its P is there."""
+    cute.arch.barrier(barrier_id=P_READY + 1 - wg, number_of_threads=CONSUMERS)
+    sx.read_factors(c, s, 1 - wg, f.factor, lane)
+    sx.scale_totals(f.total, f.factor)
+    sx.rescale(f.acc_o, f.factor, c.rows)
+    warpgroup.fence()
+    issue_values(mma.o.op, f.acc_o, f.v, f.p, stage)
+
+
+@cute.jit
+def own_tile(
+    c: cutlass.Constexpr[Shape], wg: cutlass.Constexpr[int], order: cutlass.Constexpr[str],
+    g: Global, s: Shared, mma: Products, f: Fragments, w: Span, k: Int32,
+    warp: Int32, lane: Int32,
+):  # fmt: skip
+    """One round of the module's docstring; `order`: FIRST (the work tile has no tile k-1), SECOND
+    (tile k was asked for at the start), SCORES or VALUES, whichever of the products comes first."""
+    thread = warp * 32 + lane
+    at = w.done + k
+    stage = wg if const_expr(c.static_stage) else at % c.stages
+    before = 1 - wg if const_expr(c.static_stage) else (at + c.stages - 1) % c.stages
+    tile_token = w.token + k * TILE_KV
+    phase = (at // c.stages) & 1
+    if const_expr(order == VALUES):
+        # with two stages tile k is still on its way here, and k+1 waits for the stage of k-1
+        take(c, wg, s, mma, f, lane, before)
+        warpgroup.wait_group(0)
+        release(c, s, before)
+    warpgroup.fence()
+    issue_scores(c, s, mma.s.op, f.acc_s, f.k, f.q, stage, phase)
+    if const_expr(order in (FIRST, VALUES)):
+        warpgroup.wait_group(0)
+    else:
+        take(c, wg, s, mma, f, lane, before)
+        warpgroup.wait_group(1)
+    if const_expr(order == SECOND):
+        if w.mine > 2:
+            # tile 2 waits for this stage
+            warpgroup.wait_group(0)
+            release(c, s, before)
+    if const_expr(order == FIRST):
+        stamp(c, s, 2)
+    if k + 2 >= w.mine:
+        with cute.arch.elect_one():
+            cute.arch.mbarrier_arrive(s.q_empty)
+    token = 16 * warp + lane // 4
+    sx.mask_scores(c, g, f.acc_s, tile_token, w.kv_len, w.causal, w.row, token, lane)
+    sx.softmax(c, wg, order == FIRST, g, s, f.acc_s, f.total, f.factor, warp, lane)
+    p = cute.make_rmem_tensor_like(f.acc_s, c.dtype)
+    p.store(f.acc_s.load().to(c.dtype))
+    cute.copy(f.store, f.store.retile(p), f.p_out[None, None, None, stage])
+    if tile_token + TILE_KV > w.kv_len:
+        clear_tail(s, stage, w.kv_len - tile_token, thread)
+    cute.arch.fence_view_async_shared()
+    cute.arch.barrier_arrive(barrier_id=P_READY + wg, number_of_threads=CONSUMERS)
+    cute.arch.barrier(barrier_id=ONE + wg, number_of_threads=128)
+    if const_expr(order != FIRST):
+        if const_expr(order != VALUES):
+            warpgroup.wait_group(0)
+        if const_expr(order == SCORES):
+            release(c, s, before)
+        sx.rescale(f.acc_o, f.factor, c.rows)
+    warpgroup.fence()
+    issue_values(mma.o.op, f.acc_o, f.v, f.p, stage)
+    if k + 1 == w.mine:
+        publish_totals(c, wg, s, f.total, warp, lane)
+    warpgroup.wait_group(0)
+    release(c, s, stage)

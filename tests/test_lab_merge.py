@@ -1,4 +1,4 @@
-"""The merge and neighbour explorers: exact merges, known cuts, pictures that say what they see."""
+"""Merge, neighbour and mask explorers: exact merges, known cuts, pictures that speak."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ import math
 import numpy as np
 import pytest
 
-from mla_lab.lab import merge_explorer, neighbour_explorer
+from mla_lab.errors import InvalidInput
+from mla_lab.lab import mask_explorer, merge_explorer, neighbour_explorer
 
 
 def test_pieces_merge_to_the_whole() -> None:
@@ -55,3 +56,22 @@ def test_the_strips_name_their_splits() -> None:
     picture = explorer.figure(explorer.state)
     assert "greedy 15, fixed_size 8" in picture.alt
     assert picture.markup.count("<title>split") == 15 + 8
+
+
+@pytest.mark.parametrize("shape", mask_explorer.SHAPES)
+def test_parents_come_before_their_children(shape: str) -> None:
+    for count in (1, 2, 15):
+        parent = mask_explorer.parents(shape, count)
+        assert len(parent) == count
+        assert all(-1 <= p < token for token, p in enumerate(parent))
+    assert mask_explorer.depths([-1, 0, 0, 1]) == [0, 1, 1, 2]
+
+
+def test_the_mask_explorer_shows_a_rows_ancestors_and_its_words() -> None:
+    explorer = mask_explorer.MaskExplorer(shape="binary tree", count=7, row=4)
+    assert "row 4 sees 3" in explorer.figure(explorer.state).alt
+    assert "0x0013" in explorer.footer.value
+    explorer.widgets["shape"].value = "chain"
+    assert "row 4 sees 5" in explorer.figure(explorer.state).alt
+    with pytest.raises(InvalidInput, match="shape"):
+        mask_explorer.parents("ring", 3)

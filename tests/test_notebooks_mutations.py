@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from mla_lab import reference
+from mla_lab import masks, reference
 from mla_lab.bench.cases import uniform_case
 from mla_lab.bench.records import describe_case
 from mla_lab.lab import banks, layout, measuring, merge_explorer, plan_explorer, session
@@ -96,6 +96,19 @@ def test_a_swizzle_that_flips_a_bit_too_few(monkeypatch: pytest.MonkeyPatch) -> 
     )
     assert banks.worst_column(128, Swizzle(3, 4, 3)) == 2
     breaks("21")
+
+
+def test_a_mask_with_one_bit_flipped(monkeypatch: pytest.MonkeyPatch) -> None:
+    pack = masks.pack
+
+    def flipped(visible: torch.Tensor) -> torch.Tensor:
+        packed = pack(visible)
+        if visible.shape[-1] > 16:
+            packed.view(torch.int16)[-1, 0] ^= 1
+        return packed
+
+    monkeypatch.setattr(masks, "pack", flipped)
+    breaks("35", "a bit is wrong")
 
 
 def record(folder: Path, **changes: Any) -> None:

@@ -35,6 +35,7 @@ _NAMES = {
     "measure": "measuring",
     "run_table": "measuring",
     "runs": "measuring",
+    "MaskExplorer": "mask_explorer",
     "PageExplorer": "page_explorer",
     "WaveExplorer": "wave_explorer",
     "PipelineExplorer": "pipeline_explorer",

@@ -43,6 +43,7 @@ NOTEBOOKS = (
     Entry("31", "split_kv_policies", "Split-kv policies", "compare how kernels cut a batch", 10),
     Entry("32", "lse_merge", "Merging softmax", "merge partials, empty ones too", 8),
     Entry("33", "batch_invariance", "Batch invariance", "say who changed your bits, fix it", 7),
+    Entry("35", "draft_masks", "Draft masks", "pack a token tree into words", 10),
     Entry("51", "kernel_xray", "Kernel x-ray", "read registers and SASS, no GPU", 12),
     Entry("90", "benchmarks", "Benchmarks", "read and rerun every figure", 10),
 )

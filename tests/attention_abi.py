@@ -45,7 +45,8 @@ class AbiKernel:
         """No plan; at the end num_splits, row_tiles of the longest request, and q_len or 0."""
         *tensors, heads, scale_log2, out_scale, splits, row_tiles, q_len = arguments
         nothing = torch.empty(0)
-        launch = _Launch(*tensors, nothing, nothing, heads, scale_log2, out_scale)
+        words: list[Any] = [*tensors, nothing, nothing, heads, scale_log2, out_scale]
+        launch = _Launch(*words)
         launch.check(self.config)
         assert all(type(number) is int for number in (splits, row_tiles, q_len))
         batch = len(launch.seq_lens)

@@ -1,0 +1,41 @@
+"""Errors that widgets swallow do not pass: the last cell of a notebook finds them under nbmake."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from mla_lab.lab.canonical import canonical
+
+SWALLOWED = {
+    "output": "import ipywidgets as w\nfrom IPython.display import display\n"
+    "out = w.Output()\ndisplay(out)\nwith out:\n    1 / 0",
+    "interactive": "import ipywidgets as w\n"
+    "w.interactive(lambda x: 1 / x, x=w.IntSlider(value=0, min=0, max=3))",
+}
+
+
+def notebook(*sources: str) -> str:
+    cells = [
+        {"cell_type": "code", "id": f"c{i}", "metadata": {}, "source": source}
+        for i, source in enumerate(sources)
+    ]
+    return canonical(json.dumps({"cells": cells, "nbformat": 4, "nbformat_minor": 5}))
+
+
+@pytest.mark.parametrize("kind", SWALLOWED)
+def test_a_swallowed_error_fails_the_notebook(kind: str, tmp_path: Path) -> None:
+    start, finish = 'from mla_lab import lab\nlab.start("00")', "lab.finish()"
+    path = tmp_path / "00_swallowed.ipynb"
+    path.write_text(notebook(start, SWALLOWED[kind], finish))
+    command = [sys.executable, "-m", "pytest", "-q", "--nbmake", "-p", "no:cacheprovider"]
+    done = subprocess.run(
+        [*command, f"--rootdir={tmp_path}", str(path)], capture_output=True, text=True, cwd=tmp_path
+    )
+    assert done.returncode == 1
+    assert "WidgetFailed" in done.stdout
+    assert "division by zero" in done.stdout

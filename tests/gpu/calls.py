@@ -1,0 +1,55 @@
+"""How the tests on a card make a call of the CuTe backend, and what they accept."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from mla_lab import decode
+from mla_lab.accuracy import lse_error, rel_error
+from mla_lab.backends.families import costs
+from mla_lab.gpu import Gpu
+from mla_lab.inputs import DecodeInputs, make_inputs
+from mla_lab.plan import Plan, choose
+from mla_lab.problem import Problem
+from mla_lab.reference import Result, decode_reference
+
+#: ||out - oracle|| / ||oracle||: rounding out to bf16 alone is 1.7e-3
+TOLERANCE = 4e-3
+LSE_TOLERANCE = 2e-5
+WORKSPACE_BYTES = 384 << 20
+
+
+def inputs_of(problem: Problem, *features: str, seed: int = 1) -> DecodeInputs:
+    return make_inputs(problem, seed, features, device="cuda", workspace_bytes=256)
+
+
+def native(inputs: DecodeInputs, workspace: torch.Tensor, **more: Any) -> Any:
+    """The native call by the CuTe backend; unless one is given, into an out full of NaN."""
+    arguments = inputs.contract_args()
+    del arguments["qk_nope_head_dim"]
+    arguments["workspace_buffer"] = workspace
+    if "out" not in more:
+        dtype = torch.bfloat16
+        shape = (*inputs.query.shape[:-1], 512)
+        more["out"] = torch.full(shape, torch.nan, dtype=dtype, device="cuda")
+    return decode.decode(**{**arguments, "backend": "cute", **more})
+
+
+def check(inputs: DecodeInputs, result: Any, expected: Result | None = None) -> None:
+    expected = expected or decode_reference(inputs)
+    out, lse = result if inputs.return_lse else (result, None)
+    assert rel_error(out, expected.out) < TOLERANCE
+    if lse is not None:
+        assert lse_error(lse, expected.lse) < LSE_TOLERANCE
+
+
+def chosen_plan(problem: Problem, batch_invariant: bool = False) -> Plan:
+    gpu = Gpu.here()
+    assert gpu is not None
+    return choose(problem, gpu, batch_invariant, costs()).plan(problem)
+
+
+def counters_are_zero(workspace: torch.Tensor) -> bool:
+    return not bool(workspace[:65536].any())

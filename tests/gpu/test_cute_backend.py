@@ -247,8 +247,7 @@ def test_auto_takes_it() -> None:
     inputs = inputs_of(Problem((1,), (300,), 16))
     arguments = inputs.contract_args()
     del arguments["qk_nope_head_dim"]
-    taken = [verdict for verdict in decode.explain(**arguments) if verdict.taken]
-    assert [verdict.name for verdict in taken] == ["cute"]
+    assert [v.name for v in decode.explain(**arguments) if v.taken] == ["cute"]
 
 
 def test_data_out_of_line_is_refused(workspace: torch.Tensor) -> None:

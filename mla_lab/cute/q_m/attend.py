@@ -137,8 +137,9 @@ def softmax(cfg, scale, acc, p, row_max, row_sum):
     """acc <- probabilities against a maximum that moves rarely; returns the two rescale factors.
 
     A row keeps its old maximum until the new one is more than 2**lazy_log2 above it, so most
-    tiles rescale nothing; a moved maximum is an integer, its factor a power of two, exact in
-    16 bits and in the row sum.
+    tiles rescale nothing. The first is taken as it is, so that the greatest P of few keys is 1,
+    without rounding; it moves by whole steps of 2, and factors are powers of two, exact in 16
+    bits and in the row sum.
     """
     factors = []
     count = cute.size(acc) // 4
@@ -149,8 +150,9 @@ def softmax(cfg, scale, acc, p, row_max, row_sum):
                 if j + e > 0:
                     mx = cute.arch.fmax(mx, acc[4 * j + 2 * h + e])
         mx = quad(cute.arch.fmax, mx) * scale
-        keep = mx - row_max[h] <= Float32(cfg.lazy_log2)
-        risen = cute.math.ceil(mx)
+        rise = mx - row_max[h]
+        keep = rise <= Float32(cfg.lazy_log2)
+        risen = select(row_max[h] == Float32(FLOOR), mx, row_max[h] + cute.math.ceil(rise))
         f = select(keep, Float32(1.0), cute.math.exp2(row_max[h] - risen, fastmath=True))
         f = f.to(cfg.element).to(Float32)
         now = select(keep, row_max[h], risen)

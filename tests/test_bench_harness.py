@@ -16,6 +16,7 @@ from mla_lab.bench.peers.base import Prepared
 from mla_lab.bench.records import Record, read, results, schema
 from mla_lab.bench.rotation import make_rotation
 from mla_lab.bench.telemetry import Sample, Telemetry
+from mla_lab.bench.timers import HostTimer
 from mla_lab.errors import DeviceLost, unsupported
 
 CASES = [uniform_case(1, 1, 4, 20), uniform_case(2, 1, 4, 20)]
@@ -217,6 +218,38 @@ def test_what_the_timed_replay_wrote_is_checked_too(path):
             return Prepared(tuple(FakeLaunch("stale", give) for _ in rotation.expected))
 
     row = by_peer(run(path, [Stale("stale")]))["stale"]
+    assert row["status"] == "wrong"
+    assert row["reason"].startswith("in the timed replay")
+
+
+class SharesOutput(FakePeer):
+    """Every launch writes its copy's result into the one output that all of them return."""
+
+    def prepare(self, rotation):
+        out = torch.empty_like(rotation.expected[0])
+        return Prepared(
+            tuple(FakeLaunch(self.name, lambda e=e: out.copy_(e)) for e in rotation.expected)
+        )
+
+
+def test_a_shared_output_is_checked_before_the_isolated_launch_overwrites_it(path):
+    record = run(path, [SharesOutput("shares")], HostTimer(), CASES[:1])
+    row = by_peer(record)["shares"]
+    assert row["kv_copies"] > 1, "the isolated launch is of the first, the replay ends on the last"
+    assert (row["status"], row["reason"]) == ("ok", None)
+    assert row["isolated_us"] > 0
+
+
+def test_a_right_isolated_launch_does_not_hide_a_wrong_replay(path):
+    class SpoilsReplay(HostTimer):
+        def ready(self, launches, *, cold=False):
+            spoilt = [lambda launch=launch: launch().zero_() for launch in launches]
+            return super().ready(launches if cold else spoilt, cold=cold)
+
+    one_copy = replace(METHOD, rotation_bytes=1)
+    record = run(path, [SharesOutput("shares")], SpoilsReplay(), CASES[:1], one_copy)
+    row = by_peer(record)["shares"]
+    assert row["kv_copies"] == 1, "one copy, so that the isolated launch leaves the right output"
     assert row["status"] == "wrong"
     assert row["reason"].startswith("in the timed replay")
 

@@ -32,7 +32,7 @@ class Replay(Protocol):
 
     @property
     def last_output(self) -> Tensor:
-        """What the last launch of the list wrote in the latest run."""
+        """Where the last launch of the list writes; another replay may write there too."""
 
 
 class Timer(Protocol):

@@ -17,7 +17,8 @@ from ..timers import Launch
 class Prepared:
     """A case made ready for one peer."""
 
-    #: one launch for each KV copy, in order; each returns its output [.., latent]
+    #: one launch for each KV copy, in order; each returns its output [.., latent], which stands
+    #: until the next launch, as they may share it
     launches: tuple[Launch, ...]
     #: makes the plan that all layers of a step share, as a caller would; None: there is none
     plan: Callable[[], Any] | None = None

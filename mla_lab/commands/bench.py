@@ -38,6 +38,7 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
 def _add_fit(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("record", type=Path, help="of `bench sweep`")
     parser.add_argument("--out", type=Path, help="default: data/kernel_costs.json of this checkout")
+    parser.add_argument("--refine", type=int, default=0, metavar="STEPS", help="then a search")
     parser.add_argument("--dry-run", action="store_true", help="judge, and write nothing")
 
 
@@ -56,6 +57,7 @@ def run(args: argparse.Namespace) -> int | None:
 
 def _fit(args: argparse.Namespace) -> None:
     from ..bench import fitting, read
+    from ..bench.refine import refine
     from ..plan.kernel_costs import RECORD, recorded_costs
     from ..resources import data_dir
 
@@ -69,6 +71,9 @@ def _fit(args: argparse.Namespace) -> None:
     print(f"fitted     {fitting.quality(fitted, found)}")
     for half in fitting.held_out(found, start):
         print(f"held out   {half}")
+    if args.refine:
+        fitted = refine(fitted, found, args.refine)
+        print(f"refined    {fitting.quality(fitted, found)} (on the cases it was refined on)")
     if not args.dry_run:
         path = args.out or data_dir() / RECORD
         fitting.write(path, fitted, source, {launch.kernel for launch in found})

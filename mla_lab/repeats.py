@@ -43,10 +43,14 @@ _FLAGS = itemgetter(
             "cp_world",
             "cp_rank",
             "batch_invariant",
+            "max_seq_len",
+            "bmm1_scale",
+            "bmm2_scale",
         ),
     )
 )
 #: tensors that no repeatable call has
+_NONE = (None, None, None)
 _NEVER = itemgetter(*map(Arguments._fields.index, ("sinks", "mask", "causal_seqlens_kv_global")))
 
 Result = Tensor | tuple[Tensor, Tensor]
@@ -62,19 +66,25 @@ class Remembered:
         self.form = call.form
         self.plan = given.plan
         self.buffer = buffer
-        self.kinds = tuple(map(type, given))
-        self.flags = _FLAGS(given)
+        # of the last three, a bound and two scales, only the kind is kept here
+        flags = _FLAGS(given)
+        self.kinds = tuple(map(type, flags))
+        self.flags = flags[:-3]
         self.shapes = _shapes(given)
         self.longest = _longest(given)
 
     def fits(self, given: Arguments, backend: str) -> bool:
-        """Whether `given` is this call with other tensors."""
+        """Whether `given` is this call with other tensors. (Whether they are tensors at all, the
+        kernel's entry sees; True and 1 are equal, so that kinds of flags are looked at too.)
+        """
+        flags = _FLAGS(given)
         return bool(
             given.plan is self.plan
             and (self.buffer is None or self.buffer() is given.workspace_buffer)
-            and tuple(map(type, given)) == self.kinds
+            and flags[:-3] == self.flags
+            and tuple(map(type, flags)) == self.kinds
             and _shapes(given) == self.shapes
-            and _FLAGS(given) == self.flags
+            and _NEVER(given) == _NONE
             and _longest(given) == self.longest
             and backend == self.backend
             and 0.0 < given.bmm1_scale < math.inf

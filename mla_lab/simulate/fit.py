@@ -9,6 +9,7 @@ writes `data/simulator.json`, the constants fitted to all rows.
 
 from __future__ import annotations
 
+import argparse
 import json
 import sys
 from collections.abc import Iterable, Sequence
@@ -228,11 +229,18 @@ def load(path: Path | None = None) -> dict[str, Constants]:
     return {kernel: Constants(**constants) for kernel, constants in values.items()}
 
 
-def main(paths: Sequence[str]) -> int:
+def main(arguments: Sequence[str]) -> int:
     """Prints the error table of the records and writes the constants fitted to all of them."""
-    cases = [case for path in paths for case in launches(read(Path(path)))]
+    parser = argparse.ArgumentParser(
+        prog="python -m mla_lab.simulate.fit", description=main.__doc__
+    )
+    parser.add_argument("records", nargs="+", type=Path, help="of `mla-lab bench run`")
+    paths = parser.parse_args(arguments).records
+    if missing := [str(path) for path in paths if not path.is_file()]:
+        parser.error(f"records: got {', '.join(missing)}; supported: files that exist")
+    cases = [case for path in paths for case in launches(read(path))]
     sys.stdout.write(error_table(judge(cases)) + "\n")
-    origin = f"{len(cases)} launches of {', '.join(Path(p).name for p in paths)}"
+    origin = f"{len(cases)} launches of {', '.join(path.name for path in paths)}"
     write(fit(cases), data_dir() / RECORD, origin)
     return 0
 

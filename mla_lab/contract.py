@@ -100,8 +100,10 @@ def trtllm_batch_decode_with_kv_cache_mla(
     enable_dcp, cp_world, cp_rank, causal_seqlens_kv_global: the cache holds tokens rank, rank +
         world, ... of each request, seq_lens counts those, the last int32 [batch] all of them.
         Needs return_lse; `context_parallel.merge` merges the ranks and takes the sinks.
-    cute_dsl_impl, kv_scale_format, multi_ctas_kv_counter_buffer, sparse_mla_top_k_lens,
-        use_fp16_softmax: other values than the defaults (or False) are not supported.
+    cute_dsl_impl: "auto" or "monolithic", whose rules are these; "modular", which is not causal,
+        where each request has one query token.
+    kv_scale_format, multi_ctas_kv_counter_buffer, sparse_mla_top_k_lens, use_fp16_softmax: other
+        values than the defaults (or False) are not supported.
     mask: uint16 [batch, q_len, ceil(q_len / 32) x 2], ragged [total_q, ceil(max_q_len / 32) x 2]:
         bit c of draft row r, least significant first, shows it draft column c (`mla_lab.masks`).
     batch_invariant: each request's bits do not depend on what else is in the batch.
@@ -113,8 +115,7 @@ def trtllm_batch_decode_with_kv_cache_mla(
     """
     _check_int("qk_nope_head_dim", qk_nope_head_dim)
     _check_int("max_seq_len", max_seq_len)
-    if cute_dsl_impl != "auto":
-        _refuse("cute_dsl_impl", cute_dsl_impl, "'auto': there is one implementation")
+    _check_implementation(cute_dsl_impl, query)
     if kv_scale_format != "auto":
         _refuse("kv_scale_format", kv_scale_format, "'auto': scales are read as any fp32")
     if multi_ctas_kv_counter_buffer is not None:
@@ -204,6 +205,14 @@ def xqa_batch_decode_with_kv_cache_mla(
 def _check_int(name: str, value: object) -> None:
     if not isinstance(value, Integral) or isinstance(value, bool):
         raise invalid_type(name, type(value).__name__, "an int")
+
+
+def _check_implementation(name: str, query: object) -> None:
+    """FlashInfer has two CuTe implementations that differ for several query tokens; ours is one."""
+    one_token = isinstance(query, Tensor) and query.dim() == 4 and query.shape[1] == 1
+    if name not in ("auto", "monolithic") and not (name == "modular" and one_token):
+        causal = "'auto', 'monolithic'; 'modular' for one query token: its rows are not causal"
+        _refuse("cute_dsl_impl", name, causal)
 
 
 def _no_bytes(query: object) -> Tensor | None:

@@ -17,7 +17,7 @@ from .house import Import, imports_in, imports_of, package_modules
 #: layers from the top; a room may import lower ones, and its own layer while no circle forms
 LAYERS = (
     {"cli", "commands", "lab", "__main__"},
-    {"bench", "doctor", "simulate", "trace", "xray"},
+    {"bench", "doctor", "flashinfer_names", "proof", "simulate", "trace", "xray"},
     {"compiled", "contract", "decode", "repeats", "validate"},
     {"backends"},
     {"cute", "jit"},

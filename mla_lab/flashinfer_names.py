@@ -1,0 +1,163 @@
+"""FlashInfer's MLA names on our decode call: the import is all that a program changes.
+
+    from mla_lab.flashinfer_names import trtllm_batch_decode_with_kv_cache_mla
+    import mla_lab.flashinfer_names as flashinfer    # flashinfer.mla.x, flashinfer.decode.x
+
+Semantics are those of `contract`. Two things are added, both for programs that exist:
+
+* FlashInfer asks for a zeroed workspace only of kernels with semaphores, and its own tests pass
+  `torch.empty`. Our merge counters must be zero, so that they are zeroed, on the current stream,
+  when a buffer object is first seen. The contract's own names leave that to the caller.
+* `cute_dsl_mla_decode` has its older parameter names, and by default an out of the query's dtype.
+
+The Hopper wrapper `BatchMLAPagedAttentionWrapper`, sparse attention of other models, and what
+lies below these names (autotuner, kernel classes) have no counterpart here.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import wraps
+from typing import Any, ParamSpec, TypeVar
+from weakref import ref
+
+import torch
+from torch import Tensor
+
+from . import contract
+from .plan.workspace import MAX_GROUPS, WORD_BYTES
+
+__all__ = [
+    "MLAHeadDimensions",
+    "MLALayerDimensions",
+    "cute_dsl_mla_decode",
+    "decode",
+    "deepseek_mla_dimensions",
+    "mla",
+    "smaller_mla_dimensions",
+    "supported_mla_layer_dimensions",
+    "trtllm_batch_decode_with_kv_cache_mla",
+    "xqa_batch_decode_with_kv_cache_mla",
+]
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+#: where `workspace_buffer` stands in the contract's lists
+WORKSPACE_POSITION = 2
+COUNTER_BYTES = MAX_GROUPS * WORD_BYTES
+
+_SEEN: dict[int, ref[Tensor]] = {}
+
+
+@dataclass(frozen=True)
+class MLAHeadDimensions:
+    """Channels of a head before the absorption, and the rank of the compressed cache."""
+
+    qk_nope_head_dim: int
+    qk_rope_head_dim: int
+    v_head_dim: int
+    kv_lora_rank: int
+
+
+@dataclass(frozen=True)
+class MLALayerDimensions:
+    """A layer: its heads' channels and how many they are."""
+
+    head_dimensions: MLAHeadDimensions
+    num_heads: int
+
+
+deepseek_mla_dimensions = MLAHeadDimensions(128, 64, 128, 512)
+#: on the torch backend alone
+smaller_mla_dimensions = MLAHeadDimensions(64, 64, 128, 256)
+supported_mla_layer_dimensions = [
+    MLALayerDimensions(deepseek_mla_dimensions, 128),
+    MLALayerDimensions(deepseek_mla_dimensions, 64),
+    MLALayerDimensions(smaller_mla_dimensions, 32),
+]
+
+
+def _with_any_workspace(call: Callable[P, R]) -> Callable[P, R]:
+    """`call`, after zeroing the counters of a workspace that was not seen before."""
+
+    @wraps(call)
+    def run(*args: P.args, **named: P.kwargs) -> R:
+        buffer: Any = named.get("workspace_buffer")
+        if buffer is None and len(args) > WORKSPACE_POSITION:
+            buffer = args[WORKSPACE_POSITION]
+        if isinstance(buffer, Tensor) and not torch.compiler.is_compiling():
+            known = _SEEN.get(id(buffer))
+            if known is None or known() is not buffer:
+                _clear_counters(buffer)
+        return call(*args, **named)
+
+    return run
+
+
+def _clear_counters(buffer: Tensor) -> None:
+    """Zero the counters once in the life of `buffer`; a wrong one is left to the call's checks."""
+    key = id(buffer)
+    if buffer.dtype in (torch.uint8, torch.int8) and buffer.dim() == 1:
+        buffer[:COUNTER_BYTES].zero_()
+        _SEEN[key] = ref(buffer, lambda _: _SEEN.pop(key, None))
+
+
+trtllm_batch_decode_with_kv_cache_mla = _with_any_workspace(
+    contract.trtllm_batch_decode_with_kv_cache_mla
+)
+xqa_batch_decode_with_kv_cache_mla = _with_any_workspace(
+    contract.xqa_batch_decode_with_kv_cache_mla
+)
+
+
+def cute_dsl_mla_decode(
+    query: Tensor,
+    kv_cache: Tensor,
+    workspace_buffer: Tensor,
+    kv_lora_rank: int,
+    qk_rope_head_dim: int,
+    block_tables: Tensor,
+    seq_lens: Tensor,
+    max_seq_len: int,
+    softmax_scale: float,
+    output_scale: float = 1.0,
+    out: Tensor | None = None,
+    out_dtype: torch.dtype | None = None,
+    **named: Any,
+) -> Tensor | tuple[Tensor, Tensor]:
+    """The CuTe backend under the parameter names of FlashInfer's CuTe DSL entry.
+
+    out, out_dtype: default a new out of `out_dtype`, else of the query's dtype (bf16 under e4m3).
+    A new lse of a dense call is [batch, q_len, heads]. Other parameters, and what raises, as in
+    `contract.trtllm_batch_decode_with_kv_cache_mla`.
+    Source: flashinfer.cute_dsl.attention.cute_dsl_mla_decode (FlashInfer 0.7.2).
+    """
+    if out is None and isinstance(query, Tensor):
+        eight_bit = query.dtype is torch.float8_e4m3fn
+        dtype = out_dtype or (torch.bfloat16 if eight_bit else query.dtype)
+        out = query.new_empty((*query.shape[:-1], kv_lora_rank), dtype=dtype)
+    if named.get("return_lse") and named.get("lse") is None and query.dim() == 4:
+        named["lse"] = query.new_empty(query.shape[:-1], dtype=torch.float32)
+    return trtllm_batch_decode_with_kv_cache_mla(
+        query,
+        kv_cache,
+        workspace_buffer,
+        kv_lora_rank,  # plays no part
+        kv_lora_rank,
+        qk_rope_head_dim,
+        block_tables,
+        seq_lens,
+        max_seq_len,
+        out=out,
+        bmm1_scale=softmax_scale,
+        bmm2_scale=output_scale,
+        backend="cute-dsl",
+        **named,
+    )
+
+
+#: FlashInfer has these names in two modules
+mla = decode = sys.modules[__name__]

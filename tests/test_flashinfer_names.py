@@ -1,0 +1,171 @@
+"""Code written for FlashInfer's MLA names runs on ours by changing the import."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+
+import mla_lab.flashinfer_names as flashinfer
+from mla_lab import backends, contract
+from mla_lab.accuracy import lse_error, rel_error
+from mla_lab.errors import InvalidInput, Unsupported
+from mla_lab.inputs import DecodeInputs, make_inputs
+from mla_lab.problem import Problem
+from mla_lab.reference import decode_reference
+
+SMALL = Problem((1, 1), (70, 9), 4)
+
+
+def older_names(inputs: DecodeInputs) -> dict[str, Any]:
+    """A call of the CuTe DSL entry, whose scales have names of their own."""
+    named = inputs.contract_args()
+    del named["qk_nope_head_dim"]
+    named["softmax_scale"] = named.pop("bmm1_scale")
+    return named
+
+
+@pytest.fixture
+def torch_for_cute(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """The torch backend runs what is asked of the CuTe backend, which has no GPU here."""
+    monkeypatch.setitem(backends.ALIASES, "cute-dsl", "torch")
+    backends.choose.cache_clear()
+    yield
+    backends.choose.cache_clear()
+
+
+@pytest.mark.parametrize("module", [flashinfer, flashinfer.mla, flashinfer.decode])
+@pytest.mark.parametrize("name", ["trtllm_batch_decode_with_kv_cache_mla"])
+def test_the_same_call_by_any_module(module: Any, name: str) -> None:
+    inputs = make_inputs(SMALL, 1, ["lse", "sinks"])
+    out, lse = getattr(module, name)(**inputs.contract_args())
+    expected = contract.trtllm_batch_decode_with_kv_cache_mla(**inputs.contract_args())
+    assert torch.equal(out, expected[0]) and torch.equal(lse, expected[1])
+
+
+def test_xqa_by_position() -> None:
+    inputs = make_inputs(SMALL, 1)
+    out = flashinfer.xqa_batch_decode_with_kv_cache_mla(
+        inputs.query,
+        inputs.kv_cache,
+        inputs.workspace_buffer,
+        128,
+        512,
+        64,
+        inputs.block_tables,
+        inputs.seq_lens,
+        inputs.max_seq_len,
+        bmm1_scale=inputs.bmm1_scale,
+    )
+    assert rel_error(out, decode_reference(inputs).out) < 4e-3
+
+
+@pytest.mark.parametrize(
+    "name", ["trtllm_batch_decode_with_kv_cache_mla", "xqa_batch_decode_with_kv_cache_mla"]
+)
+def test_signatures_are_the_contract_s(name: str) -> None:
+    ours = inspect.signature(getattr(flashinfer, name))
+    assert ours == inspect.signature(getattr(contract, name))
+    assert "selects_grouped_mla" not in ours.parameters
+
+
+@pytest.mark.parametrize("by_position", [True, False])
+def test_a_workspace_of_any_bytes_is_cleared_once(by_position: bool) -> None:
+    named = make_inputs(SMALL, 1).contract_args()
+    buffer = torch.full((8 << 20,), 7, dtype=torch.int8)
+    del named["workspace_buffer"]
+
+    def call() -> None:
+        if by_position:
+            first = [named.pop("query"), named.pop("kv_cache")]
+            flashinfer.mla.trtllm_batch_decode_with_kv_cache_mla(*first, buffer, **named)
+            named.update(query=first[0], kv_cache=first[1])
+        else:
+            flashinfer.trtllm_batch_decode_with_kv_cache_mla(workspace_buffer=buffer, **named)
+
+    call()
+    assert not buffer[:65536].any() and (buffer[-65536:] == 7).all()
+    buffer[0] = 3
+    call()
+    assert buffer[0] == 3, "a second call leaves it alone"
+
+
+def test_a_new_buffer_at_an_old_address_is_cleared() -> None:
+    named = make_inputs(SMALL, 1).contract_args()
+    whole = torch.full((8 << 20,), 7, dtype=torch.uint8)
+    for _ in range(2):
+        view = whole[:]
+        flashinfer.trtllm_batch_decode_with_kv_cache_mla(**{**named, "workspace_buffer": view})
+        assert not whole[:65536].any()
+        whole[:65536] = 7
+        del view
+
+
+def test_a_wrong_workspace_is_left_to_the_checks() -> None:
+    named = make_inputs(SMALL, 1).contract_args()
+    wrong = torch.full((4, 4), 7.0)
+    with pytest.raises(InvalidInput, match="workspace_buffer"):
+        flashinfer.trtllm_batch_decode_with_kv_cache_mla(**{**named, "workspace_buffer": wrong})
+    assert (wrong == 7).all()
+
+
+@pytest.mark.parametrize(
+    ("dtype", "out_dtype", "expected"),
+    [
+        ("bf16", None, torch.bfloat16),
+        ("fp16", None, torch.float16),
+        ("fp16", torch.bfloat16, torch.bfloat16),
+        ("e4m3", None, torch.bfloat16),
+        ("e4m3", torch.float8_e4m3fn, torch.float8_e4m3fn),
+    ],
+)
+def test_the_older_entry_s_out(
+    dtype: str, out_dtype: Any, expected: torch.dtype, torch_for_cute: None
+) -> None:
+    problem = Problem((2, 2), (70, 9), 4, q_dtype=dtype, kv_format=dtype)
+    inputs = make_inputs(problem, 1, ["lse"])
+    named = {**older_names(inputs), "out_dtype": out_dtype, "output_scale": 0.5}
+    out, lse = flashinfer.cute_dsl_mla_decode(**named)
+    reference = decode_reference(inputs)
+    assert out.dtype is expected
+    assert lse.shape == (2, 2, 4)
+    assert lse_error(lse, reference.lse) < 1e-5
+    limit = 5e-2 if expected is torch.float8_e4m3fn else 4e-3
+    assert rel_error(out.float(), 0.5 * reference.out) < limit
+
+
+def test_the_older_entry_with_ragged_requests(torch_for_cute: None) -> None:
+    inputs = make_inputs(Problem((2, 0, 1), (70, 9, 3), 4), 1, ["lse", "max_q_len"])
+    out, lse = flashinfer.cute_dsl_mla_decode(**older_names(inputs), cute_dsl_impl="monolithic")
+    reference = decode_reference(inputs)
+    assert rel_error(out, reference.out) < 4e-3
+    assert lse.shape == (3, 4) and lse_error(lse, reference.lse) < 1e-5
+
+
+def test_modular_is_taken_where_it_says_the_same(torch_for_cute: None) -> None:
+    one = older_names(make_inputs(SMALL, 1))
+    assert torch.equal(
+        flashinfer.cute_dsl_mla_decode(**one, cute_dsl_impl="modular"),
+        flashinfer.cute_dsl_mla_decode(**one),
+    )
+    two = older_names(make_inputs(Problem((2, 2), (70, 9), 4), 1))
+    with pytest.raises(Unsupported, match="its rows are not causal"):
+        flashinfer.cute_dsl_mla_decode(**two, cute_dsl_impl="modular")
+
+
+def test_the_older_entry_forces_its_backend() -> None:
+    with pytest.raises(Unsupported, match="backend: got 'cute-dsl'"):
+        flashinfer.cute_dsl_mla_decode(**older_names(make_inputs(SMALL, 1)))
+
+
+@pytest.mark.parametrize("layer", flashinfer.supported_mla_layer_dimensions, ids=str)
+def test_the_layers_run(layer: Any) -> None:
+    dims = layer.head_dimensions
+    problem = Problem(
+        (1,), (9,), layer.num_heads, latent_dim=dims.kv_lora_rank, rope_dim=dims.qk_rope_head_dim
+    )
+    out = flashinfer.trtllm_batch_decode_with_kv_cache_mla(**make_inputs(problem).contract_args())
+    assert out.shape == (1, 1, layer.num_heads, dims.kv_lora_rank)

@@ -7,12 +7,12 @@ import cutlass.cute as cute
 from cutlass import Float32, Int32, const_expr
 from cutlass.cute.nvgpu import warpgroup
 
-from .attend import STATS_BARRIER, release, select
+from .attend import STATS_BARRIER, power, release, select
 from .load import fill, start
 from .merge import arrive, merge, store_fragment
 from .output import store_lse, store_rows
 from .storage import BLOCK, LATENT, LN2, STAGES, Config, Globals, Mmas, Shared
-from .work import read_work, stamp
+from .work import Plan, plan_words, read_work, record, stamp
 
 HALF = LATENT // 2
 
@@ -56,7 +56,6 @@ def finish(
     s: Shared,
     acc: cute.Tensor,
     index,
-    last,
     rank,
 ):
     """Normalise; write the result, or the partial."""
@@ -64,11 +63,10 @@ def finish(
     lane = cute.arch.lane_idx()
     row = 16 * cute.arch.make_warp_uniform((tid % 128) // 32) + lane // 4
     column = wg * HALF
-    work = read_work(cfg, g, index, rank)  # again: held through the loop it would cost registers
+    work = read_work(s, index)
     sum0, sum1 = s.row_sum[row], s.row_sum[row + 8]
     max0, max1 = s.row_max[row], s.row_max[row + 8]
-    if index + 1 < last:
-        cute.arch.barrier_arrive(barrier_id=STATS_BARRIER, number_of_threads=384)
+    cute.arch.barrier_arrive(barrier_id=STATS_BARRIER, number_of_threads=384)
     lse0 = (max0 + cute.math.log2(sum0, fastmath=True)) * Float32(LN2)
     lse1 = (max1 + cute.math.log2(sum1, fastmath=True)) * Float32(LN2)
     inv0 = select(sum0 > 0.0, cute.arch.rcp_approx(sum0), Float32(0.0))
@@ -102,7 +100,7 @@ def accumulate(
     g: Globals,
     s: Shared,
     mma: Mmas,
-    worker,
+    plan: Plan,
     rank,
 ):
     """Per work tile: P V tile by tile as P is announced, filling the ring behind it."""
@@ -116,33 +114,34 @@ def accumulate(
     r_v = mma.pv.make_fragment_B(mma.pv.get_slice(0).partition_B(half))
     acc = cute.make_rmem_tensor(mma.pv.partition_shape_C((64, HALF)), Float32)
     phases = Int32(0)
-    first = g.worker_begin[worker]
-    last = g.worker_begin[worker + 1]
+    first, last = plan.first, plan.last
     feeds = (w == 0) if const_expr(wg == 0) else False
-    feed = start(cfg, g, first, last, lane)
+    feed = start(first)
     if const_expr(wg == 0):
-        if feeds:
+        if feeds & (first < last):
+            record(cfg, g, s, plan.words, first, rank)
             for _ in cutlass.range(STAGES, unroll=1):
                 feed = fill(cfg, g, s, feed, last, rank, lane)
+    cute.arch.barrier_arrive(barrier_id=STATS_BARRIER, number_of_threads=384)
     for index in cutlass.range(first, last, unroll=1):
-        begin = g.tiles[index, 2]
-        end = cutlass.max(g.tiles[index, 3], begin + 1)
         if const_expr(wg == 0):
             if feeds:
+                if index + 1 < last:
+                    record(cfg, g, s, plan_words(g, index + 1), index + 1, rank)
                 feed = fill(cfg, g, s, feed, last, rank, lane)  # the slot that Q gives back
         stage = Int32(1)
         acc.fill(0.0)
-        for block in cutlass.range(begin, end, unroll=1):
+        count = g.tiles[index, 3] - g.tiles[index, 2]
+        for block in cutlass.range(0, cutlass.max(count, 1), unroll=1):
             stage = cute.arch.make_warp_uniform(stage)
             cute.arch.mbarrier_wait(s.p_full + stage, (phases >> stage) & 1)
             phases = phases ^ (1 << stage)
             if const_expr(cfg.stamps):
-                if block == begin:
+                if block == 0:
                     stamp(cfg, g, 2)
-            f0 = s.factor[row, stage].to(Float32)
-            f1 = s.factor[row + 8, stage].to(Float32)
-            if cute.arch.vote_any_sync((f0 != Float32(1.0)) | (f1 != Float32(1.0))):
-                scale_rows(acc, f0, f1)
+            drop0, drop1 = Int32(s.drop[row, stage]), Int32(s.drop[row + 8, stage])
+            if cute.arch.vote_any_sync((drop0 | drop1) != 0):
+                scale_rows(acc, power(drop0), power(drop1))
             atom = cute.make_mma_atom(mma.pv.op)
             atom.set(warpgroup.Field.ACCUMULATE, True)
             warpgroup.fence()
@@ -163,9 +162,9 @@ def accumulate(
                 for _ in cutlass.range(STAGES - stage, unroll=1):
                     feed = fill(cfg, g, s, feed, last, rank, lane)
         stamp(cfg, g, 3)
-        finish(cfg, wg, g, s, acc, index, last, rank)
+        finish(cfg, wg, g, s, acc, index, rank)
         stamp(cfg, g, 4)
     if const_expr(cfg.fused_merge):
         for index in cutlass.range(first, last, unroll=1):
-            merge(cfg, g, s, index, rank)
+            merge(cfg, g, s, index, plan, rank)
     stamp(cfg, g, 6)

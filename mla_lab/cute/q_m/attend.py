@@ -8,23 +8,25 @@ from __future__ import annotations
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Float32, Int32, const_expr
+from cutlass import Float32, Int32, Uint8, const_expr
 from cutlass.cute.nvgpu import warp, warpgroup
 
 from ..hopper import fresh_thread
 from .storage import (
     BLOCK,
+    BOX,
     FLOOR,
     GROUPS,
     K_STEPS_IN_REGISTERS,
     LATENT,
+    ROPE_BOX,
     STAGE,
     Config,
     Globals,
     Mmas,
     Shared,
 )
-from .work import read_work, visible
+from .work import Plan, read_work, visible
 
 ATTEND_BARRIER = 1
 #: the accumulate groups have read the row sums of the previous work tile
@@ -62,14 +64,23 @@ def release(cfg: cutlass.Constexpr[Config], s: Shared, stage, lane):
             cute.arch.mbarrier_arrive(s.empty + stage, lane)
 
 
+def own_row(tid):
+    """First of the two rows whose accumulators a thread of the warpgroup holds."""
+    return ((tid >> 1) & 48) + ((tid >> 2) & 7)
+
+
 @cute.jit
-def mask(acc: cute.Tensor, left0, left1, lane):
-    """-inf at columns that a row must not see; `left` counts the visible ones of this tile."""
-    for j in cutlass.range_constexpr(cute.size(acc) // 4):
-        for e in cutlass.range_constexpr(2):
-            col = 8 * j + 2 * (lane % 4) + e
-            acc[4 * j + e] = acc[4 * j + e] if col < left0 else -Float32.inf
-            acc[4 * j + 2 + e] = acc[4 * j + 2 + e] if col < left1 else -Float32.inf
+def mask(g: Globals, s: Shared, acc: cute.Tensor, index: Int32, blocks: Int32):
+    """-inf at columns that a row must not see, `blocks` before the work tile's end."""
+    tid = fresh_thread()
+    work = read_work(s, index)
+    first = (work.end - blocks) * BLOCK + 2 * (tid & 3)
+    for h in cutlass.range_constexpr(2):
+        left = visible(g, work, own_row(tid) + 8 * h) - first
+        for j in cutlass.range_constexpr(cute.size(acc) // 4):
+            for e in cutlass.range_constexpr(2):
+                i = 4 * j + 2 * h + e
+                acc[i] = acc[i] if 8 * j + e < left else -Float32.inf
 
 
 @cute.jit
@@ -85,16 +96,28 @@ def clear_values(s: Shared, stage, first, thread):
             cute.autovec_copy(zero, cute.make_tensor(at, cute.make_layout(4)))
 
 
+def p_address(s):
+    """Where a lane stores P's first 16 columns, in the rope box of stage 0."""
+    tid = fresh_thread()
+    return (
+        Int32(s.kv.iterator.toint())
+        + (ROPE_BOX * BOX * 2)
+        + ((((tid >> 1) & 48) + (tid & 15)) << 7)
+        + ((((tid >> 4) & 1) ^ (tid & 7)) << 4)
+    )
+
+
 def store_p(address, offset, p):
-    """P into the stage's rope box, 16 columns a step, each lane at its own swizzled row."""
+    """P into the stage's rope box, 16 columns a step, each lane at its own swizzled row.
+
+    The swizzle is added where it is used: four addresses held in registers would be three more.
+    """
     words = cute.recast_tensor(p, Int32)
     for j in range(4):
         cute.arch.inline_ptx(
-            "stmatrix.sync.aligned.m8n8.x4.shared.b16 [{$r0}], { {$r1}, {$r2}, {$r3}, {$r4} };",
-            read_only_args=[
-                (address ^ Int32(j << 5)) + offset,
-                *(words[4 * j + i] for i in range(4)),
-            ],
+            "{ .reg .b32 at; xor.b32 at, {$r0}, " + str(j << 5) + "; add.u32 at, at, {$r1};"
+            "stmatrix.sync.aligned.m8n8.x4.shared.b16 [at], { {$r2}, {$r3}, {$r4}, {$r5} }; }",
+            read_only_args=[address, Int32(offset), *(words[4 * j + i] for i in range(4))],
         )
 
 
@@ -133,43 +156,11 @@ def issue_qk(s, mma, frags, acc, stage, phase, pending):
     warpgroup.commit_group()
 
 
-def softmax(cfg, scale, acc, p, row_max, row_sum):
-    """acc <- probabilities against a maximum that moves rarely; returns the two rescale factors.
-
-    A row keeps its old maximum until the new one is more than 2**lazy_log2 above it, so most
-    tiles rescale nothing. The first is taken as it is, so that the greatest P of few keys is 1,
-    without rounding; it moves by whole steps of 2, and factors are powers of two, exact in 16
-    bits and in the row sum.
-    """
-    factors = []
-    count = cute.size(acc) // 4
-    for h in range(2):
-        mx = acc[2 * h]
-        for j in range(count):
-            for e in range(2):
-                if j + e > 0:
-                    mx = cute.arch.fmax(mx, acc[4 * j + 2 * h + e])
-        mx = quad(cute.arch.fmax, mx) * scale
-        rise = mx - row_max[h]
-        keep = rise <= Float32(cfg.lazy_log2)
-        risen = select(row_max[h] == Float32(FLOOR), mx, row_max[h] + cute.math.ceil(rise))
-        f = select(keep, Float32(1.0), cute.math.exp2(row_max[h] - risen, fastmath=True))
-        f = f.to(cfg.element).to(Float32)
-        now = select(keep, row_max[h], risen)
-        row_max[h] = now
-        even = Float32(0)
-        odd = Float32(0)
-        for j in range(count):
-            i = 4 * j + 2 * h
-            acc[i] = cute.math.exp2(acc[i] * scale - now, fastmath=True)
-            acc[i + 1] = cute.math.exp2(acc[i + 1] * scale - now, fastmath=True)
-            even = even + acc[i]
-            odd = odd + acc[i + 1]
-        row_sum[h] = row_sum[h] * f + (even + odd)
-        factors.append(f)
-    for i in range(cute.size(p)):
-        p[i] = acc[i].to(cfg.element)
-    return factors
+def power(drop):
+    """2**-drop, exact; 0 where fp32 has no normal number for it."""
+    bits = cute.make_rmem_tensor(1, Int32)
+    bits[0] = cutlass.max(127 - drop, Int32(0)) << 23
+    return cute.recast_tensor(bits, Float32)[0]
 
 
 @cute.jit
@@ -178,6 +169,83 @@ def publish_pair(t: cute.Tensor, row, lane, a, b):
     if lane % 4 == 0:
         t[row] = a.to(t.element_type)
         t[row + 8] = b.to(t.element_type)
+
+
+def row_top(acc, h):
+    """Greatest score of one of the thread's two rows, among its own columns."""
+    top = acc[2 * h]
+    for i in range(1, cute.size(acc) // 2):
+        top = cute.arch.fmax(top, acc[4 * (i // 2) + 2 * h + i % 2])
+    return top
+
+
+@cute.jit
+def raise_maxima(
+    cfg: cutlass.Constexpr[Config],
+    scale: Float32,
+    acc: cute.Tensor,
+    row_max: cute.Tensor,
+    row_sum: cute.Tensor,
+    drop: cute.Tensor,
+    row: Int32,
+    lane: Int32,
+):
+    """New maxima for rows with a score too far above the old one, and how often O halves; rare.
+
+    The first maximum is taken as it is, so that the greatest P of few keys is 1, without
+    rounding; later it moves by whole steps of 2, so that factors are powers of two, exact.
+    """
+    for h in cutlass.range_constexpr(2):
+        mx = quad(cute.arch.fmax, row_top(acc, h)) * scale
+        rise = mx - row_max[h]
+        steps = cute.math.ceil(rise)
+        if rise <= Float32(cfg.lazy_log2):
+            steps = Float32(0.0)
+        if row_max[h] == Float32(FLOOR):
+            row_max[h] = mx
+        else:
+            row_max[h] = row_max[h] + steps
+        halvings = Int32(cute.arch.fmin(steps, Float32(255.0)))
+        row_sum[h] = row_sum[h] * power(halvings)
+        if lane % 4 == 0:
+            drop[row + 8 * h] = halvings.to(Uint8)
+
+
+@cute.jit
+def softmax(
+    cfg: cutlass.Constexpr[Config],
+    scale: Float32,
+    acc: cute.Tensor,
+    p: cute.Tensor,
+    row_max: cute.Tensor,
+    row_sum: cute.Tensor,
+    drop: cute.Tensor,
+):
+    """p <- probabilities against a maximum that moves rarely; `drop`: halvings of O before PV.
+
+    A row keeps its old maximum until a score is more than 2**lazy_log2 above it. That most tiles
+    have none is seen by a vote, without the rows' maxima.
+    """
+    over = cute.arch.fmax(
+        row_top(acc, 0) * scale - row_max[0], row_top(acc, 1) * scale - row_max[1]
+    )
+    tid = fresh_thread()  # these registers are free until here
+    lane, row = tid & 31, own_row(tid)
+    if cute.arch.vote_any_sync(over > Float32(cfg.lazy_log2)):
+        raise_maxima(cfg, scale, acc, row_max, row_sum, drop, row, lane)
+    else:
+        publish_pair(drop, row, lane, Int32(0), Int32(0))
+    count = cute.size(acc) // 4
+    for h in cutlass.range_constexpr(2):
+        total = Float32(0)
+        for j in cutlass.range_constexpr(count):
+            i = 4 * j + 2 * h
+            acc[i] = cute.math.exp2(acc[i] * scale - row_max[h], fastmath=True)
+            acc[i + 1] = cute.math.exp2(acc[i + 1] * scale - row_max[h], fastmath=True)
+            total = total + (acc[i] + acc[i + 1])
+        row_sum[h] = row_sum[h] + total
+    for i in cutlass.range_constexpr(cute.size(p)):
+        p[i] = acc[i].to(cfg.element)
 
 
 @cute.jit
@@ -189,7 +257,34 @@ def announce(s: Shared, stage):
 
 
 @cute.jit
-def attend(cfg: cutlass.Constexpr[Config], g: Globals, s: Shared, mma: Mmas, worker, rank):
+def take_q(
+    cfg: cutlass.Constexpr[Config], s: Shared, mma: Mmas, r_q: cute.Tensor, spare: cute.Tensor
+):
+    """Q from stage 0 to registers; the last latent k-step and the rope to their own place."""
+    thread = fresh_thread() % 128
+    ld = cute.make_tiled_copy_A(
+        cute.make_copy_atom(warp.LdMatrix8x8x16bOp(False, 4), cfg.element), mma.qk_rs
+    ).get_slice(thread)
+    st = cute.make_tiled_copy_C(
+        cute.make_copy_atom(warp.StMatrix8x8x16bOp(False, 4), cfg.element), mma.qk
+    ).get_slice(thread)
+    latent = ld.partition_S(cute.local_tile(s.kv, (64, LATENT), (0, 0, None)))
+    rope = ld.partition_S(cute.local_tile(s.kv, (64, 64), (0, 8, None)))
+    r_q_dst = ld.retile(r_q)
+    for k in cutlass.range_constexpr(K_STEPS_IN_REGISTERS):
+        cute.copy(ld, latent[None, None, k, 0], r_q_dst[None, None, k])
+    # the previous tile's QK has finished in every warp before its Q is overwritten
+    cute.arch.barrier(barrier_id=ATTEND_BARRIER, number_of_threads=128)
+    cute.copy(ld, latent[None, None, 31, 0], ld.retile(spare)[None, None, 0])
+    store_q_last(s, spare)
+    cute.copy(ld, rope[None, None, None, 0], ld.retile(spare))
+    cute.copy(st, st.retile(spare), st.partition_D(s.q_rope))
+    cute.arch.fence_view_async_shared()
+    cute.arch.barrier(barrier_id=ATTEND_BARRIER, number_of_threads=128)
+
+
+@cute.jit
+def attend(cfg: cutlass.Constexpr[Config], g: Globals, s: Shared, mma: Mmas, plan: Plan, rank):
     """Per work tile: Q to registers, then softmax(t), P(t) out, QK(t + 1) issued, go for PV(t)."""
     tid, _, _ = cute.arch.thread_idx()
     thread = tid % 128
@@ -201,23 +296,7 @@ def attend(cfg: cutlass.Constexpr[Config], g: Globals, s: Shared, mma: Mmas, wor
     r_k = mma.qk.make_fragment_B(mma.qk.get_slice(0).partition_B(s.kv))
     r_rope = mma.qk.make_fragment_A(mma.qk.get_slice(0).partition_A(s.q_rope))
     r_last = mma.qk.make_fragment_A(mma.qk.get_slice(0).partition_A(s.q_last))
-    rope_box = cute.local_tile(s.kv, (64, 64), (0, 8, None))
-    latent_box = cute.local_tile(s.kv, (64, LATENT), (0, 0, None))
-    ld = cute.make_tiled_copy_A(
-        cute.make_copy_atom(warp.LdMatrix8x8x16bOp(False, 4), element), mma.qk_rs
-    ).get_slice(thread)
-    st = cute.make_tiled_copy_C(
-        cute.make_copy_atom(warp.StMatrix8x8x16bOp(False, 4), element), mma.qk
-    ).get_slice(thread)
-    q_latent_src = ld.partition_S(latent_box)
-    q_rope_src = ld.partition_S(rope_box)
-    q_rope_dst = st.partition_D(s.q_rope)
-    p_address = (
-        Int32(s.kv.iterator.toint())
-        + 8 * BLOCK * 64 * 2
-        + (16 * w + (lane & 15)) * 128
-        + (((lane >> 4) ^ (lane & 7)) << 4)
-    )
+    p_at = p_address(s)
     r_q = cute.make_rmem_tensor(
         mma.qk_rs.partition_shape_A((64, 16 * K_STEPS_IN_REGISTERS)), element
     )
@@ -227,61 +306,51 @@ def attend(cfg: cutlass.Constexpr[Config], g: Globals, s: Shared, mma: Mmas, wor
     row_sum = cute.make_rmem_tensor(2, Float32)
     frags = (r_q, r_last, r_rope, r_k)
     phases = Int32(0)
-    for index in cutlass.range(g.worker_begin[worker], g.worker_begin[worker + 1], unroll=1):
-        work = read_work(cfg, g, index, rank)
-        count = work.end - work.begin
+    for index in cutlass.range(plan.first, plan.last, unroll=1):
         for group in cutlass.range_constexpr(len(GROUPS)):
             cute.arch.mbarrier_wait(s.full + group, phases & 1)
         phases = phases ^ 1
-        r_q_dst = ld.retile(r_q)
-        for k in cutlass.range_constexpr(K_STEPS_IN_REGISTERS):
-            cute.copy(ld, q_latent_src[None, None, k, 0], r_q_dst[None, None, k])
-        # the previous tile's QK has finished in every warp before its Q is overwritten
-        cute.arch.barrier(barrier_id=ATTEND_BARRIER, number_of_threads=128)
-        cute.copy(ld, q_latent_src[None, None, 31, 0], ld.retile(p)[None, None, 0])
-        store_q_last(s, p)
-        cute.copy(ld, q_rope_src[None, None, None, 0], ld.retile(p))
-        cute.copy(st, st.retile(p), q_rope_dst)
-        cute.arch.fence_view_async_shared()
-        cute.arch.barrier(barrier_id=ATTEND_BARRIER, number_of_threads=128)
+        work = read_work(s, index)
+        take_q(cfg, s, mma, r_q, p)
         for _ in cutlass.range_constexpr(2):  # stands in for the eight PV warps
             release(cfg, s, 0, lane)
         row_max.fill(FLOOR)
         row_sum.fill(0.0)
-        # positions that the thread's two rows see from `begin` on; left0 <= left1
-        left0 = visible(g, work, row) - work.begin * BLOCK
-        left1 = visible(g, work, row + 8) - work.begin * BLOCK
+        # positions past the last block that the thread's first row sees: nearly always negative;
+        # blocks are counted down, and the row below is looked at where something is to be masked
+        beyond = visible(g, work, row) - work.end * BLOCK
+        blocks = cute.arch.make_warp_uniform(work.end - work.begin)
         issue_qk(s, mma, frags, acc, 1, (phases >> 1) & 1, 0)
         phases = phases ^ 2
         warpgroup.wait_group(0)
-        for triple in cutlass.range((count + 1) // 3, unroll=1):
+        while blocks > 1:
             for j in cutlass.range_constexpr(3):
                 stage, ahead = (1 + j) % 3, (2 + j) % 3
-                if 3 * triple + j < count - 1:
-                    if left0 < BLOCK:
-                        mask(acc, left0, left1, lane)
-                    f = softmax(cfg, g.scale_log2, acc, p, row_max, row_sum)
-                    store_p(p_address, stage * STAGE * 2, p)
-                    publish_pair(s.factor[None, stage], row, lane, f[0], f[1])
+                if blocks > 1:
+                    if beyond + blocks * BLOCK < BLOCK:
+                        mask(g, s, acc, index, blocks)
+                    softmax(cfg, g.scale_log2, acc, p, row_max, row_sum, s.drop[None, stage])
+                    store_p(p_at, stage * (STAGE * 2), p)
                     cute.arch.fence_view_async_shared()
                     issue_qk(s, mma, frags, acc, ahead, (phases >> ahead) & 1, cfg.go)
                     phases = phases ^ (1 << ahead)
                     warpgroup.wait_group(1)
                     announce(s, stage)
                     warpgroup.wait_group(0)
-                    left0 = left0 - BLOCK
-                    left1 = left1 - BLOCK
-        stage = count % 3
-        if left0 < BLOCK:
-            mask(acc, left0, left1, lane)
-        f = softmax(cfg, g.scale_log2, acc, p, row_max, row_sum)
-        store_p(p_address, stage * (STAGE * 2), p)
+                    blocks = blocks - 1
+        # again: held through the loop they would cost registers
+        work = read_work(s, index)
+        stage = (work.end - work.begin) % 3
+        if beyond + BLOCK < BLOCK:
+            mask(g, s, acc, index, Int32(1))
+        softmax(cfg, g.scale_log2, acc, p, row_max, row_sum, s.drop[None, stage])
+        store_p(p_at, stage * (STAGE * 2), p)
+        thread = fresh_thread() & 127
+        lane, row = thread & 31, own_row(thread)
         tail = work.kv_len - (work.end - 1) * BLOCK
         if tail < BLOCK:
             clear_values(s, stage, cutlass.max(tail, Int32(0)), thread)
-        publish_pair(s.factor[None, stage], row, lane, f[0], f[1])
-        if index > g.worker_begin[worker]:  # read again: a register less through the loop
-            cute.arch.barrier(barrier_id=STATS_BARRIER, number_of_threads=384)
+        cute.arch.barrier(barrier_id=STATS_BARRIER, number_of_threads=384)
         publish_pair(s.row_sum, row, lane, quad(add, row_sum[0]), quad(add, row_sum[1]))
         publish_pair(s.row_max, row, lane, row_max[0], row_max[1])
         cute.arch.fence_view_async_shared()

@@ -28,7 +28,7 @@ from __future__ import annotations
 import cutlass
 import cutlass.cute as cute
 import cutlass.utils.hopper_helpers as sm90
-from cutlass import Float32, Int32, Int64, const_expr
+from cutlass import Float32, Int32, Int64, Uint8, const_expr
 from cutlass.cute.nvgpu import OperandMajorMode, cpasync, warpgroup
 
 from .accumulate import accumulate
@@ -37,6 +37,8 @@ from .storage import (
     BLOCK,
     GROUPS,
     HEAD,
+    RECORD_WORDS,
+    RECORDS,
     STAGE,
     STAGES,
     Config,
@@ -44,7 +46,7 @@ from .storage import (
     Mmas,
     Shared,
 )
-from .work import stamp
+from .work import open_plan, stamp
 
 THREADS = 384
 #: registers a thread by role, out of 168 a thread at the launch
@@ -58,11 +60,14 @@ def allocate(cfg: cutlass.Constexpr[Config], kv_layout, box_layout, last_layout)
     element = cfg.element
     # barriers and row values fit into the 1,024 B that the tiles leave
     bars = alloc.allocate_array(Int64, STAGES * (len(GROUPS) + 2))
-    factor = alloc.allocate_tensor(
-        element, cute.make_layout((BLOCK, STAGES), stride=(1, BLOCK)), byte_alignment=128
+    records = alloc.allocate_tensor(
+        Int32, cute.make_layout((RECORD_WORDS, RECORDS)), byte_alignment=64
     )
-    row_sum = alloc.allocate_tensor(Float32, cute.make_layout(BLOCK), byte_alignment=128)
-    row_max = alloc.allocate_tensor(Float32, cute.make_layout(BLOCK), byte_alignment=128)
+    drop = alloc.allocate_tensor(
+        Uint8, cute.make_layout((BLOCK, STAGES), stride=(1, BLOCK)), byte_alignment=64
+    )
+    row_sum = alloc.allocate_tensor(Float32, cute.make_layout(BLOCK), byte_alignment=64)
+    row_max = alloc.allocate_tensor(Float32, cute.make_layout(BLOCK), byte_alignment=64)
     kv = alloc.allocate_tensor(
         element, kv_layout.outer, byte_alignment=1024, swizzle=kv_layout.inner
     )
@@ -75,7 +80,10 @@ def allocate(cfg: cutlass.Constexpr[Config], kv_layout, box_layout, last_layout)
         cute.make_layout(((64, 8), BLOCK, STAGES), stride=((1, 64 * BLOCK), 64, STAGE)),
     )
     empty = bars + STAGES * len(GROUPS)
-    return Shared(kv, values, q_rope, q_last, factor, row_sum, row_max, bars, empty, empty + STAGES)
+    p_full = empty + STAGES
+    return Shared(
+        kv, values, q_rope, q_last, drop, records, row_sum, row_max, bars, empty, p_full
+    )
 
 
 @cute.jit
@@ -105,6 +113,8 @@ def decode_kernel(
     worker = cta // cfg.cluster
     rank = cta % cfg.cluster
     stamp(cfg, g, 0)
+    # plans are written before any kernel that lets this one start early: no need to wait
+    plan = open_plan(g, worker)
     s = allocate(cfg, kv_layout, box_layout, last_layout)
     if warp_idx == 0:
         cpasync.prefetch_descriptor(g.tma_q)
@@ -121,13 +131,13 @@ def decode_kernel(
     stamp(cfg, g, 1)
     if warp_idx < 4:
         cute.arch.setmaxregister_decrease(ACCUMULATE_REGISTERS)
-        accumulate(cfg, 0, g, s, mma, worker, rank)
+        accumulate(cfg, 0, g, s, mma, plan, rank)
     elif warp_idx < 8:
         cute.arch.setmaxregister_decrease(ACCUMULATE_REGISTERS)
-        accumulate(cfg, 1, g, s, mma, worker, rank)
+        accumulate(cfg, 1, g, s, mma, plan, rank)
     else:
         cute.arch.setmaxregister_increase(ATTEND_REGISTERS)
-        attend(cfg, g, s, mma, worker, rank)
+        attend(cfg, g, s, mma, plan, rank)
     if const_expr(cfg.cluster == 2):
         # a CTA must not leave while the other multicasts into it or arrives on its barriers
         cute.arch.cluster_arrive_relaxed()

@@ -24,13 +24,14 @@ from .storage import (
     EVICT_FIRST,
     GROUPS,
     NO_PAGE,
+    RECORDS,
     STAGE,
     STAGES,
     Config,
     Globals,
     Shared,
 )
-from .work import read_work
+from .work import first_pages, read_work
 
 #: what the next slot is for
 KV, QUERY, SKIP = 0, 1, 2
@@ -42,7 +43,6 @@ class Feed:
 
     index: Int32
     kind: Int32
-    request: Int32
     block: Int32
     end: Int32
     page: Int32  # lane i: the i-th page of the next block
@@ -72,9 +72,9 @@ def box_tensor(s, cfg, rows, boxes):
 
 
 @cute.jit
-def load_q(cfg: cutlass.Constexpr[Config], g: Globals, s: Shared, index, rank):
+def load_q(cfg: cutlass.Constexpr[Config], g: Globals, s: Shared, index):
     """This CTA's 64 query rows into stage 0; rows past the last one arrive as zeros."""
-    work = read_work(cfg, g, index, rank)
+    work = read_work(s, index)
     dst = box_tensor(s, cfg, BLOCK, 3)
     src = cute.local_tile(
         cute.domain_offset((work.global_row, (0, 0)), g.q), (BLOCK, (64, 3)), (0, None)
@@ -127,65 +127,51 @@ def load_tile(cfg: cutlass.Constexpr[Config], g: Globals, s: Shared, block, stag
 
 
 @cute.jit
-def block_pages(cfg: cutlass.Constexpr[Config], g: Globals, request, block, lane):
-    """Page ids of a block, one a lane. Entries past kv_len may hold anything and are not used."""
+def block_pages(cfg: cutlass.Constexpr[Config], g: Globals, work, block, page, lane):
+    """Pages of a block, one a lane, where what the table says counts: not past kv_len."""
     first = block * BLOCK + (lane % (BLOCK // cfg.box_rows)) * cfg.box_rows
-    # asked for beside the length, not after it: one latency less before the first load
-    entry = cutlass.min(first // cfg.page_size, g.block_table.shape[1] - 1)
-    page = g.block_table[request, entry]
-    if first >= g.seq_lens[request]:
+    if first >= work.kv_len:
         page = Int32(NO_PAGE)
     return page
 
 
 @cute.jit
-def first_block(g: Globals, index, last):
-    """Request, first and end block of a work tile; an empty tile loads one block of zeros."""
-    request = Int32(0)
-    block = Int32(0)
-    end = Int32(0)
-    if index < last:
-        request = g.tiles[index, 0]
-        block = g.tiles[index, 2]
-        end = cutlass.max(g.tiles[index, 3], block + 1)
-    return request, block, end
-
-
-@cute.jit
-def start(cfg: cutlass.Constexpr[Config], g: Globals, first, last, lane):
-    """Nothing filled yet; the first block's pages asked for."""
-    request, block, end = first_block(g, first, last)
-    page = Int32(NO_PAGE)
-    if first < last:
-        page = block_pages(cfg, g, request, block, lane)
-    # a fresh barrier passes a wait on parity 1
-    return Feed(first, Int32(QUERY), request, block, end, page, Int32(0), Int32(7))
+def start(first):
+    """Nothing filled yet. A fresh barrier passes a wait on parity 1."""
+    return Feed(first, Int32(QUERY), Int32(0), Int32(0), Int32(0), Int32(0), Int32(7))
 
 
 @cute.jit
 def fill(cfg: cutlass.Constexpr[Config], g: Globals, s: Shared, feed: Feed, last, rank, lane):
-    """Fill the next slot of the ring, or pass over it where a work tile ends inside a round."""
-    index, kind, request, block = feed.index, feed.kind, feed.request, feed.block
-    end, page, stage, phases = feed.end, feed.page, feed.stage, feed.phases
+    """Fill the next slot of the ring, or pass over it where a work tile ends inside a round.
+
+    The record of a work tile stands before its query is asked for.
+    """
+    index, kind, block, end = feed.index, feed.kind, feed.block, feed.end
+    page, stage, phases = feed.page, feed.stage, feed.phases
     if index < last:
         if kind != SKIP:
+            work = read_work(s, index)
             cute.arch.mbarrier_wait(s.empty + stage, (phases >> stage) & 1)
             phases = phases ^ (1 << stage)
             if kind == QUERY:
-                load_q(cfg, g, s, index, rank)
+                load_q(cfg, g, s, index)
                 kind = Int32(KV)
+                block, end = work.begin, work.end
+                page = s.records[12 + lane % 4, index % RECORDS]
             else:
-                load_tile(cfg, g, s, block, stage, page, rank)
+                checked = block_pages(cfg, g, work, block, page, lane)
+                load_tile(cfg, g, s, block, stage, checked, rank)
                 block = block + 1
                 if block == end:
-                    index = index + 1
-                    request, block, end = first_block(g, index, last)
                     kind = Int32(SKIP)
-                if index < last:
-                    page = block_pages(cfg, g, request, block, lane)
+                else:
+                    # looked at when the next slot is filled: its latency is nobody's
+                    page = first_pages(cfg, g, work.request, block, lane)
         stage = stage + 1
         if stage == STAGES:
             stage = Int32(0)
             if kind == SKIP:
                 kind = Int32(QUERY)
-    return Feed(index, kind, request, block, end, page, stage, phases)
+                index = index + 1
+    return Feed(index, kind, block, end, page, stage, phases)

@@ -15,8 +15,8 @@ from cutlass import Float32, Int32, const_expr
 
 from .attend import add, quad, select
 from .output import store_lse, store_pair, store_rows
-from .storage import BLOCK, LATENT, LN2, Config, Globals, Shared, Work
-from .work import read_work, stamp
+from .storage import BLOCK, LATENT, LN2, RECORDS, Config, Globals, Shared, Work
+from .work import Plan, plan_words, read_work, record, stamp
 
 MERGE_BARRIER = 2
 UNITS = 256
@@ -171,13 +171,18 @@ def arrive(cfg: cutlass.Constexpr[Config], g: Globals, work: Work, rank):
 
 
 @cute.jit
-def merge(cfg: cutlass.Constexpr[Config], g: Globals, s: Shared, index, rank):
+def merge(cfg: cutlass.Constexpr[Config], g: Globals, s: Shared, index, plan: Plan, rank):
     """Wait for the partials of a split row tile, and merge a share of it.
 
     Runs after the worker's last tile, so that nobody whom others wait for waits.
     """
     tid, _, _ = cute.arch.thread_idx()
-    work = read_work(cfg, g, index, rank)
+    if plan.last - plan.first > RECORDS:  # the records of early work tiles are gone
+        cute.arch.barrier(barrier_id=MERGE_BARRIER, number_of_threads=256)
+        if cute.arch.make_warp_uniform(tid // 32) == 0:
+            record(cfg, g, s, plan_words(g, index), index, rank)
+        cute.arch.barrier(barrier_id=MERGE_BARRIER, number_of_threads=256)
+    work = read_work(s, index)
     if work.slot >= 0:
         if tid == 0:
             counter = g.counters.iterator + (work.group * cfg.cluster + rank)

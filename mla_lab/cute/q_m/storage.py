@@ -27,6 +27,8 @@ NO_PAGE = 1 << 30
 #: start of a running maximum; finite, so that a row without keys never computes inf - inf
 FLOOR = -1.0e30
 LN2 = 0.6931471805599453
+#: records of work tiles in shared memory: the one being finished, the current one, the next
+RECORDS, RECORD_WORDS = 3, 16
 
 DTYPES = {"bf16": BFloat16, "fp16": Float16}
 
@@ -102,7 +104,8 @@ class Shared:
     values: cute.Tensor  # (512, 64, stage): the first 512 columns of the same bytes, transposed
     q_rope: cute.Tensor  # (64, 64), 128-byte swizzle
     q_last: cute.Tensor  # (64, 16): k-step 31 of Q, no swizzle
-    factor: cute.Tensor  # (64, 3): rescale factors, exact powers of two
+    drop: cute.Tensor  # uint8 (64, 3): O is rescaled by 2**-drop before a tile's PV
+    records: cute.Tensor  # int32 (16, 3): `Work` and the pages of its first block, by index % 3
     row_sum: cute.Tensor  # fp32 (64)
     row_max: cute.Tensor  # fp32 (64), base-2 units
     full: cute.Pointer  # [stage * 3 + group]

@@ -1,12 +1,14 @@
-"""Reading a work tile, and which KV positions a row may see."""
+"""Reading the plan, records of work tiles, and which KV positions a row may see."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import cutlass
 import cutlass.cute as cute
-from cutlass import Int64, const_expr
+from cutlass import Int32, Int64, const_expr
 
-from .storage import BLOCK, Config, Globals, Work
+from .storage import BLOCK, RECORD_WORDS, RECORDS, Config, Globals, Shared, Work
 
 #: moments of a stamped build, nanoseconds of the global timer, one row a CTA
 MOMENTS = (
@@ -18,6 +20,16 @@ MOMENTS = (
     "partials there",
     "end",
 )
+WORDS = 8  # of a plan row
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A worker's rows of the plan, and the words of the first one (lane i: word i of 8)."""
+
+    first: Int32
+    last: Int32
+    words: Int32
 
 
 @cute.jit
@@ -31,30 +43,77 @@ def stamp(cfg: cutlass.Constexpr[Config], g: Globals, moment: cutlass.Constexpr[
 
 
 @cute.jit
-def read_work(cfg: cutlass.Constexpr[Config], g: Globals, index, rank):
-    """The work tile as this CTA sees it: `rank` takes the rank-th 64 rows of the row tile.
+def plan_words(g: Globals, index):
+    """Words of plan row `index`, lane i the i-th of eight."""
+    return g.tiles[index, cute.arch.lane_idx() % WORDS]
+
+
+@cute.jit
+def open_plan(g: Globals, worker):
+    """Where the worker's rows lie. Most workers have one, row `worker`: it is asked for beside
+    their bounds, not after them."""
+    lane = cute.arch.lane_idx()
+    words = plan_words(g, cutlass.min(worker, g.tiles.shape[0] - 1))
+    bound = g.worker_begin[worker + lane % 2]
+    first = cute.arch.make_warp_uniform(cute.arch.shuffle_sync(bound, 0))
+    last = cute.arch.make_warp_uniform(cute.arch.shuffle_sync(bound, 1))
+    if (first != worker) & (first < last):
+        words = plan_words(g, first)
+    return Plan(first, last, words)
+
+
+@cute.jit
+def record(
+    cfg: cutlass.Constexpr[Config], g: Globals, s: Shared, words: Int32, index: Int32, rank: Int32
+):
+    """Leave the work tile `index` in shared memory, by one warp; `words` are its plan row's.
 
     An empty tile counts as one block: of zeros, wholly masked, so out 0 and lse -inf follow.
     """
-    request = g.tiles[index, 0]
-    first_token = g.q_begin[request]
-    q_len = g.q_begin[request + 1] - first_token
-    begin = g.tiles[index, 2]
-    first_row = (g.tiles[index, 1] * cfg.cluster + rank) * BLOCK
-    return Work(
-        request=request,
-        first_row=first_row,
-        begin=begin,
-        end=cutlass.max(g.tiles[index, 3], begin + 1),
-        split_idx=g.tiles[index, 4],
-        num_splits=g.tiles[index, 5],
-        slot=g.tiles[index, 6],
-        group=g.tiles[index, 7],
-        num_rows=q_len * g.heads,
-        global_row=first_token * g.heads + first_row,
-        q_len=q_len,
-        kv_len=g.seq_lens[request],
-    )
+    lane = cute.arch.lane_idx()
+    request = cute.arch.shuffle_sync(words, 0)
+    begin = cute.arch.shuffle_sync(words, 2)
+    # one latency for all three
+    token = g.q_begin[request + lane % 2]
+    kv_len = g.seq_lens[request]
+    page = first_pages(cfg, g, request, begin, lane)
+    first_row = (cute.arch.shuffle_sync(words, 1) * cfg.cluster + rank) * BLOCK
+    end = cutlass.max(cute.arch.shuffle_sync(words, 3), begin + 1)
+    first_token = cute.arch.shuffle_sync(token, 0)
+    q_len = cute.arch.shuffle_sync(token, 1) - first_token
+    word = words
+    if lane == 1:
+        word = first_row
+    if lane == 3:
+        word = end
+    if lane == 8:
+        word = q_len * g.heads
+    if lane == 9:
+        word = first_token * g.heads + first_row
+    if lane == 10:
+        word = q_len
+    if lane == 11:
+        word = kv_len
+    if lane >= 12:
+        word = page
+    if lane < RECORD_WORDS:
+        s.records[lane, index % RECORDS] = word
+    cute.arch.sync_warp()
+
+
+@cute.jit
+def first_pages(cfg: cutlass.Constexpr[Config], g: Globals, request, block, lane):
+    """Page ids of a block, one a lane, over and over. Entries past kv_len may hold anything."""
+    first = block * BLOCK + (lane % (BLOCK // cfg.box_rows)) * cfg.box_rows
+    entry = cutlass.min(first // cfg.page_size, g.block_table.shape[1] - 1)
+    return g.block_table[request, entry]
+
+
+@cute.jit
+def read_work(s: Shared, index: Int32):
+    """The work tile as this CTA sees it, from its record."""
+    r = s.records[None, index % RECORDS]
+    return Work(*(r[i] for i in range(12)))
 
 
 def visible(g, work, row):

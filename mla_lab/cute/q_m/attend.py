@@ -198,13 +198,10 @@ def raise_maxima(
     for h in cutlass.range_constexpr(2):
         mx = quad(cute.arch.fmax, row_top(acc, h)) * scale
         rise = mx - row_max[h]
-        steps = cute.math.ceil(rise)
-        if rise <= Float32(cfg.lazy_log2):
-            steps = Float32(0.0)
-        if row_max[h] == Float32(FLOOR):
-            row_max[h] = mx
-        else:
-            row_max[h] = row_max[h] + steps
+        steps = Float32(0.0)
+        if rise > Float32(cfg.lazy_log2):
+            steps = cute.math.ceil(rise)
+            row_max[h] = select(row_max[h] == Float32(FLOOR), mx, row_max[h] + steps)
         halvings = Int32(cute.arch.fmin(steps, Float32(255.0)))
         row_sum[h] = row_sum[h] * power(halvings)
         if lane % 4 == 0:

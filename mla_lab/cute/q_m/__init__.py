@@ -37,6 +37,7 @@ def static_facts(config: KernelConfig) -> Config:
         go=config.option("go", 8),
         lse=config.option("lse", 1),
         fused_merge=config.option("fused_merge", 1),
+        partials=config.option("partials", 16),
         stamps=config.option("stamps"),
     )
 
@@ -71,7 +72,7 @@ def entry(config: KernelConfig) -> CuteEntry:
         dense(facts.out_element, (*counts(3 if shaped else 1), LATENT)),
         dense(Float32, counts(2 if shaped else 1), 4),
         dense(Float32, (slots, config.tile_rows, LATENT)),
-        dense(Float32, (slots2, config.tile_rows), 4),
+        dense(Float32, (slots2, config.tile_rows)),
         dense(Int32, (counters,), 4),
         table,
         dense(Int32, (cute.sym_int(),), 4),

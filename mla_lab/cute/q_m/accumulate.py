@@ -71,26 +71,24 @@ def finish(
     lse1 = (max1 + cute.math.log2(sum1, fastmath=True)) * Float32(LN2)
     inv0 = select(sum0 > 0.0, cute.arch.rcp_approx(sum0), Float32(0.0))
     inv1 = select(sum1 > 0.0, cute.arch.rcp_approx(sum1), Float32(0.0))
-    if work.slot < 0:
+    if work.slot >= 0:
+        if const_expr(cfg.fused_merge):
+            store_fragment(cfg, wg, g, acc, work, rank, (inv0, inv1), (lse0, lse1))
+            arrive(cfg, g, work, rank)
+        else:
+            scale_rows(acc, inv0, inv1)
+            at = rank * BLOCK + row
+            slot_row = work.slot * (BLOCK * cfg.cluster) + at
+            store_partial(cfg, g, acc, slot_row, column, lane)
+            if const_expr(wg == 0):
+                if lane % 4 == 0:
+                    g.partial_lse[work.slot, at] = lse0
+                    g.partial_lse[work.slot, at + 8] = lse1
+    else:
         scale_rows(acc, inv0 * g.out_scale, inv1 * g.out_scale)
         store_rows(cfg, g, acc, work, row, column, lane)
         if const_expr(wg == 0):
             store_lse(cfg, g, work, row, lane, lse0, lse1)
-    else:
-        scale_rows(acc, inv0, inv1)
-        stride = BLOCK * cfg.cluster
-        at = rank * BLOCK + row
-        slot_row = work.slot * stride + at
-        if const_expr(cfg.fused_merge):
-            store_fragment(cfg, g, acc, work.slot, rank, wg)
-        else:
-            store_partial(cfg, g, acc, slot_row, column, lane)
-        if const_expr(wg == 0):
-            if lane % 4 == 0:
-                g.partial_lse[work.slot, at] = lse0
-                g.partial_lse[work.slot, at + 8] = lse1
-        if const_expr(cfg.fused_merge):
-            arrive(cfg, g, work, rank)
 
 
 @cute.jit

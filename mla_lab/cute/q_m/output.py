@@ -61,15 +61,20 @@ def store_lse(cfg: cutlass.Constexpr[Config], g: Globals, work: Work, row, lane,
 
 
 @cute.jit
-def store_pair(
-    cfg: cutlass.Constexpr[Config], g: Globals, acc: cute.Tensor, work: Work, row, column, lane
-):
-    """Two columns of rows `row` and `row + 8`: 4-byte stores, 16 B a quad."""
-    for h in cutlass.range_constexpr(2):
-        if work.first_row + row + 8 * h < work.num_rows:
-            v = cute.make_rmem_tensor(2, cfg.out_element)
-            v[0] = acc[2 * h].to(cfg.out_element)
-            v[1] = acc[2 * h + 1].to(cfg.out_element)
-            offset = (work.global_row + row + 8 * h) * LATENT + column + 2 * (lane % 4)
-            at = g.out.iterator + cute.assume(offset, divby=2)
-            cute.autovec_copy(v, cute.make_tensor(at, cute.make_layout(2)))
+def store_row_lse(cfg: cutlass.Constexpr[Config], g: Globals, work: Work, row, value):
+    """Natural lse of one row, where the request has it and somebody wants it."""
+    if const_expr(cfg.lse):
+        if (cute.size(g.lse) > 0) & (work.first_row + row < work.num_rows):
+            g.lse[work.global_row + row] = value
+
+
+@cute.jit
+def store_pair(cfg: cutlass.Constexpr[Config], g: Globals, work: Work, row, column, a, b):
+    """Two neighbouring columns of a row."""
+    if work.first_row + row < work.num_rows:
+        v = cute.make_rmem_tensor(2, cfg.out_element)
+        v[0] = a.to(cfg.out_element)
+        v[1] = b.to(cfg.out_element)
+        offset = (work.global_row + row) * LATENT + column
+        at = g.out.iterator + cute.assume(offset, divby=2)
+        cute.autovec_copy(v, cute.make_tensor(at, cute.make_layout(2)))

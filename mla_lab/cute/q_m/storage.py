@@ -51,6 +51,8 @@ class Config:
     #: all who split a row tile merge a share of it each; 0: partials are left, row-major, to the
     #: merge kernel
     fused_merge: int = 1
+    #: bits of an element of a partial, where the merge is fused
+    partials: int = 16
     #: note the times of `work.MOMENTS`
     stamps: int = 0
 

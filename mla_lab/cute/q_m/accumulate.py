@@ -51,7 +51,7 @@ def store_partial(
 @cute.jit
 def finish(
     cfg: cutlass.Constexpr[Config],
-    wg: cutlass.Constexpr[int],
+    wg,
     g: Globals,
     s: Shared,
     acc: cute.Tensor,
@@ -80,21 +80,19 @@ def finish(
             at = rank * BLOCK + row
             slot_row = work.slot * (BLOCK * cfg.cluster) + at
             store_partial(cfg, g, acc, slot_row, column, lane)
-            if const_expr(wg == 0):
-                if lane % 4 == 0:
-                    g.partial_lse[work.slot, at] = lse0
-                    g.partial_lse[work.slot, at + 8] = lse1
+            if (wg == 0) & (lane % 4 == 0):
+                g.partial_lse[work.slot, at] = lse0
+                g.partial_lse[work.slot, at + 8] = lse1
     else:
         scale_rows(acc, inv0 * g.out_scale, inv1 * g.out_scale)
         store_rows(cfg, g, acc, work, row, column, lane)
-        if const_expr(wg == 0):
+        if wg == 0:
             store_lse(cfg, g, work, row, lane, lse0, lse1)
 
 
 @cute.jit
 def accumulate(
     cfg: cutlass.Constexpr[Config],
-    wg: cutlass.Constexpr[int],
     g: Globals,
     s: Shared,
     mma: Mmas,
@@ -104,6 +102,7 @@ def accumulate(
     """Per work tile: P V tile by tile as P is announced, filling the ring behind it."""
     tid, _, _ = cute.arch.thread_idx()
     lane = cute.arch.lane_idx()
+    wg = cute.arch.make_warp_uniform(tid // 128)
     w = cute.arch.make_warp_uniform((tid % 128) // 32)
     row = 16 * w + lane // 4
     p_box = cute.local_tile(s.kv, (64, 64), (0, 8, None))
@@ -113,20 +112,18 @@ def accumulate(
     acc = cute.make_rmem_tensor(mma.pv.partition_shape_C((64, HALF)), Float32)
     phases = Int32(0)
     first, last = plan.first, plan.last
-    feeds = (w == 0) if const_expr(wg == 0) else False
+    feeds = cute.arch.make_warp_uniform(tid // 32) == 0
     feed = start(first)
-    if const_expr(wg == 0):
-        if feeds & (first < last):
-            record(cfg, g, s, plan.words, first, rank)
-            for _ in cutlass.range(STAGES, unroll=1):
-                feed = fill(cfg, g, s, feed, last, rank, lane)
+    if feeds & (first < last):
+        record(cfg, g, s, plan.words, first, rank)
+        for _ in cutlass.range(STAGES, unroll=1):
+            feed = fill(cfg, g, s, feed, last, rank, lane)
     cute.arch.barrier_arrive(barrier_id=STATS_BARRIER, number_of_threads=384)
     for index in cutlass.range(first, last, unroll=1):
-        if const_expr(wg == 0):
-            if feeds:
-                if index + 1 < last:
-                    record(cfg, g, s, plan_words(g, index + 1), index + 1, rank)
-                feed = fill(cfg, g, s, feed, last, rank, lane)  # the slot that Q gives back
+        if feeds:
+            if index + 1 < last:
+                record(cfg, g, s, plan_words(g, index + 1), index + 1, rank)
+            feed = fill(cfg, g, s, feed, last, rank, lane)  # the slot that Q gives back
         stage = Int32(1)
         acc.fill(0.0)
         count = g.tiles[index, 3] - g.tiles[index, 2]
@@ -148,17 +145,15 @@ def accumulate(
             warpgroup.commit_group()
             warpgroup.wait_group(0)
             release(cfg, s, stage, lane)
-            if const_expr(wg == 0):
-                if feeds:
-                    feed = fill(cfg, g, s, feed, last, rank, lane)
+            if feeds:
+                feed = fill(cfg, g, s, feed, last, rank, lane)
             stage = stage + 1
             if stage == STAGES:
                 stage = Int32(0)
-        if const_expr(wg == 0):
-            # the slots that the ring passes over, so that the next Q enters stage 0
-            if feeds & (stage > 0):
-                for _ in cutlass.range(STAGES - stage, unroll=1):
-                    feed = fill(cfg, g, s, feed, last, rank, lane)
+        # the slots that the ring passes over, so that the next Q enters stage 0
+        if feeds & (stage > 0):
+            for _ in cutlass.range(STAGES - stage, unroll=1):
+                feed = fill(cfg, g, s, feed, last, rank, lane)
         stamp(cfg, g, 3)
         finish(cfg, wg, g, s, acc, index, rank)
         stamp(cfg, g, 4)

@@ -129,12 +129,9 @@ def decode_kernel(
         cute.arch.griddepcontrol_launch_dependents()
         cute.arch.griddepcontrol_wait()
     stamp(cfg, g, 1)
-    if warp_idx < 4:
+    if warp_idx < 8:
         cute.arch.setmaxregister_decrease(ACCUMULATE_REGISTERS)
-        accumulate(cfg, 0, g, s, mma, plan, rank)
-    elif warp_idx < 8:
-        cute.arch.setmaxregister_decrease(ACCUMULATE_REGISTERS)
-        accumulate(cfg, 1, g, s, mma, plan, rank)
+        accumulate(cfg, g, s, mma, plan, rank)
     else:
         cute.arch.setmaxregister_increase(ATTEND_REGISTERS)
         attend(cfg, g, s, mma, plan, rank)

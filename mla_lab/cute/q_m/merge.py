@@ -107,7 +107,7 @@ def row_scale(acc, half, inverse):
 @cute.jit
 def store_fragment(
     cfg: cutlass.Constexpr[Config],
-    wg: cutlass.Constexpr[int],
+    wg,
     g: Globals,
     acc: cute.Tensor,
     work: Work,
@@ -133,8 +133,7 @@ def store_fragment(
     else:
         rows = g.partial_lse.iterator + (slot * BLOCK + 16 * w + 2 * (lane // 4))
         f = inverse
-    if const_expr(wg == 0):
-        if lane % 4 == 0:
+    if (wg == 0) & (lane % 4 == 0):
             v = cute.make_rmem_tensor(2, Float32)
             v[0], v[1] = lse[0], lse[1]
             cute.autovec_copy(v, words_at(rows, 2))

@@ -7,6 +7,7 @@ import cutlass.cute as cute
 from cutlass import Float32, Int32, const_expr
 from cutlass.cute.nvgpu import warpgroup
 
+from ..hopper import fresh_thread
 from .attend import STATS_BARRIER, power, release, select
 from .load import fill, start
 from .merge import arrive, merge, store_fragment
@@ -51,7 +52,6 @@ def store_partial(
 @cute.jit
 def finish(
     cfg: cutlass.Constexpr[Config],
-    wg,
     g: Globals,
     s: Shared,
     acc: cute.Tensor,
@@ -59,8 +59,9 @@ def finish(
     rank,
 ):
     """Normalise; write the result, or the partial."""
-    tid, _, _ = cute.arch.thread_idx()
-    lane = cute.arch.lane_idx()
+    tid = fresh_thread()  # held through the loop, it and what follows would cost registers
+    lane = tid % 32
+    wg = cute.arch.make_warp_uniform(tid // 128)
     row = 16 * cute.arch.make_warp_uniform((tid % 128) // 32) + lane // 4
     column = wg * HALF
     work = read_work(s, index)
@@ -155,7 +156,7 @@ def accumulate(
             for _ in cutlass.range(STAGES - stage, unroll=1):
                 feed = fill(cfg, g, s, feed, last, rank, lane)
         stamp(cfg, g, 3)
-        finish(cfg, wg, g, s, acc, index, rank)
+        finish(cfg, g, s, acc, index, rank)
         stamp(cfg, g, 4)
     if const_expr(cfg.fused_merge):
         for index in cutlass.range(first, last, unroll=1):

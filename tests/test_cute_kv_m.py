@@ -45,7 +45,7 @@ def test_three_stages_at_eight_rows() -> None:
 
 @pytest.mark.parametrize(
     ("field", "value"),
-    [("tile_rows", 128), ("cluster", 3), ("page_size", 8), ("mask", "tree"), ("kv_format", "e4m3")],
+    [("tile_rows", 128), ("cluster", 3), ("page_size", 8), ("kv_format", "e4m3")],
 )
 def test_refusals_name_the_field(field: str, value: object) -> None:
     with pytest.raises(Unsupported, match=field):

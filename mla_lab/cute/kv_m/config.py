@@ -61,6 +61,10 @@ class Shape:
     early_values: bool
     #: CTAs of a cluster that take neighbouring row tiles and share every KV tile by multicast
     pair: int
+    #: sinks, and scales in memory, come with the launch (see `extras`)
+    features: bool
+    #: a packed mask says which draft tokens a row sees
+    tree: bool
 
     @cached_property
     def groups(self) -> int:
@@ -164,7 +168,7 @@ def shape_of(config: KernelConfig) -> Shape:
         ("out_dtype", tuple(DTYPES)),
         ("kv_format", (config.q_dtype,)),
         ("tile_kv", (TILE_KV,)),
-        ("mask", ("none", "causal")),
+        ("mask", ("none", "causal", "tree")),
     ):
         if getattr(config, name) not in allowed:
             raise unsupported(name, repr(getattr(config, name)), allowed)
@@ -176,6 +180,9 @@ def shape_of(config: KernelConfig) -> Shape:
     if pair > 1 and (config.cluster > 1 or not config.option("grid", 0) or merge not in (2, 3)):
         got = f"pair {pair} with cluster {config.cluster}, fused_merge {merge}"
         raise unsupported("options", got, "pair in grid mode with cluster 1, fused_merge 2 or 3")
+    features = bool(config.option("features")) or config.mask == "tree"
+    if features and config.option("stamps"):
+        raise unsupported("options", "stamps with features or a tree mask", "one of them")
     return Shape(
         rows=config.tile_rows,
         cluster=config.cluster,
@@ -195,4 +202,6 @@ def shape_of(config: KernelConfig) -> Shape:
         cooperative=bool(config.option("cooperative", merge >= 2)),
         early_values=bool(config.option("values_first", 1)),
         pair=pair,
+        features=features,
+        tree=config.mask == "tree",
     )

@@ -12,6 +12,7 @@ from cutlass.cute.nvgpu import warpgroup
 from ..hopper import load4
 from .config import Shape
 from .exchange import announce
+from .extras import with_scales
 from .finish import finish, publish_totals
 from .mail import merge_mail
 from .output import NUM_SPLITS
@@ -79,6 +80,7 @@ def consume(
     lane = cute.arch.lane_idx()
     thread = tid % 128
     warp = cute.arch.make_warp_uniform(thread // 32)
+    g = with_scales(c, g)
     f = fragments(c, wg, s, mma, thread)
     cute.arch.mbarrier_wait(s.q_full, 0)
     mine = cute.arch.make_warp_uniform(cute.arch.load(s.work, Int32))
@@ -123,7 +125,7 @@ def work_tile(
     head = load4(s.work)
     tail = load4(s.work + 4)
     more = load4(s.work + 8)
-    w = Span(mine, head[1], head[2], head[3], tail[0], done)
+    w = Span(mine, head[1], head[2], head[3], tail[0], done, tail[1])
     if const_expr(c.cluster > 1 and not c.aliased):
         announce(c, s)
     attend(c, wg, g, s, mma, f, w, warp, lane)

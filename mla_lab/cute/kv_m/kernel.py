@@ -8,6 +8,7 @@ from cutlass.cute.nvgpu import OperandMajorMode, cpasync, warpgroup
 
 from .config import BOX, BOXES, CONSUMER_WARPS, HEAD_DIM, TILE_KV, Shape
 from .consume import consume
+from .extras import mask_words
 from .load import barriers_init, produce, produce_one
 from .storage import STAMPS, Global, Products, allocate, stamp
 
@@ -116,6 +117,8 @@ class KvM:
         c = self.shape
         out, lse, *rest = operands
         lse = cute.make_tensor(lse.iterator, cute.make_layout(cute.size(lse.shape)))
+        if const_expr(c.tree):
+            rest[-1] = mask_words(rest[-1])
         operands = (out, lse, *rest)
         k_major, mn_major = OperandMajorMode.K, OperandMajorMode.MN
         atom = warpgroup.make_smem_layout_atom(warpgroup.SmemLayoutAtomKind.K_SW128, c.dtype)
@@ -254,5 +257,69 @@ class StampedGridKvM(KvM):
         operands = (
             out, lse, partial_out, partial_lse, counters, block_table, seq_lens, q_begin, None,
             None, stamps, heads, scale_log2, out_scale, num_splits, row_tiles, q_len,
+        )  # fmt: skip
+        self.launch(q, kv, operands, stream)
+
+
+class FeatureKvM(KvM):
+    """KvM with `extras` at the end: sinks, bmm1 and bmm2 in memory, then what is compiled in of
+    the mask (option features, mask "tree")."""
+
+    @cute.jit
+    def __call__(
+        self,
+        q: cute.Tensor,
+        kv: cute.Tensor,
+        out: cute.Tensor,
+        lse: cute.Tensor,
+        partial_out: cute.Tensor,
+        partial_lse: cute.Tensor,
+        counters: cute.Tensor,
+        block_table: cute.Tensor,
+        seq_lens: cute.Tensor,
+        q_begin: cute.Tensor,
+        tiles: cute.Tensor,
+        worker_begin: cute.Tensor,
+        heads: Int32,
+        scale_log2: Float32,
+        out_scale: Float32,
+        extras: tuple,
+        stream,
+    ):
+        operands = (
+            out, lse, partial_out, partial_lse, counters, block_table, seq_lens, q_begin, tiles,
+            worker_begin, None, heads, scale_log2, out_scale, None, None, None, *extras,
+        )  # fmt: skip
+        self.launch(q, kv, operands, stream)
+
+
+class FeatureGridKvM(KvM):
+    """GridKvM with `extras` at the end, as in FeatureKvM."""
+
+    @cute.jit
+    def __call__(
+        self,
+        q: cute.Tensor,
+        kv: cute.Tensor,
+        out: cute.Tensor,
+        lse: cute.Tensor,
+        partial_out: cute.Tensor,
+        partial_lse: cute.Tensor,
+        counters: cute.Tensor,
+        block_table: cute.Tensor,
+        seq_lens: cute.Tensor,
+        q_begin: cute.Tensor,
+        heads: Int32,
+        scale_log2: Float32,
+        out_scale: Float32,
+        num_splits: Int32,
+        row_tiles: Int32,
+        q_len: Int32,
+        extras: tuple,
+        stream,
+    ):
+        operands = (
+            out, lse, partial_out, partial_lse, counters, block_table, seq_lens, q_begin, None,
+            None, None, heads, scale_log2, out_scale, num_splits, row_tiles, q_len, *extras,
         )  # fmt: skip
         self.launch(q, kv, operands, stream)

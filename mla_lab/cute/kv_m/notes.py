@@ -6,7 +6,8 @@ from cutlass import Float32, Int32, const_expr
 
 from ..hopper import LN2, NO_SCORE, add, fresh_thread, read4_relaxed, vec2, write4_relaxed
 from .config import CONSUMERS, MAX_SPLITS, Shape, share_units
-from .output import NUM_SPLITS, OUT_ROW, ROWS, SLOT, SPLIT, unit_place, wants_lse
+from .extras import sink_of
+from .output import NUM_SPLITS, OUT_ROW, ROW, ROWS, SLOT, SPLIT, unit_place, wants_lse
 from .share import table_of
 from .storage import Global, Shared
 
@@ -67,7 +68,9 @@ def weigh_notes(
         pair = begin // 256 + p
         values = cute.make_rmem_tensor((4, MAX_SPLITS // 32), Float32)
         take_notes(c, g, values, more, pair, lane)
-        lse = weigh_pair(values, splits, table_of(s, p), lane)
+        first, _ = unit_place(c, pair * 256, Int32(0))
+        sinks = [sink_of(c, g, tail[ROW] + first + e) for e in range(2)]
+        lse = weigh_pair(c, values, splits, table_of(s, p), sinks, lane)
         if const_expr(c.lse):
             row, _ = unit_place(c, pair * 256, Int32(0))
             for e in cutlass.range_constexpr(2):
@@ -117,7 +120,10 @@ def reduce_two(op, pair: list) -> list:
 
 
 @cute.jit
-def weigh_pair(values: cute.Tensor, splits: Int32, table: cute.Pointer, lane: Int32):
+def weigh_pair(
+    c: cutlass.Constexpr[Shape], values: cute.Tensor, splits: Int32, table: cute.Pointer,
+    sinks: list, lane: Int32,
+):  # fmt: skip
     """From (m, l) of two rows to their weights in `table`; the rows' natural lse."""
     tops, sums = [], []
     for e in cutlass.range_constexpr(2):
@@ -136,7 +142,10 @@ def weigh_pair(values: cute.Tensor, splits: Int32, table: cute.Pointer, lane: In
     for k in cutlass.range_constexpr(MAX_SPLITS // 32):
         two = cute.make_rmem_tensor(2, Float32)
         for e in cutlass.range_constexpr(2):
-            inverse = cute.arch.rcp_approx(sums[e]) if sums[e] > 0.0 else Float32(0.0)
+            whole = sums[e]
+            if const_expr(c.features):
+                whole = whole + cute.math.exp2(sinks[e] - tops[e], fastmath=True)
+            inverse = cute.arch.rcp_approx(whole) if sums[e] > 0.0 else Float32(0.0)
             two[e] = values[2 * e, k] * inverse
         if 32 * k + lane < splits:
             cute.autovec_copy(two, vec2(table + (32 * k + lane) * 2))

@@ -55,6 +55,8 @@ class Span:
     row: Int32
     #: tiles consumed before this work tile
     done: Int32
+    #: first row in q and out
+    out_row: Int32
 
 
 def fragments(c: Shape, wg: int, s: Shared, mma: Products, thread: Int32) -> Fragments:
@@ -158,7 +160,7 @@ def own_tile(
         with cute.arch.elect_one():
             cute.arch.mbarrier_arrive(s.q_empty)
     token = 16 * warp + lane // 4
-    sx.mask_scores(c, g, f.acc_s, tile_token, w.kv_len, w.causal, w.row, token, lane)
+    sx.mask_scores(c, g, f.acc_s, tile_token, w, token, lane)
     sx.softmax(c, wg, order == FIRST, g, s, f.acc_s, f.total, f.factor, warp, lane)
     p = cute.make_rmem_tensor_like(f.acc_s, c.dtype)
     p.store(f.acc_s.load().to(c.dtype))

@@ -16,10 +16,12 @@ from cutlass import Float32, Int32, const_expr
 
 from ..hopper import LN2, LOG2E, add, count_up, fresh_thread, load2, load4, smem_f32, vec2, vec4
 from .config import CONSUMERS, MAX_SPLITS, Shape, share_units
+from .extras import sink_of
 from .output import (
     GROUP,
     NUM_SPLITS,
     OUT_ROW,
+    ROW,
     ROWS,
     SLOT,
     SPLIT,
@@ -179,14 +181,18 @@ def weigh(
         if const_expr(c.parts > 1):
             first_column = first_column & (rank % c.parts == 0)
         for e in cutlass.range_constexpr(2):
-            lse = weigh_row(values[e, None], splits, table_of(s, p) + e, lane)
+            sink = sink_of(c, g, tail[ROW] + row + e)
+            lse = weigh_row(c, values[e, None], splits, table_of(s, p) + e, sink, lane)
             if const_expr(c.lse):
                 if first_column & (lane == 0) & (row + e < tail[ROWS]) & wants_lse(g):
                     g.lse[tail[OUT_ROW] + row + e] = lse
 
 
 @cute.jit
-def weigh_row(values: cute.Tensor, splits: Int32, table: cute.Pointer, lane: Int32):
+def weigh_row(
+    c: cutlass.Constexpr[Shape], values: cute.Tensor, splits: Int32, table: cute.Pointer,
+    sink: Float32, lane: Int32,
+):  # fmt: skip
     """From natural lse to weights in `table` (every second word); the row's natural lse."""
     top = Float32(-Float32.inf)
     for k in cutlass.range_constexpr(MAX_SPLITS // 32):
@@ -198,7 +204,10 @@ def weigh_row(values: cute.Tensor, splits: Int32, table: cute.Pointer, lane: Int
         values[k] = cute.math.exp2((values[k] - shift) * Float32(LOG2E), fastmath=True)
         total = total + values[k]
     total = warp_reduce(add, total)
-    inverse = cute.arch.rcp_approx(total) if total > 0.0 else Float32(0.0)
+    whole = total
+    if const_expr(c.features):
+        whole = total + cute.math.exp2(sink - shift * Float32(LOG2E), fastmath=True)
+    inverse = cute.arch.rcp_approx(whole) if total > 0.0 else Float32(0.0)
     for k in cutlass.range_constexpr(MAX_SPLITS // 32):
         if 32 * k + lane < splits:
             cute.arch.store(table + (32 * k + lane) * 2, values[k] * inverse)

@@ -4,9 +4,11 @@ A thread of a warpgroup holds tokens 16w + lane/4 (+8) and rows 8j + 2(lane%4) +
 accumulator index 4j + 2h + e. `i = 2j + e` counts a thread's rows.
 """
 
+from typing import Any
+
 import cutlass
 import cutlass.cute as cute
-from cutlass import Float32, Int32, const_expr
+from cutlass import Float32, Int32, Uint32, const_expr
 
 from ..hopper import NO_SCORE, fold_lanes, folded_index, load4
 from .config import TILE_KV, Shape
@@ -48,12 +50,38 @@ def mask_causal(acc: cute.Tensor, left: Int32, row: Int32, heads: Int32, token: 
 
 
 @cute.jit
+def mask_tree(
+    g: Global, acc: cute.Tensor, tile_token: Int32, kv_len: Int32, prefix: Int32,
+    out_row: Int32, token: Int32, lane: Int32,
+):  # fmt: skip
+    """Row r sees the `prefix` and the draft tokens whose bits are set in its token's words."""
+    last, words = g.mask.shape[0] - 1, g.mask.shape[1]
+    for i in cutlass.range_constexpr(cute.size(acc) // 2):
+        draft = cutlass.min((out_row + row_of(i, lane)) // g.heads, last)
+        for h in cutlass.range_constexpr(2):
+            at = tile_token + token + 8 * h
+            column = at - prefix
+            word = cutlass.max(cutlass.min(column >> 5, words - 1), Int32(0))
+            bit = (g.mask[draft, word] >> Uint32(column & 31)) & Uint32(1)
+            keep = ((column < 0) | (bit != Uint32(0))) & (at < kv_len)
+            x = 4 * (i // 2) + 2 * h + i % 2
+            acc[x] = acc[x] if keep else -Float32.inf
+
+
+@cute.jit
 def mask_scores(
     c: cutlass.Constexpr[Shape], g: Global, acc: cute.Tensor, tile_token: Int32,
-    kv_len: Int32, causal: Int32, row: Int32, token: Int32, lane: Int32,
+    w: Any, token: Int32, lane: Int32,
 ):  # fmt: skip
-    """Hide what is past the length, or past a row's own token, in the tiles that reach there."""
-    if const_expr(c.causal):
+    """Hide what is past the length, or past a row's own token, in the tiles that reach there.
+
+    w: the `Span` of the work tile.
+    """
+    kv_len, causal, row = w.kv_len, w.causal, w.row
+    if const_expr(c.tree):
+        if tile_token + TILE_KV > causal:
+            mask_tree(g, acc, tile_token, kv_len, causal, w.out_row, token, lane)
+    elif const_expr(c.causal):
         # kv_len - q_len + token + 1 <= kv_len, so this covers the tail too
         if tile_token + TILE_KV > causal + row // g.heads + 1:
             mask_causal(acc, causal - tile_token, row, g.heads, token, lane)

@@ -9,10 +9,10 @@ import cutlass.cute as cute
 from cutlass import Int32, const_expr
 from cutlass.cute.nvgpu import warpgroup
 
+from ..extras import with_scales
 from ..hopper import load4
 from .config import Shape
 from .exchange import announce
-from .extras import with_scales
 from .finish import finish, publish_totals
 from .mail import merge_mail
 from .output import NUM_SPLITS

@@ -9,9 +9,9 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Float32, Int32, const_expr
 
+from ..extras import with_sink
 from ..hopper import LN2, fresh_thread, load2, load4, push4, vec2
 from .config import CONSUMERS, Shape
-from .extras import with_sink
 from .output import (
     NUM_SPLITS,
     OUT_ROW,

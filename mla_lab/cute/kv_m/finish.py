@@ -4,11 +4,11 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Float32, Int32, const_expr
 
+from ..extras import with_sink
 from ..hopper import NO_SCORE, add, fold_lanes, folded_index, fresh_thread, load4
 from . import softmax as sx
 from .config import CONSUMERS, Shape
 from .exchange import reduce_share, send
-from .extras import with_sink
 from .mail import send_units
 from .merge import merge_share
 from .notes import send_notes

@@ -4,9 +4,9 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Float32, Int32, const_expr
 
+from ..extras import with_sink
 from ..hopper import LN2, fresh_thread, vec4
 from .config import CONSUMERS, LATENT_DIM, Shape
-from .extras import with_sink
 from .output import GROUP, NUM_SPLITS, OUT_ROW, ROW, ROWS, SLOT, SPLIT, wants_lse
 from .storage import Global, Shared
 

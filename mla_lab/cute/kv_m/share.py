@@ -14,9 +14,9 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Float32, Int32, const_expr
 
+from ..extras import sink_of
 from ..hopper import LN2, LOG2E, add, count_up, fresh_thread, load2, load4, smem_f32, vec2, vec4
 from .config import CONSUMERS, MAX_SPLITS, Shape, share_units
-from .extras import sink_of
 from .output import (
     GROUP,
     NUM_SPLITS,

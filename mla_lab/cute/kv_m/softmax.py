@@ -62,7 +62,7 @@ def mask_tree(
             at = tile_token + token + 8 * h
             column = at - prefix
             word = cutlass.max(cutlass.min(column >> 5, words - 1), Int32(0))
-            bit = (g.mask[draft, word] >> Uint32(column & 31)) & Uint32(1)
+            bit = (Uint32(g.mask[draft, word]) >> Uint32(column & 31)) & Uint32(1)
             keep = ((column < 0) | (bit != Uint32(0))) & (at < kv_len)
             x = 4 * (i // 2) + 2 * h + i % 2
             acc[x] = acc[x] if keep else -Float32.inf

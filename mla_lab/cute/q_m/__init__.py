@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from cutlass import Float32, Int32, Int64, cute
+from cutlass import Float32, Int32, Int64, Uint16, cute
 from cutlass.cute.runtime import make_fake_compact_tensor, make_fake_stream, make_fake_tensor
 
 from ...errors import unsupported
 from ...plan.config import KernelConfig
 from ..registry import CuteEntry
-from .kernel import QueryRowsOnM, StampedQueryRowsOnM
+from .kernel import FeatureQueryRowsOnM, QueryRowsOnM, StampedQueryRowsOnM
 from .storage import DTYPES, HEAD, LATENT, Config
 
 PAGE_SIZES = (16, 32, 64, 128)
@@ -28,6 +28,9 @@ def static_facts(config: KernelConfig) -> Config:
         )
     if config.page_size not in PAGE_SIZES:
         raise unsupported("page_size", config.page_size, PAGE_SIZES)
+    tree = config.mask == "tree"
+    if tree and config.option("stamps"):
+        raise unsupported("options", "stamps with a tree mask", "one of them")
     return Config(
         dtype=config.q_dtype,
         out_dtype=config.out_dtype,
@@ -38,6 +41,8 @@ def static_facts(config: KernelConfig) -> Config:
         lse=config.option("lse", 1),
         fused_merge=config.option("fused_merge", 1),
         stamps=config.option("stamps"),
+        features=config.option("features") or int(tree),
+        tree=int(tree),
     )
 
 
@@ -65,6 +70,9 @@ def entry(config: KernelConfig) -> CuteEntry:
         assumed_align=16,
     )
     table = make_fake_tensor(Int32, (batch, width), stride=(cute.sym_int(), 1), assumed_align=4)
+    extras = [dense(Float32, counts(1), 4) for _ in range(3)]
+    if facts.tree:
+        extras.append(dense(Uint16, counts(3 if shaped else 2), 4))
     args = (
         dense(facts.element, (*counts(3 if shaped else 1), HEAD)),
         cache,
@@ -82,7 +90,10 @@ def entry(config: KernelConfig) -> CuteEntry:
         Int32(1),
         Float32(1.0),
         Float32(1.0),
+        *((tuple(extras),) if facts.features else ()),
         make_fake_stream(use_tvm_ffi_env_stream=True),
     )
     launch = StampedQueryRowsOnM if facts.stamps else QueryRowsOnM
+    if facts.features:
+        launch = FeatureQueryRowsOnM
     return CuteEntry(launch(facts), args, "q_m")

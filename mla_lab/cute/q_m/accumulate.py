@@ -7,6 +7,7 @@ import cutlass.cute as cute
 from cutlass import Float32, Int32, const_expr
 from cutlass.cute.nvgpu import warpgroup
 
+from ..extras import with_scales
 from .attend import STATS_BARRIER, release, select
 from .load import fill, start
 from .merge import arrive, merge, store_fragment
@@ -71,10 +72,13 @@ def finish(
         cute.arch.barrier_arrive(barrier_id=STATS_BARRIER, number_of_threads=384)
     lse0 = (max0 + cute.math.log2(sum0, fastmath=True)) * Float32(LN2)
     lse1 = (max1 + cute.math.log2(sum1, fastmath=True)) * Float32(LN2)
+    if const_expr(cfg.features):
+        lse0, lse1 = max0, max1  # as the attend group has made them
     inv0 = select(sum0 > 0.0, cute.arch.rcp_approx(sum0), Float32(0.0))
     inv1 = select(sum1 > 0.0, cute.arch.rcp_approx(sum1), Float32(0.0))
     if work.slot < 0:
-        scale_rows(acc, inv0 * g.out_scale, inv1 * g.out_scale)
+        out_scale = with_scales(cfg, g).out_scale
+        scale_rows(acc, inv0 * out_scale, inv1 * out_scale)
         store_rows(cfg, g, acc, work, row, column, lane)
         if const_expr(wg == 0):
             store_lse(cfg, g, work, row, lane, lse0, lse1)

@@ -8,21 +8,24 @@ from __future__ import annotations
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Float32, Int32, const_expr
+from cutlass import Float32, Int32, Uint32, const_expr
 from cutlass.cute.nvgpu import warp, warpgroup
 
-from ..hopper import fresh_thread
+from ..extras import scale_now, with_sink
+from ..hopper import fresh_thread, shift_pair
 from .storage import (
     BLOCK,
     FLOOR,
     GROUPS,
     K_STEPS_IN_REGISTERS,
     LATENT,
+    LN2,
     STAGE,
     Config,
     Globals,
     Mmas,
     Shared,
+    Work,
 )
 from .work import read_work, visible
 
@@ -70,6 +73,57 @@ def mask(acc: cute.Tensor, left0, left1, lane):
             col = 8 * j + 2 * (lane % 4) + e
             acc[4 * j + e] = acc[4 * j + e] if col < left0 else -Float32.inf
             acc[4 * j + 2 + e] = acc[4 * j + 2 + e] if col < left1 else -Float32.inf
+
+
+@cute.jit
+def draft_word(g: Globals, draft, word):
+    """32 bits of a draft token's mask: all set before the first column, none past the last."""
+    bits = Uint32(0)
+    if word < 0:
+        bits = Uint32(0xFFFFFFFF)
+    if (word >= 0) & (word < g.mask.shape[1]):
+        bits = Uint32(g.mask[cutlass.min(draft, g.mask.shape[0] - 1), word])
+    return bits
+
+
+@cute.jit
+def mask_tree(g: Globals, acc: cute.Tensor, left, drafts):
+    """-inf at columns that a row must not see: from column `left` of this tile on, the words of
+    the row's draft token tell. The thread's two rows are those of tokens `drafts` >> 4 and, with
+    what its last four bits add, of row + 8."""
+    first = 2 * (fresh_thread() % 4) - left
+    for h in cutlass.range_constexpr(2):
+        draft = (drafts >> 4) + ((drafts & 15) if const_expr(h == 1) else 0)
+        words = [draft_word(g, draft, (first >> 5) + i) for i in range(3)]
+        window = [shift_pair(words[i], words[i + 1], first) for i in range(2)]
+        for j in cutlass.range_constexpr(cute.size(acc) // 4):
+            for e in cutlass.range_constexpr(2):
+                bit = window[j // 4] & Uint32(1 << (8 * (j % 4) + e))
+                x = 4 * j + 2 * h + e
+                acc[x] = acc[x] if bit != Uint32(0) else -Float32.inf
+
+
+@cute.jit
+def hide(cfg: cutlass.Constexpr[Config], g: Globals, acc: cute.Tensor, left0, left1, lane):
+    """-inf at columns that the thread's rows must not see; see `limits`."""
+    if left0 < BLOCK:
+        if const_expr(cfg.tree):
+            mask_tree(g, acc, left0, left1)
+        else:
+            mask(acc, left0, left1, lane)
+
+
+@cute.jit
+def limits(cfg: cutlass.Constexpr[Config], g: Globals, work: Work, row):
+    """Positions that the thread's two rows see from `begin` on, the first the smaller. With a
+    packed mask: positions before the draft, and the rows' draft tokens (see `mask_tree`)."""
+    left0 = visible(g, work, row) - work.begin * BLOCK
+    left1 = visible(g, work, row + 8) - work.begin * BLOCK
+    if const_expr(cfg.tree):
+        left0 = work.kv_len - work.q_len - work.begin * BLOCK
+        token = (work.global_row + row) // g.heads
+        left1 = token * 16 + ((work.global_row + row + 8) // g.heads - token)
+    return left0, left1
 
 
 @cute.jit
@@ -181,6 +235,35 @@ def publish_pair(t: cute.Tensor, row, lane, a, b):
 
 
 @cute.jit
+def publish_factors(cfg: cutlass.Constexpr[Config], t: cute.Tensor, row, lane, f):
+    """Factors of the thread's rows. Where a packed mask takes registers, from fresh numbers."""
+    if const_expr(cfg.tree):
+        lane = fresh_thread() % 32
+        row = 16 * (fresh_thread() % 128 // 32) + lane // 4
+    publish_pair(t, row, lane, f[0], f[1])
+
+
+@cute.jit
+def publish_sums(
+    cfg: cutlass.Constexpr[Config], g: Globals, s: Shared, row_max, row_sum, row, lane, index, rank
+):
+    """Sum and maximum of the thread's rows; with features what the epilogue has no registers to
+    make of them: the sum with the sink where the row tile is whole, and the natural lse."""
+    sums = [quad(add, row_sum[0]), quad(add, row_sum[1])]
+    tops = [row_max[0], row_max[1]]
+    if const_expr(cfg.features):
+        first = (g.tiles[index, 1] * cfg.cluster + rank) * BLOCK + row
+        whole = g.tiles[index, 6] < 0
+        for h in cutlass.range_constexpr(2):
+            lse = (tops[h] + cute.math.log2(sums[h], fastmath=True)) * Float32(LN2)
+            sink = with_sink(cfg, g, sums[h], tops[h], first + 8 * h)
+            sums[h] = select(whole, sink, sums[h])
+            tops[h] = lse
+    publish_pair(s.row_sum, row, lane, sums[0], sums[1])
+    publish_pair(s.row_max, row, lane, tops[0], tops[1])
+
+
+@cute.jit
 def announce(s: Shared, stage):
     """P of a tile is in place: one arrival a warp."""
     cute.arch.sync_warp()
@@ -248,9 +331,7 @@ def attend(cfg: cutlass.Constexpr[Config], g: Globals, s: Shared, mma: Mmas, wor
             release(cfg, s, 0, lane)
         row_max.fill(FLOOR)
         row_sum.fill(0.0)
-        # positions that the thread's two rows see from `begin` on; left0 <= left1
-        left0 = visible(g, work, row) - work.begin * BLOCK
-        left1 = visible(g, work, row + 8) - work.begin * BLOCK
+        left0, left1 = limits(cfg, g, work, row)
         issue_qk(s, mma, frags, acc, 1, (phases >> 1) & 1, 0)
         phases = phases ^ 2
         warpgroup.wait_group(0)
@@ -258,11 +339,10 @@ def attend(cfg: cutlass.Constexpr[Config], g: Globals, s: Shared, mma: Mmas, wor
             for j in cutlass.range_constexpr(3):
                 stage, ahead = (1 + j) % 3, (2 + j) % 3
                 if 3 * triple + j < count - 1:
-                    if left0 < BLOCK:
-                        mask(acc, left0, left1, lane)
-                    f = softmax(cfg, g.scale_log2, acc, p, row_max, row_sum)
+                    hide(cfg, g, acc, left0, left1, lane)
+                    f = softmax(cfg, scale_now(cfg, g), acc, p, row_max, row_sum)
                     store_p(p_address, stage * STAGE * 2, p)
-                    publish_pair(s.factor[None, stage], row, lane, f[0], f[1])
+                    publish_factors(cfg, s.factor[None, stage], row, lane, f)
                     cute.arch.fence_view_async_shared()
                     issue_qk(s, mma, frags, acc, ahead, (phases >> ahead) & 1, cfg.go)
                     phases = phases ^ (1 << ahead)
@@ -270,11 +350,11 @@ def attend(cfg: cutlass.Constexpr[Config], g: Globals, s: Shared, mma: Mmas, wor
                     announce(s, stage)
                     warpgroup.wait_group(0)
                     left0 = left0 - BLOCK
-                    left1 = left1 - BLOCK
+                    if const_expr(not cfg.tree):
+                        left1 = left1 - BLOCK
         stage = count % 3
-        if left0 < BLOCK:
-            mask(acc, left0, left1, lane)
-        f = softmax(cfg, g.scale_log2, acc, p, row_max, row_sum)
+        hide(cfg, g, acc, left0, left1, lane)
+        f = softmax(cfg, scale_now(cfg, g), acc, p, row_max, row_sum)
         store_p(p_address, stage * (STAGE * 2), p)
         tail = work.kv_len - (work.end - 1) * BLOCK
         if tail < BLOCK:
@@ -282,7 +362,6 @@ def attend(cfg: cutlass.Constexpr[Config], g: Globals, s: Shared, mma: Mmas, wor
         publish_pair(s.factor[None, stage], row, lane, f[0], f[1])
         if index > g.worker_begin[worker]:  # read again: a register less through the loop
             cute.arch.barrier(barrier_id=STATS_BARRIER, number_of_threads=384)
-        publish_pair(s.row_sum, row, lane, quad(add, row_sum[0]), quad(add, row_sum[1]))
-        publish_pair(s.row_max, row, lane, row_max[0], row_max[1])
+        publish_sums(cfg, g, s, row_max, row_sum, row, lane, index, rank)
         cute.arch.fence_view_async_shared()
         announce(s, stage)

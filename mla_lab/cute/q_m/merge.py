@@ -13,6 +13,7 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Float32, Int32, const_expr
 
+from ..extras import with_scales, with_sink
 from .attend import add, quad, select
 from .output import store_lse, store_pair, store_rows
 from .storage import BLOCK, LATENT, LN2, Config, Globals, Shared, Work
@@ -98,8 +99,12 @@ def merge_units(
     row = 16 * (unit // 64) + lane // 4
     top0, top1 = s.row_max[row], s.row_max[row + 8]
     total0, total1 = s.row_sum[row], s.row_sum[row + 8]
-    inv0 = select(total0 > 0.0, cute.arch.rcp_approx(total0), Float32(0.0)) * g.out_scale
-    inv1 = select(total1 > 0.0, cute.arch.rcp_approx(total1), Float32(0.0)) * g.out_scale
+    g = with_scales(cfg, g)
+    first = work.first_row + row
+    whole0 = with_sink(cfg, g, total0, top0 * Float32(LOG2E), first)
+    whole1 = with_sink(cfg, g, total1, top1 * Float32(LOG2E), first + 8)
+    inv0 = select(total0 > 0.0, cute.arch.rcp_approx(whole0), Float32(0.0)) * g.out_scale
+    inv1 = select(total1 > 0.0, cute.arch.rcp_approx(whole1), Float32(0.0)) * g.out_scale
     acc = cute.make_rmem_tensor(4 * count, Float32)
     acc.fill(0.0)
     for i in cutlass.range(0, work.num_splits, unroll=unroll):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import cutlass
 import cutlass.cute as cute
@@ -51,6 +52,10 @@ class Config:
     fused_merge: int = 1
     #: note the times of `work.MOMENTS`
     stamps: int = 0
+    #: sinks, and scales in memory, come with the launch (see `extras`)
+    features: int = 0
+    #: a packed mask says which draft tokens a row sees
+    tree: int = 0
 
     @property
     def element(self) -> type[cutlass.Numeric]:
@@ -92,6 +97,11 @@ class Globals:
     scale_log2: Float32
     out_scale: Float32
     stamps: cute.Tensor  # int64 [CTAs, 8], stamped builds; else any tensor
+    #: see `extras`: fp32 [heads], [1], [1], or no element; uint32 [tokens, words]
+    sinks: Any = None
+    bmm1: Any = None
+    bmm2: Any = None
+    mask: Any = None
 
 
 @dataclass(frozen=True)

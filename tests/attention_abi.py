@@ -50,7 +50,9 @@ class AbiKernel:
         launch.check(self.config)
         assert all(type(number) is int for number in (splits, row_tiles, q_len))
         batch = len(launch.seq_lens)
-        if splits > 1:
+        if self.config.option("fused_merge", 1) == 3:
+            launch.by_mail(self.config.tile_rows, batch * row_tiles * splits, splits)
+        elif splits > 1:
             assert len(launch.partial_out) == len(launch.partial_lse) == batch * row_tiles * splits
         if q_len:  # then nobody reads the caller's
             launch.q_begin = torch.arange(batch + 1) * q_len
@@ -97,6 +99,18 @@ class _Launch:
             raise ValueError("Mismatched Tensor, expected another dtype")
         assert type(self.scale_log2) is float
         assert type(self.out_scale) is float
+
+    def by_mail(self, rows: int, slots: int, splits: int) -> None:
+        """Partials are zero before and after, so that what is here meanwhile lies elsewhere."""
+        if splits > 1:
+            assert self.partial_out.shape == (slots, rows, LATENT)
+            assert self.partial_lse.shape == (slots * (splits + rows // 2), 4)
+            assert self.partial_out.is_contiguous()
+            assert not self.partial_out.any()
+            assert not self.partial_lse.any()
+        self.partial_out = torch.zeros(slots, rows, LATENT)
+        self.partial_lse = torch.zeros(slots, rows)
+        self.counters = torch.zeros(slots, dtype=torch.int32)
 
     def attend(self, tile: WorkTile, config: KernelConfig) -> None:
         q_begin, q_end = self.q_begin[tile.request : tile.request + 2].tolist()

@@ -15,13 +15,16 @@ from mla_lab.accuracy import lse_error, rel_error
 from mla_lab.backends import cuda_ops, cute, launch
 from mla_lab.backends.cute import CuteBackend
 from mla_lab.backends.device_plan import Formula, PlanOnDevice
-from mla_lab.backends.families import complete, config_for_tiles
+from mla_lab.backends.families import complete, config_for, config_for_plan
 from mla_lab.call import Features
 from mla_lab.errors import InvalidInput, Unsupported
 from mla_lab.gpu import B200, H200, Gpu
 from mla_lab.inputs import DecodeInputs, make_inputs
 from mla_lab.jit.shipped import shipped
 from mla_lab.plan import KernelConfig, choose, make_plan
+from mla_lab.plan.formula import mail_words
+from mla_lab.plan.ways import GRID, MAIL, PAIR
+from mla_lab.plan.workspace import MAIL_WORDS
 from mla_lab.problem import Problem
 from mla_lab.reference import decode_reference
 
@@ -113,9 +116,10 @@ def test_with_a_plan(
         make_plan(problem, tile_rows=64, policy="none", schedule="grid"),
         choose(problem, H200, costs=backends_costs()).plan(problem),
         make_plan(problem, tile_rows=16, policy="none", schedule="grid"),
+        make_plan(problem, tile_rows=16, policy="greedy", num_workers=40),
         make_plan(problem, tile_rows=32, policy="fixed", schedule="grid", num_splits=2),
     ):
-        config = config_for_tiles(plan.tile_rows)
+        config = plan.config or config_for_plan(plan)
         if config and config.option("grid") and plan.num_workers > H200.workers(config.cluster):
             continue  # more than run at once
         for _ in range(2):
@@ -259,8 +263,9 @@ def test_a_formula_is_three_numbers_and_one_launch(
     by_plan, chosen = (launch for kernel in kernels.values() for launch in kernel.launches)
     assert len(by_plan) == len(chosen) == 16
     assert by_plan[-3:] == (9, 1, 1)
-    splits = dict(choose(PIECES, H200, costs=backends_costs()).knobs)["num_splits"]
-    assert chosen[-3:] == (splits, 1, 1)
+    choice = choose(PIECES, H200, costs=backends_costs())
+    row_tiles = -(-PIECES.heads // choice.config.tile_rows)
+    assert chosen[-3:] == (dict(choice.knobs)["num_splits"], row_tiles, 1)
     assert by_plan[4].shape == (9, 16, 512)
     assert not planned
 
@@ -290,10 +295,9 @@ def test_a_formula_follows_lengths_that_change(kernels: dict[KernelConfig, AbiKe
 
 
 NO_FORMULA: list[tuple[dict[str, Any], str]] = [
-    ({"tile_rows": 16, "policy": "greedy", "num_workers": 132}, "policy 'greedy'"),
-    ({"tile_rows": 16, "policy": "fixed", "num_splits": 2}, "'persistent'"),
-    ({"tile_rows": 16, "policy": "fixed", "num_splits": 5, "schedule": "grid"}, "160 workers"),
-    ({"tile_rows": 8, "policy": "none", "schedule": "grid"}, "64 workers of 8 rows x 8 CTAs"),
+    ({"policy": "greedy", "num_workers": 132}, "policy 'greedy'"),
+    ({"policy": "fixed", "num_splits": 2}, "'persistent'"),
+    ({"policy": "fixed", "num_splits": 5, "schedule": "grid"}, "160 workers of 16 rows x 1 CTAs"),
 ]
 
 
@@ -301,16 +305,52 @@ NO_FORMULA: list[tuple[dict[str, Any], str]] = [
 def test_plans_that_no_formula_gives(
     kernels: dict[KernelConfig, AbiKernel], how: dict[str, Any], words: str
 ) -> None:
+    plan = replace(make_plan(PLAIN, tile_rows=16, **how), config=config_for(MAIL, (16, 1)))
     with pytest.raises(Unsupported, match=words):
-        native(inputs_of(PLAIN), plan=make_plan(PLAIN, **how))
+        native(inputs_of(PLAIN), plan=plan)
     assert not kernels
+
+
+def test_a_formula_in_pairs_wants_workers_for_the_last_row_tile_s_neighbour() -> None:
+    config, bounds = config_for(PAIR, (16, 1)), Problem.uniform(4, 1, 8192, 48)
+    assert Formula.of(config, 8, bounds, H200).slots == 4 * 3 * 8
+    with pytest.raises(Unsupported, match="144 workers"):
+        Formula.of(config, 9, bounds, H200)
+
+
+def test_a_walk_wants_all_of_its_workers_at_once(kernels: dict[KernelConfig, AbiKernel]) -> None:
+    with pytest.raises(Unsupported, match="133 workers of 16 rows"):
+        native(inputs_of(PLAIN), plan=make_plan(PLAIN, tile_rows=16, num_workers=133))
+    assert not kernels
+
+
+def test_mail_lies_behind_the_counters_whatever_else_uses_the_buffer(
+    kernels: dict[KernelConfig, AbiKernel],
+) -> None:
+    """One buffer, zeroed once, through plans of all kinds: the stand-in refuses old letters."""
+    buffer = torch.zeros(WORKSPACE, dtype=torch.uint8)
+    shapes = [
+        (PIECES, {"tile_rows": 16, "policy": "fixed", "schedule": "grid", "num_splits": 31}),
+        (PLAIN, {"tile_rows": 64, "policy": "fixed", "num_splits": 4, "num_workers": 132}),
+        (PLAIN, {"tile_rows": 16, "policy": "fixed", "num_splits": 4, "num_workers": 132}),
+        (PIECES, {"tile_rows": 8, "policy": "fixed", "schedule": "grid", "num_splits": 40}),
+        (PLAIN, {"tile_rows": 32, "policy": "fixed", "schedule": "grid", "num_splits": 5}),
+    ]
+    for problem, how in shapes:
+        inputs = inputs_of(problem)
+        check(inputs, native(inputs, plan=make_plan(problem, **how), workspace_buffer=buffer))
+    mail = PlanOnDevice.of(choose(PLANNED, H200, True), PLANNED, 17).workspace["mail"]
+    letters = buffer[mail.offset : mail.offset + mail.nbytes].view(torch.float32)
+    assert mail.offset == 65536
+    assert not letters.any()
+    most = sum(mail_words(132, 32, 132, 512))
+    assert most <= MAIL_WORDS
 
 
 def test_a_formula_has_a_counter_for_each_cta_of_a_group() -> None:
     bounds = Problem.uniform(2000, 1, 64, 16)
     large = replace(H200, sms=1 << 20, resident_clusters=())
-    config = config_for_tiles(8)
-    assert config is not None
+    config = config_for(GRID, (8, 8))
     with pytest.raises(Unsupported, match="4000 split row tiles"):
         Formula.of(config, 1, bounds, large)
     with pytest.raises(Unsupported, match="161 pieces"):

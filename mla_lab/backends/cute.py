@@ -109,7 +109,7 @@ def _build_reason(choice: Choice, problem: Problem) -> str | None:
     """None where the kernels are compiled or a compiler is here, else what is missing."""
     arch = FAMILIES[choice.config.kernel].archs[0]
     wanted = [complete(choice.config, problem, None)]
-    if not FAMILIES[choice.config.kernel].grid:
+    if not choice.config.option("grid"):
         wanted.append(KernelConfig("cuda/planner"))
     for config in wanted:
         if jit.find(config, arch) is None:
@@ -130,6 +130,6 @@ def _plan(
     problem: Problem, total_q: int, gpu: Gpu, batch_invariant: bool
 ) -> PlanOnDevice | Formula:
     choice = _choice(problem, gpu, batch_invariant)
-    if FAMILIES[choice.config.kernel].grid:
+    if choice.config.option("grid"):
         return Formula.of(choice.config, dict(choice.knobs)["num_splits"], problem, gpu)
     return PlanOnDevice.of(choice, problem, total_q)

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
@@ -25,7 +25,7 @@ from ..call import Arguments, Call
 from ..errors import invalid, unsupported
 from ..gpu import Gpu
 from ..plan import KernelConfig, Plan
-from ..plan.choose import GRID_OPTIONS
+from ..plan.formula import mail_words
 from ..workspace import Workspace
 from . import cuda_ops
 from .cuda_ops import DevicePlan, DevicePlanner, Merge
@@ -37,7 +37,7 @@ from .device_plan import (
     refuse_capture,
     uniform_q_begin,
 )
-from .families import FAMILIES, complete, config_for_tiles, resident
+from .families import FAMILIES, complete, config_for_plan, resident
 
 LOG2_E = math.log2(math.e)
 #: what tensor maps and 16-byte stores ask for
@@ -98,7 +98,11 @@ class Launch:
         else:
             q_len = 0 if form.features.ragged else form.bounds.q_lens[0]
             self._numbers = (words.num_splits, words.row_tiles, q_len)
-        self._between = between(workspace, config.tile_rows, form.bounds.latent_dim)
+        self._between = (
+            mail(workspace, words, form.bounds.latent_dim)
+            if isinstance(words, Formula) and config.option("fused_merge", 1) == 3
+            else between(workspace, config.tile_rows, form.bounds.latent_dim)
+        )
         self._heads = form.bounds.heads
         self._shapes = Shapes.of(call)
         self._no_lse = torch.empty(0, 0, dtype=torch.float32, device=form.device)
@@ -122,7 +126,7 @@ class Launch:
         if isinstance(plan, Formula):
             return cls(call, complete(plan.config, bounds, pdl), plan, workspace)
         config = complete(config_of(plan, gpu), bounds, pdl)
-        if FAMILIES[config.kernel].grid:
+        if config.option("grid"):
             return cls(call, config, Formula.of_plan(config, plan, gpu), workspace)
         return cls(call, config, on_device(plan, call.form.device), workspace)
 
@@ -198,16 +202,30 @@ def between(workspace: Workspace, tile_rows: int, latent_dim: int) -> tuple[Tens
     return out, lse, torch.empty(0, dtype=torch.int32, device=device)
 
 
+def mail(workspace: Workspace, formula: Formula, latent_dim: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Partials and notes that are their own flags, and counters that nobody reads; without
+    elements where no request is cut.
+    """
+    rows, splits, slots = formula.config.tile_rows, formula.num_splits, formula.slots
+    if not slots:
+        nothing = torch.empty(0, dtype=torch.float32, device=workspace.buffer.device)
+        out, notes = nothing.new_empty(0, rows, latent_dim), nothing.new_empty(0, 4)
+        return out, notes, torch.empty(0, dtype=torch.int32, device=workspace.buffer.device)
+    words = workspace["mail"]
+    end, more = mail_words(slots, rows, splits, latent_dim)
+    out = words[:end].view(slots, rows, latent_dim)
+    return out, words[end : end + more].view(-1, 4), workspace["counters"]
+
+
 def config_of(plan: Plan, gpu: Gpu) -> KernelConfig:
     """The kernel for a caller's plan. Raises Unsupported where none can run it."""
-    config = plan.config or config_for_tiles(plan.tile_rows)
+    config = plan.config or config_for_plan(plan)
     family = FAMILIES.get(config.kernel) if config else None
     if config is None or family is None or plan.tile_kv != family.tile_kv:
         has = [f"{rows} x {f.tile_kv}" for f in FAMILIES.values() for rows, _ in f.tiles]
         raise unsupported("plan", f"work tiles of {plan.tile_rows} x {plan.tile_kv}", has)
-    if family.grid:
-        options = dict(config.options) | dict(GRID_OPTIONS)
-        return replace(config, mask="causal", options=tuple(options.items()))
+    if config.option("grid"):
+        return config
     check_groups("plan", plan.num_groups, config.cluster)
     return resident(config, plan.num_workers, gpu.sms)
 

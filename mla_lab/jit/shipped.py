@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from ..errors import invalid
-from ..plan.choose import GRID_OPTIONS, TILES
 from ..plan.config import KernelConfig
+from ..plan.ways import ROWS, ways_of
 from .arch import check_arch
 from .source import cuda_kernels, supported_archs
 
@@ -45,17 +45,18 @@ def _for_backend(
 #: kernel ships once, at its defaults
 CUTE: tuple[KernelConfig, ...] = (
     KernelConfig("cute/empty"),
-    *(_for_backend("cute/q_m", formats, tile) for formats in FORMATS for tile in TILES["cute/q_m"]),
+    *(_for_backend("cute/q_m", formats, tile) for formats in FORMATS for tile in ROWS.tiles),
     # for plans of more workers than run at once, whose partials the merge kernel merges
     *(
         _for_backend("cute/q_m", FORMATS[2], tile, options=(("fused_merge", 0),))
-        for tile in TILES["cute/q_m"]
+        for tile in ROWS.tiles
     ),
     # one query token is the causal rule's plainest case: one kernel for both
     *(
-        _for_backend("cute/kv_m", formats, tile, "causal", GRID_OPTIONS)
+        _for_backend("cute/kv_m", formats, tile, "causal", way.options)
         for formats in FORMATS
-        for tile in TILES["cute/kv_m"]
+        for way in ways_of("cute/kv_m")
+        for tile in way.tiles
     ),
 )
 

@@ -8,7 +8,8 @@ Semantics are those of `contract`. Two things are added, both for programs that 
 * FlashInfer asks for a zeroed workspace only of kernels with semaphores, and its own tests pass
   `torch.empty`. Our merge counters must be zero, so that they are zeroed, on the current stream,
   when a buffer object is first seen. The contract's own names leave that to the caller.
-* `cute_dsl_mla_decode` has its older parameter names, and by default an out of the query's dtype.
+* `cute_dsl_mla_decode` has its own parameter names, and by default an out of the query's dtype. It
+  has no word for a backend: "auto" chooses, CuTe kernels first.
 
 The Hopper wrapper `BatchMLAPagedAttentionWrapper`, sparse attention of other models, and what
 lies below these names (autotuner, kernel classes) have no counterpart here.
@@ -128,7 +129,7 @@ def cute_dsl_mla_decode(
     out_dtype: torch.dtype | None = None,
     **named: Any,
 ) -> Tensor | tuple[Tensor, Tensor]:
-    """The CuTe backend under the parameter names of FlashInfer's CuTe DSL entry.
+    """The decode call under the parameter names of FlashInfer's CuTe DSL entry.
 
     out, out_dtype: default a new out of `out_dtype`, else of the query's dtype (bf16 under e4m3).
     A new lse of a dense call is [batch, q_len, heads]. Other parameters, and what raises, as in
@@ -154,7 +155,6 @@ def cute_dsl_mla_decode(
         out=out,
         bmm1_scale=softmax_scale,
         bmm2_scale=output_scale,
-        backend="cute-dsl",
         **named,
     )
 

@@ -11,6 +11,7 @@ Debug mode is decided when a call is first seen: a repeated one does not look at
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from operator import itemgetter
 from typing import Any
 from weakref import ref
@@ -49,9 +50,8 @@ _FLAGS = itemgetter(
         ),
     )
 )
-#: tensors that no repeatable call has
-_NONE = (None, None, None)
-_NEVER = itemgetter(*map(Arguments._fields.index, ("sinks", "mask", "causal_seqlens_kv_global")))
+#: tensors that a plain call has not
+_EXTRA = itemgetter(*map(Arguments._fields.index, ("sinks", "mask", "causal_seqlens_kv_global")))
 
 Result = Tensor | tuple[Tensor, Tensor]
 
@@ -71,6 +71,8 @@ class Remembered:
         self.kinds = tuple(map(type, flags))
         self.flags = flags[:-3]
         self.shapes = _shapes(given)
+        self.plain = _is_plain(given)
+        self.extra_shapes = () if self.plain else _extra_shapes(given)
         self.longest = _longest(given)
 
     def fits(self, given: Arguments, backend: str) -> bool:
@@ -84,11 +86,12 @@ class Remembered:
             and flags[:-3] == self.flags
             and tuple(map(type, flags)) == self.kinds
             and _shapes(given) == self.shapes
-            and _NEVER(given) == _NONE
+            and _is_plain(given) == self.plain
+            and (self.plain or _extra_shapes(given) == self.extra_shapes)
             and _longest(given) == self.longest
             and backend == self.backend
-            and 0.0 < given.bmm1_scale < math.inf
-            and -math.inf < given.bmm2_scale < math.inf
+            and (isinstance(given.bmm1_scale, Tensor) or 0.0 < given.bmm1_scale < math.inf)
+            and (isinstance(given.bmm2_scale, Tensor) or -math.inf < given.bmm2_scale < math.inf)
         )
 
     def run(self, given: Arguments) -> Result:
@@ -119,7 +122,7 @@ def again(given: Arguments, backend: str) -> Result | None:
 def remember(call: Call, backend: str, planned: Planned, repeat: Repeat) -> None:
     """Keep `repeat` for calls like `call`, as long as the caller's workspace lives."""
     given = call.given
-    if any(value is not None for value in _NEVER(given)):
+    if given.causal_seqlens_kv_global is not None or isinstance(given.sinks, Sequence):
         return
     key, buffer = (id(given.plan), given.query.shape), None
     if planned.workspace.nbytes:
@@ -146,6 +149,20 @@ def _shapes(given: Arguments) -> tuple[Any, ...]:
         None if lse is None else lse.shape,
         None if sums is None else sums.shape,
     )
+
+
+def _is_plain(given: Arguments) -> bool:
+    """Whether all tensors are those of a plain call; kinds tell where a scale is one."""
+    sinks, mask, lengths = _EXTRA(given)
+    return sinks is None and mask is None and lengths is None
+
+
+def _extra_shapes(given: Arguments) -> tuple[Any, ...]:
+    """Shapes of what a plain call has not. A list of sinks has none, so that it raises."""
+    _, _, lengths = extra = _EXTRA(given)
+    if lengths is not None:
+        raise ValueError
+    return tuple(None if value is None else value.shape for value in extra)
 
 
 def _longest(given: Arguments) -> int | None:

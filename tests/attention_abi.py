@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from mla_lab import masks
 from mla_lab.backends.cuda_ops import DevicePlan, DevicePlanner, merge_items
 from mla_lab.plan import KernelConfig, WorkTile
 from mla_lab.problem import Problem
@@ -32,21 +33,25 @@ class AbiKernel:
 
     def __call__(self, *arguments: Any) -> None:
         self.launches.append(arguments)
+        extras: tuple[Tensor, ...] = ()
+        if self.config.option("features") or self.config.mask == "tree":
+            *rest, extras = arguments
+            arguments = tuple(rest)
         if self.config.option("grid"):
-            self._follow_formula(arguments)
+            self._follow_formula(arguments, extras)
             return
-        launch = _Launch(*arguments)
+        launch = _Launch(*arguments, extras)
         launch.check(self.config)
         for begin, end in itertools.pairwise(launch.worker_begin.tolist()):
             for words in launch.tiles[begin:end].tolist():
                 launch.attend(WorkTile(*words), self.config)
 
-    def _follow_formula(self, arguments: tuple[Any, ...]) -> None:
+    def _follow_formula(self, arguments: tuple[Any, ...], extras: tuple[Tensor, ...]) -> None:
         """No plan; at the end num_splits, row_tiles of the longest request, and q_len or 0."""
         *tensors, heads, scale_log2, out_scale, splits, row_tiles, q_len = arguments
         nothing = torch.empty(0)
         words: list[Any] = [*tensors, nothing, nothing, heads, scale_log2, out_scale]
-        launch = _Launch(*words)
+        launch = _Launch(*words, extras)
         launch.check(self.config)
         assert all(type(number) is int for number in (splits, row_tiles, q_len))
         batch = len(launch.seq_lens)
@@ -89,6 +94,8 @@ class _Launch:
     heads: int
     scale_log2: float
     out_scale: float
+    #: sinks, bmm1, bmm2 and, for a packed mask, its words: each may have no element
+    extras: tuple[Tensor, ...] = ()
 
     def check(self, config: KernelConfig) -> None:
         shaped = (self.query.dim(), self.out.dim(), self.lse.dim()) == (4, 4, 2)
@@ -99,6 +106,29 @@ class _Launch:
             raise ValueError("Mismatched Tensor, expected another dtype")
         assert type(self.scale_log2) is float
         assert type(self.out_scale) is float
+        for scale in self.extras[1:3]:
+            assert scale.shape in ((0,), (1,))
+        if self.extras and self.extras[1].numel():
+            self.scale_log2 = float(self.extras[1]) / math.log(2)
+        if self.extras and self.extras[2].numel():
+            self.out_scale = float(self.extras[2])
+
+    def sees(self, token: Tensor, span: Tensor, prefix: int) -> Tensor:
+        """bool [rows, positions]; token: of each row, in the call."""
+        mask = self.extras[3] if len(self.extras) > 3 else torch.empty(0)
+        if not mask.numel():
+            first = self.q_begin[torch.searchsorted(self.q_begin, token, right=True) - 1]
+            return span[None] <= prefix + (token - first)[:, None]
+        bits = masks.unpack(mask.view(-1, mask.shape[-1])[token], mask.shape[-1] * 16)
+        column = (span - prefix).clamp(0, bits.shape[1] - 1)
+        return bits[:, column] | (span < prefix)[None]
+
+    def with_sinks(self, out: Tensor, lse: Tensor, row: Tensor) -> Tensor:
+        """Results of rows (of the request) with their sink in the denominator."""
+        if not self.extras or not self.extras[0].numel():
+            return out
+        share = torch.sigmoid(lse - self.extras[0][row % self.heads])
+        return out * share.nan_to_num()[:, None]
 
     def by_mail(self, rows: int, slots: int, splits: int) -> None:
         """Partials are zero before and after, so that what is here meanwhile lies elsewhere."""
@@ -121,14 +151,15 @@ class _Launch:
         pages = self.block_table[tile.request][span // config.page_size]
         keys = self.cache[pages, span % config.page_size].float()
         query = self.query.view(-1, 576)[q_begin * self.heads + row].float()
-        seen = span[None] <= kv_len - (q_end - q_begin) + row[:, None] // self.heads
+        token = q_begin + row // self.heads
+        seen = self.sees(token, span, kv_len - (q_end - q_begin))
         scores = (query @ keys.T * self.scale_log2).masked_fill(~seen, -math.inf) * math.log(2)
         lse = torch.logsumexp(scores, 1) if len(span) else torch.full((len(row),), -math.inf)
         weights = torch.exp(scores - lse.nan_to_num(neginf=0)[:, None])
         out = weights @ keys[:, :LATENT]
         where = q_begin * self.heads + row
         if tile.num_splits == 1:
-            self.write(where, out, lse)
+            self.write(where, self.with_sinks(out, lse, row), lse)
             return
         self.partial_out[tile.slot, : len(row)] = out
         self.partial_lse[tile.slot, : len(row)] = lse
@@ -139,7 +170,8 @@ class _Launch:
             outs, lses = self.partial_out[slots, : len(row)], self.partial_lse[slots, : len(row)]
             total = torch.logsumexp(lses, 0)
             share = torch.exp(lses - total.nan_to_num(neginf=0))
-            self.write(where, (outs * share[..., None]).sum(0), total)
+            merged = self.with_sinks((outs * share[..., None]).sum(0), total, row)
+            self.write(where, merged, total)
             self.counters[tile.group] = 0
 
     def write(self, where: Tensor, out: Tensor, lse: Tensor) -> None:

@@ -86,6 +86,10 @@ SUPPORTED: list[tuple[Problem, list[str]]] = [
     (Problem((2, 2), (1, 500), 7, q_dtype="fp16", kv_format="fp16"), ["lse"]),
     (PIECES, ["lse"]),
     (PLANNED, ["lse"]),
+    (PIECES, ["sinks", "lse", "device_scales"]),
+    (PLANNED, ["sinks", "device_scales"]),
+    (Problem.uniform(2, 5, 130, 16), ["tree_mask", "sinks", "lse"]),
+    (RAGGED, ["tree_mask", "max_q_len"]),
 ]
 
 
@@ -167,22 +171,19 @@ def test_a_separate_merge_follows(
     plan = make_plan(PLAIN, policy="fixed", num_splits=3)
     config = KernelConfig("cute/q_m", options=(("fused_merge", 0),))
     native(inputs_of(PLAIN), plan=replace(plan, config=config))
-    (merge, (partials, items, q_begin, out, lse, sinks)) = calls[0]
+    (merge, (partials, items, q_begin, out, lse, sinks, scale)) = calls[0]
     assert (merge.heads, merge.programmatic_launch) == (128, True)
     assert partials[0].shape == (plan.num_slots, 64, 512)
     assert items.shape == (plan.num_groups, 4)
     assert q_begin.tolist() == [0, 1, 2, 3, 4]
-    assert (out.shape, lse.numel(), sinks.numel()) == ((512, 512), 0, 0)
+    assert (out.shape, lse.numel(), sinks.numel(), scale.numel()) == ((512, 512), 0, 0, 0)
 
 
 REFUSED = {
     "sparse": "sparse",
-    "mask": "mask",
-    "sinks": "sinks",
     "skip_softmax": "skip_softmax",
     "context_parallel": "context parallel",
     "separate_tables": "table",
-    "tensor_scales": "device tensors",
     "nonpositive_scale": "bmm1_scale",
 }
 

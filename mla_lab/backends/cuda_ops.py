@@ -60,12 +60,14 @@ class Merge:
         out: Tensor,
         lse: Tensor,
         sinks: Tensor,
+        scale: Tensor | None = None,
     ) -> None:
         """Merge `partials` = (fp32 [slots, rows, 512], natural lse fp32 [slots, rows]).
 
         `items` int32 [groups, 4] as from `merge_items`, `q_begin` int32 [batch + 1] on the
         device; writes rows of out [total_q * heads, 512] and lse fp32 [total_q * heads] (or no
-        element, where no lse is wanted). sinks: fp32 [heads], or no element.
+        element, where no lse is wanted). sinks: fp32 [heads], or no element. scale: fp32 [1] in
+        place of `out_scale`, or no element.
         """
         kernel("merge").launch(
             *partials,
@@ -74,6 +76,7 @@ class Merge:
             out,
             lse,
             sinks,
+            sinks.new_empty(0) if scale is None else scale,
             self.heads,
             self.out_scale,
             LOG2_E if self.lse_base2 else 1.0,

@@ -29,12 +29,9 @@ from .launch import Launch
 #: features that no kernel has yet, and their names in a call
 MISSING = {
     "sparse": "sparse_mla_top_k: sparse calls",
-    "mask": "mask: draft masks other than the causal rule",
-    "sinks": "sinks",
     "skip_softmax": "skip_softmax_threshold_scale_factor",
     "context_parallel": "enable_dcp: decode context parallel",
     "separate_tables": "uses_shared_paged_kv_idx=False: a table of its own for values",
-    "tensor_scales": "bmm1_scale, bmm2_scale as device tensors",
 }
 
 
@@ -49,7 +46,8 @@ class CuteBackend:
         if gpu is None:
             return "the tensors are on a CPU; its kernels run on a GPU"
         reason = _gpu_reason(gpu) or _feature_reason(features) or _format_reason(problem)
-        return reason or _build_reason(_choice(problem, gpu, features.batch_invariant), problem)
+        choice = _choice(problem, gpu, features.batch_invariant)
+        return reason or _build_reason(choice, problem, features)
 
     def plan(self, call: Call, gpu: Gpu | None) -> PlanOnDevice | Formula:
         """A plan that the device makes in each launch, within the call's bounds, or a formula.
@@ -105,10 +103,10 @@ def _format_reason(problem: Problem) -> str | None:
     )
 
 
-def _build_reason(choice: Choice, problem: Problem) -> str | None:
+def _build_reason(choice: Choice, problem: Problem, features: Features) -> str | None:
     """None where the kernels are compiled or a compiler is here, else what is missing."""
     arch = FAMILIES[choice.config.kernel].archs[0]
-    wanted = [complete(choice.config, problem, None)]
+    wanted = [complete(choice.config, problem, None, features)]
     if not choice.config.option("grid"):
         wanted.append(KernelConfig("cuda/planner"))
     for config in wanted:

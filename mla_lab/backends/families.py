@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+from ..call import Features
 from ..errors import unsupported
 from ..gpu import Gpu
 from ..plan.config import KernelConfig
@@ -15,6 +16,7 @@ from ..plan.kernel_costs import KernelCosts, recorded_costs
 from ..plan.tile import Plan
 from ..plan.ways import MAIL, ROWS, WALK, Way, ways_of
 from ..problem import Problem
+from .extras import with_features
 
 
 @dataclass(frozen=True)
@@ -107,11 +109,15 @@ def resident(config: KernelConfig, num_workers: int, sms: int) -> KernelConfig:
     return replace(config, options=tuple(options.items()))
 
 
-def complete(config: KernelConfig, problem: Problem, pdl: bool | None) -> KernelConfig:
-    """`config` for this call's formats, with the caller's tensors as they are ("shaped").
+def complete(
+    config: KernelConfig, problem: Problem, pdl: bool | None, features: Features
+) -> KernelConfig:
+    """`config` for this call's formats and features, with the caller's tensors as they are
+    ("shaped").
 
     pdl False takes programmatic dependent launch out; the kernels have it otherwise.
     """
+    config = with_features(config, features)
     options = dict(config.options) | {"shaped": 1}
     if pdl is False:
         options["pdl"] = 0

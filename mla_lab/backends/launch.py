@@ -37,6 +37,7 @@ from .device_plan import (
     refuse_capture,
     uniform_q_begin,
 )
+from .extras import Extras, number
 from .families import FAMILIES, complete, config_for_plan, resident
 
 LOG2_E = math.log2(math.e)
@@ -105,6 +106,7 @@ class Launch:
         )
         self._heads = form.bounds.heads
         self._shapes = Shapes.of(call)
+        self._extras = Extras(config, form)
         self._no_lse = torch.empty(0, 0, dtype=torch.float32, device=form.device)
         load_around(planner is not None, self._merge_items is not None, form.device)
         self._q_begin: Tensor | None = None  # the caller's, where requests are ragged
@@ -119,13 +121,13 @@ class Launch:
         """Raises InvalidInput or Unsupported where no kernel can run `plan`, or where something
         that happens once would happen inside the capture of a graph.
         """
-        bounds, pdl = call.form.bounds, call.given.enable_pdl
+        bounds, pdl, features = call.form.bounds, call.given.enable_pdl, call.features
         if isinstance(plan, PlanOnDevice):
-            config = complete(plan.config, bounds, pdl)
+            config = complete(plan.config, bounds, pdl, features)
             return cls(call, config, plan.words(workspace), workspace, plan.planner)
         if isinstance(plan, Formula):
-            return cls(call, complete(plan.config, bounds, pdl), plan, workspace)
-        config = complete(config_of(plan, gpu), bounds, pdl)
+            return cls(call, complete(plan.config, bounds, pdl, features), plan, workspace)
+        config = complete(config_of(plan, gpu), bounds, pdl, features)
         if config.option("grid"):
             return cls(call, config, Formula.of_plan(config, plan, gpu), workspace)
         return cls(call, config, on_device(plan, call.form.device), workspace)
@@ -152,9 +154,10 @@ class Launch:
                 q_begin,
                 *self._walk,
                 self._heads,
-                float(given.bmm1_scale * LOG2_E),
-                float(given.bmm2_scale),
+                number(given.bmm1_scale, LOG2_E),
+                number(given.bmm2_scale),
                 *self._numbers,
+                *self._extras(given),
             )
         except ValueError as error:
             got = f"tensors that the kernel refuses ({error})"
@@ -182,13 +185,13 @@ class Launch:
         """The merge kernel, which may start while the attention kernel drains."""
         merge = Merge(
             self._heads,
-            float(given.bmm2_scale),
+            number(given.bmm2_scale),
             programmatic_launch=given.enable_pdl is not False,
         )
         partial_out, partial_lse, _ = self._between
         rows = out.view(-1, out.shape[-1])
-        no_sinks = self._no_lse.view(-1)
-        merge((partial_out, partial_lse), items, q_begin, rows, lse.view(-1), no_sinks)
+        sinks, scale = self._extras.sinks(given), self._extras.out_scale(given)
+        merge((partial_out, partial_lse), items, q_begin, rows, lse.view(-1), sinks, scale)
 
 
 def between(workspace: Workspace, tile_rows: int, latent_dim: int) -> tuple[Tensor, Tensor, Tensor]:

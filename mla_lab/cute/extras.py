@@ -1,7 +1,8 @@
 """What a launch takes beyond a plain call (option features): sinks, scales in memory, a mask.
 
     sinks fp32 [heads], bmm1 fp32 [1], bmm2 fp32 [1]   each may have no element: then there is none
-    mask uint16 [..., words]                           only in a kernel with the mask "tree"
+    mask uint16 [..., words]                           only in a kernel with the mask "tree"; for
+                                                       kv_m without an element: the causal rule
 
 A sink is one more term exp(sink) in a row's denominator. It enters once, where the row's result is
 divided: in the epilogue where the row tile is whole, else in the merge. No lse knows it.

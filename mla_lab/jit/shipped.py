@@ -51,6 +51,17 @@ CUTE: tuple[KernelConfig, ...] = (
         _for_backend("cute/q_m", FORMATS[2], tile, options=(("fused_merge", 0),))
         for tile in ROWS.tiles
     ),
+    # sinks, scales on the device, draft masks: in the commonest format, others when first asked for
+    *(
+        _for_backend("cute/q_m", FORMATS[2], tile, *extra)
+        for tile in ROWS.tiles
+        for extra in (("none", (("features", 1),)), ("tree", ()))
+    ),
+    *(
+        _for_backend("cute/kv_m", FORMATS[2], tile, "tree", way.options)
+        for way in ways_of("cute/kv_m")
+        for tile in way.tiles
+    ),
     # one query token is the causal rule's plainest case: one kernel for both
     *(
         _for_backend("cute/kv_m", formats, tile, "causal", way.options)

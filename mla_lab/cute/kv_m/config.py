@@ -63,7 +63,7 @@ class Shape:
     pair: int
     #: sinks, and scales in memory, come with the launch (see `extras`)
     features: bool
-    #: a packed mask says which draft tokens a row sees
+    #: a packed mask says which draft tokens a row sees; one without an element: the causal rule
     tree: bool
 
     @cached_property

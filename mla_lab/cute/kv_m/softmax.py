@@ -80,7 +80,10 @@ def mask_scores(
     kv_len, causal, row = w.kv_len, w.causal, w.row
     if const_expr(c.tree):
         if tile_token + TILE_KV > causal:
-            mask_tree(g, acc, tile_token, kv_len, causal, w.out_row, token, lane)
+            if cute.size(g.mask) > 0:
+                mask_tree(g, acc, tile_token, kv_len, causal, w.out_row, token, lane)
+            else:
+                mask_causal(acc, causal - tile_token, row, g.heads, token, lane)
     elif const_expr(c.causal):
         # kv_len - q_len + token + 1 <= kv_len, so this covers the tail too
         if tile_token + TILE_KV > causal + row // g.heads + 1:

@@ -236,8 +236,8 @@ def publish_pair(t: cute.Tensor, row, lane, a, b):
 
 @cute.jit
 def publish_factors(cfg: cutlass.Constexpr[Config], t: cute.Tensor, row, lane, f):
-    """Factors of the thread's rows. Where a packed mask takes registers, from fresh numbers."""
-    if const_expr(cfg.tree):
+    """Factors of the thread's rows. Where features take registers, from fresh numbers."""
+    if const_expr(cfg.features):
         lane = fresh_thread() % 32
         row = 16 * (fresh_thread() % 128 // 32) + lane // 4
     publish_pair(t, row, lane, f[0], f[1])

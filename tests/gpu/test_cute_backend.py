@@ -236,7 +236,7 @@ def test_equal_calls_give_equal_bits(workspace: torch.Tensor) -> None:
 
 @pytest.mark.parametrize(
     ("features", "words"),
-    [(["sinks"], "sinks"), (["tree_mask"], "mask"), (["device_scales"], "device tensors")],
+    [(["separate_tables"], "a table of its own for values")],
 )
 def test_what_it_lacks_raises_by_name_and_runs_by_auto(
     features: list[str], words: str, workspace: torch.Tensor

@@ -1,0 +1,153 @@
+"""Features of the contract by the CuTe backend, on a card, against the float64 oracle.
+
+Caches are poisoned: what no length reaches holds NaN, unused table entries name no page.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import replace
+
+import pytest
+import torch
+
+from mla_lab import decode, masks
+from mla_lab.backends.families import config_for
+from mla_lab.gpu import Gpu
+from mla_lab.inputs import DecodeInputs
+from mla_lab.plan import Plan, make_plan
+from mla_lab.plan.cuts import Shape
+from mla_lab.plan.formula import most_splits
+from mla_lab.plan.ways import WAYS
+from mla_lab.problem import Problem
+from mla_lab.reference import decode_reference
+
+from .calls import check, counters_are_zero, inputs_of, native
+
+pytestmark = pytest.mark.gpu
+
+#: nothing, one key, block ends, several pieces
+LENGTHS = (0, 1, 63, 64, 65, 700, 0, 129, 5)
+
+
+def plans_of_all_ways(problem: Problem, splits: int) -> Iterator[Plan]:
+    """A plan for each kernel: whole requests, and up to `splits` pieces."""
+    gpu = Gpu.here()
+    assert gpu is not None
+    for way in WAYS:
+        for tile in way.tiles:
+            config = config_for(way, tile)
+            workers = gpu.workers(config.cluster * way.pair) * way.pair
+            shape = Shape.of(problem, config.tile_rows, config.tile_kv, workers)
+            most = splits
+            if way.formula:
+                most = most_splits(shape, problem.batch, config.cluster, way.pair)
+            for pieces in sorted({1, min(splits, most)} if most else set()):
+                plan = make_plan(
+                    problem,
+                    tile_rows=config.tile_rows,
+                    num_workers=gpu.workers(config.cluster),
+                    policy="fixed",
+                    schedule="grid" if way.formula else "persistent",
+                    num_splits=pieces,
+                )
+                yield replace(plan, config=config)
+
+
+def check_all(inputs: DecodeInputs, workspace: torch.Tensor, splits: int = 3) -> None:
+    """By the backend's own choice and by every kernel; the workspace is left as it was."""
+    expected = decode_reference(inputs)
+    check(inputs, native(inputs, workspace), expected)
+    for plan in plans_of_all_ways(inputs.problem, splits):
+        check(inputs, native(inputs, workspace, plan=plan), expected)
+    assert counters_are_zero(workspace)
+
+
+@pytest.mark.parametrize("features", [["sinks"], ["device_scales"], ["sinks", "device_scales"]])
+@pytest.mark.parametrize(("heads", "q_len"), [(16, 1), (7, 3), (24, 2), (100, 2), (128, 1)])
+def test_sinks_and_scales(
+    heads: int, q_len: int, features: list[str], workspace: torch.Tensor
+) -> None:
+    problem = Problem((q_len,) * len(LENGTHS), LENGTHS, heads)
+    check_all(inputs_of(problem, "lse", *features, seed=heads), workspace)
+
+
+@pytest.mark.parametrize("value", [-math.inf, -80.0, 80.0])
+def test_sinks_beyond_the_scores(value: float, workspace: torch.Tensor) -> None:
+    inputs = inputs_of(Problem((2, 2), (300, 0), 24), "lse", "sinks")
+    check_all(replace(inputs, sinks=torch.full_like(inputs.sinks, value)), workspace)
+
+
+def test_a_list_of_sinks_and_an_lse_in_base_2(workspace: torch.Tensor) -> None:
+    inputs = inputs_of(Problem((1, 1), (300, 3000), 16), "lse", "sinks", "device_scales")
+    inputs = replace(inputs, sinks=[inputs.sinks], return_lse_base="base2")
+    for _ in range(2):
+        check(inputs, native(inputs, workspace))
+
+
+@pytest.mark.parametrize("features", [["tree_mask"], ["tree_mask", "sinks", "device_scales"]])
+@pytest.mark.parametrize(
+    ("heads", "q_len"),
+    [(16, 1), (16, 2), (7, 5), (16, 8), (1, 33), (8, 64), (24, 17), (128, 5), (100, 31)],
+)
+def test_draft_trees(heads: int, q_len: int, features: list[str], workspace: torch.Tensor) -> None:
+    lengths = (0, 1, q_len - 1, q_len, q_len + 1, 63, 64, 65, 127 + q_len, 700)
+    problem = Problem((q_len,) * len(lengths), lengths, heads)
+    check_all(inputs_of(problem, "lse", *features, seed=q_len), workspace)
+
+
+@pytest.mark.parametrize("features", [[], ["max_q_len"], ["sinks", "page_gap"]])
+@pytest.mark.parametrize("heads", [16, 128])
+def test_ragged_draft_trees(heads: int, features: list[str], workspace: torch.Tensor) -> None:
+    problem = Problem((1, 0, 3, 40, 2, 64), (10, 5, 640, 30, 0, 1280), heads)
+    check_all(inputs_of(problem, "lse", "ragged", "tree_mask", *features), workspace)
+
+
+def test_a_flipped_bit_shows(workspace: torch.Tensor) -> None:
+    inputs = inputs_of(Problem((8,), (100,), 16), "lse", "tree_mask")
+    _, lse = (t.clone() for t in native(inputs, workspace))
+    seen = masks.unpack(inputs.mask, 8)
+    seen[0, 7, 0] ^= True
+    _, other = native(replace(inputs, mask=masks.pack(seen)), workspace)
+    changed = (lse != other).view(8, 16).any(1)
+    assert changed.tolist() == [False] * 7 + [True]
+
+
+def test_a_scale_tensor_that_is_not_above_0_shows(workspace: torch.Tensor) -> None:
+    inputs = inputs_of(Problem((1, 1), (70, 300), 16), "device_scales")
+    for value in (0.0, -0.1, math.nan):
+        scale = torch.full((1,), value, device="cuda")
+        assert native(replace(inputs, bmm1_scale=scale), workspace).isnan().all()
+
+
+@pytest.mark.parametrize("heads", [16, 128])
+def test_without_a_synchronisation_and_in_a_graph(heads: int, workspace: torch.Tensor) -> None:
+    problem = Problem((4,) * 3, (700, 65, 3), heads)
+    inputs = inputs_of(problem, "lse", "sinks", "device_scales", "tree_mask")
+    out = torch.empty(3, 4, heads, 512, dtype=torch.bfloat16, device="cuda")
+    lse = torch.empty(3, 4, heads, device="cuda")
+    native(inputs, workspace, out=out, lse=lse)
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        native(inputs, workspace, out=out, lse=lse)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        native(inputs, workspace, out=out, lse=lse)
+    inputs.bmm1_scale.mul_(0.5)
+    inputs.sinks.add_(1.0)
+    inputs.seq_lens.copy_(torch.tensor([65, 700, 4], dtype=torch.int32))
+    # all of a longer request's pages exist: those of the first request's table
+    inputs.block_tables.copy_(inputs.block_tables[:1].expand(3, -1).clone())
+    out.fill_(torch.nan)
+    graph.replay()
+    check(inputs, (out, lse))
+
+
+def test_explain_says_who_runs_them() -> None:
+    inputs = inputs_of(Problem((2, 2), (70, 300), 16), "sinks", "tree_mask", "device_scales")
+    arguments = inputs.contract_args()
+    del arguments["qk_nope_head_dim"]
+    assert [v.name for v in decode.explain(**arguments) if v.taken] == ["cute"]

@@ -54,6 +54,9 @@ class AbiKernel:
         launch = _Launch(*words, extras)
         launch.check(self.config)
         assert all(type(number) is int for number in (splits, row_tiles, q_len))
+        if self.config.option("gather") == 2:  # every query token is a request
+            assert q_len == 1
+            launch.seq_lens = torch.full((len(launch.block_table),), launch.block_table.shape[1])
         batch = len(launch.seq_lens)
         if self.config.option("fused_merge", 1) == 3:
             launch.by_mail(self.config.tile_rows, batch * row_tiles * splits, splits)
@@ -99,7 +102,8 @@ class _Launch:
 
     def check(self, config: KernelConfig) -> None:
         shaped = (self.query.dim(), self.out.dim(), self.lse.dim()) == (4, 4, 2)
-        if not shaped or self.cache.dim() != 3 or self.cache.shape[1] != config.page_size:
+        boxed = config.option("gather") or self.cache.shape[1] == config.page_size
+        if not shaped or self.cache.dim() != 3 or not boxed:
             raise ValueError("Mismatched Tensor, expected another ndim")
         names = {"bf16": torch.bfloat16, "fp16": torch.float16}
         if self.query.dtype is not names[config.q_dtype]:
@@ -112,6 +116,13 @@ class _Launch:
             self.scale_log2 = float(self.extras[1]) / math.log(2)
         if self.extras and self.extras[2].numel():
             self.out_scale = float(self.extras[2])
+
+    def slots(self, request: int, span: Tensor, config: KernelConfig) -> Tensor:
+        """Token slots of positions of a request, -1 for none."""
+        if config.option("gather") == 2:
+            return self.block_table[request][span]
+        page_size = self.cache.shape[1]
+        return self.block_table[request][span // page_size] * page_size + span % page_size
 
     def sees(self, token: Tensor, span: Tensor, prefix: int) -> Tensor:
         """bool [rows, positions]; token: of each row, in the call."""
@@ -148,11 +159,14 @@ class _Launch:
         row = torch.arange(tile.row_tile * config.tile_rows, rows)[: config.tile_rows]
         kv_len = int(self.seq_lens[tile.request])
         span = torch.arange(tile.block_begin * 64, min(tile.block_end * 64, kv_len))
-        pages = self.block_table[tile.request][span // config.page_size]
-        keys = self.cache[pages, span % config.page_size].float()
+        slots = self.slots(tile.request, span, config)
+        keys = self.cache[slots // self.cache.shape[1], slots % self.cache.shape[1]].float()
+        keys[slots < 0] = 0
         query = self.query.view(-1, 576)[q_begin * self.heads + row].float()
         token = q_begin + row // self.heads
         seen = self.sees(token, span, kv_len - (q_end - q_begin))
+        if config.option("gather") == 2:
+            seen = (slots >= 0)[None].expand(seen.shape)
         scores = (query @ keys.T * self.scale_log2).masked_fill(~seen, -math.inf) * math.log(2)
         lse = torch.logsumexp(scores, 1) if len(span) else torch.full((len(row),), -math.inf)
         weights = torch.exp(scores - lse.nan_to_num(neginf=0)[:, None])

@@ -91,10 +91,18 @@ SUPPORTED: list[tuple[Problem, list[str]]] = [
     (Problem.uniform(2, 5, 130, 16), ["tree_mask", "sinks", "lse"]),
     (RAGGED, ["tree_mask", "max_q_len"]),
 ]
+#: tokens fetched one by one
+GATHERED: list[tuple[Problem, list[str]]] = [
+    (replace(PIECES, page_size=1), ["lse"]),
+    (replace(RAGGED, page_size=8), ["lse", "tree_mask", "page_gap"]),
+    (replace(PLAIN, page_size=5, kv_lens=(3, 0, 70, 300)), ["sinks", "cache_4d"]),
+    (Problem.uniform(3, 2, 300, 16, top_k=130), ["lse", "device_scales"]),
+    (replace(RAGGED, top_k=70, heads=24), ["lse", "sinks"]),
+]
 
 
 @pytest.mark.parametrize("batch_invariant", [False, True])
-@pytest.mark.parametrize(("problem", "features"), SUPPORTED)
+@pytest.mark.parametrize(("problem", "features"), [*SUPPORTED, *GATHERED])
 def test_without_a_plan_the_device_makes_it(
     kernels: dict[KernelConfig, AbiKernel],
     problem: Problem,
@@ -180,7 +188,6 @@ def test_a_separate_merge_follows(
 
 
 REFUSED = {
-    "sparse": "sparse",
     "skip_softmax": "skip_softmax",
     "context_parallel": "context parallel",
     "separate_tables": "table",

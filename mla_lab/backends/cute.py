@@ -18,17 +18,18 @@ from ..errors import BuildError
 from ..gpu import H200, Gpu
 from ..jit import toolchain
 from ..plan import Choice, KernelConfig, choose
+from ..plan.choose import invariant_kinds
 from ..problem import LATENT_DIM, ROPE_DIM, Problem
 from ..workspace import Workspace
 from .base import gpu_of
 from .cuda_ops import MAX_BATCH
 from .device_plan import Formula, PlanOnDevice
 from .families import FAMILIES, complete, costs
+from .gather import config_for, formula_for, gathers
 from .launch import Launch
 
 #: features that no kernel has yet, and their names in a call
 MISSING = {
-    "sparse": "sparse_mla_top_k: sparse calls",
     "skip_softmax": "skip_softmax_threshold_scale_factor",
     "context_parallel": "enable_dcp: decode context parallel",
     "separate_tables": "uses_shared_paged_kv_idx=False: a table of its own for values",
@@ -46,8 +47,11 @@ class CuteBackend:
         if gpu is None:
             return "the tensors are on a CPU; its kernels run on a GPU"
         reason = _gpu_reason(gpu) or _feature_reason(features) or _format_reason(problem)
-        choice = _choice(problem, gpu, features.batch_invariant)
-        return reason or _build_reason(choice, problem, features)
+        if reason:
+            return reason
+        configs = _configs(problem, gpu, features)
+        reasons = (_build_reason(config, problem, features) for config in configs)
+        return next(filter(None, reasons), None)
 
     def plan(self, call: Call, gpu: Gpu | None) -> PlanOnDevice | Formula:
         """A plan that the device makes in each launch, within the call's bounds, or a formula.
@@ -57,8 +61,12 @@ class CuteBackend:
         if gpu is None:
             raise BuildError("plan: got a CPU; supported: a GPU")
         problem = call.problem
+        if problem.top_k:
+            return formula_for(problem, call.form.total_q, gpu, call.features.batch_invariant)
         longest = min(1 << (max(problem.kv_lens) - 1).bit_length(), call.form.bounds.kv_lens[0])
         problem = replace(problem, kv_lens=(longest,) * problem.batch)
+        if call.features.batch_invariant and not gathers(problem):
+            return _invariant_plan(problem, call.form.total_q, gpu, call.features.ragged)
         return _plan(problem, call.form.total_q, gpu, call.features.batch_invariant)
 
     def run(self, call: Call, plan: Any, workspace: Workspace) -> Launch:
@@ -92,22 +100,20 @@ def _format_reason(problem: Problem) -> str | None:
     for family in FAMILIES.values():
         formats = (problem.q_dtype, problem.out_dtype)
         dense = problem.kv_format == problem.q_dtype
-        if dense and set(formats) <= set(family.dtypes) and problem.page_size in family.page_sizes:
+        if dense and set(formats) <= set(family.dtypes):
             return None
     dtypes = tuple(dict.fromkeys(d for family in FAMILIES.values() for d in family.dtypes))
-    pages = sorted({size for family in FAMILIES.values() for size in family.page_sizes})
     return (
-        f"query {problem.q_dtype}, cache {problem.kv_format}, out {problem.out_dtype}, pages of "
-        f"{problem.page_size}; its kernels take query and cache of one dtype of {dtypes}, out of "
-        f"one of them, pages of {pages}"
+        f"query {problem.q_dtype}, cache {problem.kv_format}, out {problem.out_dtype}; its kernels "
+        f"take query and cache of one dtype of {dtypes}, out of one of them"
     )
 
 
-def _build_reason(choice: Choice, problem: Problem, features: Features) -> str | None:
+def _build_reason(config: KernelConfig, problem: Problem, features: Features) -> str | None:
     """None where the kernels are compiled or a compiler is here, else what is missing."""
-    arch = FAMILIES[choice.config.kernel].archs[0]
-    wanted = [complete(choice.config, problem, None, features)]
-    if not choice.config.option("grid"):
+    arch = FAMILIES[config.kernel].archs[0]
+    wanted = [complete(config, problem, None, features)]
+    if not config.option("grid"):
         wanted.append(KernelConfig("cuda/planner"))
     for config in wanted:
         if jit.find(config, arch) is None:
@@ -119,15 +125,32 @@ def _build_reason(choice: Choice, problem: Problem, features: Features) -> str |
 
 
 @lru_cache(maxsize=256)
-def _choice(problem: Problem, gpu: Gpu, batch_invariant: bool) -> Choice:
-    return choose(problem, gpu, batch_invariant, costs())
+def _choice(problem: Problem, gpu: Gpu) -> Choice:
+    return choose(problem, gpu, costs=costs())
+
+
+def _configs(problem: Problem, gpu: Gpu, features: Features) -> list[KernelConfig]:
+    if gathers(problem):
+        return [config_for(problem, features.batch_invariant)]
+    if features.batch_invariant:
+        kinds = invariant_kinds(problem, gpu, costs(), features.ragged)
+        return [kind.choice.config for kind in kinds]
+    return [_choice(problem, gpu).config]
+
+
+@lru_cache(maxsize=256)
+def _invariant_plan(problem: Problem, total_q: int, gpu: Gpu, ragged: bool) -> PlanOnDevice:
+    kinds = invariant_kinds(problem, gpu, costs(), ragged)
+    return PlanOnDevice.of_kinds(kinds, problem, total_q)
 
 
 @lru_cache(maxsize=256)
 def _plan(
     problem: Problem, total_q: int, gpu: Gpu, batch_invariant: bool
 ) -> PlanOnDevice | Formula:
-    choice = _choice(problem, gpu, batch_invariant)
+    if gathers(problem):
+        return formula_for(problem, total_q, gpu, batch_invariant)
+    choice = _choice(problem, gpu)
     if choice.config.option("grid"):
         return Formula.of(choice.config, dict(choice.knobs)["num_splits"], problem, gpu)
     return PlanOnDevice.of(choice, problem, total_q)

@@ -20,6 +20,8 @@ def with_features(config: KernelConfig, features: Features) -> KernelConfig:
     """`config` with what the call's features compile in: with KV on M one kernel for all of them,
     with the query rows on M, where registers are short, one with a mask and one without.
     """
+    if config.option("gather"):
+        return config
     wanted = features.mask or features.sinks or features.tensor_scales
     if features.mask or (wanted and config.kernel == "cute/kv_m"):
         return replace(config, mask="tree")

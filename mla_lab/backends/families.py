@@ -126,6 +126,7 @@ def complete(
         q_dtype=problem.q_dtype,
         kv_format=problem.kv_format,
         out_dtype=problem.out_dtype,
-        page_size=problem.page_size,
+        # tokens that are fetched one by one may lie in pages of any size
+        page_size=KernelConfig.page_size if config.option("gather") else problem.page_size,
         options=tuple(options.items()),
     )

@@ -39,6 +39,7 @@ from .device_plan import (
 )
 from .extras import Extras, number
 from .families import FAMILIES, complete, config_for_plan, resident
+from .gather import gathers
 
 LOG2_E = math.log2(math.e)
 #: what tensor maps and 16-byte stores ask for
@@ -55,6 +56,8 @@ class Shapes:
     cache_4d: bool
     #: lse is [batch, q_len, heads]
     lse_3d: bool
+    #: block_tables is [batch, q_len, top_k]
+    table_3d: bool
     lse_base2: bool
 
     @classmethod
@@ -63,13 +66,14 @@ class Shapes:
         return cls(
             ragged=call.features.ragged,
             cache_4d=call.given.kv_cache.dim() == 4,
+            table_3d=call.features.sparse and call.given.block_tables.dim() == 3,
             lse_3d=call.lse is not None and call.lse.dim() == 3,
             lse_base2=call.lse is not None and call.given.return_lse_base == "base2",
         )
 
     @property
     def plain(self) -> bool:
-        return not (self.ragged or self.cache_4d or self.lse_3d)
+        return not (self.ragged or self.cache_4d or self.lse_3d or self.table_3d)
 
 
 class Launch:
@@ -98,6 +102,7 @@ class Launch:
                 self._merge_items = words.merge_items
         else:
             q_len = 0 if form.features.ragged else form.bounds.q_lens[0]
+            q_len = 1 if form.features.sparse else q_len
             self._numbers = (words.num_splits, words.row_tiles, q_len)
         self._between = (
             mail(workspace, words, form.bounds.latent_dim)
@@ -135,8 +140,11 @@ class Launch:
     def __call__(self, given: Arguments, out: Tensor, lse: Tensor | None) -> None:
         """Enqueue everything for one call's tensors."""
         query, cache, result, lse_rows = given.query, given.kv_cache, out, lse
+        tables = given.block_tables
         if not self._shapes.plain:
             query, cache, result, lse_rows = self._view(query, cache, out, lse)
+            if self._shapes.table_3d:
+                tables = tables.flatten(0, 1)
         if lse_rows is None:
             lse_rows = self._no_lse
         q_begin: Any = given.cum_seq_lens_q if self._q_begin is None else self._q_begin
@@ -149,7 +157,7 @@ class Launch:
                 result,
                 lse_rows,
                 *self._between,
-                given.block_tables,
+                tables,
                 given.seq_lens,
                 q_begin,
                 *self._walk,
@@ -222,6 +230,9 @@ def mail(workspace: Workspace, formula: Formula, latent_dim: int) -> tuple[Tenso
 
 def config_of(plan: Plan, gpu: Gpu) -> KernelConfig:
     """The kernel for a caller's plan. Raises Unsupported where none can run it."""
+    if gathers(plan.problem):
+        got = f"a plan for pages of {plan.problem.page_size}, {plan.problem.top_k} slots a token"
+        raise unsupported("plan", got, "None where tokens are fetched one by one")
     config = plan.config or config_for_plan(plan)
     family = FAMILIES.get(config.kernel) if config else None
     if config is None or family is None or plan.tile_kv != family.tile_kv:

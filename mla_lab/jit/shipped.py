@@ -41,6 +41,9 @@ def _for_backend(
     )
 
 
+#: a formula whose last arriver merges: a grid may be larger than the card
+GATHER = (("fused_merge", 1), ("grid", 1))
+
 #: CuTe configurations, kernel by kernel, each registered in cute/registry.py; every CUDA C++
 #: kernel ships once, at its defaults
 CUTE: tuple[KernelConfig, ...] = (
@@ -61,6 +64,16 @@ CUTE: tuple[KernelConfig, ...] = (
         _for_backend("cute/kv_m", FORMATS[2], tile, "tree", way.options)
         for way in ways_of("cute/kv_m")
         for tile in way.tiles
+    ),
+    # tokens fetched one by one, from pages of any size: sparse calls, and pages of less than 16
+    *(
+        _for_backend("cute/kv_m", FORMATS[2], (rows, 1), mask, (*GATHER, *options))
+        for rows, mask, options in (
+            (16, "none", (("features", 1), ("gather", 2))),
+            (64, "none", (("features", 1), ("gather", 2))),
+            (16, "tree", (("gather", 1),)),
+            (32, "tree", (("gather", 1),)),
+        )
     ),
     # one query token is the causal rule's plainest case: one kernel for both
     *(

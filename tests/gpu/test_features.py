@@ -151,3 +151,63 @@ def test_explain_says_who_runs_them() -> None:
     arguments = inputs.contract_args()
     del arguments["qk_nope_head_dim"]
     assert [v.name for v in decode.explain(**arguments) if v.taken] == ["cute"]
+
+
+# --- tokens fetched one by one ------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("features", [[], ["tree_mask", "sinks"], ["page_gap", "device_scales"]])
+@pytest.mark.parametrize("page_size", [1, 2, 4, 5, 8])
+@pytest.mark.parametrize(("heads", "q_len"), [(16, 1), (7, 3), (100, 2)])
+def test_small_pages(
+    heads: int, q_len: int, page_size: int, features: list[str], workspace: torch.Tensor
+) -> None:
+    problem = Problem((q_len,) * len(LENGTHS), LENGTHS, heads, page_size=page_size)
+    inputs = inputs_of(problem, "lse", *features)
+    expected = decode_reference(inputs)
+    for invariant in (False, True):
+        check(inputs, native(inputs, workspace, batch_invariant=invariant), expected)
+    assert counters_are_zero(workspace)
+
+
+@pytest.mark.parametrize("features", [["cache_4d"], ["max_q_len", "tree_mask"]])
+def test_small_pages_ragged(features: list[str], workspace: torch.Tensor) -> None:
+    problem = Problem((1, 0, 3, 8, 2, 5), (10, 5, 640, 3, 0, 8000), 16, page_size=4)
+    inputs = inputs_of(problem, "lse", "ragged", *features)
+    check(inputs, native(inputs, workspace))
+
+
+@pytest.mark.parametrize("features", [[], ["sinks", "device_scales", "page_gap"]])
+@pytest.mark.parametrize("top_k", [1, 64, 100, 2048])
+@pytest.mark.parametrize(("heads", "page_size"), [(16, 64), (7, 1), (128, 16)])
+def test_sparse(
+    heads: int, page_size: int, top_k: int, features: list[str], workspace: torch.Tensor
+) -> None:
+    problem = Problem((2,) * 3, (3000, 0, 65), heads, page_size=page_size, top_k=top_k)
+    inputs = inputs_of(problem, "lse", *features)
+    expected = decode_reference(inputs)
+    for invariant in (False, True):
+        check(inputs, native(inputs, workspace, batch_invariant=invariant), expected)
+    assert counters_are_zero(workspace)
+
+
+@pytest.mark.parametrize("heads", [16, 100])
+def test_sparse_ragged(heads: int, workspace: torch.Tensor) -> None:
+    problem = Problem((1, 0, 3, 40, 2), (10, 5, 640, 1300, 0), heads, top_k=200)
+    inputs = inputs_of(problem, "lse", "ragged", "max_q_len", "cache_4d")
+    check(inputs, native(inputs, workspace))
+
+
+def test_sparse_in_more_workers_than_run_at_once(workspace: torch.Tensor) -> None:
+    problem = Problem((8,) * 40, (700,) * 40, 24, top_k=130)
+    inputs = inputs_of(problem, "lse")
+    check(inputs, native(inputs, workspace))
+
+
+def test_sparse_rows_without_a_slot(workspace: torch.Tensor) -> None:
+    inputs = inputs_of(Problem((2,) * 2, (300, 300), 16, top_k=256), "lse", "sinks")
+    inputs.block_tables[0, 1] = -1
+    inputs.block_tables[1, :, 64:192] = -1
+    out, lse = native(inputs, workspace)
+    check(inputs, (out, lse))
+    assert not out[0, 1].any() and lse[1].isneginf().all()

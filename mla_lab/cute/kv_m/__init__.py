@@ -78,7 +78,7 @@ def entry(config: KernelConfig) -> CuteEntry:
         _fake(c.dtype, (*leading(3 if shaped else 1), HEAD_DIM), 16),
         make_fake_tensor(
             c.dtype,
-            (sym(), c.page, HEAD_DIM),
+            (sym(), sym() if c.gather else c.page, HEAD_DIM),
             (cute.sym_int64(divisibility=8), HEAD_DIM, 1),
             assumed_align=16,
         ),

@@ -9,6 +9,7 @@ from cutlass.cute.nvgpu import OperandMajorMode, cpasync, warpgroup
 from ..extras import mask_words
 from .config import BOX, BOXES, CONSUMER_WARPS, HEAD_DIM, TILE_KV, Shape
 from .consume import consume
+from .gather import SPARSE, gather
 from .load import barriers_init, produce, produce_one
 from .storage import STAMPS, Global, Products, allocate, stamp
 
@@ -30,7 +31,8 @@ def kv_m_kernel(
     if const_expr(c.cluster > 1):
         rank = cute.arch.make_warp_uniform(cute.arch.block_idx_in_cluster())
     if warp == CONSUMER_WARPS:
-        cpasync.prefetch_descriptor(g.tma_k)
+        if const_expr(not c.gather):
+            cpasync.prefetch_descriptor(g.tma_k)
         cpasync.prefetch_descriptor(g.tma_q)
         with cute.arch.elect_one():
             barriers_init(c, s)
@@ -47,8 +49,10 @@ def kv_m_kernel(
     stamp(c, s, 1)
     if warp >= CONSUMER_WARPS:
         if const_expr(c.wide):
-            cute.arch.setmaxregister_decrease(40)
-        if warp == CONSUMER_WARPS:
+            cute.arch.setmaxregister_decrease(c.registers[0])
+        if const_expr(c.gather):
+            gather(c, g, s)
+        elif warp == CONSUMER_WARPS:
             if const_expr(c.grid):
                 produce_one(c, g, s, rank)
             else:
@@ -57,7 +61,7 @@ def kv_m_kernel(
             cute.arch.cluster_wait()
     else:
         if const_expr(c.wide):
-            cute.arch.setmaxregister_increase(232)
+            cute.arch.setmaxregister_increase(c.registers[1])
         if const_expr(c.cluster > 1):
             cute.arch.cluster_wait()
         if warp < 4:
@@ -146,14 +150,20 @@ class KvM:
         )
         copy = cpasync.CopyBulkTensorTileG2SOp()
         spread = cpasync.CopyBulkTensorTileG2SMulticastOp() if const_expr(c.pair > 1) else copy
-        tma_k, gk = cpasync.make_tiled_tma_atom(
-            spread, kv_view, box_layout, (c.box_rows, (BOX, c.box_cols))
-        )
+        tma_k, gk, tokens = None, None, kv
+        if const_expr(not c.gather):
+            tokens = None
+            tma_k, gk = cpasync.make_tiled_tma_atom(
+                spread, kv_view, box_layout, (c.box_rows, (BOX, c.box_cols))
+            )
         tma_q, gq = cpasync.make_tiled_tma_atom(copy, q_view, q_layout, (c.rows, columns))
-        g = Global(tma_q, gq, tma_k, gk, *operands)
+        g = Global(tma_q, gq, tma_k, gk, *operands, kv=tokens)
         if const_expr(c.grid):
             row_tiles = (g.row_tiles + c.pair - 1) // c.pair * c.pair
-            grid = (g.num_splits * c.cluster, row_tiles, g.seq_lens.shape[0])
+            requests = g.seq_lens.shape[0]
+            if const_expr(c.gather == SPARSE):
+                requests = g.block_table.shape[0]
+            grid = (g.num_splits * c.cluster, row_tiles, requests)
         else:
             grid = ((g.worker_begin.shape[0] - 1) * c.cluster, 1, 1)
         kv_m_kernel(c, g, mma, q_layout, k_layout).launch(

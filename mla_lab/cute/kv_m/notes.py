@@ -5,7 +5,7 @@ import cutlass.cute as cute
 from cutlass import Float32, Int32, const_expr
 
 from ..extras import sink_of
-from ..hopper import LN2, NO_SCORE, add, fresh_thread, read4_relaxed, vec2, write4_relaxed
+from ..hopper import LN2, NO_SCORE, add, read4_relaxed, vec2, write4_relaxed
 from .config import CONSUMERS, MAX_SPLITS, Shape, share_units
 from .output import NUM_SPLITS, OUT_ROW, ROW, ROWS, SLOT, SPLIT, unit_place, wants_lse
 from .share import table_of

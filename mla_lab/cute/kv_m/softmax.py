@@ -69,6 +69,29 @@ def mask_tree(
 
 
 @cute.jit
+def ask_slots(c: cutlass.Constexpr[Shape], g: Global, token: Int32, w: Any):
+    """Sparse: the slots of tokens `token` and `token` + 8; asked for ahead of the scores."""
+    slots = [Int32(0), Int32(0)]
+    if const_expr(c.gather == 2):
+        request, last = w.out_row // g.heads, w.kv_len - 1
+        for h in cutlass.range_constexpr(2):
+            at = token + 8 * h
+            slot = g.block_table[request, cutlass.min(at, last)]
+            slots[h] = slot if at <= last else Int32(-1)
+    return slots[0], slots[1]
+
+
+@cute.jit
+def mask_slots(c: cutlass.Constexpr[Shape], acc: cute.Tensor, slots: tuple):
+    """Sparse: scores of tokens without a slot become -inf, for every row."""
+    if const_expr(c.gather == 2):
+        for h in cutlass.range_constexpr(2):
+            for i in cutlass.range_constexpr(cute.size(acc) // 2):
+                x = 4 * (i // 2) + 2 * h + i % 2
+                acc[x] = acc[x] if slots[h] >= 0 else -Float32.inf
+
+
+@cute.jit
 def mask_scores(
     c: cutlass.Constexpr[Shape], g: Global, acc: cute.Tensor, tile_token: Int32,
     w: Any, token: Int32, lane: Int32,
@@ -78,7 +101,9 @@ def mask_scores(
     w: the `Span` of the work tile.
     """
     kv_len, causal, row = w.kv_len, w.causal, w.row
-    if const_expr(c.tree):
+    if const_expr(c.gather == 2):
+        pass
+    elif const_expr(c.tree):
         if tile_token + TILE_KV > causal:
             if cute.size(g.mask) > 0:
                 mask_tree(g, acc, tile_token, kv_len, causal, w.out_row, token, lane)

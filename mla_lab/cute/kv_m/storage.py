@@ -51,6 +51,8 @@ class Global:
     bmm1: Any = None
     bmm2: Any = None
     mask: Any = None
+    #: [pages, page size, 576], where tokens are gathered
+    kv: Any = None
 
 
 @dataclass(frozen=True)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import gc
+import itertools
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
@@ -136,6 +138,24 @@ def test_with_a_plan(
             continue  # more than run at once
         for _ in range(2):
             check(inputs, native(inputs, plan=plan))
+
+
+def test_an_invariant_call_launches_once_for_each_kind_of_request(
+    kernels: dict[KernelConfig, AbiKernel],
+) -> None:
+    """Few rows with KV on M, more with rows on M; the launches leave each other's rows alone."""
+    mixed = Problem((1, 4, 0, 1, 2), (700, 300, 9, 0, 4500), 16)
+    inputs = inputs_of(mixed, "ragged", "lse")
+    for _ in range(2):
+        out, lse = native(inputs, batch_invariant=True, return_lse_base="base2")
+        check(inputs, (out, lse / math.log2(math.e)))
+    assert [kernel.config.tile_rows for kernel in kernels.values()] == [16, 64]
+    assert [len(kernel.launches) for kernel in kernels.values()] == [2, 2]
+    assert not inputs.workspace_buffer[: 65536 + 4 * MAIL_WORDS].any()
+    few, more = (kernel.launches[-1] for kernel in kernels.values())
+    places = [(t.data_ptr(), t.data_ptr() + t.nbytes) for t in (*few[4:6], *more[4:6])]
+    places.sort()
+    assert all(end <= begin for (_, end), (begin, _) in itertools.pairwise(places))
 
 
 def backends_costs() -> Any:

@@ -22,13 +22,14 @@ from torch import Tensor
 from ..errors import invalid, unsupported
 from ..gpu import Gpu
 from ..plan import Choice, KernelConfig, Plan, WorkspaceLayout
+from ..plan.choose import Kind
 from ..plan.cuts import Shape
 from ..plan.formula import MAX_SPLITS, mail_words, whole_pairs
 from ..plan.search import walk_overhead
 from ..plan.workspace import MAIL_WORDS, MAX_GROUPS
 from ..problem import Problem
 from ..workspace import Workspace
-from .cuda_ops import DevicePlan, DevicePlanner, merge_items
+from .cuda_ops import ANY_ROWS, DevicePlan, DevicePlanner, merge_items
 from .families import check_resident
 
 #: policies and schedules of the plans that are a formula of each request's length
@@ -43,11 +44,27 @@ class PlanOnDevice:
 
     config: KernelConfig
     planner: DevicePlanner
+    #: of this launch; where another precedes it, behind the other's slices
     workspace: WorkspaceLayout
+    #: launched before, for the call's requests of other numbers of query rows
+    before: PlanOnDevice | None = None
 
     @classmethod
-    def of(cls, choice: Choice, bounds: Problem, total_q: int) -> PlanOnDevice:
-        """The planner for calls within `bounds`. Raises Unsupported where there are too many."""
+    def of_kinds(cls, kinds: list[Kind], bounds: Problem, total_q: int) -> PlanOnDevice:
+        """One launch for each kind of request, one behind the other."""
+        first, *others = (cls.of(kind.choice, bounds, total_q, kind) for kind in kinds)
+        for plan in others:
+            layout = plan.workspace.behind(first.workspace)
+            first = replace(plan, workspace=layout, before=first)
+        return first
+
+    @classmethod
+    def of(
+        cls, choice: Choice, bounds: Problem, total_q: int, kind: Kind | None = None
+    ) -> PlanOnDevice:
+        """The planner for calls within `bounds`, or for requests of one kind. Raises Unsupported
+        where there are too many.
+        """
         config = choice.config
         planner = DevicePlanner(
             heads=bounds.heads,
@@ -60,6 +77,9 @@ class PlanOnDevice:
             total_q=total_q,
         )
         planner = replace(planner, **_policy(choice, bounds))
+        if kind is not None:
+            most = ANY_ROWS if kind.most_rows is None else kind.most_rows
+            planner = replace(planner, least_rows=kind.least_rows, most_rows=most)
         tiles, slots, groups = planner.capacity
         check_groups("plan", groups, config.cluster)
         layout = WorkspaceLayout.of(

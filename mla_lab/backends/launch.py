@@ -86,12 +86,16 @@ class Launch:
         words: DevicePlan | Formula,
         workspace: Workspace,
         planner: DevicePlanner | None = None,
+        before: Launch | None = None,
     ) -> None:
-        """Work comes from `words`, which `planner` writes in each call where there is one."""
+        """Work comes from `words`, which `planner` writes in each call where there is one; `before`
+        is for the call's other requests.
+        """
         form = call.form
         self.config = config
         self.attend = kernel(config, form.device)
         self._planner = planner
+        self._before = before
         self._words = words if isinstance(words, DevicePlan) else None
         self._walk: tuple[Tensor, ...] = ()
         self._numbers: tuple[int, ...] = ()
@@ -111,6 +115,9 @@ class Launch:
         )
         self._heads = form.bounds.heads
         self._shapes = Shapes.of(call)
+        self._base2 = self._shapes.lse_base2
+        if before is not None:
+            before._base2 = False  # the last launch changes the base of all rows
         self._extras = Extras(config, form)
         self._no_lse = torch.empty(0, 0, dtype=torch.float32, device=form.device)
         load_around(planner is not None, self._merge_items is not None, form.device)
@@ -129,7 +136,11 @@ class Launch:
         bounds, pdl, features = call.form.bounds, call.given.enable_pdl, call.features
         if isinstance(plan, PlanOnDevice):
             config = complete(plan.config, bounds, pdl, features)
-            return cls(call, config, plan.words(workspace), workspace, plan.planner)
+            before = None
+            if plan.before is not None:
+                own = Workspace(plan.before.workspace, workspace.buffer)
+                before = cls.of(call, plan.before, own, gpu)
+            return cls(call, config, plan.words(workspace), workspace, plan.planner, before)
         if isinstance(plan, Formula):
             return cls(call, complete(plan.config, bounds, pdl, features), plan, workspace)
         config = complete(config_of(plan, gpu), bounds, pdl, features)
@@ -139,6 +150,8 @@ class Launch:
 
     def __call__(self, given: Arguments, out: Tensor, lse: Tensor | None) -> None:
         """Enqueue everything for one call's tensors."""
+        if self._before is not None:
+            self._before(given, out, lse)
         query, cache, result, lse_rows = given.query, given.kv_cache, out, lse
         tables = given.block_tables
         if not self._shapes.plain:
@@ -172,7 +185,7 @@ class Launch:
             raise invalid("query, kv_cache, out", got, PLACES) from None
         if self._merge_items is not None:
             self._merge(self._merge_items, given, q_begin, out, lse_rows)
-        if self._shapes.lse_base2:
+        if self._base2:
             lse_rows.mul_(LOG2_E)
 
     def _view(

@@ -26,12 +26,16 @@ from .kernel_costs import Q_M, KernelCosts, recorded_costs
 from .schedule import make_plan
 from .search import best_trial
 from .tile import Plan
-from .ways import ROWS, Way, find_way, way_of
+from .ways import ROWS, WALK, Way, find_way, way_of
 
 TILE_KV = 64
 #: blocks a piece has at least, and pieces a request at most, under batch invariance: 1,024 tokens
 #: keep a piece above its own fixed costs, 32 pieces keep a merge below the attention of one
 INVARIANT_SPLIT = {"split_blocks": 16, "max_splits": 32}
+#: query rows of a request up to which KV goes on the M side under batch invariance, in pieces of
+#: 2,048 tokens: smaller ones cost a large batch more than they spare a small one
+INVARIANT_ROWS = 16
+INVARIANT_WALK = {"split_blocks": 32, "max_splits": 32}
 
 
 @dataclass(frozen=True)
@@ -80,10 +84,15 @@ def choose(
 
     With `batch_invariant`, kernel, tile and cuts of a request depend on heads, formats, page size
     and that request's own lengths alone: nothing is priced, and the mask code is always there.
+    Raises Unsupported where requests of one call want kernels of both kinds: no plan holds that.
     """
     costs = costs or recorded_costs()
     if batch_invariant:
-        return invariant_choice(problem, gpu, costs)
+        kinds = invariant_kinds(problem, gpu, costs)
+        if len(kinds) > 1:
+            got = f"requests of up to {INVARIANT_ROWS} query rows and of more with batch_invariant"
+            raise unsupported("q_lens", got, "one kind in a plan; a call without a plan takes both")
+        return kinds[0].choice
     found = []
     for family in costs:
         way = find_way(*family.key)
@@ -175,28 +184,60 @@ def price_formula(
     ]
 
 
-def invariant_choice(problem: Problem, gpu: Gpu, costs: tuple[KernelCosts, ...]) -> Choice:
-    """The batch-invariant rule: heads decide the tile, one fixed piece the cuts.
+@dataclass(frozen=True)
+class Kind:
+    """Of a batch-invariant call, the requests of least_rows to most_rows query rows."""
 
-    Always by query rows on M: a formula's pieces depend on how many requests share the card.
+    choice: Choice
+    least_rows: int = 1
+    most_rows: int | None = None
+
+
+def invariant_kinds(
+    problem: Problem, gpu: Gpu, costs: tuple[KernelCosts, ...], ragged: bool = False
+) -> list[Kind]:
+    """The batch-invariant rule: heads and a request's own q_len decide its tile, its own length
+    the cuts. Never a formula: its pieces depend on how many requests share the card.
+
+    The kinds that requests of `problem` belong to, or with `ragged` those that any up to its
+    longest may belong to. Without constants for a walk all are of one kind.
     """
-    family = next((c for c in costs if c.key == Q_M.key), costs[0])
-    heads = problem.heads
-    rows, cluster = (64, 1) if heads <= 64 else (128, 2)
-    reason = (
-        f"batch invariant: {heads} heads give {rows} rows; pieces of {INVARIANT_SPLIT} by a "
-        "request's own length"
-    )
+    walk = next((c for c in costs if c.key == (WALK.kernel, WALK.name)), None)
+    rows = set(problem.rows.tolist()) - {0} or {problem.heads}
+    small = walk is not None and problem.heads <= INVARIANT_ROWS and not problem.top_k
+    kinds = []
+    if small and walk is not None and (ragged or min(rows) <= INVARIANT_ROWS):
+        why = f"{INVARIANT_ROWS} query rows or fewer"
+        choice = _invariant(problem, gpu, walk, WALK.tiles[0], INVARIANT_WALK, why)
+        kinds.append(Kind(choice, most_rows=INVARIANT_ROWS))
+    if not small or max(rows) > INVARIANT_ROWS:
+        family = next((c for c in costs if c.key == Q_M.key), costs[0])
+        tile = (64, 1) if problem.heads <= 64 else (128, 2)
+        why = f"{problem.heads} heads"
+        choice = _invariant(problem, gpu, family, tile, INVARIANT_SPLIT, why)
+        kinds.append(Kind(choice, least_rows=INVARIANT_ROWS + 1 if small else 1))
+    return kinds
+
+
+def _invariant(
+    problem: Problem,
+    gpu: Gpu,
+    family: KernelCosts,
+    tile: tuple[int, int],
+    split: dict[str, int],
+    why: str,
+) -> Choice:
+    rows, cluster = tile
     mask = "none" if problem.top_k else "causal"
-    model = family.model(problem, rows, TILE_KV, cluster)
     return Choice(
         config=replace(_config(problem, family, rows, cluster), mask=mask),
         num_workers=gpu.workers(cluster),
         policy="fixed_size",
-        knobs=tuple(INVARIANT_SPLIT.items()),
-        model=model,
+        knobs=tuple(split.items()),
+        model=family.model(problem, rows, TILE_KV, cluster),
         predicted_us=float("nan"),
-        reason=reason,
+        reason=f"batch invariant: {why} give {rows} rows; pieces of {split} by a request's own "
+        "length",
     )
 
 

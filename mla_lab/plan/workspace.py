@@ -19,7 +19,7 @@ A plan without partials, made on the host, needs no byte.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ..errors import invalid, unsupported
 
@@ -29,6 +29,8 @@ BASE_ALIGNMENT = 64
 MAX_GROUPS = 16384
 #: 9.5 MiB: partials of 32 rows for each of 132 workers, and their notes
 MAIL_WORDS = 19 * 2**17
+#: slices at one place in every layout
+SHARED = ("counters", "mail")
 #: bytes of an element of every slice: int32 or fp32
 WORD_BYTES = 4
 TILE_WORDS = 8
@@ -88,6 +90,17 @@ class WorkspaceLayout:
                 ("counts", "int32", (PLANNER_COUNTS,)),
             ]
         return cls(_place(shapes))
+
+    def behind(self, other: WorkspaceLayout) -> WorkspaceLayout:
+        """The same slices behind those of `other`, a launch of the same call; both have counters
+        and mail in common.
+        """
+        step = -(-other.nbytes // ALIGNMENT) * ALIGNMENT
+        moved = [
+            part if part.name in SHARED else replace(part, offset=part.offset + step)
+            for part in self.slices
+        ]
+        return WorkspaceLayout(tuple(moved))
 
     @property
     def nbytes(self) -> int:

@@ -16,7 +16,7 @@ functions are this one behind FlashInfer's parameter lists.
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -24,12 +24,14 @@ from torch import Tensor
 
 from . import backends, compiled, repeats
 from .backends.base import Backend, Planned
-from .call import Arguments, Call
+from .call import Arguments, Call, Form
 from .errors import invalid, invalid_type
 from .plan import Plan
 from .validate import bind, form_of
 from .workspace import Workspace
 
+#: told of each call that is checked in full (equal ones that are repeated are not)
+OBSERVERS: list[Callable[[Arguments, Form], None]] = []
 #: any other value than empty or 0 is debug mode
 DEBUG_VARIABLE = "MLA_LAB_DEBUG"
 #: plans that a form remembers as checked before it forgets all
@@ -121,6 +123,8 @@ def decode(
     if done is not None:
         return done
     call, runner = validate(given, backend, debug)
+    for observe in OBSERVERS:
+        observe(given, call.form)
     tiles = make_plan(call, runner)
     workspace = allocate(call, tiles)
     repeat = runner.run(call, tiles, workspace)

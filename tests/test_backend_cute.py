@@ -37,7 +37,7 @@ PLAIN = Problem.uniform(4, 1, 300, 128)
 RAGGED = Problem((1, 0, 3, 2), (70, 5, 300, 0), 24)
 #: work by a formula in several pieces, and by a planner kernel
 PIECES = Problem.uniform(1, 1, 4096, 16)
-PLANNED = Problem.uniform(17, 1, 200, 128)
+PLANNED = Problem.uniform(40, 1, 200, 128)
 
 
 @pytest.fixture

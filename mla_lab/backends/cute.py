@@ -126,7 +126,7 @@ def _build_reason(config: KernelConfig, problem: Problem, features: Features) ->
 
 @lru_cache(maxsize=256)
 def _choice(problem: Problem, gpu: Gpu) -> Choice:
-    return choose(problem, gpu, costs=costs())
+    return choose(problem, gpu, costs=costs(), on_device=True)
 
 
 def _configs(problem: Problem, gpu: Gpu, features: Features) -> list[KernelConfig]:

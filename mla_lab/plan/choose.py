@@ -36,6 +36,9 @@ INVARIANT_SPLIT = {"split_blocks": 16, "max_splits": 32}
 #: 2,048 tokens: smaller ones cost a large batch more than they spare a small one
 INVARIANT_ROWS = 16
 INVARIANT_WALK = {"split_blocks": 32, "max_splits": 32}
+#: what a plan made anew on the device costs a launch: median of `us_with_plan - us` (17 to 67) over
+#: the persistent plans of data/h200_anchor.jsonl
+PLANNER_US = 29.0
 
 
 @dataclass(frozen=True)
@@ -76,8 +79,10 @@ def choose(
     batch_invariant: bool = False,
     costs: tuple[KernelCosts, ...] | None = None,
     separate_merge: bool = False,
+    on_device: bool = False,
 ) -> Choice:
-    """The cheapest candidate by the cost model; `costs` are the families that may be used.
+    """The cheapest candidate by the cost model; `costs` are the families that may be used. With
+    `on_device` no host makes the plan, so that all but a formula pay for a planner kernel.
 
     With `separate_merge` a merge kernel behind the attention kernel is priced as well, which the
     config then asks for by the option fused_merge = 0.
@@ -108,6 +113,8 @@ def choose(
     if not found:
         small = "grids of more workers than run at once"
         raise unsupported("problem", small, "fewer requests, or a family that walks plans")
+    if on_device:
+        found = [c if c.schedule == "grid" else _planned_on_device(c) for c in found]
     found.sort(key=lambda choice: choice.predicted_us)
     best, others = found[0], found[1:3]
     reason = f"{best.predicted_us:.1f} us predicted, least of {len(found)}"
@@ -182,6 +189,10 @@ def price_formula(
             schedule="grid",
         )
     ]
+
+
+def _planned_on_device(choice: Choice) -> Choice:
+    return replace(choice, predicted_us=choice.predicted_us + PLANNER_US)
 
 
 @dataclass(frozen=True)

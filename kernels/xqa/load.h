@@ -23,51 +23,60 @@ struct RowLoader {
   static constexpr int kPages = kOwnPage ? kPasses : Config::kTile / 16;
   static_assert(kChunks % kWide == 0 && Config::kTile % kRowsAtOnce == 0);
 
-  const Pages& pages;
   const int32_t* table;
-  const uint8_t* data;
-  int page_shift, first_key, end_key;
+  const uint8_t* from;  // this lane's place in token `row` of page 0
+  int64_t page_stride;
+  int token_stride, page_shift, first_key, keys;
   int row, chunk;
   int32_t page[kPages];
 
   __device__ RowLoader(const Params& p, const Pages& pages, const Work& work, int thread)
-      : pages(pages),
-        table(pages.table + work.request * p.table_stride),
-        data(pages.data + work.kv_head * pages.head_stride),
+      : table(pages.table + work.request * p.table_stride),
+        page_stride(pages.page_stride),
+        token_stride(static_cast<int>(pages.token_stride)),
         page_shift(p.page_shift),
         first_key(work.first_key),
-        end_key(work.end_key),
+        keys(work.end_key - work.first_key),
         row(thread / kWide),
-        chunk(thread % kWide) {}
+        chunk(thread % kWide) {
+    from = pages.data + work.kv_head * pages.head_stride + chunk * 16;
+    if (!kOwnPage) from += row * token_stride;
+  }
 
-  // Page ids of the tile that `load` will be asked for next.
+  // Page ids of the tile that `load` will be asked for next; page 0 where no key is seen.
   __device__ void look_up(int tile) {
 #pragma unroll
     for (int i = 0; i < kPages; ++i) {
-      const int from = tile * Config::kTile + (kOwnPage ? row + i * kRowsAtOnce : 16 * i);
-      const int last = kOwnPage ? from : from + 15;
-      page[i] = from < end_key && last >= first_key ? table[from >> page_shift] : 0;
+      const int begin = tile * Config::kTile + (kOwnPage ? row + i * kRowsAtOnce : 16 * i);
+      const int last = kOwnPage ? begin : begin + 15;
+      page[i] = begin < first_key + keys && last >= first_key ? table[begin >> page_shift] : 0;
     }
   }
 
   __device__ void load(int tile, uint32_t to) const {
+    to += row * kPitch + chunk * 16;
 #pragma unroll
     for (int pass = 0; pass < kPasses; ++pass) {
-      const int row_in_tile = row + pass * kRowsAtOnce;
-      const int key = tile * Config::kTile + row_in_tile;
-      const bool seen = key >= first_key && key < end_key;
-      const int64_t id = page[kOwnPage ? pass : pass * kRowsAtOnce / 16];
-      const int in_page = key & ((1 << page_shift) - 1);
-      const uint8_t* from = data + chunk * 16;
-      if (seen) from += id * pages.page_stride + in_page * pages.token_stride;
-      const uint32_t target = to + row_in_tile * kPitch + chunk * 16;
-      const int bytes = seen ? 16 : 0;
+      const int first = pass * kRowsAtOnce;  // row of the tile, for the first lanes
+      const int key = tile * Config::kTile + first + row;
+      const bool seen = static_cast<unsigned>(key - first_key) < static_cast<unsigned>(keys);
+      // own page: the lane's token in it; else the page's part that begins with this tile's 16 rows
+      const int token = kOwnPage ? key : tile * Config::kTile + first / 16 * 16;
+      const int in_page = token & ((1 << page_shift) - 1);
+      const int beyond = kOwnPage ? 0 : first % 16;
+      const uint8_t* place = from + page[kOwnPage ? pass : first / 16] * page_stride +
+                             in_page * token_stride + beyond * token_stride;
+      copy(place, to + first * kPitch, seen ? 16 : 0);
+    }
+  }
+
+ private:
+  __device__ static void copy(const uint8_t* place, uint32_t to, int bytes) {
 #pragma unroll
-      for (int i = 0; i < kChunks / kWide; ++i) {
-        asm volatile(
-            "cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;" ::"r"(target + i * kWide * 16),
-            "l"(from + i * kWide * 16), "r"(bytes));
-      }
+    for (int i = 0; i < kChunks / kWide; ++i) {
+      asm volatile(
+          "cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;" ::"r"(to + i * kWide * 16),
+          "l"(place + i * kWide * 16), "r"(bytes));
     }
   }
 };

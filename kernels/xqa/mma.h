@@ -49,12 +49,12 @@ __device__ inline void load_matrices_transposed(Fragment& r, uint32_t address) {
                : "r"(address));
 }
 
-// Two e4m3 (the low or the high half of `four`) as fp16, which holds every e4m3 exactly.
-__device__ inline uint32_t half_pair(uint32_t four, bool high) {
-  uint32_t pair;
-  const uint16_t two = static_cast<uint16_t>(high ? four >> 16 : four);
-  asm("cvt.rn.f16x2.e4m3x2 %0, %1;" : "=r"(pair) : "h"(two));
-  return pair;
+// Four e4m3 as two pairs of fp16, which holds every e4m3 exactly.
+__device__ inline void half_pairs(uint32_t four, uint32_t& low, uint32_t& high) {
+  asm("{\n\t.reg .b16 l, h;\n\tmov.b32 {l, h}, %2;\n\t"
+      "cvt.rn.f16x2.e4m3x2 %0, l;\n\tcvt.rn.f16x2.e4m3x2 %1, h;\n\t}"
+      : "=r"(low), "=r"(high)
+      : "r"(four));
 }
 
 __device__ inline uint32_t e4m3_pair(float low, float high) {

@@ -84,7 +84,9 @@ struct Query {
   // Elements of one register; two e4m3 become two fp16 where that is what is multiplied.
   __device__ static uint32_t read(const uint8_t* at) {
     if constexpr (kElement == 1 && Config::kMma == Mma::kFp16) {
-      return half_pair(*reinterpret_cast<const uint16_t*>(at), false);
+      uint32_t pair, unused;
+      half_pairs(*reinterpret_cast<const uint16_t*>(at), pair, unused);
+      return pair;
     }
     return *reinterpret_cast<const uint32_t*>(at);
   }

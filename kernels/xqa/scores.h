@@ -47,8 +47,7 @@ __device__ inline void key_pair(const uint32_t* matrices, int group, uint32_t& b
     b0 = matrices[2 * group];
     b1 = matrices[2 * group + 1];
   } else {
-    b0 = half_pair(matrices[group], false);
-    b1 = half_pair(matrices[group], true);
+    half_pairs(matrices[group], b0, b1);
   }
 }
 

@@ -149,8 +149,7 @@ struct Output {
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
         const uint32_t columns = __byte_perm(r[i], 0, 0x3120);
-        b[0][i / 2][i % 2] = half_pair(columns, false);
-        b[1][i / 2][i % 2] = half_pair(columns, true);
+        half_pairs(columns, b[0][i / 2][i % 2], b[1][i / 2][i % 2]);
       }
     }
   }

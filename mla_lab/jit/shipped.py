@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from ..errors import invalid
+from ..plan import xqa
 from ..plan.config import KernelConfig
 from ..plan.ways import ROWS, ways_of
 from .arch import check_arch
@@ -44,8 +45,8 @@ def _for_backend(
 #: a formula whose last arriver merges: a grid may be larger than the card
 GATHER = (("fused_merge", 1), ("grid", 1))
 
-#: CuTe configurations, kernel by kernel, each registered in cute/registry.py; every CUDA C++
-#: kernel ships once, at its defaults
+#: CuTe configurations, kernel by kernel, each registered in cute/registry.py; a CUDA C++ kernel
+#: ships at its defaults, and in the commonest builds that the CUDA backend asks for
 CUTE: tuple[KernelConfig, ...] = (
     KernelConfig("cute/empty"),
     *(_for_backend("cute/q_m", formats, tile) for formats in FORMATS for tile in ROWS.tiles),
@@ -88,7 +89,8 @@ CUTE: tuple[KernelConfig, ...] = (
 def shipped(arch: str = "sm_90a") -> list[KernelConfig]:
     """Every shipped configuration that is written for `arch`."""
     check_arch(arch)
-    configs = [*CUTE, *(KernelConfig(name) for name in cuda_kernels())]
+    cuda = dict.fromkeys([*(KernelConfig(name) for name in cuda_kernels()), *xqa.common(arch)])
+    configs = [*CUTE, *cuda]
     return [c for c in configs if arch in supported_archs(c.kernel)]
 
 

@@ -13,7 +13,7 @@ from ..gpu import H200
 from ..plan.choose import choose
 from ..problem import Problem
 from ..simulate import simulate
-from ..simulate.fit import load
+from ..simulate.recorded import recorded
 from . import explorer
 from .measuring import OURS, decode_case, runs
 from .source import PREDICTED
@@ -34,7 +34,7 @@ PEERS = {
 def predicted_us(problem: Problem) -> float:
     """What the simulator expects of the kernel that the package would choose."""
     choice = choose(problem, H200)
-    constants = load()[choice.config.kernel]
+    constants = recorded().constants[choice.config.kernel]
     return simulate(choice.plan(problem), constants, cluster=choice.config.cluster).makespan
 
 

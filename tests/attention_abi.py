@@ -34,9 +34,14 @@ class AbiKernel:
     def __call__(self, *arguments: Any) -> None:
         self.launches.append(arguments)
         extras: tuple[Tensor, ...] = ()
-        if self.config.option("features") or self.config.mask == "tree":
+        options = {"features", "skip"} & {name for name, _ in self.config.options}
+        if options or self.config.mask == "tree":
             *rest, extras = arguments
             arguments = tuple(rest)
+        if "skip" in options:  # a factor, by which it may leave out tiles: it does not
+            *tensors, factor = extras
+            assert type(factor) is float and factor > 0
+            extras = tuple(tensors)
         if self.config.option("grid"):
             self._follow_formula(arguments, extras)
             return

@@ -208,11 +208,32 @@ def test_a_separate_merge_follows(
 
 
 REFUSED = {
-    "skip_softmax": "skip_softmax",
     "context_parallel": "context parallel",
     "separate_tables": "table",
     "nonpositive_scale": "bmm1_scale",
 }
+
+
+@pytest.mark.parametrize("ragged", [False, True])
+@pytest.mark.parametrize("features", [[], ["sinks", "tree_mask"]])
+def test_skip_softmax_has_a_kernel_and_a_factor_of_0_the_plain_one(
+    kernels: dict[KernelConfig, AbiKernel], features: list[str], ragged: bool
+) -> None:
+    inputs = inputs_of(RAGGED if ragged else PIECES, "lse", *features)
+    for factor in (1e-4, 0.0, None):
+        given = replace(inputs, skip_softmax_threshold_scale_factor=factor)
+        check(replace(inputs), native(given))
+    assert [config.option("skip") for config in kernels] == [1, 0]
+    first = next(iter(kernels))
+    assert (first.kernel, first.tile_rows, first.cluster) == ("cute/q_m", 64, 1)
+    for features_, problem, words in (
+        (Features(skip_softmax=True, batch_invariant=True), PLAIN, "batch_invariant"),
+        (Features(skip_softmax=True), replace(PLAIN, page_size=8), "pages of 8"),
+    ):
+        assert words in (CuteBackend().supports(features_, problem, H200) or "")
+    plan = make_plan(inputs.problem, tile_rows=128)
+    with pytest.raises(Unsupported, match="64 rows"):
+        native(replace(inputs, skip_softmax_threshold_scale_factor=1e-4), plan=plan)
 
 
 @pytest.mark.parametrize("feature", REFUSED)
@@ -228,7 +249,6 @@ def test_a_reason_for_each_missing_feature(feature: str) -> None:
         (PLAIN, B200, "sm_100a"),
         (replace(PLAIN, q_dtype="e4m3", kv_format="e4m3"), H200, "e4m3"),
         (replace(PLAIN, kv_format="fp8_656"), H200, "fp8_656"),
-        (replace(PLAIN, page_size=8), H200, "pages of 8"),
         (replace(PLAIN, latent_dim=256), H200, "256"),
         (Problem.uniform(5000, 1, 64, 16), H200, "4096"),
     ],
@@ -239,8 +259,8 @@ def test_a_reason_for_hardware_and_formats(problem: Problem, gpu: Gpu | None, wo
 
 
 def test_a_named_backend_raises_its_reason(kernels: dict[KernelConfig, AbiKernel]) -> None:
-    with pytest.raises(Unsupported, match="sinks; torch can run this call"):
-        native(inputs_of(PLAIN, "sinks"))
+    with pytest.raises(Unsupported, match="for values; .*can run this call"):
+        native(inputs_of(PLAIN, "separate_tables"))
     assert not kernels
 
 
@@ -416,9 +436,13 @@ def test_what_is_chosen_ships(batch_invariant: bool) -> None:
         for batch, kv_len, q_len in ((1, 1024, 1), (1, 131072, 1), (64, 4096, 2), (256, 8192, 1)):
             problem = Problem.uniform(batch, q_len, kv_len, heads)
             choice = choose(problem, H200, batch_invariant, backends_costs())
-            assert complete(choice.config, problem, None) in {
-                replace(config, mask=choice.config.mask) for config in ready
-            }
+            used = [Features(), Features(sinks=True), Features(mask=True, tensor_scales=True)]
+            for features in used:
+                wanted = complete(choice.config, problem, None, features)
+                assert wanted in {
+                    config if config.mask == "tree" else replace(config, mask=choice.config.mask)
+                    for config in ready
+                }
 
 
 # --- repeated calls ----------------------------------------------------------------------------

@@ -18,19 +18,18 @@ from ..errors import BuildError
 from ..gpu import H200, Gpu
 from ..jit import toolchain
 from ..plan import Choice, KernelConfig, choose
-from ..plan.choose import invariant_kinds
+from ..plan.choose import invariant_kinds, price
 from ..problem import LATENT_DIM, ROPE_DIM, Problem
 from ..workspace import Workspace
 from .base import gpu_of
 from .cuda_ops import MAX_BATCH
 from .device_plan import Formula, PlanOnDevice
-from .families import FAMILIES, complete, costs
+from .families import FAMILIES, Q_M, complete, costs
 from .gather import config_for, formula_for, gathers
 from .launch import Launch
 
 #: features that no kernel has yet, and their names in a call
 MISSING = {
-    "skip_softmax": "skip_softmax_threshold_scale_factor",
     "context_parallel": "enable_dcp: decode context parallel",
     "separate_tables": "uses_shared_paged_kv_idx=False: a table of its own for values",
 }
@@ -49,6 +48,10 @@ class CuteBackend:
         reason = _gpu_reason(gpu) or _feature_reason(features) or _format_reason(problem)
         if reason:
             return reason
+        if features.skip_softmax and gathers(problem):
+            return f"skip_softmax_threshold_scale_factor with pages of {problem.page_size}"
+        if features.skip_softmax and features.batch_invariant:
+            return "skip_softmax_threshold_scale_factor with batch_invariant"
         configs = _configs(problem, gpu, features)
         reasons = (_build_reason(config, problem, features) for config in configs)
         return next(filter(None, reasons), None)
@@ -67,7 +70,7 @@ class CuteBackend:
         problem = replace(problem, kv_lens=(longest,) * problem.batch)
         if call.features.batch_invariant and not gathers(problem):
             return _invariant_plan(problem, call.form.total_q, gpu, call.features.ragged)
-        return _plan(problem, call.form.total_q, gpu, call.features.batch_invariant)
+        return _plan(problem, call.form.total_q, gpu, call.features)
 
     def run(self, call: Call, plan: Any, workspace: Workspace) -> Launch:
         """Enqueues the call; returns what repeats it for equal calls."""
@@ -125,7 +128,11 @@ def _build_reason(config: KernelConfig, problem: Problem, features: Features) ->
 
 
 @lru_cache(maxsize=256)
-def _choice(problem: Problem, gpu: Gpu) -> Choice:
+def _choice(problem: Problem, gpu: Gpu, features: Features) -> Choice:
+    if features.skip_softmax:
+        # where products are what takes the time, and in the one tile with registers for it
+        family = next(c for c in costs() if c.kernel == Q_M.kernel)
+        return price(problem, gpu, family, 64, 1)
     return choose(problem, gpu, costs=costs(), on_device=True)
 
 
@@ -135,7 +142,7 @@ def _configs(problem: Problem, gpu: Gpu, features: Features) -> list[KernelConfi
     if features.batch_invariant:
         kinds = invariant_kinds(problem, gpu, costs(), features.ragged)
         return [kind.choice.config for kind in kinds]
-    return [_choice(problem, gpu).config]
+    return [_choice(problem, gpu, features).config]
 
 
 @lru_cache(maxsize=256)
@@ -145,12 +152,10 @@ def _invariant_plan(problem: Problem, total_q: int, gpu: Gpu, ragged: bool) -> P
 
 
 @lru_cache(maxsize=256)
-def _plan(
-    problem: Problem, total_q: int, gpu: Gpu, batch_invariant: bool
-) -> PlanOnDevice | Formula:
+def _plan(problem: Problem, total_q: int, gpu: Gpu, features: Features) -> PlanOnDevice | Formula:
     if gathers(problem):
-        return formula_for(problem, total_q, gpu, batch_invariant)
-    choice = _choice(problem, gpu)
+        return formula_for(problem, total_q, gpu, features.batch_invariant)
+    choice = _choice(problem, gpu, features)
     if choice.config.option("grid"):
         return Formula.of(choice.config, dict(choice.knobs)["num_splits"], problem, gpu)
     return PlanOnDevice.of(choice, problem, total_q)

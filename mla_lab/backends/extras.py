@@ -2,17 +2,20 @@
 
 A kernel with the option features, or the mask "tree", takes one more argument, a tuple: sinks fp32
 [heads], bmm1 and bmm2 fp32 [1], each without an element where the call has none, and for "tree"
-the mask, uint16 [batch, q_len, words] or without an element.
+the mask, uint16 [batch, q_len, words] or without an element. With the option skip its factor ends
+the tuple.
 """
 
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from ..call import Arguments, Features, Form
+from ..errors import unsupported
 from ..plan.config import KernelConfig
 
 
@@ -22,10 +25,19 @@ def with_features(config: KernelConfig, features: Features) -> KernelConfig:
     """
     if config.option("gather"):
         return config
-    wanted = features.mask or features.sinks or features.tensor_scales
-    if features.mask or (wanted and config.kernel == "cute/kv_m"):
-        return replace(config, mask="tree")
-    return replace(config, options=(*config.options, ("features", 1))) if wanted else config
+    if features.skip_softmax and (config.kernel, config.cluster) != ("cute/q_m", 1):
+        got = f"{config.kernel} of {config.tile_rows} rows with skip-softmax"
+        raise unsupported("plan", got, "one of 64 rows")
+    if config.kernel == "cute/kv_m":
+        wanted = features.mask or features.sinks or features.tensor_scales
+        return replace(config, mask="tree") if wanted else config
+    if features.mask:
+        config = replace(config, mask="tree")
+    if features.skip_softmax:
+        return replace(config, options=(*config.options, ("skip", 1)))
+    if not features.mask and (features.sinks or features.tensor_scales):
+        return replace(config, options=(*config.options, ("features", 1)))
+    return config
 
 
 def number(scale: float | Tensor, factor: float = 1.0) -> float:
@@ -37,20 +49,24 @@ class Extras:
     """Picks a call's tensors in the order of its kernel."""
 
     def __init__(self, config: KernelConfig, form: Form) -> None:
-        self.wanted = config.mask == "tree" or bool(config.option("features"))
         self._mask = config.mask == "tree"
+        self._skip = bool(config.option("skip"))
+        self.wanted = self._mask or self._skip or bool(config.option("features"))
         self.nothing = torch.empty(0, dtype=torch.float32, device=form.device)
         self._no_mask = torch.empty(0, 0, 0, dtype=torch.uint16, device=form.device)
 
-    def __call__(self, given: Arguments) -> tuple[tuple[Tensor, ...], ...]:
+    def __call__(self, given: Arguments) -> tuple[tuple[Any, ...], ...]:
         """The tuple, alone in a tuple; none for a plain kernel."""
         if not self.wanted:
             return ()
-        chosen = (self.sinks(given), self._cell(given.bmm1_scale), self.out_scale(given))
-        if not self._mask:
-            return (chosen,)
-        mask = self._no_mask if given.mask is None else given.mask
-        return ((*chosen, mask.unsqueeze(0) if mask.dim() == 2 else mask),)
+        chosen: tuple[Any, ...] = (self.sinks(given), self._cell(given.bmm1_scale))
+        chosen += (self.out_scale(given),)
+        if self._mask:
+            mask = self._no_mask if given.mask is None else given.mask
+            chosen += (mask.unsqueeze(0) if mask.dim() == 2 else mask,)
+        if self._skip:
+            chosen += (float(given.skip_softmax_threshold_scale_factor or 0.0),)
+        return (chosen,)
 
     def sinks(self, given: Arguments) -> Tensor:
         """fp32 [heads], or no element."""

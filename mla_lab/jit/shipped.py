@@ -61,6 +61,7 @@ CUTE: tuple[KernelConfig, ...] = (
         for tile in ROWS.tiles
         for extra in (("none", (("features", 1),)), ("tree", ()))
     ),
+    _for_backend("cute/q_m", FORMATS[2], (64, 1), options=(("skip", 1),)),
     *(
         _for_backend("cute/kv_m", FORMATS[2], tile, "tree", way.options)
         for way in ways_of("cute/kv_m")

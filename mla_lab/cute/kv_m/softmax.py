@@ -73,7 +73,7 @@ def ask_slots(c: cutlass.Constexpr[Shape], g: Global, token: Int32, w: Any):
     """Sparse: the slots of tokens `token` and `token` + 8; asked for ahead of the scores."""
     slots = [Int32(0), Int32(0)]
     if const_expr(c.gather == 2):
-        request, last = w.out_row // g.heads, w.kv_len - 1
+        request, last = w.causal, w.kv_len - 1
         for h in cutlass.range_constexpr(2):
             at = token + 8 * h
             slot = g.block_table[request, cutlass.min(at, last)]

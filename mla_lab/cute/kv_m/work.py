@@ -195,7 +195,8 @@ def open_grid(c: cutlass.Constexpr[Shape], g: Global, a: Asked, rank: Int32):
         state,
         first * TILE_KV,
         a.kv_len,
-        a.kv_len - a.q_len,
+        # what a sparse call's consumers ask their slots of
+        a.request if const_expr(c.gather == 2) else a.kv_len - a.q_len,
         row,
         a.begin * g.heads + row,
         cutlass.max(cutlass.min(Int32(c.rows), rows), Int32(0)),

@@ -26,11 +26,13 @@ def static_facts(config: KernelConfig) -> Config:
         raise unsupported(
             "tile_rows, cluster", (config.tile_rows, config.cluster), "(64, 1) or (128, 2)"
         )
+    if config.option("skip") and config.cluster == 2:
+        raise unsupported("cluster", "2 with skip", "1: a pair has no registers left for it")
     if config.page_size not in PAGE_SIZES:
         raise unsupported("page_size", config.page_size, PAGE_SIZES)
     tree = config.mask == "tree"
-    if tree and config.option("stamps"):
-        raise unsupported("options", "stamps with a tree mask", "one of them")
+    if config.option("stamps") and (tree or config.option("skip") or config.option("features")):
+        raise unsupported("options", "stamps with features", "one of them")
     return Config(
         dtype=config.q_dtype,
         out_dtype=config.out_dtype,
@@ -41,8 +43,9 @@ def static_facts(config: KernelConfig) -> Config:
         lse=config.option("lse", 1),
         fused_merge=config.option("fused_merge", 1),
         stamps=config.option("stamps"),
-        features=config.option("features") or int(tree),
+        features=int(bool(config.option("features") or config.option("skip") or tree)),
         tree=int(tree),
+        skip=config.option("skip"),
     )
 
 
@@ -73,6 +76,8 @@ def entry(config: KernelConfig) -> CuteEntry:
     extras = [dense(Float32, counts(1), 4) for _ in range(3)]
     if facts.tree:
         extras.append(dense(Uint16, counts(3 if shaped else 2), 4))
+    if facts.skip:
+        extras.append(Float32(1.0))
     args = (
         dense(facts.element, (*counts(3 if shaped else 1), HEAD)),
         cache,

@@ -12,7 +12,7 @@ from .attend import STATS_BARRIER, release, select
 from .load import fill, start
 from .merge import arrive, merge, store_fragment
 from .output import store_lse, store_rows
-from .storage import BLOCK, LATENT, LN2, STAGES, Config, Globals, Mmas, Shared
+from .storage import BLOCK, LATENT, LN2, SKIPPED, STAGES, Config, Globals, Mmas, Shared
 from .work import read_work, stamp
 
 HALF = LATENT // 2
@@ -100,6 +100,20 @@ def finish(
 
 
 @cute.jit
+def add_tile(mma: Mmas, acc: cute.Tensor, r_p, r_v, stage, f0, f1):
+    """acc <- acc x factors + P V of one tile."""
+    if cute.arch.vote_any_sync((f0 != Float32(1.0)) | (f1 != Float32(1.0))):
+        scale_rows(acc, f0, f1)
+    atom = cute.make_mma_atom(mma.pv.op)
+    atom.set(warpgroup.Field.ACCUMULATE, True)
+    warpgroup.fence()
+    for k in cutlass.range_constexpr(4):
+        cute.gemm(atom, acc, r_p[None, None, k, stage], r_v[None, None, k, stage], acc)
+    warpgroup.commit_group()
+    warpgroup.wait_group(0)
+
+
+@cute.jit
 def accumulate(
     cfg: cutlass.Constexpr[Config],
     wg: cutlass.Constexpr[int],
@@ -145,15 +159,11 @@ def accumulate(
                     stamp(cfg, g, 2)
             f0 = s.factor[row, stage].to(Float32)
             f1 = s.factor[row + 8, stage].to(Float32)
-            if cute.arch.vote_any_sync((f0 != Float32(1.0)) | (f1 != Float32(1.0))):
-                scale_rows(acc, f0, f1)
-            atom = cute.make_mma_atom(mma.pv.op)
-            atom.set(warpgroup.Field.ACCUMULATE, True)
-            warpgroup.fence()
-            for k in cutlass.range_constexpr(4):
-                cute.gemm(atom, acc, r_p[None, None, k, stage], r_v[None, None, k, stage], acc)
-            warpgroup.commit_group()
-            warpgroup.wait_group(0)
+            if const_expr(cfg.skip):
+                if cute.arch.vote_any_sync(f0 != Float32(SKIPPED)):
+                    add_tile(mma, acc, r_p, r_v, stage, f0, f1)
+            else:
+                add_tile(mma, acc, r_p, r_v, stage, f0, f1)
             release(cfg, s, stage, lane)
             if const_expr(wg == 0):
                 if feeds:

@@ -20,6 +20,7 @@ from .storage import (
     K_STEPS_IN_REGISTERS,
     LATENT,
     LN2,
+    SKIPPED,
     STAGE,
     Config,
     Globals,
@@ -187,7 +188,17 @@ def issue_qk(s, mma, frags, acc, stage, phase, pending):
     warpgroup.commit_group()
 
 
-def softmax(cfg, scale, acc, p, row_max, row_sum):
+def tile_top(acc, h):
+    """Greatest score of the thread's row h in this tile, unscaled."""
+    mx = acc[2 * h]
+    for j in range(cute.size(acc) // 4):
+        for e in range(2):
+            if j + e > 0:
+                mx = cute.arch.fmax(mx, acc[4 * j + 2 * h + e])
+    return quad(cute.arch.fmax, mx)
+
+
+def softmax(cfg, scale, acc, p, row_max, row_sum, tops=None):
     """acc <- probabilities against a maximum that moves rarely; returns the two rescale factors.
 
     A row keeps its old maximum until the new one is more than 2**lazy_log2 above it, so most
@@ -198,12 +209,7 @@ def softmax(cfg, scale, acc, p, row_max, row_sum):
     factors = []
     count = cute.size(acc) // 4
     for h in range(2):
-        mx = acc[2 * h]
-        for j in range(count):
-            for e in range(2):
-                if j + e > 0:
-                    mx = cute.arch.fmax(mx, acc[4 * j + 2 * h + e])
-        mx = quad(cute.arch.fmax, mx) * scale
+        mx = tops[h] if tops else tile_top(acc, h) * scale
         rise = mx - row_max[h]
         keep = rise <= Float32(cfg.lazy_log2)
         risen = select(row_max[h] == Float32(FLOOR), mx, row_max[h] + cute.math.ceil(rise))
@@ -224,6 +230,57 @@ def softmax(cfg, scale, acc, p, row_max, row_sum):
     for i in range(cute.size(p)):
         p[i] = acc[i].to(cfg.element)
     return factors
+
+
+@cute.jit
+def all_agree(yes):
+    """Whether all threads of the attend group say yes; they wait for each other."""
+    return cute.arch.inline_ptx(
+        "{ .reg .pred p, q; setp.ne.s32 p, {$r0}, 0; "
+        "barrier.cta.red.and.pred q, {$r1}, 128, p; selp.s32 {$w0}, 1, 0, q; }",
+        write_only_types=[Int32],
+        read_only_args=[select(yes, Int32(1), Int32(0)), Int32(ATTEND_BARRIER)],
+    )
+
+
+@cute.jit
+def weigh(
+    cfg: cutlass.Constexpr[Config], g: Globals, acc, p, row_max, row_sum, tops, least, address, at
+):
+    """`softmax` and P into the stage at `at`; returns the rescale factors.
+
+    With the option skip: `SKIPPED` and no P, where no row has a score of at least its greatest so
+    far plus `least` (log2 units). `tops` holds those, as they are; `row_max` moves by steps.
+    """
+    f0, f1 = Float32(SKIPPED), Float32(SKIPPED)
+    if const_expr(not cfg.skip):
+        f0, f1 = softmax(cfg, scale_now(cfg, g), acc, p, row_max, row_sum)
+        store_p(address, at, p)
+    else:
+        scale = scale_now(cfg, g)
+        mx = [tile_top(acc, h) * scale for h in range(2)]
+        low = (mx[0] < tops[0] + least) & (mx[1] < tops[1] + least)
+        if all_agree(low) == 0:
+            for h in cutlass.range_constexpr(2):
+                tops[h] = cute.arch.fmax(tops[h], mx[h])
+            f0, f1 = softmax(cfg, scale, acc, p, row_max, row_sum, mx)
+            store_p(address, at, p)
+    return f0, f1
+
+
+@cute.jit
+def open_rows(cfg: cutlass.Constexpr[Config], g: Globals, work: Work, row, row_max, row_sum, tops):
+    """Nothing seen yet. Returns what `weigh` calls `least`; rows past the request's last never
+    object to a skip."""
+    row_max.fill(FLOOR)
+    row_sum.fill(0.0)
+    least = Float32(0.0)
+    if const_expr(cfg.skip):
+        least = cute.math.log2(g.skip / work.kv_len.to(Float32), fastmath=True)
+        for h in cutlass.range_constexpr(2):
+            there = work.first_row + row + 8 * h < work.num_rows
+            tops[h] = select(there, Float32(FLOOR), Float32(-FLOOR))
+    return least
 
 
 @cute.jit
@@ -308,6 +365,7 @@ def attend(cfg: cutlass.Constexpr[Config], g: Globals, s: Shared, mma: Mmas, wor
     acc = cute.make_rmem_tensor(mma.qk.partition_shape_C((64, 64)), Float32)
     row_max = cute.make_rmem_tensor(2, Float32)
     row_sum = cute.make_rmem_tensor(2, Float32)
+    tops = cute.make_rmem_tensor(2, Float32) if const_expr(cfg.skip) else row_max
     frags = (r_q, r_last, r_rope, r_k)
     phases = Int32(0)
     for index in cutlass.range(g.worker_begin[worker], g.worker_begin[worker + 1], unroll=1):
@@ -329,8 +387,7 @@ def attend(cfg: cutlass.Constexpr[Config], g: Globals, s: Shared, mma: Mmas, wor
         cute.arch.barrier(barrier_id=ATTEND_BARRIER, number_of_threads=128)
         for _ in cutlass.range_constexpr(2):  # stands in for the eight PV warps
             release(cfg, s, 0, lane)
-        row_max.fill(FLOOR)
-        row_sum.fill(0.0)
+        least = open_rows(cfg, g, work, row, row_max, row_sum, tops)
         left0, left1 = limits(cfg, g, work, row)
         issue_qk(s, mma, frags, acc, 1, (phases >> 1) & 1, 0)
         phases = phases ^ 2
@@ -340,8 +397,8 @@ def attend(cfg: cutlass.Constexpr[Config], g: Globals, s: Shared, mma: Mmas, wor
                 stage, ahead = (1 + j) % 3, (2 + j) % 3
                 if 3 * triple + j < count - 1:
                     hide(cfg, g, acc, left0, left1, lane)
-                    f = softmax(cfg, scale_now(cfg, g), acc, p, row_max, row_sum)
-                    store_p(p_address, stage * STAGE * 2, p)
+                    at = stage * STAGE * 2
+                    f = weigh(cfg, g, acc, p, row_max, row_sum, tops, least, p_address, at)
                     publish_factors(cfg, s.factor[None, stage], row, lane, f)
                     cute.arch.fence_view_async_shared()
                     issue_qk(s, mma, frags, acc, ahead, (phases >> ahead) & 1, cfg.go)
@@ -354,8 +411,8 @@ def attend(cfg: cutlass.Constexpr[Config], g: Globals, s: Shared, mma: Mmas, wor
                         left1 = left1 - BLOCK
         stage = count % 3
         hide(cfg, g, acc, left0, left1, lane)
-        f = softmax(cfg, scale_now(cfg, g), acc, p, row_max, row_sum)
-        store_p(p_address, stage * (STAGE * 2), p)
+        at = stage * (STAGE * 2)
+        f = weigh(cfg, g, acc, p, row_max, row_sum, tops, least, p_address, at)
         tail = work.kv_len - (work.end - 1) * BLOCK
         if tail < BLOCK:
             clear_values(s, stage, cutlass.max(tail, Int32(0)), thread)

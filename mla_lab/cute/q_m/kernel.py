@@ -176,8 +176,11 @@ class QueryRowsOnM:
             block_table, seq_lens, q_begin, tiles, worker_begin, stamps, *extras,
         ) = tensors  # fmt: skip
         cfg = self.cfg
+        skip = extras.pop() if const_expr(cfg.skip) else None
         if const_expr(cfg.tree):
             extras[-1] = mask_words(extras[-1])
+        else:
+            extras += [None] * (4 - len(extras))
         element = cfg.element
         atom = warpgroup.make_smem_layout_atom(warpgroup.SmemLayoutAtomKind.K_SW128, element)
         plain = warpgroup.make_smem_layout_atom(warpgroup.SmemLayoutAtomKind.K_INTER, element)
@@ -221,7 +224,7 @@ class QueryRowsOnM:
         g = Globals(
             tma_q, q_coords, tma_kv, kv_coords, out, lse, partial_out, partial_lse, counters,
             block_table, seq_lens, q_begin, tiles, worker_begin, heads, scale_log2, out_scale,
-            stamps, *extras,
+            stamps, *extras, skip,
         )  # fmt: skip
         decode_kernel(cfg, g, mma, kv_layout, box_layout, last_layout).launch(
             grid=((worker_begin.shape[0] - 1) * cfg.cluster, 1, 1),

@@ -28,6 +28,8 @@ NO_PAGE = 1 << 30
 #: start of a running maximum; finite, so that a row without keys never computes inf - inf
 FLOOR = -1.0e30
 LN2 = 0.6931471805599453
+#: in place of a rescale factor: this tile adds nothing to any row
+SKIPPED = -1.0
 
 DTYPES = {"bf16": BFloat16, "fp16": Float16}
 
@@ -56,6 +58,8 @@ class Config:
     features: int = 0
     #: a packed mask says which draft tokens a row sees
     tree: int = 0
+    #: leave out P V of tiles that no row has a share of worth mentioning in (see `attend.weigh`)
+    skip: int = 0
 
     @property
     def element(self) -> type[cutlass.Numeric]:
@@ -102,6 +106,8 @@ class Globals:
     bmm1: Any = None
     bmm2: Any = None
     mask: Any = None
+    #: skip-softmax's factor, to be divided by the request's length
+    skip: Any = None
 
 
 @dataclass(frozen=True)

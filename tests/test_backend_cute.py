@@ -259,7 +259,7 @@ def test_a_reason_for_hardware_and_formats(problem: Problem, gpu: Gpu | None, wo
 
 
 def test_a_named_backend_raises_its_reason(kernels: dict[KernelConfig, AbiKernel]) -> None:
-    with pytest.raises(Unsupported, match="for values; .*can run this call"):
+    with pytest.raises(Unsupported, match=r"for values; .*can run this call"):
         native(inputs_of(PLAIN, "separate_tables"))
     assert not kernels
 

@@ -143,7 +143,7 @@ def own_tile(
         warpgroup.wait_group(0)
         release(c, s, before)
     token = 16 * warp + lane // 4
-    slots = sx.ask_slots(c, g, tile_token + token, w)
+    slots = sx.ask_slots(c, g, tile_token, w)
     warpgroup.fence()
     issue_scores(c, s, mma.s.op, f.acc_s, f.k, f.q, stage, phase)
     if const_expr(order in (FIRST, VALUES)):

@@ -10,7 +10,7 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Float32, Int32, Uint32, const_expr
 
-from ..hopper import NO_SCORE, fold_lanes, folded_index, load4
+from ..hopper import NO_SCORE, fold_lanes, folded_index, fresh_thread, load4
 from .config import TILE_KV, Shape
 from .storage import Global, Shared
 
@@ -69,11 +69,13 @@ def mask_tree(
 
 
 @cute.jit
-def ask_slots(c: cutlass.Constexpr[Shape], g: Global, token: Int32, w: Any):
-    """Sparse: the slots of tokens `token` and `token` + 8; asked for ahead of the scores."""
+def ask_slots(c: cutlass.Constexpr[Shape], g: Global, tile_token: Int32, w: Any):
+    """Sparse: the slots of this thread's two tokens; asked for ahead of the scores."""
     slots = [Int32(0), Int32(0)]
     if const_expr(c.gather == 2):
         request, last = w.causal, w.kv_len - 1
+        tid = fresh_thread()
+        token = tile_token + 16 * (tid % 128 // 32) + tid % 32 // 4
         for h in cutlass.range_constexpr(2):
             at = token + 8 * h
             slot = g.block_table[request, cutlass.min(at, last)]

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -30,6 +31,8 @@ from .plan import Plan
 from .validate import bind, form_of
 from .workspace import Workspace
 
+#: `Arguments` of a tuple of all its fields, in a third less time than its own constructor
+_ARGUMENTS: Callable[[tuple[Any, ...]], Arguments] = partial(tuple.__new__, Arguments)
 #: told of each call that is checked in full (equal ones that are repeated are not)
 OBSERVERS: list[Callable[[Arguments, Form], None]] = []
 #: any other value than empty or 0 is debug mode
@@ -86,7 +89,7 @@ def decode(
     Raises InvalidInput (wrong type or dtype: InvalidType, which is a TypeError too) or Unsupported,
     before anything is compiled, loaded or launched.
     """
-    given = Arguments(
+    values = (
         query,
         kv_cache,
         block_tables,
@@ -118,7 +121,8 @@ def decode(
         plan,
     )
     if torch.compiler.is_compiling():
-        return compiled.call(given, backend)
+        return compiled.call(Arguments(*values), backend)
+    given = _ARGUMENTS(values)
     done = None if debug else repeats.again(given, backend)
     if done is not None:
         return done

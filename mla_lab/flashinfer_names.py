@@ -6,8 +6,8 @@
 Semantics are those of `contract`. Two things are added, both for programs that exist:
 
 * FlashInfer asks for a zeroed workspace only of kernels with semaphores, and its own tests pass
-  `torch.empty`. Our merge counters must be zero, so that they are zeroed, on the current stream,
-  when a buffer object is first seen. The contract's own names leave that to the caller.
+  `torch.empty`. Our merge counters and mail must be zero, so that they are zeroed, on the current
+  stream, when a buffer object is first seen. The contract's own names leave that to the caller.
 * `cute_dsl_mla_decode` has its own parameter names, and by default an out of the query's dtype. It
   has no word for a backend: "auto" chooses, CuTe kernels first.
 
@@ -28,7 +28,7 @@ import torch
 from torch import Tensor
 
 from . import contract
-from .plan.workspace import MAX_GROUPS, WORD_BYTES
+from .plan.workspace import MAIL_WORDS, MAX_GROUPS, WORD_BYTES
 
 __all__ = [
     "MLAHeadDimensions",
@@ -48,7 +48,8 @@ R = TypeVar("R")
 
 #: where `workspace_buffer` stands in the contract's lists
 WORKSPACE_POSITION = 2
-COUNTER_BYTES = MAX_GROUPS * WORD_BYTES
+#: merge counters and mail lie first in every layout
+ZEROED_BYTES = (MAX_GROUPS + MAIL_WORDS) * WORD_BYTES
 
 _SEEN: dict[int, ref[Tensor]] = {}
 
@@ -82,7 +83,7 @@ supported_mla_layer_dimensions = [
 
 
 def _with_any_workspace(call: Callable[P, R]) -> Callable[P, R]:
-    """`call`, after zeroing the counters of a workspace that was not seen before."""
+    """`call`, after zeroing what must be zero of a workspace that was not seen before."""
 
     @wraps(call)
     def run(*args: P.args, **named: P.kwargs) -> R:
@@ -92,17 +93,17 @@ def _with_any_workspace(call: Callable[P, R]) -> Callable[P, R]:
         if isinstance(buffer, Tensor) and not torch.compiler.is_compiling():
             known = _SEEN.get(id(buffer))
             if known is None or known() is not buffer:
-                _clear_counters(buffer)
+                _clear(buffer)
         return call(*args, **named)
 
     return run
 
 
-def _clear_counters(buffer: Tensor) -> None:
-    """Zero the counters once in the life of `buffer`; a wrong one is left to the call's checks."""
+def _clear(buffer: Tensor) -> None:
+    """Zero the first words once in the life of `buffer`; a wrong one is left to the checks."""
     key = id(buffer)
     if buffer.dtype in (torch.uint8, torch.int8) and buffer.dim() == 1:
-        buffer[:COUNTER_BYTES].zero_()
+        buffer[:ZEROED_BYTES].zero_()
         _SEEN[key] = ref(buffer, lambda _: _SEEN.pop(key, None))
 
 

@@ -13,6 +13,7 @@ from mla_lab import contract
 from mla_lab.accuracy import lse_error, rel_error
 from mla_lab.errors import InvalidInput, Unsupported
 from mla_lab.inputs import DecodeInputs, make_inputs
+from mla_lab.plan import WorkspaceLayout
 from mla_lab.problem import Problem
 from mla_lab.reference import decode_reference
 
@@ -65,7 +66,7 @@ def test_signatures_are_the_contract_s(name: str) -> None:
 @pytest.mark.parametrize("by_position", [True, False])
 def test_a_workspace_of_any_bytes_is_cleared_once(by_position: bool) -> None:
     named = make_inputs(SMALL, 1).contract_args()
-    buffer = torch.full((8 << 20,), 7, dtype=torch.int8)
+    buffer = torch.full((16 << 20,), 7, dtype=torch.int8)
     del named["workspace_buffer"]
 
     def call() -> None:
@@ -77,7 +78,9 @@ def test_a_workspace_of_any_bytes_is_cleared_once(by_position: bool) -> None:
             flashinfer.trtllm_batch_decode_with_kv_cache_mla(workspace_buffer=buffer, **named)
 
     call()
-    assert not buffer[:65536].any() and (buffer[-65536:] == 7).all()
+    layout = WorkspaceLayout.of(1, 1, 64, 512)
+    assert layout["partial_out"].offset == flashinfer.ZEROED_BYTES
+    assert not buffer[: flashinfer.ZEROED_BYTES].any() and (buffer[-65536:] == 7).all()
     buffer[0] = 3
     call()
     assert buffer[0] == 3, "a second call leaves it alone"

@@ -15,15 +15,15 @@ import torch
 from torch import Tensor
 
 from ..inputs import WILD_PAGE_IDS, DecodeInputs, make_inputs
-from ..plan.workspace import MAX_GROUPS, WORD_BYTES
+from ..plan.workspace import MAIL_WORDS, MAX_GROUPS, WORD_BYTES
 from ..problem import Problem
 from .pairwise import Case, cover
 
 #: how often each pair of levels occurs at least
 TIMES = 5
 WORKSPACE_BYTES = 384 << 20
-#: of the workspace, at its beginning
-COUNTER_BYTES = MAX_GROUPS * WORD_BYTES
+#: of the workspace, at its beginning: counters and mail, which every call leaves zero
+ZEROED_BYTES = (MAX_GROUPS + MAIL_WORDS) * WORD_BYTES
 
 FACTORS: dict[str, tuple[str, ...]] = {
     "format": (

@@ -164,8 +164,8 @@ def _rewritten(before: list[Tensor], inputs: DecodeInputs, workspace: Tensor) ->
     for old, new in zip(before, _storages(inputs), strict=True):
         if not torch.equal(old, new):
             return "a tensor that is only read was written"
-    if workspace.is_cuda and bool(workspace[: cases.COUNTER_BYTES].any()):
-        return "merge counters are not zero after the call"
+    if workspace.is_cuda and bool(workspace[: cases.ZEROED_BYTES].any()):
+        return "merge counters or mail are not zero after the call"
     return None
 
 

@@ -94,10 +94,10 @@ struct Config {
   static constexpr int kGroups = kTile / 8;            // groups of 8 tokens in a tile
   static constexpr int kColumns = kVDim / kTeam / 16;  // 16-column blocks of a warp's output
 
-  static constexpr bool kQueryInRegisters = kMTiles * kSteps <= 18;
+  static constexpr bool kQueryInRegisters = kMTiles == 1;
   static constexpr int kQueryBytes = kQueryInRegisters ? 0 : kMTiles * kSteps * kKWays * kMatrix;
   static constexpr int kScoreBytes = kTeam == 1 ? 0 : kKWays * kMTiles * kGroups * kMatrix;
-  static constexpr int kRowBytes = kTeams * kRows * 8;  // maximum and sum of each row
+  static constexpr int kRowBytes = kTeams * kRows * 16;  // state of each row, see finish.h
   static constexpr int kFixedBytes = kQueryBytes + kTeams * kScoreBytes + kRowBytes;
   static constexpr int kFit = (MLA_SHARED_KB * 1024 - kFixedBytes) / (kTeams * kStageBytes);
   static constexpr int kStages = MLA_STAGES ? MLA_STAGES : (kFit > 6 ? 6 : kFit);

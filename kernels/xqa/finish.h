@@ -13,9 +13,9 @@ constexpr float kLn2 = 0.6931471805599453f;
 constexpr float kLog2E = 1.4426950408889634f;
 constexpr unsigned kAllLanes = 0xffffffffu;
 
-// Maximum (base 2, of scores) and sum (of weights) of a row.
-struct alignas(8) RowState {
-  float max, sum;
+// A team's row: maximum (base 2), sums of its weights, exact and as they were rounded.
+struct alignas(16) RowState {
+  float max, sum, rounded;
 };
 
 // Shared memory while results are put together: the stages' room is free by then.
@@ -51,32 +51,46 @@ struct Finish {
   static constexpr int kFloat4s = Config::kVDim / 4;
   static constexpr int kOfLane = (kFloat4s + kLanes - 1) / kLanes;  // float4s of a row
 
+  // A result by one warp: lane l has float4s l, l + 32, ...
+  struct Row {
+    float lse;
+    float4 v[kOfLane];
+  };
+
   const Params& p;
   const Work& work;
   int warp = threadIdx.x / kLanes, lane = threadIdx.x % kLanes;
 
-  __device__ void result(Output& output, const RowMax& max, const Team& team, const Bench& bench) {
-    if (team.warp == 0 && lane % 4 == 0)
-      put_state(output, max, bench.state + team.idx * Config::kRows);
+  __device__ void result(const Output& output, const Softmax& softmax, const Team& team,
+                         const Bench& bench) const {
+    put_state(output, softmax, team, bench.state + team.idx * Config::kRows);
 #pragma unroll
     for (int m = 0; m < Config::kMTiles; ++m) {
       if (m > 0) __syncthreads();
       put_rows(output.out[m], team.warp, bench.out + team.idx * Bench::kTeamFloats);
       __syncthreads();
+#pragma unroll 1
       for (int row = warp; row < 16 && m * 16 + row < work.rows; row += kWarps) {
-        finish_row(bench, m * 16 + row);
+        put(m * 16 + row, teams_row(bench, m * 16 + row), work.pieces == 1);
       }
     }
-    if (work.pieces > 1) merge_pieces(reinterpret_cast<int*>(bench.out));
+    if (work.pieces == 1 || !arrives_last(reinterpret_cast<int*>(bench.out))) return;
+#pragma unroll 1
+    for (int row = warp; row < work.rows; row += kWarps) put(row, pieces_row(row), true);
   }
 
  private:
-  __device__ void put_state(const Output& output, const RowMax& max, RowState* state) const {
+  __device__ void put_state(const Output& output, const Softmax& softmax, const Team& team,
+                            RowState* state) const {
 #pragma unroll
     for (int m = 0; m < Config::kMTiles; ++m) {
 #pragma unroll
       for (int below = 0; below < 2; ++below) {
-        state[m * 16 + lane / 4 + 8 * below] = {max.value[m][below], output.sum[m][2 * below]};
+        const float sum = softmax.row_sum(m, below);
+        if (team.warp == 0 && lane % 4 == 0) {
+          const float rounded = output.sum[m][2 * below];
+          state[m * 16 + lane / 4 + 8 * below] = {softmax.max[m][below], sum, rounded};
+        }
       }
     }
   }
@@ -94,73 +108,84 @@ struct Finish {
     }
   }
 
-  // One row by one warp: the sum over teams, divided by the sum of weights.
-  __device__ void finish_row(const Bench& bench, int row) const {
+  // The sum over teams, divided by the sum of weights.
+  __device__ Row teams_row(const Bench& bench, int row) const {
+    const RowState* state = bench.state + row;
     float most = -INFINITY;
 #pragma unroll
-    for (int i = 0; i < Config::kTeams; ++i) {
-      most = fmaxf(most, bench.state[i * Config::kRows + row].max);
-    }
-    float weight[Config::kTeams], sum = 0.0f;
+    for (int i = 0; i < Config::kTeams; ++i) most = fmaxf(most, state[i * Config::kRows].max);
+    Row total{};
+    float sum = 0.0f, rounded = 0.0f;
 #pragma unroll
     for (int i = 0; i < Config::kTeams; ++i) {
-      const RowState state = bench.state[i * Config::kRows + row];
-      weight[i] = state.max == -INFINITY ? 0.0f : exp2_fast(state.max - most);
-      sum += weight[i] * state.sum;
+      const RowState part = state[i * Config::kRows];
+      const float weight = part.max == -INFINITY ? 0.0f : exp2_fast(part.max - most);
+      sum += weight * part.sum;
+      rounded += weight * part.rounded;
+      const float* from = bench.out + i * Bench::kTeamFloats + row % 16 * Bench::kPitch;
+      add(total, weight, [&](int at) { return reinterpret_cast<const float4*>(from)[at]; });
     }
-    const bool has_keys = sum > 0.0f;
-    const float lse = has_keys ? logf(sum) + (most - kWeightShift) * kLn2 : -INFINITY;
-    const float factor = has_keys ? 1.0f / sum : 0.0f;
+    total.lse = sum > 0.0f ? logf(sum) + (most - kWeightShift) * kLn2 : -INFINITY;
+    scale(total, sum > 0.0f ? 1.0f / rounded : 0.0f);
+    return total;
+  }
+
+  template <class Load>
+  __device__ void add(Row& total, float weight, Load load) const {
 #pragma unroll
     for (int j = 0; j < kOfLane; ++j) {
       const int at = lane + j * kLanes;
       if (kFloat4s % kLanes != 0 && at >= kFloat4s) break;
-      float4 v = {0.0f, 0.0f, 0.0f, 0.0f};
+      const float4 v = load(at);
+      total.v[j].x += weight * v.x, total.v[j].y += weight * v.y;
+      total.v[j].z += weight * v.z, total.v[j].w += weight * v.w;
+    }
+  }
+
+  __device__ static void scale(Row& row, float factor) {
 #pragma unroll
-      for (int i = 0; i < Config::kTeams; ++i) {
-        const float* from = bench.out + i * Bench::kTeamFloats + row % 16 * Bench::kPitch;
-        add(v, weight[i], reinterpret_cast<const float4*>(from)[at]);
+    for (int j = 0; j < kOfLane; ++j) {
+      row.v[j].x *= factor, row.v[j].y *= factor, row.v[j].z *= factor, row.v[j].w *= factor;
+    }
+  }
+
+  // A final row to out and lse, another one to this piece's slot.
+  __device__ void put(int row, Row result, bool is_final) const {
+    float* lse = p.partial_lse + row_of_piece(work.split, row);
+    if (is_final) {
+      scale(result, final_factor(row, result.lse));
+      lse = p.lse == nullptr ? nullptr : p.lse + work.result(p, row);
+    }
+    const int64_t first = work.result(p, row) * kFloat4s;
+    float4* partial = partial_row(work.split, row);
+#pragma unroll
+    for (int j = 0; j < kOfLane; ++j) {
+      const int at = lane + j * kLanes;
+      if (kFloat4s % kLanes != 0 && at >= kFloat4s) break;
+      if (is_final) {
+        store4(p, 4 * (first + at), result.v[j]);
+      } else {
+        __stcg(partial + at, result.v[j]);
       }
-      v = {v.x * factor, v.y * factor, v.z * factor, v.w * factor};
-      put(row, at, v, lse);
     }
-    if (lane == 0) put_lse(row, lse);
-  }
-
-  __device__ static void add(float4& total, float weight, float4 v) {
-    total.x += weight * v.x, total.y += weight * v.y;
-    total.z += weight * v.z, total.w += weight * v.w;
-  }
-
-  __device__ void put(int row, int at, float4 v, float lse) const {
-    if (work.pieces == 1) {
-      put_final(row, at, v, lse);
-    } else {
-      const int64_t slot = static_cast<int64_t>(work.slot + work.split) * Config::kRows + row;
-      __stcg(reinterpret_cast<float4*>(p.partial_out) + slot * kFloat4s + at, v);
-    }
-  }
-
-  __device__ void put_lse(int row, float lse) const {
-    if (work.pieces > 1) {
-      const int64_t slot = static_cast<int64_t>(work.slot + work.split) * Config::kRows + row;
-      __stcg(p.partial_lse + slot, lse);
-    } else if (p.lse != nullptr) {
-      p.lse[work.result(p, row)] = lse * p.lse_scale;
-    }
+    if (lane == 0 && lse != nullptr) __stcg(lse, is_final ? result.lse * p.lse_scale : result.lse);
   }
 
   // The output's scale and the sink, which is one more term of the denominator.
-  __device__ void put_final(int row, int at, float4 v, float lse) const {
-    float factor = p.bmm2_scale ? *p.bmm2_scale : p.bmm2;
-    if (p.sinks != nullptr && lse != -INFINITY) {
-      factor /= 1.0f + expf(p.sinks[work.head(row)] - lse);
-    }
-    v = {v.x * factor, v.y * factor, v.z * factor, v.w * factor};
-    store4(p, work.result(p, row) * Config::kVDim + 4 * at, v);
+  __device__ float final_factor(int row, float lse) const {
+    const float factor = p.bmm2_scale ? *p.bmm2_scale : p.bmm2;
+    if (p.sinks == nullptr || lse == -INFINITY) return factor;
+    return factor / (1.0f + expf(p.sinks[work.head(row)] - lse));
   }
 
-  __device__ void merge_pieces(int* is_last) const {
+  __device__ int64_t row_of_piece(int piece, int row) const {
+    return static_cast<int64_t>(work.slot + piece) * Config::kRows + row;
+  }
+  __device__ float4* partial_row(int piece, int row) const {
+    return reinterpret_cast<float4*>(p.partial_out) + row_of_piece(piece, row) * kFloat4s;
+  }
+
+  __device__ bool arrives_last(int* is_last) const {
     __threadfence();  // this thread's partials, before the count
     __syncthreads();
     if (threadIdx.x == 0) {
@@ -171,21 +196,20 @@ struct Finish {
       *is_last = last;
     }
     __syncthreads();
-    if (!*is_last) return;
-    for (int row = warp; row < work.rows; row += kWarps) merge_row(row);
+    return *is_last;
   }
 
-  // One row of all pieces, in their order; a lane holds the weight of every 32nd piece.
-  __device__ void merge_row(int row) const {
-    const int64_t first = static_cast<int64_t>(work.slot) * Config::kRows + row;
-    const float* lses = p.partial_lse + first;
+  // The sum over pieces, in their order; a lane holds the weight of every 32nd piece.
+  __device__ Row pieces_row(int row) const {
+    const float* lses = p.partial_lse + row_of_piece(0, row);
     float most = -INFINITY;
-    for (int i = lane; i < work.pieces; i += kLanes)
+    for (int i = lane; i < work.pieces; i += kLanes) {
       most = fmaxf(most, __ldcg(lses + i * Config::kRows));
+    }
     for (int step = kLanes / 2; step > 0; step /= 2) {
       most = fmaxf(most, __shfl_xor_sync(kAllLanes, most, step));
     }
-    float4 total[kOfLane] = {};
+    Row total{};
     float sum = 0.0f;
     for (int chunk = 0; chunk < work.pieces; chunk += kLanes) {
       float mine = 0.0f;
@@ -197,32 +221,14 @@ struct Finish {
 #pragma unroll 4
       for (int i = 0; i < in_chunk; ++i) {
         const float weight = __shfl_sync(kAllLanes, mine, i);
+        const float4* from = partial_row(chunk + i, row);
         sum += weight;
-        const int64_t slot = first + static_cast<int64_t>(chunk + i) * Config::kRows;
-        add_partial(total, weight, slot);
+        add(total, weight, [&](int at) { return __ldcg(from + at); });
       }
     }
-    const bool has_keys = sum > 0.0f;
-    const float lse = has_keys ? most + logf(sum) : -INFINITY;
-    const float factor = has_keys ? 1.0f / sum : 0.0f;
-#pragma unroll
-    for (int j = 0; j < kOfLane; ++j) {
-      const int at = lane + j * kLanes;
-      if (kFloat4s % kLanes != 0 && at >= kFloat4s) break;
-      const float4 v = total[j];
-      put_final(row, at, {v.x * factor, v.y * factor, v.z * factor, v.w * factor}, lse);
-    }
-    if (lane == 0 && p.lse != nullptr) p.lse[work.result(p, row)] = lse * p.lse_scale;
-  }
-
-  __device__ void add_partial(float4 (&total)[kOfLane], float weight, int64_t slot) const {
-#pragma unroll
-    for (int j = 0; j < kOfLane; ++j) {
-      const int at = lane + j * kLanes;
-      if (kFloat4s % kLanes != 0 && at >= kFloat4s) break;
-      const float4* from = reinterpret_cast<const float4*>(p.partial_out) + slot * kFloat4s;
-      add(total[j], weight, __ldcg(from + at));
-    }
+    total.lse = sum > 0.0f ? most + logf(sum) : -INFINITY;
+    scale(total, sum > 0.0f ? 1.0f / sum : 0.0f);
+    return total;
   }
 };
 

@@ -69,15 +69,12 @@ struct Query {
   __device__ void load(const Params& p, const Work& work, int m_tile, int step, Fragment& a) const {
 #pragma unroll
     for (int below = 0; below < 2; ++below) {
-      const int row = m_tile * 16 + lane / 4 + 8 * below;
+      // padding rows repeat the last one; nobody reads what comes of them
+      const int row = min(m_tile * 16 + lane / 4 + 8 * below, work.rows - 1);
       const int64_t at =
           (work.first_query + work.token(row)) * p.query_token + work.head(row) * p.query_head;
-#pragma unroll
-      for (int second = 0; second < 2; ++second) {
-        uint32_t bits = 0;
-        if (row < work.rows) bits = read(p.query + at + offset(step, second));
-        a[2 * second + below] = bits;
-      }
+      a[below] = read(p.query + at + offset(step, false));
+      a[2 + below] = read(p.query + at + offset(step, true));
     }
   }
 

@@ -31,41 +31,65 @@ struct Visibility {
     }
   }
 
-  __device__ bool sees(int token, int key) const {
-    const int column = key - prefix;
-    bool seen = key < end_key;
-    if (mask == nullptr) {
-      seen = seen && column <= token;
-    } else if (seen && column >= 0) {
-      seen = mask[token * mask_words + column / 16] >> (column % 16) & 1;
-    }
-    return seen && (window_left < 0 || column >= token - window_left);
-  }
-
   __device__ void apply(Scores& s, int tile) const {
     const int first = tile * Config::kTile;
     if (first >= all_see_from && first + Config::kTile <= all_see_to) return;
 #pragma unroll
     for (int m = 0; m < Config::kMTiles; ++m) {
 #pragma unroll
-      for (int n = 0; n < Config::kGroups; ++n) {
+      for (int i = 0; i < Config::kGroups; i += 4) {  // 32 keys at a time
+        const uint32_t seen[2] = {keys_seen(token[m][0], first + 8 * i),
+                                  keys_seen(token[m][1], first + 8 * i)};
 #pragma unroll
-        for (int c = 0; c < 4; ++c) {
-          const int key = first + 8 * n + 2 * (threadIdx.x % 4) + c % 2;
-          if (!sees(token[m][c / 2], key)) s[m][n][c] = -INFINITY;
+        for (int n = i; n < min(i + 4, Config::kGroups); ++n) {
+#pragma unroll
+          for (int c = 0; c < 4; ++c) {
+            const int bit = 8 * (n - i) + c % 2;
+            if (!(seen[c / 2] >> (2 * (threadIdx.x % 4)) >> bit & 1)) s[m][n][c] = -INFINITY;
+          }
         }
       }
     }
   }
+
+ private:
+  // Bit i: this token of the request sees key first + i.
+  __device__ uint32_t keys_seen(int token, int first) const {
+    const int column = first - prefix;
+    uint32_t seen = mask == nullptr ? bits_below(token + 1 - column)
+                                    : bits_below(-column) | drafts_seen(token, column);
+    seen &= bits_below(end_key - first);
+    return window_left < 0 ? seen : seen & ~bits_below(token - window_left - column);
+  }
+
+  // 32 bits of a mask's row, from any column; columns outside have none.
+  __device__ uint32_t drafts_seen(int token, int column) const {
+    const int word = column >> 4;
+    const uint16_t* row = mask + token * mask_words;
+    uint32_t three[3];
+#pragma unroll
+    for (int i = 0; i < 3; ++i) {
+      const int at = word + i;
+      three[i] = at >= 0 && at < mask_words ? row[at] : 0;
+    }
+    return __funnelshift_r(three[0] | three[1] << 16, three[2], column & 15);
+  }
+
+  __device__ static uint32_t bits_below(int n) { return n >= 32 ? ~0u : (1u << max(n, 0)) - 1; }
 };
 
-// The greatest score of rows g and g + 8 so far, the same in the four lanes of a row.
-struct RowMax {
-  float value[Config::kMTiles][2];
+// Rows g and g + 8: the greatest score so far, and the exact sum of weights, for the lse alone: a
+// result is divided by the sum of the weights as they were rounded (values.h).
+struct Softmax {
+  float max[Config::kMTiles][2];  // the same in the four lanes of a row
+  float sum[Config::kMTiles][2];  // of this lane's columns
 
-  __device__ RowMax() {
+  __device__ Softmax() {
 #pragma unroll
-    for (int i = 0; i < 2 * Config::kMTiles; ++i) value[i / 2][i % 2] = -INFINITY;
+    for (int i = 0; i < 2 * Config::kMTiles; ++i) {
+      max[i / 2][i % 2] = -INFINITY;
+      sum[i / 2][i % 2] = 0.0f;
+    }
   }
 
   // Scores become weights 2^(score - maximum + shift). Returns whether a maximum of this warp's
@@ -76,27 +100,40 @@ struct RowMax {
     for (int m = 0; m < Config::kMTiles; ++m) {
 #pragma unroll
       for (int below = 0; below < 2; ++below) {
-        float most = value[m][below];
-#pragma unroll
-        for (int n = 0; n < Config::kGroups; ++n) {
-          most = fmaxf(most, fmaxf(s[m][n][2 * below], s[m][n][2 * below + 1]));
-        }
-        most = fmaxf(most, __shfl_xor_sync(0xffffffffu, most, 1));
-        most = fmaxf(most, __shfl_xor_sync(0xffffffffu, most, 2));
-        grown = grown || most > value[m][below];
+        const float before = max[m][below];
+        const float most = row_max(s[m], below, before);
+        grown = grown || most > before;
         // a row that has seen no key yet: nothing to subtract from -inf, no sum to be scaled
         const float base = (most == -INFINITY ? 0.0f : most) - kWeightShift;
-        factor[m][below] = exp2_fast(value[m][below] - most);
-        if (value[m][below] == -INFINITY) factor[m][below] = 0.0f;
-        value[m][below] = most;
+        factor[m][below] = before == -INFINITY ? 0.0f : exp2_fast(before - most);
+        max[m][below] = most;
+        float total = 0.0f;
 #pragma unroll
-        for (int n = 0; n < Config::kGroups; ++n) {
-          s[m][n][2 * below] = exp2_fast(s[m][n][2 * below] - base);
-          s[m][n][2 * below + 1] = exp2_fast(s[m][n][2 * below + 1] - base);
+        for (int i = 0; i < 2 * Config::kGroups; ++i) {
+          float& weight = s[m][i / 2][2 * below + i % 2];
+          weight = exp2_fast(weight - base);
+          total += weight;
         }
+        sum[m][below] = sum[m][below] * factor[m][below] + total;
       }
     }
     return __any_sync(0xffffffffu, grown);
+  }
+
+  // The whole row's sum, in its four lanes.
+  __device__ float row_sum(int m, int below) const {
+    const float half = sum[m][below] + __shfl_xor_sync(0xffffffffu, sum[m][below], 1);
+    return half + __shfl_xor_sync(0xffffffffu, half, 2);
+  }
+
+ private:
+  __device__ static float row_max(const Accumulator (&s)[Config::kGroups], int below, float most) {
+#pragma unroll
+    for (int n = 0; n < Config::kGroups; ++n) {
+      most = fmaxf(most, fmaxf(s[n][2 * below], s[n][2 * below + 1]));
+    }
+    most = fmaxf(most, __shfl_xor_sync(0xffffffffu, most, 1));
+    return fmaxf(most, __shfl_xor_sync(0xffffffffu, most, 2));
   }
 };
 

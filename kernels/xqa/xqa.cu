@@ -45,7 +45,7 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kMinCtas)
   if constexpr (!Config::kQueryInRegisters) __syncthreads();
   const Visibility visibility(p, work);
   const float scale = score_scale(p);
-  RowMax max;
+  Softmax softmax;
   Output output;
   uint32_t stage = own_stages;
   for (int tile = work.begin + team.idx; tile < work.end; tile += Config::kTeams) {
@@ -56,14 +56,14 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kMinCtas)
     scores_of_tile(scores, query, stage, board, team, scale);
     visibility.apply(scores, tile);
     float factor[Config::kMTiles][2];
-    if (max.weigh(scores, factor)) output.scale(factor);
+    if (softmax.weigh(scores, factor)) output.scale(factor);
     output.add(scores, stage + Config::kValueOffset, team);
     stage += Config::kStageBytes;
     if (stage == own_stages + Config::kStages * Config::kStageBytes) stage = own_stages;
   }
   loader.wait_for_all();
   __syncthreads();
-  Finish{p, work}.result(output, max, team, {reinterpret_cast<float*>(stages), state});
+  Finish{p, work}.result(output, softmax, team, {reinterpret_cast<float*>(stages), state});
 }
 
 cudaError_t allow_shared_memory() {

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
@@ -10,15 +11,16 @@ from typing import Any
 import pytest
 import torch
 
-from mla_lab import backends, decode, repeats, validate
+from mla_lab import backends, decode, jit, repeats, validate
 from mla_lab.accuracy import lse_error, rel_error
 from mla_lab.backends import cuda, self_check, xqa
 from mla_lab.backends.cuda import CudaBackend
-from mla_lab.call import Features
+from mla_lab.call import Arguments, Features
 from mla_lab.contract import xqa_batch_decode_with_kv_cache_mla
 from mla_lab.errors import BuildError, InvalidInput, Unsupported
 from mla_lab.gpu import B200, H200, Gpu
 from mla_lab.inputs import DecodeInputs, make_inputs
+from mla_lab.jit import toolchain
 from mla_lab.plan import KernelConfig, make_plan
 from mla_lab.plan.xqa import Cuts, Rows, common, config_for, cut
 from mla_lab.problem import Problem
@@ -197,7 +199,7 @@ REASONS: list[tuple[Problem, Features, Gpu | None, str]] = [
 def test_reasons(problem: Problem, features: Features, gpu: Gpu | None, words: str) -> None:
     reason = CudaBackend().supports(features, problem, gpu)
     assert reason is not None
-    assert __import__("re").search(words, reason)
+    assert re.search(words, reason)
 
 
 def test_without_a_compiler_or_a_build_it_says_what_is_missing(
@@ -206,8 +208,8 @@ def test_without_a_compiler_or_a_build_it_says_what_is_missing(
     def none_here(kernel: str) -> dict[str, str]:
         raise BuildError("nvcc: not found")
 
-    monkeypatch.setattr(xqa.jit, "find", lambda config, arch: None)
-    monkeypatch.setattr(xqa.toolchain, "versions", none_here)
+    monkeypatch.setattr(jit, "find", lambda config, arch: None)
+    monkeypatch.setattr(toolchain, "versions", none_here)
     reason = CudaBackend().supports(Features(), PLAIN, H200)
     assert reason == "cuda_xqa is not compiled here, and cannot be: nvcc: not found"
 
@@ -221,7 +223,7 @@ def test_auto_takes_it_where_the_cute_kernels_do_not(kernels: Made) -> None:
     inputs = inputs_of(Problem.uniform(2, 1, 130, 16, kv_format="e4m3"))
     arguments = inputs.contract_args()
     del arguments["qk_nope_head_dim"], arguments["workspace_buffer"]
-    given = validate.form_of(decode.Arguments(**arguments))
+    given = validate.form_of(Arguments(**arguments))
     taken = [v.name for v in backends.explain(given) if v.taken]
     assert taken in (["cute"], ["cuda"])
     assert backends.explain(given)[1].reason is None

@@ -53,7 +53,7 @@ def test_right_on_poisoned_odd_shapes_in_any_order_of_threads(
 
 
 @needs_compilers
-@pytest.mark.parametrize("step", [3, 8])
+@pytest.mark.parametrize("step", [3, 9])
 def test_right_on_heavy_tails(library: ctypes.CDLL, step: int) -> None:
     problem = Problem.uniform(1, 1, 150, 16)
     inputs = make_inputs(problem, 1, distribution="heavy_tailed", workspace_bytes=256)
@@ -66,10 +66,10 @@ def test_right_on_heavy_tails(library: ctypes.CDLL, step: int) -> None:
 def test_the_swizzle_takes_every_bank_conflict_away(library: ctypes.CDLL) -> None:
     inputs = make_inputs(Problem.uniform(1, 1, 64, 16), 1, workspace_bytes=256)
     turns = {}
-    for step in (4, 5, 6, 7, 8):
+    for step in (4, 5, 6, 7, 8, 9):
         run_on_host(library, step, inputs)
         turns[step] = library.turns_per_read()
-    assert turns == {4: ladder_model.CONFLICT, 5: 1, 6: 1, 7: 1, 8: 1}
+    assert turns == {4: ladder_model.CONFLICT, 5: 1, 6: 1, 7: 1, 8: 1, 9: 1}
 
 
 @pytest.fixture
@@ -121,7 +121,7 @@ def test_copies_that_nobody_waits_for_show(broken, capfd: pytest.CaptureFixture[
 def test_compiles_without_spills(arch: str) -> None:
     """Run on sm_90a; for the others compiled, not run."""
     seen = xray.inspect(jit.compile(CONFIG, arch, progress=lambda _: None))
-    assert len(seen.kernels) == 14
+    assert len(seen.kernels) == 15
     assert {k.name: (k.spills, k.resources.stack) for k in seen.kernels} == {
         k.name: (0, 0) for k in seen.kernels
     }
@@ -131,8 +131,9 @@ def test_compiles_without_spills(arch: str) -> None:
             "step4::attend<mla::ladder::step4::Plain>",
             "step4::attend<mla::ladder::step5::Swizzled>",
             "step6::attend",
-            "step7::attend<4>",
-            "step7::attend<2>",
+            "step7::attend<4, mla::ladder::step6::Fetch>",
+            "step7::attend<2, mla::ladder::step6::Fetch>",
+            "step7::attend<2, mla::ladder::step9::FetchAhead>",
         }
 
 
@@ -145,7 +146,7 @@ def test_a_file_a_step_each_short_enough_to_read() -> None:
 
 def test_splits_fill_the_card_and_no_more() -> None:
     latency, full = Problem.uniform(1, 1, 8192, 128), Problem.uniform(64, 1, 2048, 128)
-    assert [num_splits(step, latency) for step in (6, 7, 8)] == [1, 66, 66]
+    assert [num_splits(step, latency) for step in (6, 7, 9)] == [1, 66, 66]
     assert num_splits(8, full) == 1
     assert num_splits(8, Problem.uniform(1, 1, 100, 16)) == 2
 
@@ -157,8 +158,8 @@ def test_refusals(features: tuple[str, ...]) -> None:
     inputs = make_inputs(Problem.uniform(1, 2, 10, 16), 1, features, workspace_bytes=256)
     with pytest.raises(Unsupported):
         Ladder(0, inputs)
-    with pytest.raises(InvalidInput, match="step: got 9"):
-        Ladder(9, inputs)
+    with pytest.raises(InvalidInput, match="step: got 10"):
+        Ladder(10, inputs)
 
 
 def test_refuses_other_formats() -> None:

@@ -43,7 +43,7 @@ struct Call {
 int64_t scratch_floats(int step, const Call& call);
 
 // Enqueues a step, 0 to kSteps - 1, on `stream`.
-constexpr int kSteps = 9;
+constexpr int kSteps = 10;
 cudaError_t run(int step, const Call& call, cudaStream_t stream);
 
 }  // namespace mla::ladder

@@ -1,4 +1,4 @@
-// The ladder: one decode call in nine steps, from the formula to split-kv on tensor cores.
+// The ladder: one decode call in ten steps, from the formula to split-kv on tensor cores.
 #include "ladder/step0_formula.cuh"
 #include "ladder/step1_coalesced.cuh"
 #include "ladder/step2_online.cuh"
@@ -8,6 +8,7 @@
 #include "ladder/step6_cp_async.cuh"
 #include "ladder/step7_split.cuh"
 #include "ladder/step8_warp_grid.cuh"
+#include "ladder/step9_look_ahead.cuh"
 
 namespace mla::ladder {
 
@@ -36,6 +37,8 @@ cudaError_t run(int step, const Call& call, cudaStream_t stream) {
       return step7::run<4>(call, stream);
     case 8:
       return step8::run(call, stream);
+    case 9:
+      return step9::run(call, stream);
   }
   return cudaErrorInvalidValue;
 }

@@ -1,4 +1,4 @@
-// What steps 4 to 8 do alike: 64 query rows of a block against one tile of 64 keys after another.
+// What steps 4 to 9 do alike: 64 query rows of a block against one tile of 64 keys after another.
 //
 // Each tile has three parts.
 //   scores   S[64 x 64] = Q K^T        36 k-steps of 16 columns, fp32 in registers

@@ -17,29 +17,37 @@ using step5::Swizzled;
 
 constexpr int kStages = 2;
 
-__device__ inline void request_keys(const Request& request, uint4* keys, int begin) {
-  for (int i = threadIdx.x; i < kKeyTile; i += kTileThreads) {
-    const int key = i / kTokenPieces;
-    const int piece = i - key * kTokenPieces;
-    const bool valid = begin + key < request.kv_len;
-    // the block table says nothing of tokens from kv_len on: an address that is not read
-    const bf16* token = valid ? request.token(begin + key) : request.call.cache;
-    copy_async(keys + Swizzled::at(key, piece, kTokenPieces),
-               reinterpret_cast<const uint4*>(token) + piece, valid);
+// Asks for the tile of keys that begins at `begin`.
+struct Fetch {
+  const Request& request;
+
+  __device__ Fetch(const Request& request, int) : request(request) {}
+
+  __device__ void ask(uint4* keys, int begin) const {
+    for (int i = threadIdx.x; i < kKeyTile; i += kTileThreads) {
+      const int key = i / kTokenPieces;
+      const int piece = i - key * kTokenPieces;
+      const bool valid = begin + key < request.kv_len;
+      // the block table says nothing of tokens from kv_len on: an address that is not read
+      const bf16* token = valid ? request.token(begin + key) : request.call.cache;
+      copy_async(keys + Swizzled::at(key, piece, kTokenPieces),
+                 reinterpret_cast<const uint4*>(token) + piece, valid);
+    }
   }
-}
+};
 
 // Keys [begin, end) in tiles; `begin` is a multiple of a tile.
-template <class Tile>
-__device__ void walk(Tile& tile, const Request& request, const Memory& memory, int begin, int end) {
-  if (begin < end) request_keys(request, memory.keys, begin);
+template <class Fetch, class Tile>
+__device__ void walk(Tile& tile, const Memory& memory, int begin, int end) {
+  Fetch fetch(tile.request, begin);
+  if (begin < end) fetch.ask(memory.keys, begin);
   tile.copy_query();
   int stage = 0;
   for (; begin < end; begin += kTileKeys) {
     wait_for_copies();
     __syncthreads();
     const int next = begin + kTileKeys;
-    if (next < end) request_keys(request, memory.keys + (1 - stage) * kKeyTile, next);
+    if (next < end) fetch.ask(memory.keys + (1 - stage) * kKeyTile, next);
     tile.attend(memory.keys + stage * kKeyTile, begin);
     stage = 1 - stage;
   }
@@ -52,7 +60,7 @@ __global__ void __launch_bounds__(kTileThreads, 1) attend(const __grid_constant_
   const int last_row = min(first_row + kTileRows, request.rows) - 1;
   const Memory memory(kStages);
   RowTile<Swizzled, 4> tile(request, memory, first_row);
-  walk(tile, request, memory, 0, request.visible(last_row));
+  walk<Fetch>(tile, memory, 0, request.visible(last_row));
   tile.store_result();
 }
 

@@ -48,7 +48,7 @@ __device__ void store_partial(Tile& tile, const Request& request, int split) {
       });
 }
 
-template <int kDown>
+template <int kDown, class Fetch>
 __global__ void __launch_bounds__(kTileThreads, 1) attend(const __grid_constant__ Call call) {
   const Request request(call, blockIdx.y);
   const int first_row = blockIdx.x * kTileRows;
@@ -62,7 +62,7 @@ __global__ void __launch_bounds__(kTileThreads, 1) attend(const __grid_constant_
 
   const Memory memory(step6::kStages);
   RowTile<Swizzled, kDown> tile(request, memory, first_row);
-  step6::walk(tile, request, memory, begin, min(end, visible));
+  step6::walk<Fetch>(tile, memory, begin, min(end, visible));
   if (call.num_splits == 1) {
     tile.store_result();
   } else {
@@ -99,13 +99,13 @@ __global__ void merge(const __grid_constant__ Call call) {
   if (lane_id() == 0) call.lse[row] = natural_lse(max, sum);
 }
 
-template <int kDown>
+template <int kDown, class Fetch = step6::Fetch>
 cudaError_t run(const Call& call, cudaStream_t stream) {
   const unsigned batch = call.batch, splits = call.num_splits;
   const Shape pieces{dim3(ceil_div(call.max_rows, kTileRows), batch, splits), kTileThreads,
                      Memory::bytes(step6::kStages)};
   const Shape rows{dim3(ceil_div(call.total_rows, kMergeWarps)), kMergeWarps * kWarp};
-  cudaError_t error = launch(pieces, stream, attend<kDown>, call);
+  cudaError_t error = launch(pieces, stream, attend<kDown, Fetch>, call);
   if (error == cudaSuccess && splits > 1) error = launch(rows, stream, merge, call);
   return error;
 }

@@ -1,4 +1,4 @@
-"""The ladder: MLA decode in bf16 in nine CUDA C++ steps, from the formula to split-kv.
+"""The ladder: MLA decode in bf16 in ten CUDA C++ steps, from the formula to split-kv.
 
 Each step changes one thing (`kernels/ladder/stepN_NAME.cuh`), all take the same call. They are
 here to be read, compared and timed; `decode` never chooses them.
@@ -54,11 +54,14 @@ STEPS = tuple(
             ("cp_async", "the next tile is on its way while this one is worked on"),
             ("split", "several blocks share a row tile's keys; a second kernel merges"),
             ("warp_grid", "a squarer share of the product for each warp"),
+            ("look_ahead", "page ids a tile ahead, addresses once for a token"),
         )
     )
 )
 #: the first step that cuts a row tile's keys
 FIRST_SPLIT = 7
+#: the step that was thought of after the others had been measured
+LOOK_AHEAD = 9
 
 
 def num_splits(step: int, problem: Problem, gpu: Gpu = H200) -> int:

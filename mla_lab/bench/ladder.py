@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from ..backends.ladder import STEPS
+from ..backends.ladder import LOOK_AHEAD, STEPS
 from ..gpu import H200
 from ..resources import data_dir
 from . import ladder_model
@@ -31,6 +31,9 @@ class Rung:
     predicted_us: float
     limit: str
     us: float | None
+    #: over the step before; None for the first
+    predicted_gain: float | None
+    gain: float | None
 
 
 def measure(path: Path, rounds: int, progress: Callable[[str], None]) -> None:
@@ -51,11 +54,18 @@ def rungs(rows: Iterable[Row], case: Case) -> list[Rung]:
         for row in results(rows, "ok")
         if row["case"] == case.name and row["peer"].startswith("ladder-")
     }
-    found = []
+    found: list[Rung] = []
     for step in STEPS:
         guess = ladder_model.predict(step.number, case.problem, H200)
-        us = measured.get(step.number)
-        found.append(Rung(step.number, case.name, guess.us, guess.limit, us))
+        us, expected, gain = measured.get(step.number), None, None
+        if found:
+            before = found[-1]
+            expected = before.predicted_us / guess.us
+            if before.us is not None and us is not None:
+                gain = before.us / us
+        if step.number == LOOK_AHEAD:
+            expected = ladder_model.LOOK_AHEAD_GAIN
+        found.append(Rung(step.number, case.name, guess.us, guess.limit, us, expected, gain))
     return found
 
 
@@ -76,18 +86,14 @@ def _table(case: Case, found: list[Rung]) -> str:
         case.name,
         f"{'step':16} {'predicted us':>12} {'gain':>6} {'measured us':>12} {'gain':>6}  limit",
     ]
-    before: Rung | None = None
     for rung in found:
         step = STEPS[rung.step]
-        us = "-" if rung.us is None else f"{rung.us:.1f}"
-        gains = ["", ""]
-        if before is not None:
-            gains[0] = f"{before.predicted_us / rung.predicted_us:.2f}"
-            if before.us is not None and rung.us is not None:
-                gains[1] = f"{before.us / rung.us:.2f}"
-        lines.append(
-            f"{step.number} {step.name:14} {rung.predicted_us:12.1f} {gains[0]:>6} {us:>12} "
-            f"{gains[1]:>6}  {rung.limit}"
+        expected, gain = (
+            "" if value is None else f"{value:.2f}" for value in (rung.predicted_gain, rung.gain)
         )
-        before = rung
+        us = "-" if rung.us is None else f"{rung.us:.1f}"
+        lines.append(
+            f"{step.number} {step.name:14} {rung.predicted_us:12.1f} {expected:>6} {us:>12} "
+            f"{gain:>6}  {rung.limit}"
+        )
     return "\n".join(lines)

@@ -170,6 +170,18 @@ inline float __shfl_xor_sync(unsigned, float value, int lanes) {
   return given.result;
 }
 
+template <class T>
+T __shfl_sync(unsigned, T value, int from) {
+  struct Given {
+    T value, result;
+    int from;
+  } given{value, value, from};
+  host::in_warp(given, [](Given** lane) {
+    for (int i = 0; i < host::kWarp; ++i) lane[i]->result = lane[lane[i]->from]->value;
+  });
+  return given.result;
+}
+
 inline float __uint_as_float(unsigned bits) {
   float value;
   std::memcpy(&value, &bits, sizeof value);

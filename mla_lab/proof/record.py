@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -68,7 +69,8 @@ def published_run(device: str, dtype: str, most_requests: int, progress: Progres
 
 
 def _head(what: str, device: str, cases: int) -> Row:
-    return {"kind": "run", "what": what, "cases": cases, "environment": environment(device)}
+    found = {**environment(device), "date": datetime.now(UTC).date().isoformat()}
+    return {"kind": "run", "what": what, "cases": cases, "environment": found}
 
 
 def _guarded(run: Callable[[], Outcome]) -> Outcome:

@@ -1,11 +1,12 @@
 """The parts of the README that code writes: the map, the simulator's error table, the picture.
 
-python -m mla_lab.lab.readme        at the top of a checkout; `make format` does it too
+python -m mla_lab.lab.readme [README.md]       at the top of a checkout; `make format` does it too
 """
 
 from __future__ import annotations
 
 import re
+import sys
 from pathlib import Path
 
 from ..errors import invalid
@@ -44,11 +45,11 @@ def with_regions(text: str) -> str:
     return text
 
 
-def refresh(readme: Path = Path("README.md"), picture: Path = PICTURE) -> None:
-    """Writes the regions of `readme`, and `picture`."""
+def refresh(readme: Path) -> None:
+    """Writes the regions of `readme`, and the picture beside it."""
     readme.write_text(with_regions(readme.read_text(encoding="utf-8")), encoding="utf-8")
-    picture.write_text(cover().markup + "\n", encoding="utf-8")
+    (readme.parent / PICTURE).write_text(cover().markup + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":
-    refresh()
+    refresh(Path(sys.argv[1] if len(sys.argv) > 1 else "README.md"))

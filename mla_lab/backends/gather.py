@@ -40,7 +40,7 @@ def config_for(problem: Problem, batch_invariant: bool) -> KernelConfig:
         options["features"] = 1
     return KernelConfig(
         "cute/kv_m",
-        tile_rows=16 if rows <= 16 else 64 if sparse else 32,
+        tile_rows=16 if rows <= 16 else 32,
         mask="none" if sparse else "tree",
         options=tuple(options.items()),
     )

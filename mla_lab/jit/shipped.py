@@ -72,7 +72,7 @@ CUTE: tuple[KernelConfig, ...] = (
         _for_backend("cute/kv_m", FORMATS[2], (rows, 1), mask, (*GATHER, *options))
         for rows, mask, options in (
             (16, "none", (("features", 1), ("gather", 2))),
-            (64, "none", (("features", 1), ("gather", 2))),
+            (32, "none", (("features", 1), ("gather", 2))),
             (16, "tree", (("gather", 1),)),
             (32, "tree", (("gather", 1),)),
         )

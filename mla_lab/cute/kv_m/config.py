@@ -123,7 +123,7 @@ class Shape:
     @cached_property
     def registers(self) -> tuple[int, int]:
         """Of a producer's and of a consumer's thread, in a wide kernel."""
-        return (56, 224) if self.gather and self.rows < 64 else (40, 232)
+        return (56, 224) if self.gather else (40, 232)
 
     @cached_property
     def producers(self) -> int:

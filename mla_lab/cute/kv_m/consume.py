@@ -9,7 +9,6 @@ import cutlass.cute as cute
 from cutlass import Int32, const_expr
 from cutlass.cute.nvgpu import warpgroup
 
-from ..extras import with_scales
 from ..hopper import load4
 from .config import Shape
 from .exchange import announce
@@ -80,7 +79,6 @@ def consume(
     lane = cute.arch.lane_idx()
     thread = tid % 128
     warp = cute.arch.make_warp_uniform(thread // 32)
-    g = with_scales(c, g)
     f = fragments(c, wg, s, mma, thread)
     cute.arch.mbarrier_wait(s.q_full, 0)
     mine = cute.arch.make_warp_uniform(cute.arch.load(s.work, Int32))

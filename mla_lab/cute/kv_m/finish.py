@@ -4,7 +4,7 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Float32, Int32, const_expr
 
-from ..extras import with_sink
+from ..extras import with_scales, with_sink
 from ..hopper import NO_SCORE, add, fold_lanes, folded_index, fresh_thread, load4
 from . import softmax as sx
 from .config import CONSUMERS, Shape
@@ -97,6 +97,7 @@ def finish(
 
     tail: row, out_row, rows, active. more: slot, group, num_splits, split of the record.
     """
+    g = with_scales(c, g)
     tid = fresh_thread()
     lane = tid % 32
     warp = cute.arch.make_warp_uniform(tid % 128 // 32)

@@ -17,6 +17,7 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Float32, Int32
 
+from ..extras import with_scales
 from ..hopper import fresh_thread, load4, read4_relaxed, vec4, write4_relaxed
 from .config import CONSUMERS, MAX_SPLITS, Shape, share_units
 from .notes import NOTHING, WARPS, ask_notes, lack_notes, lacks, seen_word, weigh_notes
@@ -55,6 +56,7 @@ def merge_mail(
     c: cutlass.Constexpr[Shape], g: Global, s: Shared, tail: cute.Tensor, more: cute.Tensor
 ):
     """This CTA's share of a row tile, out of all partials. The KV ring is idle: it holds tables."""
+    g = with_scales(c, g)
     tid = fresh_thread()
     splits = more[NUM_SPLITS]
     share = share_units(c.units, splits)

@@ -143,7 +143,6 @@ def own_tile(
         warpgroup.wait_group(0)
         release(c, s, before)
     token = 16 * warp + lane // 4
-    slots = sx.ask_slots(c, g, tile_token, w)
     warpgroup.fence()
     issue_scores(c, s, mma.s.op, f.acc_s, f.k, f.q, stage, phase)
     if const_expr(order in (FIRST, VALUES)):
@@ -162,7 +161,7 @@ def own_tile(
         with cute.arch.elect_one():
             cute.arch.mbarrier_arrive(s.q_empty)
     sx.mask_scores(c, g, f.acc_s, tile_token, w, token, lane)
-    sx.mask_slots(c, f.acc_s, slots)
+    sx.mask_slots(c, g, f.acc_s, tile_token, w)
     sx.softmax(c, wg, order == FIRST, g, s, f.acc_s, f.total, f.factor, warp, lane)
     p = cute.make_rmem_tensor_like(f.acc_s, c.dtype)
     p.store(f.acc_s.load().to(c.dtype))

@@ -14,7 +14,7 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Float32, Int32, const_expr
 
-from ..extras import sink_of
+from ..extras import sink_of, with_scales
 from ..hopper import LN2, LOG2E, add, count_up, fresh_thread, load2, load4, smem_f32, vec2, vec4
 from .config import CONSUMERS, MAX_SPLITS, Shape, share_units
 from .output import (
@@ -78,6 +78,7 @@ def merge_shares(
     """This CTA's share of a row tile, out of all partials. The KV ring is idle: it holds tables."""
     await_all(c, g, more, rank)
     stamp(c, s, 9)
+    g = with_scales(c, g)
     tid = fresh_thread()
     splits = more[NUM_SPLITS]
     share = share_units(c.units, splits)

@@ -10,6 +10,7 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Float32, Int32, Uint32, const_expr
 
+from ..extras import scale_now
 from ..hopper import NO_SCORE, fold_lanes, folded_index, fresh_thread, load4
 from .config import TILE_KV, Shape
 from .storage import Global, Shared
@@ -69,28 +70,21 @@ def mask_tree(
 
 
 @cute.jit
-def ask_slots(c: cutlass.Constexpr[Shape], g: Global, tile_token: Int32, w: Any):
-    """Sparse: the slots of this thread's two tokens; asked for ahead of the scores."""
-    slots = [Int32(0), Int32(0)]
+def mask_slots(
+    c: cutlass.Constexpr[Shape], g: Global, acc: cute.Tensor, tile_token: Int32, w: Any
+):
+    """Sparse: scores of tokens without a slot become -inf, for every row. The list is asked only
+    now: the producer has left it in the L1, and held through the scores it would take registers."""
     if const_expr(c.gather == 2):
         request, last = w.causal, w.kv_len - 1
         tid = fresh_thread()
-        token = tile_token + 16 * (tid % 128 // 32) + tid % 32 // 4
         for h in cutlass.range_constexpr(2):
-            at = token + 8 * h
+            at = tile_token + 16 * (tid % 128 // 32) + tid % 32 // 4 + 8 * h
             slot = g.block_table[request, cutlass.min(at, last)]
-            slots[h] = slot if at <= last else Int32(-1)
-    return slots[0], slots[1]
-
-
-@cute.jit
-def mask_slots(c: cutlass.Constexpr[Shape], acc: cute.Tensor, slots: tuple):
-    """Sparse: scores of tokens without a slot become -inf, for every row."""
-    if const_expr(c.gather == 2):
-        for h in cutlass.range_constexpr(2):
+            keep = (slot >= 0) & (at <= last)
             for i in cutlass.range_constexpr(cute.size(acc) // 2):
                 x = 4 * (i // 2) + 2 * h + i % 2
-                acc[x] = acc[x] if slots[h] >= 0 else -Float32.inf
+                acc[x] = acc[x] if keep else -Float32.inf
 
 
 @cute.jit
@@ -127,6 +121,7 @@ def softmax(
 ):  # fmt: skip
     """acc <- exp2(scale * score - m); total, factor and the published (m, factor) follow."""
     num = c.rows // 4
+    scale = scale_now(c, g)
     tops = []
     for i in cutlass.range_constexpr(num):
         tops.append(cute.arch.fmax(acc[4 * (i // 2) + i % 2], acc[4 * (i // 2) + 2 + i % 2]))
@@ -137,7 +132,7 @@ def softmax(
     cute.arch.barrier(barrier_id=2 + wg, number_of_threads=128)
     for at in cutlass.range_constexpr(0, num, CHUNK):
         count = min(CHUNK, num)
-        peaks = weigh_rows(c, wg, first, g, s, acc, total, factor, lane, at, count)
+        peaks = weigh_rows(c, wg, first, scale, s, acc, total, factor, lane, at, count)
         if warp == 0 and lane < 4:
             for n in cutlass.range_constexpr(count):
                 s.peak[wg, 0, row_of(at + n, lane)] = peaks[n]
@@ -145,7 +140,7 @@ def softmax(
 
 
 def weigh_rows(
-    c: Shape, wg: int, first: bool, g: Global, s: Shared, acc: cute.Tensor, total: cute.Tensor,
+    c: Shape, wg: int, first: bool, scale: Float32, s: Shared, acc: cute.Tensor, total: cute.Tensor,
     factor: cute.Tensor, lane: Int32, start: int, count: int,
 ) -> list[Float32]:  # fmt: skip
     """A thread's rows start .. start + count. All reads come first: a store between them would
@@ -156,11 +151,11 @@ def weigh_rows(
     peaks = []
     for i, v, old in zip(range(start, start + count), tops, olds, strict=True):
         top = cute.arch.fmax(cute.arch.fmax(v[0], v[1]), cute.arch.fmax(v[2], v[3]))
-        new = cute.arch.fmax(old, top * g.scale_log2)
+        new = cute.arch.fmax(old, top * scale)
         factor[i] = cute.math.exp2(old - new, fastmath=True)
         x = 4 * (i // 2) + i % 2
-        acc[x] = cute.math.exp2(acc[x] * g.scale_log2 - new, fastmath=True)
-        acc[x + 2] = cute.math.exp2(acc[x + 2] * g.scale_log2 - new, fastmath=True)
+        acc[x] = cute.math.exp2(acc[x] * scale - new, fastmath=True)
+        acc[x + 2] = cute.math.exp2(acc[x + 2] * scale - new, fastmath=True)
         total[i] = total[i] * factor[i] + (acc[x] + acc[x + 2])
         peaks.append(new)
     return peaks

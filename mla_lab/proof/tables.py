@@ -80,12 +80,15 @@ def shapes_note(rows: Sequence[Row]) -> str:
     found = cases(rows)
     levels = {name: list(FACTORS[name]) for name in ("q_len", "heads", "page_size")}
     worst = max((row["rel_error"] for row in found if row["case"]["format"] == "bf16"), default=0.0)
-    return (
-        f"{len(found)} calls on {where(rows)}: every pair of levels of {len(FACTORS)} choices in "
-        f"{min_occurrence(found)} or more of them, against the float64 oracle, each element, "
-        f"caches poisoned. Query tokens {spoken(levels['q_len'])}; heads {spoken(levels['heads'])}; pages "
-        f"of {spoken(levels['page_size'])}; lengths 0 to 70,001. {tally(found)}. Largest relative "
-        f"error in bf16: {worst:.1e}."
+    return " ".join(
+        (
+            f"{len(found)} calls on {where(rows)}: every pair of levels of {len(FACTORS)} choices",
+            f"in {min_occurrence(found)} or more of them, each element against the float64 oracle,",
+            f"caches poisoned. Query tokens {spoken(levels['q_len'])};",
+            f"heads {spoken(levels['heads'])}; pages of {spoken(levels['page_size'])};",
+            f"lengths 0 to 70,001. {tally(found)}.",
+            f"Largest relative error in bf16: {worst:.1e}.",
+        )
     )
 
 

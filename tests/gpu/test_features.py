@@ -15,13 +15,13 @@ import torch
 from mla_lab import decode, masks
 from mla_lab.backends.families import config_for
 from mla_lab.gpu import Gpu
-from mla_lab.inputs import DecodeInputs
+from mla_lab.inputs import DecodeInputs, make_inputs
 from mla_lab.plan import Plan, make_plan
 from mla_lab.plan.cuts import Shape
 from mla_lab.plan.formula import most_splits
 from mla_lab.plan.ways import WAYS
 from mla_lab.problem import Problem
-from mla_lab.reference import decode_reference
+from mla_lab.reference import TileWalk, decode_reference
 
 from .calls import check, counters_are_zero, inputs_of, native
 
@@ -211,3 +211,49 @@ def test_sparse_rows_without_a_slot(workspace: torch.Tensor) -> None:
     out, lse = native(inputs, workspace)
     check(inputs, (out, lse))
     assert not out[0, 1].any() and lse[1].isneginf().all()
+
+
+# --- skip-softmax -------------------------------------------------------------------------------
+
+
+def skipping(problem: Problem, factor: float | None, *features: str) -> DecodeInputs:
+    inputs = make_inputs(
+        problem, 3, features, distribution="heavy_tailed", device="cuda", workspace_bytes=256
+    )
+    return replace(inputs, skip_softmax_threshold_scale_factor=factor)
+
+
+@pytest.mark.parametrize("features", [["lse"], ["lse", "sinks", "ragged", "device_scales"]])
+@pytest.mark.parametrize("factor", [1e-4, 1e-2, 1.0])
+@pytest.mark.parametrize(("heads", "q_len"), [(16, 1), (128, 2), (7, 5)])
+def test_skips_what_its_definition_says(
+    heads: int, q_len: int, factor: float, features: list[str], workspace: torch.Tensor
+) -> None:
+    problem = Problem((q_len,) * 5, (4000, 0, 65, 1, 700), heads)
+    inputs = skipping(problem, factor, *features)
+    exact = decode_reference(replace(inputs, skip_softmax_threshold_scale_factor=None))
+    for splits in (1, 3):
+        plan = make_plan(problem, policy="fixed", num_splits=splits)
+        begins = [[0] for _ in problem.q_lens]
+        for tile in plan:
+            begins[tile.request].append(tile.block_begin)
+        result = native(inputs, workspace, plan=plan)
+        check(inputs, result, decode_reference(inputs, walk=TileWalk(split_begins=begins)))
+        # never more than the factor, of whatever a row holds
+        dropped = 1 - torch.exp(result[1].double().view_as(exact.lse) - exact.lse)
+        assert float(dropped.nan_to_num().max()) <= factor + 1e-5
+    assert counters_are_zero(workspace)
+
+
+def test_a_factor_of_0_is_none_bit_for_bit(workspace: torch.Tensor) -> None:
+    problem = Problem((1,) * 3, (4000, 65, 700), 128)
+    none = [t.clone() for t in native(skipping(problem, None, "lse"), workspace)]
+    zero = native(skipping(problem, 0.0, "lse"), workspace)
+    assert all(torch.equal(a, b) for a, b in zip(none, zero, strict=True))
+
+
+def test_skips_with_draft_trees(workspace: torch.Tensor) -> None:
+    problem = Problem((8, 3, 0, 1), (3000, 65, 5, 700), 24)
+    inputs = skipping(problem, 1e-3, "lse", "ragged", "tree_mask", "max_q_len")
+    plan = make_plan(problem, policy="none")
+    check(inputs, native(inputs, workspace, plan=plan))

@@ -85,10 +85,18 @@ def test_equal_arguments_give_equal_cases():
 def test_several_hundred_cases_cover_every_pair():
     assert 300 <= len(CASES) <= 500
     found = counts(CASES, cases.FACTORS)
-    pairs = allowed_pairs(cases.FACTORS, cases.allowed)
-    assert set(found) == set(pairs)
+    assert set(found) == set(allowed_pairs(cases.FACTORS, cases.allowed))
     assert min(found.values()) >= cases.TIMES
     assert len({tuple(sorted_items(case)) for case in CASES}) == len(CASES)
+
+
+def test_what_kernels_run_is_covered_by_itself():
+    by_kernels = [case for case in CASES if cases.has_kernel(case)]
+    assert len(by_kernels) >= 150
+    found = counts(by_kernels, cases.FACTORS)
+    possible = allowed_pairs(cases.FACTORS, lambda c: cases.allowed(c) and cases.has_kernel(c))
+    assert set(found) == set(possible)
+    assert min(found.values()) >= cases.TIMES
 
 
 def test_every_case_is_a_call_that_the_contract_has():

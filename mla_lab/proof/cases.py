@@ -1,7 +1,8 @@
 """The levels of a decode call: what is varied, what excludes what, and a case's inputs.
 
 A case names one level of each factor. `pairwise_cases` is the list that README's table of
-combinations is made from; equal versions of this file give equal lists.
+combinations is made from: first those of everything that the contract has, then as many of what
+the CuTe kernels run in the builds that ship. Equal versions of this file give equal lists.
 """
 
 from __future__ import annotations
@@ -19,8 +20,8 @@ from ..plan.workspace import MAIL_WORDS, MAX_GROUPS, WORD_BYTES
 from ..problem import Problem
 from .pairwise import Case, cover
 
-#: how often each pair of levels occurs at least
-TIMES = 5
+#: how often each pair of levels occurs at least, in either list
+TIMES = 3
 WORKSPACE_BYTES = 384 << 20
 #: of the workspace, at its beginning: counters and mail, which every call leaves zero
 ZEROED_BYTES = (MAX_GROUPS + MAIL_WORDS) * WORD_BYTES
@@ -80,9 +81,11 @@ _WORDS = {
 
 
 def allowed(case: Mapping[str, str]) -> bool:
-    """Whether the contract has such a call (what it refuses is a test of errors), in bounds of
+    """Whether the contract has such a call (what is refused is a test of errors), in bounds of
     memory.
     """
+    if case.get("plan") == "given" and not _takes_plan(case):
+        return False
     if case.get("sparse", "dense") != "dense":
         dense_only = {"mask": "causal", "tables": "shared", "skip": "none"}
         if any(case.get(name, level) != level for name, level in dense_only.items()):
@@ -93,10 +96,41 @@ def allowed(case: Mapping[str, str]) -> bool:
     return not (large and int(case.get("q_len", "1")) > 8)
 
 
+def _takes_plan(case: Mapping[str, str]) -> bool:
+    """Kernels that fetch tokens one by one follow a formula; a batch-invariant plan is of requests
+    of one kind.
+    """
+    one_kind = case.get("invariant", "no") == "no" or case.get("layout", "dense") == "dense"
+    by_page = case.get("sparse", "dense") == "dense" and int(case.get("page_size", "64")) >= 16
+    return one_kind and by_page and case.get("skip", "none") == "none"
+
+
+def has_kernel(case: Mapping[str, str]) -> bool:
+    """Whether a CuTe kernel that ships runs the case: what goes beyond plain calls is built for
+    bf16 and pages of 64, or fetches tokens one by one.
+    """
+    plain = {"mask": "causal", "sinks": "none", "scales": "floats", "skip": "none"}
+    extra = any(case.get(name, level) != level for name, level in plain.items())
+    sparse = case.get("sparse", "dense") != "dense"
+    page_size = int(case.get("page_size", "64"))
+    if case.get("format", "bf16") not in ("bf16", "fp16", "fp16 to bf16"):
+        return False
+    if case.get("tables") == "separate":
+        return False
+    if case.get("format", "bf16") != "bf16" and (extra or sparse or page_size != 64):
+        return False
+    if case.get("skip", "none") != "none":
+        fixed = {"invariant": "no", "mask": "causal"}
+        return page_size == 64 and all(case.get(n, level) == level for n, level in fixed.items())
+    return page_size in (1, 2, 64) or not extra or sparse
+
+
 @lru_cache(maxsize=1)
 def pairwise_cases() -> tuple[Case, ...]:
-    """All of them: every allowed pair of levels in at least `TIMES` cases."""
-    return tuple(cover(FACTORS, allowed, times=TIMES))
+    """All of them: every allowed pair of levels in at least `TIMES` cases of either list."""
+    by_contract = cover(FACTORS, allowed, times=TIMES)
+    by_kernels = cover(FACTORS, lambda case: allowed(case) and has_kernel(case), times=TIMES)
+    return tuple(by_contract + [case for case in by_kernels if case not in by_contract])
 
 
 def problem_of(case: Mapping[str, str]) -> Problem:

@@ -122,7 +122,8 @@ def has_kernel(case: Mapping[str, str]) -> bool:
     if case.get("skip", "none") != "none":
         fixed = {"invariant": "no", "mask": "causal"}
         return page_size == 64 and all(case.get(n, level) == level for n, level in fixed.items())
-    return page_size in (1, 2, 64) or not extra or sparse
+    by_token = page_size < 16 or case.get("sparse") != "dense"  # or it is not known yet
+    return page_size == 64 or by_token or not extra
 
 
 @lru_cache(maxsize=1)

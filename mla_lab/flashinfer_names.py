@@ -3,8 +3,9 @@
     from mla_lab.flashinfer_names import trtllm_batch_decode_with_kv_cache_mla
     import mla_lab.flashinfer_names as flashinfer    # flashinfer.mla.x, flashinfer.decode.x
 
-Semantics are those of `contract`. Two things are added, both for programs that exist:
+Semantics are those of `contract`. Three things are added, for programs that exist:
 
+* `multi_ctas_kv_counter_buffer` is looked at and left as it is: our counters lie in the workspace.
 * FlashInfer asks for a zeroed workspace only of kernels with semaphores, and its own tests pass
   `torch.empty`. Our merge counters and mail must be zero, so that they are zeroed, on the current
   stream, when a buffer object is first seen. The contract's own names leave that to the caller.
@@ -28,6 +29,7 @@ import torch
 from torch import Tensor
 
 from . import contract
+from .errors import invalid, invalid_type
 from .plan.workspace import MAIL_WORDS, MAX_GROUPS, WORD_BYTES
 
 __all__ = [
@@ -48,6 +50,8 @@ R = TypeVar("R")
 
 #: where `workspace_buffer` stands in the contract's lists
 WORKSPACE_POSITION = 2
+COUNTERS = "multi_ctas_kv_counter_buffer"
+COUNTER_ALIGNMENT = 16
 #: merge counters and mail lie first in every layout
 ZEROED_BYTES = (MAX_GROUPS + MAIL_WORDS) * WORD_BYTES
 
@@ -94,9 +98,22 @@ def _with_any_workspace(call: Callable[P, R]) -> Callable[P, R]:
             known = _SEEN.get(id(buffer))
             if known is None or known() is not buffer:
                 _clear(buffer)
+        if named.get(COUNTERS) is not None:
+            _check_counters(named.pop(COUNTERS))
         return call(*args, **named)
 
     return run
+
+
+def _check_counters(buffer: object) -> None:
+    """What FlashInfer asks of a counter buffer, but its size, which is its kernels' own."""
+    if not isinstance(buffer, Tensor):
+        raise invalid_type(COUNTERS, type(buffer).__name__, "a torch.Tensor")
+    if not buffer.is_contiguous():
+        raise invalid(COUNTERS, f"strides {list(buffer.stride())}", "must be contiguous")
+    if buffer.data_ptr() % COUNTER_ALIGNMENT:
+        got = f"address 0x{buffer.data_ptr():x}"
+        raise invalid(COUNTERS, got, f"must be {COUNTER_ALIGNMENT}-byte aligned")
 
 
 def _clear(buffer: Tensor) -> None:

@@ -97,6 +97,32 @@ def test_a_new_buffer_at_an_old_address_is_cleared() -> None:
         del view
 
 
+def test_a_counter_buffer_is_left_as_it_is() -> None:
+    named = make_inputs(SMALL, 1).contract_args()
+    counters = torch.full((64,), 7, dtype=torch.uint8)
+    out = flashinfer.trtllm_batch_decode_with_kv_cache_mla(
+        **named, multi_ctas_kv_counter_buffer=counters
+    )
+    assert torch.equal(out, contract.trtllm_batch_decode_with_kv_cache_mla(**named))
+    assert (counters == 7).all()
+
+
+@pytest.mark.parametrize(
+    ("buffer", "says"),
+    [
+        (torch.zeros(64, dtype=torch.uint8)[::2], "counter_buffer: got strides.*be contiguous"),
+        (torch.zeros(64, dtype=torch.uint8)[1:], "counter_buffer: got address.*16-byte aligned"),
+        ([0], "counter_buffer: got list"),
+    ],
+)
+def test_a_wrong_counter_buffer_is_refused(buffer: Any, says: str) -> None:
+    named = make_inputs(SMALL, 1).contract_args()
+    with pytest.raises(InvalidInput, match=says):
+        flashinfer.trtllm_batch_decode_with_kv_cache_mla(
+            **named, multi_ctas_kv_counter_buffer=buffer
+        )
+
+
 def test_a_wrong_workspace_is_left_to_the_checks() -> None:
     named = make_inputs(SMALL, 1).contract_args()
     wrong = torch.full((4, 4), 7.0)

@@ -17,11 +17,11 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check
 PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11 python3.14; do \
 	$$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$p && break; done)
 
-.PHONY: help setup lab test lint format types tests serial-tests browser-test html lock clean
+.PHONY: help setup lab test lint format types tests serial-tests browser-test live html lock clean
 
 help:
 	@sed -n 's/^# \(make .*\)/\1/p' Makefile
-	@echo "also: make setup, lint, types, tests, format, browser-test, html, lock, clean"
+	@echo "also: make setup, lint, types, tests, format, browser-test, live, html, lock, clean"
 
 setup: $(STAMP)
 	@echo "ready: $(VENV)"
@@ -64,6 +64,10 @@ types: $(STAMP)
 tests: $(STAMP)
 	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 -m "not serial" --nbmake tests notebooks
 	$(BIN)/pytest -m serial tests
+
+# on an H200: measures, refreshes data/, executes the notebooks live (mla-lab live --help: its steps)
+live: $(STAMP)
+	$(BIN)/mla-lab live
 
 # the executed workbook as pages that need no kernel and no network, in site/
 html: $(STAMP)

@@ -2,11 +2,13 @@
 
     from mla_lab import trtllm_batch_decode_with_kv_cache_mla
 
-Importing the package loads NumPy alone; torch comes with the first call.
+Importing the package loads NumPy alone; torch comes with the first call. With MLA_LAB_TRACE=FOLDER
+in the environment each distinct call is written there (`mla_lab.trace`).
 """
 
 from __future__ import annotations
 
+import os
 from importlib import import_module
 from typing import TYPE_CHECKING
 
@@ -42,3 +44,7 @@ def __getattr__(name: str) -> object:
     if name in _LAZY:
         return getattr(import_module(f".{_LAZY[name]}", __name__), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+if os.environ.get("MLA_LAB_TRACE"):  # a folder: every call shape of this process goes there
+    import_module(".trace", __name__).start_from_environment()

@@ -72,6 +72,7 @@ class Features:
     sinks: bool = False
     lse: bool = False
     sparse: bool = False
+    #: with a factor above 0: one of 0 leaves out nothing
     skip_softmax: bool = False
     #: a scale is a tensor on the device
     tensor_scales: bool = False

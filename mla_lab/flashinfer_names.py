@@ -3,12 +3,14 @@
     from mla_lab.flashinfer_names import trtllm_batch_decode_with_kv_cache_mla
     import mla_lab.flashinfer_names as flashinfer    # flashinfer.mla.x, flashinfer.decode.x
 
-Semantics are those of `contract`. Two things are added, both for programs that exist:
+Semantics are those of `contract`. Three things are added, for programs that exist:
 
+* `multi_ctas_kv_counter_buffer` is looked at and left as it is: our counters lie in the workspace.
 * FlashInfer asks for a zeroed workspace only of kernels with semaphores, and its own tests pass
-  `torch.empty`. Our merge counters must be zero, so that they are zeroed, on the current stream,
-  when a buffer object is first seen. The contract's own names leave that to the caller.
-* `cute_dsl_mla_decode` has its older parameter names, and by default an out of the query's dtype.
+  `torch.empty`. Our merge counters and mail must be zero, so that they are zeroed, on the current
+  stream, when a buffer object is first seen. The contract's own names leave that to the caller.
+* `cute_dsl_mla_decode` has its own parameter names, and by default an out of the query's dtype. It
+  has no word for a backend: "auto" chooses, CuTe kernels first.
 
 The Hopper wrapper `BatchMLAPagedAttentionWrapper`, sparse attention of other models, and what
 lies below these names (autotuner, kernel classes) have no counterpart here.
@@ -27,7 +29,8 @@ import torch
 from torch import Tensor
 
 from . import contract
-from .plan.workspace import MAX_GROUPS, WORD_BYTES
+from .errors import invalid, invalid_type
+from .plan.workspace import MAIL_WORDS, MAX_GROUPS, WORD_BYTES
 
 __all__ = [
     "MLAHeadDimensions",
@@ -47,7 +50,10 @@ R = TypeVar("R")
 
 #: where `workspace_buffer` stands in the contract's lists
 WORKSPACE_POSITION = 2
-COUNTER_BYTES = MAX_GROUPS * WORD_BYTES
+COUNTERS = "multi_ctas_kv_counter_buffer"
+COUNTER_ALIGNMENT = 16
+#: merge counters and mail lie first in every layout
+ZEROED_BYTES = (MAX_GROUPS + MAIL_WORDS) * WORD_BYTES
 
 _SEEN: dict[int, ref[Tensor]] = {}
 
@@ -81,7 +87,7 @@ supported_mla_layer_dimensions = [
 
 
 def _with_any_workspace(call: Callable[P, R]) -> Callable[P, R]:
-    """`call`, after zeroing the counters of a workspace that was not seen before."""
+    """`call`, after zeroing what must be zero of a workspace that was not seen before."""
 
     @wraps(call)
     def run(*args: P.args, **named: P.kwargs) -> R:
@@ -91,17 +97,30 @@ def _with_any_workspace(call: Callable[P, R]) -> Callable[P, R]:
         if isinstance(buffer, Tensor) and not torch.compiler.is_compiling():
             known = _SEEN.get(id(buffer))
             if known is None or known() is not buffer:
-                _clear_counters(buffer)
+                _clear(buffer)
+        if named.get(COUNTERS) is not None:
+            _check_counters(named.pop(COUNTERS))
         return call(*args, **named)
 
     return run
 
 
-def _clear_counters(buffer: Tensor) -> None:
-    """Zero the counters once in the life of `buffer`; a wrong one is left to the call's checks."""
+def _check_counters(buffer: object) -> None:
+    """What FlashInfer asks of a counter buffer, but its size, which is its kernels' own."""
+    if not isinstance(buffer, Tensor):
+        raise invalid_type(COUNTERS, type(buffer).__name__, "a torch.Tensor")
+    if not buffer.is_contiguous():
+        raise invalid(COUNTERS, f"strides {list(buffer.stride())}", "must be contiguous")
+    if buffer.data_ptr() % COUNTER_ALIGNMENT:
+        got = f"address 0x{buffer.data_ptr():x}"
+        raise invalid(COUNTERS, got, f"must be {COUNTER_ALIGNMENT}-byte aligned")
+
+
+def _clear(buffer: Tensor) -> None:
+    """Zero the first words once in the life of `buffer`; a wrong one is left to the checks."""
     key = id(buffer)
     if buffer.dtype in (torch.uint8, torch.int8) and buffer.dim() == 1:
-        buffer[:COUNTER_BYTES].zero_()
+        buffer[:ZEROED_BYTES].zero_()
         _SEEN[key] = ref(buffer, lambda _: _SEEN.pop(key, None))
 
 
@@ -128,7 +147,7 @@ def cute_dsl_mla_decode(
     out_dtype: torch.dtype | None = None,
     **named: Any,
 ) -> Tensor | tuple[Tensor, Tensor]:
-    """The CuTe backend under the parameter names of FlashInfer's CuTe DSL entry.
+    """The decode call under the parameter names of FlashInfer's CuTe DSL entry.
 
     out, out_dtype: default a new out of `out_dtype`, else of the query's dtype (bf16 under e4m3).
     A new lse of a dense call is [batch, q_len, heads]. Other parameters, and what raises, as in
@@ -154,7 +173,6 @@ def cute_dsl_mla_decode(
         out=out,
         bmm1_scale=softmax_scale,
         bmm2_scale=output_scale,
-        backend="cute-dsl",
         **named,
     )
 

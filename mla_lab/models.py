@@ -1,7 +1,11 @@
 """Models with multi-head latent attention, as far as decode attention sees them.
 
-Every figure is from the `config.json` that the authors publish with the weights: DeepSeek-V2-Lite,
-DeepSeek-V2, DeepSeek-V3 and -R1 (deepseek-ai on Hugging Face) and Kimi-K2-Instruct (moonshotai).
+The figures belong to the `config.json` that the authors publish with the weights: DeepSeek-V2-Lite,
+DeepSeek-V2, DeepSeek-V3 and -R1 (deepseek-ai on Hugging Face), Kimi-K2-Instruct and its later
+releases (moonshotai). They were checked not against those files themselves but against copies of
+their text in public repositories (November 2026): heads, layers and `rope_scaling` of the DeepSeek
+models as whole files; of Kimi K2 as the fields that training and serving code repeats, factor 32
+with the first release (128 K tokens) and 64 with Instruct-0905 and Thinking (256 K).
 All of them cache one latent of 512 and one rope key of 64 a token, and score with queries of
 128 + 64 = 192 columns before absorption, so the softmax scale starts from 1 / sqrt(192).
 
@@ -82,6 +86,7 @@ MODELS = {
         Model("deepseek-v3", "DeepSeek-V3", 128, 61, 40.0, 1.0),
         Model("deepseek-r1", "DeepSeek-R1", 128, 61, 40.0, 1.0),
         Model("kimi-k2", "Kimi K2", 64, 61, 32.0, 1.0),
+        Model("kimi-k2-0905", "Kimi K2 0905", 64, 61, 64.0, 1.0),
     )
 }
 

@@ -1,7 +1,11 @@
-"""Where kernels/ and data/ are: at the top of a checkout, or inside an installed wheel."""
+"""Where kernels/ and data/ are: at the top of a checkout, or inside an installed wheel.
+
+MLA_LAB_DATA names another folder of data, such as one that `mla-lab live` has just refreshed.
+"""
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 from .errors import BuildError
@@ -26,4 +30,5 @@ def kernels_dir() -> Path:
 
 def data_dir() -> Path:
     """Recorded measurements and the synthetic trace. Raises BuildError as `kernels_dir`."""
-    return _resource_dir("data")
+    other = os.environ.get("MLA_LAB_DATA")
+    return Path(other) if other else _resource_dir("data")

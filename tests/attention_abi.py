@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from mla_lab import masks
 from mla_lab.backends.cuda_ops import DevicePlan, DevicePlanner, merge_items
 from mla_lab.plan import KernelConfig, WorkTile
 from mla_lab.problem import Problem
@@ -32,25 +33,39 @@ class AbiKernel:
 
     def __call__(self, *arguments: Any) -> None:
         self.launches.append(arguments)
+        extras: tuple[Tensor, ...] = ()
+        options = {"features", "skip"} & {name for name, _ in self.config.options}
+        if options or self.config.mask == "tree":
+            *rest, extras = arguments
+            arguments = tuple(rest)
+        if "skip" in options:  # a factor, by which it may leave out tiles: it does not
+            *tensors, factor = extras
+            assert type(factor) is float and factor > 0
+            extras = tuple(tensors)
         if self.config.option("grid"):
-            self._follow_formula(arguments)
+            self._follow_formula(arguments, extras)
             return
-        launch = _Launch(*arguments)
+        launch = _Launch(*arguments, extras)
         launch.check(self.config)
         for begin, end in itertools.pairwise(launch.worker_begin.tolist()):
             for words in launch.tiles[begin:end].tolist():
                 launch.attend(WorkTile(*words), self.config)
 
-    def _follow_formula(self, arguments: tuple[Any, ...]) -> None:
+    def _follow_formula(self, arguments: tuple[Any, ...], extras: tuple[Tensor, ...]) -> None:
         """No plan; at the end num_splits, row_tiles of the longest request, and q_len or 0."""
         *tensors, heads, scale_log2, out_scale, splits, row_tiles, q_len = arguments
         nothing = torch.empty(0)
         words: list[Any] = [*tensors, nothing, nothing, heads, scale_log2, out_scale]
-        launch = _Launch(*words)
+        launch = _Launch(*words, extras)
         launch.check(self.config)
         assert all(type(number) is int for number in (splits, row_tiles, q_len))
+        if self.config.option("gather") == 2:  # every query token is a request
+            assert q_len == 1
+            launch.seq_lens = torch.full((len(launch.block_table),), launch.block_table.shape[1])
         batch = len(launch.seq_lens)
-        if splits > 1:
+        if self.config.option("fused_merge", 1) == 3:
+            launch.by_mail(self.config.tile_rows, batch * row_tiles * splits, splits)
+        elif splits > 1:
             assert len(launch.partial_out) == len(launch.partial_lse) == batch * row_tiles * splits
         if q_len:  # then nobody reads the caller's
             launch.q_begin = torch.arange(batch + 1) * q_len
@@ -87,16 +102,61 @@ class _Launch:
     heads: int
     scale_log2: float
     out_scale: float
+    #: sinks, bmm1, bmm2 and, for a packed mask, its words: each may have no element
+    extras: tuple[Tensor, ...] = ()
 
     def check(self, config: KernelConfig) -> None:
         shaped = (self.query.dim(), self.out.dim(), self.lse.dim()) == (4, 4, 2)
-        if not shaped or self.cache.dim() != 3 or self.cache.shape[1] != config.page_size:
+        boxed = config.option("gather") or self.cache.shape[1] == config.page_size
+        if not shaped or self.cache.dim() != 3 or not boxed:
             raise ValueError("Mismatched Tensor, expected another ndim")
         names = {"bf16": torch.bfloat16, "fp16": torch.float16}
         if self.query.dtype is not names[config.q_dtype]:
             raise ValueError("Mismatched Tensor, expected another dtype")
         assert type(self.scale_log2) is float
         assert type(self.out_scale) is float
+        for scale in self.extras[1:3]:
+            assert scale.shape in ((0,), (1,))
+        if self.extras and self.extras[1].numel():
+            self.scale_log2 = float(self.extras[1]) / math.log(2)
+        if self.extras and self.extras[2].numel():
+            self.out_scale = float(self.extras[2])
+
+    def slots(self, request: int, span: Tensor, config: KernelConfig) -> Tensor:
+        """Token slots of positions of a request, -1 for none."""
+        if config.option("gather") == 2:
+            return self.block_table[request][span]
+        page_size = self.cache.shape[1]
+        return self.block_table[request][span // page_size] * page_size + span % page_size
+
+    def sees(self, token: Tensor, span: Tensor, prefix: int) -> Tensor:
+        """bool [rows, positions]; token: of each row, in the call."""
+        mask = self.extras[3] if len(self.extras) > 3 else torch.empty(0)
+        if not mask.numel():
+            first = self.q_begin[torch.searchsorted(self.q_begin, token, right=True) - 1]
+            return span[None] <= prefix + (token - first)[:, None]
+        bits = masks.unpack(mask.view(-1, mask.shape[-1])[token], mask.shape[-1] * 16)
+        column = (span - prefix).clamp(0, bits.shape[1] - 1)
+        return bits[:, column] | (span < prefix)[None]
+
+    def with_sinks(self, out: Tensor, lse: Tensor, row: Tensor) -> Tensor:
+        """Results of rows (of the request) with their sink in the denominator."""
+        if not self.extras or not self.extras[0].numel():
+            return out
+        share = torch.sigmoid(lse - self.extras[0][row % self.heads])
+        return out * share.nan_to_num()[:, None]
+
+    def by_mail(self, rows: int, slots: int, splits: int) -> None:
+        """Partials are zero before and after, so that what is here meanwhile lies elsewhere."""
+        if splits > 1:
+            assert self.partial_out.shape == (slots, rows, LATENT)
+            assert self.partial_lse.shape == (slots * (splits + rows // 2), 4)
+            assert self.partial_out.is_contiguous()
+            assert not self.partial_out.any()
+            assert not self.partial_lse.any()
+        self.partial_out = torch.zeros(slots, rows, LATENT)
+        self.partial_lse = torch.zeros(slots, rows)
+        self.counters = torch.zeros(slots, dtype=torch.int32)
 
     def attend(self, tile: WorkTile, config: KernelConfig) -> None:
         q_begin, q_end = self.q_begin[tile.request : tile.request + 2].tolist()
@@ -104,17 +164,21 @@ class _Launch:
         row = torch.arange(tile.row_tile * config.tile_rows, rows)[: config.tile_rows]
         kv_len = int(self.seq_lens[tile.request])
         span = torch.arange(tile.block_begin * 64, min(tile.block_end * 64, kv_len))
-        pages = self.block_table[tile.request][span // config.page_size]
-        keys = self.cache[pages, span % config.page_size].float()
+        slots = self.slots(tile.request, span, config)
+        keys = self.cache[slots // self.cache.shape[1], slots % self.cache.shape[1]].float()
+        keys[slots < 0] = 0
         query = self.query.view(-1, 576)[q_begin * self.heads + row].float()
-        seen = span[None] <= kv_len - (q_end - q_begin) + row[:, None] // self.heads
+        token = q_begin + row // self.heads
+        seen = self.sees(token, span, kv_len - (q_end - q_begin))
+        if config.option("gather") == 2:
+            seen = (slots >= 0)[None].expand(seen.shape)
         scores = (query @ keys.T * self.scale_log2).masked_fill(~seen, -math.inf) * math.log(2)
         lse = torch.logsumexp(scores, 1) if len(span) else torch.full((len(row),), -math.inf)
         weights = torch.exp(scores - lse.nan_to_num(neginf=0)[:, None])
         out = weights @ keys[:, :LATENT]
         where = q_begin * self.heads + row
         if tile.num_splits == 1:
-            self.write(where, out, lse)
+            self.write(where, self.with_sinks(out, lse, row), lse)
             return
         self.partial_out[tile.slot, : len(row)] = out
         self.partial_lse[tile.slot, : len(row)] = lse
@@ -125,7 +189,8 @@ class _Launch:
             outs, lses = self.partial_out[slots, : len(row)], self.partial_lse[slots, : len(row)]
             total = torch.logsumexp(lses, 0)
             share = torch.exp(lses - total.nan_to_num(neginf=0))
-            self.write(where, (outs * share[..., None]).sum(0), total)
+            merged = self.with_sinks((outs * share[..., None]).sum(0), total, row)
+            self.write(where, merged, total)
             self.counters[tile.group] = 0
 
     def write(self, where: Tensor, out: Tensor, lse: Tensor) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import gc
+import itertools
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
@@ -15,13 +17,16 @@ from mla_lab.accuracy import lse_error, rel_error
 from mla_lab.backends import cuda_ops, cute, launch
 from mla_lab.backends.cute import CuteBackend
 from mla_lab.backends.device_plan import Formula, PlanOnDevice
-from mla_lab.backends.families import complete, config_for_tiles
+from mla_lab.backends.families import complete, config_for, config_for_plan
 from mla_lab.call import Features
 from mla_lab.errors import InvalidInput, Unsupported
 from mla_lab.gpu import B200, H200, Gpu
 from mla_lab.inputs import DecodeInputs, make_inputs
 from mla_lab.jit.shipped import shipped
 from mla_lab.plan import KernelConfig, choose, make_plan
+from mla_lab.plan.formula import mail_words
+from mla_lab.plan.ways import GRID, MAIL, PAIR
+from mla_lab.plan.workspace import MAIL_WORDS
 from mla_lab.problem import Problem
 from mla_lab.reference import decode_reference
 
@@ -32,7 +37,7 @@ PLAIN = Problem.uniform(4, 1, 300, 128)
 RAGGED = Problem((1, 0, 3, 2), (70, 5, 300, 0), 24)
 #: work by a formula in several pieces, and by a planner kernel
 PIECES = Problem.uniform(1, 1, 4096, 16)
-PLANNED = Problem.uniform(17, 1, 200, 128)
+PLANNED = Problem.uniform(40, 1, 200, 128)
 
 
 @pytest.fixture
@@ -83,11 +88,23 @@ SUPPORTED: list[tuple[Problem, list[str]]] = [
     (Problem((2, 2), (1, 500), 7, q_dtype="fp16", kv_format="fp16"), ["lse"]),
     (PIECES, ["lse"]),
     (PLANNED, ["lse"]),
+    (PIECES, ["sinks", "lse", "device_scales"]),
+    (PLANNED, ["sinks", "device_scales"]),
+    (Problem.uniform(2, 5, 130, 16), ["tree_mask", "sinks", "lse"]),
+    (RAGGED, ["tree_mask", "max_q_len"]),
+]
+#: tokens fetched one by one
+GATHERED: list[tuple[Problem, list[str]]] = [
+    (replace(PIECES, page_size=1), ["lse"]),
+    (replace(RAGGED, page_size=8), ["lse", "tree_mask", "page_gap"]),
+    (replace(PLAIN, page_size=5, kv_lens=(3, 0, 70, 300)), ["sinks", "cache_4d"]),
+    (Problem.uniform(3, 2, 300, 16, top_k=130), ["lse", "device_scales"]),
+    (replace(RAGGED, top_k=70, heads=24), ["lse", "sinks"]),
 ]
 
 
 @pytest.mark.parametrize("batch_invariant", [False, True])
-@pytest.mark.parametrize(("problem", "features"), SUPPORTED)
+@pytest.mark.parametrize(("problem", "features"), [*SUPPORTED, *GATHERED])
 def test_without_a_plan_the_device_makes_it(
     kernels: dict[KernelConfig, AbiKernel],
     problem: Problem,
@@ -113,13 +130,32 @@ def test_with_a_plan(
         make_plan(problem, tile_rows=64, policy="none", schedule="grid"),
         choose(problem, H200, costs=backends_costs()).plan(problem),
         make_plan(problem, tile_rows=16, policy="none", schedule="grid"),
+        make_plan(problem, tile_rows=16, policy="greedy", num_workers=40),
         make_plan(problem, tile_rows=32, policy="fixed", schedule="grid", num_splits=2),
     ):
-        config = config_for_tiles(plan.tile_rows)
+        config = plan.config or config_for_plan(plan)
         if config and config.option("grid") and plan.num_workers > H200.workers(config.cluster):
             continue  # more than run at once
         for _ in range(2):
             check(inputs, native(inputs, plan=plan))
+
+
+def test_an_invariant_call_launches_once_for_each_kind_of_request(
+    kernels: dict[KernelConfig, AbiKernel],
+) -> None:
+    """Few rows with KV on M, more with rows on M; the launches leave each other's rows alone."""
+    mixed = Problem((1, 4, 0, 1, 2), (700, 300, 9, 0, 4500), 16)
+    inputs = inputs_of(mixed, "ragged", "lse")
+    for _ in range(2):
+        out, lse = native(inputs, batch_invariant=True, return_lse_base="base2")
+        check(inputs, (out, lse / math.log2(math.e)))
+    assert [kernel.config.tile_rows for kernel in kernels.values()] == [16, 64]
+    assert [len(kernel.launches) for kernel in kernels.values()] == [2, 2]
+    assert not inputs.workspace_buffer[: 65536 + 4 * MAIL_WORDS].any()
+    few, more = (kernel.launches[-1] for kernel in kernels.values())
+    places = [(t.data_ptr(), t.data_ptr() + t.nbytes) for t in (*few[4:6], *more[4:6])]
+    places.sort()
+    assert all(end <= begin for (_, end), (begin, _) in itertools.pairwise(places))
 
 
 def backends_costs() -> Any:
@@ -163,24 +199,41 @@ def test_a_separate_merge_follows(
     plan = make_plan(PLAIN, policy="fixed", num_splits=3)
     config = KernelConfig("cute/q_m", options=(("fused_merge", 0),))
     native(inputs_of(PLAIN), plan=replace(plan, config=config))
-    (merge, (partials, items, q_begin, out, lse, sinks)) = calls[0]
+    (merge, (partials, items, q_begin, out, lse, sinks, scale)) = calls[0]
     assert (merge.heads, merge.programmatic_launch) == (128, True)
     assert partials[0].shape == (plan.num_slots, 64, 512)
     assert items.shape == (plan.num_groups, 4)
     assert q_begin.tolist() == [0, 1, 2, 3, 4]
-    assert (out.shape, lse.numel(), sinks.numel()) == ((512, 512), 0, 0)
+    assert (out.shape, lse.numel(), sinks.numel(), scale.numel()) == ((512, 512), 0, 0, 0)
 
 
 REFUSED = {
-    "sparse": "sparse",
-    "mask": "mask",
-    "sinks": "sinks",
-    "skip_softmax": "skip_softmax",
     "context_parallel": "context parallel",
     "separate_tables": "table",
-    "tensor_scales": "device tensors",
     "nonpositive_scale": "bmm1_scale",
 }
+
+
+@pytest.mark.parametrize("ragged", [False, True])
+@pytest.mark.parametrize("features", [[], ["sinks", "tree_mask"]])
+def test_skip_softmax_has_a_kernel_and_a_factor_of_0_the_plain_one(
+    kernels: dict[KernelConfig, AbiKernel], features: list[str], ragged: bool
+) -> None:
+    inputs = inputs_of(RAGGED if ragged else PIECES, "lse", *features)
+    for factor in (1e-4, 0.0, None):
+        given = replace(inputs, skip_softmax_threshold_scale_factor=factor)
+        check(replace(inputs), native(given))
+    assert [config.option("skip") for config in kernels] == [1, 0]
+    first = next(iter(kernels))
+    assert (first.kernel, first.tile_rows, first.cluster) == ("cute/q_m", 64, 1)
+    for features_, problem, words in (
+        (Features(skip_softmax=True, batch_invariant=True), PLAIN, "batch_invariant"),
+        (Features(skip_softmax=True), replace(PLAIN, page_size=8), "pages of 8"),
+    ):
+        assert words in (CuteBackend().supports(features_, problem, H200) or "")
+    plan = make_plan(inputs.problem, tile_rows=128)
+    with pytest.raises(Unsupported, match="64 rows"):
+        native(replace(inputs, skip_softmax_threshold_scale_factor=1e-4), plan=plan)
 
 
 @pytest.mark.parametrize("feature", REFUSED)
@@ -196,7 +249,6 @@ def test_a_reason_for_each_missing_feature(feature: str) -> None:
         (PLAIN, B200, "sm_100a"),
         (replace(PLAIN, q_dtype="e4m3", kv_format="e4m3"), H200, "e4m3"),
         (replace(PLAIN, kv_format="fp8_656"), H200, "fp8_656"),
-        (replace(PLAIN, page_size=8), H200, "pages of 8"),
         (replace(PLAIN, latent_dim=256), H200, "256"),
         (Problem.uniform(5000, 1, 64, 16), H200, "4096"),
     ],
@@ -207,8 +259,8 @@ def test_a_reason_for_hardware_and_formats(problem: Problem, gpu: Gpu | None, wo
 
 
 def test_a_named_backend_raises_its_reason(kernels: dict[KernelConfig, AbiKernel]) -> None:
-    with pytest.raises(Unsupported, match="sinks; torch can run this call"):
-        native(inputs_of(PLAIN, "sinks"))
+    with pytest.raises(Unsupported, match=r"for values; .*can run this call"):
+        native(inputs_of(PLAIN, "separate_tables"))
     assert not kernels
 
 
@@ -259,8 +311,9 @@ def test_a_formula_is_three_numbers_and_one_launch(
     by_plan, chosen = (launch for kernel in kernels.values() for launch in kernel.launches)
     assert len(by_plan) == len(chosen) == 16
     assert by_plan[-3:] == (9, 1, 1)
-    splits = dict(choose(PIECES, H200, costs=backends_costs()).knobs)["num_splits"]
-    assert chosen[-3:] == (splits, 1, 1)
+    choice = choose(PIECES, H200, costs=backends_costs())
+    row_tiles = -(-PIECES.heads // choice.config.tile_rows)
+    assert chosen[-3:] == (dict(choice.knobs)["num_splits"], row_tiles, 1)
     assert by_plan[4].shape == (9, 16, 512)
     assert not planned
 
@@ -290,10 +343,9 @@ def test_a_formula_follows_lengths_that_change(kernels: dict[KernelConfig, AbiKe
 
 
 NO_FORMULA: list[tuple[dict[str, Any], str]] = [
-    ({"tile_rows": 16, "policy": "greedy", "num_workers": 132}, "policy 'greedy'"),
-    ({"tile_rows": 16, "policy": "fixed", "num_splits": 2}, "'persistent'"),
-    ({"tile_rows": 16, "policy": "fixed", "num_splits": 5, "schedule": "grid"}, "160 workers"),
-    ({"tile_rows": 8, "policy": "none", "schedule": "grid"}, "64 workers of 8 rows x 8 CTAs"),
+    ({"policy": "greedy", "num_workers": 132}, "policy 'greedy'"),
+    ({"policy": "fixed", "num_splits": 2}, "'persistent'"),
+    ({"policy": "fixed", "num_splits": 5, "schedule": "grid"}, "160 workers of 16 rows x 1 CTAs"),
 ]
 
 
@@ -301,16 +353,52 @@ NO_FORMULA: list[tuple[dict[str, Any], str]] = [
 def test_plans_that_no_formula_gives(
     kernels: dict[KernelConfig, AbiKernel], how: dict[str, Any], words: str
 ) -> None:
+    plan = replace(make_plan(PLAIN, tile_rows=16, **how), config=config_for(MAIL, (16, 1)))
     with pytest.raises(Unsupported, match=words):
-        native(inputs_of(PLAIN), plan=make_plan(PLAIN, **how))
+        native(inputs_of(PLAIN), plan=plan)
     assert not kernels
+
+
+def test_a_formula_in_pairs_wants_workers_for_the_last_row_tile_s_neighbour() -> None:
+    config, bounds = config_for(PAIR, (16, 1)), Problem.uniform(4, 1, 8192, 48)
+    assert Formula.of(config, 8, bounds, H200).slots == 4 * 3 * 8
+    with pytest.raises(Unsupported, match="144 workers"):
+        Formula.of(config, 9, bounds, H200)
+
+
+def test_a_walk_wants_all_of_its_workers_at_once(kernels: dict[KernelConfig, AbiKernel]) -> None:
+    with pytest.raises(Unsupported, match="133 workers of 16 rows"):
+        native(inputs_of(PLAIN), plan=make_plan(PLAIN, tile_rows=16, num_workers=133))
+    assert not kernels
+
+
+def test_mail_lies_behind_the_counters_whatever_else_uses_the_buffer(
+    kernels: dict[KernelConfig, AbiKernel],
+) -> None:
+    """One buffer, zeroed once, through plans of all kinds: the stand-in refuses old letters."""
+    buffer = torch.zeros(WORKSPACE, dtype=torch.uint8)
+    shapes = [
+        (PIECES, {"tile_rows": 16, "policy": "fixed", "schedule": "grid", "num_splits": 31}),
+        (PLAIN, {"tile_rows": 64, "policy": "fixed", "num_splits": 4, "num_workers": 132}),
+        (PLAIN, {"tile_rows": 16, "policy": "fixed", "num_splits": 4, "num_workers": 132}),
+        (PIECES, {"tile_rows": 8, "policy": "fixed", "schedule": "grid", "num_splits": 40}),
+        (PLAIN, {"tile_rows": 32, "policy": "fixed", "schedule": "grid", "num_splits": 5}),
+    ]
+    for problem, how in shapes:
+        inputs = inputs_of(problem)
+        check(inputs, native(inputs, plan=make_plan(problem, **how), workspace_buffer=buffer))
+    mail = PlanOnDevice.of(choose(PLANNED, H200, True), PLANNED, 17).workspace["mail"]
+    letters = buffer[mail.offset : mail.offset + mail.nbytes].view(torch.float32)
+    assert mail.offset == 65536
+    assert not letters.any()
+    most = sum(mail_words(132, 32, 132, 512))
+    assert most <= MAIL_WORDS
 
 
 def test_a_formula_has_a_counter_for_each_cta_of_a_group() -> None:
     bounds = Problem.uniform(2000, 1, 64, 16)
     large = replace(H200, sms=1 << 20, resident_clusters=())
-    config = config_for_tiles(8)
-    assert config is not None
+    config = config_for(GRID, (8, 8))
     with pytest.raises(Unsupported, match="4000 split row tiles"):
         Formula.of(config, 1, bounds, large)
     with pytest.raises(Unsupported, match="161 pieces"):
@@ -348,9 +436,13 @@ def test_what_is_chosen_ships(batch_invariant: bool) -> None:
         for batch, kv_len, q_len in ((1, 1024, 1), (1, 131072, 1), (64, 4096, 2), (256, 8192, 1)):
             problem = Problem.uniform(batch, q_len, kv_len, heads)
             choice = choose(problem, H200, batch_invariant, backends_costs())
-            assert complete(choice.config, problem, None) in {
-                replace(config, mask=choice.config.mask) for config in ready
-            }
+            used = [Features(), Features(sinks=True), Features(mask=True, tensor_scales=True)]
+            for features in used:
+                wanted = complete(choice.config, problem, None, features)
+                assert wanted in {
+                    config if config.mask == "tree" else replace(config, mask=choice.config.mask)
+                    for config in ready
+                }
 
 
 # --- repeated calls ----------------------------------------------------------------------------

@@ -22,6 +22,7 @@ from mla_lab.plan import kernel_costs
 from mla_lab.plan.calibrate import Measured, predictions
 from mla_lab.plan.check import check_plan
 from mla_lab.plan.kernel_costs import recorded_costs
+from mla_lab.plan.ways import GRID, MAIL, PAIR, ROWS, way_of
 
 ANCHORS = [case for case in anchor_cases() if case.problem.batch in (1, 16)]
 SMALL = [uniform_case(batch, 1, 64, 300) for batch in (1, 2)]
@@ -30,15 +31,16 @@ SMALL = [uniform_case(batch, 1, 64, 300) for batch in (1, 2)]
 def launch_of(variant, case, us=1.0):
     plan = variant.plan(case.problem)
     measured = Measured(plan, us, variant.config.cluster, variant.fused)
-    return Launch(case.name, variant.config.kernel, measured)
+    key = variant.config.kernel, way_of(variant.config)
+    return Launch(case.name, key, measured)
 
 
 def timed_by(costs, cases):
     """What a card with these constants would measure."""
-    by_kernel = {family.kernel: family for family in costs}
+    by_key = {family.key: family for family in costs}
     found = [launch_of(v, case) for case in cases for v in variants(case.problem)]
     for launch in found:
-        (us,) = predictions(by_kernel[launch.kernel], [launch.measured])
+        (us,) = predictions(by_key[launch.key], [launch.measured])
         yield replace(launch, measured=replace(launch.measured, us=float(us)))
 
 
@@ -46,13 +48,14 @@ def timed_by(costs, cases):
 def test_variants_are_few_and_different_and_their_plans_hold(case):
     found = variants(case.problem)
     assert len({v.name for v in found}) == len(found) >= 2
-    tiles = {(v.config.kernel, v.config.tile_rows, v.config.cluster) for v in found}
+    tiles = {(way_of(v.config), v.config.tile_rows, v.config.cluster) for v in found}
     assert len(found) <= PER_TILE * len(tiles)
     plans = [v.plan(case.problem) for v in found]
     for variant, plan in zip(found, plans, strict=True):
         check_plan(plan)
         assert plan.config == variant.config
-        workers = H200.workers(variant.config.cluster)
+        pair = variant.config.option("pair", 1)
+        workers = H200.workers(variant.config.cluster * pair) * pair
         by_formula = variant.config.option("grid")
         assert plan.num_workers <= workers if by_formula else plan.num_workers == workers
         assert variant.fused or plan.num_slots, "nothing to merge apart"
@@ -64,18 +67,18 @@ def test_variants_are_few_and_different_and_their_plans_hold(case):
 
 
 def test_tiles_that_a_request_would_leave_empty_are_left_out():
-    from mla_lab.backends.families import KV_M, Q_M
-
     few, many = uniform_case(1, 1, 16, 64).problem, uniform_case(1, 1, 128, 64).problem
-    assert fitting_tiles(few, Q_M) == [(64, 1)]
-    assert fitting_tiles(many, Q_M) == [(64, 1), (128, 2)]
-    assert (32, 4) not in fitting_tiles(few, KV_M)
-    assert fitting_tiles(many, KV_M) == list(KV_M.tiles)
+    assert fitting_tiles(few, ROWS) == [(64, 1)]
+    assert fitting_tiles(many, ROWS) == [(64, 1), (128, 2)]
+    assert (32, 1) not in fitting_tiles(few, MAIL)
+    assert fitting_tiles(many, GRID) == list(GRID.tiles)
+    assert fitting_tiles(few, PAIR) == [], "one row tile has no neighbour"
+    assert fitting_tiles(many, PAIR) == list(PAIR.tiles)
 
 
 def test_a_formula_is_swept_over_its_counts_of_pieces():
     found = variants(uniform_case(1, 1, 16, 8192).problem, per_tile=99)
-    counts = [dict(v.knobs)["num_splits"] for v in found if v.name.startswith("kv_m-16x1-")]
+    counts = [dict(v.knobs)["num_splits"] for v in found if v.name.startswith("kv_m-16x1-mail-")]
     assert {24, 64, 128} <= set(counts), "those within twice the best"
     assert all(v.policy == "fixed" and v.fused for v in found if v.config.option("grid"))
     crowd = variants(uniform_case(133, 1, 16, 8192).problem, per_tile=99)
@@ -160,7 +163,7 @@ def test_halves_are_judged_with_each_other_s_constants():
 def test_written_constants_are_read_back(tmp_path, monkeypatch):
     start = recorded_costs()
     fitted = [replace(c, tile_ns=1234.56789) for c in start]
-    fitting.write(tmp_path / kernel_costs.RECORD, fitted, "a card", [start[0].kernel])
+    fitting.write(tmp_path / kernel_costs.RECORD, fitted, "a card", [start[0].key])
     monkeypatch.setattr(kernel_costs, "data_dir", lambda: tmp_path)
     kernel_costs.recorded_costs.cache_clear()
     try:
@@ -194,4 +197,4 @@ def test_refining_chooses_better_and_repeats_itself():
     score = Score(found)
     once, again = (refine(start, found, 60, seed=3) for _ in range(2))
     assert once == again
-    assert score({c.kernel: c for c in once}) < score({c.kernel: c for c in start})
+    assert score({c.key: c for c in once}) < score({c.key: c for c in start})

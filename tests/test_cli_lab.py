@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 import os
 import sys
+from pathlib import Path
 
+import jupyterlab
 import pytest
 
 from mla_lab import cli
@@ -35,6 +38,25 @@ def test_the_workbook_opens_at_its_first_notebook(monkeypatch, tmp_path):
     first = "--LabApp.default_url=/lab/tree/00_start_here.ipynb"
     assert first not in started(monkeypatch, str(tmp_path))
     assert first in started(monkeypatch, str(ROOT / "notebooks"))
+
+
+def test_jupyterlab_asks_nobody_about_news_and_no_user_s_settings_are_touched(
+    monkeypatch, tmp_path
+):
+    from jupyterlab_server.settings_utils import get_settings
+
+    line = started(monkeypatch, str(tmp_path))
+    (folder,) = (
+        part.split("=")[1] for part in line if part.startswith("--LabApp.app_settings_dir")
+    )
+    overrides = json.loads((Path(folder) / "overrides.json").read_text(encoding="utf-8"))
+    schemas = Path(jupyterlab.__file__).parent / "schemas"
+    for name, defaults in overrides.items():
+        found, _ = get_settings(str(tmp_path), str(schemas), str(tmp_path), name, overrides)
+        known = found["schema"]["properties"]
+        assert {key: known[key]["default"] for key in defaults} == defaults, "JupyterLab knows them"
+    notification = overrides["@jupyterlab/apputils-extension:notification"]
+    assert notification == {"fetchNews": "false", "checkForUpdates": False}
 
 
 def test_a_browser_opens_unless_told(monkeypatch, tmp_path):

@@ -45,7 +45,7 @@ def test_three_stages_at_eight_rows() -> None:
 
 @pytest.mark.parametrize(
     ("field", "value"),
-    [("tile_rows", 128), ("cluster", 3), ("page_size", 8), ("mask", "tree"), ("kv_format", "e4m3")],
+    [("tile_rows", 128), ("cluster", 3), ("page_size", 8), ("kv_format", "e4m3")],
 )
 def test_refusals_name_the_field(field: str, value: object) -> None:
     with pytest.raises(Unsupported, match=field):
@@ -150,3 +150,41 @@ def test_grid_mode_reads_no_plan_and_merges_without_an_answer() -> None:
     before = ptx[: ptx.index("griddepcontrol.wait")]
     assert "ld.global" not in before
     assert "cp.async.bulk.tensor" not in before
+
+
+GATHER = (("fused_merge", 1), ("grid", 1), ("gather", 2), ("features", 1))
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [("cluster", 2), ("mask", "tree"), ("options", (("fused_merge", 1), ("gather", 1)))],
+)
+def test_tokens_are_gathered_by_one_cta_in_grid_mode(field: str, value: object) -> None:
+    with pytest.raises(Unsupported, match="gather"):
+        facts.shape_of(replace(BASE, **{"cluster": 1, "options": GATHER, field: value}))
+
+
+@pytest.mark.parametrize("rows", facts.TILE_ROWS)
+@pytest.mark.parametrize("gather", [0, 1])
+def test_registers_of_both_roles_fit(rows: int, gather: int) -> None:
+    options = (("fused_merge", 1), ("grid", 1), ("gather", gather))
+    c = facts.shape_of(replace(BASE, tile_rows=rows, cluster=1, page_size=64, options=options))
+    producer, consumer = c.registers
+    if c.wide:
+        assert 128 * producer + facts.CONSUMERS * consumer <= 65536
+        assert producer % 8 == consumer % 8 == 0
+    assert c.threads == facts.CONSUMERS + (128 if c.wide else 32)
+    assert c.producers <= c.threads - facts.CONSUMERS
+
+
+@pytest.mark.skipif(shutil.which("g++") is None, reason="needs a C++ compiler")
+def test_a_gathered_tile_is_copied_by_16_bytes_and_counted_by_its_barrier() -> None:
+    made = jit.compile(replace(BASE, cluster=1, options=GATHER), "sm_90a")
+    (kernel,) = made.resources
+    assert kernel.stack == 0
+    ptx = made.ptx.read_text()
+    # four tokens a lane, nine boxes each, at one place
+    assert ptx.count("cp.async.cg.shared.global") == 36
+    assert ptx.count("cp.async.mbarrier.arrive.noinc") == 1
+    # of tensor copies only Q is left
+    assert len(re.findall(r"cp\.async\.bulk\.tensor", ptx)) == 1

@@ -3,38 +3,29 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import torch
 
 import mla_lab.flashinfer_names as flashinfer
-from mla_lab import backends, contract
+from mla_lab import contract
 from mla_lab.accuracy import lse_error, rel_error
 from mla_lab.errors import InvalidInput, Unsupported
 from mla_lab.inputs import DecodeInputs, make_inputs
+from mla_lab.plan import WorkspaceLayout
 from mla_lab.problem import Problem
 from mla_lab.reference import decode_reference
 
 SMALL = Problem((1, 1), (70, 9), 4)
 
 
-def older_names(inputs: DecodeInputs) -> dict[str, Any]:
+def cute_dsl_names(inputs: DecodeInputs) -> dict[str, Any]:
     """A call of the CuTe DSL entry, whose scales have names of their own."""
     named = inputs.contract_args()
     del named["qk_nope_head_dim"]
     named["softmax_scale"] = named.pop("bmm1_scale")
     return named
-
-
-@pytest.fixture
-def torch_for_cute(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """The torch backend runs what is asked of the CuTe backend, which has no GPU here."""
-    monkeypatch.setitem(backends.ALIASES, "cute-dsl", "torch")
-    backends.choose.cache_clear()
-    yield
-    backends.choose.cache_clear()
 
 
 @pytest.mark.parametrize("module", [flashinfer, flashinfer.mla, flashinfer.decode])
@@ -75,7 +66,7 @@ def test_signatures_are_the_contract_s(name: str) -> None:
 @pytest.mark.parametrize("by_position", [True, False])
 def test_a_workspace_of_any_bytes_is_cleared_once(by_position: bool) -> None:
     named = make_inputs(SMALL, 1).contract_args()
-    buffer = torch.full((8 << 20,), 7, dtype=torch.int8)
+    buffer = torch.full((16 << 20,), 7, dtype=torch.int8)
     del named["workspace_buffer"]
 
     def call() -> None:
@@ -87,7 +78,9 @@ def test_a_workspace_of_any_bytes_is_cleared_once(by_position: bool) -> None:
             flashinfer.trtllm_batch_decode_with_kv_cache_mla(workspace_buffer=buffer, **named)
 
     call()
-    assert not buffer[:65536].any() and (buffer[-65536:] == 7).all()
+    layout = WorkspaceLayout.of(1, 1, 64, 512)
+    assert layout["partial_out"].offset == flashinfer.ZEROED_BYTES
+    assert not buffer[: flashinfer.ZEROED_BYTES].any() and (buffer[-65536:] == 7).all()
     buffer[0] = 3
     call()
     assert buffer[0] == 3, "a second call leaves it alone"
@@ -102,6 +95,32 @@ def test_a_new_buffer_at_an_old_address_is_cleared() -> None:
         assert not whole[:65536].any()
         whole[:65536] = 7
         del view
+
+
+def test_a_counter_buffer_is_left_as_it_is() -> None:
+    named = make_inputs(SMALL, 1).contract_args()
+    counters = torch.full((64,), 7, dtype=torch.uint8)
+    out = flashinfer.trtllm_batch_decode_with_kv_cache_mla(
+        **named, multi_ctas_kv_counter_buffer=counters
+    )
+    assert torch.equal(out, contract.trtllm_batch_decode_with_kv_cache_mla(**named))
+    assert (counters == 7).all()
+
+
+@pytest.mark.parametrize(
+    ("buffer", "says"),
+    [
+        (torch.zeros(64, dtype=torch.uint8)[::2], "counter_buffer: got strides.*be contiguous"),
+        (torch.zeros(64, dtype=torch.uint8)[1:], "counter_buffer: got address.*16-byte aligned"),
+        ([0], "counter_buffer: got list"),
+    ],
+)
+def test_a_wrong_counter_buffer_is_refused(buffer: Any, says: str) -> None:
+    named = make_inputs(SMALL, 1).contract_args()
+    with pytest.raises(InvalidInput, match=says):
+        flashinfer.trtllm_batch_decode_with_kv_cache_mla(
+            **named, multi_ctas_kv_counter_buffer=buffer
+        )
 
 
 def test_a_wrong_workspace_is_left_to_the_checks() -> None:
@@ -122,12 +141,10 @@ def test_a_wrong_workspace_is_left_to_the_checks() -> None:
         ("e4m3", torch.float8_e4m3fn, torch.float8_e4m3fn),
     ],
 )
-def test_the_older_entry_s_out(
-    dtype: str, out_dtype: Any, expected: torch.dtype, torch_for_cute: None
-) -> None:
+def test_the_cute_dsl_entry_s_out(dtype: str, out_dtype: Any, expected: torch.dtype) -> None:
     problem = Problem((2, 2), (70, 9), 4, q_dtype=dtype, kv_format=dtype)
     inputs = make_inputs(problem, 1, ["lse"])
-    named = {**older_names(inputs), "out_dtype": out_dtype, "output_scale": 0.5}
+    named = {**cute_dsl_names(inputs), "out_dtype": out_dtype, "output_scale": 0.5}
     out, lse = flashinfer.cute_dsl_mla_decode(**named)
     reference = decode_reference(inputs)
     assert out.dtype is expected
@@ -137,28 +154,23 @@ def test_the_older_entry_s_out(
     assert rel_error(out.float(), 0.5 * reference.out) < limit
 
 
-def test_the_older_entry_with_ragged_requests(torch_for_cute: None) -> None:
+def test_the_cute_dsl_entry_with_ragged_requests() -> None:
     inputs = make_inputs(Problem((2, 0, 1), (70, 9, 3), 4), 1, ["lse", "max_q_len"])
-    out, lse = flashinfer.cute_dsl_mla_decode(**older_names(inputs), cute_dsl_impl="monolithic")
+    out, lse = flashinfer.cute_dsl_mla_decode(**cute_dsl_names(inputs), cute_dsl_impl="monolithic")
     reference = decode_reference(inputs)
     assert rel_error(out, reference.out) < 4e-3
     assert lse.shape == (3, 4) and lse_error(lse, reference.lse) < 1e-5
 
 
-def test_modular_is_taken_where_it_says_the_same(torch_for_cute: None) -> None:
-    one = older_names(make_inputs(SMALL, 1))
+def test_modular_is_taken_where_it_says_the_same() -> None:
+    one = cute_dsl_names(make_inputs(SMALL, 1))
     assert torch.equal(
         flashinfer.cute_dsl_mla_decode(**one, cute_dsl_impl="modular"),
         flashinfer.cute_dsl_mla_decode(**one),
     )
-    two = older_names(make_inputs(Problem((2, 2), (70, 9), 4), 1))
+    two = cute_dsl_names(make_inputs(Problem((2, 2), (70, 9), 4), 1))
     with pytest.raises(Unsupported, match="its rows are not causal"):
         flashinfer.cute_dsl_mla_decode(**two, cute_dsl_impl="modular")
-
-
-def test_the_older_entry_forces_its_backend() -> None:
-    with pytest.raises(Unsupported, match="backend: got 'cute-dsl'"):
-        flashinfer.cute_dsl_mla_decode(**older_names(make_inputs(SMALL, 1)))
 
 
 @pytest.mark.parametrize("layer", flashinfer.supported_mla_layer_dimensions, ids=str)

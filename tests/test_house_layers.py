@@ -18,7 +18,7 @@ from .house import Import, imports_in, imports_of, package_modules
 LAYERS = (
     {"cli", "commands", "lab", "__main__"},
     {"bench", "doctor", "flashinfer_names", "proof", "simulate", "trace", "xray"},
-    {"compiled", "contract", "decode", "repeats", "validate"},
+    {"compiled", "contract", "contract_gqa", "decode", "gqa", "repeats", "validate"},
     {"backends"},
     {"cute", "jit"},
     {

@@ -9,7 +9,7 @@ import pytest
 from mla_lab import cli
 from mla_lab.errors import InvalidInput
 from mla_lab.lab.cover import cover
-from mla_lab.lab.readme import PICTURE, with_map
+from mla_lab.lab.readme import PICTURE, with_regions
 from mla_lab.lab.workbook_map import NOTEBOOKS
 
 from .house import ROOT
@@ -30,17 +30,19 @@ def test_the_picture_is_what_the_code_draws():
     drawn = (ROOT / PICTURE).read_text(encoding="utf-8")
     assert drawn == cover().markup + "\n", "fix: make format; then see that the README's words hold"
     (gain,) = re.findall(r" ([\d.]+) times sooner", drawn)
-    assert 6 < float(gain) < 7, "the README says less than a sixth"
+    assert 5 < float(gain) < 6, "the README says less than a fifth"
 
 
-def test_the_map_is_the_workbook_s():
-    assert with_map(README) == README, "fix: make format"
+def test_the_map_is_the_workbook_s_and_the_error_table_the_record_s():
+    assert with_regions(README) == README, "fix: make format"
     assert {e.file for e in NOTEBOOKS} == {p.name for p in (ROOT / "notebooks").glob("*.ipynb")}
 
 
-def test_the_map_needs_its_place():
-    with pytest.raises(InvalidInput, match="0 places for the map"):
-        with_map("no markers")
+def test_a_region_needs_its_place():
+    with pytest.raises(InvalidInput, match="0 places for workbook"):
+        with_regions("no markers")
+    with pytest.raises(InvalidInput, match="0 places for simulator"):
+        with_regions("<!-- workbook -->\n<!-- /workbook -->")
 
 
 def test_links_lead_somewhere():

@@ -65,12 +65,12 @@ def test_the_page_explorer_names_the_boxes_of_a_tile() -> None:
     assert "Tile 1 is 1 box of 64 rows" in explorer.figure(explorer.state).alt
 
 
-def test_the_sixty_seventh_request_doubles_the_time() -> None:
+def test_the_sixty_seventh_request_costs_a_wave() -> None:
     explorer = wave_explorer.WaveExplorer(batch=66)
     before = explorer.run(explorer.state)[1].makespan
     explorer.widgets["batch"].value = 67
     plan, timeline = explorer.run(explorer.state)
-    assert timeline.makespan > 1.8 * before
+    assert timeline.makespan > 1.4 * before
     drawn = {trace.name.split(":")[0] for trace in explorer.figure(explorer.state).data}
     assert {"all work, spread evenly", "cache read once", "longest tile alone"} <= drawn
     assert timeline.makespan > max(bounds(plan).values())

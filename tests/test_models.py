@@ -19,6 +19,7 @@ from mla_lab.problem import Problem
         ("deepseek-v3", 128, 61, 1.3689, 0.13523),
         ("deepseek-r1", 128, 61, 1.3689, 0.13523),
         ("kimi-k2", 64, 61, 1.3466, 0.13086),
+        ("kimi-k2-0905", 64, 61, 1.4159, 0.14468),
     ],
 )
 def test_presets(name, heads, layers, mscale, scale):
@@ -30,7 +31,7 @@ def test_presets(name, heads, layers, mscale, scale):
 
 
 def test_every_preset_is_held_here():
-    assert len(MODELS) == 5
+    assert len(MODELS) == 6
 
 
 def test_v3_scale_as_written_in_the_contract():

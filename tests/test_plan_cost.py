@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mla_lab.errors import InvalidInput
+from mla_lab.errors import InvalidInput, Unsupported
 from mla_lab.gpu import H100, H200
 from mla_lab.plan import (
     CostModel,
@@ -26,7 +26,7 @@ from mla_lab.plan import (
 )
 from mla_lab.plan.__main__ import BUDGET_MS, planning_ms, ragged_problem
 from mla_lab.plan.calibrate import FITTED, Measured, fit, predictions
-from mla_lab.plan.choose import INVARIANT_SPLIT
+from mla_lab.plan.choose import invariant_kinds
 from mla_lab.plan.cuts import Shape
 from mla_lab.plan.formula import makespans, most_splits
 from mla_lab.plan.kernel_costs import KV_M, MEASURED, Q_M, recorded_costs
@@ -234,7 +234,7 @@ def test_cost_model_and_simulator_mean_the_same_merge(problem, policy):
     free = replace(model, partial_ns=0.0, copy_ns=0.0, exchange_ns=0.0, merge_ns=0.0)
     ours = predicted_us(plan, model) - predicted_us(plan, free)
     never = replace(CONSTANTS, exchange_tbps=1e9, store_tbps=1e9, merge_tbps=1e9, merge_us=0.0)
-    theirs = simulate(plan).makespan - simulate(plan, never).makespan
+    theirs = simulate(plan, CONSTANTS).makespan - simulate(plan, never).makespan
     assert abs(ours - theirs) < 3.0 + 0.3 * max(ours, theirs)
 
 
@@ -353,17 +353,14 @@ def test_model_refuses_nonsense(value):
 @pytest.mark.parametrize(
     ("problem", "kernel", "rows", "cluster"),
     [
-        (Problem.uniform(1, 1, 1024, heads=16), "cute/kv_m", 8, 8),
         (Problem.uniform(1, 1, 1024, heads=64), "cute/kv_m", 16, 16),
         (Problem.uniform(1, 1, 1024, heads=128), "cute/kv_m", 16, 8),
-        (Problem.uniform(1, 1, 8192, heads=16), "cute/kv_m", 16, 1),
-        (Problem.uniform(1, 1, 8192, heads=128), "cute/kv_m", 32, 4),
+        (Problem.uniform(4, 1, 8192, heads=16), "cute/kv_m", 16, 1),
         (Problem.uniform(16, 1, 8192, heads=16), "cute/kv_m", 16, 1),
         (Problem.uniform(128, 1, 8192, heads=16), "cute/q_m", 64, 1),
         (Problem.uniform(16, 1, 1024, heads=128), "cute/q_m", 128, 2),
         (Problem.uniform(64, 1, 8192, heads=128), "cute/q_m", 128, 2),
         (Problem.uniform(128, 1, 8192, heads=64), "cute/q_m", 64, 1),
-        (Problem.uniform(2, 1, 0, heads=5), "cute/kv_m", 16, 1),
     ],
 )
 def test_choice_by_regime(problem, kernel, rows, cluster):
@@ -394,24 +391,46 @@ def test_choice_for_no_work_at_all():
     assert choose(empty).plan(empty).num_tiles == 0
 
 
+def invariant(problem, gpu=H200, ragged=False):
+    return invariant_kinds(problem, gpu, MEASURED, ragged)
+
+
 @settings(max_examples=30, deadline=None)
-@given(problems(), problems())
-def test_invariant_choice_depends_on_heads_and_formats_alone(one, other):
+@given(problems(), problems(), st.booleans())
+def test_an_invariant_choice_depends_on_heads_formats_and_own_rows_alone(one, other, ragged):
     mixed = replace(other, heads=one.heads, top_k=one.top_k)
-    first, second = choose(one, batch_invariant=True), choose(mixed, H100, batch_invariant=True)
-    assert first.config == second.config
-    assert (first.policy, first.knobs) == ("fixed_size", tuple(INVARIANT_SPLIT.items()))
-    assert second.knobs == first.knobs
-    assert "batch invariant" in first.reason
+    both = [invariant(one, ragged=ragged), invariant(mixed, H100)]
+    rules = [{(k.least_rows, k.most_rows): k.choice for k in kinds} for kinds in both]
+    for kind in set(rules[0]) & set(rules[1]):
+        first, second = (rule[kind] for rule in rules)
+        assert first.config == second.config
+        assert (first.policy, first.knobs) == ("fixed_size", second.knobs)
+        assert "batch invariant" in first.reason
+    for problem, rule in ((one, rules[0]), (mixed, rules[1])):
+        for rows in set(problem.rows.tolist()) - {0}:
+            served = [least <= rows <= (most or rows) for least, most in rule]
+            assert sum(served) == 1, "each request by one launch"
 
 
 @pytest.mark.parametrize(
-    ("heads", "rows", "cluster"),
-    [(1, 64, 1), (16, 64, 1), (64, 64, 1), (65, 128, 2), (128, 128, 2)],
+    ("heads", "q_len", "rows", "cluster"),
+    [(1, 4, 16, 1), (16, 1, 16, 1), (16, 2, 64, 1), (64, 1, 64, 1), (65, 1, 128, 2)],
 )
-def test_invariant_tiles(heads, rows, cluster):
-    config = choose(Problem.uniform(3, 4, 900, heads), batch_invariant=True).config
+def test_invariant_tiles(heads, q_len, rows, cluster):
+    config = choose(Problem.uniform(3, q_len, 900, heads), batch_invariant=True).config
     assert (config.tile_rows, config.cluster, config.mask) == (rows, cluster, "causal")
+    alone = choose(Problem.uniform(3, q_len, 900, heads), batch_invariant=True, costs=(Q_M,))
+    assert alone.config.kernel == "cute/q_m"
+
+
+def test_no_plan_holds_requests_of_both_kinds():
+    mixed = Problem((1, 4), (900, 900), heads=16)
+    assert [kind.choice.config.tile_rows for kind in invariant(mixed)] == [16, 64]
+    bounds = Problem((4,), (9,), heads=16)
+    assert [kind.least_rows for kind in invariant(bounds)] == [17]
+    assert [kind.least_rows for kind in invariant(bounds, ragged=True)] == [1, 17]
+    with pytest.raises(Unsupported, match="16 query rows and of more"):
+        choose(mixed, batch_invariant=True)
 
 
 @pytest.mark.serial

@@ -141,13 +141,20 @@ def test_unknown_schedule():
 def test_workspace_layout():
     plan = make_plan(Problem((1,), (8192,), heads=128), policy="greedy")
     layout = plan.workspace
-    assert [part.name for part in layout.slices] == ["counters", "partial_out", "partial_lse"]
+    assert [part.name for part in layout.slices] == [
+        "counters",
+        "mail",
+        "partial_out",
+        "partial_lse",
+    ]
     assert layout["counters"].offset == 0
     assert layout["counters"].nbytes == 65536
-    assert layout["partial_out"].offset == 65536
+    mail = layout["mail"].nbytes
+    assert mail == 19 * 2**19
+    assert layout["partial_out"].offset == 65536 + mail
     assert layout["partial_out"].shape == (86, 64, 512)
     assert layout["partial_lse"].shape == (86, 64)
-    assert layout.nbytes == 65536 + 86 * 64 * 512 * 4 + 86 * 64 * 4
+    assert layout.nbytes == 65536 + mail + 86 * 64 * 512 * 4 + 86 * 64 * 4
     assert str(layout).startswith(f"workspace: {layout.nbytes:,} bytes\n")
     assert make_plan(RAGGED, policy="none").workspace.slices == ()
     assert str(make_plan(RAGGED, policy="none").workspace) == "workspace: 0 bytes"
@@ -155,7 +162,7 @@ def test_workspace_layout():
 
 def test_workspace_slices_are_aligned_and_apart():
     layout = WorkspaceLayout.of(3, 1, 7, 512, device_tiles=11, device_workers=132)
-    assert [part.name for part in layout.slices][3:] == [
+    assert [part.name for part in layout.slices][4:] == [
         "tiles",
         "worker_begin",
         "merge_items",

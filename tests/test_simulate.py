@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import time
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,11 +13,30 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mla_lab.errors import InvalidInput
+from mla_lab.plan.config import KernelConfig
 from mla_lab.plan.tile import Plan
 from mla_lab.problem import Problem
-from mla_lab.simulate import H200, KV_M, Pipeline, bounds, constants_for, run_pipeline, simulate
+from mla_lab.simulate import (
+    H200,
+    KV_M,
+    Constants,
+    Pipeline,
+    Timeline,
+    constants_for,
+    launch,
+    run_pipeline,
+)
 
 CLOCKS = st.floats(1, 3000)
+
+
+def simulate(plan: Plan, constants: Constants = H200, **how: Any) -> Timeline:
+    """With constants that no new record changes."""
+    return launch.simulate(plan, constants, **how)
+
+
+def bounds(plan: Plan, constants: Constants = H200, **how: Any) -> dict[str, float]:
+    return launch.bounds(plan, constants, **how)
 
 
 def plan_of(problem: Problem, splits: int, workers: int, tile_rows: int = 64) -> Plan:
@@ -147,9 +167,53 @@ def test_a_second_launch_merges_where_workers_would_wait_for_others_that_have_no
 
 def test_large_memory_bound_steps_run_at_the_measured_bandwidth() -> None:
     problem = Problem.uniform(128, 1, 8192, 16)
-    timeline = simulate(plan_of(problem, 1, 128))
+    cool = replace(H200, clock_ghz=1.98)
+    timeline = simulate(plan_of(problem, 1, 128), cool)
     floor = problem.total_kv * 1152 / H200.read_tbps / 1e6
-    assert floor < timeline.makespan < 1.05 * floor
+    assert floor < timeline.makespan < 1.07 * floor
+
+
+def test_few_streams_do_not_reach_the_card_s_bandwidth() -> None:
+    def tbps(requests: int) -> float:
+        problem = Problem.uniform(requests, 1, 8192, 16)
+        return problem.bytes() / simulate(plan_of(problem, 1, requests)).makespan / 1e6
+
+    assert tbps(8) < 0.09 * 8
+    assert tbps(8) < 0.5 * tbps(32) < tbps(128) < H200.read_tbps
+
+
+def test_query_and_result_take_their_share_of_the_memory() -> None:
+    # the same keys: 64 rows bring 64 queries a request and leave 64 results (9.4 + 8.4 MB)
+    few, many = (
+        simulate(plan_of(Problem.uniform(128, 1, 1024, heads), 1, 128, tile_rows=heads), KV_M)
+        for heads in (16, 32)
+    )
+    assert many.makespan > few.makespan + 2.0
+
+
+def test_streams_that_share_a_memory_fall_behind_until_a_bound() -> None:
+    level, uneven = replace(H200, lag=0.0), replace(H200, lag=2.0)
+    behind = {}
+    for kv_len in (128, 1024, 8192):
+        plan = plan_of(Problem.uniform(128, 1, kv_len, 64), 1, 128)
+        behind[kv_len] = simulate(plan, uneven).makespan - simulate(plan, level).makespan
+    step = 128 * 64 * 1152 / 1e6 / H200.read_tbps
+    assert behind[128] == pytest.approx(2 * 2 / 8 * step)
+    assert behind[1024] == pytest.approx(behind[8192]) == pytest.approx(2 * step)
+
+
+def test_pairs_of_row_tiles_ask_l2_for_half() -> None:
+    plan = plan_of(Problem.uniform(1, 1, 65536, 128), 64, 128)
+    config = KernelConfig("cute/kv_m", options=(("pair", 2),))
+    tight = replace(H200, l2_tbps=2.0)
+    assert simulate(replace(plan, config=config), tight).makespan < simulate(plan, tight).makespan
+
+
+def test_mail_merges_without_a_counter_s_round_trip() -> None:
+    plan = plan_of(Problem.uniform(1, 1, 4096, 64), 16, 16)
+    mail = replace(plan, config=KernelConfig("cute/kv_m", options=(("fused_merge", 3),)))
+    saved = simulate(plan).makespan - simulate(mail).makespan
+    assert saved == pytest.approx(H200.merge_us - H200.mail_us)
 
 
 def test_workers_beyond_the_lanes_come_in_waves() -> None:
@@ -205,6 +269,14 @@ def test_a_step_of_128_requests_is_simulated_in_under_a_second() -> None:
     assert len(timeline) > plan.num_tiles
 
 
+def test_without_constants_the_fitted_ones_of_the_family_count() -> None:
+    for rows in (16, 64):
+        plan = plan_of(Problem.uniform(4, 1, 2048, 16), 2, 8, tile_rows=rows)
+        fitted = launch.simulate(plan, constants_for(rows))
+        assert launch.simulate(plan).makespan == fitted.makespan
+        assert launch.bounds(plan) == launch.bounds(plan, constants_for(rows))
+
+
 def test_power_sets_the_clock_by_the_matrix_load() -> None:
     powered = replace(H200, burst_ghz=1.98)
     small = plan_of(Problem.uniform(1, 1, 4096, 128), 8, 16)
@@ -217,7 +289,7 @@ def test_power_sets_the_clock_by_the_matrix_load() -> None:
 
 
 def test_few_rows_a_tile_cost_what_the_prototype_took() -> None:
-    assert constants_for(16) is KV_M
-    assert constants_for(64) is H200
+    for rows, family in ((16, KV_M), (32, KV_M), (64, H200), (128, H200)):
+        assert constants_for(rows).stages == family.stages
     steady = run_pipeline(Pipeline.of(KV_M, 16, 64, 1152), 40).steady() / KV_M.clock_ghz / 1e3
     assert steady == pytest.approx(1.2, abs=0.1)

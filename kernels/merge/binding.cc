@@ -19,10 +19,11 @@ OutType out_type(const TensorView& out) {
   return OutType::kFp32;
 }
 
-// sinks and lse may have no element: then there is no sink, and no lse is wanted.
+// sinks, scale and lse may have no element: then there is no sink, out_scale is the number, and no
+// lse is wanted.
 void merge(TensorView partial_out, TensorView partial_lse, TensorView merge_items,
-           TensorView q_begin, TensorView out, TensorView lse, TensorView sinks, int64_t heads,
-           double out_scale, double lse_scale, bool programmatic_launch) {
+           TensorView q_begin, TensorView out, TensorView lse, TensorView sinks, TensorView scale,
+           int64_t heads, double out_scale, double lse_scale, bool programmatic_launch) {
   mla::merge::Params p{};
   p.out_type = out_type(out);
   p.partial_out = floats(partial_out, "partial_out", {kAny, kAny, kLatent});
@@ -36,6 +37,7 @@ void merge(TensorView partial_out, TensorView partial_lse, TensorView merge_item
   p.out = mla::ffi::data(out, "out", DLDataTypeCode(type.code), type.bits, {rows, kLatent});
   p.lse = lse.numel() ? floats(lse, "lse", {rows}) : nullptr;
   p.sinks = sinks.numel() ? floats(sinks, "sinks", {heads}) : nullptr;
+  p.scale = scale.numel() ? floats(scale, "scale", {1}) : nullptr;
   p.heads = static_cast<int32_t>(heads);
   p.out_scale = static_cast<float>(out_scale);
   p.lse_scale = static_cast<float>(lse_scale);

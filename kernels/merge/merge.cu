@@ -132,7 +132,8 @@ __global__ void __launch_bounds__(kThreads) merge_rows(const __grid_constant__ P
 
   const bool has_keys = weights.sum > 0.0f;
   const float lse = has_keys ? weights.max + logf(weights.sum) : -INFINITY;
-  float factor = has_keys ? p.out_scale / weights.sum : 0.0f;
+  const float out_scale = p.scale != nullptr ? *p.scale : p.out_scale;
+  float factor = has_keys ? out_scale / weights.sum : 0.0f;
   if (p.sinks != nullptr && has_keys) {
     factor /= 1.0f + expf(p.sinks[row_in_request % p.heads] - lse);
   }

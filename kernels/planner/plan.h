@@ -59,17 +59,23 @@ struct Sizes {
   int32_t groups;
 };
 
+// Query rows of request i; 0 where they are not for this plan.
+MLA_PLANNER_FN inline int32_t rows_of(const Params& p, int32_t i) {
+  const int32_t rows = (p.q_begin[i + 1] - p.q_begin[i]) * p.heads;
+  return rows >= p.least_rows && rows <= p.most_rows ? most(0, rows) : 0;
+}
+
 template <class Team>
 MLA_PLANNER_FN int32_t collect(Team& team, const Params& p, const Scratch& s) {
-  team.each(p.batch, [&](int32_t i) { s.line[i] = p.q_begin[i + 1] > p.q_begin[i]; });
+  team.each(p.batch, [&](int32_t i) { s.line[i] = rows_of(p, i) > 0; });
   const int32_t requests = team.scan(s.line, p.batch);
   team.each(p.batch, [&](int32_t i) {
-    const int32_t tokens = p.q_begin[i + 1] - p.q_begin[i];
-    if (tokens <= 0) return;
+    const int32_t rows = rows_of(p, i);
+    if (rows == 0) return;
     const int32_t at = s.line[i];
     s.request[at] = i;
     s.blocks[at] = most(1, ceil_div(p.seq_lens[i], p.tile_kv));
-    s.rows[at] = ceil_div(tokens * p.heads, p.tile_rows);
+    s.rows[at] = ceil_div(rows, p.tile_rows);
   });
   return requests;
 }

@@ -34,6 +34,7 @@ __all__ = [
 MODULES: dict[str, str] = {
     "torch": "mla_lab.backends.torch:TorchBackend",
     "cute": "mla_lab.backends.cute:CuteBackend",
+    "cuda": "mla_lab.backends.cuda:CudaBackend",
 }
 ORDER = ("cute", "cuda", "torch")
 #: the contract's words

@@ -11,6 +11,7 @@ from torch import Tensor
 from ..call import Arguments, Call, Features
 from ..gpu import H200, Gpu
 from ..plan import Plan, WorkspaceLayout, choose
+from ..plan.kernel_costs import Q_M
 from ..problem import Problem
 from ..workspace import Workspace
 
@@ -69,6 +70,8 @@ def gpu_of(device: torch.device) -> Gpu | None:
 def plan_for(problem: Problem, gpu: Gpu | None, batch_invariant: bool) -> Plan:
     """The plan of known lengths; without a GPU the one that an H200 would get.
 
-    Every layer of a step asks for the same plan, so that the last ones are remembered.
+    Every layer of a step asks for the same plan, so that the last ones are remembered. Under batch
+    invariance by one rule for all requests, whatever kernels there are.
     """
-    return choose(problem, gpu or H200, batch_invariant).plan(problem)
+    costs = (Q_M,) if batch_invariant else None
+    return choose(problem, gpu or H200, batch_invariant, costs).plan(problem)

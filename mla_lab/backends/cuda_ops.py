@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 
 #: bounds of the planner's shared memory, see kernels/planner/planner.h
 MAX_BATCH, MAX_WORKERS = 4096, 1024
+#: more query rows than a request has
+ANY_ROWS = 2**31 - 1
 POLICIES = ("greedy", "fixed_size")
 LOG2_E = math.log2(math.e)
 
@@ -60,12 +62,14 @@ class Merge:
         out: Tensor,
         lse: Tensor,
         sinks: Tensor,
+        scale: Tensor | None = None,
     ) -> None:
         """Merge `partials` = (fp32 [slots, rows, 512], natural lse fp32 [slots, rows]).
 
         `items` int32 [groups, 4] as from `merge_items`, `q_begin` int32 [batch + 1] on the
         device; writes rows of out [total_q * heads, 512] and lse fp32 [total_q * heads] (or no
-        element, where no lse is wanted). sinks: fp32 [heads], or no element.
+        element, where no lse is wanted). sinks: fp32 [heads], or no element. scale: fp32 [1] in
+        place of `out_scale`, or no element.
         """
         kernel("merge").launch(
             *partials,
@@ -74,6 +78,7 @@ class Merge:
             out,
             lse,
             sinks,
+            sinks.new_empty(0) if scale is None else scale,
             self.heads,
             self.out_scale,
             LOG2_E if self.lse_base2 else 1.0,
@@ -88,7 +93,8 @@ class DevicePlanner:
     Bounds, not lengths, are known here: at most `max_batch` requests, `max_q_len` query tokens
     and `max_kv_len` cached tokens each, and `total_q` query tokens in all if given. `policy` is
     "greedy" (with `overhead`) or "fixed_size" (batch invariant; `split_blocks`, `max_splits`),
-    both persistent.
+    both persistent. Requests with fewer query rows than `least_rows`, or more than `most_rows`, are
+    left to another plan.
     """
 
     heads: int
@@ -103,6 +109,8 @@ class DevicePlanner:
     split_blocks: int = 16
     max_splits: int = 32
     total_q: int | None = None
+    least_rows: int = 1
+    most_rows: int = ANY_ROWS
 
     def __post_init__(self) -> None:
         if self.policy not in POLICIES:
@@ -114,7 +122,8 @@ class DevicePlanner:
     @property
     def max_row_tiles(self) -> int:
         """Row tiles of the batch: n requests with t rows in all have (t + n (tile - 1)) / tile."""
-        most = self.max_batch * max(1, -(-self.max_q_len * self.heads // self.tile_rows))
+        longest = min(self.max_q_len * self.heads, self.most_rows)
+        most = self.max_batch * max(1, -(-longest // self.tile_rows))
         if self.total_q is None:
             return most
         rows = self.total_q * self.heads + self.max_batch * (self.tile_rows - 1)
@@ -151,6 +160,8 @@ class DevicePlanner:
             self.overhead,
             self.split_blocks,
             self.max_splits,
+            self.least_rows,
+            self.most_rows,
         )
 
 

@@ -18,23 +18,20 @@ from ..errors import BuildError
 from ..gpu import H200, Gpu
 from ..jit import toolchain
 from ..plan import Choice, KernelConfig, choose
+from ..plan.choose import invariant_kinds, price
 from ..problem import LATENT_DIM, ROPE_DIM, Problem
 from ..workspace import Workspace
 from .base import gpu_of
 from .cuda_ops import MAX_BATCH
 from .device_plan import Formula, PlanOnDevice
-from .families import FAMILIES, complete, costs
+from .families import FAMILIES, Q_M, complete, costs
+from .gather import config_for, formula_for, gathers
 from .launch import Launch
 
 #: features that no kernel has yet, and their names in a call
 MISSING = {
-    "sparse": "sparse_mla_top_k: sparse calls",
-    "mask": "mask: draft masks other than the causal rule",
-    "sinks": "sinks",
-    "skip_softmax": "skip_softmax_threshold_scale_factor",
     "context_parallel": "enable_dcp: decode context parallel",
     "separate_tables": "uses_shared_paged_kv_idx=False: a table of its own for values",
-    "tensor_scales": "bmm1_scale, bmm2_scale as device tensors",
 }
 
 
@@ -49,7 +46,15 @@ class CuteBackend:
         if gpu is None:
             return "the tensors are on a CPU; its kernels run on a GPU"
         reason = _gpu_reason(gpu) or _feature_reason(features) or _format_reason(problem)
-        return reason or _build_reason(_choice(problem, gpu, features.batch_invariant), problem)
+        if reason:
+            return reason
+        if features.skip_softmax and gathers(problem):
+            return f"skip_softmax_threshold_scale_factor with pages of {problem.page_size}"
+        if features.skip_softmax and features.batch_invariant:
+            return "skip_softmax_threshold_scale_factor with batch_invariant"
+        configs = _configs(problem, gpu, features)
+        reasons = (_build_reason(config, problem, features) for config in configs)
+        return next(filter(None, reasons), None)
 
     def plan(self, call: Call, gpu: Gpu | None) -> PlanOnDevice | Formula:
         """A plan that the device makes in each launch, within the call's bounds, or a formula.
@@ -59,9 +64,13 @@ class CuteBackend:
         if gpu is None:
             raise BuildError("plan: got a CPU; supported: a GPU")
         problem = call.problem
+        if problem.top_k:
+            return formula_for(problem, call.form.total_q, gpu, call.features.batch_invariant)
         longest = min(1 << (max(problem.kv_lens) - 1).bit_length(), call.form.bounds.kv_lens[0])
         problem = replace(problem, kv_lens=(longest,) * problem.batch)
-        return _plan(problem, call.form.total_q, gpu, call.features.batch_invariant)
+        if call.features.batch_invariant and not gathers(problem):
+            return _invariant_plan(problem, call.form.total_q, gpu, call.features.ragged)
+        return _plan(problem, call.form.total_q, gpu, call.features)
 
     def run(self, call: Call, plan: Any, workspace: Workspace) -> Launch:
         """Enqueues the call; returns what repeats it for equal calls."""
@@ -94,22 +103,20 @@ def _format_reason(problem: Problem) -> str | None:
     for family in FAMILIES.values():
         formats = (problem.q_dtype, problem.out_dtype)
         dense = problem.kv_format == problem.q_dtype
-        if dense and set(formats) <= set(family.dtypes) and problem.page_size in family.page_sizes:
+        if dense and set(formats) <= set(family.dtypes):
             return None
     dtypes = tuple(dict.fromkeys(d for family in FAMILIES.values() for d in family.dtypes))
-    pages = sorted({size for family in FAMILIES.values() for size in family.page_sizes})
     return (
-        f"query {problem.q_dtype}, cache {problem.kv_format}, out {problem.out_dtype}, pages of "
-        f"{problem.page_size}; its kernels take query and cache of one dtype of {dtypes}, out of "
-        f"one of them, pages of {pages}"
+        f"query {problem.q_dtype}, cache {problem.kv_format}, out {problem.out_dtype}; its kernels "
+        f"take query and cache of one dtype of {dtypes}, out of one of them"
     )
 
 
-def _build_reason(choice: Choice, problem: Problem) -> str | None:
+def _build_reason(config: KernelConfig, problem: Problem, features: Features) -> str | None:
     """None where the kernels are compiled or a compiler is here, else what is missing."""
-    arch = FAMILIES[choice.config.kernel].archs[0]
-    wanted = [complete(choice.config, problem, None)]
-    if not FAMILIES[choice.config.kernel].grid:
+    arch = FAMILIES[config.kernel].archs[0]
+    wanted = [complete(config, problem, None, features)]
+    if not config.option("grid"):
         wanted.append(KernelConfig("cuda/planner"))
     for config in wanted:
         if jit.find(config, arch) is None:
@@ -121,15 +128,34 @@ def _build_reason(choice: Choice, problem: Problem) -> str | None:
 
 
 @lru_cache(maxsize=256)
-def _choice(problem: Problem, gpu: Gpu, batch_invariant: bool) -> Choice:
-    return choose(problem, gpu, batch_invariant, costs())
+def _choice(problem: Problem, gpu: Gpu, features: Features) -> Choice:
+    if features.skip_softmax:
+        # where products are what takes the time, and in the one tile with registers for it
+        family = next(c for c in costs() if c.kernel == Q_M.kernel)
+        return price(problem, gpu, family, 64, 1)
+    return choose(problem, gpu, costs=costs(), on_device=True)
+
+
+def _configs(problem: Problem, gpu: Gpu, features: Features) -> list[KernelConfig]:
+    if gathers(problem):
+        return [config_for(problem, features.batch_invariant)]
+    if features.batch_invariant:
+        kinds = invariant_kinds(problem, gpu, costs(), features.ragged)
+        return [kind.choice.config for kind in kinds]
+    return [_choice(problem, gpu, features).config]
 
 
 @lru_cache(maxsize=256)
-def _plan(
-    problem: Problem, total_q: int, gpu: Gpu, batch_invariant: bool
-) -> PlanOnDevice | Formula:
-    choice = _choice(problem, gpu, batch_invariant)
-    if FAMILIES[choice.config.kernel].grid:
+def _invariant_plan(problem: Problem, total_q: int, gpu: Gpu, ragged: bool) -> PlanOnDevice:
+    kinds = invariant_kinds(problem, gpu, costs(), ragged)
+    return PlanOnDevice.of_kinds(kinds, problem, total_q)
+
+
+@lru_cache(maxsize=256)
+def _plan(problem: Problem, total_q: int, gpu: Gpu, features: Features) -> PlanOnDevice | Formula:
+    if gathers(problem):
+        return formula_for(problem, total_q, gpu, features.batch_invariant)
+    choice = _choice(problem, gpu, features)
+    if choice.config.option("grid"):
         return Formula.of(choice.config, dict(choice.knobs)["num_splits"], problem, gpu)
     return PlanOnDevice.of(choice, problem, total_q)

@@ -22,13 +22,14 @@ from torch import Tensor
 from ..errors import invalid, unsupported
 from ..gpu import Gpu
 from ..plan import Choice, KernelConfig, Plan, WorkspaceLayout
+from ..plan.choose import Kind
 from ..plan.cuts import Shape
-from ..plan.formula import MAX_SPLITS
+from ..plan.formula import MAX_SPLITS, mail_words, whole_pairs
 from ..plan.search import walk_overhead
-from ..plan.workspace import MAX_GROUPS
+from ..plan.workspace import MAIL_WORDS, MAX_GROUPS
 from ..problem import Problem
 from ..workspace import Workspace
-from .cuda_ops import DevicePlan, DevicePlanner, merge_items
+from .cuda_ops import ANY_ROWS, DevicePlan, DevicePlanner, merge_items
 from .families import check_resident
 
 #: policies and schedules of the plans that are a formula of each request's length
@@ -43,11 +44,27 @@ class PlanOnDevice:
 
     config: KernelConfig
     planner: DevicePlanner
+    #: of this launch; where another precedes it, behind the other's slices
     workspace: WorkspaceLayout
+    #: launched before, for the call's requests of other numbers of query rows
+    before: PlanOnDevice | None = None
 
     @classmethod
-    def of(cls, choice: Choice, bounds: Problem, total_q: int) -> PlanOnDevice:
-        """The planner for calls within `bounds`. Raises Unsupported where there are too many."""
+    def of_kinds(cls, kinds: list[Kind], bounds: Problem, total_q: int) -> PlanOnDevice:
+        """One launch for each kind of request, one behind the other."""
+        first, *others = (cls.of(kind.choice, bounds, total_q, kind) for kind in kinds)
+        for plan in others:
+            layout = plan.workspace.behind(first.workspace)
+            first = replace(plan, workspace=layout, before=first)
+        return first
+
+    @classmethod
+    def of(
+        cls, choice: Choice, bounds: Problem, total_q: int, kind: Kind | None = None
+    ) -> PlanOnDevice:
+        """The planner for calls within `bounds`, or for requests of one kind. Raises Unsupported
+        where there are too many.
+        """
         config = choice.config
         planner = DevicePlanner(
             heads=bounds.heads,
@@ -60,6 +77,9 @@ class PlanOnDevice:
             total_q=total_q,
         )
         planner = replace(planner, **_policy(choice, bounds))
+        if kind is not None:
+            most = ANY_ROWS if kind.most_rows is None else kind.most_rows
+            planner = replace(planner, least_rows=kind.least_rows, most_rows=most)
         tiles, slots, groups = planner.capacity
         check_groups("plan", groups, config.cluster)
         layout = WorkspaceLayout.of(
@@ -95,8 +115,9 @@ class Formula:
 
     config: KernelConfig
     num_splits: int
-    #: of the longest request
+    #: of the longest request, and those of the whole batch
     row_tiles: int
+    groups: int
     workspace: WorkspaceLayout
 
     @classmethod
@@ -106,11 +127,26 @@ class Formula:
             raise unsupported("plan", f"{num_splits} pieces a request", f"1 to {MAX_SPLITS}")
         row_tiles = max(1, -(-max(bounds.q_lens, default=0) * bounds.heads // config.tile_rows))
         groups = bounds.batch * row_tiles
-        check_resident(config, groups * num_splits, gpu)
+        pairs = whole_pairs(row_tiles, config.option("pair", 1))
+        check_resident(config, bounds.batch * pairs * num_splits, gpu)
         check_groups("plan", groups, config.cluster)
         slots = groups * num_splits if num_splits > 1 else 0
-        layout = WorkspaceLayout.of(slots, groups, config.tile_rows, bounds.latent_dim)
-        return cls(config, num_splits, row_tiles, layout)
+        by_mail = config.option("fused_merge", 1) == 3 and slots > 0
+        if by_mail:
+            words = sum(mail_words(slots, config.tile_rows, num_splits, bounds.latent_dim))
+            if words > MAIL_WORDS:
+                got = f"{slots} partials of {config.tile_rows} rows"
+                raise unsupported("plan", got, f"up to {MAIL_WORDS * 4:,} bytes of them")
+            slots = 0
+        layout = WorkspaceLayout.of(
+            slots, groups, config.tile_rows, bounds.latent_dim, mail=by_mail
+        )
+        return cls(config, num_splits, row_tiles, groups, layout)
+
+    @property
+    def slots(self) -> int:
+        """Partials that the launch has room for; 0 where no request is cut."""
+        return self.groups * self.num_splits if self.num_splits > 1 else 0
 
     @classmethod
     def of_plan(cls, config: KernelConfig, plan: Plan, gpu: Gpu) -> Formula:

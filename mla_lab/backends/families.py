@@ -8,12 +8,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+from ..call import Features
 from ..errors import unsupported
 from ..gpu import Gpu
-from ..plan.choose import GRID_OPTIONS, TILES
 from ..plan.config import KernelConfig
 from ..plan.kernel_costs import KernelCosts, recorded_costs
+from ..plan.tile import Plan
+from ..plan.ways import MAIL, ROWS, WALK, Way, ways_of
 from ..problem import Problem
+from .extras import with_features
 
 
 @dataclass(frozen=True)
@@ -24,13 +27,16 @@ class Family:
     archs: tuple[str, ...]
     dtypes: tuple[str, ...]
     page_sizes: tuple[int, ...]
-    #: (tile rows, CTAs of a cluster)
-    tiles: tuple[tuple[int, int], ...]
     tile_kv: int
     #: its merge waits for other CTAs, so that all of a launch must be running at once
     waits: bool
-    #: it follows a formula (see `plan.formula`) in place of a plan's words
-    grid: bool = False
+    #: a build whose partials the merge kernel merges is shipped as well
+    apart: bool = False
+
+    @property
+    def tiles(self) -> tuple[tuple[int, int], ...]:
+        """(tile rows, CTAs of a cluster), whichever way."""
+        return tuple(dict.fromkeys(tile for way in ways_of(self.kernel) for tile in way.tiles))
 
 
 Q_M = Family(
@@ -38,19 +44,17 @@ Q_M = Family(
     archs=("sm_90a",),
     dtypes=("bf16", "fp16"),
     page_sizes=(16, 32, 64, 128),
-    tiles=TILES["cute/q_m"],
     tile_kv=64,
     waits=True,
+    apart=True,
 )
 KV_M = Family(
     kernel="cute/kv_m",
     archs=("sm_90a",),
     dtypes=("bf16", "fp16"),
     page_sizes=(16, 32, 64, 128),
-    tiles=TILES["cute/kv_m"],
     tile_kv=64,
     waits=True,
-    grid=True,
 )
 FAMILIES = {family.kernel: family for family in (Q_M, KV_M)}
 
@@ -60,34 +64,30 @@ def costs() -> tuple[KernelCosts, ...]:
     return tuple(cost for cost in recorded_costs() if cost.kernel in FAMILIES)
 
 
-def family_of(tile_rows: int) -> Family | None:
-    """The family whose work tiles have as many rows."""
-    for family in FAMILIES.values():
-        if any(rows == tile_rows for rows, _ in family.tiles):
-            return family
+def config_for_plan(plan: Plan) -> KernelConfig | None:
+    """The kernel for a plan that names none: the first with work tiles of as many rows, by formula
+    where the plan may be one.
+    """
+    grid = plan.schedule == "grid"
+    for way in (MAIL if grid else WALK, WALK if grid else MAIL, ROWS):
+        for tile in way.tiles:
+            if tile[0] == plan.tile_rows:
+                return config_for(way, tile)
     return None
 
 
-def config_for_tiles(tile_rows: int) -> KernelConfig | None:
-    """The kernel for a plan that names none: the first with work tiles of as many rows."""
-    family = family_of(tile_rows)
-    if family is None:
-        return None
-    return config_for_tile(next(tile for tile in family.tiles if tile[0] == tile_rows))
-
-
-def config_for_tile(tile: tuple[int, int]) -> KernelConfig:
-    """The kernel that is compiled for (tile rows, cluster)."""
-    family = next(family for family in FAMILIES.values() if tile in family.tiles)
+def config_for(way: Way, tile: tuple[int, int]) -> KernelConfig:
+    """The kernel that is compiled for `way` and (tile rows, cluster)."""
     rows, cluster = tile
-    config = KernelConfig(family.kernel, tile_rows=rows, cluster=cluster)
-    # one query token is the causal rule's plainest case: a formula's kernel always has it
-    return replace(config, mask="causal", options=GRID_OPTIONS) if family.grid else config
+    # one query token is the causal rule's plainest case: with KV on M one kernel has both
+    mask = "none" if way is ROWS else "causal"
+    return KernelConfig(way.kernel, tile_rows=rows, cluster=cluster, mask=mask, options=way.options)
 
 
 def check_resident(config: KernelConfig, num_workers: int, gpu: Gpu) -> None:
     """Raises Unsupported for a grid of more workers than the card runs at once."""
-    most = gpu.workers(config.cluster)
+    pair = config.option("pair", 1)
+    most = gpu.workers(config.cluster * pair) * pair
     if num_workers > most:
         name = f"{config.tile_rows} rows x {config.cluster} CTAs"
         got = f"{num_workers} workers of {name}, whose merge waits for all of them"
@@ -96,19 +96,28 @@ def check_resident(config: KernelConfig, num_workers: int, gpu: Gpu) -> None:
 
 def resident(config: KernelConfig, num_workers: int, sms: int) -> KernelConfig:
     """`config` for a launch of so many workers: where they cannot all run at once and the merge
-    would wait for one that has not begun, the merge kernel does it.
+    would wait for one that has not begun, the merge kernel does it. Raises Unsupported where no
+    build leaves that to the merge kernel.
     """
-    if not FAMILIES[config.kernel].waits or num_workers * config.cluster <= sms:
+    family = FAMILIES[config.kernel]
+    if not family.waits or num_workers * config.cluster <= sms:
         return config
+    if not family.apart:
+        got = f"{num_workers} workers of {config.tile_rows} rows, whose merge waits for all of them"
+        raise unsupported("plan", got, f"up to {sms // config.cluster} on this card")
     options = dict(config.options) | {"fused_merge": 0}
     return replace(config, options=tuple(options.items()))
 
 
-def complete(config: KernelConfig, problem: Problem, pdl: bool | None) -> KernelConfig:
-    """`config` for this call's formats, with the caller's tensors as they are ("shaped").
+def complete(
+    config: KernelConfig, problem: Problem, pdl: bool | None, features: Features
+) -> KernelConfig:
+    """`config` for this call's formats and features, with the caller's tensors as they are
+    ("shaped").
 
     pdl False takes programmatic dependent launch out; the kernels have it otherwise.
     """
+    config = with_features(config, features)
     options = dict(config.options) | {"shaped": 1}
     if pdl is False:
         options["pdl"] = 0
@@ -117,6 +126,7 @@ def complete(config: KernelConfig, problem: Problem, pdl: bool | None) -> Kernel
         q_dtype=problem.q_dtype,
         kv_format=problem.kv_format,
         out_dtype=problem.out_dtype,
-        page_size=problem.page_size,
+        # tokens that are fetched one by one may lie in pages of any size
+        page_size=KernelConfig.page_size if config.option("gather") else problem.page_size,
         options=tuple(options.items()),
     )

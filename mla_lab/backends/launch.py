@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
@@ -25,7 +25,7 @@ from ..call import Arguments, Call
 from ..errors import invalid, unsupported
 from ..gpu import Gpu
 from ..plan import KernelConfig, Plan
-from ..plan.choose import GRID_OPTIONS
+from ..plan.formula import mail_words
 from ..workspace import Workspace
 from . import cuda_ops
 from .cuda_ops import DevicePlan, DevicePlanner, Merge
@@ -37,7 +37,9 @@ from .device_plan import (
     refuse_capture,
     uniform_q_begin,
 )
-from .families import FAMILIES, complete, config_for_tiles, resident
+from .extras import Extras, number
+from .families import FAMILIES, complete, config_for_plan, resident
+from .gather import gathers
 
 LOG2_E = math.log2(math.e)
 #: what tensor maps and 16-byte stores ask for
@@ -54,6 +56,8 @@ class Shapes:
     cache_4d: bool
     #: lse is [batch, q_len, heads]
     lse_3d: bool
+    #: block_tables is [batch, q_len, top_k]
+    table_3d: bool
     lse_base2: bool
 
     @classmethod
@@ -62,13 +66,14 @@ class Shapes:
         return cls(
             ragged=call.features.ragged,
             cache_4d=call.given.kv_cache.dim() == 4,
+            table_3d=call.features.sparse and call.given.block_tables.dim() == 3,
             lse_3d=call.lse is not None and call.lse.dim() == 3,
             lse_base2=call.lse is not None and call.given.return_lse_base == "base2",
         )
 
     @property
     def plain(self) -> bool:
-        return not (self.ragged or self.cache_4d or self.lse_3d)
+        return not (self.ragged or self.cache_4d or self.lse_3d or self.table_3d)
 
 
 class Launch:
@@ -81,12 +86,16 @@ class Launch:
         words: DevicePlan | Formula,
         workspace: Workspace,
         planner: DevicePlanner | None = None,
+        before: Launch | None = None,
     ) -> None:
-        """Work comes from `words`, which `planner` writes in each call where there is one."""
+        """Work comes from `words`, which `planner` writes in each call where there is one; `before`
+        is for the call's other requests.
+        """
         form = call.form
         self.config = config
         self.attend = kernel(config, form.device)
         self._planner = planner
+        self._before = before
         self._words = words if isinstance(words, DevicePlan) else None
         self._walk: tuple[Tensor, ...] = ()
         self._numbers: tuple[int, ...] = ()
@@ -97,10 +106,19 @@ class Launch:
                 self._merge_items = words.merge_items
         else:
             q_len = 0 if form.features.ragged else form.bounds.q_lens[0]
+            q_len = 1 if form.features.sparse else q_len
             self._numbers = (words.num_splits, words.row_tiles, q_len)
-        self._between = between(workspace, config.tile_rows, form.bounds.latent_dim)
+        self._between = (
+            mail(workspace, words, form.bounds.latent_dim)
+            if isinstance(words, Formula) and config.option("fused_merge", 1) == 3
+            else between(workspace, config.tile_rows, form.bounds.latent_dim)
+        )
         self._heads = form.bounds.heads
         self._shapes = Shapes.of(call)
+        self._base2 = self._shapes.lse_base2
+        if before is not None:
+            before._base2 = False  # the last launch changes the base of all rows
+        self._extras = Extras(config, form)
         self._no_lse = torch.empty(0, 0, dtype=torch.float32, device=form.device)
         load_around(planner is not None, self._merge_items is not None, form.device)
         self._q_begin: Tensor | None = None  # the caller's, where requests are ragged
@@ -115,22 +133,31 @@ class Launch:
         """Raises InvalidInput or Unsupported where no kernel can run `plan`, or where something
         that happens once would happen inside the capture of a graph.
         """
-        bounds, pdl = call.form.bounds, call.given.enable_pdl
+        bounds, pdl, features = call.form.bounds, call.given.enable_pdl, call.features
         if isinstance(plan, PlanOnDevice):
-            config = complete(plan.config, bounds, pdl)
-            return cls(call, config, plan.words(workspace), workspace, plan.planner)
+            config = complete(plan.config, bounds, pdl, features)
+            before = None
+            if plan.before is not None:
+                own = Workspace(plan.before.workspace, workspace.buffer)
+                before = cls.of(call, plan.before, own, gpu)
+            return cls(call, config, plan.words(workspace), workspace, plan.planner, before)
         if isinstance(plan, Formula):
-            return cls(call, complete(plan.config, bounds, pdl), plan, workspace)
-        config = complete(config_of(plan, gpu), bounds, pdl)
-        if FAMILIES[config.kernel].grid:
+            return cls(call, complete(plan.config, bounds, pdl, features), plan, workspace)
+        config = complete(config_of(plan, gpu), bounds, pdl, features)
+        if config.option("grid"):
             return cls(call, config, Formula.of_plan(config, plan, gpu), workspace)
         return cls(call, config, on_device(plan, call.form.device), workspace)
 
     def __call__(self, given: Arguments, out: Tensor, lse: Tensor | None) -> None:
         """Enqueue everything for one call's tensors."""
+        if self._before is not None:
+            self._before(given, out, lse)
         query, cache, result, lse_rows = given.query, given.kv_cache, out, lse
+        tables = given.block_tables
         if not self._shapes.plain:
             query, cache, result, lse_rows = self._view(query, cache, out, lse)
+            if self._shapes.table_3d:
+                tables = tables.flatten(0, 1)
         if lse_rows is None:
             lse_rows = self._no_lse
         q_begin: Any = given.cum_seq_lens_q if self._q_begin is None else self._q_begin
@@ -143,21 +170,22 @@ class Launch:
                 result,
                 lse_rows,
                 *self._between,
-                given.block_tables,
+                tables,
                 given.seq_lens,
                 q_begin,
                 *self._walk,
                 self._heads,
-                float(given.bmm1_scale * LOG2_E),
-                float(given.bmm2_scale),
+                number(given.bmm1_scale, LOG2_E),
+                number(given.bmm2_scale),
                 *self._numbers,
+                *self._extras(given),
             )
         except ValueError as error:
             got = f"tensors that the kernel refuses ({error})"
             raise invalid("query, kv_cache, out", got, PLACES) from None
         if self._merge_items is not None:
             self._merge(self._merge_items, given, q_begin, out, lse_rows)
-        if self._shapes.lse_base2:
+        if self._base2:
             lse_rows.mul_(LOG2_E)
 
     def _view(
@@ -178,13 +206,13 @@ class Launch:
         """The merge kernel, which may start while the attention kernel drains."""
         merge = Merge(
             self._heads,
-            float(given.bmm2_scale),
+            number(given.bmm2_scale),
             programmatic_launch=given.enable_pdl is not False,
         )
         partial_out, partial_lse, _ = self._between
         rows = out.view(-1, out.shape[-1])
-        no_sinks = self._no_lse.view(-1)
-        merge((partial_out, partial_lse), items, q_begin, rows, lse.view(-1), no_sinks)
+        sinks, scale = self._extras.sinks(given), self._extras.out_scale(given)
+        merge((partial_out, partial_lse), items, q_begin, rows, lse.view(-1), sinks, scale)
 
 
 def between(workspace: Workspace, tile_rows: int, latent_dim: int) -> tuple[Tensor, Tensor, Tensor]:
@@ -198,16 +226,33 @@ def between(workspace: Workspace, tile_rows: int, latent_dim: int) -> tuple[Tens
     return out, lse, torch.empty(0, dtype=torch.int32, device=device)
 
 
+def mail(workspace: Workspace, formula: Formula, latent_dim: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Partials and notes that are their own flags, and counters that nobody reads; without
+    elements where no request is cut.
+    """
+    rows, splits, slots = formula.config.tile_rows, formula.num_splits, formula.slots
+    if not slots:
+        nothing = torch.empty(0, dtype=torch.float32, device=workspace.buffer.device)
+        out, notes = nothing.new_empty(0, rows, latent_dim), nothing.new_empty(0, 4)
+        return out, notes, torch.empty(0, dtype=torch.int32, device=workspace.buffer.device)
+    words = workspace["mail"]
+    end, more = mail_words(slots, rows, splits, latent_dim)
+    out = words[:end].view(slots, rows, latent_dim)
+    return out, words[end : end + more].view(-1, 4), workspace["counters"]
+
+
 def config_of(plan: Plan, gpu: Gpu) -> KernelConfig:
     """The kernel for a caller's plan. Raises Unsupported where none can run it."""
-    config = plan.config or config_for_tiles(plan.tile_rows)
+    if gathers(plan.problem):
+        got = f"a plan for pages of {plan.problem.page_size}, {plan.problem.top_k} slots a token"
+        raise unsupported("plan", got, "None where tokens are fetched one by one")
+    config = plan.config or config_for_plan(plan)
     family = FAMILIES.get(config.kernel) if config else None
     if config is None or family is None or plan.tile_kv != family.tile_kv:
         has = [f"{rows} x {f.tile_kv}" for f in FAMILIES.values() for rows, _ in f.tiles]
         raise unsupported("plan", f"work tiles of {plan.tile_rows} x {plan.tile_kv}", has)
-    if family.grid:
-        options = dict(config.options) | dict(GRID_OPTIONS)
-        return replace(config, mask="causal", options=tuple(options.items()))
+    if config.option("grid"):
+        return config
     check_groups("plan", plan.num_groups, config.cluster)
     return resident(config, plan.num_workers, gpu.sms)
 

@@ -17,6 +17,7 @@ import numpy as np
 from ..errors import invalid
 from ..plan import KernelCosts
 from ..plan.calibrate import FITTED, Measured, fit, predictions
+from ..plan.ways import way_of
 from .peers.variant import Variant
 from .records import Row, problem_of, results
 
@@ -41,7 +42,8 @@ class Launch:
     """One measured variant of a case."""
 
     case: str
-    kernel: str
+    #: of the costs that are its own: kernel and way
+    key: tuple[str, str]
     measured: Measured
 
 
@@ -81,7 +83,8 @@ def launches(rows: Iterable[Row]) -> list[Launch]:
             had = {name: notes[name] for name in made}
             raise invalid("record", f"{row['case']} {row['peer']}: {had}", f"plans as now: {made}")
         measured = Measured(plan, row["us"], variant.config.cluster, variant.fused)
-        found.append(Launch(row["case"], variant.config.kernel, measured))
+        key = variant.config.kernel, way_of(variant.config)
+        found.append(Launch(row["case"], key, measured))
     # of equals the first wins, as in `plan.choose`: the tile that reads each KV block once
     found.sort(key=lambda launch: -launch.measured.plan.tile_rows)
     if not found:
@@ -91,18 +94,18 @@ def launches(rows: Iterable[Row]) -> list[Launch]:
 
 def fit_all(found: Sequence[Launch], start: Sequence[KernelCosts]) -> list[KernelCosts]:
     """`start`, with the families that were measured fitted to their launches."""
-    kernels = {launch.kernel for launch in found}
+    keys = {launch.key for launch in found}
     fitted = []
     for costs in start:
-        own = [launch.measured for launch in found if launch.kernel == costs.kernel]
-        fitted.append(fit(costs, own, TOLD) if costs.kernel in kernels else costs)
+        own = [launch.measured for launch in found if launch.key == costs.key]
+        fitted.append(fit(costs, own, TOLD) if costs.key in keys else costs)
     return fitted
 
 
 def quality(costs: Sequence[KernelCosts], found: Sequence[Launch]) -> Quality:
     """How well `costs` predict and choose among `found`."""
-    by_kernel = {family.kernel: family for family in costs}
-    predicted = np.array([float(predictions(by_kernel[x.kernel], [x.measured])[0]) for x in found])
+    by_key = {family.key: family for family in costs}
+    predicted = np.array([float(predictions(by_key[x.key], [x.measured])[0]) for x in found])
     us = np.array([launch.measured.us for launch in found])
     cases = np.array([launch.case for launch in found])
     regrets = []
@@ -129,10 +132,12 @@ def held_out(found: Sequence[Launch], start: Sequence[KernelCosts]) -> list[Qual
     return [quality(fit_all(halves[1 - i], start), halves[i]) for i in (0, 1)]
 
 
-def write(path: Path, costs: Sequence[KernelCosts], source: str, kernels: Iterable[str]) -> None:
-    """`data/kernel_costs.json`: the constants, those of `kernels` with their new source."""
-    fitted = set(kernels)
-    told = [replace(c, source=source) if c.kernel in fitted else c for c in costs]
+def write(
+    path: Path, costs: Sequence[KernelCosts], source: str, keys: Iterable[tuple[str, str]]
+) -> None:
+    """`data/kernel_costs.json`: the constants, those of `keys` with their new source."""
+    fitted = set(keys)
+    told = [replace(c, source=source) if c.key in fitted else c for c in costs]
     rows = [
         {
             name: float(f"{value:.4g}") if isinstance(value, float) else value

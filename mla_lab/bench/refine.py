@@ -27,22 +27,22 @@ def refine(
 ) -> list[KernelCosts]:
     """`costs` after `steps` tries; the same seed and record give the same constants."""
     rng = random.Random(seed)
-    best = {family.kernel: family for family in costs}
-    measured = [launch for launch in found if launch.kernel in best]
+    best = {family.key: family for family in costs}
+    measured = [launch for launch in found if launch.key in best]
     score = Score(measured)
     least = score(best)
-    kernels = sorted({launch.kernel for launch in measured})
+    keys = sorted({launch.key for launch in measured})
     for _ in range(steps):
-        kernel = rng.choice(kernels)
+        key = rng.choice(keys)
         names = rng.sample(TOLD, rng.choice((1, 1, 2, 3)))
         changes = {
-            name: max(1e-3, getattr(best[kernel], name) * rng.choice(FACTORS)) for name in names
+            name: max(1e-3, getattr(best[key], name) * rng.choice(FACTORS)) for name in names
         }
-        tried = best | {kernel: replace(best[kernel], **changes)}
+        tried = best | {key: replace(best[key], **changes)}
         value = score(tried)
         if value < least:
             best, least = tried, value
-    return [best[family.kernel] for family in costs]
+    return [best[family.key] for family in costs]
 
 
 class Score:
@@ -53,15 +53,15 @@ class Score:
         cases = np.array([launch.case for launch in found])
         self._cases = [np.flatnonzero(cases == name) for name in dict.fromkeys(cases.tolist())]
         self._own = {
-            kernel: [i for i, launch in enumerate(found) if launch.kernel == kernel]
-            for kernel in {launch.kernel for launch in found}
+            key: [i for i, launch in enumerate(found) if launch.key == key]
+            for key in {launch.key for launch in found}
         }
         self._found = found
 
-    def __call__(self, costs: dict[str, KernelCosts]) -> float:
+    def __call__(self, costs: dict[tuple[str, str], KernelCosts]) -> float:
         us, predicted = self._us, np.empty(len(self._us))
-        for kernel, own in self._own.items():
-            predicted[own] = predictions(costs[kernel], [self._found[i].measured for i in own])
+        for key, own in self._own.items():
+            predicted[own] = predictions(costs[key], [self._found[i].measured for i in own])
         regrets = [us[own[predicted[own].argmin()]] / us[own].min() - 1 for own in self._cases]
         error = float(np.median(np.abs(predicted / us - 1)))
         return float(np.mean(regrets)) + ERROR_WEIGHT * error + WORST_WEIGHT * max(regrets)

@@ -1,9 +1,9 @@
 """Every way of ours to run a case, timed in one run: what the cost model is fitted to.
 
-For each kernel and tile that fits a case: whole requests, several fixed counts of splits, the
-greedy walk and the cost model's own cuts; with partials, merged by the kernel itself and apart.
-A kernel that follows a formula takes counts of splits alone. Plans that are equal are timed once;
-of each kernel and tile, the few that the model likes best.
+For each way to launch a kernel (see `plan.ways`) and tile that fits a case: whole requests, several
+fixed counts of splits, the greedy walk and the cost model's own cuts; with partials, merged by the
+kernel itself and apart. A kernel that follows a formula takes counts of splits alone. Plans that
+are equal are timed once; of each way and tile, the few that the model likes best.
 """
 
 from __future__ import annotations
@@ -13,12 +13,13 @@ from dataclasses import replace
 from typing import Any
 
 from .. import backends
-from ..backends.families import FAMILIES, Family, config_for_tile, costs
+from ..backends.families import FAMILIES, config_for, costs
 from ..errors import InvalidInput
 from ..gpu import H200, Gpu
-from ..plan import KernelConfig, KernelCosts, Plan, predicted_us
+from ..plan import KernelCosts, Plan, predicted_us
 from ..plan.cuts import Shape
 from ..plan.formula import most_splits
+from ..plan.ways import ROWS, Way, find_way
 from ..problem import Problem
 from .cases import Case
 from .harness import Bench
@@ -49,15 +50,17 @@ class Sweep(Bench):
 def variants(problem: Problem, gpu: Gpu = H200, per_tile: int = PER_TILE) -> list[Variant]:
     """What is worth timing of `problem`."""
     found = []
-    for family_costs in costs():
-        family = FAMILIES[family_costs.kernel]
-        for tile in fitting_tiles(problem, family):
-            every = _of_tile(problem, family, family_costs, gpu, tile)
-            found += _best(problem, family, every)[:per_tile]
+    for way_costs in costs():
+        way = find_way(*way_costs.key)
+        if way is None:
+            continue
+        for tile in fitting_tiles(problem, way):
+            every = _of_tile(problem, way, way_costs, gpu, tile)
+            found += _best(problem, every)[:per_tile]
     return found
 
 
-def _best(problem: Problem, family: Family, every: Iterator[Variant]) -> list[Variant]:
+def _best(problem: Problem, every: Iterator[Variant]) -> list[Variant]:
     """Those of one tile that differ and may win, the best by prediction first."""
     timed: dict[Any, tuple[float, Variant]] = {}
     for variant in every:
@@ -70,50 +73,53 @@ def _best(problem: Problem, family: Family, every: Iterator[Variant]) -> list[Va
     return [variant for us, variant in ranked if us <= HOPELESS * ranked[0][0]]
 
 
-def fitting_tiles(problem: Problem, family: Family) -> list[tuple[int, int]]:
-    """(rows, cluster) of `family` of which a request's rows fill more than half, or its least."""
+def fitting_tiles(problem: Problem, way: Way) -> list[tuple[int, int]]:
+    """(rows, cluster) of `way` of which a request's rows fill more than half, or its least; where
+    row tiles go in pairs, those of which a request has two.
+    """
     rows = problem.heads if problem.top_k else max(problem.rows.tolist())
-    least = min(height for height, _ in family.tiles)
-    return [tile for tile in family.tiles if tile[0] < 2 * rows or tile[0] == least]
+    least = min(height for height, _ in way.tiles)
+    tiles = [tile for tile in way.tiles if tile[0] < 2 * rows or tile[0] == least]
+    return [tile for tile in tiles if way.pair == 1 or tile[0] < rows]
 
 
 def _of_tile(
-    problem: Problem, family: Family, family_costs: KernelCosts, gpu: Gpu, tile: tuple[int, int]
+    problem: Problem, way: Way, way_costs: KernelCosts, gpu: Gpu, tile: tuple[int, int]
 ) -> Iterator[Variant]:
-    """Every policy on one tile shape; those that split also with the merge apart."""
-    if family.grid:
-        yield from _by_formula(problem, family_costs, gpu, tile)
+    """Every policy on one tile shape; those that split also with the merge apart, where a build
+    ships for that.
+    """
+    if way.formula:
+        yield from _by_formula(problem, way, way_costs, gpu, tile)
         return
-    rows, cluster = tile
-    causal = max(problem.q_lens) > 1 and not problem.top_k
-    config = KernelConfig(
-        family.kernel,
-        tile_rows=rows,
-        tile_kv=family.tile_kv,
-        cluster=cluster,
-        mask="causal" if causal else "none",
-    )
-    apart = replace(config, options=(("fused_merge", 0),))
-    workers = gpu.workers(cluster)
+    family = FAMILIES[way.kernel]
+    config = config_for(way, tile)
+    if way is ROWS and max(problem.q_lens) > 1 and not problem.top_k:
+        config = replace(config, mask="causal")
+    built = [config]
+    if family.apart:
+        built.append(replace(config, options=(("fused_merge", 0),)))
+    workers = gpu.workers(tile[1])
     blocks = -(-max(problem.kv_lens) // family.tile_kv)
-    yield Variant(config, workers, "none", (), family_costs)
+    yield Variant(config, workers, "none", (), way_costs)
     ways: list[tuple[str, tuple[tuple[str, int], ...]]] = [("cost", ()), ("greedy", ())]
     ways += [("fixed", (("num_splits", splits),)) for splits in SPLITS if splits <= blocks]
     for policy, knobs in ways:
-        for built in (config, apart):
-            yield Variant(built, workers, policy, knobs, family_costs)
+        for one in built:
+            yield Variant(one, workers, policy, knobs, way_costs)
 
 
 def _by_formula(
-    problem: Problem, family_costs: KernelCosts, gpu: Gpu, tile: tuple[int, int]
+    problem: Problem, way: Way, way_costs: KernelCosts, gpu: Gpu, tile: tuple[int, int]
 ) -> Iterator[Variant]:
     """Every count of splits with which all workers run at once, the largest one included."""
-    config = config_for_tile(tile)
-    shape = Shape.of(problem, config.tile_rows, config.tile_kv, gpu.workers(config.cluster))
-    most = most_splits(shape, problem.batch, config.cluster)
+    config = config_for(way, tile)
+    at_once = gpu.workers(config.cluster * way.pair) * way.pair
+    shape = Shape.of(problem, config.tile_rows, config.tile_kv, at_once)
+    most = most_splits(shape, problem.batch, config.cluster, way.pair)
     for splits in sorted({count for count in (1, *SPLITS, most) if 1 <= count <= most}):
         workers = problem.batch * shape.max_row_tiles * splits
-        yield Variant(config, workers, "fixed", (("num_splits", splits),), family_costs)
+        yield Variant(config, workers, "fixed", (("num_splits", splits),), way_costs)
 
 
 def _predicted(variant: Variant, plan: Plan) -> float:

@@ -76,7 +76,7 @@ def _fit(args: argparse.Namespace) -> None:
         print(f"refined    {fitting.quality(fitted, found)} (on the cases it was refined on)")
     if not args.dry_run:
         path = args.out or data_dir() / RECORD
-        fitting.write(path, fitted, source, {launch.kernel for launch in found})
+        fitting.write(path, fitted, source, {launch.key for launch in found})
         print(f"wrote {path}")
 
 

@@ -13,6 +13,9 @@ from ..errors import invalid, unsupported
 
 #: what opens first
 FIRST = "00_start_here.ipynb"
+#: defaults of JupyterLab for this command alone: it asks nobody about news, looks for no updates
+#: and lists no extensions of a package index; what a user has set elsewhere still counts
+SETTINGS = Path(__file__).resolve().parents[1] / "lab" / "jupyter"
 
 
 def add_parser(subparsers: Any) -> argparse.ArgumentParser:
@@ -41,6 +44,7 @@ def command(folder: Path, port: int, browser: bool) -> list[str]:
         )
     line = [sys.executable, "-m", "jupyterlab", "--ip=localhost", f"--port={port}"]
     line.append(f"--ServerApp.root_dir={folder.resolve()}")
+    line.append(f"--LabApp.app_settings_dir={SETTINGS}")
     if (folder / FIRST).is_file():
         line.append(f"--LabApp.default_url=/lab/tree/{FIRST}")
     if not browser:

@@ -62,8 +62,9 @@ def run(args: argparse.Namespace) -> None:
 def _row(
     problem: Problem, policy: str, gpu: Gpu, args: argparse.Namespace
 ) -> tuple[Plan, dict[str, Any]]:
+    from ..gpu import H200
     from ..plan import make_plan
-    from ..simulate import H200, simulate
+    from ..simulate import constants_for, simulate
 
     start = time.perf_counter()
     plan = make_plan(
@@ -75,7 +76,9 @@ def _row(
         schedule=args.schedule,
     )
     seconds = time.perf_counter() - start
-    constants = replace(H200, card=gpu.name, sms=gpu.sms, read_tbps=gpu.read_tbps)
+    fitted = constants_for(args.tile_rows)
+    read_tbps = fitted.read_tbps * gpu.read_tbps / H200.read_tbps
+    constants = replace(fitted, card=gpu.name, sms=gpu.sms, read_tbps=read_tbps)
     timeline = simulate(plan, constants, cluster=args.cluster)
     splits = plan.splits()
     return plan, {

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 import cutlass.cute as cute
-from cutlass import Float32, Int32, Int64
+from cutlass import Float32, Int32, Int64, Uint32
 
 #: L2 policy words of the bulk tensor copy (CUTLASS, cute/arch/copy_sm90_desc.hpp)
 EVICT_FIRST = 0x12F0000000000000
@@ -82,6 +82,15 @@ def pack2(a: Float32, b: Float32, dtype: Any) -> Int32:
     pair[0] = a.to(dtype)
     pair[1] = b.to(dtype)
     return cute.recast_tensor(pair, Int32)[0]
+
+
+def shift_pair(low: Uint32, high: Uint32, bits: Any) -> Uint32:
+    """The 32 bits from bit `bits` % 32 on of two words that follow each other."""
+    return cute.arch.inline_ptx(
+        "shf.r.wrap.b32 {$w0}, {$r0}, {$r1}, {$r2};",
+        write_only_types=[Uint32],
+        read_only_args=[low, high, bits],
+    )
 
 
 def count_up(counter: cute.Pointer, last: Any, order: str) -> None:

@@ -33,20 +33,20 @@ class CuteEntry:
 class CuteKernel:
     """A line of the registry: module under `mla_lab.cute`, architectures it is written for.
 
-    `ignores` names fields of `KernelConfig` that do not change its code: configurations that
-    differ there alone share one artifact.
+    `ignores` names fields of `KernelConfig` and values of each that mean the same code:
+    configurations that differ there alone share one artifact.
     """
 
     module: str
     archs: tuple[str, ...]
-    ignores: tuple[str, ...] = ()
+    ignores: tuple[tuple[str, tuple[Any, ...]], ...] = ()
 
 
 #: kernel name -> module and architectures; one line a kernel
 KERNELS: dict[str, CuteKernel] = {
     "cute/empty": CuteKernel("empty", ("sm_90a", "sm_100a", "sm_120a")),
     "cute/kv_m": CuteKernel("kv_m", ("sm_90a",)),
-    "cute/q_m": CuteKernel("q_m", ("sm_90a",), ignores=("mask",)),
+    "cute/q_m": CuteKernel("q_m", ("sm_90a",), ignores=(("mask", ("none", "causal")),)),
 }
 
 

@@ -11,6 +11,7 @@ from ..errors import unsupported
 
 #: architecture -> the compute capability that runs it
 CAPABILITIES: dict[str, tuple[int, int]] = {
+    "sm_89": (8, 9),
     "sm_90a": (9, 0),
     "sm_100a": (10, 0),
     "sm_120a": (12, 0),

@@ -125,9 +125,8 @@ def canonical(config: KernelConfig) -> KernelConfig:
     if config.kernel.startswith("cuda/"):
         return KernelConfig(config.kernel, options=config.options)
     line = registry.KERNELS.get(config.kernel)
-    return (
-        replace(config, **{f: getattr(KernelConfig, f) for f in line.ignores}) if line else config
-    )
+    same = {f: values for f, values in line.ignores if getattr(config, f) in values} if line else {}
+    return replace(config, **{f: values[0] for f, values in same.items()})
 
 
 def check_buildable(config: KernelConfig, arch: str) -> None:

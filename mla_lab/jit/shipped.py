@@ -5,8 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from ..errors import invalid
-from ..plan.choose import GRID_OPTIONS, TILES
+from ..plan import xqa
 from ..plan.config import KernelConfig
+from ..plan.ways import ROWS, ways_of
 from .arch import check_arch
 from .source import cuda_kernels, supported_archs
 
@@ -41,21 +42,47 @@ def _for_backend(
     )
 
 
-#: CuTe configurations, kernel by kernel, each registered in cute/registry.py; every CUDA C++
-#: kernel ships once, at its defaults
+#: a formula whose last arriver merges: a grid may be larger than the card
+GATHER = (("fused_merge", 1), ("grid", 1))
+
+#: CuTe configurations, kernel by kernel, each registered in cute/registry.py; a CUDA C++ kernel
+#: ships at its defaults, and in the commonest builds that the CUDA backend asks for
 CUTE: tuple[KernelConfig, ...] = (
     KernelConfig("cute/empty"),
-    *(_for_backend("cute/q_m", formats, tile) for formats in FORMATS for tile in TILES["cute/q_m"]),
+    *(_for_backend("cute/q_m", formats, tile) for formats in FORMATS for tile in ROWS.tiles),
     # for plans of more workers than run at once, whose partials the merge kernel merges
     *(
         _for_backend("cute/q_m", FORMATS[2], tile, options=(("fused_merge", 0),))
-        for tile in TILES["cute/q_m"]
+        for tile in ROWS.tiles
+    ),
+    # sinks, scales on the device, draft masks: in the commonest format, others when first asked for
+    *(
+        _for_backend("cute/q_m", FORMATS[2], tile, *extra)
+        for tile in ROWS.tiles
+        for extra in (("none", (("features", 1),)), ("tree", ()))
+    ),
+    _for_backend("cute/q_m", FORMATS[2], (64, 1), options=(("skip", 1),)),
+    *(
+        _for_backend("cute/kv_m", FORMATS[2], tile, "tree", way.options)
+        for way in ways_of("cute/kv_m")
+        for tile in way.tiles
+    ),
+    # tokens fetched one by one, from pages of any size: sparse calls, and pages of less than 16
+    *(
+        _for_backend("cute/kv_m", FORMATS[2], (rows, 1), mask, (*GATHER, *options))
+        for rows, mask, options in (
+            (16, "none", (("features", 1), ("gather", 2))),
+            (32, "none", (("features", 1), ("gather", 2))),
+            (16, "tree", (("gather", 1),)),
+            (32, "tree", (("gather", 1),)),
+        )
     ),
     # one query token is the causal rule's plainest case: one kernel for both
     *(
-        _for_backend("cute/kv_m", formats, tile, "causal", GRID_OPTIONS)
+        _for_backend("cute/kv_m", formats, tile, "causal", way.options)
         for formats in FORMATS
-        for tile in TILES["cute/kv_m"]
+        for way in ways_of("cute/kv_m")
+        for tile in way.tiles
     ),
 )
 
@@ -63,7 +90,8 @@ CUTE: tuple[KernelConfig, ...] = (
 def shipped(arch: str = "sm_90a") -> list[KernelConfig]:
     """Every shipped configuration that is written for `arch`."""
     check_arch(arch)
-    configs = [*CUTE, *(KernelConfig(name) for name in cuda_kernels())]
+    cuda = dict.fromkeys([*(KernelConfig(name) for name in cuda_kernels()), *xqa.common(arch)])
+    configs = [*CUTE, *cuda]
     return [c for c in configs if arch in supported_archs(c.kernel)]
 
 

@@ -9,9 +9,10 @@ from typing import Any
 import ipywidgets as widgets
 import plotly.graph_objects as go
 
+from ..gpu import H200
 from ..plan import POLICIES, Plan, make_plan
 from ..problem import Problem
-from ..simulate import H200, Timeline, constants_for, simulate
+from ..simulate import Timeline, constants_for, simulate
 from . import explorer
 from .gantt import side_by_side
 from .lengths import PRESETS, preset_lengths, trace_lengths
@@ -35,7 +36,7 @@ def planned(
     """The plan of one policy and its predicted timeline on a card of `sms` SMs."""
     plan = make_plan(problem, tile_rows=min(64, problem.heads), num_workers=sms, policy=policy)
     family = constants_for(plan.tile_rows)
-    constants = replace(family, sms=sms, read_tbps=H200.read_tbps * sms / H200.sms)
+    constants = replace(family, sms=sms, read_tbps=family.read_tbps * sms / family.sms)
     return plan, simulate(plan, constants, fused_merge=merge == MERGES[0])
 
 
@@ -101,8 +102,8 @@ class PlanExplorer(explorer.Explorer):
         problem = self.problem(state)
         pages = sum(-(-n // problem.page_size) for n in problem.kv_lens)
         spare = 1 - problem.total_kv / (pages * problem.page_size)
-        floor = problem.total_kv * problem.kv_token_bytes / 1e6 / H200.read_tbps
-        floor *= H200.sms / state["sms"]
+        read_tbps = H200.read_tbps * state["sms"] / H200.sms
+        floor = problem.total_kv * problem.kv_token_bytes / 1e6 / read_tbps
         return (
             f"<div>{problem.batch} requests, {problem.total_kv:,} cached tokens on {pages:,} pages "
             f"({spare:.1%} of their slots unused), {problem.intensity():.0f} operations a byte; "

@@ -13,11 +13,12 @@ from ..gpu import H200
 from ..plan.choose import choose
 from ..problem import Problem
 from ..simulate import simulate
-from ..simulate.fit import load
+from ..simulate.recorded import recorded
 from . import explorer
 from .measuring import OURS, decode_case, runs
 from .source import PREDICTED
 from .style import BLUE, GREEN, GREY, ORANGE, PALETTE, PINK, RED, new_figure
+from .tables import Table, table
 
 BATCHES = (1, 4, 16, 64, 128)
 #: peers by the name of a record, and how they are drawn
@@ -34,8 +35,25 @@ PEERS = {
 def predicted_us(problem: Problem) -> float:
     """What the simulator expects of the kernel that the package would choose."""
     choice = choose(problem, H200)
-    constants = load()[choice.config.kernel]
+    constants = recorded().constants[choice.config.kernel]
     return simulate(choice.plan(problem), constants, cluster=choice.config.cluster).makespan
+
+
+def simulator_errors() -> Table:
+    """How far the simulator is off where it was not fitted; beside it a model of two numbers."""
+    rows = [
+        (
+            j.held_out,
+            j.cases,
+            f"{j.median:.1%}",
+            f"{j.worst:.1%}",
+            j.worst_case,
+            f"{j.baseline_median:.1%}",
+        )
+        for j in recorded().judgements
+    ]
+    columns = ("held out", "cases", "median error", "worst", "worst case", "two numbers: median")
+    return table(columns, rows)
 
 
 class RecordExplorer(explorer.Explorer):

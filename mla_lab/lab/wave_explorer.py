@@ -11,7 +11,7 @@ import plotly.graph_objects as go
 
 from ..plan import POLICIES, Plan, make_plan
 from ..problem import Problem
-from ..simulate import Timeline, bounds, constants_for, simulate
+from ..simulate import Constants, Timeline, bounds, constants_for, simulate
 from . import explorer
 from .gantt import side_by_side
 from .lengths import PRESETS, preset_lengths
@@ -36,7 +36,12 @@ def scheduled(problem: Problem, schedule: str, policy: str, sms: int) -> tuple[P
         policy=policy,
         schedule=schedule,
     )
-    return plan, simulate(plan, replace(constants_for(plan.tile_rows), sms=sms))
+    return plan, simulate(plan, card_of(plan, sms))
+
+
+def card_of(plan: Plan, sms: int) -> Constants:
+    """The fitted card with so many SMs, at one clock: waves alone make a difference."""
+    return replace(constants_for(plan.tile_rows).at_full_load(), sms=sms)
 
 
 class WaveExplorer(explorer.Explorer):
@@ -73,8 +78,7 @@ class WaveExplorer(explorer.Explorer):
         )
         title = f"{timeline.makespan:.1f} us, of which the mean SM waits {share:.0%} at the end"
         figure = side_by_side([timeline], [plan], [subtitle], title)
-        card = replace(constants_for(plan.tile_rows), sms=state["sms"])
-        for name, value in bounds(plan, card).items():
+        for name, value in bounds(plan, card_of(plan, state["sms"])).items():
             line = {"color": _BOUND_COLORS[name], "dash": "dash", "width": 2}
             figure.add_scatter(
                 x=[value, value],

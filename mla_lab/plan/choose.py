@@ -1,11 +1,11 @@
 """Which kernel, which tile, which cuts: a few candidates a problem, priced, and the reason kept.
 
-Two families of kernel compete. With KV on the M side (`cute/kv_m`) a tile has 8, 16 or 32 rows and
-a cluster's CTAs divide its keys: no row is padded, partials are small, and heads may be spread
-over CTAs that read the same keys from L2. It runs grid plans that are a formula (see `formula`),
-where all their workers fit on the card at once. With the query rows on the M side (`cute/q_m`) a
-tile has 64 rows, or 128 rows over a cluster of two that share each KV block: the matrix unit is
-full.
+Two families of kernel compete, each in its ways (see `ways`). With KV on the M side (`cute/kv_m`)
+a tile has 8, 16 or 32 rows: no row is padded, partials are small, and heads may be spread over
+CTAs that read the same keys from L2. It runs grid plans that are a formula (see `formula`), where
+all their workers fit on the card at once, and walks others, which balance ragged lengths. With the
+query rows on the M side (`cute/q_m`) a tile has 64 rows, or 128 rows over a cluster of two that
+share each KV block: the matrix unit is full.
 """
 
 from __future__ import annotations
@@ -22,23 +22,23 @@ from .config import KernelConfig
 from .cost import CostModel
 from .cuts import Shape
 from .formula import makespans, most_splits
-from .kernel_costs import KV_M, Q_M, KernelCosts, recorded_costs
+from .kernel_costs import Q_M, KernelCosts, recorded_costs
 from .schedule import make_plan
 from .search import best_trial
 from .tile import Plan
+from .ways import ROWS, WALK, Way, find_way, way_of
 
 TILE_KV = 64
 #: blocks a piece has at least, and pieces a request at most, under batch invariance: 1,024 tokens
 #: keep a piece above its own fixed costs, 32 pieces keep a merge below the attention of one
 INVARIANT_SPLIT = {"split_blocks": 16, "max_splits": 32}
-#: (tile rows, cluster) that each family is compiled for. Clusters of 8 and 16 divide the keys where
-#: a merge through memory takes longer than the exchange; one CTA where bandwidth is the limit.
-TILES: dict[str, tuple[tuple[int, int], ...]] = {
-    KV_M.kernel: ((8, 8), (16, 1), (16, 8), (16, 16), (32, 4)),
-    Q_M.kernel: ((64, 1), (128, 2)),
-}
-#: what makes a kernel follow a formula, and share its merges among those who split a row tile
-GRID_OPTIONS = (("fused_merge", 2), ("grid", 1))
+#: query rows of a request up to which KV goes on the M side under batch invariance, in pieces of
+#: 2,048 tokens: smaller ones cost a large batch more than they spare a small one
+INVARIANT_ROWS = 16
+INVARIANT_WALK = {"split_blocks": 32, "max_splits": 32}
+#: what a plan made anew on the device costs a launch: median of `us_with_plan - us` (17 to 67) over
+#: the persistent plans of data/h200_anchor.jsonl
+PLANNER_US = 29.0
 
 
 @dataclass(frozen=True)
@@ -79,29 +79,42 @@ def choose(
     batch_invariant: bool = False,
     costs: tuple[KernelCosts, ...] | None = None,
     separate_merge: bool = False,
+    on_device: bool = False,
 ) -> Choice:
-    """The cheapest candidate by the cost model; `costs` are the families that may be used.
+    """The cheapest candidate by the cost model; `costs` are the families that may be used. With
+    `on_device` no host makes the plan, so that all but a formula pay for a planner kernel.
 
     With `separate_merge` a merge kernel behind the attention kernel is priced as well, which the
     config then asks for by the option fused_merge = 0.
 
     With `batch_invariant`, kernel, tile and cuts of a request depend on heads, formats, page size
     and that request's own lengths alone: nothing is priced, and the mask code is always there.
+    Raises Unsupported where requests of one call want kernels of both kinds: no plan holds that.
     """
     costs = costs or recorded_costs()
     if batch_invariant:
-        return invariant_choice(problem, gpu, costs)
+        kinds = invariant_kinds(problem, gpu, costs)
+        if len(kinds) > 1:
+            got = f"requests of up to {INVARIANT_ROWS} query rows and of more with batch_invariant"
+            raise unsupported("q_lens", got, "one kind in a plan; a call without a plan takes both")
+        return kinds[0].choice
     found = []
     for family in costs:
-        for rows, cluster in candidates(problem, family):
-            if family.kernel == KV_M.kernel:
+        way = find_way(*family.key)
+        if way is None:
+            continue
+        for rows, cluster in candidates(problem, way):
+            if way.formula:
                 found += price_formula(problem, gpu, family, rows, cluster)
                 continue
-            for fused in (True, False) if separate_merge else (True,):
+            apart = separate_merge and way is ROWS
+            for fused in (True, False) if apart else (True,):
                 found.append(price(problem, gpu, family, rows, cluster, fused))
     if not found:
         small = "grids of more workers than run at once"
         raise unsupported("problem", small, "fewer requests, or a family that walks plans")
+    if on_device:
+        found = [c if c.schedule == "grid" else _planned_on_device(c) for c in found]
     found.sort(key=lambda choice: choice.predicted_us)
     best, others = found[0], found[1:3]
     reason = f"{best.predicted_us:.1f} us predicted, least of {len(found)}"
@@ -119,15 +132,15 @@ def regime(problem: Problem, gpu: Gpu) -> str:
     return f"{side} bound, floor {floor:.1f} us"
 
 
-def candidates(problem: Problem, family: KernelCosts) -> list[tuple[int, int]]:
-    """(tile rows, cluster) worth pricing for `family`."""
+def candidates(problem: Problem, way: Way) -> list[tuple[int, int]]:
+    """(tile rows, cluster) worth pricing for `way`."""
     rows = problem.heads if problem.top_k else max(problem.rows.tolist())
-    tiles = TILES[family.kernel]
-    if family.kernel == Q_M.kernel:
+    if way is ROWS:
         # of equals the first wins: a cluster reads each KV block once where two CTAs read it twice
         return [(64, 1)] if rows <= 64 else [(128, 2), (64, 1)]
-    # each row tile reads all keys: 8 rows up to two of them, 32 from two of 16 on
-    return [tile for tile in tiles if 8 * (rows > 16) < tile[0] <= max(16, rows)]
+    # each row tile reads all keys: 8 rows up to two of them, 32 where two of 16 would do
+    tiles = [tile for tile in way.tiles if 8 * (rows > 16) < tile[0] < max(17, 2 * rows)]
+    return [tile for tile in tiles if way.pair == 1 or tile[0] < rows]
 
 
 def price(
@@ -144,8 +157,7 @@ def price(
     model = replace(model, card_rate=_card_rate(family, gpu))
     shape = Shape.of(problem, rows, TILE_KV, workers)
     time = best_trial(shape, model).makespan_ns if shape.batch else model.launch_ns
-    mask = "causal" if max(problem.q_lens) > 1 and not problem.top_k else "none"
-    config = _config(problem, family, rows, cluster, mask)
+    config = _config(problem, family, rows, cluster)
     if not fused_merge:
         config = replace(config, options=(("fused_merge", 0),))
     return Choice(config, workers, "cost", (), model, time / 1e3, "")
@@ -155,17 +167,19 @@ def price_formula(
     problem: Problem, gpu: Gpu, family: KernelCosts, rows: int, cluster: int
 ) -> list[Choice]:
     """One candidate with the best number of pieces; none where its workers do not fit at once."""
-    shape = Shape.of(problem, rows, TILE_KV, gpu.workers(cluster))
+    config = _config(problem, family, rows, cluster)
+    pair = config.option("pair", 1)
+    shape = Shape.of(problem, rows, TILE_KV, gpu.workers(cluster * pair) * pair)
     model = family.model(problem, rows, TILE_KV, cluster)
     model = replace(model, card_rate=_card_rate(family, gpu))
-    most = most_splits(shape, problem.batch, cluster)
+    most = most_splits(shape, problem.batch, cluster, pair)
     if shape.batch and not most:
         return []
     times = makespans(shape, model, most) if most else np.array([model.launch_ns])
     splits = int(times.argmin()) + 1
     return [
         Choice(
-            config=replace(_config(problem, family, rows, cluster, "causal"), options=GRID_OPTIONS),
+            config=config,
             num_workers=max(1, problem.batch * shape.max_row_tiles * splits),
             policy="fixed",
             knobs=(("num_splits", splits),),
@@ -177,34 +191,70 @@ def price_formula(
     ]
 
 
-def invariant_choice(problem: Problem, gpu: Gpu, costs: tuple[KernelCosts, ...]) -> Choice:
-    """The batch-invariant rule: heads decide the tile, one fixed piece the cuts.
+def _planned_on_device(choice: Choice) -> Choice:
+    return replace(choice, predicted_us=choice.predicted_us + PLANNER_US)
 
-    Always by query rows on M: a formula's pieces depend on how many requests share the card.
+
+@dataclass(frozen=True)
+class Kind:
+    """Of a batch-invariant call, the requests of least_rows to most_rows query rows."""
+
+    choice: Choice
+    least_rows: int = 1
+    most_rows: int | None = None
+
+
+def invariant_kinds(
+    problem: Problem, gpu: Gpu, costs: tuple[KernelCosts, ...], ragged: bool = False
+) -> list[Kind]:
+    """The batch-invariant rule: heads and a request's own q_len decide its tile, its own length
+    the cuts. Never a formula: its pieces depend on how many requests share the card.
+
+    The kinds that requests of `problem` belong to, or with `ragged` those that any up to its
+    longest may belong to. Without constants for a walk all are of one kind.
     """
-    family = next((c for c in costs if c.kernel == Q_M.kernel), costs[0])
-    heads = problem.heads
-    rows, cluster = (64, 1) if heads <= 64 else (128, 2)
-    reason = (
-        f"batch invariant: {heads} heads give {rows} rows; pieces of {INVARIANT_SPLIT} by a "
-        "request's own length"
-    )
+    walk = next((c for c in costs if c.key == (WALK.kernel, WALK.name)), None)
+    rows = set(problem.rows.tolist()) - {0} or {problem.heads}
+    small = walk is not None and problem.heads <= INVARIANT_ROWS and not problem.top_k
+    kinds = []
+    if small and walk is not None and (ragged or min(rows) <= INVARIANT_ROWS):
+        why = f"{INVARIANT_ROWS} query rows or fewer"
+        choice = _invariant(problem, gpu, walk, WALK.tiles[0], INVARIANT_WALK, why)
+        kinds.append(Kind(choice, most_rows=INVARIANT_ROWS))
+    if not small or max(rows) > INVARIANT_ROWS:
+        family = next((c for c in costs if c.key == Q_M.key), costs[0])
+        tile = (64, 1) if problem.heads <= 64 else (128, 2)
+        why = f"{problem.heads} heads"
+        choice = _invariant(problem, gpu, family, tile, INVARIANT_SPLIT, why)
+        kinds.append(Kind(choice, least_rows=INVARIANT_ROWS + 1 if small else 1))
+    return kinds
+
+
+def _invariant(
+    problem: Problem,
+    gpu: Gpu,
+    family: KernelCosts,
+    tile: tuple[int, int],
+    split: dict[str, int],
+    why: str,
+) -> Choice:
+    rows, cluster = tile
     mask = "none" if problem.top_k else "causal"
-    model = family.model(problem, rows, TILE_KV, cluster)
     return Choice(
-        config=_config(problem, family, rows, cluster, mask),
+        config=replace(_config(problem, family, rows, cluster), mask=mask),
         num_workers=gpu.workers(cluster),
         policy="fixed_size",
-        knobs=tuple(INVARIANT_SPLIT.items()),
-        model=model,
+        knobs=tuple(split.items()),
+        model=family.model(problem, rows, TILE_KV, cluster),
         predicted_us=float("nan"),
-        reason=reason,
+        reason=f"batch invariant: {why} give {rows} rows; pieces of {split} by a request's own "
+        "length",
     )
 
 
-def _config(
-    problem: Problem, family: KernelCosts, rows: int, cluster: int, mask: str
-) -> KernelConfig:
+def _config(problem: Problem, family: KernelCosts, rows: int, cluster: int) -> KernelConfig:
+    way = find_way(*family.key)
+    causal = way is not ROWS or (max(problem.q_lens, default=0) > 1 and not problem.top_k)
     return KernelConfig(
         kernel=family.kernel,
         q_dtype=problem.q_dtype,
@@ -214,7 +264,9 @@ def _config(
         tile_kv=TILE_KV,
         page_size=problem.page_size,
         cluster=cluster,
-        mask=mask,
+        # one query token is the causal rule's plainest case: with KV on M one kernel has both
+        mask="causal" if causal else "none",
+        options=way.options if way else (),
     )
 
 
@@ -226,5 +278,5 @@ def _card_rate(family: KernelCosts, gpu: Gpu) -> float:
 
 def _label(choice: Choice) -> str:
     config = choice.config
-    merge = "" if config.option("fused_merge", 1) else ", merge kernel"
-    return f"{config.kernel} {config.tile_rows} rows, cluster {config.cluster}{merge}"
+    way = way_of(config) if config.option("fused_merge", 1) else "merge kernel"
+    return f"{config.kernel} {way}, {config.tile_rows} rows, cluster {config.cluster}"

@@ -18,16 +18,31 @@ from .workspace import MAX_GROUPS
 MAX_SPLITS = 160
 
 
-def most_splits(shape: Shape, batch: int, cluster: int) -> int:
+def most_splits(shape: Shape, batch: int, cluster: int, pair: int = 1) -> int:
     """The most pieces of a request with which all workers of `shape` run at once; 0 where not even
     whole requests do, or where there are more row tiles than counters, one a CTA of the cluster.
 
-    A grid has workers for all `batch` requests, those without query rows as well.
+    A grid has workers for all `batch` requests, those without query rows as well, and where `pair`
+    row tiles go together, for the last ones' missing neighbours.
     """
-    groups = batch * shape.max_row_tiles if shape.batch else 0
+    groups = batch * whole_pairs(shape.max_row_tiles, pair) if shape.batch else 0
     if groups == 0 or groups * cluster > MAX_GROUPS:
         return 0
     return min(shape.workers // groups, shape.max_blocks, MAX_SPLITS)
+
+
+def whole_pairs(row_tiles: int, pair: int) -> int:
+    """Row tiles that a grid has workers for."""
+    return -(-row_tiles // pair) * pair
+
+
+def mail_words(slots: int, rows: int, splits: int, latent_dim: int) -> tuple[int, int]:
+    """fp32 words of partials that are their own flags: those of `slots`, then their notes.
+
+    A note is four words, (maximum, sum) of two rows; a slot has one for each share of the merge,
+    `splits` of them, and one more for each row pair where a share ends.
+    """
+    return slots * rows * latent_dim, slots * (splits + rows // 2) * 4
 
 
 def makespans(shape: Shape, model: CostModel, most: int) -> np.ndarray:

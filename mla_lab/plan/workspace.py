@@ -4,9 +4,12 @@ Slices in order, each beginning at a multiple of 256 bytes:
 
 1. `counters` int32 [16384]: one merge counter a group. First and of fixed size, so that any
    sequence of plans on one stream may share a buffer that was zeroed once: kernels leave it zero.
-2. `partial_out` fp32 [num_slots, tile_rows, latent]
-3. `partial_lse` fp32 [num_slots, tile_rows], base e, without the sink
-4. only where the plan is made on the device: `tiles` int32 [max_tiles, 8], `worker_begin` int32
+2. `mail` fp32 [MAIL_WORDS]: partials of a formula's kernel, which are their own flags (see
+   `formula.mail_words`). Of fixed size in every layout with partials, and zero between launches
+   like the counters, so that no other plan's partials come to lie there.
+3. `partial_out` fp32 [num_slots, tile_rows, latent]
+4. `partial_lse` fp32 [num_slots, tile_rows], base e, without the sink
+5. only where the plan is made on the device: `tiles` int32 [max_tiles, 8], `worker_begin` int32
    [num_workers + 1], `merge_items` int32 [num_groups, 4], one a row tile to be merged, and `counts`
    int32 [4], what the planner found.
 
@@ -16,7 +19,7 @@ A plan without partials, made on the host, needs no byte.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ..errors import invalid, unsupported
 
@@ -24,6 +27,10 @@ from ..errors import invalid, unsupported
 ALIGNMENT = 256
 BASE_ALIGNMENT = 64
 MAX_GROUPS = 16384
+#: 9.5 MiB: partials of 32 rows for each of 132 workers, and their notes
+MAIL_WORDS = 19 * 2**17
+#: slices at one place in every layout
+SHARED = ("counters", "mail")
 #: bytes of an element of every slice: int32 or fp32
 WORD_BYTES = 4
 TILE_WORDS = 8
@@ -60,16 +67,18 @@ class WorkspaceLayout:
         latent_dim: int,
         device_tiles: int = 0,
         device_workers: int = 0,
+        mail: bool = False,
     ) -> WorkspaceLayout:
         """Layout for `num_slots` partials in `num_groups` groups, and for a plan made on the
-        device with room for `device_tiles` tiles.
+        device with room for `device_tiles` tiles; or for a launch whose partials go by `mail`.
         """
         if num_groups > MAX_GROUPS:
             raise unsupported("plan", f"{num_groups} split row tiles", f"up to {MAX_GROUPS}")
         shapes: list[tuple[str, str, tuple[int, ...]]] = []
+        if num_slots or device_tiles or mail:
+            shapes = [("counters", "int32", (MAX_GROUPS,)), ("mail", "float32", (MAIL_WORDS,))]
         if num_slots or device_tiles:
-            shapes = [
-                ("counters", "int32", (MAX_GROUPS,)),
+            shapes += [
                 ("partial_out", "float32", (num_slots, tile_rows, latent_dim)),
                 ("partial_lse", "float32", (num_slots, tile_rows)),
             ]
@@ -81,6 +90,17 @@ class WorkspaceLayout:
                 ("counts", "int32", (PLANNER_COUNTS,)),
             ]
         return cls(_place(shapes))
+
+    def behind(self, other: WorkspaceLayout) -> WorkspaceLayout:
+        """The same slices behind those of `other`, a launch of the same call; both have counters
+        and mail in common.
+        """
+        step = -(-other.nbytes // ALIGNMENT) * ALIGNMENT
+        moved = [
+            part if part.name in SHARED else replace(part, offset=part.offset + step)
+            for part in self.slices
+        ]
+        return WorkspaceLayout(tuple(moved))
 
     @property
     def nbytes(self) -> int:

@@ -7,9 +7,10 @@ clusters on SMs, shared bandwidth, partials and their merge.
 
 from __future__ import annotations
 
-from .constants import H200, KV_M, Constants, constants_for
+from .constants import H200, KV_M, Constants
 from .launch import bounds, simulate
 from .pipeline import Pipeline, run_pipeline
+from .recorded import constants_for
 from .timeline import Event, Timeline
 
 __all__ = [

@@ -21,8 +21,9 @@ class Constants:
 
     card: str = gpu.H200.name
     sms: int = gpu.H200.sms
-    #: SM clock under a sustained matrix load; power decides it, so it is the first to be fitted
-    clock_ghz: float = 1.38
+    #: SM clock under a sustained matrix load, which power decides: that at which the card's GEMM
+    #: would need every cycle
+    clock_ghz: float = 1.46
     #: SM clock while the matrix units rest; 0 keeps `clock_ghz` whatever the load
     burst_ghz: float = 0.0
     #: shares of matrix work between which the clock falls from burst to sustained
@@ -42,6 +43,12 @@ class Constants:
     sm_read_tbps: float = 0.09
     #: KV that another row tile of the request has just read
     l2_tbps: float = 6.5
+    #: how sharply the slower of a CTA's own loop and the memories decides (a power mean of both
+    #: times): near its limit a memory lets loads wait
+    sharpness: float = 4.0
+    #: blocks by which the slowest of all streams that share HBM falls behind, and after how many
+    lag: float = 1.5
+    lag_blocks: float = 8.0
     #: stages of the ring of KV blocks, and blocks that QK runs ahead of PV
     stages: int = 3
     lookahead: int = 1
@@ -55,9 +62,11 @@ class Constants:
     #: one CTA's store rate to L2 (TB/s) and the fixed part of writing a tile
     store_tbps: float = 0.15
     write_us: float = 0.6
-    #: one CTA's rate of reading partials, and the fixed part of a merge (flag, fence, output)
+    #: one CTA's rate of reading partials, and the fixed part of a merge (flag, fence, output); by
+    #: mail partials are their own flags
     merge_tbps: float = 0.15
     merge_us: float = 1.2
+    mail_us: float = 0.7
     #: partials that go to L2, or come from it, over all SMs: 132 CTAs of 128 KB take 3.3 us to
     #: leave theirs and 3.9 us to merge their shares (cute/q_m, stamps, H200, 2026-11-20)
     exchange_tbps: float = 5.5
@@ -77,6 +86,12 @@ class Constants:
         """Clocks of both products of one block on one SM: 2176 for 64 x 64."""
         return 2 * max(rows, self.min_rows) * tokens * (576 + 512) / FLOP_PER_CLOCK
 
+    def at_full_load(self) -> Constants:
+        """These constants at the clock that a full matrix load leaves, whatever the load: so that
+        two plans differ by their plans alone.
+        """
+        return replace(self, burst_ghz=0.0)
+
     def at_load(self, share: float) -> Constants:
         """These constants at the clock that the power supply leaves with `share` of matrix work."""
         if not self.burst_ghz:
@@ -90,10 +105,6 @@ class Constants:
 #: query rows on the 64-row side of the matrix unit (cute/q_m)
 H200 = Constants()
 #: KV on that side, at most 32 rows a tile (cute/kv_m): 1.2 us a block at 16 rows, 2.5 at 64, with
-#: nothing that overlaps; prototype, one NVIDIA H200, 2026-11-20
+#: nothing that overlaps; prototype, one NVIDIA H200, 2026-11-20. Few rows are little matrix work:
+#: the clock stays up
 KV_M = replace(H200, clock_ghz=1.98, stages=2, lookahead=0, gap_clocks=1600.0, min_rows=8)
-
-
-def constants_for(tile_rows: int) -> Constants:
-    """Constants of the kernel family that has tiles of so many rows."""
-    return KV_M if tile_rows <= 32 else H200

@@ -1,106 +1,94 @@
 """Fits the simulator to recorded launches, and says honestly how well it then predicts.
 
-    python -m mla_lab.simulate.fit data/RECORD.jsonl
+    python -m mla_lab.simulate.fit data/h200_anchor.jsonl
 
-prints the error table: each regime is predicted by constants that were fitted to the others, next
-to a baseline of two numbers, `constant + bytes / bandwidth`, fitted to the same rows. It then
-writes `data/simulator.json`, the constants fitted to all rows.
+Each regime is predicted by constants that were fitted to the others, next to a baseline of two
+numbers, `constant + bytes / bandwidth`, fitted to the same cases. The error table, the constants
+of each such fit and those fitted to all cases become `data/simulator.json`; the table is printed.
+
+What the card's own ceilings say is not fitted: bandwidth, and the clock under a full matrix load,
+are those that the run measured beside its launches. The *form* of the model was found while all
+cases were in sight; only its constants have not seen what is held out.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from ..bench.records import problem_of, read, results
+from ..bench.records import read
 from ..errors import invalid
 from ..gpu import H200 as CARD
-from ..plan.choose import choose
-from ..plan.tile import Plan
 from ..problem import Problem
 from ..resources import data_dir
-from .constants import H200, KV_M, Constants
+from .constants import FLOP_PER_CLOCK, Constants
 from .launch import simulate
+from .launches import LATENCY, REGIMES, Launch, launches
+from .recorded import RECORD, STARTS, Fitted, Judgement, error_table, write
 
-RECORD = "simulator.json"
-#: constants that launches of one card tell, per kernel family
+#: constants that launches of one card tell, per kernel family; and the clock under matrix load, of
+#: a family that loads the matrix units
+CLOCK = "clock_ghz"
 FITTED = (
-    "clock_ghz",
-    "burst_ghz",
     "first_byte_us",
     "write_us",
     "merge_us",
-    "merge_tbps",
+    "mail_us",
     "exchange_tbps",
     "cluster_us",
     "gap_clocks",
-    "read_tbps",
+    "l2_tbps",
+    "lag",
+    "sharpness",
 )
 #: relative step of the numerical derivative, pull towards the start, largest step (in log units)
 STEP, DAMPING, MAX_STEP = 0.02, 0.05, 0.4
-#: where each family begins; what its records cannot tell stays there
-STARTS = {"cute/q_m": replace(H200, burst_ghz=1.98), "cute/kv_m": replace(KV_M, burst_ghz=2.0)}
+#: most times that a family's constants are improved
+ROUNDS = 6
+EVERY_FOURTH = "every fourth shape"
+
+Family = dict[str, Constants]
 
 
-@dataclass(frozen=True)
-class Launch:
-    """One timed launch of ours: its plan, its cluster, microseconds."""
-
-    name: str
-    plan: Plan
-    cluster: int
-    us: float
-
-    @property
-    def kernel(self) -> str:
-        """The family whose constants it tells."""
-        return self.plan.config.kernel if self.plan.config else "cute/q_m"
-
-    @property
-    def problem(self) -> Problem:
-        return self.plan.problem
-
-
-def launches(rows: Iterable[dict[str, Any]], peer: str = "mla-lab") -> list[Launch]:
-    """Timed launches of dense problems, with the plan that `choose` makes for each."""
-    found = []
-    for row in results(rows, "ok"):
-        if row["peer"] != peer or row["problem"]["top_k"]:
-            continue
-        problem = problem_of(row)
-        choice = choose(problem, CARD)
-        found.append(Launch(row["case"], choice.plan(problem), choice.config.cluster, row["us"]))
+def starts(rows: Iterable[dict[str, Any]]) -> Family:
+    """`STARTS` with what the runs among `rows` measured of their card."""
+    ceilings = [row["ceilings"] for row in rows if row["kind"] in ("run", "end")]
+    reads = [c["read_tbps"] for c in ceilings if c and c.get("read_tbps")]
+    gemms = [c["gemm_tflops"] for c in ceilings if c and c.get("gemm_tflops")]
+    found = dict(STARTS)
+    if reads:
+        found = {kernel: replace(c, read_tbps=max(reads)) for kernel, c in found.items()}
+    if gemms:
+        ghz = 1e3 * max(gemms) / FLOP_PER_CLOCK / CARD.sms
+        found = {k: replace(c, clock_ghz=ghz) if c.burst_ghz else c for k, c in found.items()}
     return found
 
 
 def regime(problem: Problem) -> str:
     """latency (floor below 15 us), else the side of the roofline: memory or compute."""
-    if CARD.roofline_time(problem) < 15e-6:
-        return "latency"
-    return CARD.bound(problem)
+    return "latency" if CARD.roofline_time(problem) < LATENCY else CARD.bound(problem)
 
 
-def predict(constants: dict[str, Constants], cases: Sequence[Launch]) -> np.ndarray:
+def predict(constants: Family, cases: Sequence[Launch]) -> np.ndarray:
     """Microseconds that the simulator expects of each launch."""
     return np.array(
         [simulate(c.plan, constants[c.kernel], cluster=c.cluster).makespan for c in cases]
     )
 
 
-def fit(cases: Sequence[Launch], rounds: int = 6) -> dict[str, Constants]:
+def fit(cases: Sequence[Launch], start: Family, rounds: int = ROUNDS) -> Family:
     """Constants of each family, by damped Gauss-Newton on the logarithms of `FITTED`."""
     if not cases:
         raise invalid("records", "no timed launch of ours", "rows of the peer mla-lab")
     return {
-        kernel: _fit_family(start, [c for c in cases if c.kernel == kernel], kernel, rounds)
-        for kernel, start in STARTS.items()
+        kernel: _fit_family(first, [c for c in cases if c.kernel == kernel], kernel, rounds)
+        for kernel, first in start.items()
     }
 
 
@@ -108,7 +96,7 @@ def _fit_family(start: Constants, cases: Sequence[Launch], kernel: str, rounds: 
     if not cases:
         return start
     measured = np.log([c.us for c in cases])
-    names = list(FITTED)
+    names = (*FITTED, CLOCK) if start.burst_ghz else FITTED
 
     def constants(x: np.ndarray) -> Constants:
         scaled = {n: getattr(start, n) * float(np.exp(v)) for n, v in zip(names, x, strict=True)}
@@ -121,8 +109,8 @@ def _fit_family(start: Constants, cases: Sequence[Launch], kernel: str, rounds: 
     pull = DAMPING * np.sqrt(len(cases))
     for _ in range(rounds):
         r = residual(x)
-        columns = [(residual(x + STEP * e) - r) / STEP for e in np.eye(len(names))]
-        system = np.vstack([np.stack(columns, axis=1), pull * np.eye(len(names))])
+        columns = [(residual(x + STEP * e) - r) / STEP for e in np.eye(len(x))]
+        system = np.vstack([np.stack(columns, axis=1), pull * np.eye(len(x))])
         step = np.linalg.lstsq(system, -np.concatenate([r, pull * x]), rcond=None)[0]
         step = np.clip(step, -MAX_STEP, MAX_STEP)
         better = [x + step * scale for scale in (1.0, 0.5, 0.2)]
@@ -158,75 +146,49 @@ class Baseline:
         return np.array([self.constant_us + c.problem.bytes() / 1e6 / self.tbps for c in cases])
 
 
-@dataclass(frozen=True)
-class Judgement:
-    """Relative errors on rows that were not fitted, simulator and baseline."""
-
-    held_out: str
-    rows: int
-    median: float
-    worst: float
-    worst_case: str
-    baseline_median: float
+def splits(cases: Sequence[Launch]) -> dict[str, np.ndarray]:
+    """What is held out, by name: each regime as a whole, then every fourth shape of them all."""
+    masks = {r: np.array([regime(c.problem) == r for c in cases], bool) for r in REGIMES}
+    masks[EVERY_FOURTH] = np.arange(len(cases)) % 4 == 3
+    return {name: out for name, out in masks.items() if out.any() and not out.all()}
 
 
-def judge(cases: Sequence[Launch]) -> list[Judgement]:
-    """Each regime held out as a whole, then every fourth shape of all regimes."""
-    splits = [
-        (r, [regime(c.problem) == r for c in cases]) for r in ("latency", "memory", "compute")
-    ]
-    splits.append(("every fourth shape", [i % 4 == 3 for i in range(len(cases))]))
-    return [_judge(name, cases, np.array(out)) for name, out in splits if any(out) and not all(out)]
-
-
-def _judge(name: str, cases: Sequence[Launch], out: np.ndarray) -> Judgement:
+def parts(cases: Sequence[Launch], out: np.ndarray) -> tuple[list[Launch], list[Launch]]:
+    """(known, unseen) cases where `out` says what is held out."""
     known = [c for c, held in zip(cases, out, strict=True) if not held]
-    unseen = [c for c, held in zip(cases, out, strict=True) if held]
+    return known, [c for c, held in zip(cases, out, strict=True) if held]
+
+
+def judge(name: str, cases: Sequence[Launch], constants: Family) -> Judgement:
+    """Errors of `constants`, fitted to the rest, on the split called `name`."""
+    known, unseen = parts(cases, splits(cases)[name])
     us = np.array([c.us for c in unseen])
-    error = np.abs(predict(fit(known), unseen) / us - 1)
+    error = np.abs(predict(constants, unseen) / us - 1)
     base = np.abs(Baseline.fit(known).predict(unseen) / us - 1)
     at = int(error.argmax())
     return Judgement(
         name,
         len(unseen),
-        float(np.median(error)),
-        float(error[at]),
+        round(float(np.median(error)), 4),
+        round(float(error[at]), 4),
         unseen[at].name,
-        float(np.median(base)),
+        round(float(np.median(base)), 4),
     )
 
 
-def error_table(judgements: Sequence[Judgement]) -> str:
-    """The judgements as Markdown."""
-    lines = [
-        "| held out | rows | median error | worst | worst case | constant + bytes / bandwidth |",
-        "|---|---:|---:|---:|---|---:|",
-    ]
-    lines += [
-        f"| {j.held_out} | {j.rows} | {j.median:.1%} | {j.worst:.1%} | {j.worst_case} | "
-        f"{j.baseline_median:.1%} |"
-        for j in judgements
-    ]
-    return "\n".join(lines)
-
-
-def write(constants: dict[str, Constants], path: Path, origin: str) -> None:
-    """Stores fitted constants beside where they come from."""
-    values = {
-        kernel: {f.name: getattr(c, f.name) for f in fields(c)} for kernel, c in constants.items()
-    }
-    path.write_text(json.dumps({"origin": origin, "constants": values}, indent=1) + "\n")
-
-
-def load(path: Path | None = None) -> dict[str, Constants]:
-    """Fitted constants by kernel family; the prototype's where none are recorded."""
-    path = path or data_dir() / RECORD
-    if not path.exists():
-        return dict(STARTS)
-    values = json.loads(path.read_text())["constants"]
-    for constants in values.values():
-        constants["clusters"] = tuple(tuple(pair) for pair in constants["clusters"])
-    return {kernel: Constants(**constants) for kernel, constants in values.items()}
+def fit_record(rows: Sequence[dict[str, Any]], origin: str) -> Fitted:
+    """Everything that `data/simulator.json` says of a record."""
+    cases, start = launches(rows), starts(rows)
+    known = {name: parts(cases, out)[0] for name, out in splits(cases).items()}
+    constants = fit(cases, start)
+    held_out = {}
+    for name, some in known.items():
+        # a family that loses no case keeps what all of its cases told
+        whole = {k: [c for c in cases if c.kernel == k] for k in start}
+        changed = {k: s for k, s in start.items() if [c for c in some if c.kernel == k] != whole[k]}
+        held_out[name] = {**constants, **fit(some, changed)}
+    judgements = tuple(judge(name, cases, held_out[name]) for name in known)
+    return Fitted(f"{len(cases)} cases of {origin}", constants, held_out, judgements)
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -235,13 +197,14 @@ def main(arguments: Sequence[str]) -> int:
         prog="python -m mla_lab.simulate.fit", description=main.__doc__
     )
     parser.add_argument("records", nargs="+", type=Path, help="of `mla-lab bench run`")
-    paths = parser.parse_args(arguments).records
-    if missing := [str(path) for path in paths if not path.is_file()]:
+    parser.add_argument("--out", type=Path, help="default: data/simulator.json")
+    args = parser.parse_args(arguments)
+    if missing := [str(path) for path in args.records if not path.is_file()]:
         parser.error(f"records: got {', '.join(missing)}; supported: files that exist")
-    cases = [case for path in paths for case in launches(read(path))]
-    sys.stdout.write(error_table(judge(cases)) + "\n")
-    origin = f"{len(cases)} launches of {', '.join(path.name for path in paths)}"
-    write(fit(cases), data_dir() / RECORD, origin)
+    rows = [row for path in args.records for row in read(path)]
+    fitted = fit_record(rows, ", ".join(path.name for path in args.records))
+    sys.stdout.write(f"{fitted.origin}\n{error_table(fitted.judgements)}")
+    write(fitted, args.out or data_dir() / RECORD)
     return 0
 
 

@@ -8,17 +8,19 @@ import numpy as np
 
 from ..errors import invalid
 from ..plan.tile import Plan
-from .constants import H200, Constants
-from .engine import Engine, Share
-from .pipeline import block_us
+from .constants import Constants
+from .engine import Engine
+from .recorded import constants_for
 from .timeline import Event, Timeline
+from .work import Share, Work
 
 
 def simulate(
-    plan: Plan, constants: Constants = H200, *, cluster: int = 1, fused_merge: bool = True
+    plan: Plan, constants: Constants | None = None, *, cluster: int = 1, fused_merge: bool = True
 ) -> Timeline:
     """Predicts one launch of `plan`: a `Timeline` in us from the launch.
 
+    Without `constants`, those that were fitted to the record for the kernel with such tiles.
     `cluster` is the number of CTAs of a worker. With `fused_merge` those who split a row tile
     merge it, a share each; without, a second launch does, its rows spread over the whole card, and
     so it does where the workers cannot all run at once: one would wait for another that has not
@@ -26,7 +28,7 @@ def simulate(
     """
     if cluster < 1:
         raise invalid("cluster", cluster, "1 or more CTAs")
-    constants = settle(plan, constants, cluster)
+    constants = settle(plan, constants or constants_for(plan.tile_rows), cluster)
     lanes = constants.lanes(cluster)
     fused_merge = fused_merge and runs_at_once(plan, constants, cluster)
     engine = Engine(plan, constants, cluster, fused_merge)
@@ -68,20 +70,18 @@ def _merge_launch(plan: Plan, engine: Engine, lanes: int) -> list[Event]:
     return [Event(lane, -1, "merge", begin, end, -1) for lane in range(users)]
 
 
-def bounds(plan: Plan, constants: Constants = H200, *, cluster: int = 1) -> dict[str, float]:
+def bounds(plan: Plan, constants: Constants | None = None, *, cluster: int = 1) -> dict[str, float]:
     """Times in us that no schedule of these tiles beats, by what they rest on.
 
-    `matrix`: all blocks over all lanes; `read`: the KV once from HBM; `longest`: the largest
-    single tile.
+    `matrix`: the loops of all tiles over all lanes; `read`: the KV once from HBM; `longest`: the
+    loop of the largest single tile.
     """
-    constants = settle(plan, constants, cluster)
-    share = Share.of(plan, cluster)
+    constants = settle(plan, constants or constants_for(plan.tile_rows), cluster)
+    work = Work(plan, constants, cluster)
+    alone = [work.loop.alone(work.blocks(tile)) for tile in plan.tiles.tolist()]
     problem = plan.problem
-    alone, _ = block_us(constants, share.rows, plan.tile_kv, problem.kv_token_bytes)
-    blocks = plan.tiles[:, 3].astype(np.int64) - plan.tiles[:, 2]
-    local = -(-blocks // share.kv_ways)
     return {
-        "matrix": float(local.sum()) * alone / constants.lanes(cluster),
+        "matrix": sum(alone) / constants.lanes(cluster),
         "read": problem.total_kv * problem.kv_token_bytes / 1e6 / constants.read_tbps,
-        "longest": float(local.max(initial=0)) * alone,
+        "longest": max(alone, default=0.0),
     }

@@ -20,6 +20,9 @@ from ..errors import invalid
 from .constants import Constants
 from .timeline import Event, Timeline
 
+#: blocks after which a loop is taken to be in its steady state
+WARM_BLOCKS = 24
+
 
 @dataclass(frozen=True)
 class Pipeline:
@@ -141,10 +144,32 @@ def run_pipeline(pipeline: Pipeline, num_blocks: int) -> Spans:
     return Spans(spans["load"], spans["qk"], spans["softmax"], spans["pv"], free)
 
 
+@dataclass(frozen=True)
+class Loop:
+    """One CTA that has the card to itself, us."""
+
+    #: a block in the steady state; one block's way from memory at the rate of an SM
+    steady: float
+    load: float
+    #: scores, softmax and values of one block with nothing beside them
+    chain: float
+    #: from the first block's end to those of the first ones
+    ends: tuple[float, ...]
+
+    def alone(self, blocks: int) -> float:
+        """From the first byte on: the first block's load, then one block after the other."""
+        if not blocks:
+            return 0.0
+        known = len(self.ends)
+        return self.load + self.ends[min(blocks, known) - 1] + max(0, blocks - known) * self.steady
+
+
 @lru_cache(maxsize=512)
-def block_us(constants: Constants, rows: int, tokens: int, token_bytes: int) -> tuple[float, float]:
-    """(steady us per block, us from the first load to the first block's end) of one CTA alone."""
-    spans = run_pipeline(Pipeline.of(constants, rows, tokens, token_bytes), 32)
-    per_clock = 1 / (constants.clock_ghz * 1e3)
-    cold = constants.first_byte_us - constants.load_latency_us
-    return spans.steady() * per_clock, float(spans.pv[1][0]) * per_clock + cold
+def loop_of(constants: Constants, rows: int, tokens: int, token_bytes: int) -> Loop:
+    """The loop of blocks of `rows` x `tokens`."""
+    pipeline = Pipeline.of(constants, rows, tokens, token_bytes)
+    spans = run_pipeline(pipeline, WARM_BLOCKS + 1)
+    us = 1 / (constants.clock_ghz * 1e3)
+    ends = (spans.pv[1][:-1] - spans.pv[1][0]) * us
+    chain = (pipeline.qk + pipeline.softmax + pipeline.pv) * us
+    return Loop(spans.steady() * us, pipeline.load * us, chain, tuple(ends.tolist()))

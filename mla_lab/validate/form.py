@@ -128,7 +128,7 @@ def _features(given: Arguments, longest: int) -> Features:
         sinks=given.sinks is not None,
         lse=given.return_lse or given.lse is not None,
         sparse=sparse,
-        skip_softmax=given.skip_softmax_threshold_scale_factor is not None,
+        skip_softmax=bool(given.skip_softmax_threshold_scale_factor),
         tensor_scales=isinstance(given.bmm1_scale, Tensor) or isinstance(given.bmm2_scale, Tensor),
         nonpositive_scale=_nonpositive(given.bmm1_scale),
         separate_tables=not given.uses_shared_paged_kv_idx,

@@ -15,6 +15,8 @@ from pathlib import Path
 
 from playwright.sync_api import Page
 
+from mla_lab.commands.lab import SETTINGS
+
 #: the Chromium of Debian; CHROMIUM names another one
 CHROMIUM = os.environ.get("CHROMIUM", shutil.which("chromium") or "/usr/bin/chromium")
 FLAGS = (
@@ -51,9 +53,9 @@ def server(folder: Path, log: Path) -> Iterator[str]:
     command = [sys.executable, "-m", "jupyterlab", "--no-browser", "--ip=127.0.0.1"]
     command += [f"--port={port}", "--IdentityProvider.token=", "--allow-root"]
     command += [f"--ServerApp.root_dir={folder}", "--LabApp.expose_app_in_browser=True"]
-    settings = folder / "settings"
-    environment = {**os.environ, "JUPYTERLAB_SETTINGS_DIR": str(settings)}
-    _say_no_to_news(settings)
+    # as `mla-lab lab` has it: no question about news lies over the page
+    command += [f"--LabApp.app_settings_dir={SETTINGS}"]
+    environment = {**os.environ, "JUPYTERLAB_SETTINGS_DIR": str(folder / "settings")}
     with log.open("w") as output:
         process = subprocess.Popen(
             command, stdout=output, stderr=subprocess.STDOUT, env=environment
@@ -65,13 +67,6 @@ def server(folder: Path, log: Path) -> Iterator[str]:
     finally:
         process.terminate()
         process.wait(20)
-
-
-def _say_no_to_news(settings: Path) -> None:
-    """JupyterLab asks whether to fetch news; a dialog would lie over the page."""
-    file = settings / "@jupyterlab" / "apputils-extension" / "notification.jupyterlab-settings"
-    file.parent.mkdir(parents=True)
-    file.write_text('{"fetchNews": "false", "checkForUpdates": false}')
 
 
 def _wait(address: str) -> None:

@@ -12,6 +12,7 @@ from mla_lab.backends.families import costs
 from mla_lab.gpu import Gpu
 from mla_lab.inputs import DecodeInputs, make_inputs
 from mla_lab.plan import Plan, choose
+from mla_lab.plan.workspace import MAIL_WORDS
 from mla_lab.problem import Problem
 from mla_lab.reference import Result, decode_reference
 
@@ -52,4 +53,5 @@ def chosen_plan(problem: Problem, batch_invariant: bool = False) -> Plan:
 
 
 def counters_are_zero(workspace: torch.Tensor) -> bool:
-    return not bool(workspace[:65536].any())
+    """And the mail behind them, which lies there whatever else the buffer held."""
+    return not bool(workspace[: 65536 + 4 * MAIL_WORDS].any())

@@ -13,7 +13,7 @@ import torch
 
 from mla_lab import decode
 from mla_lab.accuracy import rel_error, sdpa_error
-from mla_lab.backends.families import FAMILIES, config_for_tile
+from mla_lab.backends.families import config_for
 from mla_lab.bench.cases import Case, anchor_cases
 from mla_lab.errors import InvalidInput, Unsupported
 from mla_lab.gpu import Gpu
@@ -21,6 +21,7 @@ from mla_lab.inputs import make_inputs
 from mla_lab.plan import KernelConfig, Plan, make_plan
 from mla_lab.plan.cuts import Shape
 from mla_lab.plan.formula import most_splits
+from mla_lab.plan.ways import WAYS
 from mla_lab.problem import Problem
 from mla_lab.reference import decode_reference
 
@@ -44,24 +45,26 @@ def test_anchors(case: Case, workspace: torch.Tensor) -> None:
     assert counters_are_zero(workspace)
 
 
-def plans_of_all_tiles(problem: Problem, splits: int) -> list[Plan]:
+def plans_of_all_ways(problem: Problem, splits: int) -> list[Plan]:
     """One plan for each kernel that can run the shape: whole requests and `splits` pieces."""
     gpu = Gpu.here()
     assert gpu is not None
     plans = []
-    for tile in (tile for family in FAMILIES.values() for tile in family.tiles):
-        config = config_for_tile(tile)
-        workers = gpu.workers(config.cluster)
+    every = [(way, tile) for way in WAYS for tile in way.tiles]
+    for way, tile in every:
+        config = config_for(way, tile)
+        workers = gpu.workers(config.cluster * way.pair) * way.pair
         shape = Shape.of(problem, config.tile_rows, config.tile_kv, workers)
-        grid = bool(config.option("grid"))
-        most = most_splits(shape, problem.batch, config.cluster) if grid else splits
+        most = splits
+        if way.formula:
+            most = most_splits(shape, problem.batch, config.cluster, way.pair)
         for pieces in sorted({1, min(splits, most), min(most, 99)} if most else set()):
             plan = make_plan(
                 problem,
                 tile_rows=config.tile_rows,
                 num_workers=workers,
                 policy="fixed",
-                schedule="grid" if grid else "persistent",
+                schedule="grid" if way.formula else "persistent",
                 num_splits=pieces,
             )
             plans.append(replace(plan, config=config))
@@ -74,7 +77,7 @@ def plans_of_all_tiles(problem: Problem, splits: int) -> list[Plan]:
 def test_small_anchors_by_every_kernel(case: Case, workspace: torch.Tensor) -> None:
     inputs = inputs_of(case.problem, "lse")
     expected = decode_reference(inputs, dtype=torch.float32)
-    for plan in plans_of_all_tiles(case.problem, 4):
+    for plan in plans_of_all_ways(case.problem, 4):
         check(inputs, native(inputs, workspace, plan=plan), expected)
     assert counters_are_zero(workspace)
 
@@ -94,7 +97,7 @@ def test_odd_shapes(heads: int, q_len: int, workspace: torch.Tensor) -> None:
         make_plan(problem, tile_rows=64, policy="fixed", num_splits=4, num_workers=7),
         make_plan(problem, tile_rows=128, policy="none", schedule="grid"),
         make_plan(problem, tile_rows=128, policy="greedy", num_workers=66),
-        *plans_of_all_tiles(problem, 3),
+        *plans_of_all_ways(problem, 3),
     ):
         check(inputs, native(inputs, workspace, plan=plan), expected)
     assert counters_are_zero(workspace)
@@ -117,7 +120,7 @@ def test_ragged(heads: int, features: list[str], workspace: torch.Tensor) -> Non
     problem = Problem((1, 0, 3, 8, 2, 5), (10, 5, 640, 3, 0, 1280), heads)
     inputs = inputs_of(problem, "lse", "ragged", *features)
     expected = decode_reference(inputs)
-    for plan in (None, chosen_plan(problem), *plans_of_all_tiles(problem, 2)):
+    for plan in (None, chosen_plan(problem), *plans_of_all_ways(problem, 2)):
         check(inputs, native(inputs, workspace, plan=plan), expected)
 
 
@@ -141,7 +144,7 @@ def test_formats(
     inputs = inputs_of(problem, "lse", "page_gap")
     out = torch.full((3, 2, heads, 512), torch.nan, dtype=out_dtype, device="cuda")
     check(inputs, native(inputs, workspace, out=out))
-    for plan in (chosen_plan(problem), *plans_of_all_tiles(problem, 3)):
+    for plan in (chosen_plan(problem), *plans_of_all_ways(problem, 3)):
         out.fill_(torch.nan)
         check(inputs, native(inputs, workspace, out=out, plan=plan))
 
@@ -199,16 +202,17 @@ def test_negative_output_scale(workspace: torch.Tensor) -> None:
 # --- batch invariance --------------------------------------------------------------------------
 
 
-def test_batch_invariant_bits(workspace: torch.Tensor) -> None:
+@pytest.mark.parametrize("heads", [16, 64, 128])
+def test_batch_invariant_bits(heads: int, workspace: torch.Tensor) -> None:
     lengths = (5000, 1, 0, 64, 1025, 16385, 777)
-    everything = inputs_of(Problem((2,) * 7, lengths, 128), "lse")
+    everything = inputs_of(Problem((2,) * 7, lengths, heads), "lse")
     out, lse = (t.clone() for t in native(everything, workspace, batch_invariant=True))
-    lse = lse.view(7, 2, 128)
+    lse = lse.view(7, 2, heads)
     for chosen in ([4], [5, 0], [6, 4, 3, 2, 1, 0], [2]):
         index = torch.tensor(chosen, device="cuda")
         some = replace(
             everything,
-            problem=Problem((2,) * len(chosen), tuple(lengths[i] for i in chosen), 128),
+            problem=Problem((2,) * len(chosen), tuple(lengths[i] for i in chosen), heads),
             query=everything.query[index].contiguous(),
             block_tables=everything.block_tables[index].contiguous(),
             seq_lens=everything.seq_lens[index].contiguous(),
@@ -217,7 +221,7 @@ def test_batch_invariant_bits(workspace: torch.Tensor) -> None:
         for plan in (None, chosen_plan(some.problem, True)):
             mine, own_lse = native(some, workspace, batch_invariant=True, plan=plan)
             assert torch.equal(mine, out[index])
-            assert torch.equal(own_lse.view(-1, 2, 128), lse[index])
+            assert torch.equal(own_lse.view(-1, 2, heads), lse[index])
 
 
 def test_equal_calls_give_equal_bits(workspace: torch.Tensor) -> None:
@@ -232,7 +236,7 @@ def test_equal_calls_give_equal_bits(workspace: torch.Tensor) -> None:
 
 @pytest.mark.parametrize(
     ("features", "words"),
-    [(["sinks"], "sinks"), (["tree_mask"], "mask"), (["device_scales"], "device tensors")],
+    [(["separate_tables"], "a table of its own for values")],
 )
 def test_what_it_lacks_raises_by_name_and_runs_by_auto(
     features: list[str], words: str, workspace: torch.Tensor

@@ -1,25 +1,31 @@
-"""cute/kv_m against the float64 oracle, on the plans and shapes that break kernels."""
+"""cute/kv_m by its own interface, against the float64 oracle: every shipped build, on the plans and
+shapes that break kernels. Nothing is compiled here: a build that is not at hand is skipped.
+"""
 
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 
 from mla_lab import jit
 from mla_lab.errors import BuildError
-from mla_lab.inputs import make_inputs
-from mla_lab.plan import make_plan
+from mla_lab.inputs import DecodeInputs, make_inputs
+from mla_lab.jit.shipped import shipped
+from mla_lab.plan import Plan, make_plan
 from mla_lab.plan.config import KernelConfig
+from mla_lab.plan.formula import mail_words
+from mla_lab.plan.ways import way_of
 from mla_lab.problem import Problem
 from mla_lab.reference import decode_reference
 
 pytestmark = pytest.mark.gpu
 
-#: most clusters that may wait for each other's slots; every H200 holds these
+#: most clusters that may wait for each other; every H200 holds these
 WORKERS = {1: 132, 2: 60, 4: 28, 8: 12, 16: 4}
-Options = tuple[tuple[str, int], ...]
 #: heads, q_lens, kv_lens
 SHAPES = [
     (1, (1, 1, 1, 1, 1, 1), (0, 1, 63, 64, 65, 1000)),
@@ -29,138 +35,133 @@ SHAPES = [
     (100, (1, 4), (127, 3)),
     (128, (1, 2), (1000, 65)),
 ]
+ALL = [c for c in shipped() if c.kernel == "cute/kv_m" and c.mask == "causal"]
+PLAIN = [c for c in ALL if c.page_size == 64 and c.q_dtype == "bf16" and not c.option("features")]
+OTHER = [c for c in ALL if (c.page_size != 64 or c.q_dtype != "bf16") and not c.option("features")]
+FORMULAS = [c for c in PLAIN if c.option("grid")]
+WALKS = [c for c in PLAIN if way_of(c) == "walk"]
+
+
+def name_of(config: KernelConfig) -> str:
+    page = f"page{config.page_size}"
+    tile = f"{config.tile_rows}x{config.cluster}"
+    return f"{tile}-{way_of(config)}-{page}-{config.q_dtype}-{config.out_dtype}"
 
 
 def built(config: KernelConfig) -> jit.Kernel:
-    """These configurations do not ship: they want the compiler on the GPU's own host."""
+    """The prebuilt kernel, or one from a compiler where there is one."""
     try:
-        return jit.load(jit.compile(config))
+        return jit.kernel(config, jit.device_arch())
     except BuildError as error:
         pytest.skip(str(error))
 
 
-@pytest.mark.parametrize("policy", ["none", "uniform", "greedy"])
+def most_pieces(config: KernelConfig, problem: Problem) -> int:
+    """With which all workers of the formula run at once."""
+    pair = config.option("pair", 1)
+    tiles = -(-max(problem.q_lens) * problem.heads // config.tile_rows)
+    groups = problem.batch * -(-tiles // pair) * pair
+    return WORKERS[config.cluster * pair] * pair // groups
+
+
 @pytest.mark.parametrize("shape", SHAPES, ids=lambda s: f"h{s[0]}")
-@pytest.mark.parametrize(
-    ("rows", "cluster"), [(8, 16), (16, 1), (16, 8), (32, 4), (64, 1), (64, 8)]
-)
-def test_matches_the_oracle(rows: int, cluster: int, shape: tuple, policy: str) -> None:  # type: ignore[type-arg]
+@pytest.mark.parametrize("config", FORMULAS, ids=name_of)
+def test_formulas_match_the_oracle(config: KernelConfig, shape: Any) -> None:
     heads, q_lens, kv_lens = shape
-    check(Problem(q_lens, kv_lens, heads), rows, cluster, policy)
+    problem = Problem(q_lens, kv_lens, heads)
+    most = most_pieces(config, problem)
+    for pieces in sorted({1, min(3, most), most} - {0}):
+        check(config, problem, pieces)
 
 
-@pytest.mark.parametrize("page_size", [16, 32, 128])
-def test_pages(page_size: int) -> None:
-    check(Problem((1, 2), (1000, 65), 16, page_size=page_size), 16, 8, "uniform")
+@pytest.mark.parametrize("policy", ["none", "uniform", "greedy", "fixed_size"])
+@pytest.mark.parametrize("shape", SHAPES, ids=lambda s: f"h{s[0]}")
+@pytest.mark.parametrize("config", WALKS, ids=name_of)
+def test_walks_match_the_oracle(config: KernelConfig, shape: Any, policy: str) -> None:
+    heads, q_lens, kv_lens = shape
+    problem = Problem(q_lens, kv_lens, heads)
+    plan = make_plan(problem, tile_rows=config.tile_rows, num_workers=9, policy=policy)
+    check(config, problem, plan)
 
 
-def test_half_precision() -> None:
-    problem = Problem((1, 2), (1000, 65), 16, q_dtype="fp16", kv_format="fp16", out_dtype="fp16")
-    check(problem, 16, 8, "uniform")
-
-
-@pytest.mark.parametrize("splits", [1, 3, 16])
-@pytest.mark.parametrize(
-    ("rows", "cluster", "merge", "pair"),
-    [(16, 1, 2, 1), (16, 8, 1, 1), (16, 4, 2, 1), (64, 1, 2, 1), (16, 1, 3, 1), (16, 1, 3, 2)],
-)
-def test_grid_mode(rows: int, cluster: int, merge: int, pair: int, splits: int) -> None:
-    for q_lens in ((1, 1, 1), (2, 1, 3)):
-        problem = Problem(q_lens, (1000, 0, 65), 16)
-        tiles = -(-max(q_lens) * 16 // rows)
-        splits = min(splits, WORKERS[cluster] // (3 * (tiles + pair - 1)))
-        options = (("fused_merge", merge), ("grid", 1), ("pair", pair))
-        check_grid(problem, rows, cluster, options, splits, tiles)
-
-
-def check_grid(
-    problem: Problem, rows: int, cluster: int, options: Options, splits: int, tiles: int
-) -> None:
-    """A launch without a plan: right, equal bits, nothing outside, counters at zero."""
-    config = KernelConfig(
-        "cute/kv_m", tile_rows=rows, cluster=cluster, mask="causal", options=options
+@pytest.mark.parametrize("config", OTHER, ids=name_of)
+def test_other_pages_and_dtypes(config: KernelConfig) -> None:
+    problem = Problem(
+        (1, 2),
+        (1000, 65),
+        16,
+        q_dtype=config.q_dtype,
+        kv_format=config.kv_format,
+        out_dtype=config.out_dtype,
+        page_size=config.page_size,
     )
+    work: Plan | int = min(3, most_pieces(config, problem))
+    if way_of(config) == "walk":
+        work = make_plan(problem, tile_rows=config.tile_rows, num_workers=5, policy="greedy")
+    if work:
+        check(config, problem, work)
+
+
+def check(config: KernelConfig, problem: Problem, work: Plan | int) -> None:
+    """One launch twice: right, equal bits, nothing written outside, flags left at zero.
+
+    work: a plan to walk, or a formula's pieces.
+    """
     kernel = built(config)
     inputs = make_inputs(problem, seed=2, features=("ragged", "page_gap"), device="cuda")
-    q = inputs.query.reshape(-1, problem.head_dim)
-    uniform = problem.q_lens[0] if len(set(problem.q_lens)) == 1 else 0
-    slots = problem.batch * tiles * splits
+    rows = len(inputs.query)
+    dtype = {"bf16": torch.bfloat16, "fp16": torch.float16}[config.out_dtype]
+    results = []
+    for _ in range(2):
+        out = torch.full((rows + 3, problem.heads, 512), math.nan, dtype=dtype, device="cuda")
+        lse = torch.full((rows + 3, problem.heads), 7e7, device="cuda")
+        launch(kernel, config, inputs, work, (out, lse))
+        assert out[rows:].isnan().all()
+        assert (lse[rows:] == 7e7).all()
+        results.append((out[:rows], lse[:rows]))
+    assert torch.equal(results[0][0], results[1][0])
+    assert torch.equal(results[0][1], results[1][1])
+    expected = decode_reference(inputs)
+    found, found_lse = results[0][0].double(), results[0][1].double()
+    wanted, wanted_lse = expected.out.to(found), expected.lse.to(found_lse)
+    assert (found - wanted.view_as(found)).norm() <= 4e-3 * wanted.norm()
+    torch.testing.assert_close(found_lse, wanted_lse.view_as(found_lse), rtol=1e-5, atol=1e-5)
+
+
+def launch(
+    kernel: jit.Kernel,
+    config: KernelConfig,
+    inputs: DecodeInputs,
+    work: Plan | int,
+    results: tuple[Tensor, Tensor],
+) -> None:
+    """The kernel ABI; flags are zero before and after."""
+    problem, rows = inputs.problem, config.tile_rows
+    walk: tuple[Tensor, ...] = ()
+    numbers: tuple[int, ...] = ()
+    if isinstance(work, Plan):
+        walk = tuple(torch.from_numpy(a).cuda() for a in (work.tiles, work.worker_begin))
+        slots = work.num_slots
+    else:
+        tiles = max(1, -(-max(problem.q_lens) * problem.heads // rows))
+        uniform = problem.q_lens[0] if len(set(problem.q_lens)) == 1 else 0
+        numbers = (work, tiles, uniform)
+        slots = problem.batch * tiles * work if work > 1 else 0
     counters = torch.zeros(16384, dtype=torch.int32, device="cuda")
     partial = torch.full((slots, rows, 512), math.nan, device="cuda")
-    partial_lse = partial[:, :, 0].contiguous()
-    kept = counters
-    if config.option("fused_merge", 1) == 3:
-        # partials that are their own flags: zero before, and after
+    notes = torch.full((slots, rows), math.nan, device="cuda")
+    flags = [counters]
+    if way_of(config) in ("mail", "pair") and not isinstance(work, Plan):
+        # partials that are their own flags
         partial.zero_()
-        partial_lse = torch.zeros(slots * (splits + rows // 2), 4, device="cuda")
-        kept = partial.view(torch.int32)
-    results = []
-    for _ in range(2):
-        out = torch.full((len(q) + 3, 512), math.nan, dtype=q.dtype, device="cuda")
-        lse = torch.full((len(q) + 3,), 7e7, device="cuda")
-        kernel(
-            q, inputs.kv_cache, out, lse, partial, partial_lse, counters,
-            inputs.block_tables, inputs.seq_lens, inputs.cum_seq_lens_q, problem.heads,
-            float(inputs.bmm1_scale) / math.log(2.0), float(inputs.bmm2_scale),
-            splits, tiles, uniform,
-        )  # fmt: skip
-        torch.cuda.synchronize()
-        assert not counters.any()
-        assert not kept.any()
-        assert out[len(q) :].isnan().all()
-        assert (lse[len(q) :] == 7e7).all()
-        results.append((out[: len(q)], lse[: len(q)]))
-    assert torch.equal(results[0][0], results[1][0])
-    assert torch.equal(results[0][1], results[1][1])
-    expected = decode_reference(inputs)
-    out, lse = results[0][0].double(), results[0][1].double()
-    wanted, wanted_lse = expected.out.reshape(-1, 512).to(out), expected.lse.reshape(-1).to(lse)
-    assert (out - wanted).norm() <= 4e-3 * wanted.norm()
-    torch.testing.assert_close(lse, wanted_lse, rtol=1e-5, atol=1e-5)
-
-
-def check(problem: Problem, rows: int, cluster: int, policy: str) -> None:
-    """One launch twice: right, equal bits, nothing written outside, counters left at zero."""
-    config = KernelConfig(
-        "cute/kv_m", tile_rows=rows, cluster=cluster, mask="causal", page_size=problem.page_size,
-        q_dtype=problem.q_dtype, kv_format=problem.kv_format, out_dtype=problem.out_dtype,
-    )  # fmt: skip
-    kernel = built(config)
-    plan = make_plan(problem, tile_rows=rows, num_workers=WORKERS[cluster], policy=policy)
-    inputs = make_inputs(problem, seed=2, features=("ragged", "page_gap"), device="cuda")
-    q = inputs.query.reshape(-1, problem.head_dim)
-    expected = decode_reference(inputs)
-    results = []
-    for _ in range(2):
-        out = torch.full((len(q) + 3, 512), math.nan, dtype=q.dtype, device="cuda")
-        lse = torch.full((len(q) + 3,), 7e7, device="cuda")
-        counters = launch(kernel, plan, inputs, out, lse)
-        assert not counters.any()
-        assert out[len(q) :].isnan().all()
-        assert (lse[len(q) :] == 7e7).all()
-        results.append((out[: len(q)], lse[: len(q)]))
-    assert torch.equal(results[0][0], results[1][0])
-    assert torch.equal(results[0][1], results[1][1])
-    out, lse = results[0][0].double(), results[0][1].double()
-    wanted, wanted_lse = expected.out.reshape(-1, 512).to(out), expected.lse.reshape(-1).to(lse)
-    assert (out - wanted).norm() <= 4e-3 * wanted.norm()
-    torch.testing.assert_close(lse, wanted_lse, rtol=1e-5, atol=1e-5)
-
-
-def launch(kernel, plan, inputs, out, lse):  # type: ignore[no-untyped-def]
-    """The kernel ABI, from a plan and a call; returns the counters."""
-    device = out.device
-    slots = max(1, plan.num_slots)
-    partial_out = torch.full((slots, plan.tile_rows, 512), math.nan, device=device)
-    partial_lse = torch.full((slots, plan.tile_rows), math.nan, device=device)
-    counters = torch.zeros(16384, dtype=torch.int32, device=device)
-    tables = inputs.block_tables, inputs.seq_lens, inputs.cum_seq_lens_q
-    walk = [torch.from_numpy(a).to(device) for a in (plan.tiles, plan.worker_begin)]
-    scale = float(inputs.bmm1_scale) / math.log(2.0)
-    q = inputs.query.reshape(-1, plan.problem.head_dim)
+        notes = torch.zeros(mail_words(slots, rows, work, 512)[1] // 4, 4, device="cuda")
+        flags += [partial.view(torch.int32), notes.view(torch.int32)]
+    out, lse = results
     kernel(
-        q, inputs.kv_cache, out, lse, partial_out, partial_lse, counters, *tables, *walk,
-        plan.problem.heads, scale, float(inputs.bmm2_scale),
+        inputs.query.unsqueeze(0), inputs.kv_cache, out.unsqueeze(0), lse, partial, notes,
+        counters, inputs.block_tables, inputs.seq_lens, inputs.cum_seq_lens_q, *walk,
+        problem.heads, float(inputs.bmm1_scale) / math.log(2.0), float(inputs.bmm2_scale),
+        *numbers,
     )  # fmt: skip
     torch.cuda.synchronize()
-    return counters
+    assert not any(flag.any() for flag in flags)

@@ -55,6 +55,9 @@ class Ours:
             # its time is listed under its own name; here it would pass for a kernel's
             raise unsupported("backend", "auto, which has no kernel for this call", "mla-lab-torch")
 
+        if runner.name == "cuda":  # it cuts by a formula in each launch: there is no plan to share
+            launches = tuple(self._launch(copy, rotation.case, None) for copy in rotation.copies)
+            return Prepared(launches, notes={"backend": runner.name})
         gpu = backends.gpu_of(rotation.device) or H200
 
         def plan() -> Plan:

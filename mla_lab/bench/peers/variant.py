@@ -10,6 +10,7 @@ import torch
 
 from ... import __version__, backends
 from ...plan import KernelConfig, KernelCosts, Plan, make_plan
+from ...plan.ways import ROWS, way_of
 from ...problem import Problem
 from ..cases import Case
 from ..rotation import Rotation
@@ -31,9 +32,10 @@ class Variant:
 
     @property
     def name(self) -> str:
-        """Kernel, rows x cluster, policy with its knobs, and the merge where it is apart."""
+        """Kernel, rows x cluster, way, policy with its knobs, and the merge where it is apart."""
         config = self.config
         parts = [config.kernel.removeprefix("cute/"), f"{config.tile_rows}x{config.cluster}"]
+        parts += [way_of(config)] if way_of(config) != ROWS.name else []
         parts += [self.policy, *(str(value) for _, value in self.knobs)]
         return "-".join(parts + ([] if self.fused else ["apart"]))
 

@@ -48,13 +48,13 @@ selection, and the value rows there are zeroed, so a NaN in an unread slot reach
 """
 
 import cutlass.cute as cute
-from cutlass import Float32, Int32, Int64
+from cutlass import Float32, Int32, Int64, Uint16
 from cutlass.cute.runtime import make_fake_compact_tensor, make_fake_stream, make_fake_tensor
 
 from ...plan.config import KernelConfig
 from ..registry import CuteEntry
 from .config import HEAD_DIM, LATENT_DIM, shape_of
-from .kernel import GridKvM, KvM, StampedGridKvM, StampedKvM
+from .kernel import FeatureGridKvM, FeatureKvM, GridKvM, KvM, StampedGridKvM, StampedKvM
 from .storage import STAMPS
 
 
@@ -78,7 +78,7 @@ def entry(config: KernelConfig) -> CuteEntry:
         _fake(c.dtype, (*leading(3 if shaped else 1), HEAD_DIM), 16),
         make_fake_tensor(
             c.dtype,
-            (sym(), c.page, HEAD_DIM),
+            (sym(), sym() if c.gather else c.page, HEAD_DIM),
             (cute.sym_int64(divisibility=8), HEAD_DIM, 1),
             assumed_align=16,
         ),
@@ -103,6 +103,12 @@ def entry(config: KernelConfig) -> CuteEntry:
         launch = StampedGridKvM if c.stamps else GridKvM
     else:
         launch = StampedKvM if c.stamps else KvM
+    if c.features:
+        extras = [_fake(Float32, (sym(),), 4) for _ in range(3)]
+        if c.tree:
+            extras.append(_fake(Uint16, leading(3 if shaped else 2), 4))
+        args.append(tuple(extras))
+        launch = FeatureGridKvM if c.grid else FeatureKvM
     return CuteEntry(
         launch(c),
         (*args, make_fake_stream(use_tvm_ffi_env_stream=True)),

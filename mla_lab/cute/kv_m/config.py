@@ -61,6 +61,12 @@ class Shape:
     early_values: bool
     #: CTAs of a cluster that take neighbouring row tiles and share every KV tile by multicast
     pair: int
+    #: sinks, and scales in memory, come with the launch (see `extras`)
+    features: bool
+    #: a packed mask says which draft tokens a row sees; one without an element: the causal rule
+    tree: bool
+    #: tokens are fetched one by one: 1 by pages of any size, 2 by the slots of a sparse call
+    gather: int
 
     @cached_property
     def groups(self) -> int:
@@ -110,8 +116,19 @@ class Shape:
     @cached_property
     def wide(self) -> bool:
         """From 32 rows on consumers need more than the 168 registers that 288 threads may have
-        (ptxas counts whole warpgroups), so a producer warpgroup hands its own over."""
-        return self.rows >= 32
+        (ptxas counts whole warpgroups), so a producer warpgroup hands its own over. One that
+        gathers is a warpgroup anyway."""
+        return self.rows >= 32 or self.gather > 0
+
+    @cached_property
+    def registers(self) -> tuple[int, int]:
+        """Of a producer's and of a consumer's thread, in a wide kernel."""
+        return (56, 224) if self.gather else (40, 232)
+
+    @cached_property
+    def producers(self) -> int:
+        """Arrivals that a full barrier counts beside its bytes."""
+        return 128 if self.gather else 1
 
     @cached_property
     def static_stage(self) -> bool:
@@ -156,15 +173,16 @@ def share_units(units: Any, splits: Any) -> Any:
 
 def shape_of(config: KernelConfig) -> Shape:
     """What `config` asks for; `Unsupported` names the first field that this family lacks."""
+    gather = config.option("gather")
     for name, allowed in (
         ("tile_rows", TILE_ROWS),
         ("cluster", CLUSTERS),
-        ("page_size", PAGES),
+        ("page_size", (config.page_size,) if gather else PAGES),
         ("q_dtype", tuple(DTYPES)),
         ("out_dtype", tuple(DTYPES)),
         ("kv_format", (config.q_dtype,)),
         ("tile_kv", (TILE_KV,)),
-        ("mask", ("none", "causal")),
+        ("mask", ("none", "causal", "tree")),
     ):
         if getattr(config, name) not in allowed:
             raise unsupported(name, repr(getattr(config, name)), allowed)
@@ -176,6 +194,13 @@ def shape_of(config: KernelConfig) -> Shape:
     if pair > 1 and (config.cluster > 1 or not config.option("grid", 0) or merge not in (2, 3)):
         got = f"pair {pair} with cluster {config.cluster}, fused_merge {merge}"
         raise unsupported("options", got, "pair in grid mode with cluster 1, fused_merge 2 or 3")
+    plain = (config.cluster, pair, merge < 3, config.option("grid", 0)) == (1, 1, True, 1)
+    if gather and not (plain and (config.mask == "none" or gather == 1)):
+        got = f"gather {gather} with cluster {config.cluster}, pair {pair}, mask {config.mask}"
+        raise unsupported("options", got, "gather in grid mode with cluster 1; 2 without a mask")
+    features = bool(config.option("features")) or config.mask == "tree"
+    if features and config.option("stamps"):
+        raise unsupported("options", "stamps with features or a tree mask", "one of them")
     return Shape(
         rows=config.tile_rows,
         cluster=config.cluster,
@@ -190,9 +215,12 @@ def shape_of(config: KernelConfig) -> Shape:
         stamps=bool(config.option("stamps", 0)),
         evict=bool(config.option("evict", 0)),
         ring=config.option("ring", 0),
-        group=config.option("group", 3),
+        group=BOXES if gather else config.option("group", 3),
         grid=bool(config.option("grid", 0)),
         cooperative=bool(config.option("cooperative", merge >= 2)),
         early_values=bool(config.option("values_first", 1)),
         pair=pair,
+        features=features,
+        tree=config.mask == "tree",
+        gather=gather,
     )

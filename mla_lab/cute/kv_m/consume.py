@@ -123,7 +123,7 @@ def work_tile(
     head = load4(s.work)
     tail = load4(s.work + 4)
     more = load4(s.work + 8)
-    w = Span(mine, head[1], head[2], head[3], tail[0], done)
+    w = Span(mine, head[1], head[2], head[3], tail[0], done, tail[1])
     if const_expr(c.cluster > 1 and not c.aliased):
         announce(c, s)
     attend(c, wg, g, s, mma, f, w, warp, lane)

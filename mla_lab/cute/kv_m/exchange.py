@@ -9,11 +9,13 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Float32, Int32, const_expr
 
+from ..extras import with_sink
 from ..hopper import LN2, fresh_thread, load2, load4, push4, vec2
 from .config import CONSUMERS, Shape
 from .output import (
     NUM_SPLITS,
     OUT_ROW,
+    ROW,
     ROWS,
     SLOT,
     column,
@@ -140,8 +142,14 @@ def reduce_unit(
         if const_expr(1 << bit < c.cluster):
             sum0 = sum0 + cute.arch.shuffle_sync_bfly(sum0, offset=1 << bit)
             sum1 = sum1 + cute.arch.shuffle_sync_bfly(sum1, offset=1 << bit)
-    inv0 = cute.arch.rcp_approx(sum0) if sum0 > 0.0 else Float32(0.0)
-    inv1 = cute.arch.rcp_approx(sum1) if sum1 > 0.0 else Float32(0.0)
+    whole0 = sum0
+    whole1 = sum1
+    if const_expr(c.features):
+        if more[NUM_SPLITS] == 1:
+            whole0 = with_sink(c, g, sum0, top0, tail[ROW] + row)
+            whole1 = with_sink(c, g, sum1, top1, tail[ROW] + row + 1)
+    inv0 = cute.arch.rcp_approx(whole0) if sum0 > 0.0 else Float32(0.0)
+    inv1 = cute.arch.rcp_approx(whole1) if sum1 > 0.0 else Float32(0.0)
     table = s.weights + warp * c.cluster * 2
     cute.arch.sync_warp()
     if lane < c.cluster:

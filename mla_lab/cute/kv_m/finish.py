@@ -4,6 +4,7 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Float32, Int32, const_expr
 
+from ..extras import with_scales, with_sink
 from ..hopper import NO_SCORE, add, fold_lanes, folded_index, fresh_thread, load4
 from . import softmax as sx
 from .config import CONSUMERS, Shape
@@ -74,8 +75,13 @@ def write_alone(
     warp = cute.arch.make_warp_uniform(tid % 128 // 32)
     inverse = cute.make_rmem_tensor(c.rows // 4, Float32)
     for i in cutlass.range_constexpr(c.rows // 4):
-        seen = row_total(s, sx.row_of(i, lane))
-        inverse[i] = cute.arch.rcp_approx(seen) if seen > 0.0 else Float32(0.0)
+        row = sx.row_of(i, lane)
+        seen = row_total(s, row)
+        whole = seen
+        if const_expr(c.features):
+            if more[2] == 1:
+                whole = with_sink(c, g, seen, row_peak(s, mine, last, row), tail[0] + row)
+        inverse[i] = cute.arch.rcp_approx(whole) if seen > 0.0 else Float32(0.0)
     write_fragments(c, wg, g, acc, inverse, tail, more[0], more[2], warp, lane)
     if tid < c.rows:
         write_lse(c, g, tid, row_peak(s, mine, last, tid), row_total(s, tid), tail, more)
@@ -91,6 +97,7 @@ def finish(
 
     tail: row, out_row, rows, active. more: slot, group, num_splits, split of the record.
     """
+    g = with_scales(c, g)
     tid = fresh_thread()
     lane = tid % 32
     warp = cute.arch.make_warp_uniform(tid % 128 // 32)

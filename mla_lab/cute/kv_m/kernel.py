@@ -6,8 +6,10 @@ import cutlass.utils.hopper_helpers as sm90
 from cutlass import Float32, Int32, const_expr
 from cutlass.cute.nvgpu import OperandMajorMode, cpasync, warpgroup
 
+from ..extras import mask_words
 from .config import BOX, BOXES, CONSUMER_WARPS, HEAD_DIM, TILE_KV, Shape
 from .consume import consume
+from .gather import SPARSE, gather
 from .load import barriers_init, produce, produce_one
 from .storage import STAMPS, Global, Products, allocate, stamp
 
@@ -29,7 +31,8 @@ def kv_m_kernel(
     if const_expr(c.cluster > 1):
         rank = cute.arch.make_warp_uniform(cute.arch.block_idx_in_cluster())
     if warp == CONSUMER_WARPS:
-        cpasync.prefetch_descriptor(g.tma_k)
+        if const_expr(not c.gather):
+            cpasync.prefetch_descriptor(g.tma_k)
         cpasync.prefetch_descriptor(g.tma_q)
         with cute.arch.elect_one():
             barriers_init(c, s)
@@ -46,8 +49,10 @@ def kv_m_kernel(
     stamp(c, s, 1)
     if warp >= CONSUMER_WARPS:
         if const_expr(c.wide):
-            cute.arch.setmaxregister_decrease(40)
-        if warp == CONSUMER_WARPS:
+            cute.arch.setmaxregister_decrease(c.registers[0])
+        if const_expr(c.gather):
+            gather(c, g, s)
+        elif warp == CONSUMER_WARPS:
             if const_expr(c.grid):
                 produce_one(c, g, s, rank)
             else:
@@ -56,7 +61,7 @@ def kv_m_kernel(
             cute.arch.cluster_wait()
     else:
         if const_expr(c.wide):
-            cute.arch.setmaxregister_increase(232)
+            cute.arch.setmaxregister_increase(c.registers[1])
         if const_expr(c.cluster > 1):
             cute.arch.cluster_wait()
         if warp < 4:
@@ -116,6 +121,8 @@ class KvM:
         c = self.shape
         out, lse, *rest = operands
         lse = cute.make_tensor(lse.iterator, cute.make_layout(cute.size(lse.shape)))
+        if const_expr(c.tree):
+            rest[-1] = mask_words(rest[-1])
         operands = (out, lse, *rest)
         k_major, mn_major = OperandMajorMode.K, OperandMajorMode.MN
         atom = warpgroup.make_smem_layout_atom(warpgroup.SmemLayoutAtomKind.K_SW128, c.dtype)
@@ -143,14 +150,20 @@ class KvM:
         )
         copy = cpasync.CopyBulkTensorTileG2SOp()
         spread = cpasync.CopyBulkTensorTileG2SMulticastOp() if const_expr(c.pair > 1) else copy
-        tma_k, gk = cpasync.make_tiled_tma_atom(
-            spread, kv_view, box_layout, (c.box_rows, (BOX, c.box_cols))
-        )
+        tma_k, gk, tokens = None, None, kv
+        if const_expr(not c.gather):
+            tokens = None
+            tma_k, gk = cpasync.make_tiled_tma_atom(
+                spread, kv_view, box_layout, (c.box_rows, (BOX, c.box_cols))
+            )
         tma_q, gq = cpasync.make_tiled_tma_atom(copy, q_view, q_layout, (c.rows, columns))
-        g = Global(tma_q, gq, tma_k, gk, *operands)
+        g = Global(tma_q, gq, tma_k, gk, *operands, kv=tokens)
         if const_expr(c.grid):
             row_tiles = (g.row_tiles + c.pair - 1) // c.pair * c.pair
-            grid = (g.num_splits * c.cluster, row_tiles, g.seq_lens.shape[0])
+            requests = g.seq_lens.shape[0]
+            if const_expr(c.gather == SPARSE):
+                requests = g.block_table.shape[0]
+            grid = (g.num_splits * c.cluster, row_tiles, requests)
         else:
             grid = ((g.worker_begin.shape[0] - 1) * c.cluster, 1, 1)
         kv_m_kernel(c, g, mma, q_layout, k_layout).launch(
@@ -254,5 +267,69 @@ class StampedGridKvM(KvM):
         operands = (
             out, lse, partial_out, partial_lse, counters, block_table, seq_lens, q_begin, None,
             None, stamps, heads, scale_log2, out_scale, num_splits, row_tiles, q_len,
+        )  # fmt: skip
+        self.launch(q, kv, operands, stream)
+
+
+class FeatureKvM(KvM):
+    """KvM with `extras` at the end: sinks, bmm1 and bmm2 in memory, then what is compiled in of
+    the mask (option features, mask "tree")."""
+
+    @cute.jit
+    def __call__(
+        self,
+        q: cute.Tensor,
+        kv: cute.Tensor,
+        out: cute.Tensor,
+        lse: cute.Tensor,
+        partial_out: cute.Tensor,
+        partial_lse: cute.Tensor,
+        counters: cute.Tensor,
+        block_table: cute.Tensor,
+        seq_lens: cute.Tensor,
+        q_begin: cute.Tensor,
+        tiles: cute.Tensor,
+        worker_begin: cute.Tensor,
+        heads: Int32,
+        scale_log2: Float32,
+        out_scale: Float32,
+        extras: tuple,
+        stream,
+    ):
+        operands = (
+            out, lse, partial_out, partial_lse, counters, block_table, seq_lens, q_begin, tiles,
+            worker_begin, None, heads, scale_log2, out_scale, None, None, None, *extras,
+        )  # fmt: skip
+        self.launch(q, kv, operands, stream)
+
+
+class FeatureGridKvM(KvM):
+    """GridKvM with `extras` at the end, as in FeatureKvM."""
+
+    @cute.jit
+    def __call__(
+        self,
+        q: cute.Tensor,
+        kv: cute.Tensor,
+        out: cute.Tensor,
+        lse: cute.Tensor,
+        partial_out: cute.Tensor,
+        partial_lse: cute.Tensor,
+        counters: cute.Tensor,
+        block_table: cute.Tensor,
+        seq_lens: cute.Tensor,
+        q_begin: cute.Tensor,
+        heads: Int32,
+        scale_log2: Float32,
+        out_scale: Float32,
+        num_splits: Int32,
+        row_tiles: Int32,
+        q_len: Int32,
+        extras: tuple,
+        stream,
+    ):
+        operands = (
+            out, lse, partial_out, partial_lse, counters, block_table, seq_lens, q_begin, None,
+            None, None, heads, scale_log2, out_scale, num_splits, row_tiles, q_len, *extras,
         )  # fmt: skip
         self.launch(q, kv, operands, stream)

@@ -17,7 +17,7 @@ NO_PAGE = 1 << 30
 def barriers_init(c: Shape, s: Shared) -> None:
     """By one lane; the counts are those of the kernel's docstring."""
     for i in range(c.stages * c.groups):
-        cute.arch.mbarrier_init(s.full + i, 1)
+        cute.arch.mbarrier_init(s.full + i, c.producers)
     for i in range(c.stages):
         cute.arch.mbarrier_init(s.empty + i, CONSUMER_WARPS * c.pair)
     cute.arch.mbarrier_init(s.q_full, 1)

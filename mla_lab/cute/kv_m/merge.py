@@ -4,9 +4,10 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Float32, Int32, const_expr
 
+from ..extras import with_sink
 from ..hopper import LN2, fresh_thread, vec4
 from .config import CONSUMERS, LATENT_DIM, Shape
-from .output import GROUP, NUM_SPLITS, OUT_ROW, ROWS, SLOT, SPLIT, wants_lse
+from .output import GROUP, NUM_SPLITS, OUT_ROW, ROW, ROWS, SLOT, SPLIT, wants_lse
 from .storage import Global, Shared
 
 ALL = 1
@@ -83,7 +84,8 @@ def merge_quad(
                 for e in cutlass.range_constexpr(4):
                     acc[e] = acc[e] + w * part[e, k]
     if row < tail[ROWS]:
-        inverse = cute.arch.rcp_approx(total) if total > 0.0 else Float32(0.0)
+        whole = with_sink(c, g, total, top, tail[ROW] + row)
+        inverse = cute.arch.rcp_approx(whole) if total > 0.0 else Float32(0.0)
         result = cute.make_rmem_tensor(4, c.out_dtype)
         for e in cutlass.range_constexpr(4):
             result[e] = (acc[e] * inverse * g.out_scale).to(c.out_dtype)

@@ -21,6 +21,8 @@ def issue_scores(
     steps = c.group * BOX // K_STEP
     for n in range(c.groups):
         cute.arch.mbarrier_wait(s.full + stage * c.groups + n, phase)
+        if c.gather:
+            cute.arch.fence_view_async_shared()
         for k in range(n * steps, (n + 1) * steps):
             cute.gemm(atom, acc, a[None, None, k, stage], b[None, None, k], acc)
             atom.set(warpgroup.Field.ACCUMULATE, True)

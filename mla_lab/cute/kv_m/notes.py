@@ -4,9 +4,10 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Float32, Int32, const_expr
 
-from ..hopper import LN2, NO_SCORE, add, fresh_thread, read4_relaxed, vec2, write4_relaxed
+from ..extras import sink_of
+from ..hopper import LN2, NO_SCORE, add, read4_relaxed, vec2, write4_relaxed
 from .config import CONSUMERS, MAX_SPLITS, Shape, share_units
-from .output import NUM_SPLITS, OUT_ROW, ROWS, SLOT, SPLIT, unit_place, wants_lse
+from .output import NUM_SPLITS, OUT_ROW, ROW, ROWS, SLOT, SPLIT, unit_place, wants_lse
 from .share import table_of
 from .storage import Global, Shared
 
@@ -54,50 +55,58 @@ def send_notes(
 
 @cute.jit
 def weigh_notes(
-    c: cutlass.Constexpr[Shape], g: Global, s: Shared, tail: cute.Tensor, more: cute.Tensor,
-    begin: Int32, end: Int32,
+    c: cutlass.Constexpr[Shape], g: Global, s: Shared, values: cute.Tensor, tail: cute.Tensor,
+    more: cute.Tensor, begin: Int32, p: Int32, lane: Int32,
 ):  # fmt: skip
-    """Weights of all splits for the row pairs of units [begin, end), a pair a warp at a time."""
-    tid = fresh_thread()
-    lane = tid % 32
-    warp = cute.arch.make_warp_uniform(tid // 32)
-    splits = more[NUM_SPLITS]
-    pairs = (end - 1) // 256 - begin // 256 + 1
-    for p in cutlass.range(warp, pairs, WARPS, unroll=1):
-        pair = begin // 256 + p
-        values = cute.make_rmem_tensor((4, MAX_SPLITS // 32), Float32)
-        take_notes(c, g, values, more, pair, lane)
-        lse = weigh_pair(values, splits, table_of(s, p), lane)
-        if const_expr(c.lse):
-            row, _ = unit_place(c, pair * 256, Int32(0))
-            for e in cutlass.range_constexpr(2):
-                own = (pair * 256 >= begin) & (lane == 0) & (row + e < tail[ROWS])
-                if own & wants_lse(g):
-                    g.lse[tail[OUT_ROW] + row + e] = lse[e]
+    """The p-th row pair's notes, all here, become the weights of all splits; by one warp."""
+    pair = begin // 256 + p
+    clear_notes(c, g, values, more, pair, lane)
+    first, _ = unit_place(c, pair * 256, Int32(0))
+    sinks = [sink_of(c, g, tail[ROW] + first + e) for e in range(2)]
+    lse = weigh_pair(c, values, more[NUM_SPLITS], table_of(s, p), sinks, lane)
+    if const_expr(c.lse):
+        row, _ = unit_place(c, pair * 256, Int32(0))
+        for e in cutlass.range_constexpr(2):
+            own = (pair * 256 >= begin) & (lane == 0) & (row + e < tail[ROWS])
+            if own & wants_lse(g):
+                g.lse[tail[OUT_ROW] + row + e] = lse[e]
 
 
 @cute.jit
-def take_notes(
+def ask_notes(
     c: cutlass.Constexpr[Shape], g: Global, values: cute.Tensor, more: cute.Tensor, pair: Int32,
     lane: Int32,
 ):  # fmt: skip
-    """A row pair's note of every split (nothing past the last), and zeros left in its place."""
+    """Ask for a row pair's notes that are not here yet."""
+    slot = more[SLOT] - more[SPLIT]
+    words = cute.recast_tensor(values, Int32)
+    for k in cutlass.range_constexpr(MAX_SPLITS // 32):
+        split = 32 * k + lane
+        if (split < more[NUM_SPLITS]) & lacks(words, k):
+            got = read4_relaxed(note_at(c, g, slot + split, more[SPLIT] + pair))
+            for e in cutlass.range_constexpr(4):
+                words[e, k] = got[e]
+
+
+@cute.jit
+def lack_notes(values: cute.Tensor, more: cute.Tensor, lane: Int32):
+    """1 where one of this lane's notes is not here yet."""
+    words = cute.recast_tensor(values, Int32)
+    missing = Int32(0)
+    for k in cutlass.range_constexpr(MAX_SPLITS // 32):
+        lacking = (32 * k + lane < more[NUM_SPLITS]) & lacks(words, k)
+        missing = Int32(1) if lacking else missing
+    return missing
+
+
+@cute.jit
+def clear_notes(
+    c: cutlass.Constexpr[Shape], g: Global, values: cute.Tensor, more: cute.Tensor, pair: Int32,
+    lane: Int32,
+):  # fmt: skip
+    """Leave zeros in the place of notes that are here; past the last there is nothing."""
     slot = more[SLOT] - more[SPLIT]
     place = more[SPLIT] + pair
-    words = cute.recast_tensor(values, Int32)
-    words.fill(0)
-    missing = Int32(1)
-    while missing != 0:
-        missing = Int32(0)
-        for k in cutlass.range_constexpr(MAX_SPLITS // 32):
-            split = 32 * k + lane
-            if (split < more[NUM_SPLITS]) & lacks(words, k):
-                got = read4_relaxed(note_at(c, g, slot + split, place))
-                for e in cutlass.range_constexpr(4):
-                    words[e, k] = got[e]
-        for k in cutlass.range_constexpr(MAX_SPLITS // 32):
-            lacking = (32 * k + lane < more[NUM_SPLITS]) & lacks(words, k)
-            missing = Int32(1) if lacking else missing
     cute.arch.sync_warp()
     for k in cutlass.range_constexpr(MAX_SPLITS // 32):
         split = 32 * k + lane
@@ -117,7 +126,10 @@ def reduce_two(op, pair: list) -> list:
 
 
 @cute.jit
-def weigh_pair(values: cute.Tensor, splits: Int32, table: cute.Pointer, lane: Int32):
+def weigh_pair(
+    c: cutlass.Constexpr[Shape], values: cute.Tensor, splits: Int32, table: cute.Pointer,
+    sinks: list, lane: Int32,
+):  # fmt: skip
     """From (m, l) of two rows to their weights in `table`; the rows' natural lse."""
     tops, sums = [], []
     for e in cutlass.range_constexpr(2):
@@ -136,7 +148,10 @@ def weigh_pair(values: cute.Tensor, splits: Int32, table: cute.Pointer, lane: In
     for k in cutlass.range_constexpr(MAX_SPLITS // 32):
         two = cute.make_rmem_tensor(2, Float32)
         for e in cutlass.range_constexpr(2):
-            inverse = cute.arch.rcp_approx(sums[e]) if sums[e] > 0.0 else Float32(0.0)
+            whole = sums[e]
+            if const_expr(c.features):
+                whole = whole + cute.math.exp2(sinks[e] - tops[e], fastmath=True)
+            inverse = cute.arch.rcp_approx(whole) if sums[e] > 0.0 else Float32(0.0)
             two[e] = values[2 * e, k] * inverse
         if 32 * k + lane < splits:
             cute.autovec_copy(two, vec2(table + (32 * k + lane) * 2))

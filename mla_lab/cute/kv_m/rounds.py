@@ -55,6 +55,8 @@ class Span:
     row: Int32
     #: tiles consumed before this work tile
     done: Int32
+    #: first row in q and out
+    out_row: Int32
 
 
 def fragments(c: Shape, wg: int, s: Shared, mma: Products, thread: Int32) -> Fragments:
@@ -140,6 +142,7 @@ def own_tile(
         take(c, wg, s, mma, f, lane, before)
         warpgroup.wait_group(0)
         release(c, s, before)
+    token = 16 * warp + lane // 4
     warpgroup.fence()
     issue_scores(c, s, mma.s.op, f.acc_s, f.k, f.q, stage, phase)
     if const_expr(order in (FIRST, VALUES)):
@@ -157,14 +160,15 @@ def own_tile(
     if k + 2 >= w.mine:
         with cute.arch.elect_one():
             cute.arch.mbarrier_arrive(s.q_empty)
-    token = 16 * warp + lane // 4
-    sx.mask_scores(c, g, f.acc_s, tile_token, w.kv_len, w.causal, w.row, token, lane)
+    sx.mask_scores(c, g, f.acc_s, tile_token, w, token, lane)
+    sx.mask_slots(c, g, f.acc_s, tile_token, w)
     sx.softmax(c, wg, order == FIRST, g, s, f.acc_s, f.total, f.factor, warp, lane)
     p = cute.make_rmem_tensor_like(f.acc_s, c.dtype)
     p.store(f.acc_s.load().to(c.dtype))
     cute.copy(f.store, f.store.retile(p), f.p_out[None, None, None, stage])
-    if tile_token + TILE_KV > w.kv_len:
-        clear_tail(s, stage, w.kv_len - tile_token, thread)
+    if const_expr(not c.gather):
+        if tile_token + TILE_KV > w.kv_len:
+            clear_tail(s, stage, w.kv_len - tile_token, thread)
     cute.arch.fence_view_async_shared()
     cute.arch.barrier_arrive(barrier_id=P_READY + wg, number_of_threads=CONSUMERS)
     cute.arch.barrier(barrier_id=ONE + wg, number_of_threads=128)

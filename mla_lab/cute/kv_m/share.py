@@ -14,12 +14,14 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Float32, Int32, const_expr
 
+from ..extras import sink_of, with_scales
 from ..hopper import LN2, LOG2E, add, count_up, fresh_thread, load2, load4, smem_f32, vec2, vec4
 from .config import CONSUMERS, MAX_SPLITS, Shape, share_units
 from .output import (
     GROUP,
     NUM_SPLITS,
     OUT_ROW,
+    ROW,
     ROWS,
     SLOT,
     SPLIT,
@@ -76,6 +78,7 @@ def merge_shares(
     """This CTA's share of a row tile, out of all partials. The KV ring is idle: it holds tables."""
     await_all(c, g, more, rank)
     stamp(c, s, 9)
+    g = with_scales(c, g)
     tid = fresh_thread()
     splits = more[NUM_SPLITS]
     share = share_units(c.units, splits)
@@ -179,14 +182,18 @@ def weigh(
         if const_expr(c.parts > 1):
             first_column = first_column & (rank % c.parts == 0)
         for e in cutlass.range_constexpr(2):
-            lse = weigh_row(values[e, None], splits, table_of(s, p) + e, lane)
+            sink = sink_of(c, g, tail[ROW] + row + e)
+            lse = weigh_row(c, values[e, None], splits, table_of(s, p) + e, sink, lane)
             if const_expr(c.lse):
                 if first_column & (lane == 0) & (row + e < tail[ROWS]) & wants_lse(g):
                     g.lse[tail[OUT_ROW] + row + e] = lse
 
 
 @cute.jit
-def weigh_row(values: cute.Tensor, splits: Int32, table: cute.Pointer, lane: Int32):
+def weigh_row(
+    c: cutlass.Constexpr[Shape], values: cute.Tensor, splits: Int32, table: cute.Pointer,
+    sink: Float32, lane: Int32,
+):  # fmt: skip
     """From natural lse to weights in `table` (every second word); the row's natural lse."""
     top = Float32(-Float32.inf)
     for k in cutlass.range_constexpr(MAX_SPLITS // 32):
@@ -198,7 +205,10 @@ def weigh_row(values: cute.Tensor, splits: Int32, table: cute.Pointer, lane: Int
         values[k] = cute.math.exp2((values[k] - shift) * Float32(LOG2E), fastmath=True)
         total = total + values[k]
     total = warp_reduce(add, total)
-    inverse = cute.arch.rcp_approx(total) if total > 0.0 else Float32(0.0)
+    whole = total
+    if const_expr(c.features):
+        whole = total + cute.math.exp2(sink - shift * Float32(LOG2E), fastmath=True)
+    inverse = cute.arch.rcp_approx(whole) if total > 0.0 else Float32(0.0)
     for k in cutlass.range_constexpr(MAX_SPLITS // 32):
         if 32 * k + lane < splits:
             cute.arch.store(table + (32 * k + lane) * 2, values[k] * inverse)

@@ -4,11 +4,14 @@ A thread of a warpgroup holds tokens 16w + lane/4 (+8) and rows 8j + 2(lane%4) +
 accumulator index 4j + 2h + e. `i = 2j + e` counts a thread's rows.
 """
 
+from typing import Any
+
 import cutlass
 import cutlass.cute as cute
-from cutlass import Float32, Int32, const_expr
+from cutlass import Float32, Int32, Uint32, const_expr
 
-from ..hopper import NO_SCORE, fold_lanes, folded_index, load4
+from ..extras import scale_now
+from ..hopper import NO_SCORE, fold_lanes, folded_index, fresh_thread, load4
 from .config import TILE_KV, Shape
 from .storage import Global, Shared
 
@@ -48,12 +51,61 @@ def mask_causal(acc: cute.Tensor, left: Int32, row: Int32, heads: Int32, token: 
 
 
 @cute.jit
+def mask_tree(
+    g: Global, acc: cute.Tensor, tile_token: Int32, kv_len: Int32, prefix: Int32,
+    out_row: Int32, token: Int32, lane: Int32,
+):  # fmt: skip
+    """Row r sees the `prefix` and the draft tokens whose bits are set in its token's words."""
+    last, words = g.mask.shape[0] - 1, g.mask.shape[1]
+    for i in cutlass.range_constexpr(cute.size(acc) // 2):
+        draft = cutlass.min((out_row + row_of(i, lane)) // g.heads, last)
+        for h in cutlass.range_constexpr(2):
+            at = tile_token + token + 8 * h
+            column = at - prefix
+            word = cutlass.max(cutlass.min(column >> 5, words - 1), Int32(0))
+            bit = (Uint32(g.mask[draft, word]) >> Uint32(column & 31)) & Uint32(1)
+            keep = ((column < 0) | (bit != Uint32(0))) & (at < kv_len)
+            x = 4 * (i // 2) + 2 * h + i % 2
+            acc[x] = acc[x] if keep else -Float32.inf
+
+
+@cute.jit
+def mask_slots(
+    c: cutlass.Constexpr[Shape], g: Global, acc: cute.Tensor, tile_token: Int32, w: Any
+):
+    """Sparse: scores of tokens without a slot become -inf, for every row. The list is asked only
+    now: the producer has left it in the L1, and held through the scores it would take registers."""
+    if const_expr(c.gather == 2):
+        request, last = w.causal, w.kv_len - 1
+        tid = fresh_thread()
+        for h in cutlass.range_constexpr(2):
+            at = tile_token + 16 * (tid % 128 // 32) + tid % 32 // 4 + 8 * h
+            slot = g.block_table[request, cutlass.min(at, last)]
+            keep = (slot >= 0) & (at <= last)
+            for i in cutlass.range_constexpr(cute.size(acc) // 2):
+                x = 4 * (i // 2) + 2 * h + i % 2
+                acc[x] = acc[x] if keep else -Float32.inf
+
+
+@cute.jit
 def mask_scores(
     c: cutlass.Constexpr[Shape], g: Global, acc: cute.Tensor, tile_token: Int32,
-    kv_len: Int32, causal: Int32, row: Int32, token: Int32, lane: Int32,
+    w: Any, token: Int32, lane: Int32,
 ):  # fmt: skip
-    """Hide what is past the length, or past a row's own token, in the tiles that reach there."""
-    if const_expr(c.causal):
+    """Hide what is past the length, or past a row's own token, in the tiles that reach there.
+
+    w: the `Span` of the work tile.
+    """
+    kv_len, causal, row = w.kv_len, w.causal, w.row
+    if const_expr(c.gather == 2):
+        pass
+    elif const_expr(c.tree):
+        if tile_token + TILE_KV > causal:
+            if cute.size(g.mask) > 0:
+                mask_tree(g, acc, tile_token, kv_len, causal, w.out_row, token, lane)
+            else:
+                mask_causal(acc, causal - tile_token, row, g.heads, token, lane)
+    elif const_expr(c.causal):
         # kv_len - q_len + token + 1 <= kv_len, so this covers the tail too
         if tile_token + TILE_KV > causal + row // g.heads + 1:
             mask_causal(acc, causal - tile_token, row, g.heads, token, lane)
@@ -69,6 +121,7 @@ def softmax(
 ):  # fmt: skip
     """acc <- exp2(scale * score - m); total, factor and the published (m, factor) follow."""
     num = c.rows // 4
+    scale = scale_now(c, g)
     tops = []
     for i in cutlass.range_constexpr(num):
         tops.append(cute.arch.fmax(acc[4 * (i // 2) + i % 2], acc[4 * (i // 2) + 2 + i % 2]))
@@ -79,7 +132,7 @@ def softmax(
     cute.arch.barrier(barrier_id=2 + wg, number_of_threads=128)
     for at in cutlass.range_constexpr(0, num, CHUNK):
         count = min(CHUNK, num)
-        peaks = weigh_rows(c, wg, first, g, s, acc, total, factor, lane, at, count)
+        peaks = weigh_rows(c, wg, first, scale, s, acc, total, factor, lane, at, count)
         if warp == 0 and lane < 4:
             for n in cutlass.range_constexpr(count):
                 s.peak[wg, 0, row_of(at + n, lane)] = peaks[n]
@@ -87,7 +140,7 @@ def softmax(
 
 
 def weigh_rows(
-    c: Shape, wg: int, first: bool, g: Global, s: Shared, acc: cute.Tensor, total: cute.Tensor,
+    c: Shape, wg: int, first: bool, scale: Float32, s: Shared, acc: cute.Tensor, total: cute.Tensor,
     factor: cute.Tensor, lane: Int32, start: int, count: int,
 ) -> list[Float32]:  # fmt: skip
     """A thread's rows start .. start + count. All reads come first: a store between them would
@@ -98,11 +151,11 @@ def weigh_rows(
     peaks = []
     for i, v, old in zip(range(start, start + count), tops, olds, strict=True):
         top = cute.arch.fmax(cute.arch.fmax(v[0], v[1]), cute.arch.fmax(v[2], v[3]))
-        new = cute.arch.fmax(old, top * g.scale_log2)
+        new = cute.arch.fmax(old, top * scale)
         factor[i] = cute.math.exp2(old - new, fastmath=True)
         x = 4 * (i // 2) + i % 2
-        acc[x] = cute.math.exp2(acc[x] * g.scale_log2 - new, fastmath=True)
-        acc[x + 2] = cute.math.exp2(acc[x + 2] * g.scale_log2 - new, fastmath=True)
+        acc[x] = cute.math.exp2(acc[x] * scale - new, fastmath=True)
+        acc[x + 2] = cute.math.exp2(acc[x + 2] * scale - new, fastmath=True)
         total[i] = total[i] * factor[i] + (acc[x] + acc[x + 2])
         peaks.append(new)
     return peaks

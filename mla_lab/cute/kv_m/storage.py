@@ -46,6 +46,13 @@ class Global:
     num_splits: Any = None
     row_tiles: Any = None
     q_len: Any = None
+    #: see `extras`: fp32 [heads], [1], [1], or no element; uint32 [tokens, words]
+    sinks: Any = None
+    bmm1: Any = None
+    bmm2: Any = None
+    mask: Any = None
+    #: [pages, page size, 576], where tokens are gathered
+    kv: Any = None
 
 
 @dataclass(frozen=True)

@@ -109,10 +109,21 @@ class Asked:
 def ask(c: cutlass.Constexpr[Shape], g: Global):
     """Issue all loads that the work depends on."""
     x, row_tile, request = cute.arch.block_idx()
+    if const_expr(c.gather == 2):
+        # every query token is a request of one token, as long as its list of slots
+        width, one = Int32(g.block_table.shape[1]), Int32(1)
+        nothing = cute.make_rmem_tensor(1, Int32)
+        return Asked(request, row_tile, x, width, request, one, nothing)
+    return ask_request(c, g, x, row_tile, request)
+
+
+@cute.jit
+def ask_request(c: cutlass.Constexpr[Shape], g: Global, x: Int32, row_tile: Int32, request: Int32):
+    """`ask` where a request's length is in memory."""
     last = g.block_table.shape[1] - 1
     entries = cute.make_rmem_tensor(AHEAD // 32, Int32)
     table = g.block_table.iterator + request * g.block_table.stride[0]
-    for k in cutlass.range_constexpr(AHEAD // 32):
+    for k in cutlass.range_constexpr(0 if c.gather else AHEAD // 32):
         at = cutlass.min(32 * k + cute.arch.lane_idx(), last)
         # a load that the compiler leaves in its place, before the length is there
         entries[k] = cute.arch.load(table + at, Int32, cop="cg")
@@ -173,15 +184,19 @@ def open_grid(c: cutlass.Constexpr[Shape], g: Global, a: Asked, rank: Int32):
         count = Int32(0)
     first = begin + share_begin(c, count, rank)
     mine = begin + share_begin(c, count, rank + 1) - first
-    shift = c.page.bit_length() - 1
-    base = first * TILE_KV >> shift
-    entry = choose_entries(g, a, base, (first + mine) * TILE_KV - 1 >> shift)
+    base = Int32(0)
+    entry = Int32(0)
+    if const_expr(not c.gather):
+        shift = c.page.bit_length() - 1
+        base = first * TILE_KV >> shift
+        entry = choose_entries(g, a, base, (first + mine) * TILE_KV - 1 >> shift)
     state = mine if there else Int32(END)
     record = (
         state,
         first * TILE_KV,
         a.kv_len,
-        a.kv_len - a.q_len,
+        # what a sparse call's consumers ask their slots of
+        a.request if const_expr(c.gather == 2) else a.kv_len - a.q_len,
         row,
         a.begin * g.heads + row,
         cutlass.max(cutlass.min(Int32(c.rows), rows), Int32(0)),

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from cutlass import Float32, Int32, Int64, cute
+from cutlass import Float32, Int32, Int64, Uint16, cute
 from cutlass.cute.runtime import make_fake_compact_tensor, make_fake_stream, make_fake_tensor
 
 from ...errors import unsupported
 from ...plan.config import KernelConfig
 from ..registry import CuteEntry
-from .kernel import QueryRowsOnM, StampedQueryRowsOnM
+from .kernel import FeatureQueryRowsOnM, QueryRowsOnM, StampedQueryRowsOnM
 from .storage import DTYPES, HEAD, LATENT, Config
 
 PAGE_SIZES = (16, 32, 64, 128)
@@ -26,8 +26,13 @@ def static_facts(config: KernelConfig) -> Config:
         raise unsupported(
             "tile_rows, cluster", (config.tile_rows, config.cluster), "(64, 1) or (128, 2)"
         )
+    if config.option("skip") and config.cluster == 2:
+        raise unsupported("cluster", "2 with skip", "1: a pair has no registers left for it")
     if config.page_size not in PAGE_SIZES:
         raise unsupported("page_size", config.page_size, PAGE_SIZES)
+    tree = config.mask == "tree"
+    if config.option("stamps") and (tree or config.option("skip") or config.option("features")):
+        raise unsupported("options", "stamps with features", "one of them")
     return Config(
         dtype=config.q_dtype,
         out_dtype=config.out_dtype,
@@ -39,6 +44,9 @@ def static_facts(config: KernelConfig) -> Config:
         fused_merge=config.option("fused_merge", 1),
         partials=config.option("partials", 16),
         stamps=config.option("stamps"),
+        features=int(bool(config.option("features") or config.option("skip") or tree)),
+        tree=int(tree),
+        skip=config.option("skip"),
     )
 
 
@@ -66,6 +74,11 @@ def entry(config: KernelConfig) -> CuteEntry:
         assumed_align=16,
     )
     table = make_fake_tensor(Int32, (batch, width), stride=(cute.sym_int(), 1), assumed_align=4)
+    extras = [dense(Float32, counts(1), 4) for _ in range(3)]
+    if facts.tree:
+        extras.append(dense(Uint16, counts(3 if shaped else 2), 4))
+    if facts.skip:
+        extras.append(Float32(1.0))
     args = (
         dense(facts.element, (*counts(3 if shaped else 1), HEAD)),
         cache,
@@ -83,7 +96,10 @@ def entry(config: KernelConfig) -> CuteEntry:
         Int32(1),
         Float32(1.0),
         Float32(1.0),
+        *((tuple(extras),) if facts.features else ()),
         make_fake_stream(use_tvm_ffi_env_stream=True),
     )
     launch = StampedQueryRowsOnM if facts.stamps else QueryRowsOnM
+    if facts.features:
+        launch = FeatureQueryRowsOnM
     return CuteEntry(launch(facts), args, "q_m")

@@ -7,12 +7,13 @@ import cutlass.cute as cute
 from cutlass import Float32, Int32, const_expr
 from cutlass.cute.nvgpu import warpgroup
 
+from ..extras import with_scales
 from ..hopper import fresh_thread
 from .attend import STATS_BARRIER, power, release, select
 from .load import fill, start
 from .merge import arrive, merge, store_fragment
 from .output import store_lse, store_rows
-from .storage import BLOCK, LATENT, LN2, STAGES, Config, Globals, Mmas, Shared
+from .storage import BLOCK, LATENT, LN2, SKIPPED, STAGES, Config, Globals, Mmas, Shared
 from .work import Plan, plan_words, read_work, record, stamp
 
 HALF = LATENT // 2
@@ -70,6 +71,8 @@ def finish(
     cute.arch.barrier_arrive(barrier_id=STATS_BARRIER, number_of_threads=384)
     lse0 = (max0 + cute.math.log2(sum0, fastmath=True)) * Float32(LN2)
     lse1 = (max1 + cute.math.log2(sum1, fastmath=True)) * Float32(LN2)
+    if const_expr(cfg.features):
+        lse0, lse1 = max0, max1  # as the attend group has made them
     inv0 = select(sum0 > 0.0, cute.arch.rcp_approx(sum0), Float32(0.0))
     inv1 = select(sum1 > 0.0, cute.arch.rcp_approx(sum1), Float32(0.0))
     if work.slot >= 0:
@@ -85,10 +88,25 @@ def finish(
                 g.partial_lse[work.slot, at] = lse0
                 g.partial_lse[work.slot, at + 8] = lse1
     else:
-        scale_rows(acc, inv0 * g.out_scale, inv1 * g.out_scale)
+        out_scale = with_scales(cfg, g).out_scale
+        scale_rows(acc, inv0 * out_scale, inv1 * out_scale)
         store_rows(cfg, g, acc, work, row, column, lane)
         if wg == 0:
             store_lse(cfg, g, work, row, lane, lse0, lse1)
+
+
+@cute.jit
+def add_tile(mma: Mmas, acc: cute.Tensor, r_p, r_v, stage, drop0, drop1):
+    """acc <- acc, its two rows halved so many times, + P V of one tile."""
+    if cute.arch.vote_any_sync((drop0 | drop1) != 0):
+        scale_rows(acc, power(drop0), power(drop1))
+    atom = cute.make_mma_atom(mma.pv.op)
+    atom.set(warpgroup.Field.ACCUMULATE, True)
+    warpgroup.fence()
+    for k in cutlass.range_constexpr(4):
+        cute.gemm(atom, acc, r_p[None, None, k, stage], r_v[None, None, k, stage], acc)
+    warpgroup.commit_group()
+    warpgroup.wait_group(0)
 
 
 @cute.jit
@@ -136,15 +154,11 @@ def accumulate(
                 if block == 0:
                     stamp(cfg, g, 2)
             drop0, drop1 = Int32(s.drop[row, stage]), Int32(s.drop[row + 8, stage])
-            if cute.arch.vote_any_sync((drop0 | drop1) != 0):
-                scale_rows(acc, power(drop0), power(drop1))
-            atom = cute.make_mma_atom(mma.pv.op)
-            atom.set(warpgroup.Field.ACCUMULATE, True)
-            warpgroup.fence()
-            for k in cutlass.range_constexpr(4):
-                cute.gemm(atom, acc, r_p[None, None, k, stage], r_v[None, None, k, stage], acc)
-            warpgroup.commit_group()
-            warpgroup.wait_group(0)
+            if const_expr(cfg.skip):
+                if cute.arch.vote_any_sync(drop0 != SKIPPED):
+                    add_tile(mma, acc, r_p, r_v, stage, drop0, drop1)
+            else:
+                add_tile(mma, acc, r_p, r_v, stage, drop0, drop1)
             release(cfg, s, stage, lane)
             if feeds:
                 feed = fill(cfg, g, s, feed, last, rank, lane)

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Float32, Int32, Uint8, const_expr
+from cutlass import Float32, Int32, Uint8, Uint32, const_expr
 from cutlass.cute.nvgpu import warp, warpgroup
 
-from ..hopper import fresh_thread
+from ..extras import scale_now, with_sink
+from ..hopper import fresh_thread, shift_pair
 from .storage import (
     BLOCK,
     BOX,
@@ -19,12 +20,15 @@ from .storage import (
     GROUPS,
     K_STEPS_IN_REGISTERS,
     LATENT,
+    LN2,
     ROPE_BOX,
+    SKIPPED,
     STAGE,
     Config,
     Globals,
     Mmas,
     Shared,
+    Work,
 )
 from .work import Plan, read_work, visible
 
@@ -70,17 +74,68 @@ def own_row(tid):
 
 
 @cute.jit
-def mask(g: Globals, s: Shared, acc: cute.Tensor, index: Int32, blocks: Int32):
-    """-inf at columns that a row must not see, `blocks` before the work tile's end."""
+def mask(g: Globals, acc: cute.Tensor, work: Work, first: Int32):
+    """-inf at columns that a row must not see; the tile begins at position `first`."""
     tid = fresh_thread()
-    work = read_work(s, index)
-    first = (work.end - blocks) * BLOCK + 2 * (tid & 3)
     for h in cutlass.range_constexpr(2):
-        left = visible(g, work, own_row(tid) + 8 * h) - first
+        left = visible(g, work, own_row(tid) + 8 * h) - first - 2 * (tid & 3)
         for j in cutlass.range_constexpr(cute.size(acc) // 4):
             for e in cutlass.range_constexpr(2):
                 i = 4 * j + 2 * h + e
                 acc[i] = acc[i] if 8 * j + e < left else -Float32.inf
+
+
+@cute.jit
+def draft_word(g: Globals, draft, word):
+    """32 bits of a draft token's mask: all set before the first column, none past the last."""
+    bits = Uint32(0)
+    if word < 0:
+        bits = Uint32(0xFFFFFFFF)
+    if (word >= 0) & (word < g.mask.shape[1]):
+        bits = Uint32(g.mask[cutlass.min(draft, g.mask.shape[0] - 1), word])
+    return bits
+
+
+@cute.jit
+def mask_tree(g: Globals, acc: cute.Tensor, work: Work, first: Int32):
+    """-inf at columns that a row must not see: positions before the draft are all seen, the words
+    of the row's draft token tell of the others. The tile begins at position `first`."""
+    tid = fresh_thread()
+    column = 2 * (tid & 3) - (work.kv_len - work.q_len - first)
+    for h in cutlass.range_constexpr(2):
+        draft = (work.global_row + own_row(tid) + 8 * h) // g.heads
+        words = [draft_word(g, draft, (column >> 5) + i) for i in range(3)]
+        window = [shift_pair(words[i], words[i + 1], column) for i in range(2)]
+        for j in cutlass.range_constexpr(cute.size(acc) // 4):
+            for e in cutlass.range_constexpr(2):
+                bit = window[j // 4] & Uint32(1 << (8 * (j % 4) + e))
+                x = 4 * j + 2 * h + e
+                acc[x] = acc[x] if bit != Uint32(0) else -Float32.inf
+
+
+@cute.jit
+def hide(
+    cfg: cutlass.Constexpr[Config], g: Globals, s: Shared, acc: cute.Tensor, index, beyond, blocks
+):
+    """-inf at columns that the thread's rows must not see, `blocks` before the work tile's end.
+    Whether there are any is known from `beyond` alone, see `open_positions`."""
+    if beyond + blocks * BLOCK < BLOCK:
+        work = read_work(s, index)
+        first = (work.end - blocks) * BLOCK
+        if const_expr(cfg.tree):
+            mask_tree(g, acc, work, first)
+        else:
+            mask(g, acc, work, first)
+
+
+@cute.jit
+def open_positions(cfg: cutlass.Constexpr[Config], g: Globals, work: Work, row):
+    """Positions past the work tile's end that the thread's two rows surely see: nearly always
+    negative. With a packed mask, those before the draft."""
+    beyond = visible(g, work, row) - work.end * BLOCK
+    if const_expr(cfg.tree):
+        beyond = work.kv_len - work.q_len - work.end * BLOCK
+    return beyond
 
 
 @cute.jit
@@ -202,7 +257,7 @@ def raise_maxima(
         if rise > Float32(cfg.lazy_log2):
             steps = cute.math.ceil(rise)
             row_max[h] = select(row_max[h] == Float32(FLOOR), mx, row_max[h] + steps)
-        halvings = Int32(cute.arch.fmin(steps, Float32(255.0)))
+        halvings = Int32(cute.arch.fmin(steps, Float32(SKIPPED - 1)))
         row_sum[h] = row_sum[h] * power(halvings)
         if lane % 4 == 0:
             drop[row + 8 * h] = halvings.to(Uint8)
@@ -243,6 +298,86 @@ def softmax(
         row_sum[h] = row_sum[h] + total
     for i in cutlass.range_constexpr(cute.size(p)):
         p[i] = acc[i].to(cfg.element)
+
+
+@cute.jit
+def all_agree(yes):
+    """Whether all threads of the attend group say yes; they wait for each other."""
+    return cute.arch.inline_ptx(
+        "{ .reg .pred p, q; setp.ne.s32 p, {$r0}, 0; "
+        "barrier.cta.red.and.pred q, {$r1}, 128, p; selp.s32 {$w0}, 1, 0, q; }",
+        write_only_types=[Int32],
+        read_only_args=[select(yes, Int32(1), Int32(0)), Int32(ATTEND_BARRIER)],
+    )
+
+
+@cute.jit
+def weigh(
+    cfg: cutlass.Constexpr[Config],
+    g: Globals,
+    acc,
+    p,
+    row_max,
+    row_sum,
+    tops,
+    least,
+    drop,
+    p_at,
+    offset,
+):
+    """`softmax`, and P into the stage at `offset`.
+
+    With the option skip: `SKIPPED` and no P, where no row has a score of at least its greatest so
+    far plus `least` (log2 units). `tops` holds those, as they are; `row_max` moves by steps.
+    """
+    scale = scale_now(cfg, g)
+    if const_expr(not cfg.skip):
+        softmax(cfg, scale, acc, p, row_max, row_sum, drop)
+        store_p(p_at, offset, p)
+    else:
+        mx = [quad(cute.arch.fmax, row_top(acc, h)) * scale for h in range(2)]
+        low = (mx[0] < tops[0] + least) & (mx[1] < tops[1] + least)
+        if all_agree(low) == 0:
+            for h in cutlass.range_constexpr(2):
+                tops[h] = cute.arch.fmax(tops[h], mx[h])
+            softmax(cfg, scale, acc, p, row_max, row_sum, drop)
+            store_p(p_at, offset, p)
+        else:
+            tid = fresh_thread()
+            publish_pair(drop, own_row(tid), tid & 31, Int32(SKIPPED), Int32(SKIPPED))
+
+
+@cute.jit
+def open_rows(cfg: cutlass.Constexpr[Config], g: Globals, work: Work, row, row_max, row_sum, tops):
+    """Nothing seen yet. Returns what `weigh` calls `least`; rows past the request's last never
+    object to a skip."""
+    row_max.fill(FLOOR)
+    row_sum.fill(0.0)
+    least = Float32(0.0)
+    if const_expr(cfg.skip):
+        least = cute.math.log2(g.skip / work.kv_len.to(Float32), fastmath=True)
+        for h in cutlass.range_constexpr(2):
+            there = work.first_row + row + 8 * h < work.num_rows
+            tops[h] = select(there, Float32(FLOOR), Float32(-FLOOR))
+    return least
+
+
+@cute.jit
+def publish_sums(
+    cfg: cutlass.Constexpr[Config], g: Globals, s: Shared, work: Work, row_max, row_sum, row, lane
+):
+    """Sum and maximum of the thread's rows; with features what the epilogue has no registers to
+    make of them: the sum with the sink where the row tile is whole, and the natural lse."""
+    sums = [quad(add, row_sum[0]), quad(add, row_sum[1])]
+    tops = [row_max[0], row_max[1]]
+    if const_expr(cfg.features):
+        for h in cutlass.range_constexpr(2):
+            lse = (tops[h] + cute.math.log2(sums[h], fastmath=True)) * Float32(LN2)
+            sink = with_sink(cfg, g, sums[h], tops[h], work.first_row + row + 8 * h)
+            sums[h] = select(work.slot < 0, sink, sums[h])
+            tops[h] = lse
+    publish_pair(s.row_sum, row, lane, sums[0], sums[1])
+    publish_pair(s.row_max, row, lane, tops[0], tops[1])
 
 
 @cute.jit
@@ -301,6 +436,7 @@ def attend(cfg: cutlass.Constexpr[Config], g: Globals, s: Shared, mma: Mmas, pla
     acc = cute.make_rmem_tensor(mma.qk.partition_shape_C((64, 64)), Float32)
     row_max = cute.make_rmem_tensor(2, Float32)
     row_sum = cute.make_rmem_tensor(2, Float32)
+    tops = cute.make_rmem_tensor(2, Float32) if const_expr(cfg.skip) else row_max
     frags = (r_q, r_last, r_rope, r_k)
     phases = Int32(0)
     for index in cutlass.range(plan.first, plan.last, unroll=1):
@@ -311,11 +447,8 @@ def attend(cfg: cutlass.Constexpr[Config], g: Globals, s: Shared, mma: Mmas, pla
         take_q(cfg, s, mma, r_q, p)
         for _ in cutlass.range_constexpr(2):  # stands in for the eight PV warps
             release(cfg, s, 0, lane)
-        row_max.fill(FLOOR)
-        row_sum.fill(0.0)
-        # positions past the last block that the thread's first row sees: nearly always negative;
-        # blocks are counted down, and the row below is looked at where something is to be masked
-        beyond = visible(g, work, row) - work.end * BLOCK
+        least = open_rows(cfg, g, work, row, row_max, row_sum, tops)
+        beyond = open_positions(cfg, g, work, row)
         blocks = cute.arch.make_warp_uniform(work.end - work.begin)
         issue_qk(s, mma, frags, acc, 1, (phases >> 1) & 1, 0)
         phases = phases ^ 2
@@ -324,10 +457,9 @@ def attend(cfg: cutlass.Constexpr[Config], g: Globals, s: Shared, mma: Mmas, pla
             for j in cutlass.range_constexpr(3):
                 stage, ahead = (1 + j) % 3, (2 + j) % 3
                 if blocks > 1:
-                    if beyond + blocks * BLOCK < BLOCK:
-                        mask(g, s, acc, index, blocks)
-                    softmax(cfg, g.scale_log2, acc, p, row_max, row_sum, s.drop[None, stage])
-                    store_p(p_at, stage * (STAGE * 2), p)
+                    hide(cfg, g, s, acc, index, beyond, blocks)
+                    drop, offset = s.drop[None, stage], stage * (STAGE * 2)
+                    weigh(cfg, g, acc, p, row_max, row_sum, tops, least, drop, p_at, offset)
                     cute.arch.fence_view_async_shared()
                     issue_qk(s, mma, frags, acc, ahead, (phases >> ahead) & 1, cfg.go)
                     phases = phases ^ (1 << ahead)
@@ -338,17 +470,15 @@ def attend(cfg: cutlass.Constexpr[Config], g: Globals, s: Shared, mma: Mmas, pla
         # again: held through the loop they would cost registers
         work = read_work(s, index)
         stage = (work.end - work.begin) % 3
-        if beyond + BLOCK < BLOCK:
-            mask(g, s, acc, index, Int32(1))
-        softmax(cfg, g.scale_log2, acc, p, row_max, row_sum, s.drop[None, stage])
-        store_p(p_at, stage * (STAGE * 2), p)
+        hide(cfg, g, s, acc, index, beyond, Int32(1))
+        drop, offset = s.drop[None, stage], stage * (STAGE * 2)
+        weigh(cfg, g, acc, p, row_max, row_sum, tops, least, drop, p_at, offset)
         thread = fresh_thread() & 127
         lane, row = thread & 31, own_row(thread)
         tail = work.kv_len - (work.end - 1) * BLOCK
         if tail < BLOCK:
             clear_values(s, stage, cutlass.max(tail, Int32(0)), thread)
         cute.arch.barrier(barrier_id=STATS_BARRIER, number_of_threads=384)
-        publish_pair(s.row_sum, row, lane, quad(add, row_sum[0]), quad(add, row_sum[1]))
-        publish_pair(s.row_max, row, lane, row_max[0], row_max[1])
+        publish_sums(cfg, g, s, work, row_max, row_sum, row, lane)
         cute.arch.fence_view_async_shared()
         announce(s, stage)

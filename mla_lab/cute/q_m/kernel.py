@@ -31,6 +31,7 @@ import cutlass.utils.hopper_helpers as sm90
 from cutlass import Float32, Int32, Int64, Uint8, const_expr
 from cutlass.cute.nvgpu import OperandMajorMode, cpasync, warpgroup
 
+from ..extras import mask_words
 from .accumulate import accumulate
 from .attend import attend
 from .storage import (
@@ -179,9 +180,14 @@ class QueryRowsOnM:
         """Layouts, tensor maps and the launch itself."""
         (
             q, kv, out, lse, partial_out, partial_lse, counters,
-            block_table, seq_lens, q_begin, tiles, worker_begin, stamps,
+            block_table, seq_lens, q_begin, tiles, worker_begin, stamps, *extras,
         ) = tensors  # fmt: skip
         cfg = self.cfg
+        skip = extras.pop() if const_expr(cfg.skip) else None
+        if const_expr(cfg.tree):
+            extras[-1] = mask_words(extras[-1])
+        else:
+            extras += [None] * (4 - len(extras))
         element = cfg.element
         atom = warpgroup.make_smem_layout_atom(warpgroup.SmemLayoutAtomKind.K_SW128, element)
         plain = warpgroup.make_smem_layout_atom(warpgroup.SmemLayoutAtomKind.K_INTER, element)
@@ -225,7 +231,7 @@ class QueryRowsOnM:
         g = Globals(
             tma_q, q_coords, tma_kv, kv_coords, out, lse, partial_out, partial_lse, counters,
             block_table, seq_lens, q_begin, tiles, worker_begin, heads, scale_log2, out_scale,
-            stamps,
+            stamps, *extras, skip,
         )  # fmt: skip
         decode_kernel(cfg, g, mma, kv_layout, box_layout, last_layout).launch(
             grid=((worker_begin.shape[0] - 1) * cfg.cluster, 1, 1),
@@ -266,5 +272,37 @@ class StampedQueryRowsOnM(QueryRowsOnM):
         tensors = (
             q, kv, out, lse, partial_out, partial_lse, counters,
             block_table, seq_lens, q_begin, tiles, worker_begin, stamps,
+        )  # fmt: skip
+        self.launch(tensors, heads, scale_log2, out_scale, stream)
+
+
+class FeatureQueryRowsOnM(QueryRowsOnM):
+    """The same launch with a tuple of what `extras` lists at the end."""
+
+    @cute.jit
+    def __call__(
+        self,
+        q: cute.Tensor,
+        kv: cute.Tensor,
+        out: cute.Tensor,
+        lse: cute.Tensor,
+        partial_out: cute.Tensor,
+        partial_lse: cute.Tensor,
+        counters: cute.Tensor,
+        block_table: cute.Tensor,
+        seq_lens: cute.Tensor,
+        q_begin: cute.Tensor,
+        tiles: cute.Tensor,
+        worker_begin: cute.Tensor,
+        heads: Int32,
+        scale_log2: Float32,
+        out_scale: Float32,
+        extras: tuple,
+        stream,
+    ):
+        """`QueryRowsOnM`'s arguments and `extras`."""
+        tensors = (
+            q, kv, out, lse, partial_out, partial_lse, counters,
+            block_table, seq_lens, q_begin, tiles, worker_begin, worker_begin, *extras,
         )  # fmt: skip
         self.launch(tensors, heads, scale_log2, out_scale, stream)

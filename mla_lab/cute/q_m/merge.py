@@ -25,6 +25,7 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Float16, Float32, Int32, const_expr
 
+from ..extras import with_scales, with_sink
 from ..hopper import load2, load4, pack2
 from .attend import add, quad, select
 from .output import store_pair, store_row_lse, store_rows
@@ -279,7 +280,10 @@ def weigh(cfg: cutlass.Constexpr[Config], g: Globals, work: Work, share: Share, 
         p.store(weight)
         total = total + weight
     total = sixteen(add, total)
-    inverse = select(total > 0.0, cute.arch.rcp_approx(total), Float32(0.0)) * g.out_scale
+    row = 16 * (share.group + group) + place // 2 + 8 * (place % 2)
+    g = with_scales(cfg, g)
+    whole = with_sink(cfg, g, total, top * Float32(LOG2E), work.first_row + row)
+    inverse = select(total > 0.0, cute.arch.rcp_approx(whole), Float32(0.0)) * g.out_scale
     for i in cutlass.range(first, share.splits, 16, unroll=4):
         p = smem(at + i * share.pitch, Float32, 1)
         weight = p.load() * inverse
@@ -291,7 +295,6 @@ def weigh(cfg: cutlass.Constexpr[Config], g: Globals, work: Work, share: Share, 
             p.store(weight)
     strip = (share.group + group) * (64 // units_per_strip(cfg))
     if (first == 0) & (strip >= share.first) & (strip < share.first + share.count):
-        row = 16 * (share.group + group) + place // 2 + 8 * (place % 2)
         lse = top + cute.math.log2(total, fastmath=True) * Float32(LN2)
         store_row_lse(cfg, g, work, row, lse)
 
@@ -402,6 +405,7 @@ def far_load(pointer):
 @cute.jit
 def combine_far(cfg: cutlass.Constexpr[Config], g: Globals, work: Work, share: Share):
     """As `combine_pairs`, from global memory: for shares that shared memory does not hold."""
+    g = with_scales(cfg, g)
     tid, _, _ = cute.arch.thread_idx()
     units = units_per_strip(cfg)
     stride = REGION * cfg.cluster
@@ -432,8 +436,9 @@ def combine_far(cfg: cutlass.Constexpr[Config], g: Globals, work: Work, share: S
             v = read_pair(cfg, values + i * stride)
             a = a + f * v[0]
             b = b + f * v[1]
-        inverse = select(total > 0.0, cute.arch.rcp_approx(total), Float32(0.0)) * g.out_scale
         row = 16 * (unit // 64) + place // 2 + 8 * (place % 2)
+        whole = with_sink(cfg, g, total, top * Float32(LOG2E), work.first_row + row)
+        inverse = select(total > 0.0, cute.arch.rcp_approx(whole), Float32(0.0)) * g.out_scale
         store_pair(cfg, g, work, row, unit % 64 * 8 + column, a * inverse, b * inverse)
         if (unit % 64 == 0) & (column == 0):
             lse = top + cute.math.log2(total, fastmath=True) * Float32(LN2)

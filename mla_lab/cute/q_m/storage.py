@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import cutlass
 import cutlass.cute as cute
@@ -29,6 +30,8 @@ FLOOR = -1.0e30
 LN2 = 0.6931471805599453
 #: records of work tiles in shared memory: the one being finished, the current one, the next
 RECORDS, RECORD_WORDS = 3, 16
+#: in place of a number of halvings: this tile adds nothing to any row
+SKIPPED = 255
 
 DTYPES = {"bf16": BFloat16, "fp16": Float16}
 
@@ -55,6 +58,12 @@ class Config:
     partials: int = 16
     #: note the times of `work.MOMENTS`
     stamps: int = 0
+    #: sinks, and scales in memory, come with the launch (see `extras`)
+    features: int = 0
+    #: a packed mask says which draft tokens a row sees
+    tree: int = 0
+    #: leave out P V of tiles that no row has a share of worth mentioning in (see `attend.weigh`)
+    skip: int = 0
 
     @property
     def element(self) -> type[cutlass.Numeric]:
@@ -96,6 +105,13 @@ class Globals:
     scale_log2: Float32
     out_scale: Float32
     stamps: cute.Tensor  # int64 [CTAs, 8], stamped builds; else any tensor
+    #: see `extras`: fp32 [heads], [1], [1], or no element; uint32 [tokens, words]
+    sinks: Any = None
+    bmm1: Any = None
+    bmm2: Any = None
+    mask: Any = None
+    #: skip-softmax's factor, to be divided by the request's length
+    skip: Any = None
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,235 @@
+// From accumulators to results: teams are merged in shared memory, pieces of a split row tile
+// through the workspace by whoever arrives last. Both add in a fixed order, so equal calls give
+// equal bits.
+#pragma once
+
+#include <cuda_bf16.h>
+
+#include "xqa/values.h"
+
+namespace mla::xqa {
+
+constexpr float kLn2 = 0.6931471805599453f;
+constexpr float kLog2E = 1.4426950408889634f;
+constexpr unsigned kAllLanes = 0xffffffffu;
+
+// A team's row: maximum (base 2), sums of its weights, exact and as they were rounded.
+struct alignas(16) RowState {
+  float max, sum, rounded;
+};
+
+// Shared memory while results are put together: the stages' room is free by then.
+struct Bench {
+  static constexpr int kPitch = Config::kVDim + 8;  // floats; rows of a fragment in other banks
+  static constexpr int kTeamFloats = 16 * kPitch;
+  static constexpr int kBytes = Config::kTeams * kTeamFloats * 4;
+  static_assert(kBytes <= Config::kTeams * Config::kStages * Config::kStageBytes);
+
+  float* out;       // [teams][16 rows][kPitch]
+  RowState* state;  // [teams][kRows]
+};
+
+// Four neighbouring columns in the result's type.
+__device__ inline void store4(const Params& p, int64_t at, float4 v) {
+  switch (p.out_type) {
+    case Type::kBf16:
+      static_cast<uint2*>(p.out)[at / 4] = make_uint2(bf16_pair(v.x, v.y), bf16_pair(v.z, v.w));
+      return;
+    case Type::kFp16:
+      static_cast<uint2*>(p.out)[at / 4] = make_uint2(fp16_pair(v.x, v.y), fp16_pair(v.z, v.w));
+      return;
+    case Type::kE4m3:
+      static_cast<uint32_t*>(p.out)[at / 4] = e4m3_pair(v.x, v.y) | e4m3_pair(v.z, v.w) << 16;
+      return;
+    case Type::kFp32:
+      static_cast<float4*>(p.out)[at / 4] = v;
+  }
+}
+
+struct Finish {
+  static constexpr int kWarps = Config::kTeam * Config::kTeams;
+  static constexpr int kFloat4s = Config::kVDim / 4;
+  static constexpr int kOfLane = (kFloat4s + kLanes - 1) / kLanes;  // float4s of a row
+
+  // A result by one warp: lane l has float4s l, l + 32, ...
+  struct Row {
+    float lse;
+    float4 v[kOfLane];
+  };
+
+  const Params& p;
+  const Work& work;
+  int warp = threadIdx.x / kLanes, lane = threadIdx.x % kLanes;
+
+  __device__ void result(const Output& output, const Softmax& softmax, const Team& team,
+                         const Bench& bench) const {
+    put_state(output, softmax, team, bench.state + team.idx * Config::kRows);
+#pragma unroll
+    for (int m = 0; m < Config::kMTiles; ++m) {
+      if (m > 0) __syncthreads();
+      put_rows(output.out[m], team.warp, bench.out + team.idx * Bench::kTeamFloats);
+      __syncthreads();
+#pragma unroll 1
+      for (int row = warp; row < 16 && m * 16 + row < work.rows; row += kWarps) {
+        put(m * 16 + row, teams_row(bench, m * 16 + row), work.pieces == 1);
+      }
+    }
+    if (work.pieces == 1 || !arrives_last(reinterpret_cast<int*>(bench.out))) return;
+#pragma unroll 1
+    for (int row = warp; row < work.rows; row += kWarps) put(row, pieces_row(row), true);
+  }
+
+ private:
+  __device__ void put_state(const Output& output, const Softmax& softmax, const Team& team,
+                            RowState* state) const {
+#pragma unroll
+    for (int m = 0; m < Config::kMTiles; ++m) {
+#pragma unroll
+      for (int below = 0; below < 2; ++below) {
+        const float sum = softmax.row_sum(m, below);
+        if (team.warp == 0 && lane % 4 == 0) {
+          const float rounded = output.sum[m][2 * below];
+          state[m * 16 + lane / 4 + 8 * below] = {softmax.max[m][below], sum, rounded};
+        }
+      }
+    }
+  }
+
+  __device__ void put_rows(const Accumulator (&out)[Config::kColumns][2], int warp_of_team,
+                           float* to) const {
+    to += lane / 4 * Bench::kPitch + warp_of_team * Config::kColumns * 16;
+#pragma unroll
+    for (int n = 0; n < Config::kColumns; ++n) {
+#pragma unroll
+      for (int i = 0; i < 8; ++i) {
+        const int half = i / 4, c = i % 4;
+        to[c / 2 * 8 * Bench::kPitch + n * 16 + Output::column(half, c)] = out[n][half][c];
+      }
+    }
+  }
+
+  // The sum over teams, divided by the sum of weights.
+  __device__ Row teams_row(const Bench& bench, int row) const {
+    const RowState* state = bench.state + row;
+    float most = -INFINITY;
+#pragma unroll
+    for (int i = 0; i < Config::kTeams; ++i) most = fmaxf(most, state[i * Config::kRows].max);
+    Row total{};
+    float sum = 0.0f, rounded = 0.0f;
+#pragma unroll
+    for (int i = 0; i < Config::kTeams; ++i) {
+      const RowState part = state[i * Config::kRows];
+      const float weight = part.max == -INFINITY ? 0.0f : exp2_fast(part.max - most);
+      sum += weight * part.sum;
+      rounded += weight * part.rounded;
+      const float* from = bench.out + i * Bench::kTeamFloats + row % 16 * Bench::kPitch;
+      add(total, weight, [&](int at) { return reinterpret_cast<const float4*>(from)[at]; });
+    }
+    total.lse = sum > 0.0f ? logf(sum) + (most - kWeightShift) * kLn2 : -INFINITY;
+    scale(total, sum > 0.0f ? 1.0f / rounded : 0.0f);
+    return total;
+  }
+
+  template <class Load>
+  __device__ void add(Row& total, float weight, Load load) const {
+#pragma unroll
+    for (int j = 0; j < kOfLane; ++j) {
+      const int at = lane + j * kLanes;
+      if (kFloat4s % kLanes != 0 && at >= kFloat4s) break;
+      const float4 v = load(at);
+      total.v[j].x += weight * v.x, total.v[j].y += weight * v.y;
+      total.v[j].z += weight * v.z, total.v[j].w += weight * v.w;
+    }
+  }
+
+  __device__ static void scale(Row& row, float factor) {
+#pragma unroll
+    for (int j = 0; j < kOfLane; ++j) {
+      row.v[j].x *= factor, row.v[j].y *= factor, row.v[j].z *= factor, row.v[j].w *= factor;
+    }
+  }
+
+  // A final row to out and lse, another one to this piece's slot.
+  __device__ void put(int row, Row result, bool is_final) const {
+    float* lse = p.partial_lse + row_of_piece(work.split, row);
+    if (is_final) {
+      scale(result, final_factor(row, result.lse));
+      lse = p.lse == nullptr ? nullptr : p.lse + work.result(p, row);
+    }
+    const int64_t first = work.result(p, row) * kFloat4s;
+    float4* partial = partial_row(work.split, row);
+#pragma unroll
+    for (int j = 0; j < kOfLane; ++j) {
+      const int at = lane + j * kLanes;
+      if (kFloat4s % kLanes != 0 && at >= kFloat4s) break;
+      if (is_final) {
+        store4(p, 4 * (first + at), result.v[j]);
+      } else {
+        __stcg(partial + at, result.v[j]);
+      }
+    }
+    if (lane == 0 && lse != nullptr) __stcg(lse, is_final ? result.lse * p.lse_scale : result.lse);
+  }
+
+  // The output's scale and the sink, which is one more term of the denominator.
+  __device__ float final_factor(int row, float lse) const {
+    const float factor = p.bmm2_scale ? *p.bmm2_scale : p.bmm2;
+    if (p.sinks == nullptr || lse == -INFINITY) return factor;
+    return factor / (1.0f + expf(p.sinks[work.head(row)] - lse));
+  }
+
+  __device__ int64_t row_of_piece(int piece, int row) const {
+    return static_cast<int64_t>(work.slot + piece) * Config::kRows + row;
+  }
+  __device__ float4* partial_row(int piece, int row) const {
+    return reinterpret_cast<float4*>(p.partial_out) + row_of_piece(piece, row) * kFloat4s;
+  }
+
+  __device__ bool arrives_last(int* is_last) const {
+    __threadfence();  // this thread's partials, before the count
+    __syncthreads();
+    if (threadIdx.x == 0) {
+      int* counter = p.counters + work.counter;
+      const bool last = atomicAdd(counter, 1) == work.pieces - 1;
+      if (last) *counter = 0;
+      __threadfence();
+      *is_last = last;
+    }
+    __syncthreads();
+    return *is_last;
+  }
+
+  // The sum over pieces, in their order; a lane holds the weight of every 32nd piece.
+  __device__ Row pieces_row(int row) const {
+    const float* lses = p.partial_lse + row_of_piece(0, row);
+    float most = -INFINITY;
+    for (int i = lane; i < work.pieces; i += kLanes) {
+      most = fmaxf(most, __ldcg(lses + i * Config::kRows));
+    }
+    for (int step = kLanes / 2; step > 0; step /= 2) {
+      most = fmaxf(most, __shfl_xor_sync(kAllLanes, most, step));
+    }
+    Row total{};
+    float sum = 0.0f;
+    for (int chunk = 0; chunk < work.pieces; chunk += kLanes) {
+      float mine = 0.0f;
+      if (chunk + lane < work.pieces) {
+        const float lse = __ldcg(lses + (chunk + lane) * Config::kRows);
+        mine = lse == -INFINITY ? 0.0f : exp2_fast((lse - most) * kLog2E);
+      }
+      const int in_chunk = min(kLanes, work.pieces - chunk);
+#pragma unroll 4
+      for (int i = 0; i < in_chunk; ++i) {
+        const float weight = __shfl_sync(kAllLanes, mine, i);
+        const float4* from = partial_row(chunk + i, row);
+        sum += weight;
+        add(total, weight, [&](int at) { return __ldcg(from + at); });
+      }
+    }
+    total.lse = sum > 0.0f ? most + logf(sum) : -INFINITY;
+    scale(total, sum > 0.0f ? 1.0f / sum : 0.0f);
+    return total;
+  }
+};
+
+}  // namespace mla::xqa

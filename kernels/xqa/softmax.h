@@ -1,0 +1,140 @@
+// Who sees what, and the running softmax. In base 2: scores are multiplied by log2(e).
+#pragma once
+
+#include "xqa/scores.h"
+
+namespace mla::xqa {
+
+// Draft columns and windows. A key at position `prefix` + c is draft column c.
+struct Visibility {
+  const uint16_t* mask;  // of the request, or null: causal
+  int mask_words, window_left, prefix, end_key;
+  int all_see_from, all_see_to;  // keys that every row of the tile sees
+  int token[Config::kMTiles][2];
+
+  __device__ Visibility(const Params& p, const Work& work)
+      : mask(p.mask ? p.mask + static_cast<int64_t>(work.first_query) * p.mask_words : nullptr),
+        mask_words(p.mask_words),
+        window_left(p.window_left),
+        prefix(work.prefix),
+        end_key(work.end_key) {
+    all_see_to = min(end_key, mask ? prefix : prefix + work.token(0) + 1);
+    all_see_from = window_left < 0 ? 0 : prefix + work.token(work.rows - 1) - window_left;
+#pragma unroll
+    for (int m = 0; m < Config::kMTiles; ++m) {
+#pragma unroll
+      for (int below = 0; below < 2; ++below) {
+        // padding rows see what the last row sees; nobody reads them
+        const int row = m * 16 + threadIdx.x % kLanes / 4 + 8 * below;
+        token[m][below] = work.token(min(row, work.rows - 1));
+      }
+    }
+  }
+
+  __device__ void apply(Scores& s, int tile) const {
+    const int first = tile * Config::kTile;
+    if (first >= all_see_from && first + Config::kTile <= all_see_to) return;
+#pragma unroll
+    for (int m = 0; m < Config::kMTiles; ++m) {
+#pragma unroll
+      for (int i = 0; i < Config::kGroups; i += 4) {  // 32 keys at a time
+        const uint32_t seen[2] = {keys_seen(token[m][0], first + 8 * i),
+                                  keys_seen(token[m][1], first + 8 * i)};
+#pragma unroll
+        for (int n = i; n < min(i + 4, Config::kGroups); ++n) {
+#pragma unroll
+          for (int c = 0; c < 4; ++c) {
+            const int bit = 8 * (n - i) + c % 2;
+            if (!(seen[c / 2] >> (2 * (threadIdx.x % 4)) >> bit & 1)) s[m][n][c] = -INFINITY;
+          }
+        }
+      }
+    }
+  }
+
+ private:
+  // Bit i: this token of the request sees key first + i.
+  __device__ uint32_t keys_seen(int token, int first) const {
+    const int column = first - prefix;
+    uint32_t seen = mask == nullptr ? bits_below(token + 1 - column)
+                                    : bits_below(-column) | drafts_seen(token, column);
+    seen &= bits_below(end_key - first);
+    return window_left < 0 ? seen : seen & ~bits_below(token - window_left - column);
+  }
+
+  // 32 bits of a mask's row, from any column; columns outside have none.
+  __device__ uint32_t drafts_seen(int token, int column) const {
+    const int word = column >> 4;
+    const uint16_t* row = mask + token * mask_words;
+    uint32_t three[3];
+#pragma unroll
+    for (int i = 0; i < 3; ++i) {
+      const int at = word + i;
+      three[i] = at >= 0 && at < mask_words ? row[at] : 0;
+    }
+    return __funnelshift_r(three[0] | three[1] << 16, three[2], column & 15);
+  }
+
+  __device__ static uint32_t bits_below(int n) { return n >= 32 ? ~0u : (1u << max(n, 0)) - 1; }
+};
+
+// Rows g and g + 8: the greatest score so far, and the exact sum of weights, for the lse alone: a
+// result is divided by the sum of the weights as they were rounded (values.h).
+struct Softmax {
+  float max[Config::kMTiles][2];  // the same in the four lanes of a row
+  float sum[Config::kMTiles][2];  // of this lane's columns
+
+  __device__ Softmax() {
+#pragma unroll
+    for (int i = 0; i < 2 * Config::kMTiles; ++i) {
+      max[i / 2][i % 2] = -INFINITY;
+      sum[i / 2][i % 2] = 0.0f;
+    }
+  }
+
+  // Scores become weights 2^(score - maximum + shift). Returns whether a maximum of this warp's
+  // rows has grown; sums so far must then be multiplied by `factor`.
+  __device__ bool weigh(Scores& s, float (&factor)[Config::kMTiles][2]) {
+    bool grown = false;
+#pragma unroll
+    for (int m = 0; m < Config::kMTiles; ++m) {
+#pragma unroll
+      for (int below = 0; below < 2; ++below) {
+        const float before = max[m][below];
+        const float most = row_max(s[m], below, before);
+        grown = grown || most > before;
+        // a row that has seen no key yet: nothing to subtract from -inf, no sum to be scaled
+        const float base = (most == -INFINITY ? 0.0f : most) - kWeightShift;
+        factor[m][below] = before == -INFINITY ? 0.0f : exp2_fast(before - most);
+        max[m][below] = most;
+        float total = 0.0f;
+#pragma unroll
+        for (int i = 0; i < 2 * Config::kGroups; ++i) {
+          float& weight = s[m][i / 2][2 * below + i % 2];
+          weight = exp2_fast(weight - base);
+          total += weight;
+        }
+        sum[m][below] = sum[m][below] * factor[m][below] + total;
+      }
+    }
+    return __any_sync(0xffffffffu, grown);
+  }
+
+  // The whole row's sum, in its four lanes.
+  __device__ float row_sum(int m, int below) const {
+    const float half = sum[m][below] + __shfl_xor_sync(0xffffffffu, sum[m][below], 1);
+    return half + __shfl_xor_sync(0xffffffffu, half, 2);
+  }
+
+ private:
+  __device__ static float row_max(const Accumulator (&s)[Config::kGroups], int below, float most) {
+#pragma unroll
+    for (int n = 0; n < Config::kGroups; ++n) {
+      most = fmaxf(most, fmaxf(s[n][2 * below], s[n][2 * below + 1]));
+    }
+    most = fmaxf(most, __shfl_xor_sync(0xffffffffu, most, 1));
+    return fmaxf(most, __shfl_xor_sync(0xffffffffu, most, 2));
+  }
+};
+
+}  // namespace mla::xqa

@@ -1,0 +1,59 @@
+// What one CTA does: rows of one request and KV head, and a piece of the keys they see.
+#pragma once
+
+#include "xqa/config.h"
+
+namespace mla::xqa {
+
+struct Work {
+  int request, kv_head, group, split, pieces;
+  int first_query;         // token of the batch
+  int q_len, prefix;       // prefix: keys before the first new token; negative where q_len > kv_len
+  int first_row, rows;     // rows of this tile; row = token * group + head of the group
+  int first_key, end_key;  // keys that some row of the tile may see
+  int begin, end;          // this piece's tiles of keys
+  int slot, counter;
+
+  // False where there is nothing to do, not even rows without keys.
+  __device__ bool find(const Params& p) {
+    request = blockIdx.z;
+    group = p.heads / p.kv_heads;
+    kv_head = blockIdx.y % p.kv_heads;
+    first_row = blockIdx.y / p.kv_heads * Config::kRows;
+    first_query = p.q_begin ? p.q_begin[request] : request * p.q_len;
+    q_len = p.q_begin ? p.q_begin[request + 1] - first_query : p.q_len;
+    rows = min(q_len * group - first_row, Config::kRows);
+    if (rows <= 0) return false;
+    const int kv_len = min(p.seq_lens[request], p.max_pages << p.page_shift);
+    prefix = kv_len - q_len;
+    end_key = p.mask ? kv_len : prefix + token(rows - 1) + 1;
+    end_key = max(0, min(kv_len, end_key));
+    first_key = p.window_left < 0 ? 0 : max(0, prefix + token(0) - p.window_left);
+    return cut(p);
+  }
+
+  // Token of the request that a row of this tile belongs to.
+  __device__ int token(int row) const { return (first_row + row) / group; }
+  __device__ int head(int row) const { return kv_head * group + (first_row + row) % group; }
+  // Row of out and lse.
+  __device__ int64_t result(const Params& p, int row) const {
+    return static_cast<int64_t>(first_query + token(row)) * p.heads + head(row);
+  }
+
+ private:
+  __device__ bool cut(const Params& p) {
+    const int first_tile = first_key / Config::kTile;
+    const int tiles = max(0, (end_key + Config::kTile - 1) / Config::kTile - first_tile);
+    const int wanted = (tiles * Config::kTile + p.split_tokens - 1) / p.split_tokens;
+    pieces = max(1, min(wanted, p.max_splits));
+    split = blockIdx.x;
+    if (split >= pieces) return false;
+    begin = first_tile + static_cast<int>(static_cast<int64_t>(tiles) * split / pieces);
+    end = first_tile + static_cast<int>(static_cast<int64_t>(tiles) * (split + 1) / pieces);
+    counter = request * gridDim.y + blockIdx.y;
+    slot = counter * p.max_splits;
+    return true;
+  }
+};
+
+}  // namespace mla::xqa

@@ -1,0 +1,101 @@
+// Decode attention by warp-level mma.sync, for MLA and for GQA/MQA: rows (query tokens x heads) on
+// M in tiles of 16, keys on N. It runs wherever mma.sync and cp.async do.
+//
+// A CTA takes one row tile and one piece of its keys (work.h). Per tile of keys, in each team of
+// warps (config.h):
+//   load.h     cp.async, kStages tiles deep; a barrier makes a landed tile everybody's and frees
+//   the
+//              stage of the tile before it, which is refilled at once
+//   scores.h   Q K^T, the query's fragments in registers for the whole kernel
+//   softmax.h  masks, maximum, weights; done by every warp of the team alike
+//   values.h   P V, a warp its own columns
+// Then finish.h: teams are merged, and the last piece that arrives merges the pieces.
+#include "xqa/finish.h"
+
+namespace mla::xqa {
+namespace {
+
+__device__ float score_scale(const Params& p) {
+  return (p.bmm1_scale ? *p.bmm1_scale : p.bmm1) * kLog2E;
+}
+
+__global__ void __launch_bounds__(Config::kThreads, Config::kMinCtas)
+    attend(const __grid_constant__ Params p) {
+  extern __shared__ uint4 memory[];
+  uint4* query_memory = memory;
+  float4* boards = reinterpret_cast<float4*>(memory + Config::kQueryBytes / 16);
+  uint4* rest = memory + (Config::kQueryBytes + Config::kTeams * Config::kScoreBytes) / 16;
+  RowState* state = reinterpret_cast<RowState*>(rest);
+  uint4* stages = rest + Config::kRowBytes / 16;
+#if __CUDA_ARCH__ >= 900
+  cudaGridDependencySynchronize();
+#endif
+  Work work;
+  if (!work.find(p)) return;
+
+  const Team team;
+  const uint32_t own_stages =
+      shared_address(stages) + team.idx * Config::kStages * Config::kStageBytes;
+  float4* board = boards + team.idx * Config::kScoreBytes / 16;
+  const int k_way = team.warp % Config::kKWays;
+  Loader loader(p, work, own_stages, team.thread(), work.begin + team.idx, Config::kTeams);
+  const Query query(p, work, query_memory, k_way,
+                    team.idx * Config::kTokenWays + team.warp / Config::kKWays,
+                    Config::kTeams * Config::kTokenWays);
+  if constexpr (!Config::kQueryInRegisters) __syncthreads();
+  const Visibility visibility(p, work);
+  const float scale = score_scale(p);
+  Softmax softmax;
+  Output output;
+  uint32_t stage = own_stages;
+  for (int tile = work.begin + team.idx; tile < work.end; tile += Config::kTeams) {
+    loader.wait();
+    team.sync();
+    loader.issue();
+    Scores scores;
+    scores_of_tile(scores, query, stage, board, team, scale);
+    visibility.apply(scores, tile);
+    float factor[Config::kMTiles][2];
+    if (softmax.weigh(scores, factor)) output.scale(factor);
+    output.add(scores, stage + Config::kValueOffset, team);
+    stage += Config::kStageBytes;
+    if (stage == own_stages + Config::kStages * Config::kStageBytes) stage = own_stages;
+  }
+  loader.wait_for_all();
+  __syncthreads();
+  Finish{p, work}.result(output, softmax, team, {reinterpret_cast<float*>(stages), state});
+}
+
+cudaError_t allow_shared_memory() {
+  return cudaFuncSetAttribute(attend, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                              Config::kSharedBytes);
+}
+
+}  // namespace
+
+cudaError_t launch(const Params& params, cudaStream_t stream) {
+  const cudaError_t set = allow_shared_memory();
+  if (set != cudaSuccess) return set;
+  const int rows = params.q_len * (params.heads / params.kv_heads);
+  const int row_tiles = (rows + Config::kRows - 1) / Config::kRows;
+  cudaLaunchAttribute attribute{};
+  attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  attribute.val.programmaticStreamSerializationAllowed = params.programmatic_launch;
+  cudaLaunchConfig_t config{};
+  config.gridDim = dim3(params.max_splits, row_tiles * params.kv_heads, params.batch);
+  config.blockDim = dim3(Config::kThreads);
+  config.dynamicSmemBytes = Config::kSharedBytes;
+  config.stream = stream;
+  config.attrs = &attribute;
+  config.numAttrs = params.programmatic_launch ? 1 : 0;
+  return cudaLaunchKernelEx(&config, attend, params);
+}
+
+cudaError_t occupancy(int32_t* ctas) {
+  const cudaError_t set = allow_shared_memory();
+  if (set != cudaSuccess) return set;
+  return cudaOccupancyMaxActiveBlocksPerMultiprocessor(ctas, attend, Config::kThreads,
+                                                       Config::kSharedBytes);
+}
+
+}  // namespace mla::xqa

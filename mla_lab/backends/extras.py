@@ -1,0 +1,83 @@
+"""What a launch takes beyond a plain call: sinks, scales on the device, a packed draft mask.
+
+A kernel with the option features, or the mask "tree", takes one more argument, a tuple: sinks fp32
+[heads], bmm1 and bmm2 fp32 [1], each without an element where the call has none, and for "tree"
+the mask, uint16 [batch, q_len, words] or without an element. With the option skip its factor ends
+the tuple.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..call import Arguments, Features, Form
+from ..errors import unsupported
+from ..plan.config import KernelConfig
+
+
+def with_features(config: KernelConfig, features: Features) -> KernelConfig:
+    """`config` with what the call's features compile in: with KV on M one kernel for all of them,
+    with the query rows on M, where registers are short, one with a mask and one without.
+    """
+    if config.option("gather"):
+        return config
+    if features.skip_softmax and (config.kernel, config.cluster) != ("cute/q_m", 1):
+        got = f"{config.kernel} of {config.tile_rows} rows with skip-softmax"
+        raise unsupported("plan", got, "one of 64 rows")
+    if config.kernel == "cute/kv_m":
+        wanted = features.mask or features.sinks or features.tensor_scales
+        return replace(config, mask="tree") if wanted else config
+    if features.mask:
+        config = replace(config, mask="tree")
+    if features.skip_softmax:
+        return replace(config, options=(*config.options, ("skip", 1)))
+    if not features.mask and (features.sinks or features.tensor_scales):
+        return replace(config, options=(*config.options, ("features", 1)))
+    return config
+
+
+def number(scale: float | Tensor, factor: float = 1.0) -> float:
+    """A scale as a number of the launch; of one on the device nothing is known here."""
+    return 1.0 if isinstance(scale, Tensor) else float(scale * factor)
+
+
+class Extras:
+    """Picks a call's tensors in the order of its kernel."""
+
+    def __init__(self, config: KernelConfig, form: Form) -> None:
+        self._mask = config.mask == "tree"
+        self._skip = bool(config.option("skip"))
+        self.wanted = self._mask or self._skip or bool(config.option("features"))
+        self.nothing = torch.empty(0, dtype=torch.float32, device=form.device)
+        self._no_mask = torch.empty(0, 0, 0, dtype=torch.uint16, device=form.device)
+
+    def __call__(self, given: Arguments) -> tuple[tuple[Any, ...], ...]:
+        """The tuple, alone in a tuple; none for a plain kernel."""
+        if not self.wanted:
+            return ()
+        chosen: tuple[Any, ...] = (self.sinks(given), self._cell(given.bmm1_scale))
+        chosen += (self.out_scale(given),)
+        if self._mask:
+            mask = self._no_mask if given.mask is None else given.mask
+            chosen += (mask.unsqueeze(0) if mask.dim() == 2 else mask,)
+        if self._skip:
+            chosen += (float(given.skip_softmax_threshold_scale_factor or 0.0),)
+        return (chosen,)
+
+    def sinks(self, given: Arguments) -> Tensor:
+        """fp32 [heads], or no element."""
+        sinks = given.sinks
+        if sinks is None:
+            return self.nothing
+        return sinks if isinstance(sinks, Tensor) else sinks[0]
+
+    def out_scale(self, given: Arguments) -> Tensor:
+        """bmm2_scale in memory fp32 [1], or no element."""
+        return self._cell(given.bmm2_scale)
+
+    def _cell(self, scale: float | Tensor) -> Tensor:
+        return scale.view(1) if isinstance(scale, Tensor) else self.nothing

@@ -1,0 +1,69 @@
+"""Calls whose tokens are fetched one by one: pages that no TMA box fits, and sparse lists of slots.
+
+One kernel takes them (`cute/kv_m`, option gather), by a formula: each request, in a sparse call
+each query token, in as many pieces. The last arriver of a row tile merges its pieces, so that no
+worker waits for another and a grid may be larger than the card.
+"""
+
+from __future__ import annotations
+
+from ..errors import unsupported
+from ..gpu import Gpu
+from ..plan import WorkspaceLayout
+from ..plan.config import KernelConfig
+from ..plan.workspace import MAX_GROUPS
+from ..problem import Problem
+from .device_plan import Formula
+
+#: page sizes that a TMA box fits: the swizzle repeats every 8 rows, and 8 would do at half the rate
+BOXED_PAGES = (16, 32, 64, 128)
+#: blocks that a piece has at least, and pieces under batch invariance: a merge costs about as much
+MIN_BLOCKS, INVARIANT_SPLITS = 4, 8
+TILE_KV = 64
+#: requests of a grid
+MOST = 65_535
+
+
+def gathers(problem: Problem) -> bool:
+    """Whether a call goes this way."""
+    return problem.top_k > 0 or problem.page_size not in BOXED_PAGES
+
+
+def config_for(problem: Problem, batch_invariant: bool) -> KernelConfig:
+    """The kernel: 16 rows, or as many as a query token's heads need (all tokens of a request, where
+    they share their keys).
+    """
+    sparse = problem.top_k > 0
+    rows = problem.heads if sparse or batch_invariant else max(problem.rows.tolist(), default=0)
+    options = {"gather": 2 if sparse else 1, "grid": 1, "fused_merge": 1}
+    if sparse:
+        options["features"] = 1
+    return KernelConfig(
+        "cute/kv_m",
+        tile_rows=16 if rows <= 16 else 32,
+        mask="none" if sparse else "tree",
+        options=tuple(options.items()),
+    )
+
+
+def formula_for(problem: Problem, total_q: int, gpu: Gpu, batch_invariant: bool) -> Formula:
+    """Pieces that fill the card; under batch invariance by a request's own length alone.
+
+    Raises Unsupported for more requests, or split row tiles, than a launch has room for.
+    """
+    config = config_for(problem, batch_invariant)
+    requests = total_q if problem.top_k else problem.batch
+    if requests > MOST:
+        name = "query" if problem.top_k else "seq_lens"
+        raise unsupported(name, f"{requests} lists of keys", f"up to {MOST} in a call")
+    tokens = 1 if problem.top_k else max(problem.q_lens, default=0)
+    row_tiles = max(1, -(-tokens * problem.heads // config.tile_rows))
+    groups = requests * row_tiles
+    blocks = -(-(problem.top_k or max(problem.kv_lens)) // TILE_KV)
+    most = max(1, blocks // MIN_BLOCKS)
+    splits = min(INVARIANT_SPLITS if batch_invariant else max(1, gpu.sms // groups), most)
+    if groups > MAX_GROUPS:
+        splits = 1
+    slots = groups * splits if splits > 1 else 0
+    layout = WorkspaceLayout.of(slots, groups if slots else 0, config.tile_rows, problem.latent_dim)
+    return Formula(config, splits, row_tiles, groups, layout)

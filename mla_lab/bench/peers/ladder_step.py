@@ -1,0 +1,53 @@
+"""One step of the ladder as a contestant."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from ... import __version__
+from ...backends.ladder import STEPS, Ladder
+from ...gpu import H200, Gpu
+from .. import ladder_model
+from ..cases import Case
+from ..rotation import Rotation
+from .base import Prepared, refuse_beyond_plain
+
+
+@dataclass(frozen=True)
+class LadderStep:
+    """A step on its own; its notes keep what was predicted for it."""
+
+    number: int
+
+    @property
+    def name(self) -> str:
+        """As the step's file."""
+        step = STEPS[self.number]
+        return f"ladder-{step.number}-{step.name}"
+
+    def available(self, device: torch.device) -> str | None:
+        """As `Peer.available`."""
+        return None if device.type == "cuda" else f"device: got {device}, supported: an NVIDIA GPU"
+
+    def refuses(self, case: Case) -> str | None:
+        """As `Peer.refuses`."""
+        return refuse_beyond_plain(case)
+
+    def version(self) -> str | None:
+        """As `Peer.version`."""
+        return __version__
+
+    def prepare(self, rotation: Rotation) -> Prepared:
+        """As `Peer.prepare`: results and scratch are allocated here."""
+        launches = tuple(Ladder(self.number, copy) for copy in rotation.copies)
+        gpu = Gpu.here() or H200
+        predicted = ladder_model.predict(self.number, rotation.case.problem, gpu)
+        notes = {
+            "step": self.number,
+            "splits": launches[0].splits,
+            "predicted_us": predicted.us,
+            "predicted_limit": predicted.limit,
+        }
+        return Prepared(launches, notes=notes)

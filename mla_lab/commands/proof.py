@@ -1,0 +1,55 @@
+"""`mla-lab proof`: run the matrix of calls or a published list on a card, write the tables."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+
+def add_parser(subparsers: Any) -> argparse.ArgumentParser:
+    """Register the command; returns its parser."""
+    parser: argparse.ArgumentParser = subparsers.add_parser(
+        "proof", help="every pair of features and shapes against the oracle, and a published list"
+    )
+    verbs = parser.add_subparsers(dest="verb", metavar="VERB", required=True)
+    pairs = verbs.add_parser("pairwise", help="pairs of features, formats and shapes")
+    pairs.add_argument("--first", type=int, help="only the first so many cases")
+    published = verbs.add_parser("published", help="the 396 configurations of a pull request")
+    published.add_argument("--dtypes", default="bf16,e4m3", help="by comma")
+    published.add_argument("--batch", type=int, default=1024, help="up to so many requests")
+    for verb in (pairs, published):
+        verb.add_argument("record", type=Path, help="JSON lines, written anew")
+        verb.add_argument("--device", default="cuda")
+    report = verbs.add_parser("report", help="the marked tables of a README, from data/")
+    report.add_argument("readme", type=Path)
+    return parser
+
+
+def run(args: argparse.Namespace) -> int | None:
+    """Dispatch; exit code 1 where a case is wrong or failed."""
+    if args.verb == "report":
+        from ..proof.tables import fill
+        from ..resources import data_dir
+
+        text = args.readme.read_text(encoding="utf-8")
+        args.readme.write_text(fill(text, data_dir()), encoding="utf-8")
+        return None
+    from ..proof import record
+
+    def say(text: str) -> None:
+        print(text, file=sys.stderr)
+
+    rows: list[record.Row] = []
+    if args.verb == "pairwise":
+        chosen = None if args.first is None else range(args.first)
+        rows += record.pairwise_run(args.device, chosen, say)
+    else:
+        for dtype in args.dtypes.split(","):
+            rows += record.published_run(args.device, dtype, args.batch, say)
+    record.write(args.record, rows)
+    counts = Counter(row["status"] for row in rows if row["kind"] == "case")
+    print(", ".join(f"{counts[status]} {status}" for status in record.STATUSES if counts[status]))
+    return 1 if counts["wrong"] or counts["failed"] else 0

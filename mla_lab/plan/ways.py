@@ -1,0 +1,76 @@
+"""The ways to launch our kernels, among which `choose` picks; each has constants of its own.
+
+| way | kernel | work | partials |
+|---|---|---|---|
+| rows | `cute/q_m` | a plan's tiles | a share of each merge to all who split the row tile |
+| grid | `cute/kv_m` | a formula; a cluster divides the keys | so too |
+| mail | `cute/kv_m` | a formula, one CTA a worker | words that are their own flags |
+| pair | `cute/kv_m` | as mail; two row tiles share every KV tile | as mail |
+| walk | `cute/kv_m` | a plan's tiles, one CTA a worker | as rows |
+
+A formula (see `formula`) cuts every request into as many pieces, and wants all of its workers on
+the card at once; a plan's tiles balance requests of any lengths over those that there are.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from .config import KernelConfig
+
+
+@dataclass(frozen=True)
+class Way:
+    """One way, and the (tile rows, CTAs of a cluster) that it is compiled for."""
+
+    name: str
+    kernel: str
+    tiles: tuple[tuple[int, int], ...]
+    #: of the kernel's configuration
+    options: tuple[tuple[str, int], ...] = ()
+
+    @property
+    def formula(self) -> bool:
+        """Work follows from block indices and lengths; no plan is in memory."""
+        return bool(dict(self.options).get("grid", 0))
+
+    @property
+    def pair(self) -> int:
+        """Neighbouring row tiles whose workers run as one cluster."""
+        return dict(self.options).get("pair", 1)
+
+
+#: 8 rows with 8 or 16 CTAs for one short request; 32 rows where two row tiles of 16 would read
+#: the same keys
+ROWS = Way("rows", "cute/q_m", ((64, 1), (128, 2)))
+GRID = Way(
+    "grid",
+    "cute/kv_m",
+    ((8, 8), (8, 16), (16, 8), (16, 16)),
+    (("fused_merge", 2), ("grid", 1)),
+)
+MAIL = Way("mail", "cute/kv_m", ((8, 1), (16, 1), (32, 1)), (("fused_merge", 3), ("grid", 1)))
+PAIR = Way("pair", "cute/kv_m", ((16, 1), (32, 1)), (*MAIL.options, ("pair", 2)))
+WALK = Way("walk", "cute/kv_m", ((16, 1), (32, 1)), (("fused_merge", 2),))
+WAYS = (ROWS, GRID, MAIL, PAIR, WALK)
+
+
+def way_of(config: KernelConfig) -> str:
+    """The name of the way that `config` goes."""
+    if config.kernel != MAIL.kernel:
+        return ROWS.name
+    if not config.option("grid"):
+        return WALK.name
+    if config.option("pair", 1) > 1:
+        return PAIR.name
+    return MAIL.name if config.option("fused_merge", 1) == 3 else GRID.name
+
+
+def ways_of(kernel: str) -> tuple[Way, ...]:
+    """The ways of one kernel."""
+    return tuple(way for way in WAYS if way.kernel == kernel)
+
+
+def find_way(kernel: str, name: str) -> Way | None:
+    """The way of that name, if the kernel goes it."""
+    return next((way for way in ways_of(kernel) if way.name == name), None)

@@ -1,0 +1,160 @@
+"""The CUDA C++ decode kernel's builds, and how a launch of it cuts keys: values without a tensor.
+
+Types and widths are compiled in, everything else is a value of the launch. A row tile is 16 rows of
+one request and KV head, times `row_tiles`; its keys are cut by a formula of its own length alone,
+so that no plan lies in memory and none is copied to the device.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from ..errors import unsupported
+from ..problem import LATENT_DIM, ROPE_DIM
+from .config import KernelConfig
+from .workspace import MAX_GROUPS, WorkspaceLayout
+
+KERNEL = "cuda/xqa"
+MLA_DIMS = (LATENT_DIM + ROPE_DIM, LATENT_DIM)
+#: widths of a key and of a value that it is written for
+DIMS = (MLA_DIMS, (128, 128), (64, 64))
+TYPES = {"bf16": 0, "fp16": 1, "e4m3": 2}
+#: (query, cache)
+FORMATS = (
+    ("bf16", "bf16"),
+    ("fp16", "fp16"),
+    ("e4m3", "e4m3"),
+    ("bf16", "e4m3"),
+    ("fp16", "e4m3"),
+)
+PAGE_SIZES = (16, 32, 64, 128)
+#: e4m3 products in the matrix units themselves; others convert to fp16 in registers, which is
+#: quicker there than ptxas's emulation, and more precise
+NATIVE_E4M3 = ("sm_89", "sm_120a")
+TILE_ROWS = 16
+#: rounds a cut to whole tiles of keys, whatever the types
+TILE_KEYS = 32
+#: what a piece costs beside its keys, in keys; and the least that is worth one
+PIECE_TOKENS, LEAST_TOKENS = 160, 256
+MAX_SPLITS = 64
+#: batch invariance: cuts that know nothing but a request's own length
+INVARIANT_TOKENS, INVARIANT_SPLITS = 1024, 32
+#: blocks of a grid's y and z
+MAX_BLOCKS = 65535
+
+
+def config_for(
+    dims: tuple[int, int],
+    formats: tuple[str, str],
+    arch: str,
+    *,
+    separate: bool = False,
+    row_tiles: int = 1,
+) -> KernelConfig:
+    """The build for keys and values of `dims` in `formats`; options at their default are left out.
+
+    separate: an MLA call whose values lie in other pages than its keys.
+    """
+    options = {}
+    if dims != MLA_DIMS:
+        options["qk_dim"] = dims[0]
+    elif separate:
+        options["shared_kv"] = 0
+    for name, dtype in zip(("q_type", "kv_type"), formats, strict=True):
+        if TYPES[dtype]:
+            options[name] = TYPES[dtype]
+    if formats == ("e4m3", "e4m3") and arch in NATIVE_E4M3:
+        options["mma8"] = 1
+    if row_tiles > 1:
+        options["row_tiles"] = row_tiles
+    return KernelConfig(KERNEL, options=tuple(options.items()))
+
+
+#: what is compiled beforehand, the kernel's default first; others when a call first asks
+COMMON = (
+    (MLA_DIMS, ("bf16", "bf16")),
+    (MLA_DIMS, ("e4m3", "e4m3")),
+    (MLA_DIMS, ("bf16", "e4m3")),
+    ((128, 128), ("bf16", "bf16")),
+    ((64, 64), ("bf16", "bf16")),
+)
+
+
+def common(arch: str) -> tuple[KernelConfig, ...]:
+    """The builds that ship."""
+    return tuple(config_for(dims, formats, arch) for dims, formats in COMMON)
+
+
+class Rows(NamedTuple):
+    """What a launch's grid follows from; bounds, not lengths."""
+
+    batch: int
+    kv_heads: int
+    #: query tokens of a request times query heads of a KV head
+    rows: int
+    longest: int
+
+
+@dataclass(frozen=True)
+class Cuts:
+    """How a launch cuts keys, and the memory that its partials take.
+
+    A row tile that sees n keys is cut into ceil(n / split_tokens) pieces of whole tiles, at most
+    max_splits of them.
+    """
+
+    config: KernelConfig
+    groups: int
+    max_splits: int
+    split_tokens: int
+    value_dim: int
+
+    @property
+    def tile_rows(self) -> int:
+        return TILE_ROWS * self.config.option("row_tiles", 1)
+
+    @property
+    def workspace(self) -> WorkspaceLayout:
+        """Counters and partials; nothing where no row tile is cut."""
+        if self.max_splits == 1:
+            return WorkspaceLayout(())
+        slots = self.groups * self.max_splits
+        return WorkspaceLayout.of(slots, self.groups, self.tile_rows, self.value_dim)
+
+
+def cut(
+    config: KernelConfig, call: Rows, value_dim: int, at_once: int, batch_invariant: bool
+) -> Cuts:
+    """The cuts of calls within `call`'s bounds on a card that runs `at_once` blocks at once.
+
+    Raises Unsupported for more row tiles than a grid has, or than merges have counters.
+    """
+    tile_rows = TILE_ROWS * config.option("row_tiles", 1)
+    tiles = call.kv_heads * max(1, -(-call.rows // tile_rows))
+    if max(tiles, call.batch) > MAX_BLOCKS:
+        got = f"{call.batch} requests of {tiles} row tiles"
+        raise unsupported("query", got, f"up to {MAX_BLOCKS} of either")
+    groups = tiles * call.batch
+    if batch_invariant:
+        whole = -(-call.longest // TILE_KEYS) * TILE_KEYS
+        splits = min(INVARIANT_SPLITS, max(1, -(-whole // INVARIANT_TOKENS)))
+        if splits > 1 and groups > MAX_GROUPS:
+            got = f"True with {groups} row tiles"
+            raise unsupported("batch_invariant", got, f"up to {MAX_GROUPS}")
+        return Cuts(config, groups, splits, INVARIANT_TOKENS, value_dim)
+    splits = _splits(groups, call.longest, at_once)
+    tokens = -(-call.longest // (splits * TILE_KEYS)) * TILE_KEYS
+    return Cuts(config, groups, splits, max(TILE_KEYS, tokens), value_dim)
+
+
+def _splits(groups: int, longest: int, at_once: int) -> int:
+    """The count that ends soonest: waves of blocks, each with its keys and a fixed cost."""
+    most = min(MAX_SPLITS, max(1, longest // LEAST_TOKENS))
+    if groups > MAX_GROUPS:
+        most = 1
+
+    def cost(splits: int) -> float:
+        return -(-groups * splits // at_once) * (longest / splits + PIECE_TOKENS)
+
+    return min(range(1, most + 1), key=cost)

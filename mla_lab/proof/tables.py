@@ -1,0 +1,220 @@
+"""A README's tables of what was proved, made from records and from nothing else.
+
+<!-- proof:formats -->
+(replaced)
+<!-- /proof:formats -->
+
+In a cell a plain number counts cases that our kernels passed, one in italics those that the torch
+backend passed; whatever did not pass is said in words.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from ..errors import invalid
+from .cases import FACTORS, FORMATS, features_of
+from .pairwise import pairs_of
+from .record import Row, read
+
+#: records by name, below the package's data
+RECORDS = {
+    "pairwise": "proof_pairwise.jsonl",
+    "published": "proof_published.jsonl",
+    "dropin": "dropin.jsonl",
+}
+#: names of features in the order of the tables
+FEATURES = (
+    "ragged",
+    "drafts",
+    "tree mask",
+    "sparse",
+    "sinks",
+    "lse",
+    "device scales",
+    "skip-softmax",
+    "batch invariant",
+    "plan",
+    "strided",
+    "separate tables",
+    "pages below 16",
+)
+BACKENDS = ("cute", "cuda", "torch")
+#: reasons of one kind that are told apart only by a number are one row
+_NUMBERS = re.compile(r"\d[\d.e+,-]*")
+MOST_REASONS = 24
+
+
+def formats_table(rows: Sequence[Row]) -> str:
+    """Features by formats of query, cache and out."""
+    names = list(FORMATS)
+    lines = ["| | " + " | ".join(names) + " |", "|---|" + "---:|" * len(names)]
+    found = cases(rows)
+    for feature in ("any", *FEATURES):
+        having = [row for row in found if feature == "any" or feature in features_of(row["case"])]
+        cells = [cell(row for row in having if row["case"]["format"] == name) for name in names]
+        label = "all cases" if feature == "any" else feature
+        lines.append(f"| {label} | " + " | ".join(cells) + " |")
+    return "\n".join(lines)
+
+
+def pairs_table(rows: Sequence[Row]) -> str:
+    """Features by features."""
+    lines = ["| with | " + " | ".join(FEATURES[1:]) + " |", "|---|" + "---:|" * (len(FEATURES) - 1)]
+    used = [(set(features_of(row["case"])), row) for row in cases(rows)]
+    for number, feature in enumerate(FEATURES[:-1]):
+        cells = [
+            cell(row for have, row in used if {feature, other} <= have) if place > number else ""
+            for place, other in enumerate(FEATURES)
+        ][1:]
+        lines.append(f"| {feature} | " + " | ".join(cells) + " |")
+    return "\n".join(lines)
+
+
+def shapes_note(rows: Sequence[Row]) -> str:
+    """One paragraph: how many cases, over what, and where."""
+    found = cases(rows)
+    levels = {name: list(FACTORS[name]) for name in ("q_len", "heads", "page_size")}
+    worst = max((row["rel_error"] for row in found if row["case"]["format"] == "bf16"), default=0.0)
+    return " ".join(
+        (
+            f"{len(found)} calls on {where(rows)}: every pair of levels of {len(FACTORS)} choices",
+            f"in {min_occurrence(found)} or more of them, each element against the float64 oracle,",
+            f"caches poisoned. Query tokens {spoken(levels['q_len'])};",
+            f"heads {spoken(levels['heads'])}; pages of {spoken(levels['page_size'])};",
+            f"lengths 0 to 70,001. {tally(found)}.",
+            f"Largest relative error in bf16: {worst:.1e}.",
+        )
+    )
+
+
+def published_note(rows: Sequence[Row]) -> str:
+    """The 396 published configurations: how many of each dtype passed, or why not."""
+    lines = []
+    for dtype in dict.fromkeys(row["case"]["dtype"] for row in cases(rows)):
+        own = [row for row in cases(rows) if row["case"]["dtype"] == dtype]
+        passed = [row for row in own if row["status"] == "ok"]
+        line = f"{dtype}: {len(passed)} of {len(own)} passed"
+        if passed:
+            line += f", relative error at most {max(row['rel_error'] for row in passed):.1e}"
+        for reason, count in reasons(own).items():
+            line += f"; {count} {reason}"
+        lines.append(line + ".")
+    return f"On {where(rows)}, by our kernels alone. " + " ".join(lines)
+
+
+def dropin_table(rows: Sequence[Row]) -> str:
+    """FlashInfer's tests by name: passed, failed, skipped; then why."""
+    head = next(row for row in rows if row["kind"] == "run")
+    found = cases(rows)
+    run = [row for row in found if row["status"] != "skipped"]
+    counts = Counter(row["status"] for row in found)
+    lines = [
+        f"{len(found)} of {sum(head['parametrisations'].values())} parametrisations, drawn with "
+        f"seed {head['seed']} from FlashInfer {head['flashinfer_commit'][:9]}, on {head['card']}, "
+        f"{head['date']}: {counts['passed']} passed, {counts['failed']} failed, "
+        f"{counts['skipped']} skipped by the tests' own rules or for want of FlashInfer's own "
+        f"parts. {len(run)} called us.",
+        "",
+        "| test | there | passed | by torch | failed | skipped |",
+        "|---|" + "---:|" * 5,
+    ]
+    there = {name.split("::")[1]: count for name, count in head["parametrisations"].items()}
+    for test in dict.fromkeys(row["test"] for row in found):
+        own = [row for row in found if row["test"] == test]
+        by = Counter(row["status"] for row in own)
+        torch_ones = sum(row["status"] == "passed" and "torch" in row["backends"] for row in own)
+        figures = (there[test], by["passed"], torch_ones, by["failed"], by["skipped"])
+        lines.append(f"| `{test}` | " + " | ".join(str(f or "") for f in figures) + " |")
+    lines += ["", "| | why | |", "|---|---|---:|"]
+    for status in ("failed", "skipped"):
+        why = reasons([row for row in found if row["status"] == status])
+        lines += [f"| {status} | {reason} | {count} |" for reason, count in why.items()]
+    return "\n".join(lines)
+
+
+#: tables by the name in their markers, and the record that each is made from
+TABLES: dict[str, tuple[str, Callable[[Sequence[Row]], str]]] = {
+    "shapes": ("pairwise", shapes_note),
+    "formats": ("pairwise", formats_table),
+    "pairs": ("pairwise", pairs_table),
+    "published": ("published", published_note),
+    "dropin": ("dropin", dropin_table),
+}
+
+
+def fill(text: str, folder: Path) -> str:
+    """`text` with everything between known markers made anew from the records in `folder`."""
+    known: dict[str, list[Row]] = {}
+
+    def made(match: re.Match[str]) -> str:
+        name = match["name"]
+        if name not in TABLES:
+            raise invalid("table", repr(name), tuple(TABLES))
+        record, table = TABLES[name]
+        rows = known.setdefault(record, read(folder / RECORDS[record]))
+        return f"<!-- proof:{name} -->\n{table(rows)}\n<!-- /proof:{name} -->"
+
+    pattern = r"<!-- proof:(?P<name>[\w-]+) -->\n.*?<!-- /proof:(?P=name) -->"
+    return re.sub(pattern, made, text, flags=re.DOTALL)
+
+
+def cases(rows: Sequence[Row]) -> list[Row]:
+    """Case rows of a record."""
+    return [row for row in rows if row["kind"] == "case"]
+
+
+def cell(rows: Iterable[Row]) -> str:
+    """Counts of a table's cell."""
+    kinds = Counter(row["backend"] if row["status"] == "ok" else row["status"] for row in rows)
+    torch_ones = kinds.pop("torch", 0)
+    wrong = {name: kinds.pop(name, 0) for name in ("wrong", "refused", "failed")}
+    kernels = sum(kinds.values())
+    parts = [str(kernels)] if kernels else []
+    parts += [f"*{torch_ones}*"] if torch_ones else []
+    parts += [f"**{count} {name}**" for name, count in wrong.items() if count]
+    return " + ".join(parts) or "–"
+
+
+def reasons(rows: Iterable[Row]) -> dict[str, int]:
+    """Why rows did not pass, most frequent first, numbers left out."""
+    texts = [
+        _NUMBERS.sub("#", str(row["reason"])).replace("|", "\\|").replace("\n", " ")[:160]
+        for row in rows
+        if row["status"] not in ("ok", "passed")
+    ]
+    return dict(Counter(texts).most_common(MOST_REASONS))
+
+
+def tally(rows: Sequence[Row]) -> str:
+    """How many passed by whom, in words."""
+    kinds: Counter[Any] = Counter(
+        row["backend"] if row["status"] == "ok" else row["status"] for row in rows
+    )
+    words = [f"{count} passed by {name}" for name, count in kinds.items() if name in BACKENDS]
+    words += [f"{count} {name}" for name, count in kinds.items() if name not in BACKENDS]
+    return ", ".join(words)
+
+
+def where(rows: Sequence[Row]) -> str:
+    """Card, commit and date of a record."""
+    environment = next(row for row in rows if row["kind"] == "run")["environment"]
+    card = environment["card"]["name"] if environment["card"] else "a CPU"
+    commit = (environment["commit"] or "unknown")[:9]
+    return f"{card}, commit {commit}, {environment.get('date', 'date unknown')}"
+
+
+def min_occurrence(rows: Sequence[Row]) -> int:
+    """How often the rarest pair of levels that occurs at all does."""
+    counts = Counter(pair for row in rows for pair in pairs_of(row["case"], FACTORS))
+    return min(counts.values(), default=0)
+
+
+def spoken(levels: Sequence[str] | Mapping[str, Any]) -> str:
+    """1, 2 and 3."""
+    *most, last = levels
+    return f"{', '.join(most)} and {last}" if most else last

@@ -1,0 +1,213 @@
+"""Where the time of one call goes: phases that add up to it, and spans as a `Timeline`.
+
+Measured rows are JSON lines (`data/anatomy.schema.json`), taken by stamps of the global timer
+inside a kernel or by a profiler around it; a prediction of the same form comes from the
+simulator's critical path.
+
+    python -m mla_lab.simulate.anatomy FILE...      says what is wrong with a row, or counts them
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import sys
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ..errors import MlaLabError, invalid
+from ..plan.choose import choose
+from ..problem import Problem
+from ..resources import data_dir
+from .launch import simulate
+from .recorded import recorded
+from .timeline import SAME_US, Event, Timeline
+
+RECORD = "h200_anatomy.jsonl"
+SCHEMA = "anatomy/1"
+#: phases of a call in order of time; a row may leave some out or know `loop` in more detail
+PHASES = (
+    "launch",
+    "setup",
+    "first_byte",
+    "qk",
+    "softmax",
+    "pv",
+    "loop",
+    "exchange",
+    "wait",
+    "merge",
+    "write",
+    "gap",
+    "other",
+)
+LANES = ("CTA", "role")
+#: share of a call by which its phases may miss it
+SLACK = 0.03
+_COMMON = ("case", "peer", "kernel", "card", "date", "commit")
+
+
+@dataclass(frozen=True)
+class Anatomy:
+    """One call of one peer: (phase, us) in order of time."""
+
+    case: str
+    peer: str
+    kernel: str
+    card: str
+    date: str
+    commit: str
+    call_us: float
+    phases: tuple[tuple[str, float], ...]
+    method: str = ""
+
+
+@dataclass(frozen=True)
+class Spans:
+    """What CTAs, or the roles of one CTA, did: a timeline like a predicted one."""
+
+    case: str
+    peer: str
+    kernel: str
+    card: str
+    date: str
+    commit: str
+    lanes: str
+    timeline: Timeline
+    #: of the SM while they were taken; 0 where nobody read it
+    clock_ghz: float = 0.0
+
+
+def read(path: Path | None = None) -> tuple[list[Anatomy], list[Spans]]:
+    """Rows of a record, both kinds; none where the file (default: that of `data/`) is not there.
+
+    Raises InvalidInput for a row that breaks a rule, with its line.
+    """
+    path = path or data_dir() / RECORD
+    phases: list[Anatomy] = []
+    spans: list[Spans] = []
+    if not path.exists():
+        return phases, spans
+    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
+        place = f"{path.name}:{number}"
+        try:
+            row = json.loads(line)
+        except json.JSONDecodeError as error:
+            raise invalid(place, str(error), "one JSON object a line") from None
+        if row.get("kind") == "spans":
+            spans.append(_spans(row, place))
+        else:
+            phases.append(_phases(row, place))
+    return phases, spans
+
+
+def _common(row: dict[str, Any], place: str) -> dict[str, str]:
+    if row.get("schema") != SCHEMA:
+        raise invalid(place, row.get("schema"), SCHEMA)
+    missing = [name for name in _COMMON if not isinstance(row.get(name), str)]
+    if missing:
+        raise invalid(place, f"no text for {', '.join(missing)}", "a row with all of them")
+    return {name: row[name] for name in _COMMON}
+
+
+def _phases(row: dict[str, Any], place: str) -> Anatomy:
+    common = _common(row, place)
+    us = tuple((name, ns / 1e3) for name, ns in row["phases"])
+    unknown = {name for name, _ in us} - set(PHASES)
+    if unknown:
+        raise invalid(f"{place}: phases", sorted(unknown), PHASES)
+    call = float(row["call_us"])
+    total = sum(value for _, value in us)
+    if abs(total - call) > SLACK * call:
+        raise invalid(
+            f"{place}: phases",
+            f"{total:.2f} us together, {call:.2f} us the call",
+            "phases that add up to the call; the unexplained as `other`",
+        )
+    least = min(value for _, value in us)
+    if least < -SLACK * call:
+        raise invalid(f"{place}: phases", f"one of {least:.2f} us", "0 or more")
+    return Anatomy(**common, call_us=call, phases=us, method=row.get("method", ""))
+
+
+def _spans(row: dict[str, Any], place: str) -> Spans:
+    common = _common(row, place)
+    if row["lanes"] not in LANES:
+        raise invalid(f"{place}: lanes", row["lanes"], LANES)
+    events = [
+        Event(int(lane), 0 if row["lanes"] == "role" else int(lane), role, a / 1e3, b / 1e3, tile)
+        for lane, role, a, b, tile in row["ns"]
+    ]
+    timeline = Timeline.from_events(events, lanes=1 + max(e.sm for e in events))
+    _check_lanes(timeline, place)
+    clock = float(row.get("clock_ghz", 0.0))
+    return Spans(**common, lanes=row["lanes"], timeline=timeline, clock_ghz=clock)
+
+
+def _check_lanes(timeline: Timeline, place: str) -> None:
+    """Spans end after they begin, and those of a lane do not overlap."""
+    events = list(timeline)
+    for event in events:
+        if event.end < event.start:
+            raise invalid(f"{place}: ns", event, "spans that end after they begin")
+    for before, after in itertools.pairwise(events):
+        if before.sm == after.sm and after.start < before.end - 2 * SAME_US:
+            raise invalid(f"{place}: ns", f"{before} and {after}", "lanes without overlap")
+
+
+def predicted(case: str, problem: Problem) -> Anatomy:
+    """The simulator's phases of the kernel that the package would choose."""
+    choice = choose(problem)
+    plan = choice.plan(problem)
+    constants = recorded().constants[choice.config.kernel]
+    timeline = simulate(plan, constants, cluster=choice.config.cluster)
+    parts: list[tuple[str, float]] = []
+    now = 0.0
+    for event in timeline.critical_path():
+        if event.start > now + SAME_US:
+            parts.append(("wait", event.start - now))
+        if event.role == "attend":
+            first = min(constants.first_byte_us, event.end - event.start)
+            parts += [("first_byte", first), ("loop", event.end - event.start - first)]
+        elif event.role == "write" and plan.tiles[event.tile, 6] >= 0:
+            parts.append(("exchange", event.end - event.start))
+        else:
+            parts.append((event.role, event.end - event.start))
+        now = event.end
+    return Anatomy(
+        case,
+        "simulator",
+        choice.config.name(),
+        constants.card,
+        "",
+        "",
+        timeline.makespan,
+        tuple(parts),
+        recorded().origin,
+    )
+
+
+def summed(phases: Iterable[tuple[str, float]]) -> dict[str, float]:
+    """us by phase, in the order of `PHASES`; a phase that comes twice counts twice."""
+    total = dict.fromkeys(PHASES, 0.0)
+    for name, us in phases:
+        total[name] += us
+    return {name: us for name, us in total.items() if us}
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Checks records."""
+    for path in map(Path, arguments):
+        try:
+            phases, spans = read(path)
+        except (MlaLabError, KeyError, TypeError, ValueError) as error:
+            sys.stderr.write(f"{path}: {error}\n")
+            return 1
+        sys.stdout.write(f"{path}: {len(phases)} rows of phases, {len(spans)} of spans\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

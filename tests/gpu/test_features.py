@@ -1,0 +1,259 @@
+"""Features of the contract by the CuTe backend, on a card, against the float64 oracle.
+
+Caches are poisoned: what no length reaches holds NaN, unused table entries name no page.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import replace
+
+import pytest
+import torch
+
+from mla_lab import decode, masks
+from mla_lab.backends.families import config_for
+from mla_lab.gpu import Gpu
+from mla_lab.inputs import DecodeInputs, make_inputs
+from mla_lab.plan import Plan, make_plan
+from mla_lab.plan.cuts import Shape
+from mla_lab.plan.formula import most_splits
+from mla_lab.plan.ways import WAYS
+from mla_lab.problem import Problem
+from mla_lab.reference import TileWalk, decode_reference
+
+from .calls import check, counters_are_zero, inputs_of, native
+
+pytestmark = pytest.mark.gpu
+
+#: nothing, one key, block ends, several pieces
+LENGTHS = (0, 1, 63, 64, 65, 700, 0, 129, 5)
+
+
+def plans_of_all_ways(problem: Problem, splits: int) -> Iterator[Plan]:
+    """A plan for each kernel: whole requests, and up to `splits` pieces."""
+    gpu = Gpu.here()
+    assert gpu is not None
+    for way in WAYS:
+        for tile in way.tiles:
+            config = config_for(way, tile)
+            workers = gpu.workers(config.cluster * way.pair) * way.pair
+            shape = Shape.of(problem, config.tile_rows, config.tile_kv, workers)
+            most = splits
+            if way.formula:
+                most = most_splits(shape, problem.batch, config.cluster, way.pair)
+            for pieces in sorted({1, min(splits, most)} if most else set()):
+                plan = make_plan(
+                    problem,
+                    tile_rows=config.tile_rows,
+                    num_workers=gpu.workers(config.cluster),
+                    policy="fixed",
+                    schedule="grid" if way.formula else "persistent",
+                    num_splits=pieces,
+                )
+                yield replace(plan, config=config)
+
+
+def check_all(inputs: DecodeInputs, workspace: torch.Tensor, splits: int = 3) -> None:
+    """By the backend's own choice and by every kernel; the workspace is left as it was."""
+    expected = decode_reference(inputs)
+    check(inputs, native(inputs, workspace), expected)
+    for plan in plans_of_all_ways(inputs.problem, splits):
+        check(inputs, native(inputs, workspace, plan=plan), expected)
+    assert counters_are_zero(workspace)
+
+
+@pytest.mark.parametrize("features", [["sinks"], ["device_scales"], ["sinks", "device_scales"]])
+@pytest.mark.parametrize(("heads", "q_len"), [(16, 1), (7, 3), (24, 2), (100, 2), (128, 1)])
+def test_sinks_and_scales(
+    heads: int, q_len: int, features: list[str], workspace: torch.Tensor
+) -> None:
+    problem = Problem((q_len,) * len(LENGTHS), LENGTHS, heads)
+    check_all(inputs_of(problem, "lse", *features, seed=heads), workspace)
+
+
+@pytest.mark.parametrize("value", [-math.inf, -80.0, 80.0])
+def test_sinks_beyond_the_scores(value: float, workspace: torch.Tensor) -> None:
+    inputs = inputs_of(Problem((2, 2), (300, 0), 24), "lse", "sinks")
+    check_all(replace(inputs, sinks=torch.full_like(inputs.sinks, value)), workspace)
+
+
+def test_a_list_of_sinks_and_an_lse_in_base_2(workspace: torch.Tensor) -> None:
+    inputs = inputs_of(Problem((1, 1), (300, 3000), 16), "lse", "sinks", "device_scales")
+    inputs = replace(inputs, sinks=[inputs.sinks], return_lse_base="base2")
+    for _ in range(2):
+        check(inputs, native(inputs, workspace))
+
+
+@pytest.mark.parametrize("features", [["tree_mask"], ["tree_mask", "sinks", "device_scales"]])
+@pytest.mark.parametrize(
+    ("heads", "q_len"),
+    [(16, 1), (16, 2), (7, 5), (16, 8), (1, 33), (8, 64), (24, 17), (128, 5), (100, 31)],
+)
+def test_draft_trees(heads: int, q_len: int, features: list[str], workspace: torch.Tensor) -> None:
+    lengths = (0, 1, q_len - 1, q_len, q_len + 1, 63, 64, 65, 127 + q_len, 700)
+    problem = Problem((q_len,) * len(lengths), lengths, heads)
+    check_all(inputs_of(problem, "lse", *features, seed=q_len), workspace)
+
+
+@pytest.mark.parametrize("features", [[], ["max_q_len"], ["sinks", "page_gap"]])
+@pytest.mark.parametrize("heads", [16, 128])
+def test_ragged_draft_trees(heads: int, features: list[str], workspace: torch.Tensor) -> None:
+    problem = Problem((1, 0, 3, 40, 2, 64), (10, 5, 640, 30, 0, 1280), heads)
+    check_all(inputs_of(problem, "lse", "ragged", "tree_mask", *features), workspace)
+
+
+def test_a_flipped_bit_shows(workspace: torch.Tensor) -> None:
+    inputs = inputs_of(Problem((8,), (100,), 16), "lse", "tree_mask")
+    _, lse = (t.clone() for t in native(inputs, workspace))
+    seen = masks.unpack(inputs.mask, 8)
+    seen[0, 7, 0] ^= True
+    _, other = native(replace(inputs, mask=masks.pack(seen)), workspace)
+    changed = (lse != other).view(8, 16).any(1)
+    assert changed.tolist() == [False] * 7 + [True]
+
+
+def test_a_scale_tensor_that_is_not_above_0_shows(workspace: torch.Tensor) -> None:
+    inputs = inputs_of(Problem((1, 1), (70, 300), 16), "device_scales")
+    for value in (0.0, -0.1, math.nan):
+        scale = torch.full((1,), value, device="cuda")
+        assert native(replace(inputs, bmm1_scale=scale), workspace).isnan().all()
+
+
+@pytest.mark.parametrize("heads", [16, 128])
+def test_without_a_synchronisation_and_in_a_graph(heads: int, workspace: torch.Tensor) -> None:
+    problem = Problem((4,) * 3, (700, 65, 3), heads)
+    inputs = inputs_of(problem, "lse", "sinks", "device_scales", "tree_mask")
+    out = torch.empty(3, 4, heads, 512, dtype=torch.bfloat16, device="cuda")
+    lse = torch.empty(3, 4, heads, device="cuda")
+    native(inputs, workspace, out=out, lse=lse)
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        native(inputs, workspace, out=out, lse=lse)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        native(inputs, workspace, out=out, lse=lse)
+    inputs.bmm1_scale.mul_(0.5)
+    inputs.sinks.add_(1.0)
+    inputs.seq_lens.copy_(torch.tensor([65, 700, 4], dtype=torch.int32))
+    # all of a longer request's pages exist: those of the first request's table
+    inputs.block_tables.copy_(inputs.block_tables[:1].expand(3, -1).clone())
+    out.fill_(torch.nan)
+    graph.replay()
+    check(inputs, (out, lse))
+
+
+def test_explain_says_who_runs_them() -> None:
+    inputs = inputs_of(Problem((2, 2), (70, 300), 16), "sinks", "tree_mask", "device_scales")
+    arguments = inputs.contract_args()
+    del arguments["qk_nope_head_dim"]
+    assert [v.name for v in decode.explain(**arguments) if v.taken] == ["cute"]
+
+
+# --- tokens fetched one by one ------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("features", [[], ["tree_mask", "sinks"], ["page_gap", "device_scales"]])
+@pytest.mark.parametrize("page_size", [1, 2, 4, 5, 8])
+@pytest.mark.parametrize(("heads", "q_len"), [(16, 1), (7, 3), (100, 2)])
+def test_small_pages(
+    heads: int, q_len: int, page_size: int, features: list[str], workspace: torch.Tensor
+) -> None:
+    problem = Problem((q_len,) * len(LENGTHS), LENGTHS, heads, page_size=page_size)
+    inputs = inputs_of(problem, "lse", *features)
+    expected = decode_reference(inputs)
+    for invariant in (False, True):
+        check(inputs, native(inputs, workspace, batch_invariant=invariant), expected)
+    assert counters_are_zero(workspace)
+
+
+@pytest.mark.parametrize("features", [["cache_4d"], ["max_q_len", "tree_mask"]])
+def test_small_pages_ragged(features: list[str], workspace: torch.Tensor) -> None:
+    problem = Problem((1, 0, 3, 8, 2, 5), (10, 5, 640, 3, 0, 8000), 16, page_size=4)
+    inputs = inputs_of(problem, "lse", "ragged", *features)
+    check(inputs, native(inputs, workspace))
+
+
+@pytest.mark.parametrize("features", [[], ["sinks", "device_scales", "page_gap"]])
+@pytest.mark.parametrize("top_k", [1, 64, 100, 2048])
+@pytest.mark.parametrize(("heads", "page_size"), [(16, 64), (7, 1), (128, 16)])
+def test_sparse(
+    heads: int, page_size: int, top_k: int, features: list[str], workspace: torch.Tensor
+) -> None:
+    problem = Problem((2,) * 3, (3000, 0, 65), heads, page_size=page_size, top_k=top_k)
+    inputs = inputs_of(problem, "lse", *features)
+    expected = decode_reference(inputs)
+    for invariant in (False, True):
+        check(inputs, native(inputs, workspace, batch_invariant=invariant), expected)
+    assert counters_are_zero(workspace)
+
+
+@pytest.mark.parametrize("heads", [16, 100])
+def test_sparse_ragged(heads: int, workspace: torch.Tensor) -> None:
+    problem = Problem((1, 0, 3, 40, 2), (10, 5, 640, 1300, 0), heads, top_k=200)
+    inputs = inputs_of(problem, "lse", "ragged", "max_q_len", "cache_4d")
+    check(inputs, native(inputs, workspace))
+
+
+def test_sparse_in_more_workers_than_run_at_once(workspace: torch.Tensor) -> None:
+    problem = Problem((8,) * 40, (700,) * 40, 24, top_k=130)
+    inputs = inputs_of(problem, "lse")
+    check(inputs, native(inputs, workspace))
+
+
+def test_sparse_rows_without_a_slot(workspace: torch.Tensor) -> None:
+    inputs = inputs_of(Problem((2,) * 2, (300, 300), 16, top_k=256), "lse", "sinks")
+    inputs.block_tables[0, 1] = -1
+    inputs.block_tables[1, :, 64:192] = -1
+    out, lse = native(inputs, workspace)
+    check(inputs, (out, lse))
+    assert not out[0, 1].any() and lse[1].isneginf().all()
+
+
+# --- skip-softmax -------------------------------------------------------------------------------
+
+
+def skipping(problem: Problem, factor: float | None, *features: str) -> DecodeInputs:
+    inputs = make_inputs(
+        problem, 3, features, distribution="heavy_tailed", device="cuda", workspace_bytes=256
+    )
+    return replace(inputs, skip_softmax_threshold_scale_factor=factor)
+
+
+@pytest.mark.parametrize("features", [["lse"], ["lse", "sinks", "ragged", "device_scales"]])
+@pytest.mark.parametrize("factor", [1e-4, 1e-2, 1.0])
+@pytest.mark.parametrize(("heads", "q_len"), [(16, 1), (128, 2), (7, 5)])
+def test_skips_what_its_definition_says(
+    heads: int, q_len: int, factor: float, features: list[str], workspace: torch.Tensor
+) -> None:
+    problem = Problem((q_len,) * 5, (4000, 0, 65, 1, 700), heads)
+    inputs = skipping(problem, factor, *features)
+    exact = decode_reference(replace(inputs, skip_softmax_threshold_scale_factor=None))
+    for splits in (1, 3):
+        plan = make_plan(problem, policy="fixed", num_splits=splits)
+        begins = [[0] for _ in problem.q_lens]
+        for tile in plan:
+            begins[tile.request].append(tile.block_begin)
+        result = native(inputs, workspace, plan=plan)
+        check(inputs, result, decode_reference(inputs, walk=TileWalk(split_begins=begins)))
+        # never more than the factor, of whatever a row holds
+        dropped = 1 - torch.exp(result[1].double().view_as(exact.lse) - exact.lse)
+        assert float(dropped.nan_to_num().max()) <= factor + 1e-5
+    assert counters_are_zero(workspace)
+
+
+def test_a_factor_of_0_is_none_bit_for_bit(workspace: torch.Tensor) -> None:
+    problem = Problem((1,) * 3, (4000, 65, 700), 128)
+    none = [t.clone() for t in native(skipping(problem, None, "lse"), workspace)]
+    zero = native(skipping(problem, 0.0, "lse"), workspace)
+    assert all(torch.equal(a, b) for a, b in zip(none, zero, strict=True))
+
+
+def test_skips_with_draft_trees(workspace: torch.Tensor) -> None:
+    problem = Problem((8, 3, 0, 1), (3000, 65, 5, 700), 24)
+    inputs = skipping(problem, 1e-3, "lse", "ragged", "tree_mask", "max_q_len")
+    plan = make_plan(problem, policy="none")
+    check(inputs, native(inputs, workspace, plan=plan))

@@ -1,0 +1,159 @@
+"""Anatomies: phases add up to the call, spans nest in a timeline, wrong rows are refused."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+
+from mla_lab.bench.cases import uniform_case
+from mla_lab.errors import InvalidInput
+from mla_lab.lab import anatomy_explorer
+from mla_lab.lab.anatomy_explorer import AnatomyExplorer, role_figure
+from mla_lab.resources import data_dir
+from mla_lab.simulate import anatomy
+
+COMMON = {
+    "schema": anatomy.SCHEMA,
+    "case": "b1_q1_h16_kv8192",
+    "peer": "mla-lab",
+    "kernel": "cute_kv_m",
+    "card": "a card of this test",
+    "date": "2026-01-02",
+    "commit": "0123456",
+}
+PHASES = [["launch", 700], ["setup", 300], ["first_byte", 1500], ["loop", 4000], ["merge", 2500]]
+CALL: dict[str, Any] = {**COMMON, "kind": "phases", "call_us": 9.0, "phases": PHASES}
+ROLES: dict[str, Any] = {
+    **COMMON,
+    "kind": "spans",
+    "lanes": "role",
+    "clock_ghz": 1.6,
+    "ns": [
+        row
+        for block in range(4)
+        for row in (
+            [0, "load", 5000 + 1500 * block, 5800 + 1500 * block, block + 7],
+            [1, "qk", 6000 + 1500 * block, 6700 + 1500 * block, block + 7],
+            [2, "softmax", 6700 + 1500 * block, 7200 + 1500 * block, block + 7],
+            [3, "pv", 7500 + 1500 * block, 8200 + 1500 * block, block + 7],
+        )
+    ],
+}
+VALIDATOR = jsonschema.Draft202012Validator(
+    json.loads((data_dir() / "anatomy.schema.json").read_text(encoding="utf-8"))
+)
+
+
+def written(tmp_path: Path, *rows: dict[str, Any]) -> Path:
+    path = tmp_path / "anatomy.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    return path
+
+
+def test_both_kinds_are_read_and_obey_the_schema(tmp_path: Path) -> None:
+    phases, spans = anatomy.read(written(tmp_path, CALL, ROLES))
+    assert phases[0].call_us == 9.0
+    assert anatomy.summed(phases[0].phases)["loop"] == 4.0
+    assert spans[0].timeline.lanes == 4
+    assert spans[0].timeline.makespan == 12.7
+    for row in (CALL, ROLES):
+        VALIDATOR.validate(row)
+    assert anatomy.read(tmp_path / "none.jsonl") == ([], [])
+
+
+@pytest.mark.parametrize(
+    ("change", "match"),
+    [
+        ({"call_us": 10.0}, "9.00 us together, 10.00 us the call"),
+        ({"phases": [["lunch", 9000]]}, "lunch"),
+        ({"phases": [["loop", 9900], ["other", -900]]}, "one of -0.90 us"),
+        ({"schema": 1}, "anatomy/1"),
+        ({"commit": None}, "no text for commit"),
+    ],
+)
+def test_a_row_that_breaks_a_rule_is_refused(
+    tmp_path: Path, change: dict[str, Any], match: str
+) -> None:
+    with pytest.raises(InvalidInput, match=match):
+        anatomy.read(written(tmp_path, {**CALL, **change}))
+
+
+def test_spans_of_a_lane_do_not_overlap(tmp_path: Path) -> None:
+    overlap = {**ROLES, "ns": [[0, "load", 0, 900, 0], [0, "load", 800, 1000, 1]]}
+    with pytest.raises(InvalidInput, match="lanes without overlap"):
+        anatomy.read(written(tmp_path, overlap))
+    backwards = {**ROLES, "ns": [[0, "load", 900, 800, 0]]}
+    with pytest.raises(InvalidInput, match="end after they begin"):
+        anatomy.read(written(tmp_path, backwards))
+    with pytest.raises(InvalidInput, match="lanes"):
+        anatomy.read(written(tmp_path, {**ROLES, "lanes": "warp"}))
+
+
+def test_the_command_checks_a_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert anatomy.main([str(written(tmp_path, CALL, ROLES))]) == 0
+    assert "1 rows of phases, 1 of spans" in capsys.readouterr().out
+    assert anatomy.main([str(written(tmp_path, {**CALL, "call_us": 20.0}))]) == 1
+    assert "add up" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("shape", [(1, 16, 1024), (1, 128, 8192), (4, 128, 4096)])
+def test_a_prediction_adds_up_to_its_call(shape: tuple[int, int, int]) -> None:
+    batch, heads, kv_len = shape
+    guess = anatomy.predicted("case", uniform_case(batch, 1, heads, kv_len).problem)
+    assert sum(us for _, us in guess.phases) == pytest.approx(guess.call_us)
+    assert {"launch", "setup", "first_byte", "loop"} <= set(anatomy.summed(guess.phases))
+
+
+def test_recorded_rows_are_in_order() -> None:
+    """Whatever `data/` holds of them today: read at all, and by the schema's rules."""
+    phases, spans = anatomy.read()
+    path = data_dir() / anatomy.RECORD
+    lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
+    assert len(phases) + len(spans) == len(lines)
+    for line in lines:
+        VALIDATOR.validate(json.loads(line))
+
+
+@pytest.fixture
+def recorded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    peer = {**CALL, "peer": "flashmla", "call_us": 18.0}
+    peer["phases"] = [["launch", 700], ["loop", 12000], ["gap", 1300], ["merge", 4000]]
+    rows = anatomy.read(written(tmp_path, peer, CALL, ROLES))
+    monkeypatch.setattr(anatomy_explorer, "recorded_rows", lambda: rows)
+
+
+@pytest.mark.usefixtures("recorded")
+def test_recorded_calls_stand_above_the_prediction() -> None:
+    explorer = AnatomyExplorer()
+    calls = explorer.calls("b1_q1_h16_kv8192")
+    assert [c.peer for c in calls] == ["mla-lab", "flashmla", "simulator"]
+    figure = explorer.figure(explorer.state)
+    assert figure.layout.title.text.startswith("loop over blocks: 44% of 9.0 us")
+    loop = next(bar for bar in figure.data if bar.name == "loop over blocks")
+    assert list(loop.x[:2]) == [4.0, 12.0]
+    assert list(loop.marker.pattern.shape) == ["", "", "/"]
+    assert "recorded, a card of this test, 2026-01-02" in explorer.note(explorer.state)
+    explorer.set(share=True)
+    bars = explorer.figure(explorer.state).data
+    assert sum(bar.x[0] for bar in bars) == pytest.approx(1.0)
+
+
+@pytest.mark.usefixtures("recorded")
+def test_measured_roles_lie_below_the_predicted_ones() -> None:
+    figure = role_figure()
+    assert "us a block predicted and 1.50 us a block recorded" in figure.layout.title.text
+    assert {bar.name for bar in figure.data if bar.xaxis == "x2"} == {"load", "qk", "softmax", "pv"}
+    assert min(bar.base[0] for bar in figure.data if bar.xaxis == "x2") == 0.0
+    table = anatomy_explorer.anatomy_table()
+    assert table.column("kernel of")[:2] == ["flashmla", "mla-lab"]
+
+
+def test_without_a_record_both_pictures_say_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(anatomy_explorer, "recorded_rows", lambda: ((), ()))
+    explorer = AnatomyExplorer(case="b1_q1_h128_kv8192")
+    assert "not recorded" in explorer.note(explorer.state)
+    assert "not recorded yet" in role_figure().layout.title.text

@@ -1,0 +1,100 @@
+"""`mla-lab live`: its steps in order, what it refuses without a card, what it leaves alone."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from types import SimpleNamespace
+
+import pytest
+
+from mla_lab import cli
+from mla_lab.commands import _live_steps, live
+from mla_lab.gpu import PRESETS, Gpu
+from mla_lab.resources import data_dir
+
+
+@pytest.fixture
+def card(monkeypatch):
+    """An H200 in this machine, as far as the command looks."""
+    monkeypatch.setattr(Gpu, "here", staticmethod(lambda index=0: Gpu.preset("H200")))
+
+
+@pytest.fixture
+def lines(monkeypatch):
+    """What would have been run, in order; records come into being, host times are printed."""
+    seen = []
+
+    def run(line, env, stdout, text):
+        seen.append((line[1:], env["MLA_LAB_DATA"]))
+        for part in line:
+            if part.endswith(".new"):
+                with open(part, "w") as file:
+                    file.write("measured\n")
+        return SimpleNamespace(returncode=0, stdout='a table\n{"host_us": {}, "device": "x"}\n')
+
+    monkeypatch.setattr(_live_steps, "subprocess", SimpleNamespace(run=run, PIPE=subprocess.PIPE))
+    return seen
+
+
+def test_without_a_card_one_sentence_says_why(monkeypatch, capsys):
+    monkeypatch.setattr(Gpu, "here", staticmethod(lambda index=0: None))
+    assert cli.main(["live"]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "sweep, record, host, notebooks: got a CPU alone; supported: a machine with" in line
+    assert line.endswith("mla-lab live --only costs,simulator,readme")
+
+
+def test_another_card_s_times_are_not_these_records(monkeypatch, capsys):
+    other = next(gpu for gpu in PRESETS if "H200" not in gpu.name)
+    monkeypatch.setattr(Gpu, "here", staticmethod(lambda index=0: other))
+    assert cli.main(["live", "--only", "record"]) == 2
+    assert f"got {other.name}" in capsys.readouterr().err
+
+
+@pytest.mark.usefixtures("card")
+def test_a_short_run_goes_through_all_steps_in_another_folder(lines, tmp_path, capsys):
+    into = tmp_path / "data"
+    assert cli.main(["live", "--short", "--into", str(into)]) == 0
+    ran = [" ".join(line) for line, _ in lines]
+    assert {folder for _, folder in lines} == {str(into)}
+    verbs = ("bench sweep", "bench fit", "bench run", "host_cost", "simulate.fit", "run_all")
+    assert len(ran) == len(verbs)
+    assert all(verb in line for verb, line in zip(verbs, ran, strict=True))
+    assert "--peers mla-lab" in ran[2], "a short run times nobody else"
+    assert (into / "h200_anchor.jsonl").read_text() == "measured\n"
+    assert not list(into.glob("*.new"))
+    last = (into / "host_cost.jsonl").read_text().splitlines()[-1]
+    assert {"date", "commit", "host_us"} <= set(json.loads(last))
+    assert (data_dir() / "h200_anchor.jsonl").read_text() != "measured\n"
+    assert "no README beside" in capsys.readouterr().out
+
+
+@pytest.mark.usefixtures("card")
+def test_each_step_can_be_left_out(lines, tmp_path):
+    into = str(tmp_path / "data")
+    for step in _live_steps.STEPS:
+        others = ",".join(s.name for s in _live_steps.STEPS if s is not step)
+        only = [s.name for s in live.chosen([], others.split(","))]
+        assert only == [step.name] == [s.name for s in live.chosen([step.name], [])]
+    assert cli.main(["live", "--skip", "sweep,costs,record,host,notebooks", "--into", into]) == 0
+    assert [line[1] for line, _ in lines] == ["mla_lab.simulate.fit"]
+
+
+def test_what_is_refused(monkeypatch, capsys):
+    assert cli.main(["live", "--only", "sweeps"]) == 2
+    assert cli.main(["live", "--only", "costs", "--skip", "costs"]) == 2
+    assert cli.main(["live", "--only", "simulator", "--short"]) == 2
+    name, none, short = capsys.readouterr().err.splitlines()
+    assert "got 'sweeps'" in name
+    assert "none left" in none
+    assert "--into" in short
+
+
+def test_a_step_that_fails_ends_the_run(monkeypatch, tmp_path, capsys):
+    ended = SimpleNamespace(returncode=3, stdout="")
+    broken = SimpleNamespace(run=lambda *_, **__: ended, PIPE=subprocess.PIPE)
+    monkeypatch.setattr(_live_steps, "subprocess", broken)
+    into = str(tmp_path / "data")
+    assert cli.main(["live", "--only", "costs,simulator", "--into", into]) == 2
+    assert "bench fit" in capsys.readouterr().err

@@ -1,0 +1,331 @@
+"""GQA decode by the contract's names: torch on a CPU, the CUDA route through a stand-in."""
+
+from __future__ import annotations
+
+import inspect
+import logging
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+
+from mla_lab import kv_cache, masks
+from mla_lab.accuracy import lse_error, rel_error
+from mla_lab.backends import self_check, xqa
+from mla_lab.contract_gqa import trtllm_batch_decode_with_kv_cache as decode
+from mla_lab.contract_gqa import xqa_batch_decode_with_kv_cache
+from mla_lab.errors import BuildError, InvalidInput, InvalidType, Unsupported
+from mla_lab.gpu import B200, H200, Gpu
+from mla_lab.gqa import cuda
+from mla_lab.inputs_gqa import GqaInputs, GqaShape, make_gqa_inputs
+from mla_lab.plan import KernelConfig
+from mla_lab.plan.xqa import config_for
+from mla_lab.reference_gqa import decode_gqa_reference
+
+from .xqa_abi import AbiKernel
+
+PLAIN = GqaShape((1, 1, 1), (70, 1, 130), 8, 2)
+DRAFTS = GqaShape((4, 4), (100, 6), 8, 1, head_dim=64, kv_layout="NHD", page_size=16)
+RAGGED = GqaShape((3, 0, 5), (65, 10, 4), 6, 3, window_left=20)
+EIGHT = GqaShape((1, 1), (300, 64), 16, 2, q_dtype="e4m3", kv_format="e4m3")
+MIXED = replace(EIGHT, q_dtype="bf16")
+
+CALLS: list[tuple[GqaShape, list[str]]] = [
+    (PLAIN, []),
+    (PLAIN, ["lse", "sinks", "one_tensor"]),
+    (PLAIN, ["separate_tables", "device_scales"]),
+    (DRAFTS, ["lse"]),
+    (DRAFTS, ["tree_mask", "sinks"]),
+    (RAGGED, ["lse"]),
+    (RAGGED, ["tree_mask"]),
+    (EIGHT, ["lse"]),
+    (MIXED, []),
+    (replace(PLAIN, q_dtype="fp16", kv_format="fp16", window_left=0), ["lse"]),
+    (GqaShape((1,), (5000,), 32, 1), ["lse"]),
+    (GqaShape((33, 33), (40, 33), 4, 2, head_dim=64), ["chain_mask", "lse"]),
+]
+
+Made = dict[KernelConfig, AbiKernel]
+
+
+@pytest.fixture(autouse=True)
+def forgetful() -> Iterator[None]:
+    yield
+    xqa.at_once.cache_clear()
+    self_check.forget()
+
+
+def with_card(monkeypatch: pytest.MonkeyPatch, gpu: Gpu, wrong_by: float = 0.0) -> Made:
+    made: Made = {}
+
+    def kernel(config: KernelConfig, device: torch.device) -> AbiKernel:
+        return made.setdefault(config, AbiKernel(config, wrong_by))
+
+    monkeypatch.setattr(xqa, "kernel", kernel)
+    monkeypatch.setattr(cuda, "gpu_of", lambda device: gpu)
+    monkeypatch.setattr("mla_lab.gqa.gpu_of", lambda device: gpu)
+    return made
+
+
+def check(inputs: GqaInputs, result: Any) -> None:
+    want = decode_gqa_reference(inputs)
+    out, lse = result if inputs.return_lse else (result, None)
+    assert out.dtype is inputs.query.dtype
+    limit = 0.05 if out.dtype is torch.float8_e4m3fn else 4e-3
+    assert rel_error(out.double(), want.out) < limit
+    if lse is not None:
+        assert lse_error(lse, want.lse) < 1e-5
+
+
+def inputs_of(shape: GqaShape, *features: str) -> GqaInputs:
+    return make_gqa_inputs(shape, 1, features)
+
+
+@pytest.mark.parametrize("batch_invariant", [False, True])
+@pytest.mark.parametrize(("shape", "features"), CALLS)
+def test_by_torch(shape: GqaShape, features: list[str], batch_invariant: bool) -> None:
+    inputs = inputs_of(shape, *features)
+    check(inputs, decode(**inputs.contract_args(), batch_invariant=batch_invariant))
+
+
+@pytest.mark.parametrize("batch_invariant", [False, True])
+@pytest.mark.parametrize(("shape", "features"), CALLS)
+def test_by_the_kernel(
+    monkeypatch: pytest.MonkeyPatch,
+    shape: GqaShape,
+    features: list[str],
+    batch_invariant: bool,
+) -> None:
+    made = with_card(monkeypatch, H200)
+    inputs = inputs_of(shape, *features)
+    check(inputs, decode(**inputs.contract_args(), batch_invariant=batch_invariant))
+    (kernel,) = made.values()
+    dims = (shape.head_dim, shape.head_dim)
+    assert kernel.config == config_for(dims, (shape.q_dtype, shape.kv_format), "sm_90a")
+    (launch,) = kernel.launches
+    assert launch["nhd"] is (shape.kv_layout == "NHD")
+    assert launch["window_left"] == shape.window_left
+    assert not inputs.workspace_buffer[:65536].any()
+
+
+def test_xqa_s_own_name_and_layout() -> None:
+    inputs = inputs_of(DRAFTS, "tree_mask", "sinks")
+    arguments = inputs.contract_args()
+    for name in ("return_lse", "max_q_len", "cum_seq_lens_q", "uses_shared_paged_kv_idx"):
+        arguments.pop(name, None)
+    arguments.pop("kv_layout")  # NHD is its default
+    check(inputs, xqa_batch_decode_with_kv_cache(**arguments))
+    with pytest.raises(InvalidInput, match="mask: got None with q_len_per_req 4"):
+        xqa_batch_decode_with_kv_cache(**{**arguments, "mask": None})
+
+
+def test_xqa_s_ragged_queries() -> None:
+    inputs = inputs_of(replace(RAGGED, window_left=-1), "tree_mask")
+    arguments = inputs.contract_args()
+    sums, most = arguments.pop("cum_seq_lens_q"), arguments.pop("max_q_len")
+    for name in ("return_lse", "uses_shared_paged_kv_idx"):
+        arguments.pop(name, None)
+    arguments["q_len_per_req"] = most
+    check(inputs, xqa_batch_decode_with_kv_cache(**arguments, q_cu_seq_lens=sums))
+
+
+def test_parameters_stand_in_flashinfer_s_order() -> None:
+    positional = [
+        name
+        for name, p in inspect.signature(decode).parameters.items()
+        if p.kind is p.POSITIONAL_OR_KEYWORD
+    ]
+    assert positional[:10] == [
+        "query", "kv_cache", "workspace_buffer", "block_tables", "seq_lens", "max_seq_len",
+        "bmm1_scale", "bmm2_scale", "window_left", "out",
+    ]  # fmt: skip
+    assert positional[10:22] == [
+        "out_dtype", "o_sf_scale", "o_sf_vec_size", "sinks", "kv_layout", "enable_pdl", "backend",
+        "q_len_per_req", "o_scale", "mask", "max_q_len", "cum_seq_lens_q",
+    ]  # fmt: skip
+    assert list(inspect.signature(xqa_batch_decode_with_kv_cache).parameters)[10:] == [
+        "sinks", "kv_layout", "enable_pdl", "q_len_per_req", "o_scale", "mask", "kv_cache_sf",
+        "q_cu_seq_lens",
+    ]  # fmt: skip
+
+
+def test_results_are_the_callers() -> None:
+    inputs = inputs_of(PLAIN, "lse")
+    out = torch.full(inputs.query.shape, torch.nan, dtype=torch.float16)
+    lse = torch.full((3, 8), torch.nan)
+    given = decode(**inputs.contract_args(), out=out, lse=lse)
+    assert given[0] is out and given[1] is lse
+    want = decode_gqa_reference(inputs)
+    assert rel_error(out.double(), want.out) < 1e-3
+    other = decode(**{**inputs.contract_args(), "return_lse": False}, out_dtype=torch.float16)
+    assert torch.equal(other, out)
+
+
+def test_a_sequence_may_be_batch_invariant_bit_for_bit() -> None:
+    inputs = inputs_of(PLAIN)
+    whole = decode(**inputs.contract_args(), batch_invariant=True)
+    alone = replace(
+        inputs,
+        query=inputs.query[2:],
+        block_tables=inputs.block_tables[2:],
+        seq_lens=inputs.seq_lens[2:],
+    )
+    assert torch.equal(decode(**alone.contract_args(), batch_invariant=True), whole[2:])
+
+
+def test_skip_softmax_is_for_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+    inputs = inputs_of(PLAIN)
+    arguments = {**inputs.contract_args(), "skip_softmax_threshold_scale_factor": 0.0}
+    check(inputs, decode(**arguments))
+    with_card(monkeypatch, H200)
+    check(inputs, decode(**arguments))
+    with pytest.raises(Unsupported, match=r"no skip_softmax.*; torch can run it"):
+        decode(**arguments, backend="cuda")
+
+
+@pytest.mark.parametrize(
+    ("shape", "words"),
+    [
+        (replace(PLAIN, head_dim=96), "head_dim 96"),
+        (replace(PLAIN, page_size=8), "pages of 8"),
+        (replace(PLAIN, q_dtype="fp32", kv_format="fp32"), "query fp32 over cache fp32"),
+    ],
+)
+def test_what_the_kernel_does_not_take_goes_to_torch(
+    monkeypatch: pytest.MonkeyPatch, shape: GqaShape, words: str
+) -> None:
+    with_card(monkeypatch, H200)
+    inputs = inputs_of(shape)
+    with pytest.raises(Unsupported, match=f"backend: got 'xqa'; supported: {words}"):
+        decode(**inputs.contract_args(), backend="xqa")
+    check(inputs, decode(**inputs.contract_args()))
+
+
+def test_an_unproved_card_checks_itself(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    with_card(monkeypatch, B200)
+    inputs = inputs_of(PLAIN, "lse")
+    with caplog.at_level(logging.WARNING, "mla_lab"):
+        for _ in range(2):
+            check(inputs, decode(**inputs.contract_args()))
+    (record,) = caplog.records
+    assert "cuda_xqa_qk_dim128 on B200: compiled for this card" in record.getMessage()
+    self_check.forget()
+    with_card(monkeypatch, B200, wrong_by=0.1)
+    xqa.at_once.cache_clear()
+    with pytest.raises(BuildError, match="cuda_xqa_qk_dim128 on B200: got results that differ"):
+        decode(**inputs.contract_args())
+
+
+# --- errors ------------------------------------------------------------------------------------
+
+
+def fp4(arguments: dict[str, Any]) -> dict[str, Any]:
+    keys, values = arguments["kv_cache"]
+    return {"kv_cache": (keys.view(torch.uint8), values.view(torch.uint8))}
+
+
+WRONG: list[tuple[str, type[Exception], Any]] = [
+    ("o_sf_scale: got a value", Unsupported, {"o_sf_scale": 1.0}),
+    ("o_sf_vec_size: got a value", Unsupported, {"o_sf_vec_size": 16}),
+    ("kv_cache_sf: got a value", Unsupported, {"kv_cache_sf": torch.ones(1)}),
+    ("out_dtype: got 'nvfp4'", Unsupported, {"out_dtype": "nvfp4"}),
+    ("kv_cache: got uint8", Unsupported, fp4),
+    ("bmm1_scale_log2: got a value", Unsupported, {"bmm1_scale_log2": torch.ones(1)}),
+    ("multi_ctas_kv_counter_buffer", Unsupported, {"multi_ctas_kv_counter_buffer": 1}),
+    ("enable_block_sparse_attention", Unsupported, {"enable_block_sparse_attention": True}),
+    ("bf16q_fp8kv_transform_mode", Unsupported, {"bf16q_fp8kv_transform_mode": "k_only"}),
+    ("enable_pdl=True", Unsupported, {"enable_pdl": True}),
+    ("backend: got 'fa2'", InvalidInput, {"backend": "fa2"}),
+    ("kv_layout: got 'NDH'", InvalidInput, {"kv_layout": "NDH"}),
+    ("window_left: got -2", InvalidInput, {"window_left": -2}),
+    ("q_len_per_req: got None", InvalidInput, {"q_len_per_req": None}),
+    ("query: got 3 tokens; supported: 3 requests x", InvalidInput, {"q_len_per_req": 2}),
+    ("max_q_len: got 2", InvalidInput, {"max_q_len": 2}),
+    ("o_scale: got 0", InvalidInput, {"o_scale": 0.0}),
+    ("query: got list", InvalidType, {"query": [1]}),
+    ("query: got torch.int8", InvalidType, lambda a: {"query": a["query"].view(torch.int8)}),
+    ("query: got shape", InvalidInput, lambda a: {"query": a["query"][0]}),
+    ("query: got strides", InvalidInput, lambda a: {"query": a["query"].transpose(0, 1)}),
+    ("query: got 7 heads", InvalidInput, lambda a: {"query": a["query"][:, :7].contiguous()}),
+    ("kv_cache: got int", InvalidType, {"kv_cache": 3}),
+    ("kv_cache: got one tensor", InvalidInput, lambda a: {"kv_cache": a["kv_cache"][0]}),
+    (
+        "kv_cache: got values",
+        InvalidInput,
+        lambda a: {"kv_cache": (a["kv_cache"][0], a["kv_cache"][1][:, :1])},
+    ),
+    (
+        "kv_cache: got torch.float16",
+        InvalidType,
+        lambda a: {"kv_cache": [part.half() for part in a["kv_cache"]]},
+    ),
+    (
+        "block_tables: got torch.int64",
+        InvalidType,
+        lambda a: {"block_tables": a["block_tables"].long()},
+    ),
+    ("block_tables: got shape", InvalidInput, lambda a: {"block_tables": a["block_tables"][:2]}),
+    ("block_tables: got", InvalidInput, lambda a: {"block_tables": a["block_tables"] * 0 + 999}),
+    ("seq_lens: got shape", InvalidInput, lambda a: {"seq_lens": a["seq_lens"].view(-1, 1)}),
+    ("seq_lens: got -1", InvalidInput, lambda a: {"seq_lens": a["seq_lens"] * 0 - 1}),
+    ("seq_lens: got 9999", InvalidInput, lambda a: {"seq_lens": a["seq_lens"] * 0 + 9999}),
+    ("max_seq_len: got float", InvalidType, {"max_seq_len": 1.5}),
+    ("sinks: got shape", InvalidInput, {"sinks": torch.ones(3)}),
+    ("sinks: got a list of 2", InvalidInput, {"sinks": [torch.ones(8)] * 2}),
+    ("bmm1_scale: got torch.float64", InvalidType, {"bmm1_scale": torch.ones(1).double()}),
+    ("bmm2_scale: got inf", InvalidInput, {"bmm2_scale": float("inf")}),
+    ("mask: got torch.int32", InvalidType, {"mask": torch.ones(3, 2, dtype=torch.int32)}),
+    ("mask: got shape", InvalidInput, {"mask": torch.ones(3, 4, dtype=torch.uint16)}),
+    ("out: got shape", InvalidInput, {"out": torch.ones(2, 8, 128, dtype=torch.bfloat16)}),
+    ("out: got torch.float32", InvalidType, {"out": torch.ones(3, 8, 128)}),
+    ("out: got str", Unsupported, {"out": "fp4"}),
+    ("lse: got shape", InvalidInput, {"lse": torch.ones(3, 7)}),
+    ("workspace_buffer: got torch.float32", InvalidType, {"workspace_buffer": torch.ones(8)}),
+    ("return_lse: got int", InvalidType, {"return_lse": 1}),
+]
+
+
+@pytest.mark.parametrize(("words", "kind", "change"), WRONG, ids=[w[0] for w in WRONG])
+def test_errors(words: str, kind: type[Exception], change: Any) -> None:
+    arguments = inputs_of(PLAIN).contract_args()
+    changed = change(arguments) if callable(change) else change
+    with pytest.raises(kind, match=words):
+        decode(**{**arguments, **changed})
+
+
+@pytest.mark.parametrize(
+    "sums", [[0, 3, 2, 8], [1, 3, 3, 8], [0, 3, 3, 7]], ids=["decrease", "first", "last"]
+)
+def test_wrong_prefix_sums(sums: list[int]) -> None:
+    arguments = inputs_of(RAGGED).contract_args()
+    arguments["cum_seq_lens_q"] = torch.tensor(sums, dtype=torch.int32)
+    with pytest.raises(InvalidInput, match="cum_seq_lens_q: got"):
+        decode(**arguments)
+
+
+def test_a_bound_below_the_longest_draft() -> None:
+    arguments = inputs_of(RAGGED).contract_args()
+    with pytest.raises(InvalidInput, match="max_q_len: got 4; supported: at least the longest, 5"):
+        decode(**{**arguments, "max_q_len": 4})
+
+
+def test_a_workspace_that_is_too_small(monkeypatch: pytest.MonkeyPatch) -> None:
+    with_card(monkeypatch, H200)
+    inputs = inputs_of(GqaShape((1,), (5000,), 32, 1))
+    arguments = {**inputs.contract_args(), "workspace_buffer": torch.zeros(64, dtype=torch.uint8)}
+    with pytest.raises(InvalidInput, match="workspace_buffer: got 64 bytes; supported:"):
+        decode(**arguments)
+    decode(**{**arguments, "workspace_buffer": None})
+
+
+def test_the_mask_layout_is_masks() -> None:
+    """A chain, packed, is the causal rule."""
+    inputs = inputs_of(DRAFTS)
+    chain = masks.pack(masks.chain(4).expand(2, 4, 4))
+    causal = decode(**inputs.contract_args())
+    assert torch.equal(decode(**inputs.contract_args(), mask=chain), causal)
+    assert kv_cache.DTYPE_NAMES[causal.dtype] == "bf16"

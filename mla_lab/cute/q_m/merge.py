@@ -269,12 +269,12 @@ def weigh(cfg: cutlass.Constexpr[Config], g: Globals, work: Work, share: Share, 
     first = tid % 16
     at = share.weights + (group * row_words(cfg) + place) * 4
     top = Float32(-Float32.inf)
-    for i in cutlass.range(first, share.splits, 16, unroll=4):
+    for i in cutlass.range(first, share.splits, 16, unroll=1):
         top = cute.arch.fmax(top, smem(at + i * share.pitch, Float32, 1).load())
     top = sixteen(cute.arch.fmax, top)
     top = select(top == -Float32.inf, Float32(0.0), top)
     total = Float32(0)
-    for i in cutlass.range(first, share.splits, 16, unroll=4):
+    for i in cutlass.range(first, share.splits, 16, unroll=1):
         p = smem(at + i * share.pitch, Float32, 1)
         weight = cute.math.exp2((p.load() - top) * Float32(LOG2E), fastmath=True)
         p.store(weight)
@@ -284,7 +284,7 @@ def weigh(cfg: cutlass.Constexpr[Config], g: Globals, work: Work, share: Share, 
     g = with_scales(cfg, g)
     whole = with_sink(cfg, g, total, top * Float32(LOG2E), work.first_row + row)
     inverse = select(total > 0.0, cute.arch.rcp_approx(whole), Float32(0.0)) * g.out_scale
-    for i in cutlass.range(first, share.splits, 16, unroll=4):
+    for i in cutlass.range(first, share.splits, 16, unroll=1):
         p = smem(at + i * share.pitch, Float32, 1)
         weight = p.load() * inverse
         if const_expr(cfg.partials == 16):
@@ -333,7 +333,7 @@ def combine_strips(
         values = share.values + strip * 512 + lane * 16
         acc = cute.make_rmem_tensor(4 * units * count, Float32)
         acc.fill(0.0)
-        for i in cutlass.range(0, share.splits, unroll=4):
+        for i in cutlass.range(0, share.splits, unroll=2):
             f = load2(smem(factors + i * share.pitch, Float32, 2))
             for c in cutlass.range_constexpr(count):
                 at = values + (i * share.count + c) * 512
@@ -378,7 +378,7 @@ def combine_pairs(cfg: cutlass.Constexpr[Config], g: Globals, work: Work, share:
         factors = factors_at(cfg, share, unit) + place * 4
         values = share.values + pair * (8 // units)
         a, b = Float32(0), Float32(0)
-        for i in cutlass.range(0, share.splits, unroll=8):
+        for i in cutlass.range(0, share.splits, unroll=4):
             f = smem(factors + i * share.pitch, Float32, 1).load()
             v = read_pair(cfg, smem(values + i * share.count * 512, Float32, 2 // units))
             a = a + f * v[0]
@@ -423,11 +423,11 @@ def combine_far(cfg: cutlass.Constexpr[Config], g: Globals, work: Work, share: S
             rows = g.partial_lse.iterator + (share.rows + unit // 64 * 16 + place)
             rows_stride = BLOCK * cfg.cluster
         top = Float32(-Float32.inf)
-        for i in cutlass.range(0, share.splits, unroll=8):
+        for i in cutlass.range(0, share.splits, unroll=4):
             top = cute.arch.fmax(top, far_load(rows + i * rows_stride))
         top = select(top == -Float32.inf, Float32(0.0), top)
         total, a, b = Float32(0), Float32(0), Float32(0)
-        for i in cutlass.range(0, share.splits, unroll=8):
+        for i in cutlass.range(0, share.splits, unroll=4):
             lse = far_load(rows + i * rows_stride)
             f = cute.math.exp2((lse - top) * Float32(LOG2E), fastmath=True)
             total = total + f

@@ -42,6 +42,13 @@ def _for_backend(
     )
 
 
+def _extra(mask: str, scales: int) -> tuple[tuple[str, int], ...]:
+    """Options of a kernel that takes sinks, as a call with this mask and these scales asks for."""
+    if scales:
+        return (("scales", 1),)
+    return () if mask == "tree" else (("features", 1),)
+
+
 #: a formula whose last arriver merges: a grid may be larger than the card
 GATHER = (("fused_merge", 1), ("grid", 1))
 
@@ -57,9 +64,10 @@ CUTE: tuple[KernelConfig, ...] = (
     ),
     # sinks, scales on the device, draft masks: in the commonest format, others when first asked for
     *(
-        _for_backend("cute/q_m", FORMATS[2], tile, *extra)
+        _for_backend("cute/q_m", FORMATS[2], tile, mask, _extra(mask, scales))
         for tile in ROWS.tiles
-        for extra in (("none", (("features", 1),)), ("tree", ()))
+        for mask in ("none", "tree")
+        for scales in (0, 1)
     ),
     _for_backend("cute/q_m", FORMATS[2], (64, 1), options=(("skip", 1),)),
     *(

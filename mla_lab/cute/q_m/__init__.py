@@ -31,9 +31,7 @@ def static_facts(config: KernelConfig) -> Config:
     if config.page_size not in PAGE_SIZES:
         raise unsupported("page_size", config.page_size, PAGE_SIZES)
     tree = config.mask == "tree"
-    if config.option("stamps") and (tree or config.option("skip") or config.option("features")):
-        raise unsupported("options", "stamps with features", "one of them")
-    return Config(
+    facts = Config(
         dtype=config.q_dtype,
         out_dtype=config.out_dtype,
         cluster=config.cluster,
@@ -43,10 +41,14 @@ def static_facts(config: KernelConfig) -> Config:
         lse=config.option("lse", 1),
         fused_merge=config.option("fused_merge", 1),
         stamps=config.option("stamps"),
-        features=int(bool(config.option("features") or config.option("skip") or tree)),
+        features=int(tree or any(config.option(o) for o in ("features", "scales", "skip"))),
+        scales=config.option("scales"),
         tree=int(tree),
         skip=config.option("skip"),
     )
+    if facts.stamps and facts.features:
+        raise unsupported("options", "stamps with features", "one of them")
+    return facts
 
 
 def entry(config: KernelConfig) -> CuteEntry:

@@ -12,7 +12,7 @@ from cutlass import Float32, Int32, Uint32, const_expr
 from cutlass.cute.nvgpu import warp, warpgroup
 
 from ..extras import scale_now, with_sink
-from ..hopper import fresh_thread, shift_pair
+from ..hopper import fresh_block, fresh_thread, shift_pair
 from .storage import (
     BLOCK,
     FLOOR,
@@ -293,8 +293,8 @@ def publish_pair(t: cute.Tensor, row, lane, a, b):
 
 @cute.jit
 def publish_factors(cfg: cutlass.Constexpr[Config], t: cute.Tensor, row, lane, f):
-    """Factors of the thread's rows. Where features take registers, from fresh numbers."""
-    if const_expr(cfg.features):
+    """Factors of the thread's rows. Where registers are short, from fresh numbers."""
+    if const_expr(cfg.short):
         lane = fresh_thread() % 32
         row = 16 * (fresh_thread() % 128 // 32) + lane // 4
     publish_pair(t, row, lane, f[0], f[1])
@@ -302,13 +302,14 @@ def publish_factors(cfg: cutlass.Constexpr[Config], t: cute.Tensor, row, lane, f
 
 @cute.jit
 def publish_sums(
-    cfg: cutlass.Constexpr[Config], g: Globals, s: Shared, row_max, row_sum, row, lane, index, rank
+    cfg: cutlass.Constexpr[Config], g: Globals, s: Shared, row_max, row_sum, row, lane, index
 ):
     """Sum and maximum of the thread's rows; with features what the epilogue has no registers to
     make of them: the sum with the sink where the row tile is whole, and the natural lse."""
     sums = [quad(add, row_sum[0]), quad(add, row_sum[1])]
     tops = [row_max[0], row_max[1]]
     if const_expr(cfg.features):
+        rank = fresh_block() % cfg.cluster
         first = (g.tiles[index, 1] * cfg.cluster + rank) * BLOCK + row
         whole = g.tiles[index, 6] < 0
         for h in cutlass.range_constexpr(2):
@@ -419,6 +420,6 @@ def attend(cfg: cutlass.Constexpr[Config], g: Globals, s: Shared, mma: Mmas, wor
         publish_pair(s.factor[None, stage], row, lane, f[0], f[1])
         if index > g.worker_begin[worker]:  # read again: a register less through the loop
             cute.arch.barrier(barrier_id=STATS_BARRIER, number_of_threads=384)
-        publish_sums(cfg, g, s, row_max, row_sum, row, lane, index, rank)
+        publish_sums(cfg, g, s, row_max, row_sum, row, lane, index)
         cute.arch.fence_view_async_shared()
         announce(s, stage)

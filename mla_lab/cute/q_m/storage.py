@@ -54,8 +54,10 @@ class Config:
     fused_merge: int = 1
     #: note the times of `work.MOMENTS`
     stamps: int = 0
-    #: sinks, and scales in memory, come with the launch (see `extras`)
+    #: sinks come with the launch (see `extras`)
     features: int = 0
+    #: scales in memory too: asked for anew in each tile, which costs more than a number does
+    scales: int = 0
     #: a packed mask says which draft tokens a row sees
     tree: int = 0
     #: leave out P V of tiles that no row has a share of worth mentioning in (see `attend.weigh`)
@@ -68,6 +70,11 @@ class Config:
     @property
     def out_element(self) -> type[cutlass.Numeric]:
         return DTYPES[self.out_dtype]
+
+    @property
+    def short(self) -> bool:
+        """Whether the attend group is so short of registers that it asks again who it is."""
+        return bool(self.tree or self.scales or self.skip)
 
     @property
     def box_rows(self) -> int:

@@ -33,14 +33,10 @@ def with_features(config: KernelConfig, features: Features) -> KernelConfig:
         return replace(config, mask="tree") if wanted else config
     if features.mask:
         config = replace(config, mask="tree")
-    wanted = {
-        "scales": features.tensor_scales,
-        "skip": features.skip_softmax,
-        "features": features.sinks and not features.mask,
-    }
-    if wanted["scales"] or wanted["skip"]:
-        del wanted["features"]  # they have it
+    wanted = {"scales": features.tensor_scales, "skip": features.skip_softmax}
     options = [(name, 1) for name, on in wanted.items() if on]
+    if features.sinks and not (features.mask or options):
+        options = [("features", 1)]
     return replace(config, options=(*config.options, *options))
 
 

@@ -49,8 +49,9 @@ def _extra(mask: str, scales: int) -> tuple[tuple[str, int], ...]:
     return () if mask == "tree" else (("features", 1),)
 
 
-#: a formula whose last arriver merges: a grid may be larger than the card
-GATHER = (("fused_merge", 1), ("grid", 1))
+#: formulas whose last arriver merges, so that a grid may be larger than the card, or all pieces
+LAST_MERGES = (("fused_merge", 1), ("grid", 1))
+ALL_MERGE = (("fused_merge", 2), ("grid", 1))
 
 #: CuTe configurations, kernel by kernel, each registered in cute/registry.py; a CUDA C++ kernel
 #: ships at its defaults, and in the commonest builds that the CUDA backend asks for
@@ -77,13 +78,13 @@ CUTE: tuple[KernelConfig, ...] = (
     ),
     # tokens fetched one by one, from pages of any size: sparse calls, and pages of less than 16
     *(
-        _for_backend("cute/kv_m", FORMATS[2], (rows, 1), mask, (*GATHER, *options))
-        for rows, mask, options in (
-            (16, "none", (("features", 1), ("gather", 2))),
-            (32, "none", (("features", 1), ("gather", 2))),
-            (16, "tree", (("gather", 1),)),
-            (32, "tree", (("gather", 1),)),
+        _for_backend("cute/kv_m", FORMATS[2], (rows, 1), mask, (*merge, *options))
+        for rows in (16, 32)
+        for mask, options in (
+            ("none", (("features", 1), ("gather", 2))),
+            ("tree", (("gather", 1),)),
         )
+        for merge in (LAST_MERGES, ALL_MERGE)
     ),
     # one query token is the causal rule's plainest case: one kernel for both
     *(

@@ -33,8 +33,8 @@ def with_features(config: KernelConfig, features: Features) -> KernelConfig:
         return replace(config, mask="tree") if wanted else config
     if features.mask:
         config = replace(config, mask="tree")
-    wanted = {"scales": features.tensor_scales, "skip": features.skip_softmax}
-    options = [(name, 1) for name, on in wanted.items() if on]
+    loop = {"scales": features.tensor_scales, "skip": features.skip_softmax}
+    options = [(name, 1) for name, on in loop.items() if on]
     if features.sinks and not (features.mask or options):
         options = [("features", 1)]
     return replace(config, options=(*config.options, *options))

@@ -1,4 +1,9 @@
-"""Query rows on the M side: 64 rows a CTA, 128 a cluster of two; see `kernel` for the roles."""
+"""Query rows on the M side: 64 rows a CTA, 128 a cluster of two; see `kernel` for the roles.
+
+Options off by default, each a build of its own because the attend group has no register to spare:
+`features` (sinks), `scales` (in memory), the mask "tree", `skip` (skip-softmax, 64 rows only). They
+take `extras` as a tuple at the end of the launch, and with `skip` its factor behind them.
+"""
 
 from __future__ import annotations
 

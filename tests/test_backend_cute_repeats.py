@@ -17,7 +17,7 @@ from mla_lab.problem import Problem
 
 from . import test_backend_cute as first
 from .attention_abi import AbiKernel
-from .test_backend_cute import PIECES, PLAIN, WORKSPACE, check, inputs_of, native
+from .test_backend_cute import PIECES, PLAIN, RAGGED, WORKSPACE, check, inputs_of, native
 
 #: the fixture of the first file
 kernels = first.kernels

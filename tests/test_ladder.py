@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import ctypes
 import shutil
-import subprocess
 from pathlib import Path
 
 import pytest
 import torch
 
-from mla_lab import jit
 from mla_lab.accuracy import ALLOWED_RATIO, lse_error, rel_error, sdpa_error
 from mla_lab.backends.ladder import STEPS, Ladder, num_splits, shared_bytes
 from mla_lab.bench import ladder, ladder_model
@@ -18,13 +16,9 @@ from mla_lab.commands import ladder as command
 from mla_lab.errors import InvalidInput, Unsupported
 from mla_lab.gpu import H200
 from mla_lab.inputs import make_inputs
-from mla_lab.jit.cubin import read_resources
-from mla_lab.jit.cuda_build import gencode
-from mla_lab.jit.toolchain import find_nvcc
 from mla_lab.problem import Problem
 from mla_lab.reference import decode_reference
 from mla_lab.resources import kernels_dir
-from mla_lab.xray.sass import disassemble, find_nvdisasm
 
 from .ladder_host import build, run_on_host
 
@@ -120,34 +114,6 @@ def test_copies_that_nobody_waits_for_show(broken, capfd: pytest.CaptureFixture[
     with pytest.raises(RuntimeError, match="CUDA error"):
         run_on_host(library, 6, inputs)
     assert "a thread ends with copies under way" in capfd.readouterr().err
-
-
-def cubin(arch: str, folder: Path) -> Path:
-    """The ladder's machine code alone: the binding is the same for every architecture."""
-    path = folder / "ladder.cubin"
-    source = [str(FOLDER / "ladder.cu"), "-I", str(kernels_dir()), "-o", str(path)]
-    command = [str(find_nvcc()), "-cubin", "-std=c++17", "-O3", *gencode(arch).split(), *source]
-    subprocess.run(command, check=True)
-    return path
-
-
-@pytest.mark.skipif(shutil.which("nvcc") is None, reason="needs nvcc")
-@pytest.mark.parametrize("arch", jit.ARCHS)
-def test_compiles_without_spills(arch: str, tmp_path: Path) -> None:
-    """Run on sm_90a; for the others compiled, not run."""
-    path = cubin(arch, tmp_path)
-    resources = read_resources(path.read_bytes())
-    assert len(resources) == 15
-    assert [r.kernel for r in resources if r.stack] == []
-    if find_nvdisasm() is None:
-        return
-    code = disassemble(path)
-    kinds = {name: {i.kind for i in lines} for name, lines in code.items()}
-    assert [name for name, seen in kinds.items() if "local" in seen] == []
-    products = {name for name, seen in kinds.items() if "matrix" in seen}
-    assert len(products) == 6
-    assert all("attend" in name for name in products)
-    assert not any("step2" in name or "step3" in name for name in products)
 
 
 def test_a_file_a_step_each_short_enough_to_read() -> None:

@@ -9,6 +9,8 @@ from pathlib import Path
 import pytest
 
 from mla_lab import jit
+from mla_lab.cli import main
+from mla_lab.jit.arch import label
 from mla_lab.jit.cubin import read_resources
 from mla_lab.jit.cuda_build import gencode
 from mla_lab.jit.toolchain import find_nvcc
@@ -63,9 +65,24 @@ def test_the_ladder(arch: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("arch", BEYOND)
+@pytest.mark.parametrize("name", ["merge", "planner"])
+def test_what_stands_around_attention(name: str, arch: str, tmp_path: Path) -> None:
+    kinds_of(cubin(KernelConfig(f"cuda/{name}"), arch, tmp_path))
+
+
+@pytest.mark.parametrize("arch", BEYOND)
 @pytest.mark.parametrize(("dims", "formats"), BUILDS)
 def test_the_decode_kernel(
     dims: tuple[int, int], formats: tuple[str, str], arch: str, tmp_path: Path
 ) -> None:
     kinds = kinds_of(cubin(config_for(dims, formats, arch), arch, tmp_path))
     assert all("matrix" in seen for seen in kinds.values())
+
+
+def test_what_was_not_run_is_labelled(capsys: pytest.CaptureFixture[str]) -> None:
+    assert label("sm_90a") == "sm_90a"
+    assert label("sm_120a") == "sm_120a (compiled, not run)"
+    assert main(["compile", "--arch", "sm_120a", "--kernel", "cuda/merge"]) == 0
+    assert "1 kernels for sm_120a (compiled, not run)" in capsys.readouterr().out
+    assert main(["xray", "--arch", "sm_120a", "--kernel", "cuda/merge"]) == 0
+    assert "cuda_merge for sm_120a (compiled, not run)" in capsys.readouterr().out

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
         trtllm_batch_decode_with_kv_cache_mla,
         xqa_batch_decode_with_kv_cache_mla,
     )
+    from .contract_gqa import trtllm_batch_decode_with_kv_cache, xqa_batch_decode_with_kv_cache
 
 __version__ = "0.1.0"
 
@@ -29,13 +30,17 @@ __all__ = [
     "MlaLabError",
     "Problem",
     "Unsupported",
+    "trtllm_batch_decode_with_kv_cache",
     "trtllm_batch_decode_with_kv_cache_mla",
+    "xqa_batch_decode_with_kv_cache",
     "xqa_batch_decode_with_kv_cache_mla",
 ]
 
 #: names that need torch, and the module that holds them
 _LAZY = {
+    "trtllm_batch_decode_with_kv_cache": "contract_gqa",
     "trtllm_batch_decode_with_kv_cache_mla": "contract",
+    "xqa_batch_decode_with_kv_cache": "contract_gqa",
     "xqa_batch_decode_with_kv_cache_mla": "contract",
 }
 

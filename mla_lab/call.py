@@ -87,6 +87,8 @@ class Features:
     strided_tables: bool = False
     #: programmatic dependent launch is demanded, not left to the device
     pdl: bool = False
+    #: or is ruled out
+    no_pdl: bool = False
 
     def names(self) -> tuple[str, ...]:
         """The features in use."""

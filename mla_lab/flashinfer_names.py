@@ -1,4 +1,4 @@
-"""FlashInfer's MLA names on our decode call: the import is all that a program changes.
+"""FlashInfer's decode names on our calls: the import is all that a program changes.
 
     from mla_lab.flashinfer_names import trtllm_batch_decode_with_kv_cache_mla
     import mla_lab.flashinfer_names as flashinfer    # flashinfer.mla.x, flashinfer.decode.x
@@ -28,7 +28,7 @@ from weakref import ref
 import torch
 from torch import Tensor
 
-from . import contract
+from . import contract, contract_gqa
 from .errors import invalid, invalid_type
 from .plan.workspace import MAIL_WORDS, MAX_GROUPS, WORD_BYTES
 
@@ -41,7 +41,9 @@ __all__ = [
     "mla",
     "smaller_mla_dimensions",
     "supported_mla_layer_dimensions",
+    "trtllm_batch_decode_with_kv_cache",
     "trtllm_batch_decode_with_kv_cache_mla",
+    "xqa_batch_decode_with_kv_cache",
     "xqa_batch_decode_with_kv_cache_mla",
 ]
 
@@ -130,6 +132,10 @@ trtllm_batch_decode_with_kv_cache_mla = _with_any_workspace(
 xqa_batch_decode_with_kv_cache_mla = _with_any_workspace(
     contract.xqa_batch_decode_with_kv_cache_mla
 )
+trtllm_batch_decode_with_kv_cache = _with_any_workspace(
+    contract_gqa.trtllm_batch_decode_with_kv_cache
+)
+xqa_batch_decode_with_kv_cache = _with_any_workspace(contract_gqa.xqa_batch_decode_with_kv_cache)
 
 
 def cute_dsl_mla_decode(

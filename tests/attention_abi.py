@@ -34,7 +34,7 @@ class AbiKernel:
     def __call__(self, *arguments: Any) -> None:
         self.launches.append(arguments)
         extras: tuple[Tensor, ...] = ()
-        options = {"features", "skip"} & {name for name, _ in self.config.options}
+        options = {"features", "scales", "skip"} & {name for name, _ in self.config.options}
         if options or self.config.mask == "tree":
             *rest, extras = arguments
             arguments = tuple(rest)

@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 import torch
 
-from mla_lab import kv_cache, masks
+import mla_lab
+from mla_lab import flashinfer_names, kv_cache, masks
 from mla_lab.accuracy import lse_error, rel_error
 from mla_lab.backends import self_check, xqa
 from mla_lab.contract_gqa import trtllm_batch_decode_with_kv_cache as decode
@@ -329,3 +330,14 @@ def test_the_mask_layout_is_masks() -> None:
     causal = decode(**inputs.contract_args())
     assert torch.equal(decode(**inputs.contract_args(), mask=chain), causal)
     assert kv_cache.DTYPE_NAMES[causal.dtype] == "bf16"
+
+
+@pytest.mark.parametrize("module", [mla_lab, flashinfer_names, flashinfer_names.decode])
+def test_the_names_are_where_programs_look_for_them(module: Any) -> None:
+    inputs = inputs_of(PLAIN)
+    arguments = {**inputs.contract_args(), "workspace_buffer": torch.full((70_000,), 7).byte()}
+    check(inputs, module.trtllm_batch_decode_with_kv_cache(**arguments))
+    named = {**inputs.contract_args(), "kv_layout": "HND"}
+    for name in ("return_lse", "uses_shared_paged_kv_idx", "max_q_len", "cum_seq_lens_q"):
+        named.pop(name, None)
+    check(inputs, module.xqa_batch_decode_with_kv_cache(**named))

@@ -21,7 +21,9 @@ EXPORTED = [
     "MlaLabError",
     "Problem",
     "Unsupported",
+    "trtllm_batch_decode_with_kv_cache",
     "trtllm_batch_decode_with_kv_cache_mla",
+    "xqa_batch_decode_with_kv_cache",
     "xqa_batch_decode_with_kv_cache_mla",
 ]
 

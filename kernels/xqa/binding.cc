@@ -155,8 +155,9 @@ void set_mask(Params& p, const TensorView& mask) {
 
 void set_pieces(Params& p, const TensorView& partial_out, const TensorView& partial_lse,
                 const TensorView& counters) {
-  if (p.q_len < 1 || p.max_splits < 1 || p.split_tokens < 1) {
-    refuse("q_len, max_splits, split_tokens", "1 or more");
+  if (p.q_len < 1 || p.max_splits < 1 || p.split_tokens < 1 ||
+      p.max_splits > mla::xqa::kMaxSplits) {
+    refuse("q_len, max_splits, split_tokens", "1 or more, and up to 128 splits");
   }
   const int64_t rows = static_cast<int64_t>(p.q_len) * (p.heads / p.kv_heads);
   const int64_t in_y = (rows + Config::kRows - 1) / Config::kRows * p.kv_heads;

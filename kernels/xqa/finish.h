@@ -24,6 +24,7 @@ struct Bench {
   static constexpr int kTeamFloats = 16 * kPitch;
   static constexpr int kBytes = Config::kTeams * kTeamFloats * 4;
   static_assert(kBytes <= Config::kTeams * Config::kStages * Config::kStageBytes);
+  static_assert(kBytes >= Config::kRows * kMaxSplits * 4, "weights of all pieces");
 
   float* out;       // [teams][16 rows][kPitch]
   RowState* state;  // [teams][kRows]
@@ -75,8 +76,10 @@ struct Finish {
       }
     }
     if (work.pieces == 1 || !arrives_last(reinterpret_cast<int*>(bench.out))) return;
-#pragma unroll 1
-    for (int row = warp; row < work.rows; row += kWarps) put(row, pieces_row(row), true);
+    __syncthreads();
+    weigh_pieces(bench.out);
+    __syncthreads();
+    add_pieces(bench.out);
   }
 
  private:
@@ -199,36 +202,80 @@ struct Finish {
     return *is_last;
   }
 
-  // The sum over pieces, in their order; a lane holds the weight of every 32nd piece.
-  __device__ Row pieces_row(int row) const {
-    const float* lses = p.partial_lse + row_of_piece(0, row);
-    float most = -INFINITY;
-    for (int i = lane; i < work.pieces; i += kLanes) {
-      most = fmaxf(most, __ldcg(lses + i * Config::kRows));
+  // What each piece's rows are multiplied by, [rows][pieces]; and the lse of the rows.
+  __device__ void weigh_pieces(float* weights) const {
+    constexpr int kOwn = (Config::kRows + kWarps - 1) / kWarps;  // rows of a warp
+    float first[kOwn];  // lse of a row in piece `lane`: all loads before the first use
+#pragma unroll
+    for (int i = 0; i < kOwn; ++i) first[i] = piece_lse(lane, warp + i * kWarps);
+#pragma unroll
+    for (int i = 0; i < kOwn; ++i) {
+      const int row = warp + i * kWarps;
+      if (row >= work.rows) break;
+      float most = first[i];
+      for (int j = lane + kLanes; j < work.pieces; j += kLanes) {
+        most = fmaxf(most, piece_lse(j, row));
+      }
+      most = over_warp(most, [](float a, float b) { return fmaxf(a, b); });
+      float* own = weights + row * work.pieces;
+      float sum = 0.0f;
+      for (int j = lane; j < work.pieces; j += kLanes) {
+        const float lse = j == lane ? first[i] : piece_lse(j, row);
+        own[j] = lse == -INFINITY ? 0.0f : exp2_fast((lse - most) * kLog2E);
+        sum += own[j];
+      }
+      sum = over_warp(sum, [](float a, float b) { return a + b; });
+      const float lse = sum > 0.0f ? most + logf(sum) : -INFINITY;
+      const float factor = sum > 0.0f ? final_factor(row, lse) / sum : 0.0f;
+      for (int j = lane; j < work.pieces; j += kLanes) own[j] *= factor;
+      if (lane == 0 && p.lse != nullptr) p.lse[work.result(p, row)] = lse * p.lse_scale;
     }
+  }
+
+  __device__ float piece_lse(int piece, int row) const {
+    if (piece >= work.pieces || row >= work.rows) return -INFINITY;
+    return __ldcg(p.partial_lse + row_of_piece(piece, row));
+  }
+
+  template <class Merge>
+  __device__ static float over_warp(float value, Merge merge) {
+#pragma unroll
     for (int step = kLanes / 2; step > 0; step /= 2) {
-      most = fmaxf(most, __shfl_xor_sync(kAllLanes, most, step));
+      value = merge(value, __shfl_xor_sync(kAllLanes, value, step));
     }
-    Row total{};
-    float sum = 0.0f;
-    for (int chunk = 0; chunk < work.pieces; chunk += kLanes) {
-      float mine = 0.0f;
-      if (chunk + lane < work.pieces) {
-        const float lse = __ldcg(lses + (chunk + lane) * Config::kRows);
-        mine = lse == -INFINITY ? 0.0f : exp2_fast((lse - most) * kLog2E);
+    return value;
+  }
+
+  // The sum over pieces, in their order. A thread has several float4s at once: loads in flight.
+  __device__ void add_pieces(const float* weights) const {
+    constexpr int kAtOnce = 8;
+    const int count = work.rows * kFloat4s;
+#pragma unroll 1
+    for (int first = threadIdx.x; first < count; first += kAtOnce * Config::kThreads) {
+      float4 total[kAtOnce] = {};
+#pragma unroll 2
+      for (int piece = 0; piece < work.pieces; ++piece) {
+        const float4* from = partial_row(piece, 0);
+#pragma unroll
+        for (int i = 0; i < kAtOnce; ++i) {
+          const int at = min(first + i * Config::kThreads, count - 1);
+          const float4 v = __ldcg(from + at);
+          const float weight = weights[at / kFloat4s * work.pieces + piece];
+          // a piece without keys: whatever lies in its slot
+          if (weight != 0.0f) {
+            total[i].x += weight * v.x, total[i].y += weight * v.y;
+            total[i].z += weight * v.z, total[i].w += weight * v.w;
+          }
+        }
       }
-      const int in_chunk = min(kLanes, work.pieces - chunk);
-#pragma unroll 4
-      for (int i = 0; i < in_chunk; ++i) {
-        const float weight = __shfl_sync(kAllLanes, mine, i);
-        const float4* from = partial_row(chunk + i, row);
-        sum += weight;
-        add(total, weight, [&](int at) { return __ldcg(from + at); });
+#pragma unroll
+      for (int i = 0; i < kAtOnce; ++i) {
+        const int at = first + i * Config::kThreads;
+        if (at >= count) break;
+        const int64_t row = work.result(p, at / kFloat4s);
+        store4(p, row * Config::kVDim + at % kFloat4s * 4, total[i]);
       }
     }
-    total.lse = sum > 0.0f ? most + logf(sum) : -INFINITY;
-    scale(total, sum > 0.0f ? 1.0f / sum : 0.0f);
-    return total;
   }
 };
 

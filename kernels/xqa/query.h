@@ -9,6 +9,7 @@
 #pragma once
 
 #include "xqa/mma.h"
+#include "xqa/team.h"
 #include "xqa/work.h"
 
 namespace mla::xqa {
@@ -23,11 +24,11 @@ struct Query {
   const uint4* shared;                // fragments of this warp's steps, where not in registers
   int lane;
 
-  // This warp takes the k-steps of `k_way`. With fragments in shared memory all teams and token
-  // ways need the same ones: warp `writer` of `writers` writes its share, and a barrier follows.
-  __device__ Query(const Params& p, const Work& work, uint4* memory, int k_way, int writer,
-                   int writers)
+  // This warp takes the k-steps of its k way. With fragments in shared memory all teams and token
+  // ways need the same ones: each of those warps writes a share, and a barrier must follow.
+  __device__ Query(const Params& p, const Work& work, uint4* memory, const Team& team)
       : lane(threadIdx.x % kLanes) {
+    const int k_way = team.warp % Config::kKWays;
     shared = memory + k_way * Config::kMTiles * Config::kSteps * kLanes;
     constexpr int kCount = Config::kMTiles * Config::kSteps;
     if constexpr (Config::kQueryInRegisters) {
@@ -35,15 +36,26 @@ struct Query {
       for (int i = 0; i < kCount; ++i) {
         load(p, work, i / Config::kSteps, k_way * Config::kSteps + i % Config::kSteps, kept[i]);
       }
-      if constexpr (kScaled) scale();
     } else {
       uint4* to = memory + k_way * kCount * kLanes + lane;
-      for (int i = writer; i < kCount; i += writers) {
+      constexpr int kWriters = Config::kTeams * Config::kTokenWays;
+      const int writer = team.idx * Config::kTokenWays + team.warp / Config::kKWays;
+      for (int i = writer; i < kCount; i += kWriters) {
         Fragment a;
         load(p, work, i / Config::kSteps, k_way * Config::kSteps + i % Config::kSteps, a);
+        widen(a);
         to[i * kLanes] = make_uint4(a[0], a[1], a[2], a[3]);
       }
     }
+  }
+
+  // After the loads have had time.
+  __device__ void prepare() {
+    if constexpr (Config::kQueryInRegisters) {
+#pragma unroll
+      for (int i = 0; i < kKept; ++i) widen(kept[i]);
+    }
+    if constexpr (kScaled) scale();
   }
 
   __device__ void get(int m_tile, int step, Fragment& a) const {
@@ -78,14 +90,23 @@ struct Query {
     }
   }
 
-  // Elements of one register; two e4m3 become two fp16 where that is what is multiplied.
+  static constexpr bool kWidened = kElement == 1 && Config::kMma == Mma::kFp16;
+
+  // Elements of one register, two of them e4m3 where these will be widened.
   __device__ static uint32_t read(const uint8_t* at) {
-    if constexpr (kElement == 1 && Config::kMma == Mma::kFp16) {
-      uint32_t pair, unused;
-      half_pairs(*reinterpret_cast<const uint16_t*>(at), pair, unused);
-      return pair;
-    }
+    if constexpr (kWidened) return *reinterpret_cast<const uint16_t*>(at);
     return *reinterpret_cast<const uint32_t*>(at);
+  }
+
+  // Two e4m3 become two fp16 where that is what is multiplied.
+  __device__ static void widen(Fragment& a) {
+    if constexpr (kWidened) {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        uint32_t unused;
+        half_pairs(a[i], a[i], unused);
+      }
+    }
   }
 
   __device__ void scale() {

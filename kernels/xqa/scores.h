@@ -12,25 +12,6 @@ namespace mla::xqa {
 // Scores of a tile over a warp: rows 16 m + g (+ 8), tokens 8 group + 2t (+ 1).
 using Scores = Accumulator[Config::kMTiles][Config::kGroups];
 
-// The threads of one team.
-struct Team {
-  int idx, warp;  // team, warp of the team
-
-  __device__ Team()
-      : idx(threadIdx.x / kLanes / Config::kTeam), warp(threadIdx.x / kLanes % Config::kTeam) {}
-  __device__ int thread() const { return threadIdx.x % (kLanes * Config::kTeam); }
-
-  __device__ void sync() const {
-    if constexpr (Config::kTeam == 1) {
-      __syncwarp();
-    } else if constexpr (Config::kTeams == 1) {
-      __syncthreads();
-    } else {
-      asm volatile("bar.sync %0, %1;" ::"r"(idx + 1), "n"(kLanes * Config::kTeam) : "memory");
-    }
-  }
-};
-
 // Address of this lane's row in matrices 4 i, ..., 4 i + 3 of a warp's keys: groups of 8 tokens, in
 // each group the k-step's chunks of 16 bytes.
 __device__ inline int key_offset(int lane) {
@@ -100,51 +81,62 @@ __device__ inline void multiply_keys(Accumulator (&s)[Config::kMTiles][kSize], c
   }
 }
 
-// From parts to the scores of the whole tile, times `scale`. `board`: this team's score memory.
-__device__ inline void share_scores(Scores& s, const PartScores& part, float4* board,
-                                    const Team& team, float scale) {
-  const int lane = threadIdx.x % kLanes;
-  const int k_way = team.warp % Config::kKWays, token_way = team.warp / Config::kKWays;
-  constexpr int kWay = Config::kMTiles * Config::kGroups;
-#pragma unroll
-  for (int m = 0; m < Config::kMTiles; ++m) {
-#pragma unroll
-    for (int n = 0; n < Config::kKeys; ++n) {
-      const int at = k_way * kWay + m * Config::kGroups + token_way * Config::kKeys + n;
-      board[at * kLanes + lane] =
-          make_float4(part[m][n][0], part[m][n][1], part[m][n][2], part[m][n][3]);
-    }
-  }
-  team.sync();
-#pragma unroll
-  for (int i = 0; i < kWay; ++i) {
-    float4 sum = board[i * kLanes + lane];
-#pragma unroll
-    for (int way = 1; way < Config::kKWays; ++way) {
-      const float4 more = board[(way * kWay + i) * kLanes + lane];
-      sum = make_float4(sum.x + more.x, sum.y + more.y, sum.z + more.z, sum.w + more.w);
-    }
-    Accumulator& to = s[i / Config::kGroups][i % Config::kGroups];
-    to[0] = sum.x * scale, to[1] = sum.y * scale, to[2] = sum.z * scale, to[3] = sum.w * scale;
-  }
-}
+// Where the parts of a team's scores meet.
+struct Board {
+  float4* memory;  // [k_ways][m tiles][groups of 8 tokens][lanes]
 
-__device__ inline void scores_of_tile(Scores& s, const Query& query, uint32_t keys, float4* board,
-                                      const Team& team, float scale) {
-  if constexpr (Config::kTeam > 1) {
-    PartScores part;
-    multiply_keys(part, query, keys, team);
-    share_scores(s, part, board, team, scale);
-  } else {
-    multiply_keys(s, query, keys, team);
+  static constexpr int kWay = Config::kMTiles * Config::kGroups;
+
+  __device__ void put(const PartScores& part, const Team& team) const {
+    const int lane = threadIdx.x % kLanes;
+    const int k_way = team.warp % Config::kKWays, token_way = team.warp / Config::kKWays;
 #pragma unroll
     for (int m = 0; m < Config::kMTiles; ++m) {
 #pragma unroll
-      for (int n = 0; n < Config::kGroups; ++n) {
-#pragma unroll
-        for (int c = 0; c < 4; ++c) s[m][n][c] *= scale;
+      for (int n = 0; n < Config::kKeys; ++n) {
+        const int at = k_way * kWay + m * Config::kGroups + token_way * Config::kKeys + n;
+        memory[at * kLanes + lane] =
+            make_float4(part[m][n][0], part[m][n][1], part[m][n][2], part[m][n][3]);
       }
     }
+  }
+
+  __device__ void get(Scores& s) const {
+    const int lane = threadIdx.x % kLanes;
+#pragma unroll
+    for (int i = 0; i < kWay; ++i) {
+      float4 sum = memory[i * kLanes + lane];
+#pragma unroll
+      for (int way = 1; way < Config::kKWays; ++way) {
+        const float4 more = memory[(way * kWay + i) * kLanes + lane];
+        sum = make_float4(sum.x + more.x, sum.y + more.y, sum.z + more.z, sum.w + more.w);
+      }
+      Accumulator& to = s[i / Config::kGroups][i % Config::kGroups];
+      to[0] = sum.x, to[1] = sum.y, to[2] = sum.z, to[3] = sum.w;
+    }
+  }
+};
+
+// Scores of a tile, by one team. `between` is called when no warp of the team is at the tile before
+// any more, where the team has a barrier here.
+template <class Between>
+__device__ inline void scores_of_tile(Scores& s, const Query& query, uint32_t keys,
+                                      const Board& board, const Team& team, float scale,
+                                      Between between) {
+  if constexpr (Config::kTeam > 1) {
+    PartScores part;
+    multiply_keys(part, query, keys, team);
+    board.put(part, team);
+    team.sync();
+    between();
+    board.get(s);
+  } else {
+    multiply_keys(s, query, keys, team);
+  }
+#pragma unroll
+  for (int i = 0; i < Board::kWay; ++i) {
+#pragma unroll
+    for (int c = 0; c < 4; ++c) s[i / Config::kGroups][i % Config::kGroups][c] *= scale;
   }
 }
 

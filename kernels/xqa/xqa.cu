@@ -19,14 +19,19 @@ __device__ float score_scale(const Params& p) {
   return (p.bmm1_scale ? *p.bmm1_scale : p.bmm1) * kLog2E;
 }
 
+// Of a team's two.
+__device__ float4* other_board(float4* board, uint4* boards) {
+  float4* first = reinterpret_cast<float4*>(boards);
+  return board == first ? first + Config::kBoardBytes / 16 : first;
+}
+
 __global__ void __launch_bounds__(Config::kThreads, Config::kMinCtas)
     attend(const __grid_constant__ Params p) {
   extern __shared__ uint4 memory[];
-  uint4* query_memory = memory;
-  float4* boards = reinterpret_cast<float4*>(memory + Config::kQueryBytes / 16);
-  uint4* rest = memory + (Config::kQueryBytes + Config::kTeams * Config::kScoreBytes) / 16;
-  RowState* state = reinterpret_cast<RowState*>(rest);
-  uint4* stages = rest + Config::kRowBytes / 16;
+  uint4* boards = memory + Config::kQueryBytes / 16;
+  uint4* states = boards + Config::kTeams * Config::kScoreBytes / 16;
+  uint4* barriers = states + Config::kRowBytes / 16;
+  uint4* stages = barriers + Config::kBarrierBytes / 16;
 #if __CUDA_ARCH__ >= 900
   cudaGridDependencySynchronize();
 #endif
@@ -34,36 +39,42 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kMinCtas)
   if (!work.find(p)) return;
 
   const Team team;
-  const uint32_t own_stages =
-      shared_address(stages) + team.idx * Config::kStages * Config::kStageBytes;
-  float4* board = boards + team.idx * Config::kScoreBytes / 16;
-  const int k_way = team.warp % Config::kKWays;
-  Loader loader(p, work, own_stages, team.thread(), work.begin + team.idx, Config::kTeams);
-  const Query query(p, work, query_memory, k_way,
-                    team.idx * Config::kTokenWays + team.warp / Config::kKWays,
-                    Config::kTeams * Config::kTokenWays);
-  if constexpr (!Config::kQueryInRegisters) __syncthreads();
+  const uint32_t own = shared_address(stages) + team.idx * Config::kStages * Config::kStageBytes;
+  Board board{reinterpret_cast<float4*>(boards + team.idx * Config::kScoreBytes / 16)};
+  const int first = work.begin + team.idx;
+  Loader loader(p, work, own, reinterpret_cast<uint64_t*>(barriers), team.thread(), first,
+                Config::kTeams);
+  Query query(p, work, memory, team);
+  loader.start();
+  query.prepare();
+  if constexpr (Config::kBulk || !Config::kQueryInRegisters) __syncthreads();
   const Visibility visibility(p, work);
   const float scale = score_scale(p);
   Softmax softmax;
   Output output;
-  uint32_t stage = own_stages;
-  for (int tile = work.begin + team.idx; tile < work.end; tile += Config::kTeams) {
+  uint32_t stage = own;
+  for (int tile = first; tile < work.end; tile += Config::kTeams) {
     loader.wait();
-    team.sync();
-    loader.issue();
+    if constexpr (Loader::kNeedsBarrier) {
+      team.sync();
+      loader.issue();
+    }
     Scores scores;
-    scores_of_tile(scores, query, stage, board, team, scale);
+    scores_of_tile(scores, query, stage, board, team, scale, [&] {
+      if constexpr (!Loader::kNeedsBarrier) loader.issue();
+    });
+    if constexpr (Config::kBulk) board.memory = other_board(board.memory, boards);
     visibility.apply(scores, tile);
     float factor[Config::kMTiles][2];
     if (softmax.weigh(scores, factor)) output.scale(factor);
     output.add(scores, stage + Config::kValueOffset, team);
     stage += Config::kStageBytes;
-    if (stage == own_stages + Config::kStages * Config::kStageBytes) stage = own_stages;
+    if (stage == own + Config::kStages * Config::kStageBytes) stage = own;
   }
   loader.wait_for_all();
   __syncthreads();
-  Finish{p, work}.result(output, softmax, team, {reinterpret_cast<float*>(stages), state});
+  const Bench bench{reinterpret_cast<float*>(stages), reinterpret_cast<RowState*>(states)};
+  Finish{p, work}.result(output, softmax, team, bench);
 }
 
 cudaError_t allow_shared_memory() {

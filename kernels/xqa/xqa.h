@@ -9,6 +9,8 @@ namespace mla::xqa {
 
 enum class Type : int32_t { kBf16, kFp16, kE4m3, kFp32 };
 
+constexpr int32_t kMaxSplits = 128;
+
 // A paged cache of keys or of values; strides in bytes. Page p of request b is
 // table[b * Params::table_stride + p], token t of it at page * page_stride + t * token_stride.
 struct Pages {

@@ -25,7 +25,7 @@ from .base import gpu_of
 from .cuda_ops import MAX_BATCH
 from .device_plan import Formula, PlanOnDevice
 from .families import FAMILIES, Q_M, complete, costs
-from .gather import config_for, formula_for, gathers
+from .gather import configs_for, formula_for, gathers
 from .launch import Launch
 
 #: features that no kernel has yet, and their names in a call
@@ -115,7 +115,7 @@ def _format_reason(problem: Problem) -> str | None:
 def _build_reason(config: KernelConfig, problem: Problem, features: Features) -> str | None:
     """None where the kernels are compiled or a compiler is here, else what is missing."""
     arch = FAMILIES[config.kernel].archs[0]
-    wanted = [complete(config, problem, None, features)]
+    wanted = [complete(config, problem, False if features.no_pdl else None, features)]
     if not config.option("grid"):
         wanted.append(KernelConfig("cuda/planner"))
     for config in wanted:
@@ -138,7 +138,7 @@ def _choice(problem: Problem, gpu: Gpu, features: Features) -> Choice:
 
 def _configs(problem: Problem, gpu: Gpu, features: Features) -> list[KernelConfig]:
     if gathers(problem):
-        return [config_for(problem, features.batch_invariant)]
+        return list(configs_for(problem, features.batch_invariant))
     if features.batch_invariant:
         kinds = invariant_kinds(problem, gpu, costs(), features.ragged)
         return [kind.choice.config for kind in kinds]

@@ -21,7 +21,7 @@ from ..plan.config import KernelConfig
 
 def with_features(config: KernelConfig, features: Features) -> KernelConfig:
     """`config` with what the call's features compile in: with KV on M one kernel for all of them,
-    with the query rows on M, where registers are short, one with a mask and one without.
+    with the query rows on M, where registers are short, one for each that costs time in the loop.
     """
     if config.option("gather"):
         return config
@@ -33,11 +33,11 @@ def with_features(config: KernelConfig, features: Features) -> KernelConfig:
         return replace(config, mask="tree") if wanted else config
     if features.mask:
         config = replace(config, mask="tree")
-    if features.skip_softmax:
-        return replace(config, options=(*config.options, ("skip", 1)))
-    if not features.mask and (features.sinks or features.tensor_scales):
-        return replace(config, options=(*config.options, ("features", 1)))
-    return config
+    loop = {"scales": features.tensor_scales, "skip": features.skip_softmax}
+    options = [(name, 1) for name, on in loop.items() if on]
+    if features.sinks and not (features.mask or options):
+        options = [("features", 1)]
+    return replace(config, options=(*config.options, *options))
 
 
 def number(scale: float | Tensor, factor: float = 1.0) -> float:
@@ -51,7 +51,7 @@ class Extras:
     def __init__(self, config: KernelConfig, form: Form) -> None:
         self._mask = config.mask == "tree"
         self._skip = bool(config.option("skip"))
-        self.wanted = self._mask or self._skip or bool(config.option("features"))
+        self.wanted = self._mask or any(map(config.option, ("features", "scales", "skip")))
         self.nothing = torch.empty(0, dtype=torch.float32, device=form.device)
         self._no_mask = torch.empty(0, 0, 0, dtype=torch.uint16, device=form.device)
 

@@ -1,8 +1,8 @@
 """Calls whose tokens are fetched one by one: pages that no TMA box fits, and sparse lists of slots.
 
 One kernel takes them (`cute/kv_m`, option gather), by a formula: each request, in a sparse call
-each query token, in as many pieces. The last arriver of a row tile merges its pieces, so that no
-worker waits for another and a grid may be larger than the card.
+each query token, in as many pieces. All pieces of a row tile merge a share where all workers run at
+once; in a grid that is larger than the card the last arriver merges, and nobody waits.
 """
 
 from __future__ import annotations
@@ -29,21 +29,23 @@ def gathers(problem: Problem) -> bool:
     return problem.top_k > 0 or problem.page_size not in BOXED_PAGES
 
 
-def config_for(problem: Problem, batch_invariant: bool) -> KernelConfig:
-    """The kernel: 16 rows, or as many as a query token's heads need (all tokens of a request, where
-    they share their keys).
+def configs_for(problem: Problem, batch_invariant: bool) -> tuple[KernelConfig, KernelConfig]:
+    """The kernel whose last arriver merges, and the one that shares its merges: of 16 rows, or 32
+    where a query token's heads (all tokens of a request, where they share their keys) are more.
     """
     sparse = problem.top_k > 0
     rows = problem.heads if sparse or batch_invariant else max(problem.rows.tolist(), default=0)
-    options = {"gather": 2 if sparse else 1, "grid": 1, "fused_merge": 1}
-    if sparse:
-        options["features"] = 1
-    return KernelConfig(
-        "cute/kv_m",
-        tile_rows=16 if rows <= 16 else 32,
-        mask="none" if sparse else "tree",
-        options=tuple(options.items()),
+    extra = (("features", 1), ("gather", 2)) if sparse else (("gather", 1),)
+    last, shared = (
+        KernelConfig(
+            "cute/kv_m",
+            tile_rows=16 if rows <= 16 else 32,
+            mask="none" if sparse else "tree",
+            options=(*extra, ("fused_merge", merge), ("grid", 1)),
+        )
+        for merge in (1, 2)
     )
+    return last, shared
 
 
 def formula_for(problem: Problem, total_q: int, gpu: Gpu, batch_invariant: bool) -> Formula:
@@ -51,7 +53,7 @@ def formula_for(problem: Problem, total_q: int, gpu: Gpu, batch_invariant: bool)
 
     Raises Unsupported for more requests, or split row tiles, than a launch has room for.
     """
-    config = config_for(problem, batch_invariant)
+    config, shared = configs_for(problem, batch_invariant)
     requests = total_q if problem.top_k else problem.batch
     if requests > MOST:
         name = "query" if problem.top_k else "seq_lens"
@@ -64,6 +66,8 @@ def formula_for(problem: Problem, total_q: int, gpu: Gpu, batch_invariant: bool)
     splits = min(INVARIANT_SPLITS if batch_invariant else max(1, gpu.sms // groups), most)
     if groups > MAX_GROUPS:
         splits = 1
+    if groups * splits <= gpu.sms:
+        config = shared
     slots = groups * splits if splits > 1 else 0
     layout = WorkspaceLayout.of(slots, groups if slots else 0, config.tile_rows, problem.latent_dim)
     return Formula(config, splits, row_tiles, groups, layout)

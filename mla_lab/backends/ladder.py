@@ -73,6 +73,18 @@ def num_splits(step: int, problem: Problem, gpu: Gpu = H200) -> int:
     return max(1, min(gpu.sms // max(blocks, 1), tiles))
 
 
+def shared_bytes(step: int) -> int:
+    """Shared memory of a block of the step's largest kernel, as its file lays it out."""
+    token = 2 * (LATENT_DIM + ROPE_DIM)
+    if step <= 2:
+        return 0
+    if step == 3:
+        return 32 * token
+    key_tiles = 1 if step < 6 else 2
+    weights, row_values = TILE_ROWS * TILE_KEYS * 2, 2 * 4 * TILE_ROWS * 4
+    return (TILE_ROWS + key_tiles * TILE_KEYS) * token + weights + row_values
+
+
 class Ladder:
     """One step made ready for calls like `inputs`: results and scratch are allocated here.
 

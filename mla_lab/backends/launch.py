@@ -125,6 +125,9 @@ class Launch:
         if not form.features.ragged:
             batch, q_len = form.bounds.batch, form.bounds.q_lens[0]
             self._q_begin = uniform_q_begin(batch, q_len, form.device)
+        alone = before is None and planner is None and self._merge_items is None
+        as_given = self._shapes.plain and not self._base2 and not self._extras.wanted
+        self._bare = alone and as_given
 
     @classmethod
     def of(
@@ -150,6 +153,9 @@ class Launch:
 
     def __call__(self, given: Arguments, out: Tensor, lse: Tensor | None) -> None:
         """Enqueue everything for one call's tensors."""
+        if self._bare:
+            self._enqueue(given, out, self._no_lse if lse is None else lse)
+            return
         if self._before is not None:
             self._before(given, out, lse)
         query, cache, result, lse_rows = given.query, given.kv_cache, out, lse
@@ -187,6 +193,30 @@ class Launch:
             self._merge(self._merge_items, given, q_begin, out, lse_rows)
         if self._base2:
             lse_rows.mul_(LOG2_E)
+
+    def _enqueue(self, given: Arguments, out: Tensor, lse: Tensor) -> None:
+        """The attention kernel alone, with the tensors as they are and scales that are numbers: the
+        commonest call, in half the host time.
+        """
+        try:
+            self.attend(
+                given.query,
+                given.kv_cache,
+                out,
+                lse,
+                *self._between,
+                given.block_tables,
+                given.seq_lens,
+                given.cum_seq_lens_q if self._q_begin is None else self._q_begin,
+                *self._walk,
+                self._heads,
+                float(given.bmm1_scale * LOG2_E),
+                float(given.bmm2_scale),
+                *self._numbers,
+            )
+        except ValueError as error:
+            got = f"tensors that the kernel refuses ({error})"
+            raise invalid("query, kv_cache, out", got, PLACES) from None
 
     def _view(
         self, query: Tensor, cache: Tensor, out: Tensor, lse: Tensor | None

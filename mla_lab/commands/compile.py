@@ -21,6 +21,7 @@ def add_parser(subparsers: argparse._SubParsersAction[Any]) -> argparse.Argument
 def run(args: argparse.Namespace) -> int:
     """Compile and print one line per artifact."""
     from ..jit import compile_all
+    from ..jit.arch import label
     from ..jit.shipped import select
 
     configs = select(args.kernel, args.set, args.arch)
@@ -32,5 +33,5 @@ def run(args: argparse.Namespace) -> int:
     for artifact in built:
         size = artifact.library.stat().st_size / 1024
         print(f"{artifact.config.name():50s} {size:7.0f} KB  {artifact.folder}")
-    print(f"{len(built)} kernels for {args.arch}, {time.monotonic() - start:.1f} s")
+    print(f"{len(built)} kernels for {label(args.arch)}, {time.monotonic() - start:.1f} s")
     return 0

@@ -50,7 +50,7 @@ def scale_now(c: cutlass.Constexpr, g: Any):
     """The scale of the scores in log2 units, asked for here and held no longer than needed: for
     loops without a register to spare. A tensor is read again each time, out of the L1."""
     scale = g.scale_log2
-    if const_expr(c.features):
+    if const_expr(c.scales):
         if cute.size(g.bmm1) > 0:
             plain = cute.arch.inline_ptx(
                 "ld.global.f32 {$w0}, [{$r0}];",
@@ -64,7 +64,7 @@ def scale_now(c: cutlass.Constexpr, g: Any):
 
 def with_scales(c: Any, g: Any) -> Any:
     """`g` with the scales that this launch uses."""
-    if const_expr(not c.features):
+    if const_expr(not c.scales):
         return g
     scale, out_scale = read_scales(c, g)
     return replace(g, scale_log2=scale, out_scale=out_scale)

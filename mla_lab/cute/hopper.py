@@ -76,6 +76,14 @@ def fresh_thread() -> Int32:
     )
 
 
+def fresh_block() -> Int32:
+    """blockIdx.x, by the same means and for the same end."""
+    block, _, _ = cute.arch.block_idx()
+    return cute.arch.inline_ptx(
+        "mov.b32 {$w0}, {$r0};", write_only_types=[Int32], read_only_args=[Int32(block)]
+    )
+
+
 def pack2(a: Float32, b: Float32, dtype: Any) -> Int32:
     """Two fp32 rounded to a 16-bit type, `a` in the low half."""
     pair = cute.make_rmem_tensor(2, dtype)

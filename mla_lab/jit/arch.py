@@ -17,6 +17,13 @@ CAPABILITIES: dict[str, tuple[int, int]] = {
     "sm_120a": (12, 0),
 }
 ARCHS = tuple(CAPABILITIES)
+#: what kernels here were run and proved on; for the others they are compiled, not run
+PROVED = ("sm_90a",)
+
+
+def label(arch: str) -> str:
+    """An architecture's name for a reader, with what is not proved about it."""
+    return arch if arch in PROVED else f"{arch} (compiled, not run)"
 
 
 def check_arch(arch: str) -> str:

@@ -42,8 +42,16 @@ def _for_backend(
     )
 
 
-#: a formula whose last arriver merges: a grid may be larger than the card
-GATHER = (("fused_merge", 1), ("grid", 1))
+def _extra(mask: str, scales: int) -> tuple[tuple[str, int], ...]:
+    """Options of a kernel that takes sinks, as a call with this mask and these scales asks for."""
+    if scales:
+        return (("scales", 1),)
+    return () if mask == "tree" else (("features", 1),)
+
+
+#: formulas whose last arriver merges, so that a grid may be larger than the card, or all pieces
+LAST_MERGES = (("fused_merge", 1), ("grid", 1))
+ALL_MERGE = (("fused_merge", 2), ("grid", 1))
 
 #: CuTe configurations, kernel by kernel, each registered in cute/registry.py; a CUDA C++ kernel
 #: ships at its defaults, and in the commonest builds that the CUDA backend asks for
@@ -57,9 +65,10 @@ CUTE: tuple[KernelConfig, ...] = (
     ),
     # sinks, scales on the device, draft masks: in the commonest format, others when first asked for
     *(
-        _for_backend("cute/q_m", FORMATS[2], tile, *extra)
+        _for_backend("cute/q_m", FORMATS[2], tile, mask, _extra(mask, scales))
         for tile in ROWS.tiles
-        for extra in (("none", (("features", 1),)), ("tree", ()))
+        for mask in ("none", "tree")
+        for scales in (0, 1)
     ),
     _for_backend("cute/q_m", FORMATS[2], (64, 1), options=(("skip", 1),)),
     *(
@@ -69,13 +78,13 @@ CUTE: tuple[KernelConfig, ...] = (
     ),
     # tokens fetched one by one, from pages of any size: sparse calls, and pages of less than 16
     *(
-        _for_backend("cute/kv_m", FORMATS[2], (rows, 1), mask, (*GATHER, *options))
-        for rows, mask, options in (
-            (16, "none", (("features", 1), ("gather", 2))),
-            (32, "none", (("features", 1), ("gather", 2))),
-            (16, "tree", (("gather", 1),)),
-            (32, "tree", (("gather", 1),)),
+        _for_backend("cute/kv_m", FORMATS[2], (rows, 1), mask, (*merge, *options))
+        for rows in (16, 32)
+        for mask, options in (
+            ("none", (("features", 1), ("gather", 2))),
+            ("tree", (("gather", 1),)),
         )
+        for merge in (LAST_MERGES, ALL_MERGE)
     ),
     # one query token is the causal rule's plainest case: one kernel for both
     *(

@@ -28,6 +28,8 @@ _NAMES = {
     "AbsorbExplorer": "absorb_explorer",
     "RooflineExplorer": "roofline",
     "BudgetExplorer": "budget_explorer",
+    "LadderExplorer": "ladder_explorer",
+    "LadderXray": "ladder_explorer",
     "XrayExplorer": "xray_explorer",
     "opcode_table": "xray_explorer",
     "RecordExplorer": "record_explorer",

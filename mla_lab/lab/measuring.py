@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from ..bench.cases import Case, uniform_case
+from ..bench.peers import Peer
 from ..bench.records import Row, medians, read, results
 from ..errors import InvalidInput
 from ..resources import data_dir
@@ -106,8 +107,12 @@ def _device_and_timer() -> tuple[Any, Any]:
     return device, timer_for(device)
 
 
-def live_row(case: Case, *, rounds: int = 9, rotation_mb: float = 240.0) -> Row:
-    """One result row of our own kernel, measured in this process by the benchmark's own code."""
+def live_row(
+    case: Case, *, rounds: int = 9, rotation_mb: float = 240.0, peer: Peer | None = None
+) -> Row:
+    """One result row of our own kernel, or of `peer`, measured in this process by the benchmark's
+    own code.
+    """
     from ..bench.measure import CaseRun, Method
     from ..bench.peers.ours import Ours
 
@@ -121,8 +126,8 @@ def live_row(case: Case, *, rounds: int = 9, rotation_mb: float = 240.0) -> Row:
         ceilings=False,
         min_launches=1 if device.type == "cpu" else Method.min_launches,
     )
-    peer = Ours("auto" if device.type == "cuda" else "torch")
-    (row,) = CaseRun(case, method, timer, device).rows([peer])
+    timed = peer or Ours("auto" if device.type == "cuda" else "torch")
+    (row,) = CaseRun(case, method, timer, device).rows([timed])
     return {"part": 0, **row}
 
 

@@ -45,6 +45,7 @@ NOTEBOOKS = (
     Entry("33", "batch_invariance", "Batch invariance", "say who changed your bits, fix it", 7),
     Entry("35", "draft_masks", "Draft masks", "pack a token tree into words", 10),
     Entry("51", "kernel_xray", "Kernel x-ray", "read registers and SASS, no GPU", 12),
+    Entry("53", "the_ladder", "The ladder", "go from naive to fast, step by step", 15),
     Entry("90", "benchmarks", "Benchmarks", "read and rerun every figure", 10),
 )
 

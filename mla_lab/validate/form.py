@@ -137,4 +137,5 @@ def _features(given: Arguments, longest: int) -> Features:
         strided_pages=pages.shape[0] > 1 and pages.stride(0) != page_elements,
         strided_tables=not tables.is_contiguous(),
         pdl=given.enable_pdl is True,
+        no_pdl=given.enable_pdl is False,
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from ..jit.arch import label
 from .opcodes import OTHER, PTX_CLASSES, SASS_CLASSES
 from .report import Change, KernelReport, Report
 
@@ -14,7 +15,7 @@ LISTED = ("matrix", "tma", "local", "special function", "register file")
 def render(report: Report) -> str:
     """A summary: resources, classes, and the opcodes that decide a kernel's speed."""
     artifact = report.artifact
-    lines = [f"{artifact.config.name()} for {artifact.arch}"]
+    lines = [f"{artifact.config.name()} for {label(artifact.arch)}"]
     if not report.has_sass:
         lines.append("counts are PTX: no nvdisasm here (`pip install nvidia-cuda-nvdisasm`)")
     for kernel in report.kernels:

@@ -8,6 +8,7 @@
 
 #include <cuda_bf16.h>
 #include <cuda_runtime_api.h>
+#include <setjmp.h>
 #include <ucontext.h>
 
 #include <algorithm>
@@ -40,9 +41,10 @@ constexpr size_t kStackBytes = 64 << 10;
 constexpr size_t kMaxShared = 227 << 10;  // what a block may have on compute capability 9.0
 
 struct Fiber {
-  ucontext_t context;
+  ucontext_t context;  // to start it; later switches jump, which costs no system call
+  jmp_buf place;
   std::unique_ptr<char[]> stack{new char[kStackBytes]};
-  bool done = false;
+  bool started = false, done = false;
   std::vector<std::function<void()>> copies;  // asked for by copy_async, not waited for yet
 };
 
@@ -60,11 +62,11 @@ inline int current, finished;
 inline bool failed;
 inline bool reversed;  // fibers take turns from the last to the first
 inline ucontext_t scheduler;
+inline jmp_buf scheduler_place;
 inline std::function<void()> body;
 
 inline void yield() {
-  const int self = current;
-  swapcontext(&fibers[self].context, &scheduler);
+  if (_setjmp(fibers[current].place) == 0) _longjmp(scheduler_place, 1);
 }
 
 // The launch fails: the block's other fibers are left where they are.
@@ -98,6 +100,16 @@ inline void enter() {
   if (!fibers[current].copies.empty()) stop("a thread ends with copies under way");
   fibers[current].done = true;
   ++finished;
+  _longjmp(scheduler_place, 1);
+}
+
+// Runs the current fiber until it waits or ends.
+inline void resume() {
+  Fiber& fiber = fibers[current];
+  if (_setjmp(scheduler_place) != 0) return;
+  if (fiber.started) _longjmp(fiber.place, 1);
+  fiber.started = true;
+  swapcontext(&scheduler, &fiber.context);
 }
 
 inline void run_block(int threads) {
@@ -106,7 +118,8 @@ inline void run_block(int threads) {
   whole_block = {};
   finished = 0;
   for (Fiber& fiber : fibers) {
-    fiber.done = false;
+    fiber.started = fiber.done = false;
+    fiber.copies.clear();
     getcontext(&fiber.context);
     fiber.context.uc_stack = {fiber.stack.get(), 0, kStackBytes};
     fiber.context.uc_link = &scheduler;
@@ -120,7 +133,7 @@ inline void run_block(int threads) {
       current = reversed ? threads - 1 - i : i;
       if (fibers[current].done) continue;
       threadIdx = {static_cast<unsigned>(current), 0, 0};
-      swapcontext(&scheduler, &fibers[current].context);
+      resume();
     }
     long now = whole_block.rounds;
     for (const Meeting& warp : warps) now += warp.rounds;

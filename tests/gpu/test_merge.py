@@ -73,11 +73,17 @@ def expected(case: Case, sinks: torch.Tensor | None) -> tuple[torch.Tensor, torc
     return out, lse
 
 
-def run(case: Case, dtype: torch.dtype, sinks: torch.Tensor, **settings: object):
+def run(
+    case: Case,
+    dtype: torch.dtype,
+    sinks: torch.Tensor,
+    scale: torch.Tensor | None = None,
+    **settings: object,
+):
     out = torch.full((case.rows, 512), SENTINEL, dtype=dtype, device="cuda")
     lse = torch.full((case.rows,), SENTINEL, device="cuda")
     merge = Merge(case.heads, **settings)  # type: ignore[arg-type]
-    merge(case.partials, case.items, case.q_begin, out, lse, sinks)
+    merge(case.partials, case.items, case.q_begin, out, lse, sinks, scale)
     return out, lse
 
 
@@ -116,6 +122,8 @@ def test_scale_and_base() -> None:
     natural, base_e = run(case, torch.float32, no_sinks())
     halved, base_2 = run(case, torch.float32, no_sinks(), out_scale=0.5, lse_base2=True)
     torch.testing.assert_close(halved, natural * 0.5)
+    in_memory, _ = run(case, torch.float32, no_sinks(), torch.full((1,), 0.5, device="cuda"))
+    assert torch.equal(in_memory, halved)
     torch.testing.assert_close(base_2, base_e / torch.tensor(2.0).log().item())
 
 

@@ -43,6 +43,10 @@ partial_lse are zero between launches, and partial_lse is [slots * (num_splits +
 With pdl (the default) a launch may begin before the kernel ahead of it has ended; it reads and
 writes nothing in memory until then.
 
+Options off by default: `features` and the mask "tree" take sinks, scales in memory and a packed
+mask as a tuple at the end (`extras`); `gather` fetches token by token, for small pages and sparse
+calls, by a producer warpgroup (`gather`).
+
 Rows past the request's end are computed and not written. Scores past the length are masked by
 selection, and the value rows there are zeroed, so a NaN in an unread slot reaches nothing.
 """

@@ -121,6 +121,11 @@ class Shape:
         return self.rows >= 32 or self.gather > 0
 
     @cached_property
+    def scales(self) -> bool:
+        """Scales may come in memory."""
+        return self.features
+
+    @cached_property
     def registers(self) -> tuple[int, int]:
         """Of a producer's and of a consumer's thread, in a wide kernel."""
         return (56, 224) if self.gather else (40, 232)

@@ -70,9 +70,7 @@ def mask_tree(
 
 
 @cute.jit
-def mask_slots(
-    c: cutlass.Constexpr[Shape], g: Global, acc: cute.Tensor, tile_token: Int32, w: Any
-):
+def mask_slots(c: cutlass.Constexpr[Shape], g: Global, acc: cute.Tensor, tile_token: Int32, w: Any):
     """Sparse: scores of tokens without a slot become -inf, for every row. The list is asked only
     now: the producer has left it in the L1, and held through the scores it would take registers."""
     if const_expr(c.gather == 2):

@@ -1,4 +1,9 @@
-"""Query rows on the M side: 64 rows a CTA, 128 a cluster of two; see `kernel` for the roles."""
+"""Query rows on the M side: 64 rows a CTA, 128 a cluster of two; see `kernel` for the roles.
+
+Options off by default, each a build of its own because the attend group has no register to spare:
+`features` (sinks), `scales` (in memory), the mask "tree", `skip` (skip-softmax, 64 rows only). They
+take `extras` as a tuple at the end of the launch, and with `skip` its factor behind them.
+"""
 
 from __future__ import annotations
 
@@ -31,9 +36,7 @@ def static_facts(config: KernelConfig) -> Config:
     if config.page_size not in PAGE_SIZES:
         raise unsupported("page_size", config.page_size, PAGE_SIZES)
     tree = config.mask == "tree"
-    if config.option("stamps") and (tree or config.option("skip") or config.option("features")):
-        raise unsupported("options", "stamps with features", "one of them")
-    return Config(
+    facts = Config(
         dtype=config.q_dtype,
         out_dtype=config.out_dtype,
         cluster=config.cluster,
@@ -44,10 +47,14 @@ def static_facts(config: KernelConfig) -> Config:
         fused_merge=config.option("fused_merge", 1),
         partials=config.option("partials", 16),
         stamps=config.option("stamps"),
-        features=int(bool(config.option("features") or config.option("skip") or tree)),
+        features=int(tree or any(config.option(o) for o in ("features", "scales", "skip"))),
+        scales=config.option("scales"),
         tree=int(tree),
         skip=config.option("skip"),
     )
+    if facts.stamps and facts.features:
+        raise unsupported("options", "stamps with features", "one of them")
+    return facts
 
 
 def entry(config: KernelConfig) -> CuteEntry:

@@ -58,8 +58,10 @@ class Config:
     partials: int = 16
     #: note the times of `work.MOMENTS`
     stamps: int = 0
-    #: sinks, and scales in memory, come with the launch (see `extras`)
+    #: sinks come with the launch (see `extras`)
     features: int = 0
+    #: scales in memory too: asked for anew in each tile, which costs more than a number does
+    scales: int = 0
     #: a packed mask says which draft tokens a row sees
     tree: int = 0
     #: leave out P V of tiles that no row has a share of worth mentioning in (see `attend.weigh`)

@@ -1,0 +1,141 @@
+"""Every reason for which the CuTe backend leaves a call to others, and that there is no other."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import fields
+from itertools import combinations, product
+from typing import Any
+
+import pytest
+
+from mla_lab.backends.cute import CuteBackend
+from mla_lab.call import Features
+from mla_lab.gpu import B200, H200
+from mla_lab.problem import Problem
+
+#: each reason, and one call that has it
+REASONS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    r"its kernels have no enable_dcp: decode context parallel$": ({"context_parallel": True}, {}),
+    r"no uses_shared_paged_kv_idx=False: a table of its own for values$": (
+        {"separate_tables": True},
+        {},
+    ),
+    r"bmm1_scale of 0 or less: its kernels mask scores before": ({"nonpositive_scale": True}, {}),
+    r"latent and rope dims \(256, 64\); its kernels have \(512, 64\)$": ({}, {"latent_dim": 256}),
+    r"a batch of 5000; the device planner takes up to 4096$": ({}, {"batch": 5000}),
+    r"query e4m3, cache e4m3, out bf16; its kernels take query and cache of one dtype of": (
+        {},
+        {"q_dtype": "e4m3", "kv_format": "e4m3"},
+    ),
+    r"query bf16, cache fp8_656, out bf16; its kernels take": ({}, {"kv_format": "fp8_656"}),
+    r"query bf16, cache e4m3, out bf16; its kernels take": ({}, {"kv_format": "e4m3"}),
+    r"query fp32, cache fp32, out fp32; its kernels take": (
+        {},
+        {"q_dtype": "fp32", "kv_format": "fp32", "out_dtype": "fp32"},
+    ),
+    r"query e4m3, cache e4m3, out e4m3; its kernels take": (
+        {},
+        {"q_dtype": "e4m3", "kv_format": "e4m3", "out_dtype": "e4m3"},
+    ),
+    r"skip_softmax_threshold_scale_factor with pages of 8$": (
+        {"skip_softmax": True},
+        {"page_size": 8},
+    ),
+    r"skip_softmax_threshold_scale_factor with batch_invariant$": (
+        {"skip_softmax": True, "batch_invariant": True},
+        {},
+    ),
+}
+FORMATS = [
+    ("bf16", "bf16", "bf16"),
+    ("bf16", "bf16", "fp16"),
+    ("fp16", "fp16", "fp16"),
+    ("fp16", "fp16", "bf16"),
+    ("bf16", "e4m3", "bf16"),
+    ("bf16", "fp8_656", "bf16"),
+    ("e4m3", "e4m3", "bf16"),
+    ("e4m3", "e4m3", "e4m3"),
+    ("fp32", "fp32", "fp32"),
+]
+
+
+@pytest.fixture(autouse=True)
+def everything_is_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("mla_lab.jit.find", lambda *_: object())
+
+
+def problem(batch: int = 3, heads: int = 16, **named: Any) -> Problem:
+    return Problem((2,) * batch, (1024,) * batch, heads, **named)
+
+
+def reason(features: Features, made: Problem) -> str | None:
+    return CuteBackend().supports(features, made, H200)
+
+
+@pytest.mark.parametrize("says", REASONS)
+def test_a_refusal_says_why(says: str) -> None:
+    features, named = REASONS[says]
+    found = reason(Features(**features), problem(**named))
+    assert found is not None and re.search(says, found), found
+
+
+def calls() -> Iterator[tuple[Features, Problem]]:
+    """Every two features that a call can have together, by formats, page sizes and heads."""
+    names = [field.name for field in fields(Features)]
+    chosen = [(), *((name,) for name in names), *combinations(names, 2)]
+    for features, (q, kv, out), page_size, heads in product(
+        chosen, FORMATS, (1, 8, 16, 64, 128), (7, 128)
+    ):
+        made = Features(**dict.fromkeys(features, True))
+        top_k = 70 if made.sparse else 0
+        if made.sparse and (made.mask or made.skip_softmax or made.separate_tables):
+            continue  # the contract has no such call
+        yield (
+            made,
+            problem(
+                heads=heads,
+                q_dtype=q,
+                kv_format=kv,
+                out_dtype=out,
+                page_size=page_size,
+                top_k=top_k,
+            ),
+        )
+
+
+def test_there_is_no_other_reason() -> None:
+    known = [re.compile(says.replace("pages of 8", r"pages of \d+")) for says in REASONS]
+    reasons = {found for found in (reason(*call) for call in calls()) if found is not None}
+    assert [found for found in reasons if not any(says.search(found) for says in known)] == []
+
+
+def test_plain_calls_and_most_pairs_are_taken() -> None:
+    taken = {f.names() for f, p in calls() if reason(f, p) is None}
+    refused = {"context_parallel", "separate_tables", "nonpositive_scale"}
+    names = {field.name for field in fields(Features)} - refused
+    assert {(name,) for name in names} <= taken
+    for pair in combinations([field.name for field in fields(Features) if field.name in names], 2):
+        excluded = {"sparse", "skip_softmax"} <= set(pair) or {"sparse", "mask"} <= set(pair)
+        never = {"skip_softmax", "batch_invariant"} <= set(pair)
+        assert (pair in taken) == (not excluded and not never), pair
+
+
+@pytest.mark.parametrize(("gpu", "says"), [(None, "on a CPU"), (B200, "the GPU is sm_100a")])
+def test_hardware_comes_first(gpu: Any, says: str) -> None:
+    found = CuteBackend().supports(Features(context_parallel=True), problem(), gpu)
+    assert found is not None and says in found
+
+
+def test_what_is_not_compiled_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    from mla_lab.errors import BuildError
+
+    def absent(kernel: str) -> None:
+        raise BuildError("no compiler")
+
+    monkeypatch.setattr("mla_lab.jit.find", lambda *_: None)
+    monkeypatch.setattr("mla_lab.jit.toolchain.versions", absent)
+    found = reason(Features(no_pdl=True), problem())
+    assert found is not None and "pdl0" in found and "not compiled here, and cannot be" in found
+    assert "pdl0" not in str(reason(Features(), problem()))

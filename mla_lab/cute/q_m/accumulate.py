@@ -9,7 +9,7 @@ from cutlass.cute.nvgpu import warpgroup
 
 from ..extras import with_scales
 from ..hopper import fresh_thread
-from .attend import STATS_BARRIER, power, release, select
+from .attend import power, release, select
 from .load import fill, start
 from .merge import arrive, merge, store_fragment
 from .output import store_lse, store_rows
@@ -65,10 +65,10 @@ def finish(
     wg = cute.arch.make_warp_uniform(tid // 128)
     row = 16 * cute.arch.make_warp_uniform((tid % 128) // 32) + lane // 4
     column = wg * HALF
-    work = read_work(s, index)
+    work = read_work(g, s, index)
     sum0, sum1 = s.row_sum[row], s.row_sum[row + 8]
     max0, max1 = s.row_max[row], s.row_max[row + 8]
-    cute.arch.barrier_arrive(barrier_id=STATS_BARRIER, number_of_threads=384)
+    cute.arch.mbarrier_arrive(s.free)
     lse0 = (max0 + cute.math.log2(sum0, fastmath=True)) * Float32(LN2)
     lse1 = (max1 + cute.math.log2(sum1, fastmath=True)) * Float32(LN2)
     if const_expr(cfg.features):
@@ -137,12 +137,13 @@ def accumulate(
         record(cfg, g, s, plan.words, first, rank)
         for _ in cutlass.range(STAGES, unroll=1):
             feed = fill(cfg, g, s, feed, last, rank, lane)
-    cute.arch.barrier_arrive(barrier_id=STATS_BARRIER, number_of_threads=384)
+    cute.arch.mbarrier_arrive(s.free)
     for index in cutlass.range(first, last, unroll=1):
         if feeds:
             if index + 1 < last:
                 record(cfg, g, s, plan_words(g, index + 1), index + 1, rank)
             feed = fill(cfg, g, s, feed, last, rank, lane)  # the slot that Q gives back
+        cute.arch.mbarrier_arrive(s.seen)  # in place of a tile: the query's turn of stage 0
         stage = Int32(1)
         acc.fill(0.0)
         count = g.tiles[index, 3] - g.tiles[index, 2]
@@ -154,6 +155,7 @@ def accumulate(
                 if block == 0:
                     stamp(cfg, g, 2)
             drop0, drop1 = Int32(s.drop[row, stage]), Int32(s.drop[row + 8, stage])
+            cute.arch.mbarrier_arrive(s.seen + stage)
             if const_expr(cfg.skip):
                 if cute.arch.vote_any_sync(drop0 != SKIPPED):
                     add_tile(mma, acc, r_p, r_v, stage, drop0, drop1)

@@ -24,6 +24,7 @@ from .storage import (
     ROPE_BOX,
     SKIPPED,
     STAGE,
+    STAGES,
     Config,
     Globals,
     Mmas,
@@ -33,8 +34,6 @@ from .storage import (
 from .work import Plan, read_work, visible
 
 ATTEND_BARRIER = 1
-#: the accumulate groups have read the row sums of the previous work tile
-STATS_BARRIER = 3
 
 
 def quad(op, value):
@@ -120,7 +119,7 @@ def hide(
     """-inf at columns that the thread's rows must not see, `blocks` before the work tile's end.
     Whether there are any is known from `beyond` alone, see `open_positions`."""
     if beyond + blocks * BLOCK < BLOCK:
-        work = read_work(s, index)
+        work = read_work(g, s, index)
         first = (work.end - blocks) * BLOCK
         if const_expr(cfg.tree):
             mask_tree(g, acc, work, first)
@@ -382,10 +381,8 @@ def publish_sums(
 
 @cute.jit
 def announce(s: Shared, stage):
-    """P of a tile is in place: one arrival a warp."""
-    cute.arch.sync_warp()
-    with cute.arch.elect_one():
-        cute.arch.mbarrier_arrive(s.p_full + stage)
+    """P of a tile is in place."""
+    cute.arch.mbarrier_arrive(s.p_full + stage)
 
 
 @cute.jit
@@ -443,7 +440,8 @@ def attend(cfg: cutlass.Constexpr[Config], g: Globals, s: Shared, mma: Mmas, pla
         for group in cutlass.range_constexpr(len(GROUPS)):
             cute.arch.mbarrier_wait(s.full + group, phases & 1)
         phases = phases ^ 1
-        work = read_work(s, index)
+        cute.arch.mbarrier_wait(s.seen, phases & 1)
+        work = read_work(g, s, index)
         take_q(cfg, s, mma, r_q, p)
         for _ in cutlass.range_constexpr(2):  # stands in for the eight PV warps
             release(cfg, s, 0, lane)
@@ -459,6 +457,7 @@ def attend(cfg: cutlass.Constexpr[Config], g: Globals, s: Shared, mma: Mmas, pla
                 if blocks > 1:
                     hide(cfg, g, s, acc, index, beyond, blocks)
                     drop, offset = s.drop[None, stage], stage * (STAGE * 2)
+                    cute.arch.mbarrier_wait(s.seen + stage, (phases >> stage) & 1)
                     weigh(cfg, g, acc, p, row_max, row_sum, tops, least, drop, p_at, offset)
                     cute.arch.fence_view_async_shared()
                     issue_qk(s, mma, frags, acc, ahead, (phases >> ahead) & 1, cfg.go)
@@ -468,17 +467,19 @@ def attend(cfg: cutlass.Constexpr[Config], g: Globals, s: Shared, mma: Mmas, pla
                     warpgroup.wait_group(0)
                     blocks = blocks - 1
         # again: held through the loop they would cost registers
-        work = read_work(s, index)
+        work = read_work(g, s, index)
         stage = (work.end - work.begin) % 3
         hide(cfg, g, s, acc, index, beyond, Int32(1))
         drop, offset = s.drop[None, stage], stage * (STAGE * 2)
+        cute.arch.mbarrier_wait(s.seen + stage, (phases >> stage) & 1)
         weigh(cfg, g, acc, p, row_max, row_sum, tops, least, drop, p_at, offset)
         thread = fresh_thread() & 127
         lane, row = thread & 31, own_row(thread)
         tail = work.kv_len - (work.end - 1) * BLOCK
         if tail < BLOCK:
             clear_values(s, stage, cutlass.max(tail, Int32(0)), thread)
-        cute.arch.barrier(barrier_id=STATS_BARRIER, number_of_threads=384)
+        cute.arch.mbarrier_wait(s.free, (phases >> STAGES) & 1)
+        phases = phases ^ (1 << STAGES)
         publish_sums(cfg, g, s, work, row_max, row_sum, row, lane)
         cute.arch.fence_view_async_shared()
         announce(s, stage)

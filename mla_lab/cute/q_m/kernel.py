@@ -12,7 +12,12 @@ Barriers                                   arrivals
     full[stage, group]  KV columns landed   1 + bytes of three 64-column boxes
     empty[stage]        stage may be filled 8 PV warps of each CTA in the cluster
                                             (for Q: 4 attend warps, twice)
-    p_full[stage]       P(t) in place and QK(t + 1) all but done: 4 attend warps
+    p_full[stage]       P(t) in place and QK(t + 1) all but done: 128 attend threads
+    seen[stage]         drop(t) has been read, or (stage 0) a work tile begun: 256 accumulate
+                        threads
+    free                row sums and maxima have been read: 256 accumulate threads
+Who hands over plain words through shared memory arrives thread by thread, so that each write is
+ordered by its own thread's arrival; who only counts arrives once a warp.
 
 Timeline of a steady tile (SM clocks; the matrix unit needs 1152 for QK and 1024 for PV)
     attend       | softmax(t)      | issue QK(t + 1)         | softmax(t + 1) ...
@@ -60,9 +65,9 @@ def allocate(cfg: cutlass.Constexpr[Config], kv_layout, box_layout, last_layout)
     alloc = cutlass.memory.SmemAllocator()
     element = cfg.element
     # barriers and row values fit into the 1,024 B that the tiles leave
-    bars = alloc.allocate_array(Int64, STAGES * (len(GROUPS) + 2))
+    bars = alloc.allocate_array(Int64, STAGES * (len(GROUPS) + 3) + 1)
     records = alloc.allocate_tensor(
-        Int32, cute.make_layout((RECORD_WORDS, RECORDS)), byte_alignment=64
+        Int32, cute.make_layout((RECORD_WORDS, RECORDS)), byte_alignment=8
     )
     drop = alloc.allocate_tensor(
         Uint8, cute.make_layout((BLOCK, STAGES), stride=(1, BLOCK)), byte_alignment=64
@@ -82,9 +87,11 @@ def allocate(cfg: cutlass.Constexpr[Config], kv_layout, box_layout, last_layout)
     )
     empty = bars + STAGES * len(GROUPS)
     p_full = empty + STAGES
+    seen = p_full + STAGES
     return Shared(
-        kv, values, q_rope, q_last, drop, records, row_sum, row_max, bars, empty, p_full
-    )
+        kv, values, q_rope, q_last, drop, records, row_sum, row_max,
+        bars, empty, p_full, seen, seen + STAGES,
+    )  # fmt: skip
 
 
 @cute.jit
@@ -95,7 +102,9 @@ def init_barriers(cfg: cutlass.Constexpr[Config], s: Shared):
             cute.arch.mbarrier_init(s.full + i, 1)
         for i in cutlass.range_constexpr(STAGES):
             cute.arch.mbarrier_init(s.empty + i, 8 * cfg.cluster)
-            cute.arch.mbarrier_init(s.p_full + i, 4)
+            cute.arch.mbarrier_init(s.p_full + i, 128)
+            cute.arch.mbarrier_init(s.seen + i, 256)
+        cute.arch.mbarrier_init(s.free, 256)
     cute.arch.mbarrier_init_fence()
 
 

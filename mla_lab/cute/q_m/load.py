@@ -22,6 +22,7 @@ from .storage import (
     BLOCK,
     BOX,
     EVICT_FIRST,
+    FIRST_PAGE,
     GROUPS,
     NO_PAGE,
     RECORDS,
@@ -50,10 +51,11 @@ class Feed:
     phases: Int32
 
 
-def arm(s, stage, group):
+@cute.jit
+def arm(s: Shared, stage, group: cutlass.Constexpr[int]):
     """Expect the bytes of one column group of a 64-row tile."""
     first, last = GROUPS[group]
-    with cute.arch.elect_one():
+    if cute.arch.lane_idx() == 0:  # who has written the record
         cute.arch.mbarrier_arrive_and_expect_tx(
             s.full + stage * len(GROUPS) + group, (last - first) * BOX * 2
         )
@@ -74,7 +76,7 @@ def box_tensor(s, cfg, rows, boxes):
 @cute.jit
 def load_q(cfg: cutlass.Constexpr[Config], g: Globals, s: Shared, index):
     """This CTA's 64 query rows into stage 0; rows past the last one arrive as zeros."""
-    work = read_work(s, index)
+    work = read_work(g, s, index)
     dst = box_tensor(s, cfg, BLOCK, 3)
     src = cute.local_tile(
         cute.domain_offset((work.global_row, (0, 0)), g.q), (BLOCK, (64, 3)), (0, None)
@@ -151,14 +153,14 @@ def fill(cfg: cutlass.Constexpr[Config], g: Globals, s: Shared, feed: Feed, last
     page, stage, phases = feed.page, feed.stage, feed.phases
     if index < last:
         if kind != SKIP:
-            work = read_work(s, index)
+            work = read_work(g, s, index)
             cute.arch.mbarrier_wait(s.empty + stage, (phases >> stage) & 1)
             phases = phases ^ (1 << stage)
             if kind == QUERY:
                 load_q(cfg, g, s, index)
                 kind = Int32(KV)
                 block, end = work.begin, work.end
-                page = s.records[12 + lane % 4, index % RECORDS]
+                page = s.records[FIRST_PAGE + lane % 4, index % RECORDS]
             else:
                 checked = block_pages(cfg, g, work, block, page, lane)
                 load_tile(cfg, g, s, block, stage, checked, rank)

@@ -135,9 +135,9 @@ def store_fragment(
         rows = g.partial_lse.iterator + (slot * BLOCK + 16 * w + 2 * (lane // 4))
         f = inverse
     if (wg == 0) & (lane % 4 == 0):
-            v = cute.make_rmem_tensor(2, Float32)
-            v[0], v[1] = lse[0], lse[1]
-            cute.autovec_copy(v, words_at(rows, 2))
+        v = cute.make_rmem_tensor(2, Float32)
+        v[0], v[1] = lse[0], lse[1]
+        cute.autovec_copy(v, words_at(rows, 2))
     units = units_per_strip(cfg)
     count = cute.size(acc) // (4 * units)
     dst = region + ((w * 2 + wg) * count * 128 + lane * 4)
@@ -414,9 +414,7 @@ def combine_far(cfg: cutlass.Constexpr[Config], g: Globals, work: Work, share: S
         unit = unit + share.first * units
         values = g.partial_out.iterator + (share.region + 128 * share.first + pair * (2 // units))
         if const_expr(cfg.partials == 16):
-            rows = g.partial_out.iterator + (
-                share.region + REGION // 2 + unit // 64 * 48 + place
-            )
+            rows = g.partial_out.iterator + (share.region + REGION // 2 + unit // 64 * 48 + place)
             scales = rows + 16 * (1 + unit // 32 % 2)
             rows_stride = stride
         else:
@@ -502,7 +500,7 @@ def merge(cfg: cutlass.Constexpr[Config], g: Globals, s: Shared, index, plan: Pl
         if cute.arch.make_warp_uniform(tid // 32) == 0:
             record(cfg, g, s, plan_words(g, index), index, rank)
         cute.arch.barrier(barrier_id=MERGE_BARRIER, number_of_threads=THREADS)
-    work = read_work(s, index)
+    work = read_work(g, s, index)
     if work.slot >= 0:
         share = share_of(cfg, s, work, rank)
         apart = REGION * cfg.cluster

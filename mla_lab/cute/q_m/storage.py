@@ -29,7 +29,9 @@ NO_PAGE = 1 << 30
 FLOOR = -1.0e30
 LN2 = 0.6931471805599453
 #: records of work tiles in shared memory: the one being finished, the current one, the next
-RECORDS, RECORD_WORDS = 3, 16
+RECORDS, RECORD_WORDS = 3, 14
+#: where a record's words of pages begin
+FIRST_PAGE = 10
 #: in place of a number of halvings: this tile adds nothing to any row
 SKIPPED = 255
 
@@ -125,12 +127,14 @@ class Shared:
     q_rope: cute.Tensor  # (64, 64), 128-byte swizzle
     q_last: cute.Tensor  # (64, 16): k-step 31 of Q, no swizzle
     drop: cute.Tensor  # uint8 (64, 3): O is rescaled by 2**-drop before a tile's PV
-    records: cute.Tensor  # int32 (16, 3): `Work` and the pages of its first block, by index % 3
+    records: cute.Tensor  # int32 (14, 3): `Work` and the pages of its first block, by index % 3
     row_sum: cute.Tensor  # fp32 (64)
     row_max: cute.Tensor  # fp32 (64), base-2 units
     full: cute.Pointer  # [stage * 3 + group]
     empty: cute.Pointer  # [stage]
     p_full: cute.Pointer  # [stage]
+    seen: cute.Pointer  # [stage]
+    free: cute.Pointer
 
 
 @dataclass(frozen=True)

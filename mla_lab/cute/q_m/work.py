@@ -81,23 +81,15 @@ def record(
     end = cutlass.max(cute.arch.shuffle_sync(words, 3), begin + 1)
     first_token = cute.arch.shuffle_sync(token, 0)
     q_len = cute.arch.shuffle_sync(token, 1) - first_token
-    word = words
-    if lane == 1:
-        word = first_row
-    if lane == 3:
-        word = end
-    if lane == 8:
-        word = q_len * g.heads
-    if lane == 9:
-        word = first_token * g.heads + first_row
-    if lane == 10:
-        word = q_len
-    if lane == 11:
-        word = kv_len
-    if lane >= 12:
-        word = page
-    if lane < RECORD_WORDS:
-        s.records[lane, index % RECORDS] = word
+    split_idx, num_splits, slot, group = [cute.arch.shuffle_sync(words, i) for i in range(4, 8)]
+    found = [
+        request, first_row, begin, end, split_idx + (num_splits << 16), slot, group,
+        first_token * g.heads + first_row, q_len, kv_len,
+        *(cute.arch.shuffle_sync(page, i) for i in range(4)),
+    ]  # fmt: skip
+    if lane == 0:
+        for i in cutlass.range_constexpr(RECORD_WORDS):
+            s.records[i, index % RECORDS] = found[i]
     cute.arch.sync_warp()
 
 
@@ -110,10 +102,23 @@ def first_pages(cfg: cutlass.Constexpr[Config], g: Globals, request, block, lane
 
 
 @cute.jit
-def read_work(s: Shared, index: Int32):
+def read_work(g: Globals, s: Shared, index: Int32):
     """The work tile as this CTA sees it, from its record."""
     r = s.records[None, index % RECORDS]
-    return Work(*(r[i] for i in range(12)))
+    return Work(
+        request=r[0],
+        first_row=r[1],
+        begin=r[2],
+        end=r[3],
+        split_idx=r[4] & 0xFFFF,
+        num_splits=r[4] >> 16,
+        slot=r[5],
+        group=r[6],
+        num_rows=r[8] * g.heads,
+        global_row=r[7],
+        q_len=r[8],
+        kv_len=r[9],
+    )
 
 
 def visible(g, work, row):

@@ -11,8 +11,9 @@ from ..extras import with_scales
 from ..hopper import fresh_thread
 from .attend import power, release, select
 from .load import fill, start
-from .merge import arrive, merge, store_fragment
+from .merge import arrive, merge
 from .output import store_lse, store_rows
+from .partials import store_fragment
 from .storage import BLOCK, LATENT, LN2, SKIPPED, STAGES, Config, Globals, Mmas, Shared
 from .work import Plan, plan_words, read_work, record, stamp
 

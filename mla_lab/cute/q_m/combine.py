@@ -68,7 +68,7 @@ def combine_strips(
         values = share.values + strip * 512 + lane * 16
         acc = cute.make_rmem_tensor(4 * units * count, Float32)
         acc.fill(0.0)
-        for i in cutlass.range(0, share.splits, unroll=2):
+        for i in cutlass.range(0, share.splits, unroll=4):
             f = load2(smem(factors + i * share.pitch, Float32, 2))
             for c in cutlass.range_constexpr(count):
                 at = values + (i * share.count + c) * 512
@@ -104,7 +104,7 @@ def combine_pairs(cfg: cutlass.Constexpr[Config], g: Globals, work: Work, share:
         factors = factors_at(cfg, share, unit) + place * 4
         values = share.values + pair * (8 // units)
         a, b = Float32(0), Float32(0)
-        for i in cutlass.range(0, share.splits, unroll=4):
+        for i in cutlass.range(0, share.splits, unroll=8):
             f = smem(factors + i * share.pitch, Float32, 1).load()
             v = read_pair(cfg, smem(values + i * share.count * 512, Float32, 2 // units))
             a = a + f * v[0]

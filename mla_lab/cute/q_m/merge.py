@@ -149,12 +149,12 @@ def weigh(cfg: cutlass.Constexpr[Config], g: Globals, work: Work, share: Share, 
     first = tid % 16
     at = share.weights + (group * row_words(cfg) + place) * 4
     top = Float32(-Float32.inf)
-    for i in cutlass.range(first, share.splits, 16, unroll=1):
+    for i in cutlass.range(first, share.splits, 16, unroll=4):
         top = cute.arch.fmax(top, smem(at + i * share.pitch, Float32, 1).load())
     top = sixteen(cute.arch.fmax, top)
     top = select(top == -Float32.inf, Float32(0.0), top)
     total = Float32(0)
-    for i in cutlass.range(first, share.splits, 16, unroll=1):
+    for i in cutlass.range(first, share.splits, 16, unroll=4):
         p = smem(at + i * share.pitch, Float32, 1)
         weight = cute.math.exp2((p.load() - top) * Float32(LOG2E), fastmath=True)
         p.store(weight)
@@ -164,7 +164,7 @@ def weigh(cfg: cutlass.Constexpr[Config], g: Globals, work: Work, share: Share, 
     g = with_scales(cfg, g)
     whole = with_sink(cfg, g, total, top * Float32(LOG2E), work.first_row + row)
     inverse = select(total > 0.0, cute.arch.rcp_approx(whole), Float32(0.0)) * g.out_scale
-    for i in cutlass.range(first, share.splits, 16, unroll=1):
+    for i in cutlass.range(first, share.splits, 16, unroll=4):
         p = smem(at + i * share.pitch, Float32, 1)
         weight = p.load() * inverse
         if const_expr(cfg.partials == 16):

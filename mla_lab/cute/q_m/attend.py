@@ -450,6 +450,7 @@ def attend(cfg: cutlass.Constexpr[Config], g: Globals, s: Shared, mma: Mmas, pla
         blocks = cute.arch.make_warp_uniform(work.end - work.begin)
         issue_qk(s, mma, frags, acc, 1, (phases >> 1) & 1, 0)
         phases = phases ^ 2
+        cute.arch.mbarrier_wait(s.seen + 1, (phases >> 1) & 1)
         warpgroup.wait_group(0)
         while blocks > 1:
             for j in cutlass.range_constexpr(3):
@@ -457,11 +458,11 @@ def attend(cfg: cutlass.Constexpr[Config], g: Globals, s: Shared, mma: Mmas, pla
                 if blocks > 1:
                     hide(cfg, g, s, acc, index, beyond, blocks)
                     drop, offset = s.drop[None, stage], stage * (STAGE * 2)
-                    cute.arch.mbarrier_wait(s.seen + stage, (phases >> stage) & 1)
                     weigh(cfg, g, acc, p, row_max, row_sum, tops, least, drop, p_at, offset)
                     cute.arch.fence_view_async_shared()
                     issue_qk(s, mma, frags, acc, ahead, (phases >> ahead) & 1, cfg.go)
                     phases = phases ^ (1 << ahead)
+                    cute.arch.mbarrier_wait(s.seen + ahead, (phases >> ahead) & 1)
                     warpgroup.wait_group(1)
                     announce(s, stage)
                     warpgroup.wait_group(0)
@@ -471,7 +472,6 @@ def attend(cfg: cutlass.Constexpr[Config], g: Globals, s: Shared, mma: Mmas, pla
         stage = (work.end - work.begin) % 3
         hide(cfg, g, s, acc, index, beyond, Int32(1))
         drop, offset = s.drop[None, stage], stage * (STAGE * 2)
-        cute.arch.mbarrier_wait(s.seen + stage, (phases >> stage) & 1)
         weigh(cfg, g, acc, p, row_max, row_sum, tops, least, drop, p_at, offset)
         thread = fresh_thread() & 127
         lane, row = thread & 31, own_row(thread)

@@ -1,4 +1,4 @@
-// Who sees what, and the running softmax. In base 2: scores are multiplied by log2(e).
+// Who sees what, and the running softmax. In base 2: the scores' scale has log2(e) in it.
 #pragma once
 
 #include "xqa/scores.h"
@@ -92,9 +92,9 @@ struct Softmax {
     }
   }
 
-  // Scores become weights 2^(score - maximum + shift). Returns whether a maximum of this warp's
-  // rows has grown; sums so far must then be multiplied by `factor`.
-  __device__ bool weigh(Scores& s, float (&factor)[Config::kMTiles][2]) {
+  // Scores become weights 2^((score - maximum) scale + shift), scale > 0. Returns whether a maximum
+  // of this warp's rows has grown; sums so far must then be multiplied by `factor`.
+  __device__ bool weigh(Scores& s, float scale, float (&factor)[Config::kMTiles][2]) {
     bool grown = false;
 #pragma unroll
     for (int m = 0; m < Config::kMTiles; ++m) {
@@ -104,14 +104,14 @@ struct Softmax {
         const float most = row_max(s[m], below, before);
         grown = grown || most > before;
         // a row that has seen no key yet: nothing to subtract from -inf, no sum to be scaled
-        const float base = (most == -INFINITY ? 0.0f : most) - kWeightShift;
-        factor[m][below] = before == -INFINITY ? 0.0f : exp2_fast(before - most);
+        const float base = (most == -INFINITY ? 0.0f : most * scale) - kWeightShift;
+        factor[m][below] = before == -INFINITY ? 0.0f : exp2_fast((before - most) * scale);
         max[m][below] = most;
         float total = 0.0f;
 #pragma unroll
         for (int i = 0; i < 2 * Config::kGroups; ++i) {
           float& weight = s[m][i / 2][2 * below + i % 2];
-          weight = exp2_fast(weight - base);
+          weight = exp2_fast(fmaf(weight, scale, -base));
           total += weight;
         }
         sum[m][below] = sum[m][below] * factor[m][below] + total;

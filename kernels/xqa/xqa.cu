@@ -15,23 +15,14 @@
 namespace mla::xqa {
 namespace {
 
-__device__ float score_scale(const Params& p) {
-  return (p.bmm1_scale ? *p.bmm1_scale : p.bmm1) * kLog2E;
-}
-
-// Of a team's two.
-__device__ float4* other_board(float4* board, uint4* boards) {
-  float4* first = reinterpret_cast<float4*>(boards);
-  return board == first ? first + Config::kBoardBytes / 16 : first;
-}
+constexpr float kLeastScale = 1e-30f;  // in place of 0, which would make NaN of -inf
 
 __global__ void __launch_bounds__(Config::kThreads, Config::kMinCtas)
     attend(const __grid_constant__ Params p) {
   extern __shared__ uint4 memory[];
   uint4* boards = memory + Config::kQueryBytes / 16;
   uint4* states = boards + Config::kTeams * Config::kScoreBytes / 16;
-  uint4* barriers = states + Config::kRowBytes / 16;
-  uint4* stages = barriers + Config::kBarrierBytes / 16;
+  uint4* stages = states + Config::kRowBytes / 16;
 #if __CUDA_ARCH__ >= 900
   cudaGridDependencySynchronize();
 #endif
@@ -40,33 +31,28 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kMinCtas)
 
   const Team team;
   const uint32_t own = shared_address(stages) + team.idx * Config::kStages * Config::kStageBytes;
-  Board board{reinterpret_cast<float4*>(boards + team.idx * Config::kScoreBytes / 16)};
+  const Board board{reinterpret_cast<float4*>(boards + team.idx * Config::kScoreBytes / 16)};
   const int first = work.begin + team.idx;
-  Loader loader(p, work, own, reinterpret_cast<uint64_t*>(barriers), team.thread(), first,
-                Config::kTeams);
-  Query query(p, work, memory, team);
+  Loader loader(p, work, own, team.thread(), first, Config::kTeams);
+  const float given_scale = (p.bmm1_scale ? *p.bmm1_scale : p.bmm1) * kLog2E;
+  const float scale = fmaxf(fabsf(given_scale), kLeastScale);
+  Query query(p, work, memory, team, given_scale < 0.0f);
   loader.start();
   query.prepare();
-  if constexpr (Config::kBulk || !Config::kQueryInRegisters) __syncthreads();
+  if constexpr (!Config::kQueryInRegisters) __syncthreads();
   const Visibility visibility(p, work);
-  const float scale = score_scale(p);
   Softmax softmax;
   Output output;
   uint32_t stage = own;
   for (int tile = first; tile < work.end; tile += Config::kTeams) {
     loader.wait();
-    if constexpr (Loader::kNeedsBarrier) {
-      team.sync();
-      loader.issue();
-    }
+    team.sync();
+    loader.issue();
     Scores scores;
-    scores_of_tile(scores, query, stage, board, team, scale, [&] {
-      if constexpr (!Loader::kNeedsBarrier) loader.issue();
-    });
-    if constexpr (Config::kBulk) board.memory = other_board(board.memory, boards);
+    scores_of_tile(scores, query, stage, board, team);
     visibility.apply(scores, tile);
     float factor[Config::kMTiles][2];
-    if (softmax.weigh(scores, factor)) output.scale(factor);
+    if (softmax.weigh(scores, scale, factor)) output.scale(factor);
     output.add(scores, stage + Config::kValueOffset, team);
     stage += Config::kStageBytes;
     if (stage == own + Config::kStages * Config::kStageBytes) stage = own;
@@ -74,7 +60,7 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kMinCtas)
   loader.wait_for_all();
   __syncthreads();
   const Bench bench{reinterpret_cast<float*>(stages), reinterpret_cast<RowState*>(states)};
-  Finish{p, work}.result(output, softmax, team, bench);
+  Finish{p, work, scale}.result(output, softmax, team, bench);
 }
 
 cudaError_t allow_shared_memory() {

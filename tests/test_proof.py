@@ -247,7 +247,7 @@ def test_a_configuration(page_size, q_len, pool, workspace, monkeypatch):
     monkeypatch.setattr(published, "HEADS", 4)
     monkeypatch.setattr(published, "CHUNK_BYTES", 2 * 1024 * 576 * 4)  # two requests, then one
     c = published.Configuration("bf16", page_size, 3, 1024, q_len)
-    assert published.run(c, pool, workspace, "torch").status == "ok"
+    assert published.run(c, pool, workspace, ["torch"]).status == "ok"
     call = pool.call(c)
     parts = list(published.references(call))
     assert [(p.start, p.stop) for p, _ in parts] == [(0, 2), (2, 3)]
@@ -257,8 +257,11 @@ def test_a_configuration(page_size, q_len, pool, workspace, monkeypatch):
 
 def test_a_configuration_that_is_refused(pool, workspace, monkeypatch):
     monkeypatch.setattr(published, "HEADS", 4)
-    outcome = published.run(published.Configuration("bf16", 32, 1, 64, 1), pool, workspace, "cute")
-    assert outcome.status == "refused" and "CPU" in outcome.reason
+    c = published.Configuration("bf16", 32, 1, 64, 1)
+    outcome = published.run(c, pool, workspace)
+    assert outcome.status == "refused"
+    assert re.search(r"got 'cute'.* CPU.*; backend: got 'cuda'", outcome.reason)
+    assert published.run(c, pool, workspace, ["cute", "torch"]).backend == "torch"
 
 
 def test_a_wrong_reference_is_no_witness(pool, workspace, monkeypatch):

@@ -98,7 +98,8 @@ struct Config {
   static constexpr int kQueryBytes = kQueryInRegisters ? 0 : kMTiles * kSteps * kKWays * kMatrix;
   static constexpr int kScoreBytes = kTeam == 1 ? 0 : kKWays * kMTiles * kGroups * kMatrix;
   static constexpr int kRowBytes = kTeams * kRows * 16;  // state of each row, see finish.h
-  static constexpr int kFixedBytes = kQueryBytes + kTeams * kScoreBytes + kRowBytes;
+  static constexpr int kWorkBytes = 64;
+  static constexpr int kFixedBytes = kWorkBytes + kQueryBytes + kTeams * kScoreBytes + kRowBytes;
   static constexpr int kFit = (MLA_SHARED_KB * 1024 - kFixedBytes) / (kTeams * kStageBytes);
   static constexpr int kStages = MLA_STAGES ? MLA_STAGES : (kFit > 6 ? 6 : kFit);
   static constexpr int kSharedBytes = kFixedBytes + kTeams * kStages * kStageBytes;

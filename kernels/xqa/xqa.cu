@@ -17,17 +17,29 @@ namespace {
 
 constexpr float kLeastScale = 1e-30f;  // in place of 0, which would make NaN of -inf
 
+// The work in shared memory, for what needs it seldom or late: registers are for the loop. Each
+// warp writes the same words, and reads them after a barrier of its own.
+__device__ const Work& keep(const Work& work, uint4* memory) {
+  static_assert(sizeof(Work) <= Config::kWorkBytes);
+  Work* kept = reinterpret_cast<Work*>(memory);
+  if (threadIdx.x % kLanes == 0) *kept = work;
+  __syncwarp();
+  return *kept;
+}
+
 __global__ void __launch_bounds__(Config::kThreads, Config::kMinCtas)
     attend(const __grid_constant__ Params p) {
   extern __shared__ uint4 memory[];
   uint4* boards = memory + Config::kQueryBytes / 16;
   uint4* states = boards + Config::kTeams * Config::kScoreBytes / 16;
-  uint4* stages = states + Config::kRowBytes / 16;
+  uint4* later = states + Config::kRowBytes / 16;
+  uint4* stages = later + Config::kWorkBytes / 16;
 #if __CUDA_ARCH__ >= 900
   cudaGridDependencySynchronize();
 #endif
   Work work;
   if (!work.find(p)) return;
+  const Work& kept = keep(work, later);
 
   const Team team;
   const uint32_t own = shared_address(stages) + team.idx * Config::kStages * Config::kStageBytes;
@@ -40,11 +52,11 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kMinCtas)
   loader.start();
   query.prepare();
   if constexpr (!Config::kQueryInRegisters) __syncthreads();
-  const Visibility visibility(p, work);
+  const Visibility visibility(p, work, kept);
   Softmax softmax;
   Output output;
   uint32_t stage = own;
-  for (int tile = first; tile < work.end; tile += Config::kTeams) {
+  for (int tile = first, end = work.end; tile < end; tile += Config::kTeams) {
     loader.wait();
     team.sync();
     loader.issue();
@@ -60,7 +72,7 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kMinCtas)
   loader.wait_for_all();
   __syncthreads();
   const Bench bench{reinterpret_cast<float*>(stages), reinterpret_cast<RowState*>(states)};
-  Finish{p, work, scale}.result(output, softmax, team, bench);
+  Finish{p, kept, scale}.result(output, softmax, team, bench);
 }
 
 cudaError_t allow_shared_memory() {

@@ -16,6 +16,7 @@ from mla_lab.bench.records import describe_case
 from mla_lab.errors import InvalidInput
 from mla_lab.gpu import H200 as CARD
 from mla_lab.plan.choose import choose
+from mla_lab.plan.config import KernelConfig
 from mla_lab.plan.kernel_costs import recorded_costs
 from mla_lab.problem import Problem
 from mla_lab.resources import data_dir
@@ -136,6 +137,17 @@ def test_a_plan_is_made_again_from_what_a_record_notes(
     assert config_of(plan.config.name()).options == plan.config.options
     assert again.config.cluster == plan.config.cluster
     assert remade(problem, {**notes, "tiles": plan.num_tiles + 1}) is None, "of another plan"
+
+
+def test_a_configuration_is_read_out_of_its_name() -> None:
+    for options in ((), (("grid", 1), ("pair", 2)), (("few", 1), ("fused_merge", 3), ("lse", 0))):
+        for config in (
+            KernelConfig("cute/kv_m", tile_rows=16, cluster=8, mask="causal", options=options),
+            KernelConfig("cute/q_m", q_dtype="fp16", page_size=32, options=options),
+        ):
+            found = config_of(config.name())
+            for field in ("kernel", "tile_rows", "cluster", "options"):
+                assert getattr(found, field) == getattr(config, field), config.name()
 
 
 @pytest.mark.parametrize("heads", [16, 128])

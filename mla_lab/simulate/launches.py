@@ -21,8 +21,9 @@ OURS = "mla-lab"
 LATENCY = 15e-6
 REGIMES = ("latency", "memory", "compute")
 #: fields and options in the name of a kernel's configuration (`KernelConfig.name`)
-_FIELDS = re.compile(r"_(tile_rows|cluster)-(\d+)")
-_OPTIONS = re.compile(r"_(fused_merge|grid|pair)(\d+)")
+_FIELD = re.compile(r"_([a-z]+(?:_[a-z]+)*)-([a-z0-9]+)")
+_OPTION = re.compile(r"_([a-z_]+?)(\d+)(?=_|$)")
+KERNELS = ("cute/kv_m", "cute/q_m")
 
 
 @dataclass(frozen=True)
@@ -93,7 +94,13 @@ def remade(problem: Problem, notes: dict[str, Any]) -> Plan | None:
 
 def config_of(name: str) -> KernelConfig:
     """What the simulator needs of a configuration, out of its name."""
-    fields = {key: int(value) for key, value in _FIELDS.findall(name)}
-    options = tuple((key, int(value)) for key, value in _OPTIONS.findall(name))
-    kernel = "cute/kv_m" if name.startswith("cute_kv_m") else "cute/q_m"
-    return KernelConfig(kernel, **fields, options=options)  # type: ignore[arg-type]
+    kernel = next((k for k in KERNELS if name.startswith(k.replace("/", "_"))), KERNELS[1])
+    rest = name.removeprefix(kernel.replace("/", "_"))
+    fields = dict(_FIELD.findall(rest))
+    options = tuple((key, int(value)) for key, value in _OPTION.findall(_FIELD.sub("", rest)))
+    return KernelConfig(
+        kernel,
+        tile_rows=int(fields.get("tile_rows", 64)),
+        cluster=int(fields.get("cluster", 1)),
+        options=options,
+    )

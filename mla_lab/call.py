@@ -89,6 +89,8 @@ class Features:
     pdl: bool = False
     #: or is ruled out
     no_pdl: bool = False
+    #: the caller brings a plan
+    planned: bool = False
 
     def names(self) -> tuple[str, ...]:
         """The features in use."""

@@ -164,9 +164,16 @@ def test_xqa_s_name_runs_this_backend(kernels: Made, monkeypatch: pytest.MonkeyP
 
 def test_a_plan_of_a_caller_is_refused(kernels: Made) -> None:
     inputs = inputs_of(PLAIN)
-    with pytest.raises(Unsupported, match="plan: got a Plan for backend 'cuda'; supported: None"):
+    with pytest.raises(Unsupported, match=r"no plan: it cuts each request .* torch can run this"):
         native(inputs, plan=make_plan(PLAIN))
-    assert not any(kernel.launches for kernel in kernels.values())
+    assert not kernels
+
+
+def test_auto_leaves_a_plan_that_no_kernel_follows_to_torch(kernels: Made) -> None:
+    inputs = inputs_of(Problem.uniform(2, 1, 130, 16, kv_format="e4m3"))
+    given = native(inputs, plan=make_plan(inputs.problem), backend="torch")
+    assert torch.equal(native(inputs, plan=make_plan(inputs.problem), backend="auto"), given)
+    check(inputs, native(inputs, backend="auto"))
 
 
 def test_a_tensor_at_a_wrong_place_is_named(kernels: Made) -> None:

@@ -14,7 +14,15 @@ import torch
 from mla_lab import masks, reference
 from mla_lab.bench.cases import uniform_case
 from mla_lab.bench.records import describe_case
-from mla_lab.lab import banks, layout, measuring, merge_explorer, plan_explorer, session
+from mla_lab.lab import (
+    anatomy_explorer,
+    banks,
+    layout,
+    measuring,
+    merge_explorer,
+    plan_explorer,
+    session,
+)
 from mla_lab.lab.layout import Layout, Swizzle
 from mla_lab.plan import schedule
 from mla_lab.plan.cuts import Cuts
@@ -109,6 +117,19 @@ def test_a_mask_with_one_bit_flipped(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(masks, "pack", flipped)
     breaks("35", "a bit is wrong")
+
+
+def test_an_anatomy_that_loses_a_phase(monkeypatch: pytest.MonkeyPatch) -> None:
+    predicted = anatomy_explorer.predicted
+
+    def forgetful(case: str, problem: Any) -> Any:
+        whole = predicted(case, problem)
+        return replace(whole, phases=whole.phases[:-1])
+
+    anatomy_explorer._prediction.cache_clear()
+    monkeypatch.setattr(anatomy_explorer, "predicted", forgetful)
+    breaks("90", "phases do not add up to their call")
+    anatomy_explorer._prediction.cache_clear()
 
 
 def record(folder: Path, **changes: Any) -> None:

@@ -247,7 +247,7 @@ def test_a_configuration(page_size, q_len, pool, workspace, monkeypatch):
     monkeypatch.setattr(published, "HEADS", 4)
     monkeypatch.setattr(published, "CHUNK_BYTES", 2 * 1024 * 576 * 4)  # two requests, then one
     c = published.Configuration("bf16", page_size, 3, 1024, q_len)
-    assert published.run(c, pool, workspace, "torch").status == "ok"
+    assert published.run(c, pool, workspace, ["torch"]).status == "ok"
     call = pool.call(c)
     parts = list(published.references(call))
     assert [(p.start, p.stop) for p, _ in parts] == [(0, 2), (2, 3)]
@@ -257,8 +257,11 @@ def test_a_configuration(page_size, q_len, pool, workspace, monkeypatch):
 
 def test_a_configuration_that_is_refused(pool, workspace, monkeypatch):
     monkeypatch.setattr(published, "HEADS", 4)
-    outcome = published.run(published.Configuration("bf16", 32, 1, 64, 1), pool, workspace, "cute")
-    assert outcome.status == "refused" and "CPU" in outcome.reason
+    c = published.Configuration("bf16", 32, 1, 64, 1)
+    outcome = published.run(c, pool, workspace)
+    assert outcome.status == "refused"
+    assert re.search(r"got 'cute'.* CPU.*; backend: got 'cuda'", outcome.reason)
+    assert published.run(c, pool, workspace, ["cute", "torch"]).backend == "torch"
 
 
 def test_a_wrong_reference_is_no_witness(pool, workspace, monkeypatch):
@@ -356,7 +359,8 @@ def test_what_did_not_pass_is_said():
 
 def test_the_drop_in_table(tmp_path: Path):
     head = {"kind": "run", "parametrisations": {"f.py::test_a": 9, "f.py::test_b": 1}, "seed": 7,
-            "flashinfer_commit": "0123456789abc", "card": "X", "date": "2026-01-02"}  # fmt: skip
+            "flashinfer_commit": "0123456789abc", "mla_lab_commit": "fedcba", "card": "X",
+            "date": "2026-01-02"}  # fmt: skip
     rows = [head] + [
         {"kind": "case", "test": test, "status": status, "backends": backends, "reason": reason}
         for test, status, backends, reason in (
@@ -367,13 +371,14 @@ def test_the_drop_in_table(tmp_path: Path):
             ("test_b", "skipped", [], "not here"),
         )
     ]
-    table = tables.dropin_table(rows)
-    assert "5 of 10 parametrisations" in table and "2 passed, 2 failed, 1 skipped" in table
-    assert "| `test_a` | 9 | 2 | 1 | 2 |  |" in table
-    assert "| failed | Unsupported: a # \\| b | 2 |" in table
+    note = tables.dropin_note(rows)
+    assert "5 of 10 parametrisations" in note and "commit fedcba" in note
+    assert "2 passed (1 of them by the torch backend), 2 failed, 1 skipped." in note
+    assert "| `test_a` | 9 | 2 | 1 | 2 |  |" in tables.dropin_tests(rows)
+    assert "| failed | Unsupported: a # \\| b | 2 |" in tables.dropin_reasons(rows)
     record.write(tmp_path / tables.RECORDS["dropin"], rows)
     text = "x\n<!-- proof:dropin -->\nold\n<!-- /proof:dropin -->\ny\n"
     filled = tables.fill(text, tmp_path)
-    assert filled == f"x\n<!-- proof:dropin -->\n{table}\n<!-- /proof:dropin -->\ny\n"
+    assert filled == f"x\n<!-- proof:dropin -->\n{note}\n<!-- /proof:dropin -->\ny\n"
     with pytest.raises(InvalidInput, match="table"):
         tables.fill(text.replace("dropin", "other"), tmp_path)

@@ -45,9 +45,6 @@
 #ifndef MLA_STAGES
 #define MLA_STAGES 0  // as many as fit
 #endif
-#ifndef MLA_BULK
-#define MLA_BULK 0  // 1: cp.async.bulk, sm_90 and later
-#endif
 #ifndef MLA_MIN_CTAS
 #define MLA_MIN_CTAS 2
 #endif
@@ -99,21 +96,16 @@ struct Config {
 
   static constexpr bool kQueryInRegisters = kMTiles == 1;
   static constexpr int kQueryBytes = kQueryInRegisters ? 0 : kMTiles * kSteps * kKWays * kMatrix;
-  static constexpr bool kBulk = MLA_BULK;
-  // parts of a tile's scores; two boards where no barrier lies between one tile's readers and the
-  // next one's writers
-  static constexpr int kBoardBytes = kTeam == 1 ? 0 : kKWays * kMTiles * kGroups * kMatrix;
-  static constexpr int kScoreBytes = (kBulk ? 2 : 1) * kBoardBytes;
+  static constexpr int kScoreBytes = kTeam == 1 ? 0 : kKWays * kMTiles * kGroups * kMatrix;
   static constexpr int kRowBytes = kTeams * kRows * 16;  // state of each row, see finish.h
-  static constexpr int kBarrierBytes = kBulk ? 64 : 0;
-  static constexpr int kFixedBytes = kQueryBytes + kTeams * kScoreBytes + kRowBytes + kBarrierBytes;
+  static constexpr int kWorkBytes = 64;
+  static constexpr int kFixedBytes = kWorkBytes + kQueryBytes + kTeams * kScoreBytes + kRowBytes;
   static constexpr int kFit = (MLA_SHARED_KB * 1024 - kFixedBytes) / (kTeams * kStageBytes);
   static constexpr int kStages = MLA_STAGES ? MLA_STAGES : (kFit > 6 ? 6 : kFit);
   static constexpr int kSharedBytes = kFixedBytes + kTeams * kStages * kStageBytes;
 
   static_assert(kStages >= 2 && kSharedBytes <= MLA_SHARED_KB * 1024);
 
-  static_assert(kStages <= 8 && (!kBulk || (kTeam > 1 && kTeams == 1)), "see load.h");
   static_assert(kTeam % kKWays == 0 && kTile % (8 * kTokenWays) == 0);
   static_assert((kQkDim * kElement / 16) % (kChunks * kKWays) == 0);
   static_assert((kKeys * kChunks) % 4 == 0, "keys are loaded four 8 x 16-byte matrices at a time");

@@ -13,7 +13,7 @@ constexpr float kLn2 = 0.6931471805599453f;
 constexpr float kLog2E = 1.4426950408889634f;
 constexpr unsigned kAllLanes = 0xffffffffu;
 
-// A team's row: maximum (base 2), sums of its weights, exact and as they were rounded.
+// A team's row: maximum (scaled, base 2), sums of its weights, exact and as they were rounded.
 struct alignas(16) RowState {
   float max, sum, rounded;
 };
@@ -60,6 +60,7 @@ struct Finish {
 
   const Params& p;
   const Work& work;
+  float scale;  // of scores
   int warp = threadIdx.x / kLanes, lane = threadIdx.x % kLanes;
 
   __device__ void result(const Output& output, const Softmax& softmax, const Team& team,
@@ -92,7 +93,7 @@ struct Finish {
         const float sum = softmax.row_sum(m, below);
         if (team.warp == 0 && lane % 4 == 0) {
           const float rounded = output.sum[m][2 * below];
-          state[m * 16 + lane / 4 + 8 * below] = {softmax.max[m][below], sum, rounded};
+          state[m * 16 + lane / 4 + 8 * below] = {softmax.max[m][below] * scale, sum, rounded};
         }
       }
     }
@@ -129,7 +130,7 @@ struct Finish {
       add(total, weight, [&](int at) { return reinterpret_cast<const float4*>(from)[at]; });
     }
     total.lse = sum > 0.0f ? logf(sum) + (most - kWeightShift) * kLn2 : -INFINITY;
-    scale(total, sum > 0.0f ? 1.0f / rounded : 0.0f);
+    multiply(total, sum > 0.0f ? 1.0f / rounded : 0.0f);
     return total;
   }
 
@@ -145,7 +146,7 @@ struct Finish {
     }
   }
 
-  __device__ static void scale(Row& row, float factor) {
+  __device__ static void multiply(Row& row, float factor) {
 #pragma unroll
     for (int j = 0; j < kOfLane; ++j) {
       row.v[j].x *= factor, row.v[j].y *= factor, row.v[j].z *= factor, row.v[j].w *= factor;
@@ -156,7 +157,7 @@ struct Finish {
   __device__ void put(int row, Row result, bool is_final) const {
     float* lse = p.partial_lse + row_of_piece(work.split, row);
     if (is_final) {
-      scale(result, final_factor(row, result.lse));
+      multiply(result, final_factor(row, result.lse));
       lse = p.lse == nullptr ? nullptr : p.lse + work.result(p, row);
     }
     const int64_t first = work.result(p, row) * kFloat4s;
@@ -248,12 +249,12 @@ struct Finish {
 
   // The sum over pieces, in their order. A thread has several float4s at once: loads in flight.
   __device__ void add_pieces(const float* weights) const {
-    constexpr int kAtOnce = 8;
+    constexpr int kAtOnce = 4;
     const int count = work.rows * kFloat4s;
 #pragma unroll 1
     for (int first = threadIdx.x; first < count; first += kAtOnce * Config::kThreads) {
       float4 total[kAtOnce] = {};
-#pragma unroll 2
+#pragma unroll 4
       for (int piece = 0; piece < work.pieces; ++piece) {
         const float4* from = partial_row(piece, 0);
 #pragma unroll

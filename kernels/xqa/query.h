@@ -17,17 +17,21 @@ namespace mla::xqa {
 struct Query {
   static constexpr bool kScaled = Config::kQuery == Type::kBf16 && Config::kMma == Mma::kFp16;
   static constexpr int kElement = Config::kQuery == Type::kE4m3 ? 1 : 2;
+  static constexpr uint32_t kSigns = kElement == 1 ? 0x80808080u : 0x80008000u;
   static constexpr int kKept = Config::kQueryInRegisters ? Config::kMTiles * Config::kSteps : 1;
 
   Fragment kept[kKept];
   float unscale[Config::kMTiles][2];  // of rows g and g + 8
   const uint4* shared;                // fragments of this warp's steps, where not in registers
   int lane;
+  uint32_t signs;  // bits to be flipped
 
   // This warp takes the k-steps of its k way. With fragments in shared memory all teams and token
   // ways need the same ones: each of those warps writes a share, and a barrier must follow.
-  __device__ Query(const Params& p, const Work& work, uint4* memory, const Team& team)
-      : lane(threadIdx.x % kLanes) {
+  // `negative`: the rows times -1, so that the scale of scores can be taken as positive.
+  __device__ Query(const Params& p, const Work& work, uint4* memory, const Team& team,
+                   bool negative)
+      : lane(threadIdx.x % kLanes), signs(negative ? kSigns : 0) {
     const int k_way = team.warp % Config::kKWays;
     shared = memory + k_way * Config::kMTiles * Config::kSteps * kLanes;
     constexpr int kCount = Config::kMTiles * Config::kSteps;
@@ -85,8 +89,8 @@ struct Query {
       const int row = min(m_tile * 16 + lane / 4 + 8 * below, work.rows - 1);
       const int64_t at =
           (work.first_query + work.token(row)) * p.query_token + work.head(row) * p.query_head;
-      a[below] = read(p.query + at + offset(step, false));
-      a[2 + below] = read(p.query + at + offset(step, true));
+      a[below] = read(p.query + at + offset(step, false)) ^ signs;
+      a[2 + below] = read(p.query + at + offset(step, true)) ^ signs;
     }
   }
 

@@ -117,26 +117,17 @@ struct Board {
   }
 };
 
-// Scores of a tile, by one team. `between` is called when no warp of the team is at the tile before
-// any more, where the team has a barrier here.
-template <class Between>
+// Scores of a tile, by one team.
 __device__ inline void scores_of_tile(Scores& s, const Query& query, uint32_t keys,
-                                      const Board& board, const Team& team, float scale,
-                                      Between between) {
+                                      const Board& board, const Team& team) {
   if constexpr (Config::kTeam > 1) {
     PartScores part;
     multiply_keys(part, query, keys, team);
     board.put(part, team);
     team.sync();
-    between();
     board.get(s);
   } else {
     multiply_keys(s, query, keys, team);
-  }
-#pragma unroll
-  for (int i = 0; i < Board::kWay; ++i) {
-#pragma unroll
-    for (int c = 0; c < 4; ++c) s[i / Config::kGroups][i % Config::kGroups][c] *= scale;
   }
 }
 

@@ -1,4 +1,4 @@
-// Who sees what, and the running softmax. In base 2: scores are multiplied by log2(e).
+// Who sees what, and the running softmax. In base 2: the scores' scale has log2(e) in it.
 #pragma once
 
 #include "xqa/scores.h"
@@ -7,28 +7,14 @@ namespace mla::xqa {
 
 // Draft columns and windows. A key at position `prefix` + c is draft column c.
 struct Visibility {
-  const uint16_t* mask;  // of the request, or null: causal
-  int mask_words, window_left, prefix, end_key;
+  const Params& p;
+  const Work& work;              // in shared memory: read for few tiles only
   int all_see_from, all_see_to;  // keys that every row of the tile sees
-  int token[Config::kMTiles][2];
 
-  __device__ Visibility(const Params& p, const Work& work)
-      : mask(p.mask ? p.mask + static_cast<int64_t>(work.first_query) * p.mask_words : nullptr),
-        mask_words(p.mask_words),
-        window_left(p.window_left),
-        prefix(work.prefix),
-        end_key(work.end_key) {
-    all_see_to = min(end_key, mask ? prefix : prefix + work.token(0) + 1);
-    all_see_from = window_left < 0 ? 0 : prefix + work.token(work.rows - 1) - window_left;
-#pragma unroll
-    for (int m = 0; m < Config::kMTiles; ++m) {
-#pragma unroll
-      for (int below = 0; below < 2; ++below) {
-        // padding rows see what the last row sees; nobody reads them
-        const int row = m * 16 + threadIdx.x % kLanes / 4 + 8 * below;
-        token[m][below] = work.token(min(row, work.rows - 1));
-      }
-    }
+  // `now`: the same work, in registers.
+  __device__ Visibility(const Params& p, const Work& now, const Work& work) : p(p), work(work) {
+    all_see_to = min(now.end_key, p.mask ? now.prefix : now.prefix + now.token(0) + 1);
+    all_see_from = p.window_left < 0 ? 0 : now.prefix + now.token(now.rows - 1) - p.window_left;
   }
 
   __device__ void apply(Scores& s, int tile) const {
@@ -36,10 +22,14 @@ struct Visibility {
     if (first >= all_see_from && first + Config::kTile <= all_see_to) return;
 #pragma unroll
     for (int m = 0; m < Config::kMTiles; ++m) {
+      // padding rows see what the last row sees; nobody reads them
+      const int row = m * 16 + threadIdx.x % kLanes / 4;
+      const int token[2] = {work.token(min(row, work.rows - 1)),
+                            work.token(min(row + 8, work.rows - 1))};
 #pragma unroll
       for (int i = 0; i < Config::kGroups; i += 4) {  // 32 keys at a time
-        const uint32_t seen[2] = {keys_seen(token[m][0], first + 8 * i),
-                                  keys_seen(token[m][1], first + 8 * i)};
+        const uint32_t seen[2] = {keys_seen(token[0], first + 8 * i),
+                                  keys_seen(token[1], first + 8 * i)};
 #pragma unroll
         for (int n = i; n < min(i + 4, Config::kGroups); ++n) {
 #pragma unroll
@@ -55,22 +45,22 @@ struct Visibility {
  private:
   // Bit i: this token of the request sees key first + i.
   __device__ uint32_t keys_seen(int token, int first) const {
-    const int column = first - prefix;
-    uint32_t seen = mask == nullptr ? bits_below(token + 1 - column)
-                                    : bits_below(-column) | drafts_seen(token, column);
-    seen &= bits_below(end_key - first);
-    return window_left < 0 ? seen : seen & ~bits_below(token - window_left - column);
+    const int column = first - work.prefix;
+    uint32_t seen = p.mask == nullptr ? bits_below(token + 1 - column)
+                                      : bits_below(-column) | drafts_seen(token, column);
+    seen &= bits_below(work.end_key - first);
+    return p.window_left < 0 ? seen : seen & ~bits_below(token - p.window_left - column);
   }
 
   // 32 bits of a mask's row, from any column; columns outside have none.
   __device__ uint32_t drafts_seen(int token, int column) const {
     const int word = column >> 4;
-    const uint16_t* row = mask + token * mask_words;
+    const uint16_t* row = p.mask + static_cast<int64_t>(work.first_query + token) * p.mask_words;
     uint32_t three[3];
 #pragma unroll
     for (int i = 0; i < 3; ++i) {
       const int at = word + i;
-      three[i] = at >= 0 && at < mask_words ? row[at] : 0;
+      three[i] = at >= 0 && at < p.mask_words ? row[at] : 0;
     }
     return __funnelshift_r(three[0] | three[1] << 16, three[2], column & 15);
   }
@@ -92,9 +82,9 @@ struct Softmax {
     }
   }
 
-  // Scores become weights 2^(score - maximum + shift). Returns whether a maximum of this warp's
-  // rows has grown; sums so far must then be multiplied by `factor`.
-  __device__ bool weigh(Scores& s, float (&factor)[Config::kMTiles][2]) {
+  // Scores become weights 2^((score - maximum) scale + shift), scale > 0. Returns whether a maximum
+  // of this warp's rows has grown; sums so far must then be multiplied by `factor`.
+  __device__ bool weigh(Scores& s, float scale, float (&factor)[Config::kMTiles][2]) {
     bool grown = false;
 #pragma unroll
     for (int m = 0; m < Config::kMTiles; ++m) {
@@ -104,14 +94,14 @@ struct Softmax {
         const float most = row_max(s[m], below, before);
         grown = grown || most > before;
         // a row that has seen no key yet: nothing to subtract from -inf, no sum to be scaled
-        const float base = (most == -INFINITY ? 0.0f : most) - kWeightShift;
-        factor[m][below] = before == -INFINITY ? 0.0f : exp2_fast(before - most);
+        const float base = (most == -INFINITY ? 0.0f : most * scale) - kWeightShift;
+        factor[m][below] = before == -INFINITY ? 0.0f : exp2_fast((before - most) * scale);
         max[m][below] = most;
         float total = 0.0f;
 #pragma unroll
         for (int i = 0; i < 2 * Config::kGroups; ++i) {
           float& weight = s[m][i / 2][2 * below + i % 2];
-          weight = exp2_fast(weight - base);
+          weight = exp2_fast(fmaf(weight, scale, -base));
           total += weight;
         }
         sum[m][below] = sum[m][below] * factor[m][below] + total;

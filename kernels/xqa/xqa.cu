@@ -15,14 +15,16 @@
 namespace mla::xqa {
 namespace {
 
-__device__ float score_scale(const Params& p) {
-  return (p.bmm1_scale ? *p.bmm1_scale : p.bmm1) * kLog2E;
-}
+constexpr float kLeastScale = 1e-30f;  // in place of 0, which would make NaN of -inf
 
-// Of a team's two.
-__device__ float4* other_board(float4* board, uint4* boards) {
-  float4* first = reinterpret_cast<float4*>(boards);
-  return board == first ? first + Config::kBoardBytes / 16 : first;
+// The work in shared memory, for what needs it seldom or late: registers are for the loop. Each
+// warp writes the same words, and reads them after a barrier of its own.
+__device__ const Work& keep(const Work& work, uint4* memory) {
+  static_assert(sizeof(Work) <= Config::kWorkBytes);
+  Work* kept = reinterpret_cast<Work*>(memory);
+  if (threadIdx.x % kLanes == 0) *kept = work;
+  __syncwarp();
+  return *kept;
 }
 
 __global__ void __launch_bounds__(Config::kThreads, Config::kMinCtas)
@@ -30,43 +32,39 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kMinCtas)
   extern __shared__ uint4 memory[];
   uint4* boards = memory + Config::kQueryBytes / 16;
   uint4* states = boards + Config::kTeams * Config::kScoreBytes / 16;
-  uint4* barriers = states + Config::kRowBytes / 16;
-  uint4* stages = barriers + Config::kBarrierBytes / 16;
+  uint4* later = states + Config::kRowBytes / 16;
+  uint4* stages = later + Config::kWorkBytes / 16;
 #if __CUDA_ARCH__ >= 900
   cudaGridDependencySynchronize();
 #endif
   Work work;
   if (!work.find(p)) return;
+  const Work& kept = keep(work, later);
 
   const Team team;
   const uint32_t own = shared_address(stages) + team.idx * Config::kStages * Config::kStageBytes;
-  Board board{reinterpret_cast<float4*>(boards + team.idx * Config::kScoreBytes / 16)};
+  const Board board{reinterpret_cast<float4*>(boards + team.idx * Config::kScoreBytes / 16)};
   const int first = work.begin + team.idx;
-  Loader loader(p, work, own, reinterpret_cast<uint64_t*>(barriers), team.thread(), first,
-                Config::kTeams);
-  Query query(p, work, memory, team);
+  Loader loader(p, work, own, team.thread(), first, Config::kTeams);
+  const float given_scale = (p.bmm1_scale ? *p.bmm1_scale : p.bmm1) * kLog2E;
+  const float scale = fmaxf(fabsf(given_scale), kLeastScale);
+  Query query(p, work, memory, team, given_scale < 0.0f);
   loader.start();
   query.prepare();
-  if constexpr (Config::kBulk || !Config::kQueryInRegisters) __syncthreads();
-  const Visibility visibility(p, work);
-  const float scale = score_scale(p);
+  if constexpr (!Config::kQueryInRegisters) __syncthreads();
+  const Visibility visibility(p, work, kept);
   Softmax softmax;
   Output output;
   uint32_t stage = own;
-  for (int tile = first; tile < work.end; tile += Config::kTeams) {
+  for (int tile = first, end = work.end; tile < end; tile += Config::kTeams) {
     loader.wait();
-    if constexpr (Loader::kNeedsBarrier) {
-      team.sync();
-      loader.issue();
-    }
+    team.sync();
+    loader.issue();
     Scores scores;
-    scores_of_tile(scores, query, stage, board, team, scale, [&] {
-      if constexpr (!Loader::kNeedsBarrier) loader.issue();
-    });
-    if constexpr (Config::kBulk) board.memory = other_board(board.memory, boards);
+    scores_of_tile(scores, query, stage, board, team);
     visibility.apply(scores, tile);
     float factor[Config::kMTiles][2];
-    if (softmax.weigh(scores, factor)) output.scale(factor);
+    if (softmax.weigh(scores, scale, factor)) output.scale(factor);
     output.add(scores, stage + Config::kValueOffset, team);
     stage += Config::kStageBytes;
     if (stage == own + Config::kStages * Config::kStageBytes) stage = own;
@@ -74,7 +72,7 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kMinCtas)
   loader.wait_for_all();
   __syncthreads();
   const Bench bench{reinterpret_cast<float*>(stages), reinterpret_cast<RowState*>(states)};
-  Finish{p, work}.result(output, softmax, team, bench);
+  Finish{p, kept, scale}.result(output, softmax, team, bench);
 }
 
 cudaError_t allow_shared_memory() {

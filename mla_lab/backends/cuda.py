@@ -9,15 +9,14 @@ first call of each configuration is compared with the torch backend (`self_check
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 from torch import Tensor
 
 from ..call import Arguments, Call, Features
-from ..errors import BuildError, unsupported
+from ..errors import BuildError
 from ..gpu import Gpu
 from ..jit import ARCHS
-from ..plan import KernelConfig, Plan
+from ..plan import KernelConfig
 from ..plan.xqa import FORMATS, MAX_BLOCKS, MLA_DIMS, PAGE_SIZES, Cuts, Rows, config_for, cut
 from ..problem import Problem
 from ..workspace import Workspace
@@ -30,6 +29,7 @@ MISSING = {
     "sparse": "sparse_mla_top_k: sparse calls",
     "skip_softmax": "skip_softmax_threshold_scale_factor",
     "context_parallel": "enable_dcp: decode context parallel",
+    "planned": "plan: it cuts each request by a formula of its own",
 }
 
 
@@ -64,11 +64,8 @@ class CudaBackend:
         at_once = 1 if invariant else xqa.at_once(config, device, gpu.sms)
         return cut(config, rows, bounds.latent_dim, at_once, invariant)
 
-    def run(self, call: Call, plan: Any, workspace: Workspace) -> MlaLaunch | None:
+    def run(self, call: Call, plan: Cuts, workspace: Workspace) -> MlaLaunch | None:
         """Enqueues the call; returns what repeats it for equal calls."""
-        if isinstance(plan, Plan):
-            supported = "None: this kernel cuts each request by a formula of its own"
-            raise unsupported("plan", "a Plan for backend 'cuda'", supported)
         launch = MlaLaunch(
             XqaLaunch(plan, _settings(call), workspace, call.form.device),
             separate=call.features.separate_tables,

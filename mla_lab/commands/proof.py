@@ -23,8 +23,8 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
     for verb in (pairs, published):
         verb.add_argument("record", type=Path, help="JSON lines, written anew")
         verb.add_argument("--device", default="cuda")
-    report = verbs.add_parser("report", help="the marked tables of a README, from data/")
-    report.add_argument("readme", type=Path)
+    report = verbs.add_parser("report", help="the marked tables of Markdown files, from data/")
+    report.add_argument("files", type=Path, nargs="+")
     return parser
 
 
@@ -34,8 +34,9 @@ def run(args: argparse.Namespace) -> int | None:
         from ..proof.tables import fill
         from ..resources import data_dir
 
-        text = args.readme.read_text(encoding="utf-8")
-        args.readme.write_text(fill(text, data_dir()), encoding="utf-8")
+        for path in args.files:
+            text = path.read_text(encoding="utf-8")
+            path.write_text(fill(text, data_dir()), encoding="utf-8")
         return None
     from ..proof import record
 

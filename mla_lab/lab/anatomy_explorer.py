@@ -95,7 +95,7 @@ class AnatomyExplorer(explorer.Explorer):
 
     def figure(self, state: dict[str, Any]) -> go.Figure:
         calls = self.calls(state["case"])
-        figure = new_figure(finding(calls), height=190 + 54 * len(calls))
+        figure = new_figure(finding(calls), height=230 + 54 * len(calls))
         lanes = [f"{c.peer}, {c.call_us:.1f} us" for c in calls]
         sums = [summed(c.phases) for c in calls]
         for phase in PHASES:
@@ -125,7 +125,11 @@ class AnatomyExplorer(explorer.Explorer):
                 customdata=us,
                 hovertemplate=f"%{{y}}<br>{name} %{{customdata:.2f}} us<extra></extra>",
             )
-        figure.update_layout(barmode="stack", legend={"y": -0.35, "traceorder": "normal"})
+        figure.update_layout(
+            barmode="stack",
+            margin={"l": 70, "r": 20, "t": 56, "b": 110},
+            legend={"yref": "container", "y": 0.0, "yanchor": "bottom", "traceorder": "normal"},
+        )
         figure.update_xaxes(
             title_text="share of the call" if state["share"] else "us",
             tickformat=".0%" if state["share"] else None,
@@ -219,6 +223,7 @@ def from_zero(timeline: Timeline) -> Timeline:
 
 
 def pace(timeline: Timeline) -> float:
-    """us a block: mean distance of the ends of the last role's spans."""
+    """us a block: mean distance of the ends of PV, first and last block aside."""
     ends = np.sort(timeline.end[timeline.only("pv")])
+    ends = ends[1:-1] if len(ends) > 3 else ends
     return float((ends[-1] - ends[0]) / max(1, len(ends) - 1))

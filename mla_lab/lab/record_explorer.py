@@ -127,5 +127,5 @@ class RecordExplorer(explorer.Explorer):
         )
 
     def note(self, state: dict[str, Any]) -> str:
-        known = [run.source.chip() for run in runs()]
+        known = dict.fromkeys(run.source.chip() for run in runs())
         return f"<div>{' '.join(known) or 'Recorded rows: <b>none in data/ yet</b>.'}</div>"

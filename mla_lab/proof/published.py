@@ -10,7 +10,7 @@ Source: github.com/flashinfer-ai/flashinfer/pull/2743, description, "Functionali
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import product
 from typing import NamedTuple
@@ -36,6 +36,8 @@ KV_LENS = (1024, 4096, 8192)
 Q_LENS = (1, 2, 4)
 HEADS = 128
 SCALE = 192**-0.5
+#: backends that may run a configuration; torch is none of them
+KERNELS = ("cute", "cuda")
 
 #: pages of nobody, full of NaN
 FOREIGN_TOKENS = 4096
@@ -97,31 +99,37 @@ class Pool:
         )
 
 
-def run(c: Configuration, pool: Pool, workspace: Tensor, backend: str = "cute") -> Outcome:
-    """One configuration by a named backend, which runs it or refuses by name."""
+def run(
+    c: Configuration, pool: Pool, workspace: Tensor, backends: Sequence[str] = KERNELS
+) -> Outcome:
+    """One configuration by the first of the named backends that does not refuse it."""
     call = pool.call(c)
     shape = (*call.query.shape[:-1], LATENT_DIM)
     out = torch.full(shape, torch.nan, dtype=torch.bfloat16, device=pool.kv.device)
     repeats.forget()
-    try:
-        trtllm_batch_decode_with_kv_cache_mla(
-            call.query,
-            call.kv_cache,
-            workspace,
-            128,
-            LATENT_DIM,
-            ROPE_DIM,
-            call.block_tables,
-            call.seq_lens,
-            c.kv_len,
-            out=out,
-            bmm1_scale=SCALE,
-            is_var_seq=False,
-            backend=backend,
-        )
-    except MlaLabError as error:
-        return Outcome("refused", reason=str(error))
-    return _judge(c, call, out, backend)
+    reasons = []
+    for backend in backends:
+        try:
+            trtllm_batch_decode_with_kv_cache_mla(
+                call.query,
+                call.kv_cache,
+                workspace,
+                128,
+                LATENT_DIM,
+                ROPE_DIM,
+                call.block_tables,
+                call.seq_lens,
+                c.kv_len,
+                out=out,
+                bmm1_scale=SCALE,
+                is_var_seq=False,
+                backend=backend,
+            )
+        except MlaLabError as error:
+            reasons.append(str(error))
+        else:
+            return _judge(c, call, out, backend)
+    return Outcome("refused", reason="; ".join(reasons))
 
 
 def _judge(c: Configuration, call: ReferenceCall, out: Tensor, backend: str) -> Outcome:

@@ -107,32 +107,42 @@ def published_note(rows: Sequence[Row]) -> str:
     return f"On {where(rows)}, by our kernels alone. " + " ".join(lines)
 
 
-def dropin_table(rows: Sequence[Row]) -> str:
-    """FlashInfer's tests by name: passed, failed, skipped; then why."""
+def dropin_note(rows: Sequence[Row]) -> str:
+    """One paragraph: how many of FlashInfer's tests passed."""
     head = next(row for row in rows if row["kind"] == "run")
     found = cases(rows)
-    run = [row for row in found if row["status"] != "skipped"]
     counts = Counter(row["status"] for row in found)
-    lines = [
+    passed = [row for row in found if row["status"] == "passed"]
+    by_torch = sum("torch" in row["backends"] for row in passed)
+    return (
         f"{len(found)} of {sum(head['parametrisations'].values())} parametrisations, drawn with "
         f"seed {head['seed']} from FlashInfer {head['flashinfer_commit'][:9]}, on {head['card']}, "
-        f"{head['date']}: {counts['passed']} passed, {counts['failed']} failed, "
-        f"{counts['skipped']} skipped by the tests' own rules or for want of FlashInfer's own "
-        f"parts. {len(run)} called us.",
-        "",
-        "| test | there | passed | by torch | failed | skipped |",
-        "|---|" + "---:|" * 5,
-    ]
+        f"{head['date']}, commit {head['mla_lab_commit'] or 'unknown'}: {counts['passed']} passed "
+        f"({by_torch} of them by the torch backend), {counts['failed']} failed, "
+        f"{counts['skipped']} skipped."
+    )
+
+
+def dropin_tests(rows: Sequence[Row]) -> str:
+    """FlashInfer's tests by name: there, passed, failed, skipped."""
+    head = next(row for row in rows if row["kind"] == "run")
+    found = cases(rows)
     there = {name.split("::")[1]: count for name, count in head["parametrisations"].items()}
-    for test in dict.fromkeys(row["test"] for row in found):
+    lines = ["| test | there | passed | by torch | failed | skipped |", "|---|" + "---:|" * 5]
+    for test in sorted({row["test"] for row in found}):
         own = [row for row in found if row["test"] == test]
         by = Counter(row["status"] for row in own)
         torch_ones = sum(row["status"] == "passed" and "torch" in row["backends"] for row in own)
         figures = (there[test], by["passed"], torch_ones, by["failed"], by["skipped"])
         lines.append(f"| `{test}` | " + " | ".join(str(f or "") for f in figures) + " |")
-    lines += ["", "| | why | |", "|---|---|---:|"]
+    return "\n".join(lines)
+
+
+def dropin_reasons(rows: Sequence[Row]) -> str:
+    """Why tests failed or were skipped; numbers in the words are left out."""
+    lines = ["| | why | |", "|---|---|---:|"]
     for status in ("failed", "skipped"):
-        why = reasons([row for row in found if row["status"] == status])
+        why = reasons([row for row in cases(rows) if row["status"] == status])
         lines += [f"| {status} | {reason} | {count} |" for reason, count in why.items()]
     return "\n".join(lines)
 
@@ -143,7 +153,9 @@ TABLES: dict[str, tuple[str, Callable[[Sequence[Row]], str]]] = {
     "formats": ("pairwise", formats_table),
     "pairs": ("pairwise", pairs_table),
     "published": ("published", published_note),
-    "dropin": ("dropin", dropin_table),
+    "dropin": ("dropin", dropin_note),
+    "dropin-tests": ("dropin", dropin_tests),
+    "dropin-reasons": ("dropin", dropin_reasons),
 }
 
 

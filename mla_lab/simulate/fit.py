@@ -32,21 +32,11 @@ from .launch import simulate
 from .launches import LATENCY, REGIMES, Launch, launches
 from .recorded import RECORD, STARTS, Fitted, Judgement, error_table, write
 
-#: constants that launches of one card tell, per kernel family; and the clock under matrix load, of
-#: a family that loads the matrix units
+#: constants of the card's memories, which all kernel families share
+SHARED = ("exchange_tbps", "l2_tbps", "lag", "sharpness")
+#: constants of a family; and its clock under matrix load, where it loads the matrix units
+OWN = ("first_byte_us", "write_us", "merge_us", "mail_us", "cluster_us", "gap_clocks")
 CLOCK = "clock_ghz"
-FITTED = (
-    "first_byte_us",
-    "write_us",
-    "merge_us",
-    "mail_us",
-    "exchange_tbps",
-    "cluster_us",
-    "gap_clocks",
-    "l2_tbps",
-    "lag",
-    "sharpness",
-)
 #: relative step of the numerical derivative, pull towards the start, largest step (in log units)
 STEP, DAMPING, MAX_STEP = 0.02, 0.05, 0.4
 #: most times that a family's constants are improved
@@ -82,30 +72,36 @@ def predict(constants: Family, cases: Sequence[Launch]) -> np.ndarray:
     )
 
 
+def free(start: Family) -> list[tuple[tuple[str, ...], str]]:
+    """What is fitted: (families that have it in common, constant)."""
+    shared = [(tuple(start), name) for name in SHARED]
+    own = [((kernel,), name) for kernel in start for name in OWN]
+    return shared + own + [((k,), CLOCK) for k, c in start.items() if c.burst_ghz]
+
+
+def moved(start: Family, x: np.ndarray) -> Family:
+    """`start` with every free constant times exp(x)."""
+    found = dict(start)
+    for (kernels, name), value in zip(free(start), x.tolist(), strict=True):
+        for kernel in kernels:
+            scaled = getattr(start[kernel], name) * float(np.exp(value))
+            found[kernel] = replace(found[kernel], **{name: scaled})
+    return found
+
+
 def fit(cases: Sequence[Launch], start: Family, rounds: int = ROUNDS) -> Family:
-    """Constants of each family, by damped Gauss-Newton on the logarithms of `FITTED`."""
+    """Constants of all families, by damped Gauss-Newton on the logarithms of those that are free.
+
+    What no case tells stays at its start.
+    """
     if not cases:
         raise invalid("records", "no timed launch of ours", "rows of the peer mla-lab")
-    return {
-        kernel: _fit_family(first, [c for c in cases if c.kernel == kernel], kernel, rounds)
-        for kernel, first in start.items()
-    }
-
-
-def _fit_family(start: Constants, cases: Sequence[Launch], kernel: str, rounds: int) -> Constants:
-    if not cases:
-        return start
     measured = np.log([c.us for c in cases])
-    names = (*FITTED, CLOCK) if start.burst_ghz else FITTED
-
-    def constants(x: np.ndarray) -> Constants:
-        scaled = {n: getattr(start, n) * float(np.exp(v)) for n, v in zip(names, x, strict=True)}
-        return replace(start, **scaled)
 
     def residual(x: np.ndarray) -> np.ndarray:
-        return np.asarray(np.log(predict({kernel: constants(x)}, cases)) - measured)
+        return np.asarray(np.log(predict(moved(start, x), cases)) - measured)
 
-    x = np.zeros(len(names))
+    x = np.zeros(len(free(start)))
     pull = DAMPING * np.sqrt(len(cases))
     for _ in range(rounds):
         r = residual(x)
@@ -118,7 +114,7 @@ def _fit_family(start: Constants, cases: Sequence[Launch], kernel: str, rounds: 
         if min(costs) >= float((r**2).sum() + (pull * x) @ (pull * x)):
             break
         x = better[int(np.argmin(costs))]
-    return constants(x)
+    return moved(start, x)
 
 
 @dataclass(frozen=True)
@@ -181,12 +177,7 @@ def fit_record(rows: Sequence[dict[str, Any]], origin: str) -> Fitted:
     cases, start = launches(rows), starts(rows)
     known = {name: parts(cases, out)[0] for name, out in splits(cases).items()}
     constants = fit(cases, start)
-    held_out = {}
-    for name, some in known.items():
-        # a family that loses no case keeps what all of its cases told
-        whole = {k: [c for c in cases if c.kernel == k] for k in start}
-        changed = {k: s for k, s in start.items() if [c for c in some if c.kernel == k] != whole[k]}
-        held_out[name] = {**constants, **fit(some, changed)}
+    held_out = {name: fit(some, start) for name, some in known.items()}
     judgements = tuple(judge(name, cases, held_out[name]) for name in known)
     return Fitted(f"{len(cases)} cases of {origin}", constants, held_out, judgements)
 

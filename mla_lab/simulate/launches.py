@@ -8,14 +8,12 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from ..bench.records import problem_of, results
-from ..errors import InvalidInput
 from ..gpu import H200 as CARD
 from ..plan.choose import choose
 from ..plan.config import KernelConfig
-from ..plan.kernel_costs import recorded_costs
+from ..plan.cost import CostModel
 from ..plan.schedule import make_plan
 from ..plan.tile import Plan
-from ..plan.ways import way_of
 from ..problem import Problem
 
 OURS = "mla-lab"
@@ -23,8 +21,9 @@ OURS = "mla-lab"
 LATENCY = 15e-6
 REGIMES = ("latency", "memory", "compute")
 #: fields and options in the name of a kernel's configuration (`KernelConfig.name`)
-_FIELDS = re.compile(r"_(tile_rows|cluster)-(\d+)")
-_OPTIONS = re.compile(r"_(fused_merge|grid|pair)(\d+)")
+_FIELD = re.compile(r"_([a-z]+(?:_[a-z]+)*)-([a-z0-9]+)")
+_OPTION = re.compile(r"_([a-z_]+?)(\d+)(?=_|$)")
+KERNELS = ("cute/kv_m", "cute/q_m")
 
 
 @dataclass(frozen=True)
@@ -62,46 +61,46 @@ def launches(rows: Iterable[dict[str, Any]], peer: str = OURS) -> list[Launch]:
 
 
 def remade(problem: Problem, notes: dict[str, Any]) -> Plan | None:
-    """The plan that a record notes, of a kernel that `choose` knows; None where it would be cut
-    otherwise today. Without notes, the plan that `choose` makes now.
+    """The plan that a record notes; None where its notes do not tell how requests were cut.
+
+    Without notes, the plan that `choose` makes now. Records before `model` was noted tell it of
+    equal lengths alone: those are cut evenly, whatever the constants of the cost model were.
     """
     if "kernel" not in notes:
         return choose(problem, CARD).plan(problem)
     config = config_of(notes["kernel"])
-    try:
-        made = _formula if notes["schedule"] == "grid" else _costed
-        plan = made(problem, config, notes)
-    except InvalidInput:
-        return None
-    same = {"tiles": plan.num_tiles, "workers": plan.num_workers, "partials": plan.num_slots}
-    return plan if all(notes[key] == value for key, value in same.items()) else None
-
-
-def config_of(name: str) -> KernelConfig:
-    """What the simulator needs of a configuration, out of its name."""
-    fields = {key: int(value) for key, value in _FIELDS.findall(name)}
-    options = tuple((key, int(value)) for key, value in _OPTIONS.findall(name))
-    kernel = "cute/kv_m" if name.startswith("cute_kv_m") else "cute/q_m"
-    return KernelConfig(kernel, **fields, options=options)  # type: ignore[arg-type]
-
-
-def _formula(problem: Problem, config: KernelConfig, notes: dict[str, Any]) -> Plan:
-    """Every request in even pieces, as many as there are workers for a row tile."""
     row_tiles = max(1, -(-int(problem.rows.max()) // config.tile_rows))
-    splits = notes["workers"] // (problem.batch * row_tiles)
+    pieces = notes["tiles"] / (problem.batch * row_tiles)
+    how: dict[str, Any] = {"policy": "fixed", "num_splits": int(pieces)}
+    if "model" in notes:
+        model = CostModel(**notes["model"])
+        how = {"policy": notes["policy"], "model": model, **notes["knobs"]}
+    elif notes["schedule"] == "grid":
+        how["num_splits"] = notes["workers"] // (problem.batch * row_tiles)
+    elif len(set(problem.kv_lens)) > 1 or pieces != int(pieces):
+        return None
     plan = make_plan(
         problem,
         tile_rows=config.tile_rows,
         num_workers=notes["workers"],
-        policy="fixed",
-        schedule="grid",
-        num_splits=splits,
+        schedule=notes["schedule"],
+        **how,
     )
+    same = {"tiles": plan.num_tiles, "workers": plan.num_workers, "partials": plan.num_slots}
+    if any(notes[key] != value for key, value in same.items()):
+        return None
     return replace(plan, config=config)
 
 
-def _costed(problem: Problem, config: KernelConfig, notes: dict[str, Any]) -> Plan:
-    """The cost policy's cuts for this kernel and tile, with the constants recorded now."""
-    costs = tuple(c for c in recorded_costs() if c.key == (config.kernel, way_of(config)))
-    plan = choose(problem, CARD, costs=costs or None).plan(problem)
-    return replace(plan, config=config) if plan.tile_rows == config.tile_rows else plan
+def config_of(name: str) -> KernelConfig:
+    """What the simulator needs of a configuration, out of its name."""
+    kernel = next((k for k in KERNELS if name.startswith(k.replace("/", "_"))), KERNELS[1])
+    rest = name.removeprefix(kernel.replace("/", "_"))
+    fields = dict(_FIELD.findall(rest))
+    options = tuple((key, int(value)) for key, value in _OPTION.findall(_FIELD.sub("", rest)))
+    return KernelConfig(
+        kernel,
+        tile_rows=int(fields.get("tile_rows", 64)),
+        cluster=int(fields.get("cluster", 1)),
+        options=options,
+    )

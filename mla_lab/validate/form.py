@@ -54,7 +54,7 @@ def _signature(given: Arguments) -> tuple[object, ...]:
         _look(a.bmm2_scale),
         _look(a.causal_seqlens_kv_global),
         (a.kv_lora_rank, a.qk_rope_head_dim, a.sparse_mla_top_k, a.max_q_len),
-        (a.skip_softmax_threshold_scale_factor, a.enable_pdl, a.is_var_seq),
+        (a.skip_softmax_threshold_scale_factor, a.enable_pdl, a.is_var_seq, a.plan is None),
         (a.uses_shared_paged_kv_idx, a.return_lse, a.return_lse_base, a.batch_invariant),
         (a.enable_dcp, a.cp_world, a.cp_rank),
         # True == 1 == 1.0, but they are not all right
@@ -138,4 +138,5 @@ def _features(given: Arguments, longest: int) -> Features:
         strided_tables=not tables.is_contiguous(),
         pdl=given.enable_pdl is True,
         no_pdl=given.enable_pdl is False,
+        planned=given.plan is not None,
     )

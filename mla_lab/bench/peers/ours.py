@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from typing import Any
 
 import torch
@@ -13,6 +14,7 @@ from ...errors import unsupported
 from ...gpu import H200, Gpu
 from ...inputs import DecodeInputs
 from ...plan import Plan, choose
+from ...plan.choose import Choice
 from ..cases import Case
 from ..rotation import Rotation
 from ..timers import Launch
@@ -61,7 +63,7 @@ class Ours:
         gpu = backends.gpu_of(rotation.device) or H200
 
         def plan() -> Plan:
-            return _plan(rotation.case, gpu, runner.name)
+            return _choice(rotation.case, gpu, runner.name).plan(rotation.case.problem)
 
         shared = plan()
         make = self._prepared_launch if self.prepared else self._launch
@@ -69,7 +71,8 @@ class Ours:
         planned = None
         if not runner.reads_lengths:  # then it plans on the device, in the same graph
             planned = tuple(self._launch(copy, rotation.case, None) for copy in rotation.copies)
-        notes = {"backend": runner.name, **describe_plan(shared)}
+        choice = _choice(rotation.case, gpu, runner.name)
+        notes = {"backend": runner.name, **describe_plan(shared), **describe_choice(choice)}
         return Prepared(launches, plan=plan, planned_launches=planned, notes=notes)
 
     def _launch(self, copy: DecodeInputs, case: Case, plan: Plan | None) -> Launch:
@@ -103,14 +106,14 @@ def prepared_launch(copy: DecodeInputs, case: Case, plan: Plan, backend: str) ->
     return launch
 
 
-def _plan(case: Case, gpu: Gpu, backend: str) -> Plan:
-    """A plan of known lengths, as the host of a serving engine makes one a step."""
+def _choice(case: Case, gpu: Gpu, backend: str) -> Choice:
+    """How known lengths are planned, as the host of a serving engine does it once a step."""
     costs = None
     if backend == "cute":
         from ...backends import families
 
         costs = families.costs()
-    return choose(case.problem, gpu, case.batch_invariant, costs).plan(case.problem)
+    return choose(case.problem, gpu, case.batch_invariant, costs)
 
 
 def _poisoned_out(copy: DecodeInputs) -> Tensor:
@@ -124,6 +127,11 @@ def _arguments(copy: DecodeInputs, batch_invariant: bool) -> dict[str, Any]:
     arguments = copy.contract_args()
     arguments.pop("qk_nope_head_dim", None)
     return {**arguments, "batch_invariant": batch_invariant}
+
+
+def describe_choice(choice: Choice) -> dict[str, Any]:
+    """What makes the same plan again, whatever constants are recorded by then."""
+    return {"knobs": dict(choice.knobs), "model": asdict(choice.model)}
 
 
 def describe_plan(plan: Plan) -> dict[str, Any]:

@@ -18,20 +18,25 @@ Pipelines, and what each barrier counts
 | full[stage][group] | 3 column boxes of a KV tile are here | 1 + their bytes |
 | empty[stage] | both warpgroups are done with the tile | 8 warps |
 | q_full | Q and the work record are here (END: the record alone) | 1 + bytes of Q |
-| q_empty | the tile's last scores are done, the record is read | 8 warps |
+| q_empty | the tile's last scores are done, the record is read | 256 threads |
+| p_ready[warpgroup] | P of its tile is published, with the rows' maxima and factors | 128 threads |
 | free | every CTA of the cluster may be sent partials | 8 warps x CTAs |
 | sent | the share of every active CTA is here | 1 + their bytes |
 | drained | the partials that lay on the ring are read | 8 warps |
 
-Named barriers: 1 all consumers, 2 and 3 a warpgroup, 4 and 5 P of its tile is published.
+Named barriers: 1 all consumers, 2 and 3 a warpgroup. What threads leave in shared memory for each
+other is ordered by barriers at which every writer arrives and every reader waits itself, and each
+named barrier has one place in the code for all who meet there: orders that compute-sanitizer knows.
 
-Timeline of a warpgroup for its own tile k: issue S^T(k); await P(k-1) and issue O^T(k-1);
-softmax(k) under it; publish P(k); release k-1; O^T(k); release k. After the last tile: sums
-across warps; then results from the accumulators (one CTA), or `st.async` of the raw fragments
-to the rows' owners, who add them in rank order. Several workers: fp32 partials in the
-workspace; the last arriver of each rank merges them in split order, or (option fused_merge 2,
-a cooperative launch) each worker merges a share of the units (`share`), partials lying there in
-the order of the units. The counter is `group * cluster + rank`, so groups * cluster <= 16384.
+Timeline of a warpgroup for its own tile k: await P(k-1), O^T(k-1), release k-1; S^T(k) as its
+columns arrive; softmax(k); publish P(k); O^T(k); release k. (With more than two stages, and for
+tile 1 of a grid, S^T(k) comes first and softmax(k) runs under O^T(k-1): see `rounds`.) After the
+last tile both warpgroups go on in the same code: sums across warps; then results from the
+accumulators (one CTA), or `st.async` of the raw fragments to the rows' owners, who add them in
+rank order. Several workers: fp32 partials in the workspace; the last arriver of each rank merges
+them in split order, or (option fused_merge 2, a cooperative launch) each worker merges a share of
+the units (`share`), partials lying there in the order of the units. The counter is
+`group * cluster + rank`, so groups * cluster <= 16384.
 
 Work comes from a plan, or in grid mode (option grid) from block indices: see `work`. There the
 launch has no tiles and no worker_begin, but num_splits, row_tiles (of the longest request) and

@@ -1,7 +1,8 @@
 """The two consumer warpgroups: own tiles alternate, each keeps 256 columns of O^T.
 
 Tiles of a work tile belong to the warpgroups in turn; the owner computes scores and P, both add
-V^T P^T for their half of the columns (`rounds`).
+V^T P^T for their half of the columns (`rounds`). Each has code of its own up to there; a work
+tile's end and the merges are one code for both, which is fetched once.
 """
 
 import cutlass
@@ -21,9 +22,11 @@ from .rounds import (
     SECOND,
     VALUES,
     Fragments,
+    Registers,
     Span,
     fragments,
     own_tile,
+    registers,
     release,
     take,
 )
@@ -43,8 +46,7 @@ def attend(
     start = (wg + first_owner(c, w.done)) % 2
     if w.mine <= start:
         # no own tile: this warpgroup reads no Q
-        with cute.arch.elect_one():
-            cute.arch.mbarrier_arrive(s.q_empty)
+        cute.arch.mbarrier_arrive(s.q_empty)
     if const_expr(c.static_stage or wg == 0):
         if start == 0 and w.mine > 0:
             own_tile(c, wg, FIRST, g, s, mma, f, w, Int32(0), warp, lane)
@@ -61,7 +63,7 @@ def attend(
         stage = (w.done + w.mine - 1) % c.stages
         if const_expr(c.static_stage):
             stage = 1 - wg
-        take(c, wg, s, mma, f, lane, stage)
+        take(c, wg, s, mma, f, lane, stage, w.done + w.mine - 1)
         publish_totals(c, wg, s, f.total, warp, lane)
         warpgroup.wait_group(0)
         release(c, s, stage)
@@ -71,15 +73,10 @@ def attend(
 
 @cute.jit
 def consume(
-    c: cutlass.Constexpr[Shape], wg: cutlass.Constexpr[int], g: Global, s: Shared,
-    mma: Products, worker: Int32, rank: Int32,
-):  # fmt: skip
+    c: cutlass.Constexpr[Shape], g: Global, s: Shared, mma: Products, worker: Int32, rank: Int32
+):
     """Walk the work records until the producer's END; then the shares of the merges."""
-    tid, _, _ = cute.arch.thread_idx()
-    lane = cute.arch.lane_idx()
-    thread = tid % 128
-    warp = cute.arch.make_warp_uniform(thread // 32)
-    f = fragments(c, wg, s, mma, thread)
+    r = registers(c, mma)
     cute.arch.mbarrier_wait(s.q_full, 0)
     mine = cute.arch.make_warp_uniform(cute.arch.load(s.work, Int32))
     if const_expr(c.grid):
@@ -87,7 +84,7 @@ def consume(
             if mine < 0:
                 cute.arch.cluster_arrive_relaxed()
         if mine >= 0:
-            work_tile(c, wg, g, s, mma, f, mine, Int32(0), Int32(0), rank, warp, lane)
+            work_tile(c, g, s, mma, r, mine, Int32(0), Int32(0), rank)
             if const_expr(c.fused_merge == 2):
                 tail, more = load4(s.work + 4), load4(s.work + 8)
                 if more[NUM_SPLITS] > 1:
@@ -100,7 +97,7 @@ def consume(
         turn = Int32(0)
         done = Int32(0)
         while mine >= 0:
-            work_tile(c, wg, g, s, mma, f, mine, done, turn, rank, warp, lane)
+            work_tile(c, g, s, mma, r, mine, done, turn, rank)
             turn = turn + 1
             done = done + mine
             cute.arch.mbarrier_wait(s.q_full, turn & 1)
@@ -115,21 +112,28 @@ def consume(
 
 @cute.jit
 def work_tile(
-    c: cutlass.Constexpr[Shape], wg: cutlass.Constexpr[int], g: Global, s: Shared,
-    mma: Products, f: Fragments, mine: Int32, done: Int32, turn: Int32, rank: Int32,
-    warp: Int32, lane: Int32,
+    c: cutlass.Constexpr[Shape], g: Global, s: Shared, mma: Products, r: Registers, mine: Int32,
+    done: Int32, turn: Int32, rank: Int32,
 ):  # fmt: skip
     """One work tile, from its record to its result or partial."""
+    tid, _, _ = cute.arch.thread_idx()
+    lane = cute.arch.lane_idx()
+    thread = tid % 128
+    warp = cute.arch.make_warp_uniform(thread // 32)
+    wg = cute.arch.make_warp_uniform(tid // 128)
     head = load4(s.work)
     tail = load4(s.work + 4)
     more = load4(s.work + 8)
     w = Span(mine, head[1], head[2], head[3], tail[0], done, tail[1])
     if const_expr(c.cluster > 1 and not c.aliased):
         announce(c, s)
-    attend(c, wg, g, s, mma, f, w, warp, lane)
+    if wg == 0:
+        attend(c, 0, g, s, mma, fragments(c, 0, s, mma, thread, r), w, warp, lane)
+    else:
+        attend(c, 1, g, s, mma, fragments(c, 1, s, mma, thread, r), w, warp, lane)
     if const_expr(c.pair > 1):
         # the last arrival at a peer is behind us; the kernel waits for the peers' at its end
         cute.arch.cluster_arrive_relaxed()
     stamp(c, s, 3)
     last = (mine + 1 + first_owner(c, done)) % 2
-    finish(c, wg, g, s, f.acc_o, mine, last, tail, more, turn, rank)
+    finish(c, wg, g, s, r.acc_o, mine, last, tail, more, turn, rank)

@@ -45,8 +45,8 @@ def expect(c: cutlass.Constexpr[Shape], s: Shared, active: Int32):
 
 @cute.jit
 def send(
-    c: cutlass.Constexpr[Shape], wg: cutlass.Constexpr[int], s: Shared, acc: cute.Tensor,
-    peaks: cute.Tensor, active: Int32, turn: Int32, mine: Int32, rank: Int32,
+    c: cutlass.Constexpr[Shape], wg: Int32, s: Shared, acc: cute.Tensor, peaks: cute.Tensor,
+    active: Int32, turn: Int32, mine: Int32, rank: Int32,
 ):  # fmt: skip
     """Push (m, l) of each row pair and the raw accumulators to the pairs' owners."""
     tid = fresh_thread()

@@ -50,13 +50,13 @@ def row_peak(s: Shared, mine: Int32, last: Int32, row: Int32):
 
 @cute.jit
 def send_sums(
-    c: cutlass.Constexpr[Shape], wg: cutlass.Constexpr[int], g: Global, s: Shared, mine: Int32,
-    last: Int32, more: cute.Tensor, warp: Int32, lane: Int32,
+    c: cutlass.Constexpr[Shape], wg: Int32, g: Global, s: Shared, mine: Int32, last: Int32,
+    more: cute.Tensor, warp: Int32, lane: Int32,
 ):  # fmt: skip
     """Maximum and sum of all row pairs, a pair a warp at a time, to those who merge them."""
     for at in cutlass.range_constexpr(0, c.pairs, 8):
         pair = at + 4 * wg + warp
-        if const_expr(c.pairs >= 8 or wg == 0):
+        if pair < c.pairs:
             values = cute.make_rmem_tensor(4, Float32)
             for e in cutlass.range_constexpr(2):
                 values[2 * e] = row_peak(s, mine, last, 2 * pair + e)
@@ -66,8 +66,8 @@ def send_sums(
 
 @cute.jit
 def write_alone(
-    c: cutlass.Constexpr[Shape], wg: cutlass.Constexpr[int], g: Global, s: Shared,
-    acc: cute.Tensor, mine: Int32, last: Int32, tail: cute.Tensor, more: cute.Tensor,
+    c: cutlass.Constexpr[Shape], wg: Int32, g: Global, s: Shared, acc: cute.Tensor, mine: Int32,
+    last: Int32, tail: cute.Tensor, more: cute.Tensor,
 ):  # fmt: skip
     """What one CTA a worker has to say: rows of the result, or a partial's."""
     tid = fresh_thread()
@@ -89,9 +89,8 @@ def write_alone(
 
 @cute.jit
 def finish(
-    c: cutlass.Constexpr[Shape], wg: cutlass.Constexpr[int], g: Global, s: Shared,
-    acc: cute.Tensor, mine: Int32, last: Int32, tail: cute.Tensor, more: cute.Tensor,
-    turn: Int32, rank: Int32,
+    c: cutlass.Constexpr[Shape], wg: Int32, g: Global, s: Shared, acc: cute.Tensor, mine: Int32,
+    last: Int32, tail: cute.Tensor, more: cute.Tensor, turn: Int32, rank: Int32,
 ):  # fmt: skip
     """After `publish_totals` of both warpgroups.
 

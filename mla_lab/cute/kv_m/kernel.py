@@ -64,10 +64,7 @@ def kv_m_kernel(
             cute.arch.setmaxregister_increase(c.registers[1])
         if const_expr(c.cluster > 1):
             cute.arch.cluster_wait()
-        if warp < 4:
-            consume(c, 0, g, s, mma, block // c.cluster, rank)
-        else:
-            consume(c, 1, g, s, mma, block // c.cluster, rank)
+        consume(c, g, s, mma, block // c.cluster, rank)
         if const_expr(c.pair > 1):
             # nobody leaves while a peer may still arrive here
             cute.arch.cluster_wait()

@@ -6,7 +6,7 @@ from cutlass import Int16, Int32, Int64, const_expr
 from cutlass.cute.nvgpu import cpasync
 
 from ..hopper import EVICT_FIRST, nanoseconds
-from .config import BOX, BOXES, CONSUMER_WARPS, HEAD_DIM, TILE_KV, Shape
+from .config import BOX, BOXES, CONSUMER_WARPS, CONSUMERS, HEAD_DIM, TILE_KV, Shape
 from .storage import END, Global, Shared
 from .work import Work, ask, load_entries, open_grid, open_work, read_words
 
@@ -21,10 +21,12 @@ def barriers_init(c: Shape, s: Shared) -> None:
     for i in range(c.stages):
         cute.arch.mbarrier_init(s.empty + i, CONSUMER_WARPS * c.pair)
     cute.arch.mbarrier_init(s.q_full, 1)
-    cute.arch.mbarrier_init(s.q_empty, CONSUMER_WARPS)
+    cute.arch.mbarrier_init(s.q_empty, CONSUMERS)
     cute.arch.mbarrier_init(s.free, CONSUMER_WARPS * c.cluster)
     cute.arch.mbarrier_init(s.sent, 1)
     cute.arch.mbarrier_init(s.drained, CONSUMER_WARPS)
+    for i in range(2):
+        cute.arch.mbarrier_init(s.p_ready + i, CONSUMERS // 2)
 
 
 def kv_parts(c: Shape, g: Global, s: Shared) -> tuple[cute.Tensor, cute.Tensor]:

@@ -20,7 +20,7 @@ from cutlass import Float32, Int32
 from ..extras import with_scales
 from ..hopper import fresh_thread, load4, read4_relaxed, vec4, write4_relaxed
 from .config import CONSUMERS, MAX_SPLITS, Shape, share_units
-from .notes import NOTHING, WARPS, ask_notes, lack_notes, lacks, seen_word, weigh_notes
+from .notes import NOTHING, WARPS, lacks, seen_word, take_notes, weigh_notes
 from .output import (
     NUM_SPLITS,
     OUT_ROW,
@@ -38,7 +38,7 @@ from .storage import Global, Shared, stamp
 
 @cute.jit
 def send_units(
-    c: cutlass.Constexpr[Shape], wg: cutlass.Constexpr[int], g: Global, acc: cute.Tensor,
+    c: cutlass.Constexpr[Shape], wg: Int32, g: Global, acc: cute.Tensor,
     slot: Int32, warp: Int32, lane: Int32,
 ):  # fmt: skip
     """The fragments as they are, 16 bytes each, in the order of the units."""
@@ -77,12 +77,13 @@ def merge_mail(
         mine = splits if inside else Int32(0)
         part = cute.make_rmem_tensor((4, BATCH), Int32)
         part.fill(0)
+        ask_parts(c, g, part, slot, mine, at, first, step)
         if r == 0:
-            take_first(c, g, s, part, tail, more, begin, end, slot, mine, at, first, step)
+            # while the first partials are on the way
+            weigh_all(c, g, s, tail, more, begin, end)
             cute.arch.barrier(barrier_id=ALL, number_of_threads=CONSUMERS)
             stamp(c, s, 9)
-        else:
-            take_parts(c, g, part, slot, mine, at, first, step)
+        take_parts(c, g, part, slot, mine, at, first, step)
         acc = cute.make_rmem_tensor(4, Float32)
         acc.fill(0.0)
         weights = table_of(s, at // 256 - begin // 256)
@@ -109,38 +110,21 @@ def merge_mail(
 
 
 @cute.jit
-def take_first(
-    c: cutlass.Constexpr[Shape], g: Global, s: Shared, part: cute.Tensor, tail: cute.Tensor,
-    more: cute.Tensor, begin: Int32, end: Int32, slot: Int32, splits: Int32, unit: Int32,
-    first: Int32, step: Int32,
+def weigh_all(
+    c: cutlass.Constexpr[Shape], g: Global, s: Shared, tail: cute.Tensor, more: cute.Tensor,
+    begin: Int32, end: Int32,
 ):  # fmt: skip
-    """Take the first partials, and of units [begin, end) each row pair's notes, a pair a warp.
+    """Notes of units [begin, end), a row pair a warp at a time, and the weights of all splits.
 
-    Both are asked for side by side, so that the last note does not find a partial that was asked
-    for too early. Warps without a pair ask for one partial alone until it is here: others may be
-    reading KV still.
+    (To ask for partials again meanwhile was slower: whoever asks, others wait for L2.)
     """
     tid = fresh_thread()
     lane = tid % 32
     warp = cute.arch.make_warp_uniform(tid // 32)
     pairs = (end - 1) // 256 - begin // 256 + 1
-    notes = cute.make_rmem_tensor((4, MAX_SPLITS // 32), Float32)
-    notes.fill(0.0)
-    ask_parts(c, g, part, slot, splits, unit, first, step)
-    missing = Int32(1)
-    while missing != 0:
-        if warp < pairs:
-            ask_notes(c, g, notes, more, begin // 256 + warp, lane)
-        few = (warp >= pairs) & lacks(part, 0)
-        ask_parts(c, g, part, slot, splits, unit, first, Int32(splits) if few else step)
-        missing = lack_parts(part, splits, first, step)
-        if warp < pairs:
-            missing = missing | lack_notes(notes, more, lane)
     for p in cutlass.range(warp, pairs, WARPS, unroll=1):
-        if p > warp:
-            notes.fill(0.0)
-            while lack_notes(notes, more, lane) != 0:
-                ask_notes(c, g, notes, more, begin // 256 + p, lane)
+        notes = cute.make_rmem_tensor((4, MAX_SPLITS // 32), Float32)
+        take_notes(c, g, notes, more, begin // 256 + p, lane)
         weigh_notes(c, g, s, notes, tail, more, begin, p, lane)
 
 
@@ -167,16 +151,9 @@ def take_parts(
     missing = Int32(1)
     while missing != 0:
         ask_parts(c, g, part, slot, splits, unit, first, step)
-        missing = lack_parts(part, splits, first, step)
-
-
-@cute.jit
-def lack_parts(part: cute.Tensor, splits: Int32, first: Int32, step: Int32):
-    """1 where one of the partials that `ask_parts` asks for is not here yet."""
-    missing = Int32(0)
-    for k in cutlass.range_constexpr(BATCH):
-        missing = Int32(1) if (first + k * step < splits) & lacks(part, k) else missing
-    return missing
+        missing = Int32(0)
+        for k in cutlass.range_constexpr(BATCH):
+            missing = Int32(1) if (first + k * step < splits) & lacks(part, k) else missing
 
 
 @cute.jit

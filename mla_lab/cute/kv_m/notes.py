@@ -60,7 +60,6 @@ def weigh_notes(
 ):  # fmt: skip
     """The p-th row pair's notes, all here, become the weights of all splits; by one warp."""
     pair = begin // 256 + p
-    clear_notes(c, g, values, more, pair, lane)
     first, _ = unit_place(c, pair * 256, Int32(0))
     sinks = [sink_of(c, g, tail[ROW] + first + e) for e in range(2)]
     lse = weigh_pair(c, values, more[NUM_SPLITS], table_of(s, p), sinks, lane)
@@ -73,40 +72,27 @@ def weigh_notes(
 
 
 @cute.jit
-def ask_notes(
+def take_notes(
     c: cutlass.Constexpr[Shape], g: Global, values: cute.Tensor, more: cute.Tensor, pair: Int32,
     lane: Int32,
 ):  # fmt: skip
-    """Ask for a row pair's notes that are not here yet."""
-    slot = more[SLOT] - more[SPLIT]
-    words = cute.recast_tensor(values, Int32)
-    for k in cutlass.range_constexpr(MAX_SPLITS // 32):
-        split = 32 * k + lane
-        if (split < more[NUM_SPLITS]) & lacks(words, k):
-            got = read4_relaxed(note_at(c, g, slot + split, more[SPLIT] + pair))
-            for e in cutlass.range_constexpr(4):
-                words[e, k] = got[e]
-
-
-@cute.jit
-def lack_notes(values: cute.Tensor, more: cute.Tensor, lane: Int32):
-    """1 where one of this lane's notes is not here yet."""
-    words = cute.recast_tensor(values, Int32)
-    missing = Int32(0)
-    for k in cutlass.range_constexpr(MAX_SPLITS // 32):
-        lacking = (32 * k + lane < more[NUM_SPLITS]) & lacks(words, k)
-        missing = Int32(1) if lacking else missing
-    return missing
-
-
-@cute.jit
-def clear_notes(
-    c: cutlass.Constexpr[Shape], g: Global, values: cute.Tensor, more: cute.Tensor, pair: Int32,
-    lane: Int32,
-):  # fmt: skip
-    """Leave zeros in the place of notes that are here; past the last there is nothing."""
+    """A row pair's note of every split (nothing past the last), and zeros left in its place."""
     slot = more[SLOT] - more[SPLIT]
     place = more[SPLIT] + pair
+    words = cute.recast_tensor(values, Int32)
+    words.fill(0)
+    missing = Int32(1)
+    while missing != 0:
+        missing = Int32(0)
+        for k in cutlass.range_constexpr(MAX_SPLITS // 32):
+            split = 32 * k + lane
+            if (split < more[NUM_SPLITS]) & lacks(words, k):
+                got = read4_relaxed(note_at(c, g, slot + split, place))
+                for e in cutlass.range_constexpr(4):
+                    words[e, k] = got[e]
+        for k in cutlass.range_constexpr(MAX_SPLITS // 32):
+            lacking = (32 * k + lane < more[NUM_SPLITS]) & lacks(words, k)
+            missing = Int32(1) if lacking else missing
     cute.arch.sync_warp()
     for k in cutlass.range_constexpr(MAX_SPLITS // 32):
         split = 32 * k + lane

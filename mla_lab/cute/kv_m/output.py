@@ -36,7 +36,7 @@ def write_lse(
 
 @cute.jit
 def write_fragments(
-    c: cutlass.Constexpr[Shape], wg: cutlass.Constexpr[int], g: Global, acc: cute.Tensor,
+    c: cutlass.Constexpr[Shape], wg: Int32, g: Global, acc: cute.Tensor,
     inverse: cute.Tensor, tail: cute.Tensor, slot: Int32, num_splits: Int32,
     warp: Int32, lane: Int32,
 ):  # fmt: skip
@@ -55,7 +55,7 @@ def write_fragments(
 
 @cute.jit
 def write_partial(
-    c: cutlass.Constexpr[Shape], wg: cutlass.Constexpr[int], g: Global, acc: cute.Tensor,
+    c: cutlass.Constexpr[Shape], wg: Int32, g: Global, acc: cute.Tensor,
     inverse: cute.Tensor, slot: Int32, warp: Int32, lane: Int32,
 ):  # fmt: skip
     """Scalar stores: the 8 lanes of a row write one full 32-byte sector."""
@@ -68,7 +68,7 @@ def write_partial(
 
 @cute.jit
 def write_units(
-    c: cutlass.Constexpr[Shape], wg: cutlass.Constexpr[int], g: Global, acc: cute.Tensor,
+    c: cutlass.Constexpr[Shape], wg: Int32, g: Global, acc: cute.Tensor,
     inverse: cute.Tensor, slot: Int32, warp: Int32, lane: Int32,
 ):  # fmt: skip
     """The fragments as they are, 16 bytes each, for `share`: full 128-byte lines."""
@@ -90,7 +90,7 @@ def unit_words(c: Shape, g: Global, slot: Int32, rank: Int32, unit: Int32) -> cu
 
 @cute.jit
 def write_result(
-    c: cutlass.Constexpr[Shape], wg: cutlass.Constexpr[int], g: Global, acc: cute.Tensor,
+    c: cutlass.Constexpr[Shape], wg: Int32, g: Global, acc: cute.Tensor,
     inverse: cute.Tensor, out_row: Int32, rows: Int32, warp: Int32, lane: Int32,
 ):  # fmt: skip
     """Transpose 8x8 blocks in registers, then within the quad: full 32-byte sectors a row."""

@@ -3,6 +3,9 @@
     issue S^T(k) | await P(k-1) of the other, issue O^T(k-1) | softmax(k), publish P(k)
     | release stage of k-1 | issue O^T(k), release stage of k
 
+P is published by all 128 threads at an mbarrier: measured 1 to 2 % faster than a named barrier at
+which one warpgroup arrives and the other waits.
+
 With `values_first` (two stages) O^T(k-1) and the release of its stage stand before S^T(k): there
 S^T(k) would wait for tile k, and the load of k+1 for the stage, one load after another. Tile 1 of
 a grid is asked for at the start, so that its scores come first.
@@ -17,15 +20,25 @@ from cutlass.cute.nvgpu import warp as warp_ops
 from cutlass.cute.nvgpu import warpgroup
 
 from . import softmax as sx
-from .config import CONSUMERS, HEAD_DIM, TILE_KV, Shape
+from .config import HEAD_DIM, TILE_KV, Shape
 from .finish import publish_totals
 from .mma import issue_scores, issue_values
 from .storage import Global, Products, Shared, stamp, value_view, weight_view
 
-#: named barriers: all consumers; a warpgroup (2, 3); P of warpgroup 0's or 1's tile (4, 5)
-ALL, ONE, P_READY = 1, 2, 4
+#: named barriers of a warpgroup: 2, 3
+ONE = 2
 #: orders of the products in a round
 FIRST, SECOND, SCORES, VALUES = "first", "second", "scores", "values"
+
+
+@dataclass(frozen=True)
+class Registers:
+    """What a thread keeps through a work tile, whichever warpgroup's it is."""
+
+    acc_s: cute.Tensor
+    acc_o: cute.Tensor
+    total: cute.Tensor
+    factor: cute.Tensor
 
 
 @dataclass(frozen=True)
@@ -59,8 +72,20 @@ class Span:
     out_row: Int32
 
 
-def fragments(c: Shape, wg: int, s: Shared, mma: Products, thread: Int32) -> Fragments:
-    """Descriptors and accumulators, made once."""
+def registers(c: Shape, mma: Products) -> Registers:
+    """Accumulators and statistics, made once."""
+    return Registers(
+        acc_s=cute.make_rmem_tensor(mma.s.partition_shape_C((TILE_KV, c.rows)), Float32),
+        acc_o=cute.make_rmem_tensor(mma.o.partition_shape_C((256, c.rows)), Float32),
+        total=cute.make_rmem_tensor(c.rows // 4, Float32),
+        factor=cute.make_rmem_tensor(c.rows // 4, Float32),
+    )
+
+
+def fragments(
+    c: Shape, wg: int, s: Shared, mma: Products, thread: Int32, r: Registers
+) -> Fragments:
+    """Descriptors of a warpgroup's operands, beside its registers."""
     slice_s, slice_o = mma.s.get_slice(0), mma.o.get_slice(0)
     p = weight_view(s, c)
     count = 2 if c.rows == 8 else 4
@@ -73,10 +98,10 @@ def fragments(c: Shape, wg: int, s: Shared, mma: Products, thread: Int32) -> Fra
         p=mma.o.make_fragment_B(slice_o.partition_B(p)),
         store=store,
         p_out=store.partition_D(cute.make_tensor(p.iterator, cute.select(p.layout, [1, 0, 2]))),
-        acc_s=cute.make_rmem_tensor(mma.s.partition_shape_C((TILE_KV, c.rows)), Float32),
-        acc_o=cute.make_rmem_tensor(mma.o.partition_shape_C((256, c.rows)), Float32),
-        total=cute.make_rmem_tensor(c.rows // 4, Float32),
-        factor=cute.make_rmem_tensor(c.rows // 4, Float32),
+        acc_s=r.acc_s,
+        acc_o=r.acc_o,
+        total=r.total,
+        factor=r.factor,
     )
 
 
@@ -112,10 +137,10 @@ def clear_tail(s: Shared, stage: Int32, left: Int32, thread: Int32):
 @cute.jit
 def take(
     c: cutlass.Constexpr[Shape], wg: cutlass.Constexpr[int], s: Shared, mma: Products,
-    f: Fragments, lane: Int32, stage: Int32,
+    f: Fragments, lane: Int32, stage: Int32, at: Int32,
 ):  # fmt: skip
-    """Issue O^T of the other warpgroup's tile once its P is there."""
-    cute.arch.barrier(barrier_id=P_READY + 1 - wg, number_of_threads=CONSUMERS)
+    """Issue O^T of the other warpgroup's tile, `at` in the walk, once its P is there."""
+    cute.arch.mbarrier_wait(s.p_ready + (1 - wg), (at >> 1) & 1)
     sx.read_factors(c, s, 1 - wg, f.factor, lane)
     sx.scale_totals(f.total, f.factor)
     sx.rescale(f.acc_o, f.factor, c.rows)
@@ -139,7 +164,7 @@ def own_tile(
     phase = (at // c.stages) & 1
     if const_expr(order == VALUES):
         # with two stages tile k is still on its way here, and k+1 waits for the stage of k-1
-        take(c, wg, s, mma, f, lane, before)
+        take(c, wg, s, mma, f, lane, before, at - 1)
         warpgroup.wait_group(0)
         release(c, s, before)
     token = 16 * warp + lane // 4
@@ -148,7 +173,7 @@ def own_tile(
     if const_expr(order in (FIRST, VALUES)):
         warpgroup.wait_group(0)
     else:
-        take(c, wg, s, mma, f, lane, before)
+        take(c, wg, s, mma, f, lane, before, at - 1)
         warpgroup.wait_group(1)
     if const_expr(order == SECOND):
         if w.mine > 2:
@@ -158,8 +183,7 @@ def own_tile(
     if const_expr(order == FIRST):
         stamp(c, s, 2)
     if k + 2 >= w.mine:
-        with cute.arch.elect_one():
-            cute.arch.mbarrier_arrive(s.q_empty)
+        cute.arch.mbarrier_arrive(s.q_empty)
     sx.mask_scores(c, g, f.acc_s, tile_token, w, token, lane)
     sx.mask_slots(c, g, f.acc_s, tile_token, w)
     sx.softmax(c, wg, order == FIRST, g, s, f.acc_s, f.total, f.factor, warp, lane)
@@ -170,7 +194,7 @@ def own_tile(
         if tile_token + TILE_KV > w.kv_len:
             clear_tail(s, stage, w.kv_len - tile_token, thread)
     cute.arch.fence_view_async_shared()
-    cute.arch.barrier_arrive(barrier_id=P_READY + wg, number_of_threads=CONSUMERS)
+    cute.arch.mbarrier_arrive(s.p_ready + wg)
     cute.arch.barrier(barrier_id=ONE + wg, number_of_threads=128)
     if const_expr(order != FIRST):
         if const_expr(order != VALUES):

@@ -75,6 +75,7 @@ class Shared:
     free: cute.Pointer  # peers may send
     sent: cute.Pointer  # their partials are here
     drained: cute.Pointer  # and read
+    p_ready: cute.Pointer  # [warpgroup]: P, maximum and factor of its last tile
     partials: cute.Pointer  # fp32 [cluster][units][4]
     stamps: cute.Pointer  # int64 [STAMPS]
 
@@ -91,7 +92,7 @@ def allocate(c: Shape, q_layout: cute.ComposedLayout, k_layout: cute.ComposedLay
     """Lay out shared memory; the sizes are `Shape`'s."""
     memory = cutlass.memory.SmemAllocator()
     n = c.rows
-    bars = memory.allocate_array(Int64, c.stages * (c.groups + 1) + 5)
+    bars = memory.allocate_array(Int64, c.stages * (c.groups + 1) + 7)
     stamps = memory.allocate_array(Int64, STAMPS)
     work = memory.allocate_tensor(Int32, cute.make_layout(16), byte_alignment=16)
 
@@ -112,7 +113,7 @@ def allocate(c: Shape, q_layout: cute.ComposedLayout, k_layout: cute.ComposedLay
     return Shared(
         q, k, top, peak, sums, peer.iterator, weights.iterator,
         work.iterator, work.iterator + 12, full, empty,
-        tail, tail + 1, tail + 2, tail + 3, tail + 4, partials, stamps,
+        tail, tail + 1, tail + 2, tail + 3, tail + 4, tail + 5, partials, stamps,
     )  # fmt: skip
 
 

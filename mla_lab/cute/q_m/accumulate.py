@@ -144,7 +144,6 @@ def accumulate(
             if index + 1 < last:
                 record(cfg, g, s, plan_words(g, index + 1), index + 1, rank)
             feed = fill(cfg, g, s, feed, last, rank, lane)  # the slot that Q gives back
-        cute.arch.mbarrier_arrive(s.seen)  # in place of a tile: the query's turn of stage 0
         stage = Int32(1)
         acc.fill(0.0)
         count = g.tiles[index, 3] - g.tiles[index, 2]

@@ -24,7 +24,6 @@ from .storage import (
     ROPE_BOX,
     SKIPPED,
     STAGE,
-    STAGES,
     Config,
     Globals,
     Mmas,
@@ -34,6 +33,8 @@ from .storage import (
 from .work import Plan, read_work, visible
 
 ATTEND_BARRIER = 1
+#: bits of `phases`: one a stage for `full` from 0 on, for `seen` from SEEN on, one for `free`
+SEEN, FREE = 4, 8
 
 
 def quad(op, value):
@@ -379,6 +380,20 @@ def publish_sums(
     publish_pair(s.row_max, row, lane, tops[0], tops[1])
 
 
+def await_drop(s, stage, phases):
+    """Until the drop of the tile before in this stage has been read by all who need it.
+
+    `phases` has just been flipped for the stage's load. Stages 1 and 2 hold nothing but KV, so
+    the two barriers turn together; stage 0 has a bit of its own, since queries pass through it.
+    """
+    if stage:
+        cute.arch.mbarrier_wait(s.seen + stage, (phases >> stage) & 1)
+        return phases
+    phases = phases ^ (1 << SEEN)
+    cute.arch.mbarrier_wait(s.seen, (phases >> SEEN) & 1)
+    return phases
+
+
 @cute.jit
 def announce(s: Shared, stage):
     """P of a tile is in place."""
@@ -440,7 +455,6 @@ def attend(cfg: cutlass.Constexpr[Config], g: Globals, s: Shared, mma: Mmas, pla
         for group in cutlass.range_constexpr(len(GROUPS)):
             cute.arch.mbarrier_wait(s.full + group, phases & 1)
         phases = phases ^ 1
-        cute.arch.mbarrier_wait(s.seen, phases & 1)
         work = read_work(g, s, index)
         take_q(cfg, s, mma, r_q, p)
         for _ in cutlass.range_constexpr(2):  # stands in for the eight PV warps
@@ -450,7 +464,7 @@ def attend(cfg: cutlass.Constexpr[Config], g: Globals, s: Shared, mma: Mmas, pla
         blocks = cute.arch.make_warp_uniform(work.end - work.begin)
         issue_qk(s, mma, frags, acc, 1, (phases >> 1) & 1, 0)
         phases = phases ^ 2
-        cute.arch.mbarrier_wait(s.seen + 1, (phases >> 1) & 1)
+        phases = await_drop(s, 1, phases)
         warpgroup.wait_group(0)
         while blocks > 1:
             for j in cutlass.range_constexpr(3):
@@ -462,7 +476,7 @@ def attend(cfg: cutlass.Constexpr[Config], g: Globals, s: Shared, mma: Mmas, pla
                     cute.arch.fence_view_async_shared()
                     issue_qk(s, mma, frags, acc, ahead, (phases >> ahead) & 1, cfg.go)
                     phases = phases ^ (1 << ahead)
-                    cute.arch.mbarrier_wait(s.seen + ahead, (phases >> ahead) & 1)
+                    phases = await_drop(s, ahead, phases)
                     warpgroup.wait_group(1)
                     announce(s, stage)
                     warpgroup.wait_group(0)
@@ -478,8 +492,8 @@ def attend(cfg: cutlass.Constexpr[Config], g: Globals, s: Shared, mma: Mmas, pla
         tail = work.kv_len - (work.end - 1) * BLOCK
         if tail < BLOCK:
             clear_values(s, stage, cutlass.max(tail, Int32(0)), thread)
-        cute.arch.mbarrier_wait(s.free, (phases >> STAGES) & 1)
-        phases = phases ^ (1 << STAGES)
+        cute.arch.mbarrier_wait(s.free, (phases >> FREE) & 1)
+        phases = phases ^ (1 << FREE)
         publish_sums(cfg, g, s, work, row_max, row_sum, row, lane)
         cute.arch.fence_view_async_shared()
         announce(s, stage)

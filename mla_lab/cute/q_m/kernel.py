@@ -13,8 +13,7 @@ Barriers                                   arrivals
     empty[stage]        stage may be filled 8 PV warps of each CTA in the cluster
                                             (for Q: 4 attend warps, twice)
     p_full[stage]       P(t) in place and QK(t + 1) all but done: 128 attend threads
-    seen[stage]         drop(t) has been read, or (stage 0) a work tile begun: 256 accumulate
-                        threads
+    seen[stage]         drop(t) has been read: 256 accumulate threads
     free                row sums and maxima have been read: 256 accumulate threads
 Who hands over plain words through shared memory arrives thread by thread, so that each write is
 ordered by its own thread's arrival; who only counts arrives once a warp.

@@ -22,7 +22,7 @@ from mla_lab.gpu import B200, H200, Gpu
 from mla_lab.inputs import DecodeInputs, make_inputs
 from mla_lab.jit import toolchain
 from mla_lab.plan import KernelConfig, make_plan
-from mla_lab.plan.xqa import Cuts, Rows, common, config_for, cut
+from mla_lab.plan.xqa import Cuts, Rows, common, config_for, cut, row_tiles_for
 from mla_lab.problem import Problem
 from mla_lab.reference import decode_reference
 
@@ -101,6 +101,14 @@ SUPPORTED: list[tuple[Problem, list[str]]] = [
 ]
 
 
+def longest_bound(problem: Problem, features: list[str]) -> int:
+    """Query tokens of a request that a form allows for."""
+    if "max_q_len" in features:
+        return min(max(problem.q_lens) + 3, problem.total_q)
+    ragged = "ragged" in features or len(set(problem.q_lens)) > 1
+    return problem.total_q if ragged else problem.q_lens[0]
+
+
 @pytest.mark.parametrize("batch_invariant", [False, True])
 @pytest.mark.parametrize(("problem", "features"), SUPPORTED)
 def test_calls(kernels: Made, problem: Problem, features: list[str], batch_invariant: bool) -> None:
@@ -112,7 +120,12 @@ def test_calls(kernels: Made, problem: Problem, features: list[str], batch_invar
     assert len(kernel.launches) == 2
     formats = (problem.q_dtype, problem.kv_format)
     separate = "separate_tables" in features
-    assert kernel.config == config_for(MLA, formats, "sm_90a", separate=separate)
+    rows = problem.heads * (1 if batch_invariant else longest_bound(problem, features))
+    pairs = problem.batch * -(-rows // 32)
+    wide = rows > 16 and not separate and formats[0] == formats[1]
+    wide = wide and (batch_invariant or pairs >= 12)
+    expected = config_for(MLA, formats, "sm_90a", separate=separate, row_tiles=1 + wide)
+    assert kernel.config == expected
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.float8_e4m3fn])
@@ -218,7 +231,7 @@ def test_without_a_compiler_or_a_build_it_says_what_is_missing(
     monkeypatch.setattr(jit, "find", lambda config, arch: None)
     monkeypatch.setattr(toolchain, "versions", none_here)
     reason = CudaBackend().supports(Features(), PLAIN, H200)
-    assert reason == "cuda_xqa is not compiled here, and cannot be: nvcc: not found"
+    assert reason == "cuda_xqa_row_tiles2 is not compiled here, and cannot be: nvcc: not found"
 
 
 @pytest.mark.parametrize("gpu", [L40S, B200, replace(H200, name="RTX 5090", arch="sm_120")])
@@ -259,6 +272,16 @@ def test_builds_leave_defaults_out() -> None:
 def cuts_of(batch: int, rows: int, longest: int, invariant: bool = False) -> Cuts:
     config = KernelConfig("cuda/xqa")
     return cut(config, Rows(batch, 1, rows, longest), 512, 264, invariant)
+
+
+def test_two_row_tiles_where_they_fit() -> None:
+    same, mixed = ("bf16", "bf16"), ("bf16", "e4m3")
+    assert [row_tiles_for(rows, same, "sm_90a") for rows in (0, 1, 16, 17, 128)] == [1, 1, 1, 2, 2]
+    assert row_tiles_for(128, mixed, "sm_90a") == 1
+    assert row_tiles_for(128, same, "sm_120a") == 1
+    assert row_tiles_for(128, same, "sm_90a", separate=True) == 1
+    assert [row_tiles_for(128, same, "sm_90a", requests=n) for n in (1, 2, 3)] == [1, 1, 2]
+    assert len(common("sm_90a")) == 6 and len(common("sm_120a")) == 4
 
 
 def test_one_request_is_cut_and_a_full_card_is_not() -> None:

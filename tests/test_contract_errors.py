@@ -56,7 +56,7 @@ def test_a_named_backend_never_falls_back(backend):
 
 def split_call():
     """A call whose plan has partials, and the bytes that they need."""
-    inputs = make_inputs(Problem((1,), (1000,), 4), workspace_bytes=8 << 20)
+    inputs = make_inputs(Problem((1,), (1000,), 4), workspace_bytes=16 << 20)
     plan = make_plan(inputs.problem, policy="fixed", num_splits=4)
     assert plan.num_slots == 4
     return inputs.contract_args() | {"plan": plan}, plan.workspace.nbytes

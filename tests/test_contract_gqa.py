@@ -104,7 +104,11 @@ def test_by_the_kernel(
     check(inputs, decode(**inputs.contract_args(), batch_invariant=batch_invariant))
     (kernel,) = made.values()
     dims = (shape.head_dim, shape.head_dim)
-    assert kernel.config == config_for(dims, (shape.q_dtype, shape.kv_format), "sm_90a")
+    formats = (shape.q_dtype, shape.kv_format)
+    rows = shape.heads // shape.kv_heads * (1 if batch_invariant else max(shape.q_lens))
+    pairs = len(shape.q_lens) * shape.kv_heads * -(-rows // 32)
+    wide = rows > 16 and formats[0] == formats[1] and (batch_invariant or pairs >= 12)
+    assert kernel.config == config_for(dims, formats, "sm_90a", row_tiles=1 + wide)
     (launch,) = kernel.launches
     assert launch["nhd"] is (shape.kv_layout == "NHD")
     assert launch["window_left"] == shape.window_left

@@ -182,7 +182,8 @@ def test_registers_of_both_roles_fit(rows: int, gather: int) -> None:
     c = facts.shape_of(replace(BASE, tile_rows=rows, cluster=1, page_size=64, options=options))
     producer, consumer = c.registers
     if c.wide:
-        assert 128 * producer + facts.CONSUMERS * consumer <= 65536
+        # a thread that asks for more than the launch has given waits for ever
+        assert 128 * producer + facts.CONSUMERS * consumer <= 384 * 168
         assert producer % 8 == consumer % 8 == 0
     assert c.threads == facts.CONSUMERS + (128 if c.wide else 32)
     assert c.producers <= c.threads - facts.CONSUMERS

@@ -32,6 +32,7 @@ from mla_lab.plan.formula import makespans, most_splits
 from mla_lab.plan.kernel_costs import KV_M, MEASURED, Q_M, recorded_costs
 from mla_lab.plan.schedule import POLICIES
 from mla_lab.plan.search import even, even_candidates, try_cuts
+from mla_lab.plan.ways import way_of
 from mla_lab.problem import Problem
 from mla_lab.simulate import H200 as CONSTANTS
 from mla_lab.simulate import simulate
@@ -351,28 +352,30 @@ def test_model_refuses_nonsense(value):
 
 
 @pytest.mark.parametrize(
-    ("problem", "kernel", "rows", "cluster"),
+    ("problem", "way", "rows", "cluster"),
     [
-        (Problem.uniform(1, 1, 1024, heads=64), "cute/kv_m", 16, 16),
-        (Problem.uniform(1, 1, 1024, heads=128), "cute/kv_m", 16, 8),
-        (Problem.uniform(4, 1, 8192, heads=16), "cute/kv_m", 16, 1),
-        (Problem.uniform(16, 1, 8192, heads=16), "cute/kv_m", 16, 1),
-        (Problem.uniform(128, 1, 8192, heads=16), "cute/q_m", 64, 1),
-        (Problem.uniform(16, 1, 1024, heads=128), "cute/q_m", 128, 2),
-        (Problem.uniform(64, 1, 8192, heads=128), "cute/q_m", 128, 2),
-        (Problem.uniform(128, 1, 8192, heads=64), "cute/q_m", 64, 1),
+        (Problem.uniform(1, 1, 1024, heads=16), "grid", 8, 16),
+        (Problem.uniform(1, 1, 1024, heads=128), "grid", 16, 8),
+        (Problem.uniform(1, 1, 4096, heads=128), "pair", 16, 1),
+        (Problem.uniform(1, 1, 4096, heads=16), "deep", 8, 1),
+        (Problem.uniform(4, 1, 8192, heads=16), "mail", 16, 1),
+        (Problem.uniform(16, 1, 8192, heads=16), "mail", 16, 1),
+        (Problem((1,) * 128, tuple(range(64, 8193, 64)), heads=16), "walk", 16, 1),
+        (Problem.uniform(16, 1, 1024, heads=128), "rows", 128, 2),
+        (Problem.uniform(64, 1, 8192, heads=128), "rows", 128, 2),
+        (Problem.uniform(128, 1, 8192, heads=64), "rows", 64, 1),
     ],
 )
-def test_choice_by_regime(problem, kernel, rows, cluster):
-    choice = choose(problem, costs=MEASURED)
-    assert (choice.config.kernel, choice.config.tile_rows) == (kernel, rows)
+def test_choice_by_regime(problem, way, rows, cluster):
+    choice = choose(problem)
+    assert (way_of(choice.config), choice.config.tile_rows) == (way, rows)
     assert choice.config.cluster == cluster
     assert 0 < choice.num_workers <= H200.workers(cluster)
     assert "us predicted, least of" in choice.reason
     plan = choice.plan(problem)
     assert plan.num_workers == choice.num_workers
     assert predicted_us(plan, choice.model) == pytest.approx(choice.predicted_us)
-    assert kernel in str(choice)
+    assert way in str(choice)
 
 
 def test_choice_reads_the_problem_and_the_card():

@@ -17,13 +17,12 @@ namespace {
 
 constexpr float kLeastScale = 1e-30f;  // in place of 0, which would make NaN of -inf
 
-// The work in shared memory, for what needs it seldom or late: registers are for the loop. Each
-// warp writes the same words, and reads them after a barrier of its own.
+// The work in shared memory, for what needs it seldom or late: registers are for the loop. To be
+// read after a barrier.
 __device__ const Work& keep(const Work& work, uint4* memory) {
   static_assert(sizeof(Work) <= Config::kWorkBytes);
   Work* kept = reinterpret_cast<Work*>(memory);
-  if (threadIdx.x % kLanes == 0) *kept = work;
-  __syncwarp();
+  if (threadIdx.x == 0) *kept = work;
   return *kept;
 }
 
@@ -51,7 +50,7 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kMinCtas)
   Query query(p, work, memory, team, given_scale < 0.0f);
   loader.start();
   query.prepare();
-  if constexpr (!Config::kQueryInRegisters) __syncthreads();
+  __syncthreads();
   const Visibility visibility(p, work, kept);
   Softmax softmax;
   Output output;

@@ -17,7 +17,17 @@ from ..errors import BuildError
 from ..gpu import Gpu
 from ..jit import ARCHS
 from ..plan import KernelConfig
-from ..plan.xqa import FORMATS, MAX_BLOCKS, MLA_DIMS, PAGE_SIZES, Cuts, Rows, config_for, cut
+from ..plan.xqa import (
+    FORMATS,
+    MAX_BLOCKS,
+    MLA_DIMS,
+    PAGE_SIZES,
+    Cuts,
+    Rows,
+    config_for,
+    cut,
+    row_tiles_for,
+)
 from ..problem import Problem
 from ..workspace import Workspace
 from . import self_check, xqa
@@ -108,9 +118,18 @@ class MlaLaunch:
         )
 
 
-def _config(features: Features, problem: Problem, arch: str) -> KernelConfig:
-    formats = (problem.q_dtype, problem.kv_format)
-    return config_for(MLA_DIMS, formats, arch, separate=features.separate_tables)
+def _config(features: Features, bounds: Problem, arch: str) -> KernelConfig:
+    """The build for calls within `bounds`; under batch invariance heads alone decide its tile."""
+    invariant, separate = features.batch_invariant, features.separate_tables
+    formats = (bounds.q_dtype, bounds.kv_format)
+    tiles = row_tiles_for(
+        bounds.heads * (1 if invariant else max(bounds.q_lens)),
+        formats,
+        arch,
+        separate=separate,
+        requests=None if invariant else bounds.batch,
+    )
+    return config_for(MLA_DIMS, formats, arch, separate=separate, row_tiles=tiles)
 
 
 def _q_len(call: Call) -> int:

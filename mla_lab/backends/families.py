@@ -14,7 +14,7 @@ from ..gpu import Gpu
 from ..plan.config import KernelConfig
 from ..plan.kernel_costs import KernelCosts, recorded_costs
 from ..plan.tile import Plan
-from ..plan.ways import MAIL, ROWS, WALK, Way, ways_of
+from ..plan.ways import DEEP, MAIL, ROWS, WALK, Way, ways_of
 from ..problem import Problem
 from .extras import with_features
 
@@ -69,7 +69,7 @@ def config_for_plan(plan: Plan) -> KernelConfig | None:
     where the plan may be one.
     """
     grid = plan.schedule == "grid"
-    for way in (MAIL if grid else WALK, WALK if grid else MAIL, ROWS):
+    for way in (*((MAIL, DEEP) if grid else (WALK,)), MAIL, DEEP, ROWS):
         for tile in way.tiles:
             if tile[0] == plan.tile_rows:
                 return config_for(way, tile)

@@ -18,7 +18,7 @@ from ..errors import InvalidInput
 from ..gpu import H200, Gpu
 from ..plan import KernelCosts, Plan, predicted_us
 from ..plan.cuts import Shape
-from ..plan.formula import most_splits
+from ..plan.formula import counts, most_splits
 from ..plan.ways import ROWS, Way, find_way
 from ..problem import Problem
 from .cases import Case
@@ -117,7 +117,7 @@ def _by_formula(
     at_once = gpu.workers(config.cluster * way.pair) * way.pair
     shape = Shape.of(problem, config.tile_rows, config.tile_kv, at_once)
     most = most_splits(shape, problem.batch, config.cluster, way.pair)
-    for splits in sorted({count for count in (1, *SPLITS, most) if 1 <= count <= most}):
+    for splits in counts(most):
         workers = problem.batch * shape.max_row_tiles * splits
         yield Variant(config, workers, "fixed", (("num_splits", splits),), way_costs)
 

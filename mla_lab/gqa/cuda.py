@@ -14,7 +14,17 @@ from ..errors import BuildError
 from ..gpu import Gpu
 from ..jit import ARCHS
 from ..plan import KernelConfig
-from ..plan.xqa import DIMS, FORMATS, MAX_BLOCKS, PAGE_SIZES, Cuts, Rows, config_for, cut
+from ..plan.xqa import (
+    DIMS,
+    FORMATS,
+    MAX_BLOCKS,
+    PAGE_SIZES,
+    Cuts,
+    Rows,
+    config_for,
+    cut,
+    row_tiles_for,
+)
 from ..workspace import Workspace
 from . import by_torch
 from .arguments import CheckedGqaCall, GqaForm
@@ -89,7 +99,13 @@ def _cuts(
 
 
 def _config(form: GqaForm, arch: str) -> KernelConfig:
-    return config_for((form.head_dim, form.head_dim), (form.q_dtype, form.kv_format), arch)
+    """The build; under batch invariance heads alone decide its tile."""
+    invariant = "batch_invariant" in form.features
+    q_len = 1 if invariant else form.max_q_len or form.total_q
+    requests = None if invariant else form.batch * form.kv_heads
+    dims, formats = (form.head_dim, form.head_dim), (form.q_dtype, form.kv_format)
+    tiles = row_tiles_for(q_len * form.group, formats, arch, requests=requests)
+    return config_for(dims, formats, arch, row_tiles=tiles)
 
 
 def _operands(call: CheckedGqaCall) -> xqa.Operands:

@@ -79,10 +79,11 @@ CUTE: tuple[KernelConfig, ...] = (
     # tokens fetched one by one, from pages of any size: sparse calls, and pages of less than 16
     *(
         _for_backend("cute/kv_m", FORMATS[2], (rows, 1), mask, (*merge, *options))
-        for rows in (16, 32)
-        for mask, options in (
-            ("none", (("features", 1), ("gather", 2))),
-            ("tree", (("gather", 1),)),
+        for rows, mask, options in (
+            (16, "none", (("features", 1), ("gather", 2))),
+            (64, "none", (("features", 1), ("gather", 2))),
+            (16, "tree", (("gather", 1),)),
+            (32, "tree", (("gather", 1),)),
         )
         for merge in (LAST_MERGES, ALL_MERGE)
     ),

@@ -21,7 +21,7 @@ from ..problem import Problem
 from .config import KernelConfig
 from .cost import CostModel
 from .cuts import Shape
-from .formula import makespans, most_splits
+from .formula import counts, makespans, most_splits
 from .kernel_costs import Q_M, KernelCosts, recorded_costs
 from .schedule import make_plan
 from .search import best_trial
@@ -138,9 +138,15 @@ def candidates(problem: Problem, way: Way) -> list[tuple[int, int]]:
     if way is ROWS:
         # of equals the first wins: a cluster reads each KV block once where two CTAs read it twice
         return [(64, 1)] if rows <= 64 else [(128, 2), (64, 1)]
-    # each row tile reads all keys: 8 rows up to two of them, 32 where two of 16 would do
-    tiles = [tile for tile in way.tiles if 8 * (rows > 16) < tile[0] < max(17, 2 * rows)]
-    return [tile for tile in tiles if way.pair == 1 or tile[0] < rows]
+    # each row tile reads all keys: 8 rows up to two of them, or to eight where a cluster divides
+    # the keys; 32 where two of 16 would do; pairs where there are two
+    return [
+        (height, cluster)
+        for height, cluster in way.tiles
+        if (height > 8 or rows <= (16 if cluster == 1 else 64))
+        and height < max(17, 2 * rows)
+        and (way.pair == 1 or height < rows)
+    ]
 
 
 def price(
@@ -175,8 +181,13 @@ def price_formula(
     most = most_splits(shape, problem.batch, cluster, pair)
     if shape.batch and not most:
         return []
+    # pairs spare reads of L2 where a few requests are read by all: whole requests were never faster
+    tried = [n for n in counts(most) or [1] if n > 1 or pair == 1]
+    if not tried:
+        return []
     times = makespans(shape, model, most) if most else np.array([model.launch_ns])
-    splits = int(times.argmin()) + 1
+    times = times[np.array(tried) - 1]
+    splits = tried[int(times.argmin())]
     return [
         Choice(
             config=config,

@@ -16,6 +16,9 @@ from .workspace import MAX_GROUPS
 
 #: splits that a kernel merges
 MAX_SPLITS = 160
+#: counts of pieces among which one is chosen, beside the most that run at once: those that sweeps
+#: measure
+COUNTS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128)
 
 
 def most_splits(shape: Shape, batch: int, cluster: int, pair: int = 1) -> int:
@@ -43,6 +46,11 @@ def mail_words(slots: int, rows: int, splits: int, latent_dim: int) -> tuple[int
     `splits` of them, and one more for each row pair where a share ends.
     """
     return slots * rows * latent_dim, slots * (splits + rows // 2) * 4
+
+
+def counts(most: int) -> list[int]:
+    """The counts of pieces worth pricing, rising; none where not even whole requests fit."""
+    return sorted({count for count in (*COUNTS, most) if 1 <= count <= most})
 
 
 def makespans(shape: Shape, model: CostModel, most: int) -> np.ndarray:

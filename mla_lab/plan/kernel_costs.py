@@ -14,7 +14,7 @@ from ..errors import invalid
 from ..problem import Problem
 from ..resources import data_dir
 from .cost import CostModel
-from .ways import GRID, MAIL, PAIR, ROWS, WALK
+from .ways import DEEP, GRID, MAIL, PAIR, ROWS, WALK
 
 #: rows that one CTA can hold; a taller tile is shared by the CTAs of a cluster
 CTA_ROWS = 64
@@ -153,13 +153,14 @@ KV_M = KernelCosts(
 )
 #: without a flag, a fence or a division before them, partials are there 0.9 us earlier
 _MAIL = replace(KV_M, way=MAIL.name, block_ns=1400.0, partial_ns=600.0, merge_ns=900.0)
+_DEEP = replace(_MAIL, way=DEEP.name)
 #: two row tiles a read of L2
 _PAIR = replace(_MAIL, way=PAIR.name, tile_ns=700.0, block_ns=1250.0)
 #: a plan's words come first
 _WALK = replace(KV_M, way=WALK.name, tile_ns=900.0, block_ns=1400.0)
 
 
-MEASURED = (KV_M, _MAIL, _PAIR, _WALK, Q_M)
+MEASURED = (KV_M, _MAIL, _DEEP, _PAIR, _WALK, Q_M)
 
 
 @cache

@@ -5,6 +5,7 @@
 | rows | `cute/q_m` | a plan's tiles | a share of each merge to all who split the row tile |
 | grid | `cute/kv_m` | a formula; a cluster divides the keys | so too |
 | mail | `cute/kv_m` | a formula, one CTA a worker | words that are their own flags |
+| deep | `cute/kv_m` | as mail; 8 rows leave room for a third KV tile in flight | as mail |
 | pair | `cute/kv_m` | as mail; two row tiles share every KV tile | as mail |
 | walk | `cute/kv_m` | a plan's tiles, one CTA a worker | as rows |
 
@@ -40,19 +41,20 @@ class Way:
         return dict(self.options).get("pair", 1)
 
 
-#: 8 rows with 8 or 16 CTAs for one short request; 32 rows where two row tiles of 16 would read
-#: the same keys
+#: clusters divide the keys of short requests; 32 rows go where two row tiles of 16 would read the
+#: same keys twice
 ROWS = Way("rows", "cute/q_m", ((64, 1), (128, 2)))
 GRID = Way(
     "grid",
     "cute/kv_m",
-    ((8, 8), (8, 16), (16, 8), (16, 16)),
+    ((8, 8), (8, 16), (16, 8)),
     (("fused_merge", 2), ("grid", 1)),
 )
-MAIL = Way("mail", "cute/kv_m", ((8, 1), (16, 1), (32, 1)), (("fused_merge", 3), ("grid", 1)))
-PAIR = Way("pair", "cute/kv_m", ((16, 1), (32, 1)), (*MAIL.options, ("pair", 2)))
-WALK = Way("walk", "cute/kv_m", ((16, 1), (32, 1)), (("fused_merge", 2),))
-WAYS = (ROWS, GRID, MAIL, PAIR, WALK)
+MAIL = Way("mail", "cute/kv_m", ((16, 1), (32, 1)), (("fused_merge", 3), ("grid", 1)))
+DEEP = Way("deep", "cute/kv_m", ((8, 1),), MAIL.options)
+PAIR = Way("pair", "cute/kv_m", ((16, 1),), (*MAIL.options, ("pair", 2)))
+WALK = Way("walk", "cute/kv_m", ((16, 1),), (("fused_merge", 2),))
+WAYS = (ROWS, GRID, MAIL, DEEP, PAIR, WALK)
 
 
 def way_of(config: KernelConfig) -> str:
@@ -63,7 +65,9 @@ def way_of(config: KernelConfig) -> str:
         return WALK.name
     if config.option("pair", 1) > 1:
         return PAIR.name
-    return MAIL.name if config.option("fused_merge", 1) == 3 else GRID.name
+    if config.option("fused_merge", 1) != 3:
+        return GRID.name
+    return DEEP.name if config.tile_rows == 8 else MAIL.name
 
 
 def ways_of(kernel: str) -> tuple[Way, ...]:

@@ -151,7 +151,7 @@ def launch(
     partial = torch.full((slots, rows, 512), math.nan, device="cuda")
     notes = torch.full((slots, rows), math.nan, device="cuda")
     flags = [counters]
-    if way_of(config) in ("mail", "pair") and not isinstance(work, Plan):
+    if config.option("fused_merge") == 3 and not isinstance(work, Plan):
         # partials that are their own flags
         partial.zero_()
         notes = torch.zeros(mail_words(slots, rows, work, 512)[1] // 4, 4, device="cuda")

@@ -127,8 +127,11 @@ class Shape:
 
     @cached_property
     def registers(self) -> tuple[int, int]:
-        """Of a producer's and of a consumer's thread, in a wide kernel."""
-        return (56, 224) if self.gather else (40, 232)
+        """Of a producer's and of a consumer's thread, in a wide kernel: what 384 threads have at
+        the launch, 168 each, since none can be had beyond that."""
+        if self.gather:
+            return (56, 224) if self.rows < 64 else (24, 240)
+        return 40, 232
 
     @cached_property
     def producers(self) -> int:

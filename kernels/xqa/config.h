@@ -39,8 +39,9 @@
 #ifndef MLA_K_WAYS
 #define MLA_K_WAYS (MLA_MMA8 && MLA_TEAM > 1 ? 2 : MLA_TEAM)
 #endif
-#ifndef MLA_TILE_KV
-#define MLA_TILE_KV (MLA_KV_TYPE == 2 ? 32 : 16)
+#ifndef MLA_TILE_KV  // longer tiles have fewer barriers; shared memory and registers bound them
+#define MLA_LONG_TILE (MLA_TEAM > 1 && MLA_SHARED_KV && MLA_ROW_TILES == 1)
+#define MLA_TILE_KV (MLA_KV_TYPE != 2 ? 16 : (MLA_LONG_TILE ? 64 : 32))
 #endif
 #ifndef MLA_STAGES
 #define MLA_STAGES 0  // as many as fit

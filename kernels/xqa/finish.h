@@ -249,7 +249,7 @@ struct Finish {
 
   // The sum over pieces, in their order. A thread has several float4s at once: loads in flight.
   __device__ void add_pieces(const float* weights) const {
-    constexpr int kAtOnce = 4;
+    constexpr int kAtOnce = 8;
     const int count = work.rows * kFloat4s;
 #pragma unroll 1
     for (int first = threadIdx.x; first < count; first += kAtOnce * Config::kThreads) {

@@ -302,12 +302,14 @@ def softmax(
 
 @cute.jit
 def all_agree(yes):
-    """Whether all threads of the attend group say yes; they wait for each other."""
+    """Whether all threads of the attend group say yes; they wait for each other. The barrier's
+    form for whole warps: the other one takes six registers more, which are not there."""
+    said = select(cute.arch.vote_all_sync(yes), Int32(1), Int32(0))
     return cute.arch.inline_ptx(
         "{ .reg .pred p, q; setp.ne.s32 p, {$r0}, 0; "
-        "barrier.cta.red.and.pred q, {$r1}, 128, p; selp.s32 {$w0}, 1, 0, q; }",
+        "bar.red.and.pred q, {$r1}, 128, p; selp.s32 {$w0}, 1, 0, q; }",
         write_only_types=[Int32],
-        read_only_args=[select(yes, Int32(1), Int32(0)), Int32(ATTEND_BARRIER)],
+        read_only_args=[said, Int32(ATTEND_BARRIER)],
     )
 
 

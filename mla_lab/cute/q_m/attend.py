@@ -302,8 +302,7 @@ def softmax(
 
 @cute.jit
 def all_agree(yes):
-    """Whether all threads of the attend group say yes; they wait for each other. The barrier's
-    form for whole warps: the other one takes six registers more, which are not there."""
+    """Whether all threads of the group say yes. (A barrier for parts of warps makes it spill.)"""
     said = select(cute.arch.vote_all_sync(yes), Int32(1), Int32(0))
     return cute.arch.inline_ptx(
         "{ .reg .pred p, q; setp.ne.s32 p, {$r0}, 0; "

@@ -70,6 +70,7 @@ def published_run(device: str, dtype: str, most_requests: int, progress: Progres
 
 def _head(what: str, device: str, cases: int) -> Row:
     found = {**environment(device), "date": datetime.now(UTC).date().isoformat()}
+    found["command"] = ["mla-lab", "proof", what]
     return {"kind": "run", "what": what, "cases": cases, "environment": found}
 
 

@@ -1,4 +1,5 @@
-"""Every shipped configuration compiles for sm_90a without a GPU, and none spills registers."""
+"""Every kernel compiles for sm_90a without a GPU, and none spills registers: all that ships in the
+commonest format, a sample of the other formats (`mla-lab compile` builds those too)."""
 
 from __future__ import annotations
 
@@ -14,7 +15,7 @@ from mla_lab.cute import registry
 from mla_lab.errors import BuildError
 from mla_lab.jit.build import canonical
 from mla_lab.jit.cute_build import CuteWorker
-from mla_lab.jit.shipped import shipped
+from mla_lab.jit.shipped import sample, shipped
 from mla_lab.plan.config import KernelConfig
 from mla_lab.xray.sass import find_nvdisasm
 
@@ -34,13 +35,13 @@ def quiet(_: str) -> None:
 
 @pytest.fixture(scope="module")
 def compiled() -> None:
-    """All of them compiled together, into the user's cache; each test looks at its own result."""
+    """The sample compiled together, into the user's cache; each test looks at its own result."""
     with contextlib.suppress(BuildError):
-        jit.compile_all(shipped("sm_90a"), "sm_90a", progress=quiet)
+        jit.compile_all(sample("sm_90a"), "sm_90a", progress=quiet)
 
 
 @pytest.mark.usefixtures("compiled")
-@pytest.mark.parametrize("config", shipped("sm_90a"), ids=KernelConfig.name)
+@pytest.mark.parametrize("config", sample("sm_90a"), ids=KernelConfig.name)
 def test_compiles_and_does_not_spill(config: KernelConfig) -> None:
     seen = xray.inspect(jit.compile(config, "sm_90a", progress=quiet))
     assert seen.kernels
@@ -66,6 +67,15 @@ def test_an_ignored_mask_does_not_change_the_code(kernel: str, tmp_path: Path) -
         built.append((tmp_path / name / "kernel.cubin").read_bytes())
     worker.close()
     assert built[0] == built[1]
+
+
+def test_the_sample_has_every_kernel_and_format() -> None:
+    def kinds(configs: list[KernelConfig]) -> set[tuple[str, str, str, int]]:
+        return {(c.kernel, c.q_dtype, c.out_dtype, c.page_size) for c in configs}
+
+    assert kinds(sample()) == kinds(shipped())
+    common = [c for c in shipped() if (c.q_dtype, c.out_dtype, c.page_size) == ("bf16", "bf16", 64)]
+    assert set(common) <= set(sample()) <= set(shipped())
 
 
 def test_names_are_unique() -> None:

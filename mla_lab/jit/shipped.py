@@ -105,6 +105,25 @@ def shipped(arch: str = "sm_90a") -> list[KernelConfig]:
     return [c for c in configs if arch in supported_archs(c.kernel)]
 
 
+def sample(arch: str = "sm_90a") -> list[KernelConfig]:
+    """Shipped configurations that stand for all: every one in the commonest format, and of each
+    other format one a kernel, another tile each time. Formats are values of one design, so that
+    what a build of every one would add is minutes.
+    """
+    kept, seen = [], dict.fromkeys((kernel.kernel for kernel in CUTE), 0)
+    others: dict[tuple[str, tuple[str, str, int]], list[KernelConfig]] = {}
+    for config in shipped(arch):
+        formats = (config.q_dtype, config.out_dtype, config.page_size)
+        if config.kernel not in seen or formats == FORMATS[2]:
+            kept.append(config)
+        else:
+            others.setdefault((config.kernel, formats), []).append(config)
+    for (kernel, _), builds in others.items():
+        kept.append(builds[seen[kernel] % len(builds)])
+        seen[kernel] += 1
+    return kept
+
+
 def select(
     kernels: list[str] | None, settings: list[str], arch: str = "sm_90a"
 ) -> list[KernelConfig]:

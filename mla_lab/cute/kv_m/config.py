@@ -95,7 +95,7 @@ class Shape:
     @cached_property
     def small_bytes(self) -> int:
         """Barriers, record, stamps; tile maxima, (m, f), sums per warp; peers' (m, l), weights."""
-        barriers = 8 * (3 * (BOXES // self.group + 1) + 7) + 144
+        barriers = 8 * (3 * (BOXES // self.group + 1) + 9) + 144
         pieces = (32 * self.rows, 16 * self.rows, 32 * self.rows, 16 * self.cluster * self.pairs)
         rounded = sum(-(-piece // 128) * 128 for piece in (barriers, *pieces, 64 * self.cluster))
         return -(-rounded // 1024) * 1024

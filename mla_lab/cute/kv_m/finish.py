@@ -103,7 +103,8 @@ def finish(
     if const_expr(c.fused_merge == 3):
         if more[2] > 1:
             send_units(c, wg, g, acc, more[0], warp, lane)
-    cute.arch.barrier(barrier_id=ALL, number_of_threads=CONSUMERS)
+    cute.arch.mbarrier_arrive(s.summed)
+    cute.arch.mbarrier_wait(s.summed, turn & 1)
     if const_expr(c.fused_merge == 3):
         if more[2] > 1:
             send_sums(c, wg, g, s, mine, last, more, warp, lane)

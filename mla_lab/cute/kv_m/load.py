@@ -27,6 +27,8 @@ def barriers_init(c: Shape, s: Shared) -> None:
     cute.arch.mbarrier_init(s.drained, CONSUMER_WARPS)
     for i in range(2):
         cute.arch.mbarrier_init(s.p_ready + i, CONSUMERS // 2)
+    cute.arch.mbarrier_init(s.summed, CONSUMERS)
+    cute.arch.mbarrier_init(s.weighed, CONSUMERS)
 
 
 def kv_parts(c: Shape, g: Global, s: Shared) -> tuple[cute.Tensor, cute.Tensor]:

@@ -20,6 +20,7 @@ from cutlass import Float32, Int32
 from ..extras import with_scales
 from ..hopper import fresh_thread, load4, read4_relaxed, vec4, write4_relaxed
 from .config import CONSUMERS, MAX_SPLITS, Shape, share_units
+from .few import FEW, PASS, ROUNDS, ask_few, clear_few, lack_few, store_few
 from .notes import NOTHING, WARPS, lacks, seen_word, take_notes, weigh_notes
 from .output import (
     NUM_SPLITS,
@@ -32,7 +33,7 @@ from .output import (
     unit_place,
     unit_words,
 )
-from .share import ALL, BATCH, add_parts, columns_of, table_of
+from .share import ALL, BATCH, add_parts, await_weights, columns_of, table_of
 from .storage import Global, Shared, stamp
 
 
@@ -57,11 +58,47 @@ def merge_mail(
 ):
     """This CTA's share of a row tile, out of all partials. The KV ring is idle: it holds tables."""
     g = with_scales(c, g)
-    tid = fresh_thread()
     splits = more[NUM_SPLITS]
     share = share_units(c.units, splits)
     begin = more[SPLIT] * share
     end = cutlass.min(begin + share, Int32(c.units))
+    if (splits <= FEW) & (share > PASS // 2):
+        mail_few(c, g, s, tail, more, begin, end)
+    else:
+        mail_many(c, g, s, tail, more, begin, end, share)
+
+
+@cute.jit
+def mail_few(
+    c: cutlass.Constexpr[Shape], g: Global, s: Shared, tail: cute.Tensor, more: cute.Tensor,
+    begin: Int32, end: Int32,
+):  # fmt: skip
+    """Units [begin, end) of few partials."""
+    for base in cutlass.range(begin, end, PASS, unroll=1):
+        part = cute.make_rmem_tensor((4, FEW * ROUNDS), Int32)
+        part.fill(0)
+        ask_few(c, g, part, more, base, end)
+        if base == begin:
+            # while the first partials are on the way
+            weigh_all(c, g, s, tail, more, begin, end)
+            await_weights(c, s)
+            stamp(c, s, 9)
+        while lack_few(part, more, base, end) != 0:
+            ask_few(c, g, part, more, base, end)
+        clear_few(c, g, more, base, end)
+        values, tables = cute.recast_tensor(part, Float32), table_of(s, Int32(0))
+        rank = Int32(0)
+        store_few(c, g, values, tables, 2 * MAX_SPLITS, tail, more, rank, begin, base, end)
+
+
+@cute.jit
+def mail_many(
+    c: cutlass.Constexpr[Shape], g: Global, s: Shared, tail: cute.Tensor, more: cute.Tensor,
+    begin: Int32, end: Int32, share: Int32,
+):  # fmt: skip
+    """Units [begin, end) of many partials: threads behind each other take them in turn."""
+    tid = fresh_thread()
+    splits = more[NUM_SPLITS]
     shift = Int32(3)
     for bit in cutlass.range_constexpr(3, 8):
         shift = Int32(bit + 1) if share > (1 << bit) else shift
@@ -81,7 +118,7 @@ def merge_mail(
         if r == 0:
             # while the first partials are on the way
             weigh_all(c, g, s, tail, more, begin, end)
-            cute.arch.barrier(barrier_id=ALL, number_of_threads=CONSUMERS)
+            await_weights(c, s)
             stamp(c, s, 9)
         take_parts(c, g, part, slot, mine, at, first, step)
         acc = cute.make_rmem_tensor(4, Float32)

@@ -17,6 +17,7 @@ from cutlass import Float32, Int32, const_expr
 from ..extras import sink_of, with_scales
 from ..hopper import LN2, LOG2E, add, count_up, fresh_thread, load2, load4, smem_f32, vec2, vec4
 from .config import CONSUMERS, MAX_SPLITS, Shape, share_units
+from .few import FEW, PASS, ROUNDS, load_few, store_few
 from .output import (
     GROUP,
     NUM_SPLITS,
@@ -63,6 +64,16 @@ def await_all(c: cutlass.Constexpr[Shape], g: Global, more: cute.Tensor, rank: I
 
 
 @cute.jit
+def await_weights(c: cutlass.Constexpr[Shape], s: Shared):
+    """Until all threads have left the weights that are theirs to make."""
+    if const_expr(c.grid):
+        cute.arch.mbarrier_arrive(s.weighed)
+        cute.arch.mbarrier_wait(s.weighed, 0)
+    else:
+        cute.arch.barrier(barrier_id=ALL, number_of_threads=CONSUMERS)
+
+
+@cute.jit
 def warp_reduce(op: cutlass.Constexpr, value: Float32):
     """Reduce over a warp; every lane gets the result."""
     for offset in (16, 8, 4, 2, 1):
@@ -79,11 +90,42 @@ def merge_shares(
     await_all(c, g, more, rank)
     stamp(c, s, 9)
     g = with_scales(c, g)
-    tid = fresh_thread()
     splits = more[NUM_SPLITS]
     share = share_units(c.units, splits)
     begin = more[SPLIT] * share
     end = cutlass.min(begin + share, Int32(c.units))
+    if (splits <= FEW) & (share > PASS // 2):
+        share_few(c, g, s, tail, more, rank, begin, end)
+    else:
+        share_many(c, g, s, tail, more, rank, begin, end, share)
+
+
+@cute.jit
+def share_few(
+    c: cutlass.Constexpr[Shape], g: Global, s: Shared, tail: cute.Tensor, more: cute.Tensor,
+    rank: Int32, begin: Int32, end: Int32,
+):  # fmt: skip
+    """Units [begin, end) of few partials."""
+    for base in cutlass.range(begin, end, PASS, unroll=1):
+        part = cute.make_rmem_tensor((4, FEW * ROUNDS), Float32)
+        load_few(c, g, part, more, rank, base, end)
+        if base == begin:
+            # while the first partials are on the way
+            slot = more[SLOT] - more[SPLIT]
+            weigh(c, g, s, tail, slot, more[NUM_SPLITS], begin, end, rank)
+            await_weights(c, s)
+        tables = table_of(s, Int32(0))
+        store_few(c, g, part, tables, 2 * MAX_SPLITS, tail, more, rank, begin, base, end)
+
+
+@cute.jit
+def share_many(
+    c: cutlass.Constexpr[Shape], g: Global, s: Shared, tail: cute.Tensor, more: cute.Tensor,
+    rank: Int32, begin: Int32, end: Int32, share: Int32,
+):  # fmt: skip
+    """Units [begin, end) of many partials: threads behind each other take them in turn."""
+    tid = fresh_thread()
+    splits = more[NUM_SPLITS]
     shift = Int32(3)
     for bit in cutlass.range_constexpr(3, 8):
         shift = Int32(bit + 1) if share > (1 << bit) else shift
@@ -100,7 +142,7 @@ def merge_shares(
         if r == 0:
             # while the first partials are on the way
             weigh(c, g, s, tail, slot, splits, begin, end, rank)
-            cute.arch.barrier(barrier_id=ALL, number_of_threads=CONSUMERS)
+            await_weights(c, s)
         acc = cute.make_rmem_tensor(4, Float32)
         acc.fill(0.0)
         weights = table_of(s, at // 256 - begin // 256)

@@ -76,6 +76,8 @@ class Shared:
     sent: cute.Pointer  # their partials are here
     drained: cute.Pointer  # and read
     p_ready: cute.Pointer  # [warpgroup]: P, maximum and factor of its last tile
+    summed: cute.Pointer  # each warp's sums of a work tile
+    weighed: cute.Pointer  # grid mode, once: the weights of the merge
     partials: cute.Pointer  # fp32 [cluster][units][4]
     stamps: cute.Pointer  # int64 [STAMPS]
 
@@ -92,7 +94,7 @@ def allocate(c: Shape, q_layout: cute.ComposedLayout, k_layout: cute.ComposedLay
     """Lay out shared memory; the sizes are `Shape`'s."""
     memory = cutlass.memory.SmemAllocator()
     n = c.rows
-    bars = memory.allocate_array(Int64, c.stages * (c.groups + 1) + 7)
+    bars = memory.allocate_array(Int64, c.stages * (c.groups + 1) + 9)
     stamps = memory.allocate_array(Int64, STAMPS)
     work = memory.allocate_tensor(Int32, cute.make_layout(16), byte_alignment=16)
 
@@ -113,7 +115,8 @@ def allocate(c: Shape, q_layout: cute.ComposedLayout, k_layout: cute.ComposedLay
     return Shared(
         q, k, top, peak, sums, peer.iterator, weights.iterator,
         work.iterator, work.iterator + 12, full, empty,
-        tail, tail + 1, tail + 2, tail + 3, tail + 4, tail + 5, partials, stamps,
+        tail, tail + 1, tail + 2, tail + 3, tail + 4, tail + 5, tail + 7, tail + 8,
+        partials, stamps,
     )  # fmt: skip
 
 

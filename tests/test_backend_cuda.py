@@ -297,7 +297,7 @@ def test_one_request_is_cut_and_a_full_card_is_not() -> None:
 def test_pieces_cover_the_longest_request(batch: int, longest: int) -> None:
     cuts = cuts_of(batch, 128, longest)
     assert cuts.max_splits * cuts.split_tokens >= longest
-    assert (cuts.max_splits - 1) * cuts.split_tokens < longest + 32 * cuts.max_splits
+    assert (cuts.max_splits - 1) * cuts.split_tokens < longest + 64 * cuts.max_splits
     slots = cuts.groups * cuts.max_splits
     if cuts.max_splits > 1:
         assert cuts.workspace["partial_out"].shape == (slots, 16, 512)
@@ -314,7 +314,7 @@ def test_invariant_cuts_know_a_request_s_own_length_alone() -> None:
             pieces(cuts_of(batch, rows, longest, True), -(-length // tile) * tile)
             for batch, rows in ((1, 16), (64, 16), (7, 128))
             for longest in (length, length + 1, 2 * length, 131_072)
-            for tile in (16, 32)
+            for tile in (16, 32, 64)
         }
         assert len(found) == 1
 

@@ -38,7 +38,7 @@ TWO_ROW_TILES = ("sm_90a",)
 #: pairs of row tiles in a launch that keep the card busy, cut into pieces as they may be
 LEAST_PAIRS = 12
 #: rounds a cut to whole tiles of keys, whatever the types
-TILE_KEYS = 32
+TILE_KEYS = 64
 #: what a piece costs beside its keys, in keys; and the least that is worth one
 PIECE_TOKENS, LEAST_TOKENS = 160, 256
 MAX_SPLITS = 64

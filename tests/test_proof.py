@@ -24,6 +24,8 @@ from mla_lab.proof.pairwise import allowed_pairs, cover, pairs_of
 from mla_lab.reference import decode_reference
 from mla_lab.validate import form_of
 
+from .house import ROOT
+
 CASES = cases.pairwise_cases()
 SMALL = {"a": ("0", "1", "2"), "b": ("0", "1"), "c": ("0", "1", "2", "3"), "d": ("0", "1")}
 
@@ -382,3 +384,10 @@ def test_the_drop_in_table(tmp_path: Path):
     assert filled == f"x\n<!-- proof:dropin -->\n{note}\n<!-- /proof:dropin -->\ny\n"
     with pytest.raises(InvalidInput, match="table"):
         tables.fill(text.replace("dropin", "other"), tmp_path)
+
+
+@pytest.mark.parametrize("name", ["README.md", "data/dropin.md"])
+def test_the_tables_are_those_of_the_records(name: str):
+    text = (ROOT / name).read_text(encoding="utf-8")
+    assert "<!-- proof:" in text
+    assert tables.fill(text, ROOT / "data") == text, f"fix: mla-lab proof report {name}"

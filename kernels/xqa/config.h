@@ -3,7 +3,10 @@
 // A team of warps works on one tile of tokens at a time. Its warps cut Q K^T by columns of K
 // (k_ways) and by tokens (team / k_ways), and P V by columns of V (team). Teams take turns at the
 // tiles of a piece, each with its own softmax state, and are merged at the end.
-//   MLA:  one team of 4, because 16 x 512 accumulators want four warps' registers
+//   MLA:  one team of 4, because 16 x 512 accumulators want the registers of some warps. Where an
+//   SM
+//         has 227 KB, two teams of 4 or (e4m3, whose exchange of scores weighs more) four of 2 in
+//         one CTA: half the pieces then keep the card busy, and pieces cost (whole_sm)
 //   GQA:  four teams of one warp, which then never wait for each other
 #pragma once
 
@@ -30,27 +33,33 @@
 #ifndef MLA_ROW_TILES
 #define MLA_ROW_TILES 1
 #endif
+#ifndef MLA_WHOLE_SM  // MLA: 1: one CTA of 8 warps takes an SM that has 227 KB (sm_90, sm_100)
+#define MLA_WHOLE_SM 0
+#endif
 #ifndef MLA_TEAM
-#define MLA_TEAM (MLA_V_DIM > 128 ? 4 : 1)
+#define MLA_TEAM (MLA_V_DIM > 128 ? (MLA_WHOLE_SM && MLA_KV_TYPE == 2 ? 2 : 4) : 1)
 #endif
 #ifndef MLA_TEAMS
-#define MLA_TEAMS (MLA_TEAM == 1 ? 4 : 1)
+#define MLA_TEAMS (MLA_TEAM == 1 ? 4 : (MLA_WHOLE_SM ? 8 / MLA_TEAM : 1))
 #endif
 #ifndef MLA_K_WAYS
 #define MLA_K_WAYS (MLA_MMA8 && MLA_TEAM > 1 ? 2 : MLA_TEAM)
 #endif
 #ifndef MLA_TILE_KV  // longer tiles have fewer barriers; shared memory and registers bound them
-#define MLA_LONG_TILE (MLA_TEAM > 1 && MLA_SHARED_KV && MLA_ROW_TILES == 1)
+#define MLA_LONG_TILE (MLA_TEAM > 2 && MLA_SHARED_KV && MLA_ROW_TILES == 1)
 #define MLA_TILE_KV (MLA_KV_TYPE != 2 ? 16 : (MLA_LONG_TILE ? 64 : 32))
 #endif
 #ifndef MLA_STAGES
 #define MLA_STAGES 0  // as many as fit
 #endif
+#ifndef MLA_QUERY_REGISTERS  // 0: the query's fragments in shared memory
+#define MLA_QUERY_REGISTERS (MLA_ROW_TILES == 1 && (MLA_TEAM != 2 || MLA_KV_TYPE != 2))
+#endif
 #ifndef MLA_MIN_CTAS
-#define MLA_MIN_CTAS 2
+#define MLA_MIN_CTAS (MLA_WHOLE_SM ? 1 : 2)
 #endif
 #ifndef MLA_SHARED_KB
-#define MLA_SHARED_KB 99  // what a block may have on sm_89 and sm_120
+#define MLA_SHARED_KB (MLA_WHOLE_SM ? 227 : 99)  // 99: what a block may have on sm_89 and sm_120
 #endif
 
 namespace mla::xqa {
@@ -95,7 +104,7 @@ struct Config {
   static constexpr int kGroups = kTile / 8;            // groups of 8 tokens in a tile
   static constexpr int kColumns = kVDim / kTeam / 16;  // 16-column blocks of a warp's output
 
-  static constexpr bool kQueryInRegisters = kMTiles == 1;
+  static constexpr bool kQueryInRegisters = MLA_QUERY_REGISTERS;
   static constexpr int kQueryBytes = kQueryInRegisters ? 0 : kMTiles * kSteps * kKWays * kMatrix;
   static constexpr int kScoreBytes = kTeam == 1 ? 0 : kKWays * kMTiles * kGroups * kMatrix;
   static constexpr int kRowBytes = kTeams * kRows * 16;  // state of each row, see finish.h

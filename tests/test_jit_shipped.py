@@ -19,9 +19,9 @@ from mla_lab.jit.shipped import sample, shipped
 from mla_lab.plan.config import KernelConfig
 from mla_lab.xray.sass import find_nvdisasm
 
-#: kernels whose speed rests on these instructions: a build without them is another kernel
 #: bytes of stack: one register of the softmax, once a tile, where the scale is in memory too
 SPILLED = {"cute_q_m_scales1_shaped1": 8}
+#: kernels whose speed rests on these instructions: a build without them is another kernel
 MUST_HAVE = {"cute/q_m": ("HGMMA", "UTMALDG"), "cute/kv_m": ("HGMMA", "UTMALDG")}
 
 pytestmark = [

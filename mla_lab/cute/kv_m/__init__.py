@@ -21,7 +21,7 @@ Pipelines, and what each barrier counts
 | q_empty | the tile's last scores are done, the record is read | 256 threads |
 | p_ready[warpgroup] | P of its tile is published, with the rows' maxima and factors | 128 threads |
 | summed | each warp's sums of the work tile are published | 256 threads |
-| weighed | grid: the weights of a merge are there | 256 threads |
+| weighed | the weights of a merge are there | 256 threads |
 | free | every CTA of the cluster may be sent partials | 8 warps x CTAs |
 | sent | the share of every active CTA is here | 1 + their bytes |
 | drained | the partials that lay on the ring are read | 8 warps |

@@ -88,7 +88,7 @@ def consume(
             if const_expr(c.fused_merge == 2):
                 tail, more = load4(s.work + 4), load4(s.work + 8)
                 if more[NUM_SPLITS] > 1:
-                    merge_shares(c, g, s, tail, more, rank)
+                    merge_shares(c, g, s, tail, more, rank, Int32(0))
             if const_expr(c.fused_merge == 3):
                 tail, more = load4(s.work + 4), load4(s.work + 8)
                 if more[NUM_SPLITS] > 1:
@@ -103,11 +103,13 @@ def consume(
             cute.arch.mbarrier_wait(s.q_full, turn & 1)
             mine = cute.arch.make_warp_uniform(cute.arch.load(s.work, Int32))
         if const_expr(c.fused_merge == 2):
+            merges = Int32(0)
             for at in cutlass.range(g.worker_begin[worker], g.worker_begin[worker + 1], unroll=1):
                 words = read_words(g, at)
                 if words[5] > 1:
                     tail, more = merge_record(c, g, words)
-                    merge_shares(c, g, s, tail, more, rank)
+                    merge_shares(c, g, s, tail, more, rank, merges)
+                    merges = merges + 1
 
 
 @cute.jit

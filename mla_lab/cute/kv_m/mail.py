@@ -81,7 +81,7 @@ def mail_few(
         if base == begin:
             # while the first partials are on the way
             weigh_all(c, g, s, tail, more, begin, end)
-            await_weights(c, s)
+            await_weights(s, Int32(0))
             stamp(c, s, 9)
         while lack_few(part, more, base, end) != 0:
             ask_few(c, g, part, more, base, end)
@@ -118,7 +118,7 @@ def mail_many(
         if r == 0:
             # while the first partials are on the way
             weigh_all(c, g, s, tail, more, begin, end)
-            await_weights(c, s)
+            await_weights(s, Int32(0))
             stamp(c, s, 9)
         take_parts(c, g, part, slot, mine, at, first, step)
         acc = cute.make_rmem_tensor(4, Float32)

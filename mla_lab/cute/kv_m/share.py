@@ -64,13 +64,10 @@ def await_all(c: cutlass.Constexpr[Shape], g: Global, more: cute.Tensor, rank: I
 
 
 @cute.jit
-def await_weights(c: cutlass.Constexpr[Shape], s: Shared):
-    """Until all threads have left the weights that are theirs to make."""
-    if const_expr(c.grid):
-        cute.arch.mbarrier_arrive(s.weighed)
-        cute.arch.mbarrier_wait(s.weighed, 0)
-    else:
-        cute.arch.barrier(barrier_id=ALL, number_of_threads=CONSUMERS)
+def await_weights(s: Shared, merges: Int32):
+    """Until all threads have left the weights that are theirs to make; `merges` went before."""
+    cute.arch.mbarrier_arrive(s.weighed)
+    cute.arch.mbarrier_wait(s.weighed, merges & 1)
 
 
 @cute.jit
@@ -84,9 +81,10 @@ def warp_reduce(op: cutlass.Constexpr, value: Float32):
 @cute.jit
 def merge_shares(
     c: cutlass.Constexpr[Shape], g: Global, s: Shared, tail: cute.Tensor, more: cute.Tensor,
-    rank: Int32,
+    rank: Int32, merges: Int32,
 ):  # fmt: skip
-    """This CTA's share of a row tile, out of all partials. The KV ring is idle: it holds tables."""
+    """This CTA's share of a row tile, out of all partials; `merges` of others went before. The KV
+    ring is idle: it holds tables."""
     await_all(c, g, more, rank)
     stamp(c, s, 9)
     g = with_scales(c, g)
@@ -95,15 +93,17 @@ def merge_shares(
     begin = more[SPLIT] * share
     end = cutlass.min(begin + share, Int32(c.units))
     if (splits <= FEW) & (share > PASS // 2):
-        share_few(c, g, s, tail, more, rank, begin, end)
+        share_few(c, g, s, tail, more, rank, begin, end, merges)
     else:
-        share_many(c, g, s, tail, more, rank, begin, end, share)
+        share_many(c, g, s, tail, more, rank, begin, end, share, merges)
+    if begin >= end:
+        await_weights(s, merges)  # of nothing: every merge turns the barrier once
 
 
 @cute.jit
 def share_few(
     c: cutlass.Constexpr[Shape], g: Global, s: Shared, tail: cute.Tensor, more: cute.Tensor,
-    rank: Int32, begin: Int32, end: Int32,
+    rank: Int32, begin: Int32, end: Int32, merges: Int32,
 ):  # fmt: skip
     """Units [begin, end) of few partials."""
     for base in cutlass.range(begin, end, PASS, unroll=1):
@@ -113,7 +113,7 @@ def share_few(
             # while the first partials are on the way
             slot = more[SLOT] - more[SPLIT]
             weigh(c, g, s, tail, slot, more[NUM_SPLITS], begin, end, rank)
-            await_weights(c, s)
+            await_weights(s, merges)
         tables = table_of(s, Int32(0))
         store_few(c, g, part, tables, 2 * MAX_SPLITS, tail, more, rank, begin, base, end)
 
@@ -121,7 +121,7 @@ def share_few(
 @cute.jit
 def share_many(
     c: cutlass.Constexpr[Shape], g: Global, s: Shared, tail: cute.Tensor, more: cute.Tensor,
-    rank: Int32, begin: Int32, end: Int32, share: Int32,
+    rank: Int32, begin: Int32, end: Int32, share: Int32, merges: Int32,
 ):  # fmt: skip
     """Units [begin, end) of many partials: threads behind each other take them in turn."""
     tid = fresh_thread()
@@ -142,7 +142,7 @@ def share_many(
         if r == 0:
             # while the first partials are on the way
             weigh(c, g, s, tail, slot, splits, begin, end, rank)
-            await_weights(c, s)
+            await_weights(s, merges)
         acc = cute.make_rmem_tensor(4, Float32)
         acc.fill(0.0)
         weights = table_of(s, at // 256 - begin // 256)

@@ -77,7 +77,7 @@ class Shared:
     drained: cute.Pointer  # and read
     p_ready: cute.Pointer  # [warpgroup]: P, maximum and factor of its last tile
     summed: cute.Pointer  # each warp's sums of a work tile
-    weighed: cute.Pointer  # grid mode, once: the weights of the merge
+    weighed: cute.Pointer  # the weights of a merge
     partials: cute.Pointer  # fp32 [cluster][units][4]
     stamps: cute.Pointer  # int64 [STAMPS]
 

@@ -253,20 +253,22 @@ def test_auto_takes_it_where_the_cute_kernels_do_not(kernels: Made) -> None:
 
 
 def test_builds_leave_defaults_out() -> None:
-    assert config_for(MLA, ("bf16", "bf16"), "sm_90a") == KernelConfig("cuda/xqa")
+    assert config_for(MLA, ("bf16", "bf16"), "sm_100a") == KernelConfig("cuda/xqa")
     names = {
         config_for((128, 128), ("bf16", "e4m3"), "sm_90a").name(),
         config_for(MLA, ("e4m3", "e4m3"), "sm_90a").name(),
+        config_for(MLA, ("e4m3", "e4m3"), "sm_100a").name(),
         config_for(MLA, ("e4m3", "e4m3"), "sm_120a").name(),
         config_for(MLA, ("bf16", "bf16"), "sm_90a", separate=True, row_tiles=2).name(),
     }
     assert names == {
         "cuda_xqa_kv_type2_qk_dim128",
+        "cuda_xqa_kv_type2_q_type2_whole_sm1",
         "cuda_xqa_kv_type2_q_type2",
         "cuda_xqa_kv_type2_mma81_q_type2",
         "cuda_xqa_row_tiles2_shared_kv0",
     }
-    assert common("sm_90a")[0] == KernelConfig("cuda/xqa")
+    assert common("sm_100a")[0] == KernelConfig("cuda/xqa")
 
 
 def cuts_of(batch: int, rows: int, longest: int, invariant: bool = False) -> Cuts:

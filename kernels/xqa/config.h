@@ -37,7 +37,7 @@
 #define MLA_WHOLE_SM 0
 #endif
 #ifndef MLA_TEAM
-#define MLA_TEAM (MLA_V_DIM > 128 ? (MLA_WHOLE_SM && MLA_KV_TYPE == 2 ? 2 : 4) : 1)
+#define MLA_TEAM (MLA_V_DIM > 128 ? (MLA_WHOLE_SM ? 2 : 4) : 1)
 #endif
 #ifndef MLA_TEAMS
 #define MLA_TEAMS (MLA_TEAM == 1 ? 4 : (MLA_WHOLE_SM ? 8 / MLA_TEAM : 1))

@@ -32,6 +32,8 @@ PAGE_SIZES = (16, 32, 64, 128)
 #: e4m3 products in the matrix units themselves; others convert to fp16 in registers, which is
 #: quicker there than ptxas's emulation, and more precise
 NATIVE_E4M3 = ("sm_89", "sm_120a")
+#: where MLA has one block of 8 warps an SM, 227 KB of shared memory for it, in place of two of 4
+WHOLE_SM = ("sm_90a",)
 TILE_ROWS = 16
 #: where a block may take two row tiles, so that keys in shared memory serve both
 TWO_ROW_TILES = ("sm_90a",)
@@ -70,6 +72,9 @@ def config_for(
             options[name] = TYPES[dtype]
     if formats == ("e4m3", "e4m3") and arch in NATIVE_E4M3:
         options["mma8"] = 1
+    one_row_tile = dims == MLA_DIMS and not separate and row_tiles == 1
+    if arch in WHOLE_SM and one_row_tile and formats[0] == formats[1]:
+        options["whole_sm"] = 1
     if row_tiles > 1:
         options["row_tiles"] = row_tiles
     return KernelConfig(KERNEL, options=tuple(options.items()))

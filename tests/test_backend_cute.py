@@ -49,6 +49,7 @@ def kernels(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[KernelConfig, AbiK
 
     monkeypatch.setattr(launch, "kernel", kernel)
     monkeypatch.setattr(launch, "load_around", lambda *_: None)
+    monkeypatch.delitem(backends.MODULES, "cuda")  # there is no stand-in for its kernels here
     monkeypatch.setattr(cuda_ops.DevicePlanner, "__call__", plan_on_host)
     for module in (backends, cute):
         monkeypatch.setattr(module, "gpu_of", lambda device: H200)

@@ -70,7 +70,9 @@ def test_formulas_match_the_oracle(config: KernelConfig, shape: Any) -> None:
     heads, q_lens, kv_lens = shape
     problem = Problem(q_lens, kv_lens, heads)
     most = most_pieces(config, problem)
-    for pieces in sorted({1, min(3, most), most} - {0}):
+    if most == 0:
+        pytest.skip("one piece a row tile is more than the card runs at once")
+    for pieces in sorted({1, min(3, most), most}):
         check(config, problem, pieces)
 
 

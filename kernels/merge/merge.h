@@ -24,7 +24,7 @@ struct Params {
   int32_t heads;
   float out_scale;
   const float* scale;  // [1], in place of out_scale, or null
-  float lse_scale;  // 1 for the natural log, log2(e) for base 2
+  float lse_scale;     // 1 for the natural log, log2(e) for base 2
   OutType out_type;
   bool programmatic_launch;  // may start while the kernel before it drains
 };

@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 import math
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -39,13 +39,14 @@ class AbiKernel:
             *rest, extras = arguments
             arguments = tuple(rest)
         if "skip" in options:  # a factor, by which it may leave out tiles: it does not
-            *tensors, factor = extras
+            *rest, factor = cast("tuple[Any, ...]", extras)
             assert type(factor) is float and factor > 0
-            extras = tuple(tensors)
+            extras = tuple(rest)
         if self.config.option("grid"):
             self._follow_formula(arguments, extras)
             return
-        launch = _Launch(*arguments, extras)
+        words: list[Any] = [*arguments, extras]
+        launch = _Launch(*words)
         launch.check(self.config)
         for begin, end in itertools.pairwise(launch.worker_begin.tolist()):
             for words in launch.tiles[begin:end].tolist():
@@ -55,8 +56,8 @@ class AbiKernel:
         """No plan; at the end num_splits, row_tiles of the longest request, and q_len or 0."""
         *tensors, heads, scale_log2, out_scale, splits, row_tiles, q_len = arguments
         nothing = torch.empty(0)
-        words: list[Any] = [*tensors, nothing, nothing, heads, scale_log2, out_scale]
-        launch = _Launch(*words, extras)
+        words: list[Any] = [*tensors, nothing, nothing, heads, scale_log2, out_scale, extras]
+        launch = _Launch(*words)
         launch.check(self.config)
         assert all(type(number) is int for number in (splits, row_tiles, q_len))
         if self.config.option("gather") == 2:  # every query token is a request
@@ -185,8 +186,8 @@ class _Launch:
         self.counters[tile.group] += 1
         if int(self.counters[tile.group]) == tile.num_splits:
             first = tile.slot - tile.split_idx
-            slots = slice(first, first + tile.num_splits)
-            outs, lses = self.partial_out[slots, : len(row)], self.partial_lse[slots, : len(row)]
+            pieces = slice(first, first + tile.num_splits)
+            outs, lses = self.partial_out[pieces, : len(row)], self.partial_lse[pieces, : len(row)]
             total = torch.logsumexp(lses, 0)
             share = torch.exp(lses - total.nan_to_num(neginf=0))
             merged = self.with_sinks((outs * share[..., None]).sum(0), total, row)

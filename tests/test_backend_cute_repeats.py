@@ -137,6 +137,7 @@ def test_calls_with_features_are_repeated_too(
     plain = inputs_of(RAGGED, "max_q_len")
     check(plain, native(plain))
     check(inputs, native(inputs))
-    if inputs.sinks is not None:
-        listed = replace(inputs, sinks=[inputs.sinks * 2])
+    sinks: Any = inputs.sinks
+    if sinks is not None:
+        listed = replace(inputs, sinks=[sinks * 2])
         check(listed, native(listed))

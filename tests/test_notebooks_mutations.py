@@ -120,7 +120,7 @@ def test_a_mask_with_one_bit_flipped(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_an_anatomy_that_loses_a_phase(monkeypatch: pytest.MonkeyPatch) -> None:
-    predicted = anatomy_explorer.predicted
+    from mla_lab.simulate.anatomy import predicted
 
     def forgetful(case: str, problem: Any) -> Any:
         whole = predicted(case, problem)

@@ -23,7 +23,7 @@ from mla_lab.resources import data_dir
 from mla_lab.simulate import Constants, simulate
 from mla_lab.simulate import fit as fitting
 from mla_lab.simulate.launches import config_of, launches, remade
-from mla_lab.simulate.recorded import STARTS, error_table, read, write
+from mla_lab.simulate.recorded import STARTS, Fitted, Judgement, error_table, read, write
 
 SHAPES = [
     (batch, heads, kv_len)
@@ -106,8 +106,8 @@ def test_regimes_follow_the_roofline() -> None:
 def test_constants_survive_their_file(tmp_path: Path, planted: dict[str, Constants]) -> None:
     path = tmp_path / "simulator.json"
     held = {k: replace(c, merge_us=3.0) for k, c in planted.items()}
-    judgement = fitting.Judgement("memory", 3, 0.02, 0.1, "b1", 0.3)
-    fitted = fitting.Fitted("a test", planted, {"memory": held}, (judgement,))
+    judgement = Judgement("memory", 3, 0.02, 0.1, "b1", 0.3)
+    fitted = Fitted("a test", planted, {"memory": held}, (judgement,))
     write(fitted, path)
     assert read(path) == fitted
     assert read(tmp_path / "none.json").constants == STARTS

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import pytest
 import torch
@@ -75,7 +76,7 @@ class Launch:
         row_tiles = -(-q_len * (self.heads // kv_heads) // tile_rows)
         groups = inputs.seq_lens.numel() * kv_heads * row_tiles if pieces[0] > 1 else 0
         slots = groups * pieces[0]
-        nan = {"fill_value": math.nan, "device": "cuda"}
+        nan: dict[str, Any] = {"fill_value": math.nan, "device": "cuda"}
         self.out = torch.full((*query.shape[:-1], width), **nan).to(out_dtype)
         self.lse = torch.full(query.shape[:-1], **nan)
         self.partials = (

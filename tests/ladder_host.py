@@ -49,7 +49,7 @@ def build(folder: Path) -> ctypes.CDLL:
     flags = ["-std=c++17", "-O2", "-fno-strict-aliasing", "-Wall", "-Wextra", "-Werror"]
     flags.append("-Wno-unknown-pragmas")
     places = [f"-I{here}", f"-I{kernels_dir()}", "-isystem", str(include_folder(find_nvcc()))]
-    command = [str(find_cxx()), *flags, *places, "-shared", "-fPIC"]
+    command = [str(find_cxx()), *flags, *places, "-shared", "-fPIC", "-Wl,-Bsymbolic"]
     subprocess.run([*command, str(here / "ladder_host.cc"), "-o", str(library)], check=True)
     loaded = ctypes.CDLL(str(library))
     loaded.scratch_floats.restype = ctypes.c_int64

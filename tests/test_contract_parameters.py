@@ -130,7 +130,7 @@ def test_cache_of_four_dimensions_and_apart():
 
 
 def test_workspace_serves_any_sequence_of_shapes():
-    workspace = torch.zeros(8 << 20, dtype=torch.uint8)
+    workspace = torch.zeros(16 << 20, dtype=torch.uint8)
     for q_lens, kv_lens, heads in (((1,), (900,), 8), ((2, 2), (500, 30), 3), ((1,), (900,), 8)):
         inputs = inputs_of(q_lens, kv_lens, heads)
         plan = make_plan(inputs.problem, policy="fixed", num_splits=3)

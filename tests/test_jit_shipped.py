@@ -20,7 +20,12 @@ from mla_lab.plan.config import KernelConfig
 from mla_lab.xray.sass import find_nvdisasm
 
 #: bytes of stack: one register of the softmax, once a tile, where the scale is in memory too
-SPILLED = {"cute_q_m_scales1_shaped1": 8}
+SPILLED = {
+    "cute_q_m_scales1_shaped1": 8,
+    "cute_q_m_page_size-128_shaped1": 8,
+    "cute_q_m_fused_merge0_shaped1": 8,
+    "cute_q_m_tile_rows-128_cluster-2_fused_merge0_shaped1": 8,
+}
 #: kernels whose speed rests on these instructions: a build without them is another kernel
 MUST_HAVE = {"cute/q_m": ("HGMMA", "UTMALDG"), "cute/kv_m": ("HGMMA", "UTMALDG")}
 

@@ -6,9 +6,9 @@ Each regime is predicted by constants that were fitted to the others, next to a 
 numbers, `constant + bytes / bandwidth`, fitted to the same cases. The error table, the constants
 of each such fit and those fitted to all cases become `data/simulator.json`; the table is printed.
 
-What the card's own ceilings say is not fitted: bandwidth, and the clock under a full matrix load,
-are those that the run measured beside its launches. The *form* of the model was found while all
-cases were in sight; only its constants have not seen what is held out.
+Bandwidth is not fitted: it is the ceiling that the run measured beside its launches. The clock
+under matrix load begins at the run's GEMM ceiling and is fitted for `cute/q_m`. The *form* of the
+model was found while all cases were in sight; only its constants have not seen what is held out.
 """
 
 from __future__ import annotations

@@ -11,6 +11,7 @@ from cutlass import Int32, const_expr
 from cutlass.cute.nvgpu import warpgroup
 
 from ..hopper import load4
+from . import fp8
 from .config import Shape
 from .exchange import announce
 from .finish import finish, publish_totals
@@ -47,7 +48,7 @@ def attend(
     if w.mine <= start:
         # no own tile: this warpgroup reads no Q
         cute.arch.mbarrier_arrive(s.q_empty)
-    if const_expr(c.static_stage or wg == 0):
+    if const_expr(c.static_stage or not c.grid or wg == 0):
         if start == 0 and w.mine > 0:
             own_tile(c, wg, FIRST, g, s, mma, f, w, Int32(0), warp, lane)
     begin = 2 - start
@@ -63,9 +64,10 @@ def attend(
         stage = (w.done + w.mine - 1) % c.stages
         if const_expr(c.static_stage):
             stage = 1 - wg
-        take(c, wg, s, mma, f, lane, stage, w.done + w.mine - 1)
+        take(c, wg, s, mma, f, warp, lane, stage, w.done + w.mine - 1)
         publish_totals(c, wg, s, f.total, warp, lane)
         warpgroup.wait_group(0)
+        fp8.land(c, f, f.other)
         release(c, s, stage)
     if w.mine == 0:
         publish_totals(c, wg, s, f.total, warp, lane)

@@ -12,6 +12,7 @@ a grid is asked for at the start, so that its scores come first.
 """
 
 from dataclasses import dataclass
+from typing import Any
 
 import cutlass
 import cutlass.cute as cute
@@ -19,8 +20,9 @@ from cutlass import Float32, Int32, const_expr
 from cutlass.cute.nvgpu import warp as warp_ops
 from cutlass.cute.nvgpu import warpgroup
 
+from . import fp8
 from . import softmax as sx
-from .config import HEAD_DIM, TILE_KV, Shape
+from .config import BOX, HEAD_DIM, TILE_KV, Shape
 from .finish import publish_totals
 from .mma import issue_scores, issue_values
 from .storage import Global, Products, Shared, stamp, value_view, weight_view
@@ -39,6 +41,9 @@ class Registers:
     acc_o: cute.Tensor
     total: cute.Tensor
     factor: cute.Tensor
+    #: e4m3: O^T of one tile, and the factors of the other warpgroup's
+    part: Any = None
+    other: Any = None
 
 
 @dataclass(frozen=True)
@@ -47,14 +52,19 @@ class Fragments:
 
     k: cute.Tensor
     q: cute.Tensor
+    #: e4m3: one slice of it, in registers
     v: cute.Tensor
     p: cute.Tensor
-    store: cute.TiledCopy
-    p_out: cute.Tensor
+    #: the way of P to shared memory, and a slice's accumulators: 16 bits, or e4m3
+    store: Any
+    p_out: Any
+    slice: Any
     acc_s: cute.Tensor
     acc_o: cute.Tensor
     total: cute.Tensor
     factor: cute.Tensor
+    part: Any
+    other: Any
 
 
 @dataclass(frozen=True)
@@ -79,7 +89,16 @@ def registers(c: Shape, mma: Products) -> Registers:
         acc_o=cute.make_rmem_tensor(mma.o.partition_shape_C((256, c.rows)), Float32),
         total=cute.make_rmem_tensor(c.rows // 4, Float32),
         factor=cute.make_rmem_tensor(c.rows // 4, Float32),
+        **fp8_registers(c),
     )
+
+
+def fp8_registers(c: Shape) -> dict[str, Any]:
+    """What e4m3 needs beyond."""
+    if not c.eight:
+        return {}
+    part = cute.make_rmem_tensor(c.parts_apart * c.rows // 2, Float32) if c.promote else None
+    return {"part": part, "other": cute.make_rmem_tensor(c.rows // 4, Float32)}
 
 
 def fragments(
@@ -88,6 +107,17 @@ def fragments(
     """Descriptors of a warpgroup's operands, beside its registers."""
     slice_s, slice_o = mma.s.get_slice(0), mma.o.get_slice(0)
     p = weight_view(s, c)
+    if c.eight:
+        return Fragments(
+            k=mma.s.make_fragment_A(slice_s.partition_A(s.k)),
+            q=mma.s.make_fragment_B(slice_s.partition_B(s.q)),
+            v=cute.make_rmem_tensor(mma.o.partition_shape_A((TILE_KV, TILE_KV)), c.dtype),
+            p=mma.o.make_fragment_B(slice_o.partition_B(p)),
+            store=None,
+            p_out=None,
+            slice=cute.make_layout(mma.o.partition_shape_C((TILE_KV, c.rows))),
+            **{name: getattr(r, name) for name in r.__dataclass_fields__},
+        )
     count = 2 if c.rows == 8 else 4
     atom = cute.make_copy_atom(warp_ops.StMatrix8x8x16bOp(True, count), c.dtype)
     store = cute.make_tiled_copy_C(atom, mma.s).get_slice(thread)
@@ -98,10 +128,8 @@ def fragments(
         p=mma.o.make_fragment_B(slice_o.partition_B(p)),
         store=store,
         p_out=store.partition_D(cute.make_tensor(p.iterator, cute.select(p.layout, [1, 0, 2]))),
-        acc_s=r.acc_s,
-        acc_o=r.acc_o,
-        total=r.total,
-        factor=r.factor,
+        slice=None,
+        **{name: getattr(r, name) for name in r.__dataclass_fields__},
     )
 
 
@@ -119,33 +147,50 @@ def release(c: cutlass.Constexpr[Shape], s: Shared, stage: Int32):
 
 
 @cute.jit
-def clear_tail(s: Shared, stage: Int32, left: Int32, thread: Int32):
+def clear_tail(
+    c: cutlass.Constexpr[Shape], s: Shared, stage: Int32, left: Int32, thread: Int32
+):
     """Zero the value rows of tokens past the end: an unread slot may hold NaN, and 0 x NaN is NaN.
 
-    Whole 128-byte rows of the eight boxes, so the swizzle does not matter.
+    Whole rows of the eight boxes, 128 or 64 bytes, so the swizzle does not matter.
     """
+    words = BOX * c.bytes // 4
+    rows = 64 // words
     zero = cute.make_rmem_tensor(4, Int32)
     zero.fill(0)
     base = cute.make_ptr(Int32, s.k.iterator.toint(), cute.AddressSpace.smem, assumed_align=1024)
-    base = base + stage * (TILE_KV * HEAD_DIM // 2)
-    box, chunk = thread // 16, thread % 8
-    for row in cutlass.range(left + thread % 16 // 8, TILE_KV, 2, unroll=1):
-        word = (box * TILE_KV + row) * 32 + chunk * 4
+    base = base + stage * (TILE_KV * HEAD_DIM * c.bytes // 4)
+    box, chunk = thread // 16, thread % (16 // rows)
+    for row in cutlass.range(left + thread % 16 // (16 // rows), TILE_KV, rows, unroll=1):
+        word = (box * TILE_KV + row) * words + chunk * 4
         cute.autovec_copy(zero, cute.make_tensor((base + word).align(16), cute.make_layout(4)))
 
 
 @cute.jit
 def take(
     c: cutlass.Constexpr[Shape], wg: cutlass.Constexpr[int], s: Shared, mma: Products,
-    f: Fragments, lane: Int32, stage: Int32, at: Int32,
+    f: Fragments, warp: Int32, lane: Int32, stage: Int32, at: Int32,
 ):  # fmt: skip
     """Issue O^T of the other warpgroup's tile, `at` in the walk, once its P is there."""
     cute.arch.mbarrier_wait(s.p_ready + (1 - wg), (at >> 1) & 1)
-    sx.read_factors(c, s, 1 - wg, f.factor, lane)
-    sx.scale_totals(f.total, f.factor)
-    sx.rescale(f.acc_o, f.factor, c.rows)
-    warpgroup.fence()
-    issue_values(mma.o.op, f.acc_o, f.v, f.p, stage)
+    factor = f.other if const_expr(c.eight) else f.factor
+    sx.read_factors(c, s, 1 - wg, factor, lane)
+    sx.scale_totals(f.total, factor)
+    add_values(c, wg, s, mma, f, factor, stage, warp, lane)
+
+
+def add_values(
+    c: Shape, wg: int, s: Shared, mma: Products, f: Fragments, factor: cute.Tensor, stage: Int32,
+    warp: Int32, lane: Int32, first: bool = False,
+) -> None:  # fmt: skip
+    """Issue O^T of a tile whose P is there, beside O^T x factor; the `first` finds zeros."""
+    if c.eight:
+        fp8.issue_values(c, wg, s, mma.o.op, f, factor, stage, warp, lane)
+    else:
+        if not first:
+            sx.rescale(f.acc_o, factor, c.rows)
+        warpgroup.fence()
+        issue_values(mma.o.op, f.acc_o, f.v, f.p, stage)
 
 
 @cute.jit
@@ -164,8 +209,9 @@ def own_tile(
     phase = (at // c.stages) & 1
     if const_expr(order == VALUES):
         # with two stages tile k is still on its way here, and k+1 waits for the stage of k-1
-        take(c, wg, s, mma, f, lane, before, at - 1)
+        take(c, wg, s, mma, f, warp, lane, before, at - 1)
         warpgroup.wait_group(0)
+        fp8.land(c, f, f.other)
         release(c, s, before)
     token = 16 * warp + lane // 4
     warpgroup.fence()
@@ -173,7 +219,7 @@ def own_tile(
     if const_expr(order in (FIRST, VALUES)):
         warpgroup.wait_group(0)
     else:
-        take(c, wg, s, mma, f, lane, before, at - 1)
+        take(c, wg, s, mma, f, warp, lane, before, at - 1)
         warpgroup.wait_group(1)
     if const_expr(order == SECOND):
         if w.mine > 2:
@@ -187,24 +233,27 @@ def own_tile(
     sx.mask_scores(c, g, f.acc_s, tile_token, w, token, lane)
     sx.mask_slots(c, g, f.acc_s, tile_token, w)
     sx.softmax(c, wg, order == FIRST, g, s, f.acc_s, f.total, f.factor, warp, lane)
-    p = cute.make_rmem_tensor_like(f.acc_s, c.dtype)
-    p.store(f.acc_s.load().to(c.dtype))
-    cute.copy(f.store, f.store.retile(p), f.p_out[None, None, None, stage])
+    if const_expr(c.eight):
+        fp8.publish(c, s, f.acc_s, stage, warp, lane)
+    else:
+        p = cute.make_rmem_tensor_like(f.acc_s, c.dtype)
+        p.store(f.acc_s.load().to(c.dtype))
+        cute.copy(f.store, f.store.retile(p), f.p_out[None, None, None, stage])
     if const_expr(not c.gather):
         if tile_token + TILE_KV > w.kv_len:
-            clear_tail(s, stage, w.kv_len - tile_token, thread)
+            clear_tail(c, s, stage, w.kv_len - tile_token, thread)
     cute.arch.fence_view_async_shared()
     cute.arch.mbarrier_arrive(s.p_ready + wg)
     cute.arch.barrier(barrier_id=ONE + wg, number_of_threads=128)
     if const_expr(order != FIRST):
         if const_expr(order != VALUES):
             warpgroup.wait_group(0)
+            fp8.land(c, f, f.other)
         if const_expr(order == SCORES):
             release(c, s, before)
-        sx.rescale(f.acc_o, f.factor, c.rows)
-    warpgroup.fence()
-    issue_values(mma.o.op, f.acc_o, f.v, f.p, stage)
+    add_values(c, wg, s, mma, f, f.factor, stage, warp, lane, order == FIRST)
     if k + 1 == w.mine:
         publish_totals(c, wg, s, f.total, warp, lane)
     warpgroup.wait_group(0)
+    fp8.land(c, f, f.factor)
     release(c, s, stage)

@@ -8,15 +8,13 @@ from typing import Any
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Float32, Int32, Uint32, const_expr
+from cutlass import Float32, Int16, Int32, Uint32, const_expr
 
 from ..extras import scale_now
 from ..hopper import NO_SCORE, fold_lanes, folded_index, fresh_thread, load4
+from . import fp8
 from .config import TILE_KV, Shape
 from .storage import Global, Shared
-
-#: rows of a thread whose maxima are read together
-CHUNK = 8
 
 
 def row_of(i: int, lane: Int32) -> Int32:
@@ -128,8 +126,8 @@ def softmax(
     for i in cutlass.range_constexpr(len(tops)):
         s.top[wg, fold_row(start + i, lane), warp] = tops[i]
     cute.arch.barrier(barrier_id=2 + wg, number_of_threads=128)
-    for at in cutlass.range_constexpr(0, num, CHUNK):
-        count = min(CHUNK, num)
+    for at in cutlass.range_constexpr(0, num, c.chunk):
+        count = min(c.chunk, num)
         peaks = weigh_rows(c, wg, first, scale, s, acc, total, factor, lane, at, count)
         if warp == 0 and lane < 4:
             for n in cutlass.range_constexpr(count):
@@ -142,20 +140,30 @@ def weigh_rows(
     factor: cute.Tensor, lane: Int32, start: int, count: int,
 ) -> list[Float32]:  # fmt: skip
     """A thread's rows start .. start + count. All reads come first: a store between them would
-    make each row wait for shared memory on its own."""
+    make each row wait for shared memory on its own. (e4m3: P in the place of the scores, two rows
+    a word, see `fp8`.)"""
     rows = [row_of(i, lane) for i in range(start, start + count)]
     tops = [load4(s.top.iterator + (wg * c.rows + row) * 4) for row in rows]
     olds = [Float32(NO_SCORE) if first else s.peak[1 - wg, 0, row] for row in rows]
     peaks = []
+    halves: list[Int16] = []
     for i, v, old in zip(range(start, start + count), tops, olds, strict=True):
         top = cute.arch.fmax(cute.arch.fmax(v[0], v[1]), cute.arch.fmax(v[2], v[3]))
-        new = cute.arch.fmax(old, top * scale)
+        new = cute.arch.fmax(old, top * scale - fp8.P_LOG2 if c.eight else top * scale)
         factor[i] = cute.math.exp2(old - new, fastmath=True)
         x = 4 * (i // 2) + i % 2
         acc[x] = cute.math.exp2(acc[x] * scale - new, fastmath=True)
         acc[x + 2] = cute.math.exp2(acc[x + 2] * scale - new, fastmath=True)
-        total[i] = total[i] * factor[i] + (acc[x] + acc[x + 2])
+        if c.eight:
+            halves.append(fp8.round_two(acc[x], acc[x + 2]))
+            total[i] = total[i] * factor[i] + fp8.sum_two(halves[-1])
+        else:
+            total[i] = total[i] * factor[i] + (acc[x] + acc[x + 2])
         peaks.append(new)
+    if c.eight:
+        words = cute.recast_tensor(acc, Int32)
+        for n in range(0, count, 2):
+            words[2 * (start + n)] = fp8.join(halves[n], halves[n + 1])
     return peaks
 
 

@@ -8,7 +8,7 @@ import cutlass.cute as cute
 from cutlass import Float32, Int32, Int64, const_expr
 
 from ..hopper import smem_f32
-from .config import BOX, CONSUMER_WARPS, HEAD_DIM, TILE_KV, VALUE_BOXES, Shape
+from .config import BOX, CONSUMER_WARPS, HEAD_DIM, RAW_WARPS, TILE_KV, VALUE_BOXES, Shape
 
 #: words of the work record that the producer leaves for the consumers
 MINE, TOKEN, KV_LEN, CAUSAL, ROW, OUT_ROW, ROWS, ACTIVE = range(8)
@@ -80,6 +80,8 @@ class Shared:
     weighed: cute.Pointer  # the weights of a merge
     partials: cute.Pointer  # fp32 [cluster][units][4]
     stamps: cute.Pointer  # int64 [STAMPS]
+    raw: Any  # bytes [producer warp][raw copy], of the stored format
+    raw_full: cute.Pointer  # [producer warp][raw copy]
 
 
 @dataclass(frozen=True)
@@ -94,7 +96,8 @@ def allocate(c: Shape, q_layout: cute.ComposedLayout, k_layout: cute.ComposedLay
     """Lay out shared memory; the sizes are `Shape`'s."""
     memory = cutlass.memory.SmemAllocator()
     n = c.rows
-    bars = memory.allocate_array(Int64, c.stages * (c.groups + 1) + 9)
+    raw_copies = RAW_WARPS * c.raw_ahead
+    bars = memory.allocate_array(Int64, c.stages * (c.groups + 1) + 9 + raw_copies)
     stamps = memory.allocate_array(Int64, STAMPS)
     work = memory.allocate_tensor(Int32, cute.make_layout(16), byte_alignment=16)
 
@@ -109,6 +112,9 @@ def allocate(c: Shape, q_layout: cute.ComposedLayout, k_layout: cute.ComposedLay
     partials = smem_f32(k.iterator, 1024)
     if const_expr(c.cluster > 1 and not c.aliased):
         partials = f32(c.exchange_bytes // 4).iterator
+    raw = None
+    if const_expr(c.raw != ""):
+        raw = f32(raw_copies * c.raw_bytes // 4).iterator
     full = bars
     empty = full + c.stages * c.groups
     tail = empty + c.stages
@@ -116,7 +122,7 @@ def allocate(c: Shape, q_layout: cute.ComposedLayout, k_layout: cute.ComposedLay
         q, k, top, peak, sums, peer.iterator, weights.iterator,
         work.iterator, work.iterator + 12, full, empty,
         tail, tail + 1, tail + 2, tail + 3, tail + 4, tail + 5, tail + 7, tail + 8,
-        partials, stamps,
+        partials, stamps, raw, tail + 9,
     )  # fmt: skip
 
 
@@ -139,9 +145,10 @@ def weight_view(s: Shared, c: Shape) -> cute.Tensor:
 def first_owner(c: Shape, done: Int32) -> Int32:
     """Warpgroup that owns the first tile of a work tile, `done` tiles into the walk.
 
-    Tile `done + k` lies in stage (done + k) % stages; with two stages the owner is the stage.
+    Tile `done + k` lies in stage (done + k) % stages; with two stages the owner is the stage. A
+    grid has one work tile.
     """
-    return done & 1 if c.static_stage else Int32(0)
+    return Int32(0) if c.grid and not c.static_stage else done & 1
 
 
 @cute.jit

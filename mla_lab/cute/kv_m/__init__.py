@@ -68,7 +68,6 @@ from .config import HEAD_DIM, LATENT_DIM, RAW_BYTES, Shape, shape_of
 from .kernel import FeatureGridKvM, FeatureKvM, GridKvM, KvM, StampedGridKvM, StampedKvM
 from .storage import STAMPS
 
-
 RAW_DTYPES = {"e4m3": Float8E4M3FN, "fp8_656": Uint8}
 
 

@@ -256,9 +256,7 @@ def ask_first(
     copies = copies_of(w, lane)
     for n in cutlass.range_constexpr(c.raw_ahead):
         if n < copies:
-            ask_copy(
-                c, g, s, lane, token_of(w, lane, n), w.base, w.entry, (slot + n) % c.raw_ahead
-            )
+            ask_copy(c, g, s, lane, token_of(w, lane, n), w.base, w.entry, (slot + n) % c.raw_ahead)
 
 
 @cute.jit

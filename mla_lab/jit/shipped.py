@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from ..errors import invalid
-from ..plan import xqa
+from ..plan import ways, xqa
 from ..plan.config import KernelConfig
 from ..plan.ways import ROWS, ways_of
 from .arch import check_arch
@@ -25,6 +25,7 @@ def _for_backend(
     tile: tuple[int, int],
     mask: str = "none",
     options: tuple[tuple[str, int], ...] = (),
+    kv_format: str = "",
 ) -> KernelConfig:
     """As the CuTe backend asks for it: tensors in the caller's shapes."""
     dtype, out_dtype, page_size = formats
@@ -32,7 +33,7 @@ def _for_backend(
     return KernelConfig(
         kernel,
         dtype,
-        dtype,
+        kv_format or dtype,
         out_dtype,
         tile_rows=rows,
         cluster=cluster,
@@ -93,6 +94,14 @@ CUTE: tuple[KernelConfig, ...] = (
         for formats in FORMATS
         for way in ways_of("cute/kv_m")
         for tile in way.tiles
+    ),
+    # a cache of eight bits under a bf16 query, in the commonest page size
+    *(
+        _for_backend("cute/kv_m", FORMATS[2], tile, "causal", way.options, kv_format)
+        for (dtype, kv_format), operands in ways.FORMATS.items()
+        if operands == ways.WIDENED and dtype == "bf16"
+        for way in ways_of("cute/kv_m")
+        for tile in way.widened
     ),
 )
 

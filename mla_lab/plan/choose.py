@@ -135,14 +135,15 @@ def regime(problem: Problem, gpu: Gpu) -> str:
 def candidates(problem: Problem, way: Way) -> list[tuple[int, int]]:
     """(tile rows, cluster) worth pricing for `way`."""
     rows = problem.heads if problem.top_k else max(problem.rows.tolist())
-    if way is ROWS:
+    tiles = way.tiles_for(problem.q_dtype, problem.kv_format)
+    if way is ROWS and tiles:
         # of equals the first wins: a cluster reads each KV block once where two CTAs read it twice
         return [(64, 1)] if rows <= 64 else [(128, 2), (64, 1)]
     # each row tile reads all keys: 8 rows up to two of them, or to eight where a cluster divides
     # the keys; 32 where two of 16 would do; pairs where there are two
     return [
         (height, cluster)
-        for height, cluster in way.tiles
+        for height, cluster in tiles
         if (height > 8 or rows <= (16 if cluster == 1 else 64))
         and height < max(17, 2 * rows)
         and (way.pair == 1 or height < rows)
@@ -227,6 +228,7 @@ def invariant_kinds(
     walk = next((c for c in costs if c.key == (WALK.kernel, WALK.name)), None)
     rows = set(problem.rows.tolist()) - {0} or {problem.heads}
     small = walk is not None and problem.heads <= INVARIANT_ROWS and not problem.top_k
+    by_rows = bool(ROWS.tiles_for(problem.q_dtype, problem.kv_format))
     kinds = []
     if small and walk is not None and (ragged or min(rows) <= INVARIANT_ROWS):
         why = f"{INVARIANT_ROWS} query rows or fewer"
@@ -235,8 +237,12 @@ def invariant_kinds(
     if not small or max(rows) > INVARIANT_ROWS:
         family = next((c for c in costs if c.key == Q_M.key), costs[0])
         tile = (64, 1) if problem.heads <= 64 else (128, 2)
+        split = INVARIANT_SPLIT
+        if walk is not None and not by_rows:
+            family, split = walk, INVARIANT_WALK
+            tile = WALK.tiles_for(problem.q_dtype, problem.kv_format)[-1]
         why = f"{problem.heads} heads"
-        choice = _invariant(problem, gpu, family, tile, INVARIANT_SPLIT, why)
+        choice = _invariant(problem, gpu, family, tile, split, why)
         kinds.append(Kind(choice, least_rows=INVARIANT_ROWS + 1 if small else 1))
     return kinds
 

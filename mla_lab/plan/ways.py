@@ -19,6 +19,18 @@ from dataclasses import dataclass
 
 from .config import KernelConfig
 
+#: (query, cache) that kernels take, and what that makes of the products' operands: as they are
+#: stored, or a cache of eight bits widened to the query's sixteen on the way
+STORED, WIDENED = "stored", "widened"
+FORMATS = {
+    ("bf16", "bf16"): STORED,
+    ("fp16", "fp16"): STORED,
+    ("bf16", "e4m3"): WIDENED,
+    ("bf16", "fp8_656"): WIDENED,
+}
+#: formats of the result
+OUTS = {STORED: ("bf16", "fp16"), WIDENED: ("bf16", "fp16")}
+
 
 @dataclass(frozen=True)
 class Way:
@@ -29,6 +41,15 @@ class Way:
     tiles: tuple[tuple[int, int], ...]
     #: of the kernel's configuration
     options: tuple[tuple[str, int], ...] = ()
+    #: the same for a cache that is widened on the way
+    widened: tuple[tuple[int, int], ...] = ()
+
+    def tiles_for(self, q_dtype: str, kv_format: str) -> tuple[tuple[int, int], ...]:
+        """What is compiled for a query and a cache of these formats; formats that no kernel takes
+        are planned like those that are stored as they are used.
+        """
+        widened = FORMATS.get((q_dtype, kv_format)) == WIDENED
+        return self.widened if widened else self.tiles
 
     @property
     def formula(self) -> bool:
@@ -50,10 +71,16 @@ GRID = Way(
     ((8, 8), (8, 16), (16, 8)),
     (("fused_merge", 2), ("grid", 1)),
 )
-MAIL = Way("mail", "cute/kv_m", ((16, 1), (32, 1)), (("fused_merge", 3), ("grid", 1)))
+MAIL = Way(
+    "mail",
+    "cute/kv_m",
+    ((16, 1), (32, 1)),
+    (("fused_merge", 3), ("grid", 1)),
+    widened=((16, 1), (32, 1)),
+)
 DEEP = Way("deep", "cute/kv_m", ((8, 1),), MAIL.options)
 PAIR = Way("pair", "cute/kv_m", ((16, 1),), (*MAIL.options, ("pair", 2)))
-WALK = Way("walk", "cute/kv_m", ((16, 1),), (("fused_merge", 2),))
+WALK = Way("walk", "cute/kv_m", ((16, 1),), (("fused_merge", 2),), widened=((16, 1), (32, 1)))
 WAYS = (ROWS, GRID, MAIL, DEEP, PAIR, WALK)
 
 

@@ -11,6 +11,7 @@ out and lse in the caller's shapes, and slices of a workspace are made once.
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -150,6 +151,13 @@ class Launch:
         if config.option("grid"):
             return cls(call, config, Formula.of_plan(config, plan, gpu), workspace)
         return cls(call, config, on_device(plan, call.form.device), workspace)
+
+    def stamped(self, build: KernelConfig, stamps: Tensor) -> Launch:
+        """This launch by `build`, which leaves its moments in `stamps` (option "stamps")."""
+        other = copy.copy(self)
+        other.attend = kernel(build, stamps.device)
+        other._walk = (*self._walk, stamps)
+        return other
 
     def __call__(self, given: Arguments, out: Tensor, lse: Tensor | None) -> None:
         """Enqueue everything for one call's tensors."""

@@ -21,7 +21,7 @@ from ..plan import Choice, KernelConfig, choose
 from ..plan.choose import invariant_kinds, price
 from ..problem import LATENT_DIM, ROPE_DIM, Problem
 from ..workspace import Workspace
-from .base import gpu_of
+from .base import Repeat, gpu_of
 from .cuda_ops import MAX_BATCH
 from .device_plan import Formula, PlanOnDevice
 from .families import FAMILIES, Q_M, complete, costs
@@ -72,11 +72,11 @@ class CuteBackend:
             return _invariant_plan(problem, call.form.total_q, gpu, call.features.ragged)
         return _plan(problem, call.form.total_q, gpu, call.features)
 
-    def run(self, call: Call, plan: Any, workspace: Workspace) -> Launch:
+    def run(self, call: Call, plan: Any, workspace: Workspace) -> Repeat:
         """Enqueues the call; returns what repeats it for equal calls."""
         launch = Launch.of(call, plan, workspace, gpu_of(call.form.device) or H200)
         launch(call.given, call.out, call.lse)
-        return launch
+        return launch.repeat
 
 
 def _gpu_reason(gpu: Gpu) -> str | None:

@@ -118,13 +118,12 @@ class Remembered:
         None. (Whether they are tensors at all, the kernel's entry sees; True and 1 are equal, so
         that kinds of numbers are looked at too.)
         """
-        values: tuple[Any, ...] = given
         # fmt: off
         (
             query, _, tables, lengths, bound, buffer, latent, rope, top_k, out, scale1, scale2,
             sinks, skip, pdl, var_seq, shared_tables, lse, with_lse, base, sums, max_q_len,
             context_parallel, world, rank, all_lengths, mask, invariant, plan,
-        ) = values
+        ) = given
         # fmt: on
         numbers = (latent, rope, top_k, skip)
         if not (
@@ -144,7 +143,8 @@ class Remembered:
             and numbers == self.numbers
             and list(map(type, numbers)) == self.kinds
             and type(bound) is self.bound_kind
-            and (bound if self.exact_bound else (bound - 1).bit_length()) == self.longest
+            and (bound if self.exact_bound or bound is None else (bound - 1).bit_length())
+            == self.longest
             and type(scale1) is self.kind1
             and type(scale2) is self.kind2
             and (not self.number1 or 0.0 < scale1 < math.inf)
@@ -154,7 +154,7 @@ class Remembered:
             and (None if out is None else out.shape) == self.out_shape
             and (None if lse is None else lse.shape) == self.lse_shape
             and (None if sums is None else sums.shape) == self.sums_shape
-            and (None if sinks is None else sinks.shape) == self.sinks_shape
+            and (None if sinks is None else _shape(sinks)) == self.sinks_shape
             and (None if mask is None else mask.shape) == self.mask_shape
             and all_lengths is None
             and backend == self.backend

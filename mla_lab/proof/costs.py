@@ -23,7 +23,7 @@ from torch import Tensor
 from .. import masks, repeats
 from ..bench.cases import Case
 from ..bench.rotation import WORKSPACE_BYTES, make_rotation
-from ..bench.timers import Launch, Timer, timer_for
+from ..bench.timers import Timer, timer_for
 from ..decode import decode
 from ..errors import MlaLabError
 from ..inputs import DecodeInputs
@@ -80,12 +80,12 @@ def comparisons() -> list[Comparison]:
     sparse = [Comparison("sparse", 64, 1, heads, 32768) for heads in (16, 128)]
     skipping = [
         Comparison(f"skip {factor:g}", *shape, distribution, also)
-        for *shape, distribution, also in (
-            (64, 1, 128, 8192, "concentrated", "dense"),
-            (32, 4, 128, 8192, "concentrated", "dense"),
-            (32, 4, 128, 8192, "concentrated", "ragged"),
-            (16, 1, 128, 32768, "concentrated", "dense"),
-            (32, 4, 128, 8192, "gauss", "dense"),
+        for shape, distribution, also in (
+            ((64, 1, 128, 8192), "concentrated", "dense"),
+            ((32, 4, 128, 8192), "concentrated", "dense"),
+            ((32, 4, 128, 8192), "concentrated", "ragged"),
+            ((16, 1, 128, 32768), "concentrated", "dense"),
+            ((32, 4, 128, 8192), "gauss", "dense"),
         )
         for factor in FACTORS
     ]
@@ -196,7 +196,7 @@ def _measure(
     return {"rounds": rounds, **{name: float(f"{value:.5g}") for name, value in found.items()}}
 
 
-def _launch(inputs: DecodeInputs, backend: str, out: Tensor) -> Launch:
+def _launch(inputs: DecodeInputs, backend: str, out: Tensor) -> Callable[[], Any]:
     named = {k: v for k, v in inputs.contract_args().items() if k != "qk_nope_head_dim"}
     return partial(decode, **named, out=out, backend=backend)
 

@@ -126,8 +126,8 @@ def has_kernel(case: Mapping[str, str]) -> bool:
             return False
     if case.get("skip", "none") in ("none", "0"):
         return True
-    common = {"format": "bf16", "page_size": "64", "invariant": "no"}
-    return all(case.get(name, level) == level for name, level in common.items())
+    usual = {"format": "bf16", "page_size": "64", "invariant": "no"}
+    return all(case.get(name, level) == level for name, level in usual.items())
 
 
 @lru_cache(maxsize=1)

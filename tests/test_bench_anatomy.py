@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from dataclasses import replace
 
@@ -12,6 +13,7 @@ import pytest
 from mla_lab.bench import anatomy, stamps
 from mla_lab.bench.kernel_times import KernelSpans
 from mla_lab.errors import Unsupported
+from mla_lab.gpu import H200
 from mla_lab.resources import data_dir
 from mla_lab.simulate.anatomy import PHASES
 
@@ -69,7 +71,7 @@ def test_spans_of_ctas_follow_each_other() -> None:
     assert {row[0] for row in rows} == {0, 1}
     for lane in (0, 1):
         mine = [row for row in rows if row[0] == lane]
-        assert all(a[3] == b[2] for a, b in zip(mine, mine[1:], strict=False))
+        assert all(a[3] == b[2] for a, b in itertools.pairwise(mine))
     assert [row[1] for row in rows if row[0] == 0] == [
         "setup", "load", "attend", "write", "wait", "merge",
     ]  # fmt: skip
@@ -106,6 +108,7 @@ def test_kernels_seen_from_outside() -> None:
     assert roomy == {"launch": 2000, "loop": 10000, "gap": 1000, "merge": 3000}
     tight = dict(map(tuple, anatomy.outside_phases(12.0, seen.kernels_us, seen.gaps_us)))
     assert tight == {"loop": 10000, "merge": 2000}
+    assert anatomy.outside_phases(9.5, (10.0,), ()) == [["loop", 9500]]
     with pytest.raises(Unsupported, match="3 of 2 calls"):
         KernelSpans.of([*events, later[0]], 2)
 
@@ -113,9 +116,12 @@ def test_kernels_seen_from_outside() -> None:
 def test_every_build_that_a_record_needs_is_named() -> None:
     """Each plain build has its stamped one, and one notes rounds."""
     found = anatomy.builds()
-    plain = [config for config in found if not config.option("stamps")]
-    for config in plain:
-        assert anatomy.stamped_build(config, 1) in found
+    stamped = [config for config in found if config.option("stamps") == 1]
+    for case in anatomy.cases():
+        config = anatomy.plan_of(case, H200).config
+        assert config is not None
+        same = [c for c in stamped if (c.kernel, c.tile_rows) == (config.kernel, config.tile_rows)]
+        assert same, case.name
     with_rounds = [config for config in found if config.option("stamps") == 2]
     assert [config.kernel for config in with_rounds] == ["cute/q_m"]
     assert replace(with_rounds[0], options=()).tile_rows == 128

@@ -203,6 +203,8 @@ def xqa_batch_decode_with_kv_cache_mla(
 
 
 def _check_int(name: str, value: object) -> None:
+    if type(value) is int:  # the abstract class takes a third of a microsecond to say so
+        return
     if not isinstance(value, Integral) or isinstance(value, bool):
         raise invalid_type(name, type(value).__name__, "an int")
 

@@ -28,7 +28,11 @@ WILD_PAGE_IDS = (1 << 30, -7, -(1 << 31))
 #: pages in the pool that belong to no request
 FOREIGN_PAGES = 3
 
-DISTRIBUTIONS = ("gauss", "heavy_tailed")
+DISTRIBUTIONS = ("gauss", "heavy_tailed", "concentrated")
+#: how far queries lean to the direction that keys attract by
+LEANS = {"gauss": 0, "heavy_tailed": 4, "concentrated": 8}
+#: a concentrated request has one needle for so many tokens
+NEEDLE_TOKENS = 1024
 #: standard deviation of cached values, about that of DeepSeek's normalised latents
 KV_STD = 0.5
 
@@ -84,8 +88,9 @@ def make_inputs(
 ) -> DecodeInputs:
     """Random inputs of `problem` with the named `FEATURES`; equal arguments give equal bits.
 
-    distribution: "gauss", or "heavy_tailed" (a sink token with a large score, recent tokens
-    favoured, a few outlier columns). Ragged when q_lens differ; sparse when problem.top_k > 0.
+    distribution: "gauss", "heavy_tailed" (a sink token with a large score, recent tokens favoured,
+    a few outlier columns) or "concentrated" (nearly all weight on a sink token, the last few tokens
+    and a needle now and then). Ragged when q_lens differ; sparse when problem.top_k > 0.
     Raises InvalidInput for unknown names and for features that exclude each other.
     """
     _check(problem, features, distribution)
@@ -153,8 +158,8 @@ class _Maker:
         self.problem = problem
         self.device = device
         self.random = torch.Generator(device=device).manual_seed(seed)
-        self.heavy = distribution == "heavy_tailed"
-        # queries of a heavy-tailed call share this direction, and keys that lean to it attract
+        self.distribution = distribution
+        # queries of a call with tails share this direction, and keys that lean to it attract
         direction = self.normal(problem.head_dim)
         self.direction = direction / direction.norm()
 
@@ -173,22 +178,34 @@ class _Maker:
     def query(self, ragged: bool) -> Tensor:
         p = self.problem
         query = self.normal(p.total_q, p.heads, p.head_dim)
-        if self.heavy:
-            query += 4 * self.direction
+        query += LEANS[self.distribution] * self.direction
         query = formats.pack(query, p.q_dtype)
         return query if ragged else query.unflatten(0, (p.batch, p.q_lens[0]))
 
     def tokens(self, length: int) -> Tensor:
         """Values of one request's cached tokens, fp32 [length, head_dim]."""
         tokens = self.normal(length, self.problem.head_dim).mul_(KV_STD)
-        if not self.heavy or not length:
+        if self.distribution == "gauss" or not length:
             return tokens
+        if self.distribution == "concentrated":
+            return tokens + self.needles(length).unsqueeze(-1) * self.direction
         # under 1/sqrt(192) a lean of 35 adds about 10 to a score: the weight of 22,000 others
         age = torch.arange(length - 1, -1, -1, device=self.device)
         lean = 16 * torch.exp(-age / 64)
         lean[0] = 35
         tokens[:, :: self.problem.head_dim // 4] *= 8
         return tokens + lean.unsqueeze(-1) * self.direction
+
+    def needles(self, length: int) -> Tensor:
+        """How far the keys of a concentrated request lean, fp32 [length]. Under 1/sqrt(192) a lean
+        of 48 adds about 28 to a score: beside it, all tokens that do not lean weigh nothing.
+        """
+        age = torch.arange(length - 1, -1, -1, device=self.device)
+        lean = 48 * torch.exp(-age / 16)
+        draw = torch.rand(2, length // NEEDLE_TOKENS, generator=self.random, device=self.device)
+        lean[(draw[0] * length).long()] = 44 + 8 * draw[1]
+        lean[0] = 48
+        return lean
 
     def cache(self, separate: bool, gap: int) -> tuple[Tensor, Tensor]:
         """A poisoned pool of pages in random order with every request's tokens, and its table."""

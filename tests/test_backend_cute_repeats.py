@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import sys
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -11,6 +12,8 @@ import pytest
 import torch
 
 from mla_lab import decode, repeats, validate
+from mla_lab.backends import launch
+from mla_lab.contract import trtllm_batch_decode_with_kv_cache_mla
 from mla_lab.inputs import DecodeInputs
 from mla_lab.plan import KernelConfig, make_plan
 from mla_lab.problem import Problem
@@ -141,3 +144,45 @@ def test_calls_with_features_are_repeated_too(
     if sinks is not None:
         listed = replace(inputs, sinks=[sinks * 2])
         check(listed, native(listed))
+
+
+def work_of(call: Callable[[], Any]) -> tuple[int, int]:
+    """Python functions that `call` enters, itself included, and bytecodes that they run."""
+    counts = [0, 0]
+
+    def trace(frame: Any, event: str, _: Any) -> Any:
+        counts[0] += event == "call"
+        counts[1] += event == "opcode"
+        frame.f_trace_opcodes, frame.f_trace_lines = True, False
+        return trace
+
+    before = sys.gettrace()
+    sys.settrace(trace)
+    try:
+        call()
+    finally:
+        sys.settrace(before)
+    return counts[0], counts[1]
+
+
+@pytest.mark.parametrize(("contract", "frames", "bytecodes"), [(False, 8, 440), (True, 12, 620)])
+def test_a_repeated_call_stays_short(
+    kernels: dict[KernelConfig, AbiKernel],
+    monkeypatch: pytest.MonkeyPatch,
+    contract: bool,
+    frames: int,
+    bytecodes: int,
+) -> None:
+    """Host time that no CPU's speed blurs: what stands between a caller and the kernel's entry."""
+    monkeypatch.setattr(launch, "kernel", lambda *_: lambda *arguments: None)
+    inputs = inputs_of(PLAIN)
+    out = torch.empty(4, 1, 128, 512, dtype=torch.bfloat16)
+    named = {**inputs.contract_args(), "out": out, "backend": "cute", "plan": make_plan(PLAIN)}
+    function: Callable[..., Any] = trtllm_batch_decode_with_kv_cache_mla
+    if not contract:
+        function = decode.decode
+        del named["qk_nope_head_dim"]
+    for _ in range(2):
+        function(**named)
+    entered, run = work_of(lambda: function(**named))
+    assert entered <= frames and run <= bytecodes

@@ -13,6 +13,7 @@ from mla_lab.errors import InvalidInput
 from mla_lab.inputs import FEATURES, FOREIGN_PAGES, WILD_PAGE_IDS, make_inputs
 from mla_lab.operands import operands
 from mla_lab.problem import KV_FORMATS, Problem
+from mla_lab.reference import TileWalk, attend, skip_tiles
 
 RAGGED = Problem((1, 3, 0, 2), (10, 2, 0, 130), 4)
 #: what the contract's call takes (its own spelling and defaults)
@@ -169,6 +170,22 @@ def test_heavy_tails_have_a_sink_and_favour_the_recent():
     assert heavy[0] > 0.2
     assert heavy[-50:].sum() > 5 * heavy[900:950].sum()
     assert gauss[-50:].sum() < 2 * gauss[900:950].sum()
+
+
+def test_concentrated_weight_lies_on_few_tokens_and_most_tiles_may_be_skipped():
+    """For each row of a full tile at once, and never more than the factor is lost."""
+    problem = Problem.uniform(1, 1, 4096, 64, q_dtype="fp32", kv_format="fp32")
+    call = make_inputs(problem, 1, distribution="concentrated", workspace_bytes=8)
+    request, scale = next(operands(call)), float(call.bmm1_scale)
+    weights = torch.softmax(scale * (request.query @ request.keys.mT)[0], -1)
+    assert (weights.topk(8).values.sum(-1) > 0.8).all()
+    assert weights.mean(0).max() < 0.6, "nor on one alone"
+    for factor, most in ((0.0, 1.0), (1e-3, 0.25), (1e-2, 0.25)):
+        kept = skip_tiles(request, scale, factor, TileWalk())
+        share = float(kept.visible.double().mean())
+        assert share <= most and (share == 1.0) == (factor == 0.0)
+        dropped = 1 - torch.exp(attend(kept, scale).lse - attend(request, scale).lse)
+        assert float(dropped.max()) <= factor
 
 
 def test_unknown_names_are_refused():

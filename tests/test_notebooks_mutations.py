@@ -161,7 +161,7 @@ def record(folder: Path, **changes: Any) -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"us": 100.0, "rounds": {"us": [100.0] * 9}}, "below the floor"),
+        ({"us": 180.0, "rounds": {"us": [180.0] * 9}}, "below the floor"),
         ({"rel_error": 0.3}, "b64_q1_h128_kv8192"),
     ],
 )

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mla_lab.plan import POLICIES, SCHEDULES, Plan, WorkTile, make_plan
-from mla_lab.plan.assign import balance, in_turn
+from mla_lab.plan.assign import balance, beside, in_turn
 from mla_lab.plan.check import check_plan
 from mla_lab.plan.greedy import OVERHEAD, greedy_payload
 from mla_lab.problem import Problem
@@ -148,7 +148,7 @@ def test_fixed_size_deals_longest_first(problem, workers):
     dealt: dict[int, WorkTile] = {}
     for w in range(workers):
         for i, tile in enumerate(plan.worker(w)):
-            dealt[w + i * workers] = tile
+            dealt[(workers - 1 - w if i % 2 else w) + i * workers] = tile
     assert [dealt[i] for i in range(plan.num_tiles)] == list(grid)
     sizes = [t.block_end - t.block_begin for t in grid]
     assert sizes == sorted(sizes, reverse=True)
@@ -195,6 +195,21 @@ def test_in_turn_keeps_loads_within_one_piece(blocks, workers):
     order, begins = in_turn(np.array(blocks), workers)
     loads = [sum(blocks[i] for i in order[a:b]) for a, b in pairwise(begins)]
     assert max(loads) - min(loads) <= max(blocks)
+
+
+@given(problems(), WORKERS)
+@FEW
+def test_tiles_of_the_same_keys_lie_beside_each_other(problem, workers):
+    tiles = make_plan(problem, policy="fixed", num_splits=3, num_workers=workers).tiles
+    times = (1 + tiles[:, 3] - tiles[:, 2]).astype(np.int64)
+    order, begins = beside(tiles, times, len(tiles))
+    assert begins.tolist() == list(range(len(tiles) + 1))
+    keys = [tuple(words) for words in tiles[order][:, [0, 4, 1]].tolist()]
+    assert keys == sorted(keys)
+    order, begins = beside(tiles, times, workers)
+    loads = [int(times[order[a:b]].sum()) for a, b in pairwise(begins)]
+    assert sum(loads) == times.sum() and len(loads) == workers
+    assert max(loads) <= times.sum() / workers + times.max(initial=0)
 
 
 @given(problems(), st.sampled_from(sorted(POLICIES)), WORKERS)

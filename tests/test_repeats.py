@@ -156,4 +156,4 @@ def test_a_workspace_that_is_gone_takes_the_call_along(used: bool) -> None:
     repeated.given.clear()
     del given
     gc.collect()
-    assert not repeats._REMEMBERED and not repeats._LAST
+    assert not repeats._REMEMBERED and repeats._last is None

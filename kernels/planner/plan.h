@@ -269,7 +269,10 @@ MLA_PLANNER_FN void place_in_turn(Team& team, const Params& p, const Scratch& s,
   rank_classes(team, p, s, n);
   const int32_t each = sizes.tiles / p.workers;
   const int32_t longer = sizes.tiles % p.workers;  // workers that have one tile more
-  team.each(p.workers + 1, [&](int32_t w) { p.worker_begin[w] = w * each + least(w, longer); });
+  // every other round goes backwards, and so does the one that does not reach all of them
+  const int32_t others = each % 2 ? p.workers - longer : 0;
+  team.each(p.workers + 1,
+            [&](int32_t w) { p.worker_begin[w] = w * each + least(most(0, w - others), longer); });
   team.each(sizes.tiles, [&](int32_t index) {
     const int32_t i = last_at_most(s.line, n, index);
     const int32_t row = (index - s.line[i]) / s.splits[i];
@@ -278,8 +281,10 @@ MLA_PLANNER_FN void place_in_turn(Team& team, const Params& p, const Scratch& s,
     const bool last = split + 1 == s.splits[i] && classes.last_tiles > 0;
     const int32_t in_row = classes.last_tiles > 0 ? s.splits[i] - 1 : s.splits[i];
     const int32_t turn = last ? s.rank[2 * i + 1] + row : s.rank[2 * i] + row * in_row + split;
-    const int32_t worker = turn % p.workers;
-    p.tiles[p.worker_begin[worker] + turn / p.workers] = make_tile(p, s, i, row, split);
+    const int32_t round = turn / p.workers;
+    const int32_t at = turn % p.workers;
+    const int32_t worker = round % 2 ? p.workers - 1 - at : at;
+    p.tiles[p.worker_begin[worker] + round] = make_tile(p, s, i, row, split);
   });
 }
 

@@ -4,6 +4,8 @@ With a `plan` its words are copied to the device once. Without one, work follows
 never leave the device: by a formula, as each worker reads its request's length, or by a planner
 kernel that cuts the batch anew in each launch. Kernel, tile and bounds are chosen from what a
 call's form tells, so that a captured graph stays right when lengths change.
+
+Where nothing can be compiled, the choice is among the builds that are there (see `builds`).
 """
 
 from __future__ import annotations
@@ -12,20 +14,19 @@ from dataclasses import replace
 from functools import lru_cache
 from typing import Any
 
-from .. import jit
 from ..call import Call, Features
 from ..errors import BuildError
 from ..gpu import H200, Gpu
-from ..jit import toolchain
 from ..plan import Choice, KernelConfig, choose
 from ..plan.choose import invariant_kinds, price
 from ..plan.ways import FORMATS, OUTS, ROWS, WIDENED
 from ..problem import LATENT_DIM, ROPE_DIM, Problem
 from ..workspace import Workspace
-from .base import gpu_of
+from .base import Repeat, gpu_of
+from .builds import able, missing_for
 from .cuda_ops import MAX_BATCH
 from .device_plan import Formula, PlanOnDevice
-from .families import FAMILIES, Q_M, complete, costs
+from .families import FAMILIES, Q_M, costs
 from .gather import configs_for, formula_for, gathers
 from .launch import Launch
 
@@ -55,9 +56,12 @@ class CuteBackend:
             return f"skip_softmax_threshold_scale_factor with a {problem.kv_format} cache"
         if features.skip_softmax and features.batch_invariant:
             return "skip_softmax_threshold_scale_factor with batch_invariant"
-        configs = _configs(problem, gpu, features)
-        reasons = (_build_reason(config, problem, features) for config in configs)
-        return next(filter(None, reasons), None)
+        if _by_token(problem, gpu, features):
+            here = able(problem, features)
+            configs = list(configs_for(problem, features.batch_invariant, here))
+        else:
+            configs = _configs(problem, gpu, features)
+        return _missing(configs, problem, features)
 
     def plan(self, call: Call, gpu: Gpu | None) -> PlanOnDevice | Formula:
         """A plan that the device makes in each launch, within the call's bounds, or a formula.
@@ -66,20 +70,17 @@ class CuteBackend:
         """
         if gpu is None:
             raise BuildError("plan: got a CPU; supported: a GPU")
-        problem = call.problem
-        if problem.top_k:
-            return formula_for(problem, call.form.total_q, gpu, call.features.batch_invariant)
-        longest = min(1 << (max(problem.kv_lens) - 1).bit_length(), call.form.bounds.kv_lens[0])
-        problem = replace(problem, kv_lens=(longest,) * problem.batch)
-        if call.features.batch_invariant and not gathers(problem):
-            return _invariant_plan(problem, call.form.total_q, gpu, call.features.ragged)
-        return _plan(problem, call.form.total_q, gpu, call.features)
+        problem, features = call.problem, call.features
+        if not problem.top_k:
+            longest = min(1 << (max(problem.kv_lens) - 1).bit_length(), call.form.bounds.kv_lens[0])
+            problem = replace(problem, kv_lens=(longest,) * problem.batch)
+        return _plan(problem, call.form.total_q, gpu, features)
 
-    def run(self, call: Call, plan: Any, workspace: Workspace) -> Launch:
+    def run(self, call: Call, plan: Any, workspace: Workspace) -> Repeat:
         """Enqueues the call; returns what repeats it for equal calls."""
         launch = Launch.of(call, plan, workspace, gpu_of(call.form.device) or H200)
         launch(call.given, call.out, call.lse)
-        return launch
+        return launch.repeat
 
 
 def _gpu_reason(gpu: Gpu) -> str | None:
@@ -123,19 +124,9 @@ def _widened_reason(problem: Problem) -> str | None:
     return None
 
 
-def _build_reason(config: KernelConfig, problem: Problem, features: Features) -> str | None:
-    """None where the kernels are compiled or a compiler is here, else what is missing."""
-    arch = FAMILIES[config.kernel].archs[0]
-    wanted = [complete(config, problem, False if features.no_pdl else None, features)]
-    if not config.option("grid"):
-        wanted.append(KernelConfig("cuda/planner"))
-    for config in wanted:
-        if jit.find(config, arch) is None:
-            try:
-                toolchain.versions(config.kernel)
-            except BuildError as error:
-                return f"{config.name()} is not compiled here, and cannot be: {error}"
-    return None
+def _missing(configs: list[KernelConfig], problem: Problem, features: Features) -> str | None:
+    reasons = (missing_for(config, problem, features) for config in configs)
+    return next(filter(None, reasons), None)
 
 
 @lru_cache(maxsize=256)
@@ -144,12 +135,12 @@ def _choice(problem: Problem, gpu: Gpu, features: Features) -> Choice:
         # where products are what takes the time, and in the one tile with registers for it
         family = next(c for c in costs() if c.kernel == Q_M.kernel)
         return price(problem, gpu, family, 64, 1)
-    return choose(problem, gpu, costs=costs(), on_device=True)
+    here = able(problem, features)
+    return choose(problem, gpu, costs=costs(), on_device=True, able=here)
 
 
 def _configs(problem: Problem, gpu: Gpu, features: Features) -> list[KernelConfig]:
-    if gathers(problem):
-        return list(configs_for(problem, features.batch_invariant))
+    """Kernels that take whole pages, for a call that such a kernel can run."""
     if features.batch_invariant:
         kinds = invariant_kinds(problem, gpu, costs(), features.ragged)
         return [kind.choice.config for kind in kinds]
@@ -157,15 +148,28 @@ def _configs(problem: Problem, gpu: Gpu, features: Features) -> list[KernelConfi
 
 
 @lru_cache(maxsize=256)
-def _invariant_plan(problem: Problem, total_q: int, gpu: Gpu, ragged: bool) -> PlanOnDevice:
-    kinds = invariant_kinds(problem, gpu, costs(), ragged)
-    return PlanOnDevice.of_kinds(kinds, problem, total_q)
+def _by_token(problem: Problem, gpu: Gpu, features: Features) -> bool:
+    """Whether tokens are fetched one by one: where they must be, and where only that build, which
+    takes pages of any size and every feature but skip-softmax, is here.
+    """
+    if gathers(problem):
+        return True
+    if features.skip_softmax or features.planned:
+        return False
+    if _missing(_configs(problem, gpu, features), problem, features) is None:
+        return False
+    here = able(problem, features)
+    return all(map(here, configs_for(problem, features.batch_invariant, here)))
 
 
 @lru_cache(maxsize=256)
 def _plan(problem: Problem, total_q: int, gpu: Gpu, features: Features) -> PlanOnDevice | Formula:
-    if gathers(problem):
-        return formula_for(problem, total_q, gpu, features.batch_invariant)
+    if _by_token(problem, gpu, features):
+        here = able(problem, features)
+        return formula_for(problem, total_q, gpu, features.batch_invariant, here)
+    if features.batch_invariant:
+        kinds = invariant_kinds(problem, gpu, costs(), features.ragged)
+        return PlanOnDevice.of_kinds(kinds, problem, total_q)
     choice = _choice(problem, gpu, features)
     if choice.config.option("grid"):
         return Formula.of(choice.config, dict(choice.knobs)["num_splits"], problem, gpu)

@@ -7,6 +7,8 @@ once; in a grid that is larger than the card the last arriver merges, and nobody
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from ..errors import unsupported
 from ..gpu import Gpu
 from ..plan import WorkspaceLayout
@@ -30,18 +32,31 @@ def gathers(problem: Problem) -> bool:
     return problem.top_k > 0 or problem.page_size not in BOXED_PAGES
 
 
-def configs_for(problem: Problem, batch_invariant: bool) -> tuple[KernelConfig, KernelConfig]:
+def configs_for(
+    problem: Problem,
+    batch_invariant: bool,
+    able: Callable[[KernelConfig], bool] = lambda config: True,
+) -> tuple[KernelConfig, KernelConfig]:
     """The kernel whose last arriver merges, and the one that shares its merges. Of 16 rows; of 64
     where a query token has more heads, since each row tile fetches its tokens anew; of 32 where all
-    tokens of a request, which share their keys, have more rows.
+    tokens of a request, which share their keys, have more rows. The taller one too where those of
+    16 rows cannot be had.
     """
     sparse = problem.top_k > 0
     rows = problem.heads if sparse or batch_invariant else max(problem.rows.tolist(), default=0)
+    tall = _pair_of(64 if sparse else 32, sparse)
+    if rows > 16:
+        return tall
+    low = _pair_of(16, sparse)
+    return low if all(map(able, low)) or not all(map(able, tall)) else tall
+
+
+def _pair_of(tile_rows: int, sparse: bool) -> tuple[KernelConfig, KernelConfig]:
     extra = (("features", 1), ("gather", 2)) if sparse else (("gather", 1),)
     last, shared = (
         KernelConfig(
             "cute/kv_m",
-            tile_rows=16 if rows <= 16 else 64 if sparse else 32,
+            tile_rows=tile_rows,
             mask="none" if sparse else "tree",
             options=(*extra, ("fused_merge", merge), ("grid", 1)),
         )
@@ -50,12 +65,18 @@ def configs_for(problem: Problem, batch_invariant: bool) -> tuple[KernelConfig, 
     return last, shared
 
 
-def formula_for(problem: Problem, total_q: int, gpu: Gpu, batch_invariant: bool) -> Formula:
+def formula_for(
+    problem: Problem,
+    total_q: int,
+    gpu: Gpu,
+    batch_invariant: bool,
+    able: Callable[[KernelConfig], bool] = lambda config: True,
+) -> Formula:
     """Pieces that fill the card; under batch invariance by a request's own length alone.
 
     Raises Unsupported for more requests, or split row tiles, than a launch has room for.
     """
-    config, shared = configs_for(problem, batch_invariant)
+    config, shared = configs_for(problem, batch_invariant, able)
     requests = total_q if problem.top_k else problem.batch
     if requests > MOST:
         name = "query" if problem.top_k else "seq_lens"

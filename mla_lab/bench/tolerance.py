@@ -151,9 +151,9 @@ def judge(inputs: DecodeInputs) -> Iterator[dict[str, object]]:
 
 
 def main() -> None:
-    """Rows for two lengths and both distributions of inputs, as JSON lines."""
+    """Rows for two lengths and two distributions of inputs, as JSON lines."""
     for kv_len in (1024, 8192):
-        for distribution in DISTRIBUTIONS:
+        for distribution in DISTRIBUTIONS[:2]:
             problem = Problem.uniform(2, 1, kv_len, 16, q_dtype="e4m3", kv_format="e4m3")
             case = {"case": f"B2 H16 kv {kv_len} e4m3", "inputs": distribution}
             for row in judge(make_inputs(problem, 1, (), distribution=distribution)):

@@ -1,4 +1,6 @@
-"""`mla-lab proof`: run the matrix of calls or a published list on a card, write the tables."""
+"""`mla-lab proof`: run the matrix of calls, a published list or the costs of features on a card,
+write the tables.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,9 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
     published = verbs.add_parser("published", help="the 396 configurations of a pull request")
     published.add_argument("--dtypes", default="bf16,e4m3", help="by comma")
     published.add_argument("--batch", type=int, default=1024, help="up to so many requests")
-    for verb in (pairs, published):
+    costs = verbs.add_parser("costs", help="time with a feature beside time without")
+    costs.add_argument("--features", default="", help="only those that begin so, by comma")
+    for verb in (pairs, published, costs):
         verb.add_argument("record", type=Path, help="JSON lines, written anew")
         verb.add_argument("--device", default="cuda")
     report = verbs.add_parser("report", help="the marked tables of Markdown files, from data/")
@@ -47,6 +51,9 @@ def run(args: argparse.Namespace) -> int | None:
     if args.verb == "pairwise":
         chosen = None if args.first is None else range(args.first)
         rows += record.pairwise_run(args.device, chosen, say)
+    elif args.verb == "costs":
+        names = [name for name in args.features.split(",") if name]
+        rows += record.costs_run(args.device, names, say)
     else:
         for dtype in args.dtypes.split(","):
             rows += record.published_run(args.device, dtype, args.batch, say)

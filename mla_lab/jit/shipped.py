@@ -17,6 +17,8 @@ FORMATS = (
     ("fp16", "bf16", 64),
     ("fp16", "fp16", 64),
 )
+#: 16-bit formats that are not the commonest; of them an fp16 out of a bf16 query has no other build
+OTHER_FORMATS = (*FORMATS[4:], ("bf16", "fp16", 64))
 
 
 def _for_backend(
@@ -71,7 +73,11 @@ CUTE: tuple[KernelConfig, ...] = (
         for mask in ("none", "tree")
         for scales in (0, 1)
     ),
-    _for_backend("cute/q_m", FORMATS[2], (64, 1), options=(("skip", 1),)),
+    *(
+        _for_backend("cute/q_m", FORMATS[2], (64, 1), mask, (("skip", 1), *scales))
+        for mask in ("none", "tree")
+        for scales in ((), (("scales", 1),))
+    ),
     *(
         _for_backend("cute/kv_m", FORMATS[2], tile, "tree", way.options)
         for way in ways_of("cute/kv_m")
@@ -84,6 +90,17 @@ CUTE: tuple[KernelConfig, ...] = (
             (16, "none", (("features", 1), ("gather", 2))),
             (64, "none", (("features", 1), ("gather", 2))),
             (16, "tree", (("gather", 1),)),
+            (32, "tree", (("gather", 1),)),
+        )
+        for merge in (LAST_MERGES, ALL_MERGE)
+    ),
+    # and in other formats the taller tiles alone: where nothing can be compiled they also run what
+    # no other build of these formats does (see backends/builds.py)
+    *(
+        _for_backend("cute/kv_m", formats, (rows, 1), mask, (*merge, *options))
+        for formats in OTHER_FORMATS
+        for rows, mask, options in (
+            (64, "none", (("features", 1), ("gather", 2))),
             (32, "tree", (("gather", 1),)),
         )
         for merge in (LAST_MERGES, ALL_MERGE)

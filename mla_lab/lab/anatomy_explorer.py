@@ -37,6 +37,7 @@ DRAWN = {
     "merge": ("merge", PALETTE[5]),
     "write": ("write the result", PALETTE[3]),
     "gap": ("between launches", "#B9BEC8"),
+    "idle": ("done, others are not", "#D3C6DA"),
     "other": ("not explained", "#E3E6EC"),
 }
 OURS = "mla-lab"

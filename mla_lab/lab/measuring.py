@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -64,12 +64,19 @@ def runs(folder: Path | None = None) -> list[Run]:
     """Runs recorded in `folder` (the package's data), oldest first; other files are left alone."""
     found: list[Run] = []
     for path in sorted((folder or data_dir()).glob("*.jsonl")):
-        try:
-            rows = list(read(path))
-        except InvalidInput:  # a trace or published figures, not a benchmark record
-            continue
-        found += _split(path.name, rows)
+        state = path.stat()
+        found += _runs_of(path, state.st_mtime_ns, state.st_size)
     return sorted(found, key=lambda run: run.date)
+
+
+@lru_cache(maxsize=64)
+def _runs_of(path: Path, mtime_ns: int, size: int) -> tuple[Run, ...]:
+    """Runs of one file as it was then; thousands of rows are not parsed for every redraw."""
+    try:
+        rows = list(read(path))
+    except InvalidInput:  # a trace or published figures, not a benchmark record
+        return ()
+    return tuple(_split(path.name, rows))
 
 
 def _split(file: str, rows: list[Row]) -> Iterator[Run]:

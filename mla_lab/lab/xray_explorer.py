@@ -34,6 +34,8 @@ class XrayExplorer(explorer.Explorer):
 
     def controls(self) -> dict[str, widgets.Widget]:
         names = list(KERNELS)
+        for name in names:  # seen through once, here: no redraw waits for a disassembler
+            facts(name)
         return {
             "left": explorer.choice("left", names, names[2], "330px"),
             "right": explorer.choice("right", names, names[4], "330px"),

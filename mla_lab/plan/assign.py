@@ -22,15 +22,33 @@ def by_part(row_tile: np.ndarray, part: np.ndarray, bundle: int, workers: int) -
 
 
 def in_turn(blocks: np.ndarray, workers: int) -> Assignment:
-    """Longest first, ties in order, dealt to workers 0, 1, ... in turn."""
+    """Longest first, ties in order, dealt to workers 0, 1, ... in turn, and in the next round
+    backwards: who got the longest of one round gets the shortest of the next.
+    """
     longest = np.argsort(-blocks, kind="stable")
-    dealt, begins = _gather(np.arange(blocks.size) % workers, workers)
+    turn, at = np.divmod(np.arange(blocks.size), workers)
+    dealt, begins = _gather(np.where(turn % 2, workers - 1 - at, at), workers)
     return longest[dealt], begins
 
 
 def one_each(blocks: np.ndarray) -> Assignment:
     """Longest first, ties in order, one worker a tile."""
     return np.argsort(-blocks, kind="stable"), np.arange(blocks.size + 1)
+
+
+def beside(tiles: np.ndarray, times: np.ndarray, workers: int) -> Assignment:
+    """`balance` of work tiles, those that read the same keys beside each other where it leaves a
+    choice: neighbours begin together, so that what one reads the others find in L2, and a group's
+    partials are there at the same time. (q_m, 128 heads, one request of 65536 keys: 34.6 us where
+    64 pieces lie so, 37.5 where row tiles lie apart.)
+
+    A worker each, where there are as many, in just that order.
+    """
+    near = np.lexsort((tiles[:, 1], tiles[:, 4], tiles[:, 0]))
+    if len(near) <= workers:
+        return near, np.minimum(np.arange(workers + 1), len(near))
+    order, begins = balance(times[near], workers)
+    return near[order], begins
 
 
 def _round(times: np.ndarray, loads: np.ndarray, owner: np.ndarray) -> int:

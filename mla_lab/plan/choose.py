@@ -10,6 +10,7 @@ share each KV block: the matrix unit is full.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -80,9 +81,11 @@ def choose(
     costs: tuple[KernelCosts, ...] | None = None,
     separate_merge: bool = False,
     on_device: bool = False,
+    able: Callable[[KernelConfig], bool] | None = None,
 ) -> Choice:
     """The cheapest candidate by the cost model; `costs` are the families that may be used. With
-    `on_device` no host makes the plan, so that all but a formula pay for a planner kernel.
+    `on_device` no host makes the plan, so that all but a formula pay for a planner kernel. With
+    `able` the cheapest whose kernel can be had, or the cheapest of all where none can.
 
     With `separate_merge` a merge kernel behind the attention kernel is priced as well, which the
     config then asks for by the option fused_merge = 0.
@@ -116,8 +119,10 @@ def choose(
     if on_device:
         found = [c if c.schedule == "grid" else _planned_on_device(c) for c in found]
     found.sort(key=lambda choice: choice.predicted_us)
-    best, others = found[0], found[1:3]
-    reason = f"{best.predicted_us:.1f} us predicted, least of {len(found)}"
+    first = next((i for i, c in enumerate(found) if able(c.config)), 0) if able else 0
+    least = "least" if not first else f"{first} cheaper ones are not compiled here,"
+    best, others = found[first], found[first + 1 : first + 3]
+    reason = f"{best.predicted_us:.1f} us predicted, {least} of {len(found)}"
     if others:
         reason += "; next " + ", ".join(f"{_label(c)} {c.predicted_us:.1f} us" for c in others)
     return replace(best, reason=f"{reason} ({regime(problem, gpu)})")

@@ -108,8 +108,8 @@ def fixed_size(shape: Shape, split_blocks: int = 16, max_splits: int = 32) -> Cu
     size = max(split_blocks, ceil(n / max_splits)) blocks for a request of n = max(1, blocks), and
     piece i is [i * size, min((i + 1) * size, n)). A persistent schedule gives the tiles, in the
     order (request, row tile, split) sorted by falling block count with ties kept, to workers
-    0, 1, ..., workers - 1, 0, 1, ... in turn: longest and shortest load differ by at most one
-    piece, and a device planner needs a counting sort and no more.
+    0, 1, ..., workers - 1, workers - 1, ..., 1, 0, 0, 1, ... in turn: longest and shortest load
+    differ by at most one piece, and a device planner needs a counting sort and no more.
     """
     if split_blocks < 1 or max_splits < 1:
         raise invalid("split_blocks, max_splits", (split_blocks, max_splits), "1 or more")

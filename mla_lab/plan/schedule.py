@@ -19,7 +19,7 @@ import numpy as np
 
 from ..errors import invalid
 from ..problem import Problem
-from .assign import balance, by_part, in_turn, one_each
+from .assign import beside, by_part, in_turn, one_each
 from .cost import CostModel, makespan
 from .cuts import Cuts, Shape, number
 from .kernel_costs import default_model
@@ -66,7 +66,7 @@ def make_plan(
     elif policy == "fixed_size":
         order, begins = in_turn(blocks, num_workers)
     else:
-        order, begins = balance(tile_times(shape, model, tiles), num_workers)
+        order, begins = beside(tiles, tile_times(shape, model, tiles), num_workers)
     return Plan(
         problem, tile_rows, tile_kv, policy, schedule, tiles[order], begins.astype(np.int32)
     )

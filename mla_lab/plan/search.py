@@ -18,7 +18,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from .assign import Assignment, balance, by_part
+from .assign import Assignment, beside, by_part
 from .cost import CostModel, makespan
 from .cuts import Cuts, Shape, cut_by_count, number
 from .greedy import greedy_payload, walk
@@ -70,7 +70,7 @@ def try_cuts(shape: Shape, model: CostModel, cuts: Cuts) -> Trial:
     tiles, piece = number(shape, cuts)
     times = tile_times(shape, model, tiles)
     if cuts.part is None:
-        assignment = balance(times, shape.workers)
+        assignment = beside(tiles, times, shape.workers)
     else:
         bundle = shape.max_row_tiles
         assignment = by_part(tiles[:, 1], cuts.part[piece], bundle, shape.workers)

@@ -4,6 +4,7 @@ pairwise    choices such that every allowed pair of levels occurs
 cases       the levels of a decode call, and a case's inputs
 check       one case against the float64 oracle, under poisoned caches
 published   the 396 configurations of a public pull request
-record      runs of either as JSON lines
+costs       time with a feature beside time without, on the same caches
+record      runs of these as JSON lines
 tables      a README's tables from those records
 """

@@ -16,14 +16,17 @@ from torch import Tensor
 from .. import decode, repeats
 from .. import kv_cache as formats
 from ..accuracy import lse_error
+from ..backends.builds import able
 from ..backends.families import costs
 from ..bench.checks import compare
+from ..call import Arguments
 from ..contract import trtllm_batch_decode_with_kv_cache_mla
 from ..errors import MlaLabError
 from ..gpu import H200, Gpu
 from ..inputs import DecodeInputs
 from ..plan import choose
 from ..reference import decode_reference
+from ..validate import form_of
 from . import cases
 
 #: error beyond that of rounding the oracle's out once, relative to its norm, by query dtype: P in
@@ -68,7 +71,9 @@ def run_case(case: Mapping[str, str], seed: int, workspace: Tensor) -> Outcome:
     given.update(guards.given())
     if case["plan"] == "given":
         gpu = Gpu.here() if workspace.is_cuda else None
-        chosen = choose(inputs.problem, gpu or H200, given["batch_invariant"], costs())
+        here = able(inputs.problem, form_of(Arguments(**_native(given))).features)
+        invariant = given["batch_invariant"]
+        chosen = choose(inputs.problem, gpu or H200, invariant, costs(), able=here)
         given["plan"] = chosen.plan(inputs.problem)
     before = [value.clone() for value in _storages(inputs)]
     repeats.forget()
@@ -171,5 +176,8 @@ def _rewritten(before: list[Tensor], inputs: DecodeInputs, workspace: Tensor) ->
 
 def _taken(given: dict[str, Any]) -> str:
     """The backend that "auto" takes for a call."""
-    named = {name: value for name, value in given.items() if name != "qk_nope_head_dim"}
-    return next((v.name for v in decode.explain(**named) if v.taken), "")
+    return next((v.name for v in decode.explain(**_native(given)) if v.taken), "")
+
+
+def _native(given: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in given.items() if name != "qk_nope_head_dim"}

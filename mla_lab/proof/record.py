@@ -13,7 +13,7 @@ import torch
 
 from ..bench.environment import environment
 from ..errors import invalid
-from . import published
+from . import costs, published
 from .cases import WORKSPACE_BYTES, pairwise_cases
 from .check import Outcome, run_case
 
@@ -66,6 +66,20 @@ def published_run(device: str, dtype: str, most_requests: int, progress: Progres
         outcome = _guarded(partial(published.run, c, pool, workspace))
         _tell(progress, c.name, outcome)
         yield {"kind": "case", "case": c._asdict(), **outcome.row()}
+
+
+def costs_run(device: str, features: Sequence[str], progress: Progress) -> Iterator[Row]:
+    """What features cost on a device: all, or those whose names begin so."""
+    chosen = [
+        c
+        for c in costs.comparisons()
+        if not features or any(c.feature.startswith(name) for name in features)
+    ]
+    if not chosen:
+        names = dict.fromkeys(c.feature for c in costs.comparisons())
+        raise invalid("features", features, tuple(names))
+    yield _head("costs", device, len(chosen))
+    yield from costs.run(chosen, device, progress=progress)
 
 
 def _head(what: str, device: str, cases: int) -> Row:

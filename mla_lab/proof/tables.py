@@ -26,6 +26,7 @@ RECORDS = {
     "pairwise": "proof_pairwise.jsonl",
     "published": "proof_published.jsonl",
     "dropin": "dropin.jsonl",
+    "costs": "h200_features.jsonl",
 }
 #: names of features in the order of the tables
 FEATURES = (
@@ -147,12 +148,36 @@ def dropin_reasons(rows: Sequence[Row]) -> str:
     return "\n".join(lines)
 
 
+def costs_table(rows: Sequence[Row]) -> str:
+    """Time of calls with a feature by time without, over the shapes that were timed."""
+    lines = ["| with | inputs | shapes | time by time without | greatest, 95 % interval | |"]
+    lines += ["|---|---|---:|---:|---:|---|"]
+    groups: dict[tuple[str, str], list[Row]] = {}
+    for row in cases(rows):
+        groups.setdefault((row["feature"], row["inputs"]), []).append(row)
+    for (feature, inputs), own in groups.items():
+        timed = sorted((r for r in own if r["status"] == "ok"), key=lambda r: r["ratio"])
+        if not timed:
+            lines.append(f"| {feature} | {inputs} | {len(own)} | {own[0]['reason'][:80]} | | |")
+            continue
+        last = timed[-1]
+        span = " to ".join(dict.fromkeys(f"{r['ratio']:.3f}" for r in (timed[0], last)))
+        note = ""
+        if "kept" in last:
+            kept, lost = (max(r[name] for r in timed) for name in ("kept", "dropped"))
+            note = f"tiles kept by the definition {kept:.0%}, dropped {max(lost, 0.0):.0e} of a row"
+        bounds = f"{last['low']:.3f} to {last['high']:.3f}"
+        lines.append(f"| {feature} | {inputs} | {len(timed)} | {span} | {bounds} | {note} |")
+    return "\n".join(lines)
+
+
 #: tables by the name in their markers, and the record that each is made from
 TABLES: dict[str, tuple[str, Callable[[Sequence[Row]], str]]] = {
     "shapes": ("pairwise", shapes_note),
     "formats": ("pairwise", formats_table),
     "pairs": ("pairwise", pairs_table),
     "published": ("published", published_note),
+    "costs": ("costs", costs_table),
     "dropin": ("dropin", dropin_note),
     "dropin-tests": ("dropin", dropin_tests),
     "dropin-reasons": ("dropin", dropin_reasons),

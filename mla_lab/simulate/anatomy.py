@@ -41,6 +41,7 @@ PHASES = (
     "merge",
     "write",
     "gap",
+    "idle",
     "other",
 )
 LANES = ("CTA", "role")

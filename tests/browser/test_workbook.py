@@ -67,6 +67,7 @@ def test_a_moved_control_changes_the_picture(
     scroll_to(page, control)
     page.wait_for_selector(picture, timeout=20_000)
     before = page.locator(picture).first.inner_html()
+    page.locator(picture).first.scroll_into_view_if_needed()
     page.screenshot(path=shots / f"{notebook}_before.png")
     if control == CHOICE:
         page.locator(control).first.select_option(move)

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from mla_lab import jit
-from mla_lab.inputs import DISTRIBUTIONS, make_inputs
+from mla_lab.inputs import make_inputs
 from mla_lab.inputs_gqa import GqaShape, make_gqa_inputs
 from mla_lab.problem import Problem
 
@@ -75,7 +75,7 @@ def tolerance(form: str) -> float:
     return TOLERANCE_8 if FORMATS[form][2] else TOLERANCE
 
 
-@pytest.mark.parametrize("distribution", DISTRIBUTIONS)
+@pytest.mark.parametrize("distribution", ["gauss", "heavy_tailed"])
 @pytest.mark.parametrize("case", MLA, ids=lambda c: f"h{c[2]}_q{max(c[0])}_p{c[3]}")
 @pytest.mark.parametrize("form", FORMATS)
 def test_mla(form: str, case: tuple, distribution: str) -> None:  # type: ignore[type-arg]
@@ -116,7 +116,7 @@ def test_gqa(form: str, case: tuple, head_dim: int) -> None:  # type: ignore[typ
     check(kernel(form, head_dim), inputs, pieces, tolerance(form))
 
 
-@pytest.mark.parametrize("distribution", DISTRIBUTIONS)
+@pytest.mark.parametrize("distribution", ["gauss", "heavy_tailed"])
 @pytest.mark.parametrize("form", FORMATS)
 def test_error_beside_torch(form: str, distribution: str) -> None:
     query, cache, _, weights = FORMATS[form]

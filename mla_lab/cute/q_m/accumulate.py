@@ -15,7 +15,7 @@ from .merge import arrive, merge
 from .output import store_lse, store_rows
 from .partials import store_fragment
 from .storage import BLOCK, LATENT, LN2, SKIPPED, STAGES, Config, Globals, Mmas, Shared
-from .work import Plan, plan_words, read_work, record, stamp
+from .work import Plan, plan_words, read_work, record, stamp, stamp_round
 
 HALF = LATENT // 2
 
@@ -152,8 +152,9 @@ def accumulate(
             cute.arch.mbarrier_wait(s.p_full + stage, (phases >> stage) & 1)
             phases = phases ^ (1 << stage)
             if const_expr(cfg.stamps):
-                if block == 0:
+                if (block == 0) & (index == first):
                     stamp(cfg, g, 2)
+                stamp_round(cfg, g, count - block, 5)
             drop0, drop1 = Int32(s.drop[row, stage]), Int32(s.drop[row + 8, stage])
             cute.arch.mbarrier_arrive(s.seen + stage)
             if const_expr(cfg.skip):
@@ -161,6 +162,8 @@ def accumulate(
                     add_tile(mma, acc, r_p, r_v, stage, drop0, drop1)
             else:
                 add_tile(mma, acc, r_p, r_v, stage, drop0, drop1)
+            stamp_round(cfg, g, count - block, 6)
+            stamp_round(cfg, g, count - block, 7)
             release(cfg, s, stage, lane)
             if feeds:
                 feed = fill(cfg, g, s, feed, last, rank, lane)

@@ -12,7 +12,7 @@ from cutlass import Float32, Int32, Uint8, Uint32, const_expr
 from cutlass.cute.nvgpu import warp, warpgroup
 
 from ..extras import scale_now, with_sink
-from ..hopper import fresh_thread, shift_pair
+from ..hopper import add, fresh_thread, shift_pair
 from .storage import (
     BLOCK,
     BOX,
@@ -30,7 +30,7 @@ from .storage import (
     Shared,
     Work,
 )
-from .work import Plan, read_work, visible
+from .work import Plan, read_work, stamp_round, visible
 
 ATTEND_BARRIER = 1
 #: bits of `phases`: one a stage for `full` from 0 on, for `seen` from SEEN on, one for `free`
@@ -41,11 +41,6 @@ def quad(op, value):
     """Reduce over the four lanes that share a row."""
     value = op(value, cute.arch.shuffle_sync_bfly(value, offset=1))
     return op(value, cute.arch.shuffle_sync_bfly(value, offset=2))
-
-
-def add(a, b):
-    """For `quad`."""
-    return a + b
 
 
 @cute.jit
@@ -467,6 +462,7 @@ def attend(cfg: cutlass.Constexpr[Config], g: Globals, s: Shared, mma: Mmas, pla
         phases = phases ^ 2
         phases = await_drop(s, 1, phases)
         warpgroup.wait_group(0)
+        stamp_round(cfg, g, blocks, 3)
         while blocks > 1:
             for j in cutlass.range_constexpr(3):
                 stage, ahead = (1 + j) % 3, (2 + j) % 3
@@ -475,6 +471,8 @@ def attend(cfg: cutlass.Constexpr[Config], g: Globals, s: Shared, mma: Mmas, pla
                     drop, offset = s.drop[None, stage], stage * (STAGE * 2)
                     weigh(cfg, g, acc, p, row_max, row_sum, tops, least, drop, p_at, offset)
                     cute.arch.fence_view_async_shared()
+                    stamp_round(cfg, g, blocks, 4)
+                    stamp_round(cfg, g, blocks - 1, 2)
                     issue_qk(s, mma, frags, acc, ahead, (phases >> ahead) & 1, cfg.go)
                     phases = phases ^ (1 << ahead)
                     phases = await_drop(s, ahead, phases)
@@ -482,12 +480,14 @@ def attend(cfg: cutlass.Constexpr[Config], g: Globals, s: Shared, mma: Mmas, pla
                     announce(s, stage)
                     warpgroup.wait_group(0)
                     blocks = blocks - 1
+                    stamp_round(cfg, g, blocks, 3)
         # again: held through the loop they would cost registers
         work = read_work(g, s, index)
         stage = (work.end - work.begin) % 3
         hide(cfg, g, s, acc, index, beyond, Int32(1))
         drop, offset = s.drop[None, stage], stage * (STAGE * 2)
         weigh(cfg, g, acc, p, row_max, row_sum, tops, least, drop, p_at, offset)
+        stamp_round(cfg, g, Int32(1), 4)
         thread = fresh_thread() & 127
         lane, row = thread & 31, own_row(thread)
         tail = work.kv_len - (work.end - 1) * BLOCK

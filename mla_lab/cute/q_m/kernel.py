@@ -253,7 +253,8 @@ class QueryRowsOnM:
 
 
 class StampedQueryRowsOnM(QueryRowsOnM):
-    """The same launch with `stamps` int64 [CTAs, 8] after worker_begin (option "stamps")."""
+    """The same launch with `stamps` int64 [CTAs, 8] after worker_begin (option "stamps"; with 2
+    there are `work.ROUNDS` rows more, see there)."""
 
     @cute.jit
     def __call__(

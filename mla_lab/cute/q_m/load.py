@@ -32,7 +32,7 @@ from .storage import (
     Globals,
     Shared,
 )
-from .work import first_pages, read_work
+from .work import first_pages, read_work, stamp_round
 
 #: what the next slot is for
 KV, QUERY, SKIP = 0, 1, 2
@@ -163,7 +163,9 @@ def fill(cfg: cutlass.Constexpr[Config], g: Globals, s: Shared, feed: Feed, last
                 page = s.records[FIRST_PAGE + lane % 4, index % RECORDS]
             else:
                 checked = block_pages(cfg, g, work, block, page, lane)
+                stamp_round(cfg, g, end - block, 0)
                 load_tile(cfg, g, s, block, stage, checked, rank)
+                stamp_round(cfg, g, end - block, 1)
                 block = block + 1
                 if block == end:
                     kind = Int32(SKIP)

@@ -15,7 +15,8 @@ import cutlass.cute as cute
 from cutlass import Float32, Int32, const_expr
 
 from ..extras import with_scales, with_sink
-from .attend import add, select
+from ..hopper import add
+from .attend import select
 from .combine import LOG2E, THREADS, Share, combine_far, combine_pairs, combine_strips, smem
 from .output import store_row_lse
 from .partials import REGION, UNITS, row_words, units_per_strip

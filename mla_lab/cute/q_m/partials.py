@@ -18,8 +18,8 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Float16, Float32, Int32, const_expr
 
-from ..hopper import load2, pack2
-from .attend import add, quad
+from ..hopper import add, load2, pack2
+from .attend import quad
 from .storage import BLOCK, LATENT, Config, Globals, Work
 
 UNITS = 256

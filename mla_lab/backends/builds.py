@@ -1,0 +1,45 @@
+"""Which builds of the CuTe kernels can be had: all with a compiler, else those that were bundled.
+
+Where nothing can be compiled, a call takes the first of these whose build is there:
+
+1. the ways to launch it, in the order of their predicted times (`plan.choose`);
+2. the kernel that fetches tokens one by one (`gather`), for pages of any size and every feature but
+   skip-softmax;
+
+and is refused by the name of the best build where none of them is. Which one runs follows from
+the call's form and from what is there, never from what is in the batch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from .. import jit
+from ..call import Features
+from ..errors import BuildError
+from ..jit import toolchain
+from ..plan.config import KernelConfig
+from ..problem import Problem
+from .families import FAMILIES, complete
+
+
+def missing_for(config: KernelConfig, problem: Problem, features: Features) -> str | None:
+    """None where the kernels of a call by `config` are compiled or a compiler is here, else what
+    is missing.
+    """
+    arch = FAMILIES[config.kernel].archs[0]
+    wanted = [complete(config, problem, False if features.no_pdl else None, features)]
+    if not config.option("grid"):
+        wanted.append(KernelConfig("cuda/planner"))
+    for build in wanted:
+        if jit.find(build, arch) is None:
+            try:
+                toolchain.versions(build.kernel)
+            except BuildError as error:
+                return f"{build.name()} is not compiled here, and cannot be: {error}"
+    return None
+
+
+def able(problem: Problem, features: Features) -> Callable[[KernelConfig], bool]:
+    """Whether the kernels of a call by some configuration can be had."""
+    return lambda config: missing_for(config, problem, features) is None

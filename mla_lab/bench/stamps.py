@@ -1,0 +1,167 @@
+"""What a stamped build leaves behind, read as phases of a call and as spans of one CTA's roles.
+
+Stamps are int64, a row a CTA: nanoseconds of the card's global timer (steps of 32 ns), in the order
+that the kernels give (`MOMENTS` of `cute/q_m/work`, `STAMPS` of `cute/kv_m/storage`). Calls follow
+each other in a CUDA graph, so that a call begins when the last CTA of the one before has ended, and
+its own last CTA's end is the next one's beginning: the phases of a CTA, from the call's begin to
+its end, add up to the call by construction, and so do their means over CTAs and calls.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+#: KV tiles of CTA 0 that a build with stamps 2 notes, and of them those in the middle of a walk
+ROUNDS, STEADY = 48, slice(8, 40)
+#: words of a row of `rounds`: SM clocks, the last one nanoseconds
+ASKING, ASKED, QK_BEGUN, QK_DONE, P_STORED, PV_BEGUN, PV_DONE, PV_DONE_NS = range(8)
+
+
+@dataclass(frozen=True)
+class Marks:
+    """How one kernel's stamps are to be read."""
+
+    words: int
+    #: (index, phase that ends there) in order of time; what a CTA has not passed is left out
+    path: tuple[tuple[int, str], ...]
+    #: that of a CTA which leaves no partial: its end of the loop, then `write`
+    alone: tuple[int, int]
+    #: words that only a CTA with work has
+    loop: tuple[int, int]
+    #: that all partials of a row tile are there: who has none writes its result itself
+    merged: int
+
+
+Q_M = Marks(
+    words=8,
+    path=(
+        (0, "launch"),
+        (1, "setup"),
+        (2, "first_byte"),
+        (3, "loop"),
+        (4, "exchange"),
+        (5, "wait"),
+        (6, "merge"),
+    ),
+    alone=(4, 6),
+    loop=(2, 3),
+    merged=5,
+)
+KV_M = Marks(
+    words=10,
+    path=(
+        (0, "launch"),
+        (1, "setup"),
+        (8, "setup"),
+        (2, "first_byte"),
+        (3, "loop"),
+        (4, "exchange"),
+        (5, "merge"),
+        (6, "exchange"),
+        (9, "wait"),
+        (7, "merge"),
+    ),
+    alone=(6, 7),
+    loop=(2, 3),
+    merged=9,
+)
+MARKS = {"cute/q_m": Q_M, "cute/kv_m": KV_M}
+
+
+def ends(stamps: np.ndarray, marks: Marks) -> int:
+    """When the last CTA of a call has ended; `stamps` [CTAs, words]."""
+    return int(stamps[:, marks.path[-1][0]].max())
+
+
+def path_of(row: np.ndarray, marks: Marks, begin: int) -> list[tuple[str, int]]:
+    """(phase, when it ended) of one CTA, from `begin` on; nothing of a CTA that had no work.
+
+    A word that the CTA has not written holds anything: it counts where it lies between the CTA's
+    start and its end, and not before the word ahead of it.
+    """
+    first, last = int(row[marks.path[0][0]]), int(row[marks.path[-1][0]])
+    if not all(first < int(row[i]) <= last for i in marks.loop):
+        return []
+    split = first < int(row[marks.merged]) <= last
+    found, now = [], max(begin, first)
+    for index, phase in marks.path:
+        at = int(row[index])
+        if index != marks.path[0][0] and not first <= at <= last:
+            continue
+        if at < now and phase not in ("launch", "setup"):
+            continue
+        now = max(now, at)
+        found.append(("write" if index in marks.alone and not split else phase, now))
+    return found
+
+
+def call_phases(stamps: np.ndarray, marks: Marks, begin: int) -> dict[str, float]:
+    """Nanoseconds of each phase, mean over the CTAs that had work; `idle` until the last ends."""
+    end, total, count = ends(stamps, marks), dict[str, float](), 0
+    for row in stamps:
+        path = path_of(row, marks, begin)
+        count += bool(path)
+        now = begin
+        for phase, at in path:
+            total[phase] = total.get(phase, 0.0) + at - now
+            now = at
+        if path:
+            total["idle"] = total.get("idle", 0.0) + end - now
+    return {phase: ns / count for phase, ns in total.items()}
+
+
+def mean_phases(calls: Sequence[np.ndarray], marks: Marks) -> tuple[float, dict[str, float]]:
+    """ns of a call and of its phases: means over the middle half of `calls`, in order of time.
+
+    `calls` followed each other without a pause; the first tells only when the second began.
+    """
+    begins = [ends(before, marks) for before in calls[:-1]]
+    took = np.array([ends(c, marks) - b for c, b in zip(calls[1:], begins, strict=True)])
+    middle = np.argsort(took, kind="stable")[len(took) // 4 : len(took) - len(took) // 4]
+    parts = [call_phases(calls[1 + i], marks, begins[i]) for i in middle]
+    names = list(dict.fromkeys([phase for _, phase in marks.path] + ["write", "idle"]))
+    phases = {n: float(np.mean([p.get(n, 0.0) for p in parts])) for n in names}
+    return float(took[middle].mean()), {name: ns for name, ns in phases.items() if ns}
+
+
+#: what a timeline calls the phases of a CTA
+_SPANS = {"first_byte": "load", "loop": "attend", "exchange": "write"}
+
+
+def cta_spans(stamps: np.ndarray, marks: Marks) -> list[list[object]]:
+    """[lane, role, start, end, -1] of every CTA with work, ns since the first one's start."""
+    starts = stamps[:, marks.path[0][0]]
+    zero = int(starts[starts > 0].min())
+    rows: list[list[object]] = []
+    for lane, row in enumerate(stamps):
+        now = int(row[marks.path[0][0]])
+        for phase, at in path_of(row, marks, now):
+            if at > now:
+                rows.append([lane, _SPANS.get(phase, phase), now - zero, at - zero, -1])
+            now = at
+    return rows
+
+
+def role_spans(rounds: np.ndarray) -> tuple[float, list[list[object]]]:
+    """Clock in GHz and [lane, role, start, end, block] of four roles, ns; `rounds` [ROUNDS, 8].
+
+    Row i is the KV tile with i to come after it, so that time runs against the rows.
+    """
+    steady = rounds[STEADY][::-1]
+    clocks, ns = steady[:, PV_DONE], steady[:, PV_DONE_NS]
+    ghz = float(clocks[-1] - clocks[0]) / float(ns[-1] - ns[0])
+    zero = int(steady[0, :PV_DONE_NS].min())
+    found: list[list[object]] = []
+    for lane, role, first, last in (
+        (0, "load", ASKING, ASKED),
+        (1, "qk", QK_BEGUN, QK_DONE),
+        (2, "softmax", QK_DONE, P_STORED),
+        (3, "pv", PV_BEGUN, PV_DONE),
+    ):
+        for block, row in enumerate(steady):
+            start, end = ((int(row[i]) - zero) / ghz for i in (first, last))
+            found.append([lane, role, round(start), round(end), block])
+    return ghz, found

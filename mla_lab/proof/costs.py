@@ -1,0 +1,236 @@
+"""What a feature costs or saves: a call with it beside the call without, round by round.
+
+Both calls read the same caches, in rotation, so that neither finds its keys in the L2; their graphs
+are replayed in turn, in changing order. A row's ratio is the median over rounds of time with by
+time without; `low` and `high` bound it with 95 % confidence, by ranks, whatever the distribution.
+
+A feature is judged at uniform shapes, where the call without it exists. Skip-softmax is timed on
+concentrated inputs: on Gaussian ones there is nothing to skip, which is timed too.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, replace
+from functools import partial
+from statistics import median
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .. import masks, repeats
+from ..bench.cases import Case
+from ..bench.rotation import WORKSPACE_BYTES, make_rotation
+from ..bench.timers import Timer, timer_for
+from ..decode import decode
+from ..errors import MlaLabError
+from ..inputs import DecodeInputs
+from ..operands import operands
+from ..problem import Problem
+from ..reference import TileWalk, skip_tiles
+
+ROUNDS = 21
+TOP_K = 2048
+#: standard deviations of a normal distribution that hold 95 %
+SIGMAS_95 = 1.96
+#: factors of skip-softmax; 0 is exact attention
+FACTORS = (0.0, 1e-3, 1e-2, 1.0)
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """One feature at one shape."""
+
+    feature: str
+    batch: int
+    q_len: int
+    heads: int
+    kv_len: int
+    distribution: str = "gauss"
+    #: what both calls have
+    also: str = "dense"
+
+    @property
+    def problem(self) -> Problem:
+        return Problem.uniform(self.batch, self.q_len, self.kv_len, self.heads)
+
+
+def comparisons() -> list[Comparison]:
+    """All of them, most important first."""
+    uniform = [
+        Comparison("ragged", *shape)
+        for shape in (
+            (1, 1, 128, 8192),
+            (4, 1, 16, 8192),
+            (16, 1, 16, 4096),
+            (16, 2, 128, 4096),
+            (64, 1, 16, 4096),
+            (64, 1, 128, 4096),
+            (64, 2, 64, 2048),
+            (128, 1, 128, 2048),
+        )
+    ]
+    drafts = [
+        Comparison(mask, *shape)
+        for shape in ((16, 8, 16, 8192), (64, 8, 16, 4096), (16, 8, 128, 4096), (64, 8, 128, 2048))
+        for mask in ("tree mask", "chain mask")
+    ]
+    sparse = [Comparison("sparse", 64, 1, heads, 32768) for heads in (16, 128)]
+    skipping = [
+        Comparison(f"skip {factor:g}", *shape, distribution, also)
+        for shape, distribution, also in (
+            ((64, 1, 128, 8192), "concentrated", "dense"),
+            ((32, 4, 128, 8192), "concentrated", "dense"),
+            ((32, 4, 128, 8192), "concentrated", "ragged"),
+            ((16, 1, 128, 32768), "concentrated", "dense"),
+            ((32, 4, 128, 8192), "gauss", "dense"),
+        )
+        for factor in FACTORS
+    ]
+    extras = [
+        Comparison(feature, *shape)
+        for shape in ((16, 1, 16, 4096), (64, 1, 64, 4096), (64, 2, 128, 4096))
+        for feature in ("sinks", "device scales")
+    ]
+    return [*uniform, *drafts, *sparse, *skipping, *extras]
+
+
+def varied(inputs: DecodeInputs, feature: str) -> DecodeInputs:
+    """The same call with one feature more; "dense": none."""
+    problem, device = inputs.problem, inputs.query.device
+    q_len = problem.q_lens[0]
+    if feature == "ragged":
+        sums = torch.arange(problem.batch + 1, dtype=torch.int32, device=device) * q_len
+        query = inputs.query.flatten(0, 1)
+        return replace(inputs, query=query, cum_seq_lens_q=sums, max_q_len=q_len)
+    if feature in ("tree mask", "chain mask"):
+        random = torch.Generator().manual_seed(q_len)
+        tree = feature == "tree mask"
+        seen = [
+            masks.tree(masks.random_parents(q_len, random)) if tree else masks.chain(q_len)
+            for _ in range(problem.batch)
+        ]
+        return replace(inputs, mask=masks.pack(torch.stack(seen)).to(device))
+    if feature == "sparse":
+        return _sparse(inputs)
+    if feature == "sinks":
+        return replace(inputs, sinks=torch.linspace(-2, 2, problem.heads, device=device))
+    if feature == "device scales":
+        scales = torch.tensor([float(inputs.bmm1_scale), 1.0], device=device)
+        return replace(inputs, bmm1_scale=scales[:1], bmm2_scale=scales[1:])
+    if feature.startswith("skip"):
+        return replace(inputs, skip_softmax_threshold_scale_factor=float(feature.split()[1]))
+    return inputs
+
+
+def _sparse(inputs: DecodeInputs) -> DecodeInputs:
+    """Of each query token's keys `TOP_K` at random, none twice."""
+    problem = inputs.problem
+    random = torch.Generator(device=inputs.query.device).manual_seed(1)
+    lists = []
+    for row in inputs.block_tables:
+        for _ in range(problem.q_lens[0]):
+            draw = torch.randperm(problem.kv_lens[0], generator=random, device=row.device)
+            at = draw[: min(TOP_K, len(draw))]
+            lists.append(row[at // problem.page_size] * problem.page_size + at % problem.page_size)
+    slots = torch.stack(lists).int().unflatten(0, (problem.batch, -1))
+    return replace(inputs, block_tables=slots, sparse_mla_top_k=slots.shape[-1])
+
+
+def run(
+    chosen: Iterable[Comparison],
+    device: str,
+    *,
+    backend: str = "cute",
+    rounds: int = ROUNDS,
+    timer: Timer | None = None,
+    progress: Callable[[str], None] = lambda text: None,
+) -> Iterator[dict[str, Any]]:
+    """A row for each comparison; one that is refused says why."""
+    timer = timer or timer_for(device)
+    for c in chosen:
+        row: dict[str, Any] = {"kind": "case", **_named(c)}
+        try:
+            row.update(status="ok", **_measure(c, torch.device(device), backend, rounds, timer))
+        except MlaLabError as error:
+            row.update(status="refused", reason=str(error))
+        told = "".join(f" {row[name]:.3f}" for name in ("low", "ratio", "high") if name in row)
+        shape = f"B{c.batch} q{c.q_len} H{c.heads} kv{c.kv_len} {c.distribution}"
+        progress(f"{c.feature} beside {c.also}, {shape}: {row.get('reason', told)}")
+        yield row
+
+
+def _named(c: Comparison) -> dict[str, Any]:
+    shape = {name: getattr(c, name) for name in ("batch", "q_len", "heads", "kv_len")}
+    return {"feature": c.feature, "beside": c.also, "inputs": c.distribution, "shape": shape}
+
+
+def _measure(
+    c: Comparison, device: torch.device, backend: str, rounds: int, timer: Timer
+) -> dict[str, Any]:
+    case = Case("", "", c.problem, distribution=c.distribution)
+    rotation = make_rotation(case, device=device, workspace_bytes=WORKSPACE_BYTES)
+    without = [varied(copy, c.also) for copy in rotation.copies]
+    having = [varied(copy, c.feature) for copy in without]
+    replays = []
+    for copies in (without, having):
+        out = _out(copies[0])
+        repeats.forget()
+        calls = [_launch(copy, backend, out) for copy in copies]
+        for call in calls:
+            call()
+        replays.append(timer.ready([calls[i] for i in rotation.order()]))
+    for replay in replays:
+        replay()
+    launches = len(rotation.order())
+    times: tuple[list[float], list[float]] = ([], [])
+    for turn in range(rounds):
+        for which in (0, 1) if turn % 2 else (1, 0):
+            times[which].append(replays[which]() / launches)
+    found = {"us": median(times[1]), "beside_us": median(times[0])}
+    found |= interval([b / a for a, b in zip(*times, strict=True)])
+    if c.feature.startswith("skip"):
+        found |= _skipped(having[0], without[0], backend)
+    return {"rounds": rounds, **{name: float(f"{value:.5g}") for name, value in found.items()}}
+
+
+def _launch(inputs: DecodeInputs, backend: str, out: Tensor) -> Callable[[], Any]:
+    named = {k: v for k, v in inputs.contract_args().items() if k != "qk_nope_head_dim"}
+    return partial(decode, **named, out=out, backend=backend)
+
+
+def interval(values: list[float]) -> dict[str, float]:
+    """Median, and the values between whose ranks the true one lies with 95 % confidence."""
+    ordered, n = sorted(values), len(values)
+    margin = SIGMAS_95 * math.sqrt(n) / 2
+    low, high = max(0, math.floor(n / 2 - margin)), min(n - 1, math.ceil(n / 2 + margin))
+    return {"ratio": median(ordered), "low": ordered[low], "high": ordered[high]}
+
+
+def _skipped(having: DecodeInputs, without: DecodeInputs, backend: str) -> dict[str, float]:
+    """What the oracle keeps of the first request, walked whole; the greatest mass that the timed
+    kernel dropped of any row, and how far its out is from that of the call without.
+    """
+    request = next(operands(having, torch.float32))
+    factor = having.skip_softmax_threshold_scale_factor or 0.0
+    kept = skip_tiles(request, float(having.bmm1_scale), factor, TileWalk())
+    repeats.forget()
+    results = [
+        _launch(replace(inputs, return_lse=True), backend, _out(inputs))()
+        for inputs in (having, without)
+    ]
+    (out, lse), (exact, exact_lse) = results
+    gap = (out.float() - exact.float()).norm() / exact.float().norm()
+    return {
+        "kept": float(kept.visible.double().mean() / request.visible.double().mean()),
+        "dropped": float((1 - torch.exp(lse - exact_lse)).max()),
+        "moved": float(gap),
+    }
+
+
+def _out(inputs: DecodeInputs) -> Tensor:
+    query = inputs.query
+    shape = (*query.shape[:-1], inputs.kv_lora_rank)
+    return torch.empty(shape, dtype=torch.bfloat16, device=query.device)

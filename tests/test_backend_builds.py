@@ -1,0 +1,175 @@
+"""Where nothing can be compiled: the choice among builds that are there, and refusals by name."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from mla_lab.backends import cute
+from mla_lab.backends.builds import able, missing_for
+from mla_lab.backends.cute import CuteBackend
+from mla_lab.backends.families import config_for, costs
+from mla_lab.backends.gather import configs_for
+from mla_lab.call import Features
+from mla_lab.errors import BuildError
+from mla_lab.gpu import H200
+from mla_lab.jit.build import canonical
+from mla_lab.jit.shipped import OTHER_FORMATS, sample, shipped
+from mla_lab.plan import KernelConfig, choose
+from mla_lab.plan.ways import MAIL, ROWS, WALK, way_of
+from mla_lab.problem import Problem
+
+from .test_refusals import calls
+
+Have = Callable[[list[KernelConfig]], None]
+
+
+def forget() -> None:
+    for cached in (cute._choice, cute._by_token, cute._plan):
+        cached.cache_clear()
+
+
+@pytest.fixture
+def have(monkeypatch: pytest.MonkeyPatch) -> Iterator[Have]:
+    """Says which builds there are; there is no compiler."""
+    there: set[KernelConfig] = set()
+
+    def absent(kernel: str) -> None:
+        raise BuildError("no compiler")
+
+    def find(config: KernelConfig, arch: str) -> object | None:
+        return object() if canonical(config) in there else None
+
+    monkeypatch.setattr("mla_lab.jit.find", find)
+    monkeypatch.setattr("mla_lab.jit.toolchain.versions", absent)
+
+    def only(configs: list[KernelConfig]) -> None:
+        forget()
+        there.clear()
+        there.update(map(canonical, configs))
+
+    yield only
+    forget()
+
+
+def problem(**named: Any) -> Problem:
+    return Problem(**{"q_lens": (1,) * 4, "kv_lens": (4096,) * 4, "heads": 16, **named})
+
+
+def reason(made: Problem, **features: bool) -> str | None:
+    return CuteBackend().supports(Features(**features), made, H200)
+
+
+def taken(made: Problem, **features: bool) -> KernelConfig:
+    return cute._plan(made, made.total_q, H200, Features(**features)).config
+
+
+def is_missing(found: str | None) -> bool:
+    return found is not None and "is not compiled here" in found
+
+
+def test_with_a_compiler_the_best_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    forget()
+    monkeypatch.setattr("mla_lab.jit.find", lambda *_: None)
+    monkeypatch.setattr("mla_lab.jit.toolchain.versions", lambda kernel: {})
+    made = problem()
+    assert taken(made) == choose(made, H200, costs=costs(), on_device=True).config
+    forget()
+
+
+def test_of_the_builds_that_are_there_the_cheapest_is_taken(have: Have) -> None:
+    made = problem()
+    best = choose(made, H200, costs=costs(), on_device=True)
+    every = [c for c in shipped() if c.q_dtype == "bf16"]
+    have(every)
+    assert taken(made) == best.config
+    others = [c for c in every if way_of(c) != way_of(best.config) or c.option("gather")]
+    have(others)
+    here = able(made, Features())
+    second = choose(made, H200, costs=costs(), on_device=True, able=here)
+    assert taken(made) == second.config != best.config
+    assert second.predicted_us >= best.predicted_us
+    assert "not compiled here" in second.reason and "not compiled here" not in best.reason
+    assert missing_for(second.config, made, Features()) is None and reason(made) is None
+
+
+@pytest.mark.parametrize("way", [ROWS, WALK, MAIL])
+def test_one_way_alone_is_enough(have: Have, way: Any) -> None:
+    made = problem()
+    names = {"cute/q_m", "cute/kv_m"}
+    mine = [c for c in shipped() if c.kernel in names and way_of(c) == way.name]
+    have([c for c in mine if not c.option("gather")] + [KernelConfig("cuda/planner")])
+    assert reason(made) is None
+    assert way_of(taken(made)) == way.name
+
+
+def test_a_plan_that_the_device_makes_needs_the_planner(have: Have) -> None:
+    made = problem()
+    have([c for c in shipped() if c.kernel == "cute/q_m"])
+    found = reason(made)
+    assert is_missing(found)
+    assert missing_for(config_for(ROWS, (64, 1)), made, Features()) is not None
+
+
+@pytest.mark.parametrize("page_size", [16, 32, 128])
+@pytest.mark.parametrize("feature", ["sinks", "mask", "tensor_scales"])
+def test_what_no_box_build_has_is_fetched_token_by_token(
+    have: Have, feature: str, page_size: int
+) -> None:
+    have(shipped())
+    made = problem(page_size=page_size)
+    assert reason(made, **{feature: True}) is None
+    assert taken(made, **{feature: True}).option("gather") == 1
+    assert not taken(made).option("gather"), "the plain call has a build of its own"
+
+
+def test_the_taller_tile_stands_in_for_the_lower(have: Have) -> None:
+    made = problem(q_dtype="fp16", kv_format="fp16", out_dtype="fp16", page_size=4)
+    have(shipped())
+    assert taken(made).tile_rows == 32
+    assert configs_for(made, False)[0].tile_rows == 16
+    sparse = replace(made, top_k=100)
+    assert taken(sparse, sparse=True).tile_rows == 64
+
+
+@pytest.mark.parametrize("which", [shipped, sample])
+def test_a_bundle_refuses_no_call_of_its_formats_for_want_of_a_build(
+    have: Have, which: Callable[[], list[KernelConfig]]
+) -> None:
+    """All but calls without programmatic launch, and skip-softmax with what it has no build for.
+
+    The sample has one build of a kernel in each other format: bf16 alone is whole there.
+    """
+    have(which())
+    formats = {("bf16", "bf16")} | (
+        {(q, out) for q, out, _ in OTHER_FORMATS} if which is shipped else set()
+    )
+    asked = 0
+    for features, made in calls():
+        if (made.q_dtype, made.out_dtype) not in formats or made.kv_format != made.q_dtype:
+            continue
+        if features.no_pdl or features.skip_softmax or features.planned:
+            continue
+        asked += 1
+        found = CuteBackend().supports(features, made, H200)
+        assert not is_missing(found), (features.names(), made, found)
+    assert asked > 500
+
+
+def test_skip_softmax_has_builds_in_the_commonest_format(have: Have) -> None:
+    have(sample())
+    for names in ((), ("sinks",), ("tensor_scales",), ("mask",), ("ragged",), ("lse",)):
+        assert reason(problem(), skip_softmax=True, **dict.fromkeys(names, True)) is None, names
+    assert is_missing(reason(problem(page_size=16), skip_softmax=True))
+
+
+def test_where_there_is_none_the_best_is_named(have: Have) -> None:
+    have([])
+    made = problem()
+    best = choose(made, H200, costs=costs(), on_device=True).config
+    found = reason(made)
+    assert is_missing(found) and f"rows-{best.tile_rows}" in str(found)
+    assert "no compiler" in str(found)

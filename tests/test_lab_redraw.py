@@ -1,0 +1,66 @@
+"""A moved control redraws within 0.3 s, and sends little: every explorer, every control."""
+
+from __future__ import annotations
+
+import json
+import resource
+import time
+from statistics import median
+from typing import Any
+
+import ipywidgets as widgets
+import pytest
+
+from mla_lab import lab
+from mla_lab.lab.explorer import Explorer
+
+pytestmark = pytest.mark.serial
+#: seconds a redraw may take, and bytes that one picture may have
+REDRAW_S, PICTURE_BYTES = 0.3, 500_000
+EXPLORERS = [name for name in dir(lab) if name.endswith("Explorer") and name != "Explorer"]
+EXPLORERS += ["LadderXray", "WorkbookMap"]
+#: heavier than the defaults: many requests, long caches
+HEAVY: dict[str, dict[str, Any]] = {"PlanExplorer": {"batch": 128, "kv_len": 8192}}
+
+
+def cpu_s() -> float:
+    """Processor time of this process and of programs that it has run and waited for."""
+    used = (resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
+    return sum(r.ru_utime + r.ru_stime for r in used)
+
+
+def values(widget: widgets.Widget) -> list[Any]:
+    """The ends of a control's range, and back to where it stands."""
+    if isinstance(widget, widgets.Text):
+        return []
+    if isinstance(widget, widgets.Checkbox):
+        return [not widget.value, widget.value]
+    if hasattr(widget, "options"):
+        options = [o[1] if isinstance(o, tuple) else o for o in widget.options]
+        return [options[0], options[-1], widget.value]
+    return [widget.min, widget.max, widget.value]
+
+
+@pytest.mark.parametrize("name", EXPLORERS)
+def test_every_move_of_a_control_is_quick(name: str) -> None:
+    """Each redraw by the processor time that it needs, so that what else runs on the machine does
+    not count; together also by the clock, as a reader has it. First moves included, when nothing
+    is remembered yet.
+    """
+    explorer: Explorer = getattr(lab, name)(**HEAVY.get(name, {}))
+    explorer.redraw()
+    worked, waited, largest = {}, [], 0
+    for control, widget in explorer.widgets.items():
+        for value in values(widget):
+            if value == widget.value:
+                continue
+            before, start, cpu = explorer.draws, time.perf_counter(), cpu_s()
+            widget.value = value
+            waited.append(time.perf_counter() - start)
+            worked[f"{control}={value!r}"] = cpu_s() - cpu
+            assert explorer.draws == before + 1
+            largest = max(largest, len(json.dumps(explorer.out.outputs[0]["data"])))
+    slow = {move: round(s, 2) for move, s in worked.items() if s > REDRAW_S}
+    assert not slow
+    assert median(waited) < REDRAW_S
+    assert largest < PICTURE_BYTES

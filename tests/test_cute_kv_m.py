@@ -45,7 +45,7 @@ def test_three_stages_at_eight_rows() -> None:
 
 @pytest.mark.parametrize(
     ("field", "value"),
-    [("tile_rows", 128), ("cluster", 3), ("page_size", 8), ("kv_format", "e4m3")],
+    [("tile_rows", 128), ("cluster", 3), ("page_size", 8), ("kv_format", "fp16")],
 )
 def test_refusals_name_the_field(field: str, value: object) -> None:
     with pytest.raises(Unsupported, match=field):
@@ -200,3 +200,82 @@ def test_a_gathered_tile_is_copied_by_16_bytes_and_counted_by_its_barrier() -> N
     assert ptx.count("cp.async.mbarrier.arrive.noinc") == 1
     # of tensor copies only Q is left
     assert len(re.findall(r"cp\.async\.bulk\.tensor", ptx)) == 1
+
+
+WIDENED = tuple(facts.RAW_BYTES)
+
+
+@pytest.mark.parametrize("rows", [8, 16, 32])
+@pytest.mark.parametrize("cluster", facts.CLUSTERS)
+@pytest.mark.parametrize("kv_format", WIDENED)
+def test_raw_copies_lie_beside_two_stages(rows: int, cluster: int, kv_format: str) -> None:
+    c = facts.shape_of(replace(BASE, tile_rows=rows, cluster=cluster, kv_format=kv_format))
+    used = c.small_bytes + c.q_bytes + c.stages * c.tile_bytes
+    used += 0 if c.aliased else c.exchange_bytes
+    used += facts.RAW_WARPS * c.raw_ahead * c.raw_bytes
+    assert c.stages == 2
+    # a warp turns one copy while the other is on its way
+    assert c.raw_ahead >= 2
+    assert used <= facts.SMEM_BYTES
+    assert not c.aliased or c.exchange_bytes <= c.stages * c.tile_bytes
+    producer, consumer = c.registers
+    assert 128 * producer + facts.CONSUMERS * consumer <= 384 * 168
+
+
+@pytest.mark.parametrize(
+    ("changed", "named"),
+    [
+        ({"tile_rows": 64}, "64 rows"),
+        ({"options": (("fused_merge", 1), ("gather", 1), ("grid", 1))}, "gather 1"),
+        ({"options": (("fused_merge", 3), ("grid", 1), ("pair", 2))}, "pair 2"),
+        ({"q_dtype": "fp16"}, "kv_format"),
+    ],
+)
+def test_what_a_cache_of_eight_bits_lacks(changed: dict[str, object], named: str) -> None:
+    config = replace(BASE, cluster=1, kv_format="fp8_656")
+    with pytest.raises(Unsupported, match=named):
+        facts.shape_of(replace(config, **changed))
+
+
+def banks(places: list[int]) -> list[int]:
+    """How often each 16-byte column of shared memory is met."""
+    return [sum(place // 16 % 8 == column for place in places) for column in range(8)]
+
+
+@pytest.mark.parametrize("kv_format", WIDENED)
+def test_eight_lanes_meet_all_banks(kv_format: str) -> None:
+    """The layout of the docstring of `widen`, for each quarter of a warp."""
+    width, packed = facts.RAW_BYTES[kv_format], kv_format == "fp8_656"
+    for quarter in range(4):
+        reads, first, second, values = [], [], [], set()
+        for lane in range(8 * quarter, 8 * quarter + 8):
+            order, chunk = lane // 4, lane % 4
+            row = (order >> 1) + 4 * (order & 1) if packed else order
+            swap = row >> 2 if packed else 0
+            reads.append(row * width + 16 * chunk)
+            first.append(row * 128 + ((2 * chunk + swap ^ row) << 4))
+            second.append(row * 128 + ((2 * chunk + 1 - swap ^ row) << 4))
+            values |= {(row, 2 * chunk), (row, 2 * chunk + 1)}
+        assert banks(reads) == banks(first) == banks(second) == [1] * 8
+        assert len(values) == len({*first, *second}) == 16
+
+
+@pytest.mark.skipif(shutil.which("g++") is None, reason="needs a C++ compiler")
+@pytest.mark.parametrize("kv_format", WIDENED)
+def test_a_cache_of_eight_bits_is_widened_in_registers(kv_format: str) -> None:
+    options = (("fused_merge", 3), ("grid", 1))
+    config = replace(BASE, cluster=1, kv_format=kv_format, mask="causal", options=options)
+    made = jit.compile(config, "sm_90a")
+    (kernel,) = made.resources
+    assert kernel.stack == 0
+    assert tuple(kernel.block or ()) == (384, 1, 1)
+    assert kernel.shared <= facts.SMEM_BYTES
+    ptx = made.ptx.read_text()
+    # two copies of eight tokens a tile; a lane has 16 values of each box of e4m3
+    boxes = 9 if kv_format == "e4m3" else 8
+    assert ptx.count("cvt.rn.f16x2.e4m3x2") == 2 * boxes * 8
+    # raw bytes come by bulk copies; of tensor copies only Q is left
+    assert len(re.findall(r"cp\.async\.bulk\.shared::cluster\.global", ptx)) >= 2
+    assert len(re.findall(r"cp\.async\.bulk\.tensor", ptx)) == 1
+    # the products are those of a bf16 cache
+    assert "wgmma.mma_async.sync.aligned.m64n16k16.f32.bf16.bf16" in ptx

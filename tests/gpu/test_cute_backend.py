@@ -149,6 +149,21 @@ def test_formats(
         check(inputs, native(inputs, workspace, out=out, plan=plan))
 
 
+@pytest.mark.parametrize("heads", [7, 16, 64, 128])
+@pytest.mark.parametrize("kv_format", ["e4m3", "fp8_656"])
+def test_a_cache_of_eight_bits(kv_format: str, heads: int, workspace: torch.Tensor) -> None:
+    lengths = (1000, 65, 0, 8, 4097)
+    problem = Problem((2,) * 5, lengths, heads, kv_format=kv_format)
+    inputs = inputs_of(problem, "lse", "page_gap", "scales")
+    expected = decode_reference(inputs)
+    for more in ({}, {"batch_invariant": True}, {"plan": chosen_plan(problem)}):
+        check(inputs, native(inputs, workspace, **more), expected)
+    ragged = Problem((1, 0, 3, 8, 2), lengths, heads, kv_format=kv_format)
+    inputs = inputs_of(ragged, "lse", "ragged", "cache_4d")
+    check(inputs, native(inputs, workspace))
+    assert counters_are_zero(workspace)
+
+
 @pytest.mark.parametrize("distribution", ["gauss", "heavy_tailed"])
 def test_no_worse_than_twice_torch(distribution: str, workspace: torch.Tensor) -> None:
     problem = Problem((2, 2), (3000, 777), 128)

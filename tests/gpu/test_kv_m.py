@@ -45,7 +45,8 @@ WALKS = [c for c in PLAIN if way_of(c) == "walk"]
 def name_of(config: KernelConfig) -> str:
     page = f"page{config.page_size}"
     tile = f"{config.tile_rows}x{config.cluster}"
-    return f"{tile}-{way_of(config)}-{page}-{config.q_dtype}-{config.out_dtype}"
+    formats = f"{config.q_dtype}-{config.kv_format}-{config.out_dtype}"
+    return f"{tile}-{way_of(config)}-{page}-{formats}"
 
 
 def built(config: KernelConfig) -> jit.Kernel:
@@ -68,7 +69,7 @@ def most_pieces(config: KernelConfig, problem: Problem) -> int:
 @pytest.mark.parametrize("config", FORMULAS, ids=name_of)
 def test_formulas_match_the_oracle(config: KernelConfig, shape: Any) -> None:
     heads, q_lens, kv_lens = shape
-    problem = Problem(q_lens, kv_lens, heads)
+    problem = Problem(q_lens, kv_lens, heads, kv_format=config.kv_format)
     most = most_pieces(config, problem)
     if most == 0:
         pytest.skip("one piece a row tile is more than the card runs at once")
@@ -81,7 +82,7 @@ def test_formulas_match_the_oracle(config: KernelConfig, shape: Any) -> None:
 @pytest.mark.parametrize("config", WALKS, ids=name_of)
 def test_walks_match_the_oracle(config: KernelConfig, shape: Any, policy: str) -> None:
     heads, q_lens, kv_lens = shape
-    problem = Problem(q_lens, kv_lens, heads)
+    problem = Problem(q_lens, kv_lens, heads, kv_format=config.kv_format)
     plan = make_plan(problem, tile_rows=config.tile_rows, num_workers=9, policy=policy)
     check(config, problem, plan)
 

@@ -113,7 +113,7 @@ class Shape:
 
     @cached_property
     def lands_late(self) -> bool:
-        """e4m3: a tile's O^T is added once all of it is there, or never apart from the rest."""
+        """e4m3: a tile's O^T is added when all of it is there, or was never apart from the rest."""
         return self.rows < 64 or not self.promote
 
     @cached_property
@@ -165,7 +165,8 @@ class Shape:
         stages = 6 if self.eight else 3
         barriers = 8 * (stages * (BOXES // self.group + 1) + 9) + 144
         barriers += 8 * RAW_WARPS * RAW_AHEAD if self.raw else 0
-        pieces = (32 * self.rows, 16 * self.rows, 32 * self.rows, 16 * self.cluster * self.pairs)
+        peak = (32 if self.eight else 16) * self.rows
+        pieces = (32 * self.rows, peak, 32 * self.rows, 16 * self.cluster * self.pairs)
         rounded = sum(-(-piece // 128) * 128 for piece in (barriers, *pieces, 64 * self.cluster))
         return -(-rounded // 1024) * 1024
 
@@ -219,7 +220,7 @@ class Shape:
     @cached_property
     def values_first(self) -> bool:
         """With two stages a stage must be free before its other tile is here (see `consume`)."""
-        return self.early_values and (self.static_stage or (self.eight and self.rows == 64))
+        return self.early_values and self.static_stage and not self.eight
 
     @cached_property
     def box_rows(self) -> int:

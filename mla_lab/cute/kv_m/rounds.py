@@ -20,7 +20,6 @@ from cutlass import Float32, Int32, const_expr
 from cutlass.cute.nvgpu import warp as warp_ops
 from cutlass.cute.nvgpu import warpgroup
 
-from . import fp8
 from . import softmax as sx
 from .config import BOX, HEAD_DIM, TILE_KV, Shape
 from .finish import publish_totals
@@ -41,9 +40,8 @@ class Registers:
     acc_o: cute.Tensor
     total: cute.Tensor
     factor: cute.Tensor
-    #: e4m3: O^T of one tile, and the factors of the other warpgroup's
+    #: e4m3: O^T of one tile
     part: Any = None
-    other: Any = None
 
 
 @dataclass(frozen=True)
@@ -55,16 +53,16 @@ class Fragments:
     #: e4m3: one slice of it, in registers
     v: cute.Tensor
     p: cute.Tensor
-    #: the way of P to shared memory, and a slice's accumulators: 16 bits, or e4m3
+    #: the way of P to shared memory: 16 bits
     store: Any
     p_out: Any
+    #: layout of a slice's accumulators: e4m3
     slice: Any
     acc_s: cute.Tensor
     acc_o: cute.Tensor
     total: cute.Tensor
     factor: cute.Tensor
     part: Any
-    other: Any
 
 
 @dataclass(frozen=True)
@@ -84,21 +82,16 @@ class Span:
 
 def registers(c: Shape, mma: Products) -> Registers:
     """Accumulators and statistics, made once."""
+    part = None
+    if c.eight and c.promote:
+        part = cute.make_rmem_tensor(c.parts_apart * c.rows // 2, Float32)
     return Registers(
         acc_s=cute.make_rmem_tensor(mma.s.partition_shape_C((TILE_KV, c.rows)), Float32),
         acc_o=cute.make_rmem_tensor(mma.o.partition_shape_C((256, c.rows)), Float32),
         total=cute.make_rmem_tensor(c.rows // 4, Float32),
         factor=cute.make_rmem_tensor(c.rows // 4, Float32),
-        **fp8_registers(c),
+        part=part,
     )
-
-
-def fp8_registers(c: Shape) -> dict[str, Any]:
-    """What e4m3 needs beyond."""
-    if not c.eight:
-        return {}
-    part = cute.make_rmem_tensor(c.parts_apart * c.rows // 2, Float32) if c.promote else None
-    return {"part": part, "other": cute.make_rmem_tensor(c.rows // 4, Float32)}
 
 
 def fragments(
@@ -107,6 +100,7 @@ def fragments(
     """Descriptors of a warpgroup's operands, beside its registers."""
     slice_s, slice_o = mma.s.get_slice(0), mma.o.get_slice(0)
     p = weight_view(s, c)
+    shared = {name: getattr(r, name) for name in r.__dataclass_fields__}
     if c.eight:
         return Fragments(
             k=mma.s.make_fragment_A(slice_s.partition_A(s.k)),
@@ -116,7 +110,7 @@ def fragments(
             store=None,
             p_out=None,
             slice=cute.make_layout(mma.o.partition_shape_C((TILE_KV, c.rows))),
-            **{name: getattr(r, name) for name in r.__dataclass_fields__},
+            **shared,
         )
     count = 2 if c.rows == 8 else 4
     atom = cute.make_copy_atom(warp_ops.StMatrix8x8x16bOp(True, count), c.dtype)
@@ -129,7 +123,7 @@ def fragments(
         store=store,
         p_out=store.partition_D(cute.make_tensor(p.iterator, cute.select(p.layout, [1, 0, 2]))),
         slice=None,
-        **{name: getattr(r, name) for name in r.__dataclass_fields__},
+        **shared,
     )
 
 
@@ -169,28 +163,15 @@ def clear_tail(
 @cute.jit
 def take(
     c: cutlass.Constexpr[Shape], wg: cutlass.Constexpr[int], s: Shared, mma: Products,
-    f: Fragments, warp: Int32, lane: Int32, stage: Int32, at: Int32,
+    f: Fragments, lane: Int32, stage: Int32, at: Int32,
 ):  # fmt: skip
     """Issue O^T of the other warpgroup's tile, `at` in the walk, once its P is there."""
     cute.arch.mbarrier_wait(s.p_ready + (1 - wg), (at >> 1) & 1)
-    factor = f.other if const_expr(c.eight) else f.factor
-    sx.read_factors(c, s, 1 - wg, factor, lane)
-    sx.scale_totals(f.total, factor)
-    add_values(c, wg, s, mma, f, factor, stage, warp, lane)
-
-
-def add_values(
-    c: Shape, wg: int, s: Shared, mma: Products, f: Fragments, factor: cute.Tensor, stage: Int32,
-    warp: Int32, lane: Int32, first: bool = False,
-) -> None:  # fmt: skip
-    """Issue O^T of a tile whose P is there, beside O^T x factor; the `first` finds zeros."""
-    if c.eight:
-        fp8.issue_values(c, wg, s, mma.o.op, f, factor, stage, warp, lane)
-    else:
-        if not first:
-            sx.rescale(f.acc_o, factor, c.rows)
-        warpgroup.fence()
-        issue_values(mma.o.op, f.acc_o, f.v, f.p, stage)
+    sx.read_factors(c, s, 1 - wg, f.factor, lane)
+    sx.scale_totals(f.total, f.factor)
+    sx.rescale(f.acc_o, f.factor, c.rows)
+    warpgroup.fence()
+    issue_values(mma.o.op, f.acc_o, f.v, f.p, stage)
 
 
 @cute.jit
@@ -209,9 +190,8 @@ def own_tile(
     phase = (at // c.stages) & 1
     if const_expr(order == VALUES):
         # with two stages tile k is still on its way here, and k+1 waits for the stage of k-1
-        take(c, wg, s, mma, f, warp, lane, before, at - 1)
+        take(c, wg, s, mma, f, lane, before, at - 1)
         warpgroup.wait_group(0)
-        fp8.land(c, f, f.other)
         release(c, s, before)
     token = 16 * warp + lane // 4
     warpgroup.fence()
@@ -219,7 +199,7 @@ def own_tile(
     if const_expr(order in (FIRST, VALUES)):
         warpgroup.wait_group(0)
     else:
-        take(c, wg, s, mma, f, warp, lane, before, at - 1)
+        take(c, wg, s, mma, f, lane, before, at - 1)
         warpgroup.wait_group(1)
     if const_expr(order == SECOND):
         if w.mine > 2:
@@ -232,13 +212,10 @@ def own_tile(
         cute.arch.mbarrier_arrive(s.q_empty)
     sx.mask_scores(c, g, f.acc_s, tile_token, w, token, lane)
     sx.mask_slots(c, g, f.acc_s, tile_token, w)
-    sx.softmax(c, wg, order == FIRST, g, s, f.acc_s, f.total, f.factor, warp, lane)
-    if const_expr(c.eight):
-        fp8.publish(c, s, f.acc_s, stage, warp, lane)
-    else:
-        p = cute.make_rmem_tensor_like(f.acc_s, c.dtype)
-        p.store(f.acc_s.load().to(c.dtype))
-        cute.copy(f.store, f.store.retile(p), f.p_out[None, None, None, stage])
+    sx.softmax(c, wg, order == FIRST, g, s, f.acc_s, f.total, f.factor, at, warp, lane)
+    p = cute.make_rmem_tensor_like(f.acc_s, c.dtype)
+    p.store(f.acc_s.load().to(c.dtype))
+    cute.copy(f.store, f.store.retile(p), f.p_out[None, None, None, stage])
     if const_expr(not c.gather):
         if tile_token + TILE_KV > w.kv_len:
             clear_tail(c, s, stage, w.kv_len - tile_token, thread)
@@ -248,12 +225,12 @@ def own_tile(
     if const_expr(order != FIRST):
         if const_expr(order != VALUES):
             warpgroup.wait_group(0)
-            fp8.land(c, f, f.other)
         if const_expr(order == SCORES):
             release(c, s, before)
-    add_values(c, wg, s, mma, f, f.factor, stage, warp, lane, order == FIRST)
+        sx.rescale(f.acc_o, f.factor, c.rows)
+    warpgroup.fence()
+    issue_values(mma.o.op, f.acc_o, f.v, f.p, stage)
     if k + 1 == w.mine:
         publish_totals(c, wg, s, f.total, warp, lane)
     warpgroup.wait_group(0)
-    fp8.land(c, f, f.factor)
     release(c, s, stage)

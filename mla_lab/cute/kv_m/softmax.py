@@ -14,7 +14,7 @@ from ..extras import scale_now
 from ..hopper import NO_SCORE, fold_lanes, folded_index, fresh_thread, load4
 from . import fp8
 from .config import TILE_KV, Shape
-from .storage import Global, Shared
+from .storage import Global, Shared, statistics
 
 
 def row_of(i: int, lane: Int32) -> Int32:
@@ -113,38 +113,44 @@ def mask_scores(
 def softmax(
     c: cutlass.Constexpr[Shape], wg: cutlass.Constexpr[int], first: cutlass.Constexpr[bool],
     g: Global, s: Shared, acc: cute.Tensor, total: cute.Tensor, factor: cute.Tensor,
-    warp: Int32, lane: Int32,
+    at: Int32, warp: Int32, lane: Int32,
 ):  # fmt: skip
-    """acc <- exp2(scale * score - m); total, factor and the published (m, factor) follow."""
+    """acc <- exp2(scale * score - m); total, factor and the published (m, factor) follow. `at`: the
+    tile in the walk."""
     num = c.rows // 4
     scale = scale_now(c, g)
     tops = []
     for i in cutlass.range_constexpr(num):
         tops.append(cute.arch.fmax(acc[4 * (i // 2) + i % 2], acc[4 * (i // 2) + 2 + i % 2]))
     tops = fold_lanes(tops, cute.arch.fmax, lane)
-    start = folded_index(num, lane)
+    mine = folded_index(num, lane)
     for i in cutlass.range_constexpr(len(tops)):
-        s.top[wg, fold_row(start + i, lane), warp] = tops[i]
+        s.top[wg, fold_row(mine + i, lane), warp] = tops[i]
     cute.arch.barrier(barrier_id=2 + wg, number_of_threads=128)
-    for at in cutlass.range_constexpr(0, num, c.chunk):
+    if const_expr(c.eight and not first):
+        cute.arch.mbarrier_wait(s.p_ready + (1 - wg), ((at - 1) >> 1) & 1)
+        for i in cutlass.range_constexpr(num):
+            total[i] = total[i] * s.peak[statistics(c, 1 - wg, at - 1), 1, row_of(i, lane)]
+    own, other = statistics(c, wg, at), statistics(c, 1 - wg, at - 1)
+    for start in cutlass.range_constexpr(0, num, c.chunk):
         count = min(c.chunk, num)
-        peaks = weigh_rows(c, wg, first, scale, s, acc, total, factor, lane, at, count)
+        peaks = weigh_rows(c, wg, first, scale, s, other, acc, total, factor, lane, start, count)
         if warp == 0 and lane < 4:
             for n in cutlass.range_constexpr(count):
-                s.peak[wg, 0, row_of(at + n, lane)] = peaks[n]
-                s.peak[wg, 1, row_of(at + n, lane)] = factor[at + n]
+                s.peak[own, 0, row_of(start + n, lane)] = peaks[n]
+                s.peak[own, 1, row_of(start + n, lane)] = factor[start + n]
 
 
 def weigh_rows(
-    c: Shape, wg: int, first: bool, scale: Float32, s: Shared, acc: cute.Tensor, total: cute.Tensor,
-    factor: cute.Tensor, lane: Int32, start: int, count: int,
+    c: Shape, wg: int, first: bool, scale: Float32, s: Shared, other: Any, acc: cute.Tensor,
+    total: cute.Tensor, factor: cute.Tensor, lane: Int32, start: int, count: int,
 ) -> list[Float32]:  # fmt: skip
     """A thread's rows start .. start + count. All reads come first: a store between them would
     make each row wait for shared memory on its own. (e4m3: P in the place of the scores, two rows
     a word, see `fp8`.)"""
     rows = [row_of(i, lane) for i in range(start, start + count)]
     tops = [load4(s.top.iterator + (wg * c.rows + row) * 4) for row in rows]
-    olds = [Float32(NO_SCORE) if first else s.peak[1 - wg, 0, row] for row in rows]
+    olds = [Float32(NO_SCORE) if first else s.peak[other, 0, row] for row in rows]
     peaks = []
     halves: list[Int16] = []
     for i, v, old in zip(range(start, start + count), tops, olds, strict=True):
@@ -167,10 +173,10 @@ def weigh_rows(
     return peaks
 
 
-def read_factors(c: Shape, s: Shared, wg: int, factor: cute.Tensor, lane: Int32) -> None:
-    """The factors that warpgroup `wg` published with its last tile."""
+def read_factors(c: Shape, s: Shared, place: Any, factor: cute.Tensor, lane: Int32) -> None:
+    """The factors of a tile that a warpgroup has published (see `statistics`)."""
     for i in range(c.rows // 4):
-        factor[i] = s.peak[wg, 1, row_of(i, lane)]
+        factor[i] = s.peak[place, 1, row_of(i, lane)]
 
 
 def rescale(acc: cute.Tensor, factor: cute.Tensor, rows: int) -> None:

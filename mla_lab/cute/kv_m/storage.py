@@ -62,7 +62,7 @@ class Shared:
     q: cute.Tensor  # (rows, 576)
     k: cute.Tensor  # (64, 576, stages); P lies on the rope box of its own stage
     top: cute.Tensor  # fp32 [2][rows][4]: tile maximum per warp of a warpgroup
-    peak: cute.Tensor  # fp32 [2][2][rows]: running maximum (log2), factor of the last tile
+    peak: cute.Tensor  # fp32 [`statistics`][2][rows]: running maximum (log2), factor of a tile
     sums: cute.Tensor  # fp32 [rows][8]: exponentials' sum per warp
     peer: cute.Pointer  # fp32 [cluster][pairs][4]: (m, l, m, l) of a row pair, from each CTA
     weights: cute.Pointer  # fp32 [8 warps][cluster][2]
@@ -105,7 +105,7 @@ def allocate(c: Shape, q_layout: cute.ComposedLayout, k_layout: cute.ComposedLay
         layout = cute.make_ordered_layout(shape, order=tuple(reversed(range(len(shape)))))
         return memory.allocate_tensor(Float32, layout, byte_alignment=128)
 
-    top, peak, sums = f32(2, n, 4), f32(2, 2, n), f32(n, 8)
+    top, peak, sums = f32(2, n, 4), f32(statistics(c, 2, 0), 2, n), f32(n, 8)
     peer, weights = f32(c.cluster, c.pairs, 4), f32(CONSUMER_WARPS, c.cluster, 2)
     k = memory.allocate_tensor(c.dtype, k_layout.outer, byte_alignment=1024, swizzle=k_layout.inner)
     q = memory.allocate_tensor(c.dtype, q_layout.outer, byte_alignment=1024, swizzle=q_layout.inner)
@@ -140,6 +140,11 @@ def weight_view(s: Shared, c: Shape) -> cute.Tensor:
     """P as (rows, 64 tokens, stage), on the rope box of each stage."""
     layout = cute.make_layout((c.rows, TILE_KV, c.stages), stride=(BOX, 1, TILE_KV * HEAD_DIM))
     return cute.make_tensor(s.k.iterator + VALUE_BOXES * BOX * TILE_KV, layout)
+
+
+def statistics(c: Shape, wg: Any, at: Any) -> Any:
+    """Where a warpgroup leaves maxima and factors of tile `at` of the walk (see `late`)."""
+    return 2 * wg + ((at >> 1) & 1) if c.eight else wg
 
 
 def first_owner(c: Shape, done: Int32) -> Int32:

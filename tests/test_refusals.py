@@ -33,9 +33,13 @@ REASONS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
         {},
         {"kv_format": "fp8_656", "out_dtype": "e4m3"},
     ),
-    r"query e4m3, cache e4m3, out bf16; its kernels take": (
+    r"sparse_mla_top_k \d+ with a e4m3 query over a e4m3 cache$": (
+        {"sparse": True},
+        {"q_dtype": "e4m3", "kv_format": "e4m3", "top_k": 64},
+    ),
+    r"pages of 8 with a e4m3 query over a e4m3 cache$": (
         {},
-        {"q_dtype": "e4m3", "kv_format": "e4m3"},
+        {"q_dtype": "e4m3", "kv_format": "e4m3", "page_size": 8},
     ),
     r"sparse_mla_top_k \d+ with a bf16 query over a (e4m3|fp8_656) cache$": (
         {"sparse": True},
@@ -53,9 +57,9 @@ REASONS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
         {},
         {"q_dtype": "fp32", "kv_format": "fp32", "out_dtype": "fp32"},
     ),
-    r"query e4m3, cache e4m3, out e4m3; its kernels take": (
+    r"query e4m3, cache e4m3, out fp32; its kernels take": (
         {},
-        {"q_dtype": "e4m3", "kv_format": "e4m3", "out_dtype": "e4m3"},
+        {"q_dtype": "e4m3", "kv_format": "e4m3", "out_dtype": "fp32"},
     ),
     r"skip_softmax_threshold_scale_factor with pages of 8$": (
         {"skip_softmax": True},

@@ -19,7 +19,7 @@ from ..errors import BuildError
 from ..gpu import H200, Gpu
 from ..plan import Choice, KernelConfig, choose
 from ..plan.choose import invariant_kinds, price
-from ..plan.ways import FORMATS, OUTS, ROWS, WIDENED
+from ..plan.ways import FORMATS, OUTS, ROWS, STORED
 from ..problem import LATENT_DIM, ROPE_DIM, Problem
 from ..workspace import Workspace
 from .base import Repeat, gpu_of
@@ -106,7 +106,7 @@ def _format_reason(problem: Problem) -> str | None:
         return f"a batch of {problem.batch}; the device planner takes up to {MAX_BATCH}"
     operands = FORMATS.get((problem.q_dtype, problem.kv_format))
     if operands is not None and problem.out_dtype in OUTS[operands]:
-        return _widened_reason(problem) if operands == WIDENED else None
+        return None if operands == STORED else _eight_bits_reason(problem)
     taken = ", ".join(f"{q} over {kv} (out {', '.join(OUTS[o])})" for (q, kv), o in FORMATS.items())
     return (
         f"query {problem.q_dtype}, cache {problem.kv_format}, out {problem.out_dtype}; its kernels "
@@ -114,8 +114,8 @@ def _format_reason(problem: Problem) -> str | None:
     )
 
 
-def _widened_reason(problem: Problem) -> str | None:
-    """What the kernels that widen a cache on the way lack."""
+def _eight_bits_reason(problem: Problem) -> str | None:
+    """What the kernels that read a cache of eight bits lack."""
     cache = f"a {problem.q_dtype} query over a {problem.kv_format} cache"
     if problem.top_k:
         return f"sparse_mla_top_k {problem.top_k} with {cache}"

@@ -17,6 +17,7 @@ FORMATS = (
     ("fp16", "bf16", 64),
     ("fp16", "fp16", 64),
 )
+EIGHT_BITS = ("e4m3", "bf16", 64)
 #: 16-bit formats that are not the commonest; of them an fp16 out of a bf16 query has no other build
 OTHER_FORMATS = (*FORMATS[4:], ("bf16", "fp16", 64))
 
@@ -119,6 +120,19 @@ CUTE: tuple[KernelConfig, ...] = (
         if operands == ways.WIDENED and dtype == "bf16"
         for way in ways_of("cute/kv_m")
         for tile in way.widened
+    ),
+    # e4m3 throughout: out in bf16, which callers of FlashInfer's get; with sinks and scales in
+    # memory as well; a result of eight bits from what serving runs most
+    *(
+        _for_backend("cute/kv_m", EIGHT_BITS, tile, mask, way.options)
+        for mask in ("causal", "tree")
+        for way in ways_of("cute/kv_m")
+        for tile in way.eight
+    ),
+    *(
+        _for_backend("cute/kv_m", ("e4m3", "e4m3", 64), tile, "causal", way.options)
+        for way in (ways.MAIL, ways.WALK)
+        for tile in way.eight
     ),
 )
 

@@ -32,7 +32,8 @@ named barrier has one place in the code for all who meet there: orders that comp
 
 Timeline of a warpgroup for its own tile k: await P(k-1), O^T(k-1), release k-1; S^T(k) as its
 columns arrive; softmax(k); publish P(k); O^T(k); release k. (With more than two stages, and for
-tile 1 of a grid, S^T(k) comes first and softmax(k) runs under O^T(k-1): see `rounds`.) After the
+tile 1 of a grid, S^T(k) comes first and softmax(k) runs under O^T(k-1): see `rounds`. Where query
+and cache are e4m3, all of softmax(k) comes first, see `late`; `fp8` has their operands.) After the
 last tile both warpgroups go on in the same code: sums across warps; then results from the
 accumulators (one CTA), or `st.async` of the raw fragments to the rows' owners, who add them in
 rank order. Several workers: fp32 partials in the workspace; the last arriver of each rank merges
@@ -53,6 +54,10 @@ writes nothing in memory until then.
 Options off by default: `features` and the mask "tree" take sinks, scales in memory and a packed
 mask as a tuple at the end (`extras`); `gather` fetches token by token, for small pages and sparse
 calls, by a producer warpgroup (`gather`).
+
+Under a bf16 query the cache may be e4m3 or of 656-byte tokens: then a producer warpgroup copies raw
+bytes and writes bf16 tiles of them (`widen`), and full barriers count its threads; all that
+consumers do is as over a bf16 cache.
 
 Rows past the request's end are computed and not written. Scores past the length are masked by
 selection, and the value rows there are zeroed, so a NaN in an unread slot reaches nothing.

@@ -37,6 +37,8 @@ DTYPES: dict[str, Any] = {
 RAW_BYTES = {"e4m3": HEAD_DIM, "fp8_656": FP8_656_BYTES}
 #: tokens of one raw copy, warps that turn them, and copies on the way to each of them at most
 RAW_TOKENS, RAW_WARPS, RAW_AHEAD = 8, 4, 4
+#: warpgroups of them, by default
+RAW_GROUPS = 1
 
 
 @dataclass(frozen=True)
@@ -79,7 +81,8 @@ class Shape:
     promote: bool
     #: stored format of tokens that a producer warpgroup turns into `dtype` (see `widen`), or ""
     raw: str
-    bits: bool
+    #: warpgroups that do so, a part of each token's columns each
+    raw_groups: int
 
     @cached_property
     def boxed(self) -> bool:
@@ -183,7 +186,7 @@ class Shape:
     @cached_property
     def threads(self) -> int:
         """Two consumer warpgroups and a producer warp, or a producer warpgroup (`wide`)."""
-        return CONSUMERS + (128 if self.wide else 32)
+        return CONSUMERS + (128 * self.raw_groups if self.wide else 32)
 
     @cached_property
     def wide(self) -> bool:
@@ -204,13 +207,14 @@ class Shape:
         if self.gather:
             return (56, 224) if self.rows < 64 else (24, 240)
         if self.raw:
-            return 88, 208
+            few = 56 if self.rows >= 32 else 88
+            return (88, 208) if self.raw_groups == 1 else (few, 256 - few)
         return (24, 240) if self.eight and self.rows == 64 else (40, 232)
 
     @cached_property
     def producers(self) -> int:
         """Arrivals that a full barrier counts beside its bytes."""
-        return 1 if self.boxed else 128
+        return 1 if self.boxed else 128 * self.raw_groups
 
     @cached_property
     def static_stage(self) -> bool:
@@ -280,10 +284,14 @@ def shape_of(config: KernelConfig) -> Shape:
     if gather and not (plain and (config.mask == "none" or gather == 1)):
         got = f"gather {gather} with cluster {config.cluster}, pair {pair}, mask {config.mask}"
         raise unsupported("options", got, "gather in grid mode with cluster 1; 2 without a mask")
+    if gather and config.q_dtype == "e4m3":
+        raise unsupported("options", f"gather {gather} with q_dtype e4m3", "16-bit tokens")
     raw = config.kv_format if config.kv_format != config.q_dtype else ""
     if raw and (gather or pair > 1 or config.tile_rows > 32):
         got = f"{config.tile_rows} rows, gather {gather}, pair {pair} with kv_format {raw}"
         raise unsupported("kv_format", got, "up to 32 rows, without gather or pair")
+    # without a register to spare, one wait a tile
+    tall = config.q_dtype == "e4m3" and config.tile_rows == 64
     features = bool(config.option("features")) or config.mask == "tree"
     if features and config.option("stamps"):
         raise unsupported("options", "stamps with features or a tree mask", "one of them")
@@ -301,7 +309,7 @@ def shape_of(config: KernelConfig) -> Shape:
         stamps=bool(config.option("stamps", 0)),
         evict=bool(config.option("evict", 0)),
         ring=config.option("ring", 0),
-        group=BOXES if gather or raw else config.option("group", 3),
+        group=BOXES if gather or raw else config.option("group", BOXES if tall else 3),
         grid=bool(config.option("grid", 0)),
         cooperative=bool(config.option("cooperative", merge >= 2)),
         early_values=bool(config.option("values_first", 1)),
@@ -311,5 +319,5 @@ def shape_of(config: KernelConfig) -> Shape:
         gather=gather,
         promote=bool(config.option("promote", 1)),
         raw=raw,
-        bits=bool(config.option("bits")),
+        raw_groups=config.option("raw_groups", RAW_GROUPS) if raw else 1,
     )

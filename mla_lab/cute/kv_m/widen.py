@@ -19,6 +19,9 @@ there lanes take rows 0 4 1 5 2 6 3 7, and those of 4 and more write their secon
 e4m3 is exact in bf16, and a tensor's scale is the caller's: part of bmm1_scale and bmm2_scale. In
 the 656-byte format (`kv_cache`) each value is multiplied by its fp32 scale and rounded once more.
 
+With two such warpgroups (option raw_groups) a copy is both's: one has its first five boxes, one the
+others, and both meet at a named barrier before its place is filled anew.
+
 Tokens past the end are neither fetched nor written: their scores are masked, their values zeroed.
 """
 
@@ -53,15 +56,20 @@ SCALES_BEGIN, ROPE_BEGIN = LATENT_DIM, LATENT_DIM + 16
 HELD = 3
 BOX_BYTES = TILE_KV * BOX * 2
 WARP_TOKENS = TILE_KV // RAW_WARPS
+#: boxes of the first of two warpgroups, and the first of four named barriers where both meet
+FIRST_PART, PARTS = 5, 4
 #: raw copies of a tile and warp
 COPIES = WARP_TOKENS // RAW_TOKENS
 
 
 @dataclass(frozen=True)
 class Lane:
-    """Where one lane of warp `warp` reads and writes, in bytes of shared memory."""
+    """Where one lane reads and writes, in bytes of shared memory."""
 
+    #: which quarter of a tile's tokens
     warp: Int32
+    #: warpgroup: which part of their columns
+    part: Int32
     #: in the first raw copy of the warp's ring
     source: Int32
     #: of that row's scales
@@ -79,7 +87,8 @@ class Lane:
 def lane_of(c: cutlass.Constexpr[Shape], s: Shared) -> Lane:
     """This thread's places."""
     tid, _, _ = cute.arch.thread_idx()
-    warp = cute.arch.make_warp_uniform(tid // 32) - CONSUMER_WARPS
+    index = cute.arch.make_warp_uniform(tid // 32) - CONSUMER_WARPS
+    warp, part = index % RAW_WARPS, index // RAW_WARPS
     row, chunk = tid % 32 // 4, tid % 4
     swap = Int32(0)
     if const_expr(c.raw == "fp8_656"):
@@ -90,6 +99,7 @@ def lane_of(c: cutlass.Constexpr[Shape], s: Shared) -> Lane:
     start = ring + row * RAW_BYTES[c.raw]
     return Lane(
         warp,
+        part,
         start + chunk * 16,
         start + SCALES_BEGIN,
         target + (((2 * chunk + swap) ^ row) << 4),
@@ -130,19 +140,6 @@ def widen4(word: Int32) -> tuple[Int32, Int32]:
     )
 
 
-def widen4_bits(word: Int32) -> tuple[Int32, Int32]:
-    """The same by arithmetic: a value's bits moved to bf16's places are it times 2^-120."""
-    return cute.arch.inline_ptx(
-        "{ .reg .b32 p, q, m; mov.b32 m, 0x7b807b80;"
-        " prmt.b32 p, {$r0}, 0, 0x9180; prmt.b32 q, {$r0}, 0, 0xb3a2;"
-        " shl.b32 p, p, 4; shl.b32 q, q, 4;"
-        " and.b32 p, p, 0x87f087f0; and.b32 q, q, 0x87f087f0;"
-        " mul.bf16x2 {$w0}, p, m; mul.bf16x2 {$w1}, q, m; }",
-        write_only_types=[Int32, Int32],
-        read_only_args=[word],
-    )
-
-
 def widen4_scaled(word: Int32, scale: Float32) -> tuple[Int32, Int32]:
     """Four e4m3 values times an fp32 scale, rounded to bf16."""
     return cute.arch.inline_ptx(
@@ -159,30 +156,47 @@ def widen4_scaled(word: Int32, scale: Float32) -> tuple[Int32, Int32]:
     )
 
 
-def turn_copy(c: Shape, lane: Lane, slot: Any, stage: Any, half: int) -> None:
-    """One raw copy into the stage: this lane's 16 values of each box, or a quarter of a rope."""
+@cute.jit
+def turn_copy(
+    c: cutlass.Constexpr[Shape], lane: Lane, slot: Int32, stage: Int32,
+    half: cutlass.Constexpr[int],
+):  # fmt: skip
+    """One raw copy into the stage, or this warpgroup's part of it; on return the copy is read."""
+    if const_expr(c.raw_groups == 1):
+        turn_boxes(c, lane, slot, stage, half, 0, BOXES)
+        cute.arch.sync_warp()
+    else:
+        if lane.part == 0:
+            turn_boxes(c, lane, slot, stage, half, 0, FIRST_PART)
+        else:
+            turn_boxes(c, lane, slot, stage, half, FIRST_PART, BOXES)
+        cute.arch.barrier(barrier_id=PARTS + lane.warp, number_of_threads=64)
+
+
+def turn_boxes(
+    c: Shape, lane: Lane, slot: Any, stage: Any, half: int, begin: int, end: int
+) -> None:
+    """Boxes begin .. end - 1 of a raw copy: this lane's 16 values of each, a quarter of a rope."""
     place = slot * c.raw_bytes
     source = lane.source + place
     target = stage * (TILE_KV * HEAD_DIM * 2)
     first, second = lane.first + target, lane.second + target
-    boxes = BOXES if c.raw == "e4m3" else VALUE_BOXES
-    held = [read16(source, BOX * b) for b in range(HELD)]
-    scales = rope = None
-    if c.raw == "fp8_656":
-        scales = [as_float(word) for word in read16(lane.scales + place, 0)]
+    packed = c.raw == "fp8_656"
+    last = min(end, VALUE_BOXES) if packed else end
+    held = [read16(source, BOX * b) for b in range(begin, min(begin + HELD, last))]
+    scales = [as_float(w) for w in read16(lane.scales + place, 0)] if packed else None
+    rope = None
+    if packed and end == BOXES:
         rope = [read16(source, ROPE_BEGIN + offset) for offset in (0, BOX)]
-    for b in range(boxes):
+    for b in range(begin, last):
         words = held.pop(0)
-        if b + HELD < boxes:
+        if b + HELD < last:
             held.append(read16(source, BOX * (b + HELD)))
         if scales:
             words = pick_halves(words, lane.swap)
-        new = []
+        new: list[Int32] = []
         for word in words:
-            if scales:
-                new += widen4_scaled(word, scales[b // 2])
-            else:
-                new += widen4_bits(word) if c.bits else widen4(word)
+            new += widen4_scaled(word, scales[b // 2]) if scales else widen4(word)
         offset = b * BOX_BYTES + half * RAW_TOKENS * BOX * 2
         write16(first, offset, new[:4])
         write16(second, offset, new[4:])
@@ -255,7 +269,7 @@ def ask_first(
     """The copies that the warp's ring, empty now, has room for."""
     copies = copies_of(w, lane)
     for n in cutlass.range_constexpr(c.raw_ahead):
-        if n < copies:
+        if (n < copies) & (lane.part == 0):
             ask_copy(c, g, s, lane, token_of(w, lane, n), w.base, w.entry, (slot + n) % c.raw_ahead)
 
 
@@ -279,8 +293,7 @@ def turn_tiles(
             if n < copies:
                 cute.arch.mbarrier_wait(s.raw_full + (lane.warp * c.raw_ahead + slot), phase)
                 turn_copy(c, lane, slot, stage, half)
-                cute.arch.sync_warp()
-                if n + c.raw_ahead < copies:
+                if (n + c.raw_ahead < copies) & (lane.part == 0):
                     token = token_of(w, lane, n + c.raw_ahead)
                     if token // c.page - base > 31:
                         base = token // c.page
@@ -309,13 +322,13 @@ def widen(c: cutlass.Constexpr[Shape], g: Global, s: Shared, worker: Int32, rank
 def widen_one(c: cutlass.Constexpr[Shape], g: Global, s: Shared, lane: Lane, rank: Int32):
     """Grid mode: the one work tile of this CTA, as `load.produce_one` has it."""
     a = ask(c, g)
-    if lane.warp == 0:
+    if lane.warp + lane.part == 0:
         with cute.arch.elect_one():
             cute.arch.mbarrier_expect_tx(s.q_full, c.q_bytes)
         load_q(c, g, s, a.begin * g.heads + a.row_tile * c.rows)
     w, record = open_grid(c, g, a, rank)
     ask_first(c, g, s, lane, w, Int32(0))
-    if lane.warp == 0:
+    if lane.warp + lane.part == 0:
         with cute.arch.elect_one():
             if const_expr(c.stamps):
                 cute.arch.store(s.stamps + 8, nanoseconds())
@@ -343,7 +356,7 @@ def widen_walk(
         if const_expr(c.aliased):
             if turn > 0:
                 cute.arch.mbarrier_wait(s.drained, (turn & 1) ^ 1)
-        if lane.warp == 0:
+        if lane.warp + lane.part == 0:
             cute.arch.mbarrier_wait(s.q_empty, (turn & 1) ^ 1)
             with cute.arch.elect_one():
                 leave_record(s, record)
@@ -357,7 +370,7 @@ def widen_walk(
             cute.autovec_copy(read_words(g, it + 1), words)
         taken = turn_tiles(c, g, s, lane, w, done, taken)
         done = done + w.mine
-    if lane.warp == 0:
+    if lane.warp + lane.part == 0:
         cute.arch.mbarrier_wait(s.q_empty, ((end - begin) & 1) ^ 1)
         with cute.arch.elect_one():
             cute.arch.store(s.work, Int32(END))

@@ -14,6 +14,7 @@ from mla_lab.plan.config import KernelConfig
 
 pytest.importorskip("cutlass")
 from mla_lab.cute.kv_m import config as facts
+from mla_lab.cute.kv_m.fp8 import ORDERS
 
 BASE = KernelConfig("cute/kv_m", tile_rows=16, cluster=8)
 
@@ -279,3 +280,81 @@ def test_a_cache_of_eight_bits_is_widened_in_registers(kv_format: str) -> None:
     assert len(re.findall(r"cp\.async\.bulk\.tensor", ptx)) == 1
     # the products are those of a bf16 cache
     assert "wgmma.mma_async.sync.aligned.m64n16k16.f32.bf16.bf16" in ptx
+
+
+EIGHT = replace(BASE, q_dtype="e4m3", kv_format="e4m3", mask="causal")
+MAIL = (("fused_merge", 3), ("grid", 1))
+
+
+@pytest.mark.parametrize("rows", facts.TILE_ROWS)
+@pytest.mark.parametrize("cluster", facts.CLUSTERS)
+def test_tiles_of_eight_bits_fit_four_times(rows: int, cluster: int) -> None:
+    c = facts.shape_of(replace(EIGHT, tile_rows=rows, cluster=cluster))
+    used = c.small_bytes + c.q_bytes + c.stages * c.tile_bytes
+    used += 0 if c.aliased else c.exchange_bytes
+    assert c.stages >= (4 if cluster == 1 else 2)
+    assert used <= facts.SMEM_BYTES
+    assert not c.aliased or c.exchange_bytes <= c.stages * c.tile_bytes
+    assert (c.pairs + 1) * facts.MAX_SPLITS * 8 + 256 * 16 <= c.stages * c.tile_bytes
+    producer, consumer = c.registers
+    assert 128 * producer + facts.CONSUMERS * consumer <= 384 * 168
+
+
+def test_who_has_which_column_and_token_of_eight_bits() -> None:
+    """The picture in the docstring of `fp8`, by what ldmatrix, stmatrix and prmt do to a tile whose
+    byte at (token, column) is told by its place."""
+    tile = [[(token, column) for column in range(16)] for token in range(32)]
+
+    def transposed(first: int, lane: int) -> list[tuple[int, int]]:
+        g, q = lane // 4, lane % 4
+        # of 8 x 8 elements of two bytes a lane gets (2q, g) and (2q + 1, g)
+        return [tile[first + 2 * q + i][2 * g + b] for i in range(2) for b in range(2)]
+
+    def permuted(x: list, y: list, order: int) -> list:
+        return [(x + y)[order >> 4 * i & 7] for i in range(4)]
+
+    for lane in range(32):
+        g, q = lane // 4, lane % 4
+        m = [transposed(8 * i, lane) for i in range(4)]
+        words = [permuted(m[a], m[a + 1], order) for a in (0, 2) for order in ORDERS]
+        for number, word in enumerate(words):
+            # operand A of the matrix unit: row g or g + 8, positions 4q .. 4q + 3 of 16 or 16 + 16
+            place = [16 * (number // 2) + 4 * q + i for i in range(4)]
+            token = [p // 16 * 16 + p % 16 // 2 + 8 * (p % 2) for p in place]
+            assert word == [(t, 2 * g + number % 2) for t in token]
+        # the scores of tokens g and g + 8 leave as one element for place g of their row's sixteen
+        assert [2 * g + h for h in range(2)] == [POSITIONS.index(g + 8 * h) for h in range(2)]
+
+
+#: tokens of sixteen in the order of P's bytes
+POSITIONS = [t for g in range(8) for t in (g, g + 8)]
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"kv_format": "bf16"},
+        {"q_dtype": "bf16", "kv_format": "bf16", "out_dtype": "e4m3"},
+        {"options": (("fused_merge", 1), ("gather", 1), ("grid", 1))},
+    ],
+)
+def test_what_eight_bits_do_not_go_with(changed: dict[str, object]) -> None:
+    with pytest.raises(Unsupported, match=r"kv_format|out_dtype|gather"):
+        facts.shape_of(replace(EIGHT, **{"cluster": 1, **changed}))
+
+
+@pytest.mark.skipif(shutil.which("g++") is None, reason="needs a C++ compiler")
+@pytest.mark.parametrize("out_dtype", ["bf16", "e4m3"])
+def test_eight_bits_reach_the_matrix_unit_as_they_are(out_dtype: str) -> None:
+    config = replace(EIGHT, cluster=1, out_dtype=out_dtype, options=MAIL)
+    made = jit.compile(config, "sm_90a")
+    (kernel,) = made.resources
+    assert kernel.stack == 0
+    ptx = made.ptx.read_text()
+    products = re.findall(r"wgmma\.mma_async\.sync\.aligned\.(\S+)", ptx)
+    assert set(products) == {"m64n16k32.f32.e4m3.e4m3"}
+    # 18 steps of scores in three rounds of code; 8 of a tile's values, of which a lane loads 4 x 16
+    # bytes each: rounds of one tile (the first), of two, twice, and the other's last, twice
+    assert len(products) == 3 * 18 + 7 * 8
+    assert ptx.count("ldmatrix.sync.aligned.m8n8.x4.trans") == 7 * 8
+    assert ptx.count("stmatrix.sync.aligned.m8n8.x2.trans") == 3

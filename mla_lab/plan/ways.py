@@ -20,7 +20,8 @@ from dataclasses import dataclass
 from .config import KernelConfig
 
 #: (query, cache) that kernels take, and what that makes of the products' operands: sixteen bits as
-#: they are stored, a cache of eight bits widened to the query's sixteen on the way, or both of eight
+#: they are stored, a cache of eight bits widened to the query's sixteen on the way, or eight of
+#: both
 STORED, WIDENED, EIGHT = "stored", "widened", "eight"
 FORMATS = {
     ("bf16", "bf16"): STORED,

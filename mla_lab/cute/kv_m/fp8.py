@@ -45,6 +45,8 @@ STEPS = TILE_KV // STEP
 #: 64-column slices of a warpgroup's half of O^T
 SLICES = VALUE_BOXES // 2
 BOX_BYTES = TILE_KV * BOX
+#: bytes of two words that are row g, and row g + 8 of V^T
+ORDERS = (0x6240, 0x7351)
 
 
 def round_two(low: Float32, high: Float32) -> Int16:
@@ -99,10 +101,9 @@ def load_slice(base: Int32, m: int, a: cute.Tensor) -> None:
             write_only_types=[Int32] * 4,
             read_only_args=[base],
         )
-        for i, (x, y, order) in enumerate(
-            ((m0, m1, 0x6240), (m0, m1, 0x7351), (m2, m3, 0x6240), (m2, m3, 0x7351))
-        ):
-            words[4 * k + i] = cute.arch.prmt(x, y, order)
+        for i, (x, y) in enumerate(((m0, m1), (m2, m3))):
+            for e, order in enumerate(ORDERS):
+                words[4 * k + 2 * i + e] = cute.arch.prmt(x, y, order)
 
 
 def issue_values(

@@ -141,9 +141,7 @@ def release(c: cutlass.Constexpr[Shape], s: Shared, stage: Int32):
 
 
 @cute.jit
-def clear_tail(
-    c: cutlass.Constexpr[Shape], s: Shared, stage: Int32, left: Int32, thread: Int32
-):
+def clear_tail(c: cutlass.Constexpr[Shape], s: Shared, stage: Int32, left: Int32, thread: Int32):
     """Zero the value rows of tokens past the end: an unread slot may hold NaN, and 0 x NaN is NaN.
 
     Whole rows of the eight boxes, 128 or 64 bytes, so the swizzle does not matter.

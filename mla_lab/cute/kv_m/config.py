@@ -79,6 +79,8 @@ class Shape:
     gather: int
     #: e4m3: each tile's O^T in registers of its own, added in fp32 (see `fp8`)
     promote: bool
+    #: e4m3: scores are added up by halves of the columns, for the same reason
+    halves: bool
     #: stored format of tokens that a producer warpgroup turns into `dtype` (see `widen`), or ""
     raw: str
     #: warpgroups that do so, a part of each token's columns each
@@ -318,6 +320,7 @@ def shape_of(config: KernelConfig) -> Shape:
         tree=config.mask == "tree",
         gather=gather,
         promote=bool(config.option("promote", 1)),
+        halves=config.q_dtype == "e4m3" and bool(config.option("halves", 0)),
         raw=raw,
         raw_groups=config.option("raw_groups", RAW_GROUPS) if raw else 1,
     )

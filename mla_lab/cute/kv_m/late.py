@@ -63,8 +63,11 @@ def own_tile(
     stage = at % c.stages
     tile_token = w.token + k * TILE_KV
     warpgroup.fence()
-    issue_scores(c, s, mma.s.op, f.acc_s, f.k, f.q, stage, (at // c.stages) & 1)
+    issue_scores(c, s, mma.s.op, f.acc_s, f.k, f.q, stage, (at // c.stages) & 1, f.rest)
     warpgroup.wait_group(0)
+    if const_expr(c.halves):
+        for x in cutlass.range_constexpr(cute.size(f.acc_s)):
+            f.acc_s[x] = f.acc_s[x] + f.rest[x]
     if const_expr(order == FIRST):
         stamp(c, s, 2)
     if k + 2 >= w.mine:

@@ -40,8 +40,9 @@ class Registers:
     acc_o: cute.Tensor
     total: cute.Tensor
     factor: cute.Tensor
-    #: e4m3: O^T of one tile
+    #: e4m3: O^T of one tile, and the scores of the second half of the columns
     part: Any = None
+    rest: Any = None
 
 
 @dataclass(frozen=True)
@@ -63,6 +64,7 @@ class Fragments:
     total: cute.Tensor
     factor: cute.Tensor
     part: Any
+    rest: Any
 
 
 @dataclass(frozen=True)
@@ -82,15 +84,18 @@ class Span:
 
 def registers(c: Shape, mma: Products) -> Registers:
     """Accumulators and statistics, made once."""
-    part = None
+    part, rest, scores = None, None, mma.s.partition_shape_C((TILE_KV, c.rows))
     if c.eight and c.promote:
         part = cute.make_rmem_tensor(c.parts_apart * c.rows // 2, Float32)
+    if c.halves:
+        rest = cute.make_rmem_tensor(scores, Float32)
     return Registers(
-        acc_s=cute.make_rmem_tensor(mma.s.partition_shape_C((TILE_KV, c.rows)), Float32),
+        acc_s=cute.make_rmem_tensor(scores, Float32),
         acc_o=cute.make_rmem_tensor(mma.o.partition_shape_C((256, c.rows)), Float32),
         total=cute.make_rmem_tensor(c.rows // 4, Float32),
         factor=cute.make_rmem_tensor(c.rows // 4, Float32),
         part=part,
+        rest=rest,
     )
 
 

@@ -112,11 +112,6 @@ class Shape:
         return 1 if self.eight else 8
 
     @cached_property
-    def chunk(self) -> int:
-        """Rows of a thread whose maxima are read together."""
-        return 4 if self.eight and self.rows == 64 else 8
-
-    @cached_property
     def lands_late(self) -> bool:
         """e4m3: a tile's O^T is added when all of it is there, or was never apart from the rest."""
         return self.rows < 64 or not self.promote
@@ -167,10 +162,10 @@ class Shape:
     @cached_property
     def small_bytes(self) -> int:
         """Barriers, record, stamps; tile maxima, (m, f), sums per warp; peers' (m, l), weights."""
-        stages = 6 if self.eight else 3
-        barriers = 8 * (stages * (BOXES // self.group + 1) + 9) + 144
+        stages, more = (6, 2) if self.eight else (3, 0)
+        barriers = 8 * (stages * (BOXES // self.group + 1) + 9 + more) + 144
         barriers += 8 * RAW_WARPS * RAW_AHEAD if self.raw else 0
-        peak = (32 if self.eight else 16) * self.rows
+        peak = (48 if self.eight else 16) * self.rows
         pieces = (32 * self.rows, peak, 32 * self.rows, 16 * self.cluster * self.pairs)
         rounded = sum(-(-piece // 128) * 128 for piece in (barriers, *pieces, 64 * self.cluster))
         return -(-rounded // 1024) * 1024

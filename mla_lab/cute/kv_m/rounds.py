@@ -215,7 +215,7 @@ def own_tile(
         cute.arch.mbarrier_arrive(s.q_empty)
     sx.mask_scores(c, g, f.acc_s, tile_token, w, token, lane)
     sx.mask_slots(c, g, f.acc_s, tile_token, w)
-    sx.softmax(c, wg, order == FIRST, g, s, f.acc_s, f.total, f.factor, at, warp, lane)
+    sx.softmax(c, wg, order == FIRST, g, s, f.acc_s, f.total, f.factor, warp, lane)
     p = cute.make_rmem_tensor_like(f.acc_s, c.dtype)
     p.store(f.acc_s.load().to(c.dtype))
     cute.copy(f.store, f.store.retile(p), f.p_out[None, None, None, stage])

@@ -8,13 +8,15 @@ from typing import Any
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Float32, Int16, Int32, Uint32, const_expr
+from cutlass import Float32, Int32, Uint32, const_expr
 
 from ..extras import scale_now
 from ..hopper import NO_SCORE, fold_lanes, folded_index, fresh_thread, load4
-from . import fp8
 from .config import TILE_KV, Shape
-from .storage import Global, Shared, statistics
+from .storage import Global, Shared
+
+#: rows of a thread whose maxima are read together
+CHUNK = 8
 
 
 def row_of(i: int, lane: Int32) -> Int32:
@@ -102,8 +104,10 @@ def mask_scores(
             else:
                 mask_causal(acc, causal - tile_token, row, g.heads, token, lane)
     elif const_expr(c.causal):
-        # kv_len - q_len + token + 1 <= kv_len, so this covers the tail too
-        if tile_token + TILE_KV > causal + row // g.heads + 1:
+        # kv_len - q_len + token + 1 <= kv_len, so this covers the tail too; e4m3 has no time for
+        # a division a tile
+        seen = causal + 1 if const_expr(c.eight) else causal + row // g.heads + 1
+        if tile_token + TILE_KV > seen:
             mask_causal(acc, causal - tile_token, row, g.heads, token, lane)
     elif tile_token + TILE_KV > kv_len:
         mask_tail(acc, kv_len - tile_token, token)
@@ -113,70 +117,54 @@ def mask_scores(
 def softmax(
     c: cutlass.Constexpr[Shape], wg: cutlass.Constexpr[int], first: cutlass.Constexpr[bool],
     g: Global, s: Shared, acc: cute.Tensor, total: cute.Tensor, factor: cute.Tensor,
-    at: Int32, warp: Int32, lane: Int32,
+    warp: Int32, lane: Int32,
 ):  # fmt: skip
-    """acc <- exp2(scale * score - m); total, factor and the published (m, factor) follow. `at`: the
-    tile in the walk."""
+    """acc <- exp2(scale * score - m); total, factor and the published (m, factor) follow."""
     num = c.rows // 4
     scale = scale_now(c, g)
     tops = []
     for i in cutlass.range_constexpr(num):
         tops.append(cute.arch.fmax(acc[4 * (i // 2) + i % 2], acc[4 * (i // 2) + 2 + i % 2]))
     tops = fold_lanes(tops, cute.arch.fmax, lane)
-    mine = folded_index(num, lane)
+    start = folded_index(num, lane)
     for i in cutlass.range_constexpr(len(tops)):
-        s.top[wg, fold_row(mine + i, lane), warp] = tops[i]
+        s.top[wg, fold_row(start + i, lane), warp] = tops[i]
     cute.arch.barrier(barrier_id=2 + wg, number_of_threads=128)
-    if const_expr(c.eight and not first):
-        cute.arch.mbarrier_wait(s.p_ready + (1 - wg), ((at - 1) >> 1) & 1)
-        for i in cutlass.range_constexpr(num):
-            total[i] = total[i] * s.peak[statistics(c, 1 - wg, at - 1), 1, row_of(i, lane)]
-    own, other = statistics(c, wg, at), statistics(c, 1 - wg, at - 1)
-    for start in cutlass.range_constexpr(0, num, c.chunk):
-        count = min(c.chunk, num)
-        peaks = weigh_rows(c, wg, first, scale, s, other, acc, total, factor, lane, start, count)
+    for at in cutlass.range_constexpr(0, num, CHUNK):
+        count = min(CHUNK, num)
+        peaks = weigh_rows(c, wg, first, scale, s, acc, total, factor, lane, at, count)
         if warp == 0 and lane < 4:
             for n in cutlass.range_constexpr(count):
-                s.peak[own, 0, row_of(start + n, lane)] = peaks[n]
-                s.peak[own, 1, row_of(start + n, lane)] = factor[start + n]
+                s.peak[wg, 0, row_of(at + n, lane)] = peaks[n]
+                s.peak[wg, 1, row_of(at + n, lane)] = factor[at + n]
 
 
 def weigh_rows(
-    c: Shape, wg: int, first: bool, scale: Float32, s: Shared, other: Any, acc: cute.Tensor,
-    total: cute.Tensor, factor: cute.Tensor, lane: Int32, start: int, count: int,
+    c: Shape, wg: int, first: bool, scale: Float32, s: Shared, acc: cute.Tensor, total: cute.Tensor,
+    factor: cute.Tensor, lane: Int32, start: int, count: int,
 ) -> list[Float32]:  # fmt: skip
     """A thread's rows start .. start + count. All reads come first: a store between them would
-    make each row wait for shared memory on its own. (e4m3: P in the place of the scores, two rows
-    a word, see `fp8`.)"""
+    make each row wait for shared memory on its own."""
     rows = [row_of(i, lane) for i in range(start, start + count)]
     tops = [load4(s.top.iterator + (wg * c.rows + row) * 4) for row in rows]
-    olds = [Float32(NO_SCORE) if first else s.peak[other, 0, row] for row in rows]
+    olds = [Float32(NO_SCORE) if first else s.peak[1 - wg, 0, row] for row in rows]
     peaks = []
-    halves: list[Int16] = []
     for i, v, old in zip(range(start, start + count), tops, olds, strict=True):
         top = cute.arch.fmax(cute.arch.fmax(v[0], v[1]), cute.arch.fmax(v[2], v[3]))
-        new = cute.arch.fmax(old, top * scale - fp8.P_LOG2 if c.eight else top * scale)
+        new = cute.arch.fmax(old, top * scale)
         factor[i] = cute.math.exp2(old - new, fastmath=True)
         x = 4 * (i // 2) + i % 2
         acc[x] = cute.math.exp2(acc[x] * scale - new, fastmath=True)
         acc[x + 2] = cute.math.exp2(acc[x + 2] * scale - new, fastmath=True)
-        if c.eight:
-            halves.append(fp8.round_two(acc[x], acc[x + 2]))
-            total[i] = total[i] * factor[i] + fp8.sum_two(halves[-1])
-        else:
-            total[i] = total[i] * factor[i] + (acc[x] + acc[x + 2])
+        total[i] = total[i] * factor[i] + (acc[x] + acc[x + 2])
         peaks.append(new)
-    if c.eight:
-        words = cute.recast_tensor(acc, Int32)
-        for n in range(0, count, 2):
-            words[2 * (start + n)] = fp8.join(halves[n], halves[n + 1])
     return peaks
 
 
-def read_factors(c: Shape, s: Shared, place: Any, factor: cute.Tensor, lane: Int32) -> None:
-    """The factors of a tile that a warpgroup has published (see `statistics`)."""
+def read_factors(c: Shape, s: Shared, wg: int, factor: cute.Tensor, lane: Int32) -> None:
+    """The factors that warpgroup `wg` published with its last tile."""
     for i in range(c.rows // 4):
-        factor[i] = s.peak[place, 1, row_of(i, lane)]
+        factor[i] = s.peak[wg, 1, row_of(i, lane)]
 
 
 def rescale(acc: cute.Tensor, factor: cute.Tensor, rows: int) -> None:

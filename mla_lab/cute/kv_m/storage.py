@@ -62,7 +62,8 @@ class Shared:
     q: cute.Tensor  # (rows, 576)
     k: cute.Tensor  # (64, 576, stages); P lies on the rope box of its own stage
     top: cute.Tensor  # fp32 [2][rows][4]: tile maximum per warp of a warpgroup
-    peak: cute.Tensor  # fp32 [`statistics`][2][rows]: running maximum (log2), factor of a tile
+    # fp32 [warpgroup][2][rows]: running maximum (log2), factor of the last tile; e4m3: see `late`
+    peak: cute.Tensor
     sums: cute.Tensor  # fp32 [rows][8]: exponentials' sum per warp
     peer: cute.Pointer  # fp32 [cluster][pairs][4]: (m, l, m, l) of a row pair, from each CTA
     weights: cute.Pointer  # fp32 [8 warps][cluster][2]
@@ -82,6 +83,7 @@ class Shared:
     stamps: cute.Pointer  # int64 [STAMPS]
     raw: Any  # bytes [producer warp][raw copy], of the stored format
     raw_full: cute.Pointer  # [producer warp][raw copy]
+    m_ready: cute.Pointer  # [warpgroup]: maxima of its last tile (e4m3)
 
 
 @dataclass(frozen=True)
@@ -97,7 +99,7 @@ def allocate(c: Shape, q_layout: cute.ComposedLayout, k_layout: cute.ComposedLay
     memory = cutlass.memory.SmemAllocator()
     n = c.rows
     raw_copies = RAW_WARPS * c.raw_ahead
-    bars = memory.allocate_array(Int64, c.stages * (c.groups + 1) + 9 + raw_copies)
+    bars = memory.allocate_array(Int64, c.stages * (c.groups + 1) + 9 + raw_copies + 2 * c.eight)
     stamps = memory.allocate_array(Int64, STAMPS)
     work = memory.allocate_tensor(Int32, cute.make_layout(16), byte_alignment=16)
 
@@ -105,7 +107,7 @@ def allocate(c: Shape, q_layout: cute.ComposedLayout, k_layout: cute.ComposedLay
         layout = cute.make_ordered_layout(shape, order=tuple(reversed(range(len(shape)))))
         return memory.allocate_tensor(Float32, layout, byte_alignment=128)
 
-    top, peak, sums = f32(2, n, 4), f32(statistics(c, 2, 0), 2, n), f32(n, 8)
+    top, peak, sums = f32(2, n, 4), f32(*((4, 3) if c.eight else (2, 2)), n), f32(n, 8)
     peer, weights = f32(c.cluster, c.pairs, 4), f32(CONSUMER_WARPS, c.cluster, 2)
     k = memory.allocate_tensor(c.dtype, k_layout.outer, byte_alignment=1024, swizzle=k_layout.inner)
     q = memory.allocate_tensor(c.dtype, q_layout.outer, byte_alignment=1024, swizzle=q_layout.inner)
@@ -122,7 +124,7 @@ def allocate(c: Shape, q_layout: cute.ComposedLayout, k_layout: cute.ComposedLay
         q, k, top, peak, sums, peer.iterator, weights.iterator,
         work.iterator, work.iterator + 12, full, empty,
         tail, tail + 1, tail + 2, tail + 3, tail + 4, tail + 5, tail + 7, tail + 8,
-        partials, stamps, raw, tail + 9,
+        partials, stamps, raw, tail + 9, tail + 9,
     )  # fmt: skip
 
 
@@ -143,7 +145,7 @@ def weight_view(s: Shared, c: Shape) -> cute.Tensor:
 
 
 def statistics(c: Shape, wg: Any, at: Any) -> Any:
-    """Where a warpgroup leaves maxima and factors of tile `at` of the walk (see `late`)."""
+    """Where a warpgroup leaves maxima and factors of tile `at` of the walk."""
     return 2 * wg + ((at >> 1) & 1) if c.eight else wg
 
 

@@ -106,6 +106,7 @@ def choose(
         way = find_way(*family.key)
         if way is None:
             continue
+        family = family.of(problem)
         for rows, cluster in candidates(problem, way):
             if way.formula:
                 found += price_formula(problem, gpu, family, rows, cluster)

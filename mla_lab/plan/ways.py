@@ -81,7 +81,7 @@ MAIL = Way(
     ((16, 1), (32, 1)),
     (("fused_merge", 3), ("grid", 1)),
     widened=((16, 1), (32, 1)),
-    eight=((16, 1), (32, 1), (64, 1)),
+    eight=((16, 1), (32, 1)),
 )
 DEEP = Way("deep", "cute/kv_m", ((8, 1),), MAIL.options)
 PAIR = Way("pair", "cute/kv_m", ((16, 1),), (*MAIL.options, ("pair", 2)))
@@ -91,7 +91,7 @@ WALK = Way(
     ((16, 1),),
     (("fused_merge", 2),),
     widened=((16, 1), (32, 1)),
-    eight=((16, 1), (64, 1)),
+    eight=((16, 1), (32, 1)),
 )
 WAYS = (ROWS, GRID, MAIL, DEEP, PAIR, WALK)
 

@@ -162,7 +162,7 @@ class Shape:
     @cached_property
     def small_bytes(self) -> int:
         """Barriers, record, stamps; tile maxima, (m, f), sums per warp; peers' (m, l), weights."""
-        stages, more = (6, 2) if self.eight else (3, 0)
+        stages, more = (6, 6) if self.eight else (3, 0)
         barriers = 8 * (stages * (BOXES // self.group + 1) + 9 + more) + 144
         barriers += 8 * RAW_WARPS * RAW_AHEAD if self.raw else 0
         peak = (48 if self.eight else 16) * self.rows

@@ -15,7 +15,9 @@ A thread a row makes the statistics of tile k:
     a warpgroup's sums from its last own tile, k-2, to this one
 
 They lie in two places in turn, [2 warpgroup + place][3][rows]: factors are read once more behind
-the own softmax, when the other may be one tile further. m(k) has an mbarrier of `rows` arrivals.
+the own softmax, when the other may be one tile further. So P, too, is announced at two mbarriers
+in turn: at one, the other's second tile would pass by whoever still waits for its first. m(k) has
+one of `rows` arrivals, since nobody makes another without it.
 """
 
 import cutlass
@@ -117,7 +119,7 @@ def take_last(
     f: Fragments, stage: Int32, at: Int32, warp: Int32, lane: Int32,
 ):  # fmt: skip
     """Behind the own last tile: O^T of the other warpgroup's, and the totals its factors."""
-    cute.arch.mbarrier_wait(s.p_ready + (1 - wg), (at >> 1) & 1)
+    cute.arch.mbarrier_wait(s.p_ready + statistics(c, 1 - wg, at), (at >> 2) & 1)
     add_tile(c, wg, 1 - wg, s, mma, f, stage, at, warp, lane)
     sx.scale_totals(f.total, f.factor)
 
@@ -153,11 +155,11 @@ def own_tile(
     if tile_token + TILE_KV > w.kv_len:
         clear_tail(c, s, stage, w.kv_len - tile_token, thread)
     cute.arch.fence_view_async_shared()
-    cute.arch.mbarrier_arrive(s.p_ready + wg)
+    cute.arch.mbarrier_arrive(s.p_ready + statistics(c, wg, at))
     cute.arch.barrier(barrier_id=ONE + wg, number_of_threads=128)
     if const_expr(order != FIRST):
         before = (at + c.stages - 1) % c.stages
-        cute.arch.mbarrier_wait(s.p_ready + (1 - wg), ((at - 1) >> 1) & 1)
+        cute.arch.mbarrier_wait(s.p_ready + statistics(c, 1 - wg, at - 1), ((at - 1) >> 2) & 1)
         add_tile(c, wg, 1 - wg, s, mma, f, before, at - 1, warp, lane)
         warpgroup.wait_group(0)
         fp8.land(c, f, f.factor)

@@ -27,10 +27,11 @@ def barriers_init(c: Shape, s: Shared) -> None:
     cute.arch.mbarrier_init(s.drained, CONSUMER_WARPS)
     for i in range(2):
         cute.arch.mbarrier_init(s.p_ready + i, CONSUMERS // 2)
+        if c.eight:
+            cute.arch.mbarrier_init(s.p_ready + 2 + i, CONSUMERS // 2)
+            cute.arch.mbarrier_init(s.m_ready + i, c.rows)
     cute.arch.mbarrier_init(s.summed, CONSUMERS)
     cute.arch.mbarrier_init(s.weighed, CONSUMERS)
-    for i in range(2 * c.eight):
-        cute.arch.mbarrier_init(s.m_ready + i, c.rows)
     for i in range(RAW_WARPS * c.raw_ahead):
         cute.arch.mbarrier_init(s.raw_full + i, 1)
 

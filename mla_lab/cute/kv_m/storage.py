@@ -76,7 +76,7 @@ class Shared:
     free: cute.Pointer  # peers may send
     sent: cute.Pointer  # their partials are here
     drained: cute.Pointer  # and read
-    p_ready: cute.Pointer  # [warpgroup]: P, maximum and factor of its last tile
+    p_ready: cute.Pointer  # [`statistics`]: P, maximum and factor of a tile
     summed: cute.Pointer  # each warp's sums of a work tile
     weighed: cute.Pointer  # the weights of a merge
     partials: cute.Pointer  # fp32 [cluster][units][4]
@@ -99,7 +99,7 @@ def allocate(c: Shape, q_layout: cute.ComposedLayout, k_layout: cute.ComposedLay
     memory = cutlass.memory.SmemAllocator()
     n = c.rows
     raw_copies = RAW_WARPS * c.raw_ahead
-    bars = memory.allocate_array(Int64, c.stages * (c.groups + 1) + 9 + raw_copies + 2 * c.eight)
+    bars = memory.allocate_array(Int64, c.stages * (c.groups + 1) + 9 + raw_copies + 6 * c.eight)
     stamps = memory.allocate_array(Int64, STAMPS)
     work = memory.allocate_tensor(Int32, cute.make_layout(16), byte_alignment=16)
 
@@ -120,11 +120,12 @@ def allocate(c: Shape, q_layout: cute.ComposedLayout, k_layout: cute.ComposedLay
     full = bars
     empty = full + c.stages * c.groups
     tail = empty + c.stages
+    p_ready = tail + (9 if c.eight else 5)
     return Shared(
         q, k, top, peak, sums, peer.iterator, weights.iterator,
         work.iterator, work.iterator + 12, full, empty,
-        tail, tail + 1, tail + 2, tail + 3, tail + 4, tail + 5, tail + 7, tail + 8,
-        partials, stamps, raw, tail + 9, tail + 9,
+        tail, tail + 1, tail + 2, tail + 3, tail + 4, p_ready, tail + 7, tail + 8,
+        partials, stamps, raw, tail + 9, tail + 13,
     )  # fmt: skip
 
 

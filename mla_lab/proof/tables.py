@@ -27,6 +27,7 @@ RECORDS = {
     "published": "proof_published.jsonl",
     "dropin": "dropin.jsonl",
     "costs": "h200_features.jsonl",
+    "sanitizer": "h200_sanitizer.jsonl",
 }
 #: names of features in the order of the tables
 FEATURES = (
@@ -171,6 +172,24 @@ def costs_table(rows: Sequence[Row]) -> str:
     return "\n".join(lines)
 
 
+def sanitizer_note(rows: Sequence[Row]) -> str:
+    """One paragraph: which tools saw which calls, and what they found."""
+    found = cases(rows)
+    head = next(row for row in rows if row["kind"] == "run")
+    tools = {}
+    for tool in dict.fromkeys(row["tool"] for row in found):
+        own = [row for row in found if row["tool"] == tool]
+        tools[tool] = (
+            f"{tool} {sum(row['errors'] for row in own)} in {sum(r['calls'] for r in own)}"
+        )
+    wrong = sorted({row["name"] for row in found if row["errors"]})
+    return (
+        f"{head['tool']} on {where(rows)}, errors by calls that touch each feature (racecheck in a "
+        f"process for each): {', '.join(tools.values())}."
+        + (f" With errors: {', '.join(wrong)}." if wrong else "")
+    )
+
+
 #: tables by the name in their markers, and the record that each is made from
 TABLES: dict[str, tuple[str, Callable[[Sequence[Row]], str]]] = {
     "shapes": ("pairwise", shapes_note),
@@ -178,6 +197,7 @@ TABLES: dict[str, tuple[str, Callable[[Sequence[Row]], str]]] = {
     "pairs": ("pairwise", pairs_table),
     "published": ("published", published_note),
     "costs": ("costs", costs_table),
+    "sanitizer": ("sanitizer", sanitizer_note),
     "dropin": ("dropin", dropin_note),
     "dropin-tests": ("dropin", dropin_tests),
     "dropin-reasons": ("dropin", dropin_reasons),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 
 import pytest
@@ -87,8 +88,31 @@ def test_a_varied_call_differs_in_its_feature_alone(feature):
         "sinks": {"sinks"},
         "device scales": {"tensor_scales"},
         "skip 0": set(),
+        "dense path": set(),
     }
     assert found == words.get(feature, {"skip_softmax"})
+
+
+def test_the_dense_path_is_beside_the_same_kernel_without_a_mask():
+    compared = [c for c in costs.comparisons() if c.feature == "dense path"]
+    masked = 0
+    for c in compared:
+        bare, plain = costs.plans_of(c)
+        assert bare is not None and plain is not None
+        assert bare.config is not None and plain.config is not None
+        assert bare.config == replace(plain.config, mask="none")
+        masked += plain.config.mask == "causal"
+        assert (bare.tiles == plain.tiles).all()
+    assert masked >= 6, "with query rows on M both are one build"
+    assert costs.plans_of(Comparison("sinks", *SMALL)) == (None, None)
+    (row,) = costs.run(
+        [Comparison("dense path", 2, 1, 4, 150, also="bare")],
+        "cpu",
+        backend="torch",
+        rounds=3,
+        timer=Clock([100.0, 101.0]),
+    )
+    assert row["ratio"] == 1.01
 
 
 def test_a_sparse_call_names_own_tokens_once():

@@ -125,8 +125,8 @@ def hide(
 
 @cute.jit
 def open_positions(cfg: cutlass.Constexpr[Config], g: Globals, work: Work, row):
-    """Positions past the work tile's end that the thread's two rows surely see: nearly always
-    negative. With a packed mask, those before the draft."""
+    """Positions past the work tile's end that `row` surely sees, and all after it: nearly always
+    negative; with a packed mask, those before the draft. One a warp: no thread has a register."""
     beyond = visible(g, work, row) - work.end * BLOCK
     if const_expr(cfg.tree):
         beyond = work.kv_len - work.q_len - work.end * BLOCK
@@ -456,7 +456,7 @@ def attend(cfg: cutlass.Constexpr[Config], g: Globals, s: Shared, mma: Mmas, pla
         for _ in cutlass.range_constexpr(2):  # stands in for the eight PV warps
             release(cfg, s, 0, lane)
         least = open_rows(cfg, g, work, row, row_max, row_sum, tops)
-        beyond = open_positions(cfg, g, work, row)
+        beyond = cute.arch.make_warp_uniform(open_positions(cfg, g, work, 16 * w))
         blocks = cute.arch.make_warp_uniform(work.end - work.begin)
         issue_qk(s, mma, frags, acc, 1, (phases >> 1) & 1, 0)
         phases = phases ^ 2

@@ -184,3 +184,19 @@ def test_a_grid_has_alt_text_and_a_title_per_cell() -> None:
     assert 'aria-label="two by three"' in picture.markup
     assert len(re.findall("<title>row", picture.markup)) == 6
     assert svg.ramp(0.0) != svg.ramp(1.0)
+
+
+def test_a_notebook_that_takes_too_much_fails_where_a_budget_is_set(
+    notebook: session.Session, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for seconds, size, words in ((15.1, 0, "15.1 s of processor"), (1.0, 1_000_001, "1,000,001")):
+        with pytest.raises(session.OverBudget, match=words):
+            session.check_budget(seconds, size)
+    slider = widgets.HTML("x" * 1_100_000)
+    monkeypatch.setenv(session.BUDGET, "1")
+    with pytest.raises(session.OverBudget, match="bytes of widgets"):
+        session.finish()
+    slider.close()
+    session.finish()
+    monkeypatch.delenv(session.BUDGET)
+    session.check_budget(15.0, 1_000_000)

@@ -200,7 +200,10 @@ def role_figure() -> go.Figure:
             tickvals=list(range(4)), ticktext=list(ROLE_LANES), range=[3.6, -0.6], row=row, col=1
         )
     end = "; stamps of a kernel are not recorded yet" if len(shown) == 1 else ""
-    paces = " and ".join(f"{pace(t):.2f} us a block {kind}" for _, kind, t in shown)
+    paces = " and ".join(
+        f"{pace(t):.2f} us a block {kind} (matrix unit busy {busy(t, clock):.0%})"
+        for _, kind, t in shown
+    )
     figure.update_layout(
         template=TEMPLATE,
         title_text=paces + end,
@@ -228,3 +231,9 @@ def pace(timeline: Timeline) -> float:
     ends = np.sort(timeline.end[timeline.only("pv")])
     ends = ends[1:-1] if len(ends) > 3 else ends
     return float((ends[-1] - ends[0]) / max(1, len(ends) - 1))
+
+
+def busy(timeline: Timeline, clock_ghz: float) -> float:
+    """Share of the time that the matrix unit works: what a block needs of it, over `pace`."""
+    needed = H200.matrix_clocks(64, 64) / (clock_ghz * 1e3)
+    return needed / pace(timeline)

@@ -13,7 +13,7 @@ from mla_lab.bench.cases import uniform_case
 from mla_lab.errors import InvalidInput
 from mla_lab.lab import anatomy_explorer
 from mla_lab.lab.anatomy_explorer import AnatomyExplorer, role_figure
-from mla_lab.lab.attempts import attempts
+from mla_lab.lab.attempt_log import attempts
 from mla_lab.resources import data_dir
 from mla_lab.simulate import anatomy
 

@@ -11,6 +11,7 @@ import ipywidgets as widgets
 import plotly.graph_objects as go
 import pytest
 
+from mla_lab import lab
 from mla_lab.errors import InvalidInput
 from mla_lab.lab import exercises, explorer, session, source, style, svg
 
@@ -200,3 +201,9 @@ def test_a_notebook_that_takes_too_much_fails_where_a_budget_is_set(
     session.finish()
     monkeypatch.delenv(session.BUDGET)
     session.check_budget(15.0, 1_000_000)
+
+
+def test_no_public_name_is_a_module_s() -> None:
+    """`lab.x` would be the function at first, and the module once somebody has imported it."""
+    modules = {path.stem for path in Path(lab.__file__).parent.glob("*.py")}
+    assert not modules & set(dir(lab))

@@ -143,8 +143,15 @@ class AnatomyExplorer(explorer.Explorer):
         chips = {source_of(c).chip() for c in calls}
         recorded = any(c.date for c in calls)
         missing = "" if recorded else " Stamps of this call: <b>not recorded</b>."
-        methods = {c.method for c in calls if c.date and c.method}
-        return f"<div>{' '.join(sorted(chips))}{missing} {' '.join(sorted(methods))}</div>"
+        methods = [f"<b>{c.peer}</b>: {c.method}.{_plain(c)}" for c in calls if c.date]
+        return f"<div>{' '.join(sorted(chips))}{missing}<br>{'<br>'.join(methods)}</div>"
+
+
+def _plain(call: Anatomy) -> str:
+    """What the same call takes where nobody looks inside."""
+    if not call.plain_us:
+        return ""
+    return f" Without stamps, a share of the graph's own start included: {call.plain_us:.1f} us."
 
 
 def finding(calls: Sequence[Anatomy]) -> str:

@@ -123,7 +123,8 @@ def test_an_unknown_control_is_named() -> None:
 
 def test_frames_are_every_value_of_the_chosen_slider() -> None:
     frames = Squares().frames()
-    assert [value for value, _ in frames] == ["1", "2", "3", "4"]
+    assert [value for value, _, _ in frames] == ["1", "2", "3", "4"]
+    assert [f"n={n}" in words for n, (_, _, words) in enumerate(frames, 1)] == [True] * 4
     last = frames[3][1]
     assert isinstance(last, go.Figure)
     assert last.layout.title.text == "4 squared is 16"

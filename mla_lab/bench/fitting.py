@@ -14,6 +14,7 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -164,7 +165,7 @@ def fit_all(found: Sequence[Launch], start: Sequence[KernelCosts]) -> list[Kerne
     priced: dict[KernelCosts, np.ndarray] = {}
 
     def at(point: np.ndarray) -> dict[tuple[str, str], KernelCosts]:
-        values: dict[tuple[str, str], dict[str, float]] = {key: {} for key in keys}
+        values: dict[tuple[str, str], dict[str, Any]] = {key: {} for key in keys}
         for (key, name), value in zip(varied, np.exp(point).tolist(), strict=True):
             values[key][name] = max(1.0, value) if name == "sharpness" else value
         return {key: replace(base[key], **values[key]) for key in keys}

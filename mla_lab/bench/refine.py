@@ -13,6 +13,7 @@ import math
 import random
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 
@@ -38,7 +39,7 @@ def refine(
     for _ in range(steps):
         key = rng.choice(keys)
         names = rng.sample(TOLD, rng.choice((1, 1, 2, 3)))
-        tried = replace(best[key], **{name: _factor(rng, best[key], name) for name in names})
+        tried = replace(best[key], **_changes(rng, best[key], names))
         there = predicted.copy()
         there[timed.own[key]] = timed.predict_own(tried)
         value = score(timed, there)
@@ -47,9 +48,12 @@ def refine(
     return [best[family.key] for family in costs]
 
 
-def _factor(rng: random.Random, costs: KernelCosts, name: str) -> float:
-    value: float = max(1e-3, getattr(costs, name) * math.exp(rng.gauss(0.0, SPREAD)))
-    return max(1.0, value) if name == "sharpness" else value
+def _changes(rng: random.Random, costs: KernelCosts, names: Sequence[str]) -> dict[str, Any]:
+    least = {"sharpness": 1.0}
+    return {
+        name: max(least.get(name, 1e-3), getattr(costs, name) * math.exp(rng.gauss(0.0, SPREAD)))
+        for name in names
+    }
 
 
 def score(timed: Timed, predicted: np.ndarray) -> float:

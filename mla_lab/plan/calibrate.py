@@ -59,9 +59,9 @@ class Launches:
         self._tiles = np.array([plan.num_tiles for plan in plans])
         self._slots = np.array([plan.num_slots for plan in plans])
         self._splits = np.array([plan.tiles[:, 5].max(initial=1) for plan in plans])
-        self._keys, self._streams = (np.array(x) for x in zip(*map(_reads, plans), strict=True))
-        kv_ways = self.model(KernelCosts.of_ones()).kv_ways
-        kinds = [_workers(plan, int(n)) for plan, n in zip(plans, kv_ways, strict=True)]
+        self._keys, self._streams = np.array([_reads(plan) for plan in plans]).T
+        kv_ways = np.asarray(self.model(KernelCosts.of_ones()).kv_ways).tolist()
+        kinds = [_workers(plan, n) for plan, n in zip(plans, kv_ways, strict=True)]
         most = max(map(len, kinds))
         # padded with workers without work
         padded = np.stack([np.pad(kind, ((0, most - len(kind)), (0, 0))) for kind in kinds])
@@ -83,7 +83,7 @@ class Launches:
     def predict(self, costs: KernelCosts) -> np.ndarray:
         """Microseconds that `costs` expects of each, float64."""
         model = self.model(costs)
-        start = model.start_time(self._streams)
+        start = np.asarray(model.start_time(self._streams))
         partial = model.partial_time(self._slots, self._workers)
         steps = self._steps - model.head_start * self._long
         chains = self._walked * start[:, None] + steps * np.asarray(model.block_ns)[:, None]

@@ -26,6 +26,8 @@ import numpy as np
 
 from ..errors import invalid
 
+Numbers = float | np.ndarray
+
 
 @dataclass(frozen=True)
 class CostModel:
@@ -71,24 +73,24 @@ class CostModel:
                 "CostModel card_rate, kv_ways, sharpness", 0, "above 0, above 0, 1 or more"
             )
 
-    def start_time(self, streams: float) -> float:
+    def start_time(self, streams: Numbers) -> Numbers:
         """Nanoseconds of a work tile without its steps, its first blocks' way from memory
         included, while `streams` workers read different keys.
         """
         shared = self.kv_ways * self.block_bytes * np.maximum(streams, 1.0) / self.card_rate
         return self.tile_ns + self.fill * shared
 
-    def memory_time(self, blocks: float) -> float:
+    def memory_time(self, blocks: Numbers) -> Numbers:
         """Nanoseconds for reading so many different blocks."""
         return self.memory_ns + blocks * self.block_bytes / self.card_rate
 
-    def both(self, chain: np.ndarray, memory: np.ndarray | float) -> np.ndarray:
+    def both(self, chain: np.ndarray, memory: Numbers) -> np.ndarray:
         """Nanoseconds of a chain of work and the card's reading beside it."""
         longer, shorter = np.maximum(chain, memory), np.minimum(chain, memory)
         share = shorter / np.maximum(longer, 1e-9)
         return longer * (1.0 + share**self.sharpness) ** (1.0 / self.sharpness)
 
-    def partial_time(self, partials: np.ndarray, workers: int) -> np.ndarray:
+    def partial_time(self, partials: np.ndarray, workers: int | np.ndarray) -> np.ndarray:
         """Nanoseconds that a worker spends on leaving one of so many partials of a plan."""
         at_once = np.minimum(partials, workers)
         return self.partial_ns + np.maximum(self.copy_ns, at_once * self.exchange_ns)
@@ -106,7 +108,7 @@ class CostModel:
         last: np.ndarray,
         ready: np.ndarray,
         merge: np.ndarray,
-        memory_ns: np.ndarray | float,
+        memory_ns: Numbers,
     ) -> np.ndarray:
         """Nanoseconds after the launch: `last` is the longest worker's chain, `ready` that of those
         with partials, `merge` what follows them, 0 without any.

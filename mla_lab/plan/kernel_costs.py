@@ -73,7 +73,7 @@ class KernelCosts:
     @classmethod
     def of_ones(cls) -> KernelCosts:
         """All constants 1: for what does not depend on them."""
-        numbers = {field.name: 1.0 for field in fields(cls) if field.type == "float"}
+        numbers: dict[str, Any] = {f.name: 1.0 for f in fields(cls) if f.type == "float"}
         return cls(kernel="", source="", **numbers)
 
     def model(

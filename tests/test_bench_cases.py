@@ -231,3 +231,14 @@ def test_formats_of_one_shape_follow_each_other():
     each = [(dtype, dtype, page) for dtype in ("bf16", "fp16") for page in (32, 64)]
     assert formats == each * 2
     assert [c.problem.out_dtype for c in cases] == [dtype for dtype, _, _ in formats]
+
+
+def test_batch_invariant_twins_follow_their_cases():
+    parser = argparse.ArgumentParser()
+    add_flags(parser)
+    words = "--cases anchor --only b128_q1_h16_kv[14] --batch-invariant"
+    cases = chosen(parser.parse_args(words.split()))
+    plain, twins = cases[::2], cases[1::2]
+    assert [case.name for case in twins] == [f"{case.name}_invariant" for case in plain]
+    assert all(case.batch_invariant for case in twins)
+    assert [case.problem for case in twins] == [case.problem for case in plain]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -29,6 +30,9 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     grid.add_argument("--kv-format", help="default: as the query")
     grid.add_argument("--out-dtype", help="default: bf16, or fp16 where the query is")
     grid.add_argument("--page-size", type=numbers, default=[64], help="by comma")
+    parser.add_argument(
+        "--batch-invariant", action="store_true", help="each case so too, beside the default"
+    )
     trace = parser.add_argument_group("trace samples, for --cases trace")
     trace.add_argument("--trace", type=Path, help="Azure CSV or Mooncake JSON lines; else ours")
     trace.add_argument("--model", default="deepseek-v3")
@@ -41,7 +45,10 @@ def chosen(args: argparse.Namespace) -> list[Case]:
     cases = [case for case in _listed(args) if re.search(args.only, case.name)]
     if not cases:
         raise invalid("--only", repr(args.only), "a pattern that some case's name matches")
-    return cases
+    if not args.batch_invariant:
+        return cases
+    twins = [replace(case, name=f"{case.name}_invariant", batch_invariant=True) for case in cases]
+    return [case for pair in zip(cases, twins, strict=True) for case in pair]
 
 
 def _listed(args: argparse.Namespace) -> list[Case]:

@@ -165,7 +165,7 @@ def finding(calls: Sequence[Anatomy]) -> str:
 
 
 def anatomy_table() -> Table:
-    """Every known call: its phases in us, recorded ones first."""
+    """Every known call: its phases in us, recorded ones first; nothing where a phase is unknown."""
     calls = [*recorded_rows()[0], *predictions().values()]
     used = [p for p in PHASES if any(summed(c.phases).get(p) for c in calls)]
     rows = [
@@ -174,7 +174,7 @@ def anatomy_table() -> Table:
             c.peer,
             source_of(c).kind,
             c.call_us,
-            *(summed(c.phases).get(p, 0.0) for p in used),
+            *(summed(c.phases).get(p, "") for p in used),
         )
         for c in calls
     ]

@@ -36,14 +36,18 @@ def predicted_ctas(name: str) -> Timeline:
 def cta_figure(name: str = "b1_q1_h128_kv8192") -> go.Figure:
     """Lanes over time, predicted left; right the recorded ones, where there are any."""
     guess = predicted_ctas(name)
-    shown, titles, kinds = [guess], [f"predicted: {guess.makespan:.1f} us"], ["predicted"]
+    shown, titles, kinds = (
+        [guess],
+        [f"predicted: {guess.makespan:.1f} us, {guess.lanes} workers"],
+        ["predicted"],
+    )
     spans = [s for s in anatomy_explorer.recorded_rows()[1] if s.lanes == "CTA" and s.case == name]
     words = "its CTAs are not recorded yet"
     for found in spans[:1]:
         timeline = from_zero(found.timeline)
         shown.append(timeline)
         label = Source("recorded", card=found.card, date=found.date).label
-        titles.append(f"{label}: {timeline.makespan:.1f} us")
+        titles.append(f"{label}: {timeline.makespan:.1f} us, {timeline.lanes} CTAs")
         kinds.append("recorded")
         words = (
             f"keys are attended after {attended(guess):.1f} us predicted, "
@@ -52,6 +56,7 @@ def cta_figure(name: str = "b1_q1_h128_kv8192") -> go.Figure:
     none = [None] * len(shown)
     figure = side_by_side(shown, none, titles, f"{name}: {words}", kinds=kinds)
     figure.update_xaxes(title_text="us from the first instruction")
+    figure.update_yaxes(title_text="lane", col=1)
     return figure
 
 

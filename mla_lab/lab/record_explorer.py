@@ -98,13 +98,11 @@ class RecordExplorer(explorer.Explorer):
         )
         self._add(figure, "floor of the card", floors, unit, GREY, "line-ew", dash="dot")
         self._add(figure, "simulator", predictions, unit, RED, "triangle-up", dash="dash")
-        for run in runs():
-            us = medians(run.rows)
-            for peer, (title, color, symbol) in PEERS.items():
-                points = {b: us.get((self.case(state, b), peer)) for b in BATCHES}
-                known = {b: value for b, value in points.items() if value is not None}
-                if known:
-                    self._add(figure, f"{title}, {run.source.label}", known, unit, color, symbol)
+        found = [(run.source.label, medians(run.rows)) for run in runs()]
+        for peer, (title, color, symbol) in PEERS.items():
+            label, known = self._fullest(found, state, peer)
+            if known:
+                self._add(figure, f"{title}, {label}", known, unit, color, symbol)
         if state["live"]:
             live = {b: live_us(b, state["q_len"], state["heads"], state["kv_len"]) for b in LIVE}
             here = {b: us for b, us in live.items() if us is not None}
@@ -115,6 +113,21 @@ class RecordExplorer(explorer.Explorer):
         if not state["over_floor"]:
             figure.update_yaxes(type="log")
         return figure
+
+    def _fullest(
+        self,
+        found: list[tuple[str, dict[tuple[str, str], float]]],
+        state: dict[str, Any],
+        peer: str,
+    ) -> tuple[str, dict[int, float]]:
+        """Label and microseconds by batch, of the run that has most of them; of equals the last."""
+        best: tuple[str, dict[int, float]] = ("", {})
+        for label, us in found:
+            cases = {b: (self.case(state, b), peer) for b in BATCHES}
+            known = {b: us[key] for b, key in cases.items() if key in us}
+            if len(known) >= len(best[1]):
+                best = (label, known)
+        return best
 
     def case(self, state: dict[str, Any], batch: int) -> str:
         """The benchmark's name of a case."""

@@ -36,7 +36,7 @@ from ..plan import Plan, choose
 from ..problem import Problem
 from ..reference import TileWalk, skip_tiles
 
-ROUNDS = 21
+ROUNDS = 41
 TOP_K = 2048
 #: standard deviations of a normal distribution that hold 95 %
 SIGMAS_95 = 1.96

@@ -30,12 +30,12 @@ from .tile import Plan
 from .ways import ROWS, WALK, Way, find_way, way_of
 
 TILE_KV = 64
-#: how batch invariance cuts, by tile rows (see `policies.fixed_size`): as large a piece as lets 64
-#: requests fill the card, since a batch of 128 pays 8 us for every further piece; 32 pieces keep a
-#: merge below the attention of one. (Small batches lose by it: of 8192 keys each and 16 or 128
-#: heads, one request takes 9.5 or 5.8 times as long as by default on an H200, 16 of them 2.1 or
-#: 1.7 times.)
-INVARIANT_SPLIT = {
+#: how batch invariance cuts (see `policies.fixed_size`), for requests of up to 16 query rows, of up
+#: to 64 heads, and of more, whose row tiles fill the card sooner: in the largest pieces with which
+#: 64 requests do, since a batch of 128 pays 8 us for every further one. Small batches lose by it:
+#: with 8192 keys each and 16 or 128 heads, one request takes 9.5 or 5.8 times as long as by default
+#: on an H200, 16 of them 2.1 or 1.7 times.
+INVARIANT_CUTS = {
     16: {"split_blocks": 16, "max_splits": 32, "half_blocks": 64},
     64: {"split_blocks": 32, "max_splits": 32, "half_blocks": 64},
     128: {"split_blocks": 64, "max_splits": 32, "half_blocks": 128},
@@ -240,13 +240,12 @@ def invariant_kinds(
     kinds = []
     if small and walk is not None and (ragged or min(rows) <= INVARIANT_ROWS):
         why = f"{INVARIANT_ROWS} query rows or fewer"
-        choice = _invariant(problem, gpu, walk, WALK.tiles[0], why)
+        choice = _invariant(problem, gpu, walk, INVARIANT_ROWS, why)
         kinds.append(Kind(choice, most_rows=INVARIANT_ROWS))
     if not small or max(rows) > INVARIANT_ROWS:
         family = next((c for c in costs if c.key == Q_M.key), costs[0])
-        tile = (64, 1) if problem.heads <= 64 else (128, 2)
-        why = f"{problem.heads} heads"
-        choice = _invariant(problem, gpu, family, tile, why)
+        cuts = 64 if problem.heads <= 64 else 128
+        choice = _invariant(problem, gpu, family, cuts, f"{problem.heads} heads")
         kinds.append(Kind(choice, least_rows=INVARIANT_ROWS + 1 if small else 1))
     return kinds
 
@@ -255,11 +254,11 @@ def _invariant(
     problem: Problem,
     gpu: Gpu,
     family: KernelCosts,
-    tile: tuple[int, int],
+    cuts: int,
     why: str,
 ) -> Choice:
-    rows, cluster = tile
-    split = INVARIANT_SPLIT[rows]
+    rows, cluster = WALK.tiles[0] if family.key == (WALK.kernel, WALK.name) else ROWS.tiles[0]
+    split = INVARIANT_CUTS[cuts]
     mask = "none" if problem.top_k else "causal"
     return Choice(
         config=replace(_config(problem, family, rows, cluster), mask=mask),

@@ -40,6 +40,7 @@ TOLD = (
     "cluster_rate",
     "pair_factor",
     "memory_ns",
+    "l2_rate",
     "sharpness",
 )
 #: a variant weighs 1/e where it takes so much more than the best of its case, and `LEAST` at least

@@ -59,7 +59,7 @@ class Launches:
         self._tiles = np.array([plan.num_tiles for plan in plans])
         self._slots = np.array([plan.num_slots for plan in plans])
         self._splits = np.array([plan.tiles[:, 5].max(initial=1) for plan in plans])
-        self._keys, self._streams = np.array([_reads(plan) for plan in plans]).T
+        self._keys, self._taken, self._streams = np.array([_reads(plan) for plan in plans]).T
         kv_ways = np.asarray(self.model(KernelCosts.of_ones()).kv_ways).tolist()
         kinds = [_workers(plan, n) for plan, n in zip(plans, kv_ways, strict=True)]
         most = max(map(len, kinds))
@@ -92,15 +92,17 @@ class Launches:
         ready = np.where(self._cut > 0, chains, 0.0).max(axis=1)
         merge = model.merge_time(self._slots, self._splits)
         ready = np.where(self._fused, ready, last)
-        took = model.launch_ns + model.ends(last, ready, merge, model.memory_time(self._keys))
+        memory = model.memory_time(self._keys, self._taken)
+        took = model.launch_ns + model.ends(last, ready, merge, memory)
         return np.asarray(np.where(self._tiles > 0, took, model.launch_ns)) / 1e3
 
 
-def _reads(plan: Plan) -> tuple[float, float]:
-    """Blocks of keys read once, and workers that read different ones at a time."""
+def _reads(plan: Plan) -> tuple[float, float, float]:
+    """Blocks of keys, those that row tiles take in, workers that read different ones at a time."""
     workers = max(1, plan.num_workers)
     shape = Shape.of(plan.problem, plan.tile_rows, plan.tile_kv, workers)
-    return float(shape.blocks.sum()), min(plan.num_tiles, workers) * sharing(shape)
+    taken = float((shape.blocks * shape.row_tiles).sum())
+    return float(shape.blocks.sum()), taken, min(plan.num_tiles, workers) * sharing(shape)
 
 
 def _workers(plan: Plan, kv_ways: int) -> np.ndarray:

@@ -4,8 +4,9 @@ A worker spends `tile_ns` on each work tile, `block_ns` on each step (its matrix
 and a CTA's own way to memory), and, where the tile is one of several, time on leaving its partial.
 A step is one block, or one block for each of the `kv_ways` CTAs of a cluster that divide a tile's
 keys. The longest worker is the chain. All keys that a plan reads, at the card's bandwidth, are its
-memory side. Neither waits for the other where one is much longer; where they are alike each takes
-from the other, and a plan lasts the norm of the two, (chain^p + memory^p)^(1/p), p `sharpness`.
+memory side, and so are all that its tiles take out of L2, where row tiles read the same. None of
+these waits for the others where one is much longer; where they are alike each takes from the rest,
+and a plan lasts their norm, (chain^p + memory^p + L2^p)^(1/p), p `sharpness`.
 
 Partials are left, and taken again by a merge, at the rate of one CTA (`copy_ns`) or, where many do
 it at once, at that of the card: `exchange_ns` times their number. Fused, every worker that has
@@ -61,6 +62,8 @@ class CostModel:
     fill: float = 0.0
     #: until reads run at the card's bandwidth, and after their last
     memory_ns: float = 0.0
+    #: bytes per nanosecond that all work tiles together take out of L2
+    l2_rate: float = 1e9
     #: how sharply the longer one of chain and memory decides
     sharpness: float = 4.0
 
@@ -68,10 +71,11 @@ class CostModel:
         for name, value in vars(self).items():
             if not (np.greater_equal(value, 0) & np.isfinite(value)).all():
                 raise invalid(f"CostModel.{name}", value, "a finite number of 0 or more")
-        if np.min(self.card_rate) == 0 or np.min(self.kv_ways) == 0 or np.min(self.sharpness) < 1:
-            raise invalid(
-                "CostModel card_rate, kv_ways, sharpness", 0, "above 0, above 0, 1 or more"
-            )
+        for name in ("card_rate", "l2_rate", "kv_ways"):
+            if np.min(getattr(self, name)) == 0:
+                raise invalid(f"CostModel.{name}", 0, "above 0")
+        if np.min(self.sharpness) < 1:
+            raise invalid("CostModel.sharpness", self.sharpness, "1 or more")
 
     def start_time(self, streams: Numbers) -> Numbers:
         """Nanoseconds of a work tile without its steps, its first blocks' way from memory
@@ -80,9 +84,12 @@ class CostModel:
         shared = self.kv_ways * self.block_bytes * np.maximum(streams, 1.0) / self.card_rate
         return self.tile_ns + self.fill * shared
 
-    def memory_time(self, blocks: Numbers) -> Numbers:
-        """Nanoseconds for reading so many different blocks."""
-        return self.memory_ns + blocks * self.block_bytes / self.card_rate
+    def memory_time(self, blocks: Numbers, taken: Numbers) -> Numbers:
+        """Nanoseconds for reading so many different blocks from memory, and for so many in all that
+        work tiles take out of L2.
+        """
+        read = self.memory_ns + blocks * self.block_bytes / self.card_rate
+        return self.both(np.asarray(read), taken * self.block_bytes / self.l2_rate)
 
     def both(self, chain: np.ndarray, memory: Numbers) -> np.ndarray:
         """Nanoseconds of a chain of work and the card's reading beside it."""

@@ -93,8 +93,9 @@ def start_times(shape: Shape, model: CostModel, tiles: np.ndarray) -> np.ndarray
 
 
 def memory_time(shape: Shape, model: CostModel) -> float:
-    """Nanoseconds for reading each request's keys once."""
-    return float(model.memory_time(float(shape.blocks.sum())))
+    """Nanoseconds for reading each request's keys, and taking them in once a row tile."""
+    taken = float((shape.blocks * shape.row_tiles).sum())
+    return float(model.memory_time(float(shape.blocks.sum()), taken))
 
 
 def sharing(shape: Shape) -> float:

@@ -4,9 +4,11 @@
     compute-sanitizer --tool racecheck --kernel-name kernel_substring=kernel_cutlass \\
         python -m mla_lab.proof.touch "sinks, 128 heads"
 
-Racecheck wants a process for each name. Inputs are made on the host, so that hardly another kernel
-runs; every result is compared with the oracle, as a tool that changes the timing may show what
-otherwise hides.
+Racecheck wants a process for each name, and a filter that lets every CuTe kernel in: where one is
+left out whose CTAs reach into each other's shared memory, the tool itself (2025.3.1) ends in
+"failed to handle a hardware exception", with a kernel of ten lines too. Inputs are made on the
+host, so that hardly another kernel runs; every result is compared with the oracle, as a tool that
+changes the timing may show what otherwise hides.
 """
 
 from __future__ import annotations

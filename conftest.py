@@ -7,12 +7,15 @@ Both lists become marks of the test that nbmake makes of it.
 from __future__ import annotations
 
 import json
+import os
 from functools import cache
 from pathlib import Path
 
 import pytest
 
 NOTEBOOK_MARKS = {"gpu", "slow"}
+# the last cell of a notebook then fails where it took too long or sent too much
+os.environ["MLA_LAB_BUDGET"] = "1"
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -198,13 +198,13 @@ class _Maker:
 
     def needles(self, length: int) -> Tensor:
         """How far the keys of a concentrated request lean, fp32 [length]. Under 1/sqrt(192) a lean
-        of 48 adds about 28 to a score: beside it, all tokens that do not lean weigh nothing.
+        of 56 adds about 32 to a score: beside it, all tokens that do not lean weigh nothing.
         """
         age = torch.arange(length - 1, -1, -1, device=self.device)
-        lean = 48 * torch.exp(-age / 16)
+        lean = 56 * torch.exp(-age / 16)
         draw = torch.rand(2, length // NEEDLE_TOKENS, generator=self.random, device=self.device)
-        lean[(draw[0] * length).long()] = 44 + 8 * draw[1]
-        lean[0] = 48
+        lean[(draw[0] * length).long()] = 50 + 10 * draw[1]
+        lean[0] = 56
         return lean
 
     def cache(self, separate: bool, gap: int) -> tuple[Tensor, Tensor]:

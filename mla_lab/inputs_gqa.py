@@ -13,7 +13,7 @@ from torch import Tensor
 from . import kv_cache as formats
 from . import masks
 from .errors import invalid
-from .inputs import FOREIGN_PAGES, KV_STD, page_table
+from .inputs import FOREIGN_PAGES, KV_STD, LEANS, page_table
 from .reference_gqa import KV_LAYOUTS, GqaCall
 
 GQA_FEATURES = (
@@ -26,6 +26,7 @@ GQA_FEATURES = (
     "sinks",  # one fp32 sink a head
     "tree_mask",  # a random draft tree for each request
 )
+GQA_DISTRIBUTIONS = ("gauss", "heavy_tailed")
 
 
 @dataclass(frozen=True)
@@ -80,13 +81,17 @@ def make_gqa_inputs(
     seed: int = 0,
     features: Collection[str] = (),
     *,
+    distribution: str = "gauss",
     device: torch.device | str = "cpu",
     workspace_bytes: int = 32 << 20,
 ) -> GqaInputs:
     """Random inputs with the named `GQA_FEATURES`; equal arguments give equal bits.
 
-    Ragged when q_lens differ. Raises InvalidInput for unknown or contradictory features.
+    distribution: as in `make_inputs`, without "concentrated". Ragged when q_lens differ. Raises
+    InvalidInput for unknown or contradictory features and for unknown distributions.
     """
+    if distribution not in GQA_DISTRIBUTIONS:
+        raise invalid("distribution", repr(distribution), GQA_DISTRIBUTIONS)
     unknown = sorted(set(features) - set(GQA_FEATURES))
     if unknown or {"chain_mask", "tree_mask"} <= set(features):
         raise invalid("features", sorted(features), f"of {GQA_FEATURES}, at most one mask")
@@ -97,10 +102,17 @@ def make_gqa_inputs(
 
     ragged = "ragged" in features or len(set(shape.q_lens)) > 1
     separate = "separate_tables" in features
-    kv_cache, tables = _cache(shape, separate, random)
+    # queries of a call with tails share this direction, and keys that lean to it attract
+    direction = None
+    if distribution == "heavy_tailed":
+        direction = normal(shape.head_dim)
+        direction /= direction.norm()
+    kv_cache, tables = _cache(shape, separate, random, direction)
     bmm1, bmm2 = shape.head_dim**-0.5, 0.7
     scales = torch.tensor([bmm1, bmm2], device=device) if "device_scales" in features else None
     query = normal(sum(shape.q_lens), shape.heads, shape.head_dim)
+    if direction is not None:
+        query += LEANS[distribution] * direction
     return GqaInputs(
         shape=shape,
         query=formats.pack(query, shape.q_dtype),
@@ -123,7 +135,9 @@ def make_gqa_inputs(
     )
 
 
-def _cache(shape: GqaShape, separate: bool, random: torch.Generator) -> tuple[Tensor, Tensor]:
+def _cache(
+    shape: GqaShape, separate: bool, random: torch.Generator, direction: Tensor | None
+) -> tuple[Tensor, Tensor]:
     """[pages, 2, ...] in the shape's layout, NaN where no token is, and int32 tables."""
     copies = 2 if separate else 1
     counts = [formats.pages_of(n, shape.page_size) for n in shape.kv_lens]
@@ -137,12 +151,27 @@ def _cache(shape: GqaShape, separate: bool, random: torch.Generator) -> tuple[Te
     for rows, length in zip(tables, shape.kv_lens, strict=True):
         for which in range(2):  # keys, then values
             tokens = torch.randn(length, width, generator=random, device=random.device) * KV_STD
+            if direction is not None:
+                add_tails(tokens.view(length, -1, shape.head_dim), direction, keys=which == 0)
             row = rows[which if separate else 0]
             formats.scatter(pool[:, which], row, formats.pack(tokens, shape.kv_format))
     pool = pool.unflatten(-1, (shape.kv_heads, shape.head_dim))
     if shape.kv_layout == "HND":
         pool = pool.transpose(2, 3).contiguous()
     return pool, tables
+
+
+def add_tails(tokens: Tensor, direction: Tensor, keys: bool) -> None:
+    """Outlier columns for one request's tokens fp32 [length, kv_heads, head_dim], in place; keys
+    lean to `direction` [head_dim] besides, the first by what adds some 10 to a score.
+    """
+    length, _, head_dim = tokens.shape
+    tokens[..., :: head_dim // 4] *= 8
+    if keys and length:
+        age = torch.arange(length - 1, -1, -1, device=tokens.device)
+        lean = 16 * torch.exp(-age / 64)
+        lean[0] = 35
+        tokens += (lean * (head_dim / 192) ** 0.5).view(-1, 1, 1) * direction
 
 
 def _prefix_sums(q_lens: tuple[int, ...], device: torch.device | str) -> Tensor:

@@ -36,6 +36,7 @@ def random_case(rng: np.random.Generator) -> tuple[DevicePlanner, Problem]:
         overhead=int(rng.choice([0, 1, 5])),
         split_blocks=int(rng.choice([1, 2, 16])),
         max_splits=int(rng.choice([1, 3, 32])),
+        half_blocks=int(rng.choice([0, 0, 3, 64])),
         least_rows=int(rng.choice([1, 1, heads + 1])),
         most_rows=int(rng.choice([ANY_ROWS, ANY_ROWS, 2 * heads])),
     )
@@ -50,7 +51,8 @@ def host_plan(planner: DevicePlanner, problem: Problem) -> Plan:
     problem = replace(problem, q_lens=tuple(q_lens))
     knobs: dict[str, Any] = {"overhead": planner.overhead}
     if planner.policy == "fixed_size":
-        knobs = {"split_blocks": planner.split_blocks, "max_splits": planner.max_splits}
+        names = ("split_blocks", "max_splits", "half_blocks")
+        knobs = {name: getattr(planner, name) for name in names}
     return make_plan(
         problem,
         tile_rows=planner.tile_rows,

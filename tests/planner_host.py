@@ -25,7 +25,7 @@ class Params(ctypes.Structure):
         ("q_begin", POINTER),
         *((n, ctypes.c_int32) for n in ("batch", "heads", "tile_rows", "tile_kv", "workers")),
         *((n, ctypes.c_int32) for n in ("policy", "overhead", "split_blocks", "max_splits")),
-        *((n, ctypes.c_int32) for n in ("least_rows", "most_rows")),
+        *((n, ctypes.c_int32) for n in ("half_blocks", "least_rows", "most_rows")),
         ("tiles", POINTER),
         ("worker_begin", POINTER),
         ("merge_items", POINTER),
@@ -77,8 +77,8 @@ def plan_on_host(
     params = Params(
         at(seq_lens), at(q_begin), problem.batch, problem.heads, planner.tile_rows,
         planner.tile_kv, planner.num_workers, POLICIES.index(planner.policy), planner.overhead,
-        planner.split_blocks, planner.max_splits, planner.least_rows, planner.most_rows,
-        at(plan.tiles), at(plan.worker_begin),
+        planner.split_blocks, planner.max_splits, planner.half_blocks, planner.least_rows,
+        planner.most_rows, at(plan.tiles), at(plan.worker_begin),
         at(plan.merge_items), at(plan.counts), tiles, slots, groups,
     )  # fmt: skip
     library.plan_on_host(ctypes.byref(params))

@@ -13,6 +13,8 @@ from mla_lab.bench.cases import uniform_case
 from mla_lab.errors import InvalidInput
 from mla_lab.lab import anatomy_explorer
 from mla_lab.lab.anatomy_explorer import AnatomyExplorer, role_figure
+from mla_lab.lab.attempt_log import attempts
+from mla_lab.lab.cta_timeline import cta_figure
 from mla_lab.resources import data_dir
 from mla_lab.simulate import anatomy
 
@@ -145,7 +147,9 @@ def test_recorded_calls_stand_above_the_prediction() -> None:
 @pytest.mark.usefixtures("recorded")
 def test_measured_roles_lie_below_the_predicted_ones() -> None:
     figure = role_figure()
-    assert "us a block predicted and 1.50 us a block recorded" in figure.layout.title.text
+    title = figure.layout.title.text
+    assert "us a block predicted (matrix unit busy" in title
+    assert "1.50 us a block recorded (matrix unit busy 91%)" in title  # 2176 clocks at 1.6 GHz
     assert {bar.name for bar in figure.data if bar.xaxis == "x2"} == {"load", "qk", "softmax", "pv"}
     assert min(bar.base[0] for bar in figure.data if bar.xaxis == "x2") == 0.0
     table = anatomy_explorer.anatomy_table()
@@ -157,3 +161,29 @@ def test_without_a_record_both_pictures_say_so(monkeypatch: pytest.MonkeyPatch) 
     explorer = AnatomyExplorer(case="b1_q1_h128_kv8192")
     assert "not recorded" in explorer.note(explorer.state)
     assert "not recorded yet" in role_figure().layout.title.text
+
+
+def test_attempts_are_told_with_their_reason() -> None:
+    everything, alone = attempts("cute/q_m"), attempts("cute/q_m", "B1 H128")
+    assert 0 < len(alone.rows) < len(everything.rows)
+    assert all("B1 H128" in row[0] + row[1] for row in alone.rows)
+    assert everything.source is not None
+    with pytest.raises(InvalidInput, match="cute/kv_m"):
+        attempts("cute/none")
+
+
+def test_ctas_are_drawn_beside_their_prediction(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Lanes of a launch: predicted left, recorded right, both from their first instruction on."""
+    spans = [[lane, "load", 5000, 6000, -1] for lane in range(4)]
+    spans += [[lane, "attend", 6000, 8000 + 500 * lane, -1] for lane in range(4)]
+    row = {**ROLES, "lanes": "CTA", "case": "b1_q1_h16_kv8192", "ns": spans}
+    found = anatomy._spans(row, "here")
+    monkeypatch.setattr(anatomy_explorer, "recorded_rows", lambda: ((), (found,)))
+    figure = cta_figure("b1_q1_h16_kv8192")
+    assert "3.8 recorded" in figure.layout.title.text  # mean of 3.0, 3.5, 4.0 and 4.5
+    assert {bar.name for bar in figure.data if bar.xaxis == "x2"} == {"load", "attend"}
+    assert min(min(bar.base) for bar in figure.data) == 0.0
+    monkeypatch.setattr(anatomy_explorer, "recorded_rows", lambda: ((), ()))
+    assert "not recorded yet" in cta_figure("b1_q1_h16_kv8192").layout.title.text
+    with pytest.raises(InvalidInput, match="b1_q1_h128_kv8192"):
+        cta_figure("b2")

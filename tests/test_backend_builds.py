@@ -28,7 +28,7 @@ Have = Callable[[list[KernelConfig]], None]
 
 
 def forget() -> None:
-    for cached in (cute._choice, cute._by_token, cute._plan):
+    for cached in (cute._chosen, cute._by_token, cute._plan):
         cached.cache_clear()
 
 

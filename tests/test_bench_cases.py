@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 from dataclasses import replace
 
@@ -20,6 +21,7 @@ from mla_lab.bench.cases import (
 )
 from mla_lab.bench.checks import Accuracy, compare
 from mla_lab.bench.rotation import ROTATION_BYTES, copies_for, kv_bytes, make_rotation, page_lists
+from mla_lab.commands._bench_cases import add_flags, chosen
 from mla_lab.errors import InvalidInput
 from mla_lab.problem import Problem
 from mla_lab.reference import decode_reference
@@ -204,3 +206,39 @@ def test_skip_softmax_is_allowed_what_it_may_drop():
     accuracy = Accuracy(rel_error=8e-3, worst_row=1e-2, nonfinite=0)
     assert accuracy.objection(CASE)
     assert accuracy.objection(replace(CASE, skip_softmax=4e-3)) is None
+
+
+@pytest.mark.parametrize("name", ["drawn", "heldout"])
+def test_drawn_shapes_are_others_and_stay_what_they_are(name):
+    cases = get_list(name)
+    names = [case.name for case in cases]
+    assert len(set(names)) == 60 and names == [case.name for case in get_list(name)]
+    others = {case.name for case in anchor_cases()}
+    others |= {case.name for case in get_list("drawn" if name == "heldout" else "heldout")}
+    assert not set(names) & others
+    assert {case.problem.heads for case in cases} == {8, 16, 32, 64, 128}
+    assert sum(case.lengths != "uniform" for case in cases) >= 10
+    for case in cases:
+        assert all(q <= kv for q, kv in zip(case.problem.q_lens, case.problem.kv_lens, strict=True))
+
+
+def test_formats_of_one_shape_follow_each_other():
+    parser = argparse.ArgumentParser()
+    add_flags(parser)
+    words = "--batch 16,64 --heads 16 --kv-len 1024 --q-dtype bf16,fp16 --page-size 32,64"
+    cases = chosen(parser.parse_args(words.split()))
+    formats = [(c.problem.q_dtype, c.problem.kv_format, c.problem.page_size) for c in cases]
+    each = [(dtype, dtype, page) for dtype in ("bf16", "fp16") for page in (32, 64)]
+    assert formats == each * 2
+    assert [c.problem.out_dtype for c in cases] == [dtype for dtype, _, _ in formats]
+
+
+def test_batch_invariant_twins_follow_their_cases():
+    parser = argparse.ArgumentParser()
+    add_flags(parser)
+    words = "--cases anchor --only b128_q1_h16_kv[14] --batch-invariant"
+    cases = chosen(parser.parse_args(words.split()))
+    plain, twins = cases[::2], cases[1::2]
+    assert [case.name for case in twins] == [f"{case.name}_invariant" for case in plain]
+    assert all(case.batch_invariant for case in twins)
+    assert [case.problem for case in twins] == [case.problem for case in plain]

@@ -386,6 +386,15 @@ def test_twice_the_error_of_torch_is_the_limit(path):
     assert rows["far"]["rel_error"] < 5e-3, "the fixed limit would have let it pass"
 
 
+def test_parts_after_the_first_repeat_the_figure_alone(path):
+    method = replace(METHOD, parts=3)
+    rows = results(run(path, [FakePeer("a")], FakeTimer(a=[1000.0]), method=method).rows)
+    assert {row["part"] for row in rows} == {0, 1, 2}
+    for row in rows:
+        assert ("isolated_us" in row["rounds"]) == (row["part"] == 0)
+        assert len(row["rounds"]["us"]) == method.rounds
+
+
 class Sensor(Telemetry):
     """Reads 600 W whenever it is asked."""
 
@@ -414,8 +423,11 @@ def test_power_is_read_under_load_where_it_limits(monkeypatch, path):
     assert row["seconds"] == pytest.approx(power.WINDOW_SECONDS)
     monkeypatch.setattr("mla_lab.bench.measure.worthwhile", lambda problem: True)
     monkeypatch.setattr("mla_lab.bench.harness.Telemetry", Sensor)
-    rows = by_peer(run(path, [FakePeer("a"), FakePeer("b")], FakeTimer(**clocks), method=method))
+    peers = [FakePeer(name) for name in ("a", "b", "far")]
+    clocks["far"] = [3000.0]
+    rows = by_peer(run(path, peers, FakeTimer(**clocks), method=method))
     assert rows["b"]["power"]["joules"] == pytest.approx(1.2)
+    assert "power" not in rows["far"]
     validate(path)
 
 

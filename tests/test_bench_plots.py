@@ -8,6 +8,8 @@ import pytest
 
 from mla_lab.bench.gate import compare
 from mla_lab.lab import bench_plots as plots
+from mla_lab.lab import record_explorer
+from mla_lab.lab.record_explorer import RecordExplorer
 from mla_lab.resources import data_dir
 
 from .test_bench_records import CASES, record_of, refused, row
@@ -67,3 +69,26 @@ def test_two_cards():
     twin = {**row(CASES[0], 30.0, noise=0.0), "case": "b1_q1_h128_kv8192_p32"}
     bars = plots.cards_side_by_side([twin], published).data
     assert [bar.x[0] for bar in bars] == [30.0, 24.1, 18.5]
+
+
+def names(explorer: RecordExplorer) -> list[str]:
+    return [trace.name for trace in explorer.figure(explorer.state).data]
+
+
+def test_predicted_recorded_and_live_share_one_axis(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Live points come only where a GPU is; elsewhere the note says so and the record stands in."""
+    explorer = RecordExplorer(heads=16)
+    assert names(explorer)[:2] == ["floor of the card", "simulator"]
+    assert any(name.startswith("ours, recorded") for name in names(explorer))
+    monkeypatch.setattr(record_explorer, "gpu_name", lambda: "")
+    record_explorer.live_us.cache_clear()
+    explorer.set(live=True)
+    assert "nothing to measure" in explorer.footer.value
+    assert not any("now" in name for name in names(explorer))
+    monkeypatch.setattr(record_explorer, "gpu_name", lambda: "a card")
+    monkeypatch.setattr(record_explorer, "live_us", lambda batch, *_: 5.0 * batch)
+    explorer.redraw()
+    live = explorer.figure(explorer.state).data[-1]
+    assert live.name == "ours, measured here, now"
+    assert dict(zip(live.x, live.y, strict=True)) == {1: 5.0, 16: 80.0, 64: 320.0}
+    assert "nothing to measure" not in explorer.footer.value

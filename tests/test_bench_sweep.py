@@ -13,7 +13,7 @@ from mla_lab.bench.cases import anchor_cases, uniform_case
 from mla_lab.bench.fitting import Launch, fit_all, held_out, launches, quality
 from mla_lab.bench.peers.variant import Variant
 from mla_lab.bench.records import Record, describe_case, read, results
-from mla_lab.bench.refine import Score, refine
+from mla_lab.bench.refine import refine, score_of
 from mla_lab.bench.sweep import METHOD, PER_TILE, Sweep, fitting_tiles, variants
 from mla_lab.cli import main
 from mla_lab.errors import InvalidInput
@@ -144,20 +144,22 @@ def test_a_fit_finds_the_card_that_was_measured():
     found = list(timed_by(card, ANCHORS[::5]))
     before, after = quality(start, found), quality(fit_all(found, start), found)
     assert before.error > 0.1
-    assert after.error < 0.02
+    assert after.error < 0.05
     assert after.close == 1.0
     assert after.worst_regret <= before.worst_regret
     assert quality(card, found).mean_regret == 1.0
     assert "choice within 3% of the best in 100%" in str(after)
 
 
-def test_halves_are_judged_with_each_other_s_constants():
+def test_parts_are_judged_with_each_other_s_constants():
     start = recorded_costs()
-    found = list(timed_by(start, SMALL))
-    halves = held_out(found, start)
-    assert [half.cases for half in halves] == [1, 1]
-    assert all(half.error < 0.01 for half in halves)
-    assert held_out([found[0]], start) == [], "one case has no other half"
+    cases = [uniform_case(batch, 1, 64, 300) for batch in (1, 2, 3, 5, 8, 40)]
+    found = list(timed_by(start, cases))
+    judged = held_out(found, start, 10)
+    assert judged is not None and judged.cases == 6
+    assert judged.error < 0.01
+    few = [launch for launch in found if launch.case != cases[0].name]
+    assert held_out(few, start) is None, "as many cases as parts"
 
 
 def test_written_constants_are_read_back(tmp_path, monkeypatch):
@@ -182,9 +184,9 @@ def test_the_commands_sweep_and_fit(tmp_path, capsys):
     assert main(["bench", "sweep", record, *sweep, *more]) == 0
     tiles = {v.name for v in variants(uniform_case(1, 1, 16, 200).problem, per_tile=1)}
     assert len(results(read(tmp_path / "r.jsonl"), "ok")) == 2 * len(tiles)
-    assert main(["bench", "fit", record, "--dry-run"]) == 0
+    assert main(["bench", "fit", record, "--judge", record, "--parts", "--dry-run"]) == 0
     said = capsys.readouterr().out
-    assert "held out" in said
+    assert "fitted   on others" in said and "held out in parts" in said
     assert "wrote" not in said
     assert main(["bench", "fit", record, "--out", str(out)]) == 0
     assert "2 cases" in json.loads(out.read_text(encoding="utf-8"))["costs"][-1]["source"]
@@ -194,7 +196,6 @@ def test_refining_chooses_better_and_repeats_itself():
     start = recorded_costs()
     card = [replace(c, block_row_ns=c.block_row_ns * 3, merge_ns=c.merge_ns * 4) for c in start]
     found = list(timed_by(card, ANCHORS[::5]))
-    score = Score(found)
     once, again = (refine(start, found, 60, seed=3) for _ in range(2))
     assert once == again
-    assert score({c.key: c for c in once}) < score({c.key: c for c in start})
+    assert score_of({c.key: c for c in once}, found) < score_of({c.key: c for c in start}, found)

@@ -13,6 +13,9 @@ from mla_lab.commands import _live_steps, live
 from mla_lab.gpu import PRESETS, Gpu
 from mla_lab.resources import data_dir
 
+#: a row that a stamped build leaves
+STAMPED = {"case": "b1_q1_h128_kv8192", "peer": "mla-lab", "kind": "phases", "call_us": 1.0}
+
 
 @pytest.fixture
 def card(monkeypatch):
@@ -28,7 +31,10 @@ def lines(monkeypatch):
     def run(line, env, stdout, text):
         seen.append((line[1:], env["MLA_LAB_DATA"]))
         for part in line:
-            if part.endswith(".new"):
+            if part.endswith("anatomy.jsonl.new"):
+                with open(part, "w") as file:
+                    file.write(json.dumps(STAMPED) + "\n")
+            elif part.endswith(".new"):
                 with open(part, "w") as file:
                     file.write("measured\n")
         return SimpleNamespace(returncode=0, stdout='a table\n{"host_us": {}, "device": "x"}\n')
@@ -41,7 +47,10 @@ def test_without_a_card_one_sentence_says_why(monkeypatch, capsys):
     monkeypatch.setattr(Gpu, "here", staticmethod(lambda index=0: None))
     assert cli.main(["live"]) == 2
     (line,) = capsys.readouterr().err.splitlines()
-    assert "sweep, record, host, notebooks: got a CPU alone; supported: a machine with" in line
+    assert (
+        "sweep, record, anatomy, host, notebooks: got a CPU alone; supported: a machine with"
+        in line
+    )
     assert line.endswith("mla-lab live --only costs,simulator,readme")
 
 
@@ -58,7 +67,8 @@ def test_a_short_run_goes_through_all_steps_in_another_folder(lines, tmp_path, c
     assert cli.main(["live", "--short", "--into", str(into)]) == 0
     ran = [" ".join(line) for line, _ in lines]
     assert {folder for _, folder in lines} == {str(into)}
-    verbs = ("bench sweep", "bench fit", "bench run", "host_cost", "simulate.fit", "run_all")
+    bench = ["bench sweep", "bench fit", "bench run", "bench.anatomy", "host_cost"]
+    verbs = [*bench, "simulate.fit", "run_all"]
     assert len(ran) == len(verbs)
     assert all(verb in line for verb, line in zip(verbs, ran, strict=True))
     assert "--peers mla-lab" in ran[2], "a short run times nobody else"
@@ -77,8 +87,36 @@ def test_each_step_can_be_left_out(lines, tmp_path):
         others = ",".join(s.name for s in _live_steps.STEPS if s is not step)
         only = [s.name for s in live.chosen([], others.split(","))]
         assert only == [step.name] == [s.name for s in live.chosen([step.name], [])]
-    assert cli.main(["live", "--skip", "sweep,costs,record,host,notebooks", "--into", into]) == 0
+    assert (
+        cli.main(["live", "--skip", "sweep,costs,record,anatomy,host,notebooks", "--into", into])
+        == 0
+    )
     assert [line[1] for line, _ in lines] == ["mla_lab.simulate.fit"]
+
+
+@pytest.mark.usefixtures("card", "lines")
+def test_only_what_was_taken_anew_is_replaced(tmp_path):
+    """Rows of a peer that is not on this machine stay; so do those of other calls."""
+    into = tmp_path / "data"
+    into.mkdir()
+    other, peer = {**STAMPED, "case": "b64"}, {**STAMPED, "peer": "flashmla"}
+    rows = [{**STAMPED, "call_us": 9.0}, other, peer]
+    file = into / "h200_anatomy.jsonl"
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    assert cli.main(["live", "--only", "anatomy", "--into", str(into)]) == 0
+    assert [json.loads(line) for line in file.read_text().splitlines()] == [STAMPED, other, peer]
+    assert not list(into.glob("*.new"))
+
+
+@pytest.mark.usefixtures("card")
+def test_without_stamped_builds_the_rows_stay(monkeypatch, tmp_path, capsys):
+    nothing = SimpleNamespace(returncode=0, stdout="")
+    quiet = SimpleNamespace(run=lambda *_, **__: nothing, PIPE=subprocess.PIPE)
+    monkeypatch.setattr(_live_steps, "subprocess", quiet)
+    assert cli.main(["live", "--only", "anatomy", "--into", str(tmp_path / "data")]) == 0
+    assert "the rows stay" in capsys.readouterr().out
+    kept = (tmp_path / "data" / "h200_anatomy.jsonl").read_text()
+    assert kept == (data_dir() / "h200_anatomy.jsonl").read_text()
 
 
 def test_what_is_refused(monkeypatch, capsys):

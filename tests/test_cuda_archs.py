@@ -79,6 +79,17 @@ def test_the_decode_kernel(
     assert all("matrix" in seen for seen in kinds.values())
 
 
+@pytest.mark.parametrize("arch", ["sm_89", "sm_120a"])
+def test_shared_memory_of_small_cards_is_not_exceeded(
+    arch: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """The kernel's own assertion: 227 KB are a build for other cards."""
+    config = KernelConfig("cuda/xqa", options=(("whole_sm", 1),))
+    with pytest.raises(subprocess.CalledProcessError):
+        cubin(config, arch, tmp_path)
+    assert "what a block may have here" in "".join(capfd.readouterr())
+
+
 def test_what_was_not_run_is_labelled(capsys: pytest.CaptureFixture[str]) -> None:
     assert label("sm_90a") == "sm_90a"
     assert label("sm_120a") == "sm_120a (compiled, not run)"

@@ -11,6 +11,7 @@ import ipywidgets as widgets
 import plotly.graph_objects as go
 import pytest
 
+from mla_lab import lab
 from mla_lab.errors import InvalidInput
 from mla_lab.lab import exercises, explorer, session, source, style, svg
 
@@ -122,7 +123,8 @@ def test_an_unknown_control_is_named() -> None:
 
 def test_frames_are_every_value_of_the_chosen_slider() -> None:
     frames = Squares().frames()
-    assert [value for value, _ in frames] == ["1", "2", "3", "4"]
+    assert [value for value, _, _ in frames] == ["1", "2", "3", "4"]
+    assert [f"n={n}" in words for n, (_, _, words) in enumerate(frames, 1)] == [True] * 4
     last = frames[3][1]
     assert isinstance(last, go.Figure)
     assert last.layout.title.text == "4 squared is 16"
@@ -184,3 +186,25 @@ def test_a_grid_has_alt_text_and_a_title_per_cell() -> None:
     assert 'aria-label="two by three"' in picture.markup
     assert len(re.findall("<title>row", picture.markup)) == 6
     assert svg.ramp(0.0) != svg.ramp(1.0)
+
+
+def test_a_notebook_that_takes_too_much_fails_where_a_budget_is_set(
+    notebook: session.Session, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for seconds, size, words in ((15.1, 0, "15.1 s of processor"), (1.0, 1_000_001, "1,000,001")):
+        with pytest.raises(session.OverBudget, match=words):
+            session.check_budget(seconds, size)
+    slider = widgets.HTML("x" * 1_100_000)
+    monkeypatch.setenv(session.BUDGET, "1")
+    with pytest.raises(session.OverBudget, match="bytes of widgets"):
+        session.finish()
+    slider.close()
+    session.finish()
+    monkeypatch.delenv(session.BUDGET)
+    session.check_budget(15.0, 1_000_000)
+
+
+def test_no_public_name_is_a_module_s() -> None:
+    """`lab.x` would be the function at first, and the module once somebody has imported it."""
+    modules = {path.stem for path in Path(lab.__file__).parent.glob("*.py")}
+    assert not modules & set(dir(lab))

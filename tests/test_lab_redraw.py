@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import resource
 import time
 from statistics import median
 from typing import Any
@@ -13,6 +12,7 @@ import pytest
 
 from mla_lab import lab
 from mla_lab.lab.explorer import Explorer
+from mla_lab.lab.session import processor_s
 
 pytestmark = pytest.mark.serial
 #: seconds a redraw may take, and bytes that one picture may have
@@ -21,12 +21,6 @@ EXPLORERS = [name for name in dir(lab) if name.endswith("Explorer") and name != 
 EXPLORERS += ["LadderXray", "WorkbookMap"]
 #: heavier than the defaults: many requests, long caches
 HEAVY: dict[str, dict[str, Any]] = {"PlanExplorer": {"batch": 128, "kv_len": 8192}}
-
-
-def cpu_s() -> float:
-    """Processor time of this process and of programs that it has run and waited for."""
-    used = (resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
-    return sum(r.ru_utime + r.ru_stime for r in used)
 
 
 def values(widget: widgets.Widget) -> list[Any]:
@@ -54,10 +48,10 @@ def test_every_move_of_a_control_is_quick(name: str) -> None:
         for value in values(widget):
             if value == widget.value:
                 continue
-            before, start, cpu = explorer.draws, time.perf_counter(), cpu_s()
+            before, start, cpu = explorer.draws, time.perf_counter(), processor_s()
             widget.value = value
             waited.append(time.perf_counter() - start)
-            worked[f"{control}={value!r}"] = cpu_s() - cpu
+            worked[f"{control}={value!r}"] = processor_s() - cpu
             assert explorer.draws == before + 1
             largest = max(largest, len(json.dumps(explorer.out.outputs[0]["data"])))
     slow = {move: round(s, 2) for move, s in worked.items() if s > REDRAW_S}

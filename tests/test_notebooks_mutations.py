@@ -132,6 +132,14 @@ def test_an_anatomy_that_loses_a_phase(monkeypatch: pytest.MonkeyPatch) -> None:
     anatomy_explorer._prediction.cache_clear()
 
 
+def test_a_recorded_anatomy_that_loses_a_phase(monkeypatch: pytest.MonkeyPatch) -> None:
+    (first, *others), spans = anatomy_explorer.recorded_rows()
+    longest = max(first.phases, key=lambda phase: phase[1])
+    broken = replace(first, phases=tuple(p for p in first.phases if p != longest))
+    monkeypatch.setattr(anatomy_explorer, "recorded_rows", lambda: ((broken, *others), spans))
+    breaks("90", "phases do not add up to their call")
+
+
 def record(folder: Path, **changes: Any) -> None:
     """A benchmark record of one row, valid but for `changes`."""
     environment = {

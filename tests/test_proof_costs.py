@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 
 import pytest
@@ -87,8 +88,31 @@ def test_a_varied_call_differs_in_its_feature_alone(feature):
         "sinks": {"sinks"},
         "device scales": {"tensor_scales"},
         "skip 0": set(),
+        "dense path": set(),
     }
     assert found == words.get(feature, {"skip_softmax"})
+
+
+def test_the_dense_path_is_beside_the_same_kernel_without_a_mask():
+    compared = [c for c in costs.comparisons() if c.feature == "dense path"]
+    masked = 0
+    for c in compared:
+        bare, plain = costs.plans_of(c)
+        assert bare is not None and plain is not None
+        assert bare.config is not None and plain.config is not None
+        assert bare.config == replace(plain.config, mask="none")
+        masked += plain.config.mask == "causal"
+        assert (bare.tiles == plain.tiles).all()
+    assert masked >= 6, "with query rows on M both are one build"
+    assert costs.plans_of(Comparison("sinks", *SMALL)) == (None, None)
+    (row,) = costs.run(
+        [Comparison("dense path", 2, 1, 4, 150, also="bare")],
+        "cpu",
+        backend="torch",
+        rounds=3,
+        timer=Clock([100.0, 101.0]),
+    )
+    assert row["ratio"] == 1.01
 
 
 def test_a_sparse_call_names_own_tokens_once():
@@ -137,9 +161,10 @@ def test_the_table_says_every_feature(tmp_path):
     rows = rows_of("sinks", [200.0, 202.0]) + rows_of("skip 1", [100.0, 70.0], "concentrated")
     refused = {**rows[0], "feature": "ragged", "status": "refused", "reason": "no card"}
     table = tables.costs_table([{"kind": "run"}, *rows, refused]).splitlines()
-    assert table[2] == "| sinks | gauss | 1 | 1.010 | 1.010 to 1.010 |  |"
-    assert table[3].startswith("| skip 1 | concentrated | 1 | 0.700 | 0.700 to 0.700 | tiles kept")
-    assert table[4] == "| ragged | gauss | 1 | no card | | |"
+    assert table[2] == "| sinks | gauss | 1 | 1.010 | 1.010 | 1.010 to 1.010 |  |  |"
+    assert table[3].startswith("| skip 1 | concentrated | 1 | 0.700 | 0.700 | 0.700 to 0.700 | ")
+    assert table[3].count("%") == 1 and table[3].count("e") >= 1
+    assert table[4] == "| ragged | gauss | 1 | no card | | | | |"
 
 
 def test_the_command_knows_the_features(tmp_path):

@@ -5,15 +5,20 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from dataclasses import fields
+from functools import cache
 from itertools import combinations, product
 from typing import Any
 
 import pytest
 
+from mla_lab.backends.cuda import CudaBackend
 from mla_lab.backends.cute import CuteBackend
+from mla_lab.backends.torch import TorchBackend
 from mla_lab.call import Features
 from mla_lab.gpu import B200, H200
 from mla_lab.problem import Problem
+
+from . import test_backend_cuda
 
 #: each reason, and one call that has it
 REASONS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
@@ -70,6 +75,7 @@ REASONS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
         {},
     ),
 }
+PDL = "enable_pdl=True: .* no programmatic dependent launch"
 FORMATS = [
     ("bf16", "bf16", "bf16"),
     ("bf16", "bf16", "fp16"),
@@ -127,14 +133,30 @@ def calls() -> Iterator[tuple[Features, Problem]]:
         )
 
 
+@cache
+def answers() -> list[tuple[Features, Problem, str | None]]:
+    """What the CuTe backend says to each call, with every build there (see the fixture)."""
+    return [(features, made, reason(features, made)) for features, made in calls()]
+
+
 def test_there_is_no_other_reason() -> None:
     known = [re.compile(says.replace("pages of 8", r"pages of \d+")) for says in REASONS]
-    reasons = {found for found in (reason(*call) for call in calls()) if found is not None}
+    reasons = {found for _, _, found in answers() if found is not None}
     assert [found for found in reasons if not any(says.search(found) for says in known)] == []
 
 
+def test_nor_have_the_other_backends() -> None:
+    words = [re.compile(case[-1]) for case in test_backend_cuda.REASONS]
+    words += [re.compile(r"pages of \d+"), re.compile(r"its kernel has no "), re.compile(PDL)]
+    by_cuda = {CudaBackend().supports(*call, H200) for call in calls()} - {None}
+    assert len(by_cuda) > 5
+    assert [r for r in by_cuda if not any(says.search(str(r)) for says in words)] == []
+    by_torch = {TorchBackend().supports(*call, H200) for call in calls()} - {None}
+    assert {re.search(PDL, str(r)) is not None for r in by_torch} == {True}
+
+
 def test_plain_calls_and_most_pairs_are_taken() -> None:
-    taken = {f.names() for f, p in calls() if reason(f, p) is None}
+    taken = {features.names() for features, _, found in answers() if found is None}
     refused = {"context_parallel", "separate_tables", "nonpositive_scale"}
     names = {field.name for field in fields(Features)} - refused
     assert {(name,) for name in names} <= taken

@@ -21,6 +21,15 @@ inline bool is_dtype(const TensorView& tensor, DLDataTypeCode code, int bits) {
   return dtype.code == code && dtype.bits == bits && dtype.lanes == 1;
 }
 
+[[noreturn]] inline void refuse(const char* name, const char* supported) {
+  TVM_FFI_THROW(ValueError) << name << ": supported: " << supported;
+  throw;
+}
+
+inline uint8_t* address(const TensorView& tensor) {
+  return static_cast<uint8_t*>(tensor.data_ptr()) + tensor.byte_offset();
+}
+
 // The data of a contiguous CUDA tensor of this type and shape; a ValueError names the argument.
 inline void* data(const TensorView& tensor, const char* name, DLDataTypeCode code, int bits,
                   std::initializer_list<int64_t> shape) {
@@ -31,16 +40,19 @@ inline void* data(const TensorView& tensor, const char* name, DLDataTypeCode cod
     fits = fits && (size == kAny || tensor.size(axis) == size);
     ++axis;
   }
-  if (!fits) {
-    TVM_FFI_THROW(ValueError) << name << ": got a tensor of another shape, type or device than "
-                              << "this kernel takes";
-  }
-  return static_cast<char*>(tensor.data_ptr()) + tensor.byte_offset();
+  if (!fits) refuse(name, "a contiguous CUDA tensor of this kernel's type and shape");
+  return address(tensor);
 }
 
 inline float* floats(const TensorView& tensor, const char* name,
                      std::initializer_list<int64_t> shape) {
   return static_cast<float*>(data(tensor, name, kDLFloat, 32, shape));
+}
+
+// Null where the tensor has no element: the argument is not given then.
+inline float* optional_floats(const TensorView& tensor, const char* name,
+                              std::initializer_list<int64_t> shape) {
+  return tensor.numel() ? floats(tensor, name, shape) : nullptr;
 }
 
 inline int32_t* ints(const TensorView& tensor, const char* name,

@@ -22,11 +22,8 @@ void* rows(const TensorView& tensor, const char* name, DLDataTypeCode code, int 
     fits = tensor.size(axis) == 1 || tensor.stride(axis) == dense;
     dense *= tensor.size(axis);
   }
-  if (!fits) {
-    TVM_FFI_THROW(ValueError) << name << ": got a tensor of another type, device or layout than "
-                              << "the ladder takes";
-  }
-  return static_cast<char*>(tensor.data_ptr()) + tensor.byte_offset();
+  if (!fits) mla::ffi::refuse(name, "a CUDA tensor of the ladder's type, without gaps in a page");
+  return mla::ffi::address(tensor);
 }
 
 bf16* bf16s(const TensorView& tensor, const char* name, int64_t columns) {

@@ -7,6 +7,7 @@ namespace {
 using mla::ffi::floats;
 using mla::ffi::ints;
 using mla::ffi::kAny;
+using mla::ffi::optional_floats;
 using mla::ffi::TensorView;
 using mla::merge::kLatent;
 using mla::merge::OutType;
@@ -15,8 +16,7 @@ OutType out_type(const TensorView& out) {
   if (mla::ffi::is_dtype(out, kDLBfloat, 16)) return OutType::kBf16;
   if (mla::ffi::is_dtype(out, kDLFloat, 16)) return OutType::kFp16;
   if (mla::ffi::is_dtype(out, kDLFloat, 32)) return OutType::kFp32;
-  TVM_FFI_THROW(ValueError) << "out: supported are bf16, fp16 and fp32";
-  return OutType::kFp32;
+  mla::ffi::refuse("out", "bf16, fp16 and fp32");
 }
 
 // sinks, scale and lse may have no element: then there is no sink, out_scale is the number, and no
@@ -35,9 +35,9 @@ void merge(TensorView partial_out, TensorView partial_lse, TensorView merge_item
   const int64_t rows = out.size(0);
   const DLDataType type = out.dtype();
   p.out = mla::ffi::data(out, "out", DLDataTypeCode(type.code), type.bits, {rows, kLatent});
-  p.lse = lse.numel() ? floats(lse, "lse", {rows}) : nullptr;
-  p.sinks = sinks.numel() ? floats(sinks, "sinks", {heads}) : nullptr;
-  p.scale = scale.numel() ? floats(scale, "scale", {1}) : nullptr;
+  p.lse = optional_floats(lse, "lse", {rows});
+  p.sinks = optional_floats(sinks, "sinks", {heads});
+  p.scale = optional_floats(scale, "scale", {1});
   p.heads = static_cast<int32_t>(heads);
   p.out_scale = static_cast<float>(out_scale);
   p.lse_scale = static_cast<float>(lse_scale);

@@ -10,12 +10,14 @@ using mla::ffi::TensorView;
 using mla::planner::Params;
 using mla::planner::Policy;
 
-// knobs: overhead for greedy; split_blocks and max_splits for fixed size; others unused.
+// knobs: overhead for greedy; split_blocks, max_splits and half_blocks for fixed size; others
+// unused.
 // least_rows, most_rows: of the requests that the plan is for.
 void plan(TensorView seq_lens, TensorView q_begin, TensorView tiles, TensorView worker_begin,
           TensorView merge_items, TensorView counts, int64_t slot_capacity, int64_t heads,
           int64_t tile_rows, int64_t tile_kv, int64_t policy, int64_t overhead,
-          int64_t split_blocks, int64_t max_splits, int64_t least_rows, int64_t most_rows) {
+          int64_t split_blocks, int64_t max_splits, int64_t half_blocks, int64_t least_rows,
+          int64_t most_rows) {
   Params p{};
   p.batch = static_cast<int32_t>(seq_lens.size(0));
   p.workers = static_cast<int32_t>(worker_begin.size(0)) - 1;
@@ -40,6 +42,7 @@ void plan(TensorView seq_lens, TensorView q_begin, TensorView tiles, TensorView 
   p.overhead = static_cast<int32_t>(overhead);
   p.split_blocks = static_cast<int32_t>(split_blocks);
   p.max_splits = static_cast<int32_t>(max_splits);
+  p.half_blocks = static_cast<int32_t>(half_blocks);
   p.least_rows = static_cast<int32_t>(least_rows);
   p.most_rows = static_cast<int32_t>(most_rows);
   mla::ffi::check(mla::planner::launch(p, mla::ffi::current_stream(seq_lens)), "planner");

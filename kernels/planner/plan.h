@@ -121,7 +121,8 @@ template <class Team>
 MLA_PLANNER_FN void cut_fixed_size(Team& team, const Params& p, const Scratch& s,
                                    const Sizes& sizes) {
   team.each(sizes.requests, [&](int32_t i) {
-    s.piece[i] = most(p.split_blocks, ceil_div(s.blocks[i], p.max_splits));
+    const int32_t least_size = most(p.split_blocks, ceil_div(s.blocks[i], p.max_splits));
+    s.piece[i] = most(least_size, least(p.half_blocks, ceil_div(s.blocks[i], 2)));
     s.splits[i] = ceil_div(s.blocks[i], s.piece[i]);
   });
 }

@@ -22,6 +22,7 @@ struct Params {
   int32_t overhead;      // greedy: cost of a piece, in blocks
   int32_t split_blocks;  // fixed size: blocks a piece has at least
   int32_t max_splits;    // fixed size: pieces a request has at most
+  int32_t half_blocks;   // fixed size: halves of a request that are no longer are pieces
   int32_t least_rows;    // requests of fewer query rows, or of more, have no tile here
   int32_t most_rows;
   // results; a plan that would not fit leaves every worker idle and says so in counts[3]

@@ -4,9 +4,12 @@
 
 namespace {
 
+using mla::ffi::address;
 using mla::ffi::floats;
 using mla::ffi::ints;
 using mla::ffi::kAny;
+using mla::ffi::optional_floats;
+using mla::ffi::refuse;
 using mla::ffi::TensorView;
 using mla::xqa::Config;
 using mla::xqa::Pages;
@@ -15,11 +18,6 @@ using mla::xqa::Type;
 
 constexpr int64_t kUnit = 16;          // bytes of one cp.async, and of vector loads and stores
 constexpr int64_t kMaxBlocks = 65535;  // of a grid's y and z
-
-[[noreturn]] void refuse(const char* name, const char* supported) {
-  TVM_FFI_THROW(ValueError) << name << ": supported: " << supported;
-  throw;
-}
 
 bool is_type(const TensorView& tensor, Type type) {
   switch (type) {
@@ -43,10 +41,6 @@ Type type_of(const TensorView& tensor, const char* name) {
 }
 
 int64_t element_bytes(const TensorView& tensor) { return tensor.dtype().bits / 8; }
-
-uint8_t* address(const TensorView& tensor) {
-  return static_cast<uint8_t*>(tensor.data_ptr()) + tensor.byte_offset();
-}
 
 // A CUDA tensor of this type whose rows are contiguous and begin at multiples of 16 bytes.
 void check_rows(const TensorView& tensor, const char* name, Type type, int64_t columns) {
@@ -175,10 +169,6 @@ void set_pieces(Params& p, const TensorView& partial_out, const TensorView& part
   }
 }
 
-const float* optional_floats(const TensorView& tensor, const char* name, int64_t count) {
-  return tensor.numel() ? floats(tensor, name, {count}) : nullptr;
-}
-
 // lse, partials, counters, q_begin, mask, sinks and the scales' tensors may have no element: then
 // they are not there. The scales' tensors win over the numbers.
 void xqa(TensorView query, TensorView k_cache, TensorView v_cache, TensorView out, TensorView lse,
@@ -195,9 +185,9 @@ void xqa(TensorView query, TensorView k_cache, TensorView v_cache, TensorView ou
   set_mask(p, mask);
   p.seq_lens = ints(seq_lens, "seq_lens", {p.batch});
   p.q_begin = q_begin.numel() ? ints(q_begin, "q_begin", {p.batch + 1}) : nullptr;
-  p.sinks = optional_floats(sinks, "sinks", p.heads);
-  p.bmm1_scale = optional_floats(bmm1_tensor, "bmm1_scale", 1);
-  p.bmm2_scale = optional_floats(bmm2_tensor, "bmm2_scale", 1);
+  p.sinks = optional_floats(sinks, "sinks", {p.heads});
+  p.bmm1_scale = optional_floats(bmm1_tensor, "bmm1_scale", {1});
+  p.bmm2_scale = optional_floats(bmm2_tensor, "bmm2_scale", {1});
   p.bmm1 = static_cast<float>(bmm1_scale);
   p.bmm2 = static_cast<float>(bmm2_scale);
   p.lse_scale = static_cast<float>(lse_scale);

@@ -97,9 +97,11 @@ struct Config {
   static constexpr int kValueOffset = kSharedKv ? 0 : kTile * kKeyPitch;
   static constexpr int kStageBytes = kTile * (kKeyPitch + (kSharedKv ? 0 : kValuePitch));
 
-  // Q K^T of one warp: k-steps of `kChunks` 16-byte chunks of a key, kKeys groups of 8 tokens
+  // Q K^T of one warp: k-steps of `kChunks` 16-byte chunks of a key, kKeys groups of 8 tokens;
+  // before each kLoadEvery-th step a part of the next tile's loads
   static constexpr int kChunks = kMma == Mma::kFp16 && kBytes ? 1 : 2;
   static constexpr int kSteps = kQkDim * kElement / 16 / kChunks / kKWays;
+  static constexpr int kLoadEvery = kSteps % 2 == 0 ? 2 : (kSteps % 3 == 0 ? 3 : 1);
   static constexpr int kKeys = kTile / 8 / kTokenWays;
   static constexpr int kGroups = kTile / 8;            // groups of 8 tokens in a tile
   static constexpr int kColumns = kVDim / kTeam / 16;  // 16-column blocks of a warp's output
@@ -107,7 +109,7 @@ struct Config {
   static constexpr bool kQueryInRegisters = MLA_QUERY_REGISTERS;
   static constexpr int kQueryBytes = kQueryInRegisters ? 0 : kMTiles * kSteps * kKWays * kMatrix;
   static constexpr int kScoreBytes = kTeam == 1 ? 0 : kKWays * kMTiles * kGroups * kMatrix;
-  static constexpr int kRowBytes = kTeams * kRows * 16;  // state of each row, see finish.h
+  static constexpr int kRowBytes = (kTeams * 16 + 4) * kRows;  // state of each row, see finish.h
   static constexpr int kWorkBytes = 64;
   static constexpr int kFixedBytes = kWorkBytes + kQueryBytes + kTeams * kScoreBytes + kRowBytes;
   static constexpr int kFit = (MLA_SHARED_KB * 1024 - kFixedBytes) / (kTeams * kStageBytes);

@@ -1,10 +1,11 @@
-// From accumulators to results: teams are merged in shared memory, pieces of a split row tile
-// through the workspace by whoever arrives last. Both add in a fixed order, so equal calls give
-// equal bits.
+// From accumulators to results: teams are merged in shared memory, pieces of a split row tile by
+// their CTAs together where these are a cluster, else through the workspace by whoever arrives
+// last. All add in a fixed order and by the same arithmetic, so equal calls give equal bits.
 #pragma once
 
 #include <cuda_bf16.h>
 
+#include "xqa/cluster.h"
 #include "xqa/values.h"
 
 namespace mla::xqa {
@@ -20,7 +21,9 @@ struct alignas(16) RowState {
 
 // Shared memory while results are put together: the stages' room is free by then.
 struct Bench {
-  static constexpr int kPitch = Config::kVDim + 8;  // floats; rows of a fragment in other banks
+  // floats; the rows that lanes of a quarter warp (of a half, two floats each) store are in other
+  // banks then
+  static constexpr int kPitch = Config::kVDim + (Config::kBytes ? 16 : 8);
   static constexpr int kTeamFloats = 16 * kPitch;
   static constexpr int kBytes = Config::kTeams * kTeamFloats * 4;
   static_assert(kBytes <= Config::kTeams * Config::kStages * Config::kStageBytes);
@@ -28,6 +31,7 @@ struct Bench {
 
   float* out;       // [teams][16 rows][kPitch]
   RowState* state;  // [teams][kRows]
+  float* lse;       // [16], of rows that other CTAs of a cluster read
 };
 
 // Four neighbouring columns in the result's type.
@@ -65,18 +69,28 @@ struct Finish {
 
   __device__ void result(const Output& output, const Softmax& softmax, const Team& team,
                          const Bench& bench) const {
+    const bool whole = work.pieces == 1, together = !whole && cluster_size() > 1;
     put_state(output, softmax, team, bench.state + team.idx * Config::kRows);
 #pragma unroll
     for (int m = 0; m < Config::kMTiles; ++m) {
       if (m > 0) __syncthreads();
       put_rows(output.out[m], team.warp, bench.out + team.idx * Bench::kTeamFloats);
       __syncthreads();
-#pragma unroll 1
+#pragma unroll 2
       for (int row = warp; row < 16 && m * 16 + row < work.rows; row += kWarps) {
-        put(m * 16 + row, teams_row(bench, m * 16 + row), work.pieces == 1);
+        Row result = teams_row(bench, m * 16 + row);
+        if (whole) {
+          multiply(result, final_factor(m * 16 + row, result.lse));
+          put(m * 16 + row, result);
+        } else if (together) {
+          show(row, result, bench);
+        } else {
+          put_piece(m * 16 + row, result);
+        }
       }
+      if (together) merge_cluster(m * 16, bench);
     }
-    if (work.pieces == 1 || !arrives_last(reinterpret_cast<int*>(bench.out))) return;
+    if (whole || together || !arrives_last(reinterpret_cast<int*>(bench.out))) return;
     __syncthreads();
     weigh_pieces(bench.out);
     __syncthreads();
@@ -105,9 +119,16 @@ struct Finish {
 #pragma unroll
     for (int n = 0; n < Config::kColumns; ++n) {
 #pragma unroll
-      for (int i = 0; i < 8; ++i) {
-        const int half = i / 4, c = i % 4;
-        to[c / 2 * 8 * Bench::kPitch + n * 16 + Output::column(half, c)] = out[n][half][c];
+      for (int c = 0; c < 4; c += 2) {  // row g, then g + 8
+        float* at = to + c / 2 * 8 * Bench::kPitch + n * 16;
+        const Accumulator &a = out[n][0], &b = out[n][1];
+        if constexpr (Config::kBytes) {  // both have columns of the same four
+          *reinterpret_cast<float4*>(at + Output::column(0, 0)) =
+              make_float4(a[c], b[c], a[c + 1], b[c + 1]);
+        } else {
+          *reinterpret_cast<float2*>(at + Output::column(0, 0)) = make_float2(a[c], a[c + 1]);
+          *reinterpret_cast<float2*>(at + Output::column(1, 0)) = make_float2(b[c], b[c + 1]);
+        }
       }
     }
   }
@@ -127,20 +148,29 @@ struct Finish {
       sum += weight * part.sum;
       rounded += weight * part.rounded;
       const float* from = bench.out + i * Bench::kTeamFloats + row % 16 * Bench::kPitch;
-      add(total, weight, [&](int at) { return reinterpret_cast<const float4*>(from)[at]; });
+      Row own;
+      fetch(own, [&](int at) { return reinterpret_cast<const float4*>(from)[at]; });
+      add(total, weight, own);
     }
     total.lse = sum > 0.0f ? logf(sum) + (most - kWeightShift) * kLn2 : -INFINITY;
     multiply(total, sum > 0.0f ? 1.0f / rounded : 0.0f);
     return total;
   }
 
+  // This lane's part of a row; 0 in lanes that have none.
   template <class Load>
-  __device__ void add(Row& total, float weight, Load load) const {
+  __device__ void fetch(Row& row, Load load) const {
 #pragma unroll
     for (int j = 0; j < kOfLane; ++j) {
       const int at = lane + j * kLanes;
-      if (kFloat4s % kLanes != 0 && at >= kFloat4s) break;
-      const float4 v = load(at);
+      row.v[j] = kFloat4s % kLanes == 0 || at < kFloat4s ? load(at) : float4{};
+    }
+  }
+
+  __device__ static void add(Row& total, float weight, const Row& part) {
+#pragma unroll
+    for (int j = 0; j < kOfLane; ++j) {
+      const float4 v = part.v[j];
       total.v[j].x += weight * v.x, total.v[j].y += weight * v.y;
       total.v[j].z += weight * v.z, total.v[j].w += weight * v.w;
     }
@@ -153,26 +183,68 @@ struct Finish {
     }
   }
 
-  // A final row to out and lse, another one to this piece's slot.
-  __device__ void put(int row, Row result, bool is_final) const {
-    float* lse = p.partial_lse + row_of_piece(work.split, row);
-    if (is_final) {
-      multiply(result, final_factor(row, result.lse));
-      lse = p.lse == nullptr ? nullptr : p.lse + work.result(p, row);
-    }
-    const int64_t first = work.result(p, row) * kFloat4s;
-    float4* partial = partial_row(work.split, row);
+  template <class Store>
+  __device__ void each(const Row& row, Store store) const {
 #pragma unroll
     for (int j = 0; j < kOfLane; ++j) {
       const int at = lane + j * kLanes;
       if (kFloat4s % kLanes != 0 && at >= kFloat4s) break;
-      if (is_final) {
-        store4(p, 4 * (first + at), result.v[j]);
-      } else {
-        __stcg(partial + at, result.v[j]);
-      }
+      store(at, row.v[j]);
     }
-    if (lane == 0 && lse != nullptr) __stcg(lse, is_final ? result.lse * p.lse_scale : result.lse);
+  }
+
+  // A final row to out and lse.
+  __device__ void put(int row, const Row& result) const {
+    const int64_t to = work.result(p, row);
+    each(result, [&](int at, float4 v) { store4(p, 4 * (to * kFloat4s + at), v); });
+    if (lane == 0 && p.lse != nullptr) p.lse[to] = result.lse * p.lse_scale;
+  }
+
+  // To this piece's slot of the workspace.
+  __device__ void put_piece(int row, const Row& result) const {
+    float4* to = partial_row(work.split, row);
+    each(result, [&](int at, float4 v) { __stcg(to + at, v); });
+    if (lane == 0) __stcg(p.partial_lse + row_of_piece(work.split, row), result.lse);
+  }
+
+  // Where the cluster reads it: in place of the first team's part, which this very lane has read.
+  __device__ void show(int row, const Row& result, const Bench& bench) const {
+    float4* to = reinterpret_cast<float4*>(bench.out + row * Bench::kPitch);
+    each(result, [&](int at, float4 v) { to[at] = v; });
+    if (lane == 0) bench.lse[row] = result.lse;
+  }
+
+  // 16 rows from `first`: each CTA puts the pieces of its share of them together.
+  __device__ void merge_cluster(int first, const Bench& bench) const {
+    meet_cluster();
+#pragma unroll 1
+    for (int row = work.split + warp * work.pieces; row < 16 && first + row < work.rows;
+         row += kWarps * work.pieces) {
+      const float lse = lane < work.pieces ? load_peer(bench.lse + row, lane) : -INFINITY;
+      const float4* from = reinterpret_cast<const float4*>(bench.out + row * Bench::kPitch);
+      Row part[kMaxCluster];  // all loads before the first use
+#pragma unroll
+      for (int i = 0; i < kMaxCluster; ++i) {
+        if (i < work.pieces) fetch(part[i], [&](int at) { return load_peer(from + at, i); });
+      }
+      const float most = over_warp(lse, [](float a, float b) { return fmaxf(a, b); });
+      float weight = piece_weight(lse, most);
+      const float sum = over_warp(weight, [](float a, float b) { return a + b; });
+      Row total{};
+      total.lse = sum > 0.0f ? most + logf(sum) : -INFINITY;
+      weight *= sum > 0.0f ? final_factor(first + row, total.lse) / sum : 0.0f;
+#pragma unroll
+      for (int i = 0; i < kMaxCluster; ++i) {
+        const float of_piece = __shfl_sync(kAllLanes, weight, i);
+        if (i < work.pieces) add(total, of_piece, part[i]);
+      }
+      put(first + row, total);
+    }
+    meet_cluster();  // nobody leaves, or goes on writing, while others read
+  }
+
+  __device__ static float piece_weight(float lse, float most) {
+    return lse == -INFINITY ? 0.0f : exp2_fast((lse - most) * kLog2E);
   }
 
   // The output's scale and the sink, which is one more term of the denominator.
@@ -222,7 +294,7 @@ struct Finish {
       float sum = 0.0f;
       for (int j = lane; j < work.pieces; j += kLanes) {
         const float lse = j == lane ? first[i] : piece_lse(j, row);
-        own[j] = lse == -INFINITY ? 0.0f : exp2_fast((lse - most) * kLog2E);
+        own[j] = piece_weight(lse, most);
         sum += own[j];
       }
       sum = over_warp(sum, [](float a, float b) { return a + b; });

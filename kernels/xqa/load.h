@@ -20,6 +20,8 @@ struct RowLoader {
   static constexpr int kUnit = kChunks % kWide == 0 ? 1 : 2;  // rows that they take together
   static constexpr int kRowsAtOnce = kLanes * Config::kTeam / kWide * kUnit;
   static constexpr int kPasses = Config::kTile / kRowsAtOnce;
+  static constexpr int kOfPass = kChunks * kUnit / kWide;
+  static constexpr int kCopies = kPasses * kOfPass;  // of a lane, for a tile
   // pages have at least 16 tokens and tiles begin at multiples of 16
   static constexpr bool kOwnPage = kRowsAtOnce > 16;  // lanes of a pass are in several pages
   static constexpr int kPages = kOwnPage ? kPasses : Config::kTile / 16;
@@ -56,40 +58,32 @@ struct RowLoader {
     }
   }
 
-  __device__ void load(int tile, uint32_t to, const PageIds& page) const {
-    to += row * kPitch + chunk * 16;
-#pragma unroll
-    for (int pass = 0; pass < kPasses; ++pass) {
-      const int first = pass * kRowsAtOnce;  // row of the tile, for the first lanes
-      // own page: the lane's token in it; else the page's part that begins with this tile's 16 rows
-      const int token = tile * Config::kTile + (kOwnPage ? first + row : first / 16 * 16);
-      const int in_page = token & ((1 << page_shift) - 1);
-      const int beyond = kOwnPage ? 0 : first % 16;
-      const uint8_t* place = from + page[kOwnPage ? pass : first / 16] * page_stride +
-                             in_page * token_stride + beyond * token_stride;
-      copy(place, to + first * kPitch, tile * Config::kTile + first + row);
-    }
+  // Copy number `i` of this tile, if `wanted`.
+  __device__ void copy(int i, int tile, uint32_t to, const PageIds& page, bool wanted) const {
+    const int pass = i / kOfPass, in_pass = i % kOfPass;
+    const int first = pass * kRowsAtOnce;  // row of the tile, for the first lanes
+    // own page: the lane's token in it; else the page's part that begins with this tile's 16 rows
+    const int token = tile * Config::kTile + (kOwnPage ? first + row : first / 16 * 16);
+    const int in_page = token & ((1 << page_shift) - 1);
+    const int beyond = kOwnPage ? 0 : first % 16;
+    const uint8_t* place = from + page[kOwnPage ? pass : first / 16] * page_stride +
+                           in_page * token_stride + beyond * token_stride;
+    // in a pair, the second row begins half way through copy kOfPass / 2
+    const bool second =
+        kUnit == 2 && (in_pass > kOfPass / 2 || (in_pass == kOfPass / 2 && chunk >= kWide / 2));
+    if (second) place += token_stride - kBytes;
+    to += (first + row) * kPitch + chunk * 16 + (second ? kPitch - kBytes : 0);
+    const int key = tile * Config::kTile + first + row + (second ? kUnit - 1 : 0);
+    asm volatile(
+        "{\n\t.reg .pred p;\n\tsetp.ne.b32 p, %3, 0;\n\t"
+        "@p cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;\n\t}" ::"r"(to + in_pass *
+                                                                                        kWide * 16),
+        "l"(place + in_pass * kWide * 16), "r"(bytes(key)), "r"(static_cast<int>(wanted)));
   }
 
  private:
   __device__ int bytes(int key) const {
     return static_cast<unsigned>(key - first_key) < static_cast<unsigned>(keys) ? 16 : 0;
-  }
-
-  __device__ void copy(const uint8_t* place, uint32_t to, int key) const {
-    constexpr int kCopies = kChunks * kUnit / kWide;
-    const int first_bytes = bytes(key), second_bytes = bytes(key + kUnit - 1);
-    const uint8_t* second_place = place + (token_stride - kBytes);
-#pragma unroll
-    for (int i = 0; i < kCopies; ++i) {
-      // in a pair, the second row begins half way through copy kCopies / 2
-      const bool second =
-          kUnit == 2 && (i > kCopies / 2 || (i == kCopies / 2 && chunk >= kWide / 2));
-      asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;" ::"r"(
-                       to + i * kWide * 16 + (second ? kPitch - kBytes : 0)),
-                   "l"((second ? second_place : place) + i * kWide * 16),
-                   "r"(second ? second_bytes : first_bytes));
-    }
   }
 };
 
@@ -126,12 +120,21 @@ struct Loader {
   // The first tiles, all but the last stage.
   __device__ void start() {
 #pragma unroll
-    for (int i = 0; i < kAhead; ++i) load(ahead[i]);
+    for (int i = 0; i < kAhead; ++i) {
+      load<0, 1>(ahead[i]);
+      advance();
+    }
   }
 
-  // Begins to load the next tile, or nothing: groups are counted by tiles either way.
+  // Begins to load a part of the next tile, number kPart of kParts, or nothing.
+  template <int kPart, int kParts>
   __device__ void issue() {
-    load(ids);
+    load<kPart, kParts>(ids);
+  }
+
+  // After all parts. Groups are counted by tiles, whether there was one or not.
+  __device__ void issued() {
+    advance();
     look_up(next, ids);
   }
 
@@ -146,12 +149,22 @@ struct Loader {
     if constexpr (!Config::kSharedKv) values.look_up(tile, to.values);
   }
 
+  template <int kPart, int kParts>
   __device__ void load(const PageIds& from) {
-    if (next < end) {
-      const uint32_t to = memory + stage * Config::kStageBytes;
-      keys.load(next, to, from.keys);
-      if constexpr (!Config::kSharedKv) values.load(next, to + Config::kValueOffset, from.values);
+    constexpr int kCopies = Keys::kCopies + (Config::kSharedKv ? 0 : Values::kCopies);
+    const bool wanted = next < end;
+    const uint32_t to = memory + stage * Config::kStageBytes;
+#pragma unroll
+    for (int i = kPart * kCopies / kParts; i < (kPart + 1) * kCopies / kParts; ++i) {
+      if (i < Keys::kCopies) {
+        keys.copy(i, next, to, from.keys, wanted);
+      } else if constexpr (!Config::kSharedKv) {
+        values.copy(i - Keys::kCopies, next, to + Config::kValueOffset, from.values, wanted);
+      }
     }
+  }
+
+  __device__ void advance() {
     asm volatile("cp.async.commit_group;");
     next += step;
     stage = stage + 1 == Config::kStages ? 0 : stage + 1;

@@ -18,46 +18,44 @@ struct Query {
   static constexpr bool kScaled = Config::kQuery == Type::kBf16 && Config::kMma == Mma::kFp16;
   static constexpr int kElement = Config::kQuery == Type::kE4m3 ? 1 : 2;
   static constexpr uint32_t kSigns = kElement == 1 ? 0x80808080u : 0x80008000u;
-  static constexpr int kKept = Config::kQueryInRegisters ? Config::kMTiles * Config::kSteps : 1;
+  static constexpr int kCount = Config::kMTiles * Config::kSteps;  // of a k way
+  // warps that need the same fragments, and in shared memory each write a share
+  static constexpr int kWriters =
+      Config::kQueryInRegisters ? 1 : Config::kTeams * Config::kTokenWays;
+  static constexpr int kKept = (kCount + kWriters - 1) / kWriters;
 
-  Fragment kept[kKept];
+  Fragment kept[kKept];               // number writer + i * kWriters
   float unscale[Config::kMTiles][2];  // of rows g and g + 8
-  const uint4* shared;                // fragments of this warp's steps, where not in registers
-  int lane;
+  uint32_t shared;  // this lane's place in the fragments of the k way, where not in registers
+  int lane, writer;
   uint32_t signs;  // bits to be flipped
 
-  // This warp takes the k-steps of its k way. With fragments in shared memory all teams and token
-  // ways need the same ones: each of those warps writes a share, and a barrier must follow.
+  // Begins to load the k-steps of this warp's k way, all of them or its share.
   // `negative`: the rows times -1, so that the scale of scores can be taken as positive.
   __device__ Query(const Params& p, const Work& work, uint4* memory, const Team& team,
                    bool negative)
-      : lane(threadIdx.x % kLanes), signs(negative ? kSigns : 0) {
+      : lane(threadIdx.x % kLanes),
+        writer(kWriters > 1 ? team.idx * Config::kTokenWays + team.warp / Config::kKWays : 0),
+        signs(negative ? kSigns : 0) {
     const int k_way = team.warp % Config::kKWays;
-    shared = memory + k_way * Config::kMTiles * Config::kSteps * kLanes;
-    constexpr int kCount = Config::kMTiles * Config::kSteps;
-    if constexpr (Config::kQueryInRegisters) {
+    shared = shared_address(memory + k_way * kCount * kLanes + lane);
 #pragma unroll
-      for (int i = 0; i < kCount; ++i) {
-        load(p, work, i / Config::kSteps, k_way * Config::kSteps + i % Config::kSteps, kept[i]);
-      }
-    } else {
-      uint4* to = memory + k_way * kCount * kLanes + lane;
-      constexpr int kWriters = Config::kTeams * Config::kTokenWays;
-      const int writer = team.idx * Config::kTokenWays + team.warp / Config::kKWays;
-      for (int i = writer; i < kCount; i += kWriters) {
-        Fragment a;
-        load(p, work, i / Config::kSteps, k_way * Config::kSteps + i % Config::kSteps, a);
-        widen(a);
-        to[i * kLanes] = make_uint4(a[0], a[1], a[2], a[3]);
-      }
+    for (int i = 0; i < kKept; ++i) {
+      const int n = min(writer + i * kWriters, kCount - 1);
+      load(p, work, n / Config::kSteps, k_way * Config::kSteps + n % Config::kSteps, kept[i]);
     }
   }
 
-  // After the loads have had time.
+  // After the loads have had time. With fragments in shared memory, a barrier must follow.
   __device__ void prepare() {
-    if constexpr (Config::kQueryInRegisters) {
 #pragma unroll
-      for (int i = 0; i < kKept; ++i) widen(kept[i]);
+    for (int i = 0; i < kKept; ++i) {
+      widen(kept[i]);
+      const int n = writer + i * kWriters;
+      if (Config::kQueryInRegisters || n >= kCount) continue;
+      asm volatile("st.shared.v4.b32 [%0], {%1, %2, %3, %4};" ::"r"(shared + n * kMatrix),
+                   "r"(kept[i][0]), "r"(kept[i][1]), "r"(kept[i][2]), "r"(kept[i][3])
+                   : "memory");
     }
     if constexpr (kScaled) scale();
   }
@@ -68,19 +66,23 @@ struct Query {
 #pragma unroll
       for (int j = 0; j < 4; ++j) a[j] = kept[i][j];
     } else {
-      const uint4 four = shared[i * kLanes + lane];
-      a[0] = four.x, a[1] = four.y, a[2] = four.z, a[3] = four.w;
+      // asm: the compiler would make four loads of this one where registers are few
+      asm volatile("ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];"
+                   : "=r"(a[0]), "=r"(a[1]), "=r"(a[2]), "=r"(a[3])
+                   : "r"(shared + i * kMatrix));
     }
   }
 
  private:
-  // Byte of the row that register a0 or a1 (second: a2 or a3) of k-step `step` begins at.
-  __device__ int offset(int step, bool second) const {
+  // Byte of the row that register a0 or a1 of k-step `step` begins at; a2 or a3 begin after it by
+  // 16 bytes, or where e4m3 keys are multiplied in fp16 as the next elements.
+  __device__ int offset(int step) const {
     const int t = lane % 4;
-    if constexpr (Config::kMma == Mma::kE4m3) return 32 * step + 4 * t + 16 * second;
-    if constexpr (Config::kBytes) return (16 * step + 4 * t + 2 * second) * kElement;
-    return (16 * step + 2 * t + 8 * second) * kElement;
+    return kNeighbours ? (16 * step + 4 * t) * kElement : 32 * step + 4 * t;
   }
+
+  // Whether a row's two registers of a k-step lie side by side in memory.
+  static constexpr bool kNeighbours = Config::kBytes && Config::kMma == Mma::kFp16;
 
   __device__ void load(const Params& p, const Work& work, int m_tile, int step, Fragment& a) const {
 #pragma unroll
@@ -89,18 +91,23 @@ struct Query {
       const int row = min(m_tile * 16 + lane / 4 + 8 * below, work.rows - 1);
       const int64_t at =
           (work.first_query + work.token(row)) * p.query_token + work.head(row) * p.query_head;
-      a[below] = read(p.query + at + offset(step, false)) ^ signs;
-      a[2 + below] = read(p.query + at + offset(step, true)) ^ signs;
+      const uint8_t* from = p.query + at + offset(step);
+      if constexpr (kNeighbours && kElement == 1) {
+        const uint32_t both = *reinterpret_cast<const uint32_t*>(from) ^ signs;
+        a[below] = both & 0xffff;
+        a[2 + below] = both >> 16;
+      } else if constexpr (kNeighbours) {
+        const uint2 both = *reinterpret_cast<const uint2*>(from);
+        a[below] = both.x ^ signs;
+        a[2 + below] = both.y ^ signs;
+      } else {
+        a[below] = *reinterpret_cast<const uint32_t*>(from) ^ signs;
+        a[2 + below] = *reinterpret_cast<const uint32_t*>(from + 16) ^ signs;
+      }
     }
   }
 
   static constexpr bool kWidened = kElement == 1 && Config::kMma == Mma::kFp16;
-
-  // Elements of one register, two of them e4m3 where these will be widened.
-  __device__ static uint32_t read(const uint8_t* at) {
-    if constexpr (kWidened) return *reinterpret_cast<const uint16_t*>(at);
-    return *reinterpret_cast<const uint32_t*>(at);
-  }
 
   // Two e4m3 become two fp16 where that is what is multiplied.
   __device__ static void widen(Fragment& a) {

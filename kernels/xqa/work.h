@@ -48,11 +48,16 @@ struct Work {
     pieces = max(1, min(wanted, p.max_splits));
     split = blockIdx.x;
     if (split >= pieces) return false;
-    begin = first_tile + static_cast<int>(static_cast<int64_t>(tiles) * split / pieces);
-    end = first_tile + static_cast<int>(static_cast<int64_t>(tiles) * (split + 1) / pieces);
+    begin = first_tile + part(tiles, split);
+    end = first_tile + part(tiles, split + 1);
     counter = request * gridDim.y + blockIdx.y;
     slot = counter * p.max_splits;
     return true;
+  }
+
+  // tiles * i / pieces, without a product that needs 64 bits.
+  __device__ int part(int tiles, int i) const {
+    return tiles / pieces * i + tiles % pieces * i / pieces;
   }
 };
 

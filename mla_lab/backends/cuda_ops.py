@@ -92,9 +92,9 @@ class DevicePlanner:
 
     Bounds, not lengths, are known here: at most `max_batch` requests, `max_q_len` query tokens
     and `max_kv_len` cached tokens each, and `total_q` query tokens in all if given. `policy` is
-    "greedy" (with `overhead`) or "fixed_size" (batch invariant; `split_blocks`, `max_splits`),
-    both persistent. Requests with fewer query rows than `least_rows`, or more than `most_rows`, are
-    left to another plan.
+    "greedy" (with `overhead`) or "fixed_size" (batch invariant; `split_blocks`, `max_splits`,
+    `half_blocks`), both persistent. Requests with fewer query rows than `least_rows`, or more than
+    `most_rows`, are left to another plan.
     """
 
     heads: int
@@ -108,6 +108,7 @@ class DevicePlanner:
     overhead: int = 5
     split_blocks: int = 16
     max_splits: int = 32
+    half_blocks: int = 0
     total_q: int | None = None
     least_rows: int = 1
     most_rows: int = ANY_ROWS
@@ -140,7 +141,9 @@ class DevicePlanner:
         if self.policy == "greedy":
             return rows + workers, 2 * workers, workers
         blocks = max(1, -(-self.max_kv_len // self.tile_kv))
-        splits = min(self.max_splits, -(-blocks // self.split_blocks))
+        size = max(self.split_blocks, min(self.half_blocks, -(-blocks // 2)))
+        fewest = 2 if blocks > self.split_blocks else 1  # a shorter one may be in halves
+        splits = min(self.max_splits, max(fewest, -(-blocks // size)))
         return rows * splits, rows * splits if splits > 1 else 0, rows if splits > 1 else 0
 
     def __call__(self, seq_lens: Tensor, q_begin: Tensor, plan: DevicePlan) -> None:
@@ -160,6 +163,7 @@ class DevicePlanner:
             self.overhead,
             self.split_blocks,
             self.max_splits,
+            self.half_blocks,
             self.least_rows,
             self.most_rows,
         )

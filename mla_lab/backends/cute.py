@@ -35,6 +35,8 @@ MISSING = {
     "context_parallel": "enable_dcp: decode context parallel",
     "separate_tables": "uses_shared_paged_kv_idx=False: a table of its own for values",
 }
+#: features that a build is made for
+COMPILED = ("mask", "sinks", "tensor_scales", "skip_softmax", "no_pdl")
 
 
 class CuteBackend:
@@ -129,8 +131,14 @@ def _missing(configs: list[KernelConfig], problem: Problem, features: Features) 
     return next(filter(None, reasons), None)
 
 
-@lru_cache(maxsize=256)
 def _choice(problem: Problem, gpu: Gpu, features: Features) -> Choice:
+    """By what a build depends on alone, so that calls which differ otherwise share it."""
+    compiled = {name: getattr(features, name) for name in COMPILED}
+    return _chosen(problem, gpu, Features(**compiled))
+
+
+@lru_cache(maxsize=1024)
+def _chosen(problem: Problem, gpu: Gpu, features: Features) -> Choice:
     if features.skip_softmax:
         # where products are what takes the time, and in the one tile with registers for it
         family = next(c for c in costs() if c.kernel == Q_M.kernel)

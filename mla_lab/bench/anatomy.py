@@ -237,11 +237,14 @@ def main(arguments: Sequence[str]) -> int:
     if args.builds:
         sys.stdout.write("".join(f"{config.name()}\n" for config in builds()))
         return 0
-    gpu = Gpu.here()
-    if gpu is None or args.out is None:
+    if Gpu.here() is None or args.out is None:
         raise unsupported("anatomy", "no GPU, or no file to write", "OUT, on an NVIDIA H200")
-    date = datetime.now(UTC).date().isoformat()
-    common = {"schema": SCHEMA, "card": gpu.name, "date": date, "commit": commit() or "unknown"}
+    common = {
+        "schema": SCHEMA,
+        "card": torch.cuda.get_device_name(),
+        "date": datetime.now(UTC).date().isoformat(),
+        "commit": commit() or "unknown",
+    }
     for case in cases():
         if not args.only or case.name in args.only:
             for row in rows_of(case, args.peers):

@@ -13,7 +13,13 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from ..errors import invalid
+from ..gpu import H200
 from ..problem import Problem
+
+#: what `drawn_cases` draws from, and the longest that a call may take at the card's limits
+DRAWN_BATCHES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256)
+DRAWN_HEADS = (8, 16, 32, 64, 128)
+DRAWN_SECONDS = 4e-4
 
 
 @dataclass(frozen=True)
@@ -68,6 +74,30 @@ def anchor_cases() -> list[Case]:
     return [*cases, uniform_case(8, 1, 128, 16384, "anchor")]
 
 
+def drawn_cases(seed: int, count: int, family: str) -> list[Case]:
+    """Shapes drawn evenly from what the anchors span and beyond it, no anchor among them: 8 to 128
+    heads, 1 to 4 query tokens, batch 1 to 256, keys 512 to 32768 on a logarithmic scale, a third of
+    them ragged. A draw that would take an H200 more than `DRAWN_SECONDS` is drawn again.
+    """
+    draw = random.Random(seed)
+    cases = {case.name: case for case in anchor_cases()}
+    anchors = len(cases)
+    while len(cases) < anchors + count:
+        batch, heads = draw.choice(DRAWN_BATCHES), draw.choice(DRAWN_HEADS)
+        q_len = draw.choice((1, 1, 1, 2, 3, 4))
+        kv_len = round(2 ** draw.uniform(9, 15))
+        ragged = draw.random() < 1 / 3 and batch > 1
+        case = uniform_case(batch, q_len, heads, kv_len, family)
+        if ragged:
+            lengths = gauss_lengths(batch, kv_len, least=q_len)
+            problem = replace(case.problem, kv_lens=lengths)
+            words = "gauss(mean, mean / 2), seed 0"
+            case = Case(case.name + "_gauss", family, problem, lengths=words)
+        if H200.roofline_time(case.problem) < DRAWN_SECONDS:
+            cases.setdefault(case.name, case)
+    return list(cases.values())[anchors:]
+
+
 def blackwell_twins() -> list[Case]:
     """The 40 cases of the Blackwell table in FlashInfer's pull request 2743, for this card.
 
@@ -108,7 +138,9 @@ def feature_cases() -> list[Case]:
         uniform_case(16, 4, 128, 4096, "feature", kv_format="fp8_656"),
         uniform_case(16, 4, 128, 4096, "feature", kv_format="e4m3"),
         uniform_case(16, 4, 128, 4096, "feature", q_dtype="e4m3", kv_format="e4m3"),
-        uniform_case(16, 4, 128, 4096, "feature", q_dtype="fp16", kv_format="fp16"),
+        uniform_case(
+            16, 4, 128, 4096, "feature", q_dtype="fp16", kv_format="fp16", out_dtype="fp16"
+        ),
         uniform_case(16, 4, 128, 4096, "feature", top_k=2048),
     ]
     return [*cases, heavy, *formats]
@@ -136,6 +168,9 @@ LISTS: dict[str, Callable[[], list[Case]]] = {
     "anchor": anchor_cases,
     "twin": blackwell_twins,
     "feature": feature_cases,
+    # what the cost model may be fitted to beside the anchors, and what it is judged on
+    "drawn": lambda: drawn_cases(1, 60, "drawn"),
+    "heldout": lambda: drawn_cases(2, 60, "heldout"),
 }
 
 

@@ -1,22 +1,26 @@
 """From a sweep's record to the constants of the cost model, and how well they choose.
 
 A choice is judged by its regret: the time of the variant that the model takes for the best, over
-the time of the best that was measured. To see what the model says of cases that it was not fitted
-on, the cases are dealt into two halves, each judged with the constants of the other.
+the time of the best that was measured. So the fit looks at what a choice does: at the differences
+between the variants of a case, the quick ones above all, more than at times as such; `refine` then
+at the choices. What the model says of cases that it was not fitted on, a sweep of others shows
+(`bench fit RECORD --judge OTHER`), or the record itself, in parts, each judged with the constants
+of the others.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from ..errors import invalid
 from ..plan import KernelCosts
-from ..plan.calibrate import FITTED, Measured, fit, predictions
+from ..plan.calibrate import FITTED, Launches, Measured, gauss_newton
 from ..plan.ways import way_of
 from .peers.variant import Variant
 from .records import Row, problem_of, results
@@ -34,7 +38,20 @@ TOLD = (
     "merge_kernel_rate",
     "cluster_ns",
     "cluster_rate",
+    "pair_factor",
+    "memory_ns",
+    "l2_rate",
+    "sharpness",
 )
+#: a variant weighs 1/e where it takes so much more than the best of its case, and `LEAST` at least
+NEAR, LEAST = 0.12, 0.02
+#: weight of a time itself, where the difference to its case's others has 1
+PLAIN = 0.3
+#: pull towards the start, per unit of log change
+DAMPING, ROUNDS = 0.05, 30
+#: parts that a record is dealt into to judge each by the others
+PARTS = 6
+Costs = Mapping[tuple[str, str], KernelCosts]
 
 
 @dataclass(frozen=True)
@@ -92,44 +109,112 @@ def launches(rows: Iterable[Row]) -> list[Launch]:
     return found
 
 
+class Timed:
+    """Measured launches as arrays, case by case, to be priced again and again."""
+
+    def __init__(self, found: Sequence[Launch]) -> None:
+        self.us = np.array([launch.measured.us for launch in found])
+        names = {name: i for i, name in enumerate(dict.fromkeys(x.case for x in found))}
+        self.case = np.array([names[launch.case] for launch in found])
+        self.cases = [np.flatnonzero(self.case == i) for i in range(len(names))]
+        self.best = np.array([self.us[own].min() for own in self.cases])
+        keys = dict.fromkeys(launch.key for launch in found)
+        self.own = {
+            key: np.array([i for i, launch in enumerate(found) if launch.key == key])
+            for key in keys
+        }
+        self._launches = {
+            key: Launches([found[i].measured for i in own]) for key, own in self.own.items()
+        }
+
+    def predict(self, costs: Costs) -> np.ndarray:
+        """Microseconds that `costs` expect of each launch."""
+        predicted = np.empty(len(self.us))
+        for key, own in self.own.items():
+            predicted[own] = self.predict_own(costs[key])
+        return predicted
+
+    def predict_own(self, costs: KernelCosts) -> np.ndarray:
+        """Those of one family's launches."""
+        return self._launches[costs.key].predict(costs)
+
+    def quality(self, predicted: np.ndarray) -> Quality:
+        """Of predictions."""
+        regrets = [
+            float(self.us[own[predicted[own].argmin()]] / best)
+            for own, best in zip(self.cases, self.best, strict=True)
+        ]
+        return Quality(
+            error=float(np.median(np.abs(predicted / self.us - 1))),
+            close=float(np.mean([regret <= CLOSE for regret in regrets])),
+            mean_regret=float(np.mean(regrets)),
+            worst_regret=max(regrets),
+            cases=len(regrets),
+        )
+
+
 def fit_all(found: Sequence[Launch], start: Sequence[KernelCosts]) -> list[KernelCosts]:
     """`start`, with the families that were measured fitted to their launches."""
-    keys = {launch.key for launch in found}
-    fitted = []
-    for costs in start:
-        own = [launch.measured for launch in found if launch.key == costs.key]
-        fitted.append(fit(costs, own, TOLD) if costs.key in keys else costs)
-    return fitted
+    timed = Timed(found)
+    near = np.maximum(LEAST, np.exp(-(timed.us / timed.best[timed.case] - 1) / NEAR))
+    weight = np.sqrt(near)
+    in_case = np.bincount(timed.case, weights=near)
+    keys = [costs.key for costs in start if costs.key in timed.own]
+    base = {costs.key: costs for costs in start}
+    varied = [(key, name) for key in keys for name in TOLD if getattr(base[key], name) > 0]
+    origin = np.log([getattr(base[key], name) for key, name in varied])
+    priced: dict[KernelCosts, np.ndarray] = {}
+
+    def at(point: np.ndarray) -> dict[tuple[str, str], KernelCosts]:
+        values: dict[tuple[str, str], dict[str, Any]] = {key: {} for key in keys}
+        for (key, name), value in zip(varied, np.exp(point).tolist(), strict=True):
+            values[key][name] = max(1.0, value) if name == "sharpness" else value
+        return {key: replace(base[key], **values[key]) for key in keys}
+
+    def residuals(point: np.ndarray) -> np.ndarray:
+        costs, log = at(point), np.empty(len(timed.us))
+        for key in keys:
+            known = priced.get(costs[key])
+            if known is None:
+                known = np.log(timed.predict_own(costs[key]) / timed.us[timed.own[key]])
+                priced[costs[key]] = known
+            log[timed.own[key]] = known
+        while len(priced) > 4 * len(varied):
+            priced.pop(next(iter(priced)))
+        shared = np.bincount(timed.case, weights=near * log) / in_case
+        apart, itself = weight * (log - shared[timed.case]), PLAIN * weight * log
+        return np.concatenate([apart, itself, DAMPING * (point - origin)])
+
+    fitted = base | at(gauss_newton(residuals, origin, ROUNDS))
+    return [fitted[costs.key] for costs in start]
 
 
 def quality(costs: Sequence[KernelCosts], found: Sequence[Launch]) -> Quality:
     """How well `costs` predict and choose among `found`."""
-    by_key = {family.key: family for family in costs}
-    predicted = np.array([float(predictions(by_key[x.key], [x.measured])[0]) for x in found])
-    us = np.array([launch.measured.us for launch in found])
-    cases = np.array([launch.case for launch in found])
-    regrets = []
-    for case in dict.fromkeys(cases.tolist()):
-        own = np.flatnonzero(cases == case)
-        regrets.append(float(us[own[predicted[own].argmin()]] / us[own].min()))
-    return Quality(
-        error=float(np.median(np.abs(predicted / us - 1))),
-        close=float(np.mean([regret <= CLOSE for regret in regrets])),
-        mean_regret=float(np.mean(regrets)),
-        worst_regret=max(regrets),
-        cases=len(regrets),
-    )
+    timed = Timed(found)
+    return timed.quality(timed.predict({family.key: family for family in costs}))
 
 
-def held_out(found: Sequence[Launch], start: Sequence[KernelCosts]) -> list[Quality]:
-    """Each half of the cases, judged with the constants of the other half."""
+def held_out(
+    found: Sequence[Launch], start: Sequence[KernelCosts], refining: int = 0
+) -> Quality | None:
+    """Every case, judged with the constants that the other parts of the record give; None where
+    there are not as many cases as parts.
+    """
+    from .refine import refine
+
     names = list(dict.fromkeys(launch.case for launch in found))
-    halves = [
-        [launch for launch in found if launch.case in set(names[first::2])] for first in (0, 1)
-    ]
-    if not all(halves):
-        return []
-    return [quality(fit_all(halves[1 - i], start), halves[i]) for i in (0, 1)]
+    if len(names) < PARTS:
+        return None
+    timed = Timed(found)
+    predicted = np.empty(len(timed.us))
+    for part in range(PARTS):
+        held = set(names[part::PARTS])
+        rest = [launch for launch in found if launch.case not in held]
+        costs = refine(fit_all(rest, start), rest, refining)
+        mine = np.array([launch.case in held for launch in found])
+        predicted[mine] = timed.predict({family.key: family for family in costs})[mine]
+    return timed.quality(predicted)
 
 
 def write(

@@ -65,7 +65,7 @@ class Bench:
                 for number, (case, part, peers) in enumerate(todo, 1):
                     seconds = time.monotonic() - begin
                     self.progress(f"{number}/{len(todo)} {case.name} ({seconds:.0f} s)")
-                    for row in self._case(case, peers, telemetry):
+                    for row in self._case(case, part, peers, telemetry):
                         self.record.append({**row, "part": part})
             ended = "complete"
         finally:
@@ -113,13 +113,15 @@ class Bench:
     def _ceilings(self) -> Row | None:
         return ceilings(self.device) if self.method.ceilings else None
 
-    def _case(self, case: Case, peers: Sequence[Peer], telemetry: Telemetry) -> Iterator[Row]:
+    def _case(
+        self, case: Case, part: int, peers: Sequence[Peer], telemetry: Telemetry
+    ) -> Iterator[Row]:
         """Result rows of one case; clocks and watts are those of all its peers together."""
         for peer in peers:
             if peer.name in self.died:
                 yield _failed(case, peer, self.died[peer.name])
         begin = time.monotonic()
-        run = CaseRun(case, self.method, self.timer, self.device, telemetry)
+        run = CaseRun(case, self.method.of_part(part), self.timer, self.device, telemetry)
         try:
             rows = run.rows([peer for peer in peers if peer.name not in self.died])
         except DeviceLost:

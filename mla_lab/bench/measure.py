@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import traceback
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from statistics import median
 
 import torch
@@ -32,6 +32,9 @@ from .rotation import (
 from .telemetry import Telemetry
 from .timers import Replay, Timer
 
+#: times the quickest that a peer may take and still have its watts read
+FAR = 2.5
+
 
 @dataclass(frozen=True)
 class Method:
@@ -45,15 +48,23 @@ class Method:
     #: repetitions of the whole list in one process
     parts: int = 1
     seed: int = 0
-    #: also time launches alone with a cold L2, and calls that make their plan anew
+    #: also, in the first part, time launches alone with a cold L2, and calls that make their plan
+    #: anew
     isolated: bool = True
     planned: bool = True
     #: time of each kernel, by the profiler, in a run of its own
     kernels: bool = False
-    #: watts and joules of compute-bound cases, in a window of load for each peer
+    #: watts and joules of compute-bound cases, in a window of load for each peer that is not far
+    #: behind the quickest
     power: bool = False
     #: measure the GEMM and the read before and after
     ceilings: bool = True
+
+    def of_part(self, part: int) -> Method:
+        """What is measured in one part: parts after the first repeat the figure alone."""
+        if part == 0:
+            return self
+        return replace(self, isolated=False, planned=False, kernels=False, power=False)
 
 
 @dataclass
@@ -200,7 +211,9 @@ class CaseRun:
 
     def _load(self, entries: Sequence[Entry]) -> None:
         """A window of load for each peer, one after the other, under the card's sensor."""
-        for entry in entries:
+        took = {e.peer.name: median(e.rounds["us"]) / e.row["launches_per_replay"] for e in entries}
+        within = FAR * min(took.values(), default=0.0)
+        for entry in (e for e in entries if took[e.peer.name] <= within):
             replay, launches = entry.replays["us"], entry.row["launches_per_replay"]
             try:
                 entry.row["power"] = sustained(replay, launches, self.telemetry)

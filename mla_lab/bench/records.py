@@ -95,11 +95,11 @@ def results(rows: Iterable[Row], status: str | None = None) -> list[Row]:
 
 
 def medians(rows: Iterable[Row]) -> dict[tuple[str, str], float]:
-    """(case, peer) -> us: the mean over the parts of a run of each part's median."""
+    """(case, peer) -> us: the median over the parts of a run of each part's median."""
     parts: dict[tuple[str, str], list[float]] = {}
     for row in results(rows, "ok"):
         parts.setdefault((row["case"], row["peer"]), []).append(row["us"])
-    return {pair: sum(values) / len(values) for pair, values in parts.items()}
+    return {pair: median(values) for pair, values in parts.items()}
 
 
 def rerun_spread(rows: Iterable[Row]) -> dict[str, float] | None:

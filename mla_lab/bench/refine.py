@@ -1,25 +1,29 @@
 """From constants that predict well to constants that choose well.
 
 A fit minimises the error of all times alike, but a choice is lost where two variants lie close.
-`refine` walks from the fitted constants by random factors, and keeps what lowers the regret of
-the choices (see `fitting`), with a little weight on the error, so that predictions stay honest.
+`refine` walks from the fitted constants by random factors, and keeps what lowers the regret of the
+choices (see `fitting`), with a little weight on the error, so that predictions stay honest. Regret
+is counted softly: predictions that lie close share the choice, so that one which is right by a hair
+on these cases counts for little, as it would on others.
 """
 
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 
 from ..plan import KernelCosts
-from ..plan.calibrate import predictions
-from .fitting import TOLD, Launch
+from .fitting import TOLD, Costs, Launch, Timed
 
-FACTORS = (0.5, 0.7, 0.85, 0.93, 1.07, 1.15, 1.4, 2.0)
-#: of the median error, and of the worst regret, beside the mean regret
-ERROR_WEIGHT, WORST_WEIGHT = 0.15, 0.05
+#: standard deviation of a try's log factor
+SPREAD = 0.15
+#: relative difference of predictions at which a choice falls 1 : e, and the median error's weight
+SOFTNESS, ERROR_WEIGHT = 0.015, 0.1
 
 
 def refine(
@@ -27,41 +31,44 @@ def refine(
 ) -> list[KernelCosts]:
     """`costs` after `steps` tries; the same seed and record give the same constants."""
     rng = random.Random(seed)
+    timed = Timed(found)
     best = {family.key: family for family in costs}
-    measured = [launch for launch in found if launch.key in best]
-    score = Score(measured)
-    least = score(best)
-    keys = sorted({launch.key for launch in measured})
+    predicted = timed.predict(best)
+    least = score(timed, predicted)
+    keys = sorted(timed.own)
     for _ in range(steps):
         key = rng.choice(keys)
         names = rng.sample(TOLD, rng.choice((1, 1, 2, 3)))
-        changes = {
-            name: max(1e-3, getattr(best[key], name) * rng.choice(FACTORS)) for name in names
-        }
-        tried = best | {key: replace(best[key], **changes)}
-        value = score(tried)
+        tried = replace(best[key], **_changes(rng, best[key], names))
+        there = predicted.copy()
+        there[timed.own[key]] = timed.predict_own(tried)
+        value = score(timed, there)
         if value < least:
-            best, least = tried, value
+            best[key], predicted, least = tried, there, value
     return [best[family.key] for family in costs]
 
 
-class Score:
-    """How badly constants choose and predict, over the same launches again and again."""
+def _changes(rng: random.Random, costs: KernelCosts, names: Sequence[str]) -> dict[str, Any]:
+    least = {"sharpness": 1.0}
+    return {
+        name: max(least.get(name, 1e-3), getattr(costs, name) * math.exp(rng.gauss(0.0, SPREAD)))
+        for name in names
+    }
 
-    def __init__(self, found: Sequence[Launch]) -> None:
-        self._us = np.array([launch.measured.us for launch in found])
-        cases = np.array([launch.case for launch in found])
-        self._cases = [np.flatnonzero(cases == name) for name in dict.fromkeys(cases.tolist())]
-        self._own = {
-            key: [i for i, launch in enumerate(found) if launch.key == key]
-            for key in {launch.key for launch in found}
-        }
-        self._found = found
 
-    def __call__(self, costs: dict[tuple[str, str], KernelCosts]) -> float:
-        us, predicted = self._us, np.empty(len(self._us))
-        for key, own in self._own.items():
-            predicted[own] = predictions(costs[key], [self._found[i].measured for i in own])
-        regrets = [us[own[predicted[own].argmin()]] / us[own].min() - 1 for own in self._cases]
-        error = float(np.median(np.abs(predicted / us - 1)))
-        return float(np.mean(regrets)) + ERROR_WEIGHT * error + WORST_WEIGHT * max(regrets)
+def score(timed: Timed, predicted: np.ndarray) -> float:
+    """How badly predictions choose and predict."""
+    least = np.full(len(timed.cases), np.inf)
+    np.minimum.at(least, timed.case, predicted)
+    share = np.exp(-np.log(predicted / least[timed.case]) / SOFTNESS)
+    regret = share * (timed.us / timed.best[timed.case] - 1)
+    count = len(timed.cases)
+    chosen = np.bincount(timed.case, weights=share, minlength=count)
+    soft = np.bincount(timed.case, weights=regret, minlength=count) / chosen
+    return float(soft.mean() + ERROR_WEIGHT * np.median(np.abs(predicted / timed.us - 1)))
+
+
+def score_of(costs: Costs, found: Sequence[Launch]) -> float:
+    """The same, of constants."""
+    timed = Timed(found)
+    return score(timed, timed.predict(costs))

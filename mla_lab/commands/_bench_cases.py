@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -16,15 +17,22 @@ if TYPE_CHECKING:
 def add_flags(parser: argparse.ArgumentParser) -> None:
     """Lists, a grid, or samples of a trace; and a filter over them."""
     parser.add_argument(
-        "--cases", type=names, default=[], help="lists by comma: anchor, twin, feature, trace"
+        "--cases",
+        type=names,
+        default=[],
+        help="lists by comma: anchor, twin, feature, drawn, heldout, trace",
     )
     parser.add_argument("--only", default="", help="regular expression that a case's name matches")
     grid = parser.add_argument_group("grid, in place of --cases: every combination")
     for name in ("batch", "q-len", "heads", "kv-len"):
         grid.add_argument(f"--{name}", type=numbers, help="by comma")
-    grid.add_argument("--q-dtype", default="bf16")
-    grid.add_argument("--kv-format", default="bf16")
-    grid.add_argument("--page-size", type=int, default=64)
+    grid.add_argument("--q-dtype", type=names, default=["bf16"], help="by comma")
+    grid.add_argument("--kv-format", help="default: as the query")
+    grid.add_argument("--out-dtype", help="default: bf16, or fp16 where the query is")
+    grid.add_argument("--page-size", type=numbers, default=[64], help="by comma")
+    parser.add_argument(
+        "--batch-invariant", action="store_true", help="each case so too, beside the default"
+    )
     trace = parser.add_argument_group("trace samples, for --cases trace")
     trace.add_argument("--trace", type=Path, help="Azure CSV or Mooncake JSON lines; else ours")
     trace.add_argument("--model", default="deepseek-v3")
@@ -37,7 +45,10 @@ def chosen(args: argparse.Namespace) -> list[Case]:
     cases = [case for case in _listed(args) if re.search(args.only, case.name)]
     if not cases:
         raise invalid("--only", repr(args.only), "a pattern that some case's name matches")
-    return cases
+    if not args.batch_invariant:
+        return cases
+    twins = [replace(case, name=f"{case.name}_invariant", batch_invariant=True) for case in cases]
+    return [case for pair in zip(cases, twins, strict=True) for case in pair]
 
 
 def _listed(args: argparse.Namespace) -> list[Case]:
@@ -46,15 +57,20 @@ def _listed(args: argparse.Namespace) -> list[Case]:
     if any((args.batch, args.q_len, args.heads, args.kv_len)):
         if args.cases:
             raise invalid("--cases", ",".join(args.cases), "no list beside a grid's flags")
-        return sweep_cases(
-            args.batch or [1],
-            args.q_len or [1],
-            args.heads or [128],
-            args.kv_len or [4096],
-            q_dtype=args.q_dtype,
-            kv_format=args.kv_format,
-            page_size=args.page_size,
-        )
+        shapes = (args.batch or [1], args.q_len or [1], args.heads or [128], args.kv_len or [4096])
+        formats = [
+            sweep_cases(
+                *shapes,
+                q_dtype=q_dtype,
+                kv_format=args.kv_format or q_dtype,
+                out_dtype=args.out_dtype or ("fp16" if q_dtype == "fp16" else "bf16"),
+                page_size=page_size,
+            )
+            for q_dtype in args.q_dtype
+            for page_size in args.page_size
+        ]
+        # formats of one shape follow each other, so that they meet the card in one state
+        return [case for shape in zip(*formats, strict=True) for case in shape]
     cases = []
     for name in args.cases or ["anchor"]:
         cases += _trace_cases(args) if name == "trace" else get_list(name)

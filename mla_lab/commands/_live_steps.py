@@ -9,12 +9,15 @@ import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from ..errors import MlaLabError
 
 RECORD, SWEEP, HOST = "h200_anchor.jsonl", "h200_sweep.jsonl", "host_cost.jsonl"
+ANATOMY = "h200_anatomy.jsonl"
 #: of a short run: a few cases of each regime, one part, few rounds
 SHORT_CASES = r"^b(1|16|128)_q1_h(16|128)_kv(1024|8192)$"
+SHORT_ANATOMY = "b1_q1_h128_kv8192"
 REFINE = 4000
 
 
@@ -82,6 +85,26 @@ def _costs(asked: Asked) -> None:
     asked.python("-m", "mla_lab", "bench", "fit", sweep, "--refine", refine)
 
 
+def _anatomy(asked: Asked) -> None:
+    """Rows that were taken now replace their like; those of a peer that is not here stay."""
+    new, old = asked.into / f"{ANATOMY}.new", asked.into / ANATOMY
+    new.unlink(missing_ok=True)
+    only = ("--only", SHORT_ANATOMY) if asked.short else ()
+    asked.python("-m", "mla_lab.bench.anatomy", str(new), *only)
+    if not new.exists():
+        print("no stamped builds, and no compiler to make them: the rows stay as they were")
+        return
+    lines = [*(old.read_text().splitlines() if old.exists() else ()), *new.read_text().splitlines()]
+    rows = {_taken(json.loads(line)): line for line in lines}
+    old.write_text("".join(line + "\n" for line in rows.values()))
+    new.unlink()
+
+
+def _taken(row: dict[str, Any]) -> tuple[Any, ...]:
+    """What a row of the anatomy is of."""
+    return tuple(row.get(name) for name in ("case", "peer", "kind", "lanes"))
+
+
 def _host(asked: Asked) -> None:
     from datetime import UTC, datetime
 
@@ -119,6 +142,7 @@ STEPS = (
     Step("sweep", "our own variants of each case", True, _sweep),
     Step("costs", "the cost model by which a call chooses its kernel", False, _costs),
     Step("record", "whole calls beside the peers that are installed", True, _record),
+    Step("anatomy", "where the time of a call goes, by stamped builds", True, _anatomy),
     Step("host", "host time of a call", True, _host),
     Step("simulator", "the simulator's constants and its error table", False, _simulator),
     Step("notebooks", "every notebook, executed live", True, _notebooks),

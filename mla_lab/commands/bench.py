@@ -36,9 +36,11 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
 
 
 def _add_fit(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("record", type=Path, help="of `bench sweep`")
+    parser.add_argument("records", type=Path, nargs="+", help="of `bench sweep`")
+    parser.add_argument("--judge", type=Path, help="another, whose cases it was not fitted to")
     parser.add_argument("--out", type=Path, help="default: data/kernel_costs.json of this checkout")
     parser.add_argument("--refine", type=int, default=0, metavar="STEPS", help="then a search")
+    parser.add_argument("--parts", action="store_true", help="judge each part by the others'")
     parser.add_argument("--dry-run", action="store_true", help="judge, and write nothing")
 
 
@@ -61,19 +63,23 @@ def _fit(args: argparse.Namespace) -> None:
     from ..plan.kernel_costs import RECORD, recorded_costs
     from ..resources import data_dir
 
-    rows = list(read(args.record))
+    rows = [row for path in args.records for row in read(path)]
     found = fitting.launches(rows)
+    judges = {"on them": found}
+    if args.judge:
+        judges["on others"] = fitting.launches(list(read(args.judge)))
     start = recorded_costs()
     fitted = fitting.fit_all(found, start)
     source = fitting.source_of(rows, found)
     print(source)
-    print(f"before     {fitting.quality(start, found)}")
-    print(f"fitted     {fitting.quality(fitted, found)}")
-    for half in fitting.held_out(found, start):
-        print(f"held out   {half}")
+    steps = {"before": start, "fitted": fitted}
     if args.refine:
-        fitted = refine(fitted, found, args.refine)
-        print(f"refined    {fitting.quality(fitted, found)} (on the cases it was refined on)")
+        fitted = steps["refined"] = refine(fitted, found, args.refine)
+    for name, costs in steps.items():
+        for where, launches in judges.items():
+            print(f"{name:8} {where:9} {fitting.quality(costs, launches)}")
+    if args.parts:
+        print(f"held out in parts  {fitting.held_out(found, start, args.refine)}")
     if not args.dry_run:
         path = args.out or data_dir() / RECORD
         fitting.write(path, fitted, source, {launch.key for launch in found})

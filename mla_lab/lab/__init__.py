@@ -36,6 +36,8 @@ _NAMES = {
     "AnatomyExplorer": "anatomy_explorer",
     "anatomy_table": "anatomy_explorer",
     "role_figure": "anatomy_explorer",
+    "cta_figure": "cta_timeline",
+    "attempts": "attempt_log",
     "simulator_errors": "record_explorer",
     "live_row": "measuring",
     "measure": "measuring",

@@ -143,8 +143,15 @@ class AnatomyExplorer(explorer.Explorer):
         chips = {source_of(c).chip() for c in calls}
         recorded = any(c.date for c in calls)
         missing = "" if recorded else " Stamps of this call: <b>not recorded</b>."
-        methods = {c.method for c in calls if c.date and c.method}
-        return f"<div>{' '.join(sorted(chips))}{missing} {' '.join(sorted(methods))}</div>"
+        methods = [f"<b>{c.peer}</b>: {c.method}.{_plain(c)}" for c in calls if c.date]
+        return f"<div>{' '.join(sorted(chips))}{missing}<br>{'<br>'.join(methods)}</div>"
+
+
+def _plain(call: Anatomy) -> str:
+    """What the same call takes where nobody looks inside."""
+    if not call.plain_us:
+        return ""
+    return f" Without stamps, a share of the graph's own start included: {call.plain_us:.1f} us."
 
 
 def finding(calls: Sequence[Anatomy]) -> str:
@@ -158,7 +165,7 @@ def finding(calls: Sequence[Anatomy]) -> str:
 
 
 def anatomy_table() -> Table:
-    """Every known call: its phases in us, recorded ones first."""
+    """Every known call: its phases in us, recorded ones first; nothing where a phase is unknown."""
     calls = [*recorded_rows()[0], *predictions().values()]
     used = [p for p in PHASES if any(summed(c.phases).get(p) for c in calls)]
     rows = [
@@ -167,7 +174,7 @@ def anatomy_table() -> Table:
             c.peer,
             source_of(c).kind,
             c.call_us,
-            *(summed(c.phases).get(p, 0.0) for p in used),
+            *(summed(c.phases).get(p, "") for p in used),
         )
         for c in calls
     ]
@@ -200,7 +207,10 @@ def role_figure() -> go.Figure:
             tickvals=list(range(4)), ticktext=list(ROLE_LANES), range=[3.6, -0.6], row=row, col=1
         )
     end = "; stamps of a kernel are not recorded yet" if len(shown) == 1 else ""
-    paces = " and ".join(f"{pace(t):.2f} us a block {kind}" for _, kind, t in shown)
+    paces = " and ".join(
+        f"{pace(t):.2f} us a block {kind} (matrix unit busy {busy(t, clock):.0%})"
+        for _, kind, t in shown
+    )
     figure.update_layout(
         template=TEMPLATE,
         title_text=paces + end,
@@ -228,3 +238,9 @@ def pace(timeline: Timeline) -> float:
     ends = np.sort(timeline.end[timeline.only("pv")])
     ends = ends[1:-1] if len(ends) > 3 else ends
     return float((ends[-1] - ends[0]) / max(1, len(ends) - 1))
+
+
+def busy(timeline: Timeline, clock_ghz: float) -> float:
+    """Share of the time that the matrix unit works: what a block needs of it, over `pace`."""
+    needed = H200.matrix_clocks(64, 64) / (clock_ghz * 1e3)
+    return needed / pace(timeline)

@@ -98,10 +98,18 @@ class Explorer:
         """The controls' values, plain and copyable."""
         return {key: widget.value for key, widget in self.widgets.items()}
 
-    def line(self) -> str:
-        """One line that makes this explorer again in its present state."""
-        arguments = ", ".join(f"{key}={value!r}" for key, value in self.state.items())
+    def line(self, state: dict[str, Any] | None = None) -> str:
+        """One line that makes this explorer again, in its present state or another."""
+        arguments = ", ".join(f"{key}={value!r}" for key, value in (state or self.state).items())
         return f"{self.name}({arguments})"
+
+    def words(self, state: dict[str, Any]) -> str:
+        """What stands below the picture of `state`: the note, the source's chip, the line."""
+        chip = self.source.chip() if self.source else ""
+        return (
+            f"{self.note(state)}<div style='margin-top:4px'>{chip} "
+            f"<code style='user-select:all;font-size:12px'>{self.line(state)}</code></div>"
+        )
 
     def set(self, **state: Any) -> Explorer:
         """Sets several controls, drawing once; returns the explorer."""
@@ -121,11 +129,7 @@ class Explorer:
         state = self.state
         bundle = mime_bundle(self.figure(state))
         self.out.outputs = ({"output_type": "display_data", "data": bundle, "metadata": {}},)
-        chip = self.source.chip() if self.source else ""
-        self.footer.value = (
-            f"{self.note(state)}<div style='margin-top:4px'>{chip} "
-            f"<code style='user-select:all;font-size:12px'>{self.line()}</code></div>"
-        )
+        self.footer.value = self.words(state)
         self.draws += 1
 
     def _changed(self, _change: object) -> None:
@@ -159,23 +163,20 @@ class Explorer:
             [widgets.Box(list(self.widgets.values()), layout=row), self.out, self.footer]
         )
 
-    def frames(self) -> list[tuple[str, Picture]]:
-        """(value, picture) for every value of `frames_over`, for the static site."""
+    def frames(self) -> list[tuple[str, Picture, str]]:
+        """(value, picture, words below) for every value of `frames_over`, for the static site."""
         values = slider_values(self.widgets[self.frames_over]) if self.frames_over else []
-        state = self.state
-        if not values:
-            return [("", self.figure(state))]
-        return [(str(v), self.figure({**state, self.frames_over: v})) for v in values]
+        states = [{**self.state, self.frames_over: v} for v in values] or [self.state]
+        return [(str(s.get(self.frames_over, "")), self.figure(s), self.words(s)) for s in states]
 
     def _repr_mimebundle_(self, **_: object) -> dict[str, Any]:
         view: dict[str, Any] = dict(self.layout()._repr_mimebundle_() or {})
         if os.environ.get("MLA_LAB_HTML") == "1":
-            frames = [{"value": v, "data": mime_bundle(p)} for v, p in self.frames()]
+            frames = [{"value": v, "data": mime_bundle(p), "words": w} for v, p, w in self.frames()]
             view[FRAMES_MIME] = {
                 "control": self.frames_over,
                 "now": str(self.state.get(self.frames_over, "")),
                 "frames": frames,
-                "footer": self.footer.value,
             }
         return view
 

@@ -60,13 +60,16 @@ def _details(tile: np.ndarray, plan: Plan | None) -> tuple[np.ndarray | None, st
 
 def side_by_side(
     timelines: Sequence[Timeline],
-    plans: Sequence[Plan],
+    plans: Sequence[Plan | None],
     titles: Sequence[str],
     title: str,
     *,
     height: int = 440,
+    kinds: Sequence[str] = (),
 ) -> go.Figure:
-    """Lanes of several plans over one time axis, so that lengths compare by eye."""
+    """Lanes of several plans over one time axis, so that lengths compare by eye. `kinds` says
+    where each comes from, if not all are predicted.
+    """
     figure = make_subplots(
         cols=len(timelines), rows=1, subplot_titles=list(titles), horizontal_spacing=0.07
     )
@@ -74,7 +77,7 @@ def side_by_side(
     kind = "predicted" if sum(map(len, timelines)) <= MAX_HATCHED else "measured"
     seen: set[str] = set()
     for column, (timeline, plan) in enumerate(zip(timelines, plans, strict=True), 1):
-        for bar in bars(timeline, plan, kind=kind):
+        for bar in bars(timeline, plan, kind=kinds[column - 1] if kinds else kind):
             bar.showlegend = bar.name not in seen
             seen.add(bar.name)
             figure.add_trace(bar, row=1, col=column)

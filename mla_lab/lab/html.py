@@ -49,7 +49,11 @@ document.querySelectorAll(".frames").forEach(box => {
   const set = JSON.parse(box.querySelector("script").textContent);
   const place = box.querySelector(".place"), range = box.querySelector("input");
   const word = box.querySelector("output");
-  const show = i => { word.textContent = set.frames[i].value; draw(place, set.frames[i].data); };
+  const words = box.querySelector(".words");
+  const show = i => {
+    const frame = set.frames[i];
+    word.textContent = frame.value; words.innerHTML = frame.words; draw(place, frame.data);
+  };
   if (range) range.addEventListener("input", () => show(Number(range.value)));
   show(range ? Number(range.value) : 0);
 });
@@ -103,7 +107,8 @@ def output_html(output: dict[str, Any]) -> str:
 
 
 def frames_html(frames: dict[str, Any]) -> str:
-    """An explorer: its pictures under a slider, its note as it stood."""
+    """An explorer: its pictures under a slider, each with the words below it."""
+    frames = {**frames, "frames": [{**f, "words": _pages(f["words"])} for f in frames["frames"]]}
     values = [frame["value"] for frame in frames["frames"]]
     control = "<output hidden></output>"
     if len(values) > 1:
@@ -113,8 +118,8 @@ def frames_html(frames: dict[str, Any]) -> str:
             f"<label>{name} <input type='range' min='0' max='{len(values) - 1}' value='{now}'"
             f" aria-label='{name}'></label> <output></output>"
         )
-    footer = _pages(frames["footer"])
-    return f"<div class='frames'>{control}<div class='place'></div>{_json(frames)}{footer}</div>"
+    places = "<div class='place'></div><div class='words'></div>"
+    return f"<div class='frames'>{control}{places}{_json(frames)}</div>"
 
 
 def _json(data: dict[str, Any], name: str = "data") -> str:

@@ -52,7 +52,7 @@ class LadderExplorer(explorer.Explorer):
                 x=LABELS,
                 y=values,
                 name=name,
-                text=["" if v is None else f"{v:,.0f}" if v >= 100 else f"{v:.2g}" for v in values],
+                text=["" if v is None else f"{v:,.0f}" if v >= 10 else f"{v:.2g}" for v in values],
                 textposition="outside",
                 marker={"color": color, "pattern": hatch(kind)},
             )

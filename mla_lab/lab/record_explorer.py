@@ -15,12 +15,17 @@ from ..problem import Problem
 from ..simulate import simulate
 from ..simulate.recorded import recorded
 from . import explorer
-from .measuring import OURS, decode_case, runs
+from .measuring import OURS, decode_case, measure, runs
+from .session import gpu_name
 from .source import PREDICTED
 from .style import BLUE, GREEN, GREY, ORANGE, PALETTE, PINK, RED, new_figure
 from .tables import Table, table
 
 BATCHES = (1, 4, 16, 64, 128)
+#: microseconds by (case, peer)
+Medians = dict[tuple[str, str], float]
+#: batches that are measured where one asks for it
+LIVE = (1, 16, 64)
 #: peers by the name of a record, and how they are drawn
 PEERS = {
     OURS: ("ours", BLUE, "circle"),
@@ -37,6 +42,12 @@ def predicted_us(problem: Problem) -> float:
     choice = choose(problem, H200)
     constants = recorded().constants[choice.config.kernel]
     return simulate(choice.plan(problem), constants, cluster=choice.config.cluster).makespan
+
+
+@lru_cache(maxsize=64)
+def live_us(batch: int, q_len: int, heads: int, kv_len: int) -> float | None:
+    """Microseconds of our kernel on this machine's GPU, once a process; None where it cannot."""
+    return measure(decode_case(batch, q_len, heads, kv_len)).us if gpu_name() else None
 
 
 def simulator_errors() -> Table:
@@ -69,6 +80,7 @@ class RecordExplorer(explorer.Explorer):
             "q_len": explorer.steps("new tokens", (1, 2, 4), 1, "230px"),
             "kv_len": explorer.steps("cached", (1024, 4096, 8192), 8192, "260px"),
             "over_floor": explorer.tick("as multiples of the floor", False),
+            "live": explorer.tick("measure here", False),
         }
 
     def figure(self, state: dict[str, Any]) -> go.Figure:
@@ -88,18 +100,36 @@ class RecordExplorer(explorer.Explorer):
         )
         self._add(figure, "floor of the card", floors, unit, GREY, "line-ew", dash="dot")
         self._add(figure, "simulator", predictions, unit, RED, "triangle-up", dash="dash")
-        for run in runs():
-            us = medians(run.rows)
-            for peer, (title, color, symbol) in PEERS.items():
-                points = {b: us.get((self.case(state, b), peer)) for b in BATCHES}
-                known = {b: value for b, value in points.items() if value is not None}
-                if known:
-                    self._add(figure, f"{title}, {run.source.label}", known, unit, color, symbol)
+        found = [(run.source.label, medians(run.rows)) for run in runs()]
+        for peer, (title, color, symbol) in PEERS.items():
+            label, known = self._fullest(found, state, peer)
+            if known:
+                self._add(figure, f"{title}, {label}", known, unit, color, symbol)
+        if state["live"]:
+            live = {b: live_us(b, state["q_len"], state["heads"], state["kv_len"]) for b in LIVE}
+            here = {b: us for b, us in live.items() if us is not None}
+            if here:
+                self._add(figure, "ours, measured here, now", here, unit, BLUE, "star")
         names = [str(b) for b in BATCHES]
         figure.update_xaxes(type="log", tickvals=list(BATCHES), ticktext=names)
         if not state["over_floor"]:
             figure.update_yaxes(type="log")
         return figure
+
+    def _fullest(
+        self,
+        found: list[tuple[str, dict[tuple[str, str], float]]],
+        state: dict[str, Any],
+        peer: str,
+    ) -> tuple[str, dict[int, float]]:
+        """Label and microseconds by batch, of the run that has most of them; of equals the last."""
+        best: tuple[str, dict[int, float]] = ("", {})
+        for label, us in found:
+            cases = {b: (self.case(state, b), peer) for b in BATCHES}
+            known = {b: us[key] for b, key in cases.items() if key in us}
+            if len(known) >= len(best[1]):
+                best = (label, known)
+        return best
 
     def case(self, state: dict[str, Any], batch: int) -> str:
         """The benchmark's name of a case."""
@@ -128,4 +158,7 @@ class RecordExplorer(explorer.Explorer):
 
     def note(self, state: dict[str, Any]) -> str:
         known = dict.fromkeys(run.source.chip() for run in runs())
-        return f"<div>{' '.join(known) or 'Recorded rows: <b>none in data/ yet</b>.'}</div>"
+        words = " ".join(known) or "Recorded rows: <b>none in data/ yet</b>."
+        if state["live"] and not gpu_name():
+            words += " No GPU here: <b>nothing to measure</b>, recorded rows stand in."
+        return f"<div>{words}</div>"

@@ -5,7 +5,10 @@ from __future__ import annotations
 import ctypes
 import datetime
 import importlib.metadata
+import json
+import os
 import platform
+import resource
 import sys
 import time
 from dataclasses import dataclass, field
@@ -24,6 +27,15 @@ class WidgetFailed(MlaLabError, RuntimeError):
     """An output widget of this notebook holds an error that nobody saw."""
 
 
+class OverBudget(MlaLabError, RuntimeError):
+    """A notebook takes more of a reader's machine than it may."""
+
+
+#: processor seconds and bytes of widget state that a notebook may take; checked where the
+#: environment has BUDGET, as in our tests
+BUDGET, BUDGET_S, BUDGET_BYTES = "MLA_LAB_BUDGET", 15.0, 1_000_000
+
+
 @dataclass
 class Session:
     """The open notebook: its number, its file, when it started, what was solved."""
@@ -31,6 +43,8 @@ class Session:
     number: str
     path: Path
     started: float
+    #: processor seconds before it
+    spent: float = 0.0
     passed: list[str] = field(default_factory=list)
 
 
@@ -69,7 +83,7 @@ def notebook_path(number: str) -> Path:
 
 def start(number: str) -> None:
     """Opens notebook `number` ("31") and says where its cells run."""
-    session = Session(number, notebook_path(number), time.monotonic())
+    session = Session(number, notebook_path(number), time.monotonic(), processor_s())
     _SESSIONS.append(session)
     gpu = gpu_name()
     place = "no GPU here, and none is needed: what is not predicted is a recorded row"
@@ -84,6 +98,8 @@ def finish() -> None:
     if errors:
         raise WidgetFailed("; ".join(errors))
     session = current()
+    if os.environ.get(BUDGET):
+        check_budget(processor_s() - session.spent, widget_bytes())
     solved = ", ".join(session.passed) or "none yet"
     took = time.monotonic() - session.started
     _banner(
@@ -101,6 +117,27 @@ def widget_errors() -> list[str]:
                 if output.get("output_type") == "error":
                     found.append(f"{output.get('ename')}: {output.get('evalue')}")
     return found
+
+
+def check_budget(seconds: float, size: int) -> None:
+    """Raises OverBudget for more processor seconds or more bytes of widgets than a notebook may
+    take.
+    """
+    if seconds > BUDGET_S:
+        raise OverBudget(f"{seconds:.1f} s of processor time; supported: up to {BUDGET_S:.0f}")
+    if size > BUDGET_BYTES:
+        raise OverBudget(f"{size:,} bytes of widgets; supported: up to {BUDGET_BYTES:,}")
+
+
+def processor_s() -> float:
+    """Processor time so far, of this process and of programs that it has run and waited for."""
+    used = (resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
+    return sum(r.ru_utime + r.ru_stime for r in used)
+
+
+def widget_bytes() -> int:
+    """Bytes of state that the widgets of this kernel have sent to the browser, as JSON."""
+    return sum(len(json.dumps(w.get_state(), default=str)) for w in _instances())
 
 
 def _instances() -> list[Any]:

@@ -30,13 +30,18 @@ from .tile import Plan
 from .ways import ROWS, WALK, Way, find_way, way_of
 
 TILE_KV = 64
-#: blocks a piece has at least, and pieces a request at most, under batch invariance: 1,024 tokens
-#: keep a piece above its own fixed costs, 32 pieces keep a merge below the attention of one
-INVARIANT_SPLIT = {"split_blocks": 16, "max_splits": 32}
-#: query rows of a request up to which KV goes on the M side under batch invariance, in pieces of
-#: 2,048 tokens: smaller ones cost a large batch more than they spare a small one
+#: how batch invariance cuts (see `policies.fixed_size`), for requests of up to 16 query rows, of up
+#: to 64 heads, and of more, whose row tiles fill the card sooner: in the largest pieces with which
+#: 64 requests do, since a batch of 128 pays 8 us for every further one. Small batches lose by it:
+#: with 8192 keys each and 16 or 128 heads, one request takes 9.5 or 5.8 times as long as by default
+#: on an H200, 16 of them 2.1 or 1.7 times.
+INVARIANT_CUTS = {
+    16: {"split_blocks": 16, "max_splits": 32, "half_blocks": 64},
+    64: {"split_blocks": 32, "max_splits": 32, "half_blocks": 64},
+    128: {"split_blocks": 64, "max_splits": 32, "half_blocks": 128},
+}
+#: query rows of a request up to which KV goes on the M side under batch invariance
 INVARIANT_ROWS = 16
-INVARIANT_WALK = {"split_blocks": 32, "max_splits": 32}
 #: what a plan made anew on the device costs a launch: median of `us_with_plan - us` (17 to 67) over
 #: the persistent plans of data/h200_anchor.jsonl
 PLANNER_US = 29.0
@@ -238,17 +243,14 @@ def invariant_kinds(
     kinds = []
     if small and walk is not None and (ragged or min(rows) <= INVARIANT_ROWS):
         why = f"{INVARIANT_ROWS} query rows or fewer"
-        choice = _invariant(problem, gpu, walk, WALK.tiles[0], INVARIANT_WALK, why)
+        choice = _invariant(problem, gpu, walk, INVARIANT_ROWS, why)
         kinds.append(Kind(choice, most_rows=INVARIANT_ROWS))
     if not small or max(rows) > INVARIANT_ROWS:
         family = next((c for c in costs if c.key == Q_M.key), costs[0])
-        tile = (64, 1) if problem.heads <= 64 else (128, 2)
-        split = INVARIANT_SPLIT
         if walk is not None and not by_rows:
-            family, split = walk, INVARIANT_WALK
-            tile = WALK.tiles_for(problem.q_dtype, problem.kv_format)[-1]
-        why = f"{problem.heads} heads"
-        choice = _invariant(problem, gpu, family, tile, split, why)
+            family = walk
+        cuts = 64 if problem.heads <= 64 else 128
+        choice = _invariant(problem, gpu, family, cuts, f"{problem.heads} heads")
         kinds.append(Kind(choice, least_rows=INVARIANT_ROWS + 1 if small else 1))
     return kinds
 
@@ -257,11 +259,15 @@ def _invariant(
     problem: Problem,
     gpu: Gpu,
     family: KernelCosts,
-    tile: tuple[int, int],
-    split: dict[str, int],
+    cuts: int,
     why: str,
 ) -> Choice:
-    rows, cluster = tile
+    formats = (problem.q_dtype, problem.kv_format)
+    walks = family.key == (WALK.kernel, WALK.name)
+    tiles = WALK.tiles_for(*formats) if walks else ROWS.tiles_for(*formats)
+    # the taller of a walk's tiles where the rows with queries on M are missing
+    rows, cluster = tiles[-1] if walks and cuts > INVARIANT_ROWS else tiles[0]
+    split = INVARIANT_CUTS[cuts]
     mask = "none" if problem.top_k else "causal"
     return Choice(
         config=replace(_config(problem, family, rows, cluster), mask=mask),

@@ -1,11 +1,12 @@
 """What a plan will cost: a few measured constants, and the time that they predict.
 
-A worker spends `tile_ns` on each work tile, one block time on each step and, where the tile is
-one of several, time on leaving its partial. A step is one block, or one block for each of
-the `kv_ways` CTAs of a cluster that divide a tile's keys. It takes the longest of: the matrix side
-(`block_ns`, rising to `hot_block_ns` as all workers get busy: a card under full matrix load is held
-by its power cap and lowers its clock), what one CTA can take in, and the worker's share of the
-card's bandwidth.
+A worker spends `tile_ns` on each work tile, `block_ns` on each step (its matrix and softmax side,
+and a CTA's own way to memory), and, where the tile is one of several, time on leaving its partial.
+A step is one block, or one block for each of the `kv_ways` CTAs of a cluster that divide a tile's
+keys. The longest worker is the chain. All keys that a plan reads, at the card's bandwidth, are its
+memory side, and so are all that its tiles take out of L2, where row tiles read the same. None of
+these waits for the others where one is much longer; where they are alike each takes from the rest,
+and a plan lasts their norm, (chain^p + memory^p + L2^p)^(1/p), p `sharpness`.
 
 Partials are left, and taken again by a merge, at the rate of one CTA (`copy_ns`) or, where many do
 it at once, at that of the card: `exchange_ns` times their number. Fused, every worker that has
@@ -26,6 +27,8 @@ import numpy as np
 
 from ..errors import invalid
 
+Numbers = float | np.ndarray
+
 
 @dataclass(frozen=True)
 class CostModel:
@@ -35,12 +38,10 @@ class CostModel:
     launch_ns: float
     #: a work tile without its blocks: Q, first KV in flight, last block's drain, output
     tile_ns: float
-    #: matrix and softmax side of one block: with few workers busy, and with all
+    #: one step of a worker
     block_ns: float
-    hot_block_ns: float
     block_bytes: int
-    #: most that one CTA takes in, and the card's read bandwidth
-    cta_rate: float
+    #: the card's read bandwidth
     card_rate: float
     #: leaving a partial instead of an output, without its bytes
     partial_ns: float
@@ -59,47 +60,68 @@ class CostModel:
     head_start: float = 0.0
     #: of the card's time for one step of all streams, passed before a work tile's first step
     fill: float = 0.0
+    #: until reads run at the card's bandwidth, and after their last
+    memory_ns: float = 0.0
+    #: bytes per nanosecond that all work tiles together take out of L2
+    l2_rate: float = 1e9
+    #: how sharply the longer one of chain and memory decides
+    sharpness: float = 4.0
 
     def __post_init__(self) -> None:
         for name, value in vars(self).items():
-            if not 0 <= value < float("inf"):
+            if not (np.greater_equal(value, 0) & np.isfinite(value)).all():
                 raise invalid(f"CostModel.{name}", value, "a finite number of 0 or more")
-        if min(self.cta_rate, self.card_rate, self.kv_ways) == 0:
-            raise invalid("CostModel rates and kv_ways", 0, "above 0")
+        for name in ("card_rate", "l2_rate", "kv_ways"):
+            if np.min(getattr(self, name)) == 0:
+                raise invalid(f"CostModel.{name}", 0, "above 0")
+        if np.min(self.sharpness) < 1:
+            raise invalid("CostModel.sharpness", self.sharpness, "1 or more")
 
-    def step_time(self, streams: float, busy: float) -> float:
-        """Nanoseconds of one step while `streams` workers read different keys and the share `busy`
-        of all workers (0 to 1) is at work.
-        """
-        matrix = self.block_ns + (self.hot_block_ns - self.block_ns) * busy
-        return max(matrix, self.block_bytes / self.cta_rate, self._shared(streams))
-
-    def start_time(self, streams: float) -> float:
+    def start_time(self, streams: Numbers) -> Numbers:
         """Nanoseconds of a work tile without its steps, its first blocks' way from memory
         included, while `streams` workers read different keys.
         """
-        return self.tile_ns + self.fill * self._shared(streams)
+        shared = self.kv_ways * self.block_bytes * np.maximum(streams, 1.0) / self.card_rate
+        return self.tile_ns + self.fill * shared
 
-    def _shared(self, streams: float) -> float:
-        return self.kv_ways * self.block_bytes * max(streams, 1.0) / self.card_rate
+    def memory_time(self, blocks: Numbers, taken: Numbers) -> Numbers:
+        """Nanoseconds for reading so many different blocks from memory, and for so many in all that
+        work tiles take out of L2.
+        """
+        read = self.memory_ns + blocks * self.block_bytes / self.card_rate
+        return self.both(np.asarray(read), taken * self.block_bytes / self.l2_rate)
 
-    def partial_time(self, partials: np.ndarray, workers: int) -> np.ndarray:
+    def both(self, chain: np.ndarray, memory: Numbers) -> np.ndarray:
+        """Nanoseconds of a chain of work and the card's reading beside it."""
+        longer, shorter = np.maximum(chain, memory), np.minimum(chain, memory)
+        share = shorter / np.maximum(longer, 1e-9)
+        return longer * (1.0 + share**self.sharpness) ** (1.0 / self.sharpness)
+
+    def partial_time(self, partials: np.ndarray, workers: int | np.ndarray) -> np.ndarray:
         """Nanoseconds that a worker spends on leaving one of so many partials of a plan."""
         at_once = np.minimum(partials, workers)
         return self.partial_ns + np.maximum(self.copy_ns, at_once * self.exchange_ns)
 
     def tile_times(
-        self,
-        blocks: np.ndarray,
-        split: np.ndarray,
-        start_ns: float,
-        step_ns: float,
-        partial_ns: float,
+        self, blocks: np.ndarray, split: np.ndarray, start_ns: float, partial_ns: float
     ) -> np.ndarray:
         """Nanoseconds of each work tile, int64: whole numbers keep assignment reproducible."""
         steps = self.steps(-(-blocks // self.kv_ways))
-        times = start_ns + steps * step_ns + split * partial_ns
+        times = start_ns + steps * self.block_ns + split * partial_ns
         return np.rint(times).astype(np.int64)
+
+    def ends(
+        self,
+        last: np.ndarray,
+        ready: np.ndarray,
+        merge: np.ndarray,
+        memory_ns: Numbers,
+    ) -> np.ndarray:
+        """Nanoseconds after the launch: `last` is the longest worker's chain, `ready` that of those
+        with partials, `merge` what follows them, 0 without any.
+        """
+        merged = np.where(merge > 0, self.both(ready, memory_ns) + merge, 0.0)
+        return np.maximum(self.both(last, memory_ns), merged)
 
     def steps(self, steps: np.ndarray) -> np.ndarray:
         """So many steps of one work tile, as many times as long as one that stands alone."""
@@ -109,31 +131,32 @@ class CostModel:
         """Nanoseconds from the last of so many partials of a plan to the last merged row, where
         no row tile has more than so many `splits`.
         """
-        if self.fused_merge:
-            moved = np.maximum(self.copy_ns, partials * self.exchange_ns)
-            moved = moved + splits * self.merge_split_ns
-        else:
-            moved = partials * self.merge_partial_ns
+        shares = np.maximum(self.copy_ns, partials * self.exchange_ns)
+        shares = shares + splits * self.merge_split_ns
+        moved = np.where(self.fused_merge, shares, partials * self.merge_partial_ns)
         return np.where(partials > 0, self.merge_ns + moved, 0.0)
 
 
 def makespan(
-    model: CostModel, tiles: np.ndarray, times: np.ndarray, worker_begin: np.ndarray
+    model: CostModel,
+    tiles: np.ndarray,
+    times: np.ndarray,
+    worker_begin: np.ndarray,
+    memory_ns: float,
 ) -> float:
     """Predicted nanoseconds from launch to the last result.
 
-    `tiles` and `worker_begin` as in `Plan`, `times` the nanoseconds of each tile.
+    `tiles` and `worker_begin` as in `Plan`, `times` the nanoseconds of each tile, `memory_ns` those
+    of reading all keys.
     """
     if not len(tiles):
         return model.launch_ns
     worker = np.repeat(np.arange(len(worker_begin) - 1), np.diff(worker_begin))
     ends = np.bincount(worker, weights=times)
     split = tiles[:, 7] >= 0
-    last = float(ends.max())
-    if split.any():
-        # a worker merges behind its own last tile, and waits for those it shares a row tile with
-        ready = float(ends[worker[split]].max()) if model.fused_merge else last
-        partials = np.count_nonzero(split, keepdims=True)
-        merge = float(model.merge_time(partials, tiles[:, 5].max())[0])
-        last = max(last, ready + merge)
-    return model.launch_ns + last
+    last = ends.max()
+    # a worker merges behind its own last tile, and waits for those it shares a row tile with
+    ready = ends[worker[split]].max(initial=0.0) if model.fused_merge else last
+    partials = np.count_nonzero(split, keepdims=True)
+    merge = model.merge_time(partials, tiles[:, 5].max())[0]
+    return float(model.launch_ns + model.ends(last, ready, merge, memory_ns))

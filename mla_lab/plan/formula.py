@@ -11,7 +11,7 @@ import numpy as np
 
 from .cost import CostModel
 from .cuts import Shape
-from .search import sharing
+from .search import memory_time, sharing
 from .workspace import MAX_GROUPS
 
 #: splits that a kernel merges
@@ -58,13 +58,12 @@ def makespans(shape: Shape, model: CostModel, most: int) -> np.ndarray:
     splits = np.minimum(np.arange(1, most + 1)[:, None], shape.blocks)
     split = splits > 1
     tiles = splits @ shape.row_tiles
-    own = sharing(shape)
-    start = np.array([model.start_time(n * own) for n in tiles.tolist()])[:, None]
-    step = np.array([model.step_time(n * own, 1.0) for n in tiles.tolist()])[:, None]
+    start = np.asarray(model.start_time(tiles * sharing(shape)))[:, None]
     partials = np.where(split, splits, 0) @ shape.row_tiles
     longest = -(-shape.blocks * shape.has_keys // splits)
     steps = model.steps(-(-longest // model.kv_ways))
     partial = model.partial_time(partials, tiles)[:, None]
-    merge = model.merge_time(partials, splits.max(axis=1))[:, None]
-    times = np.rint(start + steps * step + split * partial) + split * merge
-    return model.launch_ns + times.max(axis=1)
+    merge = model.merge_time(partials, splits.max(axis=1))
+    times = np.rint(start + steps * model.block_ns + split * partial)
+    ready = np.where(split, times, 0.0).max(axis=1)
+    return model.launch_ns + model.ends(times.max(axis=1), ready, merge, memory_time(shape, model))

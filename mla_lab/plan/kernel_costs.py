@@ -9,6 +9,9 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass, fields, replace
 from functools import cache
+from typing import Any
+
+import numpy as np
 
 from ..errors import invalid
 from ..problem import Problem
@@ -19,6 +22,7 @@ from .ways import DEEP, EIGHT, FORMATS, GRID, MAIL, PAIR, ROWS, WALK
 #: rows that one CTA can hold; a taller tile is shared by the CTAs of a cluster
 CTA_ROWS = 64
 RECORD = "kernel_costs.json"
+Whole = int | np.ndarray
 
 
 @dataclass(frozen=True)
@@ -34,10 +38,7 @@ class KernelCosts:
     #: a block of 64 tokens: fixed part, and a part that grows with the rows of a CTA
     block_ns: float
     block_row_ns: float
-    #: how much longer that takes on a card under full matrix load
-    hot_factor: float
-    #: bytes per nanosecond that a CTA takes in, and leaves or takes as partials
-    cta_rate: float
+    #: bytes per nanosecond that a CTA leaves or takes as partials
     copy_rate: float
     #: bytes per nanosecond of the card: read, and left or taken as partials by all CTAs at once
     card_rate: float
@@ -47,7 +48,7 @@ class KernelCosts:
     #: a merge kernel behind this one: its launch and drain, and its rate over all partials
     merge_kernel_ns: float
     merge_kernel_rate: float
-    #: one exchange inside a cluster that divides the keys, beside its bytes: for each CTA
+    #: a work tile of a cluster: for each CTA
     cluster_ns: float
     #: merging: once for each split of a row tile
     merge_split_ns: float = 0.0
@@ -57,6 +58,12 @@ class KernelCosts:
     fill: float = 0.0
     #: bytes per nanosecond of the partials that a CTA takes in from its cluster
     cluster_rate: float = 150.0
+    #: how much longer a step takes two CTAs that share it than one
+    pair_factor: float = 1.0
+    #: before reads run at the card's rate, and the norm of chain and memory (see `cost`)
+    memory_ns: float = 2000.0
+    l2_rate: float = 10000.0
+    sharpness: float = 4.0
     way: str = ROWS.name
 
     @property
@@ -69,6 +76,12 @@ class KernelCosts:
         eight = FORMATS.get((problem.q_dtype, problem.kv_format)) == EIGHT
         return EIGHT_BITS.get(self.way, self) if eight else self
 
+    @classmethod
+    def of_ones(cls) -> KernelCosts:
+        """All constants 1: for what does not depend on them."""
+        numbers: dict[str, Any] = {f.name: 1.0 for f in fields(cls) if f.type == "float"}
+        return cls(kernel="", source="", **numbers)
+
     def model(
         self,
         problem: Problem,
@@ -78,118 +91,238 @@ class KernelCosts:
         fused_merge: bool = True,
     ) -> CostModel:
         """Constants for tiles of this shape: row halves first, then keys, over the cluster."""
-        row_ways = min(cluster, max(1, tile_rows // CTA_ROWS))
-        kv_ways = max(1, cluster // row_ways)
-        partial_bytes = tile_rows * problem.latent_dim * 4
-        copy = partial_bytes / (self.copy_rate * cluster)
-        block = (self.block_ns + self.block_row_ns * tile_rows / row_ways) * tile_kv / 64
-        exchange = self.cluster_ns * kv_ways + partial_bytes / self.cluster_rate
-        exchange = exchange if kv_ways > 1 else 0.0
-        return CostModel(
-            launch_ns=self.launch_ns,
-            tile_ns=self.tile_ns + exchange,
-            block_ns=block,
-            hot_block_ns=block * self.hot_factor,
-            block_bytes=tile_kv * problem.kv_token_bytes,
-            cta_rate=self.cta_rate,
-            card_rate=self.card_rate,
-            partial_ns=self.partial_ns,
-            copy_ns=copy,
-            exchange_ns=partial_bytes / self.exchange_rate,
-            merge_ns=self.merge_ns if fused_merge else self.merge_kernel_ns,
-            merge_partial_ns=partial_bytes / self.merge_kernel_rate,
+        found = self.constants(
+            tile_rows=tile_rows,
+            tile_kv=tile_kv,
+            cluster=cluster,
             fused_merge=fused_merge,
-            kv_ways=kv_ways,
-            merge_split_ns=self.merge_split_ns,
-            head_start=self.head_start,
-            fill=self.fill,
+            latent_dim=problem.latent_dim,
+            token_bytes=problem.kv_token_bytes,
         )
+        plain = {name: np.asarray(value).item() for name, value in found.items()}
+        return CostModel(**plain)
+
+    def constants(
+        self,
+        *,
+        tile_rows: Whole,
+        tile_kv: int,
+        cluster: Whole,
+        fused_merge: Whole,
+        latent_dim: Whole,
+        token_bytes: Whole,
+    ) -> dict[str, Any]:
+        """The fields of a `CostModel`, of one shape or of arrays of them."""
+        row_ways = np.minimum(cluster, np.maximum(1, np.asarray(tile_rows) // CTA_ROWS))
+        kv_ways = np.maximum(1, np.asarray(cluster) // row_ways)
+        partial_bytes = np.asarray(tile_rows) * latent_dim * 4
+        block = (
+            (self.block_ns + self.block_row_ns * np.asarray(tile_rows) / row_ways) * tile_kv / 64
+        )
+        exchange = np.where(kv_ways > 1, partial_bytes / self.cluster_rate, 0.0)
+        exchange = exchange + np.where(np.asarray(cluster) > 1, self.cluster_ns * cluster, 0.0)
+        return {
+            "launch_ns": self.launch_ns,
+            "tile_ns": self.tile_ns + exchange,
+            "block_ns": np.where(row_ways > 1, self.pair_factor, 1.0) * block,
+            "block_bytes": tile_kv * np.asarray(token_bytes),
+            "card_rate": self.card_rate,
+            "partial_ns": self.partial_ns,
+            "copy_ns": partial_bytes / (self.copy_rate * np.asarray(cluster)),
+            "exchange_ns": partial_bytes / self.exchange_rate,
+            "merge_ns": np.where(fused_merge, self.merge_ns, self.merge_kernel_ns),
+            "merge_partial_ns": partial_bytes / self.merge_kernel_rate,
+            "fused_merge": fused_merge,
+            "kv_ways": kv_ways,
+            "merge_split_ns": self.merge_split_ns,
+            "head_start": self.head_start,
+            "fill": self.fill,
+            "memory_ns": self.memory_ns,
+            "l2_rate": self.l2_rate,
+            "sharpness": self.sharpness,
+        }
 
 
-#: fitted to launches inside CUDA graphs whose inputs rotate through memory; cool card to hot one
-_MEASURED = "one NVIDIA H200, 2026-11-20: median error 3 %"
-#: query rows on the M side: 22 launches of heads 64 and 128, batch 1 to 128. The time of a block
-#: rises by 1.3 as the card warms up; each split adds 0.13 us to a merge, its lse being one more to
-#: walk.
+#: fitted to launches inside CUDA graphs whose inputs rotate through memory
+_MEASURED = "one NVIDIA H200, 2026-11-20: median error 4 %"
+#: query rows on the M side
 Q_M = KernelCosts(
     kernel="cute/q_m",
     source=_MEASURED,
     launch_ns=740.0,
-    tile_ns=5890.0,
-    block_ns=0.0,
-    block_row_ns=20.6,
-    hot_factor=1.29,
-    cta_rate=90.0,
-    copy_rate=150.0,
-    card_rate=4220.0,
-    exchange_rate=5500.0,
-    partial_ns=130.0,
-    merge_ns=780.0,
-    merge_kernel_ns=2500.0,
-    merge_kernel_rate=3000.0,
-    cluster_ns=60.0,
-    merge_split_ns=130.0,
-    head_start=0.33,
+    tile_ns=3970.0,
+    block_ns=0.00168,
+    block_row_ns=21.3,
+    copy_rate=225.0,
+    card_rate=4260.0,
+    exchange_rate=27600.0,
+    partial_ns=359.0,
+    merge_ns=2930.0,
+    merge_kernel_ns=3270.0,
+    merge_kernel_rate=1420.0,
+    cluster_ns=221.0,
+    merge_split_ns=17.5,
+    head_start=0.0289,
+    fill=0.00208,
+    cluster_rate=156.0,
+    pair_factor=1.11,
+    memory_ns=2600.0,
+    l2_rate=38600.0,
+    sharpness=2.82,
 )
-#: KV on the M side, by formula: 71 launches of heads 16 to 128, batch 1 to 16. Two stages of KV a
-#: CTA are a round trip of memory for every two blocks; its matrix unit mostly waits: no hot figure.
+#: KV on the M side, by formula. Two stages of KV a CTA are a round trip of memory for every two
+#: blocks; its matrix unit mostly waits.
 KV_M = KernelCosts(
     kernel="cute/kv_m",
     source=_MEASURED,
     launch_ns=840.0,
-    tile_ns=480.0,
-    block_ns=1845.0,
-    block_row_ns=17.0,
-    hot_factor=1.0,
-    cta_rate=90.0,
-    copy_rate=95.0,
-    card_rate=3920.0,
-    exchange_rate=4470.0,
-    partial_ns=690.0,
-    merge_ns=1400.0,
-    merge_kernel_ns=2500.0,
-    merge_kernel_rate=3000.0,
-    cluster_ns=45.0,
-    merge_split_ns=0.6,
-    head_start=0.42,
-    fill=0.83,
-    cluster_rate=28.0,
+    tile_ns=2130.0,
+    block_ns=1210.0,
+    block_row_ns=7.07,
+    copy_rate=41.1,
+    card_rate=3710.0,
+    exchange_rate=1200.0,
+    partial_ns=1430.0,
+    merge_ns=1310.0,
+    merge_kernel_ns=987.0,
+    merge_kernel_rate=5140.0,
+    cluster_ns=12.3,
+    merge_split_ns=16.2,
+    head_start=0.013,
+    fill=0.372,
+    cluster_rate=29.1,
+    pair_factor=1.0,
+    memory_ns=3350.0,
+    l2_rate=7040.0,
+    sharpness=4.57,
     way=GRID.name,
 )
-#: without a flag, a fence or a division before them, partials are there 0.9 us earlier
-_MAIL = replace(KV_M, way=MAIL.name, block_ns=1400.0, partial_ns=600.0, merge_ns=900.0)
-_DEEP = replace(_MAIL, way=DEEP.name)
+#: without a flag, a fence or a division before them, partials are there earlier
+_MAIL = replace(
+    KV_M,
+    tile_ns=233.0,
+    block_ns=853.0,
+    block_row_ns=23.2,
+    copy_rate=26.6,
+    card_rate=4300.0,
+    exchange_rate=3470.0,
+    partial_ns=234.0,
+    merge_ns=2100.0,
+    merge_kernel_ns=3070.0,
+    merge_kernel_rate=1680.0,
+    cluster_ns=23.1,
+    merge_split_ns=0.0906,
+    head_start=0.172,
+    fill=0.627,
+    cluster_rate=17.1,
+    pair_factor=2.05,
+    memory_ns=1860.0,
+    l2_rate=6740.0,
+    sharpness=2.99,
+    way=MAIL.name,
+)
+#: a third KV tile in flight
+_DEEP = replace(
+    _MAIL,
+    tile_ns=1100.0,
+    block_ns=973.0,
+    block_row_ns=11.1,
+    copy_rate=44.2,
+    card_rate=4040.0,
+    exchange_rate=10500.0,
+    partial_ns=778.0,
+    merge_ns=2470.0,
+    merge_kernel_ns=3670.0,
+    merge_kernel_rate=9350.0,
+    cluster_ns=74.7,
+    merge_split_ns=0.0725,
+    head_start=0.001,
+    fill=0.72,
+    cluster_rate=20.6,
+    pair_factor=2.78,
+    memory_ns=2340.0,
+    l2_rate=17600.0,
+    sharpness=4.46,
+    way=DEEP.name,
+)
 #: two row tiles a read of L2
-_PAIR = replace(_MAIL, way=PAIR.name, tile_ns=700.0, block_ns=1250.0)
+_PAIR = replace(
+    _MAIL,
+    tile_ns=2100.0,
+    block_ns=538.0,
+    block_row_ns=45.5,
+    copy_rate=34.8,
+    card_rate=4730.0,
+    exchange_rate=6010.0,
+    partial_ns=516.0,
+    merge_ns=1030.0,
+    merge_kernel_ns=2140.0,
+    merge_kernel_rate=4340.0,
+    cluster_ns=32.5,
+    merge_split_ns=0.0638,
+    head_start=0.0156,
+    fill=0.488,
+    cluster_rate=16.4,
+    pair_factor=0.951,
+    memory_ns=2440.0,
+    l2_rate=17000.0,
+    sharpness=3.04,
+    way=PAIR.name,
+)
 #: a plan's words come first
-_WALK = replace(KV_M, way=WALK.name, tile_ns=900.0, block_ns=1400.0)
+_WALK = replace(
+    KV_M,
+    tile_ns=888.0,
+    block_ns=384.0,
+    block_row_ns=60.5,
+    copy_rate=1320.0,
+    card_rate=4290.0,
+    exchange_rate=12000.0,
+    partial_ns=3000.0,
+    merge_ns=1630.0,
+    merge_kernel_ns=1550.0,
+    merge_kernel_rate=3970.0,
+    cluster_ns=57.6,
+    merge_split_ns=0.353,
+    head_start=0.001,
+    fill=1.76,
+    cluster_rate=31.1,
+    pair_factor=1.24,
+    memory_ns=2580.0,
+    l2_rate=14400.0,
+    sharpness=4.03,
+    way=WALK.name,
+)
 
 
 MEASURED = (KV_M, _MAIL, _DEEP, _PAIR, _WALK, Q_M)
 
-#: e4m3 throughout, by way: what a block takes follows from its rows, not from memory's round trip
-_EIGHT = "one NVIDIA H200, 2026-11-20: mail at 16 and 32 rows 23 launches, median error 2 %"
+#: e4m3 throughout, by way: what a block takes follows from its rows, less from memory's round trip
+_EIGHT = "one NVIDIA H200, 2026-11-20: 29 launches of mail and grid, median error 2 %"
 _EIGHT_MAIL = replace(
     _MAIL,
     source=_EIGHT,
-    tile_ns=1266.0,
-    block_ns=559.0,
-    block_row_ns=12.9,
-    cta_rate=200.0,
-    card_rate=4276.0,
-    copy_rate=110.0,
-    partial_ns=1477.0,
-    merge_ns=1152.0,
-    exchange_rate=3980.0,
-    head_start=0.02,
-    fill=0.01,
+    tile_ns=394.0,
+    block_ns=433.0,
+    block_row_ns=16.1,
+    copy_rate=29.1,
+    card_rate=4890.0,
+    exchange_rate=3020.0,
+    partial_ns=456.0,
+    merge_ns=1360.0,
+    head_start=0.01,
+    fill=1.46,
+    memory_ns=1110.0,
+    sharpness=3.04,
+    l2_rate=8900.0,
 )
 EIGHT_BITS = {
     costs.way: costs
     for costs in (
         _EIGHT_MAIL,
-        replace(KV_M, source=_EIGHT, tile_ns=1793.0, block_ns=603.0, card_rate=4300.0),
-        replace(_EIGHT_MAIL, way=WALK.name, tile_ns=1700.0),
+        replace(KV_M, source=_EIGHT, tile_ns=1006.0, block_ns=655.0, card_rate=4300.0),
+        # a plan's words come first
+        replace(_EIGHT_MAIL, way=WALK.name, tile_ns=1100.0),
     )
 }
 

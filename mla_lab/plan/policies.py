@@ -102,18 +102,25 @@ def xqa(shape: Shape) -> Cuts:
     return uniform_cuts(shape, xqa_splits(shape.batch, shape.max_blocks, shape.workers))
 
 
-def fixed_size(shape: Shape, split_blocks: int = 16, max_splits: int = 32) -> Cuts:
+def fixed_size(
+    shape: Shape, split_blocks: int = 16, max_splits: int = 32, half_blocks: int = 0
+) -> Cuts:
     """Pieces whose size depends on the request's own length alone: batch invariant.
 
-    size = max(split_blocks, ceil(n / max_splits)) blocks for a request of n = max(1, blocks), and
-    piece i is [i * size, min((i + 1) * size, n)). A persistent schedule gives the tiles, in the
-    order (request, row tile, split) sorted by falling block count with ties kept, to workers
-    0, 1, ..., workers - 1, workers - 1, ..., 1, 0, 0, 1, ... in turn: longest and shortest load
-    differ by at most one piece, and a device planner needs a counting sort and no more.
+    size = max(split_blocks, min(half_blocks, ceil(n / 2)), ceil(n / max_splits)) blocks for a
+    request of n = max(1, blocks), and piece i is [i * size, min((i + 1) * size, n)). So a request
+    is in halves until they are half_blocks long, as far as split_blocks let it. A persistent
+    schedule gives the tiles, in the order (request, row tile, split) sorted by falling block count
+    with ties kept, to workers 0, 1, ..., workers - 1, workers - 1, ..., 1, 0, 0, 1, ... in turn:
+    longest and shortest load differ by at most one piece, and a device planner needs a counting
+    sort and no more.
     """
     if split_blocks < 1 or max_splits < 1:
         raise invalid("split_blocks, max_splits", (split_blocks, max_splits), "1 or more")
-    return cut_by_size(shape, np.maximum(split_blocks, -(-shape.blocks // max_splits)))
+    if half_blocks < 0:
+        raise invalid("half_blocks", half_blocks, "0 or more")
+    least = np.maximum(split_blocks, -(-shape.blocks // max_splits))
+    return cut_by_size(shape, np.maximum(least, np.minimum(half_blocks, -(-shape.blocks // 2))))
 
 
 #: by name; "cost" is our own and lives in `search`

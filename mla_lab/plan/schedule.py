@@ -24,7 +24,7 @@ from .cost import CostModel, makespan
 from .cuts import Cuts, Shape, number
 from .kernel_costs import default_model
 from .policies import PUBLISHED
-from .search import cost, tile_times
+from .search import cost, memory_time, tile_times
 from .tile import Plan
 
 SCHEDULES = ("persistent", "grid")
@@ -80,7 +80,8 @@ def predicted_us(plan: Plan, model: CostModel | None = None) -> float:
     model = model or default_model(plan.problem, plan.tile_rows, plan.tile_kv)
     shape = Shape.of(plan.problem, plan.tile_rows, plan.tile_kv, max(1, plan.num_workers))
     times = tile_times(shape, model, plan.tiles)
-    return makespan(model, plan.tiles, times, plan.worker_begin) / 1e3
+    memory = memory_time(shape, model)
+    return makespan(model, plan.tiles, times, plan.worker_begin, memory) / 1e3
 
 
 def _validate(rows: int, kv: int, workers: int, policy: str, schedule: str) -> None:

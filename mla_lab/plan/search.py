@@ -75,24 +75,27 @@ def try_cuts(shape: Shape, model: CostModel, cuts: Cuts) -> Trial:
         bundle = shape.max_row_tiles
         assignment = by_part(tiles[:, 1], cuts.part[piece], bundle, shape.workers)
     order, begins = assignment
-    price = makespan(model, tiles[order], times[order], begins)
+    price = makespan(model, tiles[order], times[order], begins, memory_time(shape, model))
     return Trial(cuts, tiles, assignment, price)
 
 
 def tile_times(shape: Shape, model: CostModel, tiles: np.ndarray) -> np.ndarray:
-    """Nanoseconds of each tile, int64, with the bandwidth shared among those that run at once."""
-    start, step = (float(ns[0]) for ns in step_times(shape, model, np.array([len(tiles)])))
+    """Nanoseconds of each tile on its worker, int64."""
+    start = float(start_times(shape, model, np.array([len(tiles)]))[0])
     split = tiles[:, 5] > 1
     partial = model.partial_time(np.count_nonzero(split, keepdims=True), shape.workers)[0]
-    return model.tile_times(tiles[:, 3] - tiles[:, 2], split, start, step, float(partial))
+    return model.tile_times(tiles[:, 3] - tiles[:, 2], split, start, float(partial))
 
 
-def step_times(shape: Shape, model: CostModel, tiles: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Nanoseconds of a work tile's start, and of one step, for each number of work tiles."""
-    busy = np.minimum(tiles, shape.workers).tolist()
-    own = sharing(shape)
-    starts = np.array([model.start_time(n * own) for n in busy])
-    return starts, np.array([model.step_time(n * own, n / shape.workers) for n in busy])
+def start_times(shape: Shape, model: CostModel, tiles: np.ndarray) -> np.ndarray:
+    """Nanoseconds of a work tile's start, for each number of work tiles."""
+    return np.asarray(model.start_time(np.minimum(tiles, shape.workers) * sharing(shape)))
+
+
+def memory_time(shape: Shape, model: CostModel) -> float:
+    """Nanoseconds for reading each request's keys, and taking them in once a row tile."""
+    taken = float((shape.blocks * shape.row_tiles).sum())
+    return float(model.memory_time(float(shape.blocks.sum()), taken))
 
 
 def sharing(shape: Shape) -> float:
@@ -114,29 +117,29 @@ def even_candidates(shape: Shape, model: CostModel) -> tuple[np.ndarray, np.ndar
     tiles = splits @ shape.row_tiles
     keep = (tiles <= MAX_TILES) | (splits.max(axis=1) == 1)
     splits, tiles = splits[keep], tiles[keep]
-    start, step = (ns[:, None] for ns in step_times(shape, model, tiles))
+    start, memory = start_times(shape, model, tiles)[:, None], memory_time(shape, model)
     partials = np.where(splits > 1, splits, 0) @ shape.row_tiles
     partial = model.partial_time(partials, shape.workers)[:, None]
     merge = model.merge_time(partials, splits.max(axis=1))
     each = start + (splits > 1) * partial
     saved = model.head_start * splits * (steps > splits)
-    mean = ((splits * each + (steps - saved) * step) @ shape.row_tiles) / shape.workers
-    longest = each + model.steps(-(-steps // splits)) * step
-    if model.fused_merge:
-        chain = (longest + (splits > 1) * merge[:, None]).max(axis=1)
-        return splits, model.launch_ns + np.maximum(mean, chain)
-    return splits, model.launch_ns + np.maximum(mean, longest.max(axis=1)) + merge
+    mean = ((splits * each + (steps - saved) * model.block_ns) @ shape.row_tiles) / shape.workers
+    longest = each + model.steps(-(-steps // splits)) * model.block_ns
+    last = np.maximum(mean, longest.max(axis=1))
+    ready = np.where(splits > 1, longest, 0.0).max(axis=1) if model.fused_merge else last
+    return splits, model.launch_ns + model.ends(last, ready, merge, memory)
 
 
 def piece_sizes(shape: Shape, steps: np.ndarray) -> np.ndarray:
     """Candidate sizes in steps, largest first: the longest request in 1, 2, 3, ... pieces, ever
-    coarser up to one a worker, and the counts that fill one to four waves exactly.
+    coarser up to one a block or one a worker, and the counts that fill one to four waves exactly.
     """
     longest = int(steps.max())
     coarse = np.unique(np.rint(1.15 ** np.arange(64)).astype(np.int64))
     fills = np.arange(1, 5) * shape.workers // max(1, int(shape.row_tiles.sum()))
-    counts = np.concatenate([np.arange(1, 17), coarse, fills])
-    counts = counts[(counts >= 1) & (counts <= min(longest, shape.workers))]
+    most = min(longest, shape.workers)
+    counts = np.concatenate([np.arange(1, 17), coarse, fills, [most]])
+    counts = counts[(counts >= 1) & (counts <= most)]
     return np.unique(-(-longest // counts))[::-1]
 
 
@@ -160,5 +163,5 @@ def walk_overhead(shape: Shape, model: CostModel) -> int:
     parts = max(1, shape.workers // shape.max_row_tiles)
     pieces = np.array([parts * shape.max_row_tiles])
     partial = model.partial_time(pieces, shape.workers)[0]
-    start, step = (float(ns[0]) for ns in step_times(shape, model, pieces))
-    return max(1, round((start + partial) / step * model.kv_ways))
+    start = float(start_times(shape, model, pieces)[0])
+    return max(1, round((start + partial) / model.block_ns * model.kv_ways))

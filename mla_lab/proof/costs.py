@@ -5,7 +5,9 @@ are replayed in turn, in changing order. A row's ratio is the median over rounds
 time without; `low` and `high` bound it with 95 % confidence, by ranks, whatever the distribution.
 
 A feature is judged at uniform shapes, where the call without it exists. Skip-softmax is timed on
-concentrated inputs: on Gaussian ones there is nothing to skip, which is timed too.
+concentrated inputs: on Gaussian ones there is nothing to skip, which is timed too. "dense path" is
+a plain call of one query token beside the same kernel compiled for nothing else, without even the
+causal rule; of the other features a plain build has no code.
 """
 
 from __future__ import annotations
@@ -21,17 +23,20 @@ import torch
 from torch import Tensor
 
 from .. import masks, repeats
+from ..backends.families import costs
 from ..bench.cases import Case
 from ..bench.rotation import WORKSPACE_BYTES, make_rotation
 from ..bench.timers import Timer, timer_for
 from ..decode import decode
 from ..errors import MlaLabError
+from ..gpu import H200, Gpu
 from ..inputs import DecodeInputs
 from ..operands import operands
+from ..plan import Plan, choose
 from ..problem import Problem
 from ..reference import TileWalk, skip_tiles
 
-ROUNDS = 21
+ROUNDS = 41
 TOP_K = 2048
 #: standard deviations of a normal distribution that hold 95 %
 SIGMAS_95 = 1.96
@@ -72,6 +77,21 @@ def comparisons() -> list[Comparison]:
             (128, 1, 128, 2048),
         )
     ]
+    plain = [
+        Comparison("dense path", *shape, also="bare")
+        for shape in (
+            (1, 1, 16, 8192),
+            (1, 1, 64, 8192),
+            (1, 1, 8, 8192),
+            (4, 1, 16, 8192),
+            (8, 1, 16, 4096),
+            (16, 1, 16, 4096),
+            (16, 1, 32, 8192),
+            (32, 1, 16, 4096),
+            (64, 1, 16, 4096),
+            (128, 1, 16, 2048),
+        )
+    ]
     drafts = [
         Comparison(mask, *shape)
         for shape in ((16, 8, 16, 8192), (64, 8, 16, 4096), (16, 8, 128, 4096), (64, 8, 128, 2048))
@@ -94,7 +114,7 @@ def comparisons() -> list[Comparison]:
         for shape in ((16, 1, 16, 4096), (64, 1, 64, 4096), (64, 2, 128, 4096))
         for feature in ("sinks", "device scales")
     ]
-    return [*uniform, *drafts, *sparse, *skipping, *extras]
+    return [*plain, *uniform, *drafts, *sparse, *skipping, *extras]
 
 
 def varied(inputs: DecodeInputs, feature: str) -> DecodeInputs:
@@ -175,10 +195,10 @@ def _measure(
     without = [varied(copy, c.also) for copy in rotation.copies]
     having = [varied(copy, c.feature) for copy in without]
     replays = []
-    for copies in (without, having):
+    for copies, plan in zip((without, having), plans_of(c), strict=True):
         out = _out(copies[0])
         repeats.forget()
-        calls = [_launch(copy, backend, out) for copy in copies]
+        calls = [_launch(copy, backend, out, plan) for copy in copies]
         for call in calls:
             call()
         replays.append(timer.ready([calls[i] for i in rotation.order()]))
@@ -196,9 +216,21 @@ def _measure(
     return {"rounds": rounds, **{name: float(f"{value:.5g}") for name, value in found.items()}}
 
 
-def _launch(inputs: DecodeInputs, backend: str, out: Tensor) -> Callable[[], Any]:
+def plans_of(c: Comparison) -> tuple[Plan | None, Plan | None]:
+    """Plans of the call without and the call with; for "dense path" one plan for two builds."""
+    if c.also != "bare":
+        return None, None
+    plan = choose(c.problem, Gpu.here() or H200, costs=costs()).plan(c.problem)
+    if plan.config is None:
+        return None, None
+    return replace(plan, config=replace(plan.config, mask="none")), plan
+
+
+def _launch(
+    inputs: DecodeInputs, backend: str, out: Tensor, plan: Plan | None = None
+) -> Callable[[], Any]:
     named = {k: v for k, v in inputs.contract_args().items() if k != "qk_nope_head_dim"}
-    return partial(decode, **named, out=out, backend=backend)
+    return partial(decode, **named, out=out, backend=backend, plan=plan)
 
 
 def interval(values: list[float]) -> dict[str, float]:

@@ -14,6 +14,7 @@ import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
+from statistics import geometric_mean
 from typing import Any
 
 from ..errors import invalid
@@ -27,6 +28,7 @@ RECORDS = {
     "published": "proof_published.jsonl",
     "dropin": "dropin.jsonl",
     "costs": "h200_features.jsonl",
+    "sanitizer": "h200_sanitizer.jsonl",
 }
 #: names of features in the order of the tables
 FEATURES = (
@@ -150,25 +152,46 @@ def dropin_reasons(rows: Sequence[Row]) -> str:
 
 def costs_table(rows: Sequence[Row]) -> str:
     """Time of calls with a feature by time without, over the shapes that were timed."""
-    lines = ["| with | inputs | shapes | time by time without | greatest, 95 % interval | |"]
-    lines += ["|---|---|---:|---:|---:|---|"]
+    lines = [
+        "| with | inputs | shapes | mean | least to greatest | greatest, 95 % | tiles kept | lost |"
+    ]
+    lines += ["|---|---|---:|---:|---:|---:|---:|---:|"]
     groups: dict[tuple[str, str], list[Row]] = {}
     for row in cases(rows):
         groups.setdefault((row["feature"], row["inputs"]), []).append(row)
     for (feature, inputs), own in groups.items():
         timed = sorted((r for r in own if r["status"] == "ok"), key=lambda r: r["ratio"])
         if not timed:
-            lines.append(f"| {feature} | {inputs} | {len(own)} | {own[0]['reason'][:80]} | | |")
+            lines.append(f"| {feature} | {inputs} | {len(own)} | {own[0]['reason'][:80]} | | | | |")
             continue
         last = timed[-1]
         span = " to ".join(dict.fromkeys(f"{r['ratio']:.3f}" for r in (timed[0], last)))
-        note = ""
-        if "kept" in last:
-            kept, lost = (max(r[name] for r in timed) for name in ("kept", "dropped"))
-            note = f"tiles kept by the definition {kept:.0%}, dropped {max(lost, 0.0):.0e} of a row"
         bounds = f"{last['low']:.3f} to {last['high']:.3f}"
-        lines.append(f"| {feature} | {inputs} | {len(timed)} | {span} | {bounds} | {note} |")
+        mean = geometric_mean([row["ratio"] for row in timed])
+        cells = [feature, inputs, str(len(timed)), f"{mean:.3f}", span, bounds, "", ""]
+        if "kept" in last:
+            kept, lost = (max(row[name] for row in timed) for name in ("kept", "dropped"))
+            cells[-2:] = [f"{kept:.0%}", f"{max(lost, 0.0):.0e}"]
+        lines.append("| " + " | ".join(cells) + " |")
     return "\n".join(lines)
+
+
+def sanitizer_note(rows: Sequence[Row]) -> str:
+    """One paragraph: which tools saw which calls, and what they found."""
+    found = cases(rows)
+    head = next(row for row in rows if row["kind"] == "run")
+    tools = {}
+    for tool in dict.fromkeys(row["tool"] for row in found):
+        own = [row for row in found if row["tool"] == tool]
+        tools[tool] = (
+            f"{tool} {sum(row['errors'] for row in own)} in {sum(r['calls'] for r in own)}"
+        )
+    wrong = sorted({row["name"] for row in found if row["errors"]})
+    return (
+        f"{head['tool']} on {where(rows)}, errors by calls that touch each feature (racecheck in a "
+        f"process for each): {', '.join(tools.values())}."
+        + (f" With errors: {', '.join(wrong)}." if wrong else "")
+    )
 
 
 #: tables by the name in their markers, and the record that each is made from
@@ -178,6 +201,7 @@ TABLES: dict[str, tuple[str, Callable[[Sequence[Row]], str]]] = {
     "pairs": ("pairwise", pairs_table),
     "published": ("published", published_note),
     "costs": ("costs", costs_table),
+    "sanitizer": ("sanitizer", sanitizer_note),
     "dropin": ("dropin", dropin_note),
     "dropin-tests": ("dropin", dropin_tests),
     "dropin-reasons": ("dropin", dropin_reasons),

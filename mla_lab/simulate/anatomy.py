@@ -63,6 +63,8 @@ class Anatomy:
     call_us: float
     phases: tuple[tuple[str, float], ...]
     method: str = ""
+    #: the same call without stamps, as the benchmark times it; 0 where there are none
+    plain_us: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -130,7 +132,8 @@ def _phases(row: dict[str, Any], place: str) -> Anatomy:
     least = min(value for _, value in us)
     if least < -SLACK * call:
         raise invalid(f"{place}: phases", f"one of {least:.2f} us", "0 or more")
-    return Anatomy(**common, call_us=call, phases=us, method=row.get("method", ""))
+    plain = float(row.get("plain_us", 0.0))
+    return Anatomy(**common, call_us=call, phases=us, method=row.get("method", ""), plain_us=plain)
 
 
 def _spans(row: dict[str, Any], place: str) -> Spans:

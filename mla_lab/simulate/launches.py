@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from ..bench.records import problem_of, results
@@ -63,8 +63,9 @@ def launches(rows: Iterable[dict[str, Any]], peer: str = OURS) -> list[Launch]:
 def remade(problem: Problem, notes: dict[str, Any]) -> Plan | None:
     """The plan that a record notes; None where its notes do not tell how requests were cut.
 
-    Without notes, the plan that `choose` makes now. Records before `model` was noted tell it of
-    equal lengths alone: those are cut evenly, whatever the constants of the cost model were.
+    Without notes, the plan that `choose` makes now. Records of another cost model than today's, or
+    from before it was noted, tell it of equal lengths alone: those are cut evenly, whatever the
+    constants were.
     """
     if "kernel" not in notes:
         return choose(problem, CARD).plan(problem)
@@ -72,7 +73,7 @@ def remade(problem: Problem, notes: dict[str, Any]) -> Plan | None:
     row_tiles = max(1, -(-int(problem.rows.max()) // config.tile_rows))
     pieces = notes["tiles"] / (problem.batch * row_tiles)
     how: dict[str, Any] = {"policy": "fixed", "num_splits": int(pieces)}
-    if "model" in notes:
+    if "model" in notes and set(notes["model"]) <= {field.name for field in fields(CostModel)}:
         model = CostModel(**notes["model"])
         how = {"policy": notes["policy"], "model": model, **notes["knobs"]}
     elif notes["schedule"] == "grid":
@@ -96,11 +97,11 @@ def config_of(name: str) -> KernelConfig:
     """What the simulator needs of a configuration, out of its name."""
     kernel = next((k for k in KERNELS if name.startswith(k.replace("/", "_"))), KERNELS[1])
     rest = name.removeprefix(kernel.replace("/", "_"))
-    fields = dict(_FIELD.findall(rest))
+    named = dict(_FIELD.findall(rest))
     options = tuple((key, int(value)) for key, value in _OPTION.findall(_FIELD.sub("", rest)))
     return KernelConfig(
         kernel,
-        tile_rows=int(fields.get("tile_rows", 64)),
-        cluster=int(fields.get("cluster", 1)),
+        tile_rows=int(named.get("tile_rows", 64)),
+        cluster=int(named.get("cluster", 1)),
         options=options,
     )

@@ -276,6 +276,44 @@ def test_batch_invariant_bits(heads: int, workspace: torch.Tensor) -> None:
             assert torch.equal(own_lse.view(-1, 2, heads), lse[index])
 
 
+@pytest.mark.parametrize("heads", [16, 128])
+def test_batch_invariant_bits_in_large_batches(heads: int) -> None:
+    """64 requests of 1 to 131,072 keys: alone, in parts, in another order, and 64 times itself. By
+    default the bits of some of them differ, so that the comparison can fail.
+    """
+    workspace = torch.zeros(1 << 30, dtype=torch.uint8, device="cuda")
+    lengths = tuple(sorted({round(131_072 ** (i / 63)) + i % 3 for i in range(63)} | {131_072}))
+    everything = inputs_of(Problem((1,) * len(lengths), lengths, heads), "lse")
+    count = len(lengths)
+    assert 50 <= count <= 64 and lengths[0] == 1
+
+    def of(index: torch.Tensor, invariant: bool) -> tuple[torch.Tensor, torch.Tensor]:
+        chosen = index.tolist()
+        some = replace(
+            everything,
+            problem=Problem((1,) * len(chosen), tuple(lengths[i] for i in chosen), heads),
+            query=everything.query[index].contiguous(),
+            block_tables=everything.block_tables[index].contiguous(),
+            seq_lens=everything.seq_lens[index].contiguous(),
+        )
+        mine, own = native(some, workspace, batch_invariant=invariant)
+        return mine.clone(), own.clone()
+
+    def differ(invariant: bool) -> int:
+        out, lse = of(torch.arange(count, device="cuda"), invariant)
+        parts = [torch.tensor([i], device="cuda") for i in range(0, count, 7)]
+        parts += [torch.arange(count - 1, -1, -1, device="cuda"), torch.arange(20, 37).cuda()]
+        parts += [torch.full((64,), i, device="cuda") for i in (3, count // 2, count - 1)]
+        found = 0
+        for index in parts:
+            mine, own = of(index, invariant)
+            found += not (torch.equal(mine, out[index]) and torch.equal(own, lse[index]))
+        return found
+
+    assert differ(True) == 0
+    assert differ(False) > 0
+
+
 def test_equal_calls_give_equal_bits(workspace: torch.Tensor) -> None:
     inputs = inputs_of(Problem((1,) * 5, (5000, 1, 0, 64, 9000), 128), "lse")
     first = [t.clone() for t in native(inputs, workspace)]

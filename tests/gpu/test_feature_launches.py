@@ -35,7 +35,13 @@ FEATURES: dict[str, tuple[Problem, list[str], dict[str, Any]]] = {
     "small pages": (replace(DENSE, page_size=2), [], {}),
     "sparse": (replace(DENSE, top_k=300), [], {}),
     "batch invariant": (DENSE, ["sinks"], {"batch_invariant": True}),
-    "skip-softmax": (DENSE, [], {"skip_softmax_threshold_scale_factor": 0.0}),
+    "skip-softmax": (DENSE, [], {"skip_softmax_threshold_scale_factor": 1e-3}),
+    "skip-softmax, ragged, tree mask, device scales": (
+        Problem((1, 4, 2, 3, 2), LENGTHS, 16),
+        ["tree_mask", "max_q_len", "device_scales"],
+        {"skip_softmax_threshold_scale_factor": 1e-3},
+    ),
+    "pages of 16 with sinks": (replace(DENSE, page_size=16), ["sinks"], {}),
 }
 
 

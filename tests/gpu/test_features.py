@@ -17,12 +17,13 @@ from mla_lab import decode, masks
 from mla_lab.backends.families import config_for
 from mla_lab.gpu import Gpu
 from mla_lab.inputs import DecodeInputs, make_inputs
+from mla_lab.operands import operands
 from mla_lab.plan import Plan, make_plan
 from mla_lab.plan.cuts import Shape
 from mla_lab.plan.formula import most_splits
 from mla_lab.plan.ways import WAYS
 from mla_lab.problem import Problem
-from mla_lab.reference import TileWalk, decode_reference
+from mla_lab.reference import TileWalk, decode_reference, skip_tiles
 
 from .calls import check, counters_are_zero, inputs_of, native
 
@@ -247,10 +248,37 @@ def test_skips_what_its_definition_says(
     assert counters_are_zero(workspace)
 
 
-def test_a_factor_of_0_is_none_bit_for_bit(workspace: torch.Tensor) -> None:
+@pytest.mark.parametrize("features", [["lse"], ["lse", "ragged", "device_scales"]])
+@pytest.mark.parametrize("heads", [64, 128])
+def test_skips_most_of_what_is_concentrated(
+    heads: int, features: list[str], workspace: torch.Tensor
+) -> None:
+    """And loses no more than the factor; the oracle keeps a fifth of the tiles at most."""
+    inputs = make_inputs(
+        Problem((1,) * 3, (6000, 130, 8192), heads),
+        5,
+        features,
+        distribution="concentrated",
+        device="cuda",
+        workspace_bytes=256,
+    )
+    inputs = replace(inputs, skip_softmax_threshold_scale_factor=1e-2)
+    request, scale = next(operands(inputs, torch.float32)), float(inputs.bmm1_scale)
+    kept = skip_tiles(request, scale, 1e-2, TileWalk()).visible
+    assert float(kept.float().mean()) < 0.2
+    exact = decode_reference(replace(inputs, skip_softmax_threshold_scale_factor=None))
+    result = native(inputs, workspace, plan=make_plan(inputs.problem, policy="none"))
+    check(inputs, result, decode_reference(inputs))
+    dropped = 1 - torch.exp(result[1].double().view_as(exact.lse) - exact.lse)
+    assert float(dropped.max()) <= 1e-2 + 1e-5
+    check(inputs, native(inputs, workspace), exact)
+
+
+@pytest.mark.parametrize("features", [["lse"], ["lse", "ragged"]])
+def test_a_factor_of_0_is_none_bit_for_bit(features: list[str], workspace: torch.Tensor) -> None:
     problem = Problem((1,) * 3, (4000, 65, 700), 128)
-    none = [t.clone() for t in native(skipping(problem, None, "lse"), workspace)]
-    zero = native(skipping(problem, 0.0, "lse"), workspace)
+    none = [t.clone() for t in native(skipping(problem, None, *features), workspace)]
+    zero = native(skipping(problem, 0.0, *features), workspace)
     assert all(torch.equal(a, b) for a, b in zip(none, zero, strict=True))
 
 

@@ -33,6 +33,12 @@ FORMATS = {
     "e4m3_weights": ("e4m3", "e4m3", 1, "e4m3"),
     "bf16_over_e4m3": ("bf16", "e4m3", 0, "fp16"),
 }
+#: builds of MLA: of each format, and with options that other cards have not
+MLA_BUILDS: dict[str, tuple[str, dict[str, int]]] = {
+    **{form: (form, {}) for form in FORMATS},
+    **{f"{form}_whole_sm": (form, {"whole_sm": 1}) for form in ("bf16", "fp16", "e4m3")},
+    **{f"{form}_row_tiles": (form, {"row_tiles": 2}) for form in ("bf16", "e4m3")},
+}
 WHOLE: Pieces = (1, 1 << 20)
 #: q_lens, kv_lens, heads, page_size, features, pieces
 MLA = [
@@ -46,6 +52,7 @@ MLA = [
     ((16, 16), (300, 20), 5, 64, ("tree_mask",), (4, 64)),
     ((8, 3, 16), (8, 3, 900), 16, 16, ("tree_mask", "sinks", "max_q_len"), (4, 128)),
     ((4, 4), (1030, 17), 16, 64, ("chain_mask",), (2, 512)),
+    ((1, 1, 1), (4000, 1, 70), 16, 64, (), (20, 200)),
 ]
 #: q_lens, kv_lens, heads, kv_heads, page_size, layout, window_left, features, pieces
 GQA = [
@@ -57,6 +64,8 @@ GQA = [
     ((64, 64), (64, 900), 6, 2, 128, "NHD", 70, (), (5, 128)),
     ((3, 1, 17), (333, 0, 50), 12, 12, 64, "HND", -1, ("chain_mask", "ragged"), (2, 64)),
     ((2, 2), (2000, 513), 64, 4, 64, "HND", 0, (), (2, 64)),
+    ((33, 33), (130, 33), 4, 4, 32, "NHD", 40, ("chain_mask",), (9, 64)),
+    ((8, 8), (90, 1000), 8, 2, 128, "HND", -1, ("tree_mask",), (8, 128)),
 ]
 
 
@@ -66,9 +75,9 @@ def finished() -> Iterator[None]:
     torch.cuda.synchronize()
 
 
-def kernel(form: str, head_dim: int = 576) -> jit.Kernel:
+def kernel(form: str, head_dim: int = 576, **options: int) -> jit.Kernel:
     query, cache, mma8, _ = FORMATS[form]
-    return built(config(query, cache, head_dim, **({"mma8": 1} if mma8 else {})))
+    return built(config(query, cache, head_dim, **({"mma8": 1} if mma8 else {}), **options))
 
 
 def tolerance(form: str) -> float:
@@ -77,13 +86,14 @@ def tolerance(form: str) -> float:
 
 @pytest.mark.parametrize("distribution", ["gauss", "heavy_tailed"])
 @pytest.mark.parametrize("case", MLA, ids=lambda c: f"h{c[2]}_q{max(c[0])}_p{c[3]}")
-@pytest.mark.parametrize("form", FORMATS)
-def test_mla(form: str, case: tuple, distribution: str) -> None:  # type: ignore[type-arg]
+@pytest.mark.parametrize("build", MLA_BUILDS)
+def test_mla(build: str, case: tuple, distribution: str) -> None:  # type: ignore[type-arg]
     q_lens, kv_lens, heads, page_size, features, pieces = case
+    form, options = MLA_BUILDS[build]
     query, cache, _, _ = FORMATS[form]
     problem = Problem(q_lens, kv_lens, heads, q_dtype=query, kv_format=cache, page_size=page_size)
     inputs = make_inputs(problem, 1, features, distribution=distribution, device="cuda")
-    check(kernel(form), inputs, pieces, tolerance(form))
+    check(kernel(form, **options), inputs, pieces, tolerance(form))
 
 
 @pytest.mark.parametrize("form", ["bf16", "e4m3"])
@@ -117,12 +127,30 @@ def test_gqa(form: str, case: tuple, head_dim: int) -> None:  # type: ignore[typ
 
 
 @pytest.mark.parametrize("distribution", ["gauss", "heavy_tailed"])
-@pytest.mark.parametrize("form", FORMATS)
-def test_error_beside_torch(form: str, distribution: str) -> None:
+@pytest.mark.parametrize("build", MLA_BUILDS)
+def test_error_beside_torch(build: str, distribution: str) -> None:
+    form, options = MLA_BUILDS[build]
     query, cache, _, weights = FORMATS[form]
     problem = Problem.uniform(4, 1, 4096, 16, q_dtype=query, kv_format=cache)
     inputs = make_inputs(problem, 2, (), distribution=distribution, device="cuda")
-    check_beside_torch(kernel(form), inputs, weights)
+    check_beside_torch(kernel(form, **options), inputs, weights)
+
+
+@pytest.mark.parametrize("heads", [16, 24])
+@pytest.mark.parametrize("build", MLA_BUILDS)
+def test_clusters_do_not_change_bits(build: str, heads: int) -> None:
+    """Up to 8 pieces are merged by a cluster, more by whoever arrives last; cuts are equal."""
+    form, options = MLA_BUILDS[build]
+    query, cache, _, _ = FORMATS[form]
+    problem = Problem((1,) * 4, (1000, 128, 129, 0), heads, q_dtype=query, kv_format=cache)
+    inputs = make_inputs(problem, 7, ("sinks",), device="cuda")
+    together, apart = (Launch(kernel(form, **options), inputs, (n, 128)) for n in (8, 9))
+    together()
+    apart()
+    assert torch.equal(together.out.view(torch.int16), apart.out.view(torch.int16))
+    assert torch.equal(together.lse.view(torch.int32), apart.lse.view(torch.int32))
+    untouched = [bool(launch.partials[1].isnan().all()) for launch in (together, apart)]
+    assert untouched == [True, False]
 
 
 @pytest.mark.parametrize("out_dtype", [torch.float16, torch.float32, torch.float8_e4m3fn])

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from ... import __version__, backends, decode
+from ... import kv_cache as formats
 from ...call import Arguments
 from ...errors import unsupported
 from ...gpu import H200, Gpu
@@ -117,9 +118,10 @@ def _choice(case: Case, gpu: Gpu, backend: str) -> Choice:
 
 
 def _poisoned_out(copy: DecodeInputs) -> Tensor:
-    """bf16 `query.shape[:-1] + (latent,)`, NaN so that an element not written shows."""
+    """`query.shape[:-1] + (latent,)`, NaN so that an element not written shows."""
     shape = (*copy.query.shape[:-1], copy.kv_lora_rank)
-    return torch.full(shape, float("nan"), dtype=torch.bfloat16, device=copy.query.device)
+    dtype = formats.DTYPES[copy.problem.out_dtype]
+    return torch.full(shape, float("nan"), dtype=dtype, device=copy.query.device)
 
 
 def _arguments(copy: DecodeInputs, batch_invariant: bool) -> dict[str, Any]:

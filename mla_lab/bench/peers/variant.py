@@ -10,6 +10,7 @@ import torch
 
 from ... import __version__, backends
 from ...plan import KernelConfig, KernelCosts, Plan, make_plan
+from ...plan.kernel_costs import Q_M, recorded_costs
 from ...plan.ways import ROWS, way_of
 from ...problem import Problem
 from ..cases import Case
@@ -89,16 +90,20 @@ class Variant:
             "config": self.config.as_dict(),
             "workers": self.workers,
             "knobs": dict(self.knobs),
-            "costs": asdict(self.costs),
+            # they cut where the policy is "cost", and elsewhere only weigh
+            "costs": asdict(self.costs) if self.policy == "cost" else None,
         }
 
     @classmethod
     def from_notes(cls, notes: Mapping[str, Any]) -> Variant:
-        """The variant that wrote `notes`."""
+        """The variant that wrote `notes`, where it did not cut by costs with those recorded now."""
+        config = KernelConfig.from_dict(notes["config"])
+        key = config.kernel, way_of(config)
+        recorded = next((costs for costs in recorded_costs() if costs.key == key), Q_M)
         return cls(
-            config=KernelConfig.from_dict(notes["config"]),
+            config=config,
             workers=notes["workers"],
             policy=notes["policy"],
             knobs=tuple(notes["knobs"].items()),
-            costs=KernelCosts(**notes["costs"]),
+            costs=KernelCosts(**notes["costs"]) if notes["costs"] else recorded,
         )

@@ -79,19 +79,33 @@ def place_of(c: cutlass.Constexpr[Shape], g: Global, entry: Int32, token: Int32)
 
 
 @cute.jit
-def copy_tile(
-    c: cutlass.Constexpr[Shape], g: Global, s: Shared, entries: cute.Tensor, tile: Int32,
-    stage: Int32, lane: Lane,
+def places_of(
+    c: cutlass.Constexpr[Shape], g: Global, entries: cute.Tensor, tile: Int32, lane: Lane
 ):  # fmt: skip
+    """Where this lane's 16 bytes of each token begin in the cache, in elements; -1: no token."""
+    places = cute.make_rmem_tensor(FOURS, Int64)
+    for k in cutlass.range_constexpr(FOURS):
+        entry = entries[k]
+        token = tile * TILE_KV + lane.token + 4 * k
+        at = place_of(c, g, cutlass.max(entry, Int32(0)), token) + Int64(lane.chunk * 8)
+        places[k] = at if entry >= 0 else Int64(-1)
+    return places
+
+
+@cute.jit
+def copy_tile(
+    c: cutlass.Constexpr[Shape], g: Global, s: Shared, places: cute.Tensor, stage: Int32, lane: Lane
+):
     """This lane's part of a tile into `stage`, and its arrival when that is there."""
     base = Int32(s.k.iterator.toint()) + stage * (TILE_KV * HEAD_DIM * 2)
+    base = base + lane.token * (BOX * 2)
     for k in cutlass.range_constexpr(FOURS):
-        row = lane.token + 4 * k
-        entry = entries[k]
-        size = Int32(16) if entry >= 0 else Int32(0)
-        at = place_of(c, g, cutlass.max(entry, Int32(0)), tile * TILE_KV + row)
-        source = (g.kv.iterator + (at + Int64(lane.chunk * 8))).align(16)
-        target = base + row * (BOX * 2) + ((lane.chunk ^ (row & 7)) << 4)
+        at = cutlass.max(places[k], Int64(0))
+        size = Int32(16) if places[k] >= 0 else Int32(0)
+        source = (g.kv.iterator + at).align(16)
+        # 4 rows below, the swizzle is that of the lane's first with bit 2 turned
+        chunk = (lane.chunk ^ (lane.token & 7)) ^ (4 * (k % 2))
+        target = base + 4 * k * (BOX * 2) + (chunk << 4)
         for box in cutlass.range_constexpr(BOXES):
             copy16(target + box * (TILE_KV * BOX * 2), source + box * BOX, size)
     cute.arch.cp_async_mbarrier_arrive_noinc(s.full + stage)
@@ -117,7 +131,9 @@ def gather(c: cutlass.Constexpr[Shape], g: Global, s: Shared):
     for i in cutlass.range(w.mine, unroll=1):
         tile = w.first + i
         stage = i % c.stages
+        # made before the stage is free, which is what the copies wait for
+        places = places_of(c, g, entries, tile, lane)
         cute.arch.mbarrier_wait(s.empty + stage, ((i // c.stages) & 1) ^ 1)
-        copy_tile(c, g, s, entries, tile, stage, lane)
+        copy_tile(c, g, s, places, stage, lane)
         # past the last tile a few entries too many, all inside the table
         cute.autovec_copy(ask_tokens(c, g, w.request, w.kv_len, tile + 1, lane), entries)

@@ -35,7 +35,6 @@ from .mma import issue_scores
 from .rounds import FIRST, ONE, Fragments, Span, clear_tail, release
 from .storage import Global, Products, Shared, stamp, statistics
 
-
 #: what lies at a place of the statistics
 PEAK, FACTOR, BOTH = range(3)
 

@@ -191,6 +191,7 @@ def own_tile(
     before = 1 - wg if const_expr(c.static_stage) else (at + c.stages - 1) % c.stages
     tile_token = w.token + k * TILE_KV
     phase = (at // c.stages) & 1
+    slots = sx.ask_slots(c, g, tile_token, w)
     if const_expr(order == VALUES):
         # with two stages tile k is still on its way here, and k+1 waits for the stage of k-1
         take(c, wg, s, mma, f, lane, before, at - 1)
@@ -214,7 +215,7 @@ def own_tile(
     if k + 2 >= w.mine:
         cute.arch.mbarrier_arrive(s.q_empty)
     sx.mask_scores(c, g, f.acc_s, tile_token, w, token, lane)
-    sx.mask_slots(c, g, f.acc_s, tile_token, w)
+    sx.mask_slots(c, f.acc_s, slots)
     sx.softmax(c, wg, order == FIRST, g, s, f.acc_s, f.total, f.factor, warp, lane)
     p = cute.make_rmem_tensor_like(f.acc_s, c.dtype)
     p.store(f.acc_s.load().to(c.dtype))

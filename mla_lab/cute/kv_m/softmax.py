@@ -70,16 +70,27 @@ def mask_tree(
 
 
 @cute.jit
-def mask_slots(c: cutlass.Constexpr[Shape], g: Global, acc: cute.Tensor, tile_token: Int32, w: Any):
-    """Sparse: scores of tokens without a slot become -inf, for every row. The list is asked only
-    now: the producer has left it in the L1, and held through the scores it would take registers."""
+def ask_slots(c: cutlass.Constexpr[Shape], g: Global, tile_token: Int32, w: Any):
+    """Sparse: bit h is set where the thread's token (+ 8 h) has a slot. Asked before the scores,
+    which the answer would otherwise hold up; one register through them."""
+    bits = Int32(3)
     if const_expr(c.gather == 2):
         request, last = w.causal, w.kv_len - 1
         tid = fresh_thread()
+        bits = Int32(0)
         for h in cutlass.range_constexpr(2):
             at = tile_token + 16 * (tid % 128 // 32) + tid % 32 // 4 + 8 * h
             slot = g.block_table[request, cutlass.min(at, last)]
-            keep = (slot >= 0) & (at <= last)
+            bits = bits | (Int32(1 << h) if (slot >= 0) & (at <= last) else Int32(0))
+    return bits
+
+
+@cute.jit
+def mask_slots(c: cutlass.Constexpr[Shape], acc: cute.Tensor, bits: Int32):
+    """Sparse: scores of tokens without a slot become -inf, for every row."""
+    if const_expr(c.gather == 2):
+        for h in cutlass.range_constexpr(2):
+            keep = (bits & (1 << h)) != 0
             for i in cutlass.range_constexpr(cute.size(acc) // 2):
                 x = 4 * (i // 2) + 2 * h + i % 2
                 acc[x] = acc[x] if keep else -Float32.inf

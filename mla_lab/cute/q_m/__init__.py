@@ -1,4 +1,13 @@
-"""Query rows on the M side: 64 rows a CTA, 128 a cluster of two; see `kernel` for the roles.
+"""Query rows on the M side: 64 rows a CTA, 128 a cluster of two.
+
+    kernel       roles, barriers, pipelines and the timeline (read it first); the launch
+    work         plan rows, their records in shared memory, how many positions a row sees
+    load         Q and KV tiles into the ring, by the first accumulate warp
+    attend       S = Q K^T, softmax, P: one warpgroup; masking: what a row must not see
+    accumulate   O += P V: two warpgroups; then the end of a work tile
+    output       rows of the result from accumulators
+    partials     what a split row tile leaves for others; merge, combine: adding that up
+    storage      static facts, operands, shared memory
 
 Options off by default, each a build of its own because the attend group has no register to spare:
 `features` (sinks), `scales` (in memory), the mask "tree", `skip` (skip-softmax, 64 rows only). They

@@ -16,12 +16,25 @@ Barriers                                   arrivals
     seen[stage]         drop(t) has been read: 256 accumulate threads
     free                row sums and maxima have been read: 256 accumulate threads
 Who hands over plain words through shared memory arrives thread by thread, so that each write is
-ordered by its own thread's arrival; who only counts arrives once a warp.
+ordered by its own thread's arrival (and a race checker knows it); who only counts arrives once a
+warp. Named barriers: 1 the attend group, around the move of Q's last k-step and rope; 2 both
+accumulate groups, in the merge. Global counters, one a split row tile: `merge`.
+
+Pipelines
+    load -> attend, accumulate     `full`, `empty`: the ring, a KV tile two rounds ahead
+    attend -> accumulate           `p_full`, `seen`: P, and how often O is halved before it
+    attend -> accumulate           `free`: sums and maxima of a work tile, once at its end
 
 Timeline of a steady tile (SM clocks; the matrix unit needs 1152 for QK and 1024 for PV)
     attend       | softmax(t)      | issue QK(t + 1)         | softmax(t + 1) ...
     accumulate   | PV(t - 1)             |        wait       | PV(t) ...
 QK has the matrix unit first; PV of a tile runs under the softmax of the next.
+
+Timeline of a change of work tiles (t the last KV tile, ' the next work tile)
+    load         | Q' once stage 0 is free, KV' once PV frees theirs
+    attend       | softmax(t) | sums out | Q' to registers | QK'(0) | softmax'(0) ...
+    accumulate   | PV(t - 1)       | PV(t) | divide, store     | wait    | PV'(0) ...
+After a worker's last work tile: the merges, if any (`merge`), by the accumulate groups.
 
 Rows are packed (token * heads + head); causal is bottom-right. Partials of a split row tile are
 merged in split order, fp32, by all who split it, a share each (see `merge`).

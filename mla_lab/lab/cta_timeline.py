@@ -1,0 +1,66 @@
+"""One launch, CTA by CTA: what the simulator expects beside what clocks in the kernel said."""
+
+from __future__ import annotations
+
+import plotly.graph_objects as go
+
+from ..bench.cases import Case, anchor_cases
+from ..errors import invalid
+from ..plan.choose import choose
+from ..simulate import Timeline, simulate
+from ..simulate.recorded import recorded
+from . import anatomy_explorer
+from .anatomy_explorer import from_zero
+from .gantt import side_by_side
+from .source import Source
+
+
+def case_of(name: str) -> Case:
+    """The benchmark's case of that name. Raises InvalidInput for none."""
+    known = {case.name: case for case in anchor_cases()}
+    if name not in known:
+        raise invalid("case", repr(name), "one of the benchmark's, such as b1_q1_h128_kv8192")
+    return known[name]
+
+
+def predicted_ctas(name: str) -> Timeline:
+    """The simulator's lanes for a case, from the first instruction on."""
+    problem = case_of(name).problem
+    choice = choose(problem)
+    constants = recorded().constants[choice.config.kernel]
+    timeline = simulate(choice.plan(problem), constants, cluster=choice.config.cluster)
+    events = [event for event in timeline if event.role != "launch"]
+    return from_zero(Timeline.from_events(events, timeline.lanes))
+
+
+def cta_figure(name: str = "b1_q1_h128_kv8192") -> go.Figure:
+    """Lanes over time, predicted left; right the recorded ones, where there are any."""
+    guess = predicted_ctas(name)
+    shown, titles, kinds = (
+        [guess],
+        [f"predicted: {guess.makespan:.1f} us, {guess.lanes} workers"],
+        ["predicted"],
+    )
+    spans = [s for s in anatomy_explorer.recorded_rows()[1] if s.lanes == "CTA" and s.case == name]
+    words = "its CTAs are not recorded yet"
+    for found in spans[:1]:
+        timeline = from_zero(found.timeline)
+        shown.append(timeline)
+        label = Source("recorded", card=found.card, date=found.date).label
+        titles.append(f"{label}: {timeline.makespan:.1f} us, {timeline.lanes} CTAs")
+        kinds.append("recorded")
+        words = (
+            f"keys are attended after {attended(guess):.1f} us predicted, "
+            f"{attended(timeline):.1f} recorded"
+        )
+    none = [None] * len(shown)
+    figure = side_by_side(shown, none, titles, f"{name}: {words}", kinds=kinds)
+    figure.update_xaxes(title_text="us from the first instruction")
+    figure.update_yaxes(title_text="lane", col=1)
+    return figure
+
+
+def attended(timeline: Timeline) -> float:
+    """When the mean lane is done with its keys, us."""
+    ends = {event.sm: event.end for event in timeline if event.role == "attend"}
+    return sum(ends.values()) / len(ends)

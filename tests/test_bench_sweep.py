@@ -122,6 +122,13 @@ def test_a_sweep_measures_each_case_s_own_variants(swept):
     assert found[0].measured.plan.problem == SMALL[0].problem
 
 
+def test_cuts_of_another_cost_model_are_refused():
+    (variant, *_) = (v for v in variants(ANCHORS[0].problem) if v.policy == "cost")
+    notes = variant.notes(variant.plan(ANCHORS[0].problem))
+    with pytest.raises(InvalidInput, match="another cost model"):
+        Variant.from_notes({**notes, "costs": {**notes["costs"], "hot_factor": 1.0}})
+
+
 def test_times_of_other_plans_are_refused(swept):
     row = results(swept.rows)[0]
     row["notes"]["tiles"] += 1

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from ... import __version__, backends
+from ...errors import invalid
 from ...plan import KernelConfig, KernelCosts, Plan, make_plan
 from ...plan.kernel_costs import Q_M, recorded_costs
 from ...plan.ways import ROWS, way_of
@@ -96,14 +97,20 @@ class Variant:
 
     @classmethod
     def from_notes(cls, notes: Mapping[str, Any]) -> Variant:
-        """The variant that wrote `notes`, where it did not cut by costs with those recorded now."""
+        """The variant that wrote `notes`, where it did not cut by costs with those recorded now.
+
+        Raises InvalidInput where it did, by a cost model that is no more.
+        """
         config = KernelConfig.from_dict(notes["config"])
         key = config.kernel, way_of(config)
         recorded = next((costs for costs in recorded_costs() if costs.key == key), Q_M)
+        noted = notes["costs"] or asdict(recorded)
+        if set(noted) != set(asdict(recorded)):
+            raise invalid("record", "constants of another cost model", "a sweep with today's")
         return cls(
             config=config,
             workers=notes["workers"],
             policy=notes["policy"],
             knobs=tuple(notes["knobs"].items()),
-            costs=KernelCosts(**notes["costs"]) if notes["costs"] else recorded,
+            costs=KernelCosts(**noted),
         )

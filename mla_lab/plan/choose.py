@@ -22,12 +22,12 @@ from ..problem import Problem
 from .config import KernelConfig
 from .cost import CostModel
 from .cuts import Shape
-from .formula import counts, makespans, most_splits
+from .formula import counts, makespans, most_splits, whole_pairs
 from .kernel_costs import Q_M, KernelCosts, recorded_costs
 from .schedule import make_plan
 from .search import best_trial
 from .tile import Plan
-from .ways import ROWS, WALK, Way, find_way, way_of
+from .ways import ROWS, WALK, Way, find_way, in_waves, way_of
 
 TILE_KV = 64
 #: how batch invariance cuts (see `policies.fixed_size`), for requests of up to 16 query rows, of up
@@ -191,13 +191,17 @@ def price_formula(
     model = family.model(problem, rows, TILE_KV, cluster)
     model = replace(model, card_rate=_card_rate(family, gpu))
     most = most_splits(shape, problem.batch, cluster, pair)
+    waves = 1
     if shape.batch and not most:
-        return []
+        if not in_waves(config):
+            return []
+        waves, most = -(-problem.batch * whole_pairs(shape.max_row_tiles, pair) // shape.workers), 1
     # pairs spare reads of L2 where a few requests are read by all: whole requests were never faster
-    tried = [n for n in counts(most) or [1] if n > 1 or pair == 1]
+    tried = [n for n in counts(most) or [1] if n > 1 or pair == 1 or in_waves(config)]
     if not tried:
         return []
     times = makespans(shape, model, most) if most else np.array([model.launch_ns])
+    times = model.launch_ns + waves * (times - model.launch_ns)
     times = times[np.array(tried) - 1]
     splits = tried[int(times.argmin())]
     return [

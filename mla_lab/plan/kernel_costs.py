@@ -298,7 +298,7 @@ _WALK = replace(
 MEASURED = (KV_M, _MAIL, _DEEP, _PAIR, _WALK, Q_M)
 
 #: e4m3 throughout, by way: what a block takes follows from its rows, less from memory's round trip
-_EIGHT = "one NVIDIA H200, 2026-11-20: 29 launches of mail and grid, median error 2 %"
+_EIGHT = "one NVIDIA H200, 2026-11-20: 38 launches of mail, grid and pair, median error 2 %"
 _EIGHT_MAIL = replace(
     _MAIL,
     source=_EIGHT,
@@ -321,6 +321,18 @@ EIGHT_BITS = {
     for costs in (
         _EIGHT_MAIL,
         replace(KV_M, source=_EIGHT, tile_ns=1006.0, block_ns=655.0, card_rate=4300.0),
+        replace(
+            _EIGHT_MAIL,
+            way=PAIR.name,
+            tile_ns=1075.0,
+            block_ns=0.85,
+            block_row_ns=21.4,
+            copy_rate=41.4,
+            partial_ns=1461.0,
+            merge_ns=1706.0,
+            exchange_rate=3390.0,
+            fill=0.02,
+        ),
         # a plan's words come first
         replace(_EIGHT_MAIL, way=WALK.name, tile_ns=1100.0),
     )

@@ -84,7 +84,7 @@ MAIL = Way(
     eight=((16, 1), (32, 1)),
 )
 DEEP = Way("deep", "cute/kv_m", ((8, 1),), MAIL.options)
-PAIR = Way("pair", "cute/kv_m", ((16, 1),), (*MAIL.options, ("pair", 2)))
+PAIR = Way("pair", "cute/kv_m", ((16, 1),), (*MAIL.options, ("pair", 2)), eight=((64, 1),))
 WALK = Way(
     "walk",
     "cute/kv_m",
@@ -94,6 +94,13 @@ WALK = Way(
     eight=((16, 1), (32, 1)),
 )
 WAYS = (ROWS, GRID, MAIL, DEEP, PAIR, WALK)
+
+
+def in_waves(config: KernelConfig) -> bool:
+    """Whether workers of whole requests may be more than run at once: nobody waits for another, and
+    the launch is not cooperative.
+    """
+    return config.q_dtype == "e4m3" and config.tile_rows == 64
 
 
 def way_of(config: KernelConfig) -> str:

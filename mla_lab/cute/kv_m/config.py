@@ -290,7 +290,8 @@ def shape_of(config: KernelConfig) -> Shape:
     if raw and (gather or pair > 1 or config.tile_rows > 32):
         got = f"{config.tile_rows} rows, gather {gather}, pair {pair} with kv_format {raw}"
         raise unsupported("kv_format", got, "up to 32 rows, without gather or pair")
-    # without a register to spare, one wait a tile
+    # without a register to spare, one wait a tile; and workers of whole requests, which wait for
+    # nobody, may be more than run at once (see `plan.ways.in_waves`)
     tall = config.q_dtype == "e4m3" and config.tile_rows == 64
     features = bool(config.option("features")) or config.mask == "tree"
     if features and config.option("stamps"):
@@ -311,7 +312,7 @@ def shape_of(config: KernelConfig) -> Shape:
         ring=config.option("ring", 0),
         group=BOXES if gather or raw else config.option("group", BOXES if tall else 3),
         grid=bool(config.option("grid", 0)),
-        cooperative=bool(config.option("cooperative", merge >= 2)),
+        cooperative=bool(config.option("cooperative", merge >= 2 and not tall)),
         early_values=bool(config.option("values_first", 1)),
         pair=pair,
         features=features,

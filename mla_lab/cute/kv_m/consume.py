@@ -65,11 +65,10 @@ def attend(
         stage = (w.done + w.mine - 1) % c.stages
         if const_expr(c.static_stage):
             stage = 1 - wg
-        at = w.done + w.mine - 1
         if const_expr(c.eight):
-            late.take_last(c, wg, s, mma, f, stage, at, warp, lane)
+            late.take_last(c, wg, s, mma, f, stage, w.done + w.mine - 1, warp, lane)
         else:
-            take(c, wg, s, mma, f, lane, stage, at)
+            take(c, wg, s, mma, f, lane, stage, w.done + w.mine - 1)
         publish_totals(c, wg, s, f.total, warp, lane)
         warpgroup.wait_group(0)
         fp8.land(c, f, f.factor)

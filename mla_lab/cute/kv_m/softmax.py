@@ -114,11 +114,13 @@ def mask_scores(
                 mask_tree(g, acc, tile_token, kv_len, causal, w.out_row, token, lane)
             else:
                 mask_causal(acc, causal - tile_token, row, g.heads, token, lane)
+    elif const_expr(c.causal and c.eight):
+        # by the first row's token: there is no time for a division a tile
+        if tile_token + TILE_KV > causal + 1:
+            mask_causal(acc, causal - tile_token, row, g.heads, token, lane)
     elif const_expr(c.causal):
-        # kv_len - q_len + token + 1 <= kv_len, so this covers the tail too; e4m3 has no time for
-        # a division a tile
-        seen = causal + 1 if const_expr(c.eight) else causal + row // g.heads + 1
-        if tile_token + TILE_KV > seen:
+        # kv_len - q_len + token + 1 <= kv_len, so this covers the tail too
+        if tile_token + TILE_KV > causal + row // g.heads + 1:
             mask_causal(acc, causal - tile_token, row, g.heads, token, lane)
     elif tile_token + TILE_KV > kv_len:
         mask_tail(acc, kv_len - tile_token, token)

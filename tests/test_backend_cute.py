@@ -247,8 +247,8 @@ def test_a_reason_for_each_missing_feature(feature: str) -> None:
     [
         (PLAIN, None, "CPU"),
         (PLAIN, B200, "sm_100a"),
-        (replace(PLAIN, q_dtype="e4m3", kv_format="e4m3"), H200, "e4m3"),
-        (replace(PLAIN, kv_format="fp8_656"), H200, "fp8_656"),
+        (replace(PLAIN, q_dtype="e4m3", kv_format="bf16"), H200, "e4m3"),
+        (replace(PLAIN, q_dtype="fp16", kv_format="fp8_656"), H200, "fp8_656"),
         (replace(PLAIN, latent_dim=256), H200, "256"),
         (Problem.uniform(5000, 1, 64, 16), H200, "4096"),
     ],

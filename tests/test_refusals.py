@@ -30,19 +30,41 @@ REASONS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     r"bmm1_scale of 0 or less: its kernels mask scores before": ({"nonpositive_scale": True}, {}),
     r"latent and rope dims \(256, 64\); its kernels have \(512, 64\)$": ({}, {"latent_dim": 256}),
     r"a batch of 5000; the device planner takes up to 4096$": ({}, {"batch": 5000}),
-    r"query e4m3, cache e4m3, out bf16; its kernels take query and cache of one dtype of": (
+    r"query fp16, cache e4m3, out bf16; its kernels take .*bf16 over e4m3 \(out bf16, fp16\)": (
         {},
-        {"q_dtype": "e4m3", "kv_format": "e4m3"},
+        {"q_dtype": "fp16", "kv_format": "e4m3"},
     ),
-    r"query bf16, cache fp8_656, out bf16; its kernels take": ({}, {"kv_format": "fp8_656"}),
-    r"query bf16, cache e4m3, out bf16; its kernels take": ({}, {"kv_format": "e4m3"}),
+    r"query bf16, cache fp8_656, out e4m3; its kernels take": (
+        {},
+        {"kv_format": "fp8_656", "out_dtype": "e4m3"},
+    ),
+    r"sparse_mla_top_k \d+ with a e4m3 query over a e4m3 cache$": (
+        {"sparse": True},
+        {"q_dtype": "e4m3", "kv_format": "e4m3", "top_k": 64},
+    ),
+    r"pages of 8 with a e4m3 query over a e4m3 cache$": (
+        {},
+        {"q_dtype": "e4m3", "kv_format": "e4m3", "page_size": 8},
+    ),
+    r"sparse_mla_top_k \d+ with a bf16 query over a (e4m3|fp8_656) cache$": (
+        {"sparse": True},
+        {"kv_format": "fp8_656", "top_k": 64},
+    ),
+    r"pages of 8 with a bf16 query over a (e4m3|fp8_656) cache$": (
+        {},
+        {"kv_format": "e4m3", "page_size": 8},
+    ),
+    r"skip_softmax_threshold_scale_factor with a (e4m3|fp8_656) cache$": (
+        {"skip_softmax": True},
+        {"kv_format": "fp8_656"},
+    ),
     r"query fp32, cache fp32, out fp32; its kernels take": (
         {},
         {"q_dtype": "fp32", "kv_format": "fp32", "out_dtype": "fp32"},
     ),
-    r"query e4m3, cache e4m3, out e4m3; its kernels take": (
+    r"query e4m3, cache e4m3, out fp32; its kernels take": (
         {},
-        {"q_dtype": "e4m3", "kv_format": "e4m3", "out_dtype": "e4m3"},
+        {"q_dtype": "e4m3", "kv_format": "e4m3", "out_dtype": "fp32"},
     ),
     r"skip_softmax_threshold_scale_factor with pages of 8$": (
         {"skip_softmax": True},

@@ -19,6 +19,7 @@ from ..errors import BuildError
 from ..gpu import H200, Gpu
 from ..plan import Choice, KernelConfig, choose
 from ..plan.choose import invariant_kinds, price
+from ..plan.ways import FORMATS, OUTS, ROWS, STORED
 from ..problem import LATENT_DIM, ROPE_DIM, Problem
 from ..workspace import Workspace
 from .base import Repeat, gpu_of
@@ -53,6 +54,8 @@ class CuteBackend:
             return reason
         if features.skip_softmax and gathers(problem):
             return f"skip_softmax_threshold_scale_factor with pages of {problem.page_size}"
+        if features.skip_softmax and not ROWS.tiles_for(problem.q_dtype, problem.kv_format):
+            return f"skip_softmax_threshold_scale_factor with a {problem.kv_format} cache"
         if features.skip_softmax and features.batch_invariant:
             return "skip_softmax_threshold_scale_factor with batch_invariant"
         if _by_token(problem, gpu, features):
@@ -97,22 +100,30 @@ def _feature_reason(features: Features) -> str | None:
 
 
 def _format_reason(problem: Problem) -> str | None:
-    """What no family has; formats that are on no family's list are told with the lists."""
+    """What no family has; formats that no way is compiled for are told with those that are."""
     dims = (problem.latent_dim, problem.rope_dim)
     if dims != (LATENT_DIM, ROPE_DIM):
         return f"latent and rope dims {dims}; its kernels have {(LATENT_DIM, ROPE_DIM)}"
     if problem.batch > MAX_BATCH:
         return f"a batch of {problem.batch}; the device planner takes up to {MAX_BATCH}"
-    for family in FAMILIES.values():
-        formats = (problem.q_dtype, problem.out_dtype)
-        dense = problem.kv_format == problem.q_dtype
-        if dense and set(formats) <= set(family.dtypes):
-            return None
-    dtypes = tuple(dict.fromkeys(d for family in FAMILIES.values() for d in family.dtypes))
+    operands = FORMATS.get((problem.q_dtype, problem.kv_format))
+    if operands is not None and problem.out_dtype in OUTS[operands]:
+        return None if operands == STORED else _eight_bits_reason(problem)
+    taken = ", ".join(f"{q} over {kv} (out {', '.join(OUTS[o])})" for (q, kv), o in FORMATS.items())
     return (
         f"query {problem.q_dtype}, cache {problem.kv_format}, out {problem.out_dtype}; its kernels "
-        f"take query and cache of one dtype of {dtypes}, out of one of them"
+        f"take {taken}"
     )
+
+
+def _eight_bits_reason(problem: Problem) -> str | None:
+    """What the kernels that read a cache of eight bits lack."""
+    cache = f"a {problem.q_dtype} query over a {problem.kv_format} cache"
+    if problem.top_k:
+        return f"sparse_mla_top_k {problem.top_k} with {cache}"
+    if gathers(problem):
+        return f"pages of {problem.page_size} with {cache}"
+    return None
 
 
 def _missing(configs: list[KernelConfig], problem: Problem, features: Features) -> str | None:

@@ -26,6 +26,7 @@ from ..plan.choose import Kind
 from ..plan.cuts import Shape
 from ..plan.formula import MAX_SPLITS, mail_words, whole_pairs
 from ..plan.search import walk_overhead
+from ..plan.ways import in_waves
 from ..plan.workspace import MAIL_WORDS, MAX_GROUPS
 from ..problem import Problem
 from ..workspace import Workspace
@@ -128,7 +129,8 @@ class Formula:
         row_tiles = max(1, -(-max(bounds.q_lens, default=0) * bounds.heads // config.tile_rows))
         groups = bounds.batch * row_tiles
         pairs = whole_pairs(row_tiles, config.option("pair", 1))
-        check_resident(config, bounds.batch * pairs * num_splits, gpu)
+        if num_splits > 1 or not in_waves(config):
+            check_resident(config, bounds.batch * pairs * num_splits, gpu)
         check_groups("plan", groups, config.cluster)
         slots = groups * num_splits if num_splits > 1 else 0
         by_mail = config.option("fused_merge", 1) == 3 and slots > 0

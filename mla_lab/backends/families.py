@@ -25,7 +25,6 @@ class Family:
 
     kernel: str
     archs: tuple[str, ...]
-    dtypes: tuple[str, ...]
     page_sizes: tuple[int, ...]
     tile_kv: int
     #: its merge waits for other CTAs, so that all of a launch must be running at once
@@ -42,7 +41,6 @@ class Family:
 Q_M = Family(
     kernel="cute/q_m",
     archs=("sm_90a",),
-    dtypes=("bf16", "fp16"),
     page_sizes=(16, 32, 64, 128),
     tile_kv=64,
     waits=True,
@@ -51,7 +49,6 @@ Q_M = Family(
 KV_M = Family(
     kernel="cute/kv_m",
     archs=("sm_90a",),
-    dtypes=("bf16", "fp16"),
     page_sizes=(16, 32, 64, 128),
     tile_kv=64,
     waits=True,
@@ -69,8 +66,9 @@ def config_for_plan(plan: Plan) -> KernelConfig | None:
     where the plan may be one.
     """
     grid = plan.schedule == "grid"
+    formats = (plan.problem.q_dtype, plan.problem.kv_format)
     for way in (*((MAIL, DEEP) if grid else (WALK,)), MAIL, DEEP, ROWS):
-        for tile in way.tiles:
+        for tile in way.tiles_for(*formats):
             if tile[0] == plan.tile_rows:
                 return config_for(way, tile)
     return None

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from ..errors import invalid
-from ..plan import xqa
+from ..plan import ways, xqa
 from ..plan.config import KernelConfig
 from ..plan.ways import ROWS, ways_of
 from .arch import check_arch
@@ -17,6 +17,7 @@ FORMATS = (
     ("fp16", "bf16", 64),
     ("fp16", "fp16", 64),
 )
+EIGHT_BITS = ("e4m3", "bf16", 64)
 #: 16-bit formats that are not the commonest; of them an fp16 out of a bf16 query has no other build
 OTHER_FORMATS = (*FORMATS[4:], ("bf16", "fp16", 64))
 
@@ -27,6 +28,7 @@ def _for_backend(
     tile: tuple[int, int],
     mask: str = "none",
     options: tuple[tuple[str, int], ...] = (),
+    kv_format: str = "",
 ) -> KernelConfig:
     """As the CuTe backend asks for it: tensors in the caller's shapes."""
     dtype, out_dtype, page_size = formats
@@ -34,7 +36,7 @@ def _for_backend(
     return KernelConfig(
         kernel,
         dtype,
-        dtype,
+        kv_format or dtype,
         out_dtype,
         tile_rows=rows,
         cluster=cluster,
@@ -110,6 +112,27 @@ CUTE: tuple[KernelConfig, ...] = (
         for formats in FORMATS
         for way in ways_of("cute/kv_m")
         for tile in way.tiles
+    ),
+    # a cache of eight bits under a bf16 query, in the commonest page size
+    *(
+        _for_backend("cute/kv_m", FORMATS[2], tile, "causal", way.options, kv_format)
+        for (dtype, kv_format), operands in ways.FORMATS.items()
+        if operands == ways.WIDENED and dtype == "bf16"
+        for way in ways_of("cute/kv_m")
+        for tile in way.widened
+    ),
+    # e4m3 throughout: out in bf16, which callers of FlashInfer's get; with sinks and scales in
+    # memory as well; a result of eight bits from what serving runs most
+    *(
+        _for_backend("cute/kv_m", EIGHT_BITS, tile, mask, way.options)
+        for mask in ("causal", "tree")
+        for way in ways_of("cute/kv_m")
+        for tile in way.eight
+    ),
+    *(
+        _for_backend("cute/kv_m", ("e4m3", "e4m3", 64), tile, "causal", way.options)
+        for way in (ways.MAIL, ways.WALK)
+        for tile in way.eight
     ),
 )
 

@@ -22,12 +22,12 @@ from ..problem import Problem
 from .config import KernelConfig
 from .cost import CostModel
 from .cuts import Shape
-from .formula import counts, makespans, most_splits
+from .formula import counts, makespans, most_splits, whole_pairs
 from .kernel_costs import Q_M, KernelCosts, recorded_costs
 from .schedule import make_plan
 from .search import best_trial
 from .tile import Plan
-from .ways import ROWS, WALK, Way, find_way, way_of
+from .ways import ROWS, WALK, Way, find_way, in_waves, way_of
 
 TILE_KV = 64
 #: how batch invariance cuts (see `policies.fixed_size`), for requests of up to 16 query rows, of up
@@ -111,6 +111,7 @@ def choose(
         way = find_way(*family.key)
         if way is None:
             continue
+        family = family.of(problem)
         for rows, cluster in candidates(problem, way):
             if way.formula:
                 found += price_formula(problem, gpu, family, rows, cluster)
@@ -145,14 +146,15 @@ def regime(problem: Problem, gpu: Gpu) -> str:
 def candidates(problem: Problem, way: Way) -> list[tuple[int, int]]:
     """(tile rows, cluster) worth pricing for `way`."""
     rows = problem.heads if problem.top_k else max(problem.rows.tolist())
-    if way is ROWS:
+    tiles = way.tiles_for(problem.q_dtype, problem.kv_format)
+    if way is ROWS and tiles:
         # of equals the first wins: a cluster reads each KV block once where two CTAs read it twice
         return [(64, 1)] if rows <= 64 else [(128, 2), (64, 1)]
     # each row tile reads all keys: 8 rows up to two of them, or to eight where a cluster divides
     # the keys; 32 where two of 16 would do; pairs where there are two
     return [
         (height, cluster)
-        for height, cluster in way.tiles
+        for height, cluster in tiles
         if (height > 8 or rows <= (16 if cluster == 1 else 64))
         and height < max(17, 2 * rows)
         and (way.pair == 1 or height < rows)
@@ -189,13 +191,17 @@ def price_formula(
     model = family.model(problem, rows, TILE_KV, cluster)
     model = replace(model, card_rate=_card_rate(family, gpu))
     most = most_splits(shape, problem.batch, cluster, pair)
+    waves = 1
     if shape.batch and not most:
-        return []
+        if not in_waves(config):
+            return []
+        waves, most = -(-problem.batch * whole_pairs(shape.max_row_tiles, pair) // shape.workers), 1
     # pairs spare reads of L2 where a few requests are read by all: whole requests were never faster
-    tried = [n for n in counts(most) or [1] if n > 1 or pair == 1]
+    tried = [n for n in counts(most) or [1] if n > 1 or pair == 1 or in_waves(config)]
     if not tried:
         return []
     times = makespans(shape, model, most) if most else np.array([model.launch_ns])
+    times = model.launch_ns + waves * (times - model.launch_ns)
     times = times[np.array(tried) - 1]
     splits = tried[int(times.argmin())]
     return [
@@ -237,6 +243,7 @@ def invariant_kinds(
     walk = next((c for c in costs if c.key == (WALK.kernel, WALK.name)), None)
     rows = set(problem.rows.tolist()) - {0} or {problem.heads}
     small = walk is not None and problem.heads <= INVARIANT_ROWS and not problem.top_k
+    by_rows = bool(ROWS.tiles_for(problem.q_dtype, problem.kv_format))
     kinds = []
     if small and walk is not None and (ragged or min(rows) <= INVARIANT_ROWS):
         why = f"{INVARIANT_ROWS} query rows or fewer"
@@ -244,6 +251,8 @@ def invariant_kinds(
         kinds.append(Kind(choice, most_rows=INVARIANT_ROWS))
     if not small or max(rows) > INVARIANT_ROWS:
         family = next((c for c in costs if c.key == Q_M.key), costs[0])
+        if walk is not None and not by_rows:
+            family = walk
         cuts = 64 if problem.heads <= 64 else 128
         choice = _invariant(problem, gpu, family, cuts, f"{problem.heads} heads")
         kinds.append(Kind(choice, least_rows=INVARIANT_ROWS + 1 if small else 1))
@@ -257,7 +266,11 @@ def _invariant(
     cuts: int,
     why: str,
 ) -> Choice:
-    rows, cluster = WALK.tiles[0] if family.key == (WALK.kernel, WALK.name) else ROWS.tiles[0]
+    formats = (problem.q_dtype, problem.kv_format)
+    walks = family.key == (WALK.kernel, WALK.name)
+    tiles = WALK.tiles_for(*formats) if walks else ROWS.tiles_for(*formats)
+    # the taller of a walk's tiles where the rows with queries on M are missing
+    rows, cluster = tiles[-1] if walks and cuts > INVARIANT_ROWS else tiles[0]
     split = INVARIANT_CUTS[cuts]
     mask = "none" if problem.top_k else "causal"
     return Choice(

@@ -19,6 +19,20 @@ from dataclasses import dataclass
 
 from .config import KernelConfig
 
+#: (query, cache) that kernels take, and what that makes of the products' operands: sixteen bits as
+#: they are stored, a cache of eight bits widened to the query's sixteen on the way, or eight of
+#: both
+STORED, WIDENED, EIGHT = "stored", "widened", "eight"
+FORMATS = {
+    ("bf16", "bf16"): STORED,
+    ("fp16", "fp16"): STORED,
+    ("bf16", "e4m3"): WIDENED,
+    ("bf16", "fp8_656"): WIDENED,
+    ("e4m3", "e4m3"): EIGHT,
+}
+#: formats of the result
+OUTS = {STORED: ("bf16", "fp16"), WIDENED: ("bf16", "fp16"), EIGHT: ("bf16", "fp16", "e4m3")}
+
 
 @dataclass(frozen=True)
 class Way:
@@ -29,6 +43,16 @@ class Way:
     tiles: tuple[tuple[int, int], ...]
     #: of the kernel's configuration
     options: tuple[tuple[str, int], ...] = ()
+    #: the same for a cache that is widened on the way, and for e4m3 throughout
+    widened: tuple[tuple[int, int], ...] = ()
+    eight: tuple[tuple[int, int], ...] = ()
+
+    def tiles_for(self, q_dtype: str, kv_format: str) -> tuple[tuple[int, int], ...]:
+        """What is compiled for a query and a cache of these formats; formats that no kernel takes
+        are planned like those that are stored as they are used.
+        """
+        tiles = {WIDENED: self.widened, EIGHT: self.eight}
+        return tiles.get(FORMATS.get((q_dtype, kv_format), STORED), self.tiles)
 
     @property
     def formula(self) -> bool:
@@ -49,12 +73,34 @@ GRID = Way(
     "cute/kv_m",
     ((8, 8), (8, 16), (16, 8)),
     (("fused_merge", 2), ("grid", 1)),
+    eight=((8, 8),),
 )
-MAIL = Way("mail", "cute/kv_m", ((16, 1), (32, 1)), (("fused_merge", 3), ("grid", 1)))
+MAIL = Way(
+    "mail",
+    "cute/kv_m",
+    ((16, 1), (32, 1)),
+    (("fused_merge", 3), ("grid", 1)),
+    widened=((16, 1), (32, 1)),
+    eight=((16, 1), (32, 1)),
+)
 DEEP = Way("deep", "cute/kv_m", ((8, 1),), MAIL.options)
-PAIR = Way("pair", "cute/kv_m", ((16, 1),), (*MAIL.options, ("pair", 2)))
-WALK = Way("walk", "cute/kv_m", ((16, 1),), (("fused_merge", 2),))
+PAIR = Way("pair", "cute/kv_m", ((16, 1),), (*MAIL.options, ("pair", 2)), eight=((64, 1),))
+WALK = Way(
+    "walk",
+    "cute/kv_m",
+    ((16, 1),),
+    (("fused_merge", 2),),
+    widened=((16, 1), (32, 1)),
+    eight=((16, 1), (32, 1)),
+)
 WAYS = (ROWS, GRID, MAIL, DEEP, PAIR, WALK)
+
+
+def in_waves(config: KernelConfig) -> bool:
+    """Whether workers of whole requests may be more than run at once: nobody waits for another, and
+    the launch is not cooperative.
+    """
+    return config.q_dtype == "e4m3" and config.tile_rows == 64
 
 
 def way_of(config: KernelConfig) -> str:

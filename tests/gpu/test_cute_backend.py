@@ -149,6 +149,58 @@ def test_formats(
         check(inputs, native(inputs, workspace, out=out, plan=plan))
 
 
+@pytest.mark.parametrize("heads", [7, 16, 64, 128])
+@pytest.mark.parametrize("kv_format", ["e4m3", "fp8_656"])
+def test_a_cache_of_eight_bits(kv_format: str, heads: int, workspace: torch.Tensor) -> None:
+    lengths = (1000, 65, 0, 8, 4097)
+    problem = Problem((2,) * 5, lengths, heads, kv_format=kv_format)
+    inputs = inputs_of(problem, "lse", "page_gap", "scales")
+    expected = decode_reference(inputs)
+    for more in ({}, {"batch_invariant": True}, {"plan": chosen_plan(problem)}):
+        check(inputs, native(inputs, workspace, **more), expected)
+    ragged = Problem((1, 0, 3, 8, 2), lengths, heads, kv_format=kv_format)
+    inputs = inputs_of(ragged, "lse", "ragged", "cache_4d")
+    check(inputs, native(inputs, workspace))
+    assert counters_are_zero(workspace)
+
+
+@pytest.mark.parametrize("heads", [7, 16, 64, 128])
+@pytest.mark.parametrize(
+    "features",
+    [(), ("scales",), ("device_scales", "sinks"), ("tree_mask",)],
+    ids=lambda features: "-".join(features) or "plain",
+)
+def test_e4m3_throughout(features: tuple[str, ...], heads: int, workspace: torch.Tensor) -> None:
+    lengths, formats = (1000, 65, 3, 8, 4097), {"q_dtype": "e4m3", "kv_format": "e4m3"}
+    problem = Problem((2,) * 5, lengths, heads, **formats)
+    inputs = inputs_of(problem, "lse", "page_gap", *features)
+    expected = decode_reference(inputs)
+    choices: list[dict[str, Any]] = [{}, {"batch_invariant": True}]
+    if not {"tree_mask", "device_scales"} & set(features):
+        choices.append({"plan": chosen_plan(problem)})
+    for more in choices:
+        check(inputs, native(inputs, workspace, **more), expected)
+    ragged = Problem((1, 0, 3, 8, 2), (1000, 65, 0, 8, 4097), heads, **formats)
+    if "tree_mask" not in features:
+        inputs = inputs_of(ragged, "lse", "ragged", "cache_4d", *features)
+        check(inputs, native(inputs, workspace))
+    assert counters_are_zero(workspace)
+
+
+@pytest.mark.parametrize("heads", [16, 128])
+def test_e4m3_results_saturate(heads: int, workspace: torch.Tensor) -> None:
+    formats = {"q_dtype": "e4m3", "kv_format": "e4m3", "out_dtype": "e4m3"}
+    problem = Problem((1,) * 5, (1000, 65, 3, 8, 4097), heads, **formats)
+    inputs = inputs_of(problem, "lse")
+    shape = (*inputs.query.shape[:-1], 512)
+    for scale in (1.0, 4000.0):
+        out = torch.zeros(shape, device="cuda").to(torch.float8_e4m3fn)
+        call = replace(inputs, bmm2_scale=scale)
+        native(call, workspace, out=out)
+        wanted = decode_reference(call).out.clamp(-448.0, 448.0)
+        assert rel_error(out.double(), wanted) < 6e-2
+
+
 @pytest.mark.parametrize("distribution", ["gauss", "heavy_tailed"])
 def test_no_worse_than_twice_torch(distribution: str, workspace: torch.Tensor) -> None:
     problem = Problem((2, 2), (3000, 777), 128)

@@ -10,7 +10,7 @@ import cutlass
 
 from ...errors import unsupported
 from ...plan.config import KernelConfig
-from ...problem import LATENT_DIM, ROPE_DIM
+from ...problem import FP8_656_BYTES, LATENT_DIM, ROPE_DIM
 
 TILE_KV = 64
 HEAD_DIM = LATENT_DIM + ROPE_DIM
@@ -28,7 +28,17 @@ MAX_SPLITS = 160
 TILE_ROWS = (8, 16, 32, 64)
 CLUSTERS = (1, 2, 4, 8, 16)
 PAGES = (16, 32, 64, 128)
-DTYPES: dict[str, Any] = {"bf16": cutlass.BFloat16, "fp16": cutlass.Float16}
+DTYPES: dict[str, Any] = {
+    "bf16": cutlass.BFloat16,
+    "fp16": cutlass.Float16,
+    "e4m3": cutlass.Float8E4M3FN,
+}
+#: stored bytes of a token that a producer turns into the query's dtype (see `widen`)
+RAW_BYTES = {"e4m3": HEAD_DIM, "fp8_656": FP8_656_BYTES}
+#: tokens of one raw copy, warps that turn them, and copies on the way to each of them at most
+RAW_TOKENS, RAW_WARPS, RAW_AHEAD = 8, 4, 4
+#: warpgroups of them, where registers are left: at 16 rows 4 % faster than one
+RAW_GROUPS = 2
 
 
 @dataclass(frozen=True)
@@ -67,6 +77,49 @@ class Shape:
     tree: bool
     #: tokens are fetched one by one: 1 by pages of any size, 2 by the slots of a sparse call
     gather: int
+    #: e4m3: each tile's O^T in registers of its own, added in fp32 (see `fp8`)
+    promote: bool
+    #: e4m3: scores are added up by halves of the columns, for the same reason
+    halves: bool
+    #: stored format of tokens that a producer warpgroup turns into `dtype` (see `widen`), or ""
+    raw: str
+    #: warpgroups that do so, a part of each token's columns each
+    raw_groups: int
+
+    @cached_property
+    def boxed(self) -> bool:
+        """Tokens arrive as the products read them, by TMA boxes."""
+        return not (self.gather or self.raw)
+
+    @cached_property
+    def eight(self) -> bool:
+        """Query and cache are e4m3 (see `fp8`)."""
+        return self.dtype is cutlass.Float8E4M3FN
+
+    @cached_property
+    def bytes(self) -> int:
+        """Of an element of Q and of the K tile."""
+        return 1 if self.eight else 2
+
+    @cached_property
+    def step(self) -> int:
+        """Columns from one accumulator row of V^T P^T to the next (see `fp8`)."""
+        return 2 if self.eight else 1
+
+    @cached_property
+    def second(self) -> int:
+        """Columns from the first to the second of a unit: from accumulator row g to g + 8."""
+        return 1 if self.eight else 8
+
+    @cached_property
+    def lands_late(self) -> bool:
+        """e4m3: a tile's O^T is added when all of it is there, or was never apart from the rest."""
+        return self.rows < 64 or not self.promote
+
+    @cached_property
+    def parts_apart(self) -> int:
+        """e4m3: 64-column slices of a tile's O^T that have registers of their own."""
+        return 4 if self.rows < 64 else 1
 
     @cached_property
     def groups(self) -> int:
@@ -75,11 +128,11 @@ class Shape:
 
     @cached_property
     def q_bytes(self) -> int:
-        return self.rows * HEAD_DIM * 2
+        return self.rows * HEAD_DIM * self.bytes
 
     @cached_property
     def tile_bytes(self) -> int:
-        return TILE_KV * HEAD_DIM * 2
+        return TILE_KV * HEAD_DIM * self.bytes
 
     @cached_property
     def exchange_bytes(self) -> int:
@@ -90,19 +143,38 @@ class Shape:
     def aliased(self) -> bool:
         """The partials arrive on the ring's bytes, because two stages leave no other room."""
         room = SMEM_BYTES - self.small_bytes - self.q_bytes - 2 * self.tile_bytes
-        return self.exchange_bytes > room
+        return self.exchange_bytes > room - 2 * RAW_WARPS * self.raw_bytes
+
+    @cached_property
+    def raw_bytes(self) -> int:
+        """One raw copy: `RAW_TOKENS` tokens as they are stored."""
+        return RAW_TOKENS * RAW_BYTES[self.raw] if self.raw else 0
+
+    @cached_property
+    def raw_ahead(self) -> int:
+        """Raw copies that each producer warp has room for, beside two stages of the ring."""
+        if not self.raw:
+            return 0
+        used = self.small_bytes + self.q_bytes + 2 * self.tile_bytes
+        used += 0 if self.aliased else self.exchange_bytes
+        return min(RAW_AHEAD, (SMEM_BYTES - used) // (RAW_WARPS * self.raw_bytes))
 
     @cached_property
     def small_bytes(self) -> int:
         """Barriers, record, stamps; tile maxima, (m, f), sums per warp; peers' (m, l), weights."""
-        barriers = 8 * (3 * (BOXES // self.group + 1) + 9) + 144
-        pieces = (32 * self.rows, 16 * self.rows, 32 * self.rows, 16 * self.cluster * self.pairs)
+        stages, more = (6, 6) if self.eight else (3, 0)
+        barriers = 8 * (stages * (BOXES // self.group + 1) + 9 + more) + 144
+        barriers += 8 * RAW_WARPS * RAW_AHEAD if self.raw else 0
+        peak = (48 if self.eight else 16) * self.rows
+        pieces = (32 * self.rows, peak, 32 * self.rows, 16 * self.cluster * self.pairs)
         rounded = sum(-(-piece // 128) * 128 for piece in (barriers, *pieces, 64 * self.cluster))
         return -(-rounded // 1024) * 1024
 
     @cached_property
     def stages(self) -> int:
         """64-token stages of the KV ring."""
+        if self.raw:
+            return 2
         used = self.small_bytes + self.q_bytes
         used += 0 if self.aliased else self.exchange_bytes
         fit = (SMEM_BYTES - used) // self.tile_bytes
@@ -111,14 +183,14 @@ class Shape:
     @cached_property
     def threads(self) -> int:
         """Two consumer warpgroups and a producer warp, or a producer warpgroup (`wide`)."""
-        return CONSUMERS + (128 if self.wide else 32)
+        return CONSUMERS + (128 * self.raw_groups if self.wide else 32)
 
     @cached_property
     def wide(self) -> bool:
         """From 32 rows on consumers need more than the 168 registers that 288 threads may have
         (ptxas counts whole warpgroups), so a producer warpgroup hands its own over. One that
-        gathers is a warpgroup anyway."""
-        return self.rows >= 32 or self.gather > 0
+        gathers, or turns one format into another, is a warpgroup anyway."""
+        return self.rows >= 32 or not self.boxed
 
     @cached_property
     def scales(self) -> bool:
@@ -131,12 +203,14 @@ class Shape:
         the launch, 168 each, since none can be had beyond that."""
         if self.gather:
             return (56, 224) if self.rows < 64 else (24, 240)
-        return 40, 232
+        if self.raw:
+            return (88, 208) if self.raw_groups == 1 else (88, 168)
+        return (24, 240) if self.eight and self.rows == 64 else (40, 232)
 
     @cached_property
     def producers(self) -> int:
         """Arrivals that a full barrier counts beside its bytes."""
-        return 128 if self.gather else 1
+        return 1 if self.boxed else 128 * self.raw_groups
 
     @cached_property
     def static_stage(self) -> bool:
@@ -146,7 +220,7 @@ class Shape:
     @cached_property
     def values_first(self) -> bool:
         """With two stages a stage must be free before its other tile is here (see `consume`)."""
-        return self.early_values and self.static_stage
+        return self.early_values and self.static_stage and not self.eight
 
     @cached_property
     def box_rows(self) -> int:
@@ -187,8 +261,8 @@ def shape_of(config: KernelConfig) -> Shape:
         ("cluster", CLUSTERS),
         ("page_size", (config.page_size,) if gather else PAGES),
         ("q_dtype", tuple(DTYPES)),
-        ("out_dtype", tuple(DTYPES)),
-        ("kv_format", (config.q_dtype,)),
+        ("out_dtype", tuple(d for d in DTYPES if d != "e4m3" or config.q_dtype == d)),
+        ("kv_format", (config.q_dtype, *(RAW_BYTES if config.q_dtype == "bf16" else ()))),
         ("tile_kv", (TILE_KV,)),
         ("mask", ("none", "causal", "tree")),
     ):
@@ -206,6 +280,19 @@ def shape_of(config: KernelConfig) -> Shape:
     if gather and not (plain and (config.mask == "none" or gather == 1)):
         got = f"gather {gather} with cluster {config.cluster}, pair {pair}, mask {config.mask}"
         raise unsupported("options", got, "gather in grid mode with cluster 1; 2 without a mask")
+    if gather and config.q_dtype == "e4m3":
+        raise unsupported("options", f"gather {gather} with q_dtype e4m3", "16-bit tokens")
+    raw = config.kv_format if config.kv_format != config.q_dtype else ""
+    raw_groups = config.option("raw_groups", RAW_GROUPS if config.tile_rows < 32 else 1)
+    if raw and (raw_groups not in (1, 2) or (raw_groups > 1 and config.tile_rows > 16)):
+        got = f"raw_groups {raw_groups} with {config.tile_rows} rows"
+        raise unsupported("options", got, "1, or 2 with up to 16 rows")
+    if raw and (gather or pair > 1 or config.tile_rows > 32):
+        got = f"{config.tile_rows} rows, gather {gather}, pair {pair} with kv_format {raw}"
+        raise unsupported("kv_format", got, "up to 32 rows, without gather or pair")
+    # without a register to spare, one wait a tile; and workers of whole requests, which wait for
+    # nobody, may be more than run at once (see `plan.ways.in_waves`)
+    tall = config.q_dtype == "e4m3" and config.tile_rows == 64
     features = bool(config.option("features")) or config.mask == "tree"
     if features and config.option("stamps"):
         raise unsupported("options", "stamps with features or a tree mask", "one of them")
@@ -223,12 +310,16 @@ def shape_of(config: KernelConfig) -> Shape:
         stamps=bool(config.option("stamps", 0)),
         evict=bool(config.option("evict", 0)),
         ring=config.option("ring", 0),
-        group=BOXES if gather else config.option("group", 3),
+        group=BOXES if gather or raw else config.option("group", BOXES if tall else 3),
         grid=bool(config.option("grid", 0)),
-        cooperative=bool(config.option("cooperative", merge >= 2)),
+        cooperative=bool(config.option("cooperative", merge >= 2 and not tall)),
         early_values=bool(config.option("values_first", 1)),
         pair=pair,
         features=features,
         tree=config.mask == "tree",
         gather=gather,
+        promote=bool(config.option("promote", 1)),
+        halves=config.q_dtype == "e4m3" and bool(config.option("halves", 0)),
+        raw=raw,
+        raw_groups=raw_groups if raw else 1,
     )

@@ -11,6 +11,7 @@ from cutlass import Int32, const_expr
 from cutlass.cute.nvgpu import warpgroup
 
 from ..hopper import load4
+from . import fp8, late
 from .config import Shape
 from .exchange import announce
 from .finish import finish, publish_totals
@@ -31,7 +32,7 @@ from .rounds import (
     take,
 )
 from .share import merge_shares
-from .storage import Global, Products, Shared, first_owner, stamp
+from .storage import Global, Products, Shared, first_owner, stamp, statistics
 from .work import merge_record, read_words
 
 
@@ -41,31 +42,36 @@ def attend(
     mma: Products, f: Fragments, w: Span, warp: Int32, lane: Int32,
 ):  # fmt: skip
     """All tiles of one work tile into acc_o and total, published under the last product."""
+    own = late.own_tile if const_expr(c.eight) else own_tile
     f.acc_o.fill(0.0)
     f.total.fill(0.0)
     start = (wg + first_owner(c, w.done)) % 2
     if w.mine <= start:
         # no own tile: this warpgroup reads no Q
         cute.arch.mbarrier_arrive(s.q_empty)
-    if const_expr(c.static_stage or wg == 0):
+    if const_expr(c.static_stage or not c.grid or wg == 0):
         if start == 0 and w.mine > 0:
-            own_tile(c, wg, FIRST, g, s, mma, f, w, Int32(0), warp, lane)
+            own(c, wg, FIRST, g, s, mma, f, w, Int32(0), warp, lane)
     begin = 2 - start
     if const_expr(c.values_first and c.grid and wg == 1):
         # one work tile, and tile 1 is this warpgroup's
         if w.mine > 1:
-            own_tile(c, wg, SECOND, g, s, mma, f, w, Int32(1), warp, lane)
+            own(c, wg, SECOND, g, s, mma, f, w, Int32(1), warp, lane)
         begin = Int32(3)
     order = VALUES if const_expr(c.values_first) else SCORES
     for k in cutlass.range(begin, w.mine, 2, unroll=1):
-        own_tile(c, wg, order, g, s, mma, f, w, k, warp, lane)
+        own(c, wg, order, g, s, mma, f, w, k, warp, lane)
     if w.mine > 0 and (w.mine - 1) % 2 != start:
         stage = (w.done + w.mine - 1) % c.stages
         if const_expr(c.static_stage):
             stage = 1 - wg
-        take(c, wg, s, mma, f, lane, stage, w.done + w.mine - 1)
+        if const_expr(c.eight):
+            late.take_last(c, wg, s, mma, f, stage, w.done + w.mine - 1, warp, lane)
+        else:
+            take(c, wg, s, mma, f, lane, stage, w.done + w.mine - 1)
         publish_totals(c, wg, s, f.total, warp, lane)
         warpgroup.wait_group(0)
+        fp8.land(c, f, f.factor)
         release(c, s, stage)
     if w.mine == 0:
         publish_totals(c, wg, s, f.total, warp, lane)
@@ -137,5 +143,5 @@ def work_tile(
         # the last arrival at a peer is behind us; the kernel waits for the peers' at its end
         cute.arch.cluster_arrive_relaxed()
     stamp(c, s, 3)
-    last = (mine + 1 + first_owner(c, done)) % 2
+    last = statistics(c, (mine + 1 + first_owner(c, done)) % 2, done + mine - 1)
     finish(c, wg, g, s, r.acc_o, mine, last, tail, more, turn, rank)

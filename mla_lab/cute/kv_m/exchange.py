@@ -19,7 +19,7 @@ from .output import (
     ROWS,
     SLOT,
     column,
-    store_pairs,
+    store_unit,
     unit_place,
     unit_words,
     wants_lse,
@@ -166,17 +166,17 @@ def reduce_unit(
             w = load2(table + k * 2)
             for e in cutlass.range_constexpr(4):
                 acc[e] = acc[e] + w[e % 2] * x[e]
-    col = column(place)
+    col = column(c, place)
     if const_expr(c.fused_merge == 2):
         if more[NUM_SPLITS] > 1:
             cute.autovec_copy(acc, unit_words(c, g, more[SLOT], rank, unit))
         else:
-            store_pairs(c, g, acc, tail[OUT_ROW], tail[ROWS], row, col, lane)
+            store_unit(c, g, acc, tail[OUT_ROW], tail[ROWS], row, col, lane)
     elif more[NUM_SPLITS] > 1:
         for e in cutlass.range_constexpr(4):
-            g.partial_out[more[SLOT], row + e % 2, col + e // 2 * 8] = acc[e]
+            g.partial_out[more[SLOT], row + e % 2, col + e // 2 * c.second] = acc[e]
     else:
-        store_pairs(c, g, acc, tail[OUT_ROW], tail[ROWS], row, col, lane)
+        store_unit(c, g, acc, tail[OUT_ROW], tail[ROWS], row, col, lane)
     if place == 0:
         value0 = (top0 + cute.math.log2(sum0, fastmath=True)) * Float32(LN2)
         value1 = (top1 + cute.math.log2(sum1, fastmath=True)) * Float32(LN2)

@@ -16,7 +16,7 @@ from .output import (
     SLOT,
     SPLIT,
     column,
-    store_pairs,
+    store_unit,
     unit_place,
     unit_words,
 )
@@ -111,4 +111,4 @@ def store_few(
         row, place = unit_place(c, at, rank)
         rows = tail[ROWS] if unit < end else Int32(0)
         lane = fresh_thread() % 32
-        store_pairs(c, g, acc, tail[OUT_ROW], rows, row, column(place), lane)
+        store_unit(c, g, acc, tail[OUT_ROW], rows, row, column(c, place), lane)

@@ -44,7 +44,7 @@ def row_total(s: Shared, row: Int32) -> Float32:
 
 @cute.jit
 def row_peak(s: Shared, mine: Int32, last: Int32, row: Int32):
-    """Running maximum (log2 units) of a row after this CTA's last tile, warpgroup `last`'s."""
+    """Running maximum (log2 units) of a row after this CTA's last tile, which is at `last`."""
     return s.peak[last, 0, row] if mine > 0 else Float32(NO_SCORE)
 
 

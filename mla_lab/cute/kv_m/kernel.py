@@ -12,6 +12,18 @@ from .consume import consume
 from .gather import SPARSE, gather
 from .load import barriers_init, produce, produce_one
 from .storage import STAMPS, Global, Products, allocate, stamp
+from .widen import widen
+
+
+def values_product(c: Shape, k_major: OperandMajorMode, mn_major: OperandMajorMode):
+    """V^T P^T: e4m3 operands are K-major only, so that V^T goes through registers (see `fp8`)."""
+    shape = (Float32, (1, 1, 1), (TILE_KV, c.rows))
+    if c.eight:
+        source = warpgroup.OperandSource.RMEM
+        return sm90.make_trivial_tiled_mma(
+            c.dtype, c.dtype, k_major, k_major, *shape, a_source=source
+        )
+    return sm90.make_trivial_tiled_mma(c.dtype, c.dtype, mn_major, k_major, *shape)
 
 
 @cute.kernel
@@ -31,7 +43,7 @@ def kv_m_kernel(
     if const_expr(c.cluster > 1):
         rank = cute.arch.make_warp_uniform(cute.arch.block_idx_in_cluster())
     if warp == CONSUMER_WARPS:
-        if const_expr(not c.gather):
+        if const_expr(c.boxed):
             cpasync.prefetch_descriptor(g.tma_k)
         cpasync.prefetch_descriptor(g.tma_q)
         with cute.arch.elect_one():
@@ -52,6 +64,8 @@ def kv_m_kernel(
             cute.arch.setmaxregister_decrease(c.registers[0])
         if const_expr(c.gather):
             gather(c, g, s)
+        elif const_expr(c.raw != ""):
+            widen(c, g, s, block // c.cluster, rank)
         elif warp == CONSUMER_WARPS:
             if const_expr(c.grid):
                 produce_one(c, g, s, rank)
@@ -122,7 +136,10 @@ class KvM:
             rest[-1] = mask_words(rest[-1])
         operands = (out, lse, *rest)
         k_major, mn_major = OperandMajorMode.K, OperandMajorMode.MN
-        atom = warpgroup.make_smem_layout_atom(warpgroup.SmemLayoutAtomKind.K_SW128, c.dtype)
+        kinds = warpgroup.SmemLayoutAtomKind
+        atom = warpgroup.make_smem_layout_atom(
+            kinds.K_SW64 if const_expr(c.eight) else kinds.K_SW128, c.dtype
+        )
         q_layout = cute.tile_to_shape(atom, (c.rows, HEAD_DIM), (0, 1))
         k_layout = cute.tile_to_shape(atom, (TILE_KV, HEAD_DIM, c.stages), (0, 1, 2))
         box_layout = cute.tile_to_shape(atom, (c.box_rows, BOX * c.box_cols), (0, 1))
@@ -130,17 +147,9 @@ class KvM:
             sm90.make_trivial_tiled_mma(
                 c.dtype, c.dtype, k_major, k_major, Float32, (1, 1, 1), (TILE_KV, c.rows)
             ),
-            sm90.make_trivial_tiled_mma(
-                c.dtype, c.dtype, mn_major, k_major, Float32, (1, 1, 1), (TILE_KV, c.rows)
-            ),
+            values_product(c, k_major, mn_major),
         )
         columns = (BOX, BOXES)
-        kv_view = cute.make_tensor(
-            kv.iterator,
-            cute.make_layout(
-                (c.page, columns, kv.shape[0]), stride=(HEAD_DIM, (1, BOX), kv.stride[0])
-            ),
-        )
         q_view = cute.make_tensor(
             q.iterator,
             cute.make_layout((cute.size(q.shape[:-1]), columns), stride=(HEAD_DIM, (1, BOX))),
@@ -148,8 +157,14 @@ class KvM:
         copy = cpasync.CopyBulkTensorTileG2SOp()
         spread = cpasync.CopyBulkTensorTileG2SMulticastOp() if const_expr(c.pair > 1) else copy
         tma_k, gk, tokens = None, None, kv
-        if const_expr(not c.gather):
+        if const_expr(c.boxed):
             tokens = None
+            kv_view = cute.make_tensor(
+                kv.iterator,
+                cute.make_layout(
+                    (c.page, columns, kv.shape[0]), stride=(HEAD_DIM, (1, BOX), kv.stride[0])
+                ),
+            )
             tma_k, gk = cpasync.make_tiled_tma_atom(
                 spread, kv_view, box_layout, (c.box_rows, (BOX, c.box_cols))
             )

@@ -6,7 +6,7 @@ from cutlass import Int16, Int32, Int64, const_expr
 from cutlass.cute.nvgpu import cpasync
 
 from ..hopper import EVICT_FIRST, nanoseconds
-from .config import BOX, BOXES, CONSUMER_WARPS, CONSUMERS, HEAD_DIM, TILE_KV, Shape
+from .config import BOX, BOXES, CONSUMER_WARPS, CONSUMERS, HEAD_DIM, RAW_WARPS, TILE_KV, Shape
 from .storage import END, Global, Shared
 from .work import Work, ask, load_entries, open_grid, open_work, read_words
 
@@ -27,8 +27,13 @@ def barriers_init(c: Shape, s: Shared) -> None:
     cute.arch.mbarrier_init(s.drained, CONSUMER_WARPS)
     for i in range(2):
         cute.arch.mbarrier_init(s.p_ready + i, CONSUMERS // 2)
+        if c.eight:
+            cute.arch.mbarrier_init(s.p_ready + 2 + i, CONSUMERS // 2)
+            cute.arch.mbarrier_init(s.m_ready + i, c.rows)
     cute.arch.mbarrier_init(s.summed, CONSUMERS)
     cute.arch.mbarrier_init(s.weighed, CONSUMERS)
+    for i in range(RAW_WARPS * c.raw_ahead):
+        cute.arch.mbarrier_init(s.raw_full + i, 1)
 
 
 def kv_parts(c: Shape, g: Global, s: Shared) -> tuple[cute.Tensor, cute.Tensor]:
@@ -84,7 +89,7 @@ def load_tile(
     for n in cutlass.range_constexpr(c.groups):
         with cute.arch.elect_one():
             cute.arch.mbarrier_arrive_and_expect_tx(
-                s.full + stage * c.groups + n, TILE_KV * c.group * BOX * 2
+                s.full + stage * c.groups + n, TILE_KV * c.group * BOX * c.bytes
             )
     for n in cutlass.range_constexpr(c.groups):
         for slot in cutlass.range_constexpr(slots):

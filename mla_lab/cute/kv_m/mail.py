@@ -29,7 +29,7 @@ from .output import (
     SLOT,
     SPLIT,
     column,
-    store_pairs,
+    store_unit,
     unit_place,
     unit_words,
 )
@@ -143,7 +143,7 @@ def mail_many(
                         acc[e] = acc[e] + other[e]
             row, place = unit_place(c, at, Int32(0))
             rows = tail[ROWS] if inside & (tid < width) else Int32(0)
-            store_pairs(c, g, acc, tail[OUT_ROW], rows, row, column(place), tid % 32)
+            store_unit(c, g, acc, tail[OUT_ROW], rows, row, column(c, place), tid % 32)
 
 
 @cute.jit

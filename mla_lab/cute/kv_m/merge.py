@@ -6,6 +6,7 @@ from cutlass import Float32, Int32, const_expr
 
 from ..extras import with_sink
 from ..hopper import LN2, fresh_thread, vec4
+from . import fp8
 from .config import CONSUMERS, LATENT_DIM, Shape
 from .output import GROUP, NUM_SPLITS, OUT_ROW, ROW, ROWS, SLOT, SPLIT, wants_lse
 from .storage import Global, Shared
@@ -86,12 +87,17 @@ def merge_quad(
     if row < tail[ROWS]:
         whole = with_sink(c, g, total, top, tail[ROW] + row)
         inverse = cute.arch.rcp_approx(whole) if total > 0.0 else Float32(0.0)
-        result = cute.make_rmem_tensor(4, c.out_dtype)
-        for e in cutlass.range_constexpr(4):
-            result[e] = (acc[e] * inverse * g.out_scale).to(c.out_dtype)
         at = (tail[OUT_ROW] + row) * LATENT_DIM + col
-        pointer = (g.out.iterator + at).align(8)
-        cute.autovec_copy(result, cute.make_tensor(pointer, cute.make_layout(4)))
+        if const_expr(c.eight):
+            for e in cutlass.range_constexpr(0, 4, 2):
+                low, high = acc[e] * inverse * g.out_scale, acc[e + 1] * inverse * g.out_scale
+                fp8.put_two(c, g.out, at + e, low, high)
+        else:
+            result = cute.make_rmem_tensor(4, c.out_dtype)
+            for e in cutlass.range_constexpr(4):
+                result[e] = (acc[e] * inverse * g.out_scale).to(c.out_dtype)
+            pointer = (g.out.iterator + at).align(8)
+            cute.autovec_copy(result, cute.make_tensor(pointer, cute.make_layout(4)))
         if const_expr(c.lse):
             if (col == 0) & wants_lse(g):
                 value = (top + cute.math.log2(total, fastmath=True)) * Float32(LN2)

@@ -8,31 +8,36 @@ from cutlass.cute.nvgpu import warpgroup
 from .config import BOX, TILE_KV, Shape
 from .storage import Shared
 
-K_STEP = 16
+#: one k-step of the matrix unit
+K_BYTES = 32
 
 
 def issue_scores(
     c: Shape, s: Shared, op: Any, acc: cute.Tensor, a: cute.Tensor, b: cute.Tensor,
-    stage: Any, phase: Any,
+    stage: Any, phase: Any, rest: Any = None,
 ) -> None:  # fmt: skip
-    """S^T of one tile, following the column groups as they arrive; one commit group."""
+    """S^T of one tile, following the column groups as they arrive; one commit group. The second
+    half of the columns goes to `rest`, where that is given."""
     atom = cute.make_mma_atom(op)
     atom.set(warpgroup.Field.ACCUMULATE, False)
-    steps = c.group * BOX // K_STEP
+    steps = c.group * BOX * c.bytes // K_BYTES
     for n in range(c.groups):
         cute.arch.mbarrier_wait(s.full + stage * c.groups + n, phase)
         if c.gather:
             cute.arch.fence_view_async_shared()
         for k in range(n * steps, (n + 1) * steps):
+            if rest is not None and 2 * k == c.groups * steps:
+                acc = rest
+                atom.set(warpgroup.Field.ACCUMULATE, False)
             cute.gemm(atom, acc, a[None, None, k, stage], b[None, None, k], acc)
             atom.set(warpgroup.Field.ACCUMULATE, True)
     warpgroup.commit_group()
 
 
 def issue_values(op: Any, acc: cute.Tensor, a: cute.Tensor, b: cute.Tensor, stage: Any) -> None:
-    """O^T += V^T P^T of one tile for this warpgroup's 256 columns; one commit group."""
+    """O^T += V^T P^T of one tile for this warpgroup's 256 columns; one commit group. (16 bits.)"""
     atom = cute.make_mma_atom(op)
     atom.set(warpgroup.Field.ACCUMULATE, True)
-    for k in range(TILE_KV // K_STEP):
+    for k in range(TILE_KV * 2 // K_BYTES):
         cute.gemm(atom, acc, a[None, None, k, stage], b[None, None, k, stage], acc)
     warpgroup.commit_group()

@@ -2,9 +2,10 @@
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Float32, Int32, const_expr
+from cutlass import Boolean, Float32, Int32, const_expr
 
 from ..hopper import LN2, pack2, transpose_8x8, vec4
+from . import fp8
 from . import softmax as sx
 from .config import LATENT_DIM, Shape
 from .storage import Global
@@ -62,8 +63,9 @@ def write_partial(
     half = c.rows // 2
     for x in cutlass.range_constexpr(cute.size(acc)):
         i = 2 * (x % half // 4) + x % 2
-        col = wg * 256 + x // half * 64 + x % 4 // 2 * 8
-        g.partial_out[slot, sx.row_of(i, lane), col + 16 * warp + lane // 4] = acc[x] * inverse[i]
+        col = wg * 256 + x // half * 64 + x % 4 // 2 * c.second
+        at = col + 16 * warp + lane // 4 * c.step
+        g.partial_out[slot, sx.row_of(i, lane), at] = acc[x] * inverse[i]
 
 
 @cute.jit
@@ -88,12 +90,22 @@ def unit_words(c: Shape, g: Global, slot: Int32, rank: Int32, unit: Int32) -> cu
     return vec4(g.partial_out.iterator + at)
 
 
-@cute.jit
 def write_result(
+    c: Shape, wg: Int32, g: Global, acc: cute.Tensor, inverse: cute.Tensor, out_row: Int32,
+    rows: Int32, warp: Int32, lane: Int32,
+) -> None:  # fmt: skip
+    """The result's rows, in full 32-byte sectors."""
+    write = write_columns if c.eight else write_rows
+    write(c, wg, g, acc, inverse, out_row, rows, warp, lane)
+
+
+@cute.jit
+def write_rows(
     c: cutlass.Constexpr[Shape], wg: Int32, g: Global, acc: cute.Tensor,
     inverse: cute.Tensor, out_row: Int32, rows: Int32, warp: Int32, lane: Int32,
 ):  # fmt: skip
-    """Transpose 8x8 blocks in registers, then within the quad: full 32-byte sectors a row."""
+    """Where a lane has neighbouring rows: transpose 8x8 blocks in registers, then within the
+    quad."""
     half = c.rows // 2
     quad = lane % 4
     for j in cutlass.range_constexpr(c.rows // 8):
@@ -124,6 +136,30 @@ def write_result(
                 cute.autovec_copy(pair_out, out_words(g, out_row + row, col))
 
 
+def write_columns(
+    c: Shape, wg: Int32, g: Global, acc: cute.Tensor, inverse: cute.Tensor, out_row: Int32,
+    rows: Int32, warp: Int32, lane: Int32,
+) -> None:  # fmt: skip
+    """Where accumulator rows g and g + 8 are neighbouring columns (e4m3)."""
+    for i in range(c.rows // 4):
+        row = sx.row_of(i, lane)
+        scale = inverse[i] * g.out_scale
+        for sl in range(4):
+            x = sl * (c.rows // 2) + 4 * (i // 2) + i % 2
+            col = wg * 256 + sl * 64 + 16 * warp + lane // 4 * 2
+            store_row(c, g, row < rows, out_row + row, col, acc[x] * scale, acc[x + 2] * scale)
+
+
+@cute.jit
+def store_row(
+    c: cutlass.Constexpr[Shape], g: Global, there: Boolean, row: Int32, col: Int32, low: Float32,
+    high: Float32,
+):  # fmt: skip
+    """Two neighbouring columns of a result's row."""
+    if there:
+        fp8.put_two(c, g.out, row * LATENT_DIM + col, low, high)
+
+
 def unit_place(c: Shape, unit: Int32, rank: Int32) -> tuple[Int32, Int32]:
     """First row of a unit of rank `rank`'s share, and its place among the pair's 256."""
     if c.parts > 1:
@@ -131,9 +167,22 @@ def unit_place(c: Shape, unit: Int32, rank: Int32) -> tuple[Int32, Int32]:
     return 2 * (unit // 256 * c.cluster + rank), unit % 256
 
 
-def column(place: Int32) -> Int32:
-    """First column of a unit; the second is 8 further."""
-    return place // 32 * 64 + place % 32 // 8 * 16 + place % 8
+def column(c: Shape, place: Int32) -> Int32:
+    """First column of a unit; the second is `Shape.second` further."""
+    return place // 32 * 64 + place % 32 // 8 * 16 + place % 8 * c.step
+
+
+def store_unit(
+    c: Shape, g: Global, acc: cute.Tensor, out_row: Int32, rows: Int32, row: Int32, col: Int32,
+    lane: Int32,
+) -> None:  # fmt: skip
+    """Two columns of two rows of the result: `acc` by column, then by row."""
+    if not c.eight:
+        store_pairs(c, g, acc, out_row, rows, row, col, lane)
+        return
+    for e in range(2):
+        low, high = acc[e] * g.out_scale, acc[2 + e] * g.out_scale
+        store_row(c, g, row + e < rows, out_row + row + e, col, low, high)
 
 
 @cute.jit

@@ -12,6 +12,7 @@ a grid is asked for at the start, so that its scores come first.
 """
 
 from dataclasses import dataclass
+from typing import Any
 
 import cutlass
 import cutlass.cute as cute
@@ -20,7 +21,7 @@ from cutlass.cute.nvgpu import warp as warp_ops
 from cutlass.cute.nvgpu import warpgroup
 
 from . import softmax as sx
-from .config import HEAD_DIM, TILE_KV, Shape
+from .config import BOX, HEAD_DIM, TILE_KV, Shape
 from .finish import publish_totals
 from .mma import issue_scores, issue_values
 from .storage import Global, Products, Shared, stamp, value_view, weight_view
@@ -39,6 +40,9 @@ class Registers:
     acc_o: cute.Tensor
     total: cute.Tensor
     factor: cute.Tensor
+    #: e4m3: O^T of one tile, and the scores of the second half of the columns
+    part: Any = None
+    rest: Any = None
 
 
 @dataclass(frozen=True)
@@ -47,14 +51,20 @@ class Fragments:
 
     k: cute.Tensor
     q: cute.Tensor
+    #: e4m3: one slice of it, in registers
     v: cute.Tensor
     p: cute.Tensor
-    store: cute.TiledCopy
-    p_out: cute.Tensor
+    #: the way of P to shared memory: 16 bits
+    store: Any
+    p_out: Any
+    #: layout of a slice's accumulators: e4m3
+    slice: Any
     acc_s: cute.Tensor
     acc_o: cute.Tensor
     total: cute.Tensor
     factor: cute.Tensor
+    part: Any
+    rest: Any
 
 
 @dataclass(frozen=True)
@@ -74,11 +84,18 @@ class Span:
 
 def registers(c: Shape, mma: Products) -> Registers:
     """Accumulators and statistics, made once."""
+    part, rest, scores = None, None, mma.s.partition_shape_C((TILE_KV, c.rows))
+    if c.eight and c.promote:
+        part = cute.make_rmem_tensor(c.parts_apart * c.rows // 2, Float32)
+    if c.halves:
+        rest = cute.make_rmem_tensor(scores, Float32)
     return Registers(
-        acc_s=cute.make_rmem_tensor(mma.s.partition_shape_C((TILE_KV, c.rows)), Float32),
+        acc_s=cute.make_rmem_tensor(scores, Float32),
         acc_o=cute.make_rmem_tensor(mma.o.partition_shape_C((256, c.rows)), Float32),
         total=cute.make_rmem_tensor(c.rows // 4, Float32),
         factor=cute.make_rmem_tensor(c.rows // 4, Float32),
+        part=part,
+        rest=rest,
     )
 
 
@@ -88,6 +105,18 @@ def fragments(
     """Descriptors of a warpgroup's operands, beside its registers."""
     slice_s, slice_o = mma.s.get_slice(0), mma.o.get_slice(0)
     p = weight_view(s, c)
+    shared = {name: getattr(r, name) for name in r.__dataclass_fields__}
+    if c.eight:
+        return Fragments(
+            k=mma.s.make_fragment_A(slice_s.partition_A(s.k)),
+            q=mma.s.make_fragment_B(slice_s.partition_B(s.q)),
+            v=cute.make_rmem_tensor(mma.o.partition_shape_A((TILE_KV, TILE_KV)), c.dtype),
+            p=mma.o.make_fragment_B(slice_o.partition_B(p)),
+            store=None,
+            p_out=None,
+            slice=cute.make_layout(mma.o.partition_shape_C((TILE_KV, c.rows))),
+            **shared,
+        )
     count = 2 if c.rows == 8 else 4
     atom = cute.make_copy_atom(warp_ops.StMatrix8x8x16bOp(True, count), c.dtype)
     store = cute.make_tiled_copy_C(atom, mma.s).get_slice(thread)
@@ -98,10 +127,8 @@ def fragments(
         p=mma.o.make_fragment_B(slice_o.partition_B(p)),
         store=store,
         p_out=store.partition_D(cute.make_tensor(p.iterator, cute.select(p.layout, [1, 0, 2]))),
-        acc_s=r.acc_s,
-        acc_o=r.acc_o,
-        total=r.total,
-        factor=r.factor,
+        slice=None,
+        **shared,
     )
 
 
@@ -119,18 +146,20 @@ def release(c: cutlass.Constexpr[Shape], s: Shared, stage: Int32):
 
 
 @cute.jit
-def clear_tail(s: Shared, stage: Int32, left: Int32, thread: Int32):
+def clear_tail(c: cutlass.Constexpr[Shape], s: Shared, stage: Int32, left: Int32, thread: Int32):
     """Zero the value rows of tokens past the end: an unread slot may hold NaN, and 0 x NaN is NaN.
 
-    Whole 128-byte rows of the eight boxes, so the swizzle does not matter.
+    Whole rows of the eight boxes, 128 or 64 bytes, so the swizzle does not matter.
     """
+    words = BOX * c.bytes // 4
+    rows = 64 // words
     zero = cute.make_rmem_tensor(4, Int32)
     zero.fill(0)
     base = cute.make_ptr(Int32, s.k.iterator.toint(), cute.AddressSpace.smem, assumed_align=1024)
-    base = base + stage * (TILE_KV * HEAD_DIM // 2)
-    box, chunk = thread // 16, thread % 8
-    for row in cutlass.range(left + thread % 16 // 8, TILE_KV, 2, unroll=1):
-        word = (box * TILE_KV + row) * 32 + chunk * 4
+    base = base + stage * (TILE_KV * HEAD_DIM * c.bytes // 4)
+    box, chunk = thread // 16, thread % (16 // rows)
+    for row in cutlass.range(left + thread % 16 // (16 // rows), TILE_KV, rows, unroll=1):
+        word = (box * TILE_KV + row) * words + chunk * 4
         cute.autovec_copy(zero, cute.make_tensor((base + word).align(16), cute.make_layout(4)))
 
 
@@ -193,7 +222,7 @@ def own_tile(
     cute.copy(f.store, f.store.retile(p), f.p_out[None, None, None, stage])
     if const_expr(not c.gather):
         if tile_token + TILE_KV > w.kv_len:
-            clear_tail(s, stage, w.kv_len - tile_token, thread)
+            clear_tail(c, s, stage, w.kv_len - tile_token, thread)
     cute.arch.fence_view_async_shared()
     cute.arch.mbarrier_arrive(s.p_ready + wg)
     cute.arch.barrier(barrier_id=ONE + wg, number_of_threads=128)

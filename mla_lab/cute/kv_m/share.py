@@ -27,7 +27,7 @@ from .output import (
     SLOT,
     SPLIT,
     column,
-    store_pairs,
+    store_unit,
     unit_place,
     unit_words,
     wants_lse,
@@ -162,7 +162,7 @@ def share_many(
                         acc[e] = acc[e] + other[e]
             row, place = unit_place(c, at, rank)
             rows = tail[ROWS] if inside & (tid < width) else Int32(0)
-            store_pairs(c, g, acc, tail[OUT_ROW], rows, row, column(place), tid % 32)
+            store_unit(c, g, acc, tail[OUT_ROW], rows, row, column(c, place), tid % 32)
 
 
 def table_of(s: Shared, pair: Int32) -> cute.Pointer:

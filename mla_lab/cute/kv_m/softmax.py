@@ -114,6 +114,10 @@ def mask_scores(
                 mask_tree(g, acc, tile_token, kv_len, causal, w.out_row, token, lane)
             else:
                 mask_causal(acc, causal - tile_token, row, g.heads, token, lane)
+    elif const_expr(c.causal and c.eight):
+        # by the first row's token: there is no time for a division a tile
+        if tile_token + TILE_KV > causal + 1:
+            mask_causal(acc, causal - tile_token, row, g.heads, token, lane)
     elif const_expr(c.causal):
         # kv_len - q_len + token + 1 <= kv_len, so this covers the tail too
         if tile_token + TILE_KV > causal + row // g.heads + 1:

@@ -8,7 +8,7 @@ import cutlass.cute as cute
 from cutlass import Float32, Int32, Int64, const_expr
 
 from ..hopper import smem_f32
-from .config import BOX, CONSUMER_WARPS, HEAD_DIM, TILE_KV, VALUE_BOXES, Shape
+from .config import BOX, CONSUMER_WARPS, HEAD_DIM, RAW_WARPS, TILE_KV, VALUE_BOXES, Shape
 
 #: words of the work record that the producer leaves for the consumers
 MINE, TOKEN, KV_LEN, CAUSAL, ROW, OUT_ROW, ROWS, ACTIVE = range(8)
@@ -62,7 +62,8 @@ class Shared:
     q: cute.Tensor  # (rows, 576)
     k: cute.Tensor  # (64, 576, stages); P lies on the rope box of its own stage
     top: cute.Tensor  # fp32 [2][rows][4]: tile maximum per warp of a warpgroup
-    peak: cute.Tensor  # fp32 [2][2][rows]: running maximum (log2), factor of the last tile
+    # fp32 [warpgroup][2][rows]: running maximum (log2), factor of the last tile; e4m3: see `late`
+    peak: cute.Tensor
     sums: cute.Tensor  # fp32 [rows][8]: exponentials' sum per warp
     peer: cute.Pointer  # fp32 [cluster][pairs][4]: (m, l, m, l) of a row pair, from each CTA
     weights: cute.Pointer  # fp32 [8 warps][cluster][2]
@@ -75,11 +76,14 @@ class Shared:
     free: cute.Pointer  # peers may send
     sent: cute.Pointer  # their partials are here
     drained: cute.Pointer  # and read
-    p_ready: cute.Pointer  # [warpgroup]: P, maximum and factor of its last tile
+    p_ready: cute.Pointer  # [`statistics`]: P, maximum and factor of a tile
     summed: cute.Pointer  # each warp's sums of a work tile
     weighed: cute.Pointer  # the weights of a merge
     partials: cute.Pointer  # fp32 [cluster][units][4]
     stamps: cute.Pointer  # int64 [STAMPS]
+    raw: Any  # bytes [producer warp][raw copy], of the stored format
+    raw_full: cute.Pointer  # [producer warp][raw copy]
+    m_ready: cute.Pointer  # [warpgroup]: maxima of its last tile (e4m3)
 
 
 @dataclass(frozen=True)
@@ -94,7 +98,8 @@ def allocate(c: Shape, q_layout: cute.ComposedLayout, k_layout: cute.ComposedLay
     """Lay out shared memory; the sizes are `Shape`'s."""
     memory = cutlass.memory.SmemAllocator()
     n = c.rows
-    bars = memory.allocate_array(Int64, c.stages * (c.groups + 1) + 9)
+    raw_copies = RAW_WARPS * c.raw_ahead
+    bars = memory.allocate_array(Int64, c.stages * (c.groups + 1) + 9 + raw_copies + 6 * c.eight)
     stamps = memory.allocate_array(Int64, STAMPS)
     work = memory.allocate_tensor(Int32, cute.make_layout(16), byte_alignment=16)
 
@@ -102,21 +107,25 @@ def allocate(c: Shape, q_layout: cute.ComposedLayout, k_layout: cute.ComposedLay
         layout = cute.make_ordered_layout(shape, order=tuple(reversed(range(len(shape)))))
         return memory.allocate_tensor(Float32, layout, byte_alignment=128)
 
-    top, peak, sums = f32(2, n, 4), f32(2, 2, n), f32(n, 8)
+    top, peak, sums = f32(2, n, 4), f32(*((4, 3) if c.eight else (2, 2)), n), f32(n, 8)
     peer, weights = f32(c.cluster, c.pairs, 4), f32(CONSUMER_WARPS, c.cluster, 2)
     k = memory.allocate_tensor(c.dtype, k_layout.outer, byte_alignment=1024, swizzle=k_layout.inner)
     q = memory.allocate_tensor(c.dtype, q_layout.outer, byte_alignment=1024, swizzle=q_layout.inner)
     partials = smem_f32(k.iterator, 1024)
     if const_expr(c.cluster > 1 and not c.aliased):
         partials = f32(c.exchange_bytes // 4).iterator
+    raw = None
+    if const_expr(c.raw != ""):
+        raw = f32(raw_copies * c.raw_bytes // 4).iterator
     full = bars
     empty = full + c.stages * c.groups
     tail = empty + c.stages
+    p_ready = tail + (9 if c.eight else 5)
     return Shared(
         q, k, top, peak, sums, peer.iterator, weights.iterator,
         work.iterator, work.iterator + 12, full, empty,
-        tail, tail + 1, tail + 2, tail + 3, tail + 4, tail + 5, tail + 7, tail + 8,
-        partials, stamps,
+        tail, tail + 1, tail + 2, tail + 3, tail + 4, p_ready, tail + 7, tail + 8,
+        partials, stamps, raw, tail + 9, tail + 13,
     )  # fmt: skip
 
 
@@ -136,12 +145,18 @@ def weight_view(s: Shared, c: Shape) -> cute.Tensor:
     return cute.make_tensor(s.k.iterator + VALUE_BOXES * BOX * TILE_KV, layout)
 
 
+def statistics(c: Shape, wg: Any, at: Any) -> Any:
+    """Where a warpgroup leaves maxima and factors of tile `at` of the walk."""
+    return 2 * wg + ((at >> 1) & 1) if c.eight else wg
+
+
 def first_owner(c: Shape, done: Int32) -> Int32:
     """Warpgroup that owns the first tile of a work tile, `done` tiles into the walk.
 
-    Tile `done + k` lies in stage (done + k) % stages; with two stages the owner is the stage.
+    Tile `done + k` lies in stage (done + k) % stages; with two stages the owner is the stage. A
+    grid has one work tile.
     """
-    return done & 1 if c.static_stage else Int32(0)
+    return Int32(0) if c.grid and not c.static_stage else done & 1
 
 
 @cute.jit

@@ -10,7 +10,7 @@ Scales of the cache: one for the tensor, one for each token, or the 656-byte for
 128 latent columns of a token, with the rope in bf16. Weights: bf16, as under a bf16 query, or e4m3
 times a constant: at 1 all below 2^-10 of the maximum are lost, at 448 the range is full, and 256 is
 the greatest power of two. Heavy-tailed caches have a sink token, and columns of eight times the
-size (`inputs`).
+size; concentrated ones have their weight on a few tokens (`inputs`).
 
     python -m mla_lab.bench.quantised > data/quantised.jsonl
 """

@@ -22,7 +22,7 @@ inline bool is_dtype(const TensorView& tensor, DLDataTypeCode code, int bits) {
 }
 
 [[noreturn]] inline void refuse(const char* name, const char* supported) {
-  TVM_FFI_THROW(ValueError) << name << ": supported: " << supported;
+  TVM_FFI_THROW(ValueError) << name << ": got something else; supported: " << supported;
   throw;
 }
 

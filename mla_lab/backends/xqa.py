@@ -1,7 +1,8 @@
 """The CUDA C++ decode kernel (kernels/xqa) on a device: which build, and its launch.
 
-One kernel body serves MLA and GQA (`plan.xqa` has its builds and cuts). The last piece of a row
-tile to arrive merges them all; no piece waits for another, so that any grid is legal.
+One kernel body serves MLA and GQA (`plan.xqa` has its builds and cuts). Up to eight pieces of a row
+tile are a cluster that merges them, where the card runs all clusters at once; else the last piece
+to arrive does, and none waits for another. So any grid is legal.
 """
 
 from __future__ import annotations

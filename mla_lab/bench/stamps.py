@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -131,11 +132,11 @@ def mean_phases(calls: Sequence[np.ndarray], marks: Marks) -> tuple[float, dict[
 _SPANS = {"first_byte": "load", "loop": "attend", "exchange": "write"}
 
 
-def cta_spans(stamps: np.ndarray, marks: Marks) -> list[list[object]]:
+def cta_spans(stamps: np.ndarray, marks: Marks) -> list[list[Any]]:
     """[lane, role, start, end, -1] of every CTA with work, ns since the first one's start."""
     starts = stamps[:, marks.path[0][0]]
     zero = int(starts[starts > 0].min())
-    rows: list[list[object]] = []
+    rows: list[list[Any]] = []
     for lane, row in enumerate(stamps):
         now = int(row[marks.path[0][0]])
         for phase, at in path_of(row, marks, now):
@@ -145,7 +146,7 @@ def cta_spans(stamps: np.ndarray, marks: Marks) -> list[list[object]]:
     return rows
 
 
-def role_spans(rounds: np.ndarray) -> tuple[float, list[list[object]]]:
+def role_spans(rounds: np.ndarray) -> tuple[float, list[list[Any]]]:
     """Clock in GHz and [lane, role, start, end, block] of four roles, ns; `rounds` [ROUNDS, 8].
 
     Row i is the KV tile with i to come after it, so that time runs against the rows.
@@ -154,7 +155,7 @@ def role_spans(rounds: np.ndarray) -> tuple[float, list[list[object]]]:
     clocks, ns = steady[:, PV_DONE], steady[:, PV_DONE_NS]
     ghz = float(clocks[-1] - clocks[0]) / float(ns[-1] - ns[0])
     zero = int(steady[0, :PV_DONE_NS].min())
-    found: list[list[object]] = []
+    found: list[list[Any]] = []
     for lane, role, first, last in (
         (0, "load", ASKING, ASKED),
         (1, "qk", QK_BEGUN, QK_DONE),

@@ -59,7 +59,7 @@ class Shape:
     prefetch: int
     pdl: bool
     stamps: bool
-    #: EVICT_FIRST on KV
+    #: a line of KV leaves L2 before others do: it is read once
     evict: bool
     ring: int
     #: column boxes of one full barrier
@@ -308,7 +308,7 @@ def shape_of(config: KernelConfig) -> Shape:
         prefetch=config.option("prefetch", 0),
         pdl=bool(config.option("pdl", 1)),
         stamps=bool(config.option("stamps", 0)),
-        evict=bool(config.option("evict", 0)),
+        evict=bool(config.option("evict", 1)),
         ring=config.option("ring", 0),
         group=BOXES if gather or raw else config.option("group", BOXES if tall else 3),
         grid=bool(config.option("grid", 0)),

@@ -1,9 +1,10 @@
 """The CUDA backend: warp-level mma in CUDA C++ (kernels/xqa), on Hopper and, compiled, beyond.
 
 It takes what the CuTe kernels leave: caches of eight bits whose tokens are fetched one by one, or
-under an fp16 query, and cards that are not Hopper. Lengths never leave the device; kernel and cuts follow from a call's
-form, so that a captured graph stays right when lengths change. On a card that nobody has proved the
-first call of each configuration is compared with the torch backend (`self_check`).
+under an fp16 query, and cards that are not Hopper. Lengths never leave the device; kernel and cuts
+follow from a call's form, so that a captured graph stays right when lengths change. On a card that
+nobody has proved the first call of each configuration is compared with the torch backend
+(`self_check`).
 """
 
 from __future__ import annotations

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
+import torch
 from torch import Tensor
 
 from mla_lab import decode
@@ -12,6 +15,7 @@ from mla_lab.bench import rounding
 from mla_lab.bench.rounding import CASES, DISTRIBUTIONS, WEIGHTS, Rounded
 from mla_lab.contract_gqa import trtllm_batch_decode_with_kv_cache
 from mla_lab.inputs_gqa import GqaInputs
+from mla_lab.resources import data_dir
 
 MLA = Rounded(2, 1, 4, 200)
 GQA = Rounded(2, 3, 8, 200, kv_heads=2, head_dim=64)
@@ -50,3 +54,13 @@ def test_one_wrong_element_is_not() -> None:
 def test_cases_have_names_of_their_own() -> None:
     assert len({case.name for case in CASES}) == len(CASES)
     assert replace(GQA, q_len=1).name == "b2_q1_h8x2_d64_kv200"
+
+
+def test_the_record_is_within() -> None:
+    path: Path = data_dir() / "h200_rounding.jsonl"
+    rows = [json.loads(line) for line in path.read_text().splitlines()]
+    assert {(r["query"], r["cache"]) for r in rows} == set(WEIGHTS)
+    assert {r["inputs"] for r in rows} == set(DISTRIBUTIONS)
+    assert {r["case"] for r in rows} == {case.name for case in CASES}
+    assert all(r["within"] for r in rows)
+    assert torch.tensor([r["times_torch"] for r in rows]).max() <= 2

@@ -24,7 +24,7 @@ from ..gpu import Gpu
 from ..plan import Choice, KernelConfig, Plan, WorkspaceLayout
 from ..plan.choose import Kind
 from ..plan.cuts import Shape
-from ..plan.formula import MAX_SPLITS, mail_words, whole_pairs
+from ..plan.formula import MAX_SPLITS, fits_mail, whole_pairs
 from ..plan.search import walk_overhead
 from ..plan.ways import in_waves
 from ..plan.workspace import MAIL_WORDS, MAX_GROUPS
@@ -135,8 +135,7 @@ class Formula:
         slots = groups * num_splits if num_splits > 1 else 0
         by_mail = config.option("fused_merge", 1) == 3 and slots > 0
         if by_mail:
-            words = sum(mail_words(slots, config.tile_rows, num_splits, bounds.latent_dim))
-            if words > MAIL_WORDS:
+            if not fits_mail(slots, config.tile_rows, num_splits, bounds.latent_dim):
                 got = f"{slots} partials of {config.tile_rows} rows"
                 raise unsupported("plan", got, f"up to {MAIL_WORDS * 4:,} bytes of them")
             slots = 0

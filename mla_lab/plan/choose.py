@@ -22,7 +22,7 @@ from ..problem import Problem
 from .config import KernelConfig
 from .cost import CostModel
 from .cuts import Shape
-from .formula import counts, makespans, most_splits, whole_pairs
+from .formula import counts, fits_mail, makespans, most_splits, whole_pairs
 from .kernel_costs import Q_M, KernelCosts, recorded_costs
 from .schedule import make_plan
 from .search import best_trial
@@ -198,6 +198,9 @@ def price_formula(
         waves, most = -(-problem.batch * whole_pairs(shape.max_row_tiles, pair) // shape.workers), 1
     # pairs spare reads of L2 where a few requests are read by all: whole requests were never faster
     tried = [n for n in counts(most) or [1] if n > 1 or pair == 1 or in_waves(config)]
+    if config.option("fused_merge", 1) == 3:
+        groups, latent = problem.batch * shape.max_row_tiles, problem.latent_dim
+        tried = [n for n in tried if n == 1 or fits_mail(groups * n, rows, n, latent)]
     if not tried:
         return []
     times = makespans(shape, model, most) if most else np.array([model.launch_ns])

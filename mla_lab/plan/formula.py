@@ -12,7 +12,7 @@ import numpy as np
 from .cost import CostModel
 from .cuts import Shape
 from .search import memory_time, sharing
-from .workspace import MAX_GROUPS
+from .workspace import MAIL_WORDS, MAX_GROUPS
 
 #: splits that a kernel merges
 MAX_SPLITS = 160
@@ -46,6 +46,11 @@ def mail_words(slots: int, rows: int, splits: int, latent_dim: int) -> tuple[int
     `splits` of them, and one more for each row pair where a share ends.
     """
     return slots * rows * latent_dim, slots * (splits + rows // 2) * 4
+
+
+def fits_mail(slots: int, tile_rows: int, num_splits: int, latent_dim: int) -> bool:
+    """Whether so many partials go by mail: its slice of every workspace has one size."""
+    return sum(mail_words(slots, tile_rows, num_splits, latent_dim)) <= MAIL_WORDS
 
 
 def counts(most: int) -> list[int]:

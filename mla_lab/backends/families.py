@@ -74,6 +74,13 @@ def config_for_plan(plan: Plan) -> KernelConfig | None:
     return None
 
 
+def tiles_of(problem: Problem) -> list[str]:
+    """Work tiles of plans that a kernel of these formats walks, or takes as a formula."""
+    ways = (way.tiles_for(problem.q_dtype, problem.kv_format) for way in (WALK, MAIL, DEEP, ROWS))
+    rows = sorted({tile[0] for tiles in ways for tile in tiles})
+    return [f"{count} x {Q_M.tile_kv}" for count in rows]
+
+
 def config_for(way: Way, tile: tuple[int, int]) -> KernelConfig:
     """The kernel that is compiled for `way` and (tile rows, cluster)."""
     rows, cluster = tile

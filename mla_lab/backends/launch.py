@@ -40,7 +40,7 @@ from .device_plan import (
     uniform_q_begin,
 )
 from .extras import Extras, number
-from .families import FAMILIES, complete, config_for_plan, resident
+from .families import FAMILIES, complete, config_for_plan, resident, tiles_of
 from .gather import gathers
 
 LOG2_E = math.log2(math.e)
@@ -299,7 +299,7 @@ def config_of(plan: Plan, gpu: Gpu) -> KernelConfig:
     config = plan.config or config_for_plan(plan)
     family = FAMILIES.get(config.kernel) if config else None
     if config is None or family is None or plan.tile_kv != family.tile_kv:
-        has = [f"{rows} x {f.tile_kv}" for f in FAMILIES.values() for rows, _ in f.tiles]
+        has = tiles_of(plan.problem)
         raise unsupported("plan", f"work tiles of {plan.tile_rows} x {plan.tile_kv}", has)
     if config.option("grid"):
         return config

@@ -3,8 +3,9 @@
 From the inside out: the attention kernel's entry called with everything ready; the native call
 with a plan, a workspace and an out; the contract's name with the same; without a plan, where the
 kernel follows a formula; and batch invariant, where the planner is launched too. Beside them
-torch's `add(out=)`. Medians; nothing waits for the device while a round is timed, and a round is
-shorter than the device's queue.
+torch's `add(out=)`. Medians over rounds in which each of them is called in turn, so that a host
+that slows down for a while does so for all; nothing waits for the device while a round is timed,
+and a round is shorter than the device's queue.
 """
 
 from __future__ import annotations
@@ -40,20 +41,21 @@ def measure() -> dict[str, float]:
     if gpu is None:
         raise unsupported("device", "no GPU", "a GPU that the CuTe backend runs on")
     calls = _calls(gpu)
-    return {name: median_us(call, torch.cuda.synchronize) for name, call in calls.items()}
+    return medians_us(calls, torch.cuda.synchronize)
 
 
-def median_us(call: Callable[[], Any], settle: Callable[[], None]) -> float:
-    """Median over rounds of the mean host time of a call; `settle` empties the queue between."""
-    rounds = []
+def medians_us(calls: dict[str, Callable[[], Any]], settle: Callable[[], None]) -> dict[str, float]:
+    """Medians over rounds of the mean host time of each call; `settle` empties the queue."""
+    rounds: dict[str, list[float]] = {name: [] for name in calls}
     for _ in range(ROUNDS):
-        settle()
-        start = time.perf_counter()
-        for _ in range(CALLS):
-            call()
-        rounds.append((time.perf_counter() - start) / CALLS * 1e6)
+        for name, call in calls.items():
+            settle()
+            start = time.perf_counter()
+            for _ in range(CALLS):
+                call()
+            rounds[name].append((time.perf_counter() - start) / CALLS * 1e6)
     settle()
-    return statistics.median(rounds)
+    return {name: statistics.median(times) for name, times in rounds.items()}
 
 
 def _calls(gpu: Gpu) -> dict[str, Callable[[], Any]]:

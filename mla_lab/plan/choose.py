@@ -196,6 +196,9 @@ def price_formula(
         if not in_waves(config):
             return []
         waves, most = -(-problem.batch * whole_pairs(shape.max_row_tiles, pair) // shape.workers), 1
+        # what a wave reads is its own requests' keys
+        wave = replace(problem, q_lens=problem.q_lens[::waves], kv_lens=problem.kv_lens[::waves])
+        shape = Shape.of(wave, rows, TILE_KV, shape.workers)
     # pairs spare reads of L2 where a few requests are read by all: whole requests were never faster
     tried = [n for n in counts(most) or [1] if n > 1 or pair == 1 or in_waves(config)]
     if config.option("fused_merge", 1) == 3:

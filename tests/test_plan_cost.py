@@ -26,13 +26,13 @@ from mla_lab.plan import (
 )
 from mla_lab.plan.__main__ import BUDGET_MS, planning_ms, ragged_problem
 from mla_lab.plan.calibrate import FITTED, Measured, fit, predictions
-from mla_lab.plan.choose import invariant_kinds
+from mla_lab.plan.choose import invariant_kinds, price_formula
 from mla_lab.plan.cuts import Shape
 from mla_lab.plan.formula import makespans, most_splits
 from mla_lab.plan.kernel_costs import KV_M, MEASURED, Q_M, recorded_costs
 from mla_lab.plan.schedule import POLICIES
 from mla_lab.plan.search import even, even_candidates, try_cuts
-from mla_lab.plan.ways import way_of
+from mla_lab.plan.ways import PAIR, way_of
 from mla_lab.problem import Problem
 from mla_lab.simulate import H200 as CONSTANTS
 from mla_lab.simulate import simulate
@@ -451,3 +451,20 @@ def test_1024_requests_in_under_10_ms(policy):
     took = min(planning_ms(policy, ragged_problem()))
     print(f"{policy}: {took:.2f} ms, {took / BUDGET_MS:.2f} of the budget")
     assert took < BUDGET_MS
+
+
+def test_waves_are_priced_by_a_wave_and_launched_whole() -> None:
+    eight = {"q_dtype": "e4m3", "kv_format": "e4m3"}
+    one, four = (
+        choose(Problem.uniform(64 * n, 1, 8192, 128, **eight), H200, costs=recorded_costs())
+        for n in (1, 4)
+    )
+    assert one.config.option("pair") == four.config.option("pair") == 2
+    assert 3.6 < four.predicted_us / one.predicted_us < 4.1
+    # the tallest request counts for the launch, wherever it stands; one without queries for none
+    q_lens = tuple(0 if b % 4 == 0 else 2 if b == 1 else 1 for b in range(300))
+    ragged = Problem(q_lens, (4096,) * 300, 128, **eight)
+    family = next(f for f in recorded_costs() if f.key == (PAIR.kernel, PAIR.name)).of(ragged)
+    (priced,) = price_formula(ragged, H200, family, 64, 1)
+    assert priced.num_workers == 300 * 4
+    assert priced.predicted_us > one.predicted_us

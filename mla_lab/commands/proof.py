@@ -19,6 +19,7 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
     verbs = parser.add_subparsers(dest="verb", metavar="VERB", required=True)
     pairs = verbs.add_parser("pairwise", help="pairs of features, formats and shapes")
     pairs.add_argument("--first", type=int, help="only the first so many cases")
+    pairs.add_argument("--only", default="", help="cases of these numbers, by comma")
     published = verbs.add_parser("published", help="the 396 configurations of a pull request")
     published.add_argument("--dtypes", default="bf16,e4m3", help="by comma")
     published.add_argument("--batch", type=int, default=1024, help="up to so many requests")
@@ -49,7 +50,8 @@ def run(args: argparse.Namespace) -> int | None:
 
     rows: list[record.Row] = []
     if args.verb == "pairwise":
-        chosen = None if args.first is None else range(args.first)
+        numbers = [int(number) for number in args.only.split(",") if number]
+        chosen = numbers or (None if args.first is None else range(args.first))
         rows += record.pairwise_run(args.device, chosen, say)
     elif args.verb == "costs":
         names = [name for name in args.features.split(",") if name]

@@ -33,8 +33,8 @@ TILE_KV = 64
 #: how batch invariance cuts (see `policies.fixed_size`), for requests of up to 16 query rows, of up
 #: to 64 heads, and of more, whose row tiles fill the card sooner: in the largest pieces with which
 #: 64 requests do, since a batch of 128 pays 8 us for every further one. Small batches lose by it:
-#: with 8192 keys each and 16 or 128 heads, one request takes 9.5 or 5.8 times as long as by default
-#: on an H200, 16 of them 2.1 or 1.7 times.
+#: with 8192 keys each and 16 or 128 heads, one request takes 10.4 or 6.5 times as long as by
+#: default on an H200, 16 of them 2.2 or 1.7 times (data/h200_invariant.jsonl).
 INVARIANT_CUTS = {
     16: {"split_blocks": 16, "max_splits": 32, "half_blocks": 64},
     64: {"split_blocks": 32, "max_splits": 32, "half_blocks": 64},
@@ -191,14 +191,16 @@ def price_formula(
     model = family.model(problem, rows, TILE_KV, cluster)
     model = replace(model, card_rate=_card_rate(family, gpu))
     most = most_splits(shape, problem.batch, cluster, pair)
-    waves = 1
+    waves, priced = 1, shape
     if shape.batch and not most:
         if not in_waves(config):
             return []
         waves, most = -(-problem.batch * whole_pairs(shape.max_row_tiles, pair) // shape.workers), 1
         # what a wave reads is its own requests' keys
-        wave = replace(problem, q_lens=problem.q_lens[::waves], kv_lens=problem.kv_lens[::waves])
-        shape = Shape.of(wave, rows, TILE_KV, shape.workers)
+        lengths = zip(problem.q_lens, problem.kv_lens, strict=True)
+        q_lens, kv_lens = zip(*[both for both in lengths if both[0]][::waves], strict=True)
+        wave = replace(problem, q_lens=q_lens, kv_lens=kv_lens)
+        priced = Shape.of(wave, rows, TILE_KV, shape.workers)
     # pairs spare reads of L2 where a few requests are read by all: whole requests were never faster
     tried = [n for n in counts(most) or [1] if n > 1 or pair == 1 or in_waves(config)]
     if config.option("fused_merge", 1) == 3:
@@ -206,7 +208,7 @@ def price_formula(
         tried = [n for n in tried if n == 1 or fits_mail(groups * n, rows, n, latent)]
     if not tried:
         return []
-    times = makespans(shape, model, most) if most else np.array([model.launch_ns])
+    times = makespans(priced, model, most) if most else np.array([model.launch_ns])
     times = model.launch_ns + waves * (times - model.launch_ns)
     times = times[np.array(tried) - 1]
     splits = tried[int(times.argmin())]

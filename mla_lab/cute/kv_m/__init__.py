@@ -64,16 +64,14 @@ selection, and the value rows there are zeroed, so a NaN in an unread slot reach
 """
 
 import cutlass.cute as cute
-from cutlass import Float8E4M3FN, Float32, Int32, Int64, Uint8, Uint16
+from cutlass import Float32, Int32, Int64, Uint8, Uint16
 from cutlass.cute.runtime import make_fake_compact_tensor, make_fake_stream, make_fake_tensor
 
 from ...plan.config import KernelConfig
 from ..registry import CuteEntry
-from .config import HEAD_DIM, LATENT_DIM, RAW_BYTES, Shape, shape_of
+from .config import HEAD_DIM, LATENT_DIM, SPLIT_BYTES, Shape, shape_of
 from .kernel import FeatureGridKvM, FeatureKvM, GridKvM, KvM, StampedGridKvM, StampedKvM
 from .storage import STAMPS
-
-RAW_DTYPES = {"e4m3": Float8E4M3FN, "fp8_656": Uint8}
 
 
 def _fake(dtype, shape, align):
@@ -84,8 +82,8 @@ def _fake(dtype, shape, align):
 def _fake_cache(c: Shape):
     """The cache: pages at multiples of 16 bytes, tokens of a page dense."""
     dtype, width, sixteen = c.dtype, HEAD_DIM, 16 // c.bytes
-    if c.raw:
-        dtype, width, sixteen = RAW_DTYPES[c.raw], RAW_BYTES[c.raw], 16
+    if c.scaled:
+        dtype, width = Uint8, SPLIT_BYTES["fp8_656"]
     return make_fake_tensor(
         dtype,
         (cute.sym_int(), cute.sym_int() if c.gather else c.page, width),
@@ -106,7 +104,7 @@ def entry(config: KernelConfig) -> CuteEntry:
         return tuple(sym() for _ in range(number))
 
     args = [
-        _fake(c.dtype, (*leading(3 if shaped else 1), HEAD_DIM), 16),
+        _fake(c.q_dtype, (*leading(3 if shaped else 1), HEAD_DIM), 16),
         _fake_cache(c),
         _fake(c.out_dtype, (*leading(3 if shaped else 1), LATENT_DIM), 16),
         _fake(Float32, leading(2 if shaped else 1), 4),

@@ -34,7 +34,8 @@ import cutlass.cute as cute
 from cutlass import Float32, Int16, Int32
 from cutlass.cute.nvgpu import warpgroup
 
-from .config import BOX, TILE_KV, VALUE_BOXES, Shape
+from .config import BOX, SLICES, TILE_KV, VALUE_BOXES, Shape
+from . import split
 from .storage import Shared
 
 #: log2 of the weight of a row's maximum
@@ -42,8 +43,6 @@ P_LOG2 = 8.0
 #: tokens of one k-step of the matrix unit, and of a tile's
 STEP = 32
 STEPS = TILE_KV // STEP
-#: 64-column slices of a warpgroup's half of O^T
-SLICES = VALUE_BOXES // 2
 BOX_BYTES = TILE_KV * BOX
 #: bytes of two words that are row g, and row g + 8 of V^T
 ORDERS = (0x6240, 0x7351)
@@ -68,22 +67,15 @@ def sum_two(pair: Int16) -> Float32:
     )
 
 
-def join(low: Int16, high: Int16) -> Int32:
-    """Two halves as a word."""
-    return cute.arch.inline_ptx(
-        "mov.b32 {$w0}, { {$r0}, {$r1} };", write_only_types=[Int32], read_only_args=[low, high]
-    )
-
-
 def publish(c: Shape, s: Shared, acc: cute.Tensor, stage: Any, warp: Int32, lane: Int32) -> None:
     """P of a warp's 16 tokens to its stage's rope box. Of 8 rows the word lies at 4 j of `acc`."""
     words = cute.recast_tensor(acc, Int32)
     base = Int32(s.k.iterator.toint()) + (stage * c.tile_bytes + VALUE_BOXES * BOX_BYTES)
-    count = min(c.rows // 8, 4)
+    count = min(c.width // 8, 4)
     row = lane % (8 * count)
     base = base + row * BOX + ((warp ^ ((row >> 1) & 3)) << 4)
     numbers = ", ".join(f"{{$r{i + 1}}}" for i in range(count))
-    for j in range(0, c.rows // 8, count):
+    for j in range(0, c.width // 8, count):
         cute.arch.inline_ptx(
             f"stmatrix.sync.aligned.m8n8.x{count}.trans.shared.b16 [{{$r0}}+{j * 8 * BOX}], "
             f"{{ {numbers} }};",
@@ -116,7 +108,7 @@ def issue_values(
     """
     base = Int32(s.k.iterator.toint()) + (stage * c.tile_bytes + wg * SLICES * BOX_BYTES)
     base = base + lane * BOX + ((warp ^ ((lane >> 1) & 3)) << 4)
-    half = c.rows // 2
+    half = c.width // 2
     if not c.promote:
         rescale(f.acc_o, factor, half)
     into = f.part if c.promote else f.acc_o
@@ -154,8 +146,11 @@ def rescale(acc: cute.Tensor, factor: cute.Tensor, half: int) -> None:
 def land_slice(c: Shape, f: Any, factor: cute.Tensor, m: int) -> None:
     """O^T of slice m <- O^T x factor + the tile's, in fp32."""
     half = c.rows // 2
+    at = m % c.parts_apart * (c.width // 2)
     for x in range(half):
-        part = f.part[m % c.parts_apart * half + x]
+        part = f.part[at + x]
+        if c.terms > 1:
+            part = part + f.part[at + half + x] * Float32(split.LOW)
         f.acc_o[m * half + x] = f.acc_o[m * half + x] * factor[2 * (x // 4) + x % 2] + part
 
 

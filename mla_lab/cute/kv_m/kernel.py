@@ -12,12 +12,11 @@ from .consume import consume
 from .gather import SPARSE, gather
 from .load import barriers_init, produce, produce_one
 from .storage import STAMPS, Global, Products, allocate, stamp
-from .widen import widen
 
 
 def values_product(c: Shape, k_major: OperandMajorMode, mn_major: OperandMajorMode):
     """V^T P^T: e4m3 operands are K-major only, so that V^T goes through registers (see `fp8`)."""
-    shape = (Float32, (1, 1, 1), (TILE_KV, c.rows))
+    shape = (Float32, (1, 1, 1), (TILE_KV, c.width))
     if c.eight:
         source = warpgroup.OperandSource.RMEM
         return sm90.make_trivial_tiled_mma(
@@ -64,8 +63,6 @@ def kv_m_kernel(
             cute.arch.setmaxregister_decrease(c.registers[0])
         if const_expr(c.gather):
             gather(c, g, s)
-        elif const_expr(c.raw != ""):
-            widen(c, g, s, block // c.cluster, rank)
         elif warp == CONSUMER_WARPS:
             if const_expr(c.grid):
                 produce_one(c, g, s, rank)
@@ -140,12 +137,16 @@ class KvM:
         atom = warpgroup.make_smem_layout_atom(
             kinds.K_SW64 if const_expr(c.eight) else kinds.K_SW128, c.dtype
         )
-        q_layout = cute.tile_to_shape(atom, (c.rows, HEAD_DIM), (0, 1))
+        q_layout = cute.tile_to_shape(atom, (c.width, HEAD_DIM), (0, 1))
+        q_arrives = q_layout
+        if const_expr(c.terms > 1):
+            stored = warpgroup.make_smem_layout_atom(kinds.K_SW128, c.q_dtype)
+            q_arrives = cute.tile_to_shape(stored, (c.rows, HEAD_DIM), (0, 1))
         k_layout = cute.tile_to_shape(atom, (TILE_KV, HEAD_DIM, c.stages), (0, 1, 2))
         box_layout = cute.tile_to_shape(atom, (c.box_rows, BOX * c.box_cols), (0, 1))
         mma = Products(
             sm90.make_trivial_tiled_mma(
-                c.dtype, c.dtype, k_major, k_major, Float32, (1, 1, 1), (TILE_KV, c.rows)
+                c.dtype, c.dtype, k_major, k_major, Float32, (1, 1, 1), (TILE_KV, c.width)
             ),
             values_product(c, k_major, mn_major),
         )
@@ -168,7 +169,7 @@ class KvM:
             tma_k, gk = cpasync.make_tiled_tma_atom(
                 spread, kv_view, box_layout, (c.box_rows, (BOX, c.box_cols))
             )
-        tma_q, gq = cpasync.make_tiled_tma_atom(copy, q_view, q_layout, (c.rows, columns))
+        tma_q, gq = cpasync.make_tiled_tma_atom(copy, q_view, q_arrives, (c.rows, columns))
         g = Global(tma_q, gq, tma_k, gk, *operands, kv=tokens)
         if const_expr(c.grid):
             row_tiles = (g.row_tiles + c.pair - 1) // c.pair * c.pair

@@ -27,7 +27,7 @@ from cutlass.cute.nvgpu import warpgroup
 
 from ..extras import scale_now
 from ..hopper import NO_SCORE, fold_lanes, folded_index, fresh_thread, load2, load4
-from . import fp8
+from . import fp8, split
 from . import softmax as sx
 from .config import TILE_KV, Shape
 from .finish import publish_totals
@@ -66,6 +66,13 @@ def row_statistics(
     cute.arch.mbarrier_arrive(s.m_ready + wg)
 
 
+def scores_of(c: Shape, f: Fragments) -> cute.Tensor:
+    """A thread's scores: two terms' are where those of hi were."""
+    if c.terms == 1:
+        return f.acc_s
+    return cute.make_tensor(f.acc_s.iterator, cute.make_layout(c.rows // 2))
+
+
 @cute.jit
 def weigh(
     c: cutlass.Constexpr[Shape], wg: cutlass.Constexpr[int], first: cutlass.Constexpr[bool],
@@ -73,7 +80,7 @@ def weigh(
 ):  # fmt: skip
     """Scores become weights of e4m3, two tokens of two rows a word, at 4 j of the scores; totals
     follow. See `fp8`."""
-    acc, scale = f.acc_s, scale_now(c, g)
+    acc, scale = scores_of(c, f), scale_now(c, g)
     tops = []
     for i in cutlass.range_constexpr(c.rows // 4):
         tops.append(cute.arch.fmax(acc[4 * (i // 2) + i % 2], acc[4 * (i // 2) + 2 + i % 2]))
@@ -87,17 +94,26 @@ def weigh(
         row_statistics(c, wg, first, s, scale, at, row)
     cute.arch.barrier(barrier_id=ONE + wg, number_of_threads=128)
     place = statistics(c, wg, at)
-    words = cute.recast_tensor(acc, Int32)
+    words = cute.recast_tensor(f.acc_s, Int32)
     for j in cutlass.range_constexpr(c.rows // 8):
         peaks, fade = pair_of(c, s, place, PEAK, j, lane), pair_of(c, s, place, BOTH, j, lane)
-        halves = []
+        halves, rests = [], []
         for e in cutlass.range_constexpr(2):
             # in the place of the scores: left alive, they make ptxas take the products one by one
             for x in (4 * j + e, 4 * j + 2 + e):
                 acc[x] = cute.math.exp2(acc[x] * scale - peaks[e], fastmath=True)
-            halves.append(fp8.round_two(acc[4 * j + e], acc[4 * j + 2 + e]))
-            f.total[2 * j + e] = f.total[2 * j + e] * fade[e] + fp8.sum_two(halves[e])
-        words[4 * j] = fp8.join(halves[0], halves[1])
+            seen = acc[4 * j + e] + acc[4 * j + 2 + e]
+            if const_expr(c.terms > 1):
+                half, rest = split.split_two(acc[4 * j + e], acc[4 * j + 2 + e])
+                rests.append(rest)
+            else:
+                half = fp8.round_two(acc[4 * j + e], acc[4 * j + 2 + e])
+                seen = fp8.sum_two(half)
+            halves.append(half)
+            f.total[2 * j + e] = f.total[2 * j + e] * fade[e] + seen
+        words[4 * j] = split.join_two(halves[0], halves[1])
+        if const_expr(c.terms > 1):
+            words[4 * j + c.rows // 2] = split.join_two(rests[0], rests[1])
 
 
 @cute.jit
@@ -130,7 +146,7 @@ def own_tile(
     warp: Int32, lane: Int32,
 ):  # fmt: skip
     """One round of the module's docstring; `order` FIRST: the work tile has no tile k-1."""
-    if const_expr(c.rows == 64):
+    if const_expr(c.width == 64):
         # whatever follows from the thread takes no register from one round to the next
         lane = fresh_thread() % 32
         warp = cute.arch.make_warp_uniform(fresh_thread() % 128 // 32)
@@ -144,11 +160,13 @@ def own_tile(
     if const_expr(c.halves):
         for x in cutlass.range_constexpr(cute.size(f.acc_s)):
             f.acc_s[x] = f.acc_s[x] + f.rest[x]
+    if const_expr(c.terms > 1):
+        split.add_terms(c, s, f.acc_s, lane)
     if const_expr(order == FIRST):
         stamp(c, s, 2)
     if k + 2 >= w.mine:
         cute.arch.mbarrier_arrive(s.q_empty)
-    sx.mask_scores(c, g, f.acc_s, tile_token, w, 16 * warp + lane // 4, lane)
+    sx.mask_scores(c, g, scores_of(c, f), tile_token, w, 16 * warp + lane // 4, lane)
     weigh(c, wg, order == FIRST, g, s, f, at, warp, lane)
     fp8.publish(c, s, f.acc_s, stage, warp, lane)
     if tile_token + TILE_KV > w.kv_len:

@@ -6,7 +6,7 @@ from cutlass import Int16, Int32, Int64, const_expr
 from cutlass.cute.nvgpu import cpasync
 
 from ..hopper import EVICT_FIRST, nanoseconds
-from .config import BOX, BOXES, CONSUMER_WARPS, CONSUMERS, HEAD_DIM, RAW_WARPS, TILE_KV, Shape
+from .config import BOX, BOXES, CONSUMER_WARPS, CONSUMERS, HEAD_DIM, TILE_KV, Shape
 from .storage import END, Global, Shared
 from .work import Work, ask, load_entries, open_grid, open_work, read_words
 
@@ -32,8 +32,6 @@ def barriers_init(c: Shape, s: Shared) -> None:
             cute.arch.mbarrier_init(s.m_ready + i, c.rows)
     cute.arch.mbarrier_init(s.summed, CONSUMERS)
     cute.arch.mbarrier_init(s.weighed, CONSUMERS)
-    for i in range(RAW_WARPS * c.raw_ahead):
-        cute.arch.mbarrier_init(s.raw_full + i, 1)
 
 
 def kv_parts(c: Shape, g: Global, s: Shared) -> tuple[cute.Tensor, cute.Tensor]:
@@ -60,7 +58,7 @@ def kv_parts(c: Shape, g: Global, s: Shared) -> tuple[cute.Tensor, cute.Tensor]:
 def load_q(c: cutlass.Constexpr[Shape], g: Global, s: Shared, row: Int32):
     """All `rows` x 576 of the row tile, from row `row` on; rows past the end read zeros."""
     smem = cute.make_tensor(
-        s.q.iterator,
+        cute.recast_ptr(s.q.iterator, dtype=c.q_dtype) if c.terms > 1 else s.q.iterator,
         cute.make_layout((c.rows, (BOX, BOXES)), stride=(BOX, (1, c.rows * BOX))),
     )
     gmem = cute.local_tile(cute.domain_offset((row, 0), g.gq), (c.rows, (BOX, BOXES)), (0, 0))

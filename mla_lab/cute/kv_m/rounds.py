@@ -84,14 +84,16 @@ class Span:
 
 def registers(c: Shape, mma: Products) -> Registers:
     """Accumulators and statistics, made once."""
-    part, rest, scores = None, None, mma.s.partition_shape_C((TILE_KV, c.rows))
+    part, rest, scores = None, None, mma.s.partition_shape_C((TILE_KV, c.width))
     if c.eight and c.promote:
-        part = cute.make_rmem_tensor(c.parts_apart * c.rows // 2, Float32)
+        part = cute.make_rmem_tensor(c.parts_apart * c.width // 2, Float32)
     if c.halves:
         rest = cute.make_rmem_tensor(scores, Float32)
     return Registers(
         acc_s=cute.make_rmem_tensor(scores, Float32),
-        acc_o=cute.make_rmem_tensor(mma.o.partition_shape_C((256, c.rows)), Float32),
+        acc_o=cute.make_rmem_tensor(
+            mma.o.partition_shape_C((256, c.rows)) if c.terms == 1 else 2 * c.rows, Float32
+        ),
         total=cute.make_rmem_tensor(c.rows // 4, Float32),
         factor=cute.make_rmem_tensor(c.rows // 4, Float32),
         part=part,
@@ -114,7 +116,7 @@ def fragments(
             p=mma.o.make_fragment_B(slice_o.partition_B(p)),
             store=None,
             p_out=None,
-            slice=cute.make_layout(mma.o.partition_shape_C((TILE_KV, c.rows))),
+            slice=cute.make_layout(mma.o.partition_shape_C((TILE_KV, c.width))),
             **shared,
         )
     count = 2 if c.rows == 8 else 4

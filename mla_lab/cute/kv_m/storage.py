@@ -8,7 +8,7 @@ import cutlass.cute as cute
 from cutlass import Float32, Int32, Int64, const_expr
 
 from ..hopper import smem_f32
-from .config import BOX, CONSUMER_WARPS, HEAD_DIM, RAW_WARPS, TILE_KV, VALUE_BOXES, Shape
+from .config import BOX, CONSUMER_WARPS, HEAD_DIM, TILE_KV, VALUE_BOXES, Shape
 
 #: words of the work record that the producer leaves for the consumers
 MINE, TOKEN, KV_LEN, CAUSAL, ROW, OUT_ROW, ROWS, ACTIVE = range(8)
@@ -59,7 +59,8 @@ class Global:
 class Shared:
     """Shared memory of a CTA. Barriers and what they count stand in the kernel's docstring."""
 
-    q: cute.Tensor  # (rows, 576)
+    q: cute.Tensor  # (rows, 576); two terms: (2 rows, 576), see `split`
+    unit: Any  # fp32 [rows]: what one of a query row's e4m3 numbers counts for (two terms)
     k: cute.Tensor  # (64, 576, stages); P lies on the rope box of its own stage
     top: cute.Tensor  # fp32 [2][rows][4]: tile maximum per warp of a warpgroup
     # fp32 [warpgroup][2][rows]: running maximum (log2), factor of the last tile; e4m3: see `late`
@@ -81,8 +82,6 @@ class Shared:
     weighed: cute.Pointer  # the weights of a merge
     partials: cute.Pointer  # fp32 [cluster][units][4]
     stamps: cute.Pointer  # int64 [STAMPS]
-    raw: Any  # bytes [producer warp][raw copy], of the stored format
-    raw_full: cute.Pointer  # [producer warp][raw copy]
     m_ready: cute.Pointer  # [warpgroup]: maxima of its last tile (e4m3)
 
 
@@ -98,8 +97,7 @@ def allocate(c: Shape, q_layout: cute.ComposedLayout, k_layout: cute.ComposedLay
     """Lay out shared memory; the sizes are `Shape`'s."""
     memory = cutlass.memory.SmemAllocator()
     n = c.rows
-    raw_copies = RAW_WARPS * c.raw_ahead
-    bars = memory.allocate_array(Int64, c.stages * (c.groups + 1) + 9 + raw_copies + 6 * c.eight)
+    bars = memory.allocate_array(Int64, c.stages * (c.groups + 1) + 9 + 6 * c.eight)
     stamps = memory.allocate_array(Int64, STAMPS)
     work = memory.allocate_tensor(Int32, cute.make_layout(16), byte_alignment=16)
 
@@ -114,18 +112,16 @@ def allocate(c: Shape, q_layout: cute.ComposedLayout, k_layout: cute.ComposedLay
     partials = smem_f32(k.iterator, 1024)
     if const_expr(c.cluster > 1 and not c.aliased):
         partials = f32(c.exchange_bytes // 4).iterator
-    raw = None
-    if const_expr(c.raw != ""):
-        raw = f32(raw_copies * c.raw_bytes // 4).iterator
+    unit = f32(n) if c.terms > 1 else None
     full = bars
     empty = full + c.stages * c.groups
     tail = empty + c.stages
     p_ready = tail + (9 if c.eight else 5)
     return Shared(
-        q, k, top, peak, sums, peer.iterator, weights.iterator,
+        q, unit, k, top, peak, sums, peer.iterator, weights.iterator,
         work.iterator, work.iterator + 12, full, empty,
         tail, tail + 1, tail + 2, tail + 3, tail + 4, p_ready, tail + 7, tail + 8,
-        partials, stamps, raw, tail + 9, tail + 13,
+        partials, stamps, tail + 13,
     )  # fmt: skip
 
 
@@ -141,7 +137,7 @@ def value_view(s: Shared, c: Shape, wg: int) -> cute.Tensor:
 
 def weight_view(s: Shared, c: Shape) -> cute.Tensor:
     """P as (rows, 64 tokens, stage), on the rope box of each stage."""
-    layout = cute.make_layout((c.rows, TILE_KV, c.stages), stride=(BOX, 1, TILE_KV * HEAD_DIM))
+    layout = cute.make_layout((c.width, TILE_KV, c.stages), stride=(BOX, 1, TILE_KV * HEAD_DIM))
     return cute.make_tensor(s.k.iterator + VALUE_BOXES * BOX * TILE_KV, layout)
 
 

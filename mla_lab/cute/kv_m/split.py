@@ -1,0 +1,161 @@
+"""A query of sixteen bits over a cache of eight: two e4m3 numbers in place of one of bf16.
+
+Nothing of the cache is widened. Both products take its bytes as they are, and what meets them is a
+sum of two e4m3 numbers, of four significant bits each, which a tile's columns hold apart:
+
+    x = hi + lo / 16      hi = e4m3(x), lo = e4m3(16 (x - hi))
+
+    Q in shared memory            S^T = K Q^T          P in shared memory       V^T P^T
+    row 0 .. R-1    hi of row r   columns 0 .. R-1     row 0 .. R-1    hi       columns 0 .. R-1
+    row R .. 2R-1   lo of row r   columns R .. 2R-1    row R .. 2R-1   lo       columns R .. 2R-1
+
+Tokens, and columns of V, lie along M, so columns r and R + r of a product are two accumulators of
+one thread, x and x + R / 2, and are added where they are read. With 16 query rows the products
+have 32 columns: they read shared memory as often as with 16.
+
+A bf16 number has 8 significant bits. What hi leaves is at most 8 units of its last place, which
+lo has exactly: Q is exact while hi and lo are normal numbers. A row is scaled by a power of two
+that takes its greatest element to 128 .. 256; elements below 2^-13 of that are off by 2^-22 of it.
+(Of fp16's 11 bits lo keeps the first four that hi leaves: 2^-9 of an element.) The scale goes back
+into the scores with `unit`. Weights have at most 2^-8 of their own error, as those of bf16.
+
+The query arrives as it is stored, in boxes of 64 columns that the consumers split in place, each
+row's by 256 / R neighbouring lanes: R x 128 bytes of a box are 2 R rows of 64 bytes.
+"""
+
+from typing import Any
+
+import cutlass
+import cutlass.cute as cute
+from cutlass import BFloat16, Float32, Int16, Int32, const_expr
+
+from ..hopper import load2
+from .config import BOX, BOXES, CONSUMERS, Shape
+from .storage import Shared
+
+#: what one of lo counts for
+LOW = 1.0 / 16.0
+#: named barriers of all consumers: the query is read, and written
+READ, WRITTEN = 4, 5
+#: lanes of a box's row, 16 bytes each
+LANES = 8
+#: exponents, as fp32 has them: of a row's greatest element when it is scaled, of infinity
+TOP, INFINITE = 127 + 7, 255
+
+
+def split_two(low: Float32, high: Float32) -> tuple[Int16, Int16]:
+    """Two numbers of magnitudes up to 256 as hi and lo, `low` in the low bytes."""
+    return cute.arch.inline_ptx(
+        "{ .reg .b32 p, h, k; cvt.rn.f16x2.f32 p, {$r1}, {$r0};"
+        " cvt.rn.satfinite.e4m3x2.f16x2 {$w0}, p; cvt.rn.f16x2.e4m3x2 h, {$w0};"
+        " mov.b32 k, 0x4C004C00; sub.rn.f16x2 p, p, h; mul.rn.f16x2 p, p, k;"
+        " cvt.rn.satfinite.e4m3x2.f16x2 {$w1}, p; }",
+        write_only_types=[Int16, Int16],
+        read_only_args=[low, high],
+    )
+
+
+def join_two(low: Int16, high: Int16) -> Int32:
+    """Two halves as a word."""
+    return cute.arch.inline_ptx(
+        "mov.b32 {$w0}, { {$r0}, {$r1} };", write_only_types=[Int32], read_only_args=[low, high]
+    )
+
+
+def unpack_two(c: Shape, word: Int32) -> tuple[Float32, Float32]:
+    """Two numbers of the query."""
+    ptx = "shl.b32 {$w0}, {$r0}, 16; and.b32 {$w1}, {$r0}, 0xFFFF0000;"
+    if c.q_dtype is not BFloat16:
+        ptx = (
+            "{ .reg .b16 a, b; mov.b32 {a, b}, {$r0};"
+            " cvt.f32.f16 {$w0}, a; cvt.f32.f16 {$w1}, b; }"
+        )
+    return cute.arch.inline_ptx(ptx, write_only_types=[Float32] * 2, read_only_args=[word])
+
+
+def as_float(bits: Int32) -> Float32:
+    """The same 32 bits."""
+    return cute.arch.inline_ptx(
+        "mov.b32 {$w0}, {$r0};", write_only_types=[Float32], read_only_args=[bits]
+    )
+
+
+def greatest(bits: Int32, word: tuple[Float32, Float32]) -> Int32:
+    """The greater of `bits` and of two numbers' magnitudes, as bits of fp32; NaN is greatest."""
+    return cute.arch.inline_ptx(
+        "{ .reg .b32 a, b; and.b32 a, {$r1}, 0x7FFFFFFF; and.b32 b, {$r2}, 0x7FFFFFFF;"
+        " max.s32 a, a, b; max.s32 {$w0}, a, {$r0}; }",
+        write_only_types=[Int32],
+        read_only_args=[bits, *word],
+    )
+
+
+def read16(address: Int32) -> tuple[Int32, Int32, Int32, Int32]:
+    """Four words of shared memory."""
+    return cute.arch.inline_ptx(
+        "ld.shared.v4.b32 {{$w0}, {$w1}, {$w2}, {$w3}}, [{$r0}];",
+        write_only_types=[Int32] * 4,
+        read_only_args=[address],
+    )
+
+
+def write8(address: Int32, words: Any) -> None:
+    """Two words to shared memory."""
+    cute.arch.inline_ptx(
+        "st.shared.v2.b32 [{$r0}], {{$r1}, {$r2}};", read_only_args=[address, *words]
+    )
+
+
+@cute.jit
+def split_query(c: cutlass.Constexpr[Shape], s: Shared):
+    """The rows of Q, as they arrived, into both their terms; by all consumers."""
+    tid, _, _ = cute.arch.thread_idx()
+    lanes = CONSUMERS // c.rows
+    parts = lanes // LANES
+    row, part, chunk = tid // lanes, tid % lanes // LANES, tid % LANES
+    base = Int32(s.q.iterator.toint())
+    source = base + row * (2 * BOX) + ((chunk ^ (row % 8)) << 4)
+    words, top = [], Int32(0)
+    for i in cutlass.range_constexpr(-(-BOXES // parts)):
+        box = cutlass.min(part + parts * i, BOXES - 1)
+        words.append(read16(source + box * (c.rows * 2 * BOX)))
+        for n in cutlass.range_constexpr(4):
+            top = greatest(top, unpack_two(c, words[i][n]))
+    for n in cutlass.range_constexpr(lanes.bit_length() - 1):
+        top = cutlass.max(top, cute.arch.shuffle_sync_bfly(top, offset=1 << n))
+    exponent = cutlass.max(top >> 23, Int32(TOP - 126))
+    scale = as_float((127 + TOP - exponent) << 23)
+    unit = as_float((exponent + 127 - TOP) << 23)
+    if tid % lanes == 0:
+        s.unit[row] = unit if exponent < INFINITE else Float32.inf
+    cute.arch.barrier(barrier_id=READ, number_of_threads=CONSUMERS)
+    for i in cutlass.range_constexpr(-(-BOXES // parts)):
+        box = part + parts * i
+        if box < BOXES:
+            target = query_place(c, base, row, box, chunk)
+            high, low = [], []
+            for n in cutlass.range_constexpr(4):
+                x, y = unpack_two(c, words[i][n])
+                hi, lo = split_two(x * scale, y * scale)
+                high.append(hi)
+                low.append(lo)
+            write8(target, [join_two(high[0], high[1]), join_two(high[2], high[3])])
+            target = target + c.rows * BOX
+            write8(target, [join_two(low[0], low[1]), join_two(low[2], low[3])])
+    cute.arch.fence_view_async_shared()
+    cute.arch.barrier(barrier_id=WRITTEN, number_of_threads=CONSUMERS)
+
+
+def query_place(c: Shape, base: Int32, row: Int32, box: Int32, chunk: Int32) -> Int32:
+    """Where eight columns of hi lie: K-major rows of 64 bytes, swizzled."""
+    at = base + box * (c.width * BOX) + row * BOX
+    return at + (((chunk >> 1) ^ ((row >> 1) & 3)) << 4) + (chunk & 1) * 8
+
+
+def add_terms(c: Shape, s: Shared, acc: cute.Tensor, lane: Int32) -> None:
+    """Scores of both terms <- scores, in the place of hi's."""
+    for j in range(c.rows // 8):
+        unit = load2(s.unit.iterator + 8 * j + 2 * (lane % 4))
+        for x in range(4 * j, 4 * j + 4):
+            low = acc[x + c.rows // 2] * Float32(LOW)
+            acc[x] = (acc[x] + low) * unit[x % 2]

@@ -80,7 +80,9 @@ def weigh(
 ):  # fmt: skip
     """Scores become weights of e4m3, two tokens of two rows a word, at 4 j of the scores; totals
     follow. See `fp8`."""
-    acc, scale = scores_of(c, f), scale_now(c, g)
+    acc, scale = f.acc_s, scale_now(c, g)
+    # with two terms, that of lo
+    lower = c.rows // 2 * (c.terms - 1)
     tops = []
     for i in cutlass.range_constexpr(c.rows // 4):
         tops.append(cute.arch.fmax(acc[4 * (i // 2) + i % 2], acc[4 * (i // 2) + 2 + i % 2]))
@@ -99,21 +101,22 @@ def weigh(
         peaks, fade = pair_of(c, s, place, PEAK, j, lane), pair_of(c, s, place, BOTH, j, lane)
         halves, rests = [], []
         for e in cutlass.range_constexpr(2):
-            # in the place of the scores: left alive, they make ptxas take the products one by one
+            # in the place of accumulators: any left alive makes ptxas take products one by one
             for x in (4 * j + e, 4 * j + 2 + e):
-                acc[x] = cute.math.exp2(acc[x] * scale - peaks[e], fastmath=True)
-            seen = acc[4 * j + e] + acc[4 * j + 2 + e]
+                acc[x + lower] = cute.math.exp2(acc[x] * scale - peaks[e], fastmath=True)
+            low, high = acc[4 * j + e + lower], acc[4 * j + 2 + e + lower]
+            seen = low + high
             if const_expr(c.terms > 1):
-                half, rest = split.split_two(acc[4 * j + e], acc[4 * j + 2 + e])
+                half, rest = split.split_two(low, high)
                 rests.append(rest)
             else:
-                half = fp8.round_two(acc[4 * j + e], acc[4 * j + 2 + e])
+                half = fp8.round_two(low, high)
                 seen = fp8.sum_two(half)
             halves.append(half)
             f.total[2 * j + e] = f.total[2 * j + e] * fade[e] + seen
         words[4 * j] = split.join_two(halves[0], halves[1])
         if const_expr(c.terms > 1):
-            words[4 * j + c.rows // 2] = split.join_two(rests[0], rests[1])
+            words[4 * j + lower] = split.join_two(rests[0], rests[1])
 
 
 @cute.jit

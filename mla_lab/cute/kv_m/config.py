@@ -20,6 +20,11 @@ BOXES = HEAD_DIM // BOX
 VALUE_BOXES = LATENT_DIM // BOX
 #: 64-column slices of a warpgroup's half of O^T
 SLICES = VALUE_BOXES // 2
+#: tokens of 656 bytes: columns of one scale, and their groups
+SCALE_GROUP = 128
+GROUPS = LATENT_DIM // SCALE_GROUP
+#: their ropes and scales, a tile
+ROPE_BYTES, SCALE_BYTES = TILE_KV * ROPE_DIM * 2, TILE_KV * GROUPS * 4
 CONSUMER_WARPS = 8
 CONSUMERS = CONSUMER_WARPS * 32
 #: shared memory of a CTA on SM90
@@ -128,14 +133,28 @@ class Shape:
     @cached_property
     def parts_apart(self) -> int:
         """e4m3: 64-column slices of a tile's O^T that have registers of their own."""
-        if self.rows == 64:
-            return 1
-        return SLICES if self.width < 64 else SLICES // 2
+        return SLICES if self.width < 64 else 1
+
+    @cached_property
+    def columns(self) -> int:
+        """Of a K tile: without the rope, where that has other elements."""
+        return LATENT_DIM if self.scaled else HEAD_DIM
+
+    @cached_property
+    def box(self) -> int:
+        """Columns of a swizzled box of a K tile: whole scale groups, where tokens have such."""
+        return SCALE_GROUP if self.scaled else BOX
 
     @cached_property
     def groups(self) -> int:
         """Full barriers of a stage."""
-        return BOXES // self.group
+        return self.columns // self.box // self.group
+
+    @cached_property
+    def group_bytes(self) -> int:
+        """That arrive at one of them."""
+        dense = TILE_KV * self.group * self.box * self.bytes
+        return dense + ROPE_BYTES + SCALE_BYTES if self.scaled else dense
 
     @cached_property
     def q_bytes(self) -> int:
@@ -143,8 +162,19 @@ class Shape:
         return self.width * HEAD_DIM * self.bytes
 
     @cached_property
+    def k_bytes(self) -> int:
+        """Of a K tile."""
+        return TILE_KV * self.columns * self.bytes
+
+    @cached_property
+    def rope_bytes(self) -> int:
+        """Of a rope's place of its own, which the weights of four groups take later (`scaled`)."""
+        return max(ROPE_BYTES, GROUPS * TILE_KV * self.width) if self.scaled else 0
+
+    @cached_property
     def tile_bytes(self) -> int:
-        return TILE_KV * HEAD_DIM * self.bytes
+        """Of a stage."""
+        return self.k_bytes + (self.rope_bytes + SCALE_BYTES if self.scaled else 0)
 
     @cached_property
     def exchange_bytes(self) -> int:
@@ -164,7 +194,9 @@ class Shape:
         barriers = 8 * (stages * (BOXES // self.group + 1) + 9 + more) + 144
         peak = (48 if self.eight else 16) * self.rows
         unit = 4 * self.rows if self.terms > 1 else 0
-        pieces = (32 * self.rows, peak, 32 * self.rows, unit, 16 * self.cluster * self.pairs)
+        scales = (128, 128) if self.scaled else ()
+        sums = (32 * self.rows, unit, *scales, 16 * self.cluster * self.pairs)
+        pieces = (32 * self.rows, peak, *sums)
         rounded = sum(-(-piece // 128) * 128 for piece in (barriers, *pieces, 64 * self.cluster))
         return -(-rounded // 1024) * 1024
 
@@ -276,10 +308,10 @@ def shape_of(config: KernelConfig) -> Shape:
         raise unsupported("options", got, "gather in grid mode with cluster 1; 2 without a mask")
     if gather and config.q_dtype == "e4m3":
         raise unsupported("options", f"gather {gather} with q_dtype e4m3", "16-bit tokens")
-    split = config.kv_format != config.q_dtype
-    if split and (gather or config.tile_rows > 32 or not config.option("promote", 1)):
-        got = f"{config.tile_rows} rows, gather {gather} with kv_format {config.kv_format}"
-        raise unsupported("kv_format", got, "up to 32 rows, without gather, promoted")
+    split, scaled = config.kv_format != config.q_dtype, config.kv_format == "fp8_656"
+    if split and (gather or pair > 1 or config.tile_rows > 32 or not config.option("promote", 1)):
+        got = f"{config.tile_rows} rows, gather {gather}, pair {pair} with {config.kv_format}"
+        raise unsupported("kv_format", got, "up to 32 rows, without gather or pair, promoted")
     # without a register to spare, one wait a tile; and workers of whole requests, which wait for
     # nobody, may be more than run at once (see `plan.ways.in_waves`)
     tall = config.q_dtype == "e4m3" and config.tile_rows == 64
@@ -301,7 +333,7 @@ def shape_of(config: KernelConfig) -> Shape:
         stamps=bool(config.option("stamps", 0)),
         evict=bool(config.option("evict", 1)),
         ring=config.option("ring", 0),
-        group=BOXES if gather else config.option("group", BOXES if tall else 3),
+        group=GROUPS if scaled else BOXES if gather else config.option("group", BOXES if tall else 3),
         grid=bool(config.option("grid", 0)),
         cooperative=bool(config.option("cooperative", merge >= 2 and not tall)),
         early_values=bool(config.option("values_first", 1)),
@@ -311,5 +343,5 @@ def shape_of(config: KernelConfig) -> Shape:
         gather=gather,
         promote=bool(config.option("promote", 1)),
         halves=config.kv_format == "e4m3" and bool(config.option("halves", 0)),
-        scaled=config.kv_format == "fp8_656",
+        scaled=scaled,
     )

@@ -70,7 +70,12 @@ def sum_two(pair: Int16) -> Float32:
 def publish(c: Shape, s: Shared, acc: cute.Tensor, stage: Any, warp: Int32, lane: Int32) -> None:
     """P of a warp's 16 tokens to its stage's rope box. Of 8 rows the word lies at 4 j of `acc`."""
     words = cute.recast_tensor(acc, Int32)
-    base = Int32(s.k.iterator.toint()) + (stage * c.tile_bytes + VALUE_BOXES * BOX_BYTES)
+    base = Int32(s.k.iterator.toint()) + (stage * c.k_bytes + VALUE_BOXES * BOX_BYTES)
+    put_weights(c, base, [words[4 * j] for j in range(c.width // 8)], warp, lane)
+
+
+def put_weights(c: Shape, base: Int32, words: list[Int32], warp: Int32, lane: Int32) -> None:
+    """A word for every 8 rows: a warp's 16 tokens of P, which begins at `base`."""
     count = min(c.width // 8, 4)
     row = lane % (8 * count)
     base = base + row * BOX + ((warp ^ ((row >> 1) & 3)) << 4)
@@ -79,17 +84,28 @@ def publish(c: Shape, s: Shared, acc: cute.Tensor, stage: Any, warp: Int32, lane
         cute.arch.inline_ptx(
             f"stmatrix.sync.aligned.m8n8.x{count}.trans.shared.b16 [{{$r0}}+{j * 8 * BOX}], "
             f"{{ {numbers} }};",
-            read_only_args=[base, *(words[4 * (j + i)] for i in range(count))],
+            read_only_args=[base, *words[j : j + count]],
         )
 
 
-def load_slice(base: Int32, m: int, a: cute.Tensor) -> None:
-    """V^T of slice m, 64 columns x 64 tokens, to the registers of operand A."""
+def slices_at(c: Shape, wg: int, s: Shared, stage: Any, warp: Int32, lane: Int32) -> list[Int32]:
+    """Where this lane reads V of token `lane` and of each 64-column slice of this warpgroup."""
+    base = Int32(s.k.iterator.toint()) + (stage * c.k_bytes + wg * SLICES * BOX_BYTES)
+    if c.box == BOX:
+        base = base + lane * BOX + ((warp ^ ((lane >> 1) & 3)) << 4)
+        return [base + m * BOX_BYTES for m in range(SLICES)]
+    # two slices a box
+    base = base + lane * c.box + ((warp ^ (lane & 7)) << 4)
+    return [(base ^ (64 * (m % 2))) + m // 2 * (2 * BOX_BYTES) for m in range(SLICES)]
+
+
+def load_slice(c: Shape, base: Int32, a: cute.Tensor) -> None:
+    """V^T of a slice, 64 columns x 64 tokens, to the registers of operand A."""
     words = cute.recast_tensor(a, Int32)
     for k in range(STEPS):
         m0, m1, m2, m3 = cute.arch.inline_ptx(
             "ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 { {$w0}, {$w1}, {$w2}, {$w3} }, "
-            f"[{{$r0}}+{m * BOX_BYTES + k * STEP * BOX}];",
+            f"[{{$r0}}+{k * STEP * c.box}];",
             write_only_types=[Int32] * 4,
             read_only_args=[base],
         )
@@ -106,22 +122,22 @@ def issue_values(
 
     At 64 rows there are registers for one slice beside O^T, and each is added at once.
     """
-    base = Int32(s.k.iterator.toint()) + (stage * c.tile_bytes + wg * SLICES * BOX_BYTES)
-    base = base + lane * BOX + ((warp ^ ((lane >> 1) & 3)) << 4)
+    bases = slices_at(c, wg, s, stage, warp, lane)
     half = c.width // 2
     if not c.promote:
         rescale(f.acc_o, factor, half)
     into = f.part if c.promote else f.acc_o
     for m in range(SLICES):
         a = cute.make_rmem_tensor_like(f.v)
-        load_slice(base, m, a)
+        load_slice(c, bases[m], a)
+        p = f.p[None, None, None, 2 * wg + m // 2, None] if c.scaled else f.p
         at = m % c.parts_apart if c.promote else m
         acc = cute.make_tensor(into.iterator + at * half, f.slice)
         atom = cute.make_mma_atom(op)
         atom.set(warpgroup.Field.ACCUMULATE, not c.promote)
         warpgroup.fence()
         for k in range(STEPS):
-            cute.gemm(atom, acc, a[None, None, k], f.p[None, None, k, stage], acc)
+            cute.gemm(atom, acc, a[None, None, k], p[None, None, k, stage], acc)
             atom.set(warpgroup.Field.ACCUMULATE, True)
         if c.lands_late:
             continue
@@ -151,6 +167,8 @@ def land_slice(c: Shape, f: Any, factor: cute.Tensor, m: int) -> None:
         part = f.part[at + x]
         if c.terms > 1:
             part = part + f.part[at + half + x] * Float32(split.LOW)
+        if c.scaled:
+            part = part * f.units[m // 2]
         f.acc_o[m * half + x] = f.acc_o[m * half + x] * factor[2 * (x // 4) + x % 2] + part
 
 

@@ -27,9 +27,9 @@ from cutlass.cute.nvgpu import warpgroup
 
 from ..extras import scale_now
 from ..hopper import NO_SCORE, fold_lanes, folded_index, fresh_thread, load2, load4
-from . import fp8, split
+from . import fp8, scaled, split
 from . import softmax as sx
-from .config import TILE_KV, Shape
+from .config import GROUPS, TILE_KV, Shape
 from .finish import publish_totals
 from .mma import issue_scores
 from .rounds import FIRST, ONE, Fragments, Span, clear_tail, release
@@ -67,9 +67,11 @@ def row_statistics(
 
 
 def scores_of(c: Shape, f: Fragments) -> cute.Tensor:
-    """A thread's scores: two terms' are where those of hi were."""
+    """A thread's scores: two terms' are where those of hi, or of the rope were."""
     if c.terms == 1:
         return f.acc_s
+    if c.scaled:
+        return cute.make_tensor(f.rest.iterator, cute.make_layout(c.rows // 2))
     return cute.make_tensor(f.acc_s.iterator, cute.make_layout(c.rows // 2))
 
 
@@ -80,9 +82,10 @@ def weigh(
 ):  # fmt: skip
     """Scores become weights of e4m3, two tokens of two rows a word, at 4 j of the scores; totals
     follow. See `fp8`."""
-    acc, scale = f.acc_s, scale_now(c, g)
+    acc = scores_of(c, f) if const_expr(c.scaled) else f.acc_s
+    words, scale = cute.recast_tensor(acc, Int32), scale_now(c, g)
     # with two terms, that of lo
-    lower = c.rows // 2 * (c.terms - 1)
+    lower = c.rows // 2 if const_expr(c.terms > 1 and not c.scaled) else 0
     tops = []
     for i in cutlass.range_constexpr(c.rows // 4):
         tops.append(cute.arch.fmax(acc[4 * (i // 2) + i % 2], acc[4 * (i // 2) + 2 + i % 2]))
@@ -92,11 +95,13 @@ def weigh(
         s.top[wg, sx.fold_row(mine + i, lane), warp] = tops[i]
     cute.arch.barrier(barrier_id=ONE + wg, number_of_threads=128)
     row = warp * 32 + lane
+    if const_expr(c.scaled):
+        if (row >= 32) & (row < 32 + GROUPS):
+            scaled.group_statistics(c, wg, s, at, row - 32)
     if row < c.rows:
         row_statistics(c, wg, first, s, scale, at, row)
     cute.arch.barrier(barrier_id=ONE + wg, number_of_threads=128)
     place = statistics(c, wg, at)
-    words = cute.recast_tensor(f.acc_s, Int32)
     for j in cutlass.range_constexpr(c.rows // 8):
         peaks, fade = pair_of(c, s, place, PEAK, j, lane), pair_of(c, s, place, BOTH, j, lane)
         halves, rests = [], []
@@ -106,16 +111,20 @@ def weigh(
                 acc[x + lower] = cute.math.exp2(acc[x] * scale - peaks[e], fastmath=True)
             low, high = acc[4 * j + e + lower], acc[4 * j + 2 + e + lower]
             seen = low + high
-            if const_expr(c.terms > 1):
+            if const_expr(c.scaled):
+                pass
+            elif const_expr(c.terms > 1):
                 half, rest = split.split_two(low, high)
                 rests.append(rest)
             else:
                 half = fp8.round_two(low, high)
                 seen = fp8.sum_two(half)
-            halves.append(half)
+            if const_expr(not c.scaled):
+                halves.append(half)
             f.total[2 * j + e] = f.total[2 * j + e] * fade[e] + seen
-        words[4 * j] = split.join_two(halves[0], halves[1])
-        if const_expr(c.terms > 1):
+        if const_expr(not c.scaled):
+            words[4 * j] = split.join_two(halves[0], halves[1])
+        if const_expr(c.terms > 1 and not c.scaled):
             words[4 * j + lower] = split.join_two(rests[0], rests[1])
 
 
@@ -128,6 +137,9 @@ def add_tile(
     for j in cutlass.range_constexpr(c.rows // 8):
         pair = pair_of(c, s, statistics(c, owner, at), FACTOR, j, lane)
         f.factor[2 * j], f.factor[2 * j + 1] = pair[0], pair[1]
+    if const_expr(c.scaled):
+        pair = load2(s.scaled.units.iterator + statistics(c, owner, at) * GROUPS + 2 * wg)
+        f.units[0], f.units[1] = pair[0], pair[1]
     fp8.issue_values(c, wg, s, mma.o.op, f, f.factor, stage, warp, lane)
 
 
@@ -158,12 +170,18 @@ def own_tile(
     stage = at % c.stages
     tile_token = w.token + k * TILE_KV
     warpgroup.fence()
-    issue_scores(c, s, mma.s.op, f.acc_s, f.k, f.q, stage, (at // c.stages) & 1, f.rest)
-    warpgroup.wait_group(0)
+    phase = (at // c.stages) & 1
+    if const_expr(c.scaled):
+        left = w.kv_len - tile_token
+        scaled.scores(c, s, mma, f, stage, phase, left, 16 * warp + lane // 4, lane)
+        scaled.leave_tops(c, wg, s, f, warp, lane)
+    else:
+        issue_scores(c, s, mma.s.op, f.acc_s, f.k, f.q, stage, phase, f.rest)
+        warpgroup.wait_group(0)
     if const_expr(c.halves):
         for x in cutlass.range_constexpr(cute.size(f.acc_s)):
             f.acc_s[x] = f.acc_s[x] + f.rest[x]
-    if const_expr(c.terms > 1):
+    if const_expr(c.terms > 1 and not c.scaled):
         split.add_terms(c, s, f.acc_s, lane)
     if const_expr(order == FIRST):
         stamp(c, s, 2)
@@ -171,7 +189,10 @@ def own_tile(
         cute.arch.mbarrier_arrive(s.q_empty)
     sx.mask_scores(c, g, scores_of(c, f), tile_token, w, 16 * warp + lane // 4, lane)
     weigh(c, wg, order == FIRST, g, s, f, at, warp, lane)
-    fp8.publish(c, s, f.acc_s, stage, warp, lane)
+    if const_expr(c.scaled):
+        scaled.publish(c, wg, s, f, stage, at, warp, lane)
+    else:
+        fp8.publish(c, s, f.acc_s, stage, warp, lane)
     if tile_token + TILE_KV > w.kv_len:
         clear_tail(c, s, stage, w.kv_len - tile_token, thread)
     cute.arch.fence_view_async_shared()

@@ -30,7 +30,7 @@ import cutlass.cute as cute
 from cutlass import BFloat16, Float32, Int16, Int32, const_expr
 
 from ..hopper import load2
-from .config import BOX, BOXES, CONSUMERS, Shape
+from .config import BOX, CONSUMERS, Shape
 from .storage import Shared
 
 #: what one of lo counts for
@@ -115,9 +115,9 @@ def split_query(c: cutlass.Constexpr[Shape], s: Shared):
     row, part, chunk = tid // lanes, tid % lanes // LANES, tid % LANES
     base = Int32(s.q.iterator.toint())
     source = base + row * (2 * BOX) + ((chunk ^ (row % 8)) << 4)
-    words, top = [], Int32(0)
-    for i in cutlass.range_constexpr(-(-BOXES // parts)):
-        box = cutlass.min(part + parts * i, BOXES - 1)
+    words, top, boxes = [], Int32(0), c.columns // BOX
+    for i in cutlass.range_constexpr(-(-boxes // parts)):
+        box = cutlass.min(part + parts * i, boxes - 1)
         words.append(read16(source + box * (c.rows * 2 * BOX)))
         for n in cutlass.range_constexpr(4):
             top = greatest(top, unpack_two(c, words[i][n]))
@@ -129,9 +129,9 @@ def split_query(c: cutlass.Constexpr[Shape], s: Shared):
     if tid % lanes == 0:
         s.unit[row] = unit if exponent < INFINITE else Float32.inf
     cute.arch.barrier(barrier_id=READ, number_of_threads=CONSUMERS)
-    for i in cutlass.range_constexpr(-(-BOXES // parts)):
+    for i in cutlass.range_constexpr(-(-boxes // parts)):
         box = part + parts * i
-        if box < BOXES:
+        if box < boxes:
             target = query_place(c, base, row, box, chunk)
             high, low = [], []
             for n in cutlass.range_constexpr(4):
@@ -140,14 +140,17 @@ def split_query(c: cutlass.Constexpr[Shape], s: Shared):
                 high.append(hi)
                 low.append(lo)
             write8(target, [join_two(high[0], high[1]), join_two(high[2], high[3])])
-            target = target + c.rows * BOX
+            target = target + c.rows * c.box
             write8(target, [join_two(low[0], low[1]), join_two(low[2], low[3])])
     cute.arch.fence_view_async_shared()
     cute.arch.barrier(barrier_id=WRITTEN, number_of_threads=CONSUMERS)
 
 
 def query_place(c: Shape, base: Int32, row: Int32, box: Int32, chunk: Int32) -> Int32:
-    """Where eight columns of hi lie: K-major rows of 64 bytes, swizzled."""
+    """Where eight columns of hi lie: K-major rows of 64 bytes, or of 128, swizzled."""
+    if c.box == 2 * BOX:
+        at = base + (box >> 1) * (c.width * c.box) + row * c.box + (chunk & 1) * 8
+        return at + ((((box & 1) * 4 + (chunk >> 1)) ^ (row & 7)) << 4)
     at = base + box * (c.width * BOX) + row * BOX
     return at + (((chunk >> 1) ^ ((row >> 1) & 3)) << 4) + (chunk & 1) * 8
 

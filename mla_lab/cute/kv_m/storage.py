@@ -6,9 +6,10 @@ from typing import Any
 import cutlass
 import cutlass.cute as cute
 from cutlass import Float32, Int32, Int64, const_expr
+from cutlass.cute.nvgpu import warpgroup
 
 from ..hopper import smem_f32
-from .config import BOX, CONSUMER_WARPS, HEAD_DIM, TILE_KV, VALUE_BOXES, Shape
+from .config import BOX, CONSUMER_WARPS, GROUPS, HEAD_DIM, TILE_KV, VALUE_BOXES, Shape
 
 #: words of the work record that the producer leaves for the consumers
 MINE, TOKEN, KV_LEN, CAUSAL, ROW, OUT_ROW, ROWS, ACTIVE = range(8)
@@ -53,6 +54,19 @@ class Global:
     mask: Any = None
     #: [pages, page size, 576], where tokens are gathered
     kv: Any = None
+    #: TMA views of ropes and scales, two each (see `scaled`)
+    more: Any = None
+
+
+@dataclass(frozen=True)
+class Scaled:
+    """What tokens of 656 bytes take beside that (see `scaled`)."""
+
+    rope: cute.Tensor  # bf16 (64, 64 or more, stages); P lies on it
+    q_rope: cute.Tensor  # (rows, 64), right behind the split columns of Q
+    scales: cute.Tensor  # fp32 [stage][64][4]
+    tops: cute.Tensor  # fp32 [2 warpgroups][warp][4]: a tile's greatest scales
+    units: cute.Tensor  # fp32 [`statistics`][4]: what one of a tile's weights counts for
 
 
 @dataclass(frozen=True)
@@ -83,6 +97,7 @@ class Shared:
     partials: cute.Pointer  # fp32 [cluster][units][4]
     stamps: cute.Pointer  # int64 [STAMPS]
     m_ready: cute.Pointer  # [warpgroup]: maxima of its last tile (e4m3)
+    scaled: Any = None
 
 
 @dataclass(frozen=True)
@@ -91,9 +106,13 @@ class Products:
 
     s: cute.TiledMma
     o: cute.TiledMma
+    #: of sixteen bits, beside e4m3 (see `scaled`)
+    rope: Any = None
 
 
-def allocate(c: Shape, q_layout: cute.ComposedLayout, k_layout: cute.ComposedLayout) -> Shared:
+def allocate(
+    c: Shape, q_layout: cute.ComposedLayout, k_layout: cute.ComposedLayout, rope: Any
+) -> Shared:
     """Lay out shared memory; the sizes are `Shape`'s."""
     memory = cutlass.memory.SmemAllocator()
     n = c.rows
@@ -109,6 +128,20 @@ def allocate(c: Shape, q_layout: cute.ComposedLayout, k_layout: cute.ComposedLay
     peer, weights = f32(c.cluster, c.pairs, 4), f32(CONSUMER_WARPS, c.cluster, 2)
     k = memory.allocate_tensor(c.dtype, k_layout.outer, byte_alignment=1024, swizzle=k_layout.inner)
     q = memory.allocate_tensor(c.dtype, q_layout.outer, byte_alignment=1024, swizzle=q_layout.inner)
+    scaled = None
+    if const_expr(c.scaled):
+        q_rope, ring = rope
+        scaled = Scaled(
+            q_rope=memory.allocate_tensor(
+                c.q_dtype, q_rope.outer, byte_alignment=1024, swizzle=q_rope.inner
+            ),
+            rope=memory.allocate_tensor(
+                c.q_dtype, ring.outer, byte_alignment=1024, swizzle=ring.inner
+            ),
+            scales=f32(c.stages, TILE_KV, GROUPS),
+            tops=f32(2, 4, GROUPS),
+            units=f32(4, GROUPS),
+        )
     partials = smem_f32(k.iterator, 1024)
     if const_expr(c.cluster > 1 and not c.aliased):
         partials = f32(c.exchange_bytes // 4).iterator
@@ -121,7 +154,7 @@ def allocate(c: Shape, q_layout: cute.ComposedLayout, k_layout: cute.ComposedLay
         q, unit, k, top, peak, sums, peer.iterator, weights.iterator,
         work.iterator, work.iterator + 12, full, empty,
         tail, tail + 1, tail + 2, tail + 3, tail + 4, p_ready, tail + 7, tail + 8,
-        partials, stamps, tail + 13,
+        partials, stamps, tail + 13, scaled,
     )  # fmt: skip
 
 
@@ -136,7 +169,16 @@ def value_view(s: Shared, c: Shape, wg: int) -> cute.Tensor:
 
 
 def weight_view(s: Shared, c: Shape) -> cute.Tensor:
-    """P as (rows, 64 tokens, stage), on the rope box of each stage."""
+    """P as (rows, 64 tokens, stage), on the rope box of each stage; of four groups (`scaled`) as
+    (rows, 64 tokens, group, stage)."""
+    if c.scaled:
+        narrow = warpgroup.make_smem_layout_atom(warpgroup.SmemLayoutAtomKind.K_SW64, c.dtype)
+        place = s.scaled.rope.iterator.toint()
+        plain = cute.make_ptr(c.dtype, place, cute.AddressSpace.smem, assumed_align=1024)
+        layout = cute.make_layout(
+            (c.width, TILE_KV, GROUPS, c.stages), stride=(BOX, 1, c.width * BOX, c.rope_bytes)
+        )
+        return cute.make_tensor(cute.recast_ptr(plain, narrow.inner, c.dtype), layout)
     layout = cute.make_layout((c.width, TILE_KV, c.stages), stride=(BOX, 1, TILE_KV * HEAD_DIM))
     return cute.make_tensor(s.k.iterator + VALUE_BOXES * BOX * TILE_KV, layout)
 

@@ -55,9 +55,9 @@ Options off by default: `features` and the mask "tree" take sinks, scales in mem
 mask as a tuple at the end (`extras`); `gather` fetches token by token, for small pages and sparse
 calls, by a producer warpgroup (`gather`).
 
-Under a bf16 query the cache may be e4m3 or of 656-byte tokens: then a producer warpgroup copies raw
-bytes and writes bf16 tiles of them (`widen`), and full barriers count its threads; all that
-consumers do is as over a bf16 cache.
+Under a bf16 query the cache may be e4m3 or of 656-byte tokens: then the products are of e4m3, as
+`late` has them, and what meets the cache's bytes are two e4m3 numbers for each of the query and of
+the weights (`split`); a token of 656 bytes has scales and a rope beside that (`scaled`).
 
 Rows past the request's end are computed and not written. Scores past the length are masked by
 selection, and the value rows there are zeroed, so a NaN in an unread slot reaches nothing.

@@ -18,6 +18,8 @@ HEAD_DIM = LATENT_DIM + ROPE_DIM
 BOX = 64
 BOXES = HEAD_DIM // BOX
 VALUE_BOXES = LATENT_DIM // BOX
+#: parts of their scores, where there are registers: a third of the error of all in one
+SCORE_PARTS = 3
 #: 64-column slices of a warpgroup's half of O^T
 SLICES = VALUE_BOXES // 2
 #: tokens of 656 bytes: columns of one scale, and their groups
@@ -42,6 +44,8 @@ DTYPES: dict[str, Any] = {
 }
 #: stored bytes of a token of eight bits under a query of sixteen (see `split`)
 SPLIT_BYTES = {"e4m3": HEAD_DIM, "fp8_656": FP8_656_BYTES}
+#: formats of a cache under a query of sixteen bits; the rope of 656 bytes is bf16
+SPLIT = {"bf16": tuple(SPLIT_BYTES), "fp16": ("e4m3",)}
 
 
 @dataclass(frozen=True)
@@ -85,8 +89,8 @@ class Shape:
     gather: int
     #: e4m3: each tile's O^T in registers of its own, added in fp32 (see `fp8`)
     promote: bool
-    #: e4m3: scores are added up by halves of the columns, for the same reason
-    halves: bool
+    #: e4m3: scores are added up in so many parts of the columns, for the same reason
+    score_parts: int
     #: tokens of 656 bytes: scales of their own, rope of sixteen bits (see `scaled`)
     scaled: bool
 
@@ -231,7 +235,9 @@ class Shape:
         the launch, 168 each, since none can be had beyond that."""
         if self.gather:
             return (56, 224) if self.rows < 64 else (24, 240)
-        return (24, 240) if self.eight and self.width == 64 else (40, 232)
+        if self.terms > 1:
+            return (56, 224) if self.width < 64 else (40, 232)
+        return (24, 240) if self.eight and self.rows == 64 else (40, 232)
 
     @cached_property
     def producers(self) -> int:
@@ -288,7 +294,7 @@ def shape_of(config: KernelConfig) -> Shape:
         ("page_size", (config.page_size,) if gather else PAGES),
         ("q_dtype", tuple(DTYPES)),
         ("out_dtype", tuple(d for d in DTYPES if d != "e4m3" or config.q_dtype == d)),
-        ("kv_format", (config.q_dtype, *(SPLIT_BYTES if config.q_dtype == "bf16" else ()))),
+        ("kv_format", (config.q_dtype, *SPLIT.get(config.q_dtype, ()))),
         ("tile_kv", (TILE_KV,)),
         ("mask", ("none", "causal", "tree")),
     ):
@@ -315,6 +321,8 @@ def shape_of(config: KernelConfig) -> Shape:
     # without a register to spare, one wait a tile; and workers of whole requests, which wait for
     # nobody, may be more than run at once (see `plan.ways.in_waves`)
     tall = config.q_dtype == "e4m3" and config.tile_rows == 64
+    parts = SCORE_PARTS if split and config.tile_rows < 32 else 1
+    whole = BOXES if tall or (split and config.tile_rows == 32) else 3
     features = bool(config.option("features")) or config.mask == "tree"
     if features and config.option("stamps"):
         raise unsupported("options", "stamps with features or a tree mask", "one of them")
@@ -333,7 +341,7 @@ def shape_of(config: KernelConfig) -> Shape:
         stamps=bool(config.option("stamps", 0)),
         evict=bool(config.option("evict", 1)),
         ring=config.option("ring", 0),
-        group=GROUPS if scaled else BOXES if gather else config.option("group", BOXES if tall else 3),
+        group=GROUPS if scaled else BOXES if gather else config.option("group", whole),
         grid=bool(config.option("grid", 0)),
         cooperative=bool(config.option("cooperative", merge >= 2 and not tall)),
         early_values=bool(config.option("values_first", 1)),
@@ -342,6 +350,6 @@ def shape_of(config: KernelConfig) -> Shape:
         tree=config.mask == "tree",
         gather=gather,
         promote=bool(config.option("promote", 1)),
-        halves=config.kv_format == "e4m3" and bool(config.option("halves", 0)),
+        score_parts=1 if scaled else config.option("score_parts", parts),
         scaled=scaled,
     )

@@ -34,8 +34,8 @@ import cutlass.cute as cute
 from cutlass import Float32, Int16, Int32
 from cutlass.cute.nvgpu import warpgroup
 
-from .config import BOX, SLICES, TILE_KV, VALUE_BOXES, Shape
 from . import split
+from .config import BOX, SLICES, TILE_KV, VALUE_BOXES, Shape
 from .storage import Shared
 
 #: log2 of the weight of a row's maximum

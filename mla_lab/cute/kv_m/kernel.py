@@ -9,8 +9,8 @@ from cutlass import Float32, Int32, const_expr
 from cutlass.cute.nvgpu import OperandMajorMode, cpasync, warpgroup
 
 from ..extras import mask_words
-from .config import BOX, BOXES, CONSUMER_WARPS, GROUPS, HEAD_DIM, TILE_KV, Shape
 from . import scaled
+from .config import BOX, BOXES, CONSUMER_WARPS, GROUPS, HEAD_DIM, TILE_KV, Shape
 from .consume import consume
 from .gather import SPARSE, gather
 from .load import barriers_init, produce, produce_one

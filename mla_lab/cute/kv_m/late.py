@@ -66,6 +66,22 @@ def row_statistics(
     cute.arch.mbarrier_arrive(s.m_ready + wg)
 
 
+def add_scores(
+    c: Shape, s: Shared, mma: Products, f: Fragments, stage: Int32, phase: Int32, lane: Int32
+) -> None:
+    """Scores of a tile, of all parts of the columns and of both terms where there are such."""
+    each = c.width // 2
+    parts = [f.acc_s]
+    for n in range(c.score_parts - 1):
+        parts.append(cute.make_tensor(f.rest.iterator + n * each, f.slice))
+    issue_scores(c, s, mma.s.op, parts, f.k, f.q, stage, phase)
+    warpgroup.wait_group(0)
+    for x in range((c.score_parts - 1) * each):
+        f.acc_s[x % each] = f.acc_s[x % each] + f.rest[x]
+    if c.terms > 1:
+        split.add_terms(c, s, f.acc_s, lane)
+
+
 def scores_of(c: Shape, f: Fragments) -> cute.Tensor:
     """A thread's scores: two terms' are where those of hi, or of the rope were."""
     if c.terms == 1:
@@ -170,24 +186,17 @@ def own_tile(
     stage = at % c.stages
     tile_token = w.token + k * TILE_KV
     warpgroup.fence()
-    phase = (at // c.stages) & 1
+    phase, token = (at // c.stages) & 1, 16 * warp + lane // 4
     if const_expr(c.scaled):
-        left = w.kv_len - tile_token
-        scaled.scores(c, s, mma, f, stage, phase, left, 16 * warp + lane // 4, lane)
+        scaled.scores(c, s, mma, f, stage, phase, w.kv_len - tile_token, token, lane)
         scaled.leave_tops(c, wg, s, f, warp, lane)
     else:
-        issue_scores(c, s, mma.s.op, f.acc_s, f.k, f.q, stage, phase, f.rest)
-        warpgroup.wait_group(0)
-    if const_expr(c.halves):
-        for x in cutlass.range_constexpr(cute.size(f.acc_s)):
-            f.acc_s[x] = f.acc_s[x] + f.rest[x]
-    if const_expr(c.terms > 1 and not c.scaled):
-        split.add_terms(c, s, f.acc_s, lane)
+        add_scores(c, s, mma, f, stage, phase, lane)
     if const_expr(order == FIRST):
         stamp(c, s, 2)
     if k + 2 >= w.mine:
         cute.arch.mbarrier_arrive(s.q_empty)
-    sx.mask_scores(c, g, scores_of(c, f), tile_token, w, 16 * warp + lane // 4, lane)
+    sx.mask_scores(c, g, scores_of(c, f), tile_token, w, token, lane)
     weigh(c, wg, order == FIRST, g, s, f, at, warp, lane)
     if const_expr(c.scaled):
         scaled.publish(c, wg, s, f, stage, at, warp, lane)

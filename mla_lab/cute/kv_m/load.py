@@ -43,7 +43,11 @@ def kv_parts(c: Shape, g: Global, s: Shared) -> tuple[cute.Tensor, cute.Tensor]:
         cute.make_layout(
             (rows, (box, cols), TILE_KV // rows, c.columns // box // cols, c.stages),
             stride=(
-                box, (1, TILE_KV * box), rows * box, cols * TILE_KV * box, TILE_KV * c.columns,
+                box,
+                (1, TILE_KV * box),
+                rows * box,
+                cols * TILE_KV * box,
+                TILE_KV * c.columns,
             ),
         ),
     )
@@ -89,9 +93,7 @@ def load_tile(
     per_group = c.group // c.box_cols
     for n in cutlass.range_constexpr(c.groups):
         with cute.arch.elect_one():
-            cute.arch.mbarrier_arrive_and_expect_tx(
-                s.full + stage * c.groups + n, c.group_bytes
-            )
+            cute.arch.mbarrier_arrive_and_expect_tx(s.full + stage * c.groups + n, c.group_bytes)
     for n in cutlass.range_constexpr(c.groups):
         for slot in cutlass.range_constexpr(slots):
             token = tile * TILE_KV + slot * c.box_rows

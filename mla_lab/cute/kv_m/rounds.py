@@ -20,8 +20,8 @@ from cutlass import Float32, Int32, const_expr
 from cutlass.cute.nvgpu import warp as warp_ops
 from cutlass.cute.nvgpu import warpgroup
 
-from . import softmax as sx
 from . import scaled
+from . import softmax as sx
 from .config import GROUPS, LATENT_DIM, TILE_KV, Shape
 from .finish import publish_totals
 from .mma import issue_scores, issue_values
@@ -41,7 +41,7 @@ class Registers:
     acc_o: cute.Tensor
     total: cute.Tensor
     factor: cute.Tensor
-    #: e4m3: O^T of one tile, and the scores of the second half of the columns
+    #: e4m3: O^T of one tile, and the scores of the other parts of the columns
     part: Any = None
     rest: Any = None
     #: what one of a tile's weights counts for, by scale groups of this warpgroup; scales of a
@@ -97,8 +97,8 @@ def registers(c: Shape, mma: Products) -> Registers:
     part, rest, scores = None, None, mma.s.partition_shape_C((TILE_KV, c.width))
     if c.eight and c.promote:
         part = cute.make_rmem_tensor(c.parts_apart * c.width // 2, Float32)
-    if c.halves:
-        rest = cute.make_rmem_tensor(scores, Float32)
+    if c.score_parts > 1:
+        rest = cute.make_rmem_tensor((c.score_parts - 1) * c.width // 2, Float32)
     units, scales, sets = None, None, 1
     if c.scaled:
         rest = cute.make_rmem_tensor(mma.rope.partition_shape_C((TILE_KV, c.rows)), Float32)
@@ -224,7 +224,7 @@ def own_tile(
         release(c, s, before)
     token = 16 * warp + lane // 4
     warpgroup.fence()
-    issue_scores(c, s, mma.s.op, f.acc_s, f.k, f.q, stage, phase)
+    issue_scores(c, s, mma.s.op, [f.acc_s], f.k, f.q, stage, phase)
     if const_expr(order in (FIRST, VALUES)):
         warpgroup.wait_group(0)
     else:

@@ -27,7 +27,7 @@ from typing import Any
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import BFloat16, Float32, Int16, Int32, const_expr
+from cutlass import BFloat16, Float32, Int16, Int32
 
 from ..hopper import load2
 from .config import BOX, CONSUMERS, Shape
@@ -67,8 +67,7 @@ def unpack_two(c: Shape, word: Int32) -> tuple[Float32, Float32]:
     ptx = "shl.b32 {$w0}, {$r0}, 16; and.b32 {$w1}, {$r0}, 0xFFFF0000;"
     if c.q_dtype is not BFloat16:
         ptx = (
-            "{ .reg .b16 a, b; mov.b32 {a, b}, {$r0};"
-            " cvt.f32.f16 {$w0}, a; cvt.f32.f16 {$w1}, b; }"
+            "{ .reg .b16 a, b; mov.b32 {a, b}, {$r0}; cvt.f32.f16 {$w0}, a; cvt.f32.f16 {$w1}, b; }"
         )
     return cute.arch.inline_ptx(ptx, write_only_types=[Float32] * 2, read_only_args=[word])
 

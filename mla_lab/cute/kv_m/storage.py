@@ -126,6 +126,8 @@ def allocate(
 
     top, peak, sums = f32(2, n, 4), f32(*((4, 3) if c.eight else (2, 2)), n), f32(n, 8)
     peer, weights = f32(c.cluster, c.pairs, 4), f32(CONSUMER_WARPS, c.cluster, 2)
+    unit = f32(n) if c.terms > 1 else None
+    tops, units = (f32(2, 4, GROUPS), f32(4, GROUPS)) if c.scaled else (None, None)
     k = memory.allocate_tensor(c.dtype, k_layout.outer, byte_alignment=1024, swizzle=k_layout.inner)
     q = memory.allocate_tensor(c.dtype, q_layout.outer, byte_alignment=1024, swizzle=q_layout.inner)
     scaled = None
@@ -139,13 +141,12 @@ def allocate(
                 c.q_dtype, ring.outer, byte_alignment=1024, swizzle=ring.inner
             ),
             scales=f32(c.stages, TILE_KV, GROUPS),
-            tops=f32(2, 4, GROUPS),
-            units=f32(4, GROUPS),
+            tops=tops,
+            units=units,
         )
     partials = smem_f32(k.iterator, 1024)
     if const_expr(c.cluster > 1 and not c.aliased):
         partials = f32(c.exchange_bytes // 4).iterator
-    unit = f32(n) if c.terms > 1 else None
     full = bars
     empty = full + c.stages * c.groups
     tail = empty + c.stages

@@ -393,11 +393,6 @@ def test_the_tables_are_those_of_the_records(name: str):
     assert tables.fill(text, ROOT / "data") == text, f"fix: mla-lab proof report {name}"
 
 
-def test_rows_of_another_run_are_told_apart() -> None:
-    rows: list[record.Row] = [{"status": "ok", "again": "ran again"}, {"status": "ok"}]
-    assert tables.again(rows * 2) == {"ran again": 2}
-
-
 def test_cases_by_number(tmp_path: Path) -> None:
     path = tmp_path / "some.jsonl"
     assert not cli.main(["proof", "pairwise", str(path), "--device", "cpu", "--only", "3,1"])

@@ -3,9 +3,11 @@
     from mla_lab.flashinfer_names import trtllm_batch_decode_with_kv_cache_mla
     import mla_lab.flashinfer_names as flashinfer    # flashinfer.mla.x, flashinfer.decode.x
 
-Semantics are those of `contract`. Three things are added, for programs that exist:
+Semantics are those of `contract`. Some things are added, for programs that exist:
 
 * `multi_ctas_kv_counter_buffer` is looked at and left as it is: our counters lie in the workspace.
+* A query with gaps between its tokens, and sinks in 16 bits, are copied, as FlashInfer's CuTe DSL
+  entry does; the contract's own names refuse them, since they copy nothing of a caller's.
 * FlashInfer asks for a zeroed workspace only of kernels with semaphores, and its own tests pass
   `torch.empty`. Our merge counters and mail must be zero, so that they are zeroed, on the current
   stream, when a buffer object is first seen. The contract's own names leave that to the caller.
@@ -19,7 +21,7 @@ lies below these names (autotuner, kernel classes) have no counterpart here.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import wraps
 from typing import Any, ParamSpec, TypeVar
@@ -54,6 +56,7 @@ R = TypeVar("R")
 WORKSPACE_POSITION = 2
 COUNTERS = "multi_ctas_kv_counter_buffer"
 COUNTER_ALIGNMENT = 16
+SIXTEEN_BITS = (torch.bfloat16, torch.float16)
 #: merge counters and mail lie first in every layout
 ZEROED_BYTES = (MAX_GROUPS + MAIL_WORDS) * WORD_BYTES
 
@@ -101,14 +104,31 @@ def _with_any_workspace(call: Callable[P, R]) -> Callable[P, R]:
             if known is None or known() is not buffer:
                 _clear(buffer)
         if named.get(COUNTERS) is not None:
-            _check_counters(named.pop(COUNTERS))
-        return call(*args, **named)
+            _check_counters(named.pop(COUNTERS), named)
+        return call(*_taken(args, named), **named)
 
     return run
 
 
-def _check_counters(buffer: object) -> None:
-    """What FlashInfer asks of a counter buffer, but its size, which is its kernels' own."""
+def _taken(args: tuple[Any, ...], named: dict[str, Any]) -> tuple[Any, ...]:
+    """The arguments with what FlashInfer would copy copied: a query apart, sinks in 16 bits."""
+    query = named.get("query", args[0] if args else None)
+    if isinstance(query, Tensor) and not query.is_contiguous() and query.stride(-1) == 1:
+        if "query" in named:
+            named["query"] = query.contiguous()
+        else:
+            args = (query.contiguous(), *args[1:])
+    sinks = named.get("sinks")
+    if isinstance(sinks, Tensor):
+        if isinstance(query, Tensor) and sinks.shape != query.shape[-2:-1]:
+            got = f"shape {tuple(sinks.shape)}"
+            raise invalid("sinks", got, f"shape (num_qo_heads,) = ({query.shape[-2]},)")
+        named["sinks"] = sinks.float() if sinks.dtype in SIXTEEN_BITS else sinks
+    return args
+
+
+def _check_counters(buffer: object, named: Mapping[str, Any]) -> None:
+    """What FlashInfer asks of a counter buffer, a word a head and request at least."""
     if not isinstance(buffer, Tensor):
         raise invalid_type(COUNTERS, type(buffer).__name__, "a torch.Tensor")
     if not buffer.is_contiguous():
@@ -116,6 +136,12 @@ def _check_counters(buffer: object) -> None:
     if buffer.data_ptr() % COUNTER_ALIGNMENT:
         got = f"address 0x{buffer.data_ptr():x}"
         raise invalid(COUNTERS, got, f"must be {COUNTER_ALIGNMENT}-byte aligned")
+    query, lengths = named.get("query"), named.get("seq_lens")
+    if isinstance(query, Tensor) and isinstance(lengths, Tensor):
+        least = WORD_BYTES * lengths.numel() * query.shape[-2]
+        if buffer.nbytes < least:
+            got = f"{buffer.nbytes} bytes"
+            raise invalid(COUNTERS, got, f"{COUNTERS} is too small: {least} bytes or more")
 
 
 def _clear(buffer: Tensor) -> None:
@@ -160,6 +186,9 @@ def cute_dsl_mla_decode(
     `contract.trtllm_batch_decode_with_kv_cache_mla`.
     Source: flashinfer.cute_dsl.attention.cute_dsl_mla_decode (FlashInfer 0.7.2).
     """
+    for name, given in (("out", out), ("lse", named.get("lse"))):
+        if isinstance(given, Tensor) and not given.is_contiguous():
+            raise invalid(name, f"strides {list(given.stride())}", f"{name} must be contiguous")
     if out is None and isinstance(query, Tensor):
         eight_bit = query.dtype is torch.float8_e4m3fn
         dtype = out_dtype or (torch.bfloat16 if eight_bit else query.dtype)

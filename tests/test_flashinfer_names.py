@@ -181,3 +181,38 @@ def test_the_layers_run(layer: Any) -> None:
     )
     out = flashinfer.trtllm_batch_decode_with_kv_cache_mla(**make_inputs(problem).contract_args())
     assert out.shape == (1, 1, layer.num_heads, dims.kv_lora_rank)
+
+
+@pytest.mark.parametrize("by_position", [True, False])
+def test_what_flashinfer_copies_is_copied(by_position: bool) -> None:
+    inputs = make_inputs(SMALL, 1, ["sinks"])
+    assert isinstance(inputs.sinks, torch.Tensor)
+    named = inputs.contract_args() | {"sinks": inputs.sinks.bfloat16().float()}
+    expected = contract.trtllm_batch_decode_with_kv_cache_mla(**named)
+    apart = torch.empty(2, 2, *inputs.query.shape[2:], dtype=torch.bfloat16)[:, ::2]
+    apart.copy_(named.pop("query"))
+    assert not apart.is_contiguous()
+    named["sinks"] = inputs.sinks.bfloat16()
+    first = [apart] if by_position else []
+    if not by_position:
+        named["query"] = apart
+    out = flashinfer.trtllm_batch_decode_with_kv_cache_mla(*first, **named)
+    assert torch.equal(out, expected)
+    with pytest.raises(InvalidInput, match="query: got strides"):
+        contract.trtllm_batch_decode_with_kv_cache_mla(**{**named, "query": apart})
+
+
+def test_refusals_in_flashinfer_s_words() -> None:
+    named = make_inputs(SMALL, 1).contract_args()
+    with pytest.raises(InvalidInput, match=r"sinks: .* shape \(num_qo_heads,\) = \(4,\)"):
+        flashinfer.trtllm_batch_decode_with_kv_cache_mla(**{**named, "sinks": torch.zeros(5)})
+    counters = torch.zeros(16, dtype=torch.uint8)
+    with pytest.raises(InvalidInput, match="counter_buffer is too small: 32 bytes"):
+        flashinfer.trtllm_batch_decode_with_kv_cache_mla(
+            **named, multi_ctas_kv_counter_buffer=counters
+        )
+    entry = cute_dsl_names(make_inputs(SMALL, 1))
+    for name, width in (("out", 512), ("lse", 1)):
+        gaps = torch.empty(2, 2, 4, width)[:, ::2]
+        with pytest.raises(InvalidInput, match=f"{name} must be contiguous"):
+            flashinfer.cute_dsl_mla_decode(**{**entry, name: gaps})

@@ -6,6 +6,7 @@ import random
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
 import pytest
 import torch
@@ -30,6 +31,22 @@ def one_copy(monkeypatch):
     monkeypatch.setattr(costs, "make_rotation", partial(make_rotation, rotation_bytes=1))
 
 
+class Told:
+    """A replay that takes as long as it is told, and remembers how often it ran."""
+
+    runs = 0
+
+    def __init__(self, us: float) -> None:
+        self.us = us
+
+    def __call__(self) -> float:
+        return self.repeat(1)
+
+    def repeat(self, times: int) -> float:
+        self.runs += times
+        return self.us * times
+
+
 class Clock:
     """Replays that run their launches once and then take as long as they are told."""
 
@@ -43,7 +60,7 @@ class Clock:
         for launch in launches:
             launch()
         mine, self.made = self.us[self.made % len(self.us)], self.made + 1
-        return lambda: mine * len(launches)
+        return Told(mine * len(launches))
 
     def host_us(self, call):
         return 0.0
@@ -110,9 +127,19 @@ def test_the_dense_path_is_beside_the_same_kernel_without_a_mask():
         "cpu",
         backend="torch",
         rounds=3,
-        timer=Clock([100.0, 101.0]),
+        timer=Clock([100.0, 100.5, 101.0]),
     )
-    assert row["ratio"] == 1.01
+    assert (row["ratio"], row["control"]) == (1.01, 1.005)
+    assert row["control_low"] == row["control_high"] == 1.005
+
+
+def test_calls_of_other_power_are_timed_in_a_while_of_their_own():
+    quick, slow = Told(100.0), Told(800.0)
+    replays: list[Any] = [slow, quick]
+    times = costs._times(replays, 3, 4000.0)
+    assert times == [[800.0] * 3, [100.0] * 3]
+    assert (slow.runs, quick.runs) == (1 + 3 * 2 * 5, 1 + 3 * 2 * 40)
+    assert all(c.settled == (c.feature == "sparse") for c in costs.comparisons())
 
 
 def test_a_sparse_call_names_own_tokens_once():

@@ -67,11 +67,34 @@ def sum_two(pair: Int16) -> Float32:
     )
 
 
-def publish(c: Shape, s: Shared, acc: cute.Tensor, stage: Any, warp: Int32, lane: Int32) -> None:
-    """P of a warp's 16 tokens to its stage's rope box. Of 8 rows the word lies at 4 j of `acc`."""
-    words = cute.recast_tensor(acc, Int32)
+def publish(
+    c: Shape, s: Shared, weights: cute.Tensor, stage: Any, warp: Int32, lane: Int32
+) -> None:
+    """P of a warp's 16 tokens to its stage's rope box, of weights that are `late.weigh`'s: of 8
+    rows the word lies at 4 j, or they are fp32."""
     base = Int32(s.k.iterator.toint()) + (stage * c.k_bytes + VALUE_BOXES * BOX_BYTES)
-    put_weights(c, base, [words[4 * j] for j in range(c.width // 8)], warp, lane)
+    if c.terms > 1:
+        put_terms(c, base, weights, None, warp, lane)
+        return
+    words = cute.recast_tensor(weights, Int32)
+    put_weights(c, base, [words[4 * j] for j in range(c.rows // 8)], warp, lane)
+
+
+def put_terms(
+    c: Shape, base: Int32, weights: cute.Tensor, scales: Any, warp: Int32, lane: Int32
+) -> None:
+    """Both terms of fp32 weights, which `scales` of a thread's two tokens multiply, to `base`."""
+    words: list[list[Int32]] = [[], []]
+    for j in range(c.rows // 8):
+        pairs = []
+        for e in range(2):
+            pair = [weights[4 * j + e], weights[4 * j + 2 + e]]
+            if scales:
+                pair = [x * scale for x, scale in zip(pair, scales, strict=True)]
+            pairs.append(split.split_two(*pair))
+        for term in range(2):
+            words[term].append(split.join_two(pairs[0][term], pairs[1][term]))
+    put_weights(c, base, words[0] + words[1], warp, lane)
 
 
 def put_weights(c: Shape, base: Int32, words: list[Int32], warp: Int32, lane: Int32) -> None:

@@ -91,17 +91,21 @@ def scores_of(c: Shape, f: Fragments) -> cute.Tensor:
     return cute.make_tensor(f.acc_s.iterator, cute.make_layout(c.rows // 2))
 
 
+def weights_of(c: Shape, f: Fragments) -> cute.Tensor:
+    """A thread's weights: where the scores were, two terms' where those of lo were."""
+    if c.terms == 1 or c.scaled:
+        return scores_of(c, f)
+    return cute.make_tensor(f.acc_s.iterator + c.rows // 2, cute.make_layout(c.rows // 2))
+
+
 @cute.jit
 def weigh(
     c: cutlass.Constexpr[Shape], wg: cutlass.Constexpr[int], first: cutlass.Constexpr[bool],
     g: Global, s: Shared, f: Fragments, at: Int32, warp: Int32, lane: Int32,
 ):  # fmt: skip
-    """Scores become weights of e4m3, two tokens of two rows a word, at 4 j of the scores; totals
-    follow. See `fp8`."""
-    acc = scores_of(c, f) if const_expr(c.scaled) else f.acc_s
-    words, scale = cute.recast_tensor(acc, Int32), scale_now(c, g)
-    # with two terms, that of lo
-    lower = c.rows // 2 if const_expr(c.terms > 1 and not c.scaled) else 0
+    """Scores become weights: of e4m3, two tokens of two rows a word, at 4 j of the scores (see
+    `fp8`), or of fp32, where two terms will be made of them; totals follow."""
+    acc, weights, scale = scores_of(c, f), weights_of(c, f), scale_now(c, g)
     tops = []
     for i in cutlass.range_constexpr(c.rows // 4):
         tops.append(cute.arch.fmax(acc[4 * (i // 2) + i % 2], acc[4 * (i // 2) + 2 + i % 2]))
@@ -120,28 +124,18 @@ def weigh(
     place = statistics(c, wg, at)
     for j in cutlass.range_constexpr(c.rows // 8):
         peaks, fade = pair_of(c, s, place, PEAK, j, lane), pair_of(c, s, place, BOTH, j, lane)
-        halves, rests = [], []
+        halves = []
         for e in cutlass.range_constexpr(2):
             # in the place of accumulators: any left alive makes ptxas take products one by one
             for x in (4 * j + e, 4 * j + 2 + e):
-                acc[x + lower] = cute.math.exp2(acc[x] * scale - peaks[e], fastmath=True)
-            low, high = acc[4 * j + e + lower], acc[4 * j + 2 + e + lower]
-            seen = low + high
-            if const_expr(c.scaled):
-                pass
-            elif const_expr(c.terms > 1):
-                half, rest = split.split_two(low, high)
-                rests.append(rest)
-            else:
-                half = fp8.round_two(low, high)
-                seen = fp8.sum_two(half)
-            if const_expr(not c.scaled):
-                halves.append(half)
+                weights[x] = cute.math.exp2(acc[x] * scale - peaks[e], fastmath=True)
+            seen = weights[4 * j + e] + weights[4 * j + 2 + e]
+            if const_expr(c.terms == 1):
+                halves.append(fp8.round_two(weights[4 * j + e], weights[4 * j + 2 + e]))
+                seen = fp8.sum_two(halves[e])
             f.total[2 * j + e] = f.total[2 * j + e] * fade[e] + seen
-        if const_expr(not c.scaled):
-            words[4 * j] = split.join_two(halves[0], halves[1])
-        if const_expr(c.terms > 1 and not c.scaled):
-            words[4 * j + lower] = split.join_two(rests[0], rests[1])
+        if const_expr(c.terms == 1):
+            cute.recast_tensor(acc, Int32)[4 * j] = split.join_two(halves[0], halves[1])
 
 
 @cute.jit
@@ -199,9 +193,9 @@ def own_tile(
     sx.mask_scores(c, g, scores_of(c, f), tile_token, w, token, lane)
     weigh(c, wg, order == FIRST, g, s, f, at, warp, lane)
     if const_expr(c.scaled):
-        scaled.publish(c, wg, s, f, stage, at, warp, lane)
+        scaled.publish(c, wg, s, f, weights_of(c, f), stage, at, warp, lane)
     else:
-        fp8.publish(c, s, f.acc_s, stage, warp, lane)
+        fp8.publish(c, s, weights_of(c, f), stage, warp, lane)
     if tile_token + TILE_KV > w.kv_len:
         clear_tail(c, s, stage, w.kv_len - tile_token, thread)
     cute.arch.fence_view_async_shared()

@@ -220,21 +220,13 @@ def as_bits(value: Float32) -> Int32:
 
 
 def publish(
-    c: Shape, wg: int, s: Shared, f: Any, stage: Any, at: Int32, warp: Int32, lane: Int32
-) -> None:
-    """P of all groups, from the weights of one scale that lie where the scores were."""
+    c: Shape, wg: int, s: Shared, f: Any, weights: cute.Tensor, stage: Any, at: Int32,
+    warp: Int32, lane: Int32,
+) -> None:  # fmt: skip
+    """P of all groups."""
     units = load4(s.scaled.units.iterator + statistics(c, wg, at) * GROUPS)
-    weights = cute.make_tensor(f.rest.iterator, cute.make_layout(c.rows // 2))
     base = Int32(s.scaled.rope.iterator.toint()) + stage * c.rope_bytes
     for g in range(GROUPS):
         inverse = split.as_float(Int32(254 << 23) - as_bits(units[g]))
-        first, second = f.scales[g] * inverse, f.scales[GROUPS + g] * inverse
-        words: list[list[Int32]] = [[], []]
-        for j in range(c.rows // 8):
-            pairs = [
-                split.split_two(weights[4 * j + e] * first, weights[4 * j + 2 + e] * second)
-                for e in range(2)
-            ]
-            for term in range(2):
-                words[term].append(split.join_two(pairs[0][term], pairs[1][term]))
-        fp8.put_weights(c, base + g * (c.width * TILE_KV), words[0] + words[1], warp, lane)
+        scales = (f.scales[g] * inverse, f.scales[GROUPS + g] * inverse)
+        fp8.put_terms(c, base + g * (c.width * TILE_KV), weights, scales, warp, lane)

@@ -18,8 +18,8 @@ HEAD_DIM = LATENT_DIM + ROPE_DIM
 BOX = 64
 BOXES = HEAD_DIM // BOX
 VALUE_BOXES = LATENT_DIM // BOX
-#: parts of their scores, where there are registers: a third of the error of all in one
-SCORE_PARTS = 3
+#: parts of their scores, of two k-steps each
+SCORE_PARTS = {"e4m3": 9, "fp8_656": 8}
 #: 64-column slices of a warpgroup's half of O^T
 SLICES = VALUE_BOXES // 2
 #: tokens of 656 bytes: columns of one scale, and their groups
@@ -89,7 +89,7 @@ class Shape:
     gather: int
     #: e4m3: each tile's O^T in registers of its own, added in fp32 (see `fp8`)
     promote: bool
-    #: e4m3: scores are added up in so many parts of the columns, for the same reason
+    #: two terms: scores are added up in so many parts of the columns, for the same reason
     score_parts: int
     #: tokens of 656 bytes: scales of their own, rope of sixteen bits (see `scaled`)
     scaled: bool
@@ -128,6 +128,11 @@ class Shape:
     def second(self) -> int:
         """Columns from the first to the second of a unit: from accumulator row g to g + 8."""
         return 1 if self.eight else 8
+
+    @cached_property
+    def score_sets(self) -> int:
+        """Parts of the scores on their way together, each with accumulators of its own."""
+        return min(self.score_parts, 4 if self.width < 64 else 2)
 
     @cached_property
     def lands_late(self) -> bool:
@@ -321,7 +326,6 @@ def shape_of(config: KernelConfig) -> Shape:
     # without a register to spare, one wait a tile; and workers of whole requests, which wait for
     # nobody, may be more than run at once (see `plan.ways.in_waves`)
     tall = config.q_dtype == "e4m3" and config.tile_rows == 64
-    parts = SCORE_PARTS if split and config.tile_rows < 32 else 1
     whole = BOXES if tall or (split and config.tile_rows == 32) else 3
     features = bool(config.option("features")) or config.mask == "tree"
     if features and config.option("stamps"):
@@ -350,6 +354,6 @@ def shape_of(config: KernelConfig) -> Shape:
         tree=config.mask == "tree",
         gather=gather,
         promote=bool(config.option("promote", 1)),
-        score_parts=1 if scaled else config.option("score_parts", parts),
+        score_parts=config.option("score_parts", SCORE_PARTS[config.kv_format]) if split else 1,
         scaled=scaled,
     )

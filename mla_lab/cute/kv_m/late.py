@@ -69,33 +69,19 @@ def row_statistics(
 def add_scores(
     c: Shape, s: Shared, mma: Products, f: Fragments, stage: Int32, phase: Int32, lane: Int32
 ) -> None:
-    """Scores of a tile, of all parts of the columns and of both terms where there are such."""
-    each = c.width // 2
-    parts = [f.acc_s]
-    for n in range(c.score_parts - 1):
-        parts.append(cute.make_tensor(f.rest.iterator + n * each, f.slice))
-    issue_scores(c, s, mma.s.op, parts, f.k, f.q, stage, phase)
-    warpgroup.wait_group(0)
-    for x in range((c.score_parts - 1) * each):
-        f.acc_s[x % each] = f.acc_s[x % each] + f.rest[x]
+    """Scores of a tile."""
     if c.terms > 1:
-        split.add_terms(c, s, f.acc_s, lane)
+        split.add_scores(c, s, mma, f, stage, phase, lane)
+        return
+    issue_scores(c, s, mma.s.op, f.acc_s, f.k, f.q, stage, phase)
+    warpgroup.wait_group(0)
 
 
 def scores_of(c: Shape, f: Fragments) -> cute.Tensor:
-    """A thread's scores: two terms' are where those of hi, or of the rope were."""
+    """A thread's scores, and its weights later."""
     if c.terms == 1:
         return f.acc_s
-    if c.scaled:
-        return cute.make_tensor(f.rest.iterator, cute.make_layout(c.rows // 2))
-    return cute.make_tensor(f.acc_s.iterator, cute.make_layout(c.rows // 2))
-
-
-def weights_of(c: Shape, f: Fragments) -> cute.Tensor:
-    """A thread's weights: where the scores were, two terms' where those of lo were."""
-    if c.terms == 1 or c.scaled:
-        return scores_of(c, f)
-    return cute.make_tensor(f.acc_s.iterator + c.rows // 2, cute.make_layout(c.rows // 2))
+    return cute.make_tensor(f.rest.iterator, cute.make_layout(c.rows // 2))
 
 
 @cute.jit
@@ -105,7 +91,7 @@ def weigh(
 ):  # fmt: skip
     """Scores become weights: of e4m3, two tokens of two rows a word, at 4 j of the scores (see
     `fp8`), or of fp32, where two terms will be made of them; totals follow."""
-    acc, weights, scale = scores_of(c, f), weights_of(c, f), scale_now(c, g)
+    acc, scale = scores_of(c, f), scale_now(c, g)
     tops = []
     for i in cutlass.range_constexpr(c.rows // 4):
         tops.append(cute.arch.fmax(acc[4 * (i // 2) + i % 2], acc[4 * (i // 2) + 2 + i % 2]))
@@ -126,12 +112,12 @@ def weigh(
         peaks, fade = pair_of(c, s, place, PEAK, j, lane), pair_of(c, s, place, BOTH, j, lane)
         halves = []
         for e in cutlass.range_constexpr(2):
-            # in the place of accumulators: any left alive makes ptxas take products one by one
+            # in the place of the scores: left alive, they make ptxas take the products one by one
             for x in (4 * j + e, 4 * j + 2 + e):
-                weights[x] = cute.math.exp2(acc[x] * scale - peaks[e], fastmath=True)
-            seen = weights[4 * j + e] + weights[4 * j + 2 + e]
+                acc[x] = cute.math.exp2(acc[x] * scale - peaks[e], fastmath=True)
+            seen = acc[4 * j + e] + acc[4 * j + 2 + e]
             if const_expr(c.terms == 1):
-                halves.append(fp8.round_two(weights[4 * j + e], weights[4 * j + 2 + e]))
+                halves.append(fp8.round_two(acc[4 * j + e], acc[4 * j + 2 + e]))
                 seen = fp8.sum_two(halves[e])
             f.total[2 * j + e] = f.total[2 * j + e] * fade[e] + seen
         if const_expr(c.terms == 1):
@@ -193,9 +179,9 @@ def own_tile(
     sx.mask_scores(c, g, scores_of(c, f), tile_token, w, token, lane)
     weigh(c, wg, order == FIRST, g, s, f, at, warp, lane)
     if const_expr(c.scaled):
-        scaled.publish(c, wg, s, f, weights_of(c, f), stage, at, warp, lane)
+        scaled.publish(c, wg, s, f, scores_of(c, f), stage, at, warp, lane)
     else:
-        fp8.publish(c, s, weights_of(c, f), stage, warp, lane)
+        fp8.publish(c, s, scores_of(c, f), stage, warp, lane)
     if tile_token + TILE_KV > w.kv_len:
         clear_tail(c, s, stage, w.kv_len - tile_token, thread)
     cute.arch.fence_view_async_shared()

@@ -13,22 +13,20 @@ K_BYTES = 32
 
 
 def issue_scores(
-    c: Shape, s: Shared, op: Any, parts: list[cute.Tensor], a: cute.Tensor, b: cute.Tensor,
+    c: Shape, s: Shared, op: Any, acc: cute.Tensor, a: cute.Tensor, b: cute.Tensor,
     stage: Any, phase: Any,
 ) -> None:  # fmt: skip
-    """S^T of one tile, following the column groups as they arrive; one commit group. Each of
-    `parts` takes as many of the columns."""
-    each = c.columns * c.bytes // K_BYTES // len(parts)
+    """S^T of one tile, following the column groups as they arrive; one commit group."""
     atom = cute.make_mma_atom(op)
+    atom.set(warpgroup.Field.ACCUMULATE, False)
     steps = c.group * BOX * c.bytes // K_BYTES
     for n in range(c.groups):
         cute.arch.mbarrier_wait(s.full + stage * c.groups + n, phase)
         if c.gather:
             cute.arch.fence_view_async_shared()
         for k in range(n * steps, (n + 1) * steps):
-            acc = parts[k // each]
-            atom.set(warpgroup.Field.ACCUMULATE, k % each > 0)
             cute.gemm(atom, acc, a[None, None, k, stage], b[None, None, k], acc)
+            atom.set(warpgroup.Field.ACCUMULATE, True)
     warpgroup.commit_group()
 
 

@@ -20,7 +20,6 @@ from cutlass import Float32, Int32, const_expr
 from cutlass.cute.nvgpu import warp as warp_ops
 from cutlass.cute.nvgpu import warpgroup
 
-from . import scaled
 from . import softmax as sx
 from .config import GROUPS, LATENT_DIM, TILE_KV, Shape
 from .finish import publish_totals
@@ -41,8 +40,9 @@ class Registers:
     acc_o: cute.Tensor
     total: cute.Tensor
     factor: cute.Tensor
-    #: e4m3: O^T of one tile, and the scores of the other parts of the columns
+    #: e4m3: O^T of one tile
     part: Any = None
+    #: two terms: the scores, whose parts are at `acc_s`, and the weights
     rest: Any = None
     #: what one of a tile's weights counts for, by scale groups of this warpgroup; scales of a
     #: thread's two tokens (see `scaled`)
@@ -97,16 +97,16 @@ def registers(c: Shape, mma: Products) -> Registers:
     part, rest, scores = None, None, mma.s.partition_shape_C((TILE_KV, c.width))
     if c.eight and c.promote:
         part = cute.make_rmem_tensor(c.parts_apart * c.width // 2, Float32)
-    if c.score_parts > 1:
-        rest = cute.make_rmem_tensor((c.score_parts - 1) * c.width // 2, Float32)
-    units, scales, sets = None, None, 1
+    if c.terms > 1:
+        rest = cute.make_rmem_tensor(c.rows // 2, Float32)
+        scores = c.score_sets * c.width // 2
+    units, scales = None, None
     if c.scaled:
         rest = cute.make_rmem_tensor(mma.rope.partition_shape_C((TILE_KV, c.rows)), Float32)
         units = cute.make_rmem_tensor(2, Float32)
         scales = cute.make_rmem_tensor(2 * GROUPS, Float32)
-        sets = scaled.sets_of(c)
     return Registers(
-        acc_s=cute.make_rmem_tensor(scores if sets == 1 else sets * c.width // 2, Float32),
+        acc_s=cute.make_rmem_tensor(scores, Float32),
         acc_o=cute.make_rmem_tensor(
             mma.o.partition_shape_C((256, c.rows)) if c.terms == 1 else 2 * c.rows, Float32
         ),
@@ -224,7 +224,7 @@ def own_tile(
         release(c, s, before)
     token = 16 * warp + lane // 4
     warpgroup.fence()
-    issue_scores(c, s, mma.s.op, [f.acc_s], f.k, f.q, stage, phase)
+    issue_scores(c, s, mma.s.op, f.acc_s, f.k, f.q, stage, phase)
     if const_expr(order in (FIRST, VALUES)):
         warpgroup.wait_group(0)
     else:

@@ -33,15 +33,15 @@ from cutlass import Float32, Int32
 from cutlass.cute.nvgpu import OperandMajorMode, cpasync, warpgroup
 
 from ...problem import FP8_656_BYTES, LATENT_DIM, ROPE_DIM
-from ..hopper import load2, load4
+from ..hopper import load4
 from . import fp8, split
-from .config import GROUPS, SCALE_GROUP, TILE_KV, Shape
+from .config import GROUPS, TILE_KV, Shape
 from .storage import Global, Products, Shared, statistics
 
 #: bytes of a token that precede its scales, and its rope
 SCALES_BEGIN, ROPE_BEGIN = LATENT_DIM, LATENT_DIM + 4 * GROUPS
-#: k-steps of a group's product and of the rope's
-GROUP_STEPS, ROPE_STEPS = SCALE_GROUP // 32, ROPE_DIM // 16
+#: k-steps of the rope's product
+ROPE_STEPS = ROPE_DIM // 16
 
 
 def rope_product(c: Shape) -> cute.TiledMma:
@@ -126,50 +126,25 @@ def load_more(
         )
 
 
-def sets_of(c: Shape) -> int:
-    """Groups whose products are on their way together, in registers of their own."""
-    return GROUPS if c.width < 64 else 2
-
-
 def scores(
     c: Shape, s: Shared, mma: Products, f: Any, stage: Any, phase: Any, left: Int32,
     token: Int32, lane: Int32,
 ) -> None:  # fmt: skip
     """Scores of a tile with `left` tokens of the request, in the place of the rope's."""
     cute.arch.mbarrier_wait(s.full + stage, phase)
-    sets, half = sets_of(c), c.rows // 2
     atom = cute.make_mma_atom(mma.rope.op)
     atom.set(warpgroup.Field.ACCUMULATE, False)
     for k in range(ROPE_STEPS):
         cute.gemm(atom, f.rest, f.k_rope[None, None, k, stage], f.q_rope[None, None, k], f.rest)
         atom.set(warpgroup.Field.ACCUMULATE, True)
     warpgroup.commit_group()
-    shape = cute.make_layout(mma.s.partition_shape_C((TILE_KV, c.width)))
-    sums = [Float32(0.0)] * half
-    for g in range(GROUPS + sets):
-        if g >= sets:
-            if g == sets:
-                read_scales(c, s, f, stage, left, token)
-            warpgroup.wait_group(min(sets - 1, GROUPS + sets - 1 - g))
-            at = (g - sets) % sets * c.width // 2
-            for x in range(half):
-                both = f.acc_s[at + x] + f.acc_s[at + half + x] * Float32(split.LOW)
-                sums[x] = sums[x] + both * f.scales[x % 4 // 2 * GROUPS + g - sets]
-        if g < GROUPS:
-            acc = cute.make_tensor(f.acc_s.iterator + g % sets * (c.width // 2), shape)
-            atom = cute.make_mma_atom(mma.s.op)
-            atom.set(warpgroup.Field.ACCUMULATE, False)
-            if g >= sets:
-                warpgroup.fence()
-            for k in range(g * GROUP_STEPS, (g + 1) * GROUP_STEPS):
-                cute.gemm(atom, acc, f.k[None, None, k, stage], f.q[None, None, k], acc)
-                atom.set(warpgroup.Field.ACCUMULATE, True)
-            warpgroup.commit_group()
-    rope = cute.make_tensor(f.rest.iterator, cute.make_layout(half))
-    for j in range(c.rows // 8):
-        unit = load2(s.unit.iterator + 8 * j + 2 * (lane % 4))
-        for x in range(4 * j, 4 * j + 4):
-            rope[x] = rope[x] + sums[x] * unit[x % 2]
+
+    def factors() -> Any:
+        read_scales(c, s, f, stage, left, token)
+        return lambda x, part: f.scales[x % 4 // 2 * GROUPS + part * GROUPS // c.score_parts]
+
+    sums = split.add_parts(c, s, mma, f, stage, phase, factors)
+    split.put_scores(c, s, f, sums, lane, rope=True)
 
 
 @cute.jit

@@ -28,10 +28,12 @@ from typing import Any
 import cutlass
 import cutlass.cute as cute
 from cutlass import BFloat16, Float32, Int16, Int32
+from cutlass.cute.nvgpu import warpgroup
 
 from ..hopper import load2
-from .config import BOX, CONSUMERS, Shape
-from .storage import Shared
+from .config import BOX, CONSUMERS, TILE_KV, Shape
+from .mma import K_BYTES
+from .storage import Products, Shared
 
 #: what one of lo counts for
 LOW = 1.0 / 16.0
@@ -154,10 +156,54 @@ def query_place(c: Shape, base: Int32, row: Int32, box: Int32, chunk: Int32) -> 
     return at + (((chunk >> 1) ^ ((row >> 1) & 3)) << 4) + (chunk & 1) * 8
 
 
-def add_terms(c: Shape, s: Shared, acc: cute.Tensor, lane: Int32) -> None:
-    """Scores of both terms <- scores, in the place of hi's."""
+def add_parts(
+    c: Shape, s: Shared, mma: Products, f: Any, stage: Any, phase: Any, factors: Any = None
+) -> list[Float32]:
+    """Sums of both terms of a tile's scores. A part of the columns is a few k-steps, since the
+    matrix unit has 14 bits of what it adds to; `score_sets` parts are on their way together.
+
+    factors: called behind the first products, what to multiply a part's element x by.
+    """
+    parts, sets, half = c.score_parts, c.score_sets, c.rows // 2
+    shape = cute.make_layout(mma.s.partition_shape_C((TILE_KV, c.width)))
+    steps, arrival = c.columns // K_BYTES // parts, c.group * c.box // K_BYTES
+    sums, by = [Float32(0.0)] * half, None
+    for n in range(parts + sets):
+        at = n % sets * c.width // 2
+        if n >= sets:
+            if n == sets and factors:
+                by = factors()
+            warpgroup.wait_group(min(sets, parts + sets - n) - 1)
+            for x in range(half):
+                both = f.acc_s[at + x] + f.acc_s[at + half + x] * Float32(LOW)
+                sums[x] = sums[x] + (both * by(x, n - sets) if by else both)
+            warpgroup.fence()
+        if n >= parts:
+            continue
+        acc = cute.make_tensor(f.acc_s.iterator + at, shape)
+        atom = cute.make_mma_atom(mma.s.op)
+        atom.set(warpgroup.Field.ACCUMULATE, False)
+        for k in range(n * steps, (n + 1) * steps):
+            if k % arrival == 0:
+                cute.arch.mbarrier_wait(s.full + stage * c.groups + k // arrival, phase)
+            cute.gemm(atom, acc, f.k[None, None, k, stage], f.q[None, None, k], acc)
+            atom.set(warpgroup.Field.ACCUMULATE, True)
+        warpgroup.commit_group()
+    return sums
+
+
+def put_scores(c: Shape, s: Shared, f: Any, sums: list[Float32], lane: Int32, rope: bool) -> None:
+    """Scores <- sums in the units of their rows, beside the rope's where that is apart."""
+    scores = cute.make_tensor(f.rest.iterator, cute.make_layout(c.rows // 2))
     for j in range(c.rows // 8):
         unit = load2(s.unit.iterator + 8 * j + 2 * (lane % 4))
         for x in range(4 * j, 4 * j + 4):
-            low = acc[x + c.rows // 2] * Float32(LOW)
-            acc[x] = (acc[x] + low) * unit[x % 2]
+            score = sums[x] * unit[x % 2]
+            scores[x] = score + scores[x] if rope else score
+
+
+def add_scores(
+    c: Shape, s: Shared, mma: Products, f: Any, stage: Any, phase: Any, lane: Int32
+) -> None:
+    """Scores of a tile of e4m3."""
+    put_scores(c, s, f, add_parts(c, s, mma, f, stage, phase), lane, rope=False)

@@ -1,4 +1,4 @@
-"""e4m3 query and cache: what the two products need beyond the 16-bit design.
+"""Products of e4m3: what the two need beyond the 16-bit design.
 
 The K tile is nine boxes of 64 tokens x 64 bytes (swizzle of 64 bytes). S^T = K Q^T reads it as it
 lies, both operands K-major. e4m3 has no other major: V^T, whose K is the token, goes to the matrix
@@ -21,7 +21,8 @@ Accumulator rows g and g + 8 of a warp are columns 2g and 2g + 1 (16-bit builds:
 P is exp2(score - m) with m eight below the running maximum, so at most 256 of e4m3's 448: a power
 of two costs nothing, since m is what sums, lse, sinks and merges refer to. Smaller weights are
 exact in fp32 until here, and kept down to 2^-18 of the row's largest. A row's sum is that of the
-rounded weights, by which its result is divided.
+rounded weights, by which its result is divided. (Two terms of them, under a query of sixteen bits:
+see `split`.)
 
 The matrix unit adds e4m3 products with about 14 bits, and loses what an accumulator has below
 them at each step. So a tile's O^T (two steps) is a product of its own, added to the others in fp32

@@ -1,4 +1,4 @@
-"""A warpgroup's round for its own tile k, where query and cache are e4m3.
+"""A warpgroup's round for its own tile k, where the products are of e4m3.
 
     S^T(k) | tile's maxima | await m(k-1) of the other, m(k) | P(k), publish it
     | await P(k-1) of the other, O^T(k-1), release stage of k-1 | O^T(k), release stage of k

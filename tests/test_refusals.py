@@ -30,9 +30,9 @@ REASONS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     r"bmm1_scale of 0 or less: its kernels mask scores before": ({"nonpositive_scale": True}, {}),
     r"latent and rope dims \(256, 64\); its kernels have \(512, 64\)$": ({}, {"latent_dim": 256}),
     r"a batch of 5000; the device planner takes up to 4096$": ({}, {"batch": 5000}),
-    r"query fp16, cache fp8_656, out bf16; its kernels take .*fp16 over e4m3 \(out bf16, fp16\)": (
+    r"query fp16, cache e4m3, out bf16; its kernels take .*bf16 over e4m3 \(out bf16, fp16\)": (
         {},
-        {"q_dtype": "fp16", "kv_format": "fp8_656"},
+        {"q_dtype": "fp16", "kv_format": "e4m3"},
     ),
     r"query bf16, cache fp8_656, out e4m3; its kernels take": (
         {},

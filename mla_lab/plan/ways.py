@@ -27,7 +27,6 @@ FORMATS = {
     ("bf16", "bf16"): STORED,
     ("fp16", "fp16"): STORED,
     ("bf16", "e4m3"): SPLIT,
-    ("fp16", "e4m3"): SPLIT,
     ("bf16", "fp8_656"): SPLIT,
     ("e4m3", "e4m3"): EIGHT,
 }

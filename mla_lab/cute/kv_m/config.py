@@ -42,10 +42,8 @@ DTYPES: dict[str, Any] = {
     "fp16": cutlass.Float16,
     "e4m3": cutlass.Float8E4M3FN,
 }
-#: stored bytes of a token of eight bits under a query of sixteen (see `split`)
+#: stored bytes of a token of eight bits under a bf16 query (see `split`)
 SPLIT_BYTES = {"e4m3": HEAD_DIM, "fp8_656": FP8_656_BYTES}
-#: formats of a cache under a query of sixteen bits; the rope of 656 bytes is bf16
-SPLIT = {"bf16": tuple(SPLIT_BYTES), "fp16": ("e4m3",)}
 
 
 @dataclass(frozen=True)
@@ -199,7 +197,7 @@ class Shape:
     @cached_property
     def small_bytes(self) -> int:
         """Barriers, record, stamps; tile maxima, (m, f), sums per warp; peers' (m, l), weights."""
-        stages, more = (6, 6) if self.eight else (3, 0)
+        stages, more = (6, 6 + 2 * (self.terms - 1)) if self.eight else (3, 0)
         barriers = 8 * (stages * (BOXES // self.group + 1) + 9 + more) + 144
         peak = (48 if self.eight else 16) * self.rows
         unit = 4 * self.rows if self.terms > 1 else 0
@@ -299,7 +297,7 @@ def shape_of(config: KernelConfig) -> Shape:
         ("page_size", (config.page_size,) if gather else PAGES),
         ("q_dtype", tuple(DTYPES)),
         ("out_dtype", tuple(d for d in DTYPES if d != "e4m3" or config.q_dtype == d)),
-        ("kv_format", (config.q_dtype, *SPLIT.get(config.q_dtype, ()))),
+        ("kv_format", (config.q_dtype, *(SPLIT_BYTES if config.q_dtype == "bf16" else ()))),
         ("tile_kv", (TILE_KV,)),
         ("mask", ("none", "causal", "tree")),
     ):

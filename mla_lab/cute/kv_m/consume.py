@@ -136,8 +136,7 @@ def work_tile(
     if const_expr(c.cluster > 1 and not c.aliased):
         announce(c, s)
     if const_expr(c.terms > 1):
-        if mine > 0:
-            split.split_query(c, s)
+        split.split_query(c, s, turn)
     if wg == 0:
         attend(c, 0, g, s, mma, fragments(c, 0, s, mma, thread, r), w, warp, lane)
     else:

@@ -31,6 +31,9 @@ def barriers_init(c: Shape, s: Shared) -> None:
         if c.eight:
             cute.arch.mbarrier_init(s.p_ready + 2 + i, CONSUMERS // 2)
             cute.arch.mbarrier_init(s.m_ready + i, c.rows)
+    if c.terms > 1:
+        cute.arch.mbarrier_init(s.q_read, CONSUMERS)
+        cute.arch.mbarrier_init(s.q_split, CONSUMERS)
     cute.arch.mbarrier_init(s.summed, CONSUMERS)
     cute.arch.mbarrier_init(s.weighed, CONSUMERS)
 

@@ -16,8 +16,9 @@ have 32 columns: they read shared memory as often as with 16.
 A bf16 number has 8 significant bits. What hi leaves is at most 8 units of its last place, which
 lo has exactly: Q is exact while hi and lo are normal numbers. A row is scaled by a power of two
 that takes its greatest element to 128 .. 256; elements below 2^-13 of that are off by 2^-22 of it.
-(Of fp16's 11 bits lo keeps the first four that hi leaves: 2^-9 of an element.) The scale goes back
-into the scores with `unit`. Weights have at most 2^-8 of their own error, as those of bf16.
+The scale goes back into the scores with `unit`. Weights are off by at most 2^-8 of themselves, as
+those of bf16. (Of fp16's 11 bits lo would keep four of the seven that hi leaves: where scores are
+large, results are off by several times what torch is, so that no fp16 query is split.)
 
 The query arrives as it is stored, in boxes of 64 columns that the consumers split in place, each
 row's by 256 / R neighbouring lanes: R x 128 bytes of a box are 2 R rows of 64 bytes.
@@ -27,7 +28,7 @@ from typing import Any
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import BFloat16, Float32, Int16, Int32
+from cutlass import Float32, Int16, Int32
 from cutlass.cute.nvgpu import warpgroup
 
 from ..hopper import load2
@@ -37,8 +38,6 @@ from .storage import Products, Shared
 
 #: what one of lo counts for
 LOW = 1.0 / 16.0
-#: named barriers of all consumers: the query is read, and written
-READ, WRITTEN = 4, 5
 #: lanes of a box's row, 16 bytes each
 LANES = 8
 #: exponents, as fp32 has them: of a row's greatest element when it is scaled, of infinity
@@ -64,14 +63,13 @@ def join_two(low: Int16, high: Int16) -> Int32:
     )
 
 
-def unpack_two(c: Shape, word: Int32) -> tuple[Float32, Float32]:
-    """Two numbers of the query."""
-    ptx = "shl.b32 {$w0}, {$r0}, 16; and.b32 {$w1}, {$r0}, 0xFFFF0000;"
-    if c.q_dtype is not BFloat16:
-        ptx = (
-            "{ .reg .b16 a, b; mov.b32 {a, b}, {$r0}; cvt.f32.f16 {$w0}, a; cvt.f32.f16 {$w1}, b; }"
-        )
-    return cute.arch.inline_ptx(ptx, write_only_types=[Float32] * 2, read_only_args=[word])
+def unpack_two(word: Int32) -> tuple[Float32, Float32]:
+    """Two numbers of bf16."""
+    return cute.arch.inline_ptx(
+        "shl.b32 {$w0}, {$r0}, 16; and.b32 {$w1}, {$r0}, 0xFFFF0000;",
+        write_only_types=[Float32] * 2,
+        read_only_args=[word],
+    )
 
 
 def as_float(bits: Int32) -> Float32:
@@ -108,8 +106,9 @@ def write8(address: Int32, words: Any) -> None:
 
 
 @cute.jit
-def split_query(c: cutlass.Constexpr[Shape], s: Shared):
-    """The rows of Q, as they arrived, into both their terms; by all consumers."""
+def split_query(c: cutlass.Constexpr[Shape], s: Shared, turn: Int32):
+    """The rows of Q, as they arrived, into both their terms; by all consumers. Work tile `turn`
+    may have no keys: then what becomes of the rows does not matter."""
     tid, _, _ = cute.arch.thread_idx()
     lanes = CONSUMERS // c.rows
     parts = lanes // LANES
@@ -121,7 +120,7 @@ def split_query(c: cutlass.Constexpr[Shape], s: Shared):
         box = cutlass.min(part + parts * i, boxes - 1)
         words.append(read16(source + box * (c.rows * 2 * BOX)))
         for n in cutlass.range_constexpr(4):
-            top = greatest(top, unpack_two(c, words[i][n]))
+            top = greatest(top, unpack_two(words[i][n]))
     for n in cutlass.range_constexpr(lanes.bit_length() - 1):
         top = cutlass.max(top, cute.arch.shuffle_sync_bfly(top, offset=1 << n))
     exponent = cutlass.max(top >> 23, Int32(TOP - 126))
@@ -129,14 +128,15 @@ def split_query(c: cutlass.Constexpr[Shape], s: Shared):
     unit = as_float((exponent + 127 - TOP) << 23)
     if tid % lanes == 0:
         s.unit[row] = unit if exponent < INFINITE else Float32.inf
-    cute.arch.barrier(barrier_id=READ, number_of_threads=CONSUMERS)
+    cute.arch.mbarrier_arrive(s.q_read)
+    cute.arch.mbarrier_wait(s.q_read, turn & 1)
     for i in cutlass.range_constexpr(-(-boxes // parts)):
         box = part + parts * i
         if box < boxes:
             target = query_place(c, base, row, box, chunk)
             high, low = [], []
             for n in cutlass.range_constexpr(4):
-                x, y = unpack_two(c, words[i][n])
+                x, y = unpack_two(words[i][n])
                 hi, lo = split_two(x * scale, y * scale)
                 high.append(hi)
                 low.append(lo)
@@ -144,7 +144,8 @@ def split_query(c: cutlass.Constexpr[Shape], s: Shared):
             target = target + c.rows * c.box
             write8(target, [join_two(low[0], low[1]), join_two(low[2], low[3])])
     cute.arch.fence_view_async_shared()
-    cute.arch.barrier(barrier_id=WRITTEN, number_of_threads=CONSUMERS)
+    cute.arch.mbarrier_arrive(s.q_split)
+    cute.arch.mbarrier_wait(s.q_split, turn & 1)
 
 
 def query_place(c: Shape, base: Int32, row: Int32, box: Int32, chunk: Int32) -> Int32:

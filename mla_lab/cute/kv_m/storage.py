@@ -97,7 +97,9 @@ class Shared:
     partials: cute.Pointer  # fp32 [cluster][units][4]
     stamps: cute.Pointer  # int64 [STAMPS]
     m_ready: cute.Pointer  # [warpgroup]: maxima of its last tile (e4m3)
-    scaled: Any = None
+    q_read: cute.Pointer  # a query as it arrived (two terms)
+    q_split: cute.Pointer  # and its terms are there
+    scaled: Any
 
 
 @dataclass(frozen=True)
@@ -116,7 +118,8 @@ def allocate(
     """Lay out shared memory; the sizes are `Shape`'s."""
     memory = cutlass.memory.SmemAllocator()
     n = c.rows
-    bars = memory.allocate_array(Int64, c.stages * (c.groups + 1) + 9 + 6 * c.eight)
+    apart = 6 * c.eight + 2 * (c.terms - 1)
+    bars = memory.allocate_array(Int64, c.stages * (c.groups + 1) + 9 + apart)
     stamps = memory.allocate_array(Int64, STAMPS)
     work = memory.allocate_tensor(Int32, cute.make_layout(16), byte_alignment=16)
 
@@ -155,7 +158,7 @@ def allocate(
         q, unit, k, top, peak, sums, peer.iterator, weights.iterator,
         work.iterator, work.iterator + 12, full, empty,
         tail, tail + 1, tail + 2, tail + 3, tail + 4, p_ready, tail + 7, tail + 8,
-        partials, stamps, tail + 13, scaled,
+        partials, stamps, tail + 13, tail + 15, tail + 16, scaled,
     )  # fmt: skip
 
 

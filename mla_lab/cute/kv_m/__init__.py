@@ -19,6 +19,7 @@ Pipelines, and what each barrier counts
 | empty[stage] | both warpgroups are done with the tile | 8 warps |
 | q_full | Q and the work record are here (END: the record alone) | 1 + bytes of Q |
 | q_empty | the tile's last scores are done, the record is read | 256 threads |
+| q_read, q_split | two terms: a query is read as it arrived, both are written | 256 threads |
 | p_ready[warpgroup] | P of its tile is published, with the rows' maxima and factors | 128 threads |
 | summed | each warp's sums of the work tile are published | 256 threads |
 | weighed | the weights of a merge are there | 256 threads |
@@ -32,8 +33,8 @@ named barrier has one place in the code for all who meet there: orders that comp
 
 Timeline of a warpgroup for its own tile k: await P(k-1), O^T(k-1), release k-1; S^T(k) as its
 columns arrive; softmax(k); publish P(k); O^T(k); release k. (With more than two stages, and for
-tile 1 of a grid, S^T(k) comes first and softmax(k) runs under O^T(k-1): see `rounds`. Where query
-and cache are e4m3, all of softmax(k) comes first, see `late`; `fp8` has their operands.) After the
+tile 1 of a grid, S^T(k) comes first and softmax(k) runs under O^T(k-1): see `rounds`. Where the
+products are of e4m3, all of softmax(k) comes first, see `late`; `fp8` has their operands.) After the
 last tile both warpgroups go on in the same code: sums across warps; then results from the
 accumulators (one CTA), or `st.async` of the raw fragments to the rows' owners, who add them in
 rank order. Several workers: fp32 partials in the workspace; the last arriver of each rank merges

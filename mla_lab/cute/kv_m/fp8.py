@@ -21,8 +21,8 @@ Accumulator rows g and g + 8 of a warp are columns 2g and 2g + 1 (16-bit builds:
 P is exp2(score - m) with m eight below the running maximum, so at most 256 of e4m3's 448: a power
 of two costs nothing, since m is what sums, lse, sinks and merges refer to. Smaller weights are
 exact in fp32 until here, and kept down to 2^-18 of the row's largest. A row's sum is that of the
-rounded weights, by which its result is divided. (Two terms of them, under a query of sixteen bits:
-see `split`.)
+rounded weights, by which its result is divided. (Of two terms, under a bf16 query: see
+`split`.)
 
 The matrix unit adds e4m3 products with about 14 bits, and loses what an accumulator has below
 them at each step. So a tile's O^T (two steps) is a product of its own, added to the others in fp32

@@ -1,4 +1,4 @@
-"""A query of sixteen bits over a cache of eight: two e4m3 numbers in place of one of bf16.
+"""A bf16 query over a cache of eight bits: two e4m3 numbers in place of one of bf16.
 
 Nothing of the cache is widened. Both products take its bytes as they are, and what meets them is a
 sum of two e4m3 numbers, of four significant bits each, which a tile's columns hold apart:

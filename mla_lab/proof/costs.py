@@ -11,7 +11,7 @@ clock within milliseconds. In quick turns it would run at the clock that the den
 that both are timed after as long a time of their own kind as they are timed for.
 
 A feature is judged at uniform shapes, where the call without it exists. Skip-softmax is timed on
-concentrated inputs: on Gaussian ones there is nothing to skip, which is timed too. "dense path" is
+concentrated and heavy-tailed inputs: on Gaussian ones there is nothing to skip, which is timed too. "dense path" is
 a plain call of one query token beside the same kernel compiled for nothing else, without even the
 causal rule; of the other features a plain build has no code.
 """
@@ -119,6 +119,7 @@ def comparisons() -> list[Comparison]:
             ((32, 4, 128, 8192), "concentrated", "dense"),
             ((32, 4, 128, 8192), "concentrated", "ragged"),
             ((16, 1, 128, 32768), "concentrated", "dense"),
+            ((64, 1, 128, 8192), "heavy_tailed", "dense"),
             ((32, 4, 128, 8192), "gauss", "dense"),
         )
         for factor in FACTORS

@@ -11,9 +11,9 @@ clock within milliseconds. In quick turns it would run at the clock that the den
 that both are timed after as long a time of their own kind as they are timed for.
 
 A feature is judged at uniform shapes, where the call without it exists. Skip-softmax is timed on
-concentrated and heavy-tailed inputs: on Gaussian ones there is nothing to skip, which is timed too. "dense path" is
-a plain call of one query token beside the same kernel compiled for nothing else, without even the
-causal rule; of the other features a plain build has no code.
+concentrated and heavy-tailed inputs: on Gaussian ones there is nothing to skip, which is timed too.
+"dense path" is a plain call of one query token beside the same kernel compiled for nothing else,
+without even the causal rule; of the other features a plain build has no code.
 """
 
 from __future__ import annotations

@@ -144,7 +144,7 @@ def _judge(c: Configuration, call: ReferenceCall, out: Tensor, backend: str) -> 
                 some, oracle = _ends(call, part)
                 reason = _objection_to(expected, oracle)
                 if c.dtype == "e4m3":
-                    limit = twice_torch(some, oracle, "bf16").rel_error
+                    limit = twice_torch(some, oracle, "bf16", "e4m3").rel_error
             yield out[part], expected
 
     found = compare(pairs())

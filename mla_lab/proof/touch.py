@@ -32,7 +32,7 @@ from ..plan.ways import WAYS
 from ..problem import Problem
 from ..reference import decode_reference
 from .cases import WORKSPACE_BYTES
-from .limits import limits_of
+from .limits import WEIGHTS, limits_of
 
 LENGTHS = (300, 0, 65, 700)
 #: 1.7e-3 is what rounding out to bf16 costs
@@ -144,7 +144,7 @@ def run(name: str, workspace: torch.Tensor, backend: str) -> tuple[float, float]
     gpu = Gpu.here() if workspace.is_cuda else None
     inputs = inputs_of(touch)
     expected = decode_reference(replace(inputs, skip_softmax_threshold_scale_factor=None))
-    eight = touch.problem.q_dtype == "e4m3"
+    eight = (touch.problem.q_dtype, touch.problem.kv_format) in WEIGHTS
     allowed = limits_of(inputs, expected).rel_error if eight else TOLERANCE
     named: dict[str, Any] = {
         key: value.to(workspace.device) if isinstance(value, torch.Tensor) else value

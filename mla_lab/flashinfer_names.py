@@ -12,7 +12,8 @@ Semantics are those of `contract`. Some things are added, for programs that exis
   `torch.empty`. Our merge counters and mail must be zero, so that they are zeroed, on the current
   stream, when a buffer object is first seen. The contract's own names leave that to the caller.
 * `cute_dsl_mla_decode` has its own parameter names, and by default an out of the query's dtype. It
-  has no word for a backend: "auto" chooses, CuTe kernels first.
+  has no word for a backend: "auto" chooses, CuTe kernels first. Ragged requests without a token
+  among them are nothing to do there; the contract's names want one.
 
 The Hopper wrapper `BatchMLAPagedAttentionWrapper`, sparse attention of other models, and what
 lies below these names (autotuner, kernel classes) have no counterpart here.
@@ -132,10 +133,11 @@ def _check_counters(buffer: object, named: Mapping[str, Any]) -> None:
     if not isinstance(buffer, Tensor):
         raise invalid_type(COUNTERS, type(buffer).__name__, "a torch.Tensor")
     if not buffer.is_contiguous():
-        raise invalid(COUNTERS, f"strides {list(buffer.stride())}", "must be contiguous")
+        got = f"strides {list(buffer.stride())}"
+        raise invalid(COUNTERS, got, f"{COUNTERS} must be contiguous")
     if buffer.data_ptr() % COUNTER_ALIGNMENT:
         got = f"address 0x{buffer.data_ptr():x}"
-        raise invalid(COUNTERS, got, f"must be {COUNTER_ALIGNMENT}-byte aligned")
+        raise invalid(COUNTERS, got, f"{COUNTERS} must be {COUNTER_ALIGNMENT}-byte aligned")
     query, lengths = named.get("query"), named.get("seq_lens")
     if isinstance(query, Tensor) and isinstance(lengths, Tensor):
         least = WORD_BYTES * lengths.numel() * query.shape[-2]
@@ -195,6 +197,9 @@ def cute_dsl_mla_decode(
         out = query.new_empty((*query.shape[:-1], kv_lora_rank), dtype=dtype)
     if named.get("return_lse") and named.get("lse") is None and query.dim() == 4:
         named["lse"] = query.new_empty(query.shape[:-1], dtype=torch.float32)
+    if out is not None and not query.shape[0] and named.get("cum_seq_lens_q") is not None:
+        lse = named.get("lse", query.new_empty(query.shape[:-1], dtype=torch.float32))
+        return (out, lse) if named.get("return_lse") else out
     return trtllm_batch_decode_with_kv_cache_mla(
         query,
         kv_cache,

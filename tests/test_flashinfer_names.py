@@ -216,3 +216,12 @@ def test_refusals_in_flashinfer_s_words() -> None:
         gaps = torch.empty(2, 2, 4, width)[:, ::2]
         with pytest.raises(InvalidInput, match=f"{name} must be contiguous"):
             flashinfer.cute_dsl_mla_decode(**{**entry, name: gaps})
+
+
+@pytest.mark.parametrize("return_lse", [True, False])
+def test_no_query_token_is_nothing_to_do_for_the_cute_dsl_entry(return_lse: bool) -> None:
+    named = cute_dsl_names(make_inputs(Problem((1, 0), (70, 9), 4), 1, ["max_q_len"]))
+    named |= {"query": named["query"][:0], "cum_seq_lens_q": torch.zeros(3, dtype=torch.int32)}
+    result = flashinfer.cute_dsl_mla_decode(**named, return_lse=return_lse)
+    out, lse = result if return_lse else (result, torch.empty(0, 4))
+    assert out.shape == (0, 4, 512) and lse.shape == (0, 4)

@@ -12,6 +12,7 @@ Skip-softmax adds twice its factor: with dropped mass d, weights are off by d an
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
@@ -62,11 +63,17 @@ def limits_of(inputs: DecodeInputs, expected: Result) -> Limits:
     return Limits(rel, row, LSE_TOLERANCE + dropped)
 
 
-def twice_torch(call: ReferenceCall, expected: Result, out_dtype: str, weights: str) -> Limits:
-    """Twice the greatest errors of torch with rounded weights over the `TOPS`; of lse no more than
+def twice_torch(
+    call: ReferenceCall,
+    expected: Result,
+    out_dtype: str,
+    weights: str,
+    tops: Sequence[float] = TOPS,
+) -> Limits:
+    """Twice the greatest errors of torch with rounded weights over the `tops`; of lse no more than
     where all weights of a row are off one way.
     """
-    errors = [rounded_error(call, expected, out_dtype, weights, top) for top in TOPS]
+    errors = [rounded_error(call, expected, out_dtype, weights, top) for top in tops]
     rel, row, lse = (ALLOWED_RATIO * max(each) for each in zip(*errors, strict=True))
     most = -math.log1p(-HALF_UNIT[weights])
     return Limits(rel, row, min(lse, most) + LSE_TOLERANCE)

@@ -40,7 +40,7 @@ SHAPES = [
 ALL = [c for c in shipped() if c.kernel == "cute/kv_m" and c.mask == "causal"]
 PLAIN = [c for c in ALL if c.page_size == 64 and c.q_dtype == "bf16" and not c.option("features")]
 OTHER = [c for c in ALL if (c.page_size != 64 or c.q_dtype != "bf16") and not c.option("features")]
-EIGHT = [c for c in ALL if c.q_dtype == "e4m3"]
+EIGHT = [c for c in ALL if c.q_dtype == "e4m3" and c.page_size == 64]
 FORMULAS = [c for c in (*PLAIN, *EIGHT) if c.option("grid")]
 WALKS = [c for c in (*PLAIN, *EIGHT) if way_of(c) == "walk"]
 OUT = {"bf16": torch.bfloat16, "fp16": torch.float16, "e4m3": torch.float8_e4m3fn}
@@ -78,6 +78,7 @@ def problem_of(config: KernelConfig, shape: Any) -> Problem:
         q_dtype=config.q_dtype,
         kv_format=config.kv_format,
         out_dtype=config.out_dtype,
+        page_size=config.page_size,
     )
 
 

@@ -158,7 +158,7 @@ CUTE: tuple[KernelConfig, ...] = (
     *(
         _for_backend("cute/kv_m", (dtype, out, page), tile, mask, ways.WALK.options, kv_format)
         for (dtype, kv_format), operands in ways.FORMATS.items()
-        if operands != ways.STORED
+        if operands != ways.STORED and dtype != "fp16"
         for tile in ways.WALK.tiles_for(dtype, kv_format)
         for mask, out, page in (
             *(("tree" if dtype == "e4m3" else "causal", "bf16", p) for p in OTHER_PAGES),

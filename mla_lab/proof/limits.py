@@ -34,7 +34,12 @@ ROW_FACTOR = 4.0
 #: of lse beside max(1, |lse|)
 LSE_TOLERANCE = 2e-5
 #: query and cache, and what weights are rounded to where sums are those of the rounded ones
-WEIGHTS = {("e4m3", "e4m3"): "e4m3", ("bf16", "e4m3"): "bf16", ("bf16", "fp8_656"): "bf16"}
+WEIGHTS = {
+    ("e4m3", "e4m3"): "e4m3",
+    ("bf16", "e4m3"): "bf16",
+    ("fp16", "e4m3"): "bf16",
+    ("bf16", "fp8_656"): "bf16",
+}
 #: half of the last place of a weight, beside its size
 HALF_UNIT = {"e4m3": 2.0**-4, "bf16": 2.0**-8}
 #: what the greatest weight of a row is rounded as: eight places between two powers of two

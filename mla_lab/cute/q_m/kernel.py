@@ -136,7 +136,7 @@ def decode_kernel(
     rank = cta % cfg.cluster
     stamp(cfg, g, 0)
     # plans are written before any kernel that lets this one start early: no need to wait
-    plan = open_plan(g, worker)
+    plan = open_plan(cfg, g, worker)
     s = allocate(cfg, kv_layout, box_layout, last_layout)
     if warp_idx == 0:
         cpasync.prefetch_descriptor(g.tma_q)
@@ -145,6 +145,11 @@ def decode_kernel(
     if const_expr(cfg.cluster == 2):
         cute.arch.cluster_arrive_relaxed()
         cute.arch.cluster_wait()
+    elif const_expr(cfg.start > 1):
+        # the first warp waits where it begins to send (see `first_fill`)
+        cute.arch.cluster_arrive_relaxed()
+        if warp_idx > 0:
+            cute.arch.cluster_wait()
     else:
         cute.arch.sync_threads()
     if const_expr(cfg.pdl):
@@ -249,15 +254,28 @@ class QueryRowsOnM:
             cute.tile_to_shape(atom, (rows, columns), (0, 1)),
             (rows, (64, cfg.boxes_per_copy)),
         )
+        share_q, share_kv = None, None
+        if const_expr(cfg.start > 1):
+            share_q, _ = cpasync.make_tiled_tma_atom(
+                pair_load, q_view, cute.tile_to_shape(atom, (BLOCK, 192), (0, 1)), (BLOCK, (64, 3))
+            )
+            share_kv, _ = cpasync.make_tiled_tma_atom(
+                pair_load,
+                kv_view,
+                cute.tile_to_shape(atom, (rows, columns), (0, 1)),
+                (rows, (64, cfg.boxes_per_copy)),
+            )
         g = Globals(
             tma_q, q_coords, tma_kv, kv_coords, out, lse, partial_out, partial_lse, counters,
             block_table, seq_lens, q_begin, tiles, worker_begin, heads, scale_log2, out_scale,
-            stamps, *extras, skip,
+            stamps, *extras, skip, share_q, share_kv,
         )  # fmt: skip
+        size = cfg.cluster * cfg.start
+        workers = worker_begin.shape[0] - 1
         decode_kernel(cfg, g, mma, kv_layout, box_layout, last_layout).launch(
-            grid=((worker_begin.shape[0] - 1) * cfg.cluster, 1, 1),
+            grid=((workers + cfg.start - 1) // cfg.start * size, 1, 1),
             block=(THREADS, 1, 1),
-            cluster=(2, 1, 1) if const_expr(cfg.cluster == 2) else None,
+            cluster=(size, 1, 1) if const_expr(size > 1) else None,
             stream=stream,
             min_blocks_per_mp=1,
             use_pdl=bool(cfg.pdl),

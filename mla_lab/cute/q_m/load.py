@@ -18,6 +18,7 @@ import cutlass.cute as cute
 from cutlass import Int16, Int32, Int64, const_expr
 from cutlass.cute.nvgpu import cpasync
 
+from .opening import Opening, my_turn, open_shares, own_words
 from .storage import (
     BLOCK,
     BOX,
@@ -32,7 +33,7 @@ from .storage import (
     Globals,
     Shared,
 )
-from .work import first_pages, read_work, stamp_round
+from .work import Plan, first_pages, read_work, record, stamp_round
 
 #: what the next slot is for
 KV, QUERY, SKIP = 0, 1, 2
@@ -74,8 +75,9 @@ def box_tensor(s, cfg, rows, boxes):
 
 
 @cute.jit
-def load_q(cfg: cutlass.Constexpr[Config], g: Globals, s: Shared, index):
-    """This CTA's 64 query rows into stage 0; rows past the last one arrive as zeros."""
+def load_q(cfg: cutlass.Constexpr[Config], g: Globals, s: Shared, index, opening):
+    """This CTA's 64 query rows into stage 0; rows past the last one arrive as zeros. With an
+    `opening`, its turns of the column groups, to all that share them."""
     work = read_work(g, s, index)
     dst = box_tensor(s, cfg, BLOCK, 3)
     src = cute.local_tile(
@@ -86,12 +88,22 @@ def load_q(cfg: cutlass.Constexpr[Config], g: Globals, s: Shared, index):
     )
     for group in cutlass.range_constexpr(len(GROUPS)):
         arm(s, 0, group)
-        cute.copy(g.tma_q, gQ[None, group], sQ[None, 0, group, 0], tma_bar_ptr=s.full + group)
+        if const_expr(opening is None):
+            cute.copy(g.tma_q, gQ[None, group], sQ[None, 0, group, 0], tma_bar_ptr=s.full + group)
+        else:
+            if my_turn(opening.query, group):
+                cute.copy(
+                    g.share_q, gQ[None, group], sQ[None, 0, group, 0],
+                    tma_bar_ptr=s.full + group, mcast_mask=opening.query.mask.to(Int16),
+                )  # fmt: skip
 
 
 @cute.jit
-def load_tile(cfg: cutlass.Constexpr[Config], g: Globals, s: Shared, block, stage, pages, rank):
-    """All column groups of KV tile `block` into `stage`; in a pair, this CTA's turns of them."""
+def load_tile(
+    cfg: cutlass.Constexpr[Config], g: Globals, s: Shared, block, stage, pages, rank, opening
+):
+    """All column groups of KV tile `block` into `stage`; in a pair or with an `opening`, this CTA's
+    turns of them."""
     rows, boxes = cfg.box_rows, cfg.boxes_per_copy
     dst = box_tensor(s, cfg, rows, boxes)
     src = cute.local_tile(g.kv, (rows, (64, boxes)), (None, None, None))
@@ -105,11 +117,22 @@ def load_tile(cfg: cutlass.Constexpr[Config], g: Globals, s: Shared, block, stag
     for group in cutlass.range_constexpr(len(GROUPS)):
         first, last = GROUPS[group]
         mine = (group + block) % 2 == rank if const_expr(cfg.cluster == 2) else True
+        if const_expr(opening is not None):
+            mine = my_turn(opening.keys, group + stage)
         if mine:
             for part in cutlass.range(parts, unroll=1):
                 page = cute.arch.shuffle_sync(pages, part)
                 for box in cutlass.range_constexpr(first // boxes, last // boxes):
-                    if const_expr(cfg.cluster == 2):
+                    if const_expr(opening is not None):
+                        cute.copy(
+                            g.share_kv,
+                            gK[None, row, box, page],
+                            sK[None, stage, box, part],
+                            tma_bar_ptr=s.full + stage * len(GROUPS) + group,
+                            mcast_mask=opening.keys.mask.to(Int16),
+                            cache_policy=Int64(EVICT_FIRST),
+                        )
+                    elif const_expr(cfg.cluster == 2):
                         cute.copy(
                             g.tma_kv,
                             gK[None, row, box, page],
@@ -144,7 +167,16 @@ def start(first):
 
 
 @cute.jit
-def fill(cfg: cutlass.Constexpr[Config], g: Globals, s: Shared, feed: Feed, last, rank, lane):
+def fill(
+    cfg: cutlass.Constexpr[Config],
+    g: Globals,
+    s: Shared,
+    feed: Feed,
+    last,
+    rank,
+    lane,
+    opening: Opening | None = None,
+):
     """Fill the next slot of the ring, or pass over it where a work tile ends inside a round.
 
     The record of a work tile stands before its query is asked for.
@@ -157,14 +189,14 @@ def fill(cfg: cutlass.Constexpr[Config], g: Globals, s: Shared, feed: Feed, last
             cute.arch.mbarrier_wait(s.empty + stage, (phases >> stage) & 1)
             phases = phases ^ (1 << stage)
             if kind == QUERY:
-                load_q(cfg, g, s, index)
+                load_q(cfg, g, s, index, opening)
                 kind = Int32(KV)
                 block, end = work.begin, work.end
                 page = s.records[FIRST_PAGE + lane % 4, index % RECORDS]
             else:
                 checked = block_pages(cfg, g, work, block, page, lane)
                 stamp_round(cfg, g, end - block, 0)
-                load_tile(cfg, g, s, block, stage, checked, rank)
+                load_tile(cfg, g, s, block, stage, checked, rank, opening)
                 stamp_round(cfg, g, end - block, 1)
                 block = block + 1
                 if block == end:
@@ -179,3 +211,26 @@ def fill(cfg: cutlass.Constexpr[Config], g: Globals, s: Shared, feed: Feed, last
                 kind = Int32(QUERY)
                 index = index + 1
     return Feed(index, kind, block, end, page, stage, phases)
+
+
+@cute.jit
+def first_fill(
+    cfg: cutlass.Constexpr[Config], g: Globals, s: Shared, plan: Plan, rank, lane
+):
+    """Record the first work tile and fill the ring for it: shared with others where `start` says
+    so, and the last slot late where that is asked for."""
+    feed = start(plan.first)
+    works = plan.first < plan.last
+    if works:
+        record(cfg, g, s, own_words(cfg, plan), plan.first, rank)
+    if const_expr(cfg.start > 1):
+        cute.arch.cluster_wait()  # the barriers of all that this CTA may send to stand
+    if works:
+        opening = open_shares(cfg, plan) if const_expr(cfg.start > 1) else None
+        for _ in cutlass.range(STAGES, unroll=1):
+            if const_expr(cfg.late > 0):
+                if feed.stage == 2:
+                    landed = s.full + ((cfg.late - 1) * len(GROUPS) + len(GROUPS) - 1)
+                    cute.arch.mbarrier_wait(landed, 0)
+            feed = fill(cfg, g, s, feed, plan.last, rank, lane, opening)
+    return feed

@@ -53,6 +53,7 @@ from .accumulate import accumulate
 from .attend import attend
 from .storage import (
     BLOCK,
+    EIGHT_ROWS,
     GROUPS,
     HEAD,
     RECORD_WORDS,
@@ -95,7 +96,10 @@ def allocate(cfg: cutlass.Constexpr[Config], kv_layout, box_layout, last_layout)
     q_last = alloc.allocate_tensor(element, last_layout, byte_alignment=128)
     values = cute.make_tensor(
         kv.iterator,
-        cute.make_layout(((64, 8), BLOCK, STAGES), stride=((1, 64 * BLOCK), 64, STAGE)),
+        cute.make_layout(
+            ((64, 8), (EIGHT_ROWS, BLOCK // EIGHT_ROWS), STAGES),
+            stride=((1, cfg.box_stride), (64, cfg.rows_stride), STAGE),
+        ),
     )
     empty = bars + STAGES * len(GROUPS)
     p_full = empty + STAGES
@@ -217,7 +221,7 @@ class QueryRowsOnM:
         element = cfg.element
         atom = warpgroup.make_smem_layout_atom(warpgroup.SmemLayoutAtomKind.K_SW128, element)
         plain = warpgroup.make_smem_layout_atom(warpgroup.SmemLayoutAtomKind.K_INTER, element)
-        kv_layout = cute.tile_to_shape(atom, (BLOCK, HEAD, STAGES), (0, 1, 2))
+        kv_layout = cute.tile_to_shape(atom, (BLOCK, HEAD, STAGES), cfg.order)
         box_layout = cute.tile_to_shape(atom, (BLOCK, 64), (0, 1))
         last_layout = cute.tile_to_shape(plain, (BLOCK, 16), (0, 1)).outer
         k_major, mn_major = OperandMajorMode.K, OperandMajorMode.MN
@@ -236,35 +240,32 @@ class QueryRowsOnM:
             q.iterator,
             cute.make_layout((cute.size(q.shape[:-1]), (64, 9)), stride=(HEAD, (1, 64))),
         )
+        eights = (EIGHT_ROWS, cfg.page_size // EIGHT_ROWS)
         kv_view = cute.make_tensor(
             kv.iterator,
             cute.make_layout(
-                (cfg.page_size, (64, 9), kv.shape[0]), stride=(HEAD, (1, 64), kv.stride[0])
+                (eights if const_expr(cfg.by_rows) else cfg.page_size, (64, 9), kv.shape[0]),
+                stride=(
+                    (HEAD, EIGHT_ROWS * HEAD) if const_expr(cfg.by_rows) else HEAD,
+                    (1, 64),
+                    kv.stride[0],
+                ),
             ),
         )
         plain_load = cpasync.CopyBulkTensorTileG2SOp()
         pair_load = cpasync.CopyBulkTensorTileG2SMulticastOp()
-        tma_q, q_coords = cpasync.make_tiled_tma_atom(
-            plain_load, q_view, cute.tile_to_shape(atom, (BLOCK, 192), (0, 1)), (BLOCK, (64, 3))
-        )
-        rows, columns = cfg.box_rows, 64 * cfg.boxes_per_copy
+        q_rows, rows, boxes = cfg.query_rows, cfg.box_rows, cfg.boxes_per_copy
+        q_box = cute.tile_to_shape(atom, (q_rows, 64 * boxes), cfg.order[:2])
+        kv_box = cute.tile_to_shape(atom, (rows, 64 * boxes), cfg.order[:2])
+        q_tile, kv_tile = (q_rows, (64, boxes)), (cfg.kv_rows, (64, boxes))
+        tma_q, q_coords = cpasync.make_tiled_tma_atom(plain_load, q_view, q_box, q_tile)
         tma_kv, kv_coords = cpasync.make_tiled_tma_atom(
-            pair_load if const_expr(cfg.cluster == 2) else plain_load,
-            kv_view,
-            cute.tile_to_shape(atom, (rows, columns), (0, 1)),
-            (rows, (64, cfg.boxes_per_copy)),
+            pair_load if const_expr(cfg.cluster == 2) else plain_load, kv_view, kv_box, kv_tile
         )
         share_q, share_kv = None, None
         if const_expr(cfg.start > 1):
-            share_q, _ = cpasync.make_tiled_tma_atom(
-                pair_load, q_view, cute.tile_to_shape(atom, (BLOCK, 192), (0, 1)), (BLOCK, (64, 3))
-            )
-            share_kv, _ = cpasync.make_tiled_tma_atom(
-                pair_load,
-                kv_view,
-                cute.tile_to_shape(atom, (rows, columns), (0, 1)),
-                (rows, (64, cfg.boxes_per_copy)),
-            )
+            share_q, _ = cpasync.make_tiled_tma_atom(pair_load, q_view, q_box, q_tile)
+            share_kv, _ = cpasync.make_tiled_tma_atom(pair_load, kv_view, kv_box, kv_tile)
         g = Globals(
             tma_q, q_coords, tma_kv, kv_coords, out, lse, partial_out, partial_lse, counters,
             block_table, seq_lens, q_begin, tiles, worker_begin, heads, scale_log2, out_scale,

@@ -22,6 +22,7 @@ from .opening import Opening, my_turn, open_shares, own_words
 from .storage import (
     BLOCK,
     BOX,
+    EIGHT_ROWS,
     EVICT_FIRST,
     FIRST_PAGE,
     GROUPS,
@@ -53,23 +54,31 @@ class Feed:
 
 
 @cute.jit
-def arm(s: Shared, stage, group: cutlass.Constexpr[int]):
-    """Expect the bytes of one column group of a 64-row tile."""
+def arm(cfg: cutlass.Constexpr[Config], s: Shared, stage, group: cutlass.Constexpr[int]):
+    """Expect the bytes of one column group of a 64-row tile; by rows, all bytes with the first."""
     first, last = GROUPS[group]
+    count = last - first
+    if const_expr(cfg.by_rows):
+        count = 0 if group else 9
     if cute.arch.lane_idx() == 0:  # who has written the record
         cute.arch.mbarrier_arrive_and_expect_tx(
-            s.full + stage * len(GROUPS) + group, (last - first) * BOX * 2
+            s.full + stage * len(GROUPS) + group, count * BOX * 2
         )
 
 
-def box_tensor(s, cfg, rows, boxes):
-    """Shared-memory destinations as (box, stage, column box, row part)."""
-    parts = BLOCK // rows
+def box_tensor(s, cfg, rows):
+    """Shared-memory destinations of `rows` rows each, as (piece, stage, column piece, row piece)."""
+    boxes, eights = cfg.boxes_per_copy, rows // EIGHT_ROWS
     return cute.make_tensor(
         s.kv.iterator,
         cute.make_layout(
-            ((rows, (64, boxes)), STAGES, 9 // boxes, parts),
-            stride=((64, (1, BOX)), STAGE, boxes * BOX, rows * 64),
+            (((EIGHT_ROWS, eights), (64, boxes)), STAGES, 9 // boxes, BLOCK // rows),
+            stride=(
+                ((64, cfg.rows_stride), (1, cfg.box_stride)),
+                STAGE,
+                boxes * cfg.box_stride,
+                eights * cfg.rows_stride,
+            ),
         ),
     )
 
@@ -79,23 +88,29 @@ def load_q(cfg: cutlass.Constexpr[Config], g: Globals, s: Shared, index, opening
     """This CTA's 64 query rows into stage 0; rows past the last one arrive as zeros. With an
     `opening`, its turns of the column groups, to all that share them."""
     work = read_work(g, s, index)
-    dst = box_tensor(s, cfg, BLOCK, 3)
+    rows = cfg.query_rows
+    dst = box_tensor(s, cfg, rows)
     src = cute.local_tile(
-        cute.domain_offset((work.global_row, (0, 0)), g.q), (BLOCK, (64, 3)), (0, None)
+        cute.domain_offset((work.global_row, (0, 0)), g.q),
+        (rows, (64, cfg.boxes_per_copy)),
+        (None, None),
     )
     sQ, gQ = cpasync.tma_partition(
         g.tma_q, 0, cute.make_layout(1), dst, cute.group_modes(src, 0, 2)
     )
     for group in cutlass.range_constexpr(len(GROUPS)):
-        arm(s, 0, group)
-        if const_expr(opening is None):
-            cute.copy(g.tma_q, gQ[None, group], sQ[None, 0, group, 0], tma_bar_ptr=s.full + group)
-        else:
-            if my_turn(opening.query, group):
-                cute.copy(
-                    g.share_q, gQ[None, group], sQ[None, 0, group, 0],
-                    tma_bar_ptr=s.full + group, mcast_mask=opening.query.mask.to(Int16),
-                )  # fmt: skip
+        arm(cfg, s, 0, group)
+    for group in cutlass.range_constexpr(9 // cfg.boxes_per_copy):
+        for part in cutlass.range(BLOCK // rows, unroll=1):
+            source, target = gQ[None, part, group], sQ[None, 0, group, part]
+            if const_expr(opening is None):
+                cute.copy(g.tma_q, source, target, tma_bar_ptr=s.full + group)
+            else:
+                if my_turn(opening.query, part + group):
+                    cute.copy(
+                        g.share_q, source, target, tma_bar_ptr=s.full + group,
+                        mcast_mask=opening.query.mask.to(Int16),
+                    )  # fmt: skip
 
 
 @cute.jit
@@ -104,51 +119,43 @@ def load_tile(
 ):
     """All column groups of KV tile `block` into `stage`; in a pair or with an `opening`, this CTA's
     turns of them."""
-    rows, boxes = cfg.box_rows, cfg.boxes_per_copy
-    dst = box_tensor(s, cfg, rows, boxes)
-    src = cute.local_tile(g.kv, (rows, (64, boxes)), (None, None, None))
+    boxes = cfg.boxes_per_copy
+    dst = box_tensor(s, cfg, cfg.box_rows)
+    src = cute.local_tile(g.kv, (cfg.kv_rows, (64, boxes)), (None, None, None))
     sK, gK = cpasync.tma_partition(
         g.tma_kv, 0, cute.make_layout(1), dst, cute.group_modes(src, 0, 2)
     )
-    parts = BLOCK // rows
+    parts = BLOCK // cfg.box_rows
     row = block % (cfg.page_size // BLOCK) if const_expr(cfg.page_size > BLOCK) else 0
     for group in cutlass.range_constexpr(len(GROUPS)):
-        arm(s, stage, group)
-    for group in cutlass.range_constexpr(len(GROUPS)):
-        first, last = GROUPS[group]
-        mine = (group + block) % 2 == rank if const_expr(cfg.cluster == 2) else True
-        if const_expr(opening is not None):
-            mine = my_turn(opening.keys, group + stage)
-        if mine:
-            for part in cutlass.range(parts, unroll=1):
+        arm(cfg, s, stage, group)
+    for group in cutlass.range_constexpr(9 // boxes):
+        for part in cutlass.range(parts, unroll=1):
+            item = part if const_expr(cfg.by_rows) else group
+            mine = True
+            if const_expr(opening is not None):
+                mine = my_turn(opening.keys, item + stage)
+            elif const_expr(cfg.cluster == 2):
+                mine = (item + block) % 2 == rank
+            if mine:
                 page = cute.arch.shuffle_sync(pages, part)
-                for box in cutlass.range_constexpr(first // boxes, last // boxes):
-                    if const_expr(opening is not None):
-                        cute.copy(
-                            g.share_kv,
-                            gK[None, row, box, page],
-                            sK[None, stage, box, part],
-                            tma_bar_ptr=s.full + stage * len(GROUPS) + group,
-                            mcast_mask=opening.keys.mask.to(Int16),
-                            cache_policy=Int64(EVICT_FIRST),
-                        )
-                    elif const_expr(cfg.cluster == 2):
-                        cute.copy(
-                            g.tma_kv,
-                            gK[None, row, box, page],
-                            sK[None, stage, box, part],
-                            tma_bar_ptr=s.full + stage * len(GROUPS) + group,
-                            mcast_mask=Int16(3),
-                            cache_policy=Int64(EVICT_FIRST),
-                        )
-                    else:
-                        cute.copy(
-                            g.tma_kv,
-                            gK[None, row, box, page],
-                            sK[None, stage, box, part],
-                            tma_bar_ptr=s.full + stage * len(GROUPS) + group,
-                            cache_policy=Int64(EVICT_FIRST),
-                        )
+                source, target = gK[None, row, group, page], sK[None, stage, group, part]
+                landed = s.full + stage * len(GROUPS) + group
+                if const_expr(opening is not None):
+                    cute.copy(
+                        g.share_kv, source, target, tma_bar_ptr=landed,
+                        mcast_mask=opening.keys.mask.to(Int16), cache_policy=Int64(EVICT_FIRST),
+                    )  # fmt: skip
+                elif const_expr(cfg.cluster == 2):
+                    cute.copy(
+                        g.tma_kv, source, target, tma_bar_ptr=landed,
+                        mcast_mask=Int16(3), cache_policy=Int64(EVICT_FIRST),
+                    )  # fmt: skip
+                else:
+                    cute.copy(
+                        g.tma_kv, source, target, tma_bar_ptr=landed,
+                        cache_policy=Int64(EVICT_FIRST),
+                    )  # fmt: skip
 
 
 @cute.jit

@@ -140,7 +140,7 @@ def decode_kernel(
     rank = cta % cfg.cluster
     stamp(cfg, g, 0)
     # plans are written before any kernel that lets this one start early: no need to wait
-    plan = open_plan(cfg, g, worker)
+    plan = open_plan(g, worker)
     s = allocate(cfg, kv_layout, box_layout, last_layout)
     if warp_idx == 0:
         cpasync.prefetch_descriptor(g.tma_q)
@@ -149,11 +149,6 @@ def decode_kernel(
     if const_expr(cfg.cluster == 2):
         cute.arch.cluster_arrive_relaxed()
         cute.arch.cluster_wait()
-    elif const_expr(cfg.start > 1):
-        # the first warp waits where it begins to send (see `first_fill`)
-        cute.arch.cluster_arrive_relaxed()
-        if warp_idx > 0:
-            cute.arch.cluster_wait()
     else:
         cute.arch.sync_threads()
     if const_expr(cfg.pdl):
@@ -262,21 +257,15 @@ class QueryRowsOnM:
         tma_kv, kv_coords = cpasync.make_tiled_tma_atom(
             pair_load if const_expr(cfg.cluster == 2) else plain_load, kv_view, kv_box, kv_tile
         )
-        share_q, share_kv = None, None
-        if const_expr(cfg.start > 1):
-            share_q, _ = cpasync.make_tiled_tma_atom(pair_load, q_view, q_box, q_tile)
-            share_kv, _ = cpasync.make_tiled_tma_atom(pair_load, kv_view, kv_box, kv_tile)
         g = Globals(
             tma_q, q_coords, tma_kv, kv_coords, out, lse, partial_out, partial_lse, counters,
             block_table, seq_lens, q_begin, tiles, worker_begin, heads, scale_log2, out_scale,
-            stamps, *extras, skip, share_q, share_kv,
+            stamps, *extras, skip,
         )  # fmt: skip
-        size = cfg.cluster * cfg.start
-        workers = worker_begin.shape[0] - 1
         decode_kernel(cfg, g, mma, kv_layout, box_layout, last_layout).launch(
-            grid=((workers + cfg.start - 1) // cfg.start * size, 1, 1),
+            grid=((worker_begin.shape[0] - 1) * cfg.cluster, 1, 1),
             block=(THREADS, 1, 1),
-            cluster=(size, 1, 1) if const_expr(size > 1) else None,
+            cluster=(2, 1, 1) if const_expr(cfg.cluster == 2) else None,
             stream=stream,
             min_blocks_per_mp=1,
             use_pdl=bool(cfg.pdl),

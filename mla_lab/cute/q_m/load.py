@@ -18,7 +18,6 @@ import cutlass.cute as cute
 from cutlass import Int16, Int32, Int64, const_expr
 from cutlass.cute.nvgpu import cpasync
 
-from .opening import Opening, my_turn, open_shares, own_words
 from .storage import (
     BLOCK,
     BOX,
@@ -84,9 +83,8 @@ def box_tensor(s, cfg, rows):
 
 
 @cute.jit
-def load_q(cfg: cutlass.Constexpr[Config], g: Globals, s: Shared, index, opening):
-    """This CTA's 64 query rows into stage 0; rows past the last one arrive as zeros. With an
-    `opening`, its turns of the column groups, to all that share them."""
+def load_q(cfg: cutlass.Constexpr[Config], g: Globals, s: Shared, index):
+    """This CTA's 64 query rows into stage 0; rows past the last one arrive as zeros."""
     work = read_work(g, s, index)
     rows = cfg.query_rows
     dst = box_tensor(s, cfg, rows)
@@ -103,22 +101,12 @@ def load_q(cfg: cutlass.Constexpr[Config], g: Globals, s: Shared, index, opening
     for group in cutlass.range_constexpr(9 // cfg.boxes_per_copy):
         for part in cutlass.range(BLOCK // rows, unroll=1):
             source, target = gQ[None, part, group], sQ[None, 0, group, part]
-            if const_expr(opening is None):
-                cute.copy(g.tma_q, source, target, tma_bar_ptr=s.full + group)
-            else:
-                if my_turn(opening.query, part + group):
-                    cute.copy(
-                        g.share_q, source, target, tma_bar_ptr=s.full + group,
-                        mcast_mask=opening.query.mask.to(Int16),
-                    )  # fmt: skip
+            cute.copy(g.tma_q, source, target, tma_bar_ptr=s.full + group)
 
 
 @cute.jit
-def load_tile(
-    cfg: cutlass.Constexpr[Config], g: Globals, s: Shared, block, stage, pages, rank, opening
-):
-    """All column groups of KV tile `block` into `stage`; in a pair or with an `opening`, this CTA's
-    turns of them."""
+def load_tile(cfg: cutlass.Constexpr[Config], g: Globals, s: Shared, block, stage, pages, rank):
+    """All pieces of KV tile `block` into `stage`; in a pair, this CTA's turns of them."""
     boxes = cfg.boxes_per_copy
     dst = box_tensor(s, cfg, cfg.box_rows)
     src = cute.local_tile(g.kv, (cfg.kv_rows, (64, boxes)), (None, None, None))
@@ -131,22 +119,13 @@ def load_tile(
         arm(cfg, s, stage, group)
     for group in cutlass.range_constexpr(9 // boxes):
         for part in cutlass.range(parts, unroll=1):
-            item = part if const_expr(cfg.by_rows) else group
-            mine = True
-            if const_expr(opening is not None):
-                mine = my_turn(opening.keys, item + stage)
-            elif const_expr(cfg.cluster == 2):
-                mine = (item + block) % 2 == rank
+            turn = (part if const_expr(cfg.by_rows) else group) + block
+            mine = turn % 2 == rank if const_expr(cfg.cluster == 2) else True
             if mine:
                 page = cute.arch.shuffle_sync(pages, part)
                 source, target = gK[None, row, group, page], sK[None, stage, group, part]
                 landed = s.full + stage * len(GROUPS) + group
-                if const_expr(opening is not None):
-                    cute.copy(
-                        g.share_kv, source, target, tma_bar_ptr=landed,
-                        mcast_mask=opening.keys.mask.to(Int16), cache_policy=Int64(EVICT_FIRST),
-                    )  # fmt: skip
-                elif const_expr(cfg.cluster == 2):
+                if const_expr(cfg.cluster == 2):
                     cute.copy(
                         g.tma_kv, source, target, tma_bar_ptr=landed,
                         mcast_mask=Int16(3), cache_policy=Int64(EVICT_FIRST),
@@ -174,16 +153,7 @@ def start(first):
 
 
 @cute.jit
-def fill(
-    cfg: cutlass.Constexpr[Config],
-    g: Globals,
-    s: Shared,
-    feed: Feed,
-    last,
-    rank,
-    lane,
-    opening: Opening | None = None,
-):
+def fill(cfg: cutlass.Constexpr[Config], g: Globals, s: Shared, feed: Feed, last, rank, lane):
     """Fill the next slot of the ring, or pass over it where a work tile ends inside a round.
 
     The record of a work tile stands before its query is asked for.
@@ -196,14 +166,14 @@ def fill(
             cute.arch.mbarrier_wait(s.empty + stage, (phases >> stage) & 1)
             phases = phases ^ (1 << stage)
             if kind == QUERY:
-                load_q(cfg, g, s, index, opening)
+                load_q(cfg, g, s, index)
                 kind = Int32(KV)
                 block, end = work.begin, work.end
                 page = s.records[FIRST_PAGE + lane % 4, index % RECORDS]
             else:
                 checked = block_pages(cfg, g, work, block, page, lane)
                 stamp_round(cfg, g, end - block, 0)
-                load_tile(cfg, g, s, block, stage, checked, rank, opening)
+                load_tile(cfg, g, s, block, stage, checked, rank)
                 stamp_round(cfg, g, end - block, 1)
                 block = block + 1
                 if block == end:
@@ -221,23 +191,16 @@ def fill(
 
 
 @cute.jit
-def first_fill(
-    cfg: cutlass.Constexpr[Config], g: Globals, s: Shared, plan: Plan, rank, lane
-):
-    """Record the first work tile and fill the ring for it: shared with others where `start` says
-    so, and the last slot late where that is asked for."""
+def first_fill(cfg: cutlass.Constexpr[Config], g: Globals, s: Shared, plan: Plan, rank, lane):
+    """Record the first work tile and fill the ring for it, the last slot late where that is asked
+    for."""
     feed = start(plan.first)
-    works = plan.first < plan.last
-    if works:
-        record(cfg, g, s, own_words(cfg, plan), plan.first, rank)
-    if const_expr(cfg.start > 1):
-        cute.arch.cluster_wait()  # the barriers of all that this CTA may send to stand
-    if works:
-        opening = open_shares(cfg, plan) if const_expr(cfg.start > 1) else None
+    if plan.first < plan.last:
+        record(cfg, g, s, plan.words, plan.first, rank)
         for _ in cutlass.range(STAGES, unroll=1):
             if const_expr(cfg.late > 0):
                 if feed.stage == 2:
                     landed = s.full + ((cfg.late - 1) * len(GROUPS) + len(GROUPS) - 1)
                     cute.arch.mbarrier_wait(landed, 0)
-            feed = fill(cfg, g, s, feed, plan.last, rank, lane, opening)
+            feed = fill(cfg, g, s, feed, plan.last, rank, lane)
     return feed

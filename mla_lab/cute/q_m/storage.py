@@ -51,8 +51,6 @@ class Config:
     pdl: int = 1
     #: rescale O only when a row maximum grew by more than 2**this; the factor is a power of two
     lazy_log2: float = 8.0
-    #: CTAs of a launch that share what their first work tiles have in common (see `opening`)
-    start: int = 1
     #: the second KV tile of a launch is asked for when this slot of the ring has landed, so that it
     #: does not stand in its way: 0 none, 1 the query, 2 the first KV tile
     late: int = 0
@@ -155,9 +153,6 @@ class Globals:
     mask: Any = None
     #: skip-softmax's factor, to be divided by the request's length
     skip: Any = None
-    #: the same tensors by multicast, where the start is shared
-    share_q: Any = None
-    share_kv: Any = None
 
 
 @dataclass(frozen=True)

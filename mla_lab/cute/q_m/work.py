@@ -38,8 +38,7 @@ WORDS = 8  # of a plan row
 
 @dataclass(frozen=True)
 class Plan:
-    """A worker's rows of the plan, and the words of the first row of each of those that share its
-    start: lane 8 p + i has word i of the p-th of them, -1 where that one has no work."""
+    """A worker's rows of the plan, and the words of the first one (lane i: word i of 8)."""
 
     first: Int32
     last: Int32
@@ -88,28 +87,16 @@ def plan_words(g: Globals, index):
 
 
 @cute.jit
-def open_plan(cfg: cutlass.Constexpr[Config], g: Globals, worker):
+def open_plan(g: Globals, worker):
     """Where the worker's rows lie. Most workers have one, row `worker`: it is asked for beside
     their bounds, not after them."""
     lane = cute.arch.lane_idx()
-    own = worker % cfg.start
-    peer = lane // WORDS % cfg.start
-    row = worker - own + peer
-    words = plan_words(g, cutlass.min(row, g.tiles.shape[0] - 1))
-    # a launch has whole clusters: workers past the last have no work
-    begin = worker - own + lane % (cfg.start + 1)
-    bound = g.worker_begin[cutlass.min(begin, g.worker_begin.shape[0] - 1)]
-    first = cute.arch.make_warp_uniform(cute.arch.shuffle_sync(bound, own))
-    last = cute.arch.make_warp_uniform(cute.arch.shuffle_sync(bound, own + 1))
-    if const_expr(cfg.start == 1):
-        if (first != worker) & (first < last):
-            words = plan_words(g, first)
-    else:
-        there, end = cute.arch.shuffle_sync(bound, peer), cute.arch.shuffle_sync(bound, peer + 1)
-        if (there != row) & (there < end):
-            words = plan_words(g, there)
-        if there == end:
-            words = Int32(-1)
+    words = plan_words(g, cutlass.min(worker, g.tiles.shape[0] - 1))
+    bound = g.worker_begin[worker + lane % 2]
+    first = cute.arch.make_warp_uniform(cute.arch.shuffle_sync(bound, 0))
+    last = cute.arch.make_warp_uniform(cute.arch.shuffle_sync(bound, 1))
+    if (first != worker) & (first < last):
+        words = plan_words(g, first)
     return Plan(first, last, words)
 
 

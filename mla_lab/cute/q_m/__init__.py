@@ -51,7 +51,6 @@ def static_facts(config: KernelConfig) -> Config:
         cluster=config.cluster,
         page_size=config.page_size,
         pdl=config.option("pdl", 1),
-        late=config.option("late"),
         go=config.option("go", 8),
         lse=config.option("lse", 1),
         fused_merge=config.option("fused_merge", 1),

@@ -10,7 +10,7 @@ from cutlass.cute.nvgpu import warpgroup
 from ..extras import with_scales
 from ..hopper import fresh_thread
 from .attend import power, release, select
-from .load import fill, first_fill, start
+from .load import fill, start
 from .merge import arrive, kept_strips, merge
 from .output import store_lse, store_rows
 from .partials import store_fragment
@@ -136,8 +136,10 @@ def accumulate(
     first, last = plan.first, plan.last
     feeds = cute.arch.make_warp_uniform(tid // 32) == 0
     feed = start(first)
-    if feeds:
-        feed = first_fill(cfg, g, s, plan, rank, lane)
+    if feeds & (first < last):
+        record(cfg, g, s, plan.words, first, rank)
+        for _ in cutlass.range(STAGES, unroll=1):
+            feed = fill(cfg, g, s, feed, last, rank, lane)
     cute.arch.mbarrier_arrive(s.free)
     for index in cutlass.range(first, last, unroll=1):
         if feeds:

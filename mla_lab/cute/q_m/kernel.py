@@ -6,10 +6,14 @@ Roles (384 threads)
     warps 8-11       attend       S = Q K^T with Q in registers, softmax, P
 
 Shared memory: three KV stages of 73,728 B (Q enters through stage 0, once a work tile), Q's rope
-and last k-step. P of a tile goes into the rope box of its own stage, which is dead after QK.
+and last k-step. A stage is 8 x 9 swizzle atoms of 8 rows by 64 columns: all rows of a 64-column
+box after each other, so that three boxes are one copy and columns land in groups; or, where a page
+is less than a tile, eight rows of all boxes after each other ("by rows"), so that a page is one
+copy. P of a tile goes into the rope box of its own stage, which is dead after QK.
 
 Barriers                                   arrivals
-    full[stage, group]  KV columns landed   1 + bytes of three 64-column boxes
+    full[stage, group]  KV columns landed   1 + bytes of three 64-column boxes; by rows all bytes
+                                            of a tile count on the first, and the others just turn
     empty[stage]        stage may be filled 8 PV warps of each CTA in the cluster
                                             (for Q: 4 attend warps, twice)
     p_full[stage]       P(t) in place and QK(t + 1) all but done: 128 attend threads
@@ -34,7 +38,8 @@ Timeline of a change of work tiles (t the last KV tile, ' the next work tile)
     load         | Q' once stage 0 is free, KV' once PV frees theirs
     attend       | softmax(t) | sums out | Q' to registers | QK'(0) | softmax'(0) ...
     accumulate   | PV(t - 1)       | PV(t) | divide, store     | wait    | PV'(0) ...
-After a worker's last work tile: the merges, if any (`merge`), by the accumulate groups.
+After a worker's last work tile: the merges, if any (`merge`), by the accumulate groups. What a
+CTA merges of its own last partial never leaves its ring.
 
 Rows are packed (token * heads + head); causal is bottom-right. Partials of a split row tile are
 merged in split order, fp32, by all who split it, a share each (see `merge`).
@@ -249,10 +254,10 @@ class QueryRowsOnM:
         )
         plain_load = cpasync.CopyBulkTensorTileG2SOp()
         pair_load = cpasync.CopyBulkTensorTileG2SMulticastOp()
-        q_rows, rows, boxes = cfg.query_rows, cfg.box_rows, cfg.boxes_per_copy
-        q_box = cute.tile_to_shape(atom, (q_rows, 64 * boxes), cfg.order[:2])
-        kv_box = cute.tile_to_shape(atom, (rows, 64 * boxes), cfg.order[:2])
-        q_tile, kv_tile = (q_rows, (64, boxes)), (cfg.kv_rows, (64, boxes))
+        q_boxes, boxes = 9 // cfg.pieces, cfg.boxes_per_copy
+        q_box = cute.tile_to_shape(atom, (cfg.query_rows, 64 * q_boxes), cfg.order[:2])
+        kv_box = cute.tile_to_shape(atom, (cfg.box_rows, 64 * boxes), cfg.order[:2])
+        q_tile, kv_tile = (cfg.query_rows, (64, q_boxes)), (cfg.kv_rows, (64, boxes))
         tma_q, q_coords = cpasync.make_tiled_tma_atom(plain_load, q_view, q_box, q_tile)
         tma_kv, kv_coords = cpasync.make_tiled_tma_atom(
             pair_load if const_expr(cfg.cluster == 2) else plain_load, kv_view, kv_box, kv_tile

@@ -33,7 +33,7 @@ from .storage import (
     Globals,
     Shared,
 )
-from .work import Plan, first_pages, read_work, record, stamp_round
+from .work import first_pages, read_work, stamp_round
 
 #: what the next slot is for
 KV, QUERY, SKIP = 0, 1, 2
@@ -53,21 +53,20 @@ class Feed:
 
 
 @cute.jit
-def arm(cfg: cutlass.Constexpr[Config], s: Shared, stage, group: cutlass.Constexpr[int]):
-    """Expect the bytes of one column group of a 64-row tile; by rows, all bytes with the first."""
-    first, last = GROUPS[group]
-    count = last - first
-    if const_expr(cfg.by_rows):
-        count = 0 if group else 9
+def arm(cfg: cutlass.Constexpr[Config], s: Shared, stage):
+    """Expect the bytes of a 64-row tile, column group by column group; by rows, with the first."""
     if cute.arch.lane_idx() == 0:  # who has written the record
-        cute.arch.mbarrier_arrive_and_expect_tx(
-            s.full + stage * len(GROUPS) + group, count * BOX * 2
-        )
+        for group in cutlass.range_constexpr(len(GROUPS)):
+            first, last = GROUPS[group]
+            count = (last - first) * (group < cfg.pieces) * (len(GROUPS) // cfg.pieces)
+            cute.arch.mbarrier_arrive_and_expect_tx(
+                s.full + stage * len(GROUPS) + group, count * BOX * 2
+            )
 
 
-def box_tensor(s, cfg, rows):
-    """Shared-memory destinations of `rows` rows each, as (piece, stage, column piece, row piece)."""
-    boxes, eights = cfg.boxes_per_copy, rows // EIGHT_ROWS
+def box_tensor(s, cfg, rows, boxes):
+    """Shared-memory destinations of (rows, boxes) each, as (box, stage, column box, row part)."""
+    eights = rows // EIGHT_ROWS
     return cute.make_tensor(
         s.kv.iterator,
         cute.make_layout(
@@ -86,19 +85,16 @@ def box_tensor(s, cfg, rows):
 def load_q(cfg: cutlass.Constexpr[Config], g: Globals, s: Shared, index):
     """This CTA's 64 query rows into stage 0; rows past the last one arrive as zeros."""
     work = read_work(g, s, index)
-    rows = cfg.query_rows
-    dst = box_tensor(s, cfg, rows)
+    rows, boxes = cfg.query_rows, 9 // cfg.pieces
+    dst = box_tensor(s, cfg, rows, boxes)
     src = cute.local_tile(
-        cute.domain_offset((work.global_row, (0, 0)), g.q),
-        (rows, (64, cfg.boxes_per_copy)),
-        (None, None),
+        cute.domain_offset((work.global_row, (0, 0)), g.q), (rows, (64, boxes)), (None, None)
     )
     sQ, gQ = cpasync.tma_partition(
         g.tma_q, 0, cute.make_layout(1), dst, cute.group_modes(src, 0, 2)
     )
-    for group in cutlass.range_constexpr(len(GROUPS)):
-        arm(cfg, s, 0, group)
-    for group in cutlass.range_constexpr(9 // cfg.boxes_per_copy):
+    arm(cfg, s, 0)
+    for group in cutlass.range_constexpr(cfg.pieces):
         for part in cutlass.range(BLOCK // rows, unroll=1):
             source, target = gQ[None, part, group], sQ[None, 0, group, part]
             cute.copy(g.tma_q, source, target, tma_bar_ptr=s.full + group)
@@ -106,35 +102,35 @@ def load_q(cfg: cutlass.Constexpr[Config], g: Globals, s: Shared, index):
 
 @cute.jit
 def load_tile(cfg: cutlass.Constexpr[Config], g: Globals, s: Shared, block, stage, pages, rank):
-    """All pieces of KV tile `block` into `stage`; in a pair, this CTA's turns of them."""
-    boxes = cfg.boxes_per_copy
-    dst = box_tensor(s, cfg, cfg.box_rows)
+    """KV tile `block` into `stage`; in a pair, this CTA's turns of its column groups or parts."""
+    rows, boxes = cfg.box_rows, cfg.boxes_per_copy
+    dst = box_tensor(s, cfg, rows, boxes)
     src = cute.local_tile(g.kv, (cfg.kv_rows, (64, boxes)), (None, None, None))
     sK, gK = cpasync.tma_partition(
         g.tma_kv, 0, cute.make_layout(1), dst, cute.group_modes(src, 0, 2)
     )
-    parts = BLOCK // cfg.box_rows
     row = block % (cfg.page_size // BLOCK) if const_expr(cfg.page_size > BLOCK) else 0
-    for group in cutlass.range_constexpr(len(GROUPS)):
-        arm(cfg, s, stage, group)
-    for group in cutlass.range_constexpr(9 // boxes):
-        for part in cutlass.range(parts, unroll=1):
+    copies = 9 // cfg.pieces // boxes
+    arm(cfg, s, stage)
+    for group in cutlass.range_constexpr(cfg.pieces):
+        for part in cutlass.range(BLOCK // rows, unroll=1):
             turn = (part if const_expr(cfg.by_rows) else group) + block
             mine = turn % 2 == rank if const_expr(cfg.cluster == 2) else True
             if mine:
                 page = cute.arch.shuffle_sync(pages, part)
-                source, target = gK[None, row, group, page], sK[None, stage, group, part]
-                landed = s.full + stage * len(GROUPS) + group
-                if const_expr(cfg.cluster == 2):
-                    cute.copy(
-                        g.tma_kv, source, target, tma_bar_ptr=landed,
-                        mcast_mask=Int16(3), cache_policy=Int64(EVICT_FIRST),
-                    )  # fmt: skip
-                else:
-                    cute.copy(
-                        g.tma_kv, source, target, tma_bar_ptr=landed,
-                        cache_policy=Int64(EVICT_FIRST),
-                    )  # fmt: skip
+                for box in cutlass.range_constexpr(group * copies, (group + 1) * copies):
+                    source, target = gK[None, row, box, page], sK[None, stage, box, part]
+                    landed = s.full + stage * len(GROUPS) + group
+                    if const_expr(cfg.cluster == 2):
+                        cute.copy(
+                            g.tma_kv, source, target, tma_bar_ptr=landed,
+                            mcast_mask=Int16(3), cache_policy=Int64(EVICT_FIRST),
+                        )  # fmt: skip
+                    else:
+                        cute.copy(
+                            g.tma_kv, source, target, tma_bar_ptr=landed,
+                            cache_policy=Int64(EVICT_FIRST),
+                        )  # fmt: skip
 
 
 @cute.jit
@@ -188,19 +184,3 @@ def fill(cfg: cutlass.Constexpr[Config], g: Globals, s: Shared, feed: Feed, last
                 kind = Int32(QUERY)
                 index = index + 1
     return Feed(index, kind, block, end, page, stage, phases)
-
-
-@cute.jit
-def first_fill(cfg: cutlass.Constexpr[Config], g: Globals, s: Shared, plan: Plan, rank, lane):
-    """Record the first work tile and fill the ring for it, the last slot late where that is asked
-    for."""
-    feed = start(plan.first)
-    if plan.first < plan.last:
-        record(cfg, g, s, plan.words, plan.first, rank)
-        for _ in cutlass.range(STAGES, unroll=1):
-            if const_expr(cfg.late > 0):
-                if feed.stage == 2:
-                    landed = s.full + ((cfg.late - 1) * len(GROUPS) + len(GROUPS) - 1)
-                    cute.arch.mbarrier_wait(landed, 0)
-            feed = fill(cfg, g, s, feed, plan.last, rank, lane)
-    return feed

@@ -1,7 +1,7 @@
 """Partials of a split row tile: what lies where, and how accumulators get there.
 
 A partial lies in its slot as the accumulators hold it, so that every access is 512 B in a row of
-a warp, a *strip*. A thread holds two columns of rows `r` and `r + 8` of each *unit*, 16 rows by 8
+a warp, a *strip*; but for strips that are `Kept` by who merges them. A thread holds two columns of rows `r` and `r + 8` of each *unit*, 16 rows by 8
 columns; 256 units are the 64 rows of a CTA, [warp][group][col8 of 32].
 
     partials  strip                             row values of 16 rows, beside them
@@ -82,9 +82,7 @@ def row_scale(acc, half, inverse):
 
 
 @cute.jit
-def store_strip(
-    i: cutlass.Constexpr[int], v: cute.Tensor, dst: cute.Pointer, near, place, count
-):
+def store_strip(i: cutlass.Constexpr[int], v: cute.Tensor, dst: cute.Pointer, near, place, count):
     """The i-th strip of a warp: near where it is one of those kept, else into the slot."""
     words = cute.recast_tensor(v, Int32)
     cute.arch.inline_ptx(

@@ -51,9 +51,6 @@ class Config:
     pdl: int = 1
     #: rescale O only when a row maximum grew by more than 2**this; the factor is a power of two
     lazy_log2: float = 8.0
-    #: the second KV tile of a launch is asked for when this slot of the ring has landed, so that it
-    #: does not stand in its way: 0 none, 1 the query, 2 the first KV tile
-    late: int = 0
     #: k-steps of the next QK that may be pending when PV of a tile may start
     go: int = 8
     #: write the log-sum-exp of each row; a launch with an lse of no element writes none
@@ -98,15 +95,21 @@ class Config:
 
     @property
     def by_rows(self) -> bool:
-        """Whether eight rows of all boxes lie together in a stage, so that a page of less than a
-        tile is one piece of it; else all rows of a box do, so that columns can land in groups.
-        What a copy writes is dense."""
-        return self.page_size < BLOCK
+        """Whether eight rows of all boxes lie together in a stage, so that a page of 16 is one
+        piece of it: 4 copies a tile in place of 36. Else all rows of a box do, so that columns can
+        land in groups, which is 1 % faster already with pages of 32. What a copy writes is dense.
+        """
+        return self.page_size < 32
+
+    @property
+    def pieces(self) -> int:
+        """Column groups of a stage that are copied, each by one instruction where it is dense."""
+        return 1 if self.by_rows else len(GROUPS)
 
     @property
     def boxes_per_copy(self) -> int:
-        """64-column boxes of one TMA instruction."""
-        return 9 if self.by_rows else 3
+        """64-column boxes of one TMA instruction for KV; a query's are those of a piece."""
+        return 9 // self.pieces if self.by_rows or self.box_rows == BLOCK else 1
 
     @property
     def box_stride(self) -> int:

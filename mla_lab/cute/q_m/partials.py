@@ -1,8 +1,9 @@
 """Partials of a split row tile: what lies where, and how accumulators get there.
 
 A partial lies in its slot as the accumulators hold it, so that every access is 512 B in a row of
-a warp, a *strip*; but for strips that are `Kept` by who merges them. A thread holds two columns of rows `r` and `r + 8` of each *unit*, 16 rows by 8
-columns; 256 units are the 64 rows of a CTA, [warp][group][col8 of 32].
+a warp, a *strip*; but for the strips `Kept` by a CTA that merges them itself. A thread holds two
+columns of rows `r` and `r + 8` of each *unit*, 16 rows by 8 columns; 256 units are the 64 rows of
+a CTA, [warp][group][col8 of 32].
 
     partials  strip                             row values of 16 rows, beside them
     32        fp32 [lane][4], a unit            lse, in `partial_lse`

@@ -11,7 +11,7 @@ from ..extras import with_scales
 from ..hopper import fresh_thread
 from .attend import power, release, select
 from .load import fill, start
-from .merge import arrive, kept_strips, merge
+from .merge import arrive, kept_strips, merge, share_of
 from .output import store_lse, store_rows
 from .partials import store_fragment
 from .storage import BLOCK, LATENT, LN2, SKIPPED, STAGES, Config, Globals, Mmas, Shared
@@ -79,7 +79,7 @@ def finish(
     inv1 = select(sum1 > 0.0, cute.arch.rcp_approx(sum1), Float32(0.0))
     if work.slot >= 0:
         if const_expr(cfg.fused_merge):
-            kept = kept_strips(cfg, s, work, rank, index, last)
+            kept = kept_strips(share_of(cfg, s, work, rank), work, index, last)
             store_fragment(cfg, wg, g, acc, work, rank, (inv0, inv1), (lse0, lse1), kept)
             arrive(cfg, g, work, rank)
         else:

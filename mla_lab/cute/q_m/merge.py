@@ -19,22 +19,25 @@ from ..extras import with_scales, with_sink
 from ..hopper import add
 from .attend import select
 from .combine import LOG2E, Share, combine_far, combine_pairs, combine_strips, smem
+from .few import FEW_SPLITS, combine_few
 from .output import store_row_lse
 from .partials import MERGE_BARRIER, REGION, THREADS, UNITS, Kept, row_words, units_per_strip
 from .storage import BLOCK, LN2, RECORDS, STAGE, STAGES, Config, Globals, Shared, Work
 from .work import Plan, plan_words, read_work, record, stamp
 
-#: up to so many splits a warp takes four units at a time, and 16-byte stores; up to so many one
-#: strip; beyond, a thread takes two columns of a row, so that short shares still occupy all warps
-FEW_SPLITS, SOME_SPLITS = 8, 32
+#: up to so many splits a warp takes four units at a time, and 16-byte stores (partials of 16 bits
+#: straight from where they lie, see `few`); up to so many one strip; beyond, a thread takes two columns of a row, so that short shares still occupy all warps
+SOME_SPLITS = 32
 RING_BYTES = STAGES * STAGE * 2
 
 
 @cute.jit
 def share_of(cfg: cutlass.Constexpr[Config], s: Shared, work: Work, rank):
-    """The strips that this CTA merges: whole fours of units where splits are few."""
+    """The strips that this CTA merges: whole twos or fours where splits are few."""
     units = units_per_strip(cfg)
     grain = select(work.num_splits <= FEW_SPLITS, Int32(4 // units), Int32(1))
+    if const_expr(cfg.partials == 16):
+        grain = select(work.num_splits <= FEW_SPLITS // 2, Int32(4), grain)
     grains = UNITS // units // grain
     first = grains * work.split_idx // work.num_splits * grain
     last = grains * (work.split_idx + 1) // work.num_splits * grain
@@ -57,10 +60,9 @@ def share_of(cfg: cutlass.Constexpr[Config], s: Shared, work: Work, rank):
 
 
 @cute.jit
-def kept_strips(cfg: cutlass.Constexpr[Config], s: Shared, work: Work, rank, index, last):
+def kept_strips(share: Share, work: Work, index, last):
     """Strips of its own partial that a CTA leaves in the ring, where the merge wants them: those of
     its own share, where the ring is free, as no work tile follows, and holds the share."""
-    share = share_of(cfg, s, work, rank)
     count = Int32(0)
     if (index + 1 == last) & in_ring(share):
         count = share.count
@@ -221,10 +223,13 @@ def merge_share(cfg: cutlass.Constexpr[Config], g: Globals, work: Work, share: S
     cute.arch.cp_async_wait_group(0)
     cute.arch.barrier(barrier_id=MERGE_BARRIER, number_of_threads=THREADS)
     stamp(cfg, g, 7)
-    if share.splits <= FEW_SPLITS:
-        combine_strips(cfg, 4 // units_per_strip(cfg), g, work, share)
-    elif share.splits <= SOME_SPLITS:
-        combine_strips(cfg, 1, g, work, share)
+    if share.splits <= SOME_SPLITS:
+        if const_expr(cfg.partials == 16):
+            combine_strips(cfg, 1, g, work, share)
+        elif share.splits <= FEW_SPLITS:
+            combine_strips(cfg, 4, g, work, share)
+        else:
+            combine_strips(cfg, 1, g, work, share)
     else:
         combine_pairs(cfg, g, work, share)
 
@@ -271,6 +276,7 @@ def merge(cfg: cutlass.Constexpr[Config], g: Globals, s: Shared, index, plan: Pl
     work = read_work(g, s, index)
     if work.slot >= 0:
         share = share_of(cfg, s, work, rank)
+        kept = kept_strips(share, work, index, plan.last)
         apart = REGION * cfg.cluster
         rows_way = walk(
             share.groups * (row_words(cfg) // 4),
@@ -287,8 +293,12 @@ def merge(cfg: cutlass.Constexpr[Config], g: Globals, s: Shared, index, plan: Pl
             count_up(cfg, g, work, rank, "relaxed")
         cute.arch.barrier(barrier_id=MERGE_BARRIER, number_of_threads=THREADS)
         stamp(cfg, g, 5)
-        if in_ring(share):
-            kept = kept_strips(cfg, s, work, rank, index, plan.last)
+        if share.splits <= (FEW_SPLITS if const_expr(cfg.partials == 16) else 0):
+            if share.splits <= FEW_SPLITS // 2:
+                combine_few(cfg, FEW_SPLITS // 2, g, work, share, kept)
+            else:
+                combine_few(cfg, FEW_SPLITS, g, work, share, kept)
+        elif in_ring(share):
             fetch_share(cfg, g, share, rows_way, strips_way, kept)
             merge_share(cfg, g, work, share)
         else:

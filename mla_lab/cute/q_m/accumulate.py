@@ -79,7 +79,7 @@ def finish(
     inv1 = select(sum1 > 0.0, cute.arch.rcp_approx(sum1), Float32(0.0))
     if work.slot >= 0:
         if const_expr(cfg.fused_merge):
-            kept = kept_strips(share_of(cfg, s, work, rank), work, index, last)
+            kept = kept_strips(cfg, share_of(cfg, s, work, rank), work, index, last)
             store_fragment(cfg, wg, g, acc, work, rank, (inv0, inv1), (lse0, lse1), kept)
             arrive(cfg, g, work, rank)
         else:
@@ -182,5 +182,5 @@ def accumulate(
     if const_expr(cfg.fused_merge):
         # the last one first: it has left its share in the ring
         for back in cutlass.range(first + 1, last + 1, unroll=1):
-            merge(cfg, g, s, first + last - back, plan, rank)
+            merge(cfg, g, s, first + last - back, plan, rank, True)
     stamp(cfg, g, 6)

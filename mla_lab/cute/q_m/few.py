@@ -11,12 +11,12 @@ from __future__ import annotations
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Float16, Float32, Int32
+from cutlass import Float16, Float32, Int32, const_expr
 
 from ..extras import with_scales, with_sink
 from .attend import select
 from .combine import LOG2E, Share
-from .output import store_row_lse, store_rows
+from .output import store_pair, store_row_lse, store_rows
 from .partials import REGION, WARPS, Kept, unpack
 from .storage import LN2, Config, Globals, Work
 
@@ -136,4 +136,10 @@ def combine_few(
                     v = unpack(cute.recast_tensor(words, Float16))
                     for e in cutlass.range_constexpr(8):
                         acc[8 * c + e] = acc[8 * c + e] + factors[e // 2 % 2][i] * v[e]
-            store_rows(cfg, g, acc, work, row, strip % 32 * 16 + 32 * pair, lane)
+            column = strip % 32 * 16 + 32 * pair
+            if const_expr(cfg.out_element.width == 16):
+                store_rows(cfg, g, acc, work, row, column, lane)
+            else:
+                for e in cutlass.range_constexpr(0, 16, 2):
+                    at = column + e // 4 * 8 + 2 * (lane % 4)
+                    store_pair(cfg, g, work, row + 8 * (e // 2 % 2), at, acc[e], acc[e + 1])

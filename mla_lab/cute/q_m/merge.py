@@ -22,13 +22,13 @@ from .combine import LOG2E, Share, combine_far, combine_pairs, combine_strips, s
 from .few import FEW_SPLITS, combine_few
 from .output import store_row_lse
 from .partials import MERGE_BARRIER, REGION, THREADS, UNITS, Kept, row_words, units_per_strip
-from .storage import BLOCK, LN2, RECORDS, STAGE, STAGES, Config, Globals, Shared, Work
+from .storage import BLOCK, LN2, RECORDS, Config, Globals, Shared, Work
 from .work import Plan, plan_words, read_work, record, stamp
 
-#: up to so many splits a warp takes four units at a time, and 16-byte stores (partials of 16 bits
-#: straight from where they lie, see `few`); up to so many one strip; beyond, a thread takes two columns of a row, so that short shares still occupy all warps
+#: up to `FEW_SPLITS` partials of 16 bits go to registers straight (see `few`); of 32 bits a warp
+#: takes four units of them at a time, and 16-byte stores; up to so many splits one strip; beyond, a
+#: thread takes two columns of a row, so that short shares still occupy all warps
 SOME_SPLITS = 32
-RING_BYTES = STAGES * STAGE * 2
 
 
 @cute.jit
@@ -60,18 +60,18 @@ def share_of(cfg: cutlass.Constexpr[Config], s: Shared, work: Work, rank):
 
 
 @cute.jit
-def kept_strips(share: Share, work: Work, index, last):
+def kept_strips(cfg: cutlass.Constexpr[Config], share: Share, work: Work, index, last):
     """Strips of its own partial that a CTA leaves in the ring, where the merge wants them: those of
     its own share, where the ring is free, as no work tile follows, and holds the share."""
     count = Int32(0)
-    if (index + 1 == last) & in_ring(share):
+    if (index + 1 == last) & in_ring(cfg, share):
         count = share.count
     return Kept(share.first, count, share.values + work.split_idx * (share.count * 512))
 
 
-def in_ring(share: Share):
+def in_ring(cfg, share: Share):
     """Whether the ring holds all partials of a share."""
-    return share.splits * (share.count * 512 + share.pitch) <= RING_BYTES
+    return share.splits * (share.count * 512 + share.pitch) <= cfg.ring_bytes
 
 
 @dataclass(frozen=True)
@@ -262,10 +262,19 @@ def arrive(cfg: cutlass.Constexpr[Config], g: Globals, work: Work, rank):
 
 
 @cute.jit
-def merge(cfg: cutlass.Constexpr[Config], g: Globals, s: Shared, index, plan: Plan, rank):
+def merge(
+    cfg: cutlass.Constexpr[Config],
+    g: Globals,
+    s: Shared,
+    index,
+    plan: Plan,
+    rank,
+    keeps: cutlass.Constexpr[bool] = False,
+):
     """Wait for the partials of a split row tile, and merge a share of it.
 
-    Runs after the worker's last tile, so that nobody whom others wait for waits.
+    Runs after the worker's last tile, so that nobody whom others wait for waits. `keeps`: the ring
+    holds what `kept_strips` says.
     """
     tid, _, _ = cute.arch.thread_idx()
     if plan.last - plan.first > RECORDS:  # the records of early work tiles are gone
@@ -276,7 +285,7 @@ def merge(cfg: cutlass.Constexpr[Config], g: Globals, s: Shared, index, plan: Pl
     work = read_work(g, s, index)
     if work.slot >= 0:
         share = share_of(cfg, s, work, rank)
-        kept = kept_strips(share, work, index, plan.last)
+        kept = kept_strips(cfg, share, work, index, plan.last if const_expr(keeps) else -1)
         apart = REGION * cfg.cluster
         rows_way = walk(
             share.groups * (row_words(cfg) // 4),
@@ -298,7 +307,7 @@ def merge(cfg: cutlass.Constexpr[Config], g: Globals, s: Shared, index, plan: Pl
                 combine_few(cfg, FEW_SPLITS // 2, g, work, share, kept)
             else:
                 combine_few(cfg, FEW_SPLITS, g, work, share, kept)
-        elif in_ring(share):
+        elif in_ring(cfg, share):
             fetch_share(cfg, g, share, rows_way, strips_way, kept)
             merge_share(cfg, g, work, share)
         else:

@@ -84,6 +84,11 @@ class Config:
         return min(self.page_size, BLOCK)
 
     @property
+    def ring_bytes(self) -> int:
+        """KV stages, which a merge uses as its own."""
+        return STAGES * STAGE * 2
+
+    @property
     def query_rows(self) -> int:
         """Rows of the query that one TMA instruction loads: they may begin and end anywhere."""
         return EIGHT_ROWS if self.by_rows else BLOCK

@@ -129,9 +129,9 @@ CUTE: tuple[KernelConfig, ...] = (
     *(
         _for_backend("cute/kv_m", FORMATS[2], tile, "causal", way.options, kv_format)
         for (dtype, kv_format), operands in ways.FORMATS.items()
-        if operands == ways.WIDENED and dtype == "bf16"
+        if operands == ways.SPLIT and dtype == "bf16"
         for way in ways_of("cute/kv_m")
-        for tile in way.widened
+        for tile in way.split
     ),
     # e4m3 throughout: out in bf16, which callers of FlashInfer's get; with sinks and scales in
     # memory as well; a result of eight bits from what serving runs most

@@ -2,9 +2,10 @@
 
 Of 16 bits throughout: what rounding out costs, and P in 16 bits, whose sums are exact. Over a cache
 of eight bits: twice what torch is off with the same rounding, float32 attention whose weights are
-rounded to `WEIGHTS` and divided by the sum of the rounded ones. Weights lie on a grid of powers of
-two times the greatest of their row so far, which each split has of its own, so that torch is off
-by the most of several such grids.
+rounded to `WEIGHTS` and divided by the sum of the rounded ones; of lse under a 16-bit query what
+scores are off that are sums of e4m3 products. Weights lie on a grid of powers of two times the
+greatest of their row so far, which each split has of its own, so that torch is off by the most of
+several such grids.
 
 Skip-softmax adds twice its factor: with dropped mass d, weights are off by d and their sum too.
 """
@@ -33,15 +34,17 @@ ROUNDING_SLACK = 1.1
 ROW_FACTOR = 4.0
 #: of lse beside max(1, |lse|)
 LSE_TOLERANCE = 2e-5
-#: query and cache, and what weights are rounded to where sums are those of the rounded ones
+#: query and cache, and what weights are rounded to
 WEIGHTS = {
     ("e4m3", "e4m3"): "e4m3",
     ("bf16", "e4m3"): "bf16",
     ("fp16", "e4m3"): "bf16",
     ("bf16", "fp8_656"): "bf16",
 }
-#: half of the last place of a weight, beside its size
-HALF_UNIT = {"e4m3": 2.0**-4, "bf16": 2.0**-8}
+#: of lse where scores are sums of e4m3 products, of which the matrix unit keeps some 14 bits
+LSE_OF_TWO_TERMS = 1e-3
+#: of lse where every e4m3 weight of a row is off one way by half of its last place
+LSE_OF_EIGHT_BITS = -math.log1p(-(2.0**-4))
 #: what the greatest weight of a row is rounded as: eight places between two powers of two
 TOPS = tuple(256.0 * 2.0 ** (-place / 8) for place in range(8))
 
@@ -76,12 +79,12 @@ def twice_torch(
     tops: Sequence[float] = TOPS,
 ) -> Limits:
     """Twice the greatest errors of torch with rounded weights over the `tops`; of lse no more than
-    where all weights of a row are off one way.
+    where all e4m3 weights of a row are off one way, and what the scores of a 16-bit query may be.
     """
     errors = [rounded_error(call, expected, out_dtype, weights, top) for top in tops]
     rel, row, lse = (ALLOWED_RATIO * max(each) for each in zip(*errors, strict=True))
-    most = -math.log1p(-HALF_UNIT[weights])
-    return Limits(rel, row, min(lse, most) + LSE_TOLERANCE)
+    off = min(lse, LSE_OF_EIGHT_BITS) if weights == "e4m3" else LSE_OF_TWO_TERMS
+    return Limits(rel, row, off + LSE_TOLERANCE)
 
 
 def rounded_error(

@@ -158,6 +158,10 @@ def test_a_cache_of_eight_bits(kv_format: str, heads: int, workspace: torch.Tens
     expected = decode_reference(inputs)
     for more in ({}, {"batch_invariant": True}, {"plan": chosen_plan(problem)}):
         check(inputs, native(inputs, workspace, **more), expected)
+    for features in (("device_scales", "sinks"), ("tree_mask",)):
+        few = Problem((2, 2), (1000, 65), heads, kv_format=kv_format)
+        inputs = inputs_of(few, "lse", *features)
+        check(inputs, native(inputs, workspace))
     ragged = Problem((1, 0, 3, 8, 2), lengths, heads, kv_format=kv_format)
     inputs = inputs_of(ragged, "lse", "ragged", "cache_4d")
     check(inputs, native(inputs, workspace))
@@ -202,8 +206,11 @@ def test_e4m3_results_saturate(heads: int, workspace: torch.Tensor) -> None:
 
 
 @pytest.mark.parametrize("distribution", ["gauss", "heavy_tailed"])
-def test_no_worse_than_twice_torch(distribution: str, workspace: torch.Tensor) -> None:
-    problem = Problem((2, 2), (3000, 777), 128)
+@pytest.mark.parametrize("kv_format", ["bf16", "e4m3", "fp8_656"])
+def test_no_worse_than_twice_torch(
+    kv_format: str, distribution: str, workspace: torch.Tensor
+) -> None:
+    problem = Problem((2, 2), (3000, 777), 128, kv_format=kv_format)
     inputs = make_inputs(problem, 3, distribution=distribution, device="cuda")
     expected = decode_reference(inputs)
     mine = rel_error(native(inputs, workspace), expected.out)

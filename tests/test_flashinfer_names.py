@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import inspect
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
 
 import mla_lab.flashinfer_names as flashinfer
-from mla_lab import contract
+from mla_lab import contract, masks
 from mla_lab.accuracy import lse_error, rel_error
 from mla_lab.errors import InvalidInput, Unsupported
 from mla_lab.inputs import DecodeInputs, make_inputs
@@ -168,9 +169,23 @@ def test_modular_is_taken_where_it_says_the_same() -> None:
         flashinfer.cute_dsl_mla_decode(**one, cute_dsl_impl="modular"),
         flashinfer.cute_dsl_mla_decode(**one),
     )
-    two = cute_dsl_names(make_inputs(Problem((2, 2), (70, 9), 4), 1))
+    inputs = make_inputs(Problem((2, 2), (70, 9), 4), 1, ["lse"])
+    out, lse = flashinfer.cute_dsl_mla_decode(**cute_dsl_names(inputs), cute_dsl_impl="modular")
+    seen = masks.pack(torch.ones(2, 2, 2, dtype=torch.bool))
+    expected = decode_reference(replace(inputs, mask=seen))
+    assert rel_error(out, expected.out) < 4e-3 and lse_error(lse, expected.lse) < 1e-5
     with pytest.raises(Unsupported, match="its rows are not causal"):
-        flashinfer.cute_dsl_mla_decode(**two, cute_dsl_impl="modular")
+        contract.trtllm_batch_decode_with_kv_cache_mla(
+            **inputs.contract_args(), cute_dsl_impl="modular"
+        )
+
+
+def test_a_wish_for_early_launches_excludes_no_backend() -> None:
+    named = make_inputs(SMALL, 1).contract_args()
+    out = flashinfer.trtllm_batch_decode_with_kv_cache_mla(**named, enable_pdl=True)
+    assert torch.equal(out, contract.trtllm_batch_decode_with_kv_cache_mla(**named))
+    with pytest.raises(Unsupported, match="no programmatic dependent launch"):
+        contract.trtllm_batch_decode_with_kv_cache_mla(**named, enable_pdl=True)
 
 
 @pytest.mark.parametrize("layer", flashinfer.supported_mla_layer_dimensions, ids=str)
@@ -216,3 +231,12 @@ def test_refusals_in_flashinfer_s_words() -> None:
         gaps = torch.empty(2, 2, 4, width)[:, ::2]
         with pytest.raises(InvalidInput, match=f"{name} must be contiguous"):
             flashinfer.cute_dsl_mla_decode(**{**entry, name: gaps})
+
+
+@pytest.mark.parametrize("return_lse", [True, False])
+def test_no_query_token_is_nothing_to_do_for_the_cute_dsl_entry(return_lse: bool) -> None:
+    named = cute_dsl_names(make_inputs(Problem((1, 0), (70, 9), 4), 1, ["max_q_len"]))
+    named |= {"query": named["query"][:0], "cum_seq_lens_q": torch.zeros(3, dtype=torch.int32)}
+    result = flashinfer.cute_dsl_mla_decode(**named, return_lse=return_lse)
+    out, lse = result if return_lse else (result, torch.empty(0, 4))
+    assert out.shape == (0, 4, 512) and lse.shape == (0, 4)

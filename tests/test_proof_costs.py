@@ -82,7 +82,12 @@ def test_every_feature_whose_cost_is_promised_is_compared():
     assert all(c.q_len == 8 for c in made if "mask" in c.feature)
     assert {(c.batch, c.kv_len) for c in made if c.feature == "sparse"} == {(64, 32768)}
     skipping = {(c.distribution, c.also) for c in made if c.feature.startswith("skip")}
-    assert skipping == {("concentrated", "dense"), ("concentrated", "ragged"), ("gauss", "dense")}
+    assert skipping == {
+        ("concentrated", "dense"),
+        ("concentrated", "ragged"),
+        ("heavy_tailed", "dense"),
+        ("gauss", "dense"),
+    }
 
 
 @pytest.mark.parametrize("feature", sorted({c.feature for c in costs.comparisons()}))
@@ -131,6 +136,9 @@ def test_the_dense_path_is_beside_the_same_kernel_without_a_mask():
     )
     assert (row["ratio"], row["control"]) == (1.01, 1.005)
     assert row["control_low"] == row["control_high"] == 1.005
+    table = tables.costs_table([{"kind": "run"}, row]).splitlines()
+    assert table[2] == "| dense path | gauss | 1 | 1.010 | 1.010 | 1.010 to 1.010 |  |  |"
+    assert table[3] == "| bare beside itself | gauss | 1 | 1.005 | 1.005 | 1.005 to 1.005 |  |  |"
 
 
 def test_calls_of_other_power_are_timed_in_a_while_of_their_own():

@@ -54,6 +54,11 @@ def _extra(mask: str, scales: int) -> tuple[tuple[str, int], ...]:
     return () if mask == "tree" else (("features", 1),)
 
 
+def _walks(tile: tuple[int, int], page_size: int) -> bool:
+    """Whether a walk of e4m3 through tiles of several pages has registers for the tile."""
+    return tile[0] < 32 or page_size >= KernelConfig.tile_kv
+
+
 #: formulas whose last arriver merges, so that a grid may be larger than the card, or all pieces
 LAST_MERGES = (("fused_merge", 1), ("grid", 1))
 ALL_MERGE = (("fused_merge", 2), ("grid", 1))
@@ -148,16 +153,18 @@ CUTE: tuple[KernelConfig, ...] = (
         for page_size in OTHER_PAGES
         for way in (ways_of("cute/kv_m") if page_size == 32 else (ways.MAIL, ways.WALK))
         for tile in way.eight
+        if way is not ways.WALK or _walks(tile, page_size)
     ),
     *(
         _for_backend("cute/kv_m", (dtype, out, page), tile, mask, ways.WALK.options, kv_format)
         for (dtype, kv_format), operands in ways.FORMATS.items()
-        if operands != ways.STORED
+        if operands != ways.STORED and dtype != "fp16"
         for tile in ways.WALK.tiles_for(dtype, kv_format)
         for mask, out, page in (
             *(("tree" if dtype == "e4m3" else "causal", "bf16", p) for p in OTHER_PAGES),
             ("tree", dtype, 64),
         )
+        if dtype != "e4m3" or _walks(tile, page)
     ),
 )
 

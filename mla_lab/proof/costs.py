@@ -11,9 +11,9 @@ clock within milliseconds. In quick turns it would run at the clock that the den
 that both are timed after as long a time of their own kind as they are timed for.
 
 A feature is judged at uniform shapes, where the call without it exists. Skip-softmax is timed on
-concentrated inputs: on Gaussian ones there is nothing to skip, which is timed too. "dense path" is
-a plain call of one query token beside the same kernel compiled for nothing else, without even the
-causal rule; of the other features a plain build has no code.
+concentrated and heavy-tailed inputs: on Gaussian ones there is nothing to skip, which is timed too.
+"dense path" is a plain call of one query token beside the same kernel compiled for nothing else,
+without even the causal rule; of the other features a plain build has no code.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from torch import Tensor
 from .. import masks, repeats
 from ..backends.families import costs
 from ..bench.cases import Case
-from ..bench.rotation import WORKSPACE_BYTES, make_rotation
+from ..bench.rotation import MIN_LAUNCHES, WORKSPACE_BYTES, kv_bytes, make_rotation
 from ..bench.timers import Replay, Timer, timer_for
 from ..decode import decode
 from ..errors import MlaLabError
@@ -45,8 +45,8 @@ from ..reference import TileWalk, skip_tiles
 ROUNDS = 41
 #: of calls that are timed each at the clock of its own power, and how long a clock takes to settle
 SETTLED_ROUNDS, SETTLE_US = 15, 30_000.0
-#: launches of one replay at least: of the shortest calls 0.4 ms
-LAUNCHES = 48
+#: launches of one replay at least, of calls that read less than this many bytes: 0.4 ms
+LAUNCHES, SHORT_BYTES = 48, 150_000_000
 TOP_K = 2048
 #: standard deviations of a normal distribution that hold 95 %
 SIGMAS_95 = 1.96
@@ -119,6 +119,7 @@ def comparisons() -> list[Comparison]:
             ((32, 4, 128, 8192), "concentrated", "dense"),
             ((32, 4, 128, 8192), "concentrated", "ragged"),
             ((16, 1, 128, 32768), "concentrated", "dense"),
+            ((64, 1, 128, 8192), "heavy_tailed", "dense"),
             ((32, 4, 128, 8192), "gauss", "dense"),
         )
         for factor in FACTORS
@@ -208,7 +209,7 @@ def _measure(
     rotation = make_rotation(case, device=device, workspace_bytes=WORKSPACE_BYTES)
     without = [varied(copy, c.also) for copy in rotation.copies]
     having = [varied(copy, c.feature) for copy in without]
-    order = rotation.order(LAUNCHES)
+    order = rotation.order(LAUNCHES if kv_bytes(c.problem) < SHORT_BYTES else MIN_LAUNCHES)
     replays = []
     for copies, plan in zip((without, having), plans_of(c), strict=True):
         out = _out(copies[0])

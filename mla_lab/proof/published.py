@@ -29,7 +29,7 @@ from ..operands import ReferenceCall
 from ..problem import LATENT_DIM, ROPE_DIM
 from ..reference import Result, decode_reference
 from .check import Outcome
-from .limits import twice_torch
+from .limits import TOPS, twice_torch
 
 DTYPES = ("bf16", "e4m3")
 PAGE_SIZES = (32, 64)
@@ -144,7 +144,7 @@ def _judge(c: Configuration, call: ReferenceCall, out: Tensor, backend: str) -> 
                 some, oracle = _ends(call, part)
                 reason = _objection_to(expected, oracle)
                 if c.dtype == "e4m3":
-                    limit = twice_torch(some, oracle, "bf16").rel_error
+                    limit = twice_torch(some, oracle, "bf16", "e4m3", TOPS[:1]).rel_error
             yield out[part], expected
 
     found = compare(pairs())

@@ -32,7 +32,7 @@ from ..plan.ways import WAYS
 from ..problem import Problem
 from ..reference import decode_reference
 from .cases import WORKSPACE_BYTES
-from .limits import limits_of
+from .limits import WEIGHTS, limits_of
 
 LENGTHS = (300, 0, 65, 700)
 #: 1.7e-3 is what rounding out to bf16 costs
@@ -104,9 +104,11 @@ TOUCHES: dict[str, Touch] = {
     "e4m3, sinks": Touch(_uniform(2, TWO, 16, **EIGHT), ("lse", "sinks"), "walk", (32, 1)),
     "e4m3, pair of 64 rows": Touch(_uniform(1, (300, 700), 128, **EIGHT), (), "pair", (64, 1)),
     "e4m3, tree mask": Touch(_uniform(5, TWO, 6, **EIGHT), ("lse", "tree_mask"), "mail", (32, 1)),
+    "e4m3, pages of 16": Touch(_uniform(2, TWO, 16, page_size=16, **EIGHT), ("lse", "sinks")),
     "bf16 over e4m3": Touch(_uniform(1, TWO, 16, kv_format="e4m3"), ("lse",), "mail", (16, 1)),
     "bf16 over e4m3, 32 rows": Touch(_uniform(2, TWO, 16, kv_format="e4m3"), (), "walk", (32, 1)),
     "656 bytes": Touch(_uniform(1, TWO, 16, kv_format="fp8_656"), ("lse",), "walk", (16, 1)),
+    "656 bytes, sinks": Touch(_uniform(1, TWO, 16, kv_format="fp8_656"), ("lse", "sinks")),
     "656 bytes, 32 rows": Touch(_uniform(2, TWO, 16, kv_format="fp8_656"), (), "mail", (32, 1)),
 }
 
@@ -142,7 +144,7 @@ def run(name: str, workspace: torch.Tensor, backend: str) -> tuple[float, float]
     gpu = Gpu.here() if workspace.is_cuda else None
     inputs = inputs_of(touch)
     expected = decode_reference(replace(inputs, skip_softmax_threshold_scale_factor=None))
-    eight = touch.problem.q_dtype == "e4m3"
+    eight = (touch.problem.q_dtype, touch.problem.kv_format) in WEIGHTS
     allowed = limits_of(inputs, expected).rel_error if eight else TOLERANCE
     named: dict[str, Any] = {
         key: value.to(workspace.device) if isinstance(value, torch.Tensor) else value

@@ -262,16 +262,22 @@ def test_negative_output_scale(workspace: torch.Tensor) -> None:
 
 
 @pytest.mark.parametrize("heads", [16, 64, 128])
-def test_batch_invariant_bits(heads: int, workspace: torch.Tensor) -> None:
+@pytest.mark.parametrize(
+    ("query", "cache"), [("bf16", "bf16"), ("e4m3", "e4m3"), ("bf16", "e4m3"), ("bf16", "fp8_656")]
+)
+def test_batch_invariant_bits(query: str, cache: str, heads: int, workspace: torch.Tensor) -> None:
     lengths = (5000, 1, 0, 64, 1025, 16385, 777)
-    everything = inputs_of(Problem((2,) * 7, lengths, heads), "lse")
+    whole = Problem((2,) * 7, lengths, heads, q_dtype=query, kv_format=cache)
+    everything = inputs_of(whole, "lse")
     out, lse = (t.clone() for t in native(everything, workspace, batch_invariant=True))
     lse = lse.view(7, 2, heads)
     for chosen in ([4], [5, 0], [6, 4, 3, 2, 1, 0], [2]):
         index = torch.tensor(chosen, device="cuda")
         some = replace(
             everything,
-            problem=Problem((2,) * len(chosen), tuple(lengths[i] for i in chosen), heads),
+            problem=replace(
+                whole, q_lens=(2,) * len(chosen), kv_lens=tuple(lengths[i] for i in chosen)
+            ),
             query=everything.query[index].contiguous(),
             block_tables=everything.block_tables[index].contiguous(),
             seq_lens=everything.seq_lens[index].contiguous(),

@@ -21,7 +21,7 @@ from mla_lab.plan.config import KernelConfig
 from mla_lab.plan.formula import mail_words
 from mla_lab.plan.ways import way_of
 from mla_lab.problem import Problem
-from mla_lab.proof.limits import limits_of
+from mla_lab.proof.limits import WEIGHTS, limits_of
 from mla_lab.reference import decode_reference
 
 pytestmark = pytest.mark.gpu
@@ -40,7 +40,7 @@ SHAPES = [
 ALL = [c for c in shipped() if c.kernel == "cute/kv_m" and c.mask == "causal"]
 PLAIN = [c for c in ALL if c.page_size == 64 and c.q_dtype == "bf16" and not c.option("features")]
 OTHER = [c for c in ALL if (c.page_size != 64 or c.q_dtype != "bf16") and not c.option("features")]
-EIGHT = [c for c in ALL if c.q_dtype == "e4m3"]
+EIGHT = [c for c in ALL if c.q_dtype == "e4m3" and c.page_size == 64]
 FORMULAS = [c for c in (*PLAIN, *EIGHT) if c.option("grid")]
 WALKS = [c for c in (*PLAIN, *EIGHT) if way_of(c) == "walk"]
 OUT = {"bf16": torch.bfloat16, "fp16": torch.float16, "e4m3": torch.float8_e4m3fn}
@@ -78,6 +78,7 @@ def problem_of(config: KernelConfig, shape: Any) -> Problem:
         q_dtype=config.q_dtype,
         kv_format=config.kv_format,
         out_dtype=config.out_dtype,
+        page_size=config.page_size,
     )
 
 
@@ -142,7 +143,7 @@ def check(config: KernelConfig, problem: Problem, work: Plan | int) -> None:
     found, found_lse = results[0][0].double(), results[0][1].double()
     wanted, wanted_lse = expected.out.to(found), expected.lse.to(found_lse)
     error = (found - wanted.view_as(found)).norm() / wanted.norm()
-    if config.kv_format in ("e4m3", "fp8_656"):  # products are of e4m3
+    if (config.q_dtype, config.kv_format) in WEIGHTS:  # twice torch's error with such weights
         allowed, _, allowed_lse = limits_of(inputs, expected)
         assert error <= allowed and lse_error(found_lse, wanted_lse) <= allowed_lse
         return

@@ -20,14 +20,13 @@ from .attend import select
 from .combine import LOG2E, THREADS, Share, combine_far, combine_pairs, combine_strips, smem
 from .output import store_row_lse
 from .partials import REGION, UNITS, row_words, units_per_strip
-from .storage import BLOCK, LN2, RECORDS, STAGE, STAGES, Config, Globals, Shared, Work
+from .storage import BLOCK, LN2, RECORDS, Config, Globals, Shared, Work
 from .work import Plan, plan_words, read_work, record, stamp
 
 MERGE_BARRIER = 2
 #: up to so many splits a warp takes four units at a time, and 16-byte stores; up to so many one
 #: strip; beyond, a thread takes two columns of a row, so that short shares still occupy all warps
 FEW_SPLITS, SOME_SPLITS = 8, 32
-RING_BYTES = STAGES * STAGE * 2
 
 
 @cute.jit
@@ -256,7 +255,7 @@ def merge(cfg: cutlass.Constexpr[Config], g: Globals, s: Shared, index, plan: Pl
             count_up(cfg, g, work, rank, "relaxed")
         cute.arch.barrier(barrier_id=MERGE_BARRIER, number_of_threads=THREADS)
         stamp(cfg, g, 5)
-        if share.splits * (share.count * 512 + share.pitch) > RING_BYTES:
+        if share.splits * (share.count * 512 + share.pitch) > cfg.ring_bytes:
             combine_far(cfg, g, work, share)
         else:
             fetch_share(cfg, g, share, rows_way, strips_way)

@@ -7,7 +7,7 @@ from typing import Any
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import BFloat16, Float16, Float32, Int32
+from cutlass import BFloat16, Float8E4M3FN, Float16, Float32, Int32
 
 LATENT = 512
 HEAD = 576
@@ -36,6 +36,8 @@ FIRST_PAGE = 10
 SKIPPED = 255
 
 DTYPES = {"bf16": BFloat16, "fp16": Float16}
+#: and with a query and a cache of eight bits (see `eight`)
+EIGHT_DTYPES = {**DTYPES, "e4m3": Float8E4M3FN}
 
 
 @dataclass(frozen=True)
@@ -71,11 +73,21 @@ class Config:
 
     @property
     def element(self) -> type[cutlass.Numeric]:
-        return DTYPES[self.dtype]
+        return EIGHT_DTYPES[self.dtype]
 
     @property
     def out_element(self) -> type[cutlass.Numeric]:
-        return DTYPES[self.out_dtype]
+        return EIGHT_DTYPES[self.out_dtype]
+
+    @property
+    def weight_log2(self) -> float:
+        """log2 of the weight of a row's maximum."""
+        return 0.0
+
+    @property
+    def ring_bytes(self) -> int:
+        """KV stages, which a merge uses as its own."""
+        return STAGES * STAGE * 2
 
     @property
     def box_rows(self) -> int:

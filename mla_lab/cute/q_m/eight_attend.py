@@ -1,0 +1,217 @@
+"""The attend role of the e4m3 kernel: S = Q K^T with all of Q in registers, softmax, P.
+
+P lies on the rope box of its tile's stage, rows of 64 bytes with the tokens in the order in which
+V^T comes out of `ldmatrix` (see kv_m's `fp8`): in every 16 tokens 0 8 1 9 2 10 .. 7 15. Of a row
+and 16 tokens a thread's four weights are neighbours there, one word:
+
+    thread q of a quad holds tokens 2q 2q+1 (col8 even), 2q+8 2q+9 (col8 odd)
+    bytes 4q .. 4q+3        tokens 2q  2q+8  2q+1  2q+9
+"""
+
+from __future__ import annotations
+
+import cutlass
+import cutlass.cute as cute
+from cutlass import Float32, Int32, const_expr
+from cutlass.cute.nvgpu import warpgroup
+
+from ..extras import scale_now
+from ..hopper import fresh_thread
+from ..kv_m.fp8 import join, round_two
+from .attend import (
+    announce,
+    clear_rows,
+    open_rows,
+    publish_pair,
+    publish_sums,
+    raise_maxima,
+    row_top,
+)
+from .eight_storage import BOX, ROPE_BOX, STAGE, STAGES, STEPS, EightConfig, EightShared
+from .masking import hide, open_positions, own_row
+from .storage import BLOCK, Globals, Mmas
+from .work import Plan, read_work, stamp_round
+
+
+def row_address(base, matrix_row, matrix_chunk):
+    """Where a lane's row of an 8 x 8 matrix of 16-bit elements lies in a warp's 16 rows of a box,
+    if its matrices have these halves of rows and 16-byte chunks."""
+    tid = fresh_thread()
+    row = ((tid >> 1) & 48) + 8 * ((tid >> matrix_row) & 1) + (tid & 7)
+    chunk = ((tid >> matrix_chunk) & 1) ^ ((row >> 1) & 3)
+    return base + row * 64 + (chunk << 4)
+
+
+def take_q(s: EightShared, r_q: cute.Tensor):
+    """Q to registers."""
+    words = cute.recast_tensor(r_q, Int32)
+    base = row_address(Int32(s.q.iterator.toint()), 3, 4)
+    for odd in range(2):
+        at = base ^ (32 * odd)
+        for k in range(odd, STEPS, 2):
+            got = cute.arch.inline_ptx(
+                "ldmatrix.sync.aligned.m8n8.x4.shared.b16 { {$w0}, {$w1}, {$w2}, {$w3} }, "
+                f"[{{$r0}}+{k // 2 * BOX}];",
+                write_only_types=[Int32] * 4,
+                read_only_args=[at],
+            )
+            for i in range(4):
+                words[4 * k + i] = got[i]
+
+
+def store_p(address, stage, words):
+    """P into the stage's rope box, 32 tokens a step; `words` by 16 tokens, then half."""
+    for step in range(2):
+        cute.arch.inline_ptx(
+            "{ .reg .b32 at; xor.b32 at, {$r0}, " + str(step << 5) + "; add.u32 at, at, {$r1};"
+            "stmatrix.sync.aligned.m8n8.x4.shared.b16 [at], { {$r2}, {$r3}, {$r4}, {$r5} }; }",
+            read_only_args=[address, Int32(stage * STAGE), *words[4 * step : 4 * step + 4]],
+        )
+
+
+def sum_word(word):
+    """The sums of two pairs of four e4m3 values, as two fp16."""
+    return cute.arch.inline_ptx(
+        "{ .reg .b16 a, b; .reg .b32 x, y; mov.b32 {a, b}, {$r0}; cvt.rn.f16x2.e4m3x2 x, a; "
+        "cvt.rn.f16x2.e4m3x2 y, b; add.f16x2 {$w0}, x, y; }",
+        write_only_types=[Int32],
+        read_only_args=[word],
+    )
+
+
+def add_halves(x, y):
+    """Two sums of two fp16."""
+    return cute.arch.inline_ptx(
+        "add.f16x2 {$w0}, {$r0}, {$r1};", write_only_types=[Int32], read_only_args=[x, y]
+    )
+
+
+def whole(x):
+    """Both fp16 of a word, added in fp32."""
+    return cute.arch.inline_ptx(
+        "{ .reg .b16 a, b; .reg .f32 x, y; mov.b32 {a, b}, {$r0}; cvt.f32.f16 x, a; "
+        "cvt.f32.f16 y, b; add.f32 {$w0}, x, y; }",
+        write_only_types=[Float32],
+        read_only_args=[x],
+    )
+
+
+@cute.jit
+def weigh(
+    cfg: cutlass.Constexpr[EightConfig], g: Globals, acc, row_max, row_sum, drop, p_at, stage
+):
+    """As `attend.softmax`, P rounded to e4m3; sums are of the rounded weights, 16 of them in fp16,
+    of which none passes 7000."""
+    scale = scale_now(cfg, g)
+    limit = Float32(cfg.weight_log2 + cfg.lazy_log2)
+    over = cute.arch.fmax(
+        row_top(acc, 0) * scale - row_max[0], row_top(acc, 1) * scale - row_max[1]
+    )
+    tid = fresh_thread()
+    lane, row = tid & 31, own_row(tid)
+    if cute.arch.vote_any_sync(over > limit):
+        raise_maxima(cfg, scale, acc, row_max, row_sum, drop, row, lane)
+    else:
+        publish_pair(drop, row, lane, Int32(0), Int32(0))
+    for i in cutlass.range_constexpr(cute.size(acc)):
+        h = i // 2 % 2
+        acc[i] = cute.math.exp2(acc[i] * scale - row_max[h], fastmath=True)
+    words = []
+    for i in cutlass.range_constexpr(cute.size(acc) // 8):
+        for h in cutlass.range_constexpr(2):
+            x = 8 * i + 2 * h
+            words.append(
+                join(round_two(acc[x], acc[x + 4]), round_two(acc[x + 1], acc[x + 5]))
+            )
+    store_p(p_at, stage, words)
+    for h in cutlass.range_constexpr(2):
+        sums = [sum_word(words[2 * i + h]) for i in range(4)]
+        total = add_halves(add_halves(sums[0], sums[1]), add_halves(sums[2], sums[3]))
+        row_sum[h] = row_sum[h] + whole(total)
+
+
+def issue_qk(cfg, s, mma, r_q, r_k, acc, stage, phase, pending):
+    """All k-steps of a tile; the last `pending` of them form a group of their own."""
+    atom = cute.make_mma_atom(mma.qk_rs.op)
+    atom.set(warpgroup.Field.ACCUMULATE, False)
+    cute.arch.mbarrier_wait(s.full + stage, phase)
+    warpgroup.fence()
+    for k in range(STEPS):
+        if pending and k == STEPS - pending:
+            warpgroup.commit_group()
+        cute.gemm(atom, acc, r_q[None, None, k], r_k[None, None, k, stage], acc)
+        atom.set(warpgroup.Field.ACCUMULATE, True)
+    warpgroup.commit_group()
+
+
+@cute.jit
+def attend(
+    cfg: cutlass.Constexpr[EightConfig], g: Globals, s: EightShared, mma: Mmas, plan: Plan, rank
+):
+    """Per work tile: Q to registers, then softmax(t), P(t) out, QK(t + 1) issued, go for PV(t)."""
+    tid, _, _ = cute.arch.thread_idx()
+    w = cute.arch.make_warp_uniform(tid % 128 // 32)
+    r_k = mma.qk_rs.make_fragment_B(mma.qk_rs.get_slice(0).partition_B(s.kv))
+    r_q = cute.make_rmem_tensor(
+        mma.qk_rs.partition_shape_A((64, STEPS * 32)), cfg.element
+    )
+    acc = cute.make_rmem_tensor(mma.qk_rs.partition_shape_C((64, 64)), Float32)
+    p_at = row_address(Int32(s.kv.iterator.toint()) + ROPE_BOX * BOX, 3, 4)
+    row_max = cute.make_rmem_tensor(2, Float32)
+    row_sum = cute.make_rmem_tensor(2, Float32)
+    stage, phase = Int32(0), Int32(0)
+    for index in cutlass.range(plan.first, plan.last, unroll=1):
+        cute.arch.mbarrier_wait(s.q_full, (index - plan.first) & 1)
+        take_q(s, r_q)
+        cute.arch.sync_warp()
+        with cute.arch.elect_one():
+            cute.arch.mbarrier_arrive(s.q_empty)
+        work = read_work(g, s, index)
+        open_rows(cfg, g, work, Int32(0), row_max, row_sum, row_max)
+        beyond = cute.arch.make_warp_uniform(open_positions(cfg, g, work, 16 * w))
+        blocks = cute.arch.make_warp_uniform(work.end - work.begin)
+        stage = cute.arch.make_warp_uniform(stage)
+        issue_qk(cfg, s, mma, r_q, r_k, acc, stage, phase, 0)
+        warpgroup.wait_group(0)
+        stamp_round(cfg, g, blocks, 3)
+        while blocks > 1:
+            stage = cute.arch.make_warp_uniform(stage)
+            hide(cfg, g, s, acc, index, beyond, blocks)
+            weigh(cfg, g, acc, row_max, row_sum, s.drop[None, stage], p_at, stage)
+            cute.arch.fence_view_async_shared()
+            stamp_round(cfg, g, blocks, 4)
+            stamp_round(cfg, g, blocks - 1, 2)
+            ahead = stage + 1
+            if ahead == STAGES:
+                ahead = Int32(0)
+                phase = phase ^ 1
+            if const_expr(cfg.go >= STEPS):
+                announce(s, stage)
+            issue_qk(cfg, s, mma, r_q, r_k, acc, ahead, phase, cfg.go % STEPS)
+            if const_expr(cfg.go < STEPS):
+                if const_expr(cfg.go > 0):
+                    warpgroup.wait_group(1)
+                else:
+                    warpgroup.wait_group(0)
+                announce(s, stage)
+            warpgroup.wait_group(0)
+            stage = ahead
+            blocks = blocks - 1
+            stamp_round(cfg, g, blocks, 3)
+        # again: held through the loop they would cost registers
+        work = read_work(g, s, index)
+        hide(cfg, g, s, acc, index, beyond, Int32(1))
+        weigh(cfg, g, acc, row_max, row_sum, s.drop[None, stage], p_at, stage)
+        stamp_round(cfg, g, Int32(1), 4)
+        thread = fresh_thread() & 127
+        tail = work.kv_len - (work.end - 1) * BLOCK
+        if tail < BLOCK:
+            clear_rows(s, stage * STAGE, BOX, cutlass.max(tail, Int32(0)), thread)
+        cute.arch.mbarrier_wait(s.free, (index - plan.first) & 1)
+        publish_sums(cfg, g, s, work, row_max, row_sum, own_row(thread), thread & 31)
+        cute.arch.fence_view_async_shared()
+        announce(s, stage)
+        stage = stage + 1
+        if stage == STAGES:
+            stage = Int32(0)
+            phase = phase ^ 1

@@ -1,0 +1,90 @@
+"""Static facts and shared memory of the e4m3 kernel (see `eight`)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import cutlass
+import cutlass.cute as cute
+from cutlass import Float32, Int32, Int64, Uint8
+
+from .storage import BLOCK, HEAD, RECORD_WORDS, RECORDS, Config
+
+#: KV tiles in flight
+STAGES = 5
+#: bytes of one stage, and of one box of 64 tokens by 64 columns
+STAGE = BLOCK * HEAD
+BOX = BLOCK * 64
+BOXES = HEAD // 64
+ROPE_BOX = 8
+#: bytes of one k-step, and k-steps of Q K^T
+STEP = 32
+STEPS = HEAD // STEP
+
+
+@dataclass(frozen=True)
+class EightConfig(Config):
+    """What is compiled in; `go` counts k-steps of 32."""
+
+    dtype: str = "e4m3"
+    go: int = 4
+    #: weights of up to 2**(7 + 1.75) = 430 of e4m3's 448
+    lazy_log2: float = 1.75
+
+    @property
+    def weight_log2(self) -> float:
+        """log2 of the weight of a row's maximum."""
+        return 7.0
+
+    @property
+    def ring_bytes(self) -> int:
+        """KV stages, which a merge uses as its own."""
+        return STAGES * STAGE
+
+    @property
+    def boxes_per_copy(self) -> int:
+        """Column boxes of one TMA instruction; only full-height ones join, and a pair takes turns
+        with thirds of a tile."""
+        if self.box_rows < BLOCK:
+            return 1
+        return 3 if self.cluster == 2 else BOXES
+
+
+@dataclass(frozen=True)
+class EightShared:
+    """Views of shared memory."""
+
+    kv: cute.Tensor  # (64, 576, stage), 64-byte swizzle
+    q: cute.Tensor  # (64, 576), 64-byte swizzle
+    drop: cute.Tensor  # uint8 (64, stage): O is rescaled by 2**-drop before a tile's PV
+    records: cute.Tensor  # int32 (14, 3): `Work` and the pages of its first block, by index % 3
+    row_sum: cute.Tensor  # fp32 (64)
+    row_max: cute.Tensor  # fp32 (64), base-2 units
+    full: cute.Pointer  # [stage]
+    empty: cute.Pointer  # [stage]
+    p_full: cute.Pointer  # [stage]
+    free: cute.Pointer
+    q_full: cute.Pointer
+    q_empty: cute.Pointer
+
+
+def allocate(cfg: EightConfig, kv_layout, q_layout) -> EightShared:
+    """Shared memory: 221,184 B of tiles, 1 KiB beside them."""
+    alloc = cutlass.memory.SmemAllocator()
+    bars = alloc.allocate_array(Int64, 3 * STAGES + 3)
+    records = alloc.allocate_tensor(
+        Int32, cute.make_layout((RECORD_WORDS, RECORDS)), byte_alignment=8
+    )
+    drop = alloc.allocate_tensor(
+        Uint8, cute.make_layout((BLOCK, STAGES), stride=(1, BLOCK)), byte_alignment=64
+    )
+    row_sum = alloc.allocate_tensor(Float32, cute.make_layout(BLOCK), byte_alignment=64)
+    row_max = alloc.allocate_tensor(Float32, cute.make_layout(BLOCK), byte_alignment=64)
+    kv, q = (
+        alloc.allocate_tensor(cfg.element, t.outer, byte_alignment=1024, swizzle=t.inner)
+        for t in (kv_layout, q_layout)
+    )
+    full, empty, p_full, free = (bars + i * STAGES for i in range(4))
+    return EightShared(
+        kv, q, drop, records, row_sum, row_max, full, empty, p_full, free, free + 1, free + 2
+    )

@@ -49,8 +49,8 @@ def static_facts(config: KernelConfig) -> Config:
     if config.page_size not in PAGE_SIZES:
         raise unsupported("page_size", config.page_size, PAGE_SIZES)
     tree = config.mask == "tree"
-    if eight and (tree or config.option("skip")):
-        raise unsupported("q_dtype", "e4m3 with a draft mask or skip", tuple(DTYPES))
+    if eight and config.option("skip"):
+        raise unsupported("q_dtype", "e4m3 with skip", tuple(DTYPES))
     kind = EightConfig if eight else Config
     facts = kind(
         dtype=config.q_dtype,

@@ -1,8 +1,9 @@
 """e4m3 query and cache with the query rows on the M side: the roles of `kernel`, other operands.
 
-Roles (384 threads)
-    warps 0-3, 4-7   accumulate   O^T[256 columns x 64 rows] each, += V^T P^T; warp 0 also loads
+Roles (512 threads)
+    warps 0-3, 4-7   accumulate   O^T[256 columns x 64 rows] each, += V^T P^T
     warps 8-11       attend       S = Q K^T with Q in registers, softmax, P
+    warp 12          load         records of work tiles, Q, KV tiles of 64 tokens
 
 Operands (all K-major, as e4m3 must be; boxes of 64 bytes, swizzled)
     S[rows, tokens]      A  Q, 72 registers            B  K as it lies, [token][64 columns] a box
@@ -34,13 +35,15 @@ from cutlass.cute.nvgpu import OperandMajorMode, cpasync, warpgroup
 
 from .eight_accumulate import accumulate
 from .eight_attend import attend
-from .eight_storage import BOXES, STAGES, EightConfig, EightShared, allocate
-from .kernel import THREADS, FeatureQueryRowsOnM, QueryRowsOnM, StampedQueryRowsOnM
+from .eight_load import load
+from .eight_storage import BOXES, Q_BOXES, STAGES, EightConfig, EightShared, allocate
+from .kernel import FeatureQueryRowsOnM, QueryRowsOnM, StampedQueryRowsOnM
 from .storage import BLOCK, HEAD, Globals, Mmas
 from .work import open_plan, stamp
 
-#: registers a thread by role, out of 168 a thread at the launch
-ATTEND_REGISTERS, ACCUMULATE_REGISTERS = 136, 184
+THREADS = 512
+#: registers a thread by role, out of 128 a thread at the launch
+ATTEND_REGISTERS, ACCUMULATE_REGISTERS, LOAD_REGISTERS = 120, 184, 24
 
 
 @cute.jit
@@ -64,6 +67,7 @@ def decode_kernel(
     mma: Mmas,
     kv_layout: cute.ComposedLayout,
     q_layout: cute.ComposedLayout,
+    tail_layout: cute.ComposedLayout,
 ):
     """One CTA: storage, barriers, then one call a role."""
     warp_idx = cute.arch.make_warp_uniform(cute.arch.warp_idx())
@@ -73,7 +77,7 @@ def decode_kernel(
     stamp(cfg, g, 0)
     # plans are written before any kernel that lets this one start early: no need to wait
     plan = open_plan(g, worker)
-    s = allocate(cfg, kv_layout, q_layout)
+    s = allocate(cfg, kv_layout, q_layout, tail_layout)
     if warp_idx == 0:
         cpasync.prefetch_descriptor(g.tma_q)
         cpasync.prefetch_descriptor(g.tma_kv)
@@ -90,9 +94,13 @@ def decode_kernel(
     if warp_idx < 8:
         cute.arch.setmaxregister_increase(ACCUMULATE_REGISTERS)
         accumulate(cfg, g, s, mma, plan, rank)
-    else:
+    elif warp_idx < 12:
         cute.arch.setmaxregister_decrease(ATTEND_REGISTERS)
         attend(cfg, g, s, mma, plan, rank)
+    else:
+        cute.arch.setmaxregister_decrease(LOAD_REGISTERS)
+        if warp_idx == 12:
+            load(cfg, g, s, plan, rank)
     if const_expr(cfg.cluster == 2):
         # a CTA must not leave while the other multicasts into it or arrives on its barriers
         cute.arch.cluster_arrive_relaxed()
@@ -112,10 +120,18 @@ class EightRowsOnM(QueryRowsOnM):
         element = cfg.element
         atom = warpgroup.make_smem_layout_atom(warpgroup.SmemLayoutAtomKind.K_SW64, element)
         kv_layout = cute.tile_to_shape(atom, (BLOCK, HEAD, STAGES), (0, 1, 2))
-        q_layout = cute.tile_to_shape(atom, (BLOCK, HEAD), (0, 1))
-        major, source = OperandMajorMode.K, warpgroup.OperandSource.RMEM
-        product = sm90.make_trivial_tiled_mma(
-            element, element, major, major, Float32, (1, 1, 1), (64, 64), a_source=source
+        q_layout = cute.tile_to_shape(atom, (BLOCK, 64 * Q_BOXES), (0, 1))
+        tail_layout = cute.tile_to_shape(atom, (BLOCK, 64 * (BOXES - Q_BOXES), 2), (0, 1, 2))
+        box_layout = cute.tile_to_shape(atom, (BLOCK, 64), (0, 1))
+        major = OperandMajorMode.K
+        smem, registers = warpgroup.OperandSource.SMEM, warpgroup.OperandSource.RMEM
+        mma = Mmas(
+            *(
+                sm90.make_trivial_tiled_mma(
+                    element, element, major, major, Float32, (1, 1, 1), (64, n), a_source=source
+                )
+                for n, source in ((BLOCK, smem), (BLOCK, registers), (BLOCK // 2, registers))
+            )
         )
         lse = cute.make_tensor(lse.iterator, cute.make_layout(cute.size(lse.shape)))
         columns = (64, BOXES)
@@ -132,7 +148,7 @@ class EightRowsOnM(QueryRowsOnM):
         plain_load = cpasync.CopyBulkTensorTileG2SOp()
         pair_load = cpasync.CopyBulkTensorTileG2SMulticastOp()
         tma_q, q_coords = cpasync.make_tiled_tma_atom(
-            plain_load, q_view, q_layout, (BLOCK, columns)
+            plain_load, q_view, box_layout, (BLOCK, (64, 1))
         )
         rows, boxes = cfg.box_rows, cfg.boxes_per_copy
         tma_kv, kv_coords = cpasync.make_tiled_tma_atom(
@@ -145,8 +161,7 @@ class EightRowsOnM(QueryRowsOnM):
             tma_q, q_coords, tma_kv, kv_coords, out, lse, *plan, heads, scale_log2, out_scale,
             stamps, *extras,
         )  # fmt: skip
-        mma = Mmas(None, product, product)
-        decode_kernel(cfg, g, mma, kv_layout, q_layout).launch(
+        decode_kernel(cfg, g, mma, kv_layout, q_layout, tail_layout).launch(
             grid=((g.worker_begin.shape[0] - 1) * cfg.cluster, 1, 1),
             block=(THREADS, 1, 1),
             cluster=(2, 1, 1) if const_expr(cfg.cluster == 2) else None,

@@ -22,13 +22,12 @@ from ..extras import with_scales
 from ..hopper import fresh_thread, load2, pack2
 from ..kv_m.fp8 import load_step
 from .attend import power, release, select
-from .eight_load import fill, give_back, start
-from .eight_storage import BOX, STAGE, STAGES, EightConfig, EightShared
+from .eight_storage import BOX, ROPE_BOX, STAGE, STAGES, EightConfig, EightShared
 from .merge import arrive, merge
 from .output import store_pair, store_row_lse
 from .partials import REGION, words_at
 from .storage import BLOCK, LATENT, LN2, Globals, Mmas, Work
-from .work import Plan, plan_words, read_work, record, stamp, stamp_round
+from .work import Plan, read_work, stamp, stamp_round
 
 SLICES = 4
 #: log2 of what fp16 partials are multiplied by: no result passes 448, the greatest V
@@ -54,41 +53,59 @@ def fade(s: EightShared, acc: cute.Tensor, stage):
             acc[at] = acc[at] * f[x % 2]
 
 
-def values_at(s: EightShared, stage):
-    """Where a lane's row of V^T lies: token `lane` of 32, of the warp's 16 columns of a slice."""
+def values_at(s: EightShared):
+    """Where a lane's row of V^T lies in stage 0: token `lane` of 32, of the warp's 16 columns of a
+    slice."""
     tid = fresh_thread()
     chunk = ((tid >> 5) & 3) ^ ((tid >> 1) & 3)
     half = (tid >> 7) * (SLICES * BOX)
-    base = Int32(s.kv.iterator.toint()) + stage * STAGE
-    return base + half + (tid & 31) * 64 + (chunk << 4)
+    return Int32(s.kv.iterator.toint()) + half + (tid & 31) * 64 + (chunk << 4)
+
+
+def issue(mma: Mmas, product, v, r_p, stage):
+    """V^T P^T of a slice and a part of the rows, a group of its own."""
+    atom = cute.make_mma_atom(mma.pv.op)
+    atom.set(warpgroup.Field.ACCUMULATE, False)
+    warpgroup.fence()
+    for k in range(2):
+        cute.gemm(atom, product, v[None, None, k], r_p[None, None, k, stage], product)
+        atom.set(warpgroup.Field.ACCUMULATE, True)
+    warpgroup.commit_group()
+
+
+def land(acc, product, at):
+    """Add a product to O^T, whose first accumulator of it is `at`."""
+    for x in range(cute.size(product)):
+        acc[at + x] = acc[at + x] + product[x]
 
 
 @cute.jit
-def add_tile(s: EightShared, mma: Mmas, acc, part, v, r_p, stage):
+def add_tile(s: EightShared, mma: Mmas, acc, products, v, r_p, values, stage):
     """O^T, its rows halved so many times, + V^T P^T of one tile."""
     drops = two_drops(s, stage, 2 * (fresh_thread() & 31))
     if cute.arch.vote_any_sync(drops != 0):
         fade(s, acc, stage)
-    base = values_at(s, stage)
-    atom = cute.make_mma_atom(mma.pv.op)
-    product = cute.make_tensor(part.iterator, cute.make_layout(mma.pv.partition_shape_C((64, 64))))
-    load_step(base, 0, 0, v)
-    load_step(base, 0, 1, v)
+    base = values + stage * STAGE
+    for k in cutlass.range_constexpr(2):
+        load_step(base, 0, k, v[0])
+    for n in cutlass.range_constexpr(2):
+        issue(mma, products[n], v[0], r_p[n], stage)
     for m in cutlass.range_constexpr(SLICES):
-        atom.set(warpgroup.Field.ACCUMULATE, False)
-        warpgroup.fence()
-        for k in cutlass.range_constexpr(2):
-            cute.gemm(atom, product, v[None, None, k], r_p[None, None, k, stage], product)
-            atom.set(warpgroup.Field.ACCUMULATE, True)
-            warpgroup.commit_group()
         if const_expr(m + 1 < SLICES):
-            warpgroup.wait_group(1)
-            load_step(base, m + 1, 0, v)
-        warpgroup.wait_group(0)
-        if const_expr(m + 1 < SLICES):
-            load_step(base, m + 1, 1, v)
-        for x in cutlass.range_constexpr(32):
-            acc[32 * m + x] = acc[32 * m + x] + part[x]
+            for k in cutlass.range_constexpr(2):
+                load_step(base, m + 1, k, v[(m + 1) % 2])
+        for n in cutlass.range_constexpr(2):
+            warpgroup.wait_group(1 if m + 1 < SLICES or n == 0 else 0)
+            land(acc, products[n], 32 * m + 16 * n)
+            if const_expr(m + 1 < SLICES):
+                issue(mma, products[n], v[(m + 1) % 2], r_p[n], stage)
+
+
+def inverses(s: EightShared, j):
+    """One over the sums of a thread's two rows of 8; where there is none, 0. Read when they are
+    needed: sixteen are registers too many."""
+    sums = load2(s.row_sum.iterator + (8 * j + 2 * (fresh_thread() & 3)))
+    return [select(x > 0.0, cute.arch.rcp_approx(x), Float32(0.0)) for x in (sums[0], sums[1])]
 
 
 def place(acc_slice, i, e):
@@ -99,7 +116,7 @@ def place(acc_slice, i, e):
 
 @cute.jit
 def store_strips(
-    cfg: cutlass.Constexpr[EightConfig], g: Globals, acc, inverse, work: Work, rank, lse
+    cfg: cutlass.Constexpr[EightConfig], g: Globals, s: EightShared, acc, work: Work, rank, lse
 ):
     """A partial as `partials` has it: four lanes of a row hold its 8-column unit."""
     tid = fresh_thread()
@@ -108,8 +125,9 @@ def store_strips(
     region = g.partial_out.iterator + slot * REGION
     up = Float32(2.0**PARTIAL_LOG2)
     for i in cutlass.range_constexpr(4):
+        inverse = [inverses(s, 2 * i), inverses(s, 2 * i + 1)]
         for e in cutlass.range_constexpr(2):
-            f0, f1 = inverse[4 * i + e], inverse[4 * i + 2 + e]
+            f0, f1 = inverse[0][e], inverse[1][e]
             to_lane = (2 * (lane & 3) + e) * 4 + ((lane >> 2) & 3)
             for m in cutlass.range_constexpr(SLICES):
                 a = [acc[x] for x in place(m, i, e)]
@@ -142,7 +160,7 @@ def store_strips(
 
 @cute.jit
 def store_partial(
-    cfg: cutlass.Constexpr[EightConfig], g: Globals, acc, inverse, work: Work, rank, lse
+    cfg: cutlass.Constexpr[EightConfig], g: Globals, s: EightShared, acc, work: Work, rank, lse
 ):
     """A partial row by row, for the merge kernel."""
     tid = fresh_thread()
@@ -150,25 +168,29 @@ def store_partial(
     row = work.slot * (BLOCK * cfg.cluster) + rank * BLOCK + 2 * (tid & 3)
     at = g.partial_out.iterator + (row * LATENT + column)
     for j in cutlass.range_constexpr(8):
+        inverse = inverses(s, j)
         for e in cutlass.range_constexpr(2):
             for m in cutlass.range_constexpr(SLICES):
                 x = 32 * m + 4 * j + e
                 v = cute.make_rmem_tensor(2, Float32)
-                v[0], v[1] = acc[x] * inverse[2 * j + e], acc[x + 2] * inverse[2 * j + e]
+                v[0], v[1] = acc[x] * inverse[e], acc[x + 2] * inverse[e]
                 cute.autovec_copy(v, words_at(at + ((8 * j + e) * LATENT + 64 * m), 2))
     if tid < BLOCK:
         g.partial_lse[work.slot, rank * BLOCK + tid] = lse
 
 
 @cute.jit
-def store_result(cfg: cutlass.Constexpr[EightConfig], g: Globals, acc, inverse, work: Work, lse):
+def store_result(
+    cfg: cutlass.Constexpr[EightConfig], g: Globals, s: EightShared, acc, work: Work, lse
+):
     """Rows of the result, in full 32-byte sectors where its elements have 16 bits."""
     tid = fresh_thread()
     column = (tid >> 7) * (LATENT // 2) + 16 * ((tid >> 5) & 3) + 2 * ((tid & 31) >> 2)
     out_scale = with_scales(cfg, g).out_scale
     for j in cutlass.range_constexpr(8):
+        inverse = inverses(s, j)
         for e in cutlass.range_constexpr(2):
-            f = inverse[2 * j + e] * out_scale
+            f = inverse[e] * out_scale
             row = 8 * j + 2 * (tid & 3) + e
             for m in cutlass.range_constexpr(SLICES):
                 x = 32 * m + 4 * j + e
@@ -184,72 +206,49 @@ def finish(
     """Normalise; write the result, or the partial."""
     tid = fresh_thread()  # held through the loop, it and what follows would cost registers
     work = read_work(g, s, index)
-    inverse = cute.make_rmem_tensor(16, Float32)
-    for j in cutlass.range_constexpr(8):
-        sums = load2(s.row_sum.iterator + (8 * j + 2 * (tid & 3)))
-        for e in cutlass.range_constexpr(2):
-            inverse[2 * j + e] = select(
-                sums[e] > 0.0, cute.arch.rcp_approx(sums[e]), Float32(0.0)
-            )
     row = tid & (BLOCK - 1)
     lse = s.row_max[row]  # with features as the attend group has made it
     if const_expr(not cfg.features):
         lse = (lse + cute.math.log2(s.row_sum[row], fastmath=True)) * Float32(LN2)
-    cute.arch.mbarrier_arrive(s.free)
     if work.slot >= 0:
         if const_expr(cfg.fused_merge):
-            store_strips(cfg, g, acc, inverse, work, rank, lse)
+            store_strips(cfg, g, s, acc, work, rank, lse)
             arrive(cfg, g, work, rank)
         else:
-            store_partial(cfg, g, acc, inverse, work, rank, lse)
+            store_partial(cfg, g, s, acc, work, rank, lse)
     else:
-        store_result(cfg, g, acc, inverse, work, lse)
+        store_result(cfg, g, s, acc, work, lse)
+    cute.arch.mbarrier_arrive(s.free)
 
 
 @cute.jit
 def accumulate(
     cfg: cutlass.Constexpr[EightConfig], g: Globals, s: EightShared, mma: Mmas, plan: Plan, rank
 ):
-    """Per work tile: V^T P^T tile by tile as P is announced, filling the ring behind it."""
-    tid, _, _ = cute.arch.thread_idx()
-    lane = cute.arch.lane_idx()
-    p_box = cute.local_tile(s.kv, (64, 64), (0, 8, None))
-    r_p = mma.pv.make_fragment_B(mma.pv.get_slice(0).partition_B(p_box))
+    """Per work tile: V^T P^T tile by tile as P is announced."""
+    p_boxes = [cute.local_tile(s.kv, (32, 64), (n, ROPE_BOX, None)) for n in range(2)]
+    r_p = [mma.pv.make_fragment_B(mma.pv.get_slice(0).partition_B(box)) for box in p_boxes]
     acc = cute.make_rmem_tensor(32 * SLICES, Float32)
-    part = cute.make_rmem_tensor(32, Float32)
-    v = cute.make_rmem_tensor(mma.pv.partition_shape_A((64, 64)), cfg.element)
+    products = [cute.make_rmem_tensor(mma.pv.partition_shape_C((64, 32)), Float32) for _ in range(2)]
+    v = [cute.make_rmem_tensor(mma.pv.partition_shape_A((64, 64)), cfg.element) for _ in range(2)]
     first, last = plan.first, plan.last
-    feeds = cute.arch.make_warp_uniform(tid // 32) == 0
-    feed = start(first)
-    if feeds & (first < last):
-        record(cfg, g, s, plan.words, first, rank)
-        for _ in cutlass.range(STAGES, unroll=1):
-            feed = fill(cfg, g, s, feed, first, first + 1, rank, lane)
+    values = values_at(s)
     cute.arch.mbarrier_arrive(s.free)
     stage, phase = Int32(0), Int32(0)
     for index in cutlass.range(first, last, unroll=1):
-        if feeds & (index + 1 < last):
-            record(cfg, g, s, plan_words(g, index + 1), index + 1, rank)
-            for _ in cutlass.range(STAGES, unroll=1):
-                feed = fill(cfg, g, s, feed, first, index + 2, rank, lane)
         acc.fill(0.0)
-        count = g.tiles[index, 3] - g.tiles[index, 2]
-        for block in cutlass.range(0, cutlass.max(count, 1), unroll=1):
+        left = cutlass.max(g.tiles[index, 3] - g.tiles[index, 2], 1)
+        while left > 0:
             stage = cute.arch.make_warp_uniform(stage)
             cute.arch.mbarrier_wait(s.p_full + stage, phase)
             if const_expr(cfg.stamps):
-                if (block == 0) & (index == first):
-                    stamp(cfg, g, 2)
-                stamp_round(cfg, g, count - block, 5)
-            add_tile(s, mma, acc, part, v, r_p, stage)
-            stamp_round(cfg, g, count - block, 6)
-            stamp_round(cfg, g, count - block, 7)
+                stamp_round(cfg, g, left, 5)
+            add_tile(s, mma, acc, products, v, r_p, values, stage)
+            stamp_round(cfg, g, left, 6)
+            stamp_round(cfg, g, left, 7)
             cute.arch.sync_warp()
-            release(cfg, s, stage, lane)
-            if feeds:
-                feed = give_back(feed)
-                ahead = cutlass.min(index + 2, last)
-                feed = fill(cfg, g, s, feed, first, ahead, rank, lane)
+            release(cfg, s, stage, fresh_thread() & 31)
+            left = left - 1
             stage = stage + 1
             if stage == STAGES:
                 stage = Int32(0)

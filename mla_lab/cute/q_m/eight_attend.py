@@ -1,4 +1,4 @@
-"""The attend role of the e4m3 kernel: S = Q K^T with all of Q in registers, softmax, P.
+"""The attend role of the e4m3 kernel: S = Q K^T with most of Q in registers, softmax, P.
 
 P lies on the rope box of its tile's stage, rows of 64 bytes with the tokens in the order in which
 V^T comes out of `ldmatrix` (see kv_m's `fp8`): in every 16 tokens 0 8 1 9 2 10 .. 7 15. Of a row
@@ -27,7 +27,7 @@ from .attend import (
     raise_maxima,
     row_top,
 )
-from .eight_storage import BOX, ROPE_BOX, STAGE, STAGES, STEPS, EightConfig, EightShared
+from .eight_storage import BOX, Q_STEPS, ROPE_BOX, STAGE, STAGES, STEPS, EightConfig, EightShared
 from .masking import hide, open_positions, own_row
 from .storage import BLOCK, Globals, Mmas
 from .work import Plan, read_work, stamp_round
@@ -43,12 +43,12 @@ def row_address(base, matrix_row, matrix_chunk):
 
 
 def take_q(s: EightShared, r_q: cute.Tensor):
-    """Q to registers."""
+    """Q to registers, but for its last two boxes."""
     words = cute.recast_tensor(r_q, Int32)
     base = row_address(Int32(s.q.iterator.toint()), 3, 4)
     for odd in range(2):
         at = base ^ (32 * odd)
-        for k in range(odd, STEPS, 2):
+        for k in range(odd, Q_STEPS, 2):
             got = cute.arch.inline_ptx(
                 "ldmatrix.sync.aligned.m8n8.x4.shared.b16 { {$w0}, {$w1}, {$w2}, {$w3} }, "
                 f"[{{$r0}}+{k // 2 * BOX}];",
@@ -98,10 +98,9 @@ def whole(x):
 
 @cute.jit
 def weigh(
-    cfg: cutlass.Constexpr[EightConfig], g: Globals, acc, row_max, row_sum, drop, p_at, stage
+    cfg: cutlass.Constexpr[EightConfig], g: Globals, acc, p, row_max, row_sum, drop, p_at, stage
 ):
-    """As `attend.softmax`, P rounded to e4m3; sums are of the rounded weights, 16 of them in fp16,
-    of which none passes 7000."""
+    """As `attend.softmax`, with P rounded to e4m3, of which `add_sums` makes the sums."""
     scale = scale_now(cfg, g)
     limit = Float32(cfg.weight_log2 + cfg.lazy_log2)
     over = cute.arch.fmax(
@@ -124,23 +123,35 @@ def weigh(
                 join(round_two(acc[x], acc[x + 4]), round_two(acc[x + 1], acc[x + 5]))
             )
     store_p(p_at, stage, words)
-    for h in cutlass.range_constexpr(2):
-        sums = [sum_word(words[2 * i + h]) for i in range(4)]
+    for i in cutlass.range_constexpr(8):
+        p[i] = words[i]
+
+
+def add_sums(p, row_sum):
+    """Row sums of the rounded weights, 16 of them in fp16, of which none passes 7000."""
+    for h in range(2):
+        sums = [sum_word(p[2 * i + h]) for i in range(4)]
         total = add_halves(add_halves(sums[0], sums[1]), add_halves(sums[2], sums[3]))
         row_sum[h] = row_sum[h] + whole(total)
 
 
-def issue_qk(cfg, s, mma, r_q, r_k, acc, stage, phase, pending):
+def issue_qk(s, mma, frags, acc, turn, stage, phase, pending):
     """All k-steps of a tile; the last `pending` of them form a group of their own."""
-    atom = cute.make_mma_atom(mma.qk_rs.op)
-    atom.set(warpgroup.Field.ACCUMULATE, False)
+    r_q, r_tail, r_k = frags
+    rs, ss = cute.make_mma_atom(mma.qk_rs.op), cute.make_mma_atom(mma.qk.op)
+    rs.set(warpgroup.Field.ACCUMULATE, False)
+    ss.set(warpgroup.Field.ACCUMULATE, True)
     cute.arch.mbarrier_wait(s.full + stage, phase)
     warpgroup.fence()
     for k in range(STEPS):
         if pending and k == STEPS - pending:
             warpgroup.commit_group()
-        cute.gemm(atom, acc, r_q[None, None, k], r_k[None, None, k, stage], acc)
-        atom.set(warpgroup.Field.ACCUMULATE, True)
+        if k < Q_STEPS:
+            cute.gemm(rs, acc, r_q[None, None, k], r_k[None, None, k, stage], acc)
+            rs.set(warpgroup.Field.ACCUMULATE, True)
+        else:
+            q_k = r_tail[None, None, k - Q_STEPS, turn]
+            cute.gemm(ss, acc, q_k, r_k[None, None, k, stage], acc)
     warpgroup.commit_group()
 
 
@@ -152,16 +163,18 @@ def attend(
     tid, _, _ = cute.arch.thread_idx()
     w = cute.arch.make_warp_uniform(tid % 128 // 32)
     r_k = mma.qk_rs.make_fragment_B(mma.qk_rs.get_slice(0).partition_B(s.kv))
-    r_q = cute.make_rmem_tensor(
-        mma.qk_rs.partition_shape_A((64, STEPS * 32)), cfg.element
-    )
+    r_q = cute.make_rmem_tensor(mma.qk_rs.partition_shape_A((64, Q_STEPS * 32)), cfg.element)
+    r_tail = mma.qk.make_fragment_A(mma.qk.get_slice(0).partition_A(s.q_tail))
+    frags = (r_q, r_tail, r_k)
     acc = cute.make_rmem_tensor(mma.qk_rs.partition_shape_C((64, 64)), Float32)
     p_at = row_address(Int32(s.kv.iterator.toint()) + ROPE_BOX * BOX, 3, 4)
+    p = cute.make_rmem_tensor(8, Int32)
     row_max = cute.make_rmem_tensor(2, Float32)
     row_sum = cute.make_rmem_tensor(2, Float32)
     stage, phase = Int32(0), Int32(0)
     for index in cutlass.range(plan.first, plan.last, unroll=1):
         cute.arch.mbarrier_wait(s.q_full, (index - plan.first) & 1)
+        turn = cute.arch.make_warp_uniform((index - plan.first) & 1)
         take_q(s, r_q)
         cute.arch.sync_warp()
         with cute.arch.elect_one():
@@ -171,13 +184,13 @@ def attend(
         beyond = cute.arch.make_warp_uniform(open_positions(cfg, g, work, 16 * w))
         blocks = cute.arch.make_warp_uniform(work.end - work.begin)
         stage = cute.arch.make_warp_uniform(stage)
-        issue_qk(cfg, s, mma, r_q, r_k, acc, stage, phase, 0)
+        issue_qk(s, mma, frags, acc, turn, stage, phase, 0)
         warpgroup.wait_group(0)
         stamp_round(cfg, g, blocks, 3)
         while blocks > 1:
             stage = cute.arch.make_warp_uniform(stage)
             hide(cfg, g, s, acc, index, beyond, blocks)
-            weigh(cfg, g, acc, row_max, row_sum, s.drop[None, stage], p_at, stage)
+            weigh(cfg, g, acc, p, row_max, row_sum, s.drop[None, stage], p_at, stage)
             cute.arch.fence_view_async_shared()
             stamp_round(cfg, g, blocks, 4)
             stamp_round(cfg, g, blocks - 1, 2)
@@ -187,7 +200,8 @@ def attend(
                 phase = phase ^ 1
             if const_expr(cfg.go >= STEPS):
                 announce(s, stage)
-            issue_qk(cfg, s, mma, r_q, r_k, acc, ahead, phase, cfg.go % STEPS)
+            issue_qk(s, mma, frags, acc, turn, ahead, phase, cfg.go % STEPS)
+            add_sums(p, row_sum)
             if const_expr(cfg.go < STEPS):
                 if const_expr(cfg.go > 0):
                     warpgroup.wait_group(1)
@@ -201,7 +215,8 @@ def attend(
         # again: held through the loop they would cost registers
         work = read_work(g, s, index)
         hide(cfg, g, s, acc, index, beyond, Int32(1))
-        weigh(cfg, g, acc, row_max, row_sum, s.drop[None, stage], p_at, stage)
+        weigh(cfg, g, acc, p, row_max, row_sum, s.drop[None, stage], p_at, stage)
+        add_sums(p, row_sum)
         stamp_round(cfg, g, Int32(1), 4)
         thread = fresh_thread() & 127
         tail = work.kv_len - (work.end - 1) * BLOCK

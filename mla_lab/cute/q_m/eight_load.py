@@ -1,44 +1,21 @@
-"""The load role of the e4m3 kernel: Q in a place of its own, KV tiles into a ring of five stages.
+"""The load role of the e4m3 kernel: a warp of its own keeps the ring of five stages full.
 
-The first warp of the first accumulate group calls `fill` once a tile, when that tile's slot has
-come free, and up to five times when a work tile begins: it looks ahead as far as the next work
-tile's end, no further, so that it never waits for who waits for it. In a cluster of two, the CTAs
-take turns with thirds of a tile and multicast each to both.
+Q has a place of its own, free as soon as the attend group holds it in registers; what that group
+reads from shared memory has two, in turn. In a cluster of
+two, the CTAs take turns with thirds of a tile and multicast each to both.
 """
 
 from __future__ import annotations
-
-from dataclasses import dataclass, replace
 
 import cutlass
 import cutlass.cute as cute
 from cutlass import Int16, Int32, Int64, const_expr
 from cutlass.cute.nvgpu import cpasync
 
-from .eight_storage import BOX, BOXES, STAGE, STAGES, EightConfig, EightShared
+from .eight_storage import BOX, BOXES, Q_BOXES, STAGE, STAGES, EightConfig, EightShared
 from .load import block_pages
-from .storage import BLOCK, EVICT_FIRST, FIRST_PAGE, RECORDS, Globals
-from .work import first_pages, read_work, stamp_round
-
-
-@dataclass(frozen=True)
-class EightFeed:
-    """Where the ring's filling stands; `block` == `end`: the next slot begins a work tile."""
-
-    index: Int32
-    block: Int32
-    end: Int32
-    page: Int32  # lane i: the i-th page of the next block
-    stage: Int32
-    phase: Int32
-    room: Int32  # free slots
-
-
-def start(first: Int32) -> EightFeed:
-    """Nothing filled yet. A fresh barrier passes a wait on parity 1."""
-    return EightFeed(
-        first, Int32(0), Int32(0), Int32(0), Int32(0), Int32(1), Int32(STAGES)
-    )
+from .storage import BLOCK, EVICT_FIRST, FIRST_PAGE, RECORDS, Globals, Work
+from .work import Plan, first_pages, plan_words, read_work, record, stamp_round
 
 
 @cute.jit
@@ -49,21 +26,30 @@ def arm(barrier: cute.Pointer):
 
 
 @cute.jit
-def load_q(cfg: cutlass.Constexpr[EightConfig], g: Globals, s: EightShared, index, first):
-    """This CTA's 64 query rows, once the attend group has those of the work tile before."""
-    cute.arch.mbarrier_wait(s.q_empty, ((index - first) & 1) ^ 1)
-    work = read_work(g, s, index)
-    dst = cute.make_tensor(
-        s.q.iterator, cute.make_layout((BLOCK, (64, BOXES)), stride=(64, (1, BOX)))
-    )
+def load_q(
+    cfg: cutlass.Constexpr[EightConfig], g: Globals, s: EightShared, work: Work, turn: Int32
+):
+    """This CTA's 64 query rows, by boxes of 64 columns."""
+    rest = BOXES - Q_BOXES
+    shape = ((BLOCK, (64, 1)), Q_BOXES)
+    first = cute.make_tensor(s.q.iterator, cute.make_layout(shape, stride=((64, (1, BOX)), BOX)))
+    shape = ((BLOCK, (64, 1)), rest, 2)
+    stride = ((64, (1, BOX)), BOX, rest * BOX)
+    last = cute.make_tensor(s.q_tail.iterator, cute.make_layout(shape, stride=stride))
     src = cute.local_tile(
-        cute.domain_offset((work.global_row, (0, 0)), g.q), (BLOCK, (64, BOXES)), (0, 0)
+        cute.domain_offset((work.global_row, (0, 0)), g.q), (BLOCK, (64, 1)), (0, None)
     )
-    to, of = cpasync.tma_partition(
-        g.tma_q, 0, cute.make_layout(1), cute.group_modes(dst, 0, 2), cute.group_modes(src, 0, 2)
-    )
+    src = cute.group_modes(src, 0, 2)
+    one = cute.make_layout(1)
+    to, of = cpasync.tma_partition(g.tma_q, 0, one, first, src)
+    to_tail, _ = cpasync.tma_partition(g.tma_q, 0, one, last, src)
     arm(s.q_full)
-    cute.copy(g.tma_q, of, to, tma_bar_ptr=s.q_full)
+    for box in cutlass.range_constexpr(BOXES):
+        if const_expr(box < Q_BOXES):
+            cute.copy(g.tma_q, of[None, box], to[None, box], tma_bar_ptr=s.q_full)
+        else:
+            place = to_tail[None, box - Q_BOXES, turn % 2]
+            cute.copy(g.tma_q, of[None, box], place, tma_bar_ptr=s.q_full)
 
 
 @cute.jit
@@ -112,39 +98,33 @@ def load_tile(
 
 
 @cute.jit
-def fill(
-    cfg: cutlass.Constexpr[EightConfig], g: Globals, s: EightShared, feed: EightFeed, first, ahead,
-    rank, lane,
-):  # fmt: skip
-    """Fill the next slot where there is room, and its work tile comes before `ahead`; the records
-    of those stand."""
-    index, block, end, page = feed.index, feed.block, feed.end, feed.page
-    stage, phase, room = feed.stage, feed.phase, feed.room
-    if (room > 0) & (index < ahead):
+def load(cfg: cutlass.Constexpr[EightConfig], g: Globals, s: EightShared, plan: Plan, rank):
+    """Per work tile: its record, Q, then KV tiles as stages come free; by one warp.
+
+    Once the attend group holds the query before, it has published the sums of the one before that,
+    whose predecessor's end has been read: of three records the oldest is free.
+    """
+    lane = cute.arch.lane_idx()
+    words = plan.words
+    # a fresh barrier passes a wait on parity 1
+    stage, phase = Int32(0), Int32(1)
+    for index in cutlass.range(plan.first, plan.last, unroll=1):
+        cute.arch.mbarrier_wait(s.q_empty, ((index - plan.first) & 1) ^ 1)
+        record(cfg, g, s, words, index, rank)
+        words = plan_words(g, cutlass.min(index + 1, plan.last - 1))
         work = read_work(g, s, index)
-        if block == end:
-            load_q(cfg, g, s, index, first)
-            block, end = work.begin, work.end
-            page = s.records[FIRST_PAGE + lane % 4, index % RECORDS]
-        cute.arch.mbarrier_wait(s.empty + stage, phase)
-        checked = block_pages(cfg, g, work, block, page, lane)
-        stamp_round(cfg, g, end - block, 0)
-        load_tile(cfg, g, s, block, stage, checked, rank)
-        stamp_round(cfg, g, end - block, 1)
-        block = block + 1
-        if block == end:
-            index = index + 1
-        else:
+        load_q(cfg, g, s, work, index - plan.first)
+        page = s.records[FIRST_PAGE + lane % 4, index % RECORDS]
+        for block in cutlass.range(work.begin, work.end, unroll=1):
+            stage = cute.arch.make_warp_uniform(stage)
+            checked = block_pages(cfg, g, work, block, page, lane)
             # looked at when the next slot is filled: its latency is nobody's
-            page = first_pages(cfg, g, work.request, block, lane)
-        room = room - 1
-        stage = stage + 1
-        if stage == STAGES:
-            stage = Int32(0)
-            phase = phase ^ 1
-    return EightFeed(index, block, end, page, stage, phase, room)
-
-
-def give_back(feed: EightFeed) -> EightFeed:
-    """One slot more is free."""
-    return replace(feed, room=feed.room + 1)
+            page = first_pages(cfg, g, work.request, block + 1, lane)
+            cute.arch.mbarrier_wait(s.empty + stage, phase)
+            stamp_round(cfg, g, work.end - block, 0)
+            load_tile(cfg, g, s, block, stage, checked, rank)
+            stamp_round(cfg, g, work.end - block, 1)
+            stage = stage + 1
+            if stage == STAGES:
+                stage = Int32(0)
+                phase = phase ^ 1

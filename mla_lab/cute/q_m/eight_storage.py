@@ -20,6 +20,10 @@ ROPE_BOX = 8
 #: bytes of one k-step, and k-steps of Q K^T
 STEP = 32
 STEPS = HEAD // STEP
+#: column boxes of Q that the attend group holds in registers; the others are read from shared
+#: memory: with all of them the group needs 136 registers, which the accumulate groups lack
+Q_BOXES = 7
+Q_STEPS = Q_BOXES * 64 // STEP
 
 
 @dataclass(frozen=True)
@@ -55,7 +59,8 @@ class EightShared:
     """Views of shared memory."""
 
     kv: cute.Tensor  # (64, 576, stage), 64-byte swizzle
-    q: cute.Tensor  # (64, 576), 64-byte swizzle
+    q: cute.Tensor  # (64, 448), 64-byte swizzle: on its way to registers
+    q_tail: cute.Tensor  # (64, 128, 2): the last two boxes of the work tile's query, in turn
     drop: cute.Tensor  # uint8 (64, stage): O is rescaled by 2**-drop before a tile's PV
     records: cute.Tensor  # int32 (14, 3): `Work` and the pages of its first block, by index % 3
     row_sum: cute.Tensor  # fp32 (64)
@@ -68,8 +73,8 @@ class EightShared:
     q_empty: cute.Pointer
 
 
-def allocate(cfg: EightConfig, kv_layout, q_layout) -> EightShared:
-    """Shared memory: 221,184 B of tiles, 1 KiB beside them."""
+def allocate(cfg: EightConfig, kv_layout, q_layout, tail_layout) -> EightShared:
+    """Shared memory: 229,376 B of tiles, 2 KiB beside them."""
     alloc = cutlass.memory.SmemAllocator()
     bars = alloc.allocate_array(Int64, 3 * STAGES + 3)
     records = alloc.allocate_tensor(
@@ -80,11 +85,11 @@ def allocate(cfg: EightConfig, kv_layout, q_layout) -> EightShared:
     )
     row_sum = alloc.allocate_tensor(Float32, cute.make_layout(BLOCK), byte_alignment=64)
     row_max = alloc.allocate_tensor(Float32, cute.make_layout(BLOCK), byte_alignment=64)
-    kv, q = (
+    kv, q, q_tail = (
         alloc.allocate_tensor(cfg.element, t.outer, byte_alignment=1024, swizzle=t.inner)
-        for t in (kv_layout, q_layout)
+        for t in (kv_layout, q_layout, tail_layout)
     )
     full, empty, p_full, free = (bars + i * STAGES for i in range(4))
     return EightShared(
-        kv, q, drop, records, row_sum, row_max, full, empty, p_full, free, free + 1, free + 2
+        kv, q, q_tail, drop, records, row_sum, row_max, full, empty, p_full, free, free + 1, free + 2
     )

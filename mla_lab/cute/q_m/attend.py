@@ -179,7 +179,7 @@ def raise_maxima(
     rounding; later it moves by whole steps of 2, so that factors are powers of two, exact.
     """
     for h in cutlass.range_constexpr(2):
-        mx = quad(cute.arch.fmax, row_top(acc, h)) * scale - Float32(cfg.weight_log2)
+        mx = quad(cute.arch.fmax, row_top(acc, h)) * scale
         rise = mx - row_max[h]
         steps = Float32(0.0)
         if rise > Float32(cfg.lazy_log2):

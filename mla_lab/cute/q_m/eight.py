@@ -14,7 +14,7 @@ Shared memory: five KV stages of 36,864 B, Q's own 36,864 B.
 Barriers                                   arrivals
     full[stage]     KV landed              1 + bytes
     empty[stage]    stage may be filled    8 accumulate warps of each CTA in the cluster
-    p_full[stage]   P(t), drop(t) in place and QK(t + 1) all but done: 128 attend threads
+    p_full[stage]   P(t), factors in place and QK(t + 1) all but done: 128 attend threads
     free            row sums and maxima have been read: 256 accumulate threads
     q_full, q_empty Q landed; Q is in registers, 4 attend warps
 Named barrier 2: both accumulate groups, in the merge.

@@ -15,13 +15,13 @@ from __future__ import annotations
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Float16, Float32, Int32, Uint16, const_expr
+from cutlass import Float16, Float32, Int32, const_expr
 from cutlass.cute.nvgpu import warpgroup
 
 from ..extras import with_scales
 from ..hopper import fresh_thread, load2, pack2
 from ..kv_m.fp8 import load_step
-from .attend import power, release, select
+from .attend import release, select
 from .eight_storage import BOX, ROPE_BOX, STAGE, STAGES, EightConfig, EightShared
 from .merge import arrive, merge
 from .output import store_pair, store_row_lse
@@ -34,20 +34,31 @@ SLICES = 4
 PARTIAL_LOG2 = 7
 
 
-def two_drops(s: EightShared, stage, row):
-    """Halvings of rows `row` and `row + 1`, an even one, as one number."""
-    at = Int32(s.drop.iterator.toint()) + stage * BLOCK + row
-    pointer = cute.make_ptr(Uint16, at, cute.AddressSpace.smem, assumed_align=2)
-    return Int32(pointer.load())
+#: two factors of 1
+NOTHING = 0x3C003C00
+
+
+def two_factors(s: EightShared, stage, row):
+    """Factors of rows `row` and `row + 1`, an even one, as they lie."""
+    at = Int32(s.factor.iterator.toint()) + (stage * BLOCK + row) * 2
+    return cute.make_ptr(Int32, at, cute.AddressSpace.smem, assumed_align=4).load()
+
+
+def halves(word):
+    """Two fp16 of a word as fp32."""
+    return cute.arch.inline_ptx(
+        "{ .reg .b16 a, b; mov.b32 {a, b}, {$r0}; cvt.f32.f16 {$w0}, a; cvt.f32.f16 {$w1}, b; }",
+        write_only_types=[Float32, Float32],
+        read_only_args=[word],
+    )
 
 
 @cute.jit
 def fade(s: EightShared, acc: cute.Tensor, stage):
-    """Halve the rows whose maximum has moved."""
+    """O^T times its rows' factors, where a maximum has moved."""
     quad = fresh_thread() & 3
     for j in cutlass.range_constexpr(8):
-        drops = two_drops(s, stage, 8 * j + 2 * quad)
-        f = (power(drops & 255), power(drops >> 8))
+        f = halves(two_factors(s, stage, 8 * j + 2 * quad))
         for x in cutlass.range_constexpr(4 * SLICES):
             at = 32 * (x // 4) + 4 * j + x % 4
             acc[at] = acc[at] * f[x % 2]
@@ -81,9 +92,9 @@ def land(acc, product, at):
 
 @cute.jit
 def add_tile(s: EightShared, mma: Mmas, acc, products, v, r_p, values, stage):
-    """O^T, its rows halved so many times, + V^T P^T of one tile."""
-    drops = two_drops(s, stage, 2 * (fresh_thread() & 31))
-    if cute.arch.vote_any_sync(drops != 0):
+    """O^T, times its rows' factors, + V^T P^T of one tile."""
+    factors = two_factors(s, stage, 2 * (fresh_thread() & 31))
+    if cute.arch.vote_any_sync(factors != NOTHING):
         fade(s, acc, stage)
     base = values + stage * STAGE
     for k in cutlass.range_constexpr(2):
@@ -247,7 +258,7 @@ def accumulate(
             stamp_round(cfg, g, left, 6)
             stamp_round(cfg, g, left, 7)
             cute.arch.sync_warp()
-            release(cfg, s, stage, fresh_thread() & 31)
+            release(cfg, s, stage, cute.arch.lane_idx())
             left = left - 1
             stage = stage + 1
             if stage == STAGES:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Float32, Int32, const_expr
+from cutlass import Float16, Float32, Int32, const_expr
 from cutlass.cute.nvgpu import warpgroup
 
 from ..extras import scale_now
@@ -24,10 +24,11 @@ from .attend import (
     open_rows,
     publish_pair,
     publish_sums,
-    raise_maxima,
+    quad,
     row_top,
+    select,
 )
-from .eight_storage import BOX, Q_STEPS, ROPE_BOX, STAGE, STAGES, STEPS, EightConfig, EightShared
+from .eight_storage import BOX, Q_STEPS, ROPE_BOX, STAGE, STAGES, STEPS, WEIGHT_LOG2, EightConfig, EightShared
 from .masking import hide, open_positions, own_row
 from .storage import BLOCK, Globals, Mmas
 from .work import Plan, read_work, stamp_round
@@ -65,7 +66,7 @@ def store_p(address, stage, words):
         cute.arch.inline_ptx(
             "{ .reg .b32 at; xor.b32 at, {$r0}, " + str(step << 5) + "; add.u32 at, at, {$r1};"
             "stmatrix.sync.aligned.m8n8.x4.shared.b16 [at], { {$r2}, {$r3}, {$r4}, {$r5} }; }",
-            read_only_args=[address, Int32(stage * STAGE), *words[4 * step : 4 * step + 4]],
+            read_only_args=[address, Int32(stage * STAGE), *(words[4 * step + i] for i in range(4))],
         )
 
 
@@ -97,34 +98,58 @@ def whole(x):
 
 
 @cute.jit
-def weigh(
-    cfg: cutlass.Constexpr[EightConfig], g: Globals, acc, p, row_max, row_sum, drop, p_at, stage
+def raise_maxima(
+    cfg: cutlass.Constexpr[EightConfig], scale: Float32, acc, row_max, row_sum, factor, row, lane
 ):
-    """As `attend.softmax`, with P rounded to e4m3, of which `add_sums` makes the sums."""
+    """New maxima for rows with a score too far above the old one, and what becomes of O; rare.
+
+    The new one is the score itself, so that the weight of the greatest is a power of two, without
+    rounding: where few keys count, that is the error. Factors are rounded to fp16, for O and sums
+    alike: it moves the weights of all keys before by the same 2**-12.
+    """
+    fade = cute.make_rmem_tensor(2, Float16)
+    for h in cutlass.range_constexpr(2):
+        mx = quad(cute.arch.fmax, row_top(acc, h)) * scale - Float32(WEIGHT_LOG2)
+        new = select(mx - row_max[h] > Float32(cfg.lazy_log2), mx, row_max[h])
+        fade[h] = cute.math.exp2(row_max[h] - new, fastmath=True).to(Float16)
+        row_max[h] = new
+        row_sum[h] = row_sum[h] * fade[h].to(Float32)
+    publish_pair(factor, row, lane, fade[0], fade[1])
+
+
+def round_weights(scale, acc, row_max, p):
+    """Weights of e4m3, four a word: by 16 tokens, then half. The scores stay as they are."""
+    for i in range(cute.size(acc) // 8):
+        for h in range(2):
+            x = 8 * i + 2 * h
+            a, b, c, d = (
+                cute.math.exp2(acc[at] * scale - row_max[h], fastmath=True)
+                for at in (x, x + 4, x + 1, x + 5)
+            )
+            p[2 * i + h] = join(round_two(a, b), round_two(c, d))
+
+
+@cute.jit
+def weigh(
+    cfg: cutlass.Constexpr[EightConfig], g: Globals, acc, p, row_max, row_sum, factor
+):
+    """p <- weights against a maximum that moves rarely.
+
+    They are made before it is known whether it moves: most often it does not, and the search for
+    the greatest score runs beside the exponentials, which the card makes slowly.
+    """
     scale = scale_now(cfg, g)
-    limit = Float32(cfg.weight_log2 + cfg.lazy_log2)
+    round_weights(scale, acc, row_max, p)
     over = cute.arch.fmax(
         row_top(acc, 0) * scale - row_max[0], row_top(acc, 1) * scale - row_max[1]
     )
     tid = fresh_thread()
     lane, row = tid & 31, own_row(tid)
-    if cute.arch.vote_any_sync(over > limit):
-        raise_maxima(cfg, scale, acc, row_max, row_sum, drop, row, lane)
+    if cute.arch.vote_any_sync(over > Float32(WEIGHT_LOG2 + cfg.lazy_log2)):
+        raise_maxima(cfg, scale, acc, row_max, row_sum, factor, row, lane)
+        round_weights(scale, acc, row_max, p)
     else:
-        publish_pair(drop, row, lane, Int32(0), Int32(0))
-    for i in cutlass.range_constexpr(cute.size(acc)):
-        h = i // 2 % 2
-        acc[i] = cute.math.exp2(acc[i] * scale - row_max[h], fastmath=True)
-    words = []
-    for i in cutlass.range_constexpr(cute.size(acc) // 8):
-        for h in cutlass.range_constexpr(2):
-            x = 8 * i + 2 * h
-            words.append(
-                join(round_two(acc[x], acc[x + 4]), round_two(acc[x + 1], acc[x + 5]))
-            )
-    store_p(p_at, stage, words)
-    for i in cutlass.range_constexpr(8):
-        p[i] = words[i]
+        publish_pair(factor, row, lane, Float16(1.0), Float16(1.0))
 
 
 def add_sums(p, row_sum):
@@ -135,8 +160,8 @@ def add_sums(p, row_sum):
         row_sum[h] = row_sum[h] + whole(total)
 
 
-def issue_qk(s, mma, frags, acc, turn, stage, phase, pending):
-    """All k-steps of a tile; the last `pending` of them form a group of their own."""
+def issue_qk(s, mma, frags, acc, turn, stage, phase):
+    """All k-steps of a tile."""
     r_q, r_tail, r_k = frags
     rs, ss = cute.make_mma_atom(mma.qk_rs.op), cute.make_mma_atom(mma.qk.op)
     rs.set(warpgroup.Field.ACCUMULATE, False)
@@ -144,8 +169,6 @@ def issue_qk(s, mma, frags, acc, turn, stage, phase, pending):
     cute.arch.mbarrier_wait(s.full + stage, phase)
     warpgroup.fence()
     for k in range(STEPS):
-        if pending and k == STEPS - pending:
-            warpgroup.commit_group()
         if k < Q_STEPS:
             cute.gemm(rs, acc, r_q[None, None, k], r_k[None, None, k, stage], acc)
             rs.set(warpgroup.Field.ACCUMULATE, True)
@@ -184,30 +207,25 @@ def attend(
         beyond = cute.arch.make_warp_uniform(open_positions(cfg, g, work, 16 * w))
         blocks = cute.arch.make_warp_uniform(work.end - work.begin)
         stage = cute.arch.make_warp_uniform(stage)
-        issue_qk(s, mma, frags, acc, turn, stage, phase, 0)
+        issue_qk(s, mma, frags, acc, turn, stage, phase)
         warpgroup.wait_group(0)
         stamp_round(cfg, g, blocks, 3)
         while blocks > 1:
             stage = cute.arch.make_warp_uniform(stage)
             hide(cfg, g, s, acc, index, beyond, blocks)
-            weigh(cfg, g, acc, p, row_max, row_sum, s.drop[None, stage], p_at, stage)
-            cute.arch.fence_view_async_shared()
+            weigh(cfg, g, acc, p, row_max, row_sum, s.factor[None, stage])
+            store_p(p_at, stage, p)
             stamp_round(cfg, g, blocks, 4)
             stamp_round(cfg, g, blocks - 1, 2)
             ahead = stage + 1
             if ahead == STAGES:
                 ahead = Int32(0)
                 phase = phase ^ 1
-            if const_expr(cfg.go >= STEPS):
-                announce(s, stage)
-            issue_qk(s, mma, frags, acc, turn, ahead, phase, cfg.go % STEPS)
+            issue_qk(s, mma, frags, acc, turn, ahead, phase)
+            # P's stores have had the time of the issue
+            cute.arch.fence_view_async_shared()
+            announce(s, stage)
             add_sums(p, row_sum)
-            if const_expr(cfg.go < STEPS):
-                if const_expr(cfg.go > 0):
-                    warpgroup.wait_group(1)
-                else:
-                    warpgroup.wait_group(0)
-                announce(s, stage)
             warpgroup.wait_group(0)
             stage = ahead
             blocks = blocks - 1
@@ -215,7 +233,8 @@ def attend(
         # again: held through the loop they would cost registers
         work = read_work(g, s, index)
         hide(cfg, g, s, acc, index, beyond, Int32(1))
-        weigh(cfg, g, acc, p, row_max, row_sum, s.drop[None, stage], p_at, stage)
+        weigh(cfg, g, acc, p, row_max, row_sum, s.factor[None, stage])
+        store_p(p_at, stage, p)
         add_sums(p, row_sum)
         stamp_round(cfg, g, Int32(1), 4)
         thread = fresh_thread() & 127

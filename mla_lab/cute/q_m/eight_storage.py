@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Float32, Int32, Int64, Uint8
+from cutlass import Float16, Float32, Int32, Int64
 
 from .storage import BLOCK, HEAD, RECORD_WORDS, RECORDS, Config
 
@@ -26,19 +26,17 @@ Q_BOXES = 7
 Q_STEPS = Q_BOXES * 64 // STEP
 
 
+#: log2 of the weight of a row's maximum, when that has just moved
+WEIGHT_LOG2 = 7.0
+
+
 @dataclass(frozen=True)
 class EightConfig(Config):
-    """What is compiled in; `go` counts k-steps of 32."""
+    """What is compiled in; `go` means nothing here."""
 
     dtype: str = "e4m3"
-    go: int = 4
     #: weights of up to 2**(7 + 1.75) = 430 of e4m3's 448
     lazy_log2: float = 1.75
-
-    @property
-    def weight_log2(self) -> float:
-        """log2 of the weight of a row's maximum."""
-        return 7.0
 
     @property
     def ring_bytes(self) -> int:
@@ -61,7 +59,7 @@ class EightShared:
     kv: cute.Tensor  # (64, 576, stage), 64-byte swizzle
     q: cute.Tensor  # (64, 448), 64-byte swizzle: on its way to registers
     q_tail: cute.Tensor  # (64, 128, 2): the last two boxes of the work tile's query, in turn
-    drop: cute.Tensor  # uint8 (64, stage): O is rescaled by 2**-drop before a tile's PV
+    factor: cute.Tensor  # fp16 (64, stage): of O before a tile's PV
     records: cute.Tensor  # int32 (14, 3): `Work` and the pages of its first block, by index % 3
     row_sum: cute.Tensor  # fp32 (64)
     row_max: cute.Tensor  # fp32 (64), base-2 units
@@ -80,8 +78,8 @@ def allocate(cfg: EightConfig, kv_layout, q_layout, tail_layout) -> EightShared:
     records = alloc.allocate_tensor(
         Int32, cute.make_layout((RECORD_WORDS, RECORDS)), byte_alignment=8
     )
-    drop = alloc.allocate_tensor(
-        Uint8, cute.make_layout((BLOCK, STAGES), stride=(1, BLOCK)), byte_alignment=64
+    factor = alloc.allocate_tensor(
+        Float16, cute.make_layout((BLOCK, STAGES), stride=(1, BLOCK)), byte_alignment=64
     )
     row_sum = alloc.allocate_tensor(Float32, cute.make_layout(BLOCK), byte_alignment=64)
     row_max = alloc.allocate_tensor(Float32, cute.make_layout(BLOCK), byte_alignment=64)
@@ -91,5 +89,5 @@ def allocate(cfg: EightConfig, kv_layout, q_layout, tail_layout) -> EightShared:
     )
     full, empty, p_full, free = (bars + i * STAGES for i in range(4))
     return EightShared(
-        kv, q, q_tail, drop, records, row_sum, row_max, full, empty, p_full, free, free + 1, free + 2
+        kv, q, q_tail, factor, records, row_sum, row_max, full, empty, p_full, free, free + 1, free + 2
     )

@@ -80,11 +80,6 @@ class Config:
         return EIGHT_DTYPES[self.out_dtype]
 
     @property
-    def weight_log2(self) -> float:
-        """log2 of the weight of a row's maximum."""
-        return 0.0
-
-    @property
     def ring_bytes(self) -> int:
         """KV stages, which a merge uses as its own."""
         return STAGES * STAGE * 2

@@ -91,24 +91,19 @@ def publish(c: Shape, s: Shared, acc: cute.Tensor, stage: Any, warp: Int32, lane
         )
 
 
-def load_step(base: Int32, m: int, k: int, a: cute.Tensor) -> None:
-    """V^T of slice m, 64 columns x the 32 tokens of step k, to the registers of operand A."""
-    words = cute.recast_tensor(a, Int32)
-    m0, m1, m2, m3 = cute.arch.inline_ptx(
-        "ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 { {$w0}, {$w1}, {$w2}, {$w3} }, "
-        f"[{{$r0}}+{m * BOX_BYTES + k * STEP * BOX}];",
-        write_only_types=[Int32] * 4,
-        read_only_args=[base],
-    )
-    for i, (x, y) in enumerate(((m0, m1), (m2, m3))):
-        for e, order in enumerate(ORDERS):
-            words[4 * k + 2 * i + e] = cute.arch.prmt(x, y, order)
-
-
 def load_slice(base: Int32, m: int, a: cute.Tensor) -> None:
-    """V^T of slice m, 64 columns x 64 tokens."""
+    """V^T of slice m, 64 columns x 64 tokens, to the registers of operand A."""
+    words = cute.recast_tensor(a, Int32)
     for k in range(STEPS):
-        load_step(base, m, k, a)
+        m0, m1, m2, m3 = cute.arch.inline_ptx(
+            "ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 { {$w0}, {$w1}, {$w2}, {$w3} }, "
+            f"[{{$r0}}+{m * BOX_BYTES + k * STEP * BOX}];",
+            write_only_types=[Int32] * 4,
+            read_only_args=[base],
+        )
+        for i, (x, y) in enumerate(((m0, m1), (m2, m3))):
+            for e, order in enumerate(ORDERS):
+                words[4 * k + 2 * i + e] = cute.arch.prmt(x, y, order)
 
 
 def issue_values(
@@ -171,13 +166,13 @@ def land(c: Shape, f: Any, factor: cute.Tensor) -> None:
             land_slice(c, f, factor, m)
 
 
-def put_two(dtype: Any, out: cute.Tensor, at: Int32, low: Float32, high: Float32) -> None:
+def put_two(c: Shape, out: cute.Tensor, at: Int32, low: Float32, high: Float32) -> None:
     """Two neighbouring columns of the result, from element `at` on, an even one."""
-    if dtype.width == 8:
+    if c.out_dtype.width == 8:
         pointer = cute.recast_ptr((out.iterator + at).align(2), dtype=Int16)
         cute.arch.store(pointer, round_two(low, high))
     else:
-        pair = cute.make_rmem_tensor(2, dtype)
-        pair[0], pair[1] = low.to(dtype), high.to(dtype)
+        pair = cute.make_rmem_tensor(2, c.out_dtype)
+        pair[0], pair[1] = low.to(c.out_dtype), high.to(c.out_dtype)
         pointer = (out.iterator + at).align(4)
         cute.autovec_copy(pair, cute.make_tensor(pointer, cute.make_layout(2)))

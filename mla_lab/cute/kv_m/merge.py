@@ -91,7 +91,7 @@ def merge_quad(
         if const_expr(c.eight):
             for e in cutlass.range_constexpr(0, 4, 2):
                 low, high = acc[e] * inverse * g.out_scale, acc[e + 1] * inverse * g.out_scale
-                fp8.put_two(c.out_dtype, g.out, at + e, low, high)
+                fp8.put_two(c, g.out, at + e, low, high)
         else:
             result = cute.make_rmem_tensor(4, c.out_dtype)
             for e in cutlass.range_constexpr(4):

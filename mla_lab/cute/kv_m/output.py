@@ -157,7 +157,7 @@ def store_row(
 ):  # fmt: skip
     """Two neighbouring columns of a result's row."""
     if there:
-        fp8.put_two(c.out_dtype, g.out, row * LATENT_DIM + col, low, high)
+        fp8.put_two(c, g.out, row * LATENT_DIM + col, low, high)
 
 
 def unit_place(c: Shape, unit: Int32, rank: Int32) -> tuple[Int32, Int32]:

@@ -65,17 +65,15 @@ def release(cfg: cutlass.Constexpr[Config], s: Shared, stage, lane):
 
 
 @cute.jit
-def clear_rows(s: Shared, start, box: cutlass.Constexpr[int], first, thread):
-    """Zero the V rows of a tile, `start` bytes into the ring, from row `first` on: an unread slot
-    may hold NaN, and 0 x NaN is NaN in the matrix unit. The swizzle of a box, of `box` bytes,
-    permutes within a row."""
+def clear_values(s: Shared, stage, first, thread):
+    """Zero the V rows of a tile from row `first` on: an unread slot may hold NaN, and 0 x NaN is
+    NaN in the matrix unit. Rows are 128 B inside a box; the swizzle permutes within a row."""
     zero = cute.make_rmem_tensor(4, Int32)
     zero.fill(0)
     base = cute.make_ptr(Int32, s.kv.iterator.toint(), cute.AddressSpace.smem, assumed_align=16)
-    pieces = box // BLOCK // 16
-    for i in cutlass.range(first * pieces + thread, BLOCK * pieces, 128, unroll=1):
-        for n in cutlass.range_constexpr(LATENT // 64):
-            at = (base + (start + n * box) // 4 + i * 4).align(16)
+    for i in cutlass.range(first * 8 + thread, BLOCK * 8, 128, unroll=1):
+        for box in cutlass.range_constexpr(LATENT // 64):
+            at = (base + (stage * STAGE + box * BLOCK * 64) // 2 + i * 4).align(16)
             cute.autovec_copy(zero, cute.make_tensor(at, cute.make_layout(4)))
 
 
@@ -425,7 +423,7 @@ def attend(cfg: cutlass.Constexpr[Config], g: Globals, s: Shared, mma: Mmas, pla
         lane, row = thread & 31, own_row(thread)
         tail = work.kv_len - (work.end - 1) * BLOCK
         if tail < BLOCK:
-            clear_rows(s, stage * (STAGE * 2), BOX * 2, cutlass.max(tail, Int32(0)), thread)
+            clear_values(s, stage, cutlass.max(tail, Int32(0)), thread)
         cute.arch.mbarrier_wait(s.free, (phases >> FREE) & 1)
         phases = phases ^ (1 << FREE)
         publish_sums(cfg, g, s, work, row_max, row_sum, row, lane)

@@ -30,7 +30,7 @@ from __future__ import annotations
 import cutlass
 import cutlass.cute as cute
 import cutlass.utils.hopper_helpers as sm90
-from cutlass import Float32, Int32, const_expr
+from cutlass import Float32, const_expr
 from cutlass.cute.nvgpu import OperandMajorMode, cpasync, warpgroup
 
 from .eight_accumulate import accumulate
@@ -130,7 +130,11 @@ class EightRowsOnM(QueryRowsOnM):
                 sm90.make_trivial_tiled_mma(
                     element, element, major, major, Float32, (1, 1, 1), (64, n), a_source=source
                 )
-                for n, source in ((BLOCK, smem), (BLOCK, registers), (BLOCK // 2, registers))
+                for n, source in (
+                    (BLOCK, smem),
+                    (BLOCK, registers),
+                    (BLOCK // cfg.parts, registers),
+                )
             )
         )
         lse = cute.make_tensor(lse.iterator, cute.make_layout(cute.size(lse.shape)))

@@ -12,15 +12,14 @@ from __future__ import annotations
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Float16, Float32, Int32, const_expr
+from cutlass import Float16, Float32, Int32
 from cutlass.cute.nvgpu import warpgroup
 
+from ..eight_bits import join, round_two
 from ..extras import scale_now
 from ..hopper import fresh_thread
-from ..kv_m.fp8 import join, round_two
 from .attend import (
     announce,
-    clear_rows,
     open_rows,
     publish_pair,
     publish_sums,
@@ -28,7 +27,17 @@ from .attend import (
     row_top,
     select,
 )
-from .eight_storage import BOX, Q_STEPS, ROPE_BOX, STAGE, STAGES, STEPS, WEIGHT_LOG2, EightConfig, EightShared
+from .eight_storage import (
+    BOX,
+    Q_STEPS,
+    ROPE_BOX,
+    STAGE,
+    STAGES,
+    STEPS,
+    WEIGHT_LOG2,
+    EightConfig,
+    EightShared,
+)
 from .masking import hide, open_positions, own_row
 from .storage import BLOCK, Globals, Mmas
 from .work import Plan, read_work, stamp_round
@@ -66,8 +75,25 @@ def store_p(address, stage, words):
         cute.arch.inline_ptx(
             "{ .reg .b32 at; xor.b32 at, {$r0}, " + str(step << 5) + "; add.u32 at, at, {$r1};"
             "stmatrix.sync.aligned.m8n8.x4.shared.b16 [at], { {$r2}, {$r3}, {$r4}, {$r5} }; }",
-            read_only_args=[address, Int32(stage * STAGE), *(words[4 * step + i] for i in range(4))],
+            read_only_args=[
+                address,
+                Int32(stage * STAGE),
+                *(words[4 * step + i] for i in range(4)),
+            ],
         )
+
+
+@cute.jit
+def clear_rows(s: EightShared, stage, first, thread):
+    """Zero the V rows of a tile from row `first` on: an unread slot may hold NaN, and 0 x NaN is
+    NaN in the matrix unit. The swizzle permutes within a row of 64 bytes."""
+    zero = cute.make_rmem_tensor(4, Int32)
+    zero.fill(0)
+    base = cute.make_ptr(Int32, s.kv.iterator.toint(), cute.AddressSpace.smem, assumed_align=16)
+    for i in cutlass.range(first * 4 + thread, BLOCK * 4, 128, unroll=1):
+        for box in cutlass.range_constexpr(ROPE_BOX):
+            at = (base + (stage * STAGE + box * BOX) // 4 + i * 4).align(16)
+            cute.autovec_copy(zero, cute.make_tensor(at, cute.make_layout(4)))
 
 
 def sum_word(word):
@@ -130,9 +156,7 @@ def round_weights(scale, acc, row_max, p):
 
 
 @cute.jit
-def weigh(
-    cfg: cutlass.Constexpr[EightConfig], g: Globals, acc, p, row_max, row_sum, factor
-):
+def weigh(cfg: cutlass.Constexpr[EightConfig], g: Globals, acc, p, row_max, row_sum, factor):
     """p <- weights against a maximum that moves rarely.
 
     They are made before it is known whether it moves: most often it does not, and the search for
@@ -240,7 +264,7 @@ def attend(
         thread = fresh_thread() & 127
         tail = work.kv_len - (work.end - 1) * BLOCK
         if tail < BLOCK:
-            clear_rows(s, stage * STAGE, BOX, cutlass.max(tail, Int32(0)), thread)
+            clear_rows(s, stage, cutlass.max(tail, Int32(0)), thread)
         cute.arch.mbarrier_wait(s.free, (index - plan.first) & 1)
         publish_sums(cfg, g, s, work, row_max, row_sum, own_row(thread), thread & 31)
         cute.arch.fence_view_async_shared()

@@ -37,6 +37,8 @@ class EightConfig(Config):
     dtype: str = "e4m3"
     #: weights of up to 2**(7 + 1.75) = 430 of e4m3's 448
     lazy_log2: float = 1.75
+    #: parts of the rows whose products are apart
+    parts: int = 1
 
     @property
     def ring_bytes(self) -> int:
@@ -89,5 +91,17 @@ def allocate(cfg: EightConfig, kv_layout, q_layout, tail_layout) -> EightShared:
     )
     full, empty, p_full, free = (bars + i * STAGES for i in range(4))
     return EightShared(
-        kv, q, q_tail, factor, records, row_sum, row_max, full, empty, p_full, free, free + 1, free + 2
+        kv,
+        q,
+        q_tail,
+        factor,
+        records,
+        row_sum,
+        row_max,
+        full,
+        empty,
+        p_full,
+        free,
+        free + 1,
+        free + 2,
     )

@@ -6,7 +6,7 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Int32, const_expr
 
-from ..kv_m.fp8 import put_two
+from ..eight_bits import put_two
 from .attend import select
 from .storage import LATENT, Config, Globals, Work
 

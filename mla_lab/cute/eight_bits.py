@@ -29,20 +29,19 @@ def join(low: Int16, high: Int16) -> Int32:
     )
 
 
-def load_slice(base: Int32, a: cute.Tensor) -> None:
-    """V^T of 64 columns and 64 tokens to the registers of operand A; a lane's row of V, of boxes of
-    64 bytes a token, lies at `base`."""
+def load_step(base: Int32, offset: int, k: int, a: cute.Tensor) -> None:
+    """V^T of 64 columns and the 32 tokens of step k to the registers of operand A; a lane's row of
+    V, of boxes of 64 bytes a token, lies at `base` + `offset`."""
     words = cute.recast_tensor(a, Int32)
-    for k in range(2):
-        m0, m1, m2, m3 = cute.arch.inline_ptx(
-            "ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 { {$w0}, {$w1}, {$w2}, {$w3} }, "
-            f"[{{$r0}}+{k * STEP * 64}];",
-            write_only_types=[Int32] * 4,
-            read_only_args=[base],
-        )
-        for i, (x, y) in enumerate(((m0, m1), (m2, m3))):
-            for e, order in enumerate(ORDERS):
-                words[4 * k + 2 * i + e] = cute.arch.prmt(x, y, order)
+    m0, m1, m2, m3 = cute.arch.inline_ptx(
+        "ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 { {$w0}, {$w1}, {$w2}, {$w3} }, "
+        f"[{{$r0}}+{offset + k * STEP * 64}];",
+        write_only_types=[Int32] * 4,
+        read_only_args=[base],
+    )
+    for i, (x, y) in enumerate(((m0, m1), (m2, m3))):
+        for e, order in enumerate(ORDERS):
+            words[2 * i + e] = cute.arch.prmt(x, y, order)
 
 
 def put_two(dtype: Any, out: cute.Tensor, at: Int32, low: Float32, high: Float32) -> None:

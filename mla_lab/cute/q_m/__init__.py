@@ -67,7 +67,7 @@ def static_facts(config: KernelConfig) -> Config:
         scales=config.option("scales"),
         tree=int(tree),
         skip=config.option("skip"),
-        **({"parts": config.option("parts", kind.parts)} if eight else {}),
+        **({o: config.option(o, getattr(kind, o)) for o in ("products",)} if eight else {}),
     )
     if facts.stamps and facts.features:
         raise unsupported("options", "stamps with features", "one of them")

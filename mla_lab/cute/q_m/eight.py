@@ -43,7 +43,7 @@ from .work import open_plan, stamp
 
 THREADS = 512
 #: registers a thread by role, out of 128 a thread at the launch
-ATTEND_REGISTERS, ACCUMULATE_REGISTERS, LOAD_REGISTERS = 120, 184, 24
+ATTEND_REGISTERS, ACCUMULATE_REGISTERS, LOAD_REGISTERS = 152, 168, 24
 
 
 @cute.jit
@@ -95,7 +95,7 @@ def decode_kernel(
         cute.arch.setmaxregister_increase(ACCUMULATE_REGISTERS)
         accumulate(cfg, g, s, mma, plan, rank)
     elif warp_idx < 12:
-        cute.arch.setmaxregister_decrease(ATTEND_REGISTERS)
+        cute.arch.setmaxregister_increase(ATTEND_REGISTERS)
         attend(cfg, g, s, mma, plan, rank)
     else:
         cute.arch.setmaxregister_decrease(LOAD_REGISTERS)
@@ -124,19 +124,13 @@ class EightRowsOnM(QueryRowsOnM):
         tail_layout = cute.tile_to_shape(atom, (BLOCK, 64 * (BOXES - Q_BOXES), 2), (0, 1, 2))
         box_layout = cute.tile_to_shape(atom, (BLOCK, 64), (0, 1))
         major = OperandMajorMode.K
-        smem, registers = warpgroup.OperandSource.SMEM, warpgroup.OperandSource.RMEM
-        mma = Mmas(
-            *(
-                sm90.make_trivial_tiled_mma(
-                    element, element, major, major, Float32, (1, 1, 1), (64, n), a_source=source
-                )
-                for n, source in (
-                    (BLOCK, smem),
-                    (BLOCK, registers),
-                    (BLOCK // cfg.parts, registers),
-                )
+        smem, registers = (
+            sm90.make_trivial_tiled_mma(
+                element, element, major, major, Float32, (1, 1, 1), (BLOCK, BLOCK), a_source=source
             )
+            for source in (warpgroup.OperandSource.SMEM, warpgroup.OperandSource.RMEM)
         )
+        mma = Mmas(smem, registers, registers)
         lse = cute.make_tensor(lse.iterator, cute.make_layout(cute.size(lse.shape)))
         columns = (64, BOXES)
         q_view = cute.make_tensor(

@@ -18,11 +18,11 @@ import cutlass.cute as cute
 from cutlass import Float16, Float32, Int32, const_expr
 from cutlass.cute.nvgpu import warpgroup
 
-from ..eight_bits import load_slice
+from ..eight_bits import load_step
 from ..extras import with_scales
 from ..hopper import fresh_thread, load2, pack2
 from .attend import release, select
-from .eight_storage import BOX, ROPE_BOX, STAGE, STAGES, EightConfig, EightShared
+from .eight_storage import BOX, ROPE_BOX, STAGE, EightConfig, EightShared, next_stage
 from .merge import arrive, merge
 from .output import store_pair, store_row_lse
 from .partials import REGION, words_at
@@ -64,16 +64,6 @@ def fade(s: EightShared, acc: cute.Tensor, stage):
             acc[at] = acc[at] * f[x % 2]
 
 
-@cute.jit
-def next_stage(stage: Int32, phase: Int32):
-    """The stage after, and the parity of its barriers then."""
-    stage = stage + 1
-    if stage == STAGES:
-        stage = Int32(0)
-        phase = phase ^ 1
-    return stage, phase
-
-
 def values_at(s: EightShared):
     """Where a lane's row of V^T lies in stage 0: token `lane` of 32, of the warp's 16 columns of a
     slice."""
@@ -83,57 +73,27 @@ def values_at(s: EightShared):
     return Int32(s.kv.iterator.toint()) + half + (tid & 31) * 64 + (chunk << 4)
 
 
-def issue(mma: Mmas, product, v, r_p, stage):
-    """V^T P^T of a slice and a part of the rows, a group of its own."""
-    atom = cute.make_mma_atom(mma.pv.op)
-    atom.set(warpgroup.Field.ACCUMULATE, False)
-    warpgroup.fence()
-    for k in range(2):
-        cute.gemm(atom, product, v[None, None, k], r_p[None, None, k, stage], product)
-        atom.set(warpgroup.Field.ACCUMULATE, True)
-    warpgroup.commit_group()
-
-
-def land(acc, product, at):
-    """Add a product to O^T, whose first accumulator of it is `at`."""
-    for x in range(cute.size(product)):
-        acc[at + x] = acc[at + x] + product[x]
-
-
 @cute.jit
-def ask_ahead(s: EightShared, values, stage, phase, ahead, v):
-    """The first slice of V^T of a tile, as soon as its keys are there."""
-    if ahead:
-        cute.arch.mbarrier_wait(s.full + stage, phase)
-        load_slice(values + stage * STAGE, v[0])
-
-
-@cute.jit
-def add_tile(
-    cfg: cutlass.Constexpr[EightConfig], s: EightShared, mma: Mmas, acc, products, v, r_p, values,
-    stage, after, phase, ahead,
-):  # fmt: skip
-    """O^T, times its rows' factors, + V^T P^T of one tile, whose first slice is in v[0].
-
-    By parts of the rows: while one is added, another is under way. The first slice of the tile in
-    stage `after` is asked for at the end where it is `ahead`: V is there long before P.
-    """
+def add_tile(s: EightShared, mma: Mmas, acc, v, r_p, values, stage):
+    """O^T, times its rows' factors, + V^T P^T of one tile, by steps of 64 columns and 32 tokens;
+    operand A of two steps is held."""
     factors = two_factors(s, stage, 2 * (fresh_thread() & 31))
     if cute.arch.vote_any_sync(factors != NOTHING):
         fade(s, acc, stage)
     base = values + stage * STAGE
-    parts, size = cfg.parts, 32 // cfg.parts
-    for n in cutlass.range_constexpr(parts):
-        issue(mma, products[n], v[0], r_p[n], stage)
-    for m in cutlass.range_constexpr(SLICES):
-        if const_expr(m + 1 < SLICES):
-            load_slice(base + (m + 1) * BOX, v[(m + 1) % 2])
-        for n in cutlass.range_constexpr(parts):
-            warpgroup.wait_group(parts - 1 if m + 1 < SLICES else parts - 1 - n)
-            land(acc, products[n], 32 * m + size * n)
-            if const_expr(m + 1 < SLICES):
-                issue(mma, products[n], v[(m + 1) % 2], r_p[n], stage)
-    ask_ahead(s, values, after, phase, ahead, v)
+    shape = cute.make_layout(mma.pv.partition_shape_C((64, 64)))
+    atom = cute.make_mma_atom(mma.pv.op)
+    atom.set(warpgroup.Field.ACCUMULATE, True)
+    for i in cutlass.range_constexpr(2 * SLICES):
+        m, k = i // 2, i % 2
+        if const_expr(i > 1):
+            warpgroup.wait_group(1)
+        load_step(base, m * BOX, k, v[k])
+        product = cute.make_tensor(acc.iterator + 32 * m, shape)
+        warpgroup.fence()
+        cute.gemm(atom, product, v[k][None, None, 0], r_p[None, None, k, stage], product)
+        warpgroup.commit_group()
+    warpgroup.wait_group(0)
 
 
 def inverses(s: EightShared, j):
@@ -261,15 +221,10 @@ def accumulate(
     cfg: cutlass.Constexpr[EightConfig], g: Globals, s: EightShared, mma: Mmas, plan: Plan, rank
 ):
     """Per work tile: V^T P^T tile by tile as P is announced."""
-    parts = cfg.parts
-    p_boxes = [cute.local_tile(s.kv, (64 // parts, 64), (n, ROPE_BOX, None)) for n in range(parts)]
-    r_p = [mma.pv.make_fragment_B(mma.pv.get_slice(0).partition_B(box)) for box in p_boxes]
+    p_box = cute.local_tile(s.kv, (64, 64), (0, ROPE_BOX, None))
+    r_p = mma.pv.make_fragment_B(mma.pv.get_slice(0).partition_B(p_box))
     acc = cute.make_rmem_tensor(32 * SLICES, Float32)
-    products = [
-        cute.make_rmem_tensor(mma.pv.partition_shape_C((64, 64 // parts)), Float32)
-        for _ in range(parts)
-    ]
-    v = [cute.make_rmem_tensor(mma.pv.partition_shape_A((64, 64)), cfg.element) for _ in range(2)]
+    v = [cute.make_rmem_tensor(mma.pv.partition_shape_A((64, 32)), cfg.element) for _ in range(2)]
     first, last = plan.first, plan.last
     values = values_at(s)
     cute.arch.mbarrier_arrive(s.free)
@@ -278,26 +233,18 @@ def accumulate(
         acc.fill(0.0)
         left = cutlass.max(g.tiles[index, 3] - g.tiles[index, 2], 1)
         left = cute.arch.make_warp_uniform(left)
-        ask_ahead(s, values, stage, phase, left > 1, v)
         while left > 0:
             left = cute.arch.make_warp_uniform(left)
             stage = cute.arch.make_warp_uniform(stage)
             cute.arch.mbarrier_wait(s.p_full + stage, phase)
             stamp_round(cfg, g, left, 5)
-            # V of the last tile may be cleared until its P is there
-            if left == 1:
-                load_slice(values + stage * STAGE, v[0])
-            after, turn = next_stage(stage, phase)
-            ahead = left > 2
-            add_tile(
-                cfg, s, mma, acc, products, v, r_p, values, stage, after, turn, ahead
-            )
+            add_tile(s, mma, acc, v, r_p, values, stage)
             stamp_round(cfg, g, left, 6)
             stamp_round(cfg, g, left, 7)
             cute.arch.sync_warp()
             release(cfg, s, stage, cute.arch.lane_idx())
             left = left - 1
-            stage, phase = after, turn
+            stage, phase = next_stage(stage, phase)
         stamp(cfg, g, 3)
         finish(cfg, g, s, acc, index, rank)
         stamp(cfg, g, 4)

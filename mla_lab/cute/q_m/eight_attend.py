@@ -32,11 +32,11 @@ from .eight_storage import (
     Q_STEPS,
     ROPE_BOX,
     STAGE,
-    STAGES,
     STEPS,
     WEIGHT_LOG2,
     EightConfig,
     EightShared,
+    next_stage,
 )
 from .masking import hide, open_positions, own_row
 from .storage import BLOCK, Globals, Mmas
@@ -143,15 +143,44 @@ def raise_maxima(
     publish_pair(factor, row, lane, fade[0], fade[1])
 
 
-def round_weights(scale, acc, row_max, p):
+#: c0 + c1 f + c2 f^2 is 2^f to 2e-3 for |f| <= 1/2: a thirtieth of what e4m3 rounds by
+POLYNOMIAL = (1.000443, 0.703443, 0.238426)
+#: adding it leaves the nearest whole number in the last bits
+WHOLE = 12582912.0
+
+
+def exp2_by_products(x):
+    """2**x of x <= 126 without the unit for exponentials, which gives 16 a clock; what is below
+    2**-24 is that."""
+    x = cute.arch.fmax(x, Float32(-24.0))
+    shifted = x + Float32(WHOLE)
+    f = x - (shifted - Float32(WHOLE))
+    c0, c1, c2 = (Float32(c) for c in POLYNOMIAL)
+    value = c0 + f * (c1 + f * c2)
+    return cute.arch.inline_ptx(
+        "{ .reg .b32 n; shl.b32 n, {$r1}, 23; add.s32 {$w0}, n, {$r0}; }",
+        write_only_types=[Float32],
+        read_only_args=[value, shifted],
+    )
+
+
+def exponentials(cfg, scale, acc, row_max, h, places):
+    """Weights of four scores; by products for the last ones."""
+    found = []
+    for n, at in enumerate(places):
+        x = acc[at] * scale - row_max[h]
+        by_products = n >= 4 - cfg.products
+        found.append(exp2_by_products(x) if by_products else cute.math.exp2(x, fastmath=True))
+    return found
+
+
+def round_weights(cfg, scale, acc, row_max, p):
     """Weights of e4m3, four a word: by 16 tokens, then half. The scores stay as they are."""
     for i in range(cute.size(acc) // 8):
         for h in range(2):
             x = 8 * i + 2 * h
-            a, b, c, d = (
-                cute.math.exp2(acc[at] * scale - row_max[h], fastmath=True)
-                for at in (x, x + 4, x + 1, x + 5)
-            )
+            places = (x, x + 4, x + 1, x + 5)
+            a, b, c, d = exponentials(cfg, scale, acc, row_max, h, places)
             p[2 * i + h] = join(round_two(a, b), round_two(c, d))
 
 
@@ -163,7 +192,7 @@ def weigh(cfg: cutlass.Constexpr[EightConfig], g: Globals, acc, p, row_max, row_
     the greatest score runs beside the exponentials, which the card makes slowly.
     """
     scale = scale_now(cfg, g)
-    round_weights(scale, acc, row_max, p)
+    round_weights(cfg, scale, acc, row_max, p)
     over = cute.arch.fmax(
         row_top(acc, 0) * scale - row_max[0], row_top(acc, 1) * scale - row_max[1]
     )
@@ -171,7 +200,7 @@ def weigh(cfg: cutlass.Constexpr[EightConfig], g: Globals, acc, p, row_max, row_
     lane, row = tid & 31, own_row(tid)
     if cute.arch.vote_any_sync(over > Float32(WEIGHT_LOG2 + cfg.lazy_log2)):
         raise_maxima(cfg, scale, acc, row_max, row_sum, factor, row, lane)
-        round_weights(scale, acc, row_max, p)
+        round_weights(cfg, scale, acc, row_max, p)
     else:
         publish_pair(factor, row, lane, Float16(1.0), Float16(1.0))
 
@@ -185,7 +214,7 @@ def add_sums(p, row_sum):
 
 
 def issue_qk(s, mma, frags, acc, turn, stage, phase):
-    """All k-steps of a tile."""
+    """All k-steps of a tile, once its keys are there."""
     r_q, r_tail, r_k = frags
     rs, ss = cute.make_mma_atom(mma.qk_rs.op), cute.make_mma_atom(mma.qk.op)
     rs.set(warpgroup.Field.ACCUMULATE, False)
@@ -203,17 +232,36 @@ def issue_qk(s, mma, frags, acc, turn, stage, phase):
 
 
 @cute.jit
+def attend_tile(
+    cfg: cutlass.Constexpr[EightConfig], g: Globals, s: EightShared, acc, p, row_max, row_sum, p_at,
+    stage, index, beyond, blocks,
+):  # fmt: skip
+    """Scores of a tile that is not the work tile's last become P, announced."""
+    stamp_round(cfg, g, blocks, 3)
+    hide(cfg, g, s, acc, index, beyond, blocks)
+    weigh(cfg, g, acc, p, row_max, row_sum, s.factor[None, stage])
+    store_p(p_at, stage, p)
+    cute.arch.fence_view_async_shared()
+    announce(s, stage)
+    stamp_round(cfg, g, blocks, 4)
+    add_sums(p, row_sum)
+
+
+@cute.jit
 def attend(
     cfg: cutlass.Constexpr[EightConfig], g: Globals, s: EightShared, mma: Mmas, plan: Plan, rank
 ):
-    """Per work tile: Q to registers, then softmax(t), P(t) out, QK(t + 1) issued, go for PV(t)."""
+    """Per work tile: Q to registers, then QK(t + 1) issued, softmax(t) under it, P(t) out.
+
+    Scores of two tiles are held, in turn."""
     tid, _, _ = cute.arch.thread_idx()
     w = cute.arch.make_warp_uniform(tid % 128 // 32)
     r_k = mma.qk_rs.make_fragment_B(mma.qk_rs.get_slice(0).partition_B(s.kv))
     r_q = cute.make_rmem_tensor(mma.qk_rs.partition_shape_A((64, Q_STEPS * 32)), cfg.element)
     r_tail = mma.qk.make_fragment_A(mma.qk.get_slice(0).partition_A(s.q_tail))
     frags = (r_q, r_tail, r_k)
-    acc = cute.make_rmem_tensor(mma.qk_rs.partition_shape_C((64, 64)), Float32)
+    shape = mma.qk_rs.partition_shape_C((64, 64))
+    scores = [cute.make_rmem_tensor(shape, Float32) for _ in range(2)]
     p_at = row_address(Int32(s.kv.iterator.toint()) + ROPE_BOX * BOX, 3, 4)
     p = cute.make_rmem_tensor(8, Int32)
     row_max = cute.make_rmem_tensor(2, Float32)
@@ -221,7 +269,7 @@ def attend(
     stage, phase = Int32(0), Int32(0)
     for index in cutlass.range(plan.first, plan.last, unroll=1):
         cute.arch.mbarrier_wait(s.q_full, (index - plan.first) & 1)
-        turn = cute.arch.make_warp_uniform((index - plan.first) & 1)
+        kept = cute.arch.make_warp_uniform((index - plan.first) & 1)
         take_q(s, r_q)
         cute.arch.sync_warp()
         with cute.arch.elect_one():
@@ -231,36 +279,35 @@ def attend(
         beyond = cute.arch.make_warp_uniform(open_positions(cfg, g, work, 16 * w))
         blocks = cute.arch.make_warp_uniform(work.end - work.begin)
         stage = cute.arch.make_warp_uniform(stage)
-        issue_qk(s, mma, frags, acc, turn, stage, phase)
+        issue_qk(s, mma, frags, scores[0], kept, stage, phase)
         warpgroup.wait_group(0)
-        stamp_round(cfg, g, blocks, 3)
-        while blocks > 1:
-            stage = cute.arch.make_warp_uniform(stage)
-            hide(cfg, g, s, acc, index, beyond, blocks)
-            weigh(cfg, g, acc, p, row_max, row_sum, s.factor[None, stage])
-            store_p(p_at, stage, p)
-            stamp_round(cfg, g, blocks, 4)
-            stamp_round(cfg, g, blocks - 1, 2)
-            ahead = stage + 1
-            if ahead == STAGES:
-                ahead = Int32(0)
-                phase = phase ^ 1
-            issue_qk(s, mma, frags, acc, turn, ahead, phase)
-            # P's stores have had the time of the issue
-            cute.arch.fence_view_async_shared()
-            announce(s, stage)
-            add_sums(p, row_sum)
+        while blocks > 2:
+            for turn in cutlass.range_constexpr(2):
+                stage = cute.arch.make_warp_uniform(stage)
+                ahead, phase = next_stage(stage, phase)
+                issue_qk(s, mma, frags, scores[1 - turn], kept, ahead, phase)
+                attend_tile(
+                    cfg, g, s, scores[turn], p, row_max, row_sum, p_at, stage, index, beyond, blocks
+                )
+                warpgroup.wait_group(0)
+                stage = ahead
+                blocks = blocks - 1
+        if blocks == 2:
+            ahead, phase = next_stage(stage, phase)
+            issue_qk(s, mma, frags, scores[1], kept, ahead, phase)
+            attend_tile(
+                cfg, g, s, scores[0], p, row_max, row_sum, p_at, stage, index, beyond, blocks
+            )
             warpgroup.wait_group(0)
             stage = ahead
-            blocks = blocks - 1
-            stamp_round(cfg, g, blocks, 3)
+            for i in cutlass.range_constexpr(cute.size(scores[0])):
+                scores[0][i] = scores[1][i]
         # again: held through the loop they would cost registers
         work = read_work(g, s, index)
-        hide(cfg, g, s, acc, index, beyond, Int32(1))
-        weigh(cfg, g, acc, p, row_max, row_sum, s.factor[None, stage])
+        hide(cfg, g, s, scores[0], index, beyond, Int32(1))
+        weigh(cfg, g, scores[0], p, row_max, row_sum, s.factor[None, stage])
         store_p(p_at, stage, p)
         add_sums(p, row_sum)
-        stamp_round(cfg, g, Int32(1), 4)
         thread = fresh_thread() & 127
         tail = work.kv_len - (work.end - 1) * BLOCK
         if tail < BLOCK:
@@ -269,7 +316,4 @@ def attend(
         publish_sums(cfg, g, s, work, row_max, row_sum, own_row(thread), thread & 31)
         cute.arch.fence_view_async_shared()
         announce(s, stage)
-        stage = stage + 1
-        if stage == STAGES:
-            stage = Int32(0)
-            phase = phase ^ 1
+        stage, phase = next_stage(stage, phase)

@@ -12,7 +12,7 @@ import cutlass.cute as cute
 from cutlass import Int16, Int32, Int64, const_expr
 from cutlass.cute.nvgpu import cpasync
 
-from .eight_storage import BOX, BOXES, Q_BOXES, STAGE, STAGES, EightConfig, EightShared
+from .eight_storage import BOX, BOXES, Q_BOXES, STAGE, STAGES, EightConfig, EightShared, next_stage
 from .load import block_pages
 from .storage import BLOCK, EVICT_FIRST, FIRST_PAGE, RECORDS, Globals, Work
 from .work import Plan, first_pages, plan_words, read_work, record, stamp_round
@@ -124,7 +124,4 @@ def load(cfg: cutlass.Constexpr[EightConfig], g: Globals, s: EightShared, plan: 
             stamp_round(cfg, g, work.end - block, 0)
             load_tile(cfg, g, s, block, stage, checked, rank)
             stamp_round(cfg, g, work.end - block, 1)
-            stage = stage + 1
-            if stage == STAGES:
-                stage = Int32(0)
-                phase = phase ^ 1
+            stage, phase = next_stage(stage, phase)

@@ -21,11 +21,9 @@ ROPE_BOX = 8
 STEP = 32
 STEPS = HEAD // STEP
 #: column boxes of Q that the attend group holds in registers; the others are read from shared
-#: memory: with all of them the group needs 136 registers, which the accumulate groups lack
+#: memory: beside the scores of two tiles there are no registers for all
 Q_BOXES = 7
 Q_STEPS = Q_BOXES * 64 // STEP
-
-
 #: log2 of the weight of a row's maximum, when that has just moved
 WEIGHT_LOG2 = 7.0
 
@@ -37,8 +35,8 @@ class EightConfig(Config):
     dtype: str = "e4m3"
     #: weights of up to 2**(7 + 1.75) = 430 of e4m3's 448
     lazy_log2: float = 1.75
-    #: parts of the rows whose products are apart
-    parts: int = 1
+    #: exponentials of four that are made of products
+    products: int = 0
 
     @property
     def ring_bytes(self) -> int:
@@ -92,9 +90,8 @@ def allocate(cfg: EightConfig, kv_layout, q_layout, tail_layout) -> EightShared:
     full, empty, p_full, free = (bars + i * STAGES for i in range(4))
     return EightShared(
         kv,
-        q,
-        q_tail,
-        factor,
+        q, q_tail,
+            factor,
         records,
         row_sum,
         row_max,
@@ -105,3 +102,13 @@ def allocate(cfg: EightConfig, kv_layout, q_layout, tail_layout) -> EightShared:
         free + 1,
         free + 2,
     )
+
+
+@cute.jit
+def next_stage(stage: Int32, phase: Int32):
+    """The stage after, and the parity of its barriers then."""
+    stage = stage + 1
+    if stage == STAGES:
+        stage = Int32(0)
+        phase = phase ^ 1
+    return stage, phase

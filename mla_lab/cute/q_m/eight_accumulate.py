@@ -30,6 +30,8 @@ from .storage import BLOCK, LATENT, LN2, Globals, Mmas, Work
 from .work import Plan, read_work, stamp, stamp_round
 
 SLICES = 4
+#: steps whose operand A is held
+HELD = 3
 #: log2 of what fp16 partials are multiplied by: no result passes 448, the greatest V
 PARTIAL_LOG2 = 7
 
@@ -76,7 +78,7 @@ def values_at(s: EightShared):
 @cute.jit
 def add_tile(s: EightShared, mma: Mmas, acc, v, r_p, values, stage):
     """O^T, times its rows' factors, + V^T P^T of one tile, by steps of 64 columns and 32 tokens;
-    operand A of two steps is held."""
+    operand A of `HELD` steps is held."""
     factors = two_factors(s, stage, 2 * (fresh_thread() & 31))
     if cute.arch.vote_any_sync(factors != NOTHING):
         fade(s, acc, stage)
@@ -85,13 +87,13 @@ def add_tile(s: EightShared, mma: Mmas, acc, v, r_p, values, stage):
     atom = cute.make_mma_atom(mma.pv.op)
     atom.set(warpgroup.Field.ACCUMULATE, True)
     for i in cutlass.range_constexpr(2 * SLICES):
-        m, k = i // 2, i % 2
-        if const_expr(i > 1):
-            warpgroup.wait_group(1)
-        load_step(base, m * BOX, k, v[k])
+        m, k, a = i // 2, i % 2, v[i % HELD]
+        if const_expr(i >= HELD):
+            warpgroup.wait_group(HELD - 1)
+        load_step(base, m * BOX, k, a)
         product = cute.make_tensor(acc.iterator + 32 * m, shape)
         warpgroup.fence()
-        cute.gemm(atom, product, v[k][None, None, 0], r_p[None, None, k, stage], product)
+        cute.gemm(atom, product, a[None, None, 0], r_p[None, None, k, stage], product)
         warpgroup.commit_group()
     warpgroup.wait_group(0)
 
@@ -224,7 +226,7 @@ def accumulate(
     p_box = cute.local_tile(s.kv, (64, 64), (0, ROPE_BOX, None))
     r_p = mma.pv.make_fragment_B(mma.pv.get_slice(0).partition_B(p_box))
     acc = cute.make_rmem_tensor(32 * SLICES, Float32)
-    v = [cute.make_rmem_tensor(mma.pv.partition_shape_A((64, 32)), cfg.element) for _ in range(2)]
+    v = [cute.make_rmem_tensor(mma.pv.partition_shape_A((64, 32)), cfg.element) for _ in range(HELD)]
     first, last = plan.first, plan.last
     values = values_at(s)
     cute.arch.mbarrier_arrive(s.free)

@@ -12,11 +12,11 @@ from __future__ import annotations
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Float16, Float32, Int32
+from cutlass import Float16, Float32, Int32, const_expr
 from cutlass.cute.nvgpu import warpgroup
 
 from ..eight_bits import join, round_two
-from ..extras import scale_now
+from ..extras import with_scales
 from ..hopper import fresh_thread
 from .attend import (
     announce,
@@ -185,13 +185,17 @@ def round_weights(cfg, scale, acc, row_max, p):
 
 
 @cute.jit
-def weigh(cfg: cutlass.Constexpr[EightConfig], g: Globals, acc, p, row_max, row_sum, factor):
+def weigh(
+    cfg: cutlass.Constexpr[EightConfig], g: Globals, s: EightShared, acc, p, row_max, row_sum, factor
+):
     """p <- weights against a maximum that moves rarely.
 
     They are made before it is known whether it moves: most often it does not, and the search for
     the greatest score runs beside the exponentials, which the card makes slowly.
     """
-    scale = scale_now(cfg, g)
+    scale = g.scale_log2
+    if const_expr(cfg.scales):
+        scale = s.scale[cute.arch.make_warp_uniform(fresh_thread() >> 5) & 3]
     round_weights(cfg, scale, acc, row_max, p)
     over = cute.arch.fmax(
         row_top(acc, 0) * scale - row_max[0], row_top(acc, 1) * scale - row_max[1]
@@ -239,7 +243,7 @@ def attend_tile(
     """Scores of a tile that is not the work tile's last become P, announced."""
     stamp_round(cfg, g, blocks, 3)
     hide(cfg, g, s, acc, index, beyond, blocks)
-    weigh(cfg, g, acc, p, row_max, row_sum, s.factor[None, stage])
+    weigh(cfg, g, s, acc, p, row_max, row_sum, s.factor[None, stage])
     store_p(p_at, stage, p)
     cute.arch.fence_view_async_shared()
     announce(s, stage)
@@ -266,6 +270,10 @@ def attend(
     p = cute.make_rmem_tensor(8, Int32)
     row_max = cute.make_rmem_tensor(2, Float32)
     row_sum = cute.make_rmem_tensor(2, Float32)
+    if const_expr(cfg.scales):
+        # held in a register, or asked for in each tile, it would be one too many
+        s.scale[w] = with_scales(cfg, g).scale_log2
+        cute.arch.sync_warp()
     stage, phase = Int32(0), Int32(0)
     for index in cutlass.range(plan.first, plan.last, unroll=1):
         cute.arch.mbarrier_wait(s.q_full, (index - plan.first) & 1)
@@ -305,7 +313,7 @@ def attend(
         # again: held through the loop they would cost registers
         work = read_work(g, s, index)
         hide(cfg, g, s, scores[0], index, beyond, Int32(1))
-        weigh(cfg, g, scores[0], p, row_max, row_sum, s.factor[None, stage])
+        weigh(cfg, g, s, scores[0], p, row_max, row_sum, s.factor[None, stage])
         store_p(p_at, stage, p)
         add_sums(p, row_sum)
         thread = fresh_thread() & 127

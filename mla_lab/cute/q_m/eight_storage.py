@@ -63,6 +63,7 @@ class EightShared:
     records: cute.Tensor  # int32 (14, 3): `Work` and the pages of its first block, by index % 3
     row_sum: cute.Tensor  # fp32 (64)
     row_max: cute.Tensor  # fp32 (64), base-2 units
+    scale: cute.Tensor  # fp32 (4), by attend warp: of the scores, base-2 units; if in memory
     full: cute.Pointer  # [stage]
     empty: cute.Pointer  # [stage]
     p_full: cute.Pointer  # [stage]
@@ -83,6 +84,7 @@ def allocate(cfg: EightConfig, kv_layout, q_layout, tail_layout) -> EightShared:
     )
     row_sum = alloc.allocate_tensor(Float32, cute.make_layout(BLOCK), byte_alignment=64)
     row_max = alloc.allocate_tensor(Float32, cute.make_layout(BLOCK), byte_alignment=64)
+    scale = alloc.allocate_tensor(Float32, cute.make_layout(4), byte_alignment=16)
     kv, q, q_tail = (
         alloc.allocate_tensor(cfg.element, t.outer, byte_alignment=1024, swizzle=t.inner)
         for t in (kv_layout, q_layout, tail_layout)
@@ -90,11 +92,13 @@ def allocate(cfg: EightConfig, kv_layout, q_layout, tail_layout) -> EightShared:
     full, empty, p_full, free = (bars + i * STAGES for i in range(4))
     return EightShared(
         kv,
-        q, q_tail,
-            factor,
+        q,
+        q_tail,
+        factor,
         records,
         row_sum,
         row_max,
+        scale,
         full,
         empty,
         p_full,

@@ -7,8 +7,6 @@ from typing import Any
 import cutlass.cute as cute
 from cutlass import Float32, Int16, Int32
 
-#: tokens of one k-step of the matrix unit
-STEP = 32
 #: bytes of two words that are row g, and row g + 8 of V^T
 ORDERS = (0x6240, 0x7351)
 
@@ -22,26 +20,25 @@ def round_two(low: Float32, high: Float32) -> Int16:
     )
 
 
-def join(low: Int16, high: Int16) -> Int32:
+def join_two(low: Int16, high: Int16) -> Int32:
     """Two halves as a word."""
     return cute.arch.inline_ptx(
         "mov.b32 {$w0}, { {$r0}, {$r1} };", write_only_types=[Int32], read_only_args=[low, high]
     )
 
 
-def load_step(base: Int32, offset: int, k: int, a: cute.Tensor) -> None:
-    """V^T of 64 columns and the 32 tokens of step k to the registers of operand A; a lane's row of
-    V, of boxes of 64 bytes a token, lies at `base` + `offset`."""
-    words = cute.recast_tensor(a, Int32)
+def load_step(base: Int32, offset: int, words: cute.Tensor, at: int) -> None:
+    """V^T of 64 columns and 32 tokens to four registers of operand A, from `at` on; this lane's row
+    of V, 16 bytes of the token that has its number, lies at `base` + `offset`."""
     m0, m1, m2, m3 = cute.arch.inline_ptx(
         "ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 { {$w0}, {$w1}, {$w2}, {$w3} }, "
-        f"[{{$r0}}+{offset + k * STEP * 64}];",
+        f"[{{$r0}}+{offset}];",
         write_only_types=[Int32] * 4,
         read_only_args=[base],
     )
     for i, (x, y) in enumerate(((m0, m1), (m2, m3))):
         for e, order in enumerate(ORDERS):
-            words[2 * i + e] = cute.arch.prmt(x, y, order)
+            words[at + 2 * i + e] = cute.arch.prmt(x, y, order)
 
 
 def put_two(dtype: Any, out: cute.Tensor, at: Int32, low: Float32, high: Float32) -> None:

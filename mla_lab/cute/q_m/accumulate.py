@@ -11,7 +11,7 @@ from ..extras import with_scales
 from ..hopper import fresh_thread
 from .attend import power, release, select
 from .load import fill, start
-from .merge import arrive, merge
+from .merge import arrive, kept_strips, merge, share_of
 from .output import store_lse, store_rows
 from .partials import store_fragment
 from .storage import BLOCK, LATENT, LN2, SKIPPED, STAGES, Config, Globals, Mmas, Shared
@@ -58,6 +58,7 @@ def finish(
     s: Shared,
     acc: cute.Tensor,
     index,
+    last,
     rank,
 ):
     """Normalise; write the result, or the partial."""
@@ -78,7 +79,8 @@ def finish(
     inv1 = select(sum1 > 0.0, cute.arch.rcp_approx(sum1), Float32(0.0))
     if work.slot >= 0:
         if const_expr(cfg.fused_merge):
-            store_fragment(cfg, wg, g, acc, work, rank, (inv0, inv1), (lse0, lse1))
+            kept = kept_strips(cfg, share_of(cfg, s, work, rank), work, index, last)
+            store_fragment(cfg, wg, g, acc, work, rank, (inv0, inv1), (lse0, lse1), kept)
             arrive(cfg, g, work, rank)
         else:
             scale_rows(acc, inv0, inv1)
@@ -175,9 +177,10 @@ def accumulate(
             for _ in cutlass.range(STAGES - stage, unroll=1):
                 feed = fill(cfg, g, s, feed, last, rank, lane)
         stamp(cfg, g, 3)
-        finish(cfg, g, s, acc, index, rank)
+        finish(cfg, g, s, acc, index, last, rank)
         stamp(cfg, g, 4)
     if const_expr(cfg.fused_merge):
-        for index in cutlass.range(first, last, unroll=1):
-            merge(cfg, g, s, index, plan, rank)
+        # the last one first: it has left its share in the ring
+        for back in cutlass.range(first + 1, last + 1, unroll=1):
+            merge(cfg, g, s, first + last - back, plan, rank, True)
     stamp(cfg, g, 6)

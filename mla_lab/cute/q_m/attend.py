@@ -16,7 +16,6 @@ from ..hopper import add, fresh_thread
 from .masking import hide, open_positions, own_row
 from .storage import (
     BLOCK,
-    BOX,
     FLOOR,
     GROUPS,
     K_STEPS_IN_REGISTERS,
@@ -65,25 +64,27 @@ def release(cfg: cutlass.Constexpr[Config], s: Shared, stage, lane):
 
 
 @cute.jit
-def clear_values(s: Shared, stage, first, thread):
+def clear_values(cfg: cutlass.Constexpr[Config], s: Shared, stage, first, thread):
     """Zero the V rows of a tile from row `first` on: an unread slot may hold NaN, and 0 x NaN is
     NaN in the matrix unit. Rows are 128 B inside a box; the swizzle permutes within a row."""
     zero = cute.make_rmem_tensor(4, Int32)
     zero.fill(0)
     base = cute.make_ptr(Int32, s.kv.iterator.toint(), cute.AddressSpace.smem, assumed_align=16)
     for i in cutlass.range(first * 8 + thread, BLOCK * 8, 128, unroll=1):
+        piece = i // 64 * (cfg.rows_stride // 2) + i % 64 * 4
         for box in cutlass.range_constexpr(LATENT // 64):
-            at = (base + (stage * STAGE + box * BLOCK * 64) // 2 + i * 4).align(16)
+            at = (base + (stage * STAGE + box * cfg.box_stride) // 2 + piece).align(16)
             cute.autovec_copy(zero, cute.make_tensor(at, cute.make_layout(4)))
 
 
-def p_address(s):
+def p_address(cfg, s):
     """Where a lane stores P's first 16 columns, in the rope box of stage 0."""
     tid = fresh_thread()
     return (
         Int32(s.kv.iterator.toint())
-        + (ROPE_BOX * BOX * 2)
-        + ((((tid >> 1) & 48) + (tid & 15)) << 7)
+        + (ROPE_BOX * cfg.box_stride * 2)
+        + (((tid >> 4) & 6) + ((tid >> 3) & 1)) * (cfg.rows_stride * 2)
+        + ((tid & 7) << 7)
         + ((((tid >> 4) & 1) ^ (tid & 7)) << 4)
     )
 
@@ -367,7 +368,7 @@ def attend(cfg: cutlass.Constexpr[Config], g: Globals, s: Shared, mma: Mmas, pla
     r_k = mma.qk.make_fragment_B(mma.qk.get_slice(0).partition_B(s.kv))
     r_rope = mma.qk.make_fragment_A(mma.qk.get_slice(0).partition_A(s.q_rope))
     r_last = mma.qk.make_fragment_A(mma.qk.get_slice(0).partition_A(s.q_last))
-    p_at = p_address(s)
+    p_at = p_address(cfg, s)
     r_q = cute.make_rmem_tensor(
         mma.qk_rs.partition_shape_A((64, 16 * K_STEPS_IN_REGISTERS)), element
     )
@@ -423,7 +424,7 @@ def attend(cfg: cutlass.Constexpr[Config], g: Globals, s: Shared, mma: Mmas, pla
         lane, row = thread & 31, own_row(thread)
         tail = work.kv_len - (work.end - 1) * BLOCK
         if tail < BLOCK:
-            clear_values(s, stage, cutlass.max(tail, Int32(0)), thread)
+            clear_values(cfg, s, stage, cutlass.max(tail, Int32(0)), thread)
         cute.arch.mbarrier_wait(s.free, (phases >> FREE) & 1)
         phases = phases ^ (1 << FREE)
         publish_sums(cfg, g, s, work, row_max, row_sum, row, lane)

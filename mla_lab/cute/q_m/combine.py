@@ -12,11 +12,18 @@ from ..extras import with_scales, with_sink
 from ..hopper import load2, load4
 from .attend import select
 from .output import store_pair, store_row_lse, store_rows
-from .partials import REGION, pair_place, read_pair, row_words, units_per_strip, unpack
+from .partials import (
+    REGION,
+    THREADS,
+    WARPS,
+    pair_place,
+    read_pair,
+    row_words,
+    units_per_strip,
+    unpack,
+)
 from .storage import BLOCK, LN2, Config, Globals, Work
 
-WARPS = 8
-THREADS = 32 * WARPS
 LOG2E = 1.4426950408889634
 
 

@@ -22,7 +22,7 @@ from ..eight_bits import load_step
 from ..extras import with_scales
 from ..hopper import fresh_thread, load2, pack2
 from .attend import release, select
-from .eight_storage import BOX, ROPE_BOX, STAGE, EightConfig, EightShared, next_stage
+from .eight_storage import BOX, ROPE_BOX, STAGE, STEP, EightConfig, EightShared, next_stage
 from .merge import arrive, merge
 from .output import store_pair, store_row_lse
 from .partials import REGION, words_at
@@ -90,7 +90,7 @@ def add_tile(s: EightShared, mma: Mmas, acc, v, r_p, values, stage):
         m, k, a = i // 2, i % 2, v[i % HELD]
         if const_expr(i >= HELD):
             warpgroup.wait_group(HELD - 1)
-        load_step(base, m * BOX, k, a)
+        load_step(base, m * BOX + k * STEP * 64, cute.recast_tensor(a, Int32), 0)
         product = cute.make_tensor(acc.iterator + 32 * m, shape)
         warpgroup.fence()
         cute.gemm(atom, product, a[None, None, 0], r_p[None, None, k, stage], product)
@@ -226,7 +226,9 @@ def accumulate(
     p_box = cute.local_tile(s.kv, (64, 64), (0, ROPE_BOX, None))
     r_p = mma.pv.make_fragment_B(mma.pv.get_slice(0).partition_B(p_box))
     acc = cute.make_rmem_tensor(32 * SLICES, Float32)
-    v = [cute.make_rmem_tensor(mma.pv.partition_shape_A((64, 32)), cfg.element) for _ in range(HELD)]
+    v = [
+        cute.make_rmem_tensor(mma.pv.partition_shape_A((64, 32)), cfg.element) for _ in range(HELD)
+    ]
     first, last = plan.first, plan.last
     values = values_at(s)
     cute.arch.mbarrier_arrive(s.free)
@@ -252,5 +254,5 @@ def accumulate(
         stamp(cfg, g, 4)
     if const_expr(cfg.fused_merge):
         for index in cutlass.range(first, last, unroll=1):
-            merge(cfg, g, s, index, plan, rank)
+            merge(cfg, g, s, index, plan, rank, False)
     stamp(cfg, g, 6)

@@ -15,7 +15,7 @@ import cutlass.cute as cute
 from cutlass import Float16, Float32, Int32, const_expr
 from cutlass.cute.nvgpu import warpgroup
 
-from ..eight_bits import join, round_two
+from ..eight_bits import join_two, round_two
 from ..extras import with_scales
 from ..hopper import fresh_thread
 from .attend import (
@@ -181,12 +181,19 @@ def round_weights(cfg, scale, acc, row_max, p):
             x = 8 * i + 2 * h
             places = (x, x + 4, x + 1, x + 5)
             a, b, c, d = exponentials(cfg, scale, acc, row_max, h, places)
-            p[2 * i + h] = join(round_two(a, b), round_two(c, d))
+            p[2 * i + h] = join_two(round_two(a, b), round_two(c, d))
 
 
 @cute.jit
 def weigh(
-    cfg: cutlass.Constexpr[EightConfig], g: Globals, s: EightShared, acc, p, row_max, row_sum, factor
+    cfg: cutlass.Constexpr[EightConfig],
+    g: Globals,
+    s: EightShared,
+    acc,
+    p,
+    row_max,
+    row_sum,
+    factor,
 ):
     """p <- weights against a maximum that moves rarely.
 

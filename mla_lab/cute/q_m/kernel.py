@@ -6,10 +6,14 @@ Roles (384 threads)
     warps 8-11       attend       S = Q K^T with Q in registers, softmax, P
 
 Shared memory: three KV stages of 73,728 B (Q enters through stage 0, once a work tile), Q's rope
-and last k-step. P of a tile goes into the rope box of its own stage, which is dead after QK.
+and last k-step. A stage is 8 x 9 swizzle atoms of 8 rows by 64 columns: all rows of a 64-column
+box after each other, so that three boxes are one copy and columns land in groups; or, where a page
+is less than a tile, eight rows of all boxes after each other ("by rows"), so that a page is one
+copy. P of a tile goes into the rope box of its own stage, which is dead after QK.
 
 Barriers                                   arrivals
-    full[stage, group]  KV columns landed   1 + bytes of three 64-column boxes
+    full[stage, group]  KV columns landed   1 + bytes of three 64-column boxes; by rows all bytes
+                                            of a tile count on the first, and the others just turn
     empty[stage]        stage may be filled 8 PV warps of each CTA in the cluster
                                             (for Q: 4 attend warps, twice)
     p_full[stage]       P(t) in place and QK(t + 1) all but done: 128 attend threads
@@ -34,7 +38,8 @@ Timeline of a change of work tiles (t the last KV tile, ' the next work tile)
     load         | Q' once stage 0 is free, KV' once PV frees theirs
     attend       | softmax(t) | sums out | Q' to registers | QK'(0) | softmax'(0) ...
     accumulate   | PV(t - 1)       | PV(t) | divide, store     | wait    | PV'(0) ...
-After a worker's last work tile: the merges, if any (`merge`), by the accumulate groups.
+After a worker's last work tile: the merges, if any (`merge`), by the accumulate groups. What a
+CTA merges of its own last partial never leaves its ring.
 
 Rows are packed (token * heads + head); causal is bottom-right. Partials of a split row tile are
 merged in split order, fp32, by all who split it, a share each (see `merge`).
@@ -53,6 +58,7 @@ from .accumulate import accumulate
 from .attend import attend
 from .storage import (
     BLOCK,
+    EIGHT_ROWS,
     GROUPS,
     HEAD,
     RECORD_WORDS,
@@ -95,7 +101,10 @@ def allocate(cfg: cutlass.Constexpr[Config], kv_layout, box_layout, last_layout)
     q_last = alloc.allocate_tensor(element, last_layout, byte_alignment=128)
     values = cute.make_tensor(
         kv.iterator,
-        cute.make_layout(((64, 8), BLOCK, STAGES), stride=((1, 64 * BLOCK), 64, STAGE)),
+        cute.make_layout(
+            ((64, 8), (EIGHT_ROWS, BLOCK // EIGHT_ROWS), STAGES),
+            stride=((1, cfg.box_stride), (64, cfg.rows_stride), STAGE),
+        ),
     )
     empty = bars + STAGES * len(GROUPS)
     p_full = empty + STAGES
@@ -212,7 +221,7 @@ class QueryRowsOnM:
         element = cfg.element
         atom = warpgroup.make_smem_layout_atom(warpgroup.SmemLayoutAtomKind.K_SW128, element)
         plain = warpgroup.make_smem_layout_atom(warpgroup.SmemLayoutAtomKind.K_INTER, element)
-        kv_layout = cute.tile_to_shape(atom, (BLOCK, HEAD, STAGES), (0, 1, 2))
+        kv_layout = cute.tile_to_shape(atom, (BLOCK, HEAD, STAGES), cfg.order)
         box_layout = cute.tile_to_shape(atom, (BLOCK, 64), (0, 1))
         last_layout = cute.tile_to_shape(plain, (BLOCK, 16), (0, 1)).outer
         k_major, mn_major = OperandMajorMode.K, OperandMajorMode.MN
@@ -231,23 +240,27 @@ class QueryRowsOnM:
             q.iterator,
             cute.make_layout((cute.size(q.shape[:-1]), (64, 9)), stride=(HEAD, (1, 64))),
         )
+        eights = (EIGHT_ROWS, cfg.page_size // EIGHT_ROWS)
         kv_view = cute.make_tensor(
             kv.iterator,
             cute.make_layout(
-                (cfg.page_size, (64, 9), kv.shape[0]), stride=(HEAD, (1, 64), kv.stride[0])
+                (eights if const_expr(cfg.by_rows) else cfg.page_size, (64, 9), kv.shape[0]),
+                stride=(
+                    (HEAD, EIGHT_ROWS * HEAD) if const_expr(cfg.by_rows) else HEAD,
+                    (1, 64),
+                    kv.stride[0],
+                ),
             ),
         )
         plain_load = cpasync.CopyBulkTensorTileG2SOp()
         pair_load = cpasync.CopyBulkTensorTileG2SMulticastOp()
-        tma_q, q_coords = cpasync.make_tiled_tma_atom(
-            plain_load, q_view, cute.tile_to_shape(atom, (BLOCK, 192), (0, 1)), (BLOCK, (64, 3))
-        )
-        rows, columns = cfg.box_rows, 64 * cfg.boxes_per_copy
+        q_boxes, boxes = 9 // cfg.pieces, cfg.boxes_per_copy
+        q_box = cute.tile_to_shape(atom, (cfg.query_rows, 64 * q_boxes), cfg.order[:2])
+        kv_box = cute.tile_to_shape(atom, (cfg.box_rows, 64 * boxes), cfg.order[:2])
+        q_tile, kv_tile = (cfg.query_rows, (64, q_boxes)), (cfg.kv_rows, (64, boxes))
+        tma_q, q_coords = cpasync.make_tiled_tma_atom(plain_load, q_view, q_box, q_tile)
         tma_kv, kv_coords = cpasync.make_tiled_tma_atom(
-            pair_load if const_expr(cfg.cluster == 2) else plain_load,
-            kv_view,
-            cute.tile_to_shape(atom, (rows, columns), (0, 1)),
-            (rows, (64, cfg.boxes_per_copy)),
+            pair_load if const_expr(cfg.cluster == 2) else plain_load, kv_view, kv_box, kv_tile
         )
         g = Globals(
             tma_q, q_coords, tma_kv, kv_coords, out, lse, partial_out, partial_lse, counters,

@@ -21,6 +21,7 @@ from cutlass.cute.nvgpu import cpasync
 from .storage import (
     BLOCK,
     BOX,
+    EIGHT_ROWS,
     EVICT_FIRST,
     FIRST_PAGE,
     GROUPS,
@@ -52,23 +53,30 @@ class Feed:
 
 
 @cute.jit
-def arm(s: Shared, stage, group: cutlass.Constexpr[int]):
-    """Expect the bytes of one column group of a 64-row tile."""
-    first, last = GROUPS[group]
+def arm(cfg: cutlass.Constexpr[Config], s: Shared, stage):
+    """Expect the bytes of a 64-row tile, column group by column group; by rows, with the first."""
     if cute.arch.lane_idx() == 0:  # who has written the record
-        cute.arch.mbarrier_arrive_and_expect_tx(
-            s.full + stage * len(GROUPS) + group, (last - first) * BOX * 2
-        )
+        for group in cutlass.range_constexpr(len(GROUPS)):
+            first, last = GROUPS[group]
+            count = (last - first) * (group < cfg.pieces) * (len(GROUPS) // cfg.pieces)
+            cute.arch.mbarrier_arrive_and_expect_tx(
+                s.full + stage * len(GROUPS) + group, count * BOX * 2
+            )
 
 
 def box_tensor(s, cfg, rows, boxes):
-    """Shared-memory destinations as (box, stage, column box, row part)."""
-    parts = BLOCK // rows
+    """Shared-memory destinations of (rows, boxes) each, as (box, stage, column box, row part)."""
+    eights = rows // EIGHT_ROWS
     return cute.make_tensor(
         s.kv.iterator,
         cute.make_layout(
-            ((rows, (64, boxes)), STAGES, 9 // boxes, parts),
-            stride=((64, (1, BOX)), STAGE, boxes * BOX, rows * 64),
+            (((EIGHT_ROWS, eights), (64, boxes)), STAGES, 9 // boxes, BLOCK // rows),
+            stride=(
+                ((64, cfg.rows_stride), (1, cfg.box_stride)),
+                STAGE,
+                boxes * cfg.box_stride,
+                eights * cfg.rows_stride,
+            ),
         ),
     )
 
@@ -77,55 +85,52 @@ def box_tensor(s, cfg, rows, boxes):
 def load_q(cfg: cutlass.Constexpr[Config], g: Globals, s: Shared, index):
     """This CTA's 64 query rows into stage 0; rows past the last one arrive as zeros."""
     work = read_work(g, s, index)
-    dst = box_tensor(s, cfg, BLOCK, 3)
+    rows, boxes = cfg.query_rows, 9 // cfg.pieces
+    dst = box_tensor(s, cfg, rows, boxes)
     src = cute.local_tile(
-        cute.domain_offset((work.global_row, (0, 0)), g.q), (BLOCK, (64, 3)), (0, None)
+        cute.domain_offset((work.global_row, (0, 0)), g.q), (rows, (64, boxes)), (None, None)
     )
     sQ, gQ = cpasync.tma_partition(
         g.tma_q, 0, cute.make_layout(1), dst, cute.group_modes(src, 0, 2)
     )
-    for group in cutlass.range_constexpr(len(GROUPS)):
-        arm(s, 0, group)
-        cute.copy(g.tma_q, gQ[None, group], sQ[None, 0, group, 0], tma_bar_ptr=s.full + group)
+    arm(cfg, s, 0)
+    for group in cutlass.range_constexpr(cfg.pieces):
+        for part in cutlass.range(BLOCK // rows, unroll=1):
+            source, target = gQ[None, part, group], sQ[None, 0, group, part]
+            cute.copy(g.tma_q, source, target, tma_bar_ptr=s.full + group)
 
 
 @cute.jit
 def load_tile(cfg: cutlass.Constexpr[Config], g: Globals, s: Shared, block, stage, pages, rank):
-    """All column groups of KV tile `block` into `stage`; in a pair, this CTA's turns of them."""
+    """KV tile `block` into `stage`; in a pair, this CTA's turns of its column groups or parts."""
     rows, boxes = cfg.box_rows, cfg.boxes_per_copy
     dst = box_tensor(s, cfg, rows, boxes)
-    src = cute.local_tile(g.kv, (rows, (64, boxes)), (None, None, None))
+    src = cute.local_tile(g.kv, (cfg.kv_rows, (64, boxes)), (None, None, None))
     sK, gK = cpasync.tma_partition(
         g.tma_kv, 0, cute.make_layout(1), dst, cute.group_modes(src, 0, 2)
     )
-    parts = BLOCK // rows
     row = block % (cfg.page_size // BLOCK) if const_expr(cfg.page_size > BLOCK) else 0
-    for group in cutlass.range_constexpr(len(GROUPS)):
-        arm(s, stage, group)
-    for group in cutlass.range_constexpr(len(GROUPS)):
-        first, last = GROUPS[group]
-        mine = (group + block) % 2 == rank if const_expr(cfg.cluster == 2) else True
-        if mine:
-            for part in cutlass.range(parts, unroll=1):
+    copies = 9 // cfg.pieces // boxes
+    arm(cfg, s, stage)
+    for group in cutlass.range_constexpr(cfg.pieces):
+        for part in cutlass.range(BLOCK // rows, unroll=1):
+            turn = (part if const_expr(cfg.by_rows) else group) + block
+            mine = turn % 2 == rank if const_expr(cfg.cluster == 2) else True
+            if mine:
                 page = cute.arch.shuffle_sync(pages, part)
-                for box in cutlass.range_constexpr(first // boxes, last // boxes):
+                for box in cutlass.range_constexpr(group * copies, (group + 1) * copies):
+                    source, target = gK[None, row, box, page], sK[None, stage, box, part]
+                    landed = s.full + stage * len(GROUPS) + group
                     if const_expr(cfg.cluster == 2):
                         cute.copy(
-                            g.tma_kv,
-                            gK[None, row, box, page],
-                            sK[None, stage, box, part],
-                            tma_bar_ptr=s.full + stage * len(GROUPS) + group,
-                            mcast_mask=Int16(3),
-                            cache_policy=Int64(EVICT_FIRST),
-                        )
+                            g.tma_kv, source, target, tma_bar_ptr=landed,
+                            mcast_mask=Int16(3), cache_policy=Int64(EVICT_FIRST),
+                        )  # fmt: skip
                     else:
                         cute.copy(
-                            g.tma_kv,
-                            gK[None, row, box, page],
-                            sK[None, stage, box, part],
-                            tma_bar_ptr=s.full + stage * len(GROUPS) + group,
+                            g.tma_kv, source, target, tma_bar_ptr=landed,
                             cache_policy=Int64(EVICT_FIRST),
-                        )
+                        )  # fmt: skip
 
 
 @cute.jit

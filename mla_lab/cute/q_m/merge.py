@@ -1,9 +1,10 @@
 """The merge of split row tiles: all CTAs that split one merge a share of it each.
 
-A share is 1 / num_splits of the strips of a partial (see `partials`). It is copied to shared
-memory whole (the ring is free by then), all of it in flight at once; weights are made from the
-lse under that copy, and added up in split order, fp32. The launch is cooperative: a CTA waits
-here for others, after its last tile, so all of them must be running.
+A share is 1 / num_splits of the strips of a partial (see `partials`). What a CTA's last work tile
+has of its own share stays in its shared memory; the others' is copied there whole (the ring is
+free by then), all of it in flight at once; weights are made from the lse under that copy, and
+added up in split order, fp32. The launch is cooperative: a CTA waits here for others, after its
+last tile, so all of them must be running.
 """
 
 from __future__ import annotations
@@ -17,23 +18,26 @@ from cutlass import Float32, Int32, const_expr
 from ..extras import with_scales, with_sink
 from ..hopper import add
 from .attend import select
-from .combine import LOG2E, THREADS, Share, combine_far, combine_pairs, combine_strips, smem
+from .combine import LOG2E, Share, combine_far, combine_pairs, combine_strips, smem
+from .few import FEW_SPLITS, combine_few
 from .output import store_row_lse
-from .partials import REGION, UNITS, row_words, units_per_strip
+from .partials import MERGE_BARRIER, REGION, THREADS, UNITS, Kept, row_words, units_per_strip
 from .storage import BLOCK, LN2, RECORDS, Config, Globals, Shared, Work
 from .work import Plan, plan_words, read_work, record, stamp
 
-MERGE_BARRIER = 2
-#: up to so many splits a warp takes four units at a time, and 16-byte stores; up to so many one
-#: strip; beyond, a thread takes two columns of a row, so that short shares still occupy all warps
-FEW_SPLITS, SOME_SPLITS = 8, 32
+#: up to `FEW_SPLITS` partials of 16 bits go to registers straight (see `few`); of 32 bits a warp
+#: takes four units of them at a time, and 16-byte stores; up to so many splits one strip; beyond, a
+#: thread takes two columns of a row, so that short shares still occupy all warps
+SOME_SPLITS = 32
 
 
 @cute.jit
 def share_of(cfg: cutlass.Constexpr[Config], s: Shared, work: Work, rank):
-    """The strips that this CTA merges: whole fours of units where splits are few."""
+    """The strips that this CTA merges: whole twos or fours where splits are few."""
     units = units_per_strip(cfg)
     grain = select(work.num_splits <= FEW_SPLITS, Int32(4 // units), Int32(1))
+    if const_expr(cfg.partials == 16):
+        grain = select(work.num_splits <= FEW_SPLITS // 2, Int32(4), grain)
     grains = UNITS // units // grain
     first = grains * work.split_idx // work.num_splits * grain
     last = grains * (work.split_idx + 1) // work.num_splits * grain
@@ -53,6 +57,21 @@ def share_of(cfg: cutlass.Constexpr[Config], s: Shared, work: Work, rank):
         values + work.num_splits * (last - first) * 512,
         groups * (row_words(cfg) * 4) + 16,
     )
+
+
+@cute.jit
+def kept_strips(cfg: cutlass.Constexpr[Config], share: Share, work: Work, index, last):
+    """Strips of its own partial that a CTA leaves in the ring, where the merge wants them: those of
+    its own share, where the ring is free, as no work tile follows, and holds the share."""
+    count = Int32(0)
+    if (index + 1 == last) & in_ring(cfg, share):
+        count = share.count
+    return Kept(share.first, count, share.values + work.split_idx * (share.count * 512))
+
+
+def in_ring(cfg, share: Share):
+    """Whether the ring holds all partials of a share."""
+    return share.splits * (share.count * 512 + share.pitch) <= cfg.ring_bytes
 
 
 @dataclass(frozen=True)
@@ -97,17 +116,18 @@ def walk(width, splits, stride, pitch):
 
 
 @cute.jit
-def fetch(source: cute.Pointer, to, way: Walk):
-    """Pieces into shared memory, by all threads, asynchronously."""
+def fetch(source: cute.Pointer, to, way: Walk, kept: Kept | None = None):
+    """Pieces into shared memory, by all threads, asynchronously, but for those `kept` there."""
     tid, _, _ = cute.arch.thread_idx()
     piece = way.piece
     offset = way.source
     to = to + way.to
     for _ in cutlass.range(tid, way.pieces, THREADS, unroll=1):
-        cute.arch.inline_ptx(
-            "cp.async.cg.shared.global [{$r0}], [{$r1}], 16;",
-            read_only_args=[to, source + offset],
-        )
+        if const_expr(kept is None):
+            copy_piece(to, source + offset)
+        else:
+            if (to < kept.address) | (to >= kept.address + kept.count * 512):
+                copy_piece(to, source + offset)
         piece = piece + way.rest
         offset = offset + way.source_step
         to = to + way.to_step
@@ -119,8 +139,21 @@ def fetch(source: cute.Pointer, to, way: Walk):
 
 
 @cute.jit
+def copy_piece(to, source: cute.Pointer):
+    """16 bytes into shared memory, past the L1."""
+    cute.arch.inline_ptx(
+        "cp.async.cg.shared.global [{$r0}], [{$r1}], 16;", read_only_args=[to, source]
+    )
+
+
+@cute.jit
 def fetch_share(
-    cfg: cutlass.Constexpr[Config], g: Globals, share: Share, rows_way: Walk, strips_way: Walk
+    cfg: cutlass.Constexpr[Config],
+    g: Globals,
+    share: Share,
+    rows_way: Walk,
+    strips_way: Walk,
+    kept: Kept,
 ):
     """Row values, then strips: two groups of copies."""
     if const_expr(cfg.partials == 16):
@@ -128,7 +161,8 @@ def fetch_share(
     else:
         rows = g.partial_lse.iterator + (share.rows + 16 * share.group)
     fetch(rows, share.weights, rows_way)
-    fetch(g.partial_out.iterator + (share.region + 128 * share.first), share.values, strips_way)
+    strips = g.partial_out.iterator + (share.region + 128 * share.first)
+    fetch(strips, share.values, strips_way, kept)
 
 
 def sixteen(op, value):
@@ -189,10 +223,13 @@ def merge_share(cfg: cutlass.Constexpr[Config], g: Globals, work: Work, share: S
     cute.arch.cp_async_wait_group(0)
     cute.arch.barrier(barrier_id=MERGE_BARRIER, number_of_threads=THREADS)
     stamp(cfg, g, 7)
-    if share.splits <= FEW_SPLITS:
-        combine_strips(cfg, 4 // units_per_strip(cfg), g, work, share)
-    elif share.splits <= SOME_SPLITS:
-        combine_strips(cfg, 1, g, work, share)
+    if share.splits <= SOME_SPLITS:
+        if const_expr(cfg.partials == 16):
+            combine_strips(cfg, 1, g, work, share)
+        elif share.splits <= FEW_SPLITS:
+            combine_strips(cfg, 4, g, work, share)
+        else:
+            combine_strips(cfg, 1, g, work, share)
     else:
         combine_pairs(cfg, g, work, share)
 
@@ -225,10 +262,19 @@ def arrive(cfg: cutlass.Constexpr[Config], g: Globals, work: Work, rank):
 
 
 @cute.jit
-def merge(cfg: cutlass.Constexpr[Config], g: Globals, s: Shared, index, plan: Plan, rank):
+def merge(
+    cfg: cutlass.Constexpr[Config],
+    g: Globals,
+    s: Shared,
+    index,
+    plan: Plan,
+    rank,
+    keeps: cutlass.Constexpr[bool] = False,
+):
     """Wait for the partials of a split row tile, and merge a share of it.
 
-    Runs after the worker's last tile, so that nobody whom others wait for waits.
+    Runs after the worker's last tile, so that nobody whom others wait for waits. `keeps`: the ring
+    holds what `kept_strips` says.
     """
     tid, _, _ = cute.arch.thread_idx()
     if plan.last - plan.first > RECORDS:  # the records of early work tiles are gone
@@ -239,6 +285,7 @@ def merge(cfg: cutlass.Constexpr[Config], g: Globals, s: Shared, index, plan: Pl
     work = read_work(g, s, index)
     if work.slot >= 0:
         share = share_of(cfg, s, work, rank)
+        kept = kept_strips(cfg, share, work, index, plan.last if const_expr(keeps) else -1)
         apart = REGION * cfg.cluster
         rows_way = walk(
             share.groups * (row_words(cfg) // 4),
@@ -255,8 +302,13 @@ def merge(cfg: cutlass.Constexpr[Config], g: Globals, s: Shared, index, plan: Pl
             count_up(cfg, g, work, rank, "relaxed")
         cute.arch.barrier(barrier_id=MERGE_BARRIER, number_of_threads=THREADS)
         stamp(cfg, g, 5)
-        if share.splits * (share.count * 512 + share.pitch) > cfg.ring_bytes:
-            combine_far(cfg, g, work, share)
-        else:
-            fetch_share(cfg, g, share, rows_way, strips_way)
+        if share.splits <= (FEW_SPLITS if const_expr(cfg.partials == 16) else 0):
+            if share.splits <= FEW_SPLITS // 2:
+                combine_few(cfg, FEW_SPLITS // 2, g, work, share, kept)
+            else:
+                combine_few(cfg, FEW_SPLITS, g, work, share, kept)
+        elif in_ring(cfg, share):
+            fetch_share(cfg, g, share, rows_way, strips_way, kept)
             merge_share(cfg, g, work, share)
+        else:
+            combine_far(cfg, g, work, share)

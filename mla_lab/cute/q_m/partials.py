@@ -1,8 +1,9 @@
 """Partials of a split row tile: what lies where, and how accumulators get there.
 
 A partial lies in its slot as the accumulators hold it, so that every access is 512 B in a row of
-a warp, a *strip*. A thread holds two columns of rows `r` and `r + 8` of each *unit*, 16 rows by 8
-columns; 256 units are the 64 rows of a CTA, [warp][group][col8 of 32].
+a warp, a *strip*; but for the strips `Kept` by a CTA that merges them itself. A thread holds two
+columns of rows `r` and `r + 8` of each *unit*, 16 rows by 8 columns; 256 units are the 64 rows of
+a CTA, [warp][group][col8 of 32].
 
     partials  strip                             row values of 16 rows, beside them
     32        fp32 [lane][4], a unit            lse, in `partial_lse`
@@ -14,6 +15,8 @@ for each row and half of the columns, is the normalised output: 11 bits of it, w
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import cutlass
 import cutlass.cute as cute
 from cutlass import Float16, Float32, Int32, const_expr
@@ -23,10 +26,23 @@ from .attend import quad
 from .storage import BLOCK, LATENT, Config, Globals, Work
 
 UNITS = 256
+#: the accumulate groups, and the named barrier at which they meet
+WARPS = 8
+THREADS = 32 * WARPS
+MERGE_BARRIER = 2
 #: fp32 words of 64 rows of a partial
 REGION = BLOCK * LATENT
 #: biased exponents: the least of a row's bound, and what 2**15 has
 LEAST, HIGHEST = 31, 142
+
+
+@dataclass(frozen=True)
+class Kept:
+    """Strips [first, first + count) of its own partial that a CTA leaves in shared memory."""
+
+    first: Int32
+    count: Int32
+    address: Int32  # of the first
 
 
 def units_per_strip(cfg):
@@ -67,6 +83,19 @@ def row_scale(acc, half, inverse):
 
 
 @cute.jit
+def store_strip(i: cutlass.Constexpr[int], v: cute.Tensor, dst: cute.Pointer, near, place, count):
+    """The i-th strip of a warp: near where it is one of those kept, else into the slot."""
+    words = cute.recast_tensor(v, Int32)
+    cute.arch.inline_ptx(
+        "{ .reg .pred p; .reg .u32 at;"
+        f"add.u32 at, {{$r0}}, {i}; setp.lt.u32 p, at, {{$r1}};"
+        f"@p st.shared.v4.b32 [{{$r2}} + {512 * i}], {{ {{$r4}}, {{$r5}}, {{$r6}}, {{$r7}} }};"
+        f"@!p st.global.v4.b32 [{{$r3}} + {512 * i}], {{ {{$r4}}, {{$r5}}, {{$r6}}, {{$r7}} }}; }}",
+        read_only_args=[place, count, near, dst, words[0], words[1], words[2], words[3]],
+    )
+
+
+@cute.jit
 def store_fragment(
     cfg: cutlass.Constexpr[Config],
     wg,
@@ -76,8 +105,10 @@ def store_fragment(
     rank,
     inverse,
     lse,
+    kept: Kept,
 ):
-    """A thread's 32 units, times `inverse` of their row, into its slot, with the row values."""
+    """A thread's 32 units, times `inverse` of their row, into its slot or the strips `kept`, with
+    the row values."""
     tid, _, _ = cute.arch.thread_idx()
     lane = cute.arch.lane_idx()
     w = cute.arch.make_warp_uniform((tid % 128) // 32)
@@ -102,12 +133,16 @@ def store_fragment(
     units = units_per_strip(cfg)
     count = cute.size(acc) // (4 * units)
     dst = region + ((w * 2 + wg) * count * 128 + lane * 4)
+    place = (w * 2 + wg) * count - kept.first
+    near = kept.address + place * 512 + lane * 16
+    if kept.count > 0:  # both groups have read the ring
+        cute.arch.barrier(barrier_id=MERGE_BARRIER, number_of_threads=THREADS)
     for i in cutlass.range_constexpr(count):
         a = [acc[4 * units * i + e] * f[e // 2 % 2] for e in range(4 * units)]
         v = cute.make_rmem_tensor(4, Int32 if const_expr(cfg.partials == 16) else Float32)
         for e in cutlass.range_constexpr(4):
             v[e] = pack2(a[2 * e], a[2 * e + 1], Float16) if const_expr(units == 2) else a[e]
-        cute.autovec_copy(cute.recast_tensor(v, Float32), words_at(dst + 128 * i, 4))
+        store_strip(i, v, dst, near, place, kept.count)
 
 
 def unpack(v):

@@ -19,6 +19,8 @@ ROPE_BOX = 8
 #: elements of one stage and of one 64 x 64 box
 STAGE = BLOCK * HEAD
 BOX = BLOCK * 64
+#: rows of a swizzle atom
+EIGHT_ROWS = 8
 #: k-steps of Q that the attend group holds in registers; number 31 and the rope are read from
 #: shared memory: with 32 the group needs more than its 184 registers
 K_STEPS_IN_REGISTERS = 31
@@ -80,18 +82,56 @@ class Config:
         return EIGHT_DTYPES[self.out_dtype]
 
     @property
+    def box_rows(self) -> int:
+        return min(self.page_size, BLOCK)
+
+    @property
     def ring_bytes(self) -> int:
         """KV stages, which a merge uses as its own."""
         return STAGES * STAGE * 2
 
     @property
-    def box_rows(self) -> int:
-        return min(self.page_size, BLOCK)
+    def query_rows(self) -> int:
+        """Rows of the query that one TMA instruction loads: they may begin and end anywhere."""
+        return EIGHT_ROWS if self.by_rows else BLOCK
+
+    @property
+    def kv_rows(self) -> Any:
+        """`box_rows` as a shape."""
+        return (EIGHT_ROWS, self.box_rows // EIGHT_ROWS) if self.by_rows else self.box_rows
+
+    @property
+    def by_rows(self) -> bool:
+        """Whether eight rows of all boxes lie together in a stage, so that a page of 16 is one
+        piece of it: 4 copies a tile in place of 36. Else all rows of a box do, so that columns can
+        land in groups, which is 1 % faster already with pages of 32. What a copy writes is dense.
+        """
+        return self.page_size < 32
+
+    @property
+    def pieces(self) -> int:
+        """Column groups of a stage that are copied, each by one instruction where it is dense."""
+        return 1 if self.by_rows else len(GROUPS)
 
     @property
     def boxes_per_copy(self) -> int:
-        """64-column boxes of one TMA instruction; a box is dense, so only full-height ones join."""
-        return 3 if self.box_rows == BLOCK else 1
+        """64-column boxes of one TMA instruction for KV; a query's are those of a piece."""
+        return 9 // self.pieces if self.by_rows or self.box_rows == BLOCK else 1
+
+    @property
+    def box_stride(self) -> int:
+        """Elements from a 64-column box of a stage to the next."""
+        return EIGHT_ROWS * 64 if self.by_rows else BOX
+
+    @property
+    def rows_stride(self) -> int:
+        """Elements from eight rows of a stage to the next eight."""
+        return EIGHT_ROWS * (HEAD if self.by_rows else 64)
+
+    @property
+    def order(self) -> tuple[int, int, int]:
+        """Which of rows, columns, stages come first where atoms of 8 x 64 fill the ring."""
+        return (1, 0, 2) if self.by_rows else (0, 1, 2)
 
 
 @dataclass(frozen=True)

@@ -18,10 +18,8 @@ HEAD_DIM = LATENT_DIM + ROPE_DIM
 BOX = 64
 BOXES = HEAD_DIM // BOX
 VALUE_BOXES = LATENT_DIM // BOX
-#: parts of their scores, of two k-steps each; with 32 rows, whose parts are fewer on their way
-#: together, those cost 15 % of a step's time
+#: parts of their scores, of two k-steps each
 SCORE_PARTS = {"e4m3": 9, "fp8_656": 8}
-FEWER_PARTS = {"e4m3": 3, "fp8_656": 4}
 #: 64-column slices of a warpgroup's half of O^T
 SLICES = VALUE_BOXES // 2
 #: tokens of 656 bytes: columns of one scale, and their groups
@@ -326,7 +324,6 @@ def shape_of(config: KernelConfig) -> Shape:
     # without a register to spare, one wait a tile; and workers of whole requests, which wait for
     # nobody, may be more than run at once (see `plan.ways.in_waves`)
     tall = config.q_dtype == "e4m3" and config.tile_rows == 64
-    parts = SCORE_PARTS if config.tile_rows < 32 else FEWER_PARTS
     whole = BOXES if tall or (split and config.tile_rows == 32) else 3
     features = bool(config.option("features")) or config.mask == "tree"
     if features and config.option("stamps"):
@@ -355,6 +352,6 @@ def shape_of(config: KernelConfig) -> Shape:
         tree=config.mask == "tree",
         gather=gather,
         promote=bool(config.option("promote", 1)),
-        score_parts=config.option("score_parts", parts[config.kv_format]) if split else 1,
+        score_parts=config.option("score_parts", SCORE_PARTS[config.kv_format]) if split else 1,
         scaled=scaled,
     )

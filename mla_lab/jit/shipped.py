@@ -144,6 +144,10 @@ CUTE: tuple[KernelConfig, ...] = (
             (("e4m3", "e4m3", 64), ()),
         )
     ),
+    *(
+        _for_backend("cute/q_m", ("e4m3", "bf16", page_size), ROWS.eight[0])
+        for page_size in OTHER_PAGES
+    ),
     # e4m3 throughout: out in bf16, which callers of FlashInfer's get; with sinks and scales in
     # memory as well; a result of eight bits from what serving runs most
     *(

@@ -58,6 +58,10 @@ def row_statistics(
         other = statistics(c, 1 - wg, at - 1)
         cute.arch.mbarrier_wait(s.m_ready + (1 - wg), ((at - 1) >> 1) & 1)
         old, before = s.peak[other, PEAK, row], s.peak[other, FACTOR, row]
+    elif const_expr(not c.grid):
+        # nothing to read, and long there: but each phase is waited for before the next begins
+        if at > 0:
+            cute.arch.mbarrier_wait(s.m_ready + (1 - wg), ((at - 1) >> 1) & 1)
     new = cute.arch.fmax(old, top * scale - fp8.P_LOG2)
     factor = cute.math.exp2(old - new, fastmath=True)
     place = statistics(c, wg, at)

@@ -131,7 +131,7 @@ CUTE: tuple[KernelConfig, ...] = (
         for (dtype, kv_format), operands in ways.FORMATS.items()
         if operands == ways.SPLIT and dtype == "bf16"
         for way in ways_of("cute/kv_m")
-        for tile in way.split
+        for tile in way.tiles_for(dtype, kv_format)
     ),
     # e4m3 throughout with the query rows on the M side; sinks, draft masks and scales in memory are
     # compiled when first asked for, or left to the builds below

@@ -18,7 +18,7 @@ from mla_lab.errors import InvalidInput
 from mla_lab.gpu import H200
 from mla_lab.plan import Plan, choose, kernel_costs, make_plan
 from mla_lab.plan.calibrate import Measured
-from mla_lab.plan.correction import FEATURES, MOST, factor, of_formula, of_plan
+from mla_lab.plan.correction import FEATURES, MOST, PLACE, SPREADS, WIDTH, Call, Correction, of_plan
 from mla_lab.plan.cuts import Shape
 from mla_lab.plan.kernel_costs import KV_M, MEASURED, Q_M, recorded_costs
 from mla_lab.plan.pricing import price, price_others
@@ -29,7 +29,13 @@ RAGGED = Problem((1,) * 6, (100, 4000, 900, 64, 2000, 0), heads=64)
 
 
 def named(row):
-    return dict(zip(FEATURES, row.tolist(), strict=True))
+    """Features by name; what is told twice, here and as a place, as the former."""
+    names = (*FEATURES, *(f"at {name}" for name in PLACE))
+    return dict(zip(names, row.tolist(), strict=True))
+
+
+def a_constant(log):
+    return Correction((log, *(0.0,) * (len(FEATURES) - 1)))
 
 
 def test_features_are_those_of_a_plan_by_hand():
@@ -41,6 +47,9 @@ def test_features_are_those_of_a_plan_by_hand():
     assert found["constant"] == 1 and found["busy"] == 0.5 and found["walked"] == 0
     assert found["longest"] == pytest.approx(2 / 3) and found["pieces"] == pytest.approx(2 / 3)
     assert found["uneven"] == 0 and found["binary"] == 1
+    logs = (1, 4, 6, 2)  # of 2 row tiles, 16 blocks, 64 rows, 4 pieces
+    for name, log, spread in zip(PLACE, logs, SPREADS, strict=False):
+        assert found[f"at {name}"] == pytest.approx(log / spread)
     thirds = make_plan(
         Problem.uniform(2, 1, 1024, heads=64), num_workers=4, policy="fixed", num_splits=3
     )
@@ -55,7 +64,7 @@ def test_features_are_those_of_a_plan_by_hand():
 def test_a_formula_has_the_features_of_its_plans(problem, rows):
     counts = np.array([1, 2, 5, 7, 16])
     shape = Shape.of(problem, rows, 64, 132)
-    found = of_formula(shape, counts, 132)
+    found = Call.of(problem, shape, 132).of_formula(counts)
     for splits, row in zip(counts.tolist(), found, strict=True):
         plan = make_plan(
             problem, tile_rows=rows, policy="fixed", num_splits=splits, schedule="grid"
@@ -63,25 +72,39 @@ def test_a_formula_has_the_features_of_its_plans(problem, rows):
         assert row == pytest.approx(of_plan(plan, 132))
 
 
-def test_no_work_has_no_features_and_no_weights_change_nothing():
+def test_no_work_has_no_measures_and_a_factor_has_limits():
     empty = make_plan(Problem((0,), (64,), heads=16))
     assert not of_plan(empty, 132).any()
     found = of_plan(make_plan(RAGGED), 132)
-    assert factor((), found) == 1.0
-    assert factor((5.0,) * len(FEATURES), found) == pytest.approx(np.exp(MOST)), "it has a limit"
+    assert KV_M.factor(16, 1, found) == 1.0, "nothing learnt"
+    assert Correction((5.0,) * len(FEATURES)).factor(found) == pytest.approx(np.exp(MOST))
+    assert a_constant(-0.1).factor(found) == pytest.approx(np.exp(-0.1))
+
+
+def test_a_bump_is_felt_near_its_place():
+    found = of_plan(make_plan(RAGGED), 132)
+    place = found[len(FEATURES) :]
+    there = Correction((0.0,) * len(FEATURES), ((*place.tolist(), 0.1),))
+    assert there.factor(found) == pytest.approx(np.exp(0.1))
+    aside = place.copy()
+    aside[0] += WIDTH
+    moved = Correction((0.0,) * len(FEATURES), ((*aside.tolist(), 0.1),))
+    assert moved.factor(found) == pytest.approx(np.exp(0.1 * np.exp(-0.5)))
+    both = Correction(there.weights, there.bumps + moved.bumps)
+    assert both.factor(found) == pytest.approx(there.factor(found) * moved.factor(found))
 
 
 def test_a_choice_follows_what_was_learnt():
     problem = Problem.uniform(16, 1, 4096, heads=16)
     family = replace(KV_M, way="walk")
-    slow = (0.2, *(0.0,) * (len(FEATURES) - 1))
+    slow = a_constant(0.2)
     plain = price(problem, H200, family, 16, 1)
     taught = price(problem, H200, replace(family, corrections=((16, 1, slow),)), 16, 1)
     assert taught.predicted_us == pytest.approx(np.exp(0.2) * plain.predicted_us)
     other = price(problem, H200, replace(family, corrections=((32, 1, slow),)), 16, 1)
     assert other == plain, "weights are those of a tile"
     # walks cut by the model or by FlashMLA's rule cost the same until pieces of a power of two do
-    binary = (*(0.0,) * (len(FEATURES) - 1), -0.2)
+    binary = Correction((*(0.0,) * (len(FEATURES) - 1), -0.2))
     costs = (replace(Q_M, corrections=((64, 1, binary), (128, 2, binary))),)
     splits = choose(problem, costs=costs).plan(problem).splits().max()
     assert np.log2(splits) % 1 == 0
@@ -116,7 +139,7 @@ def taught_by(card, cases):
 def test_weights_are_found_again_and_stored(tmp_path, monkeypatch):
     rng = np.random.default_rng(0)
     start = fitting.bare(recorded_costs())
-    weights = tuple((rng.normal(size=len(FEATURES)) * 0.05).tolist())
+    weights = Correction(tuple((rng.normal(size=len(FEATURES)) * 0.05).tolist()))
     card = [
         replace(c, corrections=((64, 1, weights), (128, 2, weights))) if c.way == "rows" else c
         for c in start
@@ -134,7 +157,7 @@ def test_weights_are_found_again_and_stored(tmp_path, monkeypatch):
     try:
         stored = kernel_costs.recorded_costs()
         rows = json.loads((tmp_path / kernel_costs.RECORD).read_text())
-        rows["costs"][-1]["corrections"] = {"64x1": {"constant": 1.0}}
+        rows["costs"][-1]["corrections"] = {"64x1": {"weights": {"constant": 1.0}}}
         (tmp_path / kernel_costs.RECORD).write_text(json.dumps(rows))
         kernel_costs.recorded_costs.cache_clear()
         with pytest.raises(InvalidInput, match="corrections of 64x1"):
@@ -149,6 +172,6 @@ def test_weights_are_found_again_and_stored(tmp_path, monkeypatch):
 def test_cuts_do_not_depend_on_what_was_learnt():
     problem = Problem.uniform(3, 1, 5000, heads=64)
     variant = Variant(choose(problem, costs=MEASURED[-1:]).config, 132, "cost", (), MEASURED[-1])
-    taught = replace(MEASURED[-1], corrections=((64, 1, (0.1,) * len(FEATURES)),))
+    taught = replace(MEASURED[-1], corrections=((64, 1, a_constant(0.1)),))
     same = replace(variant, costs=taught)
     assert same.notes(same.plan(problem)) == variant.notes(variant.plan(problem))

@@ -11,6 +11,7 @@ of the others.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -22,7 +23,7 @@ from ..errors import invalid
 from ..gpu import H200
 from ..plan import KernelCosts
 from ..plan.calibrate import FITTED, Launches, Measured, gauss_newton
-from ..plan.correction import FEATURES, bounded, of_plan
+from ..plan.correction import FEATURES, of_plan
 from ..plan.ways import way_of
 from .peers.variant import Variant
 from .records import Row, problem_of, results
@@ -128,9 +129,9 @@ class Timed:
         self._launches = {
             key: Launches([found[i].measured for i in own]) for key, own in self.own.items()
         }
-        #: (key, tile rows, cluster) of each launch, and its features (see `plan.correction`)
+        #: (key, tile rows, cluster) of each launch, and its measures (see `plan.correction`)
         self.tile = [(x.key, x.measured.plan.tile_rows, x.measured.cluster) for x in found]
-        self.features = np.array(
+        self.measures = np.array(
             [of_plan(x.measured.plan, H200.sms / x.measured.cluster) for x in found]
         )
 
@@ -147,11 +148,11 @@ class Timed:
         return self._launches[costs.key].predict(costs) * self._factors(costs, own)
 
     def _factors(self, costs: KernelCosts, own: np.ndarray) -> np.ndarray:
-        if not costs.corrections:
-            return np.ones(len(own))
-        none = (0.0,) * len(FEATURES)
-        weights = np.array([costs.weights(*self.tile[i][1:]) or none for i in own])
-        return bounded((self.features[own] * weights).sum(axis=1))
+        times, tiles = np.ones(len(own)), [self.tile[i][1:] for i in own]
+        for rows, cluster, correction in costs.corrections:
+            mine = np.array([tile == (rows, cluster) for tile in tiles])
+            times[mine] = correction.factor(self.measures[own[mine]])
+        return times
 
     def quality(self, predicted: np.ndarray) -> Quality:
         """Of predictions."""
@@ -253,11 +254,17 @@ def write(
             for name, value in family.constants_alone().items()
         }
         row["corrections"] = {
-            f"{tile_rows}x{cluster}": dict(zip(FEATURES, weights, strict=True))
-            for tile_rows, cluster, weights in family.corrections
+            f"{tile_rows}x{cluster}": {
+                "weights": dict(zip(FEATURES, learnt.weights, strict=True)),
+                "bumps": learnt.bumps,
+            }
+            for tile_rows, cluster, learnt in family.corrections
         }
         rows.append(row)
-    path.write_text(json.dumps({"costs": rows}, indent=2) + "\n", encoding="utf-8")
+    text = json.dumps({"costs": rows}, indent=2)
+    # a bump a line
+    text = re.sub(r"\[[^][{}]*\]", lambda found: " ".join(found[0].split()), text)
+    path.write_text(text + "\n", encoding="utf-8")
 
 
 def source_of(rows: Sequence[Row], found: Sequence[Launch]) -> str:

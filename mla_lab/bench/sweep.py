@@ -17,7 +17,7 @@ from ..backends.families import FAMILIES, config_for, costs
 from ..errors import InvalidInput
 from ..gpu import H200, Gpu
 from ..plan import KernelCosts, Plan, predicted_us
-from ..plan.correction import factor, of_plan
+from ..plan.correction import of_plan
 from ..plan.cuts import Shape
 from ..plan.formula import counts, most_splits
 from ..plan.pricing import SPLITS
@@ -128,9 +128,8 @@ def _by_formula(
 def _predicted(variant: Variant, plan: Plan, gpu: Gpu) -> float:
     config, costs = variant.config, variant.costs
     shape = (config.tile_rows, config.tile_kv, config.cluster, variant.fused)
-    times = factor(
-        costs.weights(config.tile_rows, config.cluster), of_plan(plan, gpu.sms / config.cluster)
-    )
+    measures = of_plan(plan, gpu.sms / config.cluster)
+    times = costs.factor(config.tile_rows, config.cluster, measures)
     return predicted_us(plan, costs.model(plan.problem, *shape)) * float(times)
 
 

@@ -15,7 +15,7 @@ import numpy as np
 from ..gpu import H200, Gpu
 from ..problem import Problem
 from .config import KernelConfig
-from .correction import factor, of_formula, of_tiles
+from .correction import Call
 from .cost import CostModel
 from .cuts import Shape
 from .formula import counts, fits_mail, makespans, most_splits, whole_pairs
@@ -96,7 +96,10 @@ def price(
     if not fused_merge:
         config = replace(config, options=(("fused_merge", 0),))
     choice = Choice(config, shape.workers, "cost", (), model, model.launch_ns / 1e3, "")
-    return _priced(choice, family, gpu, best_trial(shape, model)) if shape.batch else choice
+    if not shape.batch:
+        return choice
+    call = Call.of(problem, shape, gpu.sms / cluster)
+    return _priced(choice, family, call, best_trial(shape, model))
 
 
 def price_others(
@@ -109,19 +112,20 @@ def price_others(
     model = model_of(problem, gpu, family, rows, cluster)
     config = config_of(problem, family, rows, cluster)
     plain = Choice(config, shape.workers, "greedy", (), model, 0.0, "")
-    found = [_priced(plain, family, gpu, try_greedy(shape, model))]
+    call = Call.of(problem, shape, gpu.sms / cluster)
+    found = [_priced(plain, family, call, try_greedy(shape, model))]
     for splits, trial in even_trials(shape, model, SPLITS, EVEN_TRIALS):
         policy, knobs = ("fixed", (("num_splits", splits),)) if splits > 1 else ("none", ())
-        found.append(_priced(replace(plain, policy=policy, knobs=knobs), family, gpu, trial))
+        found.append(_priced(replace(plain, policy=policy, knobs=knobs), family, call, trial))
     return found
 
 
-def _priced(choice: Choice, family: KernelCosts, gpu: Gpu, trial: Trial) -> Choice:
+def _priced(choice: Choice, family: KernelCosts, call: Call, trial: Trial) -> Choice:
     """`choice` with its price: the model's, corrected."""
     order, begins = trial.assignment
     config = choice.config
-    found = of_tiles(trial.tiles[order], begins, gpu.sms / config.cluster)
-    times = factor(family.weights(config.tile_rows, config.cluster), found)
+    measures = call.of_tiles(trial.tiles[order], begins)
+    times = family.factor(config.tile_rows, config.cluster, measures)
     return replace(choice, predicted_us=float(trial.makespan_ns * times) / 1e3)
 
 
@@ -168,8 +172,8 @@ def price_formula(
     times = model.launch_ns + waves * (times - model.launch_ns)
     times = times[np.array(tried) - 1]
     if most:
-        found = of_formula(priced, np.array(tried), gpu.sms / cluster)
-        times = times * factor(family.weights(rows, cluster), found)
+        measures = Call.of(problem, priced, gpu.sms / cluster).of_formula(np.array(tried))
+        times = times * family.factor(rows, cluster, measures)
     splits = tried[int(times.argmin())]
     return [
         Choice(

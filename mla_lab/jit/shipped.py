@@ -55,7 +55,7 @@ def _extra(mask: str, scales: int) -> tuple[tuple[str, int], ...]:
 
 
 def _walks(tile: tuple[int, int], page_size: int) -> bool:
-    """Whether a walk of e4m3 through tiles of several pages has registers for the tile."""
+    """Whether a walk of eight bits has registers for the tile: several pages of keys want some."""
     return tile[0] < 32 or page_size >= KernelConfig.tile_kv
 
 
@@ -175,7 +175,7 @@ CUTE: tuple[KernelConfig, ...] = (
             *(("tree" if dtype == "e4m3" else "causal", "bf16", p) for p in OTHER_PAGES),
             ("tree", dtype, 64),
         )
-        if dtype != "e4m3" or _walks(tile, page)
+        if _walks(tile, page)
     ),
 )
 

@@ -98,8 +98,8 @@ def trtllm_batch_decode_with_kv_cache_mla(
     cum_seq_lens_q: int32 [batch + 1], prefix sums of the query tokens, from 0 to total_q.
     max_q_len: a bound of query tokens a request, spares a GPU the copy that would find it.
     enable_dcp, cp_world, cp_rank, causal_seqlens_kv_global: the cache holds tokens rank, rank +
-        world, ... of each request, seq_lens counts those, the last int32 [batch] all of them.
-        Needs return_lse; `context_parallel.merge` merges the ranks and takes the sinks.
+        world, ... of each request, seq_lens counts those, the last int32 [batch] all of them, with
+        cp_world 1 the same. Needs return_lse; `context_parallel.merge` merges and takes the sinks.
     cute_dsl_impl: "auto" or "monolithic", whose rules are these; "modular", which is not causal,
         where each request has one query token.
     kv_scale_format, multi_ctas_kv_counter_buffer, sparse_mla_top_k_lens, use_fp16_softmax: other

@@ -3,14 +3,19 @@
     from mla_lab.flashinfer_names import trtllm_batch_decode_with_kv_cache_mla
     import mla_lab.flashinfer_names as flashinfer    # flashinfer.mla.x, flashinfer.decode.x
 
-Semantics are those of `contract`. Three things are added, for programs that exist:
+Semantics are those of `contract`. Some things are added, for programs that exist:
 
 * `multi_ctas_kv_counter_buffer` is looked at and left as it is: our counters lie in the workspace.
+* A query with gaps between its tokens, and sinks in 16 bits, are copied, as FlashInfer's CuTe DSL
+  entry does; the contract's own names refuse them, since they copy nothing of a caller's.
+* `enable_pdl=True` is as None: a launch starts early where the backend that runs has such launches.
+* `cute_dsl_impl="modular"`, whose draft tokens all see each other, is a mask that says so.
 * FlashInfer asks for a zeroed workspace only of kernels with semaphores, and its own tests pass
   `torch.empty`. Our merge counters and mail must be zero, so that they are zeroed, on the current
   stream, when a buffer object is first seen. The contract's own names leave that to the caller.
 * `cute_dsl_mla_decode` has its own parameter names, and by default an out of the query's dtype. It
-  has no word for a backend: "auto" chooses, CuTe kernels first.
+  has no word for a backend: "auto" chooses, CuTe kernels first. Ragged requests without a token
+  among them are nothing to do there; the contract's names want one.
 
 The Hopper wrapper `BatchMLAPagedAttentionWrapper`, sparse attention of other models, and what
 lies below these names (autotuner, kernel classes) have no counterpart here.
@@ -19,7 +24,7 @@ lies below these names (autotuner, kernel classes) have no counterpart here.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import wraps
 from typing import Any, ParamSpec, TypeVar
@@ -28,7 +33,7 @@ from weakref import ref
 import torch
 from torch import Tensor
 
-from . import contract, contract_gqa
+from . import contract, contract_gqa, masks
 from .errors import invalid, invalid_type
 from .plan.workspace import MAIL_WORDS, MAX_GROUPS, WORD_BYTES
 
@@ -54,6 +59,7 @@ R = TypeVar("R")
 WORKSPACE_POSITION = 2
 COUNTERS = "multi_ctas_kv_counter_buffer"
 COUNTER_ALIGNMENT = 16
+SIXTEEN_BITS = (torch.bfloat16, torch.float16)
 #: merge counters and mail lie first in every layout
 ZEROED_BYTES = (MAX_GROUPS + MAIL_WORDS) * WORD_BYTES
 
@@ -101,21 +107,52 @@ def _with_any_workspace(call: Callable[P, R]) -> Callable[P, R]:
             if known is None or known() is not buffer:
                 _clear(buffer)
         if named.get(COUNTERS) is not None:
-            _check_counters(named.pop(COUNTERS))
-        return call(*args, **named)
+            _check_counters(named.pop(COUNTERS), named)
+        return call(*_taken(args, named), **named)
 
     return run
 
 
-def _check_counters(buffer: object) -> None:
-    """What FlashInfer asks of a counter buffer, but its size, which is its kernels' own."""
+def _taken(args: tuple[Any, ...], named: dict[str, Any]) -> tuple[Any, ...]:
+    """The arguments in the contract's words, with what FlashInfer would copy copied."""
+    if named.get("enable_pdl") is True:
+        named["enable_pdl"] = None
+    query: Any = named.get("query", args[0] if args else None)
+    if isinstance(query, Tensor) and not query.is_contiguous() and query.stride(-1) == 1:
+        if "query" in named:
+            named["query"] = query.contiguous()
+        else:
+            args = (query.contiguous(), *args[1:])
+    sinks = named.get("sinks")
+    if isinstance(sinks, Tensor):
+        if isinstance(query, Tensor) and sinks.shape != query.shape[-2:-1]:
+            got = f"shape {tuple(sinks.shape)}"
+            raise invalid("sinks", got, f"shape (num_qo_heads,) = ({query.shape[-2]},)")
+        named["sinks"] = sinks.float() if sinks.dtype in SIXTEEN_BITS else sinks
+    drafts = isinstance(query, Tensor) and query.dim() == 4 and query.shape[1] > 1
+    if drafts and named.get("cute_dsl_impl") == "modular" and named.get("mask") is None:
+        batch, q_len = query.shape[:2]
+        seen = torch.ones(batch, q_len, q_len, dtype=torch.bool, device=query.device)
+        named |= {"cute_dsl_impl": "auto", "mask": masks.pack(seen)}
+    return args
+
+
+def _check_counters(buffer: object, named: Mapping[str, Any]) -> None:
+    """What FlashInfer asks of a counter buffer, a word a head and request at least."""
     if not isinstance(buffer, Tensor):
         raise invalid_type(COUNTERS, type(buffer).__name__, "a torch.Tensor")
     if not buffer.is_contiguous():
-        raise invalid(COUNTERS, f"strides {list(buffer.stride())}", "must be contiguous")
+        got = f"strides {list(buffer.stride())}"
+        raise invalid(COUNTERS, got, f"{COUNTERS} must be contiguous")
     if buffer.data_ptr() % COUNTER_ALIGNMENT:
         got = f"address 0x{buffer.data_ptr():x}"
-        raise invalid(COUNTERS, got, f"must be {COUNTER_ALIGNMENT}-byte aligned")
+        raise invalid(COUNTERS, got, f"{COUNTERS} must be {COUNTER_ALIGNMENT}-byte aligned")
+    query, lengths = named.get("query"), named.get("seq_lens")
+    if isinstance(query, Tensor) and isinstance(lengths, Tensor):
+        least = WORD_BYTES * lengths.numel() * query.shape[-2]
+        if buffer.nbytes < least:
+            got = f"{buffer.nbytes} bytes"
+            raise invalid(COUNTERS, got, f"{COUNTERS} is too small: {least} bytes or more")
 
 
 def _clear(buffer: Tensor) -> None:
@@ -160,12 +197,18 @@ def cute_dsl_mla_decode(
     `contract.trtllm_batch_decode_with_kv_cache_mla`.
     Source: flashinfer.cute_dsl.attention.cute_dsl_mla_decode (FlashInfer 0.7.2).
     """
+    for name, given in (("out", out), ("lse", named.get("lse"))):
+        if isinstance(given, Tensor) and not given.is_contiguous():
+            raise invalid(name, f"strides {list(given.stride())}", f"{name} must be contiguous")
     if out is None and isinstance(query, Tensor):
         eight_bit = query.dtype is torch.float8_e4m3fn
         dtype = out_dtype or (torch.bfloat16 if eight_bit else query.dtype)
         out = query.new_empty((*query.shape[:-1], kv_lora_rank), dtype=dtype)
     if named.get("return_lse") and named.get("lse") is None and query.dim() == 4:
         named["lse"] = query.new_empty(query.shape[:-1], dtype=torch.float32)
+    if out is not None and not query.shape[0] and named.get("cum_seq_lens_q") is not None:
+        lse = named.get("lse", query.new_empty(query.shape[:-1], dtype=torch.float32))
+        return (out, lse) if named.get("return_lse") else out
     return trtllm_batch_decode_with_kv_cache_mla(
         query,
         kv_cache,

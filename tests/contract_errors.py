@@ -256,6 +256,9 @@ CASES = [
     Case("dcp rank", "dense", put(enable_dcp=True, cp_world=2, cp_rank=2), I, r"cp_rank: got 2"),
     Case("dcp lse", "dense", put(enable_dcp=True, cp_world=2), I, r"return_lse: got False"),
     Case("dcp global", "dense", put(enable_dcp=True, return_lse=True), I, r"causal_seqlens_kv"),
+    Case("dcp of one", "dense", put(
+        enable_dcp=True, return_lse=True, causal_seqlens_kv_global=ints([100, 8, 64])),
+        I, r"causal_seqlens_kv_global: got \[100, 8, 64\].*seq_lens with cp_world 1"),
     Case("dcp global shape", "dense", put(
         enable_dcp=True, return_lse=True, causal_seqlens_kv_global=ints([1, 2])), I, r"shape \[2"),
     Case("dcp global type", "dense", put(

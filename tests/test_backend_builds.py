@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from mla_lab.backends import cute
-from mla_lab.backends.builds import able, missing_for
+from mla_lab.backends.builds import able, build_for, missing_for
 from mla_lab.backends.cute import CuteBackend
-from mla_lab.backends.families import config_for, costs
+from mla_lab.backends.families import complete, config_for, costs
 from mla_lab.backends.gather import configs_for
 from mla_lab.call import Features
 from mla_lab.errors import BuildError
@@ -21,6 +21,7 @@ from mla_lab.jit.shipped import OTHER_FORMATS, sample, shipped
 from mla_lab.plan import KernelConfig, choose
 from mla_lab.plan.ways import MAIL, ROWS, WALK, way_of
 from mla_lab.problem import Problem
+from mla_lab.proof import cases
 
 from .test_refusals import calls
 
@@ -173,3 +174,57 @@ def test_where_there_is_none_the_best_is_named(have: Have) -> None:
     found = reason(made)
     assert is_missing(found) and f"rows-{best.tile_rows}" in str(found)
     assert "no compiler" in str(found)
+
+
+def features_of(case: dict[str, str]) -> Features:
+    """What the form of a pairwise case's call says."""
+    dense = case["sparse"] == "dense"
+    return Features(
+        ragged=case["layout"] != "dense",
+        causal=int(case["q_len"]) > 1 and case["mask"] == "causal" and dense,
+        mask=case["mask"] != "causal",
+        sinks=case["sinks"] == "sinks",
+        lse=case["lse"] != "none",
+        sparse=not dense,
+        skip_softmax=case["skip"] not in ("none", "0"),
+        tensor_scales=case["scales"] == "device",
+        batch_invariant=case["invariant"] == "yes",
+        planned=case["plan"] == "given",
+    )
+
+
+def test_shipped_builds_run_the_pairwise_cases_that_are_said_to_have_a_kernel(have: Have) -> None:
+    have(shipped())
+    refused = []
+    for index, case in enumerate(cases.pairwise_cases()):
+        if not cases.has_kernel(case):
+            continue
+        made, features = cases.problem_of(case), features_of(case)
+        longest = max(1, *made.q_lens), max(1, *made.kv_lens)
+        bounds = replace(made, q_lens=longest[:1] * made.batch, kv_lens=longest[1:] * made.batch)
+        found = CuteBackend().supports(features, bounds, H200)
+        if found is None and features.planned:
+            here, invariant = able(made, features), features.batch_invariant
+            chosen = choose(made, H200, invariant, costs(), able=here)
+            found = missing_for(chosen.config, made, features)
+        if found is not None:
+            refused.append((index, found))
+    assert not refused
+
+
+def test_a_call_of_one_query_token_has_no_causal_rule_where_that_build_is_there(have: Have) -> None:
+    one, two = problem(), problem(q_lens=(2,) * 4)
+    with_rule = config_for(WALK, (16, 1))
+    causal = complete(with_rule, one, None, Features())
+    bare = replace(causal, mask="none")
+    have([causal, bare])
+    assert build_for(with_rule, one, None, Features()) == bare
+    assert build_for(with_rule, two, None, Features()) == causal
+    # every request of any batch has the same kernel
+    assert build_for(with_rule, one, None, Features(batch_invariant=True)) == causal
+    assert build_for(with_rule, one, None, Features(sinks=True)).mask == "tree"
+    have([causal])
+    assert build_for(with_rule, one, None, Features()) == causal
+    have([])
+    assert build_for(with_rule, one, None, Features()) == bare
+    assert bare in shipped() and causal in shipped()

@@ -38,8 +38,8 @@ class FakeReplay:
         clock = self.timer.clocks[self.peer]
         return len(self.launches) * (clock.pop(0) if len(clock) > 1 else clock[0])
 
-    def repeat(self, times):
-        return sum(self() for _ in range(times))
+    def repeat(self, times, leads=0):
+        return sum([self() for _ in range(leads + times)][leads:])
 
 
 class FakeTimer:

@@ -7,6 +7,9 @@ import shutil
 from dataclasses import replace
 
 import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
 from mla_lab import jit
 from mla_lab.errors import Unsupported
@@ -15,6 +18,7 @@ from mla_lab.plan.config import KernelConfig
 pytest.importorskip("cutlass")
 from mla_lab.cute.kv_m import config as facts
 from mla_lab.cute.kv_m.fp8 import ORDERS
+from mla_lab.cute.kv_m.split import LOW, query_place
 
 BASE = KernelConfig("cute/kv_m", tile_rows=16, cluster=8)
 
@@ -203,34 +207,34 @@ def test_a_gathered_tile_is_copied_by_16_bytes_and_counted_by_its_barrier() -> N
     assert len(re.findall(r"cp\.async\.bulk\.tensor", ptx)) == 1
 
 
-WIDENED = tuple(facts.RAW_BYTES)
+SPLIT = tuple(facts.SPLIT_BYTES)
 
 
 @pytest.mark.parametrize("rows", [8, 16, 32])
 @pytest.mark.parametrize("cluster", facts.CLUSTERS)
-@pytest.mark.parametrize("kv_format", WIDENED)
-def test_raw_copies_lie_beside_two_stages(rows: int, cluster: int, kv_format: str) -> None:
+@pytest.mark.parametrize("kv_format", SPLIT)
+def test_two_terms_lie_where_the_query_arrived(rows: int, cluster: int, kv_format: str) -> None:
     c = facts.shape_of(replace(BASE, tile_rows=rows, cluster=cluster, kv_format=kv_format))
     used = c.small_bytes + c.q_bytes + c.stages * c.tile_bytes
     used += 0 if c.aliased else c.exchange_bytes
-    used += facts.RAW_WARPS * c.raw_ahead * c.raw_bytes
-    assert c.stages == 2
-    # a warp turns one copy while the other is on its way
-    assert c.raw_ahead >= 2
+    assert c.stages >= (3 if cluster == 1 else 2)
     assert used <= facts.SMEM_BYTES
-    assert not c.aliased or c.exchange_bytes <= c.stages * c.tile_bytes
+    assert c.width == 2 * rows
+    # two terms of one byte, or two bytes
+    assert c.q_bytes == rows * facts.HEAD_DIM * 2
+    # the weights of a tile lie on its rope: of 656 bytes those of four groups, two terms each
+    weights = c.width * facts.TILE_KV
+    assert 4 * weights <= c.rope_bytes if c.scaled else weights <= facts.TILE_KV * facts.BOX
     producer, consumer = c.registers
-    # what 384 threads have at the launch, or 512
-    most = 384 * 168 if c.raw_groups == 1 else 512 * 128
-    assert 128 * c.raw_groups * producer + facts.CONSUMERS * consumer <= most
-    assert c.threads == facts.CONSUMERS + c.producers == facts.CONSUMERS + 128 * c.raw_groups
+    # what 384 threads have at the launch, 288 with one producer warp
+    assert not c.wide or 128 * producer + facts.CONSUMERS * consumer <= 384 * 168
 
 
 @pytest.mark.parametrize(
     ("changed", "named"),
     [
         ({"tile_rows": 64}, "64 rows"),
-        ({"tile_rows": 32, "options": (("raw_groups", 2),)}, "raw_groups 2"),
+        ({"options": (("promote", 0),)}, "promoted"),
         ({"options": (("fused_merge", 1), ("gather", 1), ("grid", 1))}, "gather 1"),
         ({"options": (("fused_merge", 3), ("grid", 1), ("pair", 2))}, "pair 2"),
         ({"q_dtype": "fp16"}, "kv_format"),
@@ -242,48 +246,61 @@ def test_what_a_cache_of_eight_bits_lacks(changed: dict[str, object], named: str
         facts.shape_of(replace(config, **changed))
 
 
-def banks(places: list[int]) -> list[int]:
-    """How often each 16-byte column of shared memory is met."""
-    return [sum(place // 16 % 8 == column for place in places) for column in range(8)]
+@pytest.mark.parametrize("rows", [8, 16, 32])
+@pytest.mark.parametrize("kv_format", SPLIT)
+def test_every_byte_of_a_split_query_has_its_place(rows: int, kv_format: str) -> None:
+    """The swizzle of the matrix unit's K-major rows, of 64 or 128 bytes."""
+    c = facts.shape_of(replace(BASE, tile_rows=rows, cluster=1, kv_format=kv_format))
+    mask = 7 if c.scaled else 3
+    bank = {}
+    for column in range(0, c.columns, 8):
+        box, chunk = column // 64, column % 64 // 8
+        for row in range(rows):
+            at = query_place(c, 0, row, box, chunk)
+            plain = column // c.box * (c.width * c.box) + row * c.box + column % c.box
+            assert at == plain ^ ((plain >> 7 & mask) << 4)
+            bank[at] = bank[at + rows * c.box] = (row, column)
+    assert sorted(bank) == list(range(0, c.width * c.columns, 8))
 
 
-@pytest.mark.parametrize("kv_format", WIDENED)
-def test_eight_lanes_meet_all_banks(kv_format: str) -> None:
-    """The layout of the docstring of `widen`, for each quarter of a warp."""
-    width, packed = facts.RAW_BYTES[kv_format], kv_format == "fp8_656"
-    for quarter in range(4):
-        reads, first, second, values = [], [], [], set()
-        for lane in range(8 * quarter, 8 * quarter + 8):
-            order, chunk = lane // 4, lane % 4
-            row = (order >> 1) + 4 * (order & 1) if packed else order
-            swap = row >> 2 if packed else 0
-            reads.append(row * width + 16 * chunk)
-            first.append(row * 128 + ((2 * chunk + swap ^ row) << 4))
-            second.append(row * 128 + ((2 * chunk + 1 - swap ^ row) << 4))
-            values |= {(row, 2 * chunk), (row, 2 * chunk + 1)}
-        assert banks(reads) == banks(first) == banks(second) == [1] * 8
-        assert len(values) == len({*first, *second}) == 16
+@given(values=st.lists(st.floats(-1, 1, width=32), min_size=2, max_size=40))
+def test_two_terms_hold_a_number_of_bf16(values: list[float]) -> None:
+    row = torch.tensor([1.0, *values]).bfloat16().double()
+    scaled = row * 2.0**7
+    hi = e4m3(scaled)
+    lo = e4m3((scaled - hi) / LOW)
+    left = (hi + lo * LOW - scaled).abs() / 2.0**7
+    normal = row.abs() >= 2.0**-13
+    assert (left[normal] == 0).all()
+    assert (left <= 2.0**-21).all()
+    assert max(hi.abs().max(), lo.abs().max()) <= 448
+
+
+def e4m3(values: torch.Tensor) -> torch.Tensor:
+    return values.float().to(torch.float8_e4m3fn).double()
 
 
 @pytest.mark.skipif(shutil.which("g++") is None, reason="needs a C++ compiler")
-@pytest.mark.parametrize("kv_format", WIDENED)
-def test_a_cache_of_eight_bits_is_widened_in_registers(kv_format: str) -> None:
+@pytest.mark.parametrize("kv_format", SPLIT)
+def test_a_cache_of_eight_bits_reaches_the_matrix_unit_as_it_is(kv_format: str) -> None:
     options = (("fused_merge", 3), ("grid", 1))
     config = replace(BASE, cluster=1, kv_format=kv_format, mask="causal", options=options)
     made = jit.compile(config, "sm_90a")
     (kernel,) = made.resources
     assert kernel.stack == 0
-    assert tuple(kernel.block or ()) == (512, 1, 1)
+    assert tuple(kernel.block or ()) == (384, 1, 1)
     assert kernel.shared <= facts.SMEM_BYTES
     ptx = made.ptx.read_text()
-    # two copies of eight tokens a tile; a lane has 16 values of each box of e4m3
-    boxes = 9 if kv_format == "e4m3" else 8
-    assert ptx.count("cvt.rn.f16x2.e4m3x2") == 2 * boxes * 8
-    # raw bytes come by bulk copies; of tensor copies only Q is left
-    assert len(re.findall(r"cp\.async\.bulk\.shared::cluster\.global", ptx)) >= 2
-    assert len(re.findall(r"cp\.async\.bulk\.tensor", ptx)) == 1
-    # the products are those of a bf16 cache
-    assert "wgmma.mma_async.sync.aligned.m64n16k16.f32.bf16.bf16" in ptx
+    # 16 rows of two terms, and the rope of 656 bytes as it is
+    kinds = set(re.findall(r"wgmma\.mma_async\.sync\.aligned\.(\S+)", ptx))
+    rope = {"m64n16k16.f32.bf16.bf16"} if kv_format == "fp8_656" else set()
+    assert kinds == {"m64n32k32.f32.e4m3.e4m3", *rope}
+    # nothing of the cache is converted: what becomes e4m3 are the query, 4 pairs in each of a
+    # lane's 5 or 4 boxes, and in three places in the code a tile's weights, 4 pairs a lane, once
+    # or for each group
+    weights = 4 * 4 if kv_format == "fp8_656" else 4
+    boxes = 4 if kv_format == "fp8_656" else 5
+    assert ptx.count("cvt.rn.f16x2.e4m3x2") == 4 * boxes + 3 * weights
 
 
 EIGHT = replace(BASE, q_dtype="e4m3", kv_format="e4m3", mask="causal")

@@ -278,3 +278,17 @@ def test_debug_argument_beats_the_variable(monkeypatch):
     monkeypatch.delenv("MLA_LAB_DEBUG")
     with pytest.raises(InvalidInput, match="max_seq_len"):
         decode(**low, debug=True)
+
+
+def test_one_rank_is_no_context_parallelism() -> None:
+    """It has every token: any backend may run it, and the lengths of all are its own."""
+    inputs = make_inputs(Problem((1, 2), (70, 9), 4), 1, ["lse", "max_q_len"])
+    named = {k: v for k, v in inputs.contract_args().items() if k != "qk_nope_head_dim"}
+    one = {"enable_dcp": True, "causal_seqlens_kv_global": inputs.seq_lens}
+    assert not form_of(Arguments(**named, **one)).features.context_parallel
+    assert form_of(Arguments(**named, **one, cp_world=2)).features.context_parallel
+    for got, expected in zip(decode(**named, **one), decode(**named), strict=True):
+        assert torch.equal(got, expected)
+    one["causal_seqlens_kv_global"] = inputs.seq_lens + 1
+    with pytest.raises(InvalidInput, match=r"causal_seqlens_kv_global.*seq_lens with cp_world 1"):
+        decode(**named, **one)

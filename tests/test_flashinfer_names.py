@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import inspect
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
 
 import mla_lab.flashinfer_names as flashinfer
-from mla_lab import contract
+from mla_lab import contract, masks
 from mla_lab.accuracy import lse_error, rel_error
 from mla_lab.errors import InvalidInput, Unsupported
 from mla_lab.inputs import DecodeInputs, make_inputs
@@ -168,9 +169,23 @@ def test_modular_is_taken_where_it_says_the_same() -> None:
         flashinfer.cute_dsl_mla_decode(**one, cute_dsl_impl="modular"),
         flashinfer.cute_dsl_mla_decode(**one),
     )
-    two = cute_dsl_names(make_inputs(Problem((2, 2), (70, 9), 4), 1))
+    inputs = make_inputs(Problem((2, 2), (70, 9), 4), 1, ["lse"])
+    out, lse = flashinfer.cute_dsl_mla_decode(**cute_dsl_names(inputs), cute_dsl_impl="modular")
+    seen = masks.pack(torch.ones(2, 2, 2, dtype=torch.bool))
+    expected = decode_reference(replace(inputs, mask=seen))
+    assert rel_error(out, expected.out) < 4e-3 and lse_error(lse, expected.lse) < 1e-5
     with pytest.raises(Unsupported, match="its rows are not causal"):
-        flashinfer.cute_dsl_mla_decode(**two, cute_dsl_impl="modular")
+        contract.trtllm_batch_decode_with_kv_cache_mla(
+            **inputs.contract_args(), cute_dsl_impl="modular"
+        )
+
+
+def test_a_wish_for_early_launches_excludes_no_backend() -> None:
+    named = make_inputs(SMALL, 1).contract_args()
+    out = flashinfer.trtllm_batch_decode_with_kv_cache_mla(**named, enable_pdl=True)
+    assert torch.equal(out, contract.trtllm_batch_decode_with_kv_cache_mla(**named))
+    with pytest.raises(Unsupported, match="no programmatic dependent launch"):
+        contract.trtllm_batch_decode_with_kv_cache_mla(**named, enable_pdl=True)
 
 
 @pytest.mark.parametrize("layer", flashinfer.supported_mla_layer_dimensions, ids=str)
@@ -181,3 +196,47 @@ def test_the_layers_run(layer: Any) -> None:
     )
     out = flashinfer.trtllm_batch_decode_with_kv_cache_mla(**make_inputs(problem).contract_args())
     assert out.shape == (1, 1, layer.num_heads, dims.kv_lora_rank)
+
+
+@pytest.mark.parametrize("by_position", [True, False])
+def test_what_flashinfer_copies_is_copied(by_position: bool) -> None:
+    inputs = make_inputs(SMALL, 1, ["sinks"])
+    assert isinstance(inputs.sinks, torch.Tensor)
+    named = inputs.contract_args() | {"sinks": inputs.sinks.bfloat16().float()}
+    expected = contract.trtllm_batch_decode_with_kv_cache_mla(**named)
+    apart = torch.empty(2, 2, *inputs.query.shape[2:], dtype=torch.bfloat16)[:, ::2]
+    apart.copy_(named.pop("query"))
+    assert not apart.is_contiguous()
+    named["sinks"] = inputs.sinks.bfloat16()
+    first = [apart] if by_position else []
+    if not by_position:
+        named["query"] = apart
+    out = flashinfer.trtllm_batch_decode_with_kv_cache_mla(*first, **named)
+    assert torch.equal(out, expected)
+    with pytest.raises(InvalidInput, match="query: got strides"):
+        contract.trtllm_batch_decode_with_kv_cache_mla(**{**named, "query": apart})
+
+
+def test_refusals_in_flashinfer_s_words() -> None:
+    named = make_inputs(SMALL, 1).contract_args()
+    with pytest.raises(InvalidInput, match=r"sinks: .* shape \(num_qo_heads,\) = \(4,\)"):
+        flashinfer.trtllm_batch_decode_with_kv_cache_mla(**{**named, "sinks": torch.zeros(5)})
+    counters = torch.zeros(16, dtype=torch.uint8)
+    with pytest.raises(InvalidInput, match="counter_buffer is too small: 32 bytes"):
+        flashinfer.trtllm_batch_decode_with_kv_cache_mla(
+            **named, multi_ctas_kv_counter_buffer=counters
+        )
+    entry = cute_dsl_names(make_inputs(SMALL, 1))
+    for name, width in (("out", 512), ("lse", 1)):
+        gaps = torch.empty(2, 2, 4, width)[:, ::2]
+        with pytest.raises(InvalidInput, match=f"{name} must be contiguous"):
+            flashinfer.cute_dsl_mla_decode(**{**entry, name: gaps})
+
+
+@pytest.mark.parametrize("return_lse", [True, False])
+def test_no_query_token_is_nothing_to_do_for_the_cute_dsl_entry(return_lse: bool) -> None:
+    named = cute_dsl_names(make_inputs(Problem((1, 0), (70, 9), 4), 1, ["max_q_len"]))
+    named |= {"query": named["query"][:0], "cum_seq_lens_q": torch.zeros(3, dtype=torch.int32)}
+    result = flashinfer.cute_dsl_mla_decode(**named, return_lse=return_lse)
+    out, lse = result if return_lse else (result, torch.empty(0, 4))
+    assert out.shape == (0, 4, 512) and lse.shape == (0, 4)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from dataclasses import asdict, replace
+from dataclasses import replace
 from itertools import product
 
 import numpy as np
@@ -26,10 +26,11 @@ from mla_lab.plan import (
 )
 from mla_lab.plan.__main__ import BUDGET_MS, planning_ms, ragged_problem
 from mla_lab.plan.calibrate import FITTED, Measured, fit, predictions
-from mla_lab.plan.choose import invariant_kinds, price_formula
+from mla_lab.plan.choose import invariant_kinds
 from mla_lab.plan.cuts import Shape
 from mla_lab.plan.formula import makespans, most_splits
 from mla_lab.plan.kernel_costs import KV_M, MEASURED, Q_M, recorded_costs
+from mla_lab.plan.pricing import price_formula
 from mla_lab.plan.schedule import POLICIES
 from mla_lab.plan.search import even, even_candidates, try_cuts
 from mla_lab.plan.ways import PAIR, way_of
@@ -322,7 +323,7 @@ def test_recorded_constants_replace_the_prototypes(tmp_path, monkeypatch):
     try:
         assert recorded_costs() == MEASURED
         record = tmp_path / "kernel_costs.json"
-        row = asdict(replace(KV_M, tile_ns=1.0))
+        row = replace(KV_M, tile_ns=1.0).constants_alone()
         record.write_text(json.dumps({"costs": [row]}))
         recorded_costs.cache_clear()
         assert recorded_costs() == (replace(KV_M, tile_ns=1.0),)

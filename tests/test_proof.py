@@ -19,7 +19,7 @@ from mla_lab import cli, contract
 from mla_lab.accuracy import rel_error
 from mla_lab.call import Arguments
 from mla_lab.errors import InvalidInput
-from mla_lab.proof import cases, check, published, record, tables
+from mla_lab.proof import cases, check, limits, published, record, tables
 from mla_lab.proof.pairwise import allowed_pairs, cover, pairs_of
 from mla_lab.reference import decode_reference
 from mla_lab.validate import form_of
@@ -271,8 +271,9 @@ def test_a_wrong_reference_is_no_witness(pool, workspace, monkeypatch):
     monkeypatch.setattr(published, "SCALE", 0.1)
     call = pool.call(published.Configuration("bf16", 32, 1, 64, 1))
     part, right = next(published.references(call))
-    assert published._objection_to(right, call, part) == ""
-    assert "reference is" in published._objection_to(right * 1.001, call, part)
+    _, oracle = published._ends(call, part)
+    assert published._objection_to(right, oracle) == ""
+    assert "reference is" in published._objection_to(right * 1.001, oracle)
 
 
 # --- records ----------------------------------------------------------------------------------
@@ -393,13 +394,30 @@ def test_the_tables_are_those_of_the_records(name: str):
     assert tables.fill(text, ROOT / "data") == text, f"fix: mla-lab proof report {name}"
 
 
-def test_rows_of_another_run_are_told_apart() -> None:
-    rows: list[record.Row] = [{"status": "ok", "again": "ran again"}, {"status": "ok"}]
-    assert tables.again(rows * 2) == {"ran again": 2}
-
-
 def test_cases_by_number(tmp_path: Path) -> None:
     path = tmp_path / "some.jsonl"
     assert not cli.main(["proof", "pairwise", str(path), "--device", "cpu", "--only", "3,1"])
     rows = record.read(path)
     assert [row["index"] for row in rows if row["kind"] == "case"] == [3, 1]
+
+
+@pytest.mark.parametrize("lengths", ["mixed", "early", "one"])
+@pytest.mark.parametrize(("form", "weights"), [("e4m3", "e4m3"), ("bf16 on 656", "bf16")])
+def test_rounded_weights_are_judged_by_torch_s_own_error(
+    form: str, weights: str, lengths: str
+) -> None:
+    """Torch's result is within twice its error, one whose rows have other weights is not."""
+    case = {**PLAIN, "format": form, "heads": "16", "q_len": "1", "lengths": lengths}
+    inputs = cases.inputs_of(case, 3)
+    expected = decode_reference(inputs)
+    allowed = limits.limits_of(inputs, expected)
+    unit = limits.HALF_UNIT[weights]
+    assert 2e-3 < allowed.rel_error < 0.05 * unit / 2**-4 + 5e-3
+    assert 1e-5 < allowed.lse_error < (0.2 if lengths == "one" else 1.1) * unit
+    out, lse = limits.rounded(inputs, weights, 300.0)
+    assert check.judge(inputs, out.bfloat16(), lse, "x", None).status == "ok"
+    off = lse + 2 * allowed.lse_error * lse.abs().clamp_min(1)
+    outcome = check.judge(inputs, out.bfloat16(), off, "x", None)
+    assert outcome.status == "wrong" and "lse error" in outcome.reason
+    outcome = check.judge(inputs, (out * 1.06).bfloat16(), lse, "x", None)
+    assert outcome.status == "wrong" and outcome.allowed == allowed.rel_error

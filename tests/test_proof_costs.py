@@ -6,6 +6,7 @@ import random
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
 import pytest
 import torch
@@ -30,6 +31,22 @@ def one_copy(monkeypatch):
     monkeypatch.setattr(costs, "make_rotation", partial(make_rotation, rotation_bytes=1))
 
 
+class Told:
+    """A replay that takes as long as it is told, and remembers how often it ran."""
+
+    runs = 0
+
+    def __init__(self, us: float) -> None:
+        self.us = us
+
+    def __call__(self) -> float:
+        return self.repeat(1)
+
+    def repeat(self, times: int) -> float:
+        self.runs += times
+        return self.us * times
+
+
 class Clock:
     """Replays that run their launches once and then take as long as they are told."""
 
@@ -43,7 +60,7 @@ class Clock:
         for launch in launches:
             launch()
         mine, self.made = self.us[self.made % len(self.us)], self.made + 1
-        return lambda: mine * len(launches)
+        return Told(mine * len(launches))
 
     def host_us(self, call):
         return 0.0
@@ -65,7 +82,12 @@ def test_every_feature_whose_cost_is_promised_is_compared():
     assert all(c.q_len == 8 for c in made if "mask" in c.feature)
     assert {(c.batch, c.kv_len) for c in made if c.feature == "sparse"} == {(64, 32768)}
     skipping = {(c.distribution, c.also) for c in made if c.feature.startswith("skip")}
-    assert skipping == {("concentrated", "dense"), ("concentrated", "ragged"), ("gauss", "dense")}
+    assert skipping == {
+        ("concentrated", "dense"),
+        ("concentrated", "ragged"),
+        ("heavy_tailed", "dense"),
+        ("gauss", "dense"),
+    }
 
 
 @pytest.mark.parametrize("feature", sorted({c.feature for c in costs.comparisons()}))
@@ -110,9 +132,22 @@ def test_the_dense_path_is_beside_the_same_kernel_without_a_mask():
         "cpu",
         backend="torch",
         rounds=3,
-        timer=Clock([100.0, 101.0]),
+        timer=Clock([100.0, 100.5, 101.0]),
     )
-    assert row["ratio"] == 1.01
+    assert (row["ratio"], row["control"]) == (1.01, 1.005)
+    assert row["control_low"] == row["control_high"] == 1.005
+    table = tables.costs_table([{"kind": "run"}, row]).splitlines()
+    assert table[2] == "| dense path | gauss | 1 | 1.010 | 1.010 | 1.010 to 1.010 |  |  |"
+    assert table[3] == "| bare beside itself | gauss | 1 | 1.005 | 1.005 | 1.005 to 1.005 |  |  |"
+
+
+def test_calls_of_other_power_are_timed_in_a_while_of_their_own():
+    quick, slow = Told(100.0), Told(800.0)
+    replays: list[Any] = [slow, quick]
+    times = costs._times(replays, 3, 4000.0)
+    assert times == [[800.0] * 3, [100.0] * 3]
+    assert (slow.runs, quick.runs) == (1 + 3 * 2 * 5, 1 + 3 * 2 * 40)
+    assert all(c.settled == (c.feature == "sparse") for c in costs.comparisons())
 
 
 def test_a_sparse_call_names_own_tokens_once():

@@ -18,7 +18,8 @@ from ..call import Call, Features
 from ..errors import BuildError
 from ..gpu import H200, Gpu
 from ..plan import Choice, KernelConfig, choose
-from ..plan.choose import invariant_kinds, price
+from ..plan.choose import invariant_kinds
+from ..plan.pricing import price
 from ..plan.ways import FORMATS, OUTS, ROWS, STORED
 from ..problem import LATENT_DIM, ROPE_DIM, Problem
 from ..workspace import Workspace

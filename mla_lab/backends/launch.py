@@ -30,6 +30,7 @@ from ..plan.formula import mail_words
 from ..workspace import Workspace
 from . import cuda_ops
 from .base import Repeat
+from .builds import build_for
 from .cuda_ops import DevicePlan, DevicePlanner, Merge
 from .device_plan import (
     Formula,
@@ -40,7 +41,7 @@ from .device_plan import (
     uniform_q_begin,
 )
 from .extras import Extras, number
-from .families import FAMILIES, complete, config_for_plan, resident, tiles_of
+from .families import FAMILIES, config_for_plan, resident, tiles_of
 from .gather import gathers
 
 LOG2_E = math.log2(math.e)
@@ -141,15 +142,15 @@ class Launch:
         """
         bounds, pdl, features = call.form.bounds, call.given.enable_pdl, call.features
         if isinstance(plan, PlanOnDevice):
-            config = complete(plan.config, bounds, pdl, features)
+            config = build_for(plan.config, bounds, pdl, features)
             before = None
             if plan.before is not None:
                 own = Workspace(plan.before.workspace, workspace.buffer)
                 before = cls.of(call, plan.before, own, gpu)
             return cls(call, config, plan.words(workspace), workspace, plan.planner, before)
         if isinstance(plan, Formula):
-            return cls(call, complete(plan.config, bounds, pdl, features), plan, workspace)
-        config = complete(config_of(plan, gpu), bounds, pdl, features)
+            return cls(call, build_for(plan.config, bounds, pdl, features), plan, workspace)
+        config = build_for(config_of(plan, gpu), bounds, pdl, features)
         if config.option("grid"):
             return cls(call, config, Formula.of_plan(config, plan, gpu), workspace)
         return cls(call, config, on_device(plan, call.form.device), workspace)

@@ -12,15 +12,17 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from ..errors import invalid
+from ..gpu import H200
 from ..plan import KernelCosts
 from ..plan.calibrate import FITTED, Launches, Measured, gauss_newton
+from ..plan.correction import FEATURES, bounded, of_plan
 from ..plan.ways import way_of
 from .peers.variant import Variant
 from .records import Row, problem_of, results
@@ -126,6 +128,11 @@ class Timed:
         self._launches = {
             key: Launches([found[i].measured for i in own]) for key, own in self.own.items()
         }
+        #: (key, tile rows, cluster) of each launch, and its features (see `plan.correction`)
+        self.tile = [(x.key, x.measured.plan.tile_rows, x.measured.cluster) for x in found]
+        self.features = np.array(
+            [of_plan(x.measured.plan, H200.sms / x.measured.cluster) for x in found]
+        )
 
     def predict(self, costs: Costs) -> np.ndarray:
         """Microseconds that `costs` expect of each launch."""
@@ -136,7 +143,15 @@ class Timed:
 
     def predict_own(self, costs: KernelCosts) -> np.ndarray:
         """Those of one family's launches."""
-        return self._launches[costs.key].predict(costs)
+        own = self.own[costs.key]
+        return self._launches[costs.key].predict(costs) * self._factors(costs, own)
+
+    def _factors(self, costs: KernelCosts, own: np.ndarray) -> np.ndarray:
+        if not costs.corrections:
+            return np.ones(len(own))
+        none = (0.0,) * len(FEATURES)
+        weights = np.array([costs.weights(*self.tile[i][1:]) or none for i in own])
+        return bounded((self.features[own] * weights).sum(axis=1))
 
     def quality(self, predicted: np.ndarray) -> Quality:
         """Of predictions."""
@@ -153,9 +168,16 @@ class Timed:
         )
 
 
+def bare(costs: Iterable[KernelCosts]) -> list[KernelCosts]:
+    """The constants without what was learnt beside them."""
+    return [replace(family, corrections=()) for family in costs]
+
+
 def fit_all(found: Sequence[Launch], start: Sequence[KernelCosts]) -> list[KernelCosts]:
-    """`start`, with the families that were measured fitted to their launches."""
-    timed = Timed(found)
+    """`start`, with the families that were measured fitted to their launches, without what was
+    learnt beside them.
+    """
+    start, timed = bare(start), Timed(found)
     near = np.maximum(LEAST, np.exp(-(timed.us / timed.best[timed.case] - 1) / NEAR))
     weight = np.sqrt(near)
     in_case = np.bincount(timed.case, weights=near)
@@ -201,6 +223,7 @@ def held_out(
     """Every case, judged with the constants that the other parts of the record give; None where
     there are not as many cases as parts.
     """
+    from .learning import learn
     from .refine import refine
 
     names = list(dict.fromkeys(launch.case for launch in found))
@@ -211,7 +234,7 @@ def held_out(
     for part in range(PARTS):
         held = set(names[part::PARTS])
         rest = [launch for launch in found if launch.case not in held]
-        costs = refine(fit_all(rest, start), rest, refining)
+        costs = learn(refine(fit_all(rest, start), rest, refining), rest)
         mine = np.array([launch.case in held for launch in found])
         predicted[mine] = timed.predict({family.key: family for family in costs})[mine]
     return timed.quality(predicted)
@@ -223,13 +246,17 @@ def write(
     """`data/kernel_costs.json`: the constants, those of `keys` with their new source."""
     fitted = set(keys)
     told = [replace(c, source=source) if c.key in fitted else c for c in costs]
-    rows = [
-        {
+    rows = []
+    for family in told:
+        row = {
             name: float(f"{value:.4g}") if isinstance(value, float) else value
-            for name, value in asdict(family).items()
+            for name, value in family.constants_alone().items()
         }
-        for family in told
-    ]
+        row["corrections"] = {
+            f"{tile_rows}x{cluster}": dict(zip(FEATURES, weights, strict=True))
+            for tile_rows, cluster, weights in family.corrections
+        }
+        rows.append(row)
     path.write_text(json.dumps({"costs": rows}, indent=2) + "\n", encoding="utf-8")
 
 

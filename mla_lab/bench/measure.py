@@ -42,6 +42,9 @@ class Method:
 
     rounds: int = 9
     warmups: int = 2
+    #: replays just before each one that is timed, without a pause: it then meets what its own
+    #: launches leave in the caches, not another peer's, and no host that enqueues it
+    leads: int = 0
     rotation_bytes: int = ROTATION_BYTES
     min_launches: int = MIN_LAUNCHES
     workspace_bytes: int = WORKSPACE_BYTES
@@ -225,7 +228,8 @@ class CaseRun:
         try:
             for name, replay in entry.replays.items():
                 rounds = entry.rounds.setdefault(name, [])
-                rounds.append(replay())
+                leads = self.method.leads
+                rounds.append(replay.repeat(1, leads) if leads else replay())
                 if name == "us" and len(rounds) == self.method.rounds:
                     # launches may share one output: the next replay writes another copy's there
                     entry.outputs[name] = replay.last_output.clone()

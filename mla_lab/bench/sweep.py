@@ -17,8 +17,10 @@ from ..backends.families import FAMILIES, config_for, costs
 from ..errors import InvalidInput
 from ..gpu import H200, Gpu
 from ..plan import KernelCosts, Plan, predicted_us
+from ..plan.correction import factor, of_plan
 from ..plan.cuts import Shape
 from ..plan.formula import counts, most_splits
+from ..plan.pricing import SPLITS
 from ..plan.ways import ROWS, Way, find_way
 from ..problem import Problem
 from .cases import Case
@@ -27,11 +29,12 @@ from .measure import Method
 from .peers import Peer
 from .peers.variant import Variant
 
-#: a sweep wants many launches, each well enough: the fit averages over them
-METHOD = Method(rounds=5, warmups=1, isolated=False, planned=False)
-SPLITS = (2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
-#: variants of a kernel and tile at most, and the multiple of its best prediction that they may take
-PER_TILE, HOPELESS = 4, 2.0
+#: a sweep wants many launches, each well enough: the fit averages over them. Variants differ by
+#: less than what it costs a replay of few launches to follow another kernel's, hence the lead
+METHOD = Method(rounds=7, warmups=0, leads=1, isolated=False, planned=False)
+#: variants of a kernel and tile at most, and how far above the best prediction of a case all but
+#: the best of a tile may be predicted
+PER_TILE, HOPELESS = 4, 1.6
 
 
 class Sweep(Bench):
@@ -49,28 +52,28 @@ class Sweep(Bench):
 
 def variants(problem: Problem, gpu: Gpu = H200, per_tile: int = PER_TILE) -> list[Variant]:
     """What is worth timing of `problem`."""
-    found = []
+    tiles = []
     for way_costs in costs():
         way = find_way(*way_costs.key)
         if way is None:
             continue
         for tile in fitting_tiles(problem, way):
             every = _of_tile(problem, way, way_costs, gpu, tile)
-            found += _best(problem, every)[:per_tile]
-    return found
+            tiles.append(_ranked(problem, every, gpu)[:per_tile])
+    most = HOPELESS * min(own[0][0] for own in tiles if own)
+    return [variant for own in tiles for i, (us, variant) in enumerate(own) if not i or us <= most]
 
 
-def _best(problem: Problem, every: Iterator[Variant]) -> list[Variant]:
-    """Those of one tile that differ and may win, the best by prediction first."""
+def _ranked(problem: Problem, every: Iterator[Variant], gpu: Gpu) -> list[tuple[float, Variant]]:
+    """Those of one tile that differ, with their predictions, the best first."""
     timed: dict[Any, tuple[float, Variant]] = {}
     for variant in every:
         try:
             plan = variant.plan(problem)
         except InvalidInput:  # a walk that does not fit the workers
             continue
-        timed.setdefault(_key(variant, plan), (_predicted(variant, plan), variant))
-    ranked = sorted(timed.values(), key=lambda pair: pair[0])
-    return [variant for us, variant in ranked if us <= HOPELESS * ranked[0][0]]
+        timed.setdefault(_key(variant, plan), (_predicted(variant, plan, gpu), variant))
+    return sorted(timed.values(), key=lambda pair: pair[0])
 
 
 def fitting_tiles(problem: Problem, way: Way) -> list[tuple[int, int]]:
@@ -103,7 +106,7 @@ def _of_tile(
     blocks = -(-max(problem.kv_lens) // family.tile_kv)
     yield Variant(config, workers, "none", (), way_costs)
     ways: list[tuple[str, tuple[tuple[str, int], ...]]] = [("cost", ()), ("greedy", ())]
-    ways += [("fixed", (("num_splits", splits),)) for splits in SPLITS if splits <= blocks]
+    ways += [("fixed", (("num_splits", splits),)) for splits in SPLITS[1:] if splits <= blocks]
     for policy, knobs in ways:
         for one in built:
             yield Variant(one, workers, policy, knobs, way_costs)
@@ -122,10 +125,13 @@ def _by_formula(
         yield Variant(config, workers, "fixed", (("num_splits", splits),), way_costs)
 
 
-def _predicted(variant: Variant, plan: Plan) -> float:
-    config = variant.config
+def _predicted(variant: Variant, plan: Plan, gpu: Gpu) -> float:
+    config, costs = variant.config, variant.costs
     shape = (config.tile_rows, config.tile_kv, config.cluster, variant.fused)
-    return predicted_us(plan, variant.costs.model(plan.problem, *shape))
+    times = factor(
+        costs.weights(config.tile_rows, config.cluster), of_plan(plan, gpu.sms / config.cluster)
+    )
+    return predicted_us(plan, costs.model(plan.problem, *shape)) * float(times)
 
 
 def _key(variant: Variant, plan: Plan) -> tuple[Any, ...]:

@@ -32,7 +32,7 @@ def add_run(parser: argparse.ArgumentParser) -> None:
 
 def add_sweep(parser: argparse.ArgumentParser) -> None:
     """Flags of `bench sweep`."""
-    _add_common(parser, "", rounds=5)
+    _add_common(parser, "", rounds=7)
     parser.add_argument("--per-tile", type=int, help="variants of each kernel and tile at most")
     parser.add_argument("--backend", default="cute", help="who runs the variants")
 

@@ -59,6 +59,7 @@ def run(args: argparse.Namespace) -> int | None:
 
 def _fit(args: argparse.Namespace) -> None:
     from ..bench import fitting, read
+    from ..bench.learning import learn
     from ..bench.refine import refine
     from ..plan.kernel_costs import RECORD, recorded_costs
     from ..resources import data_dir
@@ -75,6 +76,7 @@ def _fit(args: argparse.Namespace) -> None:
     steps = {"before": start, "fitted": fitted}
     if args.refine:
         fitted = steps["refined"] = refine(fitted, found, args.refine)
+    fitted = steps["learnt"] = learn(fitted, found)
     for name, costs in steps.items():
         for where, launches in judges.items():
             print(f"{name:8} {where:9} {fitting.quality(costs, launches)}")

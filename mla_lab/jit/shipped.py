@@ -18,6 +18,7 @@ FORMATS = (
     ("fp16", "fp16", 64),
 )
 EIGHT_BITS = ("e4m3", "bf16", 64)
+OTHER_PAGES = (16, 32, 128)
 #: 16-bit formats that are not the commonest; of them an fp16 out of a bf16 query has no other build
 OTHER_FORMATS = (*FORMATS[4:], ("bf16", "fp16", 64))
 
@@ -51,6 +52,11 @@ def _extra(mask: str, scales: int) -> tuple[tuple[str, int], ...]:
     if scales:
         return (("scales", 1),)
     return () if mask == "tree" else (("features", 1),)
+
+
+def _walks(tile: tuple[int, int], page_size: int) -> bool:
+    """Whether a walk of e4m3 through tiles of several pages has registers for the tile."""
+    return tile[0] < 32 or page_size >= KernelConfig.tile_kv
 
 
 #: formulas whose last arriver merges, so that a grid may be larger than the card, or all pieces
@@ -113,13 +119,19 @@ CUTE: tuple[KernelConfig, ...] = (
         for way in ways_of("cute/kv_m")
         for tile in way.tiles
     ),
+    # and without the rule, which takes up to 2 % of a short call, in the commonest format
+    *(
+        _for_backend("cute/kv_m", FORMATS[2], tile, "none", way.options)
+        for way in ways_of("cute/kv_m")
+        for tile in way.tiles
+    ),
     # a cache of eight bits under a bf16 query, in the commonest page size
     *(
         _for_backend("cute/kv_m", FORMATS[2], tile, "causal", way.options, kv_format)
         for (dtype, kv_format), operands in ways.FORMATS.items()
-        if operands == ways.WIDENED and dtype == "bf16"
+        if operands == ways.SPLIT and dtype == "bf16"
         for way in ways_of("cute/kv_m")
-        for tile in way.widened
+        for tile in way.split
     ),
     # e4m3 throughout: out in bf16, which callers of FlashInfer's get; with sinks and scales in
     # memory as well; a result of eight bits from what serving runs most
@@ -134,6 +146,26 @@ CUTE: tuple[KernelConfig, ...] = (
         for way in (ways.MAIL, ways.WALK)
         for tile in way.eight
     ),
+    # and from pages of other sizes: in the ways of few rows, of 32 tokens in every one; what more a
+    # call may want, of any cache of eight bits, by plans
+    *(
+        _for_backend("cute/kv_m", ("e4m3", "bf16", page_size), tile, "causal", way.options)
+        for page_size in OTHER_PAGES
+        for way in (ways_of("cute/kv_m") if page_size == 32 else (ways.MAIL, ways.WALK))
+        for tile in way.eight
+        if way is not ways.WALK or _walks(tile, page_size)
+    ),
+    *(
+        _for_backend("cute/kv_m", (dtype, out, page), tile, mask, ways.WALK.options, kv_format)
+        for (dtype, kv_format), operands in ways.FORMATS.items()
+        if operands != ways.STORED and dtype != "fp16"
+        for tile in ways.WALK.tiles_for(dtype, kv_format)
+        for mask, out, page in (
+            *(("tree" if dtype == "e4m3" else "causal", "bf16", p) for p in OTHER_PAGES),
+            ("tree", dtype, 64),
+        )
+        if dtype != "e4m3" or _walks(tile, page)
+    ),
 )
 
 
@@ -147,18 +179,20 @@ def shipped(arch: str = "sm_90a") -> list[KernelConfig]:
 
 def sample(arch: str = "sm_90a") -> list[KernelConfig]:
     """Shipped configurations that stand for all: every one in the commonest format, and of each
-    other format one a kernel, another tile each time. Formats are values of one design, so that
-    what a build of every one would add is minutes.
+    other format, and of those without the causal rule, one a kernel, another tile each time.
+    Formats are values of one design, so that what a build of every one would add is minutes.
     """
     kept, seen = [], dict.fromkeys((kernel.kernel for kernel in CUTE), 0)
-    others: dict[tuple[str, tuple[str, str, int]], list[KernelConfig]] = {}
+    others: dict[tuple[str, bool, tuple[str, str, int]], list[KernelConfig]] = {}
     for config in shipped(arch):
         formats = (config.q_dtype, config.out_dtype, config.page_size)
-        if config.kernel not in seen or formats == FORMATS[2]:
+        bare = config.kernel == ways.WALK.kernel and config.mask == "none"
+        bare = bare and not config.option("gather")
+        if config.kernel not in seen or (formats == FORMATS[2] and not bare):
             kept.append(config)
         else:
-            others.setdefault((config.kernel, formats), []).append(config)
-    for (kernel, _), builds in others.items():
+            others.setdefault((config.kernel, bare, formats), []).append(config)
+    for (kernel, _, _), builds in others.items():
         kept.append(builds[seen[kernel] % len(builds)])
         seen[kernel] += 1
     return kept

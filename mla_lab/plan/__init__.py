@@ -1,9 +1,10 @@
 """Plans as values: cut a batch's keys into work tiles and give them to workers."""
 
-from .choose import Choice, choose
+from .choose import choose
 from .config import KernelConfig
 from .cost import CostModel
 from .kernel_costs import KernelCosts, default_model
+from .pricing import Choice
 from .schedule import POLICIES, SCHEDULES, make_plan, predicted_us
 from .tile import Plan, WorkTile
 from .workspace import WorkspaceLayout

@@ -12,24 +12,24 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any
-
-import numpy as np
 
 from ..errors import unsupported
 from ..gpu import H200, Gpu
 from ..problem import Problem
 from .config import KernelConfig
-from .cost import CostModel
-from .cuts import Shape
-from .formula import counts, fits_mail, makespans, most_splits, whole_pairs
 from .kernel_costs import Q_M, KernelCosts, recorded_costs
-from .schedule import make_plan
-from .search import best_trial
-from .tile import Plan
-from .ways import ROWS, WALK, Way, find_way, in_waves, way_of
+from .pricing import (
+    TILE_KV,
+    Choice,
+    candidates,
+    config_of,
+    label,
+    price,
+    price_formula,
+    price_others,
+)
+from .ways import ROWS, WALK, find_way
 
-TILE_KV = 64
 #: how batch invariance cuts (see `policies.fixed_size`), for requests of up to 16 query rows, of up
 #: to 64 heads, and of more, whose row tiles fill the card sooner: in the largest pieces with which
 #: 64 requests do, since a batch of 128 pays 8 us for every further one. Small batches lose by it:
@@ -40,43 +40,13 @@ INVARIANT_CUTS = {
     64: {"split_blocks": 32, "max_splits": 32, "half_blocks": 64},
     128: {"split_blocks": 64, "max_splits": 32, "half_blocks": 128},
 }
+#: other cuts of a tile are priced where its first price is within so much of the least
+HOPEFUL = 1.2
 #: query rows of a request up to which KV goes on the M side under batch invariance
 INVARIANT_ROWS = 16
 #: what a plan made anew on the device costs a launch: median of `us_with_plan - us` (17 to 67) over
 #: the persistent plans of data/h200_anchor.jsonl
 PLANNER_US = 29.0
-
-
-@dataclass(frozen=True)
-class Choice:
-    """A way to run one problem, and why."""
-
-    config: KernelConfig
-    num_workers: int
-    policy: str
-    knobs: tuple[tuple[str, int], ...]
-    model: CostModel
-    predicted_us: float
-    reason: str
-    schedule: str = "persistent"
-
-    def plan(self, problem: Problem) -> Plan:
-        """The plan that this choice means."""
-        knobs: dict[str, Any] = dict(self.knobs)
-        plan = make_plan(
-            problem,
-            tile_rows=self.config.tile_rows,
-            tile_kv=self.config.tile_kv,
-            num_workers=self.num_workers,
-            policy=self.policy,
-            schedule=self.schedule,
-            model=self.model,
-            **knobs,
-        )
-        return replace(plan, config=self.config)
-
-    def __str__(self) -> str:
-        return f"{_label(self)}, policy {self.policy}: {self.reason}"
 
 
 def choose(
@@ -106,9 +76,30 @@ def choose(
             got = f"requests of up to {INVARIANT_ROWS} query rows and of more with batch_invariant"
             raise unsupported("q_lens", got, "one kind in a plan; a call without a plan takes both")
         return kinds[0].choice
-    found = []
-    for family in costs:
-        way = find_way(*family.key)
+    found = _all_candidates(problem, gpu, costs, separate_merge, on_device)
+    if not found:
+        small = "grids of more workers than run at once"
+        raise unsupported("problem", small, "fewer requests, or a family that walks plans")
+    found.sort(key=lambda choice: choice.predicted_us)
+    first = next((i for i, c in enumerate(found) if able(c.config)), 0) if able else 0
+    least = "least" if not first else f"{first} cheaper ones are not compiled here,"
+    best, others = found[first], found[first + 1 : first + 3]
+    reason = f"{best.predicted_us:.1f} us predicted, {least} of {len(found)}"
+    if others:
+        reason += "; next " + ", ".join(f"{label(c)} {c.predicted_us:.1f} us" for c in others)
+    return replace(best, reason=f"{reason} ({regime(problem, gpu)})")
+
+
+def _all_candidates(
+    problem: Problem,
+    gpu: Gpu,
+    costs: tuple[KernelCosts, ...],
+    separate_merge: bool,
+    on_device: bool,
+) -> list[Choice]:
+    """Every tile with its best formula or the cost policy's cuts, the hopeful ones with others."""
+    found, planned = [], []
+    for family, way in ((family, find_way(*family.key)) for family in costs):
         if way is None:
             continue
         family = family.of(problem)
@@ -116,22 +107,18 @@ def choose(
             if way.formula:
                 found += price_formula(problem, gpu, family, rows, cluster)
                 continue
-            apart = separate_merge and way is ROWS
-            for fused in (True, False) if apart else (True,):
-                found.append(price(problem, gpu, family, rows, cluster, fused))
-    if not found:
-        small = "grids of more workers than run at once"
-        raise unsupported("problem", small, "fewer requests, or a family that walks plans")
+            planned.append((price(problem, gpu, family, rows, cluster), family))
+            if separate_merge and way is ROWS:
+                found.append(price(problem, gpu, family, rows, cluster, fused_merge=False))
     if on_device:
-        found = [c if c.schedule == "grid" else _planned_on_device(c) for c in found]
-    found.sort(key=lambda choice: choice.predicted_us)
-    first = next((i for i, c in enumerate(found) if able(c.config)), 0) if able else 0
-    least = "least" if not first else f"{first} cheaper ones are not compiled here,"
-    best, others = found[first], found[first + 1 : first + 3]
-    reason = f"{best.predicted_us:.1f} us predicted, {least} of {len(found)}"
-    if others:
-        reason += "; next " + ", ".join(f"{_label(c)} {c.predicted_us:.1f} us" for c in others)
-    return replace(best, reason=f"{reason} ({regime(problem, gpu)})")
+        return [*found, *(_planned_on_device(choice) for choice, _ in planned)]
+    found += [choice for choice, _ in planned]
+    least_us = min((choice.predicted_us for choice in found), default=0.0)
+    for choice, family in planned:
+        if choice.predicted_us <= HOPEFUL * least_us:
+            config = choice.config
+            found += price_others(problem, gpu, family, config.tile_rows, config.cluster)
+    return found
 
 
 def regime(problem: Problem, gpu: Gpu) -> str:
@@ -141,89 +128,6 @@ def regime(problem: Problem, gpu: Gpu) -> str:
     if floor < 15:
         return f"latency regime, {side} floor {floor:.1f} us"
     return f"{side} bound, floor {floor:.1f} us"
-
-
-def candidates(problem: Problem, way: Way) -> list[tuple[int, int]]:
-    """(tile rows, cluster) worth pricing for `way`."""
-    rows = problem.heads if problem.top_k else max(problem.rows.tolist())
-    tiles = way.tiles_for(problem.q_dtype, problem.kv_format)
-    if way is ROWS and tiles:
-        # of equals the first wins: a cluster reads each KV block once where two CTAs read it twice
-        return [(64, 1)] if rows <= 64 else [(128, 2), (64, 1)]
-    # each row tile reads all keys: 8 rows up to two of them, or to eight where a cluster divides
-    # the keys; 32 where two of 16 would do; pairs where there are two
-    return [
-        (height, cluster)
-        for height, cluster in tiles
-        if (height > 8 or rows <= (16 if cluster == 1 else 64))
-        and height < max(17, 2 * rows)
-        and (way.pair == 1 or height < rows)
-    ]
-
-
-def price(
-    problem: Problem,
-    gpu: Gpu,
-    family: KernelCosts,
-    rows: int,
-    cluster: int,
-    fused_merge: bool = True,
-) -> Choice:
-    """One candidate with the cost policy's best cuts."""
-    workers = gpu.workers(cluster)
-    model = family.model(problem, rows, TILE_KV, cluster, fused_merge)
-    model = replace(model, card_rate=_card_rate(family, gpu))
-    shape = Shape.of(problem, rows, TILE_KV, workers)
-    time = best_trial(shape, model).makespan_ns if shape.batch else model.launch_ns
-    config = _config(problem, family, rows, cluster)
-    if not fused_merge:
-        config = replace(config, options=(("fused_merge", 0),))
-    return Choice(config, workers, "cost", (), model, time / 1e3, "")
-
-
-def price_formula(
-    problem: Problem, gpu: Gpu, family: KernelCosts, rows: int, cluster: int
-) -> list[Choice]:
-    """One candidate with the best number of pieces; none where its workers do not fit at once."""
-    config = _config(problem, family, rows, cluster)
-    pair = config.option("pair", 1)
-    shape = Shape.of(problem, rows, TILE_KV, gpu.workers(cluster * pair) * pair)
-    model = family.model(problem, rows, TILE_KV, cluster)
-    model = replace(model, card_rate=_card_rate(family, gpu))
-    most = most_splits(shape, problem.batch, cluster, pair)
-    waves, priced = 1, shape
-    if shape.batch and not most:
-        if not in_waves(config):
-            return []
-        waves, most = -(-problem.batch * whole_pairs(shape.max_row_tiles, pair) // shape.workers), 1
-        # what a wave reads is its own requests' keys
-        lengths = zip(problem.q_lens, problem.kv_lens, strict=True)
-        q_lens, kv_lens = zip(*[both for both in lengths if both[0]][::waves], strict=True)
-        wave = replace(problem, q_lens=q_lens, kv_lens=kv_lens)
-        priced = Shape.of(wave, rows, TILE_KV, shape.workers)
-    # pairs spare reads of L2 where a few requests are read by all: whole requests were never faster
-    tried = [n for n in counts(most) or [1] if n > 1 or pair == 1 or in_waves(config)]
-    if config.option("fused_merge", 1) == 3:
-        groups, latent = problem.batch * shape.max_row_tiles, problem.latent_dim
-        tried = [n for n in tried if n == 1 or fits_mail(groups * n, rows, n, latent)]
-    if not tried:
-        return []
-    times = makespans(priced, model, most) if most else np.array([model.launch_ns])
-    times = model.launch_ns + waves * (times - model.launch_ns)
-    times = times[np.array(tried) - 1]
-    splits = tried[int(times.argmin())]
-    return [
-        Choice(
-            config=config,
-            num_workers=max(1, problem.batch * shape.max_row_tiles * splits),
-            policy="fixed",
-            knobs=(("num_splits", splits),),
-            model=model,
-            predicted_us=float(times.min()) / 1e3,
-            reason="",
-            schedule="grid",
-        )
-    ]
 
 
 def _planned_on_device(choice: Choice) -> Choice:
@@ -283,7 +187,7 @@ def _invariant(
     split = INVARIANT_CUTS[cuts]
     mask = "none" if problem.top_k else "causal"
     return Choice(
-        config=replace(_config(problem, family, rows, cluster), mask=mask),
+        config=replace(config_of(problem, family, rows, cluster), mask=mask),
         num_workers=gpu.workers(cluster),
         policy="fixed_size",
         knobs=tuple(split.items()),
@@ -292,33 +196,3 @@ def _invariant(
         reason=f"batch invariant: {why} give {rows} rows; pieces of {split} by a request's own "
         "length",
     )
-
-
-def _config(problem: Problem, family: KernelCosts, rows: int, cluster: int) -> KernelConfig:
-    way = find_way(*family.key)
-    causal = way is not ROWS or (max(problem.q_lens, default=0) > 1 and not problem.top_k)
-    return KernelConfig(
-        kernel=family.kernel,
-        q_dtype=problem.q_dtype,
-        kv_format=problem.kv_format,
-        out_dtype=problem.out_dtype,
-        tile_rows=rows,
-        tile_kv=TILE_KV,
-        page_size=problem.page_size,
-        cluster=cluster,
-        # one query token is the causal rule's plainest case: with KV on M one kernel has both
-        mask="causal" if causal else "none",
-        options=way.options if way else (),
-    )
-
-
-def _card_rate(family: KernelCosts, gpu: Gpu) -> float:
-    """Bytes per ns that the family reads on this card; as on an H200 where its rate is unknown."""
-    rate = family.card_rate * gpu.read_tbps / H200.read_tbps
-    return rate if rate == rate else family.card_rate
-
-
-def _label(choice: Choice) -> str:
-    config = choice.config
-    way = way_of(config) if config.option("fused_merge", 1) else "merge kernel"
-    return f"{config.kernel} {way}, {config.tile_rows} rows, cluster {config.cluster}"

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass, fields, replace
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,6 +17,7 @@ import numpy as np
 from ..errors import invalid
 from ..problem import Problem
 from ..resources import data_dir
+from .correction import FEATURES, Weights
 from .cost import CostModel
 from .ways import DEEP, EIGHT, FORMATS, GRID, MAIL, PAIR, ROWS, WALK
 
@@ -65,6 +67,8 @@ class KernelCosts:
     l2_rate: float = 10000.0
     sharpness: float = 4.0
     way: str = ROWS.name
+    #: what was learnt beside them (see `correction`): (tile rows, cluster, weights) of each tile
+    corrections: tuple[tuple[int, int, Weights], ...] = ()
 
     @property
     def key(self) -> tuple[str, str]:
@@ -75,6 +79,15 @@ class KernelCosts:
         """These, or those of the way's builds for the problem's formats where it has such."""
         eight = FORMATS.get((problem.q_dtype, problem.kv_format)) == EIGHT
         return EIGHT_BITS.get(self.way, self) if eight else self
+
+    def weights(self, tile_rows: int, cluster: int) -> Weights:
+        """Those of a tile; none where no launch taught any."""
+        found = {(rows, ctas): weights for rows, ctas, weights in self.corrections}
+        return found.get((tile_rows, cluster), ())
+
+    def constants_alone(self) -> dict[str, Any]:
+        """The fields but for what was learnt beside them: by these plans are cut."""
+        return {name: value for name, value in vars(self).items() if name != "corrections"}
 
     @classmethod
     def of_ones(cls) -> KernelCosts:
@@ -348,9 +361,20 @@ def recorded_costs() -> tuple[KernelCosts, ...]:
     rows = json.loads(path.read_text(encoding="utf-8"))["costs"]
     names = {field.name for field in fields(KernelCosts)}
     for row in rows:
-        if set(row) != names:
+        if set(row) | {"corrections"} != names:
             raise invalid(str(path), sorted(row), sorted(names))
-    return tuple(KernelCosts(**row) for row in rows)
+    return tuple(KernelCosts(**{**row, "corrections": _corrections(path, row)}) for row in rows)
+
+
+def _corrections(path: Path, row: dict[str, Any]) -> tuple[tuple[int, int, Weights], ...]:
+    """From a row's {"64x1": {feature: weight}}."""
+    found = []
+    for tile, weights in row.get("corrections", {}).items():
+        if tuple(weights) != FEATURES:
+            raise invalid(f"{path}, corrections of {tile}", tuple(weights), FEATURES)
+        rows, _, cluster = tile.partition("x")
+        found.append((int(rows), int(cluster), tuple(weights.values())))
+    return tuple(found)
 
 
 def default_model(

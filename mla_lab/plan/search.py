@@ -14,6 +14,7 @@ no assignment; the search stops where the bound says that no other can be better
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -21,7 +22,7 @@ import numpy as np
 from .assign import Assignment, beside, by_part
 from .cost import CostModel, makespan
 from .cuts import Cuts, Shape, cut_by_count, number
-from .greedy import greedy_payload, walk
+from .greedy import greedy, greedy_payload, walk
 
 #: assignments that one search may try, and the gain below which another is not worth its time
 MAX_TRIALS = 6
@@ -63,6 +64,28 @@ def best_trial(shape: Shape, model: CostModel) -> Trial:
             if trial.makespan_ns < best.makespan_ns * WORTHWHILE:
                 best = trial
     return best
+
+
+def even_trials(
+    shape: Shape, model: CostModel, counts: Sequence[int], most: int
+) -> list[tuple[int, Trial]]:
+    """Of `counts` of pieces a request, those `most` with the least bounds, and their prices."""
+    steps = -(-shape.blocks // model.kv_ways)
+    fitting = [n for n in counts if n == 1 or n <= shape.max_blocks]
+    splits = np.minimum(np.array(fitting)[:, None], steps)
+    fitting = [
+        n
+        for n, tiles in zip(fitting, splits @ shape.row_tiles, strict=True)
+        if n == 1 or tiles <= MAX_TILES
+    ]
+    splits = splits[: len(fitting)]
+    order = np.argsort(bounds_of(shape, model, splits), kind="stable")[:most].tolist()
+    return [(fitting[i], try_cuts(shape, model, cut_by_count(shape, splits[i]))) for i in order]
+
+
+def try_greedy(shape: Shape, model: CostModel) -> Trial:
+    """FlashMLA's own walk."""
+    return try_cuts(shape, model, greedy(shape))
 
 
 def try_cuts(shape: Shape, model: CostModel, cuts: Cuts) -> Trial:
@@ -114,9 +137,13 @@ def even_candidates(shape: Shape, model: CostModel) -> tuple[np.ndarray, np.ndar
     """
     steps = -(-shape.blocks // model.kv_ways)
     splits = -(-steps[None, :] // piece_sizes(shape, steps)[:, None])
-    tiles = splits @ shape.row_tiles
-    keep = (tiles <= MAX_TILES) | (splits.max(axis=1) == 1)
-    splits, tiles = splits[keep], tiles[keep]
+    keep = (splits @ shape.row_tiles <= MAX_TILES) | (splits.max(axis=1) == 1)
+    return splits[keep], bounds_of(shape, model, splits[keep])
+
+
+def bounds_of(shape: Shape, model: CostModel, splits: np.ndarray) -> np.ndarray:
+    """The lower bound of each row of `splits`, int64 [candidates, n], in ns, float64."""
+    steps, tiles = -(-shape.blocks // model.kv_ways), splits @ shape.row_tiles
     start, memory = start_times(shape, model, tiles)[:, None], memory_time(shape, model)
     partials = np.where(splits > 1, splits, 0) @ shape.row_tiles
     partial = model.partial_time(partials, shape.workers)[:, None]
@@ -127,7 +154,7 @@ def even_candidates(shape: Shape, model: CostModel) -> tuple[np.ndarray, np.ndar
     longest = each + model.steps(-(-steps // splits)) * model.block_ns
     last = np.maximum(mean, longest.max(axis=1))
     ready = np.where(splits > 1, longest, 0.0).max(axis=1) if model.fused_merge else last
-    return splits, model.launch_ns + model.ends(last, ready, merge, memory)
+    return np.asarray(model.launch_ns + model.ends(last, ready, merge, memory))
 
 
 def piece_sizes(shape: Shape, steps: np.ndarray) -> np.ndarray:

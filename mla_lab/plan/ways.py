@@ -20,18 +20,18 @@ from dataclasses import dataclass
 from .config import KernelConfig
 
 #: (query, cache) that kernels take, and what that makes of the products' operands: sixteen bits as
-#: they are stored, a cache of eight bits widened to the query's sixteen on the way, or eight of
+#: they are stored, a query of sixteen bits split into two terms of the cache's eight, or eight of
 #: both
-STORED, WIDENED, EIGHT = "stored", "widened", "eight"
+STORED, SPLIT, EIGHT = "stored", "split", "eight"
 FORMATS = {
     ("bf16", "bf16"): STORED,
     ("fp16", "fp16"): STORED,
-    ("bf16", "e4m3"): WIDENED,
-    ("bf16", "fp8_656"): WIDENED,
+    ("bf16", "e4m3"): SPLIT,
+    ("bf16", "fp8_656"): SPLIT,
     ("e4m3", "e4m3"): EIGHT,
 }
 #: formats of the result
-OUTS = {STORED: ("bf16", "fp16"), WIDENED: ("bf16", "fp16"), EIGHT: ("bf16", "fp16", "e4m3")}
+OUTS = {STORED: ("bf16", "fp16"), SPLIT: ("bf16", "fp16"), EIGHT: ("bf16", "fp16", "e4m3")}
 
 
 @dataclass(frozen=True)
@@ -43,15 +43,15 @@ class Way:
     tiles: tuple[tuple[int, int], ...]
     #: of the kernel's configuration
     options: tuple[tuple[str, int], ...] = ()
-    #: the same for a cache that is widened on the way, and for e4m3 throughout
-    widened: tuple[tuple[int, int], ...] = ()
+    #: the same for a query that is split, and for e4m3 throughout
+    split: tuple[tuple[int, int], ...] = ()
     eight: tuple[tuple[int, int], ...] = ()
 
     def tiles_for(self, q_dtype: str, kv_format: str) -> tuple[tuple[int, int], ...]:
         """What is compiled for a query and a cache of these formats; formats that no kernel takes
         are planned like those that are stored as they are used.
         """
-        tiles = {WIDENED: self.widened, EIGHT: self.eight}
+        tiles = {SPLIT: self.split, EIGHT: self.eight}
         return tiles.get(FORMATS.get((q_dtype, kv_format), STORED), self.tiles)
 
     @property
@@ -80,7 +80,7 @@ MAIL = Way(
     "cute/kv_m",
     ((16, 1), (32, 1)),
     (("fused_merge", 3), ("grid", 1)),
-    widened=((16, 1), (32, 1)),
+    split=((16, 1), (32, 1)),
     eight=((16, 1), (32, 1)),
 )
 DEEP = Way("deep", "cute/kv_m", ((8, 1),), MAIL.options)
@@ -90,7 +90,7 @@ WALK = Way(
     "cute/kv_m",
     ((16, 1),),
     (("fused_merge", 2),),
-    widened=((16, 1), (32, 1)),
+    split=((16, 1), (32, 1)),
     eight=((16, 1), (32, 1)),
 )
 WAYS = (ROWS, GRID, MAIL, DEEP, PAIR, WALK)

@@ -24,6 +24,8 @@ from .pairwise import Case, cover
 TIMES = 3
 #: e4m3 at batch 768 and 8192 keys wants 413 MB on the CUDA backend
 WORKSPACE_BYTES = 512 << 20
+#: on a card: 40 batch-invariant requests of 64 x 128 rows, each cut by its own length, want 4.9 GB
+CARD_WORKSPACE_BYTES = 5 << 30
 #: of the workspace, at its beginning: counters and mail, which every call leaves zero
 ZEROED_BYTES = (MAX_GROUPS + MAIL_WORDS) * WORD_BYTES
 
@@ -109,12 +111,13 @@ def _takes_plan(case: Mapping[str, str]) -> bool:
 def has_kernel(case: Mapping[str, str]) -> bool:
     """Whether a CuTe kernel that ships runs the case: of 16-bit formats everything but tables of
     their own for values, by a build of its own or token by token; skip-softmax in the commonest.
-    A caller's plan is of whole pages, so that it wants a build of its own.
+    A caller's plan is of whole pages, so that it wants a build of its own. Of caches of eight bits
+    what is read by pages.
     """
-    if case.get("format", "bf16") not in ("bf16", "fp16", "fp16 to bf16", "bf16 to fp16"):
-        return False
     if case.get("tables") == "separate":
         return False
+    if "e4m3" in FORMATS[case.get("format", "bf16")] or "656" in case.get("format", ""):
+        return _has_eight_bits(case)
     if case.get("plan") == "given":
         plain = {"mask": "causal", "sinks": "none", "scales": "floats"}
         extra = any(case.get(name, level) != level for name, level in plain.items())
@@ -128,6 +131,21 @@ def has_kernel(case: Mapping[str, str]) -> bool:
         return True
     usual = {"format": "bf16", "page_size": "64", "invariant": "no"}
     return all(case.get(name, level) == level for name, level in usual.items())
+
+
+def _has_eight_bits(case: Mapping[str, str]) -> bool:
+    """Where features beyond a plain call, and pages of other sizes than 64, have builds."""
+    by_page = case.get("sparse", "dense") == "dense" and int(case.get("page_size", "64")) >= 16
+    if not by_page or case.get("skip", "none") not in ("none", "0"):
+        return False
+    plain = {"mask": "causal", "sinks": "none", "scales": "floats"}
+    extra = any(case.get(name, level) != level for name, level in plain.items())
+    common, invariant = case.get("page_size", "64") == "64", case.get("invariant", "no") == "yes"
+    if invariant:
+        return common and not extra
+    if case["format"] == "e4m3":
+        return True
+    return common if case["format"] == "e4m3 to e4m3" else common or not extra
 
 
 @lru_cache(maxsize=1)

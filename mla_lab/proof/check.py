@@ -28,17 +28,8 @@ from ..plan import choose
 from ..reference import decode_reference
 from ..validate import form_of
 from . import cases
+from .limits import limits_of
 
-#: error beyond that of rounding the oracle's out once, relative to its norm, by query dtype: P in
-#: 16 bits; P in 8 bits
-BEYOND_ROUNDING = {"bf16": 2.5e-3, "fp16": 2.5e-3, "e4m3": 4e-2}
-#: rounding goes another way where the result before it differs a little
-ROUNDING_SLACK = 1.1
-#: the worst row may be this much further off
-ROW_FACTOR = 4.0
-#: beside max(1, |lse|); with weights of 8 bits sums are those of the rounded ones, a weight off by
-#: up to 2^-4 of itself: in a row of few keys that is what lse is off by
-LSE_TOLERANCE = {"bf16": 2e-5, "fp16": 2e-5, "e4m3": 4e-2}
 GUARD_VALUE = 7.0
 
 
@@ -52,6 +43,8 @@ class Outcome:
     rel_error: float = 0.0
     worst_row: float = 0.0
     lse_error: float = 0.0
+    #: what rel_error may be
+    allowed: float = 0.0
 
     def row(self) -> dict[str, Any]:
         """For a record, in few digits."""
@@ -93,27 +86,22 @@ def judge(
     inputs: DecodeInputs, out: Tensor, lse: Tensor | None, backend: str, objection: str | None
 ) -> Outcome:
     """Errors of a result against the oracle, and whether they are within their limits."""
-    factor = inputs.skip_softmax_threshold_scale_factor
     expected = decode_reference(replace(inputs, skip_softmax_threshold_scale_factor=None))
-    rounded = formats.pack(expected.out, inputs.problem.out_dtype).to(expected.out)
-    rounding = compare([(rounded.float(), expected.out)])
-    found = compare([(out.float(), expected.out)])
-    q_dtype = inputs.problem.q_dtype
-    limit = ROUNDING_SLACK * rounding.rel_error + BEYOND_ROUNDING[q_dtype] + 2 * (factor or 0.0)
+    found, limits = compare([(out.float(), expected.out)]), limits_of(inputs, expected)
     wrong_lse = 0.0 if lse is None else lse_error(lse, expected.lse)
     if objection is None and found.nonfinite:
         objection = f"{found.nonfinite} elements are not finite"
-    if objection is None and not found.rel_error <= limit:
-        objection = f"relative error {found.rel_error:.1e}, limit {limit:.1e}"
-    row_limit = ROW_FACTOR * max(limit, ROUNDING_SLACK * rounding.worst_row)
-    if objection is None and not found.worst_row <= row_limit:
-        objection = f"error of a row {found.worst_row:.1e}, limit {row_limit:.1e}"
-    lse_limit = LSE_TOLERANCE[q_dtype] + 2 * (factor or 0.0)
-    if objection is None and not wrong_lse <= lse_limit:
-        objection = f"lse error {wrong_lse:.1e}, limit {lse_limit:.1e}"
+    measured = (
+        ("relative error", found.rel_error, limits.rel_error),
+        ("error of a row", found.worst_row, limits.worst_row),
+        ("lse error", wrong_lse, limits.lse_error),
+    )
+    for name, error, limit in measured:
+        if objection is None and not error <= limit:
+            objection = f"{name} {error:.1e}, limit {limit:.1e}"
     status = "ok" if objection is None else "wrong"
     errors = (found.rel_error, found.worst_row, min(wrong_lse, 1e30))
-    return Outcome(status, backend, objection or "", *errors)
+    return Outcome(status, backend, objection or "", *errors, limits.rel_error)
 
 
 class Guards:

@@ -3,11 +3,17 @@
 Both calls read the same caches, in rotation, so that neither finds its keys in the L2; their graphs
 are replayed in turn, in changing order. A row's ratio is the median over rounds of time with by
 time without; `low` and `high` bound it with 95 % confidence, by ranks, whatever the distribution.
+Where a per cent is what is asked, the call without is captured a second time and timed in the same
+rounds: `control` is that by the first, and what noise alone makes of one.
+
+A sparse call takes an eighth of the dense one's time and draws other power, which sets the card's
+clock within milliseconds. In quick turns it would run at the clock that the dense call left, so
+that both are timed after as long a time of their own kind as they are timed for.
 
 A feature is judged at uniform shapes, where the call without it exists. Skip-softmax is timed on
-concentrated inputs: on Gaussian ones there is nothing to skip, which is timed too. "dense path" is
-a plain call of one query token beside the same kernel compiled for nothing else, without even the
-causal rule; of the other features a plain build has no code.
+concentrated and heavy-tailed inputs: on Gaussian ones there is nothing to skip, which is timed too.
+"dense path" is a plain call of one query token beside the same kernel compiled for nothing else,
+without even the causal rule; of the other features a plain build has no code.
 """
 
 from __future__ import annotations
@@ -25,8 +31,8 @@ from torch import Tensor
 from .. import masks, repeats
 from ..backends.families import costs
 from ..bench.cases import Case
-from ..bench.rotation import WORKSPACE_BYTES, make_rotation
-from ..bench.timers import Timer, timer_for
+from ..bench.rotation import MIN_LAUNCHES, WORKSPACE_BYTES, kv_bytes, make_rotation
+from ..bench.timers import Replay, Timer, timer_for
 from ..decode import decode
 from ..errors import MlaLabError
 from ..gpu import H200, Gpu
@@ -37,6 +43,10 @@ from ..problem import Problem
 from ..reference import TileWalk, skip_tiles
 
 ROUNDS = 41
+#: of calls that are timed each at the clock of its own power, and how long a clock takes to settle
+SETTLED_ROUNDS, SETTLE_US = 15, 30_000.0
+#: launches of one replay at least, of calls that read less than this many bytes: 0.4 ms
+LAUNCHES, SHORT_BYTES = 48, 150_000_000
 TOP_K = 2048
 #: standard deviations of a normal distribution that hold 95 %
 SIGMAS_95 = 1.96
@@ -56,6 +66,8 @@ class Comparison:
     distribution: str = "gauss"
     #: what both calls have
     also: str = "dense"
+    #: time each after a while of its own kind
+    settled: bool = False
 
     @property
     def problem(self) -> Problem:
@@ -90,6 +102,8 @@ def comparisons() -> list[Comparison]:
             (32, 1, 16, 4096),
             (64, 1, 16, 4096),
             (128, 1, 16, 2048),
+            (4, 1, 128, 8192),
+            (64, 1, 128, 4096),
         )
     ]
     drafts = [
@@ -97,7 +111,7 @@ def comparisons() -> list[Comparison]:
         for shape in ((16, 8, 16, 8192), (64, 8, 16, 4096), (16, 8, 128, 4096), (64, 8, 128, 2048))
         for mask in ("tree mask", "chain mask")
     ]
-    sparse = [Comparison("sparse", 64, 1, heads, 32768) for heads in (16, 128)]
+    sparse = [Comparison("sparse", 64, 1, heads, 32768, settled=True) for heads in (16, 128)]
     skipping = [
         Comparison(f"skip {factor:g}", *shape, distribution, also)
         for shape, distribution, also in (
@@ -105,6 +119,7 @@ def comparisons() -> list[Comparison]:
             ((32, 4, 128, 8192), "concentrated", "dense"),
             ((32, 4, 128, 8192), "concentrated", "ragged"),
             ((16, 1, 128, 32768), "concentrated", "dense"),
+            ((64, 1, 128, 8192), "heavy_tailed", "dense"),
             ((32, 4, 128, 8192), "gauss", "dense"),
         )
         for factor in FACTORS
@@ -194,6 +209,7 @@ def _measure(
     rotation = make_rotation(case, device=device, workspace_bytes=WORKSPACE_BYTES)
     without = [varied(copy, c.also) for copy in rotation.copies]
     having = [varied(copy, c.feature) for copy in without]
+    order = rotation.order(LAUNCHES if kv_bytes(c.problem) < SHORT_BYTES else MIN_LAUNCHES)
     replays = []
     for copies, plan in zip((without, having), plans_of(c), strict=True):
         out = _out(copies[0])
@@ -201,19 +217,35 @@ def _measure(
         calls = [_launch(copy, backend, out, plan) for copy in copies]
         for call in calls:
             call()
-        replays.append(timer.ready([calls[i] for i in rotation.order()]))
-    for replay in replays:
-        replay()
-    launches = len(rotation.order())
-    times: tuple[list[float], list[float]] = ([], [])
-    for turn in range(rounds):
-        for which in (0, 1) if turn % 2 else (1, 0):
-            times[which].append(replays[which]() / launches)
-    found = {"us": median(times[1]), "beside_us": median(times[0])}
-    found |= interval([b / a for a, b in zip(*times, strict=True)])
+        replays.append(timer.ready([calls[i] for i in order]))
+        if c.also == "bare" and copies is without:
+            replays.append(timer.ready([calls[i] for i in order]))
+    rounds = min(rounds, SETTLED_ROUNDS) if c.settled else rounds
+    first, *others = _times(replays, rounds, SETTLE_US if c.settled else 0.0)
+    *control, last = ([b / a for a, b in zip(first, other, strict=True)] for other in others)
+    found = {"us": median(others[-1]) / len(order), "beside_us": median(first) / len(order)}
+    found |= interval(last)
+    if control:
+        names = {"ratio": "control", "low": "control_low", "high": "control_high"}
+        found |= {names[name]: value for name, value in interval(control[0]).items()}
     if c.feature.startswith("skip"):
         found |= _skipped(having[0], without[0], backend)
     return {"rounds": rounds, **{name: float(f"{value:.5g}") for name, value in found.items()}}
+
+
+def _times(replays: list[Replay], rounds: int, settle_us: float) -> list[list[float]]:
+    """Microseconds of each replay in each round, which begins with another replay each time."""
+    took = [replay() for replay in replays]
+    again = [max(1, math.ceil(settle_us / us)) for us in took]
+    times: list[list[float]] = [[] for _ in replays]
+    for turn in range(rounds):
+        for place in range(len(replays)):
+            which = (turn + place) % len(replays)
+            replay, n = replays[which], again[which]
+            if settle_us:
+                replay.repeat(n)
+            times[which].append(replay.repeat(n) / n)
+    return times
 
 
 def plans_of(c: Comparison) -> tuple[Plan | None, Plan | None]:

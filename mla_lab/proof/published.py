@@ -2,7 +2,8 @@
 
 2 query and cache dtypes, pages of 32 and 64, 11 batch sizes from 1 to 1024, 3 lengths, 1, 2 and 4
 query tokens, 128 heads. Every element is compared with float32 attention on the same card, and of
-each configuration two requests of that reference with the float64 oracle.
+each configuration two requests of that reference with the float64 oracle. e4m3 may be twice as far
+off as torch with e4m3 weights is in these two.
 
 Source: github.com/flashinfer-ai/flashinfer/pull/2743, description, "Functionality".
 """
@@ -26,8 +27,9 @@ from ..errors import MlaLabError
 from ..inputs import KV_STD, WILD_PAGE_IDS
 from ..operands import ReferenceCall
 from ..problem import LATENT_DIM, ROPE_DIM
-from ..reference import decode_reference
+from ..reference import Result, decode_reference
 from .check import Outcome
+from .limits import TOPS, twice_torch
 
 DTYPES = ("bf16", "e4m3")
 PAGE_SIZES = (32, 64)
@@ -136,10 +138,13 @@ def _judge(c: Configuration, call: ReferenceCall, out: Tensor, backend: str) -> 
     limit, reason = LIMITS[c.dtype], ""
 
     def pairs() -> Iterator[tuple[Tensor, Tensor]]:
-        nonlocal reason
+        nonlocal limit, reason
         for part, expected in references(call):
             if part.start == 0:
-                reason = _objection_to(expected, call, part)
+                some, oracle = _ends(call, part)
+                reason = _objection_to(expected, oracle)
+                if c.dtype == "e4m3":
+                    limit = twice_torch(some, oracle, "bf16", "e4m3", TOPS[:1]).rel_error
             yield out[part], expected
 
     found = compare(pairs())
@@ -150,7 +155,7 @@ def _judge(c: Configuration, call: ReferenceCall, out: Tensor, backend: str) -> 
     elif not found.worst_row <= ROW_FACTOR * limit:
         reason = f"error of a row {found.worst_row:.1e}, limit {ROW_FACTOR * limit:.1e}"
     status = "wrong" if reason else "ok"
-    return Outcome(status, backend, reason, found.rel_error, found.worst_row)
+    return Outcome(status, backend, reason, found.rel_error, found.worst_row, allowed=limit)
 
 
 def references(call: ReferenceCall) -> Iterator[tuple[slice, Tensor]]:
@@ -173,16 +178,19 @@ def references(call: ReferenceCall) -> Iterator[tuple[slice, Tensor]]:
         yield part, values.unflatten(1, (q_len, -1))
 
 
-def _objection_to(reference: Tensor, call: ReferenceCall, part: slice) -> str:
-    """An objection to the float32 reference itself, from the first and last request of a part."""
-    some = torch.tensor([0, reference.shape[0] - 1], device=reference.device)
-    oracle = decode_reference(
-        replace(
-            call,
-            query=call.query[part][some],
-            block_tables=call.block_tables[part][some],
-            seq_lens=call.seq_lens[part][some],
-        )
+def _ends(call: ReferenceCall, part: slice) -> tuple[ReferenceCall, Result]:
+    """The call of the first and last request of a part alone, and what the oracle says to it."""
+    some = [part.start, part.stop - 1]
+    ends = replace(
+        call,
+        query=call.query[some],
+        block_tables=call.block_tables[some],
+        seq_lens=call.seq_lens[some],
     )
-    error = compare([(reference[some], oracle.out)]).rel_error
+    return ends, decode_reference(ends)
+
+
+def _objection_to(reference: Tensor, oracle: Result) -> str:
+    """An objection to the float32 reference itself, from the first and last request of a part."""
+    error = compare([(reference[[0, -1]], oracle.out)]).rel_error
     return "" if error <= REFERENCE_LIMIT else f"the float32 reference is {error:.1e} off"

@@ -14,7 +14,7 @@ import torch
 from ..bench.environment import environment
 from ..errors import invalid
 from . import costs, published
-from .cases import WORKSPACE_BYTES, pairwise_cases
+from .cases import CARD_WORKSPACE_BYTES, WORKSPACE_BYTES, pairwise_cases
 from .check import Outcome, run_case
 
 Row = dict[str, Any]
@@ -41,7 +41,8 @@ def write(path: Path, rows: Iterable[Row]) -> None:
 
 def pairwise_run(device: str, indices: Sequence[int] | None, progress: Progress) -> Iterator[Row]:
     """The pairwise cases (or those of `indices`) on a device."""
-    workspace = torch.zeros(WORKSPACE_BYTES, dtype=torch.uint8, device=device)
+    size = WORKSPACE_BYTES if torch.device(device).type == "cpu" else CARD_WORKSPACE_BYTES
+    workspace = torch.zeros(size, dtype=torch.uint8, device=device)
     cases = pairwise_cases()
     yield _head("pairwise", device, len(cases))
     for index in range(len(cases)) if indices is None else indices:

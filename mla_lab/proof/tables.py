@@ -91,14 +91,8 @@ def shapes_note(rows: Sequence[Row]) -> str:
             f"heads {spoken(levels['heads'])}; pages of {spoken(levels['page_size'])};",
             f"lengths 0 to 70,001. {tally(found)}.",
             f"Largest relative error in bf16: {worst:.1e}.",
-            *(f"{n} of them {why}." for why, n in again(found).items()),
         )
     )
-
-
-def again(rows: Sequence[Row]) -> dict[str, int]:
-    """Rows that are not of the record's own run, by what they say of it."""
-    return dict(Counter(row["again"] for row in rows if row.get("again")))
 
 
 def published_note(rows: Sequence[Row]) -> str:
@@ -165,6 +159,11 @@ def costs_table(rows: Sequence[Row]) -> str:
     groups: dict[tuple[str, str], list[Row]] = {}
     for row in cases(rows):
         groups.setdefault((row["feature"], row["inputs"]), []).append(row)
+        if "control" in row:
+            same = {"ratio": "control", "low": "control_low", "high": "control_high"}
+            again = {name: row[control] for name, control in same.items()}
+            label = f"{row['beside']} beside itself"
+            groups.setdefault((label, row["inputs"]), []).append({"status": "ok", **again})
     for (feature, inputs), own in groups.items():
         timed = sorted((r for r in own if r["status"] == "ok"), key=lambda r: r["ratio"])
         if not timed:

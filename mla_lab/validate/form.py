@@ -132,7 +132,8 @@ def _features(given: Arguments, longest: int) -> Features:
         tensor_scales=isinstance(given.bmm1_scale, Tensor) or isinstance(given.bmm2_scale, Tensor),
         nonpositive_scale=_nonpositive(given.bmm1_scale),
         separate_tables=not given.uses_shared_paged_kv_idx,
-        context_parallel=given.enable_dcp,
+        # a world of one rank is no world
+        context_parallel=given.enable_dcp and given.cp_world > 1,
         batch_invariant=given.batch_invariant,
         strided_pages=pages.shape[0] > 1 and pages.stride(0) != page_elements,
         strided_tables=not tables.is_contiguous(),

@@ -34,6 +34,7 @@ def read_lengths(given: Arguments, form: Form, reads: bool) -> Lengths:
     kv_lens = tuple(given.seq_lens.tolist())
     lengths = Lengths(q_lens, kv_lens)
     _check_kv_lens(kv_lens, form)
+    _check_one_rank(given, kv_lens)
     if form.on_host:
         _check_tables(given, form, kv_lens)
         _check_mask_bits(given, lengths)
@@ -98,6 +99,14 @@ def _check_kv_lens(kv_lens: tuple[int, ...], form: Form) -> None:
         pages = capacity // form.bounds.page_size
         supported = f"up to {capacity}: {pages} pages of {form.bounds.page_size} in block_tables"
         raise invalid("seq_lens", max(kv_lens), supported)
+
+
+def _check_one_rank(given: Arguments, kv_lens: tuple[int, ...]) -> None:
+    """The only rank has every token."""
+    of_all = given.causal_seqlens_kv_global
+    if of_all is not None and given.cp_world == 1 and tuple(of_all.tolist()) != kv_lens:
+        supported = f"seq_lens with cp_world 1: {list(kv_lens)}"
+        raise invalid("causal_seqlens_kv_global", of_all.tolist(), supported)
 
 
 def _check_tables(given: Arguments, form: Form, kv_lens: tuple[int, ...]) -> None:

@@ -158,6 +158,10 @@ def test_a_cache_of_eight_bits(kv_format: str, heads: int, workspace: torch.Tens
     expected = decode_reference(inputs)
     for more in ({}, {"batch_invariant": True}, {"plan": chosen_plan(problem)}):
         check(inputs, native(inputs, workspace, **more), expected)
+    for features in (("device_scales", "sinks"), ("tree_mask",)):
+        few = Problem((2, 2), (1000, 65), heads, kv_format=kv_format)
+        inputs = inputs_of(few, "lse", *features)
+        check(inputs, native(inputs, workspace))
     ragged = Problem((1, 0, 3, 8, 2), lengths, heads, kv_format=kv_format)
     inputs = inputs_of(ragged, "lse", "ragged", "cache_4d")
     check(inputs, native(inputs, workspace))
@@ -202,8 +206,11 @@ def test_e4m3_results_saturate(heads: int, workspace: torch.Tensor) -> None:
 
 
 @pytest.mark.parametrize("distribution", ["gauss", "heavy_tailed"])
-def test_no_worse_than_twice_torch(distribution: str, workspace: torch.Tensor) -> None:
-    problem = Problem((2, 2), (3000, 777), 128)
+@pytest.mark.parametrize("kv_format", ["bf16", "e4m3", "fp8_656"])
+def test_no_worse_than_twice_torch(
+    kv_format: str, distribution: str, workspace: torch.Tensor
+) -> None:
+    problem = Problem((2, 2), (3000, 777), 128, kv_format=kv_format)
     inputs = make_inputs(problem, 3, distribution=distribution, device="cuda")
     expected = decode_reference(inputs)
     mine = rel_error(native(inputs, workspace), expected.out)
@@ -255,16 +262,22 @@ def test_negative_output_scale(workspace: torch.Tensor) -> None:
 
 
 @pytest.mark.parametrize("heads", [16, 64, 128])
-def test_batch_invariant_bits(heads: int, workspace: torch.Tensor) -> None:
+@pytest.mark.parametrize(
+    ("query", "cache"), [("bf16", "bf16"), ("e4m3", "e4m3"), ("bf16", "e4m3"), ("bf16", "fp8_656")]
+)
+def test_batch_invariant_bits(query: str, cache: str, heads: int, workspace: torch.Tensor) -> None:
     lengths = (5000, 1, 0, 64, 1025, 16385, 777)
-    everything = inputs_of(Problem((2,) * 7, lengths, heads), "lse")
+    whole = Problem((2,) * 7, lengths, heads, q_dtype=query, kv_format=cache)
+    everything = inputs_of(whole, "lse")
     out, lse = (t.clone() for t in native(everything, workspace, batch_invariant=True))
     lse = lse.view(7, 2, heads)
     for chosen in ([4], [5, 0], [6, 4, 3, 2, 1, 0], [2]):
         index = torch.tensor(chosen, device="cuda")
         some = replace(
             everything,
-            problem=Problem((2,) * len(chosen), tuple(lengths[i] for i in chosen), heads),
+            problem=replace(
+                whole, q_lens=(2,) * len(chosen), kv_lens=tuple(lengths[i] for i in chosen)
+            ),
             query=everything.query[index].contiguous(),
             block_tables=everything.block_tables[index].contiguous(),
             seq_lens=everything.seq_lens[index].contiguous(),

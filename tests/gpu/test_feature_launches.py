@@ -21,6 +21,7 @@ pytestmark = pytest.mark.gpu
 LENGTHS = (4096, 700, 64, 1, 2500)
 DENSE = Problem((2,) * 5, LENGTHS, 16)
 MANY = Problem((2,) * 60, (300,) * 60, 128)
+EIGHT: dict[str, Any] = {"q_dtype": "e4m3", "kv_format": "e4m3"}
 #: problem, features of its inputs, other arguments
 FEATURES: dict[str, tuple[Problem, list[str], dict[str, Any]]] = {
     "dense": (DENSE, [], {}),
@@ -42,6 +43,20 @@ FEATURES: dict[str, tuple[Problem, list[str], dict[str, Any]]] = {
         {"skip_softmax_threshold_scale_factor": 1e-3},
     ),
     "pages of 16 with sinks": (replace(DENSE, page_size=16), ["sinks"], {}),
+    "one query token": (replace(DENSE, q_lens=(1,) * 5), [], {}),
+    "e4m3 with sinks": (replace(DENSE, **EIGHT), ["sinks"], {}),
+    "e4m3, pages of 32, device scales": (
+        replace(DENSE, page_size=32, **EIGHT),
+        ["device_scales"],
+        {},
+    ),
+    "e4m3, ragged, tree mask, 128 heads": (
+        Problem((1, 4, 2, 3, 2), LENGTHS, 128, **EIGHT),
+        ["tree_mask", "max_q_len"],
+        {},
+    ),
+    "bf16 over e4m3": (replace(DENSE, kv_format="e4m3"), [], {}),
+    "656 bytes with sinks": (replace(DENSE, kv_format="fp8_656"), ["sinks"], {}),
 }
 
 
@@ -156,7 +171,7 @@ def test_a_compiled_program(
     native(inputs, workspace, **more)
 
     def step(query: torch.Tensor) -> Any:
-        out, lse = call(**{**named, "query": query * 1.0})
+        out, lse = call(**{**named, "query": query.clone()})
         return out * 1.0, lse
 
     torch.compiler.reset()

@@ -15,7 +15,7 @@ from ...errors import unsupported
 from ...gpu import H200, Gpu
 from ...inputs import DecodeInputs
 from ...plan import Plan, choose
-from ...plan.choose import Choice
+from ...plan.pricing import Choice
 from ..cases import Case
 from ..rotation import Rotation
 from ..timers import Launch

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -92,7 +92,7 @@ class Variant:
             "workers": self.workers,
             "knobs": dict(self.knobs),
             # they cut where the policy is "cost", and elsewhere only weigh
-            "costs": asdict(self.costs) if self.policy == "cost" else None,
+            "costs": self.costs.constants_alone() if self.policy == "cost" else None,
         }
 
     @classmethod
@@ -104,8 +104,8 @@ class Variant:
         config = KernelConfig.from_dict(notes["config"])
         key = config.kernel, way_of(config)
         recorded = next((costs for costs in recorded_costs() if costs.key == key), Q_M)
-        noted = notes["costs"] or asdict(recorded)
-        if set(noted) != set(asdict(recorded)):
+        noted = notes["costs"] or recorded.constants_alone()
+        if set(noted) != set(recorded.constants_alone()):
             raise invalid("record", "constants of another cost model", "a sweep with today's")
         return cls(
             config=config,

@@ -19,6 +19,7 @@ Pipelines, and what each barrier counts
 | empty[stage] | both warpgroups are done with the tile | 8 warps |
 | q_full | Q and the work record are here (END: the record alone) | 1 + bytes of Q |
 | q_empty | the tile's last scores are done, the record is read | 256 threads |
+| q_read, q_split | two terms: a query is read as it arrived, both are written | 256 threads |
 | p_ready[warpgroup] | P of its tile is published, with the rows' maxima and factors | 128 threads |
 | summed | each warp's sums of the work tile are published | 256 threads |
 | weighed | the weights of a merge are there | 256 threads |
@@ -32,8 +33,8 @@ named barrier has one place in the code for all who meet there: orders that comp
 
 Timeline of a warpgroup for its own tile k: await P(k-1), O^T(k-1), release k-1; S^T(k) as its
 columns arrive; softmax(k); publish P(k); O^T(k); release k. (With more than two stages, and for
-tile 1 of a grid, S^T(k) comes first and softmax(k) runs under O^T(k-1): see `rounds`. Where query
-and cache are e4m3, all of softmax(k) comes first, see `late`; `fp8` has their operands.) After the
+tile 1 of a grid, S^T(k) comes first and softmax(k) runs under O^T(k-1): see `rounds`. Where the
+products are of e4m3, all of softmax(k) comes first, see `late`; `fp8` has their operands.) After the
 last tile both warpgroups go on in the same code: sums across warps; then results from the
 accumulators (one CTA), or `st.async` of the raw fragments to the rows' owners, who add them in
 rank order. Several workers: fp32 partials in the workspace; the last arriver of each rank merges
@@ -55,25 +56,23 @@ Options off by default: `features` and the mask "tree" take sinks, scales in mem
 mask as a tuple at the end (`extras`); `gather` fetches token by token, for small pages and sparse
 calls, by a producer warpgroup (`gather`).
 
-Under a bf16 query the cache may be e4m3 or of 656-byte tokens: then a producer warpgroup copies raw
-bytes and writes bf16 tiles of them (`widen`), and full barriers count its threads; all that
-consumers do is as over a bf16 cache.
+Under a bf16 query the cache may be e4m3 or of 656-byte tokens: then the products are of e4m3, as
+`late` has them, and what meets the cache's bytes are two e4m3 numbers for each of the query and of
+the weights (`split`); a token of 656 bytes has scales and a rope beside that (`scaled`).
 
 Rows past the request's end are computed and not written. Scores past the length are masked by
 selection, and the value rows there are zeroed, so a NaN in an unread slot reaches nothing.
 """
 
 import cutlass.cute as cute
-from cutlass import Float8E4M3FN, Float32, Int32, Int64, Uint8, Uint16
+from cutlass import Float32, Int32, Int64, Uint8, Uint16
 from cutlass.cute.runtime import make_fake_compact_tensor, make_fake_stream, make_fake_tensor
 
 from ...plan.config import KernelConfig
 from ..registry import CuteEntry
-from .config import HEAD_DIM, LATENT_DIM, RAW_BYTES, Shape, shape_of
+from .config import HEAD_DIM, LATENT_DIM, SPLIT_BYTES, Shape, shape_of
 from .kernel import FeatureGridKvM, FeatureKvM, GridKvM, KvM, StampedGridKvM, StampedKvM
 from .storage import STAMPS
-
-RAW_DTYPES = {"e4m3": Float8E4M3FN, "fp8_656": Uint8}
 
 
 def _fake(dtype, shape, align):
@@ -84,8 +83,8 @@ def _fake(dtype, shape, align):
 def _fake_cache(c: Shape):
     """The cache: pages at multiples of 16 bytes, tokens of a page dense."""
     dtype, width, sixteen = c.dtype, HEAD_DIM, 16 // c.bytes
-    if c.raw:
-        dtype, width, sixteen = RAW_DTYPES[c.raw], RAW_BYTES[c.raw], 16
+    if c.scaled:
+        dtype, width = Uint8, SPLIT_BYTES["fp8_656"]
     return make_fake_tensor(
         dtype,
         (cute.sym_int(), cute.sym_int() if c.gather else c.page, width),
@@ -106,7 +105,7 @@ def entry(config: KernelConfig) -> CuteEntry:
         return tuple(sym() for _ in range(number))
 
     args = [
-        _fake(c.dtype, (*leading(3 if shaped else 1), HEAD_DIM), 16),
+        _fake(c.q_dtype, (*leading(3 if shaped else 1), HEAD_DIM), 16),
         _fake_cache(c),
         _fake(c.out_dtype, (*leading(3 if shaped else 1), LATENT_DIM), 16),
         _fake(Float32, leading(2 if shaped else 1), 4),

@@ -18,6 +18,15 @@ HEAD_DIM = LATENT_DIM + ROPE_DIM
 BOX = 64
 BOXES = HEAD_DIM // BOX
 VALUE_BOXES = LATENT_DIM // BOX
+#: parts of their scores, of two k-steps each
+SCORE_PARTS = {"e4m3": 9, "fp8_656": 8}
+#: 64-column slices of a warpgroup's half of O^T
+SLICES = VALUE_BOXES // 2
+#: tokens of 656 bytes: columns of one scale, and their groups
+SCALE_GROUP = 128
+GROUPS = LATENT_DIM // SCALE_GROUP
+#: their ropes and scales, a tile
+ROPE_BYTES, SCALE_BYTES = TILE_KV * ROPE_DIM * 2, TILE_KV * GROUPS * 4
 CONSUMER_WARPS = 8
 CONSUMERS = CONSUMER_WARPS * 32
 #: shared memory of a CTA on SM90
@@ -33,12 +42,8 @@ DTYPES: dict[str, Any] = {
     "fp16": cutlass.Float16,
     "e4m3": cutlass.Float8E4M3FN,
 }
-#: stored bytes of a token that a producer turns into the query's dtype (see `widen`)
-RAW_BYTES = {"e4m3": HEAD_DIM, "fp8_656": FP8_656_BYTES}
-#: tokens of one raw copy, warps that turn them, and copies on the way to each of them at most
-RAW_TOKENS, RAW_WARPS, RAW_AHEAD = 8, 4, 4
-#: warpgroups of them, where registers are left: at 16 rows 4 % faster than one
-RAW_GROUPS = 2
+#: stored bytes of a token of eight bits under a bf16 query (see `split`)
+SPLIT_BYTES = {"e4m3": HEAD_DIM, "fp8_656": FP8_656_BYTES}
 
 
 @dataclass(frozen=True)
@@ -48,7 +53,10 @@ class Shape:
     rows: int
     cluster: int
     page: int
+    #: operands of the products
     dtype: Any
+    #: the query, as it is stored
+    q_dtype: Any
     out_dtype: Any
     causal: bool
     lse: bool
@@ -79,22 +87,30 @@ class Shape:
     gather: int
     #: e4m3: each tile's O^T in registers of its own, added in fp32 (see `fp8`)
     promote: bool
-    #: e4m3: scores are added up by halves of the columns, for the same reason
-    halves: bool
-    #: stored format of tokens that a producer warpgroup turns into `dtype` (see `widen`), or ""
-    raw: str
-    #: warpgroups that do so, a part of each token's columns each
-    raw_groups: int
+    #: two terms: scores are added up in so many parts of the columns, for the same reason
+    score_parts: int
+    #: tokens of 656 bytes: scales of their own, rope of sixteen bits (see `scaled`)
+    scaled: bool
 
     @cached_property
     def boxed(self) -> bool:
         """Tokens arrive as the products read them, by TMA boxes."""
-        return not (self.gather or self.raw)
+        return not self.gather
 
     @cached_property
     def eight(self) -> bool:
-        """Query and cache are e4m3 (see `fp8`)."""
+        """Operands are e4m3 (see `fp8`)."""
         return self.dtype is cutlass.Float8E4M3FN
+
+    @cached_property
+    def terms(self) -> int:
+        """e4m3 numbers that add up to one of the query or of the weights (see `split`)."""
+        return 1 if self.q_dtype is self.dtype else 2
+
+    @cached_property
+    def width(self) -> int:
+        """Columns of both products: a row for each term of each query row."""
+        return self.rows * self.terms
 
     @cached_property
     def bytes(self) -> int:
@@ -112,27 +128,60 @@ class Shape:
         return 1 if self.eight else 8
 
     @cached_property
+    def score_sets(self) -> int:
+        """Parts of the scores on their way together, each with accumulators of its own."""
+        return min(self.score_parts, 4 if self.width < 64 else 2)
+
+    @cached_property
     def lands_late(self) -> bool:
         """e4m3: a tile's O^T is added when all of it is there, or was never apart from the rest."""
-        return self.rows < 64 or not self.promote
+        return self.parts_apart == SLICES or not self.promote
 
     @cached_property
     def parts_apart(self) -> int:
         """e4m3: 64-column slices of a tile's O^T that have registers of their own."""
-        return 4 if self.rows < 64 else 1
+        return SLICES if self.width < 64 else 1
+
+    @cached_property
+    def columns(self) -> int:
+        """Of a K tile: without the rope, where that has other elements."""
+        return LATENT_DIM if self.scaled else HEAD_DIM
+
+    @cached_property
+    def box(self) -> int:
+        """Columns of a swizzled box of a K tile: whole scale groups, where tokens have such."""
+        return SCALE_GROUP if self.scaled else BOX
 
     @cached_property
     def groups(self) -> int:
         """Full barriers of a stage."""
-        return BOXES // self.group
+        return self.columns // self.box // self.group
+
+    @cached_property
+    def group_bytes(self) -> int:
+        """That arrive at one of them."""
+        dense = TILE_KV * self.group * self.box * self.bytes
+        return dense + ROPE_BYTES + SCALE_BYTES if self.scaled else dense
 
     @cached_property
     def q_bytes(self) -> int:
-        return self.rows * HEAD_DIM * self.bytes
+        """In shared memory, as it arrives or split: alike."""
+        return self.width * HEAD_DIM * self.bytes
+
+    @cached_property
+    def k_bytes(self) -> int:
+        """Of a K tile."""
+        return TILE_KV * self.columns * self.bytes
+
+    @cached_property
+    def rope_bytes(self) -> int:
+        """Of a rope's place of its own, which the weights of four groups take later (`scaled`)."""
+        return max(ROPE_BYTES, GROUPS * TILE_KV * self.width) if self.scaled else 0
 
     @cached_property
     def tile_bytes(self) -> int:
-        return TILE_KV * HEAD_DIM * self.bytes
+        """Of a stage."""
+        return self.k_bytes + (self.rope_bytes + SCALE_BYTES if self.scaled else 0)
 
     @cached_property
     def exchange_bytes(self) -> int:
@@ -143,38 +192,24 @@ class Shape:
     def aliased(self) -> bool:
         """The partials arrive on the ring's bytes, because two stages leave no other room."""
         room = SMEM_BYTES - self.small_bytes - self.q_bytes - 2 * self.tile_bytes
-        return self.exchange_bytes > room - 2 * RAW_WARPS * self.raw_bytes
-
-    @cached_property
-    def raw_bytes(self) -> int:
-        """One raw copy: `RAW_TOKENS` tokens as they are stored."""
-        return RAW_TOKENS * RAW_BYTES[self.raw] if self.raw else 0
-
-    @cached_property
-    def raw_ahead(self) -> int:
-        """Raw copies that each producer warp has room for, beside two stages of the ring."""
-        if not self.raw:
-            return 0
-        used = self.small_bytes + self.q_bytes + 2 * self.tile_bytes
-        used += 0 if self.aliased else self.exchange_bytes
-        return min(RAW_AHEAD, (SMEM_BYTES - used) // (RAW_WARPS * self.raw_bytes))
+        return self.exchange_bytes > room
 
     @cached_property
     def small_bytes(self) -> int:
         """Barriers, record, stamps; tile maxima, (m, f), sums per warp; peers' (m, l), weights."""
-        stages, more = (6, 6) if self.eight else (3, 0)
+        stages, more = (6, 6 + 2 * (self.terms - 1)) if self.eight else (3, 0)
         barriers = 8 * (stages * (BOXES // self.group + 1) + 9 + more) + 144
-        barriers += 8 * RAW_WARPS * RAW_AHEAD if self.raw else 0
         peak = (48 if self.eight else 16) * self.rows
-        pieces = (32 * self.rows, peak, 32 * self.rows, 16 * self.cluster * self.pairs)
+        unit = 4 * self.rows if self.terms > 1 else 0
+        scales = (128, 128) if self.scaled else ()
+        sums = (32 * self.rows, unit, *scales, 16 * self.cluster * self.pairs)
+        pieces = (32 * self.rows, peak, *sums)
         rounded = sum(-(-piece // 128) * 128 for piece in (barriers, *pieces, 64 * self.cluster))
         return -(-rounded // 1024) * 1024
 
     @cached_property
     def stages(self) -> int:
         """64-token stages of the KV ring."""
-        if self.raw:
-            return 2
         used = self.small_bytes + self.q_bytes
         used += 0 if self.aliased else self.exchange_bytes
         fit = (SMEM_BYTES - used) // self.tile_bytes
@@ -183,14 +218,14 @@ class Shape:
     @cached_property
     def threads(self) -> int:
         """Two consumer warpgroups and a producer warp, or a producer warpgroup (`wide`)."""
-        return CONSUMERS + (128 * self.raw_groups if self.wide else 32)
+        return CONSUMERS + (128 if self.wide else 32)
 
     @cached_property
     def wide(self) -> bool:
-        """From 32 rows on consumers need more than the 168 registers that 288 threads may have
+        """From 32 columns on consumers need more than the 168 registers that 288 threads may have
         (ptxas counts whole warpgroups), so a producer warpgroup hands its own over. One that
-        gathers, or turns one format into another, is a warpgroup anyway."""
-        return self.rows >= 32 or not self.boxed
+        gathers is a warpgroup anyway."""
+        return self.width >= 32 or not self.boxed
 
     @cached_property
     def scales(self) -> bool:
@@ -203,14 +238,14 @@ class Shape:
         the launch, 168 each, since none can be had beyond that."""
         if self.gather:
             return (56, 224) if self.rows < 64 else (24, 240)
-        if self.raw:
-            return (88, 208) if self.raw_groups == 1 else (88, 168)
+        if self.terms > 1:
+            return (56, 224) if self.width < 64 else (40, 232)
         return (24, 240) if self.eight and self.rows == 64 else (40, 232)
 
     @cached_property
     def producers(self) -> int:
         """Arrivals that a full barrier counts beside its bytes."""
-        return 1 if self.boxed else 128 * self.raw_groups
+        return 1 if self.boxed else 128
 
     @cached_property
     def static_stage(self) -> bool:
@@ -262,7 +297,7 @@ def shape_of(config: KernelConfig) -> Shape:
         ("page_size", (config.page_size,) if gather else PAGES),
         ("q_dtype", tuple(DTYPES)),
         ("out_dtype", tuple(d for d in DTYPES if d != "e4m3" or config.q_dtype == d)),
-        ("kv_format", (config.q_dtype, *(RAW_BYTES if config.q_dtype == "bf16" else ()))),
+        ("kv_format", (config.q_dtype, *(SPLIT_BYTES if config.q_dtype == "bf16" else ()))),
         ("tile_kv", (TILE_KV,)),
         ("mask", ("none", "causal", "tree")),
     ):
@@ -282,17 +317,14 @@ def shape_of(config: KernelConfig) -> Shape:
         raise unsupported("options", got, "gather in grid mode with cluster 1; 2 without a mask")
     if gather and config.q_dtype == "e4m3":
         raise unsupported("options", f"gather {gather} with q_dtype e4m3", "16-bit tokens")
-    raw = config.kv_format if config.kv_format != config.q_dtype else ""
-    raw_groups = config.option("raw_groups", RAW_GROUPS if config.tile_rows < 32 else 1)
-    if raw and (raw_groups not in (1, 2) or (raw_groups > 1 and config.tile_rows > 16)):
-        got = f"raw_groups {raw_groups} with {config.tile_rows} rows"
-        raise unsupported("options", got, "1, or 2 with up to 16 rows")
-    if raw and (gather or pair > 1 or config.tile_rows > 32):
-        got = f"{config.tile_rows} rows, gather {gather}, pair {pair} with kv_format {raw}"
-        raise unsupported("kv_format", got, "up to 32 rows, without gather or pair")
+    split, scaled = config.kv_format != config.q_dtype, config.kv_format == "fp8_656"
+    if split and (gather or pair > 1 or config.tile_rows > 32 or not config.option("promote", 1)):
+        got = f"{config.tile_rows} rows, gather {gather}, pair {pair} with {config.kv_format}"
+        raise unsupported("kv_format", got, "up to 32 rows, without gather or pair, promoted")
     # without a register to spare, one wait a tile; and workers of whole requests, which wait for
     # nobody, may be more than run at once (see `plan.ways.in_waves`)
     tall = config.q_dtype == "e4m3" and config.tile_rows == 64
+    whole = BOXES if tall or (split and config.tile_rows == 32) else 3
     features = bool(config.option("features")) or config.mask == "tree"
     if features and config.option("stamps"):
         raise unsupported("options", "stamps with features or a tree mask", "one of them")
@@ -300,7 +332,8 @@ def shape_of(config: KernelConfig) -> Shape:
         rows=config.tile_rows,
         cluster=config.cluster,
         page=config.page_size,
-        dtype=DTYPES[config.q_dtype],
+        dtype=DTYPES["e4m3" if split else config.q_dtype],
+        q_dtype=DTYPES[config.q_dtype],
         out_dtype=DTYPES[config.out_dtype],
         causal=config.mask == "causal",
         lse=bool(config.option("lse", 1)),
@@ -310,7 +343,7 @@ def shape_of(config: KernelConfig) -> Shape:
         stamps=bool(config.option("stamps", 0)),
         evict=bool(config.option("evict", 1)),
         ring=config.option("ring", 0),
-        group=BOXES if gather or raw else config.option("group", BOXES if tall else 3),
+        group=GROUPS if scaled else BOXES if gather else config.option("group", whole),
         grid=bool(config.option("grid", 0)),
         cooperative=bool(config.option("cooperative", merge >= 2 and not tall)),
         early_values=bool(config.option("values_first", 1)),
@@ -319,7 +352,6 @@ def shape_of(config: KernelConfig) -> Shape:
         tree=config.mask == "tree",
         gather=gather,
         promote=bool(config.option("promote", 1)),
-        halves=config.q_dtype == "e4m3" and bool(config.option("halves", 0)),
-        raw=raw,
-        raw_groups=raw_groups if raw else 1,
+        score_parts=config.option("score_parts", SCORE_PARTS[config.kv_format]) if split else 1,
+        scaled=scaled,
     )

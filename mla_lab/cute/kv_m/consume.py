@@ -11,7 +11,7 @@ from cutlass import Int32, const_expr
 from cutlass.cute.nvgpu import warpgroup
 
 from ..hopper import load4
-from . import fp8, late
+from . import fp8, late, split
 from .config import Shape
 from .exchange import announce
 from .finish import finish, publish_totals
@@ -135,6 +135,8 @@ def work_tile(
     w = Span(mine, head[1], head[2], head[3], tail[0], done, tail[1])
     if const_expr(c.cluster > 1 and not c.aliased):
         announce(c, s)
+    if const_expr(c.terms > 1):
+        split.split_query(c, s, turn)
     if wg == 0:
         attend(c, 0, g, s, mma, fragments(c, 0, s, mma, thread, r), w, warp, lane)
     else:

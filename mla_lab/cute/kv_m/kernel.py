@@ -1,5 +1,7 @@
 """MLA decode with KV on the M side: S^T = K Q^T, O^T = V^T P^T (see the package's docstring)."""
 
+from typing import Any
+
 import cutlass
 import cutlass.cute as cute
 import cutlass.utils.hopper_helpers as sm90
@@ -7,17 +9,17 @@ from cutlass import Float32, Int32, const_expr
 from cutlass.cute.nvgpu import OperandMajorMode, cpasync, warpgroup
 
 from ..extras import mask_words
-from .config import BOX, BOXES, CONSUMER_WARPS, HEAD_DIM, TILE_KV, Shape
+from . import scaled
+from .config import BOX, BOXES, CONSUMER_WARPS, GROUPS, HEAD_DIM, TILE_KV, Shape
 from .consume import consume
 from .gather import SPARSE, gather
 from .load import barriers_init, produce, produce_one
 from .storage import STAMPS, Global, Products, allocate, stamp
-from .widen import widen
 
 
 def values_product(c: Shape, k_major: OperandMajorMode, mn_major: OperandMajorMode):
     """V^T P^T: e4m3 operands are K-major only, so that V^T goes through registers (see `fp8`)."""
-    shape = (Float32, (1, 1, 1), (TILE_KV, c.rows))
+    shape = (Float32, (1, 1, 1), (TILE_KV, c.width))
     if c.eight:
         source = warpgroup.OperandSource.RMEM
         return sm90.make_trivial_tiled_mma(
@@ -33,11 +35,12 @@ def kv_m_kernel(
     mma: Products,
     q_layout: cute.ComposedLayout,
     k_layout: cute.ComposedLayout,
+    rope: Any,
 ):
     """One CTA: set up, then one producer warp and two consumer warpgroups."""
     warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())
     block, _, _ = cute.arch.block_idx()
-    s = allocate(c, q_layout, k_layout)
+    s = allocate(c, q_layout, k_layout, rope)
     stamp(c, s, 0)
     rank = Int32(0)
     if const_expr(c.cluster > 1):
@@ -64,8 +67,6 @@ def kv_m_kernel(
             cute.arch.setmaxregister_decrease(c.registers[0])
         if const_expr(c.gather):
             gather(c, g, s)
-        elif const_expr(c.raw != ""):
-            widen(c, g, s, block // c.cluster, rank)
         elif warp == CONSUMER_WARPS:
             if const_expr(c.grid):
                 produce_one(c, g, s, rank)
@@ -138,17 +139,23 @@ class KvM:
         k_major, mn_major = OperandMajorMode.K, OperandMajorMode.MN
         kinds = warpgroup.SmemLayoutAtomKind
         atom = warpgroup.make_smem_layout_atom(
-            kinds.K_SW64 if const_expr(c.eight) else kinds.K_SW128, c.dtype
+            kinds.K_SW64 if const_expr(c.box * c.bytes == 64) else kinds.K_SW128, c.dtype
         )
-        q_layout = cute.tile_to_shape(atom, (c.rows, HEAD_DIM), (0, 1))
-        k_layout = cute.tile_to_shape(atom, (TILE_KV, HEAD_DIM, c.stages), (0, 1, 2))
-        box_layout = cute.tile_to_shape(atom, (c.box_rows, BOX * c.box_cols), (0, 1))
+        q_layout = cute.tile_to_shape(atom, (c.width, c.columns), (0, 1))
+        q_arrives = q_layout
+        if const_expr(c.terms > 1):
+            stored = warpgroup.make_smem_layout_atom(kinds.K_SW128, c.q_dtype)
+            q_arrives = cute.tile_to_shape(stored, (c.rows, HEAD_DIM), (0, 1))
+        k_layout = cute.tile_to_shape(atom, (TILE_KV, c.columns, c.stages), (0, 1, 2))
+        box_layout = cute.tile_to_shape(atom, (c.box_rows, c.box * c.box_cols), (0, 1))
         mma = Products(
             sm90.make_trivial_tiled_mma(
-                c.dtype, c.dtype, k_major, k_major, Float32, (1, 1, 1), (TILE_KV, c.rows)
+                c.dtype, c.dtype, k_major, k_major, Float32, (1, 1, 1), (TILE_KV, c.width)
             ),
             values_product(c, k_major, mn_major),
+            scaled.rope_product(c) if const_expr(c.scaled) else None,
         )
+        rope = scaled.rope_layouts(c) if const_expr(c.scaled) else None
         columns = (BOX, BOXES)
         q_view = cute.make_tensor(
             q.iterator,
@@ -157,7 +164,11 @@ class KvM:
         copy = cpasync.CopyBulkTensorTileG2SOp()
         spread = cpasync.CopyBulkTensorTileG2SMulticastOp() if const_expr(c.pair > 1) else copy
         tma_k, gk, tokens = None, None, kv
-        if const_expr(c.boxed):
+        more = None
+        if const_expr(c.scaled):
+            tokens, more = None, scaled.make_views(c, kv)
+            tma_k, gk = scaled.make_view(c, kv, c.dtype, 0, (c.box, GROUPS), box_layout)
+        elif const_expr(c.boxed):
             tokens = None
             kv_view = cute.make_tensor(
                 kv.iterator,
@@ -168,8 +179,8 @@ class KvM:
             tma_k, gk = cpasync.make_tiled_tma_atom(
                 spread, kv_view, box_layout, (c.box_rows, (BOX, c.box_cols))
             )
-        tma_q, gq = cpasync.make_tiled_tma_atom(copy, q_view, q_layout, (c.rows, columns))
-        g = Global(tma_q, gq, tma_k, gk, *operands, kv=tokens)
+        tma_q, gq = cpasync.make_tiled_tma_atom(copy, q_view, q_arrives, (c.rows, columns))
+        g = Global(tma_q, gq, tma_k, gk, *operands, kv=tokens, more=more)
         if const_expr(c.grid):
             row_tiles = (g.row_tiles + c.pair - 1) // c.pair * c.pair
             requests = g.seq_lens.shape[0]
@@ -178,7 +189,7 @@ class KvM:
             grid = (g.num_splits * c.cluster, row_tiles, requests)
         else:
             grid = ((g.worker_begin.shape[0] - 1) * c.cluster, 1, 1)
-        kv_m_kernel(c, g, mma, q_layout, k_layout).launch(
+        kv_m_kernel(c, g, mma, q_layout, k_layout, rope).launch(
             grid=grid,
             block=(c.threads, 1, 1),
             cluster=(c.cluster, c.pair, 1) if const_expr(c.cluster * c.pair > 1) else None,

@@ -1,4 +1,4 @@
-"""A warpgroup's round for its own tile k, where query and cache are e4m3.
+"""A warpgroup's round for its own tile k, where the products are of e4m3.
 
     S^T(k) | tile's maxima | await m(k-1) of the other, m(k) | P(k), publish it
     | await P(k-1) of the other, O^T(k-1), release stage of k-1 | O^T(k), release stage of k
@@ -27,9 +27,9 @@ from cutlass.cute.nvgpu import warpgroup
 
 from ..extras import scale_now
 from ..hopper import NO_SCORE, fold_lanes, folded_index, fresh_thread, load2, load4
-from . import fp8
+from . import fp8, scaled, split
 from . import softmax as sx
-from .config import TILE_KV, Shape
+from .config import GROUPS, TILE_KV, Shape
 from .finish import publish_totals
 from .mma import issue_scores
 from .rounds import FIRST, ONE, Fragments, Span, clear_tail, release
@@ -66,14 +66,32 @@ def row_statistics(
     cute.arch.mbarrier_arrive(s.m_ready + wg)
 
 
+def add_scores(
+    c: Shape, s: Shared, mma: Products, f: Fragments, stage: Int32, phase: Int32, lane: Int32
+) -> None:
+    """Scores of a tile."""
+    if c.terms > 1:
+        split.add_scores(c, s, mma, f, stage, phase, lane)
+        return
+    issue_scores(c, s, mma.s.op, f.acc_s, f.k, f.q, stage, phase)
+    warpgroup.wait_group(0)
+
+
+def scores_of(c: Shape, f: Fragments) -> cute.Tensor:
+    """A thread's scores, and its weights later."""
+    if c.terms == 1:
+        return f.acc_s
+    return cute.make_tensor(f.rest.iterator, cute.make_layout(c.rows // 2))
+
+
 @cute.jit
 def weigh(
     c: cutlass.Constexpr[Shape], wg: cutlass.Constexpr[int], first: cutlass.Constexpr[bool],
     g: Global, s: Shared, f: Fragments, at: Int32, warp: Int32, lane: Int32,
 ):  # fmt: skip
-    """Scores become weights of e4m3, two tokens of two rows a word, at 4 j of the scores; totals
-    follow. See `fp8`."""
-    acc, scale = f.acc_s, scale_now(c, g)
+    """Scores become weights: of e4m3, two tokens of two rows a word, at 4 j of the scores (see
+    `fp8`), or of fp32, where two terms will be made of them; totals follow."""
+    acc, scale = scores_of(c, f), scale_now(c, g)
     tops = []
     for i in cutlass.range_constexpr(c.rows // 4):
         tops.append(cute.arch.fmax(acc[4 * (i // 2) + i % 2], acc[4 * (i // 2) + 2 + i % 2]))
@@ -83,11 +101,13 @@ def weigh(
         s.top[wg, sx.fold_row(mine + i, lane), warp] = tops[i]
     cute.arch.barrier(barrier_id=ONE + wg, number_of_threads=128)
     row = warp * 32 + lane
+    if const_expr(c.scaled):
+        if (row >= 32) & (row < 32 + GROUPS):
+            scaled.group_statistics(c, wg, s, at, row - 32)
     if row < c.rows:
         row_statistics(c, wg, first, s, scale, at, row)
     cute.arch.barrier(barrier_id=ONE + wg, number_of_threads=128)
     place = statistics(c, wg, at)
-    words = cute.recast_tensor(acc, Int32)
     for j in cutlass.range_constexpr(c.rows // 8):
         peaks, fade = pair_of(c, s, place, PEAK, j, lane), pair_of(c, s, place, BOTH, j, lane)
         halves = []
@@ -95,9 +115,13 @@ def weigh(
             # in the place of the scores: left alive, they make ptxas take the products one by one
             for x in (4 * j + e, 4 * j + 2 + e):
                 acc[x] = cute.math.exp2(acc[x] * scale - peaks[e], fastmath=True)
-            halves.append(fp8.round_two(acc[4 * j + e], acc[4 * j + 2 + e]))
-            f.total[2 * j + e] = f.total[2 * j + e] * fade[e] + fp8.sum_two(halves[e])
-        words[4 * j] = fp8.join(halves[0], halves[1])
+            seen = acc[4 * j + e] + acc[4 * j + 2 + e]
+            if const_expr(c.terms == 1):
+                halves.append(fp8.round_two(acc[4 * j + e], acc[4 * j + 2 + e]))
+                seen = fp8.sum_two(halves[e])
+            f.total[2 * j + e] = f.total[2 * j + e] * fade[e] + seen
+        if const_expr(c.terms == 1):
+            cute.recast_tensor(acc, Int32)[4 * j] = split.join_two(halves[0], halves[1])
 
 
 @cute.jit
@@ -109,6 +133,9 @@ def add_tile(
     for j in cutlass.range_constexpr(c.rows // 8):
         pair = pair_of(c, s, statistics(c, owner, at), FACTOR, j, lane)
         f.factor[2 * j], f.factor[2 * j + 1] = pair[0], pair[1]
+    if const_expr(c.scaled):
+        pair = load2(s.scaled.units.iterator + statistics(c, owner, at) * GROUPS + 2 * wg)
+        f.units[0], f.units[1] = pair[0], pair[1]
     fp8.issue_values(c, wg, s, mma.o.op, f, f.factor, stage, warp, lane)
 
 
@@ -130,7 +157,7 @@ def own_tile(
     warp: Int32, lane: Int32,
 ):  # fmt: skip
     """One round of the module's docstring; `order` FIRST: the work tile has no tile k-1."""
-    if const_expr(c.rows == 64):
+    if const_expr(c.width == 64):
         # whatever follows from the thread takes no register from one round to the next
         lane = fresh_thread() % 32
         warp = cute.arch.make_warp_uniform(fresh_thread() % 128 // 32)
@@ -139,18 +166,22 @@ def own_tile(
     stage = at % c.stages
     tile_token = w.token + k * TILE_KV
     warpgroup.fence()
-    issue_scores(c, s, mma.s.op, f.acc_s, f.k, f.q, stage, (at // c.stages) & 1, f.rest)
-    warpgroup.wait_group(0)
-    if const_expr(c.halves):
-        for x in cutlass.range_constexpr(cute.size(f.acc_s)):
-            f.acc_s[x] = f.acc_s[x] + f.rest[x]
+    phase, token = (at // c.stages) & 1, 16 * warp + lane // 4
+    if const_expr(c.scaled):
+        scaled.scores(c, s, mma, f, stage, phase, w.kv_len - tile_token, token, lane)
+        scaled.leave_tops(c, wg, s, f, warp, lane)
+    else:
+        add_scores(c, s, mma, f, stage, phase, lane)
     if const_expr(order == FIRST):
         stamp(c, s, 2)
     if k + 2 >= w.mine:
         cute.arch.mbarrier_arrive(s.q_empty)
-    sx.mask_scores(c, g, f.acc_s, tile_token, w, 16 * warp + lane // 4, lane)
+    sx.mask_scores(c, g, scores_of(c, f), tile_token, w, token, lane)
     weigh(c, wg, order == FIRST, g, s, f, at, warp, lane)
-    fp8.publish(c, s, f.acc_s, stage, warp, lane)
+    if const_expr(c.scaled):
+        scaled.publish(c, wg, s, f, scores_of(c, f), stage, at, warp, lane)
+    else:
+        fp8.publish(c, s, scores_of(c, f), stage, warp, lane)
     if tile_token + TILE_KV > w.kv_len:
         clear_tail(c, s, stage, w.kv_len - tile_token, thread)
     cute.arch.fence_view_async_shared()

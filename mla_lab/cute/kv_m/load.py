@@ -6,7 +6,8 @@ from cutlass import Int16, Int32, Int64, const_expr
 from cutlass.cute.nvgpu import cpasync
 
 from ..hopper import EVICT_FIRST, nanoseconds
-from .config import BOX, BOXES, CONSUMER_WARPS, CONSUMERS, HEAD_DIM, RAW_WARPS, TILE_KV, Shape
+from . import scaled
+from .config import BOX, BOXES, CONSUMER_WARPS, CONSUMERS, TILE_KV, Shape
 from .storage import END, Global, Shared
 from .work import Work, ask, load_entries, open_grid, open_work, read_words
 
@@ -30,23 +31,30 @@ def barriers_init(c: Shape, s: Shared) -> None:
         if c.eight:
             cute.arch.mbarrier_init(s.p_ready + 2 + i, CONSUMERS // 2)
             cute.arch.mbarrier_init(s.m_ready + i, c.rows)
+    if c.terms > 1:
+        cute.arch.mbarrier_init(s.q_read, CONSUMERS)
+        cute.arch.mbarrier_init(s.q_split, CONSUMERS)
     cute.arch.mbarrier_init(s.summed, CONSUMERS)
     cute.arch.mbarrier_init(s.weighed, CONSUMERS)
-    for i in range(RAW_WARPS * c.raw_ahead):
-        cute.arch.mbarrier_init(s.raw_full + i, 1)
 
 
 def kv_parts(c: Shape, g: Global, s: Shared) -> tuple[cute.Tensor, cute.Tensor]:
     """TMA views: smem [box, row slot, column slot, stage], gmem [box, row, column, page]."""
-    rows, cols = c.box_rows, c.box_cols
+    rows, cols, box = c.box_rows, c.box_cols, c.box
     smem = cute.make_tensor(
         s.k.iterator,
         cute.make_layout(
-            (rows, (BOX, cols), TILE_KV // rows, BOXES // cols, c.stages),
-            stride=(BOX, (1, TILE_KV * BOX), rows * BOX, cols * TILE_KV * BOX, TILE_KV * HEAD_DIM),
+            (rows, (box, cols), TILE_KV // rows, c.columns // box // cols, c.stages),
+            stride=(
+                box,
+                (1, TILE_KV * box),
+                rows * box,
+                cols * TILE_KV * box,
+                TILE_KV * c.columns,
+            ),
         ),
     )
-    gmem = cute.local_tile(g.gk, (rows, (BOX, cols)), (None, None, None))
+    gmem = cute.local_tile(g.gk, (rows, (box, cols)), (None, None, None))
     return cpasync.tma_partition(
         g.tma_k,
         0,
@@ -60,7 +68,7 @@ def kv_parts(c: Shape, g: Global, s: Shared) -> tuple[cute.Tensor, cute.Tensor]:
 def load_q(c: cutlass.Constexpr[Shape], g: Global, s: Shared, row: Int32):
     """All `rows` x 576 of the row tile, from row `row` on; rows past the end read zeros."""
     smem = cute.make_tensor(
-        s.q.iterator,
+        cute.recast_ptr(s.q.iterator, dtype=c.q_dtype) if c.terms > 1 else s.q.iterator,
         cute.make_layout((c.rows, (BOX, BOXES)), stride=(BOX, (1, c.rows * BOX))),
     )
     gmem = cute.local_tile(cute.domain_offset((row, 0), g.gq), (c.rows, (BOX, BOXES)), (0, 0))
@@ -88,9 +96,7 @@ def load_tile(
     per_group = c.group // c.box_cols
     for n in cutlass.range_constexpr(c.groups):
         with cute.arch.elect_one():
-            cute.arch.mbarrier_arrive_and_expect_tx(
-                s.full + stage * c.groups + n, TILE_KV * c.group * BOX * c.bytes
-            )
+            cute.arch.mbarrier_arrive_and_expect_tx(s.full + stage * c.groups + n, c.group_bytes)
     for n in cutlass.range_constexpr(c.groups):
         for slot in cutlass.range_constexpr(slots):
             token = tile * TILE_KV + slot * c.box_rows
@@ -98,6 +104,8 @@ def load_tile(
             if const_expr(slots > 1):
                 page = page if token < w.kv_len else Int32(NO_PAGE)
             inside = (token % c.page) // c.box_rows
+            if const_expr(c.scaled):
+                scaled.load_more(c, g, s, inside, page, slot, stage, policy)
             for x in cutlass.range_constexpr(per_group):
                 col = n * per_group + x
                 if const_expr(c.pair == 1):
@@ -128,7 +136,7 @@ def prefetch_tile(c: cutlass.Constexpr[Shape], g: Global, s: Shared, w: Work, ti
         index = token // c.page - w.base
         if tile < w.first + w.mine and index < 32 and token < w.kv_len:
             page = cute.arch.shuffle_sync(w.entry, index)
-            for col in cutlass.range_constexpr(BOXES // c.box_cols):
+            for col in cutlass.range_constexpr(c.columns // c.box // c.box_cols):
                 cute.prefetch(g.tma_k, kg[None, (token % c.page) // c.box_rows, col, page])
 
 

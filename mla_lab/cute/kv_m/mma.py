@@ -14,10 +14,9 @@ K_BYTES = 32
 
 def issue_scores(
     c: Shape, s: Shared, op: Any, acc: cute.Tensor, a: cute.Tensor, b: cute.Tensor,
-    stage: Any, phase: Any, rest: Any = None,
+    stage: Any, phase: Any,
 ) -> None:  # fmt: skip
-    """S^T of one tile, following the column groups as they arrive; one commit group. The second
-    half of the columns goes to `rest`, where that is given."""
+    """S^T of one tile, following the column groups as they arrive; one commit group."""
     atom = cute.make_mma_atom(op)
     atom.set(warpgroup.Field.ACCUMULATE, False)
     steps = c.group * BOX * c.bytes // K_BYTES
@@ -26,9 +25,6 @@ def issue_scores(
         if c.gather:
             cute.arch.fence_view_async_shared()
         for k in range(n * steps, (n + 1) * steps):
-            if rest is not None and 2 * k == c.groups * steps:
-                acc = rest
-                atom.set(warpgroup.Field.ACCUMULATE, False)
             cute.gemm(atom, acc, a[None, None, k, stage], b[None, None, k], acc)
             atom.set(warpgroup.Field.ACCUMULATE, True)
     warpgroup.commit_group()

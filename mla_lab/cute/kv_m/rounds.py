@@ -21,7 +21,7 @@ from cutlass.cute.nvgpu import warp as warp_ops
 from cutlass.cute.nvgpu import warpgroup
 
 from . import softmax as sx
-from .config import BOX, HEAD_DIM, TILE_KV, Shape
+from .config import GROUPS, LATENT_DIM, TILE_KV, Shape
 from .finish import publish_totals
 from .mma import issue_scores, issue_values
 from .storage import Global, Products, Shared, stamp, value_view, weight_view
@@ -40,9 +40,14 @@ class Registers:
     acc_o: cute.Tensor
     total: cute.Tensor
     factor: cute.Tensor
-    #: e4m3: O^T of one tile, and the scores of the second half of the columns
+    #: e4m3: O^T of one tile
     part: Any = None
+    #: two terms: the scores, whose parts are at `acc_s`, and the weights
     rest: Any = None
+    #: what one of a tile's weights counts for, by scale groups of this warpgroup; scales of a
+    #: thread's two tokens (see `scaled`)
+    units: Any = None
+    scales: Any = None
 
 
 @dataclass(frozen=True)
@@ -65,6 +70,11 @@ class Fragments:
     factor: cute.Tensor
     part: Any
     rest: Any
+    units: Any
+    scales: Any
+    #: rope of K and of Q
+    k_rope: Any = None
+    q_rope: Any = None
 
 
 @dataclass(frozen=True)
@@ -84,18 +94,28 @@ class Span:
 
 def registers(c: Shape, mma: Products) -> Registers:
     """Accumulators and statistics, made once."""
-    part, rest, scores = None, None, mma.s.partition_shape_C((TILE_KV, c.rows))
+    part, rest, scores = None, None, mma.s.partition_shape_C((TILE_KV, c.width))
     if c.eight and c.promote:
-        part = cute.make_rmem_tensor(c.parts_apart * c.rows // 2, Float32)
-    if c.halves:
-        rest = cute.make_rmem_tensor(scores, Float32)
+        part = cute.make_rmem_tensor(c.parts_apart * c.width // 2, Float32)
+    if c.terms > 1:
+        rest = cute.make_rmem_tensor(c.rows // 2, Float32)
+        scores = c.score_sets * c.width // 2
+    units, scales = None, None
+    if c.scaled:
+        rest = cute.make_rmem_tensor(mma.rope.partition_shape_C((TILE_KV, c.rows)), Float32)
+        units = cute.make_rmem_tensor(2, Float32)
+        scales = cute.make_rmem_tensor(2 * GROUPS, Float32)
     return Registers(
         acc_s=cute.make_rmem_tensor(scores, Float32),
-        acc_o=cute.make_rmem_tensor(mma.o.partition_shape_C((256, c.rows)), Float32),
+        acc_o=cute.make_rmem_tensor(
+            mma.o.partition_shape_C((256, c.rows)) if c.terms == 1 else 2 * c.rows, Float32
+        ),
         total=cute.make_rmem_tensor(c.rows // 4, Float32),
         factor=cute.make_rmem_tensor(c.rows // 4, Float32),
         part=part,
         rest=rest,
+        units=units,
+        scales=scales,
     )
 
 
@@ -106,6 +126,10 @@ def fragments(
     slice_s, slice_o = mma.s.get_slice(0), mma.o.get_slice(0)
     p = weight_view(s, c)
     shared = {name: getattr(r, name) for name in r.__dataclass_fields__}
+    if c.scaled:
+        slice_r = mma.rope.get_slice(0)
+        shared["k_rope"] = mma.rope.make_fragment_A(slice_r.partition_A(s.scaled.rope))
+        shared["q_rope"] = mma.rope.make_fragment_B(slice_r.partition_B(s.scaled.q_rope))
     if c.eight:
         return Fragments(
             k=mma.s.make_fragment_A(slice_s.partition_A(s.k)),
@@ -114,7 +138,7 @@ def fragments(
             p=mma.o.make_fragment_B(slice_o.partition_B(p)),
             store=None,
             p_out=None,
-            slice=cute.make_layout(mma.o.partition_shape_C((TILE_KV, c.rows))),
+            slice=cute.make_layout(mma.o.partition_shape_C((TILE_KV, c.width))),
             **shared,
         )
     count = 2 if c.rows == 8 else 4
@@ -149,16 +173,17 @@ def release(c: cutlass.Constexpr[Shape], s: Shared, stage: Int32):
 def clear_tail(c: cutlass.Constexpr[Shape], s: Shared, stage: Int32, left: Int32, thread: Int32):
     """Zero the value rows of tokens past the end: an unread slot may hold NaN, and 0 x NaN is NaN.
 
-    Whole rows of the eight boxes, 128 or 64 bytes, so the swizzle does not matter.
+    Whole rows of the values' boxes, 128 or 64 bytes, so the swizzle does not matter.
     """
-    words = BOX * c.bytes // 4
-    rows = 64 // words
+    words = c.box * c.bytes // 4
+    chunks, boxes = words // 4, LATENT_DIM // c.box
+    rows = 128 // (boxes * chunks)
     zero = cute.make_rmem_tensor(4, Int32)
     zero.fill(0)
     base = cute.make_ptr(Int32, s.k.iterator.toint(), cute.AddressSpace.smem, assumed_align=1024)
-    base = base + stage * (TILE_KV * HEAD_DIM * c.bytes // 4)
-    box, chunk = thread // 16, thread % (16 // rows)
-    for row in cutlass.range(left + thread % 16 // (16 // rows), TILE_KV, rows, unroll=1):
+    base = base + stage * (c.k_bytes // 4)
+    box, chunk = thread // (chunks * rows), thread % chunks
+    for row in cutlass.range(left + thread // chunks % rows, TILE_KV, rows, unroll=1):
         word = (box * TILE_KV + row) * words + chunk * 4
         cute.autovec_copy(zero, cute.make_tensor((base + word).align(16), cute.make_layout(4)))
 

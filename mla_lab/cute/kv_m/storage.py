@@ -6,9 +6,10 @@ from typing import Any
 import cutlass
 import cutlass.cute as cute
 from cutlass import Float32, Int32, Int64, const_expr
+from cutlass.cute.nvgpu import warpgroup
 
 from ..hopper import smem_f32
-from .config import BOX, CONSUMER_WARPS, HEAD_DIM, RAW_WARPS, TILE_KV, VALUE_BOXES, Shape
+from .config import BOX, CONSUMER_WARPS, GROUPS, HEAD_DIM, TILE_KV, VALUE_BOXES, Shape
 
 #: words of the work record that the producer leaves for the consumers
 MINE, TOKEN, KV_LEN, CAUSAL, ROW, OUT_ROW, ROWS, ACTIVE = range(8)
@@ -53,13 +54,27 @@ class Global:
     mask: Any = None
     #: [pages, page size, 576], where tokens are gathered
     kv: Any = None
+    #: TMA views of ropes and scales, two each (see `scaled`)
+    more: Any = None
+
+
+@dataclass(frozen=True)
+class Scaled:
+    """What tokens of 656 bytes take beside that (see `scaled`)."""
+
+    rope: cute.Tensor  # bf16 (64, 64 or more, stages); P lies on it
+    q_rope: cute.Tensor  # (rows, 64), right behind the split columns of Q
+    scales: cute.Tensor  # fp32 [stage][64][4]
+    tops: cute.Tensor  # fp32 [2 warpgroups][warp][4]: a tile's greatest scales
+    units: cute.Tensor  # fp32 [`statistics`][4]: what one of a tile's weights counts for
 
 
 @dataclass(frozen=True)
 class Shared:
     """Shared memory of a CTA. Barriers and what they count stand in the kernel's docstring."""
 
-    q: cute.Tensor  # (rows, 576)
+    q: cute.Tensor  # (rows, 576); two terms: (2 rows, 576), see `split`
+    unit: Any  # fp32 [rows]: what one of a query row's e4m3 numbers counts for (two terms)
     k: cute.Tensor  # (64, 576, stages); P lies on the rope box of its own stage
     top: cute.Tensor  # fp32 [2][rows][4]: tile maximum per warp of a warpgroup
     # fp32 [warpgroup][2][rows]: running maximum (log2), factor of the last tile; e4m3: see `late`
@@ -81,9 +96,10 @@ class Shared:
     weighed: cute.Pointer  # the weights of a merge
     partials: cute.Pointer  # fp32 [cluster][units][4]
     stamps: cute.Pointer  # int64 [STAMPS]
-    raw: Any  # bytes [producer warp][raw copy], of the stored format
-    raw_full: cute.Pointer  # [producer warp][raw copy]
     m_ready: cute.Pointer  # [warpgroup]: maxima of its last tile (e4m3)
+    q_read: cute.Pointer  # a query as it arrived (two terms)
+    q_split: cute.Pointer  # and its terms are there
+    scaled: Any
 
 
 @dataclass(frozen=True)
@@ -92,14 +108,18 @@ class Products:
 
     s: cute.TiledMma
     o: cute.TiledMma
+    #: of sixteen bits, beside e4m3 (see `scaled`)
+    rope: Any = None
 
 
-def allocate(c: Shape, q_layout: cute.ComposedLayout, k_layout: cute.ComposedLayout) -> Shared:
+def allocate(
+    c: Shape, q_layout: cute.ComposedLayout, k_layout: cute.ComposedLayout, rope: Any
+) -> Shared:
     """Lay out shared memory; the sizes are `Shape`'s."""
     memory = cutlass.memory.SmemAllocator()
     n = c.rows
-    raw_copies = RAW_WARPS * c.raw_ahead
-    bars = memory.allocate_array(Int64, c.stages * (c.groups + 1) + 9 + raw_copies + 6 * c.eight)
+    apart = 6 * c.eight + 2 * (c.terms - 1)
+    bars = memory.allocate_array(Int64, c.stages * (c.groups + 1) + 9 + apart)
     stamps = memory.allocate_array(Int64, STAMPS)
     work = memory.allocate_tensor(Int32, cute.make_layout(16), byte_alignment=16)
 
@@ -109,23 +129,36 @@ def allocate(c: Shape, q_layout: cute.ComposedLayout, k_layout: cute.ComposedLay
 
     top, peak, sums = f32(2, n, 4), f32(*((4, 3) if c.eight else (2, 2)), n), f32(n, 8)
     peer, weights = f32(c.cluster, c.pairs, 4), f32(CONSUMER_WARPS, c.cluster, 2)
+    unit = f32(n) if c.terms > 1 else None
+    tops, units = (f32(2, 4, GROUPS), f32(4, GROUPS)) if c.scaled else (None, None)
     k = memory.allocate_tensor(c.dtype, k_layout.outer, byte_alignment=1024, swizzle=k_layout.inner)
     q = memory.allocate_tensor(c.dtype, q_layout.outer, byte_alignment=1024, swizzle=q_layout.inner)
+    scaled = None
+    if const_expr(c.scaled):
+        q_rope, ring = rope
+        scaled = Scaled(
+            q_rope=memory.allocate_tensor(
+                c.q_dtype, q_rope.outer, byte_alignment=1024, swizzle=q_rope.inner
+            ),
+            rope=memory.allocate_tensor(
+                c.q_dtype, ring.outer, byte_alignment=1024, swizzle=ring.inner
+            ),
+            scales=f32(c.stages, TILE_KV, GROUPS),
+            tops=tops,
+            units=units,
+        )
     partials = smem_f32(k.iterator, 1024)
     if const_expr(c.cluster > 1 and not c.aliased):
         partials = f32(c.exchange_bytes // 4).iterator
-    raw = None
-    if const_expr(c.raw != ""):
-        raw = f32(raw_copies * c.raw_bytes // 4).iterator
     full = bars
     empty = full + c.stages * c.groups
     tail = empty + c.stages
     p_ready = tail + (9 if c.eight else 5)
     return Shared(
-        q, k, top, peak, sums, peer.iterator, weights.iterator,
+        q, unit, k, top, peak, sums, peer.iterator, weights.iterator,
         work.iterator, work.iterator + 12, full, empty,
         tail, tail + 1, tail + 2, tail + 3, tail + 4, p_ready, tail + 7, tail + 8,
-        partials, stamps, raw, tail + 9, tail + 13,
+        partials, stamps, tail + 13, tail + 15, tail + 16, scaled,
     )  # fmt: skip
 
 
@@ -140,8 +173,17 @@ def value_view(s: Shared, c: Shape, wg: int) -> cute.Tensor:
 
 
 def weight_view(s: Shared, c: Shape) -> cute.Tensor:
-    """P as (rows, 64 tokens, stage), on the rope box of each stage."""
-    layout = cute.make_layout((c.rows, TILE_KV, c.stages), stride=(BOX, 1, TILE_KV * HEAD_DIM))
+    """P as (rows, 64 tokens, stage), on the rope box of each stage; of four groups (`scaled`) as
+    (rows, 64 tokens, group, stage)."""
+    if c.scaled:
+        narrow = warpgroup.make_smem_layout_atom(warpgroup.SmemLayoutAtomKind.K_SW64, c.dtype)
+        place = s.scaled.rope.iterator.toint()
+        plain = cute.make_ptr(c.dtype, place, cute.AddressSpace.smem, assumed_align=1024)
+        layout = cute.make_layout(
+            (c.width, TILE_KV, GROUPS, c.stages), stride=(BOX, 1, c.width * BOX, c.rope_bytes)
+        )
+        return cute.make_tensor(cute.recast_ptr(plain, narrow.inner, c.dtype), layout)
+    layout = cute.make_layout((c.width, TILE_KV, c.stages), stride=(BOX, 1, TILE_KV * HEAD_DIM))
     return cute.make_tensor(s.k.iterator + VALUE_BOXES * BOX * TILE_KV, layout)
 
 

@@ -16,8 +16,8 @@ from mla_lab.errors import Unsupported
 from mla_lab.plan.config import KernelConfig
 
 pytest.importorskip("cutlass")
+from mla_lab.cute.eight_bits import ORDERS
 from mla_lab.cute.kv_m import config as facts
-from mla_lab.cute.kv_m.fp8 import ORDERS
 from mla_lab.cute.kv_m.split import LOW, query_place
 
 BASE = KernelConfig("cute/kv_m", tile_rows=16, cluster=8)

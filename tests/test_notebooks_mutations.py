@@ -11,17 +11,19 @@ from typing import Any
 import pytest
 import torch
 
-from mla_lab import masks, reference
+from mla_lab import kv_cache, masks, reference
 from mla_lab.bench.cases import uniform_case
 from mla_lab.bench.records import describe_case
 from mla_lab.lab import (
     anatomy_explorer,
     banks,
+    eight_bits,
     layout,
     measuring,
     merge_explorer,
     plan_explorer,
     session,
+    transpose_explorer,
 )
 from mla_lab.lab.layout import Layout, Swizzle
 from mla_lab.plan import schedule
@@ -117,6 +119,27 @@ def test_a_mask_with_one_bit_flipped(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(masks, "pack", flipped)
     breaks("35", "a bit is wrong")
+
+
+def test_a_query_that_is_scaled_too_low(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(eight_bits, "TOP", 4.0)
+    breaks("40", "does not split")
+
+
+def test_a_selector_that_takes_a_byte_twice(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(transpose_explorer, "ORDERS", (0x6240, 0x7350))
+    breaks("40", "a byte is lost")
+
+
+def test_a_cache_that_rounds_its_rope(monkeypatch: pytest.MonkeyPatch) -> None:
+    pack = kv_cache.pack
+
+    def careless(tokens: torch.Tensor, kv_format: str) -> torch.Tensor:
+        return pack(torch.cat([tokens[..., :512], pack(tokens[..., 512:], "e4m3").to(tokens)], -1),
+                    kv_format)  # fmt: skip
+
+    monkeypatch.setattr(kv_cache, "pack", careless)
+    breaks("40", "rope was rounded")
 
 
 def test_an_anatomy_that_loses_a_phase(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -144,6 +144,7 @@ def test_the_dense_path_is_beside_the_same_kernel_without_a_mask():
 def test_calls_of_other_power_are_timed_in_a_while_of_their_own():
     quick, slow = Told(100.0), Told(800.0)
     replays: list[Any] = [slow, quick]
+    assert costs._ratios([[100.0, 200.0], [50.0, 300.0]]) == [[0.5, 1.5]]
     times = costs._times(replays, 3, 4000.0)
     assert times == [[800.0] * 3, [100.0] * 3]
     assert (slow.runs, quick.runs) == (1 + 3 * 2 * 5, 1 + 3 * 2 * 40)
@@ -159,6 +160,15 @@ def test_a_sparse_call_names_own_tokens_once():
     ):
         for token in sparse.keys:
             assert torch.allclose(token.sum(0), dense.keys[0].sum(0), atol=1e-3)
+
+
+def test_a_sparse_call_is_timed_in_turns_too():
+    chosen = [Comparison("sparse", *SMALL, settled=True)]
+    (row,) = costs.run(chosen, "cpu", backend="torch", rounds=3, timer=Clock([200.0, 30.0]))
+    assert row["ratio"] == row["turns"] == row["turns_low"] == 0.15 and "control" not in row
+    table = tables.costs_table([{"kind": "run"}, row]).splitlines()
+    assert table[2].startswith("| sparse | gauss | 1 | 0.150 |")
+    assert table[3].startswith("| sparse, in turns | gauss | 1 | 0.150 |")
 
 
 def test_the_ratio_is_that_of_the_times():

@@ -20,7 +20,7 @@ from ..gpu import H200, Gpu
 from ..plan import Choice, KernelConfig, choose
 from ..plan.choose import invariant_kinds
 from ..plan.pricing import price
-from ..plan.ways import FORMATS, OUTS, ROWS, STORED
+from ..plan.ways import FORMATS, OUTS, STORED
 from ..problem import LATENT_DIM, ROPE_DIM, Problem
 from ..workspace import Workspace
 from .base import Repeat, gpu_of
@@ -55,7 +55,7 @@ class CuteBackend:
             return reason
         if features.skip_softmax and gathers(problem):
             return f"skip_softmax_threshold_scale_factor with pages of {problem.page_size}"
-        if features.skip_softmax and not ROWS.tiles_for(problem.q_dtype, problem.kv_format):
+        if features.skip_softmax and FORMATS.get((problem.q_dtype, problem.kv_format)) != STORED:
             return f"skip_softmax_threshold_scale_factor with a {problem.kv_format} cache"
         if features.skip_softmax and features.batch_invariant:
             return "skip_softmax_threshold_scale_factor with batch_invariant"

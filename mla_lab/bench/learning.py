@@ -17,7 +17,7 @@ from ..plan.correction import FEATURES
 from .fitting import LEAST, NEAR, PLAIN, Launch, Timed, bare
 
 #: pull of a weight towards 0, in weights of launches; digits that are kept
-RIDGE, DIGITS = 0.5, 4
+RIDGE, DIGITS = 0.1, 4
 
 
 def learn(costs: Sequence[KernelCosts], found: Sequence[Launch]) -> list[KernelCosts]:

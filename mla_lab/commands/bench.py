@@ -32,6 +32,10 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
     report.add_argument("record", type=Path)
     report.add_argument("--table", default="anchor", help="which one; see --readme for all")
     report.add_argument("--readme", type=Path, help="fill every marked table of this file instead")
+    targets = verbs.add_parser(
+        "targets", help="asked and measured, from data/; exit code 1 if a miss is not accounted for"
+    )
+    targets.add_argument("--readme", type=Path, help="also into the marked place of this file")
     return parser
 
 
@@ -52,6 +56,7 @@ def run(args: argparse.Namespace) -> int | None:
         "fit": _fit,
         "compare": _compare,
         "report": _report,
+        "targets": _targets,
     }
     code: int | None = verbs[args.verb](args)
     return code
@@ -112,3 +117,18 @@ def _report(args: argparse.Namespace) -> None:
     if args.table not in TABLES:
         raise invalid("--table", repr(args.table), tuple(TABLES))
     print(TABLES[args.table](rows))
+
+
+def _targets(args: argparse.Namespace) -> int:
+    from ..bench.targets import fill, judge, load, table
+
+    verdicts = judge(load())
+    made = table(verdicts)
+    print(made)
+    if args.readme:
+        text = args.readme.read_text(encoding="utf-8")
+        args.readme.write_text(fill(text, made), encoding="utf-8")
+    lacking = [(v.target.name, v.open_ends) for v in verdicts if v.open_ends]
+    for name, lack in lacking:
+        print(f"{name}: {lack}")
+    return 1 if lacking else 0

@@ -133,6 +133,21 @@ CUTE: tuple[KernelConfig, ...] = (
         for way in ways_of("cute/kv_m")
         for tile in way.split
     ),
+    # with the query rows on the M side e4m3 has the scales in memory, which callers of FlashInfer's
+    # name, in a build of their own
+    *(
+        _for_backend("cute/q_m", formats, tile, options=options)
+        for tile in ROWS.eight
+        for formats, options in (
+            (EIGHT_BITS, ()),
+            (EIGHT_BITS, (("scales", 1),)),
+            (("e4m3", "e4m3", 64), ()),
+        )
+    ),
+    *(
+        _for_backend("cute/q_m", ("e4m3", "bf16", page_size), ROWS.eight[0])
+        for page_size in OTHER_PAGES
+    ),
     # e4m3 throughout: out in bf16, which callers of FlashInfer's get; with sinks and scales in
     # memory as well; a result of eight bits from what serving runs most
     *(

@@ -44,6 +44,7 @@ NOTEBOOKS = (
     Entry("32", "lse_merge", "Merging softmax", "merge partials, empty ones too", 8),
     Entry("33", "batch_invariance", "Batch invariance", "say who changed your bits, fix it", 7),
     Entry("35", "draft_masks", "Draft masks", "pack a token tree into words", 10),
+    Entry("40", "eight_bits", "FP8 KV", "weigh scales and roundings of eight bits", 15),
     Entry("51", "kernel_xray", "Kernel x-ray", "read registers and SASS, no GPU", 12),
     Entry("53", "the_ladder", "The ladder", "go from naive to fast, step by step", 15),
     Entry("90", "benchmarks", "Benchmarks", "read and rerun every figure", 10),
@@ -55,6 +56,7 @@ THEMES = {
     "1": "Why MLA",
     "2": "Memory",
     "3": "Plans",
+    "4": "Eight bits",
     "5": "Inside a kernel",
     "9": "Numbers",
 }

@@ -67,7 +67,7 @@ class Way:
 
 #: clusters divide the keys of short requests; 32 rows go where two row tiles of 16 would read the
 #: same keys twice
-ROWS = Way("rows", "cute/q_m", ((64, 1), (128, 2)))
+ROWS = Way("rows", "cute/q_m", ((64, 1), (128, 2)), eight=((64, 1), (128, 2)))
 GRID = Way(
     "grid",
     "cute/kv_m",
@@ -100,7 +100,7 @@ def in_waves(config: KernelConfig) -> bool:
     """Whether workers of whole requests may be more than run at once: nobody waits for another, and
     the launch is not cooperative.
     """
-    return config.q_dtype == "e4m3" and config.tile_rows == 64
+    return (config.kernel, config.q_dtype, config.tile_rows) == (MAIL.kernel, "e4m3", 64)
 
 
 def way_of(config: KernelConfig) -> str:

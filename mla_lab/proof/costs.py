@@ -7,8 +7,8 @@ Where a per cent is what is asked, the call without is captured a second time an
 rounds: `control` is that by the first, and what noise alone makes of one.
 
 A sparse call takes an eighth of the dense one's time and draws other power, which sets the card's
-clock within milliseconds. In quick turns it would run at the clock that the dense call left, so
-that both are timed after as long a time of their own kind as they are timed for.
+clock within milliseconds. In quick turns it runs at the clock that the dense call left (`turns`);
+the row's ratio is of times each taken after as long a time of its own kind.
 
 A feature is judged at uniform shapes, where the call without it exists. Skip-softmax is timed on
 concentrated and heavy-tailed inputs: on Gaussian ones there is nothing to skip, which is timed too.
@@ -220,20 +220,31 @@ def _measure(
         replays.append(timer.ready([calls[i] for i in order]))
         if c.also == "bare" and copies is without:
             replays.append(timer.ready([calls[i] for i in order]))
-    rounds = min(rounds, SETTLED_ROUNDS) if c.settled else rounds
-    first, *others = _times(replays, rounds, SETTLE_US if c.settled else 0.0)
-    *control, last = ([b / a for a, b in zip(first, other, strict=True)] for other in others)
-    found = {"us": median(others[-1]) / len(order), "beside_us": median(first) / len(order)}
-    found |= interval(last)
-    if control:
-        names = {"ratio": "control", "low": "control_low", "high": "control_high"}
-        found |= {names[name]: value for name, value in interval(control[0]).items()}
+    times = _times(replays, rounds)
+    more = {"control": _ratios(times)[:-1]}
+    if c.settled:
+        more["turns"] = _ratios(times)
+        rounds = min(rounds, SETTLED_ROUNDS)
+        times = _times(replays, rounds, SETTLE_US)
+    found = {"us": median(times[-1]) / len(order), "beside_us": median(times[0]) / len(order)}
+    found |= interval(_ratios(times)[-1])
+    for name, ratios in more.items():
+        for one in ratios:
+            around = interval(one)
+            found |= {name: around["ratio"]}
+            found |= {f"{name}_{side}": around[side] for side in ("low", "high")}
     if c.feature.startswith("skip"):
         found |= _skipped(having[0], without[0], backend)
     return {"rounds": rounds, **{name: float(f"{value:.5g}") for name, value in found.items()}}
 
 
-def _times(replays: list[Replay], rounds: int, settle_us: float) -> list[list[float]]:
+def _ratios(times: list[list[float]]) -> list[list[float]]:
+    """Round by round, each other replay's time by the first one's."""
+    first, *others = times
+    return [[b / a for a, b in zip(first, other, strict=True)] for other in others]
+
+
+def _times(replays: list[Replay], rounds: int, settle_us: float = 0.0) -> list[list[float]]:
     """Microseconds of each replay in each round, which begins with another replay each time."""
     took = [replay() for replay in replays]
     again = [max(1, math.ceil(settle_us / us)) for us in took]

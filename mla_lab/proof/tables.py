@@ -159,11 +159,14 @@ def costs_table(rows: Sequence[Row]) -> str:
     groups: dict[tuple[str, str], list[Row]] = {}
     for row in cases(rows):
         groups.setdefault((row["feature"], row["inputs"]), []).append(row)
-        if "control" in row:
-            same = {"ratio": "control", "low": "control_low", "high": "control_high"}
-            again = {name: row[control] for name, control in same.items()}
-            label = f"{row['beside']} beside itself"
-            groups.setdefault((label, row["inputs"]), []).append({"status": "ok", **again})
+        for name, words in (
+            ("control", "{beside} beside itself"),
+            ("turns", "{feature}, in turns"),
+        ):
+            if name in row:
+                again = {"low": row[f"{name}_low"], "high": row[f"{name}_high"]}
+                again |= {"status": "ok", "ratio": row[name]}
+                groups.setdefault((words.format(**row), row["inputs"]), []).append(again)
     for (feature, inputs), own in groups.items():
         timed = sorted((r for r in own if r["status"] == "ok"), key=lambda r: r["ratio"])
         if not timed:

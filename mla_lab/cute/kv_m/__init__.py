@@ -34,8 +34,8 @@ named barrier has one place in the code for all who meet there: orders that comp
 Timeline of a warpgroup for its own tile k: await P(k-1), O^T(k-1), release k-1; S^T(k) as its
 columns arrive; softmax(k); publish P(k); O^T(k); release k. (With more than two stages, and for
 tile 1 of a grid, S^T(k) comes first and softmax(k) runs under O^T(k-1): see `rounds`. Where the
-products are of e4m3, all of softmax(k) comes first, see `late`; `fp8` has their operands.) After the
-last tile both warpgroups go on in the same code: sums across warps; then results from the
+products are of e4m3, all of softmax(k) comes first, see `late`; `fp8` has their operands.) After
+the last tile both warpgroups go on in the same code: sums across warps; then results from the
 accumulators (one CTA), or `st.async` of the raw fragments to the rows' owners, who add them in
 rank order. Several workers: fp32 partials in the workspace; the last arriver of each rank merges
 them in split order, or (option fused_merge 2, a cooperative launch) each worker merges a share of

@@ -35,6 +35,7 @@ import cutlass.cute as cute
 from cutlass import Float32, Int16, Int32
 from cutlass.cute.nvgpu import warpgroup
 
+from ..eight_bits import join_two, load_step
 from . import split
 from .config import BOX, SLICES, TILE_KV, VALUE_BOXES, Shape
 from .storage import Shared
@@ -45,17 +46,6 @@ P_LOG2 = 8.0
 STEP = 32
 STEPS = TILE_KV // STEP
 BOX_BYTES = TILE_KV * BOX
-#: bytes of two words that are row g, and row g + 8 of V^T
-ORDERS = (0x6240, 0x7351)
-
-
-def round_two(low: Float32, high: Float32) -> Int16:
-    """Two values as e4m3, saturating; `low` in the low byte."""
-    return cute.arch.inline_ptx(
-        "cvt.rn.satfinite.e4m3x2.f32 {$w0}, {$r1}, {$r0};",
-        write_only_types=[Int16],
-        read_only_args=[low, high],
-    )
 
 
 def sum_two(pair: Int16) -> Float32:
@@ -94,7 +84,7 @@ def put_terms(
                 pair = [x * scale for x, scale in zip(pair, scales, strict=True)]
             pairs.append(split.split_two(*pair))
         for term in range(2):
-            words[term].append(split.join_two(pairs[0][term], pairs[1][term]))
+            words[term].append(join_two(pairs[0][term], pairs[1][term]))
     put_weights(c, base, words[0] + words[1], warp, lane)
 
 
@@ -127,15 +117,7 @@ def load_slice(c: Shape, base: Int32, a: cute.Tensor) -> None:
     """V^T of a slice, 64 columns x 64 tokens, to the registers of operand A."""
     words = cute.recast_tensor(a, Int32)
     for k in range(STEPS):
-        m0, m1, m2, m3 = cute.arch.inline_ptx(
-            "ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 { {$w0}, {$w1}, {$w2}, {$w3} }, "
-            f"[{{$r0}}+{k * STEP * c.box}];",
-            write_only_types=[Int32] * 4,
-            read_only_args=[base],
-        )
-        for i, (x, y) in enumerate(((m0, m1), (m2, m3))):
-            for e, order in enumerate(ORDERS):
-                words[4 * k + 2 * i + e] = cute.arch.prmt(x, y, order)
+        load_step(base, k * STEP * c.box, words, 4 * k)
 
 
 def issue_values(
@@ -201,15 +183,3 @@ def land(c: Shape, f: Any, factor: cute.Tensor) -> None:
     if c.eight and c.promote and c.lands_late:
         for m in range(SLICES):
             land_slice(c, f, factor, m)
-
-
-def put_two(c: Shape, out: cute.Tensor, at: Int32, low: Float32, high: Float32) -> None:
-    """Two neighbouring columns of the result, from element `at` on, an even one."""
-    if c.out_dtype.width == 8:
-        pointer = cute.recast_ptr((out.iterator + at).align(2), dtype=Int16)
-        cute.arch.store(pointer, round_two(low, high))
-    else:
-        pair = cute.make_rmem_tensor(2, c.out_dtype)
-        pair[0], pair[1] = low.to(c.out_dtype), high.to(c.out_dtype)
-        pointer = (out.iterator + at).align(4)
-        cute.autovec_copy(pair, cute.make_tensor(pointer, cute.make_layout(2)))

@@ -25,6 +25,7 @@ import cutlass.cute as cute
 from cutlass import Float32, Int32, const_expr
 from cutlass.cute.nvgpu import warpgroup
 
+from ..eight_bits import join_two, round_two
 from ..extras import scale_now
 from ..hopper import NO_SCORE, fold_lanes, folded_index, fresh_thread, load2, load4
 from . import fp8, scaled, split
@@ -57,6 +58,10 @@ def row_statistics(
         other = statistics(c, 1 - wg, at - 1)
         cute.arch.mbarrier_wait(s.m_ready + (1 - wg), ((at - 1) >> 1) & 1)
         old, before = s.peak[other, PEAK, row], s.peak[other, FACTOR, row]
+    elif const_expr(not c.grid):
+        # nothing to read, and long there: but each phase is waited for before the next begins
+        if at > 0:
+            cute.arch.mbarrier_wait(s.m_ready + (1 - wg), ((at - 1) >> 1) & 1)
     new = cute.arch.fmax(old, top * scale - fp8.P_LOG2)
     factor = cute.math.exp2(old - new, fastmath=True)
     place = statistics(c, wg, at)
@@ -117,11 +122,11 @@ def weigh(
                 acc[x] = cute.math.exp2(acc[x] * scale - peaks[e], fastmath=True)
             seen = acc[4 * j + e] + acc[4 * j + 2 + e]
             if const_expr(c.terms == 1):
-                halves.append(fp8.round_two(acc[4 * j + e], acc[4 * j + 2 + e]))
+                halves.append(round_two(acc[4 * j + e], acc[4 * j + 2 + e]))
                 seen = fp8.sum_two(halves[e])
             f.total[2 * j + e] = f.total[2 * j + e] * fade[e] + seen
         if const_expr(c.terms == 1):
-            cute.recast_tensor(acc, Int32)[4 * j] = split.join_two(halves[0], halves[1])
+            cute.recast_tensor(acc, Int32)[4 * j] = join_two(halves[0], halves[1])
 
 
 @cute.jit

@@ -4,9 +4,9 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Float32, Int32, const_expr
 
+from ..eight_bits import put_two
 from ..extras import with_sink
 from ..hopper import LN2, fresh_thread, vec4
-from . import fp8
 from .config import CONSUMERS, LATENT_DIM, Shape
 from .output import GROUP, NUM_SPLITS, OUT_ROW, ROW, ROWS, SLOT, SPLIT, wants_lse
 from .storage import Global, Shared
@@ -91,7 +91,7 @@ def merge_quad(
         if const_expr(c.eight):
             for e in cutlass.range_constexpr(0, 4, 2):
                 low, high = acc[e] * inverse * g.out_scale, acc[e + 1] * inverse * g.out_scale
-                fp8.put_two(c, g.out, at + e, low, high)
+                put_two(c.out_dtype, g.out, at + e, low, high)
         else:
             result = cute.make_rmem_tensor(4, c.out_dtype)
             for e in cutlass.range_constexpr(4):

@@ -4,8 +4,8 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Boolean, Float32, Int32, const_expr
 
+from ..eight_bits import put_two
 from ..hopper import LN2, pack2, transpose_8x8, vec4
-from . import fp8
 from . import softmax as sx
 from .config import LATENT_DIM, Shape
 from .storage import Global
@@ -157,7 +157,7 @@ def store_row(
 ):  # fmt: skip
     """Two neighbouring columns of a result's row."""
     if there:
-        fp8.put_two(c, g.out, row * LATENT_DIM + col, low, high)
+        put_two(c.out_dtype, g.out, row * LATENT_DIM + col, low, high)
 
 
 def unit_place(c: Shape, unit: Int32, rank: Int32) -> tuple[Int32, Int32]:

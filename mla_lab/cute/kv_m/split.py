@@ -31,6 +31,7 @@ import cutlass.cute as cute
 from cutlass import Float32, Int16, Int32
 from cutlass.cute.nvgpu import warpgroup
 
+from ..eight_bits import join_two
 from ..hopper import load2
 from .config import BOX, CONSUMERS, TILE_KV, Shape
 from .mma import K_BYTES
@@ -53,13 +54,6 @@ def split_two(low: Float32, high: Float32) -> tuple[Int16, Int16]:
         " cvt.rn.satfinite.e4m3x2.f16x2 {$w1}, p; }",
         write_only_types=[Int16, Int16],
         read_only_args=[low, high],
-    )
-
-
-def join_two(low: Int16, high: Int16) -> Int32:
-    """Two halves as a word."""
-    return cute.arch.inline_ptx(
-        "mov.b32 {$w0}, { {$r0}, {$r1} };", write_only_types=[Int32], read_only_args=[low, high]
     )
 
 

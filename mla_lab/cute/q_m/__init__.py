@@ -23,20 +23,24 @@ from cutlass.cute.runtime import make_fake_compact_tensor, make_fake_stream, mak
 from ...errors import unsupported
 from ...plan.config import KernelConfig
 from ..registry import CuteEntry
+from .eight import EightRowsOnM, FeatureEightRowsOnM, StampedEightRowsOnM
+from .eight_storage import EightConfig
 from .kernel import FeatureQueryRowsOnM, QueryRowsOnM, StampedQueryRowsOnM
-from .storage import DTYPES, HEAD, LATENT, Config
+from .storage import DTYPES, EIGHT_DTYPES, HEAD, LATENT, Config
 
 PAGE_SIZES = (16, 32, 64, 128)
 
 
 def static_facts(config: KernelConfig) -> Config:
     """Check what this family compiles, and pick what it reads."""
-    if config.q_dtype not in DTYPES:
-        raise unsupported("q_dtype", config.q_dtype, tuple(DTYPES))
+    eight = config.q_dtype == "e4m3"
+    if config.q_dtype not in EIGHT_DTYPES:
+        raise unsupported("q_dtype", config.q_dtype, tuple(EIGHT_DTYPES))
     if config.kv_format != config.q_dtype:
         raise unsupported("kv_format", config.kv_format, f"that of the query, {config.q_dtype}")
-    if config.out_dtype not in DTYPES:
-        raise unsupported("out_dtype", config.out_dtype, tuple(DTYPES))
+    outs = EIGHT_DTYPES if eight else DTYPES
+    if config.out_dtype not in outs:
+        raise unsupported("out_dtype", config.out_dtype, tuple(outs))
     if (config.tile_rows, config.cluster) not in ((64, 1), (128, 2)):
         raise unsupported(
             "tile_rows, cluster", (config.tile_rows, config.cluster), "(64, 1) or (128, 2)"
@@ -46,13 +50,16 @@ def static_facts(config: KernelConfig) -> Config:
     if config.page_size not in PAGE_SIZES:
         raise unsupported("page_size", config.page_size, PAGE_SIZES)
     tree = config.mask == "tree"
-    facts = Config(
+    if eight and config.option("skip"):
+        raise unsupported("q_dtype", "e4m3 with skip", tuple(DTYPES))
+    kind = EightConfig if eight else Config
+    facts = kind(
         dtype=config.q_dtype,
         out_dtype=config.out_dtype,
         cluster=config.cluster,
         page_size=config.page_size,
         pdl=config.option("pdl", 1),
-        go=config.option("go", 8),
+        go=config.option("go", kind.go),
         lse=config.option("lse", 1),
         fused_merge=config.option("fused_merge", 1),
         partials=config.option("partials", 16),
@@ -61,6 +68,7 @@ def static_facts(config: KernelConfig) -> Config:
         scales=config.option("scales"),
         tree=int(tree),
         skip=config.option("skip"),
+        **({o: config.option(o, getattr(kind, o)) for o in ("products",)} if eight else {}),
     )
     if facts.stamps and facts.features:
         raise unsupported("options", "stamps with features", "one of them")
@@ -87,7 +95,7 @@ def entry(config: KernelConfig) -> CuteEntry:
     cache = make_fake_tensor(
         facts.element,
         (pages, facts.page_size, HEAD),
-        stride=(cute.sym_int64(divisibility=8), HEAD, 1),
+        stride=(cute.sym_int64(divisibility=128 // facts.element.width), HEAD, 1),
         assumed_align=16,
     )
     table = make_fake_tensor(Int32, (batch, width), stride=(cute.sym_int(), 1), assumed_align=4)
@@ -116,7 +124,12 @@ def entry(config: KernelConfig) -> CuteEntry:
         *((tuple(extras),) if facts.features else ()),
         make_fake_stream(use_tvm_ffi_env_stream=True),
     )
-    launch = StampedQueryRowsOnM if facts.stamps else QueryRowsOnM
+    plain, stamped, featured = (
+        (EightRowsOnM, StampedEightRowsOnM, FeatureEightRowsOnM)
+        if facts.dtype == "e4m3"
+        else (QueryRowsOnM, StampedQueryRowsOnM, FeatureQueryRowsOnM)
+    )
+    launch = stamped if facts.stamps else plain
     if facts.features:
-        launch = FeatureQueryRowsOnM
+        launch = featured
     return CuteEntry(launch(facts), args, "q_m")

@@ -89,10 +89,10 @@ def combine_strips(
                     acc[x] = acc[x] + f[e // 2 % 2] * v[e]
         row = 16 * (unit // 64) + lane // 4
         column = unit % 64 * 8
-        if const_expr(units * count == 4):
+        if const_expr(units * count == 4 and cfg.out_element.width == 16):
             store_rows(cfg, g, acc, work, row, column, lane)
         else:
-            for u in cutlass.range_constexpr(units):
+            for u in cutlass.range_constexpr(units * count):
                 for h in cutlass.range_constexpr(2):
                     store_pair(
                         cfg, g, work, row + 8 * h, column + 8 * u + 2 * (lane % 4),

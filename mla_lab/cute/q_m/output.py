@@ -6,6 +6,7 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Int32, const_expr
 
+from ..eight_bits import put_two
 from .attend import select
 from .storage import LATENT, Config, Globals, Work
 
@@ -72,9 +73,5 @@ def store_row_lse(cfg: cutlass.Constexpr[Config], g: Globals, work: Work, row, v
 def store_pair(cfg: cutlass.Constexpr[Config], g: Globals, work: Work, row, column, a, b):
     """Two neighbouring columns of a row."""
     if work.first_row + row < work.num_rows:
-        v = cute.make_rmem_tensor(2, cfg.out_element)
-        v[0] = a.to(cfg.out_element)
-        v[1] = b.to(cfg.out_element)
         offset = (work.global_row + row) * LATENT + column
-        at = g.out.iterator + cute.assume(offset, divby=2)
-        cute.autovec_copy(v, cute.make_tensor(at, cute.make_layout(2)))
+        put_two(cfg.out_element, g.out, offset, a, b)

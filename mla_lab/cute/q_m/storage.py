@@ -7,7 +7,7 @@ from typing import Any
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import BFloat16, Float16, Float32, Int32
+from cutlass import BFloat16, Float8E4M3FN, Float16, Float32, Int32
 
 LATENT = 512
 HEAD = 576
@@ -38,6 +38,8 @@ FIRST_PAGE = 10
 SKIPPED = 255
 
 DTYPES = {"bf16": BFloat16, "fp16": Float16}
+#: and with a query and a cache of eight bits (see `eight`)
+EIGHT_DTYPES = {**DTYPES, "e4m3": Float8E4M3FN}
 
 
 @dataclass(frozen=True)
@@ -73,11 +75,11 @@ class Config:
 
     @property
     def element(self) -> type[cutlass.Numeric]:
-        return DTYPES[self.dtype]
+        return EIGHT_DTYPES[self.dtype]
 
     @property
     def out_element(self) -> type[cutlass.Numeric]:
-        return DTYPES[self.out_dtype]
+        return EIGHT_DTYPES[self.out_dtype]
 
     @property
     def ring_bytes(self) -> int:

@@ -1,0 +1,178 @@
+"""e4m3 query and cache with the query rows on the M side: the roles of `kernel`, other operands.
+
+Roles (512 threads)
+    warps 0-3, 4-7   accumulate   O^T[256 columns x 64 rows] each, += V^T P^T
+    warps 8-11       attend       S = Q K^T with Q in registers, softmax, P
+    warp 12          load         records of work tiles, Q, KV tiles of 64 tokens
+
+Operands (all K-major, as e4m3 must be; boxes of 64 bytes, swizzled)
+    S[rows, tokens]      A  Q, 72 registers            B  K as it lies, [token][64 columns] a box
+    O^T[columns, rows]   A  V^T, ldmatrix.trans + prmt B  P, [row][64 tokens], on K's rope box
+
+Shared memory: five KV stages of 36,864 B, Q's own 36,864 B.
+
+Barriers                                   arrivals
+    full[stage]     KV landed              1 + bytes
+    empty[stage]    stage may be filled    8 accumulate warps of each CTA in the cluster
+    p_full[stage]   P(t), factors in place and QK(t + 1) all but done: 128 attend threads
+    free            row sums and maxima have been read: 256 accumulate threads
+    q_full, q_empty Q landed; Q is in registers, 4 attend warps
+Named barrier 2: both accumulate groups, in the merge.
+
+Timeline of a steady tile (SM clocks; the matrix unit needs 576 for QK and 512 for PV)
+    attend       | softmax(t)      | issue QK(t + 1)         | softmax(t + 1) ...
+    accumulate   | PV(t - 1)             |        wait       | PV(t) ...
+Plans, work tiles, partials and merges are those of `kernel`.
+"""
+
+from __future__ import annotations
+
+import cutlass
+import cutlass.cute as cute
+import cutlass.utils.hopper_helpers as sm90
+from cutlass import Float32, const_expr
+from cutlass.cute.nvgpu import OperandMajorMode, cpasync, warpgroup
+
+from .eight_accumulate import accumulate
+from .eight_attend import attend
+from .eight_load import load
+from .eight_storage import BOXES, Q_BOXES, STAGES, EightConfig, EightShared, allocate
+from .kernel import FeatureQueryRowsOnM, QueryRowsOnM, StampedQueryRowsOnM
+from .storage import BLOCK, HEAD, Globals, Mmas
+from .work import open_plan, stamp
+
+THREADS = 512
+#: registers a thread by role, out of 128 a thread at the launch
+ATTEND_REGISTERS, ACCUMULATE_REGISTERS, LOAD_REGISTERS = 152, 168, 24
+
+
+@cute.jit
+def init_barriers(cfg: cutlass.Constexpr[EightConfig], s: EightShared):
+    """Arrive counts as in the table above."""
+    with cute.arch.elect_one():
+        for i in cutlass.range_constexpr(STAGES):
+            cute.arch.mbarrier_init(s.full + i, 1)
+            cute.arch.mbarrier_init(s.empty + i, 8 * cfg.cluster)
+            cute.arch.mbarrier_init(s.p_full + i, 128)
+        cute.arch.mbarrier_init(s.free, 256)
+        cute.arch.mbarrier_init(s.q_full, 1)
+        cute.arch.mbarrier_init(s.q_empty, 4)
+    cute.arch.mbarrier_init_fence()
+
+
+@cute.kernel
+def decode_kernel(
+    cfg: cutlass.Constexpr[EightConfig],
+    g: Globals,
+    mma: Mmas,
+    kv_layout: cute.ComposedLayout,
+    q_layout: cute.ComposedLayout,
+    tail_layout: cute.ComposedLayout,
+):
+    """One CTA: storage, barriers, then one call a role."""
+    warp_idx = cute.arch.make_warp_uniform(cute.arch.warp_idx())
+    cta, _, _ = cute.arch.block_idx()
+    worker = cta // cfg.cluster
+    rank = cta % cfg.cluster
+    stamp(cfg, g, 0)
+    # plans are written before any kernel that lets this one start early: no need to wait
+    plan = open_plan(g, worker)
+    s = allocate(cfg, kv_layout, q_layout, tail_layout)
+    if warp_idx == 0:
+        cpasync.prefetch_descriptor(g.tma_q)
+        cpasync.prefetch_descriptor(g.tma_kv)
+        init_barriers(cfg, s)
+    if const_expr(cfg.cluster == 2):
+        cute.arch.cluster_arrive_relaxed()
+        cute.arch.cluster_wait()
+    else:
+        cute.arch.sync_threads()
+    if const_expr(cfg.pdl):
+        cute.arch.griddepcontrol_launch_dependents()
+        cute.arch.griddepcontrol_wait()
+    stamp(cfg, g, 1)
+    if warp_idx < 8:
+        cute.arch.setmaxregister_increase(ACCUMULATE_REGISTERS)
+        accumulate(cfg, g, s, mma, plan, rank)
+    elif warp_idx < 12:
+        cute.arch.setmaxregister_increase(ATTEND_REGISTERS)
+        attend(cfg, g, s, mma, plan, rank)
+    else:
+        cute.arch.setmaxregister_decrease(LOAD_REGISTERS)
+        if warp_idx == 12:
+            load(cfg, g, s, plan, rank)
+    if const_expr(cfg.cluster == 2):
+        # a CTA must not leave while the other multicasts into it or arrives on its barriers
+        cute.arch.cluster_arrive_relaxed()
+        cute.arch.cluster_wait()
+
+
+class EightRowsOnM(QueryRowsOnM):
+    """Host entry, as of the 16-bit kernel."""
+
+    @cute.jit
+    def launch(self, tensors, heads, scale_log2, out_scale, stream):
+        """Layouts, tensor maps and the launch itself."""
+        q, kv, out, lse, *others = tensors
+        others = tuple(others) + (None,) * (13 - len(others))
+        plan, stamps, extras = others[:8], others[8], others[9:]
+        cfg = self.cfg
+        element = cfg.element
+        atom = warpgroup.make_smem_layout_atom(warpgroup.SmemLayoutAtomKind.K_SW64, element)
+        kv_layout = cute.tile_to_shape(atom, (BLOCK, HEAD, STAGES), (0, 1, 2))
+        q_layout = cute.tile_to_shape(atom, (BLOCK, 64 * Q_BOXES), (0, 1))
+        tail_layout = cute.tile_to_shape(atom, (BLOCK, 64 * (BOXES - Q_BOXES), 2), (0, 1, 2))
+        box_layout = cute.tile_to_shape(atom, (BLOCK, 64), (0, 1))
+        major = OperandMajorMode.K
+        smem, registers = (
+            sm90.make_trivial_tiled_mma(
+                element, element, major, major, Float32, (1, 1, 1), (BLOCK, BLOCK), a_source=source
+            )
+            for source in (warpgroup.OperandSource.SMEM, warpgroup.OperandSource.RMEM)
+        )
+        mma = Mmas(smem, registers, registers)
+        lse = cute.make_tensor(lse.iterator, cute.make_layout(cute.size(lse.shape)))
+        columns = (64, BOXES)
+        q_view = cute.make_tensor(
+            q.iterator,
+            cute.make_layout((cute.size(q.shape[:-1]), columns), stride=(HEAD, (1, 64))),
+        )
+        kv_view = cute.make_tensor(
+            kv.iterator,
+            cute.make_layout(
+                (cfg.page_size, columns, kv.shape[0]), stride=(HEAD, (1, 64), kv.stride[0])
+            ),
+        )
+        plain_load = cpasync.CopyBulkTensorTileG2SOp()
+        pair_load = cpasync.CopyBulkTensorTileG2SMulticastOp()
+        tma_q, q_coords = cpasync.make_tiled_tma_atom(
+            plain_load, q_view, box_layout, (BLOCK, (64, 1))
+        )
+        rows, boxes = cfg.box_rows, cfg.boxes_per_copy
+        tma_kv, kv_coords = cpasync.make_tiled_tma_atom(
+            pair_load if const_expr(cfg.cluster == 2) else plain_load,
+            kv_view,
+            cute.tile_to_shape(atom, (rows, 64 * boxes), (0, 1)),
+            (rows, (64, boxes)),
+        )
+        g = Globals(
+            tma_q, q_coords, tma_kv, kv_coords, out, lse, *plan, heads, scale_log2, out_scale,
+            stamps, *extras,
+        )  # fmt: skip
+        decode_kernel(cfg, g, mma, kv_layout, q_layout, tail_layout).launch(
+            grid=((g.worker_begin.shape[0] - 1) * cfg.cluster, 1, 1),
+            block=(THREADS, 1, 1),
+            cluster=(2, 1, 1) if const_expr(cfg.cluster == 2) else None,
+            stream=stream,
+            min_blocks_per_mp=1,
+            use_pdl=bool(cfg.pdl),
+            cooperative=bool(cfg.fused_merge),
+        )
+
+
+class StampedEightRowsOnM(EightRowsOnM, StampedQueryRowsOnM):
+    """With the arguments of a stamped launch."""
+
+
+class FeatureEightRowsOnM(EightRowsOnM, FeatureQueryRowsOnM):
+    """With the arguments of a launch with sinks."""

@@ -1,0 +1,258 @@
+"""The accumulate role of the e4m3 kernel: O^T += V^T P^T for 256 columns, and a work tile's end.
+
+V^T comes out of shared memory through registers (see kv_m's `fp8`), 64 columns at a time, a slice.
+A slice's product of one tile has accumulators of its own, and is added to O^T in fp32: the matrix
+unit adds e4m3 products with about 14 bits.
+
+    flat index of O^T: 32 * slice + 4 * row8 + 2 * h + e
+    column   64 * slice + 16 * warp + 2 * (lane / 4) + h       row   8 * row8 + 2 * (lane % 4) + e
+
+Registers of a k-step's V^T are free once the step is done: the next slice's come in while the
+second step is under way, and under the additions.
+"""
+
+from __future__ import annotations
+
+import cutlass
+import cutlass.cute as cute
+from cutlass import Float16, Float32, Int32, const_expr
+from cutlass.cute.nvgpu import warpgroup
+
+from ..eight_bits import load_step
+from ..extras import with_scales
+from ..hopper import fresh_thread, load2, pack2
+from .attend import release, select
+from .eight_storage import BOX, ROPE_BOX, STAGE, STEP, EightConfig, EightShared, next_stage
+from .merge import arrive, merge
+from .output import store_pair, store_row_lse
+from .partials import REGION, words_at
+from .storage import BLOCK, LATENT, LN2, Globals, Mmas, Work
+from .work import Plan, read_work, stamp, stamp_round
+
+SLICES = 4
+#: steps whose operand A is held
+HELD = 3
+#: log2 of what fp16 partials are multiplied by: no result passes 448, the greatest V
+PARTIAL_LOG2 = 7
+
+
+#: two factors of 1
+NOTHING = 0x3C003C00
+
+
+def two_factors(s: EightShared, stage, row):
+    """Factors of rows `row` and `row + 1`, an even one, as they lie."""
+    at = Int32(s.factor.iterator.toint()) + (stage * BLOCK + row) * 2
+    return cute.make_ptr(Int32, at, cute.AddressSpace.smem, assumed_align=4).load()
+
+
+def halves(word):
+    """Two fp16 of a word as fp32."""
+    return cute.arch.inline_ptx(
+        "{ .reg .b16 a, b; mov.b32 {a, b}, {$r0}; cvt.f32.f16 {$w0}, a; cvt.f32.f16 {$w1}, b; }",
+        write_only_types=[Float32, Float32],
+        read_only_args=[word],
+    )
+
+
+@cute.jit
+def fade(s: EightShared, acc: cute.Tensor, stage):
+    """O^T times its rows' factors, where a maximum has moved."""
+    quad = fresh_thread() & 3
+    for j in cutlass.range_constexpr(8):
+        f = halves(two_factors(s, stage, 8 * j + 2 * quad))
+        for x in cutlass.range_constexpr(4 * SLICES):
+            at = 32 * (x // 4) + 4 * j + x % 4
+            acc[at] = acc[at] * f[x % 2]
+
+
+def values_at(s: EightShared):
+    """Where a lane's row of V^T lies in stage 0: token `lane` of 32, of the warp's 16 columns of a
+    slice."""
+    tid = fresh_thread()
+    chunk = ((tid >> 5) & 3) ^ ((tid >> 1) & 3)
+    half = (tid >> 7) * (SLICES * BOX)
+    return Int32(s.kv.iterator.toint()) + half + (tid & 31) * 64 + (chunk << 4)
+
+
+@cute.jit
+def add_tile(s: EightShared, mma: Mmas, acc, v, r_p, values, stage):
+    """O^T, times its rows' factors, + V^T P^T of one tile, by steps of 64 columns and 32 tokens;
+    operand A of `HELD` steps is held."""
+    factors = two_factors(s, stage, 2 * (fresh_thread() & 31))
+    if cute.arch.vote_any_sync(factors != NOTHING):
+        fade(s, acc, stage)
+    base = values + stage * STAGE
+    shape = cute.make_layout(mma.pv.partition_shape_C((64, 64)))
+    atom = cute.make_mma_atom(mma.pv.op)
+    atom.set(warpgroup.Field.ACCUMULATE, True)
+    for i in cutlass.range_constexpr(2 * SLICES):
+        m, k, a = i // 2, i % 2, v[i % HELD]
+        if const_expr(i >= HELD):
+            warpgroup.wait_group(HELD - 1)
+        load_step(base, m * BOX + k * STEP * 64, cute.recast_tensor(a, Int32), 0)
+        product = cute.make_tensor(acc.iterator + 32 * m, shape)
+        warpgroup.fence()
+        cute.gemm(atom, product, a[None, None, 0], r_p[None, None, k, stage], product)
+        warpgroup.commit_group()
+    warpgroup.wait_group(0)
+
+
+def inverses(s: EightShared, j):
+    """One over the sums of a thread's two rows of 8; where there is none, 0. Read when they are
+    needed: sixteen are registers too many."""
+    sums = load2(s.row_sum.iterator + (8 * j + 2 * (fresh_thread() & 3)))
+    return [select(x > 0.0, cute.arch.rcp_approx(x), Float32(0.0)) for x in (sums[0], sums[1])]
+
+
+def place(acc_slice, i, e):
+    """Of a thread's slice the two columns of row 2 (lane % 4) + e of 16, and of the row 8 on."""
+    x = 32 * acc_slice + 8 * i + e
+    return x, x + 2, x + 4, x + 6
+
+
+@cute.jit
+def store_strips(
+    cfg: cutlass.Constexpr[EightConfig], g: Globals, s: EightShared, acc, work: Work, rank, lse
+):
+    """A partial as `partials` has it: four lanes of a row hold its 8-column unit."""
+    tid = fresh_thread()
+    wg, w, lane = tid >> 7, (tid >> 5) & 3, tid & 31
+    slot = work.slot * cfg.cluster + rank
+    region = g.partial_out.iterator + slot * REGION
+    up = Float32(2.0**PARTIAL_LOG2)
+    for i in cutlass.range_constexpr(4):
+        inverse = [inverses(s, 2 * i), inverses(s, 2 * i + 1)]
+        for e in cutlass.range_constexpr(2):
+            f0, f1 = inverse[0][e], inverse[1][e]
+            to_lane = (2 * (lane & 3) + e) * 4 + ((lane >> 2) & 3)
+            for m in cutlass.range_constexpr(SLICES):
+                a = [acc[x] for x in place(m, i, e)]
+                a = [a[0] * f0, a[1] * f0, a[2] * f1, a[3] * f1]
+                if const_expr(cfg.partials == 16):
+                    strip = 32 * i + 16 * wg + 4 * m + w
+                    v = cute.make_rmem_tensor(2, Int32)
+                    v[0], v[1] = (
+                        pack2(a[2 * n] * up, a[2 * n + 1] * up, Float16) for n in range(2)
+                    )
+                    dst = region + (strip * 128 + to_lane * 4 + (lane >> 4) * 2)
+                    cute.autovec_copy(cute.recast_tensor(v, Float32), words_at(dst, 2))
+                else:
+                    unit = 64 * i + 32 * wg + 8 * m + 2 * w + (lane >> 4)
+                    v = cute.make_rmem_tensor(4, Float32)
+                    for n in cutlass.range_constexpr(4):
+                        v[n] = a[n]
+                    cute.autovec_copy(v, words_at(region + (unit * 128 + to_lane * 4), 4))
+    if tid < BLOCK:
+        # row values of 16 rows: r, r + 8 side by side
+        at = tid // 16 * 16 + 2 * (tid & 7) + ((tid >> 3) & 1)
+        if const_expr(cfg.partials == 16):
+            words = region + (REGION // 2 + tid // 16 * 32 + at)
+            words.store(lse)
+            for half in cutlass.range_constexpr(2):
+                (words + 16 * (1 + half)).store(Float32(2.0**-PARTIAL_LOG2))
+        else:
+            (g.partial_lse.iterator + (slot * BLOCK + at)).store(lse)
+
+
+@cute.jit
+def store_partial(
+    cfg: cutlass.Constexpr[EightConfig], g: Globals, s: EightShared, acc, work: Work, rank, lse
+):
+    """A partial row by row, for the merge kernel."""
+    tid = fresh_thread()
+    column = (tid >> 7) * (LATENT // 2) + 16 * ((tid >> 5) & 3) + 2 * ((tid & 31) >> 2)
+    row = work.slot * (BLOCK * cfg.cluster) + rank * BLOCK + 2 * (tid & 3)
+    at = g.partial_out.iterator + (row * LATENT + column)
+    for j in cutlass.range_constexpr(8):
+        inverse = inverses(s, j)
+        for e in cutlass.range_constexpr(2):
+            for m in cutlass.range_constexpr(SLICES):
+                x = 32 * m + 4 * j + e
+                v = cute.make_rmem_tensor(2, Float32)
+                v[0], v[1] = acc[x] * inverse[e], acc[x + 2] * inverse[e]
+                cute.autovec_copy(v, words_at(at + ((8 * j + e) * LATENT + 64 * m), 2))
+    if tid < BLOCK:
+        g.partial_lse[work.slot, rank * BLOCK + tid] = lse
+
+
+@cute.jit
+def store_result(
+    cfg: cutlass.Constexpr[EightConfig], g: Globals, s: EightShared, acc, work: Work, lse
+):
+    """Rows of the result, in full 32-byte sectors where its elements have 16 bits."""
+    tid = fresh_thread()
+    column = (tid >> 7) * (LATENT // 2) + 16 * ((tid >> 5) & 3) + 2 * ((tid & 31) >> 2)
+    out_scale = with_scales(cfg, g).out_scale
+    for j in cutlass.range_constexpr(8):
+        inverse = inverses(s, j)
+        for e in cutlass.range_constexpr(2):
+            f = inverse[e] * out_scale
+            row = 8 * j + 2 * (tid & 3) + e
+            for m in cutlass.range_constexpr(SLICES):
+                x = 32 * m + 4 * j + e
+                store_pair(cfg, g, work, row, column + 64 * m, acc[x] * f, acc[x + 2] * f)
+    if tid < BLOCK:
+        store_row_lse(cfg, g, work, tid, lse)
+
+
+@cute.jit
+def finish(
+    cfg: cutlass.Constexpr[EightConfig], g: Globals, s: EightShared, acc: cute.Tensor, index, rank
+):
+    """Normalise; write the result, or the partial."""
+    tid = fresh_thread()  # held through the loop, it and what follows would cost registers
+    work = read_work(g, s, index)
+    row = tid & (BLOCK - 1)
+    lse = s.row_max[row]  # with features as the attend group has made it
+    if const_expr(not cfg.features):
+        lse = (lse + cute.math.log2(s.row_sum[row], fastmath=True)) * Float32(LN2)
+    if work.slot >= 0:
+        if const_expr(cfg.fused_merge):
+            store_strips(cfg, g, s, acc, work, rank, lse)
+            arrive(cfg, g, work, rank)
+        else:
+            store_partial(cfg, g, s, acc, work, rank, lse)
+    else:
+        store_result(cfg, g, s, acc, work, lse)
+    cute.arch.mbarrier_arrive(s.free)
+
+
+@cute.jit
+def accumulate(
+    cfg: cutlass.Constexpr[EightConfig], g: Globals, s: EightShared, mma: Mmas, plan: Plan, rank
+):
+    """Per work tile: V^T P^T tile by tile as P is announced."""
+    p_box = cute.local_tile(s.kv, (64, 64), (0, ROPE_BOX, None))
+    r_p = mma.pv.make_fragment_B(mma.pv.get_slice(0).partition_B(p_box))
+    acc = cute.make_rmem_tensor(32 * SLICES, Float32)
+    v = [
+        cute.make_rmem_tensor(mma.pv.partition_shape_A((64, 32)), cfg.element) for _ in range(HELD)
+    ]
+    first, last = plan.first, plan.last
+    values = values_at(s)
+    cute.arch.mbarrier_arrive(s.free)
+    stage, phase = Int32(0), Int32(0)
+    for index in cutlass.range(first, last, unroll=1):
+        acc.fill(0.0)
+        left = cutlass.max(g.tiles[index, 3] - g.tiles[index, 2], 1)
+        left = cute.arch.make_warp_uniform(left)
+        while left > 0:
+            left = cute.arch.make_warp_uniform(left)
+            stage = cute.arch.make_warp_uniform(stage)
+            cute.arch.mbarrier_wait(s.p_full + stage, phase)
+            stamp_round(cfg, g, left, 5)
+            add_tile(s, mma, acc, v, r_p, values, stage)
+            stamp_round(cfg, g, left, 6)
+            stamp_round(cfg, g, left, 7)
+            cute.arch.sync_warp()
+            release(cfg, s, stage, cute.arch.lane_idx())
+            left = left - 1
+            stage, phase = next_stage(stage, phase)
+        stamp(cfg, g, 3)
+        finish(cfg, g, s, acc, index, rank)
+        stamp(cfg, g, 4)
+    if const_expr(cfg.fused_merge):
+        for index in cutlass.range(first, last, unroll=1):
+            merge(cfg, g, s, index, plan, rank, False)
+    stamp(cfg, g, 6)

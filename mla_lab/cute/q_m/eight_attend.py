@@ -1,0 +1,334 @@
+"""The attend role of the e4m3 kernel: S = Q K^T with most of Q in registers, softmax, P.
+
+P lies on the rope box of its tile's stage, rows of 64 bytes with the tokens in the order in which
+V^T comes out of `ldmatrix` (see kv_m's `fp8`): in every 16 tokens 0 8 1 9 2 10 .. 7 15. Of a row
+and 16 tokens a thread's four weights are neighbours there, one word:
+
+    thread q of a quad holds tokens 2q 2q+1 (col8 even), 2q+8 2q+9 (col8 odd)
+    bytes 4q .. 4q+3        tokens 2q  2q+8  2q+1  2q+9
+"""
+
+from __future__ import annotations
+
+import cutlass
+import cutlass.cute as cute
+from cutlass import Float16, Float32, Int32, const_expr
+from cutlass.cute.nvgpu import warpgroup
+
+from ..eight_bits import join_two, round_two
+from ..extras import with_scales
+from ..hopper import fresh_thread
+from .attend import (
+    announce,
+    open_rows,
+    publish_pair,
+    publish_sums,
+    quad,
+    row_top,
+    select,
+)
+from .eight_storage import (
+    BOX,
+    Q_STEPS,
+    ROPE_BOX,
+    STAGE,
+    STEPS,
+    WEIGHT_LOG2,
+    EightConfig,
+    EightShared,
+    next_stage,
+)
+from .masking import hide, open_positions, own_row
+from .storage import BLOCK, Globals, Mmas
+from .work import Plan, read_work, stamp_round
+
+
+def row_address(base, matrix_row, matrix_chunk):
+    """Where a lane's row of an 8 x 8 matrix of 16-bit elements lies in a warp's 16 rows of a box,
+    if its matrices have these halves of rows and 16-byte chunks."""
+    tid = fresh_thread()
+    row = ((tid >> 1) & 48) + 8 * ((tid >> matrix_row) & 1) + (tid & 7)
+    chunk = ((tid >> matrix_chunk) & 1) ^ ((row >> 1) & 3)
+    return base + row * 64 + (chunk << 4)
+
+
+def take_q(s: EightShared, r_q: cute.Tensor):
+    """Q to registers, but for its last two boxes."""
+    words = cute.recast_tensor(r_q, Int32)
+    base = row_address(Int32(s.q.iterator.toint()), 3, 4)
+    for odd in range(2):
+        at = base ^ (32 * odd)
+        for k in range(odd, Q_STEPS, 2):
+            got = cute.arch.inline_ptx(
+                "ldmatrix.sync.aligned.m8n8.x4.shared.b16 { {$w0}, {$w1}, {$w2}, {$w3} }, "
+                f"[{{$r0}}+{k // 2 * BOX}];",
+                write_only_types=[Int32] * 4,
+                read_only_args=[at],
+            )
+            for i in range(4):
+                words[4 * k + i] = got[i]
+
+
+def store_p(address, stage, words):
+    """P into the stage's rope box, 32 tokens a step; `words` by 16 tokens, then half."""
+    for step in range(2):
+        cute.arch.inline_ptx(
+            "{ .reg .b32 at; xor.b32 at, {$r0}, " + str(step << 5) + "; add.u32 at, at, {$r1};"
+            "stmatrix.sync.aligned.m8n8.x4.shared.b16 [at], { {$r2}, {$r3}, {$r4}, {$r5} }; }",
+            read_only_args=[
+                address,
+                Int32(stage * STAGE),
+                *(words[4 * step + i] for i in range(4)),
+            ],
+        )
+
+
+@cute.jit
+def clear_rows(s: EightShared, stage, first, thread):
+    """Zero the V rows of a tile from row `first` on: an unread slot may hold NaN, and 0 x NaN is
+    NaN in the matrix unit. The swizzle permutes within a row of 64 bytes."""
+    zero = cute.make_rmem_tensor(4, Int32)
+    zero.fill(0)
+    base = cute.make_ptr(Int32, s.kv.iterator.toint(), cute.AddressSpace.smem, assumed_align=16)
+    for i in cutlass.range(first * 4 + thread, BLOCK * 4, 128, unroll=1):
+        for box in cutlass.range_constexpr(ROPE_BOX):
+            at = (base + (stage * STAGE + box * BOX) // 4 + i * 4).align(16)
+            cute.autovec_copy(zero, cute.make_tensor(at, cute.make_layout(4)))
+
+
+def sum_word(word):
+    """The sums of two pairs of four e4m3 values, as two fp16."""
+    return cute.arch.inline_ptx(
+        "{ .reg .b16 a, b; .reg .b32 x, y; mov.b32 {a, b}, {$r0}; cvt.rn.f16x2.e4m3x2 x, a; "
+        "cvt.rn.f16x2.e4m3x2 y, b; add.f16x2 {$w0}, x, y; }",
+        write_only_types=[Int32],
+        read_only_args=[word],
+    )
+
+
+def add_halves(x, y):
+    """Two sums of two fp16."""
+    return cute.arch.inline_ptx(
+        "add.f16x2 {$w0}, {$r0}, {$r1};", write_only_types=[Int32], read_only_args=[x, y]
+    )
+
+
+def whole(x):
+    """Both fp16 of a word, added in fp32."""
+    return cute.arch.inline_ptx(
+        "{ .reg .b16 a, b; .reg .f32 x, y; mov.b32 {a, b}, {$r0}; cvt.f32.f16 x, a; "
+        "cvt.f32.f16 y, b; add.f32 {$w0}, x, y; }",
+        write_only_types=[Float32],
+        read_only_args=[x],
+    )
+
+
+@cute.jit
+def raise_maxima(
+    cfg: cutlass.Constexpr[EightConfig], scale: Float32, acc, row_max, row_sum, factor, row, lane
+):
+    """New maxima for rows with a score too far above the old one, and what becomes of O; rare.
+
+    The new one is the score itself, so that the weight of the greatest is a power of two, without
+    rounding: where few keys count, that is the error. Factors are rounded to fp16, for O and sums
+    alike: it moves the weights of all keys before by the same 2**-12.
+    """
+    fade = cute.make_rmem_tensor(2, Float16)
+    for h in cutlass.range_constexpr(2):
+        mx = quad(cute.arch.fmax, row_top(acc, h)) * scale - Float32(WEIGHT_LOG2)
+        new = select(mx - row_max[h] > Float32(cfg.lazy_log2), mx, row_max[h])
+        fade[h] = cute.math.exp2(row_max[h] - new, fastmath=True).to(Float16)
+        row_max[h] = new
+        row_sum[h] = row_sum[h] * fade[h].to(Float32)
+    publish_pair(factor, row, lane, fade[0], fade[1])
+
+
+#: c0 + c1 f + c2 f^2 is 2^f to 2e-3 for |f| <= 1/2: a thirtieth of what e4m3 rounds by
+POLYNOMIAL = (1.000443, 0.703443, 0.238426)
+#: adding it leaves the nearest whole number in the last bits
+WHOLE = 12582912.0
+
+
+def exp2_by_products(x):
+    """2**x of x <= 126 without the unit for exponentials, which gives 16 a clock; what is below
+    2**-24 is that."""
+    x = cute.arch.fmax(x, Float32(-24.0))
+    shifted = x + Float32(WHOLE)
+    f = x - (shifted - Float32(WHOLE))
+    c0, c1, c2 = (Float32(c) for c in POLYNOMIAL)
+    value = c0 + f * (c1 + f * c2)
+    return cute.arch.inline_ptx(
+        "{ .reg .b32 n; shl.b32 n, {$r1}, 23; add.s32 {$w0}, n, {$r0}; }",
+        write_only_types=[Float32],
+        read_only_args=[value, shifted],
+    )
+
+
+def exponentials(cfg, scale, acc, row_max, h, places):
+    """Weights of four scores; by products for the last ones."""
+    found = []
+    for n, at in enumerate(places):
+        x = acc[at] * scale - row_max[h]
+        by_products = n >= 4 - cfg.products
+        found.append(exp2_by_products(x) if by_products else cute.math.exp2(x, fastmath=True))
+    return found
+
+
+def round_weights(cfg, scale, acc, row_max, p):
+    """Weights of e4m3, four a word: by 16 tokens, then half. The scores stay as they are."""
+    for i in range(cute.size(acc) // 8):
+        for h in range(2):
+            x = 8 * i + 2 * h
+            places = (x, x + 4, x + 1, x + 5)
+            a, b, c, d = exponentials(cfg, scale, acc, row_max, h, places)
+            p[2 * i + h] = join_two(round_two(a, b), round_two(c, d))
+
+
+@cute.jit
+def weigh(
+    cfg: cutlass.Constexpr[EightConfig],
+    g: Globals,
+    s: EightShared,
+    acc,
+    p,
+    row_max,
+    row_sum,
+    factor,
+):
+    """p <- weights against a maximum that moves rarely.
+
+    They are made before it is known whether it moves: most often it does not, and the search for
+    the greatest score runs beside the exponentials, which the card makes slowly.
+    """
+    scale = g.scale_log2
+    if const_expr(cfg.scales):
+        scale = s.scale[cute.arch.make_warp_uniform(fresh_thread() >> 5) & 3]
+    round_weights(cfg, scale, acc, row_max, p)
+    over = cute.arch.fmax(
+        row_top(acc, 0) * scale - row_max[0], row_top(acc, 1) * scale - row_max[1]
+    )
+    tid = fresh_thread()
+    lane, row = tid & 31, own_row(tid)
+    if cute.arch.vote_any_sync(over > Float32(WEIGHT_LOG2 + cfg.lazy_log2)):
+        raise_maxima(cfg, scale, acc, row_max, row_sum, factor, row, lane)
+        round_weights(cfg, scale, acc, row_max, p)
+    else:
+        publish_pair(factor, row, lane, Float16(1.0), Float16(1.0))
+
+
+def add_sums(p, row_sum):
+    """Row sums of the rounded weights, 16 of them in fp16, of which none passes 7000."""
+    for h in range(2):
+        sums = [sum_word(p[2 * i + h]) for i in range(4)]
+        total = add_halves(add_halves(sums[0], sums[1]), add_halves(sums[2], sums[3]))
+        row_sum[h] = row_sum[h] + whole(total)
+
+
+def issue_qk(s, mma, frags, acc, turn, stage, phase):
+    """All k-steps of a tile, once its keys are there."""
+    r_q, r_tail, r_k = frags
+    rs, ss = cute.make_mma_atom(mma.qk_rs.op), cute.make_mma_atom(mma.qk.op)
+    rs.set(warpgroup.Field.ACCUMULATE, False)
+    ss.set(warpgroup.Field.ACCUMULATE, True)
+    cute.arch.mbarrier_wait(s.full + stage, phase)
+    warpgroup.fence()
+    for k in range(STEPS):
+        if k < Q_STEPS:
+            cute.gemm(rs, acc, r_q[None, None, k], r_k[None, None, k, stage], acc)
+            rs.set(warpgroup.Field.ACCUMULATE, True)
+        else:
+            q_k = r_tail[None, None, k - Q_STEPS, turn]
+            cute.gemm(ss, acc, q_k, r_k[None, None, k, stage], acc)
+    warpgroup.commit_group()
+
+
+@cute.jit
+def attend_tile(
+    cfg: cutlass.Constexpr[EightConfig], g: Globals, s: EightShared, acc, p, row_max, row_sum, p_at,
+    stage, index, beyond, blocks,
+):  # fmt: skip
+    """Scores of a tile that is not the work tile's last become P, announced."""
+    stamp_round(cfg, g, blocks, 3)
+    hide(cfg, g, s, acc, index, beyond, blocks)
+    weigh(cfg, g, s, acc, p, row_max, row_sum, s.factor[None, stage])
+    store_p(p_at, stage, p)
+    cute.arch.fence_view_async_shared()
+    announce(s, stage)
+    stamp_round(cfg, g, blocks, 4)
+    add_sums(p, row_sum)
+
+
+@cute.jit
+def attend(
+    cfg: cutlass.Constexpr[EightConfig], g: Globals, s: EightShared, mma: Mmas, plan: Plan, rank
+):
+    """Per work tile: Q to registers, then QK(t + 1) issued, softmax(t) under it, P(t) out.
+
+    Scores of two tiles are held, in turn."""
+    tid, _, _ = cute.arch.thread_idx()
+    w = cute.arch.make_warp_uniform(tid % 128 // 32)
+    r_k = mma.qk_rs.make_fragment_B(mma.qk_rs.get_slice(0).partition_B(s.kv))
+    r_q = cute.make_rmem_tensor(mma.qk_rs.partition_shape_A((64, Q_STEPS * 32)), cfg.element)
+    r_tail = mma.qk.make_fragment_A(mma.qk.get_slice(0).partition_A(s.q_tail))
+    frags = (r_q, r_tail, r_k)
+    shape = mma.qk_rs.partition_shape_C((64, 64))
+    scores = [cute.make_rmem_tensor(shape, Float32) for _ in range(2)]
+    p_at = row_address(Int32(s.kv.iterator.toint()) + ROPE_BOX * BOX, 3, 4)
+    p = cute.make_rmem_tensor(8, Int32)
+    row_max = cute.make_rmem_tensor(2, Float32)
+    row_sum = cute.make_rmem_tensor(2, Float32)
+    if const_expr(cfg.scales):
+        # held in a register, or asked for in each tile, it would be one too many
+        s.scale[w] = with_scales(cfg, g).scale_log2
+        cute.arch.sync_warp()
+    stage, phase = Int32(0), Int32(0)
+    for index in cutlass.range(plan.first, plan.last, unroll=1):
+        cute.arch.mbarrier_wait(s.q_full, (index - plan.first) & 1)
+        kept = cute.arch.make_warp_uniform((index - plan.first) & 1)
+        take_q(s, r_q)
+        cute.arch.sync_warp()
+        with cute.arch.elect_one():
+            cute.arch.mbarrier_arrive(s.q_empty)
+        work = read_work(g, s, index)
+        open_rows(cfg, g, work, Int32(0), row_max, row_sum, row_max)
+        beyond = cute.arch.make_warp_uniform(open_positions(cfg, g, work, 16 * w))
+        blocks = cute.arch.make_warp_uniform(work.end - work.begin)
+        stage = cute.arch.make_warp_uniform(stage)
+        issue_qk(s, mma, frags, scores[0], kept, stage, phase)
+        warpgroup.wait_group(0)
+        while blocks > 2:
+            for turn in cutlass.range_constexpr(2):
+                stage = cute.arch.make_warp_uniform(stage)
+                ahead, phase = next_stage(stage, phase)
+                issue_qk(s, mma, frags, scores[1 - turn], kept, ahead, phase)
+                attend_tile(
+                    cfg, g, s, scores[turn], p, row_max, row_sum, p_at, stage, index, beyond, blocks
+                )
+                warpgroup.wait_group(0)
+                stage = ahead
+                blocks = blocks - 1
+        if blocks == 2:
+            ahead, phase = next_stage(stage, phase)
+            issue_qk(s, mma, frags, scores[1], kept, ahead, phase)
+            attend_tile(
+                cfg, g, s, scores[0], p, row_max, row_sum, p_at, stage, index, beyond, blocks
+            )
+            warpgroup.wait_group(0)
+            stage = ahead
+            for i in cutlass.range_constexpr(cute.size(scores[0])):
+                scores[0][i] = scores[1][i]
+        # again: held through the loop they would cost registers
+        work = read_work(g, s, index)
+        hide(cfg, g, s, scores[0], index, beyond, Int32(1))
+        weigh(cfg, g, s, scores[0], p, row_max, row_sum, s.factor[None, stage])
+        store_p(p_at, stage, p)
+        add_sums(p, row_sum)
+        thread = fresh_thread() & 127
+        tail = work.kv_len - (work.end - 1) * BLOCK
+        if tail < BLOCK:
+            clear_rows(s, stage, cutlass.max(tail, Int32(0)), thread)
+        cute.arch.mbarrier_wait(s.free, (index - plan.first) & 1)
+        publish_sums(cfg, g, s, work, row_max, row_sum, own_row(thread), thread & 31)
+        cute.arch.fence_view_async_shared()
+        announce(s, stage)
+        stage, phase = next_stage(stage, phase)

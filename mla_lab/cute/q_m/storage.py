@@ -82,13 +82,13 @@ class Config:
         return EIGHT_DTYPES[self.out_dtype]
 
     @property
+    def box_rows(self) -> int:
+        return min(self.page_size, BLOCK)
+
+    @property
     def ring_bytes(self) -> int:
         """KV stages, which a merge uses as its own."""
         return STAGES * STAGE * 2
-
-    @property
-    def box_rows(self) -> int:
-        return min(self.page_size, BLOCK)
 
     @property
     def query_rows(self) -> int:

@@ -6,7 +6,8 @@
     attend       S = Q K^T, softmax, P: one warpgroup; masking: what a row must not see
     accumulate   O += P V: two warpgroups; then the end of a work tile
     output       rows of the result from accumulators
-    partials     what a split row tile leaves for others; merge, combine: adding that up
+    partials     what a split row tile leaves for others
+    merge        adding that up: few, straight to registers; combine, by shared memory
     storage      static facts, operands, shared memory
 
 Options off by default, each a build of its own because the attend group has no register to spare:

@@ -9,6 +9,7 @@ Semantics are those of `contract`. Some things are added, for programs that exis
 * A query with gaps between its tokens, and sinks in 16 bits, are copied, as FlashInfer's CuTe DSL
   entry does; the contract's own names refuse them, since they copy nothing of a caller's.
 * `enable_pdl=True` is as None: a launch starts early where the backend that runs has such launches.
+  So is `use_fp16_softmax=True`, which permits a softmax of fp16: ours stays in fp32.
 * `cute_dsl_impl="modular"`, whose draft tokens all see each other, is a mask that says so.
 * FlashInfer asks for a zeroed workspace only of kernels with semaphores, and its own tests pass
   `torch.empty`. Our merge counters and mail must be zero, so that they are zeroed, on the current
@@ -59,6 +60,8 @@ R = TypeVar("R")
 WORKSPACE_POSITION = 2
 COUNTERS = "multi_ctas_kv_counter_buffer"
 COUNTER_ALIGNMENT = 16
+#: arguments that are no promise where they are True
+WISHES = ("enable_pdl", "use_fp16_softmax")
 SIXTEEN_BITS = (torch.bfloat16, torch.float16)
 #: merge counters and mail lie first in every layout
 ZEROED_BYTES = (MAX_GROUPS + MAIL_WORDS) * WORD_BYTES
@@ -115,8 +118,7 @@ def _with_any_workspace(call: Callable[P, R]) -> Callable[P, R]:
 
 def _taken(args: tuple[Any, ...], named: dict[str, Any]) -> tuple[Any, ...]:
     """The arguments in the contract's words, with what FlashInfer would copy copied."""
-    if named.get("enable_pdl") is True:
-        named["enable_pdl"] = None
+    named |= {name: None for name in WISHES if named.get(name) is True}
     query: Any = named.get("query", args[0] if args else None)
     if isinstance(query, Tensor) and not query.is_contiguous() and query.stride(-1) == 1:
         if "query" in named:

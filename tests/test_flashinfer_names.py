@@ -180,12 +180,16 @@ def test_modular_is_taken_where_it_says_the_same() -> None:
         )
 
 
-def test_a_wish_for_early_launches_excludes_no_backend() -> None:
+@pytest.mark.parametrize(
+    ("wish", "says"),
+    [("enable_pdl", "no programmatic dependent launch"), ("use_fp16_softmax", "softmax is fp32")],
+)
+def test_a_wish_excludes_no_backend(wish: str, says: str) -> None:
     named = make_inputs(SMALL, 1).contract_args()
-    out = flashinfer.trtllm_batch_decode_with_kv_cache_mla(**named, enable_pdl=True)
+    out = flashinfer.trtllm_batch_decode_with_kv_cache_mla(**named, **{wish: True})
     assert torch.equal(out, contract.trtllm_batch_decode_with_kv_cache_mla(**named))
-    with pytest.raises(Unsupported, match="no programmatic dependent launch"):
-        contract.trtllm_batch_decode_with_kv_cache_mla(**named, enable_pdl=True)
+    with pytest.raises(Unsupported, match=says):
+        contract.trtllm_batch_decode_with_kv_cache_mla(**named, **{wish: True})
 
 
 @pytest.mark.parametrize("layer", flashinfer.supported_mla_layer_dimensions, ids=str)

@@ -21,7 +21,7 @@ from mla_lab.xray.sass import find_nvdisasm
 
 #: kernels whose speed rests on these instructions: a build without them is another kernel
 MUST_HAVE = {"cute/q_m": ("HGMMA", "UTMALDG"), "cute/kv_m": ("HGMMA", "UTMALDG")}
-#: where the query is e4m3 the matrix unit takes eight bits
+#: where the cache has eight bits the matrix unit takes them
 EIGHT_BITS = {"HGMMA": "QGMMA"}
 
 pytestmark = [
@@ -52,7 +52,8 @@ def test_compiles_and_does_not_spill(config: KernelConfig) -> None:
         assert kernel.spills == 0, kernel.name
         if find_nvdisasm():
             for opcode in MUST_HAVE.get(config.kernel, ()):
-                opcode = EIGHT_BITS.get(opcode, opcode) if config.q_dtype == "e4m3" else opcode
+                if config.kv_format in ("e4m3", "fp8_656"):
+                    opcode = EIGHT_BITS.get(opcode, opcode)
                 assert kernel.count(opcode) > 0, f"{kernel.name} has no {opcode}"
 
 

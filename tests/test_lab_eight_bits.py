@@ -129,10 +129,13 @@ def test_the_simulated_unit_is_as_forgetful_as_the_measured_one() -> None:
 
 
 def test_the_turned_operand_is_the_kernels() -> None:
-    source = Path(mla_lab.__file__).parent / "cute" / "kv_m" / "fp8.py"
-    found = re.search(r"^ORDERS = \((.*)\)$", source.read_text(), re.MULTILINE)
-    assert found
-    assert tuple(int(n, 16) for n in found[1].split(", ")) == transpose_explorer.ORDERS
+    sources = (Path(mla_lab.__file__).parent / "cute").rglob("*.py")
+    found = {
+        tuple(int(n, 16) for n in line.split(", "))
+        for source in sources
+        for line in re.findall(r"^ORDERS = \((.*)\)$", source.read_text(), re.MULTILINE)
+    }
+    assert found == {transpose_explorer.ORDERS}
     assert transpose_explorer.token_order()[:6] == [0, 8, 1, 9, 2, 10]
     for lane in range(32):
         for i, word in enumerate(transpose_explorer.operand(lane)):

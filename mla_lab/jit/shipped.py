@@ -131,18 +131,14 @@ CUTE: tuple[KernelConfig, ...] = (
         for (dtype, kv_format), operands in ways.FORMATS.items()
         if operands == ways.SPLIT and dtype == "bf16"
         for way in ways_of("cute/kv_m")
-        for tile in way.split
+        for tile in way.tiles_for(dtype, kv_format)
     ),
-    # with the query rows on the M side e4m3 has the scales in memory, which callers of FlashInfer's
-    # name, in a build of their own
+    # e4m3 throughout with the query rows on the M side; sinks, draft masks and scales in memory are
+    # compiled when first asked for, or left to the builds below
     *(
-        _for_backend("cute/q_m", formats, tile, options=options)
+        _for_backend("cute/q_m", formats, tile)
         for tile in ROWS.eight
-        for formats, options in (
-            (EIGHT_BITS, ()),
-            (EIGHT_BITS, (("scales", 1),)),
-            (("e4m3", "e4m3", 64), ()),
-        )
+        for formats in (EIGHT_BITS, ("e4m3", "e4m3", 64))
     ),
     *(
         _for_backend("cute/q_m", ("e4m3", "bf16", page_size), ROWS.eight[0])

@@ -1,7 +1,7 @@
 """How e4m3 values reach the matrix unit turned over: ldmatrix.trans moves pairs, prmt bytes.
 
-Follows one warp over 16 columns of V and 32 tokens, as `mla_lab.cute.kv_m` does: nothing of the
-order is stated here, every byte is moved as the two instructions move it.
+Follows one warp over 16 columns of V and 32 tokens, as `mla_lab.cute.eight_bits` does: nothing
+of the order is stated here, every byte is moved as the two instructions move it.
 """
 
 from __future__ import annotations

@@ -33,6 +33,10 @@ FORMATS = {
 #: formats of the result
 OUTS = {STORED: ("bf16", "fp16"), SPLIT: ("bf16", "fp16"), EIGHT: ("bf16", "fp16", "e4m3")}
 
+#: (way, query, cache, tile) that registers do not suffice for: the record's last words would lie in
+#: local memory
+SPILLING = {("walk", "bf16", "e4m3", (32, 1))}
+
 
 @dataclass(frozen=True)
 class Way:
@@ -52,7 +56,8 @@ class Way:
         are planned like those that are stored as they are used.
         """
         tiles = {SPLIT: self.split, EIGHT: self.eight}
-        return tiles.get(FORMATS.get((q_dtype, kv_format), STORED), self.tiles)
+        found = tiles.get(FORMATS.get((q_dtype, kv_format), STORED), self.tiles)
+        return tuple(t for t in found if (self.name, q_dtype, kv_format, t) not in SPILLING)
 
     @property
     def formula(self) -> bool:

@@ -42,7 +42,7 @@ WEIGHTS = {
     ("bf16", "fp8_656"): "bf16",
 }
 #: of lse where scores are sums of e4m3 products, of which the matrix unit keeps some 14 bits
-LSE_OF_TWO_TERMS = 1e-3
+LSE_OF_TWO_TERMS = 2e-3
 #: of lse where every e4m3 weight of a row is off one way by half of its last place
 LSE_OF_EIGHT_BITS = -math.log1p(-(2.0**-4))
 #: what the greatest weight of a row is rounded as: eight places between two powers of two

@@ -9,6 +9,7 @@
     partials     what a split row tile leaves for others
     merge        adding that up: few, straight to registers; combine, by shared memory
     storage      static facts, operands, shared memory
+    eight        the same for e4m3 throughout, with modules `eight_*` of its own for every role
 
 Options off by default, each a build of its own because the attend group has no register to spare:
 `features` (sinks), `scales` (in memory), the mask "tree", `skip` (skip-softmax, 64 rows only). They
@@ -68,7 +69,6 @@ def static_facts(config: KernelConfig) -> Config:
         scales=config.option("scales"),
         tree=int(tree),
         skip=config.option("skip"),
-        **({o: config.option(o, getattr(kind, o)) for o in ("products",)} if eight else {}),
     )
     if facts.stamps and facts.features:
         raise unsupported("options", "stamps with features", "one of them")

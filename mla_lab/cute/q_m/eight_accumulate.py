@@ -1,14 +1,10 @@
 """The accumulate role of the e4m3 kernel: O^T += V^T P^T for 256 columns, and a work tile's end.
 
-V^T comes out of shared memory through registers (see kv_m's `fp8`), 64 columns at a time, a slice.
-A slice's product of one tile has accumulators of its own, and is added to O^T in fp32: the matrix
-unit adds e4m3 products with about 14 bits.
+V^T comes out of shared memory through registers (see kv_m's `fp8`), by steps of 64 columns, a
+slice, and 32 tokens. The registers of a step are free once its product is done.
 
     flat index of O^T: 32 * slice + 4 * row8 + 2 * h + e
     column   64 * slice + 16 * warp + 2 * (lane / 4) + h       row   8 * row8 + 2 * (lane % 4) + e
-
-Registers of a k-step's V^T are free once the step is done: the next slice's come in while the
-second step is under way, and under the additions.
 """
 
 from __future__ import annotations

@@ -143,44 +143,15 @@ def raise_maxima(
     publish_pair(factor, row, lane, fade[0], fade[1])
 
 
-#: c0 + c1 f + c2 f^2 is 2^f to 2e-3 for |f| <= 1/2: a thirtieth of what e4m3 rounds by
-POLYNOMIAL = (1.000443, 0.703443, 0.238426)
-#: adding it leaves the nearest whole number in the last bits
-WHOLE = 12582912.0
-
-
-def exp2_by_products(x):
-    """2**x of x <= 126 without the unit for exponentials, which gives 16 a clock; what is below
-    2**-24 is that."""
-    x = cute.arch.fmax(x, Float32(-24.0))
-    shifted = x + Float32(WHOLE)
-    f = x - (shifted - Float32(WHOLE))
-    c0, c1, c2 = (Float32(c) for c in POLYNOMIAL)
-    value = c0 + f * (c1 + f * c2)
-    return cute.arch.inline_ptx(
-        "{ .reg .b32 n; shl.b32 n, {$r1}, 23; add.s32 {$w0}, n, {$r0}; }",
-        write_only_types=[Float32],
-        read_only_args=[value, shifted],
-    )
-
-
-def exponentials(cfg, scale, acc, row_max, h, places):
-    """Weights of four scores; by products for the last ones."""
-    found = []
-    for n, at in enumerate(places):
-        x = acc[at] * scale - row_max[h]
-        by_products = n >= 4 - cfg.products
-        found.append(exp2_by_products(x) if by_products else cute.math.exp2(x, fastmath=True))
-    return found
-
-
-def round_weights(cfg, scale, acc, row_max, p):
+def round_weights(scale, acc, row_max, p):
     """Weights of e4m3, four a word: by 16 tokens, then half. The scores stay as they are."""
     for i in range(cute.size(acc) // 8):
         for h in range(2):
             x = 8 * i + 2 * h
-            places = (x, x + 4, x + 1, x + 5)
-            a, b, c, d = exponentials(cfg, scale, acc, row_max, h, places)
+            a, b, c, d = (
+                cute.math.exp2(acc[at] * scale - row_max[h], fastmath=True)
+                for at in (x, x + 4, x + 1, x + 5)
+            )
             p[2 * i + h] = join_two(round_two(a, b), round_two(c, d))
 
 
@@ -203,7 +174,7 @@ def weigh(
     scale = g.scale_log2
     if const_expr(cfg.scales):
         scale = s.scale[cute.arch.make_warp_uniform(fresh_thread() >> 5) & 3]
-    round_weights(cfg, scale, acc, row_max, p)
+    round_weights(scale, acc, row_max, p)
     over = cute.arch.fmax(
         row_top(acc, 0) * scale - row_max[0], row_top(acc, 1) * scale - row_max[1]
     )
@@ -211,7 +182,7 @@ def weigh(
     lane, row = tid & 31, own_row(tid)
     if cute.arch.vote_any_sync(over > Float32(WEIGHT_LOG2 + cfg.lazy_log2)):
         raise_maxima(cfg, scale, acc, row_max, row_sum, factor, row, lane)
-        round_weights(cfg, scale, acc, row_max, p)
+        round_weights(scale, acc, row_max, p)
     else:
         publish_pair(factor, row, lane, Float16(1.0), Float16(1.0))
 

@@ -35,8 +35,6 @@ class EightConfig(Config):
     dtype: str = "e4m3"
     #: weights of up to 2**(7 + 1.75) = 430 of e4m3's 448
     lazy_log2: float = 1.75
-    #: exponentials of four that are made of products
-    products: int = 0
 
     @property
     def ring_bytes(self) -> int:

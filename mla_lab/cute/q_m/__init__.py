@@ -6,8 +6,7 @@
     attend       S = Q K^T, softmax, P: one warpgroup; masking: what a row must not see
     accumulate   O += P V: two warpgroups; then the end of a work tile
     output       rows of the result from accumulators
-    partials     what a split row tile leaves for others
-    merge        adding that up: few, straight to registers; combine, by shared memory
+    partials     what a split row tile leaves for others; merge, combine: adding that up
     storage      static facts, operands, shared memory
     eight        the same for e4m3 throughout, with modules `eight_*` of its own for every role
 

@@ -1,11 +1,10 @@
 """The merge of split row tiles: all CTAs that split one merge a share of it each.
 
 A share is 1 / num_splits of the strips of a partial (see `partials`). What a CTA's last work tile
-has of its own share stays in its shared memory, the ring being free by then. The others' goes to
-registers straight where splits are few (see `few`), else to that shared memory: whole, all of it in
-flight at once, and weights are made from the lse meanwhile. All is added up in split order, fp32.
-The launch is cooperative: a CTA waits here for others, after its last tile, so all of them must be
-running.
+has of its own share stays in its shared memory; the others' is copied there whole (the ring is
+free by then), all of it in flight at once; weights are made from the lse under that copy, and
+added up in split order, fp32. The launch is cooperative: a CTA waits here for others, after its
+last tile, so all of them must be running.
 """
 
 from __future__ import annotations

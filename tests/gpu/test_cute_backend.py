@@ -21,7 +21,7 @@ from mla_lab.inputs import make_inputs
 from mla_lab.plan import KernelConfig, Plan, make_plan
 from mla_lab.plan.cuts import Shape
 from mla_lab.plan.formula import most_splits
-from mla_lab.plan.ways import WAYS
+from mla_lab.plan.ways import ROWS, WAYS
 from mla_lab.problem import Problem
 from mla_lab.reference import decode_reference
 
@@ -131,6 +131,29 @@ FORMATS = [
     ("fp16", 64, torch.bfloat16),
     ("fp16", 64, torch.float16),
 ]
+
+
+@pytest.mark.parametrize("splits", [2, 3, 4, 5, 7, 8, 9, 33])
+@pytest.mark.parametrize("tile", ROWS.tiles)
+def test_merges_of_few_and_of_many(
+    tile: tuple[int, int], splits: int, workspace: torch.Tensor
+) -> None:
+    """Partials that go to registers straight, and those that go by shared memory; a worker's last
+    work tile, of which it keeps its share, and earlier ones."""
+    problem = Problem((1, 2), (4096, 705), 100)
+    inputs = inputs_of(problem, "lse", "page_gap")
+    expected = decode_reference(inputs)
+    for workers in (132 // tile[1], 5):
+        plan = make_plan(
+            problem,
+            tile_rows=tile[0],
+            num_workers=workers,
+            policy="fixed",
+            num_splits=splits,
+        )
+        plan = replace(plan, config=config_for(ROWS, tile))
+        check(inputs, native(inputs, workspace, plan=plan), expected)
+        assert counters_are_zero(workspace)
 
 
 @pytest.mark.parametrize("heads", [16, 128])

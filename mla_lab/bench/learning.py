@@ -17,7 +17,7 @@ from ..plan.correction import FEATURES, Correction, near
 from .fitting import LEAST, NEAR, PLAIN, Launch, Timed, bare
 
 #: pull of a weight or a height towards 0, in weights of launches; digits that are kept
-RIDGE, DIGITS = 0.3, 4
+RIDGE, DIGITS = 0.1, 4
 #: bumps of a tile, and the launches that it has at least for them
 BUMPS, ENOUGH = 24, 64
 #: a launch where no bump stands: so slow that its place does not matter

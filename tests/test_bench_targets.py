@@ -1,0 +1,187 @@
+"""Targets: every figure from the records, and every miss accounted for."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import pytest
+
+from mla_lab.bench import target_figures, targets
+from mla_lab.bench.target_figures import FIGURES, Figure
+from mla_lab.bench.targets import BEGIN, END, ENOUGH, Target, Verdict, fill, judge, load, table
+from mla_lab.cli import main
+from mla_lab.errors import InvalidInput
+
+from .house import ROOT
+
+TARGETS = load()
+
+
+@pytest.fixture(scope="module")
+def verdicts():
+    return judge(TARGETS)
+
+
+def test_every_miss_has_attempts_and_a_reason(verdicts):
+    assert [(v.target.name, v.open_ends) for v in verdicts if v.open_ends] == []
+    missed = [v.target for v in verdicts if not v.met]
+    assert missed, "then say so in the README"
+    for target in missed:
+        assert len(set(target.attempts)) >= ENOUGH and len(target.reason) > 20
+    assert len({t.name for t in TARGETS}) == len(TARGETS) >= 20
+
+
+def test_the_readme_s_table_is_that_of_the_records(verdicts):
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    again = fill(readme, table(verdicts))
+    assert again == readme, "fix: mla-lab bench targets --readme README.md"
+    assert readme.count(BEGIN) == readme.count(END) == 1
+
+
+def test_a_met_line_is_met_and_a_missed_one_missed(verdicts):
+    rows = [line for line in table(verdicts).splitlines() if line.startswith("| ")][1:]
+    assert len(rows) == len(verdicts)
+    for verdict, row in zip(verdicts, rows, strict=True):
+        target, figure = verdict.target, verdict.figure
+        holds = figure.value <= target.asked if target.most else figure.value >= target.asked
+        assert (" | yes | " in row) == holds == verdict.met
+        assert (" | no | " in row) != holds
+
+
+def test_a_bound_is_from_below_or_above():
+    least = Target("a", "speedup", {}, asked=1.1)
+    assert least.met(Figure(1.1)) and not least.met(Figure(1.09))
+    most = replace(least, most=True)
+    assert most.met(Figure(1.1)) and not most.met(Figure(1.11))
+
+
+def test_a_miss_without_attempts_or_reason_is_told():
+    missed = Target("a", "speedup", {}, asked=2.0, attempts=("x: 1", "x: 1", "x: 2"), reason="so")
+    assert Verdict(missed, Figure(1.0)).open_ends == "missed, 2 attempts on record"
+    full = replace(missed, attempts=("x: 1", "x: 2", "x: 3"))
+    assert Verdict(full, Figure(1.0)).open_ends is None
+    assert Verdict(replace(full, reason=""), Figure(1.0)).open_ends == "missed, no reason on record"
+    assert Verdict(replace(full, reason=""), Figure(2.0)).open_ends is None
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    """A `data/` with one attempt, and what a test puts into it."""
+    attempt = {"kernel": "k", "change": "c"}
+    (tmp_path / targets.ATTEMPTS).write_text(json.dumps(attempt) + "\n")
+    for module in (targets, target_figures):
+        monkeypatch.setattr(module, "data_dir", lambda: tmp_path)
+    target_figures.rows_of.cache_clear()
+    yield tmp_path
+    target_figures.rows_of.cache_clear()
+
+
+def put(folder, **changes):
+    row = {"name": "n", "figure": "speedup", "of": {}, "asked": 1.0, **changes}
+    (folder / targets.FILE).write_text(json.dumps(row) + "\n")
+
+
+def test_a_target_names_what_there_is(folder):
+    put(folder, attempts=["k: c"])
+    assert load()[0].attempts == ("k: c",)
+    for wrong in ({"attempts": ["k: d"]}, {"figure": "none"}, {"other": 1}):
+        put(folder, **wrong)
+        with pytest.raises(InvalidInput):
+            load()
+    put(folder)
+    with pytest.raises(InvalidInput, match="h200_anchor"):
+        judge(load())
+
+
+def a_row(case, peer, us, part=0, **more):
+    batch, q_len, heads, kv = (int(word.lstrip("bqhkv")) for word in case.split("_")[:4])
+    problem = {"batch": batch, "q_lens": q_len, "kv_lens": kv, "heads": heads}
+    base = {
+        "schema": 1,
+        "kind": "result",
+        "status": "ok",
+        "case": case,
+        "peer": peer,
+        "us": us,
+        "part": part,
+    }
+    return {**base, "problem": problem, "rel_error": 1e-3, "tbps": 4.0, **more}
+
+
+def test_figures_by_hand(folder):
+    run = {"schema": 1, "kind": "run", "ceilings": {"read_tbps": 5.0}}
+    rows = [run]
+    for part, us in enumerate((9.0, 10.0, 30.0)):
+        rows.append(a_row("b1_q1_h16_kv1024", "mla-lab", us, part))
+    rows += [
+        a_row("b1_q1_h16_kv1024", "fa3-qv", 25.0),
+        a_row("b1_q1_h16_kv1024", "fa3-qv-32", 20.0, rel_error=8e-4),
+        a_row("b1_q1_h16_kv1024", "triton-split-kv", 5.0, rel_error=1e-5),
+        a_row("b4_q2_h16_kv8192", "mla-lab", 10.0),
+        a_row("b4_q2_h16_kv8192", "flashmla", 5.0),
+        a_row("b4_q2_h16_kv8192_fp16", "mla-lab", 11.0),
+    ]
+    lines = "".join(json.dumps(row) + "\n" for row in rows)
+    (folder / target_figures.ANCHOR).write_text(lines)
+    record = {"record": target_figures.ANCHOR}
+    assert FIGURES["speedup"]().value == pytest.approx(1.0), "2.0 and 0.5"
+    assert FIGURES["speedup"](batch=(4, 9)).value == FIGURES["least_speedup"]().value == 0.5
+    assert FIGURES["speedup"](rows=(1, 16)).value == FIGURES["speedup"](keys=(1, 1024)).value == 2
+    with pytest.raises(InvalidInput, match="got none"):
+        FIGURES["speedup"](batch=(5, 9))
+    assert FIGURES["read_share"](keys=(8192, 8192)).value == pytest.approx(0.8)
+    assert FIGURES["error_over_peers"]().value == pytest.approx(1.25)
+    assert FIGURES["beside"](**record, suffixes=["_fp16"]).value == pytest.approx(1.1)
+    inverse = FIGURES["beside"](**record, suffixes=["_fp16"], inverse=True)
+    assert inverse.value == pytest.approx(1 / 1.1)
+
+
+def test_traces_by_hand(folder):
+    run = {"schema": 1, "kind": "run", "ceilings": {"read_tbps": 5.0}}
+    name = "trace_azure_llm_2023_conv_deepseek-v3_n128_s"
+
+    def sample(number, peer, us, tbps):
+        row = a_row("b2_q1_h16_kv100", peer, us, tbps=tbps)
+        row["problem"]["kv_lens"] = [50, 150]
+        return {**row, "case": f"{name}{number}"}
+
+    rows = [
+        run,
+        sample(0, "mla-lab", 10.0, 4.9),  # 98 % of the read
+        sample(0, "flashmla", 10.0, 1.0),
+        sample(1, "mla-lab", 10.0, 3.0),
+        sample(1, "flashmla", 11.0, 1.0),
+        a_row("b2_q1_h16_kv100", "mla-lab", 8.0),
+        a_row("b2_q1_h16_kv900", "mla-lab", 1.0),
+        a_row("b2_q1_h128_kv100", "mla-lab", 1.0),
+    ]
+    (folder / target_figures.TRACES).write_text("".join(json.dumps(r) + "\n" for r in rows))
+    found = FIGURES["trace_speedup"](heads=16)
+    assert found.value == pytest.approx(1.05 * 0.98 / 0.97)
+    assert "azure s0: 1.00 of the best peer, 98.0% of read" in str(found)
+    assert FIGURES["trace_over_uniform"](heads=16).value == pytest.approx(10 / 8)
+
+
+def test_the_command_says_all_and_writes_where_it_is_asked(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(targets, "judge", lambda found: [Verdict(t, Figure(1e9)) for t in found])
+    readme = tmp_path / "README.md"
+    readme.write_text(f"a\n{BEGIN}\nold\n{END}\nb\n")
+    code = main(["bench", "targets", "--readme", str(readme)])
+    said = capsys.readouterr().out
+    assert code == 1 and "attempts on record" in said, "those of at most are missed"
+    made = readme.read_text()
+    assert made.startswith(f"a\n{BEGIN}\n| target |") and made.endswith(f"{END}\nb\n")
+    assert "old" not in made and all(t.name in made for t in TARGETS)
+    with pytest.raises(InvalidInput, match="no markers"):
+        fill("text", "table")
+
+
+def test_groups_do_not_overlap():
+    """Groups of the anchor cases by batch and rows hold each case once, all 54 together."""
+    whole = target_figures.ALL
+    found = []
+    for of in (t.of for t in TARGETS if t.figure == "speedup" and t.of):
+        batch, rows, keys = (of.get(name, whole) for name in ("batch", "rows", "keys"))
+        found.append(set(target_figures.speedups(target_figures.ANCHOR, batch, rows, keys, whole)))
+    assert sum(map(len, found)) == len(set().union(*found)) == 54

@@ -3,10 +3,22 @@
 from __future__ import annotations
 
 import os
+import sys
+from collections.abc import Iterator
 
+import pytest
 from hypothesis import settings
 
 # CI must not depend on luck or on how busy the machine is; HYPOTHESIS_PROFILE=explore searches
 settings.register_profile("house", deadline=None, derandomize=True, max_examples=50)
 settings.register_profile("explore", deadline=None, max_examples=1000)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "house"))
+
+
+@pytest.fixture(autouse=True)
+def which_builds_are_there_is_asked_anew() -> Iterator[None]:
+    """A test that says so for itself leaves nothing of it behind."""
+    yield
+    builds = sys.modules.get("mla_lab.backends.builds")
+    if builds is not None:
+        builds.without_rule.cache_clear()

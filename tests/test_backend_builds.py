@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from mla_lab.backends import cute
-from mla_lab.backends.builds import able, build_for, missing_for
+from mla_lab.backends.builds import able, build_for, missing_for, without_rule
 from mla_lab.backends.cute import CuteBackend
 from mla_lab.backends.families import complete, config_for, costs
 from mla_lab.backends.gather import configs_for
@@ -29,7 +29,7 @@ Have = Callable[[list[KernelConfig]], None]
 
 
 def forget() -> None:
-    for cached in (cute._chosen, cute._by_token, cute._plan):
+    for cached in (cute._chosen, cute._by_token, cute._plan, without_rule):
         cached.cache_clear()
 
 

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import lru_cache
 
 from .. import jit
 from ..call import Features
@@ -35,7 +36,15 @@ def build_for(
     longest = max(problem.q_lens, default=1)
     if build.mask != "causal" or longest > 1 or features.batch_invariant:
         return build
-    plain, arch = replace(build, mask="none"), FAMILIES[config.kernel].archs[0]
+    return without_rule(build)
+
+
+@lru_cache(maxsize=256)
+def without_rule(build: KernelConfig) -> KernelConfig:
+    """`build` without the causal rule, or itself where that alone is there. Asked once a process:
+    to look for a build reads its files, some milliseconds.
+    """
+    plain, arch = replace(build, mask="none"), FAMILIES[build.kernel].archs[0]
     here = jit.find(plain, arch) is not None or jit.find(build, arch) is None
     return plain if here else build
 

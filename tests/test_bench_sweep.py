@@ -89,7 +89,9 @@ def test_a_variant_survives_its_notes():
     for variant in variants(ANCHORS[0].problem):
         plan = variant.plan(ANCHORS[0].problem)
         again = Variant.from_notes(json.loads(json.dumps(variant.notes(plan))))
-        assert again == variant
+        # plans are cut without what was learnt beside the constants
+        (bare,) = fitting.bare([variant.costs])
+        assert again == replace(variant, costs=bare)
         assert again.plan(ANCHORS[0].problem) == plan
 
 
@@ -141,7 +143,7 @@ def test_times_of_other_plans_are_refused(swept):
 
 
 def test_a_fit_finds_the_card_that_was_measured():
-    start = recorded_costs()
+    start = fitting.bare(recorded_costs())
     card = [
         replace(
             c, tile_ns=c.tile_ns * 1.8, block_row_ns=c.block_row_ns * 0.6, merge_ns=c.merge_ns * 2
@@ -159,7 +161,7 @@ def test_a_fit_finds_the_card_that_was_measured():
 
 
 def test_parts_are_judged_with_each_other_s_constants():
-    start = recorded_costs()
+    start = fitting.bare(recorded_costs())
     cases = [uniform_case(batch, 1, 64, 300) for batch in (1, 2, 3, 5, 8, 40)]
     found = list(timed_by(start, cases))
     judged = held_out(found, start, 10)
@@ -170,7 +172,7 @@ def test_parts_are_judged_with_each_other_s_constants():
 
 
 def test_written_constants_are_read_back(tmp_path, monkeypatch):
-    start = recorded_costs()
+    start = fitting.bare(recorded_costs())
     fitted = [replace(c, tile_ns=1234.56789) for c in start]
     fitting.write(tmp_path / kernel_costs.RECORD, fitted, "a card", [start[0].key])
     monkeypatch.setattr(kernel_costs, "data_dir", lambda: tmp_path)
@@ -200,7 +202,7 @@ def test_the_commands_sweep_and_fit(tmp_path, capsys):
 
 
 def test_refining_chooses_better_and_repeats_itself():
-    start = recorded_costs()
+    start = fitting.bare(recorded_costs())
     card = [replace(c, block_row_ns=c.block_row_ns * 3, merge_ns=c.merge_ns * 4) for c in start]
     found = list(timed_by(card, ANCHORS[::5]))
     once, again = (refine(start, found, 60, seed=3) for _ in range(2))

@@ -28,6 +28,7 @@ from mla_lab.plan import (
 from mla_lab.plan.__main__ import BUDGET_MS, planning_ms, ragged_problem
 from mla_lab.plan.calibrate import FITTED, Measured, fit, predictions
 from mla_lab.plan.choose import invariant_kinds
+from mla_lab.plan.correction import of_plan
 from mla_lab.plan.cuts import Shape
 from mla_lab.plan.formula import makespans, most_splits
 from mla_lab.plan.kernel_costs import KV_M, MEASURED, Q_M, recorded_costs
@@ -385,8 +386,13 @@ def test_choice_by_regime(problem, ways):
     assert "us predicted, least of" in choice.reason
     plan = choice.plan(problem)
     assert plan.num_workers == choice.num_workers
-    assert predicted_us(plan, choice.model) == pytest.approx(choice.predicted_us)
-    assert way_of(choice.config) in str(choice)
+    config = choice.config
+    family = next(f for f in recorded_costs() if f.key == (config.kernel, way_of(config)))
+    learnt = family.factor(
+        config.tile_rows, config.cluster, of_plan(plan, H200.sms / config.cluster)
+    )
+    assert learnt * predicted_us(plan, choice.model) == pytest.approx(choice.predicted_us)
+    assert way_of(config) in str(choice)
 
 
 def test_choice_reads_the_problem_and_the_card():

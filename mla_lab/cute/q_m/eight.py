@@ -15,6 +15,7 @@ Barriers                                   arrivals
     full[stage]     KV landed              1 + bytes
     empty[stage]    stage may be filled    8 accumulate warps of each CTA in the cluster
     p_full[stage]   P(t), factors in place 128 attend threads
+    seen[stage]     V, factors are read    256 accumulate threads; attend waits for the next tile
     free            row sums and maxima have been read: 256 accumulate threads
     q_full, q_empty Q landed; Q is in registers, 4 attend warps
 Named barriers: 2 both accumulate groups, in the merge.
@@ -61,6 +62,7 @@ def init_barriers(cfg: cutlass.Constexpr[EightConfig], s: EightShared):
             cute.arch.mbarrier_init(s.full + i, 1)
             cute.arch.mbarrier_init(s.empty + i, 8 * cfg.cluster)
             cute.arch.mbarrier_init(s.p_full + i, 128)
+            cute.arch.mbarrier_init(s.seen + i, 256)
         cute.arch.mbarrier_init(s.free, 256)
         cute.arch.mbarrier_init(s.q_full, 1)
         cute.arch.mbarrier_init(s.q_empty, 4)

@@ -241,6 +241,7 @@ def accumulate(
             add_tile(s, mma, acc, v, r_p, values, stage)
             stamp_round(cfg, g, left, 6)
             stamp_round(cfg, g, left, 7)
+            cute.arch.mbarrier_arrive(s.seen + stage)
             cute.arch.sync_warp()
             release(cfg, s, stage, cute.arch.lane_idx())
             left = left - 1

@@ -202,6 +202,8 @@ def issue_qk(s, mma, frags, acc, turn, stage, phase):
     rs.set(warpgroup.Field.ACCUMULATE, False)
     ss.set(warpgroup.Field.ACCUMULATE, True)
     cute.arch.mbarrier_wait(s.full + stage, phase)
+    # the loader has waited for as much; thread by thread a race checker knows it too
+    cute.arch.mbarrier_wait(s.seen + stage, phase ^ 1)
     warpgroup.fence()
     for k in range(STEPS):
         if k < Q_STEPS:

@@ -65,6 +65,7 @@ class EightShared:
     full: cute.Pointer  # [stage]
     empty: cute.Pointer  # [stage]
     p_full: cute.Pointer  # [stage]
+    seen: cute.Pointer  # [stage]
     free: cute.Pointer
     q_full: cute.Pointer
     q_empty: cute.Pointer
@@ -73,7 +74,7 @@ class EightShared:
 def allocate(cfg: EightConfig, kv_layout, q_layout, tail_layout) -> EightShared:
     """Shared memory: 229,376 B of tiles, 2 KiB beside them."""
     alloc = cutlass.memory.SmemAllocator()
-    bars = alloc.allocate_array(Int64, 3 * STAGES + 3)
+    bars = alloc.allocate_array(Int64, 4 * STAGES + 3)
     records = alloc.allocate_tensor(
         Int32, cute.make_layout((RECORD_WORDS, RECORDS)), byte_alignment=8
     )
@@ -87,7 +88,7 @@ def allocate(cfg: EightConfig, kv_layout, q_layout, tail_layout) -> EightShared:
         alloc.allocate_tensor(cfg.element, t.outer, byte_alignment=1024, swizzle=t.inner)
         for t in (kv_layout, q_layout, tail_layout)
     )
-    full, empty, p_full, free = (bars + i * STAGES for i in range(4))
+    full, empty, p_full, seen, free = (bars + i * STAGES for i in range(5))
     return EightShared(
         kv,
         q,
@@ -100,6 +101,7 @@ def allocate(cfg: EightConfig, kv_layout, q_layout, tail_layout) -> EightShared:
         full,
         empty,
         p_full,
+        seen,
         free,
         free + 1,
         free + 2,

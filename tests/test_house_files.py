@@ -14,7 +14,7 @@ MAX_FILE_LINES = 500
 MAX_FUNCTION_LINES = 60
 MAX_KERNEL_FUNCTION_LINES = 120
 #: of a file; a record holds the raw rounds of hundreds of launches
-MAX_FILE_BYTES, MAX_RECORD_BYTES = 1_000_000, 2_000_000
+MAX_FILE_BYTES, MAX_RECORD_BYTES = 1_000_000, 2_500_000
 BANNED_NAMES = {"common", "helper", "helpers", "misc", "util", "utils", "v2"}
 TOP_LEVEL = {"README.md", "data", "kernels", "mla_lab", "notebooks", "pyproject.toml", "tests"}
 SMALL_FILES = {

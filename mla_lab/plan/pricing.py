@@ -71,11 +71,13 @@ def candidates(problem: Problem, way: Way) -> list[tuple[int, int]]:
         # of equals the first wins: a cluster reads each KV block once where two CTAs read it twice
         return [(64, 1)] if rows <= 64 else [(128, 2), (64, 1)]
     # each row tile reads all keys: 8 rows up to two of them, or to eight where a cluster divides
-    # the keys; 32 where two of 16 would do; pairs where there are two
+    # the keys; 32 where two of 16 would do; pairs where there are two. A page of less than a tile
+    # is a copy of its own, which two row tiles would ask for twice
+    alone = 16 if problem.page_size >= TILE_KV else 8
     return [
         (height, cluster)
         for height, cluster in tiles
-        if (height > 8 or rows <= (16 if cluster == 1 else 64))
+        if (height > 8 or rows <= (alone if cluster == 1 else 64))
         and height < max(17, 2 * rows)
         and (way.pair == 1 or height < rows)
     ]

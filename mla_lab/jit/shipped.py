@@ -7,7 +7,7 @@ from typing import Any
 from ..errors import invalid
 from ..plan import ways, xqa
 from ..plan.config import KernelConfig
-from ..plan.ways import ROWS, ways_of
+from ..plan.ways import ROWS, rows_tiles, ways_of
 from .arch import check_arch
 from .source import cuda_kernels, supported_archs
 
@@ -141,8 +141,10 @@ CUTE: tuple[KernelConfig, ...] = (
         for formats in (EIGHT_BITS, ("e4m3", "e4m3", 64))
     ),
     *(
-        _for_backend("cute/q_m", ("e4m3", "bf16", page_size), ROWS.eight[0])
+        _for_backend("cute/q_m", ("e4m3", "bf16", page_size), tile)
         for page_size in OTHER_PAGES
+        for tile in ROWS.eight
+        if tile in rows_tiles("e4m3", "e4m3", page_size)
     ),
     # e4m3 throughout: out in bf16, which callers of FlashInfer's get; with sinks and scales in
     # memory as well; a result of eight bits from what serving runs most

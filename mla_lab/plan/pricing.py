@@ -23,7 +23,7 @@ from .kernel_costs import KernelCosts
 from .schedule import make_plan
 from .search import Trial, best_trial, even_trials, try_greedy
 from .tile import Plan
-from .ways import ROWS, Way, find_way, in_waves, way_of
+from .ways import ROWS, Way, find_way, in_waves, rows_tiles, way_of
 
 TILE_KV = 64
 #: even counts of pieces that a plan may have, and how many of them are priced
@@ -69,7 +69,8 @@ def candidates(problem: Problem, way: Way) -> list[tuple[int, int]]:
     tiles = way.tiles_for(problem.q_dtype, problem.kv_format)
     if way is ROWS and tiles:
         # of equals the first wins: a cluster reads each KV block once where two CTAs read it twice
-        return [(64, 1)] if rows <= 64 else [(128, 2), (64, 1)]
+        built = rows_tiles(problem.q_dtype, problem.kv_format, problem.page_size)
+        return [(64, 1)] if rows <= 64 or len(built) == 1 else [(128, 2), (64, 1)]
     # each row tile reads all keys: 8 rows up to two of them, or to eight where a cluster divides
     # the keys; 32 where two of 16 would do; pairs where there are two. A page of less than a tile
     # is a copy of its own, which two row tiles would ask for twice

@@ -101,6 +101,16 @@ WALK = Way(
 WAYS = (ROWS, GRID, MAIL, DEEP, PAIR, WALK)
 
 
+def rows_tiles(q_dtype: str, kv_format: str, page_size: int) -> tuple[tuple[int, int], ...]:
+    """Tiles of the way "rows": of e4m3 in pages of less than a tile no pair, whose loading warp has
+    too few registers for them.
+    """
+    tiles = ROWS.tiles_for(q_dtype, kv_format)
+    if FORMATS.get((q_dtype, kv_format)) == EIGHT and page_size < KernelConfig.tile_kv:
+        return tiles[:1]
+    return tiles
+
+
 def in_waves(config: KernelConfig) -> bool:
     """Whether workers of whole requests may be more than run at once: nobody waits for another, and
     the launch is not cooperative.

@@ -61,3 +61,5 @@ def test_the_note_says_what_each_tool_found():
     assert note.startswith("a sanitizer on X, commit 012345678, 2026-01-02, errors by calls")
     assert "memcheck 0 in 24, racecheck 2 in 2. With errors: sparse." in note
     assert "With errors" not in tables.sanitizer_note([head, *rows[:2]])
+    rows[1]["calls"] = 0
+    assert tables.sanitizer_note([head, *rows]).endswith("Refused there, and so not seen: sinks.")

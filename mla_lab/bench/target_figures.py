@@ -26,8 +26,8 @@ from .report import OURS, PUBLIC, best_times
 ANCHOR, TRACES, FORMATS = "h200_anchor.jsonl", "h200_traces.jsonl", "h200_formats.jsonl"
 #: 97 % of the read bandwidth counts as much as 1.05 of the best peer
 READ_INSTEAD, SPEEDUP_INSTEAD = 0.97, 1.05
-#: inputs of 16 bits have weights of 16 bits, and an lse from sums in fp32
-SIXTEEN = re.compile(r"bf16|fp16")
+#: query and cache of 16 bits have weights of 16 bits, and an lse from sums in fp32
+SIXTEEN = re.compile(r"(bf16|fp16)( to (bf16|fp16))?")
 Span = tuple[float, float]
 ALL: Span = (0, math.inf)
 
@@ -180,7 +180,7 @@ def lse_error(record: str = "proof_pairwise.jsonl") -> Figure:
         row["lse_error"]
         for row in map(json.loads, (data_dir() / record).read_text(encoding="utf-8").splitlines())
         if row["kind"] == "case" and row["backend"] == "cute" and row["status"] == "ok"
-        and SIXTEEN.match(row["case"]["format"])
+        and SIXTEEN.fullmatch(row["case"]["format"])
     ]  # fmt: skip
     return Figure(max(errors), f"{len(errors)} calls", ".0e")
 

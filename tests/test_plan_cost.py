@@ -476,3 +476,15 @@ def test_waves_are_priced_by_a_wave_and_launched_whole() -> None:
     (priced,) = price_formula(ragged, H200, family, 64, 1)
     assert priced.num_workers == 300 * 4
     assert priced.predicted_us > one.predicted_us
+
+
+@pytest.mark.parametrize(
+    ("batch", "kv_len", "kernel"), [(64, 8192, "q_m"), (16, 65536, "q_m"), (64, 65536, "kv_m")]
+)
+def test_the_matrix_unit_alone_adds_up_no_long_piece_of_e4m3(
+    batch: int, kv_len: int, kernel: str
+) -> None:
+    """Where each tile's product is added in fp32 instead, a piece may have any length."""
+    eight: dict[str, Any] = {"q_dtype": "e4m3", "kv_format": "e4m3", "out_dtype": "bf16"}
+    choice = choose(Problem((1,) * batch, (kv_len,) * batch, heads=128, **eight))
+    assert choice.config.kernel == f"cute/{kernel}"

@@ -23,12 +23,15 @@ from .kernel_costs import KernelCosts
 from .schedule import make_plan
 from .search import Trial, best_trial, even_trials, try_greedy
 from .tile import Plan
-from .ways import ROWS, Way, find_way, in_waves, rows_tiles, way_of
+from .ways import EIGHT, FORMATS, ROWS, Way, find_way, in_waves, rows_tiles, way_of
 
 TILE_KV = 64
 #: even counts of pieces that a plan may have, and how many of them are priced
 SPLITS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
 EVEN_TRIALS = 3
+#: keys of one piece that the matrix unit alone may add up in e4m3: of 8,192 the error is 1.04 times
+#: that of torch with the same rounding, of 65,536 2.5 times (H200, see `cute.q_m.eight`)
+LONGEST = 16384
 
 
 @dataclass(frozen=True)
@@ -69,6 +72,8 @@ def candidates(problem: Problem, way: Way) -> list[tuple[int, int]]:
     tiles = way.tiles_for(problem.q_dtype, problem.kv_format)
     if way is ROWS and tiles:
         # of equals the first wins: a cluster reads each KV block once where two CTAs read it twice
+        if _too_long(problem):
+            return []
         built = rows_tiles(problem.q_dtype, problem.kv_format, problem.page_size)
         return [(64, 1)] if rows <= 64 or len(built) == 1 else [(128, 2), (64, 1)]
     # each row tile reads all keys: 8 rows up to two of them, or to eight where a cluster divides
@@ -82,6 +87,16 @@ def candidates(problem: Problem, way: Way) -> list[tuple[int, int]]:
         and height < max(17, 2 * rows)
         and (way.pair == 1 or height < rows)
     ]
+
+
+def _too_long(problem: Problem) -> bool:
+    """Whether e4m3 with the query rows on the M side would add up pieces of more than `LONGEST`
+    keys, by about 64 workers on an H200.
+    """
+    if FORMATS.get((problem.q_dtype, problem.kv_format)) != EIGHT:
+        return False
+    keys = problem.kv_lens
+    return min(max(keys, default=0), sum(keys) // 64) > LONGEST
 
 
 def price(

@@ -11,6 +11,7 @@ from functools import lru_cache
 from typing import Any
 
 import ipywidgets as widgets
+import numpy as np
 import plotly.graph_objects as go
 import torch
 from torch import Tensor
@@ -31,12 +32,13 @@ PROMOTIONS = {"every tile (2 k-steps)": 2, "every 16": 16, "every 128": 128, "ne
 LENGTHS = tuple(1024 << i for i in range(7))
 
 
-def add(acc: Tensor, products: Tensor, bits: int) -> Tensor:
-    """acc [...] + products [STEP, ...] as a unit of `bits` bits adds them, float64."""
-    terms = torch.cat([products, acc.unsqueeze(0)])
-    _, exponent = torch.frexp(terms.abs().amax(0).clamp_min(2.0**-60))
-    unit = torch.ldexp(torch.ones_like(acc), exponent - bits)
-    return torch.trunc(terms / unit).sum(0) * unit
+def add(acc: np.ndarray, products: np.ndarray, most: np.ndarray, bits: int) -> np.ndarray:
+    """acc [...] + products [STEP, ...] as a unit of `bits` bits adds them, float64; `most` [...]
+    is the products' largest magnitude.
+    """
+    _, exponent = np.frexp(np.maximum(np.maximum(most, np.abs(acc)), 2.0**-60))
+    units = np.ldexp(1.0, bits - exponent)
+    return (np.trunc(products * units).sum(0) + np.trunc(acc * units)) / units
 
 
 def accumulate(products: Tensor, bits: int, promote: int) -> Tensor:
@@ -44,15 +46,17 @@ def accumulate(products: Tensor, bits: int, promote: int) -> Tensor:
 
     promote: k-steps after which the unit's sum is added to another in fp32, 0 for never.
     """
-    acc = torch.zeros_like(products[0, 0])
-    total = torch.zeros_like(acc)
-    sums = []
-    for step, some in enumerate(products, 1):
-        acc = add(acc, some, bits)
-        sums.append((total + acc).float().double())
-        if promote and step % promote == 0:
-            total, acc = sums[-1], torch.zeros_like(acc)
-    return torch.stack(sums)
+    every = products.numpy()
+    most = np.abs(every).max(1)
+    acc = np.zeros_like(most[0])
+    total = np.zeros_like(acc)
+    found = np.empty_like(most)
+    for step, some in enumerate(every):
+        acc = add(acc, some, most[step], bits)
+        found[step] = (total + acc).astype(np.float32)
+        if promote and (step + 1) % promote == 0:
+            total, acc = found[step], np.zeros_like(acc)
+    return torch.from_numpy(found)
 
 
 @lru_cache(maxsize=4)
@@ -74,20 +78,26 @@ def example(seed: int, longest: int = LONGEST) -> tuple[Tensor, Tensor, Tensor]:
     return weights.unsqueeze(-1), e4m3(weights).unsqueeze(-1), values.unsqueeze(1)
 
 
+@lru_cache(maxsize=2)
+def sums(seed: int, longest: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Of `example`: products [steps, STEP, heads, columns], the last step of each length, sums of
+    rounded weights there, and the exact results there.
+    """
+    weights, kept, values = example(seed, longest)
+    ends = torch.tensor([n for n in LENGTHS if n <= longest]) - 1
+    products = (kept * values).unflatten(0, (-1, STEP))
+    wanted = (weights * values).cumsum(0)[ends] / weights.cumsum(0)[ends]
+    return products, (ends + 1) // STEP - 1, kept.cumsum(0)[ends], wanted
+
+
 @lru_cache(maxsize=32)
 def accumulator_curve(
     bits: int, promote: int, seed: int = 1, longest: int = LONGEST
 ) -> tuple[float, ...]:
     """Error at each of LENGTHS up to `longest`; bits 0: an exact sum of the rounded weights."""
-    weights, kept, values = example(seed, longest)
-    ends = torch.tensor([n for n in LENGTHS if n <= longest]) - 1
-    steps = (kept * values).unflatten(0, (-1, STEP))
-    if bits:
-        sums = accumulate(steps, bits, promote)[(ends + 1) // STEP - 1]
-    else:
-        sums = steps.sum(1).cumsum(0)[(ends + 1) // STEP - 1]
-    found = sums / kept.cumsum(0)[ends]
-    wanted = (weights * values).cumsum(0)[ends] / weights.cumsum(0)[ends]
+    products, last, totals, wanted = sums(seed, longest)
+    added = accumulate(products, bits, promote) if bits else products.sum(1).cumsum(0)
+    found = added[last] / totals
     return tuple(((found - wanted).flatten(1).norm(dim=1) / wanted.flatten(1).norm(dim=1)).tolist())
 
 

@@ -120,15 +120,26 @@ def _resident(field: str) -> int:
 
 
 def judge(inputs: DecodeInputs, out: Tensor, lse: Tensor) -> Judged:
-    """Against the oracle in float64, one request in memory at a time."""
+    """Against the oracle in float64, one request in memory at a time; over a cache of eight bits
+    beside torch with the same rounding, as the proofs do.
+    """
     from ..accuracy import ALLOWED_RATIO, LSE_TOLERANCE, error, lse_error, sdpa_error
+    from ..kv_cache import pack
+    from ..proof.limits import TOPS, WEIGHTS, limits_of, rounded
     from ..reference import decode_reference
 
-    reference = decode_reference(inputs)
+    reference, problem = decode_reference(inputs), inputs.problem
+    baseline, lse_tolerance = sdpa_error(inputs, reference), LSE_TOLERANCE
+    weights = WEIGHTS.get((problem.q_dtype, problem.kv_format))
+    if weights is not None:
+        tops = (pack(rounded(inputs, weights, top).out, problem.out_dtype) for top in TOPS)
+        errors = [error(each.float(), reference.out) for each in tops]
+        baseline = type(baseline)(*map(max, zip(*errors, strict=True)))
+        lse_tolerance = limits_of(inputs, reference).lse_error
     return Judged(
         out=error(out, reference.out),
-        sdpa=sdpa_error(inputs, reference),
+        sdpa=baseline,
         lse=lse_error(lse, reference.lse),
         allowed_ratio=ALLOWED_RATIO,
-        lse_tolerance=LSE_TOLERANCE,
+        lse_tolerance=lse_tolerance,
     )

@@ -33,7 +33,7 @@ from .ways import EIGHT, FORMATS, ROWS, WALK, find_way
 #: how batch invariance cuts (see `policies.fixed_size`), for requests of up to 16 query rows, of up
 #: to 64 heads, and of more, whose row tiles fill the card sooner: in the largest pieces with which
 #: 64 requests do, since a batch of 128 pays 8 us for every further one. Small batches lose by it:
-#: with 8192 keys each and 16 or 128 heads, one request takes 10.4 or 6.5 times as long as by
+#: with 8192 keys each and 16 or 128 heads, one request takes 10.7 or 6.6 times as long as by
 #: default on an H200, 16 of them 2.2 or 1.7 times (data/h200_invariant.jsonl).
 INVARIANT_CUTS = {
     16: {"split_blocks": 16, "max_splits": 32, "half_blocks": 64},

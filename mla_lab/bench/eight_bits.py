@@ -66,7 +66,8 @@ def _lines(rows: Iterable[Row], us: dict[str, float], batches: Sequence[int]) ->
         what = formats + (f", sparse {top_k}" if top_k else "")
         what += f", {q_len} query tokens" if q_len > 1 else ""
         worst = max(row["rel_error"] for row in own)
-        line = f"| {what} | {heads} | {_kernel(max(own, key=lambda row: problem_of(row).batch))} | {worst:.1e} |"
+        largest = max(own, key=lambda row: problem_of(row).batch)
+        line = f"| {what} | {heads} | {_kernel(largest)} | {worst:.1e} |"
         lines.append(line + "".join(f" {cells.get(batch, '')} |" for batch in batches))
     return lines
 

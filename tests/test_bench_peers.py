@@ -14,7 +14,7 @@ import torch
 from mla_lab.backends.gather import formula_for
 from mla_lab.bench.cases import Case, feature_cases, uniform_case
 from mla_lab.bench.checks import compare
-from mla_lab.bench.peers import Peer, all_peers, ours, select
+from mla_lab.bench.peers import Peer, all_peers, select
 from mla_lab.bench.peers.flash_attention3 import FlashAttention3
 from mla_lab.bench.peers.flash_mla_peer import FlashMla
 from mla_lab.bench.peers.flashinfer_peer import FlashInferFa3
@@ -224,7 +224,8 @@ def test_tokens_that_are_fetched_go_without_a_plan(monkeypatch):
             return formula_for(case.problem, call, gpu, batch_invariant=False)
 
     total_q = case.problem.total_q
-    monkeypatch.setattr(ours.decode, "validate", lambda *_: (total_q, Cute()))
+    validate = "mla_lab.bench.peers.ours.decode.validate"
+    monkeypatch.setattr(validate, lambda *_: (total_q, Cute()))
     prepared = Ours().prepare(rotation_of(case))
     assert prepared.plan is None and prepared.planned_launches is None and prepared.launches
     assert prepared.notes["tile_rows"] == 64 and "gather2" in prepared.notes["kernel"]

@@ -156,8 +156,8 @@ def invariant_kinds(
     rows = set(problem.rows.tolist()) - {0} or {problem.heads}
     small = walk is not None and problem.heads <= INVARIANT_ROWS and not problem.top_k
     formats = (problem.q_dtype, problem.kv_format)
-    # over a cache of eight bits the walk alone is shipped with scales in memory and draft masks, and
-    # a request's kernel must not depend on what else a call asks for
+    # of eight bits the walk alone is shipped with scales in memory and draft masks, and what a
+    # request is run by must not depend on what else a call asks for
     by_rows = bool(ROWS.tiles_for(*formats)) and FORMATS.get(formats) not in (EIGHT, SPLIT)
     kinds = []
     if small and walk is not None and (ragged or min(rows) <= INVARIANT_ROWS):

@@ -6,6 +6,9 @@ from typing import Any
 
 import pytest
 
+from mla_lab.bench.fitting import Launch, launches
+from mla_lab.bench.records import problem_of, results
+from mla_lab.bench.target_figures import rows_of
 from mla_lab.gpu import H200
 from mla_lab.plan import choose
 from mla_lab.plan.kernel_costs import Q_M, recorded_costs
@@ -67,3 +70,49 @@ def test_batch_invariance_of_eight_bits_keeps_the_walk(query: str, cache: str, h
     choice = choose(problem, batch_invariant=True)
     assert way_of(choice.config) == WALK.name
     assert (choice.config.tile_rows, 1) in WALK.tiles_for(query, cache)
+
+
+@pytest.fixture(scope="module")
+def measured() -> dict[str, list[Launch]]:
+    """What a card took for each case and variant, by case."""
+    found: dict[str, list[Launch]] = {}
+    for launch in launches(rows_of("h200_sweep_eight_bits.jsonl")):
+        found.setdefault(launch.case, []).append(launch)
+    return found
+
+
+def test_choices_follow_what_was_recorded(measured: dict[str, list[Launch]]) -> None:
+    """At every count of heads and batch that was swept the kernel and tile chosen are within 5 % of
+    the quickest of all, each at its quickest cut.
+    """
+    assert len(measured) >= 60
+    heads, slow = set(), {}
+    for case, own in measured.items():
+        problem = own[0].measured.plan.problem
+        heads.add((problem.kv_format, problem.heads))
+        choice = choose(problem)
+        tile = choice.config.tile_rows, choice.config.cluster, way_of(choice.config)
+        same = [x.measured.us for x in own if tile == tile_of(x)]
+        assert same, f"{case}: {tile} was not measured"
+        regret = min(same) / min(x.measured.us for x in own)
+        if regret > 1.05:
+            slow[case] = (tile, regret)
+    assert not slow
+    assert heads >= {(cache, n) for cache in ("e4m3", "fp8_656") for n in (16, 64, 128)}
+
+
+def tile_of(launch: Launch) -> tuple[int, int, str]:
+    return launch.measured.plan.tile_rows, launch.measured.cluster, launch.key[1]
+
+
+def test_predictions_follow_what_was_recorded() -> None:
+    """Whole calls of the other record: within 20 % each, 6 % in the median."""
+    off = []
+    for row in results(rows_of("h200_eight_bits.jsonl"), "ok"):
+        problem = problem_of(row)
+        if problem.kv_format == "bf16" or problem.top_k or problem.page_size != 64:
+            continue
+        ratio = choose(problem).predicted_us / row["us"]
+        assert 0.8 < ratio < 1.2, (row["case"], ratio)
+        off.append(abs(ratio - 1))
+    assert len(off) >= 24 and sorted(off)[len(off) // 2] < 0.06

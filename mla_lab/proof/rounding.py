@@ -12,9 +12,11 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -97,15 +99,11 @@ def judge(inputs: DecodeInputs, times: int, run: Run = by_kernel) -> Iterator[di
     each = [rounded_error(inputs, expected, "bf16", weights, top) for top in TOPS]
     torch_s = Limits(*map(max, zip(*each, strict=True)))
     for kernel, plan in plans(problem):
-        kv_len = max(problem.kv_lens)
-        alone = OPERANDS[problem.q_dtype, problem.kv_format] == EIGHT and kernel.startswith("q_m")
         row = {
             "query": problem.q_dtype,
             "cache": problem.kv_format,
             "kernel": kernel,
-            "kv_len": kv_len,
-            # a piece that `choose` does not make: the matrix unit adds it up alone
-            "too_long": alone and kv_len > LONGEST,
+            "kv_len": max(problem.kv_lens),
             "query_times": times,
             "weights": weights,
         }
@@ -125,6 +123,18 @@ def judge(inputs: DecodeInputs, times: int, run: Run = by_kernel) -> Iterator[di
             "torch_lse_error": _short(torch_s.lse_error),
         }
         yield {**row, "status": "ok", **figures}
+
+
+def worst_of(found: Iterable[Mapping[str, Any]]) -> dict[tuple[str, str, str, bool], float]:
+    """The greatest error, in times of torch's, by query, cache, kernel, and whether the piece is
+    longer than any that `choose` lets the matrix unit add up alone.
+    """
+    worst: dict[tuple[str, str, str, bool], float] = {}
+    for row in found:
+        alone = OPERANDS[row["query"], row["cache"]] == EIGHT and row["kernel"].startswith("q_m")
+        key = row["query"], row["cache"], row["kernel"], alone and row["kv_len"] > LONGEST
+        worst[key] = max(worst.get(key, 0.0), row.get("times_torch", math.inf))
+    return worst
 
 
 def _short(value: float) -> float:
@@ -150,18 +160,22 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("record", type=Path, help="JSON lines, written anew")
     parser.add_argument("--device", default="cuda")
     args = parser.parse_args(argv)
-    worst: dict[str, float] = {}
+    found = []
     with args.record.open("w", encoding="utf-8") as file:
-        first = {"kind": "run", "environment": environment(torch.device(args.device))}
+        here = {
+            **environment(torch.device(args.device)),
+            "date": datetime.now(UTC).date().isoformat(),
+        }
+        first = {"kind": "run", "what": "rounding", "environment": here}
         file.write(json.dumps(first) + "\n")
         for row in rows(args.device):
             file.write(json.dumps({"kind": "case", **row}) + "\n")
-            name = f"{row['query']} over {row['cache']}, {row['kernel']}"
-            name += f", beyond {LONGEST} keys" if row["too_long"] else ""
-            worst[name] = max(worst.get(name, 0.0), row.get("times_torch", float("inf")))
-    for name, times in worst.items():
-        sys.stdout.write(f"{name}: at most {times:.2f} times torch's error\n")
-    return int(max(times for name, times in worst.items() if "beyond" not in name) > 2)
+            found.append(row)
+    worst = worst_of(found)
+    for (*name, beyond), times in worst.items():
+        words = f", beyond {LONGEST} keys" if beyond else ""
+        sys.stdout.write(f"{' '.join(name)}{words}: at most {times:.2f} times torch's error\n")
+    return int(max(times for (*_, beyond), times in worst.items() if not beyond) > 2)
 
 
 if __name__ == "__main__":

@@ -107,16 +107,23 @@ def tile_of(launch: Launch) -> tuple[int, int, str]:
 
 
 def test_predictions_follow_what_was_recorded() -> None:
-    """Whole calls of the other record: within 20 % each, 6 % in the median."""
+    """Whole calls of the other record: within 12 % each where the kernel and tile of then is still
+    the choice, 6 % in the median; elsewhere the choice went to what is quicker.
+    """
     off = []
     for row in results(rows_of("h200_eight_bits.jsonl"), "ok"):
         problem = problem_of(row)
         if problem.kv_format == "bf16" or problem.top_k or problem.page_size != 64:
             continue
-        ratio = choose(problem).predicted_us / row["us"]
-        assert 0.8 < ratio < 1.2, (row["case"], ratio)
-        off.append(abs(ratio - 1))
-    assert len(off) >= 24 and sorted(off)[len(off) // 2] < 0.06
+        choice, notes = choose(problem), row["notes"]
+        ratio = choice.predicted_us / row["us"]
+        kernel = choice.config.kernel.replace("/", "_")
+        if notes["kernel"].startswith(kernel) and notes["tile_rows"] == choice.config.tile_rows:
+            off.append(abs(ratio - 1))
+            assert off[-1] < 0.12, (row["case"], ratio)
+        else:
+            assert ratio < 1.02, (row["case"], ratio)
+    assert len(off) >= 16 and sorted(off)[len(off) // 2] < 0.06
 
 
 @pytest.mark.parametrize("batch", [4, 16, 64, 128])

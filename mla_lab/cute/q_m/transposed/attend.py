@@ -49,6 +49,9 @@ WORDS = 8
 #: issues all 18 at once waits 500 to 800 clocks for it, with the weights still to make
 FIRST, LATE = 4, 14
 
+#: what takes a byte from 0x7E on, and none before, to its high bit: four weights at once
+TO_HIGH_BIT, HIGH_BITS = 0x02020202, 0x80808080
+
 
 def row_address(base, matrix_row, matrix_chunk):
     """Where a lane's row of an 8 x 8 matrix of 16-bit elements lies in a warp's 16 rows of a box,
@@ -154,8 +157,8 @@ def saturated(p):
     """Whether a weight is e4m3's greatest, 0x7E, or no number."""
     bits = Int32(0)
     for i in range(cute.size(p)):
-        bits = bits | (p[i] + 0x02020202)
-    return (bits & Int32(-0x7F7F7F80)) != 0
+        bits = bits | (p[i] + TO_HIGH_BIT)
+    return (bits & Int32(HIGH_BITS - 2**32)) != 0
 
 
 def nothing(word):

@@ -237,7 +237,7 @@ class Shape:
         """Of a producer's and of a consumer's thread, in a wide kernel: what 384 threads have at
         the launch, 168 each, since none can be had beyond that."""
         if self.gather:
-            return (56, 224) if self.rows < 64 else (24, 240)
+            return (56, 224) if self.width < 64 else (24, 240)
         if self.terms > 1:
             return (56, 224) if self.width < 64 else (40, 232)
         return (24, 240) if self.eight and self.rows == 64 else (40, 232)
@@ -315,12 +315,10 @@ def shape_of(config: KernelConfig) -> Shape:
     if gather and not (plain and (config.mask == "none" or gather == 1)):
         got = f"gather {gather} with cluster {config.cluster}, pair {pair}, mask {config.mask}"
         raise unsupported("options", got, "gather in grid mode with cluster 1; 2 without a mask")
-    if gather and config.q_dtype == "e4m3":
-        raise unsupported("options", f"gather {gather} with q_dtype e4m3", "16-bit tokens")
     split, scaled = config.kv_format != config.q_dtype, config.kv_format == "fp8_656"
-    if split and (gather or pair > 1 or config.tile_rows > 32 or not config.option("promote", 1)):
-        got = f"{config.tile_rows} rows, gather {gather}, pair {pair} with {config.kv_format}"
-        raise unsupported("kv_format", got, "up to 32 rows, without gather or pair, promoted")
+    if split and (pair > 1 or config.tile_rows > 32 or not config.option("promote", 1)):
+        got = f"{config.tile_rows} rows, pair {pair} with {config.kv_format}"
+        raise unsupported("kv_format", got, "up to 32 rows, without pair, promoted")
     # without a register to spare, one wait a tile; and workers of whole requests, which wait for
     # nobody, may be more than run at once (see `plan.ways.in_waves`)
     tall = config.q_dtype == "e4m3" and config.tile_rows == 64
@@ -345,7 +343,7 @@ def shape_of(config: KernelConfig) -> Shape:
         ring=config.option("ring", 0),
         group=GROUPS if scaled else BOXES if gather else config.option("group", whole),
         grid=bool(config.option("grid", 0)),
-        cooperative=bool(config.option("cooperative", merge >= 2 and not tall)),
+        cooperative=bool(config.option("cooperative", merge >= 2 and (gather or not tall))),
         early_values=bool(config.option("values_first", 1)),
         pair=pair,
         features=features,

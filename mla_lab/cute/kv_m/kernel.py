@@ -165,7 +165,7 @@ class KvM:
         spread = cpasync.CopyBulkTensorTileG2SMulticastOp() if const_expr(c.pair > 1) else copy
         tma_k, gk, tokens = None, None, kv
         more = None
-        if const_expr(c.scaled):
+        if const_expr(c.boxed and c.scaled):
             tokens, more = None, scaled.make_views(c, kv)
             tma_k, gk = scaled.make_view(c, kv, c.dtype, 0, (c.box, GROUPS), box_layout)
         elif const_expr(c.boxed):

@@ -170,6 +170,7 @@ def own_tile(
     at = w.done + k
     stage = at % c.stages
     tile_token = w.token + k * TILE_KV
+    slots = sx.ask_slots(c, g, tile_token, w)
     warpgroup.fence()
     phase, token = (at // c.stages) & 1, 16 * warp + lane // 4
     if const_expr(c.scaled):
@@ -182,13 +183,15 @@ def own_tile(
     if k + 2 >= w.mine:
         cute.arch.mbarrier_arrive(s.q_empty)
     sx.mask_scores(c, g, scores_of(c, f), tile_token, w, token, lane)
+    sx.mask_slots(c, scores_of(c, f), slots)
     weigh(c, wg, order == FIRST, g, s, f, at, warp, lane)
     if const_expr(c.scaled):
         scaled.publish(c, wg, s, f, scores_of(c, f), stage, at, warp, lane)
     else:
         fp8.publish(c, s, scores_of(c, f), stage, warp, lane)
-    if tile_token + TILE_KV > w.kv_len:
-        clear_tail(c, s, stage, w.kv_len - tile_token, thread)
+    if const_expr(not c.gather):
+        if tile_token + TILE_KV > w.kv_len:
+            clear_tail(c, s, stage, w.kv_len - tile_token, thread)
     cute.arch.fence_view_async_shared()
     cute.arch.mbarrier_arrive(s.p_ready + statistics(c, wg, at))
     cute.arch.barrier(barrier_id=ONE + wg, number_of_threads=128)

@@ -109,22 +109,12 @@ def _format_reason(problem: Problem) -> str | None:
         return f"a batch of {problem.batch}; the device planner takes up to {MAX_BATCH}"
     operands = FORMATS.get((problem.q_dtype, problem.kv_format))
     if operands is not None and problem.out_dtype in OUTS[operands]:
-        return None if operands == STORED else _eight_bits_reason(problem)
+        return None
     taken = ", ".join(f"{q} over {kv} (out {', '.join(OUTS[o])})" for (q, kv), o in FORMATS.items())
     return (
         f"query {problem.q_dtype}, cache {problem.kv_format}, out {problem.out_dtype}; its kernels "
         f"take {taken}"
     )
-
-
-def _eight_bits_reason(problem: Problem) -> str | None:
-    """What the kernels that read a cache of eight bits lack."""
-    cache = f"a {problem.q_dtype} query over a {problem.kv_format} cache"
-    if problem.top_k:
-        return f"sparse_mla_top_k {problem.top_k} with {cache}"
-    if gathers(problem):
-        return f"pages of {problem.page_size} with {cache}"
-    return None
 
 
 def _missing(configs: list[KernelConfig], problem: Problem, features: Features) -> str | None:

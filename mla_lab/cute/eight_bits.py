@@ -43,6 +43,7 @@ def load_step(base: Int32, offset: int, words: cute.Tensor, at: int) -> None:
 
 def put_two(dtype: Any, out: cute.Tensor, at: Int32, low: Float32, high: Float32) -> None:
     """Two neighbouring columns of a result, from element `at` on, an even one."""
+    at = cute.assume(at, divby=2)  # else `align` computes what it is told
     if dtype.width == 8:
         pointer = cute.recast_ptr((out.iterator + at).align(2), dtype=Int16)
         cute.arch.store(pointer, round_two(low, high))

@@ -30,7 +30,7 @@ TILE_KV = 64
 SPLITS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
 EVEN_TRIALS = 3
 #: keys of one piece that the matrix unit alone may add up in e4m3: of 8,192 the error is 1.04 times
-#: that of torch with the same rounding, of 65,536 2.5 times (H200, see `cute.q_m.eight`)
+#: that of torch with the same rounding, of 65,536 2.5 times (H200, see `cute.q_m.transposed`)
 LONGEST = 16384
 
 

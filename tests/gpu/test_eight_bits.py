@@ -1,128 +1,69 @@
-"""Features over caches of eight bits by the CuTe backend, on a card, against the float64 oracle.
-
-What no length or slot reaches holds NaN in every byte, scales of 656-byte tokens among them.
-"""
+"""Choices for a cache of eight bits on a card: small pages, long pieces, what the command says."""
 
 from __future__ import annotations
 
-from dataclasses import replace
-from typing import Any
+import json
 
 import pytest
 import torch
 
-from mla_lab.inputs import make_inputs
+from mla_lab import cli
+from mla_lab.backends.builds import able
+from mla_lab.backends.families import costs
+from mla_lab.call import Features
+from mla_lab.gpu import H200
+from mla_lab.plan import Plan, choose
+from mla_lab.plan.pricing import LONGEST
 from mla_lab.problem import Problem
-from mla_lab.proof.limits import limits_of
 from mla_lab.reference import decode_reference
 
 from .calls import check, counters_are_zero, inputs_of, native
 
 pytestmark = pytest.mark.gpu
 
-#: query, cache
-FORMATS = [("bf16", "fp8_656"), ("e4m3", "e4m3"), ("bf16", "e4m3")]
-#: nothing, one key, block ends, several pieces
-LENGTHS = (0, 1, 63, 64, 65, 700, 0, 129, 5)
+E4M3 = {"q_dtype": "e4m3", "kv_format": "e4m3"}
+FORMATS = [E4M3, {"kv_format": "e4m3"}, {"kv_format": "fp8_656"}]
 
 
-def problem_of(formats: tuple[str, str], *lengths: Any, **named: Any) -> Problem:
-    q_dtype, kv_format = formats
-    return Problem(*lengths, q_dtype=q_dtype, kv_format=kv_format, out_dtype="bf16", **named)
+def plan_of(problem: Problem) -> Plan:
+    """The choice among builds that are here."""
+    here = able(problem, Features(planned=True))
+    return choose(problem, H200, costs=costs(), able=here).plan(problem)
 
 
-@pytest.mark.parametrize("features", [[], ["sinks", "device_scales", "page_gap"]])
-@pytest.mark.parametrize("top_k", [1, 64, 100, 2048])
-@pytest.mark.parametrize(("heads", "page_size"), [(16, 64), (7, 1), (128, 16), (24, 64)])
-@pytest.mark.parametrize("formats", FORMATS)
-def test_sparse(
-    formats: tuple[str, str],
-    heads: int,
-    page_size: int,
-    top_k: int,
-    features: list[str],
-    workspace: torch.Tensor,
+@pytest.mark.parametrize("page_size", [16, 32, 128])
+@pytest.mark.parametrize("heads", [16, 64, 128])
+@pytest.mark.parametrize("formats", FORMATS, ids=lambda f: "-".join(f.values()))
+def test_pages_of_other_sizes(
+    formats: dict[str, str], heads: int, page_size: int, workspace: torch.Tensor
 ) -> None:
-    lengths = ((2,) * 3, (3000, 0, 65), heads)
-    made = problem_of(formats, *lengths, page_size=page_size, top_k=top_k)
-    inputs = inputs_of(made, "lse", *features)
-    expected = decode_reference(inputs)
-    for invariant in (False, True):
-        check(inputs, native(inputs, workspace, batch_invariant=invariant), expected)
+    """Few requests, and as many as fill the card with whole ones."""
+    for lengths in ((1000, 65, 3, 8, 4097), (700,) * 70):
+        named = {**formats, "page_size": page_size}
+        problem = Problem((2,) * len(lengths), lengths, heads, **named)  # type: ignore[arg-type]
+        inputs = inputs_of(problem, "lse", "page_gap")
+        expected = decode_reference(inputs)
+        for plan in (None, plan_of(problem)):
+            check(inputs, native(inputs, workspace, plan=plan), expected)
     assert counters_are_zero(workspace)
 
 
-@pytest.mark.parametrize("heads", [16, 100])
-@pytest.mark.parametrize("formats", FORMATS)
-def test_sparse_ragged(formats: tuple[str, str], heads: int, workspace: torch.Tensor) -> None:
-    made = problem_of(formats, (1, 0, 3, 40, 2), (10, 5, 640, 1300, 0), heads, top_k=200)
-    inputs = inputs_of(made, "lse", "ragged", "max_q_len", "cache_4d")
-    check(inputs, native(inputs, workspace))
-
-
-@pytest.mark.parametrize("formats", FORMATS)
-def test_sparse_in_more_workers_than_run_at_once(
-    formats: tuple[str, str], workspace: torch.Tensor
-) -> None:
-    made = problem_of(formats, (8,) * 40, (700,) * 40, 24, top_k=130)
-    inputs = inputs_of(made, "lse")
-    check(inputs, native(inputs, workspace))
-
-
-@pytest.mark.parametrize("heads", [16, 128])
-@pytest.mark.parametrize("formats", FORMATS)
-def test_sparse_rows_without_a_slot(
-    formats: tuple[str, str], heads: int, workspace: torch.Tensor
-) -> None:
-    inputs = inputs_of(problem_of(formats, (2,) * 2, (300, 300), heads, top_k=256), "lse", "sinks")
-    inputs.block_tables[0, 1] = -1
-    inputs.block_tables[1, :, 64:192] = -1
-    out, lse = native(inputs, workspace)
-    check(inputs, (out, lse))
-    assert not out[0, 1].any() and lse[1].isneginf().all()
-
-
-@pytest.mark.parametrize("formats", FORMATS)
-def test_a_slot_given_twice_counts_twice(formats: tuple[str, str], workspace: torch.Tensor) -> None:
-    inputs = inputs_of(problem_of(formats, (1,) * 2, (300, 300), 16, top_k=200), "lse")
-    inputs.block_tables[:, :, 100:] = inputs.block_tables[:, :, :100]
-    out, lse = (t.clone() for t in native(inputs, workspace))
-    check(inputs, (out, lse))
-    half = replace(inputs, block_tables=inputs.block_tables[:, :, :100].contiguous())
-    half = replace(half, sparse_mla_top_k=100)
-    _, once = native(half, workspace)
-    limit = limits_of(inputs, decode_reference(inputs)).lse_error * float(lse.abs().max())
-    assert float((lse - once - torch.log(torch.tensor(2.0))).abs().max()) < 2 * limit
-
-
-@pytest.mark.parametrize("distribution", ["heavy_tailed", "concentrated"])
-@pytest.mark.parametrize("heads", [16, 128])
-@pytest.mark.parametrize("formats", FORMATS)
-def test_sparse_of_other_caches(
-    formats: tuple[str, str], heads: int, distribution: str, workspace: torch.Tensor
-) -> None:
-    made = problem_of(formats, (1,) * 4, (9000, 300, 4000, 2), heads, top_k=1000)
-    inputs = make_inputs(
-        made, 5, ["lse"], distribution=distribution, device="cuda", workspace_bytes=256
-    )
-    check(inputs, native(inputs, workspace))
-
-
-@pytest.mark.parametrize("features", [[], ["tree_mask", "sinks"], ["page_gap", "device_scales"]])
-@pytest.mark.parametrize("page_size", [1, 4, 5])
-@pytest.mark.parametrize(("heads", "q_len"), [(16, 1), (7, 3), (100, 2)])
-@pytest.mark.parametrize("formats", FORMATS)
-def test_small_pages(
-    formats: tuple[str, str],
-    heads: int,
-    q_len: int,
-    page_size: int,
-    features: list[str],
-    workspace: torch.Tensor,
-) -> None:
-    lengths = ((q_len,) * len(LENGTHS), LENGTHS, heads)
-    inputs = inputs_of(problem_of(formats, *lengths, page_size=page_size), "lse", *features)
+def test_long_pieces_of_e4m3_are_added_up_tile_by_tile(workspace: torch.Tensor) -> None:
+    problem = Problem((1,) * 64, (LONGEST + 256,) * 64, 128, **E4M3)  # type: ignore[arg-type]
+    plan = plan_of(problem)
+    assert plan.config is not None and plan.config.kernel == "cute/kv_m"
+    inputs = inputs_of(problem, "lse")
     expected = decode_reference(inputs)
-    for invariant in (False, True):
-        check(inputs, native(inputs, workspace, batch_invariant=invariant), expected)
-    assert counters_are_zero(workspace)
+    for given in (plan, None):
+        check(inputs, native(inputs, workspace, plan=given), expected)
+
+
+@pytest.mark.parametrize("formats", FORMATS, ids=lambda f: "-".join(f.values()))
+def test_the_command_judges_a_kernel_s_result(
+    formats: dict[str, str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    flags = ["--kv-format", formats["kv_format"], "--dtype", formats.get("q_dtype", "bf16")]
+    shape = ["--heads", "128", "--kv-len", "4097,65", "--calls", "1", "--device", "cuda"]
+    assert cli.main(["decode", *shape, *flags, "--json"]) == 0
+    said = json.loads(capsys.readouterr().out)
+    assert said["time"]["backend"] == "cute" and said["error"]["good"]

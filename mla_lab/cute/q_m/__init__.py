@@ -1,6 +1,8 @@
 """Query rows on the M side: 64 rows a CTA, 128 a cluster of two.
 
-    kernel       roles, barriers, pipelines and the timeline (read it first); the launch
+    kernel       the launch, for both designs
+    straight     the design for 16 bits: roles, barriers, pipelines, timeline (read it first)
+    transposed   the design for a cache of eight bits, the same roles over O^T
     work         plan rows, their records in shared memory, how many positions a row sees
     load         Q and KV tiles into the ring, by the first accumulate warp
     attend       S = Q K^T, softmax, P: one warpgroup; masking: what a row must not see
@@ -8,7 +10,6 @@
     output       rows of the result from accumulators
     partials     what a split row tile leaves for others; merge, combine: adding that up
     storage      static facts, operands, shared memory
-    eight        the same for e4m3 throughout, with modules `eight_*` of its own for every role
 
 Options off by default, each a build of its own because the attend group has no register to spare:
 `features` (sinks), `scales` (in memory), the mask "tree", `skip` (skip-softmax, 64 rows only). They
@@ -23,10 +24,9 @@ from cutlass.cute.runtime import make_fake_compact_tensor, make_fake_stream, mak
 from ...errors import unsupported
 from ...plan.config import KernelConfig
 from ..registry import CuteEntry
-from .eight import EightRowsOnM, FeatureEightRowsOnM, StampedEightRowsOnM
-from .eight_storage import EightConfig
 from .kernel import FeatureQueryRowsOnM, QueryRowsOnM, StampedQueryRowsOnM
 from .storage import DTYPES, EIGHT_DTYPES, HEAD, LATENT, Config
+from .transposed.storage import Transposed
 
 PAGE_SIZES = (16, 32, 64, 128)
 
@@ -52,7 +52,7 @@ def static_facts(config: KernelConfig) -> Config:
     tree = config.mask == "tree"
     if eight and config.option("skip"):
         raise unsupported("q_dtype", "e4m3 with skip", tuple(DTYPES))
-    kind = EightConfig if eight else Config
+    kind = Transposed if eight else Config
     facts = kind(
         dtype=config.q_dtype,
         out_dtype=config.out_dtype,
@@ -123,12 +123,7 @@ def entry(config: KernelConfig) -> CuteEntry:
         *((tuple(extras),) if facts.features else ()),
         make_fake_stream(use_tvm_ffi_env_stream=True),
     )
-    plain, stamped, featured = (
-        (EightRowsOnM, StampedEightRowsOnM, FeatureEightRowsOnM)
-        if facts.dtype == "e4m3"
-        else (QueryRowsOnM, StampedQueryRowsOnM, FeatureQueryRowsOnM)
-    )
-    launch = stamped if facts.stamps else plain
+    launch = StampedQueryRowsOnM if facts.stamps else QueryRowsOnM
     if facts.features:
-        launch = featured
+        launch = FeatureQueryRowsOnM
     return CuteEntry(launch(facts), args, "q_m")

@@ -1,144 +1,38 @@
-"""MLA decode with the query rows on the M side: 64 rows a CTA, 128 rows a cluster of two.
+"""One launch of q_m: what both designs share. The roles, barriers and timelines are theirs.
 
-Roles (384 threads)
-    warps 0-3, 4-7   accumulate   O[64 x 256] each, += P V; warp 0 also loads: Q, then KV tiles
-                                  of 64 tokens, into a ring of three stages
-    warps 8-11       attend       S = Q K^T with Q in registers, softmax, P
+    straight     O[rows, columns] += P V          elements of 16 bits
+    transposed   O^T[columns, rows] += V^T P^T    a cache of 8 bits, whose V reaches the matrix unit
+                                                  by way of registers
 
-Shared memory: three KV stages of 73,728 B (Q enters through stage 0, once a work tile), Q's rope
-and last k-step. A stage is 8 x 9 swizzle atoms of 8 rows by 64 columns: all rows of a 64-column
-box after each other, so that three boxes are one copy and columns land in groups; or, where a page
-is less than a tile, eight rows of all boxes after each other ("by rows"), so that a page is one
-copy. P of a tile goes into the rope box of its own stage, which is dead after QK.
-
-Barriers                                   arrivals
-    full[stage, group]  KV columns landed   1 + bytes of three 64-column boxes; by rows all bytes
-                                            of a tile count on the first, and the others just turn
-    empty[stage]        stage may be filled 8 PV warps of each CTA in the cluster
-                                            (for Q: 4 attend warps, twice)
-    p_full[stage]       P(t) in place and QK(t + 1) all but done: 128 attend threads
-    seen[stage]         drop(t) has been read: 256 accumulate threads
-    free                row sums and maxima have been read: 256 accumulate threads
-Who hands over plain words through shared memory arrives thread by thread, so that each write is
-ordered by its own thread's arrival (and a race checker knows it); who only counts arrives once a
-warp. Named barriers: 1 the attend group, around the move of Q's last k-step and rope; 2 both
-accumulate groups, in the merge. Global counters, one a split row tile: `merge`.
-
-Pipelines
-    load -> attend, accumulate     `full`, `empty`: the ring, a KV tile two rounds ahead
-    attend -> accumulate           `p_full`, `seen`: P, and how often O is halved before it
-    attend -> accumulate           `free`: sums and maxima of a work tile, once at its end
-
-Timeline of a steady tile (SM clocks; the matrix unit needs 1152 for QK and 1024 for PV)
-    attend       | softmax(t)      | issue QK(t + 1)         | softmax(t + 1) ...
-    accumulate   | PV(t - 1)             |        wait       | PV(t) ...
-QK has the matrix unit first; PV of a tile runs under the softmax of the next.
-
-Timeline of a change of work tiles (t the last KV tile, ' the next work tile)
-    load         | Q' once stage 0 is free, KV' once PV frees theirs
-    attend       | softmax(t) | sums out | Q' to registers | QK'(0) | softmax'(0) ...
-    accumulate   | PV(t - 1)       | PV(t) | divide, store     | wait    | PV'(0) ...
-After a worker's last work tile: the merges, if any (`merge`), by the accumulate groups. What a
-CTA merges of its own last partial never leaves its ring.
-
+In both S[rows, tokens] = Q K^T with Q in registers, a group of warps attends, two accumulate, KV
+tiles of 64 tokens pass through a ring, and plans, work tiles, partials and merges are the same.
 Rows are packed (token * heads + head); causal is bottom-right. Partials of a split row tile are
 merged in split order, fp32, by all who split it, a share each (see `merge`).
 """
 
 from __future__ import annotations
 
+from types import ModuleType
+
 import cutlass
 import cutlass.cute as cute
-import cutlass.utils.hopper_helpers as sm90
-from cutlass import Float32, Int32, Int64, Uint8, const_expr
-from cutlass.cute.nvgpu import OperandMajorMode, cpasync, warpgroup
+from cutlass import Float32, Int32, const_expr
+from cutlass.cute.nvgpu import cpasync
 
 from ..extras import mask_words
-from .accumulate import accumulate
-from .attend import attend
-from .storage import (
-    BLOCK,
-    EIGHT_ROWS,
-    GROUPS,
-    HEAD,
-    RECORD_WORDS,
-    RECORDS,
-    STAGE,
-    STAGES,
-    Config,
-    Globals,
-    Mmas,
-    Shared,
-)
+from . import straight, transposed
+from .storage import Config, Globals, Mmas
 from .work import open_plan, stamp
 
-THREADS = 384
-#: registers a thread by role, out of 168 a thread at the launch
-ATTEND_REGISTERS, ACCUMULATE_REGISTERS = 184, 160
 
-
-@cute.jit
-def allocate(cfg: cutlass.Constexpr[Config], kv_layout, box_layout, last_layout):
-    """Shared memory: 232,448 B, to the last one."""
-    alloc = cutlass.memory.SmemAllocator()
-    element = cfg.element
-    # barriers and row values fit into the 1,024 B that the tiles leave
-    bars = alloc.allocate_array(Int64, STAGES * (len(GROUPS) + 3) + 1)
-    records = alloc.allocate_tensor(
-        Int32, cute.make_layout((RECORD_WORDS, RECORDS)), byte_alignment=8
-    )
-    drop = alloc.allocate_tensor(
-        Uint8, cute.make_layout((BLOCK, STAGES), stride=(1, BLOCK)), byte_alignment=64
-    )
-    row_sum = alloc.allocate_tensor(Float32, cute.make_layout(BLOCK), byte_alignment=64)
-    row_max = alloc.allocate_tensor(Float32, cute.make_layout(BLOCK), byte_alignment=64)
-    kv = alloc.allocate_tensor(
-        element, kv_layout.outer, byte_alignment=1024, swizzle=kv_layout.inner
-    )
-    q_rope = alloc.allocate_tensor(
-        element, box_layout.outer, byte_alignment=1024, swizzle=box_layout.inner
-    )
-    q_last = alloc.allocate_tensor(element, last_layout, byte_alignment=128)
-    values = cute.make_tensor(
-        kv.iterator,
-        cute.make_layout(
-            ((64, 8), (EIGHT_ROWS, BLOCK // EIGHT_ROWS), STAGES),
-            stride=((1, cfg.box_stride), (64, cfg.rows_stride), STAGE),
-        ),
-    )
-    empty = bars + STAGES * len(GROUPS)
-    p_full = empty + STAGES
-    seen = p_full + STAGES
-    return Shared(
-        kv, values, q_rope, q_last, drop, records, row_sum, row_max,
-        bars, empty, p_full, seen, seen + STAGES,
-    )  # fmt: skip
-
-
-@cute.jit
-def init_barriers(cfg: cutlass.Constexpr[Config], s: Shared):
-    """Arrive counts as in the table above."""
-    with cute.arch.elect_one():
-        for i in cutlass.range_constexpr(STAGES * len(GROUPS)):
-            cute.arch.mbarrier_init(s.full + i, 1)
-        for i in cutlass.range_constexpr(STAGES):
-            cute.arch.mbarrier_init(s.empty + i, 8 * cfg.cluster)
-            cute.arch.mbarrier_init(s.p_full + i, 128)
-            cute.arch.mbarrier_init(s.seen + i, 256)
-        cute.arch.mbarrier_init(s.free, 256)
-    cute.arch.mbarrier_init_fence()
+def design(cfg: Config) -> ModuleType:
+    """What allocates, has the roles and makes the operands of a configuration."""
+    return transposed if cfg.transposed else straight
 
 
 @cute.kernel
-def decode_kernel(
-    cfg: cutlass.Constexpr[Config],
-    g: Globals,
-    mma: Mmas,
-    kv_layout: cute.ComposedLayout,
-    box_layout: cute.ComposedLayout,
-    last_layout: cute.Layout,
-):
-    """One CTA: storage, barriers, then one call a role."""
+def decode_kernel(cfg: cutlass.Constexpr[Config], g: Globals, mma: Mmas, layouts: tuple):
+    """One CTA: storage, barriers, then its roles."""
     warp_idx = cute.arch.make_warp_uniform(cute.arch.warp_idx())
     cta, _, _ = cute.arch.block_idx()
     worker = cta // cfg.cluster
@@ -146,11 +40,11 @@ def decode_kernel(
     stamp(cfg, g, 0)
     # plans are written before any kernel that lets this one start early: no need to wait
     plan = open_plan(g, worker)
-    s = allocate(cfg, kv_layout, box_layout, last_layout)
+    s = design(cfg).allocate(cfg, *layouts)
     if warp_idx == 0:
         cpasync.prefetch_descriptor(g.tma_q)
         cpasync.prefetch_descriptor(g.tma_kv)
-        init_barriers(cfg, s)
+        design(cfg).init_barriers(cfg, s)
     if const_expr(cfg.cluster == 2):
         cute.arch.cluster_arrive_relaxed()
         cute.arch.cluster_wait()
@@ -160,12 +54,7 @@ def decode_kernel(
         cute.arch.griddepcontrol_launch_dependents()
         cute.arch.griddepcontrol_wait()
     stamp(cfg, g, 1)
-    if warp_idx < 8:
-        cute.arch.setmaxregister_decrease(ACCUMULATE_REGISTERS)
-        accumulate(cfg, g, s, mma, plan, rank)
-    else:
-        cute.arch.setmaxregister_increase(ATTEND_REGISTERS)
-        attend(cfg, g, s, mma, plan, rank)
+    design(cfg).roles(cfg, g, s, mma, plan, rank, warp_idx)
     if const_expr(cfg.cluster == 2):
         # a CTA must not leave while the other multicasts into it or arrives on its barriers
         cute.arch.cluster_arrive_relaxed()
@@ -208,68 +97,22 @@ class QueryRowsOnM:
     @cute.jit
     def launch(self, tensors, heads, scale_log2, out_scale, stream):
         """Layouts, tensor maps and the launch itself."""
-        (
-            q, kv, out, lse, partial_out, partial_lse, counters,
-            block_table, seq_lens, q_begin, tiles, worker_begin, stamps, *extras,
-        ) = tensors  # fmt: skip
+        q, kv, out, lse, *others = tensors
+        (*plan, stamps), extras = others[:9], others[9:]
         cfg = self.cfg
         skip = extras.pop() if const_expr(cfg.skip) else None
         if const_expr(cfg.tree):
             extras[-1] = mask_words(extras[-1])
         else:
             extras += [None] * (4 - len(extras))
-        element = cfg.element
-        atom = warpgroup.make_smem_layout_atom(warpgroup.SmemLayoutAtomKind.K_SW128, element)
-        plain = warpgroup.make_smem_layout_atom(warpgroup.SmemLayoutAtomKind.K_INTER, element)
-        kv_layout = cute.tile_to_shape(atom, (BLOCK, HEAD, STAGES), cfg.order)
-        box_layout = cute.tile_to_shape(atom, (BLOCK, 64), (0, 1))
-        last_layout = cute.tile_to_shape(plain, (BLOCK, 16), (0, 1)).outer
-        k_major, mn_major = OperandMajorMode.K, OperandMajorMode.MN
-        registers, smem = warpgroup.OperandSource.RMEM, warpgroup.OperandSource.SMEM
-
-        def make(major, n, source):
-            return sm90.make_trivial_tiled_mma(
-                element, element, k_major, major, Float32, (1, 1, 1), (64, n), a_source=source
-            )
-
-        mma = Mmas(
-            make(k_major, BLOCK, smem), make(k_major, BLOCK, registers), make(mn_major, 256, smem)
-        )
         lse = cute.make_tensor(lse.iterator, cute.make_layout(cute.size(lse.shape)))
-        q_view = cute.make_tensor(
-            q.iterator,
-            cute.make_layout((cute.size(q.shape[:-1]), (64, 9)), stride=(HEAD, (1, 64))),
-        )
-        eights = (EIGHT_ROWS, cfg.page_size // EIGHT_ROWS)
-        kv_view = cute.make_tensor(
-            kv.iterator,
-            cute.make_layout(
-                (eights if const_expr(cfg.by_rows) else cfg.page_size, (64, 9), kv.shape[0]),
-                stride=(
-                    (HEAD, EIGHT_ROWS * HEAD) if const_expr(cfg.by_rows) else HEAD,
-                    (1, 64),
-                    kv.stride[0],
-                ),
-            ),
-        )
-        plain_load = cpasync.CopyBulkTensorTileG2SOp()
-        pair_load = cpasync.CopyBulkTensorTileG2SMulticastOp()
-        q_boxes, boxes = 9 // cfg.pieces, cfg.boxes_per_copy
-        q_box = cute.tile_to_shape(atom, (cfg.query_rows, 64 * q_boxes), cfg.order[:2])
-        kv_box = cute.tile_to_shape(atom, (cfg.box_rows, 64 * boxes), cfg.order[:2])
-        q_tile, kv_tile = (cfg.query_rows, (64, q_boxes)), (cfg.kv_rows, (64, boxes))
-        tma_q, q_coords = cpasync.make_tiled_tma_atom(plain_load, q_view, q_box, q_tile)
-        tma_kv, kv_coords = cpasync.make_tiled_tma_atom(
-            pair_load if const_expr(cfg.cluster == 2) else plain_load, kv_view, kv_box, kv_tile
-        )
+        mma, maps, layouts = design(cfg).operands(cfg, q, kv)
         g = Globals(
-            tma_q, q_coords, tma_kv, kv_coords, out, lse, partial_out, partial_lse, counters,
-            block_table, seq_lens, q_begin, tiles, worker_begin, heads, scale_log2, out_scale,
-            stamps, *extras, skip,
+            *maps, out, lse, *plan, heads, scale_log2, out_scale, stamps, *extras, skip,
         )  # fmt: skip
-        decode_kernel(cfg, g, mma, kv_layout, box_layout, last_layout).launch(
-            grid=((worker_begin.shape[0] - 1) * cfg.cluster, 1, 1),
-            block=(THREADS, 1, 1),
+        decode_kernel(cfg, g, mma, layouts).launch(
+            grid=((g.worker_begin.shape[0] - 1) * cfg.cluster, 1, 1),
+            block=(design(cfg).THREADS, 1, 1),
             cluster=(2, 1, 1) if const_expr(cfg.cluster == 2) else None,
             stream=stream,
             min_blocks_per_mp=1,

@@ -8,6 +8,7 @@ from typing import Any
 import cutlass
 import cutlass.cute as cute
 from cutlass import BFloat16, Float8E4M3FN, Float16, Float32, Int32
+from cutlass.cute.nvgpu import cpasync
 
 LATENT = 512
 HEAD = 576
@@ -38,7 +39,7 @@ FIRST_PAGE = 10
 SKIPPED = 255
 
 DTYPES = {"bf16": BFloat16, "fp16": Float16}
-#: and with a query and a cache of eight bits (see `eight`)
+#: and with a query and a cache of eight bits (see `transposed`)
 EIGHT_DTYPES = {**DTYPES, "e4m3": Float8E4M3FN}
 
 
@@ -72,6 +73,11 @@ class Config:
     tree: int = 0
     #: leave out P V of tiles that no row has a share of worth mentioning in (see `attend.weigh`)
     skip: int = 0
+
+    @property
+    def transposed(self) -> bool:
+        """Whether the output is accumulated as O^T (see `transposed`)."""
+        return False
 
     @property
     def element(self) -> type[cutlass.Numeric]:
@@ -209,3 +215,15 @@ class Work:
     global_row: Int32  # of this CTA in q and out
     q_len: Int32
     kv_len: Int32
+
+
+def query_load() -> Any:
+    """The TMA instruction for a query's rows."""
+    return cpasync.CopyBulkTensorTileG2SOp()
+
+
+def cache_load(cfg: Config) -> Any:
+    """The TMA instruction for KV tiles: in a pair each reaches both CTAs."""
+    if cfg.cluster == 2:
+        return cpasync.CopyBulkTensorTileG2SMulticastOp()
+    return cpasync.CopyBulkTensorTileG2SOp()

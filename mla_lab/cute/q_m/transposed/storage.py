@@ -1,4 +1,4 @@
-"""Static facts and shared memory of the e4m3 kernel (see `eight`)."""
+"""Static facts and shared memory of the e4m3 kernel (see `transposed`)."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Float16, Float32, Int32, Int64
 
-from .storage import BLOCK, HEAD, RECORD_WORDS, RECORDS, Config
+from ..storage import BLOCK, HEAD, RECORD_WORDS, RECORDS, Config
 
 #: KV tiles in flight
 STAGES = 5
@@ -29,12 +29,16 @@ WEIGHT_LOG2 = 7.0
 
 
 @dataclass(frozen=True)
-class EightConfig(Config):
+class Transposed(Config):
     """What is compiled in; `go` means nothing here."""
 
     dtype: str = "e4m3"
     #: weights of up to 2**(7 + 1.75) = 430 of e4m3's 448
     lazy_log2: float = 1.75
+
+    @property
+    def transposed(self) -> bool:
+        return True
 
     @property
     def ring_bytes(self) -> int:
@@ -51,7 +55,7 @@ class EightConfig(Config):
 
 
 @dataclass(frozen=True)
-class EightShared:
+class TransposedShared:
     """Views of shared memory."""
 
     kv: cute.Tensor  # (64, 576, stage), 64-byte swizzle
@@ -71,7 +75,7 @@ class EightShared:
     q_empty: cute.Pointer
 
 
-def allocate(cfg: EightConfig, kv_layout, q_layout, tail_layout) -> EightShared:
+def allocate(cfg: Transposed, kv_layout, q_layout, tail_layout) -> TransposedShared:
     """Shared memory: 229,376 B of tiles, 2 KiB beside them."""
     alloc = cutlass.memory.SmemAllocator()
     bars = alloc.allocate_array(Int64, 4 * STAGES + 3)
@@ -89,7 +93,7 @@ def allocate(cfg: EightConfig, kv_layout, q_layout, tail_layout) -> EightShared:
         for t in (kv_layout, q_layout, tail_layout)
     )
     full, empty, p_full, seen, free = (bars + i * STAGES for i in range(5))
-    return EightShared(
+    return TransposedShared(
         kv,
         q,
         q_tail,

@@ -14,16 +14,16 @@ import cutlass.cute as cute
 from cutlass import Float16, Float32, Int32, const_expr
 from cutlass.cute.nvgpu import warpgroup
 
-from ..eight_bits import load_step
-from ..extras import with_scales
-from ..hopper import fresh_thread, load2, pack2
-from .attend import release, select
-from .eight_storage import BOX, ROPE_BOX, STAGE, STEP, EightConfig, EightShared, next_stage
-from .merge import arrive, merge
-from .output import store_pair, store_row_lse
-from .partials import REGION, words_at
-from .storage import BLOCK, LATENT, LN2, Globals, Mmas, Work
-from .work import Plan, read_work, stamp, stamp_round
+from ...eight_bits import load_step
+from ...extras import with_scales
+from ...hopper import fresh_thread, load2, pack2
+from ..attend import release, select
+from ..merge import arrive, merge
+from ..output import store_pair, store_row_lse
+from ..partials import REGION, words_at
+from ..storage import BLOCK, LATENT, LN2, Globals, Mmas, Work
+from ..work import Plan, read_work, stamp, stamp_round
+from .storage import BOX, ROPE_BOX, STAGE, STEP, Transposed, TransposedShared, next_stage
 
 SLICES = 4
 #: steps whose operand A is held
@@ -36,7 +36,7 @@ PARTIAL_LOG2 = 7
 NOTHING = 0x3C003C00
 
 
-def two_factors(s: EightShared, stage, row):
+def two_factors(s: TransposedShared, stage, row):
     """Factors of rows `row` and `row + 1`, an even one, as they lie."""
     at = Int32(s.factor.iterator.toint()) + (stage * BLOCK + row) * 2
     return cute.make_ptr(Int32, at, cute.AddressSpace.smem, assumed_align=4).load()
@@ -52,7 +52,7 @@ def halves(word):
 
 
 @cute.jit
-def fade(s: EightShared, acc: cute.Tensor, stage):
+def fade(s: TransposedShared, acc: cute.Tensor, stage):
     """O^T times its rows' factors, where a maximum has moved."""
     quad = fresh_thread() & 3
     for j in cutlass.range_constexpr(8):
@@ -62,7 +62,7 @@ def fade(s: EightShared, acc: cute.Tensor, stage):
             acc[at] = acc[at] * f[x % 2]
 
 
-def values_at(s: EightShared):
+def values_at(s: TransposedShared):
     """Where a lane's row of V^T lies in stage 0: token `lane` of 32, of the warp's 16 columns of a
     slice."""
     tid = fresh_thread()
@@ -72,7 +72,7 @@ def values_at(s: EightShared):
 
 
 @cute.jit
-def add_tile(s: EightShared, mma: Mmas, acc, v, r_p, values, stage):
+def add_tile(s: TransposedShared, mma: Mmas, acc, v, r_p, values, stage):
     """O^T, times its rows' factors, + V^T P^T of one tile, by steps of 64 columns and 32 tokens;
     operand A of `HELD` steps is held."""
     factors = two_factors(s, stage, 2 * (fresh_thread() & 31))
@@ -94,7 +94,7 @@ def add_tile(s: EightShared, mma: Mmas, acc, v, r_p, values, stage):
     warpgroup.wait_group(0)
 
 
-def inverses(s: EightShared, j):
+def inverses(s: TransposedShared, j):
     """One over the sums of a thread's two rows of 8; where there is none, 0. Read when they are
     needed: sixteen are registers too many."""
     sums = load2(s.row_sum.iterator + (8 * j + 2 * (fresh_thread() & 3)))
@@ -109,7 +109,7 @@ def place(acc_slice, i, e):
 
 @cute.jit
 def store_strips(
-    cfg: cutlass.Constexpr[EightConfig], g: Globals, s: EightShared, acc, work: Work, rank, lse
+    cfg: cutlass.Constexpr[Transposed], g: Globals, s: TransposedShared, acc, work: Work, rank, lse
 ):
     """A partial as `partials` has it: four lanes of a row hold its 8-column unit."""
     tid = fresh_thread()
@@ -153,7 +153,7 @@ def store_strips(
 
 @cute.jit
 def store_partial(
-    cfg: cutlass.Constexpr[EightConfig], g: Globals, s: EightShared, acc, work: Work, rank, lse
+    cfg: cutlass.Constexpr[Transposed], g: Globals, s: TransposedShared, acc, work: Work, rank, lse
 ):
     """A partial row by row, for the merge kernel."""
     tid = fresh_thread()
@@ -174,7 +174,7 @@ def store_partial(
 
 @cute.jit
 def store_result(
-    cfg: cutlass.Constexpr[EightConfig], g: Globals, s: EightShared, acc, work: Work, lse
+    cfg: cutlass.Constexpr[Transposed], g: Globals, s: TransposedShared, acc, work: Work, lse
 ):
     """Rows of the result, in full 32-byte sectors where its elements have 16 bits."""
     tid = fresh_thread()
@@ -194,7 +194,12 @@ def store_result(
 
 @cute.jit
 def finish(
-    cfg: cutlass.Constexpr[EightConfig], g: Globals, s: EightShared, acc: cute.Tensor, index, rank
+    cfg: cutlass.Constexpr[Transposed],
+    g: Globals,
+    s: TransposedShared,
+    acc: cute.Tensor,
+    index,
+    rank,
 ):
     """Normalise; write the result, or the partial."""
     tid = fresh_thread()  # held through the loop, it and what follows would cost registers
@@ -216,7 +221,7 @@ def finish(
 
 @cute.jit
 def accumulate(
-    cfg: cutlass.Constexpr[EightConfig], g: Globals, s: EightShared, mma: Mmas, plan: Plan, rank
+    cfg: cutlass.Constexpr[Transposed], g: Globals, s: TransposedShared, mma: Mmas, plan: Plan, rank
 ):
     """Per work tile: V^T P^T tile by tile as P is announced."""
     p_box = cute.local_tile(s.kv, (64, 64), (0, ROPE_BOX, None))

@@ -15,10 +15,10 @@ import cutlass.cute as cute
 from cutlass import Float16, Float32, Int32, const_expr
 from cutlass.cute.nvgpu import warpgroup
 
-from ..eight_bits import join_two, round_two
-from ..extras import with_scales
-from ..hopper import fresh_thread
-from .attend import (
+from ...eight_bits import join_two, round_two
+from ...extras import with_scales
+from ...hopper import fresh_thread
+from ..attend import (
     announce,
     open_rows,
     publish_pair,
@@ -27,20 +27,20 @@ from .attend import (
     row_top,
     select,
 )
-from .eight_storage import (
+from ..masking import hide, open_positions, own_row
+from ..storage import BLOCK, Globals, Mmas
+from ..work import Plan, read_work, stamp_round
+from .storage import (
     BOX,
     Q_STEPS,
     ROPE_BOX,
     STAGE,
     STEPS,
     WEIGHT_LOG2,
-    EightConfig,
-    EightShared,
+    Transposed,
+    TransposedShared,
     next_stage,
 )
-from .masking import hide, open_positions, own_row
-from .storage import BLOCK, Globals, Mmas
-from .work import Plan, read_work, stamp_round
 
 
 def row_address(base, matrix_row, matrix_chunk):
@@ -52,7 +52,7 @@ def row_address(base, matrix_row, matrix_chunk):
     return base + row * 64 + (chunk << 4)
 
 
-def take_q(s: EightShared, r_q: cute.Tensor):
+def take_q(s: TransposedShared, r_q: cute.Tensor):
     """Q to registers, but for its last two boxes."""
     words = cute.recast_tensor(r_q, Int32)
     base = row_address(Int32(s.q.iterator.toint()), 3, 4)
@@ -84,7 +84,7 @@ def store_p(address, stage, words):
 
 
 @cute.jit
-def clear_rows(s: EightShared, stage, first, thread):
+def clear_rows(s: TransposedShared, stage, first, thread):
     """Zero the V rows of a tile from row `first` on: an unread slot may hold NaN, and 0 x NaN is
     NaN in the matrix unit. The swizzle permutes within a row of 64 bytes."""
     zero = cute.make_rmem_tensor(4, Int32)
@@ -125,7 +125,7 @@ def whole(x):
 
 @cute.jit
 def raise_maxima(
-    cfg: cutlass.Constexpr[EightConfig], scale: Float32, acc, row_max, row_sum, factor, row, lane
+    cfg: cutlass.Constexpr[Transposed], scale: Float32, acc, row_max, row_sum, factor, row, lane
 ):
     """New maxima for rows with a score too far above the old one, and what becomes of O; rare.
 
@@ -157,9 +157,9 @@ def round_weights(scale, acc, row_max, p):
 
 @cute.jit
 def weigh(
-    cfg: cutlass.Constexpr[EightConfig],
+    cfg: cutlass.Constexpr[Transposed],
     g: Globals,
-    s: EightShared,
+    s: TransposedShared,
     acc,
     p,
     row_max,
@@ -217,8 +217,8 @@ def issue_qk(s, mma, frags, acc, turn, stage, phase):
 
 @cute.jit
 def attend_tile(
-    cfg: cutlass.Constexpr[EightConfig], g: Globals, s: EightShared, acc, p, row_max, row_sum, p_at,
-    stage, index, beyond, blocks,
+    cfg: cutlass.Constexpr[Transposed], g: Globals, s: TransposedShared, acc, p, row_max, row_sum,
+    p_at, stage, index, beyond, blocks,
 ):  # fmt: skip
     """Scores of a tile that is not the work tile's last become P, announced."""
     stamp_round(cfg, g, blocks, 3)
@@ -233,7 +233,7 @@ def attend_tile(
 
 @cute.jit
 def attend(
-    cfg: cutlass.Constexpr[EightConfig], g: Globals, s: EightShared, mma: Mmas, plan: Plan, rank
+    cfg: cutlass.Constexpr[Transposed], g: Globals, s: TransposedShared, mma: Mmas, plan: Plan, rank
 ):
     """Per work tile: Q to registers, then QK(t + 1) issued, softmax(t) under it, P(t) out.
 

@@ -12,10 +12,10 @@ import cutlass.cute as cute
 from cutlass import Int16, Int32, Int64, const_expr
 from cutlass.cute.nvgpu import cpasync
 
-from .eight_storage import BOX, BOXES, Q_BOXES, STAGE, STAGES, EightConfig, EightShared, next_stage
-from .load import block_pages
-from .storage import BLOCK, EVICT_FIRST, FIRST_PAGE, RECORDS, Globals, Work
-from .work import Plan, first_pages, plan_words, read_work, record, stamp_round
+from ..load import block_pages
+from ..storage import BLOCK, EVICT_FIRST, FIRST_PAGE, RECORDS, Globals, Work
+from ..work import Plan, first_pages, plan_words, read_work, record, stamp_round
+from .storage import BOX, BOXES, Q_BOXES, STAGE, STAGES, Transposed, TransposedShared, next_stage
 
 
 @cute.jit
@@ -27,7 +27,7 @@ def arm(barrier: cute.Pointer):
 
 @cute.jit
 def load_q(
-    cfg: cutlass.Constexpr[EightConfig], g: Globals, s: EightShared, work: Work, turn: Int32
+    cfg: cutlass.Constexpr[Transposed], g: Globals, s: TransposedShared, work: Work, turn: Int32
 ):
     """This CTA's 64 query rows, by boxes of 64 columns."""
     rest = BOXES - Q_BOXES
@@ -54,7 +54,7 @@ def load_q(
 
 @cute.jit
 def load_tile(
-    cfg: cutlass.Constexpr[EightConfig], g: Globals, s: EightShared, block, stage, pages, rank
+    cfg: cutlass.Constexpr[Transposed], g: Globals, s: TransposedShared, block, stage, pages, rank
 ):
     """KV tile `block` into `stage`; in a pair, this CTA's turns of its thirds."""
     rows, boxes = cfg.box_rows, cfg.boxes_per_copy
@@ -98,7 +98,7 @@ def load_tile(
 
 
 @cute.jit
-def load(cfg: cutlass.Constexpr[EightConfig], g: Globals, s: EightShared, plan: Plan, rank):
+def load(cfg: cutlass.Constexpr[Transposed], g: Globals, s: TransposedShared, plan: Plan, rank):
     """Per work tile: its record, Q, then KV tiles as stages come free; by one warp.
 
     Once the attend group holds the query before, it has published the sums of the one before that,

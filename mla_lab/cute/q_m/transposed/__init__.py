@@ -1,0 +1,131 @@
+"""The design for a cache of eight bits: O^T[columns, rows] += V^T P^T, with the query rows on the M
+side of the scores alone. 64 rows a CTA, 128 rows a cluster of two.
+
+Roles (512 threads)
+    warps 0-3, 4-7   accumulate   O^T[256 columns x 64 rows] each, += V^T P^T
+    warps 8-11       attend       S = Q K^T with most of Q in registers, softmax, P
+    warp 12          load         records of work tiles, Q, KV tiles of 64 tokens
+
+Operands (all K-major, as e4m3 must be; boxes of 64 bytes, swizzled)
+    S[rows, tokens]      A  Q: 56 registers, 2 of 9 boxes   B  K as it lies, [token][64 columns]
+    O^T[columns, rows]   A  V^T: ldmatrix.trans + prmt      B  P, [row][64 tokens], on K's rope box
+
+Shared memory: five KV stages of 36,864 B, Q on its way to registers, twice its last two boxes.
+
+Barriers                                   arrivals
+    full[stage]     KV landed              1 + bytes
+    empty[stage]    stage may be filled    8 accumulate warps of each CTA in the cluster
+    p_full[stage]   P(t), factors in place 128 attend threads
+    seen[stage]     V, factors are read    256 accumulate threads; attend waits for the next tile
+    free            row sums and maxima have been read: 256 accumulate threads
+    q_full, q_empty Q landed; Q is in registers, 4 attend warps
+Named barriers: 2 both accumulate groups, in the merge.
+
+Timeline of a steady tile (SM clocks; the matrix unit needs 576 for QK and 512 for PV; an H200 takes
+about 1580)
+    attend       | issue QK(t + 1), softmax(t) under it, P(t) out | issue QK(t + 2), softmax(t + 1)
+    accumulate   | PV(t - 1)                     | wait           | PV(t) ...
+Scores of two tiles are held in turn. Plans, work tiles, partials and merges are those of `kernel`.
+
+Precision. A weight is at most 430 of e4m3's 448. The matrix unit adds to O^T itself, with fewer
+bits than fp32: of 8192 Gaussian keys in one work tile the error is 1.04 times that of torch with
+weights rounded alike, of 65536 keys 2.5 times (H200, 2026-11-20). A product of its own for each
+tile, added in fp32, leaves 1.01 and 1.09, and takes the registers of the second scores: 141 us in
+place of 134 (64 requests of 8192 tokens).
+"""
+
+from __future__ import annotations
+
+import cutlass
+import cutlass.cute as cute
+import cutlass.utils.hopper_helpers as sm90
+from cutlass import Float32
+from cutlass.cute.nvgpu import OperandMajorMode, cpasync, warpgroup
+
+from ..storage import BLOCK, HEAD, Globals, Mmas, cache_load, query_load
+from ..work import Plan
+from .accumulate import accumulate
+from .attend import attend
+from .load import load
+from .storage import BOXES, Q_BOXES, STAGES, Transposed, TransposedShared, allocate
+
+__all__ = ["THREADS", "allocate", "init_barriers", "operands", "roles"]
+
+THREADS = 512
+#: registers a thread by role, out of 128 a thread at the launch
+ATTEND_REGISTERS, ACCUMULATE_REGISTERS, LOAD_REGISTERS = 152, 168, 24
+
+
+@cute.jit
+def init_barriers(cfg: cutlass.Constexpr[Transposed], s: TransposedShared):
+    """Arrive counts as in the table above."""
+    with cute.arch.elect_one():
+        for i in cutlass.range_constexpr(STAGES):
+            cute.arch.mbarrier_init(s.full + i, 1)
+            cute.arch.mbarrier_init(s.empty + i, 8 * cfg.cluster)
+            cute.arch.mbarrier_init(s.p_full + i, 128)
+            cute.arch.mbarrier_init(s.seen + i, 256)
+        cute.arch.mbarrier_init(s.free, 256)
+        cute.arch.mbarrier_init(s.q_full, 1)
+        cute.arch.mbarrier_init(s.q_empty, 4)
+    cute.arch.mbarrier_init_fence()
+
+
+@cute.jit
+def roles(
+    cfg: cutlass.Constexpr[Transposed], g: Globals, s: TransposedShared, mma: Mmas, plan: Plan,
+    rank, warp,
+):  # fmt: skip
+    """What each warp does, with its share of the registers."""
+    if warp < 8:
+        cute.arch.setmaxregister_increase(ACCUMULATE_REGISTERS)
+        accumulate(cfg, g, s, mma, plan, rank)
+    elif warp < 12:
+        cute.arch.setmaxregister_increase(ATTEND_REGISTERS)
+        attend(cfg, g, s, mma, plan, rank)
+    else:
+        cute.arch.setmaxregister_decrease(LOAD_REGISTERS)
+        if warp == 12:
+            load(cfg, g, s, plan, rank)
+
+
+@cute.jit
+def operands(cfg: cutlass.Constexpr[Transposed], q: cute.Tensor, kv: cute.Tensor):
+    """Products, tensor maps with their views of the query and the cache, and the layouts that
+    `allocate` takes."""
+    element = cfg.element
+    atom = warpgroup.make_smem_layout_atom(warpgroup.SmemLayoutAtomKind.K_SW64, element)
+    kv_layout = cute.tile_to_shape(atom, (BLOCK, HEAD, STAGES), (0, 1, 2))
+    q_layout = cute.tile_to_shape(atom, (BLOCK, 64 * Q_BOXES), (0, 1))
+    tail_layout = cute.tile_to_shape(atom, (BLOCK, 64 * (BOXES - Q_BOXES), 2), (0, 1, 2))
+    box_layout = cute.tile_to_shape(atom, (BLOCK, 64), (0, 1))
+    major = OperandMajorMode.K
+    smem, registers = (
+        sm90.make_trivial_tiled_mma(
+            element, element, major, major, Float32, (1, 1, 1), (BLOCK, BLOCK), a_source=source
+        )
+        for source in (warpgroup.OperandSource.SMEM, warpgroup.OperandSource.RMEM)
+    )
+    columns = (64, BOXES)
+    q_view = cute.make_tensor(
+        q.iterator,
+        cute.make_layout((cute.size(q.shape[:-1]), columns), stride=(HEAD, (1, 64))),
+    )
+    kv_view = cute.make_tensor(
+        kv.iterator,
+        cute.make_layout(
+            (cfg.page_size, columns, kv.shape[0]), stride=(HEAD, (1, 64), kv.stride[0])
+        ),
+    )
+    tma_q, q_coords = cpasync.make_tiled_tma_atom(
+        query_load(), q_view, box_layout, (BLOCK, (64, 1))
+    )
+    rows, boxes = cfg.box_rows, cfg.boxes_per_copy
+    tma_kv, kv_coords = cpasync.make_tiled_tma_atom(
+        cache_load(cfg),
+        kv_view,
+        cute.tile_to_shape(atom, (rows, 64 * boxes), (0, 1)),
+        (rows, (64, boxes)),
+    )
+    maps = tma_q, q_coords, tma_kv, kv_coords
+    return Mmas(smem, registers, registers), maps, (kv_layout, q_layout, tail_layout)

@@ -132,6 +132,8 @@ def entry(config: KernelConfig) -> CuteEntry:
         extras = [_fake(Float32, (sym(),), 4) for _ in range(3)]
         if c.tree:
             extras.append(_fake(Uint16, leading(3 if shaped else 2), 4))
+        if c.skip:
+            extras.append(Float32(1.0))
         args.append(tuple(extras))
         launch = FeatureGridKvM if c.grid else FeatureKvM
     return CuteEntry(

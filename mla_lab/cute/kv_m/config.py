@@ -91,6 +91,8 @@ class Shape:
     score_parts: int
     #: tokens of 656 bytes: scales of their own, rope of sixteen bits (see `scaled`)
     scaled: bool
+    #: skip-softmax: tiles whose weights are all too small are left out (see `late`)
+    skip: bool
 
     @cached_property
     def boxed(self) -> bool:
@@ -134,8 +136,9 @@ class Shape:
 
     @cached_property
     def lands_late(self) -> bool:
-        """e4m3: a tile's O^T is added when all of it is there, or was never apart from the rest."""
-        return self.parts_apart == SLICES or not self.promote
+        """e4m3: a tile's O^T is added when all of it is there, or was never apart from the rest.
+        One that may be left out is added where it was asked for."""
+        return (self.parts_apart == SLICES and not self.skip) or not self.promote
 
     @cached_property
     def parts_apart(self) -> int:
@@ -201,7 +204,7 @@ class Shape:
         barriers = 8 * (stages * (BOXES // self.group + 1) + 9 + more) + 144
         peak = (48 if self.eight else 16) * self.rows
         unit = 4 * self.rows if self.terms > 1 else 0
-        scales = (128, 128) if self.scaled else ()
+        scales = (128, 128) if self.scaled else (16,) if self.skip else ()
         sums = (32 * self.rows, unit, *scales, 16 * self.cluster * self.pairs)
         pieces = (32 * self.rows, peak, *sums)
         rounded = sum(-(-piece // 128) * 128 for piece in (barriers, *pieces, 64 * self.cluster))
@@ -324,6 +327,11 @@ def shape_of(config: KernelConfig) -> Shape:
     tall = config.q_dtype == "e4m3" and config.tile_rows == 64
     whole = BOXES if tall or (split and config.tile_rows == 32) else 3
     features = bool(config.option("features")) or config.mask == "tree"
+    skip = bool(config.option("skip"))
+    skips = config.q_dtype == "e4m3" and config.tile_rows <= 32 and config.mask == "tree"
+    if skip and not (skips and config.option("promote", 1) and not gather):
+        got = f"skip with {config.q_dtype}, {config.tile_rows} rows, mask {config.mask}"
+        raise unsupported("options", got, "skip of e4m3, up to 32 rows, mask tree, by page")
     if features and config.option("stamps"):
         raise unsupported("options", "stamps with features or a tree mask", "one of them")
     return Shape(
@@ -352,4 +360,5 @@ def shape_of(config: KernelConfig) -> Shape:
         promote=bool(config.option("promote", 1)),
         score_parts=config.option("score_parts", SCORE_PARTS[config.kv_format]) if split else 1,
         scaled=scaled,
+        skip=skip,
     )

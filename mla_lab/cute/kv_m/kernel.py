@@ -134,7 +134,7 @@ class KvM:
         out, lse, *rest = operands
         lse = cute.make_tensor(lse.iterator, cute.make_layout(cute.size(lse.shape)))
         if const_expr(c.tree):
-            rest[-1] = mask_words(rest[-1])
+            rest[-1 - c.skip] = mask_words(rest[-1 - c.skip])
         operands = (out, lse, *rest)
         k_major, mn_major = OperandMajorMode.K, OperandMajorMode.MN
         kinds = warpgroup.SmemLayoutAtomKind

@@ -20,14 +20,14 @@ from ..gpu import H200, Gpu
 from ..plan import Choice, KernelConfig, choose
 from ..plan.choose import invariant_kinds
 from ..plan.pricing import price
-from ..plan.ways import FORMATS, OUTS, STORED
+from ..plan.ways import EIGHT, FORMATS, OUTS, ROWS, SPLIT, WALK, Way
 from ..problem import LATENT_DIM, ROPE_DIM, Problem
 from ..workspace import Workspace
 from .base import Repeat, gpu_of
 from .builds import able, missing_for
 from .cuda_ops import MAX_BATCH
 from .device_plan import Formula, PlanOnDevice
-from .families import FAMILIES, Q_M, costs
+from .families import FAMILIES, costs
 from .gather import configs_for, formula_for, gathers
 from .launch import Launch
 
@@ -55,8 +55,9 @@ class CuteBackend:
             return reason
         if features.skip_softmax and gathers(problem):
             return f"skip_softmax_threshold_scale_factor with pages of {problem.page_size}"
-        if features.skip_softmax and FORMATS.get((problem.q_dtype, problem.kv_format)) != STORED:
-            return f"skip_softmax_threshold_scale_factor with a {problem.kv_format} cache"
+        if features.skip_softmax and FORMATS[problem.q_dtype, problem.kv_format] == SPLIT:
+            cache = f"a {problem.q_dtype} query over a {problem.kv_format} cache"
+            return f"skip_softmax_threshold_scale_factor with {cache}"
         if features.skip_softmax and features.batch_invariant:
             return "skip_softmax_threshold_scale_factor with batch_invariant"
         if _by_token(problem, gpu, features):
@@ -131,11 +132,22 @@ def _choice(problem: Problem, gpu: Gpu, features: Features) -> Choice:
 @lru_cache(maxsize=1024)
 def _chosen(problem: Problem, gpu: Gpu, features: Features) -> Choice:
     if features.skip_softmax:
-        # where products are what takes the time, and in the one tile with registers for it
-        family = next(c for c in costs() if c.kernel == Q_M.kernel)
-        return price(problem, gpu, family, 64, 1)
+        way, rows = _skipping(problem)
+        family = next(c for c in costs() if c.key == (way.kernel, way.name))
+        return price(problem, gpu, family, rows, 1)
     here = able(problem, features)
     return choose(problem, gpu, costs=costs(), on_device=True, able=here)
+
+
+def _skipping(problem: Problem) -> tuple[Way, int]:
+    """Way and rows of the kernel with skip-softmax: of 16 bits where products are what takes the
+    time, and in the one tile with registers for it. Of e4m3 a walk; its 32 rows have no registers
+    for the entries of several pages a tile.
+    """
+    if FORMATS[problem.q_dtype, problem.kv_format] != EIGHT:
+        return ROWS, 64
+    few = max(problem.rows.tolist(), default=0) <= 16 or problem.page_size < KernelConfig.tile_kv
+    return WALK, 16 if few else 32
 
 
 def _configs(problem: Problem, gpu: Gpu, features: Features) -> list[KernelConfig]:

@@ -112,7 +112,7 @@ def has_kernel(case: Mapping[str, str]) -> bool:
     """Whether a CuTe kernel that ships runs the case: of 16-bit formats everything but tables of
     their own for values, by a build of its own or token by token; skip-softmax in the commonest.
     A caller's plan is of whole pages, so that it wants a build of its own. Of caches of eight bits
-    what is read by pages.
+    what is read by pages, sparse calls, and over e4m3 skip-softmax.
     """
     if case.get("tables") == "separate":
         return False
@@ -135,9 +135,13 @@ def has_kernel(case: Mapping[str, str]) -> bool:
 
 def _has_eight_bits(case: Mapping[str, str]) -> bool:
     """Where features beyond a plain call, and pages of other sizes than 64, have builds."""
-    by_page = case.get("sparse", "dense") == "dense" and int(case.get("page_size", "64")) >= 16
-    if not by_page or case.get("skip", "none") not in ("none", "0"):
+    if case.get("sparse", "dense") != "dense":
+        return case["format"] != "e4m3 to e4m3"
+    if int(case.get("page_size", "64")) < 16:
         return False
+    if case.get("skip", "none") not in ("none", "0"):
+        usual = {"format": "e4m3", "page_size": "64", "invariant": "no"}
+        return all(case.get(name, level) == level for name, level in usual.items())
     plain = {"mask": "causal", "sinks": "none", "scales": "floats"}
     extra = any(case.get(name, level) != level for name, level in plain.items())
     common, invariant = case.get("page_size", "64") == "64", case.get("invariant", "no") == "yes"

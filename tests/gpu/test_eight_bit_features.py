@@ -11,10 +11,12 @@ from typing import Any
 import pytest
 import torch
 
-from mla_lab.inputs import make_inputs
+from mla_lab.accuracy import rel_error
+from mla_lab.inputs import DecodeInputs, make_inputs
+from mla_lab.plan import make_plan
 from mla_lab.problem import Problem
 from mla_lab.proof.limits import limits_of
-from mla_lab.reference import decode_reference
+from mla_lab.reference import Result, TileWalk, decode_reference
 
 from .calls import check, counters_are_zero, inputs_of, native
 
@@ -108,8 +110,8 @@ def test_sparse_of_other_caches(
     check(inputs, native(inputs, workspace))
 
 
-@pytest.mark.parametrize("features", [[], ["tree_mask", "sinks"], ["page_gap", "device_scales"]])
-@pytest.mark.parametrize("page_size", [1, 4, 5])
+@pytest.mark.parametrize("features", [["page_gap"], ["tree_mask", "sinks", "device_scales"]])
+@pytest.mark.parametrize("page_size", [1, 5])
 @pytest.mark.parametrize(("heads", "q_len"), [(16, 1), (7, 3), (100, 2)])
 @pytest.mark.parametrize("formats", FORMATS)
 def test_small_pages(
@@ -125,4 +127,74 @@ def test_small_pages(
     expected = decode_reference(inputs)
     for invariant in (False, True):
         check(inputs, native(inputs, workspace, batch_invariant=invariant), expected)
+    assert counters_are_zero(workspace)
+
+
+# --- skip-softmax over e4m3 ---------------------------------------------------------------------
+
+E4M3 = ("e4m3", "e4m3")
+FACTOR = "skip_softmax_threshold_scale_factor"
+
+
+def skipping(problem: Problem, distribution: str, factor: float, *features: str) -> DecodeInputs:
+    inputs = make_inputs(
+        problem, 3, features, distribution=distribution, device="cuda", workspace_bytes=256
+    )
+    return replace(inputs, **{FACTOR: factor})
+
+
+def check_skipped(inputs: DecodeInputs, result: Any, walked: Result, exact: Result) -> None:
+    """As close to the oracle that skips alike as a call without a factor is to its own."""
+    allowed = limits_of(replace(inputs, **{FACTOR: None}), exact)
+    assert rel_error(result[0], walked.out) <= allowed.rel_error
+    check(inputs, result, exact)
+
+
+@pytest.mark.parametrize("features", [["lse"], ["lse", "sinks", "ragged", "device_scales"]])
+@pytest.mark.parametrize("factor", [1e-4, 1e-2, 1.0])
+@pytest.mark.parametrize(
+    ("heads", "q_len", "tile_rows"), [(16, 1, 16), (128, 2, 32), (7, 5, 32), (7, 5, 16)]
+)
+def test_skips_what_its_definition_says(
+    heads: int,
+    q_len: int,
+    tile_rows: int,
+    factor: float,
+    features: list[str],
+    workspace: torch.Tensor,
+) -> None:
+    problem = problem_of(E4M3, (q_len,) * 5, (4000, 0, 65, 1, 700), heads)
+    inputs = skipping(problem, "heavy_tailed", factor, *features)
+    exact = decode_reference(replace(inputs, **{FACTOR: None}))
+    for splits in (1, 3):
+        plan = make_plan(problem, tile_rows=tile_rows, policy="fixed", num_splits=splits)
+        begins = [[0] for _ in problem.q_lens]
+        for tile in plan:
+            begins[tile.request].append(tile.block_begin)
+        walk = TileWalk(tile_rows, split_begins=begins)
+        result = native(inputs, workspace, plan=plan)
+        check_skipped(inputs, result, decode_reference(inputs, walk=walk), exact)
+    assert counters_are_zero(workspace)
+
+
+@pytest.mark.parametrize("tile_rows", [16, 32])
+@pytest.mark.parametrize("heads", [3, 20])
+def test_what_is_left_out_shows(heads: int, tile_rows: int, workspace: torch.Tensor) -> None:
+    """Where most tiles are: the result is that of the tiles that are kept."""
+    problem = problem_of(E4M3, (1,) * 3, (1500, 130, 2000), heads)
+    inputs = skipping(problem, "gauss", 800.0, "lse")
+    exact = decode_reference(replace(inputs, **{FACTOR: None}))
+    walked = decode_reference(inputs, walk=TileWalk(tile_rows))
+    limit = limits_of(replace(inputs, **{FACTOR: None}), exact).rel_error
+    assert rel_error(walked.out.float(), exact.out) > 4 * limit
+    plan = make_plan(problem, tile_rows=tile_rows, policy="none")
+    check_skipped(inputs, native(inputs, workspace, plan=plan), walked, exact)
+
+
+def test_skips_with_draft_trees_and_by_the_backends_own_choice(workspace: torch.Tensor) -> None:
+    problem = problem_of(E4M3, (8, 3, 0, 1), (3000, 65, 5, 700), 24)
+    inputs = skipping(problem, "heavy_tailed", 1e-3, "lse", "ragged", "tree_mask", "max_q_len")
+    exact = decode_reference(replace(inputs, **{FACTOR: None}))
+    check(inputs, native(inputs, workspace), exact)
+    check(inputs, native(inputs, workspace, plan=make_plan(problem, tile_rows=32)), exact)
     assert counters_are_zero(workspace)

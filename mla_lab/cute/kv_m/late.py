@@ -83,9 +83,7 @@ def row_statistics(
     cute.arch.mbarrier_arrive(s.m_ready + wg)
 
 
-def vote_out(
-    c: Shape, first: bool, g: Global, w: Span, gain: Float32, row: Int32
-) -> Int32:
+def vote_out(c: Shape, first: bool, g: Global, w: Span, gain: Float32, row: Int32) -> Int32:
     """1 where all rows agree to leave a tile out, `gain` above the row's greatest score so far
     (log2 units); never the first. By the threads of all rows, which are of one warp."""
     if first:

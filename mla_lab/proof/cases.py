@@ -89,14 +89,18 @@ def allowed(case: Mapping[str, str]) -> bool:
     """
     if case.get("plan") == "given" and not _takes_plan(case):
         return False
-    if case.get("sparse", "dense") != "dense":
-        dense_only = {"mask": "causal", "tables": "shared", "skip": "none"}
-        if any(case.get(name, level) != level for name, level in dense_only.items()):
-            return False
+    if case.get("sparse", "dense") != "dense" and not _takes_slots(case):
+        return False
     if case.get("lse") == "natural, 3-D" and case.get("layout", "dense") != "dense":
         return False
     large = case.get("lengths") in ("long", "longest") or case.get("sparse") == "top 700"
     return not (large and int(case.get("q_len", "1")) > 8)
+
+
+def _takes_slots(case: Mapping[str, str]) -> bool:
+    """A list of slots has no other mask, table or factor."""
+    without = {"mask": "causal", "tables": "shared", "skip": "none"}
+    return all(case.get(name, level) == level for name, level in without.items())
 
 
 def _takes_plan(case: Mapping[str, str]) -> bool:
@@ -134,10 +138,14 @@ def has_kernel(case: Mapping[str, str]) -> bool:
 
 
 def _has_eight_bits(case: Mapping[str, str]) -> bool:
-    """Where features beyond a plain call, and pages of other sizes than 64, have builds."""
-    if case.get("sparse", "dense") != "dense":
-        return case["format"] != "e4m3 to e4m3"
-    if int(case.get("page_size", "64")) < 16:
+    """Where features beyond a plain call, and pages of other sizes than 64, have builds. A case
+    whose list of slots is still open may become a sparse one.
+    """
+    sparse = case.get("sparse", "dense") != "dense"
+    still_open = "sparse" not in case and _takes_slots(case) and case.get("plan", "own") == "own"
+    if case["format"] != "e4m3 to e4m3" and (sparse or still_open):
+        return True
+    if sparse or int(case.get("page_size", "64")) < 16:
         return False
     if case.get("skip", "none") not in ("none", "0"):
         usual = {"format": "e4m3", "page_size": "64", "invariant": "no"}

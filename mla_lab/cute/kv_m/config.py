@@ -291,6 +291,14 @@ def share_units(units: Any, splits: Any) -> Any:
     return ((units + splits - 1) // splits + 7) // 8 * 8
 
 
+def _most_gathered(kv_format: str, gather: int) -> int:
+    """Rows for which there are registers where tokens are gathered: beyond, accumulators of e4m3
+    would lie in local memory, and of 656 bytes with a mask what a round keeps."""
+    if kv_format not in SPLIT_BYTES:
+        return TILE_ROWS[-1]
+    return 16 if (kv_format, gather) == ("fp8_656", 1) else 32
+
+
 def shape_of(config: KernelConfig) -> Shape:
     """What `config` asks for; `Unsupported` names the first field that this family lacks."""
     gather = config.option("gather")
@@ -318,6 +326,10 @@ def shape_of(config: KernelConfig) -> Shape:
     if gather and not (plain and (config.mask == "none" or gather == 1)):
         got = f"gather {gather} with cluster {config.cluster}, pair {pair}, mask {config.mask}"
         raise unsupported("options", got, "gather in grid mode with cluster 1; 2 without a mask")
+    most = _most_gathered(config.kv_format, gather)
+    if gather and config.tile_rows > most:
+        got = f"{config.tile_rows} with gather {gather} of {config.kv_format}"
+        raise unsupported("tile_rows", got, f"up to {most}, as registers go")
     split, scaled = config.kv_format != config.q_dtype, config.kv_format == "fp8_656"
     if split and (pair > 1 or config.tile_rows > 32 or not config.option("promote", 1)):
         got = f"{config.tile_rows} rows, pair {pair} with {config.kv_format}"

@@ -119,7 +119,7 @@ TOUCHES: dict[str, Touch] = {
     "e4m3, sparse": Touch(_uniform(1, (300, 70), 16, top_k=300, **EIGHT), ("lse",)),
     "bf16 over e4m3, sparse": Touch(_uniform(1, TWO, 16, kv_format="e4m3", top_k=300), ("lse",)),
     "e4m3, skip-softmax": Touch(
-        Problem((1, 2), (900, 65), 16, **EIGHT),
+        Problem((1, 2), (900, 65), 16, q_dtype="e4m3", kv_format="e4m3"),
         ("lse", "ragged"),
         more={"skip_softmax_threshold_scale_factor": 0.5},
         distribution="concentrated",

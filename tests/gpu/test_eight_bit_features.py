@@ -28,9 +28,12 @@ FORMATS = [("bf16", "fp8_656"), ("e4m3", "e4m3"), ("bf16", "e4m3")]
 LENGTHS = (0, 1, 63, 64, 65, 700, 0, 129, 5)
 
 
-def problem_of(formats: tuple[str, str], *lengths: Any, **named: Any) -> Problem:
+def problem_of(
+    formats: tuple[str, str], q_lens: Any, kv_lens: Any, heads: int, **named: Any
+) -> Problem:
     q_dtype, kv_format = formats
-    return Problem(*lengths, q_dtype=q_dtype, kv_format=kv_format, out_dtype="bf16", **named)
+    given = {"q_dtype": q_dtype, "kv_format": kv_format, "out_dtype": "bf16", **named}
+    return Problem(q_lens, kv_lens, heads, **given)
 
 
 @pytest.mark.parametrize("features", [[], ["sinks", "device_scales", "page_gap"]])

@@ -10,7 +10,7 @@ from mla_lab.gpu import H200
 from mla_lab.plan import choose
 from mla_lab.plan.kernel_costs import Q_M, recorded_costs
 from mla_lab.plan.pricing import price_formula
-from mla_lab.plan.ways import PAIR, rows_tiles
+from mla_lab.plan.ways import PAIR, WALK, rows_tiles, way_of
 from mla_lab.problem import Problem
 
 
@@ -55,3 +55,15 @@ def test_small_pages_of_e4m3_are_read_by_no_pair(batch: int, page_size: int) -> 
     small = page_size < 64
     assert rows_tiles("e4m3", "e4m3", page_size) == ((64, 1),) + ((128, 2),) * (not small)
     assert rows_tiles("bf16", "bf16", page_size) == ((64, 1), (128, 2))
+
+
+@pytest.mark.parametrize(
+    ("query", "cache"), [("e4m3", "e4m3"), ("bf16", "e4m3"), ("bf16", "fp8_656")]
+)
+@pytest.mark.parametrize("heads", [16, 64, 128])
+def test_batch_invariance_of_eight_bits_keeps_the_walk(query: str, cache: str, heads: int) -> None:
+    """Its builds have every feature, so that a call's features do not change a request's kernel."""
+    problem = Problem.uniform(64, 1, 8192, heads, q_dtype=query, kv_format=cache)
+    choice = choose(problem, batch_invariant=True)
+    assert way_of(choice.config) == WALK.name
+    assert (choice.config.tile_rows, 1) in WALK.tiles_for(query, cache)

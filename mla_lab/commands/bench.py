@@ -38,7 +38,11 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
     targets = verbs.add_parser(
         "targets", help="asked and measured, from data/; exit code 1 if a miss is not accounted for"
     )
-    targets.add_argument("--readme", type=Path, help="also into the marked place of this file")
+    targets.add_argument(
+        "--readme",
+        type=Path,
+        help="also into the marked place of this file, beside the table of eight bits",
+    )
     return parser
 
 
@@ -145,6 +149,7 @@ def _report(args: argparse.Namespace) -> None:
 
 
 def _targets(args: argparse.Namespace) -> int:
+    from ..bench import eight_bits
     from ..bench.targets import fill, judge, load, table
 
     verdicts = judge(load())
@@ -152,7 +157,7 @@ def _targets(args: argparse.Namespace) -> int:
     print(made)
     if args.readme:
         text = args.readme.read_text(encoding="utf-8")
-        args.readme.write_text(fill(text, made), encoding="utf-8")
+        args.readme.write_text(eight_bits.fill(fill(text, made)), encoding="utf-8")
     lacking = [(v.target.name, v.open_ends) for v in verdicts if v.open_ends]
     for name, lack in lacking:
         print(f"{name}: {lack}")

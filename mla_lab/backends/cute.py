@@ -141,13 +141,12 @@ def _chosen(problem: Problem, gpu: Gpu, features: Features) -> Choice:
 
 def _skipping(problem: Problem) -> tuple[Way, int]:
     """Way and rows of the kernel with skip-softmax: of 16 bits where products are what takes the
-    time, and in the one tile with registers for it. Of e4m3 a walk; its 32 rows have no registers
-    for the entries of several pages a tile.
+    time, and in the one tile with registers for it. Of e4m3 a walk of 32 rows, which have no
+    registers for the entries of several pages a tile.
     """
     if FORMATS[problem.q_dtype, problem.kv_format] != EIGHT:
         return ROWS, 64
-    few = max(problem.rows.tolist(), default=0) <= 16 or problem.page_size < KernelConfig.tile_kv
-    return WALK, 16 if few else 32
+    return WALK, 16 if problem.page_size < KernelConfig.tile_kv else 32
 
 
 def _configs(problem: Problem, gpu: Gpu, features: Features) -> list[KernelConfig]:

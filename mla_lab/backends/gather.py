@@ -40,14 +40,14 @@ def configs_for(
     batch_invariant: bool,
     able: Callable[[KernelConfig], bool] = lambda config: True,
 ) -> tuple[KernelConfig, KernelConfig]:
-    """The kernel whose last arriver merges, and the one that shares its merges, or the first again
-    where that alone can be had. Of 16 rows; taller where a query token has more heads, since each
-    row tile fetches its tokens anew, or where all tokens of a request, which share their keys, have
-    more rows. The taller one too where those of 16 rows cannot be had.
+    """The kernel whose last arriver merges, and the one that shares its merges. Of 16 rows; taller
+    where a query token has more heads, since each row tile fetches its tokens anew, or where all
+    tokens of a request, which share their keys, have more rows. The taller one too where those of
+    16 rows cannot be had.
     """
     sparse = problem.top_k > 0
     rows = problem.heads if sparse or batch_invariant else max(problem.rows.tolist(), default=0)
-    tall, low = (_pair_of(height, sparse, able) for height in (_tall(problem), LOW))
+    tall, low = (_pair_of(height, sparse) for height in (_tall(problem), LOW))
     if rows > LOW:
         return tall
     return low if all(map(able, low)) or not all(map(able, tall)) else tall
@@ -60,9 +60,7 @@ def _tall(problem: Problem) -> int:
     return LOW if not problem.top_k and problem.kv_format == "fp8_656" else TALL
 
 
-def _pair_of(
-    tile_rows: int, sparse: bool, able: Callable[[KernelConfig], bool]
-) -> tuple[KernelConfig, KernelConfig]:
+def _pair_of(tile_rows: int, sparse: bool) -> tuple[KernelConfig, KernelConfig]:
     extra = (("features", 1), ("gather", 2)) if sparse else (("gather", 1),)
     last, shared = (
         KernelConfig(
@@ -73,7 +71,7 @@ def _pair_of(
         )
         for merge in (1, 2)
     )
-    return last, shared if able(shared) or not able(last) else last
+    return last, shared
 
 
 def formula_for(

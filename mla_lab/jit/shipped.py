@@ -114,21 +114,20 @@ CUTE: tuple[KernelConfig, ...] = (
         )
         for merge in (LAST_MERGES, ALL_MERGE)
     ),
-    # and of eight bits. Sparse calls over 656-byte tokens are what serving runs; of the others the
-    # taller tile alone, whose last arriver merges
+    # and of eight bits: sparse calls over 656-byte tokens are what serving runs; of the others the
+    # taller tile alone
     *(
         _for_backend("cute/kv_m", (dtype, "bf16", 64), (rows, 1), "none", (*merge, *SPARSE), cache)
-        for dtype, cache, rows, merge in (
-            *(("bf16", "fp8_656", rows, m) for rows in (16, 32) for m in (LAST_MERGES, ALL_MERGE)),
-            ("e4m3", "e4m3", 32, LAST_MERGES),
-            ("bf16", "e4m3", 32, LAST_MERGES),
+        for dtype, cache, rows in (
+            ("bf16", "fp8_656", 16),
+            ("bf16", "fp8_656", 32),
+            ("e4m3", "e4m3", 32),
+            ("bf16", "e4m3", 32),
         )
+        for merge in (LAST_MERGES, ALL_MERGE)
     ),
     # skip-softmax over e4m3
-    *(
-        _for_backend("cute/kv_m", EIGHT_BITS, tile, "tree", (*ways.WALK.options, ("skip", 1)))
-        for tile in ways.WALK.eight
-    ),
+    _for_backend("cute/kv_m", EIGHT_BITS, (32, 1), "tree", (*ways.WALK.options, ("skip", 1))),
     # one query token is the causal rule's plainest case: one kernel for both
     *(
         _for_backend("cute/kv_m", formats, tile, "causal", way.options)

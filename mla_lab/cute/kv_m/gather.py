@@ -71,10 +71,13 @@ def chunk_at(c: Shape, lane: Lane, turn: int) -> Int32:
     return (lane.chunk ^ (lane.token & 7)) ^ (4 * (turn % 2))
 
 
-def copy16(target: Int32, source: cute.Pointer, size: Int32) -> None:
-    """16 bytes to shared memory past the L1; of them `size` from memory, the rest zeros."""
+def copy16(c: Shape, target: Int32, source: cute.Pointer, size: Int32) -> None:
+    """16 bytes to shared memory past the L1; of them `size` from memory, the rest zeros. The L2
+    asks for lines of 128 bytes where tokens begin at such, else of 64, since they share lines with
+    neighbours that nobody wants."""
+    line = 64 if c.eight else 128
     cute.arch.inline_ptx(
-        "cp.async.cg.shared.global.L2::128B [{$r0}], [{$r1}], 16, {$r2};",
+        f"cp.async.cg.shared.global.L2::{line}B [{{$r0}}], [{{$r1}}], 16, {{$r2}};",
         read_only_args=[target, source, size],
     )
 
@@ -137,14 +140,14 @@ def copy_tile(
         chunk = chunk_at(c, lane, k)
         target = base + apart(c) * k * width + (chunk << 4)
         for box in cutlass.range_constexpr(c.columns // c.box):
-            copy16(target + box * (TILE_KV * width), source + box * c.box, size)
+            copy16(c, target + box * (TILE_KV * width), source + box * c.box, size)
         if const_expr(c.scaled):
             row = lane.token + apart(c) * k
             rope = Int32(s.scaled.rope.iterator.toint()) + stage * c.rope_bytes
-            copy16(rope + row * width + (chunk << 4), source + ROPE_BEGIN, size)
+            copy16(c, rope + row * width + (chunk << 4), source + ROPE_BEGIN, size)
             if lane.chunk == k:
                 scales = Int32(s.scaled.scales.iterator.toint()) + stage * SCALE_BYTES
-                copy16(scales + row * (4 * GROUPS), source + (SCALES_BEGIN - 16 * k), size)
+                copy16(c, scales + row * (4 * GROUPS), source + (SCALES_BEGIN - 16 * k), size)
     cute.arch.cp_async_mbarrier_arrive_noinc(s.full + stage)
 
 

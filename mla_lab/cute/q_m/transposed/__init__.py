@@ -44,6 +44,7 @@ from cutlass.cute.nvgpu import OperandMajorMode, cpasync, warpgroup
 
 from ..storage import BLOCK, HEAD, Globals, Mmas, cache_load, query_load
 from ..work import Plan
+from . import widen
 from .accumulate import accumulate
 from .attend import attend
 from .load import load
@@ -140,4 +141,5 @@ def operands(cfg: cutlass.Constexpr[Transposed], q: cute.Tensor, kv: cute.Tensor
         (rows, (64, boxes)),
     )
     maps = tma_q, q_coords, tma_kv, kv_coords
-    return Mmas(smem, registers, registers), maps, layouts
+    values = widen.product() if const_expr(cfg.split) else registers
+    return Mmas(smem, registers, values), maps, layouts

@@ -49,9 +49,9 @@ def weights_of(cfg: Transposed, s: TransposedShared, mma: Mmas):
     atom = warpgroup.make_smem_layout_atom(warpgroup.SmemLayoutAtomKind.K_SW64, Float16)
     views = []
     for base, stride in ((s.kv.iterator + ROPE_BOX * BOX, STAGE), (s.p_low.iterator, BOX)):
-        box = cute.tile_to_shape(atom, (64, 32), (0, 1)).outer
-        layout = cute.append(box, cute.make_layout(cfg.stages, stride=stride // 2))
-        pointer = cute.recast_ptr(base, dtype=Float16)
+        box = cute.tile_to_shape(atom, (64, 32), (0, 1))
+        layout = cute.append(box.outer, cute.make_layout(cfg.stages, stride=stride // 2))
+        pointer = cute.recast_ptr(base, box.inner, Float16)
         views.append(cute.make_tensor(pointer, layout))
     return [mma.pv.make_fragment_B(mma.pv.get_slice(0).partition_B(view)) for view in views]
 
@@ -83,8 +83,8 @@ def widen(word: Int32):
 
 
 def add_wide(mma: Mmas, acc: cute.Tensor, v, r_p, base: Int32, stage: Int32) -> None:
-    """O^T += V^T P^T of one tile, whose V begins for this lane at `base`; by steps of 64 columns and
-    16 tokens, of which operand A of `HELD_WIDE` is held."""
+    """O^T += V^T P^T of one tile, whose V begins for this lane at `base`; by steps of 64 columns
+    and 16 tokens, of which operand A of `HELD_WIDE` is held."""
     shape = cute.make_layout(mma.pv.partition_shape_C((64, 64)))
     atom = cute.make_mma_atom(mma.pv.op)
     atom.set(warpgroup.Field.ACCUMULATE, True)

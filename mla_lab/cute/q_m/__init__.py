@@ -32,6 +32,10 @@ PAGE_SIZES = (16, 32, 64, 128)
 #: caches of eight bits, and the queries of sixteen that are split in two terms over them
 EIGHT_BITS = ("e4m3",)
 SPLIT = (("bf16", "e4m3"),)
+#: weights of fp16 may grow by more than those of e4m3 before the maximum moves
+SPLIT_FACTS = {"lazy_log2": 8.0}
+#: see `Transposed`
+SPLIT_OPTIONS = {"go": 1, "score_parts": 3}
 
 
 def static_facts(config: KernelConfig) -> Config:
@@ -57,13 +61,13 @@ def static_facts(config: KernelConfig) -> Config:
     if eight and config.option("skip"):
         raise unsupported("kv_format", f"{config.kv_format} with skip", tuple(DTYPES))
     kind = Transposed if eight else Config
+    split = eight and config.q_dtype not in EIGHT_BITS
     facts = kind(
         dtype=config.q_dtype,
         out_dtype=config.out_dtype,
         cluster=config.cluster,
         page_size=config.page_size,
         pdl=config.option("pdl", 1),
-        go=config.option("go", kind.go),
         lse=config.option("lse", 1),
         fused_merge=config.option("fused_merge", 1),
         partials=config.option("partials", 16),
@@ -72,8 +76,12 @@ def static_facts(config: KernelConfig) -> Config:
         scales=config.option("scales"),
         tree=int(tree),
         skip=config.option("skip"),
-        **({"score_parts": config.option("score_parts", 3)} if eight else {}),
-        **({"apart": config.option("apart", int(config.q_dtype != "e4m3"))} if eight else {}),
+        **({} if split else {"go": config.option("go", kind.go)}),
+        **(
+            SPLIT_FACTS | {k: config.option(k, v) for k, v in SPLIT_OPTIONS.items()}
+            if split
+            else {}
+        ),
     )
     if facts.stamps and facts.features:
         raise unsupported("options", "stamps with features", "one of them")

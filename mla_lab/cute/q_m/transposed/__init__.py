@@ -49,6 +49,7 @@ from .accumulate import accumulate
 from .attend import attend
 from .load import load
 from .storage import BOXES, Q_BOXES, Transposed, TransposedShared, allocate
+from .terms import attend_split
 
 __all__ = ["THREADS", "allocate", "init_barriers", "operands", "roles"]
 
@@ -84,7 +85,10 @@ def roles(
         accumulate(cfg, g, s, mma, plan, rank)
     elif warp < 12:
         cute.arch.setmaxregister_increase(ATTEND_REGISTERS)
-        attend(cfg, g, s, mma, plan, rank)
+        if const_expr(cfg.split):
+            attend_split(cfg, g, s, mma, plan, rank)
+        else:
+            attend(cfg, g, s, mma, plan, rank)
     else:
         cute.arch.setmaxregister_decrease(LOAD_REGISTERS)
         if warp == 12:

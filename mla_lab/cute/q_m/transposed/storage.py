@@ -34,15 +34,15 @@ WEIGHT_LOG2 = 7.0
 
 @dataclass(frozen=True)
 class Transposed(Config):
-    """What is compiled in; `go` means nothing here."""
+    """What is compiled in."""
 
     dtype: str = "e4m3"
     #: weights of up to 2**(7 + 1.75) = 430 of e4m3's 448
     lazy_log2: float = 1.75
     #: column parts of Q K^T, added to each other in fp32; of a query in two terms
     score_parts: int = 3
-    #: a tile's V^T P^T added to O^T in fp32, not by the matrix unit
-    apart: int = 0
+    #: parts of the next tile's scores that are there before P V of a tile may start; split only
+    go: int = 1
 
     @property
     def element(self) -> type[cutlass.Numeric]:

@@ -116,7 +116,7 @@ def add_tile(
         fade(s, acc, stage)
     base = values + stage * STAGE
     if const_expr(cfg.split):
-        widen.add_wide(mma, acc, v, r_p, base, stage)
+        widen.add_wide(s, mma, acc, v, r_p, base, stage)
     else:
         add_steps(mma, acc, v, r_p, base, stage)
 

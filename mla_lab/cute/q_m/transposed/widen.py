@@ -18,21 +18,25 @@ weight has 11 bits.
 
 from __future__ import annotations
 
+import cutlass
 import cutlass.cute as cute
 import cutlass.utils.hopper_helpers as sm90
-from cutlass import Float16, Float32, Int32
+from cutlass import Float16, Float32, Int32, const_expr
 from cutlass.cute.nvgpu import OperandMajorMode, warpgroup
 
 from ..storage import Mmas
 from .storage import BOX, ROPE_BOX, STAGE, Transposed, TransposedShared
 
-#: tokens of one k-step of a 16-bit product, and k-steps of a tile and of a box of P
-STEP_TOKENS = 16
-WIDE_STEPS, BOX_STEPS = 4, 2
+#: tokens of one k-step of a 16-bit product, and k-steps of a box of P
+STEP_TOKENS, BOX_STEPS = 16, 2
+#: boxes of P
+P_BOXES = 2
+#: boxes of 4,096 bytes in shared memory, at most
+PLACES = 56
 #: 64-column slices of an accumulate group
 SLICES = 4
 #: k-steps whose operand A is held
-HELD_WIDE = 4
+HELD_WIDE = 3
 
 
 def product():
@@ -45,15 +49,12 @@ def product():
 
 
 def weights_of(cfg: Transposed, s: TransposedShared, mma: Mmas):
-    """Operand B of both boxes of P: (.., .., k-step, stage) each."""
+    """Operand B of a box of P: (.., .., k-step, place), by the places of boxes in shared memory."""
     atom = warpgroup.make_smem_layout_atom(warpgroup.SmemLayoutAtomKind.K_SW64, Float16)
-    views = []
-    for base, stride in ((s.kv.iterator + ROPE_BOX * BOX, STAGE), (s.p_low.iterator, BOX)):
-        box = cute.tile_to_shape(atom, (64, 32), (0, 1))
-        layout = cute.append(box.outer, cute.make_layout(cfg.stages, stride=stride // 2))
-        pointer = cute.recast_ptr(base, box.inner, Float16)
-        views.append(cute.make_tensor(pointer, layout))
-    return [mma.pv.make_fragment_B(mma.pv.get_slice(0).partition_B(view)) for view in views]
+    box = cute.tile_to_shape(atom, (64, 32), (0, 1))
+    layout = cute.append(box.outer, cute.make_layout(PLACES, stride=BOX // 2))
+    view = cute.make_tensor(cute.recast_ptr(s.kv.iterator, box.inner, Float16), layout)
+    return mma.pv.make_fragment_B(mma.pv.get_slice(0).partition_B(view))
 
 
 def operands_a(mma: Mmas):
@@ -63,11 +64,11 @@ def operands_a(mma: Mmas):
 
 
 def load_words(base: Int32, offset: int):
-    """V of 64 columns and 32 tokens as it lies: two words for 16 tokens each."""
+    """V of 64 columns and 16 tokens as it lies."""
     return cute.arch.inline_ptx(
-        "ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 { {$w0}, {$w1}, {$w2}, {$w3} }, "
+        "ldmatrix.sync.aligned.m8n8.x2.trans.shared.b16 { {$w0}, {$w1} }, "
         f"[{{$r0}}+{offset}];",
-        write_only_types=[Int32] * 4,
+        write_only_types=[Int32] * 2,
         read_only_args=[base],
     )
 
@@ -82,25 +83,32 @@ def widen(word: Int32):
     )
 
 
-def add_wide(mma: Mmas, acc: cute.Tensor, v, r_p, base: Int32, stage: Int32) -> None:
+@cute.jit
+def add_wide(s: TransposedShared, mma: Mmas, acc: cute.Tensor, v, r_p, base: Int32, stage: Int32):
     """O^T += V^T P^T of one tile, whose V begins for this lane at `base`; by steps of 64 columns
-    and 16 tokens, of which operand A of `HELD_WIDE` is held."""
+    and 16 tokens, of which operand A of `HELD_WIDE` is held.
+
+    A box of P after the other, in a loop that is one: in a chain of 16 steps ptxas finds registers
+    for two, and else lets each product wait for the one before it.
+    """
     shape = cute.make_layout(mma.pv.partition_shape_C((64, 64)))
-    atom = cute.make_mma_atom(mma.pv.op)
-    atom.set(warpgroup.Field.ACCUMULATE, True)
-    words = None
-    for i in range(SLICES * WIDE_STEPS):
-        m, k, a = i // WIDE_STEPS, i % WIDE_STEPS, v[i % HELD_WIDE]
-        if k % 2 == 0:
+    place = ROPE_BOX + stage * (STAGE // BOX)
+    rest = (Int32(s.p_low.iterator.toint()) - Int32(s.kv.iterator.toint())) // BOX + stage
+    for _ in cutlass.range(P_BOXES, unroll=1):
+        atom = cute.make_mma_atom(mma.pv.op)
+        atom.set(warpgroup.Field.ACCUMULATE, True)
+        for i in cutlass.range_constexpr(SLICES * BOX_STEPS):
+            m, k, a = i // BOX_STEPS, i % BOX_STEPS, v[i % HELD_WIDE]
+            if const_expr(i >= HELD_WIDE):
+                warpgroup.wait_group(HELD_WIDE - 1)
             words = load_words(base, m * BOX + k * STEP_TOKENS * 64)
-        if i >= HELD_WIDE:
-            warpgroup.wait_group(HELD_WIDE - 1)
-        to = cute.recast_tensor(a, Int32)
-        for n in range(2):
-            to[2 * n], to[2 * n + 1] = widen(words[2 * (k % 2) + n])
-        product = cute.make_tensor(acc.iterator + 32 * m, shape)
-        p = r_p[k // BOX_STEPS]
-        warpgroup.fence()
-        cute.gemm(atom, product, a[None, None, 0], p[None, None, k % BOX_STEPS, stage], product)
-        warpgroup.commit_group()
-    warpgroup.wait_group(0)
+            to = cute.recast_tensor(a, Int32)
+            for n in cutlass.range_constexpr(2):
+                to[2 * n], to[2 * n + 1] = widen(words[n])
+            product = cute.make_tensor(acc.iterator + 32 * m, shape)
+            warpgroup.fence()
+            cute.gemm(atom, product, a[None, None, 0], r_p[None, None, k, place], product)
+            warpgroup.commit_group()
+        warpgroup.wait_group(0)
+        base = base + BOX // 2
+        place = rest

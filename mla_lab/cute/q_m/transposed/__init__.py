@@ -48,7 +48,7 @@ from . import widen
 from .accumulate import accumulate
 from .attend import attend
 from .load import load
-from .storage import BOXES, Q_BOXES, Transposed, TransposedShared, allocate
+from .storage import BOXES, Transposed, TransposedShared, allocate
 from .terms import attend_split
 
 __all__ = ["THREADS", "allocate", "init_barriers", "operands", "roles"]
@@ -56,6 +56,8 @@ __all__ = ["THREADS", "allocate", "init_barriers", "operands", "roles"]
 THREADS = 512
 #: registers a thread by role, out of 128 a thread at the launch
 ATTEND_REGISTERS, ACCUMULATE_REGISTERS, LOAD_REGISTERS = 152, 168, 24
+#: the same for a query that is split
+SPLIT_ATTEND_REGISTERS, SPLIT_ACCUMULATE_REGISTERS = 152, 168
 
 
 @cute.jit
@@ -81,13 +83,16 @@ def roles(
 ):  # fmt: skip
     """What each warp does, with its share of the registers."""
     if warp < 8:
-        cute.arch.setmaxregister_increase(ACCUMULATE_REGISTERS)
+        cute.arch.setmaxregister_increase(
+            SPLIT_ACCUMULATE_REGISTERS if const_expr(cfg.split) else ACCUMULATE_REGISTERS
+        )
         accumulate(cfg, g, s, mma, plan, rank)
     elif warp < 12:
-        cute.arch.setmaxregister_increase(ATTEND_REGISTERS)
         if const_expr(cfg.split):
+            cute.arch.setmaxregister_increase(SPLIT_ATTEND_REGISTERS)
             attend_split(cfg, g, s, mma, plan, rank)
         else:
+            cute.arch.setmaxregister_increase(ATTEND_REGISTERS)
             attend(cfg, g, s, mma, plan, rank)
     else:
         cute.arch.setmaxregister_decrease(LOAD_REGISTERS)
@@ -106,11 +111,11 @@ def operands(cfg: cutlass.Constexpr[Transposed], q: cute.Tensor, kv: cute.Tensor
         modes = tuple(range(2 + len(copies)))
         return cute.tile_to_shape(atom, (BLOCK, 64 * count, *copies), modes)
 
-    rest = BOXES - Q_BOXES
+    rest = BOXES - cfg.q_boxes
     layouts = (
         (boxes_of(BOXES, cfg.stages), boxes_of(rest, 1), boxes_of(BOXES), boxes_of(1, cfg.stages))
         if const_expr(cfg.split)
-        else (boxes_of(BOXES, cfg.stages), boxes_of(Q_BOXES), boxes_of(rest, 2))
+        else (boxes_of(BOXES, cfg.stages), boxes_of(cfg.q_boxes), boxes_of(rest, 2))
     )
     major = OperandMajorMode.K
     smem, registers = (

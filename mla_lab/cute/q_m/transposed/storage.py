@@ -62,6 +62,14 @@ class Transposed(Config):
     def stages(self) -> int:
         return STAGES - 1 if self.split else STAGES
 
+    #: column boxes of Q in registers
+    q_boxes: int = Q_BOXES
+
+    @property
+    def q_steps(self) -> int:
+        """K-steps of those."""
+        return self.q_boxes * 64 // STEP
+
     @property
     def transposed(self) -> bool:
         return True

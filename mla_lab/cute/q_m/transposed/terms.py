@@ -15,8 +15,7 @@ k-step, of 64 bytes a row. A thread splits what it will hold of operand A
 and keeps hi, but for two boxes; lo and these go to shared memory.
 
 Scores are sums of `score_parts` parts of the columns, added in fp32, since the matrix unit has 14
-bits of what it adds to. Two sets of accumulators: softmax(t) reads one while the first part of
-QK(t + 1) runs into the other; the first, free then, takes the other parts in turn.
+bits of what it adds to. The first part of QK(t + 1) runs under softmax(t).
 """
 
 from __future__ import annotations
@@ -45,9 +44,9 @@ from .storage import (
     BOX,
     Q_ARRIVAL_BOXES,
     Q_STAGES,
-    Q_STEPS,
     ROPE_BOX,
     STAGE,
+    STEP,
     STEPS,
     WEIGHT_LOG2,
     Transposed,
@@ -130,7 +129,8 @@ def greatest(s: TransposedShared, stages):
     exponents = []
     for top in tops:
         top = cute.arch.inline_ptx(
-            "{ .reg .b32 a, b; and.b32 a, {$r0}, 0xFFFF; shr.u32 b, {$r0}, 16; max.u32 {$w0}, a, b; }",
+            "{ .reg .b32 a, b; and.b32 a, {$r0}, 0xFFFF; shr.u32 b, {$r0}, 16; "
+            "max.u32 {$w0}, a, b; }",
             write_only_types=[Int32],
             read_only_args=[top],
         )
@@ -174,11 +174,11 @@ def split_query(
             terms = [split_four(got[k - first][i], up[i % 2]) for i in range(4)]
             odd = 32 * (k % 2)
             store_four(low_at ^ odd, k // 2 * BOX, [low for _, low in terms])
-            if const_expr(k < Q_STEPS):
+            if const_expr(k < cfg.q_steps):
                 for i in cutlass.range_constexpr(4):
                     words[4 * k + i] = terms[i][0]
             else:
-                store_four(tail_at ^ odd, (k - Q_STEPS) // 2 * BOX, [high for high, _ in terms])
+                store_four(tail_at ^ odd, (k - cfg.q_steps) // 2 * BOX, [high for high, _ in terms])
     cute.arch.fence_view_async_shared()
     cute.arch.mbarrier_arrive(s.q_empty)
     cute.arch.mbarrier_wait(s.q_empty, 1)
@@ -210,26 +210,39 @@ def issue_part(cfg, mma, frags, acc, part, stage):
         ss.set(warpgroup.Field.ACCUMULATE, True)
     for k in steps:
         keys = r_k[None, None, k, stage]
-        if k < Q_STEPS:
+        if k < cfg.q_steps:
             cute.gemm(rs, acc, r_q[None, None, k], keys, acc)
         else:
-            cute.gemm(ss, acc, r_tail[None, None, k - Q_STEPS, 0], keys, acc)
+            cute.gemm(ss, acc, r_tail[None, None, k - cfg.q_steps, 0], keys, acc)
     warpgroup.commit_group()
 
 
-def add_parts(cfg, s, mma, frags, scores, spare, stage, ready=None):
-    """Scores, whose first part is under way, and the others' sum; `ready` is a stage whose P is
+def moved(x):
+    """The same number, moved here: a plain copy may be made while products are under way."""
+    return cute.arch.inline_ptx(
+        "mov.b32 {$w0}, {$r0};", write_only_types=[Float32], read_only_args=[x]
+    )
+
+
+def added(x, y):
+    """The sum, made here."""
+    return cute.arch.inline_ptx(
+        "add.f32 {$w0}, {$r0}, {$r1};", write_only_types=[Float32], read_only_args=[x, y]
+    )
+
+
+def take_scores(cfg, s, mma, frags, scores, part, stage, ready=None):
+    """Scores <- the first part, which is under way, and the others; `ready` is a stage whose P is
     announced after `go` of them."""
     warpgroup.wait_group(0)
-    for part in range(cfg.score_parts):
-        if part:
-            issue_part(cfg, mma, frags, spare, part, stage)
+    for n in range(cfg.score_parts):
+        if n:
+            issue_part(cfg, mma, frags, part, n, stage)
             warpgroup.wait_group(0)
-        if ready is not None and part == min(cfg.go, cfg.score_parts - 1):
+        if ready is not None and n == min(cfg.go, cfg.score_parts - 1):
             announce(s, ready)
-        if part:
-            for x in range(cute.size(scores)):
-                scores[x] = scores[x] + spare[x]
+        for x in range(cute.size(scores)):
+            scores[x] = added(scores[x], part[x]) if n else moved(part[x])
 
 
 @cute.jit
@@ -250,7 +263,7 @@ def weigh(
     first_at = row_address(Int32(s.kv.iterator.toint()) + ROPE_BOX * BOX, 3, 4) + stage * STAGE
     rest_at = row_address(Int32(s.p_low.iterator.toint()), 3, 4) + stage * BOX
     for step in cutlass.range_constexpr(4):
-        words = []
+        words, sums = [], []
         for i in cutlass.range_constexpr(2 * step, 2 * step + 2):
             for h in cutlass.range_constexpr(2):
                 x = 4 * i + 2 * h
@@ -258,8 +271,10 @@ def weigh(
                     cute.math.exp2(acc[at] * scale[h] - row_max[h], fastmath=True)
                     for at in (x, x + 1)
                 )
-                row_sum[h] = row_sum[h] + (a + b)
+                sums.append(a + b)
                 words.append(pack2(a, b, Float16))
+        for h in cutlass.range_constexpr(2):
+            row_sum[h] = row_sum[h] + (sums[h] + sums[2 + h])
         at = first_at if const_expr(step < 2) else rest_at
         store_four(at ^ (32 * (step % 2)), 0, words)
 
@@ -273,12 +288,12 @@ def attend_split(
     tid, _, _ = cute.arch.thread_idx()
     w = cute.arch.make_warp_uniform(tid % 128 // 32)
     r_k = mma.qk.make_fragment_B(mma.qk.get_slice(0).partition_B(s.kv))
-    r_q = cute.make_rmem_tensor(mma.qk_rs.partition_shape_A((64, Q_STEPS * 32)), cfg.element)
+    r_q = cute.make_rmem_tensor(mma.qk_rs.partition_shape_A((64, cfg.q_steps * STEP)), cfg.element)
     r_tail = mma.qk.make_fragment_A(mma.qk.get_slice(0).partition_A(s.q_tail))
     r_low = mma.qk.make_fragment_A(mma.qk.get_slice(0).partition_A(s.q_low))
     frags = (r_q, r_tail, r_low, r_k)
     shape = mma.qk_rs.partition_shape_C((64, 64))
-    scores = [cute.make_rmem_tensor(shape, Float32) for _ in range(2)]
+    scores, part = (cute.make_rmem_tensor(shape, Float32) for _ in range(2))
     scale, row_max, row_sum = (cute.make_rmem_tensor(2, Float32) for _ in range(3))
     stage, phase, uses = Int32(0), Int32(0), Int32((1 << cfg.stages) - 1)
     for index in cutlass.range(plan.first, plan.last, unroll=1):
@@ -294,38 +309,26 @@ def attend_split(
         blocks = cute.arch.make_warp_uniform(work.end - work.begin)
         stage = cute.arch.make_warp_uniform(stage)
         uses = await_keys(s, stage, phase, uses)
-        issue_part(cfg, mma, frags, scores[0], 0, stage)
-        add_parts(cfg, s, mma, frags, scores[0], scores[1], stage)
-        while blocks > 2:
-            for turn in cutlass.range_constexpr(2):
-                stage = cute.arch.make_warp_uniform(stage)
-                uses = cute.arch.make_warp_uniform(uses)
-                ahead, phase = next_stage(stage, phase, cfg.stages)
-                uses = await_keys(s, ahead, phase, uses)
-                issue_part(cfg, mma, frags, scores[1 - turn], 0, ahead)
-                stamp_round(cfg, g, blocks, 3)
-                hide(cfg, g, s, scores[turn], index, beyond, blocks)
-                weigh(cfg, s, scores[turn], scale, row_max, row_sum, stage)
-                cute.arch.fence_view_async_shared()
-                stamp_round(cfg, g, blocks, 4)
-                add_parts(cfg, s, mma, frags, scores[1 - turn], scores[turn], ahead, stage)
-                stage = ahead
-                blocks = blocks - 1
-        if blocks == 2:
+        issue_part(cfg, mma, frags, part, 0, stage)
+        take_scores(cfg, s, mma, frags, scores, part, stage)
+        while blocks > 1:
+            stage = cute.arch.make_warp_uniform(stage)
+            uses = cute.arch.make_warp_uniform(uses)
             ahead, phase = next_stage(stage, phase, cfg.stages)
             uses = await_keys(s, ahead, phase, uses)
-            issue_part(cfg, mma, frags, scores[1], 0, ahead)
-            hide(cfg, g, s, scores[0], index, beyond, blocks)
-            weigh(cfg, s, scores[0], scale, row_max, row_sum, stage)
+            issue_part(cfg, mma, frags, part, 0, ahead)
+            stamp_round(cfg, g, blocks, 3)
+            hide(cfg, g, s, scores, index, beyond, blocks)
+            weigh(cfg, s, scores, scale, row_max, row_sum, stage)
             cute.arch.fence_view_async_shared()
-            add_parts(cfg, s, mma, frags, scores[1], scores[0], ahead, stage)
+            stamp_round(cfg, g, blocks, 4)
+            take_scores(cfg, s, mma, frags, scores, part, ahead, stage)
             stage = ahead
-            for i in cutlass.range_constexpr(cute.size(scores[0])):
-                scores[0][i] = scores[1][i]
+            blocks = blocks - 1
         # again: held through the loop they would cost registers
         work = read_work(g, s, index)
-        hide(cfg, g, s, scores[0], index, beyond, Int32(1))
-        weigh(cfg, s, scores[0], scale, row_max, row_sum, stage)
+        hide(cfg, g, s, scores, index, beyond, Int32(1))
+        weigh(cfg, s, scores, scale, row_max, row_sum, stage)
         thread = fresh_thread() & 127
         tail = work.kv_len - (work.end - 1) * BLOCK
         if tail < BLOCK:

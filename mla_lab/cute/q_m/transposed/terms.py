@@ -231,16 +231,23 @@ def added(x, y):
     )
 
 
-def take_scores(cfg, s, mma, frags, scores, part, stage, ready=None):
-    """Scores <- the first part, which is under way, and the others; `ready` is a stage whose P is
-    announced after `go` of them."""
+@cute.jit
+def announce_if(s: TransposedShared, stage, there):
+    """P of the tile before, if there is one."""
+    if there:
+        announce(s, stage)
+
+
+def take_scores(cfg, s, mma, frags, scores, part, stage, before, there):
+    """Scores <- the first part, which is under way, and the others; P of the tile `before`, if
+    `there` is one, is announced after `go` of them."""
     warpgroup.wait_group(0)
     for n in range(cfg.score_parts):
         if n:
             issue_part(cfg, mma, frags, part, n, stage)
             warpgroup.wait_group(0)
-        if ready is not None and n == min(cfg.go, cfg.score_parts - 1):
-            announce(s, ready)
+        if n == min(cfg.go, cfg.score_parts - 1):
+            announce_if(s, before, there)
         for x in range(cute.size(scores)):
             scores[x] = added(scores[x], part[x]) if n else moved(part[x])
 
@@ -308,33 +315,34 @@ def attend_split(
         beyond = cute.arch.make_warp_uniform(open_positions(cfg, g, work, 16 * w))
         blocks = cute.arch.make_warp_uniform(work.end - work.begin)
         stage = cute.arch.make_warp_uniform(stage)
-        uses = await_keys(s, stage, phase, uses)
-        issue_part(cfg, mma, frags, part, 0, stage)
-        take_scores(cfg, s, mma, frags, scores, part, stage)
-        while blocks > 1:
+        # so that nothing is kept in them until here
+        scores.fill(0.0)
+        part.fill(0.0)
+        before, left = stage, blocks
+        while left > 0:
             stage = cute.arch.make_warp_uniform(stage)
             uses = cute.arch.make_warp_uniform(uses)
-            ahead, phase = next_stage(stage, phase, cfg.stages)
-            uses = await_keys(s, ahead, phase, uses)
-            issue_part(cfg, mma, frags, part, 0, ahead)
-            stamp_round(cfg, g, blocks, 3)
-            hide(cfg, g, s, scores, index, beyond, blocks)
-            weigh(cfg, s, scores, scale, row_max, row_sum, stage)
-            cute.arch.fence_view_async_shared()
-            stamp_round(cfg, g, blocks, 4)
-            take_scores(cfg, s, mma, frags, scores, part, ahead, stage)
-            stage = ahead
-            blocks = blocks - 1
+            uses = await_keys(s, stage, phase, uses)
+            issue_part(cfg, mma, frags, part, 0, stage)
+            if left < blocks:
+                stamp_round(cfg, g, left, 3)
+                hide(cfg, g, s, scores, index, beyond, left + 1)
+                weigh(cfg, s, scores, scale, row_max, row_sum, before)
+                cute.arch.fence_view_async_shared()
+                stamp_round(cfg, g, left, 4)
+            take_scores(cfg, s, mma, frags, scores, part, stage, before, left < blocks)
+            before = stage
+            left = left - 1
+            stage, phase = next_stage(stage, phase, cfg.stages)
         # again: held through the loop they would cost registers
         work = read_work(g, s, index)
         hide(cfg, g, s, scores, index, beyond, Int32(1))
-        weigh(cfg, s, scores, scale, row_max, row_sum, stage)
+        weigh(cfg, s, scores, scale, row_max, row_sum, before)
         thread = fresh_thread() & 127
         tail = work.kv_len - (work.end - 1) * BLOCK
         if tail < BLOCK:
-            clear_rows(s, stage, cutlass.max(tail, Int32(0)), thread)
+            clear_rows(s, before, cutlass.max(tail, Int32(0)), thread)
         cute.arch.mbarrier_wait(s.free, (index - plan.first) & 1)
         publish_sums(cfg, g, s, work, row_max, row_sum, own_row(thread), thread & 31)
         cute.arch.fence_view_async_shared()
-        announce(s, stage)
-        stage, phase = next_stage(stage, phase, cfg.stages)
+        announce(s, before)

@@ -84,6 +84,13 @@ def as_float(bits):
     )
 
 
+def as_bits(value):
+    """The same 32 bits."""
+    return cute.arch.inline_ptx(
+        "mov.b32 {$w0}, {$r0};", write_only_types=[Int32], read_only_args=[value]
+    )
+
+
 def greater(top, address, offset):
     """The greatest magnitudes so far, of two numbers side by side, and those of 16 bytes of bf16;
     NaN is greatest."""
@@ -146,14 +153,10 @@ def split_query(
     """Both terms of Q, as it lies in two stages, to registers and shared memory; `scale` <- of the
     scores of a thread's two rows, base-2 units."""
     words = cute.recast_tensor(r_q, Int32)
-    up = []
-    exponents = greatest(s, stages)
-    bare = with_scales(cfg, g).scale_log2
-    for h in cutlass.range_constexpr(2):
-        exponent = cutlass.max(exponents[h], Int32(TOP - 126))
-        up.append(as_float((127 + TOP - exponent) << 23))
-        unit = as_float((exponent + 127 - TOP) << 23)
-        scale[h] = (unit if exponent < INFINITE else Float32.inf) * bare
+    up = [
+        as_float((127 + TOP - cutlass.max(exponent, Int32(TOP - 126))) << 23)
+        for exponent in greatest(s, stages)
+    ]
     # the products of the query before have ended in all warps
     cute.arch.mbarrier_arrive(s.q_empty)
     cute.arch.mbarrier_wait(s.q_empty, 0)
@@ -182,6 +185,11 @@ def split_query(
     cute.arch.fence_view_async_shared()
     cute.arch.mbarrier_arrive(s.q_empty)
     cute.arch.mbarrier_wait(s.q_empty, 1)
+    bare = with_scales(cfg, g).scale_log2
+    for h in cutlass.range_constexpr(2):
+        # one over `up`, but infinite where an element was, or NaN
+        unit = as_float(Int32(254 << 23) - as_bits(up[h]))
+        scale[h] = (unit if unit < Float32(2.0 ** (INFINITE - TOP)) else Float32.inf) * bare
     # the four warps stand in for the eight that accumulate
     for stage in stages:
         for _ in range(2):

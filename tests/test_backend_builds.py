@@ -13,6 +13,7 @@ from mla_lab.backends.builds import able, build_for, missing_for, without_rule
 from mla_lab.backends.cute import CuteBackend
 from mla_lab.backends.families import complete, config_for, costs
 from mla_lab.backends.gather import configs_for
+from mla_lab.bench.cases import Case, blackwell_twins
 from mla_lab.call import Features
 from mla_lab.errors import BuildError
 from mla_lab.gpu import H200
@@ -210,6 +211,23 @@ def test_shipped_builds_run_the_pairwise_cases_that_are_said_to_have_a_kernel(ha
         if found is not None:
             refused.append((index, found))
     assert not refused
+
+
+TWINS = [case for case in blackwell_twins() if case.problem.kv_format == "e4m3"]
+
+
+@pytest.mark.parametrize("case", TWINS, ids=lambda case: str(case.name))
+def test_each_e4m3_twin_has_a_shipped_build(have: Have, case: Case) -> None:
+    """As `bench` plans it, on the host, and as a call without a plan is planned."""
+    have(shipped())
+    made = case.problem
+    assert made.page_size == 32 and len(TWINS) == 20
+    planned = choose(made, H200, costs=costs())
+    assert missing_for(planned.config, made, Features(planned=True)) is None
+    bounds = replace(made, kv_lens=(max(made.kv_lens),) * made.batch)
+    ragged = Features(ragged=len(set(made.kv_lens)) > 1, causal=max(made.q_lens) > 1)
+    assert CuteBackend().supports(ragged, bounds, H200) is None
+    assert not taken(bounds).option("gather"), "a page is more than a token"
 
 
 def test_a_call_of_one_query_token_has_no_causal_rule_where_that_build_is_there(have: Have) -> None:

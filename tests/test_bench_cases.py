@@ -233,6 +233,17 @@ def test_formats_of_one_shape_follow_each_other():
     assert [c.problem.out_dtype for c in cases] == [dtype for dtype, _, _ in formats]
 
 
+def test_a_grid_takes_pairs_of_query_and_cache_and_sparse_calls():
+    parser = argparse.ArgumentParser()
+    add_flags(parser)
+    words = "--batch 4,8 --kv-len 512 --formats bf16,e4m3,bf16:fp8_656 --top-k 256"
+    cases = chosen(parser.parse_args(words.split()))
+    formats = [(c.problem.q_dtype, c.problem.kv_format) for c in cases]
+    assert formats == [("bf16", "bf16"), ("e4m3", "e4m3"), ("bf16", "fp8_656")] * 2
+    assert {c.problem.top_k for c in cases} == {256}
+    assert len({c.name for c in cases}) == 6
+
+
 def test_batch_invariant_twins_follow_their_cases():
     parser = argparse.ArgumentParser()
     add_flags(parser)

@@ -11,6 +11,7 @@ from types import ModuleType
 import pytest
 import torch
 
+from mla_lab.backends.gather import formula_for
 from mla_lab.bench.cases import Case, feature_cases, uniform_case
 from mla_lab.bench.checks import compare
 from mla_lab.bench.peers import Peer, all_peers, select
@@ -211,6 +212,23 @@ def test_ours_brings_a_plan_and_says_what_it_chose():
     assert prepared.plan().problem == CASES[0].problem
     assert prepared.notes["backend"] == "torch"
     assert prepared.notes["tiles"] > 0
+
+
+def test_tokens_that_are_fetched_go_without_a_plan(monkeypatch):
+    case = uniform_case(2, 1, 128, 300, top_k=128)
+
+    class Cute:
+        name = "cute"
+
+        def plan(self, call, gpu):
+            return formula_for(case.problem, call, gpu, batch_invariant=False)
+
+    total_q = case.problem.total_q
+    validate = "mla_lab.bench.peers.ours.decode.validate"
+    monkeypatch.setattr(validate, lambda *_: (total_q, Cute()))
+    prepared = Ours().prepare(rotation_of(case))
+    assert prepared.plan is None and prepared.planned_launches is None and prepared.launches
+    assert prepared.notes["tile_rows"] == 64 and "gather2" in prepared.notes["kernel"]
 
 
 def test_ours_refuses_with_the_backend_s_reason():

@@ -22,7 +22,7 @@ from mla_lab.plan import kernel_costs
 from mla_lab.plan.calibrate import Measured, predictions
 from mla_lab.plan.check import check_plan
 from mla_lab.plan.kernel_costs import recorded_costs
-from mla_lab.plan.ways import GRID, MAIL, PAIR, ROWS, way_of
+from mla_lab.plan.ways import GRID, MAIL, PAIR, ROWS, WAYS, rows_tiles, way_of
 
 ANCHORS = [case for case in anchor_cases() if case.problem.batch in (1, 16)]
 SMALL = [uniform_case(batch, 1, 64, 300) for batch in (1, 2)]
@@ -74,6 +74,27 @@ def test_tiles_that_a_request_would_leave_empty_are_left_out():
     assert fitting_tiles(many, GRID) == list(GRID.tiles)
     assert fitting_tiles(few, PAIR) == [], "one row tile has no neighbour"
     assert fitting_tiles(many, PAIR) == list(PAIR.tiles)
+
+
+@pytest.mark.parametrize(
+    ("query", "cache"), [("bf16", "e4m3"), ("bf16", "fp8_656"), ("e4m3", "e4m3")]
+)
+@pytest.mark.parametrize("page_size", [32, 64])
+def test_variants_of_eight_bits_are_of_builds_for_those_formats(query, cache, page_size):
+    formats = {"q_dtype": query, "kv_format": cache, "page_size": page_size}
+    problem = uniform_case(4, 1, 128, 1024, **formats).problem
+    found = variants(problem)
+    tiles = {
+        way.name: rows_tiles(query, cache, page_size)
+        if way is ROWS
+        else way.tiles_for(query, cache)
+        for way in WAYS
+    }
+    assert found and all(v.fused for v in found), "merges apart have no build"
+    for variant in found:
+        config = variant.config
+        assert (config.tile_rows, config.cluster) in tiles[way_of(config)]
+        assert variant.costs == variant.costs.of(problem)
 
 
 def test_a_formula_is_swept_over_its_counts_of_pieces():

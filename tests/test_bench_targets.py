@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from mla_lab.bench import target_figures, targets
+from mla_lab.bench import eight_bits, target_figures, targets
 from mla_lab.bench.target_figures import FIGURES, Figure
 from mla_lab.bench.targets import BEGIN, END, ENOUGH, Target, Verdict, fill, judge, load, table
 from mla_lab.cli import main
@@ -166,12 +166,14 @@ def test_traces_by_hand(folder):
 def test_the_command_says_all_and_writes_where_it_is_asked(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(targets, "judge", lambda found: [Verdict(t, Figure(1e9)) for t in found])
     readme = tmp_path / "README.md"
-    readme.write_text(f"a\n{BEGIN}\nold\n{END}\nb\n")
+    other = f"{eight_bits.BEGIN}\nold\n{eight_bits.END}\n"
+    readme.write_text(f"a\n{BEGIN}\nold\n{END}\nb\n{other}")
     code = main(["bench", "targets", "--readme", str(readme)])
     said = capsys.readouterr().out
     assert code == 1 and "attempts on record" in said, "those of at most are missed"
     made = readme.read_text()
-    assert made.startswith(f"a\n{BEGIN}\n| target |") and made.endswith(f"{END}\nb\n")
+    assert made.startswith(f"a\n{BEGIN}\n| target |") and f"{END}\nb\n" in made
+    assert f"{eight_bits.BEGIN}\n| formats |" in made
     assert "old" not in made and all(t.name in made for t in TARGETS)
     with pytest.raises(InvalidInput, match="no markers"):
         fill("text", "table")

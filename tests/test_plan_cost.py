@@ -6,7 +6,6 @@ import json
 import math
 from dataclasses import replace
 from itertools import product
-from typing import Any
 
 import numpy as np
 import pytest
@@ -32,10 +31,9 @@ from mla_lab.plan.correction import of_plan
 from mla_lab.plan.cuts import Shape
 from mla_lab.plan.formula import makespans, most_splits
 from mla_lab.plan.kernel_costs import KV_M, MEASURED, Q_M, recorded_costs
-from mla_lab.plan.pricing import price_formula
 from mla_lab.plan.schedule import POLICIES
 from mla_lab.plan.search import even, even_candidates, try_cuts
-from mla_lab.plan.ways import PAIR, way_of
+from mla_lab.plan.ways import way_of
 from mla_lab.problem import Problem
 from mla_lab.simulate import H200 as CONSTANTS
 from mla_lab.simulate import simulate
@@ -459,32 +457,3 @@ def test_1024_requests_in_under_10_ms(policy):
     took = min(planning_ms(policy, ragged_problem()))
     print(f"{policy}: {took:.2f} ms, {took / BUDGET_MS:.2f} of the budget")
     assert took < BUDGET_MS
-
-
-def test_waves_are_priced_by_a_wave_and_launched_whole() -> None:
-    eight: dict[str, Any] = {"q_dtype": "e4m3", "kv_format": "e4m3"}
-    pairs = tuple(family for family in recorded_costs() if family.way == PAIR.name)
-    one, four = (
-        choose(Problem.uniform(64 * n, 1, 8192, 128, **eight), H200, costs=pairs) for n in (1, 4)
-    )
-    assert one.config.option("pair") == four.config.option("pair") == 2
-    assert 3.6 < four.predicted_us / one.predicted_us < 4.1
-    # the tallest request counts for the launch, wherever it stands; one without queries for none
-    q_lens = tuple(0 if b % 4 == 0 else 2 if b == 1 else 1 for b in range(300))
-    ragged = Problem(q_lens, (4096,) * 300, 128, **eight)
-    family = next(f for f in recorded_costs() if f.key == (PAIR.kernel, PAIR.name)).of(ragged)
-    (priced,) = price_formula(ragged, H200, family, 64, 1)
-    assert priced.num_workers == 300 * 4
-    assert priced.predicted_us > one.predicted_us
-
-
-@pytest.mark.parametrize(
-    ("batch", "kv_len", "kernel"), [(64, 8192, "q_m"), (16, 65536, "q_m"), (64, 65536, "kv_m")]
-)
-def test_the_matrix_unit_alone_adds_up_no_long_piece_of_e4m3(
-    batch: int, kv_len: int, kernel: str
-) -> None:
-    """Where each tile's product is added in fp32 instead, a piece may have any length."""
-    eight: dict[str, Any] = {"q_dtype": "e4m3", "kv_format": "e4m3", "out_dtype": "bf16"}
-    choice = choose(Problem((1,) * batch, (kv_len,) * batch, heads=128, **eight))
-    assert choice.config.kernel == f"cute/{kernel}"

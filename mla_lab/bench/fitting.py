@@ -247,24 +247,29 @@ def write(
     """`data/kernel_costs.json`: the constants, those of `keys` with their new source."""
     fitted = set(keys)
     told = [replace(c, source=source) if c.key in fitted else c for c in costs]
-    rows = []
-    for family in told:
-        row = {
-            name: float(f"{value:.4g}") if isinstance(value, float) else value
-            for name, value in family.constants_alone().items()
+    path.write_text(text_of([row_of(family) for family in told]), encoding="utf-8")
+
+
+def row_of(family: KernelCosts) -> dict[str, Any]:
+    """Constants and what was learnt beside them, as a record holds them."""
+    row = {
+        name: float(f"{value:.4g}") if isinstance(value, float) else value
+        for name, value in family.constants_alone().items()
+    }
+    row["corrections"] = {
+        f"{tile_rows}x{cluster}": {
+            "weights": dict(zip(FEATURES, learnt.weights, strict=True)),
+            "bumps": learnt.bumps,
         }
-        row["corrections"] = {
-            f"{tile_rows}x{cluster}": {
-                "weights": dict(zip(FEATURES, learnt.weights, strict=True)),
-                "bumps": learnt.bumps,
-            }
-            for tile_rows, cluster, learnt in family.corrections
-        }
-        rows.append(row)
+        for tile_rows, cluster, learnt in family.corrections
+    }
+    return row
+
+
+def text_of(rows: Sequence[dict[str, Any]]) -> str:
+    """A record of such rows, a bump a line."""
     text = json.dumps({"costs": rows}, indent=2)
-    # a bump a line
-    text = re.sub(r"\[[^][{}]*\]", lambda found: " ".join(found[0].split()), text)
-    path.write_text(text + "\n", encoding="utf-8")
+    return re.sub(r"\[[^][{}]*\]", lambda found: " ".join(found[0].split()), text) + "\n"
 
 
 def source_of(rows: Sequence[Row], found: Sequence[Launch]) -> str:

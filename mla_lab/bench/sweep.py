@@ -21,7 +21,7 @@ from ..plan.correction import of_plan
 from ..plan.cuts import Shape
 from ..plan.formula import counts, most_splits
 from ..plan.pricing import SPLITS
-from ..plan.ways import ROWS, Way, find_way
+from ..plan.ways import FORMATS, ROWS, STORED, Way, find_way, rows_tiles
 from ..problem import Problem
 from .cases import Case
 from .harness import Bench
@@ -53,7 +53,7 @@ class Sweep(Bench):
 def variants(problem: Problem, gpu: Gpu = H200, per_tile: int = PER_TILE) -> list[Variant]:
     """What is worth timing of `problem`."""
     tiles = []
-    for way_costs in costs():
+    for way_costs in (family.of(problem) for family in costs()):
         way = find_way(*way_costs.key)
         if way is None:
             continue
@@ -81,8 +81,11 @@ def fitting_tiles(problem: Problem, way: Way) -> list[tuple[int, int]]:
     row tiles go in pairs, those of which a request has two.
     """
     rows = problem.heads if problem.top_k else max(problem.rows.tolist())
-    least = min(height for height, _ in way.tiles)
-    tiles = [tile for tile in way.tiles if tile[0] < 2 * rows or tile[0] == least]
+    built = way.tiles_for(problem.q_dtype, problem.kv_format)
+    if way is ROWS:
+        built = rows_tiles(problem.q_dtype, problem.kv_format, problem.page_size)
+    least = min((height for height, _ in built), default=0)
+    tiles = [tile for tile in built if tile[0] < 2 * rows or tile[0] == least]
     return [tile for tile in tiles if way.pair == 1 or tile[0] < rows]
 
 
@@ -100,7 +103,8 @@ def _of_tile(
     if way is ROWS and max(problem.q_lens) > 1 and not problem.top_k:
         config = replace(config, mask="causal")
     built = [config]
-    if family.apart:
+    # merges apart are shipped for operands that are stored as they are used
+    if family.apart and FORMATS.get((problem.q_dtype, problem.kv_format)) == STORED:
         built.append(replace(config, options=(("fused_merge", 0),)))
     workers = gpu.workers(tile[1])
     blocks = -(-max(problem.kv_lens) // family.tile_kv)

@@ -139,7 +139,11 @@ def trace_over_uniform(heads: int) -> Figure:
 
 
 def beside(
-    record: str, suffixes: Sequence[str], batch: Span = ALL, inverse: bool = False
+    record: str,
+    suffixes: Sequence[str],
+    batch: Span = ALL,
+    inverse: bool = False,
+    heads: Span = ALL,
 ) -> Figure:
     """The worst time of a case with a suffix over that of the same case without; with `inverse`
     the least of the inverse.
@@ -149,7 +153,9 @@ def beside(
     for case in ours:
         ending = next((suffix for suffix in suffixes if case.endswith(suffix)), None)
         plain = case.removesuffix(ending) if ending else None
-        if plain in ours and batch[0] <= int(case[1:].split("_")[0]) <= batch[1]:
+        shape = re.match(r"b(\d+)_q\d+_h(\d+)_", case)
+        spans = zip(shape.groups(), (batch, heads), strict=True) if shape else ()
+        if plain in ours and all(low <= int(size) <= high for size, (low, high) in spans):
             ratios[case] = ours[case] / ours[plain]
     worst = max(ratios, key=lambda case: ratios[case])
     shown = 1 / ratios[worst] if inverse else ratios[worst]

@@ -109,10 +109,15 @@ def table(verdicts: Sequence[Verdict]) -> str:
 
 def fill(text: str, made: str) -> str:
     """`text` with the table between its markers made anew. Raises InvalidInput without them."""
-    if BEGIN not in text or END not in text:
-        raise invalid("text", "no markers", f"{BEGIN} and {END}")
-    head, rest = text.split(BEGIN, 1)
-    return f"{head}{BEGIN}\n{made}\n{END}{rest.split(END, 1)[1]}"
+    return fill_between(text, made, BEGIN, END)
+
+
+def fill_between(text: str, made: str, begin: str, end: str) -> str:
+    """The same between any two markers."""
+    if begin not in text or end not in text:
+        raise invalid("text", "no markers", f"{begin} and {end}")
+    head, rest = text.split(begin, 1)
+    return f"{head}{begin}\n{made}\n{end}{rest.split(end, 1)[1]}"
 
 
 def _target(row: dict[str, Any]) -> Target:

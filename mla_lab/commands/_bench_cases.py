@@ -28,8 +28,15 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
         grid.add_argument(f"--{name}", type=numbers, help="by comma")
     grid.add_argument("--q-dtype", type=names, default=["bf16"], help="by comma")
     grid.add_argument("--kv-format", help="default: as the query")
+    grid.add_argument(
+        "--formats",
+        type=names,
+        default=[],
+        help="query:cache by comma, as bf16:e4m3, in place of those two; e4m3 alone is e4m3:e4m3",
+    )
     grid.add_argument("--out-dtype", help="default: bf16, or fp16 where the query is")
     grid.add_argument("--page-size", type=numbers, default=[64], help="by comma")
+    grid.add_argument("--top-k", type=int, default=0, help="sparse: slots of each query token")
     parser.add_argument(
         "--batch-invariant", action="store_true", help="each case so too, beside the default"
     )
@@ -62,11 +69,12 @@ def _listed(args: argparse.Namespace) -> list[Case]:
             sweep_cases(
                 *shapes,
                 q_dtype=q_dtype,
-                kv_format=args.kv_format or q_dtype,
+                kv_format=kv_format,
                 out_dtype=args.out_dtype or ("fp16" if q_dtype == "fp16" else "bf16"),
                 page_size=page_size,
+                top_k=args.top_k,
             )
-            for q_dtype in args.q_dtype
+            for q_dtype, kv_format in _formats(args)
             for page_size in args.page_size
         ]
         # formats of one shape follow each other, so that they meet the card in one state
@@ -75,6 +83,13 @@ def _listed(args: argparse.Namespace) -> list[Case]:
     for name in args.cases or ["anchor"]:
         cases += _trace_cases(args) if name == "trace" else get_list(name)
     return cases
+
+
+def _formats(args: argparse.Namespace) -> list[tuple[str, str]]:
+    """(query, cache) of the grid."""
+    pairs = [pair.partition(":") for pair in args.formats]
+    given = [(query, cache or query) for query, _, cache in pairs]
+    return given or [(query, args.kv_format or query) for query in args.q_dtype]
 
 
 def _trace_cases(args: argparse.Namespace) -> list[Case]:

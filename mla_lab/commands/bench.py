@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ..errors import invalid
 from . import _bench_run
 from ._bench_cases import names
+
+if TYPE_CHECKING:
+    from ..bench.fitting import Launch
 
 
 def add_parser(subparsers: Any) -> argparse.ArgumentParser:
@@ -35,14 +38,22 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
     targets = verbs.add_parser(
         "targets", help="asked and measured, from data/; exit code 1 if a miss is not accounted for"
     )
-    targets.add_argument("--readme", type=Path, help="also into the marked place of this file")
+    targets.add_argument(
+        "--readme",
+        type=Path,
+        help="also into the marked place of this file, beside the table of eight bits",
+    )
     return parser
 
 
 def _add_fit(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("records", type=Path, nargs="+", help="of `bench sweep`")
     parser.add_argument("--judge", type=Path, help="another, whose cases it was not fitted to")
-    parser.add_argument("--out", type=Path, help="default: data/kernel_costs.json of this checkout")
+    parser.add_argument(
+        "--out",
+        type=Path,
+        help="default: of this checkout's data/, kernel_costs.json, or its like of eight bits",
+    )
     parser.add_argument("--refine", type=int, default=0, metavar="STEPS", help="then a search")
     parser.add_argument("--parts", action="store_true", help="judge each part by the others'")
     parser.add_argument("--dry-run", action="store_true", help="judge, and write nothing")
@@ -64,13 +75,17 @@ def run(args: argparse.Namespace) -> int | None:
 
 def _fit(args: argparse.Namespace) -> None:
     from ..bench import fitting, read
+    from ..bench.format_costs import by_formats
     from ..bench.learning import learn
     from ..bench.refine import refine
-    from ..plan.kernel_costs import RECORD, recorded_costs
+    from ..plan.kernel_costs import RECORD, SIXTEEN, recorded_costs
     from ..resources import data_dir
 
     rows = [row for path in args.records for row in read(path)]
     found = fitting.launches(rows)
+    if SIXTEEN not in by_formats(found):
+        _fit_formats(args, found, fitting.source_of(rows, found))
+        return
     judges = {"on them": found}
     if args.judge:
         judges["on others"] = fitting.launches(list(read(args.judge)))
@@ -90,6 +105,20 @@ def _fit(args: argparse.Namespace) -> None:
     if not args.dry_run:
         path = args.out or data_dir() / RECORD
         fitting.write(path, fitted, source, {launch.key for launch in found})
+        print(f"wrote {path}")
+
+
+def _fit_formats(args: argparse.Namespace, found: list[Launch], source: str) -> None:
+    """Of a sweep over caches of eight bits."""
+    from ..bench import format_costs
+    from ..plan.kernel_costs import FORMATS_RECORD
+    from ..resources import data_dir
+
+    made, said = format_costs.fit_formats(format_costs.by_formats(found))
+    print("\n".join([source, *said]))
+    if not args.dry_run:
+        path = args.out or data_dir() / FORMATS_RECORD
+        format_costs.write(path, made, source)
         print(f"wrote {path}")
 
 
@@ -120,6 +149,7 @@ def _report(args: argparse.Namespace) -> None:
 
 
 def _targets(args: argparse.Namespace) -> int:
+    from ..bench import eight_bits
     from ..bench.targets import fill, judge, load, table
 
     verdicts = judge(load())
@@ -127,7 +157,7 @@ def _targets(args: argparse.Namespace) -> int:
     print(made)
     if args.readme:
         text = args.readme.read_text(encoding="utf-8")
-        args.readme.write_text(fill(text, made), encoding="utf-8")
+        args.readme.write_text(eight_bits.fill(fill(text, made)), encoding="utf-8")
     lacking = [(v.target.name, v.open_ends) for v in verdicts if v.open_ends]
     for name, lack in lacking:
         print(f"{name}: {lack}")

@@ -28,7 +28,7 @@ from .pricing import (
     price_formula,
     price_others,
 )
-from .ways import EIGHT, FORMATS, ROWS, WALK, find_way
+from .ways import EIGHT, FORMATS, ROWS, SPLIT, WALK, find_way
 
 #: how batch invariance cuts (see `policies.fixed_size`), for requests of up to 16 query rows, of up
 #: to 64 heads, and of more, whose row tiles fill the card sooner: in the largest pieces with which
@@ -156,9 +156,9 @@ def invariant_kinds(
     rows = set(problem.rows.tolist()) - {0} or {problem.heads}
     small = walk is not None and problem.heads <= INVARIANT_ROWS and not problem.top_k
     formats = (problem.q_dtype, problem.kv_format)
-    # of e4m3 throughout the walk alone is shipped with scales in memory and draft masks, and a
-    # request's kernel must not depend on what else a call asks for
-    by_rows = bool(ROWS.tiles_for(*formats)) and FORMATS.get(formats) != EIGHT
+    # of eight bits the walk alone is shipped with scales in memory and draft masks, and what a
+    # request is run by must not depend on what else a call asks for
+    by_rows = bool(ROWS.tiles_for(*formats)) and FORMATS.get(formats) not in (EIGHT, SPLIT)
     kinds = []
     if small and walk is not None and (ragged or min(rows) <= INVARIANT_ROWS):
         why = f"{INVARIANT_ROWS} query rows or fewer"

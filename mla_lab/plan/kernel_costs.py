@@ -1,7 +1,8 @@
 """Constants of our kernel families, from which the cost model of a problem follows.
 
 `data/kernel_costs.json` holds those of a sweep where one was made (see `calibrate`); without it
-the figures below stand in.
+the figures below stand in. What builds for a cache of eight bits take is in a record of its own;
+formats that it does not hold are priced as 16 bits are, by their bytes.
 """
 
 from __future__ import annotations
@@ -19,11 +20,15 @@ from ..problem import Problem
 from ..resources import data_dir
 from .correction import FEATURES, PLACE, Correction
 from .cost import CostModel
-from .ways import DEEP, EIGHT, FORMATS, GRID, MAIL, PAIR, ROWS, WALK
+from .ways import DEEP, GRID, MAIL, PAIR, ROWS, WALK
 
 #: rows that one CTA can hold; a taller tile is shared by the CTAs of a cluster
 CTA_ROWS = 64
 RECORD = "kernel_costs.json"
+#: the same for builds that read a cache of eight bits, whose rows name the query and the cache
+FORMATS_RECORD = "kernel_costs_eight_bits.json"
+#: what `RECORD` was calibrated with; fp16 takes as long where power allows it
+SIXTEEN = ("bf16", "bf16")
 Whole = int | np.ndarray
 
 
@@ -76,9 +81,9 @@ class KernelCosts:
         return self.kernel, self.way
 
     def of(self, problem: Problem) -> KernelCosts:
-        """These, or those of the way's builds for the problem's formats where it has such."""
-        eight = FORMATS.get((problem.q_dtype, problem.kv_format)) == EIGHT
-        return EIGHT_BITS.get(self.way, self) if eight else self
+        """These, or those of the way's builds for the problem's formats where they have such."""
+        own = recorded_formats().get((problem.q_dtype, problem.kv_format), ())
+        return next((costs for costs in own if costs.key == self.key), self)
 
     def factor(self, tile_rows: int, cluster: int, measures: np.ndarray) -> np.ndarray:
         """What times of a tile are multiplied by; 1 where no launch taught any better."""
@@ -312,83 +317,35 @@ _WALK = replace(
 
 MEASURED = (KV_M, _MAIL, _DEEP, _PAIR, _WALK, Q_M)
 
-#: e4m3 throughout, by way: what a block takes follows from its rows, less from memory's round trip
-_EIGHT = "one NVIDIA H200, 2026-11-20: 38 launches of mail, grid and pair, median error 2 %"
-_EIGHT_MAIL = replace(
-    _MAIL,
-    source=_EIGHT,
-    tile_ns=394.0,
-    block_ns=433.0,
-    block_row_ns=16.1,
-    copy_rate=29.1,
-    card_rate=4890.0,
-    exchange_rate=3020.0,
-    partial_ns=456.0,
-    merge_ns=1360.0,
-    head_start=0.01,
-    fill=1.46,
-    memory_ns=1110.0,
-    sharpness=3.04,
-    l2_rate=8900.0,
-)
-EIGHT_BITS = {
-    costs.way: costs
-    for costs in (
-        _EIGHT_MAIL,
-        replace(KV_M, source=_EIGHT, tile_ns=1006.0, block_ns=655.0, card_rate=4300.0),
-        replace(
-            _EIGHT_MAIL,
-            way=PAIR.name,
-            tile_ns=1075.0,
-            block_ns=0.85,
-            block_row_ns=21.4,
-            copy_rate=41.4,
-            partial_ns=1461.0,
-            merge_ns=1706.0,
-            exchange_rate=3390.0,
-            fill=0.02,
-        ),
-        # a plan's words come first
-        replace(_EIGHT_MAIL, way=WALK.name, tile_ns=1100.0),
-        replace(
-            Q_M,
-            source="one NVIDIA H200, 2026-11-20: 12 launches of 128 heads, median error 3 %",
-            tile_ns=5533.0,
-            block_ns=0.001096,
-            block_row_ns=15.15,
-            copy_rate=93.37,
-            card_rate=4132.0,
-            exchange_rate=11810.0,
-            partial_ns=319.2,
-            merge_ns=1953.0,
-            merge_kernel_ns=9545.0,
-            merge_kernel_rate=896.5,
-            cluster_ns=205.3,
-            merge_split_ns=7.524,
-            head_start=0.01572,
-            fill=0.004014,
-            cluster_rate=193.5,
-            pair_factor=0.988,
-            memory_ns=5098.0,
-            l2_rate=123600.0,
-            sharpness=3.051,
-        ),
-    )
-}
-
 
 @cache
 def recorded_costs() -> tuple[KernelCosts, ...]:
     """The families as calibrated in `data/`; the figures above where there is no record."""
     path = data_dir() / RECORD
-    if not path.is_file():
-        return MEASURED
-    rows = json.loads(path.read_text(encoding="utf-8"))["costs"]
+    return tuple(_read(path).get(SIXTEEN, ())) if path.is_file() else MEASURED
+
+
+@cache
+def recorded_formats() -> dict[tuple[str, str], tuple[KernelCosts, ...]]:
+    """Constants of builds for other formats, by (query, cache); none where there is no record."""
+    path = data_dir() / FORMATS_RECORD
+    return {key: tuple(costs) for key, costs in _read(path).items()} if path.is_file() else {}
+
+
+def _read(path: Path) -> dict[tuple[str, str], list[KernelCosts]]:
+    """A record's constants by the query and the cache that it names; `SIXTEEN` where it does not.
+
+    Raises InvalidInput for a row of other names than the fields here.
+    """
     names = {field.name for field in fields(KernelCosts)}
-    for row in rows:
+    found: dict[tuple[str, str], list[KernelCosts]] = {}
+    for row in json.loads(path.read_text(encoding="utf-8"))["costs"]:
+        query, _, cache = row.pop("formats", "bf16:bf16").partition(":")
         if set(row) | {"corrections"} != names:
             raise invalid(str(path), sorted(row), sorted(names))
-    return tuple(KernelCosts(**{**row, "corrections": _corrections(path, row)}) for row in rows)
+        costs = KernelCosts(**{**row, "corrections": _corrections(path, row)})
+        found.setdefault((query, cache), []).append(costs)
+    return found
 
 
 def _corrections(path: Path, row: dict[str, Any]) -> tuple[tuple[int, int, Correction], ...]:

@@ -103,6 +103,8 @@ TOUCHES: dict[str, Touch] = {
     "e4m3": Touch(_uniform(1, LENGTHS, 16, **EIGHT), ("lse",), "mail", (16, 1)),
     "e4m3, sinks": Touch(_uniform(2, TWO, 16, **EIGHT), ("lse", "sinks"), "walk", (32, 1)),
     "e4m3, pair of 64 rows": Touch(_uniform(1, (300, 700), 128, **EIGHT), (), "pair", (64, 1)),
+    "e4m3, query on M": Touch(_uniform(1, (300, 0), 64, **EIGHT), ("lse",), "rows", (64, 1)),
+    "e4m3, query on M, 128 rows": Touch(_uniform(1, TWO, 128, **EIGHT), (), "rows", (128, 2)),
     "e4m3, tree mask": Touch(_uniform(5, TWO, 6, **EIGHT), ("lse", "tree_mask"), "mail", (32, 1)),
     "e4m3, pages of 16": Touch(_uniform(2, TWO, 16, page_size=16, **EIGHT), ("lse", "sinks")),
     "bf16 over e4m3": Touch(_uniform(1, TWO, 16, kv_format="e4m3"), ("lse",), "mail", (16, 1)),

@@ -10,6 +10,8 @@ from torch import Tensor
 
 from ... import __version__, backends, decode
 from ... import kv_cache as formats
+from ...backends.device_plan import Formula
+from ...backends.gather import gathers
 from ...call import Arguments
 from ...errors import unsupported
 from ...gpu import H200, Gpu
@@ -53,7 +55,7 @@ class Ours:
         """As `Peer.prepare`. Raises Unsupported with the backend's reason."""
         first = rotation.copies[0]
         arguments = _arguments(first, rotation.case.batch_invariant)
-        _, runner = decode.validate(Arguments(**arguments), self.backend, None)
+        call, runner = decode.validate(Arguments(**arguments), self.backend, None)
         if rotation.device.type == "cuda" and runner.name == "torch" and self.backend == "auto":
             # its time is listed under its own name; here it would pass for a kernel's
             raise unsupported("backend", "auto, which has no kernel for this call", "mla-lab-torch")
@@ -62,6 +64,13 @@ class Ours:
             launches = tuple(self._launch(copy, rotation.case, None) for copy in rotation.copies)
             return Prepared(launches, notes={"backend": runner.name})
         gpu = backends.gpu_of(rotation.device) or H200
+        fetched = runner.name == "cute" and gathers(rotation.case.problem)
+        formula = runner.plan(call, gpu) if fetched else None
+        if isinstance(formula, Formula):  # nor may a plan be given where tokens are fetched
+            launches = tuple(self._launch(copy, rotation.case, None) for copy in rotation.copies)
+            config = formula.config
+            notes = {"kernel": config.name(), "tile_rows": config.tile_rows}
+            return Prepared(launches, notes={"backend": runner.name, **notes})
 
         def plan() -> Plan:
             return _choice(rotation.case, gpu, runner.name).plan(rotation.case.problem)

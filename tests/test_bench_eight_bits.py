@@ -1,0 +1,82 @@
+"""README's table of eight bits: made of the record, line by line."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from mla_lab.bench import eight_bits
+from mla_lab.bench.cases import Case, blackwell_twins, uniform_case
+from mla_lab.bench.eight_bits import RECORD, fill, plain_of, table
+from mla_lab.bench.records import describe_case
+from mla_lab.bench.target_figures import rows_of
+
+from .house import ROOT
+
+
+def row(case: Case, us: float, kernel: str | None, tile_rows: int) -> dict[str, Any]:
+    notes = {"kernel": kernel, "tile_rows": tile_rows, "backend": "torch"}
+    result = {"status": "ok", "us": us, "rel_error": us * 1e-4, "notes": notes}
+    return {"kind": "result", **describe_case(case), "peer": "mla-lab", "part": 0, **result}
+
+
+def shape(batch: int, cache: str = "bf16", query: str = "bf16", **more: Any) -> Case:
+    return uniform_case(batch, 1, 128, 8192, q_dtype=query, kv_format=cache, **more)
+
+
+def test_the_readme_s_table_is_that_of_the_record() -> None:
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    assert fill(readme) == readme, "fix: mla-lab bench targets --readme README.md"
+
+
+def test_a_line_names_kernel_worst_error_and_times_beside_bf16() -> None:
+    q_m, kv_m = "cute_q_m_cluster-2", "cute_kv_m_tile_rows-16"
+    made = table(
+        [
+            row(shape(1), 12.0, q_m, 64),
+            row(shape(64), 200.0, q_m, 64),
+            row(shape(64, "e4m3"), 400.0, kv_m, 16),
+            row(shape(1, "e4m3"), 10.0, kv_m, 32),
+            row(shape(64, "e4m3", "e4m3", top_k=2048), 50.0, None, 0),
+        ]
+    )
+    assert made.splitlines() == [
+        "| formats | heads | kernel, largest batch | error | batch 1 us | batch 64 us |",
+        "|---|---:|---|---:|---:|---:|",
+        "| bf16 | 128 | q_m, 64 rows | 2.0e-02 | 12.0 | 200 |",
+        "| bf16 over e4m3 | 128 | kv_m, 16 rows | 4.0e-02 | 10.0 (1.20x) | 400 (0.50x) |",
+        "| e4m3, sparse 2048 | 128 | torch | 5.0e-03 |  | 50.0 |",
+    ]
+
+
+def test_twins_are_told_in_a_sentence() -> None:
+    twins = {case.name: case for case in blackwell_twins() if case.problem.batch == 64}
+    times = {name: 100.0 * (1 + i) for i, name in enumerate(twins)}
+    made = table(
+        [row(shape(64), 1.0, None, 0)] + [row(c, times[n], None, 0) for n, c in twins.items()]
+    )
+    fastest = [times[plain_of(n)] / times[n] for n in twins if n != plain_of(n)]
+    assert f"The {len(fastest)} e4m3 twins" in made
+    assert f"{min(fastest):.2f} (b64" in made and f"{max(fastest):.2f} (b64" in made
+
+
+@pytest.mark.parametrize(
+    ("case", "plain"),
+    [
+        ("b1_q1_h16_kv8192_e4m3", "b1_q1_h16_kv8192"),
+        ("b1_q1_h16_kv8192_bf16_fp8_656", "b1_q1_h16_kv8192"),
+        ("b1_q4_h128_kv8192_var_e4m3_p32", "b1_q4_h128_kv8192_var_p32"),
+        ("b1_q1_h16_kv8192_bf16_e4m3_topk2048", "b1_q1_h16_kv8192_topk2048"),
+    ],
+)
+def test_the_same_shape_in_bf16(case: str, plain: str) -> None:
+    assert plain_of(case) == plain
+
+
+def test_every_format_of_the_record_has_a_name() -> None:
+    cases = {row["case"] for row in rows_of(RECORD) if row["kind"] == "result"}
+    assert all(plain_of(case) in cases for case in cases if "_p32" in case)
+    assert set(eight_bits.FORMATS.values()) <= {
+        line.split(" | ")[0].removeprefix("| ") for line in table(rows_of(RECORD)).splitlines()
+    }

@@ -3,9 +3,9 @@
     x = hi + lo      hi = e4m3(x), lo = e4m3(x - hi)
 
 Four significant bits each. lo is not scaled, so that both go into the same accumulator. A row of Q
-is scaled by a power of two that takes its greatest element to 128 .. 256: elements from 2^-9 of
-that on keep seven bits at least, below it they are off by 2^-18 of it, beside which bf16's own
-rounding of the greatest is 2^-9. The scale goes back into the scores.
+is scaled by a power of two that takes its greatest element to 128 .. 256: elements from 1/4 on are
+exact, those below are off by at most 2^-10, beside which bf16's own rounding of the greatest is
+1/4. The scale goes back into the scores.
 
 Q arrives as it is stored, through two stages of the ring, in 18 boxes of 64 rows by 32 columns: one
 k-step, of 64 bytes a row. A thread splits what it will hold of operand A
@@ -145,6 +145,12 @@ def greatest(s: TransposedShared, stages):
     return exponents
 
 
+def place_in_box(row, q):
+    """Where columns 4q .. 4q + 3 of a row lie in a box of Q, in bytes; those 16 further on lie 32
+    bytes off, by exclusive or."""
+    return row * 64 + (((q >> 1) ^ ((row >> 1) & 3)) << 4) + ((q & 1) << 3)
+
+
 @cute.jit
 def split_query(
     cfg: cutlass.Constexpr[Transposed], g: Globals, s: TransposedShared, r_q: cute.Tensor, scale,
@@ -162,8 +168,7 @@ def split_query(
     cute.arch.mbarrier_wait(s.q_empty, 0)
     tid = fresh_thread()
     g_row, q = own_row(tid), tid & 3
-    at = ((q >> 1) ^ ((g_row >> 1) & 3)) << 4
-    at = Int32(s.kv.iterator.toint()) + g_row * 64 + at + ((q & 1) << 3)
+    at = Int32(s.kv.iterator.toint()) + place_in_box(g_row, q)
     low_at = row_address(Int32(s.q_low.iterator.toint()), 3, 4)
     tail_at = row_address(Int32(s.q_tail.iterator.toint()), 3, 4)
     for first in cutlass.range_constexpr(0, STEPS, READ_AHEAD):

@@ -35,7 +35,7 @@ SPLIT = (("bf16", "e4m3"),)
 #: weights of fp16 may grow by more than those of e4m3 before the maximum moves
 SPLIT_FACTS = {"lazy_log2": 8.0}
 #: see `Transposed`
-SPLIT_OPTIONS = {"go": 1, "score_parts": 3, "q_boxes": 8}
+SPLIT_OPTIONS = {"go": 1, "score_parts": 3, "q_boxes": 5}
 
 
 def static_facts(config: KernelConfig) -> Config:

@@ -56,8 +56,8 @@ __all__ = ["THREADS", "allocate", "init_barriers", "operands", "roles"]
 THREADS = 512
 #: registers a thread by role, out of 128 a thread at the launch
 ATTEND_REGISTERS, ACCUMULATE_REGISTERS, LOAD_REGISTERS = 152, 168, 24
-#: the same for a query that is split
-SPLIT_ATTEND_REGISTERS, SPLIT_ACCUMULATE_REGISTERS = 152, 168
+#: the same for a query that is split, whose V^T takes more
+SPLIT_ATTEND_REGISTERS, SPLIT_ACCUMULATE_REGISTERS = 136, 176
 
 
 @cute.jit

@@ -61,7 +61,9 @@ def static_facts(config: KernelConfig) -> Config:
     if eight and config.option("skip"):
         raise unsupported("kv_format", f"{config.kv_format} with skip", tuple(DTYPES))
     kind = Transposed if eight else Config
-    split = eight and config.q_dtype not in EIGHT_BITS
+    own = {"go": config.option("go", kind.go)}
+    if eight and config.q_dtype != config.kv_format:
+        own = SPLIT_FACTS | {name: config.option(name, n) for name, n in SPLIT_OPTIONS.items()}
     facts = kind(
         dtype=config.q_dtype,
         out_dtype=config.out_dtype,
@@ -76,12 +78,7 @@ def static_facts(config: KernelConfig) -> Config:
         scales=config.option("scales"),
         tree=int(tree),
         skip=config.option("skip"),
-        **({} if split else {"go": config.option("go", kind.go)}),
-        **(
-            SPLIT_FACTS | {k: config.option(k, v) for k, v in SPLIT_OPTIONS.items()}
-            if split
-            else {}
-        ),
+        **own,
     )
     if facts.stamps and facts.features:
         raise unsupported("options", "stamps with features", "one of them")

@@ -1,5 +1,5 @@
-"""cute/q_m in e4m3 on a machine without a GPU: registers, shared memory, who has which token, what
-it compiles to."""
+"""cute/q_m over e4m3 on a machine without a GPU: registers, shared memory, who has which token, and
+what it compiles to."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import shutil
 from dataclasses import replace
 
 import pytest
+import torch
 
 from mla_lab import jit
 from mla_lab.errors import Unsupported
@@ -16,10 +17,11 @@ from mla_lab.plan.config import KernelConfig
 pytest.importorskip("cutlass")
 from mla_lab.cute import q_m
 from mla_lab.cute.q_m import transposed
-from mla_lab.cute.q_m.transposed import storage
+from mla_lab.cute.q_m.transposed import storage, terms
 from mla_lab.cute.q_m.transposed.attend import FIRST, HIGH_BITS, LATE, TO_HIGH_BIT, WORDS
 
 EIGHT = KernelConfig("cute/q_m", q_dtype="e4m3", kv_format="e4m3", tile_rows=128, cluster=2)
+SPLIT = replace(EIGHT, q_dtype="bf16")
 
 
 def test_registers_of_all_roles_are_those_of_the_card() -> None:
@@ -28,7 +30,12 @@ def test_registers_of_all_roles_are_those_of_the_card() -> None:
         + transposed.ATTEND_REGISTERS
         + transposed.LOAD_REGISTERS
     )
-    assert roles * 128 <= 65536
+    split = (
+        2 * transposed.SPLIT_ACCUMULATE_REGISTERS
+        + transposed.SPLIT_ATTEND_REGISTERS
+        + transposed.LOAD_REGISTERS
+    )
+    assert max(roles, split) * 128 <= 65536
     assert transposed.THREADS == 4 * 128
 
 
@@ -41,6 +48,13 @@ def test_what_eight_bits_do_not_go_with() -> None:
     ):
         with pytest.raises(Unsupported):
             q_m.static_facts(replace(EIGHT, **changed))
+    for changed in (
+        {"q_dtype": "fp16"},
+        {"out_dtype": "e4m3"},
+        {"tile_rows": 64, "cluster": 1, "options": (("skip", 1),)},
+    ):
+        with pytest.raises(Unsupported):
+            q_m.static_facts(replace(SPLIT, **changed))
 
 
 def test_weights_stay_below_what_saturates() -> None:
@@ -50,6 +64,39 @@ def test_weights_stay_below_what_saturates() -> None:
     assert 2 ** (storage.WEIGHT_LOG2 + facts.lazy_log2) < 432
     # row sums of sixteen weights pass through fp16
     assert 16 * 448 < 65504
+    # a query of sixteen bits has weights of fp16
+    facts = q_m.static_facts(SPLIT)
+    assert 2 ** (storage.WEIGHT_LOG2 + facts.lazy_log2) <= 65504
+
+
+def test_two_terms_of_a_query_lose_less_than_bf16_does() -> None:
+    """Of every bf16 number below 256, as of a row that is scaled: exact down to 2^-9 of what the
+    greatest may be, off by at most 2^-10 below."""
+    numbers = torch.arange(0x4380, dtype=torch.int32).to(torch.uint16).view(torch.bfloat16).float()
+    high = numbers.to(torch.float8_e4m3fn).float()
+    both = high + (numbers - high).to(torch.float8_e4m3fn).float()
+    off = (numbers - both).abs()
+    assert numbers.max() < 256
+    assert off[numbers >= 0.25].max() == 0
+    assert 0 < off.max() <= 2.0**-10
+
+
+def test_a_thread_splits_what_it_will_hold() -> None:
+    """Boxes of the query arrive in 64-byte rows, whose 16-byte chunks the copy permutes by row / 2;
+    operand A has columns 4q .. 4q + 3 and those 16 further of rows g and g + 8."""
+    arrived = {}
+    for row in range(64):
+        for column in range(32):
+            chunk = (column // 8) ^ (row // 2 % 4)
+            arrived[row * 64 + chunk * 16 + column % 8 * 2] = row, column
+    for row in range(64):
+        for q in range(4):
+            at = terms.place_in_box(row, q)
+            for far in range(2):
+                found = [arrived[(at ^ (32 * far)) + 2 * i] for i in range(4)]
+                assert found == [(row, 16 * far + 4 * q + i) for i in range(4)]
+            # eight rows on, the permutation is the same
+            assert terms.place_in_box(row + 8, q) == at + 512
 
 
 def test_saturated_weights_are_seen_four_at_once() -> None:
@@ -76,13 +123,17 @@ def test_tokens_of_a_word_of_weights() -> None:
 
 
 @pytest.mark.skipif(shutil.which("g++") is None, reason="needs a C++ compiler")
-@pytest.mark.parametrize("features", [(), (("features", 1),)], ids=["plain", "sinks"])
-def test_compiles_without_spills(features: tuple[tuple[str, int], ...]) -> None:
-    config = replace(EIGHT, options=features)
-    made = jit.compile(config, "sm_90a")
+@pytest.mark.parametrize(
+    ("base", "features"),
+    [(EIGHT, ()), (EIGHT, (("features", 1),)), (SPLIT, ()), (SPLIT, (("scales", 1),))],
+    ids=["plain", "sinks", "split", "split-scales"],
+)
+def test_compiles_without_spills(base: KernelConfig, features: tuple[tuple[str, int], ...]) -> None:
+    made = jit.compile(replace(base, options=features), "sm_90a")
     (kernel,) = made.resources
     assert kernel.stack == 0
     assert tuple(kernel.block or ()) == (transposed.THREADS, 1, 1)
     assert kernel.shared <= 232_448
     products = re.findall(r"wgmma\.mma_async\.sync\.aligned\.(\S+)", made.ptx.read_text())
-    assert {p.partition(".")[2] for p in products} == {"f32.e4m3.e4m3"}
+    found = {p.partition(".")[2] for p in products}
+    assert found == {"f32.e4m3.e4m3"} | ({"f32.f16.f16"} if base is SPLIT else set())

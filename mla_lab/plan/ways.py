@@ -33,9 +33,13 @@ FORMATS = {
 #: formats of the result
 OUTS = {STORED: ("bf16", "fp16"), SPLIT: ("bf16", "fp16"), EIGHT: ("bf16", "fp16", "e4m3")}
 
-#: (way, query, cache, tile) that registers do not suffice for: the record's last words would lie in
-#: local memory
-SPILLING = {("walk", "bf16", "e4m3", (32, 1))}
+#: (way, query, cache, tile) that registers do not suffice for, as the record's last words would lie
+#: in local memory; and those that nobody has written
+MISSING = {
+    ("walk", "bf16", "e4m3", (32, 1)),
+    ("rows", "bf16", "fp8_656", (64, 1)),
+    ("rows", "bf16", "fp8_656", (128, 2)),
+}
 
 
 @dataclass(frozen=True)
@@ -57,7 +61,7 @@ class Way:
         """
         tiles = {SPLIT: self.split, EIGHT: self.eight}
         found = tiles.get(FORMATS.get((q_dtype, kv_format), STORED), self.tiles)
-        return tuple(t for t in found if (self.name, q_dtype, kv_format, t) not in SPILLING)
+        return tuple(t for t in found if (self.name, q_dtype, kv_format, t) not in MISSING)
 
     @property
     def formula(self) -> bool:
@@ -72,7 +76,13 @@ class Way:
 
 #: clusters divide the keys of short requests; 32 rows go where two row tiles of 16 would read the
 #: same keys twice
-ROWS = Way("rows", "cute/q_m", ((64, 1), (128, 2)), eight=((64, 1), (128, 2)))
+ROWS = Way(
+    "rows",
+    "cute/q_m",
+    ((64, 1), (128, 2)),
+    split=((64, 1), (128, 2)),
+    eight=((64, 1), (128, 2)),
+)
 GRID = Way(
     "grid",
     "cute/kv_m",

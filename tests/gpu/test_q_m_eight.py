@@ -1,4 +1,4 @@
-"""cute/q_m in e4m3 by its own interface, against the float64 oracle, on the plans and shapes that
+"""cute/q_m over e4m3 by its own interface, against the float64 oracle, on the plans and shapes that
 break kernels. Nothing is compiled here: a build that is not at hand is skipped.
 """
 
@@ -20,7 +20,7 @@ pytestmark = pytest.mark.gpu
 EIGHT = [
     c
     for c in shipped()
-    if c.kernel == "cute/q_m" and c.q_dtype == "e4m3" and set(dict(c.options)) <= {"shaped"}
+    if c.kernel == "cute/q_m" and c.kv_format == "e4m3" and set(dict(c.options)) <= {"shaped"}
 ]
 PLAIN = [c for c in EIGHT if c.mask == "none"]
 

@@ -29,16 +29,24 @@ from .storage import DTYPES, EIGHT_DTYPES, HEAD, LATENT, Config
 from .transposed.storage import Transposed
 
 PAGE_SIZES = (16, 32, 64, 128)
+#: caches of eight bits, and the queries of sixteen that are split in two terms over them
+EIGHT_BITS = ("e4m3",)
+SPLIT = (("bf16", "e4m3"),)
+#: weights of fp16 may grow by more than those of e4m3 before the maximum moves
+SPLIT_FACTS = {"lazy_log2": 8.0}
+#: see `Transposed`
+SPLIT_OPTIONS = {"go": 1, "score_parts": 3, "q_boxes": 5}
 
 
 def static_facts(config: KernelConfig) -> Config:
     """Check what this family compiles, and pick what it reads."""
-    eight = config.q_dtype == "e4m3"
+    eight = config.kv_format in EIGHT_BITS
     if config.q_dtype not in EIGHT_DTYPES:
         raise unsupported("q_dtype", config.q_dtype, tuple(EIGHT_DTYPES))
-    if config.kv_format != config.q_dtype:
-        raise unsupported("kv_format", config.kv_format, f"that of the query, {config.q_dtype}")
-    outs = EIGHT_DTYPES if eight else DTYPES
+    if config.kv_format != config.q_dtype and (config.q_dtype, config.kv_format) not in SPLIT:
+        taken = f"that of the query, {config.q_dtype}; {SPLIT}"
+        raise unsupported("kv_format", config.kv_format, taken)
+    outs = EIGHT_DTYPES if config.q_dtype == "e4m3" else DTYPES
     if config.out_dtype not in outs:
         raise unsupported("out_dtype", config.out_dtype, tuple(outs))
     if (config.tile_rows, config.cluster) not in ((64, 1), (128, 2)):
@@ -51,15 +59,17 @@ def static_facts(config: KernelConfig) -> Config:
         raise unsupported("page_size", config.page_size, PAGE_SIZES)
     tree = config.mask == "tree"
     if eight and config.option("skip"):
-        raise unsupported("q_dtype", "e4m3 with skip", tuple(DTYPES))
+        raise unsupported("kv_format", f"{config.kv_format} with skip", tuple(DTYPES))
     kind = Transposed if eight else Config
+    own = {"go": config.option("go", kind.go)}
+    if eight and config.q_dtype != config.kv_format:
+        own = SPLIT_FACTS | {name: config.option(name, n) for name, n in SPLIT_OPTIONS.items()}
     facts = kind(
         dtype=config.q_dtype,
         out_dtype=config.out_dtype,
         cluster=config.cluster,
         page_size=config.page_size,
         pdl=config.option("pdl", 1),
-        go=config.option("go", kind.go),
         lse=config.option("lse", 1),
         fused_merge=config.option("fused_merge", 1),
         partials=config.option("partials", 16),
@@ -68,6 +78,7 @@ def static_facts(config: KernelConfig) -> Config:
         scales=config.option("scales"),
         tree=int(tree),
         skip=config.option("skip"),
+        **own,
     )
     if facts.stamps and facts.features:
         raise unsupported("options", "stamps with features", "one of them")
@@ -104,7 +115,7 @@ def entry(config: KernelConfig) -> CuteEntry:
     if facts.skip:
         extras.append(Float32(1.0))
     args = (
-        dense(facts.element, (*counts(3 if shaped else 1), HEAD)),
+        dense(facts.q_element, (*counts(3 if shaped else 1), HEAD)),
         cache,
         dense(facts.out_element, (*counts(3 if shaped else 1), LATENT)),
         dense(Float32, counts(2 if shaped else 1), 4),

@@ -84,6 +84,10 @@ class Config:
         return EIGHT_DTYPES[self.dtype]
 
     @property
+    def q_element(self) -> type[cutlass.Numeric]:
+        return self.element
+
+    @property
     def out_element(self) -> type[cutlass.Numeric]:
         return EIGHT_DTYPES[self.out_dtype]
 

@@ -34,6 +34,19 @@ bits than fp32: of 8192 Gaussian keys in one work tile the error is 1.03 times t
 weights rounded alike, of 65536 keys 2.5 times (H200, 2026-11-20). A product of its own for each
 tile, added in fp32, leaves 1.01 and 1.09, and takes the registers of the second scores: 141 us
 where this took 134, which takes 125 by now (64 requests of 8192 tokens).
+
+A bf16 query over the same cache (`split`: a value of the design)
+    S[rows, tokens]      A  Q as two terms of e4m3 (see `terms`), 5 of 9 boxes of the first in
+                            registers, the rest in shared memory
+    O^T[columns, rows]   A  V^T widened to fp16 in registers   B  P of fp16 (see `widen`)
+Both products take twice the time, 1152 and 1024 clocks, as those of 16 bits do. The query passes
+through two of the ring's four stages, once a work tile:
+    empty[stage]    then 4 attend warps, twice, of each CTA
+    p_full, seen    turn where a stage holds keys alone
+    q_empty         128 attend threads, twice a work tile: no product reads Q, Q is written
+Timeline of a steady tile
+    attend       | QK(t + 1), first part; softmax(t) under it | other parts; P(t) announced between
+    accumulate   | PV(t - 1)                                                        | PV(t) ...
 """
 
 from __future__ import annotations
@@ -41,35 +54,40 @@ from __future__ import annotations
 import cutlass
 import cutlass.cute as cute
 import cutlass.utils.hopper_helpers as sm90
-from cutlass import Float32
+from cutlass import Float32, const_expr
 from cutlass.cute.nvgpu import OperandMajorMode, cpasync, warpgroup
 
 from ..storage import BLOCK, HEAD, Globals, Mmas, cache_load, query_load
 from ..work import Plan
+from . import widen
 from .accumulate import accumulate
 from .attend import attend
 from .load import load
-from .storage import BOXES, Q_BOXES, STAGES, Transposed, TransposedShared, allocate
+from .storage import BOXES, Transposed, TransposedShared, allocate
+from .terms import attend_split
 
 __all__ = ["THREADS", "allocate", "init_barriers", "operands", "roles"]
 
 THREADS = 512
 #: registers a thread by role, out of 128 a thread at the launch
 ATTEND_REGISTERS, ACCUMULATE_REGISTERS, LOAD_REGISTERS = 152, 168, 24
+#: the same for a query that is split, whose V^T takes more
+SPLIT_ATTEND_REGISTERS, SPLIT_ACCUMULATE_REGISTERS = 136, 176
 
 
 @cute.jit
 def init_barriers(cfg: cutlass.Constexpr[Transposed], s: TransposedShared):
     """Arrive counts as in the table above."""
     with cute.arch.elect_one():
-        for i in cutlass.range_constexpr(STAGES):
+        for i in cutlass.range_constexpr(cfg.stages):
             cute.arch.mbarrier_init(s.full + i, 1)
             cute.arch.mbarrier_init(s.empty + i, 8 * cfg.cluster)
             cute.arch.mbarrier_init(s.p_full + i, 128)
             cute.arch.mbarrier_init(s.seen + i, 256)
         cute.arch.mbarrier_init(s.free, 256)
         cute.arch.mbarrier_init(s.q_full, 1)
-        cute.arch.mbarrier_init(s.q_empty, 4)
+        # of a query that is split, what all of the group have read or written
+        cute.arch.mbarrier_init(s.q_empty, 128 if const_expr(cfg.split) else 4)
     cute.arch.mbarrier_init_fence()
 
 
@@ -80,11 +98,17 @@ def roles(
 ):  # fmt: skip
     """What each warp does, with its share of the registers."""
     if warp < 8:
-        cute.arch.setmaxregister_increase(ACCUMULATE_REGISTERS)
+        cute.arch.setmaxregister_increase(
+            SPLIT_ACCUMULATE_REGISTERS if const_expr(cfg.split) else ACCUMULATE_REGISTERS
+        )
         accumulate(cfg, g, s, mma, plan, rank)
     elif warp < 12:
-        cute.arch.setmaxregister_increase(ATTEND_REGISTERS)
-        attend(cfg, g, s, mma, plan, rank)
+        if const_expr(cfg.split):
+            cute.arch.setmaxregister_increase(SPLIT_ATTEND_REGISTERS)
+            attend_split(cfg, g, s, mma, plan, rank)
+        else:
+            cute.arch.setmaxregister_increase(ATTEND_REGISTERS)
+            attend(cfg, g, s, mma, plan, rank)
     else:
         cute.arch.setmaxregister_decrease(LOAD_REGISTERS)
         if warp == 12:
@@ -97,10 +121,17 @@ def operands(cfg: cutlass.Constexpr[Transposed], q: cute.Tensor, kv: cute.Tensor
     `allocate` takes."""
     element = cfg.element
     atom = warpgroup.make_smem_layout_atom(warpgroup.SmemLayoutAtomKind.K_SW64, element)
-    kv_layout = cute.tile_to_shape(atom, (BLOCK, HEAD, STAGES), (0, 1, 2))
-    q_layout = cute.tile_to_shape(atom, (BLOCK, 64 * Q_BOXES), (0, 1))
-    tail_layout = cute.tile_to_shape(atom, (BLOCK, 64 * (BOXES - Q_BOXES), 2), (0, 1, 2))
-    box_layout = cute.tile_to_shape(atom, (BLOCK, 64), (0, 1))
+
+    def boxes_of(count: int, *copies: int):  # type: ignore[no-untyped-def]
+        modes = tuple(range(2 + len(copies)))
+        return cute.tile_to_shape(atom, (BLOCK, 64 * count, *copies), modes)
+
+    rest = BOXES - cfg.q_boxes
+    layouts = (
+        (boxes_of(BOXES, cfg.stages), boxes_of(rest, 1), boxes_of(BOXES), boxes_of(1, cfg.stages))
+        if const_expr(cfg.split)
+        else (boxes_of(BOXES, cfg.stages), boxes_of(cfg.q_boxes), boxes_of(rest, 2))
+    )
     major = OperandMajorMode.K
     smem, registers = (
         sm90.make_trivial_tiled_mma(
@@ -108,20 +139,24 @@ def operands(cfg: cutlass.Constexpr[Transposed], q: cute.Tensor, kv: cute.Tensor
         )
         for source in (warpgroup.OperandSource.SMEM, warpgroup.OperandSource.RMEM)
     )
-    columns = (64, BOXES)
+    # a box of the query is 64 bytes wide, as one of the cache: of 16 bits one k-step
+    width = 64 * 8 // cfg.q_element.width
+    q_atom = warpgroup.make_smem_layout_atom(warpgroup.SmemLayoutAtomKind.K_SW64, cfg.q_element)
     q_view = cute.make_tensor(
         q.iterator,
-        cute.make_layout((cute.size(q.shape[:-1]), columns), stride=(HEAD, (1, 64))),
+        cute.make_layout(
+            (cute.size(q.shape[:-1]), (width, HEAD // width)), stride=(HEAD, (1, width))
+        ),
     )
+    columns = (64, BOXES)
     kv_view = cute.make_tensor(
         kv.iterator,
         cute.make_layout(
             (cfg.page_size, columns, kv.shape[0]), stride=(HEAD, (1, 64), kv.stride[0])
         ),
     )
-    tma_q, q_coords = cpasync.make_tiled_tma_atom(
-        query_load(), q_view, box_layout, (BLOCK, (64, 1))
-    )
+    q_box = cute.tile_to_shape(q_atom, (BLOCK, width), (0, 1))
+    tma_q, q_coords = cpasync.make_tiled_tma_atom(query_load(), q_view, q_box, (BLOCK, (width, 1)))
     rows, boxes = cfg.box_rows, cfg.boxes_per_copy
     tma_kv, kv_coords = cpasync.make_tiled_tma_atom(
         cache_load(cfg),
@@ -130,4 +165,5 @@ def operands(cfg: cutlass.Constexpr[Transposed], q: cute.Tensor, kv: cute.Tensor
         (rows, (64, boxes)),
     )
     maps = tma_q, q_coords, tma_kv, kv_coords
-    return Mmas(smem, registers, registers), maps, (kv_layout, q_layout, tail_layout)
+    values = widen.product() if const_expr(cfg.split) else registers
+    return Mmas(smem, registers, values), maps, layouts

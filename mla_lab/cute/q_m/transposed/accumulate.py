@@ -1,4 +1,4 @@
-"""The accumulate role of the e4m3 kernel: O^T += V^T P^T for 256 columns, and a work tile's end.
+"""The accumulate role: O^T += V^T P^T for 256 columns, and a work tile's end.
 
 V^T comes out of shared memory through registers (see kv_m's `fp8`), by steps of 64 columns, a
 slice, and 32 tokens. The registers of a step are free once its product is done.
@@ -23,7 +23,17 @@ from ..output import store_pair, store_row_lse
 from ..partials import REGION, words_at
 from ..storage import BLOCK, LATENT, LN2, Globals, Mmas, Work
 from ..work import Plan, open_plan, read_work, stamp, stamp_round
-from .storage import BOX, ROPE_BOX, STAGE, STEP, Transposed, TransposedShared, next_stage
+from . import widen
+from .storage import (
+    BOX,
+    Q_STAGES,
+    ROPE_BOX,
+    STAGE,
+    STEP,
+    Transposed,
+    TransposedShared,
+    next_stage,
+)
 
 SLICES = 4
 #: steps whose operand A is held
@@ -71,20 +81,55 @@ def values_at(s: TransposedShared):
     return Int32(s.kv.iterator.toint()) + half + (tid & 31) * 64 + (chunk << 4)
 
 
+def weights_of(cfg: Transposed, s: TransposedShared, mma: Mmas):
+    """Operand B."""
+    if cfg.split:
+        return widen.weights_of(cfg, s, mma)
+    p_box = cute.local_tile(s.kv, (64, 64), (0, ROPE_BOX, None))
+    return mma.pv.make_fragment_B(mma.pv.get_slice(0).partition_B(p_box))
+
+
+def operands_a(cfg: Transposed, mma: Mmas):
+    """Registers for operand A of as many steps as are held."""
+    if cfg.split:
+        return widen.operands_a(mma)
+    shape = mma.pv.partition_shape_A((64, 32))
+    return [cute.make_rmem_tensor(shape, cfg.element) for _ in range(HELD)]
+
+
 @cute.jit
-def add_tile(s: TransposedShared, mma: Mmas, acc, v, r_p, values, stage):
-    """O^T, times its rows' factors, + V^T P^T of one tile, by steps of 64 columns and 32 tokens;
-    operand A of `HELD` steps is held."""
+def pass_over(cfg: cutlass.Constexpr[Transposed], stage: Int32):
+    """The stage after those that a query passes through."""
+    stage = stage + Q_STAGES
+    if stage >= cfg.stages:
+        stage = stage - cfg.stages
+    return stage
+
+
+@cute.jit
+def add_tile(
+    cfg: cutlass.Constexpr[Transposed], s: TransposedShared, mma: Mmas, acc, v, r_p, values, stage
+):
+    """O^T, times its rows' factors, + V^T P^T of one tile."""
     factors = two_factors(s, stage, 2 * (fresh_thread() & 31))
     if cute.arch.vote_any_sync(factors != NOTHING):
         fade(s, acc, stage)
     base = values + stage * STAGE
+    if const_expr(cfg.split):
+        widen.add_wide(s, mma, acc, v, r_p, base, stage)
+    else:
+        add_steps(mma, acc, v, r_p, base, stage)
+
+
+def add_steps(mma: Mmas, acc, v, r_p, base, stage):
+    """O^T += V^T P^T of one tile, by steps of 64 columns and 32 tokens; operand A of `HELD` steps
+    is held."""
     shape = cute.make_layout(mma.pv.partition_shape_C((64, 64)))
     atom = cute.make_mma_atom(mma.pv.op)
     atom.set(warpgroup.Field.ACCUMULATE, True)
-    for i in cutlass.range_constexpr(2 * SLICES):
+    for i in range(2 * SLICES):
         m, k, a = i // 2, i % 2, v[i % HELD]
-        if const_expr(i >= HELD):
+        if i >= HELD:
             warpgroup.wait_group(HELD - 1)
         load_step(base, m * BOX + k * STEP * 64, cute.recast_tensor(a, Int32), 0)
         product = cute.make_tensor(acc.iterator + 32 * m, shape)
@@ -224,33 +269,37 @@ def accumulate(
     cfg: cutlass.Constexpr[Transposed], g: Globals, s: TransposedShared, mma: Mmas, plan: Plan, rank
 ):
     """Per work tile: V^T P^T tile by tile as P is announced."""
-    p_box = cute.local_tile(s.kv, (64, 64), (0, ROPE_BOX, None))
-    r_p = mma.pv.make_fragment_B(mma.pv.get_slice(0).partition_B(p_box))
+    r_p = weights_of(cfg, s, mma)
     acc = cute.make_rmem_tensor(32 * SLICES, Float32)
-    v = [
-        cute.make_rmem_tensor(mma.pv.partition_shape_A((64, 32)), cfg.element) for _ in range(HELD)
-    ]
+    v = operands_a(cfg, mma)
     first, last = plan.first, plan.last
     values = values_at(s)
     cute.arch.mbarrier_arrive(s.free)
     stage, phase = Int32(0), Int32(0)
     for index in cutlass.range(first, last, unroll=1):
+        if const_expr(cfg.split):
+            stage = pass_over(cfg, stage)
         acc.fill(0.0)
         left = cutlass.max(g.tiles[index, 3] - g.tiles[index, 2], 1)
         left = cute.arch.make_warp_uniform(left)
         while left > 0:
             left = cute.arch.make_warp_uniform(left)
             stage = cute.arch.make_warp_uniform(stage)
-            cute.arch.mbarrier_wait(s.p_full + stage, phase)
+            turn = (phase >> stage) & 1 if const_expr(cfg.split) else phase
+            cute.arch.mbarrier_wait(s.p_full + stage, turn)
             stamp_round(cfg, g, left, 5)
-            add_tile(s, mma, acc, v, r_p, values, stage)
+            add_tile(cfg, s, mma, acc, v, r_p, values, stage)
             stamp_round(cfg, g, left, 6)
             stamp_round(cfg, g, left, 7)
             cute.arch.mbarrier_arrive(s.seen + stage)
             cute.arch.sync_warp()
             release(cfg, s, stage, cute.arch.lane_idx())
             left = left - 1
-            stage, phase = next_stage(stage, phase)
+            if const_expr(cfg.split):
+                phase = phase ^ (1 << stage)
+                stage = stage + 1 if stage + 1 < cfg.stages else Int32(0)
+            else:
+                stage, phase = next_stage(stage, phase)
         stamp(cfg, g, 3)
         finish(cfg, g, s, acc, index, rank)
         stamp(cfg, g, 4)

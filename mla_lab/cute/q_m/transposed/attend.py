@@ -135,7 +135,7 @@ def whole(x):
 
 @cute.jit
 def raise_maxima(
-    cfg: cutlass.Constexpr[Transposed], scale: Float32, acc, row_max, row_sum, factor, row, lane
+    cfg: cutlass.Constexpr[Transposed], scale, acc, row_max, row_sum, factor, row, lane
 ):
     """New maxima for rows with a score too far above the old one, and what becomes of O; rare.
 
@@ -145,7 +145,7 @@ def raise_maxima(
     """
     fade = cute.make_rmem_tensor(2, Float16)
     for h in cutlass.range_constexpr(2):
-        mx = quad(cute.arch.fmax, row_top(acc, h)) * scale - Float32(WEIGHT_LOG2)
+        mx = quad(cute.arch.fmax, row_top(acc, h)) * scale[h] - Float32(WEIGHT_LOG2)
         new = select(mx - row_max[h] > Float32(cfg.lazy_log2), mx, row_max[h])
         fade[h] = cute.math.exp2(row_max[h] - new, fastmath=True).to(Float16)
         row_max[h] = new
@@ -203,7 +203,7 @@ def weigh(
     tid = fresh_thread()
     lane, row = tid & 31, own_row(tid)
     if cute.arch.vote_any_sync(saturated(p)):
-        raise_maxima(cfg, scale, acc, row_max, row_sum, factor, row, lane)
+        raise_maxima(cfg, (scale, scale), acc, row_max, row_sum, factor, row, lane)
         round_weights(scale, acc, row_max, p, nothing)
     else:
         publish_pair(factor, row, lane, Float16(1.0), Float16(1.0))

@@ -1,8 +1,9 @@
-"""The load role of the e4m3 kernel: a warp of its own keeps the ring of five stages full.
+"""The load role: a warp of its own keeps the ring of stages full.
 
-Q has a place of its own, free as soon as the attend group holds it in registers; what that group
-reads from shared memory has two, in turn. In a cluster of
-two, the CTAs take turns with thirds of a tile and multicast each to both.
+A query of e4m3 has a place of its own, free as soon as the attend group holds it in registers; what
+that group reads from shared memory has two, in turn. One of sixteen bits passes through two stages
+of the ring, before the KV tiles of its work tile. In a cluster of two, the CTAs take turns with
+thirds of a KV tile and multicast each to both.
 """
 
 from __future__ import annotations
@@ -15,7 +16,17 @@ from cutlass.cute.nvgpu import cpasync
 from ..load import block_pages
 from ..storage import BLOCK, EVICT_FIRST, FIRST_PAGE, RECORDS, Globals, Work
 from ..work import Plan, first_pages, plan_words, read_work, record, stamp_round
-from .storage import BOX, BOXES, Q_BOXES, STAGE, STAGES, Transposed, TransposedShared, next_stage
+from .storage import (
+    BOX,
+    BOXES,
+    Q_ARRIVAL_BOXES,
+    Q_BOXES,
+    Q_STAGES,
+    STAGE,
+    Transposed,
+    TransposedShared,
+    next_stage,
+)
 
 
 @cute.jit
@@ -53,6 +64,34 @@ def load_q(
 
 
 @cute.jit
+def pass_q(
+    cfg: cutlass.Constexpr[Transposed], g: Globals, s: TransposedShared, work: Work, stage, phase
+):
+    """This CTA's 64 query rows of sixteen bits through the next stages, the first of which is free;
+    the stage after them, and its parity."""
+    half = Q_ARRIVAL_BOXES // Q_STAGES
+    shape = ((BLOCK, (32, 1)), cfg.stages, half)
+    dst = cute.make_tensor(
+        cute.recast_ptr(s.kv.iterator, dtype=cfg.q_element),
+        cute.make_layout(shape, stride=((32, (1, BOX // 2)), STAGE // 2, BOX // 2)),
+    )
+    src = cute.local_tile(
+        cute.domain_offset((work.global_row, (0, 0)), g.q), (BLOCK, (32, 1)), (0, None)
+    )
+    to, of = cpasync.tma_partition(
+        g.tma_q, 0, cute.make_layout(1), dst, cute.group_modes(src, 0, 2)
+    )
+    for part in cutlass.range_constexpr(Q_STAGES):
+        cute.arch.mbarrier_wait(s.empty + stage, phase)
+        arm(s.full + stage)
+        for box in cutlass.range_constexpr(half):
+            source = of[None, part * half + box]
+            cute.copy(g.tma_q, source, to[None, stage, box], tma_bar_ptr=s.full + stage)
+        stage, phase = next_stage(stage, phase, cfg.stages)
+    return stage, phase
+
+
+@cute.jit
 def load_tile(
     cfg: cutlass.Constexpr[Transposed], g: Globals, s: TransposedShared, block, stage, pages, rank
 ):
@@ -62,7 +101,7 @@ def load_tile(
     dst = cute.make_tensor(
         s.kv.iterator,
         cute.make_layout(
-            ((rows, (64, boxes)), STAGES, copies, parts),
+            ((rows, (64, boxes)), cfg.stages, copies, parts),
             stride=((64, (1, BOX)), STAGE, boxes * BOX, rows * 64),
         ),
     )
@@ -102,18 +141,27 @@ def load(cfg: cutlass.Constexpr[Transposed], g: Globals, s: TransposedShared, pl
     """Per work tile: its record, Q, then KV tiles as stages come free; by one warp.
 
     Once the attend group holds the query before, it has published the sums of the one before that,
-    whose predecessor's end has been read: of three records the oldest is free.
+    whose predecessor's end has been read: of three records the oldest is free. Where the query
+    passes through the ring, a free stage says as much: who has read it has begun the work tile
+    before the last, or a later one.
     """
     lane = cute.arch.lane_idx()
     words = plan.words
     # a fresh barrier passes a wait on parity 1
     stage, phase = Int32(0), Int32(1)
     for index in cutlass.range(plan.first, plan.last, unroll=1):
-        cute.arch.mbarrier_wait(s.q_empty, ((index - plan.first) & 1) ^ 1)
+        stage = cute.arch.make_warp_uniform(stage)
+        if const_expr(cfg.split):
+            cute.arch.mbarrier_wait(s.empty + stage, phase)
+        else:
+            cute.arch.mbarrier_wait(s.q_empty, ((index - plan.first) & 1) ^ 1)
         record(cfg, g, s, words, index, rank)
         words = plan_words(g, cutlass.min(index + 1, plan.last - 1))
         work = read_work(g, s, index)
-        load_q(cfg, g, s, work, index - plan.first)
+        if const_expr(cfg.split):
+            stage, phase = pass_q(cfg, g, s, work, stage, phase)
+        else:
+            load_q(cfg, g, s, work, index - plan.first)
         page = s.records[FIRST_PAGE + lane % 4, index % RECORDS]
         for block in cutlass.range(work.begin, work.end, unroll=1):
             stage = cute.arch.make_warp_uniform(stage)
@@ -124,4 +172,4 @@ def load(cfg: cutlass.Constexpr[Transposed], g: Globals, s: TransposedShared, pl
             stamp_round(cfg, g, work.end - block, 0)
             load_tile(cfg, g, s, block, stage, checked, rank)
             stamp_round(cfg, g, work.end - block, 1)
-            stage, phase = next_stage(stage, phase)
+            stage, phase = next_stage(stage, phase, cfg.stages)

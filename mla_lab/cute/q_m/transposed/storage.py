@@ -1,17 +1,21 @@
-"""Static facts and shared memory of the e4m3 kernel (see `transposed`)."""
+"""Static facts and shared memory of the design for a cache of eight bits (see `transposed`)."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Float16, Float32, Int32, Int64
+from cutlass import BFloat16, Float8E4M3FN, Float16, Float32, Int32, Int64
 
 from ..storage import BLOCK, HEAD, RECORD_WORDS, RECORDS, Config
 
-#: KV tiles in flight
+#: KV tiles in flight; a query in two terms leaves room for one less
 STAGES = 5
+#: stages that a query of sixteen bits passes through, once a work tile, and its boxes: 64 rows by
+#: 32 columns, one k-step, each as large as a box of the cache
+Q_STAGES, Q_ARRIVAL_BOXES = 2, 18
 #: bytes of one stage, and of one box of 64 tokens by 64 columns
 STAGE = BLOCK * HEAD
 BOX = BLOCK * 64
@@ -32,11 +36,41 @@ WEIGHT_LOG2 = 6.0
 
 @dataclass(frozen=True)
 class Transposed(Config):
-    """What is compiled in; `go` means nothing here."""
+    """What is compiled in."""
 
     dtype: str = "e4m3"
     #: weights of up to 2**(6 + 2.75) = 430; at 432 they become e4m3's 448, which `attend` looks for
     lazy_log2: float = 2.75
+    #: column parts of Q K^T, added to each other in fp32; of a query in two terms
+    score_parts: int = 3
+    #: parts of the next tile's scores that are there before P V of a tile may start; split only
+    go: int = 1
+
+    @property
+    def element(self) -> type[cutlass.Numeric]:
+        """Of the cache, whatever the query is."""
+        return Float8E4M3FN
+
+    @property
+    def q_element(self) -> type[cutlass.Numeric]:
+        return BFloat16 if self.split else Float8E4M3FN
+
+    @property
+    def split(self) -> bool:
+        """Whether Q and P are sums of two e4m3 numbers each (see `terms`)."""
+        return self.dtype != "e4m3"
+
+    @property
+    def stages(self) -> int:
+        return STAGES - 1 if self.split else STAGES
+
+    #: column boxes of Q in registers
+    q_boxes: int = Q_BOXES
+
+    @property
+    def q_steps(self) -> int:
+        """K-steps of those."""
+        return self.q_boxes * 64 // STEP
 
     @property
     def transposed(self) -> bool:
@@ -45,7 +79,7 @@ class Transposed(Config):
     @property
     def ring_bytes(self) -> int:
         """KV stages, which a merge uses as its own."""
-        return STAGES * STAGE
+        return self.stages * STAGE
 
     @property
     def boxes_per_copy(self) -> int:
@@ -58,11 +92,14 @@ class Transposed(Config):
 
 @dataclass(frozen=True)
 class TransposedShared:
-    """Views of shared memory."""
+    """Views of shared memory; tiles with a 64-byte swizzle. A query of e4m3 has `q`, one that is
+    split `q_low` and `p_low`."""
 
-    kv: cute.Tensor  # (64, 576, stage), 64-byte swizzle
-    q: cute.Tensor  # (64, 448), 64-byte swizzle: on its way to registers
-    q_tail: cute.Tensor  # (64, 128, 2): the last two boxes of the work tile's query, in turn
+    kv: cute.Tensor  # (64, 576, stage)
+    q: Any  # (64, 448): on its way to registers
+    q_tail: cute.Tensor  # (64, 128, 2): the last boxes of the work tile's query, in turn; split: 1
+    q_low: Any  # (64, 576)
+    p_low: Any  # (64, 64, stage); P, or its first term, lies on the rope box of `kv`
     factor: cute.Tensor  # fp16 (64, stage): of O before a tile's PV
     records: cute.Tensor  # int32 (14, 3): `Work` and the pages of its first block, by index % 3
     row_sum: cute.Tensor  # fp32 (64)
@@ -73,32 +110,37 @@ class TransposedShared:
     p_full: cute.Pointer  # [stage]
     seen: cute.Pointer  # [stage]
     free: cute.Pointer
-    q_full: cute.Pointer
-    q_empty: cute.Pointer
+    q_full: cute.Pointer  # split: unused, the query passes through the ring
+    q_empty: cute.Pointer  # split: `q_split`, 128 attend threads: they all have read or written Q
 
 
-def allocate(cfg: Transposed, kv_layout, q_layout, tail_layout) -> TransposedShared:
-    """Shared memory: 229,376 B of tiles, 2 KiB beside them."""
+def allocate(cfg: Transposed, *layouts) -> TransposedShared:
+    """Shared memory: 229,376 B of tiles, with a query in two terms 208,896; 2 KiB beside them.
+    `layouts` as `operands` makes them, in the order of the fields."""
     alloc = cutlass.memory.SmemAllocator()
-    bars = alloc.allocate_array(Int64, 4 * STAGES + 3)
+    stages = cfg.stages
+    bars = alloc.allocate_array(Int64, 4 * stages + 3)
     records = alloc.allocate_tensor(
         Int32, cute.make_layout((RECORD_WORDS, RECORDS)), byte_alignment=8
     )
     factor = alloc.allocate_tensor(
-        Float16, cute.make_layout((BLOCK, STAGES), stride=(1, BLOCK)), byte_alignment=64
+        Float16, cute.make_layout((BLOCK, stages), stride=(1, BLOCK)), byte_alignment=64
     )
     row_sum = alloc.allocate_tensor(Float32, cute.make_layout(BLOCK), byte_alignment=64)
     row_max = alloc.allocate_tensor(Float32, cute.make_layout(BLOCK), byte_alignment=64)
     scale = alloc.allocate_tensor(Float32, cute.make_layout(4), byte_alignment=16)
-    kv, q, q_tail = (
+    tiles = [
         alloc.allocate_tensor(cfg.element, t.outer, byte_alignment=1024, swizzle=t.inner)
-        for t in (kv_layout, q_layout, tail_layout)
-    )
-    full, empty, p_full, seen, free = (bars + i * STAGES for i in range(5))
+        for t in layouts
+    ]
+    kv, q, tail, q_low, p_low = (tiles[0], None, *tiles[1:]) if cfg.split else (*tiles, None, None)
+    full, empty, p_full, seen, free = (bars + i * stages for i in range(5))
     return TransposedShared(
         kv,
         q,
-        q_tail,
+        tail,
+        q_low,
+        p_low,
         factor,
         records,
         row_sum,
@@ -115,10 +157,10 @@ def allocate(cfg: Transposed, kv_layout, q_layout, tail_layout) -> TransposedSha
 
 
 @cute.jit
-def next_stage(stage: Int32, phase: Int32):
+def next_stage(stage: Int32, phase: Int32, stages: cutlass.Constexpr[int] = STAGES):
     """The stage after, and the parity of its barriers then."""
     stage = stage + 1
-    if stage == STAGES:
+    if stage == stages:
         stage = Int32(0)
         phase = phase ^ 1
     return stage, phase

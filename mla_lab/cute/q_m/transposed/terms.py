@@ -1,0 +1,361 @@
+"""A bf16 query over e4m3: Q as a sum of two e4m3 numbers, P of fp16.
+
+    x = hi + lo      hi = e4m3(x), lo = e4m3(x - hi)
+
+Four significant bits each. lo is not scaled, so that both go into the same accumulator. A row of Q
+is scaled by a power of two that takes its greatest element to 128 .. 256: elements from 1/4 on are
+exact, those below are off by at most 2^-10, beside which bf16's own rounding of the greatest is
+1/4. The scale goes back into the scores.
+
+Q arrives as it is stored, through two stages of the ring, in 18 boxes of 64 rows by 32 columns: one
+k-step, of 64 bytes a row. A thread splits what it will hold of operand A
+
+    rows g, g + 8 (g = lane / 4)     columns 4q .. 4q+3, 16 + 4q .. 16 + 4q + 3 (q = lane % 4)
+
+and keeps hi, but for two boxes; lo and these go to shared memory.
+
+Scores are sums of `score_parts` parts of the columns, added in fp32, since the matrix unit has 14
+bits of what it adds to. The first part of QK(t + 1) runs under softmax(t).
+"""
+
+from __future__ import annotations
+
+import cutlass
+import cutlass.cute as cute
+from cutlass import Float16, Float32, Int32, const_expr
+from cutlass.cute.nvgpu import warpgroup
+
+from ...extras import with_scales
+from ...hopper import fresh_thread, pack2
+from ..attend import (
+    announce,
+    open_rows,
+    publish_pair,
+    publish_sums,
+    quad,
+    release,
+    row_top,
+)
+from ..masking import hide, open_positions, own_row
+from ..storage import BLOCK, Globals, Mmas
+from ..work import Plan, read_work, stamp_round
+from .attend import clear_rows, raise_maxima, row_address
+from .storage import (
+    BOX,
+    Q_ARRIVAL_BOXES,
+    Q_STAGES,
+    ROPE_BOX,
+    STAGE,
+    STEP,
+    STEPS,
+    WEIGHT_LOG2,
+    Transposed,
+    TransposedShared,
+    next_stage,
+)
+
+#: exponents, as fp32 has them: of a row's greatest element when it is scaled, of infinity
+TOP, INFINITE = 127 + 7, 255
+#: boxes of a stage of Q, and k-steps that are read before the first of them is written
+ARRIVED, READ_AHEAD = Q_ARRIVAL_BOXES // Q_STAGES, 3
+
+
+def split_four(words, scale):
+    """Both terms of four numbers of bf16 times `scale`."""
+    halves = "".join(
+        f" shl.b32 p, {{$r{i}}}, 16; and.b32 h, {{$r{i}}}, 0xFFFF0000; mov.b32 x, p; mov.b32 y, h;"
+        " mul.f32 x, x, {$r2}; mul.f32 y, y, {$r2}; cvt.rn.f16x2.f32 p, y, x;"
+        f" cvt.rn.satfinite.e4m3x2.f16x2 h{i}, p; cvt.rn.f16x2.e4m3x2 h, h{i};"
+        f" sub.rn.f16x2 p, p, h; cvt.rn.satfinite.e4m3x2.f16x2 l{i}, p;"
+        for i in range(2)
+    )
+    return cute.arch.inline_ptx(
+        "{ .reg .b32 p, h; .reg .f32 x, y; .reg .b16 h0, h1, l0, l1;" + halves + " mov.b32 {$w0}, "
+        "{h0, h1}; mov.b32 {$w1}, {l0, l1}; }",
+        write_only_types=[Int32, Int32],
+        read_only_args=[*words, scale],
+    )
+
+
+def as_float(bits):
+    """The same 32 bits."""
+    return cute.arch.inline_ptx(
+        "mov.b32 {$w0}, {$r0};", write_only_types=[Float32], read_only_args=[bits]
+    )
+
+
+def as_bits(value):
+    """The same 32 bits."""
+    return cute.arch.inline_ptx(
+        "mov.b32 {$w0}, {$r0};", write_only_types=[Int32], read_only_args=[value]
+    )
+
+
+def greater(top, address, offset):
+    """The greatest magnitudes so far, of two numbers side by side, and those of 16 bytes of bf16;
+    NaN is greatest."""
+    return cute.arch.inline_ptx(
+        "{ .reg .b32 a, b, c, d; ld.shared.v4.b32 {a, b, c, d}, [{$r1}+" + str(offset) + "];"
+        " and.b32 a, a, 0x7FFF7FFF; and.b32 b, b, 0x7FFF7FFF; and.b32 c, c, 0x7FFF7FFF;"
+        " and.b32 d, d, 0x7FFF7FFF; max.u16x2 a, a, b; max.u16x2 c, c, d; max.u16x2 a, a, c;"
+        " mov.b32 b, {$r0}; max.u16x2 {$w0}, a, b; }",
+        write_only_types=[Int32],
+        read_only_args=[top, address],
+    )
+
+
+def read8(address, offset):
+    """Two words of shared memory."""
+    return cute.arch.inline_ptx(
+        f"ld.shared.v2.b32 {{ {{$w0}}, {{$w1}} }}, [{{$r0}}+{offset}];",
+        write_only_types=[Int32, Int32],
+        read_only_args=[address],
+    )
+
+
+def store_four(address, offset, words):
+    """Four 8 x 8 matrices of 16 bits, each lane at its own row."""
+    cute.arch.inline_ptx(
+        f"stmatrix.sync.aligned.m8n8.x4.shared.b16 [{{$r0}}+{offset}], "
+        "{ {$r1}, {$r2}, {$r3}, {$r4} };",
+        read_only_args=[address, *words],
+    )
+
+
+def greatest(s: TransposedShared, stages):
+    """Exponents of the greatest elements of a thread's two rows."""
+    tid = fresh_thread()
+    # whichever 16 bytes of a row a lane of the quad reads: the four read them all
+    at = Int32(s.kv.iterator.toint()) + own_row(tid) * 64 + ((tid & 3) << 4)
+    tops = [Int32(0), Int32(0)]
+    for stage in stages:
+        base = at + stage * STAGE
+        for box in range(ARRIVED):
+            for h in range(2):
+                tops[h] = greater(tops[h], base, box * BOX + 512 * h)
+    exponents = []
+    for top in tops:
+        top = cute.arch.inline_ptx(
+            "{ .reg .b32 a, b; and.b32 a, {$r0}, 0xFFFF; shr.u32 b, {$r0}, 16; "
+            "max.u32 {$w0}, a, b; }",
+            write_only_types=[Int32],
+            read_only_args=[top],
+        )
+        exponents.append(quad(cutlass.max, top) >> 7)
+    return exponents
+
+
+def place_in_box(row, q):
+    """Where columns 4q .. 4q + 3 of a row lie in a box of Q, in bytes; those 16 further on lie 32
+    bytes off, by exclusive or."""
+    return row * 64 + (((q >> 1) ^ ((row >> 1) & 3)) << 4) + ((q & 1) << 3)
+
+
+@cute.jit
+def split_query(
+    cfg: cutlass.Constexpr[Transposed], g: Globals, s: TransposedShared, r_q: cute.Tensor, scale,
+    stages,
+):  # fmt: skip
+    """Both terms of Q, as it lies in two stages, to registers and shared memory; `scale` <- of the
+    scores of a thread's two rows, base-2 units."""
+    words = cute.recast_tensor(r_q, Int32)
+    up = [
+        as_float((127 + TOP - cutlass.max(exponent, Int32(TOP - 126))) << 23)
+        for exponent in greatest(s, stages)
+    ]
+    # the products of the query before have ended in all warps
+    cute.arch.mbarrier_arrive(s.q_empty)
+    cute.arch.mbarrier_wait(s.q_empty, 0)
+    tid = fresh_thread()
+    g_row, q = own_row(tid), tid & 3
+    at = Int32(s.kv.iterator.toint()) + place_in_box(g_row, q)
+    low_at = row_address(Int32(s.q_low.iterator.toint()), 3, 4)
+    tail_at = row_address(Int32(s.q_tail.iterator.toint()), 3, 4)
+    for first in cutlass.range_constexpr(0, STEPS, READ_AHEAD):
+        base = at + stages[first // ARRIVED] * STAGE
+        got = [
+            [read8(base ^ (32 * far), (k % ARRIVED) * BOX + 512 * h) for far in (0, 1)
+             for h in (0, 1)]
+            for k in range(first, first + READ_AHEAD)
+        ]  # fmt: skip
+        for k in cutlass.range_constexpr(first, first + READ_AHEAD):
+            terms = [split_four(got[k - first][i], up[i % 2]) for i in range(4)]
+            odd = 32 * (k % 2)
+            store_four(low_at ^ odd, k // 2 * BOX, [low for _, low in terms])
+            if const_expr(k < cfg.q_steps):
+                for i in cutlass.range_constexpr(4):
+                    words[4 * k + i] = terms[i][0]
+            else:
+                store_four(tail_at ^ odd, (k - cfg.q_steps) // 2 * BOX, [high for high, _ in terms])
+    cute.arch.fence_view_async_shared()
+    cute.arch.mbarrier_arrive(s.q_empty)
+    cute.arch.mbarrier_wait(s.q_empty, 1)
+    bare = with_scales(cfg, g).scale_log2
+    for h in cutlass.range_constexpr(2):
+        # one over `up`, but infinite where an element was, or NaN
+        unit = as_float(Int32(254 << 23) - as_bits(up[h]))
+        scale[h] = (unit if unit < Float32(2.0 ** (INFINITE - TOP)) else Float32.inf) * bare
+    # the four warps stand in for the eight that accumulate
+    for stage in stages:
+        for _ in range(2):
+            release(cfg, s, stage, cute.arch.lane_idx())
+
+
+def await_keys(s: TransposedShared, stage, phase, uses):
+    """Until the tile's keys are there. `uses` holds the parity of `seen`, one bit a stage: queries
+    pass through a stage that do not turn it."""
+    cute.arch.mbarrier_wait(s.full + stage, phase)
+    # the loader has waited for as much; thread by thread a race checker knows it too
+    cute.arch.mbarrier_wait(s.seen + stage, (uses >> stage) & 1)
+    return uses ^ (1 << stage)
+
+
+def issue_part(cfg, mma, frags, acc, part, stage):
+    """K-steps of a part of the columns: the second term's, which are small, then the first's."""
+    r_q, r_tail, r_low, r_k = frags
+    rs, ss = cute.make_mma_atom(mma.qk_rs.op), cute.make_mma_atom(mma.qk.op)
+    ss.set(warpgroup.Field.ACCUMULATE, False)
+    rs.set(warpgroup.Field.ACCUMULATE, True)
+    steps = range(part * STEPS // cfg.score_parts, (part + 1) * STEPS // cfg.score_parts)
+    warpgroup.fence()
+    for k in steps:
+        cute.gemm(ss, acc, r_low[None, None, k], r_k[None, None, k, stage], acc)
+        ss.set(warpgroup.Field.ACCUMULATE, True)
+    for k in steps:
+        keys = r_k[None, None, k, stage]
+        if k < cfg.q_steps:
+            cute.gemm(rs, acc, r_q[None, None, k], keys, acc)
+        else:
+            cute.gemm(ss, acc, r_tail[None, None, k - cfg.q_steps, 0], keys, acc)
+    warpgroup.commit_group()
+
+
+def moved(x):
+    """The same number, moved here: a plain copy may be made while products are under way."""
+    return cute.arch.inline_ptx(
+        "mov.b32 {$w0}, {$r0};", write_only_types=[Float32], read_only_args=[x]
+    )
+
+
+def added(x, y):
+    """The sum, made here."""
+    return cute.arch.inline_ptx(
+        "add.f32 {$w0}, {$r0}, {$r1};", write_only_types=[Float32], read_only_args=[x, y]
+    )
+
+
+@cute.jit
+def announce_if(s: TransposedShared, stage, there):
+    """P of the tile before, if there is one."""
+    if there:
+        announce(s, stage)
+
+
+def take_scores(cfg, s, mma, frags, scores, part, stage, before, there):
+    """Scores <- the first part, which is under way, and the others; P of the tile `before`, if
+    `there` is one, is announced after `go` of them."""
+    warpgroup.wait_group(0)
+    for n in range(cfg.score_parts):
+        if n:
+            issue_part(cfg, mma, frags, part, n, stage)
+            warpgroup.wait_group(0)
+        if n == min(cfg.go, cfg.score_parts - 1):
+            announce_if(s, before, there)
+        for x in range(cute.size(scores)):
+            scores[x] = added(scores[x], part[x]) if n else moved(part[x])
+
+
+@cute.jit
+def weigh(
+    cfg: cutlass.Constexpr[Transposed], s: TransposedShared, acc, scale, row_max, row_sum, stage
+):
+    """Weights of fp16 against a maximum that moves rarely, to shared memory."""
+    over = cute.arch.fmax(
+        row_top(acc, 0) * scale[0] - row_max[0], row_top(acc, 1) * scale[1] - row_max[1]
+    )
+    tid = fresh_thread()
+    lane, row = tid & 31, own_row(tid)
+    factor = s.factor[None, stage]
+    if cute.arch.vote_any_sync(over > Float32(WEIGHT_LOG2 + cfg.lazy_log2)):
+        raise_maxima(cfg, scale, acc, row_max, row_sum, factor, row, lane)
+    else:
+        publish_pair(factor, row, lane, Float16(1.0), Float16(1.0))
+    first_at = row_address(Int32(s.kv.iterator.toint()) + ROPE_BOX * BOX, 3, 4) + stage * STAGE
+    rest_at = row_address(Int32(s.p_low.iterator.toint()), 3, 4) + stage * BOX
+    for step in cutlass.range_constexpr(4):
+        words, sums = [], []
+        for i in cutlass.range_constexpr(2 * step, 2 * step + 2):
+            for h in cutlass.range_constexpr(2):
+                x = 4 * i + 2 * h
+                a, b = (
+                    cute.math.exp2(acc[at] * scale[h] - row_max[h], fastmath=True)
+                    for at in (x, x + 1)
+                )
+                sums.append(a + b)
+                words.append(pack2(a, b, Float16))
+        for h in cutlass.range_constexpr(2):
+            row_sum[h] = row_sum[h] + (sums[h] + sums[2 + h])
+        at = first_at if const_expr(step < 2) else rest_at
+        store_four(at ^ (32 * (step % 2)), 0, words)
+
+
+@cute.jit
+def attend_split(
+    cfg: cutlass.Constexpr[Transposed], g: Globals, s: TransposedShared, mma: Mmas, plan: Plan, rank
+):
+    """Per work tile: Q split, then of QK(t + 1) the first part issued, softmax(t) under it, P(t)
+    out, the other parts."""
+    tid, _, _ = cute.arch.thread_idx()
+    w = cute.arch.make_warp_uniform(tid % 128 // 32)
+    r_k = mma.qk.make_fragment_B(mma.qk.get_slice(0).partition_B(s.kv))
+    r_q = cute.make_rmem_tensor(mma.qk_rs.partition_shape_A((64, cfg.q_steps * STEP)), cfg.element)
+    r_tail = mma.qk.make_fragment_A(mma.qk.get_slice(0).partition_A(s.q_tail))
+    r_low = mma.qk.make_fragment_A(mma.qk.get_slice(0).partition_A(s.q_low))
+    frags = (r_q, r_tail, r_low, r_k)
+    shape = mma.qk_rs.partition_shape_C((64, 64))
+    scores, part = (cute.make_rmem_tensor(shape, Float32) for _ in range(2))
+    scale, row_max, row_sum = (cute.make_rmem_tensor(2, Float32) for _ in range(3))
+    stage, phase, uses = Int32(0), Int32(0), Int32((1 << cfg.stages) - 1)
+    for index in cutlass.range(plan.first, plan.last, unroll=1):
+        stage = cute.arch.make_warp_uniform(stage)
+        cute.arch.mbarrier_wait(s.full + stage, phase)
+        second, phase = next_stage(stage, phase, cfg.stages)
+        cute.arch.mbarrier_wait(s.full + second, phase)
+        split_query(cfg, g, s, r_q, scale, (stage, second))
+        stage, phase = next_stage(second, phase, cfg.stages)
+        work = read_work(g, s, index)
+        open_rows(cfg, g, work, Int32(0), row_max, row_sum, row_max)
+        beyond = cute.arch.make_warp_uniform(open_positions(cfg, g, work, 16 * w))
+        blocks = cute.arch.make_warp_uniform(work.end - work.begin)
+        stage = cute.arch.make_warp_uniform(stage)
+        # so that nothing is kept in them until here
+        scores.fill(0.0)
+        part.fill(0.0)
+        before, left = stage, blocks
+        while left > 0:
+            stage = cute.arch.make_warp_uniform(stage)
+            uses = cute.arch.make_warp_uniform(uses)
+            uses = await_keys(s, stage, phase, uses)
+            issue_part(cfg, mma, frags, part, 0, stage)
+            if left < blocks:
+                stamp_round(cfg, g, left, 3)
+                hide(cfg, g, s, scores, index, beyond, left + 1)
+                weigh(cfg, s, scores, scale, row_max, row_sum, before)
+                cute.arch.fence_view_async_shared()
+                stamp_round(cfg, g, left, 4)
+            take_scores(cfg, s, mma, frags, scores, part, stage, before, left < blocks)
+            before = stage
+            left = left - 1
+            stage, phase = next_stage(stage, phase, cfg.stages)
+        # again: held through the loop they would cost registers
+        work = read_work(g, s, index)
+        hide(cfg, g, s, scores, index, beyond, Int32(1))
+        weigh(cfg, s, scores, scale, row_max, row_sum, before)
+        thread = fresh_thread() & 127
+        tail = work.kv_len - (work.end - 1) * BLOCK
+        if tail < BLOCK:
+            clear_rows(s, before, cutlass.max(tail, Int32(0)), thread)
+        cute.arch.mbarrier_wait(s.free, (index - plan.first) & 1)
+        publish_sums(cfg, g, s, work, row_max, row_sum, own_row(thread), thread & 31)
+        cute.arch.fence_view_async_shared()
+        announce(s, before)

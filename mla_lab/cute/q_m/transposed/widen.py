@@ -1,0 +1,114 @@
+"""V^T of sixteen bits: e4m3 widened on its way through registers, for weights of fp16.
+
+The columns of V come out of `ldmatrix.trans` two by two (see kv_m's `fp8`); what operand A of a
+16-bit product wants is two tokens of one column:
+
+    a word of ldmatrix, lane 4g + q   columns 2g 2g+1 of token 2q, then of token 2q + 1
+    prmt                              tokens 2q 2q+1 of column 2g, then of column 2g + 1
+    cvt, each half                    two fp16: row g, and row g + 8 of V^T
+
+So tokens keep their order, and columns lie in the accumulators as those of e4m3 do. Every e4m3
+number is one of fp16. Products of 16 bits take twice the time of those of e4m3, as long as two
+terms of weights would; but the matrix unit adds them in fp32, so that none is added apart, and a
+weight has 11 bits.
+
+    P[row][64 tokens]   two boxes of 32 tokens, 64 bytes wide and swizzled: on the rope of its
+                        tile's stage, and on a place of its own
+"""
+
+from __future__ import annotations
+
+import cutlass.cute as cute
+import cutlass.utils.hopper_helpers as sm90
+from cutlass import Float16, Float32, Int32
+from cutlass.cute.nvgpu import OperandMajorMode, warpgroup
+
+from ..storage import Mmas
+from .storage import BOX, ROPE_BOX, STAGE, Transposed, TransposedShared
+
+#: tokens of one k-step of a 16-bit product, and k-steps of a box of P
+STEP_TOKENS, BOX_STEPS = 16, 2
+#: boxes of P
+P_BOXES = 2
+#: boxes of 4,096 bytes in shared memory, at most
+PLACES = 56
+#: 64-column slices of an accumulate group
+SLICES = 4
+#: k-steps whose operand A is held
+HELD_WIDE = 3
+
+
+def product():
+    """V^T P^T of a slice, V^T in registers."""
+    major = OperandMajorMode.K
+    source = warpgroup.OperandSource.RMEM
+    return sm90.make_trivial_tiled_mma(
+        Float16, Float16, major, major, Float32, (1, 1, 1), (64, 64), a_source=source
+    )
+
+
+def weights_of(cfg: Transposed, s: TransposedShared, mma: Mmas):
+    """Operand B of a box of P: (.., .., k-step, place), by the places of boxes in shared memory."""
+    atom = warpgroup.make_smem_layout_atom(warpgroup.SmemLayoutAtomKind.K_SW64, Float16)
+    box = cute.tile_to_shape(atom, (64, 32), (0, 1))
+    layout = cute.append(box.outer, cute.make_layout(PLACES, stride=BOX // 2))
+    view = cute.make_tensor(cute.recast_ptr(s.kv.iterator, box.inner, Float16), layout)
+    return mma.pv.make_fragment_B(mma.pv.get_slice(0).partition_B(view))
+
+
+def operands_a(mma: Mmas):
+    """Registers for operand A of as many steps as are held."""
+    shape = mma.pv.partition_shape_A((64, STEP_TOKENS))
+    return [cute.make_rmem_tensor(shape, Float16) for _ in range(HELD_WIDE)]
+
+
+def load_words(base: Int32, offset: int):
+    """V of 64 columns and 16 tokens as it lies."""
+    return cute.arch.inline_ptx(
+        "ldmatrix.sync.aligned.m8n8.x2.trans.shared.b16 { {$w0}, {$w1} }, "
+        f"[{{$r0}}+{offset}];",
+        write_only_types=[Int32] * 2,
+        read_only_args=[base],
+    )
+
+
+def widen(word: Int32):
+    """Row g, and row g + 8 of V^T: two tokens of fp16 each."""
+    return cute.arch.inline_ptx(
+        "{ .reg .b32 x; .reg .b16 a, b; prmt.b32 x, {$r0}, 0, 0x3120; mov.b32 {a, b}, x; "
+        "cvt.rn.f16x2.e4m3x2 {$w0}, a; cvt.rn.f16x2.e4m3x2 {$w1}, b; }",
+        write_only_types=[Int32, Int32],
+        read_only_args=[word],
+    )
+
+
+def add_wide(s: TransposedShared, mma: Mmas, acc: cute.Tensor, v, r_p, base: Int32, stage: Int32):
+    """O^T += V^T P^T of one tile, whose V begins for this lane at `base`; by steps of 64 columns
+    and 16 tokens, of which operand A of `HELD_WIDE` is held.
+
+    The words of the next step are on their way while the products of this one are: where shared
+    memory is busy they take longer than those.
+    """
+    shape = cute.make_layout(mma.pv.partition_shape_C((64, 64)))
+    atom = cute.make_mma_atom(mma.pv.op)
+    atom.set(warpgroup.Field.ACCUMULATE, True)
+    first = ROPE_BOX + stage * (STAGE // BOX)
+    rest = (Int32(s.p_low.iterator.toint()) - Int32(s.kv.iterator.toint())) // BOX + stage
+    steps = [(box, m, k) for box in range(P_BOXES) for m in range(SLICES) for k in range(BOX_STEPS)]
+    places = [box * (BOX // 2) + m * BOX + k * (STEP_TOKENS * 64) for box, m, k in steps]
+    words = load_words(base, places[0])
+    for i, (box, m, k) in enumerate(steps):
+        a = v[i % HELD_WIDE]
+        if i >= HELD_WIDE:
+            warpgroup.wait_group(HELD_WIDE - 1)
+        to = cute.recast_tensor(a, Int32)
+        for n in range(2):
+            to[2 * n], to[2 * n + 1] = widen(words[n])
+        if i + 1 < len(steps):
+            words = load_words(base, places[i + 1])
+        product = cute.make_tensor(acc.iterator + 32 * m, shape)
+        warpgroup.fence()
+        weights = r_p[None, None, k, rest if box else first]
+        cute.gemm(atom, product, a[None, None, 0], weights, product)
+        warpgroup.commit_group()
+    warpgroup.wait_group(0)

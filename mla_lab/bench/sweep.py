@@ -19,7 +19,7 @@ from ..gpu import H200, Gpu
 from ..plan import KernelCosts, Plan, predicted_us
 from ..plan.correction import of_plan
 from ..plan.cuts import Shape
-from ..plan.formula import counts, most_splits
+from ..plan.formula import counts, fits_mail, most_splits
 from ..plan.pricing import SPLITS
 from ..plan.ways import FORMATS, ROWS, STORED, Way, find_way, rows_tiles
 from ..problem import Problem
@@ -119,12 +119,18 @@ def _of_tile(
 def _by_formula(
     problem: Problem, way: Way, way_costs: KernelCosts, gpu: Gpu, tile: tuple[int, int]
 ) -> Iterator[Variant]:
-    """Every count of splits with which all workers run at once, the largest one included."""
+    """Every count of splits with which all workers run at once, the largest one included, and whose
+    partials there is room for.
+    """
     config = config_for(way, tile)
     at_once = gpu.workers(config.cluster * way.pair) * way.pair
     shape = Shape.of(problem, config.tile_rows, config.tile_kv, at_once)
     most = most_splits(shape, problem.batch, config.cluster, way.pair)
+    by_mail, groups = config.option("fused_merge") == 3, problem.batch * shape.max_row_tiles
     for splits in counts(most):
+        room = fits_mail(groups * splits, config.tile_rows, splits, problem.latent_dim)
+        if by_mail and splits > 1 and not room:
+            continue
         workers = problem.batch * shape.max_row_tiles * splits
         yield Variant(config, workers, "fixed", (("num_splits", splits),), way_costs)
 

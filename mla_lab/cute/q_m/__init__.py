@@ -18,24 +18,28 @@ take `extras` as a tuple at the end of the launch, and with `skip` its factor be
 
 from __future__ import annotations
 
-from cutlass import Float32, Int32, Int64, Uint16, cute
+from cutlass import Float32, Int32, Int64, Uint8, Uint16, cute
 from cutlass.cute.runtime import make_fake_compact_tensor, make_fake_stream, make_fake_tensor
 
 from ...errors import unsupported
 from ...plan.config import KernelConfig
+from ...problem import FP8_656_BYTES
 from ..registry import CuteEntry
 from .kernel import FeatureQueryRowsOnM, QueryRowsOnM, StampedQueryRowsOnM
 from .storage import DTYPES, EIGHT_DTYPES, HEAD, LATENT, Config
-from .transposed.storage import Transposed
+from .transposed.storage import SCALE_GROUPS, Transposed
 
 PAGE_SIZES = (16, 32, 64, 128)
 #: caches of eight bits, and the queries of sixteen that are split in two terms over them
-EIGHT_BITS = ("e4m3",)
-SPLIT = (("bf16", "e4m3"),)
+EIGHT_BITS = ("e4m3", "fp8_656")
+SPLIT = (("bf16", "e4m3"), ("bf16", "fp8_656"))
 #: weights of fp16 may grow by more than those of e4m3 before the maximum moves
 SPLIT_FACTS = {"lazy_log2": 8.0}
 #: see `Transposed`
 SPLIT_OPTIONS = {"go": 1, "score_parts": 3, "q_boxes": 8}
+#: over tokens of 656 bytes: a result may be as great as their scales, which fp16 is not
+SCALED_FACTS = {"scaled": True, "score_parts": SCALE_GROUPS, "partials": 32}
+SCALED_OPTIONS = {"go": 1, "q_boxes": 8}
 
 
 def static_facts(config: KernelConfig) -> Config:
@@ -62,6 +66,7 @@ def static_facts(config: KernelConfig) -> Config:
         raise unsupported("kv_format", f"{config.kv_format} with skip", tuple(DTYPES))
     kind = Transposed if eight else Config
     split = eight and config.q_dtype not in EIGHT_BITS
+    scaled = config.kv_format == "fp8_656"
     facts = kind(
         dtype=config.q_dtype,
         out_dtype=config.out_dtype,
@@ -70,7 +75,7 @@ def static_facts(config: KernelConfig) -> Config:
         pdl=config.option("pdl", 1),
         lse=config.option("lse", 1),
         fused_merge=config.option("fused_merge", 1),
-        partials=config.option("partials", 16),
+        **({} if scaled else {"partials": config.option("partials", 16)}),
         stamps=config.option("stamps"),
         features=int(tree or any(config.option(o) for o in ("features", "scales", "skip"))),
         scales=config.option("scales"),
@@ -78,7 +83,9 @@ def static_facts(config: KernelConfig) -> Config:
         skip=config.option("skip"),
         **({} if split else {"go": config.option("go", kind.go)}),
         **(
-            SPLIT_FACTS | {k: config.option(k, v) for k, v in SPLIT_OPTIONS.items()}
+            SPLIT_FACTS
+            | {k: config.option(k, v) for k, v in (SCALED_OPTIONS if scaled else SPLIT_OPTIONS).items()}
+            | (SCALED_FACTS if scaled else {})
             if split
             else {}
         ),
@@ -105,10 +112,13 @@ def entry(config: KernelConfig) -> CuteEntry:
 
     shaped = config.option("shaped")
     pages, slots, slots2, counters, batch, width, ends, tiles, workers = counts(9)
+    stored, width_kv = facts.element, HEAD
+    if config.kv_format == "fp8_656":
+        stored, width_kv = Uint8, FP8_656_BYTES
     cache = make_fake_tensor(
-        facts.element,
-        (pages, facts.page_size, HEAD),
-        stride=(cute.sym_int64(divisibility=128 // facts.element.width), HEAD, 1),
+        stored,
+        (pages, facts.page_size, width_kv),
+        stride=(cute.sym_int64(divisibility=128 // stored.width), width_kv, 1),
         assumed_align=16,
     )
     table = make_fake_tensor(Int32, (batch, width), stride=(cute.sym_int(), 1), assumed_align=4)

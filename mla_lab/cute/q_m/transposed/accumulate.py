@@ -28,7 +28,6 @@ from .storage import (
     BOX,
     Q_STAGES,
     ROPE_BOX,
-    STAGE,
     STEP,
     Transposed,
     TransposedShared,
@@ -114,9 +113,9 @@ def add_tile(
     factors = two_factors(s, stage, 2 * (fresh_thread() & 31))
     if cute.arch.vote_any_sync(factors != NOTHING):
         fade(s, acc, stage)
-    base = values + stage * STAGE
+    base = values + stage * cfg.stage_bytes
     if const_expr(cfg.split):
-        widen.add_wide(s, mma, acc, v, r_p, base, stage)
+        widen.add_wide(cfg, s, mma, acc, v, r_p, base, stage)
     else:
         add_steps(mma, acc, v, r_p, base, stage)
 

@@ -25,14 +25,17 @@ from cutlass import Float16, Float32, Int32, const_expr
 from cutlass.cute.nvgpu import OperandMajorMode, warpgroup
 
 from ..storage import Mmas
-from .storage import BOX, ROPE_BOX, STAGE, Transposed, TransposedShared
+from . import groups
+from .storage import BOX, ROPE_BOX, Transposed, TransposedShared
 
 #: tokens of one k-step of a 16-bit product, and k-steps of a box of P
 STEP_TOKENS, BOX_STEPS = 16, 2
 #: boxes of P
 P_BOXES = 2
-#: boxes of 4,096 bytes in shared memory, at most
-PLACES = 56
+#: places of boxes in shared memory, at most
+PLACES = 224
+#: boxes may begin at multiples of so many bytes
+PLACE = 1024
 #: 64-column slices of an accumulate group
 SLICES = 4
 #: k-steps whose operand A is held
@@ -52,7 +55,7 @@ def weights_of(cfg: Transposed, s: TransposedShared, mma: Mmas):
     """Operand B of a box of P: (.., .., k-step, place), by the places of boxes in shared memory."""
     atom = warpgroup.make_smem_layout_atom(warpgroup.SmemLayoutAtomKind.K_SW64, Float16)
     box = cute.tile_to_shape(atom, (64, 32), (0, 1))
-    layout = cute.append(box.outer, cute.make_layout(PLACES, stride=BOX // 2))
+    layout = cute.append(box.outer, cute.make_layout(PLACES, stride=PLACE // 2))
     view = cute.make_tensor(cute.recast_ptr(s.kv.iterator, box.inner, Float16), layout)
     return mma.pv.make_fragment_B(mma.pv.get_slice(0).partition_B(view))
 
@@ -84,7 +87,10 @@ def widen(word: Int32):
 
 
 @cute.jit
-def add_wide(s: TransposedShared, mma: Mmas, acc: cute.Tensor, v, r_p, base: Int32, stage: Int32):
+def add_wide(
+    cfg: cutlass.Constexpr[Transposed], s: TransposedShared, mma: Mmas, acc: cute.Tensor, v, r_p,
+    base: Int32, stage: Int32,
+):  # fmt: skip
     """O^T += V^T P^T of one tile, whose V begins for this lane at `base`; by steps of 64 columns
     and 16 tokens, of which operand A of `HELD_WIDE` is held.
 
@@ -92,8 +98,14 @@ def add_wide(s: TransposedShared, mma: Mmas, acc: cute.Tensor, v, r_p, base: Int
     for two, and else lets each product wait for the one before it.
     """
     shape = cute.make_layout(mma.pv.partition_shape_C((64, 64)))
-    place = ROPE_BOX + stage * (STAGE // BOX)
-    rest = (Int32(s.p_low.iterator.toint()) - Int32(s.kv.iterator.toint())) // BOX + stage
+    place = ROPE_BOX * (BOX // PLACE) + stage * (cfg.stage_bytes // PLACE)
+    if const_expr(cfg.scaled):
+        rest = place + BOX // PLACE
+        scales = groups.lane_factors(s, stage)
+    else:
+        rest = (Int32(s.p_low.iterator.toint()) - Int32(s.kv.iterator.toint())) // PLACE
+        rest = rest + stage * (BOX // PLACE)
+        scales = Int32(0)
     for _ in cutlass.range(P_BOXES, unroll=1):
         atom = cute.make_mma_atom(mma.pv.op)
         atom.set(warpgroup.Field.ACCUMULATE, True)
@@ -103,8 +115,13 @@ def add_wide(s: TransposedShared, mma: Mmas, acc: cute.Tensor, v, r_p, base: Int
                 warpgroup.wait_group(HELD_WIDE - 1)
             words = load_words(base, m * BOX + k * STEP_TOKENS * 64)
             to = cute.recast_tensor(a, Int32)
-            for n in cutlass.range_constexpr(2):
-                to[2 * n], to[2 * n + 1] = widen(words[n])
+            if const_expr(cfg.scaled):
+                factors = groups.two_factors(scales, m // 2, k)
+                for n in cutlass.range_constexpr(2):
+                    to[2 * n], to[2 * n + 1] = groups.widen(words[n], factors[n])
+            else:
+                for n in cutlass.range_constexpr(2):
+                    to[2 * n], to[2 * n + 1] = widen(words[n])
             product = cute.make_tensor(acc.iterator + 32 * m, shape)
             warpgroup.fence()
             cute.gemm(atom, product, a[None, None, 0], r_p[None, None, k, place], product)
@@ -112,3 +129,5 @@ def add_wide(s: TransposedShared, mma: Mmas, acc: cute.Tensor, v, r_p, base: Int
         warpgroup.wait_group(0)
         base = base + BOX // 2
         place = rest
+        if const_expr(cfg.scaled):
+            scales = scales + BOX_STEPS * groups.STEP_FACTORS

@@ -37,8 +37,8 @@ SPLIT = (("bf16", "e4m3"), ("bf16", "fp8_656"))
 SPLIT_FACTS = {"lazy_log2": 8.0}
 #: see `Transposed`
 SPLIT_OPTIONS = {"go": 1, "score_parts": 3, "q_boxes": 8}
-#: over tokens of 656 bytes: a result may be as great as their scales, which fp16 is not
-SCALED_FACTS = {"scaled": True, "score_parts": SCALE_GROUPS, "partials": 32}
+#: over tokens of 656 bytes
+SCALED_FACTS = {"scaled": True, "score_parts": SCALE_GROUPS}
 SCALED_OPTIONS = {"go": 1, "q_boxes": 8}
 
 
@@ -75,7 +75,7 @@ def static_facts(config: KernelConfig) -> Config:
         pdl=config.option("pdl", 1),
         lse=config.option("lse", 1),
         fused_merge=config.option("fused_merge", 1),
-        **({} if scaled else {"partials": config.option("partials", 16)}),
+        partials=config.option("partials", 16),
         stamps=config.option("stamps"),
         features=int(tree or any(config.option(o) for o in ("features", "scales", "skip"))),
         scales=config.option("scales"),

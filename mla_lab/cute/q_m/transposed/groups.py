@@ -37,7 +37,7 @@ from cutlass.cute.nvgpu import OperandMajorMode, cpasync, warpgroup
 from ....problem import FP8_656_BYTES, LATENT_DIM, ROPE_DIM
 from ...hopper import fresh_thread, load4, pack2
 from ..masking import own_row
-from ..storage import BLOCK, EVICT_FIRST, Globals, Mmas, cache_load
+from ..storage import BLOCK, EVICT_FIRST, RECORDS, Globals, Mmas, cache_load
 from ..work import Plan, read_work
 from .storage import (
     BOX,
@@ -54,6 +54,8 @@ from .storage import (
 SCALES_BEGIN, ROPE_BEGIN = LATENT_DIM, LATENT_DIM + 4 * SCALE_GROUPS
 #: k-steps of the rope's product, and boxes of the query that it arrives in
 ROPE_STEPS, ROPE_ARRIVALS = ROPE_DIM // 16, 2
+#: log2 of how far the query's rope may be above its other columns until these lose digits
+ROPE_ABOVE = 70
 #: bytes of the factors of 16 tokens for V, and of a group of 64 tokens; of these for scores
 STEP_FACTORS, GROUP_FACTORS, GROUP_SCALES = 32, 128, 256
 #: log2 of what is over the unit, at most; and exponents of units as fp32 has them
@@ -181,6 +183,7 @@ def spread_tile(
         (more.for_values + (place + g * BLOCK) // 2).store(word)
     if lane == 0:
         (more.units + stage).store(as_float(exponent << 23))
+    return exponent
 
 
 @cute.jit
@@ -196,9 +199,13 @@ def spread_scales(
             stage, phase = next_stage(stage, phase, cfg.stages)
         work = read_work(g, s, index)
         left = work.kv_len - work.begin * BLOCK
+        top = Int32(LEAST_UNIT)
         for _block in cutlass.range(work.begin, work.end, unroll=1):
             cute.arch.mbarrier_wait(s.full + stage, phase)
-            spread_tile(cfg, s, stage, left, lane)
+            top = cutlass.max(top, spread_tile(cfg, s, stage, left, lane))
+            # of the last tile, nobody asks before
+            if lane == 0:
+                (s.more.tops + index % RECORDS).store(top)
             cute.arch.mbarrier_arrive(s.more.ready + stage)
             left = left - BLOCK
             stage, phase = next_stage(stage, phase, cfg.stages)
@@ -288,6 +295,12 @@ def add_scaled(s: TransposedShared, scores: cute.Tensor, part: cute.Tensor, grou
         for x in range(8 * i, 8 * i + 8):
             factor = factors[2 * (x // 4 % 2) + x % 2]
             scores[x] = scaled_sum(part[x], factor, scores[x] if group else None)
+
+
+def partial_scales(s: TransposedShared, index: Any, log2: int) -> tuple[Any, Any]:
+    """What takes a result of the work tile to 448 * 2**log2 at most, and one over it."""
+    exponent = (s.more.tops + index % RECORDS).load() + UNIT_LOG2
+    return as_float((254 + log2 - exponent) << 23), as_float((exponent - log2) << 23)
 
 
 def unit_of(s: TransposedShared, stage: Any) -> tuple[Any, Any]:

@@ -144,6 +144,7 @@ class More:
     for_scores: cute.Pointer  # fp32 [stage][group][16 tokens][quad lane][4]
     for_values: cute.Pointer  # the same of fp16, two a word
     units: cute.Pointer  # fp32 [stage]
+    tops: cute.Pointer  # int32 [3]: exponent of a work tile's greatest unit, by index % 3
     ready: cute.Pointer  # [stage]: those three are there, 32 threads
 
 
@@ -182,6 +183,7 @@ def allocate_groups(cfg: Transposed, alloc: Any, ready: cute.Pointer) -> tuple[c
         array(Float32, places),
         array(Int32, places // 2),
         array(Float32, stages),
+        array(Int32, RECORDS),
         ready,
     )
     return kv, more

@@ -126,12 +126,14 @@ def greatest(cfg: Transposed, s: TransposedShared, stages):
     tid = fresh_thread()
     # whichever 16 bytes of a row a lane of the quad reads: the four read them all
     at = Int32(s.kv.iterator.toint()) + own_row(tid) * 64 + ((tid & 3) << 4)
-    tops = [Int32(0), Int32(0)]
-    for stage in stages:
+    tops = [Int32(0)] * (4 if cfg.scaled else 2)
+    for n, stage in enumerate(stages):
         base = at + stage * cfg.stage_bytes
         for box in range(ARRIVED):
             for h in range(2):
-                tops[h] = greater(tops[h], base, box * BOX + 512 * h)
+                # a rope that is not split
+                i = h + 2 * (n * ARRIVED + box >= cfg.steps)
+                tops[i] = greater(tops[i], base, box * BOX + 512 * h)
     exponents = []
     for top in tops:
         top = cute.arch.inline_ptx(
@@ -141,6 +143,10 @@ def greatest(cfg: Transposed, s: TransposedShared, stages):
             read_only_args=[top],
         )
         exponents.append(quad(cutlass.max, top) >> 7)
+    if cfg.scaled:
+        return [
+            cutlass.max(exponents[h], exponents[2 + h] - groups.ROPE_ABOVE) for h in range(2)
+        ]
     return exponents
 
 

@@ -17,6 +17,7 @@ from mla_lab.kv_cache import pack, split_656, token_bytes
 from mla_lab.lab import (
     accumulator_explorer,
     eight_bits,
+    error_table,
     format_explorer,
     measuring,
     rounding_explorer,
@@ -24,6 +25,8 @@ from mla_lab.lab import (
     token_explorer,
     transpose_explorer,
 )
+from mla_lab.proof.record import read
+from mla_lab.resources import data_dir
 
 ALL_BF16 = torch.arange(1, 0x4380, dtype=torch.int16).view(torch.bfloat16).double()
 
@@ -203,3 +206,13 @@ def test_figures_of_formats_are_found_by_what_was_called(
     explorer.redraw()
     assert list(explorer.figure(explorer.state).data[2].x) == [99.0] * 4
     format_explorer.live_us.cache_clear()
+
+
+def test_kernels_errors_are_those_of_the_record() -> None:
+    made = error_table.kernel_errors()
+    rows = read(data_dir() / error_table.RECORD)
+    times = [row["times_torch"] for row in rows if row.get("status") == "ok"]
+    shown = [float(text.removesuffix("x")) for text in made.column("of torch's error")]
+    assert max(shown) == pytest.approx(max(times), abs=5e-3)
+    inside = [x for x, keys in zip(shown, made.column("keys"), strict=True) if not keys]
+    assert 0 < max(inside) <= 2 and len(inside) >= 9

@@ -15,7 +15,7 @@ from mla_lab.plan import Plan
 from mla_lab.plan.check import check_plan
 from mla_lab.plan.ways import rows_tiles
 from mla_lab.problem import Problem
-from mla_lab.proof import rounding
+from mla_lab.proof import rounding, tables
 from mla_lab.reference import Result
 
 
@@ -81,4 +81,41 @@ def test_the_command_writes_a_record(
     assert rounding.main([str(path), "--device", "cpu"]) == 0
     lines = [json.loads(line) for line in path.read_text().splitlines()]
     assert [line["kind"] for line in lines] == ["run"] + ["case"] * (len(lines) - 1)
-    assert "bf16 over e4m3, kv_m 16 rows: at most" in capsys.readouterr().out
+    assert "bf16 e4m3 kv_m 16 rows: at most" in capsys.readouterr().out
+
+
+def test_what_choose_does_not_make_is_told_apart() -> None:
+    def one(query: str, kernel: str, kv_len: int, times: float) -> dict[str, Any]:
+        row = {"query": query, "cache": "e4m3", "kernel": kernel, "kv_len": kv_len}
+        return {**row, "times_torch": times}
+
+    assert rounding.worst_of(
+        [
+            one("e4m3", "q_m 64 rows", 16384, 1.1),
+            one("e4m3", "q_m 64 rows", 1024, 1.2),
+            one("e4m3", "q_m 64 rows", 65536, 2.2),
+            one("e4m3", "kv_m 16 rows", 65536, 1.0),
+            one("bf16", "q_m 64 rows", 65536, 1.3),
+        ]
+    ) == {
+        ("e4m3", "e4m3", "q_m 64 rows", False): 1.2,
+        ("e4m3", "e4m3", "q_m 64 rows", True): 2.2,
+        ("e4m3", "e4m3", "kv_m 16 rows", False): 1.0,
+        ("bf16", "e4m3", "q_m 64 rows", False): 1.3,
+    }
+
+
+def test_the_table_says_what_each_kernel_is_off_by() -> None:
+    environment = {"card": {"name": "X"}, "commit": "0123456789ab", "date": "2026-01-02"}
+    case = {"kind": "case", "query": "e4m3", "cache": "e4m3", "status": "ok"}
+    rows = [
+        {"kind": "run", "environment": environment},
+        {**case, "kernel": "q_m 64 rows", "kv_len": 64, "times_torch": 1.25},
+        {**case, "kernel": "q_m 64 rows", "kv_len": 65536, "times_torch": 2.5},
+        {**case, "kernel": "kv_m 16 rows", "kv_len": 64, "status": "refused"},
+    ]
+    lines = tables.rounding_table(rows).splitlines()
+    assert lines[2] == "| e4m3 | e4m3 | q_m 64 rows | 1.25 |"
+    assert lines[3].startswith("| e4m3 | e4m3 | q_m 64 rows, pieces of more than 16384 keys")
+    assert lines[-1].startswith("At worst over 64 and 65536 keys, whole requests, 2 calls on X, ")
+    assert len(lines) == 6

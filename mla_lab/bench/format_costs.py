@@ -38,17 +38,32 @@ def fit_formats(
     dealt: Mapping[Formats, Sequence[Launch]],
 ) -> tuple[dict[Formats, list[KernelCosts]], list[str]]:
     """Constants by formats, with what was learnt beside them, and how well they do in words."""
-    made, said = {}, []
+    made: dict[Formats, list[KernelCosts]] = {}
+    said = []
     for formats, found in dealt.items():
         start = start_of(found)
-        fitted = fitting.fit_all(found, start)
+        # where formats before ended is a start too: from one of them the fit may find no way down
+        starts = [start, *(_of_keys(other, start) for other in made.values())]
+        ends = [(fitting.fit_all(found, one), one) for one in starts]
+        fitted, begun = min(ends, key=lambda end: _score(end[0], found))
         steps = {"before": start, "fitted": fitted, "learnt": learn(fitted, found)}
         made[formats] = steps["learnt"]
         name = ":".join(formats)
         said += [f"{name} {step:7} {fitting.quality(c, found)}" for step, c in steps.items()]
-        parts: Quality | None = fitting.held_out(found, start)
+        parts: Quality | None = fitting.held_out(found, begun)
         said += [f"{name} held out in parts  {parts}"] if parts else []
     return made, said
+
+
+def _of_keys(costs: Sequence[KernelCosts], like: Sequence[KernelCosts]) -> list[KernelCosts]:
+    """Those of `costs` in place of the same ways in `like`."""
+    known = {family.key: family for family in costs}
+    return [known.get(family.key, family) for family in like]
+
+
+def _score(costs: Sequence[KernelCosts], found: Sequence[Launch]) -> tuple[float, float]:
+    judged = fitting.quality(costs, found)
+    return judged.mean_regret, judged.error
 
 
 def write(path: Path, made: Mapping[Formats, Sequence[KernelCosts]], source: str) -> None:

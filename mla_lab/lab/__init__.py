@@ -54,6 +54,7 @@ _NAMES = {
     "share_chart": "split_explorer",
     "FormatExplorer": "format_explorer",
     "format_table": "format_explorer",
+    "kernel_errors": "error_table",
     "TransposeExplorer": "transpose_explorer",
     "PageExplorer": "page_explorer",
     "WaveExplorer": "wave_explorer",

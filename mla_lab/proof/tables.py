@@ -29,6 +29,7 @@ RECORDS = {
     "dropin": "dropin.jsonl",
     "costs": "h200_features.jsonl",
     "sanitizer": "h200_sanitizer.jsonl",
+    "rounding": "h200_eight_bit_errors.jsonl",
 }
 #: names of features in the order of the tables
 FEATURES = (
@@ -204,6 +205,23 @@ def sanitizer_note(rows: Sequence[Row]) -> str:
     )
 
 
+def rounding_table(rows: Sequence[Row]) -> str:
+    """Each kernel's greatest error over a cache of eight bits, in times of torch's."""
+    from ..plan.pricing import LONGEST
+    from .rounding import worst_of
+
+    lines = ["| query | cache | kernel | error, times torch's |", "|---|---|---|---:|"]
+    found = [row for row in cases(rows) if row["status"] == "ok"]
+    for (query, cache, kernel, beyond), times in worst_of(found).items():
+        piece = (
+            f", pieces of more than {LONGEST} keys, which `choose` does not cut" if beyond else ""
+        )
+        lines.append(f"| {query} | {cache} | {kernel}{piece} | {times:.2f} |")
+    lengths = spoken([f"{n}" for n in sorted({row["kv_len"] for row in found})])
+    where_to = f"At worst over {lengths} keys, whole requests, {len(found)} calls on {where(rows)}."
+    return "\n".join([*lines, "", where_to])
+
+
 #: tables by the name in their markers, and the record that each is made from
 TABLES: dict[str, tuple[str, Callable[[Sequence[Row]], str]]] = {
     "shapes": ("pairwise", shapes_note),
@@ -212,6 +230,7 @@ TABLES: dict[str, tuple[str, Callable[[Sequence[Row]], str]]] = {
     "published": ("published", published_note),
     "costs": ("costs", costs_table),
     "sanitizer": ("sanitizer", sanitizer_note),
+    "rounding": ("rounding", rounding_table),
     "dropin": ("dropin", dropin_note),
     "dropin-tests": ("dropin", dropin_tests),
     "dropin-reasons": ("dropin", dropin_reasons),

@@ -36,10 +36,9 @@ SPLIT = (("bf16", "e4m3"), ("bf16", "fp8_656"))
 #: weights of fp16 may grow by more than those of e4m3 before the maximum moves
 SPLIT_FACTS = {"lazy_log2": 8.0}
 #: see `Transposed`
-SPLIT_OPTIONS = {"go": 1, "score_parts": 3, "q_boxes": 8}
-#: over tokens of 656 bytes
+SPLIT_OPTIONS = {"go": 1, "score_parts": 3, "q_boxes": 5}
+#: over tokens of 656 bytes a part is a group of columns with a scale
 SCALED_FACTS = {"scaled": True, "score_parts": SCALE_GROUPS}
-SCALED_OPTIONS = {"go": 1, "q_boxes": 8}
 
 
 def static_facts(config: KernelConfig) -> Config:
@@ -65,8 +64,11 @@ def static_facts(config: KernelConfig) -> Config:
     if eight and config.option("skip"):
         raise unsupported("kv_format", f"{config.kv_format} with skip", tuple(DTYPES))
     kind = Transposed if eight else Config
-    split = eight and config.q_dtype not in EIGHT_BITS
-    scaled = config.kv_format == "fp8_656"
+    own = {"go": config.option("go", kind.go)}
+    if eight and config.q_dtype != config.kv_format:
+        own = SPLIT_FACTS | {name: config.option(name, n) for name, n in SPLIT_OPTIONS.items()}
+    if config.kv_format == "fp8_656":
+        own |= SCALED_FACTS
     facts = kind(
         dtype=config.q_dtype,
         out_dtype=config.out_dtype,
@@ -81,14 +83,7 @@ def static_facts(config: KernelConfig) -> Config:
         scales=config.option("scales"),
         tree=int(tree),
         skip=config.option("skip"),
-        **({} if split else {"go": config.option("go", kind.go)}),
-        **(
-            SPLIT_FACTS
-            | {k: config.option(k, v) for k, v in (SCALED_OPTIONS if scaled else SPLIT_OPTIONS).items()}
-            | (SCALED_FACTS if scaled else {})
-            if split
-            else {}
-        ),
+        **own,
     )
     if facts.stamps and facts.features:
         raise unsupported("options", "stamps with features", "one of them")

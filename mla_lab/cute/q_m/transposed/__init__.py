@@ -32,6 +32,19 @@ bits than fp32: of 8192 Gaussian keys in one work tile the error is 1.04 times t
 weights rounded alike, of 65536 keys 2.5 times (H200, 2026-11-20). A product of its own for each
 tile, added in fp32, leaves 1.01 and 1.09, and takes the registers of the second scores: 141 us in
 place of 134 (64 requests of 8192 tokens).
+
+A bf16 query over the same cache (`split`: a value of the design)
+    S[rows, tokens]      A  Q as two terms of e4m3 (see `terms`), 5 of 9 boxes of the first in
+                            registers, the rest in shared memory
+    O^T[columns, rows]   A  V^T widened to fp16 in registers   B  P of fp16 (see `widen`)
+Both products take twice the time, 1152 and 1024 clocks, as those of 16 bits do. The query passes
+through two of the ring's four stages, once a work tile:
+    empty[stage]    then 4 attend warps, twice, of each CTA
+    p_full, seen    turn where a stage holds keys alone
+    q_empty         128 attend threads, twice a work tile: no product reads Q, Q is written
+Timeline of a steady tile
+    attend       | QK(t + 1), first part; softmax(t) under it | other parts; P(t) announced between
+    accumulate   | PV(t - 1)                                                        | PV(t) ...
 """
 
 from __future__ import annotations
@@ -56,8 +69,8 @@ __all__ = ["THREADS", "allocate", "init_barriers", "operands", "roles"]
 THREADS = 512
 #: registers a thread by role, out of 128 a thread at the launch
 ATTEND_REGISTERS, ACCUMULATE_REGISTERS, LOAD_REGISTERS = 152, 168, 24
-#: the same for a query that is split
-SPLIT_ATTEND_REGISTERS, SPLIT_ACCUMULATE_REGISTERS = 152, 168
+#: the same for a query that is split, whose V^T takes more
+SPLIT_ATTEND_REGISTERS, SPLIT_ACCUMULATE_REGISTERS = 136, 176
 
 
 @cute.jit

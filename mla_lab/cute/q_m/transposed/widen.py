@@ -18,10 +18,9 @@ weight has 11 bits.
 
 from __future__ import annotations
 
-import cutlass
 import cutlass.cute as cute
 import cutlass.utils.hopper_helpers as sm90
-from cutlass import Float16, Float32, Int32, const_expr
+from cutlass import Float16, Float32, Int32
 from cutlass.cute.nvgpu import OperandMajorMode, warpgroup
 
 from ..storage import Mmas
@@ -86,48 +85,58 @@ def widen(word: Int32):
     )
 
 
-@cute.jit
 def add_wide(
-    cfg: cutlass.Constexpr[Transposed], s: TransposedShared, mma: Mmas, acc: cute.Tensor, v, r_p,
-    base: Int32, stage: Int32,
+    cfg: Transposed, s: TransposedShared, mma: Mmas, acc: cute.Tensor, v, r_p, base: Int32,
+    stage: Int32,
 ):  # fmt: skip
     """O^T += V^T P^T of one tile, whose V begins for this lane at `base`; by steps of 64 columns
     and 16 tokens, of which operand A of `HELD_WIDE` is held.
 
-    A box of P after the other, in a loop that is one: in a chain of 16 steps ptxas finds registers
-    for two, and else lets each product wait for the one before it.
+    The words of the next step are on their way while the products of this one are: where shared
+    memory is busy they take longer than those.
     """
     shape = cute.make_layout(mma.pv.partition_shape_C((64, 64)))
-    place = ROPE_BOX * (BOX // PLACE) + stage * (cfg.stage_bytes // PLACE)
-    if const_expr(cfg.scaled):
-        rest = place + BOX // PLACE
-        scales = groups.lane_factors(s, stage)
+    atom = cute.make_mma_atom(mma.pv.op)
+    atom.set(warpgroup.Field.ACCUMULATE, True)
+    first = ROPE_BOX * (BOX // PLACE) + stage * (cfg.stage_bytes // PLACE)
+    if cfg.scaled:
+        rest, scales = first + BOX // PLACE, groups.lane_factors(s, stage)
     else:
         rest = (Int32(s.p_low.iterator.toint()) - Int32(s.kv.iterator.toint())) // PLACE
-        rest = rest + stage * (BOX // PLACE)
-        scales = Int32(0)
-    for _ in cutlass.range(P_BOXES, unroll=1):
-        atom = cute.make_mma_atom(mma.pv.op)
-        atom.set(warpgroup.Field.ACCUMULATE, True)
-        for i in cutlass.range_constexpr(SLICES * BOX_STEPS):
-            m, k, a = i // BOX_STEPS, i % BOX_STEPS, v[i % HELD_WIDE]
-            if const_expr(i >= HELD_WIDE):
-                warpgroup.wait_group(HELD_WIDE - 1)
-            words = load_words(base, m * BOX + k * STEP_TOKENS * 64)
-            to = cute.recast_tensor(a, Int32)
-            if const_expr(cfg.scaled):
-                factors = groups.two_factors(scales, m // 2, k)
-                for n in cutlass.range_constexpr(2):
-                    to[2 * n], to[2 * n + 1] = groups.widen(words[n], factors[n])
-            else:
-                for n in cutlass.range_constexpr(2):
-                    to[2 * n], to[2 * n + 1] = widen(words[n])
-            product = cute.make_tensor(acc.iterator + 32 * m, shape)
-            warpgroup.fence()
-            cute.gemm(atom, product, a[None, None, 0], r_p[None, None, k, place], product)
-            warpgroup.commit_group()
-        warpgroup.wait_group(0)
-        base = base + BOX // 2
-        place = rest
-        if const_expr(cfg.scaled):
-            scales = scales + BOX_STEPS * groups.STEP_FACTORS
+        rest, scales = rest + stage * (BOX // PLACE), None
+    # two slices have the same scales
+    pairs, halves = ((SLICES // 2, 2) if cfg.scaled else (SLICES, 1))
+    steps = [
+        (box, n * halves + half, k)
+        for box in range(P_BOXES)
+        for n in range(pairs)
+        for k in range(BOX_STEPS)
+        for half in range(halves)
+    ]
+
+    def fetch(i):  # type: ignore[no-untyped-def]
+        box, m, k = steps[i]
+        words = load_words(base, box * (BOX // 2) + m * BOX + k * (STEP_TOKENS * 64))
+        if cfg.scaled and m % 2 == 0:
+            return words, groups.two_factors(scales, m // 2, BOX_STEPS * box + k)
+        return words, None
+
+    words, factors = fetch(0)
+    for i, (box, m, k) in enumerate(steps):
+        a = v[i % HELD_WIDE]
+        if i >= HELD_WIDE:
+            warpgroup.wait_group(HELD_WIDE - 1)
+        to = cute.recast_tensor(a, Int32)
+        for n in range(2):
+            to[2 * n], to[2 * n + 1] = (
+                groups.widen(words[n], factors[n]) if cfg.scaled else widen(words[n])
+            )
+        if i + 1 < len(steps):
+            words, more = fetch(i + 1)
+            factors = more or factors
+        product = cute.make_tensor(acc.iterator + 32 * m, shape)
+        warpgroup.fence()
+        weights = r_p[None, None, k, rest if box else first]
+        cute.gemm(atom, product, a[None, None, 0], weights, product)
+        warpgroup.commit_group()
+    warpgroup.wait_group(0)

@@ -1,0 +1,25 @@
+"""What our kernels are off by over a cache of eight bits, beside torch with the same rounding."""
+
+from __future__ import annotations
+
+from ..plan.pricing import LONGEST
+from ..proof.record import read
+from ..proof.rounding import worst_of
+from ..resources import data_dir
+from .source import Source
+from .tables import Table, table
+
+RECORD = "h200_eight_bit_errors.jsonl"
+
+
+def kernel_errors() -> Table:
+    """A row for each kernel and format, pieces that the matrix unit adds up alone apart."""
+    head, *rows = read(data_dir() / RECORD)
+    here = head["environment"]
+    source = Source("recorded", card=here["card"]["name"], date=here["date"])
+    worst = worst_of(row for row in rows if row["status"] == "ok")
+    shown = [
+        (query, cache, kernel, f"beyond {LONGEST:,}" if beyond else "", f"{times:.2f}x")
+        for (query, cache, kernel, beyond), times in worst.items()
+    ]
+    return table(("query", "cache", "kernel", "keys", "of torch's error"), shown, source=source)

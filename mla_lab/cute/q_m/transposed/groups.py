@@ -172,17 +172,22 @@ def spread_tile(
     inverse = as_float((254 - exponent) << 23)
     # of 16 tokens, lanes of a quad hold tokens 2q 2q+1, then those 8 further on
     place = (lane >> 3) * 16 + (lane & 3) * 4 + ((lane >> 2) & 1) * 2
-    place = place + stage * (BLOCK * SCALE_GROUPS)
+    values = more.for_values + (place + stage * (BLOCK * SCALE_GROUPS)) // 2
+    scales = more.scales + (place + stage * (cfg.stage_bytes // 4))
+    # all of the warp have read
+    cute.arch.sync_warp()
     for g in cutlass.range_constexpr(SCALE_GROUPS):
         a, b = both[g]
         pair = cute.make_rmem_tensor(2, Float32)
         pair[0], pair[1] = a, b
-        to = (more.for_scores + (place + g * BLOCK)).align(8)
+        to = (scales + g * BLOCK).align(8)
         cute.autovec_copy(pair, cute.make_tensor(to, cute.make_layout(2)))
         word = pack2(a * inverse, b * inverse, Float16)
-        (more.for_values + (place + g * BLOCK) // 2).store(word)
+        (values + g * BLOCK // 2).store(word)
     if lane == 0:
         (more.units + stage).store(as_float(exponent << 23))
+    # the next that writes there is a copy
+    cute.arch.fence_view_async_shared()
     return exponent
 
 
@@ -281,19 +286,31 @@ def scaled_sum(x: Any, y: Any, z: Any) -> Any:
     )
 
 
-def add_scaled(s: TransposedShared, scores: cute.Tensor, part: cute.Tensor, group: int, stage):
-    """Scores <- or + the part of a group, times its tokens' scales."""
-    at = Int32(s.more.for_scores.toint()) + stage * (SCALE_GROUPS * GROUP_SCALES)
+def read_scales(
+    cfg: Transposed, s: TransposedShared, group: int, stage: Any, eights: Any
+) -> list[Any]:
+    """Of a group and a lane's tokens, in 16 tokens four each."""
+    at = Int32(s.more.scales.toint()) + stage * cfg.stage_bytes
     at = at + ((fresh_thread() & 3) << 4)
-    for i in range(4):
-        factors = cute.arch.inline_ptx(
+    return [
+        factor
+        for i in eights
+        for factor in cute.arch.inline_ptx(
             "ld.shared.v4.f32 { {$w0}, {$w1}, {$w2}, {$w3} }, "
             f"[{{$r0}}+{group * GROUP_SCALES + 64 * i}];",
             write_only_types=[Float32] * 4,
             read_only_args=[at],
         )
-        for x in range(8 * i, 8 * i + 8):
-            factor = factors[2 * (x // 4 % 2) + x % 2]
+    ]
+
+
+def add_scaled(
+    scores: cute.Tensor, part: cute.Tensor, factors: list[Any], first: int, group: int
+) -> None:
+    """Scores <- or + the part of a group, times scales: of 16 tokens each, from the `first`."""
+    for n in range(len(factors) // 4):
+        for x in range(8 * (first + n), 8 * (first + n) + 8):
+            factor = factors[4 * n + 2 * (x // 4 % 2) + x % 2]
             scores[x] = scaled_sum(part[x], factor, scores[x] if group else None)
 
 

@@ -48,6 +48,8 @@ class Transposed(Config):
     go: int = 1
     #: tokens of 656 bytes (see `groups`)
     scaled: bool = False
+    #: parts of Q K^T that are under way at a time
+    parts_at_once: int = 1
 
     @property
     def element(self) -> type[cutlass.Numeric]:
@@ -140,9 +142,9 @@ class More:
 
     rope: cute.Tensor  # bf16 (64, 64, stage), 128-byte swizzle; P later
     q_rope: cute.Tensor  # bf16 (64, 64), 128-byte swizzle
-    scales: cute.Pointer  # fp32 [stage][64][4] as they come, a stage's at stage_bytes
-    for_scores: cute.Pointer  # fp32 [stage][group][16 tokens][quad lane][4]
-    for_values: cute.Pointer  # the same of fp16, two a word
+    #: fp32 [stage][64][4] as they come, stage_bytes apart; then [group][16 tokens][quad lane][4]
+    scales: cute.Pointer
+    for_values: cute.Pointer  # fp16 [stage][group][16 tokens][quad lane][4], two a word
     units: cute.Pointer  # fp32 [stage]
     tops: cute.Pointer  # int32 [3]: exponent of a work tile's greatest unit, by index % 3
     ready: cute.Pointer  # [stage]: those three are there, 32 threads
@@ -180,7 +182,6 @@ def allocate_groups(cfg: Transposed, alloc: Any, ready: cute.Pointer) -> tuple[c
         rope,
         q_rope,
         scales,
-        array(Float32, places),
         array(Int32, places // 2),
         array(Float32, stages),
         array(Int32, RECORDS),

@@ -56,6 +56,7 @@ from .storage import (
 #: exponents, as fp32 has them: of a row's greatest element when it is scaled, of infinity
 TOP, INFINITE = 127 + 7, 255
 #: boxes of a stage of Q, and k-steps that are read before the first of them is written
+EARLY = 0
 ARRIVED, READ_AHEAD = Q_ARRIVAL_BOXES // Q_STAGES, 3
 
 
@@ -275,18 +276,26 @@ def take_scores(cfg, s, mma, frags, scores, part, stage, before, there):
             scores[x] = added(scores[x], part[x]) if n else moved(part[x])
 
 
-def take_groups(cfg, s, mma, frags, ropes, scores, part, stage, before, there):
+def take_groups(cfg, s, mma, frags, ropes, scores, parts, stage, before, there):
     """As `take_scores`, of tokens of 656 bytes: each part times its tokens' scales. The rope's
-    product goes to the scores themselves, beside the second part."""
-    for n in range(cfg.score_parts):
-        if n == 1:
+    product goes to the scores themselves, beside later parts."""
+    count = len(parts)
+    for first in range(0, cfg.score_parts, count):
+        if first == count:
             groups.issue_rope(mma, ropes, scores, stage)
-        if n:
-            issue_part(cfg, mma, frags, part, n, stage)
+        if first:
+            for n in range(count):
+                issue_part(cfg, mma, frags, parts[n], first + n, stage)
+        early = groups.read_scales(cfg, s, first, stage, range(EARLY))
         warpgroup.wait_group(0)
-        if n == min(cfg.go, cfg.score_parts - 1):
+        if first == min(cfg.go // count, (cfg.score_parts - 1) // count) * count:
             announce_if(s, before, there)
-        groups.add_scaled(s, scores, part, n, stage)
+        late = groups.read_scales(cfg, s, first, stage, range(EARLY, 4))
+        groups.add_scaled(scores, parts[0], early, 0, first)
+        groups.add_scaled(scores, parts[0], late, EARLY, first)
+        for n in range(1, count):
+            more = groups.read_scales(cfg, s, first + n, stage, range(4))
+            groups.add_scaled(scores, parts[n], more, 0, first + n)
 
 
 @cute.jit
@@ -351,7 +360,10 @@ def attend_split(
     r_low = mma.qk.make_fragment_A(mma.qk.get_slice(0).partition_A(s.q_low))
     frags = (r_q, r_tail, r_low, r_k)
     shape = mma.qk_rs.partition_shape_C((64, 64))
-    scores, part = (cute.make_rmem_tensor(shape, Float32) for _ in range(2))
+    scores, *parts = (
+        cute.make_rmem_tensor(shape, Float32) for _ in range(1 + cfg.parts_at_once)
+    )
+    part = parts[0]
     scale, row_max, row_sum = (cute.make_rmem_tensor(2, Float32) for _ in range(3))
     stage, phase, uses = Int32(0), Int32(0), Int32((1 << cfg.stages) - 1)
     for index in cutlass.range(plan.first, plan.last, unroll=1):
@@ -368,13 +380,15 @@ def attend_split(
         stage = cute.arch.make_warp_uniform(stage)
         # so that nothing is kept in them until here
         scores.fill(0.0)
-        part.fill(0.0)
+        for n in cutlass.range_constexpr(cfg.parts_at_once):
+            parts[n].fill(0.0)
         before, left = stage, blocks
         while left > 0:
             stage = cute.arch.make_warp_uniform(stage)
             uses = cute.arch.make_warp_uniform(uses)
             uses = await_keys(s, stage, phase, uses)
-            issue_part(cfg, mma, frags, part, 0, stage)
+            for n in cutlass.range_constexpr(cfg.parts_at_once):
+                issue_part(cfg, mma, frags, parts[n], n, stage)
             if left < blocks:
                 stamp_round(cfg, g, left, 3)
                 hide(cfg, g, s, scores, index, beyond, left + 1)
@@ -382,7 +396,7 @@ def attend_split(
                 cute.arch.fence_view_async_shared()
                 stamp_round(cfg, g, left, 4)
             if const_expr(cfg.scaled):
-                take_groups(cfg, s, mma, frags, ropes, scores, part, stage, before, left < blocks)
+                take_groups(cfg, s, mma, frags, ropes, scores, parts, stage, before, left < blocks)
             else:
                 take_scores(cfg, s, mma, frags, scores, part, stage, before, left < blocks)
             before = stage

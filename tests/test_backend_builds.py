@@ -15,7 +15,7 @@ from mla_lab.backends.families import complete, config_for, costs
 from mla_lab.backends.gather import configs_for
 from mla_lab.bench.cases import Case, blackwell_twins
 from mla_lab.call import Features
-from mla_lab.errors import BuildError
+from mla_lab.errors import BuildError, Unsupported
 from mla_lab.gpu import H200
 from mla_lab.jit.build import canonical
 from mla_lab.jit.shipped import OTHER_FORMATS, sample, shipped
@@ -166,6 +166,56 @@ def test_skip_softmax_has_builds_in_the_commonest_format(have: Have) -> None:
     for names in ((), ("sinks",), ("tensor_scales",), ("mask",), ("ragged",), ("lse",)):
         assert reason(problem(), skip_softmax=True, **dict.fromkeys(names, True)) is None, names
     assert is_missing(reason(problem(page_size=16), skip_softmax=True))
+
+
+EIGHT = [("bf16", "fp8_656"), ("e4m3", "e4m3"), ("bf16", "e4m3")]
+
+
+@pytest.mark.parametrize("heads", [16, 128])
+@pytest.mark.parametrize(("q_dtype", "kv_format"), EIGHT)
+def test_sparse_calls_over_eight_bits_have_builds(
+    have: Have, q_dtype: str, kv_format: str, heads: int
+) -> None:
+    """Both tiles of 656 bytes; of the others the taller one, which also runs few heads."""
+    have(shipped())
+    made = problem(q_dtype=q_dtype, kv_format=kv_format, heads=heads, top_k=100)
+    for names in ((), ("sinks",), ("tensor_scales",), ("ragged",), ("batch_invariant",)):
+        assert reason(made, sparse=True, **dict.fromkeys(names, True)) is None, names
+    found = taken(made, sparse=True)
+    assert found.tile_rows == (16 if (kv_format, heads) == ("fp8_656", 16) else 32)
+    assert found.option("fused_merge") == 2
+
+
+@pytest.mark.parametrize(("q_dtype", "kv_format"), EIGHT)
+def test_small_pages_of_eight_bits_are_compiled_when_asked_for(
+    have: Have, q_dtype: str, kv_format: str
+) -> None:
+    have(shipped())
+    made = problem(q_dtype=q_dtype, kv_format=kv_format, heads=128, page_size=4)
+    assert is_missing(reason(made))
+    rows = {config.tile_rows for config in configs_for(made, False)}
+    assert rows == {16 if kv_format == "fp8_656" else 32}
+
+
+@pytest.mark.parametrize(
+    ("heads", "page_size", "rows"), [(16, 64, 32), (128, 64, 32), (64, 16, 16)]
+)
+def test_skip_softmax_over_e4m3_walks(have: Have, heads: int, page_size: int, rows: int) -> None:
+    have(shipped())
+    formats = {"q_dtype": "e4m3", "kv_format": "e4m3"}
+    made = problem(heads=heads, page_size=page_size, **formats)
+    found = taken(made, skip_softmax=True)
+    assert (way_of(found), found.tile_rows) == ("walk", rows)
+    for names in ((), ("sinks",), ("tensor_scales",), ("mask",), ("ragged",)):
+        missing = reason(made, skip_softmax=True, **dict.fromkeys(names, True))
+        assert is_missing(missing) == (page_size != 64), names
+
+
+def test_a_plan_of_a_tile_without_skip_softmax_is_refused() -> None:
+    made = problem(q_dtype="e4m3", kv_format="e4m3", heads=128)
+    for way, tile in ((ROWS, (64, 1)), (MAIL, (32, 1))):
+        with pytest.raises(Unsupported, match="one of 16 or 32 rows"):
+            complete(config_for(way, tile), made, None, Features(skip_softmax=True))
 
 
 def test_where_there_is_none_the_best_is_named(have: Have) -> None:

@@ -235,7 +235,6 @@ def test_two_terms_lie_where_the_query_arrived(rows: int, cluster: int, kv_forma
     [
         ({"tile_rows": 64}, "64 rows"),
         ({"options": (("promote", 0),)}, "promoted"),
-        ({"options": (("fused_merge", 1), ("gather", 1), ("grid", 1))}, "gather 1"),
         ({"options": (("fused_merge", 3), ("grid", 1), ("pair", 2))}, "pair 2"),
         ({"q_dtype": "fp16"}, "kv_format"),
     ],
@@ -356,11 +355,11 @@ POSITIONS = [t for g in range(8) for t in (g, g + 8)]
     [
         {"kv_format": "bf16"},
         {"q_dtype": "bf16", "kv_format": "bf16", "out_dtype": "e4m3"},
-        {"options": (("fused_merge", 1), ("gather", 1), ("grid", 1))},
+        {"tile_rows": 64, "options": (("fused_merge", 1), ("gather", 1), ("grid", 1))},
     ],
 )
 def test_what_eight_bits_do_not_go_with(changed: dict[str, object]) -> None:
-    with pytest.raises(Unsupported, match=r"kv_format|out_dtype|gather"):
+    with pytest.raises(Unsupported, match=r"kv_format|out_dtype|tile_rows"):
         facts.shape_of(replace(EIGHT, **{"cluster": 1, **changed}))
 
 

@@ -18,6 +18,7 @@ pytest.importorskip("cutlass")
 from mla_lab.cute import q_m
 from mla_lab.cute.q_m import transposed
 from mla_lab.cute.q_m.transposed import storage, terms
+from mla_lab.cute.q_m.transposed.attend import FIRST, HIGH_BITS, LATE, TO_HIGH_BIT, WORDS
 
 EIGHT = KernelConfig("cute/q_m", q_dtype="e4m3", kv_format="e4m3", tile_rows=128, cluster=2)
 SPLIT = replace(EIGHT, q_dtype="bf16")
@@ -59,6 +60,8 @@ def test_what_eight_bits_do_not_go_with() -> None:
 def test_weights_stay_below_what_saturates() -> None:
     facts = q_m.static_facts(EIGHT)
     assert 2 ** (storage.WEIGHT_LOG2 + facts.lazy_log2) < 448
+    # half way to the greatest, where rounding would make it that: no weight is so by chance
+    assert 2 ** (storage.WEIGHT_LOG2 + facts.lazy_log2) < 432
     # row sums of sixteen weights pass through fp16
     assert 16 * 448 < 65504
     # a query of sixteen bits has weights of fp16
@@ -94,6 +97,19 @@ def test_a_thread_splits_what_it_will_hold() -> None:
                 assert found == [(row, 16 * far + 4 * q + i) for i in range(4)]
             # eight rows on, the permutation is the same
             assert terms.place_in_box(row + 8, q) == at + 512
+
+
+def test_saturated_weights_are_seen_four_at_once() -> None:
+    """Bytes are e4m3 without a sign: 0x7E is the greatest, 0x7F no number."""
+    for byte in range(0x80):
+        for place in range(4):
+            others = 0x7D7D7D7D & ~(0xFF << 8 * place)
+            word = others | byte << 8 * place
+            assert bool((word + TO_HIGH_BIT) & HIGH_BITS) == (byte >= 0x7E)
+
+
+def test_parts_of_qk_are_all_of_it() -> None:
+    assert 0 < FIRST < FIRST + WORDS <= LATE < storage.STEPS
 
 
 def test_tokens_of_a_word_of_weights() -> None:

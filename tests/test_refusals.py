@@ -38,23 +38,7 @@ REASONS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
         {},
         {"kv_format": "fp8_656", "out_dtype": "e4m3"},
     ),
-    r"sparse_mla_top_k \d+ with a e4m3 query over a e4m3 cache$": (
-        {"sparse": True},
-        {"q_dtype": "e4m3", "kv_format": "e4m3", "top_k": 64},
-    ),
-    r"pages of 8 with a e4m3 query over a e4m3 cache$": (
-        {},
-        {"q_dtype": "e4m3", "kv_format": "e4m3", "page_size": 8},
-    ),
-    r"sparse_mla_top_k \d+ with a bf16 query over a (e4m3|fp8_656) cache$": (
-        {"sparse": True},
-        {"kv_format": "fp8_656", "top_k": 64},
-    ),
-    r"pages of 8 with a bf16 query over a (e4m3|fp8_656) cache$": (
-        {},
-        {"kv_format": "e4m3", "page_size": 8},
-    ),
-    r"skip_softmax_threshold_scale_factor with a (e4m3|fp8_656) cache$": (
+    r"skip_softmax_threshold_scale_factor with a bf16 query over a (e4m3|fp8_656) cache$": (
         {"skip_softmax": True},
         {"kv_format": "fp8_656"},
     ),

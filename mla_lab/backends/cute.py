@@ -20,14 +20,14 @@ from ..gpu import H200, Gpu
 from ..plan import Choice, KernelConfig, choose
 from ..plan.choose import invariant_kinds
 from ..plan.pricing import price
-from ..plan.ways import FORMATS, OUTS, STORED
+from ..plan.ways import EIGHT, FORMATS, OUTS, ROWS, SPLIT, WALK, Way
 from ..problem import LATENT_DIM, ROPE_DIM, Problem
 from ..workspace import Workspace
 from .base import Repeat, gpu_of
 from .builds import able, missing_for
 from .cuda_ops import MAX_BATCH
 from .device_plan import Formula, PlanOnDevice
-from .families import FAMILIES, Q_M, costs
+from .families import FAMILIES, costs
 from .gather import configs_for, formula_for, gathers
 from .launch import Launch
 
@@ -55,8 +55,9 @@ class CuteBackend:
             return reason
         if features.skip_softmax and gathers(problem):
             return f"skip_softmax_threshold_scale_factor with pages of {problem.page_size}"
-        if features.skip_softmax and FORMATS.get((problem.q_dtype, problem.kv_format)) != STORED:
-            return f"skip_softmax_threshold_scale_factor with a {problem.kv_format} cache"
+        if features.skip_softmax and FORMATS[problem.q_dtype, problem.kv_format] == SPLIT:
+            cache = f"a {problem.q_dtype} query over a {problem.kv_format} cache"
+            return f"skip_softmax_threshold_scale_factor with {cache}"
         if features.skip_softmax and features.batch_invariant:
             return "skip_softmax_threshold_scale_factor with batch_invariant"
         if _by_token(problem, gpu, features):
@@ -109,22 +110,12 @@ def _format_reason(problem: Problem) -> str | None:
         return f"a batch of {problem.batch}; the device planner takes up to {MAX_BATCH}"
     operands = FORMATS.get((problem.q_dtype, problem.kv_format))
     if operands is not None and problem.out_dtype in OUTS[operands]:
-        return None if operands == STORED else _eight_bits_reason(problem)
+        return None
     taken = ", ".join(f"{q} over {kv} (out {', '.join(OUTS[o])})" for (q, kv), o in FORMATS.items())
     return (
         f"query {problem.q_dtype}, cache {problem.kv_format}, out {problem.out_dtype}; its kernels "
         f"take {taken}"
     )
-
-
-def _eight_bits_reason(problem: Problem) -> str | None:
-    """What the kernels that read a cache of eight bits lack."""
-    cache = f"a {problem.q_dtype} query over a {problem.kv_format} cache"
-    if problem.top_k:
-        return f"sparse_mla_top_k {problem.top_k} with {cache}"
-    if gathers(problem):
-        return f"pages of {problem.page_size} with {cache}"
-    return None
 
 
 def _missing(configs: list[KernelConfig], problem: Problem, features: Features) -> str | None:
@@ -141,11 +132,21 @@ def _choice(problem: Problem, gpu: Gpu, features: Features) -> Choice:
 @lru_cache(maxsize=1024)
 def _chosen(problem: Problem, gpu: Gpu, features: Features) -> Choice:
     if features.skip_softmax:
-        # where products are what takes the time, and in the one tile with registers for it
-        family = next(c for c in costs() if c.kernel == Q_M.kernel)
-        return price(problem, gpu, family, 64, 1)
+        way, rows = _skipping(problem)
+        family = next(c for c in costs() if c.key == (way.kernel, way.name))
+        return price(problem, gpu, family, rows, 1)
     here = able(problem, features)
     return choose(problem, gpu, costs=costs(), on_device=True, able=here)
+
+
+def _skipping(problem: Problem) -> tuple[Way, int]:
+    """Way and rows of the kernel with skip-softmax: of 16 bits where products are what takes the
+    time, and in the one tile with registers for it. Of e4m3 a walk of 32 rows, which have no
+    registers for the entries of several pages a tile.
+    """
+    if FORMATS[problem.q_dtype, problem.kv_format] != EIGHT:
+        return ROWS, 64
+    return WALK, 16 if problem.page_size < KernelConfig.tile_kv else 32
 
 
 def _configs(problem: Problem, gpu: Gpu, features: Features) -> list[KernelConfig]:

@@ -17,6 +17,7 @@ from torch import Tensor
 from ..call import Arguments, Features, Form
 from ..errors import unsupported
 from ..plan.config import KernelConfig
+from ..plan.ways import EIGHT, FORMATS, ROWS, WALK
 
 
 def with_features(config: KernelConfig, features: Features) -> KernelConfig:
@@ -25,19 +26,30 @@ def with_features(config: KernelConfig, features: Features) -> KernelConfig:
     """
     if config.option("gather"):
         return config
-    if features.skip_softmax and (config.kernel, config.cluster) != ("cute/q_m", 1):
-        got = f"{config.kernel} of {config.tile_rows} rows with skip-softmax"
-        raise unsupported("plan", got, "one of 64 rows")
+    skip = (("skip", 1),) if features.skip_softmax else ()
+    if skip:
+        _check_skips(config)
     if config.kernel == "cute/kv_m":
-        wanted = features.mask or features.sinks or features.tensor_scales
-        return replace(config, mask="tree") if wanted else config
+        wanted = features.mask or features.sinks or features.tensor_scales or skip
+        return replace(config, mask="tree", options=(*config.options, *skip)) if wanted else config
     if features.mask:
         config = replace(config, mask="tree")
-    loop = {"scales": features.tensor_scales, "skip": features.skip_softmax}
-    options = [(name, 1) for name, on in loop.items() if on]
+    options = [*((("scales", 1),) if features.tensor_scales else ()), *skip]
     if features.sinks and not (features.mask or options):
         options = [("features", 1)]
     return replace(config, options=(*config.options, *options))
+
+
+def _check_skips(config: KernelConfig) -> None:
+    """Raises Unsupported for a kernel without skip-softmax. Of 16 bits it is where products are
+    what takes the time, and in the one tile with registers for it; of e4m3 in walks.
+    """
+    eight = FORMATS.get((config.q_dtype, config.kv_format)) == EIGHT
+    if eight and config.kernel == WALK.kernel and not config.option("grid"):
+        return
+    if eight or (config.kernel, config.cluster) != (ROWS.kernel, 1):
+        got = f"{config.kernel} of {config.tile_rows} rows with skip-softmax"
+        raise unsupported("plan", got, "one of 16 or 32 rows" if eight else "one of 64 rows")
 
 
 def number(scale: float | Tensor, factor: float = 1.0) -> float:

@@ -122,15 +122,20 @@ def complete(
 
     pdl False takes programmatic dependent launch out; the kernels have it otherwise.
     """
-    config = with_features(config, features)
+    config = with_features(
+        replace(
+            config,
+            q_dtype=problem.q_dtype,
+            kv_format=problem.kv_format,
+            out_dtype=problem.out_dtype,
+        ),
+        features,
+    )
     options = dict(config.options) | {"shaped": 1}
     if pdl is False:
         options["pdl"] = 0
     return replace(
         config,
-        q_dtype=problem.q_dtype,
-        kv_format=problem.kv_format,
-        out_dtype=problem.out_dtype,
         # tokens that are fetched one by one may lie in pages of any size
         page_size=KernelConfig.page_size if config.option("gather") else problem.page_size,
         options=tuple(options.items()),

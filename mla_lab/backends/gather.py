@@ -13,6 +13,7 @@ from ..errors import unsupported
 from ..gpu import Gpu
 from ..plan import WorkspaceLayout
 from ..plan.config import KernelConfig
+from ..plan.ways import FORMATS, STORED
 from ..plan.workspace import MAX_GROUPS
 from ..problem import Problem
 from .device_plan import Formula
@@ -23,6 +24,8 @@ BOXED_PAGES = (16, 32, 64, 128)
 #: 12.4 us with 4), and pieces under batch invariance
 MIN_BLOCKS, INVARIANT_SPLITS = 1, 8
 TILE_KV = 64
+#: rows of the lower tile, and of the taller one: of sparse calls of 16 bits, of all others
+LOW, TALL_SPARSE, TALL = 16, 64, 32
 #: requests of a grid
 MOST = 65_535
 
@@ -37,18 +40,24 @@ def configs_for(
     batch_invariant: bool,
     able: Callable[[KernelConfig], bool] = lambda config: True,
 ) -> tuple[KernelConfig, KernelConfig]:
-    """The kernel whose last arriver merges, and the one that shares its merges. Of 16 rows; of 64
-    where a query token has more heads, since each row tile fetches its tokens anew; of 32 where all
+    """The kernel whose last arriver merges, and the one that shares its merges. Of 16 rows; taller
+    where a query token has more heads, since each row tile fetches its tokens anew, or where all
     tokens of a request, which share their keys, have more rows. The taller one too where those of
     16 rows cannot be had.
     """
     sparse = problem.top_k > 0
     rows = problem.heads if sparse or batch_invariant else max(problem.rows.tolist(), default=0)
-    tall = _pair_of(64 if sparse else 32, sparse)
-    if rows > 16:
+    tall, low = (_pair_of(height, sparse) for height in (_tall(problem), LOW))
+    if rows > LOW:
         return tall
-    low = _pair_of(16, sparse)
     return low if all(map(able, low)) or not all(map(able, tall)) else tall
+
+
+def _tall(problem: Problem) -> int:
+    """Rows of the taller tile: as many as there are registers for beside the tokens' addresses."""
+    if problem.top_k and FORMATS.get((problem.q_dtype, problem.kv_format), STORED) == STORED:
+        return TALL_SPARSE
+    return LOW if not problem.top_k and problem.kv_format == "fp8_656" else TALL
 
 
 def _pair_of(tile_rows: int, sparse: bool) -> tuple[KernelConfig, KernelConfig]:

@@ -62,6 +62,8 @@ def _walks(tile: tuple[int, int], page_size: int) -> bool:
 #: formulas whose last arriver merges, so that a grid may be larger than the card, or all pieces
 LAST_MERGES = (("fused_merge", 1), ("grid", 1))
 ALL_MERGE = (("fused_merge", 2), ("grid", 1))
+#: what sparse calls take beside that
+SPARSE = (("features", 1), ("gather", 2))
 
 #: CuTe configurations, kernel by kernel, each registered in cute/registry.py; a CUDA C++ kernel
 #: ships at its defaults, and in the commonest builds that the CUDA backend asks for
@@ -94,8 +96,8 @@ CUTE: tuple[KernelConfig, ...] = (
     *(
         _for_backend("cute/kv_m", FORMATS[2], (rows, 1), mask, (*merge, *options))
         for rows, mask, options in (
-            (16, "none", (("features", 1), ("gather", 2))),
-            (64, "none", (("features", 1), ("gather", 2))),
+            (16, "none", SPARSE),
+            (64, "none", SPARSE),
             (16, "tree", (("gather", 1),)),
             (32, "tree", (("gather", 1),)),
         )
@@ -107,11 +109,25 @@ CUTE: tuple[KernelConfig, ...] = (
         _for_backend("cute/kv_m", formats, (rows, 1), mask, (*merge, *options))
         for formats in OTHER_FORMATS
         for rows, mask, options in (
-            (64, "none", (("features", 1), ("gather", 2))),
+            (64, "none", SPARSE),
             (32, "tree", (("gather", 1),)),
         )
         for merge in (LAST_MERGES, ALL_MERGE)
     ),
+    # and of eight bits: sparse calls over 656-byte tokens are what serving runs; of the others the
+    # taller tile alone
+    *(
+        _for_backend("cute/kv_m", (dtype, "bf16", 64), (rows, 1), "none", (*merge, *SPARSE), cache)
+        for dtype, cache, rows in (
+            ("bf16", "fp8_656", 16),
+            ("bf16", "fp8_656", 32),
+            ("e4m3", "e4m3", 32),
+            ("bf16", "e4m3", 32),
+        )
+        for merge in (LAST_MERGES, ALL_MERGE)
+    ),
+    # skip-softmax over e4m3
+    _for_backend("cute/kv_m", EIGHT_BITS, (32, 1), "tree", (*ways.WALK.options, ("skip", 1))),
     # one query token is the causal rule's plainest case: one kernel for both
     *(
         _for_backend("cute/kv_m", formats, tile, "causal", way.options)

@@ -89,14 +89,18 @@ def allowed(case: Mapping[str, str]) -> bool:
     """
     if case.get("plan") == "given" and not _takes_plan(case):
         return False
-    if case.get("sparse", "dense") != "dense":
-        dense_only = {"mask": "causal", "tables": "shared", "skip": "none"}
-        if any(case.get(name, level) != level for name, level in dense_only.items()):
-            return False
+    if case.get("sparse", "dense") != "dense" and not _takes_slots(case):
+        return False
     if case.get("lse") == "natural, 3-D" and case.get("layout", "dense") != "dense":
         return False
     large = case.get("lengths") in ("long", "longest") or case.get("sparse") == "top 700"
     return not (large and int(case.get("q_len", "1")) > 8)
+
+
+def _takes_slots(case: Mapping[str, str]) -> bool:
+    """A list of slots has no other mask, table or factor."""
+    without = {"mask": "causal", "tables": "shared", "skip": "none"}
+    return all(case.get(name, level) == level for name, level in without.items())
 
 
 def _takes_plan(case: Mapping[str, str]) -> bool:
@@ -112,7 +116,7 @@ def has_kernel(case: Mapping[str, str]) -> bool:
     """Whether a CuTe kernel that ships runs the case: of 16-bit formats everything but tables of
     their own for values, by a build of its own or token by token; skip-softmax in the commonest.
     A caller's plan is of whole pages, so that it wants a build of its own. Of caches of eight bits
-    what is read by pages.
+    what is read by pages, sparse calls, and over e4m3 skip-softmax.
     """
     if case.get("tables") == "separate":
         return False
@@ -134,10 +138,18 @@ def has_kernel(case: Mapping[str, str]) -> bool:
 
 
 def _has_eight_bits(case: Mapping[str, str]) -> bool:
-    """Where features beyond a plain call, and pages of other sizes than 64, have builds."""
-    by_page = case.get("sparse", "dense") == "dense" and int(case.get("page_size", "64")) >= 16
-    if not by_page or case.get("skip", "none") not in ("none", "0"):
+    """Where features beyond a plain call, and pages of other sizes than 64, have builds. A case
+    whose list of slots is still open may become a sparse one.
+    """
+    sparse = case.get("sparse", "dense") != "dense"
+    still_open = "sparse" not in case and _takes_slots(case) and case.get("plan", "own") == "own"
+    if case["format"] != "e4m3 to e4m3" and (sparse or still_open):
+        return True
+    if sparse or int(case.get("page_size", "64")) < 16:
         return False
+    if case.get("skip", "none") not in ("none", "0"):
+        usual = {"format": "e4m3", "page_size": "64", "invariant": "no"}
+        return all(case.get(name, level) == level for name, level in usual.items())
     plain = {"mask": "causal", "sinks": "none", "scales": "floats"}
     extra = any(case.get(name, level) != level for name, level in plain.items())
     common, invariant = case.get("page_size", "64") == "64", case.get("invariant", "no") == "yes"

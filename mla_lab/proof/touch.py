@@ -112,6 +112,20 @@ TOUCHES: dict[str, Touch] = {
     "656 bytes": Touch(_uniform(1, TWO, 16, kv_format="fp8_656"), ("lse",), "walk", (16, 1)),
     "656 bytes, sinks": Touch(_uniform(1, TWO, 16, kv_format="fp8_656"), ("lse", "sinks")),
     "656 bytes, 32 rows": Touch(_uniform(2, TWO, 16, kv_format="fp8_656"), (), "mail", (32, 1)),
+    "656 bytes, sparse": Touch(
+        Problem((1, 2), (300, 70), 16, kv_format="fp8_656", top_k=300), ("lse", "sinks", "ragged")
+    ),
+    "656 bytes, sparse, 128 heads": Touch(
+        _uniform(1, (300,), 128, kv_format="fp8_656", top_k=130), ("lse",)
+    ),
+    "e4m3, sparse": Touch(_uniform(1, (300, 70), 16, top_k=300, **EIGHT), ("lse",)),
+    "bf16 over e4m3, sparse": Touch(_uniform(1, TWO, 16, kv_format="e4m3", top_k=300), ("lse",)),
+    "e4m3, skip-softmax": Touch(
+        Problem((1, 2), (900, 65), 16, q_dtype="e4m3", kv_format="e4m3"),
+        ("lse", "ragged"),
+        more={"skip_softmax_threshold_scale_factor": 0.5},
+        distribution="concentrated",
+    ),
 }
 
 

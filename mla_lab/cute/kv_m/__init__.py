@@ -54,7 +54,8 @@ writes nothing in memory until then.
 
 Options off by default: `features` and the mask "tree" take sinks, scales in memory and a packed
 mask as a tuple at the end (`extras`); `gather` fetches token by token, for small pages and sparse
-calls, by a producer warpgroup (`gather`).
+calls over caches of every format, by a producer warpgroup (`gather`); `skip` leaves out tiles by
+skip-softmax where query and cache are e4m3 (`late`), and takes its factor behind the mask.
 
 Under a bf16 query the cache may be e4m3 or of 656-byte tokens: then the products are of e4m3, as
 `late` has them, and what meets the cache's bytes are two e4m3 numbers for each of the query and of
@@ -132,6 +133,8 @@ def entry(config: KernelConfig) -> CuteEntry:
         extras = [_fake(Float32, (sym(),), 4) for _ in range(3)]
         if c.tree:
             extras.append(_fake(Uint16, leading(3 if shaped else 2), 4))
+        if c.skip:
+            extras.append(Float32(1.0))
         args.append(tuple(extras))
         launch = FeatureGridKvM if c.grid else FeatureKvM
     return CuteEntry(

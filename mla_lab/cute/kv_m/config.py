@@ -91,6 +91,8 @@ class Shape:
     score_parts: int
     #: tokens of 656 bytes: scales of their own, rope of sixteen bits (see `scaled`)
     scaled: bool
+    #: skip-softmax: tiles whose weights are all too small are left out (see `late`)
+    skip: bool
 
     @cached_property
     def boxed(self) -> bool:
@@ -134,8 +136,9 @@ class Shape:
 
     @cached_property
     def lands_late(self) -> bool:
-        """e4m3: a tile's O^T is added when all of it is there, or was never apart from the rest."""
-        return self.parts_apart == SLICES or not self.promote
+        """e4m3: a tile's O^T is added when all of it is there, or was never apart from the rest.
+        One that may be left out is added where it was asked for."""
+        return (self.parts_apart == SLICES and not self.skip) or not self.promote
 
     @cached_property
     def parts_apart(self) -> int:
@@ -201,7 +204,7 @@ class Shape:
         barriers = 8 * (stages * (BOXES // self.group + 1) + 9 + more) + 144
         peak = (48 if self.eight else 16) * self.rows
         unit = 4 * self.rows if self.terms > 1 else 0
-        scales = (128, 128) if self.scaled else ()
+        scales = (128, 128) if self.scaled else (16,) if self.skip else ()
         sums = (32 * self.rows, unit, *scales, 16 * self.cluster * self.pairs)
         pieces = (32 * self.rows, peak, *sums)
         rounded = sum(-(-piece // 128) * 128 for piece in (barriers, *pieces, 64 * self.cluster))
@@ -237,7 +240,7 @@ class Shape:
         """Of a producer's and of a consumer's thread, in a wide kernel: what 384 threads have at
         the launch, 168 each, since none can be had beyond that."""
         if self.gather:
-            return (56, 224) if self.rows < 64 else (24, 240)
+            return (56, 224) if self.width < 64 else (24, 240)
         if self.terms > 1:
             return (56, 224) if self.width < 64 else (40, 232)
         return (24, 240) if self.eight and self.rows == 64 else (40, 232)
@@ -288,6 +291,14 @@ def share_units(units: Any, splits: Any) -> Any:
     return ((units + splits - 1) // splits + 7) // 8 * 8
 
 
+def _most_gathered(kv_format: str, gather: int) -> int:
+    """Rows for which there are registers where tokens are gathered: beyond, accumulators of e4m3
+    would lie in local memory, and of 656 bytes with a mask what a round keeps."""
+    if kv_format not in SPLIT_BYTES:
+        return TILE_ROWS[-1]
+    return 16 if (kv_format, gather) == ("fp8_656", 1) else 32
+
+
 def shape_of(config: KernelConfig) -> Shape:
     """What `config` asks for; `Unsupported` names the first field that this family lacks."""
     gather = config.option("gather")
@@ -315,17 +326,24 @@ def shape_of(config: KernelConfig) -> Shape:
     if gather and not (plain and (config.mask == "none" or gather == 1)):
         got = f"gather {gather} with cluster {config.cluster}, pair {pair}, mask {config.mask}"
         raise unsupported("options", got, "gather in grid mode with cluster 1; 2 without a mask")
-    if gather and config.q_dtype == "e4m3":
-        raise unsupported("options", f"gather {gather} with q_dtype e4m3", "16-bit tokens")
+    most = _most_gathered(config.kv_format, gather)
+    if gather and config.tile_rows > most:
+        got = f"{config.tile_rows} with gather {gather} of {config.kv_format}"
+        raise unsupported("tile_rows", got, f"up to {most}, as registers go")
     split, scaled = config.kv_format != config.q_dtype, config.kv_format == "fp8_656"
-    if split and (gather or pair > 1 or config.tile_rows > 32 or not config.option("promote", 1)):
-        got = f"{config.tile_rows} rows, gather {gather}, pair {pair} with {config.kv_format}"
-        raise unsupported("kv_format", got, "up to 32 rows, without gather or pair, promoted")
+    if split and (pair > 1 or config.tile_rows > 32 or not config.option("promote", 1)):
+        got = f"{config.tile_rows} rows, pair {pair} with {config.kv_format}"
+        raise unsupported("kv_format", got, "up to 32 rows, without pair, promoted")
     # without a register to spare, one wait a tile; and workers of whole requests, which wait for
     # nobody, may be more than run at once (see `plan.ways.in_waves`)
     tall = config.q_dtype == "e4m3" and config.tile_rows == 64
     whole = BOXES if tall or (split and config.tile_rows == 32) else 3
     features = bool(config.option("features")) or config.mask == "tree"
+    skip = bool(config.option("skip"))
+    skips = config.q_dtype == "e4m3" and config.tile_rows <= 32 and config.mask == "tree"
+    if skip and not (skips and config.option("promote", 1) and not gather):
+        got = f"skip with {config.q_dtype}, {config.tile_rows} rows, mask {config.mask}"
+        raise unsupported("options", got, "skip of e4m3, up to 32 rows, mask tree, by page")
     if features and config.option("stamps"):
         raise unsupported("options", "stamps with features or a tree mask", "one of them")
     return Shape(
@@ -345,7 +363,7 @@ def shape_of(config: KernelConfig) -> Shape:
         ring=config.option("ring", 0),
         group=GROUPS if scaled else BOXES if gather else config.option("group", whole),
         grid=bool(config.option("grid", 0)),
-        cooperative=bool(config.option("cooperative", merge >= 2 and not tall)),
+        cooperative=bool(config.option("cooperative", merge >= 2 and (gather or not tall))),
         early_values=bool(config.option("values_first", 1)),
         pair=pair,
         features=features,
@@ -354,4 +372,5 @@ def shape_of(config: KernelConfig) -> Shape:
         promote=bool(config.option("promote", 1)),
         score_parts=config.option("score_parts", SCORE_PARTS[config.kv_format]) if split else 1,
         scaled=scaled,
+        skip=skip,
     )

@@ -132,7 +132,7 @@ def work_tile(
     head = load4(s.work)
     tail = load4(s.work + 4)
     more = load4(s.work + 8)
-    w = Span(mine, head[1], head[2], head[3], tail[0], done, tail[1])
+    w = Span(mine, head[1], head[2], head[3], tail[0], done, tail[1], tail[2] if c.skip else None)
     if const_expr(c.cluster > 1 and not c.aliased):
         announce(c, s)
     if const_expr(c.terms > 1):

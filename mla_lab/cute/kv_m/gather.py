@@ -1,9 +1,15 @@
 """The producer warpgroup where tokens lie apart: small pages, and sparse calls (option gather).
 
-A TMA box needs a run of rows; here each token is fetched alone, as 72 copies of 16 bytes
-(`cp.async`) that follow the 128-byte swizzle by hand: chunk j of row t of a box lies at chunk
-j ^ (t % 8). Eight lanes take a token's 128-byte piece of a box, a warp 16 tokens of each tile. A
-lane's nine boxes differ by constants on both sides, so that an address serves nine copies.
+A TMA box needs a run of rows; here each token is fetched alone, by copies of 16 bytes (`cp.async`)
+that follow the swizzle by hand. A warp takes 16 tokens of each tile, one lane 16 bytes of a token's
+row in every box. A lane's boxes differ by constants on both sides, so that one address serves all.
+
+    tokens of   copies   boxes               lanes of a row   chunk j of row t lies at
+    16 bits     72       9 of 128 bytes      8                j ^ (t % 8)
+    e4m3        36       9 of 64 bytes       4                j ^ (t / 2 % 4)
+    656 bytes   41       4 of 128, the rope  8                j ^ (t % 8); scales as they are
+
+Of 656 bytes a token's four scales are one copy more, by a lane of its own for each of four tokens.
 
 Where a token comes from:
 
@@ -21,31 +27,57 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Int32, Int64, Uint32, const_expr
 
-from .config import BOX, BOXES, CONSUMER_WARPS, HEAD_DIM, TILE_KV, Shape
+from .config import CONSUMER_WARPS, GROUPS, SCALE_BYTES, TILE_KV, Shape
 from .load import leave_record, load_q
+from .scaled import ROPE_BEGIN, SCALES_BEGIN
 from .storage import Global, Shared
 from .work import ask, open_grid
 
-#: tokens of a tile that a warp copies, four at a time
+#: tokens of a tile that a warp copies, as many at a time as its lanes have rows for
 WARP_TOKENS = TILE_KV // 4
-FOURS = WARP_TOKENS // 4
 SPARSE = 2
 
 
 @dataclass(frozen=True)
 class Lane:
-    """What one lane of the producer copies: 16 bytes of each box of `FOURS` tokens a tile."""
+    """What one lane of the producer copies: 16 bytes of each box of `turns` tokens a tile."""
 
-    #: first token, of the tile; others follow in steps of 4
+    #: first token, of the tile; others follow in steps of `apart`
     token: Int32
     #: 16-byte chunk of a box's row
     chunk: Int32
 
 
-def copy16(target: Int32, source: cute.Pointer, size: Int32) -> None:
-    """16 bytes to shared memory past the L1; of them `size` from memory, the rest zeros."""
+def lanes_of(c: Shape) -> int:
+    """Lanes of a token's row in a box."""
+    return c.box * c.bytes // 16
+
+
+def apart(c: Shape) -> int:
+    """Tokens that a warp copies at a time."""
+    return 32 // lanes_of(c)
+
+
+def turns(c: Shape) -> int:
+    """Tokens of a tile that a lane copies a part of."""
+    return WARP_TOKENS // apart(c)
+
+
+def chunk_at(c: Shape, lane: Lane, turn: int) -> Int32:
+    """Where the swizzle puts the lane's chunk in the row of its token `turn`."""
+    if apart(c) == 8:
+        return lane.chunk ^ ((lane.token >> 1) & 3)
+    # 4 rows below, the swizzle is that of the lane's first with bit 2 turned
+    return (lane.chunk ^ (lane.token & 7)) ^ (4 * (turn % 2))
+
+
+def copy16(c: Shape, target: Int32, source: cute.Pointer, size: Int32) -> None:
+    """16 bytes to shared memory past the L1; of them `size` from memory, the rest zeros. The L2
+    asks for lines of 128 bytes where tokens begin at such, else of 64, since they share lines with
+    neighbours that nobody wants."""
+    line = 64 if c.eight else 128
     cute.arch.inline_ptx(
-        "cp.async.cg.shared.global.L2::128B [{$r0}], [{$r1}], 16, {$r2};",
+        f"cp.async.cg.shared.global.L2::{line}B [{{$r0}}], [{{$r1}}], 16, {{$r2}};",
         read_only_args=[target, source, size],
     )
 
@@ -56,9 +88,9 @@ def ask_tokens(
 ):
     """Table entries of this lane's tokens of a tile; -1 past the length."""
     last = g.block_table.shape[1] - 1
-    entries = cute.make_rmem_tensor(FOURS, Int32)
-    for k in cutlass.range_constexpr(FOURS):
-        token = tile * TILE_KV + lane.token + 4 * k
+    entries = cute.make_rmem_tensor(turns(c), Int32)
+    for k in cutlass.range_constexpr(turns(c)):
+        token = tile * TILE_KV + lane.token + apart(c) * k
         place = token
         if const_expr(c.gather != SPARSE):
             place = Int32(Uint32(token) // Uint32(g.kv.shape[1]))
@@ -75,7 +107,7 @@ def place_of(c: cutlass.Constexpr[Shape], g: Global, entry: Int32, token: Int32)
     if const_expr(c.gather == SPARSE):
         page = Int32(Uint32(entry) // Uint32(page_size))
         row = entry - page * page_size
-    return Int64(page) * g.kv.stride[0] + Int64(row * HEAD_DIM)
+    return Int64(page) * g.kv.stride[0] + Int64(row * g.kv.shape[2])
 
 
 @cute.jit
@@ -83,11 +115,12 @@ def places_of(
     c: cutlass.Constexpr[Shape], g: Global, entries: cute.Tensor, tile: Int32, lane: Lane
 ):  # fmt: skip
     """Where this lane's 16 bytes of each token begin in the cache, in elements; -1: no token."""
-    places = cute.make_rmem_tensor(FOURS, Int64)
-    for k in cutlass.range_constexpr(FOURS):
+    places = cute.make_rmem_tensor(turns(c), Int64)
+    for k in cutlass.range_constexpr(turns(c)):
         entry = entries[k]
-        token = tile * TILE_KV + lane.token + 4 * k
-        at = place_of(c, g, cutlass.max(entry, Int32(0)), token) + Int64(lane.chunk * 8)
+        token = tile * TILE_KV + lane.token + apart(c) * k
+        at = place_of(c, g, cutlass.max(entry, Int32(0)), token)
+        at = at + Int64(lane.chunk * (16 // c.bytes))
         places[k] = at if entry >= 0 else Int64(-1)
     return places
 
@@ -97,17 +130,24 @@ def copy_tile(
     c: cutlass.Constexpr[Shape], g: Global, s: Shared, places: cute.Tensor, stage: Int32, lane: Lane
 ):
     """This lane's part of a tile into `stage`, and its arrival when that is there."""
-    base = Int32(s.k.iterator.toint()) + stage * (TILE_KV * HEAD_DIM * 2)
-    base = base + lane.token * (BOX * 2)
-    for k in cutlass.range_constexpr(FOURS):
+    width = c.box * c.bytes
+    base = Int32(s.k.iterator.toint()) + stage * c.k_bytes
+    base = base + lane.token * width
+    for k in cutlass.range_constexpr(turns(c)):
         at = cutlass.max(places[k], Int64(0))
         size = Int32(16) if places[k] >= 0 else Int32(0)
         source = (g.kv.iterator + at).align(16)
-        # 4 rows below, the swizzle is that of the lane's first with bit 2 turned
-        chunk = (lane.chunk ^ (lane.token & 7)) ^ (4 * (k % 2))
-        target = base + 4 * k * (BOX * 2) + (chunk << 4)
-        for box in cutlass.range_constexpr(BOXES):
-            copy16(target + box * (TILE_KV * BOX * 2), source + box * BOX, size)
+        chunk = chunk_at(c, lane, k)
+        target = base + apart(c) * k * width + (chunk << 4)
+        for box in cutlass.range_constexpr(c.columns // c.box):
+            copy16(c, target + box * (TILE_KV * width), source + box * c.box, size)
+        if const_expr(c.scaled):
+            row = lane.token + apart(c) * k
+            rope = Int32(s.scaled.rope.iterator.toint()) + stage * c.rope_bytes
+            copy16(c, rope + row * width + (chunk << 4), source + ROPE_BEGIN, size)
+            if lane.chunk == k:
+                scales = Int32(s.scaled.scales.iterator.toint()) + stage * SCALE_BYTES
+                copy16(c, scales + row * (4 * GROUPS), source + (SCALES_BEGIN - 16 * k), size)
     cute.arch.cp_async_mbarrier_arrive_noinc(s.full + stage)
 
 
@@ -116,7 +156,7 @@ def gather(c: cutlass.Constexpr[Shape], g: Global, s: Shared):
     """Grid mode: the one work tile of this CTA, by the producer warpgroup."""
     tid, _, _ = cute.arch.thread_idx()
     warp = cute.arch.make_warp_uniform(tid // 32) - CONSUMER_WARPS
-    lane = Lane(warp * WARP_TOKENS + tid % 32 // 8, tid % 8)
+    lane = Lane(warp * WARP_TOKENS + tid % 32 // lanes_of(c), tid % lanes_of(c))
     a = ask(c, g)
     if warp == 0:
         with cute.arch.elect_one():

@@ -134,7 +134,7 @@ class KvM:
         out, lse, *rest = operands
         lse = cute.make_tensor(lse.iterator, cute.make_layout(cute.size(lse.shape)))
         if const_expr(c.tree):
-            rest[-1] = mask_words(rest[-1])
+            rest[-1 - c.skip] = mask_words(rest[-1 - c.skip])
         operands = (out, lse, *rest)
         k_major, mn_major = OperandMajorMode.K, OperandMajorMode.MN
         kinds = warpgroup.SmemLayoutAtomKind
@@ -165,7 +165,7 @@ class KvM:
         spread = cpasync.CopyBulkTensorTileG2SMulticastOp() if const_expr(c.pair > 1) else copy
         tma_k, gk, tokens = None, None, kv
         more = None
-        if const_expr(c.scaled):
+        if const_expr(c.boxed and c.scaled):
             tokens, more = None, scaled.make_views(c, kv)
             tma_k, gk = scaled.make_view(c, kv, c.dtype, 0, (c.box, GROUPS), box_layout)
         elif const_expr(c.boxed):

@@ -18,7 +18,14 @@ They lie in two places in turn, [2 warpgroup + place][3][rows]: factors are read
 the own softmax, when the other may be one tile further. So P, too, is announced at two mbarriers
 in turn: at one, the other's second tile would pass by whoever still waits for its first. m(k) has
 one of `rows` arrivals, since nobody makes another without it.
+
+With the option skip (skip-softmax) the threads that make statistics also vote: where no row of the
+request's has a score of at least its greatest so far plus log2(factor / length), the tile is left
+out. Then m(k) = m(k-1), f(k) = 1, and a word at the statistics' place says so to both warpgroups:
+no weights are made, and P is announced although nothing was written.
 """
+
+from typing import Any
 
 import cutlass
 import cutlass.cute as cute
@@ -27,7 +34,7 @@ from cutlass.cute.nvgpu import warpgroup
 
 from ..eight_bits import join_two, round_two
 from ..extras import scale_now
-from ..hopper import NO_SCORE, fold_lanes, folded_index, fresh_thread, load2, load4
+from ..hopper import NO_SCORE, fold_lanes, folded_index, fresh_thread, load2, load4, pick
 from . import fp8, scaled, split
 from . import softmax as sx
 from .config import GROUPS, TILE_KV, Shape
@@ -48,7 +55,7 @@ def pair_of(c: Shape, s: Shared, place: Int32, what: int, j: int, lane: Int32) -
 @cute.jit
 def row_statistics(
     c: cutlass.Constexpr[Shape], wg: cutlass.Constexpr[int], first: cutlass.Constexpr[bool],
-    s: Shared, scale: Float32, at: Int32, row: Int32,
+    g: Global, s: Shared, w: Span, scale: Float32, at: Int32, row: Int32,
 ):  # fmt: skip
     """One thread a row: its statistics of tile `at`, for both warpgroups."""
     v = load4(s.top.iterator + (wg * c.rows + row) * 4)
@@ -63,12 +70,37 @@ def row_statistics(
         if at > 0:
             cute.arch.mbarrier_wait(s.m_ready + (1 - wg), ((at - 1) >> 1) & 1)
     new = cute.arch.fmax(old, top * scale - fp8.P_LOG2)
-    factor = cute.math.exp2(old - new, fastmath=True)
     place = statistics(c, wg, at)
+    if const_expr(c.skip):
+        out = vote_out(c, first, g, w, top * scale - fp8.P_LOG2 - old, row)
+        new = pick(out != 0, old, new)
+        if row == 0:
+            s.skipped[place] = out
+    factor = cute.math.exp2(old - new, fastmath=True)
     s.peak[place, PEAK, row] = new
     s.peak[place, FACTOR, row] = factor
     s.peak[place, BOTH, row] = before * factor
     cute.arch.mbarrier_arrive(s.m_ready + wg)
+
+
+def vote_out(c: Shape, first: bool, g: Global, w: Span, gain: Float32, row: Int32) -> Int32:
+    """1 where all rows agree to leave a tile out, `gain` above the row's greatest score so far
+    (log2 units); never the first. By the threads of all rows, which are of one warp."""
+    if first:
+        return Int32(0)
+    least = cute.math.log2(g.skip / w.kv_len.to(Float32), fastmath=True)
+    objects = pick((row < w.rows) & ~(gain < least), Int32(1), Int32(0))
+    return cute.arch.inline_ptx(
+        "{ .reg .pred p, q; setp.eq.s32 p, {$r0}, 0;"
+        f" vote.sync.all.pred q, p, {(1 << c.rows) - 1:#x}; selp.s32 {{$w0}}, 1, 0, q; }}",
+        write_only_types=[Int32],
+        read_only_args=[objects],
+    )
+
+
+def is_taken(c: Shape, s: Shared, place: Int32) -> Any:
+    """Whether the tile whose statistics lie there counts (skip-softmax)."""
+    return s.skipped[place] == 0
 
 
 def add_scores(
@@ -92,10 +124,9 @@ def scores_of(c: Shape, f: Fragments) -> cute.Tensor:
 @cute.jit
 def weigh(
     c: cutlass.Constexpr[Shape], wg: cutlass.Constexpr[int], first: cutlass.Constexpr[bool],
-    g: Global, s: Shared, f: Fragments, at: Int32, warp: Int32, lane: Int32,
+    g: Global, s: Shared, f: Fragments, w: Span, at: Int32, warp: Int32, lane: Int32,
 ):  # fmt: skip
-    """Scores become weights: of e4m3, two tokens of two rows a word, at 4 j of the scores (see
-    `fp8`), or of fp32, where two terms will be made of them; totals follow."""
+    """Scores become weights, and totals follow; of a tile that is left out the totals alone."""
     acc, scale = scores_of(c, f), scale_now(c, g)
     tops = []
     for i in cutlass.range_constexpr(c.rows // 4):
@@ -110,9 +141,28 @@ def weigh(
         if (row >= 32) & (row < 32 + GROUPS):
             scaled.group_statistics(c, wg, s, at, row - 32)
     if row < c.rows:
-        row_statistics(c, wg, first, s, scale, at, row)
+        row_statistics(c, wg, first, g, s, w, scale, at, row)
     cute.arch.barrier(barrier_id=ONE + wg, number_of_threads=128)
     place = statistics(c, wg, at)
+    if const_expr(c.skip):
+        if is_taken(c, s, place):
+            make_weights(c, s, f, acc, scale, place, lane)
+        else:
+            for j in cutlass.range_constexpr(c.rows // 8):
+                fade = pair_of(c, s, place, BOTH, j, lane)
+                for e in cutlass.range_constexpr(2):
+                    f.total[2 * j + e] = f.total[2 * j + e] * fade[e]
+    else:
+        make_weights(c, s, f, acc, scale, place, lane)
+
+
+@cute.jit
+def make_weights(
+    c: cutlass.Constexpr[Shape], s: Shared, f: Fragments, acc: cute.Tensor, scale: Float32,
+    place: Int32, lane: Int32,
+):  # fmt: skip
+    """Weights: of e4m3, two tokens of two rows a word, at 4 j of the scores (see `fp8`), or of
+    fp32, where two terms will be made of them."""
     for j in cutlass.range_constexpr(c.rows // 8):
         peaks, fade = pair_of(c, s, place, PEAK, j, lane), pair_of(c, s, place, BOTH, j, lane)
         halves = []
@@ -134,7 +184,21 @@ def add_tile(
     c: cutlass.Constexpr[Shape], wg: cutlass.Constexpr[int], owner: cutlass.Constexpr[int],
     s: Shared, mma: Products, f: Fragments, stage: Int32, at: Int32, warp: Int32, lane: Int32,
 ):  # fmt: skip
-    """Issue O^T of tile `at` of the walk, whose P is here, beside O^T x its factors."""
+    """Issue O^T of tile `at` of the walk, whose P is here, beside O^T x its factors. With skip it
+    is added here too, unless the tile is left out."""
+    if const_expr(c.skip):
+        if is_taken(c, s, statistics(c, owner, at)):
+            issue_tile(c, wg, owner, s, mma, f, stage, at, warp, lane)
+    else:
+        issue_tile(c, wg, owner, s, mma, f, stage, at, warp, lane)
+
+
+@cute.jit
+def issue_tile(
+    c: cutlass.Constexpr[Shape], wg: cutlass.Constexpr[int], owner: cutlass.Constexpr[int],
+    s: Shared, mma: Products, f: Fragments, stage: Int32, at: Int32, warp: Int32, lane: Int32,
+):  # fmt: skip
+    """O^T of tile `at`, by its factors."""
     for j in cutlass.range_constexpr(c.rows // 8):
         pair = pair_of(c, s, statistics(c, owner, at), FACTOR, j, lane)
         f.factor[2 * j], f.factor[2 * j + 1] = pair[0], pair[1]
@@ -151,6 +215,8 @@ def take_last(
 ):  # fmt: skip
     """Behind the own last tile: O^T of the other warpgroup's, and the totals its factors."""
     cute.arch.mbarrier_wait(s.p_ready + statistics(c, 1 - wg, at), (at >> 2) & 1)
+    if const_expr(c.skip):
+        f.factor.fill(1.0)
     add_tile(c, wg, 1 - wg, s, mma, f, stage, at, warp, lane)
     sx.scale_totals(f.total, f.factor)
 
@@ -170,6 +236,7 @@ def own_tile(
     at = w.done + k
     stage = at % c.stages
     tile_token = w.token + k * TILE_KV
+    slots = sx.ask_slots(c, g, tile_token, w)
     warpgroup.fence()
     phase, token = (at // c.stages) & 1, 16 * warp + lane // 4
     if const_expr(c.scaled):
@@ -182,13 +249,15 @@ def own_tile(
     if k + 2 >= w.mine:
         cute.arch.mbarrier_arrive(s.q_empty)
     sx.mask_scores(c, g, scores_of(c, f), tile_token, w, token, lane)
-    weigh(c, wg, order == FIRST, g, s, f, at, warp, lane)
+    sx.mask_slots(c, scores_of(c, f), slots)
+    weigh(c, wg, order == FIRST, g, s, f, w, at, warp, lane)
     if const_expr(c.scaled):
         scaled.publish(c, wg, s, f, scores_of(c, f), stage, at, warp, lane)
     else:
         fp8.publish(c, s, scores_of(c, f), stage, warp, lane)
-    if tile_token + TILE_KV > w.kv_len:
-        clear_tail(c, s, stage, w.kv_len - tile_token, thread)
+    if const_expr(not c.gather):
+        if tile_token + TILE_KV > w.kv_len:
+            clear_tail(c, s, stage, w.kv_len - tile_token, thread)
     cute.arch.fence_view_async_shared()
     cute.arch.mbarrier_arrive(s.p_ready + statistics(c, wg, at))
     cute.arch.barrier(barrier_id=ONE + wg, number_of_threads=128)

@@ -90,6 +90,8 @@ class Span:
     done: Int32
     #: first row in q and out
     out_row: Int32
+    #: rows of the tile that are the request's, where that matters (skip-softmax)
+    rows: Any = None
 
 
 def registers(c: Shape, mma: Products) -> Registers:

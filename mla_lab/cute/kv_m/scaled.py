@@ -132,6 +132,8 @@ def scores(
 ) -> None:  # fmt: skip
     """Scores of a tile with `left` tokens of the request, in the place of the rope's."""
     cute.arch.mbarrier_wait(s.full + stage, phase)
+    if c.gather:
+        cute.arch.fence_view_async_shared()
     atom = cute.make_mma_atom(mma.rope.op)
     atom.set(warpgroup.Field.ACCUMULATE, False)
     for k in range(ROPE_STEPS):

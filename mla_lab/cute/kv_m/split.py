@@ -181,6 +181,8 @@ def add_parts(
         for k in range(n * steps, (n + 1) * steps):
             if k % arrival == 0:
                 cute.arch.mbarrier_wait(s.full + stage * c.groups + k // arrival, phase)
+                if c.gather and not c.scaled:
+                    cute.arch.fence_view_async_shared()
             cute.gemm(atom, acc, f.k[None, None, k, stage], f.q[None, None, k], acc)
             atom.set(warpgroup.Field.ACCUMULATE, True)
         warpgroup.commit_group()

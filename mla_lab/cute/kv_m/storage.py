@@ -52,7 +52,9 @@ class Global:
     bmm1: Any = None
     bmm2: Any = None
     mask: Any = None
-    #: [pages, page size, 576], where tokens are gathered
+    #: skip-softmax's factor, to be divided by the request's length
+    skip: Any = None
+    #: [pages, page size, 576 or 656], where tokens are gathered
     kv: Any = None
     #: TMA views of ropes and scales, two each (see `scaled`)
     more: Any = None
@@ -100,6 +102,7 @@ class Shared:
     q_read: cute.Pointer  # a query as it arrived (two terms)
     q_split: cute.Pointer  # and its terms are there
     scaled: Any
+    skipped: Any  # int32 [`statistics`]: 1 where a tile is left out (skip-softmax)
 
 
 @dataclass(frozen=True)
@@ -131,6 +134,7 @@ def allocate(
     peer, weights = f32(c.cluster, c.pairs, 4), f32(CONSUMER_WARPS, c.cluster, 2)
     unit = f32(n) if c.terms > 1 else None
     tops, units = (f32(2, 4, GROUPS), f32(4, GROUPS)) if c.scaled else (None, None)
+    skipped = cute.recast_tensor(f32(4), Int32) if c.skip else None
     k = memory.allocate_tensor(c.dtype, k_layout.outer, byte_alignment=1024, swizzle=k_layout.inner)
     q = memory.allocate_tensor(c.dtype, q_layout.outer, byte_alignment=1024, swizzle=q_layout.inner)
     scaled = None
@@ -158,7 +162,7 @@ def allocate(
         q, unit, k, top, peak, sums, peer.iterator, weights.iterator,
         work.iterator, work.iterator + 12, full, empty,
         tail, tail + 1, tail + 2, tail + 3, tail + 4, p_ready, tail + 7, tail + 8,
-        partials, stamps, tail + 13, tail + 15, tail + 16, scaled,
+        partials, stamps, tail + 13, tail + 15, tail + 16, scaled, skipped,
     )  # fmt: skip
 
 

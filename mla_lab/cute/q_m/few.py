@@ -121,6 +121,8 @@ def combine_few(
     end = share.first + share.count
     w = cute.arch.make_warp_uniform(tid // 32)
     for strip in cutlass.range(share.first + w * width, end, WARPS * width, unroll=1):
+        if const_expr(cfg.transposed):  # which is a register short
+            strip = cute.arch.make_warp_uniform(strip)
         parts = ask_strips(cfg, splits, g, share, kept, work.split_idx, strip)
         values = ask_rows(cfg, splits, g, share, strip)
         row = 16 * (strip // 32) + lane // 4

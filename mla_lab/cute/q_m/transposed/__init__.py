@@ -22,16 +22,18 @@ Barriers                                   arrivals
 Named barriers: 2 both accumulate groups, in the merge.
 
 Timeline of a steady tile (SM clocks; the matrix unit needs 576 for QK and 512 for PV; an H200 takes
-about 1580)
-    attend       | issue QK(t + 1), softmax(t) under it, P(t) out | issue QK(t + 2), softmax(t + 1)
-    accumulate   | PV(t - 1)                     | wait           | PV(t) ...
+1440 to 1500, of which PV takes 1340: its steps wait for their turn)
+    attend       | QK(t + 1) by parts among the weights of t | P(t) out, its sums | the rest of QK
+    accumulate   | PV(t - 1)                                 | wait               | PV(t) ...
+Whoever issues a step that the matrix unit has no room for stands still: all 18 of QK at once took
+the attend group 870 clocks in which it made no weights.
 Scores of two tiles are held in turn. Plans, work tiles, partials and merges are those of `kernel`.
 
 Precision. A weight is at most 430 of e4m3's 448. The matrix unit adds to O^T itself, with fewer
-bits than fp32: of 8192 Gaussian keys in one work tile the error is 1.04 times that of torch with
+bits than fp32: of 8192 Gaussian keys in one work tile the error is 1.03 times that of torch with
 weights rounded alike, of 65536 keys 2.5 times (H200, 2026-11-20). A product of its own for each
-tile, added in fp32, leaves 1.01 and 1.09, and takes the registers of the second scores: 141 us in
-place of 134 (64 requests of 8192 tokens).
+tile, added in fp32, leaves 1.01 and 1.09, and takes the registers of the second scores: 141 us
+where this took 134, which takes 125 by now (64 requests of 8192 tokens).
 
 A bf16 query over the same cache (`split`: a value of the design)
     S[rows, tokens]      A  Q as two terms of e4m3 (see `terms`), 5 of 9 boxes of the first in

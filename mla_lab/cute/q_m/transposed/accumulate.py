@@ -16,13 +16,13 @@ from cutlass.cute.nvgpu import warpgroup
 
 from ...eight_bits import load_step
 from ...extras import with_scales
-from ...hopper import fresh_thread, load2, pack2
+from ...hopper import fresh_block, fresh_thread, load2, pack2
 from ..attend import release, select
 from ..merge import arrive, merge
 from ..output import store_pair, store_row_lse
 from ..partials import REGION, words_at
 from ..storage import BLOCK, LATENT, LN2, Globals, Mmas, Work
-from ..work import Plan, read_work, stamp, stamp_round
+from ..work import Plan, open_plan, read_work, stamp, stamp_round
 from . import groups, widen
 from .storage import (
     BOX,
@@ -306,6 +306,9 @@ def accumulate(
         finish(cfg, g, s, acc, index, rank)
         stamp(cfg, g, 4)
     if const_expr(cfg.fused_merge):
+        if const_expr(cfg.page_size < BLOCK):  # held through the merge it is a register too many
+            plan = open_plan(g, fresh_block() // cfg.cluster)
+            first, last = plan.first, plan.last
         for index in cutlass.range(first, last, unroll=1):
             merge(cfg, g, s, index, plan, rank, False)
     stamp(cfg, g, 6)

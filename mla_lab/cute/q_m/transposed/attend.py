@@ -42,6 +42,16 @@ from .storage import (
     next_stage,
 )
 
+#: words of weights a thread
+WORDS = 8
+#: k-steps of QK(t + 1) issued ahead of the weights of tile t; one follows each word of weights, and
+#: from `LATE` on they follow the row sums. The matrix unit takes a few ahead of its time; who
+#: issues all 18 at once waits 500 to 800 clocks for it, with the weights still to make
+FIRST, LATE = 4, 14
+
+#: what takes a byte from 0x7E on, and none before, to its high bit: four weights at once
+TO_HIGH_BIT, HIGH_BITS = 0x02020202, 0x80808080
+
 
 def row_address(base, matrix_row, matrix_chunk):
     """Where a lane's row of an 8 x 8 matrix of 16-bit elements lies in a warp's 16 rows of a box,
@@ -146,8 +156,21 @@ def raise_maxima(
     publish_pair(factor, row, lane, fade[0], fade[1])
 
 
-def round_weights(scale, acc, row_max, p):
-    """Weights of e4m3, four a word: by 16 tokens, then half. The scores stay as they are."""
+def saturated(p):
+    """Whether a weight is e4m3's greatest, 0x7E, or no number."""
+    bits = Int32(0)
+    for i in range(cute.size(p)):
+        bits = bits | (p[i] + TO_HIGH_BIT)
+    return (bits & Int32(HIGH_BITS - 2**32)) != 0
+
+
+def nothing(word):
+    """Between words, where there is nothing to do."""
+
+
+def round_weights(scale, acc, row_max, p, between):
+    """Weights of e4m3, four a word: by 16 tokens, then half. The scores stay as they are.
+    `between` is called with the number of each word that is done."""
     for i in range(cute.size(acc) // 8):
         for h in range(2):
             x = 8 * i + 2 * h
@@ -156,6 +179,7 @@ def round_weights(scale, acc, row_max, p):
                 for at in (x, x + 4, x + 1, x + 5)
             )
             p[2 * i + h] = join_two(round_two(a, b), round_two(c, d))
+            between(2 * i + h)
 
 
 @cute.jit
@@ -168,24 +192,22 @@ def weigh(
     row_max,
     row_sum,
     factor,
+    between: cutlass.Constexpr,
 ):
     """p <- weights against a maximum that moves rarely.
 
-    They are made before it is known whether it moves: most often it does not, and the search for
-    the greatest score runs beside the exponentials, which the card makes slowly.
+    They are made before it is known whether it moves: a weight that has become the greatest number
+    says so, and no other tile's greatest scores are looked for.
     """
     scale = g.scale_log2
     if const_expr(cfg.scales):
         scale = s.scale[cute.arch.make_warp_uniform(fresh_thread() >> 5) & 3]
-    round_weights(scale, acc, row_max, p)
-    over = cute.arch.fmax(
-        row_top(acc, 0) * scale - row_max[0], row_top(acc, 1) * scale - row_max[1]
-    )
+    round_weights(scale, acc, row_max, p, between)
     tid = fresh_thread()
     lane, row = tid & 31, own_row(tid)
-    if cute.arch.vote_any_sync(over > Float32(WEIGHT_LOG2 + cfg.lazy_log2)):
+    if cute.arch.vote_any_sync(saturated(p)):
         raise_maxima(cfg, (scale, scale), acc, row_max, row_sum, factor, row, lane)
-        round_weights(scale, acc, row_max, p)
+        round_weights(scale, acc, row_max, p, nothing)
     else:
         publish_pair(factor, row, lane, Float16(1.0), Float16(1.0))
 
@@ -198,40 +220,56 @@ def add_sums(p, row_sum):
         row_sum[h] = row_sum[h] + whole(total)
 
 
-def issue_qk(s, mma, frags, acc, turn, stage, phase):
-    """All k-steps of a tile, once its keys are there."""
-    r_q, r_tail, r_k = frags
-    rs, ss = cute.make_mma_atom(mma.qk_rs.op), cute.make_mma_atom(mma.qk.op)
-    rs.set(warpgroup.Field.ACCUMULATE, False)
-    ss.set(warpgroup.Field.ACCUMULATE, True)
+def open_qk(s: TransposedShared, stage, phase):
+    """Until the keys of a tile are there and nobody reads its stage."""
     cute.arch.mbarrier_wait(s.full + stage, phase)
     # the loader has waited for as much; thread by thread a race checker knows it too
     cute.arch.mbarrier_wait(s.seen + stage, phase ^ 1)
     warpgroup.fence()
-    for k in range(STEPS):
+
+
+def issue_qk(mma: Mmas, frags, acc, turn, stage, first, last):
+    """k-steps `first` to `last` - 1 of a tile, the last of them all with the group's end."""
+    r_q, r_tail, r_k = frags
+    rs, ss = cute.make_mma_atom(mma.qk_rs.op), cute.make_mma_atom(mma.qk.op)
+    ss.set(warpgroup.Field.ACCUMULATE, True)
+    for k in range(first, last):
+        rs.set(warpgroup.Field.ACCUMULATE, k > 0)
         if k < Q_STEPS:
             cute.gemm(rs, acc, r_q[None, None, k], r_k[None, None, k, stage], acc)
-            rs.set(warpgroup.Field.ACCUMULATE, True)
         else:
             q_k = r_tail[None, None, k - Q_STEPS, turn]
             cute.gemm(ss, acc, q_k, r_k[None, None, k, stage], acc)
-    warpgroup.commit_group()
+    if last == STEPS:
+        warpgroup.commit_group()
 
 
 @cute.jit
 def attend_tile(
-    cfg: cutlass.Constexpr[Transposed], g: Globals, s: TransposedShared, acc, p, row_max, row_sum,
-    p_at, stage, index, beyond, blocks,
+    cfg: cutlass.Constexpr[Transposed], g: Globals, s: TransposedShared, mma: Mmas, frags, scores,
+    p, row_max, row_sum, p_at, stages, phase, turn, index, beyond, blocks,
 ):  # fmt: skip
-    """Scores of a tile that is not the work tile's last become P, announced."""
+    """The first of two `scores`, of a tile that is not the work tile's last, become P, announced.
+    The second, of the tile after it, are issued by parts meanwhile: see `FIRST`."""
+    stage, ahead = stages
+    open_qk(s, ahead, phase)
+    issue_qk(mma, frags, scores[1], turn, ahead, 0, FIRST)
     stamp_round(cfg, g, blocks, 3)
-    hide(cfg, g, s, acc, index, beyond, blocks)
-    weigh(cfg, g, s, acc, p, row_max, row_sum, s.factor[None, stage])
+    hide(cfg, g, s, scores[0], index, beyond, blocks)
+
+    def between(word):
+        cute.arch.sync_warp()  # else the compiler brings the parts together again
+        at = FIRST + word
+        issue_qk(mma, frags, scores[1], turn, ahead, at, at + 1)
+
+    weigh(cfg, g, s, scores[0], p, row_max, row_sum, s.factor[None, stage], between)
     store_p(p_at, stage, p)
+    issue_qk(mma, frags, scores[1], turn, ahead, FIRST + WORDS, LATE)
+    add_sums(p, row_sum)  # while the stores are on their way: the fence waits for them
     cute.arch.fence_view_async_shared()
     announce(s, stage)
     stamp_round(cfg, g, blocks, 4)
-    add_sums(p, row_sum)
+    issue_qk(mma, frags, scores[1], turn, ahead, LATE, STEPS)
 
 
 @cute.jit
@@ -250,7 +288,7 @@ def attend(
     shape = mma.qk_rs.partition_shape_C((64, 64))
     scores = [cute.make_rmem_tensor(shape, Float32) for _ in range(2)]
     p_at = row_address(Int32(s.kv.iterator.toint()) + ROPE_BOX * BOX, 3, 4)
-    p = cute.make_rmem_tensor(8, Int32)
+    p = cute.make_rmem_tensor(WORDS, Int32)
     row_max = cute.make_rmem_tensor(2, Float32)
     row_sum = cute.make_rmem_tensor(2, Float32)
     if const_expr(cfg.scales):
@@ -270,25 +308,26 @@ def attend(
         beyond = cute.arch.make_warp_uniform(open_positions(cfg, g, work, 16 * w))
         blocks = cute.arch.make_warp_uniform(work.end - work.begin)
         stage = cute.arch.make_warp_uniform(stage)
-        issue_qk(s, mma, frags, scores[0], kept, stage, phase)
+        open_qk(s, stage, phase)
+        issue_qk(mma, frags, scores[0], kept, stage, 0, STEPS)
         warpgroup.wait_group(0)
         while blocks > 2:
             for turn in cutlass.range_constexpr(2):
                 stage = cute.arch.make_warp_uniform(stage)
                 ahead, phase = next_stage(stage, phase)
-                issue_qk(s, mma, frags, scores[1 - turn], kept, ahead, phase)
                 attend_tile(
-                    cfg, g, s, scores[turn], p, row_max, row_sum, p_at, stage, index, beyond, blocks
-                )
+                    cfg, g, s, mma, frags, (scores[turn], scores[1 - turn]), p, row_max, row_sum,
+                    p_at, (stage, ahead), phase, kept, index, beyond, blocks,
+                )  # fmt: skip
                 warpgroup.wait_group(0)
                 stage = ahead
                 blocks = blocks - 1
         if blocks == 2:
             ahead, phase = next_stage(stage, phase)
-            issue_qk(s, mma, frags, scores[1], kept, ahead, phase)
             attend_tile(
-                cfg, g, s, scores[0], p, row_max, row_sum, p_at, stage, index, beyond, blocks
-            )
+                cfg, g, s, mma, frags, scores, p, row_max, row_sum, p_at, (stage, ahead), phase,
+                kept, index, beyond, blocks,
+            )  # fmt: skip
             warpgroup.wait_group(0)
             stage = ahead
             for i in cutlass.range_constexpr(cute.size(scores[0])):
@@ -296,7 +335,7 @@ def attend(
         # again: held through the loop they would cost registers
         work = read_work(g, s, index)
         hide(cfg, g, s, scores[0], index, beyond, Int32(1))
-        weigh(cfg, g, s, scores[0], p, row_max, row_sum, s.factor[None, stage])
+        weigh(cfg, g, s, scores[0], p, row_max, row_sum, s.factor[None, stage], nothing)
         store_p(p_at, stage, p)
         add_sums(p, row_sum)
         thread = fresh_thread() & 127

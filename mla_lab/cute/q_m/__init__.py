@@ -36,7 +36,7 @@ SPLIT = (("bf16", "e4m3"), ("bf16", "fp8_656"))
 #: weights of fp16 may grow by more than those of e4m3 before the maximum moves
 SPLIT_FACTS = {"lazy_log2": 8.0}
 #: see `Transposed`
-SPLIT_OPTIONS = {"go": 1, "score_parts": 3, "q_boxes": 5, "parts_at_once": 1}
+SPLIT_OPTIONS = {"go": 1, "score_parts": 3, "q_boxes": 5}
 #: over tokens of 656 bytes a part is a group of columns with a scale
 SCALED_FACTS = {"scaled": True, "score_parts": SCALE_GROUPS}
 

@@ -306,7 +306,8 @@ def accumulate(
         finish(cfg, g, s, acc, index, rank)
         stamp(cfg, g, 4)
     if const_expr(cfg.fused_merge):
-        if const_expr(cfg.page_size < BLOCK):  # held through the merge it is a register too many
+        # held through the merge it is a register too many
+        if const_expr(cfg.page_size < BLOCK or cfg.scaled):
             plan = open_plan(g, fresh_block() // cfg.cluster)
             first, last = plan.first, plan.last
         for index in cutlass.range(first, last, unroll=1):

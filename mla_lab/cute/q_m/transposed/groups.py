@@ -31,7 +31,7 @@ from typing import Any
 import cutlass
 import cutlass.cute as cute
 import cutlass.utils.hopper_helpers as sm90
-from cutlass import BFloat16, Float16, Float32, Int16, Int32, Int64, const_expr
+from cutlass import BFloat16, Float16, Float32, Int16, Int32, Int64
 from cutlass.cute.nvgpu import OperandMajorMode, cpasync, warpgroup
 
 from ....problem import FP8_656_BYTES, LATENT_DIM, ROPE_DIM
@@ -145,14 +145,18 @@ def as_float(bits: Any) -> Any:
 def greatest_bits(values: Any) -> Any:
     """Of magnitudes of a warp's numbers, as they lie."""
     names = [f"{{$r{i}}}" for i in range(len(values))]
-    found = " ".join(
-        f"and.b32 b, {name}, 0x7FFFFFFF; max.s32 a, a, b;" for name in names
-    )
+    found = " ".join(f"and.b32 b, {name}, 0x7FFFFFFF; max.s32 a, a, b;" for name in names)
     return cute.arch.inline_ptx(
         "{ .reg .b32 a, b; mov.b32 a, 0; " + found + " redux.sync.max.s32 {$w0}, a, 0xFFFFFFFF; }",
         write_only_types=[Int32],
         read_only_args=list(values),
     )
+
+
+def place_of_pair(lane: Any) -> Any:
+    """Where factors of tokens 2 lane and 2 lane + 1 lie: of 16 tokens, a lane q of a quad reads
+    those of tokens 2q and 2q + 1, then those 8 further on."""
+    return (lane >> 3) * 16 + (lane & 3) * 4 + ((lane >> 2) & 1) * 2
 
 
 @cute.jit
@@ -170,8 +174,7 @@ def spread_tile(
     top = greatest_bits([x for pair in both for x in pair]) >> 23
     exponent = cutlass.max(top + (1 - UNIT_LOG2), Int32(LEAST_UNIT))
     inverse = as_float((254 - exponent) << 23)
-    # of 16 tokens, lanes of a quad hold tokens 2q 2q+1, then those 8 further on
-    place = (lane >> 3) * 16 + (lane & 3) * 4 + ((lane >> 2) & 1) * 2
+    place = place_of_pair(lane)
     values = more.for_values + (place + stage * (BLOCK * SCALE_GROUPS)) // 2
     scales = more.scales + (place + stage * (cfg.stage_bytes // 4))
     # all of the warp have read
@@ -192,9 +195,7 @@ def spread_tile(
 
 
 @cute.jit
-def spread_scales(
-    cfg: cutlass.Constexpr[Transposed], g: Globals, s: TransposedShared, plan: Plan
-):
+def spread_scales(cfg: cutlass.Constexpr[Transposed], g: Globals, s: TransposedShared, plan: Plan):
     """By one warp, for all tiles as they land."""
     lane = cute.arch.lane_idx()
     stage, phase = Int32(0), Int32(0)
@@ -240,7 +241,8 @@ def keep_rope(cfg: Transposed, s: TransposedShared, stages: Any, up: Any) -> Non
         for arrival in range(ROPE_ARRIVALS):
             for far in range(2):
                 words = cute.arch.inline_ptx(
-                    f"ld.shared.v2.b32 {{ {{$w0}}, {{$w1}} }}, [{{$r0}}+{arrival * BOX + 512 * h}];",
+                    "ld.shared.v2.b32 { {$w0}, {$w1} }, "
+                    f"[{{$r0}}+{arrival * BOX + 512 * h}];",
                     write_only_types=[Int32, Int32],
                     read_only_args=[at ^ (32 * far)],
                 )
@@ -268,9 +270,7 @@ def issue_rope(mma: Mmas, ropes: Any, scores: cute.Tensor, stage: Any) -> None:
     atom.set(warpgroup.Field.ACCUMULATE, True)
     warpgroup.fence()
     for k in range(ROPE_STEPS):
-        cute.gemm(
-            atom, scores, ropes[0][None, None, k], ropes[1][None, None, k, stage], scores
-        )
+        cute.gemm(atom, scores, ropes[0][None, None, k], ropes[1][None, None, k, stage], scores)
 
 
 def scaled_sum(x: Any, y: Any, z: Any) -> Any:

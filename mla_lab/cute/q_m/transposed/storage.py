@@ -50,8 +50,6 @@ class Transposed(Config):
     go: int = 1
     #: tokens of 656 bytes (see `groups`)
     scaled: bool = False
-    #: parts of Q K^T that are under way at a time
-    parts_at_once: int = 1
 
     @property
     def element(self) -> type[cutlass.Numeric]:

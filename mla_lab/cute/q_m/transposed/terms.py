@@ -39,8 +39,8 @@ from ..attend import (
 from ..masking import hide, open_positions, own_row
 from ..storage import BLOCK, Globals, Mmas
 from ..work import Plan, read_work, stamp_round
-from .attend import clear_rows, raise_maxima, row_address
 from . import groups
+from .attend import clear_rows, nothing, raise_maxima, row_address
 from .storage import (
     BOX,
     Q_ARRIVAL_BOXES,
@@ -56,6 +56,8 @@ from .storage import (
 #: exponents, as fp32 has them: of a row's greatest element when it is scaled, of infinity
 TOP, INFINITE = 127 + 7, 255
 #: boxes of a stage of Q, and k-steps that are read before the first of them is written
+#: products of QK(t + 1) issued ahead of the weights of tile t, see `attend`; one follows each word
+FIRST = 6
 EARLY = 0
 ARRIVED, READ_AHEAD = Q_ARRIVAL_BOXES // Q_STAGES, 3
 
@@ -145,9 +147,7 @@ def greatest(cfg: Transposed, s: TransposedShared, stages):
         )
         exponents.append(quad(cutlass.max, top) >> 7)
     if cfg.scaled:
-        return [
-            cutlass.max(exponents[h], exponents[2 + h] - groups.ROPE_ABOVE) for h in range(2)
-        ]
+        return [cutlass.max(exponents[h], exponents[2 + h] - groups.ROPE_ABOVE) for h in range(2)]
     return exponents
 
 
@@ -221,24 +221,43 @@ def await_keys(s: TransposedShared, stage, phase, uses):
     return uses ^ (1 << stage)
 
 
-def issue_part(cfg, mma, frags, acc, part, stage):
-    """K-steps of a part of the columns: the second term's, which are small, then the first's."""
+def products(cfg, part):
+    """(term, k-step) of a part of the columns: the second term's, which are small, come first."""
+    steps = range(*(n * cfg.steps // cfg.score_parts for n in (part, part + 1)))
+    return [(term, k) for term in (1, 0) for k in steps]
+
+
+def issue_part(cfg, mma, frags, acc, part, stage, first=0, last=None):
+    """Products `first` to `last` - 1 of a part, the last of them all with the group's end."""
     r_q, r_tail, r_low, r_k = frags
     rs, ss = cute.make_mma_atom(mma.qk_rs.op), cute.make_mma_atom(mma.qk.op)
-    ss.set(warpgroup.Field.ACCUMULATE, False)
     rs.set(warpgroup.Field.ACCUMULATE, True)
-    steps = range(*(n * cfg.steps // cfg.score_parts for n in (part, part + 1)))
+    found = products(cfg, part)
+    last = len(found) if last is None else last
     warpgroup.fence()
-    for k in steps:
-        cute.gemm(ss, acc, r_low[None, None, k], r_k[None, None, k, stage], acc)
-        ss.set(warpgroup.Field.ACCUMULATE, True)
-    for k in steps:
+    for i in range(first, last):
+        term, k = found[i]
         keys = r_k[None, None, k, stage]
-        if k < cfg.q_steps:
+        ss.set(warpgroup.Field.ACCUMULATE, i > 0)
+        if term:
+            cute.gemm(ss, acc, r_low[None, None, k], keys, acc)
+        elif k < cfg.q_steps:
             cute.gemm(rs, acc, r_q[None, None, k], keys, acc)
         else:
             cute.gemm(ss, acc, r_tail[None, None, k - cfg.q_steps, 0], keys, acc)
-    warpgroup.commit_group()
+    if last == len(found):
+        warpgroup.commit_group()
+
+
+def one_a_word(cfg, mma, frags, acc, stage):
+    """What issues one product of the first part with each word of weights, from `FIRST` on."""
+
+    def between(word):
+        if FIRST + word < len(products(cfg, 0)):
+            cute.arch.sync_warp()  # else the compiler brings them together again
+            issue_part(cfg, mma, frags, acc, 0, stage, FIRST + word, FIRST + word + 1)
+
+    return between
 
 
 def moved(x):
@@ -276,33 +295,30 @@ def take_scores(cfg, s, mma, frags, scores, part, stage, before, there):
             scores[x] = added(scores[x], part[x]) if n else moved(part[x])
 
 
-def take_groups(cfg, s, mma, frags, ropes, scores, parts, stage, before, there):
+def take_groups(cfg, s, mma, frags, ropes, scores, part, stage, before, there):
     """As `take_scores`, of tokens of 656 bytes: each part times its tokens' scales. The rope's
-    product goes to the scores themselves, beside later parts."""
-    count = len(parts)
-    for first in range(0, cfg.score_parts, count):
-        if first == count:
+    product goes to the scores themselves, beside the second part."""
+    for n in range(cfg.score_parts):
+        if n == 1:
             groups.issue_rope(mma, ropes, scores, stage)
-        if first:
-            for n in range(count):
-                issue_part(cfg, mma, frags, parts[n], first + n, stage)
-        early = groups.read_scales(cfg, s, first, stage, range(EARLY))
+        if n:
+            issue_part(cfg, mma, frags, part, n, stage)
+        early = groups.read_scales(cfg, s, n, stage, range(EARLY))
         warpgroup.wait_group(0)
-        if first == min(cfg.go // count, (cfg.score_parts - 1) // count) * count:
+        if n == min(cfg.go, cfg.score_parts - 1):
             announce_if(s, before, there)
-        late = groups.read_scales(cfg, s, first, stage, range(EARLY, 4))
-        groups.add_scaled(scores, parts[0], early, 0, first)
-        groups.add_scaled(scores, parts[0], late, EARLY, first)
-        for n in range(1, count):
-            more = groups.read_scales(cfg, s, first + n, stage, range(4))
-            groups.add_scaled(scores, parts[n], more, 0, first + n)
+        groups.add_scaled(scores, part, early, 0, n)
+        late = groups.read_scales(cfg, s, n, stage, range(EARLY, 4))
+        groups.add_scaled(scores, part, late, EARLY, n)
 
 
 @cute.jit
 def weigh(
-    cfg: cutlass.Constexpr[Transposed], s: TransposedShared, acc, scale, row_max, row_sum, stage
-):
-    """Weights of fp16 against a maximum that moves rarely, to shared memory."""
+    cfg: cutlass.Constexpr[Transposed], s: TransposedShared, acc, scale, row_max, row_sum, stage,
+    between: cutlass.Constexpr,
+):  # fmt: skip
+    """Weights of fp16 against a maximum that moves rarely, to shared memory. `between` is called
+    with the number of each word that is done."""
     lift, inverse = (
         groups.unit_of(s, stage) if const_expr(cfg.scaled) else (Float32(0.0), Float32(1.0))
     )
@@ -336,6 +352,7 @@ def weigh(
                 )
                 sums.append(a + b)
                 words.append(pack2(a, b, Float16))
+                between(2 * i + h)
         for h in cutlass.range_constexpr(2):
             total = sums[h] + sums[2 + h]
             row_sum[h] = row_sum[h] + (total * inverse if const_expr(cfg.scaled) else total)
@@ -360,10 +377,7 @@ def attend_split(
     r_low = mma.qk.make_fragment_A(mma.qk.get_slice(0).partition_A(s.q_low))
     frags = (r_q, r_tail, r_low, r_k)
     shape = mma.qk_rs.partition_shape_C((64, 64))
-    scores, *parts = (
-        cute.make_rmem_tensor(shape, Float32) for _ in range(1 + cfg.parts_at_once)
-    )
-    part = parts[0]
+    scores, part = (cute.make_rmem_tensor(shape, Float32) for _ in range(2))
     scale, row_max, row_sum = (cute.make_rmem_tensor(2, Float32) for _ in range(3))
     stage, phase, uses = Int32(0), Int32(0), Int32((1 << cfg.stages) - 1)
     for index in cutlass.range(plan.first, plan.last, unroll=1):
@@ -380,23 +394,24 @@ def attend_split(
         stage = cute.arch.make_warp_uniform(stage)
         # so that nothing is kept in them until here
         scores.fill(0.0)
-        for n in cutlass.range_constexpr(cfg.parts_at_once):
-            parts[n].fill(0.0)
+        part.fill(0.0)
         before, left = stage, blocks
         while left > 0:
             stage = cute.arch.make_warp_uniform(stage)
             uses = cute.arch.make_warp_uniform(uses)
             uses = await_keys(s, stage, phase, uses)
-            for n in cutlass.range_constexpr(cfg.parts_at_once):
-                issue_part(cfg, mma, frags, parts[n], n, stage)
+            issue_part(cfg, mma, frags, part, 0, stage, 0, FIRST)
+            between = one_a_word(cfg, mma, frags, part, stage)
             if left < blocks:
                 stamp_round(cfg, g, left, 3)
                 hide(cfg, g, s, scores, index, beyond, left + 1)
-                weigh(cfg, s, scores, scale, row_max, row_sum, before)
+                weigh(cfg, s, scores, scale, row_max, row_sum, before, between)
                 cute.arch.fence_view_async_shared()
                 stamp_round(cfg, g, left, 4)
+            else:
+                issue_part(cfg, mma, frags, part, 0, stage, FIRST)
             if const_expr(cfg.scaled):
-                take_groups(cfg, s, mma, frags, ropes, scores, parts, stage, before, left < blocks)
+                take_groups(cfg, s, mma, frags, ropes, scores, part, stage, before, left < blocks)
             else:
                 take_scores(cfg, s, mma, frags, scores, part, stage, before, left < blocks)
             before = stage
@@ -405,7 +420,7 @@ def attend_split(
         # again: held through the loop they would cost registers
         work = read_work(g, s, index)
         hide(cfg, g, s, scores, index, beyond, Int32(1))
-        weigh(cfg, s, scores, scale, row_max, row_sum, before)
+        weigh(cfg, s, scores, scale, row_max, row_sum, before, nothing)
         thread = fresh_thread() & 127
         tail = work.kv_len - (work.end - 1) * BLOCK
         if tail < BLOCK:

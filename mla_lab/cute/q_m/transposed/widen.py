@@ -105,7 +105,7 @@ def add_wide(
         rest = (Int32(s.p_low.iterator.toint()) - Int32(s.kv.iterator.toint())) // PLACE
         rest, scales = rest + stage * (BOX // PLACE), None
     # two slices have the same scales
-    pairs, halves = ((SLICES // 2, 2) if cfg.scaled else (SLICES, 1))
+    pairs, halves = (SLICES // 2, 2) if cfg.scaled else (SLICES, 1)
     steps = [
         (box, n * halves + half, k)
         for box in range(P_BOXES)

@@ -73,6 +73,8 @@ THREADS = 512
 ATTEND_REGISTERS, ACCUMULATE_REGISTERS, LOAD_REGISTERS = 152, 168, 24
 #: the same for a query that is split, whose V^T takes more
 SPLIT_ATTEND_REGISTERS, SPLIT_ACCUMULATE_REGISTERS = 136, 176
+#: and where the scores' parts have scales
+SCALED_ATTEND_REGISTERS, SCALED_ACCUMULATE_REGISTERS = 152, 168
 
 
 @cute.jit
@@ -100,13 +102,16 @@ def roles(
 ):  # fmt: skip
     """What each warp does, with its share of the registers."""
     if warp < 8:
-        cute.arch.setmaxregister_increase(
-            SPLIT_ACCUMULATE_REGISTERS if const_expr(cfg.split) else ACCUMULATE_REGISTERS
-        )
+        count = SPLIT_ACCUMULATE_REGISTERS if const_expr(cfg.split) else ACCUMULATE_REGISTERS
+        if const_expr(cfg.scaled):
+            count = SCALED_ACCUMULATE_REGISTERS
+        cute.arch.setmaxregister_increase(count)
         accumulate(cfg, g, s, mma, plan, rank)
     elif warp < 12:
         if const_expr(cfg.split):
-            cute.arch.setmaxregister_increase(SPLIT_ATTEND_REGISTERS)
+            cute.arch.setmaxregister_increase(
+                SCALED_ATTEND_REGISTERS if const_expr(cfg.scaled) else SPLIT_ATTEND_REGISTERS
+            )
             attend_split(cfg, g, s, mma, plan, rank)
         else:
             cute.arch.setmaxregister_increase(ATTEND_REGISTERS)

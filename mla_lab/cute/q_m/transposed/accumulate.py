@@ -91,7 +91,7 @@ def weights_of(cfg: Transposed, s: TransposedShared, mma: Mmas):
 def operands_a(cfg: Transposed, mma: Mmas):
     """Registers for operand A of as many steps as are held."""
     if cfg.split:
-        return widen.operands_a(mma)
+        return widen.operands_a(cfg, mma)
     shape = mma.pv.partition_shape_A((64, 32))
     return [cute.make_rmem_tensor(shape, cfg.element) for _ in range(HELD)]
 

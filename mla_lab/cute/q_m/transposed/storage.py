@@ -48,8 +48,12 @@ class Transposed(Config):
     score_parts: int = 3
     #: parts of the next tile's scores that are there before P V of a tile may start; split only
     go: int = 1
+    #: k-steps of V^T of sixteen bits whose operand A is held
+    held: int = 3
     #: tokens of 656 bytes (see `groups`)
     scaled: bool = False
+    #: quarters of a tile's scales that are read before the product that they are for has ended
+    early: int = 0
 
     @property
     def element(self) -> type[cutlass.Numeric]:

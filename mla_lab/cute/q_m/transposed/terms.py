@@ -58,7 +58,6 @@ TOP, INFINITE = 127 + 7, 255
 #: boxes of a stage of Q, and k-steps that are read before the first of them is written
 #: products of QK(t + 1) issued ahead of the weights of tile t, see `attend`; one follows each word
 FIRST = 6
-EARLY = 0
 ARRIVED, READ_AHEAD = Q_ARRIVAL_BOXES // Q_STAGES, 3
 
 
@@ -227,6 +226,11 @@ def products(cfg, part):
     return [(term, k) for term in (1, 0) for k in steps]
 
 
+def ahead(cfg):
+    """Products of the first part issued ahead of the weights: all eight where there are no more."""
+    return len(products(cfg, 0)) if cfg.scaled else FIRST
+
+
 def issue_part(cfg, mma, frags, acc, part, stage, first=0, last=None):
     """Products `first` to `last` - 1 of a part, the last of them all with the group's end."""
     r_q, r_tail, r_low, r_k = frags
@@ -245,7 +249,7 @@ def issue_part(cfg, mma, frags, acc, part, stage, first=0, last=None):
             cute.gemm(rs, acc, r_q[None, None, k], keys, acc)
         else:
             cute.gemm(ss, acc, r_tail[None, None, k - cfg.q_steps, 0], keys, acc)
-    if last == len(found):
+    if first < last == len(found):
         warpgroup.commit_group()
 
 
@@ -253,9 +257,10 @@ def one_a_word(cfg, mma, frags, acc, stage):
     """What issues one product of the first part with each word of weights, from `FIRST` on."""
 
     def between(word):
-        if FIRST + word < len(products(cfg, 0)):
+        at = ahead(cfg) + word
+        if at < len(products(cfg, 0)):
             cute.arch.sync_warp()  # else the compiler brings them together again
-            issue_part(cfg, mma, frags, acc, 0, stage, FIRST + word, FIRST + word + 1)
+            issue_part(cfg, mma, frags, acc, 0, stage, at, at + 1)
 
     return between
 
@@ -303,13 +308,13 @@ def take_groups(cfg, s, mma, frags, ropes, scores, part, stage, before, there):
             groups.issue_rope(mma, ropes, scores, stage)
         if n:
             issue_part(cfg, mma, frags, part, n, stage)
-        early = groups.read_scales(cfg, s, n, stage, range(EARLY))
+        early = groups.read_scales(cfg, s, n, stage, range(cfg.early))
         warpgroup.wait_group(0)
         if n == min(cfg.go, cfg.score_parts - 1):
             announce_if(s, before, there)
         groups.add_scaled(scores, part, early, 0, n)
-        late = groups.read_scales(cfg, s, n, stage, range(EARLY, 4))
-        groups.add_scaled(scores, part, late, EARLY, n)
+        late = groups.read_scales(cfg, s, n, stage, range(cfg.early, 4))
+        groups.add_scaled(scores, part, late, cfg.early, n)
 
 
 @cute.jit
@@ -400,7 +405,7 @@ def attend_split(
             stage = cute.arch.make_warp_uniform(stage)
             uses = cute.arch.make_warp_uniform(uses)
             uses = await_keys(s, stage, phase, uses)
-            issue_part(cfg, mma, frags, part, 0, stage, 0, FIRST)
+            issue_part(cfg, mma, frags, part, 0, stage, 0, ahead(cfg))
             between = one_a_word(cfg, mma, frags, part, stage)
             if left < blocks:
                 stamp_round(cfg, g, left, 3)
@@ -409,7 +414,7 @@ def attend_split(
                 cute.arch.fence_view_async_shared()
                 stamp_round(cfg, g, left, 4)
             else:
-                issue_part(cfg, mma, frags, part, 0, stage, FIRST)
+                issue_part(cfg, mma, frags, part, 0, stage, ahead(cfg))
             if const_expr(cfg.scaled):
                 take_groups(cfg, s, mma, frags, ropes, scores, part, stage, before, left < blocks)
             else:

@@ -37,8 +37,6 @@ PLACES = 224
 PLACE = 1024
 #: 64-column slices of an accumulate group
 SLICES = 4
-#: k-steps whose operand A is held
-HELD_WIDE = 3
 
 
 def product():
@@ -59,10 +57,10 @@ def weights_of(cfg: Transposed, s: TransposedShared, mma: Mmas):
     return mma.pv.make_fragment_B(mma.pv.get_slice(0).partition_B(view))
 
 
-def operands_a(mma: Mmas):
+def operands_a(cfg: Transposed, mma: Mmas):
     """Registers for operand A of as many steps as are held."""
     shape = mma.pv.partition_shape_A((64, STEP_TOKENS))
-    return [cute.make_rmem_tensor(shape, Float16) for _ in range(HELD_WIDE)]
+    return [cute.make_rmem_tensor(shape, Float16) for _ in range(cfg.held)]
 
 
 def load_words(base: Int32, offset: int):
@@ -90,7 +88,7 @@ def add_wide(
     stage: Int32,
 ):  # fmt: skip
     """O^T += V^T P^T of one tile, whose V begins for this lane at `base`; by steps of 64 columns
-    and 16 tokens, of which operand A of `HELD_WIDE` is held.
+    and 16 tokens, of which operand A of `cfg.held` is held.
 
     The words of the next step are on their way while the products of this one are: where shared
     memory is busy they take longer than those.
@@ -123,9 +121,9 @@ def add_wide(
 
     words, factors = fetch(0)
     for i, (box, m, k) in enumerate(steps):
-        a = v[i % HELD_WIDE]
-        if i >= HELD_WIDE:
-            warpgroup.wait_group(HELD_WIDE - 1)
+        a = v[i % cfg.held]
+        if i >= cfg.held:
+            warpgroup.wait_group(cfg.held - 1)
         to = cute.recast_tensor(a, Int32)
         for n in range(2):
             to[2 * n], to[2 * n + 1] = (

@@ -13,15 +13,18 @@ import torch
 from mla_lab import jit
 from mla_lab.errors import Unsupported
 from mla_lab.plan.config import KernelConfig
+from mla_lab.problem import FP8_656_BYTES
 
 pytest.importorskip("cutlass")
 from mla_lab.cute import q_m
 from mla_lab.cute.q_m import transposed
-from mla_lab.cute.q_m.transposed import storage, terms
+from mla_lab.cute.q_m.transposed import groups, storage, terms
+from mla_lab.cute.q_m.transposed.accumulate import PARTIAL_LOG2
 from mla_lab.cute.q_m.transposed.attend import FIRST, HIGH_BITS, LATE, TO_HIGH_BIT, WORDS
 
 EIGHT = KernelConfig("cute/q_m", q_dtype="e4m3", kv_format="e4m3", tile_rows=128, cluster=2)
 SPLIT = replace(EIGHT, q_dtype="bf16")
+SCALED = replace(SPLIT, kv_format="fp8_656")
 
 
 def test_registers_of_all_roles_are_those_of_the_card() -> None:
@@ -112,6 +115,34 @@ def test_parts_of_qk_are_all_of_it() -> None:
     assert 0 < FIRST < FIRST + WORDS <= LATE < storage.STEPS
 
 
+def test_a_stage_of_656_byte_tokens_is_what_arrives() -> None:
+    facts = q_m.static_facts(SCALED)
+    assert facts.stage_bytes == 64 * FP8_656_BYTES
+    # swizzles begin at multiples of this, boxes of P too
+    assert facts.stage_bytes % 1024 == 0
+    # two boxes of P take the place of the rope
+    assert storage.ROPE == 2 * storage.BOX
+
+
+def test_factors_lie_where_a_thread_reads_those_of_its_tokens() -> None:
+    """Of scores, tokens 8 j + 2 q and the next, of two j at once; of V, those of a k-step."""
+    at = {}
+    for lane in range(32):
+        for e in range(2):
+            at[2 * lane + e] = groups.place_of_pair(lane) + e
+    assert sorted(at.values()) == list(range(64))
+    for q in range(4):
+        for step in range(4):
+            tokens = [16 * step + 8 * n + 2 * q + e for n in range(2) for e in range(2)]
+            assert [at[t] for t in tokens] == [16 * step + 4 * q + i for i in range(4)]
+
+
+def test_values_times_their_factors_stay_in_fp16() -> None:
+    assert 448 * 2.0**groups.UNIT_LOG2 <= 65504
+    # and what partials are multiplied by takes no result out of it either
+    assert 448 * 2.0**PARTIAL_LOG2 <= 65504
+
+
 def test_tokens_of_a_word_of_weights() -> None:
     """The picture in the docstring of `transposed.attend`: what a quad holds of 16 tokens, and what
     the bytes of V^T's k-step are (tests of kv_m: 0 8 1 9 2 10 .. 7 15)."""
@@ -125,8 +156,14 @@ def test_tokens_of_a_word_of_weights() -> None:
 @pytest.mark.skipif(shutil.which("g++") is None, reason="needs a C++ compiler")
 @pytest.mark.parametrize(
     ("base", "features"),
-    [(EIGHT, ()), (EIGHT, (("features", 1),)), (SPLIT, ()), (SPLIT, (("scales", 1),))],
-    ids=["plain", "sinks", "split", "split-scales"],
+    [
+        (EIGHT, ()),
+        (EIGHT, (("features", 1),)),
+        (SPLIT, ()),
+        (SPLIT, (("scales", 1),)),
+        (SCALED, ()),
+    ],
+    ids=["plain", "sinks", "split", "split-scales", "656 bytes"],
 )
 def test_compiles_without_spills(base: KernelConfig, features: tuple[tuple[str, int], ...]) -> None:
     made = jit.compile(replace(base, options=features), "sm_90a")
@@ -136,4 +173,5 @@ def test_compiles_without_spills(base: KernelConfig, features: tuple[tuple[str, 
     assert kernel.shared <= 232_448
     products = re.findall(r"wgmma\.mma_async\.sync\.aligned\.(\S+)", made.ptx.read_text())
     found = {p.partition(".")[2] for p in products}
-    assert found == {"f32.e4m3.e4m3"} | ({"f32.f16.f16"} if base is SPLIT else set())
+    wide = {"e4m3": {"f32.f16.f16"}, "fp8_656": {"f32.f16.f16", "f32.bf16.bf16"}}
+    assert found == {"f32.e4m3.e4m3"} | (wide[base.kv_format] if base.q_dtype == "bf16" else set())

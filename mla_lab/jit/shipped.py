@@ -149,8 +149,12 @@ CUTE: tuple[KernelConfig, ...] = (
         for way in ways_of("cute/kv_m")
         for tile in way.tiles_for(dtype, kv_format)
     ),
-    # many rows of it, over e4m3; with sinks, draft masks and scales in memory as below
-    *(_for_backend("cute/q_m", FORMATS[2], tile, kv_format="e4m3") for tile in ROWS.split),
+    # many rows of it; with sinks, draft masks and scales in memory as below
+    *(
+        _for_backend("cute/q_m", FORMATS[2], tile, kv_format=kv_format)
+        for kv_format in ("e4m3", "fp8_656")
+        for tile in ROWS.split
+    ),
     # e4m3 throughout with the query rows on the M side; sinks, draft masks and scales in memory are
     # compiled when first asked for, or left to the builds below
     *(

@@ -34,12 +34,8 @@ FORMATS = {
 OUTS = {STORED: ("bf16", "fp16"), SPLIT: ("bf16", "fp16"), EIGHT: ("bf16", "fp16", "e4m3")}
 
 #: (way, query, cache, tile) that registers do not suffice for, as the record's last words would lie
-#: in local memory; and those that nobody has written
-MISSING = {
-    ("walk", "bf16", "e4m3", (32, 1)),
-    ("rows", "bf16", "fp8_656", (64, 1)),
-    ("rows", "bf16", "fp8_656", (128, 2)),
-}
+#: in local memory
+MISSING = {("walk", "bf16", "e4m3", (32, 1))}
 
 
 @dataclass(frozen=True)

@@ -1,5 +1,5 @@
-"""cute/q_m over e4m3 by its own interface, against the float64 oracle, on the plans and shapes that
-break kernels. Nothing is compiled here: a build that is not at hand is skipped.
+"""cute/q_m over eight bits by its own interface, against the float64 oracle, on the plans and
+shapes that break kernels. Nothing is compiled here: a build that is not at hand is skipped.
 """
 
 from __future__ import annotations
@@ -20,7 +20,9 @@ pytestmark = pytest.mark.gpu
 EIGHT = [
     c
     for c in shipped()
-    if c.kernel == "cute/q_m" and c.kv_format == "e4m3" and set(dict(c.options)) <= {"shaped"}
+    if c.kernel == "cute/q_m"
+    and c.kv_format in ("e4m3", "fp8_656")
+    and set(dict(c.options)) <= {"shaped"}
 ]
 PLAIN = [c for c in EIGHT if c.mask == "none"]
 

@@ -18,24 +18,28 @@ take `extras` as a tuple at the end of the launch, and with `skip` its factor be
 
 from __future__ import annotations
 
-from cutlass import Float32, Int32, Int64, Uint16, cute
+from cutlass import Float32, Int32, Int64, Uint8, Uint16, cute
 from cutlass.cute.runtime import make_fake_compact_tensor, make_fake_stream, make_fake_tensor
 
 from ...errors import unsupported
 from ...plan.config import KernelConfig
+from ...problem import FP8_656_BYTES
 from ..registry import CuteEntry
 from .kernel import FeatureQueryRowsOnM, QueryRowsOnM, StampedQueryRowsOnM
 from .storage import DTYPES, EIGHT_DTYPES, HEAD, LATENT, Config
-from .transposed.storage import Transposed
+from .transposed.storage import SCALE_GROUPS, Transposed
 
 PAGE_SIZES = (16, 32, 64, 128)
 #: caches of eight bits, and the queries of sixteen that are split in two terms over them
-EIGHT_BITS = ("e4m3",)
-SPLIT = (("bf16", "e4m3"),)
+EIGHT_BITS = ("e4m3", "fp8_656")
+SPLIT = (("bf16", "e4m3"), ("bf16", "fp8_656"))
 #: weights of fp16 may grow by more than those of e4m3 before the maximum moves
 SPLIT_FACTS = {"lazy_log2": 8.0}
 #: see `Transposed`
 SPLIT_OPTIONS = {"go": 1, "score_parts": 3, "q_boxes": 5}
+#: over tokens of 656 bytes a part is a group of columns with a scale
+SCALED_FACTS = {"scaled": True, "score_parts": SCALE_GROUPS, "held": 2}
+SCALED_OPTIONS = {"go": 2, "q_boxes": 7, "early": 4}
 
 
 def static_facts(config: KernelConfig) -> Config:
@@ -64,6 +68,9 @@ def static_facts(config: KernelConfig) -> Config:
     own = {"go": config.option("go", kind.go)}
     if eight and config.q_dtype != config.kv_format:
         own = SPLIT_FACTS | {name: config.option(name, n) for name, n in SPLIT_OPTIONS.items()}
+    if config.kv_format == "fp8_656":
+        own |= SCALED_FACTS
+        own |= {name: config.option(name, n) for name, n in SCALED_OPTIONS.items()}
     facts = kind(
         dtype=config.q_dtype,
         out_dtype=config.out_dtype,
@@ -102,10 +109,13 @@ def entry(config: KernelConfig) -> CuteEntry:
 
     shaped = config.option("shaped")
     pages, slots, slots2, counters, batch, width, ends, tiles, workers = counts(9)
+    stored, width_kv = facts.element, HEAD
+    if config.kv_format == "fp8_656":
+        stored, width_kv = Uint8, FP8_656_BYTES
     cache = make_fake_tensor(
-        facts.element,
-        (pages, facts.page_size, HEAD),
-        stride=(cute.sym_int64(divisibility=128 // facts.element.width), HEAD, 1),
+        stored,
+        (pages, facts.page_size, width_kv),
+        stride=(cute.sym_int64(divisibility=128 // stored.width), width_kv, 1),
         assumed_align=16,
     )
     table = make_fake_tensor(Int32, (batch, width), stride=(cute.sym_int(), 1), assumed_align=4)

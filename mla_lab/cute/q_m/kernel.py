@@ -108,7 +108,8 @@ class QueryRowsOnM:
         lse = cute.make_tensor(lse.iterator, cute.make_layout(cute.size(lse.shape)))
         mma, maps, layouts = design(cfg).operands(cfg, q, kv)
         g = Globals(
-            *maps, out, lse, *plan, heads, scale_log2, out_scale, stamps, *extras, skip,
+            *maps[:4], out, lse, *plan, heads, scale_log2, out_scale, stamps, *extras, skip,
+            maps[4:],
         )  # fmt: skip
         decode_kernel(cfg, g, mma, layouts).launch(
             grid=((g.worker_begin.shape[0] - 1) * cfg.cluster, 1, 1),

@@ -173,6 +173,8 @@ class Globals:
     mask: Any = None
     #: skip-softmax's factor, to be divided by the request's length
     skip: Any = None
+    #: TMA views of ropes and scales, two each (see `transposed.groups`)
+    more: Any = None
 
 
 @dataclass(frozen=True)
@@ -201,6 +203,7 @@ class Mmas:
     qk: cute.TiledMma  # Q from shared memory
     qk_rs: cute.TiledMma  # Q from registers
     pv: cute.TiledMma
+    rope: Any = None  # of sixteen bits, beside those of eight
 
 
 @dataclass(frozen=True)

@@ -60,7 +60,7 @@ from cutlass.cute.nvgpu import OperandMajorMode, cpasync, warpgroup
 
 from ..storage import BLOCK, HEAD, Globals, Mmas, cache_load, query_load
 from ..work import Plan
-from . import widen
+from . import groups, widen
 from .accumulate import accumulate
 from .attend import attend
 from .load import load
@@ -74,6 +74,8 @@ THREADS = 512
 ATTEND_REGISTERS, ACCUMULATE_REGISTERS, LOAD_REGISTERS = 152, 168, 24
 #: the same for a query that is split, whose V^T takes more
 SPLIT_ATTEND_REGISTERS, SPLIT_ACCUMULATE_REGISTERS = 136, 176
+#: and where the scores' parts have scales
+SCALED_ATTEND_REGISTERS, SCALED_ACCUMULATE_REGISTERS = 152, 168
 
 
 @cute.jit
@@ -85,6 +87,8 @@ def init_barriers(cfg: cutlass.Constexpr[Transposed], s: TransposedShared):
             cute.arch.mbarrier_init(s.empty + i, 8 * cfg.cluster)
             cute.arch.mbarrier_init(s.p_full + i, 128)
             cute.arch.mbarrier_init(s.seen + i, 256)
+            if const_expr(cfg.scaled):
+                cute.arch.mbarrier_init(s.more.ready + i, 32)
         cute.arch.mbarrier_init(s.free, 256)
         cute.arch.mbarrier_init(s.q_full, 1)
         # of a query that is split, what all of the group have read or written
@@ -99,13 +103,16 @@ def roles(
 ):  # fmt: skip
     """What each warp does, with its share of the registers."""
     if warp < 8:
-        cute.arch.setmaxregister_increase(
-            SPLIT_ACCUMULATE_REGISTERS if const_expr(cfg.split) else ACCUMULATE_REGISTERS
-        )
+        count = SPLIT_ACCUMULATE_REGISTERS if const_expr(cfg.split) else ACCUMULATE_REGISTERS
+        if const_expr(cfg.scaled):
+            count = SCALED_ACCUMULATE_REGISTERS
+        cute.arch.setmaxregister_increase(count)
         accumulate(cfg, g, s, mma, plan, rank)
     elif warp < 12:
         if const_expr(cfg.split):
-            cute.arch.setmaxregister_increase(SPLIT_ATTEND_REGISTERS)
+            cute.arch.setmaxregister_increase(
+                SCALED_ATTEND_REGISTERS if const_expr(cfg.scaled) else SPLIT_ATTEND_REGISTERS
+            )
             attend_split(cfg, g, s, mma, plan, rank)
         else:
             cute.arch.setmaxregister_increase(ATTEND_REGISTERS)
@@ -114,6 +121,9 @@ def roles(
         cute.arch.setmaxregister_decrease(LOAD_REGISTERS)
         if warp == 12:
             load(cfg, g, s, plan, rank)
+        if const_expr(cfg.scaled):
+            if warp == 13:
+                groups.spread_scales(cfg, g, s, plan)
 
 
 @cute.jit
@@ -127,9 +137,14 @@ def operands(cfg: cutlass.Constexpr[Transposed], q: cute.Tensor, kv: cute.Tensor
         modes = tuple(range(2 + len(copies)))
         return cute.tile_to_shape(atom, (BLOCK, 64 * count, *copies), modes)
 
-    rest = BOXES - cfg.q_boxes
+    rest = cfg.boxes - cfg.q_boxes
     layouts = (
-        (boxes_of(BOXES, cfg.stages), boxes_of(rest, 1), boxes_of(BOXES), boxes_of(1, cfg.stages))
+        (
+            boxes_of(cfg.boxes, cfg.stages),
+            boxes_of(max(rest, 1), 1),
+            boxes_of(cfg.boxes),
+            boxes_of(1, cfg.stages),
+        )
         if const_expr(cfg.split)
         else (boxes_of(BOXES, cfg.stages), boxes_of(cfg.q_boxes), boxes_of(rest, 2))
     )
@@ -149,11 +164,11 @@ def operands(cfg: cutlass.Constexpr[Transposed], q: cute.Tensor, kv: cute.Tensor
             (cute.size(q.shape[:-1]), (width, HEAD // width)), stride=(HEAD, (1, width))
         ),
     )
-    columns = (64, BOXES)
+    columns = (64, cfg.boxes)
     kv_view = cute.make_tensor(
-        kv.iterator,
+        cute.recast_ptr(kv.iterator, dtype=element),
         cute.make_layout(
-            (cfg.page_size, columns, kv.shape[0]), stride=(HEAD, (1, 64), kv.stride[0])
+            (cfg.page_size, columns, kv.shape[0]), stride=(kv.shape[2], (1, 64), kv.stride[0])
         ),
     )
     q_box = cute.tile_to_shape(q_atom, (BLOCK, width), (0, 1))
@@ -166,5 +181,8 @@ def operands(cfg: cutlass.Constexpr[Transposed], q: cute.Tensor, kv: cute.Tensor
         (rows, (64, boxes)),
     )
     maps = tma_q, q_coords, tma_kv, kv_coords
-    values = widen.product() if const_expr(cfg.split) else registers
-    return Mmas(smem, registers, values), maps, layouts
+    values, rope = widen.product() if const_expr(cfg.split) else registers, None
+    if const_expr(cfg.scaled):
+        maps, rope = (*maps, *groups.make_views(cfg, kv)), groups.rope_product()
+        layouts = layouts[:3]
+    return Mmas(smem, registers, values, rope), maps, layouts

@@ -23,12 +23,11 @@ from ..output import store_pair, store_row_lse
 from ..partials import REGION, words_at
 from ..storage import BLOCK, LATENT, LN2, Globals, Mmas, Work
 from ..work import Plan, open_plan, read_work, stamp, stamp_round
-from . import widen
+from . import groups, widen
 from .storage import (
     BOX,
     Q_STAGES,
     ROPE_BOX,
-    STAGE,
     STEP,
     Transposed,
     TransposedShared,
@@ -92,7 +91,7 @@ def weights_of(cfg: Transposed, s: TransposedShared, mma: Mmas):
 def operands_a(cfg: Transposed, mma: Mmas):
     """Registers for operand A of as many steps as are held."""
     if cfg.split:
-        return widen.operands_a(mma)
+        return widen.operands_a(cfg, mma)
     shape = mma.pv.partition_shape_A((64, 32))
     return [cute.make_rmem_tensor(shape, cfg.element) for _ in range(HELD)]
 
@@ -114,9 +113,9 @@ def add_tile(
     factors = two_factors(s, stage, 2 * (fresh_thread() & 31))
     if cute.arch.vote_any_sync(factors != NOTHING):
         fade(s, acc, stage)
-    base = values + stage * STAGE
+    base = values + stage * cfg.stage_bytes
     if const_expr(cfg.split):
-        widen.add_wide(s, mma, acc, v, r_p, base, stage)
+        widen.add_wide(cfg, s, mma, acc, v, r_p, base, stage)
     else:
         add_steps(mma, acc, v, r_p, base, stage)
 
@@ -154,14 +153,17 @@ def place(acc_slice, i, e):
 
 @cute.jit
 def store_strips(
-    cfg: cutlass.Constexpr[Transposed], g: Globals, s: TransposedShared, acc, work: Work, rank, lse
-):
+    cfg: cutlass.Constexpr[Transposed], g: Globals, s: TransposedShared, acc, work: Work, rank, lse,
+    index,
+):  # fmt: skip
     """A partial as `partials` has it: four lanes of a row hold its 8-column unit."""
     tid = fresh_thread()
     wg, w, lane = tid >> 7, (tid >> 5) & 3, tid & 31
     slot = work.slot * cfg.cluster + rank
     region = g.partial_out.iterator + slot * REGION
-    up = Float32(2.0**PARTIAL_LOG2)
+    up, down = Float32(2.0**PARTIAL_LOG2), Float32(2.0**-PARTIAL_LOG2)
+    if const_expr(cfg.scaled):
+        up, down = groups.partial_scales(s, index, PARTIAL_LOG2)
     for i in cutlass.range_constexpr(4):
         inverse = [inverses(s, 2 * i), inverses(s, 2 * i + 1)]
         for e in cutlass.range_constexpr(2):
@@ -191,7 +193,7 @@ def store_strips(
             words = region + (REGION // 2 + tid // 16 * 32 + at)
             words.store(lse)
             for half in cutlass.range_constexpr(2):
-                (words + 16 * (1 + half)).store(Float32(2.0**-PARTIAL_LOG2))
+                (words + 16 * (1 + half)).store(down)
         else:
             (g.partial_lse.iterator + (slot * BLOCK + at)).store(lse)
 
@@ -255,7 +257,7 @@ def finish(
         lse = (lse + cute.math.log2(s.row_sum[row], fastmath=True)) * Float32(LN2)
     if work.slot >= 0:
         if const_expr(cfg.fused_merge):
-            store_strips(cfg, g, s, acc, work, rank, lse)
+            store_strips(cfg, g, s, acc, work, rank, lse, index)
             arrive(cfg, g, work, rank)
         else:
             store_partial(cfg, g, s, acc, work, rank, lse)
@@ -304,7 +306,8 @@ def accumulate(
         finish(cfg, g, s, acc, index, rank)
         stamp(cfg, g, 4)
     if const_expr(cfg.fused_merge):
-        if const_expr(cfg.page_size < BLOCK):  # held through the merge it is a register too many
+        # held through the merge it is a register too many
+        if const_expr(cfg.page_size < BLOCK or cfg.scaled):
             plan = open_plan(g, fresh_block() // cfg.cluster)
             first, last = plan.first, plan.last
         for index in cutlass.range(first, last, unroll=1):

@@ -94,7 +94,7 @@ def store_p(address, stage, words):
 
 
 @cute.jit
-def clear_rows(s: TransposedShared, stage, first, thread):
+def clear_rows(cfg: cutlass.Constexpr[Transposed], s: TransposedShared, stage, first, thread):
     """Zero the V rows of a tile from row `first` on: an unread slot may hold NaN, and 0 x NaN is
     NaN in the matrix unit. The swizzle permutes within a row of 64 bytes."""
     zero = cute.make_rmem_tensor(4, Int32)
@@ -102,7 +102,7 @@ def clear_rows(s: TransposedShared, stage, first, thread):
     base = cute.make_ptr(Int32, s.kv.iterator.toint(), cute.AddressSpace.smem, assumed_align=16)
     for i in cutlass.range(first * 4 + thread, BLOCK * 4, 128, unroll=1):
         for box in cutlass.range_constexpr(ROPE_BOX):
-            at = (base + (stage * STAGE + box * BOX) // 4 + i * 4).align(16)
+            at = (base + (stage * cfg.stage_bytes + box * BOX) // 4 + i * 4).align(16)
             cute.autovec_copy(zero, cute.make_tensor(at, cute.make_layout(4)))
 
 
@@ -135,21 +135,24 @@ def whole(x):
 
 @cute.jit
 def raise_maxima(
-    cfg: cutlass.Constexpr[Transposed], scale, acc, row_max, row_sum, factor, row, lane
+    cfg: cutlass.Constexpr[Transposed], scale, acc, row_max, row_sum, factor, row, lane, lift=0.0
 ):
     """New maxima for rows with a score too far above the old one, and what becomes of O; rare.
 
     The new one is the score itself, so that the weight of the greatest is a power of two, without
     rounding: where few keys count, that is the error. Factors are rounded to fp16, for O and sums
-    alike: it moves the weights of all keys before by the same 2**-12.
+    alike: it moves the weights of all keys before by the same 2**-12. Maxima are `lift` above the
+    scores (see `groups`).
     """
     fade = cute.make_rmem_tensor(2, Float16)
     for h in cutlass.range_constexpr(2):
-        mx = quad(cute.arch.fmax, row_top(acc, h)) * scale[h] - Float32(WEIGHT_LOG2)
+        mx = quad(cute.arch.fmax, row_top(acc, h)) * scale[h] + (lift - Float32(WEIGHT_LOG2))
         new = select(mx - row_max[h] > Float32(cfg.lazy_log2), mx, row_max[h])
-        fade[h] = cute.math.exp2(row_max[h] - new, fastmath=True).to(Float16)
+        down = cute.math.exp2(row_max[h] - new, fastmath=True)
+        fade[h] = down.to(Float16)
         row_max[h] = new
-        row_sum[h] = row_sum[h] * fade[h].to(Float32)
+        # with `lift` it may be too small for fp16, and the sum no less
+        row_sum[h] = row_sum[h] * (down if const_expr(cfg.scaled) else fade[h].to(Float32))
     publish_pair(factor, row, lane, fade[0], fade[1])
 
 
@@ -338,7 +341,7 @@ def attend(
         thread = fresh_thread() & 127
         tail = work.kv_len - (work.end - 1) * BLOCK
         if tail < BLOCK:
-            clear_rows(s, stage, cutlass.max(tail, Int32(0)), thread)
+            clear_rows(cfg, s, stage, cutlass.max(tail, Int32(0)), thread)
         cute.arch.mbarrier_wait(s.free, (index - plan.first) & 1)
         publish_sums(cfg, g, s, work, row_max, row_sum, own_row(thread), thread & 31)
         cute.arch.fence_view_async_shared()

@@ -16,6 +16,7 @@ from cutlass.cute.nvgpu import cpasync
 from ..load import block_pages
 from ..storage import BLOCK, EVICT_FIRST, FIRST_PAGE, RECORDS, Globals, Work
 from ..work import Plan, first_pages, plan_words, read_work, record, stamp_round
+from .groups import load_more
 from .storage import (
     BOX,
     BOXES,
@@ -30,10 +31,10 @@ from .storage import (
 
 
 @cute.jit
-def arm(barrier: cute.Pointer):
+def arm(barrier: cute.Pointer, count: cutlass.Constexpr[int] = STAGE):
     """Expect the bytes of 64 rows, by who has written the record."""
     if cute.arch.lane_idx() == 0:
-        cute.arch.mbarrier_arrive_and_expect_tx(barrier, STAGE)
+        cute.arch.mbarrier_arrive_and_expect_tx(barrier, count)
 
 
 @cute.jit
@@ -73,7 +74,7 @@ def pass_q(
     shape = ((BLOCK, (32, 1)), cfg.stages, half)
     dst = cute.make_tensor(
         cute.recast_ptr(s.kv.iterator, dtype=cfg.q_element),
-        cute.make_layout(shape, stride=((32, (1, BOX // 2)), STAGE // 2, BOX // 2)),
+        cute.make_layout(shape, stride=((32, (1, BOX // 2)), cfg.stage_bytes // 2, BOX // 2)),
     )
     src = cute.local_tile(
         cute.domain_offset((work.global_row, (0, 0)), g.q), (BLOCK, (32, 1)), (0, None)
@@ -97,12 +98,12 @@ def load_tile(
 ):
     """KV tile `block` into `stage`; in a pair, this CTA's turns of its thirds."""
     rows, boxes = cfg.box_rows, cfg.boxes_per_copy
-    parts, copies = BLOCK // rows, BOXES // boxes
+    parts, copies = BLOCK // rows, cfg.boxes // boxes
     dst = cute.make_tensor(
         s.kv.iterator,
         cute.make_layout(
             ((rows, (64, boxes)), cfg.stages, copies, parts),
-            stride=((64, (1, BOX)), STAGE, boxes * BOX, rows * 64),
+            stride=((64, (1, BOX)), cfg.stage_bytes, boxes * BOX, rows * 64),
         ),
     )
     src = cute.local_tile(g.kv, (rows, (64, boxes)), (None, None, None))
@@ -110,8 +111,8 @@ def load_tile(
         g.tma_kv, 0, cute.make_layout(1), dst, cute.group_modes(src, 0, 2)
     )
     row = block % (cfg.page_size // BLOCK) if const_expr(cfg.page_size > BLOCK) else 0
-    arm(s.full + stage)
-    for third in cutlass.range_constexpr(min(copies, 3)):
+    arm(s.full + stage, cfg.stage_bytes)
+    for third in cutlass.range_constexpr(3 if cfg.scaled else min(copies, 3)):
         mine = (third + block) % 2 == rank if const_expr(cfg.cluster == 2) else True
         if mine:
             for part in cutlass.range(parts, unroll=1):
@@ -134,6 +135,8 @@ def load_tile(
                             tma_bar_ptr=s.full + stage,
                             cache_policy=Int64(EVICT_FIRST),
                         )
+                if const_expr(cfg.scaled and third == 2):
+                    load_more(cfg, g, s, row, page, part, stage)
 
 
 @cute.jit

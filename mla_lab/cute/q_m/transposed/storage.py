@@ -7,7 +7,8 @@ from typing import Any
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import BFloat16, Float8E4M3FN, Float16, Float32, Int32, Int64
+from cutlass import BFloat16, Float8E4M3FN, Float16, Float32, Int32, Int64, const_expr
+from cutlass.cute.nvgpu import warpgroup
 
 from ..storage import BLOCK, HEAD, RECORD_WORDS, RECORDS, Config
 
@@ -21,6 +22,8 @@ STAGE = BLOCK * HEAD
 BOX = BLOCK * 64
 BOXES = HEAD // 64
 ROPE_BOX = 8
+#: tokens of 656 bytes: bytes of a tile's rope, which are bf16, and of its scales, four a token
+ROPE, SCALES, SCALE_GROUPS = BLOCK * 64 * 2, BLOCK * 4 * 4, 4
 #: bytes of one k-step, and k-steps of Q K^T
 STEP = 32
 STEPS = HEAD // STEP
@@ -45,6 +48,12 @@ class Transposed(Config):
     score_parts: int = 3
     #: parts of the next tile's scores that are there before P V of a tile may start; split only
     go: int = 1
+    #: k-steps of V^T of sixteen bits whose operand A is held
+    held: int = 3
+    #: tokens of 656 bytes (see `groups`)
+    scaled: bool = False
+    #: quarters of a tile's scales that are read before the product that they are for has ended
+    early: int = 0
 
     @property
     def element(self) -> type[cutlass.Numeric]:
@@ -64,6 +73,20 @@ class Transposed(Config):
     def stages(self) -> int:
         return STAGES - 1 if self.split else STAGES
 
+    @property
+    def boxes(self) -> int:
+        """Of 64 columns of e4m3."""
+        return ROPE_BOX if self.scaled else BOXES
+
+    @property
+    def steps(self) -> int:
+        """K-steps of those."""
+        return self.boxes * 64 // STEP
+
+    @property
+    def stage_bytes(self) -> int:
+        return ROPE_BOX * BOX + ROPE + SCALES if self.scaled else STAGE
+
     #: column boxes of Q in registers
     q_boxes: int = Q_BOXES
 
@@ -79,7 +102,7 @@ class Transposed(Config):
     @property
     def ring_bytes(self) -> int:
         """KV stages, which a merge uses as its own."""
-        return self.stages * STAGE
+        return self.stages * self.stage_bytes
 
     @property
     def boxes_per_copy(self) -> int:
@@ -87,6 +110,8 @@ class Transposed(Config):
         with thirds of a tile."""
         if self.box_rows < BLOCK:
             return 1
+        if self.scaled:
+            return self.boxes // self.cluster
         return 3 if self.cluster == 2 else BOXES
 
 
@@ -112,14 +137,69 @@ class TransposedShared:
     free: cute.Pointer
     q_full: cute.Pointer  # split: unused, the query passes through the ring
     q_empty: cute.Pointer  # split: `q_split`, 128 attend threads: they all have read or written Q
+    more: Any = None  # `groups.More`
+
+
+@dataclass(frozen=True)
+class More:
+    """What tokens of 656 bytes take beside that (see `groups`)."""
+
+    rope: cute.Tensor  # bf16 (64, 64, stage), 128-byte swizzle; P later
+    q_rope: cute.Tensor  # bf16 (64, 64), 128-byte swizzle
+    #: fp32 [stage][64][4] as they come, stage_bytes apart; then [group][16 tokens][quad lane][4]
+    scales: cute.Pointer
+    for_values: cute.Pointer  # fp16 [stage][group][16 tokens][quad lane][4], two a word
+    units: cute.Pointer  # fp32 [stage]
+    tops: cute.Pointer  # int32 [3]: exponent of a work tile's greatest unit, by index % 3
+    ready: cute.Pointer  # [stage]: those three are there, 32 threads
+
+
+def rope_box(rows: int) -> Any:
+    """Layout of the ropes of `rows` tokens."""
+    atom = warpgroup.make_smem_layout_atom(warpgroup.SmemLayoutAtomKind.K_SW128, BFloat16)
+    return cute.tile_to_shape(atom, (rows, 64), (0, 1))
+
+
+def allocate_groups(cfg: Transposed, alloc: Any, ready: cute.Pointer) -> tuple[cute.Tensor, More]:
+    """The ring and what belongs to it, of tokens of 656 bytes."""
+    stages, step = cfg.stages, cfg.stage_bytes
+    ring = alloc.allocate_tensor(cfg.element, cute.make_layout(cfg.ring_bytes), byte_alignment=1024)
+    atom = warpgroup.make_smem_layout_atom(warpgroup.SmemLayoutAtomKind.K_SW64, cfg.element)
+    box = cute.tile_to_shape(atom, (BLOCK, 64 * cfg.boxes), (0, 1))
+    kv = cute.make_tensor(
+        cute.recast_ptr(ring.iterator, box.inner, cfg.element),
+        cute.append(box.outer, cute.make_layout(stages, stride=step)),
+    )
+    box = rope_box(BLOCK)
+    rope = cute.make_tensor(
+        cute.recast_ptr(ring.iterator + ROPE_BOX * BOX, box.inner, BFloat16),
+        cute.append(box.outer, cute.make_layout(stages, stride=step // 2)),
+    )
+    q_rope = alloc.allocate_tensor(BFloat16, box.outer, byte_alignment=1024, swizzle=box.inner)
+
+    def array(element: Any, count: int) -> cute.Pointer:
+        return alloc.allocate_tensor(element, cute.make_layout(count), byte_alignment=128).iterator
+
+    scales = cute.recast_ptr(ring.iterator + (ROPE_BOX * BOX + ROPE), dtype=Float32)
+    places = stages * BLOCK * SCALE_GROUPS
+    more = More(
+        rope,
+        q_rope,
+        scales,
+        array(Int32, places // 2),
+        array(Float32, stages),
+        array(Int32, RECORDS),
+        ready,
+    )
+    return kv, more
 
 
 def allocate(cfg: Transposed, *layouts) -> TransposedShared:
-    """Shared memory: 229,376 B of tiles, with a query in two terms 208,896; 2 KiB beside them.
-    `layouts` as `operands` makes them, in the order of the fields."""
+    """Shared memory: 229,376 B of tiles, with a query in two terms 208,896; 2 KiB beside them, of
+    tokens of 656 bytes 8 KiB. `layouts` as `operands` makes them, in the order of the fields."""
     alloc = cutlass.memory.SmemAllocator()
     stages = cfg.stages
-    bars = alloc.allocate_array(Int64, 4 * stages + 3)
+    bars = alloc.allocate_array(Int64, 5 * stages + 3)
     records = alloc.allocate_tensor(
         Int32, cute.make_layout((RECORD_WORDS, RECORDS)), byte_alignment=8
     )
@@ -129,10 +209,19 @@ def allocate(cfg: Transposed, *layouts) -> TransposedShared:
     row_sum = alloc.allocate_tensor(Float32, cute.make_layout(BLOCK), byte_alignment=64)
     row_max = alloc.allocate_tensor(Float32, cute.make_layout(BLOCK), byte_alignment=64)
     scale = alloc.allocate_tensor(Float32, cute.make_layout(4), byte_alignment=16)
-    tiles = [
+    more = None
+    if const_expr(cfg.scaled):
+        kv, more = allocate_groups(cfg, alloc, bars + 4 * stages + 3)
+        tiles = [kv]
+        layouts = layouts[1:]
+    else:
+        tiles = []
+    tiles += [
         alloc.allocate_tensor(cfg.element, t.outer, byte_alignment=1024, swizzle=t.inner)
         for t in layouts
     ]
+    if const_expr(cfg.scaled):
+        tiles.append(None)
     kv, q, tail, q_low, p_low = (tiles[0], None, *tiles[1:]) if cfg.split else (*tiles, None, None)
     full, empty, p_full, seen, free = (bars + i * stages for i in range(5))
     return TransposedShared(
@@ -153,6 +242,7 @@ def allocate(cfg: Transposed, *layouts) -> TransposedShared:
         free,
         free + 1,
         free + 2,
+        more,
     )
 
 

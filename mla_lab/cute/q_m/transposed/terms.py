@@ -39,15 +39,14 @@ from ..attend import (
 from ..masking import hide, open_positions, own_row
 from ..storage import BLOCK, Globals, Mmas
 from ..work import Plan, read_work, stamp_round
-from .attend import clear_rows, raise_maxima, row_address
+from . import groups
+from .attend import clear_rows, nothing, raise_maxima, row_address
 from .storage import (
     BOX,
     Q_ARRIVAL_BOXES,
     Q_STAGES,
     ROPE_BOX,
-    STAGE,
     STEP,
-    STEPS,
     WEIGHT_LOG2,
     Transposed,
     TransposedShared,
@@ -57,6 +56,8 @@ from .storage import (
 #: exponents, as fp32 has them: of a row's greatest element when it is scaled, of infinity
 TOP, INFINITE = 127 + 7, 255
 #: boxes of a stage of Q, and k-steps that are read before the first of them is written
+#: products of QK(t + 1) issued ahead of the weights of tile t, see `attend`; one follows each word
+FIRST = 6
 ARRIVED, READ_AHEAD = Q_ARRIVAL_BOXES // Q_STAGES, 3
 
 
@@ -122,17 +123,19 @@ def store_four(address, offset, words):
     )
 
 
-def greatest(s: TransposedShared, stages):
+def greatest(cfg: Transposed, s: TransposedShared, stages):
     """Exponents of the greatest elements of a thread's two rows."""
     tid = fresh_thread()
     # whichever 16 bytes of a row a lane of the quad reads: the four read them all
     at = Int32(s.kv.iterator.toint()) + own_row(tid) * 64 + ((tid & 3) << 4)
-    tops = [Int32(0), Int32(0)]
-    for stage in stages:
-        base = at + stage * STAGE
+    tops = [Int32(0)] * (4 if cfg.scaled else 2)
+    for n, stage in enumerate(stages):
+        base = at + stage * cfg.stage_bytes
         for box in range(ARRIVED):
             for h in range(2):
-                tops[h] = greater(tops[h], base, box * BOX + 512 * h)
+                # a rope that is not split
+                i = h + 2 * (n * ARRIVED + box >= cfg.steps)
+                tops[i] = greater(tops[i], base, box * BOX + 512 * h)
     exponents = []
     for top in tops:
         top = cute.arch.inline_ptx(
@@ -142,6 +145,8 @@ def greatest(s: TransposedShared, stages):
             read_only_args=[top],
         )
         exponents.append(quad(cutlass.max, top) >> 7)
+    if cfg.scaled:
+        return [cutlass.max(exponents[h], exponents[2 + h] - groups.ROPE_ABOVE) for h in range(2)]
     return exponents
 
 
@@ -161,7 +166,7 @@ def split_query(
     words = cute.recast_tensor(r_q, Int32)
     up = [
         as_float((127 + TOP - cutlass.max(exponent, Int32(TOP - 126))) << 23)
-        for exponent in greatest(s, stages)
+        for exponent in greatest(cfg, s, stages)
     ]
     # the products of the query before have ended in all warps
     cute.arch.mbarrier_arrive(s.q_empty)
@@ -170,15 +175,16 @@ def split_query(
     g_row, q = own_row(tid), tid & 3
     at = Int32(s.kv.iterator.toint()) + place_in_box(g_row, q)
     low_at = row_address(Int32(s.q_low.iterator.toint()), 3, 4)
-    tail_at = row_address(Int32(s.q_tail.iterator.toint()), 3, 4)
-    for first in cutlass.range_constexpr(0, STEPS, READ_AHEAD):
-        base = at + stages[first // ARRIVED] * STAGE
+    if const_expr(cfg.q_steps < cfg.steps):
+        tail_at = row_address(Int32(s.q_tail.iterator.toint()), 3, 4)
+    for first in cutlass.range_constexpr(0, cfg.steps, READ_AHEAD):
+        last = min(first + READ_AHEAD, cfg.steps)
         got = [
-            [read8(base ^ (32 * far), (k % ARRIVED) * BOX + 512 * h) for far in (0, 1)
-             for h in (0, 1)]
-            for k in range(first, first + READ_AHEAD)
+            [read8((at + stages[k // ARRIVED] * cfg.stage_bytes) ^ (32 * far),
+                   (k % ARRIVED) * BOX + 512 * h) for far in (0, 1) for h in (0, 1)]
+            for k in range(first, last)
         ]  # fmt: skip
-        for k in cutlass.range_constexpr(first, first + READ_AHEAD):
+        for k in cutlass.range_constexpr(first, last):
             terms = [split_four(got[k - first][i], up[i % 2]) for i in range(4)]
             odd = 32 * (k % 2)
             store_four(low_at ^ odd, k // 2 * BOX, [low for _, low in terms])
@@ -187,6 +193,8 @@ def split_query(
                     words[4 * k + i] = terms[i][0]
             else:
                 store_four(tail_at ^ odd, (k - cfg.q_steps) // 2 * BOX, [high for high, _ in terms])
+    if const_expr(cfg.scaled):
+        groups.keep_rope(cfg, s, stages, up)
     cute.arch.fence_view_async_shared()
     cute.arch.mbarrier_arrive(s.q_empty)
     cute.arch.mbarrier_wait(s.q_empty, 1)
@@ -207,27 +215,54 @@ def await_keys(s: TransposedShared, stage, phase, uses):
     cute.arch.mbarrier_wait(s.full + stage, phase)
     # the loader has waited for as much; thread by thread a race checker knows it too
     cute.arch.mbarrier_wait(s.seen + stage, (uses >> stage) & 1)
+    if s.more is not None:
+        cute.arch.mbarrier_wait(s.more.ready + stage, ((uses >> stage) & 1) ^ 1)
     return uses ^ (1 << stage)
 
 
-def issue_part(cfg, mma, frags, acc, part, stage):
-    """K-steps of a part of the columns: the second term's, which are small, then the first's."""
+def products(cfg, part):
+    """(term, k-step) of a part of the columns: the second term's, which are small, come first."""
+    steps = range(*(n * cfg.steps // cfg.score_parts for n in (part, part + 1)))
+    return [(term, k) for term in (1, 0) for k in steps]
+
+
+def ahead(cfg):
+    """Products of the first part issued ahead of the weights: all eight where there are no more."""
+    return len(products(cfg, 0)) if cfg.scaled else FIRST
+
+
+def issue_part(cfg, mma, frags, acc, part, stage, first=0, last=None):
+    """Products `first` to `last` - 1 of a part, the last of them all with the group's end."""
     r_q, r_tail, r_low, r_k = frags
     rs, ss = cute.make_mma_atom(mma.qk_rs.op), cute.make_mma_atom(mma.qk.op)
-    ss.set(warpgroup.Field.ACCUMULATE, False)
     rs.set(warpgroup.Field.ACCUMULATE, True)
-    steps = range(part * STEPS // cfg.score_parts, (part + 1) * STEPS // cfg.score_parts)
+    found = products(cfg, part)
+    last = len(found) if last is None else last
     warpgroup.fence()
-    for k in steps:
-        cute.gemm(ss, acc, r_low[None, None, k], r_k[None, None, k, stage], acc)
-        ss.set(warpgroup.Field.ACCUMULATE, True)
-    for k in steps:
+    for i in range(first, last):
+        term, k = found[i]
         keys = r_k[None, None, k, stage]
-        if k < cfg.q_steps:
+        ss.set(warpgroup.Field.ACCUMULATE, i > 0)
+        if term:
+            cute.gemm(ss, acc, r_low[None, None, k], keys, acc)
+        elif k < cfg.q_steps:
             cute.gemm(rs, acc, r_q[None, None, k], keys, acc)
         else:
             cute.gemm(ss, acc, r_tail[None, None, k - cfg.q_steps, 0], keys, acc)
-    warpgroup.commit_group()
+    if first < last == len(found):
+        warpgroup.commit_group()
+
+
+def one_a_word(cfg, mma, frags, acc, stage):
+    """What issues one product of the first part with each word of weights, from `FIRST` on."""
+
+    def between(word):
+        at = ahead(cfg) + word
+        if at < len(products(cfg, 0)):
+            cute.arch.sync_warp()  # else the compiler brings them together again
+            issue_part(cfg, mma, frags, acc, 0, stage, at, at + 1)
+
+    return between
 
 
 def moved(x):
@@ -265,36 +300,67 @@ def take_scores(cfg, s, mma, frags, scores, part, stage, before, there):
             scores[x] = added(scores[x], part[x]) if n else moved(part[x])
 
 
+def take_groups(cfg, s, mma, frags, ropes, scores, part, stage, before, there):
+    """As `take_scores`, of tokens of 656 bytes: each part times its tokens' scales. The rope's
+    product goes to the scores themselves, beside the second part."""
+    for n in range(cfg.score_parts):
+        if n == 1:
+            groups.issue_rope(mma, ropes, scores, stage)
+        if n:
+            issue_part(cfg, mma, frags, part, n, stage)
+        early = groups.read_scales(cfg, s, n, stage, range(cfg.early))
+        warpgroup.wait_group(0)
+        if n == min(cfg.go, cfg.score_parts - 1):
+            announce_if(s, before, there)
+        groups.add_scaled(scores, part, early, 0, n)
+        late = groups.read_scales(cfg, s, n, stage, range(cfg.early, 4))
+        groups.add_scaled(scores, part, late, cfg.early, n)
+
+
 @cute.jit
 def weigh(
-    cfg: cutlass.Constexpr[Transposed], s: TransposedShared, acc, scale, row_max, row_sum, stage
-):
-    """Weights of fp16 against a maximum that moves rarely, to shared memory."""
+    cfg: cutlass.Constexpr[Transposed], s: TransposedShared, acc, scale, row_max, row_sum, stage,
+    between: cutlass.Constexpr,
+):  # fmt: skip
+    """Weights of fp16 against a maximum that moves rarely, to shared memory. `between` is called
+    with the number of each word that is done."""
+    lift, inverse = (
+        groups.unit_of(s, stage) if const_expr(cfg.scaled) else (Float32(0.0), Float32(1.0))
+    )
+    below = [row_max[h] - lift for h in range(2)] if const_expr(cfg.scaled) else row_max
     over = cute.arch.fmax(
-        row_top(acc, 0) * scale[0] - row_max[0], row_top(acc, 1) * scale[1] - row_max[1]
+        row_top(acc, 0) * scale[0] - below[0], row_top(acc, 1) * scale[1] - below[1]
     )
     tid = fresh_thread()
     lane, row = tid & 31, own_row(tid)
     factor = s.factor[None, stage]
     if cute.arch.vote_any_sync(over > Float32(WEIGHT_LOG2 + cfg.lazy_log2)):
-        raise_maxima(cfg, scale, acc, row_max, row_sum, factor, row, lane)
+        raise_maxima(cfg, scale, acc, row_max, row_sum, factor, row, lane, lift)
     else:
         publish_pair(factor, row, lane, Float16(1.0), Float16(1.0))
-    first_at = row_address(Int32(s.kv.iterator.toint()) + ROPE_BOX * BOX, 3, 4) + stage * STAGE
-    rest_at = row_address(Int32(s.p_low.iterator.toint()), 3, 4) + stage * BOX
+    first_at = row_address(Int32(s.kv.iterator.toint()) + ROPE_BOX * BOX, 3, 4)
+    first_at = first_at + stage * cfg.stage_bytes
+    if const_expr(cfg.scaled):
+        rest_at = first_at + BOX
+        below = [row_max[h] - lift for h in range(2)]
+    else:
+        rest_at = row_address(Int32(s.p_low.iterator.toint()), 3, 4) + stage * BOX
+        below = row_max
     for step in cutlass.range_constexpr(4):
         words, sums = [], []
         for i in cutlass.range_constexpr(2 * step, 2 * step + 2):
             for h in cutlass.range_constexpr(2):
                 x = 4 * i + 2 * h
                 a, b = (
-                    cute.math.exp2(acc[at] * scale[h] - row_max[h], fastmath=True)
+                    cute.math.exp2(acc[at] * scale[h] - below[h], fastmath=True)
                     for at in (x, x + 1)
                 )
                 sums.append(a + b)
                 words.append(pack2(a, b, Float16))
+                between(2 * i + h)
         for h in cutlass.range_constexpr(2):
-            row_sum[h] = row_sum[h] + (sums[h] + sums[2 + h])
+            total = sums[h] + sums[2 + h]
+            row_sum[h] = row_sum[h] + (total * inverse if const_expr(cfg.scaled) else total)
         at = first_at if const_expr(step < 2) else rest_at
         store_four(at ^ (32 * (step % 2)), 0, words)
 
@@ -309,7 +375,10 @@ def attend_split(
     w = cute.arch.make_warp_uniform(tid % 128 // 32)
     r_k = mma.qk.make_fragment_B(mma.qk.get_slice(0).partition_B(s.kv))
     r_q = cute.make_rmem_tensor(mma.qk_rs.partition_shape_A((64, cfg.q_steps * STEP)), cfg.element)
-    r_tail = mma.qk.make_fragment_A(mma.qk.get_slice(0).partition_A(s.q_tail))
+    r_tail = None
+    if const_expr(cfg.q_steps < cfg.steps):
+        r_tail = mma.qk.make_fragment_A(mma.qk.get_slice(0).partition_A(s.q_tail))
+    ropes = groups.rope_operands(s, mma) if const_expr(cfg.scaled) else None
     r_low = mma.qk.make_fragment_A(mma.qk.get_slice(0).partition_A(s.q_low))
     frags = (r_q, r_tail, r_low, r_k)
     shape = mma.qk_rs.partition_shape_C((64, 64))
@@ -336,25 +405,31 @@ def attend_split(
             stage = cute.arch.make_warp_uniform(stage)
             uses = cute.arch.make_warp_uniform(uses)
             uses = await_keys(s, stage, phase, uses)
-            issue_part(cfg, mma, frags, part, 0, stage)
+            issue_part(cfg, mma, frags, part, 0, stage, 0, ahead(cfg))
+            between = one_a_word(cfg, mma, frags, part, stage)
             if left < blocks:
                 stamp_round(cfg, g, left, 3)
                 hide(cfg, g, s, scores, index, beyond, left + 1)
-                weigh(cfg, s, scores, scale, row_max, row_sum, before)
+                weigh(cfg, s, scores, scale, row_max, row_sum, before, between)
                 cute.arch.fence_view_async_shared()
                 stamp_round(cfg, g, left, 4)
-            take_scores(cfg, s, mma, frags, scores, part, stage, before, left < blocks)
+            else:
+                issue_part(cfg, mma, frags, part, 0, stage, ahead(cfg))
+            if const_expr(cfg.scaled):
+                take_groups(cfg, s, mma, frags, ropes, scores, part, stage, before, left < blocks)
+            else:
+                take_scores(cfg, s, mma, frags, scores, part, stage, before, left < blocks)
             before = stage
             left = left - 1
             stage, phase = next_stage(stage, phase, cfg.stages)
         # again: held through the loop they would cost registers
         work = read_work(g, s, index)
         hide(cfg, g, s, scores, index, beyond, Int32(1))
-        weigh(cfg, s, scores, scale, row_max, row_sum, before)
+        weigh(cfg, s, scores, scale, row_max, row_sum, before, nothing)
         thread = fresh_thread() & 127
         tail = work.kv_len - (work.end - 1) * BLOCK
         if tail < BLOCK:
-            clear_rows(s, before, cutlass.max(tail, Int32(0)), thread)
+            clear_rows(cfg, s, before, cutlass.max(tail, Int32(0)), thread)
         cute.arch.mbarrier_wait(s.free, (index - plan.first) & 1)
         publish_sums(cfg, g, s, work, row_max, row_sum, own_row(thread), thread & 31)
         cute.arch.fence_view_async_shared()

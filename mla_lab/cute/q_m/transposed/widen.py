@@ -24,18 +24,19 @@ from cutlass import Float16, Float32, Int32
 from cutlass.cute.nvgpu import OperandMajorMode, warpgroup
 
 from ..storage import Mmas
-from .storage import BOX, ROPE_BOX, STAGE, Transposed, TransposedShared
+from . import groups
+from .storage import BOX, ROPE_BOX, Transposed, TransposedShared
 
 #: tokens of one k-step of a 16-bit product, and k-steps of a box of P
 STEP_TOKENS, BOX_STEPS = 16, 2
 #: boxes of P
 P_BOXES = 2
-#: boxes of 4,096 bytes in shared memory, at most
-PLACES = 56
+#: places of boxes in shared memory, at most
+PLACES = 224
+#: boxes may begin at multiples of so many bytes
+PLACE = 1024
 #: 64-column slices of an accumulate group
 SLICES = 4
-#: k-steps whose operand A is held
-HELD_WIDE = 3
 
 
 def product():
@@ -51,15 +52,15 @@ def weights_of(cfg: Transposed, s: TransposedShared, mma: Mmas):
     """Operand B of a box of P: (.., .., k-step, place), by the places of boxes in shared memory."""
     atom = warpgroup.make_smem_layout_atom(warpgroup.SmemLayoutAtomKind.K_SW64, Float16)
     box = cute.tile_to_shape(atom, (64, 32), (0, 1))
-    layout = cute.append(box.outer, cute.make_layout(PLACES, stride=BOX // 2))
+    layout = cute.append(box.outer, cute.make_layout(PLACES, stride=PLACE // 2))
     view = cute.make_tensor(cute.recast_ptr(s.kv.iterator, box.inner, Float16), layout)
     return mma.pv.make_fragment_B(mma.pv.get_slice(0).partition_B(view))
 
 
-def operands_a(mma: Mmas):
+def operands_a(cfg: Transposed, mma: Mmas):
     """Registers for operand A of as many steps as are held."""
     shape = mma.pv.partition_shape_A((64, STEP_TOKENS))
-    return [cute.make_rmem_tensor(shape, Float16) for _ in range(HELD_WIDE)]
+    return [cute.make_rmem_tensor(shape, Float16) for _ in range(cfg.held)]
 
 
 def load_words(base: Int32, offset: int):
@@ -82,9 +83,12 @@ def widen(word: Int32):
     )
 
 
-def add_wide(s: TransposedShared, mma: Mmas, acc: cute.Tensor, v, r_p, base: Int32, stage: Int32):
+def add_wide(
+    cfg: Transposed, s: TransposedShared, mma: Mmas, acc: cute.Tensor, v, r_p, base: Int32,
+    stage: Int32,
+):  # fmt: skip
     """O^T += V^T P^T of one tile, whose V begins for this lane at `base`; by steps of 64 columns
-    and 16 tokens, of which operand A of `HELD_WIDE` is held.
+    and 16 tokens, of which operand A of `cfg.held` is held.
 
     The words of the next step are on their way while the products of this one are: where shared
     memory is busy they take longer than those.
@@ -92,20 +96,42 @@ def add_wide(s: TransposedShared, mma: Mmas, acc: cute.Tensor, v, r_p, base: Int
     shape = cute.make_layout(mma.pv.partition_shape_C((64, 64)))
     atom = cute.make_mma_atom(mma.pv.op)
     atom.set(warpgroup.Field.ACCUMULATE, True)
-    first = ROPE_BOX + stage * (STAGE // BOX)
-    rest = (Int32(s.p_low.iterator.toint()) - Int32(s.kv.iterator.toint())) // BOX + stage
-    steps = [(box, m, k) for box in range(P_BOXES) for m in range(SLICES) for k in range(BOX_STEPS)]
-    places = [box * (BOX // 2) + m * BOX + k * (STEP_TOKENS * 64) for box, m, k in steps]
-    words = load_words(base, places[0])
+    first = ROPE_BOX * (BOX // PLACE) + stage * (cfg.stage_bytes // PLACE)
+    if cfg.scaled:
+        rest, scales = first + BOX // PLACE, groups.lane_factors(s, stage)
+    else:
+        rest = (Int32(s.p_low.iterator.toint()) - Int32(s.kv.iterator.toint())) // PLACE
+        rest, scales = rest + stage * (BOX // PLACE), None
+    # two slices have the same scales
+    pairs, halves = (SLICES // 2, 2) if cfg.scaled else (SLICES, 1)
+    steps = [
+        (box, n * halves + half, k)
+        for box in range(P_BOXES)
+        for n in range(pairs)
+        for k in range(BOX_STEPS)
+        for half in range(halves)
+    ]
+
+    def fetch(i):  # type: ignore[no-untyped-def]
+        box, m, k = steps[i]
+        words = load_words(base, box * (BOX // 2) + m * BOX + k * (STEP_TOKENS * 64))
+        if cfg.scaled and m % 2 == 0:
+            return words, groups.two_factors(scales, m // 2, BOX_STEPS * box + k)
+        return words, None
+
+    words, factors = fetch(0)
     for i, (box, m, k) in enumerate(steps):
-        a = v[i % HELD_WIDE]
-        if i >= HELD_WIDE:
-            warpgroup.wait_group(HELD_WIDE - 1)
+        a = v[i % cfg.held]
+        if i >= cfg.held:
+            warpgroup.wait_group(cfg.held - 1)
         to = cute.recast_tensor(a, Int32)
         for n in range(2):
-            to[2 * n], to[2 * n + 1] = widen(words[n])
+            to[2 * n], to[2 * n + 1] = (
+                groups.widen(words[n], factors[n]) if cfg.scaled else widen(words[n])
+            )
         if i + 1 < len(steps):
-            words = load_words(base, places[i + 1])
+            words, more = fetch(i + 1)
+            factors = more or factors
         product = cute.make_tensor(acc.iterator + 32 * m, shape)
         warpgroup.fence()
         weights = r_p[None, None, k, rest if box else first]

@@ -109,6 +109,18 @@ TOUCHES: dict[str, Touch] = {
     "e4m3, pages of 16": Touch(_uniform(2, TWO, 16, page_size=16, **EIGHT), ("lse", "sinks")),
     "bf16 over e4m3": Touch(_uniform(1, TWO, 16, kv_format="e4m3"), ("lse",), "mail", (16, 1)),
     "bf16 over e4m3, 32 rows": Touch(_uniform(2, TWO, 16, kv_format="e4m3"), (), "mail", (32, 1)),
+    "bf16 over e4m3, query on M": Touch(
+        _uniform(1, (300, 0), 64, kv_format="e4m3"), ("lse",), "rows", (64, 1)
+    ),
+    "bf16 over e4m3, query on M, 128 rows": Touch(
+        _uniform(1, TWO, 128, kv_format="e4m3"), (), "rows", (128, 2)
+    ),
+    "656 bytes, query on M": Touch(
+        _uniform(1, (300, 0), 64, kv_format="fp8_656"), ("lse",), "rows", (64, 1)
+    ),
+    "656 bytes, query on M, 128 rows": Touch(
+        _uniform(1, TWO, 128, kv_format="fp8_656"), (), "rows", (128, 2)
+    ),
     "656 bytes": Touch(_uniform(1, TWO, 16, kv_format="fp8_656"), ("lse",), "walk", (16, 1)),
     "656 bytes, sinks": Touch(_uniform(1, TWO, 16, kv_format="fp8_656"), ("lse", "sinks")),
     "656 bytes, 32 rows": Touch(_uniform(2, TWO, 16, kv_format="fp8_656"), (), "mail", (32, 1)),

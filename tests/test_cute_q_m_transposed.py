@@ -162,8 +162,9 @@ def test_tokens_of_a_word_of_weights() -> None:
         (SPLIT, ()),
         (SPLIT, (("scales", 1),)),
         (SCALED, ()),
+        (replace(SCALED, tile_rows=64, cluster=1), ()),
     ],
-    ids=["plain", "sinks", "split", "split-scales", "656 bytes"],
+    ids=["plain", "sinks", "split", "split-scales", "656 bytes", "656 bytes, 64 rows"],
 )
 def test_compiles_without_spills(base: KernelConfig, features: tuple[tuple[str, int], ...]) -> None:
     made = jit.compile(replace(base, options=features), "sm_90a")

@@ -39,7 +39,9 @@ SPLIT_FACTS = {"lazy_log2": 8.0}
 SPLIT_OPTIONS = {"go": 1, "score_parts": 3, "q_boxes": 5}
 #: over tokens of 656 bytes a part is a group of columns with a scale
 SCALED_FACTS = {"scaled": True, "score_parts": SCALE_GROUPS, "held": 2}
-SCALED_OPTIONS = {"go": 2, "q_boxes": 7, "early": 4}
+SCALED_OPTIONS = {"go": 2, "early": 4}
+#: by CTAs of a cluster: one by itself spills with seven
+SCALED_BOXES = {1: 6, 2: 7}
 
 
 def static_facts(config: KernelConfig) -> Config:
@@ -70,7 +72,8 @@ def static_facts(config: KernelConfig) -> Config:
         own = SPLIT_FACTS | {name: config.option(name, n) for name, n in SPLIT_OPTIONS.items()}
     if config.kv_format == "fp8_656":
         own |= SCALED_FACTS
-        own |= {name: config.option(name, n) for name, n in SCALED_OPTIONS.items()}
+        options = SCALED_OPTIONS | {"q_boxes": SCALED_BOXES[config.cluster]}
+        own |= {name: config.option(name, n) for name, n in options.items()}
     facts = kind(
         dtype=config.q_dtype,
         out_dtype=config.out_dtype,

@@ -4,7 +4,8 @@ A share is 1 / num_splits of the strips of a partial (see `partials`). What a CT
 has of its own share stays in its shared memory; the others' is copied there whole (the ring is
 free by then), all of it in flight at once; weights are made from the lse under that copy, and
 added up in split order, fp32. The launch is cooperative: a CTA waits here for others, after its
-last tile, so all of them must be running.
+last tile, so all of them must be running. Up to eight partials of 16 bits skip shared memory and
+go to registers straight (see `few`).
 """
 
 from __future__ import annotations

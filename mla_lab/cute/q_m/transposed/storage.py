@@ -118,13 +118,13 @@ class Transposed(Config):
 @dataclass(frozen=True)
 class TransposedShared:
     """Views of shared memory; tiles with a 64-byte swizzle. A query of e4m3 has `q`, one that is
-    split `q_low` and `p_low`."""
+    split `q_low` and `p_second`."""
 
     kv: cute.Tensor  # (64, 576, stage)
     q: Any  # (64, 448): on its way to registers
     q_tail: cute.Tensor  # (64, 128, 2): the last boxes of the work tile's query, in turn; split: 1
     q_low: Any  # (64, 576)
-    p_low: Any  # (64, 64, stage); P, or its first term, lies on the rope box of `kv`
+    p_second: Any  # (64, 64, stage): P of tokens 32 to 63; that of the others lies on the rope
     factor: cute.Tensor  # fp16 (64, stage): of O before a tile's PV
     records: cute.Tensor  # int32 (14, 3): `Work` and the pages of its first block, by index % 3
     row_sum: cute.Tensor  # fp32 (64)
@@ -222,14 +222,15 @@ def allocate(cfg: Transposed, *layouts) -> TransposedShared:
     ]
     if const_expr(cfg.scaled):
         tiles.append(None)
-    kv, q, tail, q_low, p_low = (tiles[0], None, *tiles[1:]) if cfg.split else (*tiles, None, None)
+    split = (tiles[0], None, *tiles[1:])
+    kv, q, tail, q_low, p_second = split if cfg.split else (*tiles, None, None)
     full, empty, p_full, seen, free = (bars + i * stages for i in range(5))
     return TransposedShared(
         kv,
         q,
         tail,
         q_low,
-        p_low,
+        p_second,
         factor,
         records,
         row_sum,

@@ -344,7 +344,7 @@ def weigh(
         rest_at = first_at + BOX
         below = [row_max[h] - lift for h in range(2)]
     else:
-        rest_at = row_address(Int32(s.p_low.iterator.toint()), 3, 4) + stage * BOX
+        rest_at = row_address(Int32(s.p_second.iterator.toint()), 3, 4) + stage * BOX
         below = row_max
     for step in cutlass.range_constexpr(4):
         words, sums = [], []

@@ -100,7 +100,7 @@ def add_wide(
     if cfg.scaled:
         rest, scales = first + BOX // PLACE, groups.lane_factors(s, stage)
     else:
-        rest = (Int32(s.p_low.iterator.toint()) - Int32(s.kv.iterator.toint())) // PLACE
+        rest = (Int32(s.p_second.iterator.toint()) - Int32(s.kv.iterator.toint())) // PLACE
         rest, scales = rest + stage * (BOX // PLACE), None
     # two slices have the same scales
     pairs, halves = (SLICES // 2, 2) if cfg.scaled else (SLICES, 1)

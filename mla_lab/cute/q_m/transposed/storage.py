@@ -1,4 +1,25 @@
-"""Static facts and shared memory of the design for a cache of eight bits (see `transposed`)."""
+"""Static facts and shared memory of the design for a cache of eight bits (see `transposed`).
+
+A stage of the ring, 64 tokens down, in boxes of 64 columns, each dense and swizzled by itself:
+
+    e4m3        | V 0 | V 1 | ... | V 7 | rope |          nine boxes of 64 x 64 B; K is all nine
+    after QK    |    as it was          |  P   |          and p_second, where P has sixteen bits
+    656 bytes   | V 0 | V 1 | ... | V 7 |   rope, bf16   | scales |     8 KB and 1 KB at the end
+    after QK    |    as it was          |  P, all of it  | scales |
+
+    box: row t = token t, 64 B in four chunks of 16 B; chunk c lies at c ^ ((t >> 1) & 3)
+
+    read as B of S      K[token][column], K-major: rows of a box are N, its columns a k-step and two
+    read as A of O^T    V^T[column][token]: 8 x 8 matrices of 16-bit words by ldmatrix.trans, whose
+                        bytes prmt puts in order (see `accumulate`, `widen`)
+    P read as B of O^T  P[row][token], K-major
+
+Operand A of S, a k-step of 32 columns of e4m3, in a thread's four registers (lane = 4 g + q):
+
+                columns 4q .. 4q + 3    columns 16 + 4q .. 16 + 4q + 3
+    row g            word 0                      word 2
+    row g + 8        word 1                      word 3
+"""
 
 from __future__ import annotations
 

@@ -43,8 +43,9 @@ INVARIANT_CUTS = {
 #: other cuts of a tile are priced where its first price is within so much of the least
 HOPEFUL = 1.2
 #: over a cache of eight bits a pair of CTAs that share their keys is taken where it is priced
-#: within so much of one CTA's tile: of 20 calls of 128 heads in data/h200_sweep_eight_bits.jsonl the
-#: choice is 0.15 % over the best in the mean with that, 0.29 % without; what the L2 saves has no price
+#: within so much of one CTA's tile: of 20 calls of 128 heads (data/h200_sweep_eight_bits.jsonl)
+#: the choice is 0.15 % over the best in the mean with that, 0.29 % without; what the L2 is spared
+#: has no price
 PAIR_EDGE = 1.012
 #: query rows of a request up to which KV goes on the M side under batch invariance
 INVARIANT_ROWS = 16

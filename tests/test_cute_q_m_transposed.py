@@ -18,7 +18,7 @@ from mla_lab.problem import FP8_656_BYTES
 pytest.importorskip("cutlass")
 from mla_lab.cute import q_m
 from mla_lab.cute.q_m import transposed
-from mla_lab.cute.q_m.transposed import groups, storage, terms
+from mla_lab.cute.q_m.transposed import groups, pair, storage, terms, weights
 from mla_lab.cute.q_m.transposed.accumulate import PARTIAL_LOG2
 from mla_lab.cute.q_m.transposed.attend import FIRST, HIGH_BITS, LATE, TO_HIGH_BIT, WORDS
 
@@ -68,8 +68,58 @@ def test_weights_stay_below_what_saturates() -> None:
     # row sums of sixteen weights pass through fp16
     assert 16 * 448 < 65504
     # a query of sixteen bits has weights of fp16
+    facts = q_m.static_facts(replace(SPLIT, tile_rows=64, cluster=1))
+    assert 2 ** (facts.weight_log2 + facts.lazy_log2) <= 65504
+
+
+def test_a_weight_of_a_pair_that_must_not_be_is_seen() -> None:
+    """2 and more, infinity and NaN have a bit that no smaller fp16 has, in both halves."""
     facts = q_m.static_facts(SPLIT)
-    assert 2 ** (storage.WEIGHT_LOG2 + facts.lazy_log2) <= 65504
+    assert facts.crossed and facts.weight_log2 + facts.lazy_log2 == 1
+    bits = torch.arange(0x8000, dtype=torch.int32)
+    value = bits.to(torch.int16).view(torch.float16)
+    for word in (bits, bits << 16):
+        seen = (word & weights.TWO) != 0
+        assert torch.equal(seen, ~(value < 2))
+
+
+def test_who_halves_columns() -> None:
+    """A pair over e4m3 with a bf16 query; an e4m3 query has none to gain, 656 bytes no room, and
+    with features the attend group has no registers."""
+    crossed = q_m.static_facts(SPLIT)
+    plain = q_m.static_facts(replace(SPLIT, tile_rows=64, cluster=1))
+    assert crossed.crossed and not plain.crossed
+    for config in (EIGHT, SCALED, replace(SPLIT, mask="tree")):
+        assert not q_m.static_facts(config).crossed
+    for option in ("features", "scales"):
+        assert not q_m.static_facts(replace(SPLIT, options=((option, 1),))).crossed
+    for facts in (crossed, plain):
+        # accumulators of a thread, columns of both groups of all CTAs
+        assert facts.width // 2 * facts.slices == 128
+        assert facts.slices * 64 * 2 * (facts.width // 64) == 512
+    assert storage.SLOT == 128 * 64 * 2
+    assert pair.WHOLE_BOX == 2 * pair.ROWS_OF_BOX
+
+
+def test_slots_of_a_pair_take_turns() -> None:
+    seen = [pair.slot_of(tile) for tile in range(8)]
+    assert [slot for slot, _ in seen] == [0, 1] * 4
+    # a barrier turns each time that its slot is used
+    for slot in range(2):
+        assert [turn for s, turn in seen if s == slot] == [0, 1, 0, 1]
+
+
+@pytest.mark.parametrize("config", [SPLIT, replace(SPLIT, tile_rows=64, cluster=1), SCALED])
+def test_parts_of_the_scores_are_all_products_once(config: KernelConfig) -> None:
+    facts = q_m.static_facts(config)
+    found = [x for part in range(facts.score_parts) for x in terms.products(facts, part)]
+    assert sorted(found) == sorted((term, k) for term in (0, 1) for k in range(facts.steps))
+    # small ones first: they would be lost beside a sum of the others
+    for part in range(facts.score_parts):
+        order = [term for term, _ in terms.products(facts, part)]
+        assert order == sorted(order, reverse=True)
+    if facts.crossed:
+        assert len(terms.products(facts, 0)) >= terms.FIRST + terms.WORDS
 
 
 def test_two_terms_of_a_query_lose_less_than_bf16_does() -> None:
@@ -160,11 +210,20 @@ def test_tokens_of_a_word_of_weights() -> None:
         (EIGHT, ()),
         (EIGHT, (("features", 1),)),
         (SPLIT, ()),
+        (replace(SPLIT, tile_rows=64, cluster=1), ()),
         (SPLIT, (("scales", 1),)),
         (SCALED, ()),
         (replace(SCALED, tile_rows=64, cluster=1), ()),
     ],
-    ids=["plain", "sinks", "split", "split-scales", "656 bytes", "656 bytes, 64 rows"],
+    ids=[
+        "plain",
+        "sinks",
+        "split",
+        "split, 64 rows",
+        "split-scales",
+        "656 bytes",
+        "656 bytes, 64 rows",
+    ],
 )
 def test_compiles_without_spills(base: KernelConfig, features: tuple[tuple[str, int], ...]) -> None:
     made = jit.compile(replace(base, options=features), "sm_90a")
@@ -176,3 +235,7 @@ def test_compiles_without_spills(base: KernelConfig, features: tuple[tuple[str, 
     found = {p.partition(".")[2] for p in products}
     wide = {"e4m3": {"f32.f16.f16"}, "fp8_656": {"f32.f16.f16", "f32.bf16.bf16"}}
     assert found == {"f32.e4m3.e4m3"} | (wide[base.kv_format] if base.q_dtype == "bf16" else set())
+    # only such a pair has products of 128 rows, and sends weights to the other CTA
+    crossed = q_m.static_facts(replace(base, options=features)).crossed
+    assert ("m64n128k16.f32.f16.f16" in products) == crossed
+    assert ("cp.async.bulk.shared::cluster.shared::cta" in made.ptx.read_text()) == crossed

@@ -37,6 +37,8 @@ SPLIT = (("bf16", "e4m3"), ("bf16", "fp8_656"))
 SPLIT_FACTS = {"lazy_log2": 8.0}
 #: see `Transposed`
 SPLIT_OPTIONS = {"go": 1, "score_parts": 3, "q_boxes": 5}
+#: what differs where the CTAs of a pair halve the columns; with features they have no registers to
+CROSSED_FACTS, CROSSED_OPTIONS = {"lazy_log2": 6.0, "held": 2}, {"q_boxes": 6}
 #: over tokens of 656 bytes a part is a group of columns with a scale
 SCALED_FACTS = {"scaled": True, "score_parts": SCALE_GROUPS, "held": 2}
 SCALED_OPTIONS = {"go": 2, "early": 4}
@@ -67,9 +69,13 @@ def static_facts(config: KernelConfig) -> Config:
     if eight and config.option("skip"):
         raise unsupported("kv_format", f"{config.kv_format} with skip", tuple(DTYPES))
     kind = Transposed if eight else Config
+    features = tree or any(config.option(o) for o in ("features", "scales", "skip"))
     own = {"go": config.option("go", kind.go)}
     if eight and config.q_dtype != config.kv_format:
-        own = SPLIT_FACTS | {name: config.option(name, n) for name, n in SPLIT_OPTIONS.items()}
+        options, facts = SPLIT_OPTIONS, SPLIT_FACTS
+        if config.kv_format == "e4m3" and config.cluster == 2 and not features:
+            options, facts = options | CROSSED_OPTIONS, facts | CROSSED_FACTS
+        own = facts | {name: config.option(name, n) for name, n in options.items()}
     if config.kv_format == "fp8_656":
         own |= SCALED_FACTS
         options = SCALED_OPTIONS | {"q_boxes": SCALED_BOXES[config.cluster]}
@@ -84,7 +90,7 @@ def static_facts(config: KernelConfig) -> Config:
         fused_merge=config.option("fused_merge", 1),
         partials=config.option("partials", 16),
         stamps=config.option("stamps"),
-        features=int(tree or any(config.option(o) for o in ("features", "scales", "skip"))),
+        features=int(features),
         scales=config.option("scales"),
         tree=int(tree),
         skip=config.option("skip"),

@@ -241,15 +241,20 @@ def counter_of(cfg, g, work, rank):
     return g.counters.iterator + (((index & 511) << 5) | (index >> 9))
 
 
-def count_up(cfg, g, work, rank, order):
-    """Add one to the group's counter, and go from 2 num_splits - 1 to zero.
+def writers(cfg):
+    """CTAs that a partial of 64 rows is by."""
+    return 2 if cfg.crossed else 1
 
-    Arrivals take it to num_splits, those who saw that on to zero again, as the next launch needs
-    it.
+
+def count_up(cfg, g, work, rank, order):
+    """Add one to the group's counter, which goes to zero again where its last user leaves it.
+
+    Arrivals take it to num_splits, or twice that, those who saw that on to zero, as the next
+    launch needs it.
     """
     cute.arch.inline_ptx(
         f"red.{order}.gpu.global.inc.u32 [{{$r0}}], {{$r1}};",
-        read_only_args=[counter_of(cfg, g, work, rank), 2 * work.num_splits - 1],
+        read_only_args=[counter_of(cfg, g, work, rank), (writers(cfg) + 1) * work.num_splits - 1],
     )
 
 
@@ -259,7 +264,8 @@ def arrive(cfg: cutlass.Constexpr[Config], g: Globals, work: Work, rank):
     tid, _, _ = cute.arch.thread_idx()
     cute.arch.barrier(barrier_id=MERGE_BARRIER, number_of_threads=THREADS)
     if tid == 0:
-        count_up(cfg, g, work, rank, "release")
+        for other in cutlass.range_constexpr(writers(cfg)):
+            count_up(cfg, g, work, other if const_expr(cfg.crossed) else rank, "release")
 
 
 @cute.jit
@@ -298,7 +304,7 @@ def merge(
         if tid == 0:
             counter = counter_of(cfg, g, work, rank)
             seen = Int32(0)
-            while seen < work.num_splits:
+            while seen < writers(cfg) * work.num_splits:
                 seen = cute.arch.load(counter, Int32, sem="acquire", scope="gpu")
             count_up(cfg, g, work, rank, "relaxed")
         cute.arch.barrier(barrier_id=MERGE_BARRIER, number_of_threads=THREADS)

@@ -92,6 +92,11 @@ class Config:
         return EIGHT_DTYPES[self.out_dtype]
 
     @property
+    def crossed(self) -> bool:
+        """Whether the CTAs of a pair halve the output's columns, and not its rows."""
+        return False
+
+    @property
     def box_rows(self) -> int:
         return min(self.page_size, BLOCK)
 

@@ -5,6 +5,7 @@ Roles (512 threads)
     warps 0-3, 4-7   accumulate   O^T[256 columns x 64 rows] each, += V^T P^T
     warps 8-11       attend       S = Q K^T with most of Q in registers, softmax, P
     warp 12          load         records of work tiles, Q, KV tiles of 64 tokens
+    warp 13          what has to be done beside that (see `groups`, `pair`)
 
 Operands (all K-major, as e4m3 must be; boxes of 64 bytes, swizzled)
     S[rows, tokens]      A  Q: 56 registers, 2 of 9 boxes   B  K as it lies, [token][64 columns]
@@ -44,10 +45,18 @@ through two of the ring's four stages, once a work tile:
     empty[stage]    then 4 attend warps, twice, of each CTA
     p_full, seen    turn where a stage holds keys alone
     q_empty         128 attend threads, twice a work tile: no product reads Q, Q is written
-Timeline of a steady tile (an H200 takes about 2800 clocks, whatever was varied: steps of V^T held,
-parts, when P is announced, Q in registers, products between the weights)
+    p_own, p_full   a pair's: see `pair`
+Timeline of a steady tile of one CTA (an H200 takes about 2800 clocks, whatever was varied)
     attend       | QK(t + 1), first part; softmax(t) under it | other parts; P(t) announced between
     accumulate   | PV(t - 1)                                                        | PV(t) ...
+and of a pair, which halves the columns and not the rows: about 2590 clocks
+    attend       | QK(t + 1), first part; softmax(t) under it | P(t) announced, other parts
+    accumulate   | PV(t - 1)                          | wait     | PV(t) ...
+Alone, 16 steps of 64 x 64 x 16 a group with V^T by way of registers take 1480 clocks where the unit
+needs 1024, steps of 64 x 128 x 16 take 1030. What is left is the attend group's: three ends of
+products to wait for, and issue that stands in one line with the accumulate groups'. More would
+not be worth its while: for 128 requests of 8192 tokens, without a pause, the pair takes 321 mJ and
+474 us, the 16-bit kernel 320 to 327 mJ and 468 us, both at the card's 700 W (H200, 2026-11-21).
 """
 
 from __future__ import annotations
@@ -55,15 +64,16 @@ from __future__ import annotations
 import cutlass
 import cutlass.cute as cute
 import cutlass.utils.hopper_helpers as sm90
-from cutlass import Float32, const_expr
+from cutlass import Float16, Float32, const_expr
 from cutlass.cute.nvgpu import OperandMajorMode, cpasync, warpgroup
 
 from ..storage import BLOCK, HEAD, Globals, Mmas, cache_load, query_load
 from ..work import Plan
-from . import groups, widen
+from . import groups
 from .accumulate import accumulate
 from .attend import attend
 from .load import load
+from .pair import carry
 from .storage import BOXES, Transposed, TransposedShared, allocate
 from .terms import attend_split
 
@@ -74,7 +84,7 @@ THREADS = 512
 ATTEND_REGISTERS, ACCUMULATE_REGISTERS, LOAD_REGISTERS = 152, 168, 24
 #: the same for a query that is split, whose V^T takes more
 SPLIT_ATTEND_REGISTERS, SPLIT_ACCUMULATE_REGISTERS = 136, 176
-#: and where the scores' parts have scales
+#: and where the scores' parts have scales, or a pair halves the columns
 SCALED_ATTEND_REGISTERS, SCALED_ACCUMULATE_REGISTERS = 152, 168
 
 
@@ -85,11 +95,14 @@ def init_barriers(cfg: cutlass.Constexpr[Transposed], s: TransposedShared):
         for i in cutlass.range_constexpr(cfg.stages):
             cute.arch.mbarrier_init(s.full + i, 1)
             cute.arch.mbarrier_init(s.empty + i, 8 * cfg.cluster)
-            cute.arch.mbarrier_init(s.p_full + i, 128)
-            cute.arch.mbarrier_init(s.seen + i, 256)
+            cute.arch.mbarrier_init(s.p_full + i, 1 if const_expr(cfg.crossed) else 128)
+            if const_expr(cfg.crossed and i < cfg.slots):
+                cute.arch.mbarrier_init(s.p_own + i, 128)
+            # in a pair with a warp's word from each of the other's
+            cute.arch.mbarrier_init(s.seen + i, 256 + (8 if const_expr(cfg.crossed) else 0))
             if const_expr(cfg.scaled):
                 cute.arch.mbarrier_init(s.more.ready + i, 32)
-        cute.arch.mbarrier_init(s.free, 256)
+        cute.arch.mbarrier_init(s.free, 256 + (8 if const_expr(cfg.crossed) else 0))
         cute.arch.mbarrier_init(s.q_full, 1)
         # of a query that is split, what all of the group have read or written
         cute.arch.mbarrier_init(s.q_empty, 128 if const_expr(cfg.split) else 4)
@@ -104,14 +117,16 @@ def roles(
     """What each warp does, with its share of the registers."""
     if warp < 8:
         count = SPLIT_ACCUMULATE_REGISTERS if const_expr(cfg.split) else ACCUMULATE_REGISTERS
-        if const_expr(cfg.scaled):
+        if const_expr(cfg.scaled or cfg.crossed):
             count = SCALED_ACCUMULATE_REGISTERS
         cute.arch.setmaxregister_increase(count)
         accumulate(cfg, g, s, mma, plan, rank)
     elif warp < 12:
         if const_expr(cfg.split):
             cute.arch.setmaxregister_increase(
-                SCALED_ATTEND_REGISTERS if const_expr(cfg.scaled) else SPLIT_ATTEND_REGISTERS
+                SCALED_ATTEND_REGISTERS
+                if const_expr(cfg.scaled or cfg.crossed)
+                else SPLIT_ATTEND_REGISTERS
             )
             attend_split(cfg, g, s, mma, plan, rank)
         else:
@@ -121,9 +136,21 @@ def roles(
         cute.arch.setmaxregister_decrease(LOAD_REGISTERS)
         if warp == 12:
             load(cfg, g, s, plan, rank)
+        if const_expr(cfg.crossed):
+            if warp == 13:
+                carry(g, s, plan)
         if const_expr(cfg.scaled):
             if warp == 13:
                 groups.spread_scales(cfg, g, s, plan)
+
+
+def product(cfg: Transposed):
+    """V^T P^T of a slice, V^T in registers."""
+    element = Float16 if cfg.split else cfg.element
+    major, source = OperandMajorMode.K, warpgroup.OperandSource.RMEM
+    return sm90.make_trivial_tiled_mma(
+        element, element, major, major, Float32, (1, 1, 1), (BLOCK, cfg.width), a_source=source
+    )
 
 
 @cute.jit
@@ -181,7 +208,11 @@ def operands(cfg: cutlass.Constexpr[Transposed], q: cute.Tensor, kv: cute.Tensor
         (rows, (64, boxes)),
     )
     maps = tma_q, q_coords, tma_kv, kv_coords
-    values, rope = widen.product() if const_expr(cfg.split) else registers, None
+    values, rope = product(cfg), None
+    if const_expr(cfg.crossed):
+        p_atom = warpgroup.make_smem_layout_atom(warpgroup.SmemLayoutAtomKind.K_SW64, Float16)
+        of_p = cute.tile_to_shape(p_atom, (cfg.width, BLOCK, cfg.slots), (0, 1, 2))
+        layouts = (*layouts[:3], of_p)
     if const_expr(cfg.scaled):
         maps, rope = (*maps, *groups.make_views(cfg, kv)), groups.rope_product()
         layouts = layouts[:3]

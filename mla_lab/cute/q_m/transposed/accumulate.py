@@ -3,8 +3,10 @@
 V^T comes out of shared memory through registers (see kv_m's `fp8`), by steps of 64 columns, a
 slice, and 32 tokens. The registers of a step are free once its product is done.
 
-    flat index of O^T: 32 * slice + 4 * row8 + 2 * h + e
+    flat index of O^T: 32 * slice + 4 * row8 + 2 * h + e       crossed: 64 * slice
     column   64 * slice + 16 * warp + 2 * (lane / 4) + h       row   8 * row8 + 2 * (lane % 4) + e
+
+In a pair that is crossed (see `pair`) a group has 128 columns of all 128 rows.
 """
 
 from __future__ import annotations
@@ -34,6 +36,7 @@ from .storage import (
     next_stage,
 )
 
+#: 64-column slices of a group that has 64 rows
 SLICES = 4
 #: steps whose operand A is held
 HELD = 3
@@ -45,9 +48,9 @@ PARTIAL_LOG2 = 7
 NOTHING = 0x3C003C00
 
 
-def two_factors(s: TransposedShared, stage, row):
+def two_factors(cfg: Transposed, s: TransposedShared, slot, row):
     """Factors of rows `row` and `row + 1`, an even one, as they lie."""
-    at = Int32(s.factor.iterator.toint()) + (stage * BLOCK + row) * 2
+    at = Int32(s.factor.iterator.toint()) + (slot * cfg.width + row) * 2
     return cute.make_ptr(Int32, at, cute.AddressSpace.smem, assumed_align=4).load()
 
 
@@ -61,22 +64,28 @@ def halves(word):
 
 
 @cute.jit
-def fade(s: TransposedShared, acc: cute.Tensor, stage):
+def fade(cfg: cutlass.Constexpr[Transposed], s: TransposedShared, acc: cute.Tensor, slot):
     """O^T times its rows' factors, where a maximum has moved."""
     quad = fresh_thread() & 3
-    for j in cutlass.range_constexpr(8):
-        f = halves(two_factors(s, stage, 8 * j + 2 * quad))
-        for x in cutlass.range_constexpr(4 * SLICES):
-            at = 32 * (x // 4) + 4 * j + x % 4
+    for j in cutlass.range_constexpr(cfg.width // 8):
+        f = halves(two_factors(cfg, s, slot, 8 * j + 2 * quad))
+        for x in cutlass.range_constexpr(4 * cfg.slices):
+            at = cfg.width // 2 * (x // 4) + 4 * j + x % 4
             acc[at] = acc[at] * f[x % 2]
 
 
-def values_at(s: TransposedShared):
+def first_slice(cfg: Transposed, rank):
+    """Of eight slices of columns, the first of this accumulate group."""
+    group = fresh_thread() >> 7
+    return ((rank * 2 if cfg.crossed else 0) + group) * cfg.slices
+
+
+def values_at(cfg: Transposed, s: TransposedShared, rank):
     """Where a lane's row of V^T lies in stage 0: token `lane` of 32, of the warp's 16 columns of a
     slice."""
     tid = fresh_thread()
     chunk = ((tid >> 5) & 3) ^ ((tid >> 1) & 3)
-    half = (tid >> 7) * (SLICES * BOX)
+    half = first_slice(cfg, rank) * BOX
     return Int32(s.kv.iterator.toint()) + half + (tid & 31) * 64 + (chunk << 4)
 
 
@@ -107,15 +116,19 @@ def pass_over(cfg: cutlass.Constexpr[Transposed], stage: Int32):
 
 @cute.jit
 def add_tile(
-    cfg: cutlass.Constexpr[Transposed], s: TransposedShared, mma: Mmas, acc, v, r_p, values, stage
-):
+    cfg: cutlass.Constexpr[Transposed], s: TransposedShared, mma: Mmas, acc, v, r_p, values, stage,
+    slot,
+):  # fmt: skip
     """O^T, times its rows' factors, + V^T P^T of one tile."""
-    factors = two_factors(s, stage, 2 * (fresh_thread() & 31))
-    if cute.arch.vote_any_sync(factors != NOTHING):
-        fade(s, acc, stage)
+    row = 2 * (fresh_thread() & 31)
+    moved = two_factors(cfg, s, slot, row) != NOTHING
+    if const_expr(cfg.crossed):
+        moved = moved | (two_factors(cfg, s, slot, row + BLOCK) != NOTHING)
+    if cute.arch.vote_any_sync(moved):
+        fade(cfg, s, acc, slot)
     base = values + stage * cfg.stage_bytes
     if const_expr(cfg.split):
-        widen.add_wide(cfg, s, mma, acc, v, r_p, base, stage)
+        widen.add_wide(cfg, s, mma, acc, v, r_p, base, stage, slot)
     else:
         add_steps(mma, acc, v, r_p, base, stage)
 
@@ -145,9 +158,9 @@ def inverses(s: TransposedShared, j):
     return [select(x > 0.0, cute.arch.rcp_approx(x), Float32(0.0)) for x in (sums[0], sums[1])]
 
 
-def place(acc_slice, i, e):
+def place(cfg: Transposed, acc_slice, i, e):
     """Of a thread's slice the two columns of row 2 (lane % 4) + e of 16, and of the row 8 on."""
-    x = 32 * acc_slice + 8 * i + e
+    x = cfg.width // 2 * acc_slice + 8 * i + e
     return x, x + 2, x + 4, x + 6
 
 
@@ -158,34 +171,39 @@ def store_strips(
 ):  # fmt: skip
     """A partial as `partials` has it: four lanes of a row hold its 8-column unit."""
     tid = fresh_thread()
-    wg, w, lane = tid >> 7, (tid >> 5) & 3, tid & 31
+    w, lane = (tid >> 5) & 3, tid & 31
+    begin = first_slice(cfg, rank)
     slot = work.slot * cfg.cluster + rank
     region = g.partial_out.iterator + slot * REGION
     up, down = Float32(2.0**PARTIAL_LOG2), Float32(2.0**-PARTIAL_LOG2)
     if const_expr(cfg.scaled):
         up, down = groups.partial_scales(s, index, PARTIAL_LOG2)
-    for i in cutlass.range_constexpr(4):
-        inverse = [inverses(s, 2 * i), inverses(s, 2 * i + 1)]
+    base = region
+    for i16 in cutlass.range_constexpr(cfg.width // 16):
+        i = i16 % 4
+        if const_expr(cfg.crossed and i == 0):
+            base = g.partial_out.iterator + (work.slot * cfg.cluster + i16 // 4) * REGION
+        inverse = [inverses(s, 2 * i16), inverses(s, 2 * i16 + 1)]
         for e in cutlass.range_constexpr(2):
             f0, f1 = inverse[0][e], inverse[1][e]
             to_lane = (2 * (lane & 3) + e) * 4 + ((lane >> 2) & 3)
-            for m in cutlass.range_constexpr(SLICES):
-                a = [acc[x] for x in place(m, i, e)]
+            for m in cutlass.range_constexpr(cfg.slices):
+                a = [acc[x] for x in place(cfg, m, i16, e)]
                 a = [a[0] * f0, a[1] * f0, a[2] * f1, a[3] * f1]
                 if const_expr(cfg.partials == 16):
-                    strip = 32 * i + 16 * wg + 4 * m + w
+                    strip = 32 * i + 4 * (begin + m) + w
                     v = cute.make_rmem_tensor(2, Int32)
                     v[0], v[1] = (
                         pack2(a[2 * n] * up, a[2 * n + 1] * up, Float16) for n in range(2)
                     )
-                    dst = region + (strip * 128 + to_lane * 4 + (lane >> 4) * 2)
+                    dst = base + (strip * 128 + to_lane * 4 + (lane >> 4) * 2)
                     cute.autovec_copy(cute.recast_tensor(v, Float32), words_at(dst, 2))
                 else:
-                    unit = 64 * i + 32 * wg + 8 * m + 2 * w + (lane >> 4)
+                    unit = 64 * i + 8 * (begin + m) + 2 * w + (lane >> 4)
                     v = cute.make_rmem_tensor(4, Float32)
                     for n in cutlass.range_constexpr(4):
                         v[n] = a[n]
-                    cute.autovec_copy(v, words_at(region + (unit * 128 + to_lane * 4), 4))
+                    cute.autovec_copy(v, words_at(base + (unit * 128 + to_lane * 4), 4))
     if tid < BLOCK:
         # row values of 16 rows: r, r + 8 side by side
         at = tid // 16 * 16 + 2 * (tid & 7) + ((tid >> 3) & 1)
@@ -204,14 +222,16 @@ def store_partial(
 ):
     """A partial row by row, for the merge kernel."""
     tid = fresh_thread()
-    column = (tid >> 7) * (LATENT // 2) + 16 * ((tid >> 5) & 3) + 2 * ((tid & 31) >> 2)
-    row = work.slot * (BLOCK * cfg.cluster) + rank * BLOCK + 2 * (tid & 3)
+    column = first_slice(cfg, rank) * 64 + 16 * ((tid >> 5) & 3) + 2 * ((tid & 31) >> 2)
+    row = work.slot * (BLOCK * cfg.cluster) + 2 * (tid & 3)
+    if const_expr(not cfg.crossed):
+        row = row + rank * BLOCK
     at = g.partial_out.iterator + (row * LATENT + column)
-    for j in cutlass.range_constexpr(8):
+    for j in cutlass.range_constexpr(cfg.width // 8):
         inverse = inverses(s, j)
         for e in cutlass.range_constexpr(2):
-            for m in cutlass.range_constexpr(SLICES):
-                x = 32 * m + 4 * j + e
+            for m in cutlass.range_constexpr(cfg.slices):
+                x = cfg.width // 2 * m + 4 * j + e
                 v = cute.make_rmem_tensor(2, Float32)
                 v[0], v[1] = acc[x] * inverse[e], acc[x + 2] * inverse[e]
                 cute.autovec_copy(v, words_at(at + ((8 * j + e) * LATENT + 64 * m), 2))
@@ -221,22 +241,36 @@ def store_partial(
 
 @cute.jit
 def store_result(
-    cfg: cutlass.Constexpr[Transposed], g: Globals, s: TransposedShared, acc, work: Work, lse
+    cfg: cutlass.Constexpr[Transposed], g: Globals, s: TransposedShared, acc, work: Work, rank, lse
 ):
     """Rows of the result, in full 32-byte sectors where its elements have 16 bits."""
     tid = fresh_thread()
-    column = (tid >> 7) * (LATENT // 2) + 16 * ((tid >> 5) & 3) + 2 * ((tid & 31) >> 2)
+    column = first_slice(cfg, rank) * 64 + 16 * ((tid >> 5) & 3) + 2 * ((tid & 31) >> 2)
     out_scale = with_scales(cfg, g).out_scale
-    for j in cutlass.range_constexpr(8):
+    # rows count from this CTA's first
+    first = 2 * (tid & 3)
+    if const_expr(cfg.crossed):
+        first = first - rank * BLOCK
+    for j in cutlass.range_constexpr(cfg.width // 8):
         inverse = inverses(s, j)
         for e in cutlass.range_constexpr(2):
             f = inverse[e] * out_scale
-            row = 8 * j + 2 * (tid & 3) + e
-            for m in cutlass.range_constexpr(SLICES):
-                x = 32 * m + 4 * j + e
+            row = 8 * j + first + e
+            for m in cutlass.range_constexpr(cfg.slices):
+                x = cfg.width // 2 * m + 4 * j + e
                 store_pair(cfg, g, work, row, column + 64 * m, acc[x] * f, acc[x + 2] * f)
     if tid < BLOCK:
         store_row_lse(cfg, g, work, tid, lse)
+
+
+@cute.jit
+def tell(cfg: cutlass.Constexpr[Transposed], barrier: cute.Pointer, rank):
+    """All threads arrive, and where a pair shares columns, a word for each warp at the other's."""
+    cute.arch.mbarrier_arrive(barrier)
+    if const_expr(cfg.crossed):
+        cute.arch.sync_warp()
+        with cute.arch.elect_one():
+            cute.arch.mbarrier_arrive(barrier, 1 - rank)
 
 
 @cute.jit
@@ -252,6 +286,8 @@ def finish(
     tid = fresh_thread()  # held through the loop, it and what follows would cost registers
     work = read_work(g, s, index)
     row = tid & (BLOCK - 1)
+    if const_expr(cfg.crossed):
+        row = row + rank * BLOCK
     lse = s.row_max[row]  # with features as the attend group has made it
     if const_expr(not cfg.features):
         lse = (lse + cute.math.log2(s.row_sum[row], fastmath=True)) * Float32(LN2)
@@ -262,8 +298,8 @@ def finish(
         else:
             store_partial(cfg, g, s, acc, work, rank, lse)
     else:
-        store_result(cfg, g, s, acc, work, lse)
-    cute.arch.mbarrier_arrive(s.free)
+        store_result(cfg, g, s, acc, work, rank, lse)
+    tell(cfg, s.free, rank)
 
 
 @cute.jit
@@ -272,11 +308,11 @@ def accumulate(
 ):
     """Per work tile: V^T P^T tile by tile as P is announced."""
     r_p = weights_of(cfg, s, mma)
-    acc = cute.make_rmem_tensor(32 * SLICES, Float32)
+    acc = cute.make_rmem_tensor(cfg.width // 2 * cfg.slices, Float32)
     v = operands_a(cfg, mma)
     first, last = plan.first, plan.last
-    values = values_at(s)
-    cute.arch.mbarrier_arrive(s.free)
+    values = values_at(cfg, s, rank)
+    tell(cfg, s.free, rank)
     stage, phase = Int32(0), Int32(0)
     for index in cutlass.range(first, last, unroll=1):
         if const_expr(cfg.split):
@@ -288,16 +324,24 @@ def accumulate(
             left = cute.arch.make_warp_uniform(left)
             stage = cute.arch.make_warp_uniform(stage)
             turn = (phase >> stage) & 1 if const_expr(cfg.split) else phase
-            cute.arch.mbarrier_wait(s.p_full + stage, turn)
+            slot = stage
+            if const_expr(cfg.crossed):
+                slot, turn = phase & 1, (phase >> 1) & 1
+            if const_expr(cfg.crossed):
+                cute.arch.mbarrier_wait(s.p_own + slot, turn)
+            cute.arch.mbarrier_wait(s.p_full + slot, turn)
             stamp_round(cfg, g, left, 5)
-            add_tile(cfg, s, mma, acc, v, r_p, values, stage)
+            add_tile(cfg, s, mma, acc, v, r_p, values, stage, slot)
             stamp_round(cfg, g, left, 6)
             stamp_round(cfg, g, left, 7)
-            cute.arch.mbarrier_arrive(s.seen + stage)
+            tell(cfg, s.seen + slot, rank)
             cute.arch.sync_warp()
             release(cfg, s, stage, cute.arch.lane_idx())
             left = left - 1
-            if const_expr(cfg.split):
+            if const_expr(cfg.crossed):
+                phase = phase + 1  # tiles so far
+                stage = stage + 1 if stage + 1 < cfg.stages else Int32(0)
+            elif const_expr(cfg.split):
                 phase = phase ^ (1 << stage)
                 stage = stage + 1 if stage + 1 < cfg.stages else Int32(0)
             else:

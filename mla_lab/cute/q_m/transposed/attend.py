@@ -36,7 +36,6 @@ from .storage import (
     ROPE_BOX,
     STAGE,
     STEPS,
-    WEIGHT_LOG2,
     Transposed,
     TransposedShared,
     next_stage,
@@ -146,7 +145,7 @@ def raise_maxima(
     """
     fade = cute.make_rmem_tensor(2, Float16)
     for h in cutlass.range_constexpr(2):
-        mx = quad(cute.arch.fmax, row_top(acc, h)) * scale[h] + (lift - Float32(WEIGHT_LOG2))
+        mx = quad(cute.arch.fmax, row_top(acc, h)) * scale[h] + (lift - Float32(cfg.weight_log2))
         new = select(mx - row_max[h] > Float32(cfg.lazy_log2), mx, row_max[h])
         down = cute.math.exp2(row_max[h] - new, fastmath=True)
         fade[h] = down.to(Float16)

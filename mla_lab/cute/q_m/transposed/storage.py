@@ -3,7 +3,8 @@
 A stage of the ring, 64 tokens down, in boxes of 64 columns, each dense and swizzled by itself:
 
     e4m3        | V 0 | V 1 | ... | V 7 | rope |          nine boxes of 64 x 64 B; K is all nine
-    after QK    |    as it was          |  P   |          and p_second, where P has sixteen bits
+    after QK    |    as it was          |  P   |          and p_second, where P has sixteen bits;
+                                                          a pair has P elsewhere then (see `pair`)
     656 bytes   | V 0 | V 1 | ... | V 7 |   rope, bf16   | scales |     8 KB and 1 KB at the end
     after QK    |    as it was          |  P, all of it  | scales |
 
@@ -43,6 +44,8 @@ STAGE = BLOCK * HEAD
 BOX = BLOCK * 64
 BOXES = HEAD // 64
 ROPE_BOX = 8
+#: places of P, where each CTA of a pair has all rows of it, and bytes of one: two boxes of 128 rows
+P_SLOTS, SLOT = 2, 2 * BLOCK * BLOCK * 2
 #: tokens of 656 bytes: bytes of a tile's rope, which are bf16, and of its scales, four a token
 ROPE, SCALES, SCALE_GROUPS = BLOCK * 64 * 2, BLOCK * 4 * 4, 4
 #: bytes of one k-step, and k-steps of Q K^T
@@ -89,6 +92,30 @@ class Transposed(Config):
     def split(self) -> bool:
         """Whether Q and P are sums of two e4m3 numbers each (see `terms`)."""
         return self.dtype != "e4m3"
+
+    @property
+    def crossed(self) -> bool:
+        return self.cluster == 2 and self.split and not (self.scaled or self.features)
+
+    @property
+    def weight_log2(self) -> float:
+        """Of the weight of a maximum that has just moved. In a pair none may pass 2."""
+        return 1.0 - self.lazy_log2 if self.crossed else WEIGHT_LOG2
+
+    @property
+    def width(self) -> int:
+        """Rows of O^T in a CTA."""
+        return BLOCK * 2 if self.crossed else BLOCK
+
+    @property
+    def slices(self) -> int:
+        """Of 64 columns, of an accumulate group."""
+        return 2 if self.crossed else 4
+
+    @property
+    def slots(self) -> int:
+        """Places of P, factors and their barriers."""
+        return P_SLOTS if self.crossed else self.stages
 
     @property
     def stages(self) -> int:
@@ -146,15 +173,17 @@ class TransposedShared:
     q_tail: cute.Tensor  # (64, 128, 2): the last boxes of the work tile's query, in turn; split: 1
     q_low: Any  # (64, 576)
     p_second: Any  # (64, 64, stage): P of tokens 32 to 63; that of the others lies on the rope
-    factor: cute.Tensor  # fp16 (64, stage): of O before a tile's PV
+    p: Any  # crossed: fp16 (128, 64, slot), rows of both CTAs (see `pair`)
+    factor: cute.Tensor  # fp16 (64, stage): of O before a tile's PV; crossed: (128, slot)
     records: cute.Tensor  # int32 (14, 3): `Work` and the pages of its first block, by index % 3
-    row_sum: cute.Tensor  # fp32 (64)
-    row_max: cute.Tensor  # fp32 (64), base-2 units
+    row_sum: cute.Tensor  # fp32 (64); crossed: (128)
+    row_max: cute.Tensor  # the same, base-2 units
     scale: cute.Tensor  # fp32 (4), by attend warp: of the scores, base-2 units; if in memory
     full: cute.Pointer  # [stage]
     empty: cute.Pointer  # [stage]
     p_full: cute.Pointer  # [stage]
     seen: cute.Pointer  # [stage]
+    p_own: cute.Pointer  # [slot], crossed
     free: cute.Pointer
     q_full: cute.Pointer  # split: unused, the query passes through the ring
     q_empty: cute.Pointer  # split: `q_split`, 128 attend threads: they all have read or written Q
@@ -216,8 +245,9 @@ def allocate_groups(cfg: Transposed, alloc: Any, ready: cute.Pointer) -> tuple[c
 
 
 def allocate(cfg: Transposed, *layouts) -> TransposedShared:
-    """Shared memory: 229,376 B of tiles, with a query in two terms 208,896; 2 KiB beside them, of
-    tokens of 656 bytes 8 KiB. `layouts` as `operands` makes them, in the order of the fields."""
+    """Shared memory: 229,376 B of tiles, with a query in two terms 208,896 unless crossed; 2 KiB
+    beside them, of tokens of 656 bytes 8 KiB. `layouts` as `operands` makes them, in the order of
+    the fields."""
     alloc = cutlass.memory.SmemAllocator()
     stages = cfg.stages
     bars = alloc.allocate_array(Int64, 5 * stages + 3)
@@ -225,10 +255,12 @@ def allocate(cfg: Transposed, *layouts) -> TransposedShared:
         Int32, cute.make_layout((RECORD_WORDS, RECORDS)), byte_alignment=8
     )
     factor = alloc.allocate_tensor(
-        Float16, cute.make_layout((BLOCK, stages), stride=(1, BLOCK)), byte_alignment=64
+        Float16,
+        cute.make_layout((cfg.width, cfg.slots), stride=(1, cfg.width)),
+        byte_alignment=64,
     )
-    row_sum = alloc.allocate_tensor(Float32, cute.make_layout(BLOCK), byte_alignment=64)
-    row_max = alloc.allocate_tensor(Float32, cute.make_layout(BLOCK), byte_alignment=64)
+    row_sum = alloc.allocate_tensor(Float32, cute.make_layout(cfg.width), byte_alignment=64)
+    row_max = alloc.allocate_tensor(Float32, cute.make_layout(cfg.width), byte_alignment=64)
     scale = alloc.allocate_tensor(Float32, cute.make_layout(4), byte_alignment=16)
     more = None
     if const_expr(cfg.scaled):
@@ -237,11 +269,16 @@ def allocate(cfg: Transposed, *layouts) -> TransposedShared:
         layouts = layouts[1:]
     else:
         tiles = []
+    p = None
+    if const_expr(cfg.crossed):
+        of_p = layouts[-1]
+        p = alloc.allocate_tensor(Float16, of_p.outer, byte_alignment=1024, swizzle=of_p.inner)
+        layouts = layouts[:-1]
     tiles += [
         alloc.allocate_tensor(cfg.element, t.outer, byte_alignment=1024, swizzle=t.inner)
         for t in layouts
     ]
-    if const_expr(cfg.scaled):
+    if const_expr(cfg.scaled or cfg.crossed):
         tiles.append(None)
     split = (tiles[0], None, *tiles[1:])
     kv, q, tail, q_low, p_second = split if cfg.split else (*tiles, None, None)
@@ -252,6 +289,7 @@ def allocate(cfg: Transposed, *layouts) -> TransposedShared:
         tail,
         q_low,
         p_second,
+        p,
         factor,
         records,
         row_sum,
@@ -261,6 +299,7 @@ def allocate(cfg: Transposed, *layouts) -> TransposedShared:
         empty,
         p_full,
         seen,
+        bars + 4 * stages + 3,
         free,
         free + 1,
         free + 2,

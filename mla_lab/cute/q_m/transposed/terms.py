@@ -22,42 +22,42 @@ from __future__ import annotations
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Float16, Float32, Int32, const_expr
+from cutlass import Boolean, Float32, Int32, const_expr
 from cutlass.cute.nvgpu import warpgroup
 
 from ...extras import with_scales
-from ...hopper import fresh_thread, pack2
+from ...hopper import fresh_thread
 from ..attend import (
     announce,
     open_rows,
-    publish_pair,
     publish_sums,
     quad,
     release,
-    row_top,
 )
 from ..masking import hide, open_positions, own_row
 from ..storage import BLOCK, Globals, Mmas
 from ..work import Plan, read_work, stamp_round
 from . import groups
-from .attend import clear_rows, nothing, raise_maxima, row_address
+from .attend import clear_rows, nothing, row_address
+from .pair import await_place, own_rows, place_free, slot_of
 from .storage import (
     BOX,
     Q_ARRIVAL_BOXES,
     Q_STAGES,
-    ROPE_BOX,
     STEP,
-    WEIGHT_LOG2,
     Transposed,
     TransposedShared,
     next_stage,
 )
+from .weights import store_four, weigh, weigh_at_once
 
 #: exponents, as fp32 has them: of a row's greatest element when it is scaled, of infinity
 TOP, INFINITE = 127 + 7, 255
 #: boxes of a stage of Q, and k-steps that are read before the first of them is written
 #: products of QK(t + 1) issued ahead of the weights of tile t, see `attend`; one follows each word
 FIRST = 6
+#: words of weights a thread
+WORDS = 16
 ARRIVED, READ_AHEAD = Q_ARRIVAL_BOXES // Q_STAGES, 3
 
 
@@ -111,15 +111,6 @@ def read8(address, offset):
         f"ld.shared.v2.b32 {{ {{$w0}}, {{$w1}} }}, [{{$r0}}+{offset}];",
         write_only_types=[Int32, Int32],
         read_only_args=[address],
-    )
-
-
-def store_four(address, offset, words):
-    """Four 8 x 8 matrices of 16 bits, each lane at its own row."""
-    cute.arch.inline_ptx(
-        f"stmatrix.sync.aligned.m8n8.x4.shared.b16 [{{$r0}}+{offset}], "
-        "{ {$r1}, {$r2}, {$r3}, {$r4} };",
-        read_only_args=[address, *words],
     )
 
 
@@ -209,10 +200,12 @@ def split_query(
             release(cfg, s, stage, cute.arch.lane_idx())
 
 
-def await_keys(s: TransposedShared, stage, phase, uses):
+def await_keys(cfg: Transposed, s: TransposedShared, stage, phase, uses):
     """Until the tile's keys are there. `uses` holds the parity of `seen`, one bit a stage: queries
     pass through a stage that do not turn it."""
     cute.arch.mbarrier_wait(s.full + stage, phase)
+    if cfg.crossed:
+        return uses
     # the loader has waited for as much; thread by thread a race checker knows it too
     cute.arch.mbarrier_wait(s.seen + stage, (uses >> stage) & 1)
     if s.more is not None:
@@ -221,8 +214,12 @@ def await_keys(s: TransposedShared, stage, phase, uses):
 
 
 def products(cfg, part):
-    """(term, k-step) of a part of the columns: the second term's, which are small, come first."""
+    """(term, k-step) of a part of the columns: the second term's, which are small, come first; in a
+    pair all of them with the first part, the longest: it has the softmax to run under."""
     steps = range(*(n * cfg.steps // cfg.score_parts for n in (part, part + 1)))
+    if cfg.crossed:
+        low = [(1, k) for k in range(cfg.steps)] if part == 0 else []
+        return low + [(0, k) for k in steps]
     return [(term, k) for term in (1, 0) for k in steps]
 
 
@@ -235,14 +232,14 @@ def issue_part(cfg, mma, frags, acc, part, stage, first=0, last=None):
     """Products `first` to `last` - 1 of a part, the last of them all with the group's end."""
     r_q, r_tail, r_low, r_k = frags
     rs, ss = cute.make_mma_atom(mma.qk_rs.op), cute.make_mma_atom(mma.qk.op)
-    rs.set(warpgroup.Field.ACCUMULATE, True)
     found = products(cfg, part)
     last = len(found) if last is None else last
     warpgroup.fence()
     for i in range(first, last):
         term, k = found[i]
         keys = r_k[None, None, k, stage]
-        ss.set(warpgroup.Field.ACCUMULATE, i > 0)
+        for atom in (rs, ss):
+            atom.set(warpgroup.Field.ACCUMULATE, i > 0)
         if term:
             cute.gemm(ss, acc, r_low[None, None, k], keys, acc)
         elif k < cfg.q_steps:
@@ -300,6 +297,18 @@ def take_scores(cfg, s, mma, frags, scores, part, stage, before, there):
             scores[x] = added(scores[x], part[x]) if n else moved(part[x])
 
 
+def take_parts(cfg, mma, frags, scores, part, stage):
+    """As `take_scores`, of a pair: the second part goes to the scores themselves, whose weights are
+    made, beside the end of the first."""
+    issue_part(cfg, mma, frags, scores, 1, stage)
+    for n in range(2, cfg.score_parts + 1):
+        warpgroup.wait_group(0)
+        for x in range(cute.size(scores)):
+            scores[x] = added(scores[x], part[x])
+        if n < cfg.score_parts:
+            issue_part(cfg, mma, frags, part, n, stage)
+
+
 def take_groups(cfg, s, mma, frags, ropes, scores, part, stage, before, there):
     """As `take_scores`, of tokens of 656 bytes: each part times its tokens' scales. The rope's
     product goes to the scores themselves, beside the second part."""
@@ -315,54 +324,6 @@ def take_groups(cfg, s, mma, frags, ropes, scores, part, stage, before, there):
         groups.add_scaled(scores, part, early, 0, n)
         late = groups.read_scales(cfg, s, n, stage, range(cfg.early, 4))
         groups.add_scaled(scores, part, late, cfg.early, n)
-
-
-@cute.jit
-def weigh(
-    cfg: cutlass.Constexpr[Transposed], s: TransposedShared, acc, scale, row_max, row_sum, stage,
-    between: cutlass.Constexpr,
-):  # fmt: skip
-    """Weights of fp16 against a maximum that moves rarely, to shared memory. `between` is called
-    with the number of each word that is done."""
-    lift, inverse = (
-        groups.unit_of(s, stage) if const_expr(cfg.scaled) else (Float32(0.0), Float32(1.0))
-    )
-    below = [row_max[h] - lift for h in range(2)] if const_expr(cfg.scaled) else row_max
-    over = cute.arch.fmax(
-        row_top(acc, 0) * scale[0] - below[0], row_top(acc, 1) * scale[1] - below[1]
-    )
-    tid = fresh_thread()
-    lane, row = tid & 31, own_row(tid)
-    factor = s.factor[None, stage]
-    if cute.arch.vote_any_sync(over > Float32(WEIGHT_LOG2 + cfg.lazy_log2)):
-        raise_maxima(cfg, scale, acc, row_max, row_sum, factor, row, lane, lift)
-    else:
-        publish_pair(factor, row, lane, Float16(1.0), Float16(1.0))
-    first_at = row_address(Int32(s.kv.iterator.toint()) + ROPE_BOX * BOX, 3, 4)
-    first_at = first_at + stage * cfg.stage_bytes
-    if const_expr(cfg.scaled):
-        rest_at = first_at + BOX
-        below = [row_max[h] - lift for h in range(2)]
-    else:
-        rest_at = row_address(Int32(s.p_second.iterator.toint()), 3, 4) + stage * BOX
-        below = row_max
-    for step in cutlass.range_constexpr(4):
-        words, sums = [], []
-        for i in cutlass.range_constexpr(2 * step, 2 * step + 2):
-            for h in cutlass.range_constexpr(2):
-                x = 4 * i + 2 * h
-                a, b = (
-                    cute.math.exp2(acc[at] * scale[h] - below[h], fastmath=True)
-                    for at in (x, x + 1)
-                )
-                sums.append(a + b)
-                words.append(pack2(a, b, Float16))
-                between(2 * i + h)
-        for h in cutlass.range_constexpr(2):
-            total = sums[h] + sums[2 + h]
-            row_sum[h] = row_sum[h] + (total * inverse if const_expr(cfg.scaled) else total)
-        at = first_at if const_expr(step < 2) else rest_at
-        store_four(at ^ (32 * (step % 2)), 0, words)
 
 
 @cute.jit
@@ -385,6 +346,7 @@ def attend_split(
     scores, part = (cute.make_rmem_tensor(shape, Float32) for _ in range(2))
     scale, row_max, row_sum = (cute.make_rmem_tensor(2, Float32) for _ in range(3))
     stage, phase, uses = Int32(0), Int32(0), Int32((1 << cfg.stages) - 1)
+    tile = Int32(0)  # of all; the work tile's first
     for index in cutlass.range(plan.first, plan.last, unroll=1):
         stage = cute.arch.make_warp_uniform(stage)
         cute.arch.mbarrier_wait(s.full + stage, phase)
@@ -404,19 +366,34 @@ def attend_split(
         while left > 0:
             stage = cute.arch.make_warp_uniform(stage)
             uses = cute.arch.make_warp_uniform(uses)
-            uses = await_keys(s, stage, phase, uses)
+            # of the tile whose weights are made
+            number, free = tile + (blocks - left - 1), Boolean(True)
+            if const_expr(cfg.crossed):
+                free = place_free(s, number)
+            uses = await_keys(cfg, s, stage, phase, uses)
             issue_part(cfg, mma, frags, part, 0, stage, 0, ahead(cfg))
             between = one_a_word(cfg, mma, frags, part, stage)
             if left < blocks:
                 stamp_round(cfg, g, left, 3)
                 hide(cfg, g, s, scores, index, beyond, left + 1)
-                weigh(cfg, s, scores, scale, row_max, row_sum, before, between)
-                cute.arch.fence_view_async_shared()
+                if const_expr(cfg.crossed):
+                    if free == 0:
+                        await_place(s, number)
+                    slot, _ = slot_of(number)
+                    weigh_at_once(cfg, s, scores, scale, row_max, row_sum, slot, between)
+                    cute.arch.fence_view_async_shared()
+                    cute.arch.mbarrier_arrive(s.p_own + slot)
+                    issue_part(cfg, mma, frags, part, 0, stage, FIRST + WORDS)
+                else:
+                    weigh(cfg, s, scores, scale, row_max, row_sum, before, between)
+                    cute.arch.fence_view_async_shared()
                 stamp_round(cfg, g, left, 4)
             else:
                 issue_part(cfg, mma, frags, part, 0, stage, ahead(cfg))
             if const_expr(cfg.scaled):
                 take_groups(cfg, s, mma, frags, ropes, scores, part, stage, before, left < blocks)
+            elif const_expr(cfg.crossed):
+                take_parts(cfg, mma, frags, scores, part, stage)
             else:
                 take_scores(cfg, s, mma, frags, scores, part, stage, before, left < blocks)
             before = stage
@@ -424,13 +401,23 @@ def attend_split(
             stage, phase = next_stage(stage, phase, cfg.stages)
         # again: held through the loop they would cost registers
         work = read_work(g, s, index)
+        tile = tile + blocks
+        slot, _ = slot_of(tile - 1)
         hide(cfg, g, s, scores, index, beyond, Int32(1))
-        weigh(cfg, s, scores, scale, row_max, row_sum, before, nothing)
+        if const_expr(cfg.crossed):
+            await_place(s, tile - 1)
+            weigh_at_once(cfg, s, scores, scale, row_max, row_sum, slot, nothing)
+        else:
+            weigh(cfg, s, scores, scale, row_max, row_sum, before, nothing)
         thread = fresh_thread() & 127
         tail = work.kv_len - (work.end - 1) * BLOCK
         if tail < BLOCK:
             clear_rows(cfg, s, before, cutlass.max(tail, Int32(0)), thread)
         cute.arch.mbarrier_wait(s.free, (index - plan.first) & 1)
-        publish_sums(cfg, g, s, work, row_max, row_sum, own_row(thread), thread & 31)
+        to = own_rows(s) if const_expr(cfg.crossed) else s
+        publish_sums(cfg, g, to, work, row_max, row_sum, own_row(thread), thread & 31)
         cute.arch.fence_view_async_shared()
-        announce(s, before)
+        if const_expr(cfg.crossed):
+            cute.arch.mbarrier_arrive(s.p_own + slot)
+        else:
+            announce(s, before)

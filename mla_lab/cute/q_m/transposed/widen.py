@@ -19,9 +19,8 @@ weight has 11 bits.
 from __future__ import annotations
 
 import cutlass.cute as cute
-import cutlass.utils.hopper_helpers as sm90
-from cutlass import Float16, Float32, Int32
-from cutlass.cute.nvgpu import OperandMajorMode, warpgroup
+from cutlass import Float16, Int32
+from cutlass.cute.nvgpu import warpgroup
 
 from ..storage import Mmas
 from . import groups
@@ -35,21 +34,13 @@ P_BOXES = 2
 PLACES = 224
 #: boxes may begin at multiples of so many bytes
 PLACE = 1024
-#: 64-column slices of an accumulate group
-SLICES = 4
-
-
-def product():
-    """V^T P^T of a slice, V^T in registers."""
-    major = OperandMajorMode.K
-    source = warpgroup.OperandSource.RMEM
-    return sm90.make_trivial_tiled_mma(
-        Float16, Float16, major, major, Float32, (1, 1, 1), (64, 64), a_source=source
-    )
 
 
 def weights_of(cfg: Transposed, s: TransposedShared, mma: Mmas):
-    """Operand B of a box of P: (.., .., k-step, place), by the places of boxes in shared memory."""
+    """Operand B of a box of P: (.., .., k-step, place), by the places of boxes in shared memory;
+    crossed: (.., .., k-step, slot)."""
+    if cfg.crossed:
+        return mma.pv.make_fragment_B(mma.pv.get_slice(0).partition_B(s.p))
     atom = warpgroup.make_smem_layout_atom(warpgroup.SmemLayoutAtomKind.K_SW64, Float16)
     box = cute.tile_to_shape(atom, (64, 32), (0, 1))
     layout = cute.append(box.outer, cute.make_layout(PLACES, stride=PLACE // 2))
@@ -85,7 +76,7 @@ def widen(word: Int32):
 
 def add_wide(
     cfg: Transposed, s: TransposedShared, mma: Mmas, acc: cute.Tensor, v, r_p, base: Int32,
-    stage: Int32,
+    stage: Int32, slot: Int32,
 ):  # fmt: skip
     """O^T += V^T P^T of one tile, whose V begins for this lane at `base`; by steps of 64 columns
     and 16 tokens, of which operand A of `cfg.held` is held.
@@ -93,17 +84,20 @@ def add_wide(
     The words of the next step are on their way while the products of this one are: where shared
     memory is busy they take longer than those.
     """
-    shape = cute.make_layout(mma.pv.partition_shape_C((64, 64)))
+    shape = cute.make_layout(mma.pv.partition_shape_C((64, cfg.width)))
     atom = cute.make_mma_atom(mma.pv.op)
     atom.set(warpgroup.Field.ACCUMULATE, True)
     first = ROPE_BOX * (BOX // PLACE) + stage * (cfg.stage_bytes // PLACE)
-    if cfg.scaled:
+    scales = None
+    if cfg.crossed:
+        first = rest = slot
+    elif cfg.scaled:
         rest, scales = first + BOX // PLACE, groups.lane_factors(s, stage)
     else:
         rest = (Int32(s.p_second.iterator.toint()) - Int32(s.kv.iterator.toint())) // PLACE
-        rest, scales = rest + stage * (BOX // PLACE), None
+        rest = rest + stage * (BOX // PLACE)
     # two slices have the same scales
-    pairs, halves = (SLICES // 2, 2) if cfg.scaled else (SLICES, 1)
+    pairs, halves = (cfg.slices // 2, 2) if cfg.scaled else (cfg.slices, 1)
     steps = [
         (box, n * halves + half, k)
         for box in range(P_BOXES)
@@ -132,9 +126,10 @@ def add_wide(
         if i + 1 < len(steps):
             words, more = fetch(i + 1)
             factors = more or factors
-        product = cute.make_tensor(acc.iterator + 32 * m, shape)
+        product = cute.make_tensor(acc.iterator + cfg.width // 2 * m, shape)
         warpgroup.fence()
-        weights = r_p[None, None, k, rest if box else first]
+        step = BOX_STEPS * box + k if cfg.crossed else k
+        weights = r_p[None, None, step, rest if box else first]
         cute.gemm(atom, product, a[None, None, 0], weights, product)
         warpgroup.commit_group()
     warpgroup.wait_group(0)

@@ -28,7 +28,9 @@ Timeline of a steady tile (SM clocks; the matrix unit needs 576 for QK and 512 f
     accumulate   | PV(t - 1)                                 | wait               | PV(t) ...
 Whoever issues a step that the matrix unit has no room for stands still: all 18 of QK at once took
 the attend group 870 clocks in which it made no weights.
-Scores of two tiles are held in turn. Plans, work tiles, partials and merges are those of `kernel`.
+Whether a tile's keys or weights are there is asked under the products before it: an answer takes
+100 clocks. Scores of two tiles are held in turn. Plans, work tiles, partials and merges are those
+of `kernel`.
 
 Precision. A weight is at most 430 of e4m3's 448. The matrix unit adds to O^T itself, with fewer
 bits than fp32: of 8192 Gaussian keys in one work tile the error is 1.03 times that of torch with
@@ -49,7 +51,7 @@ through two of the ring's four stages, once a work tile:
 Timeline of a steady tile of one CTA (an H200 takes about 2800 clocks, whatever was varied)
     attend       | QK(t + 1), first part; softmax(t) under it | other parts; P(t) announced between
     accumulate   | PV(t - 1)                                                        | PV(t) ...
-and of a pair, which halves the columns and not the rows: about 2590 clocks
+and of a pair, which halves the columns and not the rows: about 2520 clocks
     attend       | QK(t + 1), first part; softmax(t) under it | P(t) announced, other parts
     accumulate   | PV(t - 1)                          | wait     | PV(t) ...
 Alone, 16 steps of 64 x 64 x 16 a group with V^T by way of registers take 1480 clocks where the unit

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Float16, Float32, Int32, const_expr
+from cutlass import Boolean, Float16, Float32, Int32, const_expr
 from cutlass.cute.nvgpu import warpgroup
 
 from ...eight_bits import load_step
@@ -26,6 +26,7 @@ from ..partials import REGION, words_at
 from ..storage import BLOCK, LATENT, LN2, Globals, Mmas, Work
 from ..work import Plan, open_plan, read_work, stamp, stamp_round
 from . import groups, widen
+from .pair import slot_of
 from .storage import (
     BOX,
     Q_STAGES,
@@ -117,9 +118,9 @@ def pass_over(cfg: cutlass.Constexpr[Transposed], stage: Int32):
 @cute.jit
 def add_tile(
     cfg: cutlass.Constexpr[Transposed], s: TransposedShared, mma: Mmas, acc, v, r_p, values, stage,
-    slot,
+    slot, after,
 ):  # fmt: skip
-    """O^T, times its rows' factors, + V^T P^T of one tile."""
+    """O^T, times its rows' factors, + V^T P^T of one tile; whether P is there `after` it."""
     row = 2 * (fresh_thread() & 31)
     moved = two_factors(cfg, s, slot, row) != NOTHING
     if const_expr(cfg.crossed):
@@ -131,6 +132,25 @@ def add_tile(
         widen.add_wide(cfg, s, mma, acc, v, r_p, base, stage, slot)
     else:
         add_steps(mma, acc, v, r_p, base, stage)
+    there = weights_there(cfg, s, *after)
+    warpgroup.wait_group(0)
+    return there
+
+
+@cute.jit
+def await_weights(cfg: cutlass.Constexpr[Transposed], s: TransposedShared, slot, turn):
+    """Until P and factors of a tile are there."""
+    if const_expr(cfg.crossed):
+        cute.arch.mbarrier_wait(s.p_own + slot, turn)
+    cute.arch.mbarrier_wait(s.p_full + slot, turn)
+
+
+def weights_there(cfg: Transposed, s: TransposedShared, slot, turn):
+    """Whether they are, asked early."""
+    there = cute.arch.mbarrier_test_wait(s.p_full + slot, turn)
+    if cfg.crossed:
+        there = there & cute.arch.mbarrier_test_wait(s.p_own + slot, turn)
+    return there
 
 
 def add_steps(mma: Mmas, acc, v, r_p, base, stage):
@@ -148,7 +168,6 @@ def add_steps(mma: Mmas, acc, v, r_p, base, stage):
         warpgroup.fence()
         cute.gemm(atom, product, a[None, None, 0], r_p[None, None, k, stage], product)
         warpgroup.commit_group()
-    warpgroup.wait_group(0)
 
 
 def inverses(s: TransposedShared, j):
@@ -320,18 +339,25 @@ def accumulate(
         acc.fill(0.0)
         left = cutlass.max(g.tiles[index, 3] - g.tiles[index, 2], 1)
         left = cute.arch.make_warp_uniform(left)
+        there = Boolean(False)
         while left > 0:
             left = cute.arch.make_warp_uniform(left)
             stage = cute.arch.make_warp_uniform(stage)
             turn = (phase >> stage) & 1 if const_expr(cfg.split) else phase
             slot = stage
             if const_expr(cfg.crossed):
-                slot, turn = phase & 1, (phase >> 1) & 1
-            if const_expr(cfg.crossed):
-                cute.arch.mbarrier_wait(s.p_own + slot, turn)
-            cute.arch.mbarrier_wait(s.p_full + slot, turn)
+                slot, turn = slot_of(phase)
+            if not there:
+                await_weights(cfg, s, slot, turn)
             stamp_round(cfg, g, left, 5)
-            add_tile(cfg, s, mma, acc, v, r_p, values, stage, slot)
+            if const_expr(cfg.crossed):
+                after = slot_of(phase + 1)
+            elif const_expr(cfg.split):
+                further = stage + 1 if stage + 1 < cfg.stages else Int32(0)
+                after = further, (phase >> further) & 1
+            else:
+                after = next_stage(stage, phase)
+            there = add_tile(cfg, s, mma, acc, v, r_p, values, stage, slot, after)
             stamp_round(cfg, g, left, 6)
             stamp_round(cfg, g, left, 7)
             tell(cfg, s.seen + slot, rank)

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Float16, Float32, Int32, const_expr
+from cutlass import Boolean, Float16, Float32, Int32, const_expr
 from cutlass.cute.nvgpu import warpgroup
 
 from ...eight_bits import join_two, round_two
@@ -219,12 +219,20 @@ def add_sums(p, row_sum):
         row_sum[h] = row_sum[h] + whole(total)
 
 
-def open_qk(s: TransposedShared, stage, phase):
-    """Until the keys of a tile are there and nobody reads its stage."""
-    cute.arch.mbarrier_wait(s.full + stage, phase)
-    # the loader has waited for as much; thread by thread a race checker knows it too
-    cute.arch.mbarrier_wait(s.seen + stage, phase ^ 1)
+@cute.jit
+def open_qk(s: TransposedShared, stage, phase, there=False):
+    """Until the keys of a tile are there and nobody reads its stage; `there`: it has been asked."""
+    if not there:
+        cute.arch.mbarrier_wait(s.full + stage, phase)
+        # the loader has waited for as much; thread by thread a race checker knows it too
+        cute.arch.mbarrier_wait(s.seen + stage, phase ^ 1)
     warpgroup.fence()
+
+
+def keys_there(s: TransposedShared, stage, phase):
+    """Whether they are. Asked early: an answer takes 100 clocks, and a wait is two of them."""
+    full = cute.arch.mbarrier_test_wait(s.full + stage, phase)
+    return full & cute.arch.mbarrier_test_wait(s.seen + stage, phase ^ 1)
 
 
 def issue_qk(mma: Mmas, frags, acc, turn, stage, first, last):
@@ -246,12 +254,12 @@ def issue_qk(mma: Mmas, frags, acc, turn, stage, first, last):
 @cute.jit
 def attend_tile(
     cfg: cutlass.Constexpr[Transposed], g: Globals, s: TransposedShared, mma: Mmas, frags, scores,
-    p, row_max, row_sum, p_at, stages, phase, turn, index, beyond, blocks,
+    p, row_max, row_sum, p_at, stages, phase, there, turn, index, beyond, blocks,
 ):  # fmt: skip
     """The first of two `scores`, of a tile that is not the work tile's last, become P, announced.
     The second, of the tile after it, are issued by parts meanwhile: see `FIRST`."""
     stage, ahead = stages
-    open_qk(s, ahead, phase)
+    open_qk(s, ahead, phase, there)
     issue_qk(mma, frags, scores[1], turn, ahead, 0, FIRST)
     stamp_round(cfg, g, blocks, 3)
     hide(cfg, g, s, scores[0], index, beyond, blocks)
@@ -310,14 +318,17 @@ def attend(
         open_qk(s, stage, phase)
         issue_qk(mma, frags, scores[0], kept, stage, 0, STEPS)
         warpgroup.wait_group(0)
+        there = Boolean(False)
         while blocks > 2:
             for turn in cutlass.range_constexpr(2):
                 stage = cute.arch.make_warp_uniform(stage)
                 ahead, phase = next_stage(stage, phase)
                 attend_tile(
                     cfg, g, s, mma, frags, (scores[turn], scores[1 - turn]), p, row_max, row_sum,
-                    p_at, (stage, ahead), phase, kept, index, beyond, blocks,
+                    p_at, (stage, ahead), phase, there, kept, index, beyond, blocks,
                 )  # fmt: skip
+                after, then = next_stage(ahead, phase)
+                there = keys_there(s, after, then)
                 warpgroup.wait_group(0)
                 stage = ahead
                 blocks = blocks - 1
@@ -325,7 +336,7 @@ def attend(
             ahead, phase = next_stage(stage, phase)
             attend_tile(
                 cfg, g, s, mma, frags, scores, p, row_max, row_sum, p_at, (stage, ahead), phase,
-                kept, index, beyond, blocks,
+                there, kept, index, beyond, blocks,
             )  # fmt: skip
             warpgroup.wait_group(0)
             stage = ahead

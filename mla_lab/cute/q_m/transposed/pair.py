@@ -55,8 +55,7 @@ def own_p(s: TransposedShared):
 
 
 def place_free(s: TransposedShared, tile):
-    """Whether P of two tiles before has been read in both CTAs; asked early, as the answer takes
-    100 clocks. (To try a wait would be to stand still where nothing has to be waited for.)"""
+    """Whether P of two tiles before has been read in both CTAs, asked early."""
     slot, turn = slot_of(tile)
     return cute.arch.mbarrier_test_wait(s.seen + slot, turn ^ 1)
 

@@ -200,17 +200,30 @@ def split_query(
             release(cfg, s, stage, cute.arch.lane_idx())
 
 
-def await_keys(cfg: Transposed, s: TransposedShared, stage, phase, uses):
-    """Until the tile's keys are there. `uses` holds the parity of `seen`, one bit a stage: queries
-    pass through a stage that do not turn it."""
-    cute.arch.mbarrier_wait(s.full + stage, phase)
-    if cfg.crossed:
-        return uses
-    # the loader has waited for as much; thread by thread a race checker knows it too
-    cute.arch.mbarrier_wait(s.seen + stage, (uses >> stage) & 1)
-    if s.more is not None:
-        cute.arch.mbarrier_wait(s.more.ready + stage, ((uses >> stage) & 1) ^ 1)
+@cute.jit
+def await_keys(cfg: cutlass.Constexpr[Transposed], s: TransposedShared, stage, phase, uses, there):
+    """Until the tile's keys are there, unless it is known. `uses` holds the parity of `seen`, one
+    bit a stage: queries pass through a stage that do not turn it."""
+    if not there:
+        cute.arch.mbarrier_wait(s.full + stage, phase)
+        if const_expr(not cfg.crossed):
+            # the loader has waited for as much; thread by thread a race checker knows it too
+            cute.arch.mbarrier_wait(s.seen + stage, (uses >> stage) & 1)
+        if const_expr(cfg.scaled):
+            cute.arch.mbarrier_wait(s.more.ready + stage, ((uses >> stage) & 1) ^ 1)
     return uses ^ (1 << stage)
+
+
+def keys_there(cfg: Transposed, s: TransposedShared, stage, phase, uses):
+    """Whether they are, asked early: an answer takes 100 clocks. (To try a wait would be to stand
+    still where nothing has to be waited for.)"""
+    there = cute.arch.mbarrier_test_wait(s.full + stage, phase)
+    if not cfg.crossed:
+        there = there & cute.arch.mbarrier_test_wait(s.seen + stage, (uses >> stage) & 1)
+    if cfg.scaled:
+        turn = ((uses >> stage) & 1) ^ 1
+        there = there & cute.arch.mbarrier_test_wait(s.more.ready + stage, turn)
+    return there
 
 
 def products(cfg, part):
@@ -283,21 +296,23 @@ def announce_if(s: TransposedShared, stage, there):
         announce(s, stage)
 
 
-def take_scores(cfg, s, mma, frags, scores, part, stage, before, there):
+def take_scores(cfg, s, mma, frags, scores, part, stage, before, there, ask):
     """Scores <- the first part, which is under way, and the others; P of the tile `before`, if
-    `there` is one, is announced after `go` of them."""
+    `there` is one, is announced after `go` of them. Returns what `ask` says under the last."""
     warpgroup.wait_group(0)
     for n in range(cfg.score_parts):
         if n:
             issue_part(cfg, mma, frags, part, n, stage)
+            said = ask()
             warpgroup.wait_group(0)
         if n == min(cfg.go, cfg.score_parts - 1):
             announce_if(s, before, there)
         for x in range(cute.size(scores)):
             scores[x] = added(scores[x], part[x]) if n else moved(part[x])
+    return said
 
 
-def take_parts(cfg, mma, frags, scores, part, stage):
+def take_parts(cfg, mma, frags, scores, part, stage, ask):
     """As `take_scores`, of a pair: the second part goes to the scores themselves, whose weights are
     made, beside the end of the first."""
     issue_part(cfg, mma, frags, scores, 1, stage)
@@ -307,9 +322,11 @@ def take_parts(cfg, mma, frags, scores, part, stage):
             scores[x] = added(scores[x], part[x])
         if n < cfg.score_parts:
             issue_part(cfg, mma, frags, part, n, stage)
+            said = ask()
+    return said
 
 
-def take_groups(cfg, s, mma, frags, ropes, scores, part, stage, before, there):
+def take_groups(cfg, s, mma, frags, ropes, scores, part, stage, before, there, ask):
     """As `take_scores`, of tokens of 656 bytes: each part times its tokens' scales. The rope's
     product goes to the scores themselves, beside the second part."""
     for n in range(cfg.score_parts):
@@ -317,6 +334,7 @@ def take_groups(cfg, s, mma, frags, ropes, scores, part, stage, before, there):
             groups.issue_rope(mma, ropes, scores, stage)
         if n:
             issue_part(cfg, mma, frags, part, n, stage)
+        said = ask() if n + 1 == cfg.score_parts else None
         early = groups.read_scales(cfg, s, n, stage, range(cfg.early))
         warpgroup.wait_group(0)
         if n == min(cfg.go, cfg.score_parts - 1):
@@ -324,6 +342,7 @@ def take_groups(cfg, s, mma, frags, ropes, scores, part, stage, before, there):
         groups.add_scaled(scores, part, early, 0, n)
         late = groups.read_scales(cfg, s, n, stage, range(cfg.early, 4))
         groups.add_scaled(scores, part, late, cfg.early, n)
+    return said
 
 
 @cute.jit
@@ -363,21 +382,20 @@ def attend_split(
         scores.fill(0.0)
         part.fill(0.0)
         before, left = stage, blocks
+        there, free = Boolean(False), Boolean(False)
         while left > 0:
             stage = cute.arch.make_warp_uniform(stage)
             uses = cute.arch.make_warp_uniform(uses)
             # of the tile whose weights are made
-            number, free = tile + (blocks - left - 1), Boolean(True)
-            if const_expr(cfg.crossed):
-                free = place_free(s, number)
-            uses = await_keys(cfg, s, stage, phase, uses)
+            number = tile + (blocks - left - 1)
+            uses = await_keys(cfg, s, stage, phase, uses, there)
             issue_part(cfg, mma, frags, part, 0, stage, 0, ahead(cfg))
             between = one_a_word(cfg, mma, frags, part, stage)
             if left < blocks:
                 stamp_round(cfg, g, left, 3)
                 hide(cfg, g, s, scores, index, beyond, left + 1)
                 if const_expr(cfg.crossed):
-                    if free == 0:
+                    if not free:
                         await_place(s, number)
                     slot, _ = slot_of(number)
                     weigh_at_once(cfg, s, scores, scale, row_max, row_sum, slot, between)
@@ -390,12 +408,22 @@ def attend_split(
                 stamp_round(cfg, g, left, 4)
             else:
                 issue_part(cfg, mma, frags, part, 0, stage, ahead(cfg))
+            after, turn = next_stage(stage, phase, cfg.stages)
+
+            def ask(after=after, turn=turn, uses=uses, number=number):
+                keys = keys_there(cfg, s, after, turn, uses)
+                return keys, place_free(s, number + 1) if cfg.crossed else keys
+
             if const_expr(cfg.scaled):
-                take_groups(cfg, s, mma, frags, ropes, scores, part, stage, before, left < blocks)
+                there, free = take_groups(
+                    cfg, s, mma, frags, ropes, scores, part, stage, before, left < blocks, ask
+                )
             elif const_expr(cfg.crossed):
-                take_parts(cfg, mma, frags, scores, part, stage)
+                there, free = take_parts(cfg, mma, frags, scores, part, stage, ask)
             else:
-                take_scores(cfg, s, mma, frags, scores, part, stage, before, left < blocks)
+                there, free = take_scores(
+                    cfg, s, mma, frags, scores, part, stage, before, left < blocks, ask
+                )
             before = stage
             left = left - 1
             stage, phase = next_stage(stage, phase, cfg.stages)

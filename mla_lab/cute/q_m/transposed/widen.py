@@ -132,4 +132,3 @@ def add_wide(
         weights = r_p[None, None, step, rest if box else first]
         cute.gemm(atom, product, a[None, None, 0], weights, product)
         warpgroup.commit_group()
-    warpgroup.wait_group(0)

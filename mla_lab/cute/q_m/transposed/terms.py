@@ -242,12 +242,14 @@ def ahead(cfg):
 
 
 def issue_part(cfg, mma, frags, acc, part, stage, first=0, last=None):
-    """Products `first` to `last` - 1 of a part, the last of them all with the group's end."""
+    """Products `first` to `last` - 1 of a part, the last of them all with the group's end. Between
+    them nobody writes what they use: one fence is enough, and each would hold up the weights."""
     r_q, r_tail, r_low, r_k = frags
     rs, ss = cute.make_mma_atom(mma.qk_rs.op), cute.make_mma_atom(mma.qk.op)
     found = products(cfg, part)
     last = len(found) if last is None else last
-    warpgroup.fence()
+    if first == 0:
+        warpgroup.fence()
     for i in range(first, last):
         term, k = found[i]
         keys = r_k[None, None, k, stage]

@@ -197,7 +197,7 @@ def test_figures_of_formats_are_found_by_what_was_called(
     record.write_text("".join(json.dumps(line) + "\n" for line in lines))
     explorer.redraw()
     figure = explorer.figure(explorer.state)
-    assert figure.layout.title.text.endswith("bf16 query, e4m3 cache 2.00x")
+    assert figure.layout.title.text.endswith("bf16 query, e4m3 cache 2.00x of bf16")
     assert list(figure.data[1].x) == [280.0, 140.0]
     assert format_explorer.format_table().column("against bf16")[:3] == ["1.00x", "", "2.00x"]
     monkeypatch.setattr(format_explorer, "gpu_name", lambda: "a card")

@@ -158,10 +158,11 @@ class FormatExplorer(explorer.Explorer):
 def _finding(times: dict[str, float], batch: int, heads: int) -> str:
     base, *others = FORMATS
     where = f"{batch} request{'s' * (batch > 1)}, {heads} heads"
-    gains = [f"{name} {times[base] / times[name]:.2f}x" for name in others if name in times]
-    if base not in times or not gains:
+    there = [name for name in others if name in times]
+    if base not in times or not there:
         return f"{where}: not recorded"
-    return f"{where}, against bf16: " + "; ".join(gains)
+    best = min(there, key=times.__getitem__)
+    return f"{where}: {best} {times[base] / times[best]:.2f}x of bf16"
 
 
 def _bars(figure: go.Figure, name: str, times: dict[str, float], kind: str) -> None:

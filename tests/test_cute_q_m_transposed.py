@@ -93,6 +93,9 @@ def test_who_halves_columns() -> None:
         assert not q_m.static_facts(config).crossed
     for option in ("features", "scales"):
         assert not q_m.static_facts(replace(SPLIT, options=((option, 1),))).crossed
+    # weights are announced when they are made: there is nothing to choose
+    with pytest.raises(Unsupported, match="go with a pair"):
+        q_m.static_facts(replace(SPLIT, options=(("go", 1),)))
     for facts in (crossed, plain):
         # accumulators of a thread, columns of both groups of all CTAs
         assert facts.width // 2 * facts.slices == 128

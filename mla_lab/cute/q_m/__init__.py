@@ -74,6 +74,8 @@ def static_facts(config: KernelConfig) -> Config:
     if eight and config.q_dtype != config.kv_format:
         options, facts = SPLIT_OPTIONS, SPLIT_FACTS
         if config.kv_format == "e4m3" and config.cluster == 2 and not features:
+            if config.option("go", -1) >= 0:
+                raise unsupported("options", "go with a pair that halves columns", "none of it")
             options, facts = options | CROSSED_OPTIONS, facts | CROSSED_FACTS
         own = facts | {name: config.option(name, n) for name, n in options.items()}
     if config.kv_format == "fp8_656":

@@ -40,7 +40,7 @@ where this took 134, which takes 125 by now (64 requests of 8192 tokens).
 
 A bf16 query over the same cache (`split`: a value of the design)
     S[rows, tokens]      A  Q as two terms of e4m3 (see `terms`), 5 of 9 boxes of the first in
-                            registers, the rest in shared memory
+                            registers, 6 in a pair, the rest in shared memory
     O^T[columns, rows]   A  V^T widened to fp16 in registers   B  P of fp16 (see `widen`)
 Both products take twice the time, 1152 and 1024 clocks, as those of 16 bits do. The query passes
 through two of the ring's four stages, once a work tile:
@@ -48,7 +48,7 @@ through two of the ring's four stages, once a work tile:
     p_full, seen    turn where a stage holds keys alone
     q_empty         128 attend threads, twice a work tile: no product reads Q, Q is written
     p_own, p_full   a pair's: see `pair`
-Timeline of a steady tile of one CTA (an H200 takes about 2800 clocks, whatever was varied)
+Timeline of a steady tile of one CTA (an H200 took about 2800 clocks when that was last measured)
     attend       | QK(t + 1), first part; softmax(t) under it | other parts; P(t) announced between
     accumulate   | PV(t - 1)                                                        | PV(t) ...
 and of a pair, which halves the columns and not the rows: about 2520 clocks
@@ -57,8 +57,9 @@ and of a pair, which halves the columns and not the rows: about 2520 clocks
 Alone, 16 steps of 64 x 64 x 16 a group with V^T by way of registers take 1480 clocks where the unit
 needs 1024, steps of 64 x 128 x 16 take 1030. What is left is the attend group's: three ends of
 products to wait for, and issue that stands in one line with the accumulate groups'. More would
-not be worth its while: for 128 requests of 8192 tokens, without a pause, the pair takes 321 mJ and
-474 us, the 16-bit kernel 320 to 327 mJ and 468 us, both at the card's 700 W (H200, 2026-11-21).
+not be worth its while: for 128 requests of 8192 tokens, without a pause, the pair took 321 mJ and
+474 us, the 16-bit kernel 320 to 327 mJ and 468 us, both at the card's 700 W (H200, 2026-11-21; by
+NVML's counter, with rounds of 2590 clocks, see `data/kernel_attempts.jsonl`).
 """
 
 from __future__ import annotations

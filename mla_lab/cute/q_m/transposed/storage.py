@@ -90,11 +90,12 @@ class Transposed(Config):
 
     @property
     def split(self) -> bool:
-        """Whether Q and P are sums of two e4m3 numbers each (see `terms`)."""
+        """Whether Q goes in as a sum of two e4m3 numbers (see `terms`)."""
         return self.dtype != "e4m3"
 
     @property
     def crossed(self) -> bool:
+        """See `pair`."""
         return self.cluster == 2 and self.split and not (self.scaled or self.features)
 
     @property

@@ -94,7 +94,7 @@ def weigh(
         store_four(at ^ (32 * (step % 2)), 0, words)
 
 
-def make_all(cfg: Transposed, s: TransposedShared, acc, scale, row_max, sums, slot, between):
+def make_all(s: TransposedShared, acc, scale, row_max, sums, slot, between):
     """All weights of a tile to its slot; sums <- theirs. Returns their bits, put together."""
     at = row_address(own_p(s), 3, 4) + slot * SLOT
     bits = Int32(0)
@@ -118,13 +118,13 @@ def weigh_at_once(
 ):  # fmt: skip
     """The same for a pair."""
     sums = cute.make_rmem_tensor(2, Float32)
-    bits = make_all(cfg, s, acc, scale, row_max, sums, slot, between)
+    bits = make_all(s, acc, scale, row_max, sums, slot, between)
     tid = fresh_thread()
     lane, row = tid & 31, own_row(tid)
     factor = own_rows(s).factor[None, slot]
     if cute.arch.vote_any_sync((bits & Int32(TWO)) != 0):
         raise_maxima(cfg, scale, acc, row_max, row_sum, factor, row, lane)
-        make_all(cfg, s, acc, scale, row_max, sums, slot, nothing)
+        make_all(s, acc, scale, row_max, sums, slot, nothing)
     else:
         publish_pair(factor, row, lane, Float16(1.0), Float16(1.0))
     for h in cutlass.range_constexpr(2):

@@ -3,7 +3,7 @@
     from mla_lab import trtllm_batch_decode_with_kv_cache_mla
 
 Importing the package loads NumPy alone; torch comes with the first call. With MLA_LAB_TRACE=FOLDER
-in the environment each distinct call is written there (`mla_lab.trace`).
+in the environment each distinct call is written there (`mla_lab.capture`).
 """
 
 from __future__ import annotations
@@ -12,15 +12,15 @@ import os
 from importlib import import_module
 from typing import TYPE_CHECKING
 
-from .errors import BuildError, InvalidInput, MlaLabError, Unsupported
-from .problem import Problem
+from .core.errors import BuildError, InvalidInput, MlaLabError, Unsupported
+from .core.problem import Problem
 
 if TYPE_CHECKING:
-    from .contract import (
+    from .api.contract import (
         trtllm_batch_decode_with_kv_cache_mla,
         xqa_batch_decode_with_kv_cache_mla,
     )
-    from .contract_gqa import trtllm_batch_decode_with_kv_cache, xqa_batch_decode_with_kv_cache
+    from .api.contract_gqa import trtllm_batch_decode_with_kv_cache, xqa_batch_decode_with_kv_cache
 
 __version__ = "0.1.0"
 
@@ -38,10 +38,10 @@ __all__ = [
 
 #: names that need torch, and the module that holds them
 _LAZY = {
-    "trtllm_batch_decode_with_kv_cache": "contract_gqa",
-    "trtllm_batch_decode_with_kv_cache_mla": "contract",
-    "xqa_batch_decode_with_kv_cache": "contract_gqa",
-    "xqa_batch_decode_with_kv_cache_mla": "contract",
+    "trtllm_batch_decode_with_kv_cache": "api.contract_gqa",
+    "trtllm_batch_decode_with_kv_cache_mla": "api.contract",
+    "xqa_batch_decode_with_kv_cache": "api.contract_gqa",
+    "xqa_batch_decode_with_kv_cache_mla": "api.contract",
 }
 
 
@@ -52,4 +52,4 @@ def __getattr__(name: str) -> object:
 
 
 if os.environ.get("MLA_LAB_TRACE"):  # a folder: every call shape of this process goes there
-    import_module(".trace", __name__).start_from_environment()
+    import_module(".capture", __name__).start_from_environment()

@@ -34,8 +34,9 @@ from weakref import ref
 import torch
 from torch import Tensor
 
-from . import contract, contract_gqa, masks
-from .errors import invalid, invalid_type
+from .api import contract, contract_gqa
+from .core import masks
+from .core.errors import invalid, invalid_type
 from .plan.workspace import MAIL_WORDS, MAX_GROUPS, WORD_BYTES
 
 __all__ = [

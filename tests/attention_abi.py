@@ -14,10 +14,10 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from mla_lab import masks
-from mla_lab.backends.cuda_ops import DevicePlan, DevicePlanner, merge_items
+from mla_lab.backends.cuda.ops import DevicePlan, DevicePlanner, merge_items
+from mla_lab.core import masks
+from mla_lab.core.problem import Problem
 from mla_lab.plan import KernelConfig, WorkTile
-from mla_lab.problem import Problem
 
 from .planner_cases import host_plan
 

@@ -11,7 +11,7 @@ from itertools import pairwise
 
 import torch
 
-from mla_lab.inputs import DecodeInputs
+from mla_lab.reference.inputs import DecodeInputs
 
 
 def brute_force(call: DecodeInputs) -> tuple[torch.Tensor, torch.Tensor]:

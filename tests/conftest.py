@@ -19,6 +19,6 @@ settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "house"))
 def which_builds_are_there_is_asked_anew() -> Iterator[None]:
     """A test that says so for itself leaves nothing of it behind."""
     yield
-    builds = sys.modules.get("mla_lab.backends.builds")
+    builds = sys.modules.get("mla_lab.backends.cute.catalogue")
     if builds is not None:
         builds.without_rule.cache_clear()

@@ -12,11 +12,11 @@ from typing import Any, NamedTuple
 
 import torch
 
-from mla_lab.contract import trtllm_batch_decode_with_kv_cache_mla
-from mla_lab.errors import InvalidInput, InvalidType, Unsupported
-from mla_lab.inputs import make_inputs
+from mla_lab.api.contract import trtllm_batch_decode_with_kv_cache_mla
+from mla_lab.core.errors import InvalidInput, InvalidType, Unsupported
+from mla_lab.core.problem import Problem
 from mla_lab.plan import make_plan
-from mla_lab.problem import Problem
+from mla_lab.reference.inputs import make_inputs
 
 Arguments = dict[str, Any]
 

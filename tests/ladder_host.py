@@ -8,12 +8,12 @@ from pathlib import Path
 
 import torch
 
-from mla_lab.inputs import DecodeInputs
+from mla_lab.core.resources import kernels_dir
 from mla_lab.jit.cuda_build import include_folder
 from mla_lab.jit.toolchain import find_cxx, find_nvcc
-from mla_lab.operands import q_begins
-from mla_lab.reference import Result
-from mla_lab.resources import kernels_dir
+from mla_lab.reference.inputs import DecodeInputs
+from mla_lab.reference.mla import Result
+from mla_lab.reference.operands import q_begins
 
 POINTERS = ("query", "cache", "block_table", "seq_lens", "q_begin", "out", "lse", "scratch")
 STRIDES = ("page_stride", "table_stride")

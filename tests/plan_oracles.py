@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from hypothesis import strategies as st
 
+from mla_lab.core.problem import Problem
 from mla_lab.plan import Plan
-from mla_lab.problem import Problem
 
 
 def flashmla_pieces(

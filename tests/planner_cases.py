@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from mla_lab.backends.cuda_ops import ANY_ROWS, DevicePlanner
+from mla_lab.backends.cuda.ops import ANY_ROWS, DevicePlanner
+from mla_lab.core.problem import Problem
 from mla_lab.plan import Plan, make_plan
-from mla_lab.problem import Problem
 
 
 def random_case(rng: np.random.Generator) -> tuple[DevicePlanner, Problem]:

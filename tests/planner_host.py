@@ -9,10 +9,10 @@ from pathlib import Path
 
 import numpy as np
 
-from mla_lab.backends.cuda_ops import POLICIES, DevicePlanner
+from mla_lab.backends.cuda.ops import POLICIES, DevicePlanner
+from mla_lab.core.problem import Problem
+from mla_lab.core.resources import kernels_dir
 from mla_lab.jit.toolchain import find_cxx
-from mla_lab.problem import Problem
-from mla_lab.resources import kernels_dir
 
 POINTER = ctypes.POINTER(ctypes.c_int32)
 

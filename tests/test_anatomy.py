@@ -10,19 +10,19 @@ import jsonschema
 import pytest
 
 from mla_lab.bench.cases import uniform_case
-from mla_lab.errors import InvalidInput
-from mla_lab.lab import anatomy_explorer
-from mla_lab.lab.anatomy_explorer import AnatomyExplorer, role_figure
+from mla_lab.core.errors import InvalidInput
+from mla_lab.core.resources import data_dir
 from mla_lab.lab.attempt_log import attempts
 from mla_lab.lab.cta_timeline import cta_figure
-from mla_lab.resources import data_dir
+from mla_lab.lab.explorers import anatomy as anatomy_explorer
+from mla_lab.lab.explorers.anatomy import AnatomyExplorer, role_figure
 from mla_lab.simulate import anatomy
 
 COMMON = {
     "schema": anatomy.SCHEMA,
     "case": "b1_q1_h16_kv8192",
     "peer": "mla-lab",
-    "kernel": "cute_kv_m",
+    "kernel": "cute_swap_ab_sm90",
     "card": "a card of this test",
     "date": "2026-01-02",
     "commit": "0123456",
@@ -46,7 +46,7 @@ ROLES: dict[str, Any] = {
     ],
 }
 VALIDATOR = jsonschema.Draft202012Validator(
-    json.loads((data_dir() / "anatomy.schema.json").read_text(encoding="utf-8"))
+    json.loads((data_dir() / "runtime/anatomy.schema.json").read_text(encoding="utf-8"))
 )
 
 
@@ -164,11 +164,11 @@ def test_without_a_record_both_pictures_say_so(monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_attempts_are_told_with_their_reason() -> None:
-    everything, alone = attempts("cute/q_m"), attempts("cute/q_m", "B1 H128")
+    everything, alone = attempts("cute/keep_ab_sm90"), attempts("cute/keep_ab_sm90", "B1 H128")
     assert 0 < len(alone.rows) < len(everything.rows)
     assert all("B1 H128" in row[0] + row[1] for row in alone.rows)
     assert everything.source is not None
-    with pytest.raises(InvalidInput, match="cute/kv_m"):
+    with pytest.raises(InvalidInput, match="cute/swap_ab_sm90"):
         attempts("cute/none")
 
 

@@ -8,21 +8,21 @@ from typing import Any
 
 import pytest
 
-from mla_lab.backends import cute
-from mla_lab.backends.builds import able, build_for, missing_for, without_rule
-from mla_lab.backends.cute import CuteBackend
-from mla_lab.backends.families import complete, config_for, costs
-from mla_lab.backends.gather import configs_for
+from mla_lab.backends.cute import backend as cute
+from mla_lab.backends.cute.backend import CuteBackend
+from mla_lab.backends.cute.catalogue import able, build_for, missing_for, without_rule
+from mla_lab.backends.cute.families import complete, config_for, costs
+from mla_lab.backends.cute.token_gather import configs_for
 from mla_lab.bench.cases import Case, blackwell_twins
-from mla_lab.call import Features
-from mla_lab.errors import BuildError, Unsupported
-from mla_lab.gpu import H200
+from mla_lab.call.decode_args import Features
+from mla_lab.core.errors import BuildError, Unsupported
+from mla_lab.core.gpu import H200
+from mla_lab.core.problem import Problem
 from mla_lab.jit.build import canonical
 from mla_lab.jit.shipped import OTHER_FORMATS, sample, shipped
 from mla_lab.plan import KernelConfig, choose
 from mla_lab.plan.ways import MAIL, ROWS, WALK, way_of
-from mla_lab.problem import Problem
-from mla_lab.proof import cases
+from mla_lab.verify import cases
 
 from .test_refusals import calls
 
@@ -101,7 +101,7 @@ def test_of_the_builds_that_are_there_the_cheapest_is_taken(have: Have) -> None:
 @pytest.mark.parametrize("way", [ROWS, WALK, MAIL])
 def test_one_way_alone_is_enough(have: Have, way: Any) -> None:
     made = problem()
-    names = {"cute/q_m", "cute/kv_m"}
+    names = {"cute/keep_ab_sm90", "cute/swap_ab_sm90"}
     mine = [c for c in shipped() if c.kernel in names and way_of(c) == way.name]
     have([c for c in mine if not c.option("gather")] + [KernelConfig("cuda/planner")])
     assert reason(made) is None
@@ -110,7 +110,7 @@ def test_one_way_alone_is_enough(have: Have, way: Any) -> None:
 
 def test_a_plan_that_the_device_makes_needs_the_planner(have: Have) -> None:
     made = problem()
-    have([c for c in shipped() if c.kernel == "cute/q_m"])
+    have([c for c in shipped() if c.kernel == "cute/keep_ab_sm90"])
     found = reason(made)
     assert is_missing(found)
     assert missing_for(config_for(ROWS, (64, 1)), made, Features()) is not None

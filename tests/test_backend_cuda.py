@@ -11,20 +11,25 @@ from typing import Any
 import pytest
 import torch
 
-from mla_lab import backends, decode, jit, repeats, validate
-from mla_lab.accuracy import lse_error, rel_error
-from mla_lab.backends import cuda, self_check, xqa
-from mla_lab.backends.cuda import CudaBackend
-from mla_lab.call import Arguments, Features
-from mla_lab.contract import xqa_batch_decode_with_kv_cache_mla
-from mla_lab.errors import BuildError, InvalidInput, Unsupported
-from mla_lab.gpu import B200, H200, Gpu
-from mla_lab.inputs import DecodeInputs, make_inputs
+from mla_lab import backends, jit
+from mla_lab.api import decode
+from mla_lab.api import replay as repeats
+from mla_lab.api.contract import xqa_batch_decode_with_kv_cache_mla
+from mla_lab.backends import self_check
+from mla_lab.backends.cuda import backend as cuda
+from mla_lab.backends.cuda import xqa
+from mla_lab.backends.cuda.backend import CudaBackend
+from mla_lab.call import checks as validate
+from mla_lab.call.decode_args import Arguments, Features
+from mla_lab.core.errors import BuildError, InvalidInput, Unsupported
+from mla_lab.core.gpu import B200, H200, Gpu
+from mla_lab.core.problem import Problem
 from mla_lab.jit import toolchain
 from mla_lab.plan import KernelConfig, make_plan
 from mla_lab.plan.xqa import Cuts, Rows, common, config_for, cut, row_tiles_for
-from mla_lab.problem import Problem
-from mla_lab.reference import decode_reference
+from mla_lab.reference.inputs import DecodeInputs, make_inputs
+from mla_lab.reference.mla import decode_reference
+from mla_lab.reference.tolerance import lse_error, rel_error
 
 from .xqa_abi import AbiKernel
 

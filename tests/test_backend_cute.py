@@ -11,23 +11,27 @@ from typing import Any
 import pytest
 import torch
 
-from mla_lab import backends, decode, repeats
-from mla_lab.accuracy import lse_error, rel_error
-from mla_lab.backends import cuda_ops, cute, launch
-from mla_lab.backends.cute import CuteBackend
-from mla_lab.backends.device_plan import Formula, PlanOnDevice
-from mla_lab.backends.families import complete, config_for, config_for_plan
-from mla_lab.call import Features
-from mla_lab.errors import InvalidInput, Unsupported
-from mla_lab.gpu import B200, H200, Gpu
-from mla_lab.inputs import DecodeInputs, make_inputs
+from mla_lab import backends
+from mla_lab.api import decode
+from mla_lab.api import replay as repeats
+from mla_lab.backends.cuda import ops as cuda_ops
+from mla_lab.backends.cute import backend as cute
+from mla_lab.backends.cute import launch
+from mla_lab.backends.cute.backend import CuteBackend
+from mla_lab.backends.cute.device_plan import Formula, PlanOnDevice
+from mla_lab.backends.cute.families import complete, config_for, config_for_plan
+from mla_lab.call.decode_args import Features
+from mla_lab.core.errors import InvalidInput, Unsupported
+from mla_lab.core.gpu import B200, H200, Gpu
+from mla_lab.core.problem import Problem
 from mla_lab.jit.shipped import shipped
 from mla_lab.plan import KernelConfig, choose, make_plan
 from mla_lab.plan.formula import mail_words
 from mla_lab.plan.ways import GRID, MAIL, PAIR
 from mla_lab.plan.workspace import MAIL_WORDS
-from mla_lab.problem import Problem
-from mla_lab.reference import decode_reference
+from mla_lab.reference.inputs import DecodeInputs, make_inputs
+from mla_lab.reference.mla import decode_reference
+from mla_lab.reference.tolerance import lse_error, rel_error
 
 from .attention_abi import AbiKernel, plan_on_host
 
@@ -159,7 +163,7 @@ def test_an_invariant_call_launches_once_for_each_kind_of_request(
 
 
 def backends_costs() -> Any:
-    from mla_lab.backends.families import costs
+    from mla_lab.backends.cute.families import costs
 
     return costs()
 
@@ -197,7 +201,7 @@ def test_a_separate_merge_follows(
     calls: list[Any] = []
     monkeypatch.setattr(cuda_ops.Merge, "__call__", lambda self, *a: calls.append((self, a)))
     plan = make_plan(PLAIN, policy="fixed", num_splits=3)
-    config = KernelConfig("cute/q_m", options=(("fused_merge", 0),))
+    config = KernelConfig("cute/keep_ab_sm90", options=(("fused_merge", 0),))
     native(inputs_of(PLAIN), plan=replace(plan, config=config))
     (merge, (partials, items, q_begin, out, lse, sinks, scale)) = calls[0]
     assert (merge.heads, merge.programmatic_launch) == (128, True)
@@ -225,7 +229,7 @@ def test_skip_softmax_has_a_kernel_and_a_factor_of_0_the_plain_one(
         check(replace(inputs), native(given))
     assert [config.option("skip") for config in kernels] == [1, 0]
     first = next(iter(kernels))
-    assert (first.kernel, first.tile_rows, first.cluster) == ("cute/q_m", 64, 1)
+    assert (first.kernel, first.tile_rows, first.cluster) == ("cute/keep_ab_sm90", 64, 1)
     for features_, problem, words in (
         (Features(skip_softmax=True, batch_invariant=True), PLAIN, "batch_invariant"),
         (Features(skip_softmax=True), replace(PLAIN, page_size=8), "pages of 8"),

@@ -11,14 +11,14 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mla_lab.accuracy import LSE_TOLERANCE, error, lse_error, sdpa_error
-from mla_lab.bench.torch_backend import MEMORY_LIMIT, SPEED_LIMIT, memory, speed
-from mla_lab.context_parallel import merge, shard
-from mla_lab.decode import decode
-from mla_lab.inputs import DISTRIBUTIONS, FEATURES, DecodeInputs, make_inputs
+from mla_lab.api.context_parallel import merge, shard
+from mla_lab.api.decode import decode
+from mla_lab.core.problem import Problem
 from mla_lab.plan import POLICIES, Plan, make_plan
-from mla_lab.problem import Problem
-from mla_lab.reference import TileWalk, decode_reference
+from mla_lab.reference.inputs import DISTRIBUTIONS, FEATURES, DecodeInputs, make_inputs
+from mla_lab.reference.mla import TileWalk, decode_reference
+from mla_lab.reference.tolerance import LSE_TOLERANCE, error, lse_error, sdpa_error
+from mla_lab.studies.torch_backend import MEMORY_LIMIT, SPEED_LIMIT, memory, speed
 
 FORMATS = [
     ("fp32", "fp32"),

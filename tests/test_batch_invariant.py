@@ -9,9 +9,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mla_lab.decode import decode
-from mla_lab.inputs import FEATURES, DecodeInputs, make_inputs
-from mla_lab.problem import Problem
+from mla_lab.api.decode import decode
+from mla_lab.core.problem import Problem
+from mla_lab.reference.inputs import FEATURES, DecodeInputs, make_inputs
 
 FORMATS = [("fp32", "fp32"), ("bf16", "bf16"), ("bf16", "fp8_656"), ("e4m3", "e4m3")]
 

@@ -21,11 +21,11 @@ from mla_lab.bench.cases import (
 )
 from mla_lab.bench.checks import Accuracy, compare
 from mla_lab.bench.rotation import ROTATION_BYTES, copies_for, kv_bytes, make_rotation, page_lists
-from mla_lab.commands._bench_cases import add_flags, chosen
-from mla_lab.errors import InvalidInput
-from mla_lab.problem import Problem
-from mla_lab.reference import decode_reference
-from mla_lab.resources import data_dir
+from mla_lab.cli.commands._bench_cases import add_flags, chosen
+from mla_lab.core.errors import InvalidInput
+from mla_lab.core.problem import Problem
+from mla_lab.core.resources import data_dir
+from mla_lab.reference.mla import decode_reference
 
 SMALL = 60_000  # bytes of a rotation in tests
 
@@ -42,7 +42,11 @@ def test_the_anchor_list():
 
 
 def test_the_twins_are_the_published_cases():
-    rows = (data_dir() / "published_blackwell.jsonl").read_text(encoding="utf-8").splitlines()
+    rows = (
+        (data_dir() / "published/published_blackwell.jsonl")
+        .read_text(encoding="utf-8")
+        .splitlines()
+    )
     published = [json.loads(row) for row in rows]
     twins = {case.name: case.problem for case in blackwell_twins()}
     assert len(twins) == 40

@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
-from mla_lab.bench import eight_bits
 from mla_lab.bench.cases import Case, blackwell_twins, uniform_case
-from mla_lab.bench.eight_bits import RECORD, fill, plain_of, table
 from mla_lab.bench.records import describe_case
-from mla_lab.bench.target_figures import rows_of
+from mla_lab.verify import eight_bits_table as eight_bits
+from mla_lab.verify.eight_bits_table import RECORD, fill, plain_of, table
+from mla_lab.verify.target_figures import rows_of
 
 from .house import ROOT
 
@@ -31,21 +31,21 @@ def test_the_readme_s_table_is_that_of_the_record() -> None:
 
 
 def test_a_line_names_kernel_worst_error_and_times_beside_bf16() -> None:
-    q_m, kv_m = "cute_q_m_cluster-2", "cute_kv_m_tile_rows-16"
+    keep_ab, swap_ab = "cute_keep_ab_sm90_cluster-2", "cute_swap_ab_sm90_tile_rows-16"
     made = table(
         [
-            row(shape(1), 12.0, q_m, 64),
-            row(shape(64), 200.0, q_m, 64),
-            row(shape(64, "e4m3"), 400.0, kv_m, 16),
-            row(shape(1, "e4m3"), 10.0, kv_m, 32),
+            row(shape(1), 12.0, keep_ab, 64),
+            row(shape(64), 200.0, keep_ab, 64),
+            row(shape(64, "e4m3"), 400.0, swap_ab, 16),
+            row(shape(1, "e4m3"), 10.0, swap_ab, 32),
             row(shape(64, "e4m3", "e4m3", top_k=2048), 50.0, None, 0),
         ]
     )
     assert made.splitlines() == [
         "| formats | heads | kernel, largest batch | error | batch 1 us | batch 64 us |",
         "|---|---:|---|---:|---:|---:|",
-        "| bf16 | 128 | q_m, 64 rows | 2.0e-02 | 12.0 | 200 |",
-        "| bf16 over e4m3 | 128 | kv_m, 16 rows | 4.0e-02 | 10.0 (1.20x) | 400 (0.50x) |",
+        "| bf16 | 128 | keep_ab, 64 rows | 2.0e-02 | 12.0 | 200 |",
+        "| bf16 over e4m3 | 128 | swap_ab, 16 rows | 4.0e-02 | 10.0 (1.20x) | 400 (0.50x) |",
         "| e4m3, sparse 2048 | 128 | torch | 5.0e-03 |  | 50.0 |",
     ]
 

@@ -17,7 +17,7 @@ from mla_lab.bench.records import Record, read, results, schema
 from mla_lab.bench.rotation import make_rotation
 from mla_lab.bench.telemetry import Sample, Telemetry
 from mla_lab.bench.timers import HostTimer
-from mla_lab.errors import DeviceLost, unsupported
+from mla_lab.core.errors import DeviceLost, unsupported
 
 CASES = [uniform_case(1, 1, 4, 20), uniform_case(2, 1, 4, 20)]
 METHOD = Method(

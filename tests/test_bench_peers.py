@@ -11,7 +11,7 @@ from types import ModuleType
 import pytest
 import torch
 
-from mla_lab.backends.gather import formula_for
+from mla_lab.backends.cute.token_gather import formula_for
 from mla_lab.bench.cases import Case, feature_cases, uniform_case
 from mla_lab.bench.checks import compare
 from mla_lab.bench.peers import Peer, all_peers, select
@@ -22,8 +22,8 @@ from mla_lab.bench.peers.ours import Ours
 from mla_lab.bench.peers.torch_eager import TorchEager
 from mla_lab.bench.peers.triton_baseline import TritonSplitKv
 from mla_lab.bench.rotation import kv_bytes, make_rotation
-from mla_lab.errors import InvalidInput, Unsupported
-from mla_lab.problem import Problem
+from mla_lab.core.errors import InvalidInput, Unsupported
+from mla_lab.core.problem import Problem
 
 CASES = [
     uniform_case(3, 1, 16, 130),
@@ -304,7 +304,7 @@ from mla_lab.bench.cases import Case, feature_cases, uniform_case
 from mla_lab.bench.checks import compare
 from mla_lab.bench.peers.triton_baseline import TritonSplitKv
 from mla_lab.bench.rotation import kv_bytes, make_rotation
-from mla_lab.problem import Problem
+from mla_lab.core.problem import Problem
 
 half = dict(q_dtype="fp16", kv_format="fp16")  # the interpreter multiplies no bf16
 small = Case("small", "test", Problem((2, 2), (65, 1), 24, **half))

@@ -7,10 +7,10 @@ import json
 import pytest
 
 from mla_lab.bench.gate import compare
+from mla_lab.core.resources import data_dir
 from mla_lab.lab import bench_plots as plots
-from mla_lab.lab import record_explorer
-from mla_lab.lab.record_explorer import RecordExplorer
-from mla_lab.resources import data_dir
+from mla_lab.lab.explorers import record as record_explorer
+from mla_lab.lab.explorers.record import RecordExplorer
 
 from .test_bench_records import CASES, record_of, refused, row
 
@@ -64,7 +64,7 @@ def test_the_gate():
 
 
 def test_two_cards():
-    text = (data_dir() / "published_blackwell.jsonl").read_text(encoding="utf-8")
+    text = (data_dir() / "published/published_blackwell.jsonl").read_text(encoding="utf-8")
     published = [json.loads(line) for line in text.splitlines()]
     twin = {**row(CASES[0], 30.0, noise=0.0), "case": "b1_q1_h128_kv8192_p32"}
     bars = plots.cards_side_by_side([twin], published).data

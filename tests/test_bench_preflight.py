@@ -14,7 +14,7 @@ from mla_lab.bench.peers.torch_eager import TorchEager
 from mla_lab.bench.preflight import preflight, trial
 from mla_lab.bench.timers import HostTimer
 from mla_lab.cli import main
-from mla_lab.errors import DeviceLost, unsupported
+from mla_lab.core.errors import DeviceLost, unsupported
 
 CPU = torch.device("cpu")
 ENDS = {

@@ -18,17 +18,11 @@ from mla_lab.bench.records import (
     rerun_spread,
     results,
 )
-from mla_lab.bench.report import (
-    fill_tables,
-    gate_table,
-    power_table,
-    refusals_table,
-    times_table,
-)
+from mla_lab.bench.report import fill_tables, gate_table, power_table, refusals_table, times_table
 from mla_lab.bench.telemetry import Telemetry
 from mla_lab.cli import main
-from mla_lab.errors import InvalidInput
-from mla_lab.problem import Problem
+from mla_lab.core.errors import InvalidInput
+from mla_lab.core.problem import Problem
 
 CASES = [uniform_case(b, 1, 128, kv, "anchor") for b in (1, 16, 128) for kv in (1024, 8192)]
 

@@ -7,11 +7,12 @@ from dataclasses import replace
 
 import pytest
 
-from mla_lab.bench import eight_bits, target_figures, targets
-from mla_lab.bench.target_figures import FIGURES, Figure
-from mla_lab.bench.targets import BEGIN, END, ENOUGH, Target, Verdict, fill, judge, load, table
 from mla_lab.cli import main
-from mla_lab.errors import InvalidInput
+from mla_lab.core.errors import InvalidInput
+from mla_lab.verify import eight_bits_table as eight_bits
+from mla_lab.verify import target_figures, targets
+from mla_lab.verify.target_figures import FIGURES, Figure
+from mla_lab.verify.targets import BEGIN, END, ENOUGH, Target, Verdict, fill, judge, load, table
 
 from .house import ROOT
 
@@ -69,6 +70,8 @@ def test_a_miss_without_attempts_or_reason_is_told():
 def folder(tmp_path, monkeypatch):
     """A `data/` with one attempt, and what a test puts into it."""
     attempt = {"kernel": "k", "change": "c"}
+    (tmp_path / "notes").mkdir()
+    (tmp_path / "records").mkdir()
     (tmp_path / targets.ATTEMPTS).write_text(json.dumps(attempt) + "\n")
     for module in (targets, target_figures):
         monkeypatch.setattr(module, "data_dir", lambda: tmp_path)

@@ -10,8 +10,9 @@ from types import ModuleType, SimpleNamespace
 import pytest
 
 import mla_lab
-from mla_lab import cli, doctor
-from mla_lab.errors import Unsupported, unsupported
+from mla_lab import cli
+from mla_lab.api import doctor
+from mla_lab.core.errors import Unsupported, unsupported
 
 
 def test_every_command_is_registered():
@@ -53,7 +54,7 @@ def failing(error: BaseException) -> ModuleType:
     def run(args: object) -> None:
         raise error
 
-    fake = ModuleType("mla_lab.commands.fail")
+    fake = ModuleType("mla_lab.cli.commands.fail")
     fake.add_parser = lambda subparsers: subparsers.add_parser("fail")  # type: ignore[attr-defined]
     fake.run = run  # type: ignore[attr-defined]
     return fake

@@ -9,12 +9,12 @@ import pytest
 import torch
 
 from mla_lab import cli
-from mla_lab.accuracy import Error
-from mla_lab.commands import _run
-from mla_lab.commands.decode import OUT_OF_BOUND
-from mla_lab.gpu import Gpu
-from mla_lab.models import get_model
-from mla_lab.problem import Problem
+from mla_lab.cli.commands import _run
+from mla_lab.cli.commands.decode import OUT_OF_BOUND
+from mla_lab.core.gpu import Gpu
+from mla_lab.core.models import get_model
+from mla_lab.core.problem import Problem
+from mla_lab.reference.tolerance import Error
 from mla_lab.workload import replay, sample, shipped_trace
 
 SMALL = ["--heads", "16", "--kv-len", "130,40", "--calls", "1", "--device", "cpu"]
@@ -110,7 +110,7 @@ def test_the_printed_report(capsys):
 
 
 def test_a_result_outside_its_bound_is_code_1(monkeypatch, capsys):
-    monkeypatch.setattr("mla_lab.accuracy.error", lambda out, ref: Error(1.0, 1.0))
+    monkeypatch.setattr("mla_lab.reference.tolerance.error", lambda out, ref: Error(1.0, 1.0))
     result = report(capsys, *SMALL, code=OUT_OF_BOUND)
     assert not result["error"]["good"]
 

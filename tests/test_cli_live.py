@@ -9,9 +9,9 @@ from types import SimpleNamespace
 import pytest
 
 from mla_lab import cli
-from mla_lab.commands import _live_steps, live
-from mla_lab.gpu import PRESETS, Gpu
-from mla_lab.resources import data_dir
+from mla_lab.cli.commands import _live_steps, live
+from mla_lab.core.gpu import PRESETS, Gpu
+from mla_lab.core.resources import data_dir
 
 #: a row that a stamped build leaves
 STAMPED = {"case": "b1_q1_h128_kv8192", "peer": "mla-lab", "kind": "phases", "call_us": 1.0}
@@ -67,16 +67,16 @@ def test_a_short_run_goes_through_all_steps_in_another_folder(lines, tmp_path, c
     assert cli.main(["live", "--short", "--into", str(into)]) == 0
     ran = [" ".join(line) for line, _ in lines]
     assert {folder for _, folder in lines} == {str(into)}
-    bench = ["bench sweep", "bench fit", "bench run", "bench.anatomy", "host_cost"]
+    bench = ["bench sweep", "bench fit", "bench run", "studies.call_anatomy", "host_cost"]
     verbs = [*bench, "simulate.fit", "run_all"]
     assert len(ran) == len(verbs)
     assert all(verb in line for verb, line in zip(verbs, ran, strict=True))
     assert "--peers mla-lab" in ran[2], "a short run times nobody else"
-    assert (into / "h200_anchor.jsonl").read_text() == "measured\n"
-    assert not list(into.glob("*.new"))
-    last = (into / "host_cost.jsonl").read_text().splitlines()[-1]
+    assert (into / "records/h200_anchor.jsonl").read_text() == "measured\n"
+    assert not list(into.rglob("*.new"))
+    last = (into / "records/host_cost.jsonl").read_text().splitlines()[-1]
     assert {"date", "commit", "host_us"} <= set(json.loads(last))
-    assert (data_dir() / "h200_anchor.jsonl").read_text() != "measured\n"
+    assert (data_dir() / "records/h200_anchor.jsonl").read_text() != "measured\n"
     assert "no README beside" in capsys.readouterr().out
 
 
@@ -98,14 +98,14 @@ def test_each_step_can_be_left_out(lines, tmp_path):
 def test_only_what_was_taken_anew_is_replaced(tmp_path):
     """Rows of a peer that is not on this machine stay; so do those of other calls."""
     into = tmp_path / "data"
-    into.mkdir()
+    (into / "records").mkdir(parents=True)
     other, peer = {**STAMPED, "case": "b64"}, {**STAMPED, "peer": "flashmla"}
     rows = [{**STAMPED, "call_us": 9.0}, other, peer]
-    file = into / "h200_anatomy.jsonl"
+    file = into / "records/h200_anatomy.jsonl"
     file.write_text("".join(json.dumps(row) + "\n" for row in rows))
     assert cli.main(["live", "--only", "anatomy", "--into", str(into)]) == 0
     assert [json.loads(line) for line in file.read_text().splitlines()] == [STAMPED, other, peer]
-    assert not list(into.glob("*.new"))
+    assert not list(into.rglob("*.new"))
 
 
 @pytest.mark.usefixtures("card")
@@ -115,8 +115,8 @@ def test_without_stamped_builds_the_rows_stay(monkeypatch, tmp_path, capsys):
     monkeypatch.setattr(_live_steps, "subprocess", quiet)
     assert cli.main(["live", "--only", "anatomy", "--into", str(tmp_path / "data")]) == 0
     assert "the rows stay" in capsys.readouterr().out
-    kept = (tmp_path / "data" / "h200_anatomy.jsonl").read_text()
-    assert kept == (data_dir() / "h200_anatomy.jsonl").read_text()
+    kept = (tmp_path / "data/records/h200_anatomy.jsonl").read_text()
+    assert kept == (data_dir() / "records/h200_anatomy.jsonl").read_text()
 
 
 def test_what_is_refused(monkeypatch, capsys):

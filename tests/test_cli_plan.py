@@ -7,9 +7,9 @@ import json
 import pytest
 
 from mla_lab import cli
-from mla_lab.gpu import Gpu
+from mla_lab.core.gpu import Gpu
+from mla_lab.core.problem import Problem
 from mla_lab.plan import POLICIES, make_plan
-from mla_lab.problem import Problem
 
 SHAPE = ["--kv-len", "8000,300,700", "--model", "kimi-k2", "--tp", "2"]
 PROBLEM = Problem((1, 1, 1), (8000, 300, 700), heads=32)

@@ -5,9 +5,9 @@ import math
 import pytest
 import torch
 
-from mla_lab.context_parallel import merge
-from mla_lab.errors import InvalidInput, InvalidType
-from mla_lab.reference import merge_partials
+from mla_lab.api.context_parallel import merge
+from mla_lab.core.errors import InvalidInput, InvalidType
+from mla_lab.reference.mla import merge_partials
 
 
 def partials(ranks=3, rows=5, heads=2, latent=8, dtype=torch.float32):

@@ -7,13 +7,13 @@ from dataclasses import replace
 import pytest
 import torch
 
-from mla_lab.call import Arguments
-from mla_lab.contract import trtllm_batch_decode_with_kv_cache_mla as decode_mla
-from mla_lab.errors import InvalidInput, InvalidType, Unsupported
-from mla_lab.inputs import make_inputs
+from mla_lab.api.contract import trtllm_batch_decode_with_kv_cache_mla as decode_mla
+from mla_lab.call.checks import bind, form_of
+from mla_lab.call.decode_args import Arguments
+from mla_lab.core.errors import InvalidInput, InvalidType, Unsupported
+from mla_lab.core.problem import Problem
 from mla_lab.plan import make_plan
-from mla_lab.problem import Problem
-from mla_lab.validate import bind, form_of
+from mla_lab.reference.inputs import make_inputs
 
 from .contract_errors import CASES, PAGES, arguments, ints, run
 from .house import ROOT
@@ -117,7 +117,7 @@ class TestDebugMode:
         assert torch.equal(decode_mla(**arguments(kind) | {"mask": None} | change), right)
 
     def test_it_says_that_it_syncs(self, monkeypatch, caplog):
-        from mla_lab.validate import values
+        from mla_lab.call.checks import values
 
         monkeypatch.setenv("MLA_LAB_DEBUG", "1")
         monkeypatch.setattr(values, "_SAID", set())

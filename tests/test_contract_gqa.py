@@ -12,18 +12,20 @@ import pytest
 import torch
 
 import mla_lab
-from mla_lab import flashinfer_names, kv_cache, masks
-from mla_lab.accuracy import lse_error, rel_error
-from mla_lab.backends import self_check, xqa
-from mla_lab.contract_gqa import trtllm_batch_decode_with_kv_cache as decode
-from mla_lab.contract_gqa import xqa_batch_decode_with_kv_cache
-from mla_lab.errors import BuildError, InvalidInput, InvalidType, Unsupported
-from mla_lab.gpu import B200, H200, Gpu
-from mla_lab.gqa import cuda
-from mla_lab.inputs_gqa import GqaInputs, GqaShape, make_gqa_inputs
+from mla_lab import flashinfer_names
+from mla_lab.api.contract_gqa import trtllm_batch_decode_with_kv_cache as decode
+from mla_lab.api.contract_gqa import xqa_batch_decode_with_kv_cache
+from mla_lab.backends import self_check
+from mla_lab.backends.cuda import gqa as cuda
+from mla_lab.backends.cuda import xqa
+from mla_lab.core import kv_cache, masks
+from mla_lab.core.errors import BuildError, InvalidInput, InvalidType, Unsupported
+from mla_lab.core.gpu import B200, H200, Gpu
 from mla_lab.plan import KernelConfig
 from mla_lab.plan.xqa import config_for
-from mla_lab.reference_gqa import decode_gqa_reference
+from mla_lab.reference.gqa import decode_gqa_reference
+from mla_lab.reference.inputs_gqa import GqaInputs, GqaShape, make_gqa_inputs
+from mla_lab.reference.tolerance import lse_error, rel_error
 
 from .xqa_abi import AbiKernel
 
@@ -66,7 +68,7 @@ def with_card(monkeypatch: pytest.MonkeyPatch, gpu: Gpu, wrong_by: float = 0.0) 
 
     monkeypatch.setattr(xqa, "kernel", kernel)
     monkeypatch.setattr(cuda, "gpu_of", lambda device: gpu)
-    monkeypatch.setattr("mla_lab.gqa.gpu_of", lambda device: gpu)
+    monkeypatch.setattr("mla_lab.api.gqa.gpu_of", lambda device: gpu)
     return made
 
 

@@ -10,16 +10,16 @@ import numpy as np
 import pytest
 import torch
 
-from mla_lab import contract
-from mla_lab.accuracy import error, lse_error
-from mla_lab.contract import (
+from mla_lab.api import contract
+from mla_lab.api.contract import (
     trtllm_batch_decode_with_kv_cache_mla,
     xqa_batch_decode_with_kv_cache_mla,
 )
-from mla_lab.inputs import DecodeInputs, make_inputs
+from mla_lab.core.problem import Problem
 from mla_lab.plan import make_plan
-from mla_lab.problem import Problem
-from mla_lab.reference import decode_reference
+from mla_lab.reference.inputs import DecodeInputs, make_inputs
+from mla_lab.reference.mla import decode_reference
+from mla_lab.reference.tolerance import error, lse_error
 
 #: position, name and default, as FlashInfer 0.7.2 and its pull requests list them
 LIST = [
@@ -360,7 +360,7 @@ class TestSideEffects:
 
     def test_the_cache_is_never_copied(self):
         """A cache of 200 MB, of which one page is used, costs no more than that page."""
-        from mla_lab.bench.torch_backend import profiled_peak
+        from mla_lab.studies.torch_backend import profiled_peak
 
         inputs = inputs_of(q_lens=(1,), kv_lens=(20,))
         cache = torch.zeros(1400, 64, 576)

@@ -10,13 +10,13 @@ import pytest
 
 from mla_lab import jit
 from mla_lab.cli import main
+from mla_lab.core.resources import kernels_dir
 from mla_lab.jit.arch import label
 from mla_lab.jit.cubin import read_resources
 from mla_lab.jit.cuda_build import gencode
 from mla_lab.jit.toolchain import find_nvcc
 from mla_lab.plan import KernelConfig
 from mla_lab.plan.xqa import MLA_DIMS, config_for
-from mla_lab.resources import kernels_dir
 from mla_lab.xray.sass import disassemble, find_nvdisasm
 
 pytestmark = pytest.mark.skipif(shutil.which("nvcc") is None, reason="needs nvcc")

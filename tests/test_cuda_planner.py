@@ -8,10 +8,10 @@ import shutil
 import numpy as np
 import pytest
 
-from mla_lab.backends.cuda_ops import DevicePlanner, merge_items
-from mla_lab.errors import InvalidInput
+from mla_lab.backends.cuda.ops import DevicePlanner, merge_items
+from mla_lab.core.errors import InvalidInput
+from mla_lab.core.problem import Problem
 from mla_lab.plan import Plan
-from mla_lab.problem import Problem
 
 from .planner_cases import host_plan, random_case
 from .planner_host import HostPlan, build, plan_on_host

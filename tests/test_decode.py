@@ -10,17 +10,17 @@ import pytest
 import torch
 
 from mla_lab import backends
+from mla_lab.api.contract import trtllm_batch_decode_with_kv_cache_mla
+from mla_lab.api.decode import decode, explain
 from mla_lab.backends.base import plan_for
-from mla_lab.call import Arguments, Call, Features
-from mla_lab.contract import trtllm_batch_decode_with_kv_cache_mla
-from mla_lab.decode import decode, explain
-from mla_lab.errors import InvalidInput, Unsupported
-from mla_lab.inputs import make_inputs
+from mla_lab.call.checks import bind, form_of
+from mla_lab.call.checks import form as forms
+from mla_lab.call.decode_args import Arguments, Call, Features
+from mla_lab.call.workspace import Workspace
+from mla_lab.core.errors import InvalidInput, Unsupported
+from mla_lab.core.problem import Problem
 from mla_lab.plan import make_plan
-from mla_lab.problem import Problem
-from mla_lab.validate import bind, form_of
-from mla_lab.validate import form as forms
-from mla_lab.workspace import Workspace
+from mla_lab.reference.inputs import make_inputs
 
 PROBLEM = Problem((2, 1), (100, 7), 4, page_size=32)
 

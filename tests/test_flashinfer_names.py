@@ -10,13 +10,14 @@ import pytest
 import torch
 
 import mla_lab.flashinfer_names as flashinfer
-from mla_lab import contract, masks
-from mla_lab.accuracy import lse_error, rel_error
-from mla_lab.errors import InvalidInput, Unsupported
-from mla_lab.inputs import DecodeInputs, make_inputs
+from mla_lab.api import contract
+from mla_lab.core import masks
+from mla_lab.core.errors import InvalidInput, Unsupported
+from mla_lab.core.problem import Problem
 from mla_lab.plan import WorkspaceLayout
-from mla_lab.problem import Problem
-from mla_lab.reference import decode_reference
+from mla_lab.reference.inputs import DecodeInputs, make_inputs
+from mla_lab.reference.mla import decode_reference
+from mla_lab.reference.tolerance import lse_error, rel_error
 
 SMALL = Problem((1, 1), (70, 9), 4)
 

@@ -9,9 +9,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from mla_lab.errors import InvalidInput
-from mla_lab.gpu import B200, H100, H200, H800, HOPPER_CLUSTERS, PRESETS, Gpu, from_properties
-from mla_lab.problem import Problem
+from mla_lab.core.errors import InvalidInput
+from mla_lab.core.gpu import B200, H100, H200, H800, HOPPER_CLUSTERS, PRESETS, Gpu, from_properties
+from mla_lab.core.problem import Problem
 
 
 @pytest.mark.parametrize("gpu", PRESETS, ids=lambda gpu: gpu.name)

@@ -15,7 +15,7 @@ MAX_FUNCTION_LINES = 60
 MAX_KERNEL_FUNCTION_LINES = 120
 #: of a file; a record holds the raw rounds of hundreds of launches
 MAX_FILE_BYTES, MAX_RECORD_BYTES = 1_000_000, 2_500_000
-BANNED_NAMES = {"common", "helper", "helpers", "misc", "util", "utils", "v2"}
+BANNED_NAMES = {"helper", "helpers", "misc", "util", "utils", "v2"}
 TOP_LEVEL = {"README.md", "data", "kernels", "mla_lab", "notebooks", "pyproject.toml", "tests"}
 SMALL_FILES = {
     ".ci",
@@ -138,7 +138,7 @@ def test_no_validation_by_assert():
 
 
 def test_errors_are_the_house_s_own():
-    """What is raised comes from mla_lab.errors; Python's own protocols excepted."""
+    """What is raised comes from mla_lab.core.errors; Python's own protocols excepted."""
     # AttributeError: module __getattr__; SystemExit: the command line; NotImplementedError never
     protocol = {"AttributeError", "KeyError", "StopIteration", "SystemExit"}
     builtin = {"Exception", "ValueError", "TypeError", "RuntimeError", "NotImplementedError",

@@ -16,46 +16,28 @@ from .house import Import, imports_in, imports_of, package_modules
 
 #: layers from the top; a room may import lower ones, and its own layer while no circle forms
 LAYERS = (
-    {"cli", "commands", "lab", "__main__"},
-    {"bench", "doctor", "flashinfer_names", "proof", "simulate", "trace", "xray"},
-    {"compiled", "contract", "contract_gqa", "decode", "gqa", "repeats", "validate"},
+    {"cli", "lab", "__main__"},
+    {"studies", "tune", "verify"},
+    {"simulate"},
+    {"bench", "capture", "flashinfer_names", "xray"},
+    {"api"},
     {"backends"},
     {"cute", "jit"},
-    {
-        "accuracy",
-        "call",
-        "context_parallel",
-        "inputs",
-        "inputs_gqa",
-        "operands",
-        "plan",
-        "reference",
-        "reference_gqa",
-        "workspace",
-    },
-    {
-        "errors",
-        "gpu",
-        "kv_cache",
-        "masks",
-        "models",
-        "problem",
-        "resources",
-        "workload",
-    },
+    {"call", "plan", "reference"},
+    {"workload"},
+    {"core"},
 )
 RANK = {room: rank for rank, rooms in enumerate(reversed(LAYERS)) for room in rooms}
 
-#: rooms that are NumPy and the standard library when imported; torch may come with a call
-NUMPY_ONLY = {"errors", "gpu", "models", "plan", "problem", "resources", "workload"}
-#: what a problem is made of knows nothing of those beside it
-ALLOWED_BESIDE = {
+#: rooms that need NumPy and the standard library alone to be imported; torch may come with a call
+NUMPY_ONLY = {"plan", "workload"}
+#: the modules of `core` that hold numbers alone, and what each of them may import beside
+NUMPY_ONLY_CORE = {
     "errors": set(),
     "resources": {"errors"},
     "problem": {"errors"},
     "gpu": {"errors", "problem", "resources"},
     "models": {"errors", "problem"},
-    "workload": {"errors", "models", "problem", "resources"},
 }
 #: third-party packages and the rooms that may import them; those not named are free
 OWNERS = {
@@ -95,12 +77,31 @@ def upward(imports: list[Import]) -> list[str]:
     wrong = []
     for imp in inside(imports):
         here, there = room(imp.importer), room(imp.target)
-        allowed = ALLOWED_BESIDE.get(here)
         # the package's own __init__ holds the version and the exported names
-        up = there and RANK[there] > RANK[here]
-        if up or (allowed is not None and there not in allowed):
+        if there and RANK[there] > RANK[here]:
             wrong.append(f"{imp.importer}:{imp.line} imports {imp.target}")
     return wrong
+
+
+def core_module(module: str) -> str:
+    """`gpu` for `mla_lab.core.gpu`; empty outside `core`."""
+    parts = module.split(".")
+    return parts[2] if parts[1:2] == ["core"] and len(parts) > 2 else ""
+
+
+def beyond_numbers(imports: list[Import]) -> list[str]:
+    """Imports inside `core` that a module of numbers must not make, each as a sentence."""
+    return [
+        f"{imp.importer}:{imp.line} imports {imp.target}"
+        for imp in imports
+        if (allowed := NUMPY_ONLY_CORE.get(core_module(imp.importer))) is not None
+        and core_module(imp.target) not in {"", *allowed}
+    ]
+
+
+def light(imp: Import) -> bool:
+    """The importer promises that importing it loads NumPy alone."""
+    return room(imp.importer) in NUMPY_ONLY or core_module(imp.importer) in NUMPY_ONLY_CORE
 
 
 def circles(imports: list[Import]) -> list[list[str]]:
@@ -128,13 +129,11 @@ def misplaced(imports: list[Import]) -> list[str]:
 
 def heavy(imports: list[Import]) -> list[str]:
     """Module-level imports beyond NumPy in rooms that promise none."""
-    light = set(sys.stdlib_module_names) | {"mla_lab", "numpy"}
+    allowed = set(sys.stdlib_module_names) | {"mla_lab", "numpy"}
     return [
         f"{imp.importer}:{imp.line} imports {imp.target}"
         for imp in imports
-        if room(imp.importer) in NUMPY_ONLY
-        and not imp.lazy
-        and imp.target.split(".")[0] not in light
+        if light(imp) and not imp.lazy and imp.target.split(".")[0] not in allowed
     ]
 
 
@@ -151,6 +150,10 @@ def test_no_circles_among_rooms():
     assert circles(all_imports()) == []
 
 
+def test_modules_of_numbers_import_no_other():
+    assert beyond_numbers(all_imports()) == []
+
+
 def test_third_parties_stay_in_their_room():
     assert misplaced(all_imports()) == []
 
@@ -163,24 +166,32 @@ def test_models_and_problem_never_touch_torch():
     torch = [
         imp
         for imp in all_imports()
-        if imp.target.split(".")[0] == "torch" and room(imp.importer) in NUMPY_ONLY - {"gpu"}
+        if imp.target.split(".")[0] == "torch" and light(imp) and core_module(imp.importer) != "gpu"
     ]
     assert torch == []
 
 
-KNOWN = {"mla_lab", "mla_lab.plan", "mla_lab.decode", "mla_lab.jit", "mla_lab.cute", "mla_lab.gpu"}
+KNOWN = {
+    "mla_lab",
+    "mla_lab.plan",
+    "mla_lab.api.decode",
+    "mla_lab.jit",
+    "mla_lab.cute",
+    "mla_lab.core.gpu",
+}
 
 
 @pytest.mark.parametrize(
     ("module", "source", "check"),
     [
-        ("mla_lab.plan.x", "from ..decode import decode", upward),
-        ("mla_lab.plan.x", "def f():\n    from .. import decode", upward),
-        ("mla_lab.plan.x", "import mla_lab.decode", upward),
-        ("mla_lab.gpu", "from .plan import make_plan", upward),
+        ("mla_lab.plan.x", "from ..api.decode import decode", upward),
+        ("mla_lab.plan.x", "def f():\n    from ..api import decode", upward),
+        ("mla_lab.plan.x", "import mla_lab.api.decode", upward),
+        ("mla_lab.core.gpu", "from ..plan import make_plan", upward),
+        ("mla_lab.core.problem", "from .gpu import Gpu", beyond_numbers),
         ("mla_lab.jit.x", "def f():\n    import cutlass.cute", misplaced),
         ("mla_lab.plan.x", "import torch", heavy),
-        ("mla_lab.gpu", "if True:\n    import torch", heavy),
+        ("mla_lab.core.gpu", "if True:\n    import torch", heavy),
     ],
 )
 def test_the_guard_sees_a_planted_import(module, source, check):
@@ -195,7 +206,9 @@ def test_the_guard_sees_a_planted_circle():
 
 
 def test_the_guard_allows_what_is_only_for_type_checkers():
-    source = "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from ..decode import decode"
+    source = (
+        "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from ..api.decode import decode"
+    )
     assert upward(imports_in(source, "mla_lab.plan.x", is_package=False, known=KNOWN)) == []
 
 
@@ -213,7 +226,7 @@ def test_the_package_imports_lightly():
     assert not loaded_by("mla_lab") & {"cutlass", "torch", "IPython", "jupyterlab", "plotly"}
 
 
-@pytest.mark.parametrize("module", ["mla_lab.cli", "mla_lab.decode", "mla_lab.contract"])
+@pytest.mark.parametrize("module", ["mla_lab.cli", "mla_lab.api.decode", "mla_lab.api.contract"])
 def test_no_compiler_and_no_notebook_before_they_are_needed(module):
     unwanted = {"cutlass", "IPython", "ipywidgets", "jupyterlab", "plotly", "triton"}
     if module != "mla_lab.cli":

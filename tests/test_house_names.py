@@ -11,7 +11,7 @@ from importlib.metadata import version
 import pytest
 
 import mla_lab
-from mla_lab.resources import data_dir, kernels_dir
+from mla_lab.core.resources import data_dir, kernels_dir
 
 from .house import ROOT
 

@@ -7,9 +7,9 @@ import re
 import pytest
 
 from mla_lab import cli
-from mla_lab.errors import InvalidInput
-from mla_lab.lab.cover import cover
+from mla_lab.core.errors import InvalidInput
 from mla_lab.lab.readme import PICTURE, with_regions
+from mla_lab.lab.readme_picture import cover
 from mla_lab.lab.workbook_map import NOTEBOOKS
 
 from .house import ROOT

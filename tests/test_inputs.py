@@ -7,13 +7,13 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mla_lab import kv_cache as formats
-from mla_lab import masks
-from mla_lab.errors import InvalidInput
-from mla_lab.inputs import FEATURES, FOREIGN_PAGES, WILD_PAGE_IDS, make_inputs
-from mla_lab.operands import operands
-from mla_lab.problem import KV_FORMATS, Problem
-from mla_lab.reference import TileWalk, attend, skip_tiles
+from mla_lab.core import kv_cache as formats
+from mla_lab.core import masks
+from mla_lab.core.errors import InvalidInput
+from mla_lab.core.problem import KV_FORMATS, Problem
+from mla_lab.reference.inputs import FEATURES, FOREIGN_PAGES, WILD_PAGE_IDS, make_inputs
+from mla_lab.reference.mla import TileWalk, attend, skip_tiles
+from mla_lab.reference.operands import operands
 
 RAGGED = Problem((1, 3, 0, 2), (10, 2, 0, 130), 4)
 #: what the contract's call takes (its own spelling and defaults)

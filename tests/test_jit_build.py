@@ -15,13 +15,13 @@ import pytest
 
 from mla_lab import jit
 from mla_lab.cli import main
-from mla_lab.errors import InvalidInput
+from mla_lab.core.errors import InvalidInput
+from mla_lab.core.resources import kernels_dir
 from mla_lab.jit import artifact, cute_link, source
 from mla_lab.jit.bundle import bundle, size_of
 from mla_lab.jit.cache import Cache
 from mla_lab.jit.cute_build import CuteWorker
 from mla_lab.plan.config import KernelConfig
-from mla_lab.resources import kernels_dir
 
 EMPTY, MERGE = KernelConfig("cute/empty"), KernelConfig("cuda/merge")
 ROOT = source.PACKAGE.parent
@@ -102,7 +102,9 @@ def test_a_bundle_launches_without_dsl_or_compilers(made: Path, tmp_path: Path) 
     assert done.returncode == 0, done.stderr
     loaded = json.loads(done.stdout.replace("'", '"'))
     assert "mla_lab.jit.loader" in loaded
-    assert not [name for name in loaded if name.startswith(("cutlass", "mla_lab.cute.worker"))]
+    assert not [
+        name for name in loaded if name.startswith(("cutlass", "mla_lab.cute.compile_worker"))
+    ]
     assert not cache.exists()
 
 

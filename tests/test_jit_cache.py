@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from mla_lab.errors import BuildError
+from mla_lab.core.errors import BuildError
 from mla_lab.jit.cache import METADATA, Busy, Cache, default_root
 
 NAME = "kernel-sm_90a-0123"

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from mla_lab import jit
-from mla_lab.errors import BuildError, InvalidInput, MlaLabError, Unsupported
+from mla_lab.core.errors import BuildError, InvalidInput, MlaLabError, Unsupported
 from mla_lab.jit import cuda_build, cute_build, loader, shipped, source, toolchain
 from mla_lab.jit.arch import arch_of
 from mla_lab.plan.config import KernelConfig

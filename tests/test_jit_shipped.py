@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from mla_lab import jit, xray
+from mla_lab.core.errors import BuildError
 from mla_lab.cute import registry
-from mla_lab.errors import BuildError
 from mla_lab.jit.build import canonical
 from mla_lab.jit.cute_build import CuteWorker
 from mla_lab.jit.shipped import sample, shipped
@@ -20,7 +20,7 @@ from mla_lab.plan.config import KernelConfig
 from mla_lab.xray.sass import find_nvdisasm
 
 #: kernels whose speed rests on these instructions: a build without them is another kernel
-MUST_HAVE = {"cute/q_m": ("HGMMA", "UTMALDG"), "cute/kv_m": ("HGMMA", "UTMALDG")}
+MUST_HAVE = {"cute/keep_ab_sm90": ("HGMMA", "UTMALDG"), "cute/swap_ab_sm90": ("HGMMA", "UTMALDG")}
 #: where the cache has eight bits the matrix unit takes them
 EIGHT_BITS = {"HGMMA": "QGMMA"}
 

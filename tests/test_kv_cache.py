@@ -7,9 +7,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mla_lab import kv_cache as formats
-from mla_lab.errors import InvalidInput
-from mla_lab.problem import KV_FORMATS, Problem
+from mla_lab.core import kv_cache as formats
+from mla_lab.core.errors import InvalidInput
+from mla_lab.core.problem import KV_FORMATS, Problem
 
 #: relative distance of neighbouring values, halved: the most that packing may lose
 ROUNDING = {"bf16": 2**-8, "fp16": 2**-11, "e4m3": 2**-4, "fp8_656": 2**-4, "fp32": 2**-24}

@@ -12,7 +12,7 @@ import plotly.graph_objects as go
 import pytest
 
 from mla_lab import lab
-from mla_lab.errors import InvalidInput
+from mla_lab.core.errors import InvalidInput
 from mla_lab.lab import exercises, explorer, session, source, style, svg
 
 

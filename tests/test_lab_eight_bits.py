@@ -10,23 +10,19 @@ import pytest
 import torch
 
 import mla_lab
-from mla_lab.bench.quantised import exact
 from mla_lab.bench.records import describe_case
-from mla_lab.errors import InvalidInput
-from mla_lab.kv_cache import pack, split_656, token_bytes
-from mla_lab.lab import (
-    accumulator_explorer,
-    eight_bits,
-    error_table,
-    format_explorer,
-    measuring,
-    rounding_explorer,
-    split_explorer,
-    token_explorer,
-    transpose_explorer,
-)
-from mla_lab.proof.record import read
-from mla_lab.resources import data_dir
+from mla_lab.core.errors import InvalidInput
+from mla_lab.core.kv_cache import pack, split_656, token_bytes
+from mla_lab.core.resources import data_dir
+from mla_lab.lab import eight_bits, error_table, measuring
+from mla_lab.lab.explorers import accumulator as accumulator_explorer
+from mla_lab.lab.explorers import format as format_explorer
+from mla_lab.lab.explorers import rounding as rounding_explorer
+from mla_lab.lab.explorers import split as split_explorer
+from mla_lab.lab.explorers import token as token_explorer
+from mla_lab.lab.explorers import transpose as transpose_explorer
+from mla_lab.verify.eight_bit_error import exact
+from mla_lab.verify.record import read
 
 ALL_BF16 = torch.arange(1, 0x4380, dtype=torch.int16).view(torch.bfloat16).double()
 
@@ -121,7 +117,8 @@ def test_a_unit_of_many_bits_is_exact_and_one_of_few_forgets() -> None:
 
 
 def test_the_simulated_unit_is_as_forgetful_as_the_measured_one() -> None:
-    # data/kernel_attempts.jsonl: 1.02x at 8192 tokens, 2.5x at 65536; added tile by tile 1.08x
+    # data/notes/kernel_attempts.jsonl: 1.02x at 8192 tokens, 2.5x at 65536; added tile by tile
+    # 1.08x
     weights, alone, tiles = (
         accumulator_explorer.accumulator_curve(*x) for x in ((0, 0), (14, 0), (14, 2))
     )
@@ -180,6 +177,7 @@ def test_explorers_state_their_findings() -> None:
 def test_figures_of_formats_are_found_by_what_was_called(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    (tmp_path / "records").mkdir()
     monkeypatch.setattr(measuring, "data_dir", lambda: tmp_path)
     explorer = format_explorer.FormatExplorer(live=True)
     assert "not recorded" in explorer.figure(explorer.state).layout.title.text

@@ -8,8 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from mla_lab.lab import html, page_explorer, plan_explorer
+from mla_lab.lab import html
 from mla_lab.lab.explorer import FRAMES_MIME, Explorer
+from mla_lab.lab.explorers import page as page_explorer
+from mla_lab.lab.explorers import plan as plan_explorer
 from mla_lab.lab.workbook_map import NOTEBOOKS
 
 

@@ -9,13 +9,13 @@ from pathlib import Path
 import jsonschema
 import pytest
 
-from mla_lab.backends.ladder import STEPS
+from mla_lab.backends.cuda.ladder import STEPS
 from mla_lab.bench import ladder, records
-from mla_lab.errors import InvalidInput
+from mla_lab.core.errors import InvalidInput
+from mla_lab.core.resources import data_dir
 from mla_lab.jit.source import source_hash
 from mla_lab.lab import ladder_facts, session
-from mla_lab.lab.ladder_explorer import LABELS, LadderExplorer, LadderXray
-from mla_lab.resources import data_dir
+from mla_lab.lab.explorers.ladder import LABELS, LadderExplorer, LadderXray
 
 from . import notebook_runner
 

@@ -8,18 +8,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mla_lab.cute import layouts as live
-from mla_lab.errors import InvalidInput, Unsupported
-from mla_lab.lab import banks, fragment_explorer, layout_explorer, swizzle_explorer
-from mla_lab.lab.layout import (
-    Layout,
-    Swizzle,
-    coalesce,
-    complement,
-    compose,
-    divide,
-    tile_2d,
-)
+from mla_lab.core.errors import InvalidInput, Unsupported
+from mla_lab.cute import layout_algebra as live
+from mla_lab.lab import banks
+from mla_lab.lab.explorers import fragment as fragment_explorer
+from mla_lab.lab.explorers import layout as layout_explorer
+from mla_lab.lab.explorers import swizzle as swizzle_explorer
+from mla_lab.lab.layout import Layout, Swizzle, coalesce, complement, compose, divide, tile_2d
 
 needs_cute = pytest.mark.skipif(bool(live.available()), reason=live.available())
 

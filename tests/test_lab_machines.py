@@ -7,17 +7,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mla_lab.errors import InvalidInput
-from mla_lab.gpu import H100, H200
-from mla_lab.lab import (
-    absorb_explorer,
-    mla_math,
-    page_explorer,
-    pages,
-    pipeline_explorer,
-    roofline,
-    wave_explorer,
-)
+from mla_lab.core.errors import InvalidInput
+from mla_lab.core.gpu import H100, H200
+from mla_lab.lab import mla_math, pages, roofline
+from mla_lab.lab.explorers import absorb as absorb_explorer
+from mla_lab.lab.explorers import page as page_explorer
+from mla_lab.lab.explorers import pipeline as pipeline_explorer
+from mla_lab.lab.explorers import wave as wave_explorer
 from mla_lab.simulate import bounds
 
 SIZES = st.sampled_from([8, 16, 32, 64, 128, 256])

@@ -7,8 +7,10 @@ import math
 import numpy as np
 import pytest
 
-from mla_lab.errors import InvalidInput
-from mla_lab.lab import mask_explorer, merge_explorer, neighbour_explorer
+from mla_lab.core.errors import InvalidInput
+from mla_lab.lab.explorers import mask as mask_explorer
+from mla_lab.lab.explorers import merge as merge_explorer
+from mla_lab.lab.explorers import neighbour as neighbour_explorer
 
 
 def test_pieces_merge_to_the_whole() -> None:

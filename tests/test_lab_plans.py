@@ -6,11 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from mla_lab.errors import InvalidInput
-from mla_lab.lab import lengths, plan_explorer, policies, workbook_map
+from mla_lab.core.errors import InvalidInput
+from mla_lab.core.problem import Problem
+from mla_lab.lab import lengths, policies, workbook_map
 from mla_lab.lab.explorer import mime_bundle
+from mla_lab.lab.explorers import plan as plan_explorer
 from mla_lab.plan import POLICIES
-from mla_lab.problem import Problem
 
 NOTEBOOKS = Path(__file__).resolve().parents[1] / "notebooks"
 

@@ -8,10 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from mla_lab.errors import BuildError, InvalidInput
-from mla_lab.gpu import H200
-from mla_lab.lab import budget_explorer, xray_explorer, xray_facts
-from mla_lab.lab.budget_explorer import Budget
+from mla_lab.core.errors import BuildError, InvalidInput
+from mla_lab.core.gpu import H200
+from mla_lab.lab import xray_facts
+from mla_lab.lab.explorers import budget as budget_explorer
+from mla_lab.lab.explorers import xray as xray_explorer
+from mla_lab.lab.explorers.budget import Budget
 
 
 @pytest.fixture(autouse=True)
@@ -41,7 +43,7 @@ def test_each_kernel_has_recorded_facts_without_spills(kernel: str) -> None:
 
 @pytest.mark.usefixtures("only_records")
 def test_decode_kernels_use_the_matrix_unit_and_bulk_copies() -> None:
-    for kernel in ("kv_m, 16 rows", "q_m, 128 rows, cluster 2"):
+    for kernel in ("swap_ab, 16 rows", "keep_ab, 128 rows, cluster 2"):
         found = xray_facts.facts(kernel)
         assert found.count("HGMMA") > 0
         assert found.count("UTMALDG") > 0
@@ -70,6 +72,7 @@ def test_a_kernel_that_does_not_compile_keeps_its_row(
     def refuse(config: object, arch: str) -> None:
         raise BuildError("no compiler here")
 
+    (tmp_path / "runtime").mkdir()
     (tmp_path / xray_facts.RECORD).write_text(json.dumps({"empty": {"date": "2026-01-01"}}))
     monkeypatch.setattr(xray_facts, "data_dir", lambda: tmp_path)
     monkeypatch.setattr(xray_facts, "compile", refuse)
@@ -83,7 +86,7 @@ def test_the_explorer_shows_both_kernels_and_their_origin() -> None:
     explorer = xray_explorer.XrayExplorer(left="empty", right="merge")
     assert [trace.name for trace in explorer.figure(explorer.state).data] == ["empty", "merge"]
     assert explorer.footer.value.count("recorded") == 2
-    table = xray_explorer.opcode_table("q_m, 64 rows", ("HGMMA",))
+    table = xray_explorer.opcode_table("keep_ab, 64 rows", ("HGMMA",))
     assert all(name.startswith("HGMMA") for name in table.column("SASS instruction"))
 
 

@@ -9,16 +9,16 @@ from pathlib import Path
 import pytest
 import torch
 
-from mla_lab.accuracy import ALLOWED_RATIO, lse_error, rel_error, sdpa_error
-from mla_lab.backends.ladder import STEPS, Ladder, num_splits, shared_bytes
+from mla_lab.backends.cuda.ladder import STEPS, Ladder, num_splits, shared_bytes
 from mla_lab.bench import ladder, ladder_model
-from mla_lab.commands import ladder as command
-from mla_lab.errors import InvalidInput, Unsupported
-from mla_lab.gpu import H200
-from mla_lab.inputs import make_inputs
-from mla_lab.problem import Problem
-from mla_lab.reference import decode_reference
-from mla_lab.resources import kernels_dir
+from mla_lab.cli.commands import ladder as command
+from mla_lab.core.errors import InvalidInput, Unsupported
+from mla_lab.core.gpu import H200
+from mla_lab.core.problem import Problem
+from mla_lab.core.resources import kernels_dir
+from mla_lab.reference.inputs import make_inputs
+from mla_lab.reference.mla import decode_reference
+from mla_lab.reference.tolerance import ALLOWED_RATIO, lse_error, rel_error, sdpa_error
 
 from .ladder_host import build, run_on_host
 

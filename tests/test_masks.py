@@ -5,8 +5,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mla_lab import masks
-from mla_lab.errors import InvalidInput
+from mla_lab.core import masks
+from mla_lab.core.errors import InvalidInput
 
 parent_lists = st.integers(1, 70).flatmap(
     lambda n: st.tuples(*[st.integers(-1, t - 1) for t in range(n)])

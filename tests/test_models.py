@@ -6,9 +6,9 @@ import math
 
 import pytest
 
-from mla_lab.errors import InvalidInput
-from mla_lab.models import MODELS, Model, get_model
-from mla_lab.problem import Problem
+from mla_lab.core.errors import InvalidInput
+from mla_lab.core.models import MODELS, Model, get_model
+from mla_lab.core.problem import Problem
 
 
 @pytest.mark.parametrize(

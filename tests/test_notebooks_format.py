@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from mla_lab.errors import InvalidInput
+from mla_lab.core.errors import InvalidInput
 from mla_lab.lab.canonical import canonical, main
 
 NOTEBOOKS = sorted((Path(__file__).parent.parent / "notebooks").glob("*.ipynb"))

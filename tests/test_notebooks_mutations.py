@@ -11,23 +11,18 @@ from typing import Any
 import pytest
 import torch
 
-from mla_lab import kv_cache, masks, reference
 from mla_lab.bench.cases import uniform_case
 from mla_lab.bench.records import describe_case
-from mla_lab.lab import (
-    anatomy_explorer,
-    banks,
-    eight_bits,
-    layout,
-    measuring,
-    merge_explorer,
-    plan_explorer,
-    session,
-    transpose_explorer,
-)
+from mla_lab.core import kv_cache, masks
+from mla_lab.lab import banks, eight_bits, layout, measuring, session
+from mla_lab.lab.explorers import anatomy as anatomy_explorer
+from mla_lab.lab.explorers import merge as merge_explorer
+from mla_lab.lab.explorers import plan as plan_explorer
+from mla_lab.lab.explorers import transpose as transpose_explorer
 from mla_lab.lab.layout import Layout, Swizzle
 from mla_lab.plan import schedule
 from mla_lab.plan.cuts import Cuts
+from mla_lab.reference import mla as reference
 
 from . import notebook_runner
 

@@ -12,8 +12,9 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from mla_lab.errors import InvalidInput, Unsupported
-from mla_lab.gpu import H100, H200
+from mla_lab.core.errors import InvalidInput, Unsupported
+from mla_lab.core.gpu import H100, H200
+from mla_lab.core.problem import Problem
 from mla_lab.plan import (
     CostModel,
     KernelCosts,
@@ -25,7 +26,6 @@ from mla_lab.plan import (
     predicted_us,
 )
 from mla_lab.plan.__main__ import BUDGET_MS, planning_ms, ragged_problem
-from mla_lab.plan.calibrate import FITTED, Measured, fit, predictions
 from mla_lab.plan.choose import invariant_kinds
 from mla_lab.plan.correction import of_plan
 from mla_lab.plan.cuts import Shape
@@ -34,9 +34,9 @@ from mla_lab.plan.kernel_costs import KV_M, MEASURED, Q_M, recorded_costs
 from mla_lab.plan.schedule import POLICIES
 from mla_lab.plan.search import even, even_candidates, try_cuts
 from mla_lab.plan.ways import way_of
-from mla_lab.problem import Problem
 from mla_lab.simulate import H200 as CONSTANTS
 from mla_lab.simulate import simulate
+from mla_lab.tune.calibrate import FITTED, Measured, fit, predictions
 
 from .plan_oracles import problems
 
@@ -322,7 +322,8 @@ def test_recorded_constants_replace_the_prototypes(tmp_path, monkeypatch):
     recorded_costs.cache_clear()
     try:
         assert recorded_costs() == MEASURED
-        record = tmp_path / "kernel_costs.json"
+        record = tmp_path / "runtime" / "kernel_costs.json"
+        record.parent.mkdir()
         row = replace(KV_M, tile_ns=1.0).constants_alone()
         record.write_text(json.dumps({"costs": [row]}))
         recorded_costs.cache_clear()
@@ -401,7 +402,7 @@ def test_choice_reads_the_problem_and_the_card():
     large = Problem.uniform(128, 1, 8192, heads=16)
     assert choose(large, H100).predicted_us > choose(large, H200).predicted_us
     only = choose(Problem.uniform(1, 1, 8192, heads=16), costs=(Q_M,))
-    assert only.config.kernel == "cute/q_m"
+    assert only.config.kernel == "cute/keep_ab_sm90"
 
 
 def test_choice_for_no_work_at_all():
@@ -438,7 +439,7 @@ def test_invariant_tiles(heads, q_len, rows, cluster):
     config = choose(Problem.uniform(3, q_len, 900, heads), batch_invariant=True).config
     assert (config.tile_rows, config.cluster, config.mask) == (rows, cluster, "causal")
     alone = choose(Problem.uniform(3, q_len, 900, heads), batch_invariant=True, costs=(Q_M,))
-    assert alone.config.kernel == "cute/q_m"
+    assert alone.config.kernel == "cute/keep_ab_sm90"
 
 
 def test_no_plan_holds_requests_of_both_kinds():

@@ -6,15 +6,15 @@ from typing import Any
 
 import pytest
 
-from mla_lab.bench.fitting import Launch, launches
 from mla_lab.bench.records import problem_of, results
-from mla_lab.bench.target_figures import rows_of
-from mla_lab.gpu import H200
+from mla_lab.core.gpu import H200
+from mla_lab.core.problem import Problem
 from mla_lab.plan import choose
 from mla_lab.plan.kernel_costs import Q_M, recorded_costs
 from mla_lab.plan.pricing import price_formula
 from mla_lab.plan.ways import PAIR, ROWS, WALK, rows_tiles, way_of
-from mla_lab.problem import Problem
+from mla_lab.tune.fitting import Launch, launches
+from mla_lab.verify.target_figures import rows_of
 
 
 def test_waves_are_priced_by_a_wave_and_launched_whole() -> None:
@@ -35,7 +35,8 @@ def test_waves_are_priced_by_a_wave_and_launched_whole() -> None:
 
 
 @pytest.mark.parametrize(
-    ("batch", "kv_len", "kernel"), [(64, 8192, "q_m"), (16, 65536, "q_m"), (64, 65536, "kv_m")]
+    ("batch", "kv_len", "kernel"),
+    [(64, 8192, "keep_ab"), (16, 65536, "keep_ab"), (64, 65536, "swap_ab")],
 )
 def test_the_matrix_unit_alone_adds_up_no_long_piece_of_e4m3(
     batch: int, kv_len: int, kernel: str
@@ -43,7 +44,7 @@ def test_the_matrix_unit_alone_adds_up_no_long_piece_of_e4m3(
     """Where each tile's product is added in fp32 instead, a piece may have any length."""
     eight: dict[str, Any] = {"q_dtype": "e4m3", "kv_format": "e4m3", "out_dtype": "bf16"}
     choice = choose(Problem((1,) * batch, (kv_len,) * batch, heads=128, **eight))
-    assert choice.config.kernel == f"cute/{kernel}"
+    assert choice.config.kernel == f"cute/{kernel}_sm90"
 
 
 @pytest.mark.parametrize("page_size", [16, 32, 64, 128])
@@ -76,7 +77,7 @@ def test_batch_invariance_of_eight_bits_keeps_the_walk(query: str, cache: str, h
 def measured() -> dict[str, list[Launch]]:
     """What a card took for each case and variant, by case."""
     found: dict[str, list[Launch]] = {}
-    for launch in launches(rows_of("h200_sweep_eight_bits.jsonl")):
+    for launch in launches(rows_of("records/h200_sweep_eight_bits.jsonl")):
         found.setdefault(launch.case, []).append(launch)
     return found
 
@@ -111,7 +112,7 @@ def test_predictions_follow_what_was_recorded() -> None:
     the choice, 6 % in the median; elsewhere the choice went to what is quicker.
     """
     off = []
-    for row in results(rows_of("h200_eight_bits.jsonl"), "ok"):
+    for row in results(rows_of("records/h200_eight_bits.jsonl"), "ok"):
         problem = problem_of(row)
         if problem.kv_format == "bf16" or problem.top_k or problem.page_size != 64:
             continue
@@ -130,10 +131,10 @@ def test_predictions_follow_what_was_recorded() -> None:
 def test_a_bf16_query_of_many_heads_goes_on_the_m_side_where_that_was_quicker(
     batch: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With 128 heads and 8192 keys q_m took 25.7, 221 and 504 us at batch 4, 64 and 128, kv_m 33.0,
-    469 and 937 us; with 16 heads kv_m is bound by the read of half the bytes.
+    """With 128 heads and 8192 keys keep_ab took 25.7, 221 and 504 us at batch 4, 64 and 128,
+    swap_ab 33.0, 469 and 937 us; with 16 heads swap_ab is bound by the read of half the bytes.
     """
     monkeypatch.setitem(vars(ROWS), "split", ((64, 1), (128, 2)))
     many, few = (Problem.uniform(batch, 1, 8192, h, kv_format="e4m3") for h in (128, 16))
     assert choose(many).config.kernel == Q_M.kernel
-    assert choose(few).config.kernel == "cute/kv_m"
+    assert choose(few).config.kernel == "cute/swap_ab_sm90"

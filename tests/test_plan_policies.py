@@ -7,17 +7,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mla_lab.errors import InvalidInput
+from mla_lab.core.errors import InvalidInput
+from mla_lab.core.problem import Problem
 from mla_lab.plan import make_plan
 from mla_lab.plan.greedy import greedy_payload, walk
-from mla_lab.plan.policies import (
-    cutlass_splits,
-    fa3_splits,
-    shrink,
-    uniform_splits,
-    xqa_splits,
-)
-from mla_lab.problem import Problem
+from mla_lab.plan.policies import cutlass_splits, fa3_splits, shrink, uniform_splits, xqa_splits
 
 from .plan_oracles import flashmla_pieces
 

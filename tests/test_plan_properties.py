@@ -10,11 +10,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from mla_lab.core.problem import Problem
 from mla_lab.plan import POLICIES, SCHEDULES, Plan, WorkTile, make_plan
 from mla_lab.plan.assign import balance, beside, in_turn
 from mla_lab.plan.check import check_plan
 from mla_lab.plan.greedy import OVERHEAD, greedy_payload
-from mla_lab.problem import Problem
 
 from .plan_oracles import assert_covers, problems
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from mla_lab.errors import InvalidInput, Unsupported
+from mla_lab.core.errors import InvalidInput, Unsupported
+from mla_lab.core.problem import Problem
 from mla_lab.plan import POLICIES, Plan, WorkspaceLayout, make_plan
 from mla_lab.plan.workspace import ALIGNMENT, MAX_GROUPS
-from mla_lab.problem import Problem
 
 RAGGED = Problem((2, 0, 3), (700, 50, 1), heads=40)
 

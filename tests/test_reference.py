@@ -9,14 +9,14 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mla_lab.accuracy import Error, error, lse_error, rel_error, sdpa_error
-from mla_lab.context_parallel import shard
-from mla_lab.errors import InvalidInput, Unsupported
-from mla_lab.inputs import DISTRIBUTIONS, FEATURES, DecodeInputs, make_inputs
-from mla_lab.masks import chain, pack
-from mla_lab.operands import operands
-from mla_lab.problem import Problem
-from mla_lab.reference import TileWalk, attend, decode_reference, merge_partials, skip_tiles
+from mla_lab.api.context_parallel import shard
+from mla_lab.core.errors import InvalidInput, Unsupported
+from mla_lab.core.masks import chain, pack
+from mla_lab.core.problem import Problem
+from mla_lab.reference.inputs import DISTRIBUTIONS, FEATURES, DecodeInputs, make_inputs
+from mla_lab.reference.mla import TileWalk, attend, decode_reference, merge_partials, skip_tiles
+from mla_lab.reference.operands import operands
+from mla_lab.reference.tolerance import Error, error, lse_error, rel_error, sdpa_error
 
 from .brute_force import brute_force
 

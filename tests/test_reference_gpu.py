@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 import torch
 
-from mla_lab.accuracy import lse_error, rel_error
-from mla_lab.inputs import FEATURES, DecodeInputs, make_inputs
-from mla_lab.inputs_gqa import GqaShape, make_gqa_inputs
-from mla_lab.problem import Problem
-from mla_lab.reference import TileWalk, decode_reference
-from mla_lab.reference_gqa import decode_gqa_reference
+from mla_lab.core.problem import Problem
+from mla_lab.reference.gqa import decode_gqa_reference
+from mla_lab.reference.inputs import FEATURES, DecodeInputs, make_inputs
+from mla_lab.reference.inputs_gqa import GqaShape, make_gqa_inputs
+from mla_lab.reference.mla import TileWalk, decode_reference
+from mla_lab.reference.tolerance import lse_error, rel_error
 
 pytestmark = pytest.mark.gpu
 

@@ -9,12 +9,12 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mla_lab.accuracy import lse_error, rel_error
-from mla_lab.errors import InvalidInput
-from mla_lab.inputs_gqa import GQA_FEATURES, GqaInputs, GqaShape, make_gqa_inputs
-from mla_lab.operands import ReferenceCall
-from mla_lab.reference import TileWalk, decode_reference
-from mla_lab.reference_gqa import decode_gqa_reference
+from mla_lab.core.errors import InvalidInput
+from mla_lab.reference.gqa import decode_gqa_reference
+from mla_lab.reference.inputs_gqa import GQA_FEATURES, GqaInputs, GqaShape, make_gqa_inputs
+from mla_lab.reference.mla import TileWalk, decode_reference
+from mla_lab.reference.operands import ReferenceCall
+from mla_lab.reference.tolerance import lse_error, rel_error
 
 
 def small(q_lens, kv_lens, heads, kv_heads, layout="HND", window_left=-1) -> GqaShape:

@@ -11,12 +11,12 @@ from typing import Any
 
 import pytest
 
-from mla_lab.backends.cuda import CudaBackend
-from mla_lab.backends.cute import CuteBackend
-from mla_lab.backends.torch import TorchBackend
-from mla_lab.call import Features
-from mla_lab.gpu import B200, H200
-from mla_lab.problem import Problem
+from mla_lab.backends.cuda.backend import CudaBackend
+from mla_lab.backends.cute.backend import CuteBackend
+from mla_lab.backends.torch.backend import TorchBackend
+from mla_lab.call.decode_args import Features
+from mla_lab.core.gpu import B200, H200
+from mla_lab.core.problem import Problem
 
 from . import test_backend_cuda
 
@@ -157,7 +157,7 @@ def test_hardware_comes_first(gpu: Any, says: str) -> None:
 
 
 def test_what_is_not_compiled_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    from mla_lab.errors import BuildError
+    from mla_lab.core.errors import BuildError
 
     def absent(kernel: str) -> None:
         raise BuildError("no compiler")

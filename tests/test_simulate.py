@@ -12,10 +12,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mla_lab.errors import InvalidInput
+from mla_lab.core.errors import InvalidInput
+from mla_lab.core.problem import Problem
 from mla_lab.plan.config import KernelConfig
 from mla_lab.plan.tile import Plan
-from mla_lab.problem import Problem
 from mla_lab.simulate import (
     H200,
     KV_M,
@@ -204,14 +204,14 @@ def test_streams_that_share_a_memory_fall_behind_until_a_bound() -> None:
 
 def test_pairs_of_row_tiles_ask_l2_for_half() -> None:
     plan = plan_of(Problem.uniform(1, 1, 65536, 128), 64, 128)
-    config = KernelConfig("cute/kv_m", options=(("pair", 2),))
+    config = KernelConfig("cute/swap_ab_sm90", options=(("pair", 2),))
     tight = replace(H200, l2_tbps=2.0)
     assert simulate(replace(plan, config=config), tight).makespan < simulate(plan, tight).makespan
 
 
 def test_mail_merges_without_a_counter_s_round_trip() -> None:
     plan = plan_of(Problem.uniform(1, 1, 4096, 64), 16, 16)
-    mail = replace(plan, config=KernelConfig("cute/kv_m", options=(("fused_merge", 3),)))
+    mail = replace(plan, config=KernelConfig("cute/swap_ab_sm90", options=(("fused_merge", 3),)))
     saved = simulate(plan).makespan - simulate(mail).makespan
     assert saved == pytest.approx(H200.merge_us - H200.mail_us)
 

@@ -13,13 +13,13 @@ from mla_lab.bench import records
 from mla_lab.bench.cases import uniform_case
 from mla_lab.bench.peers.ours import describe_choice, describe_plan
 from mla_lab.bench.records import describe_case
-from mla_lab.errors import InvalidInput
-from mla_lab.gpu import H200 as CARD
+from mla_lab.core.errors import InvalidInput
+from mla_lab.core.gpu import H200 as CARD
+from mla_lab.core.problem import Problem
+from mla_lab.core.resources import data_dir
 from mla_lab.plan.choose import choose
 from mla_lab.plan.config import KernelConfig
 from mla_lab.plan.kernel_costs import recorded_costs
-from mla_lab.problem import Problem
-from mla_lab.resources import data_dir
 from mla_lab.simulate import Constants, simulate
 from mla_lab.simulate import fit as fitting
 from mla_lab.simulate.launches import config_of, launches, remade
@@ -32,7 +32,7 @@ SHAPES = [
     for kv_len in (1024, 8192)
 ]
 CEILINGS = {"kind": "run", "ceilings": {"read_tbps": 4.4, "gemm_tflops": 790.0}}
-ANCHORS = data_dir() / "h200_anchor.jsonl"
+ANCHORS = data_dir() / "records/h200_anchor.jsonl"
 
 
 def record(truth: dict[str, Constants]) -> list[dict[str, Any]]:
@@ -79,8 +79,8 @@ def test_planted_constants_are_found(
 def test_what_the_card_s_ceilings_say_is_not_fitted() -> None:
     found = fitting.starts([CEILINGS, {**CEILINGS, "kind": "end"}, {"kind": "result"}])
     assert {c.read_tbps for c in found.values()} == {4.4}
-    assert found["cute/q_m"].clock_ghz == pytest.approx(790e3 / 4096 / 132)
-    assert found["cute/kv_m"].clock_ghz == STARTS["cute/kv_m"].clock_ghz
+    assert found["cute/keep_ab_sm90"].clock_ghz == pytest.approx(790e3 / 4096 / 132)
+    assert found["cute/swap_ab_sm90"].clock_ghz == STARTS["cute/swap_ab_sm90"].clock_ghz
     assert "read_tbps" not in (*fitting.SHARED, *fitting.OWN)
     assert fitting.starts([]) == STARTS
 
@@ -142,8 +142,10 @@ def test_a_plan_is_made_again_from_what_a_record_notes(
 def test_a_configuration_is_read_out_of_its_name() -> None:
     for options in ((), (("grid", 1), ("pair", 2)), (("few", 1), ("fused_merge", 3), ("lse", 0))):
         for config in (
-            KernelConfig("cute/kv_m", tile_rows=16, cluster=8, mask="causal", options=options),
-            KernelConfig("cute/q_m", q_dtype="fp16", page_size=32, options=options),
+            KernelConfig(
+                "cute/swap_ab_sm90", tile_rows=16, cluster=8, mask="causal", options=options
+            ),
+            KernelConfig("cute/keep_ab_sm90", q_dtype="fp16", page_size=32, options=options),
         ):
             found = config_of(config.name())
             for field in ("kernel", "tile_rows", "cluster", "options"):
@@ -175,7 +177,8 @@ def recorded_rows() -> list[dict[str, Any]]:
 def test_the_error_table_is_what_the_stored_constants_predict(
     recorded_rows: list[dict[str, Any]],
 ) -> None:
-    """Every judgement of data/simulator.json, made again from the record and the constants."""
+    """Every judgement of data/runtime/simulator.json, made again from the record and the
+    constants."""
     fitted, cases = read(), launches(recorded_rows)
     assert fitted.origin == f"{len(cases)} cases of {ANCHORS.name}", (
         f"fix: python -m mla_lab.simulate.fit data/{ANCHORS.name}, then make format"
@@ -203,10 +206,10 @@ def test_stored_constants_are_what_the_command_fits(recorded_rows: list[dict[str
 
 
 def test_memories_are_the_card_s_whatever_the_kernel() -> None:
-    q_m, kv_m = read().constants.values()
+    keep_ab, swap_ab = read().constants.values()
     for constant in (*fitting.SHARED, "read_tbps"):
-        assert getattr(q_m, constant) == getattr(kv_m, constant)
-    assert q_m.gap_clocks != kv_m.gap_clocks
+        assert getattr(keep_ab, constant) == getattr(swap_ab, constant)
+    assert keep_ab.gap_clocks != swap_ab.gap_clocks
 
 
 def test_every_regime_is_predicted_within_ten_per_cent() -> None:

@@ -73,7 +73,7 @@ def test_wheel_carries_kernels_and_data(wheel):
 
 def test_installed_package_stands_alone(installed):
     code = (
-        "import mla_lab, mla_lab.resources as r;"
+        "import mla_lab, mla_lab.core.resources as r;"
         "print(mla_lab.__file__, r.kernels_dir(), r.data_dir(), sep='\\n')"
     )
     for path in run(installed, "python", "-c", code).splitlines():

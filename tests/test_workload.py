@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mla_lab.errors import InvalidInput
-from mla_lab.models import get_model
-from mla_lab.problem import Problem
-from mla_lab.resources import data_dir
+from mla_lab.core.errors import InvalidInput
+from mla_lab.core.models import get_model
+from mla_lab.core.problem import Problem
+from mla_lab.core.resources import data_dir
 from mla_lab.workload import (
     Trace,
     load_azure,
@@ -240,14 +240,15 @@ def test_problem_of_a_step():
 def test_shipped_files_are_the_generator_s(tmp_path):
     made = synthetic_trace()
     for path in write(tmp_path):
-        shipped = data_dir() / path.name
+        shipped = data_dir() / "runtime" / path.name
         assert shipped.read_text() == path.read_text()
         loaded = load_trace(shipped)
         assert loaded.arrival_s.tolist() == pytest.approx(made.arrival_s.tolist(), abs=1e-6)
         assert loaded.input_lens.tolist() == made.input_lens.tolist()
         assert loaded.output_lens.tolist() == made.output_lens.tolist()
     assert (
-        load_mooncake(data_dir() / "synthetic_trace.jsonl").summary() == shipped_trace().summary()
+        load_mooncake(data_dir() / "runtime/synthetic_trace.jsonl").summary()
+        == shipped_trace().summary()
     )
 
 

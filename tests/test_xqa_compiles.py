@@ -8,7 +8,7 @@ import shutil
 import pytest
 
 from mla_lab import jit, xray
-from mla_lab.errors import BuildError
+from mla_lab.core.errors import BuildError
 from mla_lab.plan.config import KernelConfig
 from mla_lab.plan.xqa import MLA_DIMS, NATIVE_E4M3, config_for
 from mla_lab.xray.sass import find_nvdisasm

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from mla_lab import jit, xray
-from mla_lab.commands import xray as command
-from mla_lab.errors import BuildError, Unsupported
+from mla_lab.cli.commands import xray as command
+from mla_lab.core.errors import BuildError, Unsupported
 from mla_lab.jit.cubin import KernelResources, read_resources
 from mla_lab.jit.toolchain import nvidia_file
 from mla_lab.plan.config import KernelConfig

@@ -6,10 +6,10 @@ from typing import Any
 
 from torch import Tensor
 
-from mla_lab import kv_cache as formats
+from mla_lab.core import kv_cache as formats
 from mla_lab.plan import KernelConfig
 from mla_lab.plan.xqa import TILE_ROWS
-from mla_lab.reference_gqa import GqaCall, decode_gqa_reference
+from mla_lab.reference.gqa import GqaCall, decode_gqa_reference
 
 NAMES = (
     "query", "keys", "values", "out", "lse", "partial_out", "partial_lse", "counters",

@@ -13,8 +13,8 @@ from functools import lru_cache
 from importlib import import_module
 from typing import NamedTuple
 
-from ..call import Form
-from ..errors import invalid, unsupported
+from ..call.decode_args import Form
+from ..core.errors import invalid, unsupported
 from .base import Backend, gpu_of
 
 __all__ = [
@@ -32,9 +32,9 @@ __all__ = [
 
 #: where each backend lives, in the order of "auto"; a module is imported when it is first asked
 MODULES: dict[str, str] = {
-    "torch": "mla_lab.backends.torch:TorchBackend",
-    "cute": "mla_lab.backends.cute:CuteBackend",
-    "cuda": "mla_lab.backends.cuda:CudaBackend",
+    "torch": "mla_lab.backends.torch.backend:TorchBackend",
+    "cute": "mla_lab.backends.cute.backend:CuteBackend",
+    "cuda": "mla_lab.backends.cuda.backend:CudaBackend",
 }
 ORDER = ("cute", "cuda", "torch")
 #: the contract's words

@@ -8,12 +8,12 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from ..call import Arguments, Call, Features
-from ..gpu import H200, Gpu
+from ..call.decode_args import Arguments, Call, Features
+from ..call.workspace import Workspace
+from ..core.gpu import H200, Gpu
+from ..core.problem import Problem
 from ..plan import Plan, WorkspaceLayout, choose
 from ..plan.kernel_costs import Q_M
-from ..problem import Problem
-from ..workspace import Workspace
 
 
 class Planned(Protocol):

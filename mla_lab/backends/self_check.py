@@ -16,14 +16,14 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
-from ..accuracy import lse_error, rel_error
-from ..call import Call, Lengths
-from ..errors import BuildError
-from ..gpu import Gpu
+from ..call.decode_args import Call, Lengths
+from ..call.workspace import Workspace
+from ..core.errors import BuildError
+from ..core.gpu import Gpu
 from ..plan import KernelConfig
-from ..workspace import Workspace
-from .device_plan import refuse_capture
-from .torch import TorchBackend
+from ..reference.tolerance import lse_error, rel_error
+from .cute.device_plan import refuse_capture
+from .torch.backend import TorchBackend
 
 #: cards on which every test ran
 PROVED = ("H200",)

@@ -12,9 +12,9 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from typing import Any
 
-from ..errors import invalid
-from ..gpu import H200
-from ..problem import Problem
+from ..core.errors import invalid
+from ..core.gpu import H200
+from ..core.problem import Problem
 
 #: what `drawn_cases` draws from, and the longest that a call may take at the card's limits
 DRAWN_BATCHES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256)
@@ -24,7 +24,7 @@ DRAWN_SECONDS = 4e-4
 
 @dataclass(frozen=True)
 class Case:
-    """One call to time. `features` and `distribution` are those of `mla_lab.inputs`."""
+    """One call to time. `features` and `distribution` are those of `mla_lab.reference.inputs`."""
 
     name: str
     family: str

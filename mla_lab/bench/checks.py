@@ -1,7 +1,8 @@
 """Is a peer right? Every element of every copy against the float64 reference.
 
-The rule is that of `mla_lab.accuracy`: at most twice the error of torch's own attention, in the
-same precision on the very inputs that are timed. Fixed limits stand in where it says nothing.
+The rule is that of `mla_lab.reference.tolerance`: at most twice the error of torch's own attention,
+in the same precision on the very inputs that are timed. Fixed limits stand in where it says
+nothing.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ..accuracy import ALLOWED_RATIO
+from ..reference.tolerance import ALLOWED_RATIO
 from .cases import Case
 
 #: relative error (Frobenius) that a whole output may have where torch's is not known, by query

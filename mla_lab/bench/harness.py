@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from ..errors import DeviceLost
+from ..core.errors import DeviceLost
 from . import power
 from .cases import Case
 from .ceilings import ceilings

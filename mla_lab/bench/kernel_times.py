@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch.profiler import ProfilerActivity, profile
 
-from ..errors import unsupported
+from ..core.errors import unsupported
 from .timers import Launch, Replay
 
 

@@ -1,4 +1,4 @@
-"""The ladder measured: cases, the run that fills data/ladder.jsonl, tables of gains."""
+"""The ladder measured: cases, the run that fills data/records/ladder.jsonl, tables of gains."""
 
 from __future__ import annotations
 
@@ -6,15 +6,15 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from ..backends.ladder import LOOK_AHEAD, STEPS
-from ..gpu import H200
-from ..resources import data_dir
+from ..backends.cuda.ladder import LOOK_AHEAD, STEPS
+from ..core.gpu import H200
+from ..core.resources import data_dir
 from . import ladder_model
 from .cases import Case, uniform_case
 from .measure import Method
 from .records import Record, Row, read, results
 
-RECORD = "ladder.jsonl"
+RECORD = "records/ladder.jsonl"
 #: many heads and many requests (matrix products), few heads (memory), one request (latency)
 CASES = tuple(
     uniform_case(batch, 1, heads, kv_len, "ladder")
@@ -70,7 +70,7 @@ def rungs(rows: Iterable[Row], case: Case) -> list[Rung]:
 
 
 def recorded() -> list[Row]:
-    """Rows of data/ladder.jsonl; none where nothing was recorded yet."""
+    """Rows of data/records/ladder.jsonl; none where nothing was recorded yet."""
     path = data_dir() / RECORD
     return list(read(path)) if path.exists() else []
 

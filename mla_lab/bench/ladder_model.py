@@ -16,9 +16,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ..backends.ladder import FIRST_SPLIT, LOOK_AHEAD, TILE_KEYS, TILE_ROWS, num_splits
-from ..gpu import H200, Gpu
-from ..problem import Problem
+from ..backends.cuda.ladder import FIRST_SPLIT, LOOK_AHEAD, TILE_KEYS, TILE_ROWS, num_splits
+from ..core.gpu import H200, Gpu
+from ..core.problem import Problem
 
 #: a warp's instructions that an SM issues a clock
 ISSUE = 4.0

@@ -15,20 +15,14 @@ from statistics import median
 import torch
 from torch import Tensor
 
-from ..errors import DeviceLost, MlaLabError
+from ..core.errors import DeviceLost, MlaLabError
 from .cases import Case
 from .checks import compare
 from .kernel_times import kernel_times
 from .peers import Peer, Prepared
 from .power import sustained, worthwhile
 from .records import Row, describe_case
-from .rotation import (
-    MIN_LAUNCHES,
-    ROTATION_BYTES,
-    WORKSPACE_BYTES,
-    Rotation,
-    make_rotation,
-)
+from .rotation import MIN_LAUNCHES, ROTATION_BYTES, WORKSPACE_BYTES, Rotation, make_rotation
 from .telemetry import Telemetry
 from .timers import Replay, Timer
 

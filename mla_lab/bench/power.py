@@ -10,8 +10,8 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass
 
-from ..gpu import H200, Gpu
-from ..problem import Problem
+from ..core.gpu import H200, Gpu
+from ..core.problem import Problem
 from .records import Row
 from .telemetry import Telemetry
 from .timers import Replay

@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-from ..errors import MlaLabError
+from ..core.errors import MlaLabError
 from .cases import Case, uniform_case
 from .peers import Peer, select
 from .rotation import make_rotation

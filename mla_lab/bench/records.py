@@ -2,7 +2,7 @@
 
 Rows, told apart by `kind`: a `run` opens a session of measuring (environment, method, ceilings),
 each `result` is one case and one peer, `end` closes it (ceilings again, rerun spread, or that
-it was interrupted). The schema is `data/bench_record.schema.json`.
+it was interrupted). The schema is `data/runtime/bench_record.schema.json`.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from ..errors import invalid
-from ..problem import Problem
-from ..resources import data_dir
+from ..core.errors import invalid
+from ..core.problem import Problem
+from ..core.resources import data_dir
 from .cases import Case
 
 SCHEMA_VERSION = 1
-SCHEMA_FILE = "bench_record.schema.json"
+SCHEMA_FILE = "runtime/bench_record.schema.json"
 #: what a result can be. wrong: it ran and its output is not accepted
 STATUSES = ("ok", "refused", "wrong", "failed")
 #: significant digits that are kept of a measured number

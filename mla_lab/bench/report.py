@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Sequence
 
-from ..errors import invalid
+from ..core.errors import invalid
 from .gate import Verdict, geometric_mean_change, passes
 from .records import Row, medians, rerun_spread, results
 

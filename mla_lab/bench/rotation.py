@@ -2,7 +2,7 @@
 
 Copies stand for the layers of one step: they share the query, the lengths, the block table and
 the workspace, and so one plan; their caches differ in place and in values. Pages lie in random
-order, and everything that must not be read is poisoned (see `mla_lab.inputs`).
+order, and everything that must not be read is poisoned (see `mla_lab.reference.inputs`).
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from .. import accuracy
-from .. import kv_cache as formats
-from ..inputs import DecodeInputs, make_inputs
-from ..problem import Problem
-from ..reference import decode_reference
+from ..core import kv_cache as formats
+from ..core.problem import Problem
+from ..reference import tolerance as accuracy
+from ..reference.inputs import DecodeInputs, make_inputs
+from ..reference.mla import decode_reference
 from .cases import Case
 
 #: KV bytes that a rotation holds at least: four times the 60 MB L2 of an H200

@@ -1,10 +1,11 @@
 """What a stamped build leaves behind, read as phases of a call and as spans of one CTA's roles.
 
 Stamps are int64, a row a CTA: nanoseconds of the card's global timer (steps of 32 ns), in the order
-that the kernels give (`MOMENTS` of `cute/q_m/work`, `STAMPS` of `cute/kv_m/storage`). Calls follow
-each other in a CUDA graph, so that a call begins when the last CTA of the one before has ended, and
-its own last CTA's end is the next one's beginning: the phases of a CTA, from the call's begin to
-its end, add up to the call by construction, and so do their means over CTAs and calls.
+that the kernels give (`MOMENTS` of `cute/keep_ab_sm90/work`, `STAMPS` of
+`cute/swap_ab_sm90/storage`). Calls follow each other in a CUDA graph, so that a call begins when
+the last CTA of the one before has ended, and its own last CTA's end is the next one's beginning:
+the phases of a CTA, from the call's begin to its end, add up to the call by construction, and so do
+their means over CTAs and calls.
 """
 
 from __future__ import annotations
@@ -69,7 +70,7 @@ KV_M = Marks(
     loop=(2, 3),
     merged=9,
 )
-MARKS = {"cute/q_m": Q_M, "cute/kv_m": KV_M}
+MARKS = {"cute/keep_ab_sm90": Q_M, "cute/swap_ab_sm90": KV_M}
 
 
 def ends(stamps: np.ndarray, marks: Marks) -> int:

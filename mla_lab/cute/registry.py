@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from ..errors import invalid
+from ..core.errors import invalid
 from ..plan.config import KernelConfig
 
 
@@ -45,8 +45,10 @@ class CuteKernel:
 #: kernel name -> module and architectures; one line a kernel
 KERNELS: dict[str, CuteKernel] = {
     "cute/empty": CuteKernel("empty", ("sm_90a", "sm_100a", "sm_120a")),
-    "cute/kv_m": CuteKernel("kv_m", ("sm_90a",)),
-    "cute/q_m": CuteKernel("q_m", ("sm_90a",), ignores=(("mask", ("none", "causal")),)),
+    "cute/swap_ab_sm90": CuteKernel("swap_ab_sm90", ("sm_90a",)),
+    "cute/keep_ab_sm90": CuteKernel(
+        "keep_ab_sm90", ("sm_90a",), ignores=(("mask", ("none", "causal")),)
+    ),
 }
 
 

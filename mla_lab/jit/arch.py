@@ -7,7 +7,7 @@ Gates are lists that are looked at when a call is made, never a comparison of nu
 
 from __future__ import annotations
 
-from ..errors import unsupported
+from ..core.errors import unsupported
 
 #: architecture -> the compute capability that runs it
 CAPABILITIES: dict[str, tuple[int, int]] = {

@@ -18,8 +18,8 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from ..core.errors import BuildError, unsupported
 from ..cute import registry
-from ..errors import BuildError, unsupported
 from ..plan.config import KernelConfig
 from . import artifact as artifacts
 from . import cuda_build, source, toolchain

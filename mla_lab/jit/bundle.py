@@ -17,9 +17,9 @@ import tarfile
 from collections.abc import Iterable
 from pathlib import Path
 
-from ..errors import BuildError, invalid, unsupported
+from ..core.errors import BuildError, invalid, unsupported
+from ..core.resources import kernels_dir
 from ..plan.config import KernelConfig
-from ..resources import kernels_dir
 from .artifact import Artifact
 from .build import MANIFEST, Progress, compile_all
 from .source import PACKAGE

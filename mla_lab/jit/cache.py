@@ -23,7 +23,7 @@ import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from ..errors import BuildError
+from ..core.errors import BuildError
 
 METADATA = "metadata.json"
 

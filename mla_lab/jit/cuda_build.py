@@ -12,9 +12,9 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
-from ..errors import BuildError
+from ..core.errors import BuildError
+from ..core.resources import kernels_dir
 from ..plan.config import KernelConfig
-from ..resources import kernels_dir
 from .failure import refused
 from .toolchain import NVCC_WHEELS, find_cxx, find_ninja, find_nvcc, nvcc_release
 

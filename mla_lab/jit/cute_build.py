@@ -1,4 +1,5 @@
-"""The parent's side of `mla_lab.cute.worker`: start it for an architecture, hand it jobs."""
+"""The parent's side of `mla_lab.cute.compile_worker`: start it for an architecture, hand it
+jobs."""
 
 from __future__ import annotations
 
@@ -72,7 +73,7 @@ class CuteWorker:
         }
         with open(self._stderr(), "w") as stderr:
             return subprocess.Popen(
-                [sys.executable, "-m", "mla_lab.cute.worker"],
+                [sys.executable, "-m", "mla_lab.cute.compile_worker"],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=stderr,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ..errors import BuildError
+from ..core.errors import BuildError
 from ..plan.config import KernelConfig
 
 

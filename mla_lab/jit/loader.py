@@ -11,7 +11,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from ..errors import BuildError
+from ..core.errors import BuildError
 from ..plan.config import KernelConfig
 from .artifact import Artifact
 from .build import compile

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from ..errors import invalid
+from ..core.errors import invalid
 from ..plan import ways, xqa
 from ..plan.config import KernelConfig
 from ..plan.ways import ROWS, rows_tiles, ways_of
@@ -69,32 +69,36 @@ SPARSE = (("features", 1), ("gather", 2))
 #: ships at its defaults, and in the commonest builds that the CUDA backend asks for
 CUTE: tuple[KernelConfig, ...] = (
     KernelConfig("cute/empty"),
-    *(_for_backend("cute/q_m", formats, tile) for formats in FORMATS for tile in ROWS.tiles),
+    *(
+        _for_backend("cute/keep_ab_sm90", formats, tile)
+        for formats in FORMATS
+        for tile in ROWS.tiles
+    ),
     # for plans of more workers than run at once, whose partials the merge kernel merges
     *(
-        _for_backend("cute/q_m", FORMATS[2], tile, options=(("fused_merge", 0),))
+        _for_backend("cute/keep_ab_sm90", FORMATS[2], tile, options=(("fused_merge", 0),))
         for tile in ROWS.tiles
     ),
     # sinks, scales on the device, draft masks: in the commonest format, others when first asked for
     *(
-        _for_backend("cute/q_m", FORMATS[2], tile, mask, _extra(mask, scales))
+        _for_backend("cute/keep_ab_sm90", FORMATS[2], tile, mask, _extra(mask, scales))
         for tile in ROWS.tiles
         for mask in ("none", "tree")
         for scales in (0, 1)
     ),
     *(
-        _for_backend("cute/q_m", FORMATS[2], (64, 1), mask, (("skip", 1), *scales))
+        _for_backend("cute/keep_ab_sm90", FORMATS[2], (64, 1), mask, (("skip", 1), *scales))
         for mask in ("none", "tree")
         for scales in ((), (("scales", 1),))
     ),
     *(
-        _for_backend("cute/kv_m", FORMATS[2], tile, "tree", way.options)
-        for way in ways_of("cute/kv_m")
+        _for_backend("cute/swap_ab_sm90", FORMATS[2], tile, "tree", way.options)
+        for way in ways_of("cute/swap_ab_sm90")
         for tile in way.tiles
     ),
     # tokens fetched one by one, from pages of any size: sparse calls, and pages of less than 16
     *(
-        _for_backend("cute/kv_m", FORMATS[2], (rows, 1), mask, (*merge, *options))
+        _for_backend("cute/swap_ab_sm90", FORMATS[2], (rows, 1), mask, (*merge, *options))
         for rows, mask, options in (
             (16, "none", SPARSE),
             (64, "none", SPARSE),
@@ -106,7 +110,7 @@ CUTE: tuple[KernelConfig, ...] = (
     # and in other formats the taller tiles alone: where nothing can be compiled they also run what
     # no other build of these formats does (see backends/builds.py)
     *(
-        _for_backend("cute/kv_m", formats, (rows, 1), mask, (*merge, *options))
+        _for_backend("cute/swap_ab_sm90", formats, (rows, 1), mask, (*merge, *options))
         for formats in OTHER_FORMATS
         for rows, mask, options in (
             (64, "none", SPARSE),
@@ -117,7 +121,9 @@ CUTE: tuple[KernelConfig, ...] = (
     # and of eight bits: sparse calls over 656-byte tokens are what serving runs; of the others the
     # taller tile alone
     *(
-        _for_backend("cute/kv_m", (dtype, "bf16", 64), (rows, 1), "none", (*merge, *SPARSE), cache)
+        _for_backend(
+            "cute/swap_ab_sm90", (dtype, "bf16", 64), (rows, 1), "none", (*merge, *SPARSE), cache
+        )
         for dtype, cache, rows in (
             ("bf16", "fp8_656", 16),
             ("bf16", "fp8_656", 32),
@@ -127,43 +133,45 @@ CUTE: tuple[KernelConfig, ...] = (
         for merge in (LAST_MERGES, ALL_MERGE)
     ),
     # skip-softmax over e4m3
-    _for_backend("cute/kv_m", EIGHT_BITS, (32, 1), "tree", (*ways.WALK.options, ("skip", 1))),
+    _for_backend(
+        "cute/swap_ab_sm90", EIGHT_BITS, (32, 1), "tree", (*ways.WALK.options, ("skip", 1))
+    ),
     # one query token is the causal rule's plainest case: one kernel for both
     *(
-        _for_backend("cute/kv_m", formats, tile, "causal", way.options)
+        _for_backend("cute/swap_ab_sm90", formats, tile, "causal", way.options)
         for formats in FORMATS
-        for way in ways_of("cute/kv_m")
+        for way in ways_of("cute/swap_ab_sm90")
         for tile in way.tiles
     ),
     # and without the rule, which takes up to 2 % of a short call, in the commonest format
     *(
-        _for_backend("cute/kv_m", FORMATS[2], tile, "none", way.options)
-        for way in ways_of("cute/kv_m")
+        _for_backend("cute/swap_ab_sm90", FORMATS[2], tile, "none", way.options)
+        for way in ways_of("cute/swap_ab_sm90")
         for tile in way.tiles
     ),
     # a cache of eight bits under a bf16 query, in the commonest page size
     *(
-        _for_backend("cute/kv_m", FORMATS[2], tile, "causal", way.options, kv_format)
+        _for_backend("cute/swap_ab_sm90", FORMATS[2], tile, "causal", way.options, kv_format)
         for (dtype, kv_format), operands in ways.FORMATS.items()
         if operands == ways.SPLIT and dtype == "bf16"
-        for way in ways_of("cute/kv_m")
+        for way in ways_of("cute/swap_ab_sm90")
         for tile in way.tiles_for(dtype, kv_format)
     ),
     # many rows of it; with sinks, draft masks and scales in memory as below
     *(
-        _for_backend("cute/q_m", FORMATS[2], tile, kv_format=kv_format)
+        _for_backend("cute/keep_ab_sm90", FORMATS[2], tile, kv_format=kv_format)
         for kv_format in ("e4m3", "fp8_656")
         for tile in ROWS.split
     ),
     # e4m3 throughout with the query rows on the M side; sinks, draft masks and scales in memory are
     # compiled when first asked for, or left to the builds below
     *(
-        _for_backend("cute/q_m", formats, tile)
+        _for_backend("cute/keep_ab_sm90", formats, tile)
         for tile in ROWS.eight
         for formats in (EIGHT_BITS, ("e4m3", "e4m3", 64))
     ),
     *(
-        _for_backend("cute/q_m", ("e4m3", "bf16", page_size), tile)
+        _for_backend("cute/keep_ab_sm90", ("e4m3", "bf16", page_size), tile)
         for page_size in OTHER_PAGES
         for tile in ROWS.eight
         if tile in rows_tiles("e4m3", "e4m3", page_size)
@@ -171,27 +179,29 @@ CUTE: tuple[KernelConfig, ...] = (
     # e4m3 throughout: out in bf16, which callers of FlashInfer's get; with sinks and scales in
     # memory as well; a result of eight bits from what serving runs most
     *(
-        _for_backend("cute/kv_m", EIGHT_BITS, tile, mask, way.options)
+        _for_backend("cute/swap_ab_sm90", EIGHT_BITS, tile, mask, way.options)
         for mask in ("causal", "tree")
-        for way in ways_of("cute/kv_m")
+        for way in ways_of("cute/swap_ab_sm90")
         for tile in way.eight
     ),
     *(
-        _for_backend("cute/kv_m", ("e4m3", "e4m3", 64), tile, "causal", way.options)
+        _for_backend("cute/swap_ab_sm90", ("e4m3", "e4m3", 64), tile, "causal", way.options)
         for way in (ways.MAIL, ways.WALK)
         for tile in way.eight
     ),
     # and from pages of other sizes: in the ways of few rows, of 32 tokens in every one; what more a
     # call may want, of any cache of eight bits, by plans
     *(
-        _for_backend("cute/kv_m", ("e4m3", "bf16", page_size), tile, "causal", way.options)
+        _for_backend("cute/swap_ab_sm90", ("e4m3", "bf16", page_size), tile, "causal", way.options)
         for page_size in OTHER_PAGES
-        for way in (ways_of("cute/kv_m") if page_size == 32 else (ways.MAIL, ways.WALK))
+        for way in (ways_of("cute/swap_ab_sm90") if page_size == 32 else (ways.MAIL, ways.WALK))
         for tile in way.eight
         if way is not ways.WALK or _walks(tile, page_size)
     ),
     *(
-        _for_backend("cute/kv_m", (dtype, out, page), tile, mask, ways.WALK.options, kv_format)
+        _for_backend(
+            "cute/swap_ab_sm90", (dtype, out, page), tile, mask, ways.WALK.options, kv_format
+        )
         for (dtype, kv_format), operands in ways.FORMATS.items()
         if operands != ways.STORED and dtype != "fp16"
         for tile in ways.WALK.tiles_for(dtype, kv_format)

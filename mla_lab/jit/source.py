@@ -13,9 +13,9 @@ import re
 from functools import lru_cache
 from pathlib import Path
 
+from ..core.errors import BuildError, invalid
+from ..core.resources import kernels_dir
 from ..cute import registry
-from ..errors import BuildError, invalid
-from ..resources import kernels_dir
 from .arch import ARCHS
 
 PACKAGE = Path(__file__).resolve().parents[1]

@@ -11,7 +11,7 @@ import subprocess
 from functools import lru_cache
 from pathlib import Path
 
-from ..errors import BuildError
+from ..core.errors import BuildError
 
 #: CUDA releases whose nvcc knows every architecture of `arch.ARCHS`
 NVCC_RELEASES = ((12, 8), (12, 9), (13, 0), (13, 1), (13, 2), (13, 3), (13, 4), (13, 5))

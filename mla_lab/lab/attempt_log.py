@@ -5,12 +5,12 @@ from __future__ import annotations
 import json
 from functools import cache
 
-from ..errors import invalid
-from ..resources import data_dir
+from ..core.errors import invalid
+from ..core.resources import data_dir
 from .source import Source
 from .tables import Table, table
 
-RECORD = "kernel_attempts.jsonl"
+RECORD = "notes/kernel_attempts.jsonl"
 COLUMNS = ("change", "case", "expected", "came", "why")
 
 
@@ -21,8 +21,8 @@ def _rows() -> tuple[dict[str, str], ...]:
 
 
 def attempts(kernel: str, about: str = "") -> Table:
-    """Attempts on `kernel` ("cute/q_m"), in order of time; `about`: those that have this word in
-    their change or case. Raises InvalidInput for a kernel without any.
+    """Attempts on `kernel` ("cute/keep_ab_sm90"), in order of time; `about`: those that have this
+    word in their change or case. Raises InvalidInput for a kernel without any.
     """
     known = dict.fromkeys(row["kernel"] for row in _rows())
     if kernel not in known:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from ..errors import invalid
+from ..core.errors import invalid
 from .layout import Swizzle
 
 NUM_BANKS = 32

@@ -5,12 +5,12 @@ from __future__ import annotations
 import plotly.graph_objects as go
 
 from ..bench.cases import Case, anchor_cases
-from ..errors import invalid
+from ..core.errors import invalid
 from ..plan.choose import choose
 from ..simulate import Timeline, simulate
 from ..simulate.recorded import recorded
-from . import anatomy_explorer
-from .anatomy_explorer import from_zero
+from .explorers import anatomy as anatomy_explorer
+from .explorers.anatomy import from_zero
 from .gantt import side_by_side
 from .source import Source
 

@@ -1,6 +1,6 @@
 """Eight bits by hand: bytes of a token, e4m3 and its two terms, weights rounded and summed up.
 
-What kernels do with them stands in `mla_lab.cute.kv_m`; here it is done on small tensors in
+What kernels do with them stands in `mla_lab.cute.swap_ab_sm90`; here it is done on small tensors in
 float64, so that nothing but the rounding in question is told.
 """
 
@@ -11,9 +11,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from ..bench.quantised import exact
-from ..errors import invalid
-from ..kv_cache import (
+from ..core.errors import invalid
+from ..core.kv_cache import (
     E4M3_MAX,
     ROPE_BEGIN,
     SCALE_GROUP,
@@ -22,7 +21,8 @@ from ..kv_cache import (
     token_bytes,
     unpack,
 )
-from ..problem import ELEMENT_BYTES, LATENT_DIM, ROPE_DIM
+from ..core.problem import ELEMENT_BYTES, LATENT_DIM, ROPE_DIM
+from ..verify.eight_bit_error import exact
 
 #: what one of a second term counts for
 LOW = 1 / 16

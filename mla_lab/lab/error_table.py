@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
+from ..core.resources import data_dir
 from ..plan.pricing import LONGEST
-from ..proof.record import read
-from ..proof.rounding import worst_of
-from ..resources import data_dir
+from ..verify.record import read
+from ..verify.rounding import worst_of
 from .source import Source
 from .tables import Table, table
 
-RECORD = "h200_eight_bit_errors.jsonl"
+RECORD = "records/h200_eight_bit_errors.jsonl"
 
 
 def kernel_errors() -> Table:

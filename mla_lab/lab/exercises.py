@@ -14,7 +14,7 @@ from typing import Any
 
 from IPython.display import HTML, display
 
-from ..errors import MlaLabError, invalid
+from ..core.errors import MlaLabError, invalid
 from .session import current
 
 #: exercises whose solution was injected: their checks must pass

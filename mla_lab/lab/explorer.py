@@ -18,7 +18,7 @@ import ipywidgets as widgets
 import plotly.graph_objects as go
 from IPython import get_ipython
 
-from ..errors import invalid
+from ..core.errors import invalid
 from .source import Source
 from .svg import Svg
 

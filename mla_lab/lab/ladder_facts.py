@@ -1,6 +1,6 @@
 """The ladder's figures for the notebook: gains as recorded, and its x-ray step by step.
 
-python -m mla_lab.lab.ladder_facts     compile the ladder, write data/ladder_xray.json anew
+python -m mla_lab.lab.ladder_facts     compile the ladder, write data/runtime/ladder_xray.json anew
 """
 
 from __future__ import annotations
@@ -12,23 +12,23 @@ from dataclasses import asdict, dataclass
 from functools import cache
 from typing import Any
 
-from ..backends.ladder import CONFIG, STEPS, shared_bytes
+from ..backends.cuda.ladder import CONFIG, STEPS, shared_bytes
 from ..bench import ladder
 from ..bench.cases import Case
 from ..bench.ladder import CASES, Rung
 from ..bench.peers.ladder_step import LadderStep
 from ..bench.records import Row, results
-from ..errors import BuildError, MlaLabError, invalid
+from ..core.errors import BuildError, MlaLabError, invalid
+from ..core.resources import data_dir, kernels_dir
 from ..jit.build import compile, find
 from ..jit.source import source_hash
-from ..resources import data_dir, kernels_dir
 from ..xray import KernelReport, inspect
 from .measuring import Figure, live_row
 from .session import gpu_name
 from .source import Source
 from .tables import Table, table
 
-RECORD = "ladder_xray.json"
+RECORD = "runtime/ladder_xray.json"
 ARCH = "sm_90a"
 #: namespaces of each step's kernels, where they are not the step's own
 KERNELS = {

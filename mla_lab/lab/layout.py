@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from math import prod
 from typing import Any
 
-from ..errors import invalid
+from ..core.errors import invalid
 
 IntTuple = int | tuple["IntTuple", ...]
 

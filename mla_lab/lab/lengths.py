@@ -6,7 +6,7 @@ from functools import lru_cache
 
 import numpy as np
 
-from ..errors import invalid
+from ..core.errors import invalid
 from ..workload import Trace, load_trace, sample, shipped_trace
 
 #: the preset that draws from a serving trace

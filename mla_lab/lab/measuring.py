@@ -11,8 +11,8 @@ from typing import Any
 from ..bench.cases import Case, uniform_case
 from ..bench.peers import Peer
 from ..bench.records import Row, medians, read, results
-from ..errors import InvalidInput
-from ..resources import data_dir
+from ..core.errors import InvalidInput
+from ..core.resources import data_dir
 from .session import gpu_name
 from .source import Source
 from .tables import Table, table
@@ -63,7 +63,7 @@ class Figure:
 def runs(folder: Path | None = None) -> list[Run]:
     """Runs recorded in `folder` (the package's data), oldest first; other files are left alone."""
     found: list[Run] = []
-    for path in sorted((folder or data_dir()).glob("*.jsonl")):
+    for path in sorted((folder or data_dir()).rglob("*.jsonl")):
         state = path.stat()
         found += _runs_of(path, state.st_mtime_ns, state.st_size)
     return sorted(found, key=lambda run: run.date)

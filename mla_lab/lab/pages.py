@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ..errors import invalid
+from ..core.errors import invalid
 
 TILE_KV = 64
 #: bulk copies of 64 columns in a row of 576

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 import numpy as np
 import plotly.graph_objects as go
 
+from ..core.problem import Problem
 from ..plan import POLICIES, Plan
-from ..problem import Problem
-from .plan_explorer import MERGES, planned
+from .explorers.plan import MERGES, planned
 from .source import PREDICTED
 from .style import GREY, INK, PALETTE, RED, new_figure
 from .tables import Table, table

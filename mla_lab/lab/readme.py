@@ -9,9 +9,9 @@ import re
 import sys
 from pathlib import Path
 
-from ..errors import invalid
+from ..core.errors import invalid
 from ..simulate.recorded import error_table, recorded
-from .cover import cover
+from .readme_picture import cover
 from .workbook_map import NOTEBOOKS
 
 PICTURE = Path("data/pictures/plan.svg")

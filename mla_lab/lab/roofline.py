@@ -8,9 +8,9 @@ import ipywidgets as widgets
 import numpy as np
 import plotly.graph_objects as go
 
-from ..errors import invalid
-from ..gpu import PRESETS, Gpu
-from ..problem import Problem
+from ..core.errors import invalid
+from ..core.gpu import PRESETS, Gpu
+from ..core.problem import Problem
 from . import explorer
 from .source import Source, formula
 from .style import BLUE, GREEN, GREY, RED, new_figure

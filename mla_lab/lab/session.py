@@ -20,7 +20,7 @@ from typing import Any
 import ipywidgets as widgets
 from IPython.display import HTML, display
 
-from ..errors import MlaLabError, invalid
+from ..core.errors import MlaLabError, invalid
 
 
 class WidgetFailed(MlaLabError, RuntimeError):

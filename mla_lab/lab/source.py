@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from html import escape
 
-from ..errors import invalid
+from ..core.errors import invalid
 
 KINDS = ("predicted", "measured", "recorded")
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import ipywidgets as widgets
 
-from ..doctor import examine
+from ..api.doctor import examine
 from . import explorer
 from .style import BLUE, FONT, INK, ORANGE
 from .svg import Svg, document, label

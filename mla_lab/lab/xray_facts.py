@@ -1,9 +1,10 @@
-"""Facts of compiled kernels: from an artifact that is here, else as recorded in data/xray.json.
+"""Facts of compiled kernels: from an artifact that is here, else as recorded in
+data/runtime/xray.json.
 
 Compiling the large kernels takes tens of seconds, so a notebook only looks: an artifact in the
 cache is seen through now, and where there is none the recorded facts stand in, with their date.
 
-    python -m mla_lab.lab.xray_facts     compile what is missing, write data/xray.json anew
+    python -m mla_lab.lab.xray_facts     compile what is missing, write data/runtime/xray.json anew
 """
 
 from __future__ import annotations
@@ -15,23 +16,23 @@ from dataclasses import asdict, dataclass
 from functools import cache
 from typing import Any
 
-from ..errors import BuildError, MlaLabError, invalid
+from ..core.errors import BuildError, MlaLabError, invalid
+from ..core.resources import data_dir
 from ..jit.build import compile, find
 from ..jit.source import source_hash
 from ..plan.config import KernelConfig
-from ..resources import data_dir
 from ..xray import KernelReport, inspect
 from .source import Source
 
-RECORD = "xray.json"
+RECORD = "runtime/xray.json"
 ARCH = "sm_90a"
 #: what the notebook shows, by a short name
 KERNELS = {
     "empty": KernelConfig("cute/empty"),
-    "kv_m, 16 rows": KernelConfig("cute/kv_m", tile_rows=16),
-    "kv_m, 16 rows, cluster 8": KernelConfig("cute/kv_m", tile_rows=16, cluster=8),
-    "q_m, 64 rows": KernelConfig("cute/q_m"),
-    "q_m, 128 rows, cluster 2": KernelConfig("cute/q_m", tile_rows=128, cluster=2),
+    "swap_ab, 16 rows": KernelConfig("cute/swap_ab_sm90", tile_rows=16),
+    "swap_ab, 16 rows, cluster 8": KernelConfig("cute/swap_ab_sm90", tile_rows=16, cluster=8),
+    "keep_ab, 64 rows": KernelConfig("cute/keep_ab_sm90"),
+    "keep_ab, 128 rows, cluster 2": KernelConfig("cute/keep_ab_sm90", tile_rows=128, cluster=2),
     "merge": KernelConfig("cuda/merge"),
 }
 

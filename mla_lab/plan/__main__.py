@@ -11,7 +11,7 @@ from statistics import median
 
 import numpy as np
 
-from ..problem import Problem
+from ..core.problem import Problem
 from .schedule import POLICIES, make_plan
 
 REQUESTS, HEADS, MOST_KV, ROUNDS = 1024, 128, 16384, 9

@@ -39,8 +39,8 @@ def one_each(blocks: np.ndarray) -> Assignment:
 def beside(tiles: np.ndarray, times: np.ndarray, workers: int) -> Assignment:
     """`balance` of work tiles, those that read the same keys beside each other where it leaves a
     choice: neighbours begin together, so that what one reads the others find in L2, and a group's
-    partials are there at the same time. (q_m, 128 heads, one request of 65536 keys: 34.6 us where
-    64 pieces lie so, 37.5 where row tiles lie apart.)
+    partials are there at the same time. (keep_ab, 128 heads, one request of 65536 keys: 34.6 us
+    where 64 pieces lie so, 37.5 where row tiles lie apart.)
 
     A worker each, where there are as many, in just that order.
     """

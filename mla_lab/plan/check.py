@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ..errors import invalid
+from ..core.errors import invalid
 from .extent import kv_tokens, row_tiles, spread
 
 if TYPE_CHECKING:

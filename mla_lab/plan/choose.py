@@ -1,11 +1,12 @@
 """Which kernel, which tile, which cuts: a few candidates a problem, priced, and the reason kept.
 
-Two families of kernel compete, each in its ways (see `ways`). With KV on the M side (`cute/kv_m`)
-a tile has 8, 16 or 32 rows: no row is padded, partials are small, and heads may be spread over
-CTAs that read the same keys from L2. It runs grid plans that are a formula (see `formula`), where
+Two families of kernel compete, each in its ways (see `ways`). With KV on the M side
+(`cute/swap_ab_sm90`) a tile has 8, 16 or 32 rows: no row is padded, partials are small, and heads
+may be spread over CTAs that read the same keys from L2. It runs grid plans that are a formula
+(see `formula`), where
 all their workers fit on the card at once, and walks others, which balance ragged lengths. With the
-query rows on the M side (`cute/q_m`) a tile has 64 rows, or 128 rows over a cluster of two that
-share each KV block: the matrix unit is full.
+query rows on the M side (`cute/keep_ab_sm90`) a tile has 64 rows, or 128 rows over a cluster of two
+that share each KV block: the matrix unit is full.
 """
 
 from __future__ import annotations
@@ -13,9 +14,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from ..errors import unsupported
-from ..gpu import H200, Gpu
-from ..problem import Problem
+from ..core.errors import unsupported
+from ..core.gpu import H200, Gpu
+from ..core.problem import Problem
 from .config import KernelConfig
 from .kernel_costs import Q_M, KernelCosts, recorded_costs
 from .pricing import (
@@ -34,7 +35,7 @@ from .ways import EIGHT, FORMATS, ROWS, SPLIT, WALK, find_way
 #: to 64 heads, and of more, whose row tiles fill the card sooner: in the largest pieces with which
 #: 64 requests do, since a batch of 128 pays 8 us for every further one. Small batches lose by it:
 #: with 8192 keys each and 16 or 128 heads, one request takes 10.7 or 6.6 times as long as by
-#: default on an H200, 16 of them 2.2 or 1.7 times (data/h200_invariant.jsonl).
+#: default on an H200, 16 of them 2.2 or 1.7 times (data/records/h200_invariant.jsonl).
 INVARIANT_CUTS = {
     16: {"split_blocks": 16, "max_splits": 32, "half_blocks": 64},
     64: {"split_blocks": 32, "max_splits": 32, "half_blocks": 64},
@@ -43,14 +44,14 @@ INVARIANT_CUTS = {
 #: other cuts of a tile are priced where its first price is within so much of the least
 HOPEFUL = 1.2
 #: over a cache of eight bits a pair of CTAs that share their keys is taken where it is priced
-#: within so much of one CTA's tile: of 20 calls of 128 heads (data/h200_sweep_eight_bits.jsonl)
-#: the choice is 0.15 % over the best in the mean with that, 0.29 % without; what the L2 is spared
-#: has no price
+#: within so much of one CTA's tile: of 20 calls of 128 heads
+#: (data/records/h200_sweep_eight_bits.jsonl) the choice is 0.15 % over the best in the mean with
+#: that, 0.29 % without; what the L2 is spared has no price
 PAIR_EDGE = 1.012
 #: query rows of a request up to which KV goes on the M side under batch invariance
 INVARIANT_ROWS = 16
 #: what a plan made anew on the device costs a launch: median of `us_with_plan - us` (17 to 67) over
-#: the persistent plans of data/h200_anchor.jsonl
+#: the persistent plans of data/records/h200_anchor.jsonl
 PLANNER_US = 29.0
 
 

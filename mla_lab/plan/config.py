@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from typing import Any
 
-from ..errors import invalid
+from ..core.errors import invalid
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ..problem import Problem
+from ..core.problem import Problem
 from .cuts import Shape
 from .tile import Plan
 

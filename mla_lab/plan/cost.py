@@ -25,7 +25,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ..errors import invalid
+from ..core.errors import invalid
 
 Numbers = float | np.ndarray
 

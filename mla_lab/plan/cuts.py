@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ..problem import Problem
+from ..core.problem import Problem
 from .extent import kv_tokens, row_tiles, spread
 
 

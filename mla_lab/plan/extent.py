@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from ..problem import Problem
+from ..core.problem import Problem
 
 
 def row_tiles(problem: Problem, tile_rows: int) -> np.ndarray:

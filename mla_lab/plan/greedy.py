@@ -34,7 +34,7 @@ from bisect import bisect_right
 
 import numpy as np
 
-from ..errors import invalid
+from ..core.errors import invalid
 from .cuts import Cuts, Shape
 
 #: FlashMLA's fixed cost of a piece, in blocks

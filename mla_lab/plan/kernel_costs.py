@@ -1,8 +1,8 @@
 """Constants of our kernel families, from which the cost model of a problem follows.
 
-`data/kernel_costs.json` holds those of a sweep where one was made (see `calibrate`); without it
-the figures below stand in. What builds for a cache of eight bits take is in a record of its own;
-formats that it does not hold are priced as 16 bits are, by their bytes.
+`data/runtime/kernel_costs.json` holds those of a sweep where one was made (see `calibrate`);
+without it the figures below stand in. What builds for a cache of eight bits take is in a record of
+its own; formats that it does not hold are priced as 16 bits are, by their bytes.
 """
 
 from __future__ import annotations
@@ -15,18 +15,18 @@ from typing import Any
 
 import numpy as np
 
-from ..errors import invalid
-from ..problem import Problem
-from ..resources import data_dir
+from ..core.errors import invalid
+from ..core.problem import Problem
+from ..core.resources import data_dir
 from .correction import FEATURES, PLACE, Correction
 from .cost import CostModel
 from .ways import DEEP, GRID, MAIL, PAIR, ROWS, WALK
 
 #: rows that one CTA can hold; a taller tile is shared by the CTAs of a cluster
 CTA_ROWS = 64
-RECORD = "kernel_costs.json"
+RECORD = "runtime/kernel_costs.json"
 #: the same for builds that read a cache of eight bits, whose rows name the query and the cache
-FORMATS_RECORD = "kernel_costs_eight_bits.json"
+FORMATS_RECORD = "runtime/kernel_costs_eight_bits.json"
 #: what `RECORD` was calibrated with; fp16 takes as long where power allows it
 SIXTEEN = ("bf16", "bf16")
 Whole = int | np.ndarray
@@ -167,7 +167,7 @@ class KernelCosts:
 _MEASURED = "one NVIDIA H200, 2026-11-20: median error 4 %"
 #: query rows on the M side
 Q_M = KernelCosts(
-    kernel="cute/q_m",
+    kernel="cute/keep_ab_sm90",
     source=_MEASURED,
     launch_ns=740.0,
     tile_ns=3970.0,
@@ -193,7 +193,7 @@ Q_M = KernelCosts(
 #: KV on the M side, by formula. Two stages of KV a CTA are a round trip of memory for every two
 #: blocks; its matrix unit mostly waits.
 KV_M = KernelCosts(
-    kernel="cute/kv_m",
+    kernel="cute/swap_ab_sm90",
     source=_MEASURED,
     launch_ns=840.0,
     tile_ns=2130.0,

@@ -13,7 +13,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from ..errors import invalid
+from ..core.errors import invalid
 from .cuts import Cuts, Shape, cut_by_count, cut_by_size
 from .greedy import greedy
 

@@ -12,8 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from ..gpu import H200, Gpu
-from ..problem import Problem
+from ..core.gpu import H200, Gpu
+from ..core.problem import Problem
 from .config import KernelConfig
 from .correction import Call
 from .cost import CostModel
@@ -30,7 +30,7 @@ TILE_KV = 64
 SPLITS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
 EVEN_TRIALS = 3
 #: keys of one piece that the matrix unit alone may add up in e4m3: of 8,192 the error is 1.04 times
-#: that of torch with the same rounding, of 65,536 2.5 times (H200, see `cute.q_m.transposed`)
+#: that of torch with the same rounding, of 65,536 2.5 times (H200, see `cute.keep_ab_sm90.fp8`)
 LONGEST = 16384
 
 

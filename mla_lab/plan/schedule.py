@@ -17,8 +17,8 @@ from typing import Any
 
 import numpy as np
 
-from ..errors import invalid
-from ..problem import Problem
+from ..core.errors import invalid
+from ..core.problem import Problem
 from .assign import beside, by_part, in_turn, one_each
 from .cost import CostModel, makespan
 from .cuts import Cuts, Shape, number

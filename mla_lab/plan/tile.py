@@ -28,8 +28,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ..errors import InvalidInput, invalid
-from ..problem import Problem
+from ..core.errors import InvalidInput, invalid
+from ..core.problem import Problem
 from .check import check_plan
 from .config import KernelConfig
 from .workspace import WorkspaceLayout

@@ -2,12 +2,12 @@
 
 | way | kernel | work | partials |
 |---|---|---|---|
-| rows | `cute/q_m` | a plan's tiles | a share of each merge to all who split the row tile |
-| grid | `cute/kv_m` | a formula; a cluster divides the keys | so too |
-| mail | `cute/kv_m` | a formula, one CTA a worker | words that are their own flags |
-| deep | `cute/kv_m` | as mail; 8 rows leave room for a third KV tile in flight | as mail |
-| pair | `cute/kv_m` | as mail; two row tiles share every KV tile | as mail |
-| walk | `cute/kv_m` | a plan's tiles, one CTA a worker | as rows |
+| rows | `cute/keep_ab_sm90` | a plan's tiles | a share of each merge to all who split the row tile
+| | grid | `cute/swap_ab_sm90` | a formula; a cluster divides the keys | so too |
+| mail | `cute/swap_ab_sm90` | a formula, one CTA a worker | words that are their own flags |
+| deep | `cute/swap_ab_sm90` | as mail; 8 rows leave room for a third KV tile in flight | as mail |
+| pair | `cute/swap_ab_sm90` | as mail; two row tiles share every KV tile | as mail |
+| walk | `cute/swap_ab_sm90` | a plan's tiles, one CTA a worker | as rows |
 
 A formula (see `formula`) cuts every request into as many pieces, and wants all of its workers on
 the card at once; a plan's tiles balance requests of any lengths over those that there are.
@@ -74,31 +74,31 @@ class Way:
 #: same keys twice
 ROWS = Way(
     "rows",
-    "cute/q_m",
+    "cute/keep_ab_sm90",
     ((64, 1), (128, 2)),
     split=((64, 1), (128, 2)),
     eight=((64, 1), (128, 2)),
 )
 GRID = Way(
     "grid",
-    "cute/kv_m",
+    "cute/swap_ab_sm90",
     ((8, 8), (8, 16), (16, 8)),
     (("fused_merge", 2), ("grid", 1)),
     eight=((8, 8),),
 )
 MAIL = Way(
     "mail",
-    "cute/kv_m",
+    "cute/swap_ab_sm90",
     ((16, 1), (32, 1)),
     (("fused_merge", 3), ("grid", 1)),
     split=((16, 1), (32, 1)),
     eight=((16, 1), (32, 1)),
 )
-DEEP = Way("deep", "cute/kv_m", ((8, 1),), MAIL.options)
-PAIR = Way("pair", "cute/kv_m", ((16, 1),), (*MAIL.options, ("pair", 2)), eight=((64, 1),))
+DEEP = Way("deep", "cute/swap_ab_sm90", ((8, 1),), MAIL.options)
+PAIR = Way("pair", "cute/swap_ab_sm90", ((16, 1),), (*MAIL.options, ("pair", 2)), eight=((64, 1),))
 WALK = Way(
     "walk",
-    "cute/kv_m",
+    "cute/swap_ab_sm90",
     ((16, 1),),
     (("fused_merge", 2),),
     split=((16, 1), (32, 1)),

@@ -21,7 +21,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 
-from ..errors import invalid, unsupported
+from ..core.errors import invalid, unsupported
 
 #: of slices inside the buffer, and of the buffer itself: what torch's allocator gives on a CPU
 ALIGNMENT = 256

@@ -1,7 +1,7 @@
 """Where the time of one call goes: phases that add up to it, and spans as a `Timeline`.
 
-Measured rows are JSON lines (`data/anatomy.schema.json`), taken by stamps of the global timer
-inside a kernel or by a profiler around it; a prediction of the same form comes from the
+Measured rows are JSON lines (`data/runtime/anatomy.schema.json`), taken by stamps of the global
+timer inside a kernel or by a profiler around it; a prediction of the same form comes from the
 simulator's critical path.
 
     python -m mla_lab.simulate.anatomy FILE...      says what is wrong with a row, or counts them
@@ -17,15 +17,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ..errors import MlaLabError, invalid
+from ..core.errors import MlaLabError, invalid
+from ..core.problem import Problem
+from ..core.resources import data_dir
 from ..plan.choose import choose
-from ..problem import Problem
-from ..resources import data_dir
 from .launch import simulate
 from .recorded import recorded
 from .timeline import SAME_US, Event, Timeline
 
-RECORD = "h200_anatomy.jsonl"
+RECORD = "records/h200_anatomy.jsonl"
 SCHEMA = "anatomy/1"
 #: phases of a call in order of time; a row may leave some out or know `loop` in more detail
 PHASES = (

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from .. import gpu
+from ..core import gpu
 
 #: operations of one SM's matrix unit per clock, bf16 with fp32 accumulation, Hopper (dense
 #: 989.4 TFLOP/s over 132 SMs at 1.83 GHz, NVIDIA H100 datasheet)
@@ -68,7 +68,7 @@ class Constants:
     merge_us: float = 1.2
     mail_us: float = 0.7
     #: partials that go to L2, or come from it, over all SMs: 132 CTAs of 128 KB take 3.3 us to
-    #: leave theirs and 3.9 us to merge their shares (cute/q_m, stamps, H200, 2026-11-20)
+    #: leave theirs and 3.9 us to merge their shares (cute/keep_ab_sm90, stamps, H200, 2026-11-20)
     exchange_tbps: float = 5.5
     #: from the last worker's end to a second, dependent launch, and its rate over the whole card
     relaunch_us: float = 2.5
@@ -102,9 +102,10 @@ class Constants:
         return replace(self, clock_ghz=round(clock, 2), burst_ghz=0.0)
 
 
-#: query rows on the 64-row side of the matrix unit (cute/q_m)
+#: query rows on the 64-row side of the matrix unit (cute/keep_ab_sm90)
 H200 = Constants()
-#: KV on that side, at most 32 rows a tile (cute/kv_m): 1.2 us a block at 16 rows and 2.5 at 64 in
-#: the prototype, with nothing that overlaps, and 7 % less since PV of one block is issued before
-#: QK of the next; one NVIDIA H200, 2026-11-20. Few rows are little matrix work: the clock stays up
+#: KV on that side, at most 32 rows a tile (cute/swap_ab_sm90): 1.2 us a block at 16 rows and 2.5 at
+#: 64 in the prototype, with nothing that overlaps, and 7 % less since PV of one block is issued
+#: before QK of the next; one NVIDIA H200, 2026-11-20. Few rows are little matrix work: the clock
+#: stays up
 KV_M = replace(H200, clock_ghz=1.98, stages=2, lookahead=0, gap_clocks=1430.0, min_rows=8)

@@ -1,14 +1,16 @@
 """Fits the simulator to recorded launches, and says honestly how well it then predicts.
 
-    python -m mla_lab.simulate.fit data/h200_anchor.jsonl
+    python -m mla_lab.simulate.fit data/records/h200_anchor.jsonl
 
 Each regime is predicted by constants that were fitted to the others, next to a baseline of two
 numbers, `constant + bytes / bandwidth`, fitted to the same cases. The error table, the constants
-of each such fit and those fitted to all cases become `data/simulator.json`; the table is printed.
+of each such fit and those fitted to all cases become `data/runtime/simulator.json`; the table is
+printed.
 
 Bandwidth is not fitted: it is the ceiling that the run measured beside its launches. The clock
-under matrix load begins at the run's GEMM ceiling and is fitted for `cute/q_m`. The *form* of the
-model was found while all cases were in sight; only its constants have not seen what is held out.
+under matrix load begins at the run's GEMM ceiling and is fitted for `cute/keep_ab_sm90`. The *form*
+of the model was found while all cases were in sight; only its constants have not seen what is held
+out.
 """
 
 from __future__ import annotations
@@ -23,10 +25,10 @@ from typing import Any
 import numpy as np
 
 from ..bench.records import read
-from ..errors import invalid
-from ..gpu import H200 as CARD
-from ..problem import Problem
-from ..resources import data_dir
+from ..core.errors import invalid
+from ..core.gpu import H200 as CARD
+from ..core.problem import Problem
+from ..core.resources import data_dir
 from .constants import FLOP_PER_CLOCK, Constants
 from .launch import simulate
 from .launches import LATENCY, REGIMES, Launch, launches
@@ -173,7 +175,7 @@ def judge(name: str, cases: Sequence[Launch], constants: Family) -> Judgement:
 
 
 def fit_record(rows: Sequence[dict[str, Any]], origin: str) -> Fitted:
-    """Everything that `data/simulator.json` says of a record."""
+    """Everything that `data/runtime/simulator.json` says of a record."""
     cases, start = launches(rows), starts(rows)
     known = {name: parts(cases, out)[0] for name, out in splits(cases).items()}
     constants = fit(cases, start)
@@ -188,7 +190,7 @@ def main(arguments: Sequence[str]) -> int:
         prog="python -m mla_lab.simulate.fit", description=main.__doc__
     )
     parser.add_argument("records", nargs="+", type=Path, help="of `mla-lab bench run`")
-    parser.add_argument("--out", type=Path, help="default: data/simulator.json")
+    parser.add_argument("--out", type=Path, help="default: data/runtime/simulator.json")
     args = parser.parse_args(arguments)
     if missing := [str(path) for path in args.records if not path.is_file()]:
         parser.error(f"records: got {', '.join(missing)}; supported: files that exist")

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from ..errors import invalid
+from ..core.errors import invalid
 from ..plan.tile import Plan
 from .constants import Constants
 from .engine import Engine

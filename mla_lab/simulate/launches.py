@@ -8,13 +8,13 @@ from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from ..bench.records import problem_of, results
-from ..gpu import H200 as CARD
+from ..core.gpu import H200 as CARD
+from ..core.problem import Problem
 from ..plan.choose import choose
 from ..plan.config import KernelConfig
 from ..plan.cost import CostModel
 from ..plan.schedule import make_plan
 from ..plan.tile import Plan
-from ..problem import Problem
 
 OURS = "mla-lab"
 #: below this floor (seconds) fixed costs decide, whatever side of the roofline a problem is on
@@ -23,7 +23,7 @@ REGIMES = ("latency", "memory", "compute")
 #: fields and options in the name of a kernel's configuration (`KernelConfig.name`)
 _FIELD = re.compile(r"_([a-z]+(?:_[a-z]+)*)-([a-z0-9]+)")
 _OPTION = re.compile(r"_([a-z_]+?)(\d+)(?=_|$)")
-KERNELS = ("cute/kv_m", "cute/q_m")
+KERNELS = ("cute/swap_ab_sm90", "cute/keep_ab_sm90")
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,7 @@ class Launch:
     @property
     def kernel(self) -> str:
         """The family whose constants it tells."""
-        return self.plan.config.kernel if self.plan.config else "cute/q_m"
+        return self.plan.config.kernel if self.plan.config else "cute/keep_ab_sm90"
 
     @property
     def problem(self) -> Problem:

@@ -16,7 +16,7 @@ from functools import lru_cache
 
 import numpy as np
 
-from ..errors import invalid
+from ..core.errors import invalid
 from .constants import Constants
 from .timeline import Event, Timeline
 

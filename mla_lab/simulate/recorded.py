@@ -8,13 +8,13 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from ..resources import data_dir
+from ..core.resources import data_dir
 from .constants import H200, KV_M, Constants
 
-RECORD = "simulator.json"
+RECORD = "runtime/simulator.json"
 #: where each family begins; what its records cannot tell stays there
-STARTS = {"cute/q_m": replace(H200, burst_ghz=1.98), "cute/kv_m": KV_M}
-#: tiles of more rows are those of `cute/q_m`
+STARTS = {"cute/keep_ab_sm90": replace(H200, burst_ghz=1.98), "cute/swap_ab_sm90": KV_M}
+#: tiles of more rows are those of `cute/keep_ab_sm90`
 KV_M_ROWS = 32
 
 
@@ -32,7 +32,7 @@ class Judgement:
 
 @dataclass(frozen=True)
 class Fitted:
-    """What `data/simulator.json` holds."""
+    """What `data/runtime/simulator.json` holds."""
 
     origin: str
     constants: dict[str, Constants]
@@ -78,7 +78,7 @@ def recorded() -> Fitted:
 
 def constants_for(tile_rows: int) -> Constants:
     """Fitted constants of the kernel family that has tiles of so many rows."""
-    kernel = "cute/kv_m" if tile_rows <= KV_M_ROWS else "cute/q_m"
+    kernel = "cute/swap_ab_sm90" if tile_rows <= KV_M_ROWS else "cute/keep_ab_sm90"
     return recorded().constants[kernel]
 
 

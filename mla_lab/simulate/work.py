@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from ..core.problem import ELEMENT_BYTES
 from ..plan.tile import Plan
-from ..problem import ELEMENT_BYTES
 from .constants import Constants
 from .pipeline import loop_of
 

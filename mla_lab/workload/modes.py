@@ -17,9 +17,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ..errors import invalid
-from ..models import Model
-from ..problem import Problem
+from ..core.errors import invalid
+from ..core.models import Model
+from ..core.problem import Problem
 from .trace import Trace
 
 #: tolerance of the clock, in steps: (3 * 0.1) / 0.1 is just below 3 in binary

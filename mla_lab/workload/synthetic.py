@@ -6,7 +6,7 @@ each other, rounded and clipped: the shape, not the figures, of the public trace
 and 129 tokens in Azure's conversation trace). Draws are Python's `random.Random(seed).random()`,
 whose stream is the same in every version, through the inverse of the distribution function.
 
-`data/synthetic_trace.csv` and `.jsonl` hold the same requests in both schemas:
+`data/runtime/synthetic_trace.csv` and `.jsonl` hold the same requests in both schemas:
 
     python -c "from mla_lab.workload.synthetic import write; write('data')"
 """
@@ -90,7 +90,7 @@ def write(folder: str | Path, trace: Trace | None = None) -> tuple[Path, Path]:
 
 def shipped_trace() -> Trace:
     """The trace as `data/` ships it."""
-    from ..resources import data_dir
+    from ..core.resources import data_dir
     from .loaders import load_mooncake
 
-    return load_mooncake(data_dir() / "synthetic_trace.jsonl")
+    return load_mooncake(data_dir() / "runtime/synthetic_trace.jsonl")

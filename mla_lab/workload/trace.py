@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ..errors import invalid
+from ..core.errors import invalid
 
 
 @dataclass(frozen=True, eq=False)

@@ -12,7 +12,7 @@ import subprocess
 from dataclasses import dataclass
 from pathlib import Path
 
-from ..errors import BuildError, unsupported
+from ..core.errors import BuildError, unsupported
 from ..jit.toolchain import nvidia_file
 from .opcodes import sass_class
 

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from playwright.sync_api import Page
 
-from mla_lab.commands.lab import SETTINGS
+from mla_lab.cli.commands.lab import SETTINGS
 
 #: the Chromium of Debian; CHROMIUM names another one
 CHROMIUM = os.environ.get("CHROMIUM", shutil.which("chromium") or "/usr/bin/chromium")

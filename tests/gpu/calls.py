@@ -6,16 +6,16 @@ from typing import Any
 
 import torch
 
-from mla_lab import decode
-from mla_lab.accuracy import lse_error, rel_error
-from mla_lab.backends.families import costs
-from mla_lab.gpu import Gpu
-from mla_lab.inputs import DecodeInputs, make_inputs
+from mla_lab.api import decode
+from mla_lab.backends.cute.families import costs
+from mla_lab.core.gpu import Gpu
+from mla_lab.core.problem import Problem
 from mla_lab.plan import Plan, choose
 from mla_lab.plan.workspace import MAIL_WORDS
-from mla_lab.problem import Problem
-from mla_lab.proof.limits import WEIGHTS, limits_of
-from mla_lab.reference import Result, decode_reference
+from mla_lab.reference.inputs import DecodeInputs, make_inputs
+from mla_lab.reference.mla import Result, decode_reference
+from mla_lab.reference.tolerance import lse_error, rel_error
+from mla_lab.verify.limits import WEIGHTS, limits_of
 
 #: ||out - oracle|| / ||oracle||: rounding out to bf16 alone is 1.7e-3
 TOLERANCE = 4e-3

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from mla_lab import repeats
+from mla_lab.api import replay as repeats
 
 from .calls import WORKSPACE_BYTES
 

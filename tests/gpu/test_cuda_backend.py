@@ -10,21 +10,22 @@ from typing import Any
 import pytest
 import torch
 
-from mla_lab import decode, repeats
-from mla_lab.accuracy import lse_error, rel_error
-from mla_lab.backends import self_check
-from mla_lab.bench.checks import LIMITS
-from mla_lab.contract import xqa_batch_decode_with_kv_cache_mla
-from mla_lab.contract_gqa import (
+from mla_lab.api import decode
+from mla_lab.api import replay as repeats
+from mla_lab.api.contract import xqa_batch_decode_with_kv_cache_mla
+from mla_lab.api.contract_gqa import (
     trtllm_batch_decode_with_kv_cache,
     xqa_batch_decode_with_kv_cache,
 )
-from mla_lab.errors import InvalidInput
-from mla_lab.inputs import DecodeInputs, make_inputs
-from mla_lab.inputs_gqa import GqaShape, make_gqa_inputs
-from mla_lab.problem import Problem
-from mla_lab.reference import decode_reference
-from mla_lab.reference_gqa import decode_gqa_reference
+from mla_lab.backends import self_check
+from mla_lab.bench.checks import LIMITS
+from mla_lab.core.errors import InvalidInput
+from mla_lab.core.problem import Problem
+from mla_lab.reference.gqa import decode_gqa_reference
+from mla_lab.reference.inputs import DecodeInputs, make_inputs
+from mla_lab.reference.inputs_gqa import GqaShape, make_gqa_inputs
+from mla_lab.reference.mla import decode_reference
+from mla_lab.reference.tolerance import lse_error, rel_error
 
 from .calls import counters_are_zero
 

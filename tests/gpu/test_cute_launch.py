@@ -9,13 +9,13 @@ from typing import Any
 import pytest
 import torch
 
-from mla_lab import repeats
-from mla_lab.backends.families import costs
-from mla_lab.errors import InvalidInput
-from mla_lab.gpu import Gpu
+from mla_lab.api import replay as repeats
+from mla_lab.backends.cute.families import costs
+from mla_lab.core.errors import InvalidInput
+from mla_lab.core.gpu import Gpu
+from mla_lab.core.problem import Problem
 from mla_lab.plan import choose, make_plan
-from mla_lab.problem import Problem
-from mla_lab.reference import decode_reference
+from mla_lab.reference.mla import decode_reference
 
 from .calls import (
     check,

@@ -11,12 +11,12 @@ from typing import Any
 import pytest
 import torch
 
-from mla_lab.accuracy import rel_error
-from mla_lab.inputs import DecodeInputs, make_inputs
+from mla_lab.core.problem import Problem
 from mla_lab.plan import make_plan
-from mla_lab.problem import Problem
-from mla_lab.proof.limits import limits_of
-from mla_lab.reference import Result, TileWalk, decode_reference
+from mla_lab.reference.inputs import DecodeInputs, make_inputs
+from mla_lab.reference.mla import Result, TileWalk, decode_reference
+from mla_lab.reference.tolerance import rel_error
+from mla_lab.verify.limits import limits_of
 
 from .calls import check, counters_are_zero, inputs_of, native
 

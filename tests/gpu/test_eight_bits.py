@@ -8,14 +8,14 @@ import pytest
 import torch
 
 from mla_lab import cli
-from mla_lab.backends.builds import able
-from mla_lab.backends.families import costs
-from mla_lab.call import Features
-from mla_lab.gpu import H200
+from mla_lab.backends.cute.catalogue import able
+from mla_lab.backends.cute.families import costs
+from mla_lab.call.decode_args import Features
+from mla_lab.core.gpu import H200
+from mla_lab.core.problem import Problem
 from mla_lab.plan import Plan, choose
 from mla_lab.plan.pricing import LONGEST
-from mla_lab.problem import Problem
-from mla_lab.reference import decode_reference
+from mla_lab.reference.mla import decode_reference
 
 from .calls import check, counters_are_zero, inputs_of, native
 
@@ -51,7 +51,7 @@ def test_pages_of_other_sizes(
 def test_long_pieces_of_e4m3_are_added_up_tile_by_tile(workspace: torch.Tensor) -> None:
     problem = Problem((1,) * 64, (LONGEST + 256,) * 64, 128, **E4M3)  # type: ignore[arg-type]
     plan = plan_of(problem)
-    assert plan.config is not None and plan.config.kernel == "cute/kv_m"
+    assert plan.config is not None and plan.config.kernel == "cute/swap_ab_sm90"
     inputs = inputs_of(problem, "lse")
     expected = decode_reference(inputs)
     for given in (plan, None):

@@ -9,10 +9,11 @@ from typing import Any
 import pytest
 import torch
 
-from mla_lab import decode, repeats
 from mla_lab import trtllm_batch_decode_with_kv_cache_mla as call
-from mla_lab.inputs import DecodeInputs
-from mla_lab.problem import Problem
+from mla_lab.api import decode
+from mla_lab.api import replay as repeats
+from mla_lab.core.problem import Problem
+from mla_lab.reference.inputs import DecodeInputs
 
 from .calls import check, inputs_of, native
 

@@ -13,17 +13,18 @@ from typing import Any
 import pytest
 import torch
 
-from mla_lab import decode, masks
-from mla_lab.backends.families import config_for
-from mla_lab.gpu import Gpu
-from mla_lab.inputs import DecodeInputs, make_inputs
-from mla_lab.operands import operands
+from mla_lab.api import decode
+from mla_lab.backends.cute.families import config_for
+from mla_lab.core import masks
+from mla_lab.core.gpu import Gpu
+from mla_lab.core.problem import Problem
 from mla_lab.plan import Plan, make_plan
 from mla_lab.plan.cuts import Shape
 from mla_lab.plan.formula import most_splits
 from mla_lab.plan.ways import WAYS
-from mla_lab.problem import Problem
-from mla_lab.reference import TileWalk, decode_reference, skip_tiles
+from mla_lab.reference.inputs import DecodeInputs, make_inputs
+from mla_lab.reference.mla import TileWalk, decode_reference, skip_tiles
+from mla_lab.reference.operands import operands
 
 from .calls import check, counters_are_zero, inputs_of, native
 

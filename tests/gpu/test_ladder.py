@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 import torch
 
-from mla_lab.accuracy import ALLOWED_RATIO, lse_error, rel_error, sdpa_error
-from mla_lab.backends.ladder import STEPS, Ladder
-from mla_lab.inputs import make_inputs
-from mla_lab.problem import Problem
-from mla_lab.reference import Result, decode_reference
+from mla_lab.backends.cuda.ladder import STEPS, Ladder
+from mla_lab.core.problem import Problem
+from mla_lab.reference.inputs import make_inputs
+from mla_lab.reference.mla import Result, decode_reference
+from mla_lab.reference.tolerance import ALLOWED_RATIO, lse_error, rel_error, sdpa_error
 
 pytestmark = pytest.mark.gpu
 

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 import pytest
 import torch
 
-from mla_lab.backends.cuda_ops import Merge
-from mla_lab.reference import merge_partials
+from mla_lab.backends.cuda.ops import Merge
+from mla_lab.reference.mla import merge_partials
 
 pytestmark = pytest.mark.gpu
 

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 import torch
 
-from mla_lab.backends.cuda_ops import DevicePlan, DevicePlanner, merge_items
-from mla_lab.problem import Problem
+from mla_lab.backends.cuda.ops import DevicePlan, DevicePlanner, merge_items
+from mla_lab.core.problem import Problem
 from mla_lab.workload import load_trace, sample, shipped_trace
 
 from ..planner_cases import host_plan, random_case

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from mla_lab.proof import published
-from mla_lab.proof.cases import pairwise_cases
-from mla_lab.proof.check import run_case
+from mla_lab.verify import published
+from mla_lab.verify.cases import pairwise_cases
+from mla_lab.verify.check import run_case
 
 pytestmark = pytest.mark.gpu
 

@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from mla_lab import jit
-from mla_lab.inputs import make_inputs
-from mla_lab.inputs_gqa import GqaShape, make_gqa_inputs
-from mla_lab.problem import Problem
+from mla_lab.core.problem import Problem
+from mla_lab.reference.inputs import make_inputs
+from mla_lab.reference.inputs_gqa import GqaShape, make_gqa_inputs
 
 from .xqa_calls import (
     TOLERANCE,

@@ -10,14 +10,14 @@ import torch
 from torch import Tensor
 
 from mla_lab import jit
-from mla_lab.accuracy import error, lse_error, sdpa_error
-from mla_lab.bench.tolerance import rounded_error
-from mla_lab.errors import BuildError
-from mla_lab.inputs import DecodeInputs
-from mla_lab.inputs_gqa import GqaInputs
+from mla_lab.core.errors import BuildError
 from mla_lab.plan.config import KernelConfig
-from mla_lab.reference import Result, decode_reference
-from mla_lab.reference_gqa import decode_gqa_reference
+from mla_lab.reference.gqa import decode_gqa_reference
+from mla_lab.reference.inputs import DecodeInputs
+from mla_lab.reference.inputs_gqa import GqaInputs
+from mla_lab.reference.mla import Result, decode_reference
+from mla_lab.reference.tolerance import error, lse_error, sdpa_error
+from mla_lab.studies.tolerance_rule import rounded_error
 
 TYPES = {"bf16": 0, "fp16": 1, "e4m3": 2}
 #: fp32 lse of scores that were summed over 576 products in fp32

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ...errors import invalid
+from ...core.errors import invalid
 from .base import Peer, Prepared
 from .flash_attention3 import FlashAttention3
 from .flash_mla_peer import FlashMla

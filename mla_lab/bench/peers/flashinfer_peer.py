@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ...inputs import DecodeInputs
+from ...reference.inputs import DecodeInputs
 from ..cases import Case
 from ..rotation import Rotation, page_lists
 from ..timers import Launch

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 import torch
 
 from ... import __version__
-from ...backends.ladder import STEPS, Ladder
-from ...gpu import H200, Gpu
+from ...backends.cuda.ladder import STEPS, Ladder
+from ...core.gpu import H200, Gpu
 from .. import ladder_model
 from ..cases import Case
 from ..rotation import Rotation

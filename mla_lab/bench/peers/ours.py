@@ -8,16 +8,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ... import __version__, backends, decode
-from ... import kv_cache as formats
-from ...backends.device_plan import Formula
-from ...backends.gather import gathers
-from ...call import Arguments
-from ...errors import unsupported
-from ...gpu import H200, Gpu
-from ...inputs import DecodeInputs
+from ... import __version__, backends
+from ...api import decode
+from ...backends.cute.device_plan import Formula
+from ...backends.cute.token_gather import gathers
+from ...call.decode_args import Arguments
+from ...core import kv_cache as formats
+from ...core.errors import unsupported
+from ...core.gpu import H200, Gpu
 from ...plan import Plan, choose
 from ...plan.pricing import Choice
+from ...reference.inputs import DecodeInputs
 from ..cases import Case
 from ..rotation import Rotation
 from ..timers import Launch
@@ -25,7 +26,7 @@ from .base import Prepared
 
 
 class Ours:
-    """`mla_lab.decode.decode` with a plan that all copies share; "auto" or one backend.
+    """`mla_lab.api.decode.decode` with a plan that all copies share; "auto" or one backend.
 
     prepared: calls are checked and given their workspace once, and a launch is the backend's
     `run` alone, as an engine might hold it.
@@ -120,7 +121,7 @@ def _choice(case: Case, gpu: Gpu, backend: str) -> Choice:
     """How known lengths are planned, as the host of a serving engine does it once a step."""
     costs = None
     if backend == "cute":
-        from ...backends import families
+        from ...backends.cute import families
 
         costs = families.costs()
     return choose(case.problem, gpu, case.batch_invariant, costs)

@@ -15,7 +15,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from ...inputs import DecodeInputs
+from ...reference.inputs import DecodeInputs
 
 #: keys of one step, by rows of a tile: with 64 rows two stages of 64 keys and the query take
 #: 217 KB of an SM's 227; more keys a step spill registers where fewer warps share the rows

@@ -9,11 +9,11 @@ from typing import Any
 import torch
 
 from ... import __version__, backends
-from ...errors import invalid
+from ...core.errors import invalid
+from ...core.problem import Problem
 from ...plan import KernelConfig, KernelCosts, Plan, make_plan
 from ...plan.kernel_costs import Q_M, recorded_costs
 from ...plan.ways import ROWS, way_of
-from ...problem import Problem
 from ..cases import Case
 from ..rotation import Rotation
 from .base import Prepared
@@ -36,7 +36,10 @@ class Variant:
     def name(self) -> str:
         """Kernel, rows x cluster, way, policy with its knobs, and the merge where it is apart."""
         config = self.config
-        parts = [config.kernel.removeprefix("cute/"), f"{config.tile_rows}x{config.cluster}"]
+        parts = [
+            config.kernel.removeprefix("cute/").removesuffix("_sm90"),
+            f"{config.tile_rows}x{config.cluster}",
+        ]
         parts += [way_of(config)] if way_of(config) != ROWS.name else []
         parts += [self.policy, *(str(value) for _, value in self.knobs)]
         return "-".join(parts + ([] if self.fused else ["apart"]))

@@ -1,0 +1,118 @@
+"""Decode context parallel: one call's tokens dealt out to ranks, their results merged by lse.
+
+Token i of a request lives on rank i mod world. Each rank attends its own tokens and returns
+out, normalised by its own lse, and that lse; `merge` weights them into the undivided result.
+Sinks enter there, once (a rank's call has none). `shard` makes the ranks' calls from one, for
+tests and lessons; `reference.merge_partials` is the merge in float64.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from ..core import kv_cache as formats
+from ..core.errors import invalid, invalid_type, unsupported
+from ..reference.inputs import DecodeInputs, page_table
+
+
+def merge(
+    outs: Sequence[Tensor],
+    lses: Sequence[Tensor],
+    *,
+    sinks: Tensor | Sequence[Tensor] | None = None,
+    lse_base: str | None = None,
+) -> tuple[Tensor, Tensor]:
+    """The result over all ranks, merged in rank order in float32 (float64 stays float64).
+
+    outs: of each rank [..., heads, latent], any floating dtype of at least 16 bits; lses: of each
+    rank fp32 [rows, heads] or out's shape without latent, in `lse_base` (None and "basee":
+    natural; "base2"). A rank without a key for a row (lse -inf) may leave anything in its out.
+    sinks: fp32 [heads] or a list of one, entered here, once.
+    Returns out in the dtype and shape of one rank's, and lse in its shape and base, sink excluded.
+    """
+    _check(outs, lses, lse_base)
+    wide = torch.float64 if outs[0].dtype is torch.float64 else torch.float32
+    unit = math.log(2) if lse_base == "base2" else 1.0
+    heads, latent_dim = outs[0].shape[-2:]
+    parts = torch.stack([lse.reshape(-1, heads).to(wide) * unit for lse in lses])
+    # a row that no rank has a key for keeps -inf: weights exp(-inf - finite) are 0
+    greatest = parts.amax(0).clamp_min(torch.finfo(wide).min)
+    weights = torch.exp(parts - greatest)
+    total = weights.sum(0)
+    result = torch.zeros(parts.shape[1], heads, latent_dim, dtype=wide, device=parts.device)
+    for out, weight in zip(outs, weights, strict=True):
+        share, values = weight.unsqueeze(-1), out.reshape(-1, heads, latent_dim).to(wide)
+        result += torch.where(share == 0, 0.0, share * values)
+    lse = greatest + total.log()
+    if sinks is not None:
+        sink = sinks if isinstance(sinks, Tensor) else sinks[0]
+        total = total + torch.exp(sink - greatest)
+    result /= total.masked_fill(total == 0, 1).unsqueeze(-1)
+    return result.view(outs[0].shape).to(outs[0].dtype), (lse / unit).view(lses[0].shape)
+
+
+def _check(outs: Sequence[Tensor], lses: Sequence[Tensor], lse_base: str | None) -> None:
+    if lse_base not in (None, "basee", "base2"):
+        raise invalid("lse_base", repr(lse_base), (None, "basee", "base2"))
+    if not outs or len(outs) != len(lses):
+        raise invalid("lses", f"{len(lses)} for {len(outs)} outs", "one for each, at least one")
+    for name, tensors in (("outs", outs), ("lses", lses)):
+        for tensor in tensors:
+            if not isinstance(tensor, Tensor):
+                raise invalid_type(name, type(tensor).__name__, "tensors")
+            if tensor.shape != tensors[0].shape:
+                shapes = f"{list(tensor.shape)} and {list(tensors[0].shape)}"
+                raise invalid(name, shapes, "the same shape from every rank")
+    if lses[0].numel() * outs[0].shape[-1] != outs[0].numel():
+        got = f"shape {list(lses[0].shape)} for out {list(outs[0].shape)}"
+        raise invalid("lses", got, "one value for each row and head of out")
+
+
+def shard(inputs: DecodeInputs, world: int) -> list[DecodeInputs]:
+    """The call of each of `world` ranks: its own pool and table, without sinks, with lse.
+
+    Raises Unsupported for sparse calls and separate tables.
+    """
+    if world < 1:
+        raise invalid("world", world, "1 or more")
+    if inputs.sparse or not inputs.uses_shared_paged_kv_idx:
+        raise unsupported("inputs", "a sparse call or separate tables", "one table of dense pages")
+    return [_of_rank(inputs, world, rank) for rank in range(world)]
+
+
+def _of_rank(inputs: DecodeInputs, world: int, rank: int) -> DecodeInputs:
+    problem = inputs.problem
+    lengths = tuple(len(range(rank, n, world)) for n in problem.kv_lens)
+    counts = [formats.pages_of(n, problem.page_size) for n in lengths]
+    device = inputs.query.device
+    kv_cache = formats.poisoned_pages(
+        sum(counts) + 1,
+        problem.page_size,
+        problem.kv_format,
+        head_dim=problem.head_dim,
+        device=device,
+    )
+    # pages from the last to the first: any order is as good, and this one is not the identity
+    table = page_table(counts, torch.arange(sum(counts), -1, -1, device=device))[:, 0]
+    for row, full_row, kv_len in zip(table, inputs.block_tables, problem.kv_lens, strict=True):
+        tokens = formats.gather(inputs.kv_cache, full_row, kv_len)
+        formats.scatter(kv_cache, row, tokens[rank::world])
+    return replace(
+        inputs,
+        problem=replace(problem, kv_lens=lengths),
+        kv_cache=kv_cache,
+        block_tables=table,
+        seq_lens=torch.tensor(lengths, dtype=torch.int32, device=device),
+        max_seq_len=max(lengths),
+        sinks=None,
+        return_lse=True,
+        enable_dcp=True,
+        cp_world=world,
+        cp_rank=rank,
+        causal_seqlens_kv_global=inputs.seq_lens,
+    )

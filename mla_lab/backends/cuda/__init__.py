@@ -1,0 +1,1 @@
+"""The CUDA C++ backend: kernels of `kernels/` through tvm-ffi."""

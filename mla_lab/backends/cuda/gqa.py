@@ -1,0 +1,146 @@
+"""GQA calls on the CUDA C++ kernel: the same body as MLA's, other widths."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+import torch
+from torch import Tensor
+
+from ...call.gqa_args import CheckedGqaCall, GqaForm
+from ...call.workspace import Workspace
+from ...core.errors import BuildError
+from ...core.gpu import Gpu
+from ...jit import ARCHS
+from ...plan import KernelConfig
+from ...plan.xqa import (
+    DIMS,
+    FORMATS,
+    MAX_BLOCKS,
+    PAGE_SIZES,
+    Cuts,
+    Rows,
+    config_for,
+    cut,
+    row_tiles_for,
+)
+from .. import self_check
+from ..base import gpu_of
+from ..self_check import SelfCheck
+from ..torch import gqa as by_torch
+from . import xqa
+
+HEAD_DIMS = tuple(key for key, value in DIMS if key == value)
+
+
+def reason(form: GqaForm, gpu: Gpu | None) -> str | None:
+    """None if the kernel can run such a call on `gpu` (None: a CPU), else why not."""
+    if gpu is None:
+        return "the tensors are on a CPU; its kernel runs on a GPU"
+    arch = xqa.arch_of(gpu)
+    if arch is None:
+        return f"the GPU is {gpu.arch}; its kernel is for {ARCHS}"
+    if "skip_softmax" in form.features:
+        return "its kernel has no skip_softmax_threshold_scale_factor"
+    if "pdl" in form.features and arch not in xqa.PROGRAMMATIC:
+        return f"enable_pdl=True: {arch} has no programmatic dependent launch"
+    return _format_reason(form) or xqa.build_reason(_config(form, arch), arch)
+
+
+def _format_reason(form: GqaForm) -> str | None:
+    formats = (form.q_dtype, form.kv_format)
+    limits = {
+        f"head_dim {form.head_dim}": (form.head_dim in HEAD_DIMS, HEAD_DIMS),
+        f"query {formats[0]} over cache {formats[1]}": (formats in FORMATS, FORMATS),
+        f"pages of {form.page_size}": (form.page_size in PAGE_SIZES, PAGE_SIZES),
+        f"a batch of {form.batch}": (form.batch <= MAX_BLOCKS, f"up to {MAX_BLOCKS}"),
+    }
+    for got, (fits, supported) in limits.items():
+        if not fits:
+            return f"{got}; its kernel takes {supported}"
+    return None
+
+
+def run(call: CheckedGqaCall) -> None:
+    """Enqueue the call; on a card that nobody has proved the first one of a kind is checked."""
+    form, gpu = call.form, gpu_of(call.form.device)
+    arch = xqa.arch_of(gpu) if gpu else None
+    if gpu is None or arch is None:
+        raise BuildError("decode: got no GPU that the kernel runs on; supported: one of its own")
+    config = _config(form, arch)
+    q_len = form.max_q_len or max(call.q_lens or (1,))
+    invariant = "batch_invariant" in form.features
+    at_once = 1 if invariant else xqa.at_once(config, form.device, gpu.sms)
+    rows = Rows(form.batch, form.kv_heads, q_len * form.group, _rounded(form.longest))
+    cuts = _cuts(config, rows, form.head_dim, at_once, invariant)
+    workspace = Workspace.of(cuts.workspace, call.given.workspace_buffer, form.device)
+    settings = xqa.Settings(
+        q_len=q_len,
+        window_left=call.given.window_left,
+        nhd=call.given.kv_layout == "NHD",
+        programmatic_launch=call.given.enable_pdl is not False and arch in xqa.PROGRAMMATIC,
+    )
+    launch = xqa.XqaLaunch(cuts, settings, workspace, form.device)
+    if self_check.proved(gpu):
+        launch(_operands(call))
+    else:
+        _self_check(call, config, gpu).around(lambda: launch(_operands(call)))
+
+
+def _rounded(longest: int) -> int:
+    """Up to a power of two: a bound that grows with each step changes no cut until then."""
+    return 1 << max(longest - 1, 0).bit_length()
+
+
+@lru_cache(maxsize=256)
+def _cuts(
+    config: KernelConfig, rows: Rows, head_dim: int, at_once: int, batch_invariant: bool
+) -> Cuts:
+    return cut(config, rows, head_dim, at_once, batch_invariant)
+
+
+def _config(form: GqaForm, arch: str) -> KernelConfig:
+    """The build; under batch invariance heads alone decide its tile."""
+    invariant = "batch_invariant" in form.features
+    q_len = 1 if invariant else form.max_q_len or form.total_q
+    requests = None if invariant else form.batch * form.kv_heads
+    dims, formats = (form.head_dim, form.head_dim), (form.q_dtype, form.kv_format)
+    tiles = row_tiles_for(q_len * form.group, formats, arch, requests=requests)
+    return config_for(dims, formats, arch, row_tiles=tiles)
+
+
+def _operands(call: CheckedGqaCall) -> xqa.Operands:
+    given = call.given
+    return xqa.Operands(
+        query=given.query,
+        keys=call.keys,
+        values=call.values,
+        out=call.out,
+        lse=call.lse,
+        block_tables=given.block_tables,
+        seq_lens=given.seq_lens,
+        q_begin=given.cum_seq_lens_q,
+        mask=given.mask,
+        sinks=call.sink,
+        bmm1_scale=given.bmm1_scale,
+        bmm2_scale=given.bmm2_scale,
+    )
+
+
+def _self_check(call: CheckedGqaCall, config: KernelConfig, gpu: Gpu) -> SelfCheck:
+    form = call.form
+    return SelfCheck(
+        key=(gpu.name, config, form.features, form.out_dtype, form.page_size, form.group),
+        where=f"{config.name()} on {gpu.name}",
+        device=form.device,
+        limits=self_check.limits(form.q_dtype, form.out_dtype),
+        errors=lambda: _errors(call),
+    )
+
+
+def _errors(call: CheckedGqaCall) -> tuple[float, float]:
+    """Of the results in `call`, by the torch path on the same tensors."""
+    out = torch.empty_like(call.out)
+    lse: Tensor | None = None if call.lse is None else torch.empty_like(call.lse)
+    by_torch.run_into(call, out, lse)
+    return self_check.differences((call.out, call.lse), (out, lse))

@@ -1,0 +1,1 @@
+"""The CuTe backend: compiled kernels of `mla_lab.cute` on a Hopper card."""

@@ -1,0 +1,186 @@
+"""The CuTe backend: kernels of `mla_lab/cute` on a Hopper card, by way of prebuilt libraries.
+
+With a `plan` its words are copied to the device once. Without one, work follows from lengths that
+never leave the device: by a formula, as each worker reads its request's length, or by a planner
+kernel that cuts the batch anew in each launch. Kernel, tile and bounds are chosen from what a
+call's form tells, so that a captured graph stays right when lengths change.
+
+Where nothing can be compiled, the choice is among the builds that are there (see `builds`).
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import lru_cache
+from typing import Any
+
+from ...call.decode_args import Call, Features
+from ...call.workspace import Workspace
+from ...core.errors import BuildError
+from ...core.gpu import H200, Gpu
+from ...core.problem import LATENT_DIM, ROPE_DIM, Problem
+from ...plan import Choice, KernelConfig, choose
+from ...plan.choose import invariant_kinds
+from ...plan.pricing import price
+from ...plan.ways import EIGHT, FORMATS, OUTS, ROWS, SPLIT, WALK, Way
+from ..base import Repeat, gpu_of
+from ..cuda.ops import MAX_BATCH
+from .catalogue import able, missing_for
+from .device_plan import Formula, PlanOnDevice
+from .families import FAMILIES, costs
+from .launch import Launch
+from .token_gather import configs_for, formula_for, gathers
+
+#: features that no kernel has yet, and their names in a call
+MISSING = {
+    "context_parallel": "enable_dcp: decode context parallel",
+    "separate_tables": "uses_shared_paged_kv_idx=False: a table of its own for values",
+}
+#: features that a build is made for
+COMPILED = ("mask", "sinks", "tensor_scales", "skip_softmax", "no_pdl")
+
+
+class CuteBackend:
+    """MLA decode by CuTe kernels."""
+
+    name = "cute"
+    reads_lengths = False
+
+    def supports(self, features: Features, problem: Problem, gpu: Gpu | None) -> str | None:
+        """Hardware first, then what the kernels lack, then whether they can be had here."""
+        if gpu is None:
+            return "the tensors are on a CPU; its kernels run on a GPU"
+        reason = _gpu_reason(gpu) or _feature_reason(features) or _format_reason(problem)
+        if reason:
+            return reason
+        if features.skip_softmax and gathers(problem):
+            return f"skip_softmax_threshold_scale_factor with pages of {problem.page_size}"
+        if features.skip_softmax and FORMATS[problem.q_dtype, problem.kv_format] == SPLIT:
+            cache = f"a {problem.q_dtype} query over a {problem.kv_format} cache"
+            return f"skip_softmax_threshold_scale_factor with {cache}"
+        if features.skip_softmax and features.batch_invariant:
+            return "skip_softmax_threshold_scale_factor with batch_invariant"
+        if _by_token(problem, gpu, features):
+            here = able(problem, features)
+            configs = list(configs_for(problem, features.batch_invariant, here))
+        else:
+            configs = _configs(problem, gpu, features)
+        return _missing(configs, problem, features)
+
+    def plan(self, call: Call, gpu: Gpu | None) -> PlanOnDevice | Formula:
+        """A plan that the device makes in each launch, within the call's bounds, or a formula.
+
+        A bound counts as the next power of two, so that it may grow step by step without effect.
+        """
+        if gpu is None:
+            raise BuildError("plan: got a CPU; supported: a GPU")
+        problem, features = call.problem, call.features
+        if not problem.top_k:
+            longest = min(1 << (max(problem.kv_lens) - 1).bit_length(), call.form.bounds.kv_lens[0])
+            problem = replace(problem, kv_lens=(longest,) * problem.batch)
+        return _plan(problem, call.form.total_q, gpu, features)
+
+    def run(self, call: Call, plan: Any, workspace: Workspace) -> Repeat:
+        """Enqueues the call; returns what repeats it for equal calls."""
+        launch = Launch.of(call, plan, workspace, gpu_of(call.form.device) or H200)
+        launch(call.given, call.out, call.lse)
+        return launch.repeat
+
+
+def _gpu_reason(gpu: Gpu) -> str | None:
+    archs = tuple(dict.fromkeys(arch for family in FAMILIES.values() for arch in family.archs))
+    return None if gpu.arch in archs else f"the GPU is {gpu.arch}; its kernels are for {archs}"
+
+
+def _feature_reason(features: Features) -> str | None:
+    for name, words in MISSING.items():
+        if getattr(features, name):
+            return f"its kernels have no {words}"
+    if features.nonpositive_scale:
+        return "bmm1_scale of 0 or less: its kernels mask scores before they are scaled"
+    return None
+
+
+def _format_reason(problem: Problem) -> str | None:
+    """What no family has; formats that no way is compiled for are told with those that are."""
+    dims = (problem.latent_dim, problem.rope_dim)
+    if dims != (LATENT_DIM, ROPE_DIM):
+        return f"latent and rope dims {dims}; its kernels have {(LATENT_DIM, ROPE_DIM)}"
+    if problem.batch > MAX_BATCH:
+        return f"a batch of {problem.batch}; the device planner takes up to {MAX_BATCH}"
+    operands = FORMATS.get((problem.q_dtype, problem.kv_format))
+    if operands is not None and problem.out_dtype in OUTS[operands]:
+        return None
+    taken = ", ".join(f"{q} over {kv} (out {', '.join(OUTS[o])})" for (q, kv), o in FORMATS.items())
+    return (
+        f"query {problem.q_dtype}, cache {problem.kv_format}, out {problem.out_dtype}; its kernels "
+        f"take {taken}"
+    )
+
+
+def _missing(configs: list[KernelConfig], problem: Problem, features: Features) -> str | None:
+    reasons = (missing_for(config, problem, features) for config in configs)
+    return next(filter(None, reasons), None)
+
+
+def _choice(problem: Problem, gpu: Gpu, features: Features) -> Choice:
+    """By what a build depends on alone, so that calls which differ otherwise share it."""
+    compiled = {name: getattr(features, name) for name in COMPILED}
+    return _chosen(problem, gpu, Features(**compiled))
+
+
+@lru_cache(maxsize=1024)
+def _chosen(problem: Problem, gpu: Gpu, features: Features) -> Choice:
+    if features.skip_softmax:
+        way, rows = _skipping(problem)
+        family = next(c for c in costs() if c.key == (way.kernel, way.name))
+        return price(problem, gpu, family, rows, 1)
+    here = able(problem, features)
+    return choose(problem, gpu, costs=costs(), on_device=True, able=here)
+
+
+def _skipping(problem: Problem) -> tuple[Way, int]:
+    """Way and rows of the kernel with skip-softmax: of 16 bits where products are what takes the
+    time, and in the one tile with registers for it. Of e4m3 a walk of 32 rows, which have no
+    registers for the entries of several pages a tile.
+    """
+    if FORMATS[problem.q_dtype, problem.kv_format] != EIGHT:
+        return ROWS, 64
+    return WALK, 16 if problem.page_size < KernelConfig.tile_kv else 32
+
+
+def _configs(problem: Problem, gpu: Gpu, features: Features) -> list[KernelConfig]:
+    """Kernels that take whole pages, for a call that such a kernel can run."""
+    if features.batch_invariant:
+        kinds = invariant_kinds(problem, gpu, costs(), features.ragged)
+        return [kind.choice.config for kind in kinds]
+    return [_choice(problem, gpu, features).config]
+
+
+@lru_cache(maxsize=256)
+def _by_token(problem: Problem, gpu: Gpu, features: Features) -> bool:
+    """Whether tokens are fetched one by one: where they must be, and where only that build, which
+    takes pages of any size and every feature but skip-softmax, is here.
+    """
+    if gathers(problem):
+        return True
+    if features.skip_softmax or features.planned:
+        return False
+    if _missing(_configs(problem, gpu, features), problem, features) is None:
+        return False
+    here = able(problem, features)
+    return all(map(here, configs_for(problem, features.batch_invariant, here)))
+
+
+@lru_cache(maxsize=256)
+def _plan(problem: Problem, total_q: int, gpu: Gpu, features: Features) -> PlanOnDevice | Formula:
+    if _by_token(problem, gpu, features):
+        here = able(problem, features)
+        return formula_for(problem, total_q, gpu, features.batch_invariant, here)
+    if features.batch_invariant:
+        kinds = invariant_kinds(problem, gpu, costs(), features.ragged)
+        return PlanOnDevice.of_kinds(kinds, problem, total_q)
+    choice = _choice(problem, gpu, features)
+    if choice.config.option("grid"):
+        return Formula.of(choice.config, dict(choice.knobs)["num_splits"], problem, gpu)
+    return PlanOnDevice.of(choice, problem, total_q)

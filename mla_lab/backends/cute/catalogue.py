@@ -1,0 +1,71 @@
+"""Which builds of the CuTe kernels can be had: all with a compiler, else those that were bundled.
+
+Where nothing can be compiled, a call takes the first of these whose build is there:
+
+1. the ways to launch it, in the order of their predicted times (`plan.choose`);
+2. the kernel that fetches tokens one by one (`gather`), for pages of any size and every feature but
+   skip-softmax;
+
+and is refused by the name of the best build where none of them is. Which one runs follows from
+the call's form and from what is there, never from what is in the batch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from functools import lru_cache
+
+from ... import jit
+from ...call.decode_args import Features
+from ...core.errors import BuildError
+from ...core.problem import Problem
+from ...jit import toolchain
+from ...plan.config import KernelConfig
+from .families import FAMILIES, complete
+
+
+def build_for(
+    config: KernelConfig, problem: Problem, pdl: bool | None, features: Features
+) -> KernelConfig:
+    """The build of `config` for this call: `complete`, and without the causal rule where requests
+    have one query token, if that build is there or none is. The rule costs 0.2 us of a short call
+    (H200, 2026-11-20); under batch invariance it is there for all requests.
+    """
+    build = complete(config, problem, pdl, features)
+    longest = max(problem.q_lens, default=1)
+    if build.mask != "causal" or longest > 1 or features.batch_invariant:
+        return build
+    return without_rule(build)
+
+
+@lru_cache(maxsize=256)
+def without_rule(build: KernelConfig) -> KernelConfig:
+    """`build` without the causal rule, or itself where that alone is there. Asked once a process:
+    to look for a build reads its files, some milliseconds.
+    """
+    plain, arch = replace(build, mask="none"), FAMILIES[build.kernel].archs[0]
+    here = jit.find(plain, arch) is not None or jit.find(build, arch) is None
+    return plain if here else build
+
+
+def missing_for(config: KernelConfig, problem: Problem, features: Features) -> str | None:
+    """None where the kernels of a call by `config` are compiled or a compiler is here, else what
+    is missing.
+    """
+    arch = FAMILIES[config.kernel].archs[0]
+    wanted = [build_for(config, problem, False if features.no_pdl else None, features)]
+    if not config.option("grid"):
+        wanted.append(KernelConfig("cuda/planner"))
+    for build in wanted:
+        if jit.find(build, arch) is None:
+            try:
+                toolchain.versions(build.kernel)
+            except BuildError as error:
+                return f"{build.name()} is not compiled here, and cannot be: {error}"
+    return None
+
+
+def able(problem: Problem, features: Features) -> Callable[[KernelConfig], bool]:
+    """Whether the kernels of a call by some configuration can be had."""
+    return lambda config: missing_for(config, problem, features) is None

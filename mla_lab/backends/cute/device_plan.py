@@ -1,0 +1,205 @@
+"""Plans in device memory: copied there once, or made there anew in every call.
+
+    on_device(plan, device)      a Plan's words on a device, copied at its first use
+    PlanOnDevice                 bounds in place of lengths; a planner kernel cuts in each launch
+    Formula                      three numbers in place of a plan; each worker cuts for itself
+
+Neither waits for the device. A copy is enqueued on the current stream, which later launches are
+expected to use too, as they share a workspace.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ...call.workspace import Workspace
+from ...core.errors import invalid, unsupported
+from ...core.gpu import Gpu
+from ...core.problem import Problem
+from ...plan import Choice, KernelConfig, Plan, WorkspaceLayout
+from ...plan.choose import Kind
+from ...plan.cuts import Shape
+from ...plan.formula import MAX_SPLITS, fits_mail, whole_pairs
+from ...plan.search import walk_overhead
+from ...plan.ways import in_waves
+from ...plan.workspace import MAIL_WORDS, MAX_GROUPS
+from ..cuda.ops import ANY_ROWS, DevicePlan, DevicePlanner, merge_items
+from .families import check_resident
+
+#: policies and schedules of the plans that are a formula of each request's length
+FORMULAS = (("fixed", "grid"), ("none", "grid"))
+#: a Plan's words on each device that it was used on; they go when it goes
+_COPIES: WeakKeyDictionary[Plan, dict[torch.device, DevicePlan]] = WeakKeyDictionary()
+
+
+@dataclass(frozen=True)
+class PlanOnDevice:
+    """What stays fixed of a plan that is made on the device: kernel, bounds, memory."""
+
+    config: KernelConfig
+    planner: DevicePlanner
+    #: of this launch; where another precedes it, behind the other's slices
+    workspace: WorkspaceLayout
+    #: launched before, for the call's requests of other numbers of query rows
+    before: PlanOnDevice | None = None
+
+    @classmethod
+    def of_kinds(cls, kinds: list[Kind], bounds: Problem, total_q: int) -> PlanOnDevice:
+        """One launch for each kind of request, one behind the other."""
+        first, *others = (cls.of(kind.choice, bounds, total_q, kind) for kind in kinds)
+        for plan in others:
+            layout = plan.workspace.behind(first.workspace)
+            first = replace(plan, workspace=layout, before=first)
+        return first
+
+    @classmethod
+    def of(
+        cls, choice: Choice, bounds: Problem, total_q: int, kind: Kind | None = None
+    ) -> PlanOnDevice:
+        """The planner for calls within `bounds`, or for requests of one kind. Raises Unsupported
+        where there are too many.
+        """
+        config = choice.config
+        planner = DevicePlanner(
+            heads=bounds.heads,
+            max_batch=bounds.batch,
+            max_q_len=max(bounds.q_lens),
+            max_kv_len=max(bounds.kv_lens),
+            tile_rows=config.tile_rows,
+            tile_kv=config.tile_kv,
+            num_workers=choice.num_workers,
+            total_q=total_q,
+        )
+        planner = replace(planner, **_policy(choice, bounds))
+        if kind is not None:
+            most = ANY_ROWS if kind.most_rows is None else kind.most_rows
+            planner = replace(planner, least_rows=kind.least_rows, most_rows=most)
+        tiles, slots, groups = planner.capacity
+        check_groups("plan", groups, config.cluster)
+        layout = WorkspaceLayout.of(
+            slots, groups, config.tile_rows, bounds.latent_dim, tiles, choice.num_workers
+        )
+        return cls(config, planner, layout)
+
+    def words(self, workspace: Workspace) -> DevicePlan:
+        """Where the planner writes."""
+        return DevicePlan(
+            tiles=workspace["tiles"],
+            worker_begin=workspace["worker_begin"],
+            merge_items=workspace["merge_items"],
+            counts=workspace["counts"],
+        )
+
+
+def _policy(choice: Choice, bounds: Problem) -> dict[str, Any]:
+    """The device planner's policy: fixed pieces as chosen, else greedy with the model's overhead.
+
+    The cost policy searches, which no kernel does; greedy is the nearest that one can compute.
+    """
+    if choice.policy == "fixed_size":
+        return {"policy": choice.policy, **dict(choice.knobs)}
+    config = choice.config
+    shape = Shape.of(bounds, config.tile_rows, config.tile_kv, choice.num_workers)
+    return {"policy": "greedy", "overhead": walk_overhead(shape, choice.model)}
+
+
+@dataclass(frozen=True)
+class Formula:
+    """A grid plan as its kernel takes it: nothing of it is in memory (see `plan.formula`)."""
+
+    config: KernelConfig
+    num_splits: int
+    #: of the longest request, and those of the whole batch
+    row_tiles: int
+    groups: int
+    workspace: WorkspaceLayout
+
+    @classmethod
+    def of(cls, config: KernelConfig, num_splits: int, bounds: Problem, gpu: Gpu) -> Formula:
+        """Raises Unsupported for more workers than run at once, pieces or row tiles than merge."""
+        if not 1 <= num_splits <= MAX_SPLITS:
+            raise unsupported("plan", f"{num_splits} pieces a request", f"1 to {MAX_SPLITS}")
+        row_tiles = max(1, -(-max(bounds.q_lens, default=0) * bounds.heads // config.tile_rows))
+        groups = bounds.batch * row_tiles
+        pairs = whole_pairs(row_tiles, config.option("pair", 1))
+        if num_splits > 1 or not in_waves(config):
+            check_resident(config, bounds.batch * pairs * num_splits, gpu)
+        check_groups("plan", groups, config.cluster)
+        slots = groups * num_splits if num_splits > 1 else 0
+        by_mail = config.option("fused_merge", 1) == 3 and slots > 0
+        if by_mail:
+            if not fits_mail(slots, config.tile_rows, num_splits, bounds.latent_dim):
+                got = f"{slots} partials of {config.tile_rows} rows"
+                raise unsupported("plan", got, f"up to {MAIL_WORDS * 4:,} bytes of them")
+            slots = 0
+        layout = WorkspaceLayout.of(
+            slots, groups, config.tile_rows, bounds.latent_dim, mail=by_mail
+        )
+        return cls(config, num_splits, row_tiles, groups, layout)
+
+    @property
+    def slots(self) -> int:
+        """Partials that the launch has room for; 0 where no request is cut."""
+        return self.groups * self.num_splits if self.num_splits > 1 else 0
+
+    @classmethod
+    def of_plan(cls, config: KernelConfig, plan: Plan, gpu: Gpu) -> Formula:
+        """The formula that gives `plan`. Raises Unsupported where none does."""
+        if (plan.policy, plan.schedule) not in FORMULAS:
+            got = f"policy {plan.policy!r}, schedule {plan.schedule!r} for {config.kernel}"
+            raise unsupported("plan", got, [f"{p!r}, {s!r}" for p, s in FORMULAS])
+        splits = int(plan.splits().max(initial=1))
+        return cls.of(config, max(1, splits), plan.problem, gpu)
+
+
+def check_groups(name: str, groups: int, cluster: int) -> None:
+    """Refuse more row tiles with partials than there are counters, one a CTA of the cluster."""
+    if groups * cluster > MAX_GROUPS:
+        supported = f"up to {MAX_GROUPS // cluster} with a cluster of {cluster}"
+        raise unsupported(name, f"{groups} split row tiles", supported)
+
+
+def on_device(plan: Plan, device: torch.device) -> DevicePlan:
+    """`plan`'s words on `device`; the first use on a device copies them.
+
+    Raises InvalidInput where that first use is inside a CUDA graph's capture.
+    """
+    copies = _COPIES.setdefault(plan, {})
+    if device not in copies:
+        refuse_capture("plan", "copied to the device", device)
+        copies[device] = DevicePlan(
+            tiles=upload(plan.tiles, device),
+            worker_begin=upload(plan.worker_begin, device),
+            merge_items=upload(merge_items(plan), device),
+            counts=torch.empty(0, dtype=torch.int32, device=device),
+        )
+    return copies[device]
+
+
+@lru_cache(maxsize=256)
+def uniform_q_begin(batch: int, q_len: int, device: torch.device) -> Tensor:
+    """Query-token prefix sums of a dense call, int32 [batch + 1] on `device`."""
+    refuse_capture("query", "met for the first time, and its prefix sums are made", device)
+    return upload(np.arange(batch + 1, dtype=np.int32) * q_len, device)
+
+
+def upload(words: np.ndarray, device: torch.device) -> Tensor:
+    """A copy of int32 words on `device`, enqueued without waiting for it."""
+    host = torch.from_numpy(np.array(words, dtype=np.int32, order="C"))  # rows of selected columns
+    if device.type == "cuda":
+        return host.pin_memory().to(device, non_blocking=True)
+    return host
+
+
+def refuse_capture(name: str, what: str, device: torch.device) -> None:
+    """InvalidInput inside a capture: what is done once must not be recorded into a graph."""
+    if device.type == "cuda" and torch.cuda.is_current_stream_capturing():
+        got = f"{what} during the capture of a CUDA graph"
+        raise invalid(name, got, "one equal call before the capture")

@@ -1,0 +1,142 @@
+"""What the kernel families of the CuTe backend can do, known without importing cutlass.
+
+Their own modules check a configuration again when it is compiled; a call is refused here, before
+anything is compiled.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from ...call.decode_args import Features
+from ...core.errors import unsupported
+from ...core.gpu import Gpu
+from ...core.problem import Problem
+from ...plan.config import KernelConfig
+from ...plan.kernel_costs import KernelCosts, recorded_costs
+from ...plan.tile import Plan
+from ...plan.ways import DEEP, MAIL, ROWS, WALK, Way, ways_of
+from .feature_args import with_features
+
+
+@dataclass(frozen=True)
+class Family:
+    """One kernel family; lists are of what it compiles."""
+
+    kernel: str
+    archs: tuple[str, ...]
+    page_sizes: tuple[int, ...]
+    tile_kv: int
+    #: its merge waits for other CTAs, so that all of a launch must be running at once
+    waits: bool
+    #: a build whose partials the merge kernel merges is shipped as well
+    apart: bool = False
+
+    @property
+    def tiles(self) -> tuple[tuple[int, int], ...]:
+        """(tile rows, CTAs of a cluster), whichever way."""
+        return tuple(dict.fromkeys(tile for way in ways_of(self.kernel) for tile in way.tiles))
+
+
+Q_M = Family(
+    kernel="cute/keep_ab_sm90",
+    archs=("sm_90a",),
+    page_sizes=(16, 32, 64, 128),
+    tile_kv=64,
+    waits=True,
+    apart=True,
+)
+KV_M = Family(
+    kernel="cute/swap_ab_sm90",
+    archs=("sm_90a",),
+    page_sizes=(16, 32, 64, 128),
+    tile_kv=64,
+    waits=True,
+)
+FAMILIES = {family.kernel: family for family in (Q_M, KV_M)}
+
+
+def costs() -> tuple[KernelCosts, ...]:
+    """Constants of the families that this backend runs."""
+    return tuple(cost for cost in recorded_costs() if cost.kernel in FAMILIES)
+
+
+def config_for_plan(plan: Plan) -> KernelConfig | None:
+    """The kernel for a plan that names none: the first with work tiles of as many rows, by formula
+    where the plan may be one.
+    """
+    grid = plan.schedule == "grid"
+    formats = (plan.problem.q_dtype, plan.problem.kv_format)
+    for way in (*((MAIL, DEEP) if grid else (WALK,)), MAIL, DEEP, ROWS):
+        for tile in way.tiles_for(*formats):
+            if tile[0] == plan.tile_rows:
+                return config_for(way, tile)
+    return None
+
+
+def tiles_of(problem: Problem) -> list[str]:
+    """Work tiles of plans that a kernel of these formats walks, or takes as a formula."""
+    ways = (way.tiles_for(problem.q_dtype, problem.kv_format) for way in (WALK, MAIL, DEEP, ROWS))
+    rows = sorted({tile[0] for tiles in ways for tile in tiles})
+    return [f"{count} x {Q_M.tile_kv}" for count in rows]
+
+
+def config_for(way: Way, tile: tuple[int, int]) -> KernelConfig:
+    """The kernel that is compiled for `way` and (tile rows, cluster)."""
+    rows, cluster = tile
+    # one query token is the causal rule's plainest case: with KV on M one kernel has both
+    mask = "none" if way is ROWS else "causal"
+    return KernelConfig(way.kernel, tile_rows=rows, cluster=cluster, mask=mask, options=way.options)
+
+
+def check_resident(config: KernelConfig, num_workers: int, gpu: Gpu) -> None:
+    """Raises Unsupported for a grid of more workers than the card runs at once."""
+    pair = config.option("pair", 1)
+    most = gpu.workers(config.cluster * pair) * pair
+    if num_workers > most:
+        name = f"{config.tile_rows} rows x {config.cluster} CTAs"
+        got = f"{num_workers} workers of {name}, whose merge waits for all of them"
+        raise unsupported("plan", got, f"up to {most} on this card")
+
+
+def resident(config: KernelConfig, num_workers: int, sms: int) -> KernelConfig:
+    """`config` for a launch of so many workers: where they cannot all run at once and the merge
+    would wait for one that has not begun, the merge kernel does it. Raises Unsupported where no
+    build leaves that to the merge kernel.
+    """
+    family = FAMILIES[config.kernel]
+    if not family.waits or num_workers * config.cluster <= sms:
+        return config
+    if not family.apart:
+        got = f"{num_workers} workers of {config.tile_rows} rows, whose merge waits for all of them"
+        raise unsupported("plan", got, f"up to {sms // config.cluster} on this card")
+    options = dict(config.options) | {"fused_merge": 0}
+    return replace(config, options=tuple(options.items()))
+
+
+def complete(
+    config: KernelConfig, problem: Problem, pdl: bool | None, features: Features
+) -> KernelConfig:
+    """`config` for this call's formats and features, with the caller's tensors as they are
+    ("shaped").
+
+    pdl False takes programmatic dependent launch out; the kernels have it otherwise.
+    """
+    config = with_features(
+        replace(
+            config,
+            q_dtype=problem.q_dtype,
+            kv_format=problem.kv_format,
+            out_dtype=problem.out_dtype,
+        ),
+        features,
+    )
+    options = dict(config.options) | {"shaped": 1}
+    if pdl is False:
+        options["pdl"] = 0
+    return replace(
+        config,
+        # tokens that are fetched one by one may lie in pages of any size
+        page_size=KernelConfig.page_size if config.option("gather") else problem.page_size,
+        options=tuple(options.items()),
+    )

@@ -1,0 +1,95 @@
+"""What a launch takes beyond a plain call: sinks, scales on the device, a packed draft mask.
+
+A kernel with the option features, or the mask "tree", takes one more argument, a tuple: sinks fp32
+[heads], bmm1 and bmm2 fp32 [1], each without an element where the call has none, and for "tree"
+the mask, uint16 [batch, q_len, words] or without an element. With the option skip its factor ends
+the tuple.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ...call.decode_args import Arguments, Features, Form
+from ...core.errors import unsupported
+from ...plan.config import KernelConfig
+from ...plan.ways import EIGHT, FORMATS, ROWS, WALK
+
+
+def with_features(config: KernelConfig, features: Features) -> KernelConfig:
+    """`config` with what the call's features compile in: with KV on M one kernel for all of them,
+    with the query rows on M, where registers are short, one for each that costs time in the loop.
+    """
+    if config.option("gather"):
+        return config
+    skip = (("skip", 1),) if features.skip_softmax else ()
+    if skip:
+        _check_skips(config)
+    if config.kernel == "cute/swap_ab_sm90":
+        wanted = features.mask or features.sinks or features.tensor_scales or skip
+        return replace(config, mask="tree", options=(*config.options, *skip)) if wanted else config
+    if features.mask:
+        config = replace(config, mask="tree")
+    options = [*((("scales", 1),) if features.tensor_scales else ()), *skip]
+    if features.sinks and not (features.mask or options):
+        options = [("features", 1)]
+    return replace(config, options=(*config.options, *options))
+
+
+def _check_skips(config: KernelConfig) -> None:
+    """Raises Unsupported for a kernel without skip-softmax. Of 16 bits it is where products are
+    what takes the time, and in the one tile with registers for it; of e4m3 in walks.
+    """
+    eight = FORMATS.get((config.q_dtype, config.kv_format)) == EIGHT
+    if eight and config.kernel == WALK.kernel and not config.option("grid"):
+        return
+    if eight or (config.kernel, config.cluster) != (ROWS.kernel, 1):
+        got = f"{config.kernel} of {config.tile_rows} rows with skip-softmax"
+        raise unsupported("plan", got, "one of 16 or 32 rows" if eight else "one of 64 rows")
+
+
+def number(scale: float | Tensor, factor: float = 1.0) -> float:
+    """A scale as a number of the launch; of one on the device nothing is known here."""
+    return 1.0 if isinstance(scale, Tensor) else float(scale * factor)
+
+
+class Extras:
+    """Picks a call's tensors in the order of its kernel."""
+
+    def __init__(self, config: KernelConfig, form: Form) -> None:
+        self._mask = config.mask == "tree"
+        self._skip = bool(config.option("skip"))
+        self.wanted = self._mask or any(map(config.option, ("features", "scales", "skip")))
+        self.nothing = torch.empty(0, dtype=torch.float32, device=form.device)
+        self._no_mask = torch.empty(0, 0, 0, dtype=torch.uint16, device=form.device)
+
+    def __call__(self, given: Arguments) -> tuple[tuple[Any, ...], ...]:
+        """The tuple, alone in a tuple; none for a plain kernel."""
+        if not self.wanted:
+            return ()
+        chosen: tuple[Any, ...] = (self.sinks(given), self._cell(given.bmm1_scale))
+        chosen += (self.out_scale(given),)
+        if self._mask:
+            mask = self._no_mask if given.mask is None else given.mask
+            chosen += (mask.unsqueeze(0) if mask.dim() == 2 else mask,)
+        if self._skip:
+            chosen += (float(given.skip_softmax_threshold_scale_factor or 0.0),)
+        return (chosen,)
+
+    def sinks(self, given: Arguments) -> Tensor:
+        """fp32 [heads], or no element."""
+        sinks = given.sinks
+        if sinks is None:
+            return self.nothing
+        return sinks if isinstance(sinks, Tensor) else sinks[0]
+
+    def out_scale(self, given: Arguments) -> Tensor:
+        """bmm2_scale in memory fp32 [1], or no element."""
+        return self._cell(given.bmm2_scale)
+
+    def _cell(self, scale: float | Tensor) -> Tensor:
+        return scale.view(1) if isinstance(scale, Tensor) else self.nothing

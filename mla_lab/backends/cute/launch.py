@@ -1,0 +1,328 @@
+"""A kernel launch made ready: all of a call that equal calls share.
+
+`Launch.of` resolves kernel, plan words and workspace slices once; calling it takes the tensors of
+one call and enqueues, in order, the device planner (where there is no plan), the attention kernel,
+the merge kernel (where the attention kernel leaves partials) and the change of lse's base. By a
+formula it is the attention kernel alone. It allocates nothing and waits for nothing.
+
+Host time is what matters here: views cost a microsecond each, so that the kernel takes query,
+out and lse in the caller's shapes, and slices of a workspace are made once.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ... import jit
+from ...call.decode_args import Arguments, Call
+from ...call.workspace import Workspace
+from ...core.errors import invalid, unsupported
+from ...core.gpu import Gpu
+from ...plan import KernelConfig, Plan
+from ...plan.formula import mail_words
+from ..base import Repeat
+from ..cuda import ops as cuda_ops
+from ..cuda.ops import DevicePlan, DevicePlanner, Merge
+from .catalogue import build_for
+from .device_plan import (
+    Formula,
+    PlanOnDevice,
+    check_groups,
+    on_device,
+    refuse_capture,
+    uniform_q_begin,
+)
+from .families import FAMILIES, config_for_plan, resident, tiles_of
+from .feature_args import Extras, number
+from .token_gather import gathers
+
+LOG2_E = math.log2(math.e)
+#: what tensor maps and 16-byte stores ask for
+PLACES = "data at multiples of 16 bytes, pages apart by multiples of 16 bytes"
+
+
+@dataclass(frozen=True)
+class Shapes:
+    """How a caller's tensors differ from what the kernel takes; True costs a view a call."""
+
+    #: query and out are [total_q, heads, ...]: a batch of one, to a kernel
+    ragged: bool
+    #: kv_cache is [pages, 1, page_size, width]
+    cache_4d: bool
+    #: lse is [batch, q_len, heads]
+    lse_3d: bool
+    #: block_tables is [batch, q_len, top_k]
+    table_3d: bool
+    lse_base2: bool
+
+    @classmethod
+    def of(cls, call: Call) -> Shapes:
+        """The shapes of a checked call."""
+        return cls(
+            ragged=call.features.ragged,
+            cache_4d=call.given.kv_cache.dim() == 4,
+            table_3d=call.features.sparse and call.given.block_tables.dim() == 3,
+            lse_3d=call.lse is not None and call.lse.dim() == 3,
+            lse_base2=call.lse is not None and call.given.return_lse_base == "base2",
+        )
+
+    @property
+    def plain(self) -> bool:
+        return not (self.ragged or self.cache_4d or self.lse_3d or self.table_3d)
+
+
+class Launch:
+    """Repeats one launch for calls of the same form, plan and workspace."""
+
+    def __init__(
+        self,
+        call: Call,
+        config: KernelConfig,
+        words: DevicePlan | Formula,
+        workspace: Workspace,
+        planner: DevicePlanner | None = None,
+        before: Launch | None = None,
+    ) -> None:
+        """Work comes from `words`, which `planner` writes in each call where there is one; `before`
+        is for the call's other requests.
+        """
+        form = call.form
+        self.config = config
+        self.attend = kernel(config, form.device)
+        self._planner = planner
+        self._before = before
+        self._words = words if isinstance(words, DevicePlan) else None
+        self._walk: tuple[Tensor, ...] = ()
+        self._numbers: tuple[int, ...] = ()
+        self._merge_items: Tensor | None = None  # where the merge kernel follows
+        if isinstance(words, DevicePlan):
+            self._walk = (words.tiles, words.worker_begin)
+            if not config.option("fused_merge", 1) and len(words.merge_items):
+                self._merge_items = words.merge_items
+        else:
+            q_len = 0 if form.features.ragged else form.bounds.q_lens[0]
+            q_len = 1 if form.features.sparse else q_len
+            self._numbers = (words.num_splits, words.row_tiles, q_len)
+        self._between = (
+            mail(workspace, words, form.bounds.latent_dim)
+            if isinstance(words, Formula) and config.option("fused_merge", 1) == 3
+            else between(workspace, config.tile_rows, form.bounds.latent_dim)
+        )
+        self._heads = form.bounds.heads
+        self._shapes = Shapes.of(call)
+        self._base2 = self._shapes.lse_base2
+        if before is not None:
+            before._base2 = False  # the last launch changes the base of all rows
+        self._extras = Extras(config, form)
+        self._no_lse = torch.empty(0, 0, dtype=torch.float32, device=form.device)
+        load_around(planner is not None, self._merge_items is not None, form.device)
+        self._q_begin: Tensor | None = None  # the caller's, where requests are ragged
+        if not form.features.ragged:
+            batch, q_len = form.bounds.batch, form.bounds.q_lens[0]
+            self._q_begin = uniform_q_begin(batch, q_len, form.device)
+        alone = before is None and planner is None and self._merge_items is None
+        as_given = self._shapes.plain and not self._base2 and not self._extras.wanted
+        #: does the same; where one kernel takes its arguments as they are given, in half the time
+        self.repeat: Repeat = self.enqueue() if alone and as_given else self
+
+    @classmethod
+    def of(
+        cls, call: Call, plan: Plan | PlanOnDevice | Formula, workspace: Workspace, gpu: Gpu
+    ) -> Launch:
+        """Raises InvalidInput or Unsupported where no kernel can run `plan`, or where something
+        that happens once would happen inside the capture of a graph.
+        """
+        bounds, pdl, features = call.form.bounds, call.given.enable_pdl, call.features
+        if isinstance(plan, PlanOnDevice):
+            config = build_for(plan.config, bounds, pdl, features)
+            before = None
+            if plan.before is not None:
+                own = Workspace(plan.before.workspace, workspace.buffer)
+                before = cls.of(call, plan.before, own, gpu)
+            return cls(call, config, plan.words(workspace), workspace, plan.planner, before)
+        if isinstance(plan, Formula):
+            return cls(call, build_for(plan.config, bounds, pdl, features), plan, workspace)
+        config = build_for(config_of(plan, gpu), bounds, pdl, features)
+        if config.option("grid"):
+            return cls(call, config, Formula.of_plan(config, plan, gpu), workspace)
+        return cls(call, config, on_device(plan, call.form.device), workspace)
+
+    def stamped(self, build: KernelConfig, stamps: Tensor) -> Launch:
+        """This launch by `build`, which leaves its moments in `stamps` (option "stamps")."""
+        other = copy.copy(self)
+        other.attend = kernel(build, stamps.device)
+        other._walk = (*self._walk, stamps)
+        other.repeat = other.enqueue()
+        return other
+
+    def __call__(self, given: Arguments, out: Tensor, lse: Tensor | None) -> None:
+        """Enqueue everything for one call's tensors."""
+        if self.repeat is not self:
+            self.repeat(given, out, lse)
+            return
+        if self._before is not None:
+            self._before(given, out, lse)
+        query, cache, result, lse_rows = given.query, given.kv_cache, out, lse
+        tables = given.block_tables
+        if not self._shapes.plain:
+            query, cache, result, lse_rows = self._view(query, cache, out, lse)
+            if self._shapes.table_3d:
+                tables = tables.flatten(0, 1)
+        if lse_rows is None:
+            lse_rows = self._no_lse
+        q_begin: Any = given.cum_seq_lens_q if self._q_begin is None else self._q_begin
+        if self._planner is not None and self._words is not None:
+            self._planner(given.seq_lens, q_begin, self._words)
+        try:
+            self.attend(
+                query,
+                cache,
+                result,
+                lse_rows,
+                *self._between,
+                tables,
+                given.seq_lens,
+                q_begin,
+                *self._walk,
+                self._heads,
+                number(given.bmm1_scale, LOG2_E),
+                number(given.bmm2_scale),
+                *self._numbers,
+                *self._extras(given),
+            )
+        except ValueError as error:
+            got = f"tensors that the kernel refuses ({error})"
+            raise invalid("query, kv_cache, out", got, PLACES) from None
+        if self._merge_items is not None:
+            self._merge(self._merge_items, given, q_begin, out, lse_rows)
+        if self._base2:
+            lse_rows.mul_(LOG2_E)
+
+    def enqueue(self) -> Repeat:
+        """The attention kernel alone, with the tensors as they are and scales that are numbers: the
+        commonest call. What never changes is bound here.
+        """
+        attend, no_lse, heads, q_begin = self.attend, self._no_lse, self._heads, self._q_begin
+        partial_out, partial_lse, counters = self._between
+        walk, numbers = self._walk, self._numbers
+
+        def enqueue(given: Arguments, out: Tensor, lse: Tensor | None) -> None:
+            try:
+                attend(
+                    given.query,
+                    given.kv_cache,
+                    out,
+                    no_lse if lse is None else lse,
+                    partial_out,
+                    partial_lse,
+                    counters,
+                    given.block_tables,
+                    given.seq_lens,
+                    given.cum_seq_lens_q if q_begin is None else q_begin,
+                    *walk,
+                    heads,
+                    float(given.bmm1_scale * LOG2_E),
+                    float(given.bmm2_scale),
+                    *numbers,
+                )
+            except ValueError as error:
+                got = f"tensors that the kernel refuses ({error})"
+                raise invalid("query, kv_cache, out", got, PLACES) from None
+
+        return enqueue
+
+    def _view(
+        self, query: Tensor, cache: Tensor, out: Tensor, lse: Tensor | None
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
+        shapes = self._shapes
+        if shapes.ragged:
+            query, out = query.unsqueeze(0), out.unsqueeze(0)
+        if shapes.cache_4d:
+            cache = cache.squeeze(1)
+        if shapes.lse_3d and lse is not None:
+            lse = lse.flatten(0, 1)
+        return query, cache, out, lse
+
+    def _merge(
+        self, items: Tensor, given: Arguments, q_begin: Tensor, out: Tensor, lse: Tensor
+    ) -> None:
+        """The merge kernel, which may start while the attention kernel drains."""
+        merge = Merge(
+            self._heads,
+            number(given.bmm2_scale),
+            programmatic_launch=given.enable_pdl is not False,
+        )
+        partial_out, partial_lse, _ = self._between
+        rows = out.view(-1, out.shape[-1])
+        sinks, scale = self._extras.sinks(given), self._extras.out_scale(given)
+        merge((partial_out, partial_lse), items, q_begin, rows, lse.view(-1), sinks, scale)
+
+
+def between(workspace: Workspace, tile_rows: int, latent_dim: int) -> tuple[Tensor, Tensor, Tensor]:
+    """partial_out, partial_lse and counters; without elements where the plan has no partials."""
+    if workspace.layout.slices:
+        return workspace["partial_out"], workspace["partial_lse"], workspace["counters"]
+    device = workspace.buffer.device
+    # each made as it is: a view of an empty tensor keeps strides that a kernel would refuse
+    out = torch.empty(0, tile_rows, latent_dim, dtype=torch.float32, device=device)
+    lse = torch.empty(0, tile_rows, dtype=torch.float32, device=device)
+    return out, lse, torch.empty(0, dtype=torch.int32, device=device)
+
+
+def mail(workspace: Workspace, formula: Formula, latent_dim: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Partials and notes that are their own flags, and counters that nobody reads; without
+    elements where no request is cut.
+    """
+    rows, splits, slots = formula.config.tile_rows, formula.num_splits, formula.slots
+    if not slots:
+        nothing = torch.empty(0, dtype=torch.float32, device=workspace.buffer.device)
+        out, notes = nothing.new_empty(0, rows, latent_dim), nothing.new_empty(0, 4)
+        return out, notes, torch.empty(0, dtype=torch.int32, device=workspace.buffer.device)
+    words = workspace["mail"]
+    end, more = mail_words(slots, rows, splits, latent_dim)
+    out = words[:end].view(slots, rows, latent_dim)
+    return out, words[end : end + more].view(-1, 4), workspace["counters"]
+
+
+def config_of(plan: Plan, gpu: Gpu) -> KernelConfig:
+    """The kernel for a caller's plan. Raises Unsupported where none can run it."""
+    if gathers(plan.problem):
+        got = f"a plan for pages of {plan.problem.page_size}, {plan.problem.top_k} slots a token"
+        raise unsupported("plan", got, "None where tokens are fetched one by one")
+    config = plan.config or config_for_plan(plan)
+    family = FAMILIES.get(config.kernel) if config else None
+    if config is None or family is None or plan.tile_kv != family.tile_kv:
+        has = tiles_of(plan.problem)
+        raise unsupported("plan", f"work tiles of {plan.tile_rows} x {plan.tile_kv}", has)
+    if config.option("grid"):
+        return config
+    check_groups("plan", plan.num_groups, config.cluster)
+    return resident(config, plan.num_workers, gpu.sms)
+
+
+@lru_cache(maxsize=256)
+def kernel(config: KernelConfig, device: torch.device) -> Callable[..., Any]:
+    """The tvm-ffi function of a configuration on a device, compiled at its first use."""
+    refuse_capture("decode", f"the first use of {config.name()}", device)
+    return jit.kernel(config, jit.device_arch(device.index)).launch
+
+
+def load_around(planner: bool, merge: bool, device: torch.device) -> None:
+    """Load the kernels before and behind the attention kernel, where a launch has them."""
+    for name, wanted in (("planner", planner), ("merge", merge)):
+        if wanted:
+            _load_cuda(name, device)
+
+
+@lru_cache(maxsize=64)
+def _load_cuda(name: str, device: torch.device) -> None:
+    refuse_capture("decode", f"the first use of cuda/{name}", device)
+    cuda_ops.kernel(name)

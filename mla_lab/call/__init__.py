@@ -1,0 +1,1 @@
+"""A call's arguments and their checks: what the caller gave becomes a `Call`, or one error."""

@@ -1,0 +1,114 @@
+"""A recorder of calls: each distinct one of a running program is written once.
+
+It hears of a call where the call is checked, which happens once for equal shapes; a repeated call
+costs nothing more. What cannot be written is said once in the log, and the program goes on.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from threading import Lock
+from typing import Any
+from uuid import NAMESPACE_URL, uuid5
+
+from ..api import decode
+from ..api import replay as repeats
+from ..call.decode_args import Arguments, Form
+from ..core.errors import MlaLabError
+from .definition import OP_TYPE, definition_of, sizes_of
+
+#: names the folder to record into
+VARIABLE = "MLA_LAB_TRACE"
+
+_LOG = logging.getLogger("mla_lab")
+
+
+class Recorder:
+    """Writes definitions and workloads below `folder`; what is there already is not repeated."""
+
+    def __init__(self, folder: Path | str) -> None:
+        self.folder = Path(folder)
+        #: names of definitions, and (name, uuid) of workloads, that are written
+        self.written: set[str | tuple[str, str]] = set()
+        self._lock = Lock()
+        self._said: set[str] = set()
+
+    def __call__(self, given: Arguments, form: Form) -> None:
+        """Write the call's definition and sizes, unless they are."""
+        try:
+            with self._lock:
+                self._record(given, form)
+        except (MlaLabError, OSError) as error:
+            if str(error) not in self._said:
+                self._said.add(str(error))
+                _LOG.warning("a call was not recorded: %s", error)
+
+    def _record(self, given: Arguments, form: Form) -> None:
+        definition = definition_of(given, form)
+        name = definition["name"]
+        path = self.folder / "definitions" / OP_TYPE / f"{name}.json"
+        if name not in self.written:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(json.dumps(definition, indent=2) + "\n", encoding="utf-8")
+            self.written.add(name)
+        workload = self._workload(definition, sizes_of(given, form), given)
+        key = (name, workload["uuid"])
+        path = self.folder / "workloads" / OP_TYPE / f"{name}.jsonl"
+        if key in self.written or _holds(path, workload["uuid"]):
+            self.written.add(key)
+            return
+        path.parent.mkdir(parents=True, exist_ok=True)
+        row = {"definition": name, "workload": workload, "solution": None, "evaluation": None}
+        with path.open("a", encoding="utf-8") as file:
+            file.write(json.dumps(row) + "\n")
+        self.written.add(key)
+
+    @staticmethod
+    def _workload(
+        definition: dict[str, Any], sizes: dict[str, int], given: Arguments
+    ) -> dict[str, Any]:
+        """Sizes, scalars as they were, tensors to be made anew."""
+        inputs: dict[str, Any] = {}
+        for name, entry in definition["inputs"].items():
+            scalar = entry["shape"] is None
+            inputs[name] = (
+                {"type": "scalar", "value": getattr(given, name)} if scalar else {"type": "random"}
+            )
+        identity = json.dumps([definition["name"], sizes])  # scalars follow values, not shapes
+        return {"uuid": str(uuid5(NAMESPACE_URL, identity)), "axes": sizes, "inputs": inputs}
+
+
+@contextmanager
+def recording(folder: Path | str) -> Iterator[Recorder]:
+    """Record the calls of a `with` block, in every thread, below `folder`."""
+    recorder = Recorder(folder)
+    _start(recorder)
+    try:
+        yield recorder
+    finally:
+        decode.OBSERVERS.remove(recorder)
+
+
+def start_from_environment() -> Recorder | None:
+    """Record the whole process below the folder that `MLA_LAB_TRACE` names, if it names one."""
+    folder = os.environ.get(VARIABLE)
+    if not folder:
+        return None
+    recorder = Recorder(folder)
+    _start(recorder)
+    return recorder
+
+
+def _start(recorder: Recorder) -> None:
+    decode.OBSERVERS.append(recorder)
+    repeats.forget()  # calls that were seen before are heard of again
+
+
+def _holds(path: Path, uuid: str) -> bool:
+    """Whether an earlier process wrote a workload."""
+    return path.exists() and f'"uuid": "{uuid}"' in path.read_text(encoding="utf-8")

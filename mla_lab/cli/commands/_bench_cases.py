@@ -1,0 +1,118 @@
+"""Flags that say which cases to measure, shared by `bench run` and `bench sweep`."""
+
+from __future__ import annotations
+
+import argparse
+import re
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ...core.errors import invalid
+
+if TYPE_CHECKING:
+    from ...bench.cases import Case
+
+
+def add_flags(parser: argparse.ArgumentParser) -> None:
+    """Lists, a grid, or samples of a trace; and a filter over them."""
+    parser.add_argument(
+        "--cases",
+        type=names,
+        default=[],
+        help="lists by comma: anchor, twin, feature, drawn, heldout, trace",
+    )
+    parser.add_argument("--only", default="", help="regular expression that a case's name matches")
+    grid = parser.add_argument_group("grid, in place of --cases: every combination")
+    for name in ("batch", "q-len", "heads", "kv-len"):
+        grid.add_argument(f"--{name}", type=numbers, help="by comma")
+    grid.add_argument("--q-dtype", type=names, default=["bf16"], help="by comma")
+    grid.add_argument("--kv-format", help="default: as the query")
+    grid.add_argument(
+        "--formats",
+        type=names,
+        default=[],
+        help="query:cache by comma, as bf16:e4m3, in place of those two; e4m3 alone is e4m3:e4m3",
+    )
+    grid.add_argument("--out-dtype", help="default: bf16, or fp16 where the query is")
+    grid.add_argument("--page-size", type=numbers, default=[64], help="by comma")
+    grid.add_argument("--top-k", type=int, default=0, help="sparse: slots of each query token")
+    parser.add_argument(
+        "--batch-invariant", action="store_true", help="each case so too, beside the default"
+    )
+    trace = parser.add_argument_group("trace samples, for --cases trace")
+    trace.add_argument("--trace", type=Path, help="Azure CSV or Mooncake JSON lines; else ours")
+    trace.add_argument("--model", default="deepseek-v3")
+    trace.add_argument("--requests", type=int, default=128)
+    trace.add_argument("--seeds", type=numbers, default=[0, 1, 2, 3, 4], help="by comma")
+
+
+def chosen(args: argparse.Namespace) -> list[Case]:
+    """The cases that the flags name, at least one."""
+    cases = [case for case in _listed(args) if re.search(args.only, case.name)]
+    if not cases:
+        raise invalid("--only", repr(args.only), "a pattern that some case's name matches")
+    if not args.batch_invariant:
+        return cases
+    twins = [replace(case, name=f"{case.name}_invariant", batch_invariant=True) for case in cases]
+    return [case for pair in zip(cases, twins, strict=True) for case in pair]
+
+
+def _listed(args: argparse.Namespace) -> list[Case]:
+    from ...bench.cases import get_list, sweep_cases
+
+    if any((args.batch, args.q_len, args.heads, args.kv_len)):
+        if args.cases:
+            raise invalid("--cases", ",".join(args.cases), "no list beside a grid's flags")
+        shapes = (args.batch or [1], args.q_len or [1], args.heads or [128], args.kv_len or [4096])
+        formats = [
+            sweep_cases(
+                *shapes,
+                q_dtype=q_dtype,
+                kv_format=kv_format,
+                out_dtype=args.out_dtype or ("fp16" if q_dtype == "fp16" else "bf16"),
+                page_size=page_size,
+                top_k=args.top_k,
+            )
+            for q_dtype, kv_format in _formats(args)
+            for page_size in args.page_size
+        ]
+        # formats of one shape follow each other, so that they meet the card in one state
+        return [case for shape in zip(*formats, strict=True) for case in shape]
+    cases = []
+    for name in args.cases or ["anchor"]:
+        cases += _trace_cases(args) if name == "trace" else get_list(name)
+    return cases
+
+
+def _formats(args: argparse.Namespace) -> list[tuple[str, str]]:
+    """(query, cache) of the grid."""
+    pairs = [pair.partition(":") for pair in args.formats]
+    given = [(query, cache or query) for query, _, cache in pairs]
+    return given or [(query, args.kv_format or query) for query in args.q_dtype]
+
+
+def _trace_cases(args: argparse.Namespace) -> list[Case]:
+    from ...bench.cases import trace_cases
+    from ...core.models import get_model
+    from ...workload import load_trace, sample, shipped_trace
+
+    trace = load_trace(args.trace) if args.trace else shipped_trace()
+    model = get_model(args.model)
+    return trace_cases(
+        (
+            f"{Path(trace.name).stem}_{args.model}_n{args.requests}_s{seed}",
+            sample(trace, args.requests, seed).problem(model),
+        )
+        for seed in args.seeds
+    )
+
+
+def names(text: str) -> list[str]:
+    """Words by comma."""
+    return [name for name in text.split(",") if name]
+
+
+def numbers(text: str) -> list[int]:
+    """Whole numbers by comma."""
+    return [int(number) for number in text.split(",")]

@@ -1,0 +1,121 @@
+"""`bench run` and `bench sweep`: measure into a record."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ...core.errors import DeviceLost
+from ._bench_cases import add_flags, chosen, names
+
+if TYPE_CHECKING:
+    from ...bench import Bench, Method
+
+#: our kernels, the portable baselines and the public Hopper kernels
+DEFAULT_PEERS = "mla-lab,torch-eager,triton-split-kv,flashinfer-fa3,flashmla,fa3-qv,fa3-qv-32"
+
+
+def add_run(parser: argparse.ArgumentParser) -> None:
+    """Flags of `bench run`."""
+    _add_common(parser, DEFAULT_PEERS, rounds=9)
+    method = parser.add_argument_group("method")
+    method.add_argument("--parts", type=int, default=1, help="repetitions of the whole list")
+    method.add_argument("--kernels", action="store_true", help="times of each kernel, profiled")
+    method.add_argument("--power", action="store_true", help="watts of compute-bound cases")
+    method.add_argument("--quick", action="store_true", help="no isolated and no planned times")
+    method.add_argument("--no-ceilings", action="store_true", help="no GEMM and read beside")
+
+
+def add_sweep(parser: argparse.ArgumentParser) -> None:
+    """Flags of `bench sweep`."""
+    _add_common(parser, "", rounds=7)
+    parser.add_argument("--per-tile", type=int, help="variants of each kernel and tile at most")
+    parser.add_argument("--backend", default="cute", help="who runs the variants")
+
+
+def _add_common(parser: argparse.ArgumentParser, peers: str, rounds: int) -> None:
+    parser.add_argument("record", type=Path, help="JSON lines, appended to")
+    parser.add_argument("--peers", type=names, default=names(peers), help="by comma")
+    parser.add_argument("--device", help="default: the GPU, or the CPU without one")
+    parser.add_argument(
+        "--keep-failed", action="store_true", help="continuing a record, do not try those again"
+    )
+    parser.add_argument(
+        "--no-preflight", action="store_true", help="do not try peers in processes of their own"
+    )
+    parser.add_argument("--rounds", type=int, default=rounds)
+    parser.add_argument("--rotation-mb", type=float, default=240.0, help="KV copies in all")
+    parser.add_argument("--seed", type=int, default=0)
+    add_flags(parser)
+
+
+def run(args: argparse.Namespace) -> None:
+    """Peers against each other."""
+    from ...bench import Bench, Method
+
+    method = Method(
+        rounds=args.rounds,
+        parts=args.parts,
+        seed=args.seed,
+        rotation_bytes=int(args.rotation_mb * 1e6),
+        isolated=not args.quick,
+        planned=not args.quick,
+        kernels=args.kernels,
+        power=args.power,
+        ceilings=not args.no_ceilings,
+    )
+    _measure(args, Bench, method)
+
+
+def sweep(args: argparse.Namespace) -> None:
+    """Our own variants against each other, and whatever peers are named beside them."""
+    from ...tune.sweep import METHOD, PER_TILE, Sweep
+
+    class Asked(Sweep):
+        backend = args.backend
+        per_tile = args.per_tile or PER_TILE
+
+    size = int(args.rotation_mb * 1e6)
+    _measure(args, Asked, replace(METHOD, rounds=args.rounds, seed=args.seed, rotation_bytes=size))
+
+
+def _measure(args: argparse.Namespace, kind: type[Bench], method: Method) -> None:
+    """Continues the record, from the start again in a new process where the device is lost."""
+    import torch
+
+    from ...bench import Record, results
+    from ...bench.peers import select
+    from ...bench.preflight import preflight
+
+    device = args.device or ("cuda" if torch.cuda.is_available() else "cpu")
+    cases = chosen(args)
+    peers = select(args.peers) if args.peers else []
+    record = Record(args.record)
+    careful = preflight if device.startswith("cuda") and not args.no_preflight else None
+    bench = kind(record, peers, device, method, progress=_show, preflight=careful)
+    try:
+        bench.run(cases, args.keep_failed)
+    except DeviceLost as lost:
+        _restart(args.argv, str(lost))
+    finally:
+        ok = len(results(record.rows, "ok"))
+        print(f"{args.record}: {ok} results, {len(results(record.rows)) - ok} without a figure")
+
+
+def _restart(arguments: list[str], reason: str) -> None:
+    """This command anew in this process's place; the failure is in the record and stays there."""
+    _show(f"starting again: {reason}")
+    more = [] if "--keep-failed" in arguments else ["--keep-failed"]
+    os.execv(sys.executable, [sys.executable, "-m", "mla_lab", *arguments, *more])
+
+
+def _show(text: str) -> None:
+    """A line that replaces the last one on a terminal; lines of their own in a log."""
+    if sys.stderr.isatty():
+        print(f"\r\x1b[K{text}", end="", file=sys.stderr, flush=True)
+    else:
+        print(text, file=sys.stderr, flush=True)

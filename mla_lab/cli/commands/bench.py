@@ -1,0 +1,165 @@
+"""`mla-lab bench`: time cases against peers, compare records, write tables, fit the cost model."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ...core.errors import invalid
+from . import _bench_run
+from ._bench_cases import names
+
+if TYPE_CHECKING:
+    from ...tune.fitting import Launch
+
+
+def add_parser(subparsers: Any) -> argparse.ArgumentParser:
+    """Register the command; returns its parser."""
+    parser: argparse.ArgumentParser = subparsers.add_parser(
+        "bench", help="time cases against peers, compare records, write tables"
+    )
+    verbs = parser.add_subparsers(dest="verb", metavar="VERB", required=True)
+    _bench_run.add_run(verbs.add_parser("run", help="measure; an existing record is continued"))
+    _bench_run.add_sweep(verbs.add_parser("sweep", help="measure our own variants of each case"))
+    _add_fit(verbs.add_parser("fit", help="fit the cost model to a sweep's record"))
+    compare = verbs.add_parser(
+        "compare", help="two records: a verdict a case; exit code 1 if slower"
+    )
+    compare.add_argument("baseline", type=Path)
+    compare.add_argument("candidate", type=Path)
+    compare.add_argument("--threshold", type=float, help="relative change that counts")
+    compare.add_argument("--peers", type=names, default=[], help="only these, by comma")
+    compare.add_argument("--all", action="store_true", help="show cases without change too")
+    report = verbs.add_parser("report", help="a record as Markdown")
+    report.add_argument("record", type=Path)
+    report.add_argument("--table", default="anchor", help="which one; see --readme for all")
+    report.add_argument("--readme", type=Path, help="fill every marked table of this file instead")
+    targets = verbs.add_parser(
+        "targets", help="asked and measured, from data/; exit code 1 if a miss is not accounted for"
+    )
+    targets.add_argument(
+        "--readme",
+        type=Path,
+        help="also into the marked place of this file, beside the table of eight bits",
+    )
+    return parser
+
+
+def _add_fit(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("records", type=Path, nargs="+", help="of `bench sweep`")
+    parser.add_argument("--judge", type=Path, help="another, whose cases it was not fitted to")
+    parser.add_argument(
+        "--out",
+        type=Path,
+        help="default: of this checkout's data/, kernel_costs.json, or its like of eight bits",
+    )
+    parser.add_argument("--refine", type=int, default=0, metavar="STEPS", help="then a search")
+    parser.add_argument("--parts", action="store_true", help="judge each part by the others'")
+    parser.add_argument("--dry-run", action="store_true", help="judge, and write nothing")
+
+
+def run(args: argparse.Namespace) -> int | None:
+    """Dispatch; exit code 1 where a comparison fails its gate."""
+    verbs = {
+        "run": _bench_run.run,
+        "sweep": _bench_run.sweep,
+        "fit": _fit,
+        "compare": _compare,
+        "report": _report,
+        "targets": _targets,
+    }
+    code: int | None = verbs[args.verb](args)
+    return code
+
+
+def _fit(args: argparse.Namespace) -> None:
+    from ...bench import read
+    from ...core.resources import data_dir
+    from ...plan.kernel_costs import RECORD, SIXTEEN, recorded_costs
+    from ...tune import fitting
+    from ...tune.format_costs import by_formats
+    from ...tune.learning import learn
+    from ...tune.refine import refine
+
+    rows = [row for path in args.records for row in read(path)]
+    found = fitting.launches(rows)
+    if SIXTEEN not in by_formats(found):
+        _fit_formats(args, found, fitting.source_of(rows, found))
+        return
+    judges = {"on them": found}
+    if args.judge:
+        judges["on others"] = fitting.launches(list(read(args.judge)))
+    start = recorded_costs()
+    fitted = fitting.fit_all(found, start)
+    source = fitting.source_of(rows, found)
+    print(source)
+    steps = {"before": start, "fitted": fitted}
+    if args.refine:
+        fitted = steps["refined"] = refine(fitted, found, args.refine)
+    fitted = steps["learnt"] = learn(fitted, found)
+    for name, costs in steps.items():
+        for where, launches in judges.items():
+            print(f"{name:8} {where:9} {fitting.quality(costs, launches)}")
+    if args.parts:
+        print(f"held out in parts  {fitting.held_out(found, start, args.refine)}")
+    if not args.dry_run:
+        path = args.out or data_dir() / RECORD
+        fitting.write(path, fitted, source, {launch.key for launch in found})
+        print(f"wrote {path}")
+
+
+def _fit_formats(args: argparse.Namespace, found: list[Launch], source: str) -> None:
+    """Of a sweep over caches of eight bits."""
+    from ...core.resources import data_dir
+    from ...plan.kernel_costs import FORMATS_RECORD
+    from ...tune import format_costs
+
+    made, said = format_costs.fit_formats(format_costs.by_formats(found))
+    print("\n".join([source, *said]))
+    if not args.dry_run:
+        path = args.out or data_dir() / FORMATS_RECORD
+        format_costs.write(path, made, source)
+        print(f"wrote {path}")
+
+
+def _compare(args: argparse.Namespace) -> int:
+    from ...bench.gate import THRESHOLD, compare, passes
+    from ...bench.records import read
+    from ...bench.report import gate_table
+
+    threshold = THRESHOLD if args.threshold is None else args.threshold
+    rows = (list(read(args.baseline)), list(read(args.candidate)))
+    verdicts = compare(*rows, threshold=threshold, peers=args.peers)
+    print(gate_table(verdicts, everything=args.all))
+    return 0 if passes(verdicts) else 1
+
+
+def _report(args: argparse.Namespace) -> None:
+    from ...bench.records import read
+    from ...bench.report import TABLES, fill_tables
+
+    rows = list(read(args.record))
+    if args.readme:
+        text = args.readme.read_text(encoding="utf-8")
+        args.readme.write_text(fill_tables(text, rows), encoding="utf-8")
+        return
+    if args.table not in TABLES:
+        raise invalid("--table", repr(args.table), tuple(TABLES))
+    print(TABLES[args.table](rows))
+
+
+def _targets(args: argparse.Namespace) -> int:
+    from ...verify import eight_bits_table as eight_bits
+    from ...verify.targets import fill, judge, load, table
+
+    verdicts = judge(load())
+    made = table(verdicts)
+    print(made)
+    if args.readme:
+        text = args.readme.read_text(encoding="utf-8")
+        args.readme.write_text(eight_bits.fill(fill(text, made)), encoding="utf-8")
+    lacking = [(v.target.name, v.open_ends) for v in verdicts if v.open_ends]
+    for name, lack in lacking:
+        print(f"{name}: {lack}")
+    return 1 if lacking else 0

@@ -1,0 +1,30 @@
+"""`mla-lab ladder`: the steps from naive to fast, what was predicted of each and what came."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+from typing import Any
+
+
+def add_parser(subparsers: Any) -> argparse.ArgumentParser:
+    """`--record`, `--rounds`, `--show`."""
+    parser: argparse.ArgumentParser = subparsers.add_parser(
+        "ladder", help="the CUDA C++ kernels from naive to fast: predicted and measured gains"
+    )
+    parser.add_argument("--record", type=Path, help="measure on this GPU, and append to this file")
+    parser.add_argument("--rounds", type=int, default=5, help="with --record")
+    parser.add_argument("--show", type=Path, help="a record; default: the one in data/")
+    return parser
+
+
+def run(args: argparse.Namespace) -> None:
+    """Measure if asked to, then print a table for each case."""
+    from ...bench import ladder
+
+    if args.record is not None:
+        ladder.measure(
+            args.record, args.rounds, lambda text: print(text, file=sys.stderr, flush=True)
+        )
+    print(ladder.tables(args.show or args.record))

@@ -1,0 +1,96 @@
+"""`mla-lab live`: measure on this card, refresh `data/`, execute every notebook on it."""
+
+from __future__ import annotations
+
+import argparse
+import shutil
+import time
+from pathlib import Path
+from typing import Any
+
+from ...core.errors import invalid, unsupported
+from ...core.resources import data_dir
+from ._live_steps import STEPS, Asked, Step
+
+#: whose records these are
+CARD = "H200"
+
+
+def add_parser(subparsers: Any) -> argparse.ArgumentParser:
+    """Register the command; returns its parser."""
+    steps = "; ".join(f"{step.name}: {step.what}" for step in STEPS)
+    parser: argparse.ArgumentParser = subparsers.add_parser(
+        "live",
+        help="measure on an H200, refresh data/, execute the notebooks live",
+        description=f"Steps, in order: {steps}. Without a card only costs, simulator and readme "
+        "can run.",
+    )
+    names = [step.name for step in STEPS]
+    parser.add_argument("--only", type=_words, default=[], help=f"by comma, of {', '.join(names)}")
+    parser.add_argument("--skip", type=_words, default=[], help="by comma")
+    parser.add_argument("--into", type=Path, help="folder to refresh; default: this data/")
+    parser.add_argument(
+        "--short", action="store_true", help="few cases and rounds, to try it; needs --into"
+    )
+    return parser
+
+
+def _words(text: str) -> list[str]:
+    return [word for word in text.split(",") if word]
+
+
+def chosen(only: list[str], skip: list[str]) -> list[Step]:
+    """The steps that are asked for, in their order. Raises InvalidInput for a name of none."""
+    names = [step.name for step in STEPS]
+    for word in (*only, *skip):
+        if word not in names:
+            raise invalid("step", repr(word), tuple(names))
+    found = [s for s in STEPS if (not only or s.name in only) and s.name not in skip]
+    if not found:
+        raise invalid("steps", "none left", "one at least")
+    return found
+
+
+def check_card(steps: list[Step]) -> None:
+    """Raises Unsupported, in a sentence, where a step needs a card that is not here."""
+    needing = [step.name for step in steps if step.card]
+    if not needing:
+        return
+    from ...core.gpu import Gpu
+
+    card = Gpu.here()
+    if card is None or CARD not in card.name:
+        free = ",".join(step.name for step in STEPS if not step.card)
+        raise unsupported(
+            ", ".join(needing),
+            "a CPU alone" if card is None else card.name,
+            f"a machine with an NVIDIA {CARD}, whose times these records are; here: "
+            f"mla-lab live --only {free}",
+        )
+
+
+def folder(into: Path | None, short: bool) -> Path:
+    """The folder that is refreshed: one that is new starts as a copy of the package's data."""
+    if into is None:
+        if short:
+            raise invalid("--short", "no --into", "another folder: few rounds replace no record")
+        return data_dir()
+    if not into.exists():
+        shutil.copytree(data_dir(), into)
+    return into.resolve()
+
+
+def run(args: argparse.Namespace) -> None:
+    """Every chosen step in turn; the first that fails ends it."""
+    steps = chosen(args.only, args.skip)
+    check_card(steps)
+    into = folder(args.into, args.short)
+    readme = Path(__file__).resolve().parents[3] / "README.md"
+    ours = readme if readme.is_file() and args.into is None else None
+    asked = Asked(into, args.short, ours)
+    for step in steps:
+        print(f"== {step.name}: {step.what}", flush=True)
+        start = time.perf_counter()
+        step.run(asked)
+        print(f"== {step.name}: {time.perf_counter() - start:.0f} s", flush=True)
+    print(f"refreshed {into}: {', '.join(step.name for step in steps)}")

@@ -1,0 +1,112 @@
+"""`mla-lab plan`: split policies side by side on one problem, predicted for one card."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from ...core.errors import unsupported
+from ._problem import add_problem_options, problem_of
+
+if TYPE_CHECKING:
+    from ...core.gpu import Gpu
+    from ...core.problem import Problem
+    from ...plan import Plan
+
+
+def add_parser(subparsers: Any) -> argparse.ArgumentParser:
+    """Register the command; returns its parser."""
+    parser: argparse.ArgumentParser = subparsers.add_parser(
+        "plan", help="split policies side by side on one problem"
+    )
+    add_problem_options(parser)
+    plan = parser.add_argument_group("plan")
+    plan.add_argument("--gpu", default="H200", help="Hopper card to plan for (H200)")
+    plan.add_argument("--tile-rows", type=int, default=64, help="query rows a tile (64)")
+    plan.add_argument("--tile-kv", type=int, default=64, help="KV tokens a block (64)")
+    plan.add_argument("--cluster", type=int, default=1, help="CTAs that share a tile (1)")
+    plan.add_argument("--policy", action="append", help="only this one, repeatable (all)")
+    plan.add_argument("--schedule", default="persistent", help="persistent (default) or grid")
+    plan.add_argument("--tiles", action="store_true", help="print the plans' tiles as well")
+    plan.add_argument("--json", action="store_true", help="the table as JSON")
+    return parser
+
+
+def run(args: argparse.Namespace) -> None:
+    """Print one line a policy."""
+    from ...core.gpu import Gpu
+    from ...plan import POLICIES
+
+    asked = problem_of(args)
+    gpu = Gpu.preset(args.gpu)
+    if gpu.arch != "sm_90a":
+        raise unsupported("--gpu", gpu.name, "Hopper cards: the simulator knows no other pipeline")
+    plans = {}
+    rows = []
+    for policy in args.policy or POLICIES:
+        plans[policy], row = _row(asked.problem, policy, gpu, args)
+        rows.append(row)
+    if args.json:
+        floor = gpu.roofline_time(asked.problem) * 1e6
+        print(json.dumps({"card": gpu.name, "floor_us": floor, "policies": rows}, indent=1))
+        return
+    _print_table(asked.problem, asked.model, gpu, rows)
+    if args.tiles:
+        for plan in plans.values():
+            print(f"\n{plan}")
+
+
+def _row(
+    problem: Problem, policy: str, gpu: Gpu, args: argparse.Namespace
+) -> tuple[Plan, dict[str, Any]]:
+    from ...core.gpu import H200
+    from ...plan import make_plan
+    from ...simulate import constants_for, simulate
+
+    start = time.perf_counter()
+    plan = make_plan(
+        problem,
+        tile_rows=args.tile_rows,
+        tile_kv=args.tile_kv,
+        num_workers=gpu.workers(args.cluster),
+        policy=policy,
+        schedule=args.schedule,
+    )
+    seconds = time.perf_counter() - start
+    fitted = constants_for(args.tile_rows)
+    read_tbps = fitted.read_tbps * gpu.read_tbps / H200.read_tbps
+    constants = replace(fitted, card=gpu.name, sms=gpu.sms, read_tbps=read_tbps)
+    timeline = simulate(plan, constants, cluster=args.cluster)
+    splits = plan.splits()
+    return plan, {
+        "policy": policy,
+        "tiles": plan.num_tiles,
+        "splits": [int(splits.min()), int(splits.max())],
+        "partials": plan.num_slots,
+        "workspace_bytes": plan.workspace.nbytes,
+        "simulated_us": timeline.makespan,
+        "busy": timeline.utilisation(),
+        "planning_ms": seconds * 1e3,
+    }
+
+
+def _print_table(problem: Problem, model: str, gpu: Gpu, rows: list[dict[str, Any]]) -> None:
+    lengths = problem.kv_lens
+    print(
+        f"{model}, batch {problem.batch}, q {max(problem.q_lens)}, kv {min(lengths)} to "
+        f"{max(lengths)} ({sum(lengths)} tokens)\n"
+        f"simulated on {gpu.name}; its roofline needs {gpu.roofline_time(problem) * 1e6:.1f} us\n\n"
+        f"{'policy':<12}{'tiles':>7}{'splits':>10}{'partials':>10}{'workspace':>12}"
+        f"{'simulated':>12}{'busy':>7}{'planned in':>12}"
+    )
+    for row in rows:
+        low, high = row["splits"]
+        splits = f"{low}" if low == high else f"{low}-{high}"
+        print(
+            f"{row['policy']:<12}{row['tiles']:>7}{splits:>10}{row['partials']:>10}"
+            f"{row['workspace_bytes'] / 1e6:>9.1f} MB{row['simulated_us']:>9.1f} us"
+            f"{row['busy']:>7.0%}{row['planning_ms']:>9.1f} ms"
+        )

@@ -1,0 +1,65 @@
+"""`mla-lab proof`: run the matrix of calls, a published list or the costs of features on a card,
+write the tables.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+
+def add_parser(subparsers: Any) -> argparse.ArgumentParser:
+    """Register the command; returns its parser."""
+    parser: argparse.ArgumentParser = subparsers.add_parser(
+        "proof", help="every pair of features and shapes against the oracle, and a published list"
+    )
+    verbs = parser.add_subparsers(dest="verb", metavar="VERB", required=True)
+    pairs = verbs.add_parser("pairwise", help="pairs of features, formats and shapes")
+    pairs.add_argument("--first", type=int, help="only the first so many cases")
+    pairs.add_argument("--only", default="", help="cases of these numbers, by comma")
+    published = verbs.add_parser("published", help="the 396 configurations of a pull request")
+    published.add_argument("--dtypes", default="bf16,e4m3", help="by comma")
+    published.add_argument("--batch", type=int, default=1024, help="up to so many requests")
+    costs = verbs.add_parser("costs", help="time with a feature beside time without")
+    costs.add_argument("--features", default="", help="only those that begin so, by comma")
+    for verb in (pairs, published, costs):
+        verb.add_argument("record", type=Path, help="JSON lines, written anew")
+        verb.add_argument("--device", default="cuda")
+    report = verbs.add_parser("report", help="the marked tables of Markdown files, from data/")
+    report.add_argument("files", type=Path, nargs="+")
+    return parser
+
+
+def run(args: argparse.Namespace) -> int | None:
+    """Dispatch; exit code 1 where a case is wrong or failed."""
+    if args.verb == "report":
+        from ...core.resources import data_dir
+        from ...verify.tables import fill
+
+        for path in args.files:
+            text = path.read_text(encoding="utf-8")
+            path.write_text(fill(text, data_dir()), encoding="utf-8")
+        return None
+    from ...verify import record
+
+    def say(text: str) -> None:
+        print(text, file=sys.stderr)
+
+    rows: list[record.Row] = []
+    if args.verb == "pairwise":
+        numbers = [int(number) for number in args.only.split(",") if number]
+        chosen = numbers or (None if args.first is None else range(args.first))
+        rows += record.pairwise_run(args.device, chosen, say)
+    elif args.verb == "costs":
+        names = [name for name in args.features.split(",") if name]
+        rows += record.costs_run(args.device, names, say)
+    else:
+        for dtype in args.dtypes.split(","):
+            rows += record.published_run(args.device, dtype, args.batch, say)
+    record.write(args.record, rows)
+    counts = Counter(row["status"] for row in rows if row["kind"] == "case")
+    print(", ".join(f"{counts[status]} {status}" for status in record.STATUSES if counts[status]))
+    return 1 if counts["wrong"] or counts["failed"] else 0

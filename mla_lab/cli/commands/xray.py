@@ -1,0 +1,52 @@
+"""`mla-lab xray`: registers, shared memory, spills, opcodes, PTX and SASS of compiled kernels."""
+
+from __future__ import annotations
+
+import argparse
+from typing import Any
+
+from ._selection import add_selection
+
+
+def add_parser(subparsers: argparse._SubParsersAction[Any]) -> argparse.ArgumentParser:
+    """`--kernel`, `--arch`, `--set`, `--diff`, `--sass`, `--ptx`."""
+    parser = subparsers.add_parser("xray", help="see through compiled kernels; needs no GPU")
+    add_selection(parser)
+    parser.add_argument(
+        "--diff",
+        action="append",
+        metavar="FIELD=VALUE",
+        help="compare with the same kernel under these settings",
+    )
+    parser.add_argument("--sass", action="store_true", help="machine code with source lines")
+    parser.add_argument("--only", action="append", help="with --sass: these classes, e.g. matrix")
+    parser.add_argument("--ptx", action="store_true", help="the PTX text")
+    return parser
+
+
+def run(args: argparse.Namespace) -> int:
+    """Print a report for each selected configuration."""
+    from ... import xray
+    from ...core.errors import unsupported
+    from ...jit import compile_all
+    from ...jit.shipped import select
+
+    configs = select(args.kernel, args.set, args.arch)
+    reports = [xray.inspect(a) for a in compile_all(configs, args.arch)]
+    for report in reports:
+        if args.ptx:
+            print(report.ptx())
+        elif args.sass and not report.has_sass:
+            raise unsupported("--sass", "no nvdisasm", "`pip install nvidia-cuda-nvdisasm`, --ptx")
+        elif args.sass:
+            kinds = frozenset(args.only or ())
+            print("\n\n".join(xray.render_sass(k, kinds) for k in report.kernels))
+        else:
+            print(xray.render(report) + "\n")
+    if args.diff:
+        others = select([configs[0].kernel], [*args.set, *args.diff], args.arch)
+        after = xray.inspect(compile_all(others, args.arch)[0])
+        print(f"{reports[0].artifact.config.name()} -> {after.artifact.config.name()}")
+        for one, other in zip(reports[0].kernels, after.kernels, strict=False):
+            print(f"\n{one.name}\n{xray.render_changes(xray.compare(one, other))}")
+    return 0

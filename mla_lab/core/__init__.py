@@ -1,0 +1,1 @@
+"""One decode call as numbers: problem, token formats, masks, cards, models, errors, files."""

@@ -1,0 +1,34 @@
+"""Where kernels/ and data/ are: at the top of a checkout, or inside an installed wheel.
+
+MLA_LAB_DATA names another folder of data, such as one that `mla-lab live` has just refreshed.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from .errors import BuildError
+
+_PACKAGE = Path(__file__).resolve().parent.parent
+
+
+def _resource_dir(name: str) -> Path:
+    # a wheel has its copy inside the package (pyproject.toml, force-include); a checkout has none
+    for path in (_PACKAGE / f"_{name}", _PACKAGE.parent / name):
+        if path.is_dir():
+            return path
+    raise BuildError(
+        f"{name}/: got an installation without it; supported: a checkout, or a wheel built from one"
+    )
+
+
+def kernels_dir() -> Path:
+    """CUDA C++ sources, one folder a kernel. Raises BuildError where the installation has none."""
+    return _resource_dir("kernels")
+
+
+def data_dir() -> Path:
+    """Recorded measurements and the synthetic trace. Raises BuildError as `kernels_dir`."""
+    other = os.environ.get("MLA_LAB_DATA")
+    return Path(other) if other else _resource_dir("data")

@@ -1,0 +1,1 @@
+"""Vocabulary that the CuTe kernels share: PTX of SM90, fp8, operands of features."""

@@ -1,0 +1,1 @@
+"""Partials of split row tiles and the ways to merge them."""

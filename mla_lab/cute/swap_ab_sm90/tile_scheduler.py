@@ -1,0 +1,223 @@
+"""What a CTA works on: a row of a plan in memory, or a formula of its block indices (grid mode).
+
+The formula is the plan "fixed" with the schedule "grid": request b has min(num_splits, blocks)
+pieces, piece i = blocks [n i // s, n (i + 1) // s). It needs the length alone, so that length,
+block table and q_begin are asked for at once. Slot = group * num_splits + piece and
+group = request * row_tiles + row tile; pieces and row tiles that a request lacks end at once.
+"""
+
+from dataclasses import dataclass
+
+import cutlass
+import cutlass.cute as cute
+from cutlass import Int32, Uint32, const_expr
+
+from .params import TILE_KV, Shape
+from .shared_storage import END, Global
+
+#: block table entries that a warp asks for before it knows which it needs
+AHEAD = 128
+
+
+@dataclass(frozen=True)
+class Work:
+    """One work tile as this CTA sees it; all values are uniform in the warp."""
+
+    request: Int32
+    #: blocks of this CTA: first and count
+    first: Int32
+    mine: Int32
+    kv_len: Int32
+    #: 32 block table entries from `base` on, one a lane
+    base: Int32
+    entry: Int32
+
+
+@cute.jit
+def load_entries(g: Global, request: Int32, base: Int32):
+    """32 entries of the request's block table from `base` on, one a lane."""
+    last = g.block_table.shape[1] - 1
+    return g.block_table[request, cutlass.min(base + cute.arch.lane_idx(), last)]
+
+
+@cute.jit
+def open_work(c: cutlass.Constexpr[Shape], g: Global, words: cute.Tensor, rank: Int32):
+    """From a plan's row to this CTA's share; also the words of the record that follow from it."""
+    request = words[0]
+    blocks = words[3] - words[2]
+    # the share by the plan alone: its table entries are asked for beside the lengths
+    first = words[2] + share_begin(c, blocks, rank)
+    base = first * TILE_KV // c.page
+    entry = load_entries(g, request, base)
+    kv_len = g.seq_lens[request]
+    begin = g.q_begin[request]
+    q_len = g.q_begin[request + 1] - begin
+    held = (kv_len + TILE_KV - 1) // TILE_KV - words[2]
+    if held < blocks:
+        # lengths shrank below the plan's: never read past them
+        blocks = cutlass.max(held, Int32(0))
+        first = words[2] + share_begin(c, blocks, rank)
+        base = first * TILE_KV // c.page
+        entry = load_entries(g, request, base)
+    mine = words[2] + share_begin(c, blocks, rank + 1) - first
+    row = words[1] * c.rows
+    record = (
+        mine,
+        first * TILE_KV,
+        kv_len,
+        kv_len - q_len,
+        row,
+        begin * g.heads + row,
+        cutlass.max(cutlass.min(Int32(c.rows), q_len * g.heads - row), Int32(0)),
+        cutlass.min(blocks, Int32(c.cluster)),
+        words[6],
+        words[7],
+        words[5],
+        words[4],
+    )
+    return Work(request, first, mine, kv_len, base, entry), record
+
+
+def share_begin(c: Shape, blocks: Int32, rank: Int32) -> Int32:
+    """First of `blocks` that CTA `rank` of the cluster takes: shares differ by one at most."""
+    return rank * (blocks // c.cluster) + cutlass.min(rank, blocks % c.cluster)
+
+
+def read_words(g: Global, index: Int32) -> cute.Tensor:
+    """The eight words of one plan row."""
+    words = cute.make_rmem_tensor(8, Int32)
+    row = cute.make_tensor((g.tiles.iterator + index * 8).align(16), cute.make_layout(8))
+    cute.autovec_copy(row, words)
+    return words
+
+
+@dataclass(frozen=True)
+class Asked:
+    """Grid mode: what a CTA knows or has asked for before any answer is used."""
+
+    request: Int32
+    row_tile: Int32
+    split: Int32
+    kv_len: Int32
+    begin: Int32
+    q_len: Int32
+    #: the request's first AHEAD table entries, lane + 32 k in word k
+    entries: cute.Tensor
+
+
+@cute.jit
+def ask(c: cutlass.Constexpr[Shape], g: Global):
+    """Issue all loads that the work depends on."""
+    x, row_tile, request = cute.arch.block_idx()
+    if const_expr(c.gather == 2):
+        # every query token is a request of one token, as long as its list of slots
+        width, one = Int32(g.block_table.shape[1]), Int32(1)
+        nothing = cute.make_rmem_tensor(1, Int32)
+        return Asked(request, row_tile, x, width, request, one, nothing)
+    return ask_request(c, g, x, row_tile, request)
+
+
+@cute.jit
+def ask_request(c: cutlass.Constexpr[Shape], g: Global, x: Int32, row_tile: Int32, request: Int32):
+    """`ask` where a request's length is in memory."""
+    last = g.block_table.shape[1] - 1
+    entries = cute.make_rmem_tensor(AHEAD // 32, Int32)
+    table = g.block_table.iterator + request * g.block_table.stride[0]
+    for k in cutlass.range_constexpr(0 if c.gather else AHEAD // 32):
+        at = cutlass.min(32 * k + cute.arch.lane_idx(), last)
+        # a load that the compiler leaves in its place, before the length is there
+        entries[k] = cute.arch.load(table + at, Int32, cop="cg")
+    kv_len = g.seq_lens[request]
+    q_len = g.q_len
+    begin = request * g.q_len
+    if g.q_len == 0:
+        begin = g.q_begin[request]
+        q_len = g.q_begin[request + 1] - begin
+    return Asked(request, row_tile, x // c.cluster, kv_len, begin, q_len, entries)
+
+
+@cute.jit
+def choose_entries(g: Global, a: Asked, base: Int32, last: Int32):
+    """32 table entries from `base` on, one a lane; those past `last` are not needed."""
+    lane = cute.arch.lane_idx()
+    word = base >> 5
+    low = a.entries[0]
+    high = a.entries[1]
+    for k in cutlass.range_constexpr(1, AHEAD // 32):
+        low = a.entries[k] if word == k else low
+        high = a.entries[min(k + 1, AHEAD // 32 - 1)] if word == k else high
+    place = (base & 31) + lane
+    low = cute.arch.shuffle_sync(low, place & 31)
+    high = cute.arch.shuffle_sync(high, place & 31)
+    entry = low if place < 32 else high
+    if cutlass.min(base + 31, last) >= AHEAD:
+        entry = load_entries(g, a.request, base)
+    return entry
+
+
+@cute.jit
+def cut(g: Global, blocks: Int32, i: Int32):
+    """Where piece i begins: blocks * i // splits, with a divisor that is known before the length
+    (splits = blocks: one each)."""
+    even = Int32(Uint32(blocks * i) // Uint32(g.num_splits))
+    return even if blocks > g.num_splits else i
+
+
+@cute.jit
+def open_grid(c: cutlass.Constexpr[Shape], g: Global, a: Asked, rank: Int32):
+    """The share of CTA `rank` of piece `split`, and its work record (END: no such piece)."""
+    held = (a.kv_len + TILE_KV - 1) >> 6
+    blocks = cutlass.max(held, Int32(1))
+    splits = cutlass.min(g.num_splits, blocks)
+    begin = cut(g, blocks, a.split)
+    count = cutlass.min(cut(g, blocks, a.split + 1), held) - begin
+    row = a.row_tile * c.rows
+    rows = a.q_len * g.heads - row
+    group = a.request * g.row_tiles + a.row_tile
+    there = (a.split < splits) & (rows > 0)
+    if const_expr(c.pair > 1):
+        # all of a cluster or none, since each loads for the others
+        lead = row - a.row_tile % c.pair * c.rows
+        there = (a.split < splits) & (lead < a.q_len * g.heads)
+        splits = splits if rows > 0 else Int32(1)
+    if not there:
+        count = Int32(0)
+    first = begin + share_begin(c, count, rank)
+    mine = begin + share_begin(c, count, rank + 1) - first
+    base = Int32(0)
+    entry = Int32(0)
+    if const_expr(not c.gather):
+        shift = c.page.bit_length() - 1
+        base = first * TILE_KV >> shift
+        entry = choose_entries(g, a, base, (first + mine) * TILE_KV - 1 >> shift)
+    state = mine if there else Int32(END)
+    record = (
+        state,
+        first * TILE_KV,
+        a.kv_len,
+        # what a sparse call's consumers ask their slots of
+        a.request if const_expr(c.gather == 2) else a.kv_len - a.q_len,
+        row,
+        a.begin * g.heads + row,
+        cutlass.max(cutlass.min(Int32(c.rows), rows), Int32(0)),
+        cutlass.min(count, Int32(c.cluster)),
+        group * g.num_splits + a.split,
+        group,
+        splits,
+        a.split,
+    )
+    return Work(a.request, first, mine, a.kv_len, base, entry), record
+
+
+def merge_record(c: Shape, g: Global, words: cute.Tensor) -> tuple[cute.Tensor, cute.Tensor]:
+    """`tail` and `more` of the work record again, as far as the merge reads them."""
+    begin = g.q_begin[words[0]]
+    rows = (g.q_begin[words[0] + 1] - begin) * g.heads - words[1] * c.rows
+    tail, more = cute.make_rmem_tensor(4, Int32), cute.make_rmem_tensor(4, Int32)
+    tail[0] = words[1] * c.rows
+    tail[1] = begin * g.heads + words[1] * c.rows
+    tail[2] = cutlass.max(cutlass.min(Int32(c.rows), rows), Int32(0))
+    tail[3] = Int32(0)
+    for i, word in enumerate((6, 7, 5, 4)):
+        more[i] = words[word]
+    return tail, more

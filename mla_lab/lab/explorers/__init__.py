@@ -1,0 +1,1 @@
+"""Interactive figures of the notebooks, one module each."""

@@ -1,0 +1,130 @@
+"""Does it fit? Shared memory and registers of a decode CTA, before writing a line of it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import ipywidgets as widgets
+import plotly.graph_objects as go
+
+from ...core.gpu import H200
+from .. import explorer
+from ..source import formula
+from ..style import BLUE, GREEN, INK, ORANGE, PINK, SKY, new_figure
+
+HEAD_DIM, LATENT, ROPE = 576, 512, 64
+#: threads of a warpgroup, and the most registers that one thread can name
+WARPGROUP, MOST_REGISTERS = 128, 255
+
+
+@dataclass(frozen=True)
+class Budget:
+    """What a CTA of `rows` query rows needs. Shared memory in bytes, registers counted."""
+
+    rows: int
+    tile_kv: int
+    stages: int
+    warpgroups: int
+    q_in_registers: bool
+    kv_bytes: int = 2
+
+    def shared(self) -> dict[str, int]:
+        """Bytes by what they hold; P passes through a stage of its own unless Q left room."""
+        q = 0 if self.q_in_registers else self.rows * HEAD_DIM * 2
+        return {
+            "KV stages": self.stages * self.tile_kv * HEAD_DIM * self.kv_bytes,
+            "Q": q,
+            "P": self.rows * self.tile_kv * 2,
+            "barriers": 1024,
+        }
+
+    def registers(self) -> dict[str, int]:
+        """Registers of a thread that holds its share of O; Q's share sits with another group."""
+        threads = self.warpgroups * WARPGROUP
+        return {
+            "O": self.rows * LATENT // threads,
+            "scores": self.rows * self.tile_kv // WARPGROUP,
+            "addresses, sums, loop": 40,
+        }
+
+    @property
+    def shared_bytes(self) -> int:
+        return sum(self.shared().values())
+
+    @property
+    def registers_per_thread(self) -> int:
+        return sum(self.registers().values())
+
+    def verdict(self) -> str:
+        """ "fits", or what does not."""
+        wrong = []
+        if self.shared_bytes > H200.smem_per_block:
+            over = (self.shared_bytes - H200.smem_per_block) / 1024
+            wrong.append(f"{over:.0f} KB of shared memory too much")
+        if self.registers_per_thread > MOST_REGISTERS:
+            wrong.append(f"{self.registers_per_thread} registers a thread of {MOST_REGISTERS}")
+        return " and ".join(wrong) or "fits"
+
+
+class BudgetExplorer(explorer.Explorer):
+    """Stages, rows and warpgroups against 227 KB and 255 registers."""
+
+    name = "lab.BudgetExplorer"
+    source = formula("sizes")
+    frames_over = "stages"
+
+    def controls(self) -> dict[str, widgets.Widget]:
+        return {
+            "rows": explorer.steps("rows", (16, 32, 64, 128), 64, "220px"),
+            "tile_kv": explorer.steps("tokens a tile", (32, 64, 128), 64, "250px"),
+            "stages": explorer.integers("stages", 1, 6, 2, width="240px"),
+            "warpgroups": explorer.integers("groups with O", 1, 3, 2, width="260px"),
+            "q_in_registers": explorer.tick("Q in registers", False),
+            "fp8": explorer.tick("8-bit KV", False),
+        }
+
+    def budget(self, state: dict[str, Any]) -> Budget:
+        """The CTA of `state`."""
+        plain = {key: state[key] for key in ("rows", "tile_kv", "stages", "warpgroups")}
+        return Budget(**plain, q_in_registers=state["q_in_registers"], kv_bytes=2 - state["fp8"])
+
+    def figure(self, state: dict[str, Any]) -> go.Figure:
+        budget = self.budget(state)
+        figure = new_figure(
+            f"{state['stages']} stages, {state['rows']} rows: {budget.verdict()}",
+            x="share of what one CTA can have",
+            height=300,
+        )
+        colors = iter((BLUE, ORANGE, GREEN, PINK, BLUE, ORANGE, SKY))
+        lanes = (
+            ("shared memory", budget.shared(), H200.smem_per_block, "bytes"),
+            ("registers a thread", budget.registers(), MOST_REGISTERS, "registers"),
+        )
+        for lane, parts, most, unit in lanes:
+            for part, size in parts.items():
+                figure.add_bar(
+                    orientation="h",
+                    y=[lane],
+                    x=[size / most],
+                    name=part,
+                    text=[part if size > 0.08 * most else ""],
+                    textposition="inside",
+                    insidetextanchor="middle",
+                    marker={"color": next(colors), "line": {"color": "#FFFFFF", "width": 1}},
+                    hovertemplate=f"{part}: {size:,} {unit}<extra></extra>",
+                    showlegend=False,
+                )
+        figure.update_layout(barmode="stack")
+        figure.add_vline(x=1, line={"color": INK, "dash": "dash", "width": 2})
+        figure.update_xaxes(tickformat=".0%", rangemode="tozero")
+        return figure
+
+    def note(self, state: dict[str, Any]) -> str:
+        budget = self.budget(state)
+        return (
+            f"<div>{budget.shared_bytes:,} of {H200.smem_per_block:,} bytes; "
+            f"{budget.registers_per_thread} of {MOST_REGISTERS} registers a thread. "
+            f"O alone is {budget.rows * LATENT:,} fp32 registers of the SM's "
+            f"{H200.registers_per_sm:,}.</div>"
+        )

@@ -1,0 +1,88 @@
+"""Which thread of a warpgroup holds which element of a WGMMA accumulator.
+
+The accumulator of m64nNk16 (PTX ISA, wgmma register fragments): 128 threads, N/2 values each.
+As a CuTe layout from (thread, value) to the element row + 64 * column:
+((4,8,4),(2,2,N/8)):((128,1,16),(64,8,512)).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import ipywidgets as widgets
+
+from ...core.errors import invalid
+from .. import explorer
+from ..layout import Layout
+from ..source import formula
+from ..svg import Cell, Svg, grid, tint
+
+ROWS = 64
+THREADS = 128
+#: rows that are drawn: one warp's
+SHOWN_ROWS = 16
+
+
+def accumulator(columns: int) -> Layout:
+    """(thread, value) -> row + 64 * column of a 64 x `columns` accumulator tile."""
+    if columns % 8 or not 8 <= columns <= 256:
+        raise invalid("columns", columns, "a multiple of 8 from 8 to 256")
+    return Layout(((4, 8, 4), (2, 2, columns // 8)), ((128, 1, 16), (64, 8, 512)))
+
+
+def owners(columns: int) -> dict[tuple[int, int], tuple[int, int]]:
+    """(row, column) -> (thread, value)."""
+    layout = accumulator(columns)
+    owner = {}
+    for thread in range(THREADS):
+        for value in range(columns // 2):
+            element = layout(thread, value)
+            owner[element % ROWS, element // ROWS] = (thread, value)
+    return owner
+
+
+class FragmentExplorer(explorer.Explorer):
+    """One warp's sixteen rows of the accumulator; the chosen thread's values are outlined."""
+
+    name = "lab.FragmentExplorer"
+    source = formula("PTX ISA")
+    frames_over = "lane"
+
+    def controls(self) -> dict[str, widgets.Widget]:
+        return {
+            "warp": explorer.integers("warp", 0, 3, 0, width="200px"),
+            "lane": explorer.integers("lane", 0, 31, 5, width="330px"),
+            "columns": explorer.steps("columns", (8, 16, 24, 32), 16, "240px"),
+        }
+
+    def figure(self, state: dict[str, Any]) -> Svg:
+        owner = owners(state["columns"])
+        mine = 32 * state["warp"] + state["lane"]
+        first = 16 * state["warp"]
+        cells = []
+        for row in range(first, first + SHOWN_ROWS):
+            line = []
+            for column in range(state["columns"]):
+                thread, value = owner[row, column]
+                title = f"row {row}, column {column}: thread {thread}, value {value}"
+                text = f"{thread % 32}.{value}"
+                line.append(Cell(text, tint(thread % 4), title, thread == mine))
+            cells.append(line)
+        rows = sorted({r for (r, _), (t, _) in owner.items() if t == mine})
+        finding = f"lane {state['lane']} holds rows {rows[0]} and {rows[1]}: lane.value"
+        return grid(
+            cells,
+            f"Accumulator rows {first} to {first + 15}, {finding}",
+            rows=[str(r) for r in range(first, first + SHOWN_ROWS)],
+            columns=[str(c) for c in range(state["columns"])],
+            size=(44 if state["columns"] <= 16 else 33, 25),
+            caption=finding,
+        )
+
+    def note(self, state: dict[str, Any]) -> str:
+        columns = state["columns"]
+        return (
+            f"<div><code>{accumulator(columns)}</code>: four neighbouring lanes share a row, so a "
+            f"row's maximum is two values a lane and two shuffles. A 64 x 512 accumulator is "
+            f"{512 // 2} registers a thread; two warpgroups share it.</div>"
+        )

@@ -1,0 +1,123 @@
+"""The ladder as pictures: gains step by step, and what the compiler made of each step."""
+
+from __future__ import annotations
+
+from html import escape
+from typing import Any
+
+import ipywidgets as widgets
+import plotly.graph_objects as go
+
+from ...backends.cuda.ladder import STEPS
+from ...bench.ladder import CASES
+from .. import explorer, ladder_facts
+from ..ladder_facts import StepFacts, rungs
+from ..style import BLUE, GREY, ORANGE, hatch, new_figure
+
+LABELS = [f"{step.number} {step.name}" for step in STEPS]
+#: instruction classes in reading order
+CLASSES = ("matrix", "shared", "global", "barrier", "special function", "shuffle", "other")
+
+
+class LadderExplorer(explorer.Explorer):
+    """Microseconds of every step in one case, predicted and recorded, on a logarithmic axis."""
+
+    name = "lab.LadderExplorer"
+    frames_over = "case"
+
+    def controls(self) -> dict[str, widgets.Widget]:
+        names = [case.name for case in CASES]
+        return {
+            "case": explorer.choice("case", names, names[0], "330px"),
+            "gains": widgets.Checkbox(False, description="gains, not times"),
+        }
+
+    def figure(self, state: dict[str, Any]) -> go.Figure:
+        found = rungs(state["case"])
+        gains = state["gains"]
+        guessed = [r.predicted_gain if gains else r.predicted_us for r in found]
+        came = [r.gain if gains else r.us for r in found]
+        figure = new_figure(
+            _title(state["case"]),
+            y="times faster than the step before" if gains else "microseconds a call",
+            height=400,
+        )
+        source = ladder_facts.source()
+        label = source.label if source else "not recorded"
+        for name, values, color, kind in (
+            ("predicted, on paper", guessed, GREY, "predicted"),
+            (label, came, BLUE, "recorded"),
+        ):
+            figure.add_bar(
+                x=LABELS,
+                y=values,
+                name=name,
+                text=["" if v is None else f"{v:,.0f}" if v >= 10 else f"{v:.2g}" for v in values],
+                textposition="outside",
+                marker={"color": color, "pattern": hatch(kind)},
+            )
+        figure.update_yaxes(type="log")
+        return figure
+
+    def note(self, state: dict[str, Any]) -> str:
+        source = ladder_facts.source()
+        return f"<div>{source.chip() if source else '<b>not recorded</b>'}</div>"
+
+
+def _title(case: str) -> str:
+    """The finding: how far the ladder goes, and which step gave most."""
+    found = rungs(case)
+    if found[0].us is None or found[-1].us is None:
+        return f"{case}: predicted only"
+    best = max((r for r in found if r.gain), key=lambda r: r.gain or 0.0)
+    whole = found[0].us / found[-1].us
+    return f"{whole:,.0f} times faster in {len(found) - 1} steps; most of it by {LABELS[best.step]}"
+
+
+class LadderXray(explorer.Explorer):
+    """Instructions of a step and of the one before, by class; the note has the idea."""
+
+    name = "lab.LadderXray"
+    frames_over = "step"
+
+    def controls(self) -> dict[str, widgets.Widget]:
+        return {"step": explorer.choice("step", LABELS[1:], LABELS[4], "330px")}
+
+    def sides(self, state: dict[str, Any]) -> tuple[StepFacts, StepFacts]:
+        """The step before, and the step."""
+        number = LABELS.index(state["step"])
+        steps, _ = ladder_facts.facts()
+        return steps[number - 1], steps[number]
+
+    def figure(self, state: dict[str, Any]) -> go.Figure:
+        before, after = self.sides(state)
+        moved = [(after.classes.get(c, 0) - before.classes.get(c, 0), c) for c in CLASSES]
+        change, kind = max(moved, key=lambda pair: abs(pair[0]))
+        figure = new_figure(
+            f"{LABELS[after.step]}: {change:+,} {kind} instructions, "
+            f"{after.registers - before.registers:+} registers",
+            y="instructions in the code",
+            height=360,
+        )
+        for side, color in ((before, GREY), (after, ORANGE)):
+            counts = [side.classes.get(name, 0) for name in CLASSES]
+            figure.add_bar(
+                x=list(CLASSES),
+                y=counts,
+                name=LABELS[side.step],
+                text=[f"{n:,}" if n else "" for n in counts],
+                textposition="outside",
+                marker_color=color,
+            )
+        figure.update_yaxes(type="log", range=[-0.2, 4])
+        return figure
+
+    def note(self, state: dict[str, Any]) -> str:
+        _, source = ladder_facts.facts()
+        lines = [
+            f"<b>{escape(LABELS[side.step])}</b>: {escape(STEPS[side.step].idea)}. "
+            f"{side.registers} registers, {side.shared_bytes / 1024:.0f} KB of shared memory, "
+            f"{side.spills} spills"
+            for side in self.sides(state)
+        ]
+        return f"<div>{source.chip()} " + "<br>".join(lines) + "</div>"

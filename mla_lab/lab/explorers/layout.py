@@ -1,0 +1,138 @@
+"""Layouts as pictures: the algebra of two layouts, and CuTe's own answer beside ours."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import ipywidgets as widgets
+
+from ...core.errors import MlaLabError, invalid
+from ...cute import layout_algebra as live
+from .. import explorer
+from ..layout import Layout, coalesce, complement, compose, divide, flatten
+from ..source import formula
+from ..svg import Cell, Svg, document, grid, label, ramp, row_of, tint
+
+#: what the explorer can do, and CuTe's name for it
+OPERATIONS = {
+    "show A": "layout",
+    "coalesce A": "coalesce",
+    "A after B": "composition",
+    "what A leaves out": "complement",
+    "A cut by tiles B": "logical_divide",
+}
+#: cells beyond this are too many to read
+MAX_CELLS = 512
+
+
+def apply(operation: str, a: Layout, b: Layout) -> Layout:
+    """Our own algebra's answer."""
+    if operation == "show A":
+        return a
+    if operation == "coalesce A":
+        return coalesce(a)
+    if operation == "A after B":
+        return compose(a, b)
+    if operation == "what A leaves out":
+        return complement(a, b.size)
+    if operation == "A cut by tiles B":
+        return divide(a, b)
+    raise invalid("operation", repr(operation), tuple(OPERATIONS))
+
+
+def ask_cute(operation: str, a: Layout, b: Layout) -> live.LiveLayout:
+    """CuTe's answer, traced by the DSL. Raises Unsupported where it is not installed."""
+    pairs = [(a.shape, a.stride)]
+    if operation in ("A after B", "A cut by tiles B"):
+        pairs.append((b.shape, b.stride))
+    cosize = b.size if operation == "what A leaves out" else 0
+    return live.evaluate(OPERATIONS[operation], *pairs, cosize=cosize)
+
+
+def picture(layout: Layout, name: str, *, color_by_tile: bool = False) -> Svg:
+    """Offsets as a grid: first mode down, the rest across; darkness grows with the offset."""
+    first, *rest = layout.modes
+    rows, columns = first.size, 1
+    for mode in rest:
+        columns *= mode.size
+    if not rest:
+        rows, columns = 1, first.size
+    if rows * columns > MAX_CELLS:
+        text = f"{name} = {layout}: {rows} x {columns} cells, too many to draw"
+        return document(560, 26, label(4, 13, text, size=13, anchor="start"), text)
+    last = max(1, layout.cosize - 1)
+    cells = []
+    for i in range(rows):
+        line = []
+        for j in range(columns):
+            offset = layout(i + j * rows)
+            # in a divided layout the first mode is the place within a tile, the second the tile
+            fill = tint(j) if color_by_tile else ramp(offset / last)
+            line.append(Cell(str(offset), fill, f"({i}, {j}) is at offset {offset}"))
+        cells.append(line)
+    return grid(
+        cells,
+        f"{name} = {layout}, {rows} by {columns} offsets",
+        rows=[str(i) for i in range(rows)],
+        columns=[str(j) for j in range(columns)],
+        size=(34, 26) if columns <= 24 else (26, 24),
+        caption=f"{name} = {layout}",
+    )
+
+
+class LayoutExplorer(explorer.Explorer):
+    """Two layouts as text, an operation between them, the result as a grid, and CuTe's answer."""
+
+    name = "lab.LayoutExplorer"
+    source = formula("own algebra")
+    frames_over = "operation"
+
+    def controls(self) -> dict[str, widgets.Widget]:
+        return {
+            "a": explorer.field("A", "(4,6):(6,1)", "280px"),
+            "operation": explorer.choice("do", list(OPERATIONS), "show A", "230px"),
+            "b": explorer.field("B", "(2,3):(1,4)", "280px"),
+        }
+
+    def figure(self, state: dict[str, Any]) -> Svg:
+        a, b, result = self.answers(state)
+        if isinstance(result, MlaLabError):
+            return refusal(str(result))
+        shown = [picture(a, "A")]
+        if state["operation"] not in ("show A", "coalesce A"):
+            shown.append(picture(b, "B"))
+        if state["operation"] != "show A":
+            by_tile = state["operation"] == "A cut by tiles B"
+            shown.append(picture(result, "result", color_by_tile=by_tile))
+        return row_of(shown)
+
+    def answers(self, state: dict[str, Any]) -> tuple[Layout, Layout, Layout | MlaLabError]:
+        """A, B and the result, which is the refusal where there is none."""
+        a, b = Layout.of("1:0"), Layout.of("1:0")
+        try:
+            a, b = Layout.of(state["a"]), Layout.of(state["b"])
+            return a, b, apply(state["operation"], a, b)
+        except MlaLabError as error:
+            return a, b, error
+
+    def note(self, state: dict[str, Any]) -> str:
+        a, b, result = self.answers(state)
+        if isinstance(result, MlaLabError) or result.size > MAX_CELLS:
+            return ""
+        try:
+            answer = ask_cute(state["operation"], a, b)
+        except MlaLabError as error:
+            return f"<div>CuTe says: {error}</div>"
+        same = list(answer.offsets) == result.offsets()
+        verdict = "the same function" if same else "<b>another function</b>"
+        return (
+            f"<div><code>{answer.expression}</code><br>CuTe DSL answers <code>{answer.layout}"
+            f"</code>, ours is <code>{result}</code>: {verdict}. "
+            f"Size {result.size}, cosize {result.cosize}, "
+            f"{len(flatten(result.shape))} modes in all.</div>"
+        )
+
+
+def refusal(text: str) -> Svg:
+    """A sentence in place of a picture."""
+    return document(900, 30, label(4, 15, text, size=13, anchor="start"), text)

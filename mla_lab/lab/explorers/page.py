@@ -1,0 +1,98 @@
+"""A request's tiles above, the page pool below: which box of which page fills which rows."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import ipywidgets as widgets
+
+from .. import explorer, pages
+from ..source import formula
+from ..svg import Cell, Svg, box, document, label, tint
+
+#: tokens of the pool that is drawn
+POOL_TOKENS = 1024
+_WIDTH = 1000.0
+_TILE_HEIGHT = 46.0
+_FREE = "#F1F2F5"
+
+
+class PageExplorer(explorer.Explorer):
+    """One request on random pages; a tile's boxes are outlined in both rows."""
+
+    name = "lab.PageExplorer"
+    source = formula("boxes of a block table")
+    frames_over = "page_size"
+
+    def controls(self) -> dict[str, widgets.Widget]:
+        return {
+            "kv_len": explorer.integers("tokens", 1, 512, 300, width="330px"),
+            "page_size": explorer.steps("page", (16, 32, 64, 128), 16, "230px"),
+            "tile": explorer.integers("tile", 0, 7, 1, width="230px"),
+            "seed": explorer.integers("order", 0, 9, 4, width="220px"),
+        }
+
+    def boxes(self, state: dict[str, Any]) -> list[pages.Box]:
+        """All boxes of the request."""
+        pool = POOL_TOKENS // state["page_size"]
+        table = pages.random_table(state["kv_len"], state["page_size"], pool, state["seed"])
+        return pages.boxes(table, state["kv_len"], state["page_size"])
+
+    def figure(self, state: dict[str, Any]) -> Svg:
+        fetched = self.boxes(state)
+        chosen = state["tile"] % (fetched[-1].tile + 1)
+        mine = [b for b in fetched if b.tile == chosen]
+        finding = (
+            f"Tile {chosen} is {len(mine)} box{'es' * (len(mine) > 1)} "
+            f"of {mine[0].rows} rows from page{'s' * (len(mine) > 1)} "
+            + ", ".join(str(b.page) for b in mine)
+        )
+        body = label(0, 10, finding, size=16, anchor="start")
+        body += _request(state, fetched, chosen) + _pool(state, fetched, chosen)
+        return document(_WIDTH + 8, 290, body, finding)
+
+    def note(self, state: dict[str, Any]) -> str:
+        t = pages.traffic(state["kv_len"], state["page_size"])
+        return (
+            f"<div>{t.boxes} boxes, {t.copies} bulk copies; {t.wasted_rows} rows fetched behind "
+            f"the last token; {t.unused_slots} slots of its pages unused.</div>"
+        )
+
+
+def _request(state: dict[str, Any], fetched: list[pages.Box], chosen: int) -> str:
+    """The request in token order; what lies behind its last token is left white."""
+    scale = _WIDTH / 512
+    parts = [label(0, 44, "the request, token 0 to the right", size=13, anchor="start")]
+    for b in fetched:
+        first = b.tile * pages.TILE_KV + b.at
+        rows = min(b.rows, state["kv_len"] - first)
+        cell = Cell(
+            str(b.page) if b.rows * scale > 24 else "",
+            tint(b.tile),
+            f"tokens {first} to {first + rows - 1}: page {b.page}, rows {b.row} on",
+            b.tile == chosen,
+        )
+        parts.append(box(first * scale, 56, rows * scale, _TILE_HEIGHT, cell, size=11))
+    return "".join(parts)
+
+
+def _pool(state: dict[str, Any], fetched: list[pages.Box], chosen: int) -> str:
+    """The page pool, two lines; grey pages belong to others."""
+    size = state["page_size"]
+    per_line = 512 // size
+    scale = _WIDTH / 512
+    used: dict[int, list[pages.Box]] = {}
+    for b in fetched:
+        used.setdefault(b.page, []).append(b)
+    parts = [label(0, 136, "the page pool, by page id", size=13, anchor="start")]
+    for page in range(POOL_TOKENS // size):
+        x, y = page % per_line * size * scale, 150 + page // per_line * 62
+        foreign = Cell(str(page), _FREE, f"page {page}: another request's, or free")
+        parts.append(box(x, y, size * scale, _TILE_HEIGHT, foreign, size=11))
+        for b in used.get(page, ()):
+            cell = Cell(
+                str(page), tint(b.tile), f"page {page} fills tile {b.tile}", b.tile == chosen
+            )
+            at = x + b.row * scale
+            parts.append(box(at, y, b.rows * scale, _TILE_HEIGHT, cell, size=11))
+    return "".join(parts)

@@ -1,0 +1,79 @@
+"""Inside one CTA: the roles of its loop over time, by stages and lookahead."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import ipywidgets as widgets
+import plotly.graph_objects as go
+
+from ...core.errors import InvalidInput
+from ...simulate import H200, Pipeline, run_pipeline
+from .. import explorer
+from ..gantt import bars
+from ..source import PREDICTED
+from ..style import new_figure
+
+_LANES = ("load", "QK", "softmax", "PV")
+
+
+class PipelineExplorer(explorer.Explorer):
+    """Clocks of each role and the ring's size; lanes are the roles, one bar a block."""
+
+    name = "lab.PipelineExplorer"
+    source = PREDICTED
+    frames_over = "stages"
+
+    def controls(self) -> dict[str, widgets.Widget]:
+        default = Pipeline.of(H200, 64, 64, 1152)
+        return {
+            "stages": explorer.integers("stages", 1, 6, 3, width="240px"),
+            "lookahead": explorer.integers("QK ahead", 0, 2, 1, width="240px"),
+            "load": explorer.integers("load", 200, 4000, 1100, step=100, width="300px"),
+            "softmax": explorer.integers("softmax", 0, 3000, 880, step=40, width="300px"),
+            "blocks": explorer.integers("blocks", 2, 16, 8, width="240px"),
+            "latency": explorer.integers(
+                "latency", 0, 3000, int(default.latency), step=30, width="300px"
+            ),
+        }
+
+    def pipeline(self, state: dict[str, Any]) -> Pipeline:
+        """The loop of `state`; QK and PV as on the card."""
+        card = Pipeline.of(H200, 64, 64, 1152)
+        return Pipeline(
+            float(state["load"]),
+            float(state["latency"]),
+            card.qk,
+            float(state["softmax"]),
+            card.pv,
+            card.release,
+            state["stages"],
+            state["lookahead"],
+        )
+
+    def figure(self, state: dict[str, Any]) -> go.Figure:
+        try:
+            pipeline = self.pipeline(state)
+        except InvalidInput:
+            ahead, stages = state["lookahead"], state["stages"]
+            return new_figure(f"Deadlock: QK {ahead} ahead needs more than {stages} stages")
+        spans = run_pipeline(pipeline, state["blocks"])
+        steady = run_pipeline(pipeline, 48).steady()
+        matrix = H200.matrix_clocks(64, 64)  # without the gaps that QK and PV have between them
+        figure = new_figure(
+            f"{steady:.0f} clocks a block; the matrix unit is busy {matrix / steady:.0%} of it",
+            x="clocks",
+            height=320,
+        )
+        for bar in bars(spans.timeline(1.0), kind="predicted"):
+            bar.text = [str(i) for i in range(len(bar.y))]
+            bar.textposition = "inside"
+            bar.insidetextanchor = "middle"
+            bar.hovertemplate = "%{x:.0f} clocks<extra></extra>"
+            bar.marker.line = {"width": 1, "color": "#FFFFFF"}
+            figure.add_trace(bar)
+        figure.update_yaxes(
+            tickvals=list(range(4)), ticktext=list(_LANES), range=[3.6, -0.6], title_text=""
+        )
+        figure.update_layout(barmode="overlay", bargap=0.25)
+        return figure

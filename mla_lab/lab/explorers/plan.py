@@ -1,0 +1,122 @@
+"""Two split policies over one batch: lanes over time, and what each costs."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import lru_cache
+from typing import Any
+
+import ipywidgets as widgets
+import plotly.graph_objects as go
+
+from ...core.gpu import H200
+from ...core.problem import Problem
+from ...plan import POLICIES, Plan, make_plan
+from ...simulate import Timeline, constants_for, simulate
+from .. import explorer
+from ..gantt import side_by_side
+from ..lengths import PRESETS, preset_lengths, trace_lengths
+from ..source import PREDICTED
+
+HEADS = (16, 32, 64, 128)
+SMS = (66, 78, 114, 132, 148)
+BATCHES = (1, 2, 4, 8, 16, 32, 64, 96, 128, 192, 256)
+LENGTHS = (256, 512, 1024, 2048, 4096, 8192, 16384, 32768)
+PAGES = (16, 32, 64, 128)
+
+
+#: who merges a split row tile: those who split it, a share each, or a kernel behind them
+MERGES = ("shared", "second launch")
+
+
+@lru_cache(maxsize=64)
+def planned(
+    problem: Problem, policy: str, sms: int = 132, merge: str = MERGES[0]
+) -> tuple[Plan, Timeline]:
+    """The plan of one policy and its predicted timeline on a card of `sms` SMs."""
+    plan = make_plan(problem, tile_rows=min(64, problem.heads), num_workers=sms, policy=policy)
+    family = constants_for(plan.tile_rows)
+    constants = replace(family, sms=sms, read_tbps=family.read_tbps * sms / family.sms)
+    return plan, simulate(plan, constants, fused_merge=merge == MERGES[0])
+
+
+def summary(plan: Plan, timeline: Timeline) -> str:
+    """Two short lines for the head of a Gantt."""
+    partial_mb = plan.num_slots * plan.tile_rows * (plan.problem.latent_dim * 4 + 4) / 1e6
+    return (
+        f"<b>{plan.policy}</b>: {timeline.makespan:.1f} us, {plan.num_tiles} tiles<br>"
+        f"{partial_mb:.1f} MB of partials, tail {timeline.tail():.1f} us, "
+        f"SMs busy {timeline.utilisation():.0%}"
+    )
+
+
+class PlanExplorer(explorer.Explorer):
+    """Lengths, heads, card and two policies; the picture is both Gantt charts on one axis."""
+
+    name = "lab.PlanExplorer"
+    source = PREDICTED
+    frames_over = "batch"
+
+    def controls(self) -> dict[str, widgets.Widget]:
+        policies = list(POLICIES)
+        return {
+            "left": explorer.choice("left", policies, "fa3", "190px"),
+            "right": explorer.choice("right", policies, "cost", "190px"),
+            "lengths": explorer.choice("lengths", list(PRESETS), "ragged", "210px"),
+            "heads": explorer.steps("heads", HEADS, 128, "220px"),
+            "batch": explorer.steps("batch", BATCHES, 16, "290px"),
+            "kv_len": explorer.steps("mean kv", LENGTHS, 4096, "300px"),
+            "sms": explorer.steps("SMs", SMS, 132, "220px"),
+            "merge": explorer.choice("merge", MERGES, MERGES[0], "200px"),
+            "page": explorer.steps("page", PAGES, 64, "210px"),
+            "trace": explorer.field("or a trace file (CSV, JSONL)", "", "560px"),
+        }
+
+    def lengths(self, state: dict[str, Any]) -> tuple[int, ...]:
+        """KV lengths of `state`: the trace's where a file is named, else the preset's."""
+        path = state["trace"].strip()
+        if path:
+            return trace_lengths(path, state["batch"])
+        return preset_lengths(state["lengths"], state["batch"], state["kv_len"])
+
+    def problem(self, state: dict[str, Any]) -> Problem:
+        """The decode step of `state`, one new token a request."""
+        lengths = self.lengths(state)
+        return Problem((1,) * len(lengths), lengths, state["heads"], page_size=state["page"])
+
+    def figure(self, state: dict[str, Any]) -> go.Figure:
+        problem = self.problem(state)
+        sides = [
+            planned(problem, state[side], state["sms"], state["merge"])
+            for side in ("left", "right")
+        ]
+        plans, timelines = zip(*sides, strict=True)
+        return side_by_side(
+            timelines,
+            plans,
+            [summary(plan, timeline) for plan, timeline in sides],
+            finding(plans, timelines),
+        )
+
+    def note(self, state: dict[str, Any]) -> str:
+        problem = self.problem(state)
+        pages = sum(-(-n // problem.page_size) for n in problem.kv_lens)
+        spare = 1 - problem.total_kv / (pages * problem.page_size)
+        read_tbps = H200.read_tbps * state["sms"] / H200.sms
+        floor = problem.total_kv * problem.kv_token_bytes / 1e6 / read_tbps
+        return (
+            f"<div>{problem.batch} requests, {problem.total_kv:,} cached tokens on {pages:,} pages "
+            f"({spare:.1%} of their slots unused), {problem.intensity():.0f} operations a byte; "
+            f"reading them once takes {floor:.1f} us.</div>"
+        )
+
+
+def finding(plans: tuple[Plan, ...], timelines: tuple[Timeline, ...]) -> str:
+    """The comparison as a sentence."""
+    (left, right), (a, b) = (p.policy for p in plans), (t.makespan for t in timelines)
+    if left == right:
+        return f"{left}: {a:.1f} us predicted"
+    if abs(a - b) < 0.01 * max(a, b):
+        return f"{left} and {right} are within 1 % of each other"
+    fast, slow = (left, right) if a < b else (right, left)
+    return f"{fast} is predicted {max(a, b) / min(a, b):.3g}x as fast as {slow}"

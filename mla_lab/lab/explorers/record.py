@@ -1,0 +1,164 @@
+"""Floor, simulator, recorded and live figures of a family of cases on one axis."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import Any
+
+import ipywidgets as widgets
+import plotly.graph_objects as go
+
+from ...bench.records import medians
+from ...core.gpu import H200
+from ...core.problem import Problem
+from ...plan.choose import choose
+from ...simulate import simulate
+from ...simulate.recorded import recorded
+from .. import explorer
+from ..measuring import OURS, decode_case, measure, runs
+from ..session import gpu_name
+from ..source import PREDICTED
+from ..style import BLUE, GREEN, GREY, ORANGE, PALETTE, PINK, RED, new_figure
+from ..tables import Table, table
+
+BATCHES = (1, 4, 16, 64, 128)
+#: microseconds by (case, peer)
+Medians = dict[tuple[str, str], float]
+#: batches that are measured where one asks for it
+LIVE = (1, 16, 64)
+#: peers by the name of a record, and how they are drawn
+PEERS = {
+    OURS: ("ours", BLUE, "circle"),
+    "flashmla": ("FlashMLA", ORANGE, "square"),
+    "flashinfer-fa3": ("FlashInfer fa3", GREEN, "diamond"),
+    "fa3-qv": ("FA3 with qv", PINK, "cross"),
+    "triton-split-kv": ("Triton baseline", PALETTE[4], "x"),
+}
+
+
+@lru_cache(maxsize=256)
+def predicted_us(problem: Problem) -> float:
+    """What the simulator expects of the kernel that the package would choose."""
+    choice = choose(problem, H200)
+    constants = recorded().constants[choice.config.kernel]
+    return simulate(choice.plan(problem), constants, cluster=choice.config.cluster).makespan
+
+
+@lru_cache(maxsize=64)
+def live_us(batch: int, q_len: int, heads: int, kv_len: int) -> float | None:
+    """Microseconds of our kernel on this machine's GPU, once a process; None where it cannot."""
+    return measure(decode_case(batch, q_len, heads, kv_len)).us if gpu_name() else None
+
+
+def simulator_errors() -> Table:
+    """How far the simulator is off where it was not fitted; beside it a model of two numbers."""
+    rows = [
+        (
+            j.held_out,
+            j.cases,
+            f"{j.median:.1%}",
+            f"{j.worst:.1%}",
+            j.worst_case,
+            f"{j.baseline_median:.1%}",
+        )
+        for j in recorded().judgements
+    ]
+    columns = ("held out", "cases", "median error", "worst", "worst case", "two numbers: median")
+    return table(columns, rows)
+
+
+class RecordExplorer(explorer.Explorer):
+    """Microseconds over the batch: the card's floor, the prediction, and every recorded peer."""
+
+    name = "lab.RecordExplorer"
+    source = PREDICTED
+    frames_over = "kv_len"
+
+    def controls(self) -> dict[str, widgets.Widget]:
+        return {
+            "heads": explorer.steps("heads", (16, 64, 128), 128, "220px"),
+            "q_len": explorer.steps("new tokens", (1, 2, 4), 1, "230px"),
+            "kv_len": explorer.steps("cached", (1024, 4096, 8192), 8192, "260px"),
+            "over_floor": explorer.tick("as multiples of the floor", False),
+            "live": explorer.tick("measure here", False),
+        }
+
+    def figure(self, state: dict[str, Any]) -> go.Figure:
+        problems = {
+            b: Problem.uniform(b, state["q_len"], state["kv_len"], state["heads"]) for b in BATCHES
+        }
+        floors = {b: H200.roofline_time(p) * 1e6 for b, p in problems.items()}
+        unit = floors if state["over_floor"] else dict.fromkeys(BATCHES, 1.0)
+        predictions = {b: predicted_us(p) for b, p in problems.items()}
+        furthest = max(BATCHES, key=lambda b: predictions[b] / floors[b])
+        figure = new_figure(
+            f"Furthest from the floor at batch {furthest}: "
+            f"{predictions[furthest] / floors[furthest]:.1f}x predicted",
+            x="requests",
+            y="times the floor" if state["over_floor"] else "us a call",
+            height=430,
+        )
+        self._add(figure, "floor of the card", floors, unit, GREY, "line-ew", dash="dot")
+        self._add(figure, "simulator", predictions, unit, RED, "triangle-up", dash="dash")
+        found = [(run.source.label, medians(run.rows)) for run in runs()]
+        for peer, (title, color, symbol) in PEERS.items():
+            label, known = self._fullest(found, state, peer)
+            if known:
+                self._add(figure, f"{title}, {label}", known, unit, color, symbol)
+        if state["live"]:
+            live = {b: live_us(b, state["q_len"], state["heads"], state["kv_len"]) for b in LIVE}
+            here = {b: us for b, us in live.items() if us is not None}
+            if here:
+                self._add(figure, "ours, measured here, now", here, unit, BLUE, "star")
+        names = [str(b) for b in BATCHES]
+        figure.update_xaxes(type="log", tickvals=list(BATCHES), ticktext=names)
+        if not state["over_floor"]:
+            figure.update_yaxes(type="log")
+        return figure
+
+    def _fullest(
+        self,
+        found: list[tuple[str, dict[tuple[str, str], float]]],
+        state: dict[str, Any],
+        peer: str,
+    ) -> tuple[str, dict[int, float]]:
+        """Label and microseconds by batch, of the run that has most of them; of equals the last."""
+        best: tuple[str, dict[int, float]] = ("", {})
+        for label, us in found:
+            cases = {b: (self.case(state, b), peer) for b in BATCHES}
+            known = {b: us[key] for b, key in cases.items() if key in us}
+            if len(known) >= len(best[1]):
+                best = (label, known)
+        return best
+
+    def case(self, state: dict[str, Any], batch: int) -> str:
+        """The benchmark's name of a case."""
+        return decode_case(batch, state["q_len"], state["heads"], state["kv_len"]).name
+
+    def _add(
+        self,
+        figure: go.Figure,
+        name: str,
+        points: dict[int, float],
+        unit: dict[int, float],
+        color: str,
+        symbol: str,
+        dash: str = "solid",
+    ) -> None:
+        figure.add_scatter(
+            x=list(points),
+            y=[value / unit[b] for b, value in points.items()],
+            name=name,
+            mode="lines+markers",
+            line={"color": color, "dash": dash, "width": 2.5},
+            marker={"symbol": symbol, "size": 10, "color": color},
+            customdata=list(points.values()),
+            hovertemplate=f"{name}, batch %{{x}}: %{{customdata:.1f}} us<extra></extra>",
+        )
+
+    def note(self, state: dict[str, Any]) -> str:
+        known = dict.fromkeys(run.source.chip() for run in runs())
+        words = " ".join(known) or "Recorded rows: <b>none in data/ yet</b>."
+        if state["live"] and not gpu_name():
+            words += " No GPU here: <b>nothing to measure</b>, recorded rows stand in."
+        return f"<div>{words}</div>"

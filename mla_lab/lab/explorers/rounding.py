@@ -1,0 +1,132 @@
+"""Error of eight bits: by the scales of the cache, by how weights are rounded, by length."""
+
+from __future__ import annotations
+
+import json
+from functools import cache
+from typing import Any
+
+import ipywidgets as widgets
+import plotly.graph_objects as go
+
+from ...core.resources import data_dir
+from .. import explorer
+from ..eight_bits import spread_errors
+from ..source import formula
+from ..style import PALETTE, new_figure
+
+RECORD = "runtime/quantised.jsonl"
+SYMBOLS = ("circle", "square", "diamond", "cross", "x")
+#: granularities of the record, and what a reader calls them
+SCALES = {
+    "none": "bf16 cache",
+    "tensor": "one scale",
+    "token": "a scale a token",
+    "128": "656 bytes: a scale for 128 columns",
+}
+INPUTS = {
+    "Gaussian": "gauss",
+    "a sink token, outlier columns": "heavy_tailed",
+    "weight on a few tokens": "concentrated",
+}
+QUESTIONS = {"scales of the cache": "scales", "rounding of the weights": "weights"}
+
+#: error by kv length, a line a choice
+Lines = dict[str, dict[int, float]]
+
+
+@cache
+def errors() -> tuple[dict[str, Any], ...]:
+    """Rows of `data/runtime/quantised.jsonl`, which `mla_lab.verify.eight_bit_error` makes."""
+    text = (data_dir() / RECORD).read_text(encoding="utf-8")
+    return tuple(json.loads(line) for line in text.splitlines())
+
+
+def rounding_lines(inputs: str, question: str) -> Lines:
+    """Scales: the error that a model sees, weights in bf16. Weights: the error of the arithmetic
+    over an e4m3 cache of one scale.
+    """
+    field, fixed = {
+        "scales": ("error", ("weights", "bf16")),
+        "weights": ("arithmetic", ("scales", "tensor")),
+    }[question]
+    found: Lines = {}
+    for row in errors():
+        if row["inputs"] == inputs and row[fixed[0]] == fixed[1]:
+            found.setdefault(row[question], {})[row["kv_len"]] = row[field]
+    return found
+
+
+class RoundingExplorer(explorer.Explorer):
+    """Error over the kv length, a line for each granularity or way to round weights."""
+
+    name = "lab.RoundingExplorer"
+    source = formula("a kernel's roundings in float64")
+    frames_over = "inputs"
+
+    def controls(self) -> dict[str, widgets.Widget]:
+        return {
+            "question": explorer.choice("compare", tuple(QUESTIONS), "scales of the cache"),
+            "inputs": explorer.choice("inputs", tuple(INPUTS), "Gaussian", "290px"),
+        }
+
+    def figure(self, state: dict[str, Any]) -> go.Figure:
+        question = QUESTIONS[state["question"]]
+        found = rounding_lines(INPUTS[state["inputs"]], question)
+        longest = max(max(line) for line in found.values())
+        last = {name: line[longest] for name, line in found.items()}
+        if question == "scales":
+            eight = [value for name, value in last.items() if name != "none"]
+            finding = f"Finest and coarsest scales are {max(eight) / min(eight) - 1:.0%} apart"
+        else:
+            finding = ", ".join(f"{name}: {value:.1%}" for name, value in last.items())
+        figure = new_figure(
+            f"{finding} at {longest:,} tokens",
+            x="cached tokens",
+            y="relative error",
+            height=400,
+        )
+        for i, (name, line) in enumerate(found.items()):
+            figure.add_scatter(
+                x=list(line),
+                y=list(line.values()),
+                name=SCALES.get(name, name),
+                mode="lines+markers",
+                line={"color": PALETTE[i], "width": 2.5, "dash": "solid" if i else "dot"},
+                marker={"symbol": SYMBOLS[i], "size": 10},
+            )
+        lengths = sorted(next(iter(found.values())))
+        figure.update_xaxes(type="log", tickvals=lengths, ticktext=[f"{n:,}" for n in lengths])
+        figure.update_yaxes(type="log", tickformat=".1%", tickvals=[0.001, 0.01, 0.1, 1])
+        return figure
+
+    def note(self, state: dict[str, Any]) -> str:
+        if QUESTIONS[state["question"]] == "scales":
+            return "<div>Against exact attention over the cache before it was stored.</div>"
+        return "<div>Against exact attention over the stored e4m3 cache, one scale.</div>"
+
+
+def spread_chart(octaves: int = 16) -> go.Figure:
+    """Error of the quietest token over how much louder the loudest is."""
+    seen = list(range(octaves + 1))
+    found = [spread_errors(n) for n in seen]
+    names = list(found[0])
+    one = names.index("e4m3, one scale")
+    fails = next((n for n in seen if found[n][names[one]] > 0.05), octaves)
+    figure = new_figure(
+        f"One e4m3 scale holds until tokens differ by 2^{fails - 1} in size",
+        x="octaves between the loudest token and the quietest",
+        y="relative error of the quietest",
+        height=360,
+    )
+    for i, name in enumerate(names):
+        figure.add_scatter(
+            x=seen,
+            y=[errors_[name] for errors_ in found],
+            name=name,
+            mode="lines+markers",
+            line={"color": PALETTE[i], "dash": "solid" if i else "dot"},
+            marker={"symbol": SYMBOLS[i], "size": 8},
+        )
+    figure.update_yaxes(type="log", tickformat=".0%", tickvals=[0.01, 0.03, 0.1, 0.3, 1])
+    return figure

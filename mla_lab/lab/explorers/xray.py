@@ -1,0 +1,87 @@
+"""Two compiled kernels side by side: what they are made of, and what differs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import ipywidgets as widgets
+import plotly.graph_objects as go
+
+from .. import explorer
+from ..style import BLUE, ORANGE, new_figure
+from ..tables import Table, table
+from ..xray_facts import KERNELS, Facts, facts
+
+#: classes in reading order; "other" is index arithmetic, moves and branches
+CLASSES = (
+    "matrix",
+    "tma",
+    "shared",
+    "global",
+    "barrier",
+    "special function",
+    "shuffle",
+    "register file",
+    "local",
+)
+
+
+class XrayExplorer(explorer.Explorer):
+    """Instruction classes of two kernels as bars; the note has the resources of both."""
+
+    name = "lab.XrayExplorer"
+    frames_over = "right"
+
+    def controls(self) -> dict[str, widgets.Widget]:
+        names = list(KERNELS)
+        for name in names:  # seen through once, here: no redraw waits for a disassembler
+            facts(name)
+        return {
+            "left": explorer.choice("left", names, names[2], "330px"),
+            "right": explorer.choice("right", names, names[4], "330px"),
+        }
+
+    def sides(self, state: dict[str, Any]) -> tuple[Facts, Facts]:
+        """Facts of both kernels."""
+        return facts(state["left"]), facts(state["right"])
+
+    def figure(self, state: dict[str, Any]) -> go.Figure:
+        sides = self.sides(state)
+        spills = sum(side.spills for side in sides)
+        figure = new_figure(
+            f"{spills or 'No'} spills; {sides[0].count('HGMMA')} against "
+            f"{sides[1].count('HGMMA')} matrix instructions",
+            y="instructions in the code",
+            height=360,
+        )
+        for side, color in zip(sides, (BLUE, ORANGE), strict=True):
+            counts = [side.classes.get(name, 0) for name in CLASSES]
+            figure.add_bar(
+                x=list(CLASSES),
+                y=counts,
+                name=f"{side.kernel}",
+                text=[str(n) if n else "" for n in counts],
+                textposition="outside",
+                marker_color=color,
+            )
+        figure.update_yaxes(type="log", range=[-0.2, 3.6], dtick=1)
+        return figure
+
+    def note(self, state: dict[str, Any]) -> str:
+        lines = [
+            f"{side.source.chip()} <b>{side.kernel}</b>: {side.registers} registers a thread, "
+            f"{(side.dynamic_shared + side.static_shared) / 1024:.0f} KB of shared memory, "
+            f"stack {side.stack} bytes, {sum(side.classes.values()):,} instructions"
+            for side in self.sides(state)
+        ]
+        return "<div>" + "<br>".join(lines) + "</div>"
+
+
+def opcode_table(kernel: str, prefixes: tuple[str, ...]) -> Table:
+    """Opcodes of a kernel that begin with one of `prefixes`, and how often they stand there."""
+    found = facts(kernel)
+    rows = sorted(
+        ((op, n) for op, n in found.opcodes.items() if op.startswith(prefixes)),
+        key=lambda row: (-row[1], row[0]),
+    )
+    return table(("SASS instruction", "in the code"), rows, source=found.source)

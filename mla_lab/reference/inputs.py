@@ -1,0 +1,266 @@
+"""Seeded inputs of a decode call, made to catch mistakes.
+
+Pages lie in random order. Every slot that a correct call must not read (the tail of a last
+page, pages of nobody, gaps between pages) holds NaN, and unused block-table entries hold wild
+page ids, so that one read too many shows in the result or crashes.
+
+    inputs = make_inputs(Problem.uniform(4, 1, 1000, heads=16), seed=1)
+    trtllm_batch_decode_with_kv_cache_mla(**inputs.contract_args())
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, fields
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..core import kv_cache as formats
+from ..core import masks
+from ..core.errors import invalid
+from ..core.problem import Problem
+from .operands import ReferenceCall
+
+#: what unused block-table entries hold, in turn: too large, negative, the least int32
+WILD_PAGE_IDS = (1 << 30, -7, -(1 << 31))
+#: pages in the pool that belong to no request
+FOREIGN_PAGES = 3
+
+DISTRIBUTIONS = ("gauss", "heavy_tailed", "concentrated")
+#: how far queries lean to the direction that keys attract by
+LEANS = {"gauss": 0, "heavy_tailed": 4, "concentrated": 8}
+#: a concentrated request has one needle for so many tokens
+NEEDLE_TOKENS = 1024
+#: standard deviation of cached values, about that of DeepSeek's normalised latents
+KV_STD = 0.5
+
+FEATURES = (
+    "cache_4d",  # kv_cache [pages, 1, page_size, width]
+    "chain_mask",  # the causal rule as a packed mask
+    "device_scales",  # both scales as fp32 tensors on the device
+    "lse",  # return_lse
+    "max_q_len",  # given and over-estimated; makes the call ragged
+    "page_gap",  # pages with unused slots between them
+    "ragged",  # cum_seq_lens_q even where all requests are equal
+    "scales",  # a bmm2_scale other than 1
+    "separate_tables",  # values in other pages than keys
+    "sinks",  # one fp32 sink a head
+    "tree_mask",  # a random draft tree for each request
+)
+
+#: arguments that have no default in the contract
+_NO_DEFAULT = ("qk_nope_head_dim", "kv_lora_rank", "qk_rope_head_dim")
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class DecodeInputs(ReferenceCall):
+    """The arguments of one call by the contract's names; derive variants with `replace`."""
+
+    problem: Problem
+    #: uint8, zeroed
+    workspace_buffer: Tensor
+    max_seq_len: int
+    qk_nope_head_dim: int = 128
+    max_q_len: int | None = None
+    return_lse: bool = False
+
+    def contract_args(self) -> dict[str, Any]:
+        """Keyword arguments of the contract's call; what is at its default is left out."""
+        arguments: dict[str, Any] = {}
+        for f in fields(self):
+            value = getattr(self, f.name)
+            if f.name in _NO_DEFAULT or isinstance(value, Tensor) or value != f.default:
+                arguments[f.name] = value
+        del arguments["problem"]
+        return arguments
+
+
+def make_inputs(
+    problem: Problem,
+    seed: int = 0,
+    features: Collection[str] = (),
+    *,
+    distribution: str = "gauss",
+    device: torch.device | str = "cpu",
+    workspace_bytes: int = 32 << 20,
+) -> DecodeInputs:
+    """Random inputs of `problem` with the named `FEATURES`; equal arguments give equal bits.
+
+    distribution: "gauss", "heavy_tailed" (a sink token with a large score, recent tokens favoured,
+    a few outlier columns) or "concentrated" (nearly all weight on a sink token, the last few tokens
+    and a needle now and then). Ragged when q_lens differ; sparse when problem.top_k > 0.
+    Raises InvalidInput for unknown names and for features that exclude each other.
+    """
+    _check(problem, features, distribution)
+    maker = _Maker(problem, seed, torch.device(device), distribution)
+    ragged = len(set(problem.q_lens)) > 1 or bool({"ragged", "max_q_len"} & set(features))
+    kv_cache, page_table = maker.cache(
+        separate="separate_tables" in features, gap=2 if "page_gap" in features else 0
+    )
+    max_q_len = max(problem.q_lens) + 3 if "max_q_len" in features else None
+    bmm1, bmm2 = maker.scales(features)
+    return DecodeInputs(
+        problem=problem,
+        query=maker.query(ragged),
+        kv_cache=kv_cache.unsqueeze(1) if "cache_4d" in features else kv_cache,
+        workspace_buffer=torch.zeros(workspace_bytes, dtype=torch.uint8, device=device),
+        block_tables=maker.sparse_slots(page_table, ragged) if problem.top_k else page_table,
+        seq_lens=maker.int32(problem.kv_lens),
+        max_seq_len=max(problem.kv_lens),
+        kv_lora_rank=problem.latent_dim,
+        qk_rope_head_dim=problem.rope_dim,
+        sparse_mla_top_k=problem.top_k,
+        bmm1_scale=bmm1,
+        bmm2_scale=bmm2,
+        sinks=maker.normal(problem.heads) if "sinks" in features else None,
+        uses_shared_paged_kv_idx="separate_tables" not in features,
+        return_lse="lse" in features,
+        cum_seq_lens_q=maker.prefix_sums() if ragged else None,
+        max_q_len=max_q_len,
+        mask=maker.mask(features, ragged, max_q_len),
+    )
+
+
+def page_table(counts: Sequence[int], order: Tensor, copies: int = 1) -> Tensor:
+    """Page ids dealt from `order`, int32 [batch, copies, max_pages + 2].
+
+    counts: pages of each request; its entries past them are wild.
+    """
+    width = torch.arange(max(counts) + 2, device=order.device)
+    wild = torch.tensor(WILD_PAGE_IDS, dtype=torch.int32, device=order.device)
+    table = wild[width % len(wild)].repeat(len(counts), copies, 1)
+    used = width < torch.tensor(counts, device=order.device).view(-1, 1, 1)
+    table[used.expand(table.shape)] = order[: copies * sum(counts)].int()
+    return table
+
+
+def _check(problem: Problem, features: Collection[str], distribution: str) -> None:
+    unknown = sorted(set(features) - set(FEATURES))
+    if unknown:
+        raise invalid("features", unknown, FEATURES)
+    if distribution not in DISTRIBUTIONS:
+        raise invalid("distribution", repr(distribution), DISTRIBUTIONS)
+    if {"chain_mask", "tree_mask"} <= set(features):
+        raise invalid("features", "chain_mask and tree_mask", "one of them")
+    dense_only = {"separate_tables", "chain_mask", "tree_mask"} & set(features)
+    if problem.top_k and dense_only:
+        raise invalid("features", f"{sorted(dense_only)} with top_k", "these on a dense problem")
+
+
+class _Maker:
+    """Draws the parts of one call from one generator."""
+
+    def __init__(
+        self, problem: Problem, seed: int, device: torch.device, distribution: str
+    ) -> None:
+        self.problem = problem
+        self.device = device
+        self.random = torch.Generator(device=device).manual_seed(seed)
+        self.distribution = distribution
+        # queries of a call with tails share this direction, and keys that lean to it attract
+        direction = self.normal(problem.head_dim)
+        self.direction = direction / direction.norm()
+
+    def normal(self, *shape: int) -> Tensor:
+        return torch.randn(shape, generator=self.random, device=self.device)
+
+    def int32(self, values: Collection[int]) -> Tensor:
+        return torch.tensor(list(values), dtype=torch.int32, device=self.device)
+
+    def prefix_sums(self) -> Tensor:
+        sums = [0]
+        for q_len in self.problem.q_lens:
+            sums.append(sums[-1] + q_len)
+        return self.int32(sums)
+
+    def query(self, ragged: bool) -> Tensor:
+        p = self.problem
+        query = self.normal(p.total_q, p.heads, p.head_dim)
+        query += LEANS[self.distribution] * self.direction
+        query = formats.pack(query, p.q_dtype)
+        return query if ragged else query.unflatten(0, (p.batch, p.q_lens[0]))
+
+    def tokens(self, length: int) -> Tensor:
+        """Values of one request's cached tokens, fp32 [length, head_dim]."""
+        tokens = self.normal(length, self.problem.head_dim).mul_(KV_STD)
+        if self.distribution == "gauss" or not length:
+            return tokens
+        if self.distribution == "concentrated":
+            return tokens + self.needles(length).unsqueeze(-1) * self.direction
+        # under 1/sqrt(192) a lean of 35 adds about 10 to a score: the weight of 22,000 others
+        age = torch.arange(length - 1, -1, -1, device=self.device)
+        lean = 16 * torch.exp(-age / 64)
+        lean[0] = 35
+        tokens[:, :: self.problem.head_dim // 4] *= 8
+        return tokens + lean.unsqueeze(-1) * self.direction
+
+    def needles(self, length: int) -> Tensor:
+        """How far the keys of a concentrated request lean, fp32 [length]. Under 1/sqrt(192) a lean
+        of 56 adds about 32 to a score: beside it, all tokens that do not lean weigh nothing.
+        """
+        age = torch.arange(length - 1, -1, -1, device=self.device)
+        lean = 56 * torch.exp(-age / 16)
+        draw = torch.rand(2, length // NEEDLE_TOKENS, generator=self.random, device=self.device)
+        lean[(draw[0] * length).long()] = 50 + 10 * draw[1]
+        lean[0] = 56
+        return lean
+
+    def cache(self, separate: bool, gap: int) -> tuple[Tensor, Tensor]:
+        """A poisoned pool of pages in random order with every request's tokens, and its table."""
+        p = self.problem
+        copies = 2 if separate else 1
+        counts = [formats.pages_of(n, p.page_size) for n in p.kv_lens]
+        pages = copies * sum(counts) + FOREIGN_PAGES
+        kv_cache = formats.poisoned_pages(
+            pages, p.page_size, p.kv_format, head_dim=p.head_dim, gap=gap, device=self.device
+        )
+        order = torch.randperm(pages, generator=self.random, device=self.device)
+        table = page_table(counts, order, copies)
+        for rows, length in zip(table, p.kv_lens, strict=True):
+            for copy, row in enumerate(rows):
+                stored = formats.pack(self.tokens(length), p.kv_format)
+                if copy == 1:  # of a values page only the latent columns are ever read
+                    _poison_rope(stored, p)
+                formats.scatter(kv_cache, row, stored)
+        return kv_cache, table if separate else table[:, 0]
+
+    def sparse_slots(self, page_table: Tensor, ragged: bool) -> Tensor:
+        """Random token slots of each query token's request; a tenth -1, duplicates as they come."""
+        p = self.problem
+        slots = []
+        for row, q_len, kv_len in zip(page_table, p.q_lens, p.kv_lens, strict=True):
+            shape = (q_len, p.top_k)
+            draw = torch.rand(2, *shape, generator=self.random, device=self.device)
+            position = (draw[0] * kv_len).long().clamp_max(max(kv_len - 1, 0))
+            slot = row[position // p.page_size] * p.page_size + position % p.page_size
+            slots.append(slot.masked_fill((draw[1] < 0.1) | (kv_len == 0), -1).int())
+        table = torch.cat(slots)
+        return table if ragged else table.unflatten(0, (p.batch, p.q_lens[0]))
+
+    def scales(self, features: Collection[str]) -> tuple[float | Tensor, float | Tensor]:
+        """DeepSeek's 1/sqrt(128 + rope), and 1 or 0.7."""
+        bmm1 = (128 + self.problem.rope_dim) ** -0.5
+        bmm2 = 0.7 if "scales" in features else 1.0
+        if "device_scales" in features:
+            values = torch.tensor([bmm1, bmm2], device=self.device)
+            return values[:1], values[1:]
+        return bmm1, bmm2
+
+    def mask(self, features: Collection[str], ragged: bool, max_q_len: int | None) -> Tensor | None:
+        if "chain_mask" in features:
+            visible = [masks.chain(n, self.device) for n in self.problem.q_lens]
+        elif "tree_mask" in features:
+            visible = [
+                masks.tree(masks.random_parents(n, self.random)) for n in self.problem.q_lens
+            ]
+        else:
+            return None
+        return masks.pack_ragged(visible, max_q_len) if ragged else masks.pack(torch.stack(visible))
+
+
+def _poison_rope(stored: Tensor, problem: Problem) -> None:
+    """Fills the rope columns of stored tokens with NaN bytes."""
+    element = 2 if problem.kv_format == "fp8_656" else stored.itemsize
+    stored.view(torch.uint8)[:, -problem.rope_dim * element :] = formats.POISON_BYTE

@@ -1,0 +1,190 @@
+"""Seeded inputs of a GQA or MQA decode call, poisoned as those of `inputs`."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass, fields
+from itertools import accumulate
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..core import kv_cache as formats
+from ..core import masks
+from ..core.errors import invalid
+from .gqa import KV_LAYOUTS, GqaCall
+from .inputs import FOREIGN_PAGES, KV_STD, LEANS, page_table
+
+GQA_FEATURES = (
+    "chain_mask",  # the causal rule as a packed mask
+    "device_scales",  # both scales as fp32 tensors on the device
+    "lse",  # return_lse
+    "one_tensor",  # keys and values in one tensor [pages, 2, ...]
+    "ragged",  # cum_seq_lens_q and max_q_len
+    "separate_tables",  # values in other pages than keys
+    "sinks",  # one fp32 sink a head
+    "tree_mask",  # a random draft tree for each request
+)
+GQA_DISTRIBUTIONS = ("gauss", "heavy_tailed")
+
+
+@dataclass(frozen=True)
+class GqaShape:
+    """One GQA call as numbers; lengths in tokens, the new ones in kv_lens."""
+
+    q_lens: tuple[int, ...]
+    kv_lens: tuple[int, ...]
+    heads: int
+    kv_heads: int
+    head_dim: int = 128
+    q_dtype: str = "bf16"
+    kv_format: str = "bf16"
+    page_size: int = 64
+    kv_layout: str = "HND"
+    window_left: int = -1
+
+    def __post_init__(self) -> None:
+        if self.heads % self.kv_heads:
+            raise invalid("heads", self.heads, f"a multiple of kv_heads {self.kv_heads}")
+        if len(self.q_lens) != len(self.kv_lens):
+            raise invalid("kv_lens", len(self.kv_lens), f"one per q_lens ({len(self.q_lens)})")
+        if self.kv_layout not in KV_LAYOUTS:
+            raise invalid("kv_layout", repr(self.kv_layout), KV_LAYOUTS)
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class GqaInputs(GqaCall):
+    """The arguments of one GQA call by the contract's names."""
+
+    shape: GqaShape
+    #: uint8, zeroed
+    workspace_buffer: Tensor
+    max_seq_len: int
+    max_q_len: int | None = None
+    return_lse: bool = False
+
+    def contract_args(self) -> dict[str, Any]:
+        """Keyword arguments of the call; what is at its default is left out."""
+        arguments: dict[str, Any] = {}
+        for f in fields(self):
+            value = getattr(self, f.name)
+            # the two names of the call differ in their default layout
+            if isinstance(value, Tensor) or f.name == "kv_layout" or value != f.default:
+                arguments[f.name] = value
+        del arguments["shape"]
+        return arguments
+
+
+def make_gqa_inputs(
+    shape: GqaShape,
+    seed: int = 0,
+    features: Collection[str] = (),
+    *,
+    distribution: str = "gauss",
+    device: torch.device | str = "cpu",
+    workspace_bytes: int = 32 << 20,
+) -> GqaInputs:
+    """Random inputs with the named `GQA_FEATURES`; equal arguments give equal bits.
+
+    distribution: as in `make_inputs`, without "concentrated". Ragged when q_lens differ. Raises
+    InvalidInput for unknown or contradictory features and for unknown distributions.
+    """
+    if distribution not in GQA_DISTRIBUTIONS:
+        raise invalid("distribution", repr(distribution), GQA_DISTRIBUTIONS)
+    unknown = sorted(set(features) - set(GQA_FEATURES))
+    if unknown or {"chain_mask", "tree_mask"} <= set(features):
+        raise invalid("features", sorted(features), f"of {GQA_FEATURES}, at most one mask")
+    random = torch.Generator(device=device).manual_seed(seed)
+
+    def normal(*size: int) -> Tensor:
+        return torch.randn(size, generator=random, device=device)
+
+    ragged = "ragged" in features or len(set(shape.q_lens)) > 1
+    separate = "separate_tables" in features
+    # queries of a call with tails share this direction, and keys that lean to it attract
+    direction = None
+    if distribution == "heavy_tailed":
+        direction = normal(shape.head_dim)
+        direction /= direction.norm()
+    kv_cache, tables = _cache(shape, separate, random, direction)
+    bmm1, bmm2 = shape.head_dim**-0.5, 0.7
+    scales = torch.tensor([bmm1, bmm2], device=device) if "device_scales" in features else None
+    query = normal(sum(shape.q_lens), shape.heads, shape.head_dim)
+    if direction is not None:
+        query += LEANS[distribution] * direction
+    return GqaInputs(
+        shape=shape,
+        query=formats.pack(query, shape.q_dtype),
+        kv_cache=kv_cache if "one_tensor" in features else (kv_cache[:, 0], kv_cache[:, 1]),
+        workspace_buffer=torch.zeros(workspace_bytes, dtype=torch.uint8, device=device),
+        block_tables=tables if separate else tables[:, 0],
+        seq_lens=torch.tensor(shape.kv_lens, dtype=torch.int32, device=device),
+        max_seq_len=max(shape.kv_lens),
+        bmm1_scale=bmm1 if scales is None else scales[:1],
+        bmm2_scale=bmm2 if scales is None else scales[1:],
+        window_left=shape.window_left,
+        sinks=normal(shape.heads) if "sinks" in features else None,
+        kv_layout=shape.kv_layout,
+        q_len_per_req=max(shape.q_lens),
+        mask=_mask(shape, features, ragged, random),
+        cum_seq_lens_q=_prefix_sums(shape.q_lens, device) if ragged else None,
+        max_q_len=max(shape.q_lens) if ragged else None,
+        uses_shared_paged_kv_idx=not separate,
+        return_lse="lse" in features,
+    )
+
+
+def _cache(
+    shape: GqaShape, separate: bool, random: torch.Generator, direction: Tensor | None
+) -> tuple[Tensor, Tensor]:
+    """[pages, 2, ...] in the shape's layout, NaN where no token is, and int32 tables."""
+    copies = 2 if separate else 1
+    counts = [formats.pages_of(n, shape.page_size) for n in shape.kv_lens]
+    pages = copies * sum(counts) + FOREIGN_PAGES
+    width = shape.kv_heads * shape.head_dim
+    pool = formats.poisoned_pages(
+        pages, 2 * shape.page_size, shape.kv_format, head_dim=width, device=random.device
+    ).unflatten(1, (2, shape.page_size))
+    order = torch.randperm(pages, generator=random, device=random.device)
+    tables = page_table(counts, order, copies)
+    for rows, length in zip(tables, shape.kv_lens, strict=True):
+        for which in range(2):  # keys, then values
+            tokens = torch.randn(length, width, generator=random, device=random.device) * KV_STD
+            if direction is not None:
+                add_tails(tokens.view(length, -1, shape.head_dim), direction, keys=which == 0)
+            row = rows[which if separate else 0]
+            formats.scatter(pool[:, which], row, formats.pack(tokens, shape.kv_format))
+    pool = pool.unflatten(-1, (shape.kv_heads, shape.head_dim))
+    if shape.kv_layout == "HND":
+        pool = pool.transpose(2, 3).contiguous()
+    return pool, tables
+
+
+def add_tails(tokens: Tensor, direction: Tensor, keys: bool) -> None:
+    """Outlier columns for one request's tokens fp32 [length, kv_heads, head_dim], in place; keys
+    lean to `direction` [head_dim] besides, the first by what adds some 10 to a score.
+    """
+    length, _, head_dim = tokens.shape
+    tokens[..., :: head_dim // 4] *= 8
+    if keys and length:
+        age = torch.arange(length - 1, -1, -1, device=tokens.device)
+        lean = 16 * torch.exp(-age / 64)
+        lean[0] = 35
+        tokens += (lean * (head_dim / 192) ** 0.5).view(-1, 1, 1) * direction
+
+
+def _prefix_sums(q_lens: tuple[int, ...], device: torch.device | str) -> Tensor:
+    return torch.tensor([0, *accumulate(q_lens)], dtype=torch.int32, device=device)
+
+
+def _mask(
+    shape: GqaShape, features: Collection[str], ragged: bool, random: torch.Generator
+) -> Tensor | None:
+    if "chain_mask" in features:
+        visible = [masks.chain(n, random.device) for n in shape.q_lens]
+    elif "tree_mask" in features:
+        visible = [masks.tree(masks.random_parents(n, random)) for n in shape.q_lens]
+    else:
+        return None
+    return masks.pack_ragged(visible) if ragged else masks.pack(torch.stack(visible))

@@ -1,0 +1,114 @@
+"""Host time of a call: `python -m mla_lab.studies.host_cost` on a card.
+
+From the inside out: the attention kernel's entry called with everything ready; the native call
+with a plan, a workspace and an out; the contract's name with the same; without a plan, where the
+kernel follows a formula; and batch invariant, where the planner is launched too. Beside them
+torch's `add(out=)`. Medians over rounds in which each of them is called in turn, so that a host
+that slows down for a while does so for all; nothing waits for the device while a round is timed,
+and a round is shorter than the device's queue.
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from ..api import decode
+from ..api.contract import trtllm_batch_decode_with_kv_cache_mla
+from ..backends.cute.backend import CuteBackend
+from ..backends.cute.families import costs
+from ..backends.cute.launch import Launch
+from ..call.decode_args import Arguments
+from ..core.errors import unsupported
+from ..core.gpu import Gpu
+from ..core.problem import Problem
+from ..plan import choose
+from ..reference.inputs import make_inputs
+
+ROUNDS, CALLS = 50, 100
+#: small, so that the device is never behind the host
+PROBLEM = Problem.uniform(4, 1, 128, 128)
+
+
+def measure() -> dict[str, float]:
+    """Microseconds a call, by name. Raises Unsupported without a card that runs the kernels."""
+    gpu = Gpu.here()
+    if gpu is None:
+        raise unsupported("device", "no GPU", "a GPU that the CuTe backend runs on")
+    calls = _calls(gpu)
+    return medians_us(calls, torch.cuda.synchronize)
+
+
+def medians_us(calls: dict[str, Callable[[], Any]], settle: Callable[[], None]) -> dict[str, float]:
+    """Medians over rounds of the mean host time of each call; `settle` empties the queue."""
+    rounds: dict[str, list[float]] = {name: [] for name in calls}
+    for _ in range(ROUNDS):
+        for name, call in calls.items():
+            settle()
+            start = time.perf_counter()
+            for _ in range(CALLS):
+                call()
+            rounds[name].append((time.perf_counter() - start) / CALLS * 1e6)
+    settle()
+    return {name: statistics.median(times) for name, times in rounds.items()}
+
+
+def _calls(gpu: Gpu) -> dict[str, Callable[[], Any]]:
+    inputs = make_inputs(PROBLEM, device="cuda", workspace_bytes=128 << 20)
+    plan = choose(PROBLEM, gpu, costs=costs()).plan(PROBLEM)
+    out = torch.empty(*inputs.query.shape[:-1], 512, dtype=torch.bfloat16, device="cuda")
+    contract = {**inputs.contract_args(), "out": out, "backend": "cute"}
+    native = {name: value for name, value in contract.items() if name != "qk_nope_head_dim"}
+    a = torch.zeros(8, device="cuda")
+    kernel, arguments = _bare({**native, "plan": plan}, gpu)
+    decode_mla = trtllm_batch_decode_with_kv_cache_mla
+    return {
+        "torch.add(out=)": lambda: torch.add(a, a, out=a),
+        "kernel entry": lambda: kernel(*arguments),
+        "native call, plan": _written_out(decode.decode, **native, plan=plan),
+        "contract's name, plan": _written_out(decode_mla, **contract, plan=plan),
+        "native call, no plan": _written_out(decode.decode, **native),
+        "native call, planner": _written_out(decode.decode, **native, batch_invariant=True),
+    }
+
+
+def _written_out(function: Callable[..., Any], **named: Any) -> Callable[[], Any]:
+    """A call with its keywords in the program's text, as an engine's is: a dictionary that is taken
+    apart in each call costs half a microsecond of its own.
+    """
+    values = {f"value_{name}": value for name, value in named.items()}
+    text = ", ".join(f"{name}=value_{name}" for name in named)
+    made: Callable[[], Any] = eval(f"lambda: function({text})", {"function": function, **values})
+    return made
+
+
+def _bare(named: dict[str, Any], gpu: Gpu) -> tuple[Callable[..., Any], tuple[Any, ...]]:
+    """The attention kernel's entry and what the native call hands over to it."""
+    backend = named.pop("backend")
+    call, runner = decode.validate(Arguments(**named), backend, False)
+    plan: Any = decode.make_plan(call, runner)
+    if not isinstance(runner, CuteBackend):
+        raise unsupported("backend", runner.name, "cute")
+    launch = Launch.of(call, plan, decode.allocate(call, plan), gpu)
+    seen: list[tuple[Any, ...]] = []
+    kernel, launch.attend = launch.attend, lambda *arguments: seen.append(arguments)
+    launch.enqueue()(call.given, call.out, None)
+    return kernel, seen[0]
+
+
+def main() -> None:
+    """Print the figures, and them again as one line of JSON."""
+    figures = measure()
+    bare = figures["kernel entry"]
+    for name, us in figures.items():
+        print(f"{name:24} {us:7.2f} us" + (f"  {us - bare:+6.2f}" if "call" in name else ""))
+    print(json.dumps({"host_us": figures, "device": torch.cuda.get_device_name()}))
+
+
+if __name__ == "__main__":
+    main()

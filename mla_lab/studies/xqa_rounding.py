@@ -1,0 +1,190 @@
+"""The CUDA kernel's error beside torch's with the same rounding:
+`python -m mla_lab.studies.xqa_rounding RECORD`.
+
+Caches are dequantised exactly, so what is left is the rounding of softmax weights and of results:
+torch does the same products in float32 with weights rounded to the kernel's type (`tolerance`), the
+oracle all of it in float64. Every element counts. One JSON line a case.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..api import decode
+from ..api.contract_gqa import trtllm_batch_decode_with_kv_cache
+from ..bench.environment import environment
+from ..core.problem import Problem
+from ..reference.gqa import decode_gqa_reference, gqa_operands
+from ..reference.inputs import DecodeInputs, make_inputs
+from ..reference.inputs_gqa import GqaInputs, GqaShape, make_gqa_inputs
+from ..reference.mla import decode_reference
+from ..reference.operands import Operands, operands
+from ..reference.tolerance import ALLOWED_RATIO, Error, error
+from .tolerance_rule import rounded
+
+FORM = "rounding 1"
+DISTRIBUTIONS = ("gauss", "heavy_tailed")
+#: query and cache, and what their softmax weights are rounded to where no unit multiplies e4m3
+WEIGHTS = {
+    ("bf16", "bf16"): "bf16",
+    ("fp16", "fp16"): "fp16",
+    ("e4m3", "e4m3"): "fp16",
+    ("bf16", "e4m3"): "fp16",
+}
+WORKSPACE_BYTES = 64 << 20
+Inputs = DecodeInputs | GqaInputs
+Run = Callable[[Inputs], Tensor]
+
+
+@dataclass(frozen=True)
+class Rounded:
+    """Equal requests of one kind; kv_heads 0: MLA."""
+
+    batch: int
+    q_len: int
+    heads: int
+    kv_len: int
+    kv_heads: int = 0
+    head_dim: int = 576
+
+    @property
+    def name(self) -> str:
+        """As the benchmark's names."""
+        heads = f"h{self.heads}"
+        if self.kv_heads:
+            heads += f"x{self.kv_heads}_d{self.head_dim}"
+        return f"b{self.batch}_q{self.q_len}_{heads}_kv{self.kv_len}"
+
+    def inputs(self, formats: tuple[str, str], distribution: str, device: str) -> Inputs:
+        """Of this case, in the query's and the cache's format."""
+        query, cache = formats
+        more: dict[str, Any] = {"distribution": distribution, "device": device}
+        if not self.kv_heads:
+            problem = Problem.uniform(
+                self.batch, self.q_len, self.kv_len, self.heads, q_dtype=query, kv_format=cache
+            )
+            return make_inputs(problem, 1, (), workspace_bytes=WORKSPACE_BYTES, **more)
+        shape = GqaShape(
+            (self.q_len,) * self.batch,
+            (self.kv_len,) * self.batch,
+            self.heads,
+            self.kv_heads,
+            head_dim=self.head_dim,
+            q_dtype=query,
+            kv_format=cache,
+        )
+        return make_gqa_inputs(shape, 1, (), workspace_bytes=WORKSPACE_BYTES, **more)
+
+
+CASES = (
+    Rounded(4, 1, 16, 1024),
+    Rounded(4, 1, 16, 8192),
+    Rounded(2, 1, 128, 4096),
+    Rounded(2, 4, 64, 4096, kv_heads=8, head_dim=128),
+    Rounded(2, 1, 32, 4096, kv_heads=4, head_dim=64),
+)
+
+
+def by_kernel(inputs: Inputs) -> Tensor:
+    """The CUDA backend's result, in bf16."""
+    out = None
+    if inputs.query.dtype is torch.float8_e4m3fn:
+        width = 512 if isinstance(inputs, DecodeInputs) else inputs.query.shape[-1]
+        shape = (*inputs.query.shape[:-1], width)
+        out = torch.empty(shape, dtype=torch.bfloat16, device=inputs.query.device)
+    arguments = inputs.contract_args()
+    if isinstance(inputs, GqaInputs):
+        result = trtllm_batch_decode_with_kv_cache(**arguments, out=out, backend="cuda")
+    else:
+        del arguments["qk_nope_head_dim"]
+        result = decode.decode(**arguments, out=out, backend="cuda")
+    return result[0] if isinstance(result, tuple) else result
+
+
+def by_torch(inputs: Inputs, weights: str) -> Tensor:
+    """The same call in float32 with rounded weights, [tokens, heads, width]."""
+    scale = float(inputs.bmm1_scale)
+    outs = [
+        torch.cat([rounded(one, scale, weights) for one in heads], dim=1)
+        for heads in _requests(inputs)
+    ]
+    return torch.cat(outs) * float(inputs.bmm2_scale)
+
+
+def _requests(inputs: Inputs) -> Iterator[list[Operands]]:
+    """For each request, one set of operands a KV head."""
+    if isinstance(inputs, GqaInputs):
+        yield from gqa_operands(inputs, torch.float32)
+    else:
+        yield from ([one] for one in operands(inputs, torch.float32))
+
+
+def judge(
+    case: Rounded,
+    formats: tuple[str, str],
+    distribution: str,
+    *,
+    device: str = "cuda",
+    run: Run = by_kernel,
+) -> dict[str, Any]:
+    """One case: both errors against the float64 oracle, and how many times torch's ours is."""
+    inputs, weights = case.inputs(formats, distribution, device), WEIGHTS[formats]
+    ref, out = _oracle(inputs), run(inputs)
+    ours = error(out.reshape(ref.shape), ref)
+    theirs = error(by_torch(inputs, weights).to(out.dtype).reshape(ref.shape), ref)
+    return {
+        "case": case.name,
+        "query": formats[0],
+        "cache": formats[1],
+        "weights": weights,
+        "out": str(out.dtype).removeprefix("torch."),
+        "inputs": distribution,
+        "error": _short(ours),
+        "torch_error": _short(theirs),
+        "times_torch": [round(a / b, 3) for a, b in zip(ours, theirs, strict=True)],
+        "within": ours.within(theirs, ALLOWED_RATIO),
+    }
+
+
+def _oracle(inputs: Inputs) -> Tensor:
+    if isinstance(inputs, GqaInputs):
+        return decode_gqa_reference(inputs).out
+    return decode_reference(inputs).out
+
+
+def _short(one: Error) -> dict[str, float]:
+    return {name: float(f"{value:.3e}") for name, value in one._asdict().items()}
+
+
+def measure(cases: Iterable[Rounded], path: Path, progress: Callable[[str], object]) -> None:
+    """Appends a line for every case, format and distribution to `path`."""
+    here = {"form": FORM, "environment": environment(torch.device("cuda"))}
+    with path.open("a", encoding="utf-8") as file:
+        for case in cases:
+            for formats in WEIGHTS:
+                for distribution in DISTRIBUTIONS:
+                    row = judge(case, formats, distribution)
+                    file.write(json.dumps({**here, **row}) + "\n")
+                    words = (row["case"], *formats, distribution, row["times_torch"], row["within"])
+                    progress(" ".join(str(word) for word in words))
+
+
+def main() -> None:
+    """Judge every case into the record that is named."""
+    parser = argparse.ArgumentParser(prog="python -m mla_lab.studies.xqa_rounding")
+    parser.add_argument("record", type=Path, help="JSON lines, appended to")
+    record = parser.parse_args().record
+    measure(CASES, record, lambda text: sys.stderr.write(f"{text}\n"))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""Sweeps over kernel variants, and the fits of cost-model constants to them."""

@@ -1,0 +1,282 @@
+"""From a sweep's record to the constants of the cost model, and how well they choose.
+
+A choice is judged by its regret: the time of the variant that the model takes for the best, over
+the time of the best that was measured. So the fit looks at what a choice does: at the differences
+between the variants of a case, the quick ones above all, more than at times as such; `refine` then
+at the choices. What the model says of cases that it was not fitted on, a sweep of others shows
+(`bench fit RECORD --judge OTHER`), or the record itself, in parts, each judged with the constants
+of the others.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ..bench.peers.variant import Variant
+from ..bench.records import Row, problem_of, results
+from ..core.errors import invalid
+from ..core.gpu import H200
+from ..plan import KernelCosts
+from ..plan.correction import FEATURES, of_plan
+from ..plan.ways import way_of
+from .calibrate import FITTED, Launches, Measured, gauss_newton
+
+#: a choice this close to the best counts as right
+CLOSE = 1.03
+#: what else a sweep tells: how merges grow, merges apart, and clusters that divide the keys
+TOLD = (
+    *FITTED,
+    "head_start",
+    "fill",
+    "partial_ns",
+    "merge_split_ns",
+    "merge_kernel_ns",
+    "merge_kernel_rate",
+    "cluster_ns",
+    "cluster_rate",
+    "pair_factor",
+    "memory_ns",
+    "l2_rate",
+    "sharpness",
+)
+#: a variant weighs 1/e where it takes so much more than the best of its case, and `LEAST` at least
+NEAR, LEAST = 0.12, 0.02
+#: weight of a time itself, where the difference to its case's others has 1
+PLAIN = 0.3
+#: pull towards the start, per unit of log change
+DAMPING, ROUNDS = 0.05, 30
+#: parts that a record is dealt into to judge each by the others
+PARTS = 6
+Costs = Mapping[tuple[str, str], KernelCosts]
+
+
+@dataclass(frozen=True)
+class Launch:
+    """One measured variant of a case."""
+
+    case: str
+    #: of the costs that are its own: kernel and way
+    key: tuple[str, str]
+    measured: Measured
+
+
+@dataclass(frozen=True)
+class Quality:
+    """Of some constants on some launches."""
+
+    #: median of |predicted / measured - 1|
+    error: float
+    #: share of cases whose choice is within `CLOSE` of the best, and the regrets' mean and worst
+    close: float
+    mean_regret: float
+    worst_regret: float
+    cases: int
+
+    def __str__(self) -> str:
+        return (
+            f"error {self.error:.1%} median, choice within {CLOSE - 1:.0%} of the best in "
+            f"{self.close:.0%} of {self.cases} cases, {self.mean_regret - 1:.1%} over it in the "
+            f"mean, {self.worst_regret - 1:.0%} at worst"
+        )
+
+
+def launches(rows: Iterable[Row]) -> list[Launch]:
+    """Every variant that a record measured. Raises InvalidInput if its plans are made otherwise
+    now: then its times belong to other plans.
+    """
+    found = []
+    for row in results(rows, "ok"):
+        notes = row.get("notes", {})
+        if "costs" not in notes:
+            continue  # a peer that is no variant
+        variant = Variant.from_notes(notes)
+        plan = variant.plan(problem_of(row))
+        made = {"tiles": plan.num_tiles, "partials": plan.num_slots}
+        if any(notes[name] != value for name, value in made.items()):
+            had = {name: notes[name] for name in made}
+            raise invalid("record", f"{row['case']} {row['peer']}: {had}", f"plans as now: {made}")
+        measured = Measured(plan, row["us"], variant.config.cluster, variant.fused)
+        key = variant.config.kernel, way_of(variant.config)
+        found.append(Launch(row["case"], key, measured))
+    # of equals the first wins, as in `plan.choose`: the tile that reads each KV block once
+    found.sort(key=lambda launch: -launch.measured.plan.tile_rows)
+    if not found:
+        raise invalid("record", "no variants", "a record that `mla-lab bench sweep` wrote")
+    return found
+
+
+class Timed:
+    """Measured launches as arrays, case by case, to be priced again and again."""
+
+    def __init__(self, found: Sequence[Launch]) -> None:
+        self.us = np.array([launch.measured.us for launch in found])
+        names = {name: i for i, name in enumerate(dict.fromkeys(x.case for x in found))}
+        self.case = np.array([names[launch.case] for launch in found])
+        self.cases = [np.flatnonzero(self.case == i) for i in range(len(names))]
+        self.best = np.array([self.us[own].min() for own in self.cases])
+        keys = dict.fromkeys(launch.key for launch in found)
+        self.own = {
+            key: np.array([i for i, launch in enumerate(found) if launch.key == key])
+            for key in keys
+        }
+        self._launches = {
+            key: Launches([found[i].measured for i in own]) for key, own in self.own.items()
+        }
+        #: (key, tile rows, cluster) of each launch, and its measures (see `plan.correction`)
+        self.tile = [(x.key, x.measured.plan.tile_rows, x.measured.cluster) for x in found]
+        self.measures = np.array(
+            [of_plan(x.measured.plan, H200.sms / x.measured.cluster) for x in found]
+        )
+
+    def predict(self, costs: Costs) -> np.ndarray:
+        """Microseconds that `costs` expect of each launch."""
+        predicted = np.empty(len(self.us))
+        for key, own in self.own.items():
+            predicted[own] = self.predict_own(costs[key])
+        return predicted
+
+    def predict_own(self, costs: KernelCosts) -> np.ndarray:
+        """Those of one family's launches."""
+        own = self.own[costs.key]
+        return self._launches[costs.key].predict(costs) * self._factors(costs, own)
+
+    def _factors(self, costs: KernelCosts, own: np.ndarray) -> np.ndarray:
+        times, tiles = np.ones(len(own)), [self.tile[i][1:] for i in own]
+        for rows, cluster, correction in costs.corrections:
+            mine = np.array([tile == (rows, cluster) for tile in tiles])
+            times[mine] = correction.factor(self.measures[own[mine]])
+        return times
+
+    def quality(self, predicted: np.ndarray) -> Quality:
+        """Of predictions."""
+        regrets = [
+            float(self.us[own[predicted[own].argmin()]] / best)
+            for own, best in zip(self.cases, self.best, strict=True)
+        ]
+        return Quality(
+            error=float(np.median(np.abs(predicted / self.us - 1))),
+            close=float(np.mean([regret <= CLOSE for regret in regrets])),
+            mean_regret=float(np.mean(regrets)),
+            worst_regret=max(regrets),
+            cases=len(regrets),
+        )
+
+
+def bare(costs: Iterable[KernelCosts]) -> list[KernelCosts]:
+    """The constants without what was learnt beside them."""
+    return [replace(family, corrections=()) for family in costs]
+
+
+def fit_all(found: Sequence[Launch], start: Sequence[KernelCosts]) -> list[KernelCosts]:
+    """`start`, with the families that were measured fitted to their launches, without what was
+    learnt beside them.
+    """
+    start, timed = bare(start), Timed(found)
+    near = np.maximum(LEAST, np.exp(-(timed.us / timed.best[timed.case] - 1) / NEAR))
+    weight = np.sqrt(near)
+    in_case = np.bincount(timed.case, weights=near)
+    keys = [costs.key for costs in start if costs.key in timed.own]
+    base = {costs.key: costs for costs in start}
+    varied = [(key, name) for key in keys for name in TOLD if getattr(base[key], name) > 0]
+    origin = np.log([getattr(base[key], name) for key, name in varied])
+    priced: dict[KernelCosts, np.ndarray] = {}
+
+    def at(point: np.ndarray) -> dict[tuple[str, str], KernelCosts]:
+        values: dict[tuple[str, str], dict[str, Any]] = {key: {} for key in keys}
+        for (key, name), value in zip(varied, np.exp(point).tolist(), strict=True):
+            values[key][name] = max(1.0, value) if name == "sharpness" else value
+        return {key: replace(base[key], **values[key]) for key in keys}
+
+    def residuals(point: np.ndarray) -> np.ndarray:
+        costs, log = at(point), np.empty(len(timed.us))
+        for key in keys:
+            known = priced.get(costs[key])
+            if known is None:
+                known = np.log(timed.predict_own(costs[key]) / timed.us[timed.own[key]])
+                priced[costs[key]] = known
+            log[timed.own[key]] = known
+        while len(priced) > 4 * len(varied):
+            priced.pop(next(iter(priced)))
+        shared = np.bincount(timed.case, weights=near * log) / in_case
+        apart, itself = weight * (log - shared[timed.case]), PLAIN * weight * log
+        return np.concatenate([apart, itself, DAMPING * (point - origin)])
+
+    fitted = base | at(gauss_newton(residuals, origin, ROUNDS))
+    return [fitted[costs.key] for costs in start]
+
+
+def quality(costs: Sequence[KernelCosts], found: Sequence[Launch]) -> Quality:
+    """How well `costs` predict and choose among `found`."""
+    timed = Timed(found)
+    return timed.quality(timed.predict({family.key: family for family in costs}))
+
+
+def held_out(
+    found: Sequence[Launch], start: Sequence[KernelCosts], refining: int = 0
+) -> Quality | None:
+    """Every case, judged with the constants that the other parts of the record give; None where
+    there are not as many cases as parts.
+    """
+    from .learning import learn
+    from .refine import refine
+
+    names = list(dict.fromkeys(launch.case for launch in found))
+    if len(names) < PARTS:
+        return None
+    timed = Timed(found)
+    predicted = np.empty(len(timed.us))
+    for part in range(PARTS):
+        held = set(names[part::PARTS])
+        rest = [launch for launch in found if launch.case not in held]
+        costs = learn(refine(fit_all(rest, start), rest, refining), rest)
+        mine = np.array([launch.case in held for launch in found])
+        predicted[mine] = timed.predict({family.key: family for family in costs})[mine]
+    return timed.quality(predicted)
+
+
+def write(
+    path: Path, costs: Sequence[KernelCosts], source: str, keys: Iterable[tuple[str, str]]
+) -> None:
+    """`data/runtime/kernel_costs.json`: the constants, those of `keys` with their new source."""
+    fitted = set(keys)
+    told = [replace(c, source=source) if c.key in fitted else c for c in costs]
+    path.write_text(text_of([row_of(family) for family in told]), encoding="utf-8")
+
+
+def row_of(family: KernelCosts) -> dict[str, Any]:
+    """Constants and what was learnt beside them, as a record holds them."""
+    row = {
+        name: float(f"{value:.4g}") if isinstance(value, float) else value
+        for name, value in family.constants_alone().items()
+    }
+    row["corrections"] = {
+        f"{tile_rows}x{cluster}": {
+            "weights": dict(zip(FEATURES, learnt.weights, strict=True)),
+            "bumps": learnt.bumps,
+        }
+        for tile_rows, cluster, learnt in family.corrections
+    }
+    return row
+
+
+def text_of(rows: Sequence[dict[str, Any]]) -> str:
+    """A record of such rows, a bump a line."""
+    text = json.dumps({"costs": rows}, indent=2)
+    return re.sub(r"\[[^][{}]*\]", lambda found: " ".join(found[0].split()), text) + "\n"
+
+
+def source_of(rows: Sequence[Row], found: Sequence[Launch]) -> str:
+    """In words: card, date, commit, and how many launches of how many cases."""
+    run = next(row for row in rows if row["kind"] == "run")
+    env = run["environment"]
+    card = env["card"]["name"] if env["card"] else "CPU"
+    cases = len({launch.case for launch in found})
+    commit = (env["commit"] or "unknown")[:9]
+    return f"{card}, {run['time'][:10]}, commit {commit}, {len(found)} launches of {cases} cases"

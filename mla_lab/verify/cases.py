@@ -1,0 +1,262 @@
+"""The levels of a decode call: what is varied, what excludes what, and a case's inputs.
+
+A case names one level of each factor. `pairwise_cases` is the list that README's table of
+combinations is made from: first those of everything that the contract has, then as many of what
+the CuTe kernels run in the builds that ship. Equal versions of this file give equal lists.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from functools import lru_cache
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..core.problem import Problem
+from ..plan.workspace import MAIL_WORDS, MAX_GROUPS, WORD_BYTES
+from ..reference.inputs import WILD_PAGE_IDS, DecodeInputs, make_inputs
+from .pairwise import Case, cover
+
+#: how often each pair of levels occurs at least, in either list
+TIMES = 3
+#: e4m3 at batch 768 and 8192 keys wants 413 MB on the CUDA backend
+WORKSPACE_BYTES = 512 << 20
+#: on a card: 40 batch-invariant requests of 64 x 128 rows, each cut by its own length, want 4.9 GB
+CARD_WORKSPACE_BYTES = 5 << 30
+#: of the workspace, at its beginning: counters and mail, which every call leaves zero
+ZEROED_BYTES = (MAX_GROUPS + MAIL_WORDS) * WORD_BYTES
+
+FACTORS: dict[str, tuple[str, ...]] = {
+    "format": (
+        "bf16",
+        "fp16",
+        "fp16 to bf16",
+        "bf16 to fp16",
+        "bf16 on e4m3",
+        "bf16 on 656",
+        "e4m3",
+        "e4m3 to e4m3",
+    ),
+    "layout": ("dense", "ragged", "ragged, bound"),
+    "q_len": ("1", "2", "3", "5", "8", "33", "64"),
+    "heads": ("1", "7", "16", "24", "64", "100", "128", "200"),
+    "lengths": ("one", "edges", "mixed", "long", "longest", "equal", "many", "early"),
+    "page_size": ("1", "2", "16", "32", "64", "128"),
+    "cache": ("3-D", "4-D", "strided"),
+    "tables": ("shared", "apart", "separate"),
+    "mask": ("causal", "chain", "tree"),
+    "sparse": ("dense", "top 5", "top 70", "top 700"),
+    "sinks": ("none", "sinks"),
+    "scales": ("floats", "device"),
+    "lse": ("none", "natural", "base 2", "natural, 3-D"),
+    "skip": ("none", "0", "1e-3"),
+    "invariant": ("no", "yes"),
+    "plan": ("own", "given"),
+    "inputs": ("gauss", "heavy_tailed"),
+}
+
+#: query, cache and out of a format
+FORMATS: dict[str, tuple[str, str, str]] = {
+    "bf16": ("bf16", "bf16", "bf16"),
+    "fp16": ("fp16", "fp16", "fp16"),
+    "fp16 to bf16": ("fp16", "fp16", "bf16"),
+    "bf16 to fp16": ("bf16", "bf16", "fp16"),
+    "bf16 on e4m3": ("bf16", "e4m3", "bf16"),
+    "bf16 on 656": ("bf16", "fp8_656", "bf16"),
+    "e4m3": ("e4m3", "e4m3", "bf16"),
+    "e4m3 to e4m3": ("e4m3", "e4m3", "e4m3"),
+}
+#: words of `inputs.FEATURES` for levels
+_WORDS = {
+    ("layout", "ragged"): "ragged",
+    ("layout", "ragged, bound"): "max_q_len",
+    ("cache", "4-D"): "cache_4d",
+    ("cache", "strided"): "page_gap",
+    ("tables", "separate"): "separate_tables",
+    ("mask", "chain"): "chain_mask",
+    ("mask", "tree"): "tree_mask",
+    ("sinks", "sinks"): "sinks",
+    ("scales", "device"): "device_scales",
+}
+
+
+def allowed(case: Mapping[str, str]) -> bool:
+    """Whether the contract has such a call (what is refused is a test of errors), in bounds of
+    memory.
+    """
+    if case.get("plan") == "given" and not _takes_plan(case):
+        return False
+    if case.get("sparse", "dense") != "dense" and not _takes_slots(case):
+        return False
+    if case.get("lse") == "natural, 3-D" and case.get("layout", "dense") != "dense":
+        return False
+    large = case.get("lengths") in ("long", "longest") or case.get("sparse") == "top 700"
+    return not (large and int(case.get("q_len", "1")) > 8)
+
+
+def _takes_slots(case: Mapping[str, str]) -> bool:
+    """A list of slots has no other mask, table or factor."""
+    without = {"mask": "causal", "tables": "shared", "skip": "none"}
+    return all(case.get(name, level) == level for name, level in without.items())
+
+
+def _takes_plan(case: Mapping[str, str]) -> bool:
+    """Kernels that fetch tokens one by one follow a formula; a batch-invariant plan is of requests
+    of one kind.
+    """
+    one_kind = case.get("invariant", "no") == "no" or case.get("layout", "dense") == "dense"
+    by_page = case.get("sparse", "dense") == "dense" and int(case.get("page_size", "64")) >= 16
+    return one_kind and by_page and case.get("skip", "none") == "none"
+
+
+def has_kernel(case: Mapping[str, str]) -> bool:
+    """Whether a CuTe kernel that ships runs the case: of 16-bit formats everything but tables of
+    their own for values, by a build of its own or token by token; skip-softmax in the commonest.
+    A caller's plan is of whole pages, so that it wants a build of its own. Of caches of eight bits
+    what is read by pages, sparse calls, and over e4m3 skip-softmax.
+    """
+    if case.get("tables") == "separate":
+        return False
+    if "e4m3" in FORMATS[case.get("format", "bf16")] or "656" in case.get("format", ""):
+        return _has_eight_bits(case)
+    if case.get("plan") == "given":
+        plain = {"mask": "causal", "sinks": "none", "scales": "floats"}
+        extra = any(case.get(name, level) != level for name, level in plain.items())
+        common = (case.get("format", "bf16"), case.get("page_size", "64")) == ("bf16", "64")
+        some = case.get("format", "bf16") == "bf16" or (
+            case["format"] != "bf16 to fp16" and case.get("page_size", "64") == "64"
+        )
+        if not common and (extra or not some):
+            return False
+    if case.get("skip", "none") in ("none", "0"):
+        return True
+    usual = {"format": "bf16", "page_size": "64", "invariant": "no"}
+    return all(case.get(name, level) == level for name, level in usual.items())
+
+
+def _has_eight_bits(case: Mapping[str, str]) -> bool:
+    """Where features beyond a plain call, and pages of other sizes than 64, have builds. A case
+    whose list of slots is still open may become a sparse one.
+    """
+    sparse = case.get("sparse", "dense") != "dense"
+    still_open = "sparse" not in case and _takes_slots(case) and case.get("plan", "own") == "own"
+    if case["format"] != "e4m3 to e4m3" and (sparse or still_open):
+        return True
+    if sparse or int(case.get("page_size", "64")) < 16:
+        return False
+    if case.get("skip", "none") not in ("none", "0"):
+        usual = {"format": "e4m3", "page_size": "64", "invariant": "no"}
+        return all(case.get(name, level) == level for name, level in usual.items())
+    plain = {"mask": "causal", "sinks": "none", "scales": "floats"}
+    extra = any(case.get(name, level) != level for name, level in plain.items())
+    common, invariant = case.get("page_size", "64") == "64", case.get("invariant", "no") == "yes"
+    if invariant:
+        return common and not extra
+    if case["format"] == "e4m3":
+        return True
+    return common if case["format"] == "e4m3 to e4m3" else common or not extra
+
+
+@lru_cache(maxsize=1)
+def pairwise_cases() -> tuple[Case, ...]:
+    """All of them: every allowed pair of levels in at least `TIMES` cases of either list."""
+    by_contract = cover(FACTORS, allowed, times=TIMES)
+    by_kernels = cover(FACTORS, lambda case: allowed(case) and has_kernel(case), times=TIMES)
+    return tuple(by_contract + [case for case in by_kernels if case not in by_contract])
+
+
+def problem_of(case: Mapping[str, str]) -> Problem:
+    """The case as numbers."""
+    q_len = int(case["q_len"])
+    kv_lens = _kv_lens(case["lengths"], q_len)
+    some = (q_len, 0, max(1, q_len // 2), 1)
+    q_lens = tuple(
+        q_len if case["layout"] == "dense" else some[b % len(some)] for b in range(len(kv_lens))
+    )
+    q_dtype, kv_format, out_dtype = FORMATS[case["format"]]
+    sparse = case["sparse"]
+    return Problem(
+        q_lens=q_lens,
+        kv_lens=kv_lens,
+        heads=int(case["heads"]),
+        q_dtype=q_dtype,
+        kv_format=kv_format,
+        out_dtype=out_dtype,
+        page_size=int(case["page_size"]),
+        top_k=0 if sparse == "dense" else int(sparse.split()[1]),
+    )
+
+
+def _kv_lens(name: str, q_len: int) -> tuple[int, ...]:
+    return {
+        "one": (777,),
+        "edges": (0, 1, 63, 64, 65, 128, 129),
+        "mixed": (700, 0, 129, 5, 1),
+        "long": (9000, 3, 260),
+        "longest": (70_001, 2),
+        "equal": (512,) * 4,
+        "many": tuple(37 * b % 301 for b in range(40)),
+        "early": (q_len - 1, 0, 1, q_len, q_len + 1, 2 * q_len + 60),
+    }[name]
+
+
+def inputs_of(
+    case: Mapping[str, str], seed: int, device: torch.device | str = "cpu"
+) -> DecodeInputs:
+    """Seeded inputs of a case, poisoned where nothing may be read."""
+    words = [word for (name, level), word in _WORDS.items() if case[name] == level]
+    if case["lse"] != "none":
+        words.append("lse")
+    inputs = make_inputs(
+        problem_of(case),
+        seed,
+        words,
+        distribution=case["inputs"],
+        device=device,
+        workspace_bytes=256,
+    )
+    if case["tables"] == "apart":
+        inputs = replace(inputs, block_tables=_rows_apart(inputs.block_tables))
+    return replace(
+        inputs,
+        bmm2_scale=inputs.bmm2_scale if case["scales"] == "device" else 0.7,
+        return_lse_base="base2" if case["lse"] == "base 2" else None,
+        skip_softmax_threshold_scale_factor=None if case["skip"] == "none" else float(case["skip"]),
+    )
+
+
+def _rows_apart(tables: Tensor) -> Tensor:
+    """The same table in a wider one, whose other columns name no page."""
+    shape = (*tables.shape[:-1], tables.shape[-1] + 3)
+    wide = torch.full(shape, WILD_PAGE_IDS[0], dtype=torch.int32, device=tables.device)
+    wide[..., : tables.shape[-1]] = tables
+    return wide[..., : tables.shape[-1]]
+
+
+def features_of(case: Mapping[str, str]) -> tuple[str, ...]:
+    """Names of what a case uses beyond the plain call, as the table of pairs calls them."""
+    q_len = int(case["q_len"])
+    used: dict[str, bool] = {
+        "ragged": case["layout"] != "dense",
+        "drafts": q_len > 1 and case["mask"] == "causal",
+        "tree mask": case["mask"] != "causal",
+        "sparse": case["sparse"] != "dense",
+        "sinks": case["sinks"] != "none",
+        "lse": case["lse"] != "none",
+        "device scales": case["scales"] == "device",
+        "skip-softmax": case["skip"] not in ("none", "0"),  # 0 skips nothing
+        "batch invariant": case["invariant"] == "yes",
+        "plan": case["plan"] == "given",
+        "strided": case["cache"] == "strided" or case["tables"] == "apart",
+        "separate tables": case["tables"] == "separate",
+        "pages below 16": int(case["page_size"]) < 16,
+    }
+    return tuple(name for name, is_used in used.items() if is_used)
+
+
+def choices_of(case: Mapping[str, str]) -> dict[str, Any]:
+    """Arguments of the call that are no part of its inputs."""
+    return {"batch_invariant": case["invariant"] == "yes"}

@@ -1,0 +1,110 @@
+"""README's table of calls over a cache of eight bits: kernel, time, and times as fast as bf16.
+
+`data/records/h200_eight_bits.jsonl` holds every format of a shape, one after the other; the table
+is made of it anew by `mla-lab bench targets --readme README.md`, between markers.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+
+from ..bench.records import Row, problem_of, results
+from ..bench.report import OURS
+from .target_figures import mean, rows_of
+from .targets import fill_between
+
+RECORD = "records/h200_eight_bits.jsonl"
+BEGIN, END = "<!-- eight-bits -->", "<!-- /eight-bits -->"
+#: (query, cache) in words, in the table's order
+FORMATS = {
+    ("bf16", "bf16"): "bf16",
+    ("e4m3", "e4m3"): "e4m3",
+    ("bf16", "e4m3"): "bf16 over e4m3",
+    ("bf16", "fp8_656"): "bf16 over 656 bytes",
+}
+#: how names of the e4m3 twins end
+TWIN = "_e4m3_p32"
+
+
+def table(rows: Sequence[Row]) -> str:
+    """A line for each format and count of heads, a column for each batch; then the twins."""
+    ours = [row for row in results(rows, "ok") if row["peer"] == OURS]
+    us = {row["case"]: row["us"] for row in ours}
+    listed = [row for row in ours if row["family"] != "twin"]
+    batches = sorted({problem_of(row).batch for row in listed if not problem_of(row).top_k})
+    heads = ["| formats | heads | kernel, largest batch | error |"]
+    heads += [f" batch {batch} us |" for batch in batches]
+    lines = ["".join(heads), "|---|---:|---|---:|" + "---:|" * len(batches)]
+    for sparse in (False, True):
+        lines += _lines([r for r in listed if bool(problem_of(r).top_k) == sparse], us, batches)
+    return "\n".join([*lines, *_twins(us)])
+
+
+def fill(text: str) -> str:
+    """`text` with the table of the record between its markers."""
+    return fill_between(text, table(rows_of(RECORD)), BEGIN, END)
+
+
+def plain_of(case: str) -> str:
+    """The name of the same shape in bf16 throughout."""
+    return re.sub(r"(_bf16)?_(e4m3|fp8_656)", "", case)
+
+
+def _lines(rows: Iterable[Row], us: dict[str, float], batches: Sequence[int]) -> list[str]:
+    """Lines of dense calls, or of sparse ones, which say so."""
+    groups: dict[tuple[int, int, str], list[Row]] = {}
+    for row in rows:
+        p = problem_of(row)
+        key = (p.heads, max(p.q_lens), FORMATS[p.q_dtype, p.kv_format])
+        groups.setdefault(key, []).append(row)
+    lines = []
+    for heads, q_len, formats in sorted(groups, key=lambda k: (k[0], k[1], _order(k[2]))):
+        own = groups[heads, q_len, formats]
+        cells = {problem_of(row).batch: _cell(row, us) for row in own}
+        top_k = problem_of(own[0]).top_k
+        what = formats + (f", sparse {top_k}" if top_k else "")
+        what += f", {q_len} query tokens" if q_len > 1 else ""
+        worst = max(row["rel_error"] for row in own)
+        largest = max(own, key=lambda row: problem_of(row).batch)
+        line = f"| {what} | {heads} | {_kernel(largest)} | {worst:.1e} |"
+        lines.append(line + "".join(f" {cells.get(batch, '')} |" for batch in batches))
+    return lines
+
+
+def _order(formats: str) -> int:
+    return list(FORMATS.values()).index(formats)
+
+
+def _kernel(row: Row) -> str:
+    """As "keep_ab, 128 rows"; who ran the call where it was none of the CuTe kernels."""
+    found = re.match(r"cute_(keep_ab|swap_ab)", row["notes"].get("kernel") or "")
+    if not found:
+        return str(row["notes"].get("backend"))
+    return f"{found[1]}, {row['notes']['tile_rows']} rows"
+
+
+def _cell(row: Row, us: dict[str, float]) -> str:
+    own, plain = us[row["case"]], plain_of(row["case"])
+    shown = f"{own:.0f}" if own >= 100 else f"{own:.1f}"
+    beside = plain != row["case"] and plain in us
+    return f"{shown} ({us[plain] / own:.2f}x)" if beside else shown
+
+
+def _twins(us: dict[str, float]) -> list[str]:
+    """A sentence on the e4m3 twins of a published table, beside those in bf16."""
+    ratios = {
+        case: us[plain_of(case)] / us[case]
+        for case in us
+        if case.endswith(TWIN) and plain_of(case) in us
+    }
+    if not ratios:
+        return []
+    least, most = min(ratios, key=lambda c: ratios[c]), max(ratios, key=lambda c: ratios[c])
+    short = {case: case.removesuffix(TWIN) for case in (least, most)}
+    return [
+        "",
+        f"The {len(ratios)} e4m3 twins of pull request 2743's table (128 heads, pages of 32) run "
+        f"{mean(ratios.values()):.2f} times as fast as in bf16 in the mean, "
+        f"{ratios[least]:.2f} ({short[least]}) to {ratios[most]:.2f} ({short[most]}).",
+    ]

@@ -1,0 +1,119 @@
+"""How wrong a result may be, case by case.
+
+Of 16 bits throughout: what rounding out costs, and P in 16 bits, whose sums are exact. Over a cache
+of eight bits: twice what torch is off with the same rounding, float32 attention whose weights are
+rounded to `WEIGHTS` and divided by the sum of the rounded ones; of lse under a 16-bit query what
+scores are off that are sums of e4m3 products. Weights lie on a grid of powers of two times the
+greatest of their row so far, which each split has of its own, so that torch is off by the most of
+several such grids.
+
+Skip-softmax adds twice its factor: with dropped mass d, weights are off by d and their sum too.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from ..bench.checks import compare
+from ..core import kv_cache as formats
+from ..reference.inputs import DecodeInputs
+from ..reference.mla import Result, add_sinks, in_base
+from ..reference.operands import Operands, ReferenceCall, operands
+from ..reference.tolerance import ALLOWED_RATIO, lse_error
+
+#: error beyond that of rounding the oracle's out once, relative to its norm: P in 16 bits
+BEYOND_ROUNDING = 2.5e-3
+#: rounding goes another way where the result before it differs a little
+ROUNDING_SLACK = 1.1
+#: the worst row may be this much further off
+ROW_FACTOR = 4.0
+#: of lse beside max(1, |lse|)
+LSE_TOLERANCE = 2e-5
+#: query and cache, and what weights are rounded to
+WEIGHTS = {
+    ("e4m3", "e4m3"): "e4m3",
+    ("bf16", "e4m3"): "bf16",
+    ("fp16", "e4m3"): "bf16",
+    ("bf16", "fp8_656"): "bf16",
+}
+#: of lse where scores are sums of e4m3 products, of which the matrix unit keeps some 14 bits
+LSE_OF_TWO_TERMS = 2e-3
+#: of lse where every e4m3 weight of a row is off one way by half of its last place
+LSE_OF_EIGHT_BITS = -math.log1p(-(2.0**-4))
+#: what the greatest weight of a row is rounded as: eight places between two powers of two
+TOPS = tuple(256.0 * 2.0 ** (-place / 8) for place in range(8))
+
+
+class Limits(NamedTuple):
+    """Of an out's relative error, of that of its worst row, of the greatest error of lse."""
+
+    rel_error: float
+    worst_row: float
+    lse_error: float
+
+
+def limits_of(inputs: DecodeInputs, expected: Result) -> Limits:
+    """expected: the oracle's, without skip-softmax."""
+    dropped = 2 * (inputs.skip_softmax_threshold_scale_factor or 0.0)
+    weights = WEIGHTS.get((inputs.problem.q_dtype, inputs.problem.kv_format))
+    if weights is not None:
+        rel, row, lse = twice_torch(inputs, expected, inputs.problem.out_dtype, weights)
+        return Limits(rel + dropped, row + ROW_FACTOR * dropped, lse + dropped)
+    rounded = formats.pack(expected.out, inputs.problem.out_dtype).to(expected.out)
+    rounding = compare([(rounded.float(), expected.out)])
+    rel = ROUNDING_SLACK * rounding.rel_error + BEYOND_ROUNDING + dropped
+    row = ROW_FACTOR * max(rel, ROUNDING_SLACK * rounding.worst_row)
+    return Limits(rel, row, LSE_TOLERANCE + dropped)
+
+
+def twice_torch(
+    call: ReferenceCall,
+    expected: Result,
+    out_dtype: str,
+    weights: str,
+    tops: Sequence[float] = TOPS,
+) -> Limits:
+    """Twice the greatest errors of torch with rounded weights over the `tops`; of lse no more than
+    where all e4m3 weights of a row are off one way, and what the scores of a 16-bit query may be.
+    """
+    errors = [rounded_error(call, expected, out_dtype, weights, top) for top in tops]
+    rel, row, lse = (ALLOWED_RATIO * max(each) for each in zip(*errors, strict=True))
+    off = min(lse, LSE_OF_EIGHT_BITS) if weights == "e4m3" else LSE_OF_TWO_TERMS
+    return Limits(rel, row, off + LSE_TOLERANCE)
+
+
+def rounded_error(
+    call: ReferenceCall, expected: Result, out_dtype: str, weights: str, top: float
+) -> Limits:
+    """Errors of torch with rounded weights, the greatest of each row rounded as `top`."""
+    out, lse = rounded(call, weights, top)
+    found = compare([(formats.pack(out, out_dtype).float(), expected.out)])
+    return Limits(found.rel_error, found.worst_row, lse_error(lse, expected.lse))
+
+
+def rounded(call: ReferenceCall, weights: str, top: float) -> Result:
+    """The call in float32 with rounded weights, without skip-softmax; out is not rounded yet."""
+    scale = float(call.bmm1_scale)
+    parts = [rounded_attention(one, scale, weights, top) for one in operands(call, torch.float32)]
+    lse = torch.cat([part.lse for part in parts])
+    out = add_sinks(torch.cat([part.out for part in parts]), lse, call.sinks)
+    out = (out * float(call.bmm2_scale)).reshape(*call.query.shape[:-1], call.kv_lora_rank)
+    return Result(out, in_base(lse, call.return_lse_base))
+
+
+def rounded_attention(request: Operands, scale: float, dtype: str, top: float) -> Result:
+    """Of one request: out [q_len, heads, latent] and natural lse [q_len, heads] in float32."""
+    scores = (scale * (request.query @ request.keys.mT)).masked_fill(~request.visible, -math.inf)
+    if not scores.shape[-1]:
+        return Result(scores @ request.values, scores.sum(-1) - math.inf)
+    greatest = scores.amax(-1, keepdim=True)
+    weights = torch.exp(scores - greatest.clamp_min(torch.finfo(scores.dtype).min)) * top
+    weights = formats.pack(weights, dtype).float()
+    total: Tensor = weights.sum(-1, keepdim=True)
+    out = (weights @ request.values) / total.masked_fill(total == 0, 1)
+    return Result(out, (greatest + torch.log(total / top)).squeeze(-1))

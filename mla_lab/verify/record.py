@@ -1,0 +1,102 @@
+"""Runs of the proofs, written as JSON lines: a first row says where, then one row a case."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from datetime import UTC, datetime
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ..bench.environment import environment
+from ..core.errors import invalid
+from . import costs, published
+from .cases import CARD_WORKSPACE_BYTES, WORKSPACE_BYTES, pairwise_cases
+from .check import Outcome, run_case
+
+Row = dict[str, Any]
+Progress = Callable[[str], None]
+
+STATUSES = ("ok", "wrong", "refused", "failed")
+
+
+def read(path: Path) -> list[Row]:
+    """Rows of a record. Raises InvalidInput for a file that is none."""
+    try:
+        rows = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines() if line]
+    except (OSError, json.JSONDecodeError) as error:
+        raise invalid("record", f"{path}: {error}", "JSON lines") from None
+    if not rows or any(not isinstance(row, dict) or "kind" not in row for row in rows):
+        raise invalid("record", f"{path} of another form", "rows with a kind")
+    return rows
+
+
+def write(path: Path, rows: Iterable[Row]) -> None:
+    """Rows as JSON lines."""
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+
+
+def pairwise_run(device: str, indices: Sequence[int] | None, progress: Progress) -> Iterator[Row]:
+    """The pairwise cases (or those of `indices`) on a device."""
+    size = WORKSPACE_BYTES if torch.device(device).type == "cpu" else CARD_WORKSPACE_BYTES
+    workspace = torch.zeros(size, dtype=torch.uint8, device=device)
+    cases = pairwise_cases()
+    yield _head("pairwise", device, len(cases))
+    for index in range(len(cases)) if indices is None else indices:
+        case = cases[index]
+        outcome = _guarded(partial(run_case, case, index, workspace))
+        _tell(progress, f"case {index}", outcome)
+        yield {"kind": "case", "index": index, "case": case, **outcome.row()}
+
+
+def published_run(device: str, dtype: str, most_requests: int, progress: Progress) -> Iterator[Row]:
+    """The published configurations of one dtype with up to `most_requests` requests."""
+    workspace = torch.zeros(WORKSPACE_BYTES, dtype=torch.uint8, device=device)
+    chosen = [
+        c for c in published.configurations() if c.dtype == dtype and c.batch <= most_requests
+    ]
+    if not chosen:
+        raise invalid("dtype", repr(dtype), published.DTYPES)
+    tokens = max(c.batch for c in chosen) * max(published.KV_LENS)
+    pool = published.Pool(dtype, tokens, device)
+    yield _head("published", device, len(chosen))
+    for c in chosen:
+        outcome = _guarded(partial(published.run, c, pool, workspace))
+        _tell(progress, c.name, outcome)
+        yield {"kind": "case", "case": c._asdict(), **outcome.row()}
+
+
+def costs_run(device: str, features: Sequence[str], progress: Progress) -> Iterator[Row]:
+    """What features cost on a device: all, or those whose names begin so."""
+    chosen = [
+        c
+        for c in costs.comparisons()
+        if not features or any(c.feature.startswith(name) for name in features)
+    ]
+    if not chosen:
+        names = dict.fromkeys(c.feature for c in costs.comparisons())
+        raise invalid("features", features, tuple(names))
+    yield _head("costs", device, len(chosen))
+    yield from costs.run(chosen, device, progress=progress)
+
+
+def _head(what: str, device: str, cases: int) -> Row:
+    found = {**environment(device), "date": datetime.now(UTC).date().isoformat()}
+    found["command"] = ["mla-lab", "proof", what]
+    return {"kind": "run", "what": what, "cases": cases, "environment": found}
+
+
+def _guarded(run: Callable[[], Outcome]) -> Outcome:
+    """An error that nobody meant to raise is an outcome too."""
+    try:
+        return run()
+    except Exception as error:
+        return Outcome("failed", reason=f"{type(error).__name__}: {error}"[:300])
+
+
+def _tell(progress: Progress, name: str, outcome: Outcome) -> None:
+    if outcome.status != "ok":
+        progress(f"{name}: {outcome.status}: {outcome.reason}")

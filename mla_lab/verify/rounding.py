@@ -1,0 +1,187 @@
+"""The CuTe kernels' error over a cache of eight bits, beside torch's with the same rounding:
+`python -m mla_lab.verify.rounding RECORD`.
+
+Each way that ships for a format runs whole requests, so that one worker adds up all keys and no
+merge spreads what the matrix unit loses. Against both stands the float64 oracle on the dequantised
+inputs; torch is float32 attention whose weights are rounded to what the format's are (see
+`limits`), at the worst of several places of its grid. A query four times too large makes scores,
+and what they are off, four times as large. One JSON line a case; every element counts.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ..api.decode import decode
+from ..backends.cute.families import config_for
+from ..bench.checks import compare
+from ..bench.environment import environment
+from ..core import kv_cache as formats
+from ..core.errors import MlaLabError
+from ..core.gpu import H200
+from ..core.problem import Problem
+from ..plan import Plan, make_plan
+from ..plan.pricing import LONGEST
+from ..plan.ways import EIGHT, MAIL, PAIR, ROWS, Way
+from ..plan.ways import FORMATS as OPERANDS
+from ..reference.inputs import DecodeInputs, make_inputs
+from ..reference.mla import Result, decode_reference
+from ..reference.tolerance import lse_error
+from .limits import TOPS, WEIGHTS, Limits, rounded_error
+
+FORMATS = (("e4m3", "e4m3"), ("bf16", "e4m3"), ("bf16", "fp8_656"))
+DISTRIBUTIONS = ("gauss", "heavy_tailed")
+KV_LENS = (64, 1024, 8192, LONGEST, 65536)
+#: factors of the query
+TIMES = (1, 4)
+BATCH, HEADS = 2, 128
+WAYS = (MAIL, PAIR, ROWS)
+WORKSPACE_BYTES = 64 << 20
+Run = Callable[[DecodeInputs, Plan], Result]
+
+
+def plans(problem: Problem) -> Iterator[tuple[str, Plan]]:
+    """A name and a plan of whole requests for every kernel of the problem's formats."""
+    for way in WAYS:
+        for tile in way.tiles_for(problem.q_dtype, problem.kv_format):
+            yield (
+                f"{way.kernel.removeprefix('cute/').removesuffix('_sm90')} {tile[0]} rows",
+                _plan(problem, way, tile),
+            )
+
+
+def _plan(problem: Problem, way: Way, tile: tuple[int, int]) -> Plan:
+    config = config_for(way, tile)
+    plan = make_plan(
+        problem,
+        tile_rows=tile[0],
+        num_workers=H200.workers(tile[1]),
+        policy="none",
+        schedule="grid" if way.formula else "persistent",
+    )
+    return replace(plan, config=config)
+
+
+def by_kernel(inputs: DecodeInputs, plan: Plan) -> Result:
+    """Out in bf16, and lse."""
+    arguments: dict[str, Any] = inputs.contract_args()
+    del arguments["qk_nope_head_dim"]
+    shape = (*inputs.query.shape[:-1], inputs.kv_lora_rank)
+    out = torch.empty(shape, dtype=torch.bfloat16, device=inputs.query.device)
+    return Result(*decode(**arguments, out=out, plan=plan, backend="cute"))
+
+
+def made(query: str, cache: str, distribution: str, kv_len: int, times: int, device: str) -> Any:
+    """Inputs of a call that wants its lse, the query `times` as large."""
+    problem = Problem.uniform(BATCH, 1, kv_len, HEADS, q_dtype=query, kv_format=cache)
+    inputs = make_inputs(
+        problem,
+        1,
+        ("lse",),
+        distribution=distribution,
+        device=device,
+        workspace_bytes=WORKSPACE_BYTES,
+    )
+    return replace(inputs, query=formats.pack(inputs.query.float() * times, query))
+
+
+def judge(inputs: DecodeInputs, times: int, run: Run = by_kernel) -> Iterator[dict[str, Any]]:
+    """A row for each kernel: its errors, torch's, and how many times torch's they are."""
+    problem, expected = inputs.problem, decode_reference(inputs)
+    weights = WEIGHTS[problem.q_dtype, problem.kv_format]
+    each = [rounded_error(inputs, expected, "bf16", weights, top) for top in TOPS]
+    torch_s = Limits(*map(max, zip(*each, strict=True)))
+    for kernel, plan in plans(problem):
+        row = {
+            "query": problem.q_dtype,
+            "cache": problem.kv_format,
+            "kernel": kernel,
+            "kv_len": max(problem.kv_lens),
+            "query_times": times,
+            "weights": weights,
+        }
+        try:
+            found = run(inputs, plan)
+        except MlaLabError as error:
+            yield {**row, "status": "refused", "reason": str(error)[:260]}
+            continue
+        compared = compare([(found.out.float(), expected.out)])
+        ours = Limits(compared.rel_error, compared.worst_row, lse_error(found.lse, expected.lse))
+        figures = {
+            "error": _short(ours.rel_error),
+            "torch_error": _short(torch_s.rel_error),
+            "times_torch": round(ours.rel_error / torch_s.rel_error, 3),
+            "worst_row_times_torch": round(ours.worst_row / torch_s.worst_row, 3),
+            "lse_error": _short(ours.lse_error),
+            "torch_lse_error": _short(torch_s.lse_error),
+        }
+        yield {**row, "status": "ok", **figures}
+
+
+def worst_of(found: Iterable[Mapping[str, Any]]) -> dict[tuple[str, str, str, bool], float]:
+    """The greatest error, in times of torch's, by query, cache, kernel, and whether the piece is
+    longer than any that `choose` lets the matrix unit add up alone.
+    """
+    worst: dict[tuple[str, str, str, bool], float] = {}
+    for row in found:
+        alone = OPERANDS[row["query"], row["cache"]] == EIGHT and row["kernel"].startswith(
+            "keep_ab"
+        )
+        key = row["query"], row["cache"], row["kernel"], alone and row["kv_len"] > LONGEST
+        worst[key] = max(worst.get(key, 0.0), row.get("times_torch", math.inf))
+    return worst
+
+
+def _short(value: float) -> float:
+    return float(f"{value:.3e}")
+
+
+def rows(device: str, kv_lens: Sequence[int] = KV_LENS, run: Run = by_kernel) -> Iterator[Any]:
+    """Every format, distribution, length and size of the query."""
+    for query, cache in FORMATS:
+        for distribution in DISTRIBUTIONS:
+            for kv_len in kv_lens:
+                for times in TIMES:
+                    inputs = made(query, cache, distribution, kv_len, times, device)
+                    for row in judge(inputs, times, run):
+                        yield {**row, "inputs": distribution}
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Judge everything into the record that is named; 1 where a kernel is off by more than twice
+    torch's error in a piece that `choose` makes.
+    """
+    parser = argparse.ArgumentParser(prog="python -m mla_lab.verify.rounding")
+    parser.add_argument("record", type=Path, help="JSON lines, written anew")
+    parser.add_argument("--device", default="cuda")
+    args = parser.parse_args(argv)
+    found = []
+    with args.record.open("w", encoding="utf-8") as file:
+        here = {
+            **environment(torch.device(args.device)),
+            "date": datetime.now(UTC).date().isoformat(),
+        }
+        first = {"kind": "run", "what": "rounding", "environment": here}
+        file.write(json.dumps(first) + "\n")
+        for row in rows(args.device):
+            file.write(json.dumps({"kind": "case", **row}) + "\n")
+            found.append(row)
+    worst = worst_of(found)
+    for (*name, beyond), times in worst.items():
+        words = f", beyond {LONGEST} keys" if beyond else ""
+        sys.stdout.write(f"{' '.join(name)}{words}: at most {times:.2f} times torch's error\n")
+    return int(max(times for (*_, beyond), times in worst.items() if not beyond) > 2)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,222 @@
+"""Small calls that touch each feature once, for a sanitizer: `python -m
+mla_lab.verify.sanitizer_cases`.
+
+    compute-sanitizer --tool memcheck python -m mla_lab.verify.sanitizer_cases
+    compute-sanitizer --tool racecheck --kernel-name kernel_substring=kernel_cutlass \\
+        python -m mla_lab.verify.sanitizer_cases "sinks, 128 heads"
+
+Racecheck wants a process for each name, and a filter that lets every CuTe kernel in: where one is
+left out whose CTAs reach into each other's shared memory, the tool itself (2025.3.1) ends in
+"failed to handle a hardware exception", with a kernel of ten lines too. Inputs are made on the
+host, so that hardly another kernel runs; every result is compared with the oracle, as a tool that
+changes the timing may show what otherwise hides.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+
+from ..api.decode import decode
+from ..backends.cute.families import config_for
+from ..core.errors import MlaLabError, invalid
+from ..core.gpu import H200, Gpu
+from ..core.problem import Problem
+from ..plan import Plan, make_plan
+from ..plan.ways import WAYS
+from ..reference.inputs import DecodeInputs, make_inputs
+from ..reference.mla import decode_reference
+from ..reference.tolerance import rel_error
+from .cases import WORKSPACE_BYTES
+from .limits import WEIGHTS, limits_of
+
+LENGTHS = (300, 0, 65, 700)
+#: 1.7e-3 is what rounding out to bf16 costs
+TOLERANCE = 5e-3
+
+
+@dataclass(frozen=True)
+class Touch:
+    """One call; `way` and `tile` name its kernel where that is not left to the backend."""
+
+    problem: Problem
+    features: tuple[str, ...] = ()
+    way: str = ""
+    tile: tuple[int, int] = (0, 0)
+    #: fields of the inputs
+    more: dict[str, Any] = field(default_factory=dict)
+    batch_invariant: bool = False
+    distribution: str = "gauss"
+
+
+def _uniform(q_len: int, kv_lens: Sequence[int], heads: int, **named: Any) -> Problem:
+    return Problem((q_len,) * len(kv_lens), tuple(kv_lens), heads, **named)
+
+
+TWO = (300, 129)
+EIGHT = {"q_dtype": "e4m3", "kv_format": "e4m3"}
+RAGGED = Problem((2, 0, 3), (130, 5, 700), 7)
+#: by name; a name says what the sanitizer is to see
+TOUCHES: dict[str, Touch] = {
+    "plain, few rows": Touch(_uniform(1, LENGTHS, 16)),
+    "plain, 128 rows": Touch(_uniform(1, (300, 65), 128), (), "rows", (128, 2)),
+    "planner and merges": Touch(_uniform(2, (300,) * 20, 128), ("lse",)),
+    "ragged, lse in base 2": Touch(
+        RAGGED, ("lse", "max_q_len"), "mail", (16, 1), {"return_lse_base": "base2"}
+    ),
+    "ragged, 64 rows": Touch(replace(RAGGED, heads=40), ("lse", "ragged"), "rows", (64, 1)),
+    "sinks": Touch(_uniform(2, (300, 0, 129), 7), ("lse", "sinks"), "walk", (16, 1)),
+    "sinks, 128 heads": Touch(_uniform(1, TWO, 128), ("lse", "sinks"), "rows", (128, 2)),
+    "device scales": Touch(_uniform(1, (300, 0), 16), ("lse", "device_scales"), "deep", (8, 1)),
+    "device scales, 64 rows": Touch(
+        _uniform(1, TWO, 64), ("lse", "device_scales"), "rows", (64, 1)
+    ),
+    "tree mask": Touch(
+        _uniform(5, (300, 65, 700), 3), ("lse", "tree_mask", "sinks"), "mail", (32, 1)
+    ),
+    "tree mask, cluster": Touch(_uniform(5, (300, 700), 3), ("lse", "tree_mask"), "grid", (16, 8)),
+    "tree mask, pair": Touch(_uniform(5, (300, 700), 6), ("lse", "tree_mask"), "pair", (16, 1)),
+    "tree mask, ragged, 64 rows": Touch(
+        Problem((8, 3), (700, 64), 24), ("lse", "tree_mask", "ragged"), "rows", (64, 1)
+    ),
+    "sparse": Touch(Problem((1, 2), (300, 70), 16, top_k=300), ("lse", "sinks", "ragged")),
+    "sparse, 128 heads": Touch(_uniform(1, (300,), 128, top_k=130), ("lse",)),
+    "sparse, last arriver": Touch(_uniform(1, (300,) * 140, 16, top_k=130), ("lse",)),
+    "pages of 1": Touch(_uniform(1, (300, 700), 7, page_size=1), ("lse",)),
+    "pages of 4, tree mask": Touch(_uniform(2, (300, 700), 7, page_size=4), ("lse", "tree_mask")),
+    "pages of 16": Touch(_uniform(1, TWO, 16, page_size=16), ("lse",)),
+    "pages of 32": Touch(_uniform(1, TWO, 16, page_size=32), ("lse",)),
+    "pages of 128": Touch(_uniform(1, TWO, 16, page_size=128), ("lse",)),
+    "strided 4-D cache": Touch(_uniform(2, TWO, 16), ("page_gap", "cache_4d"), "mail", (16, 1)),
+    "batch invariant": Touch(_uniform(1, (700, 64, 2500), 16), ("lse",), batch_invariant=True),
+    "skip-softmax": Touch(
+        Problem((1, 2), (900, 65), 64),
+        ("lse", "ragged"),
+        more={"skip_softmax_threshold_scale_factor": 0.5},
+        distribution="concentrated",
+    ),
+    "fp16": Touch(_uniform(1, TWO, 16, q_dtype="fp16", kv_format="fp16"), ("lse",)),
+    "e4m3": Touch(_uniform(1, LENGTHS, 16, **EIGHT), ("lse",), "mail", (16, 1)),
+    "e4m3, sinks": Touch(_uniform(2, TWO, 16, **EIGHT), ("lse", "sinks"), "walk", (32, 1)),
+    "e4m3, pair of 64 rows": Touch(_uniform(1, (300, 700), 128, **EIGHT), (), "pair", (64, 1)),
+    "e4m3, query on M": Touch(_uniform(1, (300, 0), 64, **EIGHT), ("lse",), "rows", (64, 1)),
+    "e4m3, query on M, 128 rows": Touch(_uniform(1, TWO, 128, **EIGHT), (), "rows", (128, 2)),
+    "e4m3, tree mask": Touch(_uniform(5, TWO, 6, **EIGHT), ("lse", "tree_mask"), "mail", (32, 1)),
+    "e4m3, pages of 16": Touch(_uniform(2, TWO, 16, page_size=16, **EIGHT), ("lse", "sinks")),
+    "bf16 over e4m3": Touch(_uniform(1, TWO, 16, kv_format="e4m3"), ("lse",), "mail", (16, 1)),
+    "bf16 over e4m3, 32 rows": Touch(_uniform(2, TWO, 16, kv_format="e4m3"), (), "mail", (32, 1)),
+    "bf16 over e4m3, query on M": Touch(
+        _uniform(1, (300, 0), 64, kv_format="e4m3"), ("lse",), "rows", (64, 1)
+    ),
+    "bf16 over e4m3, query on M, 128 rows": Touch(
+        _uniform(1, TWO, 128, kv_format="e4m3"), (), "rows", (128, 2)
+    ),
+    "656 bytes, query on M": Touch(
+        _uniform(1, (300, 0), 64, kv_format="fp8_656"), ("lse",), "rows", (64, 1)
+    ),
+    "656 bytes, query on M, 128 rows": Touch(
+        _uniform(1, TWO, 128, kv_format="fp8_656"), (), "rows", (128, 2)
+    ),
+    "656 bytes": Touch(_uniform(1, TWO, 16, kv_format="fp8_656"), ("lse",), "walk", (16, 1)),
+    "656 bytes, sinks": Touch(_uniform(1, TWO, 16, kv_format="fp8_656"), ("lse", "sinks")),
+    "656 bytes, 32 rows": Touch(_uniform(2, TWO, 16, kv_format="fp8_656"), (), "mail", (32, 1)),
+    "656 bytes, sparse": Touch(
+        Problem((1, 2), (300, 70), 16, kv_format="fp8_656", top_k=300), ("lse", "sinks", "ragged")
+    ),
+    "656 bytes, sparse, 128 heads": Touch(
+        _uniform(1, (300,), 128, kv_format="fp8_656", top_k=130), ("lse",)
+    ),
+    "e4m3, sparse": Touch(_uniform(1, (300, 70), 16, top_k=300, **EIGHT), ("lse",)),
+    "bf16 over e4m3, sparse": Touch(_uniform(1, TWO, 16, kv_format="e4m3", top_k=300), ("lse",)),
+    "e4m3, skip-softmax": Touch(
+        Problem((1, 2), (900, 65), 16, q_dtype="e4m3", kv_format="e4m3"),
+        ("lse", "ragged"),
+        more={"skip_softmax_threshold_scale_factor": 0.5},
+        distribution="concentrated",
+    ),
+}
+
+
+def inputs_of(touch: Touch) -> DecodeInputs:
+    """A touch's inputs on the host."""
+    made = make_inputs(
+        touch.problem, 1, touch.features, distribution=touch.distribution, workspace_bytes=8
+    )
+    return replace(made, **touch.more)
+
+
+def plan_of(touch: Touch, sms: int) -> Plan | None:
+    """Pieces for the kernel that a touch names."""
+    way = next((way for way in WAYS if way.name == touch.way), None)
+    if way is None:
+        return None
+    config = config_for(way, touch.tile)
+    plan = make_plan(
+        touch.problem,
+        tile_rows=config.tile_rows,
+        num_workers=sms // config.cluster,
+        policy="fixed",
+        schedule="grid" if way.formula else "persistent",
+        num_splits=2,
+    )
+    return replace(plan, config=config)
+
+
+def run(name: str, workspace: torch.Tensor, backend: str) -> tuple[float, float]:
+    """Make the call twice, the second time by repetition; its error, and how far off it may be."""
+    touch = TOUCHES[name]
+    gpu = Gpu.here() if workspace.is_cuda else None
+    inputs = inputs_of(touch)
+    expected = decode_reference(replace(inputs, skip_softmax_threshold_scale_factor=None))
+    eight = (touch.problem.q_dtype, touch.problem.kv_format) in WEIGHTS
+    allowed = limits_of(inputs, expected).rel_error if eight else TOLERANCE
+    named: dict[str, Any] = {
+        key: value.to(workspace.device) if isinstance(value, torch.Tensor) else value
+        for key, value in inputs.contract_args().items()
+        if key not in ("qk_nope_head_dim", "workspace_buffer")
+    }
+    named |= {"plan": plan_of(touch, (gpu or H200).sms), "batch_invariant": touch.batch_invariant}
+    for _ in range(2):
+        result = decode(**named, workspace_buffer=workspace, backend=backend)
+    out = result[0] if isinstance(result, tuple) else result
+    return rel_error(out.cpu(), expected.out), allowed
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Touch the named features, or all; 1 where one is wrong or refused."""
+    parser = argparse.ArgumentParser(prog="mla_lab.verify.sanitizer_cases", description=__doc__)
+    parser.add_argument("names", nargs="*", help="of " + "; ".join(TOUCHES))
+    parser.add_argument("--device", default="cuda")
+    parser.add_argument("--backend", default="cute")
+    args = parser.parse_args(argv)
+    names = args.names or list(TOUCHES)
+    unknown = [name for name in names if name not in TOUCHES]
+    if unknown:
+        raise invalid("names", unknown, tuple(TOUCHES))
+    workspace = torch.zeros(WORKSPACE_BYTES // 4, dtype=torch.uint8, device=args.device)
+    failed = 0
+    for name in names:
+        try:
+            error, allowed = run(name, workspace, args.backend)
+        except MlaLabError as refusal:
+            failed += 1
+            _tell(f"{name}: refused: {refusal}")
+            continue
+        right = error <= allowed
+        failed += not right
+        _tell(f"{name}: {'ok' if right else 'wrong'}, error {error:.1e}")
+    return 1 if failed else 0
+
+
+def _tell(line: str) -> None:
+    sys.stdout.write(line + "\n")
+    sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,310 @@
+"""A README's tables of what was proved, made from records and from nothing else.
+
+<!-- proof:formats -->
+(replaced)
+<!-- /proof:formats -->
+
+In a cell a plain number counts cases that our kernels passed, one in italics those that the torch
+backend passed; whatever did not pass is said in words.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from statistics import geometric_mean
+from typing import Any
+
+from ..core.errors import invalid
+from .cases import FACTORS, FORMATS, features_of
+from .pairwise import pairs_of
+from .record import Row, read
+
+#: records by name, below the package's data
+RECORDS = {
+    "pairwise": "records/proof_pairwise.jsonl",
+    "published": "records/proof_published.jsonl",
+    "dropin": "records/dropin.jsonl",
+    "costs": "records/h200_features.jsonl",
+    "sanitizer": "records/h200_sanitizer.jsonl",
+    "rounding": "records/h200_eight_bit_errors.jsonl",
+}
+#: names of features in the order of the tables
+FEATURES = (
+    "ragged",
+    "drafts",
+    "tree mask",
+    "sparse",
+    "sinks",
+    "lse",
+    "device scales",
+    "skip-softmax",
+    "batch invariant",
+    "plan",
+    "strided",
+    "separate tables",
+    "pages below 16",
+)
+BACKENDS = ("cute", "cuda", "torch")
+#: reasons of one kind that are told apart only by a number are one row
+_NUMBERS = re.compile(r"\d[\d.e+,-]*")
+MOST_REASONS = 24
+
+
+def formats_table(rows: Sequence[Row]) -> str:
+    """Features by formats of query, cache and out."""
+    names = list(FORMATS)
+    lines = ["| | " + " | ".join(names) + " |", "|---|" + "---:|" * len(names)]
+    found = cases(rows)
+    for feature in ("any", *FEATURES):
+        having = [row for row in found if feature == "any" or feature in features_of(row["case"])]
+        cells = [cell(row for row in having if row["case"]["format"] == name) for name in names]
+        label = "all cases" if feature == "any" else feature
+        lines.append(f"| {label} | " + " | ".join(cells) + " |")
+    return "\n".join(lines)
+
+
+def pairs_table(rows: Sequence[Row]) -> str:
+    """Features by features."""
+    lines = ["| with | " + " | ".join(FEATURES[1:]) + " |", "|---|" + "---:|" * (len(FEATURES) - 1)]
+    used = [(set(features_of(row["case"])), row) for row in cases(rows)]
+    for number, feature in enumerate(FEATURES[:-1]):
+        cells = [
+            cell(row for have, row in used if {feature, other} <= have) if place > number else ""
+            for place, other in enumerate(FEATURES)
+        ][1:]
+        lines.append(f"| {feature} | " + " | ".join(cells) + " |")
+    return "\n".join(lines)
+
+
+def shapes_note(rows: Sequence[Row]) -> str:
+    """One paragraph: how many cases, over what, and where."""
+    found = cases(rows)
+    levels = {name: list(FACTORS[name]) for name in ("q_len", "heads", "page_size")}
+    worst = max((row["rel_error"] for row in found if row["case"]["format"] == "bf16"), default=0.0)
+    return " ".join(
+        (
+            f"{len(found)} calls on {where(rows)}: every pair of levels of {len(FACTORS)} choices",
+            f"in {min_occurrence(found)} or more of them, each element against the float64 oracle,",
+            f"caches poisoned. Query tokens {spoken(levels['q_len'])};",
+            f"heads {spoken(levels['heads'])}; pages of {spoken(levels['page_size'])};",
+            f"lengths 0 to 70,001. {tally(found)}.",
+            f"Largest relative error in bf16: {worst:.1e}.",
+        )
+    )
+
+
+def published_note(rows: Sequence[Row]) -> str:
+    """The 396 published configurations: how many of each dtype passed, or why not."""
+    lines = []
+    for dtype in dict.fromkeys(row["case"]["dtype"] for row in cases(rows)):
+        own = [row for row in cases(rows) if row["case"]["dtype"] == dtype]
+        passed = [row for row in own if row["status"] == "ok"]
+        line = f"{dtype}: {len(passed)} of {len(own)} passed"
+        if passed:
+            line += f", relative error at most {max(row['rel_error'] for row in passed):.1e}"
+        for reason, count in reasons(own).items():
+            line += f"; {count} {reason}"
+        lines.append(line + ".")
+    return f"On {where(rows)}, by our kernels alone. " + " ".join(lines)
+
+
+def dropin_note(rows: Sequence[Row]) -> str:
+    """One paragraph: how many of FlashInfer's tests passed."""
+    head = next(row for row in rows if row["kind"] == "run")
+    found = cases(rows)
+    counts = Counter(row["status"] for row in found)
+    passed = [row for row in found if row["status"] == "passed"]
+    by_torch = sum("torch" in row["backends"] for row in passed)
+    return (
+        f"{len(found)} of {sum(head['parametrisations'].values())} parametrisations, drawn with "
+        f"seed {head['seed']} from FlashInfer {head['flashinfer_commit'][:9]}, on {head['card']}, "
+        f"{head['date']}, commit {head['mla_lab_commit'] or 'unknown'}: {counts['passed']} passed "
+        f"({by_torch} of them by the torch backend), {counts['failed']} failed, "
+        f"{counts['skipped']} skipped."
+    )
+
+
+def dropin_tests(rows: Sequence[Row]) -> str:
+    """FlashInfer's tests by name: there, passed, failed, skipped."""
+    head = next(row for row in rows if row["kind"] == "run")
+    found = cases(rows)
+    there = {name.split("::")[1]: count for name, count in head["parametrisations"].items()}
+    lines = ["| test | there | passed | by torch | failed | skipped |", "|---|" + "---:|" * 5]
+    for test in sorted({row["test"] for row in found}):
+        own = [row for row in found if row["test"] == test]
+        by = Counter(row["status"] for row in own)
+        torch_ones = sum(row["status"] == "passed" and "torch" in row["backends"] for row in own)
+        figures = (there[test], by["passed"], torch_ones, by["failed"], by["skipped"])
+        lines.append(f"| `{test}` | " + " | ".join(str(f or "") for f in figures) + " |")
+    return "\n".join(lines)
+
+
+def dropin_reasons(rows: Sequence[Row]) -> str:
+    """Why tests failed or were skipped; numbers in the words are left out."""
+    lines = ["| | why | |", "|---|---|---:|"]
+    for status in ("failed", "skipped"):
+        why = reasons([row for row in cases(rows) if row["status"] == status])
+        lines += [f"| {status} | {reason} | {count} |" for reason, count in why.items()]
+    return "\n".join(lines)
+
+
+def costs_table(rows: Sequence[Row]) -> str:
+    """Time of calls with a feature by time without, over the shapes that were timed."""
+    lines = [
+        "| with | inputs | shapes | mean | least to greatest | greatest, 95 % | tiles kept | lost |"
+    ]
+    lines += ["|---|---|---:|---:|---:|---:|---:|---:|"]
+    groups: dict[tuple[str, str], list[Row]] = {}
+    for row in cases(rows):
+        groups.setdefault((row["feature"], row["inputs"]), []).append(row)
+        for name, words in (
+            ("control", "{beside} beside itself"),
+            ("turns", "{feature}, in turns"),
+        ):
+            if name in row:
+                again = {"low": row[f"{name}_low"], "high": row[f"{name}_high"]}
+                again |= {"status": "ok", "ratio": row[name]}
+                groups.setdefault((words.format(**row), row["inputs"]), []).append(again)
+    for (feature, inputs), own in groups.items():
+        timed = sorted((r for r in own if r["status"] == "ok"), key=lambda r: r["ratio"])
+        if not timed:
+            lines.append(f"| {feature} | {inputs} | {len(own)} | {own[0]['reason'][:80]} | | | | |")
+            continue
+        last = timed[-1]
+        span = " to ".join(dict.fromkeys(f"{r['ratio']:.3f}" for r in (timed[0], last)))
+        bounds = f"{last['low']:.3f} to {last['high']:.3f}"
+        mean = geometric_mean([row["ratio"] for row in timed])
+        cells = [feature, inputs, str(len(timed)), f"{mean:.3f}", span, bounds, "", ""]
+        if "kept" in last:
+            kept, lost = (max(row[name] for row in timed) for name in ("kept", "dropped"))
+            cells[-2:] = [f"{kept:.0%}", f"{max(lost, 0.0):.0e}"]
+        lines.append("| " + " | ".join(cells) + " |")
+    return "\n".join(lines)
+
+
+def sanitizer_note(rows: Sequence[Row]) -> str:
+    """One paragraph: which tools saw which calls, and what they found."""
+    found = cases(rows)
+    head = next(row for row in rows if row["kind"] == "run")
+    tools = {}
+    for tool in dict.fromkeys(row["tool"] for row in found):
+        own = [row for row in found if row["tool"] == tool]
+        tools[tool] = (
+            f"{tool} {sum(row['errors'] for row in own)} in {sum(r['calls'] for r in own)}"
+        )
+    wrong = sorted({row["name"] for row in found if row["errors"]})
+    unseen = sorted({row["name"] for row in found if not row["calls"]})
+    return (
+        f"{head['tool']} on {where(rows)}, errors by calls that touch each feature (racecheck in a "
+        f"process for each): {', '.join(tools.values())}."
+        + (f" With errors: {', '.join(wrong)}." if wrong else "")
+        + (f" Refused there, and so not seen: {', '.join(unseen)}." if unseen else "")
+    )
+
+
+def rounding_table(rows: Sequence[Row]) -> str:
+    """Each kernel's greatest error over a cache of eight bits, in times of torch's."""
+    from ..plan.pricing import LONGEST
+    from .rounding import worst_of
+
+    lines = ["| query | cache | kernel | error, times torch's |", "|---|---|---|---:|"]
+    found = [row for row in cases(rows) if row["status"] == "ok"]
+    for (query, cache, kernel, beyond), times in worst_of(found).items():
+        piece = (
+            f", pieces of more than {LONGEST} keys, which `choose` does not cut" if beyond else ""
+        )
+        lines.append(f"| {query} | {cache} | {kernel}{piece} | {times:.2f} |")
+    lengths = spoken([f"{n}" for n in sorted({row["kv_len"] for row in found})])
+    where_to = f"At worst over {lengths} keys, whole requests, {len(found)} calls on {where(rows)}."
+    return "\n".join([*lines, "", where_to])
+
+
+#: tables by the name in their markers, and the record that each is made from
+TABLES: dict[str, tuple[str, Callable[[Sequence[Row]], str]]] = {
+    "shapes": ("pairwise", shapes_note),
+    "formats": ("pairwise", formats_table),
+    "pairs": ("pairwise", pairs_table),
+    "published": ("published", published_note),
+    "costs": ("costs", costs_table),
+    "sanitizer": ("sanitizer", sanitizer_note),
+    "rounding": ("rounding", rounding_table),
+    "dropin": ("dropin", dropin_note),
+    "dropin-tests": ("dropin", dropin_tests),
+    "dropin-reasons": ("dropin", dropin_reasons),
+}
+
+
+def fill(text: str, folder: Path) -> str:
+    """`text` with everything between known markers made anew from the records in `folder`."""
+    known: dict[str, list[Row]] = {}
+
+    def made(match: re.Match[str]) -> str:
+        name = match["name"]
+        if name not in TABLES:
+            raise invalid("table", repr(name), tuple(TABLES))
+        record, table = TABLES[name]
+        rows = known.setdefault(record, read(folder / RECORDS[record]))
+        return f"<!-- proof:{name} -->\n{table(rows)}\n<!-- /proof:{name} -->"
+
+    pattern = r"<!-- proof:(?P<name>[\w-]+) -->\n.*?<!-- /proof:(?P=name) -->"
+    return re.sub(pattern, made, text, flags=re.DOTALL)
+
+
+def cases(rows: Sequence[Row]) -> list[Row]:
+    """Case rows of a record."""
+    return [row for row in rows if row["kind"] == "case"]
+
+
+def cell(rows: Iterable[Row]) -> str:
+    """Counts of a table's cell."""
+    kinds = Counter(row["backend"] if row["status"] == "ok" else row["status"] for row in rows)
+    torch_ones = kinds.pop("torch", 0)
+    wrong = {name: kinds.pop(name, 0) for name in ("wrong", "refused", "failed")}
+    kernels = sum(kinds.values())
+    parts = [str(kernels)] if kernels else []
+    parts += [f"*{torch_ones}*"] if torch_ones else []
+    parts += [f"**{count} {name}**" for name, count in wrong.items() if count]
+    return " + ".join(parts) or "–"
+
+
+def reasons(rows: Iterable[Row]) -> dict[str, int]:
+    """Why rows did not pass, most frequent first, numbers left out."""
+    texts = [
+        _NUMBERS.sub("#", str(row["reason"])).replace("|", "\\|").replace("\n", " ")[:160]
+        for row in rows
+        if row["status"] not in ("ok", "passed")
+    ]
+    return dict(Counter(texts).most_common(MOST_REASONS))
+
+
+def tally(rows: Sequence[Row]) -> str:
+    """How many passed by whom, in words."""
+    kinds: Counter[Any] = Counter(
+        row["backend"] if row["status"] == "ok" else row["status"] for row in rows
+    )
+    words = [f"{count} passed by {name}" for name, count in kinds.items() if name in BACKENDS]
+    words += [f"{count} {name}" for name, count in kinds.items() if name not in BACKENDS]
+    return ", ".join(words)
+
+
+def where(rows: Sequence[Row]) -> str:
+    """Card, commit and date of a record."""
+    environment = next(row for row in rows if row["kind"] == "run")["environment"]
+    card = environment["card"]["name"] if environment["card"] else "a CPU"
+    commit = (environment["commit"] or "unknown")[:9]
+    return f"{card}, commit {commit}, {environment.get('date', 'date unknown')}"
+
+
+def min_occurrence(rows: Sequence[Row]) -> int:
+    """How often the rarest pair of levels that occurs at all does."""
+    counts = Counter(pair for row in rows for pair in pairs_of(row["case"], FACTORS))
+    return min(counts.values(), default=0)
+
+
+def spoken(levels: Sequence[str] | Mapping[str, Any]) -> str:
+    """1, 2 and 3."""
+    *most, last = levels
+    return f"{', '.join(most)} and {last}" if most else last

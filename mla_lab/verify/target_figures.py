@@ -1,0 +1,265 @@
+"""Figures that targets are judged by, each from a record in `data/`.
+
+Times are medians over a record's parts; of public peers the best counts, case by case; several
+cases give a geometric mean, or the worst of them. "Keys" of a case are those in its name, for
+ragged lengths their mean.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from statistics import median
+
+from ..bench import power
+from ..bench.measure import FAR
+from ..bench.records import Row, problem_of, read, results
+from ..bench.report import OURS, PUBLIC, best_times
+from ..core.errors import invalid
+from ..core.resources import data_dir
+
+ANCHOR, TRACES, FORMATS = (
+    "records/h200_anchor.jsonl",
+    "records/h200_traces.jsonl",
+    "records/h200_formats.jsonl",
+)
+#: 97 % of the read bandwidth counts as much as 1.05 of the best peer
+READ_INSTEAD, SPEEDUP_INSTEAD = 0.97, 1.05
+#: query and cache of 16 bits have weights of 16 bits, and an lse from sums in fp32
+SIXTEEN = re.compile(r"(bf16|fp16)( to (bf16|fp16))?")
+Span = tuple[float, float]
+ALL: Span = (0, math.inf)
+
+
+@dataclass(frozen=True)
+class Figure:
+    """A figure, what else is worth saying, and how it is written."""
+
+    value: float
+    note: str = ""
+    form: str = ".2f"
+
+    def show(self, value: float) -> str:
+        """`value` as figures of this kind are written."""
+        return format(value, self.form)
+
+    def __str__(self) -> str:
+        return f"{self.show(self.value)}{' (' if self.note else ''}{self.note}" + (
+            ")" if self.note else ""
+        )
+
+
+@cache
+def rows_of(name: str) -> tuple[Row, ...]:
+    """A record of `data/`. Raises InvalidInput where there is none."""
+    path: Path = data_dir() / name
+    if not path.is_file():
+        raise invalid("record", name, "a file in data/")
+    return tuple(read(path))
+
+
+def mean(values: Iterable[float]) -> float:
+    """Geometric."""
+    logs = [math.log(value) for value in values]
+    return math.exp(sum(logs) / len(logs))
+
+
+def speedups(record: str, batch: Span, rows: Span, keys: Span, heads: Span) -> dict[str, float]:
+    """Best public peer over ours, by case."""
+    times = best_times(rows_of(record))
+    shapes = {row["case"]: row for row in results(rows_of(record), "ok")}
+    found = {}
+    for case, us in times.items():
+        problem = problem_of(shapes[case])
+        public = [us[name] for name in PUBLIC if name in us]
+        nominal = re.search(r"_kv(\d+)", case)
+        kv = int(nominal[1]) if nominal else sum(problem.kv_lens) / problem.batch
+        sizes = (problem.batch, max(problem.rows.tolist()), kv, problem.heads)
+        spans = (batch, rows, keys, heads)
+        inside = all(low <= x <= high for x, (low, high) in zip(sizes, spans, strict=True))
+        if public and OURS in us and inside:
+            found[case] = min(public) / us[OURS]
+    if not found:
+        raise invalid("cases", "none", f"some of {record} with ours and a public peer")
+    return found
+
+
+def speedup(record: str = ANCHOR, batch: Span = ALL, rows: Span = ALL, keys: Span = ALL) -> Figure:
+    """Geometric mean of the best public peer's time over ours."""
+    found = speedups(record, batch, rows, keys, ALL)
+    worst = min(found, key=lambda case: found[case])
+    return Figure(mean(found.values()), f"{len(found)} cases, least {found[worst]:.2f}")
+
+
+def least_speedup(record: str = ANCHOR, heads: Span = ALL) -> Figure:
+    """The case that is worst."""
+    found = speedups(record, ALL, ALL, ALL, heads)
+    worst = min(found, key=lambda case: found[case])
+    return Figure(found[worst], f"{_short(worst)}, of {len(found)}")
+
+
+def read_share(
+    record: str = ANCHOR, batch: Span = ALL, rows: Span = ALL, keys: Span = ALL
+) -> Figure:
+    """Of the read bandwidth of the same run, the least case."""
+    inside = speedups(record, batch, rows, keys, ALL)
+    shares = {case: share for case, share in _read_shares(record).items() if case in inside}
+    each = ", ".join(f"{share:.1%}" for share in sorted(shares.values()))
+    return Figure(min(shares.values()), each, ".1%")
+
+
+def trace_speedup(heads: int) -> Figure:
+    """The sample that is worst by the better of two: the best peer's time over ours, or the share
+    of the read bandwidth, counted as 1.05 where it is 97 %.
+    """
+    speed, share = speedups(TRACES, ALL, ALL, ALL, (heads, heads)), _read_shares(TRACES)
+    counted = SPEEDUP_INSTEAD / READ_INSTEAD
+    score = {c: max(speed[c], counted * share[c]) for c in speed if c.startswith("trace")}
+    worst = min(score, key=lambda case: score[case])
+    note = f"{_short(worst)}: {speed[worst]:.2f} of the best peer, {share[worst]:.1%} of read"
+    ranges = f"all {min(speed[c] for c in score):.2f} to {max(speed[c] for c in score):.2f}"
+    return Figure(score[worst], f"{note}; {ranges}")
+
+
+def trace_over_uniform(heads: int) -> Figure:
+    """The worst sample's time over that of a uniform batch of as many tokens."""
+    ours = _ours(TRACES)
+    problems = {row["case"]: problem_of(row) for row in results(rows_of(TRACES), "ok")}
+    tokens = {c: sum(problems[c].kv_lens) for c in ours if problems[c].heads == heads}
+    uniform = {tokens[c]: ours[c] for c in tokens if not c.startswith("trace")}
+    ratios = {}
+    for case in tokens:
+        if case.startswith("trace"):
+            nearest = min(uniform, key=lambda n: abs(n - tokens[case]))
+            # lengths are whole: a batch of equal ones is some tokens off
+            ratios[case] = ours[case] / uniform[nearest] * nearest / tokens[case]
+    worst = max(ratios, key=lambda case: ratios[case])
+    return Figure(ratios[worst], f"{_short(worst)}, of {len(ratios)} samples")
+
+
+def beside(
+    record: str,
+    suffixes: Sequence[str],
+    batch: Span = ALL,
+    inverse: bool = False,
+    heads: Span = ALL,
+) -> Figure:
+    """The worst time of a case with a suffix over that of the same case without; with `inverse`
+    the least of the inverse.
+    """
+    ours = _ours(record)
+    ratios = {}
+    for case in ours:
+        ending = next((suffix for suffix in suffixes if case.endswith(suffix)), None)
+        plain = case.removesuffix(ending) if ending else None
+        shape = re.match(r"b(\d+)_q\d+_h(\d+)_", case)
+        spans = zip(shape.groups(), (batch, heads), strict=True) if shape else ()
+        if plain in ours and all(low <= int(size) <= high for size, (low, high) in spans):
+            ratios[case] = ours[case] / ours[plain]
+    worst = max(ratios, key=lambda case: ratios[case])
+    shown = 1 / ratios[worst] if inverse else ratios[worst]
+    average = 1 / mean(ratios.values()) if inverse else mean(ratios.values())
+    return Figure(shown, f"{worst}; mean {average:.3f} of {len(ratios)}", ".3f")
+
+
+def error_over_peers(record: str = ANCHOR) -> Figure:
+    """The worst case's relative error over the least of the public peers'."""
+    peers = ("flashmla", "flashinfer-fa3", "fa3-qv", "fa3-qv-32")
+    errors: dict[str, dict[str, float]] = {}
+    for row in results(rows_of(record), "ok"):
+        errors.setdefault(row["case"], {}).setdefault(row["peer"], row["rel_error"])
+    ratios = {
+        case: own[OURS] / min(own[peer] for peer in peers if peer in own)
+        for case, own in errors.items()
+        if OURS in own and any(peer in own for peer in peers)
+    }
+    worst = max(ratios, key=lambda case: ratios[case])
+    fine = sum(ratio <= 1 for ratio in ratios.values())
+    note = f"{worst}; at most 1 in {fine} of {len(ratios)}, mean {mean(ratios.values()):.3f}"
+    return Figure(ratios[worst], note, ".3f")
+
+
+def lse_error(record: str = "records/proof_pairwise.jsonl") -> Figure:
+    """Worst error of an lse, of inputs of 16 bits, over max(1, |lse|)."""
+    errors = [
+        row["lse_error"]
+        for row in map(json.loads, (data_dir() / record).read_text(encoding="utf-8").splitlines())
+        if row["kind"] == "case" and row["backend"] == "cute" and row["status"] == "ok"
+        and SIXTEEN.fullmatch(row["case"]["format"])
+    ]  # fmt: skip
+    return Figure(max(errors), f"{len(errors)} calls", ".0e")
+
+
+def choices(record: str = "records/h200_sweep_heldout.jsonl") -> Figure:
+    """Share of a sweep's cases whose choice is within 3 % of the best of our own."""
+    from ..plan.kernel_costs import recorded_costs
+    from ..tune.fitting import launches, quality
+
+    found = quality(recorded_costs(), launches(rows_of(record)))
+    note = f"{found.cases} cases, {found.mean_regret - 1:.1%} over the best in the mean"
+    return Figure(found.close, note, ".0%")
+
+
+def powered(record: str = ANCHOR) -> Figure:
+    """Share of compute-bound rows that have watts and joules: ours and those of peers near us."""
+    us = {(row["case"], row["peer"]): row["us"] for row in _first(record)}
+    quickest = {case: min(t for (c, _), t in us.items() if c == case) for case, _ in us}
+    bound = [
+        row
+        for row in _first(record)
+        if power.worthwhile(problem_of(row)) and row["us"] <= 0.95 * FAR * quickest[row["case"]]
+    ]
+    there = [row for row in bound if row.get("power")]
+    return Figure(len(there) / len(bound), f"{len(bound)} rows", ".0%")
+
+
+def _first(record: str) -> list[Row]:
+    return [row for row in results(rows_of(record), "ok") if row["part"] == 0]
+
+
+def _ours(record: str) -> dict[str, float]:
+    times: dict[str, list[float]] = {}
+    for row in results(rows_of(record), "ok"):
+        if row["peer"] == OURS:
+            times.setdefault(row["case"], []).append(row["us"])
+    return {case: median(us) for case, us in times.items()}
+
+
+def _read_shares(record: str) -> dict[str, float]:
+    """Bytes a second of our calls over the read bandwidth that the same run measured."""
+    rates: dict[str, list[float]] = {}
+    read_tbps = None
+    for row in rows_of(record):
+        if row["kind"] == "run":
+            read_tbps = (row["ceilings"] or {}).get("read_tbps")
+        elif row.get("status") == "ok" and row["peer"] == OURS and read_tbps:
+            rates.setdefault(row["case"], []).append(row["tbps"] / read_tbps)
+    return {case: median(shares) for case, shares in rates.items()}
+
+
+def _short(case: str) -> str:
+    """`trace_azure_llm_2023_conv_deepseek-v3_n128_s0` as `azure s0`."""
+    found = re.match(r"trace_([a-z]+).*_(s\d+)$", case)
+    return f"{found[1]} {found[2]}" if found else case
+
+
+FIGURES: dict[str, Callable[..., Figure]] = {
+    function.__name__: function
+    for function in (
+        speedup,
+        least_speedup,
+        read_share,
+        trace_speedup,
+        trace_over_uniform,
+        beside,
+        error_over_peers,
+        lse_error,
+        choices,
+        powered,
+    )
+}

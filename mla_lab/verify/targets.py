@@ -1,0 +1,128 @@
+"""What was asked of the kernels, what the records say, and what was tried where it is missed.
+
+`data/notes/targets.jsonl` has one line per target: how its figure follows from which record, the
+bound, and, where the figure misses it, the attempts (rows of `data/notes/kernel_attempts.jsonl`, as
+"kernel: change") and the reason. It holds no measured figure: those are computed from the records.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from ..core.errors import invalid
+from ..core.resources import data_dir
+from .target_figures import FIGURES, Figure
+
+FILE, ATTEMPTS = "notes/targets.jsonl", "notes/kernel_attempts.jsonl"
+#: attempts that a missed target must name
+ENOUGH = 3
+BEGIN, END = "<!-- targets -->", "<!-- /targets -->"
+
+
+@dataclass(frozen=True)
+class Target:
+    """One line of the file; `figure` is a name in `FIGURES` and `of` its arguments."""
+
+    name: str
+    figure: str
+    of: dict[str, Any]
+    #: the bound: at least this, or with `most` at most
+    asked: float
+    most: bool = False
+    stretch: float | None = None
+    attempts: tuple[str, ...] = ()
+    reason: str = ""
+
+    def measure(self) -> Figure:
+        """The figure as the records have it now."""
+        return FIGURES[self.figure](**self.of)
+
+    def met(self, figure: Figure) -> bool:
+        """Whether the bound holds."""
+        return figure.value <= self.asked if self.most else figure.value >= self.asked
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """A target beside its figure."""
+
+    target: Target
+    figure: Figure
+    met: bool = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "met", self.target.met(self.figure))
+
+    @property
+    def open_ends(self) -> str | None:
+        """What a missed target lacks; None where it is met or accounted for."""
+        if self.met:
+            return None
+        tried = len(set(self.target.attempts))
+        if tried < ENOUGH:
+            return f"missed, {tried} attempts on record"
+        return None if self.target.reason else "missed, no reason on record"
+
+
+def load() -> list[Target]:
+    """The targets. Raises InvalidInput for a figure or an attempt that does not exist."""
+    lines = (data_dir() / FILE).read_text(encoding="utf-8").splitlines()
+    targets = [_target(json.loads(line)) for line in lines]
+    known = attempts()
+    for target in targets:
+        if target.figure not in FIGURES:
+            raise invalid(f"figure of {target.name!r}", target.figure, tuple(FIGURES))
+        for name in target.attempts:
+            if known.count(name) != 1:
+                found = f"{name!r}, {known.count(name)} times in {ATTEMPTS}"
+                raise invalid(f"attempt of {target.name!r}", found, '"kernel: change" of one row')
+    return targets
+
+
+def attempts() -> list[str]:
+    """Every attempt on record, as targets name them."""
+    lines = (data_dir() / ATTEMPTS).read_text(encoding="utf-8").splitlines()
+    return [f"{row['kernel']}: {row['change']}" for row in map(json.loads, lines)]
+
+
+def judge(targets: Sequence[Target]) -> list[Verdict]:
+    """Each target with today's figure."""
+    return [Verdict(target, target.measure()) for target in targets]
+
+
+def table(verdicts: Sequence[Verdict]) -> str:
+    """Markdown: asked, measured, met; then what is missed and why."""
+    lines = ["| target | asked | measured | met | attempts |", "|---|---:|---|---|---:|"]
+    for verdict in verdicts:
+        target, figure = verdict.target, verdict.figure
+        sign = "at most" if target.most else "at least"
+        asked = f"{sign} {figure.show(target.asked)}"
+        tried = "" if verdict.met else str(len(set(target.attempts)))
+        met = "yes" if verdict.met else "no"
+        lines.append(f"| {target.name} | {asked} | {figure} | {met} | {tried} |")
+    missed = [v.target for v in verdicts if not v.met]
+    return "\n".join([*lines, "", *(f"- {t.name}: {t.reason}" for t in missed)]).rstrip()
+
+
+def fill(text: str, made: str) -> str:
+    """`text` with the table between its markers made anew. Raises InvalidInput without them."""
+    return fill_between(text, made, BEGIN, END)
+
+
+def fill_between(text: str, made: str, begin: str, end: str) -> str:
+    """The same between any two markers."""
+    if begin not in text or end not in text:
+        raise invalid("text", "no markers", f"{begin} and {end}")
+    head, rest = text.split(begin, 1)
+    return f"{head}{begin}\n{made}\n{end}{rest.split(end, 1)[1]}"
+
+
+def _target(row: dict[str, Any]) -> Target:
+    kept: dict[str, Callable[[Any], Any]] = {"attempts": tuple}
+    try:
+        return Target(**{name: kept.get(name, lambda x: x)(value) for name, value in row.items()})
+    except TypeError as error:
+        raise invalid(FILE, str(error), list(Target.__dataclass_fields__)) from error

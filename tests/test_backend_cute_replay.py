@@ -1,0 +1,190 @@
+"""Repeated calls of the CuTe backend on a CPU, through a stand-in for the kernel."""
+
+from __future__ import annotations
+
+import gc
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+
+from mla_lab.api import decode
+from mla_lab.api import replay as repeats
+from mla_lab.api.contract import trtllm_batch_decode_with_kv_cache_mla
+from mla_lab.backends.cute import launch
+from mla_lab.call import checks as validate
+from mla_lab.core.problem import Problem
+from mla_lab.plan import KernelConfig, make_plan
+from mla_lab.reference.inputs import DecodeInputs
+
+from . import test_backend_cute as first
+from .attention_abi import AbiKernel
+from .test_backend_cute import PIECES, PLAIN, RAGGED, WORKSPACE, check, inputs_of, native
+
+#: the fixture of the first file
+kernels = first.kernels
+
+
+@pytest.fixture
+def bindings(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """One entry for each call that took the long way."""
+    seen: list[int] = []
+    bind = validate.bind
+
+    def counted(*arguments: Any, **named: Any) -> Any:
+        seen.append(1)
+        return bind(*arguments, **named)
+
+    monkeypatch.setattr(decode, "bind", counted)
+    return seen
+
+
+def test_layers_of_a_step_are_checked_once(
+    kernels: dict[KernelConfig, AbiKernel], bindings: list[int]
+) -> None:
+    first = inputs_of(PLAIN, "lse")
+    plan = make_plan(PLAIN, policy="fixed", num_splits=3)
+    for layer in range(4):
+        other = inputs_of(PLAIN, "lse", seed=layer)
+        inputs = replace(
+            other, workspace_buffer=first.workspace_buffer, bmm1_scale=0.05 * (1 + layer)
+        )
+        check(inputs, native(inputs, plan=plan))
+    assert len(bindings) == 1
+
+
+CHANGES: dict[str, Callable[[DecodeInputs], dict[str, Any]]] = {
+    "lse": lambda i: {"return_lse": True},
+    "base": lambda i: {"return_lse_base": "base2"},
+    "batch": lambda i: {"seq_lens": i.seq_lens[:2].clone()},
+    "table": lambda i: {"block_tables": i.block_tables[:2].clone()},
+    "dtype": lambda i: {"query": i.query.half(), "kv_cache": i.kv_cache.half()},
+    "pages": lambda i: {"kv_cache": i.kv_cache[:, :32].contiguous()},
+    "flag": lambda i: {"return_lse": 1},
+    "scale": lambda i: {"bmm1_scale": -1.0},
+    "nan": lambda i: {"bmm1_scale": float("nan")},
+    "text": lambda i: {"bmm2_scale": "1"},
+    "sinks": lambda i: {"sinks": torch.zeros(128)},
+    "workspace": lambda i: {"workspace_buffer": torch.zeros(WORKSPACE, dtype=torch.uint8)},
+    "bound": lambda i: {"max_seq_len": 5000},
+    "backend": lambda i: {"backend": "torch"},
+    "debug": lambda i: {"debug": True},
+    "plan": lambda i: {"plan": make_plan(PLAIN, tile_rows=128)},
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_a_call_that_differs_is_checked_in_full(
+    kernels: dict[KernelConfig, AbiKernel], bindings: list[int], change: str
+) -> None:
+    inputs = inputs_of(PIECES if change == "workspace" else PLAIN)
+    native(inputs)
+    fresh = CHANGES[change](inputs)
+    outcomes = []
+    for _ in range(2):  # after another call, and as the first one
+        try:
+            outcomes.append(native(inputs, **fresh))
+        except Exception as error:
+            outcomes.append(str(error))
+        repeats.forget()
+    assert len(bindings) >= 3 or all(isinstance(o, str) for o in outcomes)
+    first, second = outcomes
+    if isinstance(first, torch.Tensor):
+        assert torch.equal(first, second)
+    elif isinstance(first, str):
+        assert first == second
+
+
+def test_a_remembered_call_keeps_no_workspace_alive(
+    kernels: dict[KernelConfig, AbiKernel],
+) -> None:
+    inputs = inputs_of(PIECES)
+    buffer = torch.zeros(WORKSPACE, dtype=torch.uint8)
+    native(inputs, workspace_buffer=buffer)
+    kernels.clear()
+    assert repeats._REMEMBERED
+    del buffer
+    gc.collect()
+    assert not repeats._REMEMBERED
+
+
+def test_a_plan_without_partials_needs_no_workspace(
+    kernels: dict[KernelConfig, AbiKernel], bindings: list[int]
+) -> None:
+    inputs = inputs_of(PLAIN)
+    plan = make_plan(PLAIN, policy="none")
+    for _ in range(3):
+        check(inputs, native(inputs, plan=plan, workspace_buffer=None))
+    assert len(bindings) == 1
+
+
+def test_many_plans_are_forgotten(kernels: dict[KernelConfig, AbiKernel]) -> None:
+    problem = Problem.uniform(1, 1, 64, 1)
+    inputs = inputs_of(problem)
+    plan = make_plan(problem, policy="none")
+    for _ in range(repeats.MAX_REPEATS + 10):
+        native(inputs, plan=replace(plan))
+    assert len(repeats._REMEMBERED) <= repeats.MAX_REPEATS
+
+
+@pytest.mark.parametrize("features", [["sinks"], ["device_scales"], ["tree_mask", "sinks"]])
+def test_calls_with_features_are_repeated_too(
+    features: list[str], kernels: dict[KernelConfig, AbiKernel], bindings: list[int]
+) -> None:
+    inputs = inputs_of(RAGGED, "max_q_len", *features)
+    for _ in range(3):
+        check(inputs, native(inputs))
+    assert len(bindings) == 1
+    # one feature less is another call, whose sinks or mask are not this one's
+    plain = inputs_of(RAGGED, "max_q_len")
+    check(plain, native(plain))
+    check(inputs, native(inputs))
+    sinks: Any = inputs.sinks
+    if sinks is not None:
+        listed = replace(inputs, sinks=[sinks * 2])
+        check(listed, native(listed))
+
+
+def work_of(call: Callable[[], Any]) -> tuple[int, int]:
+    """Python functions that `call` enters, itself included, and bytecodes that they run."""
+    counts = [0, 0]
+
+    def trace(frame: Any, event: str, _: Any) -> Any:
+        counts[0] += event == "call"
+        counts[1] += event == "opcode"
+        frame.f_trace_opcodes, frame.f_trace_lines = True, False
+        return trace
+
+    before = sys.gettrace()
+    sys.settrace(trace)
+    try:
+        call()
+    finally:
+        sys.settrace(before)
+    return counts[0], counts[1]
+
+
+@pytest.mark.parametrize(("contract", "frames", "bytecodes"), [(False, 8, 440), (True, 12, 620)])
+def test_a_repeated_call_stays_short(
+    kernels: dict[KernelConfig, AbiKernel],
+    monkeypatch: pytest.MonkeyPatch,
+    contract: bool,
+    frames: int,
+    bytecodes: int,
+) -> None:
+    """Host time that no CPU's speed blurs: what stands between a caller and the kernel's entry."""
+    monkeypatch.setattr(launch, "kernel", lambda *_: lambda *arguments: None)
+    inputs = inputs_of(PLAIN)
+    out = torch.empty(4, 1, 128, 512, dtype=torch.bfloat16)
+    named = {**inputs.contract_args(), "out": out, "backend": "cute", "plan": make_plan(PLAIN)}
+    function: Callable[..., Any] = trtllm_batch_decode_with_kv_cache_mla
+    if not contract:
+        function = decode.decode
+        del named["qk_nope_head_dim"]
+    for _ in range(2):
+        function(**named)
+    entered, run = work_of(lambda: function(**named))
+    assert entered <= frames and run <= bytecodes

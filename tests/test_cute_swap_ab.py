@@ -1,0 +1,380 @@
+"""cute/swap_ab_sm90 on a machine without a GPU: its facts, what it refuses, what it compiles to."""
+
+from __future__ import annotations
+
+import re
+import shutil
+from dataclasses import replace
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mla_lab import jit
+from mla_lab.core.errors import Unsupported
+from mla_lab.plan.config import KernelConfig
+
+pytest.importorskip("cutlass")
+from mla_lab.cute.common.fp8 import ORDERS
+from mla_lab.cute.swap_ab_sm90 import params as facts
+from mla_lab.cute.swap_ab_sm90.query_hi_lo import LOW, query_place
+
+BASE = KernelConfig("cute/swap_ab_sm90", tile_rows=16, cluster=8)
+
+
+@pytest.mark.parametrize("rows", facts.TILE_ROWS)
+@pytest.mark.parametrize("cluster", facts.CLUSTERS)
+def test_shared_memory_fits_with_two_stages(rows: int, cluster: int) -> None:
+    c = facts.shape_of(replace(BASE, tile_rows=rows, cluster=cluster))
+    used = c.small_bytes + c.q_bytes + c.stages * c.tile_bytes
+    used += 0 if c.aliased else c.exchange_bytes
+    assert c.stages >= 2
+    assert used <= facts.SMEM_BYTES
+    # partials on the ring's bytes must not reach beyond it
+    assert not c.aliased or c.exchange_bytes <= c.stages * c.tile_bytes
+
+
+@pytest.mark.parametrize("rows", facts.TILE_ROWS)
+@pytest.mark.parametrize("cluster", facts.CLUSTERS[1:])
+def test_every_unit_of_the_exchange_has_one_owner(rows: int, cluster: int) -> None:
+    c = facts.shape_of(replace(BASE, tile_rows=rows, cluster=cluster))
+    # units of 2 columns x 2 rows: all shares together are the whole row tile
+    assert c.units * cluster == rows // 2 * 256
+    assert c.pairs * cluster == rows // 2 * c.parts
+
+
+def test_three_stages_at_eight_rows() -> None:
+    assert facts.shape_of(replace(BASE, tile_rows=8, cluster=1)).stages == 3
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [("tile_rows", 128), ("cluster", 3), ("page_size", 8), ("kv_format", "fp16")],
+)
+def test_refusals_name_the_field(field: str, value: object) -> None:
+    with pytest.raises(Unsupported, match=field):
+        facts.shape_of(replace(BASE, **{field: value}))
+
+
+@pytest.mark.parametrize("rows", facts.TILE_ROWS)
+@pytest.mark.parametrize("cluster", facts.CLUSTERS)
+def test_shares_of_a_merge_cover_the_units_and_its_tables_fit(rows: int, cluster: int) -> None:
+    c = facts.shape_of(replace(BASE, tile_rows=rows, cluster=cluster))
+    for splits in range(2, facts.MAX_SPLITS + 1):
+        share = facts.share_units(c.units, splits)
+        assert share % 8 == 0
+        assert (splits - 1) * share < c.units + splits * 8
+        assert splits * share >= c.units
+    # weights of every pair and split, and the 256 columns' sums, on the idle ring
+    assert (c.pairs + 1) * facts.MAX_SPLITS * 8 + 256 * 16 <= c.stages * c.tile_bytes
+
+
+@pytest.mark.parametrize("rows", facts.TILE_ROWS)
+def test_every_note_of_a_row_pair_has_its_own_place(rows: int) -> None:
+    options = (("grid", 1), ("fused_merge", 3))
+    c = facts.shape_of(replace(BASE, tile_rows=rows, cluster=1, options=options))
+    for splits in range(2, facts.MAX_SPLITS + 1):
+        share = facts.share_units(c.units, splits)
+        spans = [(d, d * share, min((d + 1) * share, c.units)) for d in range(splits)]
+        # share d and row pair p meet: the pair's lse goes there as note d + p
+        places = [
+            d + p
+            for d, begin, end in spans
+            for p in range(c.pairs)
+            if begin < (p + 1) * 256 and end > p * 256
+        ]
+        assert len(set(places)) == len(places)
+        assert max(places) < splits + c.pairs
+
+
+def test_merge_without_counters_is_for_one_cta_in_grid_mode() -> None:
+    for cluster, grid in ((2, 1), (1, 0)):
+        options = (("grid", grid), ("fused_merge", 3))
+        with pytest.raises(Unsupported, match="fused_merge"):
+            facts.shape_of(replace(BASE, cluster=cluster, options=options))
+
+
+def test_pairs_of_row_tiles_are_for_one_cta_in_grid_mode() -> None:
+    for cluster, merge in ((2, 2), (1, 1)):
+        options = (("fused_merge", merge), ("grid", 1), ("pair", 2))
+        with pytest.raises(Unsupported, match="pair"):
+            facts.shape_of(replace(BASE, cluster=cluster, options=options))
+
+
+@pytest.mark.skipif(shutil.which("g++") is None, reason="needs a C++ compiler")
+def test_a_pair_shares_its_loads_and_its_releases() -> None:
+    options = (("fused_merge", 3), ("grid", 1), ("pair", 2))
+    made = jit.compile(replace(BASE, tile_rows=32, cluster=1, options=options), "sm_90a")
+    (kernel,) = made.resources
+    assert kernel.stack == 0
+    ptx = made.ptx.read_text()
+    # 9 column boxes at two places: the first tile and the rest
+    assert len(re.findall(r"cp\.async\.bulk\.tensor.*multicast::cluster", ptx)) == 18
+    # rounds of warpgroup 0: 2 values-first + 1 first + 1 tail; of 1: 2 + 1 early + 1 own + 1 tail
+    assert ptx.count("mbarrier.arrive.shared::cluster.b64") >= 8
+
+
+@pytest.mark.skipif(shutil.which("g++") is None, reason="needs a C++ compiler")
+def test_orders_are_of_a_kind_that_sanitizers_know() -> None:
+    """racecheck takes an mbarrier for an order between those who arrive and those who wait
+    themselves, and no bar.arrive; synccheck wants all of a named barrier at one place."""
+    options = (("grid", 1), ("fused_merge", 3))
+    ptx = jit.compile(replace(BASE, cluster=1, options=options), "sm_90a").ptx.read_text()
+    assert "bar.arrive" not in ptx
+    # all 256 meet at one place: behind the columns of a merge
+    assert len(re.findall(r"bar\.sync\s+1, 256", ptx)) == 1
+
+
+@pytest.mark.skipif(shutil.which("g++") is None, reason="needs a C++ compiler")
+def test_merge_without_counters_has_neither_fence_nor_atomic() -> None:
+    options = (("grid", 1), ("fused_merge", 3))
+    made = jit.compile(replace(BASE, cluster=1, options=options), "sm_90a")
+    (kernel,) = made.resources
+    assert kernel.stack == 0
+    ptx = made.ptx.read_text()
+    assert "ld.relaxed.gpu.global.v4.b32" in ptx
+    assert re.findall(r"\b(?:red|atom|membar|fence\.acq_rel)\.", ptx) == []
+
+
+@pytest.mark.skipif(shutil.which("g++") is None, reason="needs a C++ compiler")
+def test_compiles_without_spills_to_the_expected_instructions() -> None:
+    made = jit.compile(BASE, "sm_90a")
+    (kernel,) = made.resources
+    assert kernel.stack == 0
+    assert tuple(kernel.block or ()) == (288, 1, 1)
+    assert 0 < kernel.shared <= facts.SMEM_BYTES
+    ptx = made.ptx.read_text()
+    assert "wgmma.mma_async.sync.aligned.m64n16k16.f32.bf16.bf16" in ptx
+    # one push a fragment and one for the maxima: rows / 8 x 4 slices, one code for both warpgroups
+    assert ptx.count("st.async") == 2 * 4 + 1
+    assert "cp.async.bulk.tensor.4d" in ptx
+
+
+@pytest.mark.skipif(shutil.which("g++") is None, reason="needs a C++ compiler")
+def test_grid_mode_reads_no_plan_and_merges_without_an_answer() -> None:
+    options = (("grid", 1), ("fused_merge", 2))
+    made = jit.compile(replace(BASE, cluster=1, options=options), "sm_90a")
+    (kernel,) = made.resources
+    assert kernel.stack == 0
+    ptx = made.ptx.read_text()
+    # arrival, and having seen all arrivals; one code for both warpgroups
+    assert ptx.count("red.release.gpu.global.inc.u32") == 1
+    assert ptx.count("red.relaxed.gpu.global.inc.u32") == 1
+    assert "atom." not in ptx
+    # nothing of an earlier kernel's memory is touched before its end is known
+    before = ptx[: ptx.index("griddepcontrol.wait")]
+    assert "ld.global" not in before
+    assert "cp.async.bulk.tensor" not in before
+
+
+GATHER = (("fused_merge", 1), ("grid", 1), ("gather", 2), ("features", 1))
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [("cluster", 2), ("mask", "tree"), ("options", (("fused_merge", 1), ("gather", 1)))],
+)
+def test_tokens_are_gathered_by_one_cta_in_grid_mode(field: str, value: object) -> None:
+    with pytest.raises(Unsupported, match="gather"):
+        facts.shape_of(replace(BASE, **{"cluster": 1, "options": GATHER, field: value}))
+
+
+@pytest.mark.parametrize("rows", facts.TILE_ROWS)
+@pytest.mark.parametrize("gather", [0, 1])
+def test_registers_of_both_roles_fit(rows: int, gather: int) -> None:
+    options = (("fused_merge", 1), ("grid", 1), ("gather", gather))
+    c = facts.shape_of(replace(BASE, tile_rows=rows, cluster=1, page_size=64, options=options))
+    producer, consumer = c.registers
+    if c.wide:
+        # a thread that asks for more than the launch has given waits for ever
+        assert 128 * producer + facts.CONSUMERS * consumer <= 384 * 168
+        assert producer % 8 == consumer % 8 == 0
+    assert c.threads == facts.CONSUMERS + (128 if c.wide else 32)
+    assert c.producers <= c.threads - facts.CONSUMERS
+
+
+@pytest.mark.skipif(shutil.which("g++") is None, reason="needs a C++ compiler")
+def test_a_gathered_tile_is_copied_by_16_bytes_and_counted_by_its_barrier() -> None:
+    made = jit.compile(replace(BASE, cluster=1, options=GATHER), "sm_90a")
+    (kernel,) = made.resources
+    assert kernel.stack == 0
+    ptx = made.ptx.read_text()
+    # four tokens a lane, nine boxes each, at one place
+    assert ptx.count("cp.async.cg.shared.global") == 36
+    assert ptx.count("cp.async.mbarrier.arrive.noinc") == 1
+    # of tensor copies only Q is left
+    assert len(re.findall(r"cp\.async\.bulk\.tensor", ptx)) == 1
+
+
+SPLIT = tuple(facts.SPLIT_BYTES)
+
+
+@pytest.mark.parametrize("rows", [8, 16, 32])
+@pytest.mark.parametrize("cluster", facts.CLUSTERS)
+@pytest.mark.parametrize("kv_format", SPLIT)
+def test_two_terms_lie_where_the_query_arrived(rows: int, cluster: int, kv_format: str) -> None:
+    c = facts.shape_of(replace(BASE, tile_rows=rows, cluster=cluster, kv_format=kv_format))
+    used = c.small_bytes + c.q_bytes + c.stages * c.tile_bytes
+    used += 0 if c.aliased else c.exchange_bytes
+    assert c.stages >= (3 if cluster == 1 else 2)
+    assert used <= facts.SMEM_BYTES
+    assert c.width == 2 * rows
+    # two terms of one byte, or two bytes
+    assert c.q_bytes == rows * facts.HEAD_DIM * 2
+    # the weights of a tile lie on its rope: of 656 bytes those of four groups, two terms each
+    weights = c.width * facts.TILE_KV
+    assert 4 * weights <= c.rope_bytes if c.scaled else weights <= facts.TILE_KV * facts.BOX
+    producer, consumer = c.registers
+    # what 384 threads have at the launch, 288 with one producer warp
+    assert not c.wide or 128 * producer + facts.CONSUMERS * consumer <= 384 * 168
+
+
+@pytest.mark.parametrize(
+    ("changed", "named"),
+    [
+        ({"tile_rows": 64}, "64 rows"),
+        ({"options": (("promote", 0),)}, "promoted"),
+        ({"options": (("fused_merge", 3), ("grid", 1), ("pair", 2))}, "pair 2"),
+        ({"q_dtype": "fp16"}, "kv_format"),
+    ],
+)
+def test_what_a_cache_of_eight_bits_lacks(changed: dict[str, object], named: str) -> None:
+    config = replace(BASE, cluster=1, kv_format="fp8_656")
+    with pytest.raises(Unsupported, match=named):
+        facts.shape_of(replace(config, **changed))
+
+
+@pytest.mark.parametrize("rows", [8, 16, 32])
+@pytest.mark.parametrize("kv_format", SPLIT)
+def test_every_byte_of_a_split_query_has_its_place(rows: int, kv_format: str) -> None:
+    """The swizzle of the matrix unit's K-major rows, of 64 or 128 bytes."""
+    c = facts.shape_of(replace(BASE, tile_rows=rows, cluster=1, kv_format=kv_format))
+    mask = 7 if c.scaled else 3
+    bank = {}
+    for column in range(0, c.columns, 8):
+        box, chunk = column // 64, column % 64 // 8
+        for row in range(rows):
+            at = query_place(c, 0, row, box, chunk)
+            plain = column // c.box * (c.width * c.box) + row * c.box + column % c.box
+            assert at == plain ^ ((plain >> 7 & mask) << 4)
+            bank[at] = bank[at + rows * c.box] = (row, column)
+    assert sorted(bank) == list(range(0, c.width * c.columns, 8))
+
+
+@given(values=st.lists(st.floats(-1, 1, width=32), min_size=2, max_size=40))
+def test_two_terms_hold_a_number_of_bf16(values: list[float]) -> None:
+    row = torch.tensor([1.0, *values]).bfloat16().double()
+    scaled = row * 2.0**7
+    hi = e4m3(scaled)
+    lo = e4m3((scaled - hi) / LOW)
+    left = (hi + lo * LOW - scaled).abs() / 2.0**7
+    normal = row.abs() >= 2.0**-13
+    assert (left[normal] == 0).all()
+    assert (left <= 2.0**-21).all()
+    assert max(hi.abs().max(), lo.abs().max()) <= 448
+
+
+def e4m3(values: torch.Tensor) -> torch.Tensor:
+    return values.float().to(torch.float8_e4m3fn).double()
+
+
+@pytest.mark.skipif(shutil.which("g++") is None, reason="needs a C++ compiler")
+@pytest.mark.parametrize("kv_format", SPLIT)
+def test_a_cache_of_eight_bits_reaches_the_matrix_unit_as_it_is(kv_format: str) -> None:
+    options = (("fused_merge", 3), ("grid", 1))
+    config = replace(BASE, cluster=1, kv_format=kv_format, mask="causal", options=options)
+    made = jit.compile(config, "sm_90a")
+    (kernel,) = made.resources
+    assert kernel.stack == 0
+    assert tuple(kernel.block or ()) == (384, 1, 1)
+    assert kernel.shared <= facts.SMEM_BYTES
+    ptx = made.ptx.read_text()
+    # 16 rows of two terms, and the rope of 656 bytes as it is
+    kinds = set(re.findall(r"wgmma\.mma_async\.sync\.aligned\.(\S+)", ptx))
+    rope = {"m64n16k16.f32.bf16.bf16"} if kv_format == "fp8_656" else set()
+    assert kinds == {"m64n32k32.f32.e4m3.e4m3", *rope}
+    # nothing of the cache is converted: what becomes e4m3 are the query, 4 pairs in each of a
+    # lane's 5 or 4 boxes, and in three places in the code a tile's weights, 4 pairs a lane, once
+    # or for each group
+    weights = 4 * 4 if kv_format == "fp8_656" else 4
+    boxes = 4 if kv_format == "fp8_656" else 5
+    assert ptx.count("cvt.rn.f16x2.e4m3x2") == 4 * boxes + 3 * weights
+
+
+EIGHT = replace(BASE, q_dtype="e4m3", kv_format="e4m3", mask="causal")
+MAIL = (("fused_merge", 3), ("grid", 1))
+
+
+@pytest.mark.parametrize("rows", facts.TILE_ROWS)
+@pytest.mark.parametrize("cluster", facts.CLUSTERS)
+def test_tiles_of_eight_bits_fit_four_times(rows: int, cluster: int) -> None:
+    c = facts.shape_of(replace(EIGHT, tile_rows=rows, cluster=cluster))
+    used = c.small_bytes + c.q_bytes + c.stages * c.tile_bytes
+    used += 0 if c.aliased else c.exchange_bytes
+    assert c.stages >= (4 if cluster == 1 else 2)
+    assert used <= facts.SMEM_BYTES
+    assert not c.aliased or c.exchange_bytes <= c.stages * c.tile_bytes
+    assert (c.pairs + 1) * facts.MAX_SPLITS * 8 + 256 * 16 <= c.stages * c.tile_bytes
+    producer, consumer = c.registers
+    assert 128 * producer + facts.CONSUMERS * consumer <= 384 * 168
+
+
+def test_who_has_which_column_and_token_of_eight_bits() -> None:
+    """The picture in the docstring of `fp8`, by what ldmatrix, stmatrix and prmt do to a tile whose
+    byte at (token, column) is told by its place."""
+    tile = [[(token, column) for column in range(16)] for token in range(32)]
+
+    def transposed(first: int, lane: int) -> list[tuple[int, int]]:
+        g, q = lane // 4, lane % 4
+        # of 8 x 8 elements of two bytes a lane gets (2q, g) and (2q + 1, g)
+        return [tile[first + 2 * q + i][2 * g + b] for i in range(2) for b in range(2)]
+
+    def permuted(x: list, y: list, order: int) -> list:
+        return [(x + y)[order >> 4 * i & 7] for i in range(4)]
+
+    for lane in range(32):
+        g, q = lane // 4, lane % 4
+        m = [transposed(8 * i, lane) for i in range(4)]
+        words = [permuted(m[a], m[a + 1], order) for a in (0, 2) for order in ORDERS]
+        for number, word in enumerate(words):
+            # operand A of the matrix unit: row g or g + 8, positions 4q .. 4q + 3 of 16 or 16 + 16
+            place = [16 * (number // 2) + 4 * q + i for i in range(4)]
+            token = [p // 16 * 16 + p % 16 // 2 + 8 * (p % 2) for p in place]
+            assert word == [(t, 2 * g + number % 2) for t in token]
+        # the scores of tokens g and g + 8 leave as one element for place g of their row's sixteen
+        assert [2 * g + h for h in range(2)] == [POSITIONS.index(g + 8 * h) for h in range(2)]
+
+
+#: tokens of sixteen in the order of P's bytes
+POSITIONS = [t for g in range(8) for t in (g, g + 8)]
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"kv_format": "bf16"},
+        {"q_dtype": "bf16", "kv_format": "bf16", "out_dtype": "e4m3"},
+        {"tile_rows": 64, "options": (("fused_merge", 1), ("gather", 1), ("grid", 1))},
+    ],
+)
+def test_what_eight_bits_do_not_go_with(changed: dict[str, object]) -> None:
+    with pytest.raises(Unsupported, match=r"kv_format|out_dtype|tile_rows"):
+        facts.shape_of(replace(EIGHT, **{"cluster": 1, **changed}))
+
+
+@pytest.mark.skipif(shutil.which("g++") is None, reason="needs a C++ compiler")
+@pytest.mark.parametrize("out_dtype", ["bf16", "e4m3"])
+def test_eight_bits_reach_the_matrix_unit_as_they_are(out_dtype: str) -> None:
+    config = replace(EIGHT, cluster=1, out_dtype=out_dtype, options=MAIL)
+    made = jit.compile(config, "sm_90a")
+    (kernel,) = made.resources
+    assert kernel.stack == 0
+    ptx = made.ptx.read_text()
+    products = re.findall(r"wgmma\.mma_async\.sync\.aligned\.(\S+)", ptx)
+    assert set(products) == {"m64n16k32.f32.e4m3.e4m3"}
+    # 18 steps of scores in three rounds of code; 8 of a tile's values, of which a lane loads 4 x 16
+    # bytes each: rounds of one tile (the first), of two, twice, and the other's last, twice
+    assert len(products) == 3 * 18 + 7 * 8
+    assert ptx.count("ldmatrix.sync.aligned.m8n8.x4.trans") == 7 * 8
+    assert ptx.count("stmatrix.sync.aligned.m8n8.x2.trans") == 3

@@ -1,0 +1,159 @@
+"""What may be repeated and what must be checked again, without any backend."""
+
+from __future__ import annotations
+
+import gc
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from mla_lab.api import replay as repeats
+from mla_lab.call.checks import bind, form_of
+from mla_lab.call.decode_args import Arguments
+from mla_lab.core.problem import Problem
+from mla_lab.plan import make_plan
+from mla_lab.reference.inputs import make_inputs
+
+TWO = Problem((2, 2), (70, 9), 4)
+THREE = Problem((2, 2, 2), (70, 9, 30), 4)
+
+
+@pytest.fixture(autouse=True)
+def nothing_remembered() -> Any:
+    repeats.forget()
+    yield
+    repeats.forget()
+
+
+class Repeated:
+    """A call's repetition that notes who asked for it."""
+
+    def __init__(self) -> None:
+        self.given: list[Arguments] = []
+
+    def __call__(self, given: Arguments, out: torch.Tensor, lse: torch.Tensor | None) -> None:
+        self.given.append(given)
+
+
+def arguments(problem: Problem = TWO, *features: str, **more: Any) -> Arguments:
+    named = make_inputs(problem, 1, features, workspace_bytes=4096).contract_args()
+    del named["qk_nope_head_dim"]
+    return Arguments(**{**named, **more})
+
+
+def remember(given: Arguments, needs: int = 0) -> Repeated:
+    """As after a first call, whose plan needs so many bytes of workspace."""
+    repeated = Repeated()
+    call = bind(given, form_of(given), reads_lengths=True, debug=False)
+    planned = SimpleNamespace(workspace=SimpleNamespace(nbytes=needs))
+    repeats.remember(call, "cute", planned, repeated)  # type: ignore[arg-type]
+    return repeated
+
+
+def test_other_tensors_of_the_same_call_are_repeated() -> None:
+    repeated = remember(arguments(), needs=1)
+    assert repeats.again(arguments(), "cute") is None, "another workspace"
+    repeated = remember(arguments())
+    for _ in range(3):
+        fresh = arguments()
+        out = repeats.again(fresh, "cute")
+        assert isinstance(out, torch.Tensor) and out.shape == (2, 2, 4, 512)
+        assert repeated.given[-1] is fresh
+    assert repeats.again(arguments(), "torch") is None
+
+
+def test_calls_in_turn_are_each_repeated() -> None:
+    kept = {problem: remember(arguments(problem)) for problem in (TWO, THREE)}
+    for problem in (TWO, THREE, THREE, TWO, THREE):
+        assert repeats.again(arguments(problem), "cute") is not None
+    assert [len(kept[problem].given) for problem in (TWO, THREE)] == [2, 3]
+
+
+def test_results_are_the_caller_s_or_new() -> None:
+    out = torch.zeros(2, 2, 4, 512, dtype=torch.float16)
+    lse = torch.zeros(2, 2, 4)
+    given = arguments(TWO, "lse", out=out, lse=lse)
+    remember(given)
+    found = repeats.again(given, "cute")
+    assert isinstance(found, tuple) and found[0] is out and found[1] is lse
+    remember(arguments(TWO, "lse"))
+    found = repeats.again(arguments(TWO, "lse"), "cute")
+    assert isinstance(found, tuple) and found[1].shape == (4, 4)
+
+
+@pytest.mark.parametrize(
+    ("features", "change"),
+    [
+        ([], {"max_seq_len": 200}),
+        ([], {"return_lse": True}),
+        ([], {"return_lse": 0}),
+        ([], {"is_var_seq": 1}),
+        ([], {"kv_lora_rank": 512.0}),
+        ([], {"bmm1_scale": 0.0}),
+        ([], {"bmm1_scale": float("inf")}),
+        ([], {"bmm1_scale": 1}),
+        ([], {"bmm1_scale": torch.ones(1)}),
+        ([], {"bmm2_scale": float("nan")}),
+        ([], {"bmm2_scale": "1"}),
+        ([], {"block_tables": torch.zeros(2, 1, dtype=torch.int32)}),
+        ([], {"seq_lens": torch.zeros(3, dtype=torch.int32)}),
+        ([], {"out": torch.zeros(2, 2, 4, 512, dtype=torch.bfloat16)}),
+        ([], {"lse": torch.zeros(4, 4)}),
+        ([], {"cum_seq_lens_q": torch.zeros(3, dtype=torch.int32)}),
+        ([], {"sinks": torch.zeros(4)}),
+        ([], {"sinks": [torch.zeros(4)]}),
+        ([], {"mask": torch.zeros(2, 2, 2, dtype=torch.uint16)}),
+        ([], {"causal_seqlens_kv_global": torch.zeros(2, dtype=torch.int32)}),
+        ([], {"plan": make_plan(TWO)}),
+        ([], {"query": None}),
+        (["sinks"], {"sinks": None}),
+        (["sinks"], {"sinks": torch.zeros(5)}),
+        (["sinks"], {"sinks": [torch.zeros(4)]}),
+        (["tree_mask"], {"mask": torch.zeros(2, 2, 4, dtype=torch.uint16)}),
+        (["tree_mask", "sinks"], {"mask": None}),
+        (["device_scales"], {"bmm1_scale": 1.0}),
+        (["ragged", "max_q_len"], {"max_q_len": 4}),
+    ],
+)
+def test_what_differs_is_not(features: list[str], change: dict[str, Any]) -> None:
+    repeated = remember(arguments(TWO, *features))
+    assert repeats.again(arguments(TWO, *features, **change), "cute") is None
+    assert repeats.again(arguments(TWO, *features), "cute") is not None
+    assert repeats.again(arguments(TWO, *features, **change), "cute") is None
+    assert len(repeated.given) == 1
+
+
+@pytest.mark.parametrize("features", [["sinks"], ["tree_mask", "sinks"], ["device_scales"]])
+def test_calls_with_more_tensors_are_repeated_too(features: list[str]) -> None:
+    remember(arguments(TWO, *features))
+    assert repeats.again(arguments(TWO, *features), "cute") is not None
+
+
+def test_a_bound_may_grow_to_the_next_power_of_two() -> None:
+    remember(arguments(max_seq_len=70))
+    for bound, same in ((65, True), (128, True), (129, False), (64, False)):
+        assert (repeats.again(arguments(max_seq_len=bound), "cute") is not None) == same
+    plan = make_plan(TWO)
+    remember(arguments(max_seq_len=70, plan=plan))
+    assert repeats.again(arguments(max_seq_len=70, plan=plan), "cute") is not None
+    assert repeats.again(arguments(max_seq_len=71, plan=plan), "cute") is None
+
+
+def test_scales_may_change() -> None:
+    remember(arguments())
+    assert repeats.again(arguments(bmm1_scale=2.5, bmm2_scale=-3.0), "cute") is not None
+
+
+@pytest.mark.parametrize("used", [True, False])
+def test_a_workspace_that_is_gone_takes_the_call_along(used: bool) -> None:
+    """The repetition holds views of the buffer: they must not keep its memory."""
+    given = arguments()
+    repeated = remember(given, needs=1)
+    if used:
+        assert repeats.again(given, "cute") is not None
+    repeated.given.clear()
+    del given
+    gc.collect()
+    assert not repeats._REMEMBERED and repeats._last is None

@@ -1,0 +1,66 @@
+"""The calls that a sanitizer sees: each feature is among them, each kernel, and they are right."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from mla_lab.backends.cute.families import FAMILIES
+from mla_lab.call.checks import form_of
+from mla_lab.call.decode_args import Arguments, Features
+from mla_lab.core.errors import InvalidInput
+from mla_lab.core.gpu import H200
+from mla_lab.plan.ways import WAYS
+from mla_lab.verify import sanitizer_cases as touch
+from mla_lab.verify import tables
+
+#: what no CuTe kernel does, and what a plan is beside
+NO_KERNEL = {"nonpositive_scale", "separate_tables", "context_parallel", "pdl", "no_pdl"}
+
+
+def test_every_feature_and_every_way_is_touched():
+    seen: set[str] = set()
+    for one in touch.TOUCHES.values():
+        inputs = touch.inputs_of(one)
+        named = {k: v for k, v in inputs.contract_args().items() if k in Arguments._fields}
+        named |= {"plan": touch.plan_of(one, H200.sms), "batch_invariant": one.batch_invariant}
+        seen |= set(form_of(Arguments(**named)).features.names())
+    assert set(Features.__dataclass_fields__) - NO_KERNEL - seen <= {"strided_tables"}
+    ways = {one.way for one in touch.TOUCHES.values()}
+    assert ways >= {way.name for way in WAYS}
+    pages = {one.problem.page_size for one in touch.TOUCHES.values()}
+    assert pages >= {1, 4, *(p for family in FAMILIES.values() for p in family.page_sizes)}
+
+
+@pytest.mark.parametrize("name", touch.TOUCHES)
+def test_the_calls_are_right(name, capsys):
+    assert touch.main([name, "--device", "cpu", "--backend", "torch"]) == 0
+    assert f"{name}: ok" in capsys.readouterr().out
+
+
+def test_a_wrong_result_and_a_refusal_fail(capsys, monkeypatch):
+    assert touch.main(["sinks", "--device", "cpu"]) == 1
+    assert "sinks: refused: backend" in capsys.readouterr().out
+    monkeypatch.setattr(
+        touch, "decode", lambda **named: torch.zeros_like(named["query"])[..., :512]
+    )
+    assert touch.main(["sinks", "--device", "cpu", "--backend", "torch"]) == 1
+    assert "sinks: wrong" in capsys.readouterr().out
+    with pytest.raises(InvalidInput, match="names"):
+        touch.main(["nothing"])
+
+
+def test_the_note_says_what_each_tool_found():
+    environment = {"card": {"name": "X"}, "commit": "0123456789ab", "date": "2026-01-02"}
+    head = {"kind": "run", "tool": "a sanitizer", "environment": environment}
+    rows = [
+        {"kind": "case", "tool": "memcheck", "name": "all", "calls": 24, "errors": 0},
+        {"kind": "case", "tool": "racecheck", "name": "sinks", "calls": 1, "errors": 0},
+        {"kind": "case", "tool": "racecheck", "name": "sparse", "calls": 1, "errors": 2},
+    ]
+    note = tables.sanitizer_note([head, *rows])
+    assert note.startswith("a sanitizer on X, commit 012345678, 2026-01-02, errors by calls")
+    assert "memcheck 0 in 24, racecheck 2 in 2. With errors: sparse." in note
+    assert "With errors" not in tables.sanitizer_note([head, *rows[:2]])
+    rows[1]["calls"] = 0
+    assert tables.sanitizer_note([head, *rows]).endswith("Refused there, and so not seen: sinks.")

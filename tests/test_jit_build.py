@@ -15,7 +15,6 @@ import pytest
 
 from mla_lab import jit
 from mla_lab.cli import main
-from mla_lab.core.errors import InvalidInput
 from mla_lab.core.resources import kernels_dir
 from mla_lab.jit import artifact, cute_link, source
 from mla_lab.jit.bundle import bundle, size_of
@@ -123,35 +122,6 @@ def test_sources_that_differ_from_the_bundle_find_nothing(
     assert jit.find(EMPTY, "sm_90a") is not None
     monkeypatch.setattr(source, "source_hash", lambda kernel: "other")
     assert jit.find(EMPTY, "sm_90a") is None
-
-
-def bin_without_pip(folder: Path) -> Path:
-    """A python3 whose `-m pip` does nothing: the test needs no wheels installed."""
-    (folder / "bin").mkdir()
-    program = folder / "bin" / "python3"
-    program.write_text(f'#!/bin/sh\n[ "$2" = pip ] || exec {sys.executable} "$@"\n')
-    program.chmod(0o755)
-    return folder / "bin"
-
-
-def test_setup_makes_the_bundle_private(made: Path, tmp_path: Path) -> None:
-    script = f"source {made}/setup.sh && stat -c %a $MLA_LAB_PREBUILT && echo $PYTHONPATH"
-    done = subprocess.run(
-        ["bash", "-c", f"umask 000; {script}"],
-        env={"PATH": f"{bin_without_pip(tmp_path)}:/usr/bin:/bin", "TMPDIR": str(tmp_path)},
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    mode, path = done.stdout.split()
-    assert int(mode, 8) & 0o022 == 0
-    assert path.split(":")[0] == str(made)
-
-
-def test_a_folder_with_other_files_is_left_alone(tmp_path: Path) -> None:
-    (tmp_path / "thesis.tex").write_text("")
-    with pytest.raises(InvalidInput, match=r"out: got .* which holds other files"):
-        bundle(tmp_path, [EMPTY])
 
 
 def test_several_processes_build_once(tmp_path: Path) -> None:

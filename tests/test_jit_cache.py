@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import json
 import os
+import pickle
 import threading
 from pathlib import Path
 
 import pytest
 
 from mla_lab.core.errors import BuildError
-from mla_lab.jit.cache import METADATA, Busy, Cache, default_root
+from mla_lab.jit.artifact import artifact
+from mla_lab.jit.cache import LEFT_OVER_S, METADATA, Busy, Cache, default_root
+from mla_lab.jit.failure import CompileFailure
+from mla_lab.plan.config import KernelConfig
 
 NAME = "kernel-sm_90a-0123"
 
@@ -113,6 +117,62 @@ def test_a_link_in_place_of_a_file_is_refused(cache: Cache, tmp_path: Path) -> N
     library.symlink_to(tmp_path / "elsewhere.so")
     with pytest.raises(BuildError, match="private files"):
         cache.find(NAME)
+
+
+def test_an_own_link_to_the_cache_works(cache: Cache, tmp_path: Path) -> None:
+    (tmp_path / "link").symlink_to(cache.root)
+    linked = Cache(tmp_path / "link")
+    assert linked.find(NAME) == cache.find(NAME)
+    linked.build("another", make)
+    assert cache.find("another")
+    cache.root.chmod(0o770)
+    with pytest.raises(BuildError, match="others may write"):
+        linked.find(NAME)
+
+
+def test_another_user_s_link_to_the_cache_is_refused(
+    cache: Cache, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    link = tmp_path / "link"
+    link.symlink_to(cache.root)
+    if os.getuid() == 0:
+        os.lchown(link, 4242, -1)
+    else:
+        monkeypatch.setattr(os, "getuid", lambda: 4242)
+    with pytest.raises(BuildError, match=r"is a link of user id .*; supported: .* your own"):
+        Cache(link).find(NAME)
+
+
+def test_what_killed_builds_left_is_swept(cache: Cache) -> None:
+    for name, age in (("tmp-old", 2 * LEFT_OVER_S), ("tmp-new", 0.0)):
+        (cache.root / name).mkdir()
+        (cache.root / name / "kernel.so").write_bytes(b"half")
+        then = (cache.root / name).stat().st_mtime - age
+        os.utime(cache.root / name, (then, then))
+    cache.build("another", make)
+    assert [p.name for p in cache.root.glob("tmp-*")] == ["tmp-new"]
+
+
+def test_metadata_too_deep_or_too_long_is_damage(cache: Cache) -> None:
+    for text in ("[" * 100_000, " " * (2 << 20)):
+        (cache.root / NAME / METADATA).write_text(text)
+        assert cache.find(NAME) is None
+
+
+@pytest.mark.parametrize(
+    "change", [{"functions": None}, {"resources": [3]}, {"resources": [{"x": 1}]}, {"needs": 1}]
+)
+def test_metadata_of_another_form_is_one_sentence(cache: Cache, change: dict[str, object]) -> None:
+    whole: dict[str, object] = {"functions": ["f"], "needs": [], "resources": [], "toolchain": {}}
+    config = KernelConfig("cute/empty")
+    assert artifact(cache.root, config, "sm_90a", whole).functions == ("f",)
+    with pytest.raises(BuildError, match=r"delete .*, and it is built again"):
+        artifact(cache.root, config, "sm_90a", whole | change)
+
+
+def test_a_failed_compilation_travels_between_processes() -> None:
+    failure = pickle.loads(pickle.dumps(CompileFailure("it did not compile", "line 1: error")))
+    assert (str(failure), failure.log) == ("it did not compile", "line 1: error")
 
 
 def test_an_unwritable_cache_says_what_to_set(tmp_path: Path) -> None:

@@ -8,16 +8,23 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ..core.errors import BuildError, InvalidInput
+from ..core.files import check
 from ..plan.config import KernelConfig
 from .cubin import KernelResources
 
-#: layout of an entry; a change here makes every older entry a stranger
+#: layout of an entry; it is part of the key, so that entries of another layout are not found
 FORMAT = 1
+#: what the metadata of an entry holds
+METADATA = {"functions": list, "needs": list, "resources": list, "toolchain": dict}
 
 
 @dataclass(frozen=True)
 class Artifact:
-    """Files of a compiled kernel. `library` has the tvm-ffi ABI and exports `functions`."""
+    """Files of a compiled kernel. `library` has the tvm-ffi ABI and exports `functions`.
+
+    `ptx` and `cubin` are not there where the artifact comes from a wheel of kernels.
+    """
 
     config: KernelConfig
     arch: str
@@ -53,13 +60,18 @@ def entry_name(config: KernelConfig, arch: str, key_hex: str) -> str:
 
 
 def artifact(folder: Path, config: KernelConfig, arch: str, facts: dict[str, Any]) -> Artifact:
-    """An `Artifact` from the metadata of a cache entry."""
-    return Artifact(
-        config=config,
-        arch=arch,
-        folder=folder,
-        functions=tuple(facts["functions"]),
-        needs=tuple(facts["needs"]),
-        resources=tuple(KernelResources(**r) for r in facts["resources"]),
-        toolchain=dict(facts["toolchain"]),
-    )
+    """An `Artifact` from the metadata of a cache entry; `BuildError` where it has another form."""
+    where = str(folder / "metadata.json")
+    try:
+        check(facts, METADATA, "artifact", where)
+        return Artifact(
+            config=config,
+            arch=arch,
+            folder=folder,
+            functions=tuple(facts["functions"]),
+            needs=tuple(facts["needs"]),
+            resources=tuple(KernelResources(**r) for r in facts["resources"]),
+            toolchain=dict(facts["toolchain"]),
+        )
+    except (InvalidInput, TypeError) as error:
+        raise BuildError(f"{error}; delete {folder}, and it is built again") from None

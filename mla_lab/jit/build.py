@@ -1,14 +1,13 @@
 """`compile`: from a `KernelConfig` to an `Artifact`, out of the cache where it is there.
 
-Needs no tensor and no GPU. Prebuilt folders ($MLA_LAB_PREBUILT, separated by ":") are looked
-at too: they carry the versions of the toolchain that filled them, so that a host without a
-toolchain can find what was compiled from the same sources.
+Needs no tensor and no GPU. Prebuilt folders ($MLA_LAB_PREBUILT, separated by ":", and an installed
+`mla-lab-kernels-sm90`) come first: they carry the versions of the toolchain that filled them, so
+that a host without a toolchain finds what was compiled from the same sources.
 """
 
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import queue
 import sys
@@ -18,7 +17,8 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from ..core.errors import BuildError, unsupported
+from ..core.errors import BuildError, InvalidInput, unsupported
+from ..core.files import MIB, read_json
 from ..cute import registry
 from ..plan.config import KernelConfig
 from . import artifact as artifacts
@@ -33,13 +33,27 @@ from .failure import CompileFailure
 #: in the root of a prebuilt folder: {"toolchain": {"cute": {...}, "cuda": {...}}}
 MANIFEST = "manifest.json"
 
+#: gets a line for each kernel whose compilation starts
 Progress = Callable[[str], None]
+#: gets how many of how many kernels are there, at the start and after each one that was compiled
+Built = Callable[[int, int], None]
 
 
-def prebuilt_caches() -> list[Cache]:
-    """Folders named in $MLA_LAB_PREBUILT."""
+def no_count(done: int, total: int) -> None:
+    """A `Built` that shows nothing."""
+
+
+def kernels_package(arch: str) -> str:
+    """Name of the package that carries builds for an architecture: mla_lab_kernels_sm90."""
+    return f"mla_lab_kernels_{arch.replace('_', '').rstrip('a')}"
+
+
+def prebuilt_caches(arch: str) -> list[Cache]:
+    """Folders named in $MLA_LAB_PREBUILT, then the installed package of kernels for `arch`."""
     paths = os.environ.get("MLA_LAB_PREBUILT", "").split(os.pathsep)
-    return [Cache(Path(p)) for p in paths if p]
+    named = [Cache(Path(p)) for p in paths if p]
+    installed = toolchain.package_dir(kernels_package(arch))
+    return [*named, Cache(installed / "prebuilt", installed=True)] if installed else named
 
 
 def find(config: KernelConfig, arch: str, cache: Cache | None = None) -> Artifact | None:
@@ -47,7 +61,7 @@ def find(config: KernelConfig, arch: str, cache: Cache | None = None) -> Artifac
     check_buildable(config, arch)
     config = canonical(config)
     hashed = source.source_hash(config.kernel)
-    for prebuilt in prebuilt_caches():
+    for prebuilt in prebuilt_caches(arch):
         versions = manifest_versions(prebuilt, config.kernel)
         found = _look(prebuilt, config, arch, hashed, versions) if versions else None
         if found:
@@ -76,11 +90,12 @@ def compile_all(
     *,
     workers: int | None = None,
     progress: Progress | None = None,
+    built: Built = no_count,
 ) -> list[Artifact]:
     """`compile` for many, with `workers` compiling processes (default: at most two).
 
-    A kernel that does not compile does not keep the others from it; the first such error is
-    raised at the end.
+    After a kernel that does not compile the others are compiled all the same; the first such
+    error is raised at the end. `built` is called from the compiling threads, one at a time.
     """
     wanted = [canonical(config) for config in configs]
     ready = {config: find(config, arch) for config in wanted}
@@ -88,6 +103,7 @@ def compile_all(
     for config in [c for c, found in ready.items() if found is None]:
         todo.put(_Job(config))
     failures: list[Exception] = []
+    count = _Count(len(ready), todo.qsize(), built)
 
     def work() -> None:
         builder = _Builder(arch, progress or _say_on_stderr)
@@ -100,9 +116,11 @@ def compile_all(
                     todo.put(_Job(job.config, wait=True))
                 except Exception as error:  # handed to the caller's thread below
                     failures.append(error)
+                else:
+                    count.one_more()
 
-    count = min(todo.qsize(), workers or min(2, os.cpu_count() or 1))
-    threads = [threading.Thread(target=work) for _ in range(count)]
+    processes = min(todo.qsize(), workers or min(2, os.cpu_count() or 1))
+    threads = [threading.Thread(target=work) for _ in range(processes)]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -110,6 +128,20 @@ def compile_all(
     if failures:
         raise failures[0]
     return [found for found in (ready[config] for config in wanted) if found is not None]
+
+
+class _Count:
+    """How many kernels are there, reported under a lock."""
+
+    def __init__(self, total: int, missing: int, built: Built) -> None:
+        self._total, self._done, self._built = total, total - missing, built
+        self._lock = threading.Lock()
+        built(self._done, total)
+
+    def one_more(self) -> None:
+        with self._lock:
+            self._done += 1
+            self._built(self._done, self._total)
 
 
 @dataclass(frozen=True)
@@ -139,12 +171,11 @@ def check_buildable(config: KernelConfig, arch: str) -> None:
 
 def manifest_versions(cache: Cache, kernel: str) -> dict[str, str] | None:
     """Toolchain versions that a prebuilt folder was filled with, for this kind of kernel."""
-    path = cache.root / MANIFEST
     try:
-        versions = json.loads(path.read_text())["toolchain"].get(kernel.split("/")[0])
-    except (OSError, ValueError, KeyError, AttributeError):
+        versions = read_json(cache.root / MANIFEST, "manifest", MIB)["toolchain"]
+        return dict(versions[kernel.split("/")[0]]) or None
+    except (InvalidInput, KeyError, TypeError, ValueError):
         return None
-    return dict(versions) if versions else None
 
 
 def _look(

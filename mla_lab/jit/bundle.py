@@ -1,9 +1,11 @@
 """A folder that launches kernels where there is no compiler and no package registry.
 
 OUT/mla_lab, OUT/kernels   the sources: what is imported, and what artifacts are found by
-OUT/prebuilt               artifacts and the versions of the toolchain that made them
+OUT/data/runtime           what a call reads: costs of kernels, the simulator's constants
+OUT/prebuilt.tar.xz        artifacts and the versions of the toolchain that made them
 OUT/wheels                 apache-tvm-ffi for the host's Python
-OUT/setup.sh               to be sourced on the host; copies what must be private
+OUT/metadata.json          what was bundled, and the commit of the sources
+OUT/setup.sh               to be sourced on the host; OUT/unpack.py is its Python part
 """
 
 from __future__ import annotations
@@ -17,34 +19,44 @@ import tarfile
 from collections.abc import Iterable
 from pathlib import Path
 
+from .. import __version__
+from ..core.checkout import state
 from ..core.errors import BuildError, invalid, unsupported
-from ..core.resources import kernels_dir
+from ..core.resources import data_dir, kernels_dir
 from ..plan.config import KernelConfig
 from .artifact import Artifact
-from .build import MANIFEST, Progress, compile_all
+from .build import MANIFEST, Built, Progress, compile_all, no_count
 from .source import PACKAGE
+from .unpack import ARCHIVE
 
 #: what the loader needs on the host, beside torch
 REQUIREMENTS = ("apache-tvm-ffi",)
 MANYLINUX = ("2_28", "2_27", "2_24", "2_17", "2_12", "2_5")
+METADATA = "metadata.json"
 
+UNPACK = """\
+import sys
+from pathlib import Path
+
+from mla_lab.jit.unpack import main
+
+sys.exit(main([str(Path(__file__).parent)]))
+"""
+#: nothing is exported where unpacking was refused; sourced, it then ends with status 1
 SETUP = """\
 # source this on the GPU host: bash, a Python with torch, nothing else
-bundle=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
-home=${MLA_LAB_BUNDLE_HOME:-${TMPDIR:-/tmp}/mla-lab-$(id -u)}
-(umask 077 && mkdir -p "$home" && rm -rf "$home/prebuilt" &&
-  python3 -m tarfile -e "$bundle/prebuilt.tar.xz" "$home")
-[ -O "$home" ] || echo "mla-lab: $home belongs to somebody else; set MLA_LAB_BUNDLE_HOME" >&2
-chmod -R go-w "$home"
-if ls "$bundle"/wheels/*.whl >/dev/null 2>&1; then
-  python3 -m pip install -q --no-index --no-deps --no-compile --upgrade \\
-    --target "$home/site" "$bundle"/wheels/*.whl
+_bundle=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
+if _place=$(python3 "$_bundle/unpack.py"); then
+  export PYTHONPATH="$_bundle:$_place/site${PYTHONPATH:+:$PYTHONPATH}"
+  export MLA_LAB_PREBUILT="$_place/prebuilt"
+  export MLA_LAB_CACHE_DIR="${MLA_LAB_CACHE_DIR:-${_place%/*}/cache}"
+@COMMIT@  python3 -P -c 'import tvm_ffi' 2>/dev/null ||
+    echo "mla-lab: no apache-tvm-ffi for this Python; install it or bundle --python X.Y" >&2
+  unset _bundle _place
+else
+  unset _bundle _place
+  false
 fi
-export PYTHONPATH="$bundle:$home/site${PYTHONPATH:+:$PYTHONPATH}"
-export MLA_LAB_PREBUILT="$home/prebuilt"
-export MLA_LAB_CACHE_DIR="${MLA_LAB_CACHE_DIR:-$home/cache}"
-python3 -c 'import tvm_ffi' 2>/dev/null ||
-  echo "mla-lab: no apache-tvm-ffi for this Python; install it or bundle --python X.Y" >&2
 """
 
 
@@ -56,45 +68,67 @@ def bundle(
     python: str = "3.12",
     wheels: Iterable[str] = (),
     progress: Progress = lambda _: None,
+    built: Built = no_count,
 ) -> list[Artifact]:
     """Compile `configs` for `archs` and collect the folder `out`, which must be new or a bundle.
 
     `python` is the host's minor version, for the wheels: apache-tvm-ffi and those named in
-    `wheels`. A registry that cannot be reached is told through `progress` and is no error.
+    `wheels`. Where the registry cannot be reached, the bundle goes without wheels and `progress`
+    gets the reason. `progress` and `built` are those of `compile_all`.
     """
     out = Path(out)
     if out.exists() and any(out.iterdir()) and not (out / "setup.sh").is_file():
         raise invalid("out", f"{out}, which holds other files", "a new folder, or an old bundle")
-    wanted = list(configs)
-    built = [a for arch in archs for a in compile_all(wanted, arch, progress=progress)]
-    for artifact in built:
+    wanted, archs = list(configs), list(archs)
+    made = [a for arch in archs for a in compile_all(wanted, arch, progress=progress, built=built)]
+    check_alone(made)
+    _copy_sources(out)
+    _pack_artifacts(out / ARCHIVE, made)
+    _download_wheels(out / "wheels", python, [*REQUIREMENTS, *wheels], progress)
+    commit = state()
+    facts = {"mla_lab": __version__, "commit": commit, "archs": archs, "kernels": len(made)}
+    (out / METADATA).write_text(json.dumps({**facts, "python": python}, indent=1) + "\n")
+    (out / "unpack.py").write_text(UNPACK)
+    export = f"  export MLA_LAB_COMMIT={commit}\n" if commit else ""
+    (out / "setup.sh").write_text(SETUP.replace("@COMMIT@", export))
+    return made
+
+
+def check_alone(made: Iterable[Artifact]) -> None:
+    """`Unsupported` for an artifact that needs a library of the compiler at run time."""
+    for artifact in made:
         if artifact.needs:
             raise unsupported("bundle", f"{artifact.library} needing {artifact.needs}", "none")
-    _copy_sources(out)
-    _pack_artifacts(out / "prebuilt.tar.xz", built)
-    _download_wheels(out / "wheels", python, [*REQUIREMENTS, *wheels], progress)
-    (out / "setup.sh").write_text(SETUP)
-    return built
+
+
+def manifest(made: Iterable[Artifact]) -> str:
+    """JSON text of a prebuilt folder's manifest: toolchain versions, and the kernels' names."""
+    toolchain = {a.config.kernel.split("/")[0]: a.toolchain for a in made}
+    names = sorted({f"{a.config.name()} {a.arch}" for a in made})
+    return json.dumps({"toolchain": toolchain, "kernels": names}, indent=1, sort_keys=True)
 
 
 def _copy_sources(out: Path) -> None:
     skip = shutil.ignore_patterns("__pycache__", "*.pyc", "_kernels", "_data")
-    for source, name in ((PACKAGE, PACKAGE.name), (kernels_dir(), "kernels")):
+    shutil.rmtree(out / "data", ignore_errors=True)
+    for source, name in (
+        (PACKAGE, PACKAGE.name),
+        (kernels_dir(), "kernels"),
+        (data_dir() / "runtime", "data/runtime"),
+    ):
         shutil.rmtree(out / name, ignore_errors=True)
         shutil.copytree(source, out / name, ignore=skip)
 
 
-def _pack_artifacts(archive: Path, built: list[Artifact]) -> None:
+def _pack_artifacts(archive: Path, made: list[Artifact]) -> None:
     """One archive: kernels are alike, so that together they take a tenth of their bytes."""
-    toolchain = {a.config.kernel.split("/")[0]: a.toolchain for a in built}
-    names = sorted({f"{a.config.name()} {a.arch}" for a in built})
-    manifest = json.dumps({"toolchain": toolchain, "kernels": names}, indent=1, sort_keys=True)
+    text = manifest(made).encode()
     with tarfile.open(archive, "w:xz") as tar:
-        for artifact in sorted(built, key=lambda a: a.folder.name):
+        for artifact in sorted(made, key=lambda a: a.folder.name):
             tar.add(artifact.folder, f"prebuilt/{artifact.folder.name}", filter=_anonymous)
         info = _anonymous(tarfile.TarInfo(f"prebuilt/{MANIFEST}"))
-        info.size = len(manifest)
-        tar.addfile(info, io.BytesIO(manifest.encode()))
+        info.size = len(text)
+        tar.addfile(info, io.BytesIO(text))
 
 
 def _anonymous(info: tarfile.TarInfo) -> tarfile.TarInfo:

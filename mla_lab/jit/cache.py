@@ -2,8 +2,8 @@
 
     ROOT/                     0700, owned by this user (or root)
       NAME-ARCH-KEY/          one artifact: kernel.so, kernel.ptx, kernel.cubin, metadata.json
-      lock/KEY                held while an artifact is built
-      log/NAME-ARCH.log       what the compiler said when a build failed
+      lock/NAME-ARCH-KEY      locked while an artifact is built
+      log/NAME-ARCH-KEY.log   the compiler's output of a failed build
       tmp-XXXX/               being built; becomes an entry by rename, metadata written last
 
 A cached library is code that will run: an entry that another user could have written is
@@ -13,19 +13,22 @@ refused, one whose files do not match their checksums counts as absent and is bu
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import hashlib
 import json
 import os
 import shutil
 import stat
 import tempfile
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from ..core.errors import BuildError
+from ..core.errors import BuildError, InvalidInput
+from ..core.files import MIB, lock, read_json
 
 METADATA = "metadata.json"
+#: what a killed build left is swept after so many seconds; a build takes seconds, at most minutes
+LEFT_OVER_S = 3600.0
 
 
 def default_root() -> Path:
@@ -44,6 +47,8 @@ def checksum(path: Path) -> str:
 def check_private(path: Path) -> None:
     """`BuildError` unless only this user or root could have written `path`."""
     info = os.lstat(path)
+    if not hasattr(os, "getuid"):  # Windows has neither user ids nor these modes
+        return
     if info.st_uid not in (os.getuid(), 0):
         raise BuildError(
             f"cache: {path} belongs to user id {info.st_uid}; supported: files of this user or "
@@ -56,15 +61,42 @@ def check_private(path: Path) -> None:
         )
 
 
+def private_folder(path: Path) -> Path:
+    """The folder itself, or where this user's own link leads; `BuildError` unless private."""
+    if path.is_symlink():
+        owner = os.lstat(path).st_uid
+        if owner not in (os.getuid(), 0):
+            raise BuildError(
+                f"cache: {path} is a link of user id {owner}; supported: a directory or a link of "
+                "your own"
+            )
+        path = path.resolve()
+    check_private(path)
+    return path
+
+
+def sweep(root: Path, pattern: str, seconds: float) -> None:
+    """Delete the folders of `root` that match and have not changed for so many seconds."""
+    for folder in root.glob(pattern):
+        with contextlib.suppress(OSError):
+            if time.time() - folder.stat().st_mtime > seconds:
+                shutil.rmtree(folder, ignore_errors=True)
+
+
 class Busy(Exception):
     """Another process is building the entry."""
 
 
 class Cache:
-    """One cache directory. Reading needs no write access; only `build` creates anything."""
+    """One cache directory. Reading needs no write access; only `build` creates anything.
 
-    def __init__(self, root: Path | None = None) -> None:
+    `installed`: the directory is part of an installed package, and no less to be trusted than the
+    Python files beside it, whatever their modes.
+    """
+
+    def __init__(self, root: Path | None = None, *, installed: bool = False) -> None:
         self.root = Path(root) if root is not None else default_root()
+        self.installed = installed
 
     def find(self, name: str) -> dict[str, object] | None:
         """Metadata of the entry if it is whole, None if it is absent or damaged.
@@ -74,13 +106,15 @@ class Cache:
         entry = self.root / name
         if not (entry / METADATA).is_file():
             return None
-        for path in (self.root, entry, *entry.iterdir()):
-            check_private(path)
+        if not self.installed:
+            private_folder(self.root)
+            for path in (entry, *entry.iterdir()):
+                check_private(path)
         try:
-            metadata: dict[str, object] = json.loads((entry / METADATA).read_text())
+            metadata: dict[str, object] = read_json(entry / METADATA, "cache", MIB)
             sums: dict[str, str] = metadata["files"]  # type: ignore[assignment]
             whole = all(checksum(entry / file) == value for file, value in sums.items())
-        except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        except (OSError, InvalidInput, KeyError, TypeError, AttributeError):
             return None
         return metadata if whole and sums else None
 
@@ -95,6 +129,7 @@ class Cache:
         While another process builds it: call `waiting` once and wait, or raise `Busy` without.
         """
         self._prepare()
+        sweep(self.root, "tmp-*", LEFT_OVER_S)
         with self._locked(name, waiting):
             found = self.find(name)
             if found is not None:
@@ -111,13 +146,13 @@ class Cache:
         return published
 
     def log_path(self, name: str) -> Path:
-        """Where the compiler's words about a failed build are kept."""
+        """The file that holds the compiler's output of a failed build."""
         return self.root / "log" / f"{name}.log"
 
     def _prepare(self) -> None:
         try:
             self.root.mkdir(mode=0o700, parents=True, exist_ok=True)
-            check_private(self.root)
+            private_folder(self.root)
             for folder in ("lock", "log"):
                 (self.root / folder).mkdir(mode=0o700, exist_ok=True)
             writable = os.access(self.root, os.W_OK)
@@ -131,14 +166,12 @@ class Cache:
 
     @contextlib.contextmanager
     def _locked(self, name: str, waiting: Callable[[], None] | None) -> Iterator[None]:
-        with open(self.root / "lock" / name, "w") as lock:
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
+        with open(self.root / "lock" / name, "w") as held:
+            if not lock(held):
                 if waiting is None:
-                    raise Busy(name) from None
+                    raise Busy(name)
                 waiting()
-                fcntl.flock(lock, fcntl.LOCK_EX)
+                lock(held, wait=True)
             yield
 
     def _publish(self, work: Path, name: str, metadata: dict[str, object]) -> None:

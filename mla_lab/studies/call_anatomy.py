@@ -28,13 +28,13 @@ from ..backends.cute.launch import Launch as OwnLaunch
 from ..bench import stamps
 from ..bench.cases import Case, uniform_case
 from ..bench.checks import compare
-from ..bench.environment import commit
 from ..bench.kernel_times import kernel_spans
 from ..bench.peers import select
 from ..bench.peers.ours import prepared_launch
 from ..bench.rotation import Rotation, make_rotation
 from ..bench.timers import CudaGraphTimer, Launch, Replay
 from ..call.decode_args import Arguments
+from ..core.checkout import commit
 from ..core.errors import MlaLabError, unsupported
 from ..core.gpu import H200, Gpu
 from ..plan import KernelConfig, Plan, choose

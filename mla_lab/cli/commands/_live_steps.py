@@ -112,7 +112,7 @@ def _taken(row: dict[str, Any]) -> tuple[Any, ...]:
 def _host(asked: Asked) -> None:
     from datetime import UTC, datetime
 
-    from ...bench.environment import commit
+    from ...core.checkout import commit
 
     printed = asked.python("-m", "mla_lab.studies.host_cost", capture=True)
     sys.stdout.write(printed)

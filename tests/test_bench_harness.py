@@ -108,7 +108,10 @@ class FakePeer:
 def run(path, peers, timer=None, cases=CASES, method=METHOD, **kwargs):
     record = Record(path)
     timer = timer or FakeTimer(**{p.name: [10.0] for p in peers})
-    Bench(record, peers, "cpu", method, timer=timer, **kwargs).run(cases)
+    try:
+        Bench(record, peers, "cpu", method, timer=timer, **kwargs).run(cases)
+    finally:
+        record.close()
     return record
 
 

@@ -72,6 +72,7 @@ def test_a_torn_last_line_is_no_row_and_a_bad_one_is_an_error(tmp_path):
     path = tmp_path / "r.jsonl"
     record = Record(path)
     record.append({"kind": "end", "value": 0.123456789})
+    record.close()
     text = path.read_text(encoding="utf-8")
     path.write_text(text + text[:20], encoding="utf-8")
     assert [r["value"] for r in read(path)] == [0.123457], "six digits are kept"
@@ -80,7 +81,7 @@ def test_a_torn_last_line_is_no_row_and_a_bad_one_is_an_error(tmp_path):
     path.write_text("torn\n" + text, encoding="utf-8")
     with pytest.raises(InvalidInput, match="1: "):
         list(read(path))
-    path.write_text('{"schema": 99}\n', encoding="utf-8")
+    path.write_text('{"schema": 99, "time": "", "kind": "end"}\n', encoding="utf-8")
     with pytest.raises(InvalidInput, match="schema 1"):
         list(read(path))
 

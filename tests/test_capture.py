@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import errno
 import json
 import os
 import subprocess
@@ -11,6 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -265,6 +267,69 @@ def test_a_folder_that_cannot_be_written_stops_nothing(
     with recording(tmp_path / "file"):
         call(**make_inputs(Problem((1,), (70,), 4)).contract_args())
     assert len([r for r in caplog.records if "not recorded" in r.message]) == 1
+
+
+def test_a_numpy_scale_is_recorded_as_its_number(tmp_path: Path) -> None:
+    named = make_inputs(Problem((1,), (70,), 4)).contract_args()
+    with recording(tmp_path):
+        call(**{**named, "bmm1_scale": np.float32(0.25)})
+    (path,) = (tmp_path / "workloads" / "mla_paged").iterdir()
+    row = json.loads(path.read_text())
+    assert row["workload"]["inputs"]["bmm1_scale"] == {"type": "scalar", "value": 0.25}
+
+
+def test_a_workload_file_in_another_encoding_stops_nothing(tmp_path: Path) -> None:
+    folder = tmp_path / "workloads" / "mla_paged"
+    folder.mkdir(parents=True)
+    path = folder / "mla_decode_dense_h4_ckv512_kpe64_ps64_bf16.jsonl"
+    path.write_bytes(b"\xff\xfe no UTF-8\n")
+    with recording(tmp_path):
+        call(**make_inputs(Problem((1,), (70,), 4)).contract_args())
+    assert len(path.read_bytes().splitlines()) == 2
+
+
+def test_a_full_disk_stops_nothing_and_leaves_no_half_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    inputs = [make_inputs(Problem((1,) * batch, (70,) * batch, 4)) for batch in (1, 2, 3)]
+    with recording(tmp_path):
+        call(**inputs[0].contract_args())
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "write", full_disk(os.write))
+            for one in inputs[1:]:
+                assert call(**one.contract_args()).isfinite().all()
+    assert [r.message for r in caplog.records if "not recorded" in r.message] == [
+        "a call was not recorded: [Errno 28] No space left on device"
+    ]
+    (path,) = (tmp_path / "workloads" / "mla_paged").iterdir()
+    assert len([json.loads(line) for line in path.read_text().splitlines()]) == 1
+
+
+def full_disk(write: Any) -> Any:
+    """`os.write` of a disk with room for ten more bytes, then for none."""
+    room = 10
+
+    def limited(descriptor: int, data: bytes) -> int:
+        nonlocal room
+        if not room:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        room = 0
+        return int(write(descriptor, data[:10]))
+
+    return limited
+
+
+def test_any_mistake_of_the_recorder_stops_nothing_and_is_said_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def broken(given: Any, form: Any) -> Any:
+        raise KeyError("ours")
+
+    monkeypatch.setattr("mla_lab.capture.recorder.definition_of", broken)
+    with recording(tmp_path):
+        for batch in (1, 2):
+            call(**make_inputs(Problem((1,) * batch, (70,) * batch, 4)).contract_args())
+    assert [r.message for r in caplog.records] == ["a call was not recorded: KeyError('ours')"]
 
 
 def test_a_refused_call_is_not_recorded(tmp_path: Path) -> None:

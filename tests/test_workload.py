@@ -117,6 +117,9 @@ def edited(**fields: object) -> str:
         (edited(input_length=10.5), "input_length 10.5"),
         (edited(output_length=-4), "output_length -4"),
         (edited(output_length="4"), "output_length '4'"),
+        (edited(timestamp=10**400), "timestamp 1000"),
+        ("[" * 100_000, "nested too deeply"),
+        ('{"timestamp": ' + "1" * 5000 + "}", "no JSON (Exceeds the limit"),
         (edited(hash_ids=7), "hash_ids 7; supported: a list"),
     ],
 )

@@ -2,20 +2,25 @@
 
 Rows, told apart by `kind`: a `run` opens a session of measuring (environment, method, ceilings),
 each `result` is one case and one peer, `end` closes it (ceilings again, rerun spread, or that
-it was interrupted). The schema is `data/runtime/bench_record.schema.json`.
+it was interrupted). The schema is `data/runtime/bench_record.schema.json`; what readers index is
+checked at read, from the tables below.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator
+import os
+import weakref
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from statistics import median
 from typing import Any
 
-from ..core.errors import invalid
+from ..core import files
+from ..core.errors import InvalidInput, invalid
 from ..core.problem import Problem
 from ..core.resources import data_dir
 from .cases import Case
@@ -26,6 +31,24 @@ SCHEMA_FILE = "runtime/bench_record.schema.json"
 STATUSES = ("ok", "refused", "wrong", "failed")
 #: significant digits that are kept of a measured number
 DIGITS = 6
+
+#: keys that readers index, and their types; the schema requires each of them
+COMMON: files.Keys = {"schema": int, "time": str, "kind": str}
+KINDS: dict[str, files.Keys] = {
+    "run": {"environment": dict, "method": dict, "peers": list},
+    "result": {"case": str, "peer": str, "part": int, "status": str, "problem": dict},
+}
+PROBLEM: files.Keys = {
+    "batch": int,
+    "q_lens": (int, list),
+    "kv_lens": (int, list),
+    "heads": int,
+    "q_dtype": str,
+    "kv_format": str,
+    "page_size": int,
+    "top_k": int,
+}
+MEASURED: files.Keys = {"us": (int, float), "rounds": dict}
 
 Row = dict[str, Any]
 
@@ -40,21 +63,71 @@ class Key:
 
 
 class Record:
-    """A JSON-lines file. Opening one that exists continues it."""
+    """A JSON-lines file. Opening one that exists continues it; no row of it is ever rewritten.
+
+    The file is locked until `close`, or until the Record is garbage: a second writer gets an
+    InvalidInput. A last line that a killed process tore is cut; a whole one stays.
+    """
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self.rows: list[Row] = []
+        self._descriptor: int | None = None
+        self._finalizer: Callable[[], object] = lambda: None
         if path.exists():
+            with _refused(path):
+                self._hold(_locked(path))
+                try:
+                    self._mend()
+                except BaseException:
+                    self.close()
+                    raise
             self.rows = list(read(path))
-            _cut_torn_line(path)
 
     def append(self, row: Row) -> None:
-        """Writes one row and flushes it, so that an interrupted run keeps all before."""
+        """Writes one row to the disk, so that an interrupted run keeps all before.
+
+        Raises InvalidInput where the file cannot be written; what a full disk cut short is taken
+        back.
+        """
         stamped = _rounded({"schema": SCHEMA_VERSION, "time": _now(), **row})
-        with self.path.open("a", encoding="utf-8") as file:
-            file.write(json.dumps(stamped, allow_nan=False) + "\n")
+        line = (json.dumps(stamped, allow_nan=False) + "\n").encode()
+        with _refused(self.path):
+            descriptor = self._descriptor
+            if descriptor is None:
+                descriptor = self._hold(_locked(self.path))
+            files.append(descriptor, line)
         self.rows.append(stamped)
+
+    def close(self) -> None:
+        """Give the lock back; another `append` would take it again."""
+        self._descriptor = None
+        self._finalizer()
+
+    def _hold(self, descriptor: int) -> int:
+        self._descriptor = descriptor
+        self._finalizer = weakref.finalize(self, os.close, descriptor)
+        return descriptor
+
+    def _mend(self) -> None:
+        """Whole lines alone: a torn last one is cut, a whole one gets its newline.
+
+        Cut is by a new file in the old one's place, so that a killed process loses nothing; until
+        it is there, no other process can lock the old one.
+        """
+        text = self.path.read_bytes()
+        keep = text.rfind(b"\n") + 1
+        if keep == len(text) or self._descriptor is None:
+            return
+        try:
+            files.parse_json(text[keep:], "record")
+        except InvalidInput:
+            with files.replacing(self.path) as new:
+                new.write(text[:keep])
+            self.close()
+            self._hold(_locked(self.path))
+        else:
+            files.append(self._descriptor, b"\n")
 
     def done(self, keep_failed: bool = False) -> set[Key]:
         """Results that need no second measurement: whatever ran or was refused for a reason.
@@ -71,21 +144,38 @@ def key(row: Row) -> Key:
 
 
 def read(path: Path) -> Iterator[Row]:
-    """Rows of a record. Raises InvalidInput for a line that is none; a torn last line is none."""
-    lines = path.read_text(encoding="utf-8").splitlines()
-    for number, line in enumerate(lines, 1):
+    """Rows of a record. Raises InvalidInput, with file and line, for a file that cannot be read
+    and a line that is no row; a last line that a killed process tore is left out.
+    """
+    torn: InvalidInput | None = None
+    for number, line in files.lines_of(path, "record"):
+        if torn is not None:
+            raise torn
         if not line.strip():
             continue
         try:
-            row = json.loads(line)
-        except json.JSONDecodeError as error:
-            if number == len(lines):  # the process was killed while writing it
-                return
-            raise invalid("record", f"{path}:{number}: {error}", "one JSON object a line") from None
-        if not isinstance(row, dict) or row.get("schema") != SCHEMA_VERSION:
-            got = f"{path}:{number} of another form"
-            raise invalid("record", got, f"rows with schema {SCHEMA_VERSION}")
-        yield row
+            row = files.parse_json(line, f"record {path}:{number}")
+        except InvalidInput as error:
+            torn = error
+        else:
+            yield _checked(row, f"record {path}:{number}")
+    if torn is not None and line.endswith(b"\n"):
+        raise torn
+
+
+def _checked(row: Any, argument: str) -> Row:
+    """`row` if it has what every reader of its kind relies on."""
+    files.check(row, COMMON, argument)
+    if row["schema"] != SCHEMA_VERSION:
+        raise invalid(argument, f"schema {row['schema']}", f"rows with schema {SCHEMA_VERSION}")
+    if row["kind"] in KINDS:
+        files.check(row, KINDS[row["kind"]], argument)
+    if row["kind"] == "result":
+        files.check(row["problem"], PROBLEM, f"{argument}, problem")
+        if row["status"] == "ok":
+            files.check(row, MEASURED, argument)
+            files.check(row["rounds"], {"us": list}, f"{argument}, rounds")
+    return row
 
 
 def results(rows: Iterable[Row], status: str | None = None) -> list[Row]:
@@ -166,10 +256,26 @@ def schema() -> Row:
     return loaded
 
 
-def _cut_torn_line(path: Path) -> None:
-    """Removes what a killed process left of its last line, so that the next one starts anew."""
-    text = path.read_text(encoding="utf-8")
-    path.write_text(text[: text.rfind("\n") + 1], encoding="utf-8")
+@contextmanager
+def _refused(path: Path) -> Iterator[None]:
+    """What the system says against the file as an InvalidInput."""
+    try:
+        yield
+    except OSError as error:
+        got = f"{path}: {error.strerror}"
+        raise invalid("record", got, "a writable file on a disk with room") from error
+
+
+def _locked(path: Path) -> int:
+    """The file, open for appending and locked. Raises InvalidInput while another process has it."""
+    while True:
+        descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o666)
+        if not files.lock(descriptor):
+            os.close(descriptor)
+            raise invalid("record", f"{path}, which another process writes", "one writer at a time")
+        if path.exists() and os.path.samestat(os.fstat(descriptor), path.stat()):
+            return descriptor
+        os.close(descriptor)  # another process replaced it in the meantime
 
 
 def _rounded(value: Any) -> Any:

@@ -1,7 +1,7 @@
 """A recorder of calls: each distinct one of a running program is written once.
 
-It hears of a call where the call is checked, which happens once for equal shapes; a repeated call
-costs nothing more. What cannot be written is said once in the log, and the program goes on.
+It is called where a call is checked, which happens once for equal shapes; a repeated call costs
+nothing more. What cannot be written is logged once, and the program goes on.
 """
 
 from __future__ import annotations
@@ -19,17 +19,20 @@ from uuid import NAMESPACE_URL, uuid5
 from ..api import decode
 from ..api import replay as repeats
 from ..call.decode_args import Arguments, Form
+from ..core import files
 from ..core.errors import MlaLabError
 from .definition import OP_TYPE, definition_of, sizes_of
 
 #: names the folder to record into
 VARIABLE = "MLA_LAB_TRACE"
+#: different reasons that are logged; a program that never stops must not fill its log
+MOST_SAID = 16
 
 _LOG = logging.getLogger("mla_lab")
 
 
 class Recorder:
-    """Writes definitions and workloads below `folder`; what is there already is not repeated."""
+    """Writes definitions and workloads below `folder`, each of them once."""
 
     def __init__(self, folder: Path | str) -> None:
         self.folder = Path(folder)
@@ -39,14 +42,15 @@ class Recorder:
         self._said: set[str] = set()
 
     def __call__(self, given: Arguments, form: Form) -> None:
-        """Write the call's definition and sizes, unless they are."""
+        """Write the call's definition and sizes where they are not there yet."""
         try:
             with self._lock:
                 self._record(given, form)
-        except (MlaLabError, OSError) as error:
-            if str(error) not in self._said:
-                self._said.add(str(error))
-                _LOG.warning("a call was not recorded: %s", error)
+        except Exception as error:  # whatever it is, the call itself works
+            reason = str(error) if isinstance(error, MlaLabError | OSError) else repr(error)
+            if reason not in self._said and len(self._said) < MOST_SAID:
+                self._said.add(reason)
+                _LOG.warning("a call was not recorded: %s", reason)
 
     def _record(self, given: Arguments, form: Form) -> None:
         definition = definition_of(given, form)
@@ -54,7 +58,8 @@ class Recorder:
         path = self.folder / "definitions" / OP_TYPE / f"{name}.json"
         if name not in self.written:
             path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_text(json.dumps(definition, indent=2) + "\n", encoding="utf-8")
+            with files.replacing(path) as file:
+                file.write(f"{json.dumps(definition, indent=2, default=_plain)}\n".encode())
             self.written.add(name)
         workload = self._workload(definition, sizes_of(given, form), given)
         key = (name, workload["uuid"])
@@ -64,8 +69,9 @@ class Recorder:
             return
         path.parent.mkdir(parents=True, exist_ok=True)
         row = {"definition": name, "workload": workload, "solution": None, "evaluation": None}
-        with path.open("a", encoding="utf-8") as file:
-            file.write(json.dumps(row) + "\n")
+        with path.open("ab") as appended:
+            files.lock(appended.fileno(), wait=True)
+            files.append(appended.fileno(), f"{json.dumps(row, default=_plain)}\n".encode())
         self.written.add(key)
 
     @staticmethod
@@ -106,9 +112,14 @@ def start_from_environment() -> Recorder | None:
 
 def _start(recorder: Recorder) -> None:
     decode.OBSERVERS.append(recorder)
-    repeats.forget()  # calls that were seen before are heard of again
+    repeats.forget()  # calls that were checked before are checked, and recorded, once more
 
 
 def _holds(path: Path, uuid: str) -> bool:
-    """Whether an earlier process wrote a workload."""
-    return path.exists() and f'"uuid": "{uuid}"' in path.read_text(encoding="utf-8")
+    """Whether an earlier process wrote a workload; the file may be anybody's, in any encoding."""
+    return path.exists() and f'"uuid": "{uuid}"'.encode() in path.read_bytes()
+
+
+def _plain(value: Any) -> Any:
+    """The number of a NumPy or torch scalar, which JSON does not take itself."""
+    return value.item() if hasattr(value, "item") else str(value)

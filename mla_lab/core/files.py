@@ -23,6 +23,9 @@ try:
 except ImportError:  # Windows: one writer at a time is then the caller's duty
     fcntl = None  # type: ignore[assignment]
 
+#: key -> the type or types that its value may have
+Keys = Mapping[str, type | tuple[type, ...]]
+
 MIB = 1 << 20
 #: bytes of one line, and of one JSON file, that are read
 MAX_LINE = 4 * MIB
@@ -37,8 +40,8 @@ def lines_of(path: Path, argument: str) -> Iterator[tuple[int, bytes]]:
             while line := file.readline(MAX_LINE + 1):
                 number += 1
                 if len(line) > MAX_LINE:
-                    got = f"{path}:{number} of more than {MAX_LINE // MIB} MiB"
-                    raise invalid(argument, got, f"lines up to {MAX_LINE // MIB} MiB")
+                    where = f"{argument} {path}:{number}"
+                    raise invalid(where, "a longer line", f"lines up to {MAX_LINE // MIB} MiB")
                 yield number, line
     except OSError as error:
         raise invalid(argument, f"{path}: {error.strerror}", "a readable file") from error
@@ -53,11 +56,14 @@ def read_json(path: Path, argument: str, limit: int = MAX_FILE) -> Any:
         raise invalid(argument, f"{path}: {error.strerror}", "a readable file") from error
     if len(text) > limit:
         raise invalid(argument, f"{path} of more than {limit} bytes", f"up to {limit} bytes")
-    return parse_json(text, argument, str(path))
+    return parse_json(text, f"{argument} {path}")
 
 
-def parse_json(text: bytes | str, argument: str, where: str) -> Any:
-    """The value of a JSON text; InvalidInput for broken, too deep or non-UTF-8 text."""
+def parse_json(text: bytes | str, argument: str) -> Any:
+    """The value of a JSON text; InvalidInput for broken, too deep or non-UTF-8 text.
+
+    argument: what is read, and from where, as the message begins.
+    """
     try:
         return json.loads(text)
     except RecursionError:
@@ -66,32 +72,30 @@ def parse_json(text: bytes | str, argument: str, where: str) -> Any:
         reason = f"broken JSON ({error.msg}, column {error.colno})"
     except ValueError as error:  # not UTF-8, or a number of thousands of digits
         reason = f"no JSON ({str(error)[:80]})"
-    raise invalid(argument, f"{where}: {reason}", "valid JSON of moderate depth") from None
+    raise invalid(argument, reason, "valid JSON of moderate depth") from None
 
 
-def check(
-    value: Any, wanted: Mapping[str, type | tuple[type, ...]], argument: str, where: str
-) -> dict[str, Any]:
+def check(value: Any, wanted: Keys, argument: str) -> dict[str, Any]:
     """`value` if it is a JSON object whose `wanted` keys have these types, else InvalidInput."""
     if not isinstance(value, dict):
-        raise invalid(argument, f"{where}: a JSON {type(value).__name__}", "a JSON object")
+        raise invalid(argument, f"a JSON {type(value).__name__}", "a JSON object")
     for name, types in wanted.items():
         allowed = types if isinstance(types, tuple) else (types,)
         if name not in value:
-            raise invalid(argument, f"{where} without {name!r}", f"keys {', '.join(wanted)}")
+            raise invalid(argument, f"no {name}", f"an object with {', '.join(wanted)}")
         got = value[name]
         if not isinstance(got, allowed) or (isinstance(got, bool) and bool not in allowed):
-            kinds = " or ".join("null" if t is type(None) else t.__name__ for t in allowed)
-            raise invalid(argument, f"{where}: {name} {repr(got)[:60]}", f"{name} of type {kinds}")
+            kinds = " or ".join(kind.__name__ for kind in allowed)
+            raise invalid(argument, f"{name} {repr(got)[:60]}", f"{name} of type {kinds}")
     return value
 
 
-def lock(file: IO[Any], *, wait: bool = False) -> bool:
+def lock(descriptor: int, *, wait: bool = False) -> bool:
     """Lock an open file for this process until it is closed; False where another process has it."""
     if fcntl is None:
         return True
     try:
-        fcntl.flock(file, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+        fcntl.flock(descriptor, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
     except BlockingIOError:
         return False
     return True
@@ -128,12 +132,8 @@ def sync_folder(folder: Path) -> None:
             os.close(descriptor)
 
 
-def append(file: IO[Any], data: bytes) -> None:
-    """Append all of `data` durably, or nothing: what a full disk cut short is taken back.
-
-    `file` is open for appending, and its own buffer is not used.
-    """
-    descriptor = file.fileno()
+def append(descriptor: int, data: bytes) -> None:
+    """Append all of `data` durably, or nothing: what a full disk cut short is taken back."""
     size = os.fstat(descriptor).st_size
     try:
         while data:

@@ -61,9 +61,8 @@ def entry_name(config: KernelConfig, arch: str, key_hex: str) -> str:
 
 def artifact(folder: Path, config: KernelConfig, arch: str, facts: dict[str, Any]) -> Artifact:
     """An `Artifact` from the metadata of a cache entry; `BuildError` where it has another form."""
-    where = str(folder / "metadata.json")
     try:
-        check(facts, METADATA, "artifact", where)
+        check(facts, METADATA, f"artifact {folder / 'metadata.json'}")
         return Artifact(
             config=config,
             arch=arch,

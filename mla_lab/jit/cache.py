@@ -167,11 +167,11 @@ class Cache:
     @contextlib.contextmanager
     def _locked(self, name: str, waiting: Callable[[], None] | None) -> Iterator[None]:
         with open(self.root / "lock" / name, "w") as held:
-            if not lock(held):
+            if not lock(held.fileno()):
                 if waiting is None:
                     raise Busy(name)
                 waiting()
-                lock(held, wait=True)
+                lock(held.fileno(), wait=True)
             yield
 
     def _publish(self, work: Path, name: str, metadata: dict[str, object]) -> None:

@@ -10,8 +10,6 @@
 from __future__ import annotations
 
 import csv
-import json
-import math
 from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
@@ -20,12 +18,15 @@ from typing import Any
 import numpy as np
 
 from ..core.errors import InvalidInput, invalid
+from ..core.files import lines_of, parse_json
 from .trace import Trace
 
 AZURE_COLUMNS = ("TIMESTAMP", "ContextTokens", "GeneratedTokens")
 MOONCAKE_KEYS = ("timestamp", "input_length", "output_length", "hash_ids")
 #: lengths must fit the int32 of the kernels
 MAX_TOKENS = 2**31 - 1
+#: ten thousand years
+MAX_MS = 3.2e14
 
 #: (arrival in seconds on any clock, input tokens, output tokens)
 Row = tuple[float, int, int]
@@ -49,11 +50,9 @@ def load_mooncake(path: str | Path) -> Trace:
 
 def _lines(path: Path) -> Iterator[tuple[int, str]]:
     """Lines counted from 1. Bytes that are no UTF-8 become a mark that no number contains."""
-    try:
-        with path.open(encoding="utf-8-sig", errors="replace", newline=None) as file:
-            yield from enumerate(file, 1)
-    except OSError as error:
-        raise invalid("trace", f"{path}: {error.strerror}", "a readable file") from error
+    for number, line in lines_of(path, "trace"):
+        text = line.decode("utf-8", "replace").rstrip("\r\n")
+        yield number, text.removeprefix("\ufeff") if number == 1 else text
 
 
 def _trace(path: Path, rows: Iterator[Row]) -> Trace:
@@ -78,7 +77,10 @@ def _azure_rows(path: Path) -> Iterator[Row]:
     header: list[str] = []
     for line, text in _lines(path):
         # no field of this schema holds a line break, so a line is a record
-        fields = [field.strip() for field in next(csv.reader([text]), [])]
+        try:
+            fields = [field.strip() for field in next(csv.reader([text]), [])]
+        except csv.Error as error:
+            raise _bad(path, line, f"no CSV ({error})", "short fields between commas") from error
         if not any(fields):
             continue
         if not header:
@@ -102,19 +104,14 @@ def _mooncake_rows(path: Path) -> Iterator[Row]:
     for line, text in _lines(path):
         if not text.strip():
             continue
-        try:
-            row = json.loads(text)
-        except json.JSONDecodeError as error:
-            raise _bad(
-                path, line, f"broken JSON ({error.msg})", "one JSON object a line"
-            ) from error
+        row = parse_json(text, f"trace {path}, line {line}")
         if not isinstance(row, dict):
             raise _bad(path, line, f"a JSON {type(row).__name__}", "one JSON object a line")
         missing = [name for name in MOONCAKE_KEYS if name not in row]
         if missing:
             raise _bad(path, line, f"no {', '.join(missing)}", f"{MOONCAKE_KEYS}")
         if not isinstance(row["hash_ids"], list):
-            raise _bad(path, line, f"hash_ids {row['hash_ids']!r}", "a list of block ids")
+            raise _bad(path, line, f"hash_ids {_short(row['hash_ids'])}", "a list of block ids")
         yield (
             _milliseconds(path, line, row["timestamp"]) / 1e3,
             _tokens(path, line, "input_length", row["input_length"]),
@@ -126,23 +123,28 @@ def _seconds(path: Path, line: int, text: str) -> float:
     """Seconds since 1970 of "2023-11-16 18:15:46.6805900"; without a zone it is UTC."""
     try:
         moment = datetime.fromisoformat(text)
-    except ValueError as error:
+    except (ValueError, OverflowError) as error:
         supported = "a date and time, such as 2023-11-16 18:15:46.6805900"
-        raise _bad(path, line, f"TIMESTAMP {text!r}", supported) from error
+        raise _bad(path, line, f"TIMESTAMP {_short(text)}", supported) from error
     return (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp()
 
 
 def _milliseconds(path: Path, line: int, value: Any) -> float:
     number = isinstance(value, int | float) and not isinstance(value, bool)
-    if not number or not math.isfinite(value) or value < 0:
-        raise _bad(path, line, f"timestamp {value!r}", "milliseconds of 0 or more")
+    if not number or not 0 <= value <= MAX_MS:
+        raise _bad(path, line, f"timestamp {_short(value)}", "milliseconds of 0 or more")
     return float(value)
+
+
+def _short(value: Any) -> str:
+    """A value in a message, however long it is in the file."""
+    return repr(value)[:60]
 
 
 def _tokens(path: Path, line: int, name: str, value: Any) -> int:
     """A JSON number that counts tokens; a bool, a fraction and a text are none."""
     if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value <= MAX_TOKENS:
-        raise _bad(path, line, f"{name} {value!r}", f"a whole number from 0 to {MAX_TOKENS}")
+        raise _bad(path, line, f"{name} {_short(value)}", f"a whole number from 0 to {MAX_TOKENS}")
     return value
 
 

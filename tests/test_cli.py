@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import subprocess
 import sys
@@ -74,6 +75,64 @@ def test_a_mistake_of_ours_keeps_its_traceback(monkeypatch):
     monkeypatch.setattr(cli, "command_modules", lambda: [failing(ZeroDivisionError("ours"))])
     with pytest.raises(ZeroDivisionError):
         cli.main(["fail"])
+
+
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        (FileNotFoundError(2, "No such file or directory", "/nonexist"), "/nonexist: No such file"),
+        (OSError(errno.ENOSPC, "No space left on device"), "output: No space left on device"),
+        (ModuleNotFoundError("no", name="torch"), "torch: not installed; pip install torch"),
+        (MemoryError(), "not enough memory"),
+    ],
+)
+def test_what_the_machine_refuses_is_one_line(error, said, monkeypatch, capsys):
+    monkeypatch.setattr(cli, "command_modules", lambda: [failing(error)])
+    assert cli.main(["fail"]) == 2
+    printed = capsys.readouterr().err
+    assert printed.startswith(f"mla-lab fail: {said}")
+    assert printed.count("\n") == 1
+
+
+@pytest.mark.parametrize("error", [ModuleNotFoundError("no", name="mla_lab.gone"), OSError("ours")])
+def test_a_missing_module_of_ours_keeps_its_traceback(error, monkeypatch):
+    monkeypatch.setattr(cli, "command_modules", lambda: [failing(error)])
+    with pytest.raises(type(error)):
+        cli.main(["fail"])
+
+
+@pytest.mark.parametrize("command", [["decode"], ["ladder"]])
+def test_without_torch_a_command_says_so_in_one_line(command):
+    code = "import sys; sys.modules['torch'] = None; import mla_lab.cli as c; "
+    code += f"sys.exit(c.main({command!r}))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 2
+    assert done.stderr == f"mla-lab {command[0]}: torch: not installed; pip install torch\n"
+
+
+WITHOUT_POSIX = """
+import os, sys
+sys.modules["fcntl"] = None
+del os.getuid, os.geteuid
+import mla_lab.jit, mla_lab.cli, mla_lab.bench.records, mla_lab.capture
+from pathlib import Path
+from mla_lab.core.problem import Problem
+from mla_lab.jit.cache import Cache
+from mla_lab.reference.inputs import make_inputs
+record = mla_lab.bench.records.Record(Path(sys.argv[1]) / "record")
+record.append({"kind": "end"})
+record.close()
+(made := lambda folder: (folder / "kernel.so").write_bytes(b"x") and {})
+assert Cache(Path(sys.argv[1]) / "cache").build("entry", made)
+print(mla_lab.trtllm_batch_decode_with_kv_cache_mla(
+    **make_inputs(Problem((1,), (70,), 4)).contract_args()).shape)
+"""
+
+
+def test_a_system_without_fcntl_and_user_ids_runs_the_cpu_path(tmp_path):
+    command = [sys.executable, "-c", WITHOUT_POSIX, str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.stdout == "torch.Size([1, 1, 4, 512])\n", done.stderr
 
 
 def test_ctrl_c_ends_quietly(monkeypatch, capsys):

@@ -58,9 +58,9 @@ def test_a_model_brings_heads_and_scale(monkeypatch, capsys):
     scales = []
     judge = _run.judge
 
-    def judged(call, out, lse):
+    def judged(call, *more):
         scales.append(call.bmm1_scale)
-        return judge(call, out, lse)
+        return judge(call, *more)
 
     monkeypatch.setattr(_run, "judge", judged)
     options = ["--model", "kimi-k2", "--tp", "8", *SMALL[2:]]
@@ -132,6 +132,12 @@ def test_a_result_outside_its_bound_is_code_1(monkeypatch, capsys):
         (["--batch-invariant", "--policy", "fa3"], "plan: got policy 'fa3' with batch_invariant"),
         (["--gpu", "magic"], "gpu: got 'magic'"),
         (["--calls", "0"], "--calls: got 0"),
+        (["--heads", "100000000"], "decode: got a call of "),
+        (["--heads", "9" * 30], "--heads: got 999"),
+        (["--q-len", "100000000"], "decode: got a call of "),
+        (["--kv-len", "2000000000"], "decode: got a call of "),
+        (["--kv-len", "4000000000"], "--kv-len: got 4000000000; supported: up to 2147483647"),
+        (["--batch", "2000000000"], "--batch: got 2000000000; supported: up to 1048576"),
     ],
 )
 def test_what_is_refused(options, named, capsys):
@@ -140,6 +146,11 @@ def test_what_is_refused(options, named, capsys):
     printed = capsys.readouterr().err
     assert printed.startswith(f"mla-lab decode: {named}"), printed
     assert printed.count("\n") == 1
+
+
+def test_memory_that_the_system_does_not_tell_refuses_nothing(monkeypatch, tmp_path, capsys):
+    monkeypatch.setattr(_run, "MEMORY", tmp_path / "absent")
+    assert report(capsys, *SMALL)["error"]["good"]
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import time
 
 import pytest
 
 from mla_lab import cli
+from mla_lab.cli.commands.plan import MOST_ROW_TILES, MOST_SIMULATED
 from mla_lab.core.gpu import Gpu
 from mla_lab.core.problem import Problem
 from mla_lab.plan import POLICIES, make_plan
@@ -71,6 +73,13 @@ def test_the_printed_table(capsys):
         (["--policy", "best"], "policy: got 'best'"),
         (["--schedule", "best"], "schedule: got 'best'"),
         (["--tile-kv", "0"], "tile_kv: got 0"),
+        (["--batch", "100000"], "plan: got 200000 row tiles (100000 requests of 128 heads)"),
+        (["--heads", "100000000"], "plan: got 12500000 row tiles"),
+        (["--heads", "9" * 30], "--heads: got 999"),
+        (["--q-len", "2000000000"], "plan: got 32000000000 row tiles"),
+        (["--batch", "2000000000"], "--batch: got 2000000000; supported: up to 1048576"),
+        (["--kv-len", "1,99999999999"], "--kv-len: got 99999999999; supported: up to 214748"),
+        (["--trace", "synthetic", "--batch", "2000000000"], "--batch: got 2000000000"),
         (["--gpu", "TPU"], "gpu: got 'TPU'"),
         (["--gpu", "B200"], "--gpu: got B200; supported: Hopper"),
     ],
@@ -80,6 +89,16 @@ def test_what_is_refused(options, named, capsys):
     printed = capsys.readouterr().err
     assert printed.startswith(f"mla-lab plan: {named}")
     assert printed.count("\n") == 1
+
+
+def test_a_large_plan_is_made_and_not_simulated(capsys):
+    """At the most row tiles, and the longest lengths, in seconds."""
+    start = time.perf_counter()
+    size = ["--batch", str(MOST_ROW_TILES), "--heads", "64", "--kv-len", str(2**31 - 1)]
+    assert cli.main(["plan", *size, "--policy", "fa3", "--policy", "cost"]) == 0
+    assert time.perf_counter() - start < 20
+    printed = capsys.readouterr().out
+    assert f"-  not simulated: more than {MOST_SIMULATED} tiles" in printed
 
 
 def test_what_is_no_length(capsys):

@@ -1,9 +1,11 @@
-"""The wheel alone, in an empty environment, run from elsewhere: nothing leans on the checkout."""
+"""Wheels and the source distribution in an empty environment, run from elsewhere."""
 
 from __future__ import annotations
 
+import email
 import json
 import os
+import shutil
 import subprocess
 import sys
 import sysconfig
@@ -13,7 +15,15 @@ from pathlib import Path
 
 import pytest
 
+import mla_lab
+from mla_lab.core.errors import BuildError
+from mla_lab.jit.build import kernels_package
+from mla_lab.jit.wheel import kernels_wheel
+from mla_lab.plan.config import KernelConfig
+
 from .house import ROOT, tracked_files
+
+KERNELS = kernels_package("sm_90a")
 
 pytestmark = pytest.mark.slow
 
@@ -57,6 +67,98 @@ def run(installed: Path, *command: str) -> str:
     )
     assert done.returncode == 0, done.stderr
     return done.stdout
+
+
+@pytest.fixture(scope="module")
+def with_kernels(installed, tmp_path_factory) -> Path:
+    """The environment with a wheel of two kernels, one by each compiler."""
+    if shutil.which("g++") is None or shutil.which("nvcc") is None:
+        pytest.skip("needs a C++ compiler and nvcc")
+    folder = tmp_path_factory.mktemp("kernels")
+    configs = [KernelConfig("cute/empty"), KernelConfig("cuda/merge")]
+    built = kernels_wheel(folder, configs)
+    assert built.name.startswith(f"mla_lab_kernels_sm90-{mla_lab.__version__}-py3-none-manylinux")
+    python = installed / "bin" / "python"
+    # group-writable, as many systems have new files: pip's own modes are no reason to refuse
+    before = os.umask(0o002)
+    try:
+        pip("--python", str(python), "install", "--no-deps", "--no-index", str(built))
+    finally:
+        os.umask(before)
+    return installed
+
+
+LAUNCH = """
+import json, os, sys
+from mla_lab import jit
+from mla_lab.plan.config import KernelConfig
+sys.modules["cutlass"] = None
+folders = []
+for name in ("cute/empty", "cuda/merge"):
+    found = jit.find(KernelConfig(name), "sm_90a")
+    try:
+        jit.load(found).launch()
+    except TypeError:
+        folders.append(str(found.folder))
+print(json.dumps(folders))
+"""
+
+
+def test_a_wheel_of_kernels_launches_without_dsl_and_compilers(with_kernels, tmp_path):
+    done = subprocess.run(
+        [str(with_kernels / "bin" / "python"), "-c", LAUNCH],
+        cwd=tmp_path,
+        env={"PATH": "/nowhere", "HOME": str(tmp_path), "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    folders = [Path(folder) for folder in json.loads(done.stdout)]
+    assert len(folders) == 2, "each refuses a launch without arguments"
+    assert all(f.is_relative_to(with_kernels) and f.parts[-3] == KERNELS for f in folders)
+    assert not (tmp_path / ".cache").exists()
+
+
+def test_the_x_ray_says_what_a_wheel_of_kernels_lacks(with_kernels, tmp_path):
+    done = subprocess.run(
+        [str(with_kernels / "bin" / "mla-lab"), "xray", "--kernel", "cute/empty"],
+        env={"PATH": "/nowhere", "HOME": str(tmp_path)},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 2
+    assert done.stderr.startswith("mla-lab xray: xray: ") and "has no PTX" in done.stderr
+
+
+def test_an_empty_wheel_is_refused(tmp_path):
+    with pytest.raises(BuildError, match="got no kernel"):
+        kernels_wheel(tmp_path, [])
+
+
+def test_the_source_distribution_makes_the_same_wheel(wheel, tmp_path):
+    subprocess.run(
+        [sys.executable, "-m", "hatchling", "build", "-t", "sdist", "-d", str(tmp_path)],
+        cwd=ROOT,
+        check=True,
+        capture_output=True,
+    )
+    (source,) = tmp_path.glob("mla_lab-*.tar.gz")
+    offline = ["--no-deps", "--no-index", "--no-build-isolation"]
+    pip("wheel", *offline, "--wheel-dir", str(tmp_path), str(source))
+    (built,) = tmp_path.glob("mla_lab-*.whl")
+    assert zipfile.ZipFile(built).namelist() == zipfile.ZipFile(wheel).namelist()
+
+
+def test_metadata_names_the_pythons_and_extras(wheel):
+    with zipfile.ZipFile(wheel) as archive:
+        (name,) = [n for n in archive.namelist() if n.endswith(".dist-info/METADATA")]
+        fields = email.message_from_bytes(archive.read(name))
+    classifiers = fields.get_all("Classifier", [])
+    for minor in (11, 12, 13, 14):
+        assert f"Programming Language :: Python :: 3.{minor}" in classifiers
+    required = fields.get_all("Requires-Dist", [])
+    assert {r.split(">")[0] for r in required if "extra" not in r} == {"numpy", "rich", "torch"}
+    assert not [r for r in required if "nbmake" in r and "lab" in r.split("extra")[1]]
 
 
 def test_wheel_carries_kernels_and_data(wheel):

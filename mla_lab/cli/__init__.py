@@ -1,13 +1,15 @@
 """The command line: `mla-lab COMMAND`, each command a module of `mla_lab.cli.commands`.
 
 A command's module has `add_parser(subparsers)` and `run(args) -> int | None`; it imports what it
-needs inside `run`, so that `mla-lab --help` stays quick. Errors that mla_lab raises on purpose
-are one line on stderr and exit code 2.
+needs inside `run`, so that `mla-lab --help` stays quick. Errors that mla_lab raises on purpose,
+files that the system refuses, missing packages and too little memory are one line on stderr and
+exit code 2.
 """
 
 from __future__ import annotations
 
 import argparse
+import errno
 import os
 import pkgutil
 import sys
@@ -21,6 +23,13 @@ from . import commands
 
 USER_ERROR = 2
 INTERRUPTED = 130
+#: packages that a command may miss, and what brings them
+OPTIONAL = {
+    "torch": "pip install torch",
+    "jupyterlab": "pip install 'mla-lab[lab]'",
+    "plotly": "pip install 'mla-lab[lab]'",
+    "tvm_ffi": "pip install apache-tvm-ffi",
+}
 
 
 def command_modules() -> list[ModuleType]:
@@ -49,14 +58,25 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         return args.run(args) or 0
     except MlaLabError as error:
-        print(f"mla-lab {args.command}: {error}", file=sys.stderr)
-        return USER_ERROR
+        reason = str(error)
     except BrokenPipeError:
         # `mla-lab plan | head` has read enough; keep the interpreter's last flush quiet
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     except KeyboardInterrupt:
         return INTERRUPTED
+    except OSError as error:
+        if error.filename is None and error.errno != errno.ENOSPC:
+            raise
+        reason = f"{error.filename or 'output'}: {error.strerror}"
+    except ModuleNotFoundError as error:
+        if error.name not in OPTIONAL:
+            raise
+        reason = f"{error.name}: not installed; {OPTIONAL[error.name]}"
+    except MemoryError:
+        reason = "not enough memory for this; ask for less"
+    print(f"mla-lab {args.command}: {reason}", file=sys.stderr)
+    return USER_ERROR
 
 
 if __name__ == "__main__":

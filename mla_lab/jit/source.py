@@ -30,7 +30,7 @@ def cuda_kernels() -> tuple[str, ...]:
 
 
 def supported_archs(kernel: str) -> tuple[str, ...]:
-    """Architectures a kernel is written for; `InvalidInput` for a name nobody registered."""
+    """Architectures a kernel is written for; `InvalidInput` for an unregistered name."""
     if kernel.startswith("cute/"):
         return registry.lookup(kernel).archs
     if kernel in cuda_kernels():
@@ -56,10 +56,16 @@ def source_hash(kernel: str) -> str:
     """SHA-256 over names and contents of `source_files`."""
     digest = hashlib.sha256()
     for path in source_files(kernel):
-        home = PACKAGE.parent if path.is_relative_to(PACKAGE) else kernels_dir().parent
-        digest.update(f"{path.relative_to(home).as_posix()}\0".encode())
+        digest.update(f"{_name(path)}\0".encode())
         digest.update(path.read_bytes() + b"\0")
     return digest.hexdigest()
+
+
+def _name(path: Path) -> str:
+    """kernels/... or mla_lab/..., in a checkout and in an installed wheel alike."""
+    inside = path.is_relative_to(kernels_dir())
+    home, name = (kernels_dir(), "kernels") if inside else (PACKAGE, PACKAGE.name)
+    return f"{name}/{path.relative_to(home).as_posix()}"
 
 
 def _closure(root: Path, edges: object) -> tuple[Path, ...]:

@@ -16,7 +16,7 @@ as TF32 is off (torch's default).
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -54,12 +54,17 @@ class TileWalk:
 
 
 def decode_reference(
-    call: ReferenceCall, *, walk: TileWalk | None = None, dtype: torch.dtype = torch.float64
+    call: ReferenceCall,
+    *,
+    walk: TileWalk | None = None,
+    dtype: torch.dtype = torch.float64,
+    counted: Callable[[int, int], None] = lambda done, total: None,
 ) -> Result:
     """The result of a decode call, exactly. The lse excludes the sinks, and is in the call's base.
 
     A row without a key has out 0 and lse -inf. walk: matters to skip-softmax only, by default
-    one split of 64 x 64 tiles. Raises InvalidInput or Unsupported for a call without a meaning.
+    one split of 64 x 64 tiles. counted: called after each request with how many of how many are
+    done. Raises InvalidInput or Unsupported for a call without a meaning.
     """
     scale = float(call.bmm1_scale)
     factor = call.skip_softmax_threshold_scale_factor
@@ -68,6 +73,7 @@ def decode_reference(
         if factor is not None:
             request = skip_tiles(request, scale, factor, walk or TileWalk(), b)
         parts.append(attend(request, scale))
+        counted(len(parts), len(call.seq_lens))
     lse = torch.cat([part.lse for part in parts])
     out = add_sinks(torch.cat([part.out for part in parts]), lse, call.sinks)
     out = (out * float(call.bmm2_scale)).reshape(*call.query.shape[:-1], call.kv_lora_rank)

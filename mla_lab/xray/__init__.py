@@ -1,4 +1,4 @@
-"""See through a compiled kernel without running it.
+"""Resources, opcodes, SASS and PTX of a compiled kernel, without running it.
 
 report = inspect(compile(config))
 report.kernels[0].count("HGMMA"), report.kernels[0].resources.registers

@@ -1,4 +1,4 @@
-"""Which unit an instruction keeps busy, by its opcode: SASS and PTX.
+"""The unit that executes an instruction, from its SASS or PTX opcode.
 
 SASS names as nvdisasm prints them (CUDA Binary Utilities, "Instruction Set Reference").
 """

@@ -1,4 +1,4 @@
-"""What a compiled kernel is made of, as values; `render` turns them into text."""
+"""Resources and instruction counts of a compiled kernel as values; `render` makes text of them."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from collections import Counter
 from dataclasses import dataclass
 from functools import cached_property
 
+from ..core.errors import BuildError
 from ..jit.artifact import Artifact
 from ..jit.cubin import KernelResources
 from . import ptx, sass
@@ -54,7 +55,7 @@ class KernelReport:
 
 @dataclass(frozen=True)
 class Report:
-    """An artifact seen through."""
+    """The kernels of an artifact and what is known of each."""
 
     artifact: Artifact
     kernels: tuple[KernelReport, ...]
@@ -79,7 +80,15 @@ class Change:
 
 
 def inspect(artifact: Artifact) -> Report:
-    """See through an artifact: resources always, SASS where nvdisasm is installed, PTX always."""
+    """Resources and PTX of an artifact, and its SASS where nvdisasm is installed.
+
+    Raises `BuildError` for an artifact without PTX, as a wheel of kernels holds them.
+    """
+    if not artifact.ptx.is_file():
+        raise BuildError(
+            f"xray: {artifact.folder} has no PTX, which a wheel of kernels leaves out; uninstall "
+            "the wheel where you compile"
+        )
     code = sass.disassemble(artifact.cubin) if sass.find_nvdisasm() else {}
     texts = ptx.opcodes(artifact.ptx.read_text())
     kernels = tuple(

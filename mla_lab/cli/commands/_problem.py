@@ -12,6 +12,10 @@ from ...core.problem import ELEMENT_BYTES, KV_FORMATS, Problem
 DEFAULT_HEADS = 128
 DEFAULT_BATCH = 8
 DEFAULT_KV_LEN = 4096
+#: more would take minutes and gigabytes before anything is said
+MOST_REQUESTS = 1 << 20
+#: lengths and page ids are int32 in the kernels
+MOST = 2**31 - 1
 #: softmax scale without a model: DeepSeek's 128 + 64 query columns before absorption
 PLAIN_SCALE = 192**-0.5
 
@@ -73,7 +77,10 @@ def _lengths(text: str) -> tuple[int, ...]:
 
 
 def problem_of(args: argparse.Namespace) -> Asked:
-    """The call that the options describe. Raises InvalidInput where they contradict each other."""
+    """The call that the options describe. Raises InvalidInput where they contradict each other or
+    name a size that no kernel takes.
+    """
+    _check_sizes(args)
     model = _model(args)
     heads = DEFAULT_HEADS if args.heads is None else args.heads
     if model:
@@ -91,6 +98,15 @@ def problem_of(args: argparse.Namespace) -> Asked:
     )
     name = f"{model.title}, {heads} heads a rank" if model else f"{heads} heads"
     return Asked(problem, model.softmax_scale if model else PLAIN_SCALE, name, source)
+
+
+def _check_sizes(args: argparse.Namespace) -> None:
+    sizes = {"--heads": args.heads, "--q-len": args.q_len, "--page-size": args.page_size}
+    for name, value in [*sizes.items(), *(("--kv-len", n) for n in args.kv_len or ())]:
+        if value is not None and value > MOST:
+            raise invalid(name, value, f"up to {MOST}")
+    if args.batch is not None and args.batch > MOST_REQUESTS:
+        raise invalid("--batch", args.batch, f"up to {MOST_REQUESTS} requests")
 
 
 def _model(args: argparse.Namespace) -> Model | None:

@@ -9,9 +9,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ...core.errors import invalid
+
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from ...core.problem import Problem
     from ...reference.inputs import DecodeInputs
     from ...reference.tolerance import Error
 
@@ -19,6 +22,10 @@ if TYPE_CHECKING:
 BUDGET_SECONDS = 3.0
 MOST_CALLS = 9
 PROCESS = Path("/proc/self")
+MEMORY = Path("/proc/meminfo")
+
+#: called with how many of how many steps are done
+Counted = Callable[[int, int], None]
 
 
 @dataclass(frozen=True)
@@ -53,8 +60,16 @@ class Judged:
         return self.out.within(self.sdpa, self.allowed_ratio) and self.lse <= self.lse_tolerance
 
 
-def measure(call: Callable[[], Any], device: str, calls: int | None = None) -> Measured:
-    """Run `call` -> (out, lse) `calls` times, or as often as the budget allows, at least once."""
+def measure(
+    call: Callable[[], Any],
+    device: str,
+    calls: int | None = None,
+    counted: Counted = lambda done, total: None,
+) -> Measured:
+    """Run `call` -> (out, lse) `calls` times, or as often as the budget allows, at least once.
+
+    counted: called after each call with how many of how many were made.
+    """
     seconds: list[float] = []
     while not seconds or _goes_on(seconds, calls):
         memory = _Memory(device)
@@ -62,6 +77,7 @@ def measure(call: Callable[[], Any], device: str, calls: int | None = None) -> M
         out, lse = call()
         memory.finish()
         seconds.append(time.perf_counter() - start)
+        counted(len(seconds), calls or _expected(seconds))
     return Measured(out, lse, tuple(seconds[1:] or seconds), memory.peak_bytes())
 
 
@@ -69,6 +85,12 @@ def _goes_on(seconds: list[float], calls: int | None) -> bool:
     if calls is not None:
         return len(seconds) < calls
     return len(seconds) < MOST_CALLS and sum(seconds) + seconds[-1] < BUDGET_SECONDS
+
+
+def _expected(seconds: list[float]) -> int:
+    """Calls that fit into the budget at the pace so far."""
+    pace = sum(seconds) / len(seconds)
+    return max(len(seconds), min(MOST_CALLS, int(BUDGET_SECONDS / pace) if pace else MOST_CALLS))
 
 
 class _Memory:
@@ -119,16 +141,51 @@ def _resident(field: str) -> int:
     return int(kilobytes) * 1024
 
 
-def judge(inputs: DecodeInputs, out: Tensor, lse: Tensor) -> Judged:
+def check_memory(problem: Problem, device: str, judged: bool) -> None:
+    """InvalidInput, before anything is allocated, for a call that the memory cannot hold."""
+    free = _free_bytes(device)
+    rows, longest = problem.total_q * problem.heads, max(problem.kv_lens)
+    cache = sum(problem.kv_lens) * problem.kv_token_bytes
+    # the query in fp32 before it is packed, the longest request's tokens likewise
+    needed = cache + rows * problem.head_dim * 6 + longest * problem.head_dim * 6
+    if judged:  # float64: the result of all, keys and scores of one request
+        pairs = max(q * n for q, n in zip(problem.q_lens, problem.kv_lens, strict=True))
+        needed += 8 * (rows * problem.latent_dim + longest * problem.head_dim)
+        needed += 8 * pairs * problem.heads
+    if free is not None and needed > free:
+        got = f"a call of {needed / 1e9:.1f} GB, {cache / 1e9:.1f} of them the cache"
+        raise invalid("decode", got, f"what the {free / 1e9:.1f} GB that are free on {device} hold")
+
+
+def _free_bytes(device: str) -> int | None:
+    """Memory that is free on the device; None where the system does not tell."""
+    if device.startswith("cuda"):
+        import torch
+
+        return torch.cuda.mem_get_info()[0]
+    try:
+        lines = MEMORY.read_text().splitlines()
+    except OSError:
+        return None
+    found = [int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:")]
+    return found[0] if found else None
+
+
+def judge(
+    inputs: DecodeInputs, out: Tensor, lse: Tensor, counted: Counted = lambda done, total: None
+) -> Judged:
     """Against the oracle in float64, one request in memory at a time; over a cache of eight bits
     beside torch with the same rounding, as the proofs do.
+
+    counted: called after each request of the oracle.
     """
     from ...core.kv_cache import pack
     from ...reference.mla import decode_reference
     from ...reference.tolerance import ALLOWED_RATIO, LSE_TOLERANCE, error, lse_error, sdpa_error
     from ...verify.limits import TOPS, WEIGHTS, limits_of, rounded
 
-    reference, problem = decode_reference(inputs), inputs.problem
+    reference = decode_reference(inputs, counted=counted)
+    problem = inputs.problem
     baseline, lse_tolerance = sdpa_error(inputs, reference), LSE_TOLERANCE
     weights = WEIGHTS.get((problem.q_dtype, problem.kv_format))
     if weights is not None:

@@ -1,4 +1,4 @@
-"""`mla-lab bundle OUT`: a folder that launches kernels on a host without compilers."""
+"""`mla-lab bundle OUT`: compiled kernels for a host without compilers, as a folder or a wheel."""
 
 from __future__ import annotations
 
@@ -6,11 +6,13 @@ import argparse
 from pathlib import Path
 from typing import Any
 
+from ...core.errors import invalid
+from ._progress import Bar, bar
 from ._selection import add_selection
 
 
 def add_parser(subparsers: argparse._SubParsersAction[Any]) -> argparse.ArgumentParser:
-    """`OUT`, `--kernel`, `--arch`, `--set`, `--python`, `--wheel`."""
+    """Options `OUT`, `--kernel`, `--arch`, `--set`, `--python`, `--wheel`, `--as-wheel`."""
     parser = subparsers.add_parser(
         "bundle", help="collect compiled kernels for a GPU host without registry or compilers"
     )
@@ -20,19 +22,53 @@ def add_parser(subparsers: argparse._SubParsersAction[Any]) -> argparse.Argument
     parser.add_argument(
         "--wheel", action="append", default=[], help="one more wheel for the host, e.g. pytest"
     )
+    parser.add_argument(
+        "--as-wheel",
+        action="store_true",
+        help="write the kernels alone, as OUT/mla_lab_kernels_sm90-VERSION.whl for pip",
+    )
     return parser
 
 
 def run(args: argparse.Namespace) -> int:
-    """Write the bundle and say how to use it."""
+    """Write the bundle or the wheel, and say how to use it."""
+    if args.as_wheel and args.wheel:
+        raise invalid("--wheel", "one beside --as-wheel", "one of them")
+    with bar(f"compiling for {args.arch}", print) as shown:
+        lines = _wheel(args, shown) if args.as_wheel else _bundle(args, shown)
+    print("\n".join(lines))
+    return 0
+
+
+def _bundle(args: argparse.Namespace, shown: Bar) -> list[str]:
     from ...jit.bundle import bundle, size_of
     from ...jit.shipped import select
 
     configs = select(args.kernel, args.set, args.arch)
     built = bundle(
-        args.out, configs, [args.arch], python=args.python, wheels=args.wheel, progress=print
+        args.out,
+        configs,
+        [args.arch],
+        python=args.python,
+        wheels=args.wheel,
+        progress=shown.say,
+        built=shown.count,
     )
     size = size_of(args.out) / 2**20
-    print(f"{len(built)} kernels for {args.arch}, {size:.1f} MB in {args.out}")
-    print(f"on the GPU host: source {args.out}/setup.sh")
-    return 0
+    return [
+        f"{len(built)} kernels for {args.arch}, {size:.1f} MB in {args.out}",
+        f"on the GPU host: source {args.out}/setup.sh",
+    ]
+
+
+def _wheel(args: argparse.Namespace, shown: Bar) -> list[str]:
+    from ...jit.shipped import select
+    from ...jit.wheel import kernels_wheel
+
+    configs = select(args.kernel, args.set, args.arch)
+    path = kernels_wheel(args.out, configs, args.arch, progress=shown.say, built=shown.count)
+    size = path.stat().st_size / 2**20
+    return [
+        f"{len(configs)} kernels for {args.arch}, {size:.1f} MB in {path}",
+        f"on the GPU host, beside mla-lab: pip install {path}",
+    ]

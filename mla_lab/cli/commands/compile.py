@@ -6,11 +6,12 @@ import argparse
 import time
 from typing import Any
 
+from ._progress import bar
 from ._selection import add_selection
 
 
 def add_parser(subparsers: argparse._SubParsersAction[Any]) -> argparse.ArgumentParser:
-    """`--arch`, `--kernel`, `--option`, `--list`."""
+    """Options `--arch`, `--kernel`, `--set`, `--workers`, `--list`."""
     parser = subparsers.add_parser("compile", help="compile kernels into the cache; needs no GPU")
     add_selection(parser)
     parser.add_argument("--workers", type=int, help="compiling processes (default: two at most)")
@@ -29,7 +30,10 @@ def run(args: argparse.Namespace) -> int:
         print("\n".join(c.name() for c in configs))
         return 0
     start = time.monotonic()
-    built = compile_all(configs, args.arch, workers=args.workers, progress=print)
+    with bar(f"compiling for {args.arch}", print) as shown:
+        built = compile_all(
+            configs, args.arch, workers=args.workers, progress=shown.say, built=shown.count
+        )
     for artifact in built:
         size = artifact.library.stat().st_size / 1024
         print(f"{artifact.config.name():50s} {size:7.0f} KB  {artifact.folder}")

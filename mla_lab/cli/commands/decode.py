@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from ...core.errors import invalid, unsupported
 from ._problem import Asked, add_problem_options, problem_of
+from ._progress import Bar, bar
 
 if TYPE_CHECKING:
     from ...core.gpu import Gpu
@@ -45,25 +46,18 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
 
 def run(args: argparse.Namespace) -> int:
     """Run the call and print the result; 1 where it is outside its bound."""
-    import torch
-
-    from ...api.decode import decode
     from ...core.gpu import Gpu
-    from ._run import judge, measure
+    from ._run import check_memory
 
     if args.calls is not None and args.calls < 1:
         raise invalid("--calls", args.calls, "1 or more")
     asked = problem_of(args)
     roof = Gpu.preset(args.gpu)
     device = _device(args.device)
-    inputs = _inputs(asked, args, device)
-    arguments = _arguments(inputs, args)
-    plan, backend = _plan(arguments, args)
-    arguments["workspace_buffer"] = torch.zeros(
-        plan.workspace.nbytes, dtype=torch.uint8, device=device
-    )
-    measured = measure(lambda: decode(**arguments, plan=plan, backend=backend), device, args.calls)
-    judged = None if args.no_check else judge(inputs, measured.out, measured.lse)
+    check_memory(asked.problem, device, not args.no_check)
+    with bar("making inputs", print, quiet=args.json) as shown:
+        inputs = _inputs(asked, args, device)
+        plan, backend, measured, judged = _run(inputs, args, device, shown)
     report = {
         "model": asked.model,
         "lengths": {"from": asked.lengths, "kv_lens": asked.problem.kv_lens},
@@ -84,6 +78,30 @@ def run(args: argparse.Namespace) -> int:
     else:
         _print(report, plan, asked)
     return 0 if judged is None or judged.good else OUT_OF_BOUND
+
+
+def _run(
+    inputs: DecodeInputs, args: argparse.Namespace, device: str, shown: Bar
+) -> tuple[Plan, str, Measured, Judged | None]:
+    """Plan, backend's name, timed calls and the oracle's verdict on the last of them."""
+    import torch
+
+    from ...api.decode import decode
+    from ._run import judge, measure
+
+    arguments = _arguments(inputs, args)
+    plan, backend = _plan(arguments, args)
+    arguments["workspace_buffer"] = torch.zeros(
+        plan.workspace.nbytes, dtype=torch.uint8, device=device
+    )
+    shown.phase("calls", args.calls)
+    measured = measure(
+        lambda: decode(**arguments, plan=plan, backend=backend), device, args.calls, shown.count
+    )
+    if args.no_check:
+        return plan, backend, measured, None
+    shown.phase("oracle in float64, requests", inputs.problem.batch)
+    return plan, backend, measured, judge(inputs, measured.out, measured.lse, shown.count)
 
 
 def _device(wanted: str | None) -> str:

@@ -13,8 +13,8 @@ from ...core.errors import invalid, unsupported
 
 #: what opens first
 FIRST = "00_start_here.ipynb"
-#: defaults of JupyterLab for this command alone: it asks nobody about news, looks for no updates
-#: and lists no extensions of a package index; what a user has set elsewhere still counts
+#: defaults of JupyterLab for this command alone: no news, no updates, no extensions of a package
+#: index; what a user has set elsewhere still counts
 SETTINGS = Path(__file__).resolve().parents[2] / "lab" / "jupyter"
 
 
@@ -49,7 +49,7 @@ def command(folder: Path, port: int, browser: bool) -> list[str]:
         line.append(f"--LabApp.default_url=/lab/tree/{FIRST}")
     if not browser:
         line.append("--no-browser")
-    if os.geteuid() == 0:
+    if getattr(os, "geteuid", lambda: -1)() == 0:
         line.append("--allow-root")  # containers run as root, and JupyterLab asks twice
     return line
 

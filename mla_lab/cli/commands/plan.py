@@ -8,13 +8,19 @@ import time
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from ...core.errors import unsupported
+from ...core.errors import invalid, unsupported
 from ._problem import add_problem_options, problem_of
 
 if TYPE_CHECKING:
     from ...core.gpu import Gpu
     from ...core.problem import Problem
     from ...plan import Plan
+
+
+#: row tiles that are planned: every policy then takes a second or two
+MOST_ROW_TILES = 1 << 16
+#: tiles of a plan that are simulated, at about 90 us each
+MOST_SIMULATED = 20_000
 
 
 def add_parser(subparsers: Any) -> argparse.ArgumentParser:
@@ -43,7 +49,8 @@ def run(args: argparse.Namespace) -> None:
     asked = problem_of(args)
     gpu = Gpu.preset(args.gpu)
     if gpu.arch != "sm_90a":
-        raise unsupported("--gpu", gpu.name, "Hopper cards: the simulator knows no other pipeline")
+        raise unsupported("--gpu", gpu.name, "Hopper cards: the simulator has no other pipeline")
+    _check_tiles(asked.problem, args.tile_rows)
     plans = {}
     rows = []
     for policy in args.policy or POLICIES:
@@ -57,6 +64,16 @@ def run(args: argparse.Namespace) -> None:
     if args.tiles:
         for plan in plans.values():
             print(f"\n{plan}")
+
+
+def _check_tiles(problem: Problem, tile_rows: int) -> None:
+    """InvalidInput where planning would take minutes."""
+    if tile_rows < 1:
+        return  # the planner's own message
+    tiles = sum(-(-q_len * problem.heads // tile_rows) for q_len in problem.q_lens)
+    if tiles > MOST_ROW_TILES:
+        got = f"{tiles} row tiles ({problem.batch} requests of {problem.heads} heads)"
+        raise invalid("plan", got, f"up to {MOST_ROW_TILES} row tiles of --tile-rows rows")
 
 
 def _row(
@@ -79,7 +96,9 @@ def _row(
     fitted = constants_for(args.tile_rows)
     read_tbps = fitted.read_tbps * gpu.read_tbps / H200.read_tbps
     constants = replace(fitted, card=gpu.name, sms=gpu.sms, read_tbps=read_tbps)
-    timeline = simulate(plan, constants, cluster=args.cluster)
+    timeline = None
+    if plan.num_tiles <= MOST_SIMULATED:
+        timeline = simulate(plan, constants, cluster=args.cluster)
     splits = plan.splits()
     return plan, {
         "policy": policy,
@@ -87,8 +106,8 @@ def _row(
         "splits": [int(splits.min()), int(splits.max())],
         "partials": plan.num_slots,
         "workspace_bytes": plan.workspace.nbytes,
-        "simulated_us": timeline.makespan,
-        "busy": timeline.utilisation(),
+        "simulated_us": timeline and timeline.makespan,
+        "busy": timeline and timeline.utilisation(),
         "planning_ms": seconds * 1e3,
     }
 
@@ -107,6 +126,15 @@ def _print_table(problem: Problem, model: str, gpu: Gpu, rows: list[dict[str, An
         splits = f"{low}" if low == high else f"{low}-{high}"
         print(
             f"{row['policy']:<12}{row['tiles']:>7}{splits:>10}{row['partials']:>10}"
-            f"{row['workspace_bytes'] / 1e6:>9.1f} MB{row['simulated_us']:>9.1f} us"
-            f"{row['busy']:>7.0%}{row['planning_ms']:>9.1f} ms"
+            f"{row['workspace_bytes'] / 1e6:>9.1f} MB{_simulated(row)}"
+            f"{row['planning_ms']:>9.1f} ms"
         )
+    if any(row["simulated_us"] is None for row in rows):
+        print(f"-  not simulated: more than {MOST_SIMULATED} tiles")
+
+
+def _simulated(row: dict[str, Any]) -> str:
+    """Two columns: time, and share of the time that workers are busy."""
+    if row["simulated_us"] is None:
+        return f"{'-':>12}{'-':>7}"
+    return f"{row['simulated_us']:>9.1f} us{row['busy']:>7.0%}"

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import argparse
+import sys
 from typing import Any
 
+from ._progress import bar
 from ._selection import add_selection
 
 
 def add_parser(subparsers: argparse._SubParsersAction[Any]) -> argparse.ArgumentParser:
-    """`--kernel`, `--arch`, `--set`, `--diff`, `--sass`, `--ptx`."""
-    parser = subparsers.add_parser("xray", help="see through compiled kernels; needs no GPU")
+    """Options `--kernel`, `--arch`, `--set`, `--diff`, `--sass`, `--only`, `--ptx`."""
+    parser = subparsers.add_parser(
+        "xray", help="resources and opcodes of compiled kernels; needs no GPU"
+    )
     add_selection(parser)
     parser.add_argument(
         "--diff",
@@ -32,7 +36,9 @@ def run(args: argparse.Namespace) -> int:
     from ...jit.shipped import select
 
     configs = select(args.kernel, args.set, args.arch)
-    reports = [xray.inspect(a) for a in compile_all(configs, args.arch)]
+    with bar(f"compiling for {args.arch}", lambda text: print(text, file=sys.stderr)) as shown:
+        made = compile_all(configs, args.arch, progress=shown.say, built=shown.count)
+    reports = [xray.inspect(a) for a in made]
     for report in reports:
         if args.ptx:
             print(report.ptx())

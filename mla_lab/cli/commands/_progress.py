@@ -1,0 +1,76 @@
+"""Progress of long work: a bar with the time left on a terminal, nothing but lines elsewhere.
+
+The bar is on stderr, so that what a command prints stays clean. It needs `rich`, a dependency of
+the package; on a host that runs a bundle without it there are lines alone.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from rich.progress import Progress, TaskID
+
+#: steps may take a minute each: the time left follows the speed of so many seconds
+SPEED_OVER_S = 600.0
+
+
+class Bar:
+    """`count` is called with how many of how many steps are done, `say` with what is going on."""
+
+    def __init__(self, shown: Progress | None, task: TaskID | None, log: Callable[[str], Any]):
+        self._shown, self._task, self._log = shown, task, log
+
+    def count(self, done: int, total: int | None) -> None:
+        """Move the bar; a total of None shows that the work goes on, not how far it is."""
+        if self._shown is not None and self._task is not None:
+            self._shown.update(self._task, completed=done, total=total)
+
+    def say(self, text: str) -> None:
+        """Show `text` beside the bar, or as a line where there is none."""
+        if self._shown is not None and self._task is not None:
+            self._shown.update(self._task, description=text)
+        else:
+            self._log(text)
+
+    def phase(self, text: str, total: int | None = None) -> None:
+        """Another part of the work, counted and timed anew; no line where there is no bar."""
+        if self._shown is not None and self._task is not None:
+            self._shown.reset(self._task, description=text, total=total)
+
+
+@contextlib.contextmanager
+def bar(text: str, log: Callable[[str], Any], quiet: bool = False) -> Iterator[Bar]:
+    """A bar on stderr while the block runs, if stderr is a terminal and nothing asks for quiet.
+
+    log: what `say` calls where there is no bar.
+    """
+    shown = None if quiet or not sys.stderr.isatty() else _on_terminal()
+    if shown is None:
+        yield Bar(None, None, log)
+        return
+    with shown:
+        yield Bar(shown, shown.add_task(text, total=None), log)
+
+
+def _on_terminal() -> Progress | None:
+    """rich's progress display; None where rich is not installed."""
+    try:
+        from rich import progress
+        from rich.console import Console
+    except ImportError:
+        return None
+    return progress.Progress(
+        progress.TextColumn("{task.description}", markup=False),
+        progress.BarColumn(),
+        progress.MofNCompleteColumn(),
+        progress.TimeElapsedColumn(),
+        progress.TextColumn("left"),
+        progress.TimeRemainingColumn(),
+        console=Console(stderr=True),
+        speed_estimate_period=SPEED_OVER_S,
+        transient=True,
+    )

@@ -1,0 +1,106 @@
+"""The bar of long commands: on a terminal with the time left, and nowhere else."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import pty
+import subprocess
+import sys
+
+import pytest
+
+from mla_lab.cli.commands import _progress
+from mla_lab.cli.commands._progress import bar
+
+from .house import ROOT
+
+SMALL = ["decode", "--heads", "4", "--kv-len", "70", "--batch", "2", "--device", "cpu"]
+
+
+class Terminal(io.StringIO):
+    """A stderr that is a terminal."""
+
+    def isatty(self) -> bool:
+        return True
+
+
+def terminal(monkeypatch: pytest.MonkeyPatch) -> Terminal:
+    """In place of stderr from here on; a fixture would come before pytest's own stderr."""
+    made = Terminal()
+    monkeypatch.setattr(sys, "stderr", made)
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setenv("COLUMNS", "100")
+    return made
+
+
+def test_a_terminal_sees_steps_and_the_time_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    stderr = terminal(monkeypatch)
+    lines: list[str] = []
+    with bar("compiling", lines.append) as shown:
+        shown.count(0, 3)
+        shown.say("compiling keep_ab")
+        shown.count(1, 3)
+        shown.phase("oracle", 8)
+        shown.count(8, 8)
+    seen = stderr.getvalue()
+    assert "oracle" in seen
+    assert "8/8" in seen
+    assert "left" in seen
+    assert lines == []
+
+
+def test_no_terminal_gets_lines_alone(capsys: pytest.CaptureFixture[str]) -> None:
+    lines: list[str] = []
+    with bar("compiling", lines.append) as shown:
+        shown.count(1, 3)
+        shown.phase("oracle", 8)
+        shown.say("compiling keep_ab")
+    assert lines == ["compiling keep_ab"]
+    assert capsys.readouterr() == ("", "")
+
+
+def test_quiet_is_quiet_on_a_terminal_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    stderr = terminal(monkeypatch)
+    with bar("calls", print, quiet=True) as shown:
+        shown.count(1, 3)
+    assert stderr.getvalue() == ""
+
+
+def test_without_rich_there_are_lines(monkeypatch: pytest.MonkeyPatch) -> None:
+    stderr = terminal(monkeypatch)
+    monkeypatch.setitem(sys.modules, "rich", None)
+    assert _progress._on_terminal() is None
+    lines: list[str] = []
+    with bar("compiling", lines.append) as shown:
+        shown.say("compiling keep_ab")
+    assert (lines, stderr.getvalue()) == (["compiling keep_ab"], "")
+
+
+def run_on_terminal(*options: str) -> tuple[str, str]:
+    """stdout, and what a terminal on stderr shows, of the program."""
+    ours, theirs = pty.openpty()
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "TERM": "xterm", "COLUMNS": "100"}
+    done = subprocess.run(
+        [sys.executable, "-m", "mla_lab", *options],
+        stdout=subprocess.PIPE, stderr=theirs, env=environment, text=True, check=True,
+    )  # fmt: skip
+    os.close(theirs)
+    seen = b""
+    try:
+        while part := os.read(ours, 65536):
+            seen += part
+    except OSError:  # Linux: the other side is closed
+        pass
+    os.close(ours)
+    return done.stdout, seen.decode()
+
+
+def test_decode_shows_a_bar_and_json_stays_clean() -> None:
+    out, seen = run_on_terminal(*SMALL, "--calls", "2")
+    assert "error " in out and "\x1b" not in out
+    assert "left" in seen
+    out, seen = run_on_terminal(*SMALL, "--calls", "2", "--json")
+    assert json.loads(out)["error"]["good"]
+    assert seen == ""

@@ -63,6 +63,16 @@ def test_setup_unpacks_into_a_private_place_of_this_user(made: Path, tmp_path: P
     assert path.split(":")[0] == str(made)
 
 
+def test_unpacking_needs_the_standard_library_alone(made: Path, tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-S", "-E", str(made / "unpack.py")],
+        env={"HOME": str(tmp_path)},
+        capture_output=True,
+        text=True,
+    )
+    assert Path(done.stdout.strip()).parent == tmp_path / ".cache/mla-lab/bundles", done.stderr
+
+
 def test_setup_refuses_before_anything_is_exported(made: Path, tmp_path: Path) -> None:
     home = tmp_path / "theirs"
     home.mkdir()

@@ -34,13 +34,20 @@ REQUIREMENTS = ("apache-tvm-ffi",)
 MANYLINUX = ("2_28", "2_27", "2_24", "2_17", "2_12", "2_5")
 METADATA = "metadata.json"
 
+#: the packages stand without what their __init__ imports: NumPy may be among the bundle's wheels
 UNPACK = """\
 import sys
 from pathlib import Path
+from types import ModuleType
+
+here = Path(__file__).resolve().parent
+for name in ("mla_lab", "mla_lab.jit"):
+    sys.modules[name] = ModuleType(name)
+    sys.modules[name].__path__ = [str(here.joinpath(*name.split(".")))]
 
 from mla_lab.jit.unpack import main
 
-sys.exit(main([str(Path(__file__).parent)]))
+sys.exit(main([str(here)]))
 """
 #: nothing is exported where unpacking was refused; sourced, it then ends with status 1
 SETUP = """\

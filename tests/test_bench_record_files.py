@@ -126,11 +126,13 @@ for turn in range(kills):
                 value += 1
             record.close()
     os.close(tell)
-    time.sleep(draw.random() * 0.05)
+    # every other one is killed while it appends, the rest while they open
+    first = os.read(told, 1) if turn % 2 else b""
+    time.sleep(draw.random() * 0.03)
     os.kill(child, signal.SIGKILL)
     os.waitpid(child, 0)
     with open(told) as heard:
-        print(heard.read(), end="")
+        print(first.decode() + heard.read(), end="")
     if turn % 3 == 0:  # as a kill within a write leaves it
         with path.open("ab") as file:
             file.write(b'{"schema": 1, "kind": "end", "val')
@@ -151,7 +153,7 @@ def test_no_row_is_lost_to_kills(tmp_path: Path) -> None:
     found = values(path)
     assert len(found) == len(set(found))
     assert {int(line) for line in done.stdout.split()} <= set(found)
-    assert len(done.stdout.split()) > KILLS
+    assert len(done.stdout.split()) >= KILLS // 2
     assert [p.name for p in tmp_path.iterdir() if not p.name.startswith(".")] == ["r"]
 
 

@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from conftest import has_hopper
-from mla_lab.core import checkout
 from mla_lab.core.errors import BuildError, InvalidInput
+from mla_lab.core.revision import Revision
 from mla_lab.jit import bundle as bundles
 from mla_lab.jit.bundle import bundle
 from mla_lab.jit.cache import LEFT_OVER_S
@@ -114,29 +114,21 @@ def test_a_call_runs_from_the_bundle_alone(made: Path, tmp_path: Path) -> None:
     assert found[1] == ("cute" if has_hopper() else "torch")
 
 
-def test_metadata_and_setup_name_the_commit(made: Path, tmp_path: Path) -> None:
-    facts = json.loads((made / "metadata.json").read_text())
-    assert facts["commit"] == checkout.state()
-    assert facts["kernels"] == 0 and facts["archs"] == ["sm_90a"]
-    done = source_setup(made, "echo ${MLA_LAB_COMMIT-None}", HOME=str(tmp_path))
-    assert done.stdout.splitlines()[1] == str(facts["commit"])
-
-
-def test_a_changed_file_makes_the_commit_dirty(monkeypatch: pytest.MonkeyPatch) -> None:
-    answers = {"ls-files": "checkout.py", "rev-parse": "0123", "status": ""}
-    monkeypatch.setattr(checkout, "_git", lambda verb, *_: answers[verb])
-    assert checkout.state() == "0123"
-    answers["status"] = " M mla_lab/x.py"
-    assert checkout.state() == "0123-dirty"
-
-
-def test_an_environment_inside_another_checkout_has_no_commit(
-    monkeypatch: pytest.MonkeyPatch,
+@pytest.mark.parametrize("dirty", [False, True, None])
+def test_metadata_and_setup_name_the_clean_commit(
+    dirty: bool | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    answers = {"ls-files": None, "rev-parse": "0123", "status": ""}
-    monkeypatch.delenv("MLA_LAB_COMMIT", raising=False)
-    monkeypatch.setattr(checkout, "_git", lambda verb, *_: answers[verb])
-    assert (checkout.commit(), checkout.state(), checkout.dirty()) == (None, None, None)
+    revision = Revision("0123abc", dirty)
+    monkeypatch.setattr(Revision, "here", lambda: revision)
+    out = tmp_path / "out"
+    out.mkdir()
+    bundles._describe(out, ["sm_90a"], 3, "3.12")
+    facts = json.loads((out / "metadata.json").read_text())
+    assert facts["commit"] == "0123abc" and facts["dirty"] == dirty
+    assert (facts["kernels"], facts["archs"], facts["python"]) == (3, ["sm_90a"], "3.12")
+    assert json.loads((out / "revision.json").read_text())["commit"] == "0123abc"
+    exports = "export MLA_LAB_COMMIT=0123abc" in (out / "setup.sh").read_text()
+    assert exports == (not dirty)
 
 
 def test_it_is_unpacked_once_and_again_when_it_changed(made: Path, tmp_path: Path) -> None:

@@ -115,11 +115,3 @@ def test_wrong_masks_are_refused():
 
 def test_picture_in_text():
     assert masks.picture(masks.tree([-1, 0, 0])) == "#..\n##.\n#.#"
-
-
-def test_picture_in_svg_has_a_cell_for_each_pair():
-    svg = masks.picture_svg(masks.tree([-1, 0, 0]), cell=10)
-    assert svg.startswith("<svg") and svg.endswith("</svg>")
-    assert svg.count("<rect") == 9
-    assert svg.count(" sees ") == 5
-    assert 'width="30"' in svg

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from .. import __version__
-from ..core.checkout import commit, dirty
+from ..core.revision import Revision
 
 #: distributions whose version is noted where they are installed
 LIBRARIES = ("torch", "triton", "numpy", "apache-tvm-ffi", "nvidia-cutlass-dsl")
@@ -23,6 +23,7 @@ SMI_FIELDS = ("name", "driver_version", "vbios_version", "power.limit", "clocks.
 
 def environment(device: torch.device | str = "cpu") -> dict[str, Any]:
     """Plain values for a record's first row. What cannot be found out is None."""
+    revision = Revision.here()
     return {
         "device": str(device),
         "card": _card(device),
@@ -32,8 +33,8 @@ def environment(device: torch.device | str = "cpu") -> dict[str, Any]:
         "cuda": torch.version.cuda,
         "libraries": {name: v for name in LIBRARIES if (v := _version(name)) is not None},
         "mla_lab": __version__,
-        "commit": commit(),
-        "dirty": dirty(),
+        "commit": revision.commit,
+        "dirty": revision.dirty,
         "command": [Path(sys.argv[0]).name, *sys.argv[1:]],
     }
 

@@ -23,6 +23,7 @@ from ..core import files
 from ..core.errors import InvalidInput, invalid
 from ..core.problem import Problem
 from ..core.resources import data_dir
+from ..core.revision import check_record
 from .cases import Case
 
 SCHEMA_VERSION = 1
@@ -66,10 +67,12 @@ class Record:
     """A JSON-lines file. Opening one that exists continues it; no row of it is ever rewritten.
 
     The file is locked until `close`, or until the Record is garbage: a second writer gets an
-    InvalidInput. A last line that a killed process tore is cut; a whole one stays.
+    InvalidInput, as does who writes into `data/` from code of no clean commit (`check_record`). A
+    last line that a killed process tore is cut; a whole one stays.
     """
 
     def __init__(self, path: Path) -> None:
+        check_record(path)
         self.path = path
         self.rows: list[Row] = []
         self._descriptor: int | None = None

@@ -133,26 +133,3 @@ def validate(mask: Tensor, q_lens: Sequence[int], *, max_q_len: int | None = Non
 def picture(visible: Tensor) -> str:
     """Text of one request's visibility, bool [q_len, q_len]: a row a line, # sees, . does not."""
     return "\n".join("".join("#" if v else "." for v in row) for row in visible.tolist())
-
-
-def picture_svg(visible: Tensor, cell: int = 14) -> str:
-    """SVG of one request's visibility, bool [q_len, columns]; `cell` is in pixels.
-
-    Rows are draft queries, columns draft keys; hovering a cell names both.
-    """
-    rows, columns = visible.shape
-    width, height = columns * cell, rows * cell
-    cells = []
-    for r, row in enumerate(visible.tolist()):
-        for c, sees in enumerate(row):
-            fill = "#3b6ea5" if sees else "#e8ecf0"
-            verb = "sees" if sees else "does not see"
-            cells.append(
-                f'<rect x="{c * cell}" y="{r * cell}" width="{cell - 1}" height="{cell - 1}" '
-                f'fill="{fill}"><title>row {r} {verb} column {c}</title></rect>'
-            )
-    head = (
-        f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height}" '
-        f'viewBox="0 0 {width} {height}" role="img" aria-label="draft mask, {rows} rows">'
-    )
-    return head + "".join(cells) + "</svg>"

@@ -4,7 +4,8 @@ OUT/mla_lab, OUT/kernels   the sources: what is imported, and what artifacts are
 OUT/data/runtime           what a call reads: costs of kernels, the simulator's constants
 OUT/prebuilt.tar.xz        artifacts and the versions of the toolchain that made them
 OUT/wheels                 apache-tvm-ffi for the host's Python
-OUT/metadata.json          what was bundled, and the commit of the sources
+OUT/revision.json          the commit that the sources are of
+OUT/metadata.json          what was bundled
 OUT/setup.sh               to be sourced on the host; OUT/unpack.py is its Python part
 """
 
@@ -17,12 +18,13 @@ import subprocess
 import sys
 import tarfile
 from collections.abc import Iterable
+from dataclasses import asdict
 from pathlib import Path
 
 from .. import __version__
-from ..core.checkout import state
 from ..core.errors import BuildError, invalid, unsupported
 from ..core.resources import data_dir, kernels_dir
+from ..core.revision import Revision
 from ..plan.config import KernelConfig
 from .artifact import Artifact
 from .build import MANIFEST, Built, Progress, compile_all, no_count
@@ -57,7 +59,8 @@ if _place=$(python3 "$_bundle/unpack.py"); then
   export PYTHONPATH="$_bundle:$_place/site${PYTHONPATH:+:$PYTHONPATH}"
   export MLA_LAB_PREBUILT="$_place/prebuilt"
   export MLA_LAB_CACHE_DIR="${MLA_LAB_CACHE_DIR:-${_place%/*}/cache}"
-@COMMIT@  python3 -P -c 'import tvm_ffi' 2>/dev/null ||
+  @COMMIT@
+  python3 -P -c 'import tvm_ffi' 2>/dev/null ||
     echo "mla-lab: no apache-tvm-ffi for this Python; install it or bundle --python X.Y" >&2
   unset _bundle _place
 else
@@ -92,13 +95,25 @@ def bundle(
     _copy_sources(out)
     _pack_artifacts(out / ARCHIVE, made)
     _download_wheels(out / "wheels", python, [*REQUIREMENTS, *wheels], progress)
-    commit = state()
-    facts = {"mla_lab": __version__, "commit": commit, "archs": archs, "kernels": len(made)}
-    (out / METADATA).write_text(json.dumps({**facts, "python": python}, indent=1) + "\n")
-    (out / "unpack.py").write_text(UNPACK)
-    export = f"  export MLA_LAB_COMMIT={commit}\n" if commit else ""
-    (out / "setup.sh").write_text(SETUP.replace("@COMMIT@", export))
+    _describe(out, archs, len(made), python)
     return made
+
+
+def _describe(out: Path, archs: list[str], kernels: int, python: str) -> None:
+    """What was bundled of which commit, and the scripts of the host.
+
+    The host's shell gets MLA_LAB_COMMIT, for code that runs from a copy without its history; that
+    of changed code has no name.
+    """
+    revision = Revision.here()
+    revision.write(out)
+    facts = {"mla_lab": __version__, **asdict(revision)}
+    facts |= {"archs": archs, "kernels": kernels, "python": python}
+    (out / METADATA).write_text(json.dumps(facts, indent=1) + "\n")
+    (out / "unpack.py").write_text(UNPACK)
+    clean = revision.commit and not revision.dirty
+    commit = f"export MLA_LAB_COMMIT={revision.commit}" if clean else "unset MLA_LAB_COMMIT"
+    (out / "setup.sh").write_text(SETUP.replace("@COMMIT@", commit))
 
 
 def check_alone(made: Iterable[Artifact]) -> None:

@@ -18,8 +18,8 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from .. import __version__
-from ..core.checkout import state
 from ..core.errors import BuildError
+from ..core.revision import Revision
 from ..plan.config import KernelConfig
 from .artifact import Artifact
 from .build import MANIFEST, Built, Progress, compile_all, kernels_package, no_count
@@ -69,7 +69,7 @@ def kernels_wheel(
         "name": package.replace("_", "-"),
         "version": __version__,
         "arch": arch,
-        "commit": state(),
+        "commit": _commit(),
         "tvm_ffi": made[0].toolchain["tvm-ffi"],
         "tag": f"py3-none-{platform_tag(made)}",
     }
@@ -85,6 +85,11 @@ def kernels_wheel(
     path = out / f"{package}-{__version__}-{facts['tag']}.whl"
     _write(path, files, f"{info}/RECORD")
     return path
+
+
+def _commit() -> str:
+    revision = Revision.here()
+    return f"{revision.commit or 'unknown'}{' with changes' if revision.dirty else ''}"
 
 
 def platform_tag(made: Iterable[Artifact]) -> str:

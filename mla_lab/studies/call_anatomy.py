@@ -34,9 +34,9 @@ from ..bench.peers.ours import prepared_launch
 from ..bench.rotation import Rotation, make_rotation
 from ..bench.timers import CudaGraphTimer, Launch, Replay
 from ..call.decode_args import Arguments
-from ..core.checkout import commit
 from ..core.errors import MlaLabError, unsupported
 from ..core.gpu import H200, Gpu
+from ..core.revision import Revision
 from ..plan import KernelConfig, Plan, choose
 from ..reference.inputs import DecodeInputs
 
@@ -244,7 +244,7 @@ def main(arguments: Sequence[str]) -> int:
         "schema": SCHEMA,
         "card": torch.cuda.get_device_name(),
         "date": datetime.now(UTC).date().isoformat(),
-        "commit": commit() or "unknown",
+        "commit": Revision.here().commit or "unknown",
     }
     for case in cases():
         if not args.only or case.name in args.only:

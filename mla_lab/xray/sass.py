@@ -17,8 +17,7 @@ from ..jit.toolchain import nvidia_file
 from .opcodes import sass_class
 
 _SECTION = re.compile(r"^\.text\.(\S+):$")
-_SOURCE = re.compile(r'//## File "([^"]+)", line (\d+)(.*)$')
-_INLINED = re.compile(r'inlined at "([^"]+)", line (\d+)')
+_SOURCE = re.compile(r'//## File "([^"]+)", line (\d+)')
 _INSTRUCTION = re.compile(r"^\s+/\*([0-9a-f]{4,})\*/\s+(?:(@!?U?P\w+)\s+)?(\S+)\s*(.*?)\s*;")
 
 

@@ -112,12 +112,16 @@ def _taken(row: dict[str, Any]) -> tuple[Any, ...]:
 def _host(asked: Asked) -> None:
     from datetime import UTC, datetime
 
-    from ...core.checkout import commit
+    from ...core.revision import Revision
 
     printed = asked.python("-m", "mla_lab.studies.host_cost", capture=True)
     sys.stdout.write(printed)
     figures = json.loads(printed.strip().splitlines()[-1])
-    row = {"date": datetime.now(UTC).date().isoformat(), "commit": commit(), **figures}
+    row = {
+        "date": datetime.now(UTC).date().isoformat(),
+        "commit": Revision.here().commit,
+        **figures,
+    }
     with (asked.into / HOST).open("a", encoding="utf-8") as file:
         file.write(json.dumps(row) + "\n")
 

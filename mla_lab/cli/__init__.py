@@ -33,13 +33,13 @@ OPTIONAL = {
 
 
 def command_modules() -> list[ModuleType]:
-    """Modules of `mla_lab.cli.commands` that are commands; `_names` are what those share."""
+    """Command modules of `mla_lab.cli.commands`; a leading underscore marks shared code."""
     names = [m.name for m in pkgutil.iter_modules(commands.__path__) if m.name[0] != "_"]
     return [import_module(f"{commands.__name__}.{name}") for name in names]
 
 
 def build_parser() -> argparse.ArgumentParser:
-    """The parser of the whole command line; `args.run` is the chosen command."""
+    """Parser of the whole command line; `args.run` holds the chosen command's function."""
     parser = argparse.ArgumentParser(
         prog="mla-lab", description="MLA decode: plan it, run it, look inside."
     )
@@ -51,7 +51,7 @@ def build_parser() -> argparse.ArgumentParser:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command; its exit code, 2 where mla_lab refused with a reason."""
+    """Run one command and return its exit code: 2 where it was refused with a reason."""
     args = build_parser().parse_args(argv)
     #: for a command that starts itself again
     args.argv = list(sys.argv[1:] if argv is None else argv)

@@ -1,4 +1,4 @@
-"""Cards as numbers: what their makers state, and what was measured on one.
+"""GPUs as numbers: figures of their datasheets, and figures measured on one card.
 
 Sources: NVIDIA H100 datasheet and "H100 Tensor Core GPU Architecture" white paper (SXM5: 132 SMs,
 50 MB L2, 3.35 TB/s, 989.4 TFLOP/s dense bf16), H200 datasheet (141 GB, 4.8 TB/s), HGX and DGX
@@ -21,7 +21,7 @@ KIB = 1024
 
 @dataclass(frozen=True)
 class Ceilings:
-    """What one real card reached; TB/s and TFLOP/s are decimal."""
+    """Rates and times measured on one card; TB/s and TFLOP/s are decimal."""
 
     read_tbps: float
     copy_tbps: float
@@ -129,7 +129,7 @@ class Gpu:
 
 
 def from_properties(properties: Any) -> Gpu:
-    """A Gpu from torch's device properties: the preset of that name, or a bare one."""
+    """A Gpu from torch's device properties: the preset of that name, or one without rates."""
     reported = properties.name.upper()
     for gpu in PRESETS:
         if gpu.name.split()[0] in reported:
@@ -157,8 +157,8 @@ def _unknown(properties: Any) -> Gpu:
     )
 
 
-#: Clusters that fit at once, one CTA an SM: what cudaOccupancyMaxActiveClusters said of CTAs with
-#: 225 KB of shared memory on one H200 (2026-11-20). An SM left over in a GPC cannot join, and which
+#: Clusters that fit at once, one CTA an SM: cudaOccupancyMaxActiveClusters for CTAs with 225 KB of
+#: shared memory on one H200 (2026-11-20). An SM left over in a GPC cannot join, and which
 #: SMs a die has differs from card to card.
 HOPPER_CLUSTERS = ((4, 30), (8, 15), (16, 7))
 

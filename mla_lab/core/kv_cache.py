@@ -4,7 +4,7 @@ A cached token is one row of latent (512) and rope (64) values. Dense formats st
 dtype. The 656-byte format is FlashMLA's "FP8 with scale" (deepseek-ai/FlashMLA, README, "FP8 KV
 Cache"): 512 e4m3 latent bytes, four fp32 scales (one for each 128 of them), 64 bf16 rope values.
 
-Nothing here reads a slot that the caller did not ask for, so poisoned slots stay harmless.
+Functions here read only the slots of their arguments, so that poisoned slots stay harmless.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def storage(kv_format: str, head_dim: int = LATENT_DIM + ROPE_DIM) -> tuple[torc
 
 
 def format_of(kv_cache: Tensor) -> str:
-    """The token format that a cache tensor holds, told from its dtype and last dimension."""
+    """Token format of a cache tensor, from its dtype and last dimension."""
     if kv_cache.dtype is torch.uint8:
         if kv_cache.shape[-1] != FP8_656_BYTES:
             got = f"uint8 with last dimension {kv_cache.shape[-1]}"

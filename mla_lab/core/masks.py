@@ -1,4 +1,4 @@
-"""Packed uint16 masks for speculative decoding: which draft token may see which.
+"""Packed uint16 masks for speculative decoding: visibility between draft tokens.
 
 A request's q_len new tokens are its *draft*: row r is a draft query, column c the draft key at
 KV position seq_len - q_len + c. The tokens before the draft (the prefix) are always visible.
@@ -94,8 +94,8 @@ def pack_ragged(visible: Sequence[Tensor], max_q_len: int | None = None) -> Tens
 def chain_ragged(cum_seq_lens_q: Tensor, total_q: int, max_q_len: int) -> Tensor:
     """Packed chain of a ragged batch, uint16 [total_q, words], without a host sync.
 
-    cum_seq_lens_q: int32 [batch + 1], as in the call; total_q: its last entry, which the
-    query's shape tells.
+    cum_seq_lens_q: int32 [batch + 1], as in the call; total_q: its last entry, which is also the
+    query's first dimension.
     """
     token = torch.arange(total_q, dtype=torch.int32, device=cum_seq_lens_q.device)
     request = torch.searchsorted(cum_seq_lens_q, token, right=True) - 1

@@ -1,6 +1,6 @@
 """Architectures that kernels are built for, and which of them a device runs.
 
-Gates are lists that are looked at when a call is made, never a comparison of numbers: an
+Support is looked up in a list when a call is made, never compared by number: an
 "a" architecture runs on its own compute capability alone (CUDA C++ Programming Guide,
 "Architecture-Specific Features").
 """
@@ -22,7 +22,7 @@ PROVED = ("sm_90a",)
 
 
 def label(arch: str) -> str:
-    """An architecture's name for a reader, with what is not proved about it."""
+    """Name of an architecture, marked where kernels were compiled for it and never run."""
     return arch if arch in PROVED else f"{arch} (compiled, not run)"
 
 

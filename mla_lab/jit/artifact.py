@@ -1,4 +1,4 @@
-"""An artifact: one kernel compiled for one architecture, as files and facts about them."""
+"""An artifact: the files of one kernel compiled for one architecture, and their metadata."""
 
 from __future__ import annotations
 
@@ -49,13 +49,13 @@ class Artifact:
 
 
 def key(config: KernelConfig, arch: str, source: str, toolchain: dict[str, str]) -> str:
-    """Everything that decides the code, as a SHA-256 in hex."""
+    """SHA-256 in hex over configuration, architecture, sources and toolchain versions."""
     facts = [FORMAT, config.as_dict(), arch, source, sorted(toolchain.items())]
     return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
 
 
 def entry_name(config: KernelConfig, arch: str, key_hex: str) -> str:
-    """The entry's folder name: readable, and unique by the key's first 64 bits."""
+    """Name of a cache entry's folder: readable, and unique by the key's first 64 bits."""
     return f"{config.name()[:100]}-{arch}-{key_hex[:16]}"
 
 

@@ -40,7 +40,7 @@ Built = Callable[[int, int], None]
 
 
 def no_count(done: int, total: int) -> None:
-    """A `Built` that shows nothing."""
+    """The `Built` of callers that show no progress."""
 
 
 def kernels_package(arch: str) -> str:
@@ -57,7 +57,7 @@ def prebuilt_caches(arch: str) -> list[Cache]:
 
 
 def find(config: KernelConfig, arch: str, cache: Cache | None = None) -> Artifact | None:
-    """The artifact if it has been compiled from these sources, without compiling anything."""
+    """The artifact that was compiled from these sources, or None; compiles nothing."""
     check_buildable(config, arch)
     config = canonical(config)
     hashed = source.source_hash(config.kernel)
@@ -131,7 +131,7 @@ def compile_all(
 
 
 class _Count:
-    """How many kernels are there, reported under a lock."""
+    """Counts kernels that are compiled, and reports them one thread at a time."""
 
     def __init__(self, total: int, missing: int, built: Built) -> None:
         self._total, self._done, self._built = total, total - missing, built
@@ -146,14 +146,14 @@ class _Count:
 
 @dataclass(frozen=True)
 class _Job:
-    """A kernel to build; one that another process is building is put back, to be waited for."""
+    """A kernel to build; `wait` is set once another process was found building it."""
 
     config: KernelConfig
     wait: bool = False
 
 
 def canonical(config: KernelConfig) -> KernelConfig:
-    """The configuration with fields that its kernel does not read at their defaults."""
+    """`config` with the fields that its kernel ignores set to their defaults."""
     if config.kernel.startswith("cuda/"):
         return KernelConfig(config.kernel, options=config.options)
     line = registry.KERNELS.get(config.kernel)
@@ -170,7 +170,7 @@ def check_buildable(config: KernelConfig, arch: str) -> None:
 
 
 def manifest_versions(cache: Cache, kernel: str) -> dict[str, str] | None:
-    """Toolchain versions that a prebuilt folder was filled with, for this kind of kernel."""
+    """Toolchain versions in a prebuilt folder's manifest, for this kind of kernel; None without."""
     try:
         versions = read_json(cache.root / MANIFEST, "manifest", MIB)["toolchain"]
         return dict(versions[kernel.split("/")[0]]) or None

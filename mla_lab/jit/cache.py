@@ -6,8 +6,8 @@
       log/NAME-ARCH-KEY.log   the compiler's output of a failed build
       tmp-XXXX/               being built; becomes an entry by rename, metadata written last
 
-A cached library is code that will run: an entry that another user could have written is
-refused, one whose files do not match their checksums counts as absent and is built again.
+A cached library is executed: an entry that another user could have written is refused, and one
+whose files do not match their checksums counts as absent and is built again.
 """
 
 from __future__ import annotations

@@ -20,7 +20,7 @@ FUNCTION = 2
 
 @dataclass(frozen=True)
 class KernelResources:
-    """What one kernel takes per thread (registers, stack bytes) and per block (the rest).
+    """Resources of one kernel: registers and stack bytes per thread, the rest per block.
 
     `barriers` counts named barriers (BAR), not mbarriers. `dynamic_shared` comes from the
     launch; it and `block` are None where they are decided at run time.

@@ -36,7 +36,7 @@ build kernel.so: link kernel.o binding.o
 
 
 def gencode(arch: str) -> str:
-    """nvcc's option for one architecture: its own code, no PTX to be compiled later."""
+    """nvcc's option for machine code of one architecture, without PTX."""
     return f"-gencode arch=compute_{arch.removeprefix('sm_')},code={arch}"
 
 

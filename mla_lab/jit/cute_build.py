@@ -1,5 +1,4 @@
-"""The parent's side of `mla_lab.cute.compile_worker`: start it for an architecture, hand it
-jobs."""
+"""Starts `mla_lab.cute.compile_worker` for an architecture and sends it jobs."""
 
 from __future__ import annotations
 
@@ -27,7 +26,7 @@ class CuteWorker:
         self._folder: tempfile.TemporaryDirectory[str] | None = None
 
     def build(self, config: KernelConfig, folder: Path) -> dict[str, Any]:
-        """Compile into `folder`; `CompileFailure` carries what the compiler said."""
+        """Compile into `folder`; raises `CompileFailure` with the compiler's output."""
         answer = self._ask({"config": config.as_dict(), "folder": str(folder)})
         if "error" in answer:
             raise refused(config, self.arch, answer["error"], answer["traceback"])

@@ -32,8 +32,8 @@ __attribute__((visibility("hidden"))) void CuteDSLRT_TVMFFISetRaisedCudaError(se
 def link(obj: Path, library: Path, runtime: list[str]) -> list[str]:
     """Link `obj` into `library`; returns the names of libraries that must be loaded before it.
 
-    `runtime` is what the DSL says its objects need: its shared runtime, and tvm-ffi. The static
-    archive beside the shared one is preferred; the shared one remains the fallback.
+    `runtime` lists the libraries that the DSL names for its objects: its shared runtime, tvm-ffi.
+    The static archive beside the shared one is preferred; the shared one remains the fallback.
     """
     tvm_ffi = [p for p in runtime if "tvm_ffi" in Path(p).name]
     shared = [p for p in runtime if p not in tvm_ffi]

@@ -1,4 +1,4 @@
-"""`load`: from an artifact to something to call. Imports no cutlass, looks for no compiler."""
+"""`load`: an artifact as a callable kernel. Imports no cutlass and needs no compiler."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def load(artifact: Artifact) -> Kernel:
 
 @lru_cache(maxsize=256)
 def kernel(config: KernelConfig, arch: str) -> Kernel:
-    """The loaded kernel of a configuration, compiled if need be; remembered in this process."""
+    """The loaded kernel of a configuration, compiled if need be and cached in this process."""
     return load(compile(config, arch))
 
 

@@ -31,7 +31,7 @@ def _for_backend(
     options: tuple[tuple[str, int], ...] = (),
     kv_format: str = "",
 ) -> KernelConfig:
-    """As the CuTe backend asks for it: tensors in the caller's shapes."""
+    """A configuration with tensors in the caller's shapes, as the CuTe backend requests them."""
     dtype, out_dtype, page_size = formats
     rows, cluster = tile
     return KernelConfig(
@@ -48,7 +48,7 @@ def _for_backend(
 
 
 def _extra(mask: str, scales: int) -> tuple[tuple[str, int], ...]:
-    """Options of a kernel that takes sinks, as a call with this mask and these scales asks for."""
+    """Options of the build that a call with sinks, this mask and these scales uses."""
     if scales:
         return (("scales", 1),)
     return () if mask == "tree" else (("features", 1),)
@@ -246,7 +246,7 @@ def sample(arch: str = "sm_90a") -> list[KernelConfig]:
 def select(
     kernels: list[str] | None, settings: list[str], arch: str = "sm_90a"
 ) -> list[KernelConfig]:
-    """What the command line asks for.
+    """Configurations that the options of the command line name.
 
     No kernel: all shipped ones. A kernel without settings: its shipped configurations, or its
     defaults if it ships none. With settings ("field=value"): exactly that configuration.

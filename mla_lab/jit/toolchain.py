@@ -1,4 +1,4 @@
-"""Compilers on this machine: where they are, which versions, and what to say if they are not."""
+"""Paths and versions of the compilers on this machine; `BuildError` with a remedy without them."""
 
 from __future__ import annotations
 

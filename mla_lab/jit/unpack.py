@@ -82,7 +82,7 @@ def _identity(bundle: Path) -> str:
 
 
 def _install(wheels: list[Path], site: Path) -> None:
-    """Install the wheels into `site`; one that is not for this Python is told and left out."""
+    """Install the wheels into `site`; where pip refuses them, say why and go on."""
     site.mkdir()
     if not wheels:
         return

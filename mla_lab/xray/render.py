@@ -48,7 +48,7 @@ def _kernel(kernel: KernelReport) -> list[str]:
 
 
 def render_changes(changes: list[Change]) -> str:
-    """A table of what differs."""
+    """A table of the differences."""
     if not changes:
         return "  no difference"
     width = max(len(c.fact) for c in changes)

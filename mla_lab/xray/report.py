@@ -62,7 +62,7 @@ class Report:
 
     @property
     def has_sass(self) -> bool:
-        """Whether a disassembler was there."""
+        """Whether the kernels were disassembled."""
         return any(k.instructions for k in self.kernels)
 
     def ptx(self) -> str:

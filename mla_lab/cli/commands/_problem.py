@@ -22,7 +22,7 @@ PLAIN_SCALE = 192**-0.5
 
 @dataclass(frozen=True)
 class Asked:
-    """The call that the options describe, and where its numbers come from."""
+    """The decode call of the command's options, and the source of its lengths."""
 
     problem: Problem
     softmax_scale: float

@@ -30,7 +30,7 @@ Counted = Callable[[int, int], None]
 
 @dataclass(frozen=True)
 class Measured:
-    """Repeated equal calls: the last result, and what each took."""
+    """Result and times of repeated equal calls."""
 
     out: Tensor
     lse: Tensor
@@ -94,7 +94,7 @@ def _expected(seconds: list[float]) -> int:
 
 
 class _Memory:
-    """Peak memory from here on: torch's own count on a GPU, the resident set on a CPU."""
+    """Peak memory since its creation: torch's count on a GPU, the resident set on a CPU."""
 
     def __init__(self, device: str) -> None:
         self.cuda = device.startswith("cuda")
@@ -116,7 +116,7 @@ class _Memory:
             torch.cuda.synchronize()
 
     def peak_bytes(self) -> int | None:
-        """Bytes above the start, or None where nothing tells."""
+        """Bytes above the start; None where the system reports none."""
         if self.before is None:
             return None
         if self.cuda:
@@ -158,7 +158,7 @@ def check_memory(problem: Problem, device: str, judged: bool) -> None:
 
 
 def _free_bytes(device: str) -> int | None:
-    """Memory that is free on the device; None where the system does not tell."""
+    """Memory that is free on the device; None where the system does not report it."""
     if device.startswith("cuda"):
         import torch
 
@@ -174,8 +174,8 @@ def _free_bytes(device: str) -> int | None:
 def judge(
     inputs: DecodeInputs, out: Tensor, lse: Tensor, counted: Counted = lambda done, total: None
 ) -> Judged:
-    """Against the oracle in float64, one request in memory at a time; over a cache of eight bits
-    beside torch with the same rounding, as the proofs do.
+    """Compare out and lse with the float64 oracle, one request in memory at a time. The allowed
+    error over a cache of eight bits is that of torch with the same rounding, as in the proofs.
 
     counted: called after each request of the oracle.
     """

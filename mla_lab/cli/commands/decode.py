@@ -116,7 +116,7 @@ def _device(wanted: str | None) -> str:
 
 
 def _inputs(asked: Asked, args: argparse.Namespace, device: str) -> DecodeInputs:
-    """Random tensors of the problem; the workspace is the call's own."""
+    """Random tensors of the problem, without a workspace."""
     from ...reference.inputs import make_inputs
 
     features = {"lse", *args.feature}
@@ -127,7 +127,7 @@ def _inputs(asked: Asked, args: argparse.Namespace, device: str) -> DecodeInputs
 
 
 def _arguments(inputs: DecodeInputs, args: argparse.Namespace) -> dict[str, Any]:
-    """The native call's arguments: the contract's, less the one that MLA decode never reads."""
+    """Arguments of the native call: the contract's without qk_nope_head_dim, which has no use."""
     from ...core.kv_cache import storage
 
     problem, query = inputs.problem, inputs.query
@@ -140,7 +140,7 @@ def _arguments(inputs: DecodeInputs, args: argparse.Namespace) -> dict[str, Any]
 
 
 def _plan(arguments: dict[str, Any], args: argparse.Namespace) -> tuple[Plan, str]:
-    """The asked policy's plan, or the one that the backend makes; and the backend's name.
+    """The plan of `--policy`, or else the backend's own; and the backend's name.
 
     A backend that plans on the device gets the plan that it would choose for these lengths.
     """

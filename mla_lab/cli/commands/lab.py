@@ -30,7 +30,7 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
 
 
 def command(folder: Path, port: int, browser: bool) -> list[str]:
-    """JupyterLab's command line: this machine only, and its token stays on.
+    """JupyterLab's command line: it listens on this machine only and keeps its token.
 
     Raises InvalidInput for a folder or port that cannot be, Unsupported without JupyterLab.
     """
@@ -55,7 +55,7 @@ def command(folder: Path, port: int, browser: bool) -> list[str]:
 
 
 def run(args: argparse.Namespace) -> None:
-    """Become JupyterLab; Ctrl-C is then its own."""
+    """Replace this process by JupyterLab, which then handles Ctrl-C."""
     line = command(args.folder, args.port, not args.no_browser)
     print("JupyterLab, on this machine only; its address follows. Ctrl-C ends it.", flush=True)
     os.execv(line[0], line)

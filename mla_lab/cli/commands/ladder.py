@@ -9,7 +9,7 @@ from typing import Any
 
 
 def add_parser(subparsers: Any) -> argparse.ArgumentParser:
-    """`--record`, `--rounds`, `--show`."""
+    """Options `--record`, `--rounds`, `--show`."""
     parser: argparse.ArgumentParser = subparsers.add_parser(
         "ladder", help="the CUDA C++ kernels from naive to fast: predicted and measured gains"
     )

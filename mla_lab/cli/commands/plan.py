@@ -42,7 +42,7 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
 
 
 def run(args: argparse.Namespace) -> None:
-    """Print one line a policy."""
+    """Print one line per policy."""
     from ...core.gpu import Gpu
     from ...plan import POLICIES
 
@@ -67,7 +67,7 @@ def run(args: argparse.Namespace) -> None:
 
 
 def _check_tiles(problem: Problem, tile_rows: int) -> None:
-    """InvalidInput where planning would take minutes."""
+    """InvalidInput for so many row tiles that planning would take minutes."""
     if tile_rows < 1:
         return  # the planner's own message
     tiles = sum(-(-q_len * problem.heads // tile_rows) for q_len in problem.q_lens)

@@ -22,7 +22,6 @@ ANATOMY = "records/h200_anatomy.jsonl"
 #: of a short run: a few cases of each regime, one part, few rounds
 SHORT_CASES = r"^b(1|16|128)_q1_h(16|128)_kv(1024|8192)$"
 SHORT_ANATOMY = "b1_q1_h128_kv8192"
-REFINE = 4000
 
 
 class StepFailed(MlaLabError, RuntimeError):
@@ -84,9 +83,7 @@ def _record(asked: Asked) -> None:
 
 
 def _costs(asked: Asked) -> None:
-    refine = "40" if asked.short else str(REFINE)
-    sweep = str(asked.into / SWEEP)
-    asked.python("-m", "mla_lab", "bench", "fit", sweep, "--refine", refine)
+    asked.python("-m", "mla_lab", "bench", "fit", str(asked.into / SWEEP))
 
 
 def _anatomy(asked: Asked) -> None:

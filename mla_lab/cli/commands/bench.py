@@ -54,7 +54,6 @@ def _add_fit(parser: argparse.ArgumentParser) -> None:
         type=Path,
         help="default: of this checkout's data/, kernel_costs.json, or its like of eight bits",
     )
-    parser.add_argument("--refine", type=int, default=0, metavar="STEPS", help="then a search")
     parser.add_argument("--parts", action="store_true", help="judge each part by the others'")
     parser.add_argument("--dry-run", action="store_true", help="judge, and write nothing")
 
@@ -79,8 +78,6 @@ def _fit(args: argparse.Namespace) -> None:
     from ...plan.kernel_costs import RECORD, SIXTEEN, recorded_costs
     from ...tune import fitting
     from ...tune.format_costs import by_formats
-    from ...tune.learning import learn
-    from ...tune.refine import refine
 
     rows = [row for path in args.records for row in read(path)]
     found = fitting.launches(rows)
@@ -95,14 +92,11 @@ def _fit(args: argparse.Namespace) -> None:
     source = fitting.source_of(rows, found)
     print(source)
     steps = {"before": start, "fitted": fitted}
-    if args.refine:
-        fitted = steps["refined"] = refine(fitted, found, args.refine)
-    fitted = steps["learnt"] = learn(fitted, found)
     for name, costs in steps.items():
         for where, launches in judges.items():
             print(f"{name:8} {where:9} {fitting.quality(costs, launches)}")
     if args.parts:
-        print(f"held out in parts  {fitting.held_out(found, start, args.refine)}")
+        print(f"held out in parts  {fitting.held_out(found, start)}")
     if not args.dry_run:
         path = args.out or data_dir() / RECORD
         fitting.write(path, fitted, source, {launch.key for launch in found})

@@ -34,7 +34,7 @@ class Asked:
 
     into: Path
     short: bool = False
-    readme: Path | None = None
+    checkout: Path | None = None
 
     def python(self, *arguments: str, capture: bool = False) -> str:
         """Runs this interpreter on `arguments`, its data in `into`; what it wrote, if captured.
@@ -129,13 +129,11 @@ def _notebooks(asked: Asked) -> None:
     asked.python("-m", "mla_lab.lab.run_all", "--keep", keep, "--jobs", jobs)
 
 
-def _readme(asked: Asked) -> None:
-    if asked.readme is None:
+def _pages(asked: Asked) -> None:
+    if asked.checkout is None:
         print("no README beside this package: nothing to fill")
         return
-    record, readme = str(asked.into / RECORD), str(asked.readme)
-    asked.python("-m", "mla_lab", "bench", "report", record, "--readme", readme)
-    asked.python("-m", "mla_lab.lab.readme", readme)
+    asked.python("-m", "mla_lab.lab.documents", str(asked.checkout))
 
 
 #: in the order in which they depend on each other
@@ -147,5 +145,5 @@ STEPS = (
     Step("host", "host time of a call", True, _host),
     Step("simulator", "the simulator's constants and its error table", False, _simulator),
     Step("notebooks", "every notebook, executed live", True, _notebooks),
-    Step("readme", "the README's tables and picture", False, _readme),
+    Step("pages", "tables and pictures of README and data/notes/", False, _pages),
 )

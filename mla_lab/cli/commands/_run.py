@@ -121,7 +121,7 @@ def _resident(field: str) -> int:
 
 def judge(inputs: DecodeInputs, out: Tensor, lse: Tensor) -> Judged:
     """Against the oracle in float64, one request in memory at a time; over a cache of eight bits
-    beside torch with the same rounding, as the proofs do.
+    beside torch with the same rounding, as `mla-lab verify` does.
     """
     from ...core.kv_cache import pack
     from ...reference.mla import decode_reference

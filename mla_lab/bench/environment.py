@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from .. import __version__
+from ..core.revision import Revision
 
 #: distributions whose version is noted where they are installed
 LIBRARIES = ("torch", "triton", "numpy", "apache-tvm-ffi", "nvidia-cutlass-dsl")
@@ -22,6 +23,7 @@ SMI_FIELDS = ("name", "driver_version", "vbios_version", "power.limit", "clocks.
 
 def environment(device: torch.device | str = "cpu") -> dict[str, Any]:
     """Plain values for a record's first row. What cannot be found out is None."""
+    revision = Revision.here()
     return {
         "device": str(device),
         "card": _card(device),
@@ -31,21 +33,10 @@ def environment(device: torch.device | str = "cpu") -> dict[str, Any]:
         "cuda": torch.version.cuda,
         "libraries": {name: v for name in LIBRARIES if (v := _version(name)) is not None},
         "mla_lab": __version__,
-        "commit": commit(),
-        "dirty": dirty(),
+        "commit": revision.commit,
+        "dirty": revision.dirty,
         "command": [Path(sys.argv[0]).name, *sys.argv[1:]],
     }
-
-
-def commit() -> str | None:
-    """The checkout's commit; MLA_LAB_COMMIT where the code travelled without its history."""
-    return os.environ.get("MLA_LAB_COMMIT") or _git("rev-parse", "HEAD")
-
-
-def dirty() -> bool | None:
-    """Whether tracked files differ from the commit, None where there is no checkout."""
-    status = _git("status", "--porcelain", "--untracked-files=no")
-    return None if status is None else bool(status)
 
 
 def _card(device: torch.device | str) -> dict[str, Any] | None:
@@ -76,10 +67,6 @@ def _version(name: str) -> str | None:
         return metadata.version(name)
     except metadata.PackageNotFoundError:
         return None
-
-
-def _git(*arguments: str) -> str | None:
-    return _output("git", "-C", str(Path(__file__).parent), *arguments)
 
 
 def _output(*command: str) -> str | None:

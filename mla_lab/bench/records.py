@@ -18,6 +18,7 @@ from typing import Any
 from ..core.errors import invalid
 from ..core.problem import Problem
 from ..core.resources import data_dir
+from ..core.revision import check_record
 from .cases import Case
 
 SCHEMA_VERSION = 1
@@ -40,9 +41,13 @@ class Key:
 
 
 class Record:
-    """A JSON-lines file. Opening one that exists continues it."""
+    """A JSON-lines file to append to. Opening one that exists continues it.
+
+    Raises InvalidInput as `check_record`: a record in `data/` names a clean commit.
+    """
 
     def __init__(self, path: Path) -> None:
+        check_record(path)
         self.path = path
         self.rows: list[Row] = []
         if path.exists():

@@ -28,7 +28,12 @@ def kernels_dir() -> Path:
     return _resource_dir("kernels")
 
 
+def own_data_dir() -> Path:
+    """`data/` of this checkout or wheel. Raises BuildError as `kernels_dir`."""
+    return _resource_dir("data")
+
+
 def data_dir() -> Path:
-    """Recorded measurements and the synthetic trace. Raises BuildError as `kernels_dir`."""
+    """The folder that `MLA_LAB_DATA` names, else `own_data_dir`."""
     other = os.environ.get("MLA_LAB_DATA")
-    return Path(other) if other else _resource_dir("data")
+    return Path(other) if other else own_data_dir()

@@ -1,6 +1,7 @@
 """A folder that launches kernels where there is no compiler and no package registry.
 
 OUT/mla_lab, OUT/kernels   the sources: what is imported, and what artifacts are found by
+OUT/revision.json          the commit that the sources are of
 OUT/prebuilt               artifacts and the versions of the toolchain that made them
 OUT/wheels                 apache-tvm-ffi for the host's Python
 OUT/setup.sh               to be sourced on the host; copies what must be private
@@ -19,6 +20,7 @@ from pathlib import Path
 
 from ..core.errors import BuildError, invalid, unsupported
 from ..core.resources import kernels_dir
+from ..core.revision import Revision
 from ..plan.config import KernelConfig
 from .artifact import Artifact
 from .build import MANIFEST, Progress, compile_all
@@ -71,6 +73,7 @@ def bundle(
         if artifact.needs:
             raise unsupported("bundle", f"{artifact.library} needing {artifact.needs}", "none")
     _copy_sources(out)
+    Revision.here().write(out)
     _pack_artifacts(out / "prebuilt.tar.xz", built)
     _download_wheels(out / "wheels", python, [*REQUIREMENTS, *wheels], progress)
     (out / "setup.sh").write_text(SETUP)

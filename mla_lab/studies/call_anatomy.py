@@ -28,7 +28,6 @@ from ..backends.cute.launch import Launch as OwnLaunch
 from ..bench import stamps
 from ..bench.cases import Case, uniform_case
 from ..bench.checks import compare
-from ..bench.environment import commit
 from ..bench.kernel_times import kernel_spans
 from ..bench.peers import select
 from ..bench.peers.ours import prepared_launch
@@ -37,6 +36,7 @@ from ..bench.timers import CudaGraphTimer, Launch, Replay
 from ..call.decode_args import Arguments
 from ..core.errors import MlaLabError, unsupported
 from ..core.gpu import H200, Gpu
+from ..core.revision import Revision, check_record
 from ..plan import KernelConfig, Plan, choose
 from ..reference.inputs import DecodeInputs
 
@@ -240,11 +240,12 @@ def main(arguments: Sequence[str]) -> int:
         return 0
     if Gpu.here() is None or args.out is None:
         raise unsupported("anatomy", "no GPU, or no file to write", "OUT, on an NVIDIA H200")
+    check_record(args.out)
     common = {
         "schema": SCHEMA,
         "card": torch.cuda.get_device_name(),
         "date": datetime.now(UTC).date().isoformat(),
-        "commit": commit() or "unknown",
+        "commit": Revision.here().commit or "unknown",
     }
     for case in cases():
         if not args.only or case.name in args.only:

@@ -193,7 +193,7 @@ def sanitizer_note(rows: Sequence[Row]) -> str:
     wrong = sorted({row["name"] for row in found if row["errors"]})
     unseen = sorted({row["name"] for row in found if not row["calls"]})
     return (
-        f"{head['tool']} on {where(rows)}, errors by calls that touch each feature (racecheck in a "
+        f"{head['tool']} on {where(rows)}, errors by calls that use each feature (racecheck in a "
         f"process for each): {', '.join(tools.values())}."
         + (f" With errors: {', '.join(wrong)}." if wrong else "")
         + (f" Refused there, and so not seen: {', '.join(unseen)}." if unseen else "")

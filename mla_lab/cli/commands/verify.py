@@ -31,11 +31,13 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
 
 def run(args: argparse.Namespace) -> int:
     """Runs the cases of a verb into a record; exit code 1 where one is wrong or failed."""
+    from ...core.revision import check_record
     from ...verify import record
 
     def say(text: str) -> None:
         print(text, file=sys.stderr)
 
+    check_record(args.record)
     rows: list[record.Row] = []
     if args.verb == "pairwise":
         numbers = [int(number) for number in args.only.split(",") if number]

@@ -48,7 +48,7 @@ def sections(elf: bytes) -> Iterator[tuple[str, bytes]]:
 
 
 def hashes(folder: Path) -> Builds:
-    """Build (the folder of a cubin) -> sorted hashes of its kernels. Raises InvalidInput for none."""
+    """Folder of a cubin -> sorted hashes of its kernels. Raises InvalidInput without a cubin."""
     found = {
         cubin.parent.name: sorted(
             hashlib.sha256(content).hexdigest()[:DIGITS]

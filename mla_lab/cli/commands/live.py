@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import shutil
 import time
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -87,6 +88,8 @@ def run(args: argparse.Namespace) -> None:
 
     Raises InvalidInput where the package's own records would be of changed code.
     """
+    if find_spec("mla_lab.studies") is None:
+        raise unsupported("live", "an installed wheel, without its measurements", "a checkout")
     steps = chosen(args.only, args.skip)
     check_card(steps)
     into = folder(args.into, args.short)

@@ -82,7 +82,7 @@ format: $(STAMP)
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 	$(BIN)/python -m mla_lab.lab.canonical notebooks
-	$(BIN)/python -m mla_lab.lab.readme
+	$(BIN)/python -m mla_lab.lab.documents
 	@sources=$$(git ls-files '*.cu' '*.cuh' '*.h' '*.cc'); \
 		if [ -n "$$sources" ]; then $(BIN)/clang-format -i $$sources; fi
 

@@ -1,4 +1,4 @@
-"""README's table of eight bits: made of the record, line by line."""
+"""The table of eight bits: made of the record, line by line."""
 
 from __future__ import annotations
 
@@ -9,10 +9,8 @@ import pytest
 from mla_lab.bench.cases import Case, blackwell_twins, uniform_case
 from mla_lab.bench.records import describe_case
 from mla_lab.verify import eight_bits_table as eight_bits
-from mla_lab.verify.eight_bits_table import RECORD, fill, plain_of, table
+from mla_lab.verify.eight_bits_table import RECORD, plain_of, table
 from mla_lab.verify.target_figures import rows_of
-
-from .house import ROOT
 
 
 def row(case: Case, us: float, kernel: str | None, tile_rows: int) -> dict[str, Any]:
@@ -23,11 +21,6 @@ def row(case: Case, us: float, kernel: str | None, tile_rows: int) -> dict[str, 
 
 def shape(batch: int, cache: str = "bf16", query: str = "bf16", **more: Any) -> Case:
     return uniform_case(batch, 1, 128, 8192, q_dtype=query, kv_format=cache, **more)
-
-
-def test_the_readme_s_table_is_that_of_the_record() -> None:
-    readme = (ROOT / "README.md").read_text(encoding="utf-8")
-    assert fill(readme) == readme, "fix: mla-lab bench targets --readme README.md"
 
 
 def test_a_line_names_kernel_worst_error_and_times_beside_bf16() -> None:

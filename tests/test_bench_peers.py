@@ -19,6 +19,7 @@ from mla_lab.bench.peers.flash_attention3 import FlashAttention3
 from mla_lab.bench.peers.flash_mla_peer import FlashMla
 from mla_lab.bench.peers.flashinfer_peer import FlashInferFa3
 from mla_lab.bench.peers.ours import Ours
+from mla_lab.bench.peers.plain import LOOSE_BOUND, UNUSED_PAGE, Plain
 from mla_lab.bench.peers.torch_eager import TorchEager
 from mla_lab.bench.peers.triton_baseline import TritonSplitKv
 from mla_lab.bench.rotation import kv_bytes, make_rotation
@@ -198,12 +199,35 @@ def test_flash_attention_3(flash_attention, case, splits):
 
 @pytest.mark.parametrize("case", CASES, ids=lambda c: c.name)
 @pytest.mark.parametrize(
-    "peer", [TorchEager(), Ours("torch"), Ours(), Ours(prepared=True)], ids=lambda p: p.name
+    "peer",
+    [TorchEager(), Ours("torch"), Ours(), Ours(prepared=True), Plain(), Plain(tight=True)],
+    ids=lambda p: p.name,
 )
 def test_peers_of_this_package(peer, case):
     assert peer.available(torch.device("cpu")) is None
     assert peer.refuses(case) is None
     accept(peer, case)
+
+
+def test_the_plain_call_has_no_plan_a_loose_bound_and_other_lengths_while_it_is_captured(
+    monkeypatch,
+):
+    given = []
+    monkeypatch.setattr(
+        "mla_lab.bench.peers.plain.decode.decode", lambda **arguments: given.append(arguments)
+    )
+    rotation = rotation_of(CASES[0])
+    prepared = Plain().prepare(rotation)
+    assert prepared.plan is None and prepared.planned_launches is None
+    with prepared.captured():
+        prepared.launches[0]()
+        assert given[0]["seq_lens"].unique().tolist() == [1]
+    assert given[0].get("plan") is None and given[0]["max_seq_len"] == LOOSE_BOUND
+    assert torch.equal(given[0]["seq_lens"], rotation.copies[0].seq_lens)
+    table, page = given[0]["block_tables"], CASES[0].problem.page_size
+    assert table.shape[1] * page >= LOOSE_BOUND and (table[:, -1] == UNUSED_PAGE).all()
+    Plain(tight=True).prepare(rotation).launches[0]()
+    assert given[1]["max_seq_len"] == max(CASES[0].problem.kv_lens)
 
 
 def test_ours_brings_a_plan_and_says_what_it_chose():

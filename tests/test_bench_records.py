@@ -18,7 +18,14 @@ from mla_lab.bench.records import (
     rerun_spread,
     results,
 )
-from mla_lab.bench.report import fill_tables, gate_table, power_table, refusals_table, times_table
+from mla_lab.bench.report import (
+    call_note,
+    gate_table,
+    headline,
+    power_table,
+    refusals_table,
+    times_table,
+)
 from mla_lab.bench.telemetry import Telemetry
 from mla_lab.cli import main
 from mla_lab.core.errors import InvalidInput
@@ -178,15 +185,19 @@ def test_a_table_shows_every_peer_and_the_best_public_one():
     assert "no kernel" in refusals_table(rows)
 
 
-def test_readme_tables_are_made_between_their_markers():
-    text = "a\n<!-- table:anchor -->\nold\n<!-- /table:anchor -->\nb\n"
-    filled = fill_tables(text, record_of(0))
-    assert "old" not in filled
-    assert filled.startswith("a\n<!-- table:anchor -->\n| case |")
-    assert filled.endswith("<!-- /table:anchor -->\nb\n")
-    assert fill_tables(filled, record_of(0)) == filled
-    with pytest.raises(InvalidInput, match="anchor"):
-        fill_tables("<!-- table:x -->\n<!-- /table:x -->", record_of(0))
+def test_a_plain_call_is_the_headline_as_soon_as_a_record_has_one():
+    planned = [row(CASES[0], 10.0, noise=0.0), row(CASES[0], 15.0, "flashmla", noise=0.0)]
+    assert headline(planned) == "mla-lab" and "with a host plan" in call_note(planned)
+    tight = row(CASES[0], 11.5, "mla-lab-plain-tight", noise=0.0)
+    assert headline([*planned, tight]) == "mla-lab", "its bound is not what an engine captures"
+    rows = [row(CASES[0], 12.0, "mla-lab-plain", noise=0.0), *planned, tight]
+    assert headline(rows) == "mla-lab-plain" and "with a host plan" not in call_note(rows)
+    names, _, line = times_table(rows, "anchor").splitlines()
+    assert names.startswith("| case | mla-lab us | mla-lab, tight bound us | mla-lab, host plan us")
+    assert [c.strip() for c in line.split("|")[2:6]] == ["12.0", "11.5", "10.0", "15.0"]
+    assert line.endswith("| 1.25 |")
+    with pytest.raises(InvalidInput, match="mla-lab-plain or mla-lab"):
+        headline([row(CASES[0], 15.0, "flashmla", noise=0.0)])
 
 
 def test_the_gate_s_table_ends_with_the_verdict():

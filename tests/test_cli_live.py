@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 from types import SimpleNamespace
 
@@ -10,8 +11,11 @@ import pytest
 
 from mla_lab import cli
 from mla_lab.cli.commands import _live_steps, live
+from mla_lab.core import revision
 from mla_lab.core.gpu import PRESETS, Gpu
 from mla_lab.core.resources import data_dir
+
+from .house import ROOT, tracked_files
 
 #: a row that a stamped build leaves
 STAMPED = {"case": "b1_q1_h128_kv8192", "peer": "mla-lab", "kind": "phases", "call_us": 1.0}
@@ -48,10 +52,10 @@ def test_without_a_card_one_sentence_says_why(monkeypatch, capsys):
     assert cli.main(["live"]) == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert (
-        "sweep, record, anatomy, host, notebooks: got a CPU alone; supported: a machine with"
-        in line
+        "sweep, record, traces, formats, verify, cuda, ladder, anatomy, host, notebooks: got a CPU "
+        "alone; supported: a machine with" in line
     )
-    assert line.endswith("mla-lab live --only costs,simulator,readme")
+    assert line.endswith("mla-lab live --only costs,simulator,pages")
 
 
 def test_another_card_s_times_are_not_these_records(monkeypatch, capsys):
@@ -67,11 +71,14 @@ def test_a_short_run_goes_through_all_steps_in_another_folder(lines, tmp_path, c
     assert cli.main(["live", "--short", "--into", str(into)]) == 0
     ran = [" ".join(line) for line, _ in lines]
     assert {folder for _, folder in lines} == {str(into)}
-    bench = ["bench sweep", "bench fit", "bench run", "studies.call_anatomy", "host_cost"]
-    verbs = [*bench, "simulate.fit", "run_all"]
+    verbs = ["bench sweep"] * 4 + ["bench fit"] * 2 + ["bench run"] * 8
+    verbs += ["verify pairwise", "verify published", "rounding", "verify costs", "sanitizer"]
+    verbs += ["bench run"] * 3 + ["gqa_decode", "xqa_rounding", "ladder", "call_anatomy"]
+    verbs += ["host_cost", "simulate.fit", "run_all"]
     assert len(ran) == len(verbs)
     assert all(verb in line for verb, line in zip(verbs, ran, strict=True))
-    assert "--peers mla-lab" in ran[2], "a short run times nobody else"
+    (anchor,) = (line for line in ran if "h200_anchor.jsonl.new" in line)
+    assert anchor.endswith("kv(1024|8192)") and "--peers mla-lab --" in anchor, "nobody else"
     assert (into / "records/h200_anchor.jsonl").read_text() == "measured\n"
     assert not list(into.rglob("*.new"))
     last = (into / "records/host_cost.jsonl").read_text().splitlines()[-1]
@@ -87,11 +94,50 @@ def test_each_step_can_be_left_out(lines, tmp_path):
         others = ",".join(s.name for s in _live_steps.STEPS if s is not step)
         only = [s.name for s in live.chosen([], others.split(","))]
         assert only == [step.name] == [s.name for s in live.chosen([step.name], [])]
-    assert (
-        cli.main(["live", "--skip", "sweep,costs,record,anatomy,host,notebooks", "--into", into])
-        == 0
-    )
+    assert cli.main(["live", "--only", "simulator,pages", "--into", into]) == 0
     assert [line[1] for line, _ in lines] == ["mla_lab.simulate.fit"]
+
+
+@pytest.mark.usefixtures("card")
+def test_traces_are_measured_where_their_folder_is_given(lines, tmp_path, monkeypatch):
+    into = tmp_path / "data"
+    monkeypatch.setattr(_live_steps, "_mean_lengths", lambda record: [1168, 900, 900])
+    given = ["--traces", str(tmp_path)]
+    assert cli.main(["live", "--only", "traces", "--into", str(into), *given]) == 0
+    ran = [" ".join(line) for line, _ in lines]
+    assert [
+        f"{name} --model {model}" in line
+        for line, (name, model) in zip(
+            ran,
+            [(t, m) for t in _live_steps.TRACES for m in _live_steps.TRACE_MODELS],
+            strict=False,
+        )
+    ] == [True] * 4
+    assert "--kv-len 900,1168" in ran[4] and len(ran) == 5
+
+
+def test_every_record_has_its_step():
+    """Each file of data/records, and each record that code, notes and notebooks name."""
+    stepped = [name for step in _live_steps.STEPS for name in step.records]
+    assert len(set(stepped)) == len(stepped)
+    made = {*stepped, *_live_steps.OTHERS}
+    there = {path.stem for path in (ROOT / "data" / "records").glob("*.jsonl")}
+    assert there == made
+    shown = set()
+    for path in tracked_files():
+        inside = path.relative_to(ROOT).parts[0] in ("mla_lab", "notebooks", "README.md")
+        if path.suffix in (".py", ".ipynb", ".md", ".jsonl") and (inside or "notes" in path.parts):
+            text = path.read_text(encoding="utf-8")
+            shown |= set(re.findall(r"records/(\w+)\.jsonl", text))
+    assert shown and shown <= made
+
+
+@pytest.mark.usefixtures("card", "lines")
+def test_records_of_changed_code_are_refused(monkeypatch, capsys):
+    monkeypatch.setattr(revision.Revision, "here", lambda: revision.Revision("a" * 40, True))
+    assert cli.main(["live", "--only", "record"]) == 2
+    said = capsys.readouterr().err
+    assert "record h200_anchor.jsonl: got changed code" in said and "MLA_LAB_FORCE_RECORD" in said
 
 
 @pytest.mark.usefixtures("card", "lines")

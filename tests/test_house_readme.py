@@ -7,10 +7,12 @@ import re
 import pytest
 
 from mla_lab import cli
+from mla_lab.bench.records import results
+from mla_lab.bench.report import headline
 from mla_lab.core.errors import InvalidInput
-from mla_lab.lab.readme import PICTURE, with_regions
-from mla_lab.lab.readme_picture import cover
+from mla_lab.lab.documents import PICTURES, TABLES, fill, pages
 from mla_lab.lab.workbook_map import NOTEBOOKS
+from mla_lab.verify.target_figures import ANCHOR, rows_of
 
 from .house import ROOT
 
@@ -26,29 +28,57 @@ def test_the_five_lines_run():
     assert out.isfinite().all()  # type: ignore[attr-defined]
 
 
-def test_the_picture_is_what_the_code_draws():
-    drawn = (ROOT / PICTURE).read_text(encoding="utf-8")
-    assert drawn == cover().markup + "\n", "fix: make format; then see that the README's words hold"
-    (gain,) = re.findall(r" ([\d.]+) times sooner", drawn)
-    assert float(gain) > 4, "the README says less than a quarter"
+@pytest.mark.parametrize("name", PICTURES)
+def test_the_pictures_are_what_the_code_draws(name):
+    drawn = (ROOT / name).read_text(encoding="utf-8")
+    assert drawn == PICTURES[name]().markup + "\n", "fix: make format; then see README's words"
+    if "plan" in name:
+        (gain,) = re.findall(r" ([\d.]+) times sooner", drawn)
+        assert float(gain) > 4, "README says less than a quarter"
 
 
-def test_the_map_is_the_workbook_s_and_the_error_table_the_record_s():
-    assert with_regions(README) == README, "fix: make format"
+@pytest.mark.parametrize("path", pages(ROOT), ids=lambda path: path.name)
+def test_the_tables_are_those_of_the_records(path):
+    text = path.read_text(encoding="utf-8")
+    assert "<!-- made: " in text
+    assert fill(text) == text, "fix: make format"
+
+
+def test_every_table_has_its_place_and_the_map_is_complete():
+    named = [n for p in pages(ROOT) for n in re.findall(r"<!-- made: ([\w-]+) -->", p.read_text())]
+    assert set(named) == set(TABLES)
     assert {e.file for e in NOTEBOOKS} == {p.name for p in (ROOT / "notebooks").glob("*.ipynb")}
 
 
-def test_a_region_needs_its_place():
-    with pytest.raises(InvalidInput, match="0 places for workbook"):
-        with_regions("no markers")
-    with pytest.raises(InvalidInput, match="0 places for simulator"):
-        with_regions("<!-- workbook -->\n<!-- /workbook -->")
+def test_a_table_of_no_name_is_refused():
+    with pytest.raises(InvalidInput, match="speed-short"):
+        fill("<!-- made: nothing -->\n<!-- /made -->")
+    assert fill("no tables") == "no tables"
 
 
-def test_links_lead_somewhere():
-    targets = re.findall(r"\]\(([^)#:]+)\)", README)
-    assert targets
-    assert [t for t in targets if not (ROOT / t).exists()] == []
+def test_the_headline_is_of_a_plain_call_or_says_what_it_is_of():
+    """A planned row is no headline where the record has the plain call, and never without words."""
+    rows = rows_of(ANCHOR)
+    planned = headline(rows) == "mla-lab"
+    assert planned == (not [r for r in results(rows, "ok") if r["peer"] == "mla-lab-plain"])
+    drawn = (ROOT / "data/pictures/speed.svg").read_text(encoding="utf-8")
+    for text in (README, drawn):
+        assert ("with a host plan" in text) == planned
+
+
+def test_the_readme_is_short_and_its_headline_stands_once():
+    assert README.count("\n") <= 150
+    (mean,) = re.findall(
+        r">The best public kernel takes ([\d.]+) times",
+        (ROOT / "data/pictures/speed.svg").read_text().split("</title>")[1],
+    )
+    assert mean not in re.sub(r"<!-- made.*?/made -->", "", README, flags=re.DOTALL)
+
+
+@pytest.mark.parametrize("path", pages(ROOT), ids=lambda path: path.name)
+def test_links_lead_somewhere(path):
+    targets = re.findall(r"\]\(([^)#:]+)\)", path.read_text(encoding="utf-8"))
+    assert [t for t in targets if not (path.parent / t).exists()] == []
 
 
 def test_make_targets_exist():

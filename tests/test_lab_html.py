@@ -58,6 +58,9 @@ def test_the_site_has_an_index_and_takes_nothing_from_the_network(tmp_path: Path
     index = (tmp_path / "index.html").read_text()
     assert all(entry.file.replace(".ipynb", ".html") in index for entry in NOTEBOOKS)
     assert not re.search(r"(src|href)='https?:", index)
+    assert "verified.html" in index
+    page = (tmp_path / "verified.html").read_text()
+    assert "<table" in page and 'href="dropin.html"' in page and (tmp_path / "dropin.html").exists()
     assert (tmp_path / html.SCRIPT).stat().st_size > 1_000_000
 
 

@@ -10,7 +10,7 @@ from mla_lab.bench.records import problem_of, results
 from mla_lab.core.gpu import H200
 from mla_lab.core.problem import Problem
 from mla_lab.plan import choose
-from mla_lab.plan.kernel_costs import Q_M, recorded_costs
+from mla_lab.plan.kernel_costs import KEEP_AB_ROWS, recorded_costs
 from mla_lab.plan.pricing import price_formula
 from mla_lab.plan.ways import PAIR, ROWS, WALK, rows_tiles, way_of
 from mla_lab.tune.fitting import Launch, launches
@@ -54,7 +54,7 @@ def test_small_pages_of_e4m3_are_read_by_no_pair(batch: int, page_size: int) -> 
     eight: dict[str, Any] = {"q_dtype": "e4m3", "kv_format": "e4m3", "page_size": page_size}
     choice = choose(Problem.uniform(batch, 1, 8192, 128, **eight))
     rows = choice.config.tile_rows, choice.config.cluster
-    if choice.config.kernel == Q_M.kernel:
+    if choice.config.kernel == KEEP_AB_ROWS[0]:
         assert rows in rows_tiles("e4m3", "e4m3", page_size)
     small = page_size < 64
     assert rows_tiles("e4m3", "e4m3", page_size) == ((64, 1),) + ((128, 2),) * (not small)
@@ -136,5 +136,5 @@ def test_a_bf16_query_of_many_heads_goes_on_the_m_side_where_that_was_quicker(
     """
     monkeypatch.setitem(vars(ROWS), "split", ((64, 1), (128, 2)))
     many, few = (Problem.uniform(batch, 1, 8192, h, kv_format="e4m3") for h in (128, 16))
-    assert choose(many).config.kernel == Q_M.kernel
+    assert choose(many).config.kernel == KEEP_AB_ROWS[0]
     assert choose(few).config.kernel == "cute/swap_ab_sm90"

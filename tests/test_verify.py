@@ -25,8 +25,6 @@ from mla_lab.reference.tolerance import rel_error
 from mla_lab.verify import cases, check, limits, published, record, tables
 from mla_lab.verify.pairwise import allowed_pairs, cover, pairs_of
 
-from .house import ROOT
-
 CASES = cases.pairwise_cases()
 SMALL = {"a": ("0", "1", "2"), "b": ("0", "1"), "c": ("0", "1", "2", "3"), "d": ("0", "1")}
 
@@ -307,10 +305,10 @@ def test_an_accident_is_an_outcome(monkeypatch):
 
 def test_the_commands(tmp_path: Path, capsys):
     path = tmp_path / "record.jsonl"
-    assert cli.main(["proof", "pairwise", str(path), "--device", "cpu", "--first", "1"]) == 0
+    assert cli.main(["verify", "pairwise", str(path), "--device", "cpu", "--first", "1"]) == 0
     assert "1 ok" in capsys.readouterr().out
     assert len(record.read(path)) == 2
-    command = ["proof", "published", str(path), "--device", "cpu", "--dtypes", "fp4"]
+    command = ["verify", "published", str(path), "--device", "cpu", "--dtypes", "fp4"]
     assert cli.main(command) == 2, "no such dtype"
 
 
@@ -319,7 +317,7 @@ def test_the_published_command_counts(tmp_path: Path, capsys, monkeypatch):
     small = [c for c in published.configurations() if c.batch == 1 and c.kv_len == 1024]
     monkeypatch.setattr(published, "configurations", lambda: small)
     monkeypatch.setattr(published, "KV_LENS", (1024,))
-    command = ["proof", "published", str(path), "--device", "cpu", "--batch", "1"]
+    command = ["verify", "published", str(path), "--device", "cpu", "--batch", "1"]
     assert cli.main(command) == 0
     assert "12 refused" in capsys.readouterr().out, "the CuTe backend is named, and this is a CPU"
     note = tables.published_note(record.read(path))
@@ -361,7 +359,7 @@ def test_what_did_not_pass_is_said():
     assert "wrong**" in table and "refused**" in table
 
 
-def test_the_drop_in_table(tmp_path: Path):
+def test_the_drop_in_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     head = {"kind": "run", "parametrisations": {"f.py::test_a": 9, "f.py::test_b": 1}, "seed": 7,
             "flashinfer_commit": "0123456789abc", "mla_lab_commit": "fedcba", "card": "X",
             "date": "2026-01-02"}  # fmt: skip
@@ -382,23 +380,13 @@ def test_the_drop_in_table(tmp_path: Path):
     assert "| failed | Unsupported: a # \\| b | 2 |" in tables.dropin_reasons(rows)
     (tmp_path / "records").mkdir()
     record.write(tmp_path / tables.RECORDS["dropin"], rows)
-    text = "x\n<!-- proof:dropin -->\nold\n<!-- /proof:dropin -->\ny\n"
-    filled = tables.fill(text, tmp_path)
-    assert filled == f"x\n<!-- proof:dropin -->\n{note}\n<!-- /proof:dropin -->\ny\n"
-    with pytest.raises(InvalidInput, match="table"):
-        tables.fill(text.replace("dropin", "other"), tmp_path)
-
-
-@pytest.mark.parametrize("name", ["README.md", "data/notes/dropin.md"])
-def test_the_tables_are_those_of_the_records(name: str):
-    text = (ROOT / name).read_text(encoding="utf-8")
-    assert "<!-- proof:" in text
-    assert tables.fill(text, ROOT / "data") == text, f"fix: mla-lab proof report {name}"
+    monkeypatch.setattr(tables, "data_dir", lambda: tmp_path)
+    assert tables.made("dropin") == note
 
 
 def test_cases_by_number(tmp_path: Path) -> None:
     path = tmp_path / "some.jsonl"
-    assert not cli.main(["proof", "pairwise", str(path), "--device", "cpu", "--only", "3,1"])
+    assert not cli.main(["verify", "pairwise", str(path), "--device", "cpu", "--only", "3,1"])
     rows = record.read(path)
     assert [row["index"] for row in rows if row["kind"] == "case"] == [3, 1]
 

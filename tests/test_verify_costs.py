@@ -216,5 +216,5 @@ def test_the_command_knows_the_features(tmp_path):
     with pytest.raises(InvalidInput, match="features"):
         next(record.costs_run("cpu", ["nothing"], print))
     path = tmp_path / "r.jsonl"
-    assert cli.main(["proof", "costs", str(path), "--features", "nothing", "--device", "cpu"])
+    assert cli.main(["verify", "costs", str(path), "--features", "nothing", "--device", "cpu"])
     assert not path.exists()

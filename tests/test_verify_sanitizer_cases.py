@@ -11,43 +11,43 @@ from mla_lab.call.decode_args import Arguments, Features
 from mla_lab.core.errors import InvalidInput
 from mla_lab.core.gpu import H200
 from mla_lab.plan.ways import WAYS
-from mla_lab.verify import sanitizer_cases as touch
+from mla_lab.verify import sanitizer_cases as cases
 from mla_lab.verify import tables
 
 #: what no CuTe kernel does, and what a plan is beside
 NO_KERNEL = {"nonpositive_scale", "separate_tables", "context_parallel", "pdl", "no_pdl"}
 
 
-def test_every_feature_and_every_way_is_touched():
+def test_every_feature_and_every_launch_mode_is_used():
     seen: set[str] = set()
-    for one in touch.TOUCHES.values():
-        inputs = touch.inputs_of(one)
+    for one in cases.CASES.values():
+        inputs = cases.inputs_of(one)
         named = {k: v for k, v in inputs.contract_args().items() if k in Arguments._fields}
-        named |= {"plan": touch.plan_of(one, H200.sms), "batch_invariant": one.batch_invariant}
+        named |= {"plan": cases.plan_of(one, H200.sms), "batch_invariant": one.batch_invariant}
         seen |= set(form_of(Arguments(**named)).features.names())
     assert set(Features.__dataclass_fields__) - NO_KERNEL - seen <= {"strided_tables"}
-    ways = {one.way for one in touch.TOUCHES.values()}
+    ways = {one.way for one in cases.CASES.values()}
     assert ways >= {way.name for way in WAYS}
-    pages = {one.problem.page_size for one in touch.TOUCHES.values()}
+    pages = {one.problem.page_size for one in cases.CASES.values()}
     assert pages >= {1, 4, *(p for family in FAMILIES.values() for p in family.page_sizes)}
 
 
-@pytest.mark.parametrize("name", touch.TOUCHES)
+@pytest.mark.parametrize("name", cases.CASES)
 def test_the_calls_are_right(name, capsys):
-    assert touch.main([name, "--device", "cpu", "--backend", "torch"]) == 0
+    assert cases.main([name, "--device", "cpu", "--backend", "torch"]) == 0
     assert f"{name}: ok" in capsys.readouterr().out
 
 
 def test_a_wrong_result_and_a_refusal_fail(capsys, monkeypatch):
-    assert touch.main(["sinks", "--device", "cpu"]) == 1
+    assert cases.main(["sinks", "--device", "cpu"]) == 1
     assert "sinks: refused: backend" in capsys.readouterr().out
     monkeypatch.setattr(
-        touch, "decode", lambda **named: torch.zeros_like(named["query"])[..., :512]
+        cases, "decode", lambda **named: torch.zeros_like(named["query"])[..., :512]
     )
-    assert touch.main(["sinks", "--device", "cpu", "--backend", "torch"]) == 1
+    assert cases.main(["sinks", "--device", "cpu", "--backend", "torch"]) == 1
     assert "sinks: wrong" in capsys.readouterr().out
     with pytest.raises(InvalidInput, match="names"):
-        touch.main(["nothing"])
+        cases.main(["nothing"])
 
 
 def test_the_note_says_what_each_tool_found():

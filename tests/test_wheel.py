@@ -5,6 +5,7 @@ from __future__ import annotations
 import email
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -161,16 +162,37 @@ def test_metadata_names_the_pythons_and_extras(wheel):
     assert not [r for r in required if "nbmake" in r and "lab" in r.split("extra")[1]]
 
 
-def test_wheel_carries_kernels_and_data(wheel):
-    names = set(zipfile.ZipFile(wheel).namelist())
-    for folder, inside in (("kernels", "_kernels"), ("data", "_data")):
+#: bytes of the wheel, and of the data in it unpacked
+MOST_BYTES = 3_000_000
+
+
+def test_wheel_carries_kernels_and_what_notebooks_show(wheel):
+    with zipfile.ZipFile(wheel) as archive:
+        sizes = {info.filename: info.file_size for info in archive.infolist()}
+    for folder, inside in (("kernels", "_kernels"), ("data/runtime", "_data/runtime")):
         files = [
             p.relative_to(ROOT / folder) for p in tracked_files() if ROOT / folder in p.parents
         ]
         assert files
-        assert {f"mla_lab/{inside}/{f.as_posix()}" for f in files} <= names
-    assert "mla_lab/py.typed" in names
-    assert not [n for n in names if n.startswith(("tests/", "notebooks/"))]
+        assert {f"mla_lab/{inside}/{f.as_posix()}" for f in files} <= set(sizes)
+    assert "mla_lab/py.typed" in sizes
+    assert not [n for n in sizes if n.startswith(("tests/", "notebooks/", "mla_lab/studies/"))]
+    assert wheel.stat().st_size <= MOST_BYTES
+    data = sum(size for name, size in sizes.items() if name.startswith("mla_lab/_data/"))
+    assert data <= MOST_BYTES
+
+
+def test_records_that_notebooks_show_are_in_the_wheel(wheel):
+    """Every data file that the modules behind notebooks name; `documents` fills pages of a
+    checkout, and records of sweeps are what constants in `runtime` came from.
+    """
+    lab = [p for p in (ROOT / "mla_lab/lab").rglob("*.py") if p.stem != "documents"]
+    behind = [*lab, *(ROOT / "mla_lab/simulate").glob("[!f]*.py"), ROOT / "mla_lab/bench/ladder.py"]
+    texts = [p.read_text() for p in [*behind, *(ROOT / "notebooks").glob("*.ipynb")]]
+    named = {n for t in texts for n in re.findall(r"(?:records|runtime|notes)/\w+\.jsonl?\b", t)}
+    assert len(named) >= 6
+    inside = set(zipfile.ZipFile(wheel).namelist())
+    assert {n for n in named if f"mla_lab/_data/{n}" not in inside} == set()
 
 
 def test_installed_package_stands_alone(installed):
@@ -195,3 +217,13 @@ def test_decode(installed):
     result = json.loads(run(installed, "mla-lab", "decode", *shape))
     assert result["error"]["good"]
     assert 0 < result["error"]["relative"] < 0.01
+
+
+def test_recorded_figures_are_found(installed):
+    code = (
+        "from mla_lab.bench import ladder; from mla_lab.bench.report import headline;"
+        "from mla_lab.verify.target_figures import ANCHOR, rows_of;"
+        "from mla_lab.simulate.anatomy import calls; assert calls() and ladder.recorded();"
+        "print(headline(rows_of(ANCHOR)))"
+    )
+    assert run(installed, "python", "-c", code).startswith("mla-lab")

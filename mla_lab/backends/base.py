@@ -13,7 +13,7 @@ from ..call.workspace import Workspace
 from ..core.gpu import H200, Gpu
 from ..core.problem import Problem
 from ..plan import Plan, WorkspaceLayout, choose
-from ..plan.kernel_costs import Q_M
+from ..plan.kernel_costs import KEEP_AB_ROWS, recorded_of
 
 
 class Planned(Protocol):
@@ -73,5 +73,5 @@ def plan_for(problem: Problem, gpu: Gpu | None, batch_invariant: bool) -> Plan:
     Every layer of a step asks for the same plan, so that the last ones are remembered. Under batch
     invariance by one rule for all requests, whatever kernels there are.
     """
-    costs = (Q_M,) if batch_invariant else None
+    costs = (recorded_of(KEEP_AB_ROWS),) if batch_invariant else None
     return choose(problem, gpu or H200, batch_invariant, costs).plan(problem)

@@ -176,9 +176,10 @@ class CaseRun:
                 replay()
 
     def _replays(self, entry: Entry, prepared: Prepared, order: list[int]) -> dict[str, Replay]:
-        replays = {"us": self.timer.ready([prepared.launches[i] for i in order])}
-        if self.method.isolated:
-            replays["isolated_us"] = self.timer.ready(prepared.launches[:1], cold=True)
+        with prepared.captured():
+            replays = {"us": self.timer.ready([prepared.launches[i] for i in order])}
+            if self.method.isolated:
+                replays["isolated_us"] = self.timer.ready(prepared.launches[:1], cold=True)
         if self.method.planned and prepared.planned_launches:
             try:
                 prepared.planned_launches[0]()  # nothing is compiled or loaded in a capture

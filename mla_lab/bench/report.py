@@ -1,24 +1,25 @@
-"""Records as Markdown: tables for a README, between markers that name them.
-
-<!-- table:anchor -->
-(replaced)
-<!-- /table:anchor -->
-"""
+"""Records as Markdown tables, and which of our calls a record's headline is of."""
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterable, Sequence
 
 from ..core.errors import invalid
 from .gate import Verdict, geometric_mean_change, passes
 from .records import Row, medians, rerun_spread, results
 
-#: our kernels; what others are compared with
+#: the column of our kernels, which peers are compared with
 OURS = "mla-lab"
-#: of peers that come in two settings the better one is shown, as each caller could choose it
+#: our peers that may stand in that column, in words: the first one that a record has. Others made
+#: their plan outside of the timing too, but a caller of ours passes none
+HEADLINES = {
+    "mla-lab-plain": "plain call, bound of 131072 tokens",
+    "mla-lab": "call with a host plan",
+}
+#: our other calls, each in a column of its own where a record has it
+BESIDE = {"tight bound": "mla-lab-plain-tight", "host plan": "mla-lab"}
+#: of a peer that comes in two settings the quicker one is shown, as each caller could choose it
 PEERS = {
-    OURS: (OURS,),
     "FlashMLA": ("flashmla",),
     "FlashInfer fa3": ("flashinfer-fa3",),
     "FA3 with qv": ("fa3-qv", "fa3-qv-32"),
@@ -29,16 +30,76 @@ PEERS = {
 PUBLIC = ("FlashMLA", "FlashInfer fa3", "FA3 with qv")
 
 
+#: the cases of README's table: few and many requests, 128 and 16 heads, short and long, ragged
+SHORT = (
+    "b1_q1_h128_kv8192",
+    "b16_q1_h128_kv8192",
+    "b128_q1_h128_kv1024",
+    "b128_q1_h128_kv8192",
+    "b128_q1_h128_kv4096_gauss",
+    "b1_q1_h16_kv8192",
+    "b16_q1_h16_kv8192",
+    "b128_q1_h16_kv8192",
+)
+
+
+def find_headline(rows: Iterable[Row]) -> str | None:
+    """The peer of ours whose times are a record's headline; None where it has none of them."""
+    have = {row["peer"] for row in results(rows, "ok")}
+    return next((peer for peer in HEADLINES if peer in have), None)
+
+
+def headline(rows: Sequence[Row]) -> str:
+    """The same. Raises InvalidInput where there is none."""
+    found = find_headline(rows)
+    if found is None:
+        raise invalid("record", "none of our calls", f"a result of {' or '.join(HEADLINES)}")
+    return found
+
+
+def call_note(rows: Sequence[Row]) -> str:
+    """Which of our calls the headline is of, and what its timing leaves out."""
+    words = {
+        "mla-lab-plain": "Our times are of the plain call, as a serving engine captures it: no "
+        "plan, `max_seq_len` = 131072, the graph captured at other lengths than it is replayed at.",
+        "mla-lab": "**Our times are of a call with a host plan** that was made outside of the "
+        "timing; the plain call, which makes its plan itself, is not in this record.",
+    }
+    return (
+        "Whole calls in a CUDA graph, KV from memory; peers are planned outside of the timing, in "
+        f"their own way.\n{words[headline(rows)]}"
+    )
+
+
+def columns(rows: Sequence[Row]) -> dict[str, tuple[str, ...]]:
+    """Shown name -> peers of a record: ours first, then our other calls, then those of others."""
+    have, own = {row["peer"] for row in results(rows, "ok")}, find_headline(rows)
+    beside = {f"{OURS}, {words}": (peer,) for words, peer in BESIDE.items() if peer in have - {own}}
+    return {OURS: (own,) if own else (), **beside, **PEERS}
+
+
+def short_table(rows: Sequence[Row]) -> str:
+    """us of the cases of `SHORT`: ours and the public kernels."""
+    names = (OURS, *PUBLIC)
+    us = best_times(rows)
+    lines = [f"| case | {' us | '.join(names)} us |", "|---|" + "---:|" * len(names)]
+    lines += [
+        f"| {case} | {' | '.join(_cell(us[case].get(name)) for name in names)} |" for case in SHORT
+    ]
+    return "\n".join(lines)
+
+
 def times_table(rows: Sequence[Row], family: str) -> str:
     """us of every case of a family by peer; the ratio is best public over ours."""
+    shown = columns(rows)
     lines = [
-        "| case | " + " | ".join(f"{name} us" for name in PEERS) + " | best public / ours |",
-        "|---|" + "---:|" * (len(PEERS) + 1),
+        "| case | " + " | ".join(f"{name} us" for name in shown) + " | best public / ours |",
+        "|---|" + "---:|" * (len(shown) + 1),
     ]
     us = best_times(rows)
     for case in _cases(rows, family):
         times = us[case]
-        cells = [_cell(times.get(name)) for name in PEERS]
+        cells = [_cell(times.get(name)) for name in shown]
         public = [times[name] for name in PUBLIC if name in times]
         ratio = f"{min(public) / times[OURS]:.2f}" if public and OURS in times else ""
         lines.append(f"| {case} | " + " | ".join(cells) + f" | {ratio} |")
@@ -46,10 +107,11 @@ def times_table(rows: Sequence[Row], family: str) -> str:
 
 
 def rates_table(rows: Sequence[Row], family: str) -> str:
-    """What our kernels reach, beside the ceilings that the same run measured."""
+    """What our headline call reaches: us, TFLOP/s and TB/s, and its relative error."""
+    own = find_headline(rows)
     lines = ["| case | us | with plan | TFLOP/s | TB/s | rel. error |", "|---|" + "---:|" * 5]
     for row in results(rows, "ok"):
-        if row["peer"] == OURS and row["family"] == family and row["part"] == 0:
+        if row["peer"] == own and row["family"] == family and row["part"] == 0:
             planned = _cell(row.get("us_with_plan"))
             rates = f"{row['tflops']:.0f} | {row['tbps']:.2f} | {row['rel_error']:.1e}"
             lines.append(f"| {row['case']} | {_cell(row['us'])} | {planned} | {rates} |")
@@ -67,20 +129,35 @@ def power_table(rows: Sequence[Row], family: str) -> str:
     return "\n".join(lines)
 
 
-def method_note(rows: Sequence[Row]) -> str:
-    """One paragraph: where, with what and how the figures were taken."""
+def last_run(rows: Iterable[Row]) -> Row:
+    """The last run row of a record. Raises InvalidInput where it has none."""
     runs = [row for row in rows if row["kind"] == "run"]
     if not runs:
         raise invalid("record", "no run row", "a record that `mla-lab bench run` wrote")
-    run, end = runs[-1], next((row for row in reversed(rows) if row["kind"] == "end"), None)
-    env, method = run["environment"], run["method"]
+    return runs[-1]
+
+
+def origin(rows: Iterable[Row]) -> str:
+    """Card, date and commit of a record's last run."""
+    run = last_run(rows)
+    env = run["environment"]
     card = env["card"]["name"] if env["card"] else f"CPU ({env['host']['processor']})"
+    commit = f"{(env['commit'] or 'unknown')[:9]}{' (modified)' if env['dirty'] else ''}"
+    return f"{card}, {run['time'][:10]}, commit {commit}"
+
+
+def method_note(rows: Sequence[Row]) -> str:
+    """One paragraph: where, with what and how the figures were taken."""
+    run, end = last_run(rows), next((row for row in reversed(rows) if row["kind"] == "end"), None)
+    env, method = run["environment"], run["method"]
     driver = (env["smi"] or {}).get("driver_version", "none")
+    own = find_headline(rows)
+    ours = f"{OURS}: {HEADLINES[own]}. " if own else ""
     text = (
-        f"{card}, driver {driver}, CUDA {env['cuda']}, torch {env['libraries'].get('torch')}, "
-        f"commit {(env['commit'] or 'unknown')[:9]}{' (modified)' if env['dirty'] else ''}, "
-        f"{run['time'][:10]}. Whole calls, {method['timer']}, median of {method['rounds']} rounds, "
-        f"KV copies of {method['rotation_bytes'] / 1e6:.0f} MB in rotation."
+        f"{origin(rows)}, driver {driver}, CUDA {env['cuda']}, torch "
+        f"{env['libraries'].get('torch')}. {ours}Peers are planned outside of the timing. "
+        f"Whole calls, {method['timer']}, median of {method['rounds']} rounds, KV copies of "
+        f"{method['rotation_bytes'] / 1e6:.0f} MB in rotation."
     )
     for word, row in (("before", run), ("after", end)):
         if row and row["ceilings"]:
@@ -123,10 +200,10 @@ def gate_table(verdicts: Sequence[Verdict], everything: bool = False) -> str:
     return "\n".join([*lines, "", f"{result}: {len(verdicts)} compared{total}"])
 
 
-def best_times(rows: Iterable[Row]) -> dict[str, dict[str, float]]:
-    """case -> shown name -> us, of the better setting where a peer has two."""
+def best_times(rows: Sequence[Row]) -> dict[str, dict[str, float]]:
+    """case -> shown name -> us, of the quicker setting where a peer has two."""
     us: dict[str, dict[str, float]] = {}
-    shown = {peer: name for name, peers in PEERS.items() for peer in peers}
+    shown = {peer: name for name, peers in columns(rows).items() for peer in peers}
     for (case, peer), value in medians(rows).items():
         name = shown.get(peer, peer)
         times = us.setdefault(case, {})
@@ -134,8 +211,9 @@ def best_times(rows: Iterable[Row]) -> dict[str, dict[str, float]]:
     return us
 
 
-#: README tables by the name in their markers; each takes the rows of a record
+#: tables by name; each takes the rows of a record
 TABLES: dict[str, Callable[[Sequence[Row]], str]] = {
+    "short": short_table,
     "anchor": lambda rows: times_table(rows, "anchor"),
     "anchor-rates": lambda rows: rates_table(rows, "anchor"),
     "anchor-power": lambda rows: power_table(rows, "anchor"),
@@ -145,19 +223,6 @@ TABLES: dict[str, Callable[[Sequence[Row]], str]] = {
     "method": method_note,
     "refusals": refusals_table,
 }
-
-
-def fill_tables(text: str, rows: Sequence[Row]) -> str:
-    """`text` with everything between known markers made anew. Raises InvalidInput for others."""
-
-    def fill(match: re.Match[str]) -> str:
-        name = match["name"]
-        if name not in TABLES:
-            raise invalid("table", repr(name), tuple(TABLES))
-        return f"<!-- table:{name} -->\n{TABLES[name](rows)}\n<!-- /table:{name} -->"
-
-    pattern = r"<!-- table:(?P<name>[\w-]+) -->\n.*?<!-- /table:(?P=name) -->"
-    return re.sub(pattern, fill, text, flags=re.DOTALL)
 
 
 def _cases(rows: Sequence[Row], family: str) -> list[str]:

@@ -2,7 +2,8 @@
 
     python -m mla_lab.lab.html site
 
-Runs every notebook and writes a page each, an index, and one copy of plotly's script. An explorer
+Runs every notebook and writes a page each, one for each page of `data/notes/`, an index, and one
+copy of plotly's script. An explorer
 becomes a slider over pictures that were computed here; everything else is as Jupyter shows it.
 """
 
@@ -11,6 +12,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import re
 import sys
 from collections.abc import Sequence
 from html import escape
@@ -18,6 +20,7 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
+from ..core.resources import data_dir
 from .explorer import FRAMES_MIME, PLOTLY_MIME
 from .workbook_map import NOTEBOOKS, Entry, WorkbookMap
 
@@ -76,6 +79,14 @@ def page(entry: Entry, notebook: dict[str, Any]) -> str:
     """One notebook as a page."""
     body = "\n".join(cell_html(cell) for cell in notebook["cells"])
     return _document(f"{entry.number} {entry.title}", body)
+
+
+def note(path: Path) -> str:
+    """A Markdown page of `data/notes/` as a page of the site."""
+    from nbconvert.filters.markdown import markdown2html
+
+    body = str(markdown2html(path.read_text(encoding="utf-8")))
+    return _document(path.stem, re.sub(r'href="(\w+)\.md"', r'href="\1.html"', body))
 
 
 def cell_html(cell: dict[str, Any]) -> str:
@@ -155,8 +166,17 @@ def index() -> str:
         f"{escape(e.after)} ({e.minutes} minutes)</li>"
         for e in NOTEBOOKS
     )
-    body = f"<h1>mla-lab workbook</h1>{chart.figure(chart.state).markup}<ul>{rows}</ul>"
+    pages = "".join(f"<li><a href='{p.stem}.html'>{p.stem}</a></li>" for p in notes())
+    body = (
+        f"<h1>mla-lab workbook</h1>{chart.figure(chart.state).markup}<ul>{rows}</ul>"
+        f"<h2>Figures and verification</h2><ul>{pages}</ul>"
+    )
     return _document("mla-lab workbook", body)
+
+
+def notes() -> list[Path]:
+    """The Markdown pages of `data/notes/`."""
+    return sorted((data_dir() / "notes").glob("*.md"))
 
 
 def build(notebooks: Path, out: Path, only: Sequence[str] = ()) -> list[Path]:
@@ -165,6 +185,8 @@ def build(notebooks: Path, out: Path, only: Sequence[str] = ()) -> list[Path]:
     script = resources.files("plotly").joinpath("package_data", SCRIPT)
     (out / SCRIPT).write_bytes(script.read_bytes())
     (out / "index.html").write_text(index(), encoding="utf-8")
+    for path in notes():
+        (out / f"{path.stem}.html").write_text(note(path), encoding="utf-8")
     written = []
     for entry in NOTEBOOKS:
         if only and entry.number not in only:

@@ -18,7 +18,7 @@ from ..core.errors import unsupported
 from ..core.gpu import H200, Gpu
 from ..core.problem import Problem
 from .config import KernelConfig
-from .kernel_costs import Q_M, KernelCosts, recorded_costs
+from .kernel_costs import KEEP_AB_ROWS, KernelCosts, recorded_costs
 from .pricing import (
     TILE_KV,
     Choice,
@@ -181,7 +181,7 @@ def invariant_kinds(
         choice = _invariant(problem, gpu, walk, INVARIANT_ROWS, why)
         kinds.append(Kind(choice, most_rows=INVARIANT_ROWS))
     if not small or max(rows) > INVARIANT_ROWS:
-        family = next((c for c in costs if c.key == Q_M.key), costs[0])
+        family = next((c for c in costs if c.key == KEEP_AB_ROWS), costs[0])
         if walk is not None and not by_rows:
             family = walk
         cuts = 64 if problem.heads <= 64 else 128

@@ -1,14 +1,14 @@
 """Constants of our kernel families, from which the cost model of a problem follows.
 
-`data/runtime/kernel_costs.json` holds those of a sweep where one was made (see `calibrate`);
-without it the figures below stand in. What builds for a cache of eight bits take is in a record of
-its own; formats that it does not hold are priced as 16 bits are, by their bytes.
+`data/runtime/kernel_costs.json` holds the constants fitted to a sweep in 16 bits (see
+`tune.fitting`). Builds that read a cache of eight bits have a record of their own; a format that it
+does not hold is priced with the constants of 16 bits and its own bytes a token.
 """
 
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -18,9 +18,8 @@ import numpy as np
 from ..core.errors import invalid
 from ..core.problem import Problem
 from ..core.resources import data_dir
-from .correction import FEATURES, PLACE, Correction
 from .cost import CostModel
-from .ways import DEEP, GRID, MAIL, PAIR, ROWS, WALK
+from .ways import GRID, ROWS
 
 #: rows that one CTA can hold; a taller tile is shared by the CTAs of a cluster
 CTA_ROWS = 64
@@ -29,6 +28,9 @@ RECORD = "runtime/kernel_costs.json"
 FORMATS_RECORD = "runtime/kernel_costs_eight_bits.json"
 #: what `RECORD` was calibrated with; fp16 takes as long where power allows it
 SIXTEEN = ("bf16", "bf16")
+#: (kernel, way) of two families that others name
+KEEP_AB_ROWS = (ROWS.kernel, ROWS.name)
+SWAP_AB_GRID = (GRID.kernel, GRID.name)
 Whole = int | np.ndarray
 
 
@@ -72,8 +74,6 @@ class KernelCosts:
     l2_rate: float = 10000.0
     sharpness: float = 4.0
     way: str = ROWS.name
-    #: what was learnt beside them (see `correction`), by (tile rows, cluster)
-    corrections: tuple[tuple[int, int, Correction], ...] = ()
 
     @property
     def key(self) -> tuple[str, str]:
@@ -84,17 +84,6 @@ class KernelCosts:
         """These, or those of the way's builds for the problem's formats where they have such."""
         own = recorded_formats().get((problem.q_dtype, problem.kv_format), ())
         return next((costs for costs in own if costs.key == self.key), self)
-
-    def factor(self, tile_rows: int, cluster: int, measures: np.ndarray) -> np.ndarray:
-        """What times of a tile are multiplied by; 1 where no launch taught any better."""
-        for rows, ctas, correction in self.corrections:
-            if (rows, ctas) == (tile_rows, cluster):
-                return correction.factor(measures)
-        return np.ones(measures.shape[:-1])
-
-    def constants_alone(self) -> dict[str, Any]:
-        """The fields but for what was learnt beside them: by these plans are cut."""
-        return {name: value for name, value in vars(self).items() if name != "corrections"}
 
     @classmethod
     def of_ones(cls) -> KernelCosts:
@@ -163,166 +152,18 @@ class KernelCosts:
         }
 
 
-#: fitted to launches inside CUDA graphs whose inputs rotate through memory
-_MEASURED = "one NVIDIA H200, 2026-11-20: median error 4 %"
-#: query rows on the M side
-Q_M = KernelCosts(
-    kernel="cute/keep_ab_sm90",
-    source=_MEASURED,
-    launch_ns=740.0,
-    tile_ns=3970.0,
-    block_ns=0.00168,
-    block_row_ns=21.3,
-    copy_rate=225.0,
-    card_rate=4260.0,
-    exchange_rate=27600.0,
-    partial_ns=359.0,
-    merge_ns=2930.0,
-    merge_kernel_ns=3270.0,
-    merge_kernel_rate=1420.0,
-    cluster_ns=221.0,
-    merge_split_ns=17.5,
-    head_start=0.0289,
-    fill=0.00208,
-    cluster_rate=156.0,
-    pair_factor=1.11,
-    memory_ns=2600.0,
-    l2_rate=38600.0,
-    sharpness=2.82,
-)
-#: KV on the M side, by formula. Two stages of KV a CTA are a round trip of memory for every two
-#: blocks; its matrix unit mostly waits.
-KV_M = KernelCosts(
-    kernel="cute/swap_ab_sm90",
-    source=_MEASURED,
-    launch_ns=840.0,
-    tile_ns=2130.0,
-    block_ns=1210.0,
-    block_row_ns=7.07,
-    copy_rate=41.1,
-    card_rate=3710.0,
-    exchange_rate=1200.0,
-    partial_ns=1430.0,
-    merge_ns=1310.0,
-    merge_kernel_ns=987.0,
-    merge_kernel_rate=5140.0,
-    cluster_ns=12.3,
-    merge_split_ns=16.2,
-    head_start=0.013,
-    fill=0.372,
-    cluster_rate=29.1,
-    pair_factor=1.0,
-    memory_ns=3350.0,
-    l2_rate=7040.0,
-    sharpness=4.57,
-    way=GRID.name,
-)
-#: without a flag, a fence or a division before them, partials are there earlier
-_MAIL = replace(
-    KV_M,
-    tile_ns=233.0,
-    block_ns=853.0,
-    block_row_ns=23.2,
-    copy_rate=26.6,
-    card_rate=4300.0,
-    exchange_rate=3470.0,
-    partial_ns=234.0,
-    merge_ns=2100.0,
-    merge_kernel_ns=3070.0,
-    merge_kernel_rate=1680.0,
-    cluster_ns=23.1,
-    merge_split_ns=0.0906,
-    head_start=0.172,
-    fill=0.627,
-    cluster_rate=17.1,
-    pair_factor=2.05,
-    memory_ns=1860.0,
-    l2_rate=6740.0,
-    sharpness=2.99,
-    way=MAIL.name,
-)
-#: a third KV tile in flight
-_DEEP = replace(
-    _MAIL,
-    tile_ns=1100.0,
-    block_ns=973.0,
-    block_row_ns=11.1,
-    copy_rate=44.2,
-    card_rate=4040.0,
-    exchange_rate=10500.0,
-    partial_ns=778.0,
-    merge_ns=2470.0,
-    merge_kernel_ns=3670.0,
-    merge_kernel_rate=9350.0,
-    cluster_ns=74.7,
-    merge_split_ns=0.0725,
-    head_start=0.001,
-    fill=0.72,
-    cluster_rate=20.6,
-    pair_factor=2.78,
-    memory_ns=2340.0,
-    l2_rate=17600.0,
-    sharpness=4.46,
-    way=DEEP.name,
-)
-#: two row tiles a read of L2
-_PAIR = replace(
-    _MAIL,
-    tile_ns=2100.0,
-    block_ns=538.0,
-    block_row_ns=45.5,
-    copy_rate=34.8,
-    card_rate=4730.0,
-    exchange_rate=6010.0,
-    partial_ns=516.0,
-    merge_ns=1030.0,
-    merge_kernel_ns=2140.0,
-    merge_kernel_rate=4340.0,
-    cluster_ns=32.5,
-    merge_split_ns=0.0638,
-    head_start=0.0156,
-    fill=0.488,
-    cluster_rate=16.4,
-    pair_factor=0.951,
-    memory_ns=2440.0,
-    l2_rate=17000.0,
-    sharpness=3.04,
-    way=PAIR.name,
-)
-#: a plan's words come first
-_WALK = replace(
-    KV_M,
-    tile_ns=888.0,
-    block_ns=384.0,
-    block_row_ns=60.5,
-    copy_rate=1320.0,
-    card_rate=4290.0,
-    exchange_rate=12000.0,
-    partial_ns=3000.0,
-    merge_ns=1630.0,
-    merge_kernel_ns=1550.0,
-    merge_kernel_rate=3970.0,
-    cluster_ns=57.6,
-    merge_split_ns=0.353,
-    head_start=0.001,
-    fill=1.76,
-    cluster_rate=31.1,
-    pair_factor=1.24,
-    memory_ns=2580.0,
-    l2_rate=14400.0,
-    sharpness=4.03,
-    way=WALK.name,
-)
-
-
-MEASURED = (KV_M, _MAIL, _DEEP, _PAIR, _WALK, Q_M)
+def recorded_of(key: tuple[str, str]) -> KernelCosts:
+    """The recorded constants of one (kernel, way). Raises InvalidInput where there are none."""
+    found = {costs.key: costs for costs in recorded_costs()}
+    if key not in found:
+        raise invalid("kernel costs", key, tuple(found))
+    return found[key]
 
 
 @cache
 def recorded_costs() -> tuple[KernelCosts, ...]:
-    """The families as calibrated in `data/`; the figures above where there is no record."""
-    path = data_dir() / RECORD
-    return tuple(_read(path).get(SIXTEEN, ())) if path.is_file() else MEASURED
+    """The families in 16 bits, as `data/runtime/kernel_costs.json` holds them."""
+    return tuple(_read(data_dir() / RECORD).get(SIXTEEN, ()))
 
 
 @cache
@@ -341,31 +182,15 @@ def _read(path: Path) -> dict[tuple[str, str], list[KernelCosts]]:
     found: dict[tuple[str, str], list[KernelCosts]] = {}
     for row in json.loads(path.read_text(encoding="utf-8"))["costs"]:
         query, _, cache = row.pop("formats", "bf16:bf16").partition(":")
-        if set(row) | {"corrections"} != names:
+        if set(row) != names:
             raise invalid(str(path), sorted(row), sorted(names))
-        costs = KernelCosts(**{**row, "corrections": _corrections(path, row)})
-        found.setdefault((query, cache), []).append(costs)
+        found.setdefault((query, cache), []).append(KernelCosts(**row))
     return found
-
-
-def _corrections(path: Path, row: dict[str, Any]) -> tuple[tuple[int, int, Correction], ...]:
-    """From a row's {"64x1": {"weights": {feature: weight}, "bumps": [[place ..., height]]}}."""
-    found = []
-    for tile, learnt in row.get("corrections", {}).items():
-        weights, bumps = learnt.get("weights", {}), learnt.get("bumps", [])
-        if tuple(weights) != FEATURES or any(len(bump) != len(PLACE) + 1 for bump in bumps):
-            wanted = f"weights of {FEATURES}, bumps of {PLACE} and a height"
-            raise invalid(f"{path}, corrections of {tile}", learnt, wanted)
-        rows, _, cluster = tile.partition("x")
-        correction = Correction(tuple(weights.values()), tuple(map(tuple, bumps)))
-        found.append((int(rows), int(cluster), correction))
-    return tuple(found)
 
 
 def default_model(
     problem: Problem, tile_rows: int = 64, tile_kv: int = 64, cluster: int = 1
 ) -> CostModel:
-    """The recorded constants: the family with KV on M up to 32 rows, else that with rows on M."""
-    wanted = KV_M.kernel if tile_rows <= 32 else Q_M.kernel
-    costs = next((c for c in recorded_costs() if c.kernel == wanted), None)
-    return (costs or (KV_M if tile_rows <= 32 else Q_M)).model(problem, tile_rows, tile_kv, cluster)
+    """The recorded constants: swap_ab up to 32 rows a tile, else keep_ab."""
+    family = recorded_of(SWAP_AB_GRID if tile_rows <= 32 else KEEP_AB_ROWS)
+    return family.model(problem, tile_rows, tile_kv, cluster)

@@ -1,8 +1,7 @@
 """A candidate: one tile of one way, cut by one rule, and its price.
 
-The price is the cost model's time, times a factor that was learnt of the tile (see `correction`).
-A plan is cut by the model's own search, as FlashMLA cuts, or in an even count of pieces: those of
-equal price by the model take different times.
+The price is the cost model's time. A plan is cut by the model's own search, as FlashMLA cuts, or in
+an even count of pieces.
 """
 
 from __future__ import annotations
@@ -15,7 +14,6 @@ import numpy as np
 from ..core.gpu import H200, Gpu
 from ..core.problem import Problem
 from .config import KernelConfig
-from .correction import Call
 from .cost import CostModel
 from .cuts import Shape
 from .formula import counts, fits_mail, makespans, most_splits, whole_pairs
@@ -116,8 +114,7 @@ def price(
     choice = Choice(config, shape.workers, "cost", (), model, model.launch_ns / 1e3, "")
     if not shape.batch:
         return choice
-    call = Call.of(problem, shape, gpu.sms / cluster)
-    return _priced(choice, family, call, best_trial(shape, model))
+    return _priced(choice, best_trial(shape, model))
 
 
 def price_others(
@@ -130,21 +127,16 @@ def price_others(
     model = model_of(problem, gpu, family, rows, cluster)
     config = config_of(problem, family, rows, cluster)
     plain = Choice(config, shape.workers, "greedy", (), model, 0.0, "")
-    call = Call.of(problem, shape, gpu.sms / cluster)
-    found = [_priced(plain, family, call, try_greedy(shape, model))]
+    found = [_priced(plain, try_greedy(shape, model))]
     for splits, trial in even_trials(shape, model, SPLITS, EVEN_TRIALS):
         policy, knobs = ("fixed", (("num_splits", splits),)) if splits > 1 else ("none", ())
-        found.append(_priced(replace(plain, policy=policy, knobs=knobs), family, call, trial))
+        found.append(_priced(replace(plain, policy=policy, knobs=knobs), trial))
     return found
 
 
-def _priced(choice: Choice, family: KernelCosts, call: Call, trial: Trial) -> Choice:
-    """`choice` with its price: the model's, corrected."""
-    order, begins = trial.assignment
-    config = choice.config
-    measures = call.of_tiles(trial.tiles[order], begins)
-    times = family.factor(config.tile_rows, config.cluster, measures)
-    return replace(choice, predicted_us=float(trial.makespan_ns * times) / 1e3)
+def _priced(choice: Choice, trial: Trial) -> Choice:
+    """`choice` with the model's price of its cuts."""
+    return replace(choice, predicted_us=trial.makespan_ns / 1e3)
 
 
 def model_of(
@@ -189,9 +181,6 @@ def price_formula(
     times = makespans(priced, model, most) if most else np.array([model.launch_ns])
     times = model.launch_ns + waves * (times - model.launch_ns)
     times = times[np.array(tried) - 1]
-    if most:
-        measures = Call.of(problem, priced, gpu.sms / cluster).of_formula(np.array(tried))
-        times = times * family.factor(rows, cluster, measures)
     splits = tried[int(times.argmin())]
     return [
         Choice(

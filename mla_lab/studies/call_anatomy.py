@@ -36,7 +36,7 @@ from ..bench.timers import CudaGraphTimer, Launch, Replay
 from ..call.decode_args import Arguments
 from ..core.errors import MlaLabError, unsupported
 from ..core.gpu import H200, Gpu
-from ..core.revision import Revision
+from ..core.revision import Revision, check_record
 from ..plan import KernelConfig, Plan, choose
 from ..reference.inputs import DecodeInputs
 
@@ -240,6 +240,7 @@ def main(arguments: Sequence[str]) -> int:
         return 0
     if Gpu.here() is None or args.out is None:
         raise unsupported("anatomy", "no GPU, or no file to write", "OUT, on an NVIDIA H200")
+    check_record(args.out)
     common = {
         "schema": SCHEMA,
         "card": torch.cuda.get_device_name(),

@@ -26,6 +26,7 @@ from ..bench.environment import environment
 from ..bench.rotation import MIN_LAUNCHES, ROTATION_BYTES
 from ..bench.timers import Timer, timer_for
 from ..core.problem import ELEMENT_BYTES
+from ..core.revision import check_record
 from ..reference.gqa import decode_gqa_reference
 from ..reference.inputs_gqa import GqaInputs, GqaShape, make_gqa_inputs
 from ..reference.tolerance import rel_error
@@ -107,7 +108,8 @@ CASES = (
 def measure(
     cases: Iterable[GqaCase], path: Path, progress: Callable[[str], None] = lambda text: None
 ) -> None:
-    """Appends a line for each case to `path`. Raises what a call raises."""
+    """Appends a line for each case to `path`. Raises what a call and `check_record` raise."""
+    check_record(path)
     device = torch.device("cuda")
     here = {"environment": environment(device), "ceilings": ceilings(device)}
     timer = timer_for(device)

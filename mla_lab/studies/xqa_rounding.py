@@ -23,6 +23,7 @@ from ..api import decode
 from ..api.contract_gqa import trtllm_batch_decode_with_kv_cache
 from ..bench.environment import environment
 from ..core.problem import Problem
+from ..core.revision import check_record
 from ..reference.gqa import decode_gqa_reference, gqa_operands
 from ..reference.inputs import DecodeInputs, make_inputs
 from ..reference.inputs_gqa import GqaInputs, GqaShape, make_gqa_inputs
@@ -167,6 +168,7 @@ def _short(one: Error) -> dict[str, float]:
 
 def measure(cases: Iterable[Rounded], path: Path, progress: Callable[[str], object]) -> None:
     """Appends a line for every case, format and distribution to `path`."""
+    check_record(path)
     here = {"form": FORM, "environment": environment(torch.device("cuda"))}
     with path.open("a", encoding="utf-8") as file:
         for case in cases:

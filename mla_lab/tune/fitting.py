@@ -1,17 +1,16 @@
 """From a sweep's record to the constants of the cost model, and how well they choose.
 
 A choice is judged by its regret: the time of the variant that the model takes for the best, over
-the time of the best that was measured. So the fit looks at what a choice does: at the differences
-between the variants of a case, the quick ones above all, more than at times as such; `refine` then
-at the choices. What the model says of cases that it was not fitted on, a sweep of others shows
-(`bench fit RECORD --judge OTHER`), or the record itself, in parts, each judged with the constants
-of the others.
+the time of the best that was measured. So the fit gives the
+differences between the variants of a case, those of the quick ones above all, more weight than the
+times themselves. How well constants do on cases that they were not fitted to is shown by another
+sweep (`bench fit RECORD --judge OTHER`), or by the record itself in parts (`--parts`), each judged
+with constants fitted to the other parts.
 """
 
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -22,9 +21,7 @@ import numpy as np
 from ..bench.peers.variant import Variant
 from ..bench.records import Row, problem_of, results
 from ..core.errors import invalid
-from ..core.gpu import H200
 from ..plan import KernelCosts
-from ..plan.correction import FEATURES, of_plan
 from ..plan.ways import way_of
 from .calibrate import FITTED, Launches, Measured, gauss_newton
 
@@ -129,11 +126,6 @@ class Timed:
         self._launches = {
             key: Launches([found[i].measured for i in own]) for key, own in self.own.items()
         }
-        #: (key, tile rows, cluster) of each launch, and its measures (see `plan.correction`)
-        self.tile = [(x.key, x.measured.plan.tile_rows, x.measured.cluster) for x in found]
-        self.measures = np.array(
-            [of_plan(x.measured.plan, H200.sms / x.measured.cluster) for x in found]
-        )
 
     def predict(self, costs: Costs) -> np.ndarray:
         """Microseconds that `costs` expect of each launch."""
@@ -144,15 +136,7 @@ class Timed:
 
     def predict_own(self, costs: KernelCosts) -> np.ndarray:
         """Those of one family's launches."""
-        own = self.own[costs.key]
-        return self._launches[costs.key].predict(costs) * self._factors(costs, own)
-
-    def _factors(self, costs: KernelCosts, own: np.ndarray) -> np.ndarray:
-        times, tiles = np.ones(len(own)), [self.tile[i][1:] for i in own]
-        for rows, cluster, correction in costs.corrections:
-            mine = np.array([tile == (rows, cluster) for tile in tiles])
-            times[mine] = correction.factor(self.measures[own[mine]])
-        return times
+        return self._launches[costs.key].predict(costs)
 
     def quality(self, predicted: np.ndarray) -> Quality:
         """Of predictions."""
@@ -169,16 +153,9 @@ class Timed:
         )
 
 
-def bare(costs: Iterable[KernelCosts]) -> list[KernelCosts]:
-    """The constants without what was learnt beside them."""
-    return [replace(family, corrections=()) for family in costs]
-
-
 def fit_all(found: Sequence[Launch], start: Sequence[KernelCosts]) -> list[KernelCosts]:
-    """`start`, with the families that were measured fitted to their launches, without what was
-    learnt beside them.
-    """
-    start, timed = bare(start), Timed(found)
+    """`start`, with the families that were measured fitted to their launches."""
+    timed = Timed(found)
     near = np.maximum(LEAST, np.exp(-(timed.us / timed.best[timed.case] - 1) / NEAR))
     weight = np.sqrt(near)
     in_case = np.bincount(timed.case, weights=near)
@@ -218,15 +195,10 @@ def quality(costs: Sequence[KernelCosts], found: Sequence[Launch]) -> Quality:
     return timed.quality(timed.predict({family.key: family for family in costs}))
 
 
-def held_out(
-    found: Sequence[Launch], start: Sequence[KernelCosts], refining: int = 0
-) -> Quality | None:
+def held_out(found: Sequence[Launch], start: Sequence[KernelCosts]) -> Quality | None:
     """Every case, judged with the constants that the other parts of the record give; None where
     there are not as many cases as parts.
     """
-    from .learning import learn
-    from .refine import refine
-
     names = list(dict.fromkeys(launch.case for launch in found))
     if len(names) < PARTS:
         return None
@@ -235,7 +207,7 @@ def held_out(
     for part in range(PARTS):
         held = set(names[part::PARTS])
         rest = [launch for launch in found if launch.case not in held]
-        costs = learn(refine(fit_all(rest, start), rest, refining), rest)
+        costs = fit_all(rest, start)
         mine = np.array([launch.case in held for launch in found])
         predicted[mine] = timed.predict({family.key: family for family in costs})[mine]
     return timed.quality(predicted)
@@ -247,29 +219,16 @@ def write(
     """`data/runtime/kernel_costs.json`: the constants, those of `keys` with their new source."""
     fitted = set(keys)
     told = [replace(c, source=source) if c.key in fitted else c for c in costs]
-    path.write_text(text_of([row_of(family) for family in told]), encoding="utf-8")
+    rows = {"costs": [row_of(family) for family in told]}
+    path.write_text(json.dumps(rows, indent=2) + "\n", encoding="utf-8")
 
 
 def row_of(family: KernelCosts) -> dict[str, Any]:
-    """Constants and what was learnt beside them, as a record holds them."""
-    row = {
+    """Constants as a record holds them, to 4 digits."""
+    return {
         name: float(f"{value:.4g}") if isinstance(value, float) else value
-        for name, value in family.constants_alone().items()
+        for name, value in vars(family).items()
     }
-    row["corrections"] = {
-        f"{tile_rows}x{cluster}": {
-            "weights": dict(zip(FEATURES, learnt.weights, strict=True)),
-            "bumps": learnt.bumps,
-        }
-        for tile_rows, cluster, learnt in family.corrections
-    }
-    return row
-
-
-def text_of(rows: Sequence[dict[str, Any]]) -> str:
-    """A record of such rows, a bump a line."""
-    text = json.dumps({"costs": rows}, indent=2)
-    return re.sub(r"\[[^][{}]*\]", lambda found: " ".join(found[0].split()), text) + "\n"
 
 
 def source_of(rows: Sequence[Row], found: Sequence[Launch]) -> str:

@@ -7,6 +7,7 @@ those of 16 bits.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
@@ -14,7 +15,6 @@ from ..plan import KernelCosts
 from ..plan.kernel_costs import recorded_costs, recorded_formats
 from . import fitting
 from .fitting import Launch, Quality
-from .learning import learn
 
 Formats = tuple[str, str]
 
@@ -37,7 +37,7 @@ def start_of(found: Sequence[Launch]) -> list[KernelCosts]:
 def fit_formats(
     dealt: Mapping[Formats, Sequence[Launch]],
 ) -> tuple[dict[Formats, list[KernelCosts]], list[str]]:
-    """Constants by formats, with what was learnt beside them, and how well they do in words."""
+    """Constants by formats, and how well they predict and choose, in words."""
     made: dict[Formats, list[KernelCosts]] = {}
     said = []
     for formats, found in dealt.items():
@@ -46,8 +46,8 @@ def fit_formats(
         starts = [start, *(_of_keys(other, start) for other in made.values())]
         ends = [(fitting.fit_all(found, one), one) for one in starts]
         fitted, begun = min(ends, key=lambda end: _score(end[0], found))
-        steps = {"before": start, "fitted": fitted, "learnt": learn(fitted, found)}
-        made[formats] = steps["learnt"]
+        steps = {"before": start, "fitted": fitted}
+        made[formats] = fitted
         name = ":".join(formats)
         said += [f"{name} {step:7} {fitting.quality(c, found)}" for step, c in steps.items()]
         parts: Quality | None = fitting.held_out(found, begun)
@@ -76,4 +76,4 @@ def write(path: Path, made: Mapping[Formats, Sequence[KernelCosts]], source: str
         for costs, origin in (kept | fresh).values():
             row = fitting.row_of(costs)
             rows.append({"formats": ":".join(formats), **row, "source": origin})
-    path.write_text(fitting.text_of(rows), encoding="utf-8")
+    path.write_text(json.dumps({"costs": rows}, indent=2) + "\n", encoding="utf-8")

@@ -23,7 +23,6 @@ from ..core.errors import InvalidInput
 from ..core.gpu import H200, Gpu
 from ..core.problem import Problem
 from ..plan import KernelCosts, Plan, predicted_us
-from ..plan.correction import of_plan
 from ..plan.cuts import Shape
 from ..plan.formula import counts, fits_mail, most_splits
 from ..plan.pricing import SPLITS
@@ -59,12 +58,12 @@ def variants(problem: Problem, gpu: Gpu = H200, per_tile: int = PER_TILE) -> lis
             continue
         for tile in fitting_tiles(problem, way):
             every = _of_tile(problem, way, way_costs, gpu, tile)
-            tiles.append(_ranked(problem, every, gpu)[:per_tile])
+            tiles.append(_ranked(problem, every)[:per_tile])
     most = HOPELESS * min(own[0][0] for own in tiles if own)
     return [variant for own in tiles for i, (us, variant) in enumerate(own) if not i or us <= most]
 
 
-def _ranked(problem: Problem, every: Iterator[Variant], gpu: Gpu) -> list[tuple[float, Variant]]:
+def _ranked(problem: Problem, every: Iterator[Variant]) -> list[tuple[float, Variant]]:
     """Those of one tile that differ, with their predictions, the best first."""
     timed: dict[Any, tuple[float, Variant]] = {}
     for variant in every:
@@ -72,7 +71,7 @@ def _ranked(problem: Problem, every: Iterator[Variant], gpu: Gpu) -> list[tuple[
             plan = variant.plan(problem)
         except InvalidInput:  # a walk that does not fit the workers
             continue
-        timed.setdefault(_key(variant, plan), (_predicted(variant, plan, gpu), variant))
+        timed.setdefault(_key(variant, plan), (_predicted(variant, plan), variant))
     return sorted(timed.values(), key=lambda pair: pair[0])
 
 
@@ -135,12 +134,10 @@ def _by_formula(
         yield Variant(config, workers, "fixed", (("num_splits", splits),), way_costs)
 
 
-def _predicted(variant: Variant, plan: Plan, gpu: Gpu) -> float:
+def _predicted(variant: Variant, plan: Plan) -> float:
     config, costs = variant.config, variant.costs
     shape = (config.tile_rows, config.tile_kv, config.cluster, variant.fused)
-    measures = of_plan(plan, gpu.sms / config.cluster)
-    times = costs.factor(config.tile_rows, config.cluster, measures)
-    return predicted_us(plan, costs.model(plan.problem, *shape)) * float(times)
+    return predicted_us(plan, costs.model(plan.problem, *shape))
 
 
 def _key(variant: Variant, plan: Plan) -> tuple[Any, ...]:

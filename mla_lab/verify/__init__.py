@@ -1,11 +1,13 @@
-"""What has been proved on a card, and the cases that prove it.
+"""What is verified on a card, and the tables of it.
 
-pairwise    choices such that every allowed pair of levels occurs
-cases       the levels of a decode call, and a case's inputs
-check       one case against the float64 oracle, under poisoned caches
-published   the 396 configurations of a public pull request
-costs       time with a feature beside time without, on the same caches
-touch       small calls that touch each feature, for a sanitizer
-record      runs of these as JSON lines
-tables      a README's tables from those records
+pairwise          choices such that every allowed pair of levels occurs
+cases             the levels of a decode call, and a case's inputs
+check             one case against the float64 oracle, on poisoned caches
+published         the 396 configurations of a public pull request
+costs             time with a feature over time without it, on the same caches
+rounding          errors of eight-bit kernels beside torch with the same rounding
+sanitizer_cases   small calls that use each feature once, for compute-sanitizer
+record            runs of these as JSON lines
+tables            Markdown tables of those records
+targets           bounds beside the figures that the records give
 """

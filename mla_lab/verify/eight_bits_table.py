@@ -1,7 +1,6 @@
-"""README's table of calls over a cache of eight bits: kernel, time, and times as fast as bf16.
+"""The table of calls over a cache of eight bits: kernel, time, and speed in times of bf16's.
 
-`data/records/h200_eight_bits.jsonl` holds every format of a shape, one after the other; the table
-is made of it anew by `mla-lab bench targets --readme README.md`, between markers.
+`data/records/h200_eight_bits.jsonl` holds the formats of a shape one after the other.
 """
 
 from __future__ import annotations
@@ -10,12 +9,10 @@ import re
 from collections.abc import Iterable, Sequence
 
 from ..bench.records import Row, problem_of, results
-from ..bench.report import OURS
-from .target_figures import mean, rows_of
-from .targets import fill_between
+from ..bench.report import headline
+from .target_figures import mean
 
 RECORD = "records/h200_eight_bits.jsonl"
-BEGIN, END = "<!-- eight-bits -->", "<!-- /eight-bits -->"
 #: (query, cache) in words, in the table's order
 FORMATS = {
     ("bf16", "bf16"): "bf16",
@@ -29,7 +26,8 @@ TWIN = "_e4m3_p32"
 
 def table(rows: Sequence[Row]) -> str:
     """A line for each format and count of heads, a column for each batch; then the twins."""
-    ours = [row for row in results(rows, "ok") if row["peer"] == OURS]
+    own = headline(rows)
+    ours = [row for row in results(rows, "ok") if row["peer"] == own]
     us = {row["case"]: row["us"] for row in ours}
     listed = [row for row in ours if row["family"] != "twin"]
     batches = sorted({problem_of(row).batch for row in listed if not problem_of(row).top_k})
@@ -39,11 +37,6 @@ def table(rows: Sequence[Row]) -> str:
     for sparse in (False, True):
         lines += _lines([r for r in listed if bool(problem_of(r).top_k) == sparse], us, batches)
     return "\n".join([*lines, *_twins(us)])
-
-
-def fill(text: str) -> str:
-    """`text` with the table of the record between its markers."""
-    return fill_between(text, table(rows_of(RECORD)), BEGIN, END)
 
 
 def plain_of(case: str) -> str:

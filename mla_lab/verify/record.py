@@ -1,4 +1,4 @@
-"""Runs of the proofs, written as JSON lines: a first row says where, then one row a case."""
+"""Verification runs as JSON lines: a first row with the environment, then one row a case."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def costs_run(device: str, features: Sequence[str], progress: Progress) -> Itera
 
 def _head(what: str, device: str, cases: int) -> Row:
     found = {**environment(device), "date": datetime.now(UTC).date().isoformat()}
-    found["command"] = ["mla-lab", "proof", what]
+    found["command"] = ["mla-lab", "verify", what]
     return {"kind": "run", "what": what, "cases": cases, "environment": found}
 
 

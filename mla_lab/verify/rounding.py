@@ -30,6 +30,7 @@ from ..core import kv_cache as formats
 from ..core.errors import MlaLabError
 from ..core.gpu import H200
 from ..core.problem import Problem
+from ..core.revision import check_record
 from ..plan import Plan, make_plan
 from ..plan.pricing import LONGEST
 from ..plan.ways import EIGHT, MAIL, PAIR, ROWS, Way
@@ -165,6 +166,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("record", type=Path, help="JSON lines, written anew")
     parser.add_argument("--device", default="cuda")
     args = parser.parse_args(argv)
+    check_record(args.record)
     found = []
     with args.record.open("w", encoding="utf-8") as file:
         here = {

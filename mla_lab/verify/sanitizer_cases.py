@@ -1,4 +1,4 @@
-"""Small calls that touch each feature once, for a sanitizer: `python -m
+"""Small calls that use each feature once, for a sanitizer: `python -m
 mla_lab.verify.sanitizer_cases`.
 
     compute-sanitizer --tool memcheck python -m mla_lab.verify.sanitizer_cases
@@ -41,7 +41,7 @@ TOLERANCE = 5e-3
 
 
 @dataclass(frozen=True)
-class Touch:
+class Sample:
     """One call; `way` and `tile` name its kernel where that is not left to the backend."""
 
     problem: Problem
@@ -61,79 +61,79 @@ def _uniform(q_len: int, kv_lens: Sequence[int], heads: int, **named: Any) -> Pr
 TWO = (300, 129)
 EIGHT = {"q_dtype": "e4m3", "kv_format": "e4m3"}
 RAGGED = Problem((2, 0, 3), (130, 5, 700), 7)
-#: by name; a name says what the sanitizer is to see
-TOUCHES: dict[str, Touch] = {
-    "plain, few rows": Touch(_uniform(1, LENGTHS, 16)),
-    "plain, 128 rows": Touch(_uniform(1, (300, 65), 128), (), "rows", (128, 2)),
-    "planner and merges": Touch(_uniform(2, (300,) * 20, 128), ("lse",)),
-    "ragged, lse in base 2": Touch(
+#: by name; a name is that of the feature
+CASES: dict[str, Sample] = {
+    "plain, few rows": Sample(_uniform(1, LENGTHS, 16)),
+    "plain, 128 rows": Sample(_uniform(1, (300, 65), 128), (), "rows", (128, 2)),
+    "planner and merges": Sample(_uniform(2, (300,) * 20, 128), ("lse",)),
+    "ragged, lse in base 2": Sample(
         RAGGED, ("lse", "max_q_len"), "mail", (16, 1), {"return_lse_base": "base2"}
     ),
-    "ragged, 64 rows": Touch(replace(RAGGED, heads=40), ("lse", "ragged"), "rows", (64, 1)),
-    "sinks": Touch(_uniform(2, (300, 0, 129), 7), ("lse", "sinks"), "walk", (16, 1)),
-    "sinks, 128 heads": Touch(_uniform(1, TWO, 128), ("lse", "sinks"), "rows", (128, 2)),
-    "device scales": Touch(_uniform(1, (300, 0), 16), ("lse", "device_scales"), "deep", (8, 1)),
-    "device scales, 64 rows": Touch(
+    "ragged, 64 rows": Sample(replace(RAGGED, heads=40), ("lse", "ragged"), "rows", (64, 1)),
+    "sinks": Sample(_uniform(2, (300, 0, 129), 7), ("lse", "sinks"), "walk", (16, 1)),
+    "sinks, 128 heads": Sample(_uniform(1, TWO, 128), ("lse", "sinks"), "rows", (128, 2)),
+    "device scales": Sample(_uniform(1, (300, 0), 16), ("lse", "device_scales"), "deep", (8, 1)),
+    "device scales, 64 rows": Sample(
         _uniform(1, TWO, 64), ("lse", "device_scales"), "rows", (64, 1)
     ),
-    "tree mask": Touch(
+    "tree mask": Sample(
         _uniform(5, (300, 65, 700), 3), ("lse", "tree_mask", "sinks"), "mail", (32, 1)
     ),
-    "tree mask, cluster": Touch(_uniform(5, (300, 700), 3), ("lse", "tree_mask"), "grid", (16, 8)),
-    "tree mask, pair": Touch(_uniform(5, (300, 700), 6), ("lse", "tree_mask"), "pair", (16, 1)),
-    "tree mask, ragged, 64 rows": Touch(
+    "tree mask, cluster": Sample(_uniform(5, (300, 700), 3), ("lse", "tree_mask"), "grid", (16, 8)),
+    "tree mask, pair": Sample(_uniform(5, (300, 700), 6), ("lse", "tree_mask"), "pair", (16, 1)),
+    "tree mask, ragged, 64 rows": Sample(
         Problem((8, 3), (700, 64), 24), ("lse", "tree_mask", "ragged"), "rows", (64, 1)
     ),
-    "sparse": Touch(Problem((1, 2), (300, 70), 16, top_k=300), ("lse", "sinks", "ragged")),
-    "sparse, 128 heads": Touch(_uniform(1, (300,), 128, top_k=130), ("lse",)),
-    "sparse, last arriver": Touch(_uniform(1, (300,) * 140, 16, top_k=130), ("lse",)),
-    "pages of 1": Touch(_uniform(1, (300, 700), 7, page_size=1), ("lse",)),
-    "pages of 4, tree mask": Touch(_uniform(2, (300, 700), 7, page_size=4), ("lse", "tree_mask")),
-    "pages of 16": Touch(_uniform(1, TWO, 16, page_size=16), ("lse",)),
-    "pages of 32": Touch(_uniform(1, TWO, 16, page_size=32), ("lse",)),
-    "pages of 128": Touch(_uniform(1, TWO, 16, page_size=128), ("lse",)),
-    "strided 4-D cache": Touch(_uniform(2, TWO, 16), ("page_gap", "cache_4d"), "mail", (16, 1)),
-    "batch invariant": Touch(_uniform(1, (700, 64, 2500), 16), ("lse",), batch_invariant=True),
-    "skip-softmax": Touch(
+    "sparse": Sample(Problem((1, 2), (300, 70), 16, top_k=300), ("lse", "sinks", "ragged")),
+    "sparse, 128 heads": Sample(_uniform(1, (300,), 128, top_k=130), ("lse",)),
+    "sparse, last arriver": Sample(_uniform(1, (300,) * 140, 16, top_k=130), ("lse",)),
+    "pages of 1": Sample(_uniform(1, (300, 700), 7, page_size=1), ("lse",)),
+    "pages of 4, tree mask": Sample(_uniform(2, (300, 700), 7, page_size=4), ("lse", "tree_mask")),
+    "pages of 16": Sample(_uniform(1, TWO, 16, page_size=16), ("lse",)),
+    "pages of 32": Sample(_uniform(1, TWO, 16, page_size=32), ("lse",)),
+    "pages of 128": Sample(_uniform(1, TWO, 16, page_size=128), ("lse",)),
+    "strided 4-D cache": Sample(_uniform(2, TWO, 16), ("page_gap", "cache_4d"), "mail", (16, 1)),
+    "batch invariant": Sample(_uniform(1, (700, 64, 2500), 16), ("lse",), batch_invariant=True),
+    "skip-softmax": Sample(
         Problem((1, 2), (900, 65), 64),
         ("lse", "ragged"),
         more={"skip_softmax_threshold_scale_factor": 0.5},
         distribution="concentrated",
     ),
-    "fp16": Touch(_uniform(1, TWO, 16, q_dtype="fp16", kv_format="fp16"), ("lse",)),
-    "e4m3": Touch(_uniform(1, LENGTHS, 16, **EIGHT), ("lse",), "mail", (16, 1)),
-    "e4m3, sinks": Touch(_uniform(2, TWO, 16, **EIGHT), ("lse", "sinks"), "walk", (32, 1)),
-    "e4m3, pair of 64 rows": Touch(_uniform(1, (300, 700), 128, **EIGHT), (), "pair", (64, 1)),
-    "e4m3, query on M": Touch(_uniform(1, (300, 0), 64, **EIGHT), ("lse",), "rows", (64, 1)),
-    "e4m3, query on M, 128 rows": Touch(_uniform(1, TWO, 128, **EIGHT), (), "rows", (128, 2)),
-    "e4m3, tree mask": Touch(_uniform(5, TWO, 6, **EIGHT), ("lse", "tree_mask"), "mail", (32, 1)),
-    "e4m3, pages of 16": Touch(_uniform(2, TWO, 16, page_size=16, **EIGHT), ("lse", "sinks")),
-    "bf16 over e4m3": Touch(_uniform(1, TWO, 16, kv_format="e4m3"), ("lse",), "mail", (16, 1)),
-    "bf16 over e4m3, 32 rows": Touch(_uniform(2, TWO, 16, kv_format="e4m3"), (), "mail", (32, 1)),
-    "bf16 over e4m3, query on M": Touch(
+    "fp16": Sample(_uniform(1, TWO, 16, q_dtype="fp16", kv_format="fp16"), ("lse",)),
+    "e4m3": Sample(_uniform(1, LENGTHS, 16, **EIGHT), ("lse",), "mail", (16, 1)),
+    "e4m3, sinks": Sample(_uniform(2, TWO, 16, **EIGHT), ("lse", "sinks"), "walk", (32, 1)),
+    "e4m3, pair of 64 rows": Sample(_uniform(1, (300, 700), 128, **EIGHT), (), "pair", (64, 1)),
+    "e4m3, query on M": Sample(_uniform(1, (300, 0), 64, **EIGHT), ("lse",), "rows", (64, 1)),
+    "e4m3, query on M, 128 rows": Sample(_uniform(1, TWO, 128, **EIGHT), (), "rows", (128, 2)),
+    "e4m3, tree mask": Sample(_uniform(5, TWO, 6, **EIGHT), ("lse", "tree_mask"), "mail", (32, 1)),
+    "e4m3, pages of 16": Sample(_uniform(2, TWO, 16, page_size=16, **EIGHT), ("lse", "sinks")),
+    "bf16 over e4m3": Sample(_uniform(1, TWO, 16, kv_format="e4m3"), ("lse",), "mail", (16, 1)),
+    "bf16 over e4m3, 32 rows": Sample(_uniform(2, TWO, 16, kv_format="e4m3"), (), "mail", (32, 1)),
+    "bf16 over e4m3, query on M": Sample(
         _uniform(1, (300, 0), 64, kv_format="e4m3"), ("lse",), "rows", (64, 1)
     ),
-    "bf16 over e4m3, query on M, 128 rows": Touch(
+    "bf16 over e4m3, query on M, 128 rows": Sample(
         _uniform(1, TWO, 128, kv_format="e4m3"), (), "rows", (128, 2)
     ),
-    "656 bytes, query on M": Touch(
+    "656 bytes, query on M": Sample(
         _uniform(1, (300, 0), 64, kv_format="fp8_656"), ("lse",), "rows", (64, 1)
     ),
-    "656 bytes, query on M, 128 rows": Touch(
+    "656 bytes, query on M, 128 rows": Sample(
         _uniform(1, TWO, 128, kv_format="fp8_656"), (), "rows", (128, 2)
     ),
-    "656 bytes": Touch(_uniform(1, TWO, 16, kv_format="fp8_656"), ("lse",), "walk", (16, 1)),
-    "656 bytes, sinks": Touch(_uniform(1, TWO, 16, kv_format="fp8_656"), ("lse", "sinks")),
-    "656 bytes, 32 rows": Touch(_uniform(2, TWO, 16, kv_format="fp8_656"), (), "mail", (32, 1)),
-    "656 bytes, sparse": Touch(
+    "656 bytes": Sample(_uniform(1, TWO, 16, kv_format="fp8_656"), ("lse",), "walk", (16, 1)),
+    "656 bytes, sinks": Sample(_uniform(1, TWO, 16, kv_format="fp8_656"), ("lse", "sinks")),
+    "656 bytes, 32 rows": Sample(_uniform(2, TWO, 16, kv_format="fp8_656"), (), "mail", (32, 1)),
+    "656 bytes, sparse": Sample(
         Problem((1, 2), (300, 70), 16, kv_format="fp8_656", top_k=300), ("lse", "sinks", "ragged")
     ),
-    "656 bytes, sparse, 128 heads": Touch(
+    "656 bytes, sparse, 128 heads": Sample(
         _uniform(1, (300,), 128, kv_format="fp8_656", top_k=130), ("lse",)
     ),
-    "e4m3, sparse": Touch(_uniform(1, (300, 70), 16, top_k=300, **EIGHT), ("lse",)),
-    "bf16 over e4m3, sparse": Touch(_uniform(1, TWO, 16, kv_format="e4m3", top_k=300), ("lse",)),
-    "e4m3, skip-softmax": Touch(
+    "e4m3, sparse": Sample(_uniform(1, (300, 70), 16, top_k=300, **EIGHT), ("lse",)),
+    "bf16 over e4m3, sparse": Sample(_uniform(1, TWO, 16, kv_format="e4m3", top_k=300), ("lse",)),
+    "e4m3, skip-softmax": Sample(
         Problem((1, 2), (900, 65), 16, q_dtype="e4m3", kv_format="e4m3"),
         ("lse", "ragged"),
         more={"skip_softmax_threshold_scale_factor": 0.5},
@@ -142,22 +142,22 @@ TOUCHES: dict[str, Touch] = {
 }
 
 
-def inputs_of(touch: Touch) -> DecodeInputs:
-    """A touch's inputs on the host."""
+def inputs_of(case: Sample) -> DecodeInputs:
+    """A case's inputs on the host."""
     made = make_inputs(
-        touch.problem, 1, touch.features, distribution=touch.distribution, workspace_bytes=8
+        case.problem, 1, case.features, distribution=case.distribution, workspace_bytes=8
     )
-    return replace(made, **touch.more)
+    return replace(made, **case.more)
 
 
-def plan_of(touch: Touch, sms: int) -> Plan | None:
-    """Pieces for the kernel that a touch names."""
-    way = next((way for way in WAYS if way.name == touch.way), None)
+def plan_of(case: Sample, sms: int) -> Plan | None:
+    """A plan for the kernel that a case names."""
+    way = next((way for way in WAYS if way.name == case.way), None)
     if way is None:
         return None
-    config = config_for(way, touch.tile)
+    config = config_for(way, case.tile)
     plan = make_plan(
-        touch.problem,
+        case.problem,
         tile_rows=config.tile_rows,
         num_workers=sms // config.cluster,
         policy="fixed",
@@ -169,18 +169,18 @@ def plan_of(touch: Touch, sms: int) -> Plan | None:
 
 def run(name: str, workspace: torch.Tensor, backend: str) -> tuple[float, float]:
     """Make the call twice, the second time by repetition; its error, and how far off it may be."""
-    touch = TOUCHES[name]
+    case = CASES[name]
     gpu = Gpu.here() if workspace.is_cuda else None
-    inputs = inputs_of(touch)
+    inputs = inputs_of(case)
     expected = decode_reference(replace(inputs, skip_softmax_threshold_scale_factor=None))
-    eight = (touch.problem.q_dtype, touch.problem.kv_format) in WEIGHTS
+    eight = (case.problem.q_dtype, case.problem.kv_format) in WEIGHTS
     allowed = limits_of(inputs, expected).rel_error if eight else TOLERANCE
     named: dict[str, Any] = {
         key: value.to(workspace.device) if isinstance(value, torch.Tensor) else value
         for key, value in inputs.contract_args().items()
         if key not in ("qk_nope_head_dim", "workspace_buffer")
     }
-    named |= {"plan": plan_of(touch, (gpu or H200).sms), "batch_invariant": touch.batch_invariant}
+    named |= {"plan": plan_of(case, (gpu or H200).sms), "batch_invariant": case.batch_invariant}
     for _ in range(2):
         result = decode(**named, workspace_buffer=workspace, backend=backend)
     out = result[0] if isinstance(result, tuple) else result
@@ -188,16 +188,16 @@ def run(name: str, workspace: torch.Tensor, backend: str) -> tuple[float, float]
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Touch the named features, or all; 1 where one is wrong or refused."""
+    """Makes the named calls, or all; 1 where one is wrong or refused."""
     parser = argparse.ArgumentParser(prog="mla_lab.verify.sanitizer_cases", description=__doc__)
-    parser.add_argument("names", nargs="*", help="of " + "; ".join(TOUCHES))
+    parser.add_argument("names", nargs="*", help="of " + "; ".join(CASES))
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--backend", default="cute")
     args = parser.parse_args(argv)
-    names = args.names or list(TOUCHES)
-    unknown = [name for name in names if name not in TOUCHES]
+    names = args.names or list(CASES)
+    unknown = [name for name in names if name not in CASES]
     if unknown:
-        raise invalid("names", unknown, tuple(TOUCHES))
+        raise invalid("names", unknown, tuple(CASES))
     workspace = torch.zeros(WORKSPACE_BYTES // 4, dtype=torch.uint8, device=args.device)
     failed = 0
     for name in names:

@@ -1,11 +1,7 @@
-"""A README's tables of what was proved, made from records and from nothing else.
-
-<!-- proof:formats -->
-(replaced)
-<!-- /proof:formats -->
+"""Tables of what was verified on a card, made from records and from nothing else.
 
 In a cell a plain number counts cases that our kernels passed, one in italics those that the torch
-backend passed; whatever did not pass is said in words.
+backend passed; outcomes other than a pass are written out.
 """
 
 from __future__ import annotations
@@ -13,19 +9,18 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from pathlib import Path
 from statistics import geometric_mean
 from typing import Any
 
-from ..core.errors import invalid
+from ..core.resources import data_dir
 from .cases import FACTORS, FORMATS, features_of
 from .pairwise import pairs_of
 from .record import Row, read
 
 #: records by name, below the package's data
 RECORDS = {
-    "pairwise": "records/proof_pairwise.jsonl",
-    "published": "records/proof_published.jsonl",
+    "pairwise": "records/h200_pairwise.jsonl",
+    "published": "records/h200_published.jsonl",
     "dropin": "records/dropin.jsonl",
     "costs": "records/h200_features.jsonl",
     "sanitizer": "records/h200_sanitizer.jsonl",
@@ -198,7 +193,7 @@ def sanitizer_note(rows: Sequence[Row]) -> str:
     wrong = sorted({row["name"] for row in found if row["errors"]})
     unseen = sorted({row["name"] for row in found if not row["calls"]})
     return (
-        f"{head['tool']} on {where(rows)}, errors by calls that touch each feature (racecheck in a "
+        f"{head['tool']} on {where(rows)}, errors by calls that use each feature (racecheck in a "
         f"process for each): {', '.join(tools.values())}."
         + (f" With errors: {', '.join(wrong)}." if wrong else "")
         + (f" Refused there, and so not seen: {', '.join(unseen)}." if unseen else "")
@@ -222,7 +217,7 @@ def rounding_table(rows: Sequence[Row]) -> str:
     return "\n".join([*lines, "", where_to])
 
 
-#: tables by the name in their markers, and the record that each is made from
+#: tables by name, and the record that each is made from
 TABLES: dict[str, tuple[str, Callable[[Sequence[Row]], str]]] = {
     "shapes": ("pairwise", shapes_note),
     "formats": ("pairwise", formats_table),
@@ -237,20 +232,10 @@ TABLES: dict[str, tuple[str, Callable[[Sequence[Row]], str]]] = {
 }
 
 
-def fill(text: str, folder: Path) -> str:
-    """`text` with everything between known markers made anew from the records in `folder`."""
-    known: dict[str, list[Row]] = {}
-
-    def made(match: re.Match[str]) -> str:
-        name = match["name"]
-        if name not in TABLES:
-            raise invalid("table", repr(name), tuple(TABLES))
-        record, table = TABLES[name]
-        rows = known.setdefault(record, read(folder / RECORDS[record]))
-        return f"<!-- proof:{name} -->\n{table(rows)}\n<!-- /proof:{name} -->"
-
-    pattern = r"<!-- proof:(?P<name>[\w-]+) -->\n.*?<!-- /proof:(?P=name) -->"
-    return re.sub(pattern, made, text, flags=re.DOTALL)
+def made(name: str) -> str:
+    """The table `name` of `TABLES`, from its record in `data/`."""
+    record, table = TABLES[name]
+    return table(read(data_dir() / RECORDS[record]))
 
 
 def cases(rows: Sequence[Row]) -> list[Row]:

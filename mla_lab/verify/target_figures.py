@@ -19,7 +19,7 @@ from statistics import median
 from ..bench import power
 from ..bench.measure import FAR
 from ..bench.records import Row, problem_of, read, results
-from ..bench.report import OURS, PUBLIC, best_times
+from ..bench.report import OURS, PUBLIC, best_times, headline
 from ..core.errors import invalid
 from ..core.resources import data_dir
 
@@ -173,10 +173,11 @@ def error_over_peers(record: str = ANCHOR) -> Figure:
     errors: dict[str, dict[str, float]] = {}
     for row in results(rows_of(record), "ok"):
         errors.setdefault(row["case"], {}).setdefault(row["peer"], row["rel_error"])
+    ours = headline(rows_of(record))
     ratios = {
-        case: own[OURS] / min(own[peer] for peer in peers if peer in own)
+        case: own[ours] / min(own[peer] for peer in peers if peer in own)
         for case, own in errors.items()
-        if OURS in own and any(peer in own for peer in peers)
+        if ours in own and any(peer in own for peer in peers)
     }
     worst = max(ratios, key=lambda case: ratios[case])
     fine = sum(ratio <= 1 for ratio in ratios.values())
@@ -184,7 +185,7 @@ def error_over_peers(record: str = ANCHOR) -> Figure:
     return Figure(ratios[worst], note, ".3f")
 
 
-def lse_error(record: str = "records/proof_pairwise.jsonl") -> Figure:
+def lse_error(record: str = "records/h200_pairwise.jsonl") -> Figure:
     """Worst error of an lse, of inputs of 16 bits, over max(1, |lse|)."""
     errors = [
         row["lse_error"]
@@ -224,8 +225,9 @@ def _first(record: str) -> list[Row]:
 
 def _ours(record: str) -> dict[str, float]:
     times: dict[str, list[float]] = {}
+    ours = headline(rows_of(record))
     for row in results(rows_of(record), "ok"):
-        if row["peer"] == OURS:
+        if row["peer"] == ours:
             times.setdefault(row["case"], []).append(row["us"])
     return {case: median(us) for case, us in times.items()}
 
@@ -233,11 +235,11 @@ def _ours(record: str) -> dict[str, float]:
 def _read_shares(record: str) -> dict[str, float]:
     """Bytes a second of our calls over the read bandwidth that the same run measured."""
     rates: dict[str, list[float]] = {}
-    read_tbps = None
+    read_tbps, ours = None, headline(rows_of(record))
     for row in rows_of(record):
         if row["kind"] == "run":
             read_tbps = (row["ceilings"] or {}).get("read_tbps")
-        elif row.get("status") == "ok" and row["peer"] == OURS and read_tbps:
+        elif row.get("status") == "ok" and row["peer"] == ours and read_tbps:
             rates.setdefault(row["case"], []).append(row["tbps"] / read_tbps)
     return {case: median(shares) for case, shares in rates.items()}
 

@@ -1,8 +1,8 @@
-"""What was asked of the kernels, what the records say, and what was tried where it is missed.
+"""Bounds that the kernels are judged by, beside the figures that the records give.
 
-`data/notes/targets.jsonl` has one line per target: how its figure follows from which record, the
-bound, and, where the figure misses it, the attempts (rows of `data/notes/kernel_attempts.jsonl`, as
-"kernel: change") and the reason. It holds no measured figure: those are computed from the records.
+`data/notes/targets.jsonl` has one line a target: how its figure follows from which record, the
+bound, the attempts to reach it (rows of `data/notes/kernel_attempts.jsonl`, as "kernel: change"),
+and why it was missed. It holds no measured figure: figures are computed from the records.
 """
 
 from __future__ import annotations
@@ -17,9 +17,6 @@ from ..core.resources import data_dir
 from .target_figures import FIGURES, Figure
 
 FILE, ATTEMPTS = "notes/targets.jsonl", "notes/kernel_attempts.jsonl"
-#: attempts that a missed target must name
-ENOUGH = 3
-BEGIN, END = "<!-- targets -->", "<!-- /targets -->"
 
 
 @dataclass(frozen=True)
@@ -55,16 +52,6 @@ class Verdict:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "met", self.target.met(self.figure))
-
-    @property
-    def open_ends(self) -> str | None:
-        """What a missed target lacks; None where it is met or accounted for."""
-        if self.met:
-            return None
-        tried = len(set(self.target.attempts))
-        if tried < ENOUGH:
-            return f"missed, {tried} attempts on record"
-        return None if self.target.reason else "missed, no reason on record"
 
 
 def load() -> list[Target]:
@@ -104,20 +91,8 @@ def table(verdicts: Sequence[Verdict]) -> str:
         met = "yes" if verdict.met else "no"
         lines.append(f"| {target.name} | {asked} | {figure} | {met} | {tried} |")
     missed = [v.target for v in verdicts if not v.met]
-    return "\n".join([*lines, "", *(f"- {t.name}: {t.reason}" for t in missed)]).rstrip()
-
-
-def fill(text: str, made: str) -> str:
-    """`text` with the table between its markers made anew. Raises InvalidInput without them."""
-    return fill_between(text, made, BEGIN, END)
-
-
-def fill_between(text: str, made: str, begin: str, end: str) -> str:
-    """The same between any two markers."""
-    if begin not in text or end not in text:
-        raise invalid("text", "no markers", f"{begin} and {end}")
-    head, rest = text.split(begin, 1)
-    return f"{head}{begin}\n{made}\n{end}{rest.split(end, 1)[1]}"
+    why = [f"- {t.name}: {t.reason or 'no reason on record'}" for t in missed]
+    return "\n".join([*lines, "", *why]).rstrip()
 
 
 def _target(row: dict[str, Any]) -> Target:

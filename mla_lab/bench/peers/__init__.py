@@ -10,6 +10,7 @@ from .flash_attention3 import FlashAttention3
 from .flash_mla_peer import FlashMla
 from .flashinfer_peer import FlashInferFa3
 from .ours import Ours
+from .plain import Plain
 from .torch_eager import TorchEager
 from .triton_baseline import TritonSplitKv
 
@@ -20,6 +21,8 @@ def all_peers() -> list[Peer]:
     """Every peer that this package knows, whether it can run here or not."""
     return [
         Ours(),
+        Plain(),
+        Plain(tight=True),
         Ours(prepared=True),
         Ours("cute"),
         Ours("cuda"),

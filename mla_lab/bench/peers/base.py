@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -24,6 +25,8 @@ class Prepared:
     plan: Callable[[], Any] | None = None
     #: plan and launch of one copy in one CUDA graph; None where planning needs the host
     planned_launches: tuple[Launch, ...] | None = None
+    #: holds while the launches are captured into a graph, to capture them at other lengths
+    captured: Callable[[], AbstractContextManager[None]] = nullcontext
     #: what the peer chose, for the record (splits, kernel names)
     notes: dict[str, Any] = field(default_factory=dict)
 

@@ -55,7 +55,7 @@ class Ours:
     def prepare(self, rotation: Rotation) -> Prepared:
         """As `Peer.prepare`. Raises Unsupported with the backend's reason."""
         first = rotation.copies[0]
-        arguments = _arguments(first, rotation.case.batch_invariant)
+        arguments = native_arguments(first, rotation.case.batch_invariant)
         call, runner = decode.validate(Arguments(**arguments), self.backend, None)
         if rotation.device.type == "cuda" and runner.name == "torch" and self.backend == "auto":
             # its time is listed under its own name; here it would pass for a kernel's
@@ -88,8 +88,8 @@ class Ours:
 
     def _launch(self, copy: DecodeInputs, case: Case, plan: Plan | None) -> Launch:
         """plan: None leaves it to the call."""
-        arguments = _arguments(copy, case.batch_invariant)
-        out = _poisoned_out(copy)
+        arguments = native_arguments(copy, case.batch_invariant)
+        out = poisoned_out(copy)
 
         def launch() -> Tensor:
             decode.decode(**arguments, out=out, plan=plan, backend=self.backend)
@@ -103,8 +103,8 @@ class Ours:
 
 def prepared_launch(copy: DecodeInputs, case: Case, plan: Plan, backend: str) -> Launch:
     """The backend's `run` alone: the call is checked and given its workspace here, once."""
-    arguments = _arguments(copy, case.batch_invariant)
-    out = _poisoned_out(copy)
+    arguments = native_arguments(copy, case.batch_invariant)
+    out = poisoned_out(copy)
     given = Arguments(**arguments, out=out, plan=plan)
     call, runner = decode.validate(given, backend, None)
     checked = decode.make_plan(call, runner)
@@ -127,14 +127,14 @@ def _choice(case: Case, gpu: Gpu, backend: str) -> Choice:
     return choose(case.problem, gpu, case.batch_invariant, costs)
 
 
-def _poisoned_out(copy: DecodeInputs) -> Tensor:
+def poisoned_out(copy: DecodeInputs) -> Tensor:
     """`query.shape[:-1] + (latent,)`, NaN so that an element not written shows."""
     shape = (*copy.query.shape[:-1], copy.kv_lora_rank)
     dtype = formats.DTYPES[copy.problem.out_dtype]
     return torch.full(shape, float("nan"), dtype=dtype, device=copy.query.device)
 
 
-def _arguments(copy: DecodeInputs, batch_invariant: bool) -> dict[str, Any]:
+def native_arguments(copy: DecodeInputs, batch_invariant: bool) -> dict[str, Any]:
     """The native call's arguments; it takes the latent and rope dims only."""
     arguments = copy.contract_args()
     arguments.pop("qk_nope_head_dim", None)

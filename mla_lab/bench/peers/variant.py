@@ -12,7 +12,7 @@ from ... import __version__, backends
 from ...core.errors import invalid
 from ...core.problem import Problem
 from ...plan import KernelConfig, KernelCosts, Plan, make_plan
-from ...plan.kernel_costs import Q_M, recorded_costs
+from ...plan.kernel_costs import recorded_of
 from ...plan.ways import ROWS, way_of
 from ..cases import Case
 from ..rotation import Rotation
@@ -95,7 +95,7 @@ class Variant:
             "workers": self.workers,
             "knobs": dict(self.knobs),
             # they cut where the policy is "cost", and elsewhere only weigh
-            "costs": self.costs.constants_alone() if self.policy == "cost" else None,
+            "costs": vars(self.costs) if self.policy == "cost" else None,
         }
 
     @classmethod
@@ -106,9 +106,9 @@ class Variant:
         """
         config = KernelConfig.from_dict(notes["config"])
         key = config.kernel, way_of(config)
-        recorded = next((costs for costs in recorded_costs() if costs.key == key), Q_M)
-        noted = notes["costs"] or recorded.constants_alone()
-        if set(noted) != set(recorded.constants_alone()):
+        recorded = vars(recorded_of(key))
+        noted = notes["costs"] or recorded
+        if set(noted) != set(recorded):
             raise invalid("record", "constants of another cost model", "a sweep with today's")
         return cls(
             config=config,

@@ -15,8 +15,11 @@ from ._bench_cases import add_flags, chosen, names
 if TYPE_CHECKING:
     from ...bench import Bench, Method
 
-#: our kernels, the portable baselines and the public Hopper kernels
-DEFAULT_PEERS = "mla-lab,torch-eager,triton-split-kv,flashinfer-fa3,flashmla,fa3-qv,fa3-qv-32"
+#: our calls (plain with two bounds, with a host plan), portable baselines, public Hopper kernels
+DEFAULT_PEERS = (
+    "mla-lab-plain,mla-lab-plain-tight,mla-lab,torch-eager,triton-split-kv,flashinfer-fa3,"
+    "flashmla,fa3-qv,fa3-qv-32"
+)
 
 
 def add_run(parser: argparse.ArgumentParser) -> None:

@@ -1,4 +1,4 @@
-"""The steps of `mla-lab live`: what each runs, and what it needs."""
+"""The steps of `mla-lab live`: which records each makes, by which commands, and what it needs."""
 
 from __future__ import annotations
 
@@ -6,23 +6,78 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from ...core.errors import MlaLabError
 
-RECORD, SWEEP, HOST = (
-    "records/h200_anchor.jsonl",
-    "records/h200_sweep.jsonl",
-    "records/host_cost.jsonl",
-)
-ANATOMY = "records/h200_anatomy.jsonl"
-#: of a short run: a few cases of each regime, one part, few rounds
-SHORT_CASES = r"^b(1|16|128)_q1_h(16|128)_kv(1024|8192)$"
+ANCHOR, ANATOMY, HOST = "h200_anchor", "h200_anatomy", "host_cost"
+SWEEPS = ("h200_sweep", "h200_sweep_drawn")
+HELD_OUT, EIGHT_SWEEP = "h200_sweep_heldout", "h200_sweep_eight_bits"
+#: our calls: the plain one and the one with a host plan
+OWN = "--peers mla-lab-plain,mla-lab --rounds 5 --quick"
+TRACE_PEERS = "--peers mla-lab-plain,mla-lab,flashmla,flashinfer-fa3,fa3-qv --rounds 5"
+FORMATS = "--formats bf16,e4m3,bf16:e4m3,bf16:fp8_656"
+CUDA = "bench run RECORD --peers mla-lab-cuda --quick --kv-len 8192 --batch 1,64,128"
+#: record -> commands that make it, one after the other; RECORD is where
+COMMANDS = {
+    "h200_sweep": ["bench sweep RECORD --cases anchor"],
+    "h200_sweep_drawn": ["bench sweep RECORD --cases drawn"],
+    HELD_OUT: ["bench sweep RECORD --cases heldout"],
+    EIGHT_SWEEP: [
+        "bench sweep RECORD --batch 1,4,16,64,128 --heads 16,32,64,128 --kv-len 1024,8192 "
+        "--formats bf16:e4m3,bf16:fp8_656,e4m3"
+    ],
+    ANCHOR: ["bench run RECORD --cases anchor --parts 3 --power"],
+    "h200_formats": [
+        f"bench run RECORD {OWN} --batch 16,64,128 --heads 16,128 --kv-len 1024,8192 "
+        "--page-size 16,32,64,128",
+        f"bench run RECORD {OWN} --batch 16,64,128 --heads 16,128 --kv-len 1024,8192 "
+        "--q-dtype bf16,fp16 --parts 3",
+    ],
+    "h200_invariant": [
+        f"bench run RECORD {OWN} --batch 64,128 --heads 16,64,128 --kv-len 1024,4096,8192 "
+        "--batch-invariant",
+        f"bench run RECORD {OWN} --cases anchor --only gauss|b(1|16)_q1_h(16|128)_kv8192$ "
+        "--batch-invariant",
+    ],
+    "h200_eight_bits": [
+        f"bench run RECORD {OWN} --batch 1,4,64,128 --heads 16,128 --kv-len 8192 {FORMATS}",
+        f"bench run RECORD {OWN} --cases twin",
+        f"bench run RECORD {OWN} --batch 64 --q-len 1,2 --heads 16,128 --kv-len 8192 "
+        f"--top-k 2048 {FORMATS}",
+    ],
+    "h200_cuda": [
+        f"{CUDA} --heads 16,64,128",
+        f"{CUDA} --heads 16,64,128 --q-dtype e4m3 --kv-format e4m3",
+        f"{CUDA} --heads 16,128 --kv-format e4m3",
+    ],
+    "h200_pairwise": ["verify pairwise RECORD"],
+    "h200_published": ["verify published RECORD"],
+    "h200_features": ["verify costs RECORD"],
+    "ladder": ["ladder --record RECORD --rounds 9"],
+}
+#: record -> module that makes it, given where
+MODULES = {
+    "h200_eight_bit_errors": "verify.rounding",
+    "h200_sanitizer": "verify.sanitizer",
+    "h200_gqa": "studies.gqa_decode",
+    "h200_rounding": "studies.xqa_rounding",
+    ANATOMY: "studies.call_anatomy",
+}
+#: records that this command does not make, and how they are made
+OTHERS = {
+    "dropin": "FlashInfer's tests at one commit, run outside of this repository",
+    "tolerance": "python -m mla_lab.studies.tolerance_rule, on a CPU",
+}
+TRACES = ("azure_llm_2023_conv.csv", "mooncake_conversation.jsonl")
+TRACE_MODELS = ("deepseek-v2-lite", "deepseek-v3")
+#: of a short run: a few cases of each regime, few rounds, our calls alone
+SHORT = r"--rounds 3 --peers mla-lab --quick --only ^b(1|16|128)_q1_h(16|128)_kv(1024|8192)"
+SHORT_SWEEP = r"--rounds 3 --per-tile 2 --only ^b(1|16|128)_q1_h(16|128)_kv(1024|8192)$"
 SHORT_ANATOMY = "b1_q1_h128_kv8192"
-REFINE = 4000
 
 
 class StepFailed(MlaLabError, RuntimeError):
@@ -31,11 +86,14 @@ class StepFailed(MlaLabError, RuntimeError):
 
 @dataclass(frozen=True)
 class Asked:
-    """What a run is about: the folder that is refreshed, a short run or a whole one."""
+    """What a run is about: the folder that is refreshed, a short run or a whole one, the checkout
+    whose pages are filled, and the folder of serving traces.
+    """
 
     into: Path
     short: bool = False
-    readme: Path | None = None
+    checkout: Path | None = None
+    traces: Path | None = None
 
     def python(self, *arguments: str, capture: bool = False) -> str:
         """Runs this interpreter on `arguments`, its data in `into`; what it wrote, if captured.
@@ -52,49 +110,49 @@ class Asked:
             raise StepFailed(f"live: {' '.join(arguments)} ended with code {done.returncode}")
         return done.stdout or ""
 
+    def record(self, name: str) -> Path:
+        """Where a record lies."""
+        return self.into / "records" / f"{name}.jsonl"
+
 
 @dataclass(frozen=True)
 class Step:
-    """One step: what it refreshes, and whether a card is needed for it."""
+    """One step: what it refreshes, whether it needs a card, and the records that it makes."""
 
     name: str
     what: str
     card: bool
     run: Callable[[Asked], None]
+    records: tuple[str, ...] = ()
 
 
-def _measured(
-    asked: Asked, name: str, verb: str, flags: Sequence[str], short: Sequence[str]
-) -> None:
+def _made(asked: Asked, name: str) -> None:
     """A record measured anew beside the old one, which it replaces when it is whole."""
-    new = asked.into / f"{name}.new"
+    new = asked.record(name).with_suffix(".jsonl.new")
     new.unlink(missing_ok=True)
-    more = [*short, "--only", SHORT_CASES] if asked.short else flags
-    asked.python("-m", "mla_lab", "bench", verb, str(new), "--cases", "anchor", *more)
-    new.replace(asked.into / name)
+    if name in MODULES:
+        only = ("--only", SHORT_ANATOMY) if asked.short and name == ANATOMY else ()
+        asked.python("-m", f"mla_lab.{MODULES[name]}", str(new), *only)
+    else:
+        for line in COMMANDS[name]:
+            words = [str(new) if word == "RECORD" else word for word in line.split()]
+            asked.python("-m", "mla_lab", *words, *_shorter(asked, line))
+    if name == ANATOMY:
+        _keep_others(new, asked.record(name))
+    else:
+        new.replace(asked.record(name))
 
 
-def _sweep(asked: Asked) -> None:
-    _measured(asked, SWEEP, "sweep", (), ("--rounds", "3", "--per-tile", "2"))
+def _shorter(asked: Asked, line: str) -> list[str]:
+    if not asked.short:
+        return []
+    kinds = {"bench run": SHORT, "bench sweep": SHORT_SWEEP, "verify pairwise": "--first 3"}
+    kinds |= {"verify published": "--batch 2", "verify costs": "--features sinks"}
+    return next((more for verb, more in kinds.items() if line.startswith(verb)), "").split()
 
 
-def _record(asked: Asked) -> None:
-    whole = ("--parts", "2", "--power")
-    _measured(asked, RECORD, "run", whole, ("--rounds", "3", "--quick", "--peers", "mla-lab"))
-
-
-def _costs(asked: Asked) -> None:
-    refine = "40" if asked.short else str(REFINE)
-    sweep = str(asked.into / SWEEP)
-    asked.python("-m", "mla_lab", "bench", "fit", sweep, "--refine", refine)
-
-
-def _anatomy(asked: Asked) -> None:
+def _keep_others(new: Path, old: Path) -> None:
     """Rows that were taken now replace their like; those of a peer that is not here stay."""
-    new, old = asked.into / f"{ANATOMY}.new", asked.into / ANATOMY
-    new.unlink(missing_ok=True)
-    only = ("--only", SHORT_ANATOMY) if asked.short else ()
-    asked.python("-m", "mla_lab.studies.call_anatomy", str(new), *only)
     if not new.exists():
         print("no stamped builds, and no compiler to make them: the rows stay as they were")
         return
@@ -109,25 +167,60 @@ def _taken(row: dict[str, Any]) -> tuple[Any, ...]:
     return tuple(row.get(name) for name in ("case", "peer", "kind", "lanes"))
 
 
+def _traces(asked: Asked) -> None:
+    """Samples of two serving traces beside peers; then uniform batches of as many tokens."""
+    if asked.traces is None:
+        print(f"no --traces FOLDER with {' and '.join(TRACES)}: the rows stay as they were")
+        return
+    name = "h200_traces"
+    new = asked.record(name).with_suffix(".jsonl.new")
+    new.unlink(missing_ok=True)
+    run = ["-m", "mla_lab", "bench", "run", str(new)]
+    seeds = ["--seeds", "0"] if asked.short else []
+    for trace in TRACES:
+        for model in TRACE_MODELS:
+            cases = ["--cases", "trace", "--trace", str(asked.traces / trace), "--model", model]
+            asked.python(*run, *cases, "--requests", "128", *TRACE_PEERS.split(), *seeds)
+    lengths = ",".join(map(str, sorted(set(_mean_lengths(new)))))
+    if lengths:
+        shape = ["--batch", "128", "--heads", "16,128", "--kv-len", lengths]
+        asked.python(*run, *shape, *OWN.split())
+    new.replace(asked.record(name))
+
+
+def _mean_lengths(record: Path) -> Iterator[int]:
+    """The mean length of each sample, rounded."""
+    from ...bench.records import problem_of, read, results
+
+    for row in results(read(record), "ok"):
+        lengths = problem_of(row).kv_lens
+        yield round(sum(lengths) / len(lengths))
+
+
+def _costs(asked: Asked) -> None:
+    """The cost model's constants: 16 bits from two sweeps, eight bits from their own."""
+    fitted = [str(asked.record(name)) for name in SWEEPS if asked.record(name).exists()]
+    judged = ["--judge", str(asked.record(HELD_OUT))] if not asked.short else []
+    asked.python("-m", "mla_lab", "bench", "fit", *fitted, *judged)
+    asked.python("-m", "mla_lab", "bench", "fit", str(asked.record(EIGHT_SWEEP)))
+
+
 def _host(asked: Asked) -> None:
     from datetime import UTC, datetime
 
-    from ...core.revision import Revision
+    from ...core.revision import Revision, check_record
 
+    check_record(asked.record(HOST))
     printed = asked.python("-m", "mla_lab.studies.host_cost", capture=True)
     sys.stdout.write(printed)
     figures = json.loads(printed.strip().splitlines()[-1])
-    row = {
-        "date": datetime.now(UTC).date().isoformat(),
-        "commit": Revision.here().commit,
-        **figures,
-    }
-    with (asked.into / HOST).open("a", encoding="utf-8") as file:
-        file.write(json.dumps(row) + "\n")
+    today, commit = datetime.now(UTC).date().isoformat(), Revision.here().commit
+    with asked.record(HOST).open("a", encoding="utf-8") as file:
+        file.write(json.dumps({"date": today, "commit": commit, **figures}) + "\n")
 
 
 def _simulator(asked: Asked) -> None:
-    asked.python("-m", "mla_lab.simulate.fit", str(asked.into / RECORD))
+    asked.python("-m", "mla_lab.simulate.fit", str(asked.record(ANCHOR)))
 
 
 def _notebooks(asked: Asked) -> None:
@@ -136,23 +229,50 @@ def _notebooks(asked: Asked) -> None:
     asked.python("-m", "mla_lab.lab.run_all", "--keep", keep, "--jobs", jobs)
 
 
-def _readme(asked: Asked) -> None:
-    if asked.readme is None:
+def _pages(asked: Asked) -> None:
+    if asked.checkout is None:
         print("no README beside this package: nothing to fill")
         return
-    record, readme = str(asked.into / RECORD), str(asked.readme)
-    asked.python("-m", "mla_lab", "bench", "report", record, "--readme", readme)
-    asked.python("-m", "mla_lab.lab.readme", readme)
+    asked.python("-m", "mla_lab.lab.documents", str(asked.checkout))
+
+
+def _measuring(name: str, what: str, *records: str) -> Step:
+    """A step that makes records, one after the other."""
+
+    def run(asked: Asked) -> None:
+        for record in records:
+            _made(asked, record)
+
+    return Step(name, what, True, run, records)
 
 
 #: in the order in which they depend on each other
 STEPS = (
-    Step("sweep", "our own variants of each case", True, _sweep),
+    _measuring("sweep", "our own variants of each case", *SWEEPS, HELD_OUT, EIGHT_SWEEP),
     Step("costs", "the cost model by which a call chooses its kernel", False, _costs),
-    Step("record", "whole calls beside the peers that are installed", True, _record),
-    Step("anatomy", "where the time of a call goes, by stamped builds", True, _anatomy),
-    Step("host", "host time of a call", True, _host),
+    _measuring("record", "whole calls beside the peers that are installed", ANCHOR),
+    Step("traces", "samples of serving traces", True, _traces, ("h200_traces",)),
+    _measuring(
+        "formats",
+        "formats, page sizes, batch invariance, eight-bit caches",
+        "h200_formats",
+        "h200_invariant",
+        "h200_eight_bits",
+    ),
+    _measuring(
+        "verify",
+        "every pair of features, published shapes, errors, costs, sanitizer",
+        "h200_pairwise",
+        "h200_published",
+        "h200_eight_bit_errors",
+        "h200_features",
+        "h200_sanitizer",
+    ),
+    _measuring("cuda", "the CUDA backend, MLA and GQA", "h200_cuda", "h200_gqa", "h200_rounding"),
+    _measuring("ladder", "the ladder's steps", "ladder"),
+    _measuring("anatomy", "where the time of a call goes, by stamped builds", ANATOMY),
+    Step("host", "host time of a call", True, _host, (HOST,)),
     Step("simulator", "the simulator's constants and its error table", False, _simulator),
     Step("notebooks", "every notebook, executed live", True, _notebooks),
-    Step("readme", "the README's tables and picture", False, _readme),
+    Step("pages", "tables and pictures of README and data/notes/", False, _pages),
 )

@@ -175,7 +175,8 @@ def judge(
     inputs: DecodeInputs, out: Tensor, lse: Tensor, counted: Counted = lambda done, total: None
 ) -> Judged:
     """Compare out and lse with the float64 oracle, one request in memory at a time. The allowed
-    error over a cache of eight bits is that of torch with the same rounding, as in the proofs.
+    error over a cache of eight bits is that of torch with the same rounding, as in
+    `mla-lab verify`.
 
     counted: called after each request of the oracle.
     """

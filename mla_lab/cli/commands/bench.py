@@ -33,16 +33,8 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
     compare.add_argument("--all", action="store_true", help="show cases without change too")
     report = verbs.add_parser("report", help="a record as Markdown")
     report.add_argument("record", type=Path)
-    report.add_argument("--table", default="anchor", help="which one; see --readme for all")
-    report.add_argument("--readme", type=Path, help="fill every marked table of this file instead")
-    targets = verbs.add_parser(
-        "targets", help="asked and measured, from data/; exit code 1 if a miss is not accounted for"
-    )
-    targets.add_argument(
-        "--readme",
-        type=Path,
-        help="also into the marked place of this file, beside the table of eight bits",
-    )
+    report.add_argument("--table", default="anchor", help="which one")
+    verbs.add_parser("targets", help="bounds beside the figures that data/records gives")
     return parser
 
 
@@ -54,7 +46,6 @@ def _add_fit(parser: argparse.ArgumentParser) -> None:
         type=Path,
         help="default: of this checkout's data/, kernel_costs.json, or its like of eight bits",
     )
-    parser.add_argument("--refine", type=int, default=0, metavar="STEPS", help="then a search")
     parser.add_argument("--parts", action="store_true", help="judge each part by the others'")
     parser.add_argument("--dry-run", action="store_true", help="judge, and write nothing")
 
@@ -79,8 +70,6 @@ def _fit(args: argparse.Namespace) -> None:
     from ...plan.kernel_costs import RECORD, SIXTEEN, recorded_costs
     from ...tune import fitting
     from ...tune.format_costs import by_formats
-    from ...tune.learning import learn
-    from ...tune.refine import refine
 
     rows = [row for path in args.records for row in read(path)]
     found = fitting.launches(rows)
@@ -95,14 +84,11 @@ def _fit(args: argparse.Namespace) -> None:
     source = fitting.source_of(rows, found)
     print(source)
     steps = {"before": start, "fitted": fitted}
-    if args.refine:
-        fitted = steps["refined"] = refine(fitted, found, args.refine)
-    fitted = steps["learnt"] = learn(fitted, found)
     for name, costs in steps.items():
         for where, launches in judges.items():
             print(f"{name:8} {where:9} {fitting.quality(costs, launches)}")
     if args.parts:
-        print(f"held out in parts  {fitting.held_out(found, start, args.refine)}")
+        print(f"held out in parts  {fitting.held_out(found, start)}")
     if not args.dry_run:
         path = args.out or data_dir() / RECORD
         fitting.write(path, fitted, source, {launch.key for launch in found})
@@ -137,29 +123,15 @@ def _compare(args: argparse.Namespace) -> int:
 
 def _report(args: argparse.Namespace) -> None:
     from ...bench.records import read
-    from ...bench.report import TABLES, fill_tables
+    from ...bench.report import TABLES
 
     rows = list(read(args.record))
-    if args.readme:
-        text = args.readme.read_text(encoding="utf-8")
-        args.readme.write_text(fill_tables(text, rows), encoding="utf-8")
-        return
     if args.table not in TABLES:
         raise invalid("--table", repr(args.table), tuple(TABLES))
     print(TABLES[args.table](rows))
 
 
-def _targets(args: argparse.Namespace) -> int:
-    from ...verify import eight_bits_table as eight_bits
-    from ...verify.targets import fill, judge, load, table
+def _targets(_: argparse.Namespace) -> None:
+    from ...verify.targets import judge, load, table
 
-    verdicts = judge(load())
-    made = table(verdicts)
-    print(made)
-    if args.readme:
-        text = args.readme.read_text(encoding="utf-8")
-        args.readme.write_text(eight_bits.fill(fill(text, made)), encoding="utf-8")
-    lacking = [(v.target.name, v.open_ends) for v in verdicts if v.open_ends]
-    for name, lack in lacking:
-        print(f"{name}: {lack}")
-    return 1 if lacking else 0
+    print(table(judge(load())))

@@ -5,12 +5,14 @@ from __future__ import annotations
 import argparse
 import shutil
 import time
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 from ...core.errors import invalid, unsupported
 from ...core.resources import data_dir
-from ._live_steps import STEPS, Asked, Step
+from ...core.revision import check_record
+from ._live_steps import STEPS, TRACES, Asked, Step
 
 #: whose records these are
 CARD = "H200"
@@ -22,13 +24,14 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
     parser: argparse.ArgumentParser = subparsers.add_parser(
         "live",
         help="measure on an H200, refresh data/, execute the notebooks live",
-        description=f"Steps, in order: {steps}. Without a card only costs, simulator and readme "
+        description=f"Steps, in order: {steps}. Without a card only costs, simulator and pages "
         "can run.",
     )
     names = [step.name for step in STEPS]
     parser.add_argument("--only", type=_words, default=[], help=f"by comma, of {', '.join(names)}")
     parser.add_argument("--skip", type=_words, default=[], help="by comma")
     parser.add_argument("--into", type=Path, help="folder to refresh; default: this data/")
+    parser.add_argument("--traces", type=Path, help=f"folder with {' and '.join(TRACES)}")
     parser.add_argument(
         "--short", action="store_true", help="few cases and rounds, to try it; needs --into"
     )
@@ -81,13 +84,20 @@ def folder(into: Path | None, short: bool) -> Path:
 
 
 def run(args: argparse.Namespace) -> None:
-    """Every chosen step in turn; the first that fails ends it."""
+    """Runs the chosen steps in order; the first that fails ends the run.
+
+    Raises InvalidInput where the package's own records would be of changed code.
+    """
+    if find_spec("mla_lab.studies") is None:
+        raise unsupported("live", "an installed wheel, without its measurements", "a checkout")
     steps = chosen(args.only, args.skip)
     check_card(steps)
     into = folder(args.into, args.short)
-    readme = Path(__file__).resolve().parents[3] / "README.md"
-    ours = readme if readme.is_file() and args.into is None else None
-    asked = Asked(into, args.short, ours)
+    top = Path(__file__).resolve().parents[3]
+    ours = top if (top / "README.md").is_file() and args.into is None else None
+    asked = Asked(into, args.short, ours, args.traces)
+    for record in (record for step in steps for record in step.records):
+        check_record(asked.record(record))
     for step in steps:
         print(f"== {step.name}: {step.what}", flush=True)
         start = time.perf_counter()

@@ -1,6 +1,4 @@
-"""`mla-lab proof`: run the matrix of calls, a published list or the costs of features on a card,
-write the tables.
-"""
+"""`mla-lab verify`: pairs of features, a published list or the costs of features, on a card."""
 
 from __future__ import annotations
 
@@ -14,7 +12,7 @@ from typing import Any
 def add_parser(subparsers: Any) -> argparse.ArgumentParser:
     """Register the command; returns its parser."""
     parser: argparse.ArgumentParser = subparsers.add_parser(
-        "proof", help="every pair of features and shapes against the oracle, and a published list"
+        "verify", help="every pair of features and shapes against the oracle, and a published list"
     )
     verbs = parser.add_subparsers(dest="verb", metavar="VERB", required=True)
     pairs = verbs.add_parser("pairwise", help="pairs of features, formats and shapes")
@@ -28,26 +26,18 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
     for verb in (pairs, published, costs):
         verb.add_argument("record", type=Path, help="JSON lines, written anew")
         verb.add_argument("--device", default="cuda")
-    report = verbs.add_parser("report", help="the marked tables of Markdown files, from data/")
-    report.add_argument("files", type=Path, nargs="+")
     return parser
 
 
-def run(args: argparse.Namespace) -> int | None:
-    """Dispatch; exit code 1 where a case is wrong or failed."""
-    if args.verb == "report":
-        from ...core.resources import data_dir
-        from ...verify.tables import fill
-
-        for path in args.files:
-            text = path.read_text(encoding="utf-8")
-            path.write_text(fill(text, data_dir()), encoding="utf-8")
-        return None
+def run(args: argparse.Namespace) -> int:
+    """Runs the cases of a verb into a record; exit code 1 where one is wrong or failed."""
+    from ...core.revision import check_record
     from ...verify import record
 
     def say(text: str) -> None:
         print(text, file=sys.stderr)
 
+    check_record(args.record)
     rows: list[record.Row] = []
     if args.verb == "pairwise":
         numbers = [int(number) for number in args.only.split(",") if number]

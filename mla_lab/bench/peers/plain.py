@@ -1,0 +1,97 @@
+"""The plain call: no plan, lengths on the device, a bound on them as a serving engine passes it.
+
+A launch is the native call with `plan=None`. Its CUDA graph is captured while every request has one
+token, and replayed at the case's lengths, so that nothing in it can depend on them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from ... import __version__
+from ...api import decode
+from ...call.decode_args import Arguments
+from ...core.errors import unsupported
+from ...reference.inputs import DecodeInputs
+from ..cases import Case
+from ..rotation import Rotation
+from ..timers import Launch
+from .base import Prepared
+from .ours import native_arguments, poisoned_out
+
+#: tokens that the block table can name: what an engine captures its graphs with
+LOOSE_BOUND = 131_072
+#: block table entries behind a request's pages; no cache has such a page
+UNUSED_PAGE = 2**31 - 1
+
+
+class Plain:
+    """`mla_lab.api.decode.decode` without a plan.
+
+    tight: `max_seq_len` is the longest length; else `LOOSE_BOUND` tokens, or the longest length
+    where that is more, and the block table has entries for as many.
+    """
+
+    def __init__(self, *, tight: bool = False) -> None:
+        self.tight = tight
+        self.name = "mla-lab-plain-tight" if tight else "mla-lab-plain"
+
+    def available(self, device: torch.device) -> str | None:
+        """As `Peer.available`."""
+        return None
+
+    def refuses(self, case: Case) -> str | None:
+        """As `Peer.refuses`: the call itself refuses, while it is prepared."""
+        return None
+
+    def version(self) -> str | None:
+        """As `Peer.version`."""
+        return __version__
+
+    def prepare(self, rotation: Rotation) -> Prepared:
+        """As `Peer.prepare`. Raises Unsupported where no kernel takes the call."""
+        lengths = rotation.copies[0].seq_lens.clone()
+        copies = [self._bounded(copy, lengths) for copy in rotation.copies]
+        arguments = native_arguments(copies[0], rotation.case.batch_invariant)
+        _, runner = decode.validate(Arguments(**arguments), "auto", None)
+        if rotation.device.type == "cuda" and runner.name == "torch":
+            raise unsupported("backend", "auto, which has no kernel for this call", "mla-lab-torch")
+
+        @contextmanager
+        def captured() -> Iterator[None]:
+            lengths.fill_(1)
+            try:
+                yield
+            finally:
+                lengths.copy_(rotation.copies[0].seq_lens)
+
+        launches = tuple(_launch(copy, rotation.case) for copy in copies)
+        notes = {"backend": runner.name, "max_seq_len": copies[0].max_seq_len}
+        return Prepared(launches, captured=captured, notes=notes)
+
+    def _bounded(self, copy: DecodeInputs, lengths: Tensor) -> DecodeInputs:
+        """`copy` with lengths of its own, and the table and bound of this kind of call."""
+        table, longest = copy.block_tables, max(copy.problem.kv_lens, default=0)
+        if self.tight or copy.problem.top_k:
+            return replace(copy, seq_lens=lengths)
+        bound = max(LOOSE_BOUND, longest)
+        columns = -(-bound // copy.problem.page_size)
+        wide = table.new_full((*table.shape[:-1], max(columns, table.shape[-1])), UNUSED_PAGE)
+        wide[..., : table.shape[-1]] = table
+        return replace(copy, seq_lens=lengths, block_tables=wide, max_seq_len=bound)
+
+
+def _launch(copy: DecodeInputs, case: Case) -> Launch:
+    arguments = native_arguments(copy, case.batch_invariant)
+    out = poisoned_out(copy)
+
+    def launch() -> Tensor:
+        decode.decode(**arguments, out=out)
+        return out
+
+    return launch

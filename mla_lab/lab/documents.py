@@ -1,0 +1,75 @@
+"""What code writes into README and the pages of `data/notes/`: tables, notes and pictures.
+
+    python -m mla_lab.lab.documents [FOLDER]      the top of a checkout; `make format` does it too
+
+A table stands between `<!-- made: NAME -->` and `<!-- /made -->`, with a NAME of `TABLES`.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+from ..bench.report import call_note, method_note, short_table, times_table
+from ..core.errors import invalid
+from ..simulate.recorded import error_table, recorded
+from ..verify import eight_bits_table, tables, targets
+from ..verify.target_figures import ANCHOR, rows_of
+from .readme_picture import cover
+from .speed_chart import chart
+from .workbook_map import NOTEBOOKS
+
+PICTURES = {"data/pictures/plan.svg": cover, "data/pictures/speed.svg": chart}
+NOTES = Path("data/notes")
+_REGION = re.compile(r"<!-- made: (?P<name>[\w-]+) -->\n.*?<!-- /made -->", re.DOTALL)
+
+
+def workbook_table() -> str:
+    """One row a notebook: its number, its title as a link, what a reader can do afterwards."""
+    rows = [f"| {e.number} | [{e.title}](notebooks/{e.file}) | {e.after} |" for e in NOTEBOOKS]
+    return "\n".join(["| | notebook | afterwards you can |", "|---|---|---|", *rows])
+
+
+TABLES: dict[str, Callable[[], str]] = {
+    "workbook": workbook_table,
+    "speed-call": lambda: call_note(rows_of(ANCHOR)),
+    "speed-short": lambda: short_table(rows_of(ANCHOR)),
+    "speed": lambda: times_table(rows_of(ANCHOR), "anchor"),
+    "speed-method": lambda: method_note(rows_of(ANCHOR)),
+    "simulator": lambda: error_table(recorded().judgements).rstrip(),
+    "targets": lambda: targets.table(targets.judge(targets.load())),
+    "eight-bits": lambda: eight_bits_table.table(rows_of(eight_bits_table.RECORD)),
+    **{name: partial(tables.made, name) for name in tables.TABLES},
+}
+
+
+def fill(text: str) -> str:
+    """`text` with every marked table made anew. Raises InvalidInput for a name of none."""
+
+    def made(match: re.Match[str]) -> str:
+        name = match["name"]
+        if name not in TABLES:
+            raise invalid("table", repr(name), tuple(TABLES))
+        return f"<!-- made: {name} -->\n{TABLES[name]()}\n<!-- /made -->"
+
+    return _REGION.sub(made, text)
+
+
+def pages(top: Path) -> list[Path]:
+    """README and the notes of a checkout."""
+    return [top / "README.md", *sorted((top / NOTES).glob("*.md"))]
+
+
+def refresh(top: Path) -> None:
+    """Writes the marked tables of all pages of a checkout, and the pictures."""
+    for path in pages(top):
+        path.write_text(fill(path.read_text(encoding="utf-8")), encoding="utf-8")
+    for name, draw in PICTURES.items():
+        (top / name).write_text(draw().markup + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    refresh(Path(sys.argv[1] if len(sys.argv) > 1 else "."))

@@ -1,0 +1,109 @@
+"""Whether a change of source changed machine code: hashes of the kernels in all cubins of a folder.
+
+    python -m mla_lab.studies.machine_code FOLDER > RECORD.json
+    python -m mla_lab.studies.machine_code FOLDER --against data/records/machine_code_6277a6a.json
+
+FOLDER is an unpacked `prebuilt` of a bundle or an artifact cache. Of a build its `.text.*` sections
+count, a sha256 each: line information, symbol names and the build's own name lie elsewhere, so that
+moving and renaming source changes nothing. Builds are compared as sets, whatever they are called.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import struct
+import sys
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from ..core.errors import invalid
+
+#: ELF64, little endian: the section table's offset in the file header, then entry size, entry count
+#: and the entry that holds the names
+_TABLE, _SHAPE = struct.Struct("<Q"), struct.Struct("<HHH")
+_TABLE_AT, _SHAPE_AT, _MAGIC = 0x28, 0x3A, b"\x7fELF\x02\x01"
+#: a section: name, type, flags, address, offset, size, link, info, alignment, entry size
+_SECTION = struct.Struct("<IIQQQQIIQQ")
+_NO_BITS = 8
+#: hexadecimal digits of a sha256 that are kept
+DIGITS = 32
+Builds = dict[str, list[str]]
+
+
+def sections(elf: bytes) -> Iterator[tuple[str, bytes]]:
+    """Name and content of an ELF64 file's sections. Raises InvalidInput for another file."""
+    if not elf.startswith(_MAGIC):
+        raise invalid("cubin", elf[:6].hex(), "a little-endian ELF64 file")
+    (table,) = _TABLE.unpack_from(elf, _TABLE_AT)
+    size, count, names_at = _SHAPE.unpack_from(elf, _SHAPE_AT)
+    entries = [_SECTION.unpack_from(elf, table + i * size) for i in range(count)]
+    names = elf[entries[names_at][4] :] if entries else b""
+    for name, kind, _, _, offset, length, *_ in entries:
+        content = b"" if kind == _NO_BITS else elf[offset : offset + length]
+        yield names[name : names.index(b"\0", name)].decode(), content
+
+
+def hashes(folder: Path) -> Builds:
+    """Folder of a cubin -> sorted hashes of its kernels. Raises InvalidInput without a cubin."""
+    found = {
+        cubin.parent.name: sorted(
+            hashlib.sha256(content).hexdigest()[:DIGITS]
+            for name, content in sections(cubin.read_bytes())
+            if name.startswith(".text.")
+        )
+        for cubin in sorted(folder.rglob("*.cubin"))
+    }
+    if not found:
+        raise invalid("folder", f"{folder} without a cubin", "an artifact cache or a prebuilt")
+    return found
+
+
+@dataclass(frozen=True)
+class Difference:
+    """Two folders as sets of builds: how many are the same, and the names of those that are not."""
+
+    same: int
+    gone: tuple[str, ...]
+    new: tuple[str, ...]
+
+    @classmethod
+    def of(
+        cls, before: Mapping[str, Sequence[str]], now: Mapping[str, Sequence[str]]
+    ) -> Difference:
+        """Of builds by name."""
+        old, fresh = (Counter(tuple(codes) for codes in x.values()) for x in (before, now))
+        gone = tuple(name for name, codes in before.items() if tuple(codes) in old - fresh)
+        new = tuple(name for name, codes in now.items() if tuple(codes) in fresh - old)
+        return cls((old & fresh).total(), gone, new)
+
+    def __str__(self) -> str:
+        lines = [
+            f"{self.same} builds with the same machine code, {len(self.gone)} gone, "
+            f"{len(self.new)} new or changed"
+        ]
+        lines += [f"gone: {name}" for name in self.gone]
+        return "\n".join(lines + [f"new or changed: {name}" for name in self.new])
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """The command; exit code 1 where a compared build is gone, new or changed."""
+    parser = argparse.ArgumentParser(prog="python -m mla_lab.studies.machine_code")
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--against", type=Path, help="what this command wrote of another folder")
+    args = parser.parse_args(argv)
+    now = hashes(args.folder)
+    if args.against is None:
+        sys.stdout.write(json.dumps(now, indent=0, sort_keys=True) + "\n")
+        return 0
+    before = json.loads(args.against.read_text(encoding="utf-8"))
+    difference = Difference.of(before, now)
+    sys.stdout.write(f"{difference}\n")
+    return int(bool(difference.gone or difference.new))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,85 @@
+"""compute-sanitizer's tools on the calls of `sanitizer_cases`, as a record.
+
+    python -m mla_lab.verify.sanitizer RECORD
+
+Memcheck and synccheck see all calls in one process, racecheck a process a call (see there).
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from ..bench.environment import environment
+from ..core.errors import unsupported
+from ..core.revision import check_record
+from .record import Row, write
+from .sanitizer_cases import CASES
+
+PROGRAM = "compute-sanitizer"
+TOOLS = ("memcheck", "racecheck", "synccheck")
+KERNELS = ("--kernel-name", "kernel_substring=kernel_cutlass")
+SUMMARY = re.compile(r"(?:ERROR|RACECHECK) SUMMARY: (\d+)")
+Run = Callable[[Sequence[str]], tuple[int, str]]
+
+
+def command(tool: str, name: str) -> list[str]:
+    """One process: `name` is a case, or "all"."""
+    filters = KERNELS if tool == "racecheck" else ()
+    cases = [sys.executable, "-m", "mla_lab.verify.sanitizer_cases"]
+    return [PROGRAM, "--tool", tool, *filters, *cases, *([] if name == "all" else [name])]
+
+
+def rows(run: Run) -> Iterator[Row]:
+    """A row a process: calls that ran, errors that the tool counted, the exit code."""
+    for tool in TOOLS:
+        for name in list(CASES) if tool == "racecheck" else ["all"]:
+            code, text = run(command(tool, name))
+            counts = [int(count) for count in SUMMARY.findall(text)]
+            if not counts:
+                raise unsupported(tool, text[-300:], "a tool that ends with its summary")
+            calls = len(re.findall(r": (?:ok|wrong), error", text))
+            yield {
+                "kind": "case",
+                "tool": tool,
+                "name": name,
+                "calls": calls,
+                "errors": sum(counts),
+                "exit": code,
+            }
+
+
+def _run(line: Sequence[str]) -> tuple[int, str]:
+    done = subprocess.run(line, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    return done.returncode, done.stdout
+
+
+def _head() -> Row:
+    version = re.search(r"Version (\S+)", _run([PROGRAM, "--version"])[1])
+    here: dict[str, Any] = {"date": datetime.now(UTC).date().isoformat(), **environment("cuda")}
+    tool = f"{PROGRAM} {version[1] if version else 'of no known version'}"
+    return {"kind": "run", "what": "sanitizer", "tool": tool, "environment": here}
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Writes the record; exit code 1 where a tool found an error or a call was wrong."""
+    parser = argparse.ArgumentParser(prog="python -m mla_lab.verify.sanitizer")
+    parser.add_argument("record", type=Path, help="JSON lines, written anew")
+    record = parser.parse_args(argv).record
+    check_record(record)
+    found = []
+    for row in rows(_run):
+        found.append(row)
+        sys.stdout.write(f"{row['tool']}, {row['name']}: {row['errors']} errors\n")
+    write(record, [_head(), *found])
+    return int(any(row["errors"] or row["exit"] for row in found))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,75 @@
+"""Machine code by its hashes: two ELF files of three sections, renamed, changed and lost."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import struct
+from pathlib import Path
+
+import pytest
+
+from mla_lab.core.errors import InvalidInput
+from mla_lab.studies import machine_code
+
+from .house import ROOT
+
+RECORD = ROOT / "data/records/machine_code_6277a6a.json"
+
+
+def elf(**contents: bytes) -> bytes:
+    """An ELF64 file with these sections (dots as `__`), a table of names, and one without bits."""
+    names = [name.replace("__", ".") for name in contents]
+    table, starts = b"\0", []
+    for name in [*names, ".shstrtab", ".text.bss"]:
+        starts.append(len(table))
+        table += name.encode() + b"\0"
+    bodies = [*contents.values(), table]
+    file, entries = bytearray(64), []
+    for start, body in zip(starts, bodies, strict=False):
+        entries.append(struct.pack("<IIQQQQIIQQ", start, 1, 0, 0, len(file), len(body), 0, 0, 1, 0))
+        file += body
+    entries.append(struct.pack("<IIQQQQIIQQ", starts[-1], 8, 0, 0, len(file), 999, 0, 0, 1, 0))
+    file[:6] = b"\x7fELF\x02\x01"
+    struct.pack_into("<Q", file, 0x28, len(file))
+    struct.pack_into("<HHH", file, 0x3A, 64, len(entries), len(bodies) - 1)
+    return bytes(file) + b"".join(entries)
+
+
+def put(folder: Path, name: str, file: bytes) -> None:
+    (folder / name).mkdir(parents=True)
+    (folder / name / "kernel.cubin").write_bytes(file)
+
+
+def test_the_text_of_kernels_counts_and_nothing_else(tmp_path: Path, capsys) -> None:
+    old, new, record = tmp_path / "old", tmp_path / "new", tmp_path / "old.json"
+    put(old, "a", elf(__text__f=b"one", __debug_line=b"12"))
+    put(old, "b", elf(__text__f=b"two", __text__g=b"three"))
+    assert machine_code.main([str(old)]) == 0
+    record.write_text(capsys.readouterr().out)
+    empty = hashlib.sha256(b"").hexdigest()[:32]
+    wanted = sorted([hashlib.sha256(b"one").hexdigest()[:32], empty])
+    assert json.loads(record.read_text())["a"] == wanted
+    put(new, "renamed", elf(__text__other=b"one", __debug_line=b"99, and more"))
+    put(new, "also", elf(__text__g=b"three", __text__f=b"two"))
+    assert machine_code.main([str(new), "--against", str(record)]) == 0
+    assert "2 builds with the same machine code, 0 gone, 0 new" in capsys.readouterr().out
+    put(new, "more", elf(__text__f=b"one!"))
+    assert machine_code.main([str(new), "--against", str(record)]) == 1
+    assert "new or changed: more" in capsys.readouterr().out
+    assert machine_code.main([str(old / "a"), "--against", str(record)]) == 1
+    assert "gone: b" in capsys.readouterr().out
+
+
+def test_other_files_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(InvalidInput, match="without a cubin"):
+        machine_code.hashes(tmp_path)
+    with pytest.raises(InvalidInput, match="ELF64"):
+        list(machine_code.sections(b"MZ and what follows"))
+
+
+def test_the_record_is_of_the_shipped_builds() -> None:
+    builds = json.loads(RECORD.read_text(encoding="utf-8"))
+    assert len(builds) == 193
+    assert all(codes == sorted(codes) and codes for codes in builds.values())
+    assert {len(code) for codes in builds.values() for code in codes} == {machine_code.DIGITS}

@@ -58,7 +58,13 @@ def test_a_planner_that_forgets_a_piece(monkeypatch: pytest.MonkeyPatch) -> None
 
 def test_a_planner_that_looks_at_the_neighbours(monkeypatch: pytest.MonkeyPatch) -> None:
     fa3 = schedule.POLICIES["fa3"]
-    monkeypatch.setitem(schedule.POLICIES, "fixed_size", lambda shape, **_: fa3(shape))
+
+    def curious(
+        shape: Any, split_blocks: int = 0, max_splits: int = 0, half_blocks: int = 0
+    ) -> Cuts:
+        return fa3(shape)
+
+    monkeypatch.setitem(schedule.POLICIES, "fixed_size", curious)
     breaks("33", "must not look at the neighbours")
 
 

@@ -12,8 +12,8 @@ from ...plan.policies import fa3_splits
 from ...simulate import constants_for, simulate
 from .hints import Attempt, Check, need, number, parts
 
-#: us of a launch, as exercise 30.1 states it
-LAUNCH_US = 0.7
+#: us of a launch, and how far off an answer may be with full waves and without (exercise 30.1)
+LAUNCH_US, FULL_WAVES, PARTLY_FULL = 0.7, 0.03, 0.25
 
 
 @cache
@@ -35,7 +35,7 @@ def _waves(attempt: Attempt) -> str:
         why = "how many waves are that, and is the launch counted once?"
         if not full:
             why = "the last wave is not full, and takes about as long as a full one"
-        need(abs(ratio - 1) < (0.03 if full else 0.25), f"{far}; {why}")
+        need(abs(ratio - 1) < (FULL_WAVES if full else PARTLY_FULL), f"{far}; {why}")
     return "Waves times the time of a tile, plus the launch: close to what the simulator says."
 
 

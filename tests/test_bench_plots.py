@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-import json
+import re
+from pathlib import Path
 
 import pytest
 
-from mla_lab.bench.gate import compare
-from mla_lab.core.resources import data_dir
+from mla_lab.bench.records import problem_of, results
 from mla_lab.lab import bench_plots as plots
+from mla_lab.lab.card import anchor_rows, measured_card
+from mla_lab.lab.explorers import calls
 from mla_lab.lab.explorers import record as record_explorer
 from mla_lab.lab.explorers.record import RecordExplorer
+from mla_lab.lab.measuring import recorded_us
 
-from .test_bench_records import CASES, record_of, refused, row
+from .test_bench_records import CASES, row
 
 RUN = {"kind": "run", "ceilings": {"gemm_tflops": 700.0, "read_tbps": 4.0}}
 ROWS = [
@@ -33,42 +36,65 @@ def test_speedups():
     assert not plots.speedup_bars(ROWS, "trace").data[0].x
 
 
-def test_the_roofline_bends_where_the_ceilings_meet():
-    ceiling, points = plots.roofline(ROWS).data
-    assert ceiling.x[1] == pytest.approx(700 / 4.0)
-    assert ceiling.y[1] == 700
-    assert len(points.x) == len(CASES)
-    assert len(plots.roofline(ROWS[1:]).data) == 1, "without a GPU there is no ceiling to draw"
+def test_the_chart_the_readme_and_the_record_are_one() -> None:
+    """Ratios of the chart and times of the explorer are those of the README's table."""
+    readme = (Path(__file__).parents[1] / "README.md").read_text(encoding="utf-8")
+    table = re.search(r"<!-- table:anchor -->\n(.*?)<!-- /table", readme, re.DOTALL)
+    assert table
+    lines = [line.strip("| ").split(" | ") for line in table[1].splitlines()[2:]]
+    (bars,) = plots.speedup_bars(anchor_rows()).data
+    assert list(bars.y) == [line[0] for line in lines]
+    assert list(bars.text) == [line[-1] for line in lines]
+    ours = {line[0]: line[1] for line in lines}
+    for case in (c for c in ours if re.fullmatch(r"b1_q1_h(16|128)_kv8192", c)):
+        assert f"{recorded_us(case).us:.1f}" == ours[case]
+        explorer = RecordExplorer(heads=int(case.split("_h")[1].split("_")[0]), kv_len=8192)
+        drawn = {t.name.split(",")[0]: t.y[0] for t in explorer.picture().data}
+        assert f"{drawn['ours']:.1f}" == ours[case]
 
 
-def test_lines_over_the_kv_length():
-    lines = {line.name: line for line in plots.times_by_kv_len(ROWS, batch=16, heads=128).data}
-    assert list(lines["mla-lab"].x) == [1024, 8192]
-    assert list(lines["flashmla"].y) == [12.0, 12.0]
-    assert lines["mla-lab"].marker.symbol != lines["flashmla"].marker.symbol
+def test_no_recorded_time_is_below_its_floor() -> None:
+    card = measured_card()
+    for one in results(anchor_rows(), "ok"):
+        assert one["us"] > card.roofline_time(problem_of(one)) * 1e6, one["case"]
 
 
-def test_raw_rounds():
-    boxes = plots.rounds_strip([*ROWS, refused(CASES[1])], CASES[0].name).data
-    assert [box.name for box in boxes] == ["mla-lab", "flashmla"]
-    assert len(boxes[0].y) == 9
+def test_rates_under_load_are_those_of_the_row() -> None:
+    power = {"us": 20.0, "sm_mhz": 1455.0, "watts": 700.0}
+    loaded = {**row(CASES[0], 10.0, noise=0.0), "power": power, "flop": 4e9, "tflops": 400.0}
+    chart = plots.load_bars([RUN, loaded], CASES[0].name)
+    assert list(chart.data[0].x) == ["datasheet", "best GEMM", "ours, timed", "ours, under load"]
+    assert list(chart.data[0].y)[1:] == pytest.approx([700.0, 400.0, 200.0])
+    assert "1455 MHz at 700 W" in chart.layout.title.text
+    assert "not recorded" in plots.load_bars([RUN]).layout.title.text
 
 
-def test_the_gate():
-    chart = plots.gate_chart(compare(record_of(0), record_of(1, slow=1.1)))
-    assert chart.layout.title.text == "6 of 6 slower"
-    assert set(chart.data[0].marker.symbol) == {"x"}
-    assert plots.gate_chart(compare(record_of(0), record_of(0))).layout.title.text == (
-        "Nothing is slower"
-    )
+@pytest.mark.parametrize("table", calls.TABLES)
+def test_each_published_table_stands_beside_all_of_its_twins(table: str) -> None:
+    ours, *theirs = calls.published_series(table).values()
+    assert len(theirs) == 2
+    assert len(ours) == 10
+    assert all(set(times) == set(ours) for times in theirs)
+    words = calls.methods(table)
+    assert "CUPTI" in words
+    assert "events, median of 5 rounds" in words
+    assert "Another card" in words
 
 
-def test_two_cards():
-    text = (data_dir() / "published/published_blackwell.jsonl").read_text(encoding="utf-8")
-    published = [json.loads(line) for line in text.splitlines()]
-    twin = {**row(CASES[0], 30.0, noise=0.0), "case": "b1_q1_h128_kv8192_p32"}
-    bars = plots.cards_side_by_side([twin], published).data
-    assert [bar.x[0] for bar in bars] == [30.0, 24.1, 18.5]
+def test_every_published_figure_is_in_one_table() -> None:
+    shown = [c for t in calls.TABLES for c in next(iter(calls.published_series(t).values()))]
+    published = {row["case"] for row in calls.lines(calls.PUBLISHED)}
+    assert sorted(shown) == sorted(published)
+
+
+def test_calls_of_the_port_are_drawn_with_their_method() -> None:
+    explorer = calls.CallsExplorer(table=calls.GROUPED)
+    assert "10 calls" in explorer.title()
+    assert "NVIDIA H200" in explorer.footer.value
+    port, default = calls.xqa_series().values()
+    assert set(default) <= set(port)
+    assert len(port) == 22
+    assert "median of 9 rounds" in calls.methods(calls.MLA)
 
 
 def names(explorer: RecordExplorer) -> list[str]:

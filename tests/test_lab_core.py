@@ -14,6 +14,7 @@ import pytest
 from mla_lab import lab
 from mla_lab.core.errors import InvalidInput
 from mla_lab.lab import exercises, explorer, session, source, style, svg
+from mla_lab.lab.checks import CHECKS, Attempt, Hint
 
 
 class Squares(explorer.Explorer):
@@ -105,6 +106,7 @@ def test_an_error_after_a_browser_move_is_shown_and_found_by_finish(
     with pytest.raises(session.WidgetFailed, match="ZeroDivisionError: planted"):
         session.finish()
     squares.out.outputs = ()
+    squares.widgets["word"].value = "so"
     session.finish()
     assert notebook.passed == []
 
@@ -119,6 +121,28 @@ def test_several_controls_are_set_with_one_drawing() -> None:
 def test_an_unknown_control_is_named() -> None:
     with pytest.raises(InvalidInput, match=r"m: got 3; supported: a control of Squares"):
         Squares(m=3)
+    with pytest.raises(InvalidInput, match=r"m: got 3; supported: a control of Squares"):
+        Squares().picture(m=3)
+
+
+def test_a_picture_of_another_state_leaves_the_controls_alone() -> None:
+    squares = Squares()
+    assert squares.title(n=4) == "4 squared is 16"
+    assert squares.state["n"] == 2
+    assert squares.draws == 1
+
+
+def test_a_cell_that_leaves_an_explorer_moved_fails_where_a_budget_is_set(
+    notebook: session.Session, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    squares = Squares(n=3)
+    monkeypatch.setenv(session.BUDGET, "1")
+    session.finish()
+    squares.set(n=4)
+    with pytest.raises(session.WidgetFailed, match="Squares\\(n=4"):
+        session.finish()
+    squares.set(n=3)
+    session.finish()
 
 
 def test_frames_are_every_value_of_the_chosen_slider() -> None:
@@ -130,33 +154,25 @@ def test_frames_are_every_value_of_the_chosen_slider() -> None:
     assert last.layout.title.text == "4 squared is 16"
 
 
-def test_an_exercise_left_alone_is_not_attempted(
-    notebook: session.Session, capsys: pytest.CaptureFixture[str]
+def test_a_wrong_solution_fails_and_a_wrong_attempt_does_not(
+    notebook: session.Session, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def check(attempt: Any) -> str:
-        exercises.answer(attempt())
-        return "never reached"
-
-    exercises.exercise("77.1", lambda: ..., check)
-    exercises.exercise("77.1", ..., check)
-    assert notebook.passed == []
-
-
-def test_a_wrong_attempt_gets_a_hint_and_a_wrong_solution_fails(
-    notebook: session.Session,
-) -> None:
-    def check(attempt: Any) -> str:
-        assert attempt == 42, "think of a towel"
+    def towel(attempt: Attempt) -> str:
+        if attempt() != 42:
+            raise Hint("think of a towel")
         return "42 it is"
 
-    exercises.exercise("77.1", 41, check)
+    monkeypatch.setitem(CHECKS, "77.1", towel)
+    monkeypatch.setattr(exercises.progress, "keep", lambda number: True)
+    exercises.check("77.1", lambda: 41)
+    exercises.check("77.1", lambda: ...)
     assert notebook.passed == []
     exercises.solved("77.1")
     with pytest.raises(exercises.ExerciseFailed, match="towel"):
-        exercises.exercise("77.1", 41, check)
-    with pytest.raises(exercises.ExerciseFailed, match="still returns"):
-        exercises.exercise("77.1", ..., check)
-    exercises.exercise("77.1", 42, check)
+        exercises.check("77.1", lambda: 41)
+    with pytest.raises(exercises.ExerciseFailed, match="Nothing is filled in"):
+        exercises.check("77.1", lambda: ...)
+    exercises.check("77.1", lambda: 42)
     assert notebook.passed == ["77.1"]
 
 

@@ -14,7 +14,7 @@ from mla_lab.bench import ladder, records
 from mla_lab.core.errors import InvalidInput
 from mla_lab.core.resources import data_dir
 from mla_lab.jit.source import source_hash
-from mla_lab.lab import ladder_facts, session
+from mla_lab.lab import ladder_facts, session, xray_facts
 from mla_lab.lab.explorers.ladder import LABELS, LadderExplorer, LadderXray
 
 from . import notebook_runner
@@ -35,7 +35,7 @@ def forgetful() -> Iterator[None]:
 @pytest.fixture
 def from_record(monkeypatch: pytest.MonkeyPatch) -> None:
     """As on a machine where nothing was compiled."""
-    monkeypatch.setattr(ladder_facts, "find", lambda config, arch: None)
+    monkeypatch.setattr(xray_facts, "find", lambda config, arch: None)
 
 
 def test_every_case_has_a_picture_that_says_what_it_found() -> None:

@@ -153,10 +153,10 @@ def test_known_conflicts_and_their_cure(row_bytes: int, plain: int) -> None:
 
 
 def test_equal_words_are_one_access_and_nine_lanes_are_refused() -> None:
-    assert banks.ways([0] * 8) == 1
-    assert banks.ways([0, 128]) == 2
+    assert banks.turns([0] * 8) == 1
+    assert banks.turns([0, 128]) == 2
     with pytest.raises(InvalidInput, match="at most 8"):
-        banks.ways([0] * 9)
+        banks.turns([0] * 9)
 
 
 @pytest.mark.parametrize("columns", [8, 32, 256])

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import inspect
 import math
+import re
 
 import numpy as np
 import pytest
 
+from mla_lab.api import contract
 from mla_lab.core.errors import InvalidInput
+from mla_lab.core.problem import Problem
 from mla_lab.lab.explorers import mask as mask_explorer
 from mla_lab.lab.explorers import merge as merge_explorer
 from mla_lab.lab.explorers import neighbour as neighbour_explorer
+from mla_lab.plan.choose import choose
 
 
 def test_pieces_merge_to_the_whole() -> None:
@@ -44,20 +49,43 @@ def test_an_empty_split_is_shown_and_weighs_nothing() -> None:
 @pytest.mark.parametrize(
     ("neighbours", "length", "splits"), [(0, 8192, 43), (3, 8192, 15), (63, 4096, 2), (63, 8192, 1)]
 )
-def test_neighbours_decide_greedys_cuts_and_not_the_fixed_ones(
+def test_neighbours_decide_greedys_splits_and_not_the_invariant_ones(
     neighbours: int, length: int, splits: int
 ) -> None:
     greedy = neighbour_explorer.first_request_plan("greedy", neighbours, length)
     fixed = neighbour_explorer.first_request_plan("fixed_size", neighbours, length)
     assert len(neighbour_explorer.pieces(greedy)) == splits
-    assert neighbour_explorer.pieces(fixed) == [(16 * i, 16 * i + 16) for i in range(8)]
+    assert neighbour_explorer.pieces(fixed) == [(0, 64), (64, 128)]
+
+
+def test_the_drawn_invariant_rule_is_the_one_that_kernels_run_by() -> None:
+    problem = Problem.uniform(1, 1, neighbour_explorer.KV_LEN, 64)
+    choice = choose(problem, batch_invariant=True)
+    drawn = neighbour_explorer.first_request_plan(choice.policy, 0, neighbour_explorer.KV_LEN)
+    run = neighbour_explorer.pieces(choice.plan(problem))
+    assert neighbour_explorer.pieces(drawn) == run
+
+
+def test_the_price_of_batch_invariance_is_the_recorded_one() -> None:
+    costs = neighbour_explorer.invariance_costs()
+    title = neighbour_explorer.invariance_chart().layout.title.text
+    most, least = costs["b1_q1_h16_kv8192"], costs["b1_q1_h128_kv8192"]
+    assert f"up to {most:.1f}x alone" in title
+    text = inspect.getdoc(contract.trtllm_batch_decode_with_kv_cache_mla) or ""
+    told = re.search(r"(\S+) or (\S+) times\s+as long\s+alone \(16 or 128 heads", text)
+    assert told
+    assert told.groups() == (f"{most:.1f}", f"{least:.1f}")
+    large = [cost for case, cost in costs.items() if re.match("b(64|128)_", case)]
+    among = re.search(r"at most\s+(\S+) times from batch 64 on", text)
+    assert among
+    assert among[1] == f"{max(large):.2f}"
 
 
 def test_the_strips_name_their_splits() -> None:
     explorer = neighbour_explorer.NeighbourExplorer(neighbours=3)
     picture = explorer.figure(explorer.state)
-    assert "greedy 15, fixed_size 8" in picture.alt
-    assert picture.markup.count("<title>split") == 15 + 8
+    assert "greedy 15, fixed_size 2" in picture.alt
+    assert picture.markup.count("<title>split") == 15 + 2
 
 
 @pytest.mark.parametrize("shape", mask_explorer.SHAPES)

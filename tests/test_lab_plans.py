@@ -6,9 +6,10 @@ from pathlib import Path
 
 import pytest
 
+from mla_lab.bench.records import medians
 from mla_lab.core.errors import InvalidInput
 from mla_lab.core.problem import Problem
-from mla_lab.lab import lengths, policies, workbook_map
+from mla_lab.lab import lengths, measuring, policies, workbook_map
 from mla_lab.lab.explorer import mime_bundle
 from mla_lab.lab.explorers import plan as plan_explorer
 from mla_lab.plan import POLICIES
@@ -94,3 +95,17 @@ def test_the_map_shows_its_path_and_titles() -> None:
     bundle = mime_bundle(shown.figure(shown.state))
     assert bundle["text/html"].count("<title>") == len(workbook_map.NOTEBOOKS) + 1
     assert "31_split_kv_policies.ipynb" in shown.footer.value
+
+
+def test_recorded_policies_are_rows_of_the_sweep() -> None:
+    """The table that arbitrates between policies: each time is that variant's in the record."""
+    shown = policies.recorded_policies(heads=128)
+    (run,) = measuring.runs(policies.SWEEP)
+    times = medians(run.rows)
+    assert len(shown.rows) >= 8
+    for case, cost, greedy, fixed, count in shown.rows:
+        assert cost == times[case, "keep_ab-64x1-cost"]
+        assert greedy == times.get((case, "keep_ab-64x1-greedy"))
+        assert fixed == times[case, f"keep_ab-64x1-fixed-{count}"]
+    assert shown.source is not None
+    assert shown.source.kind == "recorded"

@@ -35,4 +35,4 @@ def test_a_row_on_a_cpu() -> None:
 
 def test_a_record_that_the_benchmark_of_mla_leaves_alone(tmp_path: Path) -> None:
     (tmp_path / "gqa.jsonl").write_text(json.dumps({"form": gqa.FORM, "us": 1.0}) + "\n")
-    assert measuring.runs(tmp_path) == []
+    assert measuring.runs(folder=tmp_path) == []

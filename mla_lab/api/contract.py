@@ -107,7 +107,9 @@ def trtllm_batch_decode_with_kv_cache_mla(
     mask: uint16 [batch, q_len, ceil(q_len / 32) x 2], ragged [total_q, ceil(max_q_len / 32) x 2]:
         bit c of draft row r, least significant first, shows it draft column c
         (`mla_lab.core.masks`).
-    batch_invariant: each request's bits do not depend on what else is in the batch.
+    batch_invariant: each request's bits do not depend on what else is in the batch. With 8192 keys
+        on an H200 a request takes 10.7 or 6.6 times as long alone (16 or 128 heads), and calls of
+        1024 to 8192 keys at most 1.14 times from batch 64 on (data/records/h200_invariant.jsonl).
     plan: made for these lengths and heads; default the backend's own.
 
     Returns out, or (out, lse) with return_lse; rows without a key have out 0 and lse -inf.

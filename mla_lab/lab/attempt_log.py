@@ -4,10 +4,17 @@ from __future__ import annotations
 
 import json
 from functools import cache
+from html import escape
+from typing import Any
+
+import ipywidgets as widgets
 
 from ..core.errors import invalid
 from ..core.resources import data_dir
+from . import explorer
 from .source import Source
+from .style import FONT, PAGE_INK
+from .svg import Svg
 from .tables import Table, table
 
 RECORD = "notes/kernel_attempts.jsonl"
@@ -32,3 +39,35 @@ def attempts(kernel: str, about: str = "") -> Table:
     dates = sorted({row["date"] for row in mine})
     source = Source("recorded", card=mine[0]["card"], date=dates[-1])
     return table(COLUMNS, [[row[name] for name in COLUMNS] for row in found], source=source)
+
+
+class AttemptExplorer(explorer.Explorer):
+    """The log of one kernel, one attempt at a time."""
+
+    name = "lab.AttemptExplorer"
+    frames_over = "kernel"
+
+    def controls(self) -> dict[str, widgets.Widget]:
+        kernels = list(dict.fromkeys(row["kernel"] for row in _rows()))
+        most = max(len(attempts(kernel).rows) for kernel in kernels)
+        return {
+            "kernel": explorer.choice("kernel", kernels, kernels[0], "280px"),
+            "number": explorer.integers("attempt", 1, most, 1, width="420px"),
+        }
+
+    def figure(self, state: dict[str, Any]) -> Svg:
+        log = attempts(state["kernel"])
+        number = min(state["number"], len(log.rows))
+        parts = dict(zip(COLUMNS, log.rows[number - 1], strict=True))
+        title = f"Attempt {number} of {len(log.rows)} on {state['kernel']}: {parts['change']}"
+        body = "".join(
+            f"<dt style='font-weight:700;margin-top:6px'>{name}</dt>"
+            f"<dd style='margin-left:0'>{escape(parts[name]) or '(nothing noted)'}</dd>"
+            for name in COLUMNS[1:]
+        )
+        style = f"font:14px/1.4 {FONT};color:{PAGE_INK};max-width:860px;min-height:190px"
+        return Svg(f"<div style='{style}'><b>{escape(title)}</b><dl>{body}</dl></div>", title)
+
+    def note(self, state: dict[str, Any]) -> str:
+        source = attempts(state["kernel"]).source
+        return f"<div>{source.chip() if source else ''}</div>"

@@ -27,7 +27,7 @@ def bank_of(byte: int) -> int:
     return byte // BANK_BYTES % NUM_BANKS
 
 
-def ways(offsets: Sequence[int], width: int = VECTOR_BYTES) -> int:
+def turns(offsets: Sequence[int], width: int = VECTOR_BYTES) -> int:
     """How many turns one group of accesses takes: 1 is conflict-free.
 
     `offsets` are byte offsets of up to eight lanes, `width` bytes each. Equal words are one access.
@@ -49,13 +49,13 @@ def column(row_bytes: int, chunk: int, rows: int = GROUP_LANES) -> list[int]:
 def worst_column(row_bytes: int, swizzle: Callable[[int], int]) -> int:
     """Turns of the worst 16-byte column of an eight-row atom, after the swizzle."""
     chunks = row_bytes // VECTOR_BYTES
-    return max(ways([swizzle(b) for b in column(row_bytes, c)]) for c in range(chunks))
+    return max(turns([swizzle(b) for b in column(row_bytes, c)]) for c in range(chunks))
 
 
 def worst_row(row_bytes: int, swizzle: Callable[[int], int]) -> int:
     """Turns of writing the atom front to back, eight vectors at a time, as a bulk copy does."""
     starts = range(0, GROUP_LANES * row_bytes, GROUP_LANES * VECTOR_BYTES)
     return max(
-        ways([swizzle(start + lane * VECTOR_BYTES) for lane in range(GROUP_LANES)])
+        turns([swizzle(start + lane * VECTOR_BYTES) for lane in range(GROUP_LANES)])
         for start in starts
     )

@@ -1,21 +1,24 @@
-"""Exercises: a stub for the reader, a check beside it, a solution that continuous tests prove.
+"""Exercises: a stub for the reader, a hidden check, a solution that tests prove.
 
 The stub cell's metadata carries nbmake's `post_cell_execute`: the lines of the solution, ending
-in `lab.solved("31.1")`. A reader who runs the stub sees "not attempted"; under nbmake the
-solution replaces the stub and the check must pass.
+in `lab.solved("31.1")`. Under nbmake the solution replaces the stub and its check must pass; a
+reader's own answer gets a verdict, and what passes is kept (`progress`).
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from dataclasses import dataclass
 from html import escape
 from typing import Any
 
 from IPython.display import HTML, display
 
 from ..core.errors import MlaLabError, invalid
+from . import progress
+from .checks import CHECKS, Attempt, Hint
 from .session import current
+from .style import GREEN, PAGE_TINT, RED
 
 #: exercises whose solution was injected: their checks must pass
 _SOLVED: set[str] = set()
@@ -25,66 +28,58 @@ class ExerciseFailed(MlaLabError, AssertionError):
     """The injected solution of an exercise does not pass its own check."""
 
 
+@dataclass(frozen=True)
+class Verdict:
+    """What a check says of an answer: whether it is right, and a sentence for the reader."""
+
+    passed: bool
+    sentence: str
+
+
+def judge(number: str, attempt: Any) -> Verdict:
+    """Verdict on the answer to exercise `number` ("31.1"). Raises InvalidInput for no exercise."""
+    if number not in CHECKS:
+        raise invalid("number", repr(number), tuple(CHECKS))
+    try:
+        return Verdict(True, CHECKS[number](Attempt(attempt)))
+    except Hint as hint:
+        return Verdict(False, f"{hint}.".replace("?.", "?"))
+    except Exception as error:  # an answer of a type that no check foresaw
+        form = f"{type(error).__name__}: {error}"
+        return Verdict(False, f"The answer has another form than the exercise asks for ({form}).")
+
+
+def check(number: str, attempt: Any) -> None:
+    """Shows the verdict on a reader's answer and keeps what is solved.
+
+    Raises ExerciseFailed only where an injected solution does not pass.
+    """
+    verdict = judge(number, attempt)
+    if number in _SOLVED and not verdict.passed:
+        raise ExerciseFailed(f"the solution of exercise {number} fails: {verdict.sentence}")
+    if not verdict.passed:
+        way_out = f"Change the cell above and run both; lab.reveal({number!r}) shows a solution."
+        _show("Not yet", RED, f"{verdict.sentence} {way_out}")
+        return
+    current().passed.append(number)
+    kept = number in _SOLVED or progress.keep(number)
+    lost = "" if kept else f" ({progress.path()} cannot be written: set {progress.VARIABLE}.)"
+    _show("Solved", GREEN, verdict.sentence + lost)
+
+
 def solved(exercise: str) -> None:
     """Marks that the solution of `exercise` (such as "31.1") is in place; called by tests."""
     _SOLVED.add(exercise)
 
 
-def exercise(number: str, attempt: Any, check: Callable[[Any], str]) -> None:
-    """Runs `check(attempt)` and shows the verdict.
-
-    `check` returns one sentence of praise that says what was shown, and raises AssertionError
-    with a hint where the attempt is wrong. An attempt that is `...`, or returns it, counts as
-    not attempted. Raises `ExerciseFailed` only where the injected solution does not pass.
-    """
-    try:
-        verdict = _attempted(attempt, check)
-    except Exception as error:
-        hint = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
-        if number in _SOLVED:
-            raise ExerciseFailed(f"the solution of exercise {number} fails: {hint}") from error
-        _show("Not yet", "#D55E00", f"{hint}. Change the cell above and run both again.")
-        return
-    if verdict is None:
-        if number in _SOLVED:
-            raise ExerciseFailed(f"the solution of exercise {number} still returns ...")
-        way_out = f"lab.reveal({number!r}) shows a solution."
-        _show("Not attempted", "#6B6F78", f"Fill in the cell above. {way_out}")
-        return
-    current().passed.append(number)
-    _show("Solved", "#009E73", verdict)
-
-
-def _attempted(attempt: Any, check: Callable[[Any], str]) -> str | None:
-    """The verdict, or None where nothing was attempted."""
-    if attempt is ...:
-        return None
-    try:
-        return check(attempt)
-    except NotAttempted:
-        return None
-
-
-class NotAttempted(MlaLabError):
-    """Raised by `answer` where a stub was left as it is."""
-
-
-def answer(value: Any) -> Any:
-    """`value`, unless it is the stub's `...`; checks pass results through this."""
-    if value is ... or (isinstance(value, tuple) and any(v is ... for v in value)):
-        raise NotAttempted("not attempted")
-    return value
-
-
 def reveal(number: str) -> None:
-    """Shows the hidden solution of an exercise of the open notebook."""
-    notebook = json.loads(current().path.read_text())
-    for cell in notebook["cells"]:
-        lines = cell["metadata"].get("nbmake", {}).get("post_cell_execute", [])
-        source = "\n".join(lines)
-        if f'lab.solved("{number}")' in source:
-            code = source.replace(f'lab.solved("{number}")', "").rstrip()
-            display(HTML(f"<pre style='background:#F4F6FA;padding:10px'>{escape(code)}</pre>"))
+    """Shows the solution of an exercise of the open notebook."""
+    mark = f'lab.solved("{number}")'
+    for cell in json.loads(current().path.read_text(encoding="utf-8"))["cells"]:
+        source = "\n".join(cell["metadata"].get("nbmake", {}).get("post_cell_execute", []))
+        if mark in source:
+            code = escape(source.replace(mark, "").rstrip())
+            display(HTML(f"<pre style='background:{PAGE_TINT};padding:10px'>{code}</pre>"))
             return
     raise invalid("number", repr(number), f"an exercise of {current().path.name}")
 

@@ -12,13 +12,14 @@ import asyncio
 import json
 import os
 import traceback
+import weakref
 from typing import Any, TypeAlias
 
 import ipywidgets as widgets
 import plotly.graph_objects as go
 from IPython import get_ipython
 
-from ..core.errors import invalid
+from ..core.errors import InvalidInput, invalid
 from .source import Source
 from .svg import Svg
 
@@ -34,11 +35,16 @@ Picture: TypeAlias = go.Figure | Svg
 def mime_bundle(picture: Picture) -> dict[str, Any]:
     """A picture as notebook output data."""
     if isinstance(picture, Svg):
-        return {"text/html": picture.markup, "text/plain": picture.alt}
+        return {"text/html": picture.markup, "text/plain": words_of(picture)}
     # plotly's own writer keeps long arrays in a compact binary form
     data = json.loads(picture.to_json())
-    data["config"] = {"displaylogo": False, "responsive": True}
-    return {PLOTLY_MIME: data, "text/plain": str(picture.layout.title.text)}
+    data["config"] = {"displayModeBar": False, "responsive": True}
+    return {PLOTLY_MIME: data, "text/plain": words_of(picture)}
+
+
+def words_of(picture: Picture) -> str:
+    """The finding of a picture in words."""
+    return picture.alt if isinstance(picture, Svg) else str(picture.layout.title.text)
 
 
 def called_from_browser() -> bool:
@@ -49,6 +55,20 @@ def called_from_browser() -> bool:
         return False
     header = (kernel.get_parent() or {}).get("header") or {}
     return bool(header.get("msg_type") == "comm_msg")
+
+
+#: every explorer of this process that is still in use
+_LIVE: weakref.WeakSet[Explorer] = weakref.WeakSet()
+
+
+def forget() -> None:
+    """Begins a notebook: explorers of an earlier one are no longer looked after."""
+    _LIVE.clear()
+
+
+def moved() -> list[str]:
+    """Lines of the explorers that do not stand as their author left them."""
+    return sorted(e.line() for e in _LIVE if e.state != e.first)
 
 
 class Explorer:
@@ -69,12 +89,14 @@ class Explorer:
         self.widgets: dict[str, widgets.Widget] = self.controls()
         for key, value in state.items():
             if key not in self.widgets:
-                raise invalid(key, repr(value), f"a control of {self.name}: {list(self.widgets)}")
+                raise self._refuse(key, value)
             self.widgets[key].value = value
         self.out = widgets.Output()
         self.footer = widgets.HTML()
         self.pending: asyncio.TimerHandle | None = None
         self.draws = 0
+        self.first = self.state
+        _LIVE.add(self)
         for widget in self.widgets.values():
             widget.observe(self._changed, names="value")
         self.redraw()
@@ -97,6 +119,20 @@ class Explorer:
     def state(self) -> dict[str, Any]:
         """The controls' values, plain and copyable."""
         return {key: widget.value for key, widget in self.widgets.items()}
+
+    def picture(self, **state: Any) -> Picture:
+        """The picture with these values in place of the controls', which stay as they are."""
+        unknown = next((key for key in state if key not in self.widgets), None)
+        if unknown is not None:
+            raise self._refuse(unknown, state[unknown])
+        return self.figure({**self.state, **state})
+
+    def title(self, **state: Any) -> str:
+        """What `picture` says in words: the title of a chart, the alt text of a drawing."""
+        return words_of(self.picture(**state))
+
+    def _refuse(self, key: str, value: Any) -> InvalidInput:
+        return invalid(key, repr(value), f"a control of {self.name}: {list(self.widgets)}")
 
     def line(self, state: dict[str, Any] | None = None) -> str:
         """One line that makes this explorer again, in its present state or another."""

@@ -18,18 +18,18 @@ from ..bench.cases import Case
 from ..bench.ladder import CASES, Rung
 from ..bench.peers.ladder_step import LadderStep
 from ..bench.records import Row, results
-from ..core.errors import BuildError, MlaLabError, invalid
+from ..core.errors import BuildError, invalid
 from ..core.resources import data_dir, kernels_dir
-from ..jit.build import compile, find
+from ..jit.build import compile
 from ..jit.source import source_hash
 from ..xray import KernelReport, inspect
 from .measuring import Figure, live_row
 from .session import gpu_name
 from .source import Source
 from .tables import Table, table
+from .xray_facts import ARCH, Counted, recorded_source, seen_through
 
 RECORD = "runtime/ladder_xray.json"
-ARCH = "sm_90a"
 #: namespaces of each step's kernels, where they are not the step's own
 KERNELS = {
     4: ("step4::attend<mla::ladder::step4::Plain>",),
@@ -41,20 +41,13 @@ KERNELS = {
 
 
 @dataclass(frozen=True)
-class StepFacts:
-    """What the compiler made of a step; instructions of all its kernels together."""
+class StepFacts(Counted):
+    """What the compiler made of a step; instructions of all its kernels together, registers of the
+    kernel that has most.
+    """
 
     step: int
-    #: of the kernel that has most
-    registers: int
     shared_bytes: int
-    spills: int
-    classes: dict[str, int]
-    opcodes: dict[str, int]
-
-    def count(self, prefix: str) -> int:
-        """Instructions whose opcode begins with `prefix`: "HMMA", "LDGSTS"."""
-        return sum(n for opcode, n in self.opcodes.items() if opcode.startswith(prefix))
 
 
 def case_of(name: str) -> Case:
@@ -98,22 +91,14 @@ def code(step: int, begin: str, end: str) -> str:
 @cache
 def facts() -> tuple[tuple[StepFacts, ...], Source]:
     """The x-ray of every step: compiled here, else recorded; BuildError where neither is."""
-    try:
-        artifact = find(CONFIG, ARCH)
-    except MlaLabError:
-        artifact = None
-    if artifact is not None:
-        report = inspect(artifact)
-        if report.has_sass:
-            return _facts(report.kernels), Source("measured", detail="compiled here")
+    if found := seen_through(CONFIG):
+        return _facts(found), Source("measured", detail="compiled here")
     path = data_dir() / RECORD
     if not path.exists():
         raise BuildError("ladder: neither compiled here nor recorded; supported: with nvcc")
     row = json.loads(path.read_text())
-    fresh = row["source_hash"] == source_hash(CONFIG.kernel)
-    detail = "nvcc" if fresh else "nvcc, earlier sources"
     steps = tuple(StepFacts(**step) for step in row["steps"])
-    return steps, Source("recorded", ARCH, row["date"], detail)
+    return steps, recorded_source(CONFIG.kernel, row["date"], "nvcc", row["source_hash"])
 
 
 def _facts(kernels: tuple[KernelReport, ...]) -> tuple[StepFacts, ...]:

@@ -18,6 +18,8 @@ from .source import Source
 from .tables import Table, table
 
 OURS = "mla-lab"
+#: the record of the README's table and of every chart of speed
+ANCHOR = "h200_anchor.jsonl"
 
 
 @dataclass(frozen=True)
@@ -60,10 +62,12 @@ class Figure:
         return f"<code>{self.case}</code>: <b>{self.us:.1f} us</b> {self.source.chip()}"
 
 
-def runs(folder: Path | None = None) -> list[Run]:
-    """Runs recorded in `folder` (the package's data), oldest first; other files are left alone."""
+def runs(file: str = "*.jsonl", folder: Path | None = None) -> list[Run]:
+    """Runs recorded in files of that name in `folder` (the package's data), oldest first; files
+    that are no benchmark record are left alone.
+    """
     found: list[Run] = []
-    for path in sorted((folder or data_dir()).rglob("*.jsonl")):
+    for path in sorted((folder or data_dir()).rglob(file)):
         state = path.stat()
         found += _runs_of(path, state.st_mtime_ns, state.st_size)
     return sorted(found, key=lambda run: run.date)
@@ -86,8 +90,8 @@ def _split(file: str, rows: list[Row]) -> Iterator[Run]:
 
 
 def recorded_us(case: str, peer: str = OURS, folder: Path | None = None) -> Figure:
-    """The newest recorded figure of a case and peer."""
-    for run in reversed(runs(folder)):
+    """The recorded figure of a case and peer: of the anchor record, else the newest of another."""
+    for run in (*reversed(runs(ANCHOR, folder)), *reversed(runs(folder=folder))):
         us = medians(run.rows).get((case, peer))
         if us is not None:
             return Figure(case, us, run.source)
@@ -95,7 +99,7 @@ def recorded_us(case: str, peer: str = OURS, folder: Path | None = None) -> Figu
 
 
 def measure(case: Case) -> Figure:
-    """Our kernel on `case`: timed now where a GPU is, else the newest recorded row."""
+    """Our kernel on `case`: timed now where a GPU is, else as recorded."""
     if not gpu_name():
         return recorded_us(case.name)
     row = live_row(case)
@@ -144,17 +148,20 @@ def decode_case(batch: int, q_len: int, heads: int, kv_len: int) -> Case:
 
 
 def run_table(found: list[Run]) -> Table:
-    """The recorded runs: file, card, date, commit, rows."""
+    """The recorded runs, one row a file: card, day of the last run, commits, figures."""
+    files: dict[str, list[Run]] = {}
+    for run in found:
+        files.setdefault(run.file, []).append(run)
     rows = [
         (
-            run.file,
-            run.card,
-            run.date,
-            (run.rows[0]["environment"]["commit"] or "unknown")[:9],
-            len(results(run.rows, "ok")),
-            len(results(run.rows)) - len(results(run.rows, "ok")),
+            file,
+            mine[-1].card,
+            mine[-1].date,
+            ", ".join(dict.fromkeys((r.rows[0]["environment"]["commit"] or "?")[:9] for r in mine)),
+            sum(len(results(run.rows, "ok")) for run in mine),
+            sum(len(results(run.rows)) - len(results(run.rows, "ok")) for run in mine),
         )
-        for run in found
+        for file, mine in files.items()
     ]
-    columns = ("record", "card", "date", "commit", "figures", "refused or failed")
+    columns = ("record", "card", "last run", "commits", "figures", "refused or failed")
     return table(columns, rows)

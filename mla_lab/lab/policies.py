@@ -2,24 +2,31 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 
 import numpy as np
 import plotly.graph_objects as go
 
+from ..bench.records import medians
 from ..core.problem import Problem
 from ..plan import POLICIES, Plan
 from .explorers.plan import MERGES, planned
+from .measuring import runs
 from .source import PREDICTED
 from .style import GREY, INK, PALETTE, RED, new_figure
 from .tables import Table, table
 
+#: variants of our kernels, each timed on the anchor cases
+SWEEP = "h200_sweep.jsonl"
+#: FlashAttention-3 takes the fewest splits that reach this share of the best efficiency
+FA3_SHARE = 0.85
 _DASHES = ("solid", "dash", "dot", "dashdot", "longdash", "longdashdot", "solid", "dash", "dot")
 _MARKERS = ("circle", "square", "diamond", "cross", "x", "triangle-up", "star", "pentagon", "hash")
 
 
 def most_splits(plan: Plan) -> int:
-    """Pieces of the request that is cut most."""
+    """Pieces of the request that is split most."""
     return int(plan.tiles[:, 5].max())
 
 
@@ -47,6 +54,32 @@ def policy_table(problem: Problem, sms: int = 132) -> Table:
     rows.sort(key=lambda row: min(row[-2:]))
     columns = ("policy", "splits", "work tiles", "partials, MB", *(f"{m}, us" for m in MERGES))
     return table(columns, rows, source=PREDICTED)
+
+
+def recorded_policies(heads: int = 128, kernel: str = "keep_ab-64x1") -> Table:
+    """One kernel under different plans on an H200, us: the calls of one new token and equal lengths
+    of the recorded sweep that were planned by `cost`. `fixed` is the best of its counts there.
+    """
+    (run,) = runs(SWEEP)
+    by_case: dict[str, dict[str, float]] = {}
+    for (case, peer), us in medians(run.rows).items():
+        problem = _shape(case)
+        if problem and problem[1] == heads and peer.startswith(f"{kernel}-"):
+            by_case.setdefault(case, {})[peer.removeprefix(f"{kernel}-")] = us
+    rows = []
+    for case, times in by_case.items():
+        fixed = {name: us for name, us in times.items() if name.startswith("fixed-")}
+        if "cost" in times and fixed:
+            best = min(fixed, key=fixed.__getitem__)
+            rows.append((case, times["cost"], times.get("greedy"), fixed[best], best[6:]))
+    columns = ("call", "cost, us", "greedy, us", "fixed, us", "splits of fixed")
+    return table(columns, rows, source=run.source)
+
+
+def _shape(case: str) -> tuple[int, int, int] | None:
+    """(batch, heads, kv length) of a plain case of one new token, by its name."""
+    found = re.fullmatch(r"b(\d+)_q1_h(\d+)_kv(\d+)", case)
+    return (int(found[1]), int(found[2]), int(found[3])) if found else None
 
 
 def policy_curves(
@@ -91,7 +124,7 @@ def efficiency_chart(row_tiles: int, max_blocks: int, sms: int = 132) -> go.Figu
     counts = np.arange(1, min(128, sms, max_blocks) + 1)
     waves = row_tiles * counts / sms
     efficiency = waves / np.ceil(waves)
-    bar = 0.85 * efficiency.max()
+    bar = FA3_SHARE * efficiency.max()
     chosen = int(counts[np.argmax(efficiency >= bar)])
     figure = new_figure(
         f"{row_tiles} row tiles on {sms} SMs: FA3's rule stops at {chosen} splits",
@@ -104,7 +137,7 @@ def efficiency_chart(row_tiles: int, max_blocks: int, sms: int = 132) -> go.Figu
     figure.add_hline(
         y=bar,
         line={"color": GREY, "dash": "dash"},
-        annotation_text="85 % of the best",
+        annotation_text=f"{FA3_SHARE:.0%} of the best",
         annotation_position="bottom right",
     )
     figure.add_scatter(

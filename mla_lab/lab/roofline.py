@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Any
 
 import ipywidgets as widgets
@@ -9,9 +10,10 @@ import numpy as np
 import plotly.graph_objects as go
 
 from ..core.errors import invalid
-from ..core.gpu import PRESETS, Gpu
+from ..core.gpu import Gpu
 from ..core.problem import Problem
 from . import explorer
+from .card import cards
 from .source import Source, formula
 from .style import BLUE, GREEN, GREY, RED, new_figure
 
@@ -33,7 +35,7 @@ def attainable_tflops(gpu: Gpu, operations_per_byte: float) -> float:
 
 
 def free_drafts(gpu: Gpu, heads: int, kv_format: str = "bf16") -> int:
-    """Draft tokens that ride along in the time of one: memory stays the slower side.
+    """Draft tokens that cost no extra time: with them memory is still the limit.
 
     -1 where one token alone is already on the compute side.
     """
@@ -41,6 +43,12 @@ def free_drafts(gpu: Gpu, heads: int, kv_format: str = "bf16") -> int:
         raise invalid("heads", heads, "1 or more")
     most_rows = gpu.ridge() / intensity(1, kv_format)
     return int(most_rows // heads) - 1
+
+
+@cache
+def card_named(name: str) -> Gpu:
+    """The card of that name, the H200 by its measured ceilings."""
+    return next(gpu for gpu in cards() if gpu.name == name)
 
 
 def card_source(gpu: Gpu) -> Source:
@@ -58,7 +66,7 @@ class RooflineExplorer(explorer.Explorer):
 
     def controls(self) -> dict[str, widgets.Widget]:
         return {
-            "card": explorer.choice("card", [g.name for g in PRESETS], "H200", "190px"),
+            "card": explorer.choice("card", [g.name for g in cards()], "H200", "190px"),
             "heads": explorer.steps("heads", HEADS, 16, "250px"),
             "drafts": explorer.integers("draft tokens", 0, 15, 0, width="290px"),
             "batch": explorer.steps("batch", (1, 4, 16, 64, 128), 64, "240px"),
@@ -75,7 +83,7 @@ class RooflineExplorer(explorer.Explorer):
         )
 
     def figure(self, state: dict[str, Any]) -> go.Figure:
-        gpu, problem = Gpu.preset(state["card"]), self.problem(state)
+        gpu, problem = card_named(state["card"]), self.problem(state)
         at, side = problem.intensity(), gpu.bound(problem)
         figure = new_figure(
             f"{state['heads']} heads, {1 + state['drafts']} token(s): the {side} side of "
@@ -110,7 +118,7 @@ class RooflineExplorer(explorer.Explorer):
         return figure
 
     def note(self, state: dict[str, Any]) -> str:
-        gpu = Gpu.preset(state["card"])
+        gpu = card_named(state["card"])
         free = free_drafts(gpu, state["heads"], state["kv_format"])
         sentence = (
             f"{free} draft token(s) are free with {state['heads']} heads"

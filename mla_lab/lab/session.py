@@ -21,6 +21,8 @@ import ipywidgets as widgets
 from IPython.display import HTML, display
 
 from ..core.errors import MlaLabError, invalid
+from .explorer import forget, moved
+from .style import PAGE_INK, PAGE_TINT
 
 
 class WidgetFailed(MlaLabError, RuntimeError):
@@ -85,6 +87,7 @@ def start(number: str) -> None:
     """Opens notebook `number` ("31") and says where its cells run."""
     session = Session(number, notebook_path(number), time.monotonic(), processor_s())
     _SESSIONS.append(session)
+    forget()
     gpu = gpu_name()
     place = "no GPU here, and none is needed: what is not predicted is a recorded row"
     if gpu:
@@ -93,18 +96,22 @@ def start(number: str) -> None:
 
 
 def finish() -> None:
-    """Fails where an output widget swallowed an error; then prints what made this page."""
+    """Fails where an output widget swallowed an error, and in tests where a cell left an explorer
+    moved; then prints what made this page.
+    """
     errors = widget_errors()
     if errors:
         raise WidgetFailed("; ".join(errors))
     session = current()
     if os.environ.get(BUDGET):
+        if left := moved():
+            raise WidgetFailed(f"not as the author left it: {'; '.join(left)}")
         check_budget(processor_s() - session.spent, widget_bytes())
     solved = ", ".join(session.passed) or "none yet"
     took = time.monotonic() - session.started
     _banner(
         f"Checked: no widget holds an error. Exercises solved: {solved}. {took:.1f} s in all.<br>"
-        f"<span style='color:#6B6F78'>{escape(provenance())}</span>"
+        f"<span style='opacity:0.75'>{escape(provenance())}</span>"
     )
 
 
@@ -168,7 +175,7 @@ def _version(package: str) -> str:
 def _banner(html: str) -> None:
     display(
         HTML(
-            "<div style='background:#F4F6FA;border-radius:6px;padding:8px 12px;"
-            f"font:14px Helvetica,Arial,sans-serif'>{html}</div>"
+            f"<div style='background:{PAGE_TINT};color:{PAGE_INK};border-radius:6px;"
+            f"padding:8px 12px;font:14px Helvetica,Arial,sans-serif'>{html}</div>"
         )
     )

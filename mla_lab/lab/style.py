@@ -21,6 +21,10 @@ PINK = "#CC79A7"
 GREY = "#8A8A8A"
 INK = "#1F2430"
 PAPER = "#FFFFFF"
+#: of text and boxes on the page itself, which a dark theme turns over
+PAGE_TINT = "var(--jp-layout-color2,#F4F6FA)"
+PAGE_INK = "var(--jp-content-font-color1,#1F2430)"
+PAGE_LINK = "var(--jp-content-link-color,#0072B2)"
 
 #: order in which series take their colours
 PALETTE = (BLUE, ORANGE, GREEN, PINK, SKY, RED, YELLOW, GREY)
@@ -57,6 +61,10 @@ def hatch(kind: str) -> dict[str, object]:
 
 FONT = "Inter, Segoe UI, Helvetica, Arial, sans-serif"
 
+#: plotly's tool bar lies over long titles; a double click resets the axes without it
+_TOOLS = ["toImage", "zoom2d", "pan2d", "select2d", "lasso2d", "zoomIn2d", "zoomOut2d"]
+_TOOLS += ["autoScale2d", "resetScale2d"]
+
 _AXIS = {
     "gridcolor": "#E8EAEF",
     "linecolor": INK,
@@ -78,6 +86,7 @@ TEMPLATE = go.layout.Template(
         "xaxis": _AXIS,
         "yaxis": _AXIS,
         "bargap": 0.15,
+        "modebar": {"remove": _TOOLS},
     }
 )
 

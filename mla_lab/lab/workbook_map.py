@@ -9,8 +9,9 @@ from typing import Any
 import ipywidgets as widgets
 
 from ..api.doctor import examine
-from . import explorer
-from .style import BLUE, FONT, INK, ORANGE
+from . import explorer, progress
+from .checks import CHECKS
+from .style import BLUE, FONT, GREEN, INK, ORANGE, PAGE_LINK
 from .svg import Svg, document, label
 from .tables import Table, table
 
@@ -85,13 +86,14 @@ class WorkbookMap(explorer.Explorer):
         themes = [t for t in THEMES if any(e.number[0] == t for e in NOTEBOOKS)]
         parts = []
         widest = 0
+        done = solved_in()
         for row, theme in enumerate(themes):
             y = 8 + row * (_CARD[1] + 16)
             parts.append(label(0, y + _CARD[1] / 2, THEMES[theme], size=15, anchor="start"))
             entries = [e for e in NOTEBOOKS if e.number[0] == theme]
             widest = max(widest, len(entries))
             for column, entry in enumerate(entries):
-                parts.append(_card(_LEFT + column * (_CARD[0] + 14), y, entry, path))
+                parts.append(_card(_LEFT + column * (_CARD[0] + 14), y, entry, path, done))
         alt = f"Map of {len(NOTEBOOKS)} notebooks; path {state['path']}: {', '.join(path)}"
         width = _LEFT + widest * (_CARD[0] + 14)
         return document(width, 8 + len(themes) * (_CARD[1] + 16), "".join(parts), alt)
@@ -99,12 +101,40 @@ class WorkbookMap(explorer.Explorer):
     def note(self, state: dict[str, Any]) -> str:
         chosen = [e for e in NOTEBOOKS if e.number in PATHS[state["path"]]]
         stops = ", then ".join(
-            f"<a href='{e.file}' target='_blank'>{e.number} {escape(e.title)}</a>" for e in chosen
+            f"<a href='{e.file}' target='_blank' style='color:{PAGE_LINK};"
+            f"text-decoration:underline'>{e.number} {escape(e.title)}</a>"
+            for e in chosen
         )
         return f"<div>{stops}: about {sum(e.minutes for e in chosen)} minutes.</div>"
 
 
-def _card(x: float, y: float, entry: Entry, path: tuple[str, ...]) -> str:
+def solved_in() -> dict[str, tuple[int, int]]:
+    """(exercises solved on this machine, exercises) by number of the notebook."""
+    known = progress.solved_on()
+    counts: dict[str, tuple[int, int]] = {}
+    for number in CHECKS:
+        done, total = counts.get(number[:2], (0, 0))
+        counts[number[:2]] = (done + (number in known), total + 1)
+    return counts
+
+
+def progress_table() -> Table:
+    """Each notebook's exercises, and the last day on which one of them was solved here."""
+    known, rows = progress.solved_on(), []
+    for entry in NOTEBOOKS:
+        done, total = solved_in().get(entry.number, (0, 0))
+        days = [day for number, day in known.items() if number[:2] == entry.number]
+        rows.append((entry.number, entry.title, f"{done} of {total}", max(days, default="")))
+    return table(("notebook", "title", "exercises solved", "last on"), rows)
+
+
+def _card(
+    x: float,
+    y: float,
+    entry: Entry,
+    path: tuple[str, ...],
+    solved: dict[str, tuple[int, int]],
+) -> str:
     on = entry.number in path
     stroke, width = (BLUE, 3) if on else ("#B9BEC8", 1)
     step = (
@@ -114,6 +144,9 @@ def _card(x: float, y: float, entry: Entry, path: tuple[str, ...]) -> str:
         else ""
     )
     fill = "#EAF3FA" if on else "#FFFFFF"
+    done, total = solved.get(entry.number, (0, 0))
+    if done and done == total:
+        step += f'<text x="{x + _CARD[0] - 34}" y="{y + 17}" font-size="15" fill="{GREEN}">✓</text>'
     text = (
         f'<foreignObject x="{x + 9}" y="{y + 26}" width="{_CARD[0] - 18}" height="46">'
         f'<div xmlns="http://www.w3.org/1999/xhtml" style="font:12px {FONT};color:{INK};'

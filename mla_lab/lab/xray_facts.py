@@ -11,7 +11,9 @@ from __future__ import annotations
 
 import datetime
 import json
+import re
 import sys
+from collections import Counter
 from dataclasses import asdict, dataclass
 from functools import cache
 from typing import Any
@@ -38,22 +40,48 @@ KERNELS = {
 
 
 @dataclass(frozen=True)
-class Facts:
-    """One kernel: resources as the compiler states them, instructions counted in its SASS."""
+class Counted:
+    """What the compiler made of some code: registers a thread, spills, instructions in its SASS."""
 
-    kernel: str
     registers: int
-    stack: int
-    static_shared: int
-    dynamic_shared: int
     spills: int
     classes: dict[str, int]
     opcodes: dict[str, int]
-    source: Source
 
     def count(self, prefix: str) -> int:
         """Instructions whose opcode begins with `prefix`: "HGMMA", "UTMALDG"."""
         return sum(n for opcode, n in self.opcodes.items() if opcode.startswith(prefix))
+
+
+@dataclass(frozen=True)
+class Facts(Counted):
+    """One kernel: resources as the compiler states them, and lines of its machine code."""
+
+    kernel: str
+    stack: int
+    static_shared: int
+    dynamic_shared: int
+    #: MUFU.EX2 by part of the kernel: "mainloop", "merge"
+    exponentials: dict[str, int]
+    #: the code around the first instruction of its widest matrix product
+    sass: list[str]
+    source: Source
+
+
+def seen_through(config: KernelConfig) -> tuple[KernelReport, ...] | None:
+    """The kernels of an artifact that is compiled here; None without one or a disassembler."""
+    try:
+        artifact = find(config, ARCH)
+    except MlaLabError:
+        return None
+    report = inspect(artifact) if artifact else None
+    return report.kernels if report and report.has_sass else None
+
+
+def recorded_source(kernel: str, date: str, compiler: str, recorded_hash: str) -> Source:
+    """The badge of recorded facts; it says where the sources have changed since."""
+    fresh = recorded_hash == source_hash(kernel)
+    return Source("recorded", ARCH, date, compiler if fresh else f"{compiler}, earlier sources")
 
 
 @cache
@@ -61,23 +89,17 @@ def facts(kernel: str) -> Facts:
     """Facts of a kernel of `KERNELS`: compiled here, else recorded; BuildError where neither is."""
     if kernel not in KERNELS:
         raise invalid("kernel", repr(kernel), tuple(KERNELS))
-    try:
-        artifact = find(KERNELS[kernel], ARCH)
-    except MlaLabError:
-        artifact = None
-    if artifact is not None:
-        report = inspect(artifact)
-        if report.has_sass:
-            return _facts(kernel, report.kernels[0], Source("measured", detail="compiled here"))
+    config = KERNELS[kernel]
+    if found := seen_through(config):
+        return _facts(kernel, found[0], Source("measured", detail="compiled here"))
     row = _record().get(kernel)
     if row is None:
         raise BuildError(
             f"kernel: got {kernel!r}, neither compiled here nor recorded; "
             "supported: after `mla-lab compile`"
         )
-    fresh = row["source_hash"] == source_hash(KERNELS[kernel].kernel)
-    detail = row["compiler"] if fresh else f"{row['compiler']}, earlier sources"
-    return Facts(**row["facts"], source=Source("recorded", ARCH, row["date"], detail))
+    source = recorded_source(config.kernel, row["date"], row["compiler"], row["source_hash"])
+    return Facts(**row["facts"], source=source)
 
 
 def _facts(kernel: str, report: KernelReport, source: Source) -> Facts:
@@ -91,8 +113,32 @@ def _facts(kernel: str, report: KernelReport, source: Source) -> Facts:
         spills=report.spills,
         classes=dict(report.classes),
         opcodes=dict(report.opcodes),
+        exponentials=_exponentials(report),
+        sass=_excerpt(report),
         source=source,
     )
+
+
+def _exponentials(report: KernelReport) -> dict[str, int]:
+    found: Counter[str] = Counter()
+    for instruction in report.instructions:
+        if instruction.opcode.startswith("MUFU.EX2"):
+            file = instruction.source[0] if instruction.source else ""
+            found["merge" if "merge" in file else "mainloop"] += 1
+    return dict(found)
+
+
+def _excerpt(report: KernelReport, before: int = 3, after: int = 9) -> list[str]:
+    """Lines around the first matrix product of the most columns; the first lines without one."""
+    products = [i for i, x in enumerate(report.instructions) if x.kind == "matrix"]
+    shape = re.compile(r"\.\d+x(\d+)x")
+
+    def columns(at: int) -> int:
+        found = shape.search(report.instructions[at].opcode)
+        return int(found[1]) if found else 0
+
+    first = max(products, key=lambda at: (columns(at), -at), default=before)
+    return [str(x) for x in report.instructions[first - before : first + after]]
 
 
 @cache

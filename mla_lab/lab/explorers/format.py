@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from functools import lru_cache
-from pathlib import Path
 from statistics import median
 from typing import Any, NamedTuple
 
@@ -15,13 +14,14 @@ from ...bench.records import problem_of, results
 from ...core.gpu import H200
 from ...core.problem import Problem
 from .. import explorer
+from ..card import measured_card
 from ..measuring import OURS, measure, runs
 from ..session import gpu_name
 from ..source import Source, formula
 from ..style import BLUE, GREEN, INK, hatch, new_figure
 from ..tables import Table, table
 
-RECORD = "records/h200_eight_bits.jsonl"
+RECORD = "h200_eight_bits.jsonl"
 KV_LEN = 8192
 #: (query, cache) of each way to store a cache, by what a reader calls it
 FORMATS = {
@@ -55,7 +55,7 @@ def floor_us(problem: Problem, ceilings: dict[str, float] | None = None) -> floa
     Under a bf16 query products run at the rate of bf16, or are twice as many.
     """
     if not ceilings:
-        return H200.roofline_time(problem) * 1e6
+        return measured_card().roofline_time(problem) * 1e6
     both = problem.q_dtype == problem.kv_format == "e4m3"
     tflops = ceilings["gemm_tflops"] * (H200.fp8_tflops / H200.bf16_tflops if both else 1.0)
     return max(problem.bytes() / ceilings["read_tbps"], problem.flops() / tflops) / 1e6
@@ -65,9 +65,7 @@ def recorded_times() -> dict[Problem, Time]:
     """Our figures of the record by what was called, not by name; of several runs the last."""
     found: dict[Problem, Time] = {}
     ceilings = None
-    for run in runs():
-        if run.file != Path(RECORD).name:
-            continue
+    for run in runs(RECORD):
         parts: dict[Problem, list[Any]] = {}
         for row in results(run.rows, "ok"):
             if row["peer"] == OURS and not row["features"]:

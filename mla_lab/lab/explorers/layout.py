@@ -19,7 +19,7 @@ OPERATIONS = {
     "coalesce A": "coalesce",
     "A after B": "composition",
     "what A leaves out": "complement",
-    "A cut by tiles B": "logical_divide",
+    "divide A by tiles B": "logical_divide",
 }
 #: cells beyond this are too many to read
 MAX_CELLS = 512
@@ -35,7 +35,7 @@ def apply(operation: str, a: Layout, b: Layout) -> Layout:
         return compose(a, b)
     if operation == "what A leaves out":
         return complement(a, b.size)
-    if operation == "A cut by tiles B":
+    if operation == "divide A by tiles B":
         return divide(a, b)
     raise invalid("operation", repr(operation), tuple(OPERATIONS))
 
@@ -43,7 +43,7 @@ def apply(operation: str, a: Layout, b: Layout) -> Layout:
 def ask_cute(operation: str, a: Layout, b: Layout) -> live.LiveLayout:
     """CuTe's answer, traced by the DSL. Raises Unsupported where it is not installed."""
     pairs = [(a.shape, a.stride)]
-    if operation in ("A after B", "A cut by tiles B"):
+    if operation in ("A after B", "divide A by tiles B"):
         pairs.append((b.shape, b.stride))
     cosize = b.size if operation == "what A leaves out" else 0
     return live.evaluate(OPERATIONS[operation], *pairs, cosize=cosize)
@@ -102,7 +102,7 @@ class LayoutExplorer(explorer.Explorer):
         if state["operation"] not in ("show A", "coalesce A"):
             shown.append(picture(b, "B"))
         if state["operation"] != "show A":
-            by_tile = state["operation"] == "A cut by tiles B"
+            by_tile = state["operation"] == "divide A by tiles B"
             shown.append(picture(result, "result", color_by_tile=by_tile))
         return row_of(shown)
 

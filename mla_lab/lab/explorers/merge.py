@@ -67,7 +67,7 @@ class MergeExplorer(explorer.Explorer):
         return {
             "splits": explorer.integers("splits", 1, 8, 4, width="260px"),
             "sharpness": explorer.steps("sharpness", (0, 1, 2, 4, 8, 16), 2, "270px"),
-            "empty": explorer.tick("one split sees no key", False),
+            "empty": explorer.tick("one split has no key", False),
             "seed": explorer.integers("seed", 0, 9, 3, width="230px"),
         }
 

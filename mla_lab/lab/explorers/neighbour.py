@@ -1,15 +1,20 @@
-"""How a request's neighbours decide where it is cut, and a policy that does not look at them."""
+"""How a request's neighbours decide where it is split, and the rule of `batch_invariant`."""
 
 from __future__ import annotations
 
 from typing import Any
 
 import ipywidgets as widgets
+import plotly.graph_objects as go
 
+from ...bench.records import medians
 from ...core.problem import Problem
 from ...plan import Plan, make_plan
+from ...plan.choose import INVARIANT_CUTS
 from .. import explorer
+from ..measuring import runs
 from ..source import formula
+from ..style import new_figure
 from ..svg import Cell, Svg, box, document, label, tint
 
 #: the request that is watched, always first in its batch
@@ -18,6 +23,8 @@ TILE_KV = 64
 #: workers of a 128-head step on 132 SMs: one bundle of two row tiles each
 PARTS = 66
 OVERHEAD = 5
+#: the policy of `batch_invariant`, and its record
+INVARIANT, RECORD = "fixed_size", "h200_invariant.jsonl"
 _STRIP = (980.0, 40.0)
 
 
@@ -25,6 +32,8 @@ def first_request_plan(policy: str, neighbours: int, length: int) -> Plan:
     """The plan of one 8192-token request beside `neighbours` others of `length` tokens."""
     problem = Problem((1,) * (1 + neighbours), (KV_LEN,) + (length,) * neighbours, heads=64)
     knobs: dict[str, Any] = {"parts": PARTS, "overhead": OVERHEAD} if policy == "greedy" else {}
+    if policy == INVARIANT:  # as the kernels do it
+        knobs = INVARIANT_CUTS[problem.heads]
     return make_plan(problem, num_workers=PARTS, tile_kv=TILE_KV, policy=policy, **knobs)
 
 
@@ -50,7 +59,7 @@ class NeighbourExplorer(explorer.Explorer):
         }
 
     def figure(self, state: dict[str, Any]) -> Svg:
-        policies = (state["policy"], "fixed_size")
+        policies = (state["policy"], INVARIANT)
         plans = [first_request_plan(p, state["neighbours"], state["length"]) for p in policies]
         parts, counts = [], []
         for row, (policy, plan) in enumerate(zip(policies, plans, strict=True)):
@@ -81,3 +90,40 @@ def _strip(y: float, policy: str, cuts: list[tuple[int, int]]) -> str:
         )
         parts.append(box(begin * scale, y + 34, width, _STRIP[1], cell))
     return "".join(parts)
+
+
+def invariance_costs() -> dict[str, float]:
+    """Time of a batch-invariant call over the default one by case, as recorded in one run each."""
+    found: dict[str, float] = {}
+    for run in runs(RECORD):
+        us = {case: value for (case, _), value in medians(run.rows).items()}
+        found |= {c: us[f"{c}_invariant"] / us[c] for c in us if f"{c}_invariant" in us}
+    return found
+
+
+def invariance_chart(kv_len: int = 8192) -> go.Figure:
+    """The recorded price of batch invariance over the batch, for 16 and 128 heads."""
+    costs, batches = invariance_costs(), (1, 16, 64, 128)
+    series = {
+        heads: [costs.get(f"b{batch}_q1_h{heads}_kv{kv_len}") for batch in batches]
+        for heads in (16, 128)
+    }
+    small, large = (max(filter(None, (row[i] for row in series.values()))) for i in (0, 2))
+    figure = new_figure(
+        f"Batch invariance costs up to {small:.1f}x alone, {large:.2f}x among 64",
+        x=f"requests of {kv_len} tokens",
+        y="recorded time over the default's",
+        height=340,
+    )
+    for heads, ratios in series.items():
+        figure.add_bar(
+            x=[str(batch) for batch in batches],
+            y=ratios,
+            name=f"{heads} heads",
+            text=[f"{ratio:.2f}" if ratio else "" for ratio in ratios],
+            textposition="outside",
+        )
+    figure.add_hline(y=1)
+    figure.update_xaxes(type="category")
+    figure.update_yaxes(range=[0, 1.15 * small])
+    return figure

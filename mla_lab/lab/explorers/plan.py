@@ -25,8 +25,8 @@ LENGTHS = (256, 512, 1024, 2048, 4096, 8192, 16384, 32768)
 PAGES = (16, 32, 64, 128)
 
 
-#: who merges a split row tile: those who split it, a share each, or a kernel behind them
-MERGES = ("shared", "second launch")
+#: what merges a split row tile: its own CTAs, some of the rows each, or a kernel behind them
+MERGES = ("cooperative", "second launch")
 
 
 @lru_cache(maxsize=64)

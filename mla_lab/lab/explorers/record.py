@@ -15,7 +15,8 @@ from ...plan.choose import choose
 from ...simulate import simulate
 from ...simulate.recorded import recorded
 from .. import explorer
-from ..measuring import OURS, decode_case, measure, runs
+from ..card import measured_card
+from ..measuring import ANCHOR, OURS, decode_case, measure, runs
 from ..session import gpu_name
 from ..source import PREDICTED
 from ..style import BLUE, GREEN, GREY, ORANGE, PALETTE, PINK, RED, new_figure
@@ -67,6 +68,12 @@ def simulator_errors() -> Table:
     return table(columns, rows)
 
 
+def _recorded() -> tuple[Medians, str]:
+    """Medians of the anchor run, and its label; every peer from the same run."""
+    found = runs(ANCHOR)
+    return (medians(found[-1].rows), found[-1].source.label) if found else ({}, "")
+
+
 class RecordExplorer(explorer.Explorer):
     """Microseconds over the batch: the card's floor, the prediction, and every recorded peer."""
 
@@ -87,7 +94,8 @@ class RecordExplorer(explorer.Explorer):
         problems = {
             b: Problem.uniform(b, state["q_len"], state["kv_len"], state["heads"]) for b in BATCHES
         }
-        floors = {b: H200.roofline_time(p) * 1e6 for b, p in problems.items()}
+        card = measured_card()
+        floors = {b: card.roofline_time(p) * 1e6 for b, p in problems.items()}
         unit = floors if state["over_floor"] else dict.fromkeys(BATCHES, 1.0)
         predictions = {b: predicted_us(p) for b, p in problems.items()}
         furthest = max(BATCHES, key=lambda b: predictions[b] / floors[b])
@@ -100,9 +108,10 @@ class RecordExplorer(explorer.Explorer):
         )
         self._add(figure, "floor of the card", floors, unit, GREY, "line-ew", dash="dot")
         self._add(figure, "simulator", predictions, unit, RED, "triangle-up", dash="dash")
-        found = [(run.source.label, medians(run.rows)) for run in runs()]
+        us, label = _recorded()
         for peer, (title, color, symbol) in PEERS.items():
-            label, known = self._fullest(found, state, peer)
+            cases = {b: (self.case(state, b), peer) for b in BATCHES}
+            known = {b: us[key] for b, key in cases.items() if key in us}
             if known:
                 self._add(figure, f"{title}, {label}", known, unit, color, symbol)
         if state["live"]:
@@ -115,21 +124,6 @@ class RecordExplorer(explorer.Explorer):
         if not state["over_floor"]:
             figure.update_yaxes(type="log")
         return figure
-
-    def _fullest(
-        self,
-        found: list[tuple[str, dict[tuple[str, str], float]]],
-        state: dict[str, Any],
-        peer: str,
-    ) -> tuple[str, dict[int, float]]:
-        """Label and microseconds by batch, of the run that has most of them; of equals the last."""
-        best: tuple[str, dict[int, float]] = ("", {})
-        for label, us in found:
-            cases = {b: (self.case(state, b), peer) for b in BATCHES}
-            known = {b: us[key] for b, key in cases.items() if key in us}
-            if len(known) >= len(best[1]):
-                best = (label, known)
-        return best
 
     def case(self, state: dict[str, Any], batch: int) -> str:
         """The benchmark's name of a case."""
@@ -157,8 +151,8 @@ class RecordExplorer(explorer.Explorer):
         )
 
     def note(self, state: dict[str, Any]) -> str:
-        known = dict.fromkeys(run.source.chip() for run in runs())
-        words = " ".join(known) or "Recorded rows: <b>none in data/ yet</b>."
+        known = runs(ANCHOR)
+        words = known[-1].source.chip() if known else "Recorded rows: <b>none in data/ yet</b>."
         if state["live"] and not gpu_name():
             words += " No GPU here: <b>nothing to measure</b>, recorded rows stand in."
         return f"<div>{words}</div>"

@@ -44,7 +44,7 @@ class SwizzleExplorer(explorer.Explorer):
     def turns(self, state: dict[str, Any]) -> int:
         """Turns that the outlined access takes after the swizzle."""
         swizzle = Swizzle(state["bits"], 4, 3)
-        return banks.ways([swizzle(byte) for byte in self.access(state)])
+        return banks.turns([swizzle(byte) for byte in self.access(state)])
 
     def figure(self, state: dict[str, Any]) -> Svg:
         swizzle, turns = Swizzle(state["bits"], 4, 3), self.turns(state)

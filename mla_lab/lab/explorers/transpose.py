@@ -12,7 +12,7 @@ import ipywidgets as widgets
 
 from .. import explorer
 from ..source import formula
-from ..style import FONT, INK
+from ..style import FONT, PAGE_INK
 from ..svg import Cell, Svg, box, document, grid, label, row_of, tint
 
 #: tokens of a k-step, and columns of V^T that a warp turns over
@@ -78,7 +78,7 @@ class TransposeExplorer(explorer.Explorer):
         tokens = ", ".join(str(token) for token, _ in words[0])
         finding = f"Lane {lane}, first word: column {words[0][0][1]} of tokens {tokens}"
         pictures = row_of([_memory(lane), _registers(lane), _order(lane)], gap=30)
-        head = f"<div style='font:16px {FONT};color:{INK};margin-bottom:8px'>{finding}</div>"
+        head = f"<div style='font:16px {FONT};color:{PAGE_INK};margin-bottom:8px'>{finding}</div>"
         return Svg(head + pictures.markup, f"{finding}; {pictures.alt}")
 
     def note(self, state: dict[str, Any]) -> str:

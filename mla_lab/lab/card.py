@@ -1,0 +1,42 @@
+"""The H200 of the figures: its preset with the ceilings that the anchor run itself measured.
+
+One ceiling for every floor of the workbook: the best read and the best GEMM of the run whose times
+stand beside it. No recorded call is faster than that floor.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from ..bench.records import Row
+from ..core.gpu import H200, PRESETS, Gpu
+from .measuring import ANCHOR, runs
+
+
+def anchor_rows() -> tuple[Row, ...]:
+    """Rows of the newest run of the anchor record, the run's own first; none without a record."""
+    found = runs(ANCHOR)
+    return found[-1].rows if found else ()
+
+
+def measured_card() -> Gpu:
+    """The H200 by the ceilings of the anchor run; the preset where that is not recorded."""
+    found = [row["ceilings"] for row in anchor_rows() if row.get("ceilings")]
+    if not found or H200.ceilings is None:
+        return H200
+    read, gemm = (max(c[name] for c in found) for name in ("read_tbps", "gemm_tflops"))
+    run = runs(ANCHOR)[-1]
+    ceilings = replace(
+        H200.ceilings,
+        read_tbps=read,
+        burst_tflops=gemm,
+        sustained_tflops=(gemm, gemm),
+        card=run.card,
+        date=run.date,
+    )
+    return replace(H200, ceilings=ceilings)
+
+
+def cards() -> tuple[Gpu, ...]:
+    """The presets in their order, the H200 as measured."""
+    return tuple(measured_card() if gpu.name == H200.name else gpu for gpu in PRESETS)

@@ -1,0 +1,19 @@
+"""Checks of the exercises, kept out of the notebooks: a wrong answer gets a sentence, no solution.
+
+Each check takes an `Attempt` and returns one sentence of praise, or raises `Hint`.
+"""
+
+from __future__ import annotations
+
+from . import foundations, kernels, memory, plans
+from .hints import Attempt, Check, Hint
+
+#: by number of the exercise, in the order of the workbook
+CHECKS: dict[str, Check] = {
+    **foundations.CHECKS,
+    **memory.CHECKS,
+    **plans.CHECKS,
+    **kernels.CHECKS,
+}
+
+__all__ = ["CHECKS", "Attempt", "Check", "Hint"]

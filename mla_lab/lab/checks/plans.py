@@ -1,0 +1,136 @@
+"""Exercises of notebooks 30 to 39: waves, splits, merges, masks."""
+
+from __future__ import annotations
+
+from functools import cache
+
+import numpy as np
+
+from ...core.problem import Problem
+from ...plan import make_plan
+from ...plan.policies import fa3_splits
+from ...simulate import constants_for, simulate
+from .hints import Attempt, Check, need, number, parts
+
+#: us of a launch, and how far off an answer may be with full waves and without (exercise 30.1)
+LAUNCH_US, FULL_WAVES, PARTLY_FULL = 0.7, 0.03, 0.25
+
+
+@cache
+def _simulated(batch: int, kv_len: int) -> float:
+    plan = make_plan(Problem.uniform(batch, 1, kv_len, 128), policy="none", schedule="grid")
+    return simulate(plan, constants_for(64).at_full_load()).makespan
+
+
+def _waves(attempt: Attempt) -> str:
+    short, long = _simulated(66, 640), _simulated(66, 1280)
+    b = (long - short) / 10
+    a = short - LAUNCH_US - 10 * b
+    for batch, kv_len in ((66, 2048), (132, 2048), (67, 2048), (150, 4096)):
+        tiles = 2 * batch
+        mine = number(attempt(tiles, kv_len // 64, a, b, 132), "The time")
+        ratio, full = mine / _simulated(batch, kv_len), not batch % 66
+        far = f"{tiles} tiles of {kv_len // 64} blocks on 132 SMs: {mine:.1f} us is "
+        far += "too short" if ratio < 1 else "too long"
+        why = "how many waves are that, and is the launch counted once?"
+        if not full:
+            why = "the last wave is not full, and takes about as long as a full one"
+        need(abs(ratio - 1) < (FULL_WAVES if full else PARTLY_FULL), f"{far}; {why}")
+    return "Waves times the time of a tile, plus the launch: close to what the simulator says."
+
+
+def _fa3(attempt: Attempt) -> str:
+    for row_tiles, blocks in (
+        (1, 128),
+        (2, 128),
+        (8, 128),
+        (30, 128),
+        (64, 128),
+        (110, 128),
+        (3, 4),
+    ):
+        right = fa3_splits(row_tiles=row_tiles, max_blocks=blocks, sms=132)
+        got = number(attempt(row_tiles, blocks, 132), "The number of splits")
+        case = f"{row_tiles} row tiles, {blocks} blocks, 132 SMs: {got:.0f} splits are "
+        need(
+            got >= right,
+            case + "too few: their efficiency is below 85 % of the best, or the waves are not "
+            "rounded up",
+        )
+        need(
+            got <= right,
+            case
+            + "too many: take the *fewest* that pass, and 1 where row tiles alone fill 80 % of "
+            "the SMs or there are no more than 4 blocks",
+        )
+    return "Your rule makes the same choices as FlashAttention-3."
+
+
+def _merge(attempt: Attempt) -> str:
+    none = -np.inf
+    cases = (
+        ([1.0], 0.0, [3.0], 0.0, 2.0, np.log(2), "two pieces of equal weight: out is their mean"),
+        ([1.0], 0.0, [3.0], np.log(3), 2.5, np.log(4), "weigh each out by exp(lse)"),
+        ([1.0], 1000.0, [3.0], 1000.0, 2.0, 1000 + np.log(2), "subtract the larger lse before exp"),
+        ([1.0], 5.0, [0.0], none, 1.0, 5.0, "a piece with lse minus infinity has weight zero"),
+        ([0.0], none, [0.0], none, 0.0, none, "two empty pieces give out 0, and no NaN"),
+    )
+    for a, lse_a, b, lse_b, want_out, want_lse, hint in cases:
+        with np.errstate(all="ignore"):
+            out, lse = parts(attempt(a, lse_a, b, lse_b), "out", "lse")
+        value = number(np.ravel(out)[0], "The first number of out")
+        need(np.isclose(value, want_out), f"lse {lse_a:g} and {lse_b:g}, out: {hint}")
+        lse = number(lse, "lse")
+        need(
+            lse == want_lse or np.isclose(lse, want_lse),
+            f"lse {lse_a:g} and {lse_b:g}, lse: the logarithm of the sum of both weights",
+        )
+    return "It survives an lse of 1000, one empty piece, and two."
+
+
+def _invariant(attempt: Attempt) -> str:
+    for blocks in (1, 7, 128, 5000):
+        batches = [[blocks] + [64] * n for n in (0, 1, 31, 127)]
+        answers = {number(attempt(blocks, batch), "The number of splits") for batch in batches}
+        need(
+            len(answers) == 1,
+            f"{blocks} blocks: the batch changes the number of splits, so it is not invariant",
+        )
+        (splits,) = answers
+        need(splits >= 1, f"{blocks} blocks: a request has at least one split")
+        need(splits <= blocks, f"{blocks} blocks: {splits:.0f} splits would leave empty ones")
+        need(splits <= 32, f"{blocks} blocks: {splits:.0f} splits, and 32 are the most allowed")
+    need(
+        attempt(128, [128]) >= 4, "128 blocks: at least 4 splits, so that one request uses some SMs"
+    )
+    return "Whoever is beside it in the batch, a request is split in the same places."
+
+
+def _accepted(attempt: Attempt) -> str:
+    tree = [-1, 0, 0, 1, 1]
+    cases: tuple[tuple[list[bool], list[int], str], ...] = (
+        ([True] * 5, [0, 1, 3], "all are good: of two paths of three tokens take the smaller end"),
+        ([True, True, True, False, True], [0, 1, 4], "token 3 is rejected, 4 is not"),
+        (
+            [True, False, True, True, True],
+            [0, 2],
+            "tokens 3 and 4 count only if their parent 1 does",
+        ),
+        ([False, True, True, True, True], [], "without its root nothing of a tree is kept"),
+    )
+    for good, right, hint in cases:
+        got = attempt(tree, good)
+        need(isinstance(got, list | tuple), "Return a list of token numbers, from the root down")
+        need(list(got) == right, f"parents {tree}, good {[int(g) for g in good]}: {hint}")
+    forest = attempt([-1, -1, 1], [True, True, True])
+    need(list(forest) == [1, 2], "Two trees: a draft may have several roots, parent -1 each")
+    return "What is kept is what the large model would have written, several tokens a step."
+
+
+CHECKS: dict[str, Check] = {
+    "30.1": _waves,
+    "31.1": _fa3,
+    "32.1": _merge,
+    "33.1": _invariant,
+    "35.1": _accepted,
+}

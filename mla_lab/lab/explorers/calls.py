@@ -1,0 +1,144 @@
+"""Calls beyond the anchor cases: Blackwell's published times beside our twins, the XQA port, GQA.
+
+Times that were taken on two cards, by two methods, share a chart and no title says who is faster.
+"""
+
+from __future__ import annotations
+
+import json
+from functools import cache
+from statistics import median
+from typing import Any
+
+import ipywidgets as widgets
+import plotly.graph_objects as go
+
+from ...bench.records import medians
+from ...core.resources import data_dir
+from .. import explorer
+from ..measuring import OURS, runs
+from ..source import Source
+from ..style import PALETTE, new_figure
+
+PUBLISHED = "published/published_blackwell.jsonl"
+TWINS, XQA, GQA = "h200_eight_bits.jsonl", "h200_cuda.jsonl", "records/h200_gqa.jsonl"
+#: the four tables of pull request 2743: (in the name of a case, not in it)
+TABLES = {
+    "e4m3, equal lengths": (("e4m3",), ("var",)),
+    "e4m3, varied lengths": (("e4m3", "var"), ()),
+    "bf16, equal lengths": ((), ("e4m3", "var")),
+    "bf16, varied lengths": (("var",), ("e4m3",)),
+}
+MLA, GROUPED = "XQA port, MLA", "XQA port, GQA"
+
+#: us by case, one dictionary a series
+Series = dict[str, dict[str, float]]
+
+
+@cache
+def lines(name: str) -> tuple[dict[str, Any], ...]:
+    """Rows of a file of JSON lines in `data/`."""
+    text = (data_dir() / name).read_text(encoding="utf-8")
+    return tuple(json.loads(line) for line in text.splitlines())
+
+
+def ours(file: str, peer: str) -> dict[str, float]:
+    """us by case of one peer in a benchmark record; of several runs the last counts."""
+    found: dict[str, float] = {}
+    for run in runs(file):
+        found |= {case: us for (case, who), us in medians(run.rows).items() if who == peer}
+    return found
+
+
+def published_series(table: str) -> Series:
+    """One table of the pull request, and our calls of the same shapes."""
+    having, lacking = TABLES[table]
+    series: Series = {}
+    for row in lines(PUBLISHED):
+        name = row["case"]
+        if all(part in name for part in having) and not any(part in name for part in lacking):
+            series.setdefault(f"{row['peer']}, {row['card']}", {})[name] = row["us"]
+    cases = next(iter(series.values()))
+    twins = {case: us for case, us in ours(TWINS, OURS).items() if case in cases}
+    return {"mla-lab, H200": twins, **series}
+
+
+def xqa_series() -> Series:
+    """The CUDA backend's MLA calls, and the default backend's where the same shape is recorded."""
+    port = ours(XQA, "mla-lab-cuda")
+    default = ours("h200_eight_bits.jsonl", OURS) | ours("h200_anchor.jsonl", OURS)
+    return {"XQA port": port, "default backend": {c: us for c, us in default.items() if c in port}}
+
+
+def gqa_series() -> Series:
+    """Grouped-query calls of the CUDA backend."""
+    return {"XQA port": {row["case"]: median(row["rounds"]) for row in lines(GQA)}}
+
+
+def methods(table: str) -> str:
+    """Where the times of a table come from, one sentence a source."""
+    if table == GROUPED:
+        row = lines(GQA)[0]
+        card, day = row["environment"]["card"]["name"], row["time"][:10]
+        chip = Source("recorded", card=card, date=day).chip()
+        method = f"whole calls, CUDA graph, events, median of {len(row['rounds'])} rounds"
+        return f"XQA port: {method} {chip}"
+    file = XQA if table == MLA else TWINS
+    if not runs(file):
+        return f"<b>Not recorded</b>: no {file} in data/."
+    run = runs(file)[-1]
+    method = run.rows[0]["method"]
+    words = (
+        f"mla-lab: whole calls, {method['timer']}, median of {method['rounds']} rounds, KV copies "
+        f"of {method['rotation_bytes'] / 1e6:.0f} MB in rotation {run.source.chip()}"
+    )
+    if table in TABLES:
+        row = lines(PUBLISHED)[0]
+        words += (
+            f"<br>trtllm-gen, cute-dsl: {row['method']}; {row['card']}, published "
+            f"{row['published']} in {row['source'].removeprefix('https://')}. Another card and "
+            "another method: compare shapes, not bars."
+        )
+    return words
+
+
+class CallsExplorer(explorer.Explorer):
+    """One table of calls as bars, a series a kernel and card; the note has both methods."""
+
+    name = "lab.CallsExplorer"
+    frames_over = "table"
+
+    def controls(self) -> dict[str, widgets.Widget]:
+        tables = [*TABLES, MLA, GROUPED]
+        return {"table": explorer.choice("table", tables, tables[0], "320px")}
+
+    def series(self, table: str) -> Series:
+        """us by series and case."""
+        if table in TABLES:
+            return published_series(table)
+        return xqa_series() if table == MLA else gqa_series()
+
+    def figure(self, state: dict[str, Any]) -> go.Figure:
+        series = self.series(state["table"])
+        cases = list(dict.fromkeys(case for times in series.values() for case in times))
+        figure = new_figure(
+            f"{state['table']}: {len(cases)} calls", x="us a call", height=150 + 30 * len(cases)
+        )
+        for number, (name, times) in enumerate(series.items()):
+            us = [times.get(case) for case in cases]
+            figure.add_bar(
+                x=us,
+                y=cases,
+                orientation="h",
+                name=name,
+                marker_color=PALETTE[number],
+                text=[f"{value:.1f}" if value else "" for value in us],
+                textposition="outside",
+            )
+        figure.update_yaxes(autorange="reversed")
+        figure.update_xaxes(type="log")
+        figure.update_layout(legend={"y": 1.0, "yanchor": "bottom"})
+        return figure
+
+    def note(self, state: dict[str, Any]) -> str:
+        return f"<div>{methods(state['table'])}</div>"

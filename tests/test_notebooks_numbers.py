@@ -1,0 +1,188 @@
+"""Every quantity in the prose of a notebook is computed here, from code or from its record."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+from mla_lab.bench.cases import uniform_case
+from mla_lab.core import kv_cache, masks
+from mla_lab.core.gpu import H200
+from mla_lab.core.problem import Problem
+from mla_lab.lab import banks, ladder_facts
+from mla_lab.lab.card import anchor_rows, measured_card
+from mla_lab.lab.checks import plans
+from mla_lab.lab.explorers.budget import MOST_REGISTERS, WARPGROUP
+from mla_lab.lab.explorers.fragment import THREADS
+from mla_lab.lab.explorers.neighbour import first_request_plan, pieces
+from mla_lab.lab.policies import FA3_SHARE, partial_mb
+from mla_lab.lab.roofline import intensity
+from mla_lab.plan import make_plan
+from mla_lab.plan.policies import fa3_splits
+from mla_lab.simulate import constants_for, simulate
+
+from .notebook_runner import NOTEBOOKS, cells_of
+
+ALL = sorted(NOTEBOOKS.glob("*.ipynb"))
+ROOT = Path(__file__).resolve().parents[1]
+#: a number with a unit, the kind that can be wrong
+QUANTITY = re.compile(
+    r"(?<![\w.])\d[\d,]*(?:\.\d+)?(?:x\b|\s?%|\s?(?:us|microseconds?|TB/s|TFLOP/s|MB|GB|KB|bytes?|"
+    r"times|watts|W|clocks|MHz|registers|threads|multiply-adds)\b)"
+)
+
+ROW, STAGE = 576 * 2, 64 * 576 * 2
+BIG, FEW_HEADS, ALONE = "b64_q1_h128_kv2048", "b64_q1_h16_kv4096", "b1_q1_h128_kv8192"
+#: sizes that any notebook may state
+SIZES = (
+    f"{kv_cache.token_bytes('bf16'):,} bytes",
+    f"{kv_cache.token_bytes('bf16')} bytes",
+    f"{kv_cache.token_bytes('fp8_656')} bytes",
+    f"{kv_cache.token_bytes('fp8_656')} bytes**",
+    f"{64 * 2} bytes",
+    f"{banks.VECTOR_BYTES} bytes",
+    f"{THREADS} threads",
+    f"{H200.smem_per_block // 1024} KB",
+    f"{STAGE // 1024} KB",
+)
+
+
+def greedy_splits(neighbours: int, length: int) -> int:
+    return len(pieces(first_request_plan("greedy", neighbours, length)))
+
+
+@cache
+def claims(number: str) -> tuple[str, ...]:
+    """What the prose of a notebook must say, each number computed."""
+    expand = 128 * (192 + 128) * 2
+    made = {
+        "00": (
+            f"16 heads x 4096 tokens x {576 + 512} multiply-adds",
+            f"{16 * 4096 * (576 + 512) / 1e6:.0f} million multiply-adds over "
+            f"{4096 * 576 / 1e6:.1f} million numbers",
+            f"is used {16 * (576 + 512) / 576:.0f} times",
+        ),
+        "10": (f"caches {expand:,} bytes", f"than MLA, {2 * (192 + 128)} bytes"),
+        "11": (f"rows x {intensity(1):.2f} operations per byte",),
+        "21": (
+            f"each {banks.BANK_BYTES} bytes wide",
+            f"Padding each row by {banks.VECTOR_BYTES} bytes",
+            "rows of 64 bytes, or of 32",
+            "Try 256 bytes a row",
+            f"rows of 24 numbers in bf16, {24 * 2} bytes",
+        ),
+        "30": (
+            f"the launch {plans.LAUNCH_US} microseconds",
+            f"forgives {plans.FULL_WAVES * 100:.0f} %, and {plans.PARTLY_FULL * 100:.0f} % where",
+        ),
+        "31": (
+            f"(`greedy`) makes {greedy_splits(0, 8192)}",
+            f"The cache itself is {8192 * ROW / 1e6:.1f} MB",
+            f"reach {FA3_SHARE * 100:.0f} % of the best",
+            f"at least {FA3_SHARE * 100:.0f} % of the best",
+            "fill 80 % of the SMs",
+        ),
+        "32": (f"13 splits of 128 rows are {_merge_mb():.1f} MB of partials",),
+        "33": (
+            f"split into {greedy_splits(0, 8192)}, {greedy_splits(3, 8192)}, "
+            f"{greedy_splits(63, 4096)} and {greedy_splits(63, 8192)} pieces",
+        ),
+        "35": (f"{masks.words_per_row(32) * 2} bytes".replace("4", "four", 1),),
+        "51": (
+            f"**{H200.registers_per_sm:,} registers**",
+            f"address {MOST_REGISTERS} of them",
+            f"{H200.smem_per_block:,} bytes",
+            "64 x 576 x 2 bytes",
+            f"over {WARPGROUP} threads needs {64 * 64 // WARPGROUP} of them",
+        ),
+        "53": (
+            f"does {2 * 16 * 8 * 16} operations where a warp's FMA does {2 * 32}",
+            f"be {16 * 8 * 16 // 32} times faster",
+            "sectors of 32 bytes",
+            f"load of {32 * 2} useful bytes",
+            "x 32 bytes",
+            "units of 1024 bytes",
+        ),
+        "90": (
+            f"at least {_method()['rotation_bytes'] / 1e6:.0f} MB",
+            "Claims under 3 %",
+            "the larger of 3 %",
+        ),
+    }
+    return (*made.get(number, ()), *SIZES)
+
+
+def _method() -> dict[str, float]:
+    method: dict[str, float] = anchor_rows()[0]["method"]
+    return method
+
+
+def _merge_mb() -> float:
+    problem = Problem.uniform(1, 1, 13 * 64, 128)
+    return partial_mb(make_plan(problem, tile_rows=64, policy="fixed", num_splits=13))
+
+
+def prose(path: Path) -> str:
+    cells = (c["source"] for c in cells_of(path) if c["cell_type"] == "markdown")
+    return re.sub(r"\s+", " ", "\n".join(cells))
+
+
+def spans(text: str, said: str) -> Iterator[range]:
+    for found in re.finditer(re.escape(said), text):
+        yield range(found.start(), found.end() + 1)
+
+
+@pytest.mark.parametrize("path", ALL, ids=lambda p: p.stem)
+def test_each_quantity_in_prose_is_computed_here(path: Path) -> None:
+    text, number = prose(path), path.name[:2]
+    covered = [span for said in claims(number) for span in spans(text, said)]
+    for found in QUANTITY.finditer(text):
+        inside = any(found.start() in span and found.end() in span for span in covered)
+        around = text[max(0, found.start() - 40) : found.end() + 20]
+        assert inside, f"no claim computes '{found[0]}' in '...{around}...'"
+
+
+@pytest.mark.parametrize("path", ALL, ids=lambda p: p.stem)
+def test_each_computed_claim_is_in_the_prose(path: Path) -> None:
+    text = prose(path)
+    for said in set(claims(path.name[:2])) - set(SIZES):
+        assert said in text
+
+
+def test_words_for_numbers_hold() -> None:
+    """Sentences whose numbers are words, each with the comparison that it makes."""
+    big = ladder_facts.rungs(BIG)
+    whole = (big[0].us or 0) / (big[-1].us or 1)
+    assert 250 < whole < 300, "53: nine ideas and a factor of almost three hundred"
+    assert len(big) == 10
+    assert (big[5].predicted_gain or 0) > 2 * (big[5].gain or 0), "53: more than twice what came"
+    paper, card = (big[8].predicted_gain or 0) - 1, (big[8].gain or 0) - 1
+    assert 0 < card < paper / 2, "53: the recorded gain of step 8 is a fraction"
+    assert (ladder_facts.rungs(FEW_HEADS)[4].gain or 2) < 1, "53: tensor cores made it slower"
+    assert (ladder_facts.rungs(ALONE)[7].gain or 0) > 10, "53: worth more than ten"
+    assert 1.6 < _whole_requests(67) / _whole_requests(66) < 2, "30: nearly twice as long"
+    read = measured_card().memory_time(uniform_case(1, 1, 128, 8192).problem) * 1e6
+    assert 1.8 < read < 2.3, "90: about two microseconds"
+    l2 = anchor_rows()[0]["environment"]["card"]["l2_bytes"]
+    assert 3.5 < _method()["rotation_bytes"] / l2 < 4, "90: almost four times the L2"
+    assert _method()["rounds"] == 9, "90: nine rounds"
+    assert fa3_splits(106, 128, 132) == 1 < fa3_splits(44, 128, 132), "31: 80 % of the SMs"
+    assert masks.pack(masks.chain(2)).element_size() == 2, "35: 16-bit words"
+    assert 3 * STAGE <= H200.smem_per_block < 3 * STAGE * 9 // 8, "21: padding leaves two stages"
+
+
+def _whole_requests(batch: int) -> float:
+    plan = make_plan(Problem.uniform(batch, 1, 2048, 128), policy="none", schedule="grid")
+    return simulate(plan, constants_for(64).at_full_load()).makespan
+
+
+@pytest.mark.parametrize("path", ALL, ids=lambda p: p.stem)
+def test_files_that_the_prose_names_exist(path: Path) -> None:
+    for name in re.findall(r"`((?:mla_lab|kernels|data|notebooks)/[\w./*-]+)`", prose(path)):
+        assert (ROOT / name).exists(), name
+    for name in re.findall(r"`(step\d_\w+\.cuh)`", prose(path)):
+        assert (ROOT / "kernels/ladder" / name).exists(), name

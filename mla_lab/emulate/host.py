@@ -32,7 +32,9 @@ CLUSTER, COOPERATIVE = 4, 2
 _ATTRIBUTE_BYTES = 72
 
 #: tvm-ffi's type indices of arguments
-_NONE, _INT, _FLOAT, _TENSOR = 0, 1, 3, 7
+_NONE, _INT, _FLOAT, _TENSOR, _ARRAY = 0, 1, 3, 7, 71
+#: DLPack's device type
+CUDA = 2
 
 #: functions that answer 0 and do nothing
 QUIET = """
@@ -132,6 +134,12 @@ class _Tensor(ctypes.Structure):
     )
 
 
+class _Managed(ctypes.Structure):
+    """DLManagedTensor."""
+
+    _fields_ = (("tensor", _Tensor), ("context", ctypes.c_void_p), ("deleter", ctypes.c_void_p))
+
+
 class _Any(ctypes.Structure):
     """TVMFFIAny: a type index and eight bytes."""
 
@@ -165,7 +173,20 @@ class DeviceTensor:
         self._strides = (ctypes.c_int64 * n)(*strides)
         code, bits = dtype
         pointers = (self._shape, self._strides)
-        self.raw = _Tensor(BASE + offset, 2, 0, n, code, bits, 1, *pointers, 0)
+        self.raw = _Tensor(BASE + offset, CUDA, 0, n, code, bits, 1, *pointers, 0)
+        self._managed = _Managed(self.raw, None, None)
+
+    def __dlpack__(self, **_: Any) -> Any:
+        """A capsule over an address that nobody on the host may read."""
+        new = ctypes.pythonapi.PyCapsule_New
+        new.restype, new.argtypes = (
+            ctypes.py_object,
+            [ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p],
+        )
+        return new(ctypes.addressof(self._managed), b"dltensor", None)
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        return CUDA, 0
 
 
 @lru_cache(maxsize=1)
@@ -226,7 +247,8 @@ class HostCode:
 
         callback = _NOTE(note)
         self._runtime.emulate_note(callback)
-        words = (_Any * len(args))(*map(_word, args))
+        arrays = [_array(arg) if isinstance(arg, tuple) else arg for arg in args]
+        words = (_Any * len(args))(*map(_word, arrays))
         result = _Any()
         call = getattr(self._kernel, f"__tvm_ffi_{function}")
         call.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int32, ctypes.c_void_p]
@@ -244,7 +266,17 @@ def _word(arg: Any) -> _Any:
         return _Any(_TENSOR, 0, ctypes.addressof(arg.raw))
     if isinstance(arg, float):
         return _Any(_FLOAT, 0, struct.unpack("<q", struct.pack("<d", arg))[0])
+    if hasattr(arg, "__chandle__"):
+        return _Any(_ARRAY, 0, arg.__chandle__())
     return _Any(_INT, 0, int(arg))
+
+
+def _array(values: tuple[Any, ...]) -> Any:
+    """A tuple as tvm-ffi's Array."""
+    import tvm_ffi
+
+    tensors = [tvm_ffi.from_dlpack(v) if isinstance(v, DeviceTensor) else v for v in values]
+    return tvm_ffi.Array(tensors)
 
 
 def _launch(config: _Config, name: str, params: Any, sizes: dict[str, list[int]]) -> Launch:

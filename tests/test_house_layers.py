@@ -19,7 +19,7 @@ LAYERS = (
     {"cli", "lab", "__main__"},
     {"studies", "tune", "verify"},
     {"simulate"},
-    {"bench", "capture", "flashinfer_names", "xray"},
+    {"bench", "capture", "emulate", "flashinfer_names", "xray"},
     {"api"},
     {"backends"},
     {"cute", "jit"},

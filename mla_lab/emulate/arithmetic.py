@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from ..resources import data_dir
+from ..core.resources import data_dir
 
 Row = np.ndarray
 

@@ -10,11 +10,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..inputs import DecodeInputs, make_inputs
+from ..reference.inputs import DecodeInputs, make_inputs
 from ..plan import make_plan
 from ..plan.config import KernelConfig
-from ..problem import Problem
-from ..reference import Result, decode_reference
+from ..core.problem import Problem
+from ..reference.mla import Result, decode_reference
 
 LOG2_E = math.log2(math.e)
 #: arguments of the kernels' launch, in order
@@ -71,7 +71,7 @@ def make_call(config: KernelConfig, problem: Problem, splits: int = 1, seed: int
     tree, extras = config.mask == "tree", config.mask == "tree" or _has_extras(config)
     if extras:
         features += ["sinks"]
-        if config.kernel == "cute/kv_m" or config.option("scales"):
+        if config.kernel == "cute/swap_ab_sm90" or config.option("scales"):
             features += ["device_scales"]
         if tree:
             features += ["tree_mask"]

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..errors import invalid_type
+from ..core.errors import invalid_type
 from .host import DeviceTensor
 from .memory import GlobalMemory
 

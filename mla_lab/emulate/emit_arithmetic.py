@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ..errors import unsupported
+from ..core.errors import unsupported
 from .ptx import SIZES, Instruction
 from .translate import BITS, NUMPY, Lines, Writer, emits
 

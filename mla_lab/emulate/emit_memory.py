@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from ..errors import unsupported
+from ..core.errors import unsupported
 from .ptx import SIZES, Instruction
 from .translate import BITS, Lines, Writer, emits
 from .wgmma import Product

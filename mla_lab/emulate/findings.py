@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from ..errors import MlaLabError
+from ..core.errors import MlaLabError
 from .ptx import Place
 
 if TYPE_CHECKING:

@@ -21,7 +21,7 @@ from typing import Any
 
 import numpy as np
 
-from ..errors import BuildError, invalid
+from ..core.errors import BuildError, invalid
 from ..jit.cache import Cache
 from ..jit.toolchain import find_cxx
 from .machine import Launch

@@ -7,7 +7,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-from ..errors import invalid
+from ..core.errors import invalid
 from ..jit import Artifact
 from .device import Device
 from .findings import Finding

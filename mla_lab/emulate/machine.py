@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ..errors import invalid
+from ..core.errors import invalid
 from .barriers import ClusterBarrier, Mbarrier, NamedBarrier
 from .findings import Fault, Finding
 from .gang import Gang

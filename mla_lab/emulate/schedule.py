@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from typing import TYPE_CHECKING
 
-from ..errors import invalid
+from ..core.errors import invalid
 
 if TYPE_CHECKING:
     from .gang import Gang

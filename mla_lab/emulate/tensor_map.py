@@ -18,7 +18,7 @@ from functools import lru_cache
 
 import numpy as np
 
-from ..errors import unsupported
+from ..core.errors import unsupported
 from .memory import BASE, GlobalMemory, SharedMemory
 from .tiles import swizzle
 

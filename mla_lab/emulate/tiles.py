@@ -9,7 +9,7 @@ from functools import lru_cache
 
 import numpy as np
 
-from ..errors import unsupported
+from ..core.errors import unsupported
 from .arithmetic import E4M3, from_bf16
 
 #: bytes of an operand's element

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from functools import lru_cache
 from typing import Any
 
-from ..errors import MlaLabError, unsupported
+from ..core.errors import MlaLabError, unsupported
 from .ptx import Instruction, Kernel
 from .rows import assign, names_in
 

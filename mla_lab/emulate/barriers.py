@@ -39,6 +39,7 @@ class Mbarrier:
     phase: int = 0
     #: what its arrivals released (see `races`)
     agent: int = -1
+    made: tuple[int, int] = (0, 0)
     released: Any = None
     completed: Any = None
     #: fragments that wait, and the phase that each waits for

@@ -87,10 +87,11 @@ def make_call(config: KernelConfig, problem: Problem, splits: int = 1, seed: int
     q_begin = torch.arange(problem.batch + 1, dtype=torch.int32) * problem.q_lens[0]
     args = [inputs.query, inputs.kv_cache, out, lse, *_partials(config, problem, splits, work)]
     table = inputs.block_tables
-    args += [table[:, 0] if table.dim() == 3 else table, inputs.seq_lens, q_begin, *work]
+    args += [table.flatten(0, 1) if table.dim() == 3 else table, inputs.seq_lens, q_begin, *work]
     args += [problem.heads, first, second]
     if config.option("grid"):
-        args += [splits, _row_tiles(config, problem), problem.q_lens[0]]
+        q_len = 1 if problem.top_k else problem.q_lens[0]
+        args += [splits, _row_tiles(config, problem), q_len]
     if extras:
         args.append(_extras(config, inputs))
     return Call(config, inputs, tuple(args), out, lse, decode_reference(inputs))
@@ -118,9 +119,8 @@ def _extras(config: KernelConfig, inputs: DecodeInputs) -> tuple[Any, ...]:
 
 
 def _row_tiles(config: KernelConfig, problem: Problem) -> int:
-    rows = problem.heads if problem.top_k else max(problem.q_lens) * problem.heads
-    tiles = max(1, -(-rows // config.tile_rows))
-    return tiles * max(problem.q_lens) if problem.top_k else tiles
+    tokens = 1 if problem.top_k else max(problem.q_lens)
+    return max(1, -(-tokens * problem.heads // config.tile_rows))
 
 
 def _work(config: KernelConfig, problem: Problem, splits: int) -> tuple[list[Tensor], int]:
@@ -144,7 +144,8 @@ def _partials(
 ) -> list[Tensor]:
     """Room for partials and counters, all zero."""
     rows = config.tile_rows
-    slots = splits if work else problem.batch * _row_tiles(config, problem) * splits
+    lists = problem.total_q if problem.top_k else problem.batch
+    slots = splits if work else lists * _row_tiles(config, problem) * splits
     out = torch.zeros(slots, rows, problem.latent_dim)
     if config.option("fused_merge", 1) == 3:
         lse = torch.zeros(slots * (splits + rows // 2), 4)

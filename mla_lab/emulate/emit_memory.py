@@ -138,7 +138,7 @@ def _tensor_copy(w: Writer, s: Instruction, pc: int) -> Lines:
 @emits("wgmma")
 def _wgmma(w: Writer, s: Instruction, pc: int) -> Lines:
     if s.parts[1] == "fence":
-        return [f"wgmma_fence(g, {pc})"]
+        return ["pass"]  # registers are always in order here
     if s.parts[1] == "commit_group":
         return ["wgmma_commit(g)"]
     if s.parts[1] == "wait_group":

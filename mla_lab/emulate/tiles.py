@@ -58,6 +58,15 @@ def operand_words(
     return np.unique(operand_bytes(descriptor, rows, depth, element, transposed) >> 2)
 
 
+@lru_cache(maxsize=4096)
+def quarter_words(
+    descriptor: int, quarter: int, depth: int, element: int, transposed: bool
+) -> np.ndarray:
+    """Words of the 16 rows of A that one warp of four multiplies."""
+    every = operand_bytes(descriptor, 64, depth, element, transposed)
+    return np.unique(every[16 * quarter : 16 * quarter + 16] >> 2)
+
+
 def decode(memory: dict[int, np.ndarray], offsets: np.ndarray, kind: str) -> np.ndarray:
     """fp32 values of elements at byte offsets."""
     if kind == "e4m3":

@@ -65,16 +65,12 @@ def wgmma_issue(g: Gang, product: Product, a: Row | None, b: Row, keep: Row) -> 
     g.machine.flops += 2 * 64 * product.n * product.k * g.n // 128
 
 
-def wgmma_fence(g: Gang, pc: int) -> None:
-    """wgmma.fence orders accesses to registers, which are always in order here."""
-    if g.machine.checker is not None:
-        g.machine.checker.wgmma_fence(g, pc)
-
-
 def wgmma_commit(g: Gang) -> None:
     """wgmma.commit_group"""
     g.groups.append(g.issued)
     g.issued = []
+    if g.machine.checker is not None:
+        g.machine.checker.wgmma_commit(g)
     if not g.machine.late:
         _finish(g, len(g.groups))
 

@@ -59,7 +59,7 @@ class Mbarrier:
             if machine.checker is not None:
                 machine.checker.completes(self)
             if machine.recorder is not None:
-                machine.recorder.phase(self)
+                machine.recorder.phase(self, self.cta, self.name, self.phase)
 
     def complete_bytes(self, nbytes: int) -> None:
         """complete_tx: bytes of a copy have landed."""
@@ -149,7 +149,7 @@ def arrive(
     if g.machine.checker is not None:
         g.machine.checker.releases(g, bar, relaxed, threads)
     if g.machine.recorder is not None:
-        g.machine.recorder.arrival(g, bar, arrivals, pc)
+        g.machine.recorder.arrival(g, bar)
     bar.pending -= arrivals
     if bar.pending < 0:
         text = f"{-bar.pending} arrivals more than the {bar.expected} that {bar.name} counts"
@@ -176,6 +176,8 @@ def mbarrier_wait(
         _watch(g, bar, fragment, bool(ready.all()), pc)
         if ready.any() and g.machine.checker is not None:
             g.machine.checker.acquires(g, bar)
+        if ready.any() and g.machine.recorder is not None:
+            g.machine.recorder.waited(g, bar, bar.name, pc)
     if not may_wait or (done | ~every).all():
         np.copyto(passed, done, where=m)
         return after
@@ -232,6 +234,8 @@ def _meet(g: Gang, bar: NamedBarrier, wanted: int, m: Mask, pc: int) -> None:
     checker = g.machine.checker
     if checker is not None:
         bar.released = checker.joined(bar.released, g)
+    if g.machine.recorder is not None:
+        g.machine.recorder.arrival(g, bar)
     if bar.arrived > wanted:
         text = f"{bar.arrived} threads at named barrier {bar.number} of {wanted}"
         raise fault(g, pc, "excess arrival", text)
@@ -239,6 +243,8 @@ def _meet(g: Gang, bar: NamedBarrier, wanted: int, m: Mask, pc: int) -> None:
     if bar.arrived == wanted:
         bar.completed.append((bar.generation, bar.released, bar.flags))
         bar.arrived, bar.generation, bar.released, bar.flags = 0, bar.generation + 1, None, []
+        if g.machine.recorder is not None:
+            g.machine.recorder.phase(bar, g.cta, f"named barrier {bar.number}", bar.generation)
 
 
 def named_arrive(
@@ -274,6 +280,8 @@ def named_sync(
     _, released, flags = next(c for c in bar.completed if c[0] == generation)
     if g.machine.checker is not None:
         g.machine.checker.takes(g, released)
+    if g.machine.recorder is not None:
+        g.machine.recorder.waited(g, bar, f"named barrier {bar.number}", pc)
     if red is not None:
         every = np.concatenate(flags)
         np.copyto(red[0], every.all() if red[2] else every.any(), where=m)

@@ -74,6 +74,8 @@ def tensor_copy(
             if g.machine.checker is not None:
                 words = slice(offset >> 2, offset + tensor.nbytes >> 2)
                 g.machine.checker.copy_in(g, cta, words, barrier, pc)
+            if g.machine.recorder is not None:
+                g.machine.recorder.copy(g, cta, barrier, tensor.nbytes, pc)
         g.machine.copied_bytes += tensor.nbytes * len(receivers)
         g.machine.later(_Landing(g.machine.memory, tensor, places, offset, receivers).land)
 
@@ -106,6 +108,8 @@ def bulk_to_peer(
         if g.machine.checker is not None:
             g.machine.checker.copy_out(g, own, slice(start >> 2, start + n >> 2), barrier, pc)
             g.machine.checker.copy_in(g, cta, slice(offset >> 2, offset + n >> 2), barrier, pc)
+        if g.machine.recorder is not None:
+            g.machine.recorder.copy(g, cta, barrier, n, pc)
         g.machine.copied_bytes += n
 
         def land(cta: CTA = cta, to: int = offset, own: CTA = own, at: int = start) -> None:

@@ -136,6 +136,9 @@ class Machine:
         self.flops = self.copied_bytes = 0
         self.param_offset, self.param_block = 0, b""
         self.ctas: list[CTA] = []
+        self._gangs: list[Gang] = []
+        #: progress after the last round, and rounds without any
+        self._last = self._vain = 0
 
     def later(self, land: Callable[[], None]) -> None:
         """Finish a copy now, or under a late schedule when the schedule says."""
@@ -146,35 +149,45 @@ class Machine:
 
     def run(self, launch: Launch, program: Program) -> None:
         """Run one launch to its end. Raises Fault where the kernel cannot go on."""
-        for _ in self.steps(launch, program):
+        self.begin(launch, program)
+        while self.round():
             pass
+        self.finish()
 
-    def steps(self, launch: Launch, program: Program) -> Any:
-        """The same round by round, as a generator."""
+    def begin(self, launch: Launch, program: Program) -> None:
+        """Make the CTAs of a launch; nobody has run."""
         self._load_params(launch, program)
         self.maps.clear()
         self.ctas = self._make_ctas(launch, program)
-        if self.checker is not None:
-            self.checker.begin(self)
-        gangs = [g for cta in self.ctas for g in cta.gangs]
-        last, vain = self.progress, 0
+        self._gangs = [g for cta in self.ctas for g in cta.gangs]
+        self._last = self._vain = 0
+        for observer in (self.checker, self.recorder):
+            if observer is not None:
+                observer.begin(self)
+
+    def round(self) -> bool:
+        """A turn for everybody; whether anybody is left. Raises Fault where nobody can go on."""
+        moved = False
         with np.errstate(all="ignore"):
-            while any(g.fragments for g in gangs):
-                moved = False
-                for g in self.schedule.order(gangs):
-                    if g.fragments:
-                        moved |= g.run(self.schedule.budget())
-                self.clock += 1
-                moved |= self._land(moved)
-                vain = vain + 1 if self.progress == last else 0
-                last = self.progress
-                if not moved or vain > VAIN_ROUNDS:
-                    raise self._stuck(gangs, spinning=moved)
-                yield self.clock
-            while self.jobs:
-                self.jobs.pop(0)()
-        if self.checker is not None:
-            self.checker.end()
+            for g in self.schedule.order(self._gangs):
+                if g.fragments:
+                    moved |= g.run(self.schedule.budget())
+            self.clock += 1
+            moved |= self._land(moved)
+        left = any(g.fragments for g in self._gangs)
+        self._vain = self._vain + 1 if self.progress == self._last else 0
+        self._last = self.progress
+        if left and (not moved or self._vain > VAIN_ROUNDS):
+            raise self._stuck(spinning=moved)
+        return left
+
+    def finish(self) -> None:
+        """Land what is still on its way, and let checks look at the end."""
+        while self.jobs:
+            self.jobs.pop(0)()
+        for observer in (self.checker, self.recorder):
+            if observer is not None:
+                observer.finish(self)
 
     def _land(self, moved: bool) -> bool:
         """Finish a late copy, where the schedule wants it or nobody can go on."""
@@ -210,9 +223,9 @@ class Machine:
             cta.start(self.width)
         return ctas
 
-    def _stuck(self, gangs: list[Gang], spinning: bool) -> Fault:
+    def _stuck(self, spinning: bool) -> Fault:
         lines, place, who = [], Place("?", 0), ""
-        for g in gangs:
+        for g in self._gangs:
             for f in g.fragments:
                 pc = g.cta.program.starts[f.block]
                 instruction = g.cta.program.kernel.code[pc]

@@ -87,9 +87,9 @@ class Checker:
         if g.copies or any(g.copy_groups):
             self.note(g, last, "open at exit", "cp.async copies that nobody waited for")
 
-    def end(self) -> None:
+    def finish(self, machine: Machine) -> None:
         """The launch is over."""
-        for cta in self.machine.ctas:
+        for cta in machine.ctas:
             for bar in cta.mbarriers.values():
                 if bar.bytes:
                     g = cta.gangs[0]

@@ -182,6 +182,7 @@ class Program:
         self.ends = [*self.starts[1:], len(kernel.code)]
         self.writer.block_at = {start: n for n, start in enumerate(self.starts)}
         self.by_warp = [self._any(n, BY_WARP) for n in range(len(self.starts))]
+        self.waits = [self._any(n, WAITS) for n in range(len(self.starts))]
         self.by_group = [self._any(n, ("wgmma",)) for n in range(len(self.starts))]
         sources = [self.block_source(n) for n in range(len(self.starts))]
         self.blocks = _functions("\n".join(sources), self.writer.products, len(self.starts))
@@ -202,7 +203,8 @@ class Program:
         if views:
             head += "\n  " + "; ".join(f"{v} = g.{v}" for v in views)
         if not lines or not lines[-1].startswith("return"):
-            lines.append(f"return {block + 1}" if self.ends[block] < len(self.kernel.code) else "return EXIT")
+            last = self.ends[block] == len(self.kernel.code)
+            lines.append("return EXIT" if last else f"return {block + 1}")
         return "\n".join([head, *("  " + line for line in lines)])
 
     def without(self, pc: int, instead: str = "") -> Program:

@@ -67,6 +67,9 @@ def wgmma_issue(g: Gang, product: Product, a: Row | None, b: Row, keep: Row) -> 
 
 def wgmma_commit(g: Gang) -> None:
     """wgmma.commit_group"""
+    if g.machine.recorder is not None and g.issued:
+        work = sum(64 * i.product.n * i.product.k for i in g.issued)
+        g.machine.recorder.products(g, len(g.issued), work, g.issued[0].product.pc)
     g.groups.append(g.issued)
     g.issued = []
     if g.machine.checker is not None:
@@ -81,6 +84,8 @@ def wgmma_wait(g: Gang, left: int, after: int) -> int:
         return BLOCKED
     if g.machine.checker is not None:
         g.machine.checker.wgmma_wait(g, left)
+    if g.machine.recorder is not None:
+        g.machine.recorder.products_waited(g, g.cta.program.starts[g.current.block])
     return after
 
 

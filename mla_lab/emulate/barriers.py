@@ -143,7 +143,12 @@ def mbarrier_arrive(
 
 
 def arrive(
-    g: Gang, bar: Mbarrier, arrivals: int, pc: int, relaxed: bool = False, threads: Row | None = None
+    g: Gang,
+    bar: Mbarrier,
+    arrivals: int,
+    pc: int,
+    relaxed: bool = False,
+    threads: Row | None = None,
 ) -> None:
     """Count arrivals, and complete the phase if they were the last."""
     if g.machine.checker is not None:
@@ -247,9 +252,7 @@ def _meet(g: Gang, bar: NamedBarrier, wanted: int, m: Mask, pc: int) -> None:
             g.machine.recorder.phase(bar, g.cta, f"named barrier {bar.number}", bar.generation)
 
 
-def named_arrive(
-    g: Gang, number: Row, count: Row | None, m: Mask, after: int, pc: int
-) -> int:
+def named_arrive(g: Gang, number: Row, count: Row | None, m: Mask, after: int, pc: int) -> int:
     """bar.arrive"""
     bar, wanted = _named(g, number, count, m, pc)
     _meet(g, bar, wanted, m, pc)

@@ -10,18 +10,17 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..reference.inputs import DecodeInputs, make_inputs
+from ..core.problem import Problem
 from ..plan import make_plan
 from ..plan.config import KernelConfig
-from ..core.problem import Problem
+from ..reference.inputs import DecodeInputs, make_inputs
 from ..reference.mla import Result, decode_reference
 from ..reference.tolerance import error, lse_error
 
 LOG2_E = math.log2(math.e)
 #: arguments of the kernels' launch, in order
-NAMES = (
-    "query kv_cache out lse partial_out partial_lse counters block_tables seq_lens q_begin"
-).split()
+NAMES = ("query", "kv_cache", "out", "lse", "partial_out", "partial_lse", "counters")
+NAMES += ("block_tables", "seq_lens", "q_begin")
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "e4m3": torch.float8_e4m3fn}
 COUNTERS = 64
 #: largest errors of out (relative) and lse, of 16-bit operands, and of e4m3 ones, whose weights are

@@ -47,13 +47,15 @@ def tensor_copy(
     g: Gang,
     address: Row,
     where: list[Row],
-    target: Row,
-    bar: Row,
-    cast: Row | None,
+    to: tuple[Row, Row, Row | None],
     m: Mask,
     pc: int,
 ) -> None:
-    """cp.async.bulk.tensor from global memory to this CTA, or to all that `cast` names."""
+    """cp.async.bulk.tensor from global memory at element coordinates `where`.
+
+    to: shared address, mbarrier, and the mask of CTAs that receive it, None for this one alone.
+    """
+    target, bar, cast = to
     for thread in lanes_of(g, m):
         tensor = _map_at(g, int(address[thread]), pc)
         places = [int(row[thread]) for row in where]
@@ -65,7 +67,7 @@ def tensor_copy(
             ranks = [r for r in range(MAX_CLUSTER) if int(cast[thread]) >> r & 1]
             found = [(r, mbarrier_at(g, r << 24 | bar_offset, pc)) for r in ranks]
             receivers = [(g.cta.peers[r], b) for r, b in found]
-        data, wrong = tensor.read(g.machine.memory, places)
+        _, wrong = tensor.read(g.machine.memory, places)
         if wrong >= 0:
             text = f"box at {places}: global memory at {g.machine.memory.describe(wrong)}"
             raise fault(g, pc, "out of bounds", text)
@@ -137,9 +139,7 @@ def st_async(g: Gang, target: Row, values: list[Row], bar: Row, m: Mask, pc: int
         g.machine.later(lambda b=barrier, n=nbytes: b.complete_bytes(n))  # type: ignore[misc]
 
 
-def cp_async(
-    g: Gang, target: Row, source: Row, n: int, have: Row | None, m: Mask, pc: int
-) -> None:
+def cp_async(g: Gang, target: Row, source: Row, n: int, have: Row | None, m: Mask, pc: int) -> None:
     """cp.async: `n` bytes a thread, of which the first `have` come from memory, zeros after."""
     memory, threads = g.machine.memory, lanes_of(g, m)
     counts = np.full(g.n, n) if have is None else have.astype(np.int64)
@@ -147,8 +147,8 @@ def cp_async(
     for thread in threads:
         at, count = int(start[thread]), int(counts[thread])
         _check_target(g, g.cta, int(offset[thread]), n, n, pc)
-        inside = 0 <= at and at + count <= memory.bytes.size
-        if count and not (inside and memory.valid[at >> 2 : at + count + 3 >> 2].all()):
+        inside = at >= 0 and at + count <= memory.bytes.size
+        if count and not (inside and memory.valid[at >> 2 : (at + count + 3) >> 2].all()):
             text = f"{count} bytes of global memory at {memory.describe(at + BASE)}"
             raise fault(g, pc, "out of bounds", text)
     if g.machine.checker is not None:

@@ -95,7 +95,9 @@ class Debugger:
         program = g.cta.program
         code = program.kernel.code[program.starts[f.block] : program.ends[f.block]]
         places = {s.place for s in code}
-        return any(p.line == n and p.file.endswith(file) for file, n in self.breakpoints for p in places)
+        return any(
+            p.line == n and p.file.endswith(file) for file, n in self.breakpoints for p in places
+        )
 
     def register(self, g: Gang, name: str, kind: str = "u32") -> np.ndarray:
         """A PTX register of all threads of a gang; what it holds when it is live."""

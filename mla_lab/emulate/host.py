@@ -37,15 +37,48 @@ _NONE, _INT, _FLOAT, _TENSOR, _ARRAY = 0, 1, 3, 7, 71
 CUDA = 2
 
 #: functions that answer 0 and do nothing
-QUIET = """
-DeviceSynchronize EventCreate EventDestroy EventElapsedTime EventRecord Free FreeAsync FreeHost
-FuncSetAttribute GetLastError GraphDestroy GraphExecDestroy GraphInstantiate GraphLaunch
-KernelSetAttributeForDevice LibraryGetGlobal LibraryGetManaged LibraryGetUnifiedFunction
-LibraryLoadFromFile LibraryUnload Malloc MallocAsync MallocHost MallocManaged Memcpy MemcpyAsync
-Memset MemsetAsync OccupancyMaxActiveBlocksPerMultiprocessor PeekAtLastError ProfilerStart
-ProfilerStop SetDevice StreamAddCallback StreamBeginCapture StreamCreate StreamDestroy
-StreamEndCapture StreamSynchronize StreamWaitEvent
-""".split()
+QUIET = (
+    "DeviceSynchronize",
+    "EventCreate",
+    "EventDestroy",
+    "EventElapsedTime",
+    "EventRecord",
+    "Free",
+    "FreeAsync",
+    "FreeHost",
+    "FuncSetAttribute",
+    "GetLastError",
+    "GraphDestroy",
+    "GraphExecDestroy",
+    "GraphInstantiate",
+    "GraphLaunch",
+    "KernelSetAttributeForDevice",
+    "LibraryGetGlobal",
+    "LibraryGetManaged",
+    "LibraryGetUnifiedFunction",
+    "LibraryLoadFromFile",
+    "LibraryUnload",
+    "Malloc",
+    "MallocAsync",
+    "MallocHost",
+    "MallocManaged",
+    "Memcpy",
+    "MemcpyAsync",
+    "Memset",
+    "MemsetAsync",
+    "OccupancyMaxActiveBlocksPerMultiprocessor",
+    "PeekAtLastError",
+    "ProfilerStart",
+    "ProfilerStop",
+    "SetDevice",
+    "StreamAddCallback",
+    "StreamBeginCapture",
+    "StreamCreate",
+    "StreamDestroy",
+    "StreamEndCapture",
+    "StreamSynchronize",
+    "StreamWaitEvent",
+)
 
 STAND_IN = r"""
 #include <stdint.h>
@@ -91,7 +124,7 @@ static int count;
 void** __cudaRegisterFatBinary(void* binary) { return malloc(8); }
 void __cudaRegisterFatBinaryEnd(void** handle) {}
 void __cudaUnregisterFatBinary(void** handle) {}
-void __cudaRegisterFunction(void** handle, const char* stub, char* host, const char* name, int limit,
+void __cudaRegisterFunction(void** handle, const char* stub, char* host, const char* name, int n,
                             void* a, void* b, void* c, void* d, int* e) {
   if (count < 256) { known[count].stub = stub; known[count++].name = strdup(name); }
 }
@@ -168,6 +201,7 @@ class DeviceTensor:
     def __init__(
         self, offset: int, dtype: tuple[int, int], shape: Sequence[int], strides: Sequence[int]
     ) -> None:
+        self.offset, self.shape = offset, tuple(shape)
         n = len(shape)
         self._shape = (ctypes.c_int64 * n)(*shape)
         self._strides = (ctypes.c_int64 * n)(*strides)

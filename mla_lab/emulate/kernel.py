@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from ..core.errors import invalid
 from ..jit import Artifact
+from .debugger import Debugger
 from .device import Device
 from .findings import Finding
 from .host import HostCode
@@ -49,6 +50,8 @@ class Options:
     seed: int = 0
     check: bool = False
     trace: bool = False
+    #: report also what is in order only because the warps of a group begin a product together
+    strict: bool = False
     #: called with (gang, block) before each block; threads then run a warp at a time
     watch: Callable[[Gang, int], None] | None = None
 
@@ -98,7 +101,9 @@ class EmulatedKernel:
         """The kernel of a compiled build."""
         if not artifact.ptx.is_file():
             raise invalid("build", f"{artifact.folder} without kernel.ptx", "a build with its PTX")
-        return cls(artifact.ptx.read_text(), artifact.functions[0], _host(artifact.library), options)
+        return cls(
+            artifact.ptx.read_text(), artifact.functions[0], _host(artifact.library), options
+        )
 
     def __call__(self, *args: Any) -> None:
         """One call; tensors are read, and written where the kernel writes.
@@ -106,17 +111,28 @@ class EmulatedKernel:
         Raises Fault where the kernel cannot go on. `run` holds what was found and counted.
         """
         device = Device()
-        placed = device.place(args)
-        sizes = {n: [p.nbytes for p in q.kernel.params] for n, q in self.programs.items()}
-        self.run = Run(self.host.launches(self.function, placed, sizes))
+        self.run = Run(self.host.launches(self.function, device.place(args), self.sizes))
         for launch in self.run.launches:
             self._emulate(device, launch)
         device.fetch()
 
-    def _emulate(self, device: Device, launch: Launch) -> None:
-        options, run = self.options, self.run
-        recorder = Recorder() if options.trace else None
-        checker = Checker() if options.check else None
+    @property
+    def sizes(self) -> dict[str, list[int]]:
+        """Bytes of the parameters of each kernel."""
+        return {n: [p.nbytes for p in q.kernel.params] for n, q in self.programs.items()}
+
+    def debug(self, *args: Any) -> Debugger:
+        """A debugger at the beginning of a call's first launch; tensors are not written."""
+        device = Device()
+        launch = self.host.launches(self.function, device.place(args), self.sizes)[0]
+        machine = self._machine(device, None, None)
+        machine.begin(launch, self.programs[launch.kernel])
+        return Debugger(machine)
+
+    def _machine(
+        self, device: Device, checker: Checker | None, recorder: Recorder | None
+    ) -> Machine:
+        options = self.options
         machine = Machine(
             device.memory,
             numbers=options.numbers,
@@ -126,6 +142,13 @@ class EmulatedKernel:
             recorder=recorder,
         )
         machine.before_block = options.watch
+        return machine
+
+    def _emulate(self, device: Device, launch: Launch) -> None:
+        options, run = self.options, self.run
+        recorder = Recorder() if options.trace else None
+        checker = Checker(options.strict) if options.check else None
+        machine = self._machine(device, checker, recorder)
         try:
             machine.run(launch, self.programs[launch.kernel])
         finally:

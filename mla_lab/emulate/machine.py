@@ -97,7 +97,7 @@ class CTA:
         values["cluster_nctarank"] = [int(np.prod(launch.cluster))]
         values["dynamic_smem_size"] = [launch.shared_bytes]
         values["is_explicit_cluster"] = [int(np.prod(launch.cluster) > 1)]
-        values |= dict.fromkeys(("globaltimer", "clock64", "clock", "smid"), [0])
+        values |= dict.fromkeys(("globaltimer", "clock64", "clock", "smid"), (0,))
         if register not in values:
             raise invalid("special register", name, sorted(values))
         return int(values[register][i])
@@ -173,7 +173,7 @@ class Machine:
                 if g.fragments:
                     moved |= g.run(self.schedule.budget())
             self.clock += 1
-            moved |= self._land(moved)
+            moved |= self._land(moved and self.progress != self._last)
         left = any(g.fragments for g in self._gangs)
         self._vain = self._vain + 1 if self.progress == self._last else 0
         self._last = self.progress
@@ -192,7 +192,8 @@ class Machine:
     def _land(self, moved: bool) -> bool:
         """Finish a late copy, where the schedule wants it or nobody can go on."""
         if self.jobs and (not moved or self.schedule.lands()):
-            self.jobs.pop(self.schedule.pick(len(self.jobs)))()
+            for _ in range(1 if moved else 1 + len(self.jobs) // 8):
+                self.jobs.pop(self.schedule.pick(len(self.jobs)))()
             self.progress += 1
             return True
         return False

@@ -84,8 +84,14 @@ class Kernel:
         return self.params[-1].offset + self.params[-1].nbytes if self.params else 0
 
 
+def shorten(text: str) -> str:
+    """PTX whose file names begin at the package, wherever it lay when it was compiled."""
+    return re.sub(r'(\.file\s+\d+\s+")[^"]*?/(mla_lab/[^"]+")', r"\1\2", text)
+
+
 def parse(text: str) -> dict[str, Kernel]:
     """Kernels of a PTX module by name. Raises InvalidInput for text that is no PTX."""
+    text = shorten(text)
     text = re.sub(r"/\*.*?\*/", "", re.sub(r"//[^\n]*", "", text), flags=re.S)
     files = {int(m[1]): m[2] for m in re.finditer(r'\.file\s+(\d+)\s+"([^"]+)"', text)}
     heads = list(re.finditer(r"\.entry\s+([\w$]+)\s*\((.*?)\)\s*(.*?)\{", text, flags=re.S))

@@ -245,7 +245,9 @@ class Checker:
     def _unwritten(self, g: Gang, writer: Row, words: Any, pc: int) -> None:
         if (writer < 0).any():
             i = int((writer.reshape(-1) < 0).argmax())
-            text = f"byte {self._byte(words, i)} of shared memory, which nobody has written, is read"
+            text = (
+                f"byte {self._byte(words, i)} of shared memory, which nobody has written, is read"
+            )
             self.note(g, pc, "unwritten", text)
 
     def _inside(

@@ -54,9 +54,7 @@ def assign(
     return rows, count
 
 
-def _stretches(
-    kernel: Kernel, named: list[list[str]]
-) -> tuple[list[str], np.ndarray, np.ndarray]:
+def _stretches(kernel: Kernel, named: list[list[str]]) -> tuple[list[str], np.ndarray, np.ndarray]:
     """Registers, and the first and last instruction between which each holds a value.
 
     In straight code that is from the first instruction that names it to the last. Around a loop it

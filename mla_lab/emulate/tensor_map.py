@@ -53,11 +53,11 @@ class TensorMap:
         low = [max(0, -x) for x in places]
         high = [min(b, n - x) for b, n, x in zip(self.box, self.sizes, places, strict=True)]
         wrong = -1
-        if all(h > l for l, h in zip(low, high, strict=True)):
+        if all(end > begin for begin, end in zip(low, high, strict=True)):
             steps = [self.item, *self.strides]
             at = self.base - BASE
-            at += sum((x + l) * s for x, l, s in zip(places, low, steps, strict=True))
-            shape = [h - l for l, h in zip(low, high, strict=True)]
+            at += sum((x + by) * s for x, by, s in zip(places, low, steps, strict=True))
+            shape = [end - begin for begin, end in zip(low, high, strict=True)]
             last = at + sum((n - 1) * s for n, s in zip(shape, steps, strict=True)) + self.item
             if at < 0 or last > memory.bytes.size or at % 4:
                 return out.reshape(-1), BASE + at
@@ -66,7 +66,7 @@ class TensorMap:
                 memory.bytes[at:], [*shape[::-1], self.item], [*steps[::-1], 1], writeable=False
             )
             inside = zip(low[::-1], high[::-1], strict=True)
-            out[tuple(slice(l, h) for l, h in inside)] = view
+            out[tuple(slice(begin, end) for begin, end in inside)] = view
         return out.reshape(-1), wrong
 
     def _outside(self, valid: np.ndarray, at: int, shape: list[int], steps: list[int]) -> int:

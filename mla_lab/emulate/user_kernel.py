@@ -55,7 +55,7 @@ def compile_function(
     options: Options | None = None,
     arch: str = "sm_90a",
 ) -> EmulatedKernel:
-    """The emulated kernel of a `@cute.jit` function for arguments like these, to be called often."""
+    """The emulated kernel of a `@cute.jit` function, for arguments like these."""
     os.environ.setdefault("CUTE_DSL_ARCH", arch)
     from cutlass import cute
 

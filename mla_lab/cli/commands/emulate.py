@@ -29,6 +29,10 @@ def add_parser(subparsers: argparse._SubParsersAction[Any]) -> argparse.Argument
     parser.add_argument("--schedule", default="fair", help="fair, greedy, random, late, adverse")
     parser.add_argument("--seed", type=int, default=0, help="of inputs and of the schedule (0)")
     parser.add_argument("--numbers", default="fast", help="fast, exact, card (as an H200 rounds)")
+    parser.add_argument(
+        "--recorded", action="store_true", help="run recorded calls; needs no compiler"
+    )
+    parser.add_argument("--record", metavar="FOLDER", help="write a recording of each call")
     parser.add_argument("--trace", metavar="FILE", help="write a timeline that Perfetto reads")
     return parser
 
@@ -36,46 +40,63 @@ def add_parser(subparsers: argparse._SubParsersAction[Any]) -> argparse.Argument
 def run(args: argparse.Namespace) -> int:
     """Print errors against the oracle, counts and findings; 1 where something is wrong."""
     from ...core.errors import invalid
+    from ...emulate import recorded
+
+    if args.recorded:
+        found = [recorded.load(path) for path in recorded.recordings(args.build or "")]
+        if not found:
+            names = [path.name.split(".")[0] for path in recorded.recordings()]
+            raise invalid("BUILD", repr(args.build), names)
+        return int(sum(_show(args, r.call(), r.kernel(_options(args))) for r in found) > 0)
+    return int(sum(_emulate(args, artifact) for artifact in _compiled(args)) > 0)
+
+
+def _compiled(args: argparse.Namespace) -> list[Any]:
+    from ...core.errors import invalid
     from ...jit import compile_all
-
-    configs = _selected(args)
-    if not configs:
-        raise invalid("BUILD", repr(args.build), "part of a name that `mla-lab compile` prints")
-    wrong = 0
-    for artifact in compile_all(configs, args.arch):
-        wrong += _emulate(args, artifact)
-    return 1 if wrong else 0
-
-
-def _selected(args: argparse.Namespace) -> list[Any]:
     from ...jit.shipped import select
 
     found = [c for c in select(args.kernel, args.set, args.arch) if c.kernel.startswith("cute/")]
     found = [c for c in found if c.kernel != "cute/empty"]
-    if args.build is None:
-        return found
-    return [c for c in found if c.name() == args.build] or [
-        c for c in found if args.build in c.name()
-    ]
+    if args.build is not None:
+        exact = [c for c in found if c.name() == args.build]
+        found = exact or [c for c in found if args.build in c.name()]
+    if not found:
+        raise invalid("BUILD", repr(args.build), "part of a name that `mla-lab compile` prints")
+    return compile_all(found, args.arch)
+
+
+def _options(args: argparse.Namespace) -> Any:
+    from ...emulate import Options
+
+    return Options(args.numbers, args.schedule, args.seed, args.check, bool(args.trace))
 
 
 def _emulate(args: argparse.Namespace, artifact: Any) -> bool:
-    from time import perf_counter
+    from ...emulate import EmulatedKernel, recorded
+    from ...emulate.calls import make_call, problem_for
 
-    from ...emulate import EmulatedKernel, Fault, Options
-    from ...emulate.calls import is_right, make_call, problem_for
-
-    config = artifact.config
     lengths = tuple(args.kv_len)
     if args.batch is not None and len(lengths) != args.batch:
         lengths = (lengths * args.batch)[: args.batch]
-    options = Options(args.numbers, args.schedule, args.seed, args.check, bool(args.trace))
-    call = make_call(
-        config, problem_for(config, lengths, args.heads, args.q_len), args.splits, args.seed
-    )
-    kernel = EmulatedKernel.of(artifact, options)
+    problem = problem_for(artifact.config, lengths, args.heads, args.q_len)
+    if args.record:
+        Path(args.record).mkdir(parents=True, exist_ok=True)
+        recording = recorded.record(artifact, problem, args.splits, args.seed)
+        print(f"recorded {recording.save(Path(args.record))}")
+    call = make_call(artifact.config, problem, args.splits, args.seed)
+    return _show(args, call, EmulatedKernel.of(artifact, _options(args)))
+
+
+def _show(args: argparse.Namespace, call: Any, kernel: Any) -> bool:
+    """Run a call and print what came of it; whether something is wrong."""
+    from time import perf_counter
+
+    from ...emulate import Fault
+    from ...emulate.calls import is_right
+
     began = perf_counter()
-    print(config.name())
+    print(call.config.name())
     try:
         kernel(*call.args)
     except Fault as fault:

@@ -19,8 +19,10 @@ from ..reference.tolerance import error, lse_error
 
 LOG2_E = math.log2(math.e)
 #: arguments of the kernels' launch, in order
-NAMES = ("query", "kv_cache", "out", "lse", "partial_out", "partial_lse", "counters")
-NAMES += ("block_tables", "seq_lens", "q_begin")
+NAMES = (
+    *("query", "kv_cache", "out", "lse", "partial_out", "partial_lse", "counters"),
+    *("block_tables", "seq_lens", "q_begin"),
+)
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "e4m3": torch.float8_e4m3fn}
 COUNTERS = 64
 #: largest errors of out (relative) and lse, of 16-bit operands, and of e4m3 ones, whose weights are
@@ -95,7 +97,7 @@ def make_call(config: KernelConfig, problem: Problem, splits: int = 1, seed: int
     first, second = (1.0 if isinstance(s, Tensor) else float(s) for s in scales)
     first = first if isinstance(scales[0], Tensor) else first * LOG2_E
     q_begin = torch.arange(problem.batch + 1, dtype=torch.int32) * problem.q_lens[0]
-    args = [inputs.query, inputs.kv_cache, out, lse, *_partials(config, problem, splits, work)]
+    args: list[Any] = [inputs.query, inputs.kv_cache, out, lse, *_partials(config, problem, splits, work)]
     table = inputs.block_tables
     args += [table.flatten(0, 1) if table.dim() == 3 else table, inputs.seq_lens, q_begin, *work]
     args += [problem.heads, first, second]

@@ -105,8 +105,13 @@ class Debugger:
         if name not in rows:
             raise invalid("register", name, "a register of the kernel")
         size, row = rows[name]
-        views = {"u32": g.U, "s32": g.S, "f32": g.F} if size == 4 else {}
-        views |= {8: {"u64": g.D}, 2: {"u16": g.H, "f16": g.G}, 1: {"pred": g.P}}.get(size, {})
+        every: dict[int, dict[str, list[np.ndarray]]] = {
+            1: {"pred": g.P},
+            2: {"u16": g.H, "f16": g.G},
+            4: {"u32": g.U, "s32": g.S, "f32": g.F},
+            8: {"u64": g.D},
+        }
+        views = every[size]
         if kind not in views:
             raise invalid("kind", kind, sorted(views))
         return np.array(views[kind][row])

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import ctypes
 import hashlib
+import importlib
 import shutil
 import struct
 import subprocess
@@ -325,13 +326,12 @@ def _launch(config: _Config, name: str, params: Any, sizes: dict[str, list[int]]
     values = [ctypes.string_at(params[i], n) for i, n in enumerate(sizes[name])]
     grid, block = tuple(config.grid), tuple(config.block)
     shared = int(config.shared)
-    return Launch(name, grid, block, cluster, shared, tuple(values), cooperative)  # type: ignore[arg-type]
+    return Launch(name, grid, block, cluster, shared, tuple(values), cooperative)
 
 
 def _last_error() -> str:
     try:
-        from tvm_ffi import core
-
+        core: Any = importlib.import_module("tvm_ffi.core")
         return str(core.move_from_last_error().py_error())
     except (ImportError, AttributeError, RuntimeError) as error:
         return repr(error)

@@ -87,6 +87,9 @@ class Run:
 class EmulatedKernel:
     """Runs a kernel's PTX for each launch that its host code makes."""
 
+    #: of the arguments, for messages
+    names: Sequence[str] = ()
+
     def __init__(
         self, text: str, function: str, host: Host, options: Options | None = None
     ) -> None:
@@ -111,7 +114,7 @@ class EmulatedKernel:
         Raises Fault where the kernel cannot go on. `run` holds what was found and counted.
         """
         device = Device()
-        self.run = Run(self.host.launches(self.function, device.place(args), self.sizes))
+        self.run = Run(self.host.launches(self.function, device.place(args, self.names), self.sizes))
         for launch in self.run.launches:
             self._emulate(device, launch)
         device.fetch()
@@ -126,7 +129,7 @@ class EmulatedKernel:
         device = Device()
         launch = self.host.launches(self.function, device.place(args), self.sizes)[0]
         machine = self._machine(device, None, None)
-        machine.begin(launch, self.programs[launch.kernel])
+        machine.begin(launch, Program(self.programs[launch.kernel].kernel, by_line=True))
         return Debugger(machine)
 
     def _machine(

@@ -113,7 +113,7 @@ def load(path: Path) -> Recording:
     """A recording from its file. Raises InvalidInput where it is none."""
     try:
         facts = json.loads(lzma.decompress(path.read_bytes()))
-        problem = {k: tuple(v) if isinstance(v, list) else v for k, v in facts["problem"].items()}
+        problem: dict[str, Any] = {k: _tuple(v) for k, v in facts["problem"].items()}
         launches = [
             Launch(**{**{k: _tuple(v) for k, v in x.items()}, "params": _params(x["params"])})
             for x in facts["launches"]

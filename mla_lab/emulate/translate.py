@@ -46,8 +46,10 @@ WAITS = (
     "cp.async.wait",
 )
 #: instructions that all live threads of a warp execute together
-BY_WARP = ("shfl", "vote", "elect", "ldmatrix", "stmatrix", "movmatrix", "redux", "mma", "bar.warp")
-BY_WARP += ("setmaxnreg", "activemask")
+BY_WARP = (
+    *("shfl", "vote", "elect", "redux", "activemask", "bar.warp"),
+    *("ldmatrix", "stmatrix", "movmatrix", "mma", "setmaxnreg"),
+)
 
 Lines = list[str]
 Handler = Callable[["Writer", Instruction, int], Lines]
@@ -172,13 +174,14 @@ class Writer:
 class Program:
     """A translated kernel: one Python function a basic block."""
 
-    def __init__(self, kernel: Kernel) -> None:
+    def __init__(self, kernel: Kernel, by_line: bool = False) -> None:
+        """by_line: a new source line begins a new block, for a debugger to stop at."""
         _environment()  # registers the handlers of all instructions
         self.kernel = kernel
         #: registers that each instruction names
         self.named = [names_in(s, kernel.registers) for s in kernel.code]
         self.writer = Writer(kernel, self.named)
-        self.starts = _leaders(kernel)
+        self.starts = _leaders(kernel, by_line)
         self.ends = [*self.starts[1:], len(kernel.code)]
         self.writer.block_at = {start: n for n, start in enumerate(self.starts)}
         self.by_warp = [self._any(n, BY_WARP) for n in range(len(self.starts))]
@@ -224,13 +227,15 @@ class Program:
         return other
 
 
-def _leaders(kernel: Kernel) -> list[int]:
+def _leaders(kernel: Kernel, by_line: bool) -> list[int]:
     leaders = {0, *kernel.labels.values()}
     for i, s in enumerate(kernel.code):
         if s.parts[0] in ("bra", "ret", "exit", "trap"):
             leaders.add(i + 1)
         if s.opcode.startswith(WAITS):
             leaders |= {i, i + 1}
+        if by_line and s.place != kernel.code[i - 1].place:
+            leaders.add(i)
     return sorted(i for i in leaders if i < len(kernel.code))
 
 

@@ -150,7 +150,7 @@ def _left(team: list[Gang], issued: list[Issued]) -> Row:
     if any(other.product.pc != one.product.pc or other.b != one.b for other in issued):
         raise fault(team[0], one.product.pc, "divergence", "warps of a group differ in a product")
     if not isinstance(one.a, int):
-        return np.concatenate([i.a for i in issued])  # type: ignore[misc]
+        return np.concatenate([i.a for i in issued])
     p = one.product
     size = ELEMENT_BYTES[p.kind]
     where = operand_bytes(one.a, 64, p.k, size, p.a_transposed)

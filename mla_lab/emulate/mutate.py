@@ -1,0 +1,138 @@
+"""The proof of the checks: delete one synchronising instruction at a time, and see it reported."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from .calls import Call
+from .findings import Fault
+from .gang import Gang
+from .kernel import EmulatedKernel, Options
+from .ptx import Instruction, Place
+from .translate import Program
+
+#: what is deleted -> opcodes
+KINDS: dict[str, tuple[str, ...]] = {
+    "mbarrier wait": ("mbarrier.try_wait", "mbarrier.test_wait"),
+    "mbarrier arrive": ("mbarrier.arrive", "cp.async.mbarrier"),
+    "mbarrier expect_tx": ("mbarrier.expect_tx",),
+    "mbarrier init": ("mbarrier.init",),
+    "named barrier": ("bar.sync", "bar.red", "bar.arrive", "barrier.sync"),
+    "warp barrier": ("bar.warp",),
+    "cluster barrier": ("barrier.cluster",),
+    "wgmma wait": ("wgmma.wait_group",),
+    "wgmma commit": ("wgmma.commit_group",),
+    "wgmma fence": ("wgmma.fence",),
+    "proxy fence": ("fence.proxy",),
+    "fence": ("fence.", "membar"),
+    "cp.async commit, wait": ("cp.async.commit", "cp.async.wait"),
+}
+#: a kernel with checks, then schedules that move results
+TRIES = (
+    Options("exact", check=True),
+    Options("exact", "adverse", 1, check=True),
+    Options("exact", "adverse", 2),
+    Options("exact", "random", 3),
+)
+
+
+@dataclass(frozen=True)
+class Mutant:
+    """One deletion: what, where, and how it was noticed; "" where it was not."""
+
+    kind: str
+    pc: int
+    place: Place
+    text: str
+    noticed: str = ""
+
+
+def kind_of(s: Instruction) -> str:
+    """The name in `KINDS` of a synchronising instruction, or ""."""
+    return next((kind for kind, opcodes in KINDS.items() if s.opcode.startswith(opcodes)), "")
+
+
+def mutants(kernel: EmulatedKernel, call: Call) -> list[Mutant]:
+    """The synchronising instructions that a call executes."""
+    reached: dict[str, set[int]] = {}
+
+    def watch(g: Gang, block: int) -> None:
+        reached.setdefault(g.cta.program.kernel.name, set()).add(block)
+
+    seen = EmulatedKernel(kernel.text, kernel.function, kernel.host, Options(watch=watch))
+    seen(*call.args)
+    found = []
+    for name, blocks in reached.items():
+        program = kernel.programs[name]
+        for block in sorted(blocks):
+            for pc in range(program.starts[block], program.ends[block]):
+                s = program.kernel.code[pc]
+                if kind_of(s):
+                    found.append(Mutant(kind_of(s), pc, s.place, s.text))
+    return found
+
+
+def prove(
+    kernel: EmulatedKernel, call: Call, chosen: Sequence[Mutant] | None = None
+) -> Iterator[Mutant]:
+    """Each deletion with what noticed it: a finding's kind, a fault's, or other results."""
+    (program,) = kernel.programs.values()
+    expected = _results(kernel, call, TRIES[0])
+    for mutant in mutants(kernel, call) if chosen is None else chosen:
+        broken = EmulatedKernel(kernel.text, kernel.function, kernel.host)
+        broken.programs = {program.kernel.name: _without(program, mutant.pc)}
+        noticed = ""
+        for options in TRIES:
+            noticed = noticed or _notice(broken, call, options, expected)
+        yield Mutant(mutant.kind, mutant.pc, mutant.place, mutant.text, noticed)
+
+
+def table(done: Sequence[Mutant]) -> str:
+    """Counts by kind, and what went unnoticed."""
+    tried, seen = Counter(m.kind for m in done), Counter(m.kind for m in done if m.noticed)
+    lines = [f"{kind:22s} {seen[kind]:3d} of {tried[kind]:3d}" for kind in KINDS if tried[kind]]
+    lines.append(f"{'all':22s} {sum(seen.values()):3d} of {sum(tried.values()):3d}")
+    lines += [f"  unnoticed: {m.kind}: {m.place}: {m.text[:60]}" for m in done if not m.noticed]
+    return "\n".join(lines)
+
+
+def _without(program: Program, pc: int) -> Program:
+    """The program without an instruction; a wait says at once that it has ended."""
+    s, w = program.kernel.code[pc], program.writer
+    instead = ""
+    if s.opcode.startswith(("mbarrier.try_wait", "mbarrier.test_wait")):
+        instead = f"copyto({w.row(s.args[0], 'pred')}, YES, where=m)"
+    elif s.opcode.startswith("bar.red"):
+        flag = w.value(s.args[-1], "pred")
+        instead = f"copyto({w.row(s.args[0], 'pred')}, {flag}, where=m)"
+    return program.without(pc, instead)
+
+
+def _run(kernel: EmulatedKernel, call: Call, options: Options) -> None:
+    for tensor in call.args[2:7]:  # results and partials begin anew
+        tensor.zero_()
+    kernel.options = options
+    kernel(*call.args)
+
+
+def _results(kernel: EmulatedKernel, call: Call, options: Options) -> list[torch.Tensor]:
+    _run(kernel, call, options)
+    return [call.out.clone(), call.lse.clone()]
+
+
+def _notice(
+    kernel: EmulatedKernel, call: Call, options: Options, expected: list[torch.Tensor]
+) -> str:
+    try:
+        found = _results(kernel, call, options)
+    except Fault as fault:
+        kinds = [f.kind for f in kernel.run.findings]
+        return kinds[0] if kinds else fault.finding.kind
+    if kernel.run.findings:
+        return kernel.run.findings[0].kind
+    same = all(torch.equal(a, b) for a, b in zip(found, expected, strict=True))
+    return "" if same else "other results"

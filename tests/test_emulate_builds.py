@@ -1,0 +1,108 @@
+"""Recorded calls of compiled kernels: every family, format and feature, with checks on."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from mla_lab.cli import main
+from mla_lab.core.errors import InvalidInput, Unsupported
+from mla_lab.emulate import Options
+from mla_lab.emulate.calls import is_right
+from mla_lab.emulate.kernel import EmulatedKernel
+from mla_lab.emulate.recorded import load, recordings
+
+FILES = recordings()
+PLAIN = "cute_swap_ab_sm90_tile_rows-16_mask-causal_fused_merge3_grid1_shaped1."
+#: bytes of all recordings together
+MOST_BYTES = 1 << 20
+
+
+def result(path: Path, options: Options) -> tuple[torch.Tensor, torch.Tensor]:
+    recording = load(path)
+    call, kernel = recording.call(), recording.kernel(options)
+    kernel(*call.args)
+    assert is_right(call), call.errors()
+    assert kernel.run.findings == []
+    return call.out, call.lse
+
+
+def test_recordings_stand_for_all_families_formats_and_features() -> None:
+    configs = [load(path).config for path in FILES]
+    assert {c.kernel for c in configs} == {"cute/swap_ab_sm90", "cute/keep_ab_sm90"}
+    formats = {(c.q_dtype, c.kv_format) for c in configs}
+    assert formats == {("bf16", "bf16"), ("bf16", "e4m3"), ("bf16", "fp8_656"), ("e4m3", "e4m3")}
+    options = {name for c in configs for name, value in c.options if value}
+    assert {"gather", "skip", "pair", "grid", "fused_merge"} <= options
+    assert {"none", "causal", "tree"} == {c.mask for c in configs}
+    assert sum(path.stat().st_size for path in FILES) < MOST_BYTES
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda p: p.name.split(".")[0])
+def test_build_is_right_and_nothing_is_found(path: Path) -> None:
+    result(path, Options(check=True))
+
+
+@pytest.mark.parametrize("schedule", ["greedy", "random", "late", "adverse"])
+def test_results_do_not_depend_on_the_schedule(schedule: str) -> None:
+    (path,) = recordings(PLAIN)
+    plain = result(path, Options(numbers="exact"))
+    for seed in (0, 1):
+        other = result(path, Options(numbers="exact", schedule=schedule, seed=seed))
+        assert all(torch.equal(a, b) for a, b in zip(plain, other, strict=True))
+
+
+@pytest.mark.parametrize("numbers", ["fast", "exact", "card"])
+def test_numbers(numbers: str) -> None:
+    (path,) = recordings(PLAIN)
+    out, _ = result(path, Options(numbers=numbers))
+    exact, _ = result(path, Options(numbers="exact"))
+    assert torch.allclose(out, exact, atol=8e-3, rtol=8e-3)
+
+
+def test_a_recording_takes_its_own_call_alone() -> None:
+    (path,) = recordings(PLAIN)
+    recording = load(path)
+    args = list(recording.call().args)
+    args[0] = args[0][:1]
+    with pytest.raises(Unsupported, match="another call"):
+        recording.kernel()(*args)
+    with pytest.raises(InvalidInput, match="recording"):
+        load(Path(__file__))
+
+
+def test_debugger_stops_at_lines_and_shows_barriers_and_tiles() -> None:
+    (path,) = recordings(PLAIN)
+    recording = load(path)
+    call = recording.call()
+    kernel: EmulatedKernel = recording.kernel()
+    debugger = kernel.debug(*call.args)
+    first = debugger.step()
+    assert first is not None and first.first == 0
+    stopped = debugger.run_to_line("swap_ab_sm90/mma.py", 38)
+    assert stopped is not None
+    assert any(p.file.endswith("mma.py") for p, _, _ in debugger.place(stopped))
+    full = [b for b in debugger.barriers() if b["phase"] > 0]
+    assert full and all(b["pending"] <= b["expected"] for b in debugger.barriers())
+    # K tile 0 is in the ring: rows of 64 bf16 columns, 128-byte swizzle
+    keys = call.inputs.kv_cache[int(call.inputs.block_tables[0, 0])].float()
+    tiles = [debugger.tile(at, (64, 64)) for at in range(0, 150 * 1024, 1024)]
+    assert any(torch.equal(torch.from_numpy(tile), keys[:, :64]) for tile in tiles)
+    while not debugger.ended:
+        assert debugger.go() is None
+    with pytest.raises(InvalidInput, match="register"):
+        debugger.register(stopped, "%none")
+
+
+def test_command_runs_recorded_calls(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    trace = tmp_path / "trace.json"
+    name = PLAIN.split(".")[0]
+    assert main(["emulate", name, "--recorded", "--check", "--trace", str(trace)]) == 0
+    words = capsys.readouterr().out
+    assert "right: out differs by" in words and "checks: nothing found" in words
+    events = json.loads(trace.read_text())["traceEvents"]
+    assert {e["cat"] for e in events if e["ph"] == "X"} >= {"run", "wait", "copy", "product"}
+    assert main(["emulate", "nothing", "--recorded"]) == 2

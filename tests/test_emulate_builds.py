@@ -13,16 +13,16 @@ from mla_lab.core.errors import InvalidInput, Unsupported
 from mla_lab.emulate import Options
 from mla_lab.emulate.calls import is_right
 from mla_lab.emulate.kernel import EmulatedKernel
-from mla_lab.emulate.recorded import load, recordings
+from mla_lab.emulate.recorded import load, recordings, shipped
 
-FILES = recordings()
-PLAIN = "cute_swap_ab_sm90_tile_rows-16_mask-causal_fused_merge3_grid1_shaped1."
+BUILDS = recordings()
+PLAIN = "cute_swap_ab_sm90_tile_rows-16_mask-causal_fused_merge3_grid1_shaped1"
 #: bytes of all recordings together
 MOST_BYTES = 1 << 20
 
 
-def result(path: Path, options: Options) -> tuple[torch.Tensor, torch.Tensor]:
-    recording = load(path)
+def result(build: str, options: Options) -> tuple[torch.Tensor, torch.Tensor]:
+    recording = load(build)
     call, kernel = recording.call(), recording.kernel(options)
     kernel(*call.args)
     assert is_right(call), call.errors()
@@ -31,52 +31,48 @@ def result(path: Path, options: Options) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def test_recordings_stand_for_all_families_formats_and_features() -> None:
-    configs = [load(path).config for path in FILES]
+    configs = [load(build).config for build in BUILDS]
     assert {c.kernel for c in configs} == {"cute/swap_ab_sm90", "cute/keep_ab_sm90"}
     formats = {(c.q_dtype, c.kv_format) for c in configs}
     assert formats == {("bf16", "bf16"), ("bf16", "e4m3"), ("bf16", "fp8_656"), ("e4m3", "e4m3")}
     options = {name for c in configs for name, value in c.options if value}
     assert {"gather", "skip", "pair", "grid", "fused_merge"} <= options
     assert {"none", "causal", "tree"} == {c.mask for c in configs}
-    assert sum(path.stat().st_size for path in FILES) < MOST_BYTES
+    assert shipped().stat().st_size < MOST_BYTES
 
 
-@pytest.mark.parametrize("path", FILES, ids=lambda p: p.name.split(".")[0])
-def test_build_is_right_and_nothing_is_found(path: Path) -> None:
-    result(path, Options(check=True))
+@pytest.mark.parametrize("build", BUILDS)
+def test_build_is_right_and_nothing_is_found(build: str) -> None:
+    result(build, Options(check=True))
 
 
 @pytest.mark.parametrize("schedule", ["greedy", "random", "late", "adverse"])
 def test_results_do_not_depend_on_the_schedule(schedule: str) -> None:
-    (path,) = recordings(PLAIN)
-    plain = result(path, Options(numbers="exact"))
+    plain = result(PLAIN, Options(numbers="exact"))
     for seed in (0, 1):
-        other = result(path, Options(numbers="exact", schedule=schedule, seed=seed))
+        other = result(PLAIN, Options(numbers="exact", schedule=schedule, seed=seed))
         assert all(torch.equal(a, b) for a, b in zip(plain, other, strict=True))
 
 
 @pytest.mark.parametrize("numbers", ["fast", "exact", "card"])
 def test_numbers(numbers: str) -> None:
-    (path,) = recordings(PLAIN)
-    out, _ = result(path, Options(numbers=numbers))
-    exact, _ = result(path, Options(numbers="exact"))
+    out, _ = result(PLAIN, Options(numbers=numbers))
+    exact, _ = result(PLAIN, Options(numbers="exact"))
     assert torch.allclose(out, exact, atol=8e-3, rtol=8e-3)
 
 
 def test_a_recording_takes_its_own_call_alone() -> None:
-    (path,) = recordings(PLAIN)
-    recording = load(path)
+    recording = load(PLAIN)
     args = list(recording.call().args)
     args[0] = args[0][:1]
     with pytest.raises(Unsupported, match="another call"):
         recording.kernel()(*args)
     with pytest.raises(InvalidInput, match="recording"):
-        load(Path(__file__))
+        load("nothing")
 
 
 def test_debugger_stops_at_lines_and_shows_barriers_and_tiles() -> None:
-    (path,) = recordings(PLAIN)
-    recording = load(path)
+    recording = load(PLAIN)
     call = recording.call()
     kernel: EmulatedKernel = recording.kernel()
     debugger = kernel.debug(*call.args)
@@ -99,8 +95,7 @@ def test_debugger_stops_at_lines_and_shows_barriers_and_tiles() -> None:
 
 def test_command_runs_recorded_calls(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     trace = tmp_path / "trace.json"
-    name = PLAIN.split(".")[0]
-    assert main(["emulate", name, "--recorded", "--check", "--trace", str(trace)]) == 0
+    assert main(["emulate", PLAIN, "--recorded", "--check", "--trace", str(trace)]) == 0
     words = capsys.readouterr().out
     assert "right: out differs by" in words and "checks: nothing found" in words
     events = json.loads(trace.read_text())["traceEvents"]

@@ -137,14 +137,19 @@ def test_conversions_round_as_torch() -> None:
 
 def test_card_tables_differ_by_one_place_at_most() -> None:
     x = np.linspace(1, 2, 1000, endpoint=False, dtype=np.float32)
-    for ours, card in ((arithmetic.ex2, arithmetic.card_ex2), (arithmetic.rcp, arithmetic.card_rcp)):
+    for ours, card in (
+        (arithmetic.ex2, arithmetic.card_ex2),
+        (arithmetic.rcp, arithmetic.card_rcp),
+    ):
         places = card(x).view(np.int32) - ours(x).view(np.int32)
         assert np.abs(places).max() == 1 and (places != 0).mean() < 0.5
 
 
 def test_a_card_cuts_sums_towards_zero() -> None:
     rng = np.random.default_rng(1)
-    x, y = (arithmetic.from_bf16(rng.integers(0x3F00, 0x4000, (8, 16)).astype(np.uint32)) for _ in "ab")
+    x, y = (
+        arithmetic.from_bf16(rng.integers(0x3F00, 0x4000, (8, 16)).astype(np.uint32)) for _ in "ab"
+    )
     c = rng.standard_normal((8, 8)).astype(np.float32)
     exact = x.astype(np.float64) @ y.astype(np.float64).T + c
     card = tiles.card_product(x, y, c, 25)
@@ -157,7 +162,9 @@ def test_a_card_cuts_sums_towards_zero() -> None:
 def test_accumulator_layout_goes_both_ways() -> None:
     registers = np.arange(32 * 128, dtype=np.float32).reshape(32, 128)
     matrix = tiles.accumulator(registers)
-    assert matrix.shape == (64, 64) and np.array_equal(tiles.accumulator_registers(matrix), registers)
+    assert matrix.shape == (64, 64) and np.array_equal(
+        tiles.accumulator_registers(matrix), registers
+    )
     assert matrix[16, 0] == registers[0, 32] and matrix[8, 1] == registers[3, 0]
 
 

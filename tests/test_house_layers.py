@@ -41,7 +41,7 @@ NUMPY_ONLY_CORE = {
 }
 #: third-party packages and the rooms that may import them; those not named are free
 OWNERS = {
-    "cutlass": {"cute"},
+    "cutlass": {"cute", "emulate"},
     "IPython": {"lab"},
     "ipywidgets": {"lab"},
     "jupyterlab": {"lab"},

@@ -220,7 +220,13 @@ def to_integer(x: Row, kind: Any) -> Row:
     return np.clip(np.nan_to_num(x.astype(np.float64)), limits.min, limits.max).astype(kind)
 
 
-_PLAIN: dict[str, Any] = {"add": np.add, "sub": np.subtract, "mul": np.multiply, "max": np.fmax, "min": np.fmin}
+_PLAIN: dict[str, Any] = {
+    "add": np.add,
+    "sub": np.subtract,
+    "mul": np.multiply,
+    "max": np.fmax,
+    "min": np.fmin,
+}
 _PLAIN |= {"fma": fma}
 _WHOLE = {"add": np.add, "sub": np.subtract, "max": np.maximum, "min": np.minimum}
 

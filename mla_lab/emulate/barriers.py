@@ -40,6 +40,8 @@ class Mbarrier:
     #: what its arrivals released (see `races`)
     agent: int = -1
     made: tuple[int, int] = (0, 0)
+    #: whether a fence has shown its initialisation to asynchronous copies
+    shown: bool = False
     released: Any = None
     completed: Any = None
     #: fragments that wait, and the phase that each waits for

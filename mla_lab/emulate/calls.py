@@ -97,7 +97,13 @@ def make_call(config: KernelConfig, problem: Problem, splits: int = 1, seed: int
     first, second = (1.0 if isinstance(s, Tensor) else float(s) for s in scales)
     first = first if isinstance(scales[0], Tensor) else first * LOG2_E
     q_begin = torch.arange(problem.batch + 1, dtype=torch.int32) * problem.q_lens[0]
-    args: list[Any] = [inputs.query, inputs.kv_cache, out, lse, *_partials(config, problem, splits, work)]
+    args: list[Any] = [
+        inputs.query,
+        inputs.kv_cache,
+        out,
+        lse,
+        *_partials(config, problem, splits, work),
+    ]
     table = inputs.block_tables
     args += [table.flatten(0, 1) if table.dim() == 3 else table, inputs.seq_lens, q_begin, *work]
     args += [problem.heads, first, second]

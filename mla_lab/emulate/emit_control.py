@@ -118,6 +118,7 @@ def _mbarrier(w: Writer, s: Instruction, pc: int) -> Lines:
 @emits("fence", "membar")
 def _fence(w: Writer, s: Instruction, pc: int) -> Lines:
     kind = "proxy" if "async" in s.opcode else "memory"
+    kind = "init" if "mbarrier_init" in s.opcode else kind
     return [f"fence(g, {kind!r})"]
 
 

@@ -31,6 +31,9 @@ class _State:
         self.touched: set[str] = set()
         self.flying: dict[str, tuple[int, int]] = {}
         self.group = 0
+        #: registers that hold what a product left, and whether a fence stands behind the last wait
+        self.chained: set[str] = set()
+        self.fenced = False
 
 
 class Flight:
@@ -67,6 +70,7 @@ class Flight:
     def _move(self, g: Gang, state: _State, pc: int, names: tuple[str, str]) -> None:
         target, source = names
         (state.touched.add if source in state.touched else state.touched.discard)(target)
+        (state.chained.add if source in state.chained else state.chained.discard)(target)
         if source in state.flying:
             state.flying[target] = state.flying[source]
         else:
@@ -74,8 +78,16 @@ class Flight:
 
     def _fence(self, g: Gang, state: _State, pc: int, _: None) -> None:
         state.touched.clear()
+        state.fenced = True
+
+    def _define(self, g: Gang, state: _State, pc: int, names: frozenset[str]) -> None:
+        state.chained -= names
 
     def _product(self, g: Gang, state: _State, pc: int, names: frozenset[str]) -> None:
+        if not state.fenced and not names <= state.chained:
+            text = "a product over new registers, and no wgmma.fence behind the last wait"
+            self.checker.note(g, pc, "wgmma fence", text)
+        state.chained |= names
         if not names.isdisjoint(state.touched):
             name = next(n for n in names if n in state.touched)
             text = f"{name} of a product was used before, and no wgmma.fence stands between"
@@ -86,7 +98,7 @@ class Flight:
         state.group += 1
 
     def _wait(self, g: Gang, state: _State, pc: int, left: int) -> None:
-        done = state.group - left
+        done, state.fenced = state.group - left, False
         state.flying = {n: at for n, at in state.flying.items() if at[0] >= done}
 
 
@@ -137,4 +149,7 @@ def _steps_of(program: Program, block: int, relevant: frozenset[str]) -> list[St
             names = relevant.intersection(program.named[pc])
             if names:
                 steps.append(("touch", pc, names))
+                defined = names.intersection(_words(s.args[:1]))
+                if defined and s.parts[0] not in ("st", "red"):
+                    steps.append(("define", pc, defined))
     return steps

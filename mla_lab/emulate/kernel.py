@@ -114,7 +114,9 @@ class EmulatedKernel:
         Raises Fault where the kernel cannot go on. `run` holds what was found and counted.
         """
         device = Device()
-        self.run = Run(self.host.launches(self.function, device.place(args, self.names), self.sizes))
+        self.run = Run(
+            self.host.launches(self.function, device.place(args, self.names), self.sizes)
+        )
         for launch in self.run.launches:
             self._emulate(device, launch)
         device.fetch()

@@ -77,17 +77,23 @@ def mutants(kernel: EmulatedKernel, call: Call) -> list[Mutant]:
 
 
 def prove(
-    kernel: EmulatedKernel, call: Call, chosen: Sequence[Mutant] | None = None
+    kernel: EmulatedKernel, calls: Sequence[Call], chosen: Sequence[Mutant] | None = None
 ) -> Iterator[Mutant]:
-    """Each deletion with what noticed it: a finding's kind, a fault's, or other results."""
+    """Each deletion with what noticed it in some call: a finding's kind, a fault's, or other
+    results. `chosen` is all that the calls execute by default.
+    """
     (program,) = kernel.programs.values()
-    expected = _results(kernel, call, TRIES[0])
-    for mutant in mutants(kernel, call) if chosen is None else chosen:
+    expected = [_results(kernel, call, TRIES[0]) for call in calls]
+    if chosen is None:
+        every = {m.pc: m for call in calls for m in mutants(kernel, call)}
+        chosen = [every[pc] for pc in sorted(every)]
+    for mutant in chosen:
         broken = EmulatedKernel(kernel.text, kernel.function, kernel.host)
         broken.programs = {program.kernel.name: _without(program, mutant.pc)}
         noticed = ""
         for options in TRIES:
-            noticed = noticed or _notice(broken, call, options, expected)
+            for call, right in zip(calls, expected, strict=True):
+                noticed = noticed or _notice(broken, call, options, right)
         yield Mutant(mutant.kind, mutant.pc, mutant.place, mutant.text, noticed)
 
 

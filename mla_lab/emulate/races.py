@@ -69,6 +69,8 @@ class Checker:
         self.shadows = {id(cta): Shadow(cta.shared.size) for cta in machine.ctas}
         self.globals = GlobalShadow(machine.memory.bytes.size)
         self.published: dict[int, Row] = {}
+        #: mbarriers that a warp has initialised since its last fence
+        self.hidden: dict[int, list[Mbarrier]] = {}
         self.commits: list[list[int]] = [[] for _ in gangs]
         self.copy_commits: list[list[int]] = [[] for _ in gangs]
         for i, g in enumerate(gangs):
@@ -147,10 +149,13 @@ class Checker:
         self.met[g.agent] = len(self.places[AGENTS * g.agent])
 
     def fence(self, g: Gang, kind: str) -> None:
-        """fence.proxy.async shows what happened to asynchronous units; others order relaxed
-        accesses.
+        """fence.proxy.async shows what happened to asynchronous units, fence.mbarrier_init which
+        mbarriers there are; that and other fences order relaxed accesses.
         """
         mine = self.vectors[g.agent]
+        if kind != "memory":
+            for bar in self.hidden.pop(g.agent, ()):
+                bar.shown = True
         if kind == "proxy":
             np.maximum(mine[FENCED], mine[SEEN], out=mine[FENCED])
             return
@@ -168,6 +173,7 @@ class Checker:
         self.names[bar.agent] = f"a copy to {bar.name}"
         bar.made = (AGENTS * g.agent, self._tick(g, pc))
         bar.released = np.zeros((2, self.size), np.int32)
+        self.hidden.setdefault(g.agent, []).append(bar)
 
     def uses(self, g: Gang, bar: Mbarrier, pc: int) -> None:
         """Any operation on an mbarrier must come after its initialisation."""
@@ -294,6 +300,9 @@ class Checker:
         shadow = self.shadows[id(cta)]
         if not any(other.fragments for other in cta.gangs):
             self.note(g, pc, "out of bounds", f"CTA {cta.name} has exited; a copy writes to it")
+        if not bar.shown:
+            text = f"no fence.mbarrier_init between the initialisation of {bar.name} and a copy"
+            self.note(g, pc, "proxy fence", text, (self._where(*bar.made),))
         self._ordered_write(g, shadow, words, pc)
         if not generic:
             self._visible(g, shadow, words, pc, "a copy over it")

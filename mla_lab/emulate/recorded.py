@@ -1,14 +1,14 @@
 """Recorded calls: a build's PTX and the launches of one call, for hosts without any compiler.
 
-A recording is JSON under xz: the build's configuration, the problem, the seed of its inputs, the
-PTX, and each launch as host code made it. Inputs are made anew from the seed, and lie at the same
-addresses, so that the recorded parameters fit.
+Recordings are members of one zip archive, each JSON: the build's configuration, the problem, the
+seed of its inputs, the PTX, and each launch as host code made it. Inputs are made anew from the
+seed, and lie at the same addresses, so that the recorded parameters fit.
 """
 
 from __future__ import annotations
 
 import json
-import lzma
+import zipfile
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -28,7 +28,8 @@ from .ptx import shorten
 
 #: bytes of a tensor map, of which the second half holds nothing
 MAP_BYTES, MAP_USED = 128, 64
-SUFFIX = ".json.xz"
+SUFFIX = ".json"
+ARCHIVE = "emulate_calls.zip"
 
 
 @dataclass(frozen=True)
@@ -66,8 +67,8 @@ class Recording:
             raise unsupported("arguments", "another call than the recorded one", "Recording.call")
         return list(self.calls)
 
-    def save(self, folder: Path) -> Path:
-        """Write the recording; returns its file."""
+    def save(self, archive: Path) -> None:
+        """Write the recording into an archive, in place of an earlier one of the build."""
         facts = {
             "config": self.config.as_dict(),
             "problem": asdict(self.problem),
@@ -81,9 +82,11 @@ class Recording:
             ],
             "ptx": self.text,
         }
-        path = folder / f"{self.name}{SUFFIX}"
-        path.write_bytes(lzma.compress(json.dumps(facts).encode(), preset=9))
-        return path
+        members = {name: _read(archive, name) for name in recordings(archive=archive)}
+        members[self.name] = json.dumps(facts)
+        with zipfile.ZipFile(archive, "w", zipfile.ZIP_LZMA) as out:
+            for name in sorted(members):
+                out.writestr(zipfile.ZipInfo(name + SUFFIX), members[name], zipfile.ZIP_LZMA)
 
 
 def record(artifact: Artifact, problem: Problem, splits: int = 1, seed: int = 0) -> Recording:
@@ -104,15 +107,30 @@ def record(artifact: Artifact, problem: Problem, splits: int = 1, seed: int = 0)
     )
 
 
-def recordings(name: str = "") -> list[Path]:
-    """Files of the shipped recordings whose names contain `name`."""
-    return sorted(p for p in (data_dir() / "emulate").glob(f"*{SUFFIX}") if name in p.name)
+def shipped() -> Path:
+    """The archive that ships."""
+    return data_dir() / ARCHIVE
 
 
-def load(path: Path) -> Recording:
-    """A recording from its file. Raises InvalidInput where it is none."""
+def recordings(part: str = "", archive: Path | None = None) -> list[str]:
+    """Names of an archive's builds that contain `part`, or the one that is `part`."""
+    path = archive or shipped()
+    if not path.exists():
+        return []
+    with zipfile.ZipFile(path) as members:
+        names = [name.removesuffix(SUFFIX) for name in members.namelist()]
+    return [part] if part in names else [name for name in names if part in name]
+
+
+def _read(archive: Path, name: str) -> str:
+    with zipfile.ZipFile(archive) as members:
+        return members.read(name + SUFFIX).decode()
+
+
+def load(name: str, archive: Path | None = None) -> Recording:
+    """The recording of a build. Raises InvalidInput where there is none."""
     try:
-        facts = json.loads(lzma.decompress(path.read_bytes()))
+        facts = json.loads(_read(archive or shipped(), name))
         problem: dict[str, Any] = {k: _tuple(v) for k, v in facts["problem"].items()}
         launches = [
             Launch(**{**{k: _tuple(v) for k, v in x.items()}, "params": _params(x["params"])})
@@ -128,8 +146,8 @@ def load(path: Path) -> Recording:
             tuple((offset, tuple(shape)) for offset, shape in facts["tensors"]),
             tuple(launches),
         )
-    except (OSError, ValueError, KeyError, TypeError, lzma.LZMAError) as error:
-        raise invalid("recording", f"{path} ({error})", "a file that `save` wrote") from error
+    except (OSError, ValueError, KeyError, TypeError, zipfile.BadZipFile) as error:
+        raise invalid("recording", f"{name!r} ({error})", recordings(archive=archive)) from error
 
 
 def _tensors(args: Sequence[Any]) -> tuple[tuple[int, tuple[int, ...]], ...]:

@@ -63,7 +63,8 @@ def compile_function(
     if len(inspect.signature(kernel).parameters) > len(args):
         shaped.append(cute.runtime.make_fake_stream(use_tvm_ffi_env_stream=True))
     with tempfile.TemporaryDirectory(prefix="mla-lab-emulate-") as folder:
-        compiled = cute.compile(kernel, *shaped, options=f"{OPTIONS} --keep-ptx")
+        keep = f"--keep-ptx --dump-dir={folder}"
+        compiled = cute.compile(kernel, *shaped, options=f"{OPTIONS} {keep}")
         obj, library = Path(folder) / "kernel.o", Path(folder) / "kernel.so"
         compiled.export_to_c(str(obj), function_name=FUNCTION)
         link(obj, library, cute.runtime.find_runtime_libraries(enable_tvm_ffi=True))

@@ -32,7 +32,7 @@ def add_parser(subparsers: argparse._SubParsersAction[Any]) -> argparse.Argument
     parser.add_argument(
         "--recorded", action="store_true", help="run recorded calls; needs no compiler"
     )
-    parser.add_argument("--record", metavar="FOLDER", help="write a recording of each call")
+    parser.add_argument("--record", metavar="FILE", help="keep each call in this archive")
     parser.add_argument("--trace", metavar="FILE", help="write a timeline that Perfetto reads")
     return parser
 
@@ -43,10 +43,9 @@ def run(args: argparse.Namespace) -> int:
     from ...emulate import recorded
 
     if args.recorded:
-        found = [recorded.load(path) for path in recorded.recordings(args.build or "")]
+        found = [recorded.load(name) for name in recorded.recordings(args.build or "")]
         if not found:
-            names = [path.name.split(".")[0] for path in recorded.recordings()]
-            raise invalid("BUILD", repr(args.build), names)
+            raise invalid("BUILD", repr(args.build), recorded.recordings())
         return int(sum(_show(args, r.call(), r.kernel(_options(args))) for r in found) > 0)
     return int(sum(_emulate(args, artifact) for artifact in _compiled(args)) > 0)
 
@@ -81,9 +80,7 @@ def _emulate(args: argparse.Namespace, artifact: Any) -> bool:
         lengths = (lengths * args.batch)[: args.batch]
     problem = problem_for(artifact.config, lengths, args.heads, args.q_len)
     if args.record:
-        Path(args.record).mkdir(parents=True, exist_ok=True)
-        recording = recorded.record(artifact, problem, args.splits, args.seed)
-        print(f"recorded {recording.save(Path(args.record))}")
+        recorded.record(artifact, problem, args.splits, args.seed).save(Path(args.record))
     call = make_call(artifact.config, problem, args.splits, args.seed)
     return _show(args, call, EmulatedKernel.of(artifact, _options(args)))
 

@@ -91,6 +91,7 @@ typedef void (*note_t)(const config_t* config, const char* kernel, void** args);
 static note_t note;
 void emulate_note(note_t f) { note = f; }
 static int quiet(void) { return 0; }
+static const char* name_of(const void* stub);
 int cudaGetDriverEntryPointByVersion(const char* name, void** f, unsigned version,
                                      unsigned long long flags, int* status) {
   *f = (void*)quiet;
@@ -108,7 +109,7 @@ int cudaLibraryGetKernel(void** kernel, void* library, const char* name) {
 }
 int cudaLibraryGetKernelCount(unsigned* n, void* library) { *n = 1; return 0; }
 int cudaLaunchKernelExC(const config_t* config, const void* kernel, void** args) {
-  if (note) note(config, (const char*)kernel, args);
+  if (note) note(config, name_of(kernel), args);
   return 0;
 }
 const char* cudaGetErrorName(int e) { return "cudaError"; }
@@ -138,6 +139,21 @@ static const char* name_of(const void* stub) {
 }
 int __cudaGetKernel(void** kernel, const void* stub) { *kernel = (void*)name_of(stub); return 0; }
 typedef struct { uint32_t x, y, z; } dim3_t;
+static struct { dim3_t grid, block; size_t shared; void* stream; } pushed;
+unsigned __cudaPushCallConfiguration(dim3_t grid, dim3_t block, size_t shared, void* stream) {
+  pushed.grid = grid;
+  pushed.block = block;
+  pushed.shared = shared;
+  pushed.stream = stream;
+  return 0;
+}
+int __cudaPopCallConfiguration(dim3_t* grid, dim3_t* block, size_t* shared, void** stream) {
+  *grid = pushed.grid;
+  *block = pushed.block;
+  *shared = pushed.shared;
+  *stream = pushed.stream;
+  return 0;
+}
 int cudaLaunchKernel(const void* stub, dim3_t grid, dim3_t block, void** args, size_t shared,
                      void* stream) {
   config_t c = {{grid.x, grid.y, grid.z}, {block.x, block.y, block.z}, shared, stream, 0, 0};

@@ -104,7 +104,8 @@ def test_float_instructions(body: str, expected: torch.Tensor) -> None:
         ("redux.sync.max.s32 %r2, %r1, -1;", torch.full((32,), 24)),
         ("setp.gt.s32 %p1, %r1, 20; vote.sync.ballot.b32 %r2, %p1, -1;",
          torch.full((32,), -(1 << 28))),
-        ("mov.b32 {%h1, %h2}, %r1; mov.b32 %r2, {%h2, %h1};", ((WHOLE << 16) | (WHOLE >> 16 & 65535))),
+        ("mov.b32 {%h1, %h2}, %r1; mov.b32 %r2, {%h2, %h1};",
+         (WHOLE << 16) | (WHOLE >> 16 & 65535)),
         ("prmt.b32 %r2, %r1, 0, 0x0123;", torch.from_numpy(WHOLE.numpy().byteswap())),
         ("cvt.s8.s32 %h1, %r1; cvt.s32.s16 %r2, %h1;", WHOLE),
         # threads part and meet again

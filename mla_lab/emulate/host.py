@@ -271,10 +271,12 @@ class HostCode:
     def __init__(self, library: Path) -> None:
         import tvm_ffi  # noqa: F401  the library needs its functions
 
-        self._folder = tempfile.TemporaryDirectory(prefix="mla-lab-emulate-")
-        root = Path(self._folder.name)
+        with tempfile.TemporaryDirectory(prefix="mla-lab-emulate-") as folder:
+            self._load(Path(folder), library)
+
+    def _load(self, folder: Path, library: Path) -> None:
         # copies with names of their own, or the loader would answer with ones it has already
-        stand_in, kernel, both = root / "cudart.so", root / "kernel.so", root / "both.so"
+        stand_in, kernel, both = (folder / f"{name}.so" for name in ("cudart", "kernel", "both"))
         shutil.copy(_stand_in(), stand_in)
         shutil.copy(library, kernel)
         wanted = ["-shared", "-Wl,--no-as-needed", str(stand_in), str(kernel), "-o", str(both)]

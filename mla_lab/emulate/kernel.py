@@ -164,6 +164,7 @@ class EmulatedKernel:
             run.flops += machine.flops
             run.copied_bytes += machine.copied_bytes
             run.rounds += machine.clock
+            machine.close()
 
 
 @lru_cache(maxsize=64)

@@ -189,6 +189,14 @@ class Machine:
             if observer is not None:
                 observer.finish(self)
 
+    def close(self) -> None:
+        """Let go of CTAs and threads, which name each other, and so would lie in memory for long."""
+        for cta in self.ctas:
+            for g in cta.gangs:
+                g.team = []
+            cta.gangs, cta.peers = [], []
+        self.ctas, self._gangs, self.checker, self.before_block = [], [], None, None
+
     def _land(self, moved: bool) -> bool:
         """Finish a late copy, where the schedule wants it or nobody can go on."""
         if self.jobs and (not moved or self.schedule.lands()):

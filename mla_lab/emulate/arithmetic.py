@@ -89,7 +89,7 @@ def card_tables() -> dict[str, Row]:
     """
     tables = {}
     for name in ("ex2", "rcp"):
-        path = data_dir() / f"emulate_{name}_ulps.i8.xz"
+        path = data_dir() / "runtime" / f"emulate_{name}_ulps.i8.xz"
         tables[name] = np.frombuffer(lzma.decompress(path.read_bytes()), np.int8)
     return tables
 

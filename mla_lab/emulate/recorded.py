@@ -29,7 +29,7 @@ from .ptx import shorten
 #: bytes of a tensor map, of which the second half holds nothing
 MAP_BYTES, MAP_USED = 128, 64
 SUFFIX = ".json"
-ARCHIVE = "emulate_calls.zip"
+ARCHIVE = "runtime/emulate_calls.zip"
 
 
 @dataclass(frozen=True)

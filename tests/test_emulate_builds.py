@@ -10,7 +10,7 @@ import torch
 
 from mla_lab.cli import main
 from mla_lab.core.errors import InvalidInput, Unsupported
-from mla_lab.emulate import Options
+from mla_lab.emulate import Options, mutate
 from mla_lab.emulate.calls import is_right
 from mla_lab.emulate.kernel import EmulatedKernel
 from mla_lab.emulate.recorded import load, recordings, shipped
@@ -59,6 +59,17 @@ def test_numbers(numbers: str) -> None:
     out, _ = result(PLAIN, Options(numbers=numbers))
     exact, _ = result(PLAIN, Options(numbers="exact"))
     assert torch.allclose(out, exact, atol=8e-3, rtol=8e-3)
+
+
+def test_deleting_a_synchronising_instruction_is_noticed() -> None:
+    recording = load(PLAIN)
+    kernel, call = recording.kernel(), recording.call()
+    last = {m.kind: m for m in mutate.mutants(kernel, call)}
+    wanted = {"mbarrier wait", "named barrier", "wgmma wait", "wgmma commit", "wgmma fence"}
+    wanted |= {"proxy fence", "fence", "mbarrier expect_tx"}
+    done = list(mutate.prove(kernel, [call], [last[kind] for kind in sorted(wanted)]))
+    assert {m.kind for m in done if m.noticed} == wanted
+    assert "all" in mutate.table(done) and "unnoticed" not in mutate.table(done)
 
 
 def test_a_recording_takes_its_own_call_alone() -> None:

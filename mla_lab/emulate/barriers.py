@@ -156,7 +156,7 @@ def arrive(
     if g.machine.checker is not None:
         g.machine.checker.releases(g, bar, relaxed, threads)
     if g.machine.recorder is not None:
-        g.machine.recorder.arrival(g, bar)
+        g.machine.recorder.arrival(g, bar, pc)
     bar.pending -= arrivals
     if bar.pending < 0:
         text = f"{-bar.pending} arrivals more than the {bar.expected} that {bar.name} counts"
@@ -242,7 +242,7 @@ def _meet(g: Gang, bar: NamedBarrier, wanted: int, m: Mask, pc: int) -> None:
     if checker is not None:
         bar.released = checker.joined(bar.released, g)
     if g.machine.recorder is not None:
-        g.machine.recorder.arrival(g, bar)
+        g.machine.recorder.arrival(g, bar, pc)
     if bar.arrived > wanted:
         text = f"{bar.arrived} threads at named barrier {bar.number} of {wanted}"
         raise fault(g, pc, "excess arrival", text)

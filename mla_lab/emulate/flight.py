@@ -33,6 +33,8 @@ class _State:
         self.group = 0
         #: registers that hold what a product left, and whether a fence stands behind the last wait
         self.chained: set[str] = set()
+        #: what a register was moved from: an access of the copy is one of the original
+        self.origin: dict[str, str] = {}
         self.fenced = False
 
 
@@ -60,6 +62,7 @@ class Flight:
 
     def _touch(self, g: Gang, state: _State, pc: int, names: frozenset[str]) -> None:
         state.touched |= names
+        state.touched.update(state.origin[n] for n in names if n in state.origin)
         if state.flying and not names.isdisjoint(state.flying):
             name = next(n for n in names if n in state.flying)
             place = g.cta.program.kernel.code[state.flying[name][1]].place
@@ -71,6 +74,10 @@ class Flight:
         target, source = names
         (state.touched.add if source in state.touched else state.touched.discard)(target)
         (state.chained.add if source in state.chained else state.chained.discard)(target)
+        if source in g.cta.program.writer.rows:
+            state.origin[target] = state.origin.get(source, source)
+        else:
+            state.origin.pop(target, None)
         if source in state.flying:
             state.flying[target] = state.flying[source]
         else:
@@ -93,6 +100,7 @@ class Flight:
             text = f"{name} of a product was used before, and no wgmma.fence stands between"
             self.checker.note(g, pc, "wgmma fence", text)
         state.flying.update(dict.fromkeys(names, (state.group, pc)))
+        state.origin = {n: o for n, o in state.origin.items() if o not in names}
 
     def _commit(self, g: Gang, state: _State, pc: int, _: None) -> None:
         state.group += 1
@@ -135,6 +143,8 @@ def _steps_of(program: Program, block: int, relevant: frozenset[str]) -> list[St
     steps: list[Step] = []
     for pc in range(program.starts[block], program.ends[block]):
         s = program.kernel.code[pc]
+        if pc in program.gone:
+            continue
         if s.parts[0] == "wgmma":
             step: Step = {
                 "fence": ("fence", pc, None),

@@ -113,12 +113,16 @@ class EmulatedKernel:
 
         Raises Fault where the kernel cannot go on. `run` holds what was found and counted.
         """
+        self.observe(Recorder() if self.options.trace else None, *args)
+
+    def observe(self, recorder: Recorder | None, *args: Any) -> None:
+        """The same with a recorder of one's own."""
         device = Device()
         self.run = Run(
             self.host.launches(self.function, device.place(args, self.names), self.sizes)
         )
         for launch in self.run.launches:
-            self._emulate(device, launch)
+            self._emulate(device, launch, recorder)
         device.fetch()
 
     @property
@@ -149,9 +153,8 @@ class EmulatedKernel:
         machine.before_block = options.watch
         return machine
 
-    def _emulate(self, device: Device, launch: Launch) -> None:
+    def _emulate(self, device: Device, launch: Launch, recorder: Recorder | None) -> None:
         options, run = self.options, self.run
-        recorder = Recorder() if options.trace else None
         checker = Checker(options.strict) if options.check else None
         machine = self._machine(device, checker, recorder)
         try:

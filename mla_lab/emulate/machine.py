@@ -190,7 +190,7 @@ class Machine:
                 observer.finish(self)
 
     def close(self) -> None:
-        """Let go of CTAs and threads, which name each other, and so would lie in memory for long."""
+        """Let go of CTAs and threads, which hold each other."""
         for cta in self.ctas:
             for g in cta.gangs:
                 g.team = []

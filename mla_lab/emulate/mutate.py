@@ -5,13 +5,16 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
+from .barriers import Mbarrier
 from .calls import Call
 from .findings import Fault
 from .gang import Gang
 from .kernel import EmulatedKernel, Options
+from .observe import Recorder
 from .ptx import Instruction, Place
 from .translate import Program
 
@@ -38,6 +41,36 @@ TRIES = (
     Options("exact", "adverse", 2),
     Options("exact", "random", 3),
 )
+
+
+#: an arrival in phases that nobody waits for, or an mbarrier that nobody uses
+IDLE = "idle"
+
+
+class _Uses(Recorder):
+    """Which phases of which barriers an instruction arrives in, and which are waited for."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.arrivals: dict[int, set[tuple[int, int]]] = {}
+        self.awaited: dict[int, int] = {}
+        self._bars: list[Mbarrier] = []
+
+    def arrival(self, g: Gang, bar: Any, pc: int) -> None:
+        super().arrival(g, bar, pc)
+        if isinstance(bar, Mbarrier):
+            self._bars.append(bar)  # kept, so that no other gets its id
+            self.arrivals.setdefault(pc, set()).add((id(bar), bar.phase))
+
+    def waited(self, g: Gang, bar: Any, name: str, pc: int) -> None:
+        super().waited(g, bar, name, pc)
+        if isinstance(bar, Mbarrier):
+            self.awaited[id(bar)] = max(self.awaited.get(id(bar), 0), bar.phase)
+
+    def idle(self, pc: int) -> bool:
+        """Whether an instruction arrived only in phases that nobody waited for."""
+        found = self.arrivals.get(pc, set())
+        return bool(found) and all(phase >= self.awaited.get(bar, 0) for bar, phase in found)
 
 
 @dataclass(frozen=True)
@@ -84,6 +117,7 @@ def prove(
     """
     (program,) = kernel.programs.values()
     expected = [_results(kernel, call, TRIES[0]) for call in calls]
+    uses = [_uses(kernel, call) for call in calls]
     if chosen is None:
         every = {m.pc: m for call in calls for m in mutants(kernel, call)}
         chosen = [every[pc] for pc in sorted(every)]
@@ -94,14 +128,26 @@ def prove(
         for options in TRIES:
             for call, right in zip(calls, expected, strict=True):
                 noticed = noticed or _notice(broken, call, options, right)
+        if not noticed and all(u.idle(mutant.pc) or mutant.pc not in u.arrivals for u in uses):
+            noticed = IDLE if any(u.idle(mutant.pc) for u in uses) else ""
         yield Mutant(mutant.kind, mutant.pc, mutant.place, mutant.text, noticed)
+
+
+def _uses(kernel: EmulatedKernel, call: Call) -> _Uses:
+    uses = _Uses()
+    kernel.options = Options("exact", trace=True)
+    kernel.observe(uses, *call.args)
+    return uses
 
 
 def table(done: Sequence[Mutant]) -> str:
     """Counts by kind, and what went unnoticed."""
+    idle = [m for m in done if m.noticed == IDLE]
+    done = [m for m in done if m.noticed != IDLE]
     tried, seen = Counter(m.kind for m in done), Counter(m.kind for m in done if m.noticed)
     lines = [f"{kind:22s} {seen[kind]:3d} of {tried[kind]:3d}" for kind in KINDS if tried[kind]]
     lines.append(f"{'all':22s} {sum(seen.values()):3d} of {sum(tried.values()):3d}")
+    lines += [f"  nobody waits: {m.kind}: {m.place}" for m in idle]
     lines += [f"  unnoticed: {m.kind}: {m.place}: {m.text[:60]}" for m in done if not m.noticed]
     return "\n".join(lines)
 

@@ -83,8 +83,8 @@ class Recorder:
             self._keep(g, "wait", name, now, pc)
         self._began[id(g)] = self.time(g)
 
-    def arrival(self, g: Gang, bar: Any) -> None:
-        """A warp arrives at a barrier."""
+    def arrival(self, g: Gang, bar: Any, pc: int) -> None:
+        """A warp arrives at a barrier by instruction `pc`."""
         self._arrived[id(bar)] = max(self._arrived.get(id(bar), 0), self.time(g))
 
     def phase(self, bar: Any, cta: CTA, name: str, number: int) -> None:

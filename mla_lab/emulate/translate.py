@@ -176,6 +176,8 @@ class Program:
 
     def __init__(self, kernel: Kernel, by_line: bool = False) -> None:
         """by_line: a new source line begins a new block, for a debugger to stop at."""
+        #: instructions that `without` has taken out
+        self.gone: frozenset[int] = frozenset()
         _environment()  # registers the handlers of all instructions
         self.kernel = kernel
         #: registers that each instruction names
@@ -221,7 +223,7 @@ class Program:
             head, _, rest = source.partition("\n")
             views = "; ".join(f"{v} = g.{v}" for v in "USFDQHIGPK")
             source = "\n".join([head, f"  {views}", f"  {instead}", rest])
-        other.blocks = list(self.blocks)
+        other.blocks, other.gone = list(self.blocks), self.gone | {pc}
         source = source.replace(f"def b{block}(", "def b0(", 1)
         other.blocks[block] = _functions(source, self.writer.products, 1)[0]
         return other

@@ -33,6 +33,8 @@ class Mbarrier:
     offset: int
     expected: int
     pending: int
+    #: instruction that initialised it
+    init_pc: int
     #: bytes announced and not yet here; below 0 where they came first
     bytes: int = 0
     #: phases completed
@@ -107,7 +109,7 @@ def mbarrier_init(g: Gang, address: Row, count: Row, m: Mask, pc: int) -> None:
             raise fault(g, pc, "barrier", f"{old.name} is initialised again in an open phase")
         if not 1 <= n <= MAX_COUNT:
             raise fault(g, pc, "barrier", f"an mbarrier of {n} arrivals")
-        cta.mbarriers[offset] = made = Mbarrier(cta, offset, n, n)
+        cta.mbarriers[offset] = made = Mbarrier(cta, offset, n, n, pc)
         if g.machine.checker is not None:
             g.machine.checker.initialises(g, made, pc)
     g.machine.progress += 1

@@ -14,6 +14,7 @@ from .calls import Call
 from .findings import Fault
 from .gang import Gang
 from .kernel import EmulatedKernel, Options
+from .machine import Machine
 from .observe import Recorder
 from .ptx import Instruction, Place
 from .translate import Program
@@ -67,10 +68,21 @@ class _Uses(Recorder):
         if isinstance(bar, Mbarrier):
             self.awaited[id(bar)] = max(self.awaited.get(id(bar), 0), bar.phase)
 
+    def finish(self, machine: Machine) -> None:
+        super().finish(machine)
+        used = {id(bar) for bar in self._bars} | set(self.awaited)
+        for cta in machine.ctas:
+            for bar in cta.mbarriers.values():
+                here = self.arrivals.setdefault(bar.init_pc, set())
+                if id(bar) in used:
+                    here.add((id(bar), -1))
+
     def idle(self, pc: int) -> bool:
-        """Whether an instruction arrived only in phases that nobody waited for."""
-        found = self.arrivals.get(pc, set())
-        return bool(found) and all(phase >= self.awaited.get(bar, 0) for bar, phase in found)
+        """Whether an instruction arrived only in phases that nobody waited for, or initialised an
+        mbarrier that nobody used.
+        """
+        found = self.arrivals.get(pc, {(0, -1)})
+        return all(phase >= self.awaited.get(bar, 0) for bar, phase in found)
 
 
 @dataclass(frozen=True)

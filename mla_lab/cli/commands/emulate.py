@@ -26,6 +26,11 @@ def add_parser(subparsers: argparse._SubParsersAction[Any]) -> argparse.Argument
     parser.add_argument("--heads", type=int, default=0, help="query heads (a tile's rows)")
     parser.add_argument("--splits", type=int, default=1, help="pieces a request (1)")
     parser.add_argument("--check", action="store_true", help="report races, missing fences, ...")
+    parser.add_argument(
+        "--strict",
+        action="store_true",
+        help="with --check: also what is in order only as a warp group begins products together",
+    )
     parser.add_argument("--schedule", default="fair", help="fair, greedy, random, late, adverse")
     parser.add_argument("--seed", type=int, default=0, help="of inputs and of the schedule (0)")
     parser.add_argument("--numbers", default="fast", help="fast, exact, card (as an H200 rounds)")
@@ -68,7 +73,8 @@ def _compiled(args: argparse.Namespace) -> list[Any]:
 def _options(args: argparse.Namespace) -> Any:
     from ...emulate import Options
 
-    return Options(args.numbers, args.schedule, args.seed, args.check, bool(args.trace))
+    words = (args.numbers, args.schedule, args.seed)
+    return Options(*words, args.check, bool(args.trace), args.strict)
 
 
 def _emulate(args: argparse.Namespace, artifact: Any) -> bool:

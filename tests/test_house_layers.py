@@ -19,7 +19,7 @@ LAYERS = (
     {"cli", "lab", "__main__"},
     {"studies", "tune", "verify"},
     {"simulate"},
-    {"bench", "capture", "flashinfer_names", "xray"},
+    {"bench", "capture", "emulate", "flashinfer_names", "xray"},
     {"api"},
     {"backends"},
     {"cute", "jit"},
@@ -41,7 +41,7 @@ NUMPY_ONLY_CORE = {
 }
 #: third-party packages and the rooms that may import them; those not named are free
 OWNERS = {
-    "cutlass": {"cute"},
+    "cutlass": {"cute", "emulate"},
     "IPython": {"lab"},
     "ipywidgets": {"lab"},
     "jupyterlab": {"lab"},

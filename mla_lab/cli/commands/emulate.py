@@ -1,0 +1,121 @@
+"""`mla-lab emulate`: run compiled kernels on the CPU, check them, draw what happened."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+from ._problem import _lengths
+from ._selection import add_selection
+
+#: lengths that cross a tile and end inside one
+KV_LENS = (300, 77)
+
+
+def add_parser(subparsers: argparse._SubParsersAction[Any]) -> argparse.ArgumentParser:
+    """`BUILD`, the problem, `--check`, `--schedule`, `--numbers`, `--trace`."""
+    parser = subparsers.add_parser("emulate", help="run compiled kernels on the CPU; needs no GPU")
+    parser.add_argument(
+        "build", nargs="?", help="part of a shipped build's name; all that contain it are run"
+    )
+    add_selection(parser)
+    parser.add_argument("--batch", type=int, help="requests, all of one length")
+    parser.add_argument("--kv-len", type=_lengths, default=KV_LENS, metavar="N[,N...]")
+    parser.add_argument("--q-len", type=int, default=1, help="query tokens a request (1)")
+    parser.add_argument("--heads", type=int, default=0, help="query heads (a tile's rows)")
+    parser.add_argument("--splits", type=int, default=1, help="pieces a request (1)")
+    parser.add_argument("--check", action="store_true", help="report races, missing fences, ...")
+    parser.add_argument(
+        "--strict",
+        action="store_true",
+        help="with --check: also what is in order only as a warp group begins products together",
+    )
+    parser.add_argument("--schedule", default="fair", help="fair, greedy, random, late, adverse")
+    parser.add_argument("--seed", type=int, default=0, help="of inputs and of the schedule (0)")
+    parser.add_argument("--numbers", default="fast", help="fast, exact, card (as an H200 rounds)")
+    parser.add_argument(
+        "--recorded", action="store_true", help="run recorded calls; needs no compiler"
+    )
+    parser.add_argument("--record", metavar="FILE", help="keep each call in this archive")
+    parser.add_argument("--trace", metavar="FILE", help="write a timeline that Perfetto reads")
+    return parser
+
+
+def run(args: argparse.Namespace) -> int:
+    """Print errors against the oracle, counts and findings; 1 where something is wrong."""
+    from ...core.errors import invalid
+    from ...emulate import recorded
+
+    if args.recorded:
+        found = [recorded.load(name) for name in recorded.recordings(args.build or "")]
+        if not found:
+            raise invalid("BUILD", repr(args.build), recorded.recordings())
+        return int(sum(_show(args, r.call(), r.kernel(_options(args))) for r in found) > 0)
+    return int(sum(_emulate(args, artifact) for artifact in _compiled(args)) > 0)
+
+
+def _compiled(args: argparse.Namespace) -> list[Any]:
+    from ...core.errors import invalid
+    from ...jit import compile_all
+    from ...jit.shipped import select
+
+    found = [c for c in select(args.kernel, args.set, args.arch) if c.kernel.startswith("cute/")]
+    found = [c for c in found if c.kernel != "cute/empty"]
+    if args.build is not None:
+        exact = [c for c in found if c.name() == args.build]
+        found = exact or [c for c in found if args.build in c.name()]
+    if not found:
+        raise invalid("BUILD", repr(args.build), "part of a name that `mla-lab compile` prints")
+    return compile_all(found, args.arch)
+
+
+def _options(args: argparse.Namespace) -> Any:
+    from ...emulate import Options
+
+    words = (args.numbers, args.schedule, args.seed)
+    return Options(*words, args.check, bool(args.trace), args.strict)
+
+
+def _emulate(args: argparse.Namespace, artifact: Any) -> bool:
+    from ...emulate import EmulatedKernel, recorded
+    from ...emulate.calls import make_call, problem_for
+
+    lengths = tuple(args.kv_len)
+    if args.batch is not None and len(lengths) != args.batch:
+        lengths = (lengths * args.batch)[: args.batch]
+    problem = problem_for(artifact.config, lengths, args.heads, args.q_len)
+    if args.record:
+        recorded.record(artifact, problem, args.splits, args.seed).save(Path(args.record))
+    call = make_call(artifact.config, problem, args.splits, args.seed)
+    return _show(args, call, EmulatedKernel.of(artifact, _options(args)))
+
+
+def _show(args: argparse.Namespace, call: Any, kernel: Any) -> bool:
+    """Run a call and print what came of it; whether something is wrong."""
+    from time import perf_counter
+
+    from ...emulate import Fault
+    from ...emulate.calls import is_right
+
+    began = perf_counter()
+    print(call.config.name())
+    try:
+        kernel(*call.args)
+    except Fault as fault:
+        print(f"  {fault}")
+        return True
+    seconds, done = perf_counter() - began, kernel.run
+    out, lse = call.errors()
+    words = "right" if is_right(call) else "WRONG"
+    print(f"  {words}: out differs by {out:.1e}, lse by {lse:.1e} from the float64 oracle")
+    counted = f"{done.instructions / 1e6:.1f} M thread instructions, {done.flops / 1e6:.0f} MFLOP"
+    print(f"  {counted}, {done.copied_bytes} bytes copied to shared memory, {seconds:.2f} s")
+    for finding in done.findings:
+        print(f"  {finding}")
+    if args.check and not done.findings:
+        print("  checks: nothing found")
+    if args.trace and done.recorder is not None:
+        done.recorder.write(Path(args.trace))
+        print(f"  {len(done.recorder.events)} events in {args.trace}")
+    return bool(done.findings) or not is_right(call)

@@ -1,0 +1,173 @@
+"""Calls of our own builds: poisoned inputs, the launch arguments, and what must come out."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ..core.problem import Problem
+from ..plan import make_plan
+from ..plan.config import KernelConfig
+from ..reference.inputs import DecodeInputs, make_inputs
+from ..reference.mla import Result, decode_reference
+from ..reference.tolerance import error, lse_error
+
+LOG2_E = math.log2(math.e)
+#: arguments of the kernels' launch, in order
+NAMES = (
+    *("query", "kv_cache", "out", "lse", "partial_out", "partial_lse", "counters"),
+    *("block_tables", "seq_lens", "q_begin"),
+)
+DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "e4m3": torch.float8_e4m3fn}
+COUNTERS = 64
+#: largest errors of out (relative) and lse, of 16-bit operands, and of e4m3 ones, whose weights are
+#: rounded before they are summed
+SIXTEEN_BITS, EIGHT_BITS = (0.008, 1e-5), (0.06, 0.02)
+
+
+@dataclass
+class Call:
+    """Inputs, arguments in the order of the kernel, results, and the oracle's."""
+
+    config: KernelConfig
+    inputs: DecodeInputs
+    args: tuple[Any, ...]
+    out: Tensor
+    lse: Tensor
+    expected: Result
+
+    def errors(self) -> tuple[float, float]:
+        """Errors of out (relative) and lse; infinite where one is NaN and the oracle's is not."""
+        expected = self.expected.out.reshape(self.out.shape)
+        return error(self.out, expected).relative, lse_error(self.lse, self.expected.lse)
+
+
+def is_right(call: Call) -> bool:
+    """Whether results lie as near to the oracle as the build's formats allow."""
+    config = call.config
+    coarse = config.q_dtype == "e4m3" or config.out_dtype == "e4m3"
+    out, lse = call.errors()
+    bounds = EIGHT_BITS if coarse else SIXTEEN_BITS
+    return out <= bounds[0] and lse <= bounds[1]
+
+
+def problem_for(
+    config: KernelConfig,
+    kv_lens: tuple[int, ...],
+    heads: int = 0,
+    q_len: int = 1,
+    top_k: int = 0,
+    page_size: int = 0,
+) -> Problem:
+    """A decode problem in the formats of a build; as many heads as its tile has rows by default."""
+    return Problem(
+        q_lens=(q_len,) * len(kv_lens),
+        kv_lens=kv_lens,
+        heads=heads or min(128, config.tile_rows if config.tile_rows > 16 else 16),
+        q_dtype=config.q_dtype,
+        kv_format=config.kv_format,
+        out_dtype=config.out_dtype,
+        page_size=page_size or config.page_size,
+        top_k=top_k or (128 if config.option("gather") == 2 else 0),
+    )
+
+
+def make_call(config: KernelConfig, problem: Problem, splits: int = 1, seed: int = 0) -> Call:
+    """A call of a build, cut in `splits` pieces a request where they are long enough."""
+    features = ["lse"]
+    tree, extras = config.mask == "tree", config.mask == "tree" or _has_extras(config)
+    if extras:
+        features += ["sinks"]
+        if config.kernel == "cute/swap_ab_sm90" or config.option("scales"):
+            features += ["device_scales"]
+        if tree:
+            features += ["tree_mask"]
+    inputs = make_inputs(problem, seed, features, workspace_bytes=64)
+    out = torch.full((*inputs.query.shape[:-1], problem.latent_dim), 7.0).to(
+        DTYPES[config.out_dtype]
+    )
+    lse = torch.full((problem.total_q, problem.heads), 7.0)
+    work, splits = _work(config, problem, splits)
+    scales = (inputs.bmm1_scale, inputs.bmm2_scale)
+    first, second = (1.0 if isinstance(s, Tensor) else float(s) for s in scales)
+    first = first if isinstance(scales[0], Tensor) else first * LOG2_E
+    q_begin = torch.arange(problem.batch + 1, dtype=torch.int32) * problem.q_lens[0]
+    args: list[Any] = [
+        inputs.query,
+        inputs.kv_cache,
+        out,
+        lse,
+        *_partials(config, problem, splits, work),
+    ]
+    table = inputs.block_tables
+    args += [table.flatten(0, 1) if table.dim() == 3 else table, inputs.seq_lens, q_begin, *work]
+    args += [problem.heads, first, second]
+    if config.option("grid"):
+        q_len = 1 if problem.top_k else problem.q_lens[0]
+        args += [splits, _row_tiles(config, problem), q_len]
+    if extras:
+        args.append(_extras(config, inputs))
+    return Call(config, inputs, tuple(args), out, lse, decode_reference(inputs))
+
+
+def _has_extras(config: KernelConfig) -> bool:
+    return any(config.option(name) for name in ("features", "scales", "skip"))
+
+
+def _extras(config: KernelConfig, inputs: DecodeInputs) -> tuple[Any, ...]:
+    nothing = torch.empty(0)
+    scales = [
+        s.view(1) if isinstance(s, Tensor) else nothing
+        for s in (inputs.bmm1_scale, inputs.bmm2_scale)
+    ]
+    sinks = inputs.sinks if isinstance(inputs.sinks, Tensor) else nothing
+    found: list[Any] = [sinks, *scales]
+    if config.mask == "tree":
+        found.append(
+            inputs.mask if inputs.mask is not None else torch.empty(0, 0, 0, dtype=torch.uint16)
+        )
+    if config.option("skip"):
+        found.append(float(inputs.skip_softmax_threshold_scale_factor or 0.0))
+    return tuple(found)
+
+
+def _row_tiles(config: KernelConfig, problem: Problem) -> int:
+    tokens = 1 if problem.top_k else max(problem.q_lens)
+    return max(1, -(-tokens * problem.heads // config.tile_rows))
+
+
+def _work(config: KernelConfig, problem: Problem, splits: int) -> tuple[list[Tensor], int]:
+    """Tiles and worker_begin of a plan, which a build by formula does without."""
+    if config.option("grid"):
+        return [], splits
+    plan = make_plan(
+        problem,
+        tile_rows=config.tile_rows,
+        tile_kv=config.tile_kv,
+        num_workers=max(1, splits * problem.batch),
+        policy="fixed",
+        num_splits=splits,
+    )
+    words = [torch.from_numpy(np.array(w)) for w in (plan.tiles, plan.worker_begin)]
+    return words, max(1, plan.num_slots)
+
+
+def _partials(
+    config: KernelConfig, problem: Problem, splits: int, work: list[Tensor]
+) -> list[Tensor]:
+    """Room for partials and counters, all zero."""
+    rows = config.tile_rows
+    lists = problem.total_q if problem.top_k else problem.batch
+    slots = splits if work else lists * _row_tiles(config, problem) * splits
+    out = torch.zeros(slots, rows, problem.latent_dim)
+    if config.option("fused_merge", 1) == 3:
+        lse = torch.zeros(slots * (splits + rows // 2), 4)
+    else:
+        lse = torch.zeros(slots, rows)
+    counters = torch.zeros(COUNTERS * config.cluster, dtype=torch.int32)
+    return [out, lse, counters]

@@ -1,0 +1,159 @@
+"""Step through a kernel: blocks, source lines, breakpoints, registers, barriers, tiles."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from ..core.errors import invalid
+from .arithmetic import E4M3, from_bf16
+from .gang import Fragment, Gang
+from .machine import CTA, Machine
+from .memory import RESERVED
+from .ptx import Place
+from .tiles import swizzle
+
+#: blocks after which a search for a breakpoint gives up
+MOST_BLOCKS = 10_000_000
+#: bytes of a swizzled row -> mode of matrix descriptors
+SWIZZLES = {0: 0, 128: 1, 64: 2, 32: 3}
+ELEMENTS = {"bf16": 2, "fp16": 2, "fp32": 4, "int32": 4, "e4m3": 1, "uint8": 1}
+
+
+class Debugger:
+    """Runs a launch that has begun (`Machine.begin`) block by block."""
+
+    def __init__(self, machine: Machine) -> None:
+        self.machine = machine
+        self.gangs = [g for cta in machine.ctas for g in cta.gangs]
+        #: (end of a file's name, line)
+        self.breakpoints: set[tuple[str, int]] = set()
+        self._turn = 0
+
+    @property
+    def ended(self) -> bool:
+        """Whether all threads have exited."""
+        return not any(g.fragments for g in self.gangs)
+
+    def warp(self, number: int, cta: int = 0) -> Gang:
+        """The gang that holds a warp of a CTA."""
+        found = [g for g in self.machine.ctas[cta].gangs if g.first <= 32 * number < g.first + g.n]
+        if not found:
+            raise invalid("warp", number, f"a warp of CTA {cta}")
+        return found[0]
+
+    def place(self, g: Gang) -> list[tuple[Place, int, str]]:
+        """Where a gang's threads stand: source line, how many threads, and the instruction."""
+        code, starts = g.cta.program.kernel.code, g.cta.program.starts
+        return [
+            (code[starts[f.block]].place, _count(g, f), code[starts[f.block]].text)
+            for f in g.fragments
+        ]
+
+    def step(self, g: Gang | None = None) -> Gang | None:
+        """Run one block of a gang, or of the next one that can go on; who it was.
+
+        None when nobody moved: all have exited, or `g` waits. Raises Fault as `Machine.round`.
+        """
+        with np.errstate(all="ignore"):
+            for _ in range(len(self.gangs)):
+                one = g or self.gangs[self._turn % len(self.gangs)]
+                self._turn += g is None
+                if one.fragments and one.run(1):
+                    return one
+                if g is not None:
+                    return None
+        if not self.ended:
+            self.machine.round()
+        return None
+
+    def run_to(self, when: Callable[[Gang], bool]) -> Gang | None:
+        """Step until a gang that has just moved fulfils a condition; None when all have exited."""
+        for _ in range(MOST_BLOCKS):
+            moved = self.step()
+            if moved is not None and when(moved):
+                return moved
+            if moved is None and self.ended:
+                self.machine.finish()
+                return None
+        return None
+
+    def go(self) -> Gang | None:
+        """Run to the next breakpoint; who stands there, or None at the end."""
+        return self.run_to(lambda g: any(self._breaks(g, f) for f in g.fragments))
+
+    def run_to_line(self, file: str, line: int) -> Gang | None:
+        """Run until somebody stands before a line of a file, named by its end."""
+        self.breakpoints.add((file, line))
+        found = self.go()
+        self.breakpoints.discard((file, line))
+        return found
+
+    def _breaks(self, g: Gang, f: Fragment) -> bool:
+        program = g.cta.program
+        code = program.kernel.code[program.starts[f.block] : program.ends[f.block]]
+        places = {s.place for s in code}
+        return any(
+            p.line == n and p.file.endswith(file) for file, n in self.breakpoints for p in places
+        )
+
+    def register(self, g: Gang, name: str, kind: str = "u32") -> np.ndarray:
+        """A PTX register of all threads of a gang; what it holds when it is live."""
+        rows = g.cta.program.writer.rows
+        if name not in rows:
+            raise invalid("register", name, "a register of the kernel")
+        size, row = rows[name]
+        every: dict[int, dict[str, list[np.ndarray]]] = {
+            1: {"pred": g.P},
+            2: {"u16": g.H, "f16": g.G},
+            4: {"u32": g.U, "s32": g.S, "f32": g.F},
+            8: {"u64": g.D},
+        }
+        views = every[size]
+        if kind not in views:
+            raise invalid("kind", kind, sorted(views))
+        return np.array(views[kind][row])
+
+    def barriers(self, cta: int = 0) -> list[dict[str, Any]]:
+        """State of a CTA's mbarriers."""
+        return [
+            {
+                "offset": bar.offset - RESERVED,
+                "phase": bar.phase,
+                "pending": bar.pending,
+                "expected": bar.expected,
+                "bytes": bar.bytes,
+            }
+            for bar in self.machine.ctas[cta].mbarriers.values()
+        ]
+
+    def tile(
+        self, offset: int, shape: tuple[int, int], kind: str = "bf16", span: int = 128, cta: int = 0
+    ) -> np.ndarray:
+        """A tile of shared memory as its matrix [rows, columns], rows of `span` bytes swizzled.
+
+        span 0: rows follow each other plainly.
+        """
+        if kind not in ELEMENTS or span not in SWIZZLES:
+            raise invalid("kind, span", (kind, span), (sorted(ELEMENTS), sorted(SWIZZLES)))
+        owner: CTA = self.machine.ctas[cta]
+        rows, columns = shape
+        size = ELEMENTS[kind]
+        width = span or columns * size
+        byte = np.arange(columns)[None, :] * size
+        # columns beyond a row of the swizzle lie in further boxes of as many rows
+        linear = np.arange(rows)[:, None] * width + byte % width + byte // width * rows * width
+        at = swizzle(RESERVED + offset + linear, SWIZZLES[span])
+        words = owner.shared.views[size][at // size]
+        if kind == "e4m3":
+            return E4M3[words]
+        if kind == "bf16":
+            return from_bf16(words)
+        plain = {"fp16": np.float16, "fp32": np.float32, "int32": np.int32}
+        return words.view(plain[kind]) if kind in plain else words
+
+
+def _count(g: Gang, f: Fragment) -> int:
+    return g.n if f.mask is True else int(f.mask.sum())

@@ -1,0 +1,81 @@
+"""Tensors in emulated device memory, and back."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ..core.errors import invalid_type
+from .host import DeviceTensor
+from .memory import GlobalMemory
+
+#: torch dtype -> (DLPack code, bits)
+DTYPES = {
+    torch.bfloat16: (4, 16),
+    torch.float16: (2, 16),
+    torch.float32: (2, 32),
+    torch.float8_e4m3fn: (10, 8),
+    torch.int32: (0, 32),
+    torch.int64: (0, 64),
+    torch.uint8: (1, 8),
+    torch.uint16: (1, 16),
+}
+
+
+class Device:
+    """Copies of a call's tensors in device memory; equal calls get equal addresses."""
+
+    def __init__(self) -> None:
+        self.memory = GlobalMemory()
+        #: (bytes on the host, offset) of each tensor
+        self._placed: list[tuple[np.ndarray, int]] = []
+
+    def place(self, args: Sequence[Any], names: Sequence[str] = ()) -> list[Any]:
+        """`args` with a `DeviceTensor` for each tensor, those inside tuples too."""
+        placed: list[Any] = []
+        for i, arg in enumerate(args):
+            name = names[i] if i < len(names) else f"argument {i}"
+            if isinstance(arg, tuple):
+                placed.append(tuple(self.place(arg, [f"{name}[{k}]" for k in range(len(arg))])))
+            else:
+                placed.append(self._put(arg, name) if isinstance(arg, Tensor) else arg)
+        return placed
+
+    def _put(self, tensor: Tensor, name: str) -> DeviceTensor:
+        if tensor.dtype not in DTYPES:
+            raise invalid_type(name, tensor.dtype, list(DTYPES))
+        shape, strides, size = tuple(tensor.shape), tensor.stride(), tensor.element_size()
+        extent = 1 + sum((n - 1) * s for n, s in zip(shape, strides, strict=True))
+        extent = extent if tensor.numel() else 0
+        offset = self.memory.allocate(extent * size, name)
+        if extent:
+            flat = tensor.detach().as_strided((extent,), (1,)).view(torch.uint8).numpy()
+            self.memory.bytes[offset : offset + extent * size] = flat
+            self._open(offset, shape, strides, size)
+            self._placed.append((flat, offset))
+        return DeviceTensor(offset, DTYPES[tensor.dtype], shape, strides)
+
+    def _open(self, offset: int, shape: Sequence[int], strides: Sequence[int], size: int) -> None:
+        """Allow what belongs to the tensor: not what lies between its rows."""
+        inner, dims = 1, list(zip(shape, strides, strict=True))
+        while dims and dims[-1][1] == inner:
+            inner *= dims.pop()[0]
+        if inner * size % 4 or any(s * size % 4 for _, s in dims):
+            last = sum((n - 1) * s for n, s in zip(shape, strides, strict=True))
+            self.memory.open(offset, (last + 1) * size)
+            return
+        flags = np.lib.stride_tricks.as_strided(
+            self.memory.valid[offset // 4 :],
+            [*(n for n, _ in dims), inner * size // 4],
+            [*(s * size // 4 for _, s in dims), 1],
+        )
+        flags[...] = True
+
+    def fetch(self) -> None:
+        """Copy what device memory holds back to the tensors."""
+        for flat, offset in self._placed:
+            flat[:] = self.memory.bytes[offset : offset + flat.size]

@@ -1,0 +1,253 @@
+"""Python of moves, arithmetic, comparisons and conversions."""
+
+from __future__ import annotations
+
+from ..core.errors import unsupported
+from .ptx import SIZES, Instruction
+from .translate import BITS, NUMPY, Lines, Writer, emits
+
+WHERE = "where=MASK"
+UFUNCS = {"add": "add", "sub": "subtract", "mul": "multiply", "and": "bitwise_and"}
+UFUNCS |= {"or": "bitwise_or", "xor": "bitwise_xor", "max": "maximum", "min": "minimum"}
+FLOATS = {"add": "add", "sub": "subtract", "mul": "multiply", "div": "divide"}
+FLOATS |= {"max": "fmax", "min": "fmin"}
+LOGICAL = {"and": "logical_and", "or": "logical_or", "xor": "logical_xor"}
+COMPARISONS = {"eq": "equal", "ne": "not_equal", "lt": "less", "le": "less_equal"}
+COMPARISONS |= {"gt": "greater", "ge": "greater_equal", "lo": "less", "ls": "less_equal"}
+COMPARISONS |= {"hi": "greater", "hs": "greater_equal"}
+#: a comparison that NaN satisfies, as the negation of its contrary
+UNORDERED = {"leu": "greater", "ltu": "greater_equal", "geu": "less", "gtu": "less_equal"}
+UNORDERED |= {"neu": "equal", "equ": "not_equal"}
+WIDER = {"s32": "s64", "u32": "u64", "s16": "s32", "u16": "u32"}
+ROUNDINGS = {"rni": "rint", "rmi": "floor", "rpi": "ceil", "rzi": "trunc"}
+TWO_HALVES = ("f16x2", "bf16x2", "u16x2", "s16x2")
+
+
+def put(target: str, value: str) -> Lines:
+    """Write an expression to a row, under the mask."""
+    return [f"copyto({target}, {value}, {WHERE})"]
+
+
+def call(function: str, target: str, *values: str) -> Lines:
+    """A ufunc that writes a row itself."""
+    return [f"{function}({', '.join(values)}, out={target}, {WHERE})"]
+
+
+@emits("mov")
+def _mov(w: Writer, s: Instruction, pc: int) -> Lines:
+    kind, (target, source) = s.parts[-1], s.args
+    half = {"b32": "u16", "b64": "u32"}.get(kind, "")
+    if target.startswith("{"):
+        parts = f"{w.value(source, 'u32' if half == 'u16' else 'u64')}.view({NUMPY[half]})"
+        names = enumerate(w.group(target))
+        lines = [put(w.row(n, half), f"{parts}[{i}::2]")[0] for i, n in names if n != "_"]
+        return lines or ["pass"]
+    if source.startswith("{"):
+        low, high = (w.value(x, half) for x in w.group(source))
+        whole, bits = (NUMPY["u32"], 16) if half == "u16" else (NUMPY["u64"], 32)
+        value = f"{low}.astype({whole}) | {high}.astype({whole}) << {whole}({bits})"
+        return put(w.bits(target), value)
+    if source in ("%globaltimer", "%clock64", "%clock"):
+        return put(w.row(target, kind), "g.clock()")
+    return put(w.row(target, kind), w.value(source, kind))
+
+
+@emits("add", "sub", "mul", "and", "or", "xor", "max", "min", "div", "rem")
+def _binary(w: Writer, s: Instruction, pc: int) -> Lines:
+    op, kind = s.parts[0], s.parts[-1]
+    if kind in TWO_HALVES:
+        values = ", ".join(w.value(a, "u32") for a in s.args[1:])
+        return put(w.row(s.args[0], "u32"), f"packed({op!r}, {kind!r}, {values})")
+    if op == "mul" and s.parts[1] in ("wide", "hi"):
+        return _long_product(w, s)
+    target = w.row(s.args[0], kind)
+    a, b = (w.value(x, kind) for x in s.args[1:3])
+    if kind == "f32":
+        function = UFUNCS[op] if "NaN" in s.parts else FLOATS[op]
+        if len(s.args) == 4:
+            a, b = f"{function}({a}, {b})", w.value(s.args[3], kind)
+        return call(function, target, a, b)
+    if kind == "pred":
+        return call(LOGICAL[op], target, a, b)
+    if op in ("div", "rem"):
+        return put(target, f"{op}({a}, {b})")
+    if "relu" in s.parts:
+        return put(target, f"relu({UFUNCS[op]}({a}, {b}))")
+    return call(UFUNCS[op], target, a, b)
+
+
+def _long_product(w: Writer, s: Instruction) -> Lines:
+    kind = s.parts[-1]
+    wide, a, b = WIDER[kind], w.value(s.args[1], kind), w.value(s.args[2], kind)
+    if s.parts[1] == "wide":
+        target = w.row(s.args[0], wide)
+        return [f"multiply({a}, {b}, out={target}, dtype={NUMPY[wide]}, {WHERE})"]
+    product = f"multiply({a}, {b}, dtype={NUMPY[wide]})"
+    return put(w.row(s.args[0], kind), f"({product} >> 32).astype({NUMPY[kind]})")
+
+
+@emits("mad")
+def _mad(w: Writer, s: Instruction, pc: int) -> Lines:
+    kind = s.parts[-1]
+    a, b = w.value(s.args[1], kind), w.value(s.args[2], kind)
+    if s.parts[1] == "wide":
+        wide = WIDER[kind]
+        product = f"multiply({a}, {b}, dtype={NUMPY[wide]})"
+        return call("add", w.row(s.args[0], wide), product, w.value(s.args[3], wide))
+    return call("add", w.row(s.args[0], kind), f"{a} * {b}", w.value(s.args[3], kind))
+
+
+@emits("fma")
+def _fma(w: Writer, s: Instruction, pc: int) -> Lines:
+    kind = s.parts[-1]
+    if kind in TWO_HALVES:
+        values = ", ".join(w.value(a, "u32") for a in s.args[1:])
+        return put(w.row(s.args[0], "u32"), f"packed('fma', {kind!r}, {values})")
+    a, b, c = (w.value(x, kind) for x in s.args[1:])
+    function = {"rn": "fma", "rm": "fma_down"}[s.parts[1]]
+    return put(w.row(s.args[0], kind), f"{function}({a}, {b}, {c})")
+
+
+@emits("shl", "shr")
+def _shift(w: Writer, s: Instruction, pc: int) -> Lines:
+    op, kind = s.parts
+    target, value = w.row(s.args[0], kind), w.value(s.args[1], kind)
+    count = s.args[2]
+    if count in w.rows:
+        return put(target, f"shift({value}, {w.value(count, 'u32')}, {op == 'shl'})")
+    amount = w.constant(kind, min(int(count.rstrip("U"), 0), 8 * SIZES[kind] - 1))
+    return call("left_shift" if op == "shl" else "right_shift", target, value, amount)
+
+
+@emits("shf")
+def _funnel(w: Writer, s: Instruction, pc: int) -> Lines:
+    low, high, count = (w.value(a, "u32") for a in s.args[1:])
+    return put(w.row(s.args[0], "u32"), f"funnel({low}, {high}, {count}, {s.parts[1] == 'r'})")
+
+
+@emits("bfi")
+def _bfi(w: Writer, s: Instruction, pc: int) -> Lines:
+    kind = s.parts[1].replace("b", "u")
+    a, b = w.value(s.args[1], kind), w.value(s.args[2], kind)
+    at, count = w.value(s.args[3], "u32"), w.value(s.args[4], "u32")
+    return put(w.row(s.args[0], kind), f"bfi({a}, {b}, {at}, {count})")
+
+
+@emits("not", "neg", "abs")
+def _unary(w: Writer, s: Instruction, pc: int) -> Lines:
+    op, kind = s.parts[0], s.parts[-1]
+    function = {"not": "invert", "neg": "negative", "abs": "absolute"}[op]
+    function = "logical_not" if kind == "pred" else function
+    return call(function, w.row(s.args[0], kind), w.value(s.args[1], kind))
+
+
+@emits("popc")
+def _popc(w: Writer, s: Instruction, pc: int) -> Lines:
+    value = w.value(s.args[1], s.parts[1].replace("b", "u"))
+    return put(w.row(s.args[0], "u32"), f"bitwise_count({value})")
+
+
+@emits("selp")
+def _selp(w: Writer, s: Instruction, pc: int) -> Lines:
+    kind = s.parts[1]
+    a, b = w.value(s.args[1], kind), w.value(s.args[2], kind)
+    return put(w.row(s.args[0], kind), f"pick({w.value(s.args[3], 'pred')}, {a}, {b})")
+
+
+@emits("setp")
+def _setp(w: Writer, s: Instruction, pc: int) -> Lines:
+    test, kind = s.parts[1], s.parts[-1]
+    target = w.row(s.args[0], "pred")
+    a, b = w.value(s.args[1], kind), w.value(s.args[2], kind)
+    if test in UNORDERED and kind == "f32":
+        return put(target, f"~{UNORDERED[test]}({a}, {b})")
+    if len(s.parts) == 3:
+        return call(COMPARISONS[test], target, a, b)
+    combined = f"{LOGICAL[s.parts[2]]}({COMPARISONS[test]}({a}, {b}), {w.value(s.args[3], 'pred')})"
+    return put(target, combined)
+
+
+@emits("ex2", "lg2", "rcp", "rsqrt", "sqrt")
+def _approximation(w: Writer, s: Instruction, pc: int) -> Lines:
+    value = w.value(s.args[1], "f32")
+    name = s.parts[0]
+    if name in ("ex2", "rcp") and "approx" in s.parts:
+        return put(w.row(s.args[0], "f32"), f"g.{name}({value})")
+    return put(w.row(s.args[0], "f32"), f"{name}({value})")
+
+
+@emits("prmt")
+def _prmt(w: Writer, s: Instruction, pc: int) -> Lines:
+    values = ", ".join(w.value(a, "u32") for a in s.args[1:])
+    return put(w.row(s.args[0], "u32"), f"prmt({values})")
+
+
+@emits("dp2a")
+def _dp2a(w: Writer, s: Instruction, pc: int) -> Lines:
+    values = ", ".join(w.value(a, "u32") for a in s.args[1:])
+    signed = (s.parts[2][0] == "s", s.parts[3][0] == "s")
+    return put(w.row(s.args[0], "u32"), f"dp2a({values}, {s.parts[1] == 'hi'}, {signed})")
+
+
+@emits("cvta")
+def _cvta(w: Writer, s: Instruction, pc: int) -> Lines:
+    return put(w.row(s.args[0], "u64"), w.value(s.args[1], "u64"))
+
+
+@emits("mapa")
+def _mapa(w: Writer, s: Instruction, pc: int) -> Lines:
+    address, rank = w.value(s.args[1], "u32"), w.value(s.args[2], "u32")
+    low, bits = w.constant("u32", 0xFFFFFF), w.constant("u32", 24)
+    return put(w.row(s.args[0], "u32"), f"{address} & {low} | {rank} << {bits}")
+
+
+#: (target, source) types -> (register of the target, of the source, expression)
+TWO_VALUES = {
+    ("bf16x2", "f32"): ("u32", "f32", "to_bf16({0}) << uint32(16) | to_bf16({1})"),
+    ("f16x2", "f32"): ("u32", "f32", "to_f16({0}) << uint32(16) | to_f16({1})"),
+    ("e4m3x2", "f32"): ("u16", "f32", "to_e4m3({0}) << uint32(8) | to_e4m3({1})"),
+    ("e4m3x2", "f16x2"): ("u16", "u32", "f16x2_to_e4m3x2({0})"),
+    ("f16x2", "e4m3x2"): ("u32", "u16", "e4m3x2_to_f16x2({0})"),
+    ("bf16", "f32"): ("u16", "f32", "to_bf16({0})"),
+    ("f16", "f32"): ("u16", "f32", "to_f16({0})"),
+    ("f32", "f16"): ("f32", "u16", "{0}.view(float16)"),
+    ("f32", "bf16"): ("f32", "u16", "from_bf16({0})"),
+}
+
+
+@emits("cvt")
+def _cvt(w: Writer, s: Instruction, pc: int) -> Lines:
+    target, source = s.parts[-2:]
+    if (target, source) in TWO_VALUES:
+        to, of, form = TWO_VALUES[target, source]
+        value = form.format(*(w.value(a, of) for a in s.args[1:]))
+        return [f"copyto({w.row(s.args[0], to)}, {value}, casting='unsafe', {WHERE})"]
+    if source == "f32":
+        return _from_float(w, s, target)
+    if target == "f32":
+        value = f"{_narrowed(w, s.args[1], source)}.astype(float32)"
+        return put(w.row(s.args[0], "f32"), value)
+    value = f"{_narrowed(w, s.args[1], source)}.astype({NUMPY[target]})"
+    register = BITS[w.rows[s.args[0]][0]]
+    if target.startswith("s") and SIZES[target] < SIZES[register]:
+        value += f".astype({NUMPY[register.replace('u', 's')]})"
+    return put(w.row(s.args[0], register), f"{value}.astype({NUMPY[register]})")
+
+
+def _narrowed(w: Writer, arg: str, kind: str) -> str:
+    """A source whose register may be wider than its type."""
+    register = BITS[w.rows[arg][0]] if arg in w.rows else ("u64" if SIZES[kind] == 8 else "u32")
+    return f"{w.value(arg, register)}.astype({NUMPY[kind]})"
+
+
+def _from_float(w: Writer, s: Instruction, target: str) -> Lines:
+    value = w.value(s.args[1], "f32")
+    rounding = next((ROUNDINGS[p] for p in s.parts if p in ROUNDINGS), "")
+    if rounding:
+        value = f"{rounding}({value})"
+    if target == "f32":
+        value = f"minimum(fmax({value}, float32(0)), float32(1))" if "sat" in s.parts else value
+        return put(w.row(s.args[0], "f32"), value)
+    if not rounding:
+        raise unsupported("cvt", s.opcode, "a rounding")
+    return put(w.row(s.args[0], target), f"to_integer({value}, {NUMPY[target]})")

@@ -1,0 +1,165 @@
+"""Registers of products in flight: who touches accumulators before a wait, or without a fence.
+
+A wgmma reads A and writes D at any time between its issue and the wait that covers it. Before that
+no other instruction may touch D, or write A; and what other instructions did to these registers
+before the issue must lie behind a wgmma.fence. A `mov` is no access: the compiler writes them to
+name registers, and a register that is moved keeps what is known of its source.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING, Any
+
+from .gang import Gang
+from .ptx import Instruction
+
+if TYPE_CHECKING:
+    from .ptx import Place
+    from .races import Checker
+    from .translate import Program
+
+_WORD = re.compile(r"[%\w$@]+")
+#: (what, instruction, registers or numbers)
+Step = tuple[str, int, Any]
+
+
+class _State:
+    """Of one warp: registers touched since its last fence, and those in flight with their group."""
+
+    def __init__(self) -> None:
+        self.touched: set[str] = set()
+        self.flying: dict[str, tuple[int, int]] = {}
+        self.group = 0
+        #: registers that hold what a product left, and whether a fence stands behind the last wait
+        self.chained: set[str] = set()
+        #: what a register was moved from: an access of the copy is one of the original
+        self.origin: dict[str, str] = {}
+        self.fenced = False
+
+
+class Flight:
+    """Checks the registers of all warps of a launch, block by block."""
+
+    def __init__(self, checker: Checker) -> None:
+        self.checker = checker
+        self._states: dict[int, _State] = {}
+        self._steps: dict[int, list[Step]] = {}
+        self._relevant: frozenset[str] | None = None
+
+    def before_block(self, g: Gang, block: int) -> None:
+        """A warp is about to run a block."""
+        steps = self._steps.get(block)
+        if steps is None:
+            program = g.cta.program
+            if self._relevant is None:
+                self._relevant = _relevant(program)
+            steps = self._steps[block] = _steps_of(program, block, self._relevant)
+        if steps:
+            state = self._states.setdefault(g.agent, _State())
+            for step in steps:
+                getattr(self, "_" + step[0])(g, state, step[1], step[2])
+
+    def _touch(self, g: Gang, state: _State, pc: int, names: frozenset[str]) -> None:
+        state.touched |= names
+        state.touched.update(state.origin[n] for n in names if n in state.origin)
+        if state.flying and not names.isdisjoint(state.flying):
+            name = next(n for n in names if n in state.flying)
+            place = g.cta.program.kernel.code[state.flying[name][1]].place
+            other: tuple[str, Place] = ("issued", place)
+            text = f"{name} belongs to a product that has not been waited for"
+            self.checker.note(g, pc, "in flight", text, (other,))
+
+    def _move(self, g: Gang, state: _State, pc: int, names: tuple[str, str]) -> None:
+        target, source = names
+        (state.touched.add if source in state.touched else state.touched.discard)(target)
+        (state.chained.add if source in state.chained else state.chained.discard)(target)
+        if source in g.cta.program.writer.rows:
+            state.origin[target] = state.origin.get(source, source)
+        else:
+            state.origin.pop(target, None)
+        if source in state.flying:
+            state.flying[target] = state.flying[source]
+        else:
+            state.flying.pop(target, None)
+
+    def _fence(self, g: Gang, state: _State, pc: int, _: None) -> None:
+        state.touched.clear()
+        state.fenced = True
+
+    def _define(self, g: Gang, state: _State, pc: int, names: frozenset[str]) -> None:
+        state.chained -= names
+
+    def _product(self, g: Gang, state: _State, pc: int, names: frozenset[str]) -> None:
+        if not state.fenced and not names <= state.chained:
+            text = "a product over new registers, and no wgmma.fence behind the last wait"
+            self.checker.note(g, pc, "wgmma fence", text)
+        state.chained |= names
+        if not names.isdisjoint(state.touched):
+            name = next(n for n in names if n in state.touched)
+            text = f"{name} of a product was used before, and no wgmma.fence stands between"
+            self.checker.note(g, pc, "wgmma fence", text)
+        state.flying.update(dict.fromkeys(names, (state.group, pc)))
+        state.origin = {n: o for n, o in state.origin.items() if o not in names}
+
+    def _commit(self, g: Gang, state: _State, pc: int, _: None) -> None:
+        state.group += 1
+
+    def _wait(self, g: Gang, state: _State, pc: int, left: int) -> None:
+        done, state.fenced = state.group - left, False
+        state.flying = {n: at for n, at in state.flying.items() if at[0] >= done}
+
+
+def _words(args: tuple[str, ...]) -> set[str]:
+    return {word for arg in args for word in _WORD.findall(arg)}
+
+
+def _operands(instruction: Instruction) -> frozenset[str]:
+    """Registers of D, and of A where it is in registers."""
+    args = instruction.args[:2] if instruction.args[1].startswith("{") else instruction.args[:1]
+    return frozenset(_words(args))
+
+
+def _plain_move(instruction: Instruction) -> bool:
+    return instruction.parts[0] == "mov" and "{" not in "".join(instruction.args)
+
+
+def _relevant(program: Program) -> frozenset[str]:
+    """Registers of products, and those that are moved to or from them."""
+    code = program.kernel.code
+    products = [s for s in code if s.opcode.startswith("wgmma.mma_async")]
+    found = set().union(*map(_operands, products)) if products else set()
+    moves = [s.args for s in code if _plain_move(s)]
+    size = -1
+    while size != len(found):
+        size = len(found)
+        for target, source in moves:
+            if (target in found or source in found) and source in program.writer.rows:
+                found |= {target, source}
+    return frozenset(found)
+
+
+def _steps_of(program: Program, block: int, relevant: frozenset[str]) -> list[Step]:
+    steps: list[Step] = []
+    for pc in range(program.starts[block], program.ends[block]):
+        s = program.kernel.code[pc]
+        if pc in program.gone:
+            continue
+        if s.parts[0] == "wgmma":
+            step: Step = {
+                "fence": ("fence", pc, None),
+                "commit_group": ("commit", pc, None),
+                "wait_group": ("wait", pc, int(s.args[0]) if len(s.args) == 1 else 0),
+            }.get(s.parts[1]) or ("product", pc, _operands(s))
+            steps.append(step)
+        elif _plain_move(s):
+            if s.args[0] in relevant:
+                steps.append(("move", pc, s.args))
+        else:
+            names = relevant.intersection(program.named[pc])
+            if names:
+                steps.append(("touch", pc, names))
+                defined = names.intersection(_words(s.args[:1]))
+                if defined and s.parts[0] not in ("st", "red"):
+                    steps.append(("define", pc, defined))
+    return steps

@@ -1,0 +1,90 @@
+"""Operations across the threads of a warp, and mma.sync."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from .gang import Gang, Mask
+from .tiles import a_fragment, accumulator, accumulator_registers, b_fragment
+
+Row = np.ndarray
+
+
+def shfl(
+    g: Gang, out: Row, valid: Row | None, operands: tuple[Row, Row, Row], mode: str, m: Mask
+) -> None:
+    """shfl.sync: thread l reads a of another thread of its warp; c holds segment and clamp."""
+    a, b, c = operands
+    lane, other = g.lane, b.astype(np.int64) & 31
+    limits = c.astype(np.int64)
+    clamp, segment = limits & 31, limits >> 8 & 31
+    least = lane & segment
+    most = least | clamp & ~segment
+    if mode == "idx":
+        source = least | other & ~segment
+    elif mode == "bfly":
+        source = lane ^ other
+    else:
+        source = lane + other if mode == "down" else lane - other
+    inside = source >= most if mode == "up" else source <= most
+    source = np.where(inside, source, lane)
+    np.copyto(out, a[g.warp_begin + source], where=m)
+    if valid is not None:
+        np.copyto(valid, inside, where=m)
+
+
+def _live(g: Gang) -> Row:
+    every = np.ones(g.n, bool) if g.live is True else g.live
+    return every.reshape(-1, 32)
+
+
+def vote(g: Gang, out: Row, flags: Row, mode: str, negated: bool, m: Mask) -> None:
+    """vote.sync.any, .all, .ballot."""
+    by_warp = (flags if flags.size == g.n else np.repeat(flags, g.n)).reshape(-1, 32)
+    if mode == "any":
+        result: Any = (by_warp & _live(g)).any(1)
+    elif mode == "all":
+        result = (by_warp | ~_live(g)).all(1)
+    else:
+        bits = (by_warp & _live(g)).astype(np.uint32) << np.arange(32, dtype=np.uint32)
+        result = bits.sum(1, dtype=np.uint32)
+    np.copyto(out, np.repeat(result, 32), where=m)
+
+
+def elect(g: Gang, leader: Row | None, elected: Row, m: Mask) -> None:
+    """elect.sync: the lowest live thread of each warp."""
+    first = _live(g).argmax(1)
+    np.copyto(elected, g.lane == np.repeat(first, 32), where=m)
+    if leader is not None:
+        np.copyto(leader, np.repeat(first, 32).astype(np.uint32), where=m)
+
+
+def redux(g: Gang, out: Row, a: Row, function: Any, m: Mask) -> None:
+    """redux.sync over a whole warp."""
+    result = function.reduce(a.reshape(-1, 32), axis=1)
+    np.copyto(out, np.repeat(result, 32).astype(out.dtype), where=m)
+
+
+def movmatrix(g: Gang, out: Row, a: Row, m: Mask) -> None:
+    """An 8 x 8 matrix of 16-bit elements, transposed among the threads of a warp."""
+    lane, result = g.lane, np.zeros(g.n, np.uint32)
+    for element in (0, 1):
+        source = (2 * (lane % 4) + element) * 4 + lane // 8
+        half = a[g.warp_begin + source] >> (16 * (lane // 4 % 2)).astype(np.uint32)
+        result |= (half & np.uint32(0xFFFF)) << np.uint32(16 * element)
+    np.copyto(out, result, where=m)
+
+
+def mma(
+    g: Gang, d: list[Row], a: list[Row], b: list[Row], c: list[Row], kind: str, m: Mask
+) -> None:
+    """mma.sync.m16n8: one matrix a warp."""
+    warps = g.n // 32
+    left = a_fragment(np.stack(a), kind).reshape(warps, 16, -1).astype(np.float64)
+    right = b_fragment(np.stack(b), kind).astype(np.float64)
+    added = accumulator(np.stack(c)).reshape(warps, 16, 8)
+    product = (left @ right.transpose(0, 2, 1) + added).astype(np.float32)
+    for row, value in zip(d, accumulator_registers(product.reshape(-1, 8)), strict=True):
+        np.copyto(row, value, where=m)

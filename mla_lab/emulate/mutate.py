@@ -1,0 +1,202 @@
+"""The proof of the checks: delete one synchronising instruction at a time, and see it reported."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from .barriers import Mbarrier
+from .calls import Call
+from .findings import Fault
+from .gang import Gang
+from .kernel import EmulatedKernel, Options
+from .machine import Machine
+from .observe import Recorder
+from .ptx import Instruction, Place
+from .translate import Program
+
+#: what is deleted -> opcodes
+KINDS: dict[str, tuple[str, ...]] = {
+    "mbarrier wait": ("mbarrier.try_wait", "mbarrier.test_wait"),
+    "mbarrier arrive": ("mbarrier.arrive", "cp.async.mbarrier"),
+    "mbarrier expect_tx": ("mbarrier.expect_tx",),
+    "mbarrier init": ("mbarrier.init",),
+    "named barrier": ("bar.sync", "bar.red", "bar.arrive", "barrier.sync"),
+    "warp barrier": ("bar.warp",),
+    "cluster barrier": ("barrier.cluster",),
+    "wgmma wait": ("wgmma.wait_group",),
+    "wgmma commit": ("wgmma.commit_group",),
+    "wgmma fence": ("wgmma.fence",),
+    "proxy fence": ("fence.proxy",),
+    "fence": ("fence.", "membar"),
+    "cp.async commit, wait": ("cp.async.commit", "cp.async.wait"),
+}
+#: a kernel with checks, then schedules that move results
+TRIES = (
+    Options("exact", check=True),
+    Options("exact", "adverse", 1, check=True),
+    Options("exact", "adverse", 2),
+    Options("exact", "random", 3),
+)
+
+
+#: an arrival in phases that nobody waits for, or an mbarrier that nobody uses
+IDLE = "idle"
+
+
+class _Uses(Recorder):
+    """Which phases of which barriers an instruction arrives in, and which are waited for."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.arrivals: dict[int, set[tuple[int, int]]] = {}
+        self.awaited: dict[int, int] = {}
+        self._bars: list[Mbarrier] = []
+
+    def arrival(self, g: Gang, bar: Any, pc: int) -> None:
+        super().arrival(g, bar, pc)
+        if isinstance(bar, Mbarrier):
+            self._bars.append(bar)  # kept, so that no other gets its id
+            self.arrivals.setdefault(pc, set()).add((id(bar), bar.phase))
+
+    def waited(self, g: Gang, bar: Any, name: str, pc: int) -> None:
+        super().waited(g, bar, name, pc)
+        if isinstance(bar, Mbarrier):
+            self.awaited[id(bar)] = max(self.awaited.get(id(bar), 0), bar.phase)
+
+    def finish(self, machine: Machine) -> None:
+        super().finish(machine)
+        used = {id(bar) for bar in self._bars} | set(self.awaited)
+        for cta in machine.ctas:
+            for bar in cta.mbarriers.values():
+                here = self.arrivals.setdefault(bar.init_pc, set())
+                if id(bar) in used:
+                    here.add((id(bar), -1))
+
+    def idle(self, pc: int) -> bool:
+        """Whether an instruction arrived only in phases that nobody waited for, or initialised an
+        mbarrier that nobody used.
+        """
+        found = self.arrivals.get(pc, {(0, -1)})
+        return all(phase >= self.awaited.get(bar, 0) for bar, phase in found)
+
+
+@dataclass(frozen=True)
+class Mutant:
+    """One deletion: what, where, and how it was noticed; "" where it was not."""
+
+    kind: str
+    pc: int
+    place: Place
+    text: str
+    noticed: str = ""
+
+
+def kind_of(s: Instruction) -> str:
+    """The name in `KINDS` of a synchronising instruction, or ""."""
+    return next((kind for kind, opcodes in KINDS.items() if s.opcode.startswith(opcodes)), "")
+
+
+def mutants(kernel: EmulatedKernel, call: Call) -> list[Mutant]:
+    """The synchronising instructions that a call executes."""
+    reached: dict[str, set[int]] = {}
+
+    def watch(g: Gang, block: int) -> None:
+        reached.setdefault(g.cta.program.kernel.name, set()).add(block)
+
+    seen = EmulatedKernel(kernel.text, kernel.function, kernel.host, Options(watch=watch))
+    seen(*call.args)
+    found = []
+    for name, blocks in reached.items():
+        program = kernel.programs[name]
+        for block in sorted(blocks):
+            for pc in range(program.starts[block], program.ends[block]):
+                s = program.kernel.code[pc]
+                if kind_of(s):
+                    found.append(Mutant(kind_of(s), pc, s.place, s.text))
+    return found
+
+
+def prove(
+    kernel: EmulatedKernel, calls: Sequence[Call], chosen: Sequence[Mutant] | None = None
+) -> Iterator[Mutant]:
+    """Each deletion with what noticed it in some call: a finding's kind, a fault's, or other
+    results. `chosen` is all that the calls execute by default.
+    """
+    (program,) = kernel.programs.values()
+    expected = [_results(kernel, call, TRIES[0]) for call in calls]
+    uses = [_uses(kernel, call) for call in calls]
+    if chosen is None:
+        every = {m.pc: m for call in calls for m in mutants(kernel, call)}
+        chosen = [every[pc] for pc in sorted(every)]
+    for mutant in chosen:
+        broken = EmulatedKernel(kernel.text, kernel.function, kernel.host)
+        broken.programs = {program.kernel.name: _without(program, mutant.pc)}
+        noticed = ""
+        for options in TRIES:
+            for call, right in zip(calls, expected, strict=True):
+                noticed = noticed or _notice(broken, call, options, right)
+        if not noticed and all(u.idle(mutant.pc) or mutant.pc not in u.arrivals for u in uses):
+            noticed = IDLE if any(u.idle(mutant.pc) for u in uses) else ""
+        yield Mutant(mutant.kind, mutant.pc, mutant.place, mutant.text, noticed)
+
+
+def _uses(kernel: EmulatedKernel, call: Call) -> _Uses:
+    uses = _Uses()
+    kernel.options = Options("exact", trace=True)
+    kernel.observe(uses, *call.args)
+    return uses
+
+
+def table(done: Sequence[Mutant]) -> str:
+    """Counts by kind, and what went unnoticed."""
+    idle = [m for m in done if m.noticed == IDLE]
+    done = [m for m in done if m.noticed != IDLE]
+    tried, seen = Counter(m.kind for m in done), Counter(m.kind for m in done if m.noticed)
+    lines = [f"{kind:22s} {seen[kind]:3d} of {tried[kind]:3d}" for kind in KINDS if tried[kind]]
+    lines.append(f"{'all':22s} {sum(seen.values()):3d} of {sum(tried.values()):3d}")
+    lines += [f"  nobody waits: {m.kind}: {m.place}" for m in idle]
+    lines += [f"  unnoticed: {m.kind}: {m.place}: {m.text[:60]}" for m in done if not m.noticed]
+    return "\n".join(lines)
+
+
+def _without(program: Program, pc: int) -> Program:
+    """The program without an instruction; a wait says at once that it has ended."""
+    s, w = program.kernel.code[pc], program.writer
+    instead = ""
+    if s.opcode.startswith(("mbarrier.try_wait", "mbarrier.test_wait")):
+        instead = f"copyto({w.row(s.args[0], 'pred')}, YES, where=m)"
+    elif s.opcode.startswith("bar.red"):
+        flag = w.value(s.args[-1], "pred")
+        instead = f"copyto({w.row(s.args[0], 'pred')}, {flag}, where=m)"
+    return program.without(pc, instead)
+
+
+def _run(kernel: EmulatedKernel, call: Call, options: Options) -> None:
+    for tensor in call.args[2:7]:  # results and partials begin anew
+        tensor.zero_()
+    kernel.options = options
+    kernel(*call.args)
+
+
+def _results(kernel: EmulatedKernel, call: Call, options: Options) -> list[torch.Tensor]:
+    _run(kernel, call, options)
+    return [call.out.clone(), call.lse.clone()]
+
+
+def _notice(
+    kernel: EmulatedKernel, call: Call, options: Options, expected: list[torch.Tensor]
+) -> str:
+    try:
+        found = _results(kernel, call, options)
+    except Fault as fault:
+        kinds = [f.kind for f in kernel.run.findings]
+        return kinds[0] if kinds else fault.finding.kind
+    if kernel.run.findings:
+        return kernel.run.findings[0].kind
+    same = all(torch.equal(a, b) for a, b in zip(found, expected, strict=True))
+    return "" if same else "other results"

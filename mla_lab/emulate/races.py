@@ -1,0 +1,429 @@
+"""Races by happens-before, missing proxy fences, and reads of what nobody wrote.
+
+Each warp, each warp's products, each warp's cp.async copies and each mbarrier is an agent with a
+clock that counts its accesses. A warp carries two vectors over all agents: what of theirs happened
+before, and what of that an asynchronous unit may see as well, since a fence.proxy.async stood
+between. Barriers hand vectors on. Each 4-byte word of shared memory remembers who wrote it last and
+when, and when each agent last read it; an access that is not ordered behind those is a race under
+every schedule, whatever came first in this one.
+
+What a copy of TMA writes belongs to the mbarrier on which it completes: the phase number is the
+clock, and a warp that has waited for the phase has seen the bytes.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from .findings import Finding, finding
+from .flight import Flight
+from .gang import Gang
+from .shadow import GlobalShadow, Shadow, expand
+from .tiles import ELEMENT_BYTES, operand_words, quarter_words
+
+if TYPE_CHECKING:
+    from .barriers import Mbarrier
+    from .machine import CTA, Machine
+    from .ptx import Place
+    from .wgmma import Issued
+
+Row = np.ndarray
+#: agents of a warp: its own accesses, its products, its cp.async copies
+PRODUCTS, COPIES, AGENTS = 1, 2, 3
+#: mbarriers of a CTA
+MAX_BARRIERS = 96
+#: findings kept of one run
+MAX_FINDINGS = 200
+#: orders of an access to global memory that take or give what happened before
+TAKES, GIVES = ("acquire", "acq_rel"), ("release", "acq_rel")
+SEEN, FENCED = 0, 1
+
+
+class Checker:
+    """Watches one launch; `findings` in the order in which they were met, each once."""
+
+    def __init__(self, strict: bool = False) -> None:
+        self.strict = strict
+        self.findings: list[Finding] = []
+        self._known: set[tuple[Any, ...]] = set()
+        self.flight = Flight(self)
+
+    # life of a launch
+
+    def begin(self, machine: Machine) -> None:
+        """Number the agents of a launch."""
+        self.machine = machine
+        gangs = [g for cta in machine.ctas for g in cta.gangs]
+        self.size = AGENTS * len(gangs) + MAX_BARRIERS * len(machine.ctas) + 1
+        self.barriers = AGENTS * len(gangs)
+        self.places: list[list[int]] = [[] for _ in range(self.size)]
+        self.names: dict[int, str] = {}
+        self.vectors = np.zeros((len(gangs), 2, self.size), np.int32)
+        #: vectors at the last fence, and what relaxed loads will take at the next
+        self.at_fence = np.zeros_like(self.vectors)
+        self.at_next: dict[int, Row] = {}
+        #: clock of the last meeting of a warp's threads
+        self.met = np.zeros(len(gangs), np.int64)
+        self.shadows = {id(cta): Shadow(cta.shared.size) for cta in machine.ctas}
+        self.globals = GlobalShadow(machine.memory.bytes.size)
+        self.published: dict[int, Row] = {}
+        #: mbarriers that a warp has initialised since its last fence
+        self.hidden: dict[int, list[Mbarrier]] = {}
+        self.commits: list[list[int]] = [[] for _ in gangs]
+        self.copy_commits: list[list[int]] = [[] for _ in gangs]
+        for i, g in enumerate(gangs):
+            g.agent = i
+            self.names[AGENTS * i] = g.name
+            self.names[AGENTS * i + PRODUCTS] = f"a product of {g.name}"
+            self.names[AGENTS * i + COPIES] = f"a cp.async of {g.name}"
+        if machine.before_block is None:
+            machine.before_block = self.flight.before_block
+
+    def at_exit(self, g: Gang) -> None:
+        """All threads of a warp have exited."""
+        last = len(g.cta.program.kernel.code) - 1
+        if g.issued:
+            self.note(g, g.issued[0].product.pc, "open at exit", "a product that nobody committed")
+        if g.copies or any(g.copy_groups):
+            self.note(g, last, "open at exit", "cp.async copies that nobody waited for")
+
+    def finish(self, machine: Machine) -> None:
+        """The launch is over."""
+        for cta in machine.ctas:
+            for bar in cta.mbarriers.values():
+                if bar.bytes:
+                    g = cta.gangs[0]
+                    text = f"{bar.bytes} transaction bytes are left on {bar.name}"
+                    pc = self.places[bar.agent][-1] if self.places[bar.agent] else 0
+                    self.note(g, pc, "bytes left", text)
+
+    def note(
+        self, g: Gang, pc: int, kind: str, text: str, others: tuple[tuple[str, Place], ...] = ()
+    ) -> None:
+        """Keep a finding, once for each pair of lines."""
+        made = finding(g, pc, kind, text, others)
+        key = (kind, made.place, made.instruction, tuple(place for _, place in others))
+        if key not in self._known and len(self.findings) < MAX_FINDINGS:
+            self._known.add(key)
+            self.findings.append(made)
+
+    # clocks
+
+    def _tick(self, g: Gang, pc: int, part: int = 0) -> int:
+        """A new access of an agent of a warp; its clock."""
+        agent = AGENTS * g.agent + part
+        self.places[agent].append(pc)
+        clock = len(self.places[agent])
+        if not part:
+            self.vectors[g.agent, SEEN, agent] = clock
+        return clock
+
+    def _bar_tick(self, bar: Mbarrier, pc: int) -> int:
+        places, clock = self.places[bar.agent], bar.phase + 1
+        places.extend([pc] * (clock - len(places)))
+        places[clock - 1] = pc
+        return clock
+
+    def _where(self, agent: int, clock: int) -> tuple[str, Any]:
+        places = self.places[agent]
+        pc = places[min(clock, len(places)) - 1] if places else 0
+        return self.names[agent], self.machine.ctas[0].program.kernel.code[pc].place
+
+    def takes(self, g: Gang, vector: Row | None) -> None:
+        """A warp learns what a barrier collected."""
+        if vector is not None:
+            mine = self.vectors[g.agent]
+            np.maximum(mine, vector, out=mine)
+        self.warp_sync(g)
+
+    def joined(self, vector: Row | None, g: Gang, relaxed: bool = False) -> Row:
+        """What a barrier has collected, with this warp's share."""
+        self.warp_sync(g)
+        mine = self.at_fence[g.agent] if relaxed else self.vectors[g.agent]
+        return mine.copy() if vector is None else np.maximum(vector, mine)
+
+    def warp_sync(self, g: Gang) -> None:
+        """The threads of a warp meet."""
+        self.met[g.agent] = len(self.places[AGENTS * g.agent])
+
+    def fence(self, g: Gang, kind: str) -> None:
+        """fence.proxy.async shows what happened to asynchronous units, fence.mbarrier_init which
+        mbarriers there are; that and other fences order relaxed accesses.
+        """
+        mine = self.vectors[g.agent]
+        if kind != "memory":
+            for bar in self.hidden.pop(g.agent, ()):
+                bar.shown = True
+        if kind == "proxy":
+            np.maximum(mine[FENCED], mine[SEEN], out=mine[FENCED])
+            return
+        if g.agent in self.at_next:
+            np.maximum(mine, self.at_next.pop(g.agent), out=mine)
+        self.at_fence[g.agent] = mine
+
+    # mbarriers
+
+    def initialises(self, g: Gang, bar: Mbarrier, pc: int) -> None:
+        """mbarrier.init"""
+        taken = sum(b.agent >= 0 for b in bar.cta.mbarriers.values())
+        index = self.machine.ctas.index(bar.cta)
+        bar.agent = self.barriers + MAX_BARRIERS * index + min(taken, MAX_BARRIERS - 1)
+        self.names[bar.agent] = f"a copy to {bar.name}"
+        bar.made = (AGENTS * g.agent, self._tick(g, pc))
+        bar.released = np.zeros((2, self.size), np.int32)
+        self.hidden.setdefault(g.agent, []).append(bar)
+
+    def uses(self, g: Gang, bar: Mbarrier, pc: int) -> None:
+        """Any operation on an mbarrier must come after its initialisation."""
+        agent, clock = bar.made
+        if self.vectors[g.agent, SEEN, agent] < clock:
+            text = f"{bar.name} is used, and its initialisation is not ordered before"
+            self.note(g, pc, "race", text, (self._where(agent, clock),))
+
+    def releases(self, g: Gang, bar: Mbarrier, relaxed: bool, threads: Row | None) -> None:
+        """mbarrier.arrive"""
+        mine = self.at_fence[g.agent] if relaxed else self.vectors[g.agent]
+        np.maximum(bar.released, mine, out=bar.released)
+
+    def completes(self, bar: Mbarrier) -> None:
+        """A phase of an mbarrier is complete."""
+        bar.completed = bar.released.copy()
+        bar.completed[:, bar.agent] = bar.phase
+
+    def acquires(self, g: Gang, bar: Mbarrier) -> None:
+        """A wait has ended."""
+        self.takes(g, bar.completed)
+
+    # shared memory
+
+    def read(self, g: Gang, cta: CTA, where: tuple[Row, int], active: Any, pc: int) -> None:
+        """Threads of a warp read `where` = (offsets, bytes each)."""
+        shadow, words = self.shadows[id(cta)], expand(*where)
+        clock, agent = self._tick(g, pc), AGENTS * g.agent
+        writer, when = shadow.writer[words], shadow.when[words]
+        vector = self.vectors[g.agent, SEEN]
+        self._unwritten(g, writer, words, pc)
+        late = when > vector[writer]
+        if late.any():
+            self._race(g, pc, "read", words, (writer, when, late))
+        self._inside(g, pc, shadow, words, where[0], active)
+        shadow.reads_of(agent)[words] = clock
+
+    def write(self, g: Gang, cta: CTA, where: tuple[Row, int], active: Any, pc: int) -> None:
+        """Threads of a warp write `where` = (offsets, bytes each)."""
+        shadow, words = self.shadows[id(cta)], expand(*where)
+        clock, agent = self._tick(g, pc), AGENTS * g.agent
+        self._ordered_write(g, shadow, words, pc)
+        shadow.writer[words], shadow.when[words] = agent, clock
+        lanes = g.lane[active]
+        shadow.lane[words] = lanes[:, None] if len(lanes) == len(where[0]) else -1
+
+    def _ordered_write(self, g: Gang, shadow: Shadow, words: Any, pc: int) -> None:
+        vector = self.vectors[g.agent, SEEN]
+        writer, when = shadow.writer[words], shadow.when[words]
+        late = when > vector[writer]
+        if late.any():
+            self._race(g, pc, "write", words, (writer, when, late))
+        readers, reads = shadow.readers()
+        if len(readers):
+            found = reads[:, words].reshape(len(readers), -1)
+            after = found > vector[readers][:, None]
+            if after.any():
+                row, column = np.argwhere(after)[0]
+                other = self._where(int(readers[row]), int(found[row, column]))
+                at = self._byte(words, int(column))
+                text = f"byte {at} of shared memory is written, and its read is not ordered before"
+                self.note(g, pc, "race", text, (other,))
+
+    def _race(self, g: Gang, pc: int, what: str, words: Any, found: tuple[Row, Row, Row]) -> None:
+        writer, when, late = (x.reshape(-1) for x in found)
+        i = int(late.argmax())
+        text = f"byte {self._byte(words, i)} of shared memory: this {what} and the write below it "
+        text += "are not ordered"
+        self.note(g, pc, "race", text, (self._where(int(writer[i]), int(when[i])),))
+
+    def _byte(self, words: Any, i: int) -> int:
+        first = words.start + i if isinstance(words, slice) else int(words.reshape(-1)[i])
+        return 4 * first - 1024
+
+    def _unwritten(self, g: Gang, writer: Row, words: Any, pc: int) -> None:
+        if (writer < 0).any():
+            i = int((writer.reshape(-1) < 0).argmax())
+            text = (
+                f"byte {self._byte(words, i)} of shared memory, which nobody has written, is read"
+            )
+            self.note(g, pc, "unwritten", text)
+
+    def _inside(
+        self, g: Gang, pc: int, shadow: Shadow, words: Row, offsets: Row, active: Any
+    ) -> None:
+        """A word from another thread of the warp, which it has not met since."""
+        lanes = g.lane[active]
+        if len(lanes) != len(offsets):
+            return
+        fresh = (shadow.writer[words] == AGENTS * g.agent) & (
+            shadow.when[words] > self.met[g.agent]
+        )
+        if fresh.any():
+            wrong = fresh & (shadow.lane[words] != lanes[:, None]) & (shadow.lane[words] >= 0)
+            if wrong.any():
+                i = int(wrong.reshape(-1).argmax())
+                clock = int(shadow.when[words].reshape(-1)[i])
+                text = "another thread of the warp wrote this; no bar.warp.sync stands between"
+                self.note(g, pc, "race", text, (self._where(AGENTS * g.agent, clock),))
+
+    # asynchronous units
+
+    def _visible(self, g: Gang, shadow: Shadow, words: Any, pc: int, what: str) -> None:
+        """Writes that an asynchronous unit meets must be ordered before it, and fenced."""
+        writer, when = shadow.writer[words].reshape(-1), shadow.when[words].reshape(-1)
+        late = when > self.vectors[g.agent, FENCED][writer]
+        if not late.any():
+            return
+        racing = late & (when > self.vectors[g.agent, SEEN][writer])
+        i = int((racing if racing.any() else late).argmax())
+        other = self._where(int(writer[i]), int(when[i]))
+        at = self._byte(words, i)
+        if racing.any():
+            text = f"byte {at} of shared memory: this {what} and the write are not ordered"
+            self.note(g, pc, "race", text, (other,))
+        else:
+            text = f"no fence.proxy.async between a write to byte {at} of shared memory and {what}"
+            self.note(g, pc, "proxy fence", text, (other,))
+
+    def copy_in(
+        self, g: Gang, cta: CTA, words: slice, bar: Mbarrier, pc: int, generic: bool = False
+    ) -> None:
+        """A copy that completes on `bar` will write words of a CTA's shared memory."""
+        shadow = self.shadows[id(cta)]
+        if not any(other.fragments for other in cta.gangs):
+            self.note(g, pc, "out of bounds", f"CTA {cta.name} has exited; a copy writes to it")
+        if not bar.shown:
+            text = f"no fence.mbarrier_init between the initialisation of {bar.name} and a copy"
+            self.note(g, pc, "proxy fence", text, (self._where(*bar.made),))
+        self._ordered_write(g, shadow, words, pc)
+        if not generic:
+            self._visible(g, shadow, words, pc, "a copy over it")
+        shadow.writer[words], shadow.when[words] = bar.agent, self._bar_tick(bar, pc)
+
+    def copy_out(self, g: Gang, cta: CTA, words: slice, bar: Mbarrier, pc: int) -> None:
+        """A copy that completes on `bar` will read words of a CTA's shared memory."""
+        shadow = self.shadows[id(cta)]
+        self._unwritten(g, shadow.writer[words], words, pc)
+        self._visible(g, shadow, words, pc, "a copy of it")
+        shadow.reads_of(bar.agent)[words] = self._bar_tick(bar, pc)
+
+    def product(self, g: Gang, issued: Issued) -> None:
+        """A wgmma was issued: it reads shared memory until it is done."""
+        p, shadow = issued.product, self.shadows[id(g.cta)]
+        clock = self._tick(g, p.pc, PRODUCTS)
+        size = ELEMENT_BYTES[p.kind]
+        operands = [operand_words(issued.b, p.n, p.k, size, p.b_transposed)]
+        if isinstance(issued.a, int):
+            quarter = g.first // 32 % 4
+            operands.append(quarter_words(issued.a, quarter, p.k, size, p.a_transposed))
+        for words in operands:
+            self._unwritten(g, shadow.writer[words], words, p.pc)
+            self._visible(g, shadow, words, p.pc, "a product")
+            shadow.reads_of(AGENTS * g.agent + PRODUCTS)[words] = clock
+
+    def wgmma_commit(self, g: Gang) -> None:
+        """wgmma.commit_group"""
+        agent = AGENTS * g.agent + PRODUCTS
+        self.commits[g.agent].append(len(self.places[agent]))
+
+    def wgmma_wait(self, g: Gang, left: int) -> None:
+        """wgmma.wait_group: all but the last `left` groups are done, and as the four warps begin a
+        product together, theirs too. The ISA promises that of the warp's own alone: see `strict`.
+        """
+        for other in [g] if self.strict else g.team:
+            commits, agent = self.commits[other.agent], AGENTS * other.agent + PRODUCTS
+            done = len(self.commits[g.agent]) - left
+            if done > 0:
+                self.vectors[g.agent, :, agent] = commits[done - 1]
+
+    def cp_async(self, g: Gang, offsets: Row, n: int, pc: int) -> None:
+        """Threads of a warp start copies of `n` bytes."""
+        shadow, words = self.shadows[id(g.cta)], expand(offsets, n)
+        clock, agent = self._tick(g, pc, COPIES), AGENTS * g.agent + COPIES
+        self._ordered_write(g, shadow, words, pc)
+        shadow.writer[words], shadow.when[words], shadow.lane[words] = agent, clock, -1
+
+    def cp_commit(self, g: Gang) -> None:
+        """cp.async.commit_group"""
+        self.copy_commits[g.agent].append(len(self.places[AGENTS * g.agent + COPIES]))
+
+    def cp_wait(self, g: Gang, left: int) -> None:
+        """cp.async.wait_group"""
+        commits, agent = self.copy_commits[g.agent], AGENTS * g.agent + COPIES
+        if len(commits) > left:
+            self.vectors[g.agent, SEEN, agent] = commits[len(commits) - left - 1]
+
+    def cp_settle(self, g: Gang) -> None:
+        """All copies of a warp count for the arrival that follows."""
+        agent = AGENTS * g.agent + COPIES
+        self.vectors[g.agent, SEEN, agent] = len(self.places[agent])
+
+    # global memory
+
+    def global_read(self, g: Gang, offsets: Row, n: int, where: tuple[int, str]) -> None:
+        """Threads of a warp read `n` bytes each."""
+        pc, order = where
+        words = expand(offsets, n)
+        self._global_order(g, words, pc, order, "read")
+        if order in TAKES:
+            self._take(g, words, now=True)
+        elif order == "relaxed":
+            self._take(g, words, now=False)
+
+    def global_write(self, g: Gang, offsets: Row, n: int, where: tuple[int, str]) -> None:
+        """Threads of a warp write `n` bytes each."""
+        pc, order = where
+        words = expand(offsets, n)
+        self._global_order(g, words, pc, order, "write")
+        self.globals.wrote(words, AGENTS * g.agent, self._tick(g, pc), order != "weak")
+        if order != "weak":
+            self._give(g, words, order)
+
+    def atomic(self, g: Gang, offsets: Row, where: tuple[int, str]) -> None:
+        """atom and red."""
+        pc, order = where
+        words = expand(offsets, 4)
+        self._global_order(g, words, pc, order, "atomic")
+        self._take(g, words, now=order in TAKES)
+        self.globals.wrote(words, AGENTS * g.agent, self._tick(g, pc), strong=True)
+        self._give(g, words, order)
+
+    def _global_order(self, g: Gang, words: Row, pc: int, order: str, what: str) -> None:
+        shadow = self.globals
+        writer, when = shadow.writer[words], shadow.when[words]
+        late = when > self.vectors[g.agent, SEEN][writer]
+        if order != "weak":
+            late &= ~shadow.strong[words]
+        if late.any():
+            i = int(late.reshape(-1).argmax())
+            address = (1 << 40) + 4 * int(words.reshape(-1)[i])
+            name = self.machine.memory.describe(address)
+            other = self._where(int(writer.reshape(-1)[i]), int(when.reshape(-1)[i]))
+            text = f"this {what} of global memory at {name} and the write are not ordered"
+            self.note(g, pc, "race", text, (other,))
+
+    def _take(self, g: Gang, words: Row, now: bool) -> None:
+        for word in np.unique(words).tolist():
+            vector = self.published.get(word)
+            if vector is None:
+                continue
+            if now:
+                mine = self.vectors[g.agent]
+                np.maximum(mine, vector, out=mine)
+            else:
+                held = self.at_next.get(g.agent)
+                self.at_next[g.agent] = vector if held is None else np.maximum(held, vector)
+
+    def _give(self, g: Gang, words: Row, order: str) -> None:
+        mine = self.vectors[g.agent] if order in GIVES else self.at_fence[g.agent]
+        for word in np.unique(words).tolist():
+            held = self.published.get(word)
+            self.published[word] = mine.copy() if held is None else np.maximum(held, mine)

@@ -1,0 +1,231 @@
+"""Planted bugs, each reported by kind, line and who; and the same code without the bug, silent."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from mla_lab.emulate import Fault, Finding, Options
+from mla_lab.emulate.direct import Direct, ptx_kernel
+
+from .test_emulate_instructions import kernel
+
+SHARED = ".shared .align 128 .b8 s[4096];"
+#: thread, warp, shared address of the thread's word
+START = """.loc 1 1 0
+mov.u32 %r0, %tid.x; shr.u32 %r1, %r0, 5; mov.u32 %r2, s; shl.b32 %r3, %r0, 2;
+add.s32 %r4, %r2, %r3; setp.eq.s32 %p1, %r0, 0; setp.eq.s32 %p2, %r1, 0;"""
+BARRIER = "add.s32 %r9, %r2, 2048;"  # an mbarrier
+TWO_WARPS = Direct(block=(64, 1, 1))
+
+
+def find(body: str, launch: Direct = TWO_WARPS, schedule: str = "fair") -> list[Finding]:
+    """Findings of a kernel, of its checks or of the fault that ended it."""
+    text = kernel(START + body, shared=SHARED) + '\n.file 1 "/x/mla_lab/cute/kernel.py"\n'
+    emulated = ptx_kernel(text, "k", launch, Options(check=True, schedule=schedule))
+    try:
+        emulated(torch.zeros(64), torch.zeros(64))
+    except Fault as fault:
+        return [*emulated.run.findings, fault.finding]
+    return emulated.run.findings
+
+
+def kinds(body: str, launch: Direct = TWO_WARPS, schedule: str = "fair") -> list[str]:
+    return [found.kind for found in find(body, launch, schedule)]
+
+
+EXCHANGE = """.loc 1 10 0
+st.shared.b32 [%r4], %r0; xor.b32 %r5, %r4, 128;
+.loc 1 11 0
+{sync}
+.loc 1 12 0
+ld.shared.b32 %r6, [%r5];"""
+
+
+def test_an_exchange_between_warps_wants_a_barrier() -> None:
+    assert kinds(EXCHANGE.format(sync="bar.sync 1, 64;")) == []
+    for schedule in ("fair", "greedy", "random"):
+        (found, *_) = find(EXCHANGE.format(sync=""), schedule=schedule)
+        assert found.kind in ("race", "unwritten") and "shared memory" in found.text
+    # whichever warp comes first, the pair of lines is named
+    races = [f for f in find(EXCHANGE.format(sync="")) if f.kind == "race"]
+    assert {f.place.line for f in races} | {p.line for f in races for _, p in f.others} == {10, 12}
+    assert "mla_lab/cute/kernel.py:1" in str(races[0]) and "warp" in races[0].who
+
+
+def test_an_exchange_inside_a_warp_wants_a_warp_barrier() -> None:
+    inside = EXCHANGE.replace("128", "4")
+    assert kinds(inside.format(sync="bar.warp.sync -1;")) == []
+    assert kinds(inside.format(sync="")) == ["race"]
+
+
+def test_overwriting_wants_a_barrier_behind_the_reads() -> None:
+    again = EXCHANGE.format(sync="bar.sync 1, 64;") + "{sync} st.shared.b32 [%r4], %r6;"
+    assert kinds(again.format(sync="bar.sync 2, 64;")) == []
+    assert set(kinds(again.format(sync=""))) == {"race"}
+
+
+def test_memory_that_nobody_wrote() -> None:
+    assert kinds("ld.shared.b32 %r6, [%r4];") == ["unwritten"]
+
+
+def test_shared_bounds_and_alignment() -> None:
+    assert kinds("st.shared.b32 [%r4+4096], %r0;") == ["out of bounds"]
+    assert kinds("st.shared.b64 [%r4], %d0;") == ["misaligned"]
+
+
+PIPELINE = (
+    BARRIER
+    + """
+@%p1 mbarrier.init.shared.b64 [%r9], {count}; {fence} bar.sync 0;
+.loc 1 20 0
+@!%p2 bra WAITS; st.shared.b32 [%r4], %r0;
+.loc 1 21 0
+{arrive} bra END;
+WAITS: .loc 1 22 0
+LOOP: mbarrier.try_wait.parity.shared.b64 %p3, [%r9], 0; @!%p3 bra LOOP;
+.loc 1 23 0
+xor.b32 %r5, %r4, 128; ld.shared.b32 %r6, [%r5];
+END: mov.b32 %r7, 0;"""
+)
+ARRIVE = "mbarrier.arrive.shared.b64 _, [%r9];"
+FENCE = "fence.mbarrier_init.release.cluster;"
+
+
+def test_an_mbarrier_hands_over() -> None:
+    assert kinds(PIPELINE.format(count=32, fence=FENCE, arrive=ARRIVE)) == []
+
+
+def test_a_missing_arrival_is_a_deadlock_that_names_the_barrier() -> None:
+    (found,) = find(PIPELINE.format(count=33, fence=FENCE, arrive=ARRIVE))
+    assert found.kind == "deadlock" and found.place.line == 22 and "warp 1" in found.who
+    assert "1 of 33 arrivals" in str(found)
+
+
+def test_an_arrival_in_excess() -> None:
+    assert "excess arrival" in kinds(PIPELINE.format(count=31, fence=FENCE, arrive=ARRIVE))
+
+
+def test_an_mbarrier_that_was_never_made() -> None:
+    assert kinds(BARRIER + ARRIVE.format()) == ["barrier"]
+
+
+def test_arriving_before_writing_races() -> None:
+    late = PIPELINE.replace("st.shared.b32 [%r4], %r0;", ARRIVE)
+    body = late.format(count=32, fence=FENCE, arrive="st.shared.b32 [%r4], %r0;")
+    assert "race" in kinds(body, schedule="greedy")
+
+
+def test_a_wait_that_two_phases_pass_by() -> None:
+    body = """
+@%p1 mbarrier.init.shared.b64 [%r9], 32; bar.sync 0;
+@%p2 bra WAITS;
+mov.b32 %r15, 500;
+SLOW: sub.s32 %r15, %r15, 1; setp.gt.s32 %p5, %r15, 0; @%p5 bra SLOW;
+ARRIVES bar.sync 1, 32; ARRIVES bra END;
+WAITS: LOOP: mbarrier.try_wait.parity.shared.b64 %p3, [%r9], 0; @!%p3 bra LOOP;
+END: mov.b32 %r7, 0;"""
+    assert kinds(BARRIER + body.replace("ARRIVES", ARRIVE)) == ["parity alias"]
+
+
+def test_named_barriers_count_threads() -> None:
+    assert kinds("bar.sync 1, 96;") == ["deadlock"]
+    assert kinds("bar.sync 1, 33;") == ["barrier"]
+
+
+def test_threads_that_part_before_an_aligned_instruction() -> None:
+    body = "@%p1 bra WAITS; bar.warp.sync -1; WAITS: bar.sync 3, 128;"
+    assert kinds(body) == ["deadlock"]
+
+
+CLUSTER = """
+mov.u32 %r11, %cluster_ctarank; setp.eq.s32 %p4, %r11, 0;
+barrier.cluster.arrive; barrier.cluster.wait; @!%p4 bra SYNC;
+mapa.shared::cluster.u32 %r10, %r4, 1; st.shared::cluster.b32 [%r10], %r0;
+SYNC: {sync} @%p4 bra END; ld.shared.b32 %r6, [%r4]; END: mov.b32 %r7, 0;"""
+PAIR = Direct((2, 1, 1), (32, 1, 1), (2, 1, 1))
+
+
+def test_distributed_shared_memory_wants_a_cluster_barrier() -> None:
+    assert kinds(CLUSTER.format(sync="barrier.cluster.arrive; barrier.cluster.wait;"), PAIR) == []
+    assert "race" in kinds(CLUSTER.format(sync=""), PAIR)
+    relaxed = "{} barrier.cluster.arrive.relaxed; barrier.cluster.wait;"
+    assert kinds(CLUSTER.format(sync=relaxed.format("")), PAIR) == ["race"]
+    assert kinds(CLUSTER.format(sync=relaxed.format("fence.acq_rel.cluster;")), PAIR) == []
+
+
+COPY = BARRIER + """
+@%p1 mbarrier.init.shared.b64 [%r9], 1; bar.sync 0;
+st.shared.b32 [%r4], %r0; {fence} bar.sync 0; @!%p1 bra WAITS;
+mbarrier.arrive.expect_tx.shared.b64 _, [%r9], {expect}; add.s32 %r8, %r2, 1024;
+cp.async.bulk.shared::cluster.shared::cta.mbarrier::complete_tx::bytes [%r8], [%r2], 256, [%r9];
+WAITS: LOOP: mbarrier.try_wait.parity.shared.b64 %p3, [%r9], 0; @!%p3 bra LOOP;
+ld.shared.b32 %r6, [%r4+1024];"""  # fmt: skip
+
+
+@pytest.mark.parametrize("schedule", ["fair", "late", "adverse"])
+def test_asynchronous_copies_want_a_proxy_fence(schedule: str) -> None:
+    good = COPY.format(fence="fence.proxy.async.shared::cta;", expect=256)
+    assert kinds(good, schedule=schedule) == []
+    assert kinds(COPY.format(fence="", expect=256), schedule=schedule) == ["proxy fence"]
+
+
+def test_bytes_that_are_not_expected() -> None:
+    body = COPY.format(fence="fence.proxy.async.shared::cta;", expect=512)
+    (found,) = find(body)
+    assert found.kind == "deadlock" and "256 bytes pending" in str(found)
+
+
+WGMMA = """
+st.shared.b32 [%r4], 0; st.shared.b32 [%r4+512], 0; st.shared.b32 [%r4+1024], 0;
+st.shared.b32 [%r4+1536], 0; mov.b32 %r2, 0;
+fence.proxy.async.shared::cta; bar.sync 0; and.b32 %r5, 0, 0; mov.b64 %d3, 0x100000100000;
+mov.u32 %r7, s; shr.u32 %r7, %r7, 4; cvt.u64.u32 %d4, %r7; or.b64 %d3, %d3, %d4;
+mov.b64 %d3, {{%r7, %r8}};
+{first} wgmma.mma_async.sync.aligned.m64n8k16.f32.bf16.bf16 {{%r11, %r12, %r13, %r14}},
+{{%r21, %r22, %r23, %r24}}, %d3, 1, 1, 1, 0;
+{commit} {wait} add.f32 %r20, %r11, %r11;"""
+GROUP = Direct(block=(128, 1, 1))
+
+
+def product(**parts: str) -> list[str]:
+    """Kinds of findings of a product with some of its fence, commit and wait replaced."""
+    given = {
+        "first": "add.s32 %r11, %r0, 1; wgmma.fence.sync.aligned;",
+        "commit": "wgmma.commit_group.sync.aligned;",
+        "wait": "wgmma.wait_group.sync.aligned 0;",
+    } | parts
+    descriptor = "mov.b32 %r8, 0x00100010;"  # offsets of 256 bytes, no swizzle
+    return kinds(descriptor + WGMMA.format(**given), GROUP)
+
+
+def test_products_want_fence_commit_and_wait() -> None:
+    assert product() == []
+    assert product(first="add.s32 %r11, %r0, 1;") == ["wgmma fence"]
+    assert product(wait="") == ["in flight"]
+    assert "in flight" in product(commit="") and "open at exit" in product(commit="")
+
+
+GLOBAL = """
+ld.param.u64 %d0, [a]; ld.param.u64 %d1, [b]; mov.u32 %r10, %ctaid.x;
+setp.ne.s32 %p4, %r10, 0; @%p4 bra READS;
+st.global.b32 [%d0], 7; {store} [%d1], 1; bra END;
+READS: {load} %r11, [%d1]; setp.eq.s32 %p5, %r11, 0; @%p5 bra READS;
+ld.global.b32 %r12, [%d0]; END: mov.b32 %r7, 0;"""
+TWO = Direct((2, 1, 1), (32, 1, 1))
+
+
+def test_flags_in_global_memory_want_release_and_acquire() -> None:
+    good = GLOBAL.format(store="st.release.gpu.global.b32", load="ld.acquire.gpu.global.b32")
+    assert kinds(good, TWO) == []
+    fenced = good.replace("st.release", "fence.acq_rel.gpu; st.relaxed")
+    assert kinds(fenced, TWO) == []
+    weak = GLOBAL.format(store="st.relaxed.gpu.global.b32", load="ld.acquire.gpu.global.b32")
+    assert kinds(weak, TWO) == ["race"]
+    relaxed = GLOBAL.format(store="st.release.gpu.global.b32", load="ld.relaxed.gpu.global.b32")
+    assert kinds(relaxed, TWO) == ["race"]
+
+
+def test_spinning_in_vain_is_reported() -> None:
+    body = GLOBAL.format(store="st.release.gpu.global.b32", load="ld.acquire.gpu.global.b32")
+    assert kinds(body.replace("[%d1], 1;", "[%d1], 0;"), TWO)[-1] == "livelock"

@@ -1,0 +1,68 @@
+"""What is compiled here: a kernel of one's own, and the CUDA C++ kernels around attention."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+
+import pytest
+import torch
+
+from mla_lab import jit
+from mla_lab.core.errors import InvalidInput
+from mla_lab.core.problem import Problem
+from mla_lab.emulate import EmulatedKernel, Options, run
+from mla_lab.plan import make_plan
+from mla_lab.plan.config import KernelConfig
+
+pytest_plugins = ["mla_lab.emulate.fixture"]
+needs_cxx = pytest.mark.skipif(shutil.which("g++") is None, reason="needs a C++ compiler")
+needs_nvcc = pytest.mark.skipif(shutil.which("nvcc") is None, reason="needs nvcc")
+NOTHING = torch.empty(0)
+
+
+@needs_cxx
+def test_a_kernel_of_ones_own() -> None:
+    pytest.importorskip("cutlass")
+    from .scale_kernel import launch
+
+    a, b = torch.arange(100.0), torch.ones(100)
+    done = run(launch, a, b, 100, options=Options(check=True))
+    assert torch.equal(b, 2 * a + 1) and done.findings == []
+    assert done.launches[0].grid == (2, 1, 1)
+    with pytest.raises(InvalidInput, match="argument 0"):
+        run(launch, "a", b, 100)
+
+
+@needs_nvcc
+def test_merge_kernel(emulated: Callable[..., object]) -> None:
+    splits, rows = 3, 16
+    random = torch.Generator().manual_seed(0)
+    partials = torch.randn(splits, rows, 512, generator=random)
+    lse = torch.randn(splits, rows, generator=random)
+    items = torch.tensor([[0, 0, 0, splits]], dtype=torch.int32)
+    q_begin = torch.tensor([0, 1], dtype=torch.int32)
+    out, merged = torch.zeros(rows, 512, dtype=torch.bfloat16), torch.zeros(rows)
+    artifact = jit.compile(KernelConfig("cuda/merge"))
+    numbers = (rows, 1.0, 1.0, False)
+    emulated(artifact, partials, lse, items, q_begin, out, merged, NOTHING, NOTHING, *numbers)
+    expected = (torch.softmax(lse, 0)[..., None] * partials).sum(0)
+    torch.testing.assert_close(out.float(), expected, atol=0.01, rtol=0.01)
+    torch.testing.assert_close(merged, torch.logsumexp(lse, 0))
+
+
+@needs_nvcc
+def test_planner_kernel() -> None:
+    workers, kv_lens = 12, (300, 77, 1000)
+    problem = Problem(q_lens=(1, 1, 1), kv_lens=kv_lens, heads=64)
+    tiles, begin = torch.zeros(40, 8, dtype=torch.int32), torch.zeros(13, dtype=torch.int32)
+    items, counts = torch.zeros(workers, 4, dtype=torch.int32), torch.zeros(4, dtype=torch.int32)
+    q_begin = torch.arange(4, dtype=torch.int32)
+    lengths = torch.tensor(kv_lens, dtype=torch.int32)
+    kernel = EmulatedKernel.of(jit.compile(KernelConfig("cuda/planner")), Options(check=True))
+    numbers = (2 * workers, 64, 64, 64, 0, 5, 16, 32, 0, 1, 2**31 - 1)
+    kernel(lengths, q_begin, tiles, begin, items, counts, *numbers)
+    plan = make_plan(problem, num_workers=workers, policy="greedy")
+    assert begin.tolist() == plan.worker_begin.tolist()
+    assert tiles[: counts[0]].tolist() == plan.tiles.tolist()
+    assert kernel.run.findings == []

@@ -1,0 +1,186 @@
+"""PTX text, registers, and what single instructions compute."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from mla_lab.core.errors import InvalidInput, Unsupported
+from mla_lab.emulate import EmulatedKernel, Fault, Options, arithmetic, tiles
+from mla_lab.emulate.direct import Direct, ptx_kernel
+from mla_lab.emulate.ptx import parse
+from mla_lab.emulate.rows import assign, names_in
+
+HEAD = """
+.version 9.0
+.target sm_90a
+.address_size 64
+"""
+
+
+def kernel(body: str, params: str = ".param .u64 a, .param .u64 b", shared: str = "") -> str:
+    """A kernel `k` of 32 threads with some registers."""
+    regs = ".reg .pred %p<9>; .reg .b16 %h<9>; .reg .b32 %r<40>; .reg .b64 %d<9>;"
+    return f"{HEAD}{shared}\n.visible .entry k({params})\n{{\n{regs}\n{body}\nret;\n}}\n"
+
+
+def per_thread(body: str, values: torch.Tensor, options: Options | None = None) -> torch.Tensor:
+    """Runs `body`, which makes %r2 of %r1, for each of 32 values."""
+    around = f"""
+    mov.u32 %r0, %tid.x; mul.wide.u32 %d2, %r0, 4;
+    ld.param.u64 %d0, [a]; add.s64 %d0, %d0, %d2; ld.global.b32 %r1, [%d0];
+    {body}
+    ld.param.u64 %d1, [b]; add.s64 %d1, %d1, %d2; st.global.b32 [%d1], %r2;"""
+    out = torch.zeros_like(values)
+    ptx_kernel(kernel(around), "k", Direct(), options)(values, out)
+    return out
+
+
+FLOATS = torch.linspace(-3, 5, 32)
+WHOLE = torch.arange(-7, 25, dtype=torch.int32)
+
+
+def test_scoped_names_and_source_lines() -> None:
+    block = "{ .reg .pred p; LAB: .loc 1 42 3\n setp.eq.s32 p, %r1, 0; @p bra LAB; }"
+    text = kernel(f".loc 1 7 0\n mov.b32 %r1, 1; {block} {block}") + '\n.file 1 "/x/mla_lab/y.py"\n'
+    code = parse(text)["k"]
+    branches = [s for s in code.code if s.opcode == "bra"]
+    assert [s.args for s in branches] == [("LAB@1",), ("LAB@2",)]
+    assert [s.guard for s in branches] == ["p@1", "p@2"]
+    assert branches[0].place == ("mla_lab/y.py", 42) and code.code[0].place.line == 7
+
+
+def test_text_without_a_kernel_is_refused() -> None:
+    with pytest.raises(InvalidInput, match="PTX"):
+        parse("nothing")
+
+
+def test_an_unknown_instruction_is_refused_by_name() -> None:
+    with pytest.raises(Unsupported, match=r"tcgen05\.alloc"):
+        ptx_kernel(kernel("tcgen05.alloc.b32 [%r1], 32;"), "k", Direct())
+
+
+def test_registers_share_rows_only_while_they_are_dead() -> None:
+    body = """
+    mov.b32 %r1, 1; mov.b32 %r2, 2; add.s32 %r3, %r1, %r2;
+    mov.b32 %r4, 0;
+    LOOP: add.s32 %r4, %r4, %r3; mov.b32 %r5, 3; add.s32 %r6, %r5, %r4;
+    setp.lt.s32 %p1, %r6, 9; @%p1 bra LOOP;
+    mov.b32 %r7, 5;"""
+    code = parse(kernel(body))["k"]
+    rows, counts = assign(code, [names_in(s, code.registers) for s in code.code])
+    assert counts[4] < 7
+    assert rows["%r3"] not in (rows["%r4"], rows["%r5"], rows["%r6"])  # live round the loop
+    assert rows["%r1"] != rows["%r2"]
+
+
+@pytest.mark.parametrize(
+    ("body", "expected"),
+    [
+        ("fma.rn.f32 %r2, %r1, %r1, %r1;", FLOATS * FLOATS + FLOATS),
+        ("max.f32 %r2, %r1, 0f00000000;", FLOATS.clamp_min(0)),
+        ("neg.f32 %r2, %r1;", -FLOATS),
+        ("ex2.approx.ftz.f32 %r2, %r1;", torch.exp2(FLOATS.double()).float()),
+        ("{ .reg .pred p; setp.lt.f32 p, %r1, 0f00000000; selp.f32 %r2, 0f00000000, %r1, p; }",
+         FLOATS.clamp_min(0)),
+    ],
+)  # fmt: skip
+def test_float_instructions(body: str, expected: torch.Tensor) -> None:
+    torch.testing.assert_close(per_thread(body, FLOATS), expected, rtol=2e-7, atol=0)
+
+
+@pytest.mark.parametrize(
+    ("body", "expected"),
+    [
+        ("add.s32 %r2, %r1, 5;", WHOLE + 5),
+        ("div.s32 %r2, %r1, 3;", torch.div(WHOLE, 3, rounding_mode="trunc")),
+        ("rem.s32 %r2, %r1, 3;", torch.fmod(WHOLE, 3)),
+        ("shl.b32 %r2, %r1, 3;", WHOLE << 3),
+        ("shr.s32 %r2, %r1, 1;", WHOLE >> 1),
+        ("mul.hi.s32 %r2, %r1, 1073741824;", WHOLE >> 2),
+        ("shfl.sync.bfly.b32 %r2, %r1, 1, 31, -1;", WHOLE.view(-1, 2).flip(1).flatten()),
+        ("shfl.sync.up.b32 %r2|%p1, %r1, 1, 0, -1;", WHOLE[[0, *range(31)]]),
+        ("redux.sync.max.s32 %r2, %r1, -1;", torch.full((32,), 24)),
+        ("setp.gt.s32 %p1, %r1, 20; vote.sync.ballot.b32 %r2, %p1, -1;",
+         torch.full((32,), -(1 << 28))),
+        ("mov.b32 {%h1, %h2}, %r1; mov.b32 %r2, {%h2, %h1};",
+         (WHOLE << 16) | (WHOLE >> 16 & 65535)),
+        ("prmt.b32 %r2, %r1, 0, 0x0123;", torch.from_numpy(WHOLE.numpy().byteswap())),
+        ("cvt.s8.s32 %h1, %r1; cvt.s32.s16 %r2, %h1;", WHOLE),
+        # threads part and meet again
+        ("""setp.lt.s32 %p1, %r1, 0; @%p1 bra NEG; add.s32 %r2, %r1, 1; bra END;
+         NEG: sub.s32 %r2, %r1, 1; END: shfl.sync.idx.b32 %r2, %r2, 0, 31, -1;""",
+         torch.full((32,), -8)),
+        ("elect.sync _|%p1, -1; selp.s32 %r2, 1, 0, %p1;", torch.arange(32) == 0),
+    ],
+)  # fmt: skip
+def test_whole_number_instructions(body: str, expected: torch.Tensor) -> None:
+    assert torch.equal(per_thread(body, WHOLE), expected.int())
+
+
+def test_fma_rounds_once() -> None:
+    rng = np.random.default_rng(0)
+    a, b, c = (rng.standard_normal(4096).astype(np.float32) for _ in range(3))
+    c = np.concatenate([-(a * b)[:2048], c[2048:]])  # what cancels shows the second rounding
+    exact = a.astype(np.longdouble) * b + c
+    assert np.array_equal(arithmetic.fma(a, b, c), exact.astype(np.float32))
+
+
+def test_conversions_round_as_torch() -> None:
+    x = torch.cat([torch.randn(4096) * 200, torch.tensor([0.0, -0.0, 448, 464, 1e9, 2**-10])])
+    bf16 = torch.from_numpy(arithmetic.to_bf16(x.numpy()).astype(np.int16)).view(torch.bfloat16)
+    assert torch.equal(bf16, x.bfloat16())
+    e4m3 = torch.from_numpy(arithmetic.to_e4m3(x.numpy()).astype(np.uint8))
+    saturated = x.clamp(-448, 448).to(torch.float8_e4m3fn).view(torch.uint8)
+    assert torch.equal(e4m3, saturated)
+
+
+def test_card_tables_differ_by_one_place_at_most() -> None:
+    x = np.linspace(1, 2, 1000, endpoint=False, dtype=np.float32)
+    for ours, card in (
+        (arithmetic.ex2, arithmetic.card_ex2),
+        (arithmetic.rcp, arithmetic.card_rcp),
+    ):
+        places = card(x).view(np.int32) - ours(x).view(np.int32)
+        assert np.abs(places).max() == 1 and (places != 0).mean() < 0.5
+
+
+def test_a_card_cuts_sums_towards_zero() -> None:
+    rng = np.random.default_rng(1)
+    x, y = (
+        arithmetic.from_bf16(rng.integers(0x3F00, 0x4000, (8, 16)).astype(np.uint32)) for _ in "ab"
+    )
+    c = rng.standard_normal((8, 8)).astype(np.float32)
+    exact = x.astype(np.float64) @ y.astype(np.float64).T + c
+    card = tiles.card_product(x, y, c, 25)
+    assert (np.abs(card) <= np.abs(exact) + 1e-12).all()
+    np.testing.assert_allclose(card, exact, rtol=1e-6)
+    coarse = tiles.card_product(x, y, c, 13)
+    assert 1e-6 < np.abs(coarse - exact).max() < 1e-2
+
+
+def test_accumulator_layout_goes_both_ways() -> None:
+    registers = np.arange(32 * 128, dtype=np.float32).reshape(32, 128)
+    matrix = tiles.accumulator(registers)
+    assert matrix.shape == (64, 64) and np.array_equal(
+        tiles.accumulator_registers(matrix), registers
+    )
+    assert matrix[16, 0] == registers[0, 32] and matrix[8, 1] == registers[3, 0]
+
+
+def test_global_bounds_and_alignment() -> None:
+    wide = "mov.u32 %r0, %tid.x; mul.wide.u32 %d2, %r0, {0}; ld.param.u64 %d0, [a];"
+    wide += "add.s64 %d0, %d0, %d2; ld.global.b32 %r1, [%d0]; ld.param.u64 %d1, [b];"
+    values = torch.zeros(32)
+    for step, kind in ((8, "out of bounds"), (2, "misaligned")):
+        with pytest.raises(Fault, match=kind) as caught:
+            ptx_kernel(kernel(wide.format(step)), "k", Direct())(values, values.clone())
+        assert caught.value.finding.kind == kind and "warp 0" in str(caught.value)
+
+
+def test_arguments_are_counted() -> None:
+    emulated = ptx_kernel(kernel("mov.b32 %r1, 1;"), "k", Direct())
+    assert isinstance(emulated, EmulatedKernel)
+    with pytest.raises(InvalidInput, match="arguments"):
+        emulated(torch.zeros(1))

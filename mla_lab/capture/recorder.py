@@ -1,7 +1,7 @@
 """A recorder of calls: each distinct one of a running program is written once.
 
-It hears of a call where the call is checked, which happens once for equal shapes; a repeated call
-costs nothing more. What cannot be written is said once in the log, and the program goes on.
+It is called where a call is checked in full, which happens once for equal shapes; a replayed call
+costs nothing more. What cannot be written is logged once, and the program goes on.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from threading import Lock
 from typing import Any
 from uuid import NAMESPACE_URL, uuid5
 
-from ..api import decode
-from ..api import replay as repeats
-from ..call.decode_args import Arguments, Form
+from ..api import decode, replay
+from ..call.decode_args import DecodeArgs
+from ..call.form import Form
 from ..core.errors import MlaLabError
 from .definition import OP_TYPE, definition_of, sizes_of
 
@@ -36,27 +36,27 @@ class Recorder:
         #: names of definitions, and (name, uuid) of workloads, that are written
         self.written: set[str | tuple[str, str]] = set()
         self._lock = Lock()
-        self._said: set[str] = set()
+        self._logged: set[str] = set()
 
-    def __call__(self, given: Arguments, form: Form) -> None:
+    def __call__(self, args: DecodeArgs, form: Form) -> None:
         """Write the call's definition and sizes, unless they are."""
         try:
             with self._lock:
-                self._record(given, form)
+                self._record(args, form)
         except (MlaLabError, OSError) as error:
-            if str(error) not in self._said:
-                self._said.add(str(error))
+            if str(error) not in self._logged:
+                self._logged.add(str(error))
                 _LOG.warning("a call was not recorded: %s", error)
 
-    def _record(self, given: Arguments, form: Form) -> None:
-        definition = definition_of(given, form)
+    def _record(self, args: DecodeArgs, form: Form) -> None:
+        definition = definition_of(args, form)
         name = definition["name"]
         path = self.folder / "definitions" / OP_TYPE / f"{name}.json"
         if name not in self.written:
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(json.dumps(definition, indent=2) + "\n", encoding="utf-8")
             self.written.add(name)
-        workload = self._workload(definition, sizes_of(given, form), given)
+        workload = self._workload(definition, sizes_of(args, form), args)
         key = (name, workload["uuid"])
         path = self.folder / "workloads" / OP_TYPE / f"{name}.jsonl"
         if key in self.written or _holds(path, workload["uuid"]):
@@ -70,14 +70,14 @@ class Recorder:
 
     @staticmethod
     def _workload(
-        definition: dict[str, Any], sizes: dict[str, int], given: Arguments
+        definition: dict[str, Any], sizes: dict[str, int], args: DecodeArgs
     ) -> dict[str, Any]:
         """Sizes, scalars as they were, tensors to be made anew."""
         inputs: dict[str, Any] = {}
         for name, entry in definition["inputs"].items():
             scalar = entry["shape"] is None
             inputs[name] = (
-                {"type": "scalar", "value": getattr(given, name)} if scalar else {"type": "random"}
+                {"type": "scalar", "value": getattr(args, name)} if scalar else {"type": "random"}
             )
         identity = json.dumps([definition["name"], sizes])  # scalars follow values, not shapes
         return {"uuid": str(uuid5(NAMESPACE_URL, identity)), "axes": sizes, "inputs": inputs}
@@ -106,7 +106,7 @@ def start_from_environment() -> Recorder | None:
 
 def _start(recorder: Recorder) -> None:
     decode.OBSERVERS.append(recorder)
-    repeats.forget()  # calls that were seen before are heard of again
+    replay.clear()  # calls that were replayed are checked in full once more
 
 
 def _holds(path: Path, uuid: str) -> bool:

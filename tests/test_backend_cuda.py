@@ -182,7 +182,7 @@ def test_xqa_s_name_runs_this_backend(kernels: Made, monkeypatch: pytest.MonkeyP
 
 def test_a_plan_of_a_caller_is_refused(kernels: Made) -> None:
     inputs = inputs_of(PLAIN)
-    with pytest.raises(Unsupported, match=r"no plan: it cuts each request .* torch can run this"):
+    with pytest.raises(Unsupported, match=r"no plan: it splits each request .* torch can run this"):
         native(inputs, plan=make_plan(PLAIN))
     assert not kernels
 
@@ -356,7 +356,7 @@ def test_an_unproved_card_checks_itself_once_and_says_so(
         for _ in range(3):
             check(inputs, native(inputs))
     (record,) = caplog.records
-    assert " on L40S: compiled for this card, proved on H200 alone" in record.getMessage()
+    assert " on L40S: compiled for this card, tested on H200 alone" in record.getMessage()
     if problem.kv_format == "e4m3" == problem.q_dtype:
         assert "mma81" in record.getMessage()
 

@@ -42,7 +42,7 @@ def check_places(args: DecodeArgs) -> None:
         if p.arg.alignment > 1 and isinstance(value, torch.Tensor):
             address = value.data_ptr()
             if address % p.arg.alignment:
-                supported = f"a multiple of {p.arg.alignment} bytes, for a kernel's vector loads"
+                supported = f"multiples of {p.arg.alignment} bytes, which a kernel's vector loads need"
                 raise invalid(p.name, f"address 0x{address:x}", supported)
 
 

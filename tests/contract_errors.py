@@ -18,19 +18,19 @@ from mla_lab.core.problem import Problem
 from mla_lab.plan import make_plan
 from mla_lab.reference.inputs import make_inputs
 
-Arguments = dict[str, Any]
+Named = dict[str, Any]
 
 
 class Case(NamedTuple):
     name: str
     kind: str
-    change: Callable[[Arguments], object]
+    change: Callable[[Named], object]
     error: type[Exception]
     #: a pattern that the message holds
     says: str
 
 
-def arguments(kind: str) -> Arguments:
+def arguments(kind: str) -> Named:
     """A right call of one kind; each case spoils one."""
     shapes = {
         "dense": (Problem((2, 2, 2), (100, 7, 64), 4, page_size=32), ()),
@@ -45,12 +45,12 @@ def arguments(kind: str) -> Arguments:
     return make_inputs(problem, 0, features, workspace_bytes=8 << 20).contract_args()
 
 
-def put(**values: Any) -> Callable[[Arguments], None]:
+def put(**values: Any) -> Callable[[Named], None]:
     return lambda a: a.update(values)
 
 
-def edit(name: str, change: Callable[[Any], Any]) -> Callable[[Arguments], None]:
-    def apply(a: Arguments) -> None:
+def edit(name: str, change: Callable[[Any], Any]) -> Callable[[Named], None]:
+    def apply(a: Named) -> None:
         a[name] = change(a[name])
 
     return apply

@@ -14,7 +14,7 @@ from mla_lab.backends.cute.catalogue import able, build_for, missing_for, withou
 from mla_lab.backends.cute.families import complete, config_for, costs
 from mla_lab.backends.cute.token_gather import configs_for
 from mla_lab.bench.cases import Case, blackwell_twins
-from mla_lab.call.decode_args import Features
+from mla_lab.call.form import Features
 from mla_lab.core.errors import BuildError, Unsupported
 from mla_lab.core.gpu import H200
 from mla_lab.core.problem import Problem

@@ -12,15 +12,15 @@ import pytest
 import torch
 
 from mla_lab import backends, jit
-from mla_lab.api import decode
-from mla_lab.api import replay as repeats
+from mla_lab.api import decode, replay
 from mla_lab.api.contract import xqa_batch_decode_with_kv_cache_mla
 from mla_lab.backends import self_check
 from mla_lab.backends.cuda import backend as cuda
 from mla_lab.backends.cuda import xqa
 from mla_lab.backends.cuda.backend import CudaBackend
 from mla_lab.call import checks as validate
-from mla_lab.call.decode_args import Arguments, Features
+from mla_lab.call.decode_args import native_args
+from mla_lab.call.form import Features
 from mla_lab.core.errors import BuildError, InvalidInput, Unsupported
 from mla_lab.core.gpu import B200, H200, Gpu
 from mla_lab.core.problem import Problem
@@ -61,8 +61,8 @@ def forgetful() -> Iterator[None]:
     for _ in range(2):
         backends.choose.cache_clear()
         xqa.at_once.cache_clear()
-        repeats.forget()
-        self_check.forget()
+        replay.clear()
+        self_check.clear()
         if _ == 0:
             yield
 
@@ -182,7 +182,7 @@ def test_xqa_s_name_runs_this_backend(kernels: Made, monkeypatch: pytest.MonkeyP
 
 def test_a_plan_of_a_caller_is_refused(kernels: Made) -> None:
     inputs = inputs_of(PLAIN)
-    with pytest.raises(Unsupported, match=r"no plan: it cuts each request .* torch can run this"):
+    with pytest.raises(Unsupported, match=r"no plan: it splits each request .* torch can run this"):
         native(inputs, plan=make_plan(PLAIN))
     assert not kernels
 
@@ -248,7 +248,7 @@ def test_auto_takes_it_where_the_cute_kernels_do_not(kernels: Made) -> None:
     inputs = inputs_of(Problem.uniform(2, 1, 130, 16, kv_format="e4m3"))
     arguments = inputs.contract_args()
     del arguments["qk_nope_head_dim"], arguments["workspace_buffer"]
-    given = validate.form_of(Arguments(**arguments))
+    given = validate.form_of(native_args(**arguments))
     taken = [v.name for v in backends.explain(given) if v.taken]
     assert taken in (["cute"], ["cuda"])
     assert backends.explain(given)[1].reason is None
@@ -356,7 +356,7 @@ def test_an_unproved_card_checks_itself_once_and_says_so(
         for _ in range(3):
             check(inputs, native(inputs))
     (record,) = caplog.records
-    assert " on L40S: compiled for this card, proved on H200 alone" in record.getMessage()
+    assert " on L40S: compiled for this card, tested on H200 alone" in record.getMessage()
     if problem.kv_format == "e4m3" == problem.q_dtype:
         assert "mma81" in record.getMessage()
 

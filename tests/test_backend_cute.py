@@ -12,15 +12,14 @@ import pytest
 import torch
 
 from mla_lab import backends
-from mla_lab.api import decode
-from mla_lab.api import replay as repeats
+from mla_lab.api import decode, replay
 from mla_lab.backends.cuda import ops as cuda_ops
 from mla_lab.backends.cute import backend as cute
 from mla_lab.backends.cute import launch
 from mla_lab.backends.cute.backend import CuteBackend
 from mla_lab.backends.cute.device_plan import Formula, PlanOnDevice
 from mla_lab.backends.cute.families import complete, config_for, config_for_plan
-from mla_lab.call.decode_args import Features
+from mla_lab.call.form import Features
 from mla_lab.core.errors import InvalidInput, Unsupported
 from mla_lab.core.gpu import B200, H200, Gpu
 from mla_lab.core.problem import Problem
@@ -58,10 +57,10 @@ def kernels(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[KernelConfig, AbiK
     for module in (backends, cute):
         monkeypatch.setattr(module, "gpu_of", lambda device: H200)
     backends.choose.cache_clear()
-    repeats.forget()
+    replay.clear()
     yield made
     backends.choose.cache_clear()
-    repeats.forget()
+    replay.clear()
 
 
 def inputs_of(problem: Problem, *features: str, seed: int = 1) -> DecodeInputs:

@@ -11,11 +11,10 @@ from typing import Any
 import pytest
 import torch
 
-from mla_lab.api import decode
-from mla_lab.api import replay as repeats
+from mla_lab.api import decode, replay
 from mla_lab.api.contract import trtllm_batch_decode_with_kv_cache_mla
 from mla_lab.backends.cute import launch
-from mla_lab.call import checks as validate
+from mla_lab.call.bind import bind
 from mla_lab.core.problem import Problem
 from mla_lab.plan import KernelConfig, make_plan
 from mla_lab.reference.inputs import DecodeInputs
@@ -32,7 +31,6 @@ kernels = first.kernels
 def bindings(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """One entry for each call that took the long way."""
     seen: list[int] = []
-    bind = validate.bind
 
     def counted(*arguments: Any, **named: Any) -> Any:
         seen.append(1)
@@ -89,7 +87,7 @@ def test_a_call_that_differs_is_checked_in_full(
             outcomes.append(native(inputs, **fresh))
         except Exception as error:
             outcomes.append(str(error))
-        repeats.forget()
+        replay.clear()
     assert len(bindings) >= 3 or all(isinstance(o, str) for o in outcomes)
     first, second = outcomes
     if isinstance(first, torch.Tensor):
@@ -105,10 +103,10 @@ def test_a_remembered_call_keeps_no_workspace_alive(
     buffer = torch.zeros(WORKSPACE, dtype=torch.uint8)
     native(inputs, workspace_buffer=buffer)
     kernels.clear()
-    assert repeats._REMEMBERED
+    assert replay._RECORDED
     del buffer
     gc.collect()
-    assert not repeats._REMEMBERED
+    assert not replay._RECORDED
 
 
 def test_a_plan_without_partials_needs_no_workspace(
@@ -125,9 +123,9 @@ def test_many_plans_are_forgotten(kernels: dict[KernelConfig, AbiKernel]) -> Non
     problem = Problem.uniform(1, 1, 64, 1)
     inputs = inputs_of(problem)
     plan = make_plan(problem, policy="none")
-    for _ in range(repeats.MAX_REPEATS + 10):
+    for _ in range(replay.MAX_RECORDED + 10):
         native(inputs, plan=replace(plan))
-    assert len(repeats._REMEMBERED) <= repeats.MAX_REPEATS
+    assert len(replay._RECORDED) <= replay.MAX_RECORDED
 
 
 @pytest.mark.parametrize("features", [["sinks"], ["device_scales"], ["tree_mask", "sinks"]])
@@ -167,7 +165,7 @@ def work_of(call: Callable[[], Any]) -> tuple[int, int]:
     return counts[0], counts[1]
 
 
-@pytest.mark.parametrize(("contract", "frames", "bytecodes"), [(False, 8, 440), (True, 12, 620)])
+@pytest.mark.parametrize(("contract", "frames", "bytecodes"), [(False, 8, 515), (True, 8, 515)])
 def test_a_repeated_call_stays_short(
     kernels: dict[KernelConfig, AbiKernel],
     monkeypatch: pytest.MonkeyPatch,
@@ -183,7 +181,6 @@ def test_a_repeated_call_stays_short(
     function: Callable[..., Any] = trtllm_batch_decode_with_kv_cache_mla
     if not contract:
         function = decode.decode
-        del named["qk_nope_head_dim"]
     for _ in range(2):
         function(**named)
     entered, run = work_of(lambda: function(**named))

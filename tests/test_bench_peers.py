@@ -248,7 +248,7 @@ def test_tokens_that_are_fetched_go_without_a_plan(monkeypatch):
             return formula_for(case.problem, call, gpu, batch_invariant=False)
 
     total_q = case.problem.total_q
-    validate = "mla_lab.bench.peers.ours.decode.validate"
+    validate = "mla_lab.bench.peers.ours.decode.prepare"
     monkeypatch.setattr(validate, lambda *_: (total_q, Cute()))
     prepared = Ours().prepare(rotation_of(case))
     assert prepared.plan is None and prepared.planned_launches is None and prepared.launches

@@ -16,12 +16,11 @@ import numpy as np
 import pytest
 import torch
 
-from mla_lab.api import decode
-from mla_lab.api import replay as repeats
+from mla_lab.api import decode, replay
 from mla_lab.api.context_parallel import merge
 from mla_lab.api.contract import trtllm_batch_decode_with_kv_cache_mla as call
 from mla_lab.call.checks import form_of
-from mla_lab.call.decode_args import Arguments
+from mla_lab.call.decode_args import DecodeArgs, native_args
 from mla_lab.capture import definition_of, recording, sizes_of
 from mla_lab.core.errors import Unsupported
 from mla_lab.core.problem import Problem
@@ -54,10 +53,10 @@ CALLS: dict[str, tuple[Problem, list[str]]] = {
 }
 
 
-def arguments(inputs: DecodeInputs) -> Arguments:
+def arguments(inputs: DecodeInputs) -> DecodeArgs:
     named = inputs.contract_args()
     del named["qk_nope_head_dim"]
-    return Arguments(**named)
+    return native_args(**named)
 
 
 def definition(inputs: DecodeInputs) -> dict[str, Any]:
@@ -232,10 +231,12 @@ def test_a_second_process_adds_only_what_is_new(tmp_path: Path) -> None:
     assert sum(count for name, count in files(tmp_path).items() if "workloads" in name) == 1
 
 
-def test_calls_that_repeat_are_heard_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Switching on forgets what is remembered, so that each call is checked once more."""
+def test_calls_that_are_replayed_are_recorded_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Switching on drops recorded replays, so that each call is checked in full once more."""
     forgotten: list[bool] = []
-    monkeypatch.setattr(repeats, "forget", lambda: forgotten.append(True))
+    monkeypatch.setattr(replay, "clear", lambda: forgotten.append(True))
     with recording(tmp_path):
         assert forgotten == [True]
 
@@ -253,8 +254,7 @@ def test_what_the_schema_cannot_say_is_said_once(
         for _ in range(2):
             out, lse = call(**named)
     assert [r.message for r in caplog.records if "not recorded" in r.message] == [
-        "a call was not recorded: enable_dcp: got True; supported: False: the schema has no words "
-        "for ranks"
+        "a call was not recorded: enable_dcp: got True; supported: False: the schema has no ranks"
     ]
     assert files(tmp_path) == {}
     assert merge([out], [lse]) is not None

@@ -8,8 +8,9 @@ import pytest
 import torch
 
 from mla_lab.api.contract import trtllm_batch_decode_with_kv_cache_mla as decode_mla
-from mla_lab.call.checks import bind, form_of
-from mla_lab.call.decode_args import Arguments
+from mla_lab.call.bind import bind
+from mla_lab.call.checks import form_of
+from mla_lab.call.decode_args import native_args
 from mla_lab.core.errors import InvalidInput, InvalidType, Unsupported
 from mla_lab.core.problem import Problem
 from mla_lab.plan import make_plan
@@ -120,7 +121,7 @@ class TestDebugMode:
         from mla_lab.call.checks import values
 
         monkeypatch.setenv("MLA_LAB_DEBUG", "1")
-        monkeypatch.setattr(values, "_SAID", set())
+        monkeypatch.setattr(values, "_LOGGED", set())
         for _ in range(2):
             decode_mla(**arguments("dense"))
         assert [r.message for r in caplog.records if "every call syncs" in r.message] == [
@@ -132,7 +133,7 @@ class TestDebugMode:
         """As on a GPU: there nobody looks at page ids and lengths, unless in debug mode."""
         named = arguments(case.kind)
         case.change(named)
-        given = Arguments(**{name: named[name] for name in Arguments._fields if name in named})
+        given = native_args(**named)
         form = replace(form_of(given), on_host=False)
         assert bind(given, form, reads_lengths=False, debug=False).lengths.kv_lens is None
         with pytest.raises(case.error, match=case.says):

@@ -57,7 +57,7 @@ Made = dict[KernelConfig, AbiKernel]
 def forgetful() -> Iterator[None]:
     yield
     xqa.at_once.cache_clear()
-    self_check.forget()
+    self_check.clear()
 
 
 def with_card(monkeypatch: pytest.MonkeyPatch, gpu: Gpu, wrong_by: float = 0.0) -> Made:
@@ -220,7 +220,7 @@ def test_an_unproved_card_checks_itself(
             check(inputs, decode(**inputs.contract_args()))
     (record,) = caplog.records
     assert "cuda_xqa_qk_dim128 on B200: compiled for this card" in record.getMessage()
-    self_check.forget()
+    self_check.clear()
     with_card(monkeypatch, B200, wrong_by=0.1)
     xqa.at_once.cache_clear()
     with pytest.raises(BuildError, match="cuda_xqa_qk_dim128 on B200: got results that differ"):

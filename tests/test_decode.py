@@ -13,9 +13,11 @@ from mla_lab import backends
 from mla_lab.api.contract import trtllm_batch_decode_with_kv_cache_mla
 from mla_lab.api.decode import decode, explain
 from mla_lab.backends.base import plan_for
-from mla_lab.call.checks import bind, form_of
-from mla_lab.call.checks import form as forms
-from mla_lab.call.decode_args import Arguments, Call, Features
+from mla_lab.call.bind import Call, bind
+from mla_lab.call.checks import form_cache as forms
+from mla_lab.call.checks import form_of
+from mla_lab.call.decode_args import native_args
+from mla_lab.call.form import Features
 from mla_lab.call.workspace import Workspace
 from mla_lab.core.errors import InvalidInput, Unsupported
 from mla_lab.core.problem import Problem
@@ -32,7 +34,7 @@ def arguments(features=(), **changes):
 
 
 def call_of(**given) -> Call:
-    checked = Arguments(**given)
+    checked = native_args(**given)
     return bind(checked, form_of(checked), reads_lengths=True, debug=False)
 
 
@@ -85,7 +87,7 @@ def on_meta(given):
 
 class TestForm:
     def test_equal_calls_share_it(self):
-        assert form_of(Arguments(**arguments())) is form_of(Arguments(**arguments()))
+        assert form_of(native_args(**arguments())) is form_of(native_args(**arguments()))
 
     @pytest.mark.parametrize(
         "change",
@@ -99,7 +101,9 @@ class TestForm:
         ],
     )
     def test_other_calls_do_not(self, change):
-        assert form_of(Arguments(**arguments())) is not form_of(Arguments(**arguments(**change)))
+        assert form_of(native_args(**arguments())) is not form_of(
+            native_args(**arguments(**change))
+        )
 
     def test_a_flag_of_the_wrong_type_is_not_taken_for_a_known_one(self):
         decode(**arguments())
@@ -111,17 +115,17 @@ class TestForm:
         monkeypatch.setattr(forms, "MAX_FORMS", 3)
         for lse in (False, True):
             for invariant in (False, True):
-                form_of(Arguments(**arguments(return_lse=lse, batch_invariant=invariant)))
+                form_of(native_args(**arguments(return_lse=lse, batch_invariant=invariant)))
         assert len(forms._FORMS) == 1
 
     def test_bounds_are_what_the_table_can_name(self):
-        bounds = form_of(Arguments(**arguments())).bounds
+        bounds = form_of(native_args(**arguments())).bounds
         assert set(bounds.q_lens) == {3}
         assert bounds.kv_lens == (arguments()["block_tables"].shape[1] * 32,) * 2
 
     def test_features_are_those_in_use(self):
         names = {"sinks", "tree_mask", "page_gap", "device_scales", "lse", "max_q_len"}
-        form = form_of(Arguments(**arguments(names)))
+        form = form_of(native_args(**arguments(names)))
         expected = {"ragged", "mask", "sinks", "lse", "tensor_scales", "strided_pages"}
         assert set(form.features.names()) == expected
         assert Features(causal=True).names() == ("causal",)
@@ -285,8 +289,8 @@ def test_one_rank_is_no_context_parallelism() -> None:
     inputs = make_inputs(Problem((1, 2), (70, 9), 4), 1, ["lse", "max_q_len"])
     named = {k: v for k, v in inputs.contract_args().items() if k != "qk_nope_head_dim"}
     one = {"enable_dcp": True, "causal_seqlens_kv_global": inputs.seq_lens}
-    assert not form_of(Arguments(**named, **one)).features.context_parallel
-    assert form_of(Arguments(**named, **one, cp_world=2)).features.context_parallel
+    assert not form_of(native_args(**named, **one)).features.context_parallel
+    assert form_of(native_args(**named, **one, cp_world=2)).features.context_parallel
     for got, expected in zip(decode(**named, **one), decode(**named), strict=True):
         assert torch.equal(got, expected)
     one["causal_seqlens_kv_global"] = inputs.seq_lens + 1

@@ -9,11 +9,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from mla_lab.call.decode_args import native_args
 from mla_lab.core.errors import InvalidInput
 from mla_lab.reference.gqa import decode_gqa_reference
 from mla_lab.reference.inputs_gqa import GQA_FEATURES, GqaInputs, GqaShape, make_gqa_inputs
 from mla_lab.reference.mla import TileWalk, decode_reference
-from mla_lab.reference.operands import ReferenceCall
 from mla_lab.reference.tolerance import lse_error, rel_error
 
 
@@ -141,7 +141,7 @@ def test_mqa_with_one_pool_is_mla_without_rope():
     call = make_gqa_inputs(GqaShape((2, 2), (70, 5), 8, 1, 64), 1, ["sinks"], workspace_bytes=8)
     keys, values = call.kv_cache
     pages = len(keys)
-    mla = ReferenceCall(
+    mla = native_args(
         query=call.query.unflatten(0, (2, 2)),
         kv_cache=torch.cat([keys, values])[:, 0],
         block_tables=torch.stack([call.block_tables, call.block_tables + pages], 1),

@@ -14,7 +14,7 @@ import pytest
 from mla_lab.backends.cuda.backend import CudaBackend
 from mla_lab.backends.cute.backend import CuteBackend
 from mla_lab.backends.torch.backend import TorchBackend
-from mla_lab.call.decode_args import Features
+from mla_lab.call.form import Features
 from mla_lab.core.gpu import B200, H200
 from mla_lab.core.problem import Problem
 

@@ -1,4 +1,4 @@
-"""What may be repeated and what must be checked again, without any backend."""
+"""What may be replayed and what must be checked again, without any backend."""
 
 from __future__ import annotations
 
@@ -9,9 +9,10 @@ from typing import Any
 import pytest
 import torch
 
-from mla_lab.api import replay as repeats
-from mla_lab.call.checks import bind, form_of
-from mla_lab.call.decode_args import Arguments
+from mla_lab.api import replay
+from mla_lab.call.bind import bind
+from mla_lab.call.checks import form_of
+from mla_lab.call.decode_args import DecodeArgs, native_args
 from mla_lab.core.problem import Problem
 from mla_lab.plan import make_plan
 from mla_lab.reference.inputs import make_inputs
@@ -21,65 +22,65 @@ THREE = Problem((2, 2, 2), (70, 9, 30), 4)
 
 
 @pytest.fixture(autouse=True)
-def nothing_remembered() -> Any:
-    repeats.forget()
+def nothing_recorded() -> Any:
+    replay.clear()
     yield
-    repeats.forget()
+    replay.clear()
 
 
-class Repeated:
-    """A call's repetition that notes who asked for it."""
+class Launches:
+    """A launch that keeps the arguments of its calls."""
 
     def __init__(self) -> None:
-        self.given: list[Arguments] = []
+        self.args: list[DecodeArgs] = []
 
-    def __call__(self, given: Arguments, out: torch.Tensor, lse: torch.Tensor | None) -> None:
-        self.given.append(given)
+    def __call__(self, given: DecodeArgs, out: torch.Tensor, lse: torch.Tensor | None) -> None:
+        self.args.append(given)
 
 
-def arguments(problem: Problem = TWO, *features: str, **more: Any) -> Arguments:
+def arguments(problem: Problem = TWO, *features: str, **more: Any) -> DecodeArgs:
     named = make_inputs(problem, 1, features, workspace_bytes=4096).contract_args()
     del named["qk_nope_head_dim"]
-    return Arguments(**{**named, **more})
+    return native_args(**{"backend": "cute", **named, **more})
 
 
-def remember(given: Arguments, needs: int = 0) -> Repeated:
+def record(given: DecodeArgs, needs: int = 0) -> Launches:
     """As after a first call, whose plan needs so many bytes of workspace."""
-    repeated = Repeated()
+    launches = Launches()
     call = bind(given, form_of(given), reads_lengths=True, debug=False)
     planned = SimpleNamespace(workspace=SimpleNamespace(nbytes=needs))
-    repeats.remember(call, "cute", planned, repeated)  # type: ignore[arg-type]
-    return repeated
+    replay.record(call, planned, launches)  # type: ignore[arg-type]
+    return launches
 
 
-def test_other_tensors_of_the_same_call_are_repeated() -> None:
-    repeated = remember(arguments(), needs=1)
-    assert repeats.again(arguments(), "cute") is None, "another workspace"
-    repeated = remember(arguments())
+def test_other_tensors_of_the_same_call_are_replayed() -> None:
+    launches = record(arguments(), needs=1)
+    assert replay.replay(arguments()) is None, "another workspace"
+    launches = record(arguments())
     for _ in range(3):
         fresh = arguments()
-        out = repeats.again(fresh, "cute")
+        out = replay.replay(fresh)
         assert isinstance(out, torch.Tensor) and out.shape == (2, 2, 4, 512)
-        assert repeated.given[-1] is fresh
-    assert repeats.again(arguments(), "torch") is None
+        assert launches.args[-1] is fresh
+    assert replay.replay(arguments(backend="torch")) is None
 
 
-def test_calls_in_turn_are_each_repeated() -> None:
-    kept = {problem: remember(arguments(problem)) for problem in (TWO, THREE)}
+def test_calls_in_turn_are_each_replayed() -> None:
+    kept = {problem: record(arguments(problem)) for problem in (TWO, THREE)}
     for problem in (TWO, THREE, THREE, TWO, THREE):
-        assert repeats.again(arguments(problem), "cute") is not None
-    assert [len(kept[problem].given) for problem in (TWO, THREE)] == [2, 3]
+        assert replay.replay(arguments(problem)) is not None
+    assert [len(kept[problem].args) for problem in (TWO, THREE)] == [2, 3]
 
 
 def test_results_are_the_caller_s_or_new() -> None:
     out = torch.zeros(2, 2, 4, 512, dtype=torch.float16)
     lse = torch.zeros(2, 2, 4)
     given = arguments(TWO, "lse", out=out, lse=lse)
-    remember(given)
-    found = repeats.again(given, "cute")
+    record(given)
+    found = replay.replay(given)
     assert isinstance(found, tuple) and found[0] is out and found[1] is lse
-    remember(arguments(TWO, "lse"))
-    found = repeats.again(arguments(TWO, "lse"), "cute")
+    record(arguments(TWO, "lse"))
+    found = replay.replay(arguments(TWO, "lse"))
     assert isinstance(found, tuple) and found[1].shape == (4, 4)
 
 
@@ -118,42 +119,42 @@ def test_results_are_the_caller_s_or_new() -> None:
     ],
 )
 def test_what_differs_is_not(features: list[str], change: dict[str, Any]) -> None:
-    repeated = remember(arguments(TWO, *features))
-    assert repeats.again(arguments(TWO, *features, **change), "cute") is None
-    assert repeats.again(arguments(TWO, *features), "cute") is not None
-    assert repeats.again(arguments(TWO, *features, **change), "cute") is None
-    assert len(repeated.given) == 1
+    launches = record(arguments(TWO, *features))
+    assert replay.replay(arguments(TWO, *features, **change)) is None
+    assert replay.replay(arguments(TWO, *features)) is not None
+    assert replay.replay(arguments(TWO, *features, **change)) is None
+    assert len(launches.args) == 1
 
 
 @pytest.mark.parametrize("features", [["sinks"], ["tree_mask", "sinks"], ["device_scales"]])
-def test_calls_with_more_tensors_are_repeated_too(features: list[str]) -> None:
-    remember(arguments(TWO, *features))
-    assert repeats.again(arguments(TWO, *features), "cute") is not None
+def test_calls_with_more_tensors_are_replayed_too(features: list[str]) -> None:
+    record(arguments(TWO, *features))
+    assert replay.replay(arguments(TWO, *features)) is not None
 
 
 def test_a_bound_may_grow_to_the_next_power_of_two() -> None:
-    remember(arguments(max_seq_len=70))
+    record(arguments(max_seq_len=70))
     for bound, same in ((65, True), (128, True), (129, False), (64, False)):
-        assert (repeats.again(arguments(max_seq_len=bound), "cute") is not None) == same
+        assert (replay.replay(arguments(max_seq_len=bound)) is not None) == same
     plan = make_plan(TWO)
-    remember(arguments(max_seq_len=70, plan=plan))
-    assert repeats.again(arguments(max_seq_len=70, plan=plan), "cute") is not None
-    assert repeats.again(arguments(max_seq_len=71, plan=plan), "cute") is None
+    record(arguments(max_seq_len=70, plan=plan))
+    assert replay.replay(arguments(max_seq_len=70, plan=plan)) is not None
+    assert replay.replay(arguments(max_seq_len=71, plan=plan)) is None
 
 
 def test_scales_may_change() -> None:
-    remember(arguments())
-    assert repeats.again(arguments(bmm1_scale=2.5, bmm2_scale=-3.0), "cute") is not None
+    record(arguments())
+    assert replay.replay(arguments(bmm1_scale=2.5, bmm2_scale=-3.0)) is not None
 
 
 @pytest.mark.parametrize("used", [True, False])
 def test_a_workspace_that_is_gone_takes_the_call_along(used: bool) -> None:
     """The repetition holds views of the buffer: they must not keep its memory."""
     given = arguments()
-    repeated = remember(given, needs=1)
+    launches = record(given, needs=1)
     if used:
-        assert repeats.again(given, "cute") is not None
-    repeated.given.clear()
+        assert replay.replay(given) is not None
+    launches.args.clear()
     del given
     gc.collect()
-    assert not repeats._REMEMBERED and repeats._last is None
+    assert not replay._RECORDED and replay._last is None

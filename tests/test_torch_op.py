@@ -56,5 +56,5 @@ def test_a_plan_is_no_part_of_a_program() -> None:
 
 
 def test_eager_calls_pass_by_the_operation(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("mla_lab.api.decode.compiled.call", None)
+    monkeypatch.setattr(torch.ops.mla_lab, "decode", None)
     call(**make_inputs(SMALL, 1).contract_args())

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from mla_lab import cli
 from mla_lab.api import contract
 from mla_lab.call.checks import form_of
-from mla_lab.call.decode_args import Arguments
+from mla_lab.call.decode_args import native_args
 from mla_lab.core.errors import InvalidInput
 from mla_lab.reference.mla import decode_reference
 from mla_lab.reference.tolerance import rel_error
@@ -108,7 +108,7 @@ def test_every_case_is_a_call_that_the_contract_has():
             continue
         inputs = cases.inputs_of(case, seed)
         named = {k: v for k, v in inputs.contract_args().items() if k != "qk_nope_head_dim"}
-        features = form_of(Arguments(**named)).features
+        features = form_of(native_args(**named)).features
         assert features.ragged == (case["layout"] != "dense")
         assert features.mask == (case["mask"] != "causal")
         assert features.sparse == (case["sparse"] != "dense")

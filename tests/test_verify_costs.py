@@ -15,7 +15,7 @@ from mla_lab import cli
 from mla_lab.bench.rotation import make_rotation
 from mla_lab.bench.timers import Launch
 from mla_lab.call.checks import form_of
-from mla_lab.call.decode_args import Arguments
+from mla_lab.call.decode_args import native_args
 from mla_lab.core.errors import InvalidInput
 from mla_lab.reference.inputs import make_inputs
 from mla_lab.reference.operands import operands
@@ -96,10 +96,7 @@ def test_a_varied_call_differs_in_its_feature_alone(feature):
     other = costs.varied(inputs, feature)
     assert other.kv_cache is inputs.kv_cache and other.seq_lens is inputs.seq_lens
     assert torch.equal(other.query.flatten(), inputs.query.flatten())
-    plain, changed = (
-        form_of(Arguments(**{k: v for k, v in x.contract_args().items() if k in Arguments._fields}))
-        for x in (inputs, other)
-    )
+    plain, changed = (form_of(native_args(**x.contract_args())) for x in (inputs, other))
     found = {k for k, v in vars(changed.features).items() if v != getattr(plain.features, k)}
     mask = {"mask", "causal"}
     words = {

@@ -7,7 +7,8 @@ import torch
 
 from mla_lab.backends.cute.families import FAMILIES
 from mla_lab.call.checks import form_of
-from mla_lab.call.decode_args import Arguments, Features
+from mla_lab.call.decode_args import native_args
+from mla_lab.call.form import Features
 from mla_lab.core.errors import InvalidInput
 from mla_lab.core.gpu import H200
 from mla_lab.plan.ways import WAYS
@@ -22,9 +23,9 @@ def test_every_feature_and_every_launch_mode_is_used():
     seen: set[str] = set()
     for one in cases.CASES.values():
         inputs = cases.inputs_of(one)
-        named = {k: v for k, v in inputs.contract_args().items() if k in Arguments._fields}
+        named = inputs.contract_args()
         named |= {"plan": cases.plan_of(one, H200.sms), "batch_invariant": one.batch_invariant}
-        seen |= set(form_of(Arguments(**named)).features.names())
+        seen |= set(form_of(native_args(**named)).features.names())
     assert set(Features.__dataclass_fields__) - NO_KERNEL - seen <= {"strided_tables"}
     ways = {one.way for one in cases.CASES.values()}
     assert ways >= {way.name for way in WAYS}

@@ -6,10 +6,11 @@ from typing import Any
 
 from torch import Tensor
 
+from mla_lab.call.gqa_args import GqaArgs
 from mla_lab.core import kv_cache as formats
 from mla_lab.plan import KernelConfig
 from mla_lab.plan.xqa import TILE_ROWS
-from mla_lab.reference.gqa import GqaCall, decode_gqa_reference
+from mla_lab.reference.gqa import decode_gqa_reference
 
 NAMES = (
     "query", "keys", "values", "out", "lse", "partial_out", "partial_lse", "counters",
@@ -76,13 +77,15 @@ def _pages(cache: Tensor, nhd: bool) -> Tensor:
     return cache if nhd else cache.transpose(1, 2)
 
 
-def _call(given: dict[str, Any], value_dim: int) -> GqaCall:
+def _call(given: dict[str, Any], value_dim: int) -> GqaArgs:
     def scale(number: str, tensor: str) -> float:
         return float(given[tensor]) if given[tensor].numel() else given[number]
 
     query = given["query"]
     mask = given["mask"]
-    return GqaCall(
+    return GqaArgs(
+        workspace_buffer=None,
+        max_seq_len=0,
         query=query.reshape(-1, *query.shape[-2:]).float(),
         kv_cache=(
             _pages(given["keys"], given["nhd"]),

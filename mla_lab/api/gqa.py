@@ -1,4 +1,4 @@
-"""GQA and MQA decode: one call's way from its arguments to a backend.
+"""GQA and MQA decode, from arguments to a backend.
 
     check      arguments -> CheckedGqaCall, or an error that says what was wrong
     choose     the CUDA C++ kernel where it can, torch elsewhere
@@ -14,25 +14,23 @@ from torch import Tensor
 from ..backends.base import gpu_of
 from ..backends.cuda import gqa as cuda
 from ..backends.torch import gqa as by_torch
-from ..call.gqa_args import CheckedGqaCall, GqaArguments, GqaForm
+from ..call.gqa_args import GqaArgs, GqaForm
 from ..call.gqa_checks import check
 from ..core.errors import invalid, unsupported
-
-__all__ = ["CheckedGqaCall", "GqaArguments", "GqaForm", "check", "choose", "decode"]
 
 BACKENDS = ("auto", "cuda", "torch")
 ALIASES = {"xqa": "cuda", "trtllm-gen": "auto"}
 
 
-def decode(given: GqaArguments, backend: str = "auto") -> Tensor | tuple[Tensor, Tensor]:
+def decode(args: GqaArgs) -> Tensor | tuple[Tensor, Tensor]:
     """out [num_tokens, heads, head_dim], or (out, lse [num_tokens, heads]) with return_lse.
 
     Raises InvalidInput, InvalidType or Unsupported before anything is compiled or launched.
     """
-    call = check(given)
+    call = check(args)
     runners = {"cuda": cuda.run, "torch": by_torch.run}
-    runners[choose(call.form, backend)](call)
-    if given.return_lse and call.lse is not None:
+    runners[choose(call.form, args.backend)](call)
+    if args.return_lse and call.lse is not None:
         return call.out, call.lse
     return call.out
 
@@ -40,7 +38,7 @@ def decode(given: GqaArguments, backend: str = "auto") -> Tensor | tuple[Tensor,
 def choose(form: GqaForm, backend: str) -> str:
     """The backend that runs calls of this form: "cuda" or "torch".
 
-    One that is named runs the call or raises its own reason; "auto" asks the kernel first.
+    One that is named runs the call or raises its own reason; "auto" is cuda where it can.
     """
     if backend not in (*BACKENDS, *ALIASES):
         raise invalid("backend", repr(backend), (*BACKENDS, *ALIASES))

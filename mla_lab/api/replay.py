@@ -1,232 +1,226 @@
-"""Calls that are made again and again: checked once, then repeated.
+"""Repeated calls: checked once, then launched again after a comparison of their arguments.
 
 The layers of a step, and steps of equal shapes, make the same call with other tensors. What a
-backend returned for the first of them repeats it, after a look at what the kernel's own entry does
-not check: shapes, flags, scales, plan and workspace. (The entry checks ranks, dtypes, devices,
-contiguity and alignment of each tensor; where it refuses, the long way is taken, which says why.)
+backend returned for the first of them launches it again. The comparison is written from the
+parameter list (`call.decode_args`), by the rule of each argument, so that nothing that the checks
+depend on is left out. What the kernel's entry checks of each tensor is left to it: rank, dtype,
+device, contiguity and alignment. Whatever differs, and whatever the entry refuses, takes the full
+checks, which say why.
 
-Debug mode is decided when a call is first seen: a repeated one does not look at the environment.
+Debug mode is decided when a call is recorded: a replay does not read the environment.
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Sequence
+from collections.abc import Callable
+from functools import lru_cache
 from typing import Any
 from weakref import ref
 
 import torch
 from torch import Tensor
 
-from ..backends.base import Planned, Repeat
-from ..call.decode_args import Arguments, Call
+from ..backends.base import Planned, Replay
+from ..call.bind import Call
+from ..call.checks.form_cache import look
+from ..call.checks.overlap import byte_range
+from ..call.decode_args import MAX_SCALE, PARAMETERS, DecodeArgs, Parameter, Rule
 
-#: remembered calls; a new plan every step makes them many, so that all are forgotten at times
-MAX_REPEATS = 256
+#: recorded calls; a new plan in every step makes them many, and then all are dropped
+MAX_RECORDED = 256
 
 Result = Tensor | tuple[Tensor, Tensor]
+Player = Callable[[DecodeArgs], Result | None]
+
+_RECORDED: dict[object, Player] = {}
+#: the call that was replayed last; the layers of a step repeat it
+_last: Player | None = None
+
+#: what an argument is compared by: a singleton, a tensor, a number, or a workspace that the launch
+#: uses
+Kind = str
 
 
-class Remembered:
-    """One call that ran, and what repeats it.
-
-    `again` is most of a repeated call's host time, and so one function without another below it
-    but the launch: a tuple taken apart is read faster than its fields by name, a value that is one
-    object of its kind (True, None, a small int) is compared faster as that object. Where an equal
-    one is another object, the long way is taken.
-    """
-
-    __slots__ = (
-        "backend",
-        "base",
-        "bound_kind",
-        "buffer",
-        "context_parallel",
-        "exact_bound",
-        "form",
-        "invariant",
-        "kind1",
-        "kind2",
-        "kinds",
-        "longest",
-        "lse_shape",
-        "mask_shape",
-        "most",
-        "number1",
-        "number2",
-        "numbers",
-        "out_shape",
-        "pdl",
-        "plan",
-        "query_shape",
-        "rank",
-        "repeat",
-        "requests",
-        "shared_tables",
-        "sinks_shape",
-        "sums_shape",
-        "table_shape",
-        "var_seq",
-        "with_lse",
-        "world",
-    )
-
-    def __init__(self, call: Call, backend: str, repeat: Repeat, buffer: Any) -> None:
-        given = call.given
-        self.backend = backend
-        self.repeat = repeat
-        self.form = call.form
-        self.plan = given.plan
-        self.buffer = buffer
-        # arguments that a launch follows and no tensor shows
-        self.pdl, self.base, self.with_lse = (
-            given.enable_pdl,
-            given.return_lse_base,
-            given.return_lse,
-        )
-        self.var_seq, self.shared_tables = given.is_var_seq, given.uses_shared_paged_kv_idx
-        self.context_parallel, self.invariant = given.enable_dcp, given.batch_invariant
-        self.world, self.rank, self.most = given.cp_world, given.cp_rank, given.max_q_len
-        self.numbers = (
-            given.kv_lora_rank,
-            given.qk_rope_head_dim,
-            given.sparse_mla_top_k,
-            given.skip_softmax_threshold_scale_factor,
-        )
-        self.kinds = list(map(type, self.numbers))
-        # of a bound and two scales only the kind is kept: their values may change
-        self.bound_kind = type(given.max_seq_len)
-        self.kind1, self.kind2 = type(given.bmm1_scale), type(given.bmm2_scale)
-        self.number1 = not isinstance(given.bmm1_scale, Tensor)
-        self.number2 = not isinstance(given.bmm2_scale, Tensor)
-        # the pages of a cache may be as many as they like
-        self.query_shape = given.query.shape
-        self.table_shape = given.block_tables.shape
-        self.requests = given.seq_lens.numel()
-        self.out_shape = _shape(given.out)
-        self.lse_shape = _shape(given.lse)
-        self.sums_shape = _shape(given.cum_seq_lens_q)
-        self.sinks_shape, self.mask_shape = _shape(given.sinks), _shape(given.mask)
-        # a plan's check depends on the bound itself, a plan made on the device on the next power
-        # of two
-        bound = given.max_seq_len
-        self.exact_bound = bound is None or given.plan is not None
-        self.longest = bound if bound is None or self.exact_bound else (bound - 1).bit_length()
-
-    def again(self, given: Arguments, backend: str) -> Result | None:
-        """Results as `decode` returns them where `given` is this call with other tensors, else
-        None. (Whether they are tensors at all, the kernel's entry sees; True and 1 are equal, so
-        that kinds of numbers are looked at too.)
-        """
-        # fmt: off
-        (
-            query, _, tables, lengths, bound, buffer, latent, rope, top_k, out, scale1, scale2,
-            sinks, skip, pdl, var_seq, shared_tables, lse, with_lse, base, sums, max_q_len,
-            context_parallel, world, rank, all_lengths, mask, invariant, plan,
-        ) = given
-        # fmt: on
-        numbers = (latent, rope, top_k, skip)
-        if not (
-            plan is self.plan
-            and query.shape == self.query_shape
-            and (self.buffer is None or self.buffer() is buffer)
-            and with_lse is self.with_lse
-            and pdl is self.pdl
-            and invariant is self.invariant
-            and var_seq is self.var_seq
-            and shared_tables is self.shared_tables
-            and context_parallel is self.context_parallel
-            and base is self.base
-            and world is self.world
-            and rank is self.rank
-            and max_q_len is self.most
-            and numbers == self.numbers
-            and list(map(type, numbers)) == self.kinds
-            and type(bound) is self.bound_kind
-            and (bound if self.exact_bound or bound is None else (bound - 1).bit_length())
-            == self.longest
-            and type(scale1) is self.kind1
-            and type(scale2) is self.kind2
-            and (not self.number1 or 0.0 < scale1 < math.inf)
-            and (not self.number2 or -math.inf < scale2 < math.inf)
-            and tables.shape == self.table_shape
-            and lengths.numel() == self.requests
-            and (None if out is None else out.shape) == self.out_shape
-            and (None if lse is None else lse.shape) == self.lse_shape
-            and (None if sums is None else sums.shape) == self.sums_shape
-            and (None if sinks is None else _shape(sinks)) == self.sinks_shape
-            and (None if mask is None else mask.shape) == self.mask_shape
-            and all_lengths is None
-            and backend == self.backend
-        ):
-            return None
-        if out is None:
-            form = self.form
-            out = torch.empty(form.out_shape, dtype=form.out_dtype, device=form.device)
-        if not with_lse:
-            self.repeat(given, out, lse)
-            return out
-        if lse is None:
-            form = self.form
-            lse = torch.empty(form.lse_shape, dtype=torch.float32, device=form.device)
-        self.repeat(given, out, lse)
-        return out, lse
-
-
-_REMEMBERED: dict[object, Remembered] = {}
-#: the one that was repeated last, if any; layers of a step ask for it again
-_last: Remembered | None = None
-
-
-def again(given: Arguments, backend: str) -> Result | None:
-    """The results of a call like one that ran before; None where there is no such call."""
+def replay(args: DecodeArgs) -> Result | None:
+    """The results of a call like a recorded one, or None where there is no such call."""
     global _last
     try:
         if _last is not None:
-            done = _last.again(given, backend)
-            if done is not None:
-                return done
-        other = _REMEMBERED.get((id(given.plan), given.query.shape))
-        if other is not None and other is not _last:
-            done = other.again(given, backend)
-            if done is not None:
-                _last = other
-                return done
-    except (AttributeError, TypeError, ValueError):
-        pass  # something is wrong with an argument: the long way says what
+            result = _last(args)
+            if result is not None:
+                return result
+        player = _RECORDED.get((id(args.plan), args.query.shape))
+        if player is not None and player is not _last:
+            result = player(args)
+            if result is not None:
+                _last = player
+                return result
+    except (AttributeError, TypeError, ValueError, RuntimeError):
+        pass  # an argument is wrong, or the launch failed: the full checks and a full run say why
     return None
 
 
-def remember(call: Call, backend: str, planned: Planned, repeat: Repeat) -> None:
-    """Keep `repeat` for calls like `call`, as long as the caller's workspace lives."""
-    given = call.given
-    if given.causal_seqlens_kv_global is not None or isinstance(given.sinks, Sequence):
+def record(call: Call, planned: Planned, launch: Replay) -> None:
+    """Keep `launch` for calls like `call`, as long as the workspace that it uses lives."""
+    args = call.args
+    uses = bool(planned.workspace.nbytes)
+    if isinstance(args.sinks, (list, tuple)) or (uses and args.workspace_buffer is None):
         return
-    key, buffer = (id(given.plan), given.query.shape), None
-    if planned.workspace.nbytes:
-        if given.workspace_buffer is None:
-            return
-        buffer = ref(given.workspace_buffer, lambda _: _drop(key))
-    if len(_REMEMBERED) >= MAX_REPEATS:
-        forget()
+    kinds = tuple(_kind(p, getattr(args, p.name), uses) for p in PARAMETERS)
+    expected: dict[str, Any] = {"launch": launch, "form": call.form}
+    for p in PARAMETERS:
+        value = getattr(args, p.name)
+        expected |= _expected(p, value, exact=args.plan is not None)
+    key = (id(args.plan), args.query.shape)
+    if uses:
+        expected["workspace_buffer"] = ref(args.workspace_buffer, lambda _: _drop(key))
+    if len(_RECORDED) >= MAX_RECORDED:
+        clear()
     _drop(key)
-    _REMEMBERED[key] = Remembered(call, backend, repeat, buffer)
+    _RECORDED[key] = player_factory(PARAMETERS, kinds, tuple(expected))(**expected)
 
 
-def forget() -> None:
-    """Forget every call: the next of each kind is checked in full."""
+def clear() -> None:
+    """Drop every recorded call: the next of each kind is checked in full."""
     global _last
-    _REMEMBERED.clear()
+    _RECORDED.clear()
     _last = None
 
 
 def _drop(key: object) -> None:
-    """Forget what needs a workspace that is gone."""
+    """Drop a call whose workspace is gone, or that is recorded anew."""
     global _last
-    _REMEMBERED.pop(key, None)
+    _RECORDED.pop(key, None)
     _last = None
 
 
-def _shape(value: Any) -> Any:
-    """Of a tensor, or None. A list has none, so that it raises."""
-    return None if value is None else value.shape
+def _kind(p: Parameter, value: object, uses_workspace: bool) -> Kind:
+    if p.arg.rule is Rule.SAME:
+        return "same"
+    if value is None or isinstance(value, bool):
+        return repr(value)
+    if p.arg.rule is Rule.WORKSPACE:
+        return "used" if uses_workspace else "unused"
+    if not isinstance(value, Tensor):
+        return "number"
+    if p.arg.rule is Rule.PAGES and not value.is_contiguous():
+        return "strided"
+    return "vector" if value.dim() == 1 else "tensor"
+
+
+def _expected(p: Parameter, value: Any, exact: bool) -> dict[str, Any]:
+    """The values that a comparison by `p`'s rule reads, by their names in it."""
+    name = p.name
+    found: dict[str, Any] = {f"{name}_type": type(value), name: value}
+    if isinstance(value, Tensor):
+        begin, end = byte_range(value)
+        found |= {name: value.shape, f"{name}_begin": begin, f"{name}_size": end - begin}
+        found |= {f"{name}_count": value.numel(), f"{name}_bytes": value.element_size()}
+        if p.arg.rule is Rule.WORKSPACE:
+            found |= {name: ref(value), f"{name}_look": look(value), f"{name}_end": end}
+    elif p.arg.rule is Rule.BOUND and value is not None:
+        # a plan is checked against the bound itself; a backend's own counts the next power of two
+        high = value if exact or value < 1 else 1 << (value - 1).bit_length()
+        low = value - 1 if exact or value < 1 else high // 2
+        found |= {f"{name}_low": low, f"{name}_high": high}
+    return found
+
+
+#: kinds of arguments that are compared by identity
+_SINGLETONS = ("None", "True", "False")
+#: conditions by rule and kind; {n} is an argument's name, `a` holds those of the call
+#: alignment of the tensors that vector loads and stores stream
+LARGE = 16
+_TENSORS = {
+    "tensor": "a.{n}.shape == {n}",
+    "vector": "a.{n}.numel() == {n}_count",
+    "strided": "",
+}
+_CONDITIONS: dict[tuple[Rule, Kind], str] = {
+    (Rule.SAME, "same"): "a.{n} is {n}",
+    (Rule.EQUAL, "number"): "(a.{n} is {n} or (type(a.{n}) is {n}_type and a.{n} == {n}))",
+    (Rule.BOUND, "number"): "type(a.{n}) is {n}_type and {n}_low < a.{n} <= {n}_high",
+    (Rule.SCALE, "number"): f"type(a.{{n}}) is {{n}}_type and -{MAX_SCALE} < a.{{n}} < {MAX_SCALE}",
+    (Rule.POSITIVE_SCALE, "number"): f"type(a.{{n}}) is {{n}}_type and 0.0 < a.{{n}} < {MAX_SCALE}",
+    (Rule.WORKSPACE, "used"): "a.{n} is {n}()",
+    (Rule.WORKSPACE, "unused"): "(a.{n} is {n}() or look(a.{n}) == {n}_look)",
+    (Rule.PAGES, "tensor"): "(size := a.{n}.nbytes) and a.{n}.is_contiguous()",
+    (Rule.PAGES, "strided"): "(size := a.{n}.shape[0] * a.{n}.stride(0) * {n}_bytes)",
+}
+
+_TEXT = """
+def factory({names}):
+    def player(a):
+        if not (
+            {conditions}
+        ):
+            return None
+        {apart}
+        first = a.out
+        if first is None:
+            first = empty(form.out_shape, dtype=form.out_dtype, device=form.device)
+        second = a.lse
+        if not a.return_lse:
+            launch(a, first, second)
+            return first
+        if second is None:
+            second = empty(form.lse_shape, dtype=float32, device=form.device)
+        launch(a, first, second)
+        return first, second
+    return player
+"""
+
+
+@lru_cache(maxsize=256)
+def player_factory(
+    parameters: tuple[Parameter, ...], kinds: tuple[Kind, ...], names: tuple[str, ...]
+) -> Callable[..., Player]:
+    """What makes the players of calls whose arguments are of these kinds, from values by name."""
+    scope: dict[str, Any] = {"look": look, "empty": torch.empty, "float32": torch.float32}
+    text = _TEXT.format(
+        names=", ".join(names),
+        conditions="\n            and ".join(comparison(parameters, kinds)),
+        apart="\n        ".join(_apart(parameters, kinds)),
+    )
+    exec(compile(text, "<comparison of a repeated call>", "exec"), scope)
+    factory: Callable[..., Player] = scope["factory"]
+    return factory
+
+
+def comparison(parameters: tuple[Parameter, ...], kinds: tuple[Kind, ...]) -> list[str]:
+    """One condition for each argument, those of tensors last: they cost most."""
+    found: list[tuple[bool, str]] = []
+    for p, kind in zip(parameters, kinds, strict=True):
+        text = _CONDITIONS.get((p.arg.rule, kind), _TENSORS.get(kind, ""))
+        text = f"a.{p.name} is {kind}" if kind in _SINGLETONS else text.format(n=p.name)
+        found.append((kind in _TENSORS, text))
+    return [text for _, text in sorted(found, key=lambda entry: entry[0])]
+
+
+def _apart(parameters: tuple[Parameter, ...], kinds: tuple[Kind, ...]) -> list[str]:
+    """Statements that leave the player where the query, the cache or a result may overlap a result
+    or the workspace. The few bytes of other tensors are compared in the full checks alone.
+    """
+    pairs = list(zip(parameters, kinds, strict=True))
+    tensors = {
+        p.name: p
+        for p, kind in pairs
+        if kind in _TENSORS and (p.arg.written or p.arg.alignment >= LARGE)
+    }
+    written = [name for name, p in tensors.items() if p.arg.written]
+    used = [p.name for p, kind in pairs if kind == "used"]
+    if not written and not used:
+        return []
+    ends = {name: f"{name}_at + {name}_size" for name in tensors}
+    for name, p in tensors.items():
+        if p.arg.rule is Rule.PAGES:
+            ends[name] = f"{name}_at + size"
+    lines = [f"{name}_at = a.{name}.data_ptr()" for name in tensors]
+    for name in written:
+        others = [n for n in tensors if n != name and (n not in written or n < name)]
+        hits = [f"({name}_at < {ends[n]} and {n}_at < {ends[name]})" for n in others]
+        lines.append(f"if {' or '.join(hits)}: return None")
+    for name in used:
+        hits = [f"({name}_begin < {ends[n]} and {n}_at < {name}_end)" for n in tensors]
+        lines.append(f"if {' or '.join(hits)}: return None")
+    return lines

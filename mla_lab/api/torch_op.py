@@ -1,86 +1,102 @@
-"""The native call under torch.compile: a custom operation that the compiler does not look into.
+"""The decode call under torch.compile: a custom operation that the compiler does not look into.
 
 The operation writes to out and lse, which the traced program allocates, so that it owns no memory
-and returns nothing. Eager calls never come through here: an operation of torch.library costs
-more host time than a kernel's launch.
+and returns nothing. Its schema follows from the parameter list. Eager calls do not use it: an
+operation of torch.library costs more host time than a kernel's launch.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Sequence
+from types import NoneType
+from typing import Any, get_args
 
 import torch
 from torch import Tensor
 
-from ..call.decode_args import Arguments
+from ..call.decode_args import PARAMETERS, Parameter, Rule
 from ..core.errors import unsupported
 
 NAME = "mla_lab::decode"
-WRITTEN = ("workspace_buffer", "out", "lse")
-#: `decode`'s parameters, in the order of `Arguments`; a scale is a number or, at the end, a tensor
-SCHEMA = """(
-    Tensor query, Tensor kv_cache, Tensor block_tables, Tensor seq_lens, int? max_seq_len,
-    Tensor(a!)? workspace_buffer, int kv_lora_rank, int qk_rope_head_dim, int sparse_mla_top_k,
-    Tensor(b!) out, float bmm1_scale, float bmm2_scale, Tensor? sinks,
-    float? skip_softmax_threshold_scale_factor, bool? enable_pdl, bool is_var_seq,
-    bool uses_shared_paged_kv_idx, Tensor(c!)? lse, bool return_lse, str? return_lse_base,
-    Tensor? cum_seq_lens_q, int? max_q_len, bool enable_dcp, int cp_world, int cp_rank,
-    Tensor? causal_seqlens_kv_global, Tensor? mask, bool batch_invariant,
-    Tensor? bmm1_tensor, Tensor? bmm2_tensor, str backend
-) -> ()"""
-#: of an out that nobody gave: a query wider than 16 bits keeps its dtype
+#: schema types of Python types
+_TYPES = {Tensor: "Tensor", int: "int", float: "float", bool: "bool", str: "str"}
+#: an out that was not given has the dtype of a query wider than 16 bits
 _WIDE = (torch.float32, torch.float64)
+
+
+def operation_parameters(parameters: Sequence[Parameter]) -> list[Parameter]:
+    """All but values of one batch: a plan, and how the call was made."""
+    return [p for p in parameters if p.arg.rule is not Rule.SAME and p.public]
+
+
+def scales_of(parameters: Sequence[Parameter]) -> list[str]:
+    """Numbers that may be tensors: the operation takes each as both."""
+    return [p.name for p in parameters if {float, Tensor} <= set(get_args(p.type))]
+
+
+def schema(parameters: Sequence[Parameter]) -> str:
+    """The operation's schema: its parameters in their order, then the scales that are tensors."""
+    parts, written = [], iter("abcdefgh")
+    for p in parameters:
+        kinds = get_args(p.type) or (p.type,)
+        kind = next(text for python, text in _TYPES.items() if python in kinds)
+        if p.name in scales_of(parameters):
+            kind = "float"
+        if p.arg.written:
+            kind += f"({next(written)}!)"
+        parts.append(f"{kind}{'?' if NoneType in kinds else ''} {p.name}")
+    parts += [f"Tensor? {name}_tensor" for name in scales_of(parameters)]
+    return f"({', '.join(parts)}) -> ()"
+
+
+LISTED = operation_parameters(PARAMETERS)
+_NAMES = [p.name for p in LISTED]
+_SCALES = scales_of(LISTED)
 
 
 def define(eager: Callable[..., Any]) -> None:
     """Make the operation; `eager` is the native call that runs it."""
 
     def run(*values: Any) -> None:
-        *listed, bmm1_tensor, bmm2_tensor, backend = values
-        named = dict(zip(Arguments._fields, listed, strict=False))
-        if bmm1_tensor is not None:
-            named["bmm1_scale"] = bmm1_tensor
-        if bmm2_tensor is not None:
-            named["bmm2_scale"] = bmm2_tensor
-        eager(**named, backend=backend)
+        named = dict(zip(_NAMES, values, strict=False))
+        for name, tensor in zip(_SCALES, values[len(_NAMES) :], strict=True):
+            named[name] = named[name] if tensor is None else tensor
+        eager(**named)
 
-    operation = torch.library.custom_op(NAME, run, mutates_args=WRITTEN, schema=SCHEMA)
+    written = [p.name for p in LISTED if p.arg.written]
+    operation = torch.library.custom_op(NAME, run, mutates_args=written, schema=schema(LISTED))
     operation.register_fake(lambda *values: None)
 
 
-def call(given: Arguments, backend: str) -> Tensor | tuple[Tensor, Tensor]:
-    """`decode` inside a program that torch.compile traces.
+def call(named: dict[str, Any]) -> Tensor | tuple[Tensor, Tensor]:
+    """A call inside a program that torch.compile traces; `named` are all of its arguments.
 
     Raises Unsupported for a `plan`, which is a value of one batch and no part of a program.
     """
-    if given.plan is not None:
+    if named["plan"] is not None:
         raise unsupported("plan", "a Plan under torch.compile", "None: the backend plans itself")
-    out, lse = _results(given)
-    bmm1, bmm2, sinks = given.bmm1_scale, given.bmm2_scale, given.sinks
-    listed = given._replace(
-        out=out,
-        lse=lse,
-        bmm1_scale=1.0 if isinstance(bmm1, Tensor) else float(bmm1),
-        bmm2_scale=1.0 if isinstance(bmm2, Tensor) else float(bmm2),
-        sinks=sinks if sinks is None or isinstance(sinks, Tensor) else sinks[0],
-    )
-    torch.ops.mla_lab.decode(
-        *listed[:-1],  # all but the plan
-        bmm1 if isinstance(bmm1, Tensor) else None,
-        bmm2 if isinstance(bmm2, Tensor) else None,
-        backend,
-    )
-    return (out, lse) if given.return_lse and lse is not None else out
+    query, sinks = named["query"], named["sinks"]
+    if named["workspace_buffer"] is None and not named["native"]:
+        named["workspace_buffer"] = query.new_empty(0, dtype=torch.uint8)
+    named["sinks"] = sinks if sinks is None or isinstance(sinks, Tensor) else sinks[0]
+    out, lse = _results(named)
+    named["out"], named["lse"] = out, lse
+    tensors = []
+    for name in _SCALES:
+        scale = named[name]
+        tensors.append(scale if isinstance(scale, Tensor) else None)
+        named[name] = 1.0 if isinstance(scale, Tensor) else float(scale)
+    torch.ops.mla_lab.decode(*[named[name] for name in _NAMES], *tensors)
+    return (out, lse) if named["return_lse"] and lse is not None else out
 
 
-def _results(given: Arguments) -> tuple[Tensor, Tensor | None]:
+def _results(named: dict[str, Any]) -> tuple[Tensor, Tensor | None]:
     """out, and lse where it is wanted: the caller's, or new ones."""
-    query, out, lse = given.query, given.out, given.lse
+    query, out, lse = named["query"], named["out"], named["lse"]
     if out is None:
         dtype = query.dtype if query.dtype in _WIDE else torch.bfloat16
-        out = query.new_empty((*query.shape[:-1], given.kv_lora_rank), dtype=dtype)
-    if lse is None and given.return_lse:
+        out = query.new_empty((*query.shape[:-1], named["kv_lora_rank"]), dtype=dtype)
+    if lse is None and named["return_lse"]:
         tokens = query.shape[0] if query.dim() == 3 else query.shape[0] * query.shape[1]
         lse = query.new_empty((tokens, query.shape[-2]), dtype=torch.float32)
     return out, lse

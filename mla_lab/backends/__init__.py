@@ -1,10 +1,9 @@
-"""What can run a call, in the order in which "auto" asks, and why it would not.
+"""The backends in the order of "auto", and which of them runs a call.
 
-    choose(form, "auto")    the first backend that can, or Unsupported with every reason
+    choose(form, "auto")    the first backend that can run it, or Unsupported with every reason
     explain(form)           each backend: taken, or its reason
 
-A backend that is asked for by name either runs the call or raises its own reason: there is no
-falling back.
+A backend that is named either runs the call or raises its own reason: there is no fallback.
 """
 
 from __future__ import annotations
@@ -13,7 +12,7 @@ from functools import lru_cache
 from importlib import import_module
 from typing import NamedTuple
 
-from ..call.decode_args import Form
+from ..call.form import Form
 from ..core.errors import invalid, unsupported
 from .base import Backend, gpu_of
 
@@ -30,20 +29,20 @@ __all__ = [
     "load",
 ]
 
-#: where each backend lives, in the order of "auto"; a module is imported when it is first asked
+#: module and class of each backend; a module is imported at its first use
 MODULES: dict[str, str] = {
     "torch": "mla_lab.backends.torch.backend:TorchBackend",
     "cute": "mla_lab.backends.cute.backend:CuteBackend",
     "cuda": "mla_lab.backends.cuda.backend:CudaBackend",
 }
 ORDER = ("cute", "cuda", "torch")
-#: the contract's words
+#: other names of the contract
 ALIASES = {"xqa": "cuda", "trtllm-gen": "auto", "cute-dsl": "cute"}
 NAMES = ("auto", *ORDER, *ALIASES)
 
 
 class Verdict(NamedTuple):
-    """What one backend says to a call; reason is None where it can run it."""
+    """Whether one backend runs a call; reason is None where it can."""
 
     name: str
     reason: str | None
@@ -85,7 +84,7 @@ def choose(form: Form, name: str) -> Backend:
 
 
 def load(name: str) -> Backend:
-    """The backend called `name`, one object a process."""
+    """The backend called `name`; one object in a process."""
     module, attribute = MODULES[name].split(":")
     return _instance(module, attribute)
 
@@ -103,6 +102,6 @@ def _reason(name: str, form: Form) -> str | None:
 
 
 def _others(form: Form, wanted: str, reason: str) -> str:
-    """The reason, and who could run the call instead."""
+    """The reason, and the backends that can run the call instead."""
     able = [name for name in ORDER if name != wanted and _reason(name, form) is None]
     return f"{reason}; {' and '.join(able) or 'no backend'} can run this call"

@@ -1,4 +1,4 @@
-"""What a backend is: a name, a reason when it says no, and a way to run a plan."""
+"""What a backend has: a name, a reason for each call it refuses, and a way to run a plan."""
 
 from __future__ import annotations
 
@@ -8,7 +8,9 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from ..call.decode_args import Arguments, Call, Features
+from ..call.bind import Call
+from ..call.decode_args import DecodeArgs
+from ..call.form import Features
 from ..call.workspace import Workspace
 from ..core.gpu import H200, Gpu
 from ..core.problem import Problem
@@ -21,24 +23,24 @@ class Planned(Protocol):
 
     @property
     def workspace(self) -> WorkspaceLayout:
-        """What of the caller's buffer it needs."""
+        """The bytes that it needs in the caller's buffer."""
         ...
 
 
-class Repeat(Protocol):
-    """Does a call again for the tensors of another one of the same form, plan and workspace.
+class Replay(Protocol):
+    """Launches a recorded call for other tensors of the same form, plan and workspace.
 
     Raises ValueError, before anything runs, for tensors of another dtype, rank, device or layout.
     """
 
-    def __call__(self, given: Arguments, out: Tensor, lse: Tensor | None) -> None: ...
+    def __call__(self, args: DecodeArgs, out: Tensor, lse: Tensor | None, /) -> None: ...
 
 
 class Backend(Protocol):
     """Runs decode calls.
 
-    `supports` sees a call's bounds, never its lengths: the choice must hold for every launch of
-    a captured graph.
+    `supports` gets a call's bounds, not its lengths: the choice must hold for every launch of a
+    captured graph.
     """
 
     name: str
@@ -53,16 +55,17 @@ class Backend(Protocol):
         """The plan of a call that brings none."""
         ...
 
-    def run(self, call: Call, plan: Any, workspace: Workspace) -> Repeat | None:
-        """Writes the call's out and lse by the caller's `Plan` or one of this backend's; merges
-        where it has partials. Returns what repeats the call, where that spares anything.
+    def run(self, call: Call, plan: Any, workspace: Workspace) -> Replay | None:
+        """Write the call's out and lse by the caller's `Plan` or one of this backend's.
+
+        Returns what launches the call for other tensors, or None where a replay saves nothing.
         """
         ...
 
 
 @lru_cache
 def gpu_of(device: torch.device) -> Gpu | None:
-    """The card that a device is, None for a CPU."""
+    """The GPU of a CUDA device, None for a CPU."""
     return Gpu.here(device.index or 0) if device.type == "cuda" else None
 
 
@@ -70,8 +73,8 @@ def gpu_of(device: torch.device) -> Gpu | None:
 def plan_for(problem: Problem, gpu: Gpu | None, batch_invariant: bool) -> Plan:
     """The plan of known lengths; without a GPU the one that an H200 would get.
 
-    Every layer of a step asks for the same plan, so that the last ones are remembered. Under batch
-    invariance by one rule for all requests, whatever kernels there are.
+    Cached, since every layer of a step needs the same plan. Under batch invariance one rule holds
+    for all requests, whatever builds there are.
     """
     costs = (recorded_of(KEEP_AB_ROWS),) if batch_invariant else None
     return choose(problem, gpu or H200, batch_invariant, costs).plan(problem)

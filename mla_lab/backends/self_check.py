@@ -1,9 +1,8 @@
-"""The first call of a configuration on a card that nobody has proved checks itself.
+"""On a GPU outside `PROVED`, the first call of each configuration is checked against torch.
 
-Kernels here were run and proved on the cards of `PROVED`. They compile for others, and should be
-right there: the first call of each configuration says whether they are, by the torch backend on the
-same tensors. It waits for the device, takes the time of the torch backend once, and says so in the
-log. What disagrees is not used: that call and every later one raise.
+The kernels were tested on the cards of `PROVED`. On others the first call of a configuration is run
+by the torch backend too, on the same tensors: it waits for the device, takes the torch backend's
+time once, and is logged. Where the results disagree, that call and every later one raise.
 """
 
 from __future__ import annotations
@@ -16,7 +15,8 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
-from ..call.decode_args import Call, Lengths
+from ..call.bind import Call
+from ..call.form import Lengths
 from ..call.workspace import Workspace
 from ..core.errors import BuildError
 from ..core.gpu import Gpu
@@ -25,26 +25,26 @@ from ..reference.tolerance import lse_error, rel_error
 from .cute.device_plan import refuse_capture
 from .torch.backend import TorchBackend
 
-#: cards on which every test ran
+#: cards on which every test has run
 PROVED = ("H200",)
-#: relative error against the torch backend that a right kernel stays below, by query dtype: twice
-#: what a benchmark accepts
+#: largest accepted relative error against the torch backend, by query dtype: twice that of a
+#: benchmark
 LIMITS = {"bf16": 1e-2, "fp16": 1e-2, "e4m3": 0.12}
-#: the same of lse: sums of weights that were rounded to the type of the products
+#: the same for lse, whose weights were rounded to the dtype of the products
 LSE_LIMITS = {"bf16": 5e-3, "fp16": 5e-3, "e4m3": 5e-2}
 
 _LOG = logging.getLogger("mla_lab")
-#: what was found, by card, kernel and kind of call: None, or the words of a disagreement
+#: results of checks, by card, kernel and kind of call: None, or what disagreed
 _FOUND: dict[tuple[object, ...], str | None] = {}
 
 
 def proved(gpu: Gpu) -> bool:
-    """Whether the kernels were proved on this kind of card."""
+    """Whether the tests of the kernels have run on this kind of card."""
     return gpu.name in PROVED
 
 
-def forget() -> None:
-    """Check every configuration anew."""
+def clear() -> None:
+    """Drop all results: every configuration is checked again."""
     _FOUND.clear()
 
 
@@ -53,12 +53,12 @@ class SelfCheck:
     """One configuration on one card."""
 
     key: tuple[object, ...]
-    #: kernel and card, for a reader
+    #: kernel and card, for messages
     where: str
     device: torch.device
-    #: relative error of out, and error of lse, that are accepted
+    #: largest accepted relative error of out, and error of lse
     limits: tuple[float, float]
-    #: of the results that a launch has just written: relative error of out, error of lse
+    #: relative error of out and error of lse of the results that a launch has just written
     errors: Callable[[], tuple[float, float]]
 
     def around(self, launch: Callable[[], None]) -> None:
@@ -79,7 +79,7 @@ class SelfCheck:
         _FOUND[self.key] = wrong
         self._refuse(wrong)
         _LOG.warning(
-            "%s: compiled for this card, proved on %s alone. The first call agrees with the torch "
+            "%s: compiled for this card, tested on %s alone. The first call agrees with the torch "
             "backend (relative error %.1e); later calls are not compared",
             self.where,
             " and ".join(PROVED),
@@ -95,7 +95,7 @@ class SelfCheck:
 
 
 def limits(q_dtype: str, out_dtype: str) -> tuple[float, float]:
-    """What is accepted of calls with these types."""
+    """Largest accepted errors of out and lse for calls with these dtypes."""
     kind = "e4m3" if "e4m3" in (q_dtype, out_dtype) else q_dtype
     return LIMITS[kind], LSE_LIMITS[kind]
 
@@ -113,7 +113,7 @@ def mla_check(call: Call, config: KernelConfig, gpu: Gpu) -> SelfCheck:
 
 
 def _mla_errors(call: Call) -> tuple[float, float]:
-    """Of the results in `call`, by the torch backend on the same tensors."""
+    """Errors of the results in `call` against the torch backend on the same tensors."""
     out, lse = torch.empty_like(call.out), None
     if call.lse is not None:
         lse = torch.empty_like(call.lse)
@@ -136,8 +136,8 @@ def differences(
 
 def _lengths(call: Call) -> Lengths:
     """Lengths read on the host."""
-    sums = call.given.cum_seq_lens_q
+    sums = call.args.cum_seq_lens_q
     q_lens = call.form.bounds.q_lens
     if sums is not None:
         q_lens = tuple(after - before for before, after in pairwise(sums.tolist()))
-    return Lengths(q_lens, tuple(call.given.seq_lens.tolist()))
+    return Lengths(q_lens, tuple(call.args.seq_lens.tolist()))

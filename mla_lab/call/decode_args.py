@@ -1,213 +1,303 @@
-"""One decode call between its checks and its launch.
+"""The parameters of the MLA decode call, declared once.
 
-    Arguments   what the caller gave, by the contract's names
-    Features    what a call uses beyond plain decode; backends refuse by them
-    Form        everything that shapes, dtypes, strides and flags tell; shared by equal calls
-    Call        one form with one set of tensors, results allocated
+`DecodeArgs` has FlashInfer's names, order and defaults, and an `Arg` for each: how its value is
+compared with an earlier call's, and what a recorded definition says of it. Derived from this list:
 
-A `Form` never depends on a tensor's values, so it can be remembered, and choosing a backend by
-it gives one answer for all lengths: a captured CUDA graph stays right when they change.
+    call.signature    the public functions: their signatures and what they forward
+    call.checks.form  the key of a form
+    api.replay        the comparison of a repeated call
+    api.torch_op      the schema of the torch operation
+    capture           inputs and axes of a recorded definition
+    reference         the oracle's argument
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-from functools import cached_property
-from typing import NamedTuple
+from dataclasses import KW_ONLY, dataclass, field, fields
+from enum import Enum, auto
+from typing import Annotated, Any, NamedTuple, get_type_hints
 
-import torch
 from torch import Tensor
 
-from ..core.problem import LATENT_DIM, ROPE_DIM, Problem
+from ..core.problem import LATENT_DIM, ROPE_DIM
 from ..plan.tile import Plan
 
-
-class Arguments(NamedTuple):
-    """The arguments of one call, unchecked; names and meanings are `decode`'s."""
-
-    query: Tensor
-    kv_cache: Tensor
-    block_tables: Tensor
-    seq_lens: Tensor
-    max_seq_len: int | None = None
-    workspace_buffer: Tensor | None = None
-    kv_lora_rank: int = LATENT_DIM
-    qk_rope_head_dim: int = ROPE_DIM
-    sparse_mla_top_k: int = 0
-    out: Tensor | None = None
-    bmm1_scale: float | Tensor = 1.0
-    bmm2_scale: float | Tensor = 1.0
-    sinks: Tensor | Sequence[Tensor] | None = None
-    skip_softmax_threshold_scale_factor: float | None = None
-    enable_pdl: bool | None = None
-    is_var_seq: bool = True
-    uses_shared_paged_kv_idx: bool = True
-    lse: Tensor | None = None
-    return_lse: bool = False
-    return_lse_base: str | None = None
-    cum_seq_lens_q: Tensor | None = None
-    max_q_len: int | None = None
-    enable_dcp: bool = False
-    cp_world: int = 1
-    cp_rank: int = 0
-    causal_seqlens_kv_global: Tensor | None = None
-    mask: Tensor | None = None
-    batch_invariant: bool = False
-    plan: Plan | None = None
+#: bound of a scale that is a number: fp32 holds it, and its product with log2(e)
+MAX_SCALE = 1.7e38
 
 
-@dataclass(frozen=True)
-class Features:
-    """What a call uses beyond one query token a request over one paged bf16 cache.
+class Rule(Enum):
+    """When an argument is as in an earlier call, whose form and launch then hold for this one."""
 
-    Dtypes, dims, heads and page size are in `Problem`, which stands beside this everywhere.
+    #: the same object, or equal and of the same type
+    EQUAL = auto()
+    #: the same object
+    SAME = auto()
+    #: a tensor of the same shape; its dtype, device, layout and alignment the kernel's entry checks
+    TENSOR = auto()
+    #: as TENSOR, with any number of pages above 0
+    PAGES = auto()
+    #: the same tensor where the launch uses it, else any that passes the same checks
+    WORKSPACE = auto()
+    #: a number up to the same power of two, exactly the same with a plan
+    BOUND = auto()
+    #: a number with a magnitude below `MAX_SCALE`, or a tensor of one element
+    SCALE = auto()
+    #: as SCALE, and above 0
+    POSITIVE_SCALE = auto()
+
+
+class _Required:
+    def __repr__(self) -> str:
+        return "REQUIRED"
+
+
+#: the native call has no default either
+REQUIRED = _Required()
+
+
+class Arg(NamedTuple):
+    """What is derived from one parameter."""
+
+    rule: Rule = Rule.EQUAL
+    #: default in the native call, where FlashInfer's call has none
+    native: Any = REQUIRED
+    #: axes of a recorded definition; "rows", "pages" and "tables" depend on the call
+    axes: str | None = None
+    #: a recorded definition has it as a number, if it is given
+    recorded: bool = False
+    #: what a recorded definition says of it
+    note: str = ""
+    #: the call writes to it
+    written: bool = False
+    #: bytes of which its address must be a multiple, to a kernel
+    alignment: int = 1
+
+
+_TENSOR = Arg(Rule.TENSOR)
+_OPTION = Arg()
+
+
+@dataclass(slots=True, eq=False)
+class DecodeArgs:
+    """The arguments of one call as the caller gave them, unchecked.
+
+    Tensors are contiguous where nothing else is said, on one device, and never copied or written,
+    except out, lse and workspace_buffer, which share no byte with another tensor of the call.
+
+    query: dense [batch, q_len, heads, 576], or ragged [total_q, heads, 576] with cum_seq_lens_q;
+        512 latent columns, then 64 rope. bf16, fp16, e4m3; for teaching fp32 and fp64.
+    kv_cache: [pages, page_size, 576] or [pages, 1, page_size, 576] in the query's dtype, or e4m3
+        under a bf16 query; or uint8 [..., 656] (512 e4m3, 4 fp32 scales, 64 bf16 rope). There may
+        be gaps between pages. Slots behind a request's length may hold anything.
+    workspace_buffer: 1-D uint8 or int8, at an address that is a multiple of 64 bytes, zeroed once
+        before its first use. It holds the partials and merge counters of the call in flight: calls
+        that may run at the same time (two streams, or two threads on two streams) need a buffer
+        each; calls of one stream share one. The torch backend takes memory of its own. None or an
+        empty one suffices for a plan without partials; None in the native call allocates.
+    qk_nope_head_dim: any; the absorbed form does not use it.
+    kv_lora_rank, qk_rope_head_dim: (512, 64); on the torch backend also (256, 64).
+    block_tables: int32 [batch, max_pages] page ids, with gaps between rows or without; with
+        uses_shared_paged_kv_idx=False [batch, 2, max_pages], row 0 for the keys, row 1 for the
+        values. With sparse_mla_top_k: [batch, q_len, top_k] or ragged [total_q, top_k] token
+        slots (page x page_size + offset); -1 is skipped, a duplicate counts again.
+    seq_lens: int32 [batch], tokens of each request, its new ones included; 0 is legal. A sparse
+        call reads what its slots say, whatever the lengths.
+    max_seq_len: tokens, a bound of seq_lens for scheduling; None, in the native call, is the
+        number of tokens that a row of block_tables can name.
+    sparse_mla_top_k: slots of a query token; 0 is dense.
+    out: bf16, fp16, or with an e4m3 query e4m3, [*query.shape[:-1], 512]; default a new bf16 one
+        (fp32 and fp64 queries: their own dtype).
+    bmm1_scale: q_scale x k_scale x softmax scale, natural units: a number, or fp32 of one element,
+        which the CuTe kernels need above 0 (checked in debug mode; a number is checked always).
+    bmm2_scale: v_scale x o_scale, applied to out only: a number, or fp32 of one element.
+    sinks: fp32 [heads] or a list of one: exp(sink) is added to the denominator of each head.
+    skip_softmax_threshold_scale_factor: a KV tile is skipped for a row tile where each row's
+        exp(tile_max - running_max) is below factor / seq_len (arXiv:2512.12087); 0 skips nothing.
+    enable_pdl: programmatic dependent launch. None: where the device has it; True raises elsewhere.
+    backend: "auto", "torch", "cute", "cuda"; "xqa" is cuda, "cute-dsl" cute, "trtllm-gen" auto.
+        A backend that is named runs the call or raises.
+    is_var_seq: False promises equal lengths, a hint for scheduling without effect on results.
+    uses_shared_paged_kv_idx: keys and values have one table of pages.
+    lse, return_lse, return_lse_base: fp32 [total_q, heads] or [batch, q_len, heads], natural
+        (None, "basee") or "base2"; without the sink. A given lse is written in any case.
+    cute_dsl_impl: "auto" or "monolithic"; "modular", whose rows are not causal, where each request
+        has one query token.
+    cum_seq_lens_q: int32 [batch + 1], prefix sums of the query tokens, from 0 to total_q.
+    max_q_len: a bound of the query tokens of a request; saves a GPU the copy that would read it.
+    enable_dcp, cp_world, cp_rank, causal_seqlens_kv_global: decode context parallel. The cache
+        holds tokens rank, rank + world, ... of each request, seq_lens counts those, and int32
+        [batch] all of them. Needs return_lse; `context_parallel.merge` merges and takes the sinks.
+    kv_scale_format, multi_ctas_kv_counter_buffer, sparse_mla_top_k_lens, use_fp16_softmax: other
+        values than the defaults (or False) are not supported.
+    mask: uint16 [batch, q_len, ceil(q_len / 32) x 2], ragged [total_q, ceil(max_q_len / 32) x 2]:
+        bit c of draft row r, least significant first, makes draft column c visible to it
+        (`mla_lab.core.masks`). Without one, draft tokens are causal.
+    batch_invariant: the bits of a request's result do not depend on the rest of the batch. With
+        8192 keys on an H200 a request takes 10.7 or 6.6 times as long alone (16 or 128 heads), and
+        calls of 1024 to 8192 keys at most 1.14 times from batch 64 on
+        (data/records/h200_invariant.jsonl).
+    plan: made for these lengths and heads; default the backend's own.
     """
 
-    ragged: bool = False
-    #: more than one query token a request is possible, under the causal rule
-    causal: bool = False
-    #: a packed draft mask takes the causal rule's place
-    mask: bool = False
-    sinks: bool = False
-    lse: bool = False
-    sparse: bool = False
-    #: with a factor above 0: one of 0 leaves out nothing
-    skip_softmax: bool = False
-    #: a scale is a tensor on the device
-    tensor_scales: bool = False
-    #: bmm1_scale is a number that is not above 0
-    nonpositive_scale: bool = False
-    separate_tables: bool = False
-    context_parallel: bool = False
-    batch_invariant: bool = False
-    #: pages of the cache do not follow each other without a gap
-    strided_pages: bool = False
-    #: rows of the block table do not follow each other without a gap
-    strided_tables: bool = False
-    #: programmatic dependent launch is demanded, not left to the device
-    pdl: bool = False
-    #: or is ruled out
-    no_pdl: bool = False
-    #: the caller brings a plan
-    planned: bool = False
-
-    def names(self) -> tuple[str, ...]:
-        """The features in use."""
-        return tuple(name for name, used in vars(self).items() if used)
-
-
-@dataclass(frozen=True, eq=False)
-class Form:
-    """All that is known of a call without reading a tensor. Compares and hashes by identity."""
-
-    features: Features
-    #: the call with every length at its bound: q_len, and the tokens a block table can name
-    bounds: Problem
-    device: torch.device
-    #: query tokens in all
-    total_q: int
-    #: tokens of each request; of a ragged call the given bound, or None where it must be read
-    max_q_len: int | None
-    out_shape: tuple[int, ...]
-    out_dtype: torch.dtype
-    lse_shape: tuple[int, ...]
-    #: lengths can be read without a synchronisation
-    on_host: bool
-    #: plans found to fit these bounds, by (id, max_seq_len); kept alive, or an id could return
-    fitting_plans: dict[tuple[int, int | None], Plan] = field(default_factory=dict, repr=False)
-
-
-class Lengths(NamedTuple):
-    """Lengths that were read on the host; None where they stay on the device."""
-
-    q_lens: tuple[int, ...] | None
-    kv_lens: tuple[int, ...] | None
-
-
-@dataclass(frozen=True, eq=False)
-class Call:
-    """A checked call. `given` holds the caller's tensors as they are; nothing was copied."""
-
-    form: Form
-    given: Arguments
-    lengths: Lengths
-    #: in the caller's shape: query.shape[:-1] + (latent,)
-    out: Tensor
-    #: fp32, in the caller's shape; None where no one asked for it
-    lse: Tensor | None
-
-    @property
-    def features(self) -> Features:
-        return self.form.features
-
-    @property
-    def lengths_known(self) -> bool:
-        """Whether `problem` holds this call's lengths, and not their bounds."""
-        return self.lengths.q_lens is not None and self.lengths.kv_lens is not None
-
-    @cached_property
-    def problem(self) -> Problem:
-        """This call as numbers; bounds where lengths stay on the device."""
-        bounds = self.form.bounds
-        kv_bounds = bounds.kv_lens
-        if self.given.max_seq_len is not None:
-            kv_bounds = tuple(min(n, self.given.max_seq_len) for n in kv_bounds)
-        return Problem(
-            q_lens=bounds.q_lens if self.lengths.q_lens is None else self.lengths.q_lens,
-            kv_lens=kv_bounds if self.lengths.kv_lens is None else self.lengths.kv_lens,
-            heads=bounds.heads,
-            latent_dim=bounds.latent_dim,
-            rope_dim=bounds.rope_dim,
-            q_dtype=bounds.q_dtype,
-            kv_format=bounds.kv_format,
-            out_dtype=bounds.out_dtype,
-            page_size=bounds.page_size,
-            top_k=bounds.top_k,
-        )
-
-    @property
-    def query_rows(self) -> Tensor:
-        """View [total_q x heads, head_dim]."""
-        return self.given.query.view(-1, self.given.query.shape[-1])
-
-    @property
-    def out_rows(self) -> Tensor:
-        """View [total_q x heads, latent]."""
-        return self.out.view(-1, self.out.shape[-1])
-
-    @property
-    def lse_rows(self) -> Tensor | None:
-        """View [total_q x heads], or None."""
-        return None if self.lse is None else self.lse.view(-1)
+    query: Annotated[
+        Tensor,
+        Arg(
+            Rule.TENSOR,
+            axes="rows num_heads head_dim_qk",
+            note="512 latent columns, then 64 rope.",
+            alignment=16,
+        ),
+    ]
+    kv_cache: Annotated[
+        Tensor,
+        Arg(
+            Rule.PAGES,
+            axes="pages page_size kv_width",
+            note="Latent and rope of each token; 656 bytes: 512 e4m3, 4 fp32 scales, 64 bf16 rope.",
+            alignment=16,
+        ),
+    ]
+    workspace_buffer: Annotated[
+        Tensor | None,
+        Arg(
+            Rule.WORKSPACE,
+            native=None,
+            axes="workspace_size",
+            note="Zeroed once before its first use.",
+            written=True,
+        ),
+    ]
+    qk_nope_head_dim: Annotated[int, Arg(native=128)]
+    kv_lora_rank: Annotated[int, Arg(native=LATENT_DIM)]
+    qk_rope_head_dim: Annotated[int, Arg(native=ROPE_DIM)]
+    block_tables: Annotated[
+        Tensor,
+        Arg(
+            Rule.TENSOR,
+            axes="tables",
+            note="Page ids; with a dimension of 2 those of keys, then of values; if sparse, "
+            "token slots, -1 for none.",
+        ),
+    ]
+    seq_lens: Annotated[
+        Tensor,
+        Arg(Rule.TENSOR, axes="batch_size", note="Tokens of each request, the new ones included."),
+    ]
+    max_seq_len: Annotated[int | None, Arg(Rule.BOUND, native=None, recorded=True)]
+    sparse_mla_top_k: Annotated[int, _OPTION] = 0
+    out: Annotated[Tensor | None, Arg(Rule.TENSOR, written=True, alignment=16)] = None
+    bmm1_scale: Annotated[
+        float | Tensor,
+        Arg(
+            Rule.POSITIVE_SCALE,
+            axes="one",
+            recorded=True,
+            note="q_scale x k_scale x softmax scale, natural units.",
+        ),
+    ] = 1.0
+    bmm2_scale: Annotated[
+        float | Tensor,
+        Arg(Rule.SCALE, axes="one", recorded=True, note="v_scale x o_scale, on the output."),
+    ] = 1.0
+    sinks: Annotated[
+        Tensor | Sequence[Tensor] | None,
+        Arg(
+            Rule.TENSOR,
+            axes="num_heads",
+            note="One more term exp(sink) in each head's denominator.",
+        ),
+    ] = None
+    skip_softmax_threshold_scale_factor: Annotated[
+        float | None,
+        Arg(
+            recorded=True,
+            note="The reference skips nothing; dropped mass is at most this factor.",
+        ),
+    ] = None
+    enable_pdl: Annotated[bool | None, _OPTION] = None
+    backend: Annotated[str, _OPTION] = "auto"
+    is_var_seq: Annotated[bool, _OPTION] = True
+    uses_shared_paged_kv_idx: Annotated[bool, _OPTION] = True
+    lse: Annotated[Tensor | None, Arg(Rule.TENSOR, written=True)] = None
+    return_lse: Annotated[bool, _OPTION] = False
+    cute_dsl_impl: Annotated[str, _OPTION] = "auto"
+    kv_scale_format: Annotated[str, _OPTION] = "auto"
+    cum_seq_lens_q: Annotated[
+        Tensor | None,
+        Arg(Rule.TENSOR, axes="batch_size_plus_1", note="Prefix sums of query tokens."),
+    ] = None
+    max_q_len: Annotated[int | None, Arg(recorded=True)] = None
+    multi_ctas_kv_counter_buffer: Annotated[Tensor | None, _TENSOR] = None
+    sparse_mla_top_k_lens: Annotated[Tensor | None, _TENSOR] = None
+    enable_dcp: Annotated[bool, _OPTION] = False
+    cp_world: Annotated[int, _OPTION] = 1
+    cp_rank: Annotated[int, _OPTION] = 0
+    causal_seqlens_kv_global: Annotated[Tensor | None, _TENSOR] = None
+    use_fp16_softmax: Annotated[bool | None, _OPTION] = None
+    return_lse_base: Annotated[str | None, _OPTION] = None
+    _: KW_ONLY
+    mask: Annotated[
+        Tensor | None,
+        Arg(
+            Rule.TENSOR,
+            axes="rows mask_words",
+            note="Words of uint16: bit c of draft row r makes draft column c visible to it.",
+            alignment=4,
+        ),
+    ] = None
+    batch_invariant: Annotated[bool, _OPTION] = False
+    plan: Annotated[Plan | None, Arg(Rule.SAME)] = None
+    #: the native call's: check every value, which on a GPU copies to the host
+    debug: Annotated[bool | None, _OPTION] = field(default=None, init=False)
+    #: made by the native call, where workspace_buffer and max_seq_len may be None
+    native: Annotated[bool, _OPTION] = field(default=True, init=False)
 
     @property
-    def pages(self) -> Tensor:
-        """View [pages, page_size, width] of the cache."""
-        cache = self.given.kv_cache
-        return cache[:, 0] if cache.dim() == 4 else cache
-
-    @property
-    def key_table(self) -> Tensor:
-        """View [batch, max_pages] of the pages that the scores read; if sparse [total_q, top_k]."""
-        table = self.given.block_tables
-        if self.features.sparse:
-            return table.view(self.form.total_q, -1)
-        return table[:, 0] if self.features.separate_tables else table
-
-    @property
-    def value_table(self) -> Tensor:
-        """View [batch, max_pages] of the pages that the values read."""
-        return self.given.block_tables[:, 1] if self.features.separate_tables else self.key_table
+    def sparse(self) -> bool:
+        """A list of token slots for each query token."""
+        return self.sparse_mla_top_k > 0
 
     @property
     def sink(self) -> Tensor | None:
         """fp32 [heads], or None."""
-        sinks = self.given.sinks
+        sinks = self.sinks
         return sinks if sinks is None or isinstance(sinks, Tensor) else sinks[0]
 
+
+class Parameter(NamedTuple):
+    """One field: its name, default (`REQUIRED` where there is none), type and what it derives."""
+
+    name: str
+    default: Any
+    type: Any
+    arg: Arg
+    keyword_only: bool
+    #: a parameter of FlashInfer's call, or of ours behind its list
+    public: bool
+
     @property
-    def mask_rows(self) -> Tensor | None:
-        """View uint16 [total_q, words], or None."""
-        mask = self.given.mask
-        return None if mask is None else mask.view(-1, mask.shape[-1])
+    def is_tensor(self) -> bool:
+        """Its value may be a tensor."""
+        return "Tensor" in str(self.type)
+
+
+def parameters_of(arguments: type) -> tuple[Parameter, ...]:
+    """The fields of a class of arguments, in their order."""
+    hints = get_type_hints(arguments, include_extras=True)
+    found = []
+    for f in fields(arguments):
+        kind, arg = hints[f.name].__origin__, hints[f.name].__metadata__[0]
+        default = f.default if f.default.__class__.__name__ != "_MISSING_TYPE" else REQUIRED
+        found.append(Parameter(f.name, default, kind, arg, bool(f.kw_only), f.init))
+    return tuple(found)
+
+
+PARAMETERS = parameters_of(DecodeArgs)
+
+
+def native_args(**named: Any) -> DecodeArgs:
+    """Arguments with the native call's defaults."""
+    defaults = {p.name: p.arg.native for p in PARAMETERS if p.arg.native is not REQUIRED}
+    return DecodeArgs(**{**defaults, **named})

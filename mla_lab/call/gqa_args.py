@@ -1,43 +1,103 @@
-"""The arguments of a GQA or MQA decode call, and what shapes, dtypes and flags tell of them."""
+"""The parameters of the GQA and MQA decode calls, declared once, and what a checked call holds."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import KW_ONLY, dataclass
+from typing import Annotated, Any
 
 import torch
 from torch import Tensor
 
+from .decode_args import Arg, parameters_of
 
-@dataclass(frozen=True, kw_only=True, eq=False)
-class GqaArguments:
-    """As the caller gave them, unchecked; names and meanings are those of `contract_gqa`."""
+_PLAIN = Arg()
 
-    query: Tensor
-    kv_cache: Tensor | tuple[Tensor, Tensor]
-    workspace_buffer: Tensor | None
-    block_tables: Tensor
-    seq_lens: Tensor
-    max_seq_len: int
-    bmm1_scale: float | Tensor = 1.0
-    bmm2_scale: float | Tensor = 1.0
-    window_left: int = -1
-    out: Tensor | None = None
-    out_dtype: Any = None
-    sinks: Tensor | Sequence[Tensor] | None = None
-    kv_layout: str = "HND"
-    enable_pdl: bool | None = None
-    q_len_per_req: int | None = 1
-    o_scale: float | None = 1.0
-    mask: Tensor | None = None
-    max_q_len: int | None = None
-    cum_seq_lens_q: Tensor | None = None
-    skip_softmax_threshold_scale_factor: float | None = None
-    uses_shared_paged_kv_idx: bool = True
-    lse: Tensor | None = None
-    return_lse: bool = False
-    batch_invariant: bool = False
+KV_LAYOUTS = ("HND", "NHD")
+
+
+@dataclass(slots=True, eq=False)
+class GqaArgs:
+    """The arguments of one call as the caller gave them, unchecked.
+
+    query: [num_tokens, heads, head_dim], num_tokens = batch x q_len_per_req, or ragged with
+        cum_seq_lens_q. bf16, fp16, e4m3; for teaching fp32 and fp64.
+    kv_cache: (keys, values), each [pages, kv_heads, page_size, head_dim] ("HND") or [pages,
+        page_size, kv_heads, head_dim] ("NHD"), or one tensor [pages, 2, ...]. The query's dtype, or
+        e4m3 under a 16-bit query. Slots behind a request's length may hold anything.
+    workspace_buffer: 1-D uint8 or int8, zeroed once before its first use; a buffer each for calls
+        that may run at the same time. None allocates.
+    block_tables: int32 [batch, max_pages]; with uses_shared_paged_kv_idx=False [batch, 2,
+        max_pages], row 0 for the keys, row 1 for the values.
+    seq_lens: int32 [batch], keys of each request, its new ones included; 0 is legal.
+    max_seq_len: a bound of seq_lens for scheduling.
+    bmm1_scale, bmm2_scale: on the scores (1/sqrt(head_dim) included) and on out; a number, or fp32
+        of one element on the device.
+    window_left: keys that a token sees before its own; -1: all.
+    out, out_dtype: default a new out of out_dtype, else of the query's dtype; the query's dtype,
+        bf16 or fp16.
+    sinks: fp32 [heads] or a list of one: exp(sink) is added to the denominator of each head.
+    kv_layout: "HND" or "NHD", the order of heads and tokens in a page.
+    enable_pdl: programmatic dependent launch. None: where the device has it; True raises elsewhere.
+    backend: "auto" (the CUDA kernel where it can, else torch), "torch", "cuda"; "xqa" is cuda,
+        "trtllm-gen" auto.
+    q_len_per_req: new tokens of each request, the last of its seq_len.
+    o_scale: XQA multiplies by it and divides again; it changes no result here.
+    mask: uint16 [batch, q_len, ceil(q_len / 32) x 2] or [num_tokens, ...] (`mla_lab.core.masks`);
+        None is causal.
+    max_q_len, cum_seq_lens_q: ragged queries: int32 [batch + 1] prefix sums, and a bound of a
+        request's query tokens, which saves a GPU the copy that would read it.
+    skip_softmax_threshold_scale_factor: as in MLA decode; on the torch backend.
+    uses_shared_paged_kv_idx: keys and values have one table of pages.
+    lse, return_lse: fp32 [num_tokens, heads], natural log, without the sink.
+    o_sf_scale, o_sf_vec_size, kv_cache_sf: FP4, which is not supported; bmm1_scale_log2,
+        multi_ctas_kv_counter_buffer, enable_block_sparse_attention, bf16q_fp8kv_transform_mode:
+        other values than the defaults are not supported.
+    batch_invariant: the bits of a request's result do not depend on the rest of the batch.
+    """
+
+    query: Annotated[Tensor, _PLAIN]
+    kv_cache: Annotated[Tensor | tuple[Tensor, Tensor], _PLAIN]
+    workspace_buffer: Annotated[Tensor | None, Arg(native=None, written=True)]
+    block_tables: Annotated[Tensor, _PLAIN]
+    seq_lens: Annotated[Tensor, _PLAIN]
+    max_seq_len: Annotated[int, Arg(native=1 << 31)]
+    bmm1_scale: Annotated[float | Tensor, _PLAIN] = 1.0
+    bmm2_scale: Annotated[float | Tensor, _PLAIN] = 1.0
+    window_left: Annotated[int, _PLAIN] = -1
+    out: Annotated[Tensor | None, Arg(written=True)] = None
+    out_dtype: Annotated[torch.dtype | None, _PLAIN] = None
+    o_sf_scale: Annotated[float | None, _PLAIN] = None
+    o_sf_vec_size: Annotated[int | None, _PLAIN] = None
+    sinks: Annotated[Tensor | Sequence[Tensor] | None, _PLAIN] = None
+    kv_layout: Annotated[str, _PLAIN] = "HND"
+    enable_pdl: Annotated[bool | None, _PLAIN] = None
+    backend: Annotated[str, _PLAIN] = "auto"
+    q_len_per_req: Annotated[int | None, _PLAIN] = 1
+    o_scale: Annotated[float | None, _PLAIN] = 1.0
+    mask: Annotated[Tensor | None, _PLAIN] = None
+    max_q_len: Annotated[int | None, _PLAIN] = None
+    cum_seq_lens_q: Annotated[Tensor | None, _PLAIN] = None
+    skip_softmax_threshold_scale_factor: Annotated[float | None, _PLAIN] = None
+    kv_cache_sf: Annotated[Any, _PLAIN] = None
+    uses_shared_paged_kv_idx: Annotated[bool, _PLAIN] = True
+    lse: Annotated[Tensor | None, Arg(written=True)] = None
+    return_lse: Annotated[bool, _PLAIN] = False
+    bmm1_scale_log2: Annotated[Any, _PLAIN] = None
+    multi_ctas_kv_counter_buffer: Annotated[Any, _PLAIN] = None
+    enable_block_sparse_attention: Annotated[bool, _PLAIN] = False
+    bf16q_fp8kv_transform_mode: Annotated[Any, _PLAIN] = None
+    _: KW_ONLY
+    batch_invariant: Annotated[bool, _PLAIN] = False
+
+    @property
+    def sink(self) -> Tensor | None:
+        """fp32 [heads], or None."""
+        sinks = self.sinks
+        return sinks if sinks is None or isinstance(sinks, Tensor) else sinks[0]
+
+
+GQA_PARAMETERS = parameters_of(GqaArgs)
 
 
 @dataclass(frozen=True)
@@ -59,7 +119,7 @@ class GqaForm:
     max_q_len: int | None
     device: torch.device
     ragged: bool
-    #: what the call uses beyond plain decode, for a backend to refuse
+    #: what the call uses beyond plain decode; a backend refuses by it
     features: frozenset[str]
 
     @property
@@ -73,17 +133,11 @@ class CheckedGqaCall:
     """A checked call, its results allocated."""
 
     form: GqaForm
-    given: GqaArguments
+    args: GqaArgs
     #: each [pages, kv_heads, page_size, head_dim], or with tokens before heads, as kv_layout says
     keys: Tensor
     values: Tensor
-    #: query tokens of each request where they were read
+    #: query tokens of each request where they were read on the host
     q_lens: tuple[int, ...] | None
     out: Tensor
     lse: Tensor | None
-
-    @property
-    def sink(self) -> Tensor | None:
-        """fp32 [heads], or None."""
-        sinks = self.given.sinks
-        return sinks if sinks is None or isinstance(sinks, Tensor) else sinks[0]

@@ -5,7 +5,6 @@ be read without waiting for a device.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import pairwise
 
 import torch
 from torch import Tensor
@@ -13,9 +12,11 @@ from torch import Tensor
 from ..core import kv_cache as formats
 from ..core import masks
 from ..core.errors import invalid, invalid_type, unsupported
-from ..reference.gqa import KV_LAYOUTS
 from .checks import tensors as argument
-from .gqa_args import CheckedGqaCall, GqaArguments, GqaForm
+from .checks.features import check_scales, check_sinks
+from .checks.overlap import check_overlap
+from .checks.values import read_q_lens
+from .gqa_args import GQA_PARAMETERS, KV_LAYOUTS, CheckedGqaCall, GqaArgs, GqaForm
 
 #: fp32 and fp64 are for teaching, on the torch path
 QUERY_DTYPES = (
@@ -26,30 +27,42 @@ QUERY_DTYPES = (
     torch.float64,
 )
 OUT_DTYPES = (torch.bfloat16, torch.float16)
+#: what is supported of parameters that our kernels do not have
+ONLY = {
+    "o_sf_scale": "None: there is no FP4",
+    "o_sf_vec_size": "None: there is no FP4",
+    "kv_cache_sf": "None: there is no FP4",
+    "bmm1_scale_log2": "None: bmm1_scale may be a tensor itself",
+    "multi_ctas_kv_counter_buffer": "None: counters lie in workspace_buffer",
+    "enable_block_sparse_attention": "False",
+    "bf16q_fp8kv_transform_mode": "None",
+}
 
 
-def check(given: GqaArguments) -> CheckedGqaCall:
+def check(args: GqaArgs) -> CheckedGqaCall:
     """The checked call. Raises InvalidInput, InvalidType or Unsupported, before anything runs."""
-    _check_flags(given)
-    query = argument.tensor("query", given.query)
+    _check_flags(args)
+    query = argument.tensor("query", args.query)
     argument.dtype("query", query, QUERY_DTYPES)
     argument.shape("query", query, ("num_tokens", "heads", "head_dim"))
     argument.contiguous("query", query)
     if not query.numel():
         raise invalid("query", f"shape {list(query.shape)}", "at least one token and one head")
-    keys, values = _caches(given)
-    token, head = (2, 1) if given.kv_layout == "HND" else (1, 2)
+    keys, values = _caches(args)
+    token, head = (2, 1) if args.kv_layout == "HND" else (1, 2)
     kv_heads, page_size = keys.shape[head], keys.shape[token]
     if query.shape[1] % kv_heads:
         raise invalid("query", f"{query.shape[1]} heads", f"a multiple of the cache's {kv_heads}")
-    batch = _batch(given)
-    max_q_len = _q_lens(given, batch)
-    capacity = _tables(given, batch, page_size)
-    _check_scales(given)
-    _check_mask(given, batch, max_q_len)
-    out_dtype = _results(given)
-    features = _features(given)
-    longest = min(capacity, argument.integer("max_seq_len", given.max_seq_len, 0))
+    batch = _batch(args)
+    max_q_len = _q_lens(args, batch)
+    capacity = _tables(args, batch, page_size)
+    check_scales(args)
+    check_sinks(args, query.shape[1])
+    _check_mask(args, batch, max_q_len)
+    out_dtype = _results(args)
+    features = _features(args)
+    check_overlap(args, GQA_PARAMETERS)
+    longest = min(capacity, argument.integer("max_seq_len", args.max_seq_len, 0))
     form = GqaForm(
         batch=batch,
         total_q=query.shape[0],
@@ -63,45 +76,48 @@ def check(given: GqaArguments) -> CheckedGqaCall:
         longest=longest,
         max_q_len=max_q_len,
         device=query.device,
-        ragged=given.cum_seq_lens_q is not None,
+        ragged=args.cum_seq_lens_q is not None,
         features=features,
     )
-    q_lens = _read_values(given, form, capacity, keys.shape[0])
-    return _with_results(form, given, (keys, values), q_lens, out_dtype)
+    q_lens = _read_values(args, form, capacity, keys.shape[0])
+    return _with_results(form, args, (keys, values), q_lens, out_dtype)
 
 
-def _check_flags(given: GqaArguments) -> None:
+def _check_flags(args: GqaArgs) -> None:
     for name in ("uses_shared_paged_kv_idx", "return_lse", "batch_invariant"):
-        argument.flag(name, getattr(given, name))
-    if given.enable_pdl is not None:
-        argument.flag("enable_pdl", given.enable_pdl)
-    if given.kv_layout not in KV_LAYOUTS:
-        raise invalid("kv_layout", repr(given.kv_layout), KV_LAYOUTS)
-    argument.integer("window_left", given.window_left, -1)
-    if given.o_scale is not None and argument.number("o_scale", given.o_scale) == 0:
+        argument.flag(name, getattr(args, name))
+    if args.enable_pdl is not None:
+        argument.flag("enable_pdl", args.enable_pdl)
+    if args.kv_layout not in KV_LAYOUTS:
+        raise invalid("kv_layout", repr(args.kv_layout), KV_LAYOUTS)
+    argument.integer("window_left", args.window_left, -1)
+    if args.o_scale is not None and argument.number("o_scale", args.o_scale) == 0:
         raise invalid("o_scale", 0, "a number other than 0: results are divided by it again")
-    factor = given.skip_softmax_threshold_scale_factor
-    if factor is not None and argument.number("skip_softmax_threshold_scale_factor", factor) < 0:
-        raise invalid("skip_softmax_threshold_scale_factor", factor, "0 or more, or None")
-    if given.workspace_buffer is not None:
-        buffer = argument.tensor("workspace_buffer", given.workspace_buffer)
+    if args.skip_softmax_threshold_scale_factor is not None:
+        argument.skip_factor(args.skip_softmax_threshold_scale_factor)
+    for name, supported in ONLY.items():
+        value = getattr(args, name)
+        if value is not None and value is not False:
+            raise unsupported(name, repr(value) if isinstance(value, str) else "a value", supported)
+    if args.workspace_buffer is not None:
+        buffer = argument.tensor("workspace_buffer", args.workspace_buffer)
         bytes_ = [torch.uint8, torch.int8]
-        device = argument.tensor("query", given.query).device
+        device = argument.tensor("query", args.query).device
         argument.array("workspace_buffer", buffer, bytes_, [("bytes",)], device)
 
 
-def _caches(given: GqaArguments) -> tuple[Tensor, Tensor]:
+def _caches(args: GqaArgs) -> tuple[Tensor, Tensor]:
     """Keys and values, of one shape and dtype, where the query is."""
-    if isinstance(given.kv_cache, Tensor):
-        if given.kv_cache.dim() != 5 or given.kv_cache.shape[1] != 2:
-            got = f"one tensor of shape {list(given.kv_cache.shape)}"
+    if isinstance(args.kv_cache, Tensor):
+        if args.kv_cache.dim() != 5 or args.kv_cache.shape[1] != 2:
+            got = f"one tensor of shape {list(args.kv_cache.shape)}"
             raise invalid("kv_cache", got, "a tuple (keys, values), or one tensor [pages, 2, ...]")
-        keys, values = given.kv_cache.unbind(1)
-    elif isinstance(given.kv_cache, Sequence) and len(given.kv_cache) == 2:
-        keys, values = (argument.tensor("kv_cache", part) for part in given.kv_cache)
+        keys, values = args.kv_cache.unbind(1)
+    elif isinstance(args.kv_cache, Sequence) and len(args.kv_cache) == 2:
+        keys, values = (argument.tensor("kv_cache", part) for part in args.kv_cache)
     else:
-        raise invalid_type("kv_cache", type(given.kv_cache).__name__, "a tuple, or one tensor")
-    query = given.query
+        raise invalid_type("kv_cache", type(args.kv_cache).__name__, "a tuple, or one tensor")
+    query = args.query
     fitting = [query.dtype]
     if query.dtype in (torch.bfloat16, torch.float16):
         fitting.append(torch.float8_e4m3fn)
@@ -111,7 +127,7 @@ def _caches(given: GqaArguments) -> tuple[Tensor, Tensor]:
         argument.dtype("kv_cache", part, fitting)
         sizes = (
             ("pages", "kv_heads", "page_size", query.shape[2])
-            if given.kv_layout == "HND"
+            if args.kv_layout == "HND"
             else ("pages", "page_size", "kv_heads", query.shape[2])
         )
         argument.shape("kv_cache", part, sizes)
@@ -125,79 +141,61 @@ def _caches(given: GqaArguments) -> tuple[Tensor, Tensor]:
     return keys, values
 
 
-def _batch(given: GqaArguments) -> int:
-    lens = argument.tensor("seq_lens", given.seq_lens)
-    argument.array("seq_lens", lens, [torch.int32], [("batch",)], given.query.device)
+def _batch(args: GqaArgs) -> int:
+    lens = argument.tensor("seq_lens", args.seq_lens)
+    argument.array("seq_lens", lens, [torch.int32], [("batch",)], args.query.device)
     if not len(lens):
         raise invalid("seq_lens", "no request", "at least one")
     return len(lens)
 
 
-def _q_lens(given: GqaArguments, batch: int) -> int | None:
+def _q_lens(args: GqaArgs, batch: int) -> int | None:
     """The bound of query tokens a request; None where it must be read from the prefix sums."""
-    sums, tokens = given.cum_seq_lens_q, given.query.shape[0]
+    sums, tokens = args.cum_seq_lens_q, args.query.shape[0]
     if sums is None:
-        if given.max_q_len is not None:
-            raise invalid("max_q_len", given.max_q_len, "None without cum_seq_lens_q")
-        if given.q_len_per_req is None:
+        if args.max_q_len is not None:
+            raise invalid("max_q_len", args.max_q_len, "None without cum_seq_lens_q")
+        if args.q_len_per_req is None:
             raise invalid("q_len_per_req", None, "a number, or cum_seq_lens_q")
-        q_len = argument.integer("q_len_per_req", given.q_len_per_req, 1)
+        q_len = argument.integer("q_len_per_req", args.q_len_per_req, 1)
         if tokens != batch * q_len:
             expected = f"{batch} requests x q_len_per_req {q_len}"
             raise invalid("query", f"{tokens} tokens", expected)
         return q_len
     shape = [(batch + 1,)]
-    argument.array("cum_seq_lens_q", sums, [torch.int32], shape, given.query.device)
-    if given.max_q_len is None:
+    argument.array("cum_seq_lens_q", sums, [torch.int32], shape, args.query.device)
+    if args.max_q_len is None:
         return None
-    return min(argument.integer("max_q_len", given.max_q_len, 1), tokens)
+    return min(argument.integer("max_q_len", args.max_q_len, 1), tokens)
 
 
-def _tables(given: GqaArguments, batch: int, page_size: int) -> int:
+def _tables(args: GqaArgs, batch: int, page_size: int) -> int:
     """Tokens that a row of the block table can name."""
-    tables = argument.tensor("block_tables", given.block_tables)
+    tables = argument.tensor("block_tables", args.block_tables)
     argument.dtype("block_tables", tables, [torch.int32])
-    shared = given.uses_shared_paged_kv_idx
+    shared = args.uses_shared_paged_kv_idx
     shape = (batch, "max_pages") if shared else (batch, 2, "max_pages")
     argument.shape("block_tables", tables, shape)
-    argument.device("block_tables", tables, given.query.device)
+    argument.device("block_tables", tables, args.query.device)
     argument.last_dim_contiguous("block_tables", tables)
     if not tables.shape[-1]:
         raise invalid("block_tables", f"shape {list(tables.shape)}", "at least one page a row")
     return int(tables.shape[-1]) * page_size
 
 
-def _check_scales(given: GqaArguments) -> None:
-    device = given.query.device
-    for name in ("bmm1_scale", "bmm2_scale"):
-        scale = getattr(given, name)
-        if isinstance(scale, Tensor):
-            argument.array(name, scale, [torch.float32], [(), (1,)], device)
-        else:
-            argument.number(name, scale)
-    sinks = given.sinks
-    if isinstance(sinks, Sequence):
-        if len(sinks) != 1:
-            raise invalid("sinks", f"a list of {len(sinks)}", "a tensor, or a list of one")
-        sinks = sinks[0]
-    if sinks is not None:
-        heads = given.query.shape[1]
-        argument.array("sinks", sinks, [torch.float32], [(heads,)], device)
-
-
-def _check_mask(given: GqaArguments, batch: int, max_q_len: int | None) -> None:
-    if given.mask is None:
+def _check_mask(args: GqaArgs, batch: int, max_q_len: int | None) -> None:
+    if args.mask is None:
         return
     words = "words" if max_q_len is None else masks.words_per_row(max_q_len)
-    shapes: list[tuple[int | str, ...]] = [(given.query.shape[0], words)]
-    if given.cum_seq_lens_q is None:
+    shapes: list[tuple[int | str, ...]] = [(args.query.shape[0], words)]
+    if args.cum_seq_lens_q is None:
         shapes.append((batch, max_q_len or 1, words))
-    argument.array("mask", given.mask, [torch.uint16], shapes, given.query.device)
+    argument.array("mask", args.mask, [torch.uint16], shapes, args.query.device)
 
 
-def _results(given: GqaArguments) -> torch.dtype:
+def _results(args: GqaArgs) -> torch.dtype:
     """dtype of out: the given out's, else out_dtype, else the query's."""
-    query, out, dtype = given.query, given.out, given.out_dtype
+    query, out, dtype = args.query, args.out, args.out_dtype
     if dtype is not None and not isinstance(dtype, torch.dtype):
         raise unsupported("out_dtype", repr(dtype), "a torch.dtype: there is no FP4 output")
     if out is not None and not isinstance(out, Tensor):
@@ -208,70 +206,59 @@ def _results(given: GqaArguments) -> torch.dtype:
         raise invalid_type(name, chosen, f"{query.dtype}, torch.bfloat16 or torch.float16")
     if out is not None:
         argument.array("out", out, [chosen], [tuple(query.shape)], query.device)
-    if given.lse is not None:
+    if args.lse is not None:
         shape = [(query.shape[0], query.shape[1])]
-        argument.array("lse", given.lse, [torch.float32], shape, query.device)
+        argument.array("lse", args.lse, [torch.float32], shape, query.device)
     return chosen
 
 
-def _features(given: GqaArguments) -> frozenset[str]:
+def _features(args: GqaArgs) -> frozenset[str]:
     used = {
-        "mask": given.mask is not None,
-        "sinks": given.sinks is not None,
-        "lse": given.return_lse or given.lse is not None,
-        "window": given.window_left >= 0,
-        "skip_softmax": given.skip_softmax_threshold_scale_factor is not None,
-        "separate_tables": not given.uses_shared_paged_kv_idx,
-        "pdl": given.enable_pdl is True,
-        "batch_invariant": given.batch_invariant,
+        "mask": args.mask is not None,
+        "sinks": args.sinks is not None,
+        "lse": args.return_lse or args.lse is not None,
+        "window": args.window_left >= 0,
+        "skip_softmax": args.skip_softmax_threshold_scale_factor is not None,
+        "separate_tables": not args.uses_shared_paged_kv_idx,
+        "pdl": args.enable_pdl is True,
+        "batch_invariant": args.batch_invariant,
     }
     return frozenset(name for name, there in used.items() if there)
 
 
-def _read_values(
-    given: GqaArguments, form: GqaForm, capacity: int, pages: int
-) -> tuple[int, ...] | None:
-    """Query lengths where they are read: on a CPU always, on a GPU where no bound is given."""
+def _read_values(args: GqaArgs, form: GqaForm, capacity: int, pages: int) -> tuple[int, ...] | None:
+    """Query lengths where they are read: on a CPU always, on a GPU where no bound is args."""
     on_host = form.device.type == "cpu"
     q_lens = None
-    if given.cum_seq_lens_q is not None and (on_host or form.max_q_len is None):
-        q_lens = _read_q_lens(given.cum_seq_lens_q, form)
+    if args.cum_seq_lens_q is not None and (on_host or form.max_q_len is None):
+        q_lens = read_q_lens(args.cum_seq_lens_q, form.total_q)
+        if form.max_q_len is not None and max(q_lens) > form.max_q_len:
+            raise invalid("max_q_len", form.max_q_len, f"at least the longest, {max(q_lens)}")
     if not on_host:
         return q_lens
-    lengths = given.seq_lens.tolist()
+    lengths = args.seq_lens.tolist()
     if min(lengths) < 0:
         raise invalid("seq_lens", min(lengths), "0 or more")
     if max(lengths) > capacity:
         supported = f"up to {capacity}, which block_tables can name"
         raise invalid("seq_lens", max(lengths), supported)
-    for length, table in zip(lengths, given.block_tables, strict=True):
+    for length, table in zip(lengths, args.block_tables, strict=True):
         used = table[..., : -(-length // form.page_size)]
         if used.numel() and (int(used.min()) < 0 or int(used.max()) >= pages):
             raise invalid("block_tables", used.flatten().tolist(), f"page ids below {pages}")
     return q_lens
 
 
-def _read_q_lens(sums: Tensor, form: GqaForm) -> tuple[int, ...]:
-    values = sums.tolist()
-    q_lens = tuple(after - before for before, after in pairwise(values))
-    if values[0] != 0 or min(q_lens) < 0 or values[-1] != form.total_q:
-        expected = f"sums from 0 to {form.total_q} that never decrease"
-        raise invalid("cum_seq_lens_q", values, expected)
-    if form.max_q_len is not None and max(q_lens) > form.max_q_len:
-        raise invalid("max_q_len", form.max_q_len, f"at least the longest, {max(q_lens)}")
-    return q_lens
-
-
 def _with_results(
     form: GqaForm,
-    given: GqaArguments,
+    args: GqaArgs,
     caches: tuple[Tensor, Tensor],
     q_lens: tuple[int, ...] | None,
     out_dtype: torch.dtype,
 ) -> CheckedGqaCall:
-    out, lse = given.out, given.lse
+    out, lse = args.out, args.lse
     if out is None:
-        out = torch.empty_like(given.query, dtype=out_dtype)
-    if lse is None and given.return_lse:
+        out = torch.empty_like(args.query, dtype=out_dtype)
+    if lse is None and args.return_lse:
         lse = torch.empty(form.total_q, form.heads, dtype=torch.float32, device=form.device)
-    return CheckedGqaCall(form, given, *caches, q_lens, out, lse)
+    return CheckedGqaCall(form, args, *caches, q_lens, out, lse)

@@ -1,4 +1,4 @@
-"""allocate: named slices of the caller's buffer, as a plan's layout says."""
+"""Named slices of the caller's buffer, as a plan's layout says."""
 
 from __future__ import annotations
 

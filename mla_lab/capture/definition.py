@@ -1,22 +1,24 @@
 """A checked call -> its definition: axes, tensors, constraints, reference, input maker.
 
-Dense, ragged and sparse calls are definitions of their own. What a model and its features fix is
-a constant axis and part of the name; what a step changes is a variable axis (see `sizes_of`).
+Dense, ragged and sparse calls have definitions of their own. A size that the model or a feature
+fixes is a constant axis and part of the name; one that changes from step to step is a variable axis
+(see `sizes_of`).
 """
 
 from __future__ import annotations
 
 from inspect import getsource
-from typing import Any
+from typing import Any, get_args
 
 from torch import Tensor
 
-from ..call.decode_args import Arguments, Form
+from ..call.decode_args import PARAMETERS, DecodeArgs
+from ..call.form import Form
 from ..core.errors import unsupported
 from . import attention, maker
 
 OP_TYPE = "mla_paged"
-#: the schema knows signed integers only: bytes and mask words keep their bits
+#: the schema has signed integers only; bytes and mask words keep their bits
 DTYPES = {
     "torch.bfloat16": "bfloat16",
     "torch.float16": "float16",
@@ -28,7 +30,7 @@ DTYPES = {
     "torch.uint8": "int8",
     "torch.uint16": "int16",
 }
-#: axes that a serving step changes
+#: axes that change from step to step
 VARIABLE = {
     "batch_size": "Requests.",
     "batch_size_plus_1": "Entries of the prefix sums.",
@@ -39,48 +41,24 @@ VARIABLE = {
     "mask_words": "16-bit words of a mask row.",
     "workspace_size": "Bytes of the workspace.",
 }
-DESCRIPTIONS = {
-    "query": "512 latent columns, then 64 rope.",
-    "kv_cache": "Latent and rope of each token; 656 bytes: 512 e4m3, 4 fp32 scales, 64 bf16 rope.",
-    "workspace_buffer": "Zeroed once before its first use.",
-    "block_tables": "Page ids; with a dimension of 2 those of keys, then of values; if sparse, "
-    "token slots, -1 for none.",
-    "seq_lens": "Tokens of each request, the new ones included.",
-    "bmm1_scale": "q_scale x k_scale x softmax scale, natural units.",
-    "bmm2_scale": "v_scale x o_scale, on the output.",
-    "sinks": "One more term exp(sink) in each head's denominator.",
-    "mask": "Words of uint16: bit c of draft row r shows it draft column c.",
-    "cum_seq_lens_q": "Prefix sums of query tokens.",
-    "skip_softmax_threshold_scale_factor": "The reference skips nothing; dropped mass is at most "
-    "this factor.",
-    "lse": "Log-sum-exp of the scaled scores, without the sink.",
-}
-#: arguments that are scalars in a definition
-SCALARS = {
-    "max_seq_len": "int32",
-    "bmm1_scale": "float32",
-    "bmm2_scale": "float32",
-    "skip_softmax_threshold_scale_factor": "float32",
-    "max_q_len": "int32",
-}
 Definition = dict[str, Any]
 
 
-def definition_of(given: Arguments, form: Form) -> Definition:
+def definition_of(args: DecodeArgs, form: Form) -> Definition:
     """The definition that a checked call is an instance of, as JSON's plain values.
 
-    Raises Unsupported for a context-parallel call, whose ranks the schema cannot say.
+    Raises Unsupported for a context-parallel call: the schema has no ranks.
     """
-    if given.enable_dcp:
-        raise unsupported("enable_dcp", True, "False: the schema has no words for ranks")
-    axes = _axes(given, form)
-    shapes = _shapes(given, form)
-    inputs = _inputs(given, shapes)
-    outputs = _outputs(given, form)
+    if args.enable_dcp:
+        raise unsupported("enable_dcp", True, "False: the schema has no ranks")
+    axes = _axes(args, form)
+    shapes = _shapes(args, form)
+    inputs = _inputs(args, shapes)
+    outputs = _outputs(args, form)
     sizes = {name: size for name, size in axes.items() if name not in VARIABLE}
     kind = _kind(form)
     return {
-        "name": _name(kind, given, form, sizes),
+        "name": _name(kind, args, form, sizes),
         "description": f"{kind.capitalize()} MLA decode over a paged cache, absorbed form.",
         "op_type": OP_TYPE,
         "tags": ["stage:decode", "status:verified", f"layout:{kind}", API_TAG],
@@ -93,17 +71,17 @@ def definition_of(given: Arguments, form: Form) -> Definition:
         "constraints": _constraints(axes),
         "inputs": inputs,
         "outputs": outputs,
-        "reference": _reference(given, form, inputs, outputs),
-        "init": _init(given, inputs, axes),
+        "reference": _reference(args, form, inputs, outputs),
+        "init": _init(args, inputs, axes),
     }
 
 
 API_TAG = "fi_api:flashinfer.mla.trtllm_batch_decode_with_kv_cache_mla"
 
 
-def sizes_of(given: Arguments, form: Form) -> dict[str, int]:
+def sizes_of(args: DecodeArgs, form: Form) -> dict[str, int]:
     """Sizes of the variable axes in a call."""
-    axes = _axes(given, form)
+    axes = _axes(args, form)
     return {name: size for name, size in axes.items() if name in VARIABLE}
 
 
@@ -111,36 +89,33 @@ def _kind(form: Form) -> str:
     return "sparse" if form.features.sparse else "ragged" if form.features.ragged else "dense"
 
 
-def _shapes(given: Arguments, form: Form) -> dict[str, list[str]]:
+def _shapes(args: DecodeArgs, form: Form) -> dict[str, list[str]]:
     """Axes of each tensor that the call has."""
-    features = form.features
-    rows = ["num_tokens"] if features.ragged else ["batch_size", "q_len_per_request"]
-    pages = ["num_pages"] + ["kv_pad_dim"] * (given.kv_cache.dim() == 4)
-    tables = ["batch_size"] + ["num_tables"] * features.separate_tables + ["max_pages_per_seq"]
-    shapes = {
-        "query": [*rows, "num_heads", "head_dim_qk"],
-        "kv_cache": [*pages, "page_size", "kv_width"],
-        "workspace_buffer": ["workspace_size"],
-        "block_tables": [*rows, "sparse_mla_top_k"] if features.sparse else tables,
-        "seq_lens": ["batch_size"],
-        "sinks": ["num_heads"],
-        "cum_seq_lens_q": ["batch_size_plus_1"],
-        "mask": [*rows, "mask_words"],
-        "bmm1_scale": ["one"],
-        "bmm2_scale": ["one"],
+    ragged, separate = form.features.ragged, form.features.separate_tables
+    rows = ["num_tokens"] if ragged else ["batch_size", "q_len_per_request"]
+    words = {
+        "rows": rows,
+        "pages": ["num_pages"] + ["kv_pad_dim"] * (args.kv_cache.dim() == 4),
+        "tables": ["batch_size"] + ["num_tables"] * separate + ["max_pages_per_seq"],
     }
-    present = {name: getattr(given, name) for name in shapes}
-    present["sinks"] = given.sinks
+    if form.features.sparse:
+        words["tables"] = [*rows, "sparse_mla_top_k"]
     return {
-        name: axes
-        for name, axes in shapes.items()
-        if isinstance(present[name], Tensor) or (name == "sinks" and features.sinks)
+        p.name: [axis for word in p.arg.axes.split() for axis in words.get(word, [word])]
+        for p in PARAMETERS
+        if p.arg.axes and _tensor(getattr(args, p.name)) is not None
     }
 
 
-def _axes(given: Arguments, form: Form) -> dict[str, int]:
+def _tensor(value: object) -> Tensor | None:
+    """A tensor, or that of a list of one."""
+    value = value[0] if isinstance(value, (list, tuple)) else value
+    return value if isinstance(value, Tensor) else None
+
+
+def _axes(args: DecodeArgs, form: Form) -> dict[str, int]:
     """Every axis that some tensor has, and its size."""
-    latent, rope = given.kv_lora_rank, given.qk_rope_head_dim
+    latent, rope = args.kv_lora_rank, args.qk_rope_head_dim
     known = {
         "batch_size": form.bounds.batch,
         "batch_size_plus_1": form.bounds.batch + 1,
@@ -148,40 +123,41 @@ def _axes(given: Arguments, form: Form) -> dict[str, int]:
         "num_tokens": form.total_q,
         "num_heads": form.bounds.heads,
         "head_dim_qk": latent + rope,
-        "kv_width": given.kv_cache.shape[-1],
-        "num_pages": given.kv_cache.shape[0],
+        "kv_width": args.kv_cache.shape[-1],
+        "num_pages": args.kv_cache.shape[0],
         "kv_pad_dim": 1,
         "num_tables": 2,
         "one": 1,
         "page_size": form.bounds.page_size,
-        "max_pages_per_seq": given.block_tables.shape[-1],
-        "sparse_mla_top_k": given.sparse_mla_top_k,
-        "mask_words": 0 if given.mask is None else given.mask.shape[-1],
-        "workspace_size": 0 if given.workspace_buffer is None else given.workspace_buffer.numel(),
+        "max_pages_per_seq": args.block_tables.shape[-1],
+        "sparse_mla_top_k": args.sparse_mla_top_k,
+        "mask_words": 0 if args.mask is None else args.mask.shape[-1],
+        "workspace_size": 0 if args.workspace_buffer is None else args.workspace_buffer.numel(),
     }
-    used = {axis for axes in _shapes(given, form).values() for axis in axes} | {"batch_size"}
+    used = {axis for axes in _shapes(args, form).values() for axis in axes} | {"batch_size"}
     axes = {name: size for name, size in known.items() if name in used}
     return axes | {"kv_lora_rank": latent, "qk_rope_head_dim": rope}
 
 
-def _inputs(given: Arguments, shapes: dict[str, list[str]]) -> dict[str, Any]:
+def _inputs(args: DecodeArgs, shapes: dict[str, list[str]]) -> dict[str, Any]:
     """Tensors and scalars that the call gave, in the order of its parameters."""
     inputs: dict[str, Any] = {}
-    for name in Arguments._fields:
-        value = getattr(given, name)
-        if name in shapes:
-            tensor = value if isinstance(value, Tensor) else value[0]
-            inputs[name] = {"shape": shapes[name], "dtype": DTYPES[str(tensor.dtype)]}
-        elif name in SCALARS and value is not None:
-            inputs[name] = {"shape": None, "dtype": SCALARS[name]}
+    for p in PARAMETERS:
+        value = getattr(args, p.name)
+        tensor = _tensor(value)
+        if p.name in shapes and tensor is not None:
+            inputs[p.name] = {"shape": shapes[p.name], "dtype": DTYPES[str(tensor.dtype)]}
+        elif p.arg.recorded and value is not None:
+            is_float = float in (p.type, *get_args(p.type))
+            inputs[p.name] = {"shape": None, "dtype": "float32" if is_float else "int32"}
         else:
             continue
-        if name in DESCRIPTIONS:
-            inputs[name]["description"] = DESCRIPTIONS[name]
+        if p.arg.note:
+            inputs[p.name]["description"] = p.arg.note
     return inputs
 
 
-def _outputs(given: Arguments, form: Form) -> dict[str, Any]:
+def _outputs(args: DecodeArgs, form: Form) -> dict[str, Any]:
     rows = ["num_tokens"] if form.features.ragged else ["batch_size", "q_len_per_request"]
     outputs: dict[str, Any] = {
         "output": {
@@ -190,11 +166,11 @@ def _outputs(given: Arguments, form: Form) -> dict[str, Any]:
         }
     }
     if form.features.lse:
-        base = "base 2" if given.return_lse_base == "base2" else "natural"
+        base = "base 2" if args.return_lse_base == "base2" else "natural logarithm"
         outputs["lse"] = {
             "shape": [*rows, "num_heads"],
             "dtype": "float32",
-            "description": f"{DESCRIPTIONS['lse']} Logarithm: {base}.",
+            "description": f"Log-sum-exp of the scaled scores, without the sink; {base}.",
         }
     return outputs
 
@@ -208,7 +184,7 @@ def _constraints(axes: dict[str, int]) -> list[str]:
     return found
 
 
-def _name(kind: str, given: Arguments, form: Form, sizes: dict[str, int]) -> str:
+def _name(kind: str, args: DecodeArgs, form: Form, sizes: dict[str, int]) -> str:
     """Everything that is fixed, in one file name."""
     bounds, used = form.bounds, form.features
     formats = [bounds.q_dtype, bounds.kv_format, bounds.out_dtype]
@@ -217,30 +193,30 @@ def _name(kind: str, given: Arguments, form: Form, sizes: dict[str, int]) -> str
     parts += [f"topk{bounds.top_k}"] if bounds.top_k else []
     parts += [formats[0]] if len(set(formats)) == 1 else ["_".join(formats)]
     words = {
-        "4d": given.kv_cache.dim() == 4,
-        "bound": given.max_q_len is not None,
+        "4d": args.kv_cache.dim() == 4,
+        "bound": args.max_q_len is not None,
         "mask": used.mask,
         "sinks": used.sinks,
         "lse": used.lse,
-        "base2": used.lse and given.return_lse_base == "base2",
+        "base2": used.lse and args.return_lse_base == "base2",
         "separate": used.separate_tables,
         "skip": used.skip_softmax,
-        "scale1": isinstance(given.bmm1_scale, Tensor),
-        "scale2": isinstance(given.bmm2_scale, Tensor),
-        "nows": given.workspace_buffer is None,
-        "nolen": given.max_seq_len is None,
+        "scale1": isinstance(args.bmm1_scale, Tensor),
+        "scale2": isinstance(args.bmm2_scale, Tensor),
+        "nows": args.workspace_buffer is None,
+        "nolen": args.max_seq_len is None,
     }
     return "_".join(parts + [word for word, is_used in words.items() if is_used])
 
 
 def _reference(
-    given: Arguments, form: Form, inputs: dict[str, Any], outputs: dict[str, Any]
+    args: DecodeArgs, form: Form, inputs: dict[str, Any], outputs: dict[str, Any]
 ) -> str:
     """`run` of all inputs in their order, behind the source of `attention`."""
     passed = ["cum_seq_lens_q", "mask", "sinks", "bmm1_scale", "bmm2_scale"]
     keywords = [f"{name}={name}" for name in passed if name in inputs]
-    keywords += [f"kv_lora_rank={given.kv_lora_rank}", f"sparse={form.features.sparse}"]
-    keywords += [f"lse_base2={given.return_lse_base == 'base2'}", f"out_dtype={form.out_dtype}"]
+    keywords += [f"kv_lora_rank={args.kv_lora_rank}", f"sparse={form.features.sparse}"]
+    keywords += [f"lse_base2={args.return_lse_base == 'base2'}", f"out_dtype={form.out_dtype}"]
     result = ["return out"]
     if "lse" in outputs:
         result = ["return out, lse.reshape(query.shape[:-1])"]
@@ -257,12 +233,12 @@ def _reference(
     return "\n".join(lines) + "\n"
 
 
-def _init(given: Arguments, inputs: dict[str, Any], axes: dict[str, int]) -> str:
+def _init(args: DecodeArgs, inputs: dict[str, Any], axes: dict[str, int]) -> str:
     """`init` of the variable axes' sizes, behind the source of `maker`."""
     constants = {name: size for name, size in axes.items() if name not in VARIABLE}
     tensors = {name: (entry["shape"], entry["dtype"]) for name, entry in inputs.items()}
     scalars = {
-        name: getattr(given, name) for name, entry in inputs.items() if entry["shape"] is None
+        name: getattr(args, name) for name, entry in inputs.items() if entry["shape"] is None
     }
     sizes = [name for name in axes if name in VARIABLE]
     lines = [

@@ -1,7 +1,7 @@
 """A recorder of calls: each distinct one of a running program is written once.
 
-It is called where a call is checked, which happens once for equal shapes; a repeated call costs
-nothing more. What cannot be written is logged once, and the program goes on.
+It is called where a call is checked in full, which happens once for equal shapes; a replayed call
+costs nothing more. What cannot be written is logged once, and the program goes on.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from threading import Lock
 from typing import Any
 from uuid import NAMESPACE_URL, uuid5
 
-from ..api import decode
-from ..api import replay as repeats
-from ..call.decode_args import Arguments, Form
+from ..api import decode, replay
+from ..call.decode_args import DecodeArgs
+from ..call.form import Form
 from ..core import files
 from ..core.errors import MlaLabError
 from .definition import OP_TYPE, definition_of, sizes_of
@@ -26,7 +26,7 @@ from .definition import OP_TYPE, definition_of, sizes_of
 #: names the folder to record into
 VARIABLE = "MLA_LAB_TRACE"
 #: different reasons that are logged; a program that never stops must not fill its log
-MOST_SAID = 16
+MOST_LOGGED = 16
 
 _LOG = logging.getLogger("mla_lab")
 
@@ -39,21 +39,21 @@ class Recorder:
         #: names of definitions, and (name, uuid) of workloads, that are written
         self.written: set[str | tuple[str, str]] = set()
         self._lock = Lock()
-        self._said: set[str] = set()
+        self._logged: set[str] = set()
 
-    def __call__(self, given: Arguments, form: Form) -> None:
+    def __call__(self, args: DecodeArgs, form: Form) -> None:
         """Write the call's definition and sizes where they are not there yet."""
         try:
             with self._lock:
-                self._record(given, form)
+                self._record(args, form)
         except Exception as error:  # whatever it is, the call itself works
             reason = str(error) if isinstance(error, MlaLabError | OSError) else repr(error)
-            if reason not in self._said and len(self._said) < MOST_SAID:
-                self._said.add(reason)
+            if reason not in self._logged and len(self._logged) < MOST_LOGGED:
+                self._logged.add(reason)
                 _LOG.warning("a call was not recorded: %s", reason)
 
-    def _record(self, given: Arguments, form: Form) -> None:
-        definition = definition_of(given, form)
+    def _record(self, args: DecodeArgs, form: Form) -> None:
+        definition = definition_of(args, form)
         name = definition["name"]
         path = self.folder / "definitions" / OP_TYPE / f"{name}.json"
         if name not in self.written:
@@ -61,7 +61,7 @@ class Recorder:
             with files.replacing(path) as file:
                 file.write(f"{json.dumps(definition, indent=2, default=_plain)}\n".encode())
             self.written.add(name)
-        workload = self._workload(definition, sizes_of(given, form), given)
+        workload = self._workload(definition, sizes_of(args, form), args)
         key = (name, workload["uuid"])
         path = self.folder / "workloads" / OP_TYPE / f"{name}.jsonl"
         if key in self.written or _holds(path, workload["uuid"]):
@@ -76,14 +76,14 @@ class Recorder:
 
     @staticmethod
     def _workload(
-        definition: dict[str, Any], sizes: dict[str, int], given: Arguments
+        definition: dict[str, Any], sizes: dict[str, int], args: DecodeArgs
     ) -> dict[str, Any]:
         """Sizes, scalars as they were, tensors to be made anew."""
         inputs: dict[str, Any] = {}
         for name, entry in definition["inputs"].items():
             scalar = entry["shape"] is None
             inputs[name] = (
-                {"type": "scalar", "value": getattr(given, name)} if scalar else {"type": "random"}
+                {"type": "scalar", "value": getattr(args, name)} if scalar else {"type": "random"}
             )
         identity = json.dumps([definition["name"], sizes])  # scalars follow values, not shapes
         return {"uuid": str(uuid5(NAMESPACE_URL, identity)), "axes": sizes, "inputs": inputs}
@@ -112,7 +112,7 @@ def start_from_environment() -> Recorder | None:
 
 def _start(recorder: Recorder) -> None:
     decode.OBSERVERS.append(recorder)
-    repeats.forget()  # calls that were checked before are checked, and recorded, once more
+    replay.clear()  # calls that were replayed are checked in full once more
 
 
 def _holds(path: Path, uuid: str) -> bool:

@@ -1,8 +1,8 @@
 """The meaning of a GQA or MQA decode call, in float64.
 
-Query head h reads KV head h // group. A KV head with its group of query heads is the same
-thing as one MLA request: shared keys, `group` heads. So each is resolved into `Operands`, and
-the MLA oracle's `attend`, `skip_tiles` and `add_sinks` do the rest.
+Query head h reads KV head h // group. A KV head with its group of query heads is computed as one
+MLA request of `group` heads: it is resolved into `Operands`, and the MLA oracle's `attend`,
+`skip_tiles` and `add_sinks` do the rest.
 
 Scales follow the call: bmm1_scale on the scores, bmm2_scale on the output. (o_scale, which XQA
 multiplies in and divides out again, changes no result and is not here.)
@@ -10,51 +10,20 @@ multiplies in and divides out again, changes no result and is not here.)
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator
 from itertools import pairwise
 
 import torch
 from torch import Tensor
 
+from ..call.gqa_args import KV_LAYOUTS, GqaArgs
 from ..core.errors import invalid
 from .mla import Result, TileWalk, add_sinks, attend, skip_tiles
 from .operands import Operands, visible_keys
 
-KV_LAYOUTS = ("HND", "NHD")
-
-
-@dataclass(frozen=True, kw_only=True, eq=False)
-class GqaCall:
-    """Arguments of the GQA decode calls that change a result, by their names there."""
-
-    #: [num_tokens, heads, head_dim]
-    query: Tensor
-    #: (keys, values), each [pages, kv_heads, page_size, head_dim] in HND and [pages, page_size,
-    #: kv_heads, head_dim] in NHD; or one tensor with both, [pages, 2, ...]
-    kv_cache: Tensor | tuple[Tensor, Tensor]
-    #: int32 [batch, max_pages], or [batch, 2, max_pages] where values have their own pages
-    block_tables: Tensor
-    #: int32 [batch]
-    seq_lens: Tensor
-    bmm1_scale: float | Tensor = 1.0
-    bmm2_scale: float | Tensor = 1.0
-    #: how many keys before its own position a token sees; -1: all
-    window_left: int = -1
-    #: fp32 [heads], or a list of one
-    sinks: Tensor | Sequence[Tensor] | None = None
-    kv_layout: str = "HND"
-    q_len_per_req: int = 1
-    #: uint16 [batch, q_len, words] or [num_tokens, words]
-    mask: Tensor | None = None
-    #: int32 [batch + 1]
-    cum_seq_lens_q: Tensor | None = None
-    skip_softmax_threshold_scale_factor: float | None = None
-    uses_shared_paged_kv_idx: bool = True
-
 
 def decode_gqa_reference(
-    call: GqaCall, *, walk: TileWalk | None = None, dtype: torch.dtype = torch.float64
+    call: GqaArgs, *, walk: TileWalk | None = None, dtype: torch.dtype = torch.float64
 ) -> Result:
     """Exact out [num_tokens, heads, head_dim] and natural lse [num_tokens, heads].
 
@@ -74,8 +43,8 @@ def decode_gqa_reference(
     return Result(out * float(call.bmm2_scale), lse)
 
 
-def gqa_operands(call: GqaCall, dtype: torch.dtype = torch.float64) -> Iterator[list[Operands]]:
-    """For each request its KV heads: keys and values by pages, who sees what."""
+def gqa_operands(call: GqaArgs, dtype: torch.dtype = torch.float64) -> Iterator[list[Operands]]:
+    """For each request the operands of its KV heads."""
     keys, values = key_value_pages(call)
     heads, kv_heads = call.query.shape[1], keys.shape[2]
     if heads % kv_heads:
@@ -93,7 +62,7 @@ def gqa_operands(call: GqaCall, dtype: torch.dtype = torch.float64) -> Iterator[
         ]
 
 
-def key_value_pages(call: GqaCall) -> tuple[Tensor, Tensor]:
+def key_value_pages(call: GqaArgs) -> tuple[Tensor, Tensor]:
     """Keys and values as views [pages, page_size, kv_heads, head_dim], whatever the layout."""
     if call.kv_layout not in KV_LAYOUTS:
         raise invalid("kv_layout", repr(call.kv_layout), KV_LAYOUTS)
@@ -115,17 +84,17 @@ def _gather(pages: Tensor, page_ids: Tensor, length: int) -> Tensor:
     return pages[page, position % pages.shape[1]]
 
 
-def _q_begins(call: GqaCall) -> list[int]:
+def _q_begins(call: GqaArgs) -> list[int]:
     if call.cum_seq_lens_q is not None:
         return [int(c) for c in call.cum_seq_lens_q.tolist()]
-    tokens, q_len = len(call.query), call.q_len_per_req
+    tokens, q_len = len(call.query), call.q_len_per_req or 1
     if tokens != len(call.seq_lens) * q_len:
         expected = f"{len(call.seq_lens)} requests x q_len_per_req {q_len}"
         raise invalid("query", f"{tokens} tokens", expected)
     return list(range(0, tokens + 1, q_len))
 
 
-def _visible(call: GqaCall, begin: int, end: int, kv_len: int) -> Tensor:
+def _visible(call: GqaArgs, begin: int, end: int, kv_len: int) -> Tensor:
     """Bool [q_len, kv]: the causal rule or the mask, and the window counted from each token.
 
     Token r of a request stands at position kv_len - q_len + r and sees from window_left before.

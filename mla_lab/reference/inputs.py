@@ -1,8 +1,8 @@
-"""Seeded inputs of a decode call, made to catch mistakes.
+"""Seeded inputs of a decode call that make wrong reads visible.
 
-Pages lie in random order. Every slot that a correct call must not read (the tail of a last
-page, pages of nobody, gaps between pages) holds NaN, and unused block-table entries hold wild
-page ids, so that one read too many shows in the result or crashes.
+Pages lie in random order. Every slot that a correct call must not read (the tail of a last page,
+pages of no request, gaps between pages) holds NaN, and unused block-table entries hold wild page
+ids, so that one read too many shows in the result or crashes.
 
     inputs = make_inputs(Problem.uniform(4, 1, 1000, heads=16), seed=1)
     trtllm_batch_decode_with_kv_cache_mla(**inputs.contract_args())
@@ -11,17 +11,17 @@ page ids, so that one read too many shows in the result or crashes.
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from ..call.decode_args import PARAMETERS, DecodeArgs, Parameter
 from ..core import kv_cache as formats
 from ..core import masks
 from ..core.errors import invalid
 from ..core.problem import Problem
-from .operands import ReferenceCall
 
 #: what unused block-table entries hold, in turn: too large, negative, the least int32
 WILD_PAGE_IDS = (1 << 30, -7, -(1 << 31))
@@ -29,9 +29,9 @@ WILD_PAGE_IDS = (1 << 30, -7, -(1 << 31))
 FOREIGN_PAGES = 3
 
 DISTRIBUTIONS = ("gauss", "heavy_tailed", "concentrated")
-#: how far queries lean to the direction that keys attract by
+#: component of a query along the direction of keys with large scores
 LEANS = {"gauss": 0, "heavy_tailed": 4, "concentrated": 8}
-#: a concentrated request has one needle for so many tokens
+#: tokens of a concentrated request for each needle (a token with a large score)
 NEEDLE_TOKENS = 1024
 #: standard deviation of cached values, about that of DeepSeek's normalised latents
 KV_STD = 0.5
@@ -50,31 +50,28 @@ FEATURES = (
     "tree_mask",  # a random draft tree for each request
 )
 
-#: arguments that have no default in the contract
-_NO_DEFAULT = ("qk_nope_head_dim", "kv_lora_rank", "qk_rope_head_dim")
 
-
-@dataclass(frozen=True, kw_only=True, eq=False)
-class DecodeInputs(ReferenceCall):
-    """The arguments of one call by the contract's names; derive variants with `replace`."""
+@dataclass(slots=True, kw_only=True, eq=False)
+class DecodeInputs(DecodeArgs):
+    """The arguments of one call, and its sizes; derive variants with `replace`."""
 
     problem: Problem
-    #: uint8, zeroed
     workspace_buffer: Tensor
     max_seq_len: int
-    qk_nope_head_dim: int = 128
-    max_q_len: int | None = None
-    return_lse: bool = False
 
     def contract_args(self) -> dict[str, Any]:
-        """Keyword arguments of the contract's call; what is at its default is left out."""
-        arguments: dict[str, Any] = {}
-        for f in fields(self):
-            value = getattr(self, f.name)
-            if f.name in _NO_DEFAULT or isinstance(value, Tensor) or value != f.default:
-                arguments[f.name] = value
-        del arguments["problem"]
-        return arguments
+        """Keyword arguments of the contract's call, without those at their defaults."""
+        return given(self, PARAMETERS)
+
+
+def given(args: object, parameters: Sequence[Parameter]) -> dict[str, Any]:
+    """Public arguments that have no default, or another value."""
+    values = {p.name: (getattr(args, p.name), p.default) for p in parameters if p.public}
+    return {
+        name: value
+        for name, (value, default) in values.items()
+        if isinstance(value, Tensor) or (value is not default and value != default)
+    }
 
 
 def make_inputs(
@@ -106,6 +103,7 @@ def make_inputs(
         query=maker.query(ragged),
         kv_cache=kv_cache.unsqueeze(1) if "cache_4d" in features else kv_cache,
         workspace_buffer=torch.zeros(workspace_bytes, dtype=torch.uint8, device=device),
+        qk_nope_head_dim=128,
         block_tables=maker.sparse_slots(page_table, ragged) if problem.top_k else page_table,
         seq_lens=maker.int32(problem.kv_lens),
         max_seq_len=max(problem.kv_lens),

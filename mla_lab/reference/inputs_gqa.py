@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Collection
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from itertools import accumulate
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from ..call.gqa_args import GQA_PARAMETERS, KV_LAYOUTS, GqaArgs
 from ..core import kv_cache as formats
 from ..core import masks
 from ..core.errors import invalid
-from .gqa import KV_LAYOUTS, GqaCall
-from .inputs import FOREIGN_PAGES, KV_STD, LEANS, page_table
+from .inputs import FOREIGN_PAGES, KV_STD, LEANS, given, page_table
 
 GQA_FEATURES = (
     "chain_mask",  # the causal rule as a packed mask
@@ -53,27 +53,18 @@ class GqaShape:
             raise invalid("kv_layout", repr(self.kv_layout), KV_LAYOUTS)
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
-class GqaInputs(GqaCall):
-    """The arguments of one GQA call by the contract's names."""
+@dataclass(slots=True, kw_only=True, eq=False)
+class GqaInputs(GqaArgs):
+    """The arguments of one GQA call, and its sizes."""
 
     shape: GqaShape
-    #: uint8, zeroed
     workspace_buffer: Tensor
-    max_seq_len: int
-    max_q_len: int | None = None
-    return_lse: bool = False
+    q_len_per_req: int
 
     def contract_args(self) -> dict[str, Any]:
-        """Keyword arguments of the call; what is at its default is left out."""
-        arguments: dict[str, Any] = {}
-        for f in fields(self):
-            value = getattr(self, f.name)
-            # the two names of the call differ in their default layout
-            if isinstance(value, Tensor) or f.name == "kv_layout" or value != f.default:
-                arguments[f.name] = value
-        del arguments["shape"]
-        return arguments
+        """Keyword arguments of the call, without those at their defaults."""
+        # the two names of the call differ in their default layout
+        return {**given(self, GQA_PARAMETERS), "kv_layout": self.kv_layout}
 
 
 def make_gqa_inputs(

@@ -23,8 +23,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from ..call.decode_args import DecodeArgs
 from ..core.errors import invalid
-from .operands import Operands, ReferenceCall, operands
+from .operands import Operands, operands
 
 
 class Result(NamedTuple):
@@ -54,7 +55,7 @@ class TileWalk:
 
 
 def decode_reference(
-    call: ReferenceCall,
+    call: DecodeArgs,
     *,
     walk: TileWalk | None = None,
     dtype: torch.dtype = torch.float64,

@@ -1,66 +1,30 @@
-"""What a decode call means before any arithmetic: who attends which keys.
+"""Which keys each query token of a decode call attends.
 
-`ReferenceCall` holds the contract's arguments that change a result; `operands` resolves page
-tables, token formats, draft masks and context parallelism, one request at a time, into tensors.
+`operands` resolves page tables, token formats, draft masks and context parallelism, one request at
+a time, into tensors.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import pairwise
 
 import torch
 from torch import Tensor
 
+from ..call.decode_args import DecodeArgs
 from ..core import kv_cache as formats
 from ..core import masks
 from ..core.errors import invalid, unsupported
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
-class ReferenceCall:
-    """Arguments of the contract's decode call that change its result, by their names there."""
-
-    #: dense [batch, q_len, heads, head_dim] or ragged [total_q, heads, head_dim]
-    query: Tensor
-    #: [pages, page_size, width] or [pages, 1, page_size, width]
-    kv_cache: Tensor
-    #: int32 [batch, max_pages], [batch, 2, max_pages], or token slots [.., top_k] if sparse
-    block_tables: Tensor
-    #: int32 [batch]; under context parallel the tokens of this rank
-    seq_lens: Tensor
-    kv_lora_rank: int = 512
-    qk_rope_head_dim: int = 64
-    sparse_mla_top_k: int = 0
-    bmm1_scale: float | Tensor = 1.0
-    bmm2_scale: float | Tensor = 1.0
-    #: fp32 [heads], or a list of one
-    sinks: Tensor | Sequence[Tensor] | None = None
-    skip_softmax_threshold_scale_factor: float | None = None
-    uses_shared_paged_kv_idx: bool = True
-    return_lse_base: str | None = None
-    #: int32 [batch + 1]
-    cum_seq_lens_q: Tensor | None = None
-    enable_dcp: bool = False
-    cp_world: int = 1
-    cp_rank: int = 0
-    #: int32 [batch], lengths over all ranks
-    causal_seqlens_kv_global: Tensor | None = None
-    #: uint16 [batch, q_len, words] or [total_q, words]
-    mask: Tensor | None = None
-
-    @property
-    def sparse(self) -> bool:
-        return self.sparse_mla_top_k > 0
-
-
 @dataclass(frozen=True)
 class Operands:
-    """What one request attends, once pages, formats and masks are resolved.
+    """Query, keys and values of one request as dense tensors.
 
-    In a dense call the query tokens share their keys (first dimension 1); in a sparse call
-    each has its own.
+    The query tokens of a dense call share their keys (first dimension 1); those of a sparse call
+    have their own.
     """
 
     query: Tensor  # [q_len, heads, head_dim]
@@ -69,8 +33,8 @@ class Operands:
     visible: Tensor  # bool [q_len, 1 or heads, kv]
 
 
-def operands(call: ReferenceCall, dtype: torch.dtype = torch.float64) -> Iterator[Operands]:
-    """What each request attends; one request's keys are in memory at a time.
+def operands(call: DecodeArgs, dtype: torch.dtype = torch.float64) -> Iterator[Operands]:
+    """The operands of each request; one request's keys are in memory at a time.
 
     Raises InvalidInput or Unsupported where the call has no meaning.
     """
@@ -92,11 +56,11 @@ def operands(call: ReferenceCall, dtype: torch.dtype = torch.float64) -> Iterato
         yield Operands(query, key[None], value[None, :, : call.kv_lora_rank], visible.unsqueeze(1))
 
 
-def check(call: ReferenceCall) -> None:
-    """Raises where shapes or features contradict each other (a contract call checks more)."""
+def check(call: DecodeArgs) -> None:
+    """Raise where shapes or features contradict each other (a decode call checks more)."""
     if call.sparse and (call.mask is not None or call.enable_dcp):
         raise unsupported("mask", "a sparse call with a mask or ranks", "these in dense calls")
-    if call.sparse and call.skip_softmax_threshold_scale_factor is not None:
+    if call.sparse and call.skip_softmax_threshold_scale_factor:
         name = "skip_softmax_threshold_scale_factor"
         raise unsupported(name, "a sparse call", "dense calls")
     table_dims = 2 if call.uses_shared_paged_kv_idx else 3
@@ -132,7 +96,7 @@ def visible_keys(q_len: int, position: Tensor, length: int, drafts: Tensor | Non
     return (column < 0) | masks.unpack(drafts, last + 1)[:, column.clamp(0, last)]
 
 
-def q_begins(call: ReferenceCall) -> list[int]:
+def q_begins(call: DecodeArgs) -> list[int]:
     """Query-token prefix sums, [batch + 1]."""
     if call.cum_seq_lens_q is not None:
         return [int(c) for c in call.cum_seq_lens_q.tolist()]
@@ -140,7 +104,7 @@ def q_begins(call: ReferenceCall) -> list[int]:
     return [b * q_len for b in range(batch + 1)]
 
 
-def _positions(call: ReferenceCall, b: int, kv_len: int) -> tuple[Tensor, int]:
+def _positions(call: DecodeArgs, b: int, kv_len: int) -> tuple[Tensor, int]:
     """Positions of a request's cached tokens, and its length over all ranks.
 
     Context parallel deals tokens out in turn: local token j of rank r is token j x world + r.

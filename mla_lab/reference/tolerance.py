@@ -14,10 +14,11 @@ import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
+from ..call.decode_args import DecodeArgs
 from ..core.errors import invalid
 from .inputs import DecodeInputs
 from .mla import Result, add_sinks, decode_reference
-from .operands import Operands, ReferenceCall, operands
+from .operands import Operands, operands
 
 #: how often torch's own error is allowed
 ALLOWED_RATIO = 2.0
@@ -69,7 +70,7 @@ def lse_error(lse: Tensor, ref: Tensor) -> float:
     return error(lse.to(ref) / scale, ref / scale).greatest
 
 
-def sdpa(call: ReferenceCall, dtype: torch.dtype) -> Tensor:
+def sdpa(call: DecodeArgs, dtype: torch.dtype) -> Tensor:
     """Plain attention by torch's scaled_dot_product_attention: `dtype` [total_q, heads, latent].
 
     Pages, masks and ranks as in the call; without sinks, output scale and skip-softmax.

@@ -33,7 +33,7 @@ from ..bench.peers import select
 from ..bench.peers.ours import prepared_launch
 from ..bench.rotation import Rotation, make_rotation
 from ..bench.timers import CudaGraphTimer, Launch, Replay
-from ..call.decode_args import Arguments
+from ..call.decode_args import native_args
 from ..core.errors import MlaLabError, unsupported
 from ..core.gpu import H200, Gpu
 from ..core.revision import Revision, check_record
@@ -84,7 +84,7 @@ def builds() -> list[KernelConfig]:
     """Every configuration that a record needs: plain, stamped, and what a call without a plan would
     take, since the backend asks for that before it looks at a plan."""
     from ..backends.cute.families import complete, costs
-    from ..call.decode_args import Features
+    from ..call.form import Features
 
     found: dict[KernelConfig, None] = {}
     for case in cases():
@@ -115,7 +115,7 @@ class Stamped:
         arguments.pop("qk_nope_head_dim", None)
         shape = (*inputs.query.shape[:-1], inputs.kv_lora_rank)
         out = torch.full(shape, float("nan"), dtype=torch.bfloat16, device=inputs.query.device)
-        call, backend = decode.validate(Arguments(**arguments, out=out, plan=plan), "cute", None)
+        call, backend = decode.prepare(native_args(**arguments, out=out, plan=plan, backend="cute"))
         gpu = backends.gpu_of(out.device) or H200
         workspace = decode.allocate(call, decode.make_plan(call, backend))
         launch = OwnLaunch.of(call, plan, workspace, gpu)
@@ -128,7 +128,7 @@ class Stamped:
         stamped = launch.stamped(stamped_build(launch.config, kind), words)
 
         def run() -> Tensor:
-            stamped(call.given, call.out, call.lse)
+            stamped(call.args, call.out, call.lse)
             return out
 
         self.launches.append(run)

@@ -23,7 +23,7 @@ from ..api.contract import trtllm_batch_decode_with_kv_cache_mla
 from ..backends.cute.backend import CuteBackend
 from ..backends.cute.families import costs
 from ..backends.cute.launch import Launch
-from ..call.decode_args import Arguments
+from ..call.decode_args import native_args
 from ..core.errors import unsupported
 from ..core.gpu import Gpu
 from ..core.problem import Problem
@@ -90,14 +90,14 @@ def _written_out(function: Callable[..., Any], **named: Any) -> Callable[[], Any
 def _bare(named: dict[str, Any], gpu: Gpu) -> tuple[Callable[..., Any], tuple[Any, ...]]:
     """The attention kernel's entry and what the native call hands over to it."""
     backend = named.pop("backend")
-    call, runner = decode.validate(Arguments(**named), backend, False)
+    call, runner = decode.prepare(native_args(**named, backend=backend))
     plan: Any = decode.make_plan(call, runner)
     if not isinstance(runner, CuteBackend):
         raise unsupported("backend", runner.name, "cute")
     launch = Launch.of(call, plan, decode.allocate(call, plan), gpu)
     seen: list[tuple[Any, ...]] = []
     kernel, launch.attend = launch.attend, lambda *arguments: seen.append(arguments)
-    launch.enqueue()(call.given, call.out, None)
+    launch.enqueue()(call.args, call.out, None)
     return kernel, seen[0]
 
 

@@ -13,14 +13,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..api import decode
-from ..api import replay as repeats
+from ..api import decode, replay
 from ..api.contract import trtllm_batch_decode_with_kv_cache_mla
 from ..backends.cute.catalogue import able
 from ..backends.cute.families import costs
 from ..bench.checks import compare
 from ..call.checks import form_of
-from ..call.decode_args import Arguments
+from ..call.decode_args import native_args
 from ..core import kv_cache as formats
 from ..core.errors import MlaLabError
 from ..core.gpu import H200, Gpu
@@ -67,12 +66,12 @@ def run_case(case: Mapping[str, str], seed: int, workspace: Tensor) -> Outcome:
     given.update(guards.given())
     if case["plan"] == "given":
         gpu = Gpu.here() if workspace.is_cuda else None
-        here = able(inputs.problem, form_of(Arguments(**_native(given))).features)
+        here = able(inputs.problem, form_of(native_args(**_native(given))).features)
         invariant = given["batch_invariant"]
         chosen = choose(inputs.problem, gpu or H200, invariant, costs(), able=here)
         given["plan"] = chosen.plan(inputs.problem)
     before = [value.clone() for value in _storages(inputs)]
-    repeats.forget()
+    replay.clear()
     try:
         backend = _taken(given)
         result = trtllm_batch_decode_with_kv_cache_mla(**given)

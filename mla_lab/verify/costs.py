@@ -28,7 +28,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..api import replay as repeats
+from ..api import replay
 from ..api.decode import decode
 from ..backends.cute.families import costs
 from ..bench.cases import Case
@@ -214,7 +214,7 @@ def _measure(
     replays = []
     for copies, plan in zip((without, having), plans_of(c), strict=True):
         out = _out(copies[0])
-        repeats.forget()
+        replay.clear()
         calls = [_launch(copy, backend, out, plan) for copy in copies]
         for call in calls:
             call()
@@ -292,7 +292,7 @@ def _skipped(having: DecodeInputs, without: DecodeInputs, backend: str) -> dict[
     request = next(operands(having, torch.float32))
     factor = having.skip_softmax_threshold_scale_factor or 0.0
     kept = skip_tiles(request, float(having.bmm1_scale), factor, TileWalk())
-    repeats.forget()
+    replay.clear()
     results = [
         _launch(replace(inputs, return_lse=True), backend, _out(inputs))()
         for inputs in (having, without)

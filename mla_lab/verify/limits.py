@@ -20,10 +20,11 @@ import torch
 from torch import Tensor
 
 from ..bench.checks import compare
+from ..call.decode_args import DecodeArgs
 from ..core import kv_cache as formats
 from ..reference.inputs import DecodeInputs
 from ..reference.mla import Result, add_sinks, in_base
-from ..reference.operands import Operands, ReferenceCall, operands
+from ..reference.operands import Operands, operands
 from ..reference.tolerance import ALLOWED_RATIO, lse_error
 
 #: error beyond that of rounding the oracle's out once, relative to its norm: P in 16 bits
@@ -72,7 +73,7 @@ def limits_of(inputs: DecodeInputs, expected: Result) -> Limits:
 
 
 def twice_torch(
-    call: ReferenceCall,
+    call: DecodeArgs,
     expected: Result,
     out_dtype: str,
     weights: str,
@@ -88,7 +89,7 @@ def twice_torch(
 
 
 def rounded_error(
-    call: ReferenceCall, expected: Result, out_dtype: str, weights: str, top: float
+    call: DecodeArgs, expected: Result, out_dtype: str, weights: str, top: float
 ) -> Limits:
     """Errors of torch with rounded weights, the greatest of each row rounded as `top`."""
     out, lse = rounded(call, weights, top)
@@ -96,7 +97,7 @@ def rounded_error(
     return Limits(found.rel_error, found.worst_row, lse_error(lse, expected.lse))
 
 
-def rounded(call: ReferenceCall, weights: str, top: float) -> Result:
+def rounded(call: DecodeArgs, weights: str, top: float) -> Result:
     """The call in float32 with rounded weights, without skip-softmax; out is not rounded yet."""
     scale = float(call.bmm1_scale)
     parts = [rounded_attention(one, scale, weights, top) for one in operands(call, torch.float32)]

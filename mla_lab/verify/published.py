@@ -19,15 +19,15 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from ..api import replay as repeats
+from ..api import replay
 from ..api.contract import trtllm_batch_decode_with_kv_cache_mla
 from ..bench.checks import LIMITS, ROW_FACTOR, compare
+from ..call.decode_args import DecodeArgs, native_args
 from ..core import kv_cache as formats
 from ..core.errors import MlaLabError
 from ..core.problem import LATENT_DIM, ROPE_DIM
 from ..reference.inputs import KV_STD, WILD_PAGE_IDS
 from ..reference.mla import Result, decode_reference
-from ..reference.operands import ReferenceCall
 from .check import Outcome
 from .limits import TOPS, twice_torch
 
@@ -82,7 +82,7 @@ class Pool:
             part.copy_(formats.pack(values.mul_(KV_STD), dtype))
         self.kv.view(torch.uint8)[tokens:] = formats.POISON_BYTE
 
-    def call(self, c: Configuration) -> ReferenceCall:
+    def call(self, c: Configuration) -> DecodeArgs:
         """Random queries over random pages of the pool; a table's other columns are wild."""
         pages = c.kv_len // c.page_size
         device, own = self.kv.device, self.tokens // c.page_size
@@ -92,7 +92,7 @@ class Pool:
         table[:, :pages] = order.view(c.batch, pages)
         shape = (c.batch, c.q_len, HEADS, LATENT_DIM + ROPE_DIM)
         query = torch.randn(shape, generator=self.random, device=device)
-        return ReferenceCall(
+        return native_args(
             query=formats.pack(query, c.dtype),
             kv_cache=self.kv.view(-1, c.page_size, self.kv.shape[-1]),
             block_tables=table,
@@ -108,7 +108,7 @@ def run(
     call = pool.call(c)
     shape = (*call.query.shape[:-1], LATENT_DIM)
     out = torch.full(shape, torch.nan, dtype=torch.bfloat16, device=pool.kv.device)
-    repeats.forget()
+    replay.clear()
     reasons = []
     for backend in backends:
         try:
@@ -134,7 +134,7 @@ def run(
     return Outcome("refused", reason="; ".join(reasons))
 
 
-def _judge(c: Configuration, call: ReferenceCall, out: Tensor, backend: str) -> Outcome:
+def _judge(c: Configuration, call: DecodeArgs, out: Tensor, backend: str) -> Outcome:
     limit, reason = LIMITS[c.dtype], ""
 
     def pairs() -> Iterator[tuple[Tensor, Tensor]]:
@@ -158,7 +158,7 @@ def _judge(c: Configuration, call: ReferenceCall, out: Tensor, backend: str) -> 
     return Outcome(status, backend, reason, found.rel_error, found.worst_row, allowed=limit)
 
 
-def references(call: ReferenceCall) -> Iterator[tuple[slice, Tensor]]:
+def references(call: DecodeArgs) -> Iterator[tuple[slice, Tensor]]:
     """Attention of equal requests in float32: parts of the batch, [n, q_len, heads, latent]."""
     batch, q_len = call.query.shape[:2]
     kv_len = int(call.seq_lens[0])
@@ -178,7 +178,7 @@ def references(call: ReferenceCall) -> Iterator[tuple[slice, Tensor]]:
         yield part, values.unflatten(1, (q_len, -1))
 
 
-def _ends(call: ReferenceCall, part: slice) -> tuple[ReferenceCall, Result]:
+def _ends(call: DecodeArgs, part: slice) -> tuple[DecodeArgs, Result]:
     """The call of the first and last request of a part alone, and what the oracle says to it."""
     some = [part.start, part.stop - 1]
     ends = replace(

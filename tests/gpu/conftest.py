@@ -7,14 +7,14 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from mla_lab.api import replay as repeats
+from mla_lab.api import replay
 
 from .calls import WORKSPACE_BYTES
 
 
 @pytest.fixture(autouse=True)
 def fresh() -> Iterator[None]:
-    repeats.forget()
+    replay.clear()
     yield
     torch.cuda.synchronize()
 

@@ -10,8 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from mla_lab.api import decode
-from mla_lab.api import replay as repeats
+from mla_lab.api import decode, replay
 from mla_lab.api.contract import xqa_batch_decode_with_kv_cache_mla
 from mla_lab.api.contract_gqa import (
     trtllm_batch_decode_with_kv_cache,
@@ -65,8 +64,8 @@ def workspace() -> torch.Tensor:
 @pytest.fixture
 def forgetful() -> Iterator[None]:
     yield
-    self_check.forget()
-    repeats.forget()
+    self_check.clear()
+    replay.clear()
 
 
 def inputs_of(problem: Problem, *features: str, seed: int = 1, **more: Any) -> DecodeInputs:
@@ -204,8 +203,8 @@ def test_a_card_that_is_not_known_checks_itself(
     arguments = {**gqa.contract_args(), "workspace_buffer": workspace, "backend": "cuda"}
     trtllm_batch_decode_with_kv_cache(**arguments)
     assert len(caplog.records) == 2
-    repeats.forget()
-    self_check.forget()
+    replay.clear()
+    self_check.clear()
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         inputs.seq_lens.clone()  # torch warns of a graph without work

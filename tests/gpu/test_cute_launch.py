@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from mla_lab.api import replay as repeats
+from mla_lab.api import replay
 from mla_lab.backends.cute.families import costs
 from mla_lab.core.errors import InvalidInput
 from mla_lab.core.gpu import Gpu
@@ -139,7 +139,7 @@ def test_nothing_is_allocated_or_waited_for(with_plan: bool, workspace: torch.Te
         "plan": plan,
     }
     native(inputs, workspace, **more)
-    repeats.forget()
+    replay.clear()
     torch.cuda.synchronize()
     before = torch.cuda.memory_stats()["allocation.all.allocated"]
     torch.cuda.set_sync_debug_mode("error")

@@ -10,7 +10,7 @@ import torch
 from mla_lab import cli
 from mla_lab.backends.cute.catalogue import able
 from mla_lab.backends.cute.families import costs
-from mla_lab.call.decode_args import Features
+from mla_lab.call.form import Features
 from mla_lab.core.gpu import H200
 from mla_lab.core.problem import Problem
 from mla_lab.plan import Plan, choose

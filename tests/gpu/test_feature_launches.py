@@ -10,8 +10,7 @@ import pytest
 import torch
 
 from mla_lab import trtllm_batch_decode_with_kv_cache_mla as call
-from mla_lab.api import decode
-from mla_lab.api import replay as repeats
+from mla_lab.api import decode, replay
 from mla_lab.core.problem import Problem
 from mla_lab.reference.inputs import DecodeInputs
 
@@ -145,7 +144,7 @@ def test_nothing_is_allocated_waited_for_or_copied(
     native(inputs, workspace, **more)
     torch.cuda.synchronize()
     if not repeated:
-        repeats.forget()
+        replay.clear()
     before = torch.cuda.memory_stats()["allocation.all.allocated"]
     torch.cuda.set_sync_debug_mode("error")
     try:

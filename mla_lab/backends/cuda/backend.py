@@ -1,9 +1,9 @@
 """The CUDA backend: warp-level mma in CUDA C++ (kernels/xqa), on Hopper and, compiled, beyond.
 
-It takes what the CuTe kernels leave: caches of eight bits whose tokens are fetched one by one, or
-under an fp16 query, and cards that are not Hopper. Lengths never leave the device; kernel and cuts
-follow from a call's form, so that a captured graph stays right when lengths change. On a card that
-nobody has proved the first call of each configuration is compared with the torch backend
+It runs what the CuTe kernels do not: caches of eight bits whose tokens are fetched one by one, or
+under an fp16 query, and GPUs other than Hopper. Lengths stay on the device; kernel and cuts follow
+from a call's form, so that a captured graph stays right when lengths change. On a GPU on which the
+kernel was not tested, the first call of each configuration is compared with the torch backend
 (`self_check`).
 """
 
@@ -13,9 +13,11 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from ...call.decode_args import Arguments, Call, Features
+from ...call.bind import Call
+from ...call.decode_args import DecodeArgs
+from ...call.form import Features
 from ...call.workspace import Workspace
-from ...core.errors import BuildError
+from ...core.errors import BuildError, Unsupported
 from ...core.gpu import Gpu
 from ...core.problem import Problem
 from ...jit import ARCHS
@@ -36,12 +38,12 @@ from ..base import gpu_of
 from . import xqa
 from .xqa import Operands, Settings, XqaLaunch
 
-#: features that the kernel does not have, and their names in a call
+#: features that the kernel lacks, and their names in a call
 MISSING = {
     "sparse": "sparse_mla_top_k: sparse calls",
     "skip_softmax": "skip_softmax_threshold_scale_factor",
     "context_parallel": "enable_dcp: decode context parallel",
-    "planned": "plan: it cuts each request by a formula of its own",
+    "planned": "plan: it splits each request by a formula",
 }
 
 
@@ -52,76 +54,93 @@ class CudaBackend:
     reads_lengths = False
 
     def supports(self, features: Features, problem: Problem, gpu: Gpu | None) -> str | None:
-        """Hardware first, then what the kernel lacks, then whether it can be had here."""
+        """Reasons by hardware first, then by features and formats, then by missing builds."""
         if gpu is None:
             return "the tensors are on a CPU; its kernel runs on a GPU"
         arch = xqa.arch_of(gpu)
         if arch is None:
             return f"the GPU is {gpu.arch}; its kernel is for {ARCHS}"
         reason = _feature_reason(features, arch) or _format_reason(problem)
-        return reason or xqa.build_reason(_config(features, problem, arch), arch)
+        if reason:
+            return reason
+        config = _config(features, problem, arch)
+        try:  # what a call with lengths at their bounds would raise
+            _cut(config, problem, max(problem.q_lens), problem.kv_lens[0], 1, features)
+        except Unsupported as error:
+            return str(error)
+        return xqa.build_reason(config, arch)
 
     def plan(self, call: Call, gpu: Gpu | None) -> Cuts:
-        """Cuts for calls within this one's bounds; a length's bound counts as the next power of
-        two, so that it may grow step by step without effect.
+        """Cuts for calls within this one's bounds. max_seq_len counts as the next power of two, so
+        that it may grow from step to step.
         """
         arch = xqa.arch_of(gpu) if gpu is not None else None
         if gpu is None or arch is None:
             raise BuildError("plan: got no GPU that the kernel runs on; supported: one of its own")
         bounds, device = call.form.bounds, call.form.device
         config = _config(call.features, bounds, arch)
-        longest = 1 << (max(call.problem.kv_lens) - 1).bit_length()
-        rows = Rows(bounds.batch, 1, _q_len(call) * bounds.heads, min(longest, bounds.kv_lens[0]))
-        invariant = call.features.batch_invariant
-        at_once = 1 if invariant else xqa.at_once(config, device, gpu.sms)
-        return cut(config, rows, bounds.latent_dim, at_once, invariant)
+        longest = 1 << max(max(call.problem.kv_lens) - 1, 0).bit_length()
+        at_once = 1 if call.features.batch_invariant else xqa.at_once(config, device, gpu.sms)
+        return _cut(config, bounds, _q_len(call), longest, at_once, call.features)
 
     def run(self, call: Call, plan: Cuts, workspace: Workspace) -> MlaLaunch | None:
-        """Enqueues the call; returns what repeats it for equal calls."""
+        """Enqueue the call; returns what launches it again for other tensors."""
         launch = MlaLaunch(
             XqaLaunch(plan, _settings(call), workspace, call.form.device),
             separate=call.features.separate_tables,
         )
         gpu = gpu_of(call.form.device)
         if gpu is None or self_check.proved(gpu):
-            launch(call.given, call.out, call.lse)
+            launch(call.args, call.out, call.lse)
         else:
             check = self_check.mla_check(call, plan.config, gpu)
-            check.around(lambda: launch(call.given, call.out, call.lse))
+            check.around(lambda: launch(call.args, call.out, call.lse))
         # without max_q_len the grid follows from lengths that were read for this call alone
         return None if call.form.max_q_len is None else launch
 
 
 @dataclass(frozen=True)
 class MlaLaunch:
-    """Repeats a launch for calls of the same form, cuts and workspace."""
+    """A launch for calls of the same form, cuts and workspace."""
 
     launch: XqaLaunch
     separate: bool
 
-    def __call__(self, given: Arguments, out: Tensor, lse: Tensor | None) -> None:
+    def __call__(self, args: DecodeArgs, out: Tensor, lse: Tensor | None) -> None:
         """Enqueue one call's tensors."""
-        sinks = given.sinks
         self.launch(
             Operands(
-                query=given.query,
-                keys=given.kv_cache,
-                values=given.kv_cache,
+                query=args.query,
+                keys=args.kv_cache,
+                values=args.kv_cache,
                 out=out,
                 lse=lse,
-                block_tables=given.block_tables,
-                seq_lens=given.seq_lens,
-                q_begin=given.cum_seq_lens_q,
-                mask=given.mask,
-                sinks=sinks if sinks is None or isinstance(sinks, Tensor) else sinks[0],
-                bmm1_scale=given.bmm1_scale,
-                bmm2_scale=given.bmm2_scale,
+                block_tables=args.block_tables,
+                seq_lens=args.seq_lens,
+                q_begin=args.cum_seq_lens_q,
+                mask=args.mask,
+                sinks=args.sink,
+                bmm1_scale=args.bmm1_scale,
+                bmm2_scale=args.bmm2_scale,
             )
         )
 
 
+def _cut(
+    config: KernelConfig,
+    bounds: Problem,
+    q_len: int,
+    longest: int,
+    at_once: int,
+    features: Features,
+) -> Cuts:
+    """The cuts of calls within `bounds`, of requests with at most q_len and `longest` tokens."""
+    rows = Rows(bounds.batch, 1, q_len * bounds.heads, min(longest, bounds.kv_lens[0]))
+    return cut(config, rows, bounds.latent_dim, at_once, features.batch_invariant)
+
+
 def _config(features: Features, bounds: Problem, arch: str) -> KernelConfig:
-    """The build for calls within `bounds`; under batch invariance heads alone decide its tile."""
+    """The build for calls within `bounds`; if batch invariant, its tile depends on heads alone."""
     invariant, separate = features.batch_invariant, features.separate_tables
     formats = (bounds.q_dtype, bounds.kv_format)
     tiles = row_tiles_for(
@@ -146,8 +165,8 @@ def _settings(call: Call) -> Settings:
     arch = xqa.arch_of(gpu) if gpu else None
     return Settings(
         q_len=max(1, _q_len(call)),
-        lse_base2=call.given.return_lse_base == "base2",
-        programmatic_launch=call.given.enable_pdl is not False and arch in xqa.PROGRAMMATIC,
+        lse_base2=call.args.return_lse_base == "base2",
+        programmatic_launch=call.args.enable_pdl is not False and arch in xqa.PROGRAMMATIC,
     )
 
 

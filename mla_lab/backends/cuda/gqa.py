@@ -1,4 +1,4 @@
-"""GQA calls on the CUDA C++ kernel: the same body as MLA's, other widths."""
+"""GQA calls on the CUDA C++ kernel: MLA's kernel body with other head dims."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def _format_reason(form: GqaForm) -> str | None:
 
 
 def run(call: CheckedGqaCall) -> None:
-    """Enqueue the call; on a card that nobody has proved the first one of a kind is checked."""
+    """Enqueue the call; on a GPU without tests the first one of a kind is checked."""
     form, gpu = call.form, gpu_of(call.form.device)
     arch = xqa.arch_of(gpu) if gpu else None
     if gpu is None or arch is None:
@@ -73,12 +73,12 @@ def run(call: CheckedGqaCall) -> None:
     at_once = 1 if invariant else xqa.at_once(config, form.device, gpu.sms)
     rows = Rows(form.batch, form.kv_heads, q_len * form.group, _rounded(form.longest))
     cuts = _cuts(config, rows, form.head_dim, at_once, invariant)
-    workspace = Workspace.of(cuts.workspace, call.given.workspace_buffer, form.device)
+    workspace = Workspace.of(cuts.workspace, call.args.workspace_buffer, form.device)
     settings = xqa.Settings(
         q_len=q_len,
-        window_left=call.given.window_left,
-        nhd=call.given.kv_layout == "NHD",
-        programmatic_launch=call.given.enable_pdl is not False and arch in xqa.PROGRAMMATIC,
+        window_left=call.args.window_left,
+        nhd=call.args.kv_layout == "NHD",
+        programmatic_launch=call.args.enable_pdl is not False and arch in xqa.PROGRAMMATIC,
     )
     launch = xqa.XqaLaunch(cuts, settings, workspace, form.device)
     if self_check.proved(gpu):
@@ -88,7 +88,7 @@ def run(call: CheckedGqaCall) -> None:
 
 
 def _rounded(longest: int) -> int:
-    """Up to a power of two: a bound that grows with each step changes no cut until then."""
+    """The next power of two, so that a bound may grow from step to step without a new cut."""
     return 1 << max(longest - 1, 0).bit_length()
 
 
@@ -100,7 +100,7 @@ def _cuts(
 
 
 def _config(form: GqaForm, arch: str) -> KernelConfig:
-    """The build; under batch invariance heads alone decide its tile."""
+    """The build; if batch invariant, its tile depends on heads alone."""
     invariant = "batch_invariant" in form.features
     q_len = 1 if invariant else form.max_q_len or form.total_q
     requests = None if invariant else form.batch * form.kv_heads
@@ -110,20 +110,20 @@ def _config(form: GqaForm, arch: str) -> KernelConfig:
 
 
 def _operands(call: CheckedGqaCall) -> xqa.Operands:
-    given = call.given
+    args = call.args
     return xqa.Operands(
-        query=given.query,
+        query=args.query,
         keys=call.keys,
         values=call.values,
         out=call.out,
         lse=call.lse,
-        block_tables=given.block_tables,
-        seq_lens=given.seq_lens,
-        q_begin=given.cum_seq_lens_q,
-        mask=given.mask,
-        sinks=call.sink,
-        bmm1_scale=given.bmm1_scale,
-        bmm2_scale=given.bmm2_scale,
+        block_tables=args.block_tables,
+        seq_lens=args.seq_lens,
+        q_begin=args.cum_seq_lens_q,
+        mask=args.mask,
+        sinks=call.args.sink,
+        bmm1_scale=args.bmm1_scale,
+        bmm2_scale=args.bmm2_scale,
     )
 
 
@@ -139,7 +139,7 @@ def _self_check(call: CheckedGqaCall, config: KernelConfig, gpu: Gpu) -> SelfChe
 
 
 def _errors(call: CheckedGqaCall) -> tuple[float, float]:
-    """Of the results in `call`, by the torch path on the same tensors."""
+    """Errors of the results in `call` against the torch backend on the same tensors."""
     out = torch.empty_like(call.out)
     lse: Tensor | None = None if call.lse is None else torch.empty_like(call.lse)
     by_torch.run_into(call, out, lse)

@@ -1,7 +1,7 @@
 """The ladder: MLA decode in bf16 in ten CUDA C++ steps, from the formula to split-kv.
 
-Each step changes one thing (`kernels/ladder/stepN_NAME.cuh`), all take the same call. They are
-here to be read, compared and timed; `decode` never chooses them.
+Each step changes one thing (`kernels/ladder/stepN_NAME.cuh`), and all take the same call. They are
+written to be read, compared and timed; `decode` does not use them.
 """
 
 from __future__ import annotations
@@ -111,13 +111,13 @@ class Ladder:
 
     def __call__(self) -> Tensor:
         """Enqueue the call; returns out [total_q, heads, 512], the same tensor each time."""
-        given, problem = self.inputs, self.inputs.problem
+        args, problem = self.inputs, self.inputs.problem
         self.decode(
             self.step,
-            given.query.view(-1, given.query.shape[-1]),
-            given.kv_cache,
-            given.block_tables,
-            given.seq_lens,
+            args.query.view(-1, args.query.shape[-1]),
+            args.kv_cache,
+            args.block_tables,
+            args.seq_lens,
             self.q_begin,
             self.out,
             self.lse,
@@ -126,8 +126,8 @@ class Ladder:
             max(problem.q_lens),
             max(problem.kv_lens),
             self.splits,
-            float(given.bmm1_scale * LOG2_E),
-            float(given.bmm2_scale),
+            float(args.bmm1_scale * LOG2_E),
+            float(args.bmm2_scale),
         )
         return self.out.view(problem.total_q, problem.heads, -1)
 

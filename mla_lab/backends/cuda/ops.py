@@ -1,7 +1,7 @@
 """The CUDA C++ kernels around attention: the merge of split partials and the device planner.
 
-Thin: shapes and dtypes are the callers' business, capacities and units are explained here.
-Both run on torch's current stream, allocate nothing and copy nothing to the host.
+Callers check shapes and dtypes. Both kernels run on torch's current stream, allocate nothing and
+copy nothing to the host.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def merge_items(plan: Plan) -> np.ndarray:
 
 @dataclass(frozen=True)
 class Merge:
-    """What the merge needs beside its tensors: heads, the sink, scales and the lse's base."""
+    """The merge kernel and its numbers: heads, output scale, base of lse."""
 
     heads: int
     out_scale: float = 1.0

@@ -1,8 +1,8 @@
-"""The CUDA C++ decode kernel (kernels/xqa) on a device: which build, and its launch.
+"""The CUDA C++ decode kernel (kernels/xqa) on a device: its builds and its launch.
 
-One kernel body serves MLA and GQA (`plan.xqa` has its builds and cuts). Up to eight pieces of a row
-tile are a cluster that merges them, where the card runs all clusters at once; else the last piece
-to arrive does, and none waits for another. So any grid is legal.
+One kernel body serves MLA and GQA (`plan.xqa` has its builds and cuts). Up to eight splits of a row
+tile form a cluster that merges them, where all clusters are resident at once; otherwise the last
+CTA to arrive merges, and none waits for another, so that any grid is legal.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ from ...plan import KernelConfig
 from ...plan.xqa import KERNEL, Cuts
 from ..cute.device_plan import refuse_capture
 
-#: may start while the kernel before it drains
+#: architectures with programmatic dependent launch
 PROGRAMMATIC = ("sm_90a", "sm_100a", "sm_120a")
 LOG2_E = math.log2(math.e)
-#: what vector loads ask for
+#: what vector loads need
 PLACES = "data, tokens and pages at multiples of 16 bytes"
 
 
@@ -57,12 +57,12 @@ def kernel(config: KernelConfig, device: torch.device) -> jit.Kernel:
 
 @lru_cache(maxsize=256)
 def at_once(config: KernelConfig, device: torch.device, sms: int) -> int:
-    """Blocks of the kernel that a device with `sms` SMs runs at once."""
+    """Resident blocks of the kernel on a device with `sms` SMs."""
     return max(1, int(kernel(config, device).function("occupancy")())) * sms
 
 
 class Operands(NamedTuple):
-    """The tensors of one call; None where there is none."""
+    """The tensors of one call; None where it has none."""
 
     query: Tensor
     keys: Tensor
@@ -80,7 +80,7 @@ class Operands(NamedTuple):
 
 @dataclass(frozen=True)
 class Settings:
-    """What equal calls share beside their cuts."""
+    """Numbers and flags that calls of one form share."""
 
     #: query tokens of a request, or a bound of them
     q_len: int
@@ -91,7 +91,7 @@ class Settings:
 
 
 class XqaLaunch:
-    """One launch made ready; calling it takes the tensors of a call and enqueues the kernel."""
+    """A prepared launch; calling it enqueues the kernel for the tensors of a call."""
 
     def __init__(
         self, cuts: Cuts, settings: Settings, workspace: Workspace, device: torch.device
@@ -116,7 +116,7 @@ class XqaLaunch:
         self._lse_scale = LOG2_E if settings.lse_base2 else 1.0
 
     def __call__(self, o: Operands) -> None:
-        """Enqueue. Raises InvalidInput where the kernel's entry refuses a tensor's place."""
+        """Enqueue. Raises InvalidInput where the kernel's entry refuses a tensor."""
         scale1, tensor1 = self._scale(o.bmm1_scale)
         scale2, tensor2 = self._scale(o.bmm2_scale)
         try:
@@ -144,7 +144,7 @@ class XqaLaunch:
             raise invalid("query, kv_cache, out", got, PLACES) from None
 
     def _scale(self, scale: float | Tensor) -> tuple[float, Tensor]:
-        """As a number, and as a tensor of one element that wins over it, or of none."""
+        """A number, and a tensor that overrides it where it has an element."""
         if isinstance(scale, Tensor):
             return 0.0, scale.view(1)
         return float(scale), self._no_floats

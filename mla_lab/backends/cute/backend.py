@@ -14,7 +14,8 @@ from dataclasses import replace
 from functools import lru_cache
 from typing import Any
 
-from ...call.decode_args import Call, Features
+from ...call.bind import Call
+from ...call.form import Features
 from ...call.workspace import Workspace
 from ...core.errors import BuildError
 from ...core.gpu import H200, Gpu
@@ -23,7 +24,7 @@ from ...plan import Choice, KernelConfig, choose
 from ...plan.choose import invariant_kinds
 from ...plan.pricing import price
 from ...plan.ways import EIGHT, FORMATS, OUTS, ROWS, SPLIT, WALK, Way
-from ..base import Repeat, gpu_of
+from ..base import Replay, gpu_of
 from ..cuda.ops import MAX_BATCH
 from .catalogue import able, missing_for
 from .device_plan import Formula, PlanOnDevice
@@ -80,10 +81,10 @@ class CuteBackend:
             problem = replace(problem, kv_lens=(longest,) * problem.batch)
         return _plan(problem, call.form.total_q, gpu, features)
 
-    def run(self, call: Call, plan: Any, workspace: Workspace) -> Repeat:
+    def run(self, call: Call, plan: Any, workspace: Workspace) -> Replay:
         """Enqueues the call; returns what repeats it for equal calls."""
         launch = Launch.of(call, plan, workspace, gpu_of(call.form.device) or H200)
-        launch(call.given, call.out, call.lse)
+        launch(call.args, call.out, call.lse)
         return launch.repeat
 
 

@@ -17,7 +17,7 @@ from dataclasses import replace
 from functools import lru_cache
 
 from ... import jit
-from ...call.decode_args import Features
+from ...call.form import Features
 from ...core.errors import BuildError
 from ...core.problem import Problem
 from ...jit import toolchain

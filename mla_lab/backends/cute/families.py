@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from ...call.decode_args import Features
+from ...call.form import Features
 from ...core.errors import unsupported
 from ...core.gpu import Gpu
 from ...core.problem import Problem

@@ -14,7 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ...call.decode_args import Arguments, Features, Form
+from ...call.decode_args import DecodeArgs
+from ...call.form import Features, Form
 from ...core.errors import unsupported
 from ...plan.config import KernelConfig
 from ...plan.ways import EIGHT, FORMATS, ROWS, WALK
@@ -67,7 +68,7 @@ class Extras:
         self.nothing = torch.empty(0, dtype=torch.float32, device=form.device)
         self._no_mask = torch.empty(0, 0, 0, dtype=torch.uint16, device=form.device)
 
-    def __call__(self, given: Arguments) -> tuple[tuple[Any, ...], ...]:
+    def __call__(self, given: DecodeArgs) -> tuple[tuple[Any, ...], ...]:
         """The tuple, alone in a tuple; none for a plain kernel."""
         if not self.wanted:
             return ()
@@ -80,14 +81,14 @@ class Extras:
             chosen += (float(given.skip_softmax_threshold_scale_factor or 0.0),)
         return (chosen,)
 
-    def sinks(self, given: Arguments) -> Tensor:
+    def sinks(self, given: DecodeArgs) -> Tensor:
         """fp32 [heads], or no element."""
         sinks = given.sinks
         if sinks is None:
             return self.nothing
         return sinks if isinstance(sinks, Tensor) else sinks[0]
 
-    def out_scale(self, given: Arguments) -> Tensor:
+    def out_scale(self, given: DecodeArgs) -> Tensor:
         """bmm2_scale in memory fp32 [1], or no element."""
         return self._cell(given.bmm2_scale)
 

@@ -22,13 +22,14 @@ import torch
 from torch import Tensor
 
 from ... import jit
-from ...call.decode_args import Arguments, Call
+from ...call.bind import Call
+from ...call.decode_args import DecodeArgs
 from ...call.workspace import Workspace
 from ...core.errors import invalid, unsupported
 from ...core.gpu import Gpu
 from ...plan import KernelConfig, Plan
 from ...plan.formula import mail_words
-from ..base import Repeat
+from ..base import Replay
 from ..cuda import ops as cuda_ops
 from ..cuda.ops import DevicePlan, DevicePlanner, Merge
 from .catalogue import build_for
@@ -68,10 +69,10 @@ class Shapes:
         """The shapes of a checked call."""
         return cls(
             ragged=call.features.ragged,
-            cache_4d=call.given.kv_cache.dim() == 4,
-            table_3d=call.features.sparse and call.given.block_tables.dim() == 3,
+            cache_4d=call.args.kv_cache.dim() == 4,
+            table_3d=call.features.sparse and call.args.block_tables.dim() == 3,
             lse_3d=call.lse is not None and call.lse.dim() == 3,
-            lse_base2=call.lse is not None and call.given.return_lse_base == "base2",
+            lse_base2=call.lse is not None and call.args.return_lse_base == "base2",
         )
 
     @property
@@ -131,7 +132,7 @@ class Launch:
         alone = before is None and planner is None and self._merge_items is None
         as_given = self._shapes.plain and not self._base2 and not self._extras.wanted
         #: does the same; where one kernel takes its arguments as they are given, in half the time
-        self.repeat: Repeat = self.enqueue() if alone and as_given else self
+        self.repeat: Replay = self.enqueue() if alone and as_given else self
 
     @classmethod
     def of(
@@ -140,7 +141,7 @@ class Launch:
         """Raises InvalidInput or Unsupported where no kernel can run `plan`, or where something
         that happens once would happen inside the capture of a graph.
         """
-        bounds, pdl, features = call.form.bounds, call.given.enable_pdl, call.features
+        bounds, pdl, features = call.form.bounds, call.args.enable_pdl, call.features
         if isinstance(plan, PlanOnDevice):
             config = build_for(plan.config, bounds, pdl, features)
             before = None
@@ -163,7 +164,7 @@ class Launch:
         other.repeat = other.enqueue()
         return other
 
-    def __call__(self, given: Arguments, out: Tensor, lse: Tensor | None) -> None:
+    def __call__(self, given: DecodeArgs, out: Tensor, lse: Tensor | None) -> None:
         """Enqueue everything for one call's tensors."""
         if self.repeat is not self:
             self.repeat(given, out, lse)
@@ -206,7 +207,7 @@ class Launch:
         if self._base2:
             lse_rows.mul_(LOG2_E)
 
-    def enqueue(self) -> Repeat:
+    def enqueue(self) -> Replay:
         """The attention kernel alone, with the tensors as they are and scales that are numbers: the
         commonest call. What never changes is bound here.
         """
@@ -214,7 +215,7 @@ class Launch:
         partial_out, partial_lse, counters = self._between
         walk, numbers = self._walk, self._numbers
 
-        def enqueue(given: Arguments, out: Tensor, lse: Tensor | None) -> None:
+        def enqueue(given: DecodeArgs, out: Tensor, lse: Tensor | None) -> None:
             try:
                 attend(
                     given.query,
@@ -252,7 +253,7 @@ class Launch:
         return query, cache, out, lse
 
     def _merge(
-        self, items: Tensor, given: Arguments, q_begin: Tensor, out: Tensor, lse: Tensor
+        self, items: Tensor, given: DecodeArgs, q_begin: Tensor, out: Tensor, lse: Tensor
     ) -> None:
         """The merge kernel, which may start while the attention kernel drains."""
         merge = Merge(

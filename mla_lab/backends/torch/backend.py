@@ -1,11 +1,10 @@
 """The torch backend: a plan's work tiles, one after another, on a CPU or a CUDA device.
 
-It does what a kernel does: stage a chunk of KV tokens, scores, online softmax, values; then
-either the result itself or a partial in the workspace, and partials merged in split order.
-A row tile is finished by exactly `num_splits` work tiles; a plan that brings one too few or too
-many leaves NaN in its rows, so that a hole in a plan shows and stale memory does not.
+It follows a kernel's steps: stage a chunk of KV tokens, scores, online softmax, values; then the
+result itself or a partial, and partials merged in split order. A row tile is finished by exactly
+`num_splits` work tiles; where a plan has one too few or too many, its rows stay NaN.
 
-On a CUDA device every call synchronises: lengths are read on the host.
+On a CUDA device every call synchronises, since lengths are read on the host.
 
 Sources: online softmax, Milakov and Gimelshein, arXiv:1805.02867; splits and their merge by
 lse, "Flash-Decoding for long-context inference" (Dao, Haziza, Massa, Sizov, 2023).
@@ -20,34 +19,35 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from ...call.decode_args import Call, Features
+from ...call.bind import Call
+from ...call.form import Features
 from ...call.workspace import Workspace
 from ...core.gpu import Gpu
 from ...core.problem import Problem
 from ...plan import Plan, WorkTile
 from ..base import plan_for
-from .epilogue import Epilogue
+from .epilogue import Epilogue, number
 from .kv_staging import Addresses, Stage
 from .mask import Visibility
 
 #: begin and end
 Range = tuple[int, int]
 
-#: tokens of a chunk: with fewer the cost of a Python step shows, with more they leave the caches
+#: tokens of a chunk: with fewer, Python's overhead dominates; more do not fit the L2 cache
 CHUNK_TOKENS = 512
-#: work tiles of equal shape that share a step: each thread gets whole matrices, and threads meet a
-#: quarter as often (two Zen 4 cores, 2026-11-20: 14 ms so, 38 ms one by one, SDPA 77 ms)
+#: work tiles of equal shape in one batched product: each thread gets whole matrices, and threads
+#: synchronise a quarter as often (two Zen 4 cores, 2026-11-20: 14 ms, 38 ms one by one, SDPA 77 ms)
 MOST_TOGETHER = 4
 
 
 class TorchBackend:
-    """All of the contract, in torch operations."""
+    """Every feature of the contract, in torch operations."""
 
     name = "torch"
     reads_lengths = True
 
     def supports(self, features: Features, problem: Problem, gpu: Gpu | None) -> str | None:
-        """It refuses only what asks for a launch attribute."""
+        """Refuses programmatic dependent launch alone."""
         if features.pdl:
             return "enable_pdl=True: torch operations have no programmatic dependent launch"
         return None
@@ -57,10 +57,15 @@ class TorchBackend:
         return plan_for(call.problem, gpu, call.features.batch_invariant)
 
     def run(self, call: Call, plan: Plan, workspace: Workspace) -> None:
-        """Walks the tiles in the plan's order, then merges what was split."""
-        with torch.no_grad():
+        """Compute the tiles in the plan's order, then merge what was split.
+
+        Partials lie in memory of this call, not in the workspace, so that threads may share one.
+        """
+        # the results may be inference tensors; autocast would round the products
+        autocast = torch.autocast(call.form.device.type, enabled=False)
+        with torch.inference_mode(), autocast:
             loop = MainLoop(call, plan)
-            epilogue = Epilogue(call, plan, workspace)
+            epilogue = Epilogue(call, plan)
             for tiles in loop.groups():
                 for tile, out, lse in zip(tiles, *loop.attend(tiles), strict=True):
                     epilogue.store(tile, out, lse)
@@ -68,18 +73,18 @@ class TorchBackend:
 
 
 class MainLoop:
-    """The main loop of a kernel: the keys of work tiles, chunk by chunk.
+    """The mainloop of a kernel: the keys of work tiles, chunk by chunk.
 
-    Tiles with as many rows and keys go together, in one batched product. Under batch invariance,
-    where a product's bits must not know its neighbours, each goes alone; so do tiles that skip
-    chunks or slots of their own.
+    Tiles of equal shape share one batched product. Under batch invariance, where the bits of a
+    product must not depend on the others, each tile is computed alone; so are tiles that skip
+    chunks, and those of sparse calls.
     """
 
     def __init__(self, call: Call, plan: Plan) -> None:
         problem, features = call.problem, call.features
         self.call, self.plan, self.problem = call, plan, problem
         self.dtype = compute_dtype(problem)
-        self.factor = call.given.skip_softmax_threshold_scale_factor or 0.0
+        self.factor = call.args.skip_softmax_threshold_scale_factor or 0.0
         alone = self.factor > 0 or features.sparse or features.batch_invariant
         self.together = 1 if alone else MOST_TOGETHER
         blocks = 1 if self.factor else max(1, CHUNK_TOKENS // plan.tile_kv)
@@ -95,7 +100,7 @@ class MainLoop:
         self.key_table, self.value_table = call.key_table, call.value_table
 
     def groups(self) -> Iterator[list[WorkTile]]:
-        """The plan's tiles, in its order but for those that wait for others of their shape."""
+        """The plan's tiles in its order, collected until enough have the same shape."""
         waiting: defaultdict[tuple[int, int], list[WorkTile]] = defaultdict(list)
         for tile in self.plan:
             first, last = self.plan.rows(tile)
@@ -129,7 +134,9 @@ class MainLoop:
         """The tiles' rows in the computing dtype, times bmm1_scale: [tiles, rows, head_dim]."""
         begins = [self.visibility.q_begin[tile.request] * self.problem.heads for tile in tiles]
         parts = [self.query[q + b : q + e] for q, (b, e) in zip(begins, rows, strict=True)]
-        return torch.stack([part.to(self.dtype) for part in parts]) * self.call.given.bmm1_scale
+        return torch.stack([part.to(self.dtype) for part in parts]) * number(
+            self.call.args.bmm1_scale
+        )
 
     def _keys(self, tiles: list[WorkTile], rows: list[Range], chunks: list[Range]) -> Tensor:
         """[tiles, n, head_dim]; n is the chunk's length, less skipped slots if sparse."""

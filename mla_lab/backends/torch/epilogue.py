@@ -1,4 +1,4 @@
-"""What happens to a work tile's result: written out, or kept as a partial and merged later."""
+"""The epilogue of a work tile: its result is written, or kept as a partial and merged later."""
 
 from __future__ import annotations
 
@@ -8,16 +8,20 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from ...call.decode_args import Call
-from ...call.workspace import Workspace
+from ...call.bind import Call
 from ...core import kv_cache as formats
 from ...plan import Plan, WorkTile
 
 
-class Epilogue:
-    """Owns the writes of one call: out, lse, and the workspace's partials."""
+def number(scale: float | Tensor) -> float | Tensor:
+    """A scale as torch multiplies by it."""
+    return scale if isinstance(scale, Tensor) else float(scale)
 
-    def __init__(self, call: Call, plan: Plan, workspace: Workspace) -> None:
+
+class Epilogue:
+    """Writes out and lse of one call, and keeps its partials."""
+
+    def __init__(self, call: Call, plan: Plan) -> None:
         self.call, self.plan = call, plan
         heads = call.problem.heads
         sums = [0]
@@ -28,22 +32,14 @@ class Epilogue:
         self.out.fill_(math.nan)
         if self.lse is not None:
             self.lse.fill_(math.nan)
-        self.partial_out, self.partial_lse = self._partials(workspace)
-
-    def _partials(self, workspace: Workspace) -> tuple[Tensor, Tensor]:
-        """Slots [num_slots, tile_rows, latent] and [num_slots, tile_rows].
-
-        The workspace's are fp32. A float64 call has its own, or splits would cost it precision.
-        """
-        plan, problem = self.plan, self.call.problem
-        if plan.num_slots and problem.q_dtype != "fp64":
-            return workspace["partial_out"], workspace["partial_lse"]
+        # float64 partials for float64 calls, which splits would round otherwise
         shape = (plan.num_slots, plan.tile_rows)
-        out = self.out.new_empty((*shape, problem.latent_dim), dtype=torch.float64)
-        return out, self.out.new_empty(shape, dtype=torch.float64)
+        dtype = torch.float64 if call.problem.q_dtype == "fp64" else torch.float32
+        self.partial_out = self.out.new_empty((*shape, call.problem.latent_dim), dtype=dtype)
+        self.partial_lse = self.out.new_empty(shape, dtype=dtype)
 
     def store(self, tile: WorkTile, out: Tensor, lse: Tensor) -> None:
-        """Takes the normalised out [rows, latent] and natural lse [rows] of one work tile."""
+        """Keep or write the normalised out [rows, latent] and natural lse [rows] of a work tile."""
         if tile.slot < 0:
             self._write(tile, out, lse)
         else:
@@ -51,9 +47,9 @@ class Epilogue:
             self.partial_lse[tile.slot, : len(lse)] = lse
 
     def finish(self, arrived: Mapping[tuple[int, int], int]) -> None:
-        """Merges row tiles whose splits have all arrived; others are left as NaN.
+        """Merge row tiles whose splits have all arrived; the others stay NaN.
 
-        arrived: work tiles that came for each (request, row tile).
+        arrived: number of work tiles of each (request, row tile).
         """
         for tile in self.plan:
             complete = arrived[tile.request, tile.row_tile] == tile.num_splits
@@ -83,8 +79,8 @@ class Epilogue:
     def _write(self, tile: WorkTile, out: Tensor, lse: Tensor) -> None:
         """out x share of the sink x bmm2_scale, rounded once; lse in the caller's base."""
         begin, end = self._rows(tile)
-        out = out * self.call.given.bmm2_scale
-        sink = self.call.sink
+        out = out * number(self.call.args.bmm2_scale)
+        sink = self.call.args.sink
         if sink is not None:
             first = self.plan.rows(tile)[0]
             head = torch.arange(first, first + len(lse), device=lse.device) % len(sink)
@@ -92,7 +88,7 @@ class Epilogue:
             out *= share.masked_fill(lse.isneginf(), 0).unsqueeze(1)
         self.out[begin:end] = formats.pack(out, self.call.problem.out_dtype)
         if self.lse is not None:
-            base2 = self.call.given.return_lse_base == "base2"
+            base2 = self.call.args.return_lse_base == "base2"
             self.lse[begin:end] = lse * math.log2(math.e) if base2 else lse
 
     def _rows(self, tile: WorkTile) -> tuple[int, int]:

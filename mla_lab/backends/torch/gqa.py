@@ -1,19 +1,17 @@
 """GQA calls in torch operations, on a CPU or any device: one request at a time, in float32.
 
-The arithmetic is the reference's (`reference_gqa`), one precision lower; a float64 call keeps
-float64. Each request is computed alone, so that its bits never depend on the batch.
+The arithmetic is the oracle's (`reference.gqa`) in float32; a float64 call keeps float64. Each
+request is computed alone, so that its bits do not depend on the batch.
 """
 
 from __future__ import annotations
-
-from dataclasses import fields
 
 import torch
 from torch import Tensor
 
 from ...call.gqa_args import CheckedGqaCall, GqaForm
 from ...core import kv_cache as formats
-from ...reference.gqa import GqaCall, decode_gqa_reference
+from ...reference.gqa import decode_gqa_reference
 
 
 def reason(form: GqaForm) -> str | None:
@@ -30,15 +28,9 @@ def run(call: CheckedGqaCall) -> None:
 
 def run_into(call: CheckedGqaCall, out: Tensor, lse: Tensor | None) -> None:
     """Write the call's results into other tensors of the same shapes."""
-    given = call.given
-    named = {f.name: getattr(given, f.name) for f in fields(GqaCall) if hasattr(given, f.name)}
-    named["kv_cache"] = (call.keys, call.values)
-    named["q_len_per_req"] = given.q_len_per_req or 1
-    if given.mask is not None:
-        named["mask"] = given.mask.view(-1, given.mask.shape[-1])
     dtype = torch.float64 if call.form.q_dtype == "fp64" else torch.float32
-    with torch.no_grad():
-        result = decode_gqa_reference(GqaCall(**named), dtype=dtype)
+    with torch.inference_mode(), torch.autocast(call.form.device.type, enabled=False):
+        result = decode_gqa_reference(call.args, dtype=dtype)
         out.copy_(formats.pack(result.out, call.form.out_dtype))
         if lse is not None:
             lse.copy_(result.lse)

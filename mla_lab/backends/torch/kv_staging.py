@@ -1,7 +1,7 @@
-"""KV tokens on their way to the matrix product: gathered from their pages and widened.
+"""KV tokens gathered from their pages and converted to the computing dtype.
 
-The buffers play the part of a kernel's shared memory: one chunk of tokens at a time, always at
-the same address and with the same strides, so that no matrix product can tell where pages lay.
+The buffers stand for a kernel's shared memory: one chunk of tokens at a time, always at the same
+address and with the same strides, so that no product's bits depend on where pages lie.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ...call.decode_args import Call
+from ...call.bind import Call
 from ...core import kv_cache as formats
 from ...core.problem import LATENT_DIM
 
@@ -17,8 +17,8 @@ from ...core.problem import LATENT_DIM
 class Stage:
     """Buffers for one chunk of tokens of one call.
 
-    columns: how many leading columns are wanted: all, or the latent ones alone for values in
-    pages of their own, whose rope columns belong to nobody.
+    columns: number of leading columns: all, or the latent ones alone for values in pages of their
+    own, whose rope columns are unused.
     """
 
     def __init__(self, call: Call, tokens: int, columns: int, dtype: torch.dtype) -> None:
@@ -37,7 +37,7 @@ class Stage:
             self.e4m3 = _E4m3(tokens * min(width, columns), dtype, pages.device)
 
     def load(self, addresses: Tensor) -> Tensor:
-        """The tokens at `addresses`, [n, columns] in the computing dtype; valid until the next."""
+        """The tokens at `addresses`, [n, columns] of the computing dtype, until the next load."""
         n = len(addresses)
         stored, wide = self.stored[:n], self.wide[:n]
         torch.index_select(self.source, 0, addresses, out=stored)
@@ -67,7 +67,7 @@ class _E4m3:
         self.values = torch.empty(size, dtype=dtype, device=device)
 
     def decode(self, stored: Tensor) -> Tensor:
-        """uint8 of any shape -> its values, in a buffer that the next call takes again."""
+        """uint8 of any shape -> its values, in a buffer that the next call overwrites."""
         n = stored.numel()
         codes, values = self.codes[:n], self.values[:n]
         codes.view(stored.shape).copy_(stored)
@@ -76,10 +76,7 @@ class _E4m3:
 
 
 def _by_address(pages: Tensor, width: int) -> Tensor:
-    """The cache as rows of `width` elements, one beginning at every element.
-
-    Row a of it is the token whose first element is number a, whatever the strides of pages are.
-    """
+    """The cache as overlapping rows of `width` elements, row a of which begins at element a."""
     last = (pages.shape[0] - 1) * pages.stride(0) + (pages.shape[1] - 1) * pages.shape[2]
     return pages.as_strided((last + 1, width), (1, 1))
 

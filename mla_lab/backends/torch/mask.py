@@ -1,4 +1,4 @@
-"""Which rows of a work tile see which of a chunk's keys."""
+"""Visibility of a chunk's keys to the rows of a work tile."""
 
 from __future__ import annotations
 
@@ -7,34 +7,34 @@ from itertools import accumulate
 import torch
 from torch import Tensor
 
-from ...call.decode_args import Call
+from ...call.bind import Call
 from ...core import masks
 
 
 class Visibility:
-    """The causal rule, bottom-right; a packed mask; positions dealt out to ranks.
+    """The causal rule, bottom-right; a packed mask; positions of context-parallel ranks.
 
     Position p of a request is its draft column p - (length - q_len); a negative column is the
-    prefix, which everyone sees. On rank r of a context-parallel call the local token j stands at
+    prefix, visible to every row. On rank r of a context-parallel call the local token j is at
     position j x world + r, and lengths are those over all ranks.
     """
 
     def __init__(self, call: Call) -> None:
-        problem, given = call.problem, call.given
+        problem, args = call.problem, call.args
         self.heads = problem.heads
         self.q_lens = problem.q_lens
         #: first query token of each request in the call
         self.q_begin = (0, *accumulate(problem.q_lens))
         self.device = call.form.device
         mask = call.mask_rows
-        # torch indexes int16 everywhere, uint16 not
+        # torch cannot index uint16 on every device
         self.mask = None if mask is None else mask.view(torch.int16)
-        self.world, self.rank, self.lengths = given.cp_world, given.cp_rank, problem.kv_lens
-        if given.causal_seqlens_kv_global is not None:
-            self.lengths = tuple(given.causal_seqlens_kv_global.tolist())
+        self.world, self.rank, self.lengths = args.cp_world, args.cp_rank, problem.kv_lens
+        if args.causal_seqlens_kv_global is not None:
+            self.lengths = tuple(args.causal_seqlens_kv_global.tolist())
 
     def hidden(self, request: int, rows: tuple[int, int], keys: tuple[int, int]) -> Tensor | None:
-        """bool [rows, keys], true where a row must not see a key; None where all is seen.
+        """bool [rows, keys], true where a key is hidden from a row; None where none is.
 
         rows and keys are ranges inside the request.
         """

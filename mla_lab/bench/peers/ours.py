@@ -12,7 +12,7 @@ from ... import __version__, backends
 from ...api import decode
 from ...backends.cute.device_plan import Formula
 from ...backends.cute.token_gather import gathers
-from ...call.decode_args import Arguments
+from ...call.decode_args import native_args
 from ...core import kv_cache as formats
 from ...core.errors import unsupported
 from ...core.gpu import H200, Gpu
@@ -56,7 +56,7 @@ class Ours:
         """As `Peer.prepare`. Raises Unsupported with the backend's reason."""
         first = rotation.copies[0]
         arguments = native_arguments(first, rotation.case.batch_invariant)
-        call, runner = decode.validate(Arguments(**arguments), self.backend, None)
+        call, runner = decode.prepare(native_args(**arguments, backend=self.backend))
         if rotation.device.type == "cuda" and runner.name == "torch" and self.backend == "auto":
             # its time is listed under its own name; here it would pass for a kernel's
             raise unsupported("backend", "auto, which has no kernel for this call", "mla-lab-torch")
@@ -105,8 +105,8 @@ def prepared_launch(copy: DecodeInputs, case: Case, plan: Plan, backend: str) ->
     """The backend's `run` alone: the call is checked and given its workspace here, once."""
     arguments = native_arguments(copy, case.batch_invariant)
     out = poisoned_out(copy)
-    given = Arguments(**arguments, out=out, plan=plan)
-    call, runner = decode.validate(given, backend, None)
+    given = native_args(**arguments, out=out, plan=plan, backend=backend)
+    call, runner = decode.prepare(given)
     checked = decode.make_plan(call, runner)
     workspace = decode.allocate(call, checked)
 

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from ... import __version__
 from ...api import decode
-from ...call.decode_args import Arguments
+from ...call.decode_args import native_args
 from ...core.errors import unsupported
 from ...reference.inputs import DecodeInputs
 from ..cases import Case
@@ -58,7 +58,7 @@ class Plain:
         lengths = rotation.copies[0].seq_lens.clone()
         copies = [self._bounded(copy, lengths) for copy in rotation.copies]
         arguments = native_arguments(copies[0], rotation.case.batch_invariant)
-        _, runner = decode.validate(Arguments(**arguments), "auto", None)
+        _, runner = decode.prepare(native_args(**arguments))
         if rotation.device.type == "cuda" and runner.name == "torch":
             raise unsupported("backend", "auto, which has no kernel for this call", "mla-lab-torch")
 

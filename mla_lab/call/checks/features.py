@@ -9,57 +9,79 @@ from torch import Tensor
 
 from ...core.errors import invalid, invalid_type, unsupported
 from ...core.masks import words_per_row
-from ..decode_args import Arguments
+from ..decode_args import PARAMETERS, DecodeArgs
 from . import tensors as argument
 from .shapes import QueryShape
 
 LSE_BASES = (None, "basee", "base2")
+#: integers and their least value
+LEAST = {"sparse_mla_top_k": 0, "cp_world": 1, "cp_rank": 0}
+#: what is supported of parameters that other kernels than ours follow
+ONLY = {
+    "kv_scale_format": "'auto': scales are read as any fp32",
+    "multi_ctas_kv_counter_buffer": "None: counters lie in workspace_buffer",
+    "sparse_mla_top_k_lens": "None: a slot of -1 is skipped",
+}
 
 
-def check_flags(given: Arguments) -> None:
+def check_flags(args: DecodeArgs) -> None:
     """Types and ranges of what is neither a tensor nor a size."""
-    for name in (
-        "is_var_seq",
-        "uses_shared_paged_kv_idx",
-        "return_lse",
-        "enable_dcp",
-        "batch_invariant",
-    ):
-        argument.flag(name, getattr(given, name))
-    if given.enable_pdl is not None:
-        argument.flag("enable_pdl", given.enable_pdl)
-    if given.return_lse_base not in LSE_BASES:
-        raise invalid("return_lse_base", repr(given.return_lse_base), LSE_BASES)
-    argument.integer("sparse_mla_top_k", given.sparse_mla_top_k, 0)
-    argument.integer("cp_world", given.cp_world, 1)
-    argument.integer("cp_rank", given.cp_rank, 0)
+    argument.tensor("query", args.query)
+    for p in PARAMETERS:
+        value = getattr(args, p.name)
+        if p.type is bool or (p.type == bool | None and value is not None):
+            argument.flag(p.name, value)
+    argument.any_integer("qk_nope_head_dim", args.qk_nope_head_dim)
+    _check_implementation(args)
+    for name, supported in ONLY.items():
+        value = getattr(args, name)
+        if value is not None and not (isinstance(value, str) and value == "auto"):
+            got = repr(value) if isinstance(value, str) else "a value"
+            raise unsupported(name, got, supported)
+    if args.use_fp16_softmax:
+        raise unsupported("use_fp16_softmax", True, "None or False: the softmax is fp32")
+    if args.return_lse_base not in LSE_BASES:
+        raise invalid("return_lse_base", repr(args.return_lse_base), LSE_BASES)
+    for name, least in LEAST.items():
+        argument.integer(name, getattr(args, name), least)
 
 
-def check(given: Arguments, query: QueryShape, max_q_len: int | None) -> None:
+def _check_implementation(args: DecodeArgs) -> None:
+    """FlashInfer's two CuTe implementations differ for several query tokens; we have one."""
+    query, name = args.query, args.cute_dsl_impl
+    one_token = query.dim() == 4 and query.shape[1] == 1
+    if name not in ("auto", "monolithic") and not (name == "modular" and one_token):
+        supported = "'auto', 'monolithic'; 'modular' for one query token: its rows are not causal"
+        raise unsupported("cute_dsl_impl", repr(name), supported)
+
+
+def check(args: DecodeArgs, query: QueryShape, max_q_len: int | None) -> None:
     """Scales, sinks, skip-softmax, mask, context parallelism, and what excludes what."""
-    _check_scale("bmm1_scale", given)
-    _check_scale("bmm2_scale", given)
-    _check_sinks(given, query.heads)
-    factor = given.skip_softmax_threshold_scale_factor
-    if factor is not None and argument.number("skip_softmax_threshold_scale_factor", factor) < 0:
-        raise invalid("skip_softmax_threshold_scale_factor", factor, "0 or more, or None")
-    if given.mask is not None:
-        _check_mask(given, query, max_q_len)
-    _check_context_parallel(given, query.batch)
-    if given.sparse_mla_top_k:
-        _check_sparse(given)
+    check_scales(args)
+    check_sinks(args, query.heads)
+    factor = args.skip_softmax_threshold_scale_factor
+    if factor is not None:
+        argument.skip_factor(factor)
+    if args.mask is not None:
+        _check_mask(args, query, max_q_len)
+    _check_context_parallel(args, query.batch)
+    if args.sparse_mla_top_k:
+        _check_sparse(args)
 
 
-def _check_scale(name: str, given: Arguments) -> None:
-    scale = getattr(given, name)
-    if isinstance(scale, Tensor):
-        argument.array(name, scale, [torch.float32], [(), (1,)], given.query.device)
-    else:
-        argument.number(name, scale)
+def check_scales(args: argument.ScaledArgs) -> None:
+    """Types of both scales, and shapes of those that are tensors."""
+    for name in ("bmm1_scale", "bmm2_scale"):
+        scale = getattr(args, name)
+        if isinstance(scale, Tensor):
+            argument.array(name, scale, [torch.float32], [(), (1,)], args.query.device)
+        else:
+            argument.scale(name, scale)
 
 
-def _check_sinks(given: Arguments, heads: int) -> None:
-    sinks = given.sinks
+def check_sinks(args: argument.ScaledArgs, heads: int) -> None:
+    """fp32 [heads], or a list of one."""
+    sinks = args.sinks
     if isinstance(sinks, Sequence):
         if len(sinks) != 1:
             raise invalid("sinks", f"a list of {len(sinks)}", "a tensor, or a list of one")
@@ -67,48 +89,47 @@ def _check_sinks(given: Arguments, heads: int) -> None:
         if sinks is None:
             raise invalid_type("sinks", "a list of None", "a torch.Tensor, or a list of one")
     if sinks is not None:
-        argument.array("sinks", sinks, [torch.float32], [(heads,)], given.query.device)
+        argument.array("sinks", sinks, [torch.float32], [(heads,)], args.query.device)
 
 
-def _check_mask(given: Arguments, query: QueryShape, max_q_len: int | None) -> None:
+def _check_mask(args: DecodeArgs, query: QueryShape, max_q_len: int | None) -> None:
     """Its width follows from max_q_len; where that is read later, so is the width's check."""
     words = "words" if max_q_len is None else words_per_row(max_q_len)
     dense = (query.batch, query.q_len, words)
     shape = dense if query.q_len else (query.total_q, words)
-    argument.array("mask", given.mask, [torch.uint16], [shape], given.query.device)
+    argument.array("mask", args.mask, [torch.uint16], [shape], args.query.device)
 
 
-def _check_context_parallel(given: Arguments, batch: int) -> None:
-    if not given.enable_dcp:
+def _check_context_parallel(args: DecodeArgs, batch: int) -> None:
+    if not args.enable_dcp:
         for name, default in (("cp_world", 1), ("cp_rank", 0), ("causal_seqlens_kv_global", None)):
-            value = getattr(given, name)
+            value = getattr(args, name)
             if value is not default and (isinstance(value, Tensor) or value != default):
                 got = "a tensor" if isinstance(value, Tensor) else value
                 raise invalid(name, got, f"{default} without enable_dcp")
         return
-    if given.cp_rank >= given.cp_world:
-        raise invalid("cp_rank", given.cp_rank, f"0 to {given.cp_world - 1} (cp_world - 1)")
-    if not given.return_lse:
+    if args.cp_rank >= args.cp_world:
+        raise invalid("cp_rank", args.cp_rank, f"0 to {args.cp_world - 1} (cp_world - 1)")
+    if not args.return_lse:
         raise invalid("return_lse", False, "True with enable_dcp: ranks are merged by their lse")
-    if given.causal_seqlens_kv_global is None:
+    if args.causal_seqlens_kv_global is None:
         raise invalid("causal_seqlens_kv_global", None, "int32 [batch] with enable_dcp")
-    name, device = "causal_seqlens_kv_global", given.query.device
-    argument.array(name, given.causal_seqlens_kv_global, [torch.int32], [(batch,)], device)
-    if given.sinks is not None:
+    name, device = "causal_seqlens_kv_global", args.query.device
+    argument.array(name, args.causal_seqlens_kv_global, [torch.int32], [(batch,)], device)
+    if args.sinks is not None:
         supported = "None with enable_dcp: a sink enters once, in context_parallel.merge"
         raise unsupported("sinks", "a tensor", supported)
 
 
-def _check_sparse(given: Arguments) -> None:
-    """Sparse rows see exactly their slots: what reshapes visibility has no meaning there."""
+def _check_sparse(args: DecodeArgs) -> None:
+    """Sparse rows see exactly their slots: what else hides keys has no meaning there."""
     refused = {
-        "mask": given.mask is not None,
-        "enable_dcp": given.enable_dcp,
-        "uses_shared_paged_kv_idx": not given.uses_shared_paged_kv_idx,
-        "skip_softmax_threshold_scale_factor": given.skip_softmax_threshold_scale_factor
-        is not None,
+        "mask": args.mask is not None,
+        "enable_dcp": args.enable_dcp,
+        "uses_shared_paged_kv_idx": not args.uses_shared_paged_kv_idx,
+        "skip_softmax_threshold_scale_factor": bool(args.skip_softmax_threshold_scale_factor),
     }
     for name, used in refused.items():
         if used:
-            value = "a tensor" if name == "mask" else getattr(given, name)
+            value = "a tensor" if name == "mask" else getattr(args, name)
             raise unsupported(name, f"{value} in a sparse call", "dense calls")

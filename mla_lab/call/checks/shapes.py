@@ -7,9 +7,9 @@ from typing import NamedTuple
 import torch
 
 from ...core import kv_cache as formats
-from ...core.errors import invalid, invalid_type, unsupported
+from ...core.errors import invalid, unsupported
 from ...core.problem import FP8_656_BYTES, LATENT_DIM
-from ..decode_args import Arguments
+from ..decode_args import DecodeArgs
 from . import tensors as argument
 
 QUERY_DTYPES = (
@@ -21,7 +21,7 @@ QUERY_DTYPES = (
 )
 #: (latent, rope): DeepSeek's, and a small pair for teaching
 DIMS = ((512, 64), (256, 64))
-#: a query wider than 16 bits is for teaching, and its results are as wide
+#: queries wider than 16 bits are for teaching; their results have the same dtype
 WIDE = (torch.float32, torch.float64)
 
 
@@ -41,21 +41,21 @@ class CacheShape(NamedTuple):
     kv_format: str
 
 
-def check_dims(given: Arguments) -> tuple[int, int]:
+def check_dims(args: DecodeArgs) -> tuple[int, int]:
     """(latent, rope) of the call."""
-    latent = argument.integer("kv_lora_rank", given.kv_lora_rank, 1)
-    rope = argument.integer("qk_rope_head_dim", given.qk_rope_head_dim, 0)
+    latent = argument.integer("kv_lora_rank", args.kv_lora_rank, 1)
+    rope = argument.integer("qk_rope_head_dim", args.qk_rope_head_dim, 0)
     if (latent, rope) not in DIMS:
         supported = " or ".join(map(str, DIMS))
         raise unsupported("kv_lora_rank, qk_rope_head_dim", (latent, rope), supported)
     return latent, rope
 
 
-def check_query(given: Arguments, head_dim: int) -> QueryShape:
+def check_query(args: DecodeArgs, head_dim: int) -> QueryShape:
     """Dense [batch, q_len, heads, head_dim], or ragged [total_q, heads, head_dim]."""
-    query = argument.tensor("query", given.query)
+    query = argument.tensor("query", args.query)
     argument.dtype("query", query, QUERY_DTYPES)
-    ragged = given.cum_seq_lens_q is not None
+    ragged = args.cum_seq_lens_q is not None
     if ragged:
         argument.shape("query", query, ("total_q", "heads", head_dim))
     else:
@@ -64,46 +64,46 @@ def check_query(given: Arguments, head_dim: int) -> QueryShape:
     if not query.numel():
         raise invalid("query", f"shape {list(query.shape)}", "at least one token and one head")
     if ragged:
-        return QueryShape(_check_cum(given), 0, query.shape[0], query.shape[1])
+        return QueryShape(_check_cum(args), 0, query.shape[0], query.shape[1])
     batch, q_len, heads = query.shape[:3]
     return QueryShape(batch, q_len, batch * q_len, heads)
 
 
-def _check_cum(given: Arguments) -> int:
-    """The batch size that the prefix sums tell."""
+def _check_cum(args: DecodeArgs) -> int:
+    """The batch size, from the number of prefix sums."""
     name = "cum_seq_lens_q"
-    cum = argument.array(name, given.cum_seq_lens_q, [torch.int32], [("n",)], given.query.device)
+    cum = argument.array(name, args.cum_seq_lens_q, [torch.int32], [("n",)], args.query.device)
     if len(cum) < 2:
         raise invalid(name, f"{len(cum)} entries", "batch + 1, at least two")
     return len(cum) - 1
 
 
-def check_q_lens(given: Arguments, query: QueryShape) -> int | None:
+def check_q_lens(args: DecodeArgs, query: QueryShape) -> int | None:
     """The bound of query tokens a request; None where it must be read from the prefix sums."""
-    if given.max_q_len is None:
+    if args.max_q_len is None:
         return query.q_len or None
-    if given.cum_seq_lens_q is None:
-        raise invalid("max_q_len", given.max_q_len, "None without cum_seq_lens_q")
-    return argument.integer("max_q_len", given.max_q_len, 1)
+    if args.cum_seq_lens_q is None:
+        raise invalid("max_q_len", args.max_q_len, "None without cum_seq_lens_q")
+    return argument.integer("max_q_len", args.max_q_len, 1)
 
 
-def check_cache(given: Arguments, head_dim: int) -> CacheShape:
-    """[pages, page_size, width], or with a dimension of 1 after pages; pages may lie apart."""
-    cache = argument.tensor("kv_cache", given.kv_cache)
-    fitting = [given.query.dtype, torch.uint8]
-    if given.query.dtype is torch.bfloat16:
+def check_cache(args: DecodeArgs, head_dim: int) -> CacheShape:
+    """[pages, page_size, width], or with a dimension of 1 after pages; gaps between pages only."""
+    cache = argument.tensor("kv_cache", args.kv_cache)
+    fitting = [args.query.dtype, torch.uint8]
+    if args.query.dtype is torch.bfloat16:
         fitting.append(torch.float8_e4m3fn)
-    if given.query.dtype is torch.float8_e4m3fn:
+    if args.query.dtype is torch.float8_e4m3fn:
         fitting.remove(torch.uint8)
     argument.dtype("kv_cache", cache, fitting)
     packed = cache.dtype is torch.uint8
     width = FP8_656_BYTES if packed else head_dim
-    if packed and given.kv_lora_rank != LATENT_DIM:
-        raise unsupported("kv_cache", f"656-byte tokens of latent {given.kv_lora_rank}", LATENT_DIM)
+    if packed and args.kv_lora_rank != LATENT_DIM:
+        raise unsupported("kv_cache", f"656-byte tokens of latent {args.kv_lora_rank}", LATENT_DIM)
     argument.shape(
         "kv_cache", cache, ("pages", "page_size", width), ("pages", 1, "page_size", width)
     )
-    argument.device("kv_cache", cache, given.query.device)
+    argument.device("kv_cache", cache, args.query.device)
     if not cache.numel():
         raise invalid("kv_cache", f"shape {list(cache.shape)}", "at least one page of one token")
     argument.last_dim_contiguous("kv_cache", cache)
@@ -117,57 +117,53 @@ def check_cache(given: Arguments, head_dim: int) -> CacheShape:
     return CacheShape(page_size, formats.format_of(cache))
 
 
-def check_tables(given: Arguments, query: QueryShape, page_size: int) -> int:
+def check_tables(args: DecodeArgs, query: QueryShape, page_size: int) -> int:
     """The block tables and lengths; returns the tokens that a table row can name."""
-    device = given.query.device
-    tables = argument.tensor("block_tables", given.block_tables)
+    device = args.query.device
+    tables = argument.tensor("block_tables", args.block_tables)
     argument.dtype("block_tables", tables, [torch.int32])
-    if given.sparse_mla_top_k:
-        top_k = given.sparse_mla_top_k
+    if args.sparse_mla_top_k:
+        top_k = args.sparse_mla_top_k
         dense = (query.batch, query.q_len, top_k)
         argument.shape("block_tables", tables, dense if query.q_len else (query.total_q, top_k))
         argument.contiguous("block_tables", tables)
         capacity = top_k
     else:
         rows: tuple[int, ...] = (query.batch,)
-        rows = rows if given.uses_shared_paged_kv_idx else (query.batch, 2)
+        rows = rows if args.uses_shared_paged_kv_idx else (query.batch, 2)
         argument.shape("block_tables", tables, (*rows, "max_pages"))
         argument.last_dim_contiguous("block_tables", tables)
         if not tables.shape[-1]:
             raise invalid("block_tables", f"shape {list(tables.shape)}", "at least one page a row")
         capacity = tables.shape[-1] * page_size
     argument.device("block_tables", tables, device)
-    argument.array("seq_lens", given.seq_lens, [torch.int32], [(query.batch,)], device)
+    argument.array("seq_lens", args.seq_lens, [torch.int32], [(query.batch,)], device)
     return capacity
 
 
 def check_results(
-    given: Arguments, query: QueryShape, latent_dim: int
+    args: DecodeArgs, query: QueryShape, latent_dim: int
 ) -> tuple[torch.dtype, tuple[int, ...]]:
     """dtype of out and shape of lse, given or to be allocated."""
-    q_dtype = given.query.dtype
+    q_dtype = args.query.dtype
     out_dtype = q_dtype if q_dtype in WIDE else torch.bfloat16
-    if given.out is not None:
+    if args.out is not None:
         dtypes = [torch.bfloat16, torch.float16]
         dtypes += [q_dtype] if q_dtype in (*WIDE, torch.float8_e4m3fn) else []
-        shape = (*given.query.shape[:-1], latent_dim)
-        out_dtype = argument.array("out", given.out, dtypes, [shape], given.query.device).dtype
+        shape = (*args.query.shape[:-1], latent_dim)
+        out_dtype = argument.array("out", args.out, dtypes, [shape], args.query.device).dtype
     lse_shape = (query.total_q, query.heads)
-    if given.lse is None:
+    if args.lse is None:
         return out_dtype, lse_shape
     accepted: list[tuple[argument.Size, ...]] = [lse_shape]
     accepted += [(query.batch, query.q_len, query.heads)] if query.q_len else []
-    lse = argument.array("lse", given.lse, [torch.float32], accepted, given.query.device)
+    lse = argument.array("lse", args.lse, [torch.float32], accepted, args.query.device)
     return out_dtype, tuple(lse.shape)
 
 
-def check_workspace(given: Arguments) -> None:
+def check_workspace(args: DecodeArgs) -> None:
     """1-D bytes, or None. Its size is checked against the plan."""
-    buffer = given.workspace_buffer
-    if buffer is None:
-        return
-    name = "workspace_buffer"
-    if isinstance(buffer, int):
-        raise invalid_type(name, "int", "a torch.Tensor")
-    bytes_ = [torch.uint8, torch.int8]
-    argument.array(name, buffer, bytes_, [("bytes",)], given.query.device)
+    if args.workspace_buffer is not None:
+        bytes_ = [torch.uint8, torch.int8]
+        device = args.query.device
+        argument.array("workspace_buffer", args.workspace_buffer, bytes_, [("bytes",)], device)

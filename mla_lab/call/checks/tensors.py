@@ -5,20 +5,36 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from numbers import Integral, Real
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
-from ...core.errors import invalid, invalid_type
+from ...core.errors import invalid, invalid_type, unsupported
+from ..decode_args import MAX_SCALE
 
-#: a size that is checked, or a name for one that may be anything
+#: a size that is checked, or the name of one that may be any
 Size = int | str
 
 
+class ScaledArgs(Protocol):
+    """What the arguments of every decode call have in common."""
+
+    query: Tensor
+    bmm1_scale: float | Tensor
+    bmm2_scale: float | Tensor
+    sinks: Tensor | Sequence[Tensor] | None
+
+
 def tensor(name: str, value: object) -> Tensor:
-    """`value`, if it is a tensor."""
+    """`value`, if it is a tensor with memory and strides."""
     if not isinstance(value, Tensor):
         raise invalid_type(name, type(value).__name__, "a torch.Tensor")
+    if value.layout is not torch.strided or value.is_nested:
+        kind = "nested" if value.is_nested else str(value.layout)
+        raise unsupported(name, f"a tensor whose layout is {kind}", "a dense tensor with strides")
+    if type(value).__name__ == "FakeTensor":
+        raise unsupported(name, "a FakeTensor, which has no values", "a tensor with values")
     return value
 
 
@@ -29,7 +45,7 @@ def dtype(name: str, value: Tensor, supported: Sequence[torch.dtype]) -> None:
 
 
 def shape(name: str, value: Tensor, *supported: tuple[Size, ...]) -> None:
-    """Refuse a shape that fits none of `supported`."""
+    """Refuse a shape that is none of `supported`."""
     for sizes in supported:
         if len(sizes) == value.dim() and all(
             want == got for want, got in zip(sizes, value.shape, strict=True) if type(want) is int
@@ -41,7 +57,7 @@ def shape(name: str, value: Tensor, *supported: tuple[Size, ...]) -> None:
 
 
 def device(name: str, value: Tensor, expected: torch.device) -> None:
-    """Refuse a tensor that is not where the query is."""
+    """Refuse a tensor on another device than the query."""
     if value.device != expected:
         raise invalid(name, f"device {value.device}", f"the query's device, {expected}")
 
@@ -55,7 +71,7 @@ def contiguous(name: str, value: Tensor) -> None:
 
 
 def last_dim_contiguous(name: str, value: Tensor) -> None:
-    """Refuse elements that do not lie side by side."""
+    """Refuse gaps between the elements of the last dimension."""
     if value.shape[-1] > 1 and value.stride(-1) != 1:
         raise invalid(name, f"stride {value.stride(-1)} in the last dimension", 1)
 
@@ -76,13 +92,18 @@ def array(
     return checked
 
 
-def integer(name: str, value: object, least: int) -> int:
-    """An int, Python's or NumPy's (no bool), of at least `least`."""
+def any_integer(name: str, value: object) -> int:
+    """An int, Python's or NumPy's (no bool)."""
     if not isinstance(value, Integral) or isinstance(value, bool):
         raise invalid_type(name, type(value).__name__, "an int")
-    if value < least:
-        raise invalid(name, value, f"{least} or more")
     return int(value)
+
+
+def integer(name: str, value: object, least: int) -> int:
+    """An int, Python's or NumPy's (no bool), of at least `least`."""
+    if any_integer(name, value) < least:
+        raise invalid(name, value, f"{least} or more")
+    return int(value)  # type: ignore[call-overload]
 
 
 def flag(name: str, value: object) -> bool:
@@ -93,12 +114,43 @@ def flag(name: str, value: object) -> bool:
 
 
 def number(name: str, value: object) -> float:
-    """A finite real number."""
+    """A finite real number that a float holds."""
     if not isinstance(value, Real) or isinstance(value, bool):
         raise invalid_type(name, type(value).__name__, "a number")
-    if not math.isfinite(value):
-        raise invalid(name, value, "a finite number")
-    return float(value)
+    try:
+        converted = float(value)
+    except OverflowError:
+        converted = math.inf
+    if not math.isfinite(converted):
+        raise invalid(name, _short(value), "a finite number")
+    return converted
+
+
+def scale(name: str, value: object) -> float:
+    """A number that fp32 holds, and its product with log2(e)."""
+    if type(value) is float and -MAX_SCALE < value < MAX_SCALE:
+        return value
+    converted = number(name, value)
+    if abs(converted) >= MAX_SCALE:
+        raise invalid(name, converted, f"a magnitude below {MAX_SCALE}, which fp32 holds")
+    return converted
+
+
+def skip_factor(value: object) -> float:
+    """0 or more."""
+    name = "skip_softmax_threshold_scale_factor"
+    if number(name, value) < 0:
+        raise invalid(name, value, "0 or more, or None")
+    return number(name, value)
+
+
+def _short(value: object) -> str:
+    """Its text, cut to what a message has room for."""
+    try:
+        text = str(value)
+    except ValueError:  # an int of more digits than Python prints
+        return "an int of more than 4,000 digits"
+    return text if len(text) <= 40 else f"{text[:40]}... ({len(text)} digits)"
 
 
 def _shape_text(sizes: tuple[Size, ...]) -> str:

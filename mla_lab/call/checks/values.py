@@ -1,9 +1,8 @@
-"""Checks that read values: lengths, prefix sums, page ids, mask bits.
+"""Checks of values: numbers, addresses, lengths, prefix sums, page ids, mask bits.
 
-On the host they cost nothing to look at, and what could lead a read outside a tensor is always
-checked. On a GPU every look is a synchronisation: it happens where a backend plans on the host,
-where ragged lengths are wanted and no max_q_len is given, and in debug mode, which looks at
-everything and says so.
+On the host every value is read that could lead a read outside a tensor. On a GPU reading a tensor
+synchronises: it is done where a backend plans on the host, where a ragged call has no max_q_len,
+and in debug mode, which reads everything and says so in the log.
 """
 
 from __future__ import annotations
@@ -14,80 +13,116 @@ from itertools import pairwise
 import torch
 
 from ...core import masks
-from ...core.errors import InvalidInput, describe, invalid
-from ..decode_args import Arguments, Form, Lengths
+from ...core.errors import InvalidInput, describe, invalid, invalid_type, unsupported
+from ...plan import Plan
+from ..decode_args import PARAMETERS, DecodeArgs
+from ..form import Form, Lengths
+from . import tensors as argument
 
 _LOG = logging.getLogger("mla_lab")
-_SAID: set[str] = set()
+_LOGGED: set[str] = set()
 
 
-def read_lengths(given: Arguments, form: Form, reads: bool) -> Lengths:
-    """Lengths where they may be read: `reads` says that a synchronisation is accepted."""
+def check_numbers(args: DecodeArgs) -> None:
+    """What may change between calls of one form: the bound, both scales, and what a plan is."""
+    if args.plan is not None and not isinstance(args.plan, Plan):
+        raise invalid_type("plan", type(args.plan).__name__, "a mla_lab Plan")
+    if args.max_seq_len is not None or not args.native:
+        argument.integer("max_seq_len", args.max_seq_len, 0)
+    for name in ("bmm1_scale", "bmm2_scale"):
+        scale = getattr(args, name)
+        if not isinstance(scale, torch.Tensor):
+            argument.scale(name, scale)
+
+
+def check_places(args: DecodeArgs) -> None:
+    """Addresses are multiples of what a kernel's vector loads need."""
+    for p in PARAMETERS:
+        value = getattr(args, p.name)
+        if p.arg.alignment > 1 and isinstance(value, torch.Tensor):
+            address = value.data_ptr()
+            if address % p.arg.alignment:
+                supported = f"multiples of {p.arg.alignment} bytes, as vector loads need"
+                raise invalid(p.name, f"address 0x{address:x}", supported)
+
+
+def read_lengths(args: DecodeArgs, form: Form, reads: bool) -> Lengths:
+    """Lengths where they may be read; reads: the caller accepts a synchronisation."""
     reads = reads or form.on_host
-    q_lens = _read_q_lens(given, form) if reads or form.max_q_len is None else None
+    if form.device.type == "meta" and (reads or form.max_q_len is None):
+        raise unsupported("query", "tensors on meta, which have no values", "a CPU or a GPU")
+    q_lens = _read_q_lens(args, form) if reads or form.max_q_len is None else None
     if q_lens is None and not form.features.ragged:
         q_lens = form.bounds.q_lens
-    if q_lens is not None and given.mask is not None:
-        _check_mask_width(given, q_lens)
+    if q_lens is not None and args.mask is not None:
+        _check_mask_width(args, q_lens)
     if not reads:
         return Lengths(q_lens, None)
-    kv_lens = tuple(given.seq_lens.tolist())
+    kv_lens = tuple(args.seq_lens.tolist())
     lengths = Lengths(q_lens, kv_lens)
     _check_kv_lens(kv_lens, form)
-    _check_one_rank(given, kv_lens)
+    _check_one_rank(args, kv_lens)
     if form.on_host:
-        _check_tables(given, form, kv_lens)
-        _check_mask_bits(given, lengths)
+        _check_tables(args, form, kv_lens)
+        _check_mask_bits(args, lengths)
     return lengths
 
 
-def check_debug(given: Arguments, form: Form, lengths: Lengths) -> None:
+def check_debug(args: DecodeArgs, form: Form, lengths: Lengths) -> None:
     """Everything that debug mode checks beyond what is always checked on the host."""
-    if "debug" not in _SAID:
-        _SAID.add("debug")
+    if "debug" not in _LOGGED:
+        _LOGGED.add("debug")
         _LOG.warning("debug mode copies lengths, tables and masks to the host: every call syncs")
     q_lens, kv_lens = lengths
     if q_lens is None or kv_lens is None:
         raise InvalidInput(describe("debug", "lengths that were not read", "lengths on the host"))
     longest = max(kv_lens)
-    if given.max_seq_len is not None and longest > given.max_seq_len:
-        raise invalid("max_seq_len", given.max_seq_len, f"at least the longest, {longest}")
+    if args.max_seq_len is not None and longest > args.max_seq_len:
+        raise invalid("max_seq_len", args.max_seq_len, f"at least the longest, {longest}")
     if form.max_q_len is not None and max(q_lens) > form.max_q_len:
         raise invalid("max_q_len", form.max_q_len, f"at least the longest, {max(q_lens)}")
+    scale = args.bmm1_scale
+    if isinstance(scale, torch.Tensor) and not float(scale) > 0 and args.backend != "torch":
+        supported = "a value above 0: kernels mask scores before they scale them"
+        raise invalid("bmm1_scale", f"a tensor of {float(scale)}", supported)
     if not form.on_host:
-        _check_tables(given, form, kv_lens)
-        _check_mask_bits(given, lengths)
+        _check_tables(args, form, kv_lens)
+        _check_mask_bits(args, lengths)
 
 
-def _check_mask_width(given: Arguments, q_lens: tuple[int, ...]) -> None:
-    """Every draft has its columns, and no max_q_len given is no reason for others."""
-    longest, columns = max(q_lens), given.max_q_len
+def _check_mask_width(args: DecodeArgs, q_lens: tuple[int, ...]) -> None:
+    """A mask row has a bit for each draft column: of max_q_len, or of the longest draft."""
+    longest, columns = max(q_lens), args.max_q_len
     if columns is not None and longest > columns:
         raise invalid("max_q_len", columns, f"at least the longest draft, {longest}")
     words = masks.words_per_row(longest if columns is None else columns)
-    if given.mask is not None and given.mask.shape[-1] != words:
-        got = f"shape {list(given.mask.shape)}"
+    if args.mask is not None and args.mask.shape[-1] != words:
+        got = f"shape {list(args.mask.shape)}"
         raise invalid("mask", got, f"{words} words a row: {longest} columns, whole 32-bit words")
 
 
-def _check_mask_bits(given: Arguments, lengths: Lengths) -> None:
-    if given.mask is not None and lengths.q_lens is not None:
-        masks.validate(given.mask, lengths.q_lens, max_q_len=given.max_q_len)
+def _check_mask_bits(args: DecodeArgs, lengths: Lengths) -> None:
+    if args.mask is not None and lengths.q_lens is not None:
+        masks.validate(args.mask, lengths.q_lens, max_q_len=args.max_q_len)
 
 
-def _read_q_lens(given: Arguments, form: Form) -> tuple[int, ...]:
+def _read_q_lens(args: DecodeArgs, form: Form) -> tuple[int, ...]:
     """Query tokens of each request, from one host copy of the prefix sums."""
-    if given.cum_seq_lens_q is None:
+    if args.cum_seq_lens_q is None:
         return form.bounds.q_lens
-    name = "cum_seq_lens_q"
-    sums = given.cum_seq_lens_q.tolist()
+    return read_q_lens(args.cum_seq_lens_q, form.total_q)
+
+
+def read_q_lens(prefix_sums: torch.Tensor, total_q: int) -> tuple[int, ...]:
+    """Query tokens of each request. Raises InvalidInput for sums that are none of `total_q`."""
+    name, sums = "cum_seq_lens_q", prefix_sums.tolist()
     q_lens = tuple(after - before for before, after in pairwise(sums))
     if sums[0] != 0:
         raise invalid(name, f"first entry {sums[0]}", 0)
     if min(q_lens) < 0:
         raise invalid(name, f"a step of {min(q_lens)}", "sums that never decrease")
-    if sums[-1] != form.total_q:
-        raise invalid(name, f"last entry {sums[-1]}", f"the query's {form.total_q} tokens")
+    if sums[-1] != total_q:
+        raise invalid(name, f"last entry {sums[-1]}", f"the query's {total_q} tokens")
     return q_lens
 
 
@@ -101,18 +136,18 @@ def _check_kv_lens(kv_lens: tuple[int, ...], form: Form) -> None:
         raise invalid("seq_lens", max(kv_lens), supported)
 
 
-def _check_one_rank(given: Arguments, kv_lens: tuple[int, ...]) -> None:
-    """The only rank has every token."""
-    of_all = given.causal_seqlens_kv_global
-    if of_all is not None and given.cp_world == 1 and tuple(of_all.tolist()) != kv_lens:
+def _check_one_rank(args: DecodeArgs, kv_lens: tuple[int, ...]) -> None:
+    """With cp_world == 1 the rank has every token."""
+    of_all = args.causal_seqlens_kv_global
+    if of_all is not None and args.cp_world == 1 and tuple(of_all.tolist()) != kv_lens:
         supported = f"seq_lens with cp_world 1: {list(kv_lens)}"
         raise invalid("causal_seqlens_kv_global", of_all.tolist(), supported)
 
 
-def _check_tables(given: Arguments, form: Form, kv_lens: tuple[int, ...]) -> None:
+def _check_tables(args: DecodeArgs, form: Form, kv_lens: tuple[int, ...]) -> None:
     """Used page ids, or token slots, lie inside the cache; unused entries hold anything."""
-    tables = given.block_tables
-    pages = given.kv_cache.shape[0]
+    tables = args.block_tables
+    pages = args.kv_cache.shape[0]
     if form.features.sparse:
         _check_range(tables, -1, pages * form.bounds.page_size, "token slots")
         return

@@ -145,14 +145,14 @@ def _plan(arguments: dict[str, Any], args: argparse.Namespace) -> tuple[Plan, st
     A backend that plans on the device gets the plan that it would choose for these lengths.
     """
     from ...api.decode import make_plan as plan_of
-    from ...api.decode import validate
+    from ...api.decode import prepare
     from ...backends import gpu_of
     from ...backends.cute.families import costs
-    from ...call.decode_args import Arguments
+    from ...call.decode_args import native_args
     from ...core.gpu import H200
     from ...plan import Plan, choose, make_plan
 
-    call, backend = validate(Arguments(**arguments), args.backend, debug=None)
+    call, backend = prepare(native_args(**arguments, backend=args.backend))
     problem = replace(call.problem, kv_lens=tuple(arguments["seq_lens"].tolist()))
     if args.policy is not None:
         return make_plan(problem, policy=args.policy), backend.name

@@ -1,0 +1,41 @@
+"""Results and workspace share no byte with another tensor of the call.
+
+A kernel reads its inputs while it writes, so that a shared byte gives wrong numbers and no error.
+Addresses are compared, with strides; no value is read.
+"""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from ...core.errors import invalid
+from ..decode_args import Parameter
+
+
+def byte_range(tensor: Tensor) -> tuple[int, int]:
+    """Addresses [begin, end) from a tensor's first byte to behind its last."""
+    begin = tensor.data_ptr()
+    if not tensor.numel():
+        return begin, begin
+    steps = zip(tensor.shape, tensor.stride(), strict=True)
+    last = sum((size - 1) * stride for size, stride in steps)
+    return begin, begin + (last + 1) * tensor.element_size()
+
+
+def check_overlap(args: object, parameters: tuple[Parameter, ...]) -> None:
+    """Raise InvalidInput for a tensor that the call writes and that overlaps another one."""
+    found: dict[str, tuple[int, int]] = {}
+    for p in parameters:
+        value = getattr(args, p.name)
+        for tensor in value if isinstance(value, (list, tuple)) else (value,):
+            if isinstance(tensor, Tensor) and not tensor.is_meta:
+                begin, end = byte_range(tensor)
+                before = found.get(p.name, (begin, end))
+                found[p.name] = min(begin, before[0]), max(end, before[1])
+    written = [p.name for p in parameters if p.arg.written and p.name in found]
+    for name in written:
+        begin, end = found[name]
+        for other, (other_begin, other_end) in found.items():
+            if other != name and max(begin, other_begin) < min(end, other_end):
+                got = f"bytes that are {other}'s too (0x{max(begin, other_begin):x} and on)"
+                raise invalid(name, got, "memory of its own")

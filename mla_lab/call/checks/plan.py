@@ -1,0 +1,56 @@
+"""The caller's plan was made for this call, and is one that kernels can walk."""
+
+from __future__ import annotations
+
+from weakref import WeakValueDictionary
+
+from ...core.errors import invalid
+from ...plan import Plan
+from ...plan.check import check_plan
+from ..bind import Call
+
+#: plans that a form keeps as fitting its bounds, before it drops all
+MAX_FITTING_PLANS = 64
+
+#: plans whose tiles were checked, by id
+_CHECKED: WeakValueDictionary[int, Plan] = WeakValueDictionary()
+
+
+def check_callers_plan(call: Call) -> None:
+    """Raise InvalidInput unless `call.args.plan` covers this call; once for equal bounds."""
+    plan = call.args.plan
+    if plan is None:
+        return
+    if call.lengths_known:
+        _check(plan, call)
+        return
+    # bounds are the same for every layer of a step: its plan is checked once
+    fitting, key = call.form.fitting_plans, (id(plan), call.args.max_seq_len)
+    if fitting.get(key) is not plan:
+        _check(plan, call)
+        if len(fitting) >= MAX_FITTING_PLANS:
+            fitting.clear()
+        fitting[key] = plan
+
+
+def _check(plan: Plan, call: Call) -> None:
+    """Lengths, heads and dims; tiles once; a rule without regard to the batch if invariant."""
+    made, here = plan.problem, call.problem
+    for name in ("batch", "heads", "latent_dim", "rope_dim", "top_k"):
+        if getattr(made, name) != getattr(here, name):
+            raise invalid("plan", f"one for {name} {getattr(made, name)}", getattr(here, name))
+    for name in ("q_lens",) if here.top_k else ("q_lens", "kv_lens"):
+        _check_lengths(name, getattr(made, name), getattr(here, name), call.lengths_known)
+    if call.features.batch_invariant and plan.policy != "fixed_size":
+        raise invalid("plan", f"policy {plan.policy!r} with batch_invariant", "'fixed_size'")
+    if _CHECKED.get(id(plan)) is not plan:
+        check_plan(plan)
+        _CHECKED[id(plan)] = plan
+
+
+def _check_lengths(name: str, made: tuple[int, ...], here: tuple[int, ...], known: bool) -> None:
+    """A plan's lengths are this call's, or where those stay on a device within their bounds."""
+    for request, (planned, own) in enumerate(zip(made, here, strict=True)):
+        if planned > own or (known and planned != own):
+            limit = f"this call's {own}" if known else f"up to this call's bound, {own}"
+            raise invalid("plan", f"{name}[{request}] of {planned}", limit)

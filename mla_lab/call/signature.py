@@ -1,0 +1,116 @@
+"""Public functions whose parameters are the fields of a class of arguments.
+
+The text of each function is written from the list and compiled once, so that a call costs one
+Python frame: it fills an object of the class, and hands it on. Signature, defaults and annotations
+are those of a function written by hand.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import torch
+
+from .decode_args import REQUIRED, Parameter
+
+_KEYWORD, _BOTH = inspect.Parameter.KEYWORD_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD
+
+
+class Target(NamedTuple):
+    """What a public function does with its arguments."""
+
+    #: the class of arguments
+    arguments: type
+    #: runs a call
+    run: Callable[[Any], Any]
+    #: the result of a call like an earlier one, or None
+    replay: Callable[[Any], Any] | None = None
+    #: runs a call that torch.compile traces
+    traced: Callable[[Any], Any] | None = None
+
+
+def public_parameters(parameters: Sequence[Parameter]) -> list[inspect.Parameter]:
+    """The parameters of FlashInfer's call, in its order."""
+    return [
+        inspect.Parameter(
+            p.name,
+            _KEYWORD if p.keyword_only else _BOTH,
+            default=inspect.Parameter.empty if p.default is REQUIRED else p.default,
+            annotation=p.type,
+        )
+        for p in parameters
+        if p.public
+    ]
+
+
+def native_parameters(parameters: Sequence[Parameter]) -> list[inspect.Parameter]:
+    """Those without a default by position, then all others by keyword."""
+    defaults = {p.name: p.arg.native if p.default is REQUIRED else p.default for p in parameters}
+    listed = [
+        inspect.Parameter(
+            p.name,
+            _BOTH if defaults[p.name] is REQUIRED else _KEYWORD,
+            default=inspect.Parameter.empty if defaults[p.name] is REQUIRED else defaults[p.name],
+            annotation=p.type,
+        )
+        for p in parameters
+        if p.public or p.name == "debug"
+    ]
+    return sorted(listed, key=lambda p: p.kind)
+
+
+def function(
+    name: str,
+    target: Target,
+    signature: Sequence[inspect.Parameter],
+    doc: str,
+    fixed: Mapping[str, str] | None = None,
+) -> Callable[..., Any]:
+    """A function with `signature` that fills the target's arguments and hands them on.
+
+    fixed: expressions of fields that `signature` lacks, by name; other fields take their default.
+    """
+    parameters = {p.name: p for p in signature}
+    scope: dict[str, Any] = {"new": object.__new__, "Arguments": target.arguments}
+    scope |= {"is_compiling": torch.compiler.is_compiling, **target._asdict()}
+    lines = [f"def {name}{_signature_text(signature, scope)}:"]
+    fields = getattr(target.arguments, "__dataclass_fields__")  # noqa: B009  a type has none
+    values: dict[str, str] = {}
+    for field_name, field in fields.items():
+        if field_name == "_":
+            continue
+        values[field_name] = (fixed or {}).get(field_name, field_name)
+        if field_name not in parameters and field_name not in (fixed or {}):
+            scope[f"default_{field_name}"] = field.default
+            values[field_name] = f"default_{field_name}"
+    filled = [f"    args = new({'Arguments'})"]
+    filled += [f"    args.{field_name} = {text}" for field_name, text in values.items()]
+    if target.traced is not None:
+        listed = ", ".join(f"{key!r}: {text}" for key, text in values.items())
+        lines += ["    if is_compiling():", f"        return traced({{{listed}}})"]
+    lines += filled
+    if target.replay is None:
+        lines.append("    return run(args)")
+    else:
+        lines += ["    result = replay(args)", "    return run(args) if result is None else result"]
+    exec(compile("\n".join(lines), f"<parameters of {name}>", "exec"), scope)
+    made: Callable[..., Any] = scope[name]
+    made.__doc__ = doc
+    made.__annotations__ = {p.name: p.annotation for p in signature}
+    return made
+
+
+def _signature_text(signature: Sequence[inspect.Parameter], scope: dict[str, Any]) -> str:
+    """(a, b=default_b, *, c=default_c), the defaults put into `scope`."""
+    parts: list[str] = []
+    for p in signature:
+        if p.kind is _KEYWORD and "*" not in parts:
+            parts.append("*")
+        if p.default is inspect.Parameter.empty:
+            parts.append(p.name)
+        else:
+            scope[f"given_{p.name}"] = p.default
+            parts.append(f"{p.name}=given_{p.name}")
+    return "(" + ", ".join(parts) + ")"

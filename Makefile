@@ -65,7 +65,7 @@ tests: $(STAMP)
 	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 -m "not serial" --nbmake tests notebooks
 	$(BIN)/pytest -m serial tests
 
-# on an H200: measures, refreshes data/, executes the notebooks live (mla-lab live --help: its steps)
+# on an H200: makes every record anew, executes the notebooks live (mla-lab live --help: its steps)
 live: $(STAMP)
 	$(BIN)/mla-lab live
 

@@ -18,7 +18,8 @@ from mla_lab.plan import POLICIES, Plan, make_plan
 from mla_lab.reference.inputs import DISTRIBUTIONS, FEATURES, DecodeInputs, make_inputs
 from mla_lab.reference.mla import TileWalk, decode_reference
 from mla_lab.reference.tolerance import LSE_TOLERANCE, error, lse_error, sdpa_error
-from mla_lab.studies.torch_backend import MEMORY_LIMIT, SPEED_LIMIT, memory, speed
+
+from .torch_backend_cost import MEMORY_LIMIT, SPEED_LIMIT, memory, speed
 
 FORMATS = [
     ("fp32", "fp32"),

@@ -360,7 +360,7 @@ class TestSideEffects:
 
     def test_the_cache_is_never_copied(self):
         """A cache of 200 MB, of which one page is used, costs no more than that page."""
-        from mla_lab.studies.torch_backend import profiled_peak
+        from .torch_backend_cost import profiled_peak
 
         inputs = inputs_of(q_lens=(1,), kv_lens=(20,))
         cache = torch.zeros(1400, 64, 576)

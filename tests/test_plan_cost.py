@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import math
 from dataclasses import replace
-from itertools import product
 
 import numpy as np
 import pytest
@@ -17,7 +16,6 @@ from mla_lab.core.gpu import H100, H200
 from mla_lab.core.problem import Problem
 from mla_lab.plan import (
     CostModel,
-    KernelCosts,
     Plan,
     choose,
     default_model,
@@ -35,7 +33,7 @@ from mla_lab.plan.search import even, even_candidates, try_cuts
 from mla_lab.plan.ways import way_of
 from mla_lab.simulate import H200 as CONSTANTS
 from mla_lab.simulate import simulate
-from mla_lab.tune.calibrate import FITTED, Measured, fit, predictions
+from mla_lab.tune.calibrate import Measured, predictions
 
 from .plan_oracles import problems
 
@@ -258,42 +256,6 @@ def test_cuts_fall_where_all_ctas_of_a_cluster_have_as_many_blocks():
     assert all(t.block_begin % 8 == 0 for t in plan)
 
 
-def timed_launches(costs: KernelCosts) -> list[Measured]:
-    cases = []
-    for batch, kv_len, heads, splits in product((1, 16, 64, 128), (1024, 8192), (64, 128), (1, 4)):
-        rows, cluster = (128, 2) if heads == 128 else (64, 1)
-        problem = Problem.uniform(batch, 1, kv_len, heads)
-        plan = make_plan(
-            problem,
-            tile_rows=rows,
-            num_workers=132 // cluster,
-            policy="fixed",
-            num_splits=splits,
-        )
-        us = predicted_us(plan, costs.model(problem, rows, 64, cluster))
-        cases.append(Measured(plan, us, cluster))
-    return cases
-
-
-def test_fit_finds_the_constants_that_made_the_times():
-    start = replace(Q_M, block_ns=0.0)
-    true = replace(start, tile_ns=3100.0, block_row_ns=23.0, merge_ns=4000.0, card_rate=3600.0)
-    rng = np.random.default_rng(0)
-    cases = [replace(c, us=c.us * math.exp(rng.normal(0, 0.01))) for c in timed_launches(true)]
-    measured = np.array([case.us for case in cases])
-    before = np.abs(np.log(predictions(start, cases) / measured)).max()
-    fitted = fit(start, cases)
-    assert before > 0.1
-    assert np.abs(np.log(predictions(fitted, cases) / measured)).max() < 0.03
-    assert fitted.block_row_ns == pytest.approx(23.0, rel=0.02)
-    assert fitted.card_rate == pytest.approx(3600.0, rel=0.02)
-    assert fitted.block_ns == 0.0
-    held = set(vars(Q_M)) - set(FITTED)
-    assert {name: getattr(fitted, name) for name in held} == {
-        name: getattr(start, name) for name in held
-    }
-
-
 @settings(max_examples=20, deadline=None)
 @given(problems(max_batch=12, max_kv=20000), st.sampled_from(sorted(POLICIES)), st.booleans())
 def test_launches_as_arrays_are_priced_as_one_by_one(problem, policy, fused):
@@ -307,14 +269,6 @@ def test_launches_as_arrays_are_priced_as_one_by_one(problem, policy, fused):
         assert predictions(costs, [case])[0] == pytest.approx(us, rel=1e-3)
     both = [case for costs, case, _ in cases if costs is Q_M]
     assert predictions(Q_M, both) == pytest.approx([us for _, _, us in cases[:2]], rel=1e-3)
-
-
-def test_fit_needs_launches_that_took_time():
-    with pytest.raises(InvalidInput, match="cases: got"):
-        fit(Q_M, [])
-    case = timed_launches(Q_M)[0]
-    with pytest.raises(InvalidInput, match="supported: launches that took time"):
-        fit(Q_M, [replace(case, us=0.0)])
 
 
 def test_constants_are_read_from_their_record(tmp_path, monkeypatch):

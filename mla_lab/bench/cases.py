@@ -176,7 +176,7 @@ LISTS: dict[str, Callable[[], list[Case]]] = {
 
 
 def get_list(name: str) -> list[Case]:
-    """The case list called `name`."""
+    """The list of cases called `name`."""
     if name not in LISTS:
         raise invalid("cases", repr(name), tuple(LISTS))
     return LISTS[name]()
@@ -187,7 +187,7 @@ def _name(batch: int, q_len: int, heads: int, kv_len: int) -> str:
 
 
 def _suffix(problem: Problem) -> str:
-    """What is not at its default: dtypes, page size, top_k."""
+    """Name parts of the dtypes, page size and top_k that are not at their default."""
     parts = []
     if (problem.q_dtype, problem.kv_format) != ("bf16", "bf16"):
         same = problem.q_dtype == problem.kv_format

@@ -40,7 +40,7 @@ def _gemm_rates(device: torch.device | str) -> list[float]:
 
 
 def _read_rates(device: torch.device | str) -> tuple[str, list[float]]:
-    """By what, and TB/s of each round."""
+    """How the read was made, and its TB/s in each round."""
     data = torch.randint(-128, 127, (READ_BYTES // 4,), dtype=torch.int32, device=device)
     reader, call = "torch.sum", lambda: data.sum(dtype=torch.int64)
     try:

@@ -68,7 +68,7 @@ def compare(
 
 
 def passes(verdicts: Iterable[Verdict]) -> bool:
-    """Whether a gate lets the candidate through."""
+    """True if no verdict is slower, broken or missing."""
     return not any(v.verdict in FAILING for v in verdicts)
 
 

@@ -37,7 +37,7 @@ class KernelSpans:
 
     @classmethod
     def of(cls, events: Sequence[tuple[str, float, float]], calls: int) -> KernelSpans:
-        """From (name, start, end) of all kernels of `calls` calls, sorted by start."""
+        """Spans from (name, start, end) of all kernels of `calls` calls, sorted by start."""
         each = len(events) // calls
         if not events or len(events) != each * calls:
             raise unsupported("kernels", f"{len(events)} of {calls} calls", "as many in each call")

@@ -95,7 +95,7 @@ LOOK_AHEAD_GAIN = STEP8_MEASURED_CLOCKS / (STEP8_MEASURED_CLOCKS - ADDRESS_CLOCK
 
 
 def predict(step: int, problem: Problem, gpu: Gpu = H200) -> Prediction:
-    """The time of `problem` by one step. All rows are taken to see all of their keys."""
+    """Predicted time of `problem` by one step; every row sees all of its request's keys."""
     clock = gpu.clock_mhz
     if step in PAIR_COSTS:
         clocks, limit = _by_pairs(PAIR_COSTS[step], problem, gpu)

@@ -32,7 +32,7 @@ FAR = 2.5
 
 @dataclass(frozen=True)
 class Method:
-    """How figures are taken; stands in every record."""
+    """Settings of a measurement, written into every record."""
 
     rounds: int = 9
     warmups: int = 2
@@ -58,7 +58,7 @@ class Method:
     ceilings: bool = True
 
     def of_part(self, part: int) -> Method:
-        """What is measured in one part: parts after the first repeat the figure alone."""
+        """Settings of one part: parts after the first repeat only the headline time."""
         if part == 0:
             return self
         return replace(self, isolated=False, planned=False, kernels=False, power=False)

@@ -38,7 +38,7 @@ class Power:
 
 
 def worthwhile(problem: Problem, gpu: Gpu | None = None) -> bool:
-    """Whether the matrix units limit `problem`, and for long enough to matter."""
+    """True if the matrix units limit `problem` for long enough to read watts."""
     gpu = gpu or H200
     return gpu.bound(problem) == "compute" and gpu.roofline_time(problem) >= MIN_FLOOR_SECONDS
 

@@ -142,7 +142,7 @@ class Record:
 
 
 def key(row: Row) -> Key:
-    """Of a result row."""
+    """The key of a result row."""
     return Key(row["case"], row["peer"], row["part"])
 
 

@@ -44,13 +44,13 @@ SHORT = (
 
 
 def find_headline(rows: Iterable[Row]) -> str | None:
-    """The peer of ours whose times are a record's headline; None where it has none of them."""
+    """Name of our peer whose times are a record's headline; None without such a row."""
     have = {row["peer"] for row in results(rows, "ok")}
     return next((peer for peer in HEADLINES if peer in have), None)
 
 
 def headline(rows: Sequence[Row]) -> str:
-    """The same. Raises InvalidInput where there is none."""
+    """As `find_headline`. Raises InvalidInput where it finds none."""
     found = find_headline(rows)
     if found is None:
         raise invalid("record", "none of our calls", f"a result of {' or '.join(HEADLINES)}")
@@ -107,7 +107,7 @@ def times_table(rows: Sequence[Row], family: str) -> str:
 
 
 def rates_table(rows: Sequence[Row], family: str) -> str:
-    """What our headline call reaches: us, TFLOP/s and TB/s, and its relative error."""
+    """us, TFLOP/s, TB/s and relative error of our headline call, case by case."""
     own = find_headline(rows)
     lines = ["| case | us | with plan | TFLOP/s | TB/s | rel. error |", "|---|" + "---:|" * 5]
     for row in results(rows, "ok"):

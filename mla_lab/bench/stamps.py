@@ -24,7 +24,7 @@ ASKING, ASKED, QK_BEGUN, QK_DONE, P_STORED, PV_BEGUN, PV_DONE, PV_DONE_NS = rang
 
 @dataclass(frozen=True)
 class Marks:
-    """How one kernel's stamps are to be read."""
+    """Places and meanings of one kernel's stamps."""
 
     words: int
     #: (index, phase that ends there) in order of time; what a CTA has not passed is left out

@@ -72,7 +72,7 @@ class Telemetry:
 
     @property
     def running(self) -> bool:
-        """Whether readings come in."""
+        """True while readings arrive."""
         return self._process is not None and self._process.poll() is None
 
     def _read(self) -> None:

@@ -69,7 +69,7 @@ class Anatomy:
 
 @dataclass(frozen=True)
 class Spans:
-    """What CTAs, or the roles of one CTA, did: a timeline like a predicted one."""
+    """Recorded spans of CTAs, or of the roles of one CTA, as a timeline."""
 
     case: str
     peer: str
@@ -162,7 +162,7 @@ def _check_lanes(timeline: Timeline, place: str) -> None:
 
 
 def predicted(case: str, problem: Problem) -> Anatomy:
-    """The simulator's phases of the kernel that the package would choose."""
+    """Phases that the simulator predicts for the kernel that `choose` takes."""
     choice = choose(problem)
     plan = choice.plan(problem)
     constants = recorded().constants[choice.config.kernel]

@@ -93,7 +93,7 @@ class Constants:
         return replace(self, burst_ghz=0.0)
 
     def at_load(self, share: float) -> Constants:
-        """These constants at the clock that the power supply leaves with `share` of matrix work."""
+        """The constants at the clock that the power cap leaves under `share` of matrix work."""
         if not self.burst_ghz:
             return self
         heat = (share - self.burst_share) / (self.hot_share - self.burst_share)

@@ -26,7 +26,7 @@ MAIL = 3
 
 @dataclass
 class _Run:
-    """The moving state of one simulation."""
+    """State of one simulation while it runs."""
 
     time: float = 0.0
     progress: float = 0.0
@@ -143,7 +143,7 @@ class Engine:
             self.waiting[tile[7]].append(worker)
 
     def leave(self, worker: int) -> None:
-        """The lane takes the next worker of the launch, if one waits."""
+        """Ends a worker; its lane takes the launch's next one, if one waits."""
         if self.queue:
             self.place(self.queue.pop(), self.lane[worker])
 

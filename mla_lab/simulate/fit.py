@@ -75,7 +75,7 @@ def predict(constants: Family, cases: Sequence[Launch]) -> np.ndarray:
 
 
 def free(start: Family) -> list[tuple[tuple[str, ...], str]]:
-    """What is fitted: (families that have it in common, constant)."""
+    """Fitted values: (families that share it, constant)."""
     shared = [(tuple(start), name) for name in SHARED]
     own = [((kernel,), name) for kernel in start for name in OWN]
     return shared + own + [((k,), CLOCK) for k, c in start.items() if c.burst_ghz]
@@ -145,7 +145,7 @@ class Baseline:
 
 
 def splits(cases: Sequence[Launch]) -> dict[str, np.ndarray]:
-    """What is held out, by name: each regime as a whole, then every fourth shape of them all."""
+    """Held-out sets by name: each regime as a whole, then every fourth shape."""
     masks = {r: np.array([regime(c.problem) == r for c in cases], bool) for r in REGIMES}
     masks[EVERY_FOURTH] = np.arange(len(cases)) % 4 == 3
     return {name: out for name, out in masks.items() if out.any() and not out.all()}

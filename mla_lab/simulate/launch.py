@@ -40,7 +40,7 @@ def simulate(
 
 
 def runs_at_once(plan: Plan, constants: Constants, cluster: int = 1) -> bool:
-    """Whether the card holds all of the plan's workers, so that one may wait for another."""
+    """True if the card holds all workers of the plan at once, so that one may wait for another."""
     return plan.num_workers <= constants.lanes(cluster)
 
 
@@ -59,7 +59,7 @@ def settle(plan: Plan, constants: Constants, cluster: int = 1) -> Constants:
 
 
 def _merge_launch(plan: Plan, engine: Engine, lanes: int) -> list[Event]:
-    """The second launch: one block a query row, the rows dealt out evenly over the lanes."""
+    """The merge kernel's launch: a block for each query row, rows dealt evenly to the lanes."""
     c = engine.c
     begin = max(e.end for e in engine.events) + c.relaunch_us
     rows = plan.num_groups * plan.tile_rows

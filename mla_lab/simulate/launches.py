@@ -37,7 +37,7 @@ class Launch:
 
     @property
     def kernel(self) -> str:
-        """The family whose constants it tells."""
+        """The kernel family whose constants this launch informs."""
         return self.plan.config.kernel if self.plan.config else "cute/keep_ab_sm90"
 
     @property
@@ -94,7 +94,7 @@ def remade(problem: Problem, notes: dict[str, Any]) -> Plan | None:
 
 
 def config_of(name: str) -> KernelConfig:
-    """What the simulator needs of a configuration, out of its name."""
+    """Kernel, tile and cluster that a configuration's name holds."""
     kernel = next((k for k in KERNELS if name.startswith(k.replace("/", "_"))), KERNELS[1])
     rest = name.removeprefix(kernel.replace("/", "_"))
     named = dict(_FIELD.findall(rest))

@@ -49,7 +49,7 @@ class Pipeline:
 
     @classmethod
     def of(cls, constants: Constants, rows: int, tokens: int, token_bytes: int) -> Pipeline:
-        """The loop of a kernel on `rows` x `tokens` blocks, fed as fast as one SM can take it."""
+        """Mainloop over `rows` x `tokens` blocks, its loads as fast as one SM can take them."""
         matrix = constants.matrix_clocks(rows, tokens)
         scale = max(rows, constants.min_rows) * tokens / 4096
         per_us = constants.clock_ghz * 1e3
@@ -166,7 +166,7 @@ class Loop:
 
 @lru_cache(maxsize=512)
 def loop_of(constants: Constants, rows: int, tokens: int, token_bytes: int) -> Loop:
-    """The loop of blocks of `rows` x `tokens`."""
+    """Mainloop of a kernel over blocks of `rows` x `tokens`."""
     pipeline = Pipeline.of(constants, rows, tokens, token_bytes)
     spans = run_pipeline(pipeline, WARM_BLOCKS + 1)
     us = 1 / (constants.clock_ghz * 1e3)

@@ -32,7 +32,7 @@ class Judgement:
 
 @dataclass(frozen=True)
 class Fitted:
-    """What `data/runtime/simulator.json` holds."""
+    """Contents of `data/runtime/simulator.json`."""
 
     origin: str
     constants: dict[str, Constants]

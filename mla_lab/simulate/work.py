@@ -17,7 +17,7 @@ CTA_ROWS = 64
 
 @dataclass(frozen=True)
 class Share:
-    """How a work tile falls on its worker's CTAs."""
+    """The part of a work tile that each CTA of its cluster takes."""
 
     rows: int
     #: CTAs that divide the KV blocks of the tile
@@ -63,11 +63,11 @@ class Work:
         return streams * self.share.kv_ways * self.block_mb / self.c.read_tbps
 
     def blocks(self, tile: list[int]) -> int:
-        """Of one CTA."""
+        """Blocks of keys for one CTA."""
         return -(-(tile[3] - tile[2]) // self.share.kv_ways)
 
     def steps(self, tile: list[int]) -> float:
-        """What a CTA alone needs from the first byte on, its query included."""
+        """Mainloop steps as long as a CTA takes alone on the card, the query's load included."""
         query_us = self.query_mb / self.c.sm_read_tbps
         return (query_us + self.loop.alone(self.blocks(tile))) / self.loop.steady
 

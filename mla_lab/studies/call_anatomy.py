@@ -64,12 +64,12 @@ METHOD = (
 
 
 def cases() -> list[Case]:
-    """The calls that are taken apart."""
+    """Calls whose phases are measured."""
     return [uniform_case(batch, 1, heads, kv_len, "anchor") for batch, heads, kv_len in SHAPES]
 
 
 def plan_of(case: Case, gpu: Gpu) -> Plan:
-    """The plan that a step with known lengths gets."""
+    """The plan of a step with known lengths."""
     from ..backends.cute.families import costs
 
     return choose(case.problem, gpu, costs=costs()).plan(case.problem)
@@ -97,7 +97,7 @@ def builds() -> list[KernelConfig]:
 
 
 class Stamped:
-    """The launches of one case, stamped: each of a graph's launches leaves words of its own."""
+    """Stamped launches of one case; each launch of the graph writes its own words."""
 
     def __init__(self, rotation: Rotation, plan: Plan, kind: int) -> None:
         self.launches: list[Launch] = []

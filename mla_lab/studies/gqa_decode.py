@@ -52,7 +52,7 @@ class GqaCase:
 
     @property
     def name(self) -> str:
-        """As the benchmark's names, with the group's two numbers and the width."""
+        """Case name as in the benchmark, with both head counts and the head dim."""
         formats = {self.q_dtype, self.kv_format}
         types = "" if formats == {"bf16"} else f"_{self.q_dtype}_{self.kv_format}"
         heads = f"h{self.heads}x{self.kv_heads}_d{self.head_dim}"
@@ -74,7 +74,7 @@ class GqaCase:
 
     @property
     def kv_bytes(self) -> int:
-        """Of keys and values."""
+        """Bytes of keys and values."""
         width = 2 * self.kv_heads * self.head_dim * ELEMENT_BYTES[self.kv_format]
         return self.batch * self.kv_len * width
 
@@ -86,7 +86,7 @@ class GqaCase:
 
     @property
     def flop(self) -> int:
-        """Of both products."""
+        """Operations of QK and PV."""
         return 4 * self.batch * self.q_len * self.heads * self.kv_len * self.head_dim
 
 

@@ -88,7 +88,7 @@ def _written_out(function: Callable[..., Any], **named: Any) -> Callable[[], Any
 
 
 def _bare(named: dict[str, Any], gpu: Gpu) -> tuple[Callable[..., Any], tuple[Any, ...]]:
-    """The attention kernel's entry and what the native call hands over to it."""
+    """The attention kernel's entry, with the arguments that the native call passes."""
     backend = named.pop("backend")
     call, runner = decode.prepare(native_args(**named, backend=backend))
     plan: Any = decode.make_plan(call, runner)

@@ -74,7 +74,7 @@ class Difference:
     def of(
         cls, before: Mapping[str, Sequence[str]], now: Mapping[str, Sequence[str]]
     ) -> Difference:
-        """Of builds by name."""
+        """Compares two dictionaries of builds by their hashes."""
         old, fresh = (Counter(tuple(codes) for codes in x.values()) for x in (before, now))
         gone = tuple(name for name, codes in before.items() if tuple(codes) in old - fresh)
         new = tuple(name for name, codes in now.items() if tuple(codes) in fresh - old)

@@ -2,8 +2,8 @@
 `python -m mla_lab.studies.xqa_rounding RECORD`.
 
 Caches are dequantised exactly, so what is left is the rounding of softmax weights and of results:
-torch does the same products in float32 with weights rounded to the kernel's type (`tolerance`), the
-oracle all of it in float64. Every element counts. One JSON line a case.
+torch does the same products in float32 with weights rounded to the kernel's type (see
+`verify.limits`), the oracle all of it in float64. Every element counts. One JSON line a case.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from ..reference.inputs_gqa import GqaInputs, GqaShape, make_gqa_inputs
 from ..reference.mla import decode_reference
 from ..reference.operands import Operands, operands
 from ..reference.tolerance import ALLOWED_RATIO, Error, error
-from .tolerance_rule import rounded
+from ..verify.limits import TOPS, rounded_attention
 
 FORM = "rounding 1"
 DISTRIBUTIONS = ("gauss", "heavy_tailed")
@@ -59,14 +59,14 @@ class Rounded:
 
     @property
     def name(self) -> str:
-        """As the benchmark's names."""
+        """Case name as in the benchmark."""
         heads = f"h{self.heads}"
         if self.kv_heads:
             heads += f"x{self.kv_heads}_d{self.head_dim}"
         return f"b{self.batch}_q{self.q_len}_{heads}_kv{self.kv_len}"
 
     def inputs(self, formats: tuple[str, str], distribution: str, device: str) -> Inputs:
-        """Of this case, in the query's and the cache's format."""
+        """Inputs of this case in the query's and the cache's format."""
         query, cache = formats
         more: dict[str, Any] = {"distribution": distribution, "device": device}
         if not self.kv_heads:
@@ -113,9 +113,9 @@ def by_kernel(inputs: Inputs) -> Tensor:
 
 def by_torch(inputs: Inputs, weights: str) -> Tensor:
     """The same call in float32 with rounded weights, [tokens, heads, width]."""
-    scale = float(inputs.bmm1_scale)
+    scale, top = float(inputs.bmm1_scale), TOPS[0] if weights == "e4m3" else 1.0
     outs = [
-        torch.cat([rounded(one, scale, weights) for one in heads], dim=1)
+        torch.cat([rounded_attention(one, scale, weights, top).out for one in heads], dim=1)
         for heads in _requests(inputs)
     ]
     return torch.cat(outs) * float(inputs.bmm2_scale)

@@ -1,17 +1,12 @@
-"""Fit the constants of kernel families to measured launches.
-
-Gauss-Newton on the logarithms: constants stay above zero, and a small launch counts as much as a
-large one. What the cases do not tell apart stays near where it began.
-"""
+"""Many measured launches priced at once by the cost model, and Gauss-Newton over its constants."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 
-from ..core.errors import invalid
 from ..plan.cost import CostModel
 from ..plan.cuts import Shape
 from ..plan.kernel_costs import KernelCosts
@@ -28,8 +23,8 @@ FITTED = (
     "merge_ns",
     "card_rate",
 )
-#: pull towards the start, in relative residuals per unit of log change; and a step's largest change
-DAMPING, MAX_STEP = 0.02, 0.5
+#: the largest change of a logarithm in one step
+MAX_STEP = 0.5
 
 
 @dataclass(frozen=True)
@@ -119,33 +114,6 @@ def _workers(plan: Plan, kv_ways: int) -> np.ndarray:
 def predictions(costs: KernelCosts, cases: Sequence[Measured]) -> np.ndarray:
     """Microseconds that `costs` expects of each case, float64."""
     return Launches(cases).predict(costs)
-
-
-def fit(
-    costs: KernelCosts,
-    cases: Sequence[Measured],
-    names: Sequence[str] = FITTED,
-    rounds: int = 12,
-) -> KernelCosts:
-    """`costs` with the constants in `names` moved to where the cases' predictions fit best.
-
-    A constant that is 0 stays 0. Raises InvalidInput without cases or with a time of 0.
-    """
-    measured = np.array([case.us for case in cases])
-    if not cases or not (measured > 0).all():
-        raise invalid("cases", measured.tolist(), "launches that took time")
-    names = [name for name in names if getattr(costs, name) > 0]
-    start = np.log([getattr(costs, name) for name in names])
-    launches = Launches(cases)
-
-    def at(point: np.ndarray) -> KernelCosts:
-        return replace(costs, **dict(zip(names, np.exp(point).tolist(), strict=True)))
-
-    def residuals(point: np.ndarray) -> np.ndarray:
-        error = np.log(launches.predict(at(point)) / measured)
-        return np.append(error, DAMPING * (point - start))
-
-    return at(gauss_newton(residuals, start, rounds))
 
 
 def gauss_newton(

@@ -66,7 +66,7 @@ class Launch:
 
 @dataclass(frozen=True)
 class Quality:
-    """Of some constants on some launches."""
+    """Errors of predictions, and regrets of the choices that follow from them."""
 
     #: median of |predicted / measured - 1|
     error: float
@@ -135,7 +135,7 @@ class Timed:
         return predicted
 
     def predict_own(self, costs: KernelCosts) -> np.ndarray:
-        """Those of one family's launches."""
+        """Predicted microseconds of one family's launches."""
         return self._launches[costs.key].predict(costs)
 
     def quality(self, predicted: np.ndarray) -> Quality:
@@ -232,7 +232,7 @@ def row_of(family: KernelCosts) -> dict[str, Any]:
 
 
 def source_of(rows: Sequence[Row], found: Sequence[Launch]) -> str:
-    """In words: card, date, commit, and how many launches of how many cases."""
+    """Card, date, commit and counts of launches and cases, in words."""
     run = next(row for row in rows if row["kind"] == "run")
     env = run["environment"]
     card = env["card"]["name"] if env["card"] else "CPU"

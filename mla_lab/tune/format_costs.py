@@ -56,7 +56,7 @@ def fit_formats(
 
 
 def _of_keys(costs: Sequence[KernelCosts], like: Sequence[KernelCosts]) -> list[KernelCosts]:
-    """Those of `costs` in place of the same ways in `like`."""
+    """`like`, with the families of `costs` in place of those of the same kernel and launch mode."""
     known = {family.key: family for family in costs}
     return [known.get(family.key, family) for family in like]
 

@@ -50,7 +50,7 @@ class Sweep(Bench):
 
 
 def variants(problem: Problem, gpu: Gpu = H200, per_tile: int = PER_TILE) -> list[Variant]:
-    """What is worth timing of `problem`."""
+    """Variants of `problem` to time, the best predicted of each tile."""
     tiles = []
     for way_costs in (family.of(problem) for family in costs()):
         way = find_way(*way_costs.key)
@@ -64,7 +64,7 @@ def variants(problem: Problem, gpu: Gpu = H200, per_tile: int = PER_TILE) -> lis
 
 
 def _ranked(problem: Problem, every: Iterator[Variant]) -> list[tuple[float, Variant]]:
-    """Those of one tile that differ, with their predictions, the best first."""
+    """Variants of one tile with different plans, and their predictions, the best first."""
     timed: dict[Any, tuple[float, Variant]] = {}
     for variant in every:
         try:

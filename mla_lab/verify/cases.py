@@ -84,9 +84,7 @@ _WORDS = {
 
 
 def allowed(case: Mapping[str, str]) -> bool:
-    """Whether the contract has such a call (what is refused is a test of errors), in bounds of
-    memory.
-    """
+    """True if the contract has the call and it fits the memory; tests of errors hold the others."""
     if case.get("plan") == "given" and not _takes_plan(case):
         return False
     if case.get("sparse", "dense") != "dense" and not _takes_slots(case):
@@ -169,7 +167,7 @@ def pairwise_cases() -> tuple[Case, ...]:
 
 
 def problem_of(case: Mapping[str, str]) -> Problem:
-    """The case as numbers."""
+    """The case's Problem."""
     q_len = int(case["q_len"])
     kv_lens = _kv_lens(case["lengths"], q_len)
     some = (q_len, 0, max(1, q_len // 2), 1)
@@ -229,7 +227,7 @@ def inputs_of(
 
 
 def _rows_apart(tables: Tensor) -> Tensor:
-    """The same table in a wider one, whose other columns name no page."""
+    """The block table as a view of a wider one, whose other columns name no page."""
     shape = (*tables.shape[:-1], tables.shape[-1] + 3)
     wide = torch.full(shape, WILD_PAGE_IDS[0], dtype=torch.int32, device=tables.device)
     wide[..., : tables.shape[-1]] = tables

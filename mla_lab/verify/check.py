@@ -35,7 +35,7 @@ GUARD_VALUE = 7.0
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of a case. status: ok, wrong, refused (by name) or failed (anything else)."""
+    """Result of a case. status: ok, wrong, refused (by name) or failed (anything else)."""
 
     status: str
     backend: str = ""
@@ -129,7 +129,7 @@ class Guards:
         return self.results
 
     def objection(self) -> str | None:
-        """What was written outside, or None."""
+        """What was written outside of the output, in words; None if nothing was."""
         for name, rows in zip(self.results, self.buffers, strict=True):
             ends = rows[[0, -1]] if rows.dtype.itemsize > 1 else rows.float()[[0, -1]]
             if not bool((ends == GUARD_VALUE).all()):
@@ -165,7 +165,7 @@ def _rewritten(before: list[Tensor], inputs: DecodeInputs, workspace: Tensor) ->
 
 
 def _taken(given: dict[str, Any]) -> str:
-    """The backend that "auto" takes for a call."""
+    """Name of the backend that "auto" selects for a call."""
     return next((v.name for v in decode.explain(**_native(given)) if v.taken), "")
 
 

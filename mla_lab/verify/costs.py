@@ -134,7 +134,7 @@ def comparisons() -> list[Comparison]:
 
 
 def varied(inputs: DecodeInputs, feature: str) -> DecodeInputs:
-    """The same call with one feature more; "dense": none."""
+    """The call with one feature added; "dense" adds none."""
     problem, device = inputs.problem, inputs.query.device
     q_len = problem.q_lens[0]
     if feature == "ragged":
@@ -162,7 +162,7 @@ def varied(inputs: DecodeInputs, feature: str) -> DecodeInputs:
 
 
 def _sparse(inputs: DecodeInputs) -> DecodeInputs:
-    """Of each query token's keys `TOP_K` at random, none twice."""
+    """`TOP_K` distinct random keys for each query token."""
     problem = inputs.problem
     random = torch.Generator(device=inputs.query.device).manual_seed(1)
     lists = []

@@ -40,7 +40,7 @@ def table(rows: Sequence[Row]) -> str:
 
 
 def plain_of(case: str) -> str:
-    """The name of the same shape in bf16 throughout."""
+    """Case name of the same shape in bf16 throughout."""
     return re.sub(r"(_bf16)?_(e4m3|fp8_656)", "", case)
 
 
@@ -70,7 +70,7 @@ def _order(formats: str) -> int:
 
 
 def _kernel(row: Row) -> str:
-    """As "keep_ab, 128 rows"; who ran the call where it was none of the CuTe kernels."""
+    """Kernel and rows, as "keep_ab, 128 rows"; the backend's name for other backends."""
     found = re.match(r"cute_(keep_ab|swap_ab)", row["notes"].get("kernel") or "")
     if not found:
         return str(row["notes"].get("backend"))

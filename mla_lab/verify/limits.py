@@ -51,7 +51,7 @@ TOPS = tuple(256.0 * 2.0 ** (-place / 8) for place in range(8))
 
 
 class Limits(NamedTuple):
-    """Of an out's relative error, of that of its worst row, of the greatest error of lse."""
+    """Bounds on relative error, on the worst row's, and on the error of lse."""
 
     rel_error: float
     worst_row: float
@@ -98,7 +98,7 @@ def rounded_error(
 
 
 def rounded(call: DecodeArgs, weights: str, top: float) -> Result:
-    """The call in float32 with rounded weights, without skip-softmax; out is not rounded yet."""
+    """The call in float32 with rounded softmax weights, without skip-softmax; out unrounded."""
     scale = float(call.bmm1_scale)
     parts = [rounded_attention(one, scale, weights, top) for one in operands(call, torch.float32)]
     lse = torch.cat([part.lse for part in parts])

@@ -179,7 +179,7 @@ def references(call: DecodeArgs) -> Iterator[tuple[slice, Tensor]]:
 
 
 def _ends(call: DecodeArgs, part: slice) -> tuple[DecodeArgs, Result]:
-    """The call of the first and last request of a part alone, and what the oracle says to it."""
+    """The call on the first and last request of a part alone, and the oracle's result for it."""
     some = [part.start, part.stop - 1]
     ends = replace(
         call,

@@ -70,7 +70,7 @@ def published_run(device: str, dtype: str, most_requests: int, progress: Progres
 
 
 def costs_run(device: str, features: Sequence[str], progress: Progress) -> Iterator[Row]:
-    """What features cost on a device: all, or those whose names begin so."""
+    """Costs of features on a device; `names` keeps features that begin so."""
     chosen = [
         c
         for c in costs.comparisons()

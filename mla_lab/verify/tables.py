@@ -92,7 +92,7 @@ def shapes_note(rows: Sequence[Row]) -> str:
 
 
 def published_note(rows: Sequence[Row]) -> str:
-    """The 396 published configurations: how many of each dtype passed, or why not."""
+    """Of the 396 published configurations, how many of each dtype passed, or why not."""
     lines = []
     for dtype in dict.fromkeys(row["case"]["dtype"] for row in cases(rows)):
         own = [row for row in cases(rows) if row["case"]["dtype"] == dtype]
@@ -266,7 +266,7 @@ def reasons(rows: Iterable[Row]) -> dict[str, int]:
 
 
 def tally(rows: Sequence[Row]) -> str:
-    """How many passed by whom, in words."""
+    """Counts of passes by backend, and of other outcomes, in words."""
     kinds: Counter[Any] = Counter(
         row["backend"] if row["status"] == "ok" else row["status"] for row in rows
     )
@@ -284,7 +284,7 @@ def where(rows: Sequence[Row]) -> str:
 
 
 def min_occurrence(rows: Sequence[Row]) -> int:
-    """How often the rarest pair of levels that occurs at all does."""
+    """Count of the rarest pair of levels among those that occur."""
     counts = Counter(pair for row in rows for pair in pairs_of(row["case"], FACTORS))
     return min(counts.values(), default=0)
 

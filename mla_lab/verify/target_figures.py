@@ -97,7 +97,7 @@ def speedup(record: str = ANCHOR, batch: Span = ALL, rows: Span = ALL, keys: Spa
 
 
 def least_speedup(record: str = ANCHOR, heads: Span = ALL) -> Figure:
-    """The case that is worst."""
+    """Best public peer over ours in the worst case."""
     found = speedups(record, ALL, ALL, ALL, heads)
     worst = min(found, key=lambda case: found[case])
     return Figure(found[worst], f"{_short(worst)}, of {len(found)}")
@@ -106,7 +106,7 @@ def least_speedup(record: str = ANCHOR, heads: Span = ALL) -> Figure:
 def read_share(
     record: str = ANCHOR, batch: Span = ALL, rows: Span = ALL, keys: Span = ALL
 ) -> Figure:
-    """Of the read bandwidth of the same run, the least case."""
+    """Share of the run's read bandwidth in the worst case."""
     inside = speedups(record, batch, rows, keys, ALL)
     shares = {case: share for case, share in _read_shares(record).items() if case in inside}
     each = ", ".join(f"{share:.1%}" for share in sorted(shares.values()))

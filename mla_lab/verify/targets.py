@@ -34,11 +34,11 @@ class Target:
     reason: str = ""
 
     def measure(self) -> Figure:
-        """The figure as the records have it now."""
+        """The figure that today's records give."""
         return FIGURES[self.figure](**self.of)
 
     def met(self, figure: Figure) -> bool:
-        """Whether the bound holds."""
+        """True if the figure keeps the bound."""
         return figure.value <= self.asked if self.most else figure.value >= self.asked
 
 
@@ -55,7 +55,7 @@ class Verdict:
 
 
 def load() -> list[Target]:
-    """The targets. Raises InvalidInput for a figure or an attempt that does not exist."""
+    """Targets of the file. Raises InvalidInput for a figure or an attempt that does not exist."""
     lines = (data_dir() / FILE).read_text(encoding="utf-8").splitlines()
     targets = [_target(json.loads(line)) for line in lines]
     known = attempts()

@@ -17,7 +17,7 @@ from mla_lab.reference.inputs import DecodeInputs
 from mla_lab.reference.inputs_gqa import GqaInputs
 from mla_lab.reference.mla import Result, decode_reference
 from mla_lab.reference.tolerance import error, lse_error, sdpa_error
-from mla_lab.studies.tolerance_rule import rounded_error
+from mla_lab.verify.limits import TOPS, rounded
 
 TYPES = {"bf16": 0, "fp16": 1, "e4m3": 2}
 #: fp32 lse of scores that were summed over 576 products in fp32
@@ -159,5 +159,8 @@ def check_beside_torch(kernel: jit.Kernel, inputs: DecodeInputs, weights: str) -
     launch = Launch(kernel, inputs)
     launch()
     ref = decode_reference(inputs)
-    theirs = sdpa_error(inputs, ref) if weights == "bf16" else rounded_error(inputs, weights, ref)
+    theirs = sdpa_error(inputs, ref)
+    if weights != "bf16":
+        top = TOPS[0] if weights == "e4m3" else 1.0
+        theirs = error(rounded(inputs, weights, top).out.bfloat16().reshape(ref.out.shape), ref.out)
     assert error(launch.out, ref.out).within(theirs)

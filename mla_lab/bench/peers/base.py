@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
+from importlib import import_module
 from typing import Any, Protocol
 
 import torch
 
+from ... import __version__
 from ..cases import Case
 from ..rotation import Rotation
 from ..timers import Launch
@@ -55,8 +57,28 @@ class Peer(Protocol):
         """
 
 
+class Contestant:
+    """Answers that most peers share. `module` is the peer's library, empty for this package."""
+
+    module = ""
+
+    def available(self, device: torch.device) -> str | None:
+        """As `Peer.available`: whether the library can be imported beside a GPU."""
+        return missing(self.module, device) if self.module else None
+
+    def refuses(self, case: Case) -> str | None:
+        """As `Peer.refuses`: nothing here; a call of ours refuses while it is prepared."""
+        return None
+
+    def version(self) -> str | None:
+        """As `Peer.version`."""
+        if not self.module:
+            return __version__
+        return getattr(import_module(self.module.split(".")[0]), "__version__", None)
+
+
 def refuse_beyond_plain(case: Case) -> str | None:
-    """The common refusal of libraries that only know dense bf16 or fp16 MLA decode."""
+    """Refusal of libraries that have only dense bf16 or fp16 MLA decode."""
     problem = case.problem
     if problem.top_k:
         return "sparse: got top_k, supported: dense"

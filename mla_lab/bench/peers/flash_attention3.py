@@ -2,40 +2,31 @@
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor
 
 from ...reference.inputs import DecodeInputs
 from ..cases import Case
 from ..rotation import Rotation
 from ..timers import Launch
-from .base import Prepared, missing, refuse_beyond_plain, refuse_unequal_queries
+from .base import Contestant, Prepared, refuse_beyond_plain, refuse_unequal_queries
 
 
-class FlashAttention3:
+class FlashAttention3(Contestant):
     """`flash_attn_with_kvcache` with qv: rope columns as keys, latent ones as values and qv.
 
     num_splits 0 leaves the choice to the library. Values of unread slots are multiplied by a
     zero probability where pages come by TMA, so it needs finite ones.
     """
 
+    module = "flash_attn_interface"
+
     def __init__(self, num_splits: int = 0) -> None:
         self.num_splits = num_splits
         self.name = f"fa3-qv-{num_splits}" if num_splits else "fa3-qv"
 
-    def available(self, device: torch.device) -> str | None:
-        """As `Peer.available`."""
-        return missing("flash_attn_interface", device)
-
     def refuses(self, case: Case) -> str | None:
         """As `Peer.refuses`."""
         return refuse_beyond_plain(case) or refuse_unequal_queries(case)
-
-    def version(self) -> str | None:
-        """As `Peer.version`."""
-        import flash_attn_interface
-
-        return getattr(flash_attn_interface, "__version__", None)
 
     def prepare(self, rotation: Rotation) -> Prepared:
         """As `Peer.prepare`: the scheduler's metadata is the plan of a step."""

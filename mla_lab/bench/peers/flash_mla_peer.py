@@ -2,38 +2,28 @@
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor
 
 from ...reference.inputs import DecodeInputs
 from ..cases import Case
 from ..rotation import Rotation
 from ..timers import Launch
-from .base import Prepared, missing, refuse_beyond_plain, refuse_unequal_queries
+from .base import Contestant, Prepared, refuse_beyond_plain, refuse_unequal_queries
 
 PAGE_SIZE = 64
 
 
-class FlashMla:
+class FlashMla(Contestant):
     """`flash_mla_with_kvcache`; the scheduler's metadata is the plan of a step."""
 
+    module = "flash_mla"
     name = "flashmla"
-
-    def available(self, device: torch.device) -> str | None:
-        """As `Peer.available`."""
-        return missing("flash_mla", device)
 
     def refuses(self, case: Case) -> str | None:
         """As `Peer.refuses`."""
         if case.problem.page_size != PAGE_SIZE:
             return f"page_size: got {case.problem.page_size}, supported: {PAGE_SIZE}"
         return refuse_beyond_plain(case) or refuse_unequal_queries(case)
-
-    def version(self) -> str | None:
-        """As `Peer.version`."""
-        import flash_mla
-
-        return getattr(flash_mla, "__version__", None)
 
     def prepare(self, rotation: Rotation) -> Prepared:
         """As `Peer.prepare`. The first call of a metadata object fills it."""

@@ -14,30 +14,21 @@ from ...reference.inputs import DecodeInputs
 from ..cases import Case
 from ..rotation import Rotation, page_lists
 from ..timers import Launch
-from .base import Prepared, missing, refuse_beyond_plain
+from .base import Contestant, Prepared, refuse_beyond_plain
 
 #: the size that its documentation recommends
 WORKSPACE_BYTES = 128 << 20
 
 
-class FlashInferFa3:
+class FlashInferFa3(Contestant):
     """`BatchMLAPagedAttentionWrapper`; it plans on the host and keeps partials in 16 bits."""
 
+    module = "flashinfer.mla"
     name = "flashinfer-fa3"
-
-    def available(self, device: torch.device) -> str | None:
-        """As `Peer.available`."""
-        return missing("flashinfer.mla", device)
 
     def refuses(self, case: Case) -> str | None:
         """As `Peer.refuses`."""
         return refuse_beyond_plain(case)
-
-    def version(self) -> str | None:
-        """As `Peer.version`."""
-        import flashinfer
-
-        return getattr(flashinfer, "__version__", None)
 
     def prepare(self, rotation: Rotation) -> Prepared:
         """As `Peer.prepare`: one plan, since the copies share their pages."""

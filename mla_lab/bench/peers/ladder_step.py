@@ -6,24 +6,23 @@ from dataclasses import dataclass
 
 import torch
 
-from ... import __version__
 from ...backends.cuda.ladder import STEPS, Ladder
 from ...core.gpu import H200, Gpu
 from .. import ladder_model
 from ..cases import Case
 from ..rotation import Rotation
-from .base import Prepared, refuse_beyond_plain
+from .base import Contestant, Prepared, refuse_beyond_plain
 
 
 @dataclass(frozen=True)
-class LadderStep:
+class LadderStep(Contestant):
     """A step on its own; its notes keep what was predicted for it."""
 
     number: int
 
     @property
     def name(self) -> str:
-        """As the step's file."""
+        """`ladder-`, the step's number and its name."""
         step = STEPS[self.number]
         return f"ladder-{step.number}-{step.name}"
 
@@ -34,10 +33,6 @@ class LadderStep:
     def refuses(self, case: Case) -> str | None:
         """As `Peer.refuses`."""
         return refuse_beyond_plain(case)
-
-    def version(self) -> str | None:
-        """As `Peer.version`."""
-        return __version__
 
     def prepare(self, rotation: Rotation) -> Prepared:
         """As `Peer.prepare`: results and scratch are allocated here."""

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ... import __version__, backends
+from ... import backends
 from ...api import decode
 from ...backends.cute.device_plan import Formula
 from ...backends.cute.token_gather import gathers
@@ -22,10 +22,10 @@ from ...reference.inputs import DecodeInputs
 from ..cases import Case
 from ..rotation import Rotation
 from ..timers import Launch
-from .base import Prepared
+from .base import Contestant, Prepared
 
 
-class Ours:
+class Ours(Contestant):
     """`mla_lab.api.decode.decode` with a plan that all copies share; "auto" or one backend.
 
     prepared: calls are checked and given their workspace once, and a launch is the backend's
@@ -43,14 +43,6 @@ class Ours:
         if self.backend == "auto" or self.backend in backends.MODULES:
             return None
         return f"backend: got {self.backend}, supported: {', '.join(backends.MODULES)}"
-
-    def refuses(self, case: Case) -> str | None:
-        """As `Peer.refuses`: the call itself says no, while it is prepared."""
-        return None
-
-    def version(self) -> str | None:
-        """As `Peer.version`."""
-        return __version__
 
     def prepare(self, rotation: Rotation) -> Prepared:
         """As `Peer.prepare`. Raises Unsupported with the backend's reason."""
@@ -118,7 +110,7 @@ def prepared_launch(copy: DecodeInputs, case: Case, plan: Plan, backend: str) ->
 
 
 def _choice(case: Case, gpu: Gpu, backend: str) -> Choice:
-    """How known lengths are planned, as the host of a serving engine does it once a step."""
+    """The build and cuts for known lengths, as a serving host would choose them once a step."""
     costs = None
     if backend == "cute":
         from ...backends.cute import families
@@ -142,12 +134,12 @@ def native_arguments(copy: DecodeInputs, batch_invariant: bool) -> dict[str, Any
 
 
 def describe_choice(choice: Choice) -> dict[str, Any]:
-    """What makes the same plan again, whatever constants are recorded by then."""
+    """Knobs and cost model from which the same plan can be made again."""
     return {"knobs": dict(choice.knobs), "model": asdict(choice.model)}
 
 
 def describe_plan(plan: Plan) -> dict[str, Any]:
-    """What a plan is like, for a record."""
+    """Kernel, cuts and counts of a plan, for a record's notes."""
     return {
         "kernel": plan.config.name() if plan.config else None,
         "policy": plan.policy,

@@ -10,10 +10,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 
-import torch
 from torch import Tensor
 
-from ... import __version__
 from ...api import decode
 from ...call.decode_args import native_args
 from ...core.errors import unsupported
@@ -21,7 +19,7 @@ from ...reference.inputs import DecodeInputs
 from ..cases import Case
 from ..rotation import Rotation
 from ..timers import Launch
-from .base import Prepared
+from .base import Contestant, Prepared
 from .ours import native_arguments, poisoned_out
 
 #: tokens that the block table can name: what an engine captures its graphs with
@@ -30,7 +28,7 @@ LOOSE_BOUND = 131_072
 UNUSED_PAGE = 2**31 - 1
 
 
-class Plain:
+class Plain(Contestant):
     """`mla_lab.api.decode.decode` without a plan.
 
     tight: `max_seq_len` is the longest length; else `LOOSE_BOUND` tokens, or the longest length
@@ -40,18 +38,6 @@ class Plain:
     def __init__(self, *, tight: bool = False) -> None:
         self.tight = tight
         self.name = "mla-lab-plain-tight" if tight else "mla-lab-plain"
-
-    def available(self, device: torch.device) -> str | None:
-        """As `Peer.available`."""
-        return None
-
-    def refuses(self, case: Case) -> str | None:
-        """As `Peer.refuses`: the call itself refuses, while it is prepared."""
-        return None
-
-    def version(self) -> str | None:
-        """As `Peer.version`."""
-        return __version__
 
     def prepare(self, rotation: Rotation) -> Prepared:
         """As `Peer.prepare`. Raises Unsupported where no kernel takes the call."""

@@ -9,17 +9,13 @@ from ...reference.inputs import DecodeInputs
 from ..cases import Case
 from ..rotation import Rotation
 from ..timers import Launch
-from .base import Prepared, refuse_beyond_plain, refuse_unequal_queries
+from .base import Contestant, Prepared, refuse_beyond_plain, refuse_unequal_queries
 
 
-class TorchEager:
-    """What one writes first. Padded to the longest request; in the dtype of the inputs."""
+class TorchEager(Contestant):
+    """Batched matmul and softmax over padded requests, in the dtype of the inputs."""
 
     name = "torch-eager"
-
-    def available(self, device: torch.device) -> str | None:
-        """As `Peer.available`: torch runs everywhere."""
-        return None
 
     def refuses(self, case: Case) -> str | None:
         """As `Peer.refuses`."""

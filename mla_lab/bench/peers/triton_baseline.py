@@ -8,15 +8,16 @@ import torch
 
 from ..cases import Case
 from ..rotation import Rotation
-from .base import Prepared, missing, refuse_beyond_plain, refuse_unequal_queries
+from .base import Contestant, Prepared, missing, refuse_beyond_plain, refuse_unequal_queries
 
 #: SMs to fill where there is no GPU to ask (Triton's interpreter)
 INTERPRETED_WORKERS = 8
 
 
-class TritonSplitKv:
+class TritonSplitKv(Contestant):
     """`triton_split_kv.decode`: two kernels, splits chosen by the number of SMs."""
 
+    module = "triton"
     name = "triton-split-kv"
 
     def available(self, device: torch.device) -> str | None:
@@ -28,12 +29,6 @@ class TritonSplitKv:
     def refuses(self, case: Case) -> str | None:
         """As `Peer.refuses`."""
         return refuse_beyond_plain(case) or refuse_unequal_queries(case)
-
-    def version(self) -> str | None:
-        """As `Peer.version`."""
-        import triton
-
-        return str(triton.__version__)
 
     def prepare(self, rotation: Rotation) -> Prepared:
         """As `Peer.prepare`: the copies share their buffers."""

@@ -121,7 +121,7 @@ def _merge(parts, lse, out, splits, latent: tl.constexpr):  # type: ignore[no-un
 
 @dataclass(frozen=True)
 class Splits:
-    """How one call is cut: rows of a tile, and splits of every request."""
+    """Rows of a tile, and the number of splits of every request."""
 
     block_rows: int
     row_tiles: int

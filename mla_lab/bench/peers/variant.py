@@ -8,20 +8,19 @@ from typing import Any
 
 import torch
 
-from ... import __version__, backends
+from ... import backends
 from ...core.errors import invalid
 from ...core.problem import Problem
 from ...plan import KernelConfig, KernelCosts, Plan, make_plan
 from ...plan.kernel_costs import recorded_of
 from ...plan.ways import ROWS, way_of
-from ..cases import Case
 from ..rotation import Rotation
-from .base import Prepared
+from .base import Contestant, Prepared
 from .ours import describe_plan, prepared_launch
 
 
 @dataclass(frozen=True)
-class Variant:
+class Variant(Contestant):
     """A peer that runs `policy`'s plan on `config`; its notes say how to make the plan again."""
 
     config: KernelConfig
@@ -46,7 +45,7 @@ class Variant:
 
     @property
     def fused(self) -> bool:
-        """Whether the attention kernel merges its partials itself."""
+        """True if the attention kernel merges its own partials."""
         return bool(self.config.option("fused_merge", 1))
 
     def plan(self, problem: Problem) -> Plan:
@@ -71,14 +70,6 @@ class Variant:
         known = backends.MODULES
         return None if self.backend in known else f"backend: got {self.backend}, have {list(known)}"
 
-    def refuses(self, case: Case) -> str | None:
-        """As `Peer.refuses`: the call itself says no, while it is prepared."""
-        return None
-
-    def version(self) -> str | None:
-        """As `Peer.version`."""
-        return __version__
-
     def prepare(self, rotation: Rotation) -> Prepared:
         """As `Peer.prepare`."""
         plan = self.plan(rotation.case.problem)
@@ -88,7 +79,7 @@ class Variant:
         return Prepared(tuple(launches), notes=self.notes(plan))
 
     def notes(self, plan: Plan) -> dict[str, Any]:
-        """What `from_notes` needs, and what its plan must look like."""
+        """Fields from which `from_notes` makes the variant, and counts to check its plan by."""
         return {
             **describe_plan(plan),
             "config": self.config.as_dict(),

@@ -70,7 +70,6 @@ MODULES = {
 #: records that this command does not make, and how they are made
 OTHERS = {
     "dropin": "FlashInfer's tests at one commit, run outside of this repository",
-    "tolerance": "python -m mla_lab.studies.tolerance_rule, on a CPU",
 }
 TRACES = ("azure_llm_2023_conv.csv", "mooncake_conversation.jsonl")
 TRACE_MODELS = ("deepseek-v2-lite", "deepseek-v3")

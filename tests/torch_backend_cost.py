@@ -1,11 +1,11 @@
-"""The torch backend against torch itself, as ratios: `python -m mla_lab.studies.torch_backend`.
+"""The torch backend against torch itself, as ratios.
 
 Time: batch 8, 16 heads, kv 4096, float32, two threads; beside it gathering the pages and calling
 scaled_dot_product_attention with the heads as query rows of one KV head. Both take turns in one
-process, medians of 9. At most 0.6 is asked for.
+process, medians of 9. At most 0.6 is allowed.
 
 Memory: the most that torch's profiler saw allocated above the start of a call, less the plan's
-workspace. At most 64 MB is asked for, whatever the cache holds.
+workspace. At most 64 MB is allowed, whatever the cache holds.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
-from ..api.decode import decode
-from ..core.problem import Problem
-from ..plan import Plan, make_plan
-from ..reference.inputs import DecodeInputs, make_inputs
+from mla_lab.api.decode import decode
+from mla_lab.core.problem import Problem
+from mla_lab.plan import Plan, make_plan
+from mla_lab.reference.inputs import DecodeInputs, make_inputs
 
 SPEED_PROBLEM = Problem.uniform(8, 1, 4096, heads=16, q_dtype="fp32", kv_format="fp32")
 SPEED_LIMIT = 0.6
@@ -131,24 +131,3 @@ def _seconds(run: Callable[[], object], clock: Callable[[], float]) -> float:
     start = clock()
     run()
     return clock() - start
-
-
-def report() -> str:
-    """The figures as lines of text."""
-    times = speed()
-    lines = [
-        f"time    decode {times.decode * 1e3:.1f} ms, gather + sdpa {times.sdpa * 1e3:.1f} ms, "
-        f"ratio {times.ratio:.2f} (at most {SPEED_LIMIT})"
-    ]
-    for policy in ("none", "cost", "fixed_size"):
-        used = memory(SPEED_PROBLEM, policy)
-        lines.append(
-            f"memory  {policy:<10} peak {used.peak / 2**20:.1f} MB, workspace "
-            f"{used.workspace / 2**20:.1f} MB, beyond it {used.beyond / 2**20:.1f} MB, "
-            f"ratio {used.beyond / MEMORY_LIMIT:.2f} of the {MEMORY_LIMIT >> 20} MB allowed"
-        )
-    return "\n".join(lines)
-
-
-if __name__ == "__main__":
-    print(report())

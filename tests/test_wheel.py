@@ -223,7 +223,7 @@ def test_recorded_figures_are_found(installed):
     code = (
         "from mla_lab.bench import ladder; from mla_lab.bench.report import headline;"
         "from mla_lab.verify.target_figures import ANCHOR, rows_of;"
-        "from mla_lab.simulate.anatomy import calls; assert calls() and ladder.recorded();"
+        "from mla_lab.simulate.anatomy import read; assert read()[0] and ladder.recorded();"
         "print(headline(rows_of(ANCHOR)))"
     )
     assert run(installed, "python", "-c", code).startswith("mla-lab")

@@ -1,4 +1,4 @@
-"""The errors a caller can meet.
+"""Errors that the package raises.
 
 Every message names the argument, what was got and what is supported, in that order, and is
 raised before anything is compiled, loaded or launched.
@@ -32,20 +32,20 @@ class DeviceLost(MlaLabError, RuntimeError):
 
 
 def describe(argument: str, got: object, supported: object) -> str:
-    """The one form of an error message: argument, got, supported."""
+    """Text of an error message: argument, got, supported."""
     return f"{argument}: got {got}; supported: {supported}"
 
 
 def invalid(argument: str, got: object, supported: object) -> InvalidInput:
-    """An `InvalidInput` in the house form."""
+    """An `InvalidInput` with the text of `describe`."""
     return InvalidInput(describe(argument, got, supported))
 
 
 def invalid_type(argument: str, got: object, supported: object) -> InvalidType:
-    """An `InvalidType` in the house form."""
+    """An `InvalidType` with the text of `describe`."""
     return InvalidType(describe(argument, got, supported))
 
 
 def unsupported(argument: str, got: object, supported: object) -> Unsupported:
-    """An `Unsupported` in the house form."""
+    """An `Unsupported` with the text of `describe`."""
     return Unsupported(describe(argument, got, supported))

@@ -1,4 +1,4 @@
-"""One decode call as numbers: lengths, heads, formats; what it must read and compute.
+"""One decode call as numbers: lengths, heads, formats, least traffic and operations.
 
 Latent 512 and rope 64 are DeepSeek's absorbed form: a cached token is one row of 576 values,
 all of them keys, the first 512 also values (DeepSeek-V2, arXiv:2405.04434, section 2.1).

@@ -19,8 +19,8 @@ from ..cute import registry
 from .arch import ARCHS
 
 PACKAGE = Path(__file__).resolve().parents[1]
-#: what a kernel's module imports for the shape of its entry, not for its code
-INTERFACE = {PACKAGE / "plan" / "config.py", PACKAGE / "errors.py", PACKAGE / "cute/registry.py"}
+#: files that a kernel's module imports and that do not change its code
+INTERFACE = {PACKAGE / f for f in ("plan/config.py", "core/errors.py", "cute/registry.py")}
 
 
 def cuda_kernels() -> tuple[str, ...]:

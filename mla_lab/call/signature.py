@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import fields
 from typing import Any, NamedTuple
 
 import torch
@@ -72,25 +73,19 @@ def function(
 
     fixed: expressions of fields that `signature` lacks, by name; other fields take their default.
     """
-    parameters = {p.name: p for p in signature}
-    scope: dict[str, Any] = {"new": object.__new__, "Arguments": target.arguments}
-    scope |= {"is_compiling": torch.compiler.is_compiling, **target._asdict()}
+    scope: dict[str, Any] = {"new": object.__new__, **target._asdict()}
+    scope |= {"is_compiling": torch.compiler.is_compiling}
     lines = [f"def {name}{_signature_text(signature, scope)}:"]
-    fields = getattr(target.arguments, "__dataclass_fields__")  # noqa: B009  a type has none
-    values: dict[str, str] = {}
-    for field_name, field in fields.items():
-        if field_name == "_":
-            continue
-        values[field_name] = (fixed or {}).get(field_name, field_name)
-        if field_name not in parameters and field_name not in (fixed or {}):
-            scope[f"default_{field_name}"] = field.default
-            values[field_name] = f"default_{field_name}"
-    filled = [f"    args = new({'Arguments'})"]
-    filled += [f"    args.{field_name} = {text}" for field_name, text in values.items()]
+    values = {p.name: p.name for p in signature}
+    values |= fixed or {}
+    wanted = {f.name: f.default for f in fields(target.arguments)}
+    for missing in wanted.keys() - values.keys():
+        values[missing] = f"default_{missing}"
+        scope[values[missing]] = wanted[missing]
     if target.traced is not None:
-        listed = ", ".join(f"{key!r}: {text}" for key, text in values.items())
+        listed = ", ".join(f"{key!r}: {values[key]}" for key in wanted)
         lines += ["    if is_compiling():", f"        return traced({{{listed}}})"]
-    lines += filled
+    lines += ["    args = new(arguments)", *(f"    args.{key} = {values[key]}" for key in wanted)]
     if target.replay is None:
         lines.append("    return run(args)")
     else:

@@ -16,6 +16,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import KW_ONLY, MISSING, dataclass, field, fields
 from enum import Enum, auto
+from inspect import Parameter
 from typing import Annotated, Any, NamedTuple, get_type_hints
 
 from torch import Tensor
@@ -48,13 +49,8 @@ class Rule(Enum):
     POSITIVE_SCALE = auto()
 
 
-class _Required:
-    def __repr__(self) -> str:
-        return "REQUIRED"
-
-
-#: the native call has no default either
-REQUIRED = _Required()
+#: no default, as `inspect` has it
+REQUIRED = Parameter.empty
 
 
 class Arg(NamedTuple):
@@ -222,8 +218,8 @@ class DecodeArgs:
         return sinks if sinks is None or isinstance(sinks, Tensor) else sinks[0]
 
 
-class Parameter(NamedTuple):
-    """One field: its name, default (`REQUIRED` where there is none), type and what it derives."""
+class Declared(NamedTuple):
+    """One parameter: its name, default (or `REQUIRED`), type, and what is derived from it."""
 
     name: str
     default: Any
@@ -234,14 +230,14 @@ class Parameter(NamedTuple):
     public: bool
 
 
-def parameters_of(arguments: type) -> tuple[Parameter, ...]:
+def parameters_of(arguments: type) -> tuple[Declared, ...]:
     """The fields of a class of arguments, in their order."""
     hints = get_type_hints(arguments, include_extras=True)
     found = []
     for f in fields(arguments):
         kind, arg = hints[f.name].__origin__, hints[f.name].__metadata__[0]
         default = REQUIRED if f.default is MISSING else f.default
-        found.append(Parameter(f.name, default, kind, arg, bool(f.kw_only), f.init))
+        found.append(Declared(f.name, default, kind, arg, bool(f.kw_only), f.init))
     return tuple(found)
 
 

@@ -7,16 +7,16 @@ are those of a function written by hand.
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields
+from inspect import Parameter
 from typing import Any, NamedTuple
 
 import torch
 
-from .decode_args import REQUIRED, Parameter
+from .decode_args import REQUIRED, Declared
 
-_KEYWORD, _BOTH = inspect.Parameter.KEYWORD_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD
+_KEYWORD, _BOTH = Parameter.KEYWORD_ONLY, Parameter.POSITIONAL_OR_KEYWORD
 
 
 class Target(NamedTuple):
@@ -32,40 +32,32 @@ class Target(NamedTuple):
     traced: Callable[[Any], Any] | None = None
 
 
-def public_parameters(parameters: Sequence[Parameter]) -> list[inspect.Parameter]:
+def public_parameters(parameters: Sequence[Declared]) -> list[Parameter]:
     """The parameters of FlashInfer's call, in its order."""
     return [
-        inspect.Parameter(
-            p.name,
-            _KEYWORD if p.keyword_only else _BOTH,
-            default=inspect.Parameter.empty if p.default is REQUIRED else p.default,
-            annotation=p.type,
+        Parameter(
+            p.name, _KEYWORD if p.keyword_only else _BOTH, default=p.default, annotation=p.type
         )
         for p in parameters
         if p.public
     ]
 
 
-def native_parameters(parameters: Sequence[Parameter]) -> list[inspect.Parameter]:
+def native_parameters(parameters: Sequence[Declared]) -> list[Parameter]:
     """Those without a default by position, then all others by keyword."""
-    defaults = {p.name: p.arg.native if p.default is REQUIRED else p.default for p in parameters}
-    listed = [
-        inspect.Parameter(
-            p.name,
-            _BOTH if defaults[p.name] is REQUIRED else _KEYWORD,
-            default=inspect.Parameter.empty if defaults[p.name] is REQUIRED else defaults[p.name],
-            annotation=p.type,
-        )
-        for p in parameters
-        if p.public or p.name == "debug"
-    ]
+    listed = []
+    for p in parameters:
+        default = p.arg.native if p.default is REQUIRED else p.default
+        kind = _BOTH if default is REQUIRED else _KEYWORD
+        if p.public or p.name == "debug":
+            listed.append(Parameter(p.name, kind, default=default, annotation=p.type))
     return sorted(listed, key=lambda p: p.kind)
 
 
 def function(
     name: str,
     target: Target,
-    signature: Sequence[inspect.Parameter],
+    signature: Sequence[Parameter],
     doc: str,
     fixed: Mapping[str, str] | None = None,
 ) -> Callable[..., Any]:
@@ -97,13 +89,13 @@ def function(
     return made
 
 
-def _signature_text(signature: Sequence[inspect.Parameter], scope: dict[str, Any]) -> str:
+def _signature_text(signature: Sequence[Parameter], scope: dict[str, Any]) -> str:
     """(a, b=default_b, *, c=default_c), the defaults put into `scope`."""
     parts: list[str] = []
     for p in signature:
         if p.kind is _KEYWORD and "*" not in parts:
             parts.append("*")
-        if p.default is inspect.Parameter.empty:
+        if p.default is REQUIRED:
             parts.append(p.name)
         else:
             scope[f"given_{p.name}"] = p.default

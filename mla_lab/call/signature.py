@@ -7,6 +7,7 @@ are those of a function written by hand.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields
 from inspect import Parameter
@@ -67,6 +68,7 @@ def function(
     """
     scope: dict[str, Any] = {"new": object.__new__, **target._asdict()}
     scope |= {"is_compiling": torch.compiler.is_compiling}
+    scope["__name__"] = sys._getframe(1).f_globals["__name__"]  # as namedtuple: pickle finds it
     lines = [f"def {name}{_signature_text(signature, scope)}:"]
     values = {p.name: p.name for p in signature}
     values |= fixed or {}

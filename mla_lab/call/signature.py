@@ -68,7 +68,6 @@ def function(
     """
     scope: dict[str, Any] = {"new": object.__new__, **target._asdict()}
     scope |= {"is_compiling": torch.compiler.is_compiling}
-    scope["__name__"] = sys._getframe(1).f_globals["__name__"]  # as namedtuple: pickle finds it
     lines = [f"def {name}{_signature_text(signature, scope)}:"]
     values = {p.name: p.name for p in signature}
     values |= fixed or {}
@@ -87,6 +86,7 @@ def function(
     exec(compile("\n".join(lines), f"<parameters of {name}>", "exec"), scope)
     made: Callable[..., Any] = scope[name]
     made.__doc__ = doc
+    made.__module__ = sys._getframe(1).f_globals["__name__"]  # as namedtuple does: pickle finds it
     made.__annotations__ = {p.name: p.annotation for p in signature}
     return made
 

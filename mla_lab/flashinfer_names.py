@@ -3,23 +3,23 @@
     from mla_lab.flashinfer_names import trtllm_batch_decode_with_kv_cache_mla
     import mla_lab.flashinfer_names as flashinfer    # flashinfer.mla.x, flashinfer.decode.x
 
-Semantics are those of `contract`. Some things are added, for programs that exist:
+Semantics are those of `api.contract`. For existing programs these names accept more:
 
-* `multi_ctas_kv_counter_buffer` is looked at and left as it is: our counters lie in the workspace.
+* `multi_ctas_kv_counter_buffer` is checked and not used: our counters lie in the workspace.
 * A query with gaps between its tokens, and sinks in 16 bits, are copied, as FlashInfer's CuTe DSL
-  entry does; the contract's own names refuse them, since they copy nothing of a caller's.
-* `enable_pdl=True` is as None: a launch starts early where the backend that runs has such launches.
-  So is `use_fp16_softmax=True`, which permits a softmax of fp16: ours stays in fp32.
-* `cute_dsl_impl="modular"`, whose draft tokens all see each other, is a mask that says so.
-* FlashInfer asks for a zeroed workspace only of kernels with semaphores, and its own tests pass
-  `torch.empty`. Our merge counters and mail must be zero, so that they are zeroed, on the current
-  stream, when a buffer object is first seen. The contract's own names leave that to the caller.
+  entry does; the contract's own names refuse them, since they never copy a caller's tensor.
+* `enable_pdl=True` counts as None: programmatic dependent launch where the backend has it. So does
+  `use_fp16_softmax=True`, which permits an fp16 softmax: ours is fp32.
+* `cute_dsl_impl="modular"`, whose draft tokens all see each other, becomes a full draft mask.
+* FlashInfer needs a zeroed workspace only for kernels with semaphores, and its own tests pass
+  `torch.empty`. Our merge counters and LL partials must start at zero: these names zero them, on
+  the current stream, at the first use of a buffer object. The contract's own names do not.
 * `cute_dsl_mla_decode` has its own parameter names, and by default an out of the query's dtype. It
-  has no word for a backend: "auto" chooses, CuTe kernels first. Ragged requests without a token
-  among them are nothing to do there; the contract's names want one.
+  has no `backend`: "auto" chooses, CuTe kernels first. A ragged call without any query token
+  returns at once there; the contract's names refuse it.
 
-The Hopper wrapper `BatchMLAPagedAttentionWrapper`, sparse attention of other models, and what
-lies below these names (autotuner, kernel classes) have no counterpart here.
+The Hopper wrapper `BatchMLAPagedAttentionWrapper`, sparse attention of other models, and the layers
+below these names (autotuner, kernel classes) have no counterpart here.
 """
 
 from __future__ import annotations
@@ -61,10 +61,10 @@ R = TypeVar("R")
 WORKSPACE_POSITION = 2
 COUNTERS = "multi_ctas_kv_counter_buffer"
 COUNTER_ALIGNMENT = 16
-#: arguments that are no promise where they are True
+#: arguments that True permits and does not require
 WISHES = ("enable_pdl", "use_fp16_softmax")
 SIXTEEN_BITS = (torch.bfloat16, torch.float16)
-#: merge counters and mail lie first in every layout
+#: merge counters and LL partials come first in every layout
 ZEROED_BYTES = (MAX_GROUPS + MAIL_WORDS) * WORD_BYTES
 
 _SEEN: dict[int, ref[Tensor]] = {}
@@ -82,14 +82,14 @@ class MLAHeadDimensions:
 
 @dataclass(frozen=True)
 class MLALayerDimensions:
-    """A layer: its heads' channels and how many they are."""
+    """A layer: channels of its heads, and their number."""
 
     head_dimensions: MLAHeadDimensions
     num_heads: int
 
 
 deepseek_mla_dimensions = MLAHeadDimensions(128, 64, 128, 512)
-#: on the torch backend alone
+#: supported by the torch backend only
 smaller_mla_dimensions = MLAHeadDimensions(64, 64, 128, 256)
 supported_mla_layer_dimensions = [
     MLALayerDimensions(deepseek_mla_dimensions, 128),
@@ -99,7 +99,7 @@ supported_mla_layer_dimensions = [
 
 
 def _with_any_workspace(call: Callable[P, R]) -> Callable[P, R]:
-    """`call`, after zeroing what must be zero of a workspace that was not seen before."""
+    """`call`, which zeroes counters and LL partials of a workspace at its first use."""
 
     @wraps(call)
     def run(*args: P.args, **named: P.kwargs) -> R:
@@ -118,7 +118,7 @@ def _with_any_workspace(call: Callable[P, R]) -> Callable[P, R]:
 
 
 def _taken(args: tuple[Any, ...], named: dict[str, Any]) -> tuple[Any, ...]:
-    """The arguments in the contract's words, with what FlashInfer would copy copied."""
+    """The contract's arguments; tensors that FlashInfer would copy are copied."""
     named |= {name: None for name in WISHES if named.get(name) is True}
     query: Any = named.get("query", args[0] if args else None)
     if isinstance(query, Tensor) and not query.is_contiguous() and query.stride(-1) == 1:
@@ -141,7 +141,7 @@ def _taken(args: tuple[Any, ...], named: dict[str, Any]) -> tuple[Any, ...]:
 
 
 def _check_counters(buffer: object, named: Mapping[str, Any]) -> None:
-    """What FlashInfer asks of a counter buffer, a word a head and request at least."""
+    """FlashInfer's checks of a counter buffer: one word for each head and request at least."""
     if not isinstance(buffer, Tensor):
         raise invalid_type(COUNTERS, type(buffer).__name__, "a torch.Tensor")
     if not buffer.is_contiguous():
@@ -159,7 +159,7 @@ def _check_counters(buffer: object, named: Mapping[str, Any]) -> None:
 
 
 def _clear(buffer: Tensor) -> None:
-    """Zero the first words once in the life of `buffer`; a wrong one is left to the checks."""
+    """Zero the first words, once for each buffer; a wrong buffer is left to the checks."""
     key = id(buffer)
     if buffer.dtype in (torch.uint8, torch.int8) and buffer.dim() == 1:
         buffer[:ZEROED_BYTES].zero_()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import pickle
 from dataclasses import KW_ONLY, dataclass, fields
 from typing import Annotated, Any
 
@@ -50,6 +51,11 @@ def test_the_public_signature_is_flashinfer_s() -> None:
     listed = [str(p.replace(annotation=p.empty)) for p in signature.parameters.values()]
     keyword = [p.kind is p.KEYWORD_ONLY for p in signature.parameters.values()].index(True)
     assert [*listed[:keyword], "*", *listed[keyword:]] == CONTRACT.replace("\n", " ").split(", ")
+
+
+def test_a_public_function_belongs_to_its_module() -> None:
+    for made in (contract.trtllm_batch_decode_with_kv_cache_mla, decode.decode, decode.explain):
+        assert pickle.loads(pickle.dumps(made)) is made
 
 
 def test_the_native_call_has_the_same_parameters() -> None:

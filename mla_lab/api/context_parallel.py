@@ -1,9 +1,9 @@
-"""Decode context parallel: one call's tokens dealt out to ranks, their results merged by lse.
+"""Decode context parallel: the tokens of a call on several ranks, their results merged by lse.
 
-Token i of a request lives on rank i mod world. Each rank attends its own tokens and returns
-out, normalised by its own lse, and that lse; `merge` weights them into the undivided result.
-Sinks enter there, once (a rank's call has none). `shard` makes the ranks' calls from one, for
-tests and lessons; `reference.merge_partials` is the merge in float64.
+Token i of a request is on rank i mod world. Each rank attends its own tokens and returns out,
+normalised by its own lse, and that lse; `merge` weights them into the result over all tokens. Sinks
+enter in `merge`, once. `shard` makes the calls of all ranks from one call, for tests and notebooks;
+`reference.merge_partials` is the merge in float64.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def merge(
 
     outs: of each rank [..., heads, latent], any floating dtype of at least 16 bits; lses: of each
     rank fp32 [rows, heads] or out's shape without latent, in `lse_base` (None and "basee":
-    natural; "base2"). A rank without a key for a row (lse -inf) may leave anything in its out.
+    natural; "base2"). Where a rank has no key for a row (lse -inf), its out may hold anything.
     sinks: fp32 [heads] or a list of one, entered here, once.
     Returns out in the dtype and shape of one rank's, and lse in its shape and base, sink excluded.
     """

@@ -24,7 +24,7 @@ from ..backends.base import Planned, Replay
 from ..call.bind import Call
 from ..call.checks.form_cache import look
 from ..call.checks.overlap import byte_range
-from ..call.decode_args import MAX_SCALE, PARAMETERS, DecodeArgs, Parameter, Rule
+from ..call.decode_args import MAX_SCALE, PARAMETERS, Declared, DecodeArgs, Rule
 
 #: recorded calls; a new plan in every step makes them many, and then all are dropped
 MAX_RECORDED = 256
@@ -94,7 +94,7 @@ def _drop(key: object) -> None:
     _last = None
 
 
-def _kind(p: Parameter, value: object, uses_workspace: bool) -> Kind:
+def _kind(p: Declared, value: object, uses_workspace: bool) -> Kind:
     if p.arg.rule is Rule.SAME:
         return "same"
     if value is None or isinstance(value, bool):
@@ -108,7 +108,7 @@ def _kind(p: Parameter, value: object, uses_workspace: bool) -> Kind:
     return "vector" if value.dim() == 1 else "tensor"
 
 
-def _expected(p: Parameter, value: Any, exact: bool) -> dict[str, Any]:
+def _expected(p: Declared, value: Any, exact: bool) -> dict[str, Any]:
     """The values that a comparison by `p`'s rule reads, by their names in it."""
     name = p.name
     found: dict[str, Any] = {f"{name}_type": type(value), name: value}
@@ -173,7 +173,7 @@ def factory({names}):
 
 @lru_cache(maxsize=256)
 def player_factory(
-    parameters: tuple[Parameter, ...], kinds: tuple[Kind, ...], names: tuple[str, ...]
+    parameters: tuple[Declared, ...], kinds: tuple[Kind, ...], names: tuple[str, ...]
 ) -> Callable[..., Player]:
     """What makes the players of calls whose arguments are of these kinds, from values by name."""
     scope: dict[str, Any] = {"look": look, "empty": torch.empty, "float32": torch.float32}
@@ -187,7 +187,7 @@ def player_factory(
     return factory
 
 
-def comparison(parameters: tuple[Parameter, ...], kinds: tuple[Kind, ...]) -> list[str]:
+def comparison(parameters: tuple[Declared, ...], kinds: tuple[Kind, ...]) -> list[str]:
     """One condition for each argument, those of tensors last: they cost most."""
     found: list[tuple[bool, str]] = []
     for p, kind in zip(parameters, kinds, strict=True):
@@ -197,7 +197,7 @@ def comparison(parameters: tuple[Parameter, ...], kinds: tuple[Kind, ...]) -> li
     return [text for _, text in sorted(found, key=lambda entry: entry[0])]
 
 
-def _apart(parameters: tuple[Parameter, ...], kinds: tuple[Kind, ...]) -> list[str]:
+def _apart(parameters: tuple[Declared, ...], kinds: tuple[Kind, ...]) -> list[str]:
     """Statements that leave the player where the query, the cache or a result may overlap a result
     or the workspace. The few bytes of other tensors are compared in the full checks alone.
     """

@@ -14,7 +14,7 @@ from typing import Any, get_args
 import torch
 from torch import Tensor
 
-from ..call.decode_args import PARAMETERS, Parameter, Rule
+from ..call.decode_args import PARAMETERS, Declared, Rule
 from ..core.errors import unsupported
 
 NAME = "mla_lab::decode"
@@ -24,17 +24,17 @@ _TYPES = {Tensor: "Tensor", int: "int", float: "float", bool: "bool", str: "str"
 _WIDE = (torch.float32, torch.float64)
 
 
-def operation_parameters(parameters: Sequence[Parameter]) -> list[Parameter]:
+def operation_parameters(parameters: Sequence[Declared]) -> list[Declared]:
     """All but values of one batch: a plan, and how the call was made."""
     return [p for p in parameters if p.arg.rule is not Rule.SAME and p.public]
 
 
-def scales_of(parameters: Sequence[Parameter]) -> list[str]:
+def scales_of(parameters: Sequence[Declared]) -> list[str]:
     """Numbers that may be tensors: the operation takes each as both."""
     return [p.name for p in parameters if {float, Tensor} <= set(get_args(p.type))]
 
 
-def schema(parameters: Sequence[Parameter]) -> str:
+def schema(parameters: Sequence[Declared]) -> str:
     """The operation's schema: its parameters in their order, then the scales that are tensors."""
     parts, written = [], iter("abcdefgh")
     for p in parameters:

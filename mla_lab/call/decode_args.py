@@ -14,8 +14,9 @@ compared with an earlier call's, and what a recorded definition says of it. Deri
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import KW_ONLY, dataclass, field, fields
+from dataclasses import KW_ONLY, MISSING, dataclass, field, fields
 from enum import Enum, auto
+from inspect import Parameter
 from typing import Annotated, Any, NamedTuple, get_type_hints
 
 from torch import Tensor
@@ -48,13 +49,8 @@ class Rule(Enum):
     POSITIVE_SCALE = auto()
 
 
-class _Required:
-    def __repr__(self) -> str:
-        return "REQUIRED"
-
-
-#: the native call has no default either
-REQUIRED = _Required()
+#: no default, as `inspect` has it
+REQUIRED = Parameter.empty
 
 
 class Arg(NamedTuple):
@@ -75,8 +71,16 @@ class Arg(NamedTuple):
     alignment: int = 1
 
 
-_TENSOR = Arg(Rule.TENSOR)
-_OPTION = Arg()
+def _tensor(axes: str | None = None, note: str = "", alignment: int = 1) -> Arg:
+    return Arg(Rule.TENSOR, axes=axes, note=note, alignment=alignment)
+
+
+_PLAIN, _TENSOR = Arg(), _tensor()
+_STORED = "Latent and rope of each token; 656 bytes: 512 e4m3, 4 fp32 scales, 64 bf16 rope."
+_TABLES = "Page ids; with a dimension of 2 those of keys, then of values; if sparse, token slots, "
+_SKIPPED = "The reference skips nothing; dropped mass is at most this factor."
+_SCALE1 = "q_scale x k_scale x softmax scale, natural units."
+_DRAFTS = "Words of uint16: bit c of draft row r makes draft column c visible to it."
 
 
 @dataclass(slots=True, eq=False)
@@ -142,60 +146,25 @@ class DecodeArgs:
     """
 
     query: Annotated[
-        Tensor,
-        Arg(
-            Rule.TENSOR,
-            axes="rows num_heads head_dim_qk",
-            note="512 latent columns, then 64 rope.",
-            alignment=16,
-        ),
+        Tensor, _tensor("rows num_heads head_dim_qk", "512 latent columns, then 64 rope.", 16)
     ]
     kv_cache: Annotated[
-        Tensor,
-        Arg(
-            Rule.PAGES,
-            axes="pages page_size kv_width",
-            note="Latent and rope of each token; 656 bytes: 512 e4m3, 4 fp32 scales, 64 bf16 rope.",
-            alignment=16,
-        ),
+        Tensor, Arg(Rule.PAGES, axes="pages page_size kv_width", note=_STORED, alignment=16)
     ]
     workspace_buffer: Annotated[
         Tensor | None,
-        Arg(
-            Rule.WORKSPACE,
-            native=None,
-            axes="workspace_size",
-            note="Zeroed once before its first use.",
-            written=True,
-        ),
+        Arg(Rule.WORKSPACE, None, "workspace_size", note="Zeroed before first use.", written=True),
     ]
     qk_nope_head_dim: Annotated[int, Arg(native=128)]
     kv_lora_rank: Annotated[int, Arg(native=LATENT_DIM)]
     qk_rope_head_dim: Annotated[int, Arg(native=ROPE_DIM)]
-    block_tables: Annotated[
-        Tensor,
-        Arg(
-            Rule.TENSOR,
-            axes="tables",
-            note="Page ids; with a dimension of 2 those of keys, then of values; if sparse, "
-            "token slots, -1 for none.",
-        ),
-    ]
-    seq_lens: Annotated[
-        Tensor,
-        Arg(Rule.TENSOR, axes="batch_size", note="Tokens of each request, the new ones included."),
-    ]
+    block_tables: Annotated[Tensor, _tensor("tables", _TABLES + "-1 for none.")]
+    seq_lens: Annotated[Tensor, _tensor("batch_size", "Tokens of each request, new ones included.")]
     max_seq_len: Annotated[int | None, Arg(Rule.BOUND, native=None, recorded=True)]
-    sparse_mla_top_k: Annotated[int, _OPTION] = 0
+    sparse_mla_top_k: Annotated[int, _PLAIN] = 0
     out: Annotated[Tensor | None, Arg(Rule.TENSOR, written=True, alignment=16)] = None
     bmm1_scale: Annotated[
-        float | Tensor,
-        Arg(
-            Rule.POSITIVE_SCALE,
-            axes="one",
-            recorded=True,
-            note="q_scale x k_scale x softmax scale, natural units.",
-        ),
+        float | Tensor, Arg(Rule.POSITIVE_SCALE, axes="one", recorded=True, note=_SCALE1)
     ] = 1.0
     bmm2_scale: Annotated[
         float | Tensor,
@@ -203,56 +172,39 @@ class DecodeArgs:
     ] = 1.0
     sinks: Annotated[
         Tensor | Sequence[Tensor] | None,
-        Arg(
-            Rule.TENSOR,
-            axes="num_heads",
-            note="One more term exp(sink) in each head's denominator.",
-        ),
+        _tensor("num_heads", "One more term exp(sink) in each head's denominator."),
     ] = None
     skip_softmax_threshold_scale_factor: Annotated[
-        float | None,
-        Arg(
-            recorded=True,
-            note="The reference skips nothing; dropped mass is at most this factor.",
-        ),
+        float | None, Arg(recorded=True, note=_SKIPPED)
     ] = None
-    enable_pdl: Annotated[bool | None, _OPTION] = None
-    backend: Annotated[str, _OPTION] = "auto"
-    is_var_seq: Annotated[bool, _OPTION] = True
-    uses_shared_paged_kv_idx: Annotated[bool, _OPTION] = True
+    enable_pdl: Annotated[bool | None, _PLAIN] = None
+    backend: Annotated[str, _PLAIN] = "auto"
+    is_var_seq: Annotated[bool, _PLAIN] = True
+    uses_shared_paged_kv_idx: Annotated[bool, _PLAIN] = True
     lse: Annotated[Tensor | None, Arg(Rule.TENSOR, written=True)] = None
-    return_lse: Annotated[bool, _OPTION] = False
-    cute_dsl_impl: Annotated[str, _OPTION] = "auto"
-    kv_scale_format: Annotated[str, _OPTION] = "auto"
+    return_lse: Annotated[bool, _PLAIN] = False
+    cute_dsl_impl: Annotated[str, _PLAIN] = "auto"
+    kv_scale_format: Annotated[str, _PLAIN] = "auto"
     cum_seq_lens_q: Annotated[
-        Tensor | None,
-        Arg(Rule.TENSOR, axes="batch_size_plus_1", note="Prefix sums of query tokens."),
+        Tensor | None, _tensor("batch_size_plus_1", "Prefix sums of query tokens.")
     ] = None
     max_q_len: Annotated[int | None, Arg(recorded=True)] = None
     multi_ctas_kv_counter_buffer: Annotated[Tensor | None, _TENSOR] = None
     sparse_mla_top_k_lens: Annotated[Tensor | None, _TENSOR] = None
-    enable_dcp: Annotated[bool, _OPTION] = False
-    cp_world: Annotated[int, _OPTION] = 1
-    cp_rank: Annotated[int, _OPTION] = 0
+    enable_dcp: Annotated[bool, _PLAIN] = False
+    cp_world: Annotated[int, _PLAIN] = 1
+    cp_rank: Annotated[int, _PLAIN] = 0
     causal_seqlens_kv_global: Annotated[Tensor | None, _TENSOR] = None
-    use_fp16_softmax: Annotated[bool | None, _OPTION] = None
-    return_lse_base: Annotated[str | None, _OPTION] = None
+    use_fp16_softmax: Annotated[bool | None, _PLAIN] = None
+    return_lse_base: Annotated[str | None, _PLAIN] = None
     _: KW_ONLY
-    mask: Annotated[
-        Tensor | None,
-        Arg(
-            Rule.TENSOR,
-            axes="rows mask_words",
-            note="Words of uint16: bit c of draft row r makes draft column c visible to it.",
-            alignment=4,
-        ),
-    ] = None
-    batch_invariant: Annotated[bool, _OPTION] = False
+    mask: Annotated[Tensor | None, _tensor("rows mask_words", _DRAFTS, 4)] = None
+    batch_invariant: Annotated[bool, _PLAIN] = False
     plan: Annotated[Plan | None, Arg(Rule.SAME)] = None
     #: the native call's: check every value, which on a GPU copies to the host
-    debug: Annotated[bool | None, _OPTION] = field(default=None, init=False)
+    debug: Annotated[bool | None, _PLAIN] = field(default=None, init=False)
     #: made by the native call, where workspace_buffer and max_seq_len may be None
-    native: Annotated[bool, _OPTION] = field(default=True, init=False)
+    native: Annotated[bool, _PLAIN] = field(default=True, init=False)
 
     @property
     def sparse(self) -> bool:
@@ -266,8 +218,8 @@ class DecodeArgs:
         return sinks if sinks is None or isinstance(sinks, Tensor) else sinks[0]
 
 
-class Parameter(NamedTuple):
-    """One field: its name, default (`REQUIRED` where there is none), type and what it derives."""
+class Declared(NamedTuple):
+    """One parameter: its name, default (or `REQUIRED`), type, and what is derived from it."""
 
     name: str
     default: Any
@@ -277,20 +229,15 @@ class Parameter(NamedTuple):
     #: a parameter of FlashInfer's call, or of ours behind its list
     public: bool
 
-    @property
-    def is_tensor(self) -> bool:
-        """Its value may be a tensor."""
-        return "Tensor" in str(self.type)
 
-
-def parameters_of(arguments: type) -> tuple[Parameter, ...]:
+def parameters_of(arguments: type) -> tuple[Declared, ...]:
     """The fields of a class of arguments, in their order."""
     hints = get_type_hints(arguments, include_extras=True)
     found = []
     for f in fields(arguments):
         kind, arg = hints[f.name].__origin__, hints[f.name].__metadata__[0]
-        default = f.default if f.default.__class__.__name__ != "_MISSING_TYPE" else REQUIRED
-        found.append(Parameter(f.name, default, kind, arg, bool(f.kw_only), f.init))
+        default = REQUIRED if f.default is MISSING else f.default
+        found.append(Declared(f.name, default, kind, arg, bool(f.kw_only), f.init))
     return tuple(found)
 
 

@@ -13,19 +13,12 @@ from ..core import kv_cache as formats
 from ..core import masks
 from ..core.errors import invalid, invalid_type, unsupported
 from .checks import tensors as argument
-from .checks.features import check_scales, check_sinks
+from .checks.features import check_bools, check_scales, check_sinks
 from .checks.overlap import check_overlap
+from .checks.shapes import QUERY_DTYPES, check_page_table, check_workspace
 from .checks.values import read_q_lens
 from .gqa_args import GQA_PARAMETERS, KV_LAYOUTS, CheckedGqaCall, GqaArgs, GqaForm
 
-#: fp32 and fp64 are for teaching, on the torch path
-QUERY_DTYPES = (
-    torch.bfloat16,
-    torch.float16,
-    torch.float8_e4m3fn,
-    torch.float32,
-    torch.float64,
-)
 OUT_DTYPES = (torch.bfloat16, torch.float16)
 #: what is supported of parameters that our kernels do not have
 ONLY = {
@@ -53,9 +46,13 @@ def check(args: GqaArgs) -> CheckedGqaCall:
     kv_heads, page_size = keys.shape[head], keys.shape[token]
     if query.shape[1] % kv_heads:
         raise invalid("query", f"{query.shape[1]} heads", f"a multiple of the cache's {kv_heads}")
-    batch = _batch(args)
+    lens = argument.tensor("seq_lens", args.seq_lens)
+    argument.array("seq_lens", lens, [torch.int32], [("batch",)], query.device)
+    batch = len(lens)
+    if not batch:
+        raise invalid("seq_lens", "no request", "at least one")
     max_q_len = _q_lens(args, batch)
-    capacity = _tables(args, batch, page_size)
+    capacity = check_page_table(args, batch) * page_size
     check_scales(args)
     check_sinks(args, query.shape[1])
     _check_mask(args, batch, max_q_len)
@@ -80,14 +77,17 @@ def check(args: GqaArgs) -> CheckedGqaCall:
         features=features,
     )
     q_lens = _read_values(args, form, capacity, keys.shape[0])
-    return _with_results(form, args, (keys, values), q_lens, out_dtype)
+    out, lse = args.out, args.lse
+    if out is None:
+        out = torch.empty_like(query, dtype=out_dtype)
+    if lse is None and args.return_lse:
+        lse = torch.empty(form.total_q, form.heads, dtype=torch.float32, device=form.device)
+    return CheckedGqaCall(form, args, keys, values, q_lens, out, lse)
 
 
 def _check_flags(args: GqaArgs) -> None:
-    for name in ("uses_shared_paged_kv_idx", "return_lse", "batch_invariant"):
-        argument.flag(name, getattr(args, name))
-    if args.enable_pdl is not None:
-        argument.flag("enable_pdl", args.enable_pdl)
+    argument.tensor("query", args.query)
+    check_bools(args, GQA_PARAMETERS)
     if args.kv_layout not in KV_LAYOUTS:
         raise invalid("kv_layout", repr(args.kv_layout), KV_LAYOUTS)
     argument.integer("window_left", args.window_left, -1)
@@ -99,15 +99,11 @@ def _check_flags(args: GqaArgs) -> None:
         value = getattr(args, name)
         if value is not None and value is not False:
             raise unsupported(name, repr(value) if isinstance(value, str) else "a value", supported)
-    if args.workspace_buffer is not None:
-        buffer = argument.tensor("workspace_buffer", args.workspace_buffer)
-        bytes_ = [torch.uint8, torch.int8]
-        device = argument.tensor("query", args.query).device
-        argument.array("workspace_buffer", buffer, bytes_, [("bytes",)], device)
+    check_workspace(args)
 
 
 def _caches(args: GqaArgs) -> tuple[Tensor, Tensor]:
-    """Keys and values, of one shape and dtype, where the query is."""
+    """Keys and values, of one shape and dtype, on the query's device."""
     if isinstance(args.kv_cache, Tensor):
         if args.kv_cache.dim() != 5 or args.kv_cache.shape[1] != 2:
             got = f"one tensor of shape {list(args.kv_cache.shape)}"
@@ -141,16 +137,8 @@ def _caches(args: GqaArgs) -> tuple[Tensor, Tensor]:
     return keys, values
 
 
-def _batch(args: GqaArgs) -> int:
-    lens = argument.tensor("seq_lens", args.seq_lens)
-    argument.array("seq_lens", lens, [torch.int32], [("batch",)], args.query.device)
-    if not len(lens):
-        raise invalid("seq_lens", "no request", "at least one")
-    return len(lens)
-
-
 def _q_lens(args: GqaArgs, batch: int) -> int | None:
-    """The bound of query tokens a request; None where it must be read from the prefix sums."""
+    """The bound of a request's query tokens; None where it must be read from the prefix sums."""
     sums, tokens = args.cum_seq_lens_q, args.query.shape[0]
     if sums is None:
         if args.max_q_len is not None:
@@ -167,20 +155,6 @@ def _q_lens(args: GqaArgs, batch: int) -> int | None:
     if args.max_q_len is None:
         return None
     return min(argument.integer("max_q_len", args.max_q_len, 1), tokens)
-
-
-def _tables(args: GqaArgs, batch: int, page_size: int) -> int:
-    """Tokens that a row of the block table can name."""
-    tables = argument.tensor("block_tables", args.block_tables)
-    argument.dtype("block_tables", tables, [torch.int32])
-    shared = args.uses_shared_paged_kv_idx
-    shape = (batch, "max_pages") if shared else (batch, 2, "max_pages")
-    argument.shape("block_tables", tables, shape)
-    argument.device("block_tables", tables, args.query.device)
-    argument.last_dim_contiguous("block_tables", tables)
-    if not tables.shape[-1]:
-        raise invalid("block_tables", f"shape {list(tables.shape)}", "at least one page a row")
-    return int(tables.shape[-1]) * page_size
 
 
 def _check_mask(args: GqaArgs, batch: int, max_q_len: int | None) -> None:
@@ -227,7 +201,7 @@ def _features(args: GqaArgs) -> frozenset[str]:
 
 
 def _read_values(args: GqaArgs, form: GqaForm, capacity: int, pages: int) -> tuple[int, ...] | None:
-    """Query lengths where they are read: on a CPU always, on a GPU where no bound is args."""
+    """Query lengths where they are read: on a CPU always, on a GPU without a bound."""
     on_host = form.device.type == "cpu"
     q_lens = None
     if args.cum_seq_lens_q is not None and (on_host or form.max_q_len is None):
@@ -247,18 +221,3 @@ def _read_values(args: GqaArgs, form: GqaForm, capacity: int, pages: int) -> tup
         if used.numel() and (int(used.min()) < 0 or int(used.max()) >= pages):
             raise invalid("block_tables", used.flatten().tolist(), f"page ids below {pages}")
     return q_lens
-
-
-def _with_results(
-    form: GqaForm,
-    args: GqaArgs,
-    caches: tuple[Tensor, Tensor],
-    q_lens: tuple[int, ...] | None,
-    out_dtype: torch.dtype,
-) -> CheckedGqaCall:
-    out, lse = args.out, args.lse
-    if out is None:
-        out = torch.empty_like(args.query, dtype=out_dtype)
-    if lse is None and args.return_lse:
-        lse = torch.empty(form.total_q, form.heads, dtype=torch.float32, device=form.device)
-    return CheckedGqaCall(form, args, *caches, q_lens, out, lse)

@@ -7,15 +7,17 @@ are those of a function written by hand.
 
 from __future__ import annotations
 
-import inspect
+import sys
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import fields
+from inspect import Parameter
 from typing import Any, NamedTuple
 
 import torch
 
-from .decode_args import REQUIRED, Parameter
+from .decode_args import REQUIRED, Declared
 
-_KEYWORD, _BOTH = inspect.Parameter.KEYWORD_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD
+_KEYWORD, _BOTH = Parameter.KEYWORD_ONLY, Parameter.POSITIONAL_OR_KEYWORD
 
 
 class Target(NamedTuple):
@@ -31,40 +33,32 @@ class Target(NamedTuple):
     traced: Callable[[Any], Any] | None = None
 
 
-def public_parameters(parameters: Sequence[Parameter]) -> list[inspect.Parameter]:
+def public_parameters(parameters: Sequence[Declared]) -> list[Parameter]:
     """The parameters of FlashInfer's call, in its order."""
     return [
-        inspect.Parameter(
-            p.name,
-            _KEYWORD if p.keyword_only else _BOTH,
-            default=inspect.Parameter.empty if p.default is REQUIRED else p.default,
-            annotation=p.type,
+        Parameter(
+            p.name, _KEYWORD if p.keyword_only else _BOTH, default=p.default, annotation=p.type
         )
         for p in parameters
         if p.public
     ]
 
 
-def native_parameters(parameters: Sequence[Parameter]) -> list[inspect.Parameter]:
+def native_parameters(parameters: Sequence[Declared]) -> list[Parameter]:
     """Those without a default by position, then all others by keyword."""
-    defaults = {p.name: p.arg.native if p.default is REQUIRED else p.default for p in parameters}
-    listed = [
-        inspect.Parameter(
-            p.name,
-            _BOTH if defaults[p.name] is REQUIRED else _KEYWORD,
-            default=inspect.Parameter.empty if defaults[p.name] is REQUIRED else defaults[p.name],
-            annotation=p.type,
-        )
-        for p in parameters
-        if p.public or p.name == "debug"
-    ]
+    listed = []
+    for p in parameters:
+        default = p.arg.native if p.default is REQUIRED else p.default
+        kind = _BOTH if default is REQUIRED else _KEYWORD
+        if p.public or p.name == "debug":
+            listed.append(Parameter(p.name, kind, default=default, annotation=p.type))
     return sorted(listed, key=lambda p: p.kind)
 
 
 def function(
     name: str,
     target: Target,
-    signature: Sequence[inspect.Parameter],
+    signature: Sequence[Parameter],
     doc: str,
     fixed: Mapping[str, str] | None = None,
 ) -> Callable[..., Any]:
@@ -72,25 +66,19 @@ def function(
 
     fixed: expressions of fields that `signature` lacks, by name; other fields take their default.
     """
-    parameters = {p.name: p for p in signature}
-    scope: dict[str, Any] = {"new": object.__new__, "Arguments": target.arguments}
-    scope |= {"is_compiling": torch.compiler.is_compiling, **target._asdict()}
+    scope: dict[str, Any] = {"new": object.__new__, **target._asdict()}
+    scope |= {"is_compiling": torch.compiler.is_compiling}
     lines = [f"def {name}{_signature_text(signature, scope)}:"]
-    fields = getattr(target.arguments, "__dataclass_fields__")  # noqa: B009  a type has none
-    values: dict[str, str] = {}
-    for field_name, field in fields.items():
-        if field_name == "_":
-            continue
-        values[field_name] = (fixed or {}).get(field_name, field_name)
-        if field_name not in parameters and field_name not in (fixed or {}):
-            scope[f"default_{field_name}"] = field.default
-            values[field_name] = f"default_{field_name}"
-    filled = [f"    args = new({'Arguments'})"]
-    filled += [f"    args.{field_name} = {text}" for field_name, text in values.items()]
+    values = {p.name: p.name for p in signature}
+    values |= fixed or {}
+    wanted = {f.name: f.default for f in fields(target.arguments)}
+    for missing in wanted.keys() - values.keys():
+        values[missing] = f"default_{missing}"
+        scope[values[missing]] = wanted[missing]
     if target.traced is not None:
-        listed = ", ".join(f"{key!r}: {text}" for key, text in values.items())
+        listed = ", ".join(f"{key!r}: {values[key]}" for key in wanted)
         lines += ["    if is_compiling():", f"        return traced({{{listed}}})"]
-    lines += filled
+    lines += ["    args = new(arguments)", *(f"    args.{key} = {values[key]}" for key in wanted)]
     if target.replay is None:
         lines.append("    return run(args)")
     else:
@@ -98,17 +86,18 @@ def function(
     exec(compile("\n".join(lines), f"<parameters of {name}>", "exec"), scope)
     made: Callable[..., Any] = scope[name]
     made.__doc__ = doc
+    made.__module__ = sys._getframe(1).f_globals["__name__"]  # as namedtuple does: pickle finds it
     made.__annotations__ = {p.name: p.annotation for p in signature}
     return made
 
 
-def _signature_text(signature: Sequence[inspect.Parameter], scope: dict[str, Any]) -> str:
+def _signature_text(signature: Sequence[Parameter], scope: dict[str, Any]) -> str:
     """(a, b=default_b, *, c=default_c), the defaults put into `scope`."""
     parts: list[str] = []
     for p in signature:
         if p.kind is _KEYWORD and "*" not in parts:
             parts.append("*")
-        if p.default is inspect.Parameter.empty:
+        if p.default is REQUIRED:
             parts.append(p.name)
         else:
             scope[f"given_{p.name}"] = p.default

@@ -1,4 +1,4 @@
-"""What a traced call computes. The text of this file goes into each definition: torch alone."""
+"""The reference of a recorded call. This file is copied into each definition: torch alone."""
 
 import itertools
 import math

@@ -1,4 +1,4 @@
-"""Inputs for a definition. The text of this file goes into each of them: torch alone."""
+"""Inputs for a definition. This file is copied into each definition: torch alone."""
 
 from typing import Any
 
@@ -26,8 +26,8 @@ def make(
 ) -> dict[str, Any]:
     """Values of `inputs` (name: axes or None, dtype) for the axes' `sizes`, by name.
 
-    Lengths are as long as the tables and the pool allow, pages follow each other, query tokens
-    are dealt out evenly, drafts are chains.
+    Lengths are the longest that tables and pool allow, pages follow each other, query tokens are
+    distributed evenly, draft masks are causal.
     """
     random = torch.Generator(device=device).manual_seed(seed)
     made: dict[str, Any] = {}

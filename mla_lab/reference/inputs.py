@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..call.decode_args import PARAMETERS, DecodeArgs, Parameter
+from ..call.decode_args import PARAMETERS, Declared, DecodeArgs
 from ..core import kv_cache as formats
 from ..core import masks
 from ..core.errors import invalid
@@ -64,7 +64,7 @@ class DecodeInputs(DecodeArgs):
         return given(self, PARAMETERS)
 
 
-def given(args: object, parameters: Sequence[Parameter]) -> dict[str, Any]:
+def given(args: object, parameters: Sequence[Declared]) -> dict[str, Any]:
     """Public arguments that have no default, or another value."""
     values = {p.name: (getattr(args, p.name), p.default) for p in parameters if p.public}
     return {

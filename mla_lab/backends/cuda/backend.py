@@ -108,22 +108,7 @@ class MlaLaunch:
 
     def __call__(self, args: DecodeArgs, out: Tensor, lse: Tensor | None) -> None:
         """Enqueue one call's tensors."""
-        self.launch(
-            Operands(
-                query=args.query,
-                keys=args.kv_cache,
-                values=args.kv_cache,
-                out=out,
-                lse=lse,
-                block_tables=args.block_tables,
-                seq_lens=args.seq_lens,
-                q_begin=args.cum_seq_lens_q,
-                mask=args.mask,
-                sinks=args.sink,
-                bmm1_scale=args.bmm1_scale,
-                bmm2_scale=args.bmm2_scale,
-            )
-        )
+        self.launch(Operands.of(args, args.kv_cache, args.kv_cache, out, lse))
 
 
 def _cut(

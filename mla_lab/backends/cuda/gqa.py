@@ -110,21 +110,7 @@ def _config(form: GqaForm, arch: str) -> KernelConfig:
 
 
 def _operands(call: CheckedGqaCall) -> xqa.Operands:
-    args = call.args
-    return xqa.Operands(
-        query=args.query,
-        keys=call.keys,
-        values=call.values,
-        out=call.out,
-        lse=call.lse,
-        block_tables=args.block_tables,
-        seq_lens=args.seq_lens,
-        q_begin=args.cum_seq_lens_q,
-        mask=args.mask,
-        sinks=call.args.sink,
-        bmm1_scale=args.bmm1_scale,
-        bmm2_scale=args.bmm2_scale,
-    )
+    return xqa.Operands.of(call.args, call.keys, call.values, call.out, call.lse)
 
 
 def _self_check(call: CheckedGqaCall, config: KernelConfig, gpu: Gpu) -> SelfCheck:

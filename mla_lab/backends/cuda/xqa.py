@@ -17,6 +17,8 @@ import torch
 from torch import Tensor
 
 from ... import jit
+from ...call.decode_args import DecodeArgs
+from ...call.gqa_args import GqaArgs
 from ...call.workspace import Workspace
 from ...core.errors import BuildError, invalid
 from ...core.gpu import Gpu
@@ -76,6 +78,15 @@ class Operands(NamedTuple):
     sinks: Tensor | None
     bmm1_scale: float | Tensor
     bmm2_scale: float | Tensor
+
+    @classmethod
+    def of(
+        cls, args: DecodeArgs | GqaArgs, keys: Tensor, values: Tensor, out: Tensor, lse: Any
+    ) -> Operands:
+        """The tensors of checked arguments."""
+        tables, begins = args.block_tables, args.cum_seq_lens_q
+        tensors = (args.query, keys, values, out, lse, tables, args.seq_lens, begins, args.mask)
+        return cls(*tensors, args.sink, args.bmm1_scale, args.bmm2_scale)
 
 
 @dataclass(frozen=True)

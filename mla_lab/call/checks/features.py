@@ -9,7 +9,7 @@ from torch import Tensor
 
 from ...core.errors import invalid, invalid_type, unsupported
 from ...core.masks import words_per_row
-from ..decode_args import PARAMETERS, DecodeArgs
+from ..decode_args import PARAMETERS, Declared, DecodeArgs
 from . import tensors as argument
 from .shapes import QueryShape
 
@@ -27,10 +27,7 @@ ONLY = {
 def check_flags(args: DecodeArgs) -> None:
     """Types and ranges of what is neither a tensor nor a size."""
     argument.tensor("query", args.query)
-    for p in PARAMETERS:
-        value = getattr(args, p.name)
-        if p.type is bool or (p.type == bool | None and value is not None):
-            argument.flag(p.name, value)
+    check_bools(args, PARAMETERS)
     argument.any_integer("qk_nope_head_dim", args.qk_nope_head_dim)
     _check_implementation(args)
     for name, supported in ONLY.items():
@@ -44,6 +41,14 @@ def check_flags(args: DecodeArgs) -> None:
         raise invalid("return_lse_base", repr(args.return_lse_base), LSE_BASES)
     for name, least in LEAST.items():
         argument.integer(name, getattr(args, name), least)
+
+
+def check_bools(args: object, parameters: Sequence[Declared]) -> None:
+    """Parameters of type bool, or bool and None."""
+    for p in parameters:
+        value = getattr(args, p.name)
+        if p.type is bool or (p.type == bool | None and value is not None):
+            argument.flag(p.name, value)
 
 
 def _check_implementation(args: DecodeArgs) -> None:
@@ -69,7 +74,7 @@ def check(args: DecodeArgs, query: QueryShape, max_q_len: int | None) -> None:
         _check_sparse(args)
 
 
-def check_scales(args: argument.ScaledArgs) -> None:
+def check_scales(args: argument.PagedArgs) -> None:
     """Types of both scales, and shapes of those that are tensors."""
     for name in ("bmm1_scale", "bmm2_scale"):
         scale = getattr(args, name)
@@ -79,7 +84,7 @@ def check_scales(args: argument.ScaledArgs) -> None:
             argument.scale(name, scale)
 
 
-def check_sinks(args: argument.ScaledArgs, heads: int) -> None:
+def check_sinks(args: argument.PagedArgs, heads: int) -> None:
     """fp32 [heads], or a list of one."""
     sinks = args.sinks
     if isinstance(sinks, Sequence):

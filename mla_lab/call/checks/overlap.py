@@ -9,7 +9,7 @@ from __future__ import annotations
 from torch import Tensor
 
 from ...core.errors import invalid
-from ..decode_args import Parameter
+from ..decode_args import Declared
 
 
 def byte_range(tensor: Tensor) -> tuple[int, int]:
@@ -22,7 +22,7 @@ def byte_range(tensor: Tensor) -> tuple[int, int]:
     return begin, begin + (last + 1) * tensor.element_size()
 
 
-def check_overlap(args: object, parameters: tuple[Parameter, ...]) -> None:
+def check_overlap(args: object, parameters: tuple[Declared, ...]) -> None:
     """Raise InvalidInput for a tensor that the call writes and that overlaps another one."""
     found: dict[str, tuple[int, int]] = {}
     for p in parameters:

@@ -128,17 +128,24 @@ def check_tables(args: DecodeArgs, query: QueryShape, page_size: int) -> int:
         argument.shape("block_tables", tables, dense if query.q_len else (query.total_q, top_k))
         argument.contiguous("block_tables", tables)
         capacity = top_k
+        argument.device("block_tables", tables, device)
     else:
-        rows: tuple[int, ...] = (query.batch,)
-        rows = rows if args.uses_shared_paged_kv_idx else (query.batch, 2)
-        argument.shape("block_tables", tables, (*rows, "max_pages"))
-        argument.last_dim_contiguous("block_tables", tables)
-        if not tables.shape[-1]:
-            raise invalid("block_tables", f"shape {list(tables.shape)}", "at least one page a row")
-        capacity = tables.shape[-1] * page_size
-    argument.device("block_tables", tables, device)
+        capacity = check_page_table(args, query.batch) * page_size
     argument.array("seq_lens", args.seq_lens, [torch.int32], [(query.batch,)], device)
     return capacity
+
+
+def check_page_table(args: argument.PagedArgs, batch: int) -> int:
+    """int32 [batch, max_pages] or [batch, 2, max_pages]; returns max_pages."""
+    tables = argument.tensor("block_tables", args.block_tables)
+    argument.dtype("block_tables", tables, [torch.int32])
+    rows = (batch,) if args.uses_shared_paged_kv_idx else (batch, 2)
+    argument.shape("block_tables", tables, (*rows, "max_pages"))
+    argument.last_dim_contiguous("block_tables", tables)
+    argument.device("block_tables", tables, args.query.device)
+    if not tables.shape[-1]:
+        raise invalid("block_tables", f"shape {list(tables.shape)}", "at least one page a row")
+    return int(tables.shape[-1])
 
 
 def check_results(
@@ -161,7 +168,7 @@ def check_results(
     return out_dtype, tuple(lse.shape)
 
 
-def check_workspace(args: DecodeArgs) -> None:
+def check_workspace(args: argument.PagedArgs) -> None:
     """1-D bytes, or None. Its size is checked against the plan."""
     if args.workspace_buffer is not None:
         bytes_ = [torch.uint8, torch.int8]

@@ -17,10 +17,13 @@ from ..decode_args import MAX_SCALE
 Size = int | str
 
 
-class ScaledArgs(Protocol):
-    """What the arguments of every decode call have in common."""
+class PagedArgs(Protocol):
+    """Arguments that MLA and GQA calls have in common."""
 
     query: Tensor
+    workspace_buffer: Tensor | None
+    block_tables: Tensor
+    uses_shared_paged_kv_idx: bool
     bmm1_scale: float | Tensor
     bmm2_scale: float | Tensor
     sinks: Tensor | Sequence[Tensor] | None

@@ -24,8 +24,7 @@ class Squares(explorer.Explorer):
     source = source.PREDICTED
     frames_over = "n"
 
-    def controls(self) -> dict[str, widgets.Widget]:
-        return {"n": explorer.integers("n", 1, 4, 2), "word": explorer.field("word", "so")}
+    knobs = explorer.knobs(n=explorer.integers("n", 1, 4, 2), word=explorer.field("word", "so"))
 
     def figure(self, state: dict[str, Any]) -> go.Figure:
         if state["word"] == "fail":

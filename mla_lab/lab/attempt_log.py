@@ -7,8 +7,6 @@ from functools import cache
 from html import escape
 from typing import Any
 
-import ipywidgets as widgets
-
 from ..core.errors import invalid
 from ..core.resources import data_dir
 from . import explorer
@@ -47,13 +45,13 @@ class AttemptExplorer(explorer.Explorer):
     name = "lab.AttemptExplorer"
     frames_over = "kernel"
 
-    def controls(self) -> dict[str, widgets.Widget]:
+    def controls(self) -> explorer.Knobs:
         kernels = list(dict.fromkeys(row["kernel"] for row in _rows()))
         most = max(len(attempts(kernel).rows) for kernel in kernels)
-        return {
-            "kernel": explorer.choice("kernel", kernels, kernels[0], "280px"),
-            "number": explorer.integers("attempt", 1, most, 1, width="420px"),
-        }
+        return explorer.knobs(
+            kernel=explorer.choice("kernel", kernels, kernels[0], "280px"),
+            number=explorer.integers("attempt", 1, most, 1, width="420px"),
+        )
 
     def figure(self, state: dict[str, Any]) -> Svg:
         log = attempts(state["kernel"])

@@ -60,10 +60,7 @@ def fields(kv_format: str) -> tuple[Field, ...]:
         )
     size = token_bytes(kv_format) // (LATENT_DIM + ROPE_DIM)
     middle = LATENT_DIM * ELEMENT_BYTES[kv_format]
-    return (
-        Field("latent", 0, middle, size),
-        Field("rope", middle, token_bytes(kv_format), size),
-    )
+    return (Field("latent", 0, middle, size), Field("rope", middle, token_bytes(kv_format), size))
 
 
 def field_at(kv_format: str, byte: int) -> Field:

@@ -42,14 +42,7 @@ def policy_table(problem: Problem, sms: int = 132) -> Table:
         plan, timeline = planned(problem, policy, sms)
         second = planned(problem, policy, sms, MERGES[1])[1].makespan
         rows.append(
-            (
-                policy,
-                most_splits(plan),
-                plan.num_tiles,
-                partial_mb(plan),
-                timeline.makespan,
-                second,
-            )
+            (policy, most_splits(plan), plan.num_tiles, partial_mb(plan), timeline.makespan, second)
         )
     rows.sort(key=lambda row: min(row[-2:]))
     columns = ("policy", "splits", "work tiles", "partials, MB", *(f"{m}, us" for m in MERGES))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import ipywidgets as widgets
 import numpy as np
 import plotly.graph_objects as go
 
@@ -28,12 +27,11 @@ class AbsorbExplorer(explorer.Explorer):
     source = formula()
     frames_over = "new_tokens"
 
-    def controls(self) -> dict[str, widgets.Widget]:
-        return {
-            "new_tokens": explorer.steps("new tokens", NEW_TOKENS, 1, "320px"),
-            "kv_len": explorer.steps("cached", (512, 2048, 8192, 32768), 8192, "280px"),
-            "heads": explorer.steps("heads", HEADS, 128, "240px"),
-        }
+    knobs = explorer.knobs(
+        new_tokens=explorer.steps("new tokens", NEW_TOKENS, 1, "320px"),
+        kv_len=explorer.steps("cached", (512, 2048, 8192, 32768), 8192, "280px"),
+        heads=explorer.steps("heads", HEADS, 128, "240px"),
+    )
 
     def figure(self, state: dict[str, Any]) -> go.Figure:
         q, kv, heads = state["new_tokens"], state["kv_len"], state["heads"]

@@ -10,7 +10,6 @@ from __future__ import annotations
 from functools import lru_cache
 from typing import Any
 
-import ipywidgets as widgets
 import numpy as np
 import plotly.graph_objects as go
 import torch
@@ -107,11 +106,10 @@ class AccumulatorExplorer(explorer.Explorer):
     name = "lab.AccumulatorExplorer"
     source = formula("simulated sums")
 
-    def controls(self) -> dict[str, widgets.Widget]:
-        return {
-            "bits": explorer.steps("bits of the unit", (12, 13, 14, 16, 24), 14, "300px"),
-            "promote": explorer.choice("add in fp32", tuple(PROMOTIONS), "never", "300px"),
-        }
+    knobs = explorer.knobs(
+        bits=explorer.steps("bits of the unit", (12, 13, 14, 16, 24), 14, "300px"),
+        promote=explorer.choice("add in fp32", tuple(PROMOTIONS), "never", "300px"),
+    )
 
     def figure(self, state: dict[str, Any]) -> go.Figure:
         bits, promote = state["bits"], PROMOTIONS[state["promote"]]

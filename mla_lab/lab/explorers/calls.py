@@ -10,7 +10,6 @@ from functools import cache
 from statistics import median
 from typing import Any
 
-import ipywidgets as widgets
 import plotly.graph_objects as go
 
 from ...bench.records import medians
@@ -108,9 +107,9 @@ class CallsExplorer(explorer.Explorer):
     name = "lab.CallsExplorer"
     frames_over = "table"
 
-    def controls(self) -> dict[str, widgets.Widget]:
-        tables = [*TABLES, MLA, GROUPED]
-        return {"table": explorer.choice("table", tables, tables[0], "320px")}
+    knobs = explorer.knobs(
+        table=explorer.choice("table", [*TABLES, MLA, GROUPED], [*TABLES, MLA, GROUPED][0], "320px")
+    )
 
     def series(self, table: str) -> Series:
         """us by series and case."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 from html import escape
 from typing import Any
 
-import ipywidgets as widgets
 import plotly.graph_objects as go
 
 from ...backends.cuda.ladder import STEPS
@@ -25,12 +24,10 @@ class LadderExplorer(explorer.Explorer):
     name = "lab.LadderExplorer"
     frames_over = "case"
 
-    def controls(self) -> dict[str, widgets.Widget]:
-        names = [case.name for case in CASES]
-        return {
-            "case": explorer.choice("case", names, names[0], "330px"),
-            "gains": widgets.Checkbox(False, description="gains, not times"),
-        }
+    knobs = explorer.knobs(
+        case=explorer.choice("case", [case.name for case in CASES], CASES[0].name, "330px"),
+        gains=explorer.tick("gains, not times", False),
+    )
 
     def figure(self, state: dict[str, Any]) -> go.Figure:
         found = rungs(state["case"])
@@ -80,8 +77,7 @@ class LadderXray(explorer.Explorer):
     name = "lab.LadderXray"
     frames_over = "step"
 
-    def controls(self) -> dict[str, widgets.Widget]:
-        return {"step": explorer.choice("step", LABELS[1:], LABELS[4], "330px")}
+    knobs = explorer.knobs(step=explorer.choice("step", LABELS[1:], LABELS[4], "330px"))
 
     def sides(self, state: dict[str, Any]) -> tuple[StepFacts, StepFacts]:
         """The step before, and the step."""

@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
-import ipywidgets as widgets
 import numpy as np
 import plotly.graph_objects as go
 import torch
@@ -63,13 +62,12 @@ class MergeExplorer(explorer.Explorer):
     source = formula("float64")
     frames_over = "splits"
 
-    def controls(self) -> dict[str, widgets.Widget]:
-        return {
-            "splits": explorer.integers("splits", 1, 8, 4, width="260px"),
-            "sharpness": explorer.steps("sharpness", (0, 1, 2, 4, 8, 16), 2, "270px"),
-            "empty": explorer.tick("one split has no key", False),
-            "seed": explorer.integers("seed", 0, 9, 3, width="230px"),
-        }
+    knobs = explorer.knobs(
+        splits=explorer.integers("splits", 1, 8, 4, width="260px"),
+        sharpness=explorer.steps("sharpness", (0, 1, 2, 4, 8, 16), 2, "270px"),
+        empty=explorer.tick("one split has no key", False),
+        seed=explorer.integers("seed", 0, 9, 3, width="230px"),
+    )
 
     def partials(self, state: dict[str, Any]) -> list[Partial]:
         """Equal cuts; with `empty`, one more split that got an empty range."""

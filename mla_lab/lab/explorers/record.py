@@ -5,7 +5,6 @@ from __future__ import annotations
 from functools import lru_cache
 from typing import Any
 
-import ipywidgets as widgets
 import plotly.graph_objects as go
 
 from ...bench.records import medians
@@ -81,14 +80,13 @@ class RecordExplorer(explorer.Explorer):
     source = PREDICTED
     frames_over = "kv_len"
 
-    def controls(self) -> dict[str, widgets.Widget]:
-        return {
-            "heads": explorer.steps("heads", (16, 64, 128), 128, "220px"),
-            "q_len": explorer.steps("new tokens", (1, 2, 4), 1, "230px"),
-            "kv_len": explorer.steps("cached", (1024, 4096, 8192), 8192, "260px"),
-            "over_floor": explorer.tick("as multiples of the floor", False),
-            "live": explorer.tick("measure here", False),
-        }
+    knobs = explorer.knobs(
+        heads=explorer.steps("heads", (16, 64, 128), 128, "220px"),
+        q_len=explorer.steps("new tokens", (1, 2, 4), 1, "230px"),
+        kv_len=explorer.steps("cached", (1024, 4096, 8192), 8192, "260px"),
+        over_floor=explorer.tick("as multiples of the floor", False),
+        live=explorer.tick("measure here", False),
+    )
 
     def figure(self, state: dict[str, Any]) -> go.Figure:
         problems = {

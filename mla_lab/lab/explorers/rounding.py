@@ -6,7 +6,6 @@ import json
 from functools import cache
 from typing import Any
 
-import ipywidgets as widgets
 import plotly.graph_objects as go
 
 from ...core.resources import data_dir
@@ -64,11 +63,10 @@ class RoundingExplorer(explorer.Explorer):
     source = formula("a kernel's roundings in float64")
     frames_over = "inputs"
 
-    def controls(self) -> dict[str, widgets.Widget]:
-        return {
-            "question": explorer.choice("compare", tuple(QUESTIONS), "scales of the cache"),
-            "inputs": explorer.choice("inputs", tuple(INPUTS), "Gaussian", "290px"),
-        }
+    knobs = explorer.knobs(
+        question=explorer.choice("compare", tuple(QUESTIONS), "scales of the cache"),
+        inputs=explorer.choice("inputs", tuple(INPUTS), "Gaussian", "290px"),
+    )
 
     def figure(self, state: dict[str, Any]) -> go.Figure:
         question = QUESTIONS[state["question"]]
@@ -81,10 +79,7 @@ class RoundingExplorer(explorer.Explorer):
         else:
             finding = ", ".join(f"{name}: {value:.1%}" for name, value in last.items())
         figure = new_figure(
-            f"{finding} at {longest:,} tokens",
-            x="cached tokens",
-            y="relative error",
-            height=400,
+            f"{finding} at {longest:,} tokens", x="cached tokens", y="relative error", height=400
         )
         for i, (name, line) in enumerate(found.items()):
             figure.add_scatter(

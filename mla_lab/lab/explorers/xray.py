@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import ipywidgets as widgets
 import plotly.graph_objects as go
 
 from .. import explorer
@@ -32,14 +31,14 @@ class XrayExplorer(explorer.Explorer):
     name = "lab.XrayExplorer"
     frames_over = "right"
 
-    def controls(self) -> dict[str, widgets.Widget]:
+    def controls(self) -> explorer.Knobs:
         names = list(KERNELS)
         for name in names:  # seen through once, here: no redraw waits for a disassembler
             facts(name)
-        return {
-            "left": explorer.choice("left", names, names[2], "330px"),
-            "right": explorer.choice("right", names, names[4], "330px"),
-        }
+        return explorer.knobs(
+            left=explorer.choice("left", names, names[2], "330px"),
+            right=explorer.choice("right", names, names[4], "330px"),
+        )
 
     def sides(self, state: dict[str, Any]) -> tuple[Facts, Facts]:
         """Facts of both kernels."""

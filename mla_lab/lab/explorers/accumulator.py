@@ -20,7 +20,7 @@ from ...reference.inputs import KV_STD
 from .. import explorer
 from ..eight_bits import e4m3
 from ..source import formula
-from ..style import BLUE, GREY, ORANGE, new_figure
+from ..style import BLUE, GREY, ORANGE, Line, add_lines, log_ticks, new_figure
 
 #: products that the unit adds at once
 STEP = 32
@@ -121,21 +121,12 @@ class AccumulatorExplorer(explorer.Explorer):
             y="relative error",
             height=380,
         )
-        series = [("rounded weights, exact sums", exact, GREY, "dot", "circle")]
+        series = [Line("rounded weights, exact sums", exact, GREY, "dot")]
         if promote:
-            series.append(
-                (f"{bits} bits, never", accumulator_curve(bits, 0), ORANGE, "dash", "square")
-            )
-        series.append((f"{bits} bits, {state['promote']}", chosen, BLUE, "solid", "diamond"))
-        for name, line, color, dash, symbol in series:
-            figure.add_scatter(
-                x=LENGTHS,
-                y=line,
-                name=name,
-                mode="lines+markers",
-                line={"color": color, "dash": dash, "width": 2.5},
-                marker={"symbol": symbol, "size": 9},
-            )
-        figure.update_xaxes(type="log", tickvals=LENGTHS, ticktext=[f"{n:,}" for n in LENGTHS])
+            alone = accumulator_curve(bits, 0)
+            series.append(Line(f"{bits} bits, never", alone, ORANGE, "dash", "square"))
+        series.append(Line(f"{bits} bits, {state['promote']}", chosen, BLUE, "solid", "diamond"))
+        add_lines(figure, LENGTHS, series)
+        log_ticks(figure, LENGTHS)
         figure.update_yaxes(rangemode="tozero", tickformat=".1%")
         return figure

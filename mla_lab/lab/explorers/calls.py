@@ -5,17 +5,14 @@ Times that were taken on two cards, by two methods, share a chart and no title s
 
 from __future__ import annotations
 
-import json
-from functools import cache
 from statistics import median
 from typing import Any
 
 import plotly.graph_objects as go
 
 from ...bench.records import medians
-from ...core.resources import data_dir
 from .. import explorer
-from ..measuring import OURS, runs
+from ..measuring import OURS, lines, runs
 from ..source import Source
 from ..style import PALETTE, new_figure
 
@@ -32,13 +29,6 @@ MLA, GROUPED = "XQA port, MLA", "XQA port, GQA"
 
 #: us by case, one dictionary a series
 Series = dict[str, dict[str, float]]
-
-
-@cache
-def lines(name: str) -> tuple[dict[str, Any], ...]:
-    """Rows of a file of JSON lines in `data/`."""
-    text = (data_dir() / name).read_text(encoding="utf-8")
-    return tuple(json.loads(line) for line in text.splitlines())
 
 
 def ours(file: str, peer: str) -> dict[str, float]:

@@ -11,7 +11,7 @@ from ...backends.cuda.ladder import STEPS
 from ...bench.ladder import CASES
 from .. import explorer, ladder_facts
 from ..ladder_facts import StepFacts, rungs
-from ..style import BLUE, GREY, ORANGE, hatch, new_figure
+from ..style import BLUE, GREY, ORANGE, compare_bars, hatch, new_figure
 
 LABELS = [f"{step.number} {step.name}" for step in STEPS]
 #: instruction classes in reading order
@@ -95,16 +95,9 @@ class LadderXray(explorer.Explorer):
             y="instructions in the code",
             height=360,
         )
-        for side, color in ((before, GREY), (after, ORANGE)):
-            counts = [side.classes.get(name, 0) for name in CLASSES]
-            figure.add_bar(
-                x=list(CLASSES),
-                y=counts,
-                name=LABELS[side.step],
-                text=[f"{n:,}" if n else "" for n in counts],
-                textposition="outside",
-                marker_color=color,
-            )
+        pairs = ((before, GREY), (after, ORANGE))
+        drawn = {LABELS[side.step]: (color, side.classes) for side, color in pairs}
+        compare_bars(figure, CLASSES, drawn)
         figure.update_yaxes(type="log", range=[-0.2, 4])
         return figure
 

@@ -7,7 +7,7 @@ from typing import Any
 import plotly.graph_objects as go
 
 from .. import explorer
-from ..style import BLUE, ORANGE, new_figure
+from ..style import BLUE, ORANGE, compare_bars, new_figure
 from ..tables import Table, table
 from ..xray_facts import KERNELS, Facts, facts
 
@@ -53,16 +53,9 @@ class XrayExplorer(explorer.Explorer):
             y="instructions in the code",
             height=360,
         )
-        for side, color in zip(sides, (BLUE, ORANGE), strict=True):
-            counts = [side.classes.get(name, 0) for name in CLASSES]
-            figure.add_bar(
-                x=list(CLASSES),
-                y=counts,
-                name=f"{side.kernel}",
-                text=[str(n) if n else "" for n in counts],
-                textposition="outside",
-                marker_color=color,
-            )
+        colors = (BLUE, ORANGE)
+        drawn = {s.kernel: (c, s.classes) for s, c in zip(sides, colors, strict=True)}
+        compare_bars(figure, CLASSES, drawn)
         figure.update_yaxes(type="log", range=[-0.2, 3.6], dtick=1)
         return figure
 

@@ -23,6 +23,7 @@ from IPython import get_ipython
 
 from ..core.errors import InvalidInput, invalid
 from .source import Source
+from .style import CONFIG
 from .svg import Svg
 
 #: seconds of silence before a burst of slider moves is drawn
@@ -41,7 +42,7 @@ def mime_bundle(picture: Picture) -> dict[str, Any]:
         return {"text/html": picture.markup, "text/plain": words_of(picture)}
     # plotly's own writer keeps long arrays in a compact binary form
     data = json.loads(picture.to_json())
-    data["config"] = {"displayModeBar": False, "responsive": True}
+    data["config"] = CONFIG
     return {PLOTLY_MIME: data, "text/plain": words_of(picture)}
 
 

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import plotly.graph_objects as go
+import plotly.io as pio
 
 BLACK = "#000000"
 ORANGE = "#E69F00"
@@ -63,8 +64,9 @@ def hatch(kind: str) -> dict[str, object]:
 FONT = "Inter, Segoe UI, Helvetica, Arial, sans-serif"
 
 #: plotly's tool bar lies over long titles; a double click resets the axes without it
-_TOOLS = ["toImage", "zoom2d", "pan2d", "select2d", "lasso2d", "zoomIn2d", "zoomOut2d"]
-_TOOLS += ["autoScale2d", "resetScale2d"]
+CONFIG = {"displayModeBar": False, "responsive": True}
+for _renderer in ("plotly_mimetype", "notebook", "notebook_connected"):
+    pio.renderers[_renderer].config = CONFIG
 
 _AXIS = {
     "gridcolor": "#E8EAEF",
@@ -87,7 +89,6 @@ TEMPLATE = go.layout.Template(
         "xaxis": _AXIS,
         "yaxis": _AXIS,
         "bargap": 0.15,
-        "modebar": {"remove": _TOOLS},
     }
 )
 

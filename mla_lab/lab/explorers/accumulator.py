@@ -1,6 +1,6 @@
 """A matrix unit that adds with few bits, and what adding its sums up in fp32 mends.
 
-The model: at each k-step of 32 products, accumulator and products are cut, towards zero, to a
+The model: at each k-step of 32 products, accumulator and products are truncated to a
 number of bits below the largest of them, and added exactly. DeepSeek-V3's report (section 3.3.2)
 finds about 14 bits of it on Hopper.
 """

@@ -147,7 +147,7 @@ class AnatomyExplorer(explorer.Explorer):
 
 
 def _plain(call: Anatomy) -> str:
-    """What the same call takes where nobody looks inside."""
+    """Time of the same call without clocks inside the kernel."""
     if not call.plain_us:
         return ""
     return f" Without stamps, a share of the graph's own start included: {call.plain_us:.1f} us."

@@ -94,7 +94,7 @@ def live_times(batch: int, heads: int) -> dict[str, float]:
 def format_table(batch: int = 64) -> Table:
     """Floors, recorded times, speed against bf16 and error, at 16 and 128 heads.
 
-    What is not on record is said so.
+    A format without a record is listed as such.
     """
     known = recorded_times()
     rows: list[tuple[Any, ...]] = []

@@ -119,7 +119,7 @@ class LayoutExplorer(explorer.Explorer):
         try:
             answer = ask_cute(state["operation"], a, b)
         except MlaLabError as error:
-            return f"<div>CuTe says: {error}</div>"
+            return f"<div>CuTe refuses: {error}</div>"
         same = list(answer.offsets) == result.offsets()
         verdict = "the same function" if same else "<b>another function</b>"
         return (

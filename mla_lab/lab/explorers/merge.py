@@ -1,4 +1,4 @@
-"""A softmax taken in pieces: what each split knows, and what the merge makes of it."""
+"""A softmax taken in pieces: the partial result of each split, and their merge."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def tokens(seed: int, sharpness: float) -> tuple[np.ndarray, np.ndarray]:
 
 
 class MergeExplorer(explorer.Explorer):
-    """Scores of 48 tokens, cut into splits; below, tokens against weight of each split."""
+    """Scores of 48 tokens by split; beside them the share of tokens and weight of each split."""
 
     name = "lab.MergeExplorer"
     source = formula("float64")
@@ -70,7 +70,7 @@ class MergeExplorer(explorer.Explorer):
     )
 
     def partials(self, state: dict[str, Any]) -> list[Partial]:
-        """Equal cuts; with `empty`, one more split that got an empty range."""
+        """Equal splits; with `empty`, one more that has an empty range."""
         scores, values = tokens(state["seed"], state["sharpness"])
         cuts = [NUM_TOKENS * i // state["splits"] for i in range(state["splits"] + 1)]
         if state["empty"]:

@@ -43,7 +43,7 @@ def pieces(plan: Plan) -> list[tuple[int, int]]:
 
 
 class NeighbourExplorer(explorer.Explorer):
-    """The cuts of one request as coloured strips, one strip a policy."""
+    """The splits of one request as coloured strips, one strip a policy."""
 
     name = "lab.NeighbourExplorer"
     source = formula("plan")

@@ -36,7 +36,7 @@ from ..tables import Table, table
 BATCHES = (1, 4, 16, 64, 128)
 #: microseconds by (case, peer)
 Medians = dict[tuple[str, str], float]
-#: batches that are measured where one asks for it
+#: batches that are measured where *measure here* is ticked
 LIVE = (1, 16, 64)
 #: peers by the name of a record, and how they are drawn
 PEERS = {

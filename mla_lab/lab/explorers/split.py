@@ -20,7 +20,7 @@ _LEFT, _CELL = 262.0, (30.0, 30.0)
 
 
 def bf16(text: str) -> float:
-    """The bf16 number nearest to what `text` says; NaN where it says none."""
+    """The bf16 number nearest to `text`; NaN where that is no number."""
     try:
         return float(torch.tensor(float(text)).bfloat16())
     except ValueError:

@@ -30,7 +30,7 @@ class SwizzleExplorer(explorer.Explorer):
     )
 
     def access(self, state: dict[str, Any]) -> list[int]:
-        """Logical byte offsets that eight lanes ask for together."""
+        """Logical byte offsets that eight lanes access together."""
         row_bytes = state["row_bytes"]
         if state["read"] == READS[0]:
             return banks.column(row_bytes, state["chunk"] % (row_bytes // banks.VECTOR_BYTES))

@@ -1,4 +1,4 @@
-"""Figures with their origin: measured now on a GPU, else recorded in `data/`, else marked as missing."""
+"""Figures with their origin: measured now on a GPU, else recorded in `data/`, else missing."""
 
 from __future__ import annotations
 

@@ -9,12 +9,14 @@ from typing import Any
 
 import ipywidgets as widgets
 import plotly.graph_objects as go
+import plotly.io as pio
 import pytest
 
 from mla_lab import lab
 from mla_lab.core.errors import InvalidInput
 from mla_lab.lab import exercises, explorer, progress, session, source, style, svg
 from mla_lab.lab.checks import CHECKS, Attempt, Hint
+from mla_lab.lab.workbook_map import PATHS, WorkbookMap
 
 
 class Squares(explorer.Explorer):
@@ -24,8 +26,7 @@ class Squares(explorer.Explorer):
     source = source.PREDICTED
     frames_over = "n"
 
-    def controls(self) -> dict[str, widgets.Widget]:
-        return {"n": explorer.integers("n", 1, 4, 2), "word": explorer.field("word", "so")}
+    knobs = explorer.knobs(n=explorer.integers("n", 1, 4, 2), word=explorer.field("word", "so"))
 
     def figure(self, state: dict[str, Any]) -> go.Figure:
         if state["word"] == "fail":
@@ -224,3 +225,23 @@ def test_no_public_name_is_a_module_s() -> None:
     """`lab.x` would be the function at first, and the module once somebody has imported it."""
     modules = {path.stem for path in Path(lab.__file__).parent.glob("*.py")}
     assert not modules & set(dir(lab))
+
+
+def test_no_tool_bar_lies_over_a_title(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pio.renderers, "default", "plotly_mimetype")
+    chart = pio.renderers._build_mime_bundle(style.new_figure("a long title").to_dict())
+    assert chart[explorer.PLOTLY_MIME]["config"]["displayModeBar"] is False
+    drawn = Squares().out.outputs[0]["data"]
+    assert drawn[explorer.PLOTLY_MIME]["config"]["displayModeBar"] is False
+
+
+def test_boxes_on_the_page_follow_a_dark_theme(
+    notebook: session.Session, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shown: list[str] = []
+    monkeypatch.setattr(session, "display", lambda html: shown.append(html.data))
+    session.finish()
+    assert "background:var(--jp-layout-color2" in shown[0]
+    assert "color:var(--jp-content-font-color1" in shown[0]
+    links = WorkbookMap().note({"path": "30 minutes"})
+    assert links.count("text-decoration:underline") == len(PATHS["30 minutes"])

@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import json
-from functools import cache
 from html import escape
 from typing import Any
 
-import ipywidgets as widgets
-
 from ..core.errors import invalid
-from ..core.resources import data_dir
 from . import explorer
+from .measuring import lines
 from .source import Source
 from .style import FONT, PAGE_INK
 from .svg import Svg
@@ -21,20 +17,14 @@ RECORD = "notes/kernel_attempts.jsonl"
 COLUMNS = ("change", "case", "expected", "came", "why")
 
 
-@cache
-def _rows() -> tuple[dict[str, str], ...]:
-    text = (data_dir() / RECORD).read_text(encoding="utf-8")
-    return tuple(json.loads(line) for line in text.splitlines())
-
-
 def attempts(kernel: str, about: str = "") -> Table:
     """Attempts on `kernel` ("cute/keep_ab_sm90"), in order of time; `about`: those that have this
     word in their change or case. Raises InvalidInput for a kernel without any.
     """
-    known = dict.fromkeys(row["kernel"] for row in _rows())
+    known = dict.fromkeys(row["kernel"] for row in lines(RECORD))
     if kernel not in known:
         raise invalid("kernel", repr(kernel), tuple(known))
-    mine = [row for row in _rows() if row["kernel"] == kernel]
+    mine = [row for row in lines(RECORD) if row["kernel"] == kernel]
     found = [row for row in mine if about in row["change"] + row["case"]]
     dates = sorted({row["date"] for row in mine})
     source = Source("recorded", card=mine[0]["card"], date=dates[-1])
@@ -47,13 +37,13 @@ class AttemptExplorer(explorer.Explorer):
     name = "lab.AttemptExplorer"
     frames_over = "kernel"
 
-    def controls(self) -> dict[str, widgets.Widget]:
-        kernels = list(dict.fromkeys(row["kernel"] for row in _rows()))
+    def controls(self) -> explorer.Knobs:
+        kernels = list(dict.fromkeys(row["kernel"] for row in lines(RECORD)))
         most = max(len(attempts(kernel).rows) for kernel in kernels)
-        return {
-            "kernel": explorer.choice("kernel", kernels, kernels[0], "280px"),
-            "number": explorer.integers("attempt", 1, most, 1, width="420px"),
-        }
+        return explorer.knobs(
+            kernel=explorer.choice("kernel", kernels, kernels[0], "280px"),
+            number=explorer.integers("attempt", 1, most, 1, width="420px"),
+        )
 
     def figure(self, state: dict[str, Any]) -> Svg:
         log = attempts(state["kernel"])

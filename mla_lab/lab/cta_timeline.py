@@ -1,4 +1,4 @@
-"""One launch, CTA by CTA: what the simulator expects beside what clocks in the kernel said."""
+"""One launch, CTA by CTA: the prediction of the simulator beside clocks read inside the kernel."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Eight bits by hand: bytes of a token, e4m3 and its two terms, weights rounded and summed up.
 
 What kernels do with them stands in `mla_lab.cute.swap_ab_sm90`; here it is done on small tensors in
-float64, so that nothing but the rounding in question is told.
+float64, so that the rounding in question is the only error.
 """
 
 from __future__ import annotations
@@ -60,10 +60,7 @@ def fields(kv_format: str) -> tuple[Field, ...]:
         )
     size = token_bytes(kv_format) // (LATENT_DIM + ROPE_DIM)
     middle = LATENT_DIM * ELEMENT_BYTES[kv_format]
-    return (
-        Field("latent", 0, middle, size),
-        Field("rope", middle, token_bytes(kv_format), size),
-    )
+    return (Field("latent", 0, middle, size), Field("rope", middle, token_bytes(kv_format), size))
 
 
 def field_at(kv_format: str, byte: int) -> Field:

@@ -13,6 +13,8 @@ import json
 import os
 import traceback
 import weakref
+from collections.abc import Callable
+from functools import partial
 from typing import Any, TypeAlias
 
 import ipywidgets as widgets
@@ -21,6 +23,7 @@ from IPython import get_ipython
 
 from ..core.errors import InvalidInput, invalid
 from .source import Source
+from .style import CONFIG
 from .svg import Svg
 
 #: seconds of silence before a burst of slider moves is drawn
@@ -30,6 +33,7 @@ PLOTLY_MIME = "application/vnd.plotly.v1+json"
 FRAMES_MIME = "application/vnd.mla-lab.frames+json"
 
 Picture: TypeAlias = go.Figure | Svg
+Knobs: TypeAlias = dict[str, Callable[[], widgets.Widget]]
 
 
 def mime_bundle(picture: Picture) -> dict[str, Any]:
@@ -38,7 +42,7 @@ def mime_bundle(picture: Picture) -> dict[str, Any]:
         return {"text/html": picture.markup, "text/plain": words_of(picture)}
     # plotly's own writer keeps long arrays in a compact binary form
     data = json.loads(picture.to_json())
-    data["config"] = {"displayModeBar": False, "responsive": True}
+    data["config"] = CONFIG
     return {PLOTLY_MIME: data, "text/plain": words_of(picture)}
 
 
@@ -74,19 +78,21 @@ def moved() -> list[str]:
 class Explorer:
     """Controls over one picture.
 
-    A subclass sets `name`, `source` and `frames_over`, builds `controls()` once, and answers
-    `figure(state)` from plain values alone; `note(state)` may add a sentence of HTML below.
+    A subclass sets `name`, `source`, `frames_over` and `knobs` (or builds its `controls()`), and
+    answers `figure(state)` from plain values alone; `note(state)` may add HTML below.
     """
 
     #: the expression that makes this explorer again
     name = "lab.Explorer"
     #: chip beside the state line
     source: Source | None = None
+    #: its controls by state name
+    knobs: Knobs = {}  # noqa: RUF012
     #: control whose values `make html` precomputes, "" for the first picture alone
     frames_over = ""
 
     def __init__(self, **state: Any) -> None:
-        self.widgets: dict[str, widgets.Widget] = self.controls()
+        self.widgets = {name: make() for name, make in self.controls().items()}
         for key, value in state.items():
             if key not in self.widgets:
                 raise self._refuse(key, value)
@@ -102,9 +108,9 @@ class Explorer:
         self.redraw()
 
     # -- what a subclass answers -------------------------------------------------------------
-    def controls(self) -> dict[str, widgets.Widget]:
+    def controls(self) -> Knobs:
         """The controls by state name, at their defaults."""
-        raise invalid("controls", "Explorer itself", "a subclass that builds its controls")
+        return self.knobs
 
     def figure(self, state: dict[str, Any]) -> Picture:
         """The picture of `state`; depends on nothing else."""
@@ -226,43 +232,43 @@ def slider_values(widget: widgets.Widget) -> list[Any]:
     raise invalid("frames_over", type(widget).__name__, "an IntSlider or a choice")
 
 
-def choice(label: str, options: Any, value: Any, width: str = "250px") -> widgets.Dropdown:
-    """A drop-down in the house size."""
-    return widgets.Dropdown(options=options, value=value, description=label, **_sizes(label, width))
+def knobs(**made: Callable[[], widgets.Widget]) -> Knobs:
+    """Controls by state name, each made anew for every explorer."""
+    return made
 
 
-def steps(label: str, options: Any, value: Any, width: str = "330px") -> widgets.SelectionSlider:
+def choice(
+    label: str, options: Any, value: Any, width: str = "250px"
+) -> Callable[[], widgets.Dropdown]:
+    """A drop-down."""
+    return partial(widgets.Dropdown, options=options, value=value, **_named(label, width))
+
+
+def steps(
+    label: str, options: Any, value: Any, width: str = "330px"
+) -> Callable[[], widgets.SelectionSlider]:
     """A slider over named values."""
-    return widgets.SelectionSlider(
-        options=options, value=value, description=label, **_sizes(label, width)
-    )
+    return partial(widgets.SelectionSlider, options=options, value=value, **_named(label, width))
 
 
 def integers(
     label: str, low: int, high: int, value: int, *, step: int = 1, width: str = "330px"
-) -> widgets.IntSlider:
+) -> Callable[[], widgets.IntSlider]:
     """A slider over integers."""
-    return widgets.IntSlider(
-        value=value, min=low, max=high, step=step, description=label, **_sizes(label, width)
-    )
+    limits = {"min": low, "max": high, "step": step}
+    return partial(widgets.IntSlider, value=value, **limits, **_named(label, width))
 
 
-def field(label: str, value: str, width: str = "330px") -> widgets.Text:
+def field(label: str, value: str, width: str = "330px") -> Callable[[], widgets.Text]:
     """A text field that acts when Enter is pressed or the focus leaves."""
-    return widgets.Text(
-        value=value, description=label, continuous_update=False, **_sizes(label, width)
-    )
+    return partial(widgets.Text, value=value, continuous_update=False, **_named(label, width))
 
 
-def tick(label: str, value: bool) -> widgets.Checkbox:
+def tick(label: str, value: bool) -> Callable[[], widgets.Checkbox]:
     """A check box."""
-    return widgets.Checkbox(
-        value=value, description=label, indent=False, layout=widgets.Layout(width="auto")
-    )
+    return partial(widgets.Checkbox, value=value, indent=False, **_named(label, "auto"))
 
 
-def _sizes(label: str, width: str) -> dict[str, Any]:
-    return {
-        "layout": widgets.Layout(width=width),
-        "style": {"description_width": f"{7 * len(label) + 12}px"},
-    }
+def _named(label: str, width: str) -> dict[str, Any]:
+    style = {"description_width": f"{7 * len(label) + 12}px"}
+    return {"description": label, "layout": {"width": width}, "style": style}

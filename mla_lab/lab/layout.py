@@ -197,7 +197,7 @@ def _from_modes(modes: list[tuple[int, int]]) -> Layout:
 
 
 def complement(layout: Layout, cosize: int) -> Layout:
-    """The layout that walks the offsets `layout` leaves out, up to `cosize`."""
+    """The layout of the offsets that `layout` leaves out, up to `cosize`."""
     pairs = sorted(
         (d, s)
         for s, d in zip(flatten(layout.shape), flatten(layout.stride), strict=True)
@@ -214,14 +214,14 @@ def complement(layout: Layout, cosize: int) -> Layout:
 
 
 def divide(layout: Layout, tiler: Layout) -> Layout:
-    """`((inside a tile), (which tile))`: `layout` cut into tiles (CuTe's logical_divide)."""
+    """`((inside a tile), (which tile))`: `layout` divided into tiles (CuTe's logical_divide)."""
     rest = complement(tiler, layout.size)
     both = Layout((tiler.shape, rest.shape), (tiler.stride, rest.stride))
     return compose(layout, both)
 
 
 def tile_2d(layout: Layout, tiles: tuple[int, int]) -> Layout:
-    """A matrix cut by `tiles`: ((row in tile, column in tile), (tile row, tile column))."""
+    """A matrix divided by `tiles`: ((row in tile, column in tile), (tile row, tile column))."""
     rows, columns = (
         divide(mode, Layout(extent, 1)) for mode, extent in zip(layout.modes, tiles, strict=True)
     )

@@ -1,7 +1,8 @@
-"""Figures with their origin: measured now on a GPU, else recorded in `data/`, else said missing."""
+"""Figures with their origin: measured now on a GPU, else recorded in `data/`, else missing."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache, lru_cache
@@ -81,6 +82,13 @@ def _runs_of(path: Path, mtime_ns: int, size: int) -> tuple[Run, ...]:
     except InvalidInput:  # a trace or published figures, not a benchmark record
         return ()
     return tuple(_split(path.name, rows))
+
+
+@cache
+def lines(name: str) -> tuple[Row, ...]:
+    """Rows of a file of JSON lines in `data/`, whatever their form."""
+    text = (data_dir() / name).read_text(encoding="utf-8")
+    return tuple(json.loads(line) for line in text.splitlines())
 
 
 def _split(file: str, rows: list[Row]) -> Iterator[Run]:

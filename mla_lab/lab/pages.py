@@ -41,13 +41,7 @@ def boxes(table: list[int], kv_len: int, page_size: int, tile_kv: int = TILE_KV)
         raise invalid("table", f"{len(table)} pages", f"enough for {kv_len} tokens")
     height = min(page_size, tile_kv)
     return [
-        Box(
-            token // tile_kv,
-            token % tile_kv,
-            table[token // page_size],
-            token % page_size,
-            height,
-        )
+        Box(token // tile_kv, token % tile_kv, table[token // page_size], token % page_size, height)
         for token in range(0, kv_len, height)
     ]
 

@@ -14,7 +14,7 @@ from ..plan import POLICIES, Plan
 from .explorers.plan import MERGES, planned
 from .measuring import runs
 from .source import PREDICTED
-from .style import GREY, INK, PALETTE, RED, new_figure
+from .style import GREY, INK, PALETTE, RED, SYMBOLS, Line, add_lines, log_ticks, new_figure
 from .tables import Table, table
 
 #: variants of our kernels, each timed on the anchor cases
@@ -22,7 +22,6 @@ SWEEP = "h200_sweep.jsonl"
 #: FlashAttention-3 takes the fewest splits that reach this share of the best efficiency
 FA3_SHARE = 0.85
 _DASHES = ("solid", "dash", "dot", "dashdot", "longdash", "longdashdot", "solid", "dash", "dot")
-_MARKERS = ("circle", "square", "diamond", "cross", "x", "triangle-up", "star", "pentagon", "hash")
 
 
 def most_splits(plan: Plan) -> int:
@@ -42,14 +41,7 @@ def policy_table(problem: Problem, sms: int = 132) -> Table:
         plan, timeline = planned(problem, policy, sms)
         second = planned(problem, policy, sms, MERGES[1])[1].makespan
         rows.append(
-            (
-                policy,
-                most_splits(plan),
-                plan.num_tiles,
-                partial_mb(plan),
-                timeline.makespan,
-                second,
-            )
+            (policy, most_splits(plan), plan.num_tiles, partial_mb(plan), timeline.makespan, second)
         )
     rows.sort(key=lambda row: min(row[-2:]))
     columns = ("policy", "splits", "work tiles", "partials, MB", *(f"{m}, us" for m in MERGES))
@@ -104,18 +96,14 @@ def policy_curves(
         height=420,
     )
     for i, policy in enumerate(policies):
-        style = {"color": PALETTE[i % 8], "dash": _DASHES[i], "width": 2.5}
-        figure.add_scatter(
-            x=list(batches),
-            y=ratio[i],
-            name=policy,
-            mode="lines+markers",
-            line=style,
-            marker={"symbol": _MARKERS[i], "size": 9},
+        add_lines(
+            figure,
+            batches,
+            [Line(policy, ratio[i], PALETTE[i % 8], _DASHES[i], SYMBOLS[i])],
             customdata=times[i],
             hovertemplate=f"{policy}, batch %{{x}}: %{{customdata:.1f}} us<extra></extra>",
         )
-    figure.update_xaxes(type="log", tickvals=list(batches), ticktext=[str(b) for b in batches])
+    log_ticks(figure, batches)
     return figure
 
 

@@ -5,12 +5,11 @@ from __future__ import annotations
 from functools import cache
 from typing import Any
 
-import ipywidgets as widgets
 import numpy as np
 import plotly.graph_objects as go
 
 from ..core.errors import invalid
-from ..core.gpu import Gpu
+from ..core.gpu import PRESETS, Gpu
 from ..core.problem import Problem
 from . import explorer
 from .card import cards
@@ -64,15 +63,14 @@ class RooflineExplorer(explorer.Explorer):
     name = "lab.RooflineExplorer"
     frames_over = "heads"
 
-    def controls(self) -> dict[str, widgets.Widget]:
-        return {
-            "card": explorer.choice("card", [g.name for g in cards()], "H200", "190px"),
-            "heads": explorer.steps("heads", HEADS, 16, "250px"),
-            "drafts": explorer.integers("draft tokens", 0, 15, 0, width="290px"),
-            "batch": explorer.steps("batch", (1, 4, 16, 64, 128), 64, "240px"),
-            "kv_len": explorer.steps("cached", (1024, 4096, 8192, 32768), 8192, "270px"),
-            "kv_format": explorer.choice("cache", ["bf16", "fp8_656"], "bf16", "200px"),
-        }
+    knobs = explorer.knobs(
+        card=explorer.choice("card", [g.name for g in PRESETS], "H200", "190px"),
+        heads=explorer.steps("heads", HEADS, 16, "250px"),
+        drafts=explorer.integers("draft tokens", 0, 15, 0, width="290px"),
+        batch=explorer.steps("batch", (1, 4, 16, 64, 128), 64, "240px"),
+        kv_len=explorer.steps("cached", (1024, 4096, 8192, 32768), 8192, "270px"),
+        kv_format=explorer.choice("cache", ["bf16", "fp8_656"], "bf16", "200px"),
+    )
 
     def problem(self, state: dict[str, Any]) -> Problem:
         """The decode step of `state`."""

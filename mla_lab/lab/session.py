@@ -26,7 +26,7 @@ from .style import PAGE_INK, PAGE_TINT
 
 
 class WidgetFailed(MlaLabError, RuntimeError):
-    """An output widget of this notebook holds an error that nobody saw."""
+    """An output widget of this notebook holds an error that was not raised."""
 
 
 class OverBudget(MlaLabError, RuntimeError):

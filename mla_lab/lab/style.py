@@ -6,9 +6,11 @@ Colour never stands alone: roles also differ by label, sources by hatch.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import plotly.graph_objects as go
+import plotly.io as pio
 
 BLACK = "#000000"
 ORANGE = "#E69F00"
@@ -62,8 +64,9 @@ def hatch(kind: str) -> dict[str, object]:
 FONT = "Inter, Segoe UI, Helvetica, Arial, sans-serif"
 
 #: plotly's tool bar lies over long titles; a double click resets the axes without it
-_TOOLS = ["toImage", "zoom2d", "pan2d", "select2d", "lasso2d", "zoomIn2d", "zoomOut2d"]
-_TOOLS += ["autoScale2d", "resetScale2d"]
+CONFIG = {"displayModeBar": False, "responsive": True}
+for _renderer in ("plotly_mimetype", "notebook", "notebook_connected"):
+    pio.renderers[_renderer].config = CONFIG
 
 _AXIS = {
     "gridcolor": "#E8EAEF",
@@ -86,7 +89,6 @@ TEMPLATE = go.layout.Template(
         "xaxis": _AXIS,
         "yaxis": _AXIS,
         "bargap": 0.15,
-        "modebar": {"remove": _TOOLS},
     }
 )
 
@@ -103,3 +105,48 @@ def new_figure(title: str, *, x: str = "", y: str = "", height: int = 380) -> go
         yaxis_title_text=y,
     )
     return figure
+
+
+#: marks of the series of a chart, in their order
+SYMBOLS = ("circle", "square", "diamond", "cross", "x", "triangle-up", "star", "pentagon", "hash")
+
+
+class Line(NamedTuple):
+    """One series of a chart; told apart by colour, dash and symbol alike."""
+
+    name: str
+    y: Sequence[Any]
+    color: str
+    dash: str = "solid"
+    symbol: str = "circle"
+
+
+def add_lines(figure: go.Figure, x: Sequence[Any], lines: Iterable[Line], **trace: Any) -> None:
+    """Adds series with marks over the same `x`; `trace` has more of plotly's fields for each."""
+    for line in lines:
+        figure.add_scatter(
+            x=list(x),
+            y=list(line.y),
+            name=line.name,
+            mode="lines+markers",
+            line={"color": line.color, "dash": line.dash, "width": 2.5},
+            marker={"symbol": line.symbol, "size": 9, "color": line.color},
+            **trace,
+        )
+
+
+def log_ticks(figure: go.Figure, values: Sequence[int]) -> None:
+    """A logarithmic x axis that names these values and no other."""
+    figure.update_xaxes(type="log", tickvals=list(values), ticktext=[f"{n:,}" for n in values])
+
+
+def compare_bars(
+    figure: go.Figure, x: Sequence[str], series: Mapping[str, tuple[str, Any]]
+) -> None:
+    """Adds bars of (colour, counts by x) beside each other; nothing is written over a zero."""
+    for name, (color, counts) in series.items():
+        values = [counts.get(key, 0) for key in x]
+        text = [f"{n:,}" if n else "" for n in values]
+        figure.add_bar(
+            x=list(x), y=values, name=name, text=text, textposition="outside", marker_color=color
+        )

@@ -6,8 +6,6 @@ from dataclasses import dataclass
 from html import escape
 from typing import Any
 
-import ipywidgets as widgets
-
 from ..api.doctor import examine
 from . import explorer, progress
 from .checks import CHECKS
@@ -78,8 +76,7 @@ class WorkbookMap(explorer.Explorer):
     name = "lab.WorkbookMap"
     frames_over = "path"
 
-    def controls(self) -> dict[str, widgets.Widget]:
-        return {"path": explorer.choice("path", list(PATHS), "30 minutes", "230px")}
+    knobs = explorer.knobs(path=explorer.choice("path", list(PATHS), "30 minutes", "230px"))
 
     def figure(self, state: dict[str, Any]) -> Svg:
         path = PATHS[state["path"]]
@@ -129,11 +126,7 @@ def progress_table() -> Table:
 
 
 def _card(
-    x: float,
-    y: float,
-    entry: Entry,
-    path: tuple[str, ...],
-    solved: dict[str, tuple[int, int]],
+    x: float, y: float, entry: Entry, path: tuple[str, ...], solved: dict[str, tuple[int, int]]
 ) -> str:
     on = entry.number in path
     stroke, width = (BLUE, 3) if on else ("#B9BEC8", 1)

@@ -9,11 +9,6 @@ from . import foundations, kernels, memory, plans
 from .hints import Attempt, Check, Hint
 
 #: by number of the exercise, in the order of the workbook
-CHECKS: dict[str, Check] = {
-    **foundations.CHECKS,
-    **memory.CHECKS,
-    **plans.CHECKS,
-    **kernels.CHECKS,
-}
+CHECKS: dict[str, Check] = {**foundations.CHECKS, **memory.CHECKS, **plans.CHECKS, **kernels.CHECKS}
 
 __all__ = ["CHECKS", "Attempt", "Check", "Hint"]

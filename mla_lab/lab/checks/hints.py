@@ -75,6 +75,6 @@ def number(value: Any, what: str) -> float:
 
 
 def short(value: Any) -> str:
-    """`value` as it would be typed, cut after 60 characters."""
+    """`value` as it would be typed, shortened to 60 characters."""
     text = repr(value)
     return text if len(text) <= 60 else text[:57] + "..."

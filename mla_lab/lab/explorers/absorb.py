@@ -4,21 +4,16 @@ from __future__ import annotations
 
 from typing import Any
 
-import ipywidgets as widgets
 import numpy as np
 import plotly.graph_objects as go
 
 from .. import explorer
 from ..mla_math import absorbed_flops, naive_flops
 from ..source import formula
-from ..style import BLUE, ORANGE, RED, new_figure
+from ..style import BLUE, ORANGE, RED, log_ticks, new_figure
 
 HEADS = (16, 32, 64, 128)
 NEW_TOKENS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
-_LINES = {
-    "naive": {"color": ORANGE, "dash": "dash", "width": 3},
-    "absorbed": {"color": BLUE, "dash": "solid", "width": 3},
-}
 
 
 class AbsorbExplorer(explorer.Explorer):
@@ -28,12 +23,11 @@ class AbsorbExplorer(explorer.Explorer):
     source = formula()
     frames_over = "new_tokens"
 
-    def controls(self) -> dict[str, widgets.Widget]:
-        return {
-            "new_tokens": explorer.steps("new tokens", NEW_TOKENS, 1, "320px"),
-            "kv_len": explorer.steps("cached", (512, 2048, 8192, 32768), 8192, "280px"),
-            "heads": explorer.steps("heads", HEADS, 128, "240px"),
-        }
+    knobs = explorer.knobs(
+        new_tokens=explorer.steps("new tokens", NEW_TOKENS, 1, "320px"),
+        kv_len=explorer.steps("cached", (512, 2048, 8192, 32768), 8192, "280px"),
+        heads=explorer.steps("heads", HEADS, 128, "240px"),
+    )
 
     def figure(self, state: dict[str, Any]) -> go.Figure:
         q, kv, heads = state["new_tokens"], state["kv_len"], state["heads"]
@@ -60,8 +54,6 @@ class AbsorbExplorer(explorer.Explorer):
             marker={"size": 12, "color": RED, "symbol": ["circle", "diamond"]},
             name="this step",
         )
-        figure.update_xaxes(
-            type="log", tickvals=list(NEW_TOKENS), ticktext=[str(n) for n in NEW_TOKENS]
-        )
+        log_ticks(figure, NEW_TOKENS)
         figure.update_yaxes(type="log")
         return figure

@@ -1,6 +1,6 @@
 """A matrix unit that adds with few bits, and what adding its sums up in fp32 mends.
 
-The model: at each k-step of 32 products, accumulator and products are cut, towards zero, to a
+The model: at each k-step of 32 products, accumulator and products are truncated to a
 number of bits below the largest of them, and added exactly. DeepSeek-V3's report (section 3.3.2)
 finds about 14 bits of it on Hopper.
 """
@@ -10,7 +10,6 @@ from __future__ import annotations
 from functools import lru_cache
 from typing import Any
 
-import ipywidgets as widgets
 import numpy as np
 import plotly.graph_objects as go
 import torch
@@ -21,7 +20,7 @@ from ...reference.inputs import KV_STD
 from .. import explorer
 from ..eight_bits import e4m3
 from ..source import formula
-from ..style import BLUE, GREY, ORANGE, new_figure
+from ..style import BLUE, GREY, ORANGE, Line, add_lines, log_ticks, new_figure
 
 #: products that the unit adds at once
 STEP = 32
@@ -107,11 +106,10 @@ class AccumulatorExplorer(explorer.Explorer):
     name = "lab.AccumulatorExplorer"
     source = formula("simulated sums")
 
-    def controls(self) -> dict[str, widgets.Widget]:
-        return {
-            "bits": explorer.steps("bits of the unit", (12, 13, 14, 16, 24), 14, "300px"),
-            "promote": explorer.choice("add in fp32", tuple(PROMOTIONS), "never", "300px"),
-        }
+    knobs = explorer.knobs(
+        bits=explorer.steps("bits of the unit", (12, 13, 14, 16, 24), 14, "300px"),
+        promote=explorer.choice("add in fp32", tuple(PROMOTIONS), "never", "300px"),
+    )
 
     def figure(self, state: dict[str, Any]) -> go.Figure:
         bits, promote = state["bits"], PROMOTIONS[state["promote"]]
@@ -123,21 +121,12 @@ class AccumulatorExplorer(explorer.Explorer):
             y="relative error",
             height=380,
         )
-        series = [("rounded weights, exact sums", exact, GREY, "dot", "circle")]
+        series = [Line("rounded weights, exact sums", exact, GREY, "dot")]
         if promote:
-            series.append(
-                (f"{bits} bits, never", accumulator_curve(bits, 0), ORANGE, "dash", "square")
-            )
-        series.append((f"{bits} bits, {state['promote']}", chosen, BLUE, "solid", "diamond"))
-        for name, line, color, dash, symbol in series:
-            figure.add_scatter(
-                x=LENGTHS,
-                y=line,
-                name=name,
-                mode="lines+markers",
-                line={"color": color, "dash": dash, "width": 2.5},
-                marker={"symbol": symbol, "size": 9},
-            )
-        figure.update_xaxes(type="log", tickvals=LENGTHS, ticktext=[f"{n:,}" for n in LENGTHS])
+            alone = accumulator_curve(bits, 0)
+            series.append(Line(f"{bits} bits, never", alone, ORANGE, "dash", "square"))
+        series.append(Line(f"{bits} bits, {state['promote']}", chosen, BLUE, "solid", "diamond"))
+        add_lines(figure, LENGTHS, series)
+        log_ticks(figure, LENGTHS)
         figure.update_yaxes(rangemode="tozero", tickformat=".1%")
         return figure

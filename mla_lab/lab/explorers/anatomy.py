@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from functools import cache
 from typing import Any
 
-import ipywidgets as widgets
 import numpy as np
 import plotly.graph_objects as go
 from plotly.subplots import make_subplots
@@ -78,14 +77,14 @@ class AnatomyExplorer(explorer.Explorer):
     name = "lab.AnatomyExplorer"
     frames_over = "case"
 
-    def controls(self) -> dict[str, widgets.Widget]:
+    def controls(self) -> explorer.Knobs:
         recorded = [a.case for a in recorded_rows()[0]]
         cases = list(dict.fromkeys([*recorded, *predictions()]))
         first = "b1_q1_h16_kv8192"
-        return {
-            "case": explorer.choice("call", cases, first if first in cases else cases[0], "300px"),
-            "share": explorer.tick("as shares of the call", False),
-        }
+        return explorer.knobs(
+            case=explorer.choice("call", cases, first if first in cases else cases[0], "300px"),
+            share=explorer.tick("as shares of the call", False),
+        )
 
     def calls(self, case: str) -> list[Anatomy]:
         """What is known of `case`: recorded calls, ours first, the prediction last."""
@@ -148,7 +147,7 @@ class AnatomyExplorer(explorer.Explorer):
 
 
 def _plain(call: Anatomy) -> str:
-    """What the same call takes where nobody looks inside."""
+    """Time of the same call without clocks inside the kernel."""
     if not call.plain_us:
         return ""
     return f" Without stamps, a share of the graph's own start included: {call.plain_us:.1f} us."
@@ -169,13 +168,7 @@ def anatomy_table() -> Table:
     calls = [*recorded_rows()[0], *predictions().values()]
     used = [p for p in PHASES if any(summed(c.phases).get(p) for c in calls)]
     rows = [
-        (
-            c.case,
-            c.peer,
-            source_of(c).kind,
-            c.call_us,
-            *(summed(c.phases).get(p, "") for p in used),
-        )
+        (c.case, c.peer, source_of(c).kind, c.call_us, *(summed(c.phases).get(p, "") for p in used))
         for c in calls
     ]
     return table(("call", "kernel of", "source", "us", *(DRAWN[p][0] for p in used)), rows)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-import ipywidgets as widgets
 import plotly.graph_objects as go
 
 from ...core.gpu import H200
@@ -74,15 +73,14 @@ class BudgetExplorer(explorer.Explorer):
     source = formula("sizes")
     frames_over = "stages"
 
-    def controls(self) -> dict[str, widgets.Widget]:
-        return {
-            "rows": explorer.steps("rows", (16, 32, 64, 128), 64, "220px"),
-            "tile_kv": explorer.steps("tokens a tile", (32, 64, 128), 64, "250px"),
-            "stages": explorer.integers("stages", 1, 6, 2, width="240px"),
-            "warpgroups": explorer.integers("groups with O", 1, 3, 2, width="260px"),
-            "q_in_registers": explorer.tick("Q in registers", False),
-            "fp8": explorer.tick("8-bit KV", False),
-        }
+    knobs = explorer.knobs(
+        rows=explorer.steps("rows", (16, 32, 64, 128), 64, "220px"),
+        tile_kv=explorer.steps("tokens a tile", (32, 64, 128), 64, "250px"),
+        stages=explorer.integers("stages", 1, 6, 2, width="240px"),
+        warpgroups=explorer.integers("groups with O", 1, 3, 2, width="260px"),
+        q_in_registers=explorer.tick("Q in registers", False),
+        fp8=explorer.tick("8-bit KV", False),
+    )
 
     def budget(self, state: dict[str, Any]) -> Budget:
         """The CTA of `state`."""

@@ -5,18 +5,14 @@ Times that were taken on two cards, by two methods, share a chart and no title s
 
 from __future__ import annotations
 
-import json
-from functools import cache
 from statistics import median
 from typing import Any
 
-import ipywidgets as widgets
 import plotly.graph_objects as go
 
 from ...bench.records import medians
-from ...core.resources import data_dir
 from .. import explorer
-from ..measuring import OURS, runs
+from ..measuring import OURS, lines, runs
 from ..source import Source
 from ..style import PALETTE, new_figure
 
@@ -33,13 +29,6 @@ MLA, GROUPED = "XQA port, MLA", "XQA port, GQA"
 
 #: us by case, one dictionary a series
 Series = dict[str, dict[str, float]]
-
-
-@cache
-def lines(name: str) -> tuple[dict[str, Any], ...]:
-    """Rows of a file of JSON lines in `data/`."""
-    text = (data_dir() / name).read_text(encoding="utf-8")
-    return tuple(json.loads(line) for line in text.splitlines())
 
 
 def ours(file: str, peer: str) -> dict[str, float]:
@@ -108,9 +97,9 @@ class CallsExplorer(explorer.Explorer):
     name = "lab.CallsExplorer"
     frames_over = "table"
 
-    def controls(self) -> dict[str, widgets.Widget]:
-        tables = [*TABLES, MLA, GROUPED]
-        return {"table": explorer.choice("table", tables, tables[0], "320px")}
+    knobs = explorer.knobs(
+        table=explorer.choice("table", [*TABLES, MLA, GROUPED], [*TABLES, MLA, GROUPED][0], "320px")
+    )
 
     def series(self, table: str) -> Series:
         """us by series and case."""

@@ -6,7 +6,6 @@ from functools import lru_cache
 from statistics import median
 from typing import Any, NamedTuple
 
-import ipywidgets as widgets
 import plotly.graph_objects as go
 
 from ...bench.cases import Case, uniform_case
@@ -95,7 +94,7 @@ def live_times(batch: int, heads: int) -> dict[str, float]:
 def format_table(batch: int = 64) -> Table:
     """Floors, recorded times, speed against bf16 and error, at 16 and 128 heads.
 
-    What is not on record is said so.
+    A format without a record is listed as such.
     """
     known = recorded_times()
     rows: list[tuple[Any, ...]] = []
@@ -121,12 +120,11 @@ class FormatExplorer(explorer.Explorer):
     source = formula("floors: bytes and operations")
     frames_over = "heads"
 
-    def controls(self) -> dict[str, widgets.Widget]:
-        return {
-            "heads": explorer.steps("heads", (16, 128), 16, "200px"),
-            "batch": explorer.steps("requests", (1, 4, 64, 128), 64, "240px"),
-            "live": explorer.tick("measure here", False),
-        }
+    knobs = explorer.knobs(
+        heads=explorer.steps("heads", (16, 128), 16, "200px"),
+        batch=explorer.steps("requests", (1, 4, 64, 128), 64, "240px"),
+        live=explorer.tick("measure here", False),
+    )
 
     def figure(self, state: dict[str, Any]) -> go.Figure:
         batch, heads = state["batch"], state["heads"]

@@ -9,8 +9,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import ipywidgets as widgets
-
 from ...core.errors import invalid
 from .. import explorer
 from ..layout import Layout
@@ -48,12 +46,11 @@ class FragmentExplorer(explorer.Explorer):
     source = formula("PTX ISA")
     frames_over = "lane"
 
-    def controls(self) -> dict[str, widgets.Widget]:
-        return {
-            "warp": explorer.integers("warp", 0, 3, 0, width="200px"),
-            "lane": explorer.integers("lane", 0, 31, 5, width="330px"),
-            "columns": explorer.steps("columns", (8, 16, 24, 32), 16, "240px"),
-        }
+    knobs = explorer.knobs(
+        warp=explorer.integers("warp", 0, 3, 0, width="200px"),
+        lane=explorer.integers("lane", 0, 31, 5, width="330px"),
+        columns=explorer.steps("columns", (8, 16, 24, 32), 16, "240px"),
+    )
 
     def figure(self, state: dict[str, Any]) -> Svg:
         owner = owners(state["columns"])

@@ -5,14 +5,13 @@ from __future__ import annotations
 from html import escape
 from typing import Any
 
-import ipywidgets as widgets
 import plotly.graph_objects as go
 
 from ...backends.cuda.ladder import STEPS
 from ...bench.ladder import CASES
 from .. import explorer, ladder_facts
 from ..ladder_facts import StepFacts, rungs
-from ..style import BLUE, GREY, ORANGE, hatch, new_figure
+from ..style import BLUE, GREY, ORANGE, compare_bars, hatch, new_figure
 
 LABELS = [f"{step.number} {step.name}" for step in STEPS]
 #: instruction classes in reading order
@@ -25,12 +24,10 @@ class LadderExplorer(explorer.Explorer):
     name = "lab.LadderExplorer"
     frames_over = "case"
 
-    def controls(self) -> dict[str, widgets.Widget]:
-        names = [case.name for case in CASES]
-        return {
-            "case": explorer.choice("case", names, names[0], "330px"),
-            "gains": widgets.Checkbox(False, description="gains, not times"),
-        }
+    knobs = explorer.knobs(
+        case=explorer.choice("case", [case.name for case in CASES], CASES[0].name, "330px"),
+        gains=explorer.tick("gains, not times", False),
+    )
 
     def figure(self, state: dict[str, Any]) -> go.Figure:
         found = rungs(state["case"])
@@ -80,8 +77,7 @@ class LadderXray(explorer.Explorer):
     name = "lab.LadderXray"
     frames_over = "step"
 
-    def controls(self) -> dict[str, widgets.Widget]:
-        return {"step": explorer.choice("step", LABELS[1:], LABELS[4], "330px")}
+    knobs = explorer.knobs(step=explorer.choice("step", LABELS[1:], LABELS[4], "330px"))
 
     def sides(self, state: dict[str, Any]) -> tuple[StepFacts, StepFacts]:
         """The step before, and the step."""
@@ -99,16 +95,9 @@ class LadderXray(explorer.Explorer):
             y="instructions in the code",
             height=360,
         )
-        for side, color in ((before, GREY), (after, ORANGE)):
-            counts = [side.classes.get(name, 0) for name in CLASSES]
-            figure.add_bar(
-                x=list(CLASSES),
-                y=counts,
-                name=LABELS[side.step],
-                text=[f"{n:,}" if n else "" for n in counts],
-                textposition="outside",
-                marker_color=color,
-            )
+        pairs = ((before, GREY), (after, ORANGE))
+        drawn = {LABELS[side.step]: (color, side.classes) for side, color in pairs}
+        compare_bars(figure, CLASSES, drawn)
         figure.update_yaxes(type="log", range=[-0.2, 4])
         return figure
 

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import ipywidgets as widgets
-
 from ...core.errors import MlaLabError, invalid
 from ...cute import layout_algebra as live
 from .. import explorer
@@ -87,12 +85,11 @@ class LayoutExplorer(explorer.Explorer):
     source = formula("own algebra")
     frames_over = "operation"
 
-    def controls(self) -> dict[str, widgets.Widget]:
-        return {
-            "a": explorer.field("A", "(4,6):(6,1)", "280px"),
-            "operation": explorer.choice("do", list(OPERATIONS), "show A", "230px"),
-            "b": explorer.field("B", "(2,3):(1,4)", "280px"),
-        }
+    knobs = explorer.knobs(
+        a=explorer.field("A", "(4,6):(6,1)", "280px"),
+        operation=explorer.choice("do", list(OPERATIONS), "show A", "230px"),
+        b=explorer.field("B", "(2,3):(1,4)", "280px"),
+    )
 
     def figure(self, state: dict[str, Any]) -> Svg:
         a, b, result = self.answers(state)
@@ -122,7 +119,7 @@ class LayoutExplorer(explorer.Explorer):
         try:
             answer = ask_cute(state["operation"], a, b)
         except MlaLabError as error:
-            return f"<div>CuTe says: {error}</div>"
+            return f"<div>CuTe refuses: {error}</div>"
         same = list(answer.offsets) == result.offsets()
         verdict = "the same function" if same else "<b>another function</b>"
         return (

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import ipywidgets as widgets
-
 from ...core import masks
 from ...core.errors import invalid
 from .. import explorer
@@ -45,12 +43,11 @@ class MaskExplorer(explorer.Explorer):
     source = formula("packed bits")
     frames_over = "row"
 
-    def controls(self) -> dict[str, widgets.Widget]:
-        return {
-            "shape": explorer.choice("tree", SHAPES, "binary tree", "220px"),
-            "count": explorer.integers("draft tokens", 1, 15, 7, width="290px"),
-            "row": explorer.integers("row", 0, 14, 4, width="240px"),
-        }
+    knobs = explorer.knobs(
+        shape=explorer.choice("tree", SHAPES, "binary tree", "220px"),
+        count=explorer.integers("draft tokens", 1, 15, 7, width="290px"),
+        row=explorer.integers("row", 0, 14, 4, width="240px"),
+    )
 
     def figure(self, state: dict[str, Any]) -> Svg:
         parent = parents(state["shape"], state["count"])

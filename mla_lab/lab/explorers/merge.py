@@ -1,4 +1,4 @@
-"""A softmax taken in pieces: what each split knows, and what the merge makes of it."""
+"""A softmax taken in pieces: the partial result of each split, and their merge."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
-import ipywidgets as widgets
 import numpy as np
 import plotly.graph_objects as go
 import torch
@@ -57,22 +56,21 @@ def tokens(seed: int, sharpness: float) -> tuple[np.ndarray, np.ndarray]:
 
 
 class MergeExplorer(explorer.Explorer):
-    """Scores of 48 tokens, cut into splits; below, tokens against weight of each split."""
+    """Scores of 48 tokens by split; beside them the share of tokens and weight of each split."""
 
     name = "lab.MergeExplorer"
     source = formula("float64")
     frames_over = "splits"
 
-    def controls(self) -> dict[str, widgets.Widget]:
-        return {
-            "splits": explorer.integers("splits", 1, 8, 4, width="260px"),
-            "sharpness": explorer.steps("sharpness", (0, 1, 2, 4, 8, 16), 2, "270px"),
-            "empty": explorer.tick("one split has no key", False),
-            "seed": explorer.integers("seed", 0, 9, 3, width="230px"),
-        }
+    knobs = explorer.knobs(
+        splits=explorer.integers("splits", 1, 8, 4, width="260px"),
+        sharpness=explorer.steps("sharpness", (0, 1, 2, 4, 8, 16), 2, "270px"),
+        empty=explorer.tick("one split has no key", False),
+        seed=explorer.integers("seed", 0, 9, 3, width="230px"),
+    )
 
     def partials(self, state: dict[str, Any]) -> list[Partial]:
-        """Equal cuts; with `empty`, one more split that got an empty range."""
+        """Equal splits; with `empty`, one more that has an empty range."""
         scores, values = tokens(state["seed"], state["sharpness"])
         cuts = [NUM_TOKENS * i // state["splits"] for i in range(state["splits"] + 1)]
         if state["empty"]:

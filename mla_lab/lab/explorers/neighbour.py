@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import ipywidgets as widgets
 import plotly.graph_objects as go
 
 from ...bench.records import medians
@@ -44,19 +43,17 @@ def pieces(plan: Plan) -> list[tuple[int, int]]:
 
 
 class NeighbourExplorer(explorer.Explorer):
-    """The cuts of one request as coloured strips, one strip a policy."""
+    """The splits of one request as coloured strips, one strip a policy."""
 
     name = "lab.NeighbourExplorer"
     source = formula("plan")
     frames_over = "neighbours"
 
-    def controls(self) -> dict[str, widgets.Widget]:
-        counts = (0, 1, 2, 3, 7, 15, 31, 63, 127)
-        return {
-            "neighbours": explorer.steps("neighbours", counts, 0, "300px"),
-            "length": explorer.steps("of length", (512, 1024, 2048, 4096, 8192), 8192, "280px"),
-            "policy": explorer.choice("policy", ["greedy", "fa3", "uniform", "cost"], "greedy"),
-        }
+    knobs = explorer.knobs(
+        neighbours=explorer.steps("neighbours", (0, 1, 2, 3, 7, 15, 31, 63, 127), 0, "300px"),
+        length=explorer.steps("of length", (512, 1024, 2048, 4096, 8192), 8192, "280px"),
+        policy=explorer.choice("policy", ["greedy", "fa3", "uniform", "cost"], "greedy"),
+    )
 
     def figure(self, state: dict[str, Any]) -> Svg:
         policies = (state["policy"], INVARIANT)

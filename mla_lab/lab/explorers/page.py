@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import ipywidgets as widgets
-
 from .. import explorer, pages
 from ..source import formula
 from ..svg import Cell, Svg, box, document, label, tint
@@ -24,13 +22,12 @@ class PageExplorer(explorer.Explorer):
     source = formula("boxes of a block table")
     frames_over = "page_size"
 
-    def controls(self) -> dict[str, widgets.Widget]:
-        return {
-            "kv_len": explorer.integers("tokens", 1, 512, 300, width="330px"),
-            "page_size": explorer.steps("page", (16, 32, 64, 128), 16, "230px"),
-            "tile": explorer.integers("tile", 0, 7, 1, width="230px"),
-            "seed": explorer.integers("order", 0, 9, 4, width="220px"),
-        }
+    knobs = explorer.knobs(
+        kv_len=explorer.integers("tokens", 1, 512, 300, width="330px"),
+        page_size=explorer.steps("page", (16, 32, 64, 128), 16, "230px"),
+        tile=explorer.integers("tile", 0, 7, 1, width="230px"),
+        seed=explorer.integers("order", 0, 9, 4, width="220px"),
+    )
 
     def boxes(self, state: dict[str, Any]) -> list[pages.Box]:
         """All boxes of the request."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import ipywidgets as widgets
 import plotly.graph_objects as go
 
 from ...core.errors import InvalidInput
@@ -24,18 +23,16 @@ class PipelineExplorer(explorer.Explorer):
     source = PREDICTED
     frames_over = "stages"
 
-    def controls(self) -> dict[str, widgets.Widget]:
-        default = Pipeline.of(H200, 64, 64, 1152)
-        return {
-            "stages": explorer.integers("stages", 1, 6, 3, width="240px"),
-            "lookahead": explorer.integers("QK ahead", 0, 2, 1, width="240px"),
-            "load": explorer.integers("load", 200, 4000, 1100, step=100, width="300px"),
-            "softmax": explorer.integers("softmax", 0, 3000, 880, step=40, width="300px"),
-            "blocks": explorer.integers("blocks", 2, 16, 8, width="240px"),
-            "latency": explorer.integers(
-                "latency", 0, 3000, int(default.latency), step=30, width="300px"
-            ),
-        }
+    knobs = explorer.knobs(
+        stages=explorer.integers("stages", 1, 6, 3, width="240px"),
+        lookahead=explorer.integers("QK ahead", 0, 2, 1, width="240px"),
+        load=explorer.integers("load", 200, 4000, 1100, step=100, width="300px"),
+        softmax=explorer.integers("softmax", 0, 3000, 880, step=40, width="300px"),
+        blocks=explorer.integers("blocks", 2, 16, 8, width="240px"),
+        latency=explorer.integers(
+            "latency", 0, 3000, int(Pipeline.of(H200, 64, 64, 1152).latency), step=30, width="300px"
+        ),
+    )
 
     def pipeline(self, state: dict[str, Any]) -> Pipeline:
         """The loop of `state`; QK and PV as on the card."""

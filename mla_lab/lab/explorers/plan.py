@@ -6,7 +6,6 @@ from dataclasses import replace
 from functools import lru_cache
 from typing import Any
 
-import ipywidgets as widgets
 import plotly.graph_objects as go
 
 from ...core.gpu import H200
@@ -57,20 +56,18 @@ class PlanExplorer(explorer.Explorer):
     source = PREDICTED
     frames_over = "batch"
 
-    def controls(self) -> dict[str, widgets.Widget]:
-        policies = list(POLICIES)
-        return {
-            "left": explorer.choice("left", policies, "fa3", "190px"),
-            "right": explorer.choice("right", policies, "cost", "190px"),
-            "lengths": explorer.choice("lengths", list(PRESETS), "ragged", "210px"),
-            "heads": explorer.steps("heads", HEADS, 128, "220px"),
-            "batch": explorer.steps("batch", BATCHES, 16, "290px"),
-            "kv_len": explorer.steps("mean kv", LENGTHS, 4096, "300px"),
-            "sms": explorer.steps("SMs", SMS, 132, "220px"),
-            "merge": explorer.choice("merge", MERGES, MERGES[0], "200px"),
-            "page": explorer.steps("page", PAGES, 64, "210px"),
-            "trace": explorer.field("or a trace file (CSV, JSONL)", "", "560px"),
-        }
+    knobs = explorer.knobs(
+        left=explorer.choice("left", list(POLICIES), "fa3", "190px"),
+        right=explorer.choice("right", list(POLICIES), "cost", "190px"),
+        lengths=explorer.choice("lengths", list(PRESETS), "ragged", "210px"),
+        heads=explorer.steps("heads", HEADS, 128, "220px"),
+        batch=explorer.steps("batch", BATCHES, 16, "290px"),
+        kv_len=explorer.steps("mean kv", LENGTHS, 4096, "300px"),
+        sms=explorer.steps("SMs", SMS, 132, "220px"),
+        merge=explorer.choice("merge", MERGES, MERGES[0], "200px"),
+        page=explorer.steps("page", PAGES, 64, "210px"),
+        trace=explorer.field("or a trace file (CSV, JSONL)", "", "560px"),
+    )
 
     def lengths(self, state: dict[str, Any]) -> tuple[int, ...]:
         """KV lengths of `state`: the trace's where a file is named, else the preset's."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 from functools import lru_cache
 from typing import Any
 
-import ipywidgets as widgets
 import plotly.graph_objects as go
 
 from ...bench.records import medians
@@ -19,13 +18,25 @@ from ..card import measured_card
 from ..measuring import ANCHOR, OURS, decode_case, measure, runs
 from ..session import gpu_name
 from ..source import PREDICTED
-from ..style import BLUE, GREEN, GREY, ORANGE, PALETTE, PINK, RED, new_figure
+from ..style import (
+    BLUE,
+    GREEN,
+    GREY,
+    ORANGE,
+    PALETTE,
+    PINK,
+    RED,
+    Line,
+    add_lines,
+    log_ticks,
+    new_figure,
+)
 from ..tables import Table, table
 
 BATCHES = (1, 4, 16, 64, 128)
 #: microseconds by (case, peer)
 Medians = dict[tuple[str, str], float]
-#: batches that are measured where one asks for it
+#: batches that are measured where *measure here* is ticked
 LIVE = (1, 16, 64)
 #: peers by the name of a record, and how they are drawn
 PEERS = {
@@ -81,14 +92,13 @@ class RecordExplorer(explorer.Explorer):
     source = PREDICTED
     frames_over = "kv_len"
 
-    def controls(self) -> dict[str, widgets.Widget]:
-        return {
-            "heads": explorer.steps("heads", (16, 64, 128), 128, "220px"),
-            "q_len": explorer.steps("new tokens", (1, 2, 4), 1, "230px"),
-            "kv_len": explorer.steps("cached", (1024, 4096, 8192), 8192, "260px"),
-            "over_floor": explorer.tick("as multiples of the floor", False),
-            "live": explorer.tick("measure here", False),
-        }
+    knobs = explorer.knobs(
+        heads=explorer.steps("heads", (16, 64, 128), 128, "220px"),
+        q_len=explorer.steps("new tokens", (1, 2, 4), 1, "230px"),
+        kv_len=explorer.steps("cached", (1024, 4096, 8192), 8192, "260px"),
+        over_floor=explorer.tick("as multiples of the floor", False),
+        live=explorer.tick("measure here", False),
+    )
 
     def figure(self, state: dict[str, Any]) -> go.Figure:
         problems = {
@@ -106,21 +116,20 @@ class RecordExplorer(explorer.Explorer):
             y="times the floor" if state["over_floor"] else "us a call",
             height=430,
         )
-        self._add(figure, "floor of the card", floors, unit, GREY, "line-ew", dash="dot")
-        self._add(figure, "simulator", predictions, unit, RED, "triangle-up", dash="dash")
+        self._add(figure, floors, unit, ("floor of the card", GREY, "dot", "line-ew"))
+        self._add(figure, predictions, unit, ("simulator", RED, "dash", "triangle-up"))
         us, label = _recorded()
         for peer, (title, color, symbol) in PEERS.items():
             cases = {b: (self.case(state, b), peer) for b in BATCHES}
             known = {b: us[key] for b, key in cases.items() if key in us}
             if known:
-                self._add(figure, f"{title}, {label}", known, unit, color, symbol)
+                self._add(figure, known, unit, (f"{title}, {label}", color, "solid", symbol))
         if state["live"]:
             live = {b: live_us(b, state["q_len"], state["heads"], state["kv_len"]) for b in LIVE}
             here = {b: us for b, us in live.items() if us is not None}
             if here:
-                self._add(figure, "ours, measured here, now", here, unit, BLUE, "star")
-        names = [str(b) for b in BATCHES]
-        figure.update_xaxes(type="log", tickvals=list(BATCHES), ticktext=names)
+                self._add(figure, here, unit, ("ours, measured here, now", BLUE, "solid", "star"))
+        log_ticks(figure, BATCHES)
         if not state["over_floor"]:
             figure.update_yaxes(type="log")
         return figure
@@ -132,20 +141,16 @@ class RecordExplorer(explorer.Explorer):
     def _add(
         self,
         figure: go.Figure,
-        name: str,
         points: dict[int, float],
         unit: dict[int, float],
-        color: str,
-        symbol: str,
-        dash: str = "solid",
+        line: tuple[str, str, str, str],
     ) -> None:
-        figure.add_scatter(
-            x=list(points),
-            y=[value / unit[b] for b, value in points.items()],
-            name=name,
-            mode="lines+markers",
-            line={"color": color, "dash": dash, "width": 2.5},
-            marker={"symbol": symbol, "size": 10, "color": color},
+        """Adds `points` by batch in `unit`; `line` is its name, colour, dash and symbol."""
+        name, color, dash, symbol = line
+        add_lines(
+            figure,
+            list(points),
+            [Line(name, [us / unit[b] for b, us in points.items()], color, dash, symbol)],
             customdata=list(points.values()),
             hovertemplate=f"{name}, batch %{{x}}: %{{customdata:.1f}} us<extra></extra>",
         )

@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-import json
-from functools import cache
 from typing import Any
 
-import ipywidgets as widgets
 import plotly.graph_objects as go
 
-from ...core.resources import data_dir
 from .. import explorer
 from ..eight_bits import spread_errors
+from ..measuring import lines
 from ..source import formula
-from ..style import PALETTE, new_figure
+from ..style import PALETTE, SYMBOLS, Line, add_lines, log_ticks, new_figure
 
 RECORD = "runtime/quantised.jsonl"
-SYMBOLS = ("circle", "square", "diamond", "cross", "x")
 #: granularities of the record, and what a reader calls them
 SCALES = {
     "none": "bf16 cache",
@@ -35,13 +31,6 @@ QUESTIONS = {"scales of the cache": "scales", "rounding of the weights": "weight
 Lines = dict[str, dict[int, float]]
 
 
-@cache
-def errors() -> tuple[dict[str, Any], ...]:
-    """Rows of `data/runtime/quantised.jsonl`, which `mla_lab.verify.eight_bit_error` makes."""
-    text = (data_dir() / RECORD).read_text(encoding="utf-8")
-    return tuple(json.loads(line) for line in text.splitlines())
-
-
 def rounding_lines(inputs: str, question: str) -> Lines:
     """Scales: the error that a model sees, weights in bf16. Weights: the error of the arithmetic
     over an e4m3 cache of one scale.
@@ -51,7 +40,7 @@ def rounding_lines(inputs: str, question: str) -> Lines:
         "weights": ("arithmetic", ("scales", "tensor")),
     }[question]
     found: Lines = {}
-    for row in errors():
+    for row in lines(RECORD):
         if row["inputs"] == inputs and row[fixed[0]] == fixed[1]:
             found.setdefault(row[question], {})[row["kv_len"]] = row[field]
     return found
@@ -64,11 +53,10 @@ class RoundingExplorer(explorer.Explorer):
     source = formula("a kernel's roundings in float64")
     frames_over = "inputs"
 
-    def controls(self) -> dict[str, widgets.Widget]:
-        return {
-            "question": explorer.choice("compare", tuple(QUESTIONS), "scales of the cache"),
-            "inputs": explorer.choice("inputs", tuple(INPUTS), "Gaussian", "290px"),
-        }
+    knobs = explorer.knobs(
+        question=explorer.choice("compare", tuple(QUESTIONS), "scales of the cache"),
+        inputs=explorer.choice("inputs", tuple(INPUTS), "Gaussian", "290px"),
+    )
 
     def figure(self, state: dict[str, Any]) -> go.Figure:
         question = QUESTIONS[state["question"]]
@@ -81,22 +69,15 @@ class RoundingExplorer(explorer.Explorer):
         else:
             finding = ", ".join(f"{name}: {value:.1%}" for name, value in last.items())
         figure = new_figure(
-            f"{finding} at {longest:,} tokens",
-            x="cached tokens",
-            y="relative error",
-            height=400,
+            f"{finding} at {longest:,} tokens", x="cached tokens", y="relative error", height=400
         )
-        for i, (name, line) in enumerate(found.items()):
-            figure.add_scatter(
-                x=list(line),
-                y=list(line.values()),
-                name=SCALES.get(name, name),
-                mode="lines+markers",
-                line={"color": PALETTE[i], "width": 2.5, "dash": "solid" if i else "dot"},
-                marker={"symbol": SYMBOLS[i], "size": 10},
-            )
         lengths = sorted(next(iter(found.values())))
-        figure.update_xaxes(type="log", tickvals=lengths, ticktext=[f"{n:,}" for n in lengths])
+        add_lines(
+            figure,
+            lengths,
+            _lines({SCALES.get(n, n): [line[k] for k in lengths] for n, line in found.items()}),
+        )
+        log_ticks(figure, lengths)
         figure.update_yaxes(type="log", tickformat=".1%", tickvals=[0.001, 0.01, 0.1, 1])
         return figure
 
@@ -104,6 +85,14 @@ class RoundingExplorer(explorer.Explorer):
         if QUESTIONS[state["question"]] == "scales":
             return "<div>Against exact attention over the cache before it was stored.</div>"
         return "<div>Against exact attention over the stored e4m3 cache, one scale.</div>"
+
+
+def _lines(values: dict[str, list[float]]) -> list[Line]:
+    """The first series dotted, as what the others are compared with."""
+    return [
+        Line(name, y, PALETTE[i], "solid" if i else "dot", SYMBOLS[i])
+        for i, (name, y) in enumerate(values.items())
+    ]
 
 
 def spread_chart(octaves: int = 16) -> go.Figure:
@@ -119,14 +108,6 @@ def spread_chart(octaves: int = 16) -> go.Figure:
         y="relative error of the quietest",
         height=360,
     )
-    for i, name in enumerate(names):
-        figure.add_scatter(
-            x=seen,
-            y=[errors_[name] for errors_ in found],
-            name=name,
-            mode="lines+markers",
-            line={"color": PALETTE[i], "dash": "solid" if i else "dot"},
-            marker={"symbol": SYMBOLS[i], "size": 8},
-        )
+    add_lines(figure, seen, _lines({name: [errors_[name] for errors_ in found] for name in names}))
     figure.update_yaxes(type="log", tickformat=".0%", tickvals=[0.01, 0.03, 0.1, 0.3, 1])
     return figure

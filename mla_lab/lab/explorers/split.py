@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from typing import Any
 
-import ipywidgets as widgets
 import plotly.graph_objects as go
 import torch
 
@@ -21,7 +20,7 @@ _LEFT, _CELL = 262.0, (30.0, 30.0)
 
 
 def bf16(text: str) -> float:
-    """The bf16 number nearest to what `text` says; NaN where it says none."""
+    """The bf16 number nearest to `text`; NaN where that is no number."""
     try:
         return float(torch.tensor(float(text)).bfloat16())
     except ValueError:
@@ -55,13 +54,10 @@ class SplitExplorer(explorer.Explorer):
     source = formula("x = hi + lo / 16")
     frames_over = "top"
 
-    def controls(self) -> dict[str, widgets.Widget]:
-        return {
-            "number": explorer.field("number", "3.14159", "220px"),
-            "top": explorer.steps(
-                "row's greatest", (1, 4, 64, 1024, 16384, 2**16, 2**18), 4, "320px"
-            ),
-        }
+    knobs = explorer.knobs(
+        number=explorer.field("number", "3.14159", "220px"),
+        top=explorer.steps("row's greatest", (1, 4, 64, 1024, 16384, 2**16, 2**18), 4, "320px"),
+    )
 
     def figure(self, state: dict[str, Any]) -> Svg:
         x = bf16(state["number"])

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import ipywidgets as widgets
-
 from .. import banks, explorer
 from ..layout import Swizzle
 from ..source import formula
@@ -24,16 +22,15 @@ class SwizzleExplorer(explorer.Explorer):
     source = formula("bank arithmetic")
     frames_over = "bits"
 
-    def controls(self) -> dict[str, widgets.Widget]:
-        return {
-            "row_bytes": explorer.steps("bytes a row", ROW_BYTES, 128, "270px"),
-            "bits": explorer.steps("swizzle bits", BITS, 0, "250px"),
-            "read": explorer.choice("read", READS, READS[0], "280px"),
-            "chunk": explorer.integers("which", 0, 7, 2, width="230px"),
-        }
+    knobs = explorer.knobs(
+        row_bytes=explorer.steps("bytes a row", ROW_BYTES, 128, "270px"),
+        bits=explorer.steps("swizzle bits", BITS, 0, "250px"),
+        read=explorer.choice("read", READS, READS[0], "280px"),
+        chunk=explorer.integers("which", 0, 7, 2, width="230px"),
+    )
 
     def access(self, state: dict[str, Any]) -> list[int]:
-        """Logical byte offsets that eight lanes ask for together."""
+        """Logical byte offsets that eight lanes access together."""
         row_bytes = state["row_bytes"]
         if state["read"] == READS[0]:
             return banks.column(row_bytes, state["chunk"] % (row_bytes // banks.VECTOR_BYTES))

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import ipywidgets as widgets
-
 from ...core.kv_cache import SCALE_GROUP, token_bytes
 from .. import explorer
 from ..eight_bits import Field, field_at, fields
@@ -37,12 +35,10 @@ class TokenExplorer(explorer.Explorer):
     source = formula("formats of the cache")
     frames_over = "kv_format"
 
-    def controls(self) -> dict[str, widgets.Widget]:
-        most = token_bytes("bf16") - 1
-        return {
-            "kv_format": explorer.choice("format", tuple(FORMATS), "656 bytes", "220px"),
-            "byte": explorer.integers("byte", 0, most, 520, width="420px"),
-        }
+    knobs = explorer.knobs(
+        kv_format=explorer.choice("format", tuple(FORMATS), "656 bytes", "220px"),
+        byte=explorer.integers("byte", 0, token_bytes("bf16") - 1, 520, width="420px"),
+    )
 
     def figure(self, state: dict[str, Any]) -> Svg:
         chosen = FORMATS[state["kv_format"]]

@@ -8,8 +8,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import ipywidgets as widgets
-
 from .. import explorer
 from ..source import formula
 from ..style import FONT, PAGE_INK
@@ -69,8 +67,7 @@ class TransposeExplorer(explorer.Explorer):
     source = formula("PTX ISA")
     frames_over = "lane"
 
-    def controls(self) -> dict[str, widgets.Widget]:
-        return {"lane": explorer.integers("lane", 0, 31, 5, width="420px")}
+    knobs = explorer.knobs(lane=explorer.integers("lane", 0, 31, 5, width="420px"))
 
     def figure(self, state: dict[str, Any]) -> Svg:
         lane = state["lane"]

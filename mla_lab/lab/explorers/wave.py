@@ -6,7 +6,6 @@ from dataclasses import replace
 from functools import lru_cache
 from typing import Any
 
-import ipywidgets as widgets
 import plotly.graph_objects as go
 
 from ...core.problem import Problem
@@ -30,11 +29,7 @@ _BOUND_NAMES = {
 def scheduled(problem: Problem, schedule: str, policy: str, sms: int) -> tuple[Plan, Timeline]:
     """A plan and its predicted timeline on `sms` SMs."""
     plan = make_plan(
-        problem,
-        tile_rows=min(64, problem.heads),
-        num_workers=sms,
-        policy=policy,
-        schedule=schedule,
+        problem, tile_rows=min(64, problem.heads), num_workers=sms, policy=policy, schedule=schedule
     )
     return plan, simulate(plan, card_of(plan, sms))
 
@@ -51,17 +46,20 @@ class WaveExplorer(explorer.Explorer):
     source = PREDICTED
     frames_over = "batch"
 
-    def controls(self) -> dict[str, widgets.Widget]:
-        batches = (16, 32, 48, 60, 64, 66, 67, 72, 80, 96, 112, 128, 132, 133, 160, 198, 199)
-        return {
-            "batch": explorer.steps("requests", batches, 67, "330px"),
-            "kv_len": explorer.steps("mean kv", (512, 1024, 2048, 4096, 8192), 2048, "280px"),
-            "lengths": explorer.choice("lengths", list(PRESETS), "all equal", "220px"),
-            "heads": explorer.steps("heads", (16, 64, 128), 128, "210px"),
-            "schedule": explorer.choice("schedule", ["grid", "persistent"], "grid", "220px"),
-            "policy": explorer.choice("policy", list(POLICIES), "none", "200px"),
-            "sms": explorer.steps("SMs", (66, 114, 132, 148), 132, "210px"),
-        }
+    knobs = explorer.knobs(
+        batch=explorer.steps(
+            "requests",
+            (16, 32, 48, 60, 64, 66, 67, 72, 80, 96, 112, 128, 132, 133, 160, 198, 199),
+            67,
+            "330px",
+        ),
+        kv_len=explorer.steps("mean kv", (512, 1024, 2048, 4096, 8192), 2048, "280px"),
+        lengths=explorer.choice("lengths", list(PRESETS), "all equal", "220px"),
+        heads=explorer.steps("heads", (16, 64, 128), 128, "210px"),
+        schedule=explorer.choice("schedule", ["grid", "persistent"], "grid", "220px"),
+        policy=explorer.choice("policy", list(POLICIES), "none", "200px"),
+        sms=explorer.steps("SMs", (66, 114, 132, 148), 132, "210px"),
+    )
 
     def run(self, state: dict[str, Any]) -> tuple[Plan, Timeline]:
         """The plan of `state` and its timeline."""

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-import ipywidgets as widgets
 import plotly.graph_objects as go
 
 from .. import explorer
-from ..style import BLUE, ORANGE, new_figure
+from ..style import BLUE, ORANGE, compare_bars, new_figure
 from ..tables import Table, table
 from ..xray_facts import KERNELS, Facts, facts
 
@@ -32,14 +31,14 @@ class XrayExplorer(explorer.Explorer):
     name = "lab.XrayExplorer"
     frames_over = "right"
 
-    def controls(self) -> dict[str, widgets.Widget]:
+    def controls(self) -> explorer.Knobs:
         names = list(KERNELS)
         for name in names:  # seen through once, here: no redraw waits for a disassembler
             facts(name)
-        return {
-            "left": explorer.choice("left", names, names[2], "330px"),
-            "right": explorer.choice("right", names, names[4], "330px"),
-        }
+        return explorer.knobs(
+            left=explorer.choice("left", names, names[2], "330px"),
+            right=explorer.choice("right", names, names[4], "330px"),
+        )
 
     def sides(self, state: dict[str, Any]) -> tuple[Facts, Facts]:
         """Facts of both kernels."""
@@ -54,16 +53,9 @@ class XrayExplorer(explorer.Explorer):
             y="instructions in the code",
             height=360,
         )
-        for side, color in zip(sides, (BLUE, ORANGE), strict=True):
-            counts = [side.classes.get(name, 0) for name in CLASSES]
-            figure.add_bar(
-                x=list(CLASSES),
-                y=counts,
-                name=f"{side.kernel}",
-                text=[str(n) if n else "" for n in counts],
-                textposition="outside",
-                marker_color=color,
-            )
+        colors = (BLUE, ORANGE)
+        drawn = {s.kernel: (c, s.classes) for s, c in zip(sides, colors, strict=True)}
+        compare_bars(figure, CLASSES, drawn)
         figure.update_yaxes(type="log", range=[-0.2, 3.6], dtick=1)
         return figure
 

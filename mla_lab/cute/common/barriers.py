@@ -22,6 +22,10 @@ class MBarriers:
         """Pointer to barrier `index`, as TMA copies take it."""
         return self.base + index
 
+    def offset(self, index: Any) -> MBarriers:
+        """The barriers from `index` on."""
+        return MBarriers(self.base + index)
+
     def init(self, index: Any, arrivals: Any) -> None:
         """Arrivals that complete one phase; by one thread, before `mbarrier_init_fence`."""
         cute.arch.mbarrier_init(self.at(index), arrivals)
@@ -30,9 +34,13 @@ class MBarriers:
         """Wait until the phase of parity `phase` has completed; a fresh barrier passes parity 1."""
         cute.arch.mbarrier_wait(self.at(index), phase)
 
-    def test(self, index: Any, phase: Any) -> Any:
+    def wait_for(self, state: Any) -> None:
+        """Wait for the phase of a `PipelineState` or `LazyState`."""
+        cute.arch.mbarrier_wait(self.at(state.index), state.phase)
+
+    def test_for(self, state: Any) -> Any:
         """True if that phase has completed; returns at once. The answer takes about 100 clocks."""
-        return cute.arch.mbarrier_test_wait(self.at(index), phase)
+        return cute.arch.mbarrier_test_wait(self.at(state.index), state.phase)
 
     def arrive(self, index: Any, cta: Any = None) -> None:
         """One arrival by each calling thread, at CTA `cta` of the cluster if it is given."""

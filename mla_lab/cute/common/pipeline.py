@@ -10,6 +10,7 @@ All methods run at trace time and emit only the instructions that they name.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,6 +19,22 @@ import cutlass.cute as cute
 from cutlass import Int32
 
 from .barriers import MBarriers
+
+
+@dataclass(frozen=True)
+class LazyState:
+    """A position whose phase is computed where it is used, behind the barrier's address."""
+
+    index: Any
+    make_phase: Callable[[], Any]
+
+    @property
+    def phase(self) -> Any:
+        return self.make_phase()
+
+    def opposite(self) -> LazyState:
+        """The same stage with the other parity: consumer to producer and back."""
+        return LazyState(self.index, lambda: self.make_phase() ^ 1)
 
 
 @dataclass(frozen=True)
@@ -41,9 +58,9 @@ class PipelineState:
         """The same state with its stage in a uniform register."""
         return PipelineState(cute.arch.make_warp_uniform(self.index), self.phase)
 
-    def opposite(self) -> PipelineState:
+    def opposite(self) -> LazyState:
         """The same stage with the other parity: consumer to producer and back."""
-        return PipelineState(self.index, self.phase ^ 1)
+        return LazyState(self.index, lambda: self.phase ^ 1)
 
     def advance(self, stages: int) -> PipelineState:
         """The next stage of a ring of `stages`; the parity flips where the ring wraps."""
@@ -66,9 +83,17 @@ class StagePhases:
 
     bits: Any
 
-    def state(self, index: Any) -> PipelineState:
+    def state(self, index: Any) -> LazyState:
         """The position in stage `index`."""
-        return PipelineState(index, (self.bits >> index) & 1)
+        return LazyState(index, lambda: self.phase(index))
+
+    def phase(self, index: Any) -> Any:
+        """Parity of barrier `index`."""
+        return (self.bits >> index) & 1
+
+    def uniform(self) -> StagePhases:
+        """The same parities in a uniform register."""
+        return StagePhases(cute.arch.make_warp_uniform(self.bits))
 
     def flip(self, index: Any) -> StagePhases:
         """After one more phase of barrier `index`."""
@@ -82,13 +107,13 @@ class Pipeline:
     full: MBarriers
     empty: MBarriers
 
-    def producer_acquire(self, state: PipelineState) -> None:
+    def producer_acquire(self, state: PipelineState | LazyState) -> None:
         """Wait until all consumers have released the stage."""
-        self.empty.wait(state.index, state.phase)
+        self.empty.wait_for(state)
 
-    def producer_try_acquire(self, state: PipelineState) -> Any:
+    def producer_try_acquire(self, state: PipelineState | LazyState) -> Any:
         """True if they have; returns at once."""
-        return self.empty.test(state.index, state.phase)
+        return self.empty.test_for(state)
 
     def producer_expect_tx(self, index: Any, num_bytes: Any) -> None:
         """Arrive for a TMA copy of `num_bytes` into stage `index`, whose bytes complete the phase;
@@ -99,13 +124,13 @@ class Pipeline:
         """Arrive: the calling thread has written its part of stage `index`."""
         self.full.arrive(index)
 
-    def consumer_wait(self, state: PipelineState) -> None:
+    def consumer_wait(self, state: PipelineState | LazyState) -> None:
         """Wait until the stage is full."""
-        self.full.wait(state.index, state.phase)
+        self.full.wait_for(state)
 
-    def consumer_try_wait(self, state: PipelineState) -> Any:
+    def consumer_try_wait(self, state: PipelineState | LazyState) -> Any:
         """True if it is; returns at once."""
-        return self.full.test(state.index, state.phase)
+        return self.full.test_for(state)
 
     def consumer_release(self, index: Any, cta: Any = None) -> None:
         """Arrive: the calling thread has read stage `index`; at CTA `cta` if it is given."""

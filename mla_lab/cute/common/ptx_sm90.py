@@ -1,7 +1,4 @@
-"""Small words for Hopper that the DSL lacks: distributed shared memory, transposes, quads.
-
-Each is one instruction or a short fixed sequence; the kernels above say when to use them.
-"""
+"""Instructions of SM90 that the DSL has no function for, and short fixed sequences of them."""
 
 from __future__ import annotations
 
@@ -15,7 +12,7 @@ from cutlass import Float32, Int32, Int64, Uint32
 EVICT_FIRST = 0x12F0000000000000
 EVICT_LAST = 0x14F0000000000000
 
-#: a running maximum that no score has reached; finite, so that differences are never NaN
+#: initial row max; finite, so that a row without keys never computes inf - inf = NaN
 NO_SCORE = -1.0e30
 
 LN2 = 0.6931471805599453
@@ -68,8 +65,8 @@ def transpose_8x8(word: Int32) -> Int32:
 
 
 def fresh_thread() -> Int32:
-    """threadIdx.x through an opaque move: what follows from it is computed here, not hoisted
-    out of the caller's loops into registers that the loops need."""
+    """threadIdx.x through an opaque move, so that the compiler recomputes what depends on it here
+    instead of holding it in registers through the caller's loops."""
     tid, _, _ = cute.arch.thread_idx()
     return cute.arch.inline_ptx(
         "mov.b32 {$w0}, {$r0};", write_only_types=[Int32], read_only_args=[Int32(tid)]
@@ -77,7 +74,7 @@ def fresh_thread() -> Int32:
 
 
 def fresh_block() -> Int32:
-    """blockIdx.x, by the same means and for the same end."""
+    """blockIdx.x through an opaque move, for the same reason."""
     block, _, _ = cute.arch.block_idx()
     return cute.arch.inline_ptx(
         "mov.b32 {$w0}, {$r0};", write_only_types=[Int32], read_only_args=[Int32(block)]
@@ -102,10 +99,8 @@ def shift_pair(low: Uint32, high: Uint32, bits: Any) -> Uint32:
 
 
 def count_up(counter: cute.Pointer, last: Any, order: str) -> None:
-    """Add one to a global counter that goes from `last` back to 0; `order`: release or relaxed.
-
-    Without an answer: nobody waits for it.
-    """
+    """Add one to a global counter that wraps from `last` to 0; `order` is "release" or "relaxed".
+    A reduction (`red`): no value returns."""
     cute.arch.inline_ptx(
         f"red.{order}.gpu.global.inc.u32 [{{$r0}}], {{$r1}};", read_only_args=[counter, last]
     )
@@ -113,20 +108,62 @@ def count_up(counter: cute.Pointer, last: Any, order: str) -> None:
 
 @cute.jit
 def pick(condition: Any, yes: Any, no: Any) -> Any:
-    """A select, for trace-time code."""
+    """`yes` if the condition holds, else `no`: one select instruction."""
     return yes if condition else no
 
 
 def add(a: Float32, b: Float32) -> Float32:
-    """The sum, as an operation for `fold_lanes`."""
+    """The sum, as an operation for `butterfly` and `fold_lanes`."""
     return a + b
+
+
+#: lane offsets of a `butterfly` over the four lanes that hold one accumulator row
+QUAD = (1, 2)
+
+
+def butterfly(op: Callable[[Any, Any], Any], value: Any, offsets: tuple[int, ...] = QUAD) -> Any:
+    """Reduce over the lanes that differ in the bits `offsets`; all of them get the result."""
+    for offset in offsets:
+        value = op(value, cute.arch.shuffle_sync_bfly(value, offset=offset))
+    return value
+
+
+def float_of_exponent(exponent: Any) -> Any:
+    """The power of two with this biased exponent; 0 for exponent 0."""
+    bits = cute.make_rmem_tensor(1, Int32)
+    bits[0] = exponent << 23
+    return cute.recast_tensor(bits, Float32)[0]
+
+
+def float_bits(value: Any) -> Any:
+    """The 32 bits of an fp32 (or of two 16-bit values) as Int32, by an opaque move."""
+    return cute.arch.inline_ptx(
+        "mov.b32 {$w0}, {$r0};", write_only_types=[Int32], read_only_args=[value]
+    )
+
+
+def bits_float(bits: Any) -> Any:
+    """32 bits as fp32, by an opaque move: computed here, not scheduled elsewhere."""
+    return cute.arch.inline_ptx(
+        "mov.b32 {$w0}, {$r0};", write_only_types=[Float32], read_only_args=[bits]
+    )
+
+
+def stmatrix_x4(address: Any, offset: int, words: Any) -> None:
+    """Four 8 x 8 matrices of 16-bit elements; each lane gives the address of one row, less the
+    static `offset` in bytes."""
+    cute.arch.inline_ptx(
+        f"stmatrix.sync.aligned.m8n8.x4.shared.b16 [{{$r0}}+{offset}], "
+        "{ {$r1}, {$r2}, {$r3}, {$r4} };",
+        read_only_args=[address, *words],
+    )
 
 
 def fold_lanes(values: list[Any], op: Callable[[Any, Any], Any], lane: Any) -> list[Any]:
     """Reduce each value over the 8 lanes that share lane % 4, splitting the list on the way.
 
-    Step by step (lane bits 4, 3, 2) a lane keeps half of the list and hands the other half
-    away; once one value is left, both sides keep it. `folded_index` says which values stay.
+    At each step (lane bits 4, 3, 2) a lane keeps half of the list and sends the other half to its
+    partner; once one value is left, both keep it. `folded_index` tells which values a lane keeps.
     """
     for bit in (16, 8, 4):
         if len(values) > 1:
@@ -158,7 +195,7 @@ def nanoseconds() -> Int64:
 
 
 def read4_relaxed(pointer: cute.Pointer) -> tuple[Int32, Int32, Int32, Int32]:
-    """Four words of global memory at an aligned address, as other SMs left them last."""
+    """Four words of global memory at a 16-byte aligned address, coherent with other SMs."""
     return cute.arch.inline_ptx(
         "ld.relaxed.gpu.global.v4.b32 {{$w0}, {$w1}, {$w2}, {$w3}}, [{$r0}];",
         write_only_types=[Int32] * 4,
@@ -167,8 +204,8 @@ def read4_relaxed(pointer: cute.Pointer) -> tuple[Int32, Int32, Int32, Int32]:
 
 
 def write4_relaxed(pointer: cute.Pointer, words: Any) -> None:
-    """Four words to global memory at an aligned address, for readers on other SMs; kept in order
-    with the other accesses of this kind."""
+    """Four words to global memory at a 16-byte aligned address, visible to `read4_relaxed` on other
+    SMs."""
     cute.arch.inline_ptx(
         "st.relaxed.gpu.global.v4.b32 [{$r0}], {{$r1}, {$r2}, {$r3}, {$r4}};",
         read_only_args=[pointer, words[0], words[1], words[2], words[3]],

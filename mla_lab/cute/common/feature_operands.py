@@ -17,7 +17,7 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Float32, Int32, Uint32, const_expr
 
-from .ptx_sm90 import LOG2E
+from .ptx_sm90 import LOG2E, ptx
 
 
 def mask_words(mask: cute.Tensor) -> cute.Tensor:
@@ -52,11 +52,7 @@ def scale_now(c: cutlass.Constexpr, g: Any):
     scale = g.scale_log2
     if const_expr(c.scales):
         if cute.size(g.bmm1) > 0:
-            plain = cute.arch.inline_ptx(
-                "ld.global.f32 {$w0}, [{$r0}];",
-                write_only_types=[Float32],
-                read_only_args=[g.bmm1.iterator],
-            )
+            plain = ptx("ld.global.f32 {$w0}, [{$r0}];", g.bmm1.iterator, out=Float32)
             scale = plain * Float32(LOG2E)
             scale = scale if scale > 0.0 else Float32(float("nan"))
     return scale

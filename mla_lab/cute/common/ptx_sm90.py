@@ -19,6 +19,14 @@ LN2 = 0.6931471805599453
 LOG2E = 1.4426950408889634
 
 
+def ptx(code: str, *args: Any, out: Any = None) -> Any:
+    """Inline PTX: {$r0}, ... are `args`; {$w0}, ... are results of type `out`, or a list of types."""
+    types = out if isinstance(out, list) else [out]
+    if out is None:
+        return cute.arch.inline_ptx(code, read_only_args=list(args))
+    return cute.arch.inline_ptx(code, write_only_types=types, read_only_args=list(args))
+
+
 def smem_f32(pointer: cute.Pointer, align: int = 16) -> cute.Pointer:
     """A plain (unswizzled) fp32 view of shared memory."""
     return cute.make_ptr(Float32, pointer.toint(), cute.AddressSpace.smem, assumed_align=align)
@@ -57,28 +65,20 @@ def push4(
 
 def transpose_8x8(word: Int32) -> Int32:
     """movmatrix: lane 4r+q holds (r, 2q), (r, 2q+1) of 16-bit values; gets the transpose's."""
-    return cute.arch.inline_ptx(
-        "movmatrix.sync.aligned.m8n8.trans.b16 {$w0}, {$r0};",
-        write_only_types=[Int32],
-        read_only_args=[word],
-    )
+    return ptx("movmatrix.sync.aligned.m8n8.trans.b16 {$w0}, {$r0};", word, out=Int32)
 
 
 def fresh_thread() -> Int32:
     """threadIdx.x through an opaque move, so that the compiler recomputes what depends on it here
     instead of holding it in registers through the caller's loops."""
     tid, _, _ = cute.arch.thread_idx()
-    return cute.arch.inline_ptx(
-        "mov.b32 {$w0}, {$r0};", write_only_types=[Int32], read_only_args=[Int32(tid)]
-    )
+    return ptx("mov.b32 {$w0}, {$r0};", Int32(tid), out=Int32)
 
 
 def fresh_block() -> Int32:
     """blockIdx.x through an opaque move, for the same reason."""
     block, _, _ = cute.arch.block_idx()
-    return cute.arch.inline_ptx(
-        "mov.b32 {$w0}, {$r0};", write_only_types=[Int32], read_only_args=[Int32(block)]
-    )
+    return ptx("mov.b32 {$w0}, {$r0};", Int32(block), out=Int32)
 
 
 def pack2(a: Float32, b: Float32, dtype: Any) -> Int32:
@@ -91,19 +91,13 @@ def pack2(a: Float32, b: Float32, dtype: Any) -> Int32:
 
 def shift_pair(low: Uint32, high: Uint32, bits: Any) -> Uint32:
     """The 32 bits from bit `bits` % 32 on of two words that follow each other."""
-    return cute.arch.inline_ptx(
-        "shf.r.wrap.b32 {$w0}, {$r0}, {$r1}, {$r2};",
-        write_only_types=[Uint32],
-        read_only_args=[low, high, bits],
-    )
+    return ptx("shf.r.wrap.b32 {$w0}, {$r0}, {$r1}, {$r2};", low, high, bits, out=Uint32)
 
 
 def count_up(counter: cute.Pointer, last: Any, order: str) -> None:
     """Add one to a global counter that wraps from `last` to 0; `order` is "release" or "relaxed".
     A reduction (`red`): no value returns."""
-    cute.arch.inline_ptx(
-        f"red.{order}.gpu.global.inc.u32 [{{$r0}}], {{$r1}};", read_only_args=[counter, last]
-    )
+    ptx(f"red.{order}.gpu.global.inc.u32 [{{$r0}}], {{$r1}};", counter, last)
 
 
 @cute.jit
@@ -137,25 +131,22 @@ def float_of_exponent(exponent: Any) -> Any:
 
 def float_bits(value: Any) -> Any:
     """The 32 bits of an fp32 (or of two 16-bit values) as Int32, by an opaque move."""
-    return cute.arch.inline_ptx(
-        "mov.b32 {$w0}, {$r0};", write_only_types=[Int32], read_only_args=[value]
-    )
+    return ptx("mov.b32 {$w0}, {$r0};", value, out=Int32)
 
 
 def bits_float(bits: Any) -> Any:
     """32 bits as fp32, by an opaque move: computed here, not scheduled elsewhere."""
-    return cute.arch.inline_ptx(
-        "mov.b32 {$w0}, {$r0};", write_only_types=[Float32], read_only_args=[bits]
-    )
+    return ptx("mov.b32 {$w0}, {$r0};", bits, out=Float32)
 
 
 def stmatrix_x4(address: Any, offset: int, words: Any) -> None:
     """Four 8 x 8 matrices of 16-bit elements; each lane gives the address of one row, less the
     static `offset` in bytes."""
-    cute.arch.inline_ptx(
+    ptx(
         f"stmatrix.sync.aligned.m8n8.x4.shared.b16 [{{$r0}}+{offset}], "
         "{ {$r1}, {$r2}, {$r3}, {$r4} };",
-        read_only_args=[address, *words],
+        address,
+        *words,
     )
 
 
@@ -196,17 +187,21 @@ def nanoseconds() -> Int64:
 
 def read4_relaxed(pointer: cute.Pointer) -> tuple[Int32, Int32, Int32, Int32]:
     """Four words of global memory at a 16-byte aligned address, coherent with other SMs."""
-    return cute.arch.inline_ptx(
+    return ptx(
         "ld.relaxed.gpu.global.v4.b32 {{$w0}, {$w1}, {$w2}, {$w3}}, [{$r0}];",
-        write_only_types=[Int32] * 4,
-        read_only_args=[pointer],
+        pointer,
+        out=[Int32] * 4,
     )
 
 
 def write4_relaxed(pointer: cute.Pointer, words: Any) -> None:
     """Four words to global memory at a 16-byte aligned address, visible to `read4_relaxed` on other
     SMs."""
-    cute.arch.inline_ptx(
+    ptx(
         "st.relaxed.gpu.global.v4.b32 [{$r0}], {{$r1}, {$r2}, {$r3}, {$r4}};",
-        read_only_args=[pointer, words[0], words[1], words[2], words[3]],
+        pointer,
+        words[0],
+        words[1],
+        words[2],
+        words[3],
     )

@@ -111,13 +111,13 @@ def gemm_pv(cta: Cta, f: Fragments, stage, exponents):
 
 
 @cute.jit
-def pv_tile(cta: Cta, f: Fragments, row, stage, left, is_first):
-    """PV of the tile in `stage`, whose P is full; `left` tiles remain with it."""
+def pv_tile(cta: Cta, f: Fragments, row, stage, index, block, count):
+    """PV of the tile in `stage`, whose P is full: tile `block` of `count` of work tile `index`."""
     cfg, g, s = cta.cfg, cta.g, cta.s
     if const_expr(cfg.profile):
-        if is_first:
+        if (block == 0) & (index == cta.plan.first):
             profile_event(cfg, g, "first P")
-        profile_tile(cfg, g, left, "PV begun")
+        profile_tile(cfg, g, count - block, "PV begun")
     exponents = [Int32(s.sRescale[row + 8 * h, stage]) for h in range(2)]
     s.p_pipe.consumer_release(stage)
     if const_expr(cfg.skip):
@@ -125,8 +125,8 @@ def pv_tile(cta: Cta, f: Fragments, row, stage, left, is_first):
             gemm_pv(cta, f, stage, exponents)
     else:
         gemm_pv(cta, f, stage, exponents)
-    profile_tile(cfg, g, left, "PV done")
-    profile_tile(cfg, g, left, "PV done, ns")
+    profile_tile(cfg, g, count - block, "PV done")
+    profile_tile(cfg, g, count - block, "PV done, ns")
 
 
 def make_fragments(cta: Cta, wg) -> Fragments:
@@ -169,7 +169,7 @@ def mainloop_pv(cta: Cta):
             stage = cute.arch.make_warp_uniform(stage)
             s.p_pipe.consumer_wait(phases.state(stage))
             phases = phases.flip(stage)
-            pv_tile(cta, f, row, stage, count - block, (block == 0) & (index == first))
+            pv_tile(cta, f, row, stage, index, block, count)
             release_kv(cta, stage, lane)
             if produces:
                 load = fill_next_stage(cta, load, lane)

@@ -24,6 +24,7 @@ from ..common.ptx_sm90 import (
     float_of_exponent,
     fresh_thread,
     pick,
+    ptx,
     stmatrix_x4,
 )
 from .mask import apply_mask, first_row, mask_free_until, rows_of
@@ -129,10 +130,12 @@ def stmatrix_swizzled(address, offset, words, steps: int) -> None:
     """`steps` times four matrices, 32 bytes further on each; `words` are four per step. The swizzle
     is applied at the store: addresses of all steps would take a register each."""
     for j in range(steps):
-        cute.arch.inline_ptx(
+        ptx(
             "{ .reg .b32 at; xor.b32 at, {$r0}, " + str(j << 5) + "; add.u32 at, at, {$r1};"
             "stmatrix.sync.aligned.m8n8.x4.shared.b16 [at], { {$r2}, {$r3}, {$r4}, {$r5} }; }",
-            read_only_args=[address, Int32(offset), *(words[4 * j + i] for i in range(4))],
+            address,
+            Int32(offset),
+            *(words[4 * j + i] for i in range(4)),
         )
 
 
@@ -247,11 +250,12 @@ def all_threads(condition):
     """Nonzero if the condition holds in all 128 threads. (With a named barrier for parts of warps
     the compiler spills.)"""
     word = pick(cute.arch.vote_all_sync(condition), Int32(1), Int32(0))
-    return cute.arch.inline_ptx(
+    return ptx(
         "{ .reg .pred p, q; setp.ne.s32 p, {$r0}, 0; "
         "bar.red.and.pred q, {$r1}, 128, p; selp.s32 {$w0}, 1, 0, q; }",
-        write_only_types=[Int32],
-        read_only_args=[word, Int32(QK_SOFTMAX_BARRIER.barrier_id)],
+        word,
+        Int32(QK_SOFTMAX_BARRIER.barrier_id),
+        out=Int32,
     )
 
 

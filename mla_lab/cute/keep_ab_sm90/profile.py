@@ -6,6 +6,7 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Int32, Int64, const_expr
 
+from ..common.ptx_sm90 import ptx
 from .params import Config, Globals
 
 #: events of a CTA, one row of int64 per CTA: nanoseconds of the global timer
@@ -55,16 +56,14 @@ def profile_tile(
     if const_expr(cfg.profile == 2):
         word = TILE_EVENTS.index(event)
         now = cute.arch.globaltimer() if event == TILE_EVENTS[-1] else cute.arch.clock64()
-        cute.arch.inline_ptx(
+        ptx(
             "{ .reg .pred p; .reg .b32 row; .reg .b64 to;"
             f"setp.eq.u32 p, {{$r2}}, 0; setp.le.and.s32 p, {{$r1}}, {ROUNDS}, p;"
             "add.u32 row, {$r3}, {$r1}; mad.wide.s32 to, row, 64, {$r0};"
             f"@p st.global.b64 [to + {8 * (word - len(TILE_EVENTS))}], {{$r4}}; }}",
-            read_only_args=[
-                g.profile.iterator,
-                left,
-                cute.arch.block_idx()[0],
-                cute.arch.grid_dim()[0],
-                now,
-            ],
+            g.profile.iterator,
+            left,
+            cute.arch.block_idx()[0],
+            cute.arch.grid_dim()[0],
+            now,
         )

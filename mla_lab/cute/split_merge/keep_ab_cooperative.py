@@ -17,7 +17,7 @@ import cutlass.cute as cute
 from cutlass import Float32, Int32, const_expr
 
 from ..common.feature_operands import with_scales, with_sink
-from ..common.ptx_sm90 import LN2, LOG2E, add, butterfly, count_up, pick
+from ..common.ptx_sm90 import LN2, LOG2E, add, butterfly, count_up, pick, ptx
 from ..keep_ab_sm90.epilogue_store import store_row_lse
 from ..keep_ab_sm90.params import PV_BARRIER, RECORDS, Config, Cta, Work
 from ..keep_ab_sm90.profile import profile_event
@@ -147,9 +147,7 @@ def copy_pieces(source: cute.Pointer, to, path: CopyPath, own: OwnStrips | None 
 @cute.jit
 def copy_piece(to, source: cute.Pointer):
     """16 bytes into shared memory, past the L1."""
-    cute.arch.inline_ptx(
-        "cp.async.cg.shared.global [{$r0}], [{$r1}], 16;", read_only_args=[to, source]
-    )
+    ptx("cp.async.cg.shared.global [{$r0}], [{$r1}], 16;", to, source)
 
 
 @cute.jit

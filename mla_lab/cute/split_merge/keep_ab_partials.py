@@ -18,7 +18,7 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Float16, Float32, Int32
 
-from ..common.ptx_sm90 import add, butterfly, float_of_exponent, pack2
+from ..common.ptx_sm90 import add, butterfly, float_of_exponent, pack2, ptx
 from ..keep_ab_sm90.mask import rows_of
 from ..keep_ab_sm90.params import BLOCK, LATENT, PV_BARRIER, Cta, Work
 
@@ -77,12 +77,16 @@ def store_strip(
 ):
     """Strip i of a warp: to shared memory at `near` if it is one of the own ones, to the slot
     otherwise."""
-    cute.arch.inline_ptx(
+    ptx(
         "{ .reg .pred p; .reg .u32 at;"
         f"add.u32 at, {{$r0}}, {i}; setp.lt.u32 p, at, {{$r1}};"
         f"@p st.shared.v4.b32 [{{$r2}} + {512 * i}], {{ {{$r4}}, {{$r5}}, {{$r6}}, {{$r7}} }};"
         f"@!p st.global.v4.b32 [{{$r3}} + {512 * i}], {{ {{$r4}}, {{$r5}}, {{$r6}}, {{$r7}} }}; }}",
-        read_only_args=[place, count, near, dst, *(words[e] for e in range(4))],
+        place,
+        count,
+        near,
+        dst,
+        *(words[e] for e in range(4)),
     )
 
 

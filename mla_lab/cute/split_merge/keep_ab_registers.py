@@ -14,7 +14,7 @@ import cutlass.cute as cute
 from cutlass import Float16, Float32, Int32, const_expr
 
 from ..common.feature_operands import with_scales, with_sink
-from ..common.ptx_sm90 import LN2, LOG2E, pick
+from ..common.ptx_sm90 import LN2, LOG2E, pick, ptx
 from ..keep_ab_sm90.epilogue_store import store_pair, store_row_lse, store_rows
 from ..keep_ab_sm90.params import Cta, Work
 from .keep_ab_combine import MergeShare
@@ -26,22 +26,20 @@ FEW_SPLITS, PIECES = 8, 16
 
 def load_pair(pointer):
     """Two fp32 of global memory, past the L1."""
-    return cute.arch.inline_ptx(
-        "ld.relaxed.gpu.global.v2.f32 {{$w0}, {$w1}}, [{$r0}];",
-        write_only_types=[Float32, Float32],
-        read_only_args=[pointer],
-    )
+    return ptx("ld.relaxed.gpu.global.v2.f32 {{$w0}, {$w1}}, [{$r0}];", pointer, out=[Float32] * 2)
 
 
 def load_piece(far, near, there):
     """16 bytes: of global memory where `there` is 1, of shared memory where it is 2, else zeros."""
-    return cute.arch.inline_ptx(
+    return ptx(
         "{ .reg .pred p, q; setp.eq.s32 p, {$r2}, 1; setp.eq.s32 q, {$r2}, 2;"
         "mov.b32 {$w0}, 0; mov.b32 {$w1}, 0; mov.b32 {$w2}, 0; mov.b32 {$w3}, 0;"
         "@p ld.relaxed.gpu.global.v4.b32 {{$w0}, {$w1}, {$w2}, {$w3}}, [{$r0}];"
         "@q ld.shared.v4.b32 {{$w0}, {$w1}, {$w2}, {$w3}}, [{$r1}]; }",
-        write_only_types=[Int32] * 4,
-        read_only_args=[far, near, there],
+        far,
+        near,
+        there,
+        out=[Int32] * 4,
     )
 
 

@@ -35,7 +35,7 @@ from cutlass.cute.nvgpu import OperandMajorMode, cpasync, warpgroup
 
 from ....core.problem import FP8_656_BYTES, LATENT_DIM, ROPE_DIM
 from ...common.pipeline import PipelineState
-from ...common.ptx_sm90 import EVICT_FIRST, bits_float, float_bits, fresh_thread, load4, pack2
+from ...common.ptx_sm90 import EVICT_FIRST, bits_float, float_bits, fresh_thread, load4, pack2, ptx
 from ..mask import first_row
 from ..params import BLOCK, BOX, RECORDS, Cta, Mmas, cache_load
 from ..tile_scheduler import read_work
@@ -129,10 +129,10 @@ def max_magnitude_bits(values: Any) -> Any:
     """Bits of the greatest magnitude among all fp32 `values` of a warp."""
     names = [f"{{$r{i}}}" for i in range(len(values))]
     found = " ".join(f"and.b32 b, {name}, 0x7FFFFFFF; max.s32 a, a, b;" for name in names)
-    return cute.arch.inline_ptx(
+    return ptx(
         "{ .reg .b32 a, b; mov.b32 a, 0; " + found + " redux.sync.max.s32 {$w0}, a, 0xFFFFFFFF; }",
-        write_only_types=[Int32],
-        read_only_args=list(values),
+        *values,
+        out=Int32,
     )
 
 
@@ -202,10 +202,11 @@ def scale_warp(cta: Cta):
 
 def scale_bf16x2(words: Any, factors: Any) -> Any:
     """Four bf16 numbers times the power of two in both halves of `factors`."""
-    return cute.arch.inline_ptx(
+    return ptx(
         "mul.rn.bf16x2 {$w0}, {$r0}, {$r2}; mul.rn.bf16x2 {$w1}, {$r1}, {$r2};",
-        write_only_types=[Int32, Int32],
-        read_only_args=[*words, factors],
+        *words,
+        factors,
+        out=[Int32] * 2,
     )
 
 
@@ -215,7 +216,7 @@ def scale_q_rope(cta: Cta, stages: Any, up: Any) -> None:
     tid = fresh_thread()
     row, q = first_row(tid), tid & 3
     inner = (q & 1) << 3
-    at = Int32(s.kv.iterator.toint()) + row * 64 + (((q >> 1) ^ ((row >> 1) & 3)) << 4) + inner
+    at = Int32(s.sKV.iterator.toint()) + row * 64 + (((q >> 1) ^ ((row >> 1) & 3)) << 4) + inner
     half = Q_ARRIVAL_BOXES // Q_STAGES
     at = at + stages[Q_STAGES - 1] * cfg.stage_bytes + (half - ROPE_ARRIVALS) * BOX
     to = (
@@ -226,18 +227,16 @@ def scale_q_rope(cta: Cta, stages: Any, up: Any) -> None:
         factors = bits | ((bits >> 16) & 0xFFFF)
         for arrival in range(ROPE_ARRIVALS):
             for far in range(2):
-                words = cute.arch.inline_ptx(
+                words = ptx(
                     "ld.shared.v2.b32 { {$w0}, {$w1} }, "
                     f"[{{$r0}}+{arrival * BOX + 512 * h}];",
-                    write_only_types=[Int32, Int32],
-                    read_only_args=[at ^ (32 * far)],
+                    at ^ (32 * far),
+                    out=[Int32] * 2,
                 )
-                cute.arch.inline_ptx(
+                ptx(
                     f"st.shared.v2.b32 [{{$r0}}+{1024 * h}], {{ {{$r1}}, {{$r2}} }};",
-                    read_only_args=[
-                        to ^ (64 * arrival + 32 * far),
-                        *scale_bf16x2(words, factors),
-                    ],
+                    to ^ (64 * arrival + 32 * far),
+                    *scale_bf16x2(words, factors),
                 )
 
 
@@ -262,14 +261,8 @@ def issue_rope(mma: Mmas, ropes: Any, scores: cute.Tensor, stage: Any) -> None:
 def scaled_sum(x: Any, y: Any, z: Any) -> Any:
     """x y + z by an opaque instruction; without z the product."""
     if z is None:
-        return cute.arch.inline_ptx(
-            "mul.f32 {$w0}, {$r0}, {$r1};", write_only_types=[Float32], read_only_args=[x, y]
-        )
-    return cute.arch.inline_ptx(
-        "fma.rn.f32 {$w0}, {$r0}, {$r1}, {$r2};",
-        write_only_types=[Float32],
-        read_only_args=[x, y, z],
-    )
+        return ptx("mul.f32 {$w0}, {$r0}, {$r1};", x, y, out=Float32)
+    return ptx("fma.rn.f32 {$w0}, {$r0}, {$r1}, {$r2};", x, y, z, out=Float32)
 
 
 def load_scales(cta: Cta, group: int, stage: Any, sixteens: Any) -> list[Any]:
@@ -280,11 +273,11 @@ def load_scales(cta: Cta, group: int, stage: Any, sixteens: Any) -> list[Any]:
     return [
         factor
         for i in sixteens
-        for factor in cute.arch.inline_ptx(
+        for factor in ptx(
             "ld.shared.v4.f32 { {$w0}, {$w1}, {$w2}, {$w3} }, "
             f"[{{$r0}}+{group * GROUP_SCALES + 64 * i}];",
-            write_only_types=[Float32] * 4,
-            read_only_args=[at],
+            at,
+            out=[Float32] * 4,
         )
     ]
 
@@ -322,20 +315,21 @@ def lane_factors(s: Fp8Shared, stage: Any) -> Any:
 
 def two_factors(at: Any, group: int, step: int) -> Any:
     """Two fp16 factors for each word of a step."""
-    return cute.arch.inline_ptx(
+    return ptx(
         f"ld.shared.v2.b32 {{ {{$w0}}, {{$w1}} }}, "
         f"[{{$r0}}+{group * GROUP_FACTORS + step * STEP_FACTORS}];",
-        write_only_types=[Int32, Int32],
-        read_only_args=[at],
+        at,
+        out=[Int32] * 2,
     )
 
 
 def to_fp16(word: Int32, factors: Int32):
     """As `v_fp8_to_fp16.to_fp16`, times two fp16 factors."""
-    return cute.arch.inline_ptx(
+    return ptx(
         "{ .reg .b32 x, y; .reg .b16 a, b; prmt.b32 x, {$r0}, 0, 0x3120; mov.b32 {a, b}, x; "
         "cvt.rn.f16x2.e4m3x2 x, a; cvt.rn.f16x2.e4m3x2 y, b; "
         "mul.rn.f16x2 {$w0}, x, {$r1}; mul.rn.f16x2 {$w1}, y, {$r1}; }",
-        write_only_types=[Int32, Int32],
-        read_only_args=[word, factors],
+        word,
+        factors,
+        out=[Int32] * 2,
     )

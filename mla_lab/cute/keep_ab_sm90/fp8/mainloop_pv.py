@@ -22,7 +22,7 @@ from cutlass.cute.nvgpu import warpgroup
 from ...common.feature_operands import with_scales
 from ...common.fp8 import load_step
 from ...common.pipeline import PipelineState, StagePhases
-from ...common.ptx_sm90 import LN2, fresh_block, fresh_thread, load2, pack2, pick
+from ...common.ptx_sm90 import LN2, fresh_block, fresh_thread, load2, pack2, pick, ptx
 from ...split_merge.keep_ab_cooperative import count_partial, merge
 from ...split_merge.keep_ab_partials import REGION, ROW_WORDS, words_at
 from ..epilogue_store import store_pair, store_row_lse
@@ -117,10 +117,10 @@ def two_factors(cta: Cta, p_stage, row):
 
 def halves_to_fp32(word):
     """Two fp16 of a word as fp32."""
-    return cute.arch.inline_ptx(
+    return ptx(
         "{ .reg .b16 a, b; mov.b32 {a, b}, {$r0}; cvt.f32.f16 {$w0}, a; cvt.f32.f16 {$w1}, b; }",
-        write_only_types=[Float32, Float32],
-        read_only_args=[word],
+        word,
+        out=[Float32] * 2,
     )
 
 
@@ -232,9 +232,8 @@ def inverse_sums(cta: Cta, j):
 
 
 @cute.jit
-def store_row_values(cta: Cta, region, slot, lse, down):
+def store_partial_stats(region, tid, lse, down):
     """The lse and the scale of 64 rows, in a partial's order: r, r + 8 side by side."""
-    tid = fresh_thread()
     if tid < BLOCK:
         at = tid // 16 * 16 + 2 * (tid & 7) + ((tid >> 3) & 1)
         words = region + (REGION // 2 + tid // 16 * (ROW_WORDS - 16) + at)
@@ -249,9 +248,8 @@ def store_strips(cta: Cta, acc, work: Work, lse, index):
     cfg, tid = cta.cfg, fresh_thread()
     w, lane = (tid >> 5) & 3, tid & 31
     begin = first_slice(cta)
-    slot = work.slot * cfg.cluster + cta.rank
     partials = cta.g.mO_partial.iterator
-    region = partials + slot * REGION
+    region = partials + (work.slot * cfg.cluster + cta.rank) * REGION
     up, down = Float32(2.0**PARTIAL_LOG2), Float32(2.0**-PARTIAL_LOG2)
     if const_expr(cfg.kv_656):
         up, down = kv_656.partial_scales(cta.s, index, PARTIAL_LOG2)
@@ -272,7 +270,7 @@ def store_strips(cta: Cta, acc, work: Work, lse, index):
                 v[0], v[1] = (pack2(a[2 * n] * up, a[2 * n + 1] * up, Float16) for n in range(2))
                 dst = base + (strip * 128 + to_lane * 4 + (lane >> 4) * 2)
                 cute.autovec_copy(cute.recast_tensor(v, Float32), words_at(dst, 2))
-    store_row_values(cta, region, slot, lse, down)
+    store_partial_stats(region, tid, lse, down)
 
 
 @cute.jit

@@ -23,7 +23,7 @@ from cutlass.cute.nvgpu import warpgroup
 from ...common.feature_operands import with_scales
 from ...common.fp8 import join_two, round_two
 from ...common.pipeline import PipelineState
-from ...common.ptx_sm90 import butterfly, fresh_thread, pick
+from ...common.ptx_sm90 import butterfly, fresh_thread, pick, ptx
 from ..mainloop_qk_softmax import (
     RowState,
     TileContext,
@@ -78,11 +78,11 @@ def load_q_fragments(cta: Cta, tSrQ: cute.Tensor):
     for odd in range(2):
         at = base ^ (32 * odd)
         for k in range(odd, cta.cfg.q_steps, 2):
-            got = cute.arch.inline_ptx(
+            got = ptx(
                 "ldmatrix.sync.aligned.m8n8.x4.shared.b16 { {$w0}, {$w1}, {$w2}, {$w3} }, "
                 f"[{{$r0}}+{k // 2 * BOX}];",
-                write_only_types=[Int32] * 4,
-                read_only_args=[at],
+                at,
+                out=[Int32] * 4,
             )
             for i in range(4):
                 words[4 * k + i] = got[i]
@@ -90,28 +90,26 @@ def load_q_fragments(cta: Cta, tSrQ: cute.Tensor):
 
 def sum_word(word):
     """Sums of two pairs of four e4m3 values, as two fp16."""
-    return cute.arch.inline_ptx(
+    return ptx(
         "{ .reg .b16 a, b; .reg .b32 x, y; mov.b32 {a, b}, {$r0}; cvt.rn.f16x2.e4m3x2 x, a; "
         "cvt.rn.f16x2.e4m3x2 y, b; add.f16x2 {$w0}, x, y; }",
-        write_only_types=[Int32],
-        read_only_args=[word],
+        word,
+        out=Int32,
     )
 
 
 def add_f16x2(x, y):
     """Sums of two fp16 each."""
-    return cute.arch.inline_ptx(
-        "add.f16x2 {$w0}, {$r0}, {$r1};", write_only_types=[Int32], read_only_args=[x, y]
-    )
+    return ptx("add.f16x2 {$w0}, {$r0}, {$r1};", x, y, out=Int32)
 
 
 def sum_f16x2(x):
     """Both fp16 of a word, added in fp32."""
-    return cute.arch.inline_ptx(
+    return ptx(
         "{ .reg .b16 a, b; .reg .f32 x, y; mov.b32 {a, b}, {$r0}; cvt.f32.f16 x, a; "
         "cvt.f32.f16 y, b; add.f32 {$w0}, x, y; }",
-        write_only_types=[Float32],
-        read_only_args=[x],
+        x,
+        out=Float32,
     )
 
 

@@ -27,7 +27,7 @@ import cutlass.cute as cute
 from cutlass import Int32, const_expr
 
 from ...common.pipeline import PipelineState
-from ...common.ptx_sm90 import fresh_block
+from ...common.ptx_sm90 import fresh_block, ptx
 from ..params import BLOCK, Cta
 from .params import P_STAGE, P_STAGES, Fp8Shared
 
@@ -57,12 +57,14 @@ def own_p(s: Fp8Shared):
 
 def copy_to_peer(address, num_bytes, barrier, peer):
     """Bytes to the same place of the other CTA, counted on its barrier."""
-    cute.arch.inline_ptx(
+    ptx(
         "{ .reg .b32 to, bar; mapa.shared::cluster.u32 to, {$r0}, {$r2}; "
         "mapa.shared::cluster.u32 bar, {$r1}, {$r2}; "
         "cp.async.bulk.shared::cluster.shared::cta.mbarrier::complete_tx::bytes "
         f"[to], [{{$r0}}], {num_bytes}, [bar]; }}",
-        read_only_args=[address, barrier, peer],
+        address,
+        barrier,
+        peer,
     )
 
 

@@ -31,7 +31,7 @@ from cutlass.cute.nvgpu import warpgroup
 
 from ...common.feature_operands import with_scales
 from ...common.pipeline import PipelineState, StagePhases
-from ...common.ptx_sm90 import bits_float, butterfly, float_bits, fresh_thread, stmatrix_x4
+from ...common.ptx_sm90 import bits_float, butterfly, float_bits, fresh_thread, ptx, stmatrix_x4
 from ..mainloop_qk_softmax import RowState, TileContext, release_kv
 from ..mask import apply_mask, first_row
 from ..params import BOX, Cta
@@ -87,42 +87,42 @@ def split_four(words, scale):
         f" sub.rn.f16x2 p, p, h; cvt.rn.satfinite.e4m3x2.f16x2 l{i}, p;"
         for i in range(2)
     )
-    return cute.arch.inline_ptx(
+    return ptx(
         "{ .reg .b32 p, h; .reg .f32 x, y; .reg .b16 h0, h1, l0, l1;" + halves + " mov.b32 {$w0}, "
         "{h0, h1}; mov.b32 {$w1}, {l0, l1}; }",
-        write_only_types=[Int32, Int32],
-        read_only_args=[*words, scale],
+        *words,
+        scale,
+        out=[Int32] * 2,
     )
 
 
 def max_magnitudes(top, address, offset):
     """The greatest magnitudes so far, in both halves of a word, and those of 16 bytes of bf16; NaN
     is greatest."""
-    return cute.arch.inline_ptx(
+    return ptx(
         "{ .reg .b32 a, b, c, d; ld.shared.v4.b32 {a, b, c, d}, [{$r1}+" + str(offset) + "];"
         " and.b32 a, a, 0x7FFF7FFF; and.b32 b, b, 0x7FFF7FFF; and.b32 c, c, 0x7FFF7FFF;"
         " and.b32 d, d, 0x7FFF7FFF; max.u16x2 a, a, b; max.u16x2 c, c, d; max.u16x2 a, a, c;"
         " mov.b32 b, {$r0}; max.u16x2 {$w0}, a, b; }",
-        write_only_types=[Int32],
-        read_only_args=[top, address],
+        top,
+        address,
+        out=Int32,
     )
 
 
 def max_of_halves(word):
     """The greater of two unsigned 16-bit numbers."""
-    return cute.arch.inline_ptx(
+    return ptx(
         "{ .reg .b32 a, b; and.b32 a, {$r0}, 0xFFFF; shr.u32 b, {$r0}, 16; max.u32 {$w0}, a, b; }",
-        write_only_types=[Int32],
-        read_only_args=[word],
+        word,
+        out=Int32,
     )
 
 
 def load_words(address, offset):
     """Two words of shared memory."""
-    return cute.arch.inline_ptx(
-        f"ld.shared.v2.b32 {{ {{$w0}}, {{$w1}} }}, [{{$r0}}+{offset}];",
-        write_only_types=[Int32, Int32],
-        read_only_args=[address],
+    return ptx(
+        f"ld.shared.v2.b32 {{ {{$w0}}, {{$w1}} }}, [{{$r0}}+{offset}];", address, out=[Int32] * 2
     )
 
 
@@ -283,16 +283,12 @@ def mma_per_word(cta: Cta, f: Fragments, stage) -> Callable[[int], None]:
 
 def move_here(x):
     """The same number by an opaque move: a plain copy could be placed while an MMA writes it."""
-    return cute.arch.inline_ptx(
-        "mov.b32 {$w0}, {$r0};", write_only_types=[Float32], read_only_args=[x]
-    )
+    return ptx("mov.b32 {$w0}, {$r0};", x, out=Float32)
 
 
 def add_here(x, y):
     """The sum by an opaque addition."""
-    return cute.arch.inline_ptx(
-        "add.f32 {$w0}, {$r0}, {$r1};", write_only_types=[Float32], read_only_args=[x, y]
-    )
+    return ptx("add.f32 {$w0}, {$r0}, {$r1};", x, y, out=Float32)
 
 
 @cute.jit

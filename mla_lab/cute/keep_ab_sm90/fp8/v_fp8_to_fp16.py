@@ -21,6 +21,7 @@ import cutlass.cute as cute
 from cutlass import Float16, Int32
 from cutlass.cute.nvgpu import warpgroup
 
+from ...common.ptx_sm90 import ptx
 from ..params import BOX, ROPE_BOX, Cta
 from . import kv_656
 
@@ -44,21 +45,21 @@ def p_operand(cta: Cta):
 
 def ldmatrix_v(base: Int32, offset: int):
     """Two words: V of 64 columns and 16 tokens, transposed."""
-    return cute.arch.inline_ptx(
+    return ptx(
         "ldmatrix.sync.aligned.m8n8.x2.trans.shared.b16 { {$w0}, {$w1} }, "
         f"[{{$r0}}+{offset}];",
-        write_only_types=[Int32] * 2,
-        read_only_args=[base],
+        base,
+        out=[Int32] * 2,
     )
 
 
 def to_fp16(word: Int32):
     """Row g, and row g + 8 of V^T: two tokens of fp16 each."""
-    return cute.arch.inline_ptx(
+    return ptx(
         "{ .reg .b32 x; .reg .b16 a, b; prmt.b32 x, {$r0}, 0, 0x3120; mov.b32 {a, b}, x; "
         "cvt.rn.f16x2.e4m3x2 {$w0}, a; cvt.rn.f16x2.e4m3x2 {$w1}, b; }",
-        write_only_types=[Int32, Int32],
-        read_only_args=[word],
+        word,
+        out=[Int32] * 2,
     )
 
 

@@ -20,7 +20,7 @@ LOG2E = 1.4426950408889634
 
 
 def ptx(code: str, *args: Any, out: Any = None) -> Any:
-    """Inline PTX: {$r0}, ... are `args`; {$w0}, ... are results of type `out`, or a list of types."""
+    """Inline PTX: {$r0}, ... are `args`; {$w0}, ... are results of type `out` or of these types."""
     types = out if isinstance(out, list) else [out]
     if out is None:
         return cute.arch.inline_ptx(code, read_only_args=list(args))

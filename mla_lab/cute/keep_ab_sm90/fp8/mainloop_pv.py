@@ -141,9 +141,8 @@ def first_slice(cta: Cta):
     return ((cta.rank * 2 if cta.cfg.p_exchange else 0) + group) * cta.cfg.slices
 
 
-def first_column(cta: Cta):
+def first_column(cta: Cta, tid):
     """The first of a thread's columns."""
-    tid = fresh_thread()
     return first_slice(cta) * 64 + 16 * ((tid >> 5) & 3) + 2 * ((tid & 31) >> 2)
 
 
@@ -277,7 +276,7 @@ def store_strips(cta: Cta, acc, work: Work, lse, index):
 def store_partial(cta: Cta, acc, work: Work, lse):
     """A row-major partial, for the merge kernel."""
     cfg, tid = cta.cfg, fresh_thread()
-    column = first_column(cta)
+    column = first_column(cta, tid)
     row = work.slot * (BLOCK * cfg.cluster) + 2 * (tid & 3)
     if const_expr(not cfg.p_exchange):
         row = row + cta.rank * BLOCK
@@ -299,7 +298,7 @@ def store_partial(cta: Cta, acc, work: Work, lse):
 def store_result(cta: Cta, acc, work: Work, lse):
     """Rows of the result, in full 32-byte sectors where its elements have 16 bits."""
     cfg, tid = cta.cfg, fresh_thread()
-    column = first_column(cta)
+    column = first_column(cta, tid)
     out_scale = with_scales(cfg, cta.g).out_scale
     # rows count from this CTA's first one
     first = 2 * (tid & 3)

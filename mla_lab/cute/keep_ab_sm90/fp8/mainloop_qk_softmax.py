@@ -38,6 +38,7 @@ from ..mask import apply_mask, first_row, mask_free_until, rows_of
 from ..params import BOX, ROPE_BOX, Cta, Work
 from ..profile import profile_tile
 from ..tile_scheduler import read_work
+from .p_exchange_2cta import own_rows
 
 #: words of weights per thread
 WORDS = 8
@@ -286,11 +287,12 @@ def tile_context(cta: Cta, rows: RowState, index, w) -> tuple[TileContext, Any]:
     return TileContext(index, mask_free), cute.arch.make_warp_uniform(work.end - work.begin)
 
 
-def finish_rows(cta: Cta, to: Any, work: Work, stage, rows: RowState, index):
-    """Behind the last tile's P in `stage`: zero V past kv_len, store the row statistics to `to`."""
+def finish_rows(cta: Cta, work: Work, stage, rows: RowState, index):
+    """Behind the last tile's P in `stage`: zero V past kv_len, store the row statistics."""
     thread = fresh_thread() & 127
     zero_v_tail(cta, stage, work, thread)
     cta.s.stats_read.wait(0, (index - cta.plan.first) & 1)
+    to = own_rows(cta.s) if cta.cfg.p_exchange else cta.s
     store_row_stats(cta, to, work, rows, first_row(thread), thread & 31)
     cute.arch.fence_view_async_shared()
 
@@ -360,6 +362,6 @@ def mainloop_qk_softmax(cta: Cta):
         online_softmax_step(cta, scores[0], f.rP, rows, rescale, nothing)
         store_p(cta, f, state.index)
         add_row_sums(f.rP, rows)
-        finish_rows(cta, s, work, state.index, rows, index)
+        finish_rows(cta, work, state.index, rows, index)
         s.p_pipe.producer_commit(state.index)
         state = state.advance(stages)

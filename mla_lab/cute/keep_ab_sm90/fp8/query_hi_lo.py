@@ -39,7 +39,7 @@ from ..profile import profile_tile
 from ..tile_scheduler import read_work
 from . import kv_656
 from .mainloop_qk_softmax import finish_rows, matrix_row, nothing, tile_context
-from .p_exchange_2cta import own_rows, p_state
+from .p_exchange_2cta import p_state
 from .p_fp16 import online_softmax_step, optimistic_softmax_step
 from .params import Q_ARRIVAL_BOXES, Q_STAGES, STEP, Fp8Config
 
@@ -392,15 +392,14 @@ def softmax_under_part(
 
 @cute.jit
 def qk_tile(
-    cta: Cta, f: Fragments, rows: RowState, scale, tile: TileContext, loop: LoopState, number,
-    not_first,
-):  # fmt: skip
-    """Scores of the tile at `loop.state`; `number` counts the CTA's tiles up to the previous one,
-    whose weights are computed here if this is `not_first` of the work tile."""
+    cta: Cta, f: Fragments, rows: RowState, scale, tile: TileContext, loop: LoopState, number, tiles
+):
+    """Scores of the tile at `loop.state`, one of `tiles` of the work tile. Unless it is the first,
+    the weights of the previous one, number `number` of the CTA, are computed here."""
     cfg, state = cta.cfg, loop.state
     p_phases = wait_for_keys(cta, loop)
     issue_part(cta, f, f.part, 0, state.index, 0, ahead(cfg))
-    if not_first:
+    if loop.left < tiles:
         softmax_under_part(cta, f, rows, scale, tile, loop, number)
     else:
         issue_part(cta, f, f.part, 0, state.index, ahead(cfg))
@@ -415,7 +414,7 @@ def qk_tile(
         ready, p_free = finish_parts_exchange(cta, f, state.index, ask)
     else:
         finish = finish_parts_656 if cfg.kv_656 else finish_parts
-        ready, p_free = finish(cta, f, state.index, loop.previous, not_first, ask)
+        ready, p_free = finish(cta, f, state.index, loop.previous, loop.left < tiles, ask)
     left = loop.left - 1
     after = state.advance(cfg.stages)
     return LoopState(after, p_phases, state.index, left, ready, p_free)
@@ -426,18 +425,18 @@ def finish_work_tile(
     cta: Cta, f: Fragments, rows: RowState, scale, tile: TileContext, previous, number
 ):
     """P of the last tile, number `number` of the CTA, and the row statistics for the epilogue."""
-    s, state = cta.s, p_state(number)
+    s, p_stage = cta.s, p_state(number).index
     # read again: held through the loop, it would take registers
     work = read_work(cta.g, s, tile.index)
     apply_mask(cta, f.tSrS, tile.index, tile.mask_free, Int32(1))
     if const_expr(cta.cfg.p_exchange):
-        s.p_pipe.producer_acquire(state.opposite())
-        optimistic_softmax_step(cta, f.tSrS, scale, rows, state.index, nothing)
-        finish_rows(cta, own_rows(s), work, previous, rows, tile.index)
-        s.p_written.arrive(state.index)
+        s.p_pipe.producer_acquire(p_state(number).opposite())
+        optimistic_softmax_step(cta, f.tSrS, scale, rows, p_stage, nothing)
+        finish_rows(cta, work, previous, rows, tile.index)
+        s.p_written.arrive(p_stage)
     else:
         online_softmax_step(cta, f.tSrS, scale, rows, previous, nothing)
-        finish_rows(cta, s, work, previous, rows, tile.index)
+        finish_rows(cta, work, previous, rows, tile.index)
         s.p_pipe.producer_commit(previous)
 
 
@@ -471,7 +470,7 @@ def mainloop_qk_softmax_hi_lo(cta: Cta):
                 loop.ready, loop.p_free,
             )  # fmt: skip
             number = count + (tiles - loop.left - 1)
-            loop = qk_tile(cta, f, rows, scale, tile, loop, number, loop.left < tiles)
+            loop = qk_tile(cta, f, rows, scale, tile, loop, number, tiles)
         state, p_phases = loop.state, loop.p_phases
         count = count + tiles
         finish_work_tile(cta, f, rows, scale, tile, loop.previous, count - 1)

@@ -1,7 +1,8 @@
 """Masks for accumulators of 64 rows: the causal rule, or a packed mask of draft tokens.
 
-A thread's accumulator of 64 x n scores, seen as `rows_of(acc)[h, c]`: row `first_row(tid) + 8 h`,
-column `2 (lane % 4) + COLUMN(c)`. These are the coordinates that `partition_C` gives.
+A thread's accumulator of 64 x n scores, seen as `rows_of(acc)[h, c]`, holds row
+`first_row(tid) + 8 h`, column `2 (lane % 4) + column_of(c)`: the coordinates that `partition_C` of
+an identity tensor gives (tests/test_cute_keep_ab.py).
 
 Most tiles lie wholly before the first position that any row of a warp must not see; one comparison
 per warp detects them.

@@ -129,7 +129,7 @@ def test_every_build_that_a_record_needs_is_named() -> None:
 def test_words_are_those_of_the_kernels() -> None:
     """The kernels' own lists; read as text, since they import the compiler."""
     root = data_dir().parent / "mla_lab" / "cute"
-    work = (root / "keep_ab_sm90" / "tile_scheduler.py").read_text(encoding="utf-8")
-    assert f"\nROUNDS = {stamps.ROUNDS}\n" in work
+    profile = (root / "keep_ab_sm90" / "profile.py").read_text(encoding="utf-8")
+    assert f"\nROUNDS = {stamps.ROUNDS}\n" in profile
     storage = (root / "swap_ab_sm90" / "shared_storage.py").read_text(encoding="utf-8")
     assert f"\nSTAMPS = {stamps.KV_M.words}\n" in storage

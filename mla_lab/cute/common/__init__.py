@@ -1,1 +1,1 @@
-"""Vocabulary that the CuTe kernels share: PTX of SM90, fp8, operands of features."""
+"""What the CuTe kernels share: pipelines, barriers, PTX of SM90, fp8, operands of features."""

@@ -1,13 +1,13 @@
-"""What a launch takes beyond a plain call (option features): sinks, scales in memory, a mask.
+"""Operands of the option `features`: attention sinks, scales in device memory, a packed mask.
 
-    sinks fp32 [heads], bmm1 fp32 [1], bmm2 fp32 [1]   each may have no element: then there is none
-    mask uint16 [..., words]                           only in a kernel with the mask "tree"; for
-                                                       swap_ab without an element: the causal rule
+    sinks fp32 [heads], bmm1 fp32 [1], bmm2 fp32 [1]   0 elements: not given
+    mask uint16 [..., words]                           in kernels with mask "tree"; in swap_ab
+                                                       0 elements select the causal rule
 
-A sink is one more term exp(sink) in a row's denominator. It enters once, where the row's result is
-divided: in the epilogue where the row tile is whole, else in the merge. No lse knows it.
+A sink adds exp(sink) to a row's softmax denominator. It is added once, where the output is divided
+by the row sum: in the epilogue of an unsplit row tile, otherwise in the merge. The lse excludes it.
 
-`c` and `g` are a family's static facts and its operands; both families name these fields alike.
+`c` is a family's static configuration, `g` its operands; both families use these field names.
 """
 
 from dataclasses import replace
@@ -17,7 +17,7 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Float32, Int32, Uint32, const_expr
 
-from .ptx_sm90 import LOG2E
+from .ptx_sm90 import LOG2E, ptx
 
 
 def mask_words(mask: cute.Tensor) -> cute.Tensor:
@@ -30,10 +30,10 @@ def mask_words(mask: cute.Tensor) -> cute.Tensor:
 
 @cute.jit
 def read_scales(c: cutlass.Constexpr, g: Any):
-    """Both scales: from memory where a tensor was given (it has an element), else the numbers.
+    """(scale_log2, out_scale): from bmm1 and bmm2 where they have an element, else the numbers.
 
-    bmm1_scale is plain there, not times log2 e. One that is not above 0 makes every score NaN,
-    since scores are masked before they are scaled.
+    bmm1 holds the plain scale, without log2 e. A value that is not above 0 makes every score NaN,
+    because scores are masked before they are scaled.
     """
     scale = g.scale_log2
     out_scale = g.out_scale
@@ -47,23 +47,19 @@ def read_scales(c: cutlass.Constexpr, g: Any):
 
 @cute.jit
 def scale_now(c: cutlass.Constexpr, g: Any):
-    """The scale of the scores in log2 units, asked for here and held no longer than needed: for
-    loops without a register to spare. A tensor is read again each time, out of the L1."""
+    """The scale of the scores times log2 e. A scale in memory is read again at each call (an L1
+    hit), for loops that have no register to hold it."""
     scale = g.scale_log2
     if const_expr(c.scales):
         if cute.size(g.bmm1) > 0:
-            plain = cute.arch.inline_ptx(
-                "ld.global.f32 {$w0}, [{$r0}];",
-                write_only_types=[Float32],
-                read_only_args=[g.bmm1.iterator],
-            )
+            plain = ptx("ld.global.f32 {$w0}, [{$r0}];", g.bmm1.iterator, out=Float32)
             scale = plain * Float32(LOG2E)
             scale = scale if scale > 0.0 else Float32(float("nan"))
     return scale
 
 
 def with_scales(c: Any, g: Any) -> Any:
-    """`g` with the scales that this launch uses."""
+    """`g` with scale_log2 and out_scale as `read_scales` gives them."""
     if const_expr(not c.scales):
         return g
     scale, out_scale = read_scales(c, g)
@@ -72,7 +68,7 @@ def with_scales(c: Any, g: Any) -> Any:
 
 @cute.jit
 def sink_of(c: cutlass.Constexpr, g: Any, row: Int32):
-    """The sink of a row (of the request) in log2 units; -inf where there is none."""
+    """The sink of a packed row of the request, times log2 e; -inf without sinks."""
     sink = -Float32.inf
     if const_expr(c.features):
         if cute.size(g.sinks) > 0:
@@ -81,7 +77,7 @@ def sink_of(c: cutlass.Constexpr, g: Any, row: Int32):
 
 
 def with_sink(c: Any, g: Any, total: Float32, top: Float32, row: Int32) -> Float32:
-    """A row's sum of exponentials relative to `top` (log2 units), and the sink's term."""
+    """Row sum `total`, relative to the row max `top` (log2 units), plus the sink's term."""
     if const_expr(not c.features):
         return total
     return total + cute.math.exp2(sink_of(c, g, row) - top, fastmath=True)

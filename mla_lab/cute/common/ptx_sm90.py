@@ -1,7 +1,4 @@
-"""Small words for Hopper that the DSL lacks: distributed shared memory, transposes, quads.
-
-Each is one instruction or a short fixed sequence; the kernels above say when to use them.
-"""
+"""Instructions of SM90 that the DSL has no function for, and short fixed sequences of them."""
 
 from __future__ import annotations
 
@@ -15,11 +12,19 @@ from cutlass import Float32, Int32, Int64, Uint32
 EVICT_FIRST = 0x12F0000000000000
 EVICT_LAST = 0x14F0000000000000
 
-#: a running maximum that no score has reached; finite, so that differences are never NaN
+#: initial row max; finite, so that a row without keys never computes inf - inf = NaN
 NO_SCORE = -1.0e30
 
 LN2 = 0.6931471805599453
 LOG2E = 1.4426950408889634
+
+
+def ptx(code: str, *args: Any, out: Any = None) -> Any:
+    """Inline PTX: {$r0}, ... are `args`; {$w0}, ... are results of type `out` or of these types."""
+    types = out if isinstance(out, list) else [out]
+    if out is None:
+        return cute.arch.inline_ptx(code, read_only_args=list(args))
+    return cute.arch.inline_ptx(code, write_only_types=types, read_only_args=list(args))
 
 
 def smem_f32(pointer: cute.Pointer, align: int = 16) -> cute.Pointer:
@@ -60,28 +65,20 @@ def push4(
 
 def transpose_8x8(word: Int32) -> Int32:
     """movmatrix: lane 4r+q holds (r, 2q), (r, 2q+1) of 16-bit values; gets the transpose's."""
-    return cute.arch.inline_ptx(
-        "movmatrix.sync.aligned.m8n8.trans.b16 {$w0}, {$r0};",
-        write_only_types=[Int32],
-        read_only_args=[word],
-    )
+    return ptx("movmatrix.sync.aligned.m8n8.trans.b16 {$w0}, {$r0};", word, out=Int32)
 
 
 def fresh_thread() -> Int32:
-    """threadIdx.x through an opaque move: what follows from it is computed here, not hoisted
-    out of the caller's loops into registers that the loops need."""
+    """threadIdx.x through an opaque move, so that the compiler recomputes what depends on it here
+    instead of holding it in registers through the caller's loops."""
     tid, _, _ = cute.arch.thread_idx()
-    return cute.arch.inline_ptx(
-        "mov.b32 {$w0}, {$r0};", write_only_types=[Int32], read_only_args=[Int32(tid)]
-    )
+    return ptx("mov.b32 {$w0}, {$r0};", Int32(tid), out=Int32)
 
 
 def fresh_block() -> Int32:
-    """blockIdx.x, by the same means and for the same end."""
+    """blockIdx.x through an opaque move, for the same reason."""
     block, _, _ = cute.arch.block_idx()
-    return cute.arch.inline_ptx(
-        "mov.b32 {$w0}, {$r0};", write_only_types=[Int32], read_only_args=[Int32(block)]
-    )
+    return ptx("mov.b32 {$w0}, {$r0};", Int32(block), out=Int32)
 
 
 def pack2(a: Float32, b: Float32, dtype: Any) -> Int32:
@@ -94,39 +91,70 @@ def pack2(a: Float32, b: Float32, dtype: Any) -> Int32:
 
 def shift_pair(low: Uint32, high: Uint32, bits: Any) -> Uint32:
     """The 32 bits from bit `bits` % 32 on of two words that follow each other."""
-    return cute.arch.inline_ptx(
-        "shf.r.wrap.b32 {$w0}, {$r0}, {$r1}, {$r2};",
-        write_only_types=[Uint32],
-        read_only_args=[low, high, bits],
-    )
+    return ptx("shf.r.wrap.b32 {$w0}, {$r0}, {$r1}, {$r2};", low, high, bits, out=Uint32)
 
 
 def count_up(counter: cute.Pointer, last: Any, order: str) -> None:
-    """Add one to a global counter that goes from `last` back to 0; `order`: release or relaxed.
-
-    Without an answer: nobody waits for it.
-    """
-    cute.arch.inline_ptx(
-        f"red.{order}.gpu.global.inc.u32 [{{$r0}}], {{$r1}};", read_only_args=[counter, last]
-    )
+    """Add one to a global counter that wraps from `last` to 0; `order` is "release" or "relaxed".
+    A reduction (`red`): no value returns."""
+    ptx(f"red.{order}.gpu.global.inc.u32 [{{$r0}}], {{$r1}};", counter, last)
 
 
 @cute.jit
 def pick(condition: Any, yes: Any, no: Any) -> Any:
-    """A select, for trace-time code."""
+    """`yes` if the condition holds, else `no`: one select instruction."""
     return yes if condition else no
 
 
 def add(a: Float32, b: Float32) -> Float32:
-    """The sum, as an operation for `fold_lanes`."""
+    """The sum, as an operation for `butterfly` and `fold_lanes`."""
     return a + b
+
+
+#: lane offsets of a `butterfly` over the four lanes that hold one accumulator row
+QUAD = (1, 2)
+
+
+def butterfly(op: Callable[[Any, Any], Any], value: Any, offsets: tuple[int, ...] = QUAD) -> Any:
+    """Reduce over the lanes that differ in the bits `offsets`; all of them get the result."""
+    for offset in offsets:
+        value = op(value, cute.arch.shuffle_sync_bfly(value, offset=offset))
+    return value
+
+
+def float_of_exponent(exponent: Any) -> Any:
+    """The power of two with this biased exponent; 0 for exponent 0."""
+    bits = cute.make_rmem_tensor(1, Int32)
+    bits[0] = exponent << 23
+    return cute.recast_tensor(bits, Float32)[0]
+
+
+def float_bits(value: Any) -> Any:
+    """The 32 bits of an fp32 (or of two 16-bit values) as Int32, by an opaque move."""
+    return ptx("mov.b32 {$w0}, {$r0};", value, out=Int32)
+
+
+def bits_float(bits: Any) -> Any:
+    """32 bits as fp32, by an opaque move: computed here, not scheduled elsewhere."""
+    return ptx("mov.b32 {$w0}, {$r0};", bits, out=Float32)
+
+
+def stmatrix_x4(address: Any, offset: int, words: Any) -> None:
+    """Four 8 x 8 matrices of 16-bit elements; each lane gives the address of one row, less the
+    static `offset` in bytes."""
+    ptx(
+        f"stmatrix.sync.aligned.m8n8.x4.shared.b16 [{{$r0}}+{offset}], "
+        "{ {$r1}, {$r2}, {$r3}, {$r4} };",
+        address,
+        *words,
+    )
 
 
 def fold_lanes(values: list[Any], op: Callable[[Any, Any], Any], lane: Any) -> list[Any]:
     """Reduce each value over the 8 lanes that share lane % 4, splitting the list on the way.
 
-    Step by step (lane bits 4, 3, 2) a lane keeps half of the list and hands the other half
-    away; once one value is left, both sides keep it. `folded_index` says which values stay.
+    At each step (lane bits 4, 3, 2) a lane keeps half of the list and sends the other half to its
+    partner; once one value is left, both keep it. `folded_index` tells which values a lane keeps.
     """
     for bit in (16, 8, 4):
         if len(values) > 1:
@@ -158,18 +186,22 @@ def nanoseconds() -> Int64:
 
 
 def read4_relaxed(pointer: cute.Pointer) -> tuple[Int32, Int32, Int32, Int32]:
-    """Four words of global memory at an aligned address, as other SMs left them last."""
-    return cute.arch.inline_ptx(
+    """Four words of global memory at a 16-byte aligned address, coherent with other SMs."""
+    return ptx(
         "ld.relaxed.gpu.global.v4.b32 {{$w0}, {$w1}, {$w2}, {$w3}}, [{$r0}];",
-        write_only_types=[Int32] * 4,
-        read_only_args=[pointer],
+        pointer,
+        out=[Int32] * 4,
     )
 
 
 def write4_relaxed(pointer: cute.Pointer, words: Any) -> None:
-    """Four words to global memory at an aligned address, for readers on other SMs; kept in order
-    with the other accesses of this kind."""
-    cute.arch.inline_ptx(
+    """Four words to global memory at a 16-byte aligned address, visible to `read4_relaxed` on other
+    SMs."""
+    ptx(
         "st.relaxed.gpu.global.v4.b32 [{$r0}], {{$r1}, {$r2}, {$r3}, {$r4}};",
-        read_only_args=[pointer, words[0], words[1], words[2], words[3]],
+        pointer,
+        words[0],
+        words[1],
+        words[2],
+        words[3],
     )

@@ -1,19 +1,20 @@
-"""Query rows on the M side: 64 rows a CTA, 128 a cluster of two.
+"""Query rows on the M side of both MMAs: 64 rows per CTA, 128 rows per cluster of two.
 
-    kernel       the launch, for both designs
-    straight     the design for 16 bits: roles, barriers, pipelines, timeline (read it first)
-    transposed   the design for a cache of eight bits, the same roles over O^T
-    work         plan rows, their records in shared memory, how many positions a row sees
-    load         Q and KV tiles into the ring, by the first accumulate warp
-    attend       S = Q K^T, softmax, P: one warpgroup; masking: what a row must not see
-    accumulate   O += P V: two warpgroups; then the end of a work tile
-    output       rows of the result from accumulators
-    partials     what a split row tile leaves for others; merge, combine: adding that up
-    storage      static facts, operands, shared memory
+    kernel                the launch, for both variants
+    kernel_bf16           16-bit elements: roles, barriers, pipelines, timeline (read it first)
+    fp8                   an 8-bit cache: the same roles, with O^T as accumulator
+    tile_scheduler        plan rows, records of work tiles, visible positions of a row
+    producer              Q and KV tiles into the ring, by warp 0
+    mainloop_qk_softmax   S = Q K^T, softmax, P: one warp group; mask: masked scores
+    mainloop_pv           O += P V: two warp groups; then the epilogue
+    epilogue_store        stores of result rows; profile: events of profiled builds
+    params                static configuration, operands, shared memory
+    ../split_merge        keep_ab_*: partials of split row tiles and their cooperative merge
 
-Options off by default, each a build of its own because the attend group has no register to spare:
-`features` (sinks), `scales` (in memory), the mask "tree", `skip` (skip-softmax, 64 rows only). They
-take `extras` as a tuple at the end of the launch, and with `skip` its factor behind them.
+Options off by default, each a build of its own because the QK-softmax warp group has no register to
+spare: `features` (sinks), `scales` (in memory), the mask "tree", `skip` (skip-softmax, 64 rows
+only). Their operands come as one tuple before the stream; with `skip` its factor is the last one.
+The option `stages` changes the number of KV stages.
 """
 
 from __future__ import annotations
@@ -25,86 +26,77 @@ from ...core.errors import unsupported
 from ...core.problem import FP8_656_BYTES
 from ...plan.config import KernelConfig
 from ..registry import CuteEntry
-from .fp8.params import SCALE_GROUPS, Transposed
-from .kernel import FeatureKeepAB, KeepAB, StampedKeepAB
-from .params import DTYPES, EIGHT_DTYPES, HEAD, LATENT, Config
+from ..split_merge import SplitMerge
+from .fp8.params import Fp8Config, fp8_facts
+from .kernel import KeepAB
+from .params import DTYPES, FP8_DTYPES, HEAD, LATENT, SHARED_BYTES, Config
 
 PAGE_SIZES = (16, 32, 64, 128)
-#: caches of eight bits, and the queries of sixteen that are split in two terms over them
-EIGHT_BITS = ("e4m3", "fp8_656")
-SPLIT = (("bf16", "e4m3"), ("bf16", "fp8_656"))
-#: weights of fp16 may grow by more than those of e4m3 before the maximum moves
-SPLIT_FACTS = {"lazy_log2": 8.0}
-#: see `Transposed`
-SPLIT_OPTIONS = {"go": 1, "score_parts": 3, "q_boxes": 5}
-#: what differs where the CTAs of a pair halve the columns; with features they have no registers to
-CROSSED_FACTS, CROSSED_OPTIONS = {"lazy_log2": 6.0, "held": 2}, {"q_boxes": 6}
-#: over tokens of 656 bytes a part is a group of columns with a scale
-SCALED_FACTS = {"scaled": True, "score_parts": SCALE_GROUPS, "held": 2}
-SCALED_OPTIONS = {"go": 2, "early": 4}
-#: by CTAs of a cluster: one by itself spills with seven
-SCALED_BOXES = {1: 6, 2: 7}
+#: 8-bit caches, and (query, cache) formats that differ: the query is split into two terms
+FP8_CACHES = ("e4m3", "fp8_656")
+HI_LO = (("bf16", "e4m3"), ("bf16", "fp8_656"))
+#: values of the option `fused_merge`
+MERGES = {0: SplitMerge.KERNEL, 1: SplitMerge.COOPERATIVE}
+
+
+def check(config: KernelConfig) -> None:
+    """Raises Unsupported for what this family does not compile."""
+    if config.q_dtype not in FP8_DTYPES:
+        raise unsupported("q_dtype", config.q_dtype, tuple(FP8_DTYPES))
+    if config.kv_format != config.q_dtype and (config.q_dtype, config.kv_format) not in HI_LO:
+        taken = f"that of the query, {config.q_dtype}; {HI_LO}"
+        raise unsupported("kv_format", config.kv_format, taken)
+    outs = FP8_DTYPES if config.q_dtype == "e4m3" else DTYPES
+    if config.out_dtype not in outs:
+        raise unsupported("out_dtype", config.out_dtype, tuple(outs))
+    tile = (config.tile_rows, config.cluster)
+    if tile not in ((64, 1), (128, 2)):
+        raise unsupported("tile_rows, cluster", tile, "(64, 1) or (128, 2)")
+    if config.option("skip") and config.cluster == 2:
+        raise unsupported("cluster", "2 with skip", "1: with 2 there are no registers for it")
+    if config.page_size not in PAGE_SIZES:
+        raise unsupported("page_size", config.page_size, PAGE_SIZES)
+    if config.kv_format in FP8_CACHES and config.option("skip"):
+        raise unsupported("kv_format", f"{config.kv_format} with skip", tuple(DTYPES))
+    if config.option("fused_merge", 1) not in MERGES:
+        raise unsupported("fused_merge", config.option("fused_merge"), tuple(MERGES))
 
 
 def static_facts(config: KernelConfig) -> Config:
-    """Check what this family compiles, and pick what it reads."""
-    eight = config.kv_format in EIGHT_BITS
-    if config.q_dtype not in EIGHT_DTYPES:
-        raise unsupported("q_dtype", config.q_dtype, tuple(EIGHT_DTYPES))
-    if config.kv_format != config.q_dtype and (config.q_dtype, config.kv_format) not in SPLIT:
-        taken = f"that of the query, {config.q_dtype}; {SPLIT}"
-        raise unsupported("kv_format", config.kv_format, taken)
-    outs = EIGHT_DTYPES if config.q_dtype == "e4m3" else DTYPES
-    if config.out_dtype not in outs:
-        raise unsupported("out_dtype", config.out_dtype, tuple(outs))
-    if (config.tile_rows, config.cluster) not in ((64, 1), (128, 2)):
-        raise unsupported(
-            "tile_rows, cluster", (config.tile_rows, config.cluster), "(64, 1) or (128, 2)"
-        )
-    if config.option("skip") and config.cluster == 2:
-        raise unsupported("cluster", "2 with skip", "1: a pair has no registers left for it")
-    if config.page_size not in PAGE_SIZES:
-        raise unsupported("page_size", config.page_size, PAGE_SIZES)
+    """What is compiled in for `config`; raises Unsupported."""
+    check(config)
     tree = config.mask == "tree"
-    if eight and config.option("skip"):
-        raise unsupported("kv_format", f"{config.kv_format} with skip", tuple(DTYPES))
-    kind = Transposed if eight else Config
     features = tree or any(config.option(o) for o in ("features", "scales", "skip"))
-    own = {"go": config.option("go", kind.go)}
-    if eight and config.q_dtype != config.kv_format:
-        options, facts = SPLIT_OPTIONS, SPLIT_FACTS
-        if config.kv_format == "e4m3" and config.cluster == 2 and not features:
-            if config.option("go", -1) >= 0:
-                raise unsupported("options", "go with a pair that halves columns", "none of it")
-            options, facts = options | CROSSED_OPTIONS, facts | CROSSED_FACTS
-        own = facts | {name: config.option(name, n) for name, n in options.items()}
-    if config.kv_format == "fp8_656":
-        own |= SCALED_FACTS
-        options = SCALED_OPTIONS | {"q_boxes": SCALED_BOXES[config.cluster]}
-        own |= {name: config.option(name, n) for name, n in options.items()}
+    own = fp8_facts(config, features) if config.kv_format in FP8_CACHES else {}
+    kind = Fp8Config if config.kv_format in FP8_CACHES else Config
+    if config.option("stages"):
+        own["stages"] = config.option("stages")
     facts = kind(
         dtype=config.q_dtype,
         out_dtype=config.out_dtype,
         cluster=config.cluster,
         page_size=config.page_size,
         pdl=config.option("pdl", 1),
-        lse=config.option("lse", 1),
-        fused_merge=config.option("fused_merge", 1),
-        partials=config.option("partials", 16),
-        stamps=config.option("stamps"),
+        split_merge=MERGES[config.option("fused_merge", 1)],
+        profile=config.option("stamps"),
         features=int(features),
         scales=config.option("scales"),
         tree=int(tree),
         skip=config.option("skip"),
         **own,
     )
-    if facts.stamps and facts.features:
+    if facts.profile and facts.features:
         raise unsupported("options", "stamps with features", "one of them")
+    if facts.stages < 2:
+        raise unsupported("stages", facts.stages, "2 or more: QK of a tile runs beside PV")
+    if facts.shared_bytes > SHARED_BYTES:
+        got = f"{facts.stages}, which take {facts.shared_bytes} B of shared memory"
+        raise unsupported("stages", got, f"what fits {SHARED_BYTES} B")
     return facts
 
 
 def entry(config: KernelConfig) -> CuteEntry:
-    """Arguments in the order of `KeepAB.__call__`; all counts are symbols.
+    """Operands in the order of `KeepAB.__call__`; all counts are symbols.
 
     Query and out come as rows [rows, 576], or with the option `shaped` as callers have them,
     [batch, q_len, heads, 576], with lse [tokens, heads]: a view costs the host a microsecond.
@@ -130,11 +122,11 @@ def entry(config: KernelConfig) -> CuteEntry:
         assumed_align=16,
     )
     table = make_fake_tensor(Int32, (batch, width), stride=(cute.sym_int(), 1), assumed_align=4)
-    extras = [dense(Float32, counts(1), 4) for _ in range(3)]
+    features = [dense(Float32, counts(1), 4) for _ in range(3)]
     if facts.tree:
-        extras.append(dense(Uint16, counts(3 if shaped else 2), 4))
+        features.append(dense(Uint16, counts(3 if shaped else 2), 4))
     if facts.skip:
-        extras.append(Float32(1.0))
+        features.append(Float32(1.0))
     args = (
         dense(facts.q_element, (*counts(3 if shaped else 1), HEAD)),
         cache,
@@ -144,18 +136,15 @@ def entry(config: KernelConfig) -> CuteEntry:
         dense(Float32, (slots2, config.tile_rows)),
         dense(Int32, (counters,), 4),
         table,
-        dense(Int32, (cute.sym_int(),), 4),
+        dense(Int32, counts(1), 4),
         dense(Int32, (ends,), 4),
         dense(Int32, (tiles, 8)),
         dense(Int32, (workers,), 4),
-        *((dense(Int64, (cute.sym_int(), 8)),) if facts.stamps else ()),
+        *((dense(Int64, (*counts(1), 8)),) if facts.profile else ()),
         Int32(1),
         Float32(1.0),
         Float32(1.0),
-        *((tuple(extras),) if facts.features else ()),
+        *((tuple(features),) if facts.features else ()),
         make_fake_stream(use_tvm_ffi_env_stream=True),
     )
-    launch = StampedKeepAB if facts.stamps else KeepAB
-    if facts.features:
-        launch = FeatureKeepAB
-    return CuteEntry(launch(facts), args, "keep_ab")
+    return CuteEntry(KeepAB(facts), args, "keep_ab")

@@ -1,13 +1,13 @@
-"""One launch of keep_ab: what both designs share. The roles, barriers and timelines are theirs.
+"""One launch of keep_ab: what the bf16 and the fp8 kernel share.
 
-    straight     O[rows, columns] += P V          elements of 16 bits
-    transposed   O^T[columns, rows] += V^T P^T    a cache of 8 bits, whose V reaches the matrix unit
-                                                  by way of registers
+    kernel_bf16   O[rows, columns] += P V          16-bit elements
+    fp8           O^T[columns, rows] += V^T P^T    an 8-bit cache; V^T goes through registers
 
-In both S[rows, tokens] = Q K^T with Q in registers, a group of warps attends, two accumulate, KV
-tiles of 64 tokens pass through a ring, and plans, work tiles, partials and merges are the same.
-Rows are packed (token * heads + head); causal is bottom-right. Partials of a split row tile are
-merged in split order, fp32, by all who split it, a share each (see `merge`).
+In both, S[rows, tokens] = Q K^T with Q in registers: one QK-softmax warp group, two PV warp groups,
+KV tiles of 64 tokens in a ring of stages; plans, work tiles, partials and merges are the same.
+Rows are packed (token * heads + head); the causal rule is bottom-right. Partials of a split row
+tile are merged in split order, in fp32, by all CTAs that split it, a share each
+(`split_merge.keep_ab_cooperative`).
 """
 
 from __future__ import annotations
@@ -16,36 +16,36 @@ from types import ModuleType
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Float32, Int32, const_expr
+from cutlass import const_expr
 from cutlass.cute.nvgpu import cpasync
 
 from ..common.feature_operands import mask_words
-from . import fp8 as transposed
-from . import kernel_bf16 as straight
-from .params import Config, Globals, Mmas
-from .tile_scheduler import open_plan, stamp
+from . import fp8, kernel_bf16
+from .params import Config, Cta, Globals, Mmas
+from .profile import profile_event
+from .tile_scheduler import open_plan
 
 
-def design(cfg: Config) -> ModuleType:
-    """What allocates, has the roles and makes the operands of a configuration."""
-    return transposed if cfg.transposed else straight
+def variant(cfg: Config) -> ModuleType:
+    """The module with `allocate`, `init_barriers`, `roles`, `operands` and THREADS."""
+    return fp8 if cfg.fp8 else kernel_bf16
 
 
 @cute.kernel
 def decode_kernel(cfg: cutlass.Constexpr[Config], g: Globals, mma: Mmas, layouts: tuple):
-    """One CTA: storage, barriers, then its roles."""
+    """One CTA: shared memory, barriers, then its roles."""
     warp_idx = cute.arch.make_warp_uniform(cute.arch.warp_idx())
-    cta, _, _ = cute.arch.block_idx()
-    worker = cta // cfg.cluster
-    rank = cta % cfg.cluster
-    stamp(cfg, g, 0)
-    # plans are written before any kernel that lets this one start early: no need to wait
+    cta_idx, _, _ = cute.arch.block_idx()
+    worker = cta_idx // cfg.cluster
+    rank = cta_idx % cfg.cluster
+    profile_event(cfg, g, "start")
+    # plans are written before any kernel that lets this one start early: no wait is needed
     plan = open_plan(g, worker)
-    s = design(cfg).allocate(cfg, *layouts)
+    s = variant(cfg).allocate(cfg, *layouts)
     if warp_idx == 0:
         cpasync.prefetch_descriptor(g.tma_q)
         cpasync.prefetch_descriptor(g.tma_kv)
-        design(cfg).init_barriers(cfg, s)
+        variant(cfg).init_barriers(cfg, s)
     if const_expr(cfg.cluster == 2):
         cute.arch.cluster_arrive_relaxed()
         cute.arch.cluster_wait()
@@ -54,10 +54,10 @@ def decode_kernel(cfg: cutlass.Constexpr[Config], g: Globals, mma: Mmas, layouts
     if const_expr(cfg.pdl):
         cute.arch.griddepcontrol_launch_dependents()
         cute.arch.griddepcontrol_wait()
-    stamp(cfg, g, 1)
-    design(cfg).roles(cfg, g, s, mma, plan, rank, warp_idx)
+    profile_event(cfg, g, "set up")
+    variant(cfg).roles(Cta(cfg, g, s, mma, plan, rank), warp_idx)
     if const_expr(cfg.cluster == 2):
-        # a CTA must not leave while the other multicasts into it or arrives on its barriers
+        # a CTA must not exit while the other multicasts into it or arrives on its barriers
         cute.arch.cluster_arrive_relaxed()
         cute.arch.cluster_wait()
 
@@ -69,120 +69,33 @@ class KeepAB:
         self.cfg = cfg
 
     @cute.jit
-    def __call__(
-        self,
-        q: cute.Tensor,
-        kv: cute.Tensor,
-        out: cute.Tensor,
-        lse: cute.Tensor,
-        partial_out: cute.Tensor,
-        partial_lse: cute.Tensor,
-        counters: cute.Tensor,
-        block_table: cute.Tensor,
-        seq_lens: cute.Tensor,
-        q_begin: cute.Tensor,
-        tiles: cute.Tensor,
-        worker_begin: cute.Tensor,
-        heads: Int32,
-        scale_log2: Float32,
-        out_scale: Float32,
-        stream,
-    ):
-        """As in the package's docstring; `stream` is torch's current one."""
-        tensors = (
-            q, kv, out, lse, partial_out, partial_lse, counters,
-            block_table, seq_lens, q_begin, tiles, worker_begin, worker_begin,
-        )  # fmt: skip
-        self.launch(tensors, heads, scale_log2, out_scale, stream)
-
-    @cute.jit
-    def launch(self, tensors, heads, scale_log2, out_scale, stream):
-        """Layouts, tensor maps and the launch itself."""
-        q, kv, out, lse, *others = tensors
-        (*plan, stamps), extras = others[:9], others[9:]
+    def __call__(self, *operands):
+        """Operands in the order of `entry`: twelve tensors (with `profile` behind them in a
+        profiled build), heads, scale_log2, out_scale, a tuple of feature operands in such a build,
+        the stream."""
         cfg = self.cfg
-        skip = extras.pop() if const_expr(cfg.skip) else None
+        *operands, stream = operands
+        features = list(operands.pop()) if const_expr(cfg.features) else []
+        q, kv, out, lse, *tensors = operands
+        *tensors, heads, scale_log2, out_scale = tensors
+        profile = tensors.pop() if const_expr(cfg.profile) else tensors[-1]
+        skip = features.pop() if const_expr(cfg.skip) else None
         if const_expr(cfg.tree):
-            extras[-1] = mask_words(extras[-1])
+            features[-1] = mask_words(features[-1])
         else:
-            extras += [None] * (4 - len(extras))
+            features += [None] * (4 - len(features))
         lse = cute.make_tensor(lse.iterator, cute.make_layout(cute.size(lse.shape)))
-        mma, maps, layouts = design(cfg).operands(cfg, q, kv)
+        mma, maps, layouts = variant(cfg).operands(cfg, q, kv)
         g = Globals(
-            *maps[:4], out, lse, *plan, heads, scale_log2, out_scale, stamps, *extras, skip,
+            *maps[:4], out, lse, *tensors, heads, scale_log2, out_scale, profile, *features, skip,
             maps[4:],
         )  # fmt: skip
         decode_kernel(cfg, g, mma, layouts).launch(
             grid=((g.worker_begin.shape[0] - 1) * cfg.cluster, 1, 1),
-            block=(design(cfg).THREADS, 1, 1),
+            block=(variant(cfg).THREADS, 1, 1),
             cluster=(2, 1, 1) if const_expr(cfg.cluster == 2) else None,
             stream=stream,
             min_blocks_per_mp=1,
             use_pdl=bool(cfg.pdl),
-            cooperative=bool(cfg.fused_merge),
+            cooperative=cfg.cooperative,
         )
-
-
-class StampedKeepAB(KeepAB):
-    """The same launch with `stamps` int64 [CTAs, 8] after worker_begin (option "stamps"; with 2
-    there are `work.ROUNDS` rows more, see there)."""
-
-    @cute.jit
-    def __call__(
-        self,
-        q: cute.Tensor,
-        kv: cute.Tensor,
-        out: cute.Tensor,
-        lse: cute.Tensor,
-        partial_out: cute.Tensor,
-        partial_lse: cute.Tensor,
-        counters: cute.Tensor,
-        block_table: cute.Tensor,
-        seq_lens: cute.Tensor,
-        q_begin: cute.Tensor,
-        tiles: cute.Tensor,
-        worker_begin: cute.Tensor,
-        stamps: cute.Tensor,
-        heads: Int32,
-        scale_log2: Float32,
-        out_scale: Float32,
-        stream,
-    ):
-        """`KeepAB`'s arguments and `stamps`."""
-        tensors = (
-            q, kv, out, lse, partial_out, partial_lse, counters,
-            block_table, seq_lens, q_begin, tiles, worker_begin, stamps,
-        )  # fmt: skip
-        self.launch(tensors, heads, scale_log2, out_scale, stream)
-
-
-class FeatureKeepAB(KeepAB):
-    """The same launch with a tuple of what `extras` lists at the end."""
-
-    @cute.jit
-    def __call__(
-        self,
-        q: cute.Tensor,
-        kv: cute.Tensor,
-        out: cute.Tensor,
-        lse: cute.Tensor,
-        partial_out: cute.Tensor,
-        partial_lse: cute.Tensor,
-        counters: cute.Tensor,
-        block_table: cute.Tensor,
-        seq_lens: cute.Tensor,
-        q_begin: cute.Tensor,
-        tiles: cute.Tensor,
-        worker_begin: cute.Tensor,
-        heads: Int32,
-        scale_log2: Float32,
-        out_scale: Float32,
-        extras: tuple,
-        stream,
-    ):
-        """`KeepAB`'s arguments and `extras`."""
-        tensors = (
-            q, kv, out, lse, partial_out, partial_lse, counters,
-            block_table, seq_lens, q_begin, tiles, worker_begin, worker_begin, *extras,
-        )  # fmt: skip
-        self.launch(tensors, heads, scale_log2, out_scale, stream)

@@ -1,49 +1,47 @@
-"""The design for elements of 16 bits: O[rows, columns] += P V, with the query rows on the M side of
-both products. 64 rows a CTA, 128 rows a cluster of two.
+"""The kernel for 16-bit elements: O[rows, columns] += P V, query rows on the M side of both MMAs.
+64 rows per CTA, 128 rows per cluster of two.
 
 Roles (384 threads)
-    warps 0-3, 4-7   accumulate   O[64 x 256] each, += P V; warp 0 also loads: Q, then KV tiles
-                                  of 64 tokens, into a ring of three stages
-    warps 8-11       attend       S = Q K^T with Q in registers, softmax, P
+    warps 0-3, 4-7   PV warp groups           O[64 x 256] += P V each; warp 0 is the producer warp
+                                              as well: Q, then KV tiles of 64 tokens, into a ring
+                                              of three stages
+    warps 8-11       QK-softmax warp group    S = Q K^T with Q in registers, softmax, P
 
-Shared memory: three KV stages of 73,728 B (Q enters through stage 0, once a work tile), Q's rope
-and last k-step. A stage is 8 x 9 swizzle atoms of 8 rows by 64 columns: all rows of a 64-column
-box after each other, so that three boxes are one copy and columns land in groups; or, where a page
-is less than a tile, eight rows of all boxes after each other ("by rows"), so that a page is one
-copy. P of a tile goes into the rope box of its own stage, which is dead after QK.
+Shared memory: three KV stages of 73,728 B (Q enters through stage 0, once per work tile), Q's rope
+and last k-step. A stage is 8 x 9 swizzle atoms of 8 rows x 64 columns: all rows of a 64-column box
+after each other, so that three boxes are one copy and columns land in chunks; or, where a page is
+smaller than a tile, eight rows of all boxes after each other (`by_rows`), so that a page is one
+copy. P of a tile goes into the rope box of its own stage, which nothing reads after QK.
 
-Barriers                                   arrivals
-    full[stage, group]  KV columns landed   1 + bytes of three 64-column boxes; by rows all bytes
-                                            of a tile count on the first, and the others just turn
-    empty[stage]        stage may be filled 8 PV warps of each CTA in the cluster
-                                            (for Q: 4 attend warps, twice)
-    p_full[stage]       P(t) in place and QK(t + 1) all but done: 128 attend threads
-    seen[stage]         drop(t) has been read: 256 accumulate threads
-    free                row sums and maxima have been read: 256 accumulate threads
-Who hands over plain words through shared memory arrives thread by thread, so that each write is
-ordered by its own thread's arrival (and a race checker knows it); who only counts arrives once a
-warp. Named barriers: 1 the attend group, around the move of Q's last k-step and rope; 2 both
-accumulate groups, in the merge. Global counters, one a split row tile: `merge`.
+mbarriers                                   arrivals per phase
+    kv_pipe.full[stage, chunk]  KV columns  1 + bytes of three 64-column boxes; with `by_rows` all
+                                            bytes of a tile count on chunk 0
+    kv_pipe.empty[stage]        stage free  8 PV warps of each CTA in the cluster
+                                            (for Q: the 4 QK-softmax warps, twice)
+    p_pipe.full[stage]   P(t) is stored, and QK(t + 1) all but done: 128 QK-softmax threads
+    p_pipe.empty[stage]  rescale exponents of t have been read: 256 PV threads
+    stats_read           row sums and row maxes have been read: 256 PV threads
+Plain words handed over through shared memory use one arrival per thread, so that each write is
+ordered by its own thread's arrival (compute-sanitizer racecheck follows that); counters use one per
+warp. Named barriers: 1 inside the QK-softmax warp group, around the move of Q's last k-step and
+rope; 2 both PV warp groups, in the merge. Global counters, one per split row tile: see the merge.
 
 Pipelines
-    load -> attend, accumulate     `full`, `empty`: the ring, a KV tile two rounds ahead
-    attend -> accumulate           `p_full`, `seen`: P, and how often O is halved before it
-    attend -> accumulate           `free`: sums and maxima of a work tile, once at its end
+    producer -> QK-softmax, PV     kv_pipe: the ring, KV tiles two ahead
+    QK-softmax -> PV               p_pipe: P and the exponents that O is rescaled by before PV
+    QK-softmax -> PV               stats_read: row sums and maxes, once at the end of a work tile
 
-Timeline of a steady tile (SM clocks; the matrix unit needs 1152 for QK and 1024 for PV)
-    attend       | softmax(t)      | issue QK(t + 1)         | softmax(t + 1) ...
-    accumulate   | PV(t - 1)             |        wait       | PV(t) ...
-QK has the matrix unit first; PV of a tile runs under the softmax of the next.
+Timeline of a steady tile (SM clocks; the tensor core needs 1152 for QK and 1024 for PV)
+    QK-softmax   | softmax(t)      | issue QK(t + 1)         | softmax(t + 1) ...
+    PV           | PV(t - 1)             |        wait       | PV(t) ...
+QK goes first on the tensor core; PV of a tile runs under the softmax of the next one.
 
 Timeline of a change of work tiles (t the last KV tile, ' the next work tile)
-    load         | Q' once stage 0 is free, KV' once PV frees theirs
-    attend       | softmax(t) | sums out | Q' to registers | QK'(0) | softmax'(0) ...
-    accumulate   | PV(t - 1)       | PV(t) | divide, store     | wait    | PV'(0) ...
-After a worker's last work tile: the merges, if any (`merge`), by the accumulate groups. What a
-CTA merges of its own last partial never leaves its ring.
-
-Rows are packed (token * heads + head); causal is bottom-right. Partials of a split row tile are
-merged in split order, fp32, by all who split it, a share each (see `merge`).
+    producer     | Q' once stage 0 is free, KV' as PV frees their stages
+    QK-softmax   | softmax(t) | row sums | Q' to registers | QK'(0) | softmax'(0) ...
+    PV           | PV(t - 1)  | PV(t)    | epilogue        | wait   | PV'(0) ...
+After a worker's last work tile the PV warp groups do the merges, if any. A CTA keeps its own part
+of its last partial in the ring.
 """
 
 from __future__ import annotations
@@ -54,102 +52,105 @@ import cutlass.utils.hopper_helpers as sm90
 from cutlass import Float32, Int32, Int64, Uint8, const_expr
 from cutlass.cute.nvgpu import OperandMajorMode, cpasync, warpgroup
 
-from .mainloop_pv import accumulate
-from .mainloop_qk_softmax import attend
+from ..common.barriers import MBarriers
+from ..common.pipeline import Pipeline
+from .mainloop_pv import mainloop_pv
+from .mainloop_qk_softmax import mainloop_qk_softmax
 from .params import (
     BLOCK,
-    EIGHT_ROWS,
-    GROUPS,
+    BOXES,
     HEAD,
+    KV_CHUNKS,
     RECORD_WORDS,
     RECORDS,
     STAGE,
-    STAGES,
+    SWIZZLE_ROWS,
     Config,
-    Globals,
+    Cta,
     Mmas,
     Shared,
     cache_load,
     query_load,
 )
-from .tile_scheduler import Plan
 
 THREADS = 384
-#: registers a thread by role, out of 168 a thread at the launch
-ATTEND_REGISTERS, ACCUMULATE_REGISTERS = 184, 160
+#: registers per thread by role, of 168 at the launch
+QK_SOFTMAX_REGISTERS, PV_REGISTERS = 184, 160
 
 
 @cute.jit
 def allocate(cfg: cutlass.Constexpr[Config], kv_layout, box_layout, last_layout):
-    """Shared memory: 232,448 B, to the last one."""
+    """Shared memory: with three stages 232,448 B, all that a CTA can have."""
     alloc = cutlass.memory.SmemAllocator()
-    element = cfg.element
-    # barriers and row values fit into the 1,024 B that the tiles leave
-    bars = alloc.allocate_array(Int64, STAGES * (len(GROUPS) + 3) + 1)
-    records = alloc.allocate_tensor(
-        Int32, cute.make_layout((RECORD_WORDS, RECORDS)), byte_alignment=8
-    )
-    drop = alloc.allocate_tensor(
-        Uint8, cute.make_layout((BLOCK, STAGES), stride=(1, BLOCK)), byte_alignment=64
-    )
-    row_sum = alloc.allocate_tensor(Float32, cute.make_layout(BLOCK), byte_alignment=64)
-    row_max = alloc.allocate_tensor(Float32, cute.make_layout(BLOCK), byte_alignment=64)
-    kv = alloc.allocate_tensor(
-        element, kv_layout.outer, byte_alignment=1024, swizzle=kv_layout.inner
-    )
-    q_rope = alloc.allocate_tensor(
-        element, box_layout.outer, byte_alignment=1024, swizzle=box_layout.inner
-    )
+    element, stages = cfg.element, cfg.stages
+
+    def array(dtype, shape, align, stride=None):  # type: ignore[no-untyped-def]
+        layout = (
+            cute.make_layout(shape) if stride is None else cute.make_layout(shape, stride=stride)
+        )
+        return alloc.allocate_tensor(dtype, layout, byte_alignment=align)
+
+    def tile(layout):  # type: ignore[no-untyped-def]
+        return alloc.allocate_tensor(
+            element, layout.outer, byte_alignment=1024, swizzle=layout.inner
+        )
+
+    full = alloc.allocate_array(Int64, stages * (len(KV_CHUNKS) + 3) + 1)
+    records = array(Int32, (RECORD_WORDS, RECORDS), 8)
+    rescale = array(Uint8, (BLOCK, stages), 64, (1, BLOCK))
+    row_sum, row_max = array(Float32, BLOCK, 64), array(Float32, BLOCK, 64)
+    kv, q_rope = tile(kv_layout), tile(box_layout)
     q_last = alloc.allocate_tensor(element, last_layout, byte_alignment=128)
-    values = cute.make_tensor(
+    v_t = cute.make_tensor(
         kv.iterator,
         cute.make_layout(
-            ((64, 8), (EIGHT_ROWS, BLOCK // EIGHT_ROWS), STAGES),
+            ((64, 8), (SWIZZLE_ROWS, BLOCK // SWIZZLE_ROWS), stages),
             stride=((1, cfg.box_stride), (64, cfg.rows_stride), STAGE),
         ),
     )
-    empty = bars + STAGES * len(GROUPS)
-    p_full = empty + STAGES
-    seen = p_full + STAGES
+    empty = full + stages * len(KV_CHUNKS)
+    p_full = empty + stages
+    p_empty = p_full + stages
     return Shared(
-        kv, values, q_rope, q_last, drop, records, row_sum, row_max,
-        bars, empty, p_full, seen, seen + STAGES,
+        kv, v_t, q_rope, q_last, rescale, records, row_sum, row_max,
+        Pipeline(MBarriers(full), MBarriers(empty)),
+        Pipeline(MBarriers(p_full), MBarriers(p_empty)),
+        MBarriers(p_empty + stages),
     )  # fmt: skip
 
 
 @cute.jit
 def init_barriers(cfg: cutlass.Constexpr[Config], s: Shared):
-    """Arrive counts as in the table above."""
+    """Arrivals per phase as in the table above."""
     with cute.arch.elect_one():
-        for i in cutlass.range_constexpr(STAGES * len(GROUPS)):
-            cute.arch.mbarrier_init(s.full + i, 1)
-        for i in cutlass.range_constexpr(STAGES):
-            cute.arch.mbarrier_init(s.empty + i, 8 * cfg.cluster)
-            cute.arch.mbarrier_init(s.p_full + i, 128)
-            cute.arch.mbarrier_init(s.seen + i, 256)
-        cute.arch.mbarrier_init(s.free, 256)
+        for i in cutlass.range_constexpr(cfg.stages * len(KV_CHUNKS)):
+            s.kv_pipe.full.init(i, 1)
+        for i in cutlass.range_constexpr(cfg.stages):
+            s.kv_pipe.empty.init(i, 8 * cfg.cluster)
+            s.p_pipe.full.init(i, 128)
+            s.p_pipe.empty.init(i, 256)
+        s.stats_read.init(0, 256)
     cute.arch.mbarrier_init_fence()
 
 
 @cute.jit
-def roles(cfg: cutlass.Constexpr[Config], g: Globals, s: Shared, mma: Mmas, plan: Plan, rank, warp):
-    """What each warp does, with its share of the registers."""
+def roles(cta: Cta, warp):
+    """The role of each warp, with its registers."""
     if warp < 8:
-        cute.arch.setmaxregister_decrease(ACCUMULATE_REGISTERS)
-        accumulate(cfg, g, s, mma, plan, rank)
+        cute.arch.setmaxregister_decrease(PV_REGISTERS)
+        mainloop_pv(cta)
     else:
-        cute.arch.setmaxregister_increase(ATTEND_REGISTERS)
-        attend(cfg, g, s, mma, plan, rank)
+        cute.arch.setmaxregister_increase(QK_SOFTMAX_REGISTERS)
+        mainloop_qk_softmax(cta)
 
 
 @cute.jit
 def operands(cfg: cutlass.Constexpr[Config], q: cute.Tensor, kv: cute.Tensor):
-    """Products, tensor maps with their views of the query and the cache, and the layouts that
-    `allocate` takes."""
+    """MMAs, tensor maps with their views of the query and the cache, layouts for `allocate`."""
     element = cfg.element
     atom = warpgroup.make_smem_layout_atom(warpgroup.SmemLayoutAtomKind.K_SW128, element)
     plain = warpgroup.make_smem_layout_atom(warpgroup.SmemLayoutAtomKind.K_INTER, element)
-    kv_layout = cute.tile_to_shape(atom, (BLOCK, HEAD, STAGES), cfg.order)
+    kv_layout = cute.tile_to_shape(atom, (BLOCK, HEAD, cfg.stages), cfg.order)
     box_layout = cute.tile_to_shape(atom, (BLOCK, 64), (0, 1))
     last_layout = cute.tile_to_shape(plain, (BLOCK, 16), (0, 1)).outer
     k_major, mn_major = OperandMajorMode.K, OperandMajorMode.MN
@@ -165,21 +166,21 @@ def operands(cfg: cutlass.Constexpr[Config], q: cute.Tensor, kv: cute.Tensor):
     )
     q_view = cute.make_tensor(
         q.iterator,
-        cute.make_layout((cute.size(q.shape[:-1]), (64, 9)), stride=(HEAD, (1, 64))),
+        cute.make_layout((cute.size(q.shape[:-1]), (64, BOXES)), stride=(HEAD, (1, 64))),
     )
-    eights = (EIGHT_ROWS, cfg.page_size // EIGHT_ROWS)
+    eights = (SWIZZLE_ROWS, cfg.page_size // SWIZZLE_ROWS)
     kv_view = cute.make_tensor(
         kv.iterator,
         cute.make_layout(
-            (eights if const_expr(cfg.by_rows) else cfg.page_size, (64, 9), kv.shape[0]),
+            (eights if const_expr(cfg.by_rows) else cfg.page_size, (64, BOXES), kv.shape[0]),
             stride=(
-                (HEAD, EIGHT_ROWS * HEAD) if const_expr(cfg.by_rows) else HEAD,
+                (HEAD, SWIZZLE_ROWS * HEAD) if const_expr(cfg.by_rows) else HEAD,
                 (1, 64),
                 kv.stride[0],
             ),
         ),
     )
-    q_boxes, boxes = 9 // cfg.pieces, cfg.boxes_per_copy
+    q_boxes, boxes = BOXES // cfg.chunks, cfg.boxes_per_copy
     q_box = cute.tile_to_shape(atom, (cfg.query_rows, 64 * q_boxes), cfg.order[:2])
     kv_box = cute.tile_to_shape(atom, (cfg.box_rows, 64 * boxes), cfg.order[:2])
     q_tile, kv_tile = (cfg.query_rows, (64, q_boxes)), (cfg.kv_rows, (64, boxes))

@@ -1,6 +1,8 @@
-"""The accumulate role: O = P V for one half of the latent, then the epilogue and the merge."""
+"""Mainloop of a PV warp group: O = P V for one half of the latent; then epilogue and merge."""
 
 from __future__ import annotations
+
+from dataclasses import dataclass
 
 import cutlass
 import cutlass.cute as cute
@@ -8,179 +10,181 @@ from cutlass import Float32, Int32, const_expr
 from cutlass.cute.nvgpu import warpgroup
 
 from ..common.feature_operands import with_scales
-from ..common.ptx_sm90 import fresh_thread
-from ..split_merge.keep_ab_cooperative import arrive, kept_strips, merge, share_of
+from ..common.pipeline import StagePhases
+from ..common.ptx_sm90 import LN2, fresh_thread, pick
+from ..split_merge.keep_ab_cooperative import count_partial, merge, merge_share, own_strips
 from ..split_merge.keep_ab_partials import store_fragment
 from .epilogue_store import store_lse, store_rows
-from .mainloop_qk_softmax import power, release, select
-from .params import BLOCK, LATENT, LN2, SKIPPED, STAGES, Config, Globals, Mmas, Shared
-from .producer import fill, start
-from .tile_scheduler import Plan, plan_words, read_work, record, stamp, stamp_round
+from .mainloop_qk_softmax import release_kv, two_to_minus
+from .mask import rows_of
+from .params import BLOCK, LATENT, SKIPPED, Cta
+from .producer import fill_next_stage, start_producer
+from .profile import profile_event, profile_tile
+from .tile_scheduler import plan_words, read_work, record
 
 HALF = LATENT // 2
 
 
-def scale_rows(acc, f0, f1):
-    """Scale the thread's two rows."""
-    for j in range(cute.size(acc) // 4):
-        for e in range(2):
-            acc[4 * j + e] = acc[4 * j + e] * f0
-            acc[4 * j + 2 + e] = acc[4 * j + 2 + e] * f1
+@dataclass(frozen=True)
+class Fragments:
+    """Descriptors of P and of this group's half of V, and the accumulator."""
+
+    tOrP: cute.Tensor
+    tOrV: cute.Tensor
+    tOrO: cute.Tensor
 
 
-def partial_rows(g, slot_row, column, lane):
-    """This thread's accumulator positions in a partial: (parity, half, col8)."""
-    offset = cute.assume(slot_row * LATENT + column + 2 * (lane % 4), divby=2)
-    return cute.make_tensor(
-        g.partial_out.iterator + offset,
-        cute.make_layout((2, 2, HALF // 8), stride=(1, 8 * LATENT, 8)),
-    )
+def scale_rows(acc, factors):
+    """Multiply the thread's two rows."""
+    rows = rows_of(acc)
+    for c in range(cute.size(acc) // 2):
+        for h in range(2):
+            rows[h, c] = rows[h, c] * factors[h]
 
 
 @cute.jit
-def store_partial(
-    cfg: cutlass.Constexpr[Config], g: Globals, acc: cute.Tensor, slot_row, column, lane
-):
-    """The thread's accumulator, in pairs of columns, into its slot."""
-    dst = partial_rows(g, slot_row, column, lane)
+def store_partial(cta: Cta, acc: cute.Tensor, slot_row, column, lane):
+    """The thread's accumulator, in pairs of columns, to a row-major partial."""
+    offset = cute.assume(slot_row * LATENT + column + 2 * (lane % 4), divby=2)
+    gO = cute.make_tensor(
+        cta.g.mO_partial.iterator + offset,
+        cute.make_layout((2, 2, HALF // 8), stride=(1, 8 * LATENT, 8)),
+    )
+    rows = rows_of(acc)
     for j in cutlass.range_constexpr(cute.size(acc) // 4):
         for h in cutlass.range_constexpr(2):
             v = cute.make_rmem_tensor(2, Float32)
-            v[0] = acc[4 * j + 2 * h]
-            v[1] = acc[4 * j + 2 * h + 1]
-            cute.autovec_copy(v, dst[None, h, j])
+            v[0] = rows[h, 2 * j]
+            v[1] = rows[h, 2 * j + 1]
+            cute.autovec_copy(v, gO[None, h, j])
 
 
 @cute.jit
-def finish(
-    cfg: cutlass.Constexpr[Config],
-    g: Globals,
-    s: Shared,
-    acc: cute.Tensor,
-    index,
-    last,
-    rank,
-):
-    """Normalise; write the result, or the partial."""
-    tid = fresh_thread()  # held through the loop, it and what follows would cost registers
+def epilogue(cta: Cta, acc: cute.Tensor, index):
+    """Divide by the row sums; write the result, or the partial."""
+    cfg, g, s = cta.cfg, cta.g, cta.s
+    tid = fresh_thread()  # held through the loop, it and what follows would take registers
     lane = tid % 32
     wg = cute.arch.make_warp_uniform(tid // 128)
     row = 16 * cute.arch.make_warp_uniform((tid % 128) // 32) + lane // 4
     column = wg * HALF
     work = read_work(g, s, index)
-    sum0, sum1 = s.row_sum[row], s.row_sum[row + 8]
-    max0, max1 = s.row_max[row], s.row_max[row + 8]
-    cute.arch.mbarrier_arrive(s.free)
-    lse0 = (max0 + cute.math.log2(sum0, fastmath=True)) * Float32(LN2)
-    lse1 = (max1 + cute.math.log2(sum1, fastmath=True)) * Float32(LN2)
-    if const_expr(cfg.features):
-        lse0, lse1 = max0, max1  # as the attend group has made them
-    inv0 = select(sum0 > 0.0, cute.arch.rcp_approx(sum0), Float32(0.0))
-    inv1 = select(sum1 > 0.0, cute.arch.rcp_approx(sum1), Float32(0.0))
+    sums = [s.sRowSum[row + 8 * h] for h in range(2)]
+    lse = [s.sRowMax[row + 8 * h] for h in range(2)]
+    s.stats_read.arrive(0)
+    if const_expr(not cfg.features):  # otherwise sRowMax holds the lse
+        lse = [(lse[h] + cute.math.log2(sums[h], fastmath=True)) * Float32(LN2) for h in range(2)]
+    inverse = [pick(x > 0.0, cute.arch.rcp_approx(x), Float32(0.0)) for x in sums]
     if work.slot >= 0:
-        if const_expr(cfg.fused_merge):
-            kept = kept_strips(cfg, share_of(cfg, s, work, rank), work, index, last)
-            store_fragment(cfg, wg, g, acc, work, rank, (inv0, inv1), (lse0, lse1), kept)
-            arrive(cfg, g, work, rank)
+        if const_expr(cfg.cooperative):
+            own = own_strips(cfg, merge_share(cta, work), work, index, cta.plan.last)
+            store_fragment(cta, wg, acc, work, inverse, lse, own)
+            count_partial(cta, work)
         else:
-            scale_rows(acc, inv0, inv1)
-            at = rank * BLOCK + row
-            slot_row = work.slot * (BLOCK * cfg.cluster) + at
-            store_partial(cfg, g, acc, slot_row, column, lane)
+            scale_rows(acc, inverse)
+            at = cta.rank * BLOCK + row
+            store_partial(cta, acc, work.slot * (BLOCK * cfg.cluster) + at, column, lane)
+            mLSE = g.mLSE_partial
             if (wg == 0) & (lane % 4 == 0):
-                g.partial_lse[work.slot, at] = lse0
-                g.partial_lse[work.slot, at + 8] = lse1
+                mLSE[work.slot, at] = lse[0]
+                mLSE[work.slot, at + 8] = lse[1]
     else:
         out_scale = with_scales(cfg, g).out_scale
-        scale_rows(acc, inv0 * out_scale, inv1 * out_scale)
-        store_rows(cfg, g, acc, work, row, column, lane)
+        scale_rows(acc, [inverse[h] * out_scale for h in range(2)])
+        store_rows(cta, acc, work, row, column, lane)
         if wg == 0:
-            store_lse(cfg, g, work, row, lane, lse0, lse1)
+            store_lse(cta, work, row, lane, lse)
 
 
 @cute.jit
-def add_tile(mma: Mmas, acc: cute.Tensor, r_p, r_v, stage, drop0, drop1):
-    """acc <- acc, its two rows halved so many times, + P V of one tile."""
-    if cute.arch.vote_any_sync((drop0 | drop1) != 0):
-        scale_rows(acc, power(drop0), power(drop1))
-    atom = cute.make_mma_atom(mma.pv.op)
+def gemm_pv(cta: Cta, f: Fragments, stage, exponents):
+    """O <- O * 2**-exponents + P V of the tile in `stage`."""
+    if cute.arch.vote_any_sync((exponents[0] | exponents[1]) != 0):
+        scale_rows(f.tOrO, [two_to_minus(x) for x in exponents])
+    atom = cute.make_mma_atom(cta.mma.pv.op)
     atom.set(warpgroup.Field.ACCUMULATE, True)
     warpgroup.fence()
     for k in cutlass.range_constexpr(4):
-        cute.gemm(atom, acc, r_p[None, None, k, stage], r_v[None, None, k, stage], acc)
+        cute.gemm(atom, f.tOrO, f.tOrP[None, None, k, stage], f.tOrV[None, None, k, stage], f.tOrO)
     warpgroup.commit_group()
     warpgroup.wait_group(0)
 
 
 @cute.jit
-def accumulate(
-    cfg: cutlass.Constexpr[Config],
-    g: Globals,
-    s: Shared,
-    mma: Mmas,
-    plan: Plan,
-    rank,
-):
-    """Per work tile: P V tile by tile as P is announced, filling the ring behind it."""
+def pv_tile(cta: Cta, f: Fragments, row, stage, index, block, count):
+    """PV of the tile in `stage`, whose P is full: tile `block` of `count` of work tile `index`."""
+    cfg, g, s = cta.cfg, cta.g, cta.s
+    if const_expr(cfg.profile):
+        if (block == 0) & (index == cta.plan.first):
+            profile_event(cfg, g, "first P")
+        profile_tile(cfg, g, count - block, "PV begun")
+    exponents = [Int32(s.sRescale[row + 8 * h, stage]) for h in range(2)]
+    s.p_pipe.consumer_release(stage)
+    if const_expr(cfg.skip):
+        if cute.arch.vote_any_sync(exponents[0] != SKIPPED):
+            gemm_pv(cta, f, stage, exponents)
+    else:
+        gemm_pv(cta, f, stage, exponents)
+    profile_tile(cfg, g, count - block, "PV done")
+    profile_tile(cfg, g, count - block, "PV done, ns")
+
+
+def make_fragments(cta: Cta, wg) -> Fragments:
+    """Descriptors once for all tiles, and the accumulator."""
+    pv = cta.mma.pv
+    sP = cute.local_tile(cta.s.sKV, (64, 64), (0, 8, None))
+    tOrP = pv.make_fragment_A(pv.get_slice(0).partition_A(sP))
+    sVt = cute.local_tile(cta.s.sVt, (HALF, BLOCK), (wg, 0, None))
+    tOrV = pv.make_fragment_B(pv.get_slice(0).partition_B(sVt))
+    return Fragments(tOrP, tOrV, cute.make_rmem_tensor(pv.partition_shape_C((64, HALF)), Float32))
+
+
+@cute.jit
+def mainloop_pv(cta: Cta):
+    """Per work tile: PV tile by tile as P is committed; warp 0 refills the ring behind it."""
+    cfg, g, s = cta.cfg, cta.g, cta.s
     tid, _, _ = cute.arch.thread_idx()
     lane = cute.arch.lane_idx()
     wg = cute.arch.make_warp_uniform(tid // 128)
-    w = cute.arch.make_warp_uniform((tid % 128) // 32)
-    row = 16 * w + lane // 4
-    p_box = cute.local_tile(s.kv, (64, 64), (0, 8, None))
-    r_p = mma.pv.make_fragment_A(mma.pv.get_slice(0).partition_A(p_box))
-    half = cute.local_tile(s.values, (HALF, BLOCK), (wg, 0, None))
-    r_v = mma.pv.make_fragment_B(mma.pv.get_slice(0).partition_B(half))
-    acc = cute.make_rmem_tensor(mma.pv.partition_shape_C((64, HALF)), Float32)
-    phases = Int32(0)
-    first, last = plan.first, plan.last
-    feeds = cute.arch.make_warp_uniform(tid // 32) == 0
-    feed = start(first)
-    if feeds & (first < last):
-        record(cfg, g, s, plan.words, first, rank)
-        for _ in cutlass.range(STAGES, unroll=1):
-            feed = fill(cfg, g, s, feed, last, rank, lane)
-    cute.arch.mbarrier_arrive(s.free)
+    row = 16 * cute.arch.make_warp_uniform((tid % 128) // 32) + lane // 4
+    f = make_fragments(cta, wg)
+    phases = StagePhases(Int32(0))
+    first, last = cta.plan.first, cta.plan.last
+    produces = cute.arch.make_warp_uniform(tid // 32) == 0
+    load = start_producer(cfg.stages, first)
+    if produces & (first < last):
+        record(cfg, g, s, cta.plan.words, first, cta.rank)
+        for _ in cutlass.range(cfg.stages, unroll=1):
+            load = fill_next_stage(cta, load, lane)
+    s.stats_read.arrive(0)
     for index in cutlass.range(first, last, unroll=1):
-        if feeds:
+        if produces:
             if index + 1 < last:
-                record(cfg, g, s, plan_words(g, index + 1), index + 1, rank)
-            feed = fill(cfg, g, s, feed, last, rank, lane)  # the slot that Q gives back
+                record(cfg, g, s, plan_words(g, index + 1), index + 1, cta.rank)
+            load = fill_next_stage(cta, load, lane)  # the stage that Q has released
         stage = Int32(1)
-        acc.fill(0.0)
+        f.tOrO.fill(0.0)
         count = g.tiles[index, 3] - g.tiles[index, 2]
         for block in cutlass.range(0, cutlass.max(count, 1), unroll=1):
             stage = cute.arch.make_warp_uniform(stage)
-            cute.arch.mbarrier_wait(s.p_full + stage, (phases >> stage) & 1)
-            phases = phases ^ (1 << stage)
-            if const_expr(cfg.stamps):
-                if (block == 0) & (index == first):
-                    stamp(cfg, g, 2)
-                stamp_round(cfg, g, count - block, 5)
-            drop0, drop1 = Int32(s.drop[row, stage]), Int32(s.drop[row + 8, stage])
-            cute.arch.mbarrier_arrive(s.seen + stage)
-            if const_expr(cfg.skip):
-                if cute.arch.vote_any_sync(drop0 != SKIPPED):
-                    add_tile(mma, acc, r_p, r_v, stage, drop0, drop1)
-            else:
-                add_tile(mma, acc, r_p, r_v, stage, drop0, drop1)
-            stamp_round(cfg, g, count - block, 6)
-            stamp_round(cfg, g, count - block, 7)
-            release(cfg, s, stage, lane)
-            if feeds:
-                feed = fill(cfg, g, s, feed, last, rank, lane)
+            s.p_pipe.consumer_wait(phases.state(stage))
+            phases = phases.flip(stage)
+            pv_tile(cta, f, row, stage, index, block, count)
+            release_kv(cta, stage, lane)
+            if produces:
+                load = fill_next_stage(cta, load, lane)
             stage = stage + 1
-            if stage == STAGES:
+            if stage == cfg.stages:
                 stage = Int32(0)
-        # the slots that the ring passes over, so that the next Q enters stage 0
-        if feeds & (stage > 0):
-            for _ in cutlass.range(STAGES - stage, unroll=1):
-                feed = fill(cfg, g, s, feed, last, rank, lane)
-        stamp(cfg, g, 3)
-        finish(cfg, g, s, acc, index, last, rank)
-        stamp(cfg, g, 4)
-    if const_expr(cfg.fused_merge):
-        # the last one first: it has left its share in the ring
+        # the stages that the ring passes over, so that the next Q enters stage 0
+        if produces & (stage > 0):
+            for _ in cutlass.range(cfg.stages - stage, unroll=1):
+                load = fill_next_stage(cta, load, lane)
+        profile_event(cfg, g, "last PV")
+        epilogue(cta, f.tOrO, index)
+        profile_event(cfg, g, "partial written")
+    if const_expr(cfg.cooperative):
+        # the last work tile first: its own strips are in the ring
         for back in cutlass.range(first + 1, last + 1, unroll=1):
-            merge(cfg, g, s, first + last - back, plan, rank, True)
-    stamp(cfg, g, 6)
+            merge(cta, first + last - back, True)
+    profile_event(cfg, g, "end")

@@ -1,10 +1,13 @@
-"""The attend role: S = Q K^T and its softmax, one warpgroup, Q in registers.
+"""Mainloop of the QK-softmax warp group: S = Q K^T with Q in registers, online softmax, P to shared
+memory.
 
-Flat index of an accumulator of 64 rows: 4 * col8 + 2 * half + parity, where the thread owns rows
-16 * warp + lane / 4 + 8 * half and columns 8 * col8 + 2 * (lane % 4) + parity.
+A thread holds two rows of each accumulator, eight apart; `mask.rows_of` gives their coordinates.
 """
 
 from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
 
 import cutlass
 import cutlass.cute as cute
@@ -12,76 +15,110 @@ from cutlass import Float32, Int32, Uint8, const_expr
 from cutlass.cute.nvgpu import warp, warpgroup
 
 from ..common.feature_operands import scale_now, with_sink
-from ..common.ptx_sm90 import add, fresh_thread
-from .mask import hide, open_positions, own_row
+from ..common.pipeline import StagePhases
+from ..common.ptx_sm90 import (
+    LN2,
+    NO_SCORE,
+    add,
+    butterfly,
+    float_of_exponent,
+    fresh_thread,
+    pick,
+    ptx,
+    stmatrix_x4,
+)
+from .mask import apply_mask, first_row, mask_free_until, rows_of
 from .params import (
     BLOCK,
-    FLOOR,
-    GROUPS,
-    K_STEPS_IN_REGISTERS,
+    KV_CHUNKS,
     LATENT,
-    LN2,
+    Q_STEPS_IN_REGISTERS,
+    QK_SOFTMAX_BARRIER,
     ROPE_BOX,
     SKIPPED,
     STAGE,
-    Config,
-    Globals,
-    Mmas,
-    Shared,
+    Cta,
     Work,
 )
-from .tile_scheduler import Plan, read_work, stamp_round
-
-ATTEND_BARRIER = 1
-#: bits of `phases`: one a stage for `full` from 0 on, for `seen` from SEEN on, one for `free`
-SEEN, FREE = 4, 8
+from .profile import profile_tile
+from .tile_scheduler import read_work
 
 
-def quad(op, value):
-    """Reduce over the four lanes that share a row."""
-    value = op(value, cute.arch.shuffle_sync_bfly(value, offset=1))
-    return op(value, cute.arch.shuffle_sync_bfly(value, offset=2))
+@dataclass(frozen=True)
+class Fragments:
+    """Operands of QK and accumulators of the warp group."""
+
+    tSrQ: cute.Tensor  # k-steps 0 to 30, in registers
+    tSrQ_last: cute.Tensor  # k-step 31, descriptors
+    tSrQ_rope: cute.Tensor  # k-steps 32 to 35, descriptors
+    tSrK: cute.Tensor  # descriptors of all stages
+    tSrS: cute.Tensor  # fp32 scores, then weights
+    rP: cute.Tensor  # weights in the element type
+
+
+@dataclass(frozen=True)
+class RowState:
+    """Online-softmax state of the thread's two rows, fp32, in base-2 units."""
+
+    row_max: cute.Tensor  # what weights are relative to
+    row_sum: cute.Tensor
+    seen_max: cute.Tensor  # greatest score so far; only with the option skip
+
+
+@dataclass(frozen=True)
+class TileContext:
+    """What a step needs to know of its work tile."""
+
+    index: Int32
+    mask_free: Int32  # see `mask_free_until`
+    #: a tile is skipped where all scores are below `seen_max` plus this (log2 units); option skip
+    skip_below: Any = None
+
+
+def phase_bits(stages: int) -> tuple[int, int]:
+    """Bits of `StagePhases` behind those of kv_pipe.full: p_pipe.empty[0], stats_read."""
+    return stages + 1, 2 * stages + 2
 
 
 @cute.jit
-def select(condition, a, b):
-    """A where the condition holds, else b, without a branch on the device."""
-    result = b
-    if condition:
-        result = a
-    return result
-
-
-@cute.jit
-def release(cfg: cutlass.Constexpr[Config], s: Shared, stage, lane):
-    """One arrival a warp on the stage's empty barrier, of both CTAs in a pair."""
-    if const_expr(cfg.cluster == 1):
+def release_kv(cta: Cta, stage, lane):
+    """One arrival per warp on the stage's empty barrier, of both CTAs in a cluster of two."""
+    if const_expr(cta.cfg.cluster == 1):
         with cute.arch.elect_one():
-            cute.arch.mbarrier_arrive(s.empty + stage)
+            cta.s.kv_pipe.consumer_release(stage)
     else:
         if lane < 2:
-            cute.arch.mbarrier_arrive(s.empty + stage, lane)
+            cta.s.kv_pipe.consumer_release(stage, lane)
 
 
 @cute.jit
-def clear_values(cfg: cutlass.Constexpr[Config], s: Shared, stage, first, thread):
-    """Zero the V rows of a tile from row `first` on: an unread slot may hold NaN, and 0 x NaN is
-    NaN in the matrix unit. Rows are 128 B inside a box; the swizzle permutes within a row."""
-    zero = cute.make_rmem_tensor(4, Int32)
-    zero.fill(0)
-    base = cute.make_ptr(Int32, s.kv.iterator.toint(), cute.AddressSpace.smem, assumed_align=16)
-    for i in cutlass.range(first * 8 + thread, BLOCK * 8, 128, unroll=1):
-        piece = i // 64 * (cfg.rows_stride // 2) + i % 64 * 4
-        for box in cutlass.range_constexpr(LATENT // 64):
-            at = (base + (stage * STAGE + box * cfg.box_stride) // 2 + piece).align(16)
-            cute.autovec_copy(zero, cute.make_tensor(at, cute.make_layout(4)))
+def zero_v_tail(cta: Cta, stage, work: Work, thread):
+    """Zero the V rows past kv_len in the work tile's last tile: an unread page may hold NaN, and
+    0 x NaN is NaN in the tensor core. The swizzle permutes 16-byte pieces within a row."""
+    cfg = cta.cfg
+    tail = work.kv_len - (work.end - 1) * BLOCK
+    if tail < BLOCK:
+        first = cutlass.max(tail, Int32(0))
+        zero = cute.make_rmem_tensor(4, Int32)
+        zero.fill(0)
+        base = cute.make_ptr(
+            Int32, cta.s.sKV.iterator.toint(), cute.AddressSpace.smem, assumed_align=16
+        )
+        per_word = 32 // cfg.element.width
+        pieces = 16 // per_word  # of a row of 64 elements
+        for i in cutlass.range(first * pieces + thread, BLOCK * pieces, 128, unroll=1):
+            piece = cfg.word_of_piece(i)
+            for box in cutlass.range_constexpr(LATENT // 64):
+                start = (stage * cfg.stage_elements + box * cfg.box_stride) // per_word
+                at = (base + start + piece).align(16)
+                cute.autovec_copy(zero, cute.make_tensor(at, cute.make_layout(4)))
 
 
-def p_address(cfg, s):
-    """Where a lane stores P's first 16 columns, in the rope box of stage 0."""
-    tid = fresh_thread()
+def p_address(cta: Cta):
+    """Shared-memory address of a lane's row of P's first 16 columns, in the rope box of stage 0."""
+    tid, cfg = fresh_thread(), cta.cfg
     return (
-        Int32(s.kv.iterator.toint())
+        Int32(cta.s.sKV.iterator.toint())
         + (ROPE_BOX * cfg.box_stride * 2)
         + (((tid >> 4) & 6) + ((tid >> 3) & 1)) * (cfg.rows_stride * 2)
         + ((tid & 7) << 7)
@@ -89,344 +126,345 @@ def p_address(cfg, s):
     )
 
 
-def store_p(address, offset, p):
-    """P into the stage's rope box, 16 columns a step, each lane at its own swizzled row.
-
-    The swizzle is added where it is used: four addresses held in registers would be three more.
-    """
-    words = cute.recast_tensor(p, Int32)
-    for j in range(4):
-        cute.arch.inline_ptx(
+def stmatrix_swizzled(address, offset, words, steps: int) -> None:
+    """`steps` times four matrices, 32 bytes further on each; `words` are four per step. The swizzle
+    is applied at the store: addresses of all steps would take a register each."""
+    for j in range(steps):
+        ptx(
             "{ .reg .b32 at; xor.b32 at, {$r0}, " + str(j << 5) + "; add.u32 at, at, {$r1};"
             "stmatrix.sync.aligned.m8n8.x4.shared.b16 [at], { {$r2}, {$r3}, {$r4}, {$r5} }; }",
-            read_only_args=[address, Int32(offset), *(words[4 * j + i] for i in range(4))],
+            address,
+            Int32(offset),
+            *(words[4 * j + i] for i in range(4)),
         )
 
 
-def store_q_last(s, p):
+def store_q_last(cta: Cta, fragment):
     """K-step 31 of Q, unswizzled: 8 x 8 matrices of 128 B, rows first."""
     tid = fresh_thread()
     matrix = 2 * (tid % 128 // 32) + ((tid >> 3) & 1) + 8 * ((tid >> 4) & 1)
-    address = Int32(s.q_last.iterator.toint()) + matrix * 128 + (tid & 7) * 16
-    words = cute.recast_tensor(p, Int32)
-    cute.arch.inline_ptx(
-        "stmatrix.sync.aligned.m8n8.x4.shared.b16 [{$r0}], { {$r1}, {$r2}, {$r3}, {$r4} };",
-        read_only_args=[address, *(words[i] for i in range(4))],
-    )
+    address = Int32(cta.s.sQ_last.iterator.toint()) + matrix * 128 + (tid & 7) * 16
+    words = cute.recast_tensor(fragment, Int32)
+    stmatrix_x4(address, 0, [words[i] for i in range(4)])
 
 
-def issue_qk(s, mma, frags, acc, stage, phase, pending):
-    """All 36 k-steps of a tile; the last `pending` of them form a group of their own."""
-    r_q, r_last, r_rope, r_k = frags
-    rs = cute.make_mma_atom(mma.qk_rs.op)
+def issue_qk(cta: Cta, f: Fragments, stage, phase, pending: int):
+    """All 36 k-steps of a tile; the last `pending` of them form a commit group of their own."""
+    rs = cute.make_mma_atom(cta.mma.qk_rs.op)
     rs.set(warpgroup.Field.ACCUMULATE, False)
-    ss = cute.make_mma_atom(mma.qk.op)
+    ss = cute.make_mma_atom(cta.mma.qk.op)
     ss.set(warpgroup.Field.ACCUMULATE, True)
     warpgroup.fence()
-    for group, (first, last) in enumerate(GROUPS):
-        cute.arch.mbarrier_wait(s.full + stage * len(GROUPS) + group, phase)
+    for chunk, (first, last) in enumerate(KV_CHUNKS):
+        cta.s.kv_pipe.full.offset(stage * len(KV_CHUNKS)).wait(chunk, phase)
         for k in range(4 * first, 4 * last):
             if pending and k == 36 - pending:
                 warpgroup.commit_group()
-            if k < K_STEPS_IN_REGISTERS:
-                cute.gemm(rs, acc, r_q[None, None, k], r_k[None, None, k, stage], acc)
+            keys = f.tSrK[None, None, k, stage]
+            if k < Q_STEPS_IN_REGISTERS:
+                cute.gemm(rs, f.tSrS, f.tSrQ[None, None, k], keys, f.tSrS)
                 rs.set(warpgroup.Field.ACCUMULATE, True)
             elif k < 32:
-                cute.gemm(ss, acc, r_last[None, None, 0], r_k[None, None, k, stage], acc)
+                cute.gemm(ss, f.tSrS, f.tSrQ_last[None, None, 0], keys, f.tSrS)
             else:
-                cute.gemm(ss, acc, r_rope[None, None, k - 32], r_k[None, None, k, stage], acc)
+                cute.gemm(ss, f.tSrS, f.tSrQ_rope[None, None, k - 32], keys, f.tSrS)
     warpgroup.commit_group()
 
 
-def power(drop):
-    """2**-drop, exact; 0 where fp32 has no normal number for it."""
-    bits = cute.make_rmem_tensor(1, Int32)
-    bits[0] = cutlass.max(127 - drop, Int32(0)) << 23
-    return cute.recast_tensor(bits, Float32)[0]
+def two_to_minus(exponent):
+    """2**-exponent, exact; 0 where fp32 has no normal number for it."""
+    return float_of_exponent(cutlass.max(127 - exponent, Int32(0)))
 
 
 @cute.jit
-def publish_pair(t: cute.Tensor, row, lane, a, b):
-    """Write one value a row: by the first lane of the quad."""
+def store_row_values(t: cute.Tensor, row, lane, values):
+    """One value for each of the thread's two rows, by the first lane of the quad."""
     if lane % 4 == 0:
-        t[row] = a.to(t.element_type)
-        t[row + 8] = b.to(t.element_type)
+        for h in cutlass.range_constexpr(2):
+            t[row + 8 * h] = values[h].to(t.element_type)
 
 
-def row_top(acc, h):
-    """Greatest score of one of the thread's two rows, among its own columns."""
-    top = acc[2 * h]
-    for i in range(1, cute.size(acc) // 2):
-        top = cute.arch.fmax(top, acc[4 * (i // 2) + 2 * h + i % 2])
+def thread_row_max(acc, h):
+    """Greatest score of one of the thread's two rows, among the thread's own columns."""
+    scores = rows_of(acc)
+    top = scores[h, 0]
+    for c in range(1, cute.size(acc) // 2):
+        top = cute.arch.fmax(top, scores[h, c])
     return top
 
 
 @cute.jit
-def raise_maxima(
-    cfg: cutlass.Constexpr[Config],
-    scale: Float32,
-    acc: cute.Tensor,
-    row_max: cute.Tensor,
-    row_sum: cute.Tensor,
-    drop: cute.Tensor,
-    row: Int32,
-    lane: Int32,
-):
-    """New maxima for rows with a score too far above the old one, and how often O halves; rare.
+def raise_row_max(cta: Cta, scale: Float32, acc, rows: RowState, rescale, row, lane):
+    """New row maxes where a score is too far above the old one, and O's rescale exponents; rare.
 
-    The first maximum is taken as it is, so that the greatest P of few keys is 1, without
-    rounding; later it moves by whole steps of 2, so that factors are powers of two, exact.
+    The first row max is the score itself, so that the greatest P of few keys is exactly 1; later it
+    moves by whole powers of two, so that rescale factors are exact.
     """
+    row_max = rows.row_max
     for h in cutlass.range_constexpr(2):
-        mx = quad(cute.arch.fmax, row_top(acc, h)) * scale
-        rise = mx - row_max[h]
+        top = butterfly(cute.arch.fmax, thread_row_max(acc, h)) * scale
+        rise = top - row_max[h]
         steps = Float32(0.0)
-        if rise > Float32(cfg.lazy_log2):
+        if rise > Float32(cta.cfg.rescale_log2):
             steps = cute.math.ceil(rise)
-            row_max[h] = select(row_max[h] == Float32(FLOOR), mx, row_max[h] + steps)
-        halvings = Int32(cute.arch.fmin(steps, Float32(SKIPPED - 1)))
-        row_sum[h] = row_sum[h] * power(halvings)
+            row_max[h] = pick(row_max[h] == Float32(NO_SCORE), top, row_max[h] + steps)
+        exponent = Int32(cute.arch.fmin(steps, Float32(SKIPPED - 1)))
+        rows.row_sum[h] = rows.row_sum[h] * two_to_minus(exponent)
         if lane % 4 == 0:
-            drop[row + 8 * h] = halvings.to(Uint8)
+            rescale[row + 8 * h] = exponent.to(Uint8)
 
 
 @cute.jit
-def softmax(
-    cfg: cutlass.Constexpr[Config],
-    scale: Float32,
-    acc: cute.Tensor,
-    p: cute.Tensor,
-    row_max: cute.Tensor,
-    row_sum: cute.Tensor,
-    drop: cute.Tensor,
-):
-    """p <- probabilities against a maximum that moves rarely; `drop`: halvings of O before PV.
+def online_softmax_step(cta: Cta, scale: Float32, f: Fragments, rows: RowState, rescale):
+    """rP <- weights relative to a row max that rarely moves; `rescale` <- O's rescale exponents.
 
-    A row keeps its old maximum until a score is more than 2**lazy_log2 above it. That most tiles
-    have none is seen by a vote, without the rows' maxima.
+    A row keeps its old max until a score is more than 2**rescale_log2 above it. One vote per warp
+    finds that no row of a tile has such a score, without the rows' own maxes.
     """
+    row_max, acc = rows.row_max, f.tSrS
     over = cute.arch.fmax(
-        row_top(acc, 0) * scale - row_max[0], row_top(acc, 1) * scale - row_max[1]
+        thread_row_max(acc, 0) * scale - row_max[0], thread_row_max(acc, 1) * scale - row_max[1]
     )
     tid = fresh_thread()  # these registers are free until here
-    lane, row = tid & 31, own_row(tid)
-    if cute.arch.vote_any_sync(over > Float32(cfg.lazy_log2)):
-        raise_maxima(cfg, scale, acc, row_max, row_sum, drop, row, lane)
+    lane, row = tid & 31, first_row(tid)
+    if cute.arch.vote_any_sync(over > Float32(cta.cfg.rescale_log2)):
+        raise_row_max(cta, scale, acc, rows, rescale, row, lane)
     else:
-        publish_pair(drop, row, lane, Int32(0), Int32(0))
-    count = cute.size(acc) // 4
+        store_row_values(rescale, row, lane, (Int32(0), Int32(0)))
+    scores = rows_of(acc)
     for h in cutlass.range_constexpr(2):
         total = Float32(0)
-        for j in cutlass.range_constexpr(count):
-            i = 4 * j + 2 * h
-            acc[i] = cute.math.exp2(acc[i] * scale - row_max[h], fastmath=True)
-            acc[i + 1] = cute.math.exp2(acc[i + 1] * scale - row_max[h], fastmath=True)
-            total = total + (acc[i] + acc[i + 1])
-        row_sum[h] = row_sum[h] + total
-    for i in cutlass.range_constexpr(cute.size(p)):
-        p[i] = acc[i].to(cfg.element)
+        for c in cutlass.range_constexpr(0, cute.size(acc) // 2, 2):
+            for e in cutlass.range_constexpr(2):
+                scores[h, c + e] = cute.math.exp2(
+                    scores[h, c + e] * scale - row_max[h], fastmath=True
+                )
+            total = total + (scores[h, c] + scores[h, c + 1])
+        rows.row_sum[h] = rows.row_sum[h] + total
+    for i in cutlass.range_constexpr(cute.size(f.rP)):
+        f.rP[i] = acc[i].to(cta.cfg.element)
 
 
 @cute.jit
-def all_agree(yes):
-    """Whether all threads of the group say yes. (A barrier for parts of warps makes it spill.)"""
-    said = select(cute.arch.vote_all_sync(yes), Int32(1), Int32(0))
-    return cute.arch.inline_ptx(
+def all_threads(condition):
+    """Nonzero if the condition holds in all 128 threads. (With a named barrier for parts of warps
+    the compiler spills.)"""
+    word = pick(cute.arch.vote_all_sync(condition), Int32(1), Int32(0))
+    return ptx(
         "{ .reg .pred p, q; setp.ne.s32 p, {$r0}, 0; "
         "bar.red.and.pred q, {$r1}, 128, p; selp.s32 {$w0}, 1, 0, q; }",
-        write_only_types=[Int32],
-        read_only_args=[said, Int32(ATTEND_BARRIER)],
+        word,
+        Int32(QK_SOFTMAX_BARRIER.barrier_id),
+        out=Int32,
     )
 
 
 @cute.jit
-def weigh(
-    cfg: cutlass.Constexpr[Config],
-    g: Globals,
-    acc,
-    p,
-    row_max,
-    row_sum,
-    tops,
-    least,
-    drop,
-    p_at,
-    offset,
-):
-    """`softmax`, and P into the stage at `offset`.
+def softmax_to_p(cta: Cta, f: Fragments, rows: RowState, tile: TileContext, p_at, stage):
+    """Softmax of a tile's scores, and P into the rope box of `stage`.
 
-    With the option skip: `SKIPPED` and no P, where no row has a score of at least its greatest so
-    far plus `least` (log2 units). `tops` holds those, as they are; `row_max` moves by steps.
+    With the option skip: no P and rescale exponents of `SKIPPED` where no row has a score of at
+    least its greatest one so far plus `skip_below`.
     """
-    scale = scale_now(cfg, g)
-    if const_expr(not cfg.skip):
-        softmax(cfg, scale, acc, p, row_max, row_sum, drop)
-        store_p(p_at, offset, p)
+    rescale, offset = cta.s.sRescale[None, stage], stage * (STAGE * 2)
+    scale = scale_now(cta.cfg, cta.g)
+    if const_expr(not cta.cfg.skip):
+        online_softmax_step(cta, scale, f, rows, rescale)
+        stmatrix_swizzled(p_at, offset, cute.recast_tensor(f.rP, Int32), 4)
     else:
-        mx = [quad(cute.arch.fmax, row_top(acc, h)) * scale for h in range(2)]
-        low = (mx[0] < tops[0] + least) & (mx[1] < tops[1] + least)
-        if all_agree(low) == 0:
+        top = [butterfly(cute.arch.fmax, thread_row_max(f.tSrS, h)) * scale for h in range(2)]
+        seen, below = rows.seen_max, tile.skip_below
+        if all_threads((top[0] < seen[0] + below) & (top[1] < seen[1] + below)) == 0:
             for h in cutlass.range_constexpr(2):
-                tops[h] = cute.arch.fmax(tops[h], mx[h])
-            softmax(cfg, scale, acc, p, row_max, row_sum, drop)
-            store_p(p_at, offset, p)
+                seen[h] = cute.arch.fmax(seen[h], top[h])
+            online_softmax_step(cta, scale, f, rows, rescale)
+            stmatrix_swizzled(p_at, offset, cute.recast_tensor(f.rP, Int32), 4)
         else:
             tid = fresh_thread()
-            publish_pair(drop, own_row(tid), tid & 31, Int32(SKIPPED), Int32(SKIPPED))
+            skipped = (Int32(SKIPPED), Int32(SKIPPED))
+            store_row_values(rescale, first_row(tid), tid & 31, skipped)
 
 
 @cute.jit
-def open_rows(cfg: cutlass.Constexpr[Config], g: Globals, work: Work, row, row_max, row_sum, tops):
-    """Nothing seen yet. Returns what `weigh` calls `least`; rows past the request's last never
-    object to a skip."""
-    row_max.fill(FLOOR)
-    row_sum.fill(0.0)
-    least = Float32(0.0)
-    if const_expr(cfg.skip):
-        least = cute.math.log2(g.skip / work.kv_len.to(Float32), fastmath=True)
+def start_rows(cta: Cta, work: Work, row, rows: RowState):
+    """Reset the row state for a work tile. Returns `TileContext.skip_below`; rows past the
+    request's last one never prevent a skip."""
+    rows.row_max.fill(NO_SCORE)
+    rows.row_sum.fill(0.0)
+    below = Float32(0.0)
+    if const_expr(cta.cfg.skip):
+        below = cute.math.log2(cta.g.skip / work.kv_len.to(Float32), fastmath=True)
         for h in cutlass.range_constexpr(2):
-            there = work.first_row + row + 8 * h < work.num_rows
-            tops[h] = select(there, Float32(FLOOR), Float32(-FLOOR))
-    return least
+            inside = work.first_row + row + 8 * h < work.num_rows
+            rows.seen_max[h] = pick(inside, Float32(NO_SCORE), Float32(-NO_SCORE))
+    return below
 
 
 @cute.jit
-def publish_sums(
-    cfg: cutlass.Constexpr[Config], g: Globals, s: Shared, work: Work, row_max, row_sum, row, lane
-):
-    """Sum and maximum of the thread's rows; with features what the epilogue has no registers to
-    make of them: the sum with the sink where the row tile is whole, and the natural lse."""
-    sums = [quad(add, row_sum[0]), quad(add, row_sum[1])]
-    tops = [row_max[0], row_max[1]]
-    if const_expr(cfg.features):
+def store_row_stats(cta: Cta, to: Any, work: Work, rows: RowState, row, lane):
+    """Row sums and row maxes of a work tile, to `to.sRowSum` and `to.sRowMax`. With features, what
+    the epilogue has no registers to compute from them: the sum with the sink, where the row tile is
+    not split, and the natural lse."""
+    sums = [butterfly(add, rows.row_sum[h]) for h in range(2)]
+    maxes = [rows.row_max[0], rows.row_max[1]]
+    if const_expr(cta.cfg.features):
         for h in cutlass.range_constexpr(2):
-            lse = (tops[h] + cute.math.log2(sums[h], fastmath=True)) * Float32(LN2)
-            sink = with_sink(cfg, g, sums[h], tops[h], work.first_row + row + 8 * h)
-            sums[h] = select(work.slot < 0, sink, sums[h])
-            tops[h] = lse
-    publish_pair(s.row_sum, row, lane, sums[0], sums[1])
-    publish_pair(s.row_max, row, lane, tops[0], tops[1])
+            lse = (maxes[h] + cute.math.log2(sums[h], fastmath=True)) * Float32(LN2)
+            request_row = work.first_row + row + 8 * h
+            sink = with_sink(cta.cfg, cta.g, sums[h], maxes[h], request_row)
+            sums[h] = pick(work.slot < 0, sink, sums[h])
+            maxes[h] = lse
+    store_row_values(to.sRowSum, row, lane, sums)
+    store_row_values(to.sRowMax, row, lane, maxes)
 
 
-def await_drop(s, stage, phases):
-    """Until the drop of the tile before in this stage has been read by all who need it.
+def acquire_p(cta: Cta, stage: int, phases: StagePhases) -> StagePhases:
+    """Wait until the rescale exponents of the previous tile in `stage` have been read.
 
-    `phases` has just been flipped for the stage's load. Stages 1 and 2 hold nothing but KV, so
-    the two barriers turn together; stage 0 has a bit of its own, since queries pass through it.
+    `phases` has just been flipped for the stage's load. Stages from 1 on hold KV tiles alone, so
+    that both barriers of a stage turn together; stage 0, through which queries pass, has its own
+    bit.
     """
     if stage:
-        cute.arch.mbarrier_wait(s.seen + stage, (phases >> stage) & 1)
+        cta.s.p_pipe.producer_acquire(phases.state(stage))
         return phases
-    phases = phases ^ (1 << SEEN)
-    cute.arch.mbarrier_wait(s.seen, (phases >> SEEN) & 1)
+    bit, _ = phase_bits(cta.cfg.stages)
+    phases = phases.flip(bit)
+    cta.s.p_pipe.empty.wait(0, phases.phase(bit))
     return phases
 
 
 @cute.jit
-def announce(s: Shared, stage):
-    """P of a tile is in place."""
-    cute.arch.mbarrier_arrive(s.p_full + stage)
-
-
-@cute.jit
-def take_q(
-    cfg: cutlass.Constexpr[Config], s: Shared, mma: Mmas, r_q: cute.Tensor, spare: cute.Tensor
-):
-    """Q from stage 0 to registers; the last latent k-step and the rope to their own place."""
-    thread = fresh_thread() % 128
+def load_q_fragments(cta: Cta, f: Fragments):
+    """Q from stage 0 to registers; its last latent k-step and its rope to their own place."""
+    element, thread = cta.cfg.element, fresh_thread() % 128
     ld = cute.make_tiled_copy_A(
-        cute.make_copy_atom(warp.LdMatrix8x8x16bOp(False, 4), cfg.element), mma.qk_rs
+        cute.make_copy_atom(warp.LdMatrix8x8x16bOp(False, 4), element), cta.mma.qk_rs
     ).get_slice(thread)
     st = cute.make_tiled_copy_C(
-        cute.make_copy_atom(warp.StMatrix8x8x16bOp(False, 4), cfg.element), mma.qk
+        cute.make_copy_atom(warp.StMatrix8x8x16bOp(False, 4), element), cta.mma.qk
     ).get_slice(thread)
-    latent = ld.partition_S(cute.local_tile(s.kv, (64, LATENT), (0, 0, None)))
-    rope = ld.partition_S(cute.local_tile(s.kv, (64, 64), (0, 8, None)))
-    r_q_dst = ld.retile(r_q)
-    for k in cutlass.range_constexpr(K_STEPS_IN_REGISTERS):
-        cute.copy(ld, latent[None, None, k, 0], r_q_dst[None, None, k])
-    # the previous tile's QK has finished in every warp before its Q is overwritten
-    cute.arch.barrier(barrier_id=ATTEND_BARRIER, number_of_threads=128)
+    latent = ld.partition_S(cute.local_tile(cta.s.sKV, (64, LATENT), (0, 0, None)))
+    rope = ld.partition_S(cute.local_tile(cta.s.sKV, (64, 64), (0, 8, None)))
+    tSrQ, spare = ld.retile(f.tSrQ), f.rP
+    for k in cutlass.range_constexpr(Q_STEPS_IN_REGISTERS):
+        cute.copy(ld, latent[None, None, k, 0], tSrQ[None, None, k])
+    # QK of the previous work tile has finished in every warp before its Q is overwritten
+    QK_SOFTMAX_BARRIER.sync()
     cute.copy(ld, latent[None, None, 31, 0], ld.retile(spare)[None, None, 0])
-    store_q_last(s, spare)
+    store_q_last(cta, spare)
     cute.copy(ld, rope[None, None, None, 0], ld.retile(spare))
-    cute.copy(st, st.retile(spare), st.partition_D(s.q_rope))
+    cute.copy(st, st.retile(spare), st.partition_D(cta.s.sQ_rope))
     cute.arch.fence_view_async_shared()
-    cute.arch.barrier(barrier_id=ATTEND_BARRIER, number_of_threads=128)
+    QK_SOFTMAX_BARRIER.sync()
+
+
+def make_fragments(cta: Cta) -> Fragments:
+    """Descriptors once for all tiles, and registers."""
+    s, mma, element = cta.s, cta.mma, cta.cfg.element
+    tSrK = mma.qk.make_fragment_B(mma.qk.get_slice(0).partition_B(s.sKV))
+    tSrQ_rope = mma.qk.make_fragment_A(mma.qk.get_slice(0).partition_A(s.sQ_rope))
+    tSrQ_last = mma.qk.make_fragment_A(mma.qk.get_slice(0).partition_A(s.sQ_last))
+    tSrQ, rP = (
+        cute.make_rmem_tensor(mma.qk_rs.partition_shape_A((64, width)), element)
+        for width in (16 * Q_STEPS_IN_REGISTERS, 64)
+    )
+    tSrS = cute.make_rmem_tensor(mma.qk.partition_shape_C((64, 64)), Float32)
+    return Fragments(tSrQ, tSrQ_last, tSrQ_rope, tSrK, tSrS, rP)
 
 
 @cute.jit
-def attend(cfg: cutlass.Constexpr[Config], g: Globals, s: Shared, mma: Mmas, plan: Plan, rank):
-    """Per work tile: Q to registers, then softmax(t), P(t) out, QK(t + 1) issued, go for PV(t)."""
-    tid, _, _ = cute.arch.thread_idx()
-    thread = tid % 128
-    lane = cute.arch.lane_idx()
-    w = cute.arch.make_warp_uniform(thread // 32)
-    row = 16 * w + lane // 4
-    element = cfg.element
+def start_work_tile(
+    cta: Cta, f: Fragments, rows: RowState, index, w, row, lane, phases: StagePhases
+):
+    """Q to registers, the first tile's scores. Returns the context, the number of KV tiles, the
+    phases."""
+    s = cta.s
+    for chunk in cutlass.range_constexpr(len(KV_CHUNKS)):
+        s.kv_pipe.full.wait(chunk, phases.bits & 1)
+    phases = phases.flip(0)
+    work = read_work(cta.g, s, index)
+    load_q_fragments(cta, f)
+    for _ in cutlass.range_constexpr(2):  # four warps arrive for the eight PV warps
+        release_kv(cta, 0, lane)
+    below = start_rows(cta, work, row, rows)
+    mask_free = cute.arch.make_warp_uniform(mask_free_until(cta, work, 16 * w))
+    tiles_left = cute.arch.make_warp_uniform(work.end - work.begin)
+    issue_qk(cta, f, 1, phases.phase(1), 0)
+    phases = acquire_p(cta, 1, phases.flip(1))
+    warpgroup.wait_group(0)
+    profile_tile(cta.cfg, cta.g, tiles_left, "QK done")
+    return TileContext(index, mask_free, below), tiles_left, phases
 
-    r_k = mma.qk.make_fragment_B(mma.qk.get_slice(0).partition_B(s.kv))
-    r_rope = mma.qk.make_fragment_A(mma.qk.get_slice(0).partition_A(s.q_rope))
-    r_last = mma.qk.make_fragment_A(mma.qk.get_slice(0).partition_A(s.q_last))
-    p_at = p_address(cfg, s)
-    r_q = cute.make_rmem_tensor(
-        mma.qk_rs.partition_shape_A((64, 16 * K_STEPS_IN_REGISTERS)), element
-    )
-    p = cute.make_rmem_tensor(mma.qk_rs.partition_shape_A((64, 64)), element)
-    acc = cute.make_rmem_tensor(mma.qk.partition_shape_C((64, 64)), Float32)
-    row_max = cute.make_rmem_tensor(2, Float32)
-    row_sum = cute.make_rmem_tensor(2, Float32)
-    tops = cute.make_rmem_tensor(2, Float32) if const_expr(cfg.skip) else row_max
-    frags = (r_q, r_last, r_rope, r_k)
-    phases = Int32(0)
-    for index in cutlass.range(plan.first, plan.last, unroll=1):
-        for group in cutlass.range_constexpr(len(GROUPS)):
-            cute.arch.mbarrier_wait(s.full + group, phases & 1)
-        phases = phases ^ 1
-        work = read_work(g, s, index)
-        take_q(cfg, s, mma, r_q, p)
-        for _ in cutlass.range_constexpr(2):  # stands in for the eight PV warps
-            release(cfg, s, 0, lane)
-        least = open_rows(cfg, g, work, row, row_max, row_sum, tops)
-        beyond = cute.arch.make_warp_uniform(open_positions(cfg, g, work, 16 * w))
-        blocks = cute.arch.make_warp_uniform(work.end - work.begin)
-        issue_qk(s, mma, frags, acc, 1, (phases >> 1) & 1, 0)
-        phases = phases ^ 2
-        phases = await_drop(s, 1, phases)
-        warpgroup.wait_group(0)
-        stamp_round(cfg, g, blocks, 3)
-        while blocks > 1:
-            for j in cutlass.range_constexpr(3):
-                stage, ahead = (1 + j) % 3, (2 + j) % 3
-                if blocks > 1:
-                    hide(cfg, g, s, acc, index, beyond, blocks)
-                    drop, offset = s.drop[None, stage], stage * (STAGE * 2)
-                    weigh(cfg, g, acc, p, row_max, row_sum, tops, least, drop, p_at, offset)
-                    cute.arch.fence_view_async_shared()
-                    stamp_round(cfg, g, blocks, 4)
-                    stamp_round(cfg, g, blocks - 1, 2)
-                    issue_qk(s, mma, frags, acc, ahead, (phases >> ahead) & 1, cfg.go)
-                    phases = phases ^ (1 << ahead)
-                    phases = await_drop(s, ahead, phases)
-                    warpgroup.wait_group(1)
-                    announce(s, stage)
-                    warpgroup.wait_group(0)
-                    blocks = blocks - 1
-                    stamp_round(cfg, g, blocks, 3)
-        # again: held through the loop they would cost registers
-        work = read_work(g, s, index)
-        stage = (work.end - work.begin) % 3
-        hide(cfg, g, s, acc, index, beyond, Int32(1))
-        drop, offset = s.drop[None, stage], stage * (STAGE * 2)
-        weigh(cfg, g, acc, p, row_max, row_sum, tops, least, drop, p_at, offset)
-        stamp_round(cfg, g, Int32(1), 4)
-        thread = fresh_thread() & 127
-        lane, row = thread & 31, own_row(thread)
-        tail = work.kv_len - (work.end - 1) * BLOCK
-        if tail < BLOCK:
-            clear_values(cfg, s, stage, cutlass.max(tail, Int32(0)), thread)
-        cute.arch.mbarrier_wait(s.free, (phases >> FREE) & 1)
-        phases = phases ^ (1 << FREE)
-        publish_sums(cfg, g, s, work, row_max, row_sum, row, lane)
-        cute.arch.fence_view_async_shared()
-        announce(s, stage)
+
+@cute.jit
+def softmax_under_next_qk(
+    cta: Cta, f: Fragments, rows: RowState, tile: TileContext, tiles_left, p_at,
+    stages: cutlass.Constexpr[tuple], phases: StagePhases,
+):  # fmt: skip
+    """P of the tile in `stages[0]`, then QK of the next one in `stages[1]`. P is committed when all
+    but `qk_steps_pending` k-steps are done, so that PV does not delay QK."""
+    stage, ahead = stages
+    apply_mask(cta, f.tSrS, tile.index, tile.mask_free, tiles_left)
+    softmax_to_p(cta, f, rows, tile, p_at, stage)
+    cute.arch.fence_view_async_shared()
+    profile_tile(cta.cfg, cta.g, tiles_left, "P stored")
+    profile_tile(cta.cfg, cta.g, tiles_left - 1, "QK issued")
+    issue_qk(cta, f, ahead, phases.phase(ahead), cta.cfg.qk_steps_pending)
+    phases = acquire_p(cta, ahead, phases.flip(ahead))
+    warpgroup.wait_group(1)
+    cta.s.p_pipe.producer_commit(stage)
+    warpgroup.wait_group(0)
+    return phases
+
+
+@cute.jit
+def finish_work_tile(
+    cta: Cta, f: Fragments, rows: RowState, tile: TileContext, p_at, phases: StagePhases
+):
+    """P of the last tile, and the row statistics for the epilogue. Returns the phases, and the
+    thread's row and lane, recomputed while registers are free."""
+    # read again: held through the loop, it would take registers
+    work = read_work(cta.g, cta.s, tile.index)
+    stage = (work.end - work.begin) % cta.cfg.stages
+    apply_mask(cta, f.tSrS, tile.index, tile.mask_free, Int32(1))
+    softmax_to_p(cta, f, rows, tile, p_at, stage)
+    profile_tile(cta.cfg, cta.g, Int32(1), "P stored")
+    thread = fresh_thread() & 127
+    lane, row = thread & 31, first_row(thread)
+    zero_v_tail(cta, stage, work, thread)
+    _, bit = phase_bits(cta.cfg.stages)
+    cta.s.stats_read.wait(0, phases.phase(bit))
+    phases = phases.flip(bit)
+    store_row_stats(cta, cta.s, work, rows, row, lane)
+    cute.arch.fence_view_async_shared()
+    cta.s.p_pipe.producer_commit(stage)
+    return phases, row, lane
+
+
+@cute.jit
+def mainloop_qk_softmax(cta: Cta):
+    """Per work tile: Q to registers, then softmax(t), P(t) stored, QK(t + 1) issued, P(t)
+    committed."""
+    stages = cta.cfg.stages
+    lane = cute.arch.lane_idx()
+    w = cute.arch.make_warp_uniform(cute.arch.thread_idx()[0] % 128 // 32)
+    row = 16 * w + lane // 4
+    f = make_fragments(cta)
+    p_at = p_address(cta)
+    row_max, row_sum = (cute.make_rmem_tensor(2, Float32) for _ in range(2))
+    seen = cute.make_rmem_tensor(2, Float32) if const_expr(cta.cfg.skip) else row_max
+    rows = RowState(row_max, row_sum, seen)
+    phases = StagePhases(Int32(0))
+    for index in cutlass.range(cta.plan.first, cta.plan.last, unroll=1):
+        tile, tiles_left, phases = start_work_tile(cta, f, rows, index, w, row, lane, phases)
+        while tiles_left > 1:
+            for j in cutlass.range_constexpr(stages):
+                if tiles_left > 1:
+                    phases = softmax_under_next_qk(
+                        cta, f, rows, tile, tiles_left, p_at,
+                        ((1 + j) % stages, (2 + j) % stages), phases,
+                    )  # fmt: skip
+                    tiles_left = tiles_left - 1
+                    profile_tile(cta.cfg, cta.g, tiles_left, "QK done")
+        phases, row, lane = finish_work_tile(cta, f, rows, tile, p_at, phases)

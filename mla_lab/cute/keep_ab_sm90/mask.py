@@ -1,7 +1,11 @@
-"""Which scores a row must not see: the causal rule, or a packed mask of draft tokens.
+"""Masks for accumulators of 64 rows: the causal rule, or a packed mask of draft tokens.
 
-For accumulators of 64 rows as `attend` describes them. Most tiles lie wholly before the first
-position that any row of a warp may not see, which one comparison a warp tells.
+A thread's accumulator of 64 x n scores, seen as `rows_of(acc)[h, c]`, holds row
+`first_row(tid) + 8 h`, column `2 (lane % 4) + column_of(c)`: the coordinates that `partition_C` of
+an identity tensor gives (tests/test_cute_keep_ab.py).
+
+Most tiles lie wholly before the first position that any row of a warp must not see; one comparison
+per warp detects them.
 """
 
 from __future__ import annotations
@@ -11,30 +15,40 @@ import cutlass.cute as cute
 from cutlass import Float32, Int32, Uint32, const_expr
 
 from ..common.ptx_sm90 import fresh_thread, shift_pair
-from .params import BLOCK, Config, Globals, Shared, Work
+from .params import BLOCK, Cta, Globals, Work
 from .tile_scheduler import read_work, visible
 
 
-def own_row(tid):
-    """First of the two rows whose accumulators a thread of the warpgroup holds."""
+def first_row(tid):
+    """The first of the two rows, eight apart, that a thread of the warp group holds."""
     return ((tid >> 1) & 48) + ((tid >> 2) & 7)
 
 
+def rows_of(acc: cute.Tensor) -> cute.Tensor:
+    """A view [row half, column index] of an accumulator of 64 rows."""
+    count = cute.size(acc) // 4
+    return cute.make_tensor(acc.iterator, cute.make_layout((2, (2, count)), stride=(2, (1, 4))))
+
+
+def column_of(c: int) -> int:
+    """Offset of column index `c` of `rows_of` from the thread's first column."""
+    return 8 * (c // 2) + c % 2
+
+
 @cute.jit
-def mask(g: Globals, acc: cute.Tensor, work: Work, first: Int32):
-    """-inf at columns that a row must not see; the tile begins at position `first`."""
+def apply_causal(g: Globals, acc: cute.Tensor, work: Work, first: Int32):
+    """Scores of positions after a row's own become -inf; the tile begins at position `first`."""
     tid = fresh_thread()
+    scores = rows_of(acc)
     for h in cutlass.range_constexpr(2):
-        left = visible(g, work, own_row(tid) + 8 * h) - first - 2 * (tid & 3)
-        for j in cutlass.range_constexpr(cute.size(acc) // 4):
-            for e in cutlass.range_constexpr(2):
-                i = 4 * j + 2 * h + e
-                acc[i] = acc[i] if 8 * j + e < left else -Float32.inf
+        left = visible(g, work, first_row(tid) + 8 * h) - first - 2 * (tid & 3)
+        for c in cutlass.range_constexpr(cute.size(acc) // 2):
+            scores[h, c] = scores[h, c] if column_of(c) < left else -Float32.inf
 
 
 @cute.jit
 def draft_word(g: Globals, draft, word):
-    """32 bits of a draft token's mask: all set before the first column, none past the last."""
+    """32 bits of a draft token's mask: ones before the first column, zeros past the last."""
     bits = Uint32(0)
     if word < 0:
         bits = Uint32(0xFFFFFFFF)
@@ -44,42 +58,41 @@ def draft_word(g: Globals, draft, word):
 
 
 @cute.jit
-def mask_tree(g: Globals, acc: cute.Tensor, work: Work, first: Int32):
-    """-inf at columns that a row must not see: positions before the draft are all seen, the words
-    of the row's draft token tell of the others. The tile begins at position `first`."""
+def apply_tree(g: Globals, acc: cute.Tensor, work: Work, first: Int32):
+    """Scores that the packed mask excludes become -inf; all positions before the draft are visible.
+    The tile begins at position `first`."""
     tid = fresh_thread()
+    scores = rows_of(acc)
     column = 2 * (tid & 3) - (work.kv_len - work.q_len - first)
     for h in cutlass.range_constexpr(2):
-        draft = (work.global_row + own_row(tid) + 8 * h) // g.heads
+        draft = (work.global_row + first_row(tid) + 8 * h) // g.heads
         words = [draft_word(g, draft, (column >> 5) + i) for i in range(3)]
         window = [shift_pair(words[i], words[i + 1], column) for i in range(2)]
-        for j in cutlass.range_constexpr(cute.size(acc) // 4):
-            for e in cutlass.range_constexpr(2):
-                bit = window[j // 4] & Uint32(1 << (8 * (j % 4) + e))
-                x = 4 * j + 2 * h + e
-                acc[x] = acc[x] if bit != Uint32(0) else -Float32.inf
+        for c in cutlass.range_constexpr(cute.size(acc) // 2):
+            at = column_of(c)
+            bit = window[at // 32] & Uint32(1 << at % 32)
+            scores[h, c] = scores[h, c] if bit != Uint32(0) else -Float32.inf
 
 
 @cute.jit
-def hide(
-    cfg: cutlass.Constexpr[Config], g: Globals, s: Shared, acc: cute.Tensor, index, beyond, blocks
-):
-    """-inf at columns that the thread's rows must not see, `blocks` before the work tile's end.
-    Whether there are any is known from `beyond` alone, see `open_positions`."""
-    if beyond + blocks * BLOCK < BLOCK:
-        work = read_work(g, s, index)
-        first = (work.end - blocks) * BLOCK
-        if const_expr(cfg.tree):
-            mask_tree(g, acc, work, first)
+def apply_mask(cta: Cta, acc: cute.Tensor, index, mask_free, tiles_left):
+    """Mask the scores of the tile that is `tiles_left` before the end of work tile `index`;
+    `mask_free` as `mask_free_until` gives it, which suffices to skip most tiles."""
+    if mask_free + tiles_left * BLOCK < BLOCK:
+        work = read_work(cta.g, cta.s, index)
+        first = (work.end - tiles_left) * BLOCK
+        if const_expr(cta.cfg.tree):
+            apply_tree(cta.g, acc, work, first)
         else:
-            mask(g, acc, work, first)
+            apply_causal(cta.g, acc, work, first)
 
 
 @cute.jit
-def open_positions(cfg: cutlass.Constexpr[Config], g: Globals, work: Work, row):
-    """Positions past the work tile's end that `row` surely sees, and all after it: nearly always
-    negative; with a packed mask, those before the draft. One a warp: no thread has a register."""
-    beyond = visible(g, work, row) - work.end * BLOCK
-    if const_expr(cfg.tree):
+def mask_free_until(cta: Cta, work: Work, row):
+    """Number of positions past the work tile's end that `row` and all rows after it see, nearly
+    always negative. With a packed mask, of those before the draft. Held once per warp, because no
+    thread has a register for it."""
+    beyond = visible(cta.g, work, row) - work.end * BLOCK
+    if const_expr(cta.cfg.tree):
         beyond = work.kv_len - work.q_len - work.end * BLOCK
     return beyond

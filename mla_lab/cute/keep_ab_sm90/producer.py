@@ -1,12 +1,12 @@
-"""The load role: keep the ring of three stages full, one slot a call.
+"""The producer warp of the bf16 kernel: it fills the KV ring, one stage per call.
 
 For each work tile, Q passes through stage 0 once (64 rows of this CTA), then KV tiles follow
-through stages 1, 2, 0, ... In a cluster of two, the CTAs take turns with the column groups of a
-tile and multicast each to both, so that KV crosses the L2 once for 128 rows.
+through stages 1, 2, 0, ... In a cluster of two, the CTAs alternate over the column chunks of a tile
+and multicast each to both, so that KV crosses the L2 once for 128 rows.
 
-No thread is left for a role of its own: 64 x 256 accumulators need 160 registers of eight warps,
-Q in registers needs 184 of four, and that is the register file. So the first warp of the first
-accumulate group calls `fill` after each PV, when the slot of that tile has just come free.
+No warp is left for this role alone: 64 x 256 accumulators take 160 registers of eight warps, Q in
+registers 184 of four, which is the register file. So warp 0 of the PV warp groups calls
+`fill_next_stage` after each PV, when the stage of that tile has just been released.
 """
 
 from __future__ import annotations
@@ -18,59 +18,72 @@ import cutlass.cute as cute
 from cutlass import Int16, Int32, Int64, const_expr
 from cutlass.cute.nvgpu import cpasync
 
+from ..common.pipeline import StagePhases
+from ..common.ptx_sm90 import EVICT_FIRST
 from .params import (
     BLOCK,
     BOX,
-    EIGHT_ROWS,
-    EVICT_FIRST,
+    BOXES,
     FIRST_PAGE,
-    GROUPS,
+    KV_CHUNKS,
     NO_PAGE,
     RECORDS,
     STAGE,
-    STAGES,
-    Config,
-    Globals,
-    Shared,
+    SWIZZLE_ROWS,
+    Cta,
 )
-from .tile_scheduler import first_pages, read_work, stamp_round
+from .profile import profile_tile
+from .tile_scheduler import first_pages, read_work
 
-#: what the next slot is for
-KV, QUERY, SKIP = 0, 1, 2
+#: what the next stage is for: a KV tile, a query, or nothing until the ring is back at stage 0
+KV, QUERY, NOTHING = 0, 1, 2
 
 
 @dataclass(frozen=True)
-class Feed:
-    """Where the ring's filling stands. `phases` holds one bit a stage."""
+class ProducerState:
+    """What the producer loads next, and into which stage."""
 
-    index: Int32
+    index: Int32  # work tile
     kind: Int32
-    block: Int32
+    block: Int32  # KV tile
     end: Int32
-    page: Int32  # lane i: the i-th page of the next block
+    page: Int32  # lane i: page id i of KV tile `block`
     stage: Int32
-    phases: Int32
+    phases: StagePhases  # of kv_pipe.empty
+
+
+def start_producer(stages: int, first) -> ProducerState:
+    """Before the first query; a fresh barrier passes a wait for parity 1."""
+    zero = Int32(0)
+    return ProducerState(
+        first, Int32(QUERY), zero, zero, zero, zero, StagePhases(Int32((1 << stages) - 1))
+    )
 
 
 @cute.jit
-def arm(cfg: cutlass.Constexpr[Config], s: Shared, stage):
-    """Expect the bytes of a 64-row tile, column group by column group; by rows, with the first."""
-    if cute.arch.lane_idx() == 0:  # who has written the record
-        for group in cutlass.range_constexpr(len(GROUPS)):
-            first, last = GROUPS[group]
-            count = (last - first) * (group < cfg.pieces) * (len(GROUPS) // cfg.pieces)
-            cute.arch.mbarrier_arrive_and_expect_tx(
-                s.full + stage * len(GROUPS) + group, count * BOX * 2
-            )
+def expect_tile(cta: Cta, stage):
+    """Expect the bytes of a 64-row tile, chunk by chunk; with `by_rows` all on the first chunk."""
+    cfg = cta.cfg
+    if cute.arch.lane_idx() == 0:  # the lane that has written the record
+        for chunk in cutlass.range_constexpr(len(KV_CHUNKS)):
+            first, last = KV_CHUNKS[chunk]
+            boxes = (last - first) * (chunk < cfg.chunks) * (len(KV_CHUNKS) // cfg.chunks)
+            full = cta.s.kv_pipe.full.offset(stage * len(KV_CHUNKS))
+            full.arrive_expect_tx(chunk, boxes * BOX * 2)
 
 
-def box_tensor(s, cfg, rows, boxes):
-    """Shared-memory destinations of (rows, boxes) each, as (box, stage, column box, row part)."""
-    eights = rows // EIGHT_ROWS
+def box_tensor(cta: Cta, rows, boxes):
+    """The ring as copy destinations: (box of rows x boxes, stage, column box, row part)."""
+    cfg, eights = cta.cfg, rows // SWIZZLE_ROWS
     return cute.make_tensor(
-        s.kv.iterator,
+        cta.s.sKV.iterator,
         cute.make_layout(
-            (((EIGHT_ROWS, eights), (64, boxes)), STAGES, 9 // boxes, BLOCK // rows),
+            (
+                ((SWIZZLE_ROWS, eights), (64, boxes)),
+                cfg.stages,
+                BOXES // boxes,
+                BLOCK // rows,
+            ),
             stride=(
                 ((64, cfg.rows_stride), (1, cfg.box_stride)),
                 STAGE,
@@ -82,105 +95,103 @@ def box_tensor(s, cfg, rows, boxes):
 
 
 @cute.jit
-def load_q(cfg: cutlass.Constexpr[Config], g: Globals, s: Shared, index):
+def load_query(cta: Cta, index):
     """This CTA's 64 query rows into stage 0; rows past the last one arrive as zeros."""
-    work = read_work(g, s, index)
-    rows, boxes = cfg.query_rows, 9 // cfg.pieces
-    dst = box_tensor(s, cfg, rows, boxes)
-    src = cute.local_tile(
-        cute.domain_offset((work.global_row, (0, 0)), g.q), (rows, (64, boxes)), (None, None)
+    cfg, g = cta.cfg, cta.g
+    work = read_work(g, cta.s, index)
+    rows, boxes = cfg.query_rows, BOXES // cfg.chunks
+    sQ = box_tensor(cta, rows, boxes)
+    gQ = cute.local_tile(
+        cute.domain_offset((work.global_row, (0, 0)), g.mQ), (rows, (64, boxes)), (None, None)
     )
-    sQ, gQ = cpasync.tma_partition(
-        g.tma_q, 0, cute.make_layout(1), dst, cute.group_modes(src, 0, 2)
+    tQsQ, tQgQ = cpasync.tma_partition(
+        g.tma_q, 0, cute.make_layout(1), sQ, cute.group_modes(gQ, 0, 2)
     )
-    arm(cfg, s, 0)
-    for group in cutlass.range_constexpr(cfg.pieces):
+    expect_tile(cta, 0)
+    for chunk in cutlass.range_constexpr(cfg.chunks):
         for part in cutlass.range(BLOCK // rows, unroll=1):
-            source, target = gQ[None, part, group], sQ[None, 0, group, part]
-            cute.copy(g.tma_q, source, target, tma_bar_ptr=s.full + group)
+            source, target = tQgQ[None, part, chunk], tQsQ[None, 0, chunk, part]
+            cute.copy(g.tma_q, source, target, tma_bar_ptr=cta.s.kv_pipe.full.at(chunk))
+
+
+def copy_kv(cta: Cta, source, target, barrier) -> None:
+    """One TMA copy of KV; in a cluster of two to both CTAs."""
+    multicast = {"mcast_mask": Int16(3)} if cta.cfg.cluster == 2 else {}
+    cute.copy(
+        cta.g.tma_kv, source, target, tma_bar_ptr=barrier, **multicast,
+        cache_policy=Int64(EVICT_FIRST),
+    )  # fmt: skip
 
 
 @cute.jit
-def load_tile(cfg: cutlass.Constexpr[Config], g: Globals, s: Shared, block, stage, pages, rank):
-    """KV tile `block` into `stage`; in a pair, this CTA's turns of its column groups or parts."""
+def load_tile(cta: Cta, block, stage, pages):
+    """KV tile `block` into `stage`; in a cluster of two this CTA's half of the chunks or parts."""
+    cfg, g = cta.cfg, cta.g
     rows, boxes = cfg.box_rows, cfg.boxes_per_copy
-    dst = box_tensor(s, cfg, rows, boxes)
-    src = cute.local_tile(g.kv, (cfg.kv_rows, (64, boxes)), (None, None, None))
-    sK, gK = cpasync.tma_partition(
-        g.tma_kv, 0, cute.make_layout(1), dst, cute.group_modes(src, 0, 2)
+    sKV = box_tensor(cta, rows, boxes)
+    gKV = cute.local_tile(g.mKV, (cfg.kv_rows, (64, boxes)), (None, None, None))
+    tKsK, tKgK = cpasync.tma_partition(
+        g.tma_kv, 0, cute.make_layout(1), sKV, cute.group_modes(gKV, 0, 2)
     )
     row = block % (cfg.page_size // BLOCK) if const_expr(cfg.page_size > BLOCK) else 0
-    copies = 9 // cfg.pieces // boxes
-    arm(cfg, s, stage)
-    for group in cutlass.range_constexpr(cfg.pieces):
+    copies = BOXES // cfg.chunks // boxes
+    expect_tile(cta, stage)
+    for chunk in cutlass.range_constexpr(cfg.chunks):
         for part in cutlass.range(BLOCK // rows, unroll=1):
-            turn = (part if const_expr(cfg.by_rows) else group) + block
-            mine = turn % 2 == rank if const_expr(cfg.cluster == 2) else True
+            turn = (part if const_expr(cfg.by_rows) else chunk) + block
+            mine = turn % 2 == cta.rank if const_expr(cfg.cluster == 2) else True
             if mine:
                 page = cute.arch.shuffle_sync(pages, part)
-                for box in cutlass.range_constexpr(group * copies, (group + 1) * copies):
-                    source, target = gK[None, row, box, page], sK[None, stage, box, part]
-                    landed = s.full + stage * len(GROUPS) + group
-                    if const_expr(cfg.cluster == 2):
-                        cute.copy(
-                            g.tma_kv, source, target, tma_bar_ptr=landed,
-                            mcast_mask=Int16(3), cache_policy=Int64(EVICT_FIRST),
-                        )  # fmt: skip
-                    else:
-                        cute.copy(
-                            g.tma_kv, source, target, tma_bar_ptr=landed,
-                            cache_policy=Int64(EVICT_FIRST),
-                        )  # fmt: skip
+                for box in cutlass.range_constexpr(chunk * copies, (chunk + 1) * copies):
+                    source, target = tKgK[None, row, box, page], tKsK[None, stage, box, part]
+                    full = cta.s.kv_pipe.full.offset(stage * len(KV_CHUNKS)).at(chunk)
+                    copy_kv(cta, source, target, full)
 
 
 @cute.jit
-def block_pages(cfg: cutlass.Constexpr[Config], g: Globals, work, block, page, lane):
-    """Pages of a block, one a lane, where what the table says counts: not past kv_len."""
-    first = block * BLOCK + (lane % (BLOCK // cfg.box_rows)) * cfg.box_rows
+def valid_pages(cta: Cta, work, block, page, lane):
+    """Page ids of a KV tile, one per lane; `NO_PAGE` past kv_len, where the table is undefined."""
+    rows = cta.cfg.box_rows
+    first = block * BLOCK + (lane % (BLOCK // rows)) * rows
     if first >= work.kv_len:
         page = Int32(NO_PAGE)
     return page
 
 
 @cute.jit
-def start(first):
-    """Nothing filled yet. A fresh barrier passes a wait on parity 1."""
-    return Feed(first, Int32(QUERY), Int32(0), Int32(0), Int32(0), Int32(0), Int32(7))
+def fill_next_stage(cta: Cta, state: ProducerState, lane):
+    """Fill the next stage of the ring, or pass over it where a work tile ends inside a pass.
 
-
-@cute.jit
-def fill(cfg: cutlass.Constexpr[Config], g: Globals, s: Shared, feed: Feed, last, rank, lane):
-    """Fill the next slot of the ring, or pass over it where a work tile ends inside a round.
-
-    The record of a work tile stands before its query is asked for.
+    The record of a work tile is written before its query is loaded.
     """
-    index, kind, block, end = feed.index, feed.kind, feed.block, feed.end
-    page, stage, phases = feed.page, feed.stage, feed.phases
-    if index < last:
-        if kind != SKIP:
+    cfg, g, s = cta.cfg, cta.g, cta.s
+    index, kind, block, end = state.index, state.kind, state.block, state.end
+    page, stage, phases = state.page, state.stage, state.phases
+    if index < cta.plan.last:
+        if kind != NOTHING:
             work = read_work(g, s, index)
-            cute.arch.mbarrier_wait(s.empty + stage, (phases >> stage) & 1)
-            phases = phases ^ (1 << stage)
+            s.kv_pipe.producer_acquire(phases.state(stage))
+            phases = phases.flip(stage)
             if kind == QUERY:
-                load_q(cfg, g, s, index)
+                load_query(cta, index)
                 kind = Int32(KV)
                 block, end = work.begin, work.end
                 page = s.records[FIRST_PAGE + lane % 4, index % RECORDS]
             else:
-                checked = block_pages(cfg, g, work, block, page, lane)
-                stamp_round(cfg, g, end - block, 0)
-                load_tile(cfg, g, s, block, stage, checked, rank)
-                stamp_round(cfg, g, end - block, 1)
+                pages = valid_pages(cta, work, block, page, lane)
+                profile_tile(cfg, g, end - block, "load: stage free")
+                load_tile(cta, block, stage, pages)
+                profile_tile(cfg, g, end - block, "load: issued")
                 block = block + 1
                 if block == end:
-                    kind = Int32(SKIP)
+                    kind = Int32(NOTHING)
                 else:
-                    # looked at when the next slot is filled: its latency is nobody's
+                    # used only for the next stage, so the load latency is hidden
                     page = first_pages(cfg, g, work.request, block, lane)
         stage = stage + 1
-        if stage == STAGES:
+        if stage == cfg.stages:
             stage = Int32(0)
-            if kind == SKIP:
+            if kind == NOTHING:
                 kind = Int32(QUERY)
                 index = index + 1
-    return Feed(index, kind, block, end, page, stage, phases)
+    return ProducerState(index, kind, block, end, page, stage, phases)

@@ -6,33 +6,10 @@ from dataclasses import dataclass
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Int32, Int64, const_expr
+from cutlass import Int32
 
 from .params import BLOCK, RECORD_WORDS, RECORDS, Config, Globals, Shared, Work
 
-#: moments of a stamped build, nanoseconds of the global timer, one row a CTA
-MOMENTS = (
-    "start",
-    "set up",
-    "first P",
-    "last PV",
-    "arrived",
-    "partials there",
-    "end",
-)
-#: moments of a round (a KV tile) of CTA 0 in a build with stamps 2, SM clocks, the last one
-#: nanoseconds; they lie behind the CTAs' rows, row i the round with i to come after it
-ROUND_MOMENTS = (
-    "load: slot free",
-    "load: asked",
-    "QK issued",
-    "QK done",
-    "P stored",
-    "PV begun",
-    "PV done",
-    "PV done, ns",
-)
-ROUNDS = 48
 WORDS = 8  # of a plan row
 
 
@@ -43,41 +20,6 @@ class Plan:
     first: Int32
     last: Int32
     words: Int32
-
-
-@cute.jit
-def stamp(cfg: cutlass.Constexpr[Config], g: Globals, moment: cutlass.Constexpr[int]):
-    """Note the time of a moment, by the first accumulate thread (stamped builds only)."""
-    if const_expr(cfg.stamps):
-        tid, _, _ = cute.arch.thread_idx()
-        cta, _, _ = cute.arch.block_idx()
-        if tid == 0:
-            g.stamps[cta, moment] = Int64(cute.arch.globaltimer())
-
-
-@cute.jit
-def stamp_round(
-    cfg: cutlass.Constexpr[Config], g: Globals, left: Int32, moment: cutlass.Constexpr[int]
-):
-    """Note when a round of CTA 0 has come so far, `left` rounds of its work tile with it (stamps 2
-    only). The last of the role's warps is who counts; in one piece, as the attend group has no
-    registers for addresses."""
-    if const_expr(cfg.stamps == 2):
-        last = const_expr(moment + 1 == len(ROUND_MOMENTS))
-        now = cute.arch.globaltimer() if last else cute.arch.clock64()
-        cute.arch.inline_ptx(
-            "{ .reg .pred p; .reg .b32 row; .reg .b64 to;"
-            f"setp.eq.u32 p, {{$r2}}, 0; setp.le.and.s32 p, {{$r1}}, {ROUNDS}, p;"
-            "add.u32 row, {$r3}, {$r1}; mad.wide.s32 to, row, 64, {$r0};"
-            f"@p st.global.b64 [to + {8 * (moment - WORDS)}], {{$r4}}; }}",
-            read_only_args=[
-                g.stamps.iterator,
-                left,
-                cute.arch.block_idx()[0],
-                cute.arch.grid_dim()[0],
-                now,
-            ],
-        )
 
 
 @cute.jit

@@ -5,23 +5,22 @@
     boxes of a tile      8 of 64 x 64 B    64 x 4              64 x 64, and P later
     swizzle              64 bytes          none                128 bytes
 
-The scores are the rope's product, of bf16, and of every group of columns a part by itself:
+The scores are QK of the bf16 rope, and a part of its own for each group of 128 columns:
 
-    S[r, t] = rope product + sum over groups g of scale[t, g] * (hi + lo)[r, t, g]
+    S[r, t] = rope QK + sum over groups g of scale[t, g] * (hi + lo)[r, t, g]
 
-V^T is widened to fp16 on its way through registers (see `widen`) and multiplied there:
+V^T is converted to fp16 in registers (`v_fp8_to_fp16`) and multiplied there:
 
     O^T[column, r] += V^T[column, t] * (scale[t, g] / unit)  *  P[r, t] * unit
 
-The unit is a power of two, a 64th of the one above the greatest scale of the tile's tokens: no
-value passes fp16, and one whose scale is 2^-20 of the greatest is as precise as that. The weights
-take it in by their exponents: a row's maximum is one of score + log2(unit), so that weights of
-fp16, too, are precise where they count for O, be scales what they may. Sums of weights are without
-the unit.
+The unit is a power of two, 1/64 of the one above the greatest scale of the tile's tokens: no value
+passes fp16, and one whose scale is 2^-20 of the greatest is as precise as that. The weights take it
+in through their exponents: a row max is one of score + log2(unit), so that fp16 weights are precise
+where they count for O, whatever the scales. Row sums are without the unit.
 
-A warp beside the loader reads a tile's scales when they land, finds the unit and leaves both forms
-of factors where threads read 16 and 8 bytes at once. Scales of tokens past the end count as 0,
-whatever lies there.
+A warp beside the producer warp, the scale warp, reads a tile's scales when they land, computes the
+unit and stores both forms of factors so that threads read 16 and 8 bytes at once. Scales of tokens
+past kv_len count as 0.
 """
 
 from __future__ import annotations
@@ -35,42 +34,41 @@ from cutlass import BFloat16, Float16, Float32, Int16, Int32, Int64
 from cutlass.cute.nvgpu import OperandMajorMode, cpasync, warpgroup
 
 from ....core.problem import FP8_656_BYTES, LATENT_DIM, ROPE_DIM
-from ...common.ptx_sm90 import fresh_thread, load4, pack2
-from ..mask import own_row
-from ..params import BLOCK, EVICT_FIRST, RECORDS, Globals, Mmas, cache_load
-from ..tile_scheduler import Plan, read_work
+from ...common.pipeline import PipelineState
+from ...common.ptx_sm90 import EVICT_FIRST, bits_float, float_bits, fresh_thread, load4, pack2, ptx
+from ..mask import first_row
+from ..params import BLOCK, BOX, RECORDS, Cta, Mmas, cache_load
+from ..tile_scheduler import read_work
 from .params import (
-    BOX,
     Q_ARRIVAL_BOXES,
     Q_STAGES,
     SCALE_GROUPS,
-    Transposed,
-    TransposedShared,
-    next_stage,
+    Fp8Config,
+    Fp8Shared,
     rope_box,
 )
 
-#: bytes of a token that precede its scales, and its rope
+#: bytes of a token before its scales, and before its rope
 SCALES_BEGIN, ROPE_BEGIN = LATENT_DIM, LATENT_DIM + 4 * SCALE_GROUPS
-#: k-steps of the rope's product, and boxes of the query that it arrives in
+#: k-steps of the rope's QK, and boxes of the query that it arrives in
 ROPE_STEPS, ROPE_ARRIVALS = ROPE_DIM // 16, 2
-#: log2 of how far the query's rope may be above its other columns until these lose digits
+#: log2 of how far the query's rope may exceed its other columns before these lose digits
 ROPE_ABOVE = 70
-#: bytes of the factors of 16 tokens for V, and of a group of 64 tokens; of these for scores
+#: bytes of V's factors of 16 tokens, and of 64 tokens in a group; of the scores' scales of those
 STEP_FACTORS, GROUP_FACTORS, GROUP_SCALES = 32, 128, 256
-#: log2 of what is over the unit, at most; and exponents of units as fp32 has them
+#: log2 of the greatest factor over the unit; the least biased exponent of a unit
 UNIT_LOG2, LEAST_UNIT = 6, 27
 
 
-def rope_product() -> cute.TiledMma:
-    """Scores' part of the rope."""
+def rope_mma() -> cute.TiledMma:
+    """QK of the rope."""
     major = OperandMajorMode.K
     return sm90.make_trivial_tiled_mma(
         BFloat16, BFloat16, major, major, Float32, (1, 1, 1), (BLOCK, BLOCK)
     )
 
 
-def make_views(cfg: Transposed, kv: cute.Tensor) -> tuple:
+def make_views(cfg: Fp8Config, kv: cute.Tensor) -> tuple:
     """TMA atoms and views (tokens of a page, columns, pages) of ropes and of scales."""
     rows = cfg.box_rows
     found: tuple = ()
@@ -96,16 +94,15 @@ def make_views(cfg: Transposed, kv: cute.Tensor) -> tuple:
     return found
 
 
-def load_more(
-    cfg: Transposed, g: Globals, s: TransposedShared, row: Any, page: Any, part: Any, stage: Any
-) -> None:
-    """Ropes and scales of one box of tokens; their bytes are the full barrier's."""
+def load_rope_and_scales(cta: Cta, row: Any, page: Any, part: Any, stage: Any) -> None:
+    """Ropes and scales of one box of tokens; the full barrier counts their bytes."""
+    cfg, s = cta.cfg, cta.s
     rows = cfg.box_rows
-    tma_rope, ropes, tma_scale, scales = g.more
-    pair: dict[str, Any] = {"mcast_mask": Int16(3)} if cfg.cluster == 2 else {}
+    tma_rope, ropes, tma_scale, scales = cta.g.tma_656
+    multicast: dict[str, Any] = {"mcast_mask": Int16(3)} if cfg.cluster == 2 else {}
     for tma, view, to, width, size in (
-        (tma_rope, ropes, s.more.rope.iterator, ROPE_DIM, 2),
-        (tma_scale, scales, s.more.scales, SCALE_GROUPS, 4),
+        (tma_rope, ropes, s.kv_656.sK_rope.iterator, ROPE_DIM, 2),
+        (tma_scale, scales, s.kv_656.scales, SCALE_GROUPS, 4),
     ):
         smem = cute.make_tensor(
             to,
@@ -122,62 +119,47 @@ def load_more(
             tma,
             source[None, row, 0, page],
             into[None, part, stage],
-            tma_bar_ptr=s.full + stage,
+            tma_bar_ptr=s.kv_pipe.full.at(stage),
             cache_policy=Int64(EVICT_FIRST),
-            **pair,
+            **multicast,
         )
 
 
-def as_bits(value: Any) -> Any:
-    """The same 32 bits."""
-    return cute.arch.inline_ptx(
-        "mov.b32 {$w0}, {$r0};", write_only_types=[Int32], read_only_args=[value]
-    )
-
-
-def as_float(bits: Any) -> Any:
-    """The same 32 bits."""
-    return cute.arch.inline_ptx(
-        "mov.b32 {$w0}, {$r0};", write_only_types=[Float32], read_only_args=[bits]
-    )
-
-
-def greatest_bits(values: Any) -> Any:
-    """Of magnitudes of a warp's numbers, as they lie."""
+def max_magnitude_bits(values: Any) -> Any:
+    """Bits of the greatest magnitude among all fp32 `values` of a warp."""
     names = [f"{{$r{i}}}" for i in range(len(values))]
     found = " ".join(f"and.b32 b, {name}, 0x7FFFFFFF; max.s32 a, a, b;" for name in names)
-    return cute.arch.inline_ptx(
+    return ptx(
         "{ .reg .b32 a, b; mov.b32 a, 0; " + found + " redux.sync.max.s32 {$w0}, a, 0xFFFFFFFF; }",
-        write_only_types=[Int32],
-        read_only_args=list(values),
+        *values,
+        out=Int32,
     )
 
 
-def place_of_pair(lane: Any) -> Any:
-    """Where factors of tokens 2 lane and 2 lane + 1 lie: of 16 tokens, a lane q of a quad reads
+def place_of_tokens(lane: Any) -> Any:
+    """Index of the factors of tokens 2 lane and 2 lane + 1: of 16 tokens, lane q of a quad reads
     those of tokens 2q and 2q + 1, then those 8 further on."""
     return (lane >> 3) * 16 + (lane & 3) * 4 + ((lane >> 2) & 1) * 2
 
 
 @cute.jit
-def spread_tile(
-    cfg: cutlass.Constexpr[Transposed], s: TransposedShared, stage: Int32, left: Int32, lane: Int32
-):
-    """Factors of a tile with `left` tokens of the request; a lane has two neighbours."""
-    more = s.more
+def prepare_tile(cta: Cta, stage: Int32, left: Int32, lane: Int32):
+    """Factors of a tile with `left` tokens to the request's end; a lane has two neighbours. Returns
+    the biased exponent of the unit."""
+    cfg, more = cta.cfg, cta.s.kv_656
     at = more.scales + (stage * (cfg.stage_bytes // 4) + 2 * lane * SCALE_GROUPS)
     first, second = load4(at), load4(at + SCALE_GROUPS)
     for g in cutlass.range_constexpr(SCALE_GROUPS):
         first[g] = first[g] if 2 * lane < left else Float32(0.0)
         second[g] = second[g] if 2 * lane + 1 < left else Float32(0.0)
     both = [(first[g], second[g]) for g in range(SCALE_GROUPS)]
-    top = greatest_bits([x for pair in both for x in pair]) >> 23
+    top = max_magnitude_bits([x for pair in both for x in pair]) >> 23
     exponent = cutlass.max(top + (1 - UNIT_LOG2), Int32(LEAST_UNIT))
-    inverse = as_float((254 - exponent) << 23)
-    place = place_of_pair(lane)
-    values = more.for_values + (place + stage * (BLOCK * SCALE_GROUPS)) // 2
+    inverse = bits_float((254 - exponent) << 23)
+    place = place_of_tokens(lane)
+    values = more.v_factors + (place + stage * (BLOCK * SCALE_GROUPS)) // 2
     scales = more.scales + (place + stage * (cfg.stage_bytes // 4))
-    # all of the warp have read
+    # all lanes have read
     cute.arch.sync_warp()
     for g in cutlass.range_constexpr(SCALE_GROUPS):
         a, b = both[g]
@@ -188,84 +170,87 @@ def spread_tile(
         word = pack2(a * inverse, b * inverse, Float16)
         (values + g * BLOCK // 2).store(word)
     if lane == 0:
-        (more.units + stage).store(as_float(exponent << 23))
-    # the next that writes there is a copy
+        (more.units + stage).store(bits_float(exponent << 23))
+    # the next write there is a TMA copy
     cute.arch.fence_view_async_shared()
     return exponent
 
 
 @cute.jit
-def spread_scales(cfg: cutlass.Constexpr[Transposed], g: Globals, s: TransposedShared, plan: Plan):
-    """By one warp, for all tiles as they land."""
+def scale_warp(cta: Cta):
+    """Factors of all tiles as they land, by one warp."""
+    cfg, s, plan = cta.cfg, cta.s, cta.plan
     lane = cute.arch.lane_idx()
-    stage, phase = Int32(0), Int32(0)
+    state = PipelineState.start()
     for index in cutlass.range(plan.first, plan.last, unroll=1):
         for _ in cutlass.range_constexpr(Q_STAGES):
-            cute.arch.mbarrier_wait(s.full + stage, phase)
-            stage, phase = next_stage(stage, phase, cfg.stages)
-        work = read_work(g, s, index)
+            s.kv_pipe.consumer_wait(state)
+            state = state.advance(cfg.stages)
+        work = read_work(cta.g, s, index)
         left = work.kv_len - work.begin * BLOCK
-        top = Int32(LEAST_UNIT)
-        for _block in cutlass.range(work.begin, work.end, unroll=1):
-            cute.arch.mbarrier_wait(s.full + stage, phase)
-            top = cutlass.max(top, spread_tile(cfg, s, stage, left, lane))
-            # of the last tile, nobody asks before
+        exponent = Int32(LEAST_UNIT)
+        for _tile in cutlass.range(work.begin, work.end, unroll=1):
+            s.kv_pipe.consumer_wait(state)
+            exponent = cutlass.max(exponent, prepare_tile(cta, state.index, left, lane))
+            # read only behind the work tile's last tile
             if lane == 0:
-                (s.more.tops + index % RECORDS).store(top)
-            cute.arch.mbarrier_arrive(s.more.ready + stage)
+                (s.kv_656.max_exponents + index % RECORDS).store(exponent)
+            s.kv_656.ready.arrive(state.index)
             left = left - BLOCK
-            stage, phase = next_stage(stage, phase, cfg.stages)
+            state = state.advance(cfg.stages)
 
 
-def times_pair(words: Any, factors: Any) -> Any:
-    """Four numbers of bf16, times a power of two each: both halves of `factors`."""
-    return cute.arch.inline_ptx(
+def scale_bf16x2(words: Any, factors: Any) -> Any:
+    """Four bf16 numbers times the power of two in both halves of `factors`."""
+    return ptx(
         "mul.rn.bf16x2 {$w0}, {$r0}, {$r2}; mul.rn.bf16x2 {$w1}, {$r1}, {$r2};",
-        write_only_types=[Int32, Int32],
-        read_only_args=[*words, factors],
+        *words,
+        factors,
+        out=[Int32] * 2,
     )
 
 
-def keep_rope(cfg: Transposed, s: TransposedShared, stages: Any, up: Any) -> None:
+def scale_q_rope(cta: Cta, stages: Any, up: Any) -> None:
     """The query's rope, scaled as its other columns are, to its own place."""
+    cfg, s = cta.cfg, cta.s
     tid = fresh_thread()
-    row, q = own_row(tid), tid & 3
+    row, q = first_row(tid), tid & 3
     inner = (q & 1) << 3
-    at = Int32(s.kv.iterator.toint()) + row * 64 + (((q >> 1) ^ ((row >> 1) & 3)) << 4) + inner
+    at = Int32(s.sKV.iterator.toint()) + row * 64 + (((q >> 1) ^ ((row >> 1) & 3)) << 4) + inner
     half = Q_ARRIVAL_BOXES // Q_STAGES
     at = at + stages[Q_STAGES - 1] * cfg.stage_bytes + (half - ROPE_ARRIVALS) * BOX
-    to = Int32(s.more.q_rope.iterator.toint()) + row * 128 + (((q >> 1) ^ (row & 7)) << 4) + inner
+    to = (
+        Int32(s.kv_656.sQ_rope.iterator.toint()) + row * 128 + (((q >> 1) ^ (row & 7)) << 4) + inner
+    )
     for h in range(2):
-        bits = as_bits(up[h])
+        bits = float_bits(up[h])
         factors = bits | ((bits >> 16) & 0xFFFF)
         for arrival in range(ROPE_ARRIVALS):
             for far in range(2):
-                words = cute.arch.inline_ptx(
+                words = ptx(
                     "ld.shared.v2.b32 { {$w0}, {$w1} }, "
                     f"[{{$r0}}+{arrival * BOX + 512 * h}];",
-                    write_only_types=[Int32, Int32],
-                    read_only_args=[at ^ (32 * far)],
+                    at ^ (32 * far),
+                    out=[Int32] * 2,
                 )
-                cute.arch.inline_ptx(
+                ptx(
                     f"st.shared.v2.b32 [{{$r0}}+{1024 * h}], {{ {{$r1}}, {{$r2}} }};",
-                    read_only_args=[
-                        to ^ (64 * arrival + 32 * far),
-                        *times_pair(words, factors),
-                    ],
+                    to ^ (64 * arrival + 32 * far),
+                    *scale_bf16x2(words, factors),
                 )
 
 
-def rope_operands(s: TransposedShared, mma: Mmas) -> tuple[Any, Any]:
-    """Of Q and of the tiles."""
+def rope_operands(s: Fp8Shared, mma: Mmas) -> tuple[Any, Any]:
+    """Descriptors of the ropes of Q and of K."""
     one = mma.rope.get_slice(0)
     return (
-        mma.rope.make_fragment_A(one.partition_A(s.more.q_rope)),
-        mma.rope.make_fragment_B(one.partition_B(s.more.rope)),
+        mma.rope.make_fragment_A(one.partition_A(s.kv_656.sQ_rope)),
+        mma.rope.make_fragment_B(one.partition_B(s.kv_656.sK_rope)),
     )
 
 
 def issue_rope(mma: Mmas, ropes: Any, scores: cute.Tensor, stage: Any) -> None:
-    """Scores += the rope's product; committed with what follows."""
+    """Scores += QK of the rope; committed with the MMAs that follow."""
     atom = cute.make_mma_atom(mma.rope.op)
     atom.set(warpgroup.Field.ACCUMULATE, True)
     warpgroup.fence()
@@ -274,32 +259,25 @@ def issue_rope(mma: Mmas, ropes: Any, scores: cute.Tensor, stage: Any) -> None:
 
 
 def scaled_sum(x: Any, y: Any, z: Any) -> Any:
-    """x y + z, made here; without z the product."""
+    """x y + z by an opaque instruction; without z the product."""
     if z is None:
-        return cute.arch.inline_ptx(
-            "mul.f32 {$w0}, {$r0}, {$r1};", write_only_types=[Float32], read_only_args=[x, y]
-        )
-    return cute.arch.inline_ptx(
-        "fma.rn.f32 {$w0}, {$r0}, {$r1}, {$r2};",
-        write_only_types=[Float32],
-        read_only_args=[x, y, z],
-    )
+        return ptx("mul.f32 {$w0}, {$r0}, {$r1};", x, y, out=Float32)
+    return ptx("fma.rn.f32 {$w0}, {$r0}, {$r1}, {$r2};", x, y, z, out=Float32)
 
 
-def read_scales(
-    cfg: Transposed, s: TransposedShared, group: int, stage: Any, eights: Any
-) -> list[Any]:
-    """Of a group and a lane's tokens, in 16 tokens four each."""
-    at = Int32(s.more.scales.toint()) + stage * cfg.stage_bytes
+def load_scales(cta: Cta, group: int, stage: Any, sixteens: Any) -> list[Any]:
+    """Scales of a group for a lane's tokens, four of each 16 tokens."""
+    cfg, s = cta.cfg, cta.s
+    at = Int32(s.kv_656.scales.toint()) + stage * cfg.stage_bytes
     at = at + ((fresh_thread() & 3) << 4)
     return [
         factor
-        for i in eights
-        for factor in cute.arch.inline_ptx(
+        for i in sixteens
+        for factor in ptx(
             "ld.shared.v4.f32 { {$w0}, {$w1}, {$w2}, {$w3} }, "
             f"[{{$r0}}+{group * GROUP_SCALES + 64 * i}];",
-            write_only_types=[Float32] * 4,
-            read_only_args=[at],
+            at,
+            out=[Float32] * 4,
         )
     ]
 
@@ -307,48 +285,51 @@ def read_scales(
 def add_scaled(
     scores: cute.Tensor, part: cute.Tensor, factors: list[Any], first: int, group: int
 ) -> None:
-    """Scores <- or + the part of a group, times scales: of 16 tokens each, from the `first`."""
+    """Scores += a group's part times its scales, of 16 tokens each from the `first` on; the first
+    group overwrites."""
     for n in range(len(factors) // 4):
         for x in range(8 * (first + n), 8 * (first + n) + 8):
             factor = factors[4 * n + 2 * (x // 4 % 2) + x % 2]
             scores[x] = scaled_sum(part[x], factor, scores[x] if group else None)
 
 
-def partial_scales(s: TransposedShared, index: Any, log2: int) -> tuple[Any, Any]:
-    """What takes a result of the work tile to 448 * 2**log2 at most, and one over it."""
-    exponent = (s.more.tops + index % RECORDS).load() + UNIT_LOG2
-    return as_float((254 + log2 - exponent) << 23), as_float((exponent - log2) << 23)
+def partial_scales(s: Fp8Shared, index: Any, log2: int) -> tuple[Any, Any]:
+    """The power of two that takes results of the work tile to at most 448 * 2**log2, and its
+    inverse."""
+    exponent = (s.kv_656.max_exponents + index % RECORDS).load() + UNIT_LOG2
+    return bits_float((254 + log2 - exponent) << 23), bits_float((exponent - log2) << 23)
 
 
-def unit_of(s: TransposedShared, stage: Any) -> tuple[Any, Any]:
-    """log2 of a tile's unit, and one over it."""
-    bits = as_bits((s.more.units + stage).load())
-    return ((bits >> 23) - 127).to(Float32), as_float(Int32(254 << 23) - bits)
+def unit_of(s: Fp8Shared, stage: Any) -> tuple[Any, Any]:
+    """log2 of a tile's unit, and 1 / unit."""
+    bits = float_bits((s.kv_656.units + stage).load())
+    return ((bits >> 23) - 127).to(Float32), bits_float(Int32(254 << 23) - bits)
 
 
-def lane_factors(s: TransposedShared, stage: Any) -> Any:
-    """Where factors of a lane's tokens lie, of an accumulate group's first 128 columns."""
+def lane_factors(s: Fp8Shared, stage: Any) -> Any:
+    """Address of the factors of a lane's tokens for its warp group's first 128 columns."""
     tid = fresh_thread()
-    at = Int32(s.more.for_values.toint()) + stage * (SCALE_GROUPS * GROUP_FACTORS)
+    at = Int32(s.kv_656.v_factors.toint()) + stage * (SCALE_GROUPS * GROUP_FACTORS)
     return at + (tid >> 7) * (2 * GROUP_FACTORS) + ((tid & 3) << 3)
 
 
 def two_factors(at: Any, group: int, step: int) -> Any:
-    """Two factors of fp16 for each word of a step."""
-    return cute.arch.inline_ptx(
+    """Two fp16 factors for each word of a step."""
+    return ptx(
         f"ld.shared.v2.b32 {{ {{$w0}}, {{$w1}} }}, "
         f"[{{$r0}}+{group * GROUP_FACTORS + step * STEP_FACTORS}];",
-        write_only_types=[Int32, Int32],
-        read_only_args=[at],
+        at,
+        out=[Int32] * 2,
     )
 
 
-def widen(word: Int32, factors: Int32):
-    """As `widen.widen`, times two factors of fp16."""
-    return cute.arch.inline_ptx(
+def to_fp16(word: Int32, factors: Int32):
+    """As `v_fp8_to_fp16.to_fp16`, times two fp16 factors."""
+    return ptx(
         "{ .reg .b32 x, y; .reg .b16 a, b; prmt.b32 x, {$r0}, 0, 0x3120; mov.b32 {a, b}, x; "
         "cvt.rn.f16x2.e4m3x2 x, a; cvt.rn.f16x2.e4m3x2 y, b; "
         "mul.rn.f16x2 {$w0}, x, {$r1}; mul.rn.f16x2 {$w1}, y, {$r1}; }",
-        write_only_types=[Int32, Int32],
-        read_only_args=[word, factors],
+        word,
+        factors,
+        out=[Int32] * 2,
     )

@@ -1,15 +1,18 @@
-"""The accumulate role: O^T += V^T P^T for 256 columns, and a work tile's end.
+"""Mainloop of a PV warp group over fp8: O^T += V^T P^T for 256 columns; then epilogue and merge.
 
-V^T comes out of shared memory through registers (see swap_ab's `fp8`), by steps of 64 columns, a
-slice, and 32 tokens. The registers of a step are free once its product is done.
+V^T goes from shared memory through registers (`swap_ab_sm90`), by steps of 64 columns, a slice, and
+32 tokens. The registers of a step are free once its MMA has finished.
 
-    flat index of O^T: 32 * slice + 4 * row8 + 2 * h + e       crossed: 64 * slice
+    flat index of O^T: rows / 2 * slice + 4 * row8 + 2 * h + e
     column   64 * slice + 16 * warp + 2 * (lane / 4) + h       row   8 * row8 + 2 * (lane % 4) + e
 
-In a pair that is crossed (see `pair`) a group has 128 columns of all 128 rows.
+With `p_exchange` a warp group has 128 columns of all 128 rows.
 """
 
 from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
 
 import cutlass
 import cutlass.cute as cute
@@ -18,361 +21,370 @@ from cutlass.cute.nvgpu import warpgroup
 
 from ...common.feature_operands import with_scales
 from ...common.fp8 import load_step
-from ...common.ptx_sm90 import fresh_block, fresh_thread, load2, pack2
-from ...split_merge.keep_ab_cooperative import arrive, merge
-from ...split_merge.keep_ab_partials import REGION, words_at
+from ...common.pipeline import PipelineState, StagePhases
+from ...common.ptx_sm90 import LN2, fresh_block, fresh_thread, load2, pack2, pick, ptx
+from ...split_merge.keep_ab_cooperative import count_partial, merge
+from ...split_merge.keep_ab_partials import REGION, ROW_WORDS, words_at
 from ..epilogue_store import store_pair, store_row_lse
-from ..mainloop_qk_softmax import release, select
-from ..params import BLOCK, LATENT, LN2, Globals, Mmas, Work
-from ..tile_scheduler import Plan, open_plan, read_work, stamp, stamp_round
-from . import kv_656 as groups
-from . import v_fp8_to_fp16 as widen
-from .p_exchange_2cta import slot_of
-from .params import BOX, Q_STAGES, ROPE_BOX, STEP, Transposed, TransposedShared, next_stage
+from ..mainloop_qk_softmax import release_kv
+from ..params import BLOCK, BOX, LATENT, ROPE_BOX, Cta, Work
+from ..profile import profile_event, profile_tile
+from ..tile_scheduler import open_plan, read_work
+from . import kv_656, v_fp8_to_fp16
+from .p_exchange_2cta import p_state
+from .params import Q_STAGES, STEP
 
-#: 64-column slices of a group that has 64 rows
-SLICES = 4
-#: steps whose operand A is held
-HELD = 3
-#: log2 of what fp16 partials are multiplied by: no result passes 448, the greatest V
+#: log2 of the factor of fp16 partials: no result passes 448, the greatest V
 PARTIAL_LOG2 = 7
+#: two rescale factors of 1
+NO_RESCALE = 0x3C003C00
 
 
-#: two factors of 1
-NOTHING = 0x3C003C00
+@dataclass(frozen=True)
+class Fragments:
+    """Operand B, the accumulator, registers of operand A of the steps that are held."""
+
+    tOrP: cute.Tensor
+    tOrO: cute.Tensor
+    tOrV: list[cute.Tensor]
+    v_at: Any  # shared-memory address of the lane's row of V in stage 0
 
 
-def two_factors(cfg: Transposed, s: TransposedShared, slot, row):
-    """Factors of rows `row` and `row + 1`, an even one, as they lie."""
-    at = Int32(s.factor.iterator.toint()) + (slot * cfg.width + row) * 2
+@dataclass(frozen=True)
+class PvState:
+    """The next tile: its stage, and the phase of its P.
+
+    `counter` holds the parity of the ring's current pass; with a bf16 query, whose stages do not
+    all take part in a pass, one parity bit per stage; with `p_exchange` the number of tiles so far.
+    """
+
+    stage: Int32
+    counter: Int32
+
+
+def p_of(cta: Cta, state: PvState) -> PipelineState:
+    """Consumer state of the tile's P."""
+    if cta.cfg.p_exchange:
+        return p_state(state.counter)
+    if cta.cfg.query_hi_lo:
+        phase = StagePhases(state.counter).phase(state.stage)
+        return PipelineState(state.stage, phase)
+    return PipelineState(state.stage, state.counter)
+
+
+@cute.jit
+def next_in_ring(cta: Cta, stage):
+    """The stage after `stage`."""
+    return stage + 1 if stage + 1 < cta.cfg.stages else Int32(0)
+
+
+def advance(cta: Cta, state: PvState) -> PvState:
+    """After one more tile."""
+    if cta.cfg.p_exchange:
+        counter = state.counter + 1
+        return PvState(next_in_ring(cta, state.stage), counter)
+    if cta.cfg.query_hi_lo:
+        counter = StagePhases(state.counter).flip(state.stage).bits
+        return PvState(next_in_ring(cta, state.stage), counter)
+    after = PipelineState(state.stage, state.counter).advance(cta.cfg.stages)
+    return PvState(after.index, after.phase)
+
+
+def p_after(cta: Cta, state: PvState) -> PipelineState:
+    """Consumer state of the next tile's P."""
+    if cta.cfg.p_exchange:
+        return p_state(state.counter + 1)
+    if cta.cfg.query_hi_lo:
+        stage = next_in_ring(cta, state.stage)
+        return PipelineState(stage, StagePhases(state.counter).phase(stage))
+    return PipelineState(state.stage, state.counter).advance(cta.cfg.stages)
+
+
+@cute.jit
+def skip_query(cta: Cta, stage):
+    """The stage after those that a query passes through."""
+    stage = stage + Q_STAGES
+    if stage >= cta.cfg.stages:
+        stage = stage - cta.cfg.stages
+    return stage
+
+
+def two_factors(cta: Cta, p_stage, row):
+    """Rescale factors of rows `row` and `row + 1`, an even one, in one word."""
+    at = Int32(cta.s.sRescale.iterator.toint()) + (p_stage * cta.cfg.rows + row) * 2
     return cute.make_ptr(Int32, at, cute.AddressSpace.smem, assumed_align=4).load()
 
 
-def halves(word):
+def halves_to_fp32(word):
     """Two fp16 of a word as fp32."""
-    return cute.arch.inline_ptx(
+    return ptx(
         "{ .reg .b16 a, b; mov.b32 {a, b}, {$r0}; cvt.f32.f16 {$w0}, a; cvt.f32.f16 {$w1}, b; }",
-        write_only_types=[Float32, Float32],
-        read_only_args=[word],
+        word,
+        out=[Float32] * 2,
     )
 
 
 @cute.jit
-def fade(cfg: cutlass.Constexpr[Transposed], s: TransposedShared, acc: cute.Tensor, slot):
-    """O^T times its rows' factors, where a maximum has moved."""
-    quad = fresh_thread() & 3
-    for j in cutlass.range_constexpr(cfg.width // 8):
-        f = halves(two_factors(cfg, s, slot, 8 * j + 2 * quad))
+def rescale_o(cta: Cta, acc: cute.Tensor, p_stage):
+    """O^T times its rows' factors, where a row max has moved."""
+    cfg, quad = cta.cfg, fresh_thread() & 3
+    for j in cutlass.range_constexpr(cfg.rows // 8):
+        f = halves_to_fp32(two_factors(cta, p_stage, 8 * j + 2 * quad))
         for x in cutlass.range_constexpr(4 * cfg.slices):
-            at = cfg.width // 2 * (x // 4) + 4 * j + x % 4
+            at = cfg.rows // 2 * (x // 4) + 4 * j + x % 4
             acc[at] = acc[at] * f[x % 2]
 
 
-def first_slice(cfg: Transposed, rank):
-    """Of eight slices of columns, the first of this accumulate group."""
+def first_slice(cta: Cta):
+    """The first of this warp group's slices, of eight."""
     group = fresh_thread() >> 7
-    return ((rank * 2 if cfg.crossed else 0) + group) * cfg.slices
+    return ((cta.rank * 2 if cta.cfg.p_exchange else 0) + group) * cta.cfg.slices
 
 
-def values_at(cfg: Transposed, s: TransposedShared, rank):
-    """Where a lane's row of V^T lies in stage 0: token `lane` of 32, of the warp's 16 columns of a
-    slice."""
+def first_column(cta: Cta, tid):
+    """The first of a thread's columns."""
+    return first_slice(cta) * 64 + 16 * ((tid >> 5) & 3) + 2 * ((tid & 31) >> 2)
+
+
+def make_fragments(cta: Cta) -> Fragments:
+    """Operand B once for all tiles, and registers."""
+    cfg, pv = cta.cfg, cta.mma.pv
+    if cfg.query_hi_lo:
+        tOrP = v_fp8_to_fp16.p_operand(cta)
+        shape, element = pv.partition_shape_A((64, v_fp8_to_fp16.STEP_TOKENS)), Float16
+    else:
+        sP = cute.local_tile(cta.s.sKV, (64, 64), (0, ROPE_BOX, None))
+        tOrP = pv.make_fragment_B(pv.get_slice(0).partition_B(sP))
+        shape, element = pv.partition_shape_A((64, STEP)), cfg.element
+    acc = cute.make_rmem_tensor(cfg.rows // 2 * cfg.slices, Float32)
+    held = [cute.make_rmem_tensor(shape, element) for _ in range(cfg.v_steps_held)]
+    # token `lane` of 32, 16 bytes of the warp's columns of a slice
     tid = fresh_thread()
     chunk = ((tid >> 5) & 3) ^ ((tid >> 1) & 3)
-    half = first_slice(cfg, rank) * BOX
-    return Int32(s.kv.iterator.toint()) + half + (tid & 31) * 64 + (chunk << 4)
+    first = first_slice(cta) * BOX
+    v_at = Int32(cta.s.sKV.iterator.toint()) + first + (tid & 31) * 64 + (chunk << 4)
+    return Fragments(tOrP, acc, held, v_at)
 
 
-def weights_of(cfg: Transposed, s: TransposedShared, mma: Mmas):
-    """Operand B."""
-    if cfg.split:
-        return widen.weights_of(cfg, s, mma)
-    p_box = cute.local_tile(s.kv, (64, 64), (0, ROPE_BOX, None))
-    return mma.pv.make_fragment_B(mma.pv.get_slice(0).partition_B(p_box))
-
-
-def operands_a(cfg: Transposed, mma: Mmas):
-    """Registers for operand A of as many steps as are held."""
-    if cfg.split:
-        return widen.operands_a(cfg, mma)
-    shape = mma.pv.partition_shape_A((64, 32))
-    return [cute.make_rmem_tensor(shape, cfg.element) for _ in range(HELD)]
-
-
-@cute.jit
-def pass_over(cfg: cutlass.Constexpr[Transposed], stage: Int32):
-    """The stage after those that a query passes through."""
-    stage = stage + Q_STAGES
-    if stage >= cfg.stages:
-        stage = stage - cfg.stages
-    return stage
-
-
-@cute.jit
-def add_tile(
-    cfg: cutlass.Constexpr[Transposed], s: TransposedShared, mma: Mmas, acc, v, r_p, values, stage,
-    slot, after,
-):  # fmt: skip
-    """O^T, times its rows' factors, + V^T P^T of one tile; whether P is there `after` it."""
-    row = 2 * (fresh_thread() & 31)
-    moved = two_factors(cfg, s, slot, row) != NOTHING
-    if const_expr(cfg.crossed):
-        moved = moved | (two_factors(cfg, s, slot, row + BLOCK) != NOTHING)
-    if cute.arch.vote_any_sync(moved):
-        fade(cfg, s, acc, slot)
-    base = values + stage * cfg.stage_bytes
-    if const_expr(cfg.split):
-        widen.add_wide(cfg, s, mma, acc, v, r_p, base, stage, slot)
-    else:
-        add_steps(mma, acc, v, r_p, base, stage)
-    there = weights_there(cfg, s, *after)
-    warpgroup.wait_group(0)
-    return there
-
-
-@cute.jit
-def await_weights(cfg: cutlass.Constexpr[Transposed], s: TransposedShared, slot, turn):
-    """Until P and factors of a tile are there."""
-    if const_expr(cfg.crossed):
-        cute.arch.mbarrier_wait(s.p_own + slot, turn)
-    cute.arch.mbarrier_wait(s.p_full + slot, turn)
-
-
-def weights_there(cfg: Transposed, s: TransposedShared, slot, turn):
-    """Whether they are, asked early."""
-    there = cute.arch.mbarrier_test_wait(s.p_full + slot, turn)
-    if cfg.crossed:
-        there = there & cute.arch.mbarrier_test_wait(s.p_own + slot, turn)
-    return there
-
-
-def add_steps(mma: Mmas, acc, v, r_p, base, stage):
-    """O^T += V^T P^T of one tile, by steps of 64 columns and 32 tokens; operand A of `HELD` steps
-    is held."""
-    shape = cute.make_layout(mma.pv.partition_shape_C((64, 64)))
-    atom = cute.make_mma_atom(mma.pv.op)
+def issue_pv(cta: Cta, f: Fragments, base, stage):
+    """O^T += V^T P^T of one tile in e4m3, by steps of 64 columns and 32 tokens."""
+    pv, held = cta.mma.pv, cta.cfg.v_steps_held
+    shape = cute.make_layout(pv.partition_shape_C((64, 64)))
+    atom = cute.make_mma_atom(pv.op)
     atom.set(warpgroup.Field.ACCUMULATE, True)
-    for i in range(2 * SLICES):
-        m, k, a = i // 2, i % 2, v[i % HELD]
-        if i >= HELD:
-            warpgroup.wait_group(HELD - 1)
+    for i in range(2 * cta.cfg.slices):
+        m, k, a = i // 2, i % 2, f.tOrV[i % held]
+        if i >= held:
+            warpgroup.wait_group(held - 1)
         load_step(base, m * BOX + k * STEP * 64, cute.recast_tensor(a, Int32), 0)
-        product = cute.make_tensor(acc.iterator + 32 * m, shape)
+        tile = cute.make_tensor(f.tOrO.iterator + 32 * m, shape)
         warpgroup.fence()
-        cute.gemm(atom, product, a[None, None, 0], r_p[None, None, k, stage], product)
+        cute.gemm(atom, tile, a[None, None, 0], f.tOrP[None, None, k, stage], tile)
         warpgroup.commit_group()
 
 
-def inverses(s: TransposedShared, j):
-    """One over the sums of a thread's two rows of 8; where there is none, 0. Read when they are
-    needed: sixteen are registers too many."""
-    sums = load2(s.row_sum.iterator + (8 * j + 2 * (fresh_thread() & 3)))
-    return [select(x > 0.0, cute.arch.rcp_approx(x), Float32(0.0)) for x in (sums[0], sums[1])]
-
-
-def place(cfg: Transposed, acc_slice, i, e):
-    """Of a thread's slice the two columns of row 2 (lane % 4) + e of 16, and of the row 8 on."""
-    x = cfg.width // 2 * acc_slice + 8 * i + e
-    return x, x + 2, x + 4, x + 6
+@cute.jit
+def gemm_pv(cta: Cta, f: Fragments, stage, p_stage, after: PipelineState):
+    """O^T, times its rows' factors, + V^T P^T of one tile. Returns whether P is full in state
+    `after`."""
+    row = 2 * (fresh_thread() & 31)
+    moved = two_factors(cta, p_stage, row) != NO_RESCALE
+    if const_expr(cta.cfg.p_exchange):
+        moved = moved | (two_factors(cta, p_stage, row + BLOCK) != NO_RESCALE)
+    if cute.arch.vote_any_sync(moved):
+        rescale_o(cta, f.tOrO, p_stage)
+    base = f.v_at + stage * cta.cfg.stage_bytes
+    if const_expr(cta.cfg.query_hi_lo):
+        v_fp8_to_fp16.issue_pv_fp16(cta, f, base, stage, p_stage)
+    else:
+        issue_pv(cta, f, base, stage)
+    ready = cta.s.p_pipe.consumer_try_wait(after)
+    if const_expr(cta.cfg.p_exchange):
+        ready = ready & cta.s.p_written.test_for(after)
+    warpgroup.wait_group(0)
+    return ready
 
 
 @cute.jit
-def store_strips(
-    cfg: cutlass.Constexpr[Transposed], g: Globals, s: TransposedShared, acc, work: Work, rank, lse,
-    index,
-):  # fmt: skip
-    """A partial as `partials` has it: four lanes of a row hold its 8-column unit."""
-    tid = fresh_thread()
+def wait_for_p(cta: Cta, p: PipelineState):
+    """Wait until P and the rescale factors of a tile are full."""
+    if const_expr(cta.cfg.p_exchange):
+        cta.s.p_written.wait_for(p)
+    cta.s.p_pipe.consumer_wait(p)
+
+
+@cute.jit
+def arrive_all(cta: Cta, barrier: cute.Pointer):
+    """One arrival per thread, and with `p_exchange` one per warp at the other CTA."""
+    cute.arch.mbarrier_arrive(barrier)
+    if const_expr(cta.cfg.p_exchange):
+        cute.arch.sync_warp()
+        with cute.arch.elect_one():
+            cute.arch.mbarrier_arrive(barrier, 1 - cta.rank)
+
+
+def inverse_sums(cta: Cta, j):
+    """1 / row sum of a thread's two rows of 8, 0 for an empty row. Read where they are needed:
+    sixteen would be too many registers."""
+    sums = load2(cta.s.sRowSum.iterator + (8 * j + 2 * (fresh_thread() & 3)))
+    return [pick(x > 0.0, cute.arch.rcp_approx(x), Float32(0.0)) for x in (sums[0], sums[1])]
+
+
+@cute.jit
+def store_partial_stats(region, tid, lse, down):
+    """The lse and the scale of 64 rows, in a partial's order: r, r + 8 side by side."""
+    if tid < BLOCK:
+        at = tid // 16 * 16 + 2 * (tid & 7) + ((tid >> 3) & 1)
+        words = region + (REGION // 2 + tid // 16 * (ROW_WORDS - 16) + at)
+        words.store(lse)
+        for half in cutlass.range_constexpr(2):
+            (words + 16 * (1 + half)).store(down)
+
+
+@cute.jit
+def store_strips(cta: Cta, acc, work: Work, lse, index):
+    """A partial in the layout of `keep_ab_partials`: four lanes of a row hold its 8-column unit."""
+    cfg, tid = cta.cfg, fresh_thread()
     w, lane = (tid >> 5) & 3, tid & 31
-    begin = first_slice(cfg, rank)
-    slot = work.slot * cfg.cluster + rank
-    region = g.partial_out.iterator + slot * REGION
+    begin = first_slice(cta)
+    partials = cta.g.mO_partial.iterator
+    region = partials + (work.slot * cfg.cluster + cta.rank) * REGION
     up, down = Float32(2.0**PARTIAL_LOG2), Float32(2.0**-PARTIAL_LOG2)
-    if const_expr(cfg.scaled):
-        up, down = groups.partial_scales(s, index, PARTIAL_LOG2)
+    if const_expr(cfg.kv_656):
+        up, down = kv_656.partial_scales(cta.s, index, PARTIAL_LOG2)
     base = region
-    for i16 in cutlass.range_constexpr(cfg.width // 16):
+    for i16 in cutlass.range_constexpr(cfg.rows // 16):
         i = i16 % 4
-        if const_expr(cfg.crossed and i == 0):
-            base = g.partial_out.iterator + (work.slot * cfg.cluster + i16 // 4) * REGION
-        inverse = [inverses(s, 2 * i16), inverses(s, 2 * i16 + 1)]
+        if const_expr(cfg.p_exchange and i == 0):
+            base = partials + (work.slot * cfg.cluster + i16 // 4) * REGION
+        inverse = [inverse_sums(cta, 2 * i16), inverse_sums(cta, 2 * i16 + 1)]
         for e in cutlass.range_constexpr(2):
             f0, f1 = inverse[0][e], inverse[1][e]
             to_lane = (2 * (lane & 3) + e) * 4 + ((lane >> 2) & 3)
             for m in cutlass.range_constexpr(cfg.slices):
-                a = [acc[x] for x in place(cfg, m, i16, e)]
-                a = [a[0] * f0, a[1] * f0, a[2] * f1, a[3] * f1]
-                if const_expr(cfg.partials == 16):
-                    strip = 32 * i + 4 * (begin + m) + w
-                    v = cute.make_rmem_tensor(2, Int32)
-                    v[0], v[1] = (
-                        pack2(a[2 * n] * up, a[2 * n + 1] * up, Float16) for n in range(2)
-                    )
-                    dst = base + (strip * 128 + to_lane * 4 + (lane >> 4) * 2)
-                    cute.autovec_copy(cute.recast_tensor(v, Float32), words_at(dst, 2))
-                else:
-                    unit = 64 * i + 8 * (begin + m) + 2 * w + (lane >> 4)
-                    v = cute.make_rmem_tensor(4, Float32)
-                    for n in cutlass.range_constexpr(4):
-                        v[n] = a[n]
-                    cute.autovec_copy(v, words_at(base + (unit * 128 + to_lane * 4), 4))
-    if tid < BLOCK:
-        # row values of 16 rows: r, r + 8 side by side
-        at = tid // 16 * 16 + 2 * (tid & 7) + ((tid >> 3) & 1)
-        if const_expr(cfg.partials == 16):
-            words = region + (REGION // 2 + tid // 16 * 32 + at)
-            words.store(lse)
-            for half in cutlass.range_constexpr(2):
-                (words + 16 * (1 + half)).store(down)
-        else:
-            (g.partial_lse.iterator + (slot * BLOCK + at)).store(lse)
+                x = cfg.rows // 2 * m + 8 * i16 + e
+                a = [acc[x] * f0, acc[x + 2] * f0, acc[x + 4] * f1, acc[x + 6] * f1]
+                strip = 32 * i + 4 * (begin + m) + w
+                v = cute.make_rmem_tensor(2, Int32)
+                v[0], v[1] = (pack2(a[2 * n] * up, a[2 * n + 1] * up, Float16) for n in range(2))
+                dst = base + (strip * 128 + to_lane * 4 + (lane >> 4) * 2)
+                cute.autovec_copy(cute.recast_tensor(v, Float32), words_at(dst, 2))
+    store_partial_stats(region, tid, lse, down)
 
 
 @cute.jit
-def store_partial(
-    cfg: cutlass.Constexpr[Transposed], g: Globals, s: TransposedShared, acc, work: Work, rank, lse
-):
-    """A partial row by row, for the merge kernel."""
-    tid = fresh_thread()
-    column = first_slice(cfg, rank) * 64 + 16 * ((tid >> 5) & 3) + 2 * ((tid & 31) >> 2)
+def store_partial(cta: Cta, acc, work: Work, lse):
+    """A row-major partial, for the merge kernel."""
+    cfg, tid = cta.cfg, fresh_thread()
+    column = first_column(cta, tid)
     row = work.slot * (BLOCK * cfg.cluster) + 2 * (tid & 3)
-    if const_expr(not cfg.crossed):
-        row = row + rank * BLOCK
-    at = g.partial_out.iterator + (row * LATENT + column)
-    for j in cutlass.range_constexpr(cfg.width // 8):
-        inverse = inverses(s, j)
+    if const_expr(not cfg.p_exchange):
+        row = row + cta.rank * BLOCK
+    at = cta.g.mO_partial.iterator + (row * LATENT + column)
+    for j in cutlass.range_constexpr(cfg.rows // 8):
+        inverse = inverse_sums(cta, j)
         for e in cutlass.range_constexpr(2):
             for m in cutlass.range_constexpr(cfg.slices):
-                x = cfg.width // 2 * m + 4 * j + e
+                x = cfg.rows // 2 * m + 4 * j + e
                 v = cute.make_rmem_tensor(2, Float32)
                 v[0], v[1] = acc[x] * inverse[e], acc[x + 2] * inverse[e]
                 cute.autovec_copy(v, words_at(at + ((8 * j + e) * LATENT + 64 * m), 2))
+    mLSE = cta.g.mLSE_partial
     if tid < BLOCK:
-        g.partial_lse[work.slot, rank * BLOCK + tid] = lse
+        mLSE[work.slot, cta.rank * BLOCK + tid] = lse
 
 
 @cute.jit
-def store_result(
-    cfg: cutlass.Constexpr[Transposed], g: Globals, s: TransposedShared, acc, work: Work, rank, lse
-):
+def store_result(cta: Cta, acc, work: Work, lse):
     """Rows of the result, in full 32-byte sectors where its elements have 16 bits."""
-    tid = fresh_thread()
-    column = first_slice(cfg, rank) * 64 + 16 * ((tid >> 5) & 3) + 2 * ((tid & 31) >> 2)
-    out_scale = with_scales(cfg, g).out_scale
-    # rows count from this CTA's first
+    cfg, tid = cta.cfg, fresh_thread()
+    column = first_column(cta, tid)
+    out_scale = with_scales(cfg, cta.g).out_scale
+    # rows count from this CTA's first one
     first = 2 * (tid & 3)
-    if const_expr(cfg.crossed):
-        first = first - rank * BLOCK
-    for j in cutlass.range_constexpr(cfg.width // 8):
-        inverse = inverses(s, j)
+    if const_expr(cfg.p_exchange):
+        first = first - cta.rank * BLOCK
+    for j in cutlass.range_constexpr(cfg.rows // 8):
+        inverse = inverse_sums(cta, j)
         for e in cutlass.range_constexpr(2):
             f = inverse[e] * out_scale
             row = 8 * j + first + e
             for m in cutlass.range_constexpr(cfg.slices):
-                x = cfg.width // 2 * m + 4 * j + e
-                store_pair(cfg, g, work, row, column + 64 * m, acc[x] * f, acc[x + 2] * f)
+                x = cfg.rows // 2 * m + 4 * j + e
+                store_pair(cta, work, row, column + 64 * m, acc[x] * f, acc[x + 2] * f)
     if tid < BLOCK:
-        store_row_lse(cfg, g, work, tid, lse)
+        store_row_lse(cta, work, tid, lse)
 
 
 @cute.jit
-def tell(cfg: cutlass.Constexpr[Transposed], barrier: cute.Pointer, rank):
-    """All threads arrive, and where a pair shares columns, a word for each warp at the other's."""
-    cute.arch.mbarrier_arrive(barrier)
-    if const_expr(cfg.crossed):
-        cute.arch.sync_warp()
-        with cute.arch.elect_one():
-            cute.arch.mbarrier_arrive(barrier, 1 - rank)
-
-
-@cute.jit
-def finish(
-    cfg: cutlass.Constexpr[Transposed],
-    g: Globals,
-    s: TransposedShared,
-    acc: cute.Tensor,
-    index,
-    rank,
-):
-    """Normalise; write the result, or the partial."""
-    tid = fresh_thread()  # held through the loop, it and what follows would cost registers
-    work = read_work(g, s, index)
+def epilogue(cta: Cta, acc: cute.Tensor, index):
+    """Divide by the row sums; write the result, or the partial."""
+    cfg, s = cta.cfg, cta.s
+    tid = fresh_thread()  # held through the loop, it and what follows would take registers
+    work = read_work(cta.g, s, index)
     row = tid & (BLOCK - 1)
-    if const_expr(cfg.crossed):
-        row = row + rank * BLOCK
-    lse = s.row_max[row]  # with features as the attend group has made it
+    if const_expr(cfg.p_exchange):
+        row = row + cta.rank * BLOCK
+    lse = s.sRowMax[row]  # with features the lse itself
     if const_expr(not cfg.features):
-        lse = (lse + cute.math.log2(s.row_sum[row], fastmath=True)) * Float32(LN2)
+        lse = (lse + cute.math.log2(s.sRowSum[row], fastmath=True)) * Float32(LN2)
     if work.slot >= 0:
-        if const_expr(cfg.fused_merge):
-            store_strips(cfg, g, s, acc, work, rank, lse, index)
-            arrive(cfg, g, work, rank)
+        if const_expr(cfg.cooperative):
+            store_strips(cta, acc, work, lse, index)
+            count_partial(cta, work)
         else:
-            store_partial(cfg, g, s, acc, work, rank, lse)
+            store_partial(cta, acc, work, lse)
     else:
-        store_result(cfg, g, s, acc, work, rank, lse)
-    tell(cfg, s.free, rank)
+        store_result(cta, acc, work, lse)
+    arrive_all(cta, s.stats_read.base)
 
 
 @cute.jit
-def accumulate(
-    cfg: cutlass.Constexpr[Transposed], g: Globals, s: TransposedShared, mma: Mmas, plan: Plan, rank
-):
-    """Per work tile: V^T P^T tile by tile as P is announced."""
-    r_p = weights_of(cfg, s, mma)
-    acc = cute.make_rmem_tensor(cfg.width // 2 * cfg.slices, Float32)
-    v = operands_a(cfg, mma)
-    first, last = plan.first, plan.last
-    values = values_at(cfg, s, rank)
-    tell(cfg, s.free, rank)
-    stage, phase = Int32(0), Int32(0)
+def pv_tile(cta: Cta, f: Fragments, state: PvState, left, ready):
+    """PV of one tile, with `left` tiles to come including it. Returns the next state, and whether
+    the next tile's P is full."""
+    p = p_of(cta, state)
+    if not ready:
+        wait_for_p(cta, p)
+    profile_tile(cta.cfg, cta.g, left, "PV begun")
+    after = p_after(cta, state)
+    ready = gemm_pv(cta, f, state.stage, p.index, after)
+    profile_tile(cta.cfg, cta.g, left, "PV done")
+    profile_tile(cta.cfg, cta.g, left, "PV done, ns")
+    arrive_all(cta, cta.s.p_pipe.empty.at(p.index))
+    cute.arch.sync_warp()
+    release_kv(cta, state.stage, cute.arch.lane_idx())
+    return ready
+
+
+@cute.jit
+def mainloop_pv(cta: Cta):
+    """Per work tile: V^T P^T tile by tile as P is committed."""
+    cfg, g = cta.cfg, cta.g
+    f = make_fragments(cta)
+    first, last = cta.plan.first, cta.plan.last
+    arrive_all(cta, cta.s.stats_read.base)
+    state = PvState(Int32(0), Int32(0))
     for index in cutlass.range(first, last, unroll=1):
-        if const_expr(cfg.split):
-            stage = pass_over(cfg, stage)
-        acc.fill(0.0)
+        if const_expr(cfg.query_hi_lo):
+            state = PvState(skip_query(cta, state.stage), state.counter)
+        f.tOrO.fill(0.0)
         left = cutlass.max(g.tiles[index, 3] - g.tiles[index, 2], 1)
         left = cute.arch.make_warp_uniform(left)
-        there = Boolean(False)
+        ready = Boolean(False)
         while left > 0:
             left = cute.arch.make_warp_uniform(left)
-            stage = cute.arch.make_warp_uniform(stage)
-            turn = (phase >> stage) & 1 if const_expr(cfg.split) else phase
-            slot = stage
-            if const_expr(cfg.crossed):
-                slot, turn = slot_of(phase)
-            if not there:
-                await_weights(cfg, s, slot, turn)
-            stamp_round(cfg, g, left, 5)
-            if const_expr(cfg.crossed):
-                after = slot_of(phase + 1)
-            elif const_expr(cfg.split):
-                further = stage + 1 if stage + 1 < cfg.stages else Int32(0)
-                after = further, (phase >> further) & 1
-            else:
-                after = next_stage(stage, phase)
-            there = add_tile(cfg, s, mma, acc, v, r_p, values, stage, slot, after)
-            stamp_round(cfg, g, left, 6)
-            stamp_round(cfg, g, left, 7)
-            tell(cfg, s.seen + slot, rank)
-            cute.arch.sync_warp()
-            release(cfg, s, stage, cute.arch.lane_idx())
+            state = PvState(cute.arch.make_warp_uniform(state.stage), state.counter)
+            ready = pv_tile(cta, f, state, left, ready)
             left = left - 1
-            if const_expr(cfg.crossed):
-                phase = phase + 1  # tiles so far
-                stage = stage + 1 if stage + 1 < cfg.stages else Int32(0)
-            elif const_expr(cfg.split):
-                phase = phase ^ (1 << stage)
-                stage = stage + 1 if stage + 1 < cfg.stages else Int32(0)
-            else:
-                stage, phase = next_stage(stage, phase)
-        stamp(cfg, g, 3)
-        finish(cfg, g, s, acc, index, rank)
-        stamp(cfg, g, 4)
-    if const_expr(cfg.fused_merge):
-        # held through the merge it is a register too many
-        if const_expr(cfg.page_size < BLOCK or cfg.scaled):
-            plan = open_plan(g, fresh_block() // cfg.cluster)
-            first, last = plan.first, plan.last
-        for index in cutlass.range(first, last, unroll=1):
-            merge(cfg, g, s, index, plan, rank, False)
-    stamp(cfg, g, 6)
+            state = advance(cta, state)
+        profile_event(cfg, g, "last PV")
+        epilogue(cta, f.tOrO, index)
+        profile_event(cfg, g, "partial written")
+    if const_expr(cfg.cooperative):
+        # held through the merge, the plan would take a register too many
+        if const_expr(cfg.page_size < BLOCK or cfg.kv_656):
+            cta = replace(cta, plan=open_plan(g, fresh_block() // cfg.cluster))
+        for index in cutlass.range(cta.plan.first, cta.plan.last, unroll=1):
+            merge(cta, index, False)
+    profile_event(cfg, g, "end")

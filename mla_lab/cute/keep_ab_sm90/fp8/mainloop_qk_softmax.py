@@ -1,14 +1,19 @@
-"""The attend role of the e4m3 kernel: S = Q K^T with most of Q in registers, softmax, P.
+"""Mainloop of the QK-softmax warp group over e4m3: S = Q K^T with most of Q in registers, online
+softmax, P.
 
-P lies on the rope box of its tile's stage, rows of 64 bytes with the tokens in the order in which
-V^T comes out of `ldmatrix` (see swap_ab's `fp8`): in every 16 tokens 0 8 1 9 2 10 .. 7 15. Of a row
-and 16 tokens a thread's four weights are neighbours there, one word:
+P lies in the rope box of its tile's stage, in rows of 64 bytes, with the tokens in the order in
+which V^T comes out of `ldmatrix` (`swap_ab_sm90`): in every 16 tokens 0 8 1 9 2 10 .. 7 15. Of a
+row and 16 tokens a thread's four weights are neighbours there, one word:
 
     thread q of a quad holds tokens 2q 2q+1 (col8 even), 2q+8 2q+9 (col8 odd)
     bytes 4q .. 4q+3        tokens 2q  2q+8  2q+1  2q+9
 """
 
 from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
 
 import cutlass
 import cutlass.cute as cute
@@ -17,137 +22,125 @@ from cutlass.cute.nvgpu import warpgroup
 
 from ...common.feature_operands import with_scales
 from ...common.fp8 import join_two, round_two
-from ...common.ptx_sm90 import fresh_thread
+from ...common.pipeline import PipelineState
+from ...common.ptx_sm90 import butterfly, fresh_thread, pick, ptx
 from ..mainloop_qk_softmax import (
-    announce,
-    open_rows,
-    publish_pair,
-    publish_sums,
-    quad,
-    row_top,
-    select,
+    RowState,
+    TileContext,
+    start_rows,
+    stmatrix_swizzled,
+    store_row_stats,
+    store_row_values,
+    thread_row_max,
+    zero_v_tail,
 )
-from ..mask import hide, open_positions, own_row
-from ..params import BLOCK, Globals, Mmas
-from ..tile_scheduler import Plan, read_work, stamp_round
-from .params import BOX, Q_STEPS, ROPE_BOX, STAGE, STEPS, Transposed, TransposedShared, next_stage
+from ..mask import apply_mask, first_row, mask_free_until, rows_of
+from ..params import BOX, ROPE_BOX, Cta, Work
+from ..profile import profile_tile
+from ..tile_scheduler import read_work
+from .p_exchange_2cta import own_rows
 
-#: words of weights a thread
+#: words of weights per thread
 WORDS = 8
-#: k-steps of QK(t + 1) issued ahead of the weights of tile t; one follows each word of weights, and
-#: from `LATE` on they follow the row sums. The matrix unit takes a few ahead of its time; who
-#: issues all 18 at once waits 500 to 800 clocks for it, with the weights still to make
+#: k-steps of QK(t + 1) issued before the weights of tile t are computed; one more follows each word
+#: of weights, and those from `LATE` on follow the row sums. The tensor core queues a few; a warp
+#: group that issues all 18 at once stalls for 500 to 800 clocks before it can compute weights
 FIRST, LATE = 4, 14
 
-#: what takes a byte from 0x7E on, and none before, to its high bit: four weights at once
+#: added to a word, takes each byte from 0x7E on, and no smaller one, to its high bit
 TO_HIGH_BIT, HIGH_BITS = 0x02020202, 0x80808080
 
 
-def row_address(base, matrix_row, matrix_chunk):
-    """Where a lane's row of an 8 x 8 matrix of 16-bit elements lies in a warp's 16 rows of a box,
-    if its matrices have these halves of rows and 16-byte chunks."""
+@dataclass(frozen=True)
+class Fragments:
+    """Operands of QK, scores of two tiles, weights of one."""
+
+    tSrQ: cute.Tensor  # in registers
+    tSrQ_tail: cute.Tensor  # descriptors of the last boxes, (.., .., k-step, turn)
+    tSrK: cute.Tensor  # descriptors
+    tSrS: list[cute.Tensor]
+    rP: cute.Tensor  # words of four weights
+    p_at: Any  # shared-memory address of the lane's row of P in stage 0
+
+
+def matrix_row(base):
+    """Address of a lane's row of the 8 x 8 matrices of 16-bit elements in a warp's 16 rows of a
+    box: lane bit 3 selects the half of the rows, bit 4 the 16-byte chunk."""
     tid = fresh_thread()
-    row = ((tid >> 1) & 48) + 8 * ((tid >> matrix_row) & 1) + (tid & 7)
-    chunk = ((tid >> matrix_chunk) & 1) ^ ((row >> 1) & 3)
+    row = ((tid >> 1) & 48) + 8 * ((tid >> 3) & 1) + (tid & 7)
+    chunk = ((tid >> 4) & 1) ^ ((row >> 1) & 3)
     return base + row * 64 + (chunk << 4)
 
 
-def take_q(s: TransposedShared, r_q: cute.Tensor):
-    """Q to registers, but for its last two boxes."""
-    words = cute.recast_tensor(r_q, Int32)
-    base = row_address(Int32(s.q.iterator.toint()), 3, 4)
+def load_q_fragments(cta: Cta, tSrQ: cute.Tensor):
+    """Q to registers, except for its last boxes."""
+    words = cute.recast_tensor(tSrQ, Int32)
+    base = matrix_row(Int32(cta.s.sQ.iterator.toint()))
     for odd in range(2):
         at = base ^ (32 * odd)
-        for k in range(odd, Q_STEPS, 2):
-            got = cute.arch.inline_ptx(
+        for k in range(odd, cta.cfg.q_steps, 2):
+            got = ptx(
                 "ldmatrix.sync.aligned.m8n8.x4.shared.b16 { {$w0}, {$w1}, {$w2}, {$w3} }, "
                 f"[{{$r0}}+{k // 2 * BOX}];",
-                write_only_types=[Int32] * 4,
-                read_only_args=[at],
+                at,
+                out=[Int32] * 4,
             )
             for i in range(4):
                 words[4 * k + i] = got[i]
 
 
-def store_p(address, stage, words):
-    """P into the stage's rope box, 32 tokens a step; `words` by 16 tokens, then half."""
-    for step in range(2):
-        cute.arch.inline_ptx(
-            "{ .reg .b32 at; xor.b32 at, {$r0}, " + str(step << 5) + "; add.u32 at, at, {$r1};"
-            "stmatrix.sync.aligned.m8n8.x4.shared.b16 [at], { {$r2}, {$r3}, {$r4}, {$r5} }; }",
-            read_only_args=[
-                address,
-                Int32(stage * STAGE),
-                *(words[4 * step + i] for i in range(4)),
-            ],
-        )
-
-
-@cute.jit
-def clear_rows(cfg: cutlass.Constexpr[Transposed], s: TransposedShared, stage, first, thread):
-    """Zero the V rows of a tile from row `first` on: an unread slot may hold NaN, and 0 x NaN is
-    NaN in the matrix unit. The swizzle permutes within a row of 64 bytes."""
-    zero = cute.make_rmem_tensor(4, Int32)
-    zero.fill(0)
-    base = cute.make_ptr(Int32, s.kv.iterator.toint(), cute.AddressSpace.smem, assumed_align=16)
-    for i in cutlass.range(first * 4 + thread, BLOCK * 4, 128, unroll=1):
-        for box in cutlass.range_constexpr(ROPE_BOX):
-            at = (base + (stage * cfg.stage_bytes + box * BOX) // 4 + i * 4).align(16)
-            cute.autovec_copy(zero, cute.make_tensor(at, cute.make_layout(4)))
-
-
 def sum_word(word):
-    """The sums of two pairs of four e4m3 values, as two fp16."""
-    return cute.arch.inline_ptx(
+    """Sums of two pairs of four e4m3 values, as two fp16."""
+    return ptx(
         "{ .reg .b16 a, b; .reg .b32 x, y; mov.b32 {a, b}, {$r0}; cvt.rn.f16x2.e4m3x2 x, a; "
         "cvt.rn.f16x2.e4m3x2 y, b; add.f16x2 {$w0}, x, y; }",
-        write_only_types=[Int32],
-        read_only_args=[word],
+        word,
+        out=Int32,
     )
 
 
-def add_halves(x, y):
-    """Two sums of two fp16."""
-    return cute.arch.inline_ptx(
-        "add.f16x2 {$w0}, {$r0}, {$r1};", write_only_types=[Int32], read_only_args=[x, y]
-    )
+def add_f16x2(x, y):
+    """Sums of two fp16 each."""
+    return ptx("add.f16x2 {$w0}, {$r0}, {$r1};", x, y, out=Int32)
 
 
-def whole(x):
+def sum_f16x2(x):
     """Both fp16 of a word, added in fp32."""
-    return cute.arch.inline_ptx(
+    return ptx(
         "{ .reg .b16 a, b; .reg .f32 x, y; mov.b32 {a, b}, {$r0}; cvt.f32.f16 x, a; "
         "cvt.f32.f16 y, b; add.f32 {$w0}, x, y; }",
-        write_only_types=[Float32],
-        read_only_args=[x],
+        x,
+        out=Float32,
     )
 
 
 @cute.jit
-def raise_maxima(
-    cfg: cutlass.Constexpr[Transposed], scale, acc, row_max, row_sum, factor, row, lane, lift=0.0
-):
-    """New maxima for rows with a score too far above the old one, and what becomes of O; rare.
+def raise_row_max(cta: Cta, scale, acc, rows: RowState, rescale, row, lane, lift=0.0):
+    """New row maxes where a score is too far above the old one, and O's rescale factors; rare.
 
-    The new one is the score itself, so that the weight of the greatest is a power of two, without
-    rounding: where few keys count, that is the error. Factors are rounded to fp16, for O and sums
-    alike: it moves the weights of all keys before by the same 2**-12. Maxima are `lift` above the
-    scores (see `groups`).
+    The new row max is the score itself, so that the weight of the greatest is an exact power of
+    two: where few keys count, its rounding would be the error. Rescale factors are rounded to fp16,
+    for O and row sums alike, which changes the weights of all earlier keys by the same 2**-12. Row
+    maxes are `lift` above the scores (`kv_656`).
     """
-    fade = cute.make_rmem_tensor(2, Float16)
+    cfg, factors = cta.cfg, cute.make_rmem_tensor(2, Float16)
     for h in cutlass.range_constexpr(2):
-        mx = quad(cute.arch.fmax, row_top(acc, h)) * scale[h] + (lift - Float32(cfg.weight_log2))
-        new = select(mx - row_max[h] > Float32(cfg.lazy_log2), mx, row_max[h])
-        down = cute.math.exp2(row_max[h] - new, fastmath=True)
-        fade[h] = down.to(Float16)
-        row_max[h] = new
-        # with `lift` it may be too small for fp16, and the sum no less
-        row_sum[h] = row_sum[h] * (down if const_expr(cfg.scaled) else fade[h].to(Float32))
-    publish_pair(factor, row, lane, fade[0], fade[1])
+        top = butterfly(cute.arch.fmax, thread_row_max(acc, h)) * scale[h] + (
+            lift - Float32(cfg.weight_log2)
+        )
+        new = pick(top - rows.row_max[h] > Float32(cfg.rescale_log2), top, rows.row_max[h])
+        factor = cute.math.exp2(rows.row_max[h] - new, fastmath=True)
+        factors[h] = factor.to(Float16)
+        rows.row_max[h] = new
+        # with `lift` the factor may be too small for fp16 while the sum is not
+        rows.row_sum[h] = rows.row_sum[h] * (
+            factor if const_expr(cfg.kv_656) else factors[h].to(Float32)
+        )
+    store_row_values(rescale, row, lane, (factors[0], factors[1]))
 
 
 def saturated(p):
-    """Whether a weight is e4m3's greatest, 0x7E, or no number."""
+    """True if a weight of this thread is e4m3's greatest, 0x7E, or NaN."""
     bits = Int32(0)
     for i in range(cute.size(p)):
         bits = bits | (p[i] + TO_HIGH_BIT)
@@ -155,196 +148,220 @@ def saturated(p):
 
 
 def nothing(word):
-    """Between words, where there is nothing to do."""
+    """For `on_word`: no MMA to issue."""
 
 
-def round_weights(scale, acc, row_max, p, between):
-    """Weights of e4m3, four a word: by 16 tokens, then half. The scores stay as they are.
-    `between` is called with the number of each word that is done."""
+def round_weights(scale, acc, row_max, p, on_word: Callable[[int], None]):
+    """Weights of e4m3, four per word: by 16 tokens, then row half. The scores are kept. Calls
+    `on_word` with the number of each finished word."""
+    scores = rows_of(acc)
     for i in range(cute.size(acc) // 8):
         for h in range(2):
-            x = 8 * i + 2 * h
             a, b, c, d = (
-                cute.math.exp2(acc[at] * scale - row_max[h], fastmath=True)
-                for at in (x, x + 4, x + 1, x + 5)
+                cute.math.exp2(scores[h, 4 * i + at] * scale - row_max[h], fastmath=True)
+                for at in (0, 2, 1, 3)
             )
             p[2 * i + h] = join_two(round_two(a, b), round_two(c, d))
-            between(2 * i + h)
+            on_word(2 * i + h)
 
 
 @cute.jit
-def weigh(
-    cfg: cutlass.Constexpr[Transposed],
-    g: Globals,
-    s: TransposedShared,
-    acc,
-    p,
-    row_max,
-    row_sum,
-    factor,
-    between: cutlass.Constexpr,
+def online_softmax_step(
+    cta: Cta, acc, p, rows: RowState, rescale, on_word: cutlass.Constexpr[Callable]
 ):
-    """p <- weights against a maximum that moves rarely.
+    """p <- weights relative to a row max that rarely moves.
 
-    They are made before it is known whether it moves: a weight that has become the greatest number
-    says so, and no other tile's greatest scores are looked for.
+    They are computed before it is known whether it moves: a weight that has become e4m3's greatest
+    tells, so that the greatest scores of other tiles are never searched.
     """
-    scale = g.scale_log2
-    if const_expr(cfg.scales):
-        scale = s.scale[cute.arch.make_warp_uniform(fresh_thread() >> 5) & 3]
-    round_weights(scale, acc, row_max, p, between)
+    scale = cta.g.scale_log2
+    if const_expr(cta.cfg.scales):
+        scale = cta.s.sScale[cute.arch.make_warp_uniform(fresh_thread() >> 5) & 3]
+    round_weights(scale, acc, rows.row_max, p, on_word)
     tid = fresh_thread()
-    lane, row = tid & 31, own_row(tid)
+    lane, row = tid & 31, first_row(tid)
     if cute.arch.vote_any_sync(saturated(p)):
-        raise_maxima(cfg, (scale, scale), acc, row_max, row_sum, factor, row, lane)
-        round_weights(scale, acc, row_max, p, nothing)
+        raise_row_max(cta, (scale, scale), acc, rows, rescale, row, lane)
+        round_weights(scale, acc, rows.row_max, p, nothing)
     else:
-        publish_pair(factor, row, lane, Float16(1.0), Float16(1.0))
+        store_row_values(rescale, row, lane, (Float16(1.0), Float16(1.0)))
 
 
-def add_sums(p, row_sum):
-    """Row sums of the rounded weights, 16 of them in fp16, of which none passes 7000."""
+def add_row_sums(p, rows: RowState):
+    """Add the rounded weights to the row sums: 16 of them in fp16, of which none passes 7000."""
     for h in range(2):
         sums = [sum_word(p[2 * i + h]) for i in range(4)]
-        total = add_halves(add_halves(sums[0], sums[1]), add_halves(sums[2], sums[3]))
-        row_sum[h] = row_sum[h] + whole(total)
+        total = add_f16x2(add_f16x2(sums[0], sums[1]), add_f16x2(sums[2], sums[3]))
+        rows.row_sum[h] = rows.row_sum[h] + sum_f16x2(total)
 
 
-@cute.jit
-def open_qk(s: TransposedShared, stage, phase, there=False):
-    """Until the keys of a tile are there and nobody reads its stage; `there`: it has been asked."""
-    if not there:
-        cute.arch.mbarrier_wait(s.full + stage, phase)
-        # the loader has waited for as much; thread by thread a race checker knows it too
-        cute.arch.mbarrier_wait(s.seen + stage, phase ^ 1)
+def start_qk(cta: Cta, state: PipelineState, ready: Any = False):
+    """Wait until the keys of a tile have landed and P of its stage is free, unless `ready`."""
+    wait_for_keys(cta, state, ready)
     warpgroup.fence()
 
 
-def keys_there(s: TransposedShared, stage, phase):
-    """Whether they are. Asked early: an answer takes 100 clocks, and a wait is two of them."""
-    full = cute.arch.mbarrier_test_wait(s.full + stage, phase)
-    return full & cute.arch.mbarrier_test_wait(s.seen + stage, phase ^ 1)
+@cute.jit
+def wait_for_keys(cta: Cta, state: PipelineState, ready):
+    """See `start_qk`."""
+    if not ready:
+        cta.s.kv_pipe.consumer_wait(state)
+        # implied by the producer's wait; each thread waits itself, as racecheck follows threads
+        cta.s.p_pipe.producer_acquire(state.opposite())
 
 
-def issue_qk(mma: Mmas, frags, acc, turn, stage, first, last):
-    """k-steps `first` to `last` - 1 of a tile, the last of them all with the group's end."""
-    r_q, r_tail, r_k = frags
+def try_keys(cta: Cta, state: PipelineState):
+    """True if both hold. Asked early: an answer takes 100 clocks, and a wait takes two of them."""
+    full = cta.s.kv_pipe.consumer_try_wait(state)
+    return full & cta.s.p_pipe.producer_try_acquire(state.opposite())
+
+
+def issue_qk(cta: Cta, f: Fragments, acc, q_turn, stage, first, last):
+    """k-steps `first` to `last` - 1 of a tile; with the last of all the commit."""
+    cfg, mma = cta.cfg, cta.mma
     rs, ss = cute.make_mma_atom(mma.qk_rs.op), cute.make_mma_atom(mma.qk.op)
     ss.set(warpgroup.Field.ACCUMULATE, True)
     for k in range(first, last):
         rs.set(warpgroup.Field.ACCUMULATE, k > 0)
-        if k < Q_STEPS:
-            cute.gemm(rs, acc, r_q[None, None, k], r_k[None, None, k, stage], acc)
+        keys = f.tSrK[None, None, k, stage]
+        if k < cfg.q_steps:
+            cute.gemm(rs, acc, f.tSrQ[None, None, k], keys, acc)
         else:
-            q_k = r_tail[None, None, k - Q_STEPS, turn]
-            cute.gemm(ss, acc, q_k, r_k[None, None, k, stage], acc)
-    if last == STEPS:
+            cute.gemm(ss, acc, f.tSrQ_tail[None, None, k - cfg.q_steps, q_turn], keys, acc)
+    if last == cfg.steps:
         warpgroup.commit_group()
 
 
 @cute.jit
-def attend_tile(
-    cfg: cutlass.Constexpr[Transposed], g: Globals, s: TransposedShared, mma: Mmas, frags, scores,
-    p, row_max, row_sum, p_at, stages, phase, there, turn, index, beyond, blocks,
+def softmax_under_next_qk(
+    cta: Cta, f: Fragments, scores, rows: RowState, tile: TileContext, tiles_left,
+    states: tuple, ready, q_turn,
 ):  # fmt: skip
-    """The first of two `scores`, of a tile that is not the work tile's last, become P, announced.
-    The second, of the tile after it, are issued by parts meanwhile: see `FIRST`."""
-    stage, ahead = stages
-    open_qk(s, ahead, phase, there)
-    issue_qk(mma, frags, scores[1], turn, ahead, 0, FIRST)
-    stamp_round(cfg, g, blocks, 3)
-    hide(cfg, g, s, scores[0], index, beyond, blocks)
+    """P of a tile that is not the work tile's last, from the first of two `scores`; meanwhile QK of
+    the next tile, step by step (see `FIRST`), into the second."""
+    s, stage, ahead, steps = cta.s, states[0].index, states[1], cta.cfg.steps
+    start_qk(cta, ahead, ready)
+    issue_qk(cta, f, scores[1], q_turn, ahead.index, 0, FIRST)
+    profile_tile(cta.cfg, cta.g, tiles_left, "QK done")
+    apply_mask(cta, scores[0], tile.index, tile.mask_free, tiles_left)
 
-    def between(word):
-        cute.arch.sync_warp()  # else the compiler brings the parts together again
+    def on_word(word):
+        cute.arch.sync_warp()  # otherwise the compiler moves the steps together again
         at = FIRST + word
-        issue_qk(mma, frags, scores[1], turn, ahead, at, at + 1)
+        issue_qk(cta, f, scores[1], q_turn, ahead.index, at, at + 1)
 
-    weigh(cfg, g, s, scores[0], p, row_max, row_sum, s.factor[None, stage], between)
-    store_p(p_at, stage, p)
-    issue_qk(mma, frags, scores[1], turn, ahead, FIRST + WORDS, LATE)
-    add_sums(p, row_sum)  # while the stores are on their way: the fence waits for them
+    online_softmax_step(cta, scores[0], f.rP, rows, s.sRescale[None, stage], on_word)
+    store_p(cta, f, stage)
+    issue_qk(cta, f, scores[1], q_turn, ahead.index, FIRST + WORDS, LATE)
+    add_row_sums(f.rP, rows)  # while the stores are under way: the fence waits for them
     cute.arch.fence_view_async_shared()
-    announce(s, stage)
-    stamp_round(cfg, g, blocks, 4)
-    issue_qk(mma, frags, scores[1], turn, ahead, LATE, STEPS)
+    s.p_pipe.producer_commit(stage)
+    profile_tile(cta.cfg, cta.g, tiles_left, "P stored")
+    issue_qk(cta, f, scores[1], q_turn, ahead.index, LATE, steps)
+
+
+def store_p(cta: Cta, f: Fragments, stage):
+    """P to the stage's rope box: 32 tokens a step, words by 16 tokens, then row half."""
+    stmatrix_swizzled(f.p_at, stage * cta.cfg.stage_bytes, f.rP, 2)
+
+
+def make_fragments(cta: Cta) -> Fragments:
+    """Descriptors once for all tiles, and registers."""
+    s, mma = cta.s, cta.mma
+    tSrK = mma.qk_rs.make_fragment_B(mma.qk_rs.get_slice(0).partition_B(s.sKV))
+    tSrQ = cute.make_rmem_tensor(
+        mma.qk_rs.partition_shape_A((64, cta.cfg.q_steps * 32)), cta.cfg.element
+    )
+    tSrQ_tail = mma.qk.make_fragment_A(mma.qk.get_slice(0).partition_A(s.sQ_tail))
+    shape = mma.qk_rs.partition_shape_C((64, 64))
+    scores = [cute.make_rmem_tensor(shape, Float32) for _ in range(2)]
+    p_at = matrix_row(Int32(s.sKV.iterator.toint()) + ROPE_BOX * BOX)
+    return Fragments(tSrQ, tSrQ_tail, tSrK, scores, cute.make_rmem_tensor(WORDS, Int32), p_at)
+
+
+def tile_context(cta: Cta, rows: RowState, index, w) -> tuple[TileContext, Any]:
+    """Resets the row state for a work tile; returns its context and the number of its KV tiles."""
+    work = read_work(cta.g, cta.s, index)
+    start_rows(cta, work, Int32(0), rows)
+    mask_free = cute.arch.make_warp_uniform(mask_free_until(cta, work, 16 * w))
+    return TileContext(index, mask_free), cute.arch.make_warp_uniform(work.end - work.begin)
+
+
+def finish_rows(cta: Cta, work: Work, stage, rows: RowState, index):
+    """Behind the last tile's P in `stage`: zero V past kv_len, store the row statistics."""
+    thread = fresh_thread() & 127
+    zero_v_tail(cta, stage, work, thread)
+    cta.s.stats_read.wait(0, (index - cta.plan.first) & 1)
+    to = own_rows(cta.s) if cta.cfg.p_exchange else cta.s
+    store_row_stats(cta, to, work, rows, first_row(thread), thread & 31)
+    cute.arch.fence_view_async_shared()
 
 
 @cute.jit
-def attend(
-    cfg: cutlass.Constexpr[Transposed], g: Globals, s: TransposedShared, mma: Mmas, plan: Plan, rank
-):
-    """Per work tile: Q to registers, then QK(t + 1) issued, softmax(t) under it, P(t) out.
+def start_work_tile(cta: Cta, f: Fragments, rows: RowState, index, w, state: PipelineState):
+    """Q to registers, the first tile's scores. Returns the context, the number of KV tiles, which
+    half of `sQ_tail` holds this query, the state."""
+    number = index - cta.plan.first
+    cta.s.q_pipe.full.wait(0, number & 1)
+    q_turn = cute.arch.make_warp_uniform(number & 1)
+    load_q_fragments(cta, f.tSrQ)
+    cute.arch.sync_warp()
+    with cute.arch.elect_one():
+        cta.s.q_pipe.consumer_release(0)
+    tile, tiles_left = tile_context(cta, rows, index, w)
+    state = state.uniform()
+    start_qk(cta, state)
+    issue_qk(cta, f, f.tSrS[0], q_turn, state.index, 0, cta.cfg.steps)
+    warpgroup.wait_group(0)
+    return tile, tiles_left, q_turn, state
 
-    Scores of two tiles are held, in turn."""
-    tid, _, _ = cute.arch.thread_idx()
-    w = cute.arch.make_warp_uniform(tid % 128 // 32)
-    r_k = mma.qk_rs.make_fragment_B(mma.qk_rs.get_slice(0).partition_B(s.kv))
-    r_q = cute.make_rmem_tensor(mma.qk_rs.partition_shape_A((64, Q_STEPS * 32)), cfg.element)
-    r_tail = mma.qk.make_fragment_A(mma.qk.get_slice(0).partition_A(s.q_tail))
-    frags = (r_q, r_tail, r_k)
-    shape = mma.qk_rs.partition_shape_C((64, 64))
-    scores = [cute.make_rmem_tensor(shape, Float32) for _ in range(2)]
-    p_at = row_address(Int32(s.kv.iterator.toint()) + ROPE_BOX * BOX, 3, 4)
-    p = cute.make_rmem_tensor(WORDS, Int32)
-    row_max = cute.make_rmem_tensor(2, Float32)
-    row_sum = cute.make_rmem_tensor(2, Float32)
+
+@cute.jit
+def mainloop_qk_softmax(cta: Cta):
+    """Per work tile: Q to registers, then QK(t + 1) issued under softmax(t), P(t) stored. The
+    scores of two tiles are held, alternating."""
+    cfg, s, stages = cta.cfg, cta.s, cta.cfg.stages
+    w = cute.arch.make_warp_uniform(cute.arch.thread_idx()[0] % 128 // 32)
+    f = make_fragments(cta)
+    row_max, row_sum = (cute.make_rmem_tensor(2, Float32) for _ in range(2))
+    rows = RowState(row_max, row_sum, row_max)
+    scores = f.tSrS
     if const_expr(cfg.scales):
-        # held in a register, or asked for in each tile, it would be one too many
-        s.scale[w] = with_scales(cfg, g).scale_log2
+        # in a register, or read again in each tile, it would be one value too many
+        s.sScale[w] = with_scales(cfg, cta.g).scale_log2
         cute.arch.sync_warp()
-    stage, phase = Int32(0), Int32(0)
-    for index in cutlass.range(plan.first, plan.last, unroll=1):
-        cute.arch.mbarrier_wait(s.q_full, (index - plan.first) & 1)
-        kept = cute.arch.make_warp_uniform((index - plan.first) & 1)
-        take_q(s, r_q)
-        cute.arch.sync_warp()
-        with cute.arch.elect_one():
-            cute.arch.mbarrier_arrive(s.q_empty)
-        work = read_work(g, s, index)
-        open_rows(cfg, g, work, Int32(0), row_max, row_sum, row_max)
-        beyond = cute.arch.make_warp_uniform(open_positions(cfg, g, work, 16 * w))
-        blocks = cute.arch.make_warp_uniform(work.end - work.begin)
-        stage = cute.arch.make_warp_uniform(stage)
-        open_qk(s, stage, phase)
-        issue_qk(mma, frags, scores[0], kept, stage, 0, STEPS)
-        warpgroup.wait_group(0)
-        there = Boolean(False)
-        while blocks > 2:
+    state = PipelineState.start()
+    for index in cutlass.range(cta.plan.first, cta.plan.last, unroll=1):
+        tile, tiles_left, q_turn, state = start_work_tile(cta, f, rows, index, w, state)
+        ready = Boolean(False)
+        while tiles_left > 2:
             for turn in cutlass.range_constexpr(2):
-                stage = cute.arch.make_warp_uniform(stage)
-                ahead, phase = next_stage(stage, phase)
-                attend_tile(
-                    cfg, g, s, mma, frags, (scores[turn], scores[1 - turn]), p, row_max, row_sum,
-                    p_at, (stage, ahead), phase, there, kept, index, beyond, blocks,
+                state = state.uniform()
+                ahead = state.advance(stages)
+                softmax_under_next_qk(
+                    cta, f, (scores[turn], scores[1 - turn]), rows, tile, tiles_left,
+                    (state, ahead), ready, q_turn,
                 )  # fmt: skip
-                after, then = next_stage(ahead, phase)
-                there = keys_there(s, after, then)
+                ready = try_keys(cta, ahead.advance(stages))
                 warpgroup.wait_group(0)
-                stage = ahead
-                blocks = blocks - 1
-        if blocks == 2:
-            ahead, phase = next_stage(stage, phase)
-            attend_tile(
-                cfg, g, s, mma, frags, scores, p, row_max, row_sum, p_at, (stage, ahead), phase,
-                there, kept, index, beyond, blocks,
-            )  # fmt: skip
+                state = ahead
+                tiles_left = tiles_left - 1
+        if tiles_left == 2:
+            ahead = state.advance(stages)
+            softmax_under_next_qk(
+                cta, f, scores, rows, tile, tiles_left, (state, ahead), ready, q_turn
+            )
             warpgroup.wait_group(0)
-            stage = ahead
+            state = ahead
             for i in cutlass.range_constexpr(cute.size(scores[0])):
                 scores[0][i] = scores[1][i]
-        # again: held through the loop they would cost registers
-        work = read_work(g, s, index)
-        hide(cfg, g, s, scores[0], index, beyond, Int32(1))
-        weigh(cfg, g, s, scores[0], p, row_max, row_sum, s.factor[None, stage], nothing)
-        store_p(p_at, stage, p)
-        add_sums(p, row_sum)
-        thread = fresh_thread() & 127
-        tail = work.kv_len - (work.end - 1) * BLOCK
-        if tail < BLOCK:
-            clear_rows(cfg, s, stage, cutlass.max(tail, Int32(0)), thread)
-        cute.arch.mbarrier_wait(s.free, (index - plan.first) & 1)
-        publish_sums(cfg, g, s, work, row_max, row_sum, own_row(thread), thread & 31)
-        cute.arch.fence_view_async_shared()
-        announce(s, stage)
-        stage, phase = next_stage(stage, phase)
+        # read again: held through the loop, it would take registers
+        work = read_work(cta.g, s, index)
+        apply_mask(cta, scores[0], index, tile.mask_free, Int32(1))
+        rescale = s.sRescale[None, state.index]
+        online_softmax_step(cta, scores[0], f.rP, rows, rescale, nothing)
+        store_p(cta, f, state.index)
+        add_row_sums(f.rP, rows)
+        finish_rows(cta, work, state.index, rows, index)
+        s.p_pipe.producer_commit(state.index)
+        state = state.advance(stages)

@@ -1,20 +1,21 @@
-"""A pair that halves the columns of O^T, and what its CTAs send each other.
+"""P exchange in a cluster of two, whose CTAs halve the columns of O^T instead of its rows.
 
-Each CTA has the scores of its own 64 rows, and O^T of all 128 rows for 256 columns. A step of
-V^T P^T is 64 columns by 128 rows: V^T passes through registers once for twice as many rows, and who
-issues waits half as often. P, factors, and at a work tile's end sums and maxima lie at the same
-places of both CTAs; a warp beside the loader copies this CTA's rows of them to the other.
+Each CTA computes the scores of its own 64 rows, and O^T of all 128 rows for 256 columns. A step of
+V^T P^T is 64 columns by 128 rows, so that V^T passes through registers once for twice as many rows.
+P and rescale factors, and at the end of a work tile row sums and maxes, lie at the same places of
+both CTAs; the exchange warp copies this CTA's rows of them to the other.
 
-    P[row][64 tokens]   two slots of two boxes of 32 tokens, 128 rows of 64 bytes, swizzled
+    P[row][64 tokens]   two stages of two boxes of 32 tokens, 128 rows of 64 bytes, swizzled
         box                | rows 0 .. 63, of CTA 0 | rows 64 .. 127, of CTA 1 |     4,096 B each
 
-    barriers        arrivals                             says
-    p_own[slot]     128 attend threads                   this CTA's rows are written
-    p_full[slot]    1 + bytes                            the other's have come
-    seen[slot]      256 threads, 8 warps of the other    P and factors have been read in both CTAs
-    free            the same                             so have sums and maxima
+    mbarriers              arrivals per phase            completes when
+    p_written[stage]       128 QK-softmax threads        this CTA's rows are stored
+    p_pipe.full[stage]     1 + bytes                     the other's rows have arrived
+    p_pipe.empty[stage]    256 threads, 8 warps of the   P and factors have been read in both CTAs
+                           other CTA
+    stats_read             the same                      row sums and maxes have been read, too
 
-Slots go by a CTA's tiles one after the other, whatever work tile they belong to.
+P stages alternate over all tiles of a CTA, across work tiles.
 """
 
 from __future__ import annotations
@@ -25,92 +26,83 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Int32, const_expr
 
-from ...common.ptx_sm90 import fresh_block
-from ..params import BLOCK, Globals
-from ..tile_scheduler import Plan
-from .params import P_SLOTS, SLOT, TransposedShared
+from ...common.pipeline import PipelineState
+from ...common.ptx_sm90 import fresh_block, ptx
+from ..params import BLOCK, Cta
+from .params import P_STAGE, P_STAGES, Fp8Shared
 
-#: bytes of a CTA's rows: of a box, its whole box of both, factors, and sums or maxima
-ROWS_OF_BOX, WHOLE_BOX, FACTORS, SUMS = BLOCK * 64, SLOT // 2, BLOCK * 2, BLOCK * 4
-
-
-def slot_of(tile):
-    """Where P of a CTA's tile number `tile` lies, and the parity of its barriers then."""
-    return tile & (P_SLOTS - 1), (tile // P_SLOTS) & 1
+#: bytes of a CTA's rows: of one box, of both CTAs' box, of factors, of row sums or maxes
+ROWS_OF_BOX, WHOLE_BOX, FACTORS, SUMS = BLOCK * 64, P_STAGE // 2, BLOCK * 2, BLOCK * 4
 
 
-def own_rows(s: TransposedShared) -> TransposedShared:
+def p_state(tile) -> PipelineState:
+    """Consumer state of P of a CTA's tile number `tile`."""
+    return PipelineState(tile & (P_STAGES - 1), (tile // P_STAGES) & 1)
+
+
+def own_rows(s: Fp8Shared) -> Fp8Shared:
     """Views of row values from this CTA's first row on."""
     first = (fresh_block() & 1) * BLOCK
 
     def view(t):  # type: ignore[no-untyped-def]
         return cute.make_tensor(t.iterator + first, t.layout)
 
-    return replace(s, row_sum=view(s.row_sum), row_max=view(s.row_max), factor=view(s.factor))
+    return replace(s, sRowSum=view(s.sRowSum), sRowMax=view(s.sRowMax), sRescale=view(s.sRescale))
 
 
-def own_p(s: TransposedShared):
-    """Where this CTA's rows of P begin in slot 0."""
-    return Int32(s.p.iterator.toint()) + (fresh_block() & 1) * ROWS_OF_BOX
+def own_p(s: Fp8Shared):
+    """Shared-memory address of this CTA's rows of P in stage 0."""
+    return Int32(s.sP.iterator.toint()) + (fresh_block() & 1) * ROWS_OF_BOX
 
 
-def place_free(s: TransposedShared, tile):
-    """Whether P of two tiles before has been read in both CTAs, asked early."""
-    slot, turn = slot_of(tile)
-    return cute.arch.mbarrier_test_wait(s.seen + slot, turn ^ 1)
-
-
-@cute.jit
-def await_place(s: TransposedShared, tile):
-    """Until it has."""
-    slot, turn = slot_of(tile)
-    cute.arch.mbarrier_wait(s.seen + slot, turn ^ 1)
-
-
-def copy_over(address, count, barrier, peer):
-    """Bytes to the same place of the other CTA, counted there."""
-    cute.arch.inline_ptx(
+def copy_to_peer(address, num_bytes, barrier, peer):
+    """Bytes to the same place of the other CTA, counted on its barrier."""
+    ptx(
         "{ .reg .b32 to, bar; mapa.shared::cluster.u32 to, {$r0}, {$r2}; "
         "mapa.shared::cluster.u32 bar, {$r1}, {$r2}; "
         "cp.async.bulk.shared::cluster.shared::cta.mbarrier::complete_tx::bytes "
-        f"[to], [{{$r0}}], {count}, [bar]; }}",
-        read_only_args=[address, barrier, peer],
+        f"[to], [{{$r0}}], {num_bytes}, [bar]; }}",
+        address,
+        barrier,
+        peer,
     )
 
 
 @cute.jit
-def send(s: TransposedShared, slot, last: cutlass.Constexpr[bool]):
-    """This CTA's rows of a tile to the other; what comes from there is expected."""
-    count = 2 * ROWS_OF_BOX + FACTORS + (2 * SUMS if last else 0)
+def send_tile(s: Fp8Shared, stage, last: cutlass.Constexpr[bool]):
+    """This CTA's rows of a tile to the other, with the row statistics of a work tile's `last`; as
+    many bytes are expected from there."""
+    num_bytes = 2 * ROWS_OF_BOX + FACTORS + (2 * SUMS if last else 0)
     with cute.arch.elect_one():
-        cute.arch.mbarrier_arrive_and_expect_tx(s.p_full + slot, count)
+        s.p_pipe.producer_expect_tx(stage, num_bytes)
         rank = fresh_block() & 1
         peer, row = 1 - rank, rank * BLOCK
-        bar = Int32((s.p_full + slot).toint())
-        at = own_p(s) + slot * SLOT
+        bar = Int32(s.p_pipe.full.at(stage).toint())
+        at = own_p(s) + stage * P_STAGE
         for box in cutlass.range_constexpr(2):
-            copy_over(at + box * WHOLE_BOX, ROWS_OF_BOX, bar, peer)
-        factors = Int32(s.factor.iterator.toint()) + (slot * (2 * BLOCK) + row) * 2
-        copy_over(factors, FACTORS, bar, peer)
+            copy_to_peer(at + box * WHOLE_BOX, ROWS_OF_BOX, bar, peer)
+        factors = Int32(s.sRescale.iterator.toint()) + (stage * (2 * BLOCK) + row) * 2
+        copy_to_peer(factors, FACTORS, bar, peer)
         if const_expr(last):
-            for values in (s.row_sum, s.row_max):
-                copy_over(Int32(values.iterator.toint()) + row * 4, SUMS, bar, peer)
+            for values in (s.sRowSum, s.sRowMax):
+                copy_to_peer(Int32(values.iterator.toint()) + row * 4, SUMS, bar, peer)
 
 
 @cute.jit
-def carry(g: Globals, s: TransposedShared, plan: Plan):
-    """By one warp, for all tiles as they are written."""
+def exchange_warp(cta: Cta):
+    """Send all tiles as they are stored; by one warp."""
+    g, s, plan = cta.g, cta.s, cta.plan
     tile = Int32(0)
     for index in cutlass.range(plan.first, plan.last, unroll=1):
-        slot, turn = slot_of(tile)
-        cute.arch.mbarrier_wait(s.p_own + slot, turn)
-        # from the plan: nothing keeps a record for this warp
+        state = p_state(tile)
+        s.p_written.wait(state.index, state.phase)
+        # from the plan: records may be overwritten before this warp reads them
         left = cutlass.max(g.tiles[index, 3] - g.tiles[index, 2], 1)
         while left > 1:
-            send(s, slot, False)
+            send_tile(s, state.index, False)
             tile = tile + 1
             left = left - 1
-            slot, turn = slot_of(tile)
-            cute.arch.mbarrier_wait(s.p_own + slot, turn)
-        send(s, slot, True)
+            state = p_state(tile)
+            s.p_written.wait(state.index, state.phase)
+        send_tile(s, state.index, True)
         tile = tile + 1

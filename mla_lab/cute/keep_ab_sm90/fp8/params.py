@@ -1,19 +1,19 @@
-"""Static facts and shared memory of the design for a cache of eight bits (see `transposed`).
+"""Static configuration and shared memory of the fp8 kernel.
 
 A stage of the ring, 64 tokens down, in boxes of 64 columns, each dense and swizzled by itself:
 
     e4m3        | V 0 | V 1 | ... | V 7 | rope |          nine boxes of 64 x 64 B; K is all nine
-    after QK    |    as it was          |  P   |          and p_second, where P has sixteen bits;
-                                                          a pair has P elsewhere then (see `pair`)
+    after QK    |    unchanged          |  P   |          16-bit P takes `sP_rest` as well; with
+                                                          `p_exchange` P has its own stages
     656 bytes   | V 0 | V 1 | ... | V 7 |   rope, bf16   | scales |     8 KB and 1 KB at the end
-    after QK    |    as it was          |  P, all of it  | scales |
+    after QK    |    unchanged          |  P, all of it  | scales |
 
     box: row t = token t, 64 B in four chunks of 16 B; chunk c lies at c ^ ((t >> 1) & 3)
 
-    read as B of S      K[token][column], K-major: rows of a box are N, its columns a k-step and two
-    read as A of O^T    V^T[column][token]: 8 x 8 matrices of 16-bit words by ldmatrix.trans, whose
-                        bytes prmt puts in order (see `accumulate`, `widen`)
-    P read as B of O^T  P[row][token], K-major
+    as B of S      K[token][column], K-major: the rows of a box are N, its columns two k-steps
+    as A of O^T    V^T[column][token]: 8 x 8 matrices of 16-bit words by ldmatrix.trans, whose bytes
+                   prmt puts in order (`mainloop_pv`, `v_fp8_to_fp16`)
+    P as B of O^T  P[row][token], K-major
 
 Operand A of S, a k-step of 32 columns of e4m3, in a thread's four registers (lane = 4 g + q):
 
@@ -32,177 +32,199 @@ import cutlass.cute as cute
 from cutlass import BFloat16, Float8E4M3FN, Float16, Float32, Int32, Int64, const_expr
 from cutlass.cute.nvgpu import warpgroup
 
-from ..params import BLOCK, HEAD, RECORD_WORDS, RECORDS, Config
+from ....plan.config import KernelConfig
+from ...common.barriers import MBarriers
+from ...common.pipeline import Pipeline
+from ..params import BLOCK, BOX, BOXES, RECORD_WORDS, RECORDS, ROPE_BOX, Config
 
-#: KV tiles in flight; a query in two terms leaves room for one less
-STAGES = 5
-#: stages that a query of sixteen bits passes through, once a work tile, and its boxes: 64 rows by
-#: 32 columns, one k-step, each as large as a box of the cache
+#: stages that a bf16 query passes through, once per work tile, and its boxes: 64 rows by 32
+#: columns, one k-step, each as large as a box of the cache
 Q_STAGES, Q_ARRIVAL_BOXES = 2, 18
-#: bytes of one stage, and of one box of 64 tokens by 64 columns
-STAGE = BLOCK * HEAD
-BOX = BLOCK * 64
-BOXES = HEAD // 64
-ROPE_BOX = 8
-#: places of P, where each CTA of a pair has all rows of it, and bytes of one: two boxes of 128 rows
-P_SLOTS, SLOT = 2, 2 * BLOCK * BLOCK * 2
-#: tokens of 656 bytes: bytes of a tile's rope, which are bf16, and of its scales, four a token
+#: stages of P where each CTA of a cluster has all 128 rows of it, and bytes of one: two boxes
+P_STAGES, P_STAGE = 2, 2 * BLOCK * BLOCK * 2
+#: 656-byte tokens: bytes of a tile's bf16 rope and of its scales, number of scales of a token
 ROPE, SCALES, SCALE_GROUPS = BLOCK * 64 * 2, BLOCK * 4 * 4, 4
-#: bytes of one k-step, and k-steps of Q K^T
+#: columns of one k-step of Q K^T
 STEP = 32
-STEPS = HEAD // STEP
-#: column boxes of Q that the attend group holds in registers; the others are read from shared
-#: memory: beside the scores of two tiles there are no registers for all
-Q_BOXES = 7
-Q_STEPS = Q_BOXES * 64 // STEP
-#: log2 of the weight of a row's maximum, when that has just moved. What is left to e4m3's greatest
-#: is how far scores may rise before it moves again, at the cost of a tile's time: of 8192 Gaussian
-#: keys it moves in 4 tiles, with 7 in 29, and few weights are lost below e4m3's least
+#: log2 of the weight of a row max that has just moved. The distance to e4m3's greatest is how far
+#: scores may rise before it moves again, at the cost of a tile's time: of 8192 Gaussian keys it
+#: moves in 4 tiles, with 7 in 29, and few weights fall below e4m3's least
 WEIGHT_LOG2 = 6.0
 
 
 @dataclass(frozen=True)
-class Transposed(Config):
-    """What is compiled in."""
+class Fp8Config(Config):
+    """What is compiled in for an fp8 cache."""
 
     dtype: str = "e4m3"
-    #: weights of up to 2**(6 + 2.75) = 430; at 432 they become e4m3's 448, which `attend` looks for
-    lazy_log2: float = 2.75
-    #: column parts of Q K^T, added to each other in fp32; of a query in two terms
-    score_parts: int = 3
-    #: parts of the next tile's scores that are there before P V of a tile may start; split only
-    go: int = 1
-    #: k-steps of V^T of sixteen bits whose operand A is held
-    held: int = 3
-    #: tokens of 656 bytes (see `groups`)
-    scaled: bool = False
-    #: quarters of a tile's scales that are read before the product that they are for has ended
-    early: int = 0
+    stages: int = 5
+    #: weights of up to 2**(6 + 2.75) = 430; from 432 on they round to e4m3's greatest, 448, by
+    #: which the mainloop detects that a row max must move
+    rescale_log2: float = 2.75
+    #: 64-column boxes of Q that the QK-softmax warp group holds in registers; the others are read
+    #: from shared memory, because the scores of two tiles take the registers
+    q_boxes: int = 7
+    #: k-steps of V^T whose operand A is held in registers
+    v_steps_held: int = 3
+    #: column parts of Q K^T that are added in fp32 (`query_hi_lo`), and how many of the next tile's
+    #: are done when P is committed
+    qk_parts: int = 3
+    qk_parts_before_p: int = 1
+    #: tokens of 656 bytes (`kv_656`)
+    kv_656: bool = False
+    #: quarters of a tile's scales that are read before the MMA they apply to has finished
+    early_scales: int = 0
+
+    @property
+    def fp8(self) -> bool:
+        return True
 
     @property
     def element(self) -> type[cutlass.Numeric]:
-        """Of the cache, whatever the query is."""
+        """KV element type; may differ from the query's."""
         return Float8E4M3FN
 
     @property
     def q_element(self) -> type[cutlass.Numeric]:
-        return BFloat16 if self.split else Float8E4M3FN
+        return BFloat16 if self.query_hi_lo else Float8E4M3FN
 
     @property
-    def split(self) -> bool:
-        """Whether Q goes in as a sum of two e4m3 numbers (see `terms`)."""
+    def query_hi_lo(self) -> bool:
+        """The query is bf16 and enters QK as a sum of two e4m3 numbers."""
         return self.dtype != "e4m3"
 
     @property
-    def crossed(self) -> bool:
-        """See `pair`."""
-        return self.cluster == 2 and self.split and not (self.scaled or self.features)
+    def p_exchange(self) -> bool:
+        """The CTAs of a cluster halve O's columns and exchange P (`p_exchange_2cta`)."""
+        return self.cluster == 2 and self.query_hi_lo and not (self.kv_656 or self.features)
 
     @property
     def weight_log2(self) -> float:
-        """Of the weight of a maximum that has just moved. In a pair none may pass 2."""
-        return 1.0 - self.lazy_log2 if self.crossed else WEIGHT_LOG2
+        """log2 of the weight of a row max that has just moved; with `p_exchange` none reaches 2."""
+        return 1.0 - self.rescale_log2 if self.p_exchange else WEIGHT_LOG2
 
     @property
-    def width(self) -> int:
-        """Rows of O^T in a CTA."""
-        return BLOCK * 2 if self.crossed else BLOCK
+    def rows(self) -> int:
+        """Rows of the output (columns of O^T) in a CTA."""
+        return BLOCK * 2 if self.p_exchange else BLOCK
 
     @property
     def slices(self) -> int:
-        """Of 64 columns, of an accumulate group."""
-        return 2 if self.crossed else 4
+        """64-column slices of the output of one PV warp group."""
+        return 2 if self.p_exchange else 4
 
     @property
-    def slots(self) -> int:
-        """Places of P, factors and their barriers."""
-        return P_SLOTS if self.crossed else self.stages
-
-    @property
-    def stages(self) -> int:
-        return STAGES - 1 if self.split else STAGES
+    def p_stages(self) -> int:
+        """Stages of P, of its rescale factors and of their barriers."""
+        return P_STAGES if self.p_exchange else self.stages
 
     @property
     def boxes(self) -> int:
-        """Of 64 columns of e4m3."""
-        return ROPE_BOX if self.scaled else BOXES
+        """64-column boxes of e4m3."""
+        return ROPE_BOX if self.kv_656 else BOXES
 
     @property
     def steps(self) -> int:
-        """K-steps of those."""
+        """K-steps of all boxes of e4m3."""
         return self.boxes * 64 // STEP
 
     @property
-    def stage_bytes(self) -> int:
-        return ROPE_BOX * BOX + ROPE + SCALES if self.scaled else STAGE
-
-    #: column boxes of Q in registers
-    q_boxes: int = Q_BOXES
-
-    @property
     def q_steps(self) -> int:
-        """K-steps of those."""
+        """K-steps of the boxes of Q in registers."""
         return self.q_boxes * 64 // STEP
 
     @property
-    def transposed(self) -> bool:
-        return True
+    def stage_bytes(self) -> int:
+        return ROPE_BOX * BOX + ROPE + SCALES if self.kv_656 else BOXES * BOX
 
     @property
-    def ring_bytes(self) -> int:
-        """KV stages, which a merge uses as its own."""
-        return self.stages * self.stage_bytes
+    def stage_elements(self) -> int:
+        return self.stage_bytes
+
+    @property
+    def shared_bytes(self) -> int:
+        """The ring, Q and P by boxes of 4,096 B, and 2 or 8 KiB of barriers and row values."""
+        rest = self.boxes - self.q_boxes
+        boxes = self.q_boxes + 2 * rest
+        if self.query_hi_lo:
+            p_boxes = P_STAGES * P_STAGE // BOX if self.p_exchange else self.stages
+            boxes = self.boxes + max(rest, 1) + (ROPE // BOX if self.kv_656 else p_boxes)
+        return self.ring_bytes + boxes * BOX + (8192 if self.kv_656 else 2048)
+
+    @property
+    def by_rows(self) -> bool:
+        return False
+
+    def word_of_piece(self, piece: Any) -> Any:
+        return piece * 4
 
     @property
     def boxes_per_copy(self) -> int:
-        """Column boxes of one TMA instruction; only full-height ones join, and a pair takes turns
-        with thirds of a tile."""
+        """Column boxes of one TMA instruction; only full-height ones join, and a cluster of two
+        alternates over thirds of a tile."""
         if self.box_rows < BLOCK:
             return 1
-        if self.scaled:
+        if self.kv_656:
             return self.boxes // self.cluster
         return 3 if self.cluster == 2 else BOXES
 
 
-@dataclass(frozen=True)
-class TransposedShared:
-    """Views of shared memory; tiles with a 64-byte swizzle. A query of e4m3 has `q`, one that is
-    split `q_low` and `p_second`."""
-
-    kv: cute.Tensor  # (64, 576, stage)
-    q: Any  # (64, 448): on its way to registers
-    q_tail: cute.Tensor  # (64, 128, 2): the last boxes of the work tile's query, in turn; split: 1
-    q_low: Any  # (64, 576)
-    p_second: Any  # (64, 64, stage): P of tokens 32 to 63; that of the others lies on the rope
-    p: Any  # crossed: fp16 (128, 64, slot), rows of both CTAs (see `pair`)
-    factor: cute.Tensor  # fp16 (64, stage): of O before a tile's PV; crossed: (128, slot)
-    records: cute.Tensor  # int32 (14, 3): `Work` and the pages of its first block, by index % 3
-    row_sum: cute.Tensor  # fp32 (64); crossed: (128)
-    row_max: cute.Tensor  # the same, base-2 units
-    scale: cute.Tensor  # fp32 (4), by attend warp: of the scores, base-2 units; if in memory
-    full: cute.Pointer  # [stage]
-    empty: cute.Pointer  # [stage]
-    p_full: cute.Pointer  # [stage]
-    seen: cute.Pointer  # [stage]
-    p_own: cute.Pointer  # [slot], crossed
-    free: cute.Pointer
-    q_full: cute.Pointer  # split: unused, the query passes through the ring
-    q_empty: cute.Pointer  # split: `q_split`, 128 attend threads: they all have read or written Q
-    more: Any = None  # `groups.More`
+def fp8_facts(config: KernelConfig, features: bool) -> dict[str, Any]:
+    """The fields of `Fp8Config` that depend on the formats of query and cache."""
+    if config.q_dtype == "e4m3":
+        return {}
+    # fp16 weights may grow further than e4m3 ones before the row max moves
+    facts: dict[str, Any] = {"stages": 4, "rescale_log2": 8.0, "q_boxes": 5}
+    if config.kv_format == "fp8_656":
+        # with seven boxes of Q in registers a single CTA spills
+        return facts | {
+            "kv_656": True,
+            "q_boxes": {1: 6, 2: 7}[config.cluster],
+            "v_steps_held": 2,
+            "qk_parts": SCALE_GROUPS,
+            "qk_parts_before_p": 2,
+            "early_scales": 4,
+        }
+    if config.cluster == 2 and not features:
+        return facts | {"rescale_log2": 6.0, "q_boxes": 6, "v_steps_held": 2}
+    return facts
 
 
 @dataclass(frozen=True)
-class More:
-    """What tokens of 656 bytes take beside that (see `groups`)."""
+class Fp8Shared:
+    """Views of shared memory; tiles with a 64-byte swizzle. None: not in this variant."""
 
-    rope: cute.Tensor  # bf16 (64, 64, stage), 128-byte swizzle; P later
-    q_rope: cute.Tensor  # bf16 (64, 64), 128-byte swizzle
-    #: fp32 [stage][64][4] as they come, stage_bytes apart; then [group][16 tokens][quad lane][4]
+    sKV: cute.Tensor  # (64, 576, stage)
+    sQ: Any  # e4m3 query: (64, 448), on its way to registers
+    sQ_tail: cute.Tensor  # (64, 128, 2): last boxes of the query, alternating; hi_lo: 1
+    sQ_low: Any  # hi_lo: (64, 576), second terms
+    sP_rest: Any  # 16-bit P of tokens 32 to 63: (64, 64, stage); the other half is in the rope box
+    sP: Any  # p_exchange: fp16 (128, 64, P stage), rows of both CTAs
+    sRescale: cute.Tensor  # fp16 (64, stage): factor of O before a tile's PV; p_exchange: (128, 2)
+    records: cute.Tensor  # int32 (14, 3): `Work` and the pages of its first tile, by index % 3
+    sRowSum: cute.Tensor  # fp32 (64); p_exchange: (128)
+    sRowMax: cute.Tensor  # the same, base-2 units
+    sScale: cute.Tensor  # fp32 (4), by QK-softmax warp: scale of the scores, if it is in memory
+    kv_pipe: Pipeline
+    p_pipe: Pipeline  # empty: rescale factors (p_exchange: and P) have been read
+    p_written: MBarriers  # [P stage], p_exchange: this CTA's rows of P are stored
+    stats_read: MBarriers  # row sums and row maxes have been read
+    q_pipe: Pipeline  # hi_lo: full is unused, empty orders the threads that read and write Q
+    kv_656: Any = None  # Kv656Shared
+
+
+@dataclass(frozen=True)
+class Kv656Shared:
+    """Further views for tokens of 656 bytes."""
+
+    sK_rope: cute.Tensor  # bf16 (64, 64, stage), 128-byte swizzle; P later
+    sQ_rope: cute.Tensor  # bf16 (64, 64), 128-byte swizzle
+    #: fp32 [stage][64][4] as loaded, stage_bytes apart; then [group][16 tokens][quad lane][4]
     scales: cute.Pointer
-    for_values: cute.Pointer  # fp16 [stage][group][16 tokens][quad lane][4], two a word
+    v_factors: cute.Pointer  # fp16 [stage][group][16 tokens][quad lane][4], two per word
     units: cute.Pointer  # fp32 [stage]
-    tops: cute.Pointer  # int32 [3]: exponent of a work tile's greatest unit, by index % 3
-    ready: cute.Pointer  # [stage]: those three are there, 32 threads
+    max_exponents: cute.Pointer  # int32 [3]: of a work tile's greatest unit, by index % 3
+    ready: MBarriers  # [stage]: those three are written, 32 threads
 
 
 def rope_box(rows: int) -> Any:
@@ -211,108 +233,79 @@ def rope_box(rows: int) -> Any:
     return cute.tile_to_shape(atom, (rows, 64), (0, 1))
 
 
-def allocate_groups(cfg: Transposed, alloc: Any, ready: cute.Pointer) -> tuple[cute.Tensor, More]:
-    """The ring and what belongs to it, of tokens of 656 bytes."""
+def allocate_656(
+    cfg: Fp8Config, alloc: Any, ready: cute.Pointer
+) -> tuple[cute.Tensor, Kv656Shared]:
+    """The ring of 656-byte tokens and what belongs to it."""
     stages, step = cfg.stages, cfg.stage_bytes
     ring = alloc.allocate_tensor(cfg.element, cute.make_layout(cfg.ring_bytes), byte_alignment=1024)
-    atom = warpgroup.make_smem_layout_atom(warpgroup.SmemLayoutAtomKind.K_SW64, cfg.element)
-    box = cute.tile_to_shape(atom, (BLOCK, 64 * cfg.boxes), (0, 1))
-    kv = cute.make_tensor(
-        cute.recast_ptr(ring.iterator, box.inner, cfg.element),
-        cute.append(box.outer, cute.make_layout(stages, stride=step)),
-    )
-    box = rope_box(BLOCK)
-    rope = cute.make_tensor(
-        cute.recast_ptr(ring.iterator + ROPE_BOX * BOX, box.inner, BFloat16),
-        cute.append(box.outer, cute.make_layout(stages, stride=step // 2)),
-    )
-    q_rope = alloc.allocate_tensor(BFloat16, box.outer, byte_alignment=1024, swizzle=box.inner)
+
+    def stage_view(offset: int, box: Any, element: Any) -> cute.Tensor:
+        stride = step * 8 // element.width
+        return cute.make_tensor(
+            cute.recast_ptr(ring.iterator + offset, box.inner, element),
+            cute.append(box.outer, cute.make_layout(stages, stride=stride)),
+        )
 
     def array(element: Any, count: int) -> cute.Pointer:
         return alloc.allocate_tensor(element, cute.make_layout(count), byte_alignment=128).iterator
 
+    atom = warpgroup.make_smem_layout_atom(warpgroup.SmemLayoutAtomKind.K_SW64, cfg.element)
+    kv = stage_view(0, cute.tile_to_shape(atom, (BLOCK, 64 * cfg.boxes), (0, 1)), cfg.element)
+    box = rope_box(BLOCK)
+    rope = stage_view(ROPE_BOX * BOX, box, BFloat16)
+    q_rope = alloc.allocate_tensor(BFloat16, box.outer, byte_alignment=1024, swizzle=box.inner)
     scales = cute.recast_ptr(ring.iterator + (ROPE_BOX * BOX + ROPE), dtype=Float32)
-    places = stages * BLOCK * SCALE_GROUPS
-    more = More(
+    return kv, Kv656Shared(
         rope,
         q_rope,
         scales,
-        array(Int32, places // 2),
+        array(Int32, stages * BLOCK * SCALE_GROUPS // 2),
         array(Float32, stages),
         array(Int32, RECORDS),
-        ready,
+        MBarriers(ready),
     )
-    return kv, more
 
 
-def allocate(cfg: Transposed, *layouts) -> TransposedShared:
-    """Shared memory: 229,376 B of tiles, with a query in two terms 208,896 unless crossed; 2 KiB
-    beside them, of tokens of 656 bytes 8 KiB. `layouts` as `operands` makes them, in the order of
-    the fields."""
+def allocate(cfg: Fp8Config, *layouts) -> Fp8Shared:
+    """Shared memory: 229,376 B of tiles, with a bf16 query 208,896 unless P is exchanged; beside
+    them 2 KiB, with 656-byte tokens 8 KiB. `layouts` as `operands` makes them."""
     alloc = cutlass.memory.SmemAllocator()
     stages = cfg.stages
-    bars = alloc.allocate_array(Int64, 5 * stages + 3)
-    records = alloc.allocate_tensor(
-        Int32, cute.make_layout((RECORD_WORDS, RECORDS)), byte_alignment=8
-    )
-    factor = alloc.allocate_tensor(
-        Float16,
-        cute.make_layout((cfg.width, cfg.slots), stride=(1, cfg.width)),
-        byte_alignment=64,
-    )
-    row_sum = alloc.allocate_tensor(Float32, cute.make_layout(cfg.width), byte_alignment=64)
-    row_max = alloc.allocate_tensor(Float32, cute.make_layout(cfg.width), byte_alignment=64)
-    scale = alloc.allocate_tensor(Float32, cute.make_layout(4), byte_alignment=16)
-    more = None
-    if const_expr(cfg.scaled):
-        kv, more = allocate_groups(cfg, alloc, bars + 4 * stages + 3)
-        tiles = [kv]
-        layouts = layouts[1:]
+
+    def array(dtype: Any, layout: Any, align: int) -> cute.Tensor:
+        return alloc.allocate_tensor(dtype, layout, byte_alignment=align)
+
+    def tile(layout: Any, element: Any = cfg.element) -> cute.Tensor:
+        return alloc.allocate_tensor(
+            element, layout.outer, byte_alignment=1024, swizzle=layout.inner
+        )
+
+    full = alloc.allocate_array(Int64, 5 * stages + 3)
+    empty, p_full, p_empty, stats = (full + i * stages for i in range(1, 5))
+    last = full + 4 * stages + 3
+    records = array(Int32, cute.make_layout((RECORD_WORDS, RECORDS)), 8)
+    factors = cute.make_layout((cfg.rows, cfg.p_stages), stride=(1, cfg.rows))
+    rescale = array(Float16, factors, 64)
+    row_sum, row_max = (array(Float32, cute.make_layout(cfg.rows), 64) for _ in range(2))
+    scale = array(Float32, cute.make_layout(4), 16)
+    q = q_low = p_rest = p = kv_656 = None
+    if const_expr(cfg.kv_656):
+        kv, kv_656 = allocate_656(cfg, alloc, last)
+        q_tail, q_low = (tile(layout) for layout in layouts[1:])
+    elif const_expr(cfg.p_exchange):
+        p = tile(layouts[-1], Float16)
+        kv, q_tail, q_low = (tile(layout) for layout in layouts[:-1])
+    elif const_expr(cfg.query_hi_lo):
+        kv, q_tail, q_low, p_rest = (tile(layout) for layout in layouts)
     else:
-        tiles = []
-    p = None
-    if const_expr(cfg.crossed):
-        of_p = layouts[-1]
-        p = alloc.allocate_tensor(Float16, of_p.outer, byte_alignment=1024, swizzle=of_p.inner)
-        layouts = layouts[:-1]
-    tiles += [
-        alloc.allocate_tensor(cfg.element, t.outer, byte_alignment=1024, swizzle=t.inner)
-        for t in layouts
-    ]
-    if const_expr(cfg.scaled or cfg.crossed):
-        tiles.append(None)
-    split = (tiles[0], None, *tiles[1:])
-    kv, q, tail, q_low, p_second = split if cfg.split else (*tiles, None, None)
-    full, empty, p_full, seen, free = (bars + i * stages for i in range(5))
-    return TransposedShared(
-        kv,
-        q,
-        tail,
-        q_low,
-        p_second,
-        p,
-        factor,
-        records,
-        row_sum,
-        row_max,
-        scale,
-        full,
-        empty,
-        p_full,
-        seen,
-        bars + 4 * stages + 3,
-        free,
-        free + 1,
-        free + 2,
-        more,
-    )
-
-
-@cute.jit
-def next_stage(stage: Int32, phase: Int32, stages: cutlass.Constexpr[int] = STAGES):
-    """The stage after, and the parity of its barriers then."""
-    stage = stage + 1
-    if stage == stages:
-        stage = Int32(0)
-        phase = phase ^ 1
-    return stage, phase
+        kv, q, q_tail = (tile(layout) for layout in layouts)
+    return Fp8Shared(
+        kv, q, q_tail, q_low, p_rest, p, rescale, records, row_sum, row_max, scale,
+        Pipeline(MBarriers(full), MBarriers(empty)),
+        Pipeline(MBarriers(p_full), MBarriers(p_empty)),
+        MBarriers(last),
+        MBarriers(stats),
+        Pipeline(MBarriers(stats + 1), MBarriers(stats + 2)),
+        kv_656,
+    )  # fmt: skip

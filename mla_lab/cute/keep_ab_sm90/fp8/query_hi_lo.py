@@ -1,24 +1,28 @@
-"""A bf16 query over e4m3: Q as a sum of two e4m3 numbers, P of fp16.
+"""QK-softmax mainloop of a bf16 query over e4m3: Q as a sum of two e4m3 numbers, fp16 weights.
 
     x = hi + lo      hi = e4m3(x), lo = e4m3(x - hi)
 
-Four significant bits each. lo is not scaled, so that both go into the same accumulator. A row of Q
-is scaled by a power of two that takes its greatest element to 128 .. 256: elements from 1/4 on are
-exact, those below are off by at most 2^-10, beside which bf16's own rounding of the greatest is
-1/4. The scale goes back into the scores.
+Four significant bits each. lo is not scaled, so that both terms go into the same accumulator. A row
+of Q is scaled by a power of two that takes its greatest element to 128 .. 256: elements from 1/4 on
+are exact, smaller ones are off by at most 2^-10, while bf16's own rounding of the greatest is 1/4.
+The scale is divided out of the scores.
 
 Q arrives as it is stored, through two stages of the ring, in 18 boxes of 64 rows by 32 columns: one
-k-step, of 64 bytes a row. A thread splits what it will hold of operand A
+k-step, of 64 bytes per row. A thread splits what it will hold of operand A
 
     rows g, g + 8 (g = lane / 4)     columns 4q .. 4q+3, 16 + 4q .. 16 + 4q + 3 (q = lane % 4)
 
-and keeps hi, but for two boxes; lo and these go to shared memory.
+and keeps hi of `q_boxes` boxes; lo and the rest of hi go to shared memory.
 
-Scores are sums of `score_parts` parts of the columns, added in fp32, since the matrix unit has 14
-bits of what it adds to. The first part of QK(t + 1) runs under softmax(t).
+Scores are sums of `qk_parts` column parts, added in fp32, because the tensor core keeps 14 bits of
+what it adds. The first part of QK(t + 1) runs under softmax(t).
 """
 
 from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
 
 import cutlass
 import cutlass.cute as cute
@@ -26,29 +30,56 @@ from cutlass import Boolean, Float32, Int32, const_expr
 from cutlass.cute.nvgpu import warpgroup
 
 from ...common.feature_operands import with_scales
-from ...common.ptx_sm90 import fresh_thread
-from ..mainloop_qk_softmax import announce, open_rows, publish_sums, quad, release
-from ..mask import hide, open_positions, own_row
-from ..params import BLOCK, Globals, Mmas
-from ..tile_scheduler import Plan, read_work, stamp_round
-from . import kv_656 as groups
-from .mainloop_qk_softmax import clear_rows, nothing, row_address
-from .p_exchange_2cta import await_place, own_rows, place_free, slot_of
-from .p_fp16 import store_four, weigh, weigh_at_once
-from .params import BOX, Q_ARRIVAL_BOXES, Q_STAGES, STEP, Transposed, TransposedShared, next_stage
+from ...common.pipeline import PipelineState, StagePhases
+from ...common.ptx_sm90 import bits_float, butterfly, float_bits, fresh_thread, ptx, stmatrix_x4
+from ..mainloop_qk_softmax import RowState, TileContext, release_kv
+from ..mask import apply_mask, first_row
+from ..params import BOX, Cta
+from ..profile import profile_tile
+from ..tile_scheduler import read_work
+from . import kv_656
+from .mainloop_qk_softmax import finish_rows, matrix_row, nothing, tile_context
+from .p_exchange_2cta import p_state
+from .p_fp16 import online_softmax_step, optimistic_softmax_step
+from .params import Q_ARRIVAL_BOXES, Q_STAGES, STEP, Fp8Config
 
-#: exponents, as fp32 has them: of a row's greatest element when it is scaled, of infinity
-TOP, INFINITE = 127 + 7, 255
-#: boxes of a stage of Q, and k-steps that are read before the first of them is written
-#: products of QK(t + 1) issued ahead of the weights of tile t, see `attend`; one follows each word
+#: biased fp32 exponents: of a row's greatest element after scaling, of infinity
+SCALED_TOP, INFINITE = 127 + 7, 255
+#: MMAs of QK(t + 1) issued before the weights of tile t are computed; one more follows each word
 FIRST = 6
-#: words of weights a thread
+#: words of weights per thread
 WORDS = 16
+#: boxes of one stage of Q, and k-steps that are read before the first of them is written
 ARRIVED, READ_AHEAD = Q_ARRIVAL_BOXES // Q_STAGES, 3
 
 
+@dataclass(frozen=True)
+class Fragments:
+    """Operands of QK; scores of one tile, and of a part of the next one."""
+
+    tSrQ: cute.Tensor  # hi in registers
+    tSrQ_tail: Any  # hi of the last boxes, descriptors; None if all are in registers
+    tSrQ_low: cute.Tensor  # lo, descriptors
+    tSrK: cute.Tensor  # descriptors
+    rope: Any  # kv_656: descriptors of the ropes of Q and K
+    tSrS: cute.Tensor
+    part: cute.Tensor
+
+
+@dataclass(frozen=True)
+class LoopState:
+    """What a step of the mainloop passes to the next one."""
+
+    state: PipelineState
+    p_phases: StagePhases  # of p_pipe.empty: queries pass through a stage that do not turn it
+    previous: Int32  # stage of the tile whose weights come next
+    left: Int32  # tiles whose scores are still to come
+    ready: Boolean  # the keys of the tile at `state` have landed
+    p_free: Boolean  # p_exchange: the next P stage is free
+
+
 def split_four(words, scale):
-    """Both terms of four numbers of bf16 times `scale`."""
+    """Both terms of four bf16 numbers times `scale`."""
     halves = "".join(
         f" shl.b32 p, {{$r{i}}}, 16; and.b32 h, {{$r{i}}}, 0xFFFF0000; mov.b32 x, p; mov.b32 y, h;"
         " mul.f32 x, x, {$r2}; mul.f32 y, y, {$r2}; cvt.rn.f16x2.f32 p, y, x;"
@@ -56,384 +87,390 @@ def split_four(words, scale):
         f" sub.rn.f16x2 p, p, h; cvt.rn.satfinite.e4m3x2.f16x2 l{i}, p;"
         for i in range(2)
     )
-    return cute.arch.inline_ptx(
+    return ptx(
         "{ .reg .b32 p, h; .reg .f32 x, y; .reg .b16 h0, h1, l0, l1;" + halves + " mov.b32 {$w0}, "
         "{h0, h1}; mov.b32 {$w1}, {l0, l1}; }",
-        write_only_types=[Int32, Int32],
-        read_only_args=[*words, scale],
+        *words,
+        scale,
+        out=[Int32] * 2,
     )
 
 
-def as_float(bits):
-    """The same 32 bits."""
-    return cute.arch.inline_ptx(
-        "mov.b32 {$w0}, {$r0};", write_only_types=[Float32], read_only_args=[bits]
-    )
-
-
-def as_bits(value):
-    """The same 32 bits."""
-    return cute.arch.inline_ptx(
-        "mov.b32 {$w0}, {$r0};", write_only_types=[Int32], read_only_args=[value]
-    )
-
-
-def greater(top, address, offset):
-    """The greatest magnitudes so far, of two numbers side by side, and those of 16 bytes of bf16;
-    NaN is greatest."""
-    return cute.arch.inline_ptx(
+def max_magnitudes(top, address, offset):
+    """The greatest magnitudes so far, in both halves of a word, and those of 16 bytes of bf16; NaN
+    is greatest."""
+    return ptx(
         "{ .reg .b32 a, b, c, d; ld.shared.v4.b32 {a, b, c, d}, [{$r1}+" + str(offset) + "];"
         " and.b32 a, a, 0x7FFF7FFF; and.b32 b, b, 0x7FFF7FFF; and.b32 c, c, 0x7FFF7FFF;"
         " and.b32 d, d, 0x7FFF7FFF; max.u16x2 a, a, b; max.u16x2 c, c, d; max.u16x2 a, a, c;"
         " mov.b32 b, {$r0}; max.u16x2 {$w0}, a, b; }",
-        write_only_types=[Int32],
-        read_only_args=[top, address],
+        top,
+        address,
+        out=Int32,
     )
 
 
-def read8(address, offset):
+def max_of_halves(word):
+    """The greater of two unsigned 16-bit numbers."""
+    return ptx(
+        "{ .reg .b32 a, b; and.b32 a, {$r0}, 0xFFFF; shr.u32 b, {$r0}, 16; max.u32 {$w0}, a, b; }",
+        word,
+        out=Int32,
+    )
+
+
+def load_words(address, offset):
     """Two words of shared memory."""
-    return cute.arch.inline_ptx(
-        f"ld.shared.v2.b32 {{ {{$w0}}, {{$w1}} }}, [{{$r0}}+{offset}];",
-        write_only_types=[Int32, Int32],
-        read_only_args=[address],
+    return ptx(
+        f"ld.shared.v2.b32 {{ {{$w0}}, {{$w1}} }}, [{{$r0}}+{offset}];", address, out=[Int32] * 2
     )
 
 
-def greatest(cfg: Transposed, s: TransposedShared, stages):
-    """Exponents of the greatest elements of a thread's two rows."""
-    tid = fresh_thread()
-    # whichever 16 bytes of a row a lane of the quad reads: the four read them all
-    at = Int32(s.kv.iterator.toint()) + own_row(tid) * 64 + ((tid & 3) << 4)
-    tops = [Int32(0)] * (4 if cfg.scaled else 2)
+def max_exponents(cta: Cta, stages):
+    """Biased exponents of the greatest elements of a thread's two rows of Q."""
+    cfg, tid = cta.cfg, fresh_thread()
+    # any 16 bytes of a row: the four lanes of the quad read all of them
+    at = Int32(cta.s.sKV.iterator.toint()) + first_row(tid) * 64 + ((tid & 3) << 4)
+    tops = [Int32(0)] * (4 if cfg.kv_656 else 2)
     for n, stage in enumerate(stages):
         base = at + stage * cfg.stage_bytes
         for box in range(ARRIVED):
             for h in range(2):
-                # a rope that is not split
+                # the rope of 656-byte tokens is not split
                 i = h + 2 * (n * ARRIVED + box >= cfg.steps)
-                tops[i] = greater(tops[i], base, box * BOX + 512 * h)
-    exponents = []
-    for top in tops:
-        top = cute.arch.inline_ptx(
-            "{ .reg .b32 a, b; and.b32 a, {$r0}, 0xFFFF; shr.u32 b, {$r0}, 16; "
-            "max.u32 {$w0}, a, b; }",
-            write_only_types=[Int32],
-            read_only_args=[top],
-        )
-        exponents.append(quad(cutlass.max, top) >> 7)
-    if cfg.scaled:
-        return [cutlass.max(exponents[h], exponents[2 + h] - groups.ROPE_ABOVE) for h in range(2)]
+                tops[i] = max_magnitudes(tops[i], base, box * BOX + 512 * h)
+    exponents = [butterfly(cutlass.max, max_of_halves(top)) >> 7 for top in tops]
+    if cfg.kv_656:
+        above = kv_656.ROPE_ABOVE
+        return [cutlass.max(exponents[h], exponents[2 + h] - above) for h in range(2)]
     return exponents
 
 
 def place_in_box(row, q):
-    """Where columns 4q .. 4q + 3 of a row lie in a box of Q, in bytes; those 16 further on lie 32
-    bytes off, by exclusive or."""
+    """Byte offset of columns 4q .. 4q + 3 of a row in a box of Q; those 16 further on lie at this
+    XOR 32."""
     return row * 64 + (((q >> 1) ^ ((row >> 1) & 3)) << 4) + ((q & 1) << 3)
 
 
 @cute.jit
-def split_query(
-    cfg: cutlass.Constexpr[Transposed], g: Globals, s: TransposedShared, r_q: cute.Tensor, scale,
-    stages,
-):  # fmt: skip
-    """Both terms of Q, as it lies in two stages, to registers and shared memory; `scale` <- of the
-    scores of a thread's two rows, base-2 units."""
-    words = cute.recast_tensor(r_q, Int32)
+def split_query(cta: Cta, f: Fragments, scale, stages):
+    """Both terms of Q, from two stages, to registers and shared memory; `scale` <- of the scores of
+    the thread's two rows, base-2 units."""
+    cfg, s = cta.cfg, cta.s
+    words = cute.recast_tensor(f.tSrQ, Int32)
     up = [
-        as_float((127 + TOP - cutlass.max(exponent, Int32(TOP - 126))) << 23)
-        for exponent in greatest(cfg, s, stages)
+        bits_float((127 + SCALED_TOP - cutlass.max(x, Int32(SCALED_TOP - 126))) << 23)
+        for x in max_exponents(cta, stages)
     ]
-    # the products of the query before have ended in all warps
-    cute.arch.mbarrier_arrive(s.q_empty)
-    cute.arch.mbarrier_wait(s.q_empty, 0)
+    # the MMAs of the query before have finished in all warps
+    s.q_pipe.empty.arrive(0)
+    s.q_pipe.empty.wait(0, 0)
     tid = fresh_thread()
-    g_row, q = own_row(tid), tid & 3
-    at = Int32(s.kv.iterator.toint()) + place_in_box(g_row, q)
-    low_at = row_address(Int32(s.q_low.iterator.toint()), 3, 4)
+    at = Int32(s.sKV.iterator.toint()) + place_in_box(first_row(tid), tid & 3)
+    low_at = matrix_row(Int32(s.sQ_low.iterator.toint()))
     if const_expr(cfg.q_steps < cfg.steps):
-        tail_at = row_address(Int32(s.q_tail.iterator.toint()), 3, 4)
+        tail_at = matrix_row(Int32(s.sQ_tail.iterator.toint()))
     for first in cutlass.range_constexpr(0, cfg.steps, READ_AHEAD):
         last = min(first + READ_AHEAD, cfg.steps)
         got = [
-            [read8((at + stages[k // ARRIVED] * cfg.stage_bytes) ^ (32 * far),
-                   (k % ARRIVED) * BOX + 512 * h) for far in (0, 1) for h in (0, 1)]
+            [load_words((at + stages[k // ARRIVED] * cfg.stage_bytes) ^ (32 * far),
+                        (k % ARRIVED) * BOX + 512 * h) for far in (0, 1) for h in (0, 1)]
             for k in range(first, last)
         ]  # fmt: skip
         for k in cutlass.range_constexpr(first, last):
             terms = [split_four(got[k - first][i], up[i % 2]) for i in range(4)]
             odd = 32 * (k % 2)
-            store_four(low_at ^ odd, k // 2 * BOX, [low for _, low in terms])
+            stmatrix_x4(low_at ^ odd, k // 2 * BOX, [low for _, low in terms])
             if const_expr(k < cfg.q_steps):
                 for i in cutlass.range_constexpr(4):
                     words[4 * k + i] = terms[i][0]
             else:
-                store_four(tail_at ^ odd, (k - cfg.q_steps) // 2 * BOX, [high for high, _ in terms])
-    if const_expr(cfg.scaled):
-        groups.keep_rope(cfg, s, stages, up)
+                high = [high for high, _ in terms]
+                stmatrix_x4(tail_at ^ odd, (k - cfg.q_steps) // 2 * BOX, high)
+    if const_expr(cfg.kv_656):
+        kv_656.scale_q_rope(cta, stages, up)
     cute.arch.fence_view_async_shared()
-    cute.arch.mbarrier_arrive(s.q_empty)
-    cute.arch.mbarrier_wait(s.q_empty, 1)
-    bare = with_scales(cfg, g).scale_log2
+    s.q_pipe.empty.arrive(0)
+    s.q_pipe.empty.wait(0, 1)
+    scale_log2 = with_scales(cfg, cta.g).scale_log2
     for h in cutlass.range_constexpr(2):
-        # one over `up`, but infinite where an element was, or NaN
-        unit = as_float(Int32(254 << 23) - as_bits(up[h]))
-        scale[h] = (unit if unit < Float32(2.0 ** (INFINITE - TOP)) else Float32.inf) * bare
-    # the four warps stand in for the eight that accumulate
+        # 1 / up, but infinite where an element was infinite or NaN
+        unit = bits_float(Int32(254 << 23) - float_bits(up[h]))
+        finite = unit < Float32(2.0 ** (INFINITE - SCALED_TOP))
+        scale[h] = (unit if finite else Float32.inf) * scale_log2
+    # four warps arrive for the eight PV warps
     for stage in stages:
         for _ in range(2):
-            release(cfg, s, stage, cute.arch.lane_idx())
+            release_kv(cta, stage, cute.arch.lane_idx())
 
 
 @cute.jit
-def await_keys(cfg: cutlass.Constexpr[Transposed], s: TransposedShared, stage, phase, uses, there):
-    """Until the tile's keys are there, unless it is known. `uses` holds the parity of `seen`, one
-    bit a stage: queries pass through a stage that do not turn it."""
-    if not there:
-        cute.arch.mbarrier_wait(s.full + stage, phase)
-        if const_expr(not cfg.crossed):
-            # the loader has waited for as much; thread by thread a race checker knows it too
-            cute.arch.mbarrier_wait(s.seen + stage, (uses >> stage) & 1)
-        if const_expr(cfg.scaled):
-            cute.arch.mbarrier_wait(s.more.ready + stage, ((uses >> stage) & 1) ^ 1)
-    return uses ^ (1 << stage)
+def wait_for_keys(cta: Cta, loop: LoopState):
+    """Wait until the tile's keys have landed, unless it is known. Returns the flipped phases."""
+    s, state = cta.s, loop.state
+    if not loop.ready:
+        s.kv_pipe.consumer_wait(state)
+        if const_expr(not cta.cfg.p_exchange):
+            # implied by the producer's wait; each thread waits itself, as racecheck follows threads
+            s.p_pipe.producer_acquire(loop.p_phases.state(state.index))
+        if const_expr(cta.cfg.kv_656):
+            s.kv_656.ready.wait_for(loop.p_phases.state(state.index).opposite())
+    return loop.p_phases.flip(state.index)
 
 
-def keys_there(cfg: Transposed, s: TransposedShared, stage, phase, uses):
-    """Whether they are, asked early: an answer takes 100 clocks. (To try a wait would be to stand
-    still where nothing has to be waited for.)"""
-    there = cute.arch.mbarrier_test_wait(s.full + stage, phase)
-    if not cfg.crossed:
-        there = there & cute.arch.mbarrier_test_wait(s.seen + stage, (uses >> stage) & 1)
-    if cfg.scaled:
-        turn = ((uses >> stage) & 1) ^ 1
-        there = there & cute.arch.mbarrier_test_wait(s.more.ready + stage, turn)
-    return there
+def try_keys(cta: Cta, state: PipelineState, p_phases: StagePhases):
+    """True if they have landed. Asked early, because an answer takes 100 clocks, by test_wait: a
+    try_wait may suspend the thread."""
+    s, cfg = cta.s, cta.cfg
+    ready = s.kv_pipe.consumer_try_wait(state)
+    if not cfg.p_exchange:
+        ready = ready & s.p_pipe.producer_try_acquire(p_phases.state(state.index))
+    if cfg.kv_656:
+        ready = ready & s.kv_656.ready.test_for(p_phases.state(state.index).opposite())
+    return ready
 
 
-def products(cfg, part):
-    """(term, k-step) of a part of the columns: the second term's, which are small, come first; in a
-    pair all of them with the first part, the longest: it has the softmax to run under."""
-    steps = range(*(n * cfg.steps // cfg.score_parts for n in (part, part + 1)))
-    if cfg.crossed:
+def mma_steps(cfg: Fp8Config, part: int) -> list[tuple[int, int]]:
+    """(term, k-step) of the MMAs of a column part. Those of the second term, which are small, come
+    first; with `p_exchange` all of them in part 0, which runs under the softmax."""
+    steps = range(*(n * cfg.steps // cfg.qk_parts for n in (part, part + 1)))
+    if cfg.p_exchange:
         low = [(1, k) for k in range(cfg.steps)] if part == 0 else []
         return low + [(0, k) for k in steps]
     return [(term, k) for term in (1, 0) for k in steps]
 
 
-def ahead(cfg):
-    """Products of the first part issued ahead of the weights: all eight where there are no more."""
-    return len(products(cfg, 0)) if cfg.scaled else FIRST
+def ahead(cfg: Fp8Config) -> int:
+    """MMAs of part 0 issued before the weights: with kv_656 all eight."""
+    return len(mma_steps(cfg, 0)) if cfg.kv_656 else FIRST
 
 
-def issue_part(cfg, mma, frags, acc, part, stage, first=0, last=None):
-    """Products `first` to `last` - 1 of a part, the last of them all with the group's end. Between
-    them nobody writes what they use: one fence is enough, and each would hold up the weights."""
-    r_q, r_tail, r_low, r_k = frags
+def issue_part(cta: Cta, f: Fragments, acc, part: int, stage, first: int = 0, last=None):
+    """MMAs `first` to `last` - 1 of a part; with the last of all the commit. Nothing writes their
+    operands in between, so one fence suffices; each would delay the weights."""
+    cfg, mma = cta.cfg, cta.mma
     rs, ss = cute.make_mma_atom(mma.qk_rs.op), cute.make_mma_atom(mma.qk.op)
-    found = products(cfg, part)
+    found = mma_steps(cfg, part)
     last = len(found) if last is None else last
     if first == 0:
         warpgroup.fence()
     for i in range(first, last):
         term, k = found[i]
-        keys = r_k[None, None, k, stage]
+        keys = f.tSrK[None, None, k, stage]
         for atom in (rs, ss):
             atom.set(warpgroup.Field.ACCUMULATE, i > 0)
         if term:
-            cute.gemm(ss, acc, r_low[None, None, k], keys, acc)
+            cute.gemm(ss, acc, f.tSrQ_low[None, None, k], keys, acc)
         elif k < cfg.q_steps:
-            cute.gemm(rs, acc, r_q[None, None, k], keys, acc)
+            cute.gemm(rs, acc, f.tSrQ[None, None, k], keys, acc)
         else:
-            cute.gemm(ss, acc, r_tail[None, None, k - cfg.q_steps, 0], keys, acc)
+            cute.gemm(ss, acc, f.tSrQ_tail[None, None, k - cfg.q_steps, 0], keys, acc)
     if first < last == len(found):
         warpgroup.commit_group()
 
 
-def one_a_word(cfg, mma, frags, acc, stage):
-    """What issues one product of the first part with each word of weights, from `FIRST` on."""
+def mma_per_word(cta: Cta, f: Fragments, stage) -> Callable[[int], None]:
+    """`on_word` that issues one MMA of part 0, from `ahead` on."""
 
-    def between(word):
-        at = ahead(cfg) + word
-        if at < len(products(cfg, 0)):
-            cute.arch.sync_warp()  # else the compiler brings them together again
-            issue_part(cfg, mma, frags, acc, 0, stage, at, at + 1)
+    def on_word(word):  # type: ignore[no-untyped-def]
+        at = ahead(cta.cfg) + word
+        if at < len(mma_steps(cta.cfg, 0)):
+            cute.arch.sync_warp()  # otherwise the compiler moves the MMAs together again
+            issue_part(cta, f, f.part, 0, stage, at, at + 1)
 
-    return between
-
-
-def moved(x):
-    """The same number, moved here: a plain copy may be made while products are under way."""
-    return cute.arch.inline_ptx(
-        "mov.b32 {$w0}, {$r0};", write_only_types=[Float32], read_only_args=[x]
-    )
+    return on_word
 
 
-def added(x, y):
-    """The sum, made here."""
-    return cute.arch.inline_ptx(
-        "add.f32 {$w0}, {$r0}, {$r1};", write_only_types=[Float32], read_only_args=[x, y]
-    )
+def move_here(x):
+    """The same number by an opaque move: a plain copy could be placed while an MMA writes it."""
+    return ptx("mov.b32 {$w0}, {$r0};", x, out=Float32)
+
+
+def add_here(x, y):
+    """The sum by an opaque addition."""
+    return ptx("add.f32 {$w0}, {$r0}, {$r1};", x, y, out=Float32)
 
 
 @cute.jit
-def announce_if(s: TransposedShared, stage, there):
-    """P of the tile before, if there is one."""
-    if there:
-        announce(s, stage)
+def commit_p_if(cta: Cta, stage, exists):
+    """Commit P of the previous tile, if there is one."""
+    if exists:
+        cta.s.p_pipe.producer_commit(stage)
 
 
-def take_scores(cfg, s, mma, frags, scores, part, stage, before, there, ask):
-    """Scores <- the first part, which is under way, and the others; P of the tile `before`, if
-    `there` is one, is announced after `go` of them. Returns what `ask` says under the last."""
+def finish_parts(cta: Cta, f: Fragments, stage, previous, exists, ask: Callable):
+    """Scores <- part 0, which is under way, and the others; P of the tile `previous`, if it
+    `exists`, is committed after `qk_parts_before_p` of them. Returns `ask()`, called under the last
+    part."""
+    cfg, scores, part = cta.cfg, f.tSrS, f.part
     warpgroup.wait_group(0)
-    for n in range(cfg.score_parts):
+    for n in range(cfg.qk_parts):
         if n:
-            issue_part(cfg, mma, frags, part, n, stage)
-            said = ask()
+            issue_part(cta, f, part, n, stage)
+            answer = ask()
             warpgroup.wait_group(0)
-        if n == min(cfg.go, cfg.score_parts - 1):
-            announce_if(s, before, there)
+        if n == min(cfg.qk_parts_before_p, cfg.qk_parts - 1):
+            commit_p_if(cta, previous, exists)
         for x in range(cute.size(scores)):
-            scores[x] = added(scores[x], part[x]) if n else moved(part[x])
-    return said
+            scores[x] = add_here(scores[x], part[x]) if n else move_here(part[x])
+    return answer
 
 
-def take_parts(cfg, mma, frags, scores, part, stage, ask):
-    """As `take_scores`, of a pair: the second part goes to the scores themselves, whose weights are
-    made, beside the end of the first."""
-    issue_part(cfg, mma, frags, scores, 1, stage)
-    for n in range(2, cfg.score_parts + 1):
+def finish_parts_exchange(cta: Cta, f: Fragments, stage, ask: Callable):
+    """As `finish_parts`, with `p_exchange`: part 1 goes to the scores themselves, whose weights are
+    stored, beside the end of part 0."""
+    scores, part = f.tSrS, f.part
+    issue_part(cta, f, scores, 1, stage)
+    for n in range(2, cta.cfg.qk_parts + 1):
         warpgroup.wait_group(0)
         for x in range(cute.size(scores)):
-            scores[x] = added(scores[x], part[x])
-        if n < cfg.score_parts:
-            issue_part(cfg, mma, frags, part, n, stage)
-            said = ask()
-    return said
+            scores[x] = add_here(scores[x], part[x])
+        if n < cta.cfg.qk_parts:
+            issue_part(cta, f, part, n, stage)
+            answer = ask()
+    return answer
 
 
-def take_groups(cfg, s, mma, frags, ropes, scores, part, stage, before, there, ask):
-    """As `take_scores`, of tokens of 656 bytes: each part times its tokens' scales. The rope's
-    product goes to the scores themselves, beside the second part."""
-    for n in range(cfg.score_parts):
+def finish_parts_656(cta: Cta, f: Fragments, stage, previous, exists, ask: Callable):
+    """As `finish_parts`, for 656-byte tokens: each part times its tokens' scales. QK of the rope
+    goes to the scores themselves, beside part 1."""
+    cfg, scores, part = cta.cfg, f.tSrS, f.part
+    for n in range(cfg.qk_parts):
         if n == 1:
-            groups.issue_rope(mma, ropes, scores, stage)
+            kv_656.issue_rope(cta.mma, f.rope, scores, stage)
         if n:
-            issue_part(cfg, mma, frags, part, n, stage)
-        said = ask() if n + 1 == cfg.score_parts else None
-        early = groups.read_scales(cfg, s, n, stage, range(cfg.early))
+            issue_part(cta, f, part, n, stage)
+        answer = ask() if n + 1 == cfg.qk_parts else None
+        early = kv_656.load_scales(cta, n, stage, range(cfg.early_scales))
         warpgroup.wait_group(0)
-        if n == min(cfg.go, cfg.score_parts - 1):
-            announce_if(s, before, there)
-        groups.add_scaled(scores, part, early, 0, n)
-        late = groups.read_scales(cfg, s, n, stage, range(cfg.early, 4))
-        groups.add_scaled(scores, part, late, cfg.early, n)
-    return said
+        if n == min(cfg.qk_parts_before_p, cfg.qk_parts - 1):
+            commit_p_if(cta, previous, exists)
+        kv_656.add_scaled(scores, part, early, 0, n)
+        late = kv_656.load_scales(cta, n, stage, range(cfg.early_scales, 4))
+        kv_656.add_scaled(scores, part, late, cfg.early_scales, n)
+    return answer
 
 
-@cute.jit
-def attend_split(
-    cfg: cutlass.Constexpr[Transposed], g: Globals, s: TransposedShared, mma: Mmas, plan: Plan, rank
-):
-    """Per work tile: Q split, then of QK(t + 1) the first part issued, softmax(t) under it, P(t)
-    out, the other parts."""
-    tid, _, _ = cute.arch.thread_idx()
-    w = cute.arch.make_warp_uniform(tid % 128 // 32)
-    r_k = mma.qk.make_fragment_B(mma.qk.get_slice(0).partition_B(s.kv))
-    r_q = cute.make_rmem_tensor(mma.qk_rs.partition_shape_A((64, cfg.q_steps * STEP)), cfg.element)
-    r_tail = None
-    if const_expr(cfg.q_steps < cfg.steps):
-        r_tail = mma.qk.make_fragment_A(mma.qk.get_slice(0).partition_A(s.q_tail))
-    ropes = groups.rope_operands(s, mma) if const_expr(cfg.scaled) else None
-    r_low = mma.qk.make_fragment_A(mma.qk.get_slice(0).partition_A(s.q_low))
-    frags = (r_q, r_tail, r_low, r_k)
+def make_fragments(cta: Cta) -> Fragments:
+    """Descriptors once for all tiles, and registers."""
+    cfg, s, mma = cta.cfg, cta.s, cta.mma
+    tSrK = mma.qk.make_fragment_B(mma.qk.get_slice(0).partition_B(s.sKV))
+    tSrQ = cute.make_rmem_tensor(mma.qk_rs.partition_shape_A((64, cfg.q_steps * STEP)), cfg.element)
+    tSrQ_tail = None
+    if cfg.q_steps < cfg.steps:
+        tSrQ_tail = mma.qk.make_fragment_A(mma.qk.get_slice(0).partition_A(s.sQ_tail))
+    rope = kv_656.rope_operands(s, mma) if cfg.kv_656 else None
+    tSrQ_low = mma.qk.make_fragment_A(mma.qk.get_slice(0).partition_A(s.sQ_low))
     shape = mma.qk_rs.partition_shape_C((64, 64))
     scores, part = (cute.make_rmem_tensor(shape, Float32) for _ in range(2))
-    scale, row_max, row_sum = (cute.make_rmem_tensor(2, Float32) for _ in range(3))
-    stage, phase, uses = Int32(0), Int32(0), Int32((1 << cfg.stages) - 1)
-    tile = Int32(0)  # of all; the work tile's first
-    for index in cutlass.range(plan.first, plan.last, unroll=1):
-        stage = cute.arch.make_warp_uniform(stage)
-        cute.arch.mbarrier_wait(s.full + stage, phase)
-        second, phase = next_stage(stage, phase, cfg.stages)
-        cute.arch.mbarrier_wait(s.full + second, phase)
-        split_query(cfg, g, s, r_q, scale, (stage, second))
-        stage, phase = next_stage(second, phase, cfg.stages)
-        work = read_work(g, s, index)
-        open_rows(cfg, g, work, Int32(0), row_max, row_sum, row_max)
-        beyond = cute.arch.make_warp_uniform(open_positions(cfg, g, work, 16 * w))
-        blocks = cute.arch.make_warp_uniform(work.end - work.begin)
-        stage = cute.arch.make_warp_uniform(stage)
-        # so that nothing is kept in them until here
-        scores.fill(0.0)
-        part.fill(0.0)
-        before, left = stage, blocks
-        there, free = Boolean(False), Boolean(False)
-        while left > 0:
-            stage = cute.arch.make_warp_uniform(stage)
-            uses = cute.arch.make_warp_uniform(uses)
-            # of the tile whose weights are made
-            number = tile + (blocks - left - 1)
-            uses = await_keys(cfg, s, stage, phase, uses, there)
-            issue_part(cfg, mma, frags, part, 0, stage, 0, ahead(cfg))
-            between = one_a_word(cfg, mma, frags, part, stage)
-            if left < blocks:
-                stamp_round(cfg, g, left, 3)
-                hide(cfg, g, s, scores, index, beyond, left + 1)
-                if const_expr(cfg.crossed):
-                    if not free:
-                        await_place(s, number)
-                    slot, _ = slot_of(number)
-                    weigh_at_once(cfg, s, scores, scale, row_max, row_sum, slot, between)
-                    cute.arch.fence_view_async_shared()
-                    cute.arch.mbarrier_arrive(s.p_own + slot)
-                    issue_part(cfg, mma, frags, part, 0, stage, FIRST + WORDS)
-                else:
-                    weigh(cfg, s, scores, scale, row_max, row_sum, before, between)
-                    cute.arch.fence_view_async_shared()
-                stamp_round(cfg, g, left, 4)
-            else:
-                issue_part(cfg, mma, frags, part, 0, stage, ahead(cfg))
-            after, turn = next_stage(stage, phase, cfg.stages)
+    return Fragments(tSrQ, tSrQ_tail, tSrQ_low, tSrK, rope, scores, part)
 
-            def ask(after=after, turn=turn, uses=uses, number=number):
-                keys = keys_there(cfg, s, after, turn, uses)
-                return keys, place_free(s, number + 1) if cfg.crossed else keys
 
-            if const_expr(cfg.scaled):
-                there, free = take_groups(
-                    cfg, s, mma, frags, ropes, scores, part, stage, before, left < blocks, ask
-                )
-            elif const_expr(cfg.crossed):
-                there, free = take_parts(cfg, mma, frags, scores, part, stage, ask)
-            else:
-                there, free = take_scores(
-                    cfg, s, mma, frags, scores, part, stage, before, left < blocks, ask
-                )
-            before = stage
-            left = left - 1
-            stage, phase = next_stage(stage, phase, cfg.stages)
-        # again: held through the loop they would cost registers
-        work = read_work(g, s, index)
-        tile = tile + blocks
-        slot, _ = slot_of(tile - 1)
-        hide(cfg, g, s, scores, index, beyond, Int32(1))
-        if const_expr(cfg.crossed):
-            await_place(s, tile - 1)
-            weigh_at_once(cfg, s, scores, scale, row_max, row_sum, slot, nothing)
-        else:
-            weigh(cfg, s, scores, scale, row_max, row_sum, before, nothing)
-        thread = fresh_thread() & 127
-        tail = work.kv_len - (work.end - 1) * BLOCK
-        if tail < BLOCK:
-            clear_rows(cfg, s, before, cutlass.max(tail, Int32(0)), thread)
-        cute.arch.mbarrier_wait(s.free, (index - plan.first) & 1)
-        to = own_rows(s) if const_expr(cfg.crossed) else s
-        publish_sums(cfg, g, to, work, row_max, row_sum, own_row(thread), thread & 31)
+@cute.jit
+def softmax_under_part(
+    cta: Cta, f: Fragments, rows: RowState, scale, tile: TileContext, loop: LoopState, number
+):
+    """Weights of the previous tile, number `number` of the CTA, while part 0 of the tile at
+    `loop.state` runs."""
+    cfg, s, stage = cta.cfg, cta.s, loop.state.index
+    on_word = mma_per_word(cta, f, stage)
+    profile_tile(cfg, cta.g, loop.left, "QK done")
+    apply_mask(cta, f.tSrS, tile.index, tile.mask_free, loop.left + 1)
+    if const_expr(cfg.p_exchange):
+        if not loop.p_free:
+            s.p_pipe.producer_acquire(p_state(number).opposite())
+        p_stage = p_state(number).index
+        optimistic_softmax_step(cta, f.tSrS, scale, rows, p_stage, on_word)
         cute.arch.fence_view_async_shared()
-        if const_expr(cfg.crossed):
-            cute.arch.mbarrier_arrive(s.p_own + slot)
-        else:
-            announce(s, before)
+        s.p_written.arrive(p_stage)
+        issue_part(cta, f, f.part, 0, stage, FIRST + WORDS)
+    else:
+        online_softmax_step(cta, f.tSrS, scale, rows, loop.previous, on_word)
+        cute.arch.fence_view_async_shared()
+    profile_tile(cfg, cta.g, loop.left, "P stored")
+
+
+@cute.jit
+def qk_tile(
+    cta: Cta, f: Fragments, rows: RowState, scale, tile: TileContext, loop: LoopState, number, tiles
+):
+    """Scores of the tile at `loop.state`, one of `tiles` of the work tile. Unless it is the first,
+    the weights of the previous one, number `number` of the CTA, are computed here."""
+    cfg, state = cta.cfg, loop.state
+    p_phases = wait_for_keys(cta, loop)
+    issue_part(cta, f, f.part, 0, state.index, 0, ahead(cfg))
+    if loop.left < tiles:
+        softmax_under_part(cta, f, rows, scale, tile, loop, number)
+    else:
+        issue_part(cta, f, f.part, 0, state.index, ahead(cfg))
+    after = state.advance(cfg.stages)
+
+    def ask():  # type: ignore[no-untyped-def]
+        keys = try_keys(cta, after, p_phases)
+        following = p_state(number + 1).opposite()
+        return keys, cta.s.p_pipe.producer_try_acquire(following) if cfg.p_exchange else keys
+
+    if const_expr(cfg.p_exchange):
+        ready, p_free = finish_parts_exchange(cta, f, state.index, ask)
+    else:
+        finish = finish_parts_656 if cfg.kv_656 else finish_parts
+        ready, p_free = finish(cta, f, state.index, loop.previous, loop.left < tiles, ask)
+    left = loop.left - 1
+    after = state.advance(cfg.stages)
+    return LoopState(after, p_phases, state.index, left, ready, p_free)
+
+
+@cute.jit
+def finish_work_tile(
+    cta: Cta, f: Fragments, rows: RowState, scale, tile: TileContext, previous, number
+):
+    """P of the last tile, number `number` of the CTA, and the row statistics for the epilogue."""
+    s, p_stage = cta.s, p_state(number).index
+    # read again: held through the loop, it would take registers
+    work = read_work(cta.g, s, tile.index)
+    apply_mask(cta, f.tSrS, tile.index, tile.mask_free, Int32(1))
+    if const_expr(cta.cfg.p_exchange):
+        s.p_pipe.producer_acquire(p_state(number).opposite())
+        optimistic_softmax_step(cta, f.tSrS, scale, rows, p_stage, nothing)
+        finish_rows(cta, work, previous, rows, tile.index)
+        s.p_written.arrive(p_stage)
+    else:
+        online_softmax_step(cta, f.tSrS, scale, rows, previous, nothing)
+        finish_rows(cta, work, previous, rows, tile.index)
+        s.p_pipe.producer_commit(previous)
+
+
+@cute.jit
+def mainloop_qk_softmax_hi_lo(cta: Cta):
+    """Per work tile: Q split, then part 0 of QK(t + 1) issued, softmax(t) under it, P(t) stored,
+    the other parts."""
+    cfg, s = cta.cfg, cta.s
+    w = cute.arch.make_warp_uniform(cute.arch.thread_idx()[0] % 128 // 32)
+    f = make_fragments(cta)
+    scale, row_max, row_sum = (cute.make_rmem_tensor(2, Float32) for _ in range(3))
+    rows = RowState(row_max, row_sum, row_max)
+    state, p_phases = PipelineState.start(), StagePhases(Int32((1 << cfg.stages) - 1))
+    count = Int32(0)  # of the CTA's tiles before this work tile
+    for index in cutlass.range(cta.plan.first, cta.plan.last, unroll=1):
+        state = state.uniform()
+        s.kv_pipe.consumer_wait(state)
+        second = state.advance(cfg.stages)
+        s.kv_pipe.consumer_wait(second)
+        split_query(cta, f, scale, (state.index, second.index))
+        state = second.advance(cfg.stages)
+        tile, tiles = tile_context(cta, rows, index, w)
+        state = state.uniform()
+        # so that no older value is held in these registers
+        f.tSrS.fill(0.0)
+        f.part.fill(0.0)
+        loop = LoopState(state, p_phases, state.index, tiles, Boolean(False), Boolean(False))
+        while loop.left > 0:
+            loop = LoopState(
+                loop.state.uniform(), loop.p_phases.uniform(), loop.previous, loop.left,
+                loop.ready, loop.p_free,
+            )  # fmt: skip
+            number = count + (tiles - loop.left - 1)
+            loop = qk_tile(cta, f, rows, scale, tile, loop, number, tiles)
+        state, p_phases = loop.state, loop.p_phases
+        count = count + tiles
+        finish_work_tile(cta, f, rows, scale, tile, loop.previous, count - 1)

@@ -123,7 +123,7 @@ def select(condition, yes, no):
 
 def total(value: Int32) -> Int32:
     """Sum over the warp."""
-    return cute.arch.warp_redux_sync(value, "add")
+    return Int32(cute.arch.warp_redux_sync(value, "add"))
 
 
 @cute.jit
@@ -184,9 +184,9 @@ def totals_of(b: Batch, blocks: cute.Tensor, tiles: cute.Tensor) -> Totals:
             there = base + 32 * c + lane < batch
             least = select(there, cutlass.min(least, tiles[c]), least)
     items, work = total(items), total(work)
-    longest = cute.arch.warp_redux_sync(longest, "max")
-    most = cute.arch.warp_redux_sync(most, "max")
-    least = cute.arch.warp_redux_sync(least, "min")
+    longest = Int32(cute.arch.warp_redux_sync(longest, "max"))
+    most = Int32(cute.arch.warp_redux_sync(most, "max"))
+    least = Int32(cute.arch.warp_redux_sync(least, "min"))
     row_tiles, bundled = Int32(1), Int32(0)
     if (most == least) & (most > 0) & (most <= b.workers):
         row_tiles, bundled = most, Int32(1)
@@ -254,7 +254,7 @@ def cut_at(line: Line, chunk: Chunk, place: Int32) -> Cut:
     cost = chunk.tiles * size
     upto = chunk.before + scan(cost)
     beyond = Uint32(cute.arch.vote_ballot_sync(upto > place))
-    owner = cute.arch.popc((beyond - 1) & ~beyond)
+    owner = Int32(cute.arch.popc((beyond - 1) & ~beyond))
     items = cute.arch.shuffle_sync(scan(chunk.tiles) - chunk.tiles, owner) + chunk.items
     start = cute.arch.shuffle_sync(upto - cost, owner)
     blocks = cute.arch.shuffle_sync(chunk.blocks, owner)
@@ -381,7 +381,8 @@ def open_plan(b: Batch, tiles: cute.Tensor, worker_begin: cute.Tensor, worker: I
 def plan_of(words: Int32) -> Plan:
     """The plan of the module's table."""
     count = cute.arch.make_warp_uniform(cute.arch.shuffle_sync(words, COUNT))
-    return Plan(Int32(0), count, words)
+    first = cute.arch.make_warp_uniform(cute.arch.shuffle_sync(words, COUNT + 1))
+    return Plan(first, count, words)
 
 
 @cute.jit
@@ -410,3 +411,16 @@ def may_be_split(plan: Plan, index: Int32):
     """Whether tile `index` may be a piece: of a plan in memory any, else the first and the last."""
     row = cute.arch.shuffle_sync(plan.words, PLAN_ROW)
     return (row >= 0) | (index == 0) | (index + 1 == plan.last)
+
+
+@cute.jit
+def split_words(tiles: cute.Tensor, plan: Plan, index: Int32) -> Int32:
+    """`tile_words` of a tile that `may_be_split`; one that is whole has at most 1 split."""
+    lane = cute.arch.lane_idx()
+    words = plan.words
+    row = cute.arch.shuffle_sync(words, PLAN_ROW)
+    if row >= 0:
+        words = tiles[row + index, lane % WORDS]
+    elif index > 0:
+        words = cute.arch.shuffle_sync(plan.words, WORDS + lane % WORDS)
+    return words

@@ -23,7 +23,7 @@ from ..common.feature_operands import mask_words
 from . import fp8 as transposed
 from . import kernel_bf16 as straight
 from .params import Config, Globals, Mmas
-from .tile_scheduler import open_plan, stamp
+from .tile_scheduler import find_plan, load_plan, stamp
 
 
 def design(cfg: Config) -> ModuleType:
@@ -39,21 +39,23 @@ def decode_kernel(cfg: cutlass.Constexpr[Config], g: Globals, mma: Mmas, layouts
     worker = cta // cfg.cluster
     rank = cta % cfg.cluster
     stamp(cfg, g, 0)
-    # plans are written before any kernel that lets this one start early: no need to wait
-    plan = open_plan(g, worker)
     s = design(cfg).allocate(cfg, *layouts)
     if warp_idx == 0:
         cpasync.prefetch_descriptor(g.tma_q)
         cpasync.prefetch_descriptor(g.tma_kv)
         design(cfg).init_barriers(cfg, s)
+    if warp_idx == 1:
+        if const_expr(cfg.pdl):
+            cute.arch.griddepcontrol_wait()
+        find_plan(cfg, g, s, worker)
     if const_expr(cfg.cluster == 2):
         cute.arch.cluster_arrive_relaxed()
         cute.arch.cluster_wait()
-    else:
-        cute.arch.sync_threads()
+    cute.arch.sync_threads()
     if const_expr(cfg.pdl):
         cute.arch.griddepcontrol_launch_dependents()
         cute.arch.griddepcontrol_wait()
+    plan = load_plan(s)
     stamp(cfg, g, 1)
     design(cfg).roles(cfg, g, s, mma, plan, rank, warp_idx)
     if const_expr(cfg.cluster == 2):
@@ -86,6 +88,9 @@ class KeepAB:
         heads: Int32,
         scale_log2: Float32,
         out_scale: Float32,
+        num_workers: Int32,
+        q_len: Int32,
+        costs: Int32,
         stream,
     ):
         """As in the package's docstring; `stream` is torch's current one."""
@@ -93,10 +98,10 @@ class KeepAB:
             q, kv, out, lse, partial_out, partial_lse, counters,
             block_table, seq_lens, q_begin, tiles, worker_begin, worker_begin,
         )  # fmt: skip
-        self.launch(tensors, heads, scale_log2, out_scale, stream)
+        self.launch(tensors, (heads, scale_log2, out_scale, num_workers, q_len, costs), stream)
 
     @cute.jit
-    def launch(self, tensors, heads, scale_log2, out_scale, stream):
+    def launch(self, tensors, numbers, stream):
         """Layouts, tensor maps and the launch itself."""
         q, kv, out, lse, *others = tensors
         (*plan, stamps), extras = others[:9], others[9:]
@@ -109,11 +114,11 @@ class KeepAB:
         lse = cute.make_tensor(lse.iterator, cute.make_layout(cute.size(lse.shape)))
         mma, maps, layouts = design(cfg).operands(cfg, q, kv)
         g = Globals(
-            *maps[:4], out, lse, *plan, heads, scale_log2, out_scale, stamps, *extras, skip,
+            *maps[:4], out, lse, *plan, *numbers, stamps, *extras, skip,
             maps[4:],
         )  # fmt: skip
         decode_kernel(cfg, g, mma, layouts).launch(
-            grid=((g.worker_begin.shape[0] - 1) * cfg.cluster, 1, 1),
+            grid=(g.num_workers * cfg.cluster, 1, 1),
             block=(design(cfg).THREADS, 1, 1),
             cluster=(2, 1, 1) if const_expr(cfg.cluster == 2) else None,
             stream=stream,
@@ -146,6 +151,9 @@ class StampedKeepAB(KeepAB):
         heads: Int32,
         scale_log2: Float32,
         out_scale: Float32,
+        num_workers: Int32,
+        q_len: Int32,
+        costs: Int32,
         stream,
     ):
         """`KeepAB`'s arguments and `stamps`."""
@@ -153,7 +161,7 @@ class StampedKeepAB(KeepAB):
             q, kv, out, lse, partial_out, partial_lse, counters,
             block_table, seq_lens, q_begin, tiles, worker_begin, stamps,
         )  # fmt: skip
-        self.launch(tensors, heads, scale_log2, out_scale, stream)
+        self.launch(tensors, (heads, scale_log2, out_scale, num_workers, q_len, costs), stream)
 
 
 class FeatureKeepAB(KeepAB):
@@ -177,6 +185,9 @@ class FeatureKeepAB(KeepAB):
         heads: Int32,
         scale_log2: Float32,
         out_scale: Float32,
+        num_workers: Int32,
+        q_len: Int32,
+        costs: Int32,
         extras: tuple,
         stream,
     ):
@@ -185,4 +196,4 @@ class FeatureKeepAB(KeepAB):
             q, kv, out, lse, partial_out, partial_lse, counters,
             block_table, seq_lens, q_begin, tiles, worker_begin, worker_begin, *extras,
         )  # fmt: skip
-        self.launch(tensors, heads, scale_log2, out_scale, stream)
+        self.launch(tensors, (heads, scale_log2, out_scale, num_workers, q_len, costs), stream)

@@ -15,7 +15,7 @@ from .epilogue_store import store_lse, store_rows
 from .mainloop_qk_softmax import power, release, select
 from .params import BLOCK, LATENT, LN2, SKIPPED, STAGES, Config, Globals, Mmas, Shared
 from .producer import fill, start
-from .tile_scheduler import Plan, plan_words, read_work, record, stamp, stamp_round
+from .tile_scheduler import Plan, may_be_split, read_work, record, stamp, stamp_round
 
 HALF = LATENT // 2
 
@@ -137,22 +137,25 @@ def accumulate(
     feeds = cute.arch.make_warp_uniform(tid // 32) == 0
     feed = start(first)
     if feeds & (first < last):
-        record(cfg, g, s, plan.words, first, rank)
+        record(cfg, g, s, plan, first, rank)
         for _ in cutlass.range(STAGES, unroll=1):
             feed = fill(cfg, g, s, feed, last, rank, lane)
     cute.arch.mbarrier_arrive(s.free)
     for index in cutlass.range(first, last, unroll=1):
         if feeds:
             if index + 1 < last:
-                record(cfg, g, s, plan_words(g, index + 1), index + 1, rank)
+                record(cfg, g, s, plan, index + 1, rank)
             feed = fill(cfg, g, s, feed, last, rank, lane)  # the slot that Q gives back
         stage = Int32(1)
         acc.fill(0.0)
-        count = g.tiles[index, 3] - g.tiles[index, 2]
-        for block in cutlass.range(0, cutlass.max(count, 1), unroll=1):
+        block, count = Int32(0), Int32(1)
+        while block < count:
             stage = cute.arch.make_warp_uniform(stage)
             cute.arch.mbarrier_wait(s.p_full + stage, (phases >> stage) & 1)
             phases = phases ^ (1 << stage)
+            if block == 0:
+                work = read_work(g, s, index)
+                count = cute.arch.make_warp_uniform(work.end - work.begin)
             if const_expr(cfg.stamps):
                 if (block == 0) & (index == first):
                     stamp(cfg, g, 2)
@@ -169,6 +172,7 @@ def accumulate(
             release(cfg, s, stage, lane)
             if feeds:
                 feed = fill(cfg, g, s, feed, last, rank, lane)
+            block = block + 1
             stage = stage + 1
             if stage == STAGES:
                 stage = Int32(0)
@@ -182,5 +186,6 @@ def accumulate(
     if const_expr(cfg.fused_merge):
         # the last one first: it has left its share in the ring
         for back in cutlass.range(first + 1, last + 1, unroll=1):
-            merge(cfg, g, s, first + last - back, plan, rank, True)
+            if may_be_split(plan, first + last - back):
+                merge(cfg, g, s, first + last - back, plan, rank, True)
     stamp(cfg, g, 6)

@@ -170,6 +170,9 @@ class Globals:
     heads: Int32
     scale_log2: Float32
     out_scale: Float32
+    num_workers: Int32
+    q_len: Int32  # query tokens of every request, 0: they differ
+    costs: Int32  # what the scheduling rule weighs, see `plan.self_schedule.Costs.packed`
     stamps: cute.Tensor  # int64 [CTAs, 8], stamped builds; else any tensor
     #: see `extras`: fp32 [heads], [1], [1], or no element; uint32 [tokens, words]
     sinks: Any = None

@@ -21,7 +21,7 @@ from ..common.ptx_sm90 import add
 from ..keep_ab_sm90.epilogue_store import store_row_lse
 from ..keep_ab_sm90.mainloop_qk_softmax import select
 from ..keep_ab_sm90.params import BLOCK, LN2, RECORDS, Config, Globals, Shared, Work
-from ..keep_ab_sm90.tile_scheduler import Plan, plan_words, read_work, record, stamp
+from ..keep_ab_sm90.tile_scheduler import Plan, read_work, record, stamp
 from .keep_ab_combine import LOG2E, Share, combine_far, combine_pairs, combine_strips, smem
 from .keep_ab_partials import (
     MERGE_BARRIER,
@@ -295,7 +295,7 @@ def merge(
     if plan.last - plan.first > RECORDS:  # the records of early work tiles are gone
         cute.arch.barrier(barrier_id=MERGE_BARRIER, number_of_threads=THREADS)
         if cute.arch.make_warp_uniform(tid // 32) == 0:
-            record(cfg, g, s, plan_words(g, index), index, rank)
+            record(cfg, g, s, plan, index, rank)
         cute.arch.barrier(barrier_id=MERGE_BARRIER, number_of_threads=THREADS)
     work = read_work(g, s, index)
     if work.slot >= 0:

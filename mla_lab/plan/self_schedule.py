@@ -66,6 +66,11 @@ class Costs:
         return self.piece | self.merge << 8
 
 
+#: of each way that walks (see `ways`), with the least mean of `predicted_us` against `choose` over
+#: uniform, drawn and traced batches of 16 to 256 requests; neighbours differ by less than 1 %
+COSTS = {"walk": Costs(piece=4, merge=6), "rows": Costs(piece=6, merge=8)}
+
+
 @dataclass(frozen=True)
 class Line:
     """Items of a batch on the line that is cut, arrays int64 [items]."""
@@ -155,7 +160,8 @@ def _tiles(line: Line) -> tuple[np.ndarray, np.ndarray]:
     """
     items = len(line.blocks)
     item, block = line.cuts()
-    edges = np.concatenate([np.stack([item, block], 1), np.stack([np.arange(items), 0 * line.blocks], 1)])
+    starts = np.stack([np.arange(items), np.zeros(items, dtype=np.int64)], axis=1)
+    edges = np.concatenate([np.stack([item, block], axis=1), starts])
     edges = np.unique(edges[edges[:, 0] < items], axis=0)
     owner, begin = edges.T
     follows = np.append(owner[1:] == owner[:-1], False)

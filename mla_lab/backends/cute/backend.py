@@ -26,7 +26,7 @@ from ...plan.ways import EIGHT, FORMATS, OUTS, ROWS, SPLIT, WALK, Way
 from ..base import Repeat, gpu_of
 from ..cuda.ops import MAX_BATCH
 from .catalogue import able, missing_for
-from .device_plan import Formula, PlanOnDevice
+from .device_plan import Formula, PlanOnDevice, SelfScheduled
 from .families import FAMILIES, costs
 from .launch import Launch
 from .token_gather import configs_for, formula_for, gathers
@@ -67,7 +67,7 @@ class CuteBackend:
             configs = _configs(problem, gpu, features)
         return _missing(configs, problem, features)
 
-    def plan(self, call: Call, gpu: Gpu | None) -> PlanOnDevice | Formula:
+    def plan(self, call: Call, gpu: Gpu | None) -> PlanOnDevice | SelfScheduled | Formula:
         """A plan that the device makes in each launch, within the call's bounds, or a formula.
 
         A bound counts as the next power of two, so that it may grow step by step without effect.
@@ -173,7 +173,7 @@ def _by_token(problem: Problem, gpu: Gpu, features: Features) -> bool:
 
 
 @lru_cache(maxsize=256)
-def _plan(problem: Problem, total_q: int, gpu: Gpu, features: Features) -> PlanOnDevice | Formula:
+def _plan(problem: Problem, total_q: int, gpu: Gpu, features: Features) -> PlanOnDevice | SelfScheduled | Formula:
     if _by_token(problem, gpu, features):
         here = able(problem, features)
         return formula_for(problem, total_q, gpu, features.batch_invariant, here)
@@ -183,4 +183,4 @@ def _plan(problem: Problem, total_q: int, gpu: Gpu, features: Features) -> PlanO
     choice = _choice(problem, gpu, features)
     if choice.config.option("grid"):
         return Formula.of(choice.config, dict(choice.knobs)["num_splits"], problem, gpu)
-    return PlanOnDevice.of(choice, problem, total_q)
+    return SelfScheduled.of(choice.config, gpu, problem.latent_dim)

@@ -55,7 +55,7 @@ def decode_kernel(cfg: cutlass.Constexpr[Config], g: Globals, mma: Mmas, layouts
     if const_expr(cfg.pdl):
         cute.arch.griddepcontrol_launch_dependents()
         cute.arch.griddepcontrol_wait()
-    plan = load_plan(s)
+    plan = load_plan(cfg, s)
     stamp(cfg, g, 1)
     design(cfg).roles(cfg, g, s, mma, plan, rank, warp_idx)
     if const_expr(cfg.cluster == 2):

@@ -81,49 +81,55 @@ def batch_of(cfg: Config, g: Globals) -> Batch:
 def find_plan(cfg: cutlass.Constexpr[Config], g: Globals, s: Shared, worker: Int32):
     """Leave this worker's tiles in shared memory for `load_plan`, by one warp."""
     words = open_plan(batch_of(cfg, g), g.tiles, g.worker_begin, worker)
-    plan_words(s)[cute.arch.lane_idx()] = words
+    plan_words(cfg, s)[cute.arch.lane_idx()] = words
 
 
 @cute.jit
-def load_plan(s: Shared) -> Plan:
+def load_plan(cfg: cutlass.Constexpr[Config], s: Shared) -> Plan:
     """What `find_plan` left, behind a barrier."""
-    return plan_of(plan_words(s)[cute.arch.lane_idx()])
+    return plan_of(plan_words(cfg, s)[cute.arch.lane_idx()])
 
 
-def plan_words(s: Shared) -> cute.Tensor:
-    """32 words, on the place of the row sums, which nothing needs before the first work tile."""
+def plan_words(cfg: Config, s: Shared) -> cute.Tensor:
+    """32 words. With 16 bits shared memory is full: they lie on the row sums, which nothing needs
+    before the first work tile."""
+    if cfg.transposed:
+        return s.plan
     return cute.make_tensor(
         cute.recast_ptr(s.row_sum.iterator, dtype=Int32), cute.make_layout(32)
     )
 
 
 @cute.jit
+def span_of(words: Int32, kv_len: Int32):
+    """Blocks [begin, end) of a plan's row, of the lengths of this launch, whatever a plan was made
+    for: the last split ends where the keys end, and one beyond them is empty. An empty tile counts
+    as one block: of zeros, wholly masked, so out 0 and lse -inf follow."""
+    begin, end, split_idx, num_splits = [cute.arch.shuffle_sync(words, i) for i in range(2, 6)]
+    held = (kv_len + BLOCK - 1) // BLOCK
+    if split_idx + 1 == num_splits:
+        end = held
+    begin = cutlass.min(begin, held)
+    return begin, cutlass.max(cutlass.min(end, held), begin + 1)
+
+
+@cute.jit
 def record(
     cfg: cutlass.Constexpr[Config], g: Globals, s: Shared, plan: Plan, index: Int32, rank: Int32
 ):
-    """Leave the work tile `index` in shared memory, by one warp, after that of `index` - 1.
-
-    Lengths are those of this launch, whatever a plan was made for: the last split ends where the
-    keys end, and one beyond them is empty. An empty tile counts as one block: of zeros, wholly
-    masked, so out 0 and lse -inf follow.
-    """
+    """Leave the work tile `index` in shared memory, by one warp, after that of `index` - 1."""
     lane = cute.arch.lane_idx()
     before = s.records[None, (index + (RECORDS - 1)) % RECORDS]
     row_tile = before[1] // (BLOCK * cfg.cluster)
     words = tile_words(batch_of(cfg, g), g.tiles, plan, index, before[0], row_tile)
     request = cute.arch.shuffle_sync(words, 0)
-    begin = cute.arch.shuffle_sync(words, 2)
     # one latency for all three
     token = g.q_begin[request + lane % 2]
     kv_len = g.seq_lens[request]
-    page = first_pages(cfg, g, request, begin, lane)
+    page = first_pages(cfg, g, request, cute.arch.shuffle_sync(words, 2), lane)
     first_row = (cute.arch.shuffle_sync(words, 1) * cfg.cluster + rank) * BLOCK
-    end, split_idx, num_splits, slot, group = [cute.arch.shuffle_sync(words, i) for i in range(3, 8)]
-    held = (kv_len + BLOCK - 1) // BLOCK
-    if split_idx + 1 == num_splits:
-        end = held
-    begin = cutlass.min(begin, held)
-    end = cutlass.max(cutlass.min(end, held), begin + 1)
+    split_idx, num_splits, slot, group = [cute.arch.shuffle_sync(words, i) for i in range(4, 8)]
+    begin, end = span_of(words, kv_len)
     first_token = cute.arch.shuffle_sync(token, 0)
     q_len = cute.arch.shuffle_sync(token, 1) - first_token
     found = [

@@ -141,7 +141,7 @@ def roles(
             load(cfg, g, s, plan, rank)
         if const_expr(cfg.crossed):
             if warp == 13:
-                carry(g, s, plan)
+                carry(cfg, g, s, plan)
         if const_expr(cfg.scaled):
             if warp == 13:
                 groups.spread_scales(cfg, g, s, plan)

@@ -18,13 +18,13 @@ from cutlass.cute.nvgpu import warpgroup
 
 from ...common.feature_operands import with_scales
 from ...common.fp8 import load_step
-from ...common.ptx_sm90 import fresh_block, fresh_thread, load2, pack2
+from ...common.ptx_sm90 import fresh_thread, load2, pack2
 from ...split_merge.keep_ab_cooperative import arrive, merge
 from ...split_merge.keep_ab_partials import REGION, words_at
 from ..epilogue_store import store_pair, store_row_lse
 from ..mainloop_qk_softmax import release, select
 from ..params import BLOCK, LATENT, LN2, Globals, Mmas, Work
-from ..tile_scheduler import Plan, open_plan, read_work, stamp, stamp_round
+from ..tile_scheduler import Plan, load_plan, may_be_split, read_work, stamp, stamp_round
 from . import kv_656 as groups
 from . import v_fp8_to_fp16 as widen
 from .p_exchange_2cta import slot_of
@@ -330,8 +330,7 @@ def accumulate(
         if const_expr(cfg.split):
             stage = pass_over(cfg, stage)
         acc.fill(0.0)
-        left = cutlass.max(g.tiles[index, 3] - g.tiles[index, 2], 1)
-        left = cute.arch.make_warp_uniform(left)
+        left, opened = Int32(1), Boolean(False)
         there = Boolean(False)
         while left > 0:
             left = cute.arch.make_warp_uniform(left)
@@ -342,6 +341,10 @@ def accumulate(
                 slot, turn = slot_of(phase)
             if not there:
                 await_weights(cfg, s, slot, turn)
+            if not opened:
+                work = read_work(g, s, index)
+                left = cute.arch.make_warp_uniform(work.end - work.begin)
+                opened = Boolean(True)
             stamp_round(cfg, g, left, 5)
             if const_expr(cfg.crossed):
                 after = slot_of(phase + 1)
@@ -369,10 +372,9 @@ def accumulate(
         finish(cfg, g, s, acc, index, rank)
         stamp(cfg, g, 4)
     if const_expr(cfg.fused_merge):
-        # held through the merge it is a register too many
-        if const_expr(cfg.page_size < BLOCK or cfg.scaled):
-            plan = open_plan(g, fresh_block() // cfg.cluster)
-            first, last = plan.first, plan.last
-        for index in cutlass.range(first, last, unroll=1):
-            merge(cfg, g, s, index, plan, rank, False)
+        # again: held through the loop it would cost a register
+        plan = load_plan(cfg, s)
+        for index in cutlass.range(plan.first, plan.last, unroll=1):
+            if may_be_split(plan, index):
+                merge(cfg, g, s, index, plan, rank, False)
     stamp(cfg, g, 6)

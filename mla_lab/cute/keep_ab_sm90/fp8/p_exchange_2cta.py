@@ -27,8 +27,9 @@ from cutlass import Int32, const_expr
 
 from ...common.ptx_sm90 import fresh_block
 from ..params import BLOCK, Globals
-from ..tile_scheduler import Plan
-from .params import P_SLOTS, SLOT, TransposedShared
+from ...common.self_schedule import tile_words
+from ..tile_scheduler import Plan, batch_of, span_of
+from .params import P_SLOTS, SLOT, Transposed, TransposedShared
 
 #: bytes of a CTA's rows: of a box, its whole box of both, factors, and sums or maxima
 ROWS_OF_BOX, WHOLE_BOX, FACTORS, SUMS = BLOCK * 64, SLOT // 2, BLOCK * 2, BLOCK * 4
@@ -98,14 +99,17 @@ def send(s: TransposedShared, slot, last: cutlass.Constexpr[bool]):
 
 
 @cute.jit
-def carry(g: Globals, s: TransposedShared, plan: Plan):
+def carry(cfg: cutlass.Constexpr[Transposed], g: Globals, s: TransposedShared, plan: Plan):
     """By one warp, for all tiles as they are written."""
-    tile = Int32(0)
+    tile, request, row_tile = Int32(0), Int32(0), Int32(0)
     for index in cutlass.range(plan.first, plan.last, unroll=1):
+        # not from the record, which may be gone before this warp reads it
+        words = tile_words(batch_of(cfg, g), g.tiles, plan, index, request, row_tile)
+        request, row_tile = cute.arch.shuffle_sync(words, 0), cute.arch.shuffle_sync(words, 1)
+        begin, end = span_of(words, g.seq_lens[request])
+        left = cute.arch.make_warp_uniform(end - begin)
         slot, turn = slot_of(tile)
         cute.arch.mbarrier_wait(s.p_own + slot, turn)
-        # from the plan: nothing keeps a record for this warp
-        left = cutlass.max(g.tiles[index, 3] - g.tiles[index, 2], 1)
         while left > 1:
             send(s, slot, False)
             tile = tile + 1

@@ -189,6 +189,7 @@ class TransposedShared:
     q_full: cute.Pointer  # split: unused, the query passes through the ring
     q_empty: cute.Pointer  # split: `q_split`, 128 attend threads: they all have read or written Q
     more: Any = None  # `groups.More`
+    plan: Any = None  # int32 [32]: this worker's tiles, see `common.self_schedule`
 
 
 @dataclass(frozen=True)
@@ -255,6 +256,7 @@ def allocate(cfg: Transposed, *layouts) -> TransposedShared:
     records = alloc.allocate_tensor(
         Int32, cute.make_layout((RECORD_WORDS, RECORDS)), byte_alignment=8
     )
+    plan = alloc.allocate_tensor(Int32, cute.make_layout(32), byte_alignment=8)
     factor = alloc.allocate_tensor(
         Float16,
         cute.make_layout((cfg.width, cfg.slots), stride=(1, cfg.width)),
@@ -305,6 +307,7 @@ def allocate(cfg: Transposed, *layouts) -> TransposedShared:
         free + 1,
         free + 2,
         more,
+        plan,
     )
 
 

@@ -15,7 +15,7 @@ from cutlass.cute.nvgpu import cpasync
 
 from ..params import BLOCK, EVICT_FIRST, FIRST_PAGE, RECORDS, Globals, Work
 from ..producer import block_pages
-from ..tile_scheduler import Plan, first_pages, plan_words, read_work, record, stamp_round
+from ..tile_scheduler import Plan, first_pages, read_work, record, stamp_round
 from .kv_656 import load_more
 from .params import (
     BOX,
@@ -149,7 +149,6 @@ def load(cfg: cutlass.Constexpr[Transposed], g: Globals, s: TransposedShared, pl
     before the last, or a later one.
     """
     lane = cute.arch.lane_idx()
-    words = plan.words
     # a fresh barrier passes a wait on parity 1
     stage, phase = Int32(0), Int32(1)
     for index in cutlass.range(plan.first, plan.last, unroll=1):
@@ -158,8 +157,7 @@ def load(cfg: cutlass.Constexpr[Transposed], g: Globals, s: TransposedShared, pl
             cute.arch.mbarrier_wait(s.empty + stage, phase)
         else:
             cute.arch.mbarrier_wait(s.q_empty, ((index - plan.first) & 1) ^ 1)
-        record(cfg, g, s, words, index, rank)
-        words = plan_words(g, cutlass.min(index + 1, plan.last - 1))
+        record(cfg, g, s, plan, index, rank)
         work = read_work(g, s, index)
         if const_expr(cfg.split):
             stage, phase = pass_q(cfg, g, s, work, stage, phase)

@@ -148,9 +148,7 @@ def self_schedule(
     begins = np.append(0, np.cumsum(np.bincount(owner, minlength=num_workers)))
     words = np.concatenate(rows)[order].astype(np.int32)
     words[tokens[words[:, 0]] == 0, 3] = 0  # a request without keys has an empty tile
-    return Plan(
-        problem, tile_rows, tile_kv, "self", "persistent", words, begins.astype(np.int32)
-    )
+    return Plan(problem, tile_rows, tile_kv, "self", "persistent", words, begins.astype(np.int32))
 
 
 def _tiles(line: Line) -> tuple[np.ndarray, np.ndarray]:

@@ -13,6 +13,7 @@ What is found fits into one register a lane:
 | 16 | 1 where row tiles lie beside each other (`bundled`) |
 | 17 | the first row in a plan in memory, -1 where the tiles follow from the rule |
 | 18 | number of tiles |
+| 19 | 0, the first tile's index, which no compiler may know: that would cost registers |
 
 All tiles between are whole. A plan row's words are those of `plan.tile.WorkTile`.
 """
@@ -32,7 +33,7 @@ from ...plan.self_schedule import LARGE, LEAST, SNAP
 WORDS = 8
 #: `block_end` of a tile that ends where the keys end
 REST = 0x7FFFFFFF
-BUNDLED, PLAN_ROW, COUNT = 16, 17, 18
+BUNDLED, PLAN_ROW, COUNT, FIRST = 16, 17, 18, 19
 #: requests that a lane holds at once
 HELD = 8
 GROUP = 32 * HELD
@@ -363,7 +364,8 @@ def read_plan(tiles: cute.Tensor, worker_begin: cute.Tensor, worker: Int32) -> P
     count = cute.arch.shuffle_sync(bound, 1) - first
     if (first != worker) & (count > 0):
         words = tiles[first, lane % WORDS]
-    return Plan(Int32(0), count, pack(lane, [Int32(0), first, count], BUNDLED, words))
+    found = [Int32(0), first, count, Int32(0)]
+    return Plan(Int32(0), count, pack(lane, found, BUNDLED, words))
 
 
 @cute.jit
@@ -381,7 +383,7 @@ def open_plan(b: Batch, tiles: cute.Tensor, worker_begin: cute.Tensor, worker: I
 def plan_of(words: Int32) -> Plan:
     """The plan of the module's table."""
     count = cute.arch.make_warp_uniform(cute.arch.shuffle_sync(words, COUNT))
-    first = cute.arch.make_warp_uniform(cute.arch.shuffle_sync(words, COUNT + 1))
+    first = cute.arch.make_warp_uniform(cute.arch.shuffle_sync(words, FIRST))
     return Plan(first, count, words)
 
 

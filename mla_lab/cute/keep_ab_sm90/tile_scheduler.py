@@ -95,9 +95,7 @@ def plan_words(cfg: Config, s: Shared) -> cute.Tensor:
     before the first work tile."""
     if cfg.transposed:
         return s.plan
-    return cute.make_tensor(
-        cute.recast_ptr(s.row_sum.iterator, dtype=Int32), cute.make_layout(32)
-    )
+    return cute.make_tensor(cute.recast_ptr(s.row_sum.iterator, dtype=Int32), cute.make_layout(32))
 
 
 @cute.jit

@@ -14,8 +14,8 @@ from .mainloop import consume
 from .params import BOX, BOXES, CONSUMER_WARPS, GROUPS, HEAD_DIM, TILE_KV, Shape
 from .producer import barriers_init, produce, produce_one
 from .producer_gather import SPARSE, gather
-from .tile_scheduler import find_plan
 from .shared_storage import STAMPS, Global, Products, allocate, stamp
+from .tile_scheduler import find_plan
 
 
 def values_product(c: Shape, k_major: OperandMajorMode, mn_major: OperandMajorMode):
@@ -130,7 +130,8 @@ class SwapAB:
     ):
         operands = (
             out, lse, partial_out, partial_lse, counters, block_table, seq_lens, q_begin, tiles,
-            worker_begin, None, heads, scale_log2, out_scale, None, None, q_len, num_workers, costs,
+            worker_begin, None, heads, scale_log2, out_scale, None, None, q_len, num_workers,
+            costs,
         )  # fmt: skip
         self.launch(q, kv, operands, stream)
 
@@ -237,7 +238,8 @@ class StampedSwapAB(SwapAB):
     ):
         operands = (
             out, lse, partial_out, partial_lse, counters, block_table, seq_lens, q_begin, tiles,
-            worker_begin, stamps, heads, scale_log2, out_scale, None, None, q_len, num_workers, costs,
+            worker_begin, stamps, heads, scale_log2, out_scale, None, None, q_len, num_workers,
+            costs,
         )  # fmt: skip
         self.launch(q, kv, operands, stream)
 
@@ -335,7 +337,8 @@ class FeatureSwapAB(SwapAB):
     ):
         operands = (
             out, lse, partial_out, partial_lse, counters, block_table, seq_lens, q_begin, tiles,
-            worker_begin, None, heads, scale_log2, out_scale, None, None, q_len, num_workers, costs, *extras,
+            worker_begin, None, heads, scale_log2, out_scale, None, None, q_len, num_workers,
+            costs, *extras,
         )  # fmt: skip
         self.launch(q, kv, operands, stream)
 
@@ -367,6 +370,7 @@ class FeatureGridSwapAB(SwapAB):
     ):
         operands = (
             out, lse, partial_out, partial_lse, counters, block_table, seq_lens, q_begin, None,
-            None, None, heads, scale_log2, out_scale, num_splits, row_tiles, q_len, None, None, *extras,
+            None, None, heads, scale_log2, out_scale, num_splits, row_tiles, q_len, None,
+            None, *extras,
         )  # fmt: skip
         self.launch(q, kv, operands, stream)

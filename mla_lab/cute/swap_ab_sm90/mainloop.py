@@ -11,6 +11,7 @@ from cutlass import Int32, const_expr
 from cutlass.cute.nvgpu import warpgroup
 
 from ..common.ptx_sm90 import load4
+from ..common.self_schedule import may_be_split, plan_of, split_words
 from ..split_merge.swap_ab_cluster_reduce import announce
 from ..split_merge.swap_ab_cooperative import merge_shares
 from ..split_merge.swap_ab_ll import merge_mail
@@ -35,7 +36,6 @@ from .mainloop_bf16 import (
 )
 from .params import Shape
 from .shared_storage import Global, Products, Shared, first_owner, stamp, statistics
-from ..common.self_schedule import may_be_split, plan_of, split_words
 from .tile_scheduler import merge_record
 
 
@@ -81,9 +81,7 @@ def attend(
 
 
 @cute.jit
-def consume(
-    c: cutlass.Constexpr[Shape], g: Global, s: Shared, mma: Products, rank: Int32
-):
+def consume(c: cutlass.Constexpr[Shape], g: Global, s: Shared, mma: Products, rank: Int32):
     """Walk the work records until the producer's END; then the shares of the merges."""
     r = registers(c, mma)
     cute.arch.mbarrier_wait(s.q_full, 0)

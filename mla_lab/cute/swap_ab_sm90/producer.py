@@ -6,10 +6,10 @@ from cutlass import Int16, Int32, Int64, const_expr
 from cutlass.cute.nvgpu import cpasync
 
 from ..common.ptx_sm90 import EVICT_FIRST, nanoseconds
+from ..common.self_schedule import WORDS, plan_of
 from . import kv_656 as scaled
 from .params import BOX, BOXES, CONSUMER_WARPS, CONSUMERS, TILE_KV, Shape
 from .shared_storage import END, Global, Shared
-from ..common.self_schedule import WORDS, plan_of
 from .tile_scheduler import Work, ask, load_entries, next_words, open_grid, open_work
 
 #: a page outside of every cache: the TMA writes zeros and counts the bytes

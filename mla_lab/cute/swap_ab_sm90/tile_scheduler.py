@@ -1,8 +1,8 @@
 """What a CTA works on: a row of a plan in memory, or a formula of its block indices (grid mode).
 
 The formula is the plan "fixed" with the schedule "grid": request b has min(num_splits, blocks)
-pieces, piece i = blocks [n i // s, n (i + 1) // s). It needs the length alone, so that length,
-block table and q_begin are asked for at once. Slot = group * num_splits + piece and
+pieces, or one up to WHOLE_BLOCKS blocks; piece i = blocks [n i // s, n (i + 1) // s). It needs the
+length alone, so that length, block table and q_begin are loaded at once. Slot = group * num_splits + piece and
 group = request * row_tiles + row tile; pieces and row tiles that a request lacks end at once.
 """
 
@@ -12,6 +12,7 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Int32, Uint32, const_expr
 
+from ...plan.formula import WHOLE_BLOCKS
 from ..common.self_schedule import WORDS, Batch, Plan, open_plan, tile_words
 from .params import TILE_KV, Shape
 from .shared_storage import END, Global, Shared
@@ -189,8 +190,10 @@ def open_grid(c: cutlass.Constexpr[Shape], g: Global, a: Asked, rank: Int32):
     held = (a.kv_len + TILE_KV - 1) >> 6
     blocks = cutlass.max(held, Int32(1))
     splits = cutlass.min(g.num_splits, blocks)
-    begin = cut(g, blocks, a.split)
-    count = cutlass.min(cut(g, blocks, a.split + 1), held) - begin
+    begin, after = cut(g, blocks, a.split), cut(g, blocks, a.split + 1)
+    if blocks <= WHOLE_BLOCKS:
+        splits, begin, after = Int32(1), Int32(0), blocks
+    count = cutlass.min(after, held) - begin
     row = a.row_tile * c.rows
     rows = a.q_len * g.heads - row
     group = a.request * g.row_tiles + a.row_tile

@@ -26,8 +26,8 @@ import cutlass.cute as cute
 from cutlass import Int32, const_expr
 
 from ...common.ptx_sm90 import fresh_block
-from ..params import BLOCK, Globals
 from ...common.self_schedule import tile_words
+from ..params import BLOCK, Globals
 from ..tile_scheduler import Plan, batch_of, span_of
 from .params import P_SLOTS, SLOT, Transposed, TransposedShared
 

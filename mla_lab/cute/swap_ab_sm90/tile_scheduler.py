@@ -2,8 +2,9 @@
 
 The formula is the plan "fixed" with the schedule "grid": request b has min(num_splits, blocks)
 pieces, or one up to WHOLE_BLOCKS blocks; piece i = blocks [n i // s, n (i + 1) // s). It needs the
-length alone, so that length, block table and q_begin are loaded at once. Slot = group * num_splits + piece and
-group = request * row_tiles + row tile; pieces and row tiles that a request lacks end at once.
+length alone, so that length, block table and q_begin are loaded at once. Slot = group * num_splits
++ piece and group = request * row_tiles + row tile; pieces and row tiles that a request lacks end at
+once.
 """
 
 from dataclasses import dataclass

@@ -88,7 +88,7 @@ def test_no_part_of_the_line_is_longer_than_its_share_and_what_is_moved(
     tiles = -(-problem.rows // 64)
     blocks = -(-np.array(problem.kv_lens) // 64)
     line = Line.of(blocks, tiles, workers, costs)
-    if line.whole or not len(line.blocks):
+    if line.kind != "shares" or not len(line.blocks):
         return
     plan = self_schedule(problem, tile_rows=64, num_workers=workers, costs=costs)
     share = -(-int(line.begin[-1]) // line.parts)
@@ -112,6 +112,45 @@ def test_requests_of_one_length_stay_whole_where_pieces_cost_more() -> None:
     problem = Problem.uniform(128, 1, 1024, 16)
     plan = self_schedule(problem, tile_rows=16, num_workers=132, costs=Costs(4, 6))
     assert plan.num_slots == 0
+    assert np.diff(plan.worker_begin).max() == 1
+
+
+@settings(max_examples=200, deadline=None)
+@given(problems(), st.sampled_from([3, 66, 132]), COSTS)
+def test_even_pieces_have_a_worker_each_and_are_as_short_as_fits(
+    problem: Problem, workers: int, costs: Costs
+) -> None:
+    tiles = -(-problem.rows // 64)
+    blocks = -(-np.array(problem.kv_lens) // 64)
+    line = Line.of(blocks, tiles, workers, costs)
+    if line.kind != "even":
+        return
+    plan = self_schedule(problem, tile_rows=64, num_workers=workers, costs=costs)
+    assert np.diff(plan.worker_begin).max() == 1
+    counts = np.diff(line.begin)
+    largest = int((-(-line.blocks // counts)).max())
+    sizes = plan.tiles[:, 3] - plan.tiles[:, 2]
+    assert int(sizes.max()) == largest
+    for tiles_of_one in pieces(plan).values():
+        own = [tile[3] - tile[2] for tile in tiles_of_one]
+        assert max(own) - min(own) <= 1
+    # the search stops within 1/64 of its bounds above the least
+    exact = next(
+        size for size in range(1, largest + 1) if (-(-line.blocks // size)).sum() <= line.bundles
+    )
+    assert largest <= exact + max(0, -(-exact // 32) * 2 - 1)
+
+
+@pytest.mark.parametrize(
+    ("batch", "heads", "kv_len", "rows", "workers", "pieces_each"),
+    [(16, 16, 1024, 16, 132, 8), (64, 16, 1024, 16, 132, 2), (16, 128, 1024, 128, 66, 4)],
+)
+def test_requests_of_one_length_are_cut_evenly(
+    batch: int, heads: int, kv_len: int, rows: int, workers: int, pieces_each: int
+) -> None:
+    problem = Problem.uniform(batch, 1, kv_len, heads)
+    plan = self_schedule(problem, tile_rows=rows, num_workers=workers, costs=Costs(4, 6))
+    assert set(plan.tiles[:, 5].tolist()) == {pieces_each}
     assert np.diff(plan.worker_begin).max() == 1
 
 

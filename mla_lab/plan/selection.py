@@ -17,7 +17,6 @@ import numpy as np
 from ..core.gpu import Gpu
 from ..core.problem import Problem
 from .config import KernelConfig
-from .correction import Call
 from .cost import makespan
 from .cuts import Shape
 from .formula import WHOLE_BLOCKS, counts, fits_mail, most_splits, times_of
@@ -115,8 +114,7 @@ def _walk(problem: Problem, gpu: Gpu, family: KernelCosts, rows: int, cluster: i
         shape = Shape.of(sized, rows, TILE_KV, workers)
         each, memory = tile_times(shape, model, plan.tiles), memory_time(shape, model)
         took = makespan(model, plan.tiles, each, plan.worker_begin, memory)
-        measures = Call.of(sized, shape, gpu.sms / cluster).of_tiles(plan.tiles, plan.worker_begin)
-        times.append(float(took * family.factor(rows, cluster, measures)) / 1e3)
+        times.append(took / 1e3)
     return Selection(config, 0, tuple(times))
 
 
@@ -140,10 +138,8 @@ def _formulas(
     for sized in profiles(problem) if tried else ():
         shape = Shape.of(sized, rows, TILE_KV, workers)
         model = model_of(sized, gpu, family, rows, cluster)
-        call = Call.of(sized, shape, gpu.sms / cluster)
-        factors = family.factor(rows, cluster, call.of_formula(np.array(tried)))
         pieces = np.minimum(np.array(tried)[:, None], shape.blocks)
         pieces = np.where(shape.blocks <= WHOLE_BLOCKS, 1, pieces)
-        prices.append(times_of(shape, model, pieces) * factors / 1e3)
+        prices.append(times_of(shape, model, pieces) / 1e3)
     columns = np.array(prices).T.tolist()
     return [Selection(config, n, tuple(us)) for n, us in zip(tried, columns, strict=True)]

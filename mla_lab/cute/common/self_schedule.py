@@ -27,7 +27,7 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Int32, Uint32
 
-from ...plan.self_schedule import LARGE, LEAST, SNAP
+from ...plan.self_schedule import LARGE, LEAST, LEAST_EVEN, SNAP, STEPS
 
 #: words of a plan row
 WORDS = 8
@@ -76,12 +76,14 @@ class Totals:
 
 @dataclass(frozen=True)
 class Line:
-    """The line that is cut: by cost, or (`whole`) by the count of items."""
+    """The line that is cut, in units of cost, of whole items, or of even pieces."""
 
     length: Uint32
     parts: Uint32
     shift: Int32
     whole: Int32
+    #: L of even pieces, else 0
+    even: Int32
     piece: Int32
     bundled: Int32
 
@@ -102,7 +104,7 @@ class Chunk:
 class Cut:
     """Where a cut falls: before block `block` of item `item`, row tile `row_tile` of `request`.
 
-    `start` is the item's place on the line, `blocks` its length.
+    `start` is the item's place on the line, `size` what it takes of it, `blocks` its length.
     """
 
     request: Int32
@@ -110,6 +112,7 @@ class Cut:
     item: Int32
     block: Int32
     start: Int32
+    size: Int32
     blocks: Int32
 
 
@@ -196,18 +199,78 @@ def totals_of(b: Batch, blocks: cute.Tensor, tiles: cute.Tensor) -> Totals:
 
 
 @cute.jit
-def line_of(b: Batch, t: Totals, bundles: Int32) -> Line:
-    """Whole items or shares of the cost line, whichever is priced lower."""
+def even_size(
+    b: Batch, t: Totals, bundles: Int32, blocks: cute.Tensor, tiles: cute.Tensor
+) -> Int32:
+    """L of even pieces, from the only group of requests."""
+    batch = b.seq_lens.shape[0]
+    low = cutlass.max((t.work + bundles - 1) // bundles, LEAST_EVEN)
+    high = t.longest
+    room = bundles - t.tiles
+    if room > 0:
+        high = cutlass.min(high, (t.work - t.tiles + room - 1) // room)
+    high = cutlass.max(low, high)
+    step = Int32(0)
+    while (low < high) & (step < STEPS):
+        middle = (low + high) >> 1
+        count = Int32(0)
+        for c in cutlass.range_constexpr(HELD):
+            if 32 * c < batch:
+                mine = select(t.bundled == 1, cutlass.min(tiles[c], 1), tiles[c])
+                pieces = Uint32(blocks[c] + middle - 1) // Uint32(middle)
+                count = count + mine * Int32(pieces)
+        if total(count) <= bundles:
+            high = middle
+        else:
+            low = middle + 1
+        step = step + 1
+    return high
+
+
+@cute.jit
+def even_length(b: Batch, t: Totals, even: Int32, blocks: cute.Tensor, tiles: cute.Tensor) -> Int32:
+    """How many even pieces there are."""
+    count = Int32(0)
+    for c in cutlass.range_constexpr(HELD):
+        if 32 * c < b.seq_lens.shape[0]:
+            mine = select(t.bundled == 1, cutlass.min(tiles[c], 1), tiles[c])
+            count = count + mine * Int32(Uint32(blocks[c] + even - 1) // Uint32(even))
+    return total(count)
+
+
+@cute.jit
+def line_of(b: Batch, t: Totals, bundles: Int32, blocks: cute.Tensor, tiles: cute.Tensor) -> Line:
+    """Whole items, even pieces or shares of the cost line, whichever is priced lowest."""
     piece, merge = b.costs & 255, (b.costs >> 8) & 255
     length = t.work + t.tiles * piece
     parts = cutlass.max(cutlass.min(bundles, length // LEAST), 1)
-    shares = (length + parts - 1) // parts + merge
+    price = (length + parts - 1) // parts + piece + merge
     turns = (t.tiles + bundles - 1) // bundles
-    whole = select(turns * (t.longest + piece) <= shares, Int32(1), Int32(0))
+    even = Int32(0)
+    if (t.tiles > 0) & (turns == 1) & (b.seq_lens.shape[0] <= GROUP) & (length < LARGE):
+        if t.longest > merge:
+            even = even_size(b, t, bundles, blocks, tiles)
+            if even + piece + merge <= price:
+                price = even + piece + merge
+            else:
+                even = Int32(0)
+    whole = select(turns * (t.longest + piece) <= price, Int32(1), Int32(0))
     shift = select((length >= LARGE) & (whole == 0), Int32(8), Int32(0))
     if whole == 1:
-        length, parts = t.tiles, bundles
-    return Line(Uint32(length), Uint32(parts), shift, whole, piece, t.bundled)
+        length, parts, even = t.tiles, bundles, Int32(0)
+    if even > 0:
+        length = even_length(b, t, even, blocks, tiles)
+        parts = length
+    return Line(Uint32(length), Uint32(parts), shift, whole, even, piece, t.bundled)
+
+
+@cute.jit
+def size_of(line: Line, blocks: Int32) -> Int32:
+    """What an item takes of the line."""
+    size = select(line.whole == 1, Int32(1), blocks + line.piece)
+    if line.even > 0:
+        size = Int32(Uint32(blocks + line.even - 1) // Uint32(line.even))
+    return size
 
 
 @cute.jit
@@ -232,7 +295,7 @@ def find_chunks(
             load_group(b, base, blocks, tiles)
         for c in cutlass.range_constexpr(HELD):
             mine = select(line.bundled == 1, cutlass.min(tiles[c], 1), tiles[c])
-            cost = mine * select(line.whole == 1, Int32(1), blocks[c] + line.piece)
+            cost = mine * size_of(line, blocks[c])
             after = before + total(cost)
             if (before <= one) & (one < after):
                 base0, before0, items0 = base + 32 * c, before, items
@@ -251,7 +314,7 @@ def find_chunks(
 @cute.jit
 def cut_at(line: Line, chunk: Chunk, place: Int32) -> Cut:
     """The cut at a place of the line that lies in `chunk`, moved to an item's end nearby."""
-    size = select(line.whole == 1, Int32(1), chunk.blocks + line.piece)
+    size = size_of(line, chunk.blocks)
     cost = chunk.tiles * size
     upto = chunk.before + scan(cost)
     beyond = Uint32(cute.arch.vote_ballot_sync(upto > place))
@@ -267,7 +330,8 @@ def cut_at(line: Line, chunk: Chunk, place: Int32) -> Cut:
         block = Int32(0)
     elif blocks - block <= SNAP:
         block = blocks
-    return Cut(chunk.base + owner, row_tile, items + row_tile, block, start, blocks)
+    request = chunk.base + owner
+    return Cut(request, row_tile, items + row_tile, block, start, size, blocks)
 
 
 @cute.jit
@@ -282,6 +346,16 @@ def pieces_of(line: Line, cut: Cut):
     first = Int32((low + units - 1) // units)
     last = cutlass.min(Int32(high // units), Int32(line.parts) - 1)
     return first - 1, last - first + 2
+
+
+def even_tile(line: Line, at: Cut, part: Int32, group: Int32, slots: Int32) -> list[Int32]:
+    """Of an even piece, the words behind request and row tile."""
+    split = part - at.start
+    begin = Int32(Uint32(at.blocks * split) // Uint32(at.size))
+    end = Int32(Uint32(at.blocks * (split + 1)) // Uint32(at.size))
+    shared = at.size > 1
+    slot = select(shared, slots + at.start + part, Int32(-1))
+    return [begin, end, split, at.size, slot, select(shared, group, Int32(-1))]
 
 
 @cute.jit
@@ -308,14 +382,14 @@ def find_work(b: Batch, worker: Int32) -> Plan:
     bundles = Int32(Uint32(b.workers) // Uint32(t.row_tiles))
     part = Int32(Uint32(worker) // Uint32(t.row_tiles))
     bundle_row = worker - part * t.row_tiles
-    line = line_of(b, t, bundles)
+    line = line_of(b, t, bundles, blocks, tiles)
     begin, end = place_of(line, part), place_of(line, part + 1)
     one, other = find_chunks(b, line, blocks, tiles, begin, end)
     at, to = cut_at(line, one, begin), cut_at(line, other, end)
     slots = bundle_row * (2 * bundles)
     # the first tile
     request, row_tile, item, start = at.request, at.row_tile, at.item, at.block
-    if start == at.blocks:
+    if (start == at.blocks) & (line.even == 0):
         request, row_tile = next_item(b, t.bundled, request, row_tile)
         item, start = item + 1, Int32(0)
     from_part, pieces = pieces_of(line, at)
@@ -342,6 +416,9 @@ def find_work(b: Batch, worker: Int32) -> Plan:
             part - to_part, to_pieces, slots + to_part + part,
             to_part * t.row_tiles + bundle_row,
         ]  # fmt: skip
+    if line.even > 0:
+        first = even_tile(line, at, part, at.start * t.row_tiles + bundle_row, slots)
+        count, inside, last = Int32(1), Int32(0), [Int32(-1)] * 8
     if (begin >= Int32(line.length)) | (part >= bundles):
         count = Int32(0)
     first = [request, select(t.bundled == 1, bundle_row, row_tile), *first]

@@ -1,5 +1,6 @@
 """Plans in device memory: copied there once, or made there anew in every call.
 
+    SelfScheduled                nothing: each worker finds its tiles from the lengths
     on_device(plan, device)      a Plan's words on a device, copied at its first use
     PlanOnDevice                 bounds in place of lengths; a planner kernel cuts in each launch
     Formula                      three numbers in place of a plan; each worker cuts for itself
@@ -28,7 +29,8 @@ from ...plan.choose import Kind
 from ...plan.cuts import Shape
 from ...plan.formula import MAX_SPLITS, fits_mail, whole_pairs
 from ...plan.search import walk_overhead
-from ...plan.ways import in_waves
+from ...plan.self_schedule import COSTS, Costs
+from ...plan.ways import in_waves, way_of
 from ...plan.workspace import MAIL_WORDS, MAX_GROUPS
 from ..cuda.ops import ANY_ROWS, DevicePlan, DevicePlanner, merge_items
 from .families import check_resident
@@ -37,6 +39,24 @@ from .families import check_resident
 FORMULAS = (("fixed", "grid"), ("none", "grid"))
 #: a Plan's words on each device that it was used on; they go when it goes
 _COPIES: WeakKeyDictionary[Plan, dict[torch.device, DevicePlan]] = WeakKeyDictionary()
+
+
+@dataclass(frozen=True)
+class SelfScheduled:
+    """A launch whose workers find their tiles from the lengths (see `plan.self_schedule`)."""
+
+    config: KernelConfig
+    num_workers: int
+    costs: Costs
+    #: of any batch and any lengths
+    workspace: WorkspaceLayout
+
+    @classmethod
+    def of(cls, config: KernelConfig, gpu: Gpu, latent_dim: int) -> SelfScheduled:
+        """One worker for each place on the card."""
+        workers = gpu.workers(config.cluster)
+        layout = WorkspaceLayout.of(2 * workers, workers, config.tile_rows, latent_dim)
+        return cls(config, workers, COSTS[way_of(config)], layout)
 
 
 @dataclass(frozen=True)

@@ -36,6 +36,7 @@ from .catalogue import build_for
 from .device_plan import (
     Formula,
     PlanOnDevice,
+    SelfScheduled,
     check_groups,
     on_device,
     refuse_capture,
@@ -87,7 +88,7 @@ class Launch:
         self,
         call: Call,
         config: KernelConfig,
-        words: DevicePlan | Formula,
+        words: DevicePlan | SelfScheduled | Formula,
         workspace: Workspace,
         planner: DevicePlanner | None = None,
         before: Launch | None = None,
@@ -104,12 +105,16 @@ class Launch:
         self._walk: tuple[Tensor, ...] = ()
         self._numbers: tuple[int, ...] = ()
         self._merge_items: Tensor | None = None  # where the merge kernel follows
-        if isinstance(words, DevicePlan):
+        q_len = 0 if form.features.ragged else form.bounds.q_lens[0]
+        if isinstance(words, SelfScheduled):
+            self._walk = no_plan(form.device)
+            self._numbers = (words.num_workers, q_len, words.costs.packed)
+        elif isinstance(words, DevicePlan):
             self._walk = (words.tiles, words.worker_begin)
+            self._numbers = (len(words.worker_begin) - 1, q_len, 0)
             if not config.option("fused_merge", 1) and len(words.merge_items):
                 self._merge_items = words.merge_items
         else:
-            q_len = 0 if form.features.ragged else form.bounds.q_lens[0]
             q_len = 1 if form.features.sparse else q_len
             self._numbers = (words.num_splits, words.row_tiles, q_len)
         self._between = (
@@ -136,7 +141,11 @@ class Launch:
 
     @classmethod
     def of(
-        cls, call: Call, plan: Plan | PlanOnDevice | Formula, workspace: Workspace, gpu: Gpu
+        cls,
+        call: Call,
+        plan: Plan | PlanOnDevice | SelfScheduled | Formula,
+        workspace: Workspace,
+        gpu: Gpu,
     ) -> Launch:
         """Raises InvalidInput or Unsupported where no kernel can run `plan`, or where something
         that happens once would happen inside the capture of a graph.
@@ -149,7 +158,7 @@ class Launch:
                 own = Workspace(plan.before.workspace, workspace.buffer)
                 before = cls.of(call, plan.before, own, gpu)
             return cls(call, config, plan.words(workspace), workspace, plan.planner, before)
-        if isinstance(plan, Formula):
+        if isinstance(plan, SelfScheduled | Formula):
             return cls(call, build_for(plan.config, bounds, pdl, features), plan, workspace)
         config = build_for(config_of(plan, gpu), bounds, pdl, features)
         if config.option("grid"):
@@ -265,6 +274,13 @@ class Launch:
         rows = out.view(-1, out.shape[-1])
         sinks, scale = self._extras.sinks(given), self._extras.out_scale(given)
         merge((partial_out, partial_lse), items, q_begin, rows, lse.view(-1), sinks, scale)
+
+
+@lru_cache(maxsize=8)
+def no_plan(device: torch.device) -> tuple[Tensor, Tensor]:
+    """In place of a plan's tiles and worker ranges, where workers find their tiles themselves."""
+    tiles = torch.empty(0, 8, dtype=torch.int32, device=device)
+    return tiles, torch.empty(0, dtype=torch.int32, device=device)
 
 
 def between(workspace: Workspace, tile_rows: int, latent_dim: int) -> tuple[Tensor, Tensor, Tensor]:

@@ -190,15 +190,18 @@ def allocate(call: Call, plan: Planned) -> Workspace:
 
 
 def _check_plan(plan: Plan, call: Call) -> None:
-    """Refuse a plan for other lengths, heads or dims, and one that looks at the batch where the
-    result must not depend on it.
+    """Refuse a plan for another batch, heads, dims or query tokens, and under batch invariance one
+    of other lengths, or that looks at the batch. Else a plan's key lengths need not be this call's:
+    its last split of a row tile takes what there is.
     """
     made, here = plan.problem, call.problem
     for name in ("batch", "heads", "latent_dim", "rope_dim", "top_k"):
         if getattr(made, name) != getattr(here, name):
             raise invalid("plan", f"one for {name} {getattr(made, name)}", getattr(here, name))
-    for name in ("q_lens",) if here.top_k else ("q_lens", "kv_lens"):
-        _check_plan_lengths(name, getattr(made, name), getattr(here, name), call.lengths_known)
+    known = call.lengths_known or not call.features.ragged
+    _check_plan_lengths("q_lens", made.q_lens, here.q_lens, known)
+    if call.features.batch_invariant:
+        _check_plan_lengths("kv_lens", made.kv_lens, here.kv_lens, call.lengths_known)
     if call.features.batch_invariant and plan.policy != "fixed_size":
         raise invalid("plan", f"policy {plan.policy!r} with batch_invariant", "'fixed_size'")
 

@@ -25,6 +25,7 @@ from ...call.workspace import Workspace
 from ...core.gpu import Gpu
 from ...core.problem import Problem
 from ...plan import Plan, WorkTile
+from ...plan.refit import refit
 from ..base import plan_for
 from .epilogue import Epilogue
 from .kv_staging import Addresses, Stage
@@ -57,7 +58,10 @@ class TorchBackend:
         return plan_for(call.problem, gpu, call.features.batch_invariant)
 
     def run(self, call: Call, plan: Plan, workspace: Workspace) -> None:
-        """Walks the tiles in the plan's order, then merges what was split."""
+        """Walks the tiles in the plan's order, then merges what was split. A plan may be one for
+        other key lengths (see `refit`); bounds of lengths are not used.
+        """
+        plan = refit(plan, call.problem)
         with torch.no_grad():
             loop = MainLoop(call, plan)
             epilogue = Epilogue(call, plan, workspace)

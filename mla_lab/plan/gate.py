@@ -10,11 +10,12 @@ of a launch argument: `Costs.packed` of a walk, `row_tiles` of a formula.
 from __future__ import annotations
 
 from ..core.errors import invalid
-from .pricing import LONGEST
 
 #: by the longest piece, in blocks
 LONG = (1 << 15) - 1
-LONGEST_BLOCKS = LONGEST // 64
+LONGEST_BLOCKS = 256
+#: workers that are taken to share a batch, about those of an H200 with pairs of CTAs
+WORKERS = 64
 #: blocks that a gate can tell apart
 MOST_BLOCKS = LONG - 1
 #: requests whose lengths a warp adds up in a formula

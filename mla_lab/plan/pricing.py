@@ -17,6 +17,7 @@ from .config import KernelConfig
 from .cost import CostModel
 from .cuts import Shape
 from .formula import counts, fits_mail, makespans, most_splits, whole_pairs
+from .gate import LONGEST_BLOCKS, WORKERS
 from .kernel_costs import KernelCosts
 from .schedule import make_plan
 from .search import Trial, best_trial, even_trials, try_greedy
@@ -29,9 +30,7 @@ SPLITS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
 EVEN_TRIALS = 3
 #: keys of one piece that the matrix unit alone may add up in e4m3: of 8,192 the error is 1.04 times
 #: that of torch with the same rounding, of 65,536 2.5 times (H200, see `cute.keep_ab_sm90.fp8`)
-LONGEST = 16384
-#: workers that are taken to share a batch, about those of an H200 with pairs of CTAs
-WORKERS = 64
+LONGEST = LONGEST_BLOCKS * TILE_KV
 
 
 @dataclass(frozen=True)

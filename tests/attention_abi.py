@@ -51,6 +51,9 @@ class AbiKernel:
         words: list[Any] = [*tensors, extras]
         launch = _Launch(*words)
         launch.check(self.config)
+        costs, gate = costs & 0xFFFF, costs >> 16
+        if not launch.takes(gate):
+            return
         if not len(launch.tiles):
             launch.find_work(self.config, num_workers, q_len, costs)
         assert len(launch.worker_begin) == num_workers + 1
@@ -66,6 +69,7 @@ class AbiKernel:
         launch = _Launch(*words)
         launch.check(self.config)
         assert all(type(number) is int for number in (splits, row_tiles, q_len))
+        row_tiles, gate = row_tiles & 0xFFFF, row_tiles >> 16
         if self.config.option("gather") == 2:  # every query token is a request
             assert q_len == 1
             launch.seq_lens = torch.full((len(launch.block_table),), launch.block_table.shape[1])
@@ -74,6 +78,8 @@ class AbiKernel:
             launch.by_mail(self.config.tile_rows, batch * row_tiles * splits, splits)
         elif splits > 1:
             assert len(launch.partial_out) == len(launch.partial_lse) == batch * row_tiles * splits
+        if not launch.takes(gate):
+            return
         if q_len:  # then nobody reads the caller's
             launch.q_begin = torch.arange(batch + 1) * q_len
         for request, row_tile in itertools.product(range(batch), range(row_tiles)):
@@ -167,6 +173,13 @@ class _Launch:
             return out
         share = torch.sigmoid(lse - self.extras[0][row % self.heads])
         return out * share.nan_to_num()[:, None]
+
+    def takes(self, gate: int) -> bool:
+        """Whether the gate of this launch is open (see `plan.gate`)."""
+        if gate == 0:
+            return True
+        blocks = sum(max(1, -(-int(length) // 64)) for length in self.seq_lens)
+        return blocks < gate if gate > 0 else blocks >= -gate
 
     def by_mail(self, rows: int, slots: int, splits: int) -> None:
         """Partials are zero before and after, so that what is here meanwhile lies elsewhere."""

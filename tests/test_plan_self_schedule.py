@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -57,7 +58,7 @@ def test_each_block_is_in_one_tile_and_each_partial_in_a_slot_of_its_own(
         edges = [0, *(tile[3] for tile in tiles)]
         assert [tile[2] for tile in tiles] == edges[:-1]
         assert edges[-1] == blocks
-        assert len(tiles) == 1 or all(before < after for before, after in zip(edges, edges[1:]))
+        assert len(tiles) == 1 or all(before < after for before, after in pairwise(edges))
         if len(tiles) > 1:
             slots += [tile[6] for tile in tiles]
             groups += [tiles[0][7]]

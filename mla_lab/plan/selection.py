@@ -5,6 +5,9 @@ Each way (see `ways`) is priced for requests of one length and for drawn ones, a
 the most pieces that a request may have. The
 way with the least mean logarithm of its price over the best one's is chosen, so that no length
 costs much more than the build that is best for it alone. Its `regret` says how much.
+
+Where that is much, and a launch that ends at once costs less, two builds are launched, one for
+batches of few blocks and one for those of many (see `gate`).
 """
 
 from __future__ import annotations
@@ -20,14 +23,19 @@ from .config import KernelConfig
 from .cost import makespan
 from .cuts import Shape
 from .formula import WHOLE_BLOCKS, counts, fits_mail, most_splits, times_of
+from .gate import LONG, MOST_BLOCKS, MOST_REQUESTS
 from .kernel_costs import KernelCosts, recorded_costs
 from .pricing import TILE_KV, candidates, config_of, model_of
 from .search import memory_time, tile_times
 from .self_schedule import COSTS, self_schedule
-from .ways import find_way
+from .ways import ROWS, find_way
 
 #: mean lengths that a call may have, in blocks of 64 tokens: 512 to 65536 tokens
 BLOCKS = (8, 16, 32, 64, 128, 256, 1024)
+#: microseconds that a call takes longer by a launch whose gate is closed (H200, 2026-11-22)
+IDLE_US = 0.7
+#: `worst` of one build from which two are priced, and what the mean must fall by for two
+WORST, GAIN = 1.3, 0.97
 #: of drawn lengths, tokens that none exceeds and the step from a request's quantile to the next
 #: one's, which makes neighbours unlike
 MOST_TOKENS, STEP = 131072, 0.6180339887
@@ -45,6 +53,10 @@ class Selection:
     #: price over that of the best build for a length: mean of logarithms, and the most
     regret: float = 1.0
     worst: float = 1.0
+    #: runs where the batch has `gate` blocks or more, and this one where it has less; None: this
+    #: one always
+    beyond: Selection | None = None
+    gate: int = 0
 
 
 def select(
@@ -52,14 +64,53 @@ def select(
     gpu: Gpu,
     costs: tuple[KernelCosts, ...] | None = None,
     able: Callable[[KernelConfig], bool] | None = None,
+    ragged: bool = False,
+    long: bool = False,
 ) -> Selection | None:
-    """The build for calls of this batch, these rows and formats; lengths are not looked at. None
-    where no family has one. With `able` the best whose kernel can be had, where any can.
+    """The build for calls of this batch, these rows and formats, or two; lengths are not looked at.
+    None where no family has one. With `able` the best whose kernel can be had, where any can.
+
+    Where query lengths are `ragged`, rows are no more than a bound, which a formula would have to
+    believe: there it is a walk where there is one. `long` pieces may come up in e4m3 (see
+    `pricing.too_long`): a build that adds them up in the matrix unit alone has another beside it.
     """
     found = all_selections(problem, gpu, costs or recorded_costs())
     if able is not None:
         found = [each for each in found if able(each.config)] or found
-    return found[0] if found else None
+    if ragged:
+        found = [each for each in found if each.num_splits == 0] or found
+    if not found:
+        return None
+    others = [each for each in found if each.config.kernel != ROWS.kernel]
+    if long and others and found[0].config.kernel == ROWS.kernel:
+        walks = [each for each in others if each.num_splits == 0]
+        return replace(found[0], beyond=walks[0], gate=LONG) if walks else others[0]
+    if long and others:
+        found = others
+    alike = len(set(problem.q_lens)) == 1 and problem.batch <= MOST_REQUESTS
+    if alike and not ragged and found[0].worst > WORST:
+        return pair_of(found, problem.batch)
+    return found[0]
+
+
+def pair_of(found: list[Selection], batch: int) -> Selection:
+    """The best two of `found` and the gate between them, or the first where two do not pay."""
+    times = np.array([each.us for each in found])
+    column = np.arange(times.shape[1]) % len(BLOCKS)
+    log = np.log((times + IDLE_US) / times.min(axis=0))
+    best, least = found[0], found[0].regret * GAIN
+    for place in range(1, len(BLOCKS)):
+        few = column < place
+        one, other = (int(log[:, part].mean(axis=1).argmin()) for part in (few, ~few))
+        over = np.where(few, log[one], log[other])
+        gate = round((BLOCKS[place - 1] * BLOCKS[place]) ** 0.5) * batch
+        regret = float(np.exp(over.mean()))
+        if one != other and regret < least and gate <= MOST_BLOCKS:
+            least, worst = regret, float(np.exp(over.max()))
+            us = tuple(np.where(few, times[one], times[other]).tolist())
+            pair = {"us": us, "regret": regret, "worst": worst, "gate": gate}
+            best = replace(found[one], beyond=found[other], **pair)
+    return best
 
 
 def all_selections(problem: Problem, gpu: Gpu, costs: tuple[KernelCosts, ...]) -> list[Selection]:

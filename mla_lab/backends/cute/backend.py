@@ -22,13 +22,13 @@ from ...core.gpu import H200, Gpu
 from ...core.problem import LATENT_DIM, ROPE_DIM, Problem
 from ...plan import KernelConfig
 from ...plan.choose import invariant_kinds
-from ...plan.pricing import config_of
+from ...plan.pricing import config_of, too_long
 from ...plan.selection import Selection, select
 from ...plan.ways import EIGHT, FORMATS, OUTS, ROWS, SPLIT, WALK, Way
 from ..base import Replay, gpu_of
 from ..cuda.ops import MAX_BATCH
 from .catalogue import able, missing_for
-from .device_plan import Formula, PlanOnDevice, SelfScheduled
+from .device_plan import Formula, PlanOnDevice, SelfScheduled, of_selection
 from .families import FAMILIES, costs
 from .launch import Launch
 from .token_gather import configs_for, formula_for, gathers
@@ -131,16 +131,16 @@ def _choice(problem: Problem, gpu: Gpu, features: Features) -> Selection:
     """
     compiled = {name: getattr(features, name) for name in COMPILED}
     shortest = replace(problem, kv_lens=tuple(max(1, q_len) for q_len in problem.q_lens))
-    return _chosen(shortest, gpu, Features(**compiled))
+    return _chosen(shortest, gpu, Features(**compiled), features.ragged, too_long(problem))
 
 
 @lru_cache(maxsize=1024)
-def _chosen(problem: Problem, gpu: Gpu, features: Features) -> Selection:
+def _chosen(problem: Problem, gpu: Gpu, features: Features, ragged: bool, long: bool) -> Selection:
     if features.skip_softmax:
         way, rows = _skipping(problem)
         family = next(c for c in costs() if c.key == (way.kernel, way.name))
         return Selection(config_of(problem, family, rows, 1), 0)
-    found = select(problem, gpu, costs(), able(problem, features))
+    found = select(problem, gpu, costs(), able(problem, features), ragged, long)
     if found is None:
         raise unsupported("query", f"{problem.batch} requests", "a call that some kernel takes")
     return found
@@ -161,7 +161,8 @@ def _configs(problem: Problem, gpu: Gpu, features: Features) -> list[KernelConfi
     if features.batch_invariant:
         kinds = invariant_kinds(problem, gpu, costs(), features.ragged)
         return [kind.choice.config for kind in kinds]
-    return [_choice(problem, gpu, features).config]
+    choice = _choice(problem, gpu, features)
+    return [choice.config, *([choice.beyond.config] if choice.beyond else [])]
 
 
 @lru_cache(maxsize=256)
@@ -189,7 +190,4 @@ def _plan(
     if features.batch_invariant:
         kinds = invariant_kinds(problem, gpu, costs(), features.ragged)
         return PlanOnDevice.of_kinds(kinds, problem, total_q)
-    choice = _choice(problem, gpu, features)
-    if choice.config.option("grid"):
-        return Formula.of(choice.config, choice.num_splits, problem, gpu)
-    return SelfScheduled.of(choice.config, gpu, problem.latent_dim)
+    return of_selection(_choice(problem, gpu, features), problem, gpu)

@@ -27,6 +27,7 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Int32, Uint32
 
+from ...plan.gate import LONG, LONGEST_BLOCKS, WORKERS
 from ...plan.self_schedule import LARGE, LEAST, LEAST_EVEN, SNAP, STEPS
 
 #: words of a plan row
@@ -49,7 +50,7 @@ class Batch:
     heads: Int32
     q_len: Int32
     workers: Int32
-    #: `Costs.packed`
+    #: `Costs.packed`, and a gate in its upper half
     costs: Int32
     tile_rows: int
 
@@ -65,13 +66,15 @@ class Plan:
 
 @dataclass(frozen=True)
 class Totals:
-    """Of a batch: `tiles` items of `work` blocks in all, the longest of `longest`."""
+    """Of a batch: `tiles` items of `work` blocks in all, the longest of `longest`; `keys` are the
+    blocks of its requests."""
 
     tiles: Int32
     work: Int32
     longest: Int32
     bundled: Int32
     row_tiles: Int32
+    keys: Int32
 
 
 @dataclass(frozen=True)
@@ -131,6 +134,19 @@ def total(value: Int32) -> Int32:
 
 
 @cute.jit
+def gate_open(gate: Int32, blocks: Int32, longest: Int32):
+    """Whether a launch with this gate takes a batch of so many blocks, the longest request of
+    `longest` (see `plan.gate`)."""
+    least = gate
+    if gate < 0:
+        least = -gate
+    many = blocks >= least
+    if least == LONG:
+        many = cutlass.min(longest, blocks // WORKERS) > LONGEST_BLOCKS
+    return (gate == 0) | ((gate > 0) & (not many)) | ((gate < 0) & many)
+
+
+@cute.jit
 def scan(value: Int32) -> Int32:
     """Inclusive prefix sums over the warp."""
     lane = cute.arch.lane_idx()
@@ -177,7 +193,7 @@ def totals_of(b: Batch, blocks: cute.Tensor, tiles: cute.Tensor) -> Totals:
     batch = b.seq_lens.shape[0]
     lane = cute.arch.lane_idx()
     items, work, longest = Int32(0), Int32(0), Int32(1)
-    most, least = Int32(0), Int32(REST)
+    most, least, keys = Int32(0), Int32(REST), Int32(0)
     for base in cutlass.range(0, batch, GROUP, unroll=1):
         load_group(b, base, blocks, tiles)
         for c in cutlass.range_constexpr(HELD):
@@ -187,6 +203,7 @@ def totals_of(b: Batch, blocks: cute.Tensor, tiles: cute.Tensor) -> Totals:
             most = cutlass.max(most, tiles[c])
             there = base + 32 * c + lane < batch
             least = select(there, cutlass.min(least, tiles[c]), least)
+            keys = keys + select(there, blocks[c], Int32(0))
     items, work = total(items), total(work)
     longest = Int32(cute.arch.warp_redux_sync(longest, "max"))
     most = Int32(cute.arch.warp_redux_sync(most, "max"))
@@ -195,7 +212,7 @@ def totals_of(b: Batch, blocks: cute.Tensor, tiles: cute.Tensor) -> Totals:
     if (most == least) & (most > 0) & (most <= b.workers):
         row_tiles, bundled = most, Int32(1)
         items, work = Int32(batch), Int32(Uint32(work) // Uint32(most))
-    return Totals(items, work, longest, bundled, row_tiles)
+    return Totals(items, work, longest, bundled, row_tiles, total(keys))
 
 
 @cute.jit
@@ -420,6 +437,8 @@ def find_work(b: Batch, worker: Int32) -> Plan:
         first = even_tile(line, at, part, at.start * t.row_tiles + bundle_row, slots)
         count, inside, last = Int32(1), Int32(0), [Int32(-1)] * 8
     if (begin >= Int32(line.length)) | (part >= bundles):
+        count = Int32(0)
+    if not gate_open(b.costs >> 16, t.keys, t.longest):
         count = Int32(0)
     first = [request, select(t.bundled == 1, bundle_row, row_tile), *first]
     if (count == 1) & (inside > 0):

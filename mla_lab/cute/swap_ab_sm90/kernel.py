@@ -245,7 +245,9 @@ class StampedSwapAB(SwapAB):
 
 
 class GridSwapAB(SwapAB):
-    """Grid mode: the plan is a formula of `num_splits`; `q_len` 0: they differ, see `q_begin`."""
+    """Grid mode: the plan is a formula of `num_splits`; `q_len` 0: they differ, see `q_begin`.
+
+    The upper half of `row_tiles` is a gate."""
 
     @cute.jit
     def __call__(
@@ -270,7 +272,8 @@ class GridSwapAB(SwapAB):
     ):
         operands = (
             out, lse, partial_out, partial_lse, counters, block_table, seq_lens, q_begin, None,
-            None, None, heads, scale_log2, out_scale, num_splits, row_tiles, q_len, None, None,
+            None, None, heads, scale_log2, out_scale, num_splits, row_tiles & 0xFFFF, q_len, None,
+            row_tiles >> 16,
         )  # fmt: skip
         self.launch(q, kv, operands, stream)
 
@@ -302,7 +305,8 @@ class StampedGridSwapAB(SwapAB):
     ):
         operands = (
             out, lse, partial_out, partial_lse, counters, block_table, seq_lens, q_begin, None,
-            None, stamps, heads, scale_log2, out_scale, num_splits, row_tiles, q_len, None, None,
+            None, stamps, heads, scale_log2, out_scale, num_splits, row_tiles & 0xFFFF, q_len, None,
+            row_tiles >> 16,
         )  # fmt: skip
         self.launch(q, kv, operands, stream)
 
@@ -370,7 +374,7 @@ class FeatureGridSwapAB(SwapAB):
     ):
         operands = (
             out, lse, partial_out, partial_lse, counters, block_table, seq_lens, q_begin, None,
-            None, None, heads, scale_log2, out_scale, num_splits, row_tiles, q_len, None,
-            None, *extras,
+            None, None, heads, scale_log2, out_scale, num_splits, row_tiles & 0xFFFF, q_len, None,
+            row_tiles >> 16, *extras,
         )  # fmt: skip
         self.launch(q, kv, operands, stream)

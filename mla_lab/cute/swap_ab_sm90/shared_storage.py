@@ -48,7 +48,8 @@ class Global:
     row_tiles: Any = None
     #: query tokens of every request; 0: they differ, see `q_begin`
     q_len: Any = None
-    #: else: workers, and what the scheduling rule weighs (`plan.self_schedule.Costs.packed`)
+    #: else: workers, and what the scheduling rule weighs (`plan.self_schedule.Costs.packed`) below
+    #: a gate; in grid mode `costs` is the gate alone
     num_workers: Any = None
     costs: Any = None
     #: see `extras`: fp32 [heads], [1], [1], or no element; uint32 [tokens, words]

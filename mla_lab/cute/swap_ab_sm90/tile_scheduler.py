@@ -14,7 +14,16 @@ import cutlass.cute as cute
 from cutlass import Int32, Uint32, const_expr
 
 from ...plan.formula import WHOLE_BLOCKS
-from ..common.self_schedule import WORDS, Batch, Plan, open_plan, tile_words
+from ..common.self_schedule import (
+    WORDS,
+    Batch,
+    Plan,
+    gate_open,
+    open_plan,
+    select,
+    tile_words,
+    total,
+)
 from .params import TILE_KV, Shape
 from .shared_storage import END, Global, Shared
 
@@ -186,6 +195,19 @@ def cut(g: Global, blocks: Int32, i: Int32):
 
 
 @cute.jit
+def may_run(g: Global):
+    """Whether this launch takes the batch: by its gate, of at most 32 requests."""
+    answer = g.costs == 0
+    if g.costs != 0:
+        batch, lane = g.seq_lens.shape[0], cute.arch.lane_idx()
+        held = (g.seq_lens[cutlass.min(lane, batch - 1)] + TILE_KV - 1) // TILE_KV
+        held = cutlass.max(held, Int32(1))
+        longest = Int32(cute.arch.warp_redux_sync(held, "max"))
+        answer = gate_open(g.costs, total(select(lane < batch, held, Int32(0))), longest)
+    return answer
+
+
+@cute.jit
 def open_grid(c: cutlass.Constexpr[Shape], g: Global, a: Asked, rank: Int32):
     """The share of CTA `rank` of piece `split`, and its work record (END: no such piece)."""
     held = (a.kv_len + TILE_KV - 1) >> 6
@@ -204,6 +226,8 @@ def open_grid(c: cutlass.Constexpr[Shape], g: Global, a: Asked, rank: Int32):
         lead = row - a.row_tile % c.pair * c.rows
         there = (a.split < splits) & (lead < a.q_len * g.heads)
         splits = splits if rows > 0 else Int32(1)
+    if const_expr(not c.gather):
+        there = there & may_run(g)
     if not there:
         count = Int32(0)
     first = begin + share_begin(c, count, rank)

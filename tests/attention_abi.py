@@ -18,6 +18,8 @@ from mla_lab.backends.cuda.ops import DevicePlan, DevicePlanner, merge_items
 from mla_lab.core import masks
 from mla_lab.core.problem import Problem
 from mla_lab.plan import KernelConfig, WorkTile
+from mla_lab.plan.formula import WHOLE_BLOCKS
+from mla_lab.plan.self_schedule import Costs, self_schedule
 
 from .planner_cases import host_plan
 
@@ -45,9 +47,16 @@ class AbiKernel:
         if self.config.option("grid"):
             self._follow_formula(arguments, extras)
             return
-        words: list[Any] = [*arguments, extras]
+        *tensors, num_workers, q_len, costs = arguments
+        words: list[Any] = [*tensors, extras]
         launch = _Launch(*words)
         launch.check(self.config)
+        costs, gate = costs & 0xFFFF, costs >> 16
+        if not launch.takes(gate):
+            return
+        if not len(launch.tiles):
+            launch.find_work(self.config, num_workers, q_len, costs)
+        assert len(launch.worker_begin) == num_workers + 1
         for begin, end in itertools.pairwise(launch.worker_begin.tolist()):
             for words in launch.tiles[begin:end].tolist():
                 launch.attend(WorkTile(*words), self.config)
@@ -60,6 +69,7 @@ class AbiKernel:
         launch = _Launch(*words)
         launch.check(self.config)
         assert all(type(number) is int for number in (splits, row_tiles, q_len))
+        row_tiles, gate = row_tiles & 0xFFFF, row_tiles >> 16
         if self.config.option("gather") == 2:  # every query token is a request
             assert q_len == 1
             launch.seq_lens = torch.full((len(launch.block_table),), launch.block_table.shape[1])
@@ -68,6 +78,8 @@ class AbiKernel:
             launch.by_mail(self.config.tile_rows, batch * row_tiles * splits, splits)
         elif splits > 1:
             assert len(launch.partial_out) == len(launch.partial_lse) == batch * row_tiles * splits
+        if not launch.takes(gate):
+            return
         if q_len:  # then nobody reads the caller's
             launch.q_begin = torch.arange(batch + 1) * q_len
         for request, row_tile in itertools.product(range(batch), range(row_tiles)):
@@ -77,7 +89,7 @@ class AbiKernel:
             held = -(-int(launch.seq_lens[request]) // 64)
             blocks = max(held, 1)
             group = request * row_tiles + row_tile
-            pieces = min(splits, blocks)
+            pieces = 1 if blocks <= WHOLE_BLOCKS else min(splits, blocks)
             for i in range(pieces):
                 cut = (blocks * i // pieces, min(blocks * (i + 1) // pieces, held))
                 slot, counter = group * splits + i, group * self.config.cluster
@@ -123,6 +135,21 @@ class _Launch:
         if self.extras and self.extras[2].numel():
             self.out_scale = float(self.extras[2])
 
+    def find_work(self, config: KernelConfig, num_workers: int, q_len: int, costs: int) -> None:
+        """What each worker finds by the rule of `plan.self_schedule`."""
+        assert all(type(number) is int for number in (num_workers, q_len, costs))
+        q_lens = tuple(self.q_begin.diff().tolist())
+        assert q_len in (0, *set(q_lens)) if len(set(q_lens)) == 1 else q_len == 0
+        problem = Problem(q_lens, tuple(self.seq_lens.tolist()), self.heads)
+        plan = self_schedule(
+            problem,
+            tile_rows=config.tile_rows,
+            num_workers=num_workers,
+            costs=Costs(costs & 255, costs >> 8),
+        )
+        assert len(self.partial_out) >= plan.num_slots
+        self.tiles, self.worker_begin = torch.tensor(plan.tiles), torch.tensor(plan.worker_begin)
+
     def slots(self, request: int, span: Tensor, config: KernelConfig) -> Tensor:
         """Token slots of positions of a request, -1 for none."""
         if config.option("gather") == 2:
@@ -147,6 +174,13 @@ class _Launch:
         share = torch.sigmoid(lse - self.extras[0][row % self.heads])
         return out * share.nan_to_num()[:, None]
 
+    def takes(self, gate: int) -> bool:
+        """Whether the gate of this launch is open (see `plan.gate`)."""
+        if gate == 0:
+            return True
+        blocks = sum(max(1, -(-int(length) // 64)) for length in self.seq_lens)
+        return blocks < gate if gate > 0 else blocks >= -gate
+
     def by_mail(self, rows: int, slots: int, splits: int) -> None:
         """Partials are zero before and after, so that what is here meanwhile lies elsewhere."""
         if splits > 1:
@@ -164,7 +198,8 @@ class _Launch:
         rows = (q_end - q_begin) * self.heads
         row = torch.arange(tile.row_tile * config.tile_rows, rows)[: config.tile_rows]
         kv_len = int(self.seq_lens[tile.request])
-        span = torch.arange(tile.block_begin * 64, min(tile.block_end * 64, kv_len))
+        end = kv_len if tile.split_idx + 1 == tile.num_splits else tile.block_end * 64
+        span = torch.arange(min(tile.block_begin * 64, kv_len), min(end, kv_len))
         slots = self.slots(tile.request, span, config)
         keys = self.cache[slots // self.cache.shape[1], slots % self.cache.shape[1]].float()
         keys[slots < 0] = 0

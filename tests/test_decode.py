@@ -183,9 +183,11 @@ class TestOnADevice:
             decode(**given, plan=plan)
         assert [p for _, p, _ in recorder.calls] == [plan, plan]
         assert list(recorder.calls[0][0].form.fitting_plans.values()) == [plan]
-        long = make_plan(replace(PROBLEM, kv_lens=(101, 7)))
-        with pytest.raises(InvalidInput, match=r"kv_lens\[0\] of 101; supported: up to this call"):
-            decode(**given, plan=long)
+        longer = make_plan(replace(PROBLEM, kv_lens=(101, 7)))
+        decode(**given, plan=longer)
+        wider = make_plan(replace(PROBLEM, q_lens=(9, 2)))
+        with pytest.raises(InvalidInput, match=r"q_lens\[0\] of 9; supported: up to this call"):
+            decode(**given, plan=wider)
 
     def test_the_backend_is_asked_once_for_equal_calls(self, recorder):
         given = on_meta(arguments(["max_q_len"]))

@@ -50,9 +50,6 @@ HOPEFUL = 1.2
 PAIR_EDGE = 1.012
 #: query rows of a request up to which KV goes on the M side under batch invariance
 INVARIANT_ROWS = 16
-#: what a plan made anew on the device costs a launch: median of `us_with_plan - us` (17 to 67) over
-#: the persistent plans of data/records/h200_anchor.jsonl
-PLANNER_US = 29.0
 
 
 def choose(
@@ -65,7 +62,7 @@ def choose(
     able: Callable[[KernelConfig], bool] | None = None,
 ) -> Choice:
     """The cheapest candidate by the cost model; `costs` are the families that may be used. With
-    `on_device` no host makes the plan, so that all but a formula pay for a planner kernel. With
+    `on_device` no host makes the plan: a tile's price is that of the cost policy alone. With
     `able` the cheapest whose kernel can be had, or the cheapest of all where none can.
 
     With `separate_merge` a merge kernel behind the attention kernel is priced as well, which the
@@ -126,9 +123,9 @@ def _all_candidates(
             planned.append((price(problem, gpu, family, rows, cluster), family))
             if separate_merge and way is ROWS:
                 found.append(price(problem, gpu, family, rows, cluster, fused_merge=False))
-    if on_device:
-        return [*found, *(_planned_on_device(choice) for choice, _ in planned)]
     found += [choice for choice, _ in planned]
+    if on_device:
+        return found
     least_us = min((choice.predicted_us for choice in found), default=0.0)
     for choice, family in planned:
         if choice.predicted_us <= HOPEFUL * least_us:
@@ -144,10 +141,6 @@ def regime(problem: Problem, gpu: Gpu) -> str:
     if floor < 15:
         return f"latency regime, {side} floor {floor:.1f} us"
     return f"{side} bound, floor {floor:.1f} us"
-
-
-def _planned_on_device(choice: Choice) -> Choice:
-    return replace(choice, predicted_us=choice.predicted_us + PLANNER_US)
 
 
 @dataclass(frozen=True)

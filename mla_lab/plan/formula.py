@@ -16,6 +16,8 @@ from .workspace import MAIL_WORDS, MAX_GROUPS
 
 #: splits that a kernel merges
 MAX_SPLITS = 160
+#: a request of so many blocks or fewer is not cut
+WHOLE_BLOCKS = 4
 #: counts of pieces among which one is chosen, beside the most that run at once: those that sweeps
 #: measure
 COUNTS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128)
@@ -60,7 +62,11 @@ def counts(most: int) -> list[int]:
 
 def makespans(shape: Shape, model: CostModel, most: int) -> np.ndarray:
     """Predicted nanoseconds with 1, 2, ..., `most` pieces a request, float64 [most]."""
-    splits = np.minimum(np.arange(1, most + 1)[:, None], shape.blocks)
+    return times_of(shape, model, np.minimum(np.arange(1, most + 1)[:, None], shape.blocks))
+
+
+def times_of(shape: Shape, model: CostModel, splits: np.ndarray) -> np.ndarray:
+    """Predicted nanoseconds of each row of `splits`, int64 [n, requests]; float64 [n]."""
     split = splits > 1
     tiles = splits @ shape.row_tiles
     start = np.asarray(model.start_time(tiles * sharing(shape)))[:, None]

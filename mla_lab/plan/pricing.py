@@ -17,6 +17,7 @@ from .config import KernelConfig
 from .cost import CostModel
 from .cuts import Shape
 from .formula import counts, fits_mail, makespans, most_splits, whole_pairs
+from .gate import LONGEST_BLOCKS, WORKERS
 from .kernel_costs import KernelCosts
 from .schedule import make_plan
 from .search import Trial, best_trial, even_trials, try_greedy
@@ -29,7 +30,7 @@ SPLITS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
 EVEN_TRIALS = 3
 #: keys of one piece that the matrix unit alone may add up in e4m3: of 8,192 the error is 1.04 times
 #: that of torch with the same rounding, of 65,536 2.5 times (H200, see `cute.keep_ab_sm90.fp8`)
-LONGEST = 16384
+LONGEST = LONGEST_BLOCKS * TILE_KV
 
 
 @dataclass(frozen=True)
@@ -70,7 +71,7 @@ def candidates(problem: Problem, way: Way) -> list[tuple[int, int]]:
     tiles = way.tiles_for(problem.q_dtype, problem.kv_format)
     if way is ROWS and tiles:
         # of equals the first wins: a cluster reads each KV block once where two CTAs read it twice
-        if _too_long(problem):
+        if too_long(problem):
             return []
         built = rows_tiles(problem.q_dtype, problem.kv_format, problem.page_size)
         return [(64, 1)] if rows <= 64 or len(built) == 1 else [(128, 2), (64, 1)]
@@ -87,14 +88,14 @@ def candidates(problem: Problem, way: Way) -> list[tuple[int, int]]:
     ]
 
 
-def _too_long(problem: Problem) -> bool:
+def too_long(problem: Problem) -> bool:
     """Whether e4m3 with the query rows on the M side would add up pieces of more than `LONGEST`
-    keys, by about 64 workers on an H200.
+    keys.
     """
     if FORMATS.get((problem.q_dtype, problem.kv_format)) != EIGHT:
         return False
     keys = problem.kv_lens
-    return min(max(keys, default=0), sum(keys) // 64) > LONGEST
+    return min(max(keys, default=0), sum(keys) // WORKERS) > LONGEST
 
 
 def price(

@@ -35,7 +35,7 @@ OUTS = {STORED: ("bf16", "fp16"), SPLIT: ("bf16", "fp16"), EIGHT: ("bf16", "fp16
 
 #: (way, query, cache, tile) that registers do not suffice for, as the record's last words would lie
 #: in local memory
-MISSING = {("walk", "bf16", "e4m3", (32, 1))}
+MISSING = {("walk", "bf16", "e4m3", (32, 1)), ("walk", "bf16", "fp8_656", (32, 1))}
 
 
 @dataclass(frozen=True)

@@ -17,17 +17,18 @@ from typing import Any
 from ...call.bind import Call
 from ...call.form import Features
 from ...call.workspace import Workspace
-from ...core.errors import BuildError
+from ...core.errors import BuildError, unsupported
 from ...core.gpu import H200, Gpu
 from ...core.problem import LATENT_DIM, ROPE_DIM, Problem
-from ...plan import Choice, KernelConfig, choose
+from ...plan import KernelConfig
 from ...plan.choose import invariant_kinds
-from ...plan.pricing import price
+from ...plan.pricing import config_of, too_long
+from ...plan.selection import Selection, select
 from ...plan.ways import EIGHT, FORMATS, OUTS, ROWS, SPLIT, WALK, Way
 from ..base import Replay, gpu_of
 from ..cuda.ops import MAX_BATCH
 from .catalogue import able, missing_for
-from .device_plan import Formula, PlanOnDevice
+from .device_plan import Formula, PlanOnDevice, SelfScheduled, of_selection
 from .families import FAMILIES, costs
 from .launch import Launch
 from .token_gather import configs_for, formula_for, gathers
@@ -68,7 +69,7 @@ class CuteBackend:
             configs = _configs(problem, gpu, features)
         return _missing(configs, problem, features)
 
-    def plan(self, call: Call, gpu: Gpu | None) -> PlanOnDevice | Formula:
+    def plan(self, call: Call, gpu: Gpu | None) -> PlanOnDevice | SelfScheduled | Formula:
         """A plan that the device makes in each launch, within the call's bounds, or a formula.
 
         A bound counts as the next power of two, so that it may grow step by step without effect.
@@ -124,20 +125,25 @@ def _missing(configs: list[KernelConfig], problem: Problem, features: Features) 
     return next(filter(None, reasons), None)
 
 
-def _choice(problem: Problem, gpu: Gpu, features: Features) -> Choice:
-    """By what a build depends on alone, so that calls which differ otherwise share it."""
+def _choice(problem: Problem, gpu: Gpu, features: Features) -> Selection:
+    """By what a build depends on alone, so that calls which differ otherwise share it: by no
+    length.
+    """
     compiled = {name: getattr(features, name) for name in COMPILED}
-    return _chosen(problem, gpu, Features(**compiled))
+    shortest = replace(problem, kv_lens=tuple(max(1, q_len) for q_len in problem.q_lens))
+    return _chosen(shortest, gpu, Features(**compiled), features.ragged, too_long(problem))
 
 
 @lru_cache(maxsize=1024)
-def _chosen(problem: Problem, gpu: Gpu, features: Features) -> Choice:
+def _chosen(problem: Problem, gpu: Gpu, features: Features, ragged: bool, long: bool) -> Selection:
     if features.skip_softmax:
         way, rows = _skipping(problem)
         family = next(c for c in costs() if c.key == (way.kernel, way.name))
-        return price(problem, gpu, family, rows, 1)
-    here = able(problem, features)
-    return choose(problem, gpu, costs=costs(), on_device=True, able=here)
+        return Selection(config_of(problem, family, rows, 1), 0)
+    found = select(problem, gpu, costs(), able(problem, features), ragged, long)
+    if found is None:
+        raise unsupported("query", f"{problem.batch} requests", "a call that some kernel takes")
+    return found
 
 
 def _skipping(problem: Problem) -> tuple[Way, int]:
@@ -155,7 +161,8 @@ def _configs(problem: Problem, gpu: Gpu, features: Features) -> list[KernelConfi
     if features.batch_invariant:
         kinds = invariant_kinds(problem, gpu, costs(), features.ragged)
         return [kind.choice.config for kind in kinds]
-    return [_choice(problem, gpu, features).config]
+    choice = _choice(problem, gpu, features)
+    return [choice.config, *([choice.beyond.config] if choice.beyond else [])]
 
 
 @lru_cache(maxsize=256)
@@ -174,14 +181,13 @@ def _by_token(problem: Problem, gpu: Gpu, features: Features) -> bool:
 
 
 @lru_cache(maxsize=256)
-def _plan(problem: Problem, total_q: int, gpu: Gpu, features: Features) -> PlanOnDevice | Formula:
+def _plan(
+    problem: Problem, total_q: int, gpu: Gpu, features: Features
+) -> PlanOnDevice | SelfScheduled | Formula:
     if _by_token(problem, gpu, features):
         here = able(problem, features)
         return formula_for(problem, total_q, gpu, features.batch_invariant, here)
     if features.batch_invariant:
         kinds = invariant_kinds(problem, gpu, costs(), features.ragged)
         return PlanOnDevice.of_kinds(kinds, problem, total_q)
-    choice = _choice(problem, gpu, features)
-    if choice.config.option("grid"):
-        return Formula.of(choice.config, dict(choice.knobs)["num_splits"], problem, gpu)
-    return PlanOnDevice.of(choice, problem, total_q)
+    return of_selection(_choice(problem, gpu, features), problem, gpu)

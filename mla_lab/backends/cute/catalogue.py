@@ -55,7 +55,7 @@ def missing_for(config: KernelConfig, problem: Problem, features: Features) -> s
     """
     arch = FAMILIES[config.kernel].archs[0]
     wanted = [build_for(config, problem, False if features.no_pdl else None, features)]
-    if not config.option("grid"):
+    if features.batch_invariant and not config.option("grid"):
         wanted.append(KernelConfig("cuda/planner"))
     for build in wanted:
         if jit.find(build, arch) is None:

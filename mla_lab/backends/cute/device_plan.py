@@ -1,5 +1,6 @@
 """Plans in device memory: copied there once, or made there anew in every call.
 
+    SelfScheduled                nothing: each worker finds its tiles from the lengths
     on_device(plan, device)      a Plan's words on a device, copied at its first use
     PlanOnDevice                 bounds in place of lengths; a planner kernel cuts in each launch
     Formula                      three numbers in place of a plan; each worker cuts for itself
@@ -28,7 +29,9 @@ from ...plan.choose import Kind
 from ...plan.cuts import Shape
 from ...plan.formula import MAX_SPLITS, fits_mail, whole_pairs
 from ...plan.search import walk_overhead
-from ...plan.ways import in_waves
+from ...plan.selection import Selection
+from ...plan.self_schedule import COSTS, Costs
+from ...plan.ways import in_waves, way_of
 from ...plan.workspace import MAIL_WORDS, MAX_GROUPS
 from ..cuda.ops import ANY_ROWS, DevicePlan, DevicePlanner, merge_items
 from .families import check_resident
@@ -37,6 +40,41 @@ from .families import check_resident
 FORMULAS = (("fixed", "grid"), ("none", "grid"))
 #: a Plan's words on each device that it was used on; they go when it goes
 _COPIES: WeakKeyDictionary[Plan, dict[torch.device, DevicePlan]] = WeakKeyDictionary()
+
+
+@dataclass(frozen=True)
+class SelfScheduled:
+    """A launch whose workers find their tiles from the lengths (see `plan.self_schedule`)."""
+
+    config: KernelConfig
+    num_workers: int
+    costs: Costs
+    #: of any batch and any lengths
+    workspace: WorkspaceLayout
+    #: see `plan.gate`; with one, the launch before this one, which has the opposite gate
+    gate: int = 0
+    before: SelfScheduled | Formula | None = None
+
+    @classmethod
+    def of(cls, config: KernelConfig, gpu: Gpu, latent_dim: int) -> SelfScheduled:
+        """One worker for each place on the card."""
+        workers = gpu.workers(config.cluster)
+        layout = WorkspaceLayout.of(2 * workers, workers, config.tile_rows, latent_dim)
+        return cls(config, workers, COSTS[way_of(config)], layout)
+
+
+def of_selection(selection: Selection, bounds: Problem, gpu: Gpu) -> SelfScheduled | Formula:
+    """The launch of a selected build; of two, the second, with the first as its `before`."""
+    if selection.beyond is None:
+        if selection.config.option("grid"):
+            return Formula.of(selection.config, selection.num_splits, bounds, gpu)
+        return SelfScheduled.of(selection.config, gpu, bounds.latent_dim)
+    gate = selection.gate
+    first = of_selection(replace(selection, beyond=None), bounds, gpu)
+    second = of_selection(selection.beyond, bounds, gpu)
+    layout = second.workspace.behind(first.workspace)
+    first = replace(first, gate=gate)
+    return replace(second, workspace=layout, gate=-gate, before=first)
 
 
 @dataclass(frozen=True)
@@ -120,6 +158,9 @@ class Formula:
     row_tiles: int
     groups: int
     workspace: WorkspaceLayout
+    #: as in `SelfScheduled`
+    gate: int = 0
+    before: SelfScheduled | Formula | None = None
 
     @classmethod
     def of(cls, config: KernelConfig, num_splits: int, bounds: Problem, gpu: Gpu) -> Formula:

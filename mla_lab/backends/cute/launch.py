@@ -29,6 +29,7 @@ from ...core.errors import invalid, unsupported
 from ...core.gpu import Gpu
 from ...plan import KernelConfig, Plan
 from ...plan.formula import mail_words
+from ...plan.gate import gated
 from ..base import Replay
 from ..cuda import ops as cuda_ops
 from ..cuda.ops import DevicePlan, DevicePlanner, Merge
@@ -36,6 +37,7 @@ from .catalogue import build_for
 from .device_plan import (
     Formula,
     PlanOnDevice,
+    SelfScheduled,
     check_groups,
     on_device,
     refuse_capture,
@@ -87,7 +89,7 @@ class Launch:
         self,
         call: Call,
         config: KernelConfig,
-        words: DevicePlan | Formula,
+        words: DevicePlan | SelfScheduled | Formula,
         workspace: Workspace,
         planner: DevicePlanner | None = None,
         before: Launch | None = None,
@@ -104,14 +106,18 @@ class Launch:
         self._walk: tuple[Tensor, ...] = ()
         self._numbers: tuple[int, ...] = ()
         self._merge_items: Tensor | None = None  # where the merge kernel follows
-        if isinstance(words, DevicePlan):
+        q_len = 0 if form.features.ragged else form.bounds.q_lens[0]
+        if isinstance(words, SelfScheduled):
+            self._walk = no_plan(form.device)
+            self._numbers = (words.num_workers, q_len, gated(words.costs.packed, words.gate))
+        elif isinstance(words, DevicePlan):
             self._walk = (words.tiles, words.worker_begin)
+            self._numbers = (len(words.worker_begin) - 1, q_len, 0)
             if not config.option("fused_merge", 1) and len(words.merge_items):
                 self._merge_items = words.merge_items
         else:
-            q_len = 0 if form.features.ragged else form.bounds.q_lens[0]
             q_len = 1 if form.features.sparse else q_len
-            self._numbers = (words.num_splits, words.row_tiles, q_len)
+            self._numbers = (words.num_splits, gated(words.row_tiles, words.gate), q_len)
         self._between = (
             mail(workspace, words, form.bounds.latent_dim)
             if isinstance(words, Formula) and config.option("fused_merge", 1) == 3
@@ -129,14 +135,19 @@ class Launch:
         if not form.features.ragged:
             batch, q_len = form.bounds.batch, form.bounds.q_lens[0]
             self._q_begin = uniform_q_begin(batch, q_len, form.device)
-        alone = before is None and planner is None and self._merge_items is None
+        alone = planner is None and self._merge_items is None
+        alone = alone and (before is None or before.repeat is not before)
         as_given = self._shapes.plain and not self._base2 and not self._extras.wanted
         #: does the same; where one kernel takes its arguments as they are given, in half the time
         self.repeat: Replay = self.enqueue() if alone and as_given else self
 
     @classmethod
     def of(
-        cls, call: Call, plan: Plan | PlanOnDevice | Formula, workspace: Workspace, gpu: Gpu
+        cls,
+        call: Call,
+        plan: Plan | PlanOnDevice | SelfScheduled | Formula,
+        workspace: Workspace,
+        gpu: Gpu,
     ) -> Launch:
         """Raises InvalidInput or Unsupported where no kernel can run `plan`, or where something
         that happens once would happen inside the capture of a graph.
@@ -144,17 +155,29 @@ class Launch:
         bounds, pdl, features = call.form.bounds, call.args.enable_pdl, call.features
         if isinstance(plan, PlanOnDevice):
             config = build_for(plan.config, bounds, pdl, features)
-            before = None
-            if plan.before is not None:
-                own = Workspace(plan.before.workspace, workspace.buffer)
-                before = cls.of(call, plan.before, own, gpu)
+            before = cls._before_of(call, plan, workspace, gpu)
             return cls(call, config, plan.words(workspace), workspace, plan.planner, before)
-        if isinstance(plan, Formula):
-            return cls(call, build_for(plan.config, bounds, pdl, features), plan, workspace)
+        if isinstance(plan, SelfScheduled | Formula):
+            config = build_for(plan.config, bounds, pdl, features)
+            before = cls._before_of(call, plan, workspace, gpu)
+            return cls(call, config, plan, workspace, before=before)
         config = build_for(config_of(plan, gpu), bounds, pdl, features)
         if config.option("grid"):
             return cls(call, config, Formula.of_plan(config, plan, gpu), workspace)
         return cls(call, config, on_device(plan, call.form.device), workspace)
+
+    @classmethod
+    def _before_of(
+        cls,
+        call: Call,
+        plan: PlanOnDevice | SelfScheduled | Formula,
+        workspace: Workspace,
+        gpu: Gpu,
+    ) -> Launch | None:
+        if plan.before is None:
+            return None
+        own = Workspace(plan.before.workspace, workspace.buffer)
+        return cls.of(call, plan.before, own, gpu)
 
     def stamped(self, build: KernelConfig, stamps: Tensor) -> Launch:
         """This launch by `build`, which leaves its moments in `stamps` (option "stamps")."""
@@ -208,8 +231,8 @@ class Launch:
             lse_rows.mul_(LOG2_E)
 
     def enqueue(self) -> Replay:
-        """The attention kernel alone, with the tensors as they are and scales that are numbers: the
-        commonest call. What never changes is bound here.
+        """The attention kernel alone, or two of them, with the tensors as they are and scales that
+        are numbers: the commonest call. What never changes is bound here.
         """
         attend, no_lse, heads, q_begin = self.attend, self._no_lse, self._heads, self._q_begin
         partial_out, partial_lse, counters = self._between
@@ -238,7 +261,15 @@ class Launch:
                 got = f"tensors that the kernel refuses ({error})"
                 raise invalid("query, kv_cache, out", got, PLACES) from None
 
-        return enqueue
+        if self._before is None:
+            return enqueue
+        first = self._before.repeat
+
+        def enqueue_both(given: DecodeArgs, out: Tensor, lse: Tensor | None) -> None:
+            first(given, out, lse)
+            enqueue(given, out, lse)
+
+        return enqueue_both
 
     def _view(
         self, query: Tensor, cache: Tensor, out: Tensor, lse: Tensor | None
@@ -265,6 +296,13 @@ class Launch:
         rows = out.view(-1, out.shape[-1])
         sinks, scale = self._extras.sinks(given), self._extras.out_scale(given)
         merge((partial_out, partial_lse), items, q_begin, rows, lse.view(-1), sinks, scale)
+
+
+@lru_cache(maxsize=8)
+def no_plan(device: torch.device) -> tuple[Tensor, Tensor]:
+    """In place of a plan's tiles and worker ranges, where workers find their tiles themselves."""
+    tiles = torch.empty(0, 8, dtype=torch.int32, device=device)
+    return tiles, torch.empty(0, dtype=torch.int32, device=device)
 
 
 def between(workspace: Workspace, tile_rows: int, latent_dim: int) -> tuple[Tensor, Tensor, Tensor]:

@@ -25,6 +25,7 @@ from ...call.workspace import Workspace
 from ...core.gpu import Gpu
 from ...core.problem import Problem
 from ...plan import Plan, WorkTile
+from ...plan.refit import refit
 from ..base import plan_for
 from .epilogue import Epilogue, number
 from .kv_staging import Addresses, Stage
@@ -59,8 +60,10 @@ class TorchBackend:
     def run(self, call: Call, plan: Plan, workspace: Workspace) -> None:
         """Compute the tiles in the plan's order, then merge what was split.
 
+        A plan may be one for other key lengths (see `refit`); bounds of lengths are not used.
         Partials lie in memory of this call, not in the workspace, so that threads may share one.
         """
+        plan = refit(plan, call.problem)
         # the results may be inference tensors; autocast would round the products
         autocast = torch.autocast(call.form.device.type, enabled=False)
         with torch.inference_mode(), autocast:

@@ -34,13 +34,18 @@ def check_callers_plan(call: Call) -> None:
 
 
 def _check(plan: Plan, call: Call) -> None:
-    """Lengths, heads and dims; tiles once; a rule without regard to the batch if invariant."""
+    """Refuse a plan for another batch, heads, dims or query tokens, and under batch invariance one
+    of other lengths, or that looks at the batch. Otherwise a plan's key lengths need not be this
+    call's: its last split of a row tile takes the rest of the keys.
+    """
     made, here = plan.problem, call.problem
     for name in ("batch", "heads", "latent_dim", "rope_dim", "top_k"):
         if getattr(made, name) != getattr(here, name):
             raise invalid("plan", f"one for {name} {getattr(made, name)}", getattr(here, name))
-    for name in ("q_lens",) if here.top_k else ("q_lens", "kv_lens"):
-        _check_lengths(name, getattr(made, name), getattr(here, name), call.lengths_known)
+    known = call.lengths_known or not call.features.ragged
+    _check_lengths("q_lens", made.q_lens, here.q_lens, known)
+    if call.features.batch_invariant:
+        _check_lengths("kv_lens", made.kv_lens, here.kv_lens, call.lengths_known)
     if call.features.batch_invariant and plan.policy != "fixed_size":
         raise invalid("plan", f"policy {plan.policy!r} with batch_invariant", "'fixed_size'")
     if _CHECKED.get(id(plan)) is not plan:

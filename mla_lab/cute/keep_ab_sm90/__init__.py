@@ -144,6 +144,7 @@ def entry(config: KernelConfig) -> CuteEntry:
         Int32(1),
         Float32(1.0),
         Float32(1.0),
+        *(Int32(1) for _ in range(3)),
         *((tuple(features),) if facts.features else ()),
         make_fake_stream(use_tvm_ffi_env_stream=True),
     )

@@ -23,7 +23,7 @@ from ..common.feature_operands import mask_words
 from . import fp8, kernel_bf16
 from .params import Config, Cta, Globals, Mmas
 from .profile import profile_event
-from .tile_scheduler import open_plan
+from .tile_scheduler import find_plan, load_plan
 
 
 def variant(cfg: Config) -> ModuleType:
@@ -39,21 +39,23 @@ def decode_kernel(cfg: cutlass.Constexpr[Config], g: Globals, mma: Mmas, layouts
     worker = cta_idx // cfg.cluster
     rank = cta_idx % cfg.cluster
     profile_event(cfg, g, "start")
-    # plans are written before any kernel that lets this one start early: no wait is needed
-    plan = open_plan(g, worker)
     s = variant(cfg).allocate(cfg, *layouts)
     if warp_idx == 0:
         cpasync.prefetch_descriptor(g.tma_q)
         cpasync.prefetch_descriptor(g.tma_kv)
         variant(cfg).init_barriers(cfg, s)
+    if warp_idx == 1:
+        if const_expr(cfg.pdl):
+            cute.arch.griddepcontrol_wait()
+        find_plan(cfg, g, s, worker)
     if const_expr(cfg.cluster == 2):
         cute.arch.cluster_arrive_relaxed()
         cute.arch.cluster_wait()
-    else:
-        cute.arch.sync_threads()
+    cute.arch.sync_threads()
     if const_expr(cfg.pdl):
         cute.arch.griddepcontrol_launch_dependents()
         cute.arch.griddepcontrol_wait()
+    plan = load_plan(cfg, s)
     profile_event(cfg, g, "set up")
     variant(cfg).roles(Cta(cfg, g, s, mma, plan, rank), warp_idx)
     if const_expr(cfg.cluster == 2):
@@ -71,13 +73,13 @@ class KeepAB:
     @cute.jit
     def __call__(self, *operands):
         """Operands in the order of `entry`: twelve tensors (with `profile` behind them in a
-        profiled build), heads, scale_log2, out_scale, a tuple of feature operands in such a build,
-        the stream."""
+        profiled build), heads, scale_log2, out_scale, num_workers, q_len, costs, a tuple of feature
+        operands in such a build, the stream."""
         cfg = self.cfg
         *operands, stream = operands
         features = list(operands.pop()) if const_expr(cfg.features) else []
         q, kv, out, lse, *tensors = operands
-        *tensors, heads, scale_log2, out_scale = tensors
+        numbers, tensors = tensors[-6:], tensors[:-6]
         profile = tensors.pop() if const_expr(cfg.profile) else tensors[-1]
         skip = features.pop() if const_expr(cfg.skip) else None
         if const_expr(cfg.tree):
@@ -87,11 +89,11 @@ class KeepAB:
         lse = cute.make_tensor(lse.iterator, cute.make_layout(cute.size(lse.shape)))
         mma, maps, layouts = variant(cfg).operands(cfg, q, kv)
         g = Globals(
-            *maps[:4], out, lse, *tensors, heads, scale_log2, out_scale, profile, *features, skip,
+            *maps[:4], out, lse, *tensors, *numbers, profile, *features, skip,
             maps[4:],
         )  # fmt: skip
         decode_kernel(cfg, g, mma, layouts).launch(
-            grid=((g.worker_begin.shape[0] - 1) * cfg.cluster, 1, 1),
+            grid=(g.num_workers * cfg.cluster, 1, 1),
             block=(variant(cfg).THREADS, 1, 1),
             cluster=(2, 1, 1) if const_expr(cfg.cluster == 2) else None,
             stream=stream,

@@ -20,7 +20,7 @@ from .mask import rows_of
 from .params import BLOCK, LATENT, SKIPPED, Cta
 from .producer import fill_next_stage, start_producer
 from .profile import profile_event, profile_tile
-from .tile_scheduler import plan_words, read_work, record
+from .tile_scheduler import may_be_split, read_work, record
 
 HALF = LATENT // 2
 
@@ -153,26 +153,30 @@ def mainloop_pv(cta: Cta):
     produces = cute.arch.make_warp_uniform(tid // 32) == 0
     load = start_producer(cfg.stages, first)
     if produces & (first < last):
-        record(cfg, g, s, cta.plan.words, first, cta.rank)
+        record(cfg, g, s, cta.plan, first, cta.rank)
         for _ in cutlass.range(cfg.stages, unroll=1):
             load = fill_next_stage(cta, load, lane)
     s.stats_read.arrive(0)
     for index in cutlass.range(first, last, unroll=1):
         if produces:
             if index + 1 < last:
-                record(cfg, g, s, plan_words(g, index + 1), index + 1, cta.rank)
+                record(cfg, g, s, cta.plan, index + 1, cta.rank)
             load = fill_next_stage(cta, load, lane)  # the stage that Q has released
         stage = Int32(1)
         f.tOrO.fill(0.0)
-        count = g.tiles[index, 3] - g.tiles[index, 2]
-        for block in cutlass.range(0, cutlass.max(count, 1), unroll=1):
+        block, count = Int32(0), Int32(1)
+        while block < count:
             stage = cute.arch.make_warp_uniform(stage)
             s.p_pipe.consumer_wait(phases.state(stage))
             phases = phases.flip(stage)
+            if block == 0:  # read before the loop, the count would cost the softmax registers
+                work = read_work(g, s, index)
+                count = cute.arch.make_warp_uniform(work.end - work.begin)
             pv_tile(cta, f, row, stage, index, block, count)
             release_kv(cta, stage, lane)
             if produces:
                 load = fill_next_stage(cta, load, lane)
+            block = block + 1
             stage = stage + 1
             if stage == cfg.stages:
                 stage = Int32(0)
@@ -186,5 +190,6 @@ def mainloop_pv(cta: Cta):
     if const_expr(cfg.cooperative):
         # the last work tile first: its own strips are in the ring
         for back in cutlass.range(first + 1, last + 1, unroll=1):
-            merge(cta, first + last - back, True)
+            if may_be_split(cta.plan, first + last - back):
+                merge(cta, first + last - back, True)
     profile_event(cfg, g, "end")

@@ -192,6 +192,9 @@ class Globals:
     heads: Int32
     scale_log2: Float32
     out_scale: Float32
+    num_workers: Int32
+    q_len: Int32  # query tokens of every request; 0: they differ, see `q_begin`
+    costs: Int32  # weights of the scheduling rule, see `plan.self_schedule.Costs.packed`
     profile: cute.Tensor  # int64 [CTAs, 8] in a profiled build; otherwise unused
     #: option features: fp32 [heads], [1], [1], each may have 0 elements; uint32 [tokens, words]
     sinks: Any = None

@@ -1,67 +1,76 @@
-"""Reading the plan, records of work tiles, and which KV positions a row may see."""
+"""Work tiles of a worker, their records in shared memory, and which KV positions a row may see."""
 
 from __future__ import annotations
-
-from dataclasses import dataclass
 
 import cutlass
 import cutlass.cute as cute
 from cutlass import Int32
 
+from ..common.self_schedule import Batch, Plan, may_be_split, open_plan, plan_of, tile_words
 from .params import BLOCK, RECORD_WORDS, RECORDS, Config, Globals, Shared, Work
 
-WORDS = 8  # of a plan row
+__all__ = ["Plan", "may_be_split"]
 
 
-@dataclass(frozen=True)
-class Plan:
-    """A worker's rows of the plan, and the words of the first one (lane i: word i of 8)."""
-
-    first: Int32
-    last: Int32
-    words: Int32
+def batch_of(cfg: Config, g: Globals) -> Batch:
+    """What the scheduling rule reads."""
+    tile_rows = Int32(BLOCK * cfg.cluster)
+    return Batch(g.seq_lens, g.q_begin, g.heads, g.q_len, g.num_workers, g.costs, tile_rows)
 
 
 @cute.jit
-def plan_words(g: Globals, index):
-    """Words of plan row `index`, lane i the i-th of eight."""
-    return g.tiles[index, cute.arch.lane_idx() % WORDS]
+def find_plan(cfg: cutlass.Constexpr[Config], g: Globals, s: Shared, worker: Int32):
+    """Leave this worker's tiles in shared memory for `load_plan`, by one warp."""
+    words = open_plan(batch_of(cfg, g), g.tiles, g.worker_begin, worker)
+    plan_words(cfg, s)[cute.arch.lane_idx()] = words
 
 
 @cute.jit
-def open_plan(g: Globals, worker):
-    """Where the worker's rows lie. Most workers have one, row `worker`: it is asked for beside
-    their bounds, not after them."""
-    lane = cute.arch.lane_idx()
-    words = plan_words(g, cutlass.min(worker, g.tiles.shape[0] - 1))
-    bound = g.worker_begin[worker + lane % 2]
-    first = cute.arch.make_warp_uniform(cute.arch.shuffle_sync(bound, 0))
-    last = cute.arch.make_warp_uniform(cute.arch.shuffle_sync(bound, 1))
-    if (first != worker) & (first < last):
-        words = plan_words(g, first)
-    return Plan(first, last, words)
+def load_plan(cfg: cutlass.Constexpr[Config], s: Shared) -> Plan:
+    """What `find_plan` left, behind a barrier."""
+    return plan_of(plan_words(cfg, s)[cute.arch.lane_idx()])
+
+
+def plan_words(cfg: Config, s: Shared) -> cute.Tensor:
+    """32 words. With 16 bits shared memory is full: they lie on the row sums, which nothing needs
+    before the first work tile."""
+    if cfg.fp8:
+        return s.plan
+    return cute.make_tensor(cute.recast_ptr(s.sRowSum.iterator, dtype=Int32), cute.make_layout(32))
+
+
+@cute.jit
+def span_of(words: Int32, kv_len: Int32):
+    """Blocks [begin, end) of a plan's row, of the lengths of this launch, whatever a plan was made
+    for: the last split ends where the keys end, and one beyond them is empty. An empty tile counts
+    as one block: of zeros, wholly masked, so out 0 and lse -inf follow."""
+    begin, end, split_idx, num_splits = [cute.arch.shuffle_sync(words, i) for i in range(2, 6)]
+    held = (kv_len + BLOCK - 1) // BLOCK
+    if split_idx + 1 == num_splits:
+        end = held
+    begin = cutlass.min(begin, held)
+    return begin, cutlass.max(cutlass.min(end, held), begin + 1)
 
 
 @cute.jit
 def record(
-    cfg: cutlass.Constexpr[Config], g: Globals, s: Shared, words: Int32, index: Int32, rank: Int32
+    cfg: cutlass.Constexpr[Config], g: Globals, s: Shared, plan: Plan, index: Int32, rank: Int32
 ):
-    """Leave the work tile `index` in shared memory, by one warp; `words` are its plan row's.
-
-    An empty tile counts as one block: of zeros, wholly masked, so out 0 and lse -inf follow.
-    """
+    """Leave the work tile `index` in shared memory, by one warp, after that of `index` - 1."""
     lane = cute.arch.lane_idx()
+    before = s.records[None, (index + (RECORDS - 1)) % RECORDS]
+    row_tile = before[1] // (BLOCK * cfg.cluster)
+    words = tile_words(batch_of(cfg, g), g.tiles, plan, index, before[0], row_tile)
     request = cute.arch.shuffle_sync(words, 0)
-    begin = cute.arch.shuffle_sync(words, 2)
     # one latency for all three
     token = g.q_begin[request + lane % 2]
     kv_len = g.seq_lens[request]
-    page = first_pages(cfg, g, request, begin, lane)
+    page = first_pages(cfg, g, request, cute.arch.shuffle_sync(words, 2), lane)
     first_row = (cute.arch.shuffle_sync(words, 1) * cfg.cluster + rank) * BLOCK
-    end = cutlass.max(cute.arch.shuffle_sync(words, 3), begin + 1)
+    split_idx, num_splits, slot, group = [cute.arch.shuffle_sync(words, i) for i in range(4, 8)]
+    begin, end = span_of(words, kv_len)
     first_token = cute.arch.shuffle_sync(token, 0)
     q_len = cute.arch.shuffle_sync(token, 1) - first_token
-    split_idx, num_splits, slot, group = [cute.arch.shuffle_sync(words, i) for i in range(4, 8)]
     found = [
         request, first_row, begin, end, split_idx + (num_splits << 16), slot, group,
         first_token * g.heads + first_row, q_len, kv_len,

@@ -21,7 +21,7 @@ from ..common.ptx_sm90 import LN2, LOG2E, add, butterfly, count_up, pick, ptx
 from ..keep_ab_sm90.epilogue_store import store_row_lse
 from ..keep_ab_sm90.params import PV_BARRIER, RECORDS, Config, Cta, Work
 from ..keep_ab_sm90.profile import profile_event
-from ..keep_ab_sm90.tile_scheduler import plan_words, read_work, record
+from ..keep_ab_sm90.tile_scheduler import read_work, record
 from .keep_ab_combine import MergeShare, smem, sum_from_global, sum_pairs, sum_strips
 from .keep_ab_partials import (
     REGION,
@@ -249,7 +249,7 @@ def merge(cta: Cta, index, keeps: cutlass.Constexpr[bool] = False):
     if plan.last - plan.first > RECORDS:  # records of early work tiles have been overwritten
         PV_BARRIER.sync()
         if cute.arch.make_warp_uniform(tid // 32) == 0:
-            record(cfg, cta.g, s, plan_words(cta.g, index), index, cta.rank)
+            record(cfg, cta.g, s, cta.plan, index, cta.rank)
         PV_BARRIER.sync()
     work = read_work(cta.g, s, index)
     if work.slot >= 0:

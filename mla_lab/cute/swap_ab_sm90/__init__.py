@@ -131,8 +131,8 @@ def entry(config: KernelConfig) -> CuteEntry:
     if c.stamps:
         args.append(_fake(Int64, (sym(), STAMPS), 8))
     args += [Int32(1), Float32(1.0), Float32(1.0)]
+    args += [Int32(1), Int32(1), Int32(1)]
     if c.grid:
-        args += [Int32(1), Int32(1), Int32(1)]
         launch = StampedGridSwapAB if c.stamps else GridSwapAB
     else:
         launch = StampedSwapAB if c.stamps else SwapAB

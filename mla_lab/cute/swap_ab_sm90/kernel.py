@@ -15,6 +15,7 @@ from .params import BOX, BOXES, CONSUMER_WARPS, GROUPS, HEAD_DIM, TILE_KV, Shape
 from .producer import barriers_init, produce, produce_one
 from .producer_gather import SPARSE, gather
 from .shared_storage import STAMPS, Global, Products, allocate, stamp
+from .tile_scheduler import find_plan
 
 
 def values_product(c: Shape, k_major: OperandMajorMode, mn_major: OperandMajorMode):
@@ -62,6 +63,10 @@ def swap_ab_kernel(
     if const_expr(c.pdl):
         cute.arch.griddepcontrol_wait()
     stamp(c, s, 1)
+    found = Int32(0)
+    if const_expr(not c.grid):
+        if warp == CONSUMER_WARPS:
+            found = find_plan(c, g, s, block // c.cluster)
     if warp >= CONSUMER_WARPS:
         if const_expr(c.wide):
             cute.arch.setmaxregister_decrease(c.registers[0])
@@ -71,7 +76,7 @@ def swap_ab_kernel(
             if const_expr(c.grid):
                 produce_one(c, g, s, rank)
             else:
-                produce(c, g, s, block // c.cluster, rank)
+                produce(c, g, s, found, rank)
         if const_expr(c.cluster > 1):
             cute.arch.cluster_wait()
     else:
@@ -79,7 +84,7 @@ def swap_ab_kernel(
             cute.arch.setmaxregister_increase(c.registers[1])
         if const_expr(c.cluster > 1):
             cute.arch.cluster_wait()
-        consume(c, g, s, mma, block // c.cluster, rank)
+        consume(c, g, s, mma, rank)
         if const_expr(c.pair > 1):
             # nobody leaves while a peer may still arrive here
             cute.arch.cluster_wait()
@@ -118,11 +123,15 @@ class SwapAB:
         heads: Int32,
         scale_log2: Float32,
         out_scale: Float32,
+        num_workers: Int32,
+        q_len: Int32,
+        costs: Int32,
         stream,
     ):
         operands = (
             out, lse, partial_out, partial_lse, counters, block_table, seq_lens, q_begin, tiles,
-            worker_begin, None, heads, scale_log2, out_scale,
+            worker_begin, None, heads, scale_log2, out_scale, None, None, q_len, num_workers,
+            costs,
         )  # fmt: skip
         self.launch(q, kv, operands, stream)
 
@@ -188,7 +197,7 @@ class SwapAB:
                 requests = g.block_table.shape[0]
             grid = (g.num_splits * c.cluster, row_tiles, requests)
         else:
-            grid = ((g.worker_begin.shape[0] - 1) * c.cluster, 1, 1)
+            grid = (g.num_workers * c.cluster, 1, 1)
         swap_ab_kernel(c, g, mma, q_layout, k_layout, rope).launch(
             grid=grid,
             block=(c.threads, 1, 1),
@@ -222,17 +231,23 @@ class StampedSwapAB(SwapAB):
         heads: Int32,
         scale_log2: Float32,
         out_scale: Float32,
+        num_workers: Int32,
+        q_len: Int32,
+        costs: Int32,
         stream,
     ):
         operands = (
             out, lse, partial_out, partial_lse, counters, block_table, seq_lens, q_begin, tiles,
-            worker_begin, stamps, heads, scale_log2, out_scale,
+            worker_begin, stamps, heads, scale_log2, out_scale, None, None, q_len, num_workers,
+            costs,
         )  # fmt: skip
         self.launch(q, kv, operands, stream)
 
 
 class GridSwapAB(SwapAB):
-    """Grid mode: the plan is a formula of `num_splits`; `q_len` 0: they differ, see `q_begin`."""
+    """Grid mode: the plan is a formula of `num_splits`; `q_len` 0: they differ, see `q_begin`.
+
+    The upper half of `row_tiles` is a gate."""
 
     @cute.jit
     def __call__(
@@ -257,7 +272,8 @@ class GridSwapAB(SwapAB):
     ):
         operands = (
             out, lse, partial_out, partial_lse, counters, block_table, seq_lens, q_begin, None,
-            None, None, heads, scale_log2, out_scale, num_splits, row_tiles, q_len,
+            None, None, heads, scale_log2, out_scale, num_splits, row_tiles & 0xFFFF, q_len, None,
+            row_tiles >> 16,
         )  # fmt: skip
         self.launch(q, kv, operands, stream)
 
@@ -289,7 +305,8 @@ class StampedGridSwapAB(SwapAB):
     ):
         operands = (
             out, lse, partial_out, partial_lse, counters, block_table, seq_lens, q_begin, None,
-            None, stamps, heads, scale_log2, out_scale, num_splits, row_tiles, q_len,
+            None, stamps, heads, scale_log2, out_scale, num_splits, row_tiles & 0xFFFF, q_len, None,
+            row_tiles >> 16,
         )  # fmt: skip
         self.launch(q, kv, operands, stream)
 
@@ -316,12 +333,16 @@ class FeatureSwapAB(SwapAB):
         heads: Int32,
         scale_log2: Float32,
         out_scale: Float32,
+        num_workers: Int32,
+        q_len: Int32,
+        costs: Int32,
         extras: tuple,
         stream,
     ):
         operands = (
             out, lse, partial_out, partial_lse, counters, block_table, seq_lens, q_begin, tiles,
-            worker_begin, None, heads, scale_log2, out_scale, None, None, None, *extras,
+            worker_begin, None, heads, scale_log2, out_scale, None, None, q_len, num_workers,
+            costs, *extras,
         )  # fmt: skip
         self.launch(q, kv, operands, stream)
 
@@ -353,6 +374,7 @@ class FeatureGridSwapAB(SwapAB):
     ):
         operands = (
             out, lse, partial_out, partial_lse, counters, block_table, seq_lens, q_begin, None,
-            None, None, heads, scale_log2, out_scale, num_splits, row_tiles, q_len, *extras,
+            None, None, heads, scale_log2, out_scale, num_splits, row_tiles & 0xFFFF, q_len, None,
+            row_tiles >> 16, *extras,
         )  # fmt: skip
         self.launch(q, kv, operands, stream)

@@ -11,6 +11,7 @@ from cutlass import Int32, const_expr
 from cutlass.cute.nvgpu import warpgroup
 
 from ..common.ptx_sm90 import load4
+from ..common.self_schedule import may_be_split, plan_of, split_words
 from ..split_merge.swap_ab_cluster_reduce import announce
 from ..split_merge.swap_ab_cooperative import merge_shares
 from ..split_merge.swap_ab_ll import merge_mail
@@ -35,7 +36,7 @@ from .mainloop_bf16 import (
 )
 from .params import Shape
 from .shared_storage import Global, Products, Shared, first_owner, stamp, statistics
-from .tile_scheduler import merge_record, read_words
+from .tile_scheduler import merge_record
 
 
 @cute.jit
@@ -80,9 +81,7 @@ def attend(
 
 
 @cute.jit
-def consume(
-    c: cutlass.Constexpr[Shape], g: Global, s: Shared, mma: Products, worker: Int32, rank: Int32
-):
+def consume(c: cutlass.Constexpr[Shape], g: Global, s: Shared, mma: Products, rank: Int32):
     """Walk the work records until the producer's END; then the shares of the merges."""
     r = registers(c, mma)
     cute.arch.mbarrier_wait(s.q_full, 0)
@@ -112,12 +111,14 @@ def consume(
             mine = cute.arch.make_warp_uniform(cute.arch.load(s.work, Int32))
         if const_expr(c.fused_merge == 2):
             merges = Int32(0)
-            for at in cutlass.range(g.worker_begin[worker], g.worker_begin[worker + 1], unroll=1):
-                words = read_words(g, at)
-                if words[5] > 1:
-                    tail, more = merge_record(c, g, words)
-                    merge_shares(c, g, s, tail, more, rank, merges)
-                    merges = merges + 1
+            plan = plan_of(s.plan[cute.arch.lane_idx()])
+            for at in cutlass.range(plan.last, unroll=1):
+                if may_be_split(plan, at):
+                    words = split_words(g.tiles, plan, at)
+                    if cute.arch.shuffle_sync(words, 5) > 1:
+                        tail, more = merge_record(c, g, words)
+                        merge_shares(c, g, s, tail, more, rank, merges)
+                        merges = merges + 1
 
 
 @cute.jit

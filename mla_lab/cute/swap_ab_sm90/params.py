@@ -202,6 +202,7 @@ class Shape:
         """Barriers, record, stamps; tile maxima, (m, f), sums per warp; peers' (m, l), weights."""
         stages, more = (6, 6 + 2 * (self.terms - 1)) if self.eight else (3, 0)
         barriers = 8 * (stages * (BOXES // self.group + 1) + 9 + more) + 144
+        barriers += 0 if self.grid else 128
         peak = (48 if self.eight else 16) * self.rows
         unit = 4 * self.rows if self.terms > 1 else 0
         scales = (128, 128) if self.scaled else (16,) if self.skip else ()

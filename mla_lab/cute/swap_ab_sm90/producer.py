@@ -6,10 +6,11 @@ from cutlass import Int16, Int32, Int64, const_expr
 from cutlass.cute.nvgpu import cpasync
 
 from ..common.ptx_sm90 import EVICT_FIRST, nanoseconds
+from ..common.self_schedule import WORDS, plan_of
 from . import kv_656 as scaled
 from .params import BOX, BOXES, CONSUMER_WARPS, CONSUMERS, TILE_KV, Shape
 from .shared_storage import END, Global, Shared
-from .tile_scheduler import Work, ask, load_entries, open_grid, open_work, read_words
+from .tile_scheduler import Work, ask, load_entries, next_words, open_grid, open_work
 
 #: a page outside of every cache: the TMA writes zeros and counts the bytes
 NO_PAGE = 1 << 30
@@ -148,17 +149,15 @@ def leave_record(s: Shared, record: tuple):
 
 
 @cute.jit
-def produce(c: cutlass.Constexpr[Shape], g: Global, s: Shared, worker: Int32, rank: Int32):
+def produce(c: cutlass.Constexpr[Shape], g: Global, s: Shared, found: Int32, rank: Int32):
     """Walk the worker's tiles. Of a tile: first KV block, then Q and the record, then the rest."""
-    # in a grid plan worker w has row w: ask for it together with the bounds
-    words = read_words(g, cutlass.min(worker, g.tiles.shape[0] - 1))
-    begin = g.worker_begin[worker]
-    end = g.worker_begin[worker + 1]
-    if begin != worker and begin < end:
-        cute.autovec_copy(read_words(g, begin), words)
+    plan = plan_of(found)
+    words = cute.make_rmem_tensor(WORDS, Int32)
+    words.fill(0)
+    if plan.last > 0:
+        next_words(c, g, plan, Int32(0), words)
     count = Int32(0)  # KV tiles loaded so far
-    for it in cutlass.range(begin, end, unroll=1):
-        turn = it - begin
+    for turn in cutlass.range(plan.last, unroll=1):
         w, record = open_work(c, g, words, rank)
         if const_expr(c.aliased):
             if turn > 0:
@@ -175,11 +174,11 @@ def produce(c: cutlass.Constexpr[Shape], g: Global, s: Shared, worker: Int32, ra
                 cute.arch.mbarrier_arrive(s.q_full)
         if w.mine > 0:
             load_q(c, g, s, record[5])
-        if it + 1 < end:
-            cute.autovec_copy(read_words(g, it + 1), words)
+        if turn + 1 < plan.last:
+            next_words(c, g, plan, turn + 1, words)
         produce_rest(c, g, s, w, count)
         count = count + w.mine
-    cute.arch.mbarrier_wait(s.q_empty, ((end - begin) & 1) ^ 1)
+    cute.arch.mbarrier_wait(s.q_empty, (plan.last & 1) ^ 1)
     with cute.arch.elect_one():
         cute.arch.store(s.work, Int32(END))
         cute.arch.mbarrier_arrive(s.q_full)

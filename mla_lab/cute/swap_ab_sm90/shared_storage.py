@@ -43,10 +43,15 @@ class Global:
     heads: Int32
     scale_log2: Float32
     out_scale: Float32
-    #: grid mode: pieces of a request at most, row tiles, and the common q_len (0: `q_begin`)
+    #: grid mode: pieces of a request at most, and row tiles
     num_splits: Any = None
     row_tiles: Any = None
+    #: query tokens of every request; 0: they differ, see `q_begin`
     q_len: Any = None
+    #: else: workers, and what the scheduling rule weighs (`plan.self_schedule.Costs.packed`) below
+    #: a gate; in grid mode `costs` is the gate alone
+    num_workers: Any = None
+    costs: Any = None
     #: see `extras`: fp32 [heads], [1], [1], or no element; uint32 [tokens, words]
     sinks: Any = None
     bmm1: Any = None
@@ -102,6 +107,7 @@ class Shared:
     q_read: cute.Pointer  # a query as it arrived (two terms)
     q_split: cute.Pointer  # and its terms are there
     scaled: Any
+    plan: Any  # int32 [32]: this worker's tiles, see `common.self_schedule`
     skipped: Any  # int32 [`statistics`]: 1 where a tile is left out (skip-softmax)
 
 
@@ -125,6 +131,9 @@ def allocate(
     bars = memory.allocate_array(Int64, c.stages * (c.groups + 1) + 9 + apart)
     stamps = memory.allocate_array(Int64, STAMPS)
     work = memory.allocate_tensor(Int32, cute.make_layout(16), byte_alignment=16)
+    plan = None
+    if const_expr(not c.grid):
+        plan = memory.allocate_tensor(Int32, cute.make_layout(32), byte_alignment=16)
 
     def f32(*shape: int) -> cute.Tensor:
         layout = cute.make_ordered_layout(shape, order=tuple(reversed(range(len(shape)))))
@@ -162,7 +171,7 @@ def allocate(
         q, unit, k, top, peak, sums, peer.iterator, weights.iterator,
         work.iterator, work.iterator + 12, full, empty,
         tail, tail + 1, tail + 2, tail + 3, tail + 4, p_ready, tail + 7, tail + 8,
-        partials, stamps, tail + 13, tail + 15, tail + 16, scaled, skipped,
+        partials, stamps, tail + 13, tail + 15, tail + 16, scaled, plan, skipped,
     )  # fmt: skip
 
 

@@ -1,9 +1,10 @@
 """What a CTA works on: a row of a plan in memory, or a formula of its block indices (grid mode).
 
 The formula is the plan "fixed" with the schedule "grid": request b has min(num_splits, blocks)
-pieces, piece i = blocks [n i // s, n (i + 1) // s). It needs the length alone, so that length,
-block table and q_begin are asked for at once. Slot = group * num_splits + piece and
-group = request * row_tiles + row tile; pieces and row tiles that a request lacks end at once.
+pieces, or one up to WHOLE_BLOCKS blocks; piece i = blocks [n i // s, n (i + 1) // s). It needs the
+length alone, so that length, block table and q_begin are loaded at once. Slot = group * num_splits
++ piece and group = request * row_tiles + row tile; pieces and row tiles that a request lacks end at
+once.
 """
 
 from dataclasses import dataclass
@@ -12,8 +13,19 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Int32, Uint32, const_expr
 
+from ...plan.formula import WHOLE_BLOCKS
+from ..common.self_schedule import (
+    WORDS,
+    Batch,
+    Plan,
+    gate_open,
+    open_plan,
+    select,
+    tile_words,
+    total,
+)
 from .params import TILE_KV, Shape
-from .shared_storage import END, Global
+from .shared_storage import END, Global, Shared
 
 #: block table entries that a warp asks for before it knows which it needs
 AHEAD = 128
@@ -40,26 +52,53 @@ def load_entries(g: Global, request: Int32, base: Int32):
     return g.block_table[request, cutlass.min(base + cute.arch.lane_idx(), last)]
 
 
+def batch_of(c: Shape, g: Global) -> Batch:
+    """What the scheduling rule reads."""
+    return Batch(g.seq_lens, g.q_begin, g.heads, g.q_len, g.num_workers, g.costs, Int32(c.rows))
+
+
+@cute.jit
+def find_plan(c: cutlass.Constexpr[Shape], g: Global, s: Shared, worker: Int32) -> Int32:
+    """The words of this worker's tiles, also left in shared memory for the merges; by one warp."""
+    words = open_plan(batch_of(c, g), g.tiles, g.worker_begin, worker)
+    s.plan[cute.arch.lane_idx()] = words
+    return words
+
+
+@cute.jit
+def next_words(
+    c: cutlass.Constexpr[Shape], g: Global, plan: Plan, index: Int32, words: cute.Tensor
+):
+    """Replace the plan row of work tile `index` - 1 by that of `index`."""
+    row = tile_words(batch_of(c, g), g.tiles, plan, index, words[0], words[1])
+    for i in cutlass.range_constexpr(WORDS):
+        words[i] = cute.arch.make_warp_uniform(cute.arch.shuffle_sync(row, i))
+
+
 @cute.jit
 def open_work(c: cutlass.Constexpr[Shape], g: Global, words: cute.Tensor, rank: Int32):
-    """From a plan's row to this CTA's share; also the words of the record that follow from it."""
+    """From a plan's row to this CTA's share; also the words of the record that follow from it.
+
+    Lengths are those of this launch, whatever a plan was made for: the last split ends where the
+    keys end, and one beyond them is empty."""
     request = words[0]
-    blocks = words[3] - words[2]
-    # the share by the plan alone: its table entries are asked for beside the lengths
-    first = words[2] + share_begin(c, blocks, rank)
-    base = first * TILE_KV // c.page
+    # one CTA begins where the piece does: its table entries are loaded beside the lengths
+    base = words[2] * TILE_KV // c.page
     entry = load_entries(g, request, base)
     kv_len = g.seq_lens[request]
     begin = g.q_begin[request]
     q_len = g.q_begin[request + 1] - begin
-    held = (kv_len + TILE_KV - 1) // TILE_KV - words[2]
-    if held < blocks:
-        # lengths shrank below the plan's: never read past them
-        blocks = cutlass.max(held, Int32(0))
-        first = words[2] + share_begin(c, blocks, rank)
+    held = (kv_len + TILE_KV - 1) // TILE_KV
+    end = cutlass.min(words[3], held)
+    if words[4] + 1 == words[5]:
+        end = held
+    start = cutlass.min(words[2], held)
+    blocks = cutlass.max(end - start, Int32(0))
+    first = start + share_begin(c, blocks, rank)
+    if const_expr(c.cluster > 1):
         base = first * TILE_KV // c.page
         entry = load_entries(g, request, base)
-    mine = words[2] + share_begin(c, blocks, rank + 1) - first
+    mine = start + share_begin(c, blocks, rank + 1) - first
     row = words[1] * c.rows
     record = (
         mine,
@@ -81,14 +120,6 @@ def open_work(c: cutlass.Constexpr[Shape], g: Global, words: cute.Tensor, rank: 
 def share_begin(c: Shape, blocks: Int32, rank: Int32) -> Int32:
     """First of `blocks` that CTA `rank` of the cluster takes: shares differ by one at most."""
     return rank * (blocks // c.cluster) + cutlass.min(rank, blocks % c.cluster)
-
-
-def read_words(g: Global, index: Int32) -> cute.Tensor:
-    """The eight words of one plan row."""
-    words = cute.make_rmem_tensor(8, Int32)
-    row = cute.make_tensor((g.tiles.iterator + index * 8).align(16), cute.make_layout(8))
-    cute.autovec_copy(row, words)
-    return words
 
 
 @dataclass(frozen=True)
@@ -164,13 +195,28 @@ def cut(g: Global, blocks: Int32, i: Int32):
 
 
 @cute.jit
+def may_run(g: Global):
+    """Whether this launch takes the batch: by its gate, of at most 32 requests."""
+    answer = g.costs == 0
+    if g.costs != 0:
+        batch, lane = g.seq_lens.shape[0], cute.arch.lane_idx()
+        held = (g.seq_lens[cutlass.min(lane, batch - 1)] + TILE_KV - 1) // TILE_KV
+        held = cutlass.max(held, Int32(1))
+        longest = Int32(cute.arch.warp_redux_sync(held, "max"))
+        answer = gate_open(g.costs, total(select(lane < batch, held, Int32(0))), longest)
+    return answer
+
+
+@cute.jit
 def open_grid(c: cutlass.Constexpr[Shape], g: Global, a: Asked, rank: Int32):
     """The share of CTA `rank` of piece `split`, and its work record (END: no such piece)."""
     held = (a.kv_len + TILE_KV - 1) >> 6
     blocks = cutlass.max(held, Int32(1))
     splits = cutlass.min(g.num_splits, blocks)
-    begin = cut(g, blocks, a.split)
-    count = cutlass.min(cut(g, blocks, a.split + 1), held) - begin
+    begin, after = cut(g, blocks, a.split), cut(g, blocks, a.split + 1)
+    if blocks <= WHOLE_BLOCKS:
+        splits, begin, after = Int32(1), Int32(0), blocks
+    count = cutlass.min(after, held) - begin
     row = a.row_tile * c.rows
     rows = a.q_len * g.heads - row
     group = a.request * g.row_tiles + a.row_tile
@@ -180,6 +226,8 @@ def open_grid(c: cutlass.Constexpr[Shape], g: Global, a: Asked, rank: Int32):
         lead = row - a.row_tile % c.pair * c.rows
         there = (a.split < splits) & (lead < a.q_len * g.heads)
         splits = splits if rows > 0 else Int32(1)
+    if const_expr(not c.gather):
+        there = there & may_run(g)
     if not there:
         count = Int32(0)
     first = begin + share_begin(c, count, rank)
@@ -209,15 +257,18 @@ def open_grid(c: cutlass.Constexpr[Shape], g: Global, a: Asked, rank: Int32):
     return Work(a.request, first, mine, a.kv_len, base, entry), record
 
 
-def merge_record(c: Shape, g: Global, words: cute.Tensor) -> tuple[cute.Tensor, cute.Tensor]:
-    """`tail` and `more` of the work record again, as far as the merge reads them."""
-    begin = g.q_begin[words[0]]
-    rows = (g.q_begin[words[0] + 1] - begin) * g.heads - words[1] * c.rows
+@cute.jit
+def merge_record(c: cutlass.Constexpr[Shape], g: Global, words: Int32):
+    """`tail` and `more` of the work record again, as far as the merge reads them, from the lanes
+    of a plan's row."""
+    request, row_tile = cute.arch.shuffle_sync(words, 0), cute.arch.shuffle_sync(words, 1)
+    begin = g.q_begin[request]
+    rows = (g.q_begin[request + 1] - begin) * g.heads - row_tile * c.rows
     tail, more = cute.make_rmem_tensor(4, Int32), cute.make_rmem_tensor(4, Int32)
-    tail[0] = words[1] * c.rows
-    tail[1] = begin * g.heads + words[1] * c.rows
+    tail[0] = row_tile * c.rows
+    tail[1] = begin * g.heads + row_tile * c.rows
     tail[2] = cutlass.max(cutlass.min(Int32(c.rows), rows), Int32(0))
     tail[3] = Int32(0)
     for i, word in enumerate((6, 7, 5, 4)):
-        more[i] = words[word]
+        more[i] = cute.arch.shuffle_sync(words, word)
     return tail, more

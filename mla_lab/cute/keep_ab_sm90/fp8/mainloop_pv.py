@@ -22,14 +22,14 @@ from cutlass.cute.nvgpu import warpgroup
 from ...common.feature_operands import with_scales
 from ...common.fp8 import load_step
 from ...common.pipeline import PipelineState, StagePhases
-from ...common.ptx_sm90 import LN2, fresh_block, fresh_thread, load2, pack2, pick, ptx
+from ...common.ptx_sm90 import LN2, fresh_thread, load2, pack2, pick, ptx
 from ...split_merge.keep_ab_cooperative import count_partial, merge
 from ...split_merge.keep_ab_partials import REGION, ROW_WORDS, words_at
 from ..epilogue_store import store_pair, store_row_lse
 from ..mainloop_qk_softmax import release_kv
 from ..params import BLOCK, BOX, LATENT, ROPE_BOX, Cta, Work
 from ..profile import profile_event, profile_tile
-from ..tile_scheduler import open_plan, read_work
+from ..tile_scheduler import load_plan, may_be_split, read_work
 from . import kv_656, v_fp8_to_fp16
 from .p_exchange_2cta import p_state
 from .params import Q_STAGES, STEP
@@ -340,12 +340,10 @@ def epilogue(cta: Cta, acc: cute.Tensor, index):
 
 
 @cute.jit
-def pv_tile(cta: Cta, f: Fragments, state: PvState, left, ready):
-    """PV of one tile, with `left` tiles to come including it. Returns the next state, and whether
-    the next tile's P is full."""
+def pv_tile(cta: Cta, f: Fragments, state: PvState, left):
+    """PV of one tile whose P is full, with `left` tiles to come including it. Returns whether the
+    next tile's P is full."""
     p = p_of(cta, state)
-    if not ready:
-        wait_for_p(cta, p)
     profile_tile(cta.cfg, cta.g, left, "PV begun")
     after = p_after(cta, state)
     ready = gemm_pv(cta, f, state.stage, p.index, after)
@@ -369,22 +367,26 @@ def mainloop_pv(cta: Cta):
         if const_expr(cfg.query_hi_lo):
             state = PvState(skip_query(cta, state.stage), state.counter)
         f.tOrO.fill(0.0)
-        left = cutlass.max(g.tiles[index, 3] - g.tiles[index, 2], 1)
-        left = cute.arch.make_warp_uniform(left)
-        ready = Boolean(False)
+        left, opened, ready = Int32(1), Boolean(False), Boolean(False)
         while left > 0:
             left = cute.arch.make_warp_uniform(left)
             state = PvState(cute.arch.make_warp_uniform(state.stage), state.counter)
-            ready = pv_tile(cta, f, state, left, ready)
+            if not ready:
+                wait_for_p(cta, p_of(cta, state))
+            if not opened:  # behind P of its first tile, the record is written
+                work = read_work(g, cta.s, index)
+                left = cute.arch.make_warp_uniform(work.end - work.begin)
+                opened = Boolean(True)
+            ready = pv_tile(cta, f, state, left)
             left = left - 1
             state = advance(cta, state)
         profile_event(cfg, g, "last PV")
         epilogue(cta, f.tOrO, index)
         profile_event(cfg, g, "partial written")
     if const_expr(cfg.cooperative):
-        # held through the merge, the plan would take a register too many
-        if const_expr(cfg.page_size < BLOCK or cfg.kv_656):
-            cta = replace(cta, plan=open_plan(g, fresh_block() // cfg.cluster))
+        # read again: held through the mainloop, the plan would cost a register
+        cta = replace(cta, plan=load_plan(cfg, cta.s))
         for index in cutlass.range(cta.plan.first, cta.plan.last, unroll=1):
-            merge(cta, index, False)
+            if may_be_split(cta.plan, index):
+                merge(cta, index, False)
     profile_event(cfg, g, "end")

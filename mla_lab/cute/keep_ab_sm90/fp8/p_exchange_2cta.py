@@ -28,7 +28,9 @@ from cutlass import Int32, const_expr
 
 from ...common.pipeline import PipelineState
 from ...common.ptx_sm90 import fresh_block, ptx
+from ...common.self_schedule import tile_words
 from ..params import BLOCK, Cta
+from ..tile_scheduler import batch_of, span_of
 from .params import P_STAGE, P_STAGES, Fp8Shared
 
 #: bytes of a CTA's rows: of one box, of both CTAs' box, of factors, of row sums or maxes
@@ -92,12 +94,15 @@ def send_tile(s: Fp8Shared, stage, last: cutlass.Constexpr[bool]):
 def exchange_warp(cta: Cta):
     """Send all tiles as they are stored; by one warp."""
     g, s, plan = cta.g, cta.s, cta.plan
-    tile = Int32(0)
+    tile, request, row_tile = Int32(0), Int32(0), Int32(0)
     for index in cutlass.range(plan.first, plan.last, unroll=1):
+        # not from the record, which may be overwritten before this warp reads it
+        words = tile_words(batch_of(cta.cfg, g), g.tiles, plan, index, request, row_tile)
+        request, row_tile = cute.arch.shuffle_sync(words, 0), cute.arch.shuffle_sync(words, 1)
+        begin, end = span_of(words, g.seq_lens[request])
+        left = cute.arch.make_warp_uniform(end - begin)
         state = p_state(tile)
         s.p_written.wait(state.index, state.phase)
-        # from the plan: records may be overwritten before this warp reads them
-        left = cutlass.max(g.tiles[index, 3] - g.tiles[index, 2], 1)
         while left > 1:
             send_tile(s, state.index, False)
             tile = tile + 1

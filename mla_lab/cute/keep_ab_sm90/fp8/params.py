@@ -211,6 +211,7 @@ class Fp8Shared:
     stats_read: MBarriers  # row sums and row maxes have been read
     q_pipe: Pipeline  # hi_lo: full is unused, empty orders the threads that read and write Q
     kv_656: Any = None  # Kv656Shared
+    plan: Any = None  # int32 [32]: the worker's tiles, see `common.self_schedule`
 
 
 @dataclass(frozen=True)
@@ -285,6 +286,7 @@ def allocate(cfg: Fp8Config, *layouts) -> Fp8Shared:
     empty, p_full, p_empty, stats = (full + i * stages for i in range(1, 5))
     last = full + 4 * stages + 3
     records = array(Int32, cute.make_layout((RECORD_WORDS, RECORDS)), 8)
+    plan = array(Int32, cute.make_layout(32), 8)
     factors = cute.make_layout((cfg.rows, cfg.p_stages), stride=(1, cfg.rows))
     rescale = array(Float16, factors, 64)
     row_sum, row_max = (array(Float32, cute.make_layout(cfg.rows), 64) for _ in range(2))
@@ -308,4 +310,5 @@ def allocate(cfg: Fp8Config, *layouts) -> Fp8Shared:
         MBarriers(stats),
         Pipeline(MBarriers(stats + 1), MBarriers(stats + 2)),
         kv_656,
+        plan,
     )  # fmt: skip

@@ -17,7 +17,7 @@ from ...common.pipeline import PipelineState
 from ..params import BLOCK, BOX, BOXES, FIRST_PAGE, RECORDS, Cta, Work
 from ..producer import copy_kv, valid_pages
 from ..profile import profile_tile
-from ..tile_scheduler import first_pages, plan_words, read_work, record
+from ..tile_scheduler import first_pages, read_work, record
 from .kv_656 import load_rope_and_scales
 from .params import Q_ARRIVAL_BOXES, Q_STAGES
 
@@ -128,7 +128,6 @@ def producer(cta: Cta):
     """
     cfg, g, s, plan = cta.cfg, cta.g, cta.s, cta.plan
     lane = cute.arch.lane_idx()
-    words = plan.words
     state = PipelineState.start(1)
     for index in cutlass.range(plan.first, plan.last, unroll=1):
         state = state.uniform()
@@ -136,8 +135,7 @@ def producer(cta: Cta):
             s.kv_pipe.producer_acquire(state)
         else:
             s.q_pipe.empty.wait(0, ((index - plan.first) & 1) ^ 1)
-        record(cfg, g, s, words, index, cta.rank)
-        words = plan_words(g, cutlass.min(index + 1, plan.last - 1))
+        record(cfg, g, s, plan, index, cta.rank)
         work = read_work(g, s, index)
         if const_expr(cfg.query_hi_lo):
             state = load_query_through_ring(cta, work, state)

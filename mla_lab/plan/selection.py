@@ -1,0 +1,196 @@
+"""Which build runs a call whose lengths are unknown: batch, rows and formats decide.
+
+Each way (see `ways`) is priced for requests of one length and for drawn ones, at mean lengths of
+`BLOCKS`: walks by the plan that their workers find themselves (see `self_schedule`), formulas by
+the most pieces that a request may have. The
+way with the least mean logarithm of its price over the best one's is chosen, so that no length
+costs much more than the build that is best for it alone. Its `regret` says how much.
+
+Where that is much, and a launch that ends at once costs less, two builds are launched, one for
+batches of few blocks and one for those of many (see `gate`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from ..core.gpu import Gpu
+from ..core.problem import Problem
+from .config import KernelConfig
+from .cost import makespan
+from .cuts import Shape
+from .formula import WHOLE_BLOCKS, counts, fits_mail, most_splits, times_of
+from .gate import LONG, MOST_BLOCKS, MOST_REQUESTS
+from .kernel_costs import KernelCosts, recorded_costs
+from .pricing import TILE_KV, candidates, config_of, model_of
+from .search import memory_time, tile_times
+from .self_schedule import COSTS, self_schedule
+from .ways import ROWS, find_way
+
+#: mean lengths that a call may have, in blocks of 64 tokens: 512 to 65536 tokens
+BLOCKS = (8, 16, 32, 64, 128, 256, 1024)
+#: microseconds that a call takes longer by a launch whose gate is closed (H200, 2026-11-22)
+IDLE_US = 0.7
+#: `worst` of one build from which two are priced, and what the mean must fall by for two
+WORST, GAIN = 1.3, 0.97
+#: of drawn lengths, tokens that none exceeds and the step from a request's quantile to the next
+#: one's, which makes neighbours unlike
+MOST_TOKENS, STEP = 131072, 0.6180339887
+
+
+@dataclass(frozen=True)
+class Selection:
+    """A build for calls of any lengths."""
+
+    config: KernelConfig
+    #: the most pieces of a request in a formula; 0 where workers find their tiles
+    num_splits: int
+    #: predicted microseconds of each of the `profiles`
+    us: tuple[float, ...] = ()
+    #: price over that of the best build for a length: mean of logarithms, and the most
+    regret: float = 1.0
+    worst: float = 1.0
+    #: runs where the batch has `gate` blocks or more, and this one where it has less; None: this
+    #: one always
+    beyond: Selection | None = None
+    gate: int = 0
+
+
+def select(
+    problem: Problem,
+    gpu: Gpu,
+    costs: tuple[KernelCosts, ...] | None = None,
+    able: Callable[[KernelConfig], bool] | None = None,
+    ragged: bool = False,
+    long: bool = False,
+) -> Selection | None:
+    """The build for calls of this batch, these rows and formats, or two; lengths are not looked at.
+    None where no family has one. With `able` the best whose kernel can be had, where any can.
+
+    Where query lengths are `ragged`, rows are no more than a bound, which a formula would have to
+    believe: there it is a walk where there is one. `long` pieces may come up in e4m3 (see
+    `pricing.too_long`): a build that adds them up in the matrix unit alone has another beside it.
+    """
+    found = all_selections(problem, gpu, costs or recorded_costs())
+    if able is not None:
+        found = [each for each in found if able(each.config)] or found
+    if ragged:
+        found = [each for each in found if each.num_splits == 0] or found
+    if not found:
+        return None
+    others = [each for each in found if each.config.kernel != ROWS.kernel]
+    if long and others and found[0].config.kernel == ROWS.kernel:
+        walks = [each for each in others if each.num_splits == 0]
+        return replace(found[0], beyond=walks[0], gate=LONG) if walks else others[0]
+    if long and others:
+        found = others
+    alike = len(set(problem.q_lens)) == 1 and problem.batch <= MOST_REQUESTS
+    if alike and not ragged and found[0].worst > WORST:
+        return pair_of(found, problem.batch)
+    return found[0]
+
+
+def pair_of(found: list[Selection], batch: int) -> Selection:
+    """The best two of `found` and the gate between them, or the first where two do not pay."""
+    times = np.array([each.us for each in found])
+    column = np.arange(times.shape[1]) % len(BLOCKS)
+    log = np.log((times + IDLE_US) / times.min(axis=0))
+    best, least = found[0], found[0].regret * GAIN
+    for place in range(1, len(BLOCKS)):
+        few = column < place
+        one, other = (int(log[:, part].mean(axis=1).argmin()) for part in (few, ~few))
+        over = np.where(few, log[one], log[other])
+        gate = round((BLOCKS[place - 1] * BLOCKS[place]) ** 0.5) * batch
+        regret = float(np.exp(over.mean()))
+        if one != other and regret < least and gate <= MOST_BLOCKS:
+            least, worst = regret, float(np.exp(over.max()))
+            us = tuple(np.where(few, times[one], times[other]).tolist())
+            pair = {"us": us, "regret": regret, "worst": worst, "gate": gate}
+            best = replace(found[one], beyond=found[other], **pair)
+    return best
+
+
+def all_selections(problem: Problem, gpu: Gpu, costs: tuple[KernelCosts, ...]) -> list[Selection]:
+    """Every build that can take such calls, the best first."""
+    found: list[Selection] = []
+    for family in costs:
+        way = find_way(*family.key)
+        if way is None:
+            continue
+        for rows, cluster in candidates(problem, way):
+            tile = (family.of(problem), rows, cluster)
+            found += _formulas(problem, gpu, *tile) if way.formula else [_walk(problem, gpu, *tile)]
+    if not found:
+        return []
+    times = np.array([each.us for each in found])
+    over = times / times.min(axis=0)
+    means = np.exp(np.log(over).mean(axis=1))
+    return [
+        replace(found[i], regret=float(means[i]), worst=float(over[i].max()))
+        for i in np.argsort(means, kind="stable").tolist()
+    ]
+
+
+def profiles(problem: Problem) -> list[Problem]:
+    """`problem` with all requests of one length, and with lengths of an exponential distribution,
+    for each mean.
+    """
+    batch = problem.batch
+    quantile = (np.arange(batch) * STEP + 0.5) % 1.0
+    drawn = -np.log1p(-(np.argsort(np.argsort(quantile)) + 0.5) / batch)
+    shapes = [np.ones(batch)] if batch == 1 else [np.ones(batch), drawn]
+    return [
+        replace(problem, kv_lens=_tokens(shape * blocks * TILE_KV, problem))
+        for shape in shapes
+        for blocks in BLOCKS
+    ]
+
+
+def _tokens(lengths: np.ndarray, problem: Problem) -> tuple[int, ...]:
+    """Whole lengths, no shorter than a request's query tokens."""
+    tokens = np.clip(lengths.astype(np.int64), 1, MOST_TOKENS)
+    return tuple(np.maximum(tokens, problem.q_lens).tolist())
+
+
+def _walk(problem: Problem, gpu: Gpu, family: KernelCosts, rows: int, cluster: int) -> Selection:
+    """The way in which workers find their tiles."""
+    workers, config = gpu.workers(cluster), config_of(problem, family, rows, cluster)
+    times = []
+    for sized in profiles(problem):
+        plan = self_schedule(sized, tile_rows=rows, num_workers=workers, costs=COSTS[family.way])
+        model = model_of(sized, gpu, family, rows, cluster)
+        shape = Shape.of(sized, rows, TILE_KV, workers)
+        each, memory = tile_times(shape, model, plan.tiles), memory_time(shape, model)
+        took = makespan(model, plan.tiles, each, plan.worker_begin, memory)
+        times.append(took / 1e3)
+    return Selection(config, 0, tuple(times))
+
+
+def _formulas(
+    problem: Problem, gpu: Gpu, family: KernelCosts, rows: int, cluster: int
+) -> list[Selection]:
+    """The way by formula with each count of pieces as the most; none where it does not fit."""
+    config = config_of(problem, family, rows, cluster)
+    pair, batch = config.option("pair", 1), problem.batch
+    workers = gpu.workers(cluster * pair) * pair
+    longest = Shape.of(profiles(problem)[len(BLOCKS) - 1], rows, TILE_KV, workers)
+    most = most_splits(longest, batch, cluster, pair)
+    groups = batch * longest.max_row_tiles
+    by_mail = config.option("fused_merge", 1) == 3
+    tried = [
+        n
+        for n in counts(most)
+        if n == 1 or not by_mail or fits_mail(groups * n, rows, n, problem.latent_dim)
+    ]
+    prices = []
+    for sized in profiles(problem) if tried else ():
+        shape = Shape.of(sized, rows, TILE_KV, workers)
+        model = model_of(sized, gpu, family, rows, cluster)
+        pieces = np.minimum(np.array(tried)[:, None], shape.blocks)
+        pieces = np.where(shape.blocks <= WHOLE_BLOCKS, 1, pieces)
+        prices.append(times_of(shape, model, pieces) / 1e3)
+    columns = np.array(prices).T.tolist()
+    return [Selection(config, n, tuple(us)) for n, us in zip(tried, columns, strict=True)]

@@ -1,0 +1,246 @@
+"""The rule by which every CTA finds its own work from the lengths: one definition, in integers.
+
+The kernels compute it on the device (`cute.common.self_schedule`), so that a call needs no plan;
+`self_schedule` here gives the same tiles as a `Plan`.
+
+An *item* is a request's keys under one bundle of row tiles, `n` = max(1, blocks) long. Where all
+requests have the same number R of row tiles, and R <= workers, an item has all R of them, and a
+*bundle* of R workers, one a row tile, walks the same items. Otherwise R = 1: each (request, row
+tile) is an item. There are P = workers // R bundles, and N items in the order of the batch.
+
+Items lie on a line, `piece` + n units long each, `piece` the fixed cost of a piece in blocks; T is
+the line's length.
+
+- *shares*: p = min(P, max(1, T // LEAST)) parts. Part i is [cut(i), cut(i + 1)) with cut(i) =
+  i * T // p. Inside an item, a cut x units behind the item's start falls before block
+  k = x - piece. One with k <= SNAP moves to the item's start, one with n - k <= SNAP to its end.
+- *whole*: P parts of whole items, cut(i) = i * N // P items.
+
+- *even*: item b in k_b = ceil(n_b / L) pieces, piece j = blocks [n_b j // k_b, n_b (j + 1) // k_b),
+  each a part of its own in the order of the items; L the least with sum of k_b <= P that STEPS
+  halvings of its bounds find. Where N <= P, there are at most 256 requests, and T < LARGE.
+
+The lowest price is taken, of equal ones the first: whole ceil(N / P) * (longest n + piece), even
+L + piece + `merge`, shares ceil(T / p) + piece + `merge`, where a part may begin a second piece.
+
+Part i is walked by bundle i. A split item whose first piece is in part a has, in row tile lane r of
+its bundle, the slots 2 P r + a + i for the pieces of parts i = a, a + 1, ..., and the counter
+a R + r. Two split items never share a slot, since the last part of one is the first of the
+next at the earliest; so 2 * workers slots and `workers` counters suffice for any batch.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from ..core.errors import invalid
+from ..core.problem import Problem
+from .extent import kv_tokens, row_tiles
+from .tile import Plan
+
+#: a piece of at most so many blocks is not cut off
+SNAP = 1
+#: the shortest part of the cost line; longer than SNAP, so that two cuts never meet
+LEAST = 4
+#: the least L, and the halvings after which what is left of its bounds is below 1/64 of it
+LEAST_EVEN = 1
+STEPS = 6
+#: requests whose lengths a warp holds at once
+HELD_REQUESTS = 256
+#: from this length on, cuts lie at multiples of 256 units, so that products fit into 32 bits
+LARGE = 1 << 23
+COARSE = 8
+#: workers with which products fit into 32 bits
+MAX_WORKERS = 256
+
+
+@dataclass(frozen=True)
+class Costs:
+    """What the rule weighs, in the time of one block: the start and end of a piece, and the merge
+    that follows where any item is split.
+    """
+
+    piece: int
+    merge: int
+
+    def __post_init__(self) -> None:
+        for name, value in vars(self).items():
+            if not 0 <= value <= 255:
+                raise invalid(f"Costs.{name}", value, "0 to 255 blocks")
+
+    @property
+    def packed(self) -> int:
+        """Both as a kernel takes them, in one int32."""
+        return self.piece | self.merge << 8
+
+
+#: of each way that walks (see `ways`): over uniform, drawn and traced batches of 8 to 128 requests,
+#: `predicted_us` of what they choose is in the mean within 0.03 % of the best of the three, at most
+#: 1 % above it; a `piece` of 6 makes shares 0.8 % slower in the mean
+COSTS = {"walk": Costs(piece=4, merge=6), "rows": Costs(piece=4, merge=6)}
+
+
+@dataclass(frozen=True)
+class Line:
+    """Items of a batch on the line that is cut, arrays int64 [items]."""
+
+    request: np.ndarray
+    row_tile: np.ndarray
+    blocks: np.ndarray
+    #: row tiles of a bundle, 1 where row tiles are items of their own
+    bundle: int
+    bundles: int
+    piece: int
+    #: "whole", "shares" or "even"
+    kind: str
+    parts: int
+    #: where items begin on the line, int64 [items + 1]: in units of cost, in items where they stay
+    #: whole, in pieces where these are even
+    begin: np.ndarray
+
+    @classmethod
+    def of(cls, blocks: np.ndarray, tiles: np.ndarray, workers: int, costs: Costs) -> Line:
+        """`blocks` and row tiles of every request, int64 [batch]."""
+        most = int(tiles.max(initial=0))
+        bundled = 0 < most <= workers and int(tiles.min()) == most
+        bundle = most if bundled else 1
+        counts = np.minimum(tiles, 1) if bundled else tiles
+        request = np.repeat(np.arange(len(tiles)), counts)
+        row_tile = np.arange(len(request)) - np.repeat(np.cumsum(counts) - counts, counts)
+        blocks = np.maximum(blocks[request], 1)
+        bundles = max(1, workers // bundle)
+        length = int(blocks.sum()) + costs.piece * len(blocks)
+        parts = min(bundles, max(1, length // LEAST))
+        longest = int(blocks.max(initial=1))
+        held = len(tiles) <= HELD_REQUESTS and length < LARGE
+        largest = even_size(blocks, bundles) if 0 < len(blocks) <= bundles and held else 0
+        kind = kind_of(len(blocks), bundles, longest, -(-length // parts), largest, costs)
+        sizes = {
+            "whole": np.ones_like(blocks),
+            "shares": blocks + costs.piece,
+            "even": -(-blocks // max(1, largest)),
+        }[kind]
+        begin = np.append(0, np.cumsum(sizes))
+        parts = {"whole": bundles, "shares": parts, "even": int(begin[-1])}[kind]
+        return cls(request, row_tile, blocks, bundle, bundles, costs.piece, kind, parts, begin)
+
+    def cuts(self) -> tuple[np.ndarray, np.ndarray]:
+        """Item and block before which each part begins, and the last one's end, [parts + 1]."""
+        length, items = int(self.begin[-1]), len(self.blocks)
+        if self.kind == "even":
+            return self._even_cuts()
+        shift = COARSE if length >= LARGE and self.kind == "shares" else 0
+        at = np.arange(self.parts + 1) * (length >> shift) // self.parts << shift
+        at[-1] = length
+        item = np.searchsorted(self.begin, at, side="right") - 1
+        inside = item < items
+        n = self.blocks[np.minimum(item, items - 1)]
+        block = np.where(inside & (self.kind == "shares"), at - self.begin[item] - self.piece, 0)
+        near_end = (block > SNAP) & (n - block <= SNAP)
+        block = np.where((block <= SNAP) | near_end, 0, block)
+        return item + near_end, block
+
+    def _even_cuts(self) -> tuple[np.ndarray, np.ndarray]:
+        pieces = np.diff(self.begin)
+        item = np.repeat(np.arange(len(pieces)), pieces)
+        piece = np.arange(self.parts) - self.begin[item]
+        block = self.blocks[item] * piece // pieces[item]
+        return np.append(item, len(pieces)), np.append(block, 0)
+
+
+def even_size(blocks: np.ndarray, bundles: int) -> int:
+    """L of even pieces, for at most `bundles` items of so many `blocks`, int64 [items].
+
+    Between total / bundles, below which there are too many pieces whatever the lengths, and the
+    least L with total / L + items (L - 1) / L <= bundles, which is enough for any.
+    """
+    items, total = len(blocks), int(blocks.sum())
+    low, high = max(LEAST_EVEN, -(-total // bundles)), int(blocks.max())
+    if items < bundles:
+        high = min(high, -(-(total - items) // (bundles - items)))
+    high = max(low, high)
+    for _ in range(STEPS):
+        middle = (low + high) // 2
+        if int((-(-blocks // middle)).sum()) <= bundles:
+            high = middle
+        else:
+            low = min(middle + 1, high)
+    return high
+
+
+def kind_of(items: int, bundles: int, longest: int, share: int, even: int, costs: Costs) -> str:
+    """What is priced lowest: `share` are the units of a share, `even` is L, 0 where pieces may not
+    be even.
+    """
+    best = min(share, even or share)
+    kind = "even" if best == even else "shares"
+    whole = -(-items // bundles) * (longest + costs.piece)
+    return "whole" if whole <= best + costs.piece + costs.merge else kind
+
+
+def self_schedule(
+    problem: Problem,
+    *,
+    tile_rows: int,
+    num_workers: int,
+    costs: Costs,
+    tile_kv: int = 64,
+) -> Plan:
+    """The plan that kernels follow where a call brings none. Raises InvalidInput for more workers
+    than the rule's products allow, and for sparse problems.
+    """
+    if not 1 <= num_workers <= MAX_WORKERS:
+        raise invalid("num_workers", num_workers, f"1 to {MAX_WORKERS}")
+    if problem.top_k:
+        raise invalid("problem.top_k", problem.top_k, "0: lists of slots have one length")
+    tokens = kv_tokens(problem)
+    line = Line.of(-(-tokens // tile_kv), row_tiles(problem, tile_rows), num_workers, costs)
+    tiles, part = _tiles(line) if len(line.blocks) else (np.zeros((0, 8), dtype=np.int64),) * 2
+    rows = [_lane(line, tiles, lane) for lane in range(line.bundle)]
+    worker = [part.reshape(-1)[: len(tiles)] * line.bundle + lane for lane in range(line.bundle)]
+    owner = np.concatenate(worker).astype(np.int64)
+    order = np.argsort(owner, kind="stable")
+    begins = np.append(0, np.cumsum(np.bincount(owner, minlength=num_workers)))
+    words = np.concatenate(rows)[order].astype(np.int32)
+    words[tokens[words[:, 0]] == 0, 3] = 0  # a request without keys has an empty tile
+    return Plan(problem, tile_rows, tile_kv, "self", "persistent", words, begins.astype(np.int32))
+
+
+def _tiles(line: Line) -> tuple[np.ndarray, np.ndarray]:
+    """Pieces in walking order, int64 [pieces, 8] as in `WorkTile` for lane 0, and their parts.
+
+    Slots and groups lack the lane, see `_lane`.
+    """
+    items = len(line.blocks)
+    item, block = line.cuts()
+    starts = np.stack([np.arange(items), np.zeros(items, dtype=np.int64)], axis=1)
+    edges = np.concatenate([np.stack([item, block], axis=1), starts])
+    edges = np.unique(edges[edges[:, 0] < items], axis=0)
+    owner, begin = edges.T
+    follows = np.append(owner[1:] == owner[:-1], False)
+    end = np.where(follows, np.append(begin[1:], 0), line.blocks[owner])
+    pieces = np.bincount(owner, minlength=items)
+    split = np.arange(len(owner)) - (np.cumsum(pieces) - pieces)[owner]
+    # the last part that begins at or before a piece has it
+    key = item * (int(line.blocks.max()) + 1) + block
+    part = np.searchsorted(key, owner * (int(line.blocks.max()) + 1) + begin, side="right") - 1
+    part = np.minimum(part, line.parts - 1)
+    first = part - split
+    shared = pieces[owner] > 1
+    columns = [
+        line.request[owner], line.row_tile[owner], begin, end, split, pieces[owner],
+        np.where(shared, first + part, -1), np.where(shared, first, -1),
+    ]  # fmt: skip
+    return np.stack(columns, axis=1), part
+
+
+def _lane(line: Line, tiles: np.ndarray, lane: int) -> np.ndarray:
+    """`tiles` for lane `lane` of each bundle."""
+    own = tiles.copy()
+    own[:, 1] += lane
+    shared = own[:, 6] >= 0
+    own[shared, 6] += 2 * line.bundles * lane
+    own[shared, 7] = own[shared, 7] * line.bundle + lane
+    return own

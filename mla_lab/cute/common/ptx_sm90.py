@@ -122,6 +122,20 @@ def add(a: Float32, b: Float32) -> Float32:
     return a + b
 
 
+#: lane distances of a butterfly over a whole warp
+WARP_BUTTERFLY = (16, 8, 4, 2, 1)
+
+
+def butterfly(
+    op: Callable[[Any, Any], Any], values: list[Any], offsets: tuple[int, ...] = WARP_BUTTERFLY
+) -> list[Any]:
+    """Reduce each value over the lanes that `offsets` connect, the values side by side; every lane
+    gets the results."""
+    for offset in offsets:
+        values = [op(v, cute.arch.shuffle_sync_bfly(v, offset=offset)) for v in values]
+    return values
+
+
 def fold_lanes(values: list[Any], op: Callable[[Any, Any], Any], lane: Any) -> list[Any]:
     """Reduce each value over the 8 lanes that share lane % 4, splitting the list on the way.
 

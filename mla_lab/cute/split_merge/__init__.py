@@ -1,1 +1,1 @@
-"""Partials of split row tiles and the ways to merge them."""
+"""Merges of the partial results of a split row tile, for both kernel families."""

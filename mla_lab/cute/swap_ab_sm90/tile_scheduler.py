@@ -12,8 +12,8 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Int32, Uint32, const_expr
 
-from .params import TILE_KV, Shape
-from .shared_storage import END, Global
+from .params import TILE_KV, KvLoad, Traits
+from .shared_storage import END, Globals
 
 #: block table entries that a warp asks for before it knows which it needs
 AHEAD = 128
@@ -34,14 +34,14 @@ class Work:
 
 
 @cute.jit
-def load_entries(g: Global, request: Int32, base: Int32):
+def load_entries(g: Globals, request: Int32, base: Int32):
     """32 entries of the request's block table from `base` on, one a lane."""
     last = g.block_table.shape[1] - 1
     return g.block_table[request, cutlass.min(base + cute.arch.lane_idx(), last)]
 
 
 @cute.jit
-def open_work(c: cutlass.Constexpr[Shape], g: Global, words: cute.Tensor, rank: Int32):
+def open_work(c: cutlass.Constexpr[Traits], g: Globals, words: cute.Tensor, rank: Int32):
     """From a plan's row to this CTA's share; also the words of the record that follow from it."""
     request = words[0]
     blocks = words[3] - words[2]
@@ -78,12 +78,12 @@ def open_work(c: cutlass.Constexpr[Shape], g: Global, words: cute.Tensor, rank: 
     return Work(request, first, mine, kv_len, base, entry), record
 
 
-def share_begin(c: Shape, blocks: Int32, rank: Int32) -> Int32:
+def share_begin(c: Traits, blocks: Int32, rank: Int32) -> Int32:
     """First of `blocks` that CTA `rank` of the cluster takes: shares differ by one at most."""
     return rank * (blocks // c.cluster) + cutlass.min(rank, blocks % c.cluster)
 
 
-def read_words(g: Global, index: Int32) -> cute.Tensor:
+def read_words(g: Globals, index: Int32) -> cute.Tensor:
     """The eight words of one plan row."""
     words = cute.make_rmem_tensor(8, Int32)
     row = cute.make_tensor((g.tiles.iterator + index * 8).align(16), cute.make_layout(8))
@@ -106,10 +106,10 @@ class Asked:
 
 
 @cute.jit
-def ask(c: cutlass.Constexpr[Shape], g: Global):
+def ask(c: cutlass.Constexpr[Traits], g: Globals):
     """Issue all loads that the work depends on."""
     x, row_tile, request = cute.arch.block_idx()
-    if const_expr(c.gather == 2):
+    if const_expr(c.kv_load == KvLoad.GATHER_SPARSE):
         # every query token is a request of one token, as long as its list of slots
         width, one = Int32(g.block_table.shape[1]), Int32(1)
         nothing = cute.make_rmem_tensor(1, Int32)
@@ -118,12 +118,14 @@ def ask(c: cutlass.Constexpr[Shape], g: Global):
 
 
 @cute.jit
-def ask_request(c: cutlass.Constexpr[Shape], g: Global, x: Int32, row_tile: Int32, request: Int32):
+def ask_request(
+    c: cutlass.Constexpr[Traits], g: Globals, x: Int32, row_tile: Int32, request: Int32
+):
     """`ask` where a request's length is in memory."""
     last = g.block_table.shape[1] - 1
     entries = cute.make_rmem_tensor(AHEAD // 32, Int32)
     table = g.block_table.iterator + request * g.block_table.stride[0]
-    for k in cutlass.range_constexpr(0 if c.gather else AHEAD // 32):
+    for k in cutlass.range_constexpr(0 if c.gathered else AHEAD // 32):
         at = cutlass.min(32 * k + cute.arch.lane_idx(), last)
         # a load that the compiler leaves in its place, before the length is there
         entries[k] = cute.arch.load(table + at, Int32, cop="cg")
@@ -137,7 +139,7 @@ def ask_request(c: cutlass.Constexpr[Shape], g: Global, x: Int32, row_tile: Int3
 
 
 @cute.jit
-def choose_entries(g: Global, a: Asked, base: Int32, last: Int32):
+def choose_entries(g: Globals, a: Asked, base: Int32, last: Int32):
     """32 table entries from `base` on, one a lane; those past `last` are not needed."""
     lane = cute.arch.lane_idx()
     word = base >> 5
@@ -156,7 +158,7 @@ def choose_entries(g: Global, a: Asked, base: Int32, last: Int32):
 
 
 @cute.jit
-def cut(g: Global, blocks: Int32, i: Int32):
+def cut(g: Globals, blocks: Int32, i: Int32):
     """Where piece i begins: blocks * i // splits, with a divisor that is known before the length
     (splits = blocks: one each)."""
     even = Int32(Uint32(blocks * i) // Uint32(g.num_splits))
@@ -164,7 +166,7 @@ def cut(g: Global, blocks: Int32, i: Int32):
 
 
 @cute.jit
-def open_grid(c: cutlass.Constexpr[Shape], g: Global, a: Asked, rank: Int32):
+def open_grid(c: cutlass.Constexpr[Traits], g: Globals, a: Asked, rank: Int32):
     """The share of CTA `rank` of piece `split`, and its work record (END: no such piece)."""
     held = (a.kv_len + TILE_KV - 1) >> 6
     blocks = cutlass.max(held, Int32(1))
@@ -175,9 +177,9 @@ def open_grid(c: cutlass.Constexpr[Shape], g: Global, a: Asked, rank: Int32):
     rows = a.q_len * g.heads - row
     group = a.request * g.row_tiles + a.row_tile
     there = (a.split < splits) & (rows > 0)
-    if const_expr(c.pair > 1):
+    if const_expr(c.multicast > 1):
         # all of a cluster or none, since each loads for the others
-        lead = row - a.row_tile % c.pair * c.rows
+        lead = row - a.row_tile % c.multicast * c.rows
         there = (a.split < splits) & (lead < a.q_len * g.heads)
         splits = splits if rows > 0 else Int32(1)
     if not there:
@@ -186,7 +188,7 @@ def open_grid(c: cutlass.Constexpr[Shape], g: Global, a: Asked, rank: Int32):
     mine = begin + share_begin(c, count, rank + 1) - first
     base = Int32(0)
     entry = Int32(0)
-    if const_expr(not c.gather):
+    if const_expr(not c.gathered):
         shift = c.page.bit_length() - 1
         base = first * TILE_KV >> shift
         entry = choose_entries(g, a, base, (first + mine) * TILE_KV - 1 >> shift)
@@ -196,7 +198,7 @@ def open_grid(c: cutlass.Constexpr[Shape], g: Global, a: Asked, rank: Int32):
         first * TILE_KV,
         a.kv_len,
         # what a sparse call's consumers ask their slots of
-        a.request if const_expr(c.gather == 2) else a.kv_len - a.q_len,
+        a.request if const_expr(c.kv_load == KvLoad.GATHER_SPARSE) else a.kv_len - a.q_len,
         row,
         a.begin * g.heads + row,
         cutlass.max(cutlass.min(Int32(c.rows), rows), Int32(0)),
@@ -209,7 +211,7 @@ def open_grid(c: cutlass.Constexpr[Shape], g: Global, a: Asked, rank: Int32):
     return Work(a.request, first, mine, a.kv_len, base, entry), record
 
 
-def merge_record(c: Shape, g: Global, words: cute.Tensor) -> tuple[cute.Tensor, cute.Tensor]:
+def merge_record(c: Traits, g: Globals, words: cute.Tensor) -> tuple[cute.Tensor, cute.Tensor]:
     """`tail` and `more` of the work record again, as far as the merge reads them."""
     begin = g.q_begin[words[0]]
     rows = (g.q_begin[words[0] + 1] - begin) * g.heads - words[1] * c.rows

@@ -56,13 +56,14 @@ def merge_four(c: cutlass.Constexpr, g: Any, r: Any, row: Int32, col: Int32):
     computes the weight of split k."""
     lane = fresh_thread() % 32
     first = r.partial - r.split
+    splits = r.num_splits
     acc = cute.make_rmem_tensor(4, Float32)
     acc.fill(0.0)
     top = Float32(NO_SCORE)
     total = Float32(0.0)
-    for start in cutlass.range(0, r.num_splits, 32, unroll=1):
+    for start in cutlass.range(0, splits, 32, unroll=1):
         value = Float32(NO_SCORE)
-        if start + lane < r.num_splits:
+        if start + lane < splits:
             value = g.mLSE_partial[first + start + lane, row] * Float32(LOG2E)
         new = butterfly(cute.arch.fmax, [cute.arch.fmax(top, value)], UPWARD)[0]
         weight = cute.math.exp2(value - new, fastmath=True) if value > NO_SCORE else Float32(0.0)
@@ -71,10 +72,10 @@ def merge_four(c: cutlass.Constexpr, g: Any, r: Any, row: Int32, col: Int32):
             acc[e] = acc[e] * rescale
         total = total * rescale + butterfly(add, [weight], UPWARD)[0]
         top = new
-        for b in cutlass.range(0, cutlass.min(Int32(32), r.num_splits - start), BATCH, unroll=1):
+        for b in cutlass.range(0, cutlass.min(Int32(32), splits - start), BATCH, unroll=1):
             part = cute.make_rmem_tensor((4, BATCH), Float32)
             for k in cutlass.range_constexpr(BATCH):
-                at = first + start + cutlass.min(b + k, r.num_splits - start - 1)
+                at = first + start + cutlass.min(b + k, splits - start - 1)
                 place = (at * c.rows + row) * LATENT_DIM + col
                 cute.autovec_copy(vec4(g.mO_partial.iterator + place), part[None, k])
             for k in cutlass.range_constexpr(BATCH):

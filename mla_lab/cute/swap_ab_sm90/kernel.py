@@ -136,8 +136,9 @@ class SwapAB:
         g = Globals(
             *q_tma(c, q, q_layout),
             *kv_tma(c, kv, atom),
-            kv_656.rope_and_scale_tma(c, kv) if const_expr(c.kv_656 and not c.gathered) else None,
             **args,
+            cache=kv if const_expr(c.gathered) else None,
+            tma_656=kv_656.rope_and_scale_tma(c, kv) if c.kv_656 and not c.gathered else None,
         )
         rope = kv_656.rope_layouts(c) if const_expr(c.kv_656) else None
         swap_ab_kernel(c, g, tiled_mmas(c), q_layout, k_layout, rope).launch(
@@ -175,9 +176,9 @@ def q_tma(c: Traits, q: cute.Tensor, q_layout: cute.ComposedLayout) -> tuple:
 
 def kv_tma(c: Traits, kv: cute.Tensor, atom: Any) -> tuple:
     """TMA atom and coordinates (page rows, (64, 9), pages) of the cache, without the rope of
-    656-byte tokens; gathered: no atom, and the cache itself."""
+    656-byte tokens; None where tokens are gathered."""
     if c.gathered:
-        return None, kv
+        return None, None
     box = cute.tile_to_shape(atom, (c.box_rows, c.box * c.boxes_per_copy), (0, 1))
     if c.kv_656:
         return kv_656.make_tma(c, kv, c.dtype, 0, (c.box, SCALES), box)

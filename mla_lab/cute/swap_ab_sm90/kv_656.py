@@ -115,8 +115,8 @@ def load_rope_and_scales(c: Traits, g: Globals, s: Shared, box: tuple, policy: A
 def qk(
     c: Traits, s: Shared, wg: WarpGroup, state: PipelineState, left: Int32, token: Int32
 ) -> None:
-    """Scores of a tile with `left` tokens of the request, on top of the rope's product."""
-    warpgroup.fence()
+    """Scores of a tile with `left` tokens of the request, on top of the rope's product. The caller
+    fences."""
     s.kv.consumer_wait(state)
     if c.gathered:
         cute.arch.fence_view_async_shared()

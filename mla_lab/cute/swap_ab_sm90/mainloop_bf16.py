@@ -104,6 +104,7 @@ def own_tile(
         warpgroup.wait_group(0)
         release_stage(c, s, before)
     token = 16 * wg.warp + wg.lane // 4
+    warpgroup.fence()
     issue_qk(c, s, wg, stage, phase)
     if const_expr(order in (FIRST, PV_FIRST)):
         warpgroup.wait_group(0)

@@ -34,6 +34,7 @@ import cutlass.cute as cute
 from cutlass import Float32, Int32, const_expr
 from cutlass.cute.nvgpu import warpgroup
 
+from ..common.barriers import MBarriers
 from ..common.feature_operands import scale_now
 from ..common.fp8 import join_two, round_two
 from ..common.pipeline import PipelineState
@@ -197,7 +198,8 @@ def pv_of_other(
     c: cutlass.Constexpr[Traits], s: Shared, wg: WarpGroup, stage: Int32, tile: Int32
 ):  # fmt: skip
     """Wait for P of the other warp group's tile and issue its PV."""
-    s.p_full.wait(stats_idx(c, 1 - wg.idx, tile), (tile >> 2) & 1)
+    p_full = MBarriers(s.p_full.at(stats_idx(c, 1 - wg.idx, tile)))
+    p_full.wait(0, (tile >> 2) & 1)
     pv(c, s, wg, 1 - wg.idx, stage, tile)
 
 
@@ -236,9 +238,11 @@ def own_tile(
         wg = replace(wg, warp=warp, lane=lane)
     thread = wg.warp * 32 + wg.lane
     tile = w.tiles_before + k
-    state = PipelineState.of_count(tile, c.stages)
+    stage = tile % c.stages
     tile_token = w.token + k * TILE_KV
     slot_bits = sx.load_slot_bits(c, g, tile_token, w)
+    warpgroup.fence()
+    state = PipelineState.of_count(tile, c.stages)
     token = 16 * wg.warp + wg.lane // 4
     if const_expr(c.kv_656):
         kv_656.qk(c, s, wg, state, w.kv_len - tile_token, token)
@@ -255,15 +259,15 @@ def own_tile(
     sx.apply_mask(c, g, thread_scores(c, wg), w, tile_token, slot_bits, token, wg.lane)
     online_softmax_step(c, order == FIRST, g, s, wg, w, tile)
     if const_expr(c.kv_656):
-        kv_656.store_p(c, s, wg, thread_scores(c, wg), state.index, tile)
+        kv_656.store_p(c, s, wg, thread_scores(c, wg), stage, tile)
     else:
-        fp8.store_p(c, s, wg, thread_scores(c, wg), state.index)
-    publish_p(c, s, wg, w, tile_token, thread, state.index, stats_idx(c, wg.idx, tile))
+        fp8.store_p(c, s, wg, thread_scores(c, wg), stage)
+    publish_p(c, s, wg, w, tile_token, thread, stage, stats_idx(c, wg.idx, tile))
     if const_expr(order != FIRST):
         before = (tile + c.stages - 1) % c.stages
         pv_of_other(c, s, wg, before, tile - 1)
         finish_pv(c, s, wg, before)
-    pv(c, s, wg, wg.idx, state.index, tile)
+    pv(c, s, wg, wg.idx, stage, tile)
     if k + 1 == w.num_tiles:
         publish_row_sums(c, s, wg)
-    finish_pv(c, s, wg, state.index)
+    finish_pv(c, s, wg, stage)

@@ -146,8 +146,8 @@ def warp_group(
 
 
 def issue_qk(c: Traits, s: Shared, wg: WarpGroup, stage: Any, phase: Any) -> None:
-    """S^T of one tile, column range by column range as they arrive; one commit group."""
-    warpgroup.fence()
+    """S^T of one tile, column range by column range as they arrive; one commit group. The caller
+    fences."""
     atom = cute.make_mma_atom(wg.mma.qk.op)
     atom.set(warpgroup.Field.ACCUMULATE, False)
     steps = c.boxes_per_barrier * BOX * c.bytes // K_STEP_BYTES

@@ -81,15 +81,15 @@ def load_tile(
                 col = n * copies + x
                 source = gKV[None, inside, col, page]
                 into = sKV[None, slot, col, stage]
-                full = stage_full(c, s, stage).at(n)
                 if const_expr(c.multicast == 1):
+                    full = stage_full(c, s, stage).at(n)
                     cute.copy(g.tma_kv, source, into, tma_bar_ptr=full, cache_policy=policy)
                 elif (col + tile) % c.multicast == cute.arch.block_idx_in_cluster():
                     cute.copy(
                         g.tma_kv,
                         source,
                         into,
-                        tma_bar_ptr=full,
+                        tma_bar_ptr=stage_full(c, s, stage).at(n),
                         mcast_mask=Int16((1 << c.multicast) - 1),
                         cache_policy=policy,
                     )

@@ -95,7 +95,7 @@ def load_table(
         token = tile * TILE_KV + lane.token + tokens_at_once(c) * k
         column = token
         if const_expr(c.kv_load == KvLoad.GATHER_PAGED):
-            column = Int32(Uint32(token) // Uint32(g.mKV.shape[1]))
+            column = Int32(Uint32(token) // Uint32(g.cache.shape[1]))
         entry = g.block_table[request, cutlass.min(column, last)]
         entries[k] = entry if token < kv_len else Int32(-1)
     return entries
@@ -104,12 +104,12 @@ def load_table(
 @cute.jit
 def token_offset(c: cutlass.Constexpr[Traits], g: Globals, entry: Int32, token: Int32):
     """First element in the cache of the token with table entry `entry` (0 or more)."""
-    page_size = g.mKV.shape[1]
+    page_size = g.cache.shape[1]
     page, row = entry, Int32(Uint32(token) % Uint32(page_size))
     if const_expr(c.kv_load == KvLoad.GATHER_SPARSE):
         page = Int32(Uint32(entry) // Uint32(page_size))
         row = entry - page * page_size
-    return Int64(page) * g.mKV.stride[0] + Int64(row * g.mKV.shape[2])
+    return Int64(page) * g.cache.stride[0] + Int64(row * g.cache.shape[2])
 
 
 @cute.jit
@@ -139,7 +139,7 @@ def copy_tile(
     for k in cutlass.range_constexpr(tokens_per_lane(c)):
         at = cutlass.max(offsets[k], Int64(0))
         size = Int32(16) if offsets[k] >= 0 else Int32(0)
-        source = (g.mKV.iterator + at).align(16)
+        source = (g.cache.iterator + at).align(16)
         chunk = swizzled_chunk(c, lane, k)
         target = base + tokens_at_once(c) * k * width + (chunk << 4)
         for box in cutlass.range_constexpr(c.columns // c.box):

@@ -204,6 +204,5 @@ def store_scores(c: Traits, s: Shared, wg: WarpGroup, sums: list[Float32]) -> No
 
 
 def qk(c: Traits, s: Shared, wg: WarpGroup, state: PipelineState) -> None:
-    """Scores of a tile of e4m3."""
-    warpgroup.fence()
+    """Scores of a tile of e4m3. The caller fences."""
     store_scores(c, s, wg, qk_sums(c, s, wg, state))

@@ -31,32 +31,32 @@ END = -1
 
 @dataclass(frozen=True)
 class Globals:
-    """Operands of a launch; shapes and the order of arguments are `entry`'s."""
+    """Operands of a launch; shapes and the order of arguments are `arguments`'. None: not compiled
+    in."""
 
     tma_q: cute.CopyAtom
     mQ: cute.Tensor  # TMA coordinates (rows, (64, 9))
-    tma_kv: Any  # None where tokens are gathered
-    mKV: cute.Tensor  # TMA coordinates (page rows, (64, 9), pages); gathered: the cache
-    tma_656: Any  # (atom, coordinates) of ropes and of scales (see `kv_656`)
-    mO: cute.Tensor
-    mLSE: cute.Tensor  # fp32 [rows] or [0]
-    mO_partial: cute.Tensor
-    mLSE_partial: cute.Tensor
-    counters: cute.Tensor
-    block_table: cute.Tensor
-    seq_lens: cute.Tensor
-    q_begin: cute.Tensor
-    heads: Int32
-    scale_log2: Float32
-    out_scale: Float32
+    tma_kv: Any
+    mKV: Any  # TMA coordinates (page rows, (64, 9), pages)
+    mO: Any = None
+    mLSE: Any = None  # fp32 [rows] or [0]
+    mO_partial: Any = None
+    mLSE_partial: Any = None
+    counters: Any = None
+    block_table: Any = None
+    seq_lens: Any = None
+    q_begin: Any = None
     #: a plan: int32 [tiles, 8] and [workers + 1]
     tiles: Any = None
     worker_begin: Any = None
+    profile: Any = None
+    heads: Any = None
+    scale_log2: Any = None
+    out_scale: Any = None
     #: grid mode: splits of a request at most, row tiles, and the common q_len (0: see `q_begin`)
     num_splits: Any = None
     row_tiles: Any = None
     q_len: Any = None
-    profile: Any = None
     #: see `feature_operands`: fp32 [heads], [1], [1], or no element; uint32 [tokens, words]
     sinks: Any = None
     bmm1: Any = None
@@ -64,6 +64,10 @@ class Globals:
     mask: Any = None
     #: skip-softmax: threshold, to be divided by the request's length
     skip: Any = None
+    #: where tokens are gathered: the cache, [pages, page size, 576 or 656]
+    cache: Any = None
+    #: (atom, coordinates) of ropes and of scales (see `kv_656`)
+    tma_656: Any = None
 
 
 @dataclass(frozen=True)

@@ -52,19 +52,22 @@ def send_partial(
     c: cutlass.Constexpr, wg: Int32, s: Any, tOrO: cute.Tensor, stats: cute.Tensor, r: Any
 ):  # fmt: skip
     """Push (m, l, m, l) of each row pair and the raw accumulators to the pairs' owners."""
+    active_ctas = r.active_ctas
     tid = fresh_thread()
     lane = tid % 32
     if const_expr(c.partials_on_ring):
         release_partials(c, s)
     if tid == 0:
         # from each CTA with KV tiles: its fragments and statistics
-        s.peers.producer_expect_tx(0, r.active_ctas * ((c.fragments + c.row_pairs) * 16))
+        s.peers.producer_expect_tx(0, active_ctas * ((c.fragments + c.row_pairs) * 16))
     s.peers.producer_acquire(PipelineState(0, r.index & 1))
     if r.num_tiles > 0:
         if tid < max(c.rows // 2, c.cluster):
+            owner = tid % c.cluster
+            pair = tid // c.cluster
             words = cute.recast_tensor(stats, Int32)
-            to = s.peer_stats + (r.rank * c.row_pairs + tid // c.cluster) * 4
-            push4(to, tuple(words[e] for e in range(4)), s.peers.full.at(0), tid % c.cluster)
+            to = s.peer_stats + (r.rank * c.row_pairs + pair) * 4
+            push4(to, (words[0], words[1], words[2], words[3]), s.peers.full.at(0), owner)
         words = cute.recast_tensor(tOrO, Int32)
         place = tid % 128 // 32 * 8 + lane // 4
         for j in cutlass.range_constexpr(c.rows // 8):
@@ -137,10 +140,12 @@ def reduce_fragment(c: cutlass.Constexpr, g: Any, s: Any, r: Any, fragment: Int3
     """One thread's two columns of two rows; a warp's fragments share the row pair."""
     tid = fresh_thread()
     lane = tid % 32
-    row, place = fragment_place(c, fragment, r.rank)
+    warp = cute.arch.make_warp_uniform(tid // 32)
+    active_ctas = r.active_ctas
     pair = fragment // FRAGMENTS_PER_ROW_PAIR
+    row, place = fragment_place(c, fragment, r.rank)
     two, tops, sums = cta_weights(c, g, s, r, row, pair, lane)
-    table = s.cta_weights + cute.arch.make_warp_uniform(tid // 32) * c.cluster * 2
+    table = s.cta_weights + warp * c.cluster * 2
     cute.arch.sync_warp()
     if lane < c.cluster:
         cute.autovec_copy(two, vec2(table + lane * 2))
@@ -148,7 +153,7 @@ def reduce_fragment(c: cutlass.Constexpr, g: Any, s: Any, r: Any, fragment: Int3
     acc = cute.make_rmem_tensor(4, Float32)
     acc.fill(0.0)
     for k in cutlass.range_constexpr(c.cluster):
-        if k < r.active_ctas:
+        if k < active_ctas:
             x = load4(s.peer_partials + (k * c.fragments + fragment) * 4)
             weight = load2(table + k * 2)
             for e in cutlass.range_constexpr(4):
@@ -170,14 +175,15 @@ def reduce_fragment(c: cutlass.Constexpr, g: Any, s: Any, r: Any, fragment: Int3
 @cute.jit
 def store_pair_lse(g: Any, r: Any, row: Int32, tops: list, sums: list):
     """The natural lse of both rows of a pair, to the caller or beside the partial."""
-    lse = []
-    for e in cutlass.range_constexpr(2):
-        value = (tops[e] + cute.math.log2(sums[e], fastmath=True)) * Float32(LN2)
-        lse.append(value if sums[e] > 0.0 else -Float32.inf)
+    value0 = (tops[0] + cute.math.log2(sums[0], fastmath=True)) * Float32(LN2)
+    value1 = (tops[1] + cute.math.log2(sums[1], fastmath=True)) * Float32(LN2)
+    value0 = value0 if sums[0] > 0.0 else -Float32.inf
+    value1 = value1 if sums[1] > 0.0 else -Float32.inf
     if r.num_splits > 1:
-        g.mLSE_partial[r.partial, row] = lse[0]
-        g.mLSE_partial[r.partial, row + 1] = lse[1]
+        g.mLSE_partial[r.partial, row] = value0
+        g.mLSE_partial[r.partial, row + 1] = value1
     else:
-        for e in cutlass.range_constexpr(2):
-            if (row + e < r.rows) & wants_lse(g):
-                g.mLSE[r.out_row + row + e] = lse[e]
+        if (row < r.rows) & wants_lse(g):
+            g.mLSE[r.out_row + row] = value0
+        if (row + 1 < r.rows) & wants_lse(g):
+            g.mLSE[r.out_row + row + 1] = value1

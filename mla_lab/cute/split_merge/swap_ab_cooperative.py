@@ -56,20 +56,22 @@ def pair_weights(
 ):  # fmt: skip
     """Weights of all splits for the p-th row pair from fragment `begin` on, by one warp; the CTA
     that has the pair's first fragment stores the lse."""
+    partial = r.partial - r.split
+    splits = r.num_splits
     first = (begin // FRAGMENTS_PER_ROW_PAIR + p) * FRAGMENTS_PER_ROW_PAIR
     row, _ = fragment_place(c, first, r.rank)
     values = cute.make_rmem_tensor((2, MAX_SPLITS // 32), Float32)
     values.fill(-Float32.inf)
     for k in cutlass.range_constexpr(MAX_SPLITS // 32):
-        if 32 * k + lane < r.num_splits:
-            at = (r.partial - r.split + 32 * k + lane) * c.rows + row
+        if 32 * k + lane < splits:
+            at = (partial + 32 * k + lane) * c.rows + row
             cute.autovec_copy(vec2(g.mLSE_partial.iterator + at), values[None, k])
     own_lse = first >= begin
     if const_expr(c.column_parts > 1):
         own_lse = own_lse & (r.rank % c.column_parts == 0)
     for e in cutlass.range_constexpr(2):
         sink = sink_of(c, g, r.row + row + e)
-        lse = row_weights(c, values[e, None], r.num_splits, weight_table(s, p) + e, sink, lane)
+        lse = row_weights(c, values[e, None], splits, weight_table(s, p) + e, sink, lane)
         if own_lse & (lane == 0) & (row + e < r.rows) & wants_lse(g):
             g.mLSE[r.out_row + row + e] = lse
 

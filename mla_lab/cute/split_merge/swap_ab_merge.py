@@ -163,14 +163,15 @@ def load_few(c: cutlass.Constexpr, g: Any, part: cute.Tensor, r: Any, m: Slice, 
     those that have not arrived, and no other thread's."""
     partial = r.partial - r.split
     for i in cutlass.range_constexpr(ROUNDS):
-        fragment = base + i * CONSUMER_THREADS + fresh_thread()
+        at = base + i * CONSUMER_THREADS + fresh_thread()
+        if const_expr(c.split_merge != SplitMerge.LL):
+            at = cutlass.min(at, m.end - 1)
         for k in cutlass.range_constexpr(FEW):
             if const_expr(c.split_merge == SplitMerge.LL):
-                if (fragment < m.end) & (k < r.num_splits) & ll.missing(part, FEW * i + k):
-                    words = partial_words(c, g, partial + k, Int32(0), fragment)
+                if (at < m.end) & (k < r.num_splits) & ll.missing(part, FEW * i + k):
+                    words = partial_words(c, g, partial + k, Int32(0), at)
                     ll.poll(part, FEW * i + k, words.iterator)
             elif k < r.num_splits:
-                at = cutlass.min(fragment, m.end - 1)
                 words = partial_words(c, g, partial + k, r.rank, at)
                 cute.autovec_copy(words, part[None, FEW * i + k])
 

@@ -102,10 +102,10 @@ def arguments(c: Traits, shaped: bool) -> dict[str, Any]:
     args: dict[str, Any] = {
         "q": _tensor(c.q_dtype, 16, *rows, HEAD_DIM),
         "kv": _cache(c),
-        "mO": _tensor(c.out_dtype, 16, *rows, LATENT_DIM),
-        "mLSE": _tensor(Float32, 4, *[None] * (2 if shaped else 1)),
-        "mO_partial": _tensor(Float32, 16, None, c.rows, LATENT_DIM),
-        "mLSE_partial": _tensor(Float32, 16 if stats[1] == 4 else 4, *stats),
+        "out": _tensor(c.out_dtype, 16, *rows, LATENT_DIM),
+        "lse": _tensor(Float32, 4, *[None] * (2 if shaped else 1)),
+        "partial_out": _tensor(Float32, 16, None, c.rows, LATENT_DIM),
+        "partial_lse": _tensor(Float32, 16 if stats[1] == 4 else 4, *stats),
         "counters": _tensor(Int32, 4, None),
         "block_table": make_fake_tensor(
             Int32, (cute.sym_int(), cute.sym_int()), stride=(cute.sym_int(), 1), assumed_align=4
@@ -134,4 +134,4 @@ def entry(config: KernelConfig) -> CuteEntry:
     """The launch of `config` and its fake arguments."""
     c = traits_of(config)
     args = arguments(c, bool(config.option("shaped")))
-    return CuteEntry(SwapAB(c, tuple(args)), tuple(args.values()), config.name())
+    return CuteEntry(SwapAB(c).exported(tuple(args)), tuple(args.values()), config.name())

@@ -32,14 +32,15 @@ def store_accumulators(
     r: Record, warp: Int32, lane: Int32,
 ):  # fmt: skip
     """tOrO x inverse row sums: to the output rows, or all rows in fp32 to the partial."""
+    partial, num_splits = r.partial, r.num_splits
     if const_expr(c.split_merge == SplitMerge.LL):
         # partials are sent by `swap_ab_ll`
         store_result(c, wg, g, tOrO, inverse, r, warp, lane)
-    elif r.num_splits > 1:
+    elif num_splits > 1:
         if const_expr(c.split_merge == SplitMerge.COOPERATIVE):
-            store_fragments(c, wg, g, tOrO, inverse, r, warp, lane)
+            store_fragments(c, wg, g, tOrO, inverse, partial, warp, lane)
         else:
-            store_rows(c, wg, g, tOrO, inverse, r, warp, lane)
+            store_rows(c, wg, g, tOrO, inverse, partial, warp, lane)
     else:
         store_result(c, wg, g, tOrO, inverse, r, warp, lane)
 
@@ -47,7 +48,7 @@ def store_accumulators(
 @cute.jit
 def store_rows(
     c: cutlass.Constexpr[Traits], wg: Int32, g: Globals, tOrO: cute.Tensor, inverse: cute.Tensor,
-    r: Record, warp: Int32, lane: Int32,
+    partial: Int32, warp: Int32, lane: Int32,
 ):  # fmt: skip
     """A row-major partial; the 8 lanes of a row store one full 32-byte sector."""
     half = c.rows // 2
@@ -55,13 +56,13 @@ def store_rows(
         i = 2 * (x % half // 4) + x % 2
         col = wg * 256 + x // half * 64 + x % 4 // 2 * c.o_half_cols
         at = col + 16 * warp + lane // 4 * c.o_row_cols
-        g.mO_partial[r.partial, thread_row(i, lane), at] = tOrO[x] * inverse[i]
+        g.mO_partial[partial, thread_row(i, lane), at] = tOrO[x] * inverse[i]
 
 
 @cute.jit
 def store_fragments(
     c: cutlass.Constexpr[Traits], wg: Int32, g: Globals, tOrO: cute.Tensor, inverse: cute.Tensor,
-    r: Record, warp: Int32, lane: Int32,
+    partial: Int32, warp: Int32, lane: Int32,
 ):  # fmt: skip
     """A partial of fragments, for the cooperative merge: full 128-byte lines."""
     for j in cutlass.range_constexpr(c.rows // 8):
@@ -70,7 +71,7 @@ def store_fragments(
             value = cute.make_rmem_tensor(4, Float32)
             for e in cutlass.range_constexpr(4):
                 value[e] = tOrO[sl * (c.rows // 2) + 4 * j + e] * inverse[2 * j + e % 2]
-            cute.autovec_copy(value, partial_words(c, g, r.partial, Int32(0), fragment))
+            cute.autovec_copy(value, partial_words(c, g, partial, Int32(0), fragment))
 
 
 def store_result(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from typing import Any
 
 import cutlass
@@ -104,24 +105,25 @@ class SwapAB:
     """Host entry of one compiled kernel. Grid: one cluster per worker, or in grid mode (splits x
     cluster, row tiles, requests)."""
 
-    def __init__(self, traits: Traits, names: tuple[str, ...]) -> None:
-        """`names`: the arguments in order, fields of `Globals` but for `q` and `kv` (tensors),
-        `features` (a tuple of what the launch takes beyond a plain call) and `stream`."""
+    def __init__(self, traits: Traits) -> None:
         self.traits = traits
-        self.names = names
 
-    @cute.jit
-    def __call__(self, *values):
-        args = dict(zip(self.names, values, strict=True))
-        self.launch(args.pop("q"), args.pop("kv"), args.pop("stream"), args)
+    def exported(self, names: tuple[str, ...]) -> Any:
+        """The launch as a function of arguments in this order: those of `arguments` in the package.
+        Messages of the DSL quote the names."""
+
+        def swap_ab(*values):
+            args = dict(zip(names, values, strict=True))
+            self.launch(args.pop("q"), args.pop("kv"), args.pop("stream"), args)
+
+        kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
+        swap_ab.__signature__ = inspect.Signature([inspect.Parameter(n, kind) for n in names])
+        return cute.jit(preprocess=False)(swap_ab)
 
     @cute.jit
     def launch(self, q: cute.Tensor, kv: cute.Tensor, stream: Any, args: dict):
         """Query, out and lse may have any shape whose rows lie in memory in order."""
-        c = self.traits
-        args["mLSE"] = cute.make_tensor(
-            args["mLSE"].iterator, cute.make_layout(cute.size(args["mLSE"].shape))
-        )
+        c, lse = self.traits, args.pop("lse")
         features = args.pop("features", ())
         args |= dict(zip(("sinks", "bmm1", "bmm2"), features, strict=False))
         if const_expr(c.tree):
@@ -136,6 +138,10 @@ class SwapAB:
         g = Globals(
             *q_tma(c, q, q_layout),
             *kv_tma(c, kv, atom),
+            mO=args.pop("out"),
+            mLSE=cute.make_tensor(lse.iterator, cute.make_layout(cute.size(lse.shape))),
+            mO_partial=args.pop("partial_out"),
+            mLSE_partial=args.pop("partial_lse"),
             **args,
             cache=kv if const_expr(c.gathered) else None,
             tma_656=kv_656.rope_and_scale_tma(c, kv) if c.kv_656 and not c.gathered else None,

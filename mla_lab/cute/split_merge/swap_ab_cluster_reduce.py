@@ -103,10 +103,10 @@ def reduce_partials(c: cutlass.Constexpr, g: Any, s: Any, r: Any):
 
 @cute.jit
 def cta_weights(
-    c: cutlass.Constexpr, g: Any, s: Any, r: Any, row: Int32, pair: Int32, lane: Int32
+    c: cutlass.Constexpr, g: Any, s: Any, r: Any, row: Int32, pair: Int32, warp: Int32, lane: Int32
 ):  # fmt: skip
-    """Weights of the CTAs for both rows of a pair, lane k those of CTA k, and the rows' maxima
-    (log2) and sums of exponentials."""
+    """Weights of the CTAs for both rows of a pair, fp32 [cluster][2], lane k stores those of CTA k;
+    and the rows' maxima (log2) and sums of exponentials."""
     m0 = Float32(NO_SCORE)
     m1 = Float32(NO_SCORE)
     l0 = Float32(0.0)
@@ -129,10 +129,15 @@ def cta_weights(
             whole1 = with_sink(c, g, sums[1], tops[1], r.row + row + 1)
     inv0 = cute.arch.rcp_approx(whole0) if sums[0] > 0.0 else Float32(0.0)
     inv1 = cute.arch.rcp_approx(whole1) if sums[1] > 0.0 else Float32(0.0)
-    two = cute.make_rmem_tensor(2, Float32)
-    two[0] = w0 * inv0
-    two[1] = w1 * inv1
-    return two, tops, sums
+    table = s.cta_weights + warp * c.cluster * 2
+    cute.arch.sync_warp()
+    if lane < c.cluster:
+        two = cute.make_rmem_tensor(2, Float32)
+        two[0] = w0 * inv0
+        two[1] = w1 * inv1
+        cute.autovec_copy(two, vec2(table + lane * 2))
+    cute.arch.sync_warp()
+    return table, tops, sums
 
 
 @cute.jit
@@ -144,12 +149,7 @@ def reduce_fragment(c: cutlass.Constexpr, g: Any, s: Any, r: Any, fragment: Int3
     active_ctas = r.active_ctas
     pair = fragment // FRAGMENTS_PER_ROW_PAIR
     row, place = fragment_place(c, fragment, r.rank)
-    two, tops, sums = cta_weights(c, g, s, r, row, pair, lane)
-    table = s.cta_weights + warp * c.cluster * 2
-    cute.arch.sync_warp()
-    if lane < c.cluster:
-        cute.autovec_copy(two, vec2(table + lane * 2))
-    cute.arch.sync_warp()
+    table, tops, sums = cta_weights(c, g, s, r, row, pair, warp, lane)
     acc = cute.make_rmem_tensor(4, Float32)
     acc.fill(0.0)
     for k in cutlass.range_constexpr(c.cluster):
@@ -167,7 +167,7 @@ def reduce_fragment(c: cutlass.Constexpr, g: Any, s: Any, r: Any, fragment: Int3
                 at = col + e // 2 * c.o_half_cols
                 g.mO_partial[r.partial, row + e % 2, at] = acc[e]
     else:
-        store_fragment(c, g, r, acc, r.rows, row, col, lane)
+        store_fragment(c, g, r.out_row, acc, r.rows, row, col, lane)
     if place == 0:
         store_pair_lse(g, r, row, tops, sums)
 

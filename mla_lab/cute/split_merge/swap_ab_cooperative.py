@@ -17,6 +17,7 @@ from cutlass import Float32, Int32, const_expr
 from ..common.feature_operands import sink_of
 from ..common.ptx_sm90 import LN2, LOG2E, add, butterfly, count_up, fresh_thread, vec2
 from .swap_ab_fragments import (
+    CONSUMER_THREADS,
     CONSUMERS,
     FRAGMENTS_PER_ROW_PAIR,
     MAX_SPLITS,
@@ -51,29 +52,30 @@ def wait_for_partials(c: cutlass.Constexpr, g: Any, r: Any):
 
 
 @cute.jit
-def pair_weights(
-    c: cutlass.Constexpr, g: Any, s: Any, r: Any, begin: Int32, p: Int32, lane: Int32
-):  # fmt: skip
-    """Weights of all splits for the p-th row pair from fragment `begin` on, by one warp; the CTA
-    that has the pair's first fragment stores the lse."""
-    partial = r.partial - r.split
-    splits = r.num_splits
-    first = (begin // FRAGMENTS_PER_ROW_PAIR + p) * FRAGMENTS_PER_ROW_PAIR
-    row, _ = fragment_place(c, first, r.rank)
-    values = cute.make_rmem_tensor((2, MAX_SPLITS // 32), Float32)
-    values.fill(-Float32.inf)
-    for k in cutlass.range_constexpr(MAX_SPLITS // 32):
-        if 32 * k + lane < splits:
-            at = (partial + 32 * k + lane) * c.rows + row
-            cute.autovec_copy(vec2(g.mLSE_partial.iterator + at), values[None, k])
-    own_lse = first >= begin
-    if const_expr(c.column_parts > 1):
-        own_lse = own_lse & (r.rank % c.column_parts == 0)
-    for e in cutlass.range_constexpr(2):
-        sink = sink_of(c, g, r.row + row + e)
-        lse = row_weights(c, values[e, None], splits, weight_table(s, p) + e, sink, lane)
-        if own_lse & (lane == 0) & (row + e < r.rows) & wants_lse(g):
-            g.mLSE[r.out_row + row + e] = lse
+def slice_weights(c: cutlass.Constexpr, g: Any, s: Any, r: Any, m: Any):
+    """Weights of all splits for the row pairs of the slice `m`, a pair per warp at a time; the CTA
+    that has a pair's first fragment stores the lse."""
+    tid = fresh_thread()
+    lane = tid % 32
+    warp = cute.arch.make_warp_uniform(tid // 32)
+    pairs = (m.end - 1) // FRAGMENTS_PER_ROW_PAIR - m.begin // FRAGMENTS_PER_ROW_PAIR + 1
+    for p in cutlass.range(warp, pairs, CONSUMER_THREADS // 32, unroll=1):
+        first = (m.begin // FRAGMENTS_PER_ROW_PAIR + p) * FRAGMENTS_PER_ROW_PAIR
+        row, _ = fragment_place(c, first, r.rank)
+        values = cute.make_rmem_tensor((2, MAX_SPLITS // 32), Float32)
+        values.fill(-Float32.inf)
+        for k in cutlass.range_constexpr(MAX_SPLITS // 32):
+            if 32 * k + lane < m.num_splits:
+                at = (m.partial + 32 * k + lane) * c.rows + row
+                cute.autovec_copy(vec2(g.mLSE_partial.iterator + at), values[None, k])
+        own_lse = first >= m.begin
+        if const_expr(c.column_parts > 1):
+            own_lse = own_lse & (r.rank % c.column_parts == 0)
+        for e in cutlass.range_constexpr(2):
+            sink = sink_of(c, g, r.row + row + e)
+            lse = row_weights(c, values[e, None], m.num_splits, weight_table(s, p) + e, sink, lane)
+            if own_lse & (lane == 0) & (row + e < r.rows) & wants_lse(g):
+                g.mLSE[r.out_row + row + e] = lse
 
 
 @cute.jit

@@ -105,11 +105,17 @@ def wants_lse(g: Any) -> Any:
 
 
 def store_fragment(
-    c: Any, g: Any, r: Any, values: cute.Tensor, rows: Int32, row: Int32, col: Int32, lane: Int32
+    c: Any,
+    g: Any,
+    out_row: Int32,
+    values: cute.Tensor,
+    rows: Int32,
+    row: Int32,
+    col: Int32,
+    lane: Int32,
 ) -> None:
     """One merged fragment into the output, where its rows are below `rows`. Neighbour lanes hold
     neighbouring fragments of a row pair."""
-    out_row = r.out_row
     if not c.fp8:
         _store_lane_pair(c, g, out_row, values, rows, row, col, lane)
         return

@@ -22,8 +22,18 @@ import cutlass.cute as cute
 from cutlass import Float32, Int32, const_expr
 
 from ..common.feature_operands import sink_of
-from ..common.ptx_sm90 import LN2, NO_SCORE, add, butterfly, read4_relaxed, vec2, write4_relaxed
+from ..common.ptx_sm90 import (
+    LN2,
+    NO_SCORE,
+    add,
+    butterfly,
+    fresh_thread,
+    read4_relaxed,
+    vec2,
+    write4_relaxed,
+)
 from .swap_ab_fragments import (
+    CONSUMER_THREADS,
     FRAGMENTS_PER_ROW_PAIR,
     MAX_SPLITS,
     fragment_place,
@@ -97,12 +107,24 @@ def send_stats(
 
 
 @cute.jit
+def slice_weights(c: cutlass.Constexpr, g: Any, s: Any, r: Any, m: Any):
+    """Weights of all splits for the row pairs of the slice `m`, a pair per warp at a time. (Polling
+    for partials meanwhile was slower: it delays the L2 accesses of the others.)"""
+    tid = fresh_thread()
+    lane = tid % 32
+    warp = cute.arch.make_warp_uniform(tid // 32)
+    pairs = (m.end - 1) // FRAGMENTS_PER_ROW_PAIR - m.begin // FRAGMENTS_PER_ROW_PAIR + 1
+    for p in cutlass.range(warp, pairs, CONSUMER_THREADS // 32, unroll=1):
+        pair_weights(c, g, s, r, m, p, lane)
+
+
+@cute.jit
 def pair_weights(
-    c: cutlass.Constexpr, g: Any, s: Any, r: Any, begin: Int32, p: Int32, lane: Int32
+    c: cutlass.Constexpr, g: Any, s: Any, r: Any, m: Any, p: Int32, lane: Int32
 ):  # fmt: skip
-    """Weights of all splits for the p-th row pair from fragment `begin` on, by one warp; the CTA
+    """Weights of all splits for the p-th row pair of the slice `m`, by one warp; the CTA
     that has the pair's first fragment stores the lse."""
-    pair = begin // FRAGMENTS_PER_ROW_PAIR + p
+    pair = m.begin // FRAGMENTS_PER_ROW_PAIR + p
     values = cute.make_rmem_tensor((4, MAX_SPLITS // 32), Float32)
     take_stats(c, g, r, values, pair, lane)
     first, _ = fragment_place(c, pair * FRAGMENTS_PER_ROW_PAIR, Int32(0))
@@ -110,7 +132,7 @@ def pair_weights(
     lse = stats_to_weights(c, values, r.num_splits, weight_table(s, p), sinks, lane)
     first, _ = fragment_place(c, pair * FRAGMENTS_PER_ROW_PAIR, Int32(0))  # again: no register
     for e in cutlass.range_constexpr(2):
-        own = (pair * FRAGMENTS_PER_ROW_PAIR >= begin) & (lane == 0) & (first + e < r.rows)
+        own = (pair * FRAGMENTS_PER_ROW_PAIR >= m.begin) & (lane == 0) & (first + e < r.rows)
         if own & wants_lse(g):
             g.mLSE[r.out_row + first + e] = lse[e]
 

@@ -15,7 +15,7 @@ rows in place of 1 (H200, 2026-11-20, data/notes/kernel_attempts.jsonl).
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import cutlass
@@ -59,6 +59,9 @@ class Slice:
     end: Int32
     size: Int32
     merges: Int32
+    #: first partial of the row tile, and their number (for the weights of `cooperative`)
+    partial: Any = None
+    num_splits: Any = None
 
 
 @dataclass(frozen=True)
@@ -103,16 +106,9 @@ def sync_weights(s: Any, merges: Int32):
 
 @cute.jit
 def slice_weights(c: cutlass.Constexpr, g: Any, s: Any, r: Any, m: Slice):
-    """Weights of all splits for the slice's row pairs, a pair per warp at a time. (Polling for
-    partials meanwhile was slower: it delays the L2 accesses of the others.)"""
-    tid = fresh_thread()
-    lane = tid % 32
-    warp = cute.arch.make_warp_uniform(tid // 32)
+    """Compute the weights of all splits for the slice's row pairs, by all threads."""
     protocol = ll if c.split_merge == SplitMerge.LL else cooperative
-    pair_weights = protocol.pair_weights
-    pairs = (m.end - 1) // FRAGMENTS_PER_ROW_PAIR - m.begin // FRAGMENTS_PER_ROW_PAIR + 1
-    for p in cutlass.range(warp, pairs, CONSUMER_THREADS // 32, unroll=1):
-        pair_weights(c, g, s, r, m.begin, p, lane)
+    protocol.slice_weights(c, g, s, r, m)
     sync_weights(s, m.merges)
     if const_expr(c.split_merge == SplitMerge.LL):
         profile_event(c, s, CtaEvent.PARTIALS_HERE)
@@ -126,6 +122,11 @@ def partial_registers(c: Any, number: int) -> cute.Tensor:
     return part
 
 
+def as_floats(c: Any, part: cute.Tensor) -> cute.Tensor:
+    """The values in `partial_registers`."""
+    return cute.recast_tensor(part, Float32) if c.split_merge == SplitMerge.LL else part
+
+
 @cute.jit
 def merge_few(c: cutlass.Constexpr, g: Any, s: Any, r: Any, m: Slice):
     """The slice out of at most FEW partials."""
@@ -133,17 +134,19 @@ def merge_few(c: cutlass.Constexpr, g: Any, s: Any, r: Any, m: Slice):
         part = partial_registers(c, FEW * ROUNDS)
         load_few(c, g, part, r, m, base)
         if base == m.begin:
-            slice_weights(c, g, s, r, m)
+            partial, num_splits = r.partial - r.split, r.num_splits
+            slice_weights(c, g, s, r, replace(m, partial=partial, num_splits=num_splits))
         if const_expr(c.split_merge == SplitMerge.LL):
             while missing_few(part, r, m, base) != 0:
                 load_few(c, g, part, r, m, base)
             clear_few(c, g, r, m, base)
-        values = cute.recast_tensor(part, Float32)
+        values = as_floats(c, part)
+        tables = weight_table(s, Int32(0))
         for i in cutlass.range_constexpr(ROUNDS):
             fragment = base + i * CONSUMER_THREADS + fresh_thread()
             at = cutlass.min(fragment, m.end - 1)
             pair = at // FRAGMENTS_PER_ROW_PAIR - m.begin // FRAGMENTS_PER_ROW_PAIR
-            weights = weight_table(s, pair)
+            weights = tables + pair * (2 * MAX_SPLITS)
             acc = cute.make_rmem_tensor(4, Float32)
             acc.fill(0.0)
             for k in cutlass.range_constexpr(FEW):
@@ -154,7 +157,7 @@ def merge_few(c: cutlass.Constexpr, g: Any, s: Any, r: Any, m: Slice):
             row, place = fragment_place(c, at, r.rank)
             rows = r.rows if fragment < m.end else Int32(0)
             lane = fresh_thread() % 32
-            store_fragment(c, g, r, acc, rows, row, fragment_column(c, place), lane)
+            store_fragment(c, g, r.out_row, acc, rows, row, fragment_column(c, place), lane)
 
 
 @cute.jit
@@ -229,7 +232,7 @@ def merge_many(c: cutlass.Constexpr, g: Any, s: Any, r: Any, m: Slice):
         t = ThreadSplits(at, partial, splits, first, step)
         load_batch(c, g, part, r, t)
         if i == 0:
-            slice_weights(c, g, s, r, m)
+            slice_weights(c, g, s, r, replace(m, partial=partial, num_splits=num_splits))
         wait_batch(c, g, part, r, t)
         acc = cute.make_rmem_tensor(4, Float32)
         acc.fill(0.0)
@@ -256,7 +259,7 @@ def merge_many(c: cutlass.Constexpr, g: Any, s: Any, r: Any, m: Slice):
                         acc[e] = acc[e] + other[e]
             row, place = fragment_place(c, at, r.rank)
             rows = r.rows if inside & (tid < width) else Int32(0)
-            store_fragment(c, g, r, acc, rows, row, fragment_column(c, place), tid % 32)
+            store_fragment(c, g, r.out_row, acc, rows, row, fragment_column(c, place), tid % 32)
 
 
 @cute.jit
@@ -292,7 +295,7 @@ def add_batch(
     weights: cute.Pointer,
 ):  # fmt: skip
     """acc += weight x partial. LL: leave zeros for the next launch."""
-    values = cute.recast_tensor(part, Float32)
+    values = as_floats(c, part)
     for k in cutlass.range_constexpr(BATCH):
         split = t.first + k * t.step
         if split < t.splits:

@@ -46,9 +46,8 @@ def row_max(s: Shared, r: Record, last: Int32, row: Int32):
     return s.sStats[last, ROW_MAX, row] if r.num_tiles > 0 else Float32(NO_SCORE)
 
 
-def pair_stats(s: Shared, r: Record, last: Int32, pair: Int32) -> cute.Tensor:
-    """(m, l, m, l): maximum and sum of exponentials of both rows of a pair."""
-    values = cute.make_rmem_tensor(4, Float32)
+def pair_stats(s: Shared, r: Record, last: Int32, pair: Int32, values: cute.Tensor) -> cute.Tensor:
+    """values <- (m, l, m, l): maximum and sum of exponentials of both rows of a pair."""
     for e in range(2):
         values[2 * e] = row_max(s, r, last, 2 * pair + e)
         values[2 * e + 1] = row_total(s, 2 * pair + e)
@@ -64,7 +63,8 @@ def send_all_stats(
     for at in cutlass.range_constexpr(0, c.row_pairs, 8):
         pair = at + 4 * wg + warp
         if pair < c.row_pairs:
-            send_stats(c, g, r, pair_stats(s, r, last, pair), pair, lane)
+            values = cute.make_rmem_tensor(4, Float32)
+            send_stats(c, g, r, pair_stats(s, r, last, pair, values), pair, lane)
 
 
 @cute.jit
@@ -113,8 +113,9 @@ def epilogue(
     elif const_expr(c.cluster == 1):
         store_tile(c, wg, g, s, tOrO, r, last)
     else:
+        values = cute.make_rmem_tensor(4, Float32)
         pair = (tid % max(c.rows // 2, c.cluster)) // c.column_parts
-        send_partial(c, wg, s, tOrO, pair_stats(s, r, last, pair), r)
+        send_partial(c, wg, s, tOrO, pair_stats(s, r, last, pair, values), r)
         profile_event(c, s, CtaEvent.PEER_PARTIALS_SENT)
         reduce_partials(c, g, s, r)
         profile_event(c, s, CtaEvent.CLUSTER_REDUCED)

@@ -68,7 +68,11 @@ def swap_ab_kernel(
             cute.arch.cluster_wait()
         if const_expr(c.profile):
             profile_event(c, s, CtaEvent.EXIT)
-            write_profile(g, s, block)
+            tid, _, _ = cute.arch.thread_idx()
+            if tid == 0:
+                row = profile_row(block)
+                for i in cutlass.range_constexpr(len(CtaEvent)):
+                    g.profile[row, i] = cute.arch.load(s.profile + i, Int64)
 
 
 @cute.jit
@@ -89,16 +93,11 @@ def producer(
         cute.arch.cluster_wait()
 
 
-@cute.jit
-def write_profile(g: Globals, s: Shared, block: Int32):
-    """This CTA's timestamps to its row of the record."""
-    tid, _, _ = cute.arch.thread_idx()
-    if tid == 0:
-        y, z = cute.arch.block_idx()[1:]
-        nx, ny, _ = cute.arch.grid_dim()
-        row = block + nx * (y + ny * z)
-        for i in cutlass.range_constexpr(len(CtaEvent)):
-            g.profile[row, i] = cute.arch.load(s.profile + i, Int64)
+def profile_row(block: Int32) -> Int32:
+    """This CTA's row of the record of timestamps."""
+    y, z = cute.arch.block_idx()[1:]
+    nx, ny, _ = cute.arch.grid_dim()
+    return block + nx * (y + ny * z)
 
 
 class SwapAB:

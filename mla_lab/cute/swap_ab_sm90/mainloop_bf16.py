@@ -18,6 +18,7 @@ import cutlass.cute as cute
 from cutlass import Int32, const_expr
 from cutlass.cute.nvgpu import warpgroup
 
+from ..common.barriers import MBarriers
 from ..common.pipeline import PipelineState
 from ..split_merge.swap_ab_fragments import CtaEvent, profile_event
 from . import online_softmax as sx
@@ -79,7 +80,8 @@ def pv_of_other(
     c: cutlass.Constexpr[Traits], s: Shared, wg: WarpGroup, stage: Int32, tile: Int32
 ):  # fmt: skip
     """Issue PV of the other warp group's tile, number `tile` of the CTA, once its P is there."""
-    s.p_full.wait(1 - wg.idx, (tile >> 1) & 1)
+    p_full = MBarriers(s.p_full.at(1 - wg.idx))
+    p_full.wait(0, (tile >> 1) & 1)
     sx.load_rescale(c, s, wg, 1 - wg.idx)
     sx.rescale_sums(wg)
     sx.rescale_o(c, wg)

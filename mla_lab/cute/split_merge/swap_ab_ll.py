@@ -124,8 +124,8 @@ def pair_weights(
 ):  # fmt: skip
     """Weights of all splits for the p-th row pair of the slice `m`, by one warp; the CTA
     that has the pair's first fragment stores the lse."""
-    pair = m.begin // FRAGMENTS_PER_ROW_PAIR + p
     values = cute.make_rmem_tensor((4, MAX_SPLITS // 32), Float32)
+    pair = m.begin // FRAGMENTS_PER_ROW_PAIR + p
     take_stats(c, g, r, values, pair, lane)
     first, _ = fragment_place(c, pair * FRAGMENTS_PER_ROW_PAIR, Int32(0))
     sinks = [sink_of(c, g, r.row + first + e) for e in range(2)]

@@ -135,5 +135,5 @@ def store_result_fp8(
         for sl in range(O_SLICES):
             x = sl * (c.rows // 2) + 4 * (i // 2) + i % 2
             col = wg * 256 + sl * 64 + 16 * warp + lane // 4 * 2
-            values = tOrO[x] * scale, tOrO[x + 2] * scale
-            store_two(c, g, row < rows, out_row + row, col, *values)
+            inside, at = row < rows, out_row + row
+            store_two(c, g, inside, at, col, tOrO[x] * scale, tOrO[x + 2] * scale)

@@ -70,12 +70,12 @@ def row_stats(
     old, before = Float32(NO_SCORE), Float32(1.0)
     if const_expr(not first):
         other = stats_idx(c, 1 - wg.idx, tile - 1)
-        s.stats_full.wait(1 - wg.idx, ((tile - 1) >> 1) & 1)
+        MBarriers(s.stats_full.at(1 - wg.idx)).wait(0, ((tile - 1) >> 1) & 1)
         old, before = s.sStats[other, ROW_MAX, row], s.sStats[other, RESCALE, row]
     elif const_expr(not c.grid):
         # nothing to read, and complete long ago; but each phase must be waited for in turn
         if tile > 0:
-            s.stats_full.wait(1 - wg.idx, ((tile - 1) >> 1) & 1)
+            MBarriers(s.stats_full.at(1 - wg.idx)).wait(0, ((tile - 1) >> 1) & 1)
     new = cute.arch.fmax(old, top * scale - fp8.P_LOG2)
     stats = stats_idx(c, wg.idx, tile)
     if const_expr(c.skip):

@@ -79,16 +79,19 @@ def load_tile(
                 kv_656.load_rope_and_scales(c, g, s, (inside, page, slot, stage), policy)
             for x in cutlass.range_constexpr(copies):
                 col = n * copies + x
-                source = gKV[None, inside, col, page]
-                into = sKV[None, slot, col, stage]
                 if const_expr(c.multicast == 1):
-                    full = stage_full(c, s, stage).at(n)
-                    cute.copy(g.tma_kv, source, into, tma_bar_ptr=full, cache_policy=policy)
+                    cute.copy(
+                        g.tma_kv,
+                        gKV[None, inside, col, page],
+                        sKV[None, slot, col, stage],
+                        tma_bar_ptr=stage_full(c, s, stage).at(n),
+                        cache_policy=policy,
+                    )
                 elif (col + tile) % c.multicast == cute.arch.block_idx_in_cluster():
                     cute.copy(
                         g.tma_kv,
-                        source,
-                        into,
+                        gKV[None, inside, col, page],
+                        sKV[None, slot, col, stage],
                         tma_bar_ptr=stage_full(c, s, stage).at(n),
                         mcast_mask=Int16((1 << c.multicast) - 1),
                         cache_policy=policy,

@@ -103,45 +103,17 @@ class Record:
     #: rank in the cluster
     rank: Any = None
 
-    @property
-    def row(self) -> Int32:
-        """First row in the request."""
-        return self.tail[0]
-
-    @property
-    def out_row(self) -> Int32:
-        """First row in q and out."""
-        return self.tail[1]
-
-    @property
-    def rows(self) -> Int32:
-        """Rows of the tile that the request has."""
-        return self.tail[2]
-
-    @property
-    def active_ctas(self) -> Int32:
-        """CTAs of the cluster that have KV tiles."""
-        return self.tail[3]
-
-    @property
-    def partial(self) -> Int32:
-        """Index of the partial in the workspace."""
-        return self.more[0]
-
-    @property
-    def group(self) -> Int32:
-        """Index of the split row tile."""
-        return self.more[1]
-
-    @property
-    def num_splits(self) -> Int32:
-        """Splits of the row tile."""
-        return self.more[2]
-
-    @property
-    def split(self) -> Int32:
-        """Which of them this is."""
-        return self.more[3]
+    #: first row in the request; first row in q and out; rows of the tile that the request has;
+    #: CTAs of the cluster that have KV tiles
+    row = property(lambda self: self.tail[0])
+    out_row = property(lambda self: self.tail[1])
+    rows = property(lambda self: self.tail[2])
+    active_ctas = property(lambda self: self.tail[3])
+    #: index of the partial in the workspace; of the split row tile; its splits; which of them
+    partial = property(lambda self: self.more[0])
+    group = property(lambda self: self.more[1])
+    num_splits = property(lambda self: self.more[2])
+    split = property(lambda self: self.more[3])
 
 
 RECORD_WORDS = 12
@@ -245,14 +217,36 @@ def barriers_init(c: Traits, s: Shared) -> None:
     s.weights_full.init(0, count["weights_full"])
 
 
+def barriers_of(c: Traits, base: cute.Pointer) -> dict[str, Any]:
+    """The barrier fields of `Shared`, by `barrier_table`, from address `base` on."""
+    table = barrier_table(c)
+    # addresses are formed outward from q_full
+    first, offset = {}, 0
+    for name, (number, _) in table.items():
+        first[name], offset = offset, offset + number
+    kv_empty = base + first["kv_empty"]
+    q_full = kv_empty + c.stages
+    p_full = "p_full_fp8" if c.fp8 else "p_full"  # e4m3 has two places of statistics per group
+    names = (p_full, *(name for name in table if not name.startswith(("kv", "p_full"))))
+    bars = {name: MBarriers(q_full + (first[name] - first["q_full"])) for name in names}
+    return {
+        "kv": Pipeline(MBarriers(base), MBarriers(kv_empty)),
+        "q": Pipeline(bars["q_full"], bars["q_empty"]),
+        "peers": Pipeline(bars["peers_full"], bars["peers_empty"]),
+        "p_full": bars[p_full],
+        **{name: bars[name] for name in ("ring_drained", "sums_full", "weights_full")},
+        **{name: bars.get(name) for name in ("stats_full", "q_loaded", "q_split")},
+    }
+
+
 def allocate(
     c: Traits, q_layout: cute.ComposedLayout, k_layout: cute.ComposedLayout, rope: Any
 ) -> Shared:
     """Lay out shared memory, in the order in which `Traits.small_bytes` counts it."""
     memory = cutlass.memory.SmemAllocator()
     n = c.rows
-    table = barrier_table(c)
-    base = memory.allocate_array(Int64, sum(number for number, _ in table.values()))
+    num_barriers = sum(number for number, _ in barrier_table(c).values())
+    base = memory.allocate_array(Int64, num_barriers)
     profile = memory.allocate_array(Int64, len(CtaEvent))
     record = memory.allocate_tensor(Int32, cute.make_layout(16), byte_alignment=16)
 
@@ -280,18 +274,6 @@ def allocate(
     peer_partials = smem_f32(sKV.iterator, 1024)
     if c.cluster > 1 and not c.partials_on_ring:
         peer_partials = f32(c.peer_partial_bytes // 4).iterator
-    # addresses are formed outward from q_full
-    first, offset = {}, 0
-    for name, (number, _) in table.items():
-        first[name], offset = offset, offset + number
-    kv_full = base
-    kv_empty = kv_full + first["kv_empty"]
-    q_full = kv_empty + c.stages
-    p_full = "p_full_fp8" if c.fp8 else "p_full"  # e4m3 has two places of statistics per group
-    bars = {
-        name: MBarriers(q_full + (first[name] - first["q_full"]))
-        for name in (p_full, *(name for name in table if not name.startswith(("kv", "p_full"))))
-    }
     return Shared(
         sQ=sQ,
         sQ_scale=q_scale,
@@ -303,16 +285,7 @@ def allocate(
         cta_weights=cta_weights.iterator,
         record=record.iterator,
         arrival=record.iterator + RECORD_WORDS,
-        kv=Pipeline(MBarriers(kv_full), MBarriers(kv_empty)),
-        q=Pipeline(bars["q_full"], bars["q_empty"]),
-        peers=Pipeline(bars["peers_full"], bars["peers_empty"]),
-        ring_drained=bars["ring_drained"],
-        p_full=bars[p_full],
-        stats_full=bars.get("stats_full"),
-        sums_full=bars["sums_full"],
-        weights_full=bars["weights_full"],
-        q_loaded=bars.get("q_loaded"),
-        q_split=bars.get("q_split"),
+        **barriers_of(c, base),
         peer_partials=peer_partials,
         profile=profile,
         kv_656=kv_656,

@@ -186,11 +186,12 @@ def test_figures_of_formats_are_found_by_what_was_called(
     head = {"schema": 1, "time": "2026-11-20T12:00:00+00:00"}
     ceilings = {"gemm_tflops": 780.0, "read_tbps": 4.4}
     environment = {"card": {"name": "NVIDIA H200"}}
-    lines = [{**head, "kind": "run", "environment": environment, "ceilings": ceilings}]
+    run = {"environment": environment, "ceilings": ceilings, "method": {}, "peers": []}
+    lines = [{**head, "kind": "run", **run}]
     for name, us in (("bf16 throughout", 280.0), ("bf16 query, e4m3 cache", 140.0)):
         row = describe_case(format_explorer.format_case(name, 64, 16)) | {"case": f"named {us}"}
         row |= {**head, "kind": "result", "peer": "mla-lab", "part": 0, "status": "ok"}
-        lines.append(row | {"us": us, "rel_error": 0.002})
+        lines.append(row | {"us": us, "rel_error": 0.002, "rounds": {"us": [us]}})
     record = tmp_path / format_explorer.RECORD
     record.write_text("".join(json.dumps(line) + "\n" for line in lines))
     explorer.redraw()

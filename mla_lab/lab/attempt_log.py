@@ -7,11 +7,10 @@ from typing import Any
 
 from ..core.errors import invalid
 from . import explorer
-from .measuring import lines
 from .source import Source
 from .style import FONT, PAGE_INK
 from .svg import Svg
-from .tables import Table, table
+from .tables import Table, lines, table
 
 RECORD = "notes/kernel_attempts.jsonl"
 COLUMNS = ("change", "case", "expected", "came", "why")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache, lru_cache
@@ -82,13 +81,6 @@ def _runs_of(path: Path, mtime_ns: int, size: int) -> tuple[Run, ...]:
     except InvalidInput:  # a trace or published figures, not a benchmark record
         return ()
     return tuple(_split(path.name, rows))
-
-
-@cache
-def lines(name: str) -> tuple[Row, ...]:
-    """Rows of a file of JSON lines in `data/`, whatever their form."""
-    text = (data_dir() / name).read_text(encoding="utf-8")
-    return tuple(json.loads(line) for line in text.splitlines())
 
 
 def _split(file: str, rows: list[Row]) -> Iterator[Run]:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import cache
 from html import escape
 from typing import Any
 
+from ..core.resources import data_dir
 from .source import Source
 
 
@@ -46,3 +49,10 @@ def show(value: float) -> str:
 def table(columns: Iterable[str], rows: Iterable[Sequence[Any]], **options: Any) -> Table:
     """A `Table` from any iterables."""
     return Table(tuple(columns), tuple(tuple(r) for r in rows), **options)
+
+
+@cache
+def lines(name: str) -> tuple[dict[str, Any], ...]:
+    """Rows of a file of JSON lines in `data/`, whatever their form."""
+    text = (data_dir() / name).read_text(encoding="utf-8")
+    return tuple(json.loads(line) for line in text.splitlines())

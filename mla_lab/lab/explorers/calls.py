@@ -12,9 +12,10 @@ import plotly.graph_objects as go
 
 from ...bench.records import medians
 from .. import explorer
-from ..measuring import OURS, lines, runs
+from ..measuring import OURS, runs
 from ..source import Source
 from ..style import PALETTE, new_figure
+from ..tables import lines
 
 PUBLISHED = "published/published_blackwell.jsonl"
 TWINS, XQA, GQA = "h200_eight_bits.jsonl", "h200_cuda.jsonl", "records/h200_gqa.jsonl"

@@ -8,9 +8,9 @@ import plotly.graph_objects as go
 
 from .. import explorer
 from ..eight_bits import spread_errors
-from ..measuring import lines
 from ..source import formula
 from ..style import PALETTE, SYMBOLS, Line, add_lines, log_ticks, new_figure
+from ..tables import lines
 
 RECORD = "runtime/quantised.jsonl"
 #: granularities of the record, and what a reader calls them

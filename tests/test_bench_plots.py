@@ -14,6 +14,7 @@ from mla_lab.lab.explorers import calls
 from mla_lab.lab.explorers import record as record_explorer
 from mla_lab.lab.explorers.record import RecordExplorer
 from mla_lab.lab.measuring import recorded_us
+from mla_lab.lab.tables import lines
 
 from .test_bench_records import CASES, row
 
@@ -47,11 +48,11 @@ def made(file: str, name: str) -> list[list[str]]:
 
 def test_the_chart_the_readme_and_the_record_are_one() -> None:
     """Ratios of the chart and times of the explorer are those of the pages' tables."""
-    lines = made("data/notes/speed.md", "speed")
+    table = made("data/notes/speed.md", "speed")
     (bars,) = plots.speedup_bars(anchor_rows()).data
-    assert list(bars.y) == [line[0] for line in lines]
-    assert list(bars.text) == [line[-1] for line in lines]
-    ours = {line[0]: line[1] for line in lines}
+    assert list(bars.y) == [line[0] for line in table]
+    assert list(bars.text) == [line[-1] for line in table]
+    ours = {line[0]: line[1] for line in table}
     short = made("README.md", "speed-short")
     assert len(short) >= 8
     assert all(ours[line[0]] == line[1] for line in short)
@@ -93,7 +94,7 @@ def test_each_published_table_stands_beside_all_of_its_twins(table: str) -> None
 
 def test_every_published_figure_is_in_one_table() -> None:
     shown = [c for t in calls.TABLES for c in next(iter(calls.published_series(t).values()))]
-    published = {row["case"] for row in calls.lines(calls.PUBLISHED)}
+    published = {row["case"] for row in lines(calls.PUBLISHED)}
     assert sorted(shown) == sorted(published)
 
 

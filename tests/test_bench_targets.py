@@ -14,6 +14,15 @@ from mla_lab.verify.target_figures import FIGURES, Figure
 from mla_lab.verify.targets import Target, Verdict, judge, load, table
 
 TARGETS = load()
+HEAD = {"schema": 1, "time": "2026-11-20T12:00:00+00:00"}
+RUN = {
+    **HEAD,
+    "kind": "run",
+    "environment": {},
+    "method": {},
+    "peers": [],
+    "ceilings": {"read_tbps": 5.0},
+}
 
 
 @pytest.fixture(scope="module")
@@ -83,22 +92,31 @@ def test_a_target_names_what_there_is(folder):
 
 def a_row(case, peer, us, part=0, **more):
     batch, q_len, heads, kv = (int(word.lstrip("bqhkv")) for word in case.split("_")[:4])
-    problem = {"batch": batch, "q_lens": q_len, "kv_lens": kv, "heads": heads}
+    problem = {
+        "batch": batch,
+        "q_lens": q_len,
+        "kv_lens": kv,
+        "heads": heads,
+        "q_dtype": "bf16",
+        "kv_format": "bf16",
+        "page_size": 64,
+        "top_k": 0,
+    }
     base = {
-        "schema": 1,
+        **HEAD,
         "kind": "result",
         "status": "ok",
         "case": case,
         "peer": peer,
         "us": us,
+        "rounds": {"us": [us]},
         "part": part,
     }
     return {**base, "problem": problem, "rel_error": 1e-3, "tbps": 4.0, **more}
 
 
 def test_figures_by_hand(folder):
-    run = {"schema": 1, "kind": "run", "ceilings": {"read_tbps": 5.0}}
-    rows = [run]
+    rows = [RUN]
     for part, us in enumerate((9.0, 10.0, 30.0)):
         rows.append(a_row("b1_q1_h16_kv1024", "mla-lab", us, part))
     rows += [
@@ -125,7 +143,6 @@ def test_figures_by_hand(folder):
 
 
 def test_traces_by_hand(folder):
-    run = {"schema": 1, "kind": "run", "ceilings": {"read_tbps": 5.0}}
     name = "trace_azure_llm_2023_conv_deepseek-v3_n128_s"
 
     def sample(number, peer, us, tbps):
@@ -134,7 +151,7 @@ def test_traces_by_hand(folder):
         return {**row, "case": f"{name}{number}"}
 
     rows = [
-        run,
+        RUN,
         sample(0, "mla-lab", 10.0, 4.9),  # 98 % of the read
         sample(0, "flashmla", 10.0, 1.0),
         sample(1, "mla-lab", 10.0, 3.0),

@@ -120,7 +120,9 @@ def test_without_the_dsl_the_answer_is_a_reason(monkeypatch: pytest.MonkeyPatch)
     with pytest.raises(Unsupported, match="not installed"):
         live.evaluate("layout", (4, 1))
     explorer = layout_explorer.LayoutExplorer()
-    assert "CuTe says" in explorer.footer.value
+    assert (
+        "No answer of CuTe: cute: got nvidia-cutlass-dsl is not installed" in explorer.footer.value
+    )
 
 
 @needs_cute

@@ -1,11 +1,11 @@
 """What a stamped build leaves behind, read as phases of a call and as spans of one CTA's roles.
 
 Stamps are int64, a row a CTA: nanoseconds of the card's global timer (steps of 32 ns), in the order
-that the kernels give (`CTA_EVENTS` of `cute/keep_ab_sm90/profile`, `STAMPS` of
-`cute/swap_ab_sm90/storage`). Calls follow each other in a CUDA graph, so that a call begins when
-the last CTA of the one before has ended, and its own last CTA's end is the next one's beginning:
-the phases of a CTA, from the call's begin to its end, add up to the call by construction, and so do
-their means over CTAs and calls.
+that the kernels give (`CTA_EVENTS` of `cute/keep_ab_sm90/profile`, `CtaEvent` of
+`cute/split_merge/swap_ab_fragments`). Calls follow each other in a CUDA graph, so that a call
+begins when the last CTA of the one before has ended, and its own last CTA's end is the next one's
+beginning: the phases of a CTA, from the call's begin to its end, add up to the call by
+construction, and so do their means over CTAs and calls.
 """
 
 from __future__ import annotations

@@ -115,11 +115,22 @@ def add(a: Float32, b: Float32) -> Float32:
 QUAD = (1, 2)
 
 
+#: lane offsets of a butterfly over a whole warp
+WARP = (16, 8, 4, 2, 1)
+
+
 def butterfly(op: Callable[[Any, Any], Any], value: Any, offsets: tuple[int, ...] = QUAD) -> Any:
     """Reduce over the lanes that differ in the bits `offsets`; all of them get the result."""
+    return butterflies(op, [value], offsets)[0]
+
+
+def butterflies(
+    op: Callable[[Any, Any], Any], values: list[Any], offsets: tuple[int, ...]
+) -> list[Any]:
+    """Reduce several values as `butterfly` does, side by side, so that their latencies overlap."""
     for offset in offsets:
-        value = op(value, cute.arch.shuffle_sync_bfly(value, offset=offset))
-    return value
+        values = [op(v, cute.arch.shuffle_sync_bfly(v, offset=offset)) for v in values]
+    return values
 
 
 def float_of_exponent(exponent: Any) -> Any:

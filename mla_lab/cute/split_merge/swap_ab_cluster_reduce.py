@@ -1,156 +1,135 @@
-"""Reduction inside a cluster: every CTA pushes each peer its share of the rows.
+"""Reduction inside a cluster: every CTA pushes each peer the peer's part of the rows.
 
-A share is `pairs` row pairs by 512 / `parts` columns; units are 16 bytes, (column, column + 8) x
-(row, row + 1), as they lie in the accumulators, so nothing is shuffled on the sending side.
-Receivers add the CTAs in rank order: equal inputs give equal bits.
+A part is `row_pairs` row pairs by 512 / `column_parts` columns, in fragments as the accumulators
+hold them, so that the sender shuffles nothing. Receivers add the CTAs in rank order: equal inputs
+give equal bits.
 """
+
+from __future__ import annotations
+
+from typing import Any
 
 import cutlass
 import cutlass.cute as cute
 from cutlass import Float32, Int32, const_expr
 
 from ..common.feature_operands import with_sink
-from ..common.ptx_sm90 import LN2, fresh_thread, load2, load4, push4, vec2
-from ..swap_ab_sm90.epilogue_store import (
-    NUM_SPLITS,
-    OUT_ROW,
-    ROW,
-    ROWS,
-    SLOT,
-    column,
-    store_unit,
-    unit_place,
-    unit_words,
+from ..common.pipeline import PipelineState
+from ..common.ptx_sm90 import (
+    LN2,
+    NO_SCORE,
+    add,
+    butterflies,
+    fresh_thread,
+    load2,
+    load4,
+    push4,
+    vec2,
+)
+from . import SplitMerge
+from .swap_ab_fragments import (
+    CONSUMER_THREADS,
+    FRAGMENTS_PER_ROW_PAIR,
+    fragment_column,
+    fragment_place,
+    partial_words,
+    store_fragment,
     wants_lse,
 )
-from ..swap_ab_sm90.params import CONSUMERS, Shape
-from ..swap_ab_sm90.shared_storage import Global, Shared
 
 
 @cute.jit
-def announce(c: cutlass.Constexpr[Shape], s: Shared):
-    """Tell every CTA of the cluster that this warp no longer needs the exchange's bytes."""
+def release_partials(c: cutlass.Constexpr, s: Any):
+    """One arrival per warp at every CTA: this one's partials of its peers may be overwritten."""
     cute.arch.sync_warp()
     lane = cute.arch.lane_idx()
     if lane < c.cluster:
-        cute.arch.mbarrier_arrive(s.free, lane)
+        s.peers.consumer_release(0, lane)
 
 
 @cute.jit
-def expect(c: cutlass.Constexpr[Shape], s: Shared, active: Int32):
-    """One lane, once a work tile: the bytes that `active` CTAs will push here."""
-    share = (c.units + c.pairs) * 16
-    cute.arch.mbarrier_arrive_and_expect_tx(s.sent, active * share)
-
-
-@cute.jit
-def send(
-    c: cutlass.Constexpr[Shape], wg: Int32, s: Shared, acc: cute.Tensor, peaks: cute.Tensor,
-    active: Int32, turn: Int32, mine: Int32, rank: Int32,
+def send_partial(
+    c: cutlass.Constexpr, wg: Int32, s: Any, tOrO: cute.Tensor, stats: cute.Tensor, r: Any
 ):  # fmt: skip
-    """Push (m, l) of each row pair and the raw accumulators to the pairs' owners."""
+    """Push (m, l, m, l) of each row pair and the raw accumulators to the pairs' owners."""
+    active_ctas = r.active_ctas
     tid = fresh_thread()
     lane = tid % 32
-    if const_expr(c.aliased):
-        announce(c, s)
+    if const_expr(c.partials_on_ring):
+        release_partials(c, s)
     if tid == 0:
-        expect(c, s, active)
-    cute.arch.mbarrier_wait(s.free, turn & 1)
-    if mine > 0:
-        num = max(c.rows // 2, c.cluster)
-        if tid < num:
+        # from each CTA with KV tiles: its fragments and statistics
+        s.peers.producer_expect_tx(0, active_ctas * ((c.fragments + c.row_pairs) * 16))
+    s.peers.producer_acquire(PipelineState(0, r.index & 1))
+    if r.num_tiles > 0:
+        if tid < max(c.rows // 2, c.cluster):
             owner = tid % c.cluster
-            at = tid // c.cluster
-            w = cute.recast_tensor(peaks, Int32)
-            push4(s.peer + (rank * c.pairs + at) * 4, (w[0], w[1], w[2], w[3]), s.sent, owner)
-        words = cute.recast_tensor(acc, Int32)
+            pair = tid // c.cluster
+            words = cute.recast_tensor(stats, Int32)
+            to = s.peer_stats + (r.rank * c.row_pairs + pair) * 4
+            push4(to, (words[0], words[1], words[2], words[3]), s.peers.full.at(0), owner)
+        words = cute.recast_tensor(tOrO, Int32)
         place = tid % 128 // 32 * 8 + lane // 4
         for j in cutlass.range_constexpr(c.rows // 8):
             pair = 4 * j + lane % 4
             for sl in cutlass.range_constexpr(4):
-                if const_expr(c.parts == 1):
+                if const_expr(c.column_parts == 1):
                     owner = pair % c.cluster
-                    unit = pair // c.cluster * 256 + wg * 128 + sl * 32 + place
+                    fragment = pair // c.cluster * 256 + wg * 128 + sl * 32 + place
                 else:
-                    per = 8 // c.parts
-                    owner = pair * c.parts + (wg * 4 + sl) // per
-                    unit = (wg * 4 + sl) % per * 32 + place
+                    slices = 8 // c.column_parts
+                    owner = pair * c.column_parts + (wg * 4 + sl) // slices
+                    fragment = (wg * 4 + sl) % slices * 32 + place
                 x = sl * (c.rows // 2) + 4 * j
-                push4(
-                    s.partials + (rank * c.units + unit) * 4,
-                    (words[x], words[x + 1], words[x + 2], words[x + 3]),
-                    s.sent,
-                    owner,
-                )
+                to = s.peer_partials + (r.rank * c.fragments + fragment) * 4
+                four = (words[x], words[x + 1], words[x + 2], words[x + 3])
+                push4(to, four, s.peers.full.at(0), owner)
 
 
 @cute.jit
-def reduce_share(
-    c: cutlass.Constexpr[Shape], g: Global, s: Shared, tail: cute.Tensor, more: cute.Tensor,
-    turn: Int32, rank: Int32,
-):  # fmt: skip
-    """Add the active CTAs' partials of the own share and write result or partial."""
+def reduce_partials(c: cutlass.Constexpr, g: Any, s: Any, r: Any):
+    """Add the active CTAs' partials of this CTA's rows and store the result or a partial."""
     tid = fresh_thread()
-    cute.arch.mbarrier_wait(s.sent, turn & 1)
-    for r in cutlass.range_constexpr((c.units + CONSUMERS - 1) // CONSUMERS):
-        unit = r * CONSUMERS + tid
-        if const_expr(c.units % CONSUMERS == 0):
-            reduce_unit(c, g, s, tail, more, unit, rank)
-        else:
-            if unit < c.units:
-                reduce_unit(c, g, s, tail, more, unit, rank)
-    if const_expr(c.aliased):
+    s.peers.consumer_wait(PipelineState(0, r.index & 1))
+    for i in cutlass.range_constexpr((c.fragments + CONSUMER_THREADS - 1) // CONSUMER_THREADS):
+        fragment = i * CONSUMER_THREADS + tid
+        if const_expr(c.fragments % CONSUMER_THREADS == 0) or fragment < c.fragments:
+            reduce_fragment(c, g, s, r, fragment)
+    if const_expr(c.partials_on_ring):
         cute.arch.sync_warp()
         with cute.arch.elect_one():
-            cute.arch.mbarrier_arrive(s.drained)
+            s.ring_drained.arrive(0)
 
 
 @cute.jit
-def reduce_unit(
-    c: cutlass.Constexpr[Shape], g: Global, s: Shared, tail: cute.Tensor, more: cute.Tensor,
-    unit: Int32, rank: Int32,
+def cta_weights(
+    c: cutlass.Constexpr, g: Any, s: Any, r: Any, row: Int32, pair: Int32, warp: Int32, lane: Int32
 ):  # fmt: skip
-    """One thread's two columns of two rows; a warp's units share the row pair."""
-    tid = fresh_thread()
-    lane = tid % 32
-    warp = cute.arch.make_warp_uniform(tid // 32)
-    active = tail[3]
-    at = unit // 256
-    row, place = unit_place(c, unit, rank)
-    # weights of the CTAs: lane k looks at CTA k
-    m0 = Float32(-1.0e30)
-    m1 = Float32(-1.0e30)
+    """Weights of the CTAs for both rows of a pair, fp32 [cluster][2], lane k stores those of CTA k;
+    and the rows' maxima (log2) and sums of exponentials."""
+    m0 = Float32(NO_SCORE)
+    m1 = Float32(NO_SCORE)
     l0 = Float32(0.0)
     l1 = Float32(0.0)
-    if lane < active:
-        v = load4(s.peer + (lane * c.pairs + at) * 4)
+    if lane < r.active_ctas:
+        v = load4(s.peer_stats + (lane * c.row_pairs + pair) * 4)
         m0 = v[0]
         l0 = v[1]
         m1 = v[2]
         l1 = v[3]
-    top0 = m0
-    top1 = m1
-    for bit in cutlass.range_constexpr(5):
-        if const_expr(1 << bit < c.cluster):
-            top0 = cute.arch.fmax(top0, cute.arch.shuffle_sync_bfly(top0, offset=1 << bit))
-            top1 = cute.arch.fmax(top1, cute.arch.shuffle_sync_bfly(top1, offset=1 << bit))
-    w0 = cute.math.exp2(m0 - top0, fastmath=True)
-    w1 = cute.math.exp2(m1 - top1, fastmath=True)
-    sum0 = w0 * l0
-    sum1 = w1 * l1
-    for bit in cutlass.range_constexpr(5):
-        if const_expr(1 << bit < c.cluster):
-            sum0 = sum0 + cute.arch.shuffle_sync_bfly(sum0, offset=1 << bit)
-            sum1 = sum1 + cute.arch.shuffle_sync_bfly(sum1, offset=1 << bit)
-    whole0 = sum0
-    whole1 = sum1
+    lanes = tuple(1 << bit for bit in range(5) if 1 << bit < c.cluster)
+    tops = butterflies(cute.arch.fmax, [m0, m1], lanes)
+    w0 = cute.math.exp2(m0 - tops[0], fastmath=True)
+    w1 = cute.math.exp2(m1 - tops[1], fastmath=True)
+    sums = butterflies(add, [w0 * l0, w1 * l1], lanes)
+    whole0, whole1 = sums
     if const_expr(c.features):
-        if more[NUM_SPLITS] == 1:
-            whole0 = with_sink(c, g, sum0, top0, tail[ROW] + row)
-            whole1 = with_sink(c, g, sum1, top1, tail[ROW] + row + 1)
-    inv0 = cute.arch.rcp_approx(whole0) if sum0 > 0.0 else Float32(0.0)
-    inv1 = cute.arch.rcp_approx(whole1) if sum1 > 0.0 else Float32(0.0)
-    table = s.weights + warp * c.cluster * 2
+        if r.num_splits == 1:
+            whole0 = with_sink(c, g, sums[0], tops[0], r.row + row)
+            whole1 = with_sink(c, g, sums[1], tops[1], r.row + row + 1)
+    inv0 = cute.arch.rcp_approx(whole0) if sums[0] > 0.0 else Float32(0.0)
+    inv1 = cute.arch.rcp_approx(whole1) if sums[1] > 0.0 else Float32(0.0)
+    table = s.cta_weights + warp * c.cluster * 2
     cute.arch.sync_warp()
     if lane < c.cluster:
         two = cute.make_rmem_tensor(2, Float32)
@@ -158,35 +137,53 @@ def reduce_unit(
         two[1] = w1 * inv1
         cute.autovec_copy(two, vec2(table + lane * 2))
     cute.arch.sync_warp()
+    return table, tops, sums
+
+
+@cute.jit
+def reduce_fragment(c: cutlass.Constexpr, g: Any, s: Any, r: Any, fragment: Int32):
+    """One thread's two columns of two rows; a warp's fragments share the row pair."""
+    tid = fresh_thread()
+    lane = tid % 32
+    warp = cute.arch.make_warp_uniform(tid // 32)
+    active_ctas = r.active_ctas
+    pair = fragment // FRAGMENTS_PER_ROW_PAIR
+    row, place = fragment_place(c, fragment, r.rank)
+    table, tops, sums = cta_weights(c, g, s, r, row, pair, warp, lane)
     acc = cute.make_rmem_tensor(4, Float32)
     acc.fill(0.0)
     for k in cutlass.range_constexpr(c.cluster):
-        if k < active:
-            x = load4(s.partials + (k * c.units + unit) * 4)
-            w = load2(table + k * 2)
+        if k < active_ctas:
+            x = load4(s.peer_partials + (k * c.fragments + fragment) * 4)
+            weight = load2(table + k * 2)
             for e in cutlass.range_constexpr(4):
-                acc[e] = acc[e] + w[e % 2] * x[e]
-    col = column(c, place)
-    if const_expr(c.fused_merge == 2):
-        if more[NUM_SPLITS] > 1:
-            cute.autovec_copy(acc, unit_words(c, g, more[SLOT], rank, unit))
+                acc[e] = acc[e] + weight[e % 2] * x[e]
+    col = fragment_column(c, place)
+    if r.num_splits > 1:
+        if const_expr(c.split_merge == SplitMerge.COOPERATIVE):
+            cute.autovec_copy(acc, partial_words(c, g, r.partial, r.rank, fragment))
         else:
-            store_unit(c, g, acc, tail[OUT_ROW], tail[ROWS], row, col, lane)
-    elif more[NUM_SPLITS] > 1:
-        for e in cutlass.range_constexpr(4):
-            g.partial_out[more[SLOT], row + e % 2, col + e // 2 * c.second] = acc[e]
+            for e in cutlass.range_constexpr(4):
+                at = col + e // 2 * c.o_half_cols
+                g.mO_partial[r.partial, row + e % 2, at] = acc[e]
     else:
-        store_unit(c, g, acc, tail[OUT_ROW], tail[ROWS], row, col, lane)
+        store_fragment(c, g, r.out_row, acc, r.rows, row, col, lane)
     if place == 0:
-        value0 = (top0 + cute.math.log2(sum0, fastmath=True)) * Float32(LN2)
-        value1 = (top1 + cute.math.log2(sum1, fastmath=True)) * Float32(LN2)
-        value0 = value0 if sum0 > 0.0 else -Float32.inf
-        value1 = value1 if sum1 > 0.0 else -Float32.inf
-        if more[NUM_SPLITS] > 1:
-            g.partial_lse[more[SLOT], row] = value0
-            g.partial_lse[more[SLOT], row + 1] = value1
-        elif const_expr(c.lse):
-            if (row < tail[ROWS]) & wants_lse(g):
-                g.lse[tail[OUT_ROW] + row] = value0
-            if (row + 1 < tail[ROWS]) & wants_lse(g):
-                g.lse[tail[OUT_ROW] + row + 1] = value1
+        store_pair_lse(g, r, row, tops, sums)
+
+
+@cute.jit
+def store_pair_lse(g: Any, r: Any, row: Int32, tops: list, sums: list):
+    """The natural lse of both rows of a pair, to the caller or beside the partial."""
+    value0 = (tops[0] + cute.math.log2(sums[0], fastmath=True)) * Float32(LN2)
+    value1 = (tops[1] + cute.math.log2(sums[1], fastmath=True)) * Float32(LN2)
+    value0 = value0 if sums[0] > 0.0 else -Float32.inf
+    value1 = value1 if sums[1] > 0.0 else -Float32.inf
+    if r.num_splits > 1:
+        g.mLSE_partial[r.partial, row] = value0
+        g.mLSE_partial[r.partial, row + 1] = value1
+    else:
+        if (row < r.rows) & wants_lse(g):
+            g.mLSE[r.out_row + row] = value0
+        if (row + 1 < r.rows) & wants_lse(g):
+            g.mLSE[r.out_row + row + 1] = value1

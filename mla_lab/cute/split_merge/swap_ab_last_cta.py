@@ -1,4 +1,11 @@
-"""The last of a row tile's workers adds all partials, in split order, each rank its share."""
+"""Merge by the last CTA of a row tile to finish: all partials, in split order, each rank its rows.
+
+No CTA waits for another, so that a grid may be larger than the card: the gathered builds use it.
+"""
+
+from __future__ import annotations
+
+from typing import Any
 
 import cutlass
 import cutlass.cute as cute
@@ -6,108 +13,99 @@ from cutlass import Float32, Int32, const_expr
 
 from ..common.feature_operands import with_sink
 from ..common.fp8 import put_two
-from ..common.ptx_sm90 import LN2, fresh_thread, vec4
-from ..swap_ab_sm90.epilogue_store import (
-    GROUP,
-    NUM_SPLITS,
-    OUT_ROW,
-    ROW,
-    ROWS,
-    SLOT,
-    SPLIT,
-    wants_lse,
-)
-from ..swap_ab_sm90.params import CONSUMERS, LATENT_DIM, Shape
-from ..swap_ab_sm90.shared_storage import Global, Shared
+from ..common.ptx_sm90 import LN2, LOG2E, NO_SCORE, add, butterfly, fresh_thread, vec4
+from .swap_ab_cooperative import counter_of
+from .swap_ab_fragments import CONSUMER_THREADS, CONSUMERS, LATENT_DIM, wants_lse
 
-ALL = 1
 #: partials whose loads are in flight together
 BATCH = 8
+#: lane distances of a butterfly over a warp, in the order in which its sums are formed
+UPWARD = (1, 2, 4, 8, 16)
 
 
 @cute.jit
-def merge_share(
-    c: cutlass.Constexpr[Shape], g: Global, s: Shared, tail: cute.Tensor, more: cute.Tensor,
-    rank: Int32,
-):  # fmt: skip
-    """Count this CTA in; if it is the last of its rank, merge and leave the counter at zero."""
+def merge_if_last(c: cutlass.Constexpr, g: Any, s: Any, r: Any):
+    """Count this CTA; if it is the last of its rank, merge and leave the counter at zero."""
     tid = fresh_thread()
-    counter = g.counters.iterator + (more[GROUP] * c.cluster + rank)
-    cute.arch.barrier(barrier_id=ALL, number_of_threads=CONSUMERS)
+    counter = counter_of(c, g, r)
+    CONSUMERS.sync()
     if tid == 0:
         before = cute.arch.atomic_add(counter, Int32(1), sem="acq_rel", scope="gpu")
-        cute.arch.store(s.flag, before)
-    cute.arch.barrier(barrier_id=ALL, number_of_threads=CONSUMERS)
-    if cute.arch.load(s.flag, Int32) == more[NUM_SPLITS] - 1:
+        cute.arch.store(s.arrival, before)
+    CONSUMERS.sync()
+    if cute.arch.load(s.arrival, Int32) == r.num_splits - 1:
         if tid == 0:
             cute.arch.store(counter, Int32(0), sem="relaxed", scope="gpu")
-        columns = LATENT_DIM // c.parts
-        quads = 2 * c.pairs * columns // 4
-        for r in cutlass.range((quads + CONSUMERS - 1) // CONSUMERS, unroll=1):
-            quad = r * CONSUMERS + tid
+        columns = LATENT_DIM // c.column_parts
+        quads = 2 * c.row_pairs * columns // 4
+        for i in cutlass.range((quads + CONSUMER_THREADS - 1) // CONSUMER_THREADS, unroll=1):
+            quad = i * CONSUMER_THREADS + tid
             if quad < quads:
                 local = quad // (columns // 4)
                 col = quad % (columns // 4) * 4
-                row = 2 * (local // 2 * c.cluster + rank) + local % 2
-                if const_expr(c.parts > 1):
-                    row = 2 * (rank // c.parts) + local
-                    col = col + rank % c.parts * columns
-                merge_quad(c, g, tail, more[SLOT] - more[SPLIT], more[NUM_SPLITS], row, col)
+                row = 2 * (local // 2 * c.cluster + r.rank) + local % 2
+                if const_expr(c.column_parts > 1):
+                    row = 2 * (r.rank // c.column_parts) + local
+                    col = col + r.rank % c.column_parts * columns
+                merge_four(c, g, r, row, col)
 
 
 @cute.jit
-def merge_quad(
-    c: cutlass.Constexpr[Shape], g: Global, tail: cute.Tensor, slot: Int32, splits: Int32,
-    row: Int32, col: Int32,
-):  # fmt: skip
-    """Four columns of a row over all splits; a warp shares the row, so lane k weighs split k."""
+def merge_four(c: cutlass.Constexpr, g: Any, r: Any, row: Int32, col: Int32):
+    """Four columns of a row over all splits, 32 at a time; a warp shares the row, so lane k
+    computes the weight of split k."""
     lane = fresh_thread() % 32
+    first = r.partial - r.split
+    splits = r.num_splits
     acc = cute.make_rmem_tensor(4, Float32)
     acc.fill(0.0)
-    top = Float32(-1.0e30)
+    top = Float32(NO_SCORE)
     total = Float32(0.0)
     for start in cutlass.range(0, splits, 32, unroll=1):
-        value = Float32(-1.0e30)
+        value = Float32(NO_SCORE)
         if start + lane < splits:
-            value = g.partial_lse[slot + start + lane, row] * Float32(1.4426950408889634)
-        peak = cute.arch.fmax(top, value)
-        for bit in cutlass.range_constexpr(5):
-            peak = cute.arch.fmax(peak, cute.arch.shuffle_sync_bfly(peak, offset=1 << bit))
-        weight = cute.math.exp2(value - peak, fastmath=True) if value > -1.0e30 else Float32(0.0)
-        fade = cute.math.exp2(top - peak, fastmath=True)
+            value = g.mLSE_partial[first + start + lane, row] * Float32(LOG2E)
+        new = butterfly(cute.arch.fmax, cute.arch.fmax(top, value), UPWARD)
+        weight = cute.math.exp2(value - new, fastmath=True) if value > NO_SCORE else Float32(0.0)
+        rescale = cute.math.exp2(top - new, fastmath=True)
         for e in cutlass.range_constexpr(4):
-            acc[e] = acc[e] * fade
-        share = weight
-        for bit in cutlass.range_constexpr(5):
-            share = share + cute.arch.shuffle_sync_bfly(share, offset=1 << bit)
-        total = total * fade + share
-        top = peak
+            acc[e] = acc[e] * rescale
+        total = total * rescale + butterfly(add, weight, UPWARD)
+        top = new
         for b in cutlass.range(0, cutlass.min(Int32(32), splits - start), BATCH, unroll=1):
             part = cute.make_rmem_tensor((4, BATCH), Float32)
             for k in cutlass.range_constexpr(BATCH):
-                at = slot + start + cutlass.min(b + k, splits - start - 1)
+                at = first + start + cutlass.min(b + k, splits - start - 1)
                 place = (at * c.rows + row) * LATENT_DIM + col
-                cute.autovec_copy(vec4(g.partial_out.iterator + place), part[None, k])
+                cute.autovec_copy(vec4(g.mO_partial.iterator + place), part[None, k])
             for k in cutlass.range_constexpr(BATCH):
                 # weights are 0 past the last split
-                w = cute.arch.shuffle_sync(weight, (b + k) & 31)
+                one = cute.arch.shuffle_sync(weight, (b + k) & 31)
                 for e in cutlass.range_constexpr(4):
-                    acc[e] = acc[e] + w * part[e, k]
-    if row < tail[ROWS]:
-        whole = with_sink(c, g, total, top, tail[ROW] + row)
-        inverse = cute.arch.rcp_approx(whole) if total > 0.0 else Float32(0.0)
-        at = (tail[OUT_ROW] + row) * LATENT_DIM + col
-        if const_expr(c.eight):
-            for e in cutlass.range_constexpr(0, 4, 2):
-                low, high = acc[e] * inverse * g.out_scale, acc[e + 1] * inverse * g.out_scale
-                put_two(c.out_dtype, g.out, at + e, low, high)
-        else:
-            result = cute.make_rmem_tensor(4, c.out_dtype)
-            for e in cutlass.range_constexpr(4):
-                result[e] = (acc[e] * inverse * g.out_scale).to(c.out_dtype)
-            pointer = (g.out.iterator + at).align(8)
-            cute.autovec_copy(result, cute.make_tensor(pointer, cute.make_layout(4)))
-        if const_expr(c.lse):
-            if (col == 0) & wants_lse(g):
-                value = (top + cute.math.log2(total, fastmath=True)) * Float32(LN2)
-                g.lse[tail[OUT_ROW] + row] = value if total > 0.0 else -Float32.inf
+                    acc[e] = acc[e] + one * part[e, k]
+    if row < r.rows:
+        store_four(c, g, r, acc, row, col, top, total)
+
+
+@cute.jit
+def store_four(
+    c: cutlass.Constexpr, g: Any, r: Any, acc: cute.Tensor, row: Int32, col: Int32,
+    top: Float32, total: Float32,
+):  # fmt: skip
+    """Four columns of an output row, divided by its sum and its sink; the lse with column 0."""
+    whole = with_sink(c, g, total, top, r.row + row)
+    inverse = cute.arch.rcp_approx(whole) if total > 0.0 else Float32(0.0)
+    at = (r.out_row + row) * LATENT_DIM + col
+    if const_expr(c.fp8):
+        for e in cutlass.range_constexpr(0, 4, 2):
+            low, high = acc[e] * inverse * g.out_scale, acc[e + 1] * inverse * g.out_scale
+            put_two(c.out_dtype, g.mO, at + e, low, high)
+    else:
+        result = cute.make_rmem_tensor(4, c.out_dtype)
+        for e in cutlass.range_constexpr(4):
+            result[e] = (acc[e] * inverse * g.out_scale).to(c.out_dtype)
+        pointer = (g.mO.iterator + at).align(8)
+        cute.autovec_copy(result, cute.make_tensor(pointer, cute.make_layout(4)))
+    if (col == 0) & wants_lse(g):
+        value = (top + cute.math.log2(total, fastmath=True)) * Float32(LN2)
+        g.mLSE[r.out_row + row] = value if total > 0.0 else -Float32.inf

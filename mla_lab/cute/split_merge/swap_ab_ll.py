@@ -1,205 +1,206 @@
-"""The merge of a split row tile without counters: every word of a partial says that it is there.
+"""LL merge: partials without counters or fences, after NCCL's LL protocol. Every word is its own
+flag.
 
-Option fused_merge 3 (grid mode, one CTA a worker). partial_out and partial_lse are zero between
-launches, as counters are elsewhere. A sender never writes the word 0: it writes -0.0 for +0.0. A
-reader asks for its words until none of them is 0, and leaves zeros behind; each word has one
-reader. So a partial is on its way once, with neither fence nor flag: words are read one by one
-as relaxed, and none says anything about another.
+Grid mode, one CTA per worker. mO_partial and mLSE_partial are zero between launches, as counters
+are elsewhere. A sender never writes the word 0: it writes -0.0 for +0.0. A reader polls its words
+until none of them is 0 and leaves zeros behind; each word has one reader. So a partial crosses L2
+once, with neither fence nor flag: words are relaxed, and none orders another.
 
-Units and shares are those of `share`, but before the division by the row's sum, so that they leave
-as soon as the last product is there. (m, l) of a row pair, the maximum in log2 units and the sum,
-go as one note of 16 bytes to each CTA whose share touches the pair. Share d touches pair p in a
-staircase, so d + p names a note: note (slot, d + p) is row slot * (num_splits + pairs) + d + p of
-partial_lse.
+Fragments are those of the cooperative merge before the division by the row sum, so that they leave
+as soon as the last MMA is complete. The statistics of a row pair, (m, l, m, l) with m the row max
+in log2 and l the sum, go as one message of 16 bytes to each CTA whose slice touches the pair. Slice
+d touches pair p in a staircase, so d + p names a message: that of (partial, d + p) is row
+partial * (num_splits + row pairs) + d + p of mLSE_partial.
 """
+
+from __future__ import annotations
+
+from typing import Any
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Float32, Int32
+from cutlass import Float32, Int32, const_expr
 
-from ..common.feature_operands import with_scales
-from ..common.ptx_sm90 import fresh_thread, load4, read4_relaxed, vec4, write4_relaxed
-from ..swap_ab_sm90.epilogue_store import (
-    NUM_SPLITS,
-    OUT_ROW,
-    ROWS,
-    SLOT,
-    SPLIT,
-    column,
-    store_unit,
-    unit_place,
-    unit_words,
+from ..common.feature_operands import sink_of
+from ..common.ptx_sm90 import (
+    LN2,
+    NO_SCORE,
+    WARP,
+    add,
+    butterflies,
+    fresh_thread,
+    read4_relaxed,
+    vec2,
+    write4_relaxed,
 )
-from ..swap_ab_sm90.params import CONSUMERS, MAX_SPLITS, Shape, share_units
-from ..swap_ab_sm90.shared_storage import Global, Shared, stamp
-from .ll_words import NOTHING, WARPS, lacks, seen_word, take_notes, weigh_notes
-from .swap_ab_cooperative import ALL, BATCH, add_parts, await_weights, columns_of, table_of
-from .swap_ab_registers import FEW, PASS, ROUNDS, ask_few, clear_few, lack_few, store_few
+from .swap_ab_fragments import (
+    CONSUMER_THREADS,
+    FRAGMENTS_PER_ROW_PAIR,
+    MAX_SPLITS,
+    fragment_place,
+    fragments_per_split,
+    partial_words,
+    wants_lse,
+    weight_table,
+)
+
+#: the word that stands for +0.0
+MINUS_ZERO = -(1 << 31)
+#: four words that have not arrived
+EMPTY = (0, 0, 0, 0)
 
 
 @cute.jit
-def send_units(
-    c: cutlass.Constexpr[Shape], wg: Int32, g: Global, acc: cute.Tensor,
-    slot: Int32, warp: Int32, lane: Int32,
+def nonzero_word(value: Float32):
+    """The bits of `value`, never 0."""
+    bits = value.bitcast(Int32)
+    return bits if bits != 0 else Int32(MINUS_ZERO)
+
+
+def missing(words: cute.Tensor, k: int) -> Any:
+    """True while one of the k-th four words has not arrived."""
+    return (words[0, k] == 0) | (words[1, k] == 0) | (words[2, k] == 0) | (words[3, k] == 0)
+
+
+def poll(words: cute.Tensor, k: int, source: cute.Pointer) -> None:
+    """Read the k-th four words once."""
+    got = read4_relaxed(source)
+    for e in range(4):
+        words[e, k] = got[e]
+
+
+@cute.jit
+def send_fragments(
+    c: cutlass.Constexpr, wg: Int32, g: Any, tOrO: cute.Tensor, partial: Int32, warp: Int32,
+    lane: Int32,
 ):  # fmt: skip
-    """The fragments as they are, 16 bytes each, in the order of the units."""
+    """The accumulators of O^T as a partial of fragments."""
     for j in cutlass.range_constexpr(c.rows // 8):
         for sl in cutlass.range_constexpr(4):
-            unit = (4 * j + lane % 4) * 256 + wg * 128 + sl * 32 + warp * 8 + lane // 4
+            fragment = (4 * j + lane % 4) * 256 + wg * 128 + sl * 32 + warp * 8 + lane // 4
             words = cute.make_rmem_tensor(4, Int32)
             for e in cutlass.range_constexpr(4):
-                words[e] = seen_word(acc[sl * (c.rows // 2) + 4 * j + e])
-            write4_relaxed(unit_words(c, g, slot, Int32(0), unit).iterator, words)
+                words[e] = nonzero_word(tOrO[sl * (c.rows // 2) + 4 * j + e])
+            write4_relaxed(partial_words(c, g, partial, Int32(0), fragment).iterator, words)
+
+
+def message_at(c: Any, g: Any, partial: Int32, number: Int32) -> cute.Pointer:
+    """Message `number` = slice + row pair of a partial."""
+    return g.mLSE_partial.iterator + (partial * (g.num_splits + c.row_pairs) + number) * 4
 
 
 @cute.jit
-def merge_mail(
-    c: cutlass.Constexpr[Shape], g: Global, s: Shared, tail: cute.Tensor, more: cute.Tensor
-):
-    """This CTA's share of a row tile, out of all partials. The KV ring is idle: it holds tables."""
-    g = with_scales(c, g)
-    splits = more[NUM_SPLITS]
-    share = share_units(c.units, splits)
-    begin = more[SPLIT] * share
-    end = cutlass.min(begin + share, Int32(c.units))
-    if (splits <= FEW) & (share > PASS // 2):
-        mail_few(c, g, s, tail, more, begin, end)
-    else:
-        mail_many(c, g, s, tail, more, begin, end, share)
-
-
-@cute.jit
-def mail_few(
-    c: cutlass.Constexpr[Shape], g: Global, s: Shared, tail: cute.Tensor, more: cute.Tensor,
-    begin: Int32, end: Int32,
+def send_stats(
+    c: cutlass.Constexpr, g: Any, r: Any, values: cute.Tensor, pair: Int32, lane: Int32
 ):  # fmt: skip
-    """Units [begin, end) of few partials."""
-    for base in cutlass.range(begin, end, PASS, unroll=1):
-        part = cute.make_rmem_tensor((4, FEW * ROUNDS), Int32)
-        part.fill(0)
-        ask_few(c, g, part, more, base, end)
-        if base == begin:
-            # while the first partials are on the way
-            weigh_all(c, g, s, tail, more, begin, end)
-            await_weights(s, Int32(0))
-            stamp(c, s, 9)
-        while lack_few(part, more, base, end) != 0:
-            ask_few(c, g, part, more, base, end)
-        clear_few(c, g, more, base, end)
-        values, tables = cute.recast_tensor(part, Float32), table_of(s, Int32(0))
-        rank = Int32(0)
-        store_few(c, g, values, tables, 2 * MAX_SPLITS, tail, more, rank, begin, base, end)
+    """(m, l, m, l) of a row pair, to every CTA whose slice touches it; by one warp."""
+    words = cute.make_rmem_tensor(4, Int32)
+    for e in cutlass.range_constexpr(4):
+        words[e] = nonzero_word(values[e])
+    size = fragments_per_split(c.fragments, r.num_splits)
+    for start in cutlass.range(0, r.num_splits, 32, unroll=1):
+        to = start + lane
+        begin = to * size
+        end = cutlass.min(begin + size, Int32(c.fragments))
+        touches = (to < r.num_splits) & (begin < (pair + 1) * FRAGMENTS_PER_ROW_PAIR)
+        if touches & (end > pair * FRAGMENTS_PER_ROW_PAIR):
+            write4_relaxed(message_at(c, g, r.partial, to + pair), words)
 
 
 @cute.jit
-def mail_many(
-    c: cutlass.Constexpr[Shape], g: Global, s: Shared, tail: cute.Tensor, more: cute.Tensor,
-    begin: Int32, end: Int32, share: Int32,
-):  # fmt: skip
-    """Units [begin, end) of many partials: threads behind each other take them in turn."""
-    tid = fresh_thread()
-    splits = more[NUM_SPLITS]
-    shift = Int32(3)
-    for bit in cutlass.range_constexpr(3, 8):
-        shift = Int32(bit + 1) if share > (1 << bit) else shift
-    width = 1 << shift
-    step = CONSUMERS >> shift
-    first = tid >> shift
-    slot = more[SLOT] - more[SPLIT]
-    for r in cutlass.range((end - begin + width - 1) >> shift, unroll=1):
-        unit = begin + (r << shift) + tid % width
-        inside = unit < end
-        at = cutlass.min(unit, end - 1)
-        # nobody but the unit's own threads may take it
-        mine = splits if inside else Int32(0)
-        part = cute.make_rmem_tensor((4, BATCH), Int32)
-        part.fill(0)
-        ask_parts(c, g, part, slot, mine, at, first, step)
-        if r == 0:
-            # while the first partials are on the way
-            weigh_all(c, g, s, tail, more, begin, end)
-            await_weights(s, Int32(0))
-            stamp(c, s, 9)
-        take_parts(c, g, part, slot, mine, at, first, step)
-        acc = cute.make_rmem_tensor(4, Float32)
-        acc.fill(0.0)
-        weights = table_of(s, at // 256 - begin // 256)
-        add_parts(acc, cute.recast_tensor(part, Float32), weights, mine, first, step)
-        clear_parts(c, g, slot, mine, at, first, step)
-        for k in cutlass.range(first + BATCH * step, mine, BATCH * step, unroll=1):
-            part.fill(0)
-            take_parts(c, g, part, slot, mine, at, k, step)
-            add_parts(acc, cute.recast_tensor(part, Float32), weights, mine, k, step)
-            clear_parts(c, g, slot, mine, at, k, step)
-        if step > 1:
-            cute.autovec_copy(acc, vec4(columns_of(c, s) + tid * 4))
-            cute.arch.barrier(barrier_id=ALL, number_of_threads=CONSUMERS)
-        if tid - tid % 32 < width:
-            if step > 1:
-                acc.fill(0.0)
-                for k in cutlass.range(step, unroll=4):
-                    other = load4(columns_of(c, s) + ((k << shift) + tid % width) * 4)
-                    for e in cutlass.range_constexpr(4):
-                        acc[e] = acc[e] + other[e]
-            row, place = unit_place(c, at, Int32(0))
-            rows = tail[ROWS] if inside & (tid < width) else Int32(0)
-            store_unit(c, g, acc, tail[OUT_ROW], rows, row, column(c, place), tid % 32)
-
-
-@cute.jit
-def weigh_all(
-    c: cutlass.Constexpr[Shape], g: Global, s: Shared, tail: cute.Tensor, more: cute.Tensor,
-    begin: Int32, end: Int32,
-):  # fmt: skip
-    """Notes of units [begin, end), a row pair a warp at a time, and the weights of all splits.
-
-    (To ask for partials again meanwhile was slower: whoever asks, others wait for L2.)
-    """
+def slice_weights(c: cutlass.Constexpr, g: Any, s: Any, r: Any, m: Any):
+    """Weights of all splits for the row pairs of the slice `m`, a pair per warp at a time. (Polling
+    for partials meanwhile was slower: it delays the L2 accesses of the others.)"""
     tid = fresh_thread()
     lane = tid % 32
     warp = cute.arch.make_warp_uniform(tid // 32)
-    pairs = (end - 1) // 256 - begin // 256 + 1
-    for p in cutlass.range(warp, pairs, WARPS, unroll=1):
-        notes = cute.make_rmem_tensor((4, MAX_SPLITS // 32), Float32)
-        take_notes(c, g, notes, more, begin // 256 + p, lane)
-        weigh_notes(c, g, s, notes, tail, more, begin, p, lane)
+    pairs = (m.end - 1) // FRAGMENTS_PER_ROW_PAIR - m.begin // FRAGMENTS_PER_ROW_PAIR + 1
+    for p in cutlass.range(warp, pairs, CONSUMER_THREADS // 32, unroll=1):
+        pair_weights(c, g, s, r, m, p, lane)
 
 
 @cute.jit
-def ask_parts(
-    c: cutlass.Constexpr[Shape], g: Global, part: cute.Tensor, slot: Int32, splits: Int32,
-    unit: Int32, first: Int32, step: Int32,
+def pair_weights(
+    c: cutlass.Constexpr, g: Any, s: Any, r: Any, m: Any, p: Int32, lane: Int32
 ):  # fmt: skip
-    """Ask for the unit's words of splits first, first + step, ... that are not here yet."""
-    for k in cutlass.range_constexpr(BATCH):
-        split = first + k * step
-        if (split < splits) & lacks(part, k):
-            words = read4_relaxed(unit_words(c, g, slot + split, Int32(0), unit).iterator)
-            for e in cutlass.range_constexpr(4):
-                part[e, k] = words[e]
+    """Weights of all splits for the p-th row pair of the slice `m`, by one warp; the CTA
+    that has the pair's first fragment stores the lse."""
+    values = cute.make_rmem_tensor((4, MAX_SPLITS // 32), Float32)
+    pair = m.begin // FRAGMENTS_PER_ROW_PAIR + p
+    take_stats(c, g, r, values, pair, lane)
+    first, _ = fragment_place(c, pair * FRAGMENTS_PER_ROW_PAIR, Int32(0))
+    sinks = [sink_of(c, g, r.row + first + e) for e in range(2)]
+    lse = stats_to_weights(c, values, r.num_splits, weight_table(s, p), sinks, lane)
+    first, _ = fragment_place(c, pair * FRAGMENTS_PER_ROW_PAIR, Int32(0))  # again: no register
+    for e in cutlass.range_constexpr(2):
+        own = (pair * FRAGMENTS_PER_ROW_PAIR >= m.begin) & (lane == 0) & (first + e < r.rows)
+        if own & wants_lse(g):
+            g.mLSE[r.out_row + first + e] = lse[e]
 
 
 @cute.jit
-def take_parts(
-    c: cutlass.Constexpr[Shape], g: Global, part: cute.Tensor, slot: Int32, splits: Int32,
-    unit: Int32, first: Int32, step: Int32,
+def take_stats(
+    c: cutlass.Constexpr, g: Any, r: Any, values: cute.Tensor, pair: Int32, lane: Int32
 ):  # fmt: skip
-    """Ask until all are here."""
-    missing = Int32(1)
-    while missing != 0:
-        ask_parts(c, g, part, slot, splits, unit, first, step)
-        missing = Int32(0)
-        for k in cutlass.range_constexpr(BATCH):
-            missing = Int32(1) if (first + k * step < splits) & lacks(part, k) else missing
+    """A row pair's message of every split, lane + 32 k in column k (past the last split: no
+    score), with zeros left in its place."""
+    partial = r.partial - r.split
+    number = r.split + pair
+    words = cute.recast_tensor(values, Int32)
+    words.fill(0)
+    waiting = Int32(1)
+    while waiting != 0:
+        waiting = Int32(0)
+        for k in cutlass.range_constexpr(MAX_SPLITS // 32):
+            split = 32 * k + lane
+            if (split < r.num_splits) & missing(words, k):
+                poll(words, k, message_at(c, g, partial + split, number))
+        for k in cutlass.range_constexpr(MAX_SPLITS // 32):
+            lacking = (32 * k + lane < r.num_splits) & missing(words, k)
+            waiting = Int32(1) if lacking else waiting
+    cute.arch.sync_warp()
+    for k in cutlass.range_constexpr(MAX_SPLITS // 32):
+        split = 32 * k + lane
+        if split < r.num_splits:
+            write4_relaxed(message_at(c, g, partial + split, number), EMPTY)
+        else:
+            for e in cutlass.range_constexpr(2):
+                values[2 * e, k] = Float32(NO_SCORE)
+                values[2 * e + 1, k] = Float32(0.0)
 
 
 @cute.jit
-def clear_parts(
-    c: cutlass.Constexpr[Shape], g: Global, slot: Int32, splits: Int32, unit: Int32,
-    first: Int32, step: Int32,
+def stats_to_weights(
+    c: cutlass.Constexpr, values: cute.Tensor, splits: Int32, table: cute.Pointer, sinks: list,
+    lane: Int32,
 ):  # fmt: skip
-    """Leave zeros for the next launch in what `take_parts` has taken."""
-    for k in cutlass.range_constexpr(BATCH):
-        split = first + k * step
-        if split < splits:
-            write4_relaxed(unit_words(c, g, slot + split, Int32(0), unit).iterator, NOTHING)
+    """From (m, l) of two rows to their weights in `table`; the rows' natural lse."""
+    tops, sums = [], []
+    for e in cutlass.range_constexpr(2):
+        top = values[2 * e, 0]
+        for k in cutlass.range_constexpr(1, MAX_SPLITS // 32):
+            top = cute.arch.fmax(top, values[2 * e, k])
+        tops.append(top)
+    tops = butterflies(cute.arch.fmax, tops, WARP)
+    for e in cutlass.range_constexpr(2):
+        total = Float32(0.0)
+        for k in cutlass.range_constexpr(MAX_SPLITS // 32):
+            values[2 * e, k] = cute.math.exp2(values[2 * e, k] - tops[e], fastmath=True)
+            total = total + values[2 * e, k] * values[2 * e + 1, k]
+        sums.append(total)
+    sums = butterflies(add, sums, WARP)
+    for k in cutlass.range_constexpr(MAX_SPLITS // 32):
+        two = cute.make_rmem_tensor(2, Float32)
+        for e in cutlass.range_constexpr(2):
+            whole = sums[e]
+            if const_expr(c.features):
+                whole = whole + cute.math.exp2(sinks[e] - tops[e], fastmath=True)
+            inverse = cute.arch.rcp_approx(whole) if sums[e] > 0.0 else Float32(0.0)
+            two[e] = values[2 * e, k] * inverse
+        if 32 * k + lane < splits:
+            cute.autovec_copy(two, vec2(table + (32 * k + lane) * 2))
+    lse = cute.make_rmem_tensor(2, Float32)
+    for e in cutlass.range_constexpr(2):
+        value = (tops[e] + cute.math.log2(sums[e], fastmath=True)) * Float32(LN2)
+        lse[e] = value if sums[e] > 0.0 else -Float32.inf
+    return lse

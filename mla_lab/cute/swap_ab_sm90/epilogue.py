@@ -1,4 +1,7 @@
-"""End of a work tile: sums across warps, then the result, a partial, or the cluster's exchange."""
+"""End of a work tile: row sums across warps, then the result, a partial, or the cluster's
+reduction; and the merge of split row tiles where it follows at once."""
+
+from __future__ import annotations
 
 import cutlass
 import cutlass.cute as cute
@@ -6,131 +9,124 @@ from cutlass import Float32, Int32, const_expr
 
 from ..common.feature_operands import with_scales, with_sink
 from ..common.ptx_sm90 import NO_SCORE, add, fold_lanes, folded_index, fresh_thread, load4
-from ..split_merge.ll_words import send_notes
-from ..split_merge.swap_ab_cluster_reduce import reduce_share, send
+from ..split_merge import SplitMerge
+from ..split_merge.swap_ab_cluster_reduce import reduce_partials, send_partial
 from ..split_merge.swap_ab_cooperative import arrive
-from ..split_merge.swap_ab_last_cta import merge_share
-from ..split_merge.swap_ab_ll import send_units
-from . import online_softmax as sx
-from .epilogue_store import write_fragments, write_lse
-from .params import CONSUMERS, Shape
-from .shared_storage import Global, Shared, stamp
-
-#: named barrier of all consumers
-ALL = 1
+from ..split_merge.swap_ab_fragments import CONSUMERS, CtaEvent, profile_event
+from ..split_merge.swap_ab_last_cta import merge_if_last
+from ..split_merge.swap_ab_ll import send_fragments, send_stats
+from .epilogue_store import store_accumulators, store_lse
+from .mma import WarpGroup
+from .online_softmax import ROW_MAX, thread_row
+from .params import Traits
+from .shared_storage import Globals, Record, Shared
 
 
 @cute.jit
-def publish_totals(
-    c: cutlass.Constexpr[Shape], wg: cutlass.Constexpr[int], s: Shared, total: cute.Tensor,
-    warp: Int32, lane: Int32,
-):  # fmt: skip
+def publish_row_sums(c: cutlass.Constexpr[Traits], s: Shared, wg: WarpGroup):
     """Each warp's sum of exponentials of each row, for all to add up in one order."""
     num = c.rows // 4
     values = []
     for i in cutlass.range_constexpr(num):
-        values.append(total[i])
-    values = fold_lanes(values, add, lane)
-    start = folded_index(num, lane)
+        values.append(wg.row_sum[i])
+    values = fold_lanes(values, add, wg.lane)
+    start = folded_index(num, wg.lane)
     for i in cutlass.range_constexpr(len(values)):
-        s.sums[sx.fold_row(start + i, lane), wg * 4 + warp] = values[i]
+        s.sRowSum[thread_row(start + i, wg.lane), wg.idx * 4 + wg.warp] = values[i]
 
 
 def row_total(s: Shared, row: Int32) -> Float32:
     """Sum of exponentials of a row over the 8 warps."""
-    a, b = load4(s.sums.iterator + row * 8), load4(s.sums.iterator + (row * 8 + 4))
+    a, b = load4(s.sRowSum.iterator + row * 8), load4(s.sRowSum.iterator + (row * 8 + 4))
     return ((a[0] + a[1]) + (a[2] + a[3])) + ((b[0] + b[1]) + (b[2] + b[3]))
 
 
 @cute.jit
-def row_peak(s: Shared, mine: Int32, last: Int32, row: Int32):
-    """Running maximum (log2 units) of a row after this CTA's last tile, which is at `last`."""
-    return s.peak[last, 0, row] if mine > 0 else Float32(NO_SCORE)
+def row_max(s: Shared, r: Record, last: Int32, row: Int32):
+    """Maximum (log2) of a row after this CTA's last KV tile, whose statistics are at `last`."""
+    return s.sStats[last, ROW_MAX, row] if r.num_tiles > 0 else Float32(NO_SCORE)
+
+
+def pair_stats(s: Shared, r: Record, last: Int32, pair: Int32, values: cute.Tensor) -> cute.Tensor:
+    """values <- (m, l, m, l): maximum and sum of exponentials of both rows of a pair."""
+    for e in range(2):
+        values[2 * e] = row_max(s, r, last, 2 * pair + e)
+        values[2 * e + 1] = row_total(s, 2 * pair + e)
+    return values
 
 
 @cute.jit
-def send_sums(
-    c: cutlass.Constexpr[Shape], wg: Int32, g: Global, s: Shared, mine: Int32, last: Int32,
-    more: cute.Tensor, warp: Int32, lane: Int32,
+def send_all_stats(
+    c: cutlass.Constexpr[Traits], wg: Int32, g: Globals, s: Shared, r: Record, last: Int32,
+    warp: Int32, lane: Int32,
 ):  # fmt: skip
-    """Maximum and sum of all row pairs, a pair a warp at a time, to those who merge them."""
-    for at in cutlass.range_constexpr(0, c.pairs, 8):
+    """LL merge: the statistics of all row pairs, a pair per warp, to the CTAs that merge them."""
+    for at in cutlass.range_constexpr(0, c.row_pairs, 8):
         pair = at + 4 * wg + warp
-        if pair < c.pairs:
+        if pair < c.row_pairs:
             values = cute.make_rmem_tensor(4, Float32)
-            for e in cutlass.range_constexpr(2):
-                values[2 * e] = row_peak(s, mine, last, 2 * pair + e)
-                values[2 * e + 1] = row_total(s, 2 * pair + e)
-            send_notes(c, g, values, pair, more, lane)
+            send_stats(c, g, r, pair_stats(s, r, last, pair, values), pair, lane)
 
 
 @cute.jit
-def write_alone(
-    c: cutlass.Constexpr[Shape], wg: Int32, g: Global, s: Shared, acc: cute.Tensor, mine: Int32,
-    last: Int32, tail: cute.Tensor, more: cute.Tensor,
+def store_tile(
+    c: cutlass.Constexpr[Traits], wg: Int32, g: Globals, s: Shared, tOrO: cute.Tensor,
+    r: Record, last: Int32,
 ):  # fmt: skip
-    """What one CTA a worker has to say: rows of the result, or a partial's."""
+    """Without a cluster: rows of the result, or of a partial, divided by their sums."""
     tid = fresh_thread()
     lane = tid % 32
     warp = cute.arch.make_warp_uniform(tid % 128 // 32)
     inverse = cute.make_rmem_tensor(c.rows // 4, Float32)
     for i in cutlass.range_constexpr(c.rows // 4):
-        row = sx.row_of(i, lane)
+        row = thread_row(i, lane)
         seen = row_total(s, row)
         whole = seen
         if const_expr(c.features):
-            if more[2] == 1:
-                whole = with_sink(c, g, seen, row_peak(s, mine, last, row), tail[0] + row)
+            if r.num_splits == 1:
+                whole = with_sink(c, g, seen, row_max(s, r, last, row), r.row + row)
         inverse[i] = cute.arch.rcp_approx(whole) if seen > 0.0 else Float32(0.0)
-    write_fragments(c, wg, g, acc, inverse, tail, more[0], more[2], warp, lane)
+    store_accumulators(c, wg, g, tOrO, inverse, r, warp, lane)
     if tid < c.rows:
-        write_lse(c, g, tid, row_peak(s, mine, last, tid), row_total(s, tid), tail, more)
+        store_lse(c, g, r, tid, row_max(s, r, last, tid), row_total(s, tid))
 
 
 @cute.jit
-def finish(
-    c: cutlass.Constexpr[Shape], wg: Int32, g: Global, s: Shared, acc: cute.Tensor, mine: Int32,
-    last: Int32, tail: cute.Tensor, more: cute.Tensor, turn: Int32, rank: Int32,
+def epilogue(
+    c: cutlass.Constexpr[Traits], wg: Int32, g: Globals, s: Shared, tOrO: cute.Tensor,
+    r: Record, last: Int32,
 ):  # fmt: skip
-    """After `publish_totals` of both warpgroups.
-
-    tail: row, out_row, rows, active. more: slot, group, num_splits, split of the record.
-    """
+    """After `publish_row_sums` of both warp groups; `last`: statistics of the last KV tile."""
     g = with_scales(c, g)
     tid = fresh_thread()
     lane = tid % 32
     warp = cute.arch.make_warp_uniform(tid % 128 // 32)
-    if const_expr(c.fused_merge == 3):
-        if more[2] > 1:
-            send_units(c, wg, g, acc, more[0], warp, lane)
-    cute.arch.mbarrier_arrive(s.summed)
-    cute.arch.mbarrier_wait(s.summed, turn & 1)
-    if const_expr(c.fused_merge == 3):
-        if more[2] > 1:
-            send_sums(c, wg, g, s, mine, last, more, warp, lane)
+    if const_expr(c.split_merge == SplitMerge.LL):
+        if r.num_splits > 1:
+            send_fragments(c, wg, g, tOrO, r.partial, warp, lane)
+    s.sums_full.arrive(0)
+    s.sums_full.wait(0, r.index & 1)
+    if const_expr(c.split_merge == SplitMerge.LL):
+        if r.num_splits > 1:
+            send_all_stats(c, wg, g, s, r, last, warp, lane)
         else:
-            write_alone(c, wg, g, s, acc, mine, last, tail, more)
+            store_tile(c, wg, g, s, tOrO, r, last)
     elif const_expr(c.cluster == 1):
-        write_alone(c, wg, g, s, acc, mine, last, tail, more)
+        store_tile(c, wg, g, s, tOrO, r, last)
     else:
-        peaks = cute.make_rmem_tensor(4, Float32)
-        pairs = max(c.rows // 2, c.cluster)
-        pair = (tid % pairs) // c.parts
-        peaks[0] = row_peak(s, mine, last, 2 * pair)
-        peaks[1] = row_total(s, 2 * pair)
-        peaks[2] = row_peak(s, mine, last, 2 * pair + 1)
-        peaks[3] = row_total(s, 2 * pair + 1)
-        send(c, wg, s, acc, peaks, tail[3], turn, mine, rank)
-        stamp(c, s, 4)
-        reduce_share(c, g, s, tail, more, turn, rank)
-        stamp(c, s, 5)
-    if const_expr(c.fused_merge == 1):
-        if more[2] > 1:
-            merge_share(c, g, s, tail, more, rank)
-    # statistics are read: the next work tile may write them (fused_merge 3 has one tile only)
-    if const_expr(c.fused_merge != 3):
-        cute.arch.barrier(barrier_id=ALL, number_of_threads=CONSUMERS)
-    if const_expr(c.fused_merge == 2):
-        if more[2] > 1:
-            arrive(c, g, more, rank)
-    stamp(c, s, 6)
+        values = cute.make_rmem_tensor(4, Float32)
+        pair = (tid % max(c.rows // 2, c.cluster)) // c.column_parts
+        send_partial(c, wg, s, tOrO, pair_stats(s, r, last, pair, values), r)
+        profile_event(c, s, CtaEvent.PEER_PARTIALS_SENT)
+        reduce_partials(c, g, s, r)
+        profile_event(c, s, CtaEvent.CLUSTER_REDUCED)
+    if const_expr(c.split_merge == SplitMerge.LAST_CTA):
+        if r.num_splits > 1:
+            merge_if_last(c, g, s, r)
+    # statistics are read: the next work tile may write them (LL has one work tile only)
+    if const_expr(c.split_merge != SplitMerge.LL):
+        CONSUMERS.sync()
+    if const_expr(c.split_merge == SplitMerge.COOPERATIVE):
+        if r.num_splits > 1:
+            arrive(c, g, r)
+    profile_event(c, s, CtaEvent.TILE_DONE)

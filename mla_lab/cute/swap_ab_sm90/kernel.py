@@ -1,380 +1,203 @@
-"""MLA decode with KV on the M side: S^T = K Q^T, O^T = V^T P^T (see the package's docstring)."""
+"""The kernel, and its launch: layouts, tensor maps, grid (see the package's docstring)."""
 
+from __future__ import annotations
+
+import inspect
 from typing import Any
 
 import cutlass
 import cutlass.cute as cute
-import cutlass.utils.hopper_helpers as sm90
-from cutlass import Float32, Int32, const_expr
-from cutlass.cute.nvgpu import OperandMajorMode, cpasync, warpgroup
+from cutlass import Int32, Int64, const_expr
+from cutlass.cute.nvgpu import cpasync, warpgroup
 
 from ..common.feature_operands import mask_words
-from . import kv_656 as scaled
+from ..split_merge.swap_ab_fragments import CtaEvent, profile_event
+from . import kv_656
 from .mainloop import consume
-from .params import BOX, BOXES, CONSUMER_WARPS, GROUPS, HEAD_DIM, TILE_KV, Shape
-from .producer import barriers_init, produce, produce_one
-from .producer_gather import SPARSE, gather
-from .shared_storage import STAMPS, Global, Products, allocate, stamp
+from .mma import tiled_mmas
+from .params import BOX, BOXES, CONSUMER_WARPS, HEAD_DIM, SCALES, TILE_KV, KvLoad, Traits
+from .producer import produce_grid, produce_plan
+from .producer_gather import produce_gathered
+from .shared_storage import Globals, Shared, TiledMmas, allocate, barriers_init
 from .tile_scheduler import find_plan
-
-
-def values_product(c: Shape, k_major: OperandMajorMode, mn_major: OperandMajorMode):
-    """V^T P^T: e4m3 operands are K-major only, so that V^T goes through registers (see `fp8`)."""
-    shape = (Float32, (1, 1, 1), (TILE_KV, c.width))
-    if c.eight:
-        source = warpgroup.OperandSource.RMEM
-        return sm90.make_trivial_tiled_mma(
-            c.dtype, c.dtype, k_major, k_major, *shape, a_source=source
-        )
-    return sm90.make_trivial_tiled_mma(c.dtype, c.dtype, mn_major, k_major, *shape)
 
 
 @cute.kernel
 def swap_ab_kernel(
-    c: cutlass.Constexpr[Shape],
-    g: Global,
-    mma: Products,
+    c: cutlass.Constexpr[Traits],
+    g: Globals,
+    mma: TiledMmas,
     q_layout: cute.ComposedLayout,
     k_layout: cute.ComposedLayout,
     rope: Any,
 ):
-    """One CTA: set up, then one producer warp and two consumer warpgroups."""
+    """One CTA: shared memory and barriers, then the producer and two consumer warp groups."""
     warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())
     block, _, _ = cute.arch.block_idx()
     s = allocate(c, q_layout, k_layout, rope)
-    stamp(c, s, 0)
+    profile_event(c, s, CtaEvent.START)
     rank = Int32(0)
     if const_expr(c.cluster > 1):
         rank = cute.arch.make_warp_uniform(cute.arch.block_idx_in_cluster())
     if warp == CONSUMER_WARPS:
-        if const_expr(c.boxed):
-            cpasync.prefetch_descriptor(g.tma_k)
+        if const_expr(not c.gathered):
+            cpasync.prefetch_descriptor(g.tma_kv)
         cpasync.prefetch_descriptor(g.tma_q)
         with cute.arch.elect_one():
             barriers_init(c, s)
         cute.arch.mbarrier_init_fence()
     if const_expr(c.pdl):
         cute.arch.griddepcontrol_launch_dependents()
-    if const_expr(c.cluster > 1 or c.pair > 1):
+    if const_expr(c.cluster > 1 or c.multicast > 1):
         cute.arch.cluster_arrive_relaxed()
     cute.arch.sync_threads()
-    if const_expr(c.pair > 1):
+    if const_expr(c.multicast > 1):
         cute.arch.cluster_wait()
     if const_expr(c.pdl):
         cute.arch.griddepcontrol_wait()
-    stamp(c, s, 1)
+    profile_event(c, s, CtaEvent.SETUP_DONE)
     found = Int32(0)
     if const_expr(not c.grid):
         if warp == CONSUMER_WARPS:
             found = find_plan(c, g, s, block // c.cluster)
     if warp >= CONSUMER_WARPS:
-        if const_expr(c.wide):
-            cute.arch.setmaxregister_decrease(c.registers[0])
-        if const_expr(c.gather):
-            gather(c, g, s)
-        elif warp == CONSUMER_WARPS:
-            if const_expr(c.grid):
-                produce_one(c, g, s, rank)
-            else:
-                produce(c, g, s, found, rank)
-        if const_expr(c.cluster > 1):
-            cute.arch.cluster_wait()
+        producer(c, g, s, warp, found, rank)
     else:
-        if const_expr(c.wide):
+        if const_expr(c.producer_group):
             cute.arch.setmaxregister_increase(c.registers[1])
         if const_expr(c.cluster > 1):
             cute.arch.cluster_wait()
         consume(c, g, s, mma, rank)
-        if const_expr(c.pair > 1):
-            # nobody leaves while a peer may still arrive here
+        if const_expr(c.multicast > 1):
+            # a CTA must not exit while a peer may still arrive at its barriers
             cute.arch.cluster_wait()
-        if const_expr(c.stamps):
-            stamp(c, s, 7)
+        if const_expr(c.profile):
+            profile_event(c, s, CtaEvent.EXIT)
             tid, _, _ = cute.arch.thread_idx()
             if tid == 0:
-                y, z = cute.arch.block_idx()[1:]
-                nx, ny, _ = cute.arch.grid_dim()
-                row = block + nx * (y + ny * z)
-                for i in cutlass.range_constexpr(STAMPS):
-                    g.stamps[row, i] = cute.arch.load(s.stamps + i, cutlass.Int64)
+                row = profile_row(block)
+                for i in cutlass.range_constexpr(len(CtaEvent)):
+                    g.profile[row, i] = cute.arch.load(s.profile + i, Int64)
+
+
+@cute.jit
+def producer(
+    c: cutlass.Constexpr[Traits], g: Globals, s: Shared, warp: Int32, found: Int32, rank: Int32
+):  # fmt: skip
+    """The producer warp, or warp group."""
+    if const_expr(c.producer_group):
+        cute.arch.setmaxregister_decrease(c.registers[0])
+    if const_expr(c.gathered):
+        produce_gathered(c, g, s)
+    elif warp == CONSUMER_WARPS:
+        if const_expr(c.grid):
+            produce_grid(c, g, s, rank)
+        else:
+            produce_plan(c, g, s, found, rank)
+    if const_expr(c.cluster > 1):
+        cute.arch.cluster_wait()
+
+
+def profile_row(block: Int32) -> Int32:
+    """This CTA's row of the record of timestamps."""
+    y, z = cute.arch.block_idx()[1:]
+    nx, ny, _ = cute.arch.grid_dim()
+    return block + nx * (y + ny * z)
 
 
 class SwapAB:
-    """Launch of one compiled shape that walks a plan. Grid: one cluster per worker."""
+    """Host entry of one compiled kernel. Grid: one cluster per worker, or in grid mode (splits x
+    cluster, row tiles, requests)."""
 
-    def __init__(self, shape: Shape) -> None:
-        self.shape = shape
+    def __init__(self, traits: Traits) -> None:
+        self.traits = traits
 
-    @cute.jit
-    def __call__(
-        self,
-        q: cute.Tensor,
-        kv: cute.Tensor,
-        out: cute.Tensor,
-        lse: cute.Tensor,
-        partial_out: cute.Tensor,
-        partial_lse: cute.Tensor,
-        counters: cute.Tensor,
-        block_table: cute.Tensor,
-        seq_lens: cute.Tensor,
-        q_begin: cute.Tensor,
-        tiles: cute.Tensor,
-        worker_begin: cute.Tensor,
-        heads: Int32,
-        scale_log2: Float32,
-        out_scale: Float32,
-        num_workers: Int32,
-        q_len: Int32,
-        costs: Int32,
-        stream,
-    ):
-        operands = (
-            out, lse, partial_out, partial_lse, counters, block_table, seq_lens, q_begin, tiles,
-            worker_begin, None, heads, scale_log2, out_scale, None, None, q_len, num_workers,
-            costs,
-        )  # fmt: skip
-        self.launch(q, kv, operands, stream)
+    def exported(self, names: tuple[str, ...]) -> Any:
+        """The launch as a function of arguments in this order: those of `arguments` in the package.
+        Messages of the DSL quote the names."""
+
+        def swap_ab(*values):
+            args = dict(zip(names, values, strict=True))
+            self.launch(args.pop("q"), args.pop("kv"), args.pop("stream"), args)
+
+        kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
+        swap_ab.__signature__ = inspect.Signature([inspect.Parameter(n, kind) for n in names])
+        return cute.jit(preprocess=False)(swap_ab)
 
     @cute.jit
-    def launch(self, q: cute.Tensor, kv: cute.Tensor, operands: tuple, stream):
-        """`operands`: the fields of `Global` after the TMA views. Query, out and lse as rows, or in
-        the caller's shapes (option "shaped"): the rows lie in memory alike."""
-        c = self.shape
-        out, lse, *rest = operands
-        lse = cute.make_tensor(lse.iterator, cute.make_layout(cute.size(lse.shape)))
+    def launch(self, q: cute.Tensor, kv: cute.Tensor, stream: Any, args: dict):
+        """Query, out and lse may have any shape whose rows lie in memory in order."""
+        c, lse = self.traits, args.pop("lse")
+        features = args.pop("features", ())
+        args |= dict(zip(("sinks", "bmm1", "bmm2"), features, strict=False))
         if const_expr(c.tree):
-            rest[-1 - c.skip] = mask_words(rest[-1 - c.skip])
-        operands = (out, lse, *rest)
-        k_major, mn_major = OperandMajorMode.K, OperandMajorMode.MN
-        kinds = warpgroup.SmemLayoutAtomKind
-        atom = warpgroup.make_smem_layout_atom(
-            kinds.K_SW64 if const_expr(c.box * c.bytes == 64) else kinds.K_SW128, c.dtype
-        )
-        q_layout = cute.tile_to_shape(atom, (c.width, c.columns), (0, 1))
-        q_arrives = q_layout
-        if const_expr(c.terms > 1):
-            stored = warpgroup.make_smem_layout_atom(kinds.K_SW128, c.q_dtype)
-            q_arrives = cute.tile_to_shape(stored, (c.rows, HEAD_DIM), (0, 1))
-        k_layout = cute.tile_to_shape(atom, (TILE_KV, c.columns, c.stages), (0, 1, 2))
-        box_layout = cute.tile_to_shape(atom, (c.box_rows, c.box * c.box_cols), (0, 1))
-        mma = Products(
-            sm90.make_trivial_tiled_mma(
-                c.dtype, c.dtype, k_major, k_major, Float32, (1, 1, 1), (TILE_KV, c.width)
-            ),
-            values_product(c, k_major, mn_major),
-            scaled.rope_product(c) if const_expr(c.scaled) else None,
-        )
-        rope = scaled.rope_layouts(c) if const_expr(c.scaled) else None
-        columns = (BOX, BOXES)
-        q_view = cute.make_tensor(
-            q.iterator,
-            cute.make_layout((cute.size(q.shape[:-1]), columns), stride=(HEAD_DIM, (1, BOX))),
-        )
-        copy = cpasync.CopyBulkTensorTileG2SOp()
-        spread = cpasync.CopyBulkTensorTileG2SMulticastOp() if const_expr(c.pair > 1) else copy
-        tma_k, gk, tokens = None, None, kv
-        more = None
-        if const_expr(c.boxed and c.scaled):
-            tokens, more = None, scaled.make_views(c, kv)
-            tma_k, gk = scaled.make_view(c, kv, c.dtype, 0, (c.box, GROUPS), box_layout)
-        elif const_expr(c.boxed):
-            tokens = None
-            kv_view = cute.make_tensor(
-                kv.iterator,
-                cute.make_layout(
-                    (c.page, columns, kv.shape[0]), stride=(HEAD_DIM, (1, BOX), kv.stride[0])
-                ),
-            )
-            tma_k, gk = cpasync.make_tiled_tma_atom(
-                spread, kv_view, box_layout, (c.box_rows, (BOX, c.box_cols))
-            )
-        tma_q, gq = cpasync.make_tiled_tma_atom(copy, q_view, q_arrives, (c.rows, columns))
-        g = Global(tma_q, gq, tma_k, gk, *operands, kv=tokens, more=more)
+            args["mask"] = mask_words(features[3])
+        if const_expr(c.skip):
+            args["skip"] = features[-1]
         if const_expr(c.grid):
-            row_tiles = (g.row_tiles + c.pair - 1) // c.pair * c.pair
-            requests = g.seq_lens.shape[0]
-            if const_expr(c.gather == SPARSE):
-                requests = g.block_table.shape[0]
-            grid = (g.num_splits * c.cluster, row_tiles, requests)
-        else:
-            grid = (g.num_workers * c.cluster, 1, 1)
-        swap_ab_kernel(c, g, mma, q_layout, k_layout, rope).launch(
-            grid=grid,
+            args |= {"row_tiles": args["row_tiles"] & 0xFFFF, "costs": args["row_tiles"] >> 16}
+        kinds = warpgroup.SmemLayoutAtomKind
+        narrow = kinds.K_SW64 if const_expr(c.box * c.bytes == 64) else kinds.K_SW128
+        atom = warpgroup.make_smem_layout_atom(narrow, c.dtype)
+        q_layout = cute.tile_to_shape(atom, (c.mma_n, c.columns), (0, 1))
+        k_layout = cute.tile_to_shape(atom, (TILE_KV, c.columns, c.stages), (0, 1, 2))
+        g = Globals(
+            *q_tma(c, q, q_layout),
+            *kv_tma(c, kv, atom),
+            mO=args.pop("out"),
+            mLSE=cute.make_tensor(lse.iterator, cute.make_layout(cute.size(lse.shape))),
+            mO_partial=args.pop("partial_out"),
+            mLSE_partial=args.pop("partial_lse"),
+            **args,
+            cache=kv if const_expr(c.gathered) else None,
+            tma_656=kv_656.rope_and_scale_tma(c, kv) if c.kv_656 and not c.gathered else None,
+        )
+        rope = kv_656.rope_layouts(c) if const_expr(c.kv_656) else None
+        swap_ab_kernel(c, g, tiled_mmas(c), q_layout, k_layout, rope).launch(
+            grid=grid_of(c, g),
             block=(c.threads, 1, 1),
-            cluster=(c.cluster, c.pair, 1) if const_expr(c.cluster * c.pair > 1) else None,
+            cluster=(c.cluster, c.multicast, 1) if c.cluster * c.multicast > 1 else None,
             stream=stream,
             min_blocks_per_mp=1,
             use_pdl=c.pdl,
-            cooperative=c.cooperative,
+            cooperative=c.cooperative_launch,
         )
 
 
-class StampedSwapAB(SwapAB):
-    """The same launch with `stamps` int64 [CTAs, STAMPS] after worker_begin (option "stamps")."""
-
-    @cute.jit
-    def __call__(
-        self,
-        q: cute.Tensor,
-        kv: cute.Tensor,
-        out: cute.Tensor,
-        lse: cute.Tensor,
-        partial_out: cute.Tensor,
-        partial_lse: cute.Tensor,
-        counters: cute.Tensor,
-        block_table: cute.Tensor,
-        seq_lens: cute.Tensor,
-        q_begin: cute.Tensor,
-        tiles: cute.Tensor,
-        worker_begin: cute.Tensor,
-        stamps: cute.Tensor,
-        heads: Int32,
-        scale_log2: Float32,
-        out_scale: Float32,
-        num_workers: Int32,
-        q_len: Int32,
-        costs: Int32,
-        stream,
-    ):
-        operands = (
-            out, lse, partial_out, partial_lse, counters, block_table, seq_lens, q_begin, tiles,
-            worker_begin, stamps, heads, scale_log2, out_scale, None, None, q_len, num_workers,
-            costs,
-        )  # fmt: skip
-        self.launch(q, kv, operands, stream)
+def grid_of(c: Traits, g: Globals) -> tuple:
+    """CTAs of a launch."""
+    if not c.grid:
+        return (g.num_workers * c.cluster, 1, 1)
+    row_tiles = (g.row_tiles + c.multicast - 1) // c.multicast * c.multicast
+    requests = (g.block_table if c.kv_load == KvLoad.GATHER_SPARSE else g.seq_lens).shape[0]
+    return (g.num_splits * c.cluster, row_tiles, requests)
 
 
-class GridSwapAB(SwapAB):
-    """Grid mode: the plan is a formula of `num_splits`; `q_len` 0: they differ, see `q_begin`.
-
-    The upper half of `row_tiles` is a gate."""
-
-    @cute.jit
-    def __call__(
-        self,
-        q: cute.Tensor,
-        kv: cute.Tensor,
-        out: cute.Tensor,
-        lse: cute.Tensor,
-        partial_out: cute.Tensor,
-        partial_lse: cute.Tensor,
-        counters: cute.Tensor,
-        block_table: cute.Tensor,
-        seq_lens: cute.Tensor,
-        q_begin: cute.Tensor,
-        heads: Int32,
-        scale_log2: Float32,
-        out_scale: Float32,
-        num_splits: Int32,
-        row_tiles: Int32,
-        q_len: Int32,
-        stream,
-    ):
-        operands = (
-            out, lse, partial_out, partial_lse, counters, block_table, seq_lens, q_begin, None,
-            None, None, heads, scale_log2, out_scale, num_splits, row_tiles & 0xFFFF, q_len, None,
-            row_tiles >> 16,
-        )  # fmt: skip
-        self.launch(q, kv, operands, stream)
+def q_tma(c: Traits, q: cute.Tensor, q_layout: cute.ComposedLayout) -> tuple:
+    """TMA atom and coordinates (rows, (64, 9)) of the query, which is stored before it is split
+    into hi and lo."""
+    if c.hi_lo:
+        atom = warpgroup.make_smem_layout_atom(warpgroup.SmemLayoutAtomKind.K_SW128, c.q_dtype)
+        q_layout = cute.tile_to_shape(atom, (c.rows, HEAD_DIM), (0, 1))
+    columns = (BOX, BOXES)
+    shape = (cute.size(q.shape[:-1]), columns)
+    rows = cute.make_tensor(q.iterator, cute.make_layout(shape, stride=(HEAD_DIM, (1, BOX))))
+    copy = cpasync.CopyBulkTensorTileG2SOp()
+    return cpasync.make_tiled_tma_atom(copy, rows, q_layout, (c.rows, columns))
 
 
-class StampedGridSwapAB(SwapAB):
-    """GridSwapAB with `stamps` int64 [CTAs, STAMPS] after q_begin."""
-
-    @cute.jit
-    def __call__(
-        self,
-        q: cute.Tensor,
-        kv: cute.Tensor,
-        out: cute.Tensor,
-        lse: cute.Tensor,
-        partial_out: cute.Tensor,
-        partial_lse: cute.Tensor,
-        counters: cute.Tensor,
-        block_table: cute.Tensor,
-        seq_lens: cute.Tensor,
-        q_begin: cute.Tensor,
-        stamps: cute.Tensor,
-        heads: Int32,
-        scale_log2: Float32,
-        out_scale: Float32,
-        num_splits: Int32,
-        row_tiles: Int32,
-        q_len: Int32,
-        stream,
-    ):
-        operands = (
-            out, lse, partial_out, partial_lse, counters, block_table, seq_lens, q_begin, None,
-            None, stamps, heads, scale_log2, out_scale, num_splits, row_tiles & 0xFFFF, q_len, None,
-            row_tiles >> 16,
-        )  # fmt: skip
-        self.launch(q, kv, operands, stream)
-
-
-class FeatureSwapAB(SwapAB):
-    """SwapAB with `extras` at the end: sinks, bmm1 and bmm2 in memory, then what is compiled in of
-    the mask (option features, mask "tree")."""
-
-    @cute.jit
-    def __call__(
-        self,
-        q: cute.Tensor,
-        kv: cute.Tensor,
-        out: cute.Tensor,
-        lse: cute.Tensor,
-        partial_out: cute.Tensor,
-        partial_lse: cute.Tensor,
-        counters: cute.Tensor,
-        block_table: cute.Tensor,
-        seq_lens: cute.Tensor,
-        q_begin: cute.Tensor,
-        tiles: cute.Tensor,
-        worker_begin: cute.Tensor,
-        heads: Int32,
-        scale_log2: Float32,
-        out_scale: Float32,
-        num_workers: Int32,
-        q_len: Int32,
-        costs: Int32,
-        extras: tuple,
-        stream,
-    ):
-        operands = (
-            out, lse, partial_out, partial_lse, counters, block_table, seq_lens, q_begin, tiles,
-            worker_begin, None, heads, scale_log2, out_scale, None, None, q_len, num_workers,
-            costs, *extras,
-        )  # fmt: skip
-        self.launch(q, kv, operands, stream)
-
-
-class FeatureGridSwapAB(SwapAB):
-    """GridSwapAB with `extras` at the end, as in FeatureSwapAB."""
-
-    @cute.jit
-    def __call__(
-        self,
-        q: cute.Tensor,
-        kv: cute.Tensor,
-        out: cute.Tensor,
-        lse: cute.Tensor,
-        partial_out: cute.Tensor,
-        partial_lse: cute.Tensor,
-        counters: cute.Tensor,
-        block_table: cute.Tensor,
-        seq_lens: cute.Tensor,
-        q_begin: cute.Tensor,
-        heads: Int32,
-        scale_log2: Float32,
-        out_scale: Float32,
-        num_splits: Int32,
-        row_tiles: Int32,
-        q_len: Int32,
-        extras: tuple,
-        stream,
-    ):
-        operands = (
-            out, lse, partial_out, partial_lse, counters, block_table, seq_lens, q_begin, None,
-            None, None, heads, scale_log2, out_scale, num_splits, row_tiles & 0xFFFF, q_len, None,
-            row_tiles >> 16, *extras,
-        )  # fmt: skip
-        self.launch(q, kv, operands, stream)
+def kv_tma(c: Traits, kv: cute.Tensor, atom: Any) -> tuple:
+    """TMA atom and coordinates (page rows, (64, 9), pages) of the cache, without the rope of
+    656-byte tokens; None where tokens are gathered."""
+    if c.gathered:
+        return None, None
+    box = cute.tile_to_shape(atom, (c.box_rows, c.box * c.boxes_per_copy), (0, 1))
+    if c.kv_656:
+        return kv_656.make_tma(c, kv, c.dtype, 0, (c.box, SCALES), box)
+    shape = (c.page, (BOX, BOXES), kv.shape[0])
+    stride = (HEAD_DIM, (1, BOX), kv.stride[0])
+    pages = cute.make_tensor(kv.iterator, cute.make_layout(shape, stride=stride))
+    copy = cpasync.CopyBulkTensorTileG2SOp()
+    if c.multicast > 1:
+        copy = cpasync.CopyBulkTensorTileG2SMulticastOp()
+    return cpasync.make_tiled_tma_atom(copy, pages, box, (c.box_rows, (BOX, c.boxes_per_copy)))

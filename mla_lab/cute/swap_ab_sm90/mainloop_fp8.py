@@ -1,93 +1,98 @@
-"""A warpgroup's round for its own tile k, where the products are of e4m3.
+"""The mainloop of e4m3 operands: a warp group's round for its own KV tile k.
 
-    S^T(k) | tile's maxima | await m(k-1) of the other, m(k) | P(k), publish it
-    | await P(k-1) of the other, O^T(k-1), release stage of k-1 | O^T(k), release stage of k
+    QK(k), tile maxima | wait for row max(k-1) of the other, row max(k) | weights, publish P(k)
+    | wait for P(k-1) of the other, PV(k-1), release stage of k-1 | PV(k), release stage of k
 
-Scores and weights come before the other's product (16-bit builds: see `rounds`), and maxima leave
-before weights: from one tile to the next there is only a maximum of two numbers a row, the rest of
-a round is off that path, and while one warpgroup is at its products the other is at its scores.
-There is room in the ring for the stages that wait. Scores and a slice of O^T are never held at
-once, which is what 64 rows leave registers for.
+Scores and softmax come before PV of the other's tile (unlike `mainloop_bf16`), and row maxima are
+published before weights: the only chain from tile to tile is one maximum of two numbers per row.
+While one warp group is in its MMAs, the other is in its softmax. The ring has room for the stages
+that wait. Scores and a slice of O^T never live at once, which is what 64 rows leave registers for.
 
-A thread a row makes the statistics of tile k:
+One thread per row computes the statistics of tile k:
 
-    m(k) = max(m(k-1), tile's maximum - 8), f(k) = 2^(m(k-1) - m(k)), and f(k-1) f(k), which takes
-    a warpgroup's sums from its last own tile, k-2, to this one
+    row max  m(k) = max(m(k-1), tile's maximum - 8)       (log2; for the 8 see `fp8_operands`)
+    rescale  f(k) = 2^(m(k-1) - m(k))
+    both     f(k-1) f(k), which takes a warp group's row sums from its last own tile, k-2, to k
 
-They lie in two places in turn, [2 warpgroup + place][3][rows]: factors are read once more behind
-the own softmax, when the other may be one tile further. So P, too, is announced at two mbarriers
-in turn: at one, the other's second tile would pass by whoever still waits for its first. m(k) has
-one of `rows` arrivals, since nobody makes another without it.
+`Shared.sStats` is [2 warp group + buffer][3][rows] with two buffers: rescale factors are read once
+more behind the own softmax, when the other warp group may be one tile further. P too is published
+at two mbarriers in turn: at one, the other's second tile would complete a phase that a warp group
+still waits for. `stats_full` counts `rows` arrivals, one per thread that computes.
 
-With the option skip (skip-softmax) the threads that make statistics also vote: where no row of the
-request's has a score of at least its greatest so far plus log2(factor / length), the tile is left
-out. Then m(k) = m(k-1), f(k) = 1, and a word at the statistics' place says so to both warpgroups:
-no weights are made, and P is announced although nothing was written.
+Option skip (skip-softmax): the threads that compute the statistics also vote. If no row of the
+request has a score of at least its maximum so far plus log2(threshold / length), PV of the tile is
+skipped: m(k) = m(k-1), f(k) = 1, `Shared.skipped` is 1 for both warp groups, no weights are
+computed, and P is published although nothing was written.
 """
 
-from typing import Any
+from __future__ import annotations
+
+from dataclasses import replace
 
 import cutlass
 import cutlass.cute as cute
 from cutlass import Float32, Int32, const_expr
 from cutlass.cute.nvgpu import warpgroup
 
+from ..common.barriers import MBarriers
 from ..common.feature_operands import scale_now
 from ..common.fp8 import join_two, round_two
-from ..common.ptx_sm90 import NO_SCORE, fold_lanes, folded_index, fresh_thread, load2, load4, pick
+from ..common.pipeline import PipelineState
+from ..common.ptx_sm90 import NO_SCORE, fresh_thread, load2, pick
+from ..split_merge.swap_ab_fragments import CtaEvent, profile_event
 from . import fp8_operands as fp8
-from . import kv_656 as scaled
+from . import kv_656
 from . import online_softmax as sx
-from . import query_hi_lo as split
-from .epilogue import publish_totals
-from .mainloop_bf16 import FIRST, ONE, Fragments, Span, clear_tail, release
-from .mma import issue_scores
-from .params import GROUPS, TILE_KV, Shape
-from .shared_storage import Global, Products, Shared, stamp, statistics
+from . import query_hi_lo as hi_lo
+from .epilogue import publish_row_sums
+from .mainloop_bf16 import FIRST, publish_p, release_stage
+from .mma import WarpGroup, issue_qk
+from .online_softmax import RESCALE, ROW_MAX
+from .params import SCALES, TILE_KV, Traits
+from .shared_storage import Globals, Shared, WorkTile, stats_idx
 
-#: what lies at a place of the statistics
-PEAK, FACTOR, BOTH = range(3)
+#: third statistic of a tile, beside ROW_MAX and RESCALE
+RESCALE_TWO = 2
 
 
-def pair_of(c: Shape, s: Shared, place: Int32, what: int, j: int, lane: Int32) -> cute.Tensor:
-    """A statistic of a thread's rows 2j and 2j + 1, which are neighbours."""
-    return load2(s.peak.iterator + (3 * place + what) * c.rows + 8 * j + 2 * (lane % 4))
+def stats_pair(c: Traits, s: Shared, stats: Int32, what: int, j: int, lane: Int32) -> cute.Tensor:
+    """A statistic of a thread's rows 2 j and 2 j + 1, which are neighbours."""
+    return load2(s.sStats.iterator + (3 * stats + what) * c.rows + 8 * j + 2 * (lane % 4))
 
 
 @cute.jit
-def row_statistics(
-    c: cutlass.Constexpr[Shape], wg: cutlass.Constexpr[int], first: cutlass.Constexpr[bool],
-    g: Global, s: Shared, w: Span, scale: Float32, at: Int32, row: Int32,
+def row_stats(
+    c: cutlass.Constexpr[Traits], first: cutlass.Constexpr[bool], g: Globals, s: Shared,
+    wg: WarpGroup, w: WorkTile, scale: Float32, tile: Int32, row: Int32,
 ):  # fmt: skip
-    """One thread a row: its statistics of tile `at`, for both warpgroups."""
-    v = load4(s.top.iterator + (wg * c.rows + row) * 4)
-    top = cute.arch.fmax(cute.arch.fmax(v[0], v[1]), cute.arch.fmax(v[2], v[3]))
+    """One thread per row: the statistics of the CTA's KV tile `tile`, for both warp groups."""
+    top = sx.tile_max(c, s, wg, row)
     old, before = Float32(NO_SCORE), Float32(1.0)
     if const_expr(not first):
-        other = statistics(c, 1 - wg, at - 1)
-        cute.arch.mbarrier_wait(s.m_ready + (1 - wg), ((at - 1) >> 1) & 1)
-        old, before = s.peak[other, PEAK, row], s.peak[other, FACTOR, row]
+        other = stats_idx(c, 1 - wg.idx, tile - 1)
+        MBarriers(s.stats_full.at(1 - wg.idx)).wait(0, ((tile - 1) >> 1) & 1)
+        old, before = s.sStats[other, ROW_MAX, row], s.sStats[other, RESCALE, row]
     elif const_expr(not c.grid):
-        # nothing to read, and long there: but each phase is waited for before the next begins
-        if at > 0:
-            cute.arch.mbarrier_wait(s.m_ready + (1 - wg), ((at - 1) >> 1) & 1)
+        # nothing to read, and complete long ago; but each phase must be waited for in turn
+        if tile > 0:
+            MBarriers(s.stats_full.at(1 - wg.idx)).wait(0, ((tile - 1) >> 1) & 1)
     new = cute.arch.fmax(old, top * scale - fp8.P_LOG2)
-    place = statistics(c, wg, at)
+    stats = stats_idx(c, wg.idx, tile)
     if const_expr(c.skip):
-        out = vote_out(c, first, g, w, top * scale - fp8.P_LOG2 - old, row)
-        new = pick(out != 0, old, new)
+        skipped = vote_skip(c, first, g, w, top * scale - fp8.P_LOG2 - old, row)
+        new = pick(skipped != 0, old, new)
         if row == 0:
-            s.skipped[place] = out
-    factor = cute.math.exp2(old - new, fastmath=True)
-    s.peak[place, PEAK, row] = new
-    s.peak[place, FACTOR, row] = factor
-    s.peak[place, BOTH, row] = before * factor
-    cute.arch.mbarrier_arrive(s.m_ready + wg)
+            s.skipped[stats] = skipped
+    rescale = cute.math.exp2(old - new, fastmath=True)
+    s.sStats[stats, ROW_MAX, row] = new
+    s.sStats[stats, RESCALE, row] = rescale
+    s.sStats[stats, RESCALE_TWO, row] = before * rescale
+    s.stats_full.arrive(wg.idx)
 
 
-def vote_out(c: Shape, first: bool, g: Global, w: Span, gain: Float32, row: Int32) -> Int32:
-    """1 where all rows agree to leave a tile out, `gain` above the row's greatest score so far
-    (log2 units); never the first. By the threads of all rows, which are of one warp."""
+def vote_skip(c: Traits, first: bool, g: Globals, w: WorkTile, gain: Float32, row: Int32) -> Int32:
+    """1 where all rows agree to skip a tile whose maximum lies `gain` (log2) above the row's so
+    far; never the first. By the threads of all rows, which are of one warp."""
     if first:
         return Int32(0)
     least = cute.math.log2(g.skip / w.kv_len.to(Float32), fastmath=True)
@@ -100,179 +105,169 @@ def vote_out(c: Shape, first: bool, g: Global, w: Span, gain: Float32, row: Int3
     )
 
 
-def is_taken(c: Shape, s: Shared, place: Int32) -> Any:
-    """Whether the tile whose statistics lie there counts (skip-softmax)."""
-    return s.skipped[place] == 0
-
-
-def add_scores(
-    c: Shape, s: Shared, mma: Products, f: Fragments, stage: Int32, phase: Int32, lane: Int32
-) -> None:
-    """Scores of a tile."""
-    if c.terms > 1:
-        split.add_scores(c, s, mma, f, stage, phase, lane)
-        return
-    issue_scores(c, s, mma.s.op, f.acc_s, f.k, f.q, stage, phase)
-    warpgroup.wait_group(0)
-
-
-def scores_of(c: Shape, f: Fragments) -> cute.Tensor:
-    """A thread's scores, and its weights later."""
-    if c.terms == 1:
-        return f.acc_s
-    return cute.make_tensor(f.rest.iterator, cute.make_layout(c.rows // 2))
+def thread_scores(c: Traits, wg: WarpGroup) -> cute.Tensor:
+    """A thread's scores, later its weights."""
+    if not c.hi_lo:
+        return wg.tSrS
+    return cute.make_tensor(wg.scores.iterator, cute.make_layout(c.rows // 2))
 
 
 @cute.jit
-def weigh(
-    c: cutlass.Constexpr[Shape], wg: cutlass.Constexpr[int], first: cutlass.Constexpr[bool],
-    g: Global, s: Shared, f: Fragments, w: Span, at: Int32, warp: Int32, lane: Int32,
+def online_softmax_step(
+    c: cutlass.Constexpr[Traits], first: cutlass.Constexpr[bool], g: Globals, s: Shared,
+    wg: WarpGroup, w: WorkTile, tile: Int32,
 ):  # fmt: skip
-    """Scores become weights, and totals follow; of a tile that is left out the totals alone."""
-    acc, scale = scores_of(c, f), scale_now(c, g)
-    tops = []
-    for i in cutlass.range_constexpr(c.rows // 4):
-        tops.append(cute.arch.fmax(acc[4 * (i // 2) + i % 2], acc[4 * (i // 2) + 2 + i % 2]))
-    tops = fold_lanes(tops, cute.arch.fmax, lane)
-    mine = folded_index(c.rows // 4, lane)
-    for i in cutlass.range_constexpr(len(tops)):
-        s.top[wg, sx.fold_row(mine + i, lane), warp] = tops[i]
-    cute.arch.barrier(barrier_id=ONE + wg, number_of_threads=128)
-    row = warp * 32 + lane
-    if const_expr(c.scaled):
-        if (row >= 32) & (row < 32 + GROUPS):
-            scaled.group_statistics(c, wg, s, at, row - 32)
-    if row < c.rows:
-        row_statistics(c, wg, first, g, s, w, scale, at, row)
-    cute.arch.barrier(barrier_id=ONE + wg, number_of_threads=128)
-    place = statistics(c, wg, at)
+    """Scores become weights, and row sums follow; of a skipped tile only the row sums."""
+    acc, scale = thread_scores(c, wg), scale_now(c, g)
+    sx.store_tile_max(c, s, wg, acc, wg.warp, wg.lane)
+    thread = wg.warp * 32 + wg.lane
+    if const_expr(c.kv_656):
+        if (thread >= 32) & (thread < 32 + SCALES):
+            kv_656.p_scale(c, s, wg, tile, thread - 32)
+    if thread < c.rows:
+        row_stats(c, first, g, s, wg, w, scale, tile, thread)
+    wg.sync()
+    stats = stats_idx(c, wg.idx, tile)
     if const_expr(c.skip):
-        if is_taken(c, s, place):
-            make_weights(c, s, f, acc, scale, place, lane)
+        if s.skipped[stats] == 0:
+            exp2_tile(c, s, wg, acc, scale, stats)
         else:
             for j in cutlass.range_constexpr(c.rows // 8):
-                fade = pair_of(c, s, place, BOTH, j, lane)
+                rescale = stats_pair(c, s, stats, RESCALE_TWO, j, wg.lane)
                 for e in cutlass.range_constexpr(2):
-                    f.total[2 * j + e] = f.total[2 * j + e] * fade[e]
+                    wg.row_sum[2 * j + e] = wg.row_sum[2 * j + e] * rescale[e]
     else:
-        make_weights(c, s, f, acc, scale, place, lane)
+        exp2_tile(c, s, wg, acc, scale, stats)
 
 
 @cute.jit
-def make_weights(
-    c: cutlass.Constexpr[Shape], s: Shared, f: Fragments, acc: cute.Tensor, scale: Float32,
-    place: Int32, lane: Int32,
+def exp2_tile(
+    c: cutlass.Constexpr[Traits], s: Shared, wg: WarpGroup, acc: cute.Tensor, scale: Float32,
+    stats: Int32,
 ):  # fmt: skip
-    """Weights: of e4m3, two tokens of two rows a word, at 4 j of the scores (see `fp8`), or of
-    fp32, where two terms will be made of them."""
+    """Weights as e4m3, a word per 8 rows on its place among the scores; with hi and lo in fp32,
+    which both are made of later."""
     for j in cutlass.range_constexpr(c.rows // 8):
-        peaks, fade = pair_of(c, s, place, PEAK, j, lane), pair_of(c, s, place, BOTH, j, lane)
+        maxima = stats_pair(c, s, stats, ROW_MAX, j, wg.lane)
+        rescale = stats_pair(c, s, stats, RESCALE_TWO, j, wg.lane)
         halves = []
         for e in cutlass.range_constexpr(2):
-            # in the place of the scores: left alive, they make ptxas take the products one by one
+            # in place of the scores: were those alive, ptxas would serialise the wgmmas
             for x in (4 * j + e, 4 * j + 2 + e):
-                acc[x] = cute.math.exp2(acc[x] * scale - peaks[e], fastmath=True)
+                acc[x] = cute.math.exp2(acc[x] * scale - maxima[e], fastmath=True)
             seen = acc[4 * j + e] + acc[4 * j + 2 + e]
-            if const_expr(c.terms == 1):
+            if const_expr(not c.hi_lo):
                 halves.append(round_two(acc[4 * j + e], acc[4 * j + 2 + e]))
                 seen = fp8.sum_two(halves[e])
-            f.total[2 * j + e] = f.total[2 * j + e] * fade[e] + seen
-        if const_expr(c.terms == 1):
+            wg.row_sum[2 * j + e] = wg.row_sum[2 * j + e] * rescale[e] + seen
+        if const_expr(not c.hi_lo):
             cute.recast_tensor(acc, Int32)[4 * j] = join_two(halves[0], halves[1])
 
 
 @cute.jit
-def add_tile(
-    c: cutlass.Constexpr[Shape], wg: cutlass.Constexpr[int], owner: cutlass.Constexpr[int],
-    s: Shared, mma: Products, f: Fragments, stage: Int32, at: Int32, warp: Int32, lane: Int32,
+def pv(
+    c: cutlass.Constexpr[Traits], s: Shared, wg: WarpGroup, owner: cutlass.Constexpr[int],
+    stage: Int32, tile: Int32,
 ):  # fmt: skip
-    """Issue O^T of tile `at` of the walk, whose P is here, beside O^T x its factors. With skip it
-    is added here too, unless the tile is left out."""
+    """Issue PV of the CTA's KV tile `tile`, whose P is in shared memory, unless it is skipped."""
     if const_expr(c.skip):
-        if is_taken(c, s, statistics(c, owner, at)):
-            issue_tile(c, wg, owner, s, mma, f, stage, at, warp, lane)
+        if s.skipped[stats_idx(c, owner, tile)] == 0:
+            issue_pv(c, s, wg, owner, stage, tile)
     else:
-        issue_tile(c, wg, owner, s, mma, f, stage, at, warp, lane)
+        issue_pv(c, s, wg, owner, stage, tile)
 
 
 @cute.jit
-def issue_tile(
-    c: cutlass.Constexpr[Shape], wg: cutlass.Constexpr[int], owner: cutlass.Constexpr[int],
-    s: Shared, mma: Products, f: Fragments, stage: Int32, at: Int32, warp: Int32, lane: Int32,
+def issue_pv(
+    c: cutlass.Constexpr[Traits], s: Shared, wg: WarpGroup, owner: cutlass.Constexpr[int],
+    stage: Int32, tile: Int32,
 ):  # fmt: skip
-    """O^T of tile `at`, by its factors."""
+    """Load the tile's factors and issue its PV."""
     for j in cutlass.range_constexpr(c.rows // 8):
-        pair = pair_of(c, s, statistics(c, owner, at), FACTOR, j, lane)
-        f.factor[2 * j], f.factor[2 * j + 1] = pair[0], pair[1]
-    if const_expr(c.scaled):
-        pair = load2(s.scaled.units.iterator + statistics(c, owner, at) * GROUPS + 2 * wg)
-        f.units[0], f.units[1] = pair[0], pair[1]
-    fp8.issue_values(c, wg, s, mma.o.op, f, f.factor, stage, warp, lane)
+        pair = stats_pair(c, s, stats_idx(c, owner, tile), RESCALE, j, wg.lane)
+        wg.rescale[2 * j], wg.rescale[2 * j + 1] = pair[0], pair[1]
+    if const_expr(c.kv_656):
+        scales = s.kv_656.sP_scale.iterator
+        pair = load2(scales + stats_idx(c, owner, tile) * SCALES + 2 * wg.idx)
+        wg.pv_scale[0], wg.pv_scale[1] = pair[0], pair[1]
+    fp8.issue_pv(c, s, wg, stage)
 
 
 @cute.jit
-def take_last(
-    c: cutlass.Constexpr[Shape], wg: cutlass.Constexpr[int], s: Shared, mma: Products,
-    f: Fragments, stage: Int32, at: Int32, warp: Int32, lane: Int32,
+def pv_of_other(
+    c: cutlass.Constexpr[Traits], s: Shared, wg: WarpGroup, stage: Int32, tile: Int32
 ):  # fmt: skip
-    """Behind the own last tile: O^T of the other warpgroup's, and the totals its factors."""
-    cute.arch.mbarrier_wait(s.p_ready + statistics(c, 1 - wg, at), (at >> 2) & 1)
+    """Wait for P of the other warp group's tile and issue its PV."""
+    p_full = MBarriers(s.p_full.at(stats_idx(c, 1 - wg.idx, tile)))
+    p_full.wait(0, (tile >> 2) & 1)
+    pv(c, s, wg, 1 - wg.idx, stage, tile)
+
+
+@cute.jit
+def finish_other(
+    c: cutlass.Constexpr[Traits], s: Shared, wg: WarpGroup, w: WorkTile, tile: Int32
+):  # fmt: skip
+    """PV of the last tile, which is the other warp group's, and the row sums."""
+    stage = 1 - wg.idx if const_expr(c.stage_per_group) else tile % c.stages
     if const_expr(c.skip):
-        f.factor.fill(1.0)
-    add_tile(c, wg, 1 - wg, s, mma, f, stage, at, warp, lane)
-    sx.scale_totals(f.total, f.factor)
+        wg.rescale.fill(1.0)
+    pv_of_other(c, s, wg, stage, tile)
+    sx.rescale_sums(wg)
+    publish_row_sums(c, s, wg)
+    finish_pv(c, s, wg, stage)
+
+
+@cute.jit
+def finish_pv(c: cutlass.Constexpr[Traits], s: Shared, wg: WarpGroup, stage: Int32):
+    """Wait for PV, add it to O^T, release the stage."""
+    warpgroup.wait_group(0)
+    fp8.promote_tile(c, wg)
+    release_stage(c, s, stage)
 
 
 @cute.jit
 def own_tile(
-    c: cutlass.Constexpr[Shape], wg: cutlass.Constexpr[int], order: cutlass.Constexpr[str],
-    g: Global, s: Shared, mma: Products, f: Fragments, w: Span, k: Int32,
-    warp: Int32, lane: Int32,
+    c: cutlass.Constexpr[Traits], order: cutlass.Constexpr[str], g: Globals, s: Shared,
+    wg: WarpGroup, w: WorkTile, k: Int32,
 ):  # fmt: skip
     """One round of the module's docstring; `order` FIRST: the work tile has no tile k-1."""
-    if const_expr(c.width == 64):
+    if const_expr(c.mma_n == 64):
         # whatever follows from the thread takes no register from one round to the next
         lane = fresh_thread() % 32
         warp = cute.arch.make_warp_uniform(fresh_thread() % 128 // 32)
-    thread = warp * 32 + lane
-    at = w.done + k
-    stage = at % c.stages
+        wg = replace(wg, warp=warp, lane=lane)
+    thread = wg.warp * 32 + wg.lane
+    tile = w.tiles_before + k
+    stage = tile % c.stages
     tile_token = w.token + k * TILE_KV
-    slots = sx.ask_slots(c, g, tile_token, w)
+    slot_bits = sx.load_slot_bits(c, g, tile_token, w)
     warpgroup.fence()
-    phase, token = (at // c.stages) & 1, 16 * warp + lane // 4
-    if const_expr(c.scaled):
-        scaled.scores(c, s, mma, f, stage, phase, w.kv_len - tile_token, token, lane)
-        scaled.leave_tops(c, wg, s, f, warp, lane)
+    state = PipelineState.of_count(tile, c.stages)
+    token = 16 * wg.warp + wg.lane // 4
+    if const_expr(c.kv_656):
+        kv_656.qk(c, s, wg, state, w.kv_len - tile_token, token)
+        kv_656.store_max_scale(c, s, wg)
+    elif const_expr(c.hi_lo):
+        hi_lo.qk(c, s, wg, state)
     else:
-        add_scores(c, s, mma, f, stage, phase, lane)
-    if const_expr(order == FIRST):
-        stamp(c, s, 2)
-    if k + 2 >= w.mine:
-        cute.arch.mbarrier_arrive(s.q_empty)
-    sx.mask_scores(c, g, scores_of(c, f), tile_token, w, token, lane)
-    sx.mask_slots(c, scores_of(c, f), slots)
-    weigh(c, wg, order == FIRST, g, s, f, w, at, warp, lane)
-    if const_expr(c.scaled):
-        scaled.publish(c, wg, s, f, scores_of(c, f), stage, at, warp, lane)
-    else:
-        fp8.publish(c, s, scores_of(c, f), stage, warp, lane)
-    if const_expr(not c.gather):
-        if tile_token + TILE_KV > w.kv_len:
-            clear_tail(c, s, stage, w.kv_len - tile_token, thread)
-    cute.arch.fence_view_async_shared()
-    cute.arch.mbarrier_arrive(s.p_ready + statistics(c, wg, at))
-    cute.arch.barrier(barrier_id=ONE + wg, number_of_threads=128)
-    if const_expr(order != FIRST):
-        before = (at + c.stages - 1) % c.stages
-        cute.arch.mbarrier_wait(s.p_ready + statistics(c, 1 - wg, at - 1), ((at - 1) >> 2) & 1)
-        add_tile(c, wg, 1 - wg, s, mma, f, before, at - 1, warp, lane)
+        issue_qk(c, s, wg, state.index, state.phase)
         warpgroup.wait_group(0)
-        fp8.land(c, f, f.factor)
-        release(c, s, before)
-    add_tile(c, wg, wg, s, mma, f, stage, at, warp, lane)
-    if k + 1 == w.mine:
-        publish_totals(c, wg, s, f.total, warp, lane)
-    warpgroup.wait_group(0)
-    fp8.land(c, f, f.factor)
-    release(c, s, stage)
+    if const_expr(order == FIRST):
+        profile_event(c, s, CtaEvent.FIRST_QK_DONE)
+    if k + 2 >= w.num_tiles:
+        s.q.consumer_release(0)
+    sx.apply_mask(c, g, thread_scores(c, wg), w, tile_token, slot_bits, token, wg.lane)
+    online_softmax_step(c, order == FIRST, g, s, wg, w, tile)
+    if const_expr(c.kv_656):
+        kv_656.store_p(c, s, wg, thread_scores(c, wg), stage, tile)
+    else:
+        fp8.store_p(c, s, wg, thread_scores(c, wg), stage)
+    publish_p(c, s, wg, w, tile_token, thread, stage, stats_idx(c, wg.idx, tile))
+    if const_expr(order != FIRST):
+        before = (tile + c.stages - 1) % c.stages
+        pv_of_other(c, s, wg, before, tile - 1)
+        finish_pv(c, s, wg, before)
+    pv(c, s, wg, wg.idx, stage, tile)
+    if k + 1 == w.num_tiles:
+        publish_row_sums(c, s, wg)
+    finish_pv(c, s, wg, stage)

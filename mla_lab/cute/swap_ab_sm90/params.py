@@ -1,8 +1,9 @@
-"""Static facts of one kernel: what KernelConfig says, and what follows from it."""
+"""Traits: the static facts of one compiled kernel, from a KernelConfig and derived from it."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from enum import IntEnum
 from functools import cached_property
 from typing import Any
 
@@ -11,28 +12,24 @@ import cutlass
 from ...core.errors import unsupported
 from ...core.problem import FP8_656_BYTES, LATENT_DIM, ROPE_DIM
 from ...plan.config import KernelConfig
+from ..split_merge import SplitMerge
+from ..split_merge.swap_ab_fragments import CONSUMER_THREADS, FRAGMENTS_PER_ROW_PAIR
 
 TILE_KV = 64
 HEAD_DIM = LATENT_DIM + ROPE_DIM
-#: columns of one 128-byte swizzle box, boxes of a token tile, boxes that are also values
+#: columns of one swizzle box, boxes of a KV tile, boxes of V (the rest is rope)
 BOX = 64
 BOXES = HEAD_DIM // BOX
-VALUE_BOXES = LATENT_DIM // BOX
-#: parts of their scores, of two k-steps each
-SCORE_PARTS = {"e4m3": 9, "fp8_656": 8}
-#: 64-column slices of a warpgroup's half of O^T
-SLICES = VALUE_BOXES // 2
-#: tokens of 656 bytes: columns of one scale, and their groups
-SCALE_GROUP = 128
-GROUPS = LATENT_DIM // SCALE_GROUP
-#: their ropes and scales, a tile
-ROPE_BYTES, SCALE_BYTES = TILE_KV * ROPE_DIM * 2, TILE_KV * GROUPS * 4
-CONSUMER_WARPS = 8
-CONSUMERS = CONSUMER_WARPS * 32
+V_BOXES = LATENT_DIM // BOX
+#: 64-column slices of a warp group's half of O^T
+O_SLICES = V_BOXES // 2
+#: 656-byte tokens: columns of one scale, scales of a token, bytes of a tile's ropes and scales
+SCALE_COLS = 128
+SCALES = LATENT_DIM // SCALE_COLS
+ROPE_BYTES, SCALE_BYTES = TILE_KV * ROPE_DIM * 2, TILE_KV * SCALES * 4
+CONSUMER_WARPS = CONSUMER_THREADS // 32
 #: shared memory of a CTA on SM90
 SMEM_BYTES = 232_448
-#: splits that a shared merge takes: one a worker, and no card has more SMs
-MAX_SPLITS = 160
 
 TILE_ROWS = (8, 16, 32, 64)
 CLUSTERS = (1, 2, 4, 8, 16)
@@ -42,224 +39,249 @@ DTYPES: dict[str, Any] = {
     "fp16": cutlass.Float16,
     "e4m3": cutlass.Float8E4M3FN,
 }
-#: stored bytes of a token of eight bits under a bf16 query (see `split`)
-SPLIT_BYTES = {"e4m3": HEAD_DIM, "fp8_656": FP8_656_BYTES}
+#: options of a KernelConfig; "shaped" changes the host's arguments alone
+OPTIONS = {
+    "features", "fused_merge", "gather", "grid", "pair", "pdl", "shaped", "skip", "stamps",
+}  # fmt: skip
+#: by option fused_merge
+MERGES = {
+    0: SplitMerge.KERNEL,
+    1: SplitMerge.LAST_CTA,
+    2: SplitMerge.COOPERATIVE,
+    3: SplitMerge.LL,
+}
+#: 8-bit caches of a bf16 query (see `query_hi_lo`) and the bytes of a token
+TOKEN_BYTES = {"e4m3": HEAD_DIM, "fp8_656": FP8_656_BYTES}
+
+
+class KvLoad(IntEnum):
+    """How the producer fetches a KV tile (option gather)."""
+
+    #: TMA boxes of whole pages
+    TMA = 0
+    #: token by token with cp.async, from pages of any size
+    GATHER_PAGED = 1
+    #: token by token, each from the slot that a sparse call names
+    GATHER_SPARSE = 2
 
 
 @dataclass(frozen=True)
-class Shape:
-    """One compiled kernel. `rows` query rows of a work tile, `cluster` CTAs of a worker."""
+class Traits:
+    """Static facts of one kernel. A worker is `cluster` CTAs, its work tile `rows` query rows."""
 
     rows: int
     cluster: int
     page: int
-    #: operands of the products
+    #: element type of both MMAs' operands
     dtype: Any
-    #: the query, as it is stored
+    #: element type of the query in global memory
     q_dtype: Any
     out_dtype: Any
     causal: bool
-    lse: bool
-    #: 0: a kernel of its own, 1: the last arriver, 2: all who split the row tile, a share each,
-    #: 3: the same without counters, partials zero between launches (see `mail`)
-    fused_merge: int
-    #: L2 prefetch this many tiles beyond the ring (0: none)
-    prefetch: int
+    split_merge: SplitMerge
+    #: programmatic dependent launch
     pdl: bool
-    stamps: bool
-    #: a line of KV leaves L2 before others do: it is read once
-    evict: bool
-    ring: int
-    #: column boxes of one full barrier
-    group: int
-    #: work follows from block indices and `num_splits`, without a plan in memory
+    #: write the timestamps of `CtaEvent`
+    profile: bool
+    #: work follows from block indices and `num_splits`; no plan is in memory
     grid: bool
-    cooperative: bool
-    #: O^T of the other warpgroup's tile before the own scores
-    early_values: bool
-    #: CTAs of a cluster that take neighbouring row tiles and share every KV tile by multicast
-    pair: int
-    #: sinks, and scales in memory, come with the launch (see `extras`)
+    #: CTAs of a cluster that take neighbouring row tiles and share each KV tile by TMA multicast
+    multicast: int
+    #: sinks and scales in memory come with the launch (see `feature_operands`)
     features: bool
-    #: a packed mask says which draft tokens a row sees; one without an element: the causal rule
+    #: a packed mask marks the draft tokens that a row sees; without an element: the causal rule
     tree: bool
-    #: tokens are fetched one by one: 1 by pages of any size, 2 by the slots of a sparse call
-    gather: int
-    #: e4m3: each tile's O^T in registers of its own, added in fp32 (see `fp8`)
-    promote: bool
-    #: two terms: scores are added up in so many parts of the columns, for the same reason
-    score_parts: int
-    #: tokens of 656 bytes: scales of their own, rope of sixteen bits (see `scaled`)
-    scaled: bool
-    #: skip-softmax: tiles whose weights are all too small are left out (see `late`)
+    kv_load: KvLoad
+    #: 656-byte tokens: a scale per 128 columns, a bf16 rope (see `kv_656`)
+    kv_656: bool
+    #: skip-softmax: PV of tiles with negligible weights is skipped (see `mainloop_fp8`)
     skip: bool
 
     @cached_property
-    def boxed(self) -> bool:
-        """Tokens arrive as the products read them, by TMA boxes."""
-        return not self.gather
+    def gathered(self) -> bool:
+        """KV tokens are fetched one by one."""
+        return self.kv_load != KvLoad.TMA
 
     @cached_property
-    def eight(self) -> bool:
-        """Operands are e4m3 (see `fp8`)."""
+    def fp8(self) -> bool:
+        """The MMAs' operands are e4m3 (see `fp8_operands`)."""
         return self.dtype is cutlass.Float8E4M3FN
 
     @cached_property
-    def terms(self) -> int:
-        """e4m3 numbers that add up to one of the query or of the weights (see `split`)."""
-        return 1 if self.q_dtype is self.dtype else 2
+    def hi_lo(self) -> bool:
+        """A query element, and a weight, is the sum of two e4m3 numbers (see `query_hi_lo`)."""
+        return self.q_dtype is not self.dtype
 
     @cached_property
-    def width(self) -> int:
-        """Columns of both products: a row for each term of each query row."""
-        return self.rows * self.terms
+    def mma_n(self) -> int:
+        """N of both MMAs: the query rows, twice with hi and lo."""
+        return self.rows * (1 + self.hi_lo)
 
     @cached_property
     def bytes(self) -> int:
-        """Of an element of Q and of the K tile."""
-        return 1 if self.eight else 2
+        """Bytes of an element of Q and of the KV tile in shared memory."""
+        return 1 if self.fp8 else 2
 
     @cached_property
-    def step(self) -> int:
-        """Columns from one accumulator row of V^T P^T to the next (see `fp8`)."""
-        return 2 if self.eight else 1
+    def o_row_cols(self) -> int:
+        """Latent columns from one accumulator row of O^T to the next (see `fp8_operands`)."""
+        return 2 if self.fp8 else 1
 
     @cached_property
-    def second(self) -> int:
-        """Columns from the first to the second of a unit: from accumulator row g to g + 8."""
-        return 1 if self.eight else 8
+    def o_half_cols(self) -> int:
+        """Latent columns from accumulator row g of O^T to row g + 8."""
+        return 1 if self.fp8 else 8
 
     @cached_property
-    def score_sets(self) -> int:
-        """Parts of the scores on their way together, each with accumulators of its own."""
-        return min(self.score_parts, 4 if self.width < 64 else 2)
+    def qk_parts(self) -> int:
+        """Column ranges whose scores are added up in fp32: two k-steps each with hi and lo."""
+        return (8 if self.kv_656 else 9) if self.hi_lo else 1
 
     @cached_property
-    def lands_late(self) -> bool:
-        """e4m3: a tile's O^T is added when all of it is there, or was never apart from the rest.
-        One that may be left out is added where it was asked for."""
-        return (self.parts_apart == SLICES and not self.skip) or not self.promote
+    def qk_parts_in_flight(self) -> int:
+        """Column ranges whose MMAs run together, each with accumulators of its own."""
+        return min(self.qk_parts, 4 if self.mma_n < 64 else 2)
 
     @cached_property
-    def parts_apart(self) -> int:
-        """e4m3: 64-column slices of a tile's O^T that have registers of their own."""
-        return SLICES if self.width < 64 else 1
+    def o_slices_in_flight(self) -> int:
+        """fp8: slices of one tile's O^T whose MMAs run together, with registers of their own."""
+        return O_SLICES if self.mma_n < 64 else 1
+
+    @cached_property
+    def promote_after_tile(self) -> bool:
+        """fp8: a tile's O^T is added to the accumulators after its last MMA, not slice by slice."""
+        return self.o_slices_in_flight == O_SLICES and not self.skip
 
     @cached_property
     def columns(self) -> int:
-        """Of a K tile: without the rope, where that has other elements."""
-        return LATENT_DIM if self.scaled else HEAD_DIM
+        """Columns of a KV tile; without the rope where that has another element type."""
+        return LATENT_DIM if self.kv_656 else HEAD_DIM
 
     @cached_property
     def box(self) -> int:
-        """Columns of a swizzled box of a K tile: whole scale groups, where tokens have such."""
-        return SCALE_GROUP if self.scaled else BOX
+        """Columns of a swizzle box of the KV tile: one scale's, where tokens have scales."""
+        return SCALE_COLS if self.kv_656 else BOX
 
     @cached_property
-    def groups(self) -> int:
-        """Full barriers of a stage."""
-        return self.columns // self.box // self.group
+    def boxes_per_barrier(self) -> int:
+        """Boxes that arrive at one full barrier."""
+        if self.kv_656:
+            return SCALES
+        # these builds have no register to spare for several waits per tile
+        one_wait = self.rows == (32 if self.hi_lo else 64)
+        return BOXES if self.gathered or (self.fp8 and one_wait) else 3
 
     @cached_property
-    def group_bytes(self) -> int:
-        """That arrive at one of them."""
-        dense = TILE_KV * self.group * self.box * self.bytes
-        return dense + ROPE_BYTES + SCALE_BYTES if self.scaled else dense
+    def barriers_per_stage(self) -> int:
+        """Full barriers of a KV stage."""
+        return self.columns // self.box // self.boxes_per_barrier
+
+    @cached_property
+    def full_barrier_bytes(self) -> int:
+        """Bytes expected by one full barrier of the KV ring."""
+        dense = TILE_KV * self.boxes_per_barrier * self.box * self.bytes
+        return dense + ROPE_BYTES + SCALE_BYTES if self.kv_656 else dense
 
     @cached_property
     def q_bytes(self) -> int:
-        """In shared memory, as it arrives or split: alike."""
-        return self.width * HEAD_DIM * self.bytes
+        """Bytes of Q in shared memory, the same before and after the split into hi and lo."""
+        return self.mma_n * HEAD_DIM * self.bytes
 
     @cached_property
     def k_bytes(self) -> int:
-        """Of a K tile."""
+        """Bytes of a KV tile's columns."""
         return TILE_KV * self.columns * self.bytes
 
     @cached_property
     def rope_bytes(self) -> int:
-        """Of a rope's place of its own, which the weights of four groups take later (`scaled`)."""
-        return max(ROPE_BYTES, GROUPS * TILE_KV * self.width) if self.scaled else 0
+        """656-byte tokens: bytes of a stage's ropes, which P of four scale groups overwrites."""
+        return max(ROPE_BYTES, SCALES * TILE_KV * self.mma_n) if self.kv_656 else 0
 
     @cached_property
-    def tile_bytes(self) -> int:
-        """Of a stage."""
-        return self.k_bytes + (self.rope_bytes + SCALE_BYTES if self.scaled else 0)
+    def stage_bytes(self) -> int:
+        """Bytes of a stage of the KV ring."""
+        return self.k_bytes + (self.rope_bytes + SCALE_BYTES if self.kv_656 else 0)
 
     @cached_property
-    def exchange_bytes(self) -> int:
-        """fp32 partials that a CTA receives: its share of the rows from every CTA."""
+    def peer_partial_bytes(self) -> int:
+        """fp32 partials that the CTAs of a cluster push to one of them."""
         return self.rows * LATENT_DIM * 4 if self.cluster > 1 else 0
 
     @cached_property
-    def aliased(self) -> bool:
-        """The partials arrive on the ring's bytes, because two stages leave no other room."""
-        room = SMEM_BYTES - self.small_bytes - self.q_bytes - 2 * self.tile_bytes
-        return self.exchange_bytes > room
+    def partials_on_ring(self) -> bool:
+        """The peers' partials overwrite the KV ring: two stages leave no other room."""
+        room = SMEM_BYTES - self.small_bytes - self.q_bytes - 2 * self.stage_bytes
+        return self.peer_partial_bytes > room
 
     @cached_property
     def small_bytes(self) -> int:
-        """Barriers, record, stamps; tile maxima, (m, f), sums per warp; peers' (m, l), weights."""
-        stages, more = (6, 6 + 2 * (self.terms - 1)) if self.eight else (3, 0)
-        barriers = 8 * (stages * (BOXES // self.group + 1) + 9 + more) + 144
+        """Upper bound, in bytes, of all that precedes the KV ring in shared memory."""
+        stages, more = (6, 6 + 2 * self.hi_lo) if self.fp8 else (3, 0)
+        barriers = 8 * (stages * (BOXES // self.boxes_per_barrier + 1) + 9 + more) + 144
         barriers += 0 if self.grid else 128
-        peak = (48 if self.eight else 16) * self.rows
-        unit = 4 * self.rows if self.terms > 1 else 0
-        scales = (128, 128) if self.scaled else (16,) if self.skip else ()
-        sums = (32 * self.rows, unit, *scales, 16 * self.cluster * self.pairs)
-        pieces = (32 * self.rows, peak, *sums)
-        rounded = sum(-(-piece // 128) * 128 for piece in (barriers, *pieces, 64 * self.cluster))
-        return -(-rounded // 1024) * 1024
+        stats = (48 if self.fp8 else 16) * self.rows
+        q_scale = 4 * self.rows if self.hi_lo else 0
+        extra = (128, 128) if self.kv_656 else (16,) if self.skip else ()
+        peers = (16 * self.cluster * self.row_pairs, 64 * self.cluster)
+        pieces = (barriers, 32 * self.rows, stats, 32 * self.rows, q_scale, *extra, *peers)
+        return -(-sum(-(-piece // 128) * 128 for piece in pieces) // 1024) * 1024
 
     @cached_property
     def stages(self) -> int:
-        """64-token stages of the KV ring."""
+        """Stages of the KV ring, 64 tokens each: as many as fit."""
         used = self.small_bytes + self.q_bytes
-        used += 0 if self.aliased else self.exchange_bytes
-        fit = (SMEM_BYTES - used) // self.tile_bytes
-        return min(fit, self.ring) if self.ring else fit
+        used += 0 if self.partials_on_ring else self.peer_partial_bytes
+        return (SMEM_BYTES - used) // self.stage_bytes
+
+    @cached_property
+    def producer_group(self) -> bool:
+        """The producer is a warp group: it gathers, or hands registers to the consumers, which
+        from N 32 on need more than the 168 that 288 threads get (ptxas rounds to warp groups)."""
+        return self.mma_n >= 32 or self.gathered
 
     @cached_property
     def threads(self) -> int:
-        """Two consumer warpgroups and a producer warp, or a producer warpgroup (`wide`)."""
-        return CONSUMERS + (128 if self.wide else 32)
-
-    @cached_property
-    def wide(self) -> bool:
-        """From 32 columns on consumers need more than the 168 registers that 288 threads may have
-        (ptxas counts whole warpgroups), so a producer warpgroup hands its own over. One that
-        gathers is a warpgroup anyway."""
-        return self.width >= 32 or not self.boxed
+        """Threads of a CTA: two consumer warp groups and the producer."""
+        return CONSUMER_THREADS + (128 if self.producer_group else 32)
 
     @cached_property
     def scales(self) -> bool:
-        """Scales may come in memory."""
+        """Scales may come in memory (read by `feature_operands`)."""
         return self.features
 
     @cached_property
     def registers(self) -> tuple[int, int]:
-        """Of a producer's and of a consumer's thread, in a wide kernel: what 384 threads have at
-        the launch, 168 each, since none can be had beyond that."""
-        if self.gather:
-            return (56, 224) if self.width < 64 else (24, 240)
-        if self.terms > 1:
-            return (56, 224) if self.width < 64 else (40, 232)
-        return (24, 240) if self.eight and self.rows == 64 else (40, 232)
+        """Registers of a producer and a consumer thread beside a producer warp group: together
+        at most the 384 x 168 of the launch."""
+        if self.gathered:
+            return (56, 224) if self.mma_n < 64 else (24, 240)
+        if self.hi_lo:
+            return (56, 224) if self.mma_n < 64 else (40, 232)
+        return (24, 240) if self.fp8 and self.rows == 64 else (40, 232)
 
     @cached_property
-    def producers(self) -> int:
-        """Arrivals that a full barrier counts beside its bytes."""
-        return 1 if self.boxed else 128
+    def full_arrivals(self) -> int:
+        """Arrivals per phase of a full barrier of the KV ring, beside its bytes."""
+        return 128 if self.gathered else 1
 
     @cached_property
-    def static_stage(self) -> bool:
-        """With two stages a warpgroup owns the tiles of one of them: descriptors are constants."""
+    def stage_per_group(self) -> bool:
+        """With two stages a warp group owns the tiles of one: its MMA descriptors are constants."""
         return self.stages == 2
 
     @cached_property
-    def values_first(self) -> bool:
-        """With two stages a stage must be free before its other tile is here (see `consume`)."""
-        return self.early_values and self.static_stage and not self.eight
+    def pv_first(self) -> bool:
+        """A round begins with PV of the other warp group's tile: with two stages a stage must be
+        free before its other tile can arrive (see `mainloop_bf16`)."""
+        return self.stage_per_group and not self.fp8
+
+    @cached_property
+    def cooperative_launch(self) -> bool:
+        """All CTAs must run at once, since a merge waits for the others. Not for 64 rows of e4m3:
+        workers of whole requests wait for nobody, and may be more than fit."""
+        tall = self.fp8 and self.rows == 64 and not self.hi_lo
+        waits = self.split_merge in (SplitMerge.COOPERATIVE, SplitMerge.LL)
+        return waits and (self.gathered or not tall)
 
     @cached_property
     def box_rows(self) -> int:
@@ -267,111 +289,98 @@ class Shape:
         return min(self.page, TILE_KV)
 
     @cached_property
-    def box_cols(self) -> int:
-        """64-column boxes of one TMA instruction: dense in smem only at 64 rows."""
-        return self.group if self.box_rows == TILE_KV and self.pair == 1 else 1
+    def boxes_per_copy(self) -> int:
+        """Boxes of one TMA instruction; several are dense in shared memory only at 64 rows."""
+        dense = self.box_rows == TILE_KV and self.multicast == 1
+        return self.boxes_per_barrier if dense else 1
 
     @cached_property
-    def pairs(self) -> int:
+    def row_pairs(self) -> int:
         """Row pairs that one CTA of the cluster reduces."""
         return max(1, self.rows // 2 // self.cluster)
 
     @cached_property
-    def parts(self) -> int:
-        """CTAs that share a row pair, each a contiguous range of the latent columns."""
+    def column_parts(self) -> int:
+        """CTAs that share a row pair, each with a contiguous range of the latent columns."""
         return max(1, self.cluster // (self.rows // 2))
 
     @cached_property
-    def units(self) -> int:
-        """16-byte units (2 columns x 2 rows) of one source in one CTA's share."""
-        return self.pairs * 256 // self.parts
+    def fragments(self) -> int:
+        """16-byte fragments (2 rows x 2 columns) of one partial that one CTA reduces."""
+        return self.row_pairs * FRAGMENTS_PER_ROW_PAIR // self.column_parts
 
 
-def share_units(units: Any, splits: Any) -> Any:
-    """Units that each of `splits` merges: a multiple of 8, so that lane pairs stay whole."""
-    return ((units + splits - 1) // splits + 7) // 8 * 8
-
-
-def _most_gathered(kv_format: str, gather: int) -> int:
-    """Rows for which there are registers where tokens are gathered: beyond, accumulators of e4m3
-    would lie in local memory, and of 656 bytes with a mask what a round keeps."""
-    if kv_format not in SPLIT_BYTES:
-        return TILE_ROWS[-1]
-    return 16 if (kv_format, gather) == ("fp8_656", 1) else 32
-
-
-def shape_of(config: KernelConfig) -> Shape:
-    """What `config` asks for; `Unsupported` names the first field that this family lacks."""
-    gather = config.option("gather")
+def traits_of(config: KernelConfig) -> Traits:
+    """Traits of `config`; `Unsupported` names the first field or option that this family lacks."""
+    kv_load = config.option("gather")
     for name, allowed in (
         ("tile_rows", TILE_ROWS),
         ("cluster", CLUSTERS),
-        ("page_size", (config.page_size,) if gather else PAGES),
+        ("page_size", (config.page_size,) if kv_load else PAGES),
         ("q_dtype", tuple(DTYPES)),
         ("out_dtype", tuple(d for d in DTYPES if d != "e4m3" or config.q_dtype == d)),
-        ("kv_format", (config.q_dtype, *(SPLIT_BYTES if config.q_dtype == "bf16" else ()))),
+        ("kv_format", (config.q_dtype, *(TOKEN_BYTES if config.q_dtype == "bf16" else ()))),
         ("tile_kv", (TILE_KV,)),
         ("mask", ("none", "causal", "tree")),
     ):
         if getattr(config, name) not in allowed:
             raise unsupported(name, repr(getattr(config, name)), allowed)
-    merge = config.option("fused_merge", 1)
-    if merge == 3 and (config.cluster > 1 or not config.option("grid", 0)):
-        got = f"fused_merge 3 with cluster {config.cluster}"
-        raise unsupported("options", got, "fused_merge 3 in grid mode with cluster 1")
-    pair = config.option("pair", 1)
-    if pair > 1 and (config.cluster > 1 or not config.option("grid", 0) or merge not in (2, 3)):
-        got = f"pair {pair} with cluster {config.cluster}, fused_merge {merge}"
-        raise unsupported("options", got, "pair in grid mode with cluster 1, fused_merge 2 or 3")
-    plain = (config.cluster, pair, merge < 3, config.option("grid", 0)) == (1, 1, True, 1)
-    if gather and not (plain and (config.mask == "none" or gather == 1)):
-        got = f"gather {gather} with cluster {config.cluster}, pair {pair}, mask {config.mask}"
-        raise unsupported("options", got, "gather in grid mode with cluster 1; 2 without a mask")
-    most = _most_gathered(config.kv_format, gather)
-    if gather and config.tile_rows > most:
-        got = f"{config.tile_rows} with gather {gather} of {config.kv_format}"
-        raise unsupported("tile_rows", got, f"up to {most}, as registers go")
-    split, scaled = config.kv_format != config.q_dtype, config.kv_format == "fp8_656"
-    if split and (pair > 1 or config.tile_rows > 32 or not config.option("promote", 1)):
-        got = f"{config.tile_rows} rows, pair {pair} with {config.kv_format}"
-        raise unsupported("kv_format", got, "up to 32 rows, without pair, promoted")
-    # without a register to spare, one wait a tile; and workers of whole requests, which wait for
-    # nobody, may be more than run at once (see `plan.ways.in_waves`)
-    tall = config.q_dtype == "e4m3" and config.tile_rows == 64
-    whole = BOXES if tall or (split and config.tile_rows == 32) else 3
-    features = bool(config.option("features")) or config.mask == "tree"
-    skip = bool(config.option("skip"))
-    skips = config.q_dtype == "e4m3" and config.tile_rows <= 32 and config.mask == "tree"
-    if skip and not (skips and config.option("promote", 1) and not gather):
-        got = f"skip with {config.q_dtype}, {config.tile_rows} rows, mask {config.mask}"
-        raise unsupported("options", got, "skip of e4m3, up to 32 rows, mask tree, by page")
-    if features and config.option("stamps"):
-        raise unsupported("options", "stamps with features or a tree mask", "one of them")
-    return Shape(
+    _check_options(config)
+    hi_lo = config.kv_format != config.q_dtype
+    return Traits(
         rows=config.tile_rows,
         cluster=config.cluster,
         page=config.page_size,
-        dtype=DTYPES["e4m3" if split else config.q_dtype],
+        dtype=DTYPES["e4m3" if hi_lo else config.q_dtype],
         q_dtype=DTYPES[config.q_dtype],
         out_dtype=DTYPES[config.out_dtype],
         causal=config.mask == "causal",
-        lse=bool(config.option("lse", 1)),
-        fused_merge=merge,
-        prefetch=config.option("prefetch", 0),
+        split_merge=MERGES[config.option("fused_merge", 1)],
         pdl=bool(config.option("pdl", 1)),
-        stamps=bool(config.option("stamps", 0)),
-        evict=bool(config.option("evict", 1)),
-        ring=config.option("ring", 0),
-        group=GROUPS if scaled else BOXES if gather else config.option("group", whole),
-        grid=bool(config.option("grid", 0)),
-        cooperative=bool(config.option("cooperative", merge >= 2 and (gather or not tall))),
-        early_values=bool(config.option("values_first", 1)),
-        pair=pair,
-        features=features,
+        profile=bool(config.option("stamps")),
+        grid=bool(config.option("grid")),
+        multicast=config.option("pair", 1),
+        features=bool(config.option("features")) or config.mask == "tree",
         tree=config.mask == "tree",
-        gather=gather,
-        promote=bool(config.option("promote", 1)),
-        score_parts=config.option("score_parts", SCORE_PARTS[config.kv_format]) if split else 1,
-        scaled=scaled,
-        skip=skip,
+        kv_load=KvLoad(kv_load),
+        kv_656=config.kv_format == "fp8_656",
+        skip=bool(config.option("skip")),
     )
+
+
+def _check_options(config: KernelConfig) -> None:
+    """Refuse options, and combinations of them, that have no kernel or no registers for one."""
+    for name, value in config.options:
+        values = {"fused_merge": MERGES, "gather": list(KvLoad)}.get(name)
+        if name not in OPTIONS or (values and value not in values):
+            raise unsupported("options", f"{name} {value}", sorted(OPTIONS))
+    rows, gather, formats = config.tile_rows, config.option("gather"), config.kv_format
+    number, pair = config.option("fused_merge", 1), config.option("pair", 1)
+    merge = MERGES[number]
+    one_cta_grid = config.cluster == 1 and config.option("grid")
+    if merge == SplitMerge.LL and not one_cta_grid:
+        got = f"fused_merge 3 with cluster {config.cluster}"
+        raise unsupported("options", got, "fused_merge 3 in grid mode with cluster 1")
+    if pair > 1 and not (one_cta_grid and merge in (SplitMerge.COOPERATIVE, SplitMerge.LL)):
+        got = f"pair {pair} with cluster {config.cluster}, fused_merge {number}"
+        raise unsupported("options", got, "pair in grid mode with cluster 1, fused_merge 2 or 3")
+    plain = one_cta_grid and pair == 1 and merge != SplitMerge.LL
+    if gather and not (plain and (config.mask == "none" or gather == KvLoad.GATHER_PAGED)):
+        got = f"gather {gather} with cluster {config.cluster}, pair {pair}, mask {config.mask}"
+        raise unsupported("options", got, "gather in grid mode with cluster 1; 2 without a mask")
+    most_rows = TILE_ROWS[-1]
+    if formats in TOKEN_BYTES:
+        # taller tiles of gathered e4m3 would spill accumulators, of 656 bytes the mask's state
+        most_rows = 16 if (formats, gather) == ("fp8_656", KvLoad.GATHER_PAGED) else 32
+    if gather and rows > most_rows:
+        got = f"{rows} with gather {gather} of {formats}"
+        raise unsupported("tile_rows", got, f"up to {most_rows}, as registers go")
+    if formats != config.q_dtype and (pair > 1 or rows > 32):
+        got = f"{rows} rows, pair {pair} with {formats}"
+        raise unsupported("kv_format", got, "up to 32 rows, without pair")
+    skips = config.q_dtype == "e4m3" and rows <= 32 and config.mask == "tree" and not gather
+    if config.option("skip") and not skips:
+        got = f"skip with {config.q_dtype}, {rows} rows, mask {config.mask}"
+        raise unsupported("options", got, "skip of e4m3, up to 32 rows, mask tree, by page")
+    if (config.option("features") or config.mask == "tree") and config.option("stamps"):
+        raise unsupported("options", "stamps with features or a tree mask", "one of them")

@@ -1,225 +1,176 @@
-"""The producer warp: reads the plan, streams KV and Q by TMA, leaves the work record."""
+"""The producer warp: reads the plan, loads KV and Q by TMA, leaves the work record."""
+
+from __future__ import annotations
+
+from dataclasses import replace
 
 import cutlass
 import cutlass.cute as cute
 from cutlass import Int16, Int32, Int64, const_expr
-from cutlass.cute.nvgpu import cpasync
 
+from ..common.barriers import MBarriers
+from ..common.pipeline import PipelineState
 from ..common.ptx_sm90 import EVICT_FIRST, nanoseconds
 from ..common.self_schedule import WORDS, plan_of
-from . import kv_656 as scaled
-from .params import BOX, BOXES, CONSUMER_WARPS, CONSUMERS, TILE_KV, Shape
-from .shared_storage import END, Global, Shared
+from ..common.tma import tma_views
+from ..split_merge.swap_ab_fragments import CtaEvent
+from . import kv_656
+from .params import BOX, BOXES, TILE_KV, Traits
+from .shared_storage import END, Globals, Shared, stage_full
 from .tile_scheduler import Work, ask, load_entries, next_words, open_grid, open_work
 
 #: a page outside of every cache: the TMA writes zeros and counts the bytes
 NO_PAGE = 1 << 30
 
 
-def barriers_init(c: Shape, s: Shared) -> None:
-    """By one lane; the counts are those of the kernel's docstring."""
-    for i in range(c.stages * c.groups):
-        cute.arch.mbarrier_init(s.full + i, c.producers)
-    for i in range(c.stages):
-        cute.arch.mbarrier_init(s.empty + i, CONSUMER_WARPS * c.pair)
-    cute.arch.mbarrier_init(s.q_full, 1)
-    cute.arch.mbarrier_init(s.q_empty, CONSUMERS)
-    cute.arch.mbarrier_init(s.free, CONSUMER_WARPS * c.cluster)
-    cute.arch.mbarrier_init(s.sent, 1)
-    cute.arch.mbarrier_init(s.drained, CONSUMER_WARPS)
-    for i in range(2):
-        cute.arch.mbarrier_init(s.p_ready + i, CONSUMERS // 2)
-        if c.eight:
-            cute.arch.mbarrier_init(s.p_ready + 2 + i, CONSUMERS // 2)
-            cute.arch.mbarrier_init(s.m_ready + i, c.rows)
-    if c.terms > 1:
-        cute.arch.mbarrier_init(s.q_read, CONSUMERS)
-        cute.arch.mbarrier_init(s.q_split, CONSUMERS)
-    cute.arch.mbarrier_init(s.summed, CONSUMERS)
-    cute.arch.mbarrier_init(s.weighed, CONSUMERS)
+def kv_views(c: Traits, g: Globals, s: Shared) -> tuple[cute.Tensor, cute.Tensor]:
+    """TMA views: gmem [box, row, column, page], smem [box, row slot, column slot, stage]."""
+    rows, cols, box = c.box_rows, c.boxes_per_copy, c.box
+    shape = (rows, (box, cols), TILE_KV // rows, c.columns // box // cols, c.stages)
+    boxes = TILE_KV * box
+    stride = (box, (1, boxes), rows * box, cols * boxes, TILE_KV * c.columns)
+    smem = cute.make_tensor(s.sKV.iterator, cute.make_layout(shape, stride=stride))
+    gmem = cute.local_tile(g.mKV, (rows, (box, cols)), (None, None, None))
+    return tma_views(g.tma_kv, smem, gmem)
 
 
-def kv_parts(c: Shape, g: Global, s: Shared) -> tuple[cute.Tensor, cute.Tensor]:
-    """TMA views: smem [box, row slot, column slot, stage], gmem [box, row, column, page]."""
-    rows, cols, box = c.box_rows, c.box_cols, c.box
-    smem = cute.make_tensor(
-        s.k.iterator,
-        cute.make_layout(
-            (rows, (box, cols), TILE_KV // rows, c.columns // box // cols, c.stages),
-            stride=(
-                box,
-                (1, TILE_KV * box),
-                rows * box,
-                cols * TILE_KV * box,
-                TILE_KV * c.columns,
-            ),
-        ),
-    )
-    gmem = cute.local_tile(g.gk, (rows, (box, cols)), (None, None, None))
-    return cpasync.tma_partition(
-        g.tma_k,
-        0,
-        cute.make_layout(1),
-        cute.group_modes(smem, 0, 2),
-        cute.group_modes(gmem, 0, 2),
-    )
+def acquire_stage(c: Traits, s: Shared, count: Int32) -> Int32:
+    """Wait until the stage of the CTA's KV tile number `count` is empty; the stage."""
+    stage = count % c.stages
+    empty = MBarriers(s.kv.empty.at(stage))
+    empty.wait(0, PipelineState.of_count(count, c.stages).opposite().phase)
+    return stage
 
 
 @cute.jit
-def load_q(c: cutlass.Constexpr[Shape], g: Global, s: Shared, row: Int32):
-    """All `rows` x 576 of the row tile, from row `row` on; rows past the end read zeros."""
+def load_q(c: cutlass.Constexpr[Traits], g: Globals, s: Shared, row: Int32):
+    """All `rows` x 576 of the row tile from row `row` of q on; rows past the end read zeros."""
     smem = cute.make_tensor(
-        cute.recast_ptr(s.q.iterator, dtype=c.q_dtype) if c.terms > 1 else s.q.iterator,
+        cute.recast_ptr(s.sQ.iterator, dtype=c.q_dtype) if c.hi_lo else s.sQ.iterator,
         cute.make_layout((c.rows, (BOX, BOXES)), stride=(BOX, (1, c.rows * BOX))),
     )
-    gmem = cute.local_tile(cute.domain_offset((row, 0), g.gq), (c.rows, (BOX, BOXES)), (0, 0))
-    qs, qg = cpasync.tma_partition(
-        g.tma_q,
-        0,
-        cute.make_layout(1),
-        cute.group_modes(smem, 0, 2),
-        cute.group_modes(gmem, 0, 2),
-    )
-    cute.copy(g.tma_q, qg, qs, tma_bar_ptr=s.q_full)
+    gmem = cute.local_tile(cute.domain_offset((row, 0), g.mQ), (c.rows, (BOX, BOXES)), (0, 0))
+    source, into = tma_views(g.tma_q, smem, gmem)
+    cute.copy(g.tma_q, source, into, tma_bar_ptr=s.q.full.at(0))
 
 
 @cute.jit
 def load_tile(
-    c: cutlass.Constexpr[Shape], g: Global, s: Shared, w: Work, tile: Int32, stage: Int32
+    c: cutlass.Constexpr[Traits], g: Globals, s: Shared, w: Work, tile: Int32, stage: Int32
 ):
-    """KV tile `tile` of the request into `stage`, each column group on its own barrier.
+    """KV tile `tile` of the request into `stage`, each range of columns on its own full barrier.
 
-    With `pair` each CTA of the cluster asks for every pair-th column box, for all of them.
+    With multicast a CTA loads every `c.multicast`-th box, for all CTAs of the cluster.
     """
-    ks, kg = kv_parts(c, g, s)
-    policy = Int64(EVICT_FIRST) if const_expr(c.evict) else None
+    gKV, sKV = kv_views(c, g, s)
+    policy = Int64(EVICT_FIRST)
     slots = TILE_KV // c.box_rows
-    per_group = c.group // c.box_cols
-    for n in cutlass.range_constexpr(c.groups):
+    copies = c.boxes_per_barrier // c.boxes_per_copy
+    for n in cutlass.range_constexpr(c.barriers_per_stage):
         with cute.arch.elect_one():
-            cute.arch.mbarrier_arrive_and_expect_tx(s.full + stage * c.groups + n, c.group_bytes)
-    for n in cutlass.range_constexpr(c.groups):
+            stage_full(c, s, stage).arrive_expect_tx(n, c.full_barrier_bytes)
+    for n in cutlass.range_constexpr(c.barriers_per_stage):
         for slot in cutlass.range_constexpr(slots):
             token = tile * TILE_KV + slot * c.box_rows
             page = cute.arch.shuffle_sync(w.entry, token // c.page - w.base)
             if const_expr(slots > 1):
                 page = page if token < w.kv_len else Int32(NO_PAGE)
             inside = (token % c.page) // c.box_rows
-            if const_expr(c.scaled):
-                scaled.load_more(c, g, s, inside, page, slot, stage, policy)
-            for x in cutlass.range_constexpr(per_group):
-                col = n * per_group + x
-                if const_expr(c.pair == 1):
+            if const_expr(c.kv_656):
+                kv_656.load_rope_and_scales(c, g, s, (inside, page, slot, stage), policy)
+            for x in cutlass.range_constexpr(copies):
+                col = n * copies + x
+                if const_expr(c.multicast == 1):
                     cute.copy(
-                        g.tma_k,
-                        kg[None, inside, col, page],
-                        ks[None, slot, col, stage],
-                        tma_bar_ptr=s.full + stage * c.groups + n,
+                        g.tma_kv,
+                        gKV[None, inside, col, page],
+                        sKV[None, slot, col, stage],
+                        tma_bar_ptr=stage_full(c, s, stage).at(n),
                         cache_policy=policy,
                     )
-                elif (col + tile) % c.pair == cute.arch.block_idx_in_cluster():
+                elif (col + tile) % c.multicast == cute.arch.block_idx_in_cluster():
                     cute.copy(
-                        g.tma_k,
-                        kg[None, inside, col, page],
-                        ks[None, slot, col, stage],
-                        tma_bar_ptr=s.full + stage * c.groups + n,
-                        mcast_mask=Int16((1 << c.pair) - 1),
+                        g.tma_kv,
+                        gKV[None, inside, col, page],
+                        sKV[None, slot, col, stage],
+                        tma_bar_ptr=stage_full(c, s, stage).at(n),
+                        mcast_mask=Int16((1 << c.multicast) - 1),
                         cache_policy=policy,
                     )
 
 
 @cute.jit
-def prefetch_tile(c: cutlass.Constexpr[Shape], g: Global, s: Shared, w: Work, tile: Int32):
-    """Ask for a tile in L2, where its table entries are in this warp's 32."""
-    _, kg = kv_parts(c, g, s)
-    for slot in cutlass.range_constexpr(TILE_KV // c.box_rows):
-        token = tile * TILE_KV + slot * c.box_rows
-        index = token // c.page - w.base
-        if tile < w.first + w.mine and index < 32 and token < w.kv_len:
-            page = cute.arch.shuffle_sync(w.entry, index)
-            for col in cutlass.range_constexpr(c.columns // c.box // c.box_cols):
-                cute.prefetch(g.tma_k, kg[None, (token % c.page) // c.box_rows, col, page])
-
-
-@cute.jit
-def leave_record(s: Shared, record: tuple):
-    """The work record, before the arrival that publishes it."""
+def store_record(s: Shared, record: tuple):
+    """The words of the work record, before the arrival at q's full barrier that publishes them."""
     for i in cutlass.range_constexpr(len(record)):
-        cute.arch.store(s.work + i, record[i])
+        cute.arch.store(s.record + i, record[i])
 
 
 @cute.jit
-def produce(c: cutlass.Constexpr[Shape], g: Global, s: Shared, found: Int32, rank: Int32):
-    """Walk the worker's tiles. Of a tile: first KV block, then Q and the record, then the rest."""
+def produce_plan(c: cutlass.Constexpr[Traits], g: Globals, s: Shared, found: Int32, rank: Int32):
+    """All work tiles of the worker, as `find_plan` found them. Of each the first KV tile, Q and the
+    record, then the rest."""
     plan = plan_of(found)
     words = cute.make_rmem_tensor(WORDS, Int32)
     words.fill(0)
     if plan.last > 0:
         next_words(c, g, plan, Int32(0), words)
     count = Int32(0)  # KV tiles loaded so far
-    for turn in cutlass.range(plan.last, unroll=1):
+    for index in cutlass.range(plan.last, unroll=1):
         w, record = open_work(c, g, words, rank)
-        if const_expr(c.aliased):
-            if turn > 0:
-                cute.arch.mbarrier_wait(s.drained, (turn & 1) ^ 1)
+        if const_expr(c.partials_on_ring):
+            if index > 0:
+                s.ring_drained.wait(0, (index & 1) ^ 1)
         if w.mine > 0:
-            cute.arch.mbarrier_wait(s.empty + count % c.stages, ((count // c.stages) & 1) ^ 1)
-            load_tile(c, g, s, w, w.first, count % c.stages)
-        cute.arch.mbarrier_wait(s.q_empty, (turn & 1) ^ 1)
+            load_tile(c, g, s, w, w.first, acquire_stage(c, s, count))
+        s.q.producer_acquire(PipelineState(0, (index & 1) ^ 1))
         with cute.arch.elect_one():
-            leave_record(s, record)
+            store_record(s, record)
             if w.mine > 0:
-                cute.arch.mbarrier_arrive_and_expect_tx(s.q_full, c.q_bytes)
+                s.q.producer_expect_tx(0, c.q_bytes)
             else:
-                cute.arch.mbarrier_arrive(s.q_full)
+                s.q.producer_commit(0)
         if w.mine > 0:
             load_q(c, g, s, record[5])
-        if turn + 1 < plan.last:
-            next_words(c, g, plan, turn + 1, words)
+        if index + 1 < plan.last:
+            next_words(c, g, plan, index + 1, words)
         produce_rest(c, g, s, w, count)
         count = count + w.mine
-    cute.arch.mbarrier_wait(s.q_empty, (plan.last & 1) ^ 1)
+    s.q.producer_acquire(PipelineState(0, (plan.last & 1) ^ 1))
     with cute.arch.elect_one():
-        cute.arch.store(s.work, Int32(END))
-        cute.arch.mbarrier_arrive(s.q_full)
+        cute.arch.store(s.record, Int32(END))
+        s.q.producer_commit(0)
 
 
 @cute.jit
-def produce_one(c: cutlass.Constexpr[Shape], g: Global, s: Shared, rank: Int32):
-    """Grid mode: the one work tile of this CTA. Q first, while length and table are on the way."""
+def produce_grid(c: cutlass.Constexpr[Traits], g: Globals, s: Shared, rank: Int32):
+    """Grid mode: the one work tile of this CTA. Q first, under the loads of length and table."""
     a = ask(c, g)
     with cute.arch.elect_one():
-        cute.arch.mbarrier_expect_tx(s.q_full, c.q_bytes)
+        s.q.full.expect_tx(0, c.q_bytes)
     load_q(c, g, s, a.begin * g.heads + a.row_tile * c.rows)
     w, record = open_grid(c, g, a, rank)
     if w.mine > 0:
         load_tile(c, g, s, w, w.first, Int32(0))
-    if const_expr(c.stamps):
+    if const_expr(c.profile):
         with cute.arch.elect_one():
-            cute.arch.store(s.stamps + 8, nanoseconds())
+            cute.arch.store(s.profile + CtaEvent.FIRST_KV_ISSUED, nanoseconds())
     with cute.arch.elect_one():
-        leave_record(s, record)
-        cute.arch.mbarrier_arrive(s.q_full)
+        store_record(s, record)
+        s.q.producer_commit(0)
     produce_rest(c, g, s, w, Int32(0))
 
 
 @cute.jit
-def produce_rest(c: cutlass.Constexpr[Shape], g: Global, s: Shared, w: Work, count: Int32):
-    """Tiles 1, 2, ... of this CTA's share, as stages become empty."""
+def produce_rest(c: cutlass.Constexpr[Traits], g: Globals, s: Shared, w: Work, count: Int32):
+    """KV tiles 1, 2, ... of this CTA, as stages become empty; `count`: tiles loaded before."""
     base = w.base
     entry = w.entry
-    if const_expr(c.prefetch > 0):
-        for i in cutlass.range_constexpr(c.stages, c.stages + c.prefetch):
-            prefetch_tile(c, g, s, w, w.first + i)
     for i in cutlass.range(1, w.mine, unroll=1):
         tile = w.first + i
         # the last entry that this tile needs
         if (tile * TILE_KV + TILE_KV - 1) // c.page - base > 31:
             base = tile * TILE_KV // c.page
             entry = load_entries(g, w.request, base)
-        now = Work(w.request, w.first, w.mine, w.kv_len, base, entry)
-        stage = (count + i) % c.stages
-        cute.arch.mbarrier_wait(s.empty + stage, (((count + i) // c.stages) & 1) ^ 1)
-        load_tile(c, g, s, now, tile, stage)
-        if const_expr(c.prefetch > 0):
-            prefetch_tile(c, g, s, now, tile + c.stages - 1 + c.prefetch)
+        stage = acquire_stage(c, s, count + i)
+        load_tile(c, g, s, replace(w, base=base, entry=entry), tile, stage)

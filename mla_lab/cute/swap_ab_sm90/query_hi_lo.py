@@ -1,7 +1,7 @@
-"""A bf16 query over a cache of eight bits: two e4m3 numbers in place of one of bf16.
+"""A bf16 query over an 8-bit cache: two e4m3 numbers, hi and lo, in place of one of bf16.
 
-Nothing of the cache is widened. Both products take its bytes as they are, and what meets them is a
-sum of two e4m3 numbers, of four significant bits each, which a tile's columns hold apart:
+The cache is not converted: both MMAs read its bytes. Their other operand, Q or P, is the sum of two
+e4m3 numbers of four significant bits each, in separate columns of the product:
 
     x = hi + lo / 16      hi = e4m3(x), lo = e4m3(16 (x - hi))
 
@@ -10,19 +10,21 @@ sum of two e4m3 numbers, of four significant bits each, which a tile's columns h
     row R .. 2R-1   lo of row r   columns R .. 2R-1    row R .. 2R-1   lo       columns R .. 2R-1
 
 Tokens, and columns of V, lie along M, so columns r and R + r of a product are two accumulators of
-one thread, x and x + R / 2, and are added where they are read. With 16 query rows the products
-have 32 columns: they read shared memory as often as with 16.
+one thread, x and x + R / 2, and are added where they are read. With 16 query rows the MMAs have
+N = 32: they read shared memory as often as with 16.
 
-A bf16 number has 8 significant bits. What hi leaves is at most 8 units of its last place, which
-lo has exactly: Q is exact while hi and lo are normal numbers. A row is scaled by a power of two
-that takes its greatest element to 128 .. 256; elements below 2^-13 of that are off by 2^-22 of it.
-The scale goes back into the scores with `unit`. Weights are off by at most 2^-8 of themselves, as
-those of bf16. (Of fp16's 11 bits lo would keep four of the seven that hi leaves: where scores are
-large, results are off by several times what torch is, so that no fp16 query is split.)
+A bf16 number has 8 significant bits. hi leaves at most 8 units of the last place, which lo holds
+exactly: Q is exact while hi and lo are normal numbers. A row is scaled by a power of two that takes
+its largest element to 128 .. 256; elements below 2^-13 of that are off by 2^-22 of it. `sQ_scale`
+takes the scale out of the scores. Weights are off by at most 2^-8 of themselves, as those of bf16.
+(Of fp16's 11 bits lo would keep four of the seven that hi leaves: where scores are large, results
+are off by several times torch's error, so that no fp16 query is split.)
 
 The query arrives as it is stored, in boxes of 64 columns that the consumers split in place, each
-row's by 256 / R neighbouring lanes: R x 128 bytes of a box are 2 R rows of 64 bytes.
+row's by 256 / R neighbouring lanes: R x 128 bytes of a box become 2 R rows of 64 bytes.
 """
+
+from __future__ import annotations
 
 from typing import Any
 
@@ -32,21 +34,22 @@ from cutlass import Float32, Int16, Int32
 from cutlass.cute.nvgpu import warpgroup
 
 from ..common.fp8 import join_two
-from ..common.ptx_sm90 import load2
-from .mma import K_BYTES
-from .params import BOX, CONSUMERS, TILE_KV, Shape
-from .shared_storage import Products, Shared
+from ..common.pipeline import PipelineState
+from ..common.ptx_sm90 import butterfly, load2
+from .mma import K_STEP_BYTES, WarpGroup
+from .params import BOX, CONSUMER_THREADS, TILE_KV, Traits
+from .shared_storage import Shared, stage_full
 
-#: what one of lo counts for
+#: factor of lo
 LOW = 1.0 / 16.0
 #: lanes of a box's row, 16 bytes each
 LANES = 8
-#: exponents, as fp32 has them: of a row's greatest element when it is scaled, of infinity
-TOP, INFINITE = 127 + 7, 255
+#: biased fp32 exponents: of a row's largest element after scaling, of infinity
+ROW_EXPONENT, INFINITE = 127 + 7, 255
 
 
 def split_two(low: Float32, high: Float32) -> tuple[Int16, Int16]:
-    """Two numbers of magnitudes up to 256 as hi and lo, `low` in the low bytes."""
+    """hi and lo of two numbers of magnitude up to 256, `low` in the low bytes."""
     return cute.arch.inline_ptx(
         "{ .reg .b32 p, h, k; cvt.rn.f16x2.f32 p, {$r1}, {$r0};"
         " cvt.rn.satfinite.e4m3x2.f16x2 {$w0}, p; cvt.rn.f16x2.e4m3x2 h, {$w0};"
@@ -58,7 +61,7 @@ def split_two(low: Float32, high: Float32) -> tuple[Int16, Int16]:
 
 
 def unpack_two(word: Int32) -> tuple[Float32, Float32]:
-    """Two numbers of bf16."""
+    """Two packed bf16 numbers as fp32."""
     return cute.arch.inline_ptx(
         "shl.b32 {$w0}, {$r0}, 16; and.b32 {$w1}, {$r0}, 0xFFFF0000;",
         write_only_types=[Float32] * 2,
@@ -73,8 +76,8 @@ def as_float(bits: Int32) -> Float32:
     )
 
 
-def greatest(bits: Int32, word: tuple[Float32, Float32]) -> Int32:
-    """The greater of `bits` and of two numbers' magnitudes, as bits of fp32; NaN is greatest."""
+def max_magnitude(bits: Int32, word: tuple[Float32, Float32]) -> Int32:
+    """Maximum of `bits` and two numbers' magnitudes, as fp32 bits; NaN is the largest."""
     return cute.arch.inline_ptx(
         "{ .reg .b32 a, b; and.b32 a, {$r1}, 0x7FFFFFFF; and.b32 b, {$r2}, 0x7FFFFFFF;"
         " max.s32 a, a, b; max.s32 {$w0}, a, {$r0}; }",
@@ -100,30 +103,29 @@ def write8(address: Int32, words: Any) -> None:
 
 
 @cute.jit
-def split_query(c: cutlass.Constexpr[Shape], s: Shared, turn: Int32):
-    """The rows of Q, as they arrived, into both their terms; by all consumers. Work tile `turn`
-    may have no keys: then what becomes of the rows does not matter."""
+def split_query(c: cutlass.Constexpr[Traits], s: Shared, work_tile: Int32):
+    """Both consumer warp groups: the rows of Q, as they arrived, into hi and lo. Work tile number
+    `work_tile` may have no KV tiles: then Q holds anything, and nobody reads it."""
     tid, _, _ = cute.arch.thread_idx()
-    lanes = CONSUMERS // c.rows
+    lanes = CONSUMER_THREADS // c.rows
     parts = lanes // LANES
     row, part, chunk = tid // lanes, tid % lanes // LANES, tid % LANES
-    base = Int32(s.q.iterator.toint())
+    base = Int32(s.sQ.iterator.toint())
     source = base + row * (2 * BOX) + ((chunk ^ (row % 8)) << 4)
     words, top, boxes = [], Int32(0), c.columns // BOX
     for i in cutlass.range_constexpr(-(-boxes // parts)):
         box = cutlass.min(part + parts * i, boxes - 1)
         words.append(read16(source + box * (c.rows * 2 * BOX)))
         for n in cutlass.range_constexpr(4):
-            top = greatest(top, unpack_two(words[i][n]))
-    for n in cutlass.range_constexpr(lanes.bit_length() - 1):
-        top = cutlass.max(top, cute.arch.shuffle_sync_bfly(top, offset=1 << n))
-    exponent = cutlass.max(top >> 23, Int32(TOP - 126))
-    scale = as_float((127 + TOP - exponent) << 23)
-    unit = as_float((exponent + 127 - TOP) << 23)
+            top = max_magnitude(top, unpack_two(words[i][n]))
+    top = butterfly(cutlass.max, top, tuple(1 << n for n in range(lanes.bit_length() - 1)))
+    exponent = cutlass.max(top >> 23, Int32(ROW_EXPONENT - 126))
+    scale = as_float((127 + ROW_EXPONENT - exponent) << 23)
+    inverse = as_float((exponent + 127 - ROW_EXPONENT) << 23)
     if tid % lanes == 0:
-        s.unit[row] = unit if exponent < INFINITE else Float32.inf
-    cute.arch.mbarrier_arrive(s.q_read)
-    cute.arch.mbarrier_wait(s.q_read, turn & 1)
+        s.sQ_scale[row] = inverse if exponent < INFINITE else Float32.inf
+    s.q_loaded.arrive(0)
+    s.q_loaded.wait(0, work_tile & 1)
     for i in cutlass.range_constexpr(-(-boxes // parts)):
         box = part + parts * i
         if box < boxes:
@@ -138,69 +140,69 @@ def split_query(c: cutlass.Constexpr[Shape], s: Shared, turn: Int32):
             target = target + c.rows * c.box
             write8(target, [join_two(low[0], low[1]), join_two(low[2], low[3])])
     cute.arch.fence_view_async_shared()
-    cute.arch.mbarrier_arrive(s.q_split)
-    cute.arch.mbarrier_wait(s.q_split, turn & 1)
+    s.q_split.arrive(0)
+    s.q_split.wait(0, work_tile & 1)
 
 
-def query_place(c: Shape, base: Int32, row: Int32, box: Int32, chunk: Int32) -> Int32:
-    """Where eight columns of hi lie: K-major rows of 64 bytes, or of 128, swizzled."""
+def query_place(c: Traits, base: Int32, row: Int32, box: Int32, chunk: Int32) -> Int32:
+    """Address of eight columns of hi: K-major rows of 64 bytes, or of 128, swizzled."""
     if c.box == 2 * BOX:
-        at = base + (box >> 1) * (c.width * c.box) + row * c.box + (chunk & 1) * 8
+        at = base + (box >> 1) * (c.mma_n * c.box) + row * c.box + (chunk & 1) * 8
         return at + ((((box & 1) * 4 + (chunk >> 1)) ^ (row & 7)) << 4)
-    at = base + box * (c.width * BOX) + row * BOX
+    at = base + box * (c.mma_n * BOX) + row * BOX
     return at + (((chunk >> 1) ^ ((row >> 1) & 3)) << 4) + (chunk & 1) * 8
 
 
-def add_parts(
-    c: Shape, s: Shared, mma: Products, f: Any, stage: Any, phase: Any, factors: Any = None
+def qk_sums(
+    c: Traits, s: Shared, wg: WarpGroup, state: PipelineState, factors: Any = None
 ) -> list[Float32]:
-    """Sums of both terms of a tile's scores. A part of the columns is a few k-steps, since the
-    matrix unit has 14 bits of what it adds to; `score_sets` parts are on their way together.
+    """S^T of one tile, hi + lo, before `sQ_scale`. `qk_parts` column ranges of a few k-steps are
+    added up in fp32, since wgmma keeps 14 bits; `qk_parts_in_flight` of them run together.
 
-    factors: called behind the first products, what to multiply a part's element x by.
+    factors: called under the first MMAs; gives the factor of element x of column range n.
     """
-    parts, sets, half = c.score_parts, c.score_sets, c.rows // 2
-    shape = cute.make_layout(mma.s.partition_shape_C((TILE_KV, c.width)))
-    steps, arrival = c.columns // K_BYTES // parts, c.group * c.box // K_BYTES
+    parts, sets, half = c.qk_parts, c.qk_parts_in_flight, c.rows // 2
+    shape = cute.make_layout(wg.mma.qk.partition_shape_C((TILE_KV, c.mma_n)))
+    steps = c.columns // K_STEP_BYTES // parts
+    arrival = c.boxes_per_barrier * c.box // K_STEP_BYTES
     sums, by = [Float32(0.0)] * half, None
     for n in range(parts + sets):
-        at = n % sets * c.width // 2
+        at = n % sets * c.mma_n // 2
         if n >= sets:
             if n == sets and factors:
                 by = factors()
             warpgroup.wait_group(min(sets, parts + sets - n) - 1)
             for x in range(half):
-                both = f.acc_s[at + x] + f.acc_s[at + half + x] * Float32(LOW)
+                both = wg.tSrS[at + x] + wg.tSrS[at + half + x] * Float32(LOW)
                 sums[x] = sums[x] + (both * by(x, n - sets) if by else both)
             warpgroup.fence()
         if n >= parts:
             continue
-        acc = cute.make_tensor(f.acc_s.iterator + at, shape)
-        atom = cute.make_mma_atom(mma.s.op)
+        acc = cute.make_tensor(wg.tSrS.iterator + at, shape)
+        atom = cute.make_mma_atom(wg.mma.qk.op)
         atom.set(warpgroup.Field.ACCUMULATE, False)
         for k in range(n * steps, (n + 1) * steps):
             if k % arrival == 0:
-                cute.arch.mbarrier_wait(s.full + stage * c.groups + k // arrival, phase)
-                if c.gather and not c.scaled:
+                stage_full(c, s, state.index).wait(k // arrival, state.phase)
+                if c.gathered and not c.kv_656:
                     cute.arch.fence_view_async_shared()
-            cute.gemm(atom, acc, f.k[None, None, k, stage], f.q[None, None, k], acc)
+            a, b = wg.tSrK[None, None, k, state.index], wg.tSrQ[None, None, k]
+            cute.gemm(atom, acc, a, b, acc)
             atom.set(warpgroup.Field.ACCUMULATE, True)
         warpgroup.commit_group()
     return sums
 
 
-def put_scores(c: Shape, s: Shared, f: Any, sums: list[Float32], lane: Int32, rope: bool) -> None:
-    """Scores <- sums in the units of their rows, beside the rope's where that is apart."""
-    scores = cute.make_tensor(f.rest.iterator, cute.make_layout(c.rows // 2))
+def store_scores(c: Traits, s: Shared, wg: WarpGroup, sums: list[Float32]) -> None:
+    """scores <- sums x sQ_scale; of 656-byte tokens plus the rope's product, which they hold."""
+    scores = cute.make_tensor(wg.scores.iterator, cute.make_layout(c.rows // 2))
     for j in range(c.rows // 8):
-        unit = load2(s.unit.iterator + 8 * j + 2 * (lane % 4))
+        scale = load2(s.sQ_scale.iterator + 8 * j + 2 * (wg.lane % 4))
         for x in range(4 * j, 4 * j + 4):
-            score = sums[x] * unit[x % 2]
-            scores[x] = score + scores[x] if rope else score
+            score = sums[x] * scale[x % 2]
+            scores[x] = score + scores[x] if c.kv_656 else score
 
 
-def add_scores(
-    c: Shape, s: Shared, mma: Products, f: Any, stage: Any, phase: Any, lane: Int32
-) -> None:
-    """Scores of a tile of e4m3."""
-    put_scores(c, s, f, add_parts(c, s, mma, f, stage, phase), lane, rope=False)
+def qk(c: Traits, s: Shared, wg: WarpGroup, state: PipelineState) -> None:
+    """Scores of a tile of e4m3. The caller fences."""
+    store_scores(c, s, wg, qk_sums(c, s, wg, state))

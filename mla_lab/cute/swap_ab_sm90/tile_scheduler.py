@@ -24,8 +24,8 @@ from ..common.self_schedule import (
     tile_words,
     total,
 )
-from .params import TILE_KV, Shape
-from .shared_storage import END, Global, Shared
+from .params import TILE_KV, KvLoad, Traits
+from .shared_storage import END, Globals, Shared
 
 #: block table entries that a warp asks for before it knows which it needs
 AHEAD = 128
@@ -46,19 +46,19 @@ class Work:
 
 
 @cute.jit
-def load_entries(g: Global, request: Int32, base: Int32):
+def load_entries(g: Globals, request: Int32, base: Int32):
     """32 entries of the request's block table from `base` on, one a lane."""
     last = g.block_table.shape[1] - 1
     return g.block_table[request, cutlass.min(base + cute.arch.lane_idx(), last)]
 
 
-def batch_of(c: Shape, g: Global) -> Batch:
+def batch_of(c: Traits, g: Globals) -> Batch:
     """What the scheduling rule reads."""
     return Batch(g.seq_lens, g.q_begin, g.heads, g.q_len, g.num_workers, g.costs, Int32(c.rows))
 
 
 @cute.jit
-def find_plan(c: cutlass.Constexpr[Shape], g: Global, s: Shared, worker: Int32) -> Int32:
+def find_plan(c: cutlass.Constexpr[Traits], g: Globals, s: Shared, worker: Int32) -> Int32:
     """The words of this worker's tiles, also left in shared memory for the merges; by one warp."""
     words = open_plan(batch_of(c, g), g.tiles, g.worker_begin, worker)
     s.plan[cute.arch.lane_idx()] = words
@@ -67,7 +67,7 @@ def find_plan(c: cutlass.Constexpr[Shape], g: Global, s: Shared, worker: Int32) 
 
 @cute.jit
 def next_words(
-    c: cutlass.Constexpr[Shape], g: Global, plan: Plan, index: Int32, words: cute.Tensor
+    c: cutlass.Constexpr[Traits], g: Globals, plan: Plan, index: Int32, words: cute.Tensor
 ):
     """Replace the plan row of work tile `index` - 1 by that of `index`."""
     row = tile_words(batch_of(c, g), g.tiles, plan, index, words[0], words[1])
@@ -76,7 +76,7 @@ def next_words(
 
 
 @cute.jit
-def open_work(c: cutlass.Constexpr[Shape], g: Global, words: cute.Tensor, rank: Int32):
+def open_work(c: cutlass.Constexpr[Traits], g: Globals, words: cute.Tensor, rank: Int32):
     """From a plan's row to this CTA's share; also the words of the record that follow from it.
 
     Lengths are those of this launch, whatever a plan was made for: the last split ends where the
@@ -117,7 +117,7 @@ def open_work(c: cutlass.Constexpr[Shape], g: Global, words: cute.Tensor, rank: 
     return Work(request, first, mine, kv_len, base, entry), record
 
 
-def share_begin(c: Shape, blocks: Int32, rank: Int32) -> Int32:
+def share_begin(c: Traits, blocks: Int32, rank: Int32) -> Int32:
     """First of `blocks` that CTA `rank` of the cluster takes: shares differ by one at most."""
     return rank * (blocks // c.cluster) + cutlass.min(rank, blocks % c.cluster)
 
@@ -137,10 +137,10 @@ class Asked:
 
 
 @cute.jit
-def ask(c: cutlass.Constexpr[Shape], g: Global):
+def ask(c: cutlass.Constexpr[Traits], g: Globals):
     """Issue all loads that the work depends on."""
     x, row_tile, request = cute.arch.block_idx()
-    if const_expr(c.gather == 2):
+    if const_expr(c.kv_load == KvLoad.GATHER_SPARSE):
         # every query token is a request of one token, as long as its list of slots
         width, one = Int32(g.block_table.shape[1]), Int32(1)
         nothing = cute.make_rmem_tensor(1, Int32)
@@ -149,12 +149,14 @@ def ask(c: cutlass.Constexpr[Shape], g: Global):
 
 
 @cute.jit
-def ask_request(c: cutlass.Constexpr[Shape], g: Global, x: Int32, row_tile: Int32, request: Int32):
+def ask_request(
+    c: cutlass.Constexpr[Traits], g: Globals, x: Int32, row_tile: Int32, request: Int32
+):
     """`ask` where a request's length is in memory."""
     last = g.block_table.shape[1] - 1
     entries = cute.make_rmem_tensor(AHEAD // 32, Int32)
     table = g.block_table.iterator + request * g.block_table.stride[0]
-    for k in cutlass.range_constexpr(0 if c.gather else AHEAD // 32):
+    for k in cutlass.range_constexpr(0 if c.gathered else AHEAD // 32):
         at = cutlass.min(32 * k + cute.arch.lane_idx(), last)
         # a load that the compiler leaves in its place, before the length is there
         entries[k] = cute.arch.load(table + at, Int32, cop="cg")
@@ -168,7 +170,7 @@ def ask_request(c: cutlass.Constexpr[Shape], g: Global, x: Int32, row_tile: Int3
 
 
 @cute.jit
-def choose_entries(g: Global, a: Asked, base: Int32, last: Int32):
+def choose_entries(g: Globals, a: Asked, base: Int32, last: Int32):
     """32 table entries from `base` on, one a lane; those past `last` are not needed."""
     lane = cute.arch.lane_idx()
     word = base >> 5
@@ -187,7 +189,7 @@ def choose_entries(g: Global, a: Asked, base: Int32, last: Int32):
 
 
 @cute.jit
-def cut(g: Global, blocks: Int32, i: Int32):
+def cut(g: Globals, blocks: Int32, i: Int32):
     """Where piece i begins: blocks * i // splits, with a divisor that is known before the length
     (splits = blocks: one each)."""
     even = Int32(Uint32(blocks * i) // Uint32(g.num_splits))
@@ -195,7 +197,7 @@ def cut(g: Global, blocks: Int32, i: Int32):
 
 
 @cute.jit
-def may_run(g: Global):
+def may_run(g: Globals):
     """Whether this launch takes the batch: by its gate, of at most 32 requests."""
     answer = g.costs == 0
     if g.costs != 0:
@@ -208,7 +210,7 @@ def may_run(g: Global):
 
 
 @cute.jit
-def open_grid(c: cutlass.Constexpr[Shape], g: Global, a: Asked, rank: Int32):
+def open_grid(c: cutlass.Constexpr[Traits], g: Globals, a: Asked, rank: Int32):
     """The share of CTA `rank` of piece `split`, and its work record (END: no such piece)."""
     held = (a.kv_len + TILE_KV - 1) >> 6
     blocks = cutlass.max(held, Int32(1))
@@ -221,12 +223,12 @@ def open_grid(c: cutlass.Constexpr[Shape], g: Global, a: Asked, rank: Int32):
     rows = a.q_len * g.heads - row
     group = a.request * g.row_tiles + a.row_tile
     there = (a.split < splits) & (rows > 0)
-    if const_expr(c.pair > 1):
+    if const_expr(c.multicast > 1):
         # all of a cluster or none, since each loads for the others
-        lead = row - a.row_tile % c.pair * c.rows
+        lead = row - a.row_tile % c.multicast * c.rows
         there = (a.split < splits) & (lead < a.q_len * g.heads)
         splits = splits if rows > 0 else Int32(1)
-    if const_expr(not c.gather):
+    if const_expr(not c.gathered):
         there = there & may_run(g)
     if not there:
         count = Int32(0)
@@ -234,7 +236,7 @@ def open_grid(c: cutlass.Constexpr[Shape], g: Global, a: Asked, rank: Int32):
     mine = begin + share_begin(c, count, rank + 1) - first
     base = Int32(0)
     entry = Int32(0)
-    if const_expr(not c.gather):
+    if const_expr(not c.gathered):
         shift = c.page.bit_length() - 1
         base = first * TILE_KV >> shift
         entry = choose_entries(g, a, base, (first + mine) * TILE_KV - 1 >> shift)
@@ -244,7 +246,7 @@ def open_grid(c: cutlass.Constexpr[Shape], g: Global, a: Asked, rank: Int32):
         first * TILE_KV,
         a.kv_len,
         # what a sparse call's consumers ask their slots of
-        a.request if const_expr(c.gather == 2) else a.kv_len - a.q_len,
+        a.request if const_expr(c.kv_load == KvLoad.GATHER_SPARSE) else a.kv_len - a.q_len,
         row,
         a.begin * g.heads + row,
         cutlass.max(cutlass.min(Int32(c.rows), rows), Int32(0)),
@@ -258,7 +260,7 @@ def open_grid(c: cutlass.Constexpr[Shape], g: Global, a: Asked, rank: Int32):
 
 
 @cute.jit
-def merge_record(c: cutlass.Constexpr[Shape], g: Global, words: Int32):
+def merge_record(c: cutlass.Constexpr[Traits], g: Globals, words: Int32):
     """`tail` and `more` of the work record again, as far as the merge reads them, from the lanes
     of a plan's row."""
     request, row_tile = cute.arch.shuffle_sync(words, 0), cute.arch.shuffle_sync(words, 1)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from ...core.errors import MlaLabError, invalid
+from ...core.errors import MlaLabError, Unsupported, invalid
 from ...cute import layout_algebra as live
 from .. import explorer
 from ..layout import Layout, coalesce, complement, compose, divide, flatten
@@ -118,6 +118,8 @@ class LayoutExplorer(explorer.Explorer):
             return ""
         try:
             answer = ask_cute(state["operation"], a, b)
+        except Unsupported as error:  # CuTe was not called
+            return f"<div>No answer of CuTe: {error}</div>"
         except MlaLabError as error:
             return f"<div>CuTe refuses: {error}</div>"
         same = list(answer.offsets) == result.offsets()

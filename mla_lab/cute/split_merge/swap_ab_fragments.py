@@ -1,0 +1,145 @@
+"""Fragments: the pieces in which swap_ab's partials are moved and merged.
+
+A fragment is 16 bytes, 2 rows x 2 latent columns in fp32: the four accumulators of O^T that a
+thread holds side by side, columns g and g + 8 (e4m3: 2g and 2g + 1) of rows r and r + 1, in the
+order (column, row), (column, row + 1), (next column, row), (next column, row + 1). A row pair is
+256 fragments. Partials in the workspace keep this order, so that neither side shuffles.
+
+In this package `c`, `g`, `s` and `r` are `Traits`, `Globals`, `Shared` and `Record` of
+`mla_lab.cute.swap_ab_sm90`, which imports this package and not the other way round.
+"""
+
+from __future__ import annotations
+
+from enum import IntEnum
+from typing import Any
+
+import cutlass
+import cutlass.cute as cute
+from cutlass import Boolean, Float32, Int32, Int64, const_expr
+
+from ..common.barriers import NamedBarrier
+from ..common.fp8 import put_two
+from ..common.ptx_sm90 import smem_f32, vec4
+
+LATENT_DIM = 512
+FRAGMENTS_PER_ROW_PAIR = LATENT_DIM // 2
+#: threads of the two consumer warp groups, which run every merge
+CONSUMER_THREADS = 256
+CONSUMERS = NamedBarrier(1, CONSUMER_THREADS)
+#: splits of a row tile at most: one per worker, and no card has more SMs
+MAX_SPLITS = 160
+
+
+class CtaEvent(IntEnum):
+    """Timestamps of a profiled build, in the order of a row of its record."""
+
+    START = 0
+    SETUP_DONE = 1
+    FIRST_QK_DONE = 2
+    MAINLOOP_DONE = 3
+    PEER_PARTIALS_SENT = 4
+    CLUSTER_REDUCED = 5
+    TILE_DONE = 6
+    EXIT = 7
+    FIRST_KV_ISSUED = 8
+    PARTIALS_HERE = 9
+
+
+@cute.jit
+def profile_event(c: cutlass.Constexpr, s: Any, event: cutlass.Constexpr[int]) -> None:
+    """Store the global timer, ns, as `event`; by the first consumer thread of a profiled build."""
+    if const_expr(c.profile):
+        tid, _, _ = cute.arch.thread_idx()
+        if tid == 0:
+            cute.arch.store(s.profile + event, Int64(cute.arch.globaltimer()))
+
+
+def fragments_per_split(fragments: Any, num_splits: Any) -> Any:
+    """Fragments that each of `num_splits` CTAs merges: a multiple of 8, so that the lane pairs of
+    `store_fragment` stay together."""
+    return ((fragments + num_splits - 1) // num_splits + 7) // 8 * 8
+
+
+def partial_words(c: Any, g: Any, partial: Int32, rank: Int32, fragment: Int32) -> cute.Tensor:
+    """A fragment of a partial in the workspace, [partial][rank][fragment][4] fp32."""
+    at = ((partial * c.cluster + rank) * c.fragments + fragment) * 4
+    return vec4(g.mO_partial.iterator + at)
+
+
+def fragment_place(c: Any, fragment: Int32, rank: Int32) -> tuple[Int32, Int32]:
+    """First row of a fragment of CTA `rank`'s rows, and its place among the row pair's 256."""
+    if c.column_parts > 1:
+        return 2 * (rank // c.column_parts), fragment + rank % c.column_parts * c.fragments
+    return 2 * (fragment // FRAGMENTS_PER_ROW_PAIR * c.cluster + rank), (
+        fragment % FRAGMENTS_PER_ROW_PAIR
+    )
+
+
+def fragment_column(c: Any, place: Int32) -> Int32:
+    """First latent column of a fragment; the second is `Traits.o_half_cols` further."""
+    return place // 32 * 64 + place % 32 // 8 * 16 + place % 8 * c.o_row_cols
+
+
+def weight_table(s: Any, pair: Int32) -> cute.Pointer:
+    """Weights of a row pair's splits, fp32 [MAX_SPLITS][2] per pair, on the idle KV ring."""
+    return smem_f32(s.sKV.iterator) + pair * (2 * MAX_SPLITS)
+
+
+def wants_lse(g: Any) -> Any:
+    """True where the caller's lse has elements."""
+    return cute.size(g.mLSE) > 0
+
+
+def store_fragment(
+    c: Any,
+    g: Any,
+    out_row: Int32,
+    values: cute.Tensor,
+    rows: Int32,
+    row: Int32,
+    col: Int32,
+    lane: Int32,
+) -> None:
+    """One merged fragment into the output, where its rows are below `rows`. Neighbour lanes hold
+    neighbouring fragments of a row pair."""
+    if not c.fp8:
+        _store_lane_pair(c, g, out_row, values, rows, row, col, lane)
+        return
+    for e in range(2):
+        low, high = values[e] * g.out_scale, values[2 + e] * g.out_scale
+        store_two(c, g, row + e < rows, out_row + row + e, col, low, high)
+
+
+@cute.jit
+def store_two(
+    c: cutlass.Constexpr, g: Any, inside: Boolean, row: Int32, col: Int32, low: Float32,
+    high: Float32,
+):  # fmt: skip
+    """Two neighbouring columns of an output row, where `inside`."""
+    if inside:
+        put_two(c.out_dtype, g.mO, row * LATENT_DIM + col, low, high)
+
+
+@cute.jit
+def _store_lane_pair(
+    c: cutlass.Constexpr, g: Any, out_row: Int32, values: cute.Tensor, rows: Int32, row: Int32,
+    col: Int32, lane: Int32,
+):  # fmt: skip
+    """Exchange with the neighbour lane, which holds the next column: even lanes store two columns
+    of the first row, odd lanes of the second."""
+    even = lane % 2 == 0
+    own_row = row + lane % 2
+    for h in cutlass.range_constexpr(2):
+        give = values[2 * h + 1] if even else values[2 * h]
+        keep = values[2 * h] if even else values[2 * h + 1]
+        got = cute.arch.shuffle_sync_bfly(give, offset=1)
+        pair = cute.make_rmem_tensor(2, c.out_dtype)
+        first = keep if even else got
+        second = got if even else keep
+        pair[0] = (first * g.out_scale).to(c.out_dtype)
+        pair[1] = (second * g.out_scale).to(c.out_dtype)
+        if own_row < rows:
+            at = (out_row + own_row) * LATENT_DIM + (col - lane % 2) + 8 * h
+            pointer = (g.mO.iterator + at).align(4)
+            cute.autovec_copy(pair, cute.make_tensor(pointer, cute.make_layout(2)))

@@ -1,0 +1,309 @@
+"""The merge of a split row tile by all CTAs that split it, a slice of its fragments each.
+
+Both protocols end here: cooperative (`swap_ab_cooperative`: partials complete behind a counter) and
+LL (`swap_ab_ll`: words are polled until they arrive). The loads of the first partials are in flight
+while the weights are computed.
+
+A slice is a multiple of 8 fragments. In the merge of many splits up to 256 fragments are in work at
+once: `width` threads take neighbouring fragments, 256 / width of them the splits of one fragment in
+turn, and are added up in a fixed order, so equal inputs give equal bits.
+
+Of few splits a slice is long: a thread takes several of its fragments at once, all of their
+partials in flight together. One after the other each would wait for L2: 3 us for two splits of 16
+rows in place of 1 (H200, 2026-11-20, data/notes/kernel_attempts.jsonl).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import cutlass
+import cutlass.cute as cute
+from cutlass import Float32, Int32, const_expr
+
+from ..common.feature_operands import with_scales
+from ..common.ptx_sm90 import fresh_thread, load2, load4, smem_f32, vec4, write4_relaxed
+from . import SplitMerge
+from . import swap_ab_cooperative as cooperative
+from . import swap_ab_ll as ll
+from .swap_ab_fragments import (
+    CONSUMER_THREADS,
+    CONSUMERS,
+    FRAGMENTS_PER_ROW_PAIR,
+    MAX_SPLITS,
+    CtaEvent,
+    fragment_column,
+    fragment_place,
+    fragments_per_split,
+    partial_words,
+    profile_event,
+    store_fragment,
+    weight_table,
+)
+
+#: partials of a fragment that a thread has in flight
+BATCH = 12
+#: splits of a row tile at most for `merge_few`, and fragments of a thread at a time there
+FEW, ROUNDS = 4, 4
+#: fragments of a slice that all threads take at a time
+PASS = ROUNDS * CONSUMER_THREADS
+
+
+@dataclass(frozen=True)
+class Slice:
+    """Fragments [begin, end) of a row tile's, `size` of a full slice; `merges` of this CTA went
+    before."""
+
+    begin: Int32
+    end: Int32
+    size: Int32
+    merges: Int32
+    #: first partial of the row tile, and their number (for the weights of `cooperative`)
+    partial: Any = None
+    num_splits: Any = None
+
+
+@dataclass(frozen=True)
+class ThreadSplits:
+    """What a thread adds: splits first, first + step, ... below `splits` of one fragment, whose
+    partials begin at `partial`."""
+
+    fragment: Int32
+    partial: Int32
+    splits: Int32
+    first: Int32
+    step: Int32
+
+
+@cute.jit
+def merge_slice(c: cutlass.Constexpr, g: Any, s: Any, r: Any, merges: Int32):
+    """This CTA's slice of a row tile, out of all partials. The KV ring is idle: it holds tables."""
+    if const_expr(c.split_merge == SplitMerge.COOPERATIVE):
+        cooperative.wait_for_partials(c, g, r)
+        profile_event(c, s, CtaEvent.PARTIALS_HERE)
+    g = with_scales(c, g)
+    num_splits = r.num_splits
+    size = fragments_per_split(c.fragments, num_splits)
+    begin = r.split * size
+    end = cutlass.min(begin + size, Int32(c.fragments))
+    m = Slice(begin, end, size, merges)
+    if (num_splits <= FEW) & (size > PASS // 2):
+        merge_few(c, g, s, r, m)
+    else:
+        merge_many(c, g, s, r, m)
+    if const_expr(c.split_merge == SplitMerge.COOPERATIVE):
+        if begin >= end:
+            sync_weights(s, merges)  # of no fragment: every merge completes the phase once
+
+
+@cute.jit
+def sync_weights(s: Any, merges: Int32):
+    """Wait until all consumers have stored the weights that they compute."""
+    s.weights_full.arrive(0)
+    s.weights_full.wait(0, merges & 1)
+
+
+@cute.jit
+def slice_weights(c: cutlass.Constexpr, g: Any, s: Any, r: Any, m: Slice):
+    """Compute the weights of all splits for the slice's row pairs, by all threads."""
+    protocol = ll if c.split_merge == SplitMerge.LL else cooperative
+    protocol.slice_weights(c, g, s, r, m)
+    sync_weights(s, m.merges)
+    if const_expr(c.split_merge == SplitMerge.LL):
+        profile_event(c, s, CtaEvent.PARTIALS_HERE)
+
+
+def partial_registers(c: Any, number: int) -> cute.Tensor:
+    """Registers for `number` fragments; LL: nothing has arrived in them."""
+    part = cute.make_rmem_tensor((4, number), Int32 if c.split_merge == SplitMerge.LL else Float32)
+    if c.split_merge == SplitMerge.LL:
+        part.fill(0)
+    return part
+
+
+def as_floats(c: Any, part: cute.Tensor) -> cute.Tensor:
+    """The values in `partial_registers`."""
+    return cute.recast_tensor(part, Float32) if c.split_merge == SplitMerge.LL else part
+
+
+@cute.jit
+def merge_few(c: cutlass.Constexpr, g: Any, s: Any, r: Any, m: Slice):
+    """The slice out of at most FEW partials."""
+    for base in cutlass.range(m.begin, m.end, PASS, unroll=1):
+        part = partial_registers(c, FEW * ROUNDS)
+        load_few(c, g, part, r, m, base)
+        if base == m.begin:
+            partial, num_splits = r.partial - r.split, r.num_splits
+            slice_weights(c, g, s, r, replace(m, partial=partial, num_splits=num_splits))
+        if const_expr(c.split_merge == SplitMerge.LL):
+            while missing_few(part, r, m, base) != 0:
+                load_few(c, g, part, r, m, base)
+            clear_few(c, g, r, m, base)
+        values = as_floats(c, part)
+        tables = weight_table(s, Int32(0))
+        for i in cutlass.range_constexpr(ROUNDS):
+            fragment = base + i * CONSUMER_THREADS + fresh_thread()
+            at = cutlass.min(fragment, m.end - 1)
+            pair = at // FRAGMENTS_PER_ROW_PAIR - m.begin // FRAGMENTS_PER_ROW_PAIR
+            weights = tables + pair * (2 * MAX_SPLITS)
+            acc = cute.make_rmem_tensor(4, Float32)
+            acc.fill(0.0)
+            for k in cutlass.range_constexpr(FEW):
+                if k < r.num_splits:
+                    weight = load2(weights + k * 2)
+                    for e in cutlass.range_constexpr(4):
+                        acc[e] = acc[e] + weight[e % 2] * values[e, FEW * i + k]
+            row, place = fragment_place(c, at, r.rank)
+            rows = r.rows if fragment < m.end else Int32(0)
+            lane = fresh_thread() % 32
+            store_fragment(c, g, r.out_row, acc, rows, row, fragment_column(c, place), lane)
+
+
+@cute.jit
+def load_few(c: cutlass.Constexpr, g: Any, part: cute.Tensor, r: Any, m: Slice, base: Int32):
+    """Partials of this thread's fragments of [base, m.end): split k of its i-th at FEW i + k. LL:
+    those that have not arrived, and no other thread's."""
+    partial = r.partial - r.split
+    for i in cutlass.range_constexpr(ROUNDS):
+        at = base + i * CONSUMER_THREADS + fresh_thread()
+        if const_expr(c.split_merge != SplitMerge.LL):
+            at = cutlass.min(at, m.end - 1)
+        for k in cutlass.range_constexpr(FEW):
+            if const_expr(c.split_merge == SplitMerge.LL):
+                if (at < m.end) & (k < r.num_splits) & ll.missing(part, FEW * i + k):
+                    words = partial_words(c, g, partial + k, Int32(0), at)
+                    ll.poll(part, FEW * i + k, words.iterator)
+            elif k < r.num_splits:
+                words = partial_words(c, g, partial + k, r.rank, at)
+                cute.autovec_copy(words, part[None, FEW * i + k])
+
+
+@cute.jit
+def missing_few(part: cute.Tensor, r: Any, m: Slice, base: Int32):
+    """LL: 1 while one of the thread's partials has not arrived."""
+    waiting = Int32(0)
+    for i in cutlass.range_constexpr(ROUNDS):
+        inside = base + i * CONSUMER_THREADS + fresh_thread() < m.end
+        for k in cutlass.range_constexpr(FEW):
+            lacking = inside & (k < r.num_splits) & ll.missing(part, FEW * i + k)
+            waiting = Int32(1) if lacking else waiting
+    return waiting
+
+
+@cute.jit
+def clear_few(c: cutlass.Constexpr, g: Any, r: Any, m: Slice, base: Int32):
+    """LL: leave zeros for the next launch in what `load_few` has taken."""
+    partial = r.partial - r.split
+    for i in cutlass.range_constexpr(ROUNDS):
+        fragment = base + i * CONSUMER_THREADS + fresh_thread()
+        for k in cutlass.range_constexpr(FEW):
+            if (fragment < m.end) & (k < r.num_splits):
+                words = partial_words(c, g, partial + k, Int32(0), fragment)
+                write4_relaxed(words.iterator, ll.EMPTY)
+
+
+def thread_sums(c: Any, s: Any) -> cute.Pointer:
+    """Sums of the threads that share a fragment, fp32 [256][4], behind the weight tables."""
+    return smem_f32(s.sKV.iterator) + (c.row_pairs + 1) * (2 * MAX_SPLITS)
+
+
+@cute.jit
+def merge_many(c: cutlass.Constexpr, g: Any, s: Any, r: Any, m: Slice):
+    """The slice out of many partials."""
+    tid = fresh_thread()
+    num_splits = r.num_splits
+    shift = Int32(3)
+    for bit in cutlass.range_constexpr(3, 8):
+        shift = Int32(bit + 1) if m.size > (1 << bit) else shift
+    width = 1 << shift
+    step = CONSUMER_THREADS >> shift
+    first = tid >> shift
+    partial = r.partial - r.split
+    for i in cutlass.range((m.end - m.begin + width - 1) >> shift, unroll=1):
+        fragment = m.begin + (i << shift) + tid % width
+        inside = fragment < m.end
+        at = cutlass.min(fragment, m.end - 1)
+        splits = num_splits
+        if const_expr(c.split_merge == SplitMerge.LL):
+            # each word has one reader
+            splits = num_splits if inside else Int32(0)
+        part = partial_registers(c, BATCH)
+        t = ThreadSplits(at, partial, splits, first, step)
+        load_batch(c, g, part, r, t)
+        if i == 0:
+            slice_weights(c, g, s, r, replace(m, partial=partial, num_splits=num_splits))
+        wait_batch(c, g, part, r, t)
+        acc = cute.make_rmem_tensor(4, Float32)
+        acc.fill(0.0)
+        pair = at // FRAGMENTS_PER_ROW_PAIR - m.begin // FRAGMENTS_PER_ROW_PAIR
+        weights = weight_table(s, pair)
+        add_batch(c, g, acc, part, t, weights)
+        for k in cutlass.range(first + BATCH * step, splits, BATCH * step, unroll=1):
+            more = ThreadSplits(at, partial, splits, k, step)
+            if const_expr(c.split_merge == SplitMerge.LL):
+                part.fill(0)
+            else:
+                load_batch(c, g, part, r, more)
+            wait_batch(c, g, part, r, more)
+            add_batch(c, g, acc, part, more, weights)
+        if step > 1:
+            cute.autovec_copy(acc, vec4(thread_sums(c, s) + tid * 4))
+            CONSUMERS.sync()
+        if tid - tid % 32 < width:
+            if step > 1:
+                acc.fill(0.0)
+                for k in cutlass.range(step, unroll=4):
+                    other = load4(thread_sums(c, s) + ((k << shift) + tid % width) * 4)
+                    for e in cutlass.range_constexpr(4):
+                        acc[e] = acc[e] + other[e]
+            row, place = fragment_place(c, at, r.rank)
+            rows = r.rows if inside & (tid < width) else Int32(0)
+            store_fragment(c, g, r.out_row, acc, rows, row, fragment_column(c, place), tid % 32)
+
+
+@cute.jit
+def load_batch(c: cutlass.Constexpr, g: Any, part: cute.Tensor, r: Any, t: ThreadSplits):
+    """Up to BATCH partials of the thread's fragment. LL: those that have not arrived."""
+    for k in cutlass.range_constexpr(BATCH):
+        split = t.first + k * t.step
+        if const_expr(c.split_merge == SplitMerge.LL):
+            if (split < t.splits) & ll.missing(part, k):
+                words = partial_words(c, g, t.partial + split, Int32(0), t.fragment)
+                ll.poll(part, k, words.iterator)
+        elif split < t.splits:
+            words = partial_words(c, g, t.partial + split, r.rank, t.fragment)
+            cute.autovec_copy(words, part[None, k])
+
+
+@cute.jit
+def wait_batch(c: cutlass.Constexpr, g: Any, part: cute.Tensor, r: Any, t: ThreadSplits):
+    """LL: poll until all of the thread's partials have arrived."""
+    if const_expr(c.split_merge == SplitMerge.LL):
+        waiting = Int32(1)
+        while waiting != 0:
+            load_batch(c, g, part, r, t)
+            waiting = Int32(0)
+            for k in cutlass.range_constexpr(BATCH):
+                lacking = (t.first + k * t.step < t.splits) & ll.missing(part, k)
+                waiting = Int32(1) if lacking else waiting
+
+
+@cute.jit
+def add_batch(
+    c: cutlass.Constexpr, g: Any, acc: cute.Tensor, part: cute.Tensor, t: ThreadSplits,
+    weights: cute.Pointer,
+):  # fmt: skip
+    """acc += weight x partial. LL: leave zeros for the next launch."""
+    values = as_floats(c, part)
+    for k in cutlass.range_constexpr(BATCH):
+        split = t.first + k * t.step
+        if split < t.splits:
+            weight = load2(weights + split * 2)
+            for e in cutlass.range_constexpr(4):
+                acc[e] = acc[e] + weight[e % 2] * values[e, k]
+    for k in cutlass.range_constexpr(BATCH if c.split_merge == SplitMerge.LL else 0):
+        split = t.first + k * t.step
+        if split < t.splits:
+            words = partial_words(c, g, t.partial + split, Int32(0), t.fragment)
+            write4_relaxed(words.iterator, ll.EMPTY)

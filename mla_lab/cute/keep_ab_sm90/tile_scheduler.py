@@ -6,7 +6,8 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Int32
 
-from ..common.self_schedule import Batch, Plan, may_be_split, open_plan, plan_of, tile_words
+from ..common.self_schedule import Batch, Plan
+from ..common.worker_plan import may_be_split, open_plan, plan_of, tile_words
 from .params import BLOCK, RECORD_WORDS, RECORDS, Config, Globals, Shared, Work
 
 __all__ = ["Plan", "may_be_split"]

@@ -12,7 +12,7 @@ import cutlass.cute as cute
 from cutlass import Int32, const_expr
 
 from ..common.ptx_sm90 import load4
-from ..common.self_schedule import may_be_split, plan_of, split_words
+from ..common.worker_plan import may_be_split, plan_of, split_words
 from ..split_merge import SplitMerge
 from ..split_merge.swap_ab_cluster_reduce import release_partials
 from ..split_merge.swap_ab_fragments import CtaEvent, profile_event

@@ -11,8 +11,9 @@ from cutlass import Int16, Int32, Int64, const_expr
 from ..common.barriers import MBarriers
 from ..common.pipeline import PipelineState
 from ..common.ptx_sm90 import EVICT_FIRST, nanoseconds
-from ..common.self_schedule import WORDS, plan_of
+from ..common.self_schedule import WORDS
 from ..common.tma import tma_views
+from ..common.worker_plan import plan_of
 from ..split_merge.swap_ab_fragments import CtaEvent
 from . import kv_656
 from .params import BOX, BOXES, TILE_KV, Traits

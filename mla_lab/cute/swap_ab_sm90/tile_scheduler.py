@@ -14,16 +14,8 @@ import cutlass.cute as cute
 from cutlass import Int32, Uint32, const_expr
 
 from ...plan.formula import WHOLE_BLOCKS
-from ..common.self_schedule import (
-    WORDS,
-    Batch,
-    Plan,
-    gate_open,
-    open_plan,
-    select,
-    tile_words,
-    total,
-)
+from ..common.self_schedule import WORDS, Batch, Plan, gate_open, select, total
+from ..common.worker_plan import open_plan, tile_words
 from .params import TILE_KV, KvLoad, Traits
 from .shared_storage import END, Globals, Shared
 

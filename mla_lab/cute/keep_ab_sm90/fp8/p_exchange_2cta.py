@@ -28,7 +28,7 @@ from cutlass import Int32, const_expr
 
 from ...common.pipeline import PipelineState
 from ...common.ptx_sm90 import fresh_block, ptx
-from ...common.self_schedule import tile_words
+from ...common.worker_plan import tile_words
 from ..params import BLOCK, Cta
 from ..tile_scheduler import batch_of, span_of
 from .params import P_STAGE, P_STAGES, Fp8Shared

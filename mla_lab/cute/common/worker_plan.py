@@ -1,0 +1,100 @@
+"""A worker's tiles as one register a lane: found by the rule, or read from a plan in memory.
+
+The words and their lanes are those of the table in `common.self_schedule`.
+"""
+
+from __future__ import annotations
+
+import cutlass
+import cutlass.cute as cute
+from cutlass import Int32
+
+from .self_schedule import (
+    BUNDLED,
+    COUNT,
+    FIRST,
+    PLAN_ROW,
+    REST,
+    WORDS,
+    Batch,
+    Plan,
+    find_work,
+    next_item,
+    pack,
+)
+
+
+@cute.jit
+def read_plan(tiles: cute.Tensor, worker_begin: cute.Tensor, worker: Int32) -> Plan:
+    """The worker's rows of a plan in memory; by one warp.
+
+    Most workers have one, row `worker`: it is loaded together with their bounds."""
+    lane = cute.arch.lane_idx()
+    words = tiles[cutlass.min(worker, tiles.shape[0] - 1), lane % WORDS]
+    bound = worker_begin[worker + lane % 2]
+    first = cute.arch.shuffle_sync(bound, 0)
+    count = cute.arch.shuffle_sync(bound, 1) - first
+    if (first != worker) & (count > 0):
+        words = tiles[first, lane % WORDS]
+    found = [Int32(0), first, count, Int32(0)]
+    return Plan(Int32(0), count, pack(lane, found, BUNDLED, words))
+
+
+@cute.jit
+def open_plan(b: Batch, tiles: cute.Tensor, worker_begin: cute.Tensor, worker: Int32) -> Int32:
+    """The words of the module's table, of a plan in memory where there is one; by one warp."""
+    words = Int32(0)
+    if tiles.shape[0] > 0:
+        words = read_plan(tiles, worker_begin, worker).words
+    else:
+        words = find_work(b, worker).words
+    return words
+
+
+@cute.jit
+def plan_of(words: Int32) -> Plan:
+    """The plan of the module's table."""
+    count = cute.arch.make_warp_uniform(cute.arch.shuffle_sync(words, COUNT))
+    first = cute.arch.make_warp_uniform(cute.arch.shuffle_sync(words, FIRST))
+    return Plan(first, count, words)
+
+
+@cute.jit
+def tile_words(
+    b: Batch, tiles: cute.Tensor, plan: Plan, index: Int32, request: Int32, row_tile: Int32
+) -> Int32:
+    """The plan row of tile `index`, lane i word i of eight; `request` and `row_tile` are those of
+    tile `index` - 1."""
+    lane = cute.arch.lane_idx()
+    words = plan.words
+    row = cute.arch.shuffle_sync(words, PLAN_ROW)
+    if row >= 0:
+        words = tiles[row + index, lane % WORDS]
+    elif index > 0:
+        words = cute.arch.shuffle_sync(plan.words, WORDS + lane % WORDS)
+        if (index + 1 < plan.last) | (cute.arch.shuffle_sync(words, 0) < 0):
+            bundled = cute.arch.shuffle_sync(plan.words, BUNDLED)
+            request, row_tile = next_item(b, bundled, request, row_tile)
+            whole = [request, row_tile, Int32(0), Int32(REST), Int32(0), Int32(1)]
+            words = pack(lane, whole, 0, Int32(-1))
+    return words
+
+
+@cute.jit
+def may_be_split(plan: Plan, index: Int32):
+    """Whether tile `index` may be a piece: of a plan in memory any, else the first and the last."""
+    row = cute.arch.shuffle_sync(plan.words, PLAN_ROW)
+    return (row >= 0) | (index == 0) | (index + 1 == plan.last)
+
+
+@cute.jit
+def split_words(tiles: cute.Tensor, plan: Plan, index: Int32) -> Int32:
+    """`tile_words` of a tile that `may_be_split`; one that is whole has at most 1 split."""
+    lane = cute.arch.lane_idx()
+    words = plan.words
+    row = cute.arch.shuffle_sync(words, PLAN_ROW)
+    if row >= 0:
+        words = tiles[row + index, lane % WORDS]
+    elif index > 0:
+        words = cute.arch.shuffle_sync(plan.words, WORDS + lane % WORDS)
+    return words

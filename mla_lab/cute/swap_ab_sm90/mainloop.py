@@ -12,6 +12,7 @@ import cutlass.cute as cute
 from cutlass import Int32, const_expr
 
 from ..common.ptx_sm90 import load4
+from ..common.self_schedule import Plan
 from ..common.worker_plan import may_be_split, plan_of, split_words
 from ..split_merge import SplitMerge
 from ..split_merge.swap_ab_cluster_reduce import release_partials
@@ -98,11 +99,17 @@ def consume(c: cutlass.Constexpr[Traits], g: Globals, s: Shared, mma: TiledMmas,
 
 
 @cute.jit
+def load_plan(s: Shared) -> Plan:
+    """The worker's tiles that the producer has left in shared memory."""
+    return plan_of(cute.arch.load(s.plan.iterator + cute.arch.lane_idx(), Int32))
+
+
+@cute.jit
 def merge_slices(c: cutlass.Constexpr[Traits], g: Globals, s: Shared, rank: Int32):
     """This CTA's slice of every split row tile of its worker, one after the other."""
     merges = Int32(0)
-    plan = plan_of(s.plan[cute.arch.lane_idx()])
-    for at in cutlass.range(plan.last, unroll=1):
+    for at in cutlass.range(load_plan(s).last, unroll=1):
+        plan = load_plan(s)  # held through a merge, its words would cost a register
         if may_be_split(plan, at):
             words = split_words(g.tiles, plan, at)
             if cute.arch.shuffle_sync(words, 5) > 1:

@@ -21,6 +21,7 @@ from mla_lab.core.problem import Problem
 from mla_lab.jit.build import canonical
 from mla_lab.jit.shipped import OTHER_FORMATS, sample, shipped
 from mla_lab.plan import KernelConfig, choose
+from mla_lab.plan.selection import Selection, select
 from mla_lab.plan.ways import MAIL, ROWS, WALK, way_of
 from mla_lab.verify import cases
 
@@ -69,6 +70,12 @@ def taken(made: Problem, **features: bool) -> KernelConfig:
     return cute._plan(made, made.total_q, H200, Features(**features)).config
 
 
+def best_of(made: Problem, can: Callable[[KernelConfig], bool] | None = None) -> Selection:
+    found = select(made, H200, costs(), can)
+    assert found is not None
+    return found
+
+
 def is_missing(found: str | None) -> bool:
     return found is not None and "is not compiled here" in found
 
@@ -78,23 +85,22 @@ def test_with_a_compiler_the_best_is_taken(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr("mla_lab.jit.find", lambda *_: None)
     monkeypatch.setattr("mla_lab.jit.toolchain.versions", lambda kernel: {})
     made = problem()
-    assert taken(made) == choose(made, H200, costs=costs(), on_device=True).config
+    assert taken(made) == best_of(made).config
     forget()
 
 
 def test_of_the_builds_that_are_there_the_cheapest_is_taken(have: Have) -> None:
     made = problem()
-    best = choose(made, H200, costs=costs(), on_device=True)
+    best = best_of(made)
     every = [c for c in shipped() if c.q_dtype == "bf16"]
     have(every)
     assert taken(made) == best.config
     others = [c for c in every if way_of(c) != way_of(best.config) or c.option("gather")]
     have(others)
     here = able(made, Features())
-    second = choose(made, H200, costs=costs(), on_device=True, able=here)
+    second = best_of(made, here)
     assert taken(made) == second.config != best.config
-    assert second.predicted_us >= best.predicted_us
-    assert "not compiled here" in second.reason and "not compiled here" not in best.reason
+    assert second.regret >= best.regret
     assert missing_for(second.config, made, Features()) is None and reason(made) is None
 
 
@@ -108,12 +114,12 @@ def test_one_way_alone_is_enough(have: Have, way: Any) -> None:
     assert way_of(taken(made)) == way.name
 
 
-def test_a_plan_that_the_device_makes_needs_the_planner(have: Have) -> None:
-    made = problem()
-    have([c for c in shipped() if c.kernel == "cute/keep_ab_sm90"])
-    found = reason(made)
-    assert is_missing(found)
-    assert missing_for(config_for(ROWS, (64, 1)), made, Features()) is not None
+def test_a_batch_invariant_call_alone_needs_the_planner(have: Have) -> None:
+    made, walk = problem(), config_for(WALK, (16, 1))
+    have([c for c in shipped() if c.kernel != "cuda/planner"])
+    assert missing_for(walk, made, Features()) is None and reason(made) is None
+    found = missing_for(walk, made, Features(batch_invariant=True))
+    assert is_missing(found) and "cuda_planner" in str(found)
 
 
 @pytest.mark.parametrize("page_size", [16, 32, 128])
@@ -221,7 +227,7 @@ def test_a_plan_of_a_tile_without_skip_softmax_is_refused() -> None:
 def test_where_there_is_none_the_best_is_named(have: Have) -> None:
     have([])
     made = problem()
-    best = choose(made, H200, costs=costs(), on_device=True).config
+    best = best_of(made).config
     found = reason(made)
     assert is_missing(found) and f"rows-{best.tile_rows}" in str(found)
     assert "no compiler" in str(found)

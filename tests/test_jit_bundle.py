@@ -86,8 +86,8 @@ def test_setup_refuses_before_anything_is_exported(made: Path, tmp_path: Path) -
 
 CALL = """
 import mla_lab, torch
-from mla_lab.api.decode import validate
-from mla_lab.call.decode_args import Arguments
+from mla_lab.api.decode import prepare
+from mla_lab.call.decode_args import DecodeArgs
 from mla_lab import trtllm_batch_decode_with_kv_cache_mla as call
 from mla_lab.core.problem import Problem
 from mla_lab.reference.inputs import make_inputs
@@ -99,8 +99,7 @@ named = inputs.contract_args()
 out = call(**named)
 reference = decode_reference(inputs)
 assert error(out, reference.out).within(sdpa_error(inputs, reference)), "wrong"
-del named["qk_nope_head_dim"]
-print(mla_lab.__file__, validate(Arguments(**named), "auto", debug=None)[1].name)
+print(mla_lab.__file__, prepare(DecodeArgs(**named))[1].name)
 """
 
 

@@ -21,6 +21,7 @@ from mla_lab.core.problem import Problem
 from mla_lab.jit.build import canonical
 from mla_lab.jit.shipped import OTHER_FORMATS, sample, shipped
 from mla_lab.plan import KernelConfig, choose
+from mla_lab.plan.pricing import too_long
 from mla_lab.plan.selection import Selection, select
 from mla_lab.plan.ways import MAIL, ROWS, WALK, way_of
 from mla_lab.verify import cases
@@ -71,7 +72,9 @@ def taken(made: Problem, **features: bool) -> KernelConfig:
 
 
 def best_of(made: Problem, can: Callable[[KernelConfig], bool] | None = None) -> Selection:
-    found = select(made, H200, costs(), can)
+    """As the backend selects: by no length."""
+    shortest = replace(made, kv_lens=made.q_lens)
+    found = select(shortest, H200, costs(), can, False, too_long(made))
     assert found is not None
     return found
 

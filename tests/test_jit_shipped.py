@@ -19,6 +19,8 @@ from mla_lab.jit.shipped import sample, shipped
 from mla_lab.plan.config import KernelConfig
 from mla_lab.xray.sass import find_nvdisasm
 
+from .spills import allowed_stack
+
 #: kernels whose speed rests on these instructions: a build without them is another kernel
 MUST_HAVE = {"cute/keep_ab_sm90": ("HGMMA", "UTMALDG"), "cute/swap_ab_sm90": ("HGMMA", "UTMALDG")}
 #: where the cache has eight bits the matrix unit takes them
@@ -48,8 +50,9 @@ def test_compiles_and_does_not_spill(config: KernelConfig) -> None:
     seen = xray.inspect(jit.compile(config, "sm_90a", progress=quiet))
     assert seen.kernels
     for kernel in seen.kernels:
-        assert (kernel.name, kernel.resources.stack) == (kernel.name, 0)
-        assert kernel.spills == 0, kernel.name
+        allowed = allowed_stack(config)
+        assert kernel.resources.stack <= allowed, kernel.name
+        assert allowed or kernel.spills == 0, kernel.name
         if find_nvdisasm():
             for opcode in MUST_HAVE.get(config.kernel, ()):
                 if config.kv_format in ("e4m3", "fp8_656"):

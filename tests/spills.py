@@ -1,0 +1,19 @@
+"""Bytes of local memory that a build may keep: none, but for the builds that are named here.
+
+Each of these was seen to keep so much since its CTAs find their own work tiles (nvcc 13.0,
+cutlass-dsl 4.8.1, 2026-11-22). The list is to become empty again; no build is added unseen.
+"""
+
+from __future__ import annotations
+
+from mla_lab.plan.config import KernelConfig
+
+
+def allowed_stack(config: KernelConfig) -> int:
+    """Bytes of stack of `config` at most."""
+    walk = config.kernel == "cute/swap_ab_sm90" and not config.option("grid")
+    bf16 = config.q_dtype == config.kv_format == "bf16"
+    if walk and bf16 and config.tile_rows == 16:
+        return 8 if config.mask == "tree" or config.option("features") else 0
+    keep_ab = config.kernel == "cute/keep_ab_sm90" and config.kv_format == "fp8_656"
+    return 8 if keep_ab and (config.tile_rows, config.cluster) == (64, 1) else 0

@@ -182,15 +182,19 @@ def test_base_2_and_a_callers_results(kernels: dict[KernelConfig, AbiKernel]) ->
 
 def test_an_lse_that_nobody_wants_has_no_element(kernels: dict[KernelConfig, AbiKernel]) -> None:
     native(inputs_of(PLAIN))
-    (kernel,) = kernels.values()
-    assert kernel.launches[0][3].shape == (0, 0)
+    assert kernels
+    for kernel in kernels.values():  # two where lengths on the device open one of two gates
+        assert kernel.launches[0][3].shape == (0, 0)
 
 
 def test_pdl_is_a_matter_of_the_kernel(kernels: dict[KernelConfig, AbiKernel]) -> None:
     inputs = inputs_of(PLAIN)
-    for pdl in (None, True, False):
-        native(inputs, enable_pdl=pdl)
-    assert [config.option("pdl", 1) for config in kernels] == [1, 0]
+    native(inputs, enable_pdl=None)
+    builds = len(kernels)
+    native(inputs, enable_pdl=True)
+    assert [config.option("pdl", 1) for config in kernels] == [1] * builds
+    native(inputs, enable_pdl=False)
+    assert [config.option("pdl", 1) for config in kernels] == [1] * builds + [0] * builds
 
 
 def test_a_separate_merge_follows(
@@ -444,9 +448,11 @@ def test_a_bound_that_grows_keeps_kernel_and_workspace(
     kernels: dict[KernelConfig, AbiKernel],
 ) -> None:
     inputs = inputs_of(PLAIN)
-    for bound in (1001, 1002, 1024):
+    native(inputs, max_seq_len=1001)
+    builds = list(kernels)
+    for bound in (1002, 1024, 131072):
         native(inputs, max_seq_len=bound)
-    assert len(kernels) == 1
+    assert list(kernels) == builds
 
 
 @pytest.mark.parametrize("batch_invariant", [False, True])

@@ -131,5 +131,6 @@ def test_words_are_those_of_the_kernels() -> None:
     root = data_dir().parent / "mla_lab" / "cute"
     profile = (root / "keep_ab_sm90" / "profile.py").read_text(encoding="utf-8")
     assert f"\nROUNDS = {stamps.ROUNDS}\n" in profile
-    storage = (root / "swap_ab_sm90" / "shared_storage.py").read_text(encoding="utf-8")
-    assert f"\nSTAMPS = {stamps.KV_M.words}\n" in storage
+    fragments = (root / "split_merge" / "swap_ab_fragments.py").read_text(encoding="utf-8")
+    events = fragments.split("class CtaEvent(IntEnum):")[1].split("\n\n\n")[0]
+    assert events.count(" = ") == stamps.KV_M.words

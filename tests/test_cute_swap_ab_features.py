@@ -23,6 +23,8 @@ from mla_lab.cute.swap_ab_sm90.producer_gather import (
     tokens_per_lane,
 )
 
+from .spills import allowed_stack
+
 BASE = KernelConfig("cute/swap_ab_sm90", tile_rows=16, cluster=1)
 SPARSE = (("features", 1), ("fused_merge", 1), ("gather", 2), ("grid", 1))
 PAGED = (("fused_merge", 1), ("gather", 1), ("grid", 1))
@@ -137,7 +139,7 @@ def test_skip_softmax_is_for_e4m3_by_page(changed: dict[str, object]) -> None:
 def test_rows_vote_on_a_tile_and_products_stay_in_flight() -> None:
     made = jit.compile(SKIP, "sm_90a")
     (kernel,) = made.resources
-    assert kernel.stack == 0
+    assert kernel.stack <= allowed_stack(SKIP)
     ptx = made.ptx.read_text()
     # by the threads of 16 rows
     assert set(re.findall(r"vote\.sync\.all\.pred q, p, (0x\w+)", ptx)) == {"0xffff"}

@@ -15,7 +15,7 @@ def allowed_stack(config: KernelConfig) -> int:
     bf16 = config.q_dtype == config.kv_format == "bf16"
     if walk and bf16 and config.tile_rows == 16:
         return 8 if config.mask == "tree" or config.option("features") else 0
-    if walk and config.q_dtype == "e4m3" and config.tile_rows == 32 and config.option("skip"):
+    if walk and config.q_dtype == "e4m3" and config.tile_rows == 16 and config.option("skip"):
         return 8
     keep_ab = config.kernel == "cute/keep_ab_sm90" and config.kv_format == "fp8_656"
     return 8 if keep_ab and (config.tile_rows, config.cluster) == (64, 1) else 0

@@ -218,8 +218,6 @@ def test_compiles_without_spills(base: KernelConfig, features: tuple[tuple[str, 
     (kernel,) = made.resources
     assert kernel.stack <= allowed_stack(base)
     assert tuple(kernel.block or ()) == (fp8.THREADS, 1, 1)
-    if base.cluster == 2 and not features and base.kv_format == "e4m3" and base.q_dtype == "bf16":
-        pytest.xfail("the words of a worker's plan take this build 1,024 B over the limit")
     assert kernel.shared <= 232_448
     products = re.findall(r"wgmma\.mma_async\.sync\.aligned\.(\S+)", made.ptx.read_text())
     found = {p.partition(".")[2] for p in products}

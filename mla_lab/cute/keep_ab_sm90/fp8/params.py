@@ -204,7 +204,7 @@ class Fp8Shared:
     records: cute.Tensor  # int32 (14, 3): `Work` and the pages of its first tile, by index % 3
     sRowSum: cute.Tensor  # fp32 (64); p_exchange: (128)
     sRowMax: cute.Tensor  # the same, base-2 units
-    sScale: cute.Tensor  # fp32 (4), by QK-softmax warp: scale of the scores, if it is in memory
+    sScale: Any  # fp32 (4), by QK-softmax warp: scale of the scores, if it is in memory
     kv_pipe: Pipeline
     p_pipe: Pipeline  # empty: rescale factors (p_exchange: and P) have been read
     p_written: MBarriers  # [P stage], p_exchange: this CTA's rows of P are stored
@@ -290,7 +290,8 @@ def allocate(cfg: Fp8Config, *layouts) -> Fp8Shared:
     factors = cute.make_layout((cfg.rows, cfg.p_stages), stride=(1, cfg.rows))
     rescale = array(Float16, factors, 64)
     row_sum, row_max = (array(Float32, cute.make_layout(cfg.rows), 64) for _ in range(2))
-    scale = array(Float32, cute.make_layout(4), 16)
+    # features alone have scales in memory; with P exchanged there are none, nor 16 B to spare
+    scale = None if const_expr(cfg.p_exchange) else array(Float32, cute.make_layout(4), 16)
     q = q_low = p_rest = p = kv_656 = None
     if const_expr(cfg.kv_656):
         kv, kv_656 = allocate_656(cfg, alloc, last)

@@ -45,6 +45,7 @@ class CuteKernel:
 #: kernel name -> module and architectures; one line a kernel
 KERNELS: dict[str, CuteKernel] = {
     "cute/empty": CuteKernel("empty", ("sm_90a", "sm_100a", "sm_120a")),
+    "cute/found_tiles": CuteKernel("found_tiles", ("sm_90a",)),
     "cute/swap_ab_sm90": CuteKernel("swap_ab_sm90", ("sm_90a",)),
     "cute/keep_ab_sm90": CuteKernel(
         "keep_ab_sm90", ("sm_90a",), ignores=(("mask", ("none", "causal")),)

@@ -49,8 +49,9 @@ LEAST_EVEN = 1
 STEPS = 6
 #: requests whose lengths a warp holds at once
 HELD_REQUESTS = 256
-#: from this length on, cuts lie at multiples of 256 units, so that products fit into 32 bits
-LARGE = 1 << 23
+#: from this length on, cuts lie at multiples of 256 units, so that products fit into 32 bits, and
+#: pieces are not even: a kernel divides by L in single precision, exactly for up to 2**20 blocks
+LARGE = 1 << 20
 COARSE = 8
 #: workers with which products fit into 32 bits
 MAX_WORKERS = 256
@@ -153,20 +154,26 @@ class Line:
 def even_size(blocks: np.ndarray, bundles: int) -> int:
     """L of even pieces, for at most `bundles` items of so many `blocks`, int64 [items].
 
-    Between total / bundles, below which there are too many pieces whatever the lengths, and the
-    least L with total / L + items (L - 1) / L <= bundles, which is enough for any.
+    Between total / bundles, below which there are too many pieces whatever the lengths, and what is
+    enough for any: bundles // items pieces of the longest, and the least L with total / L +
+    items (L - 1) / L <= bundles. The first that is tried is one below that, so that lengths that
+    are alike take one step.
     """
     items, total = len(blocks), int(blocks.sum())
-    low, high = max(LEAST_EVEN, -(-total // bundles)), int(blocks.max())
+    low = max(LEAST_EVEN, -(-total // bundles))
+    high = -(-int(blocks.max()) // (bundles // items))
     if items < bundles:
         high = min(high, -(-(total - items) // (bundles - items)))
     high = max(low, high)
+    middle = high - 1
     for _ in range(STEPS):
-        middle = (low + high) // 2
+        if low == high:
+            break
         if int((-(-blocks // middle)).sum()) <= bundles:
             high = middle
         else:
-            low = min(middle + 1, high)
+            low = middle + 1
+        middle = (low + high) // 2
     return high
 
 

@@ -1,8 +1,13 @@
 """The rule of `plan.self_schedule` on the device: a warp finds its worker's tiles from seq_lens.
 
-The lane l of a warp holds requests l, l + 32, ... of a group of 256, so that all lengths of up to
-256 requests are loaded in one latency; a larger batch takes the groups one after the other, twice.
-Names and numbers are those of the Python module, which is the definition.
+A lane holds `held` requests that follow each other, one for batches of up to 32 and 8 for longer
+ones, so that all lengths of up to 256 requests are loaded in one latency; a larger batch takes
+groups of 256 one after the other, twice. Names and numbers are those of the Python module, which
+is the definition.
+
+Lengths are read before the kernel in front of this one ends, and once more behind the wait for it
+(`settle`): where they are the same, which is so in all but one layer of a step, what was found from
+them stands. Until then they are read past the L1, where a stale value would stay.
 
 What is found fits into one register a lane:
 
@@ -25,17 +30,17 @@ from typing import Any
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Int32, Uint32
+from cutlass import Float32, Int32, Uint32, const_expr
 
 from ...plan.gate import LONG, LONGEST_BLOCKS, WORKERS
-from ...plan.self_schedule import LARGE, LEAST, LEAST_EVEN, SNAP, STEPS
+from ...plan.self_schedule import COARSE, LARGE, LEAST, LEAST_EVEN, SNAP, STEPS
 
 #: words of a plan row
 WORDS = 8
 #: `block_end` of a tile that ends where the keys end
 REST = 0x7FFFFFFF
 BUNDLED, PLAN_ROW, COUNT, FIRST = 16, 17, 18, 19
-#: requests that a lane holds at once
+#: requests that a lane holds where a batch has more than 32
 HELD = 8
 GROUP = 32 * HELD
 BLOCK = 64
@@ -65,11 +70,35 @@ class Plan:
 
 
 @dataclass(frozen=True)
-class Totals:
-    """Of a batch: `tiles` items of `work` blocks in all, the longest of `longest`; `keys` are the
-    blocks of its requests."""
+class Requests:
+    """What a lane holds of a group: `held` requests from `held` * lane on.
 
-    tiles: Int32
+    `rows` are query tokens, `tiles` row tiles, 0 past the batch; both are `b.q_len`'s where all
+    requests have as many.
+    """
+
+    lens: cute.Tensor
+    rows: cute.Tensor
+    blocks: cute.Tensor
+    tiles: cute.Tensor
+
+    @classmethod
+    def empty(cls, held: int) -> Requests:
+        """Registers alone."""
+        return cls(*(cute.make_rmem_tensor(held, Int32) for _ in range(4)))
+
+    @property
+    def held(self) -> int:
+        """Requests of a lane."""
+        return cute.size(self.lens.shape)
+
+
+@dataclass(frozen=True)
+class Totals:
+    """Of a batch: `items` of `work` blocks in all, the longest of `longest`; `keys` are the blocks
+    of its requests."""
+
+    items: Int32
     work: Int32
     longest: Int32
     bundled: Int32
@@ -89,18 +118,6 @@ class Line:
     even: Int32
     piece: Int32
     bundled: Int32
-
-
-@dataclass(frozen=True)
-class Chunk:
-    """32 requests from `base` on, one a lane; `before` lies on the line ahead of them, `items`
-    items."""
-
-    base: Int32
-    before: Int32
-    items: Int32
-    blocks: Int32
-    tiles: Int32
 
 
 @dataclass(frozen=True)
@@ -163,131 +180,157 @@ def pack(lane: Int32, values: list[Any], first: int, words: Any) -> Any:
     return words
 
 
-@cute.jit
-def load_group(b: Batch, base: Int32, blocks: cute.Tensor, tiles: cute.Tensor):
-    """Blocks and row tiles of requests [base, base + 256), 0 row tiles past the batch."""
-    batch = b.seq_lens.shape[0]
-    lane = cute.arch.lane_idx()
-    for c in cutlass.range_constexpr(HELD):
-        blocks[c] = b.seq_lens[cutlass.min(base + 32 * c + lane, batch - 1)]
-        tiles[c] = b.q_len
-    if b.q_len == 0:
-        for c in cutlass.range_constexpr(HELD):
-            at = cutlass.min(base + 32 * c + lane, batch - 1)
-            tiles[c] = b.q_begin[at + 1] - b.q_begin[at]
-    for c in cutlass.range_constexpr(HELD):
-        rows = tiles[c] * b.heads
-        there = base + 32 * c + lane < batch
-        tiles[c] = select(there, row_tiles_of(b, rows), Int32(0))
-        blocks[c] = cutlass.max((blocks[c] + BLOCK - 1) // BLOCK, 1)
-
-
 def row_tiles_of(b: Batch, rows: Int32) -> Int32:
     """Row tiles of so many rows."""
-    return (rows + b.tile_rows - 1) // b.tile_rows
+    return Int32(Uint32(rows + b.tile_rows - 1) // Uint32(b.tile_rows))
+
+
+def load(tensor: cute.Tensor, at: Int32) -> Int32:
+    """Element `at`, past the L1."""
+    return cute.arch.load(tensor.iterator + at, Int32, sem="relaxed", scope="gpu")
 
 
 @cute.jit
-def totals_of(b: Batch, blocks: cute.Tensor, tiles: cute.Tensor) -> Totals:
-    """First pass; leaves the last group in `blocks` and `tiles`."""
+def load_requests(b: Batch, base: Int32, r: Requests):
+    """Lengths and query tokens of the lane's requests of the group from `base` on."""
+    last = b.seq_lens.shape[0] - 1
+    first = base + cute.arch.lane_idx() * r.held
+    for c in cutlass.range_constexpr(r.held):
+        r.lens[c] = load(b.seq_lens, cutlass.min(first + c, last))
+        r.rows[c] = b.q_len
+    if b.q_len == 0:
+        for c in cutlass.range_constexpr(r.held):
+            at = cutlass.min(first + c, last)
+            r.rows[c] = load(b.q_begin, at + 1) - load(b.q_begin, at)
+
+
+@cute.jit
+def load_group(b: Batch, base: Int32, r: Requests):
+    """The group from `base` on: as `load_requests`, with blocks and row tiles."""
+    load_requests(b, base, r)
+    first = base + cute.arch.lane_idx() * r.held
+    uniform = row_tiles_of(b, b.q_len * b.heads)
+    for c in cutlass.range_constexpr(r.held):
+        r.tiles[c] = select(first + c < b.seq_lens.shape[0], uniform, Int32(0))
+        r.blocks[c] = cutlass.max((r.lens[c] + BLOCK - 1) // BLOCK, 1)
+    if b.q_len == 0:
+        for c in cutlass.range_constexpr(r.held):
+            tiles = row_tiles_of(b, r.rows[c] * b.heads)
+            r.tiles[c] = select(first + c < b.seq_lens.shape[0], tiles, Int32(0))
+
+
+@cute.jit
+def totals_of(b: Batch, r: Requests) -> Totals:
+    """First pass; leaves the last group in `r`. Where requests lie in bundles, `r.tiles` are 1."""
     batch = b.seq_lens.shape[0]
     lane = cute.arch.lane_idx()
     items, work, longest = Int32(0), Int32(0), Int32(1)
     most, least, keys = Int32(0), Int32(REST), Int32(0)
-    for base in cutlass.range(0, batch, GROUP, unroll=1):
-        load_group(b, base, blocks, tiles)
-        for c in cutlass.range_constexpr(HELD):
-            items = items + tiles[c]
-            work = work + tiles[c] * blocks[c]
-            longest = select(tiles[c] > 0, cutlass.max(longest, blocks[c]), longest)
-            most = cutlass.max(most, tiles[c])
-            there = base + 32 * c + lane < batch
-            least = select(there, cutlass.min(least, tiles[c]), least)
-            keys = keys + select(there, blocks[c], Int32(0))
-    items, work = total(items), total(work)
+    for base in cutlass.range(0, batch, 32 * r.held, unroll=1):
+        load_group(b, base, r)
+        for c in cutlass.range_constexpr(r.held):
+            there = base + lane * r.held + c < batch
+            keys = keys + select(there, r.blocks[c], Int32(0))
+            items = items + r.tiles[c]
+            work = work + r.tiles[c] * r.blocks[c]
+            longest = select(r.tiles[c] > 0, cutlass.max(longest, r.blocks[c]), longest)
+            most = cutlass.max(most, r.tiles[c])
+            least = select(there, cutlass.min(least, r.tiles[c]), least)
+    keys = total(keys)
     longest = Int32(cute.arch.warp_redux_sync(longest, "max"))
-    most = Int32(cute.arch.warp_redux_sync(most, "max"))
-    least = Int32(cute.arch.warp_redux_sync(least, "min"))
-    row_tiles, bundled = Int32(1), Int32(0)
-    if (most == least) & (most > 0) & (most <= b.workers):
-        row_tiles, bundled = most, Int32(1)
-        items, work = Int32(batch), Int32(Uint32(work) // Uint32(most))
-    return Totals(items, work, longest, bundled, row_tiles, total(keys))
+    row_tiles = row_tiles_of(b, b.q_len * b.heads)
+    if b.q_len == 0:
+        most = Int32(cute.arch.warp_redux_sync(most, "max"))
+        least = Int32(cute.arch.warp_redux_sync(least, "min"))
+        row_tiles = select(most == least, most, Int32(0))
+    bundled = select((row_tiles > 0) & (row_tiles <= b.workers), Int32(1), Int32(0))
+    if bundled == 1:
+        items, work = Int32(batch), keys
+    else:
+        items, work, row_tiles = total(items), total(work), Int32(1)
+    return Totals(items, work, longest, bundled, row_tiles, keys)
+
+
+def items_of(bundled: Int32, tiles: Int32) -> Int32:
+    """Items of a request with so many row tiles."""
+    return select(bundled == 1, cutlass.min(tiles, 1), tiles)
+
+
+def even_pieces(blocks: Int32, inverse: Float32) -> Int32:
+    """ceil(blocks / L) of `inverse` = 1 / L within 2**-22, for up to 2**20 blocks: what is added
+    lies half of 1 / L below 1, farther from either whole number than the product may be off."""
+    return Int32(Float32(blocks) * inverse + (Float32(1.0) - Float32(0.5) * inverse))
 
 
 @cute.jit
-def even_size(
-    b: Batch, t: Totals, bundles: Int32, blocks: cute.Tensor, tiles: cute.Tensor
-) -> Int32:
-    """L of even pieces, from the only group of requests."""
-    batch = b.seq_lens.shape[0]
-    low = cutlass.max((t.work + bundles - 1) // bundles, LEAST_EVEN)
-    high = t.longest
-    room = bundles - t.tiles
-    if room > 0:
-        high = cutlass.min(high, (t.work - t.tiles + room - 1) // room)
-    high = cutlass.max(low, high)
-    step = Int32(0)
-    while (low < high) & (step < STEPS):
-        middle = (low + high) >> 1
-        count = Int32(0)
-        for c in cutlass.range_constexpr(HELD):
-            if 32 * c < batch:
-                mine = select(t.bundled == 1, cutlass.min(tiles[c], 1), tiles[c])
-                pieces = Uint32(blocks[c] + middle - 1) // Uint32(middle)
-                count = count + mine * Int32(pieces)
-        if total(count) <= bundles:
-            high = middle
-        else:
-            low = middle + 1
-        step = step + 1
-    return high
-
-
-@cute.jit
-def even_length(b: Batch, t: Totals, even: Int32, blocks: cute.Tensor, tiles: cute.Tensor) -> Int32:
-    """How many even pieces there are."""
+def count_even(t: Totals, r: Requests, even: Int32) -> Int32:
+    """How many even pieces there are with L = `even`."""
+    inverse = Float32(cute.arch.rcp_approx(Float32(even)))
     count = Int32(0)
-    for c in cutlass.range_constexpr(HELD):
-        if 32 * c < b.seq_lens.shape[0]:
-            mine = select(t.bundled == 1, cutlass.min(tiles[c], 1), tiles[c])
-            count = count + mine * Int32(Uint32(blocks[c] + even - 1) // Uint32(even))
+    for c in cutlass.range_constexpr(r.held):
+        count = count + items_of(t.bundled, r.tiles[c]) * even_pieces(r.blocks[c], inverse)
     return total(count)
 
 
 @cute.jit
-def line_of(b: Batch, t: Totals, bundles: Int32, blocks: cute.Tensor, tiles: cute.Tensor) -> Line:
+def even_size(t: Totals, bundles: Int32, low: Int32, r: Requests):
+    """L of even pieces, from the only group of requests, and how many pieces there are."""
+    room = bundles - t.items
+    each = Int32(Uint32(bundles) // Uint32(t.items))
+    high = Int32(Uint32(t.longest + each - 1) // Uint32(each))
+    if room > 0:
+        high = cutlass.min(high, Int32(Uint32(t.work - t.items + room - 1) // Uint32(room)))
+    high = cutlass.max(low, high)
+    middle, step = high - 1, Int32(0)
+    while (low < high) & (step < STEPS):
+        if count_even(t, r, middle) <= bundles:
+            high = middle
+        else:
+            low = middle + 1
+        middle = (low + high) >> 1
+        step = step + 1
+    return high, count_even(t, r, high)
+
+
+@cute.jit
+def line_of(b: Batch, t: Totals, bundles: Int32, r: Requests) -> Line:
     """Whole items, even pieces or shares of the cost line, whichever is priced lowest."""
     piece, merge = b.costs & 255, (b.costs >> 8) & 255
-    length = t.work + t.tiles * piece
+    turns = Int32(Uint32(t.items + bundles - 1) // Uint32(bundles))
+    low = Int32(Uint32(t.work + bundles - 1) // Uint32(bundles))
+    low = cutlass.max(low, LEAST_EVEN)
+    whole_price = turns * (t.longest + piece)
+    length = t.work + t.items * piece
     parts = cutlass.max(cutlass.min(bundles, length // LEAST), 1)
-    price = (length + parts - 1) // parts + piece + merge
-    turns = (t.tiles + bundles - 1) // bundles
-    even = Int32(0)
-    if (t.tiles > 0) & (turns == 1) & (b.seq_lens.shape[0] <= GROUP) & (length < LARGE):
-        if t.longest > merge:
-            even = even_size(b, t, bundles, blocks, tiles)
-            if even + piece + merge <= price:
-                price = even + piece + merge
-            else:
-                even = Int32(0)
-    whole = select(turns * (t.longest + piece) <= price, Int32(1), Int32(0))
-    shift = select((length >= LARGE) & (whole == 0), Int32(8), Int32(0))
+    price = Int32(Uint32(length + parts - 1) // Uint32(parts)) + piece + merge
+    even, pieces = Int32(0), Int32(0)
+    small = (t.items > 0) & (b.seq_lens.shape[0] <= 32 * r.held) & (length < LARGE)
+    if small & (turns == 1) & (low + piece + merge < whole_price):
+        even, pieces = even_size(t, bundles, low, r)
+        if even + piece + merge <= price:
+            price = even + piece + merge
+        else:
+            even = Int32(0)
+    whole = select(whole_price <= price, Int32(1), Int32(0))
+    shift = select((length >= LARGE) & (whole == 0), Int32(COARSE), Int32(0))
     if whole == 1:
-        length, parts, even = t.tiles, bundles, Int32(0)
+        length, parts, even = t.items, bundles, Int32(0)
     if even > 0:
-        length = even_length(b, t, even, blocks, tiles)
-        parts = length
+        length, parts = pieces, pieces
     return Line(Uint32(length), Uint32(parts), shift, whole, even, piece, t.bundled)
 
 
 @cute.jit
-def size_of(line: Line, blocks: Int32) -> Int32:
-    """What an item takes of the line."""
-    size = select(line.whole == 1, Int32(1), blocks + line.piece)
+def sizes_of(line: Line, r: Requests) -> cute.Tensor:
+    """What an item of each of the lane's requests takes of the line."""
+    sizes = cute.make_rmem_tensor(r.held, Int32)
+    for c in cutlass.range_constexpr(r.held):
+        sizes[c] = select(line.whole == 1, Int32(1), r.blocks[c] + line.piece)
     if line.even > 0:
-        size = Int32(Uint32(blocks + line.even - 1) // Uint32(line.even))
-    return size
+        inverse = Float32(cute.arch.rcp_approx(Float32(line.even)))
+        for c in cutlass.range_constexpr(r.held):
+            sizes[c] = even_pieces(r.blocks[c], inverse)
+    return sizes
 
 
 @cute.jit
@@ -298,57 +341,76 @@ def place_of(line: Line, cut: Int32) -> Int32:
 
 
 @cute.jit
-def find_chunks(
-    b: Batch, line: Line, blocks: cute.Tensor, tiles: cute.Tensor, one: Int32, other: Int32
-):
-    """Second pass: the chunks of 32 requests in which two places of the line lie."""
-    batch = b.seq_lens.shape[0]
-    before, items = Int32(0), Int32(0)
-    found = [[Int32(0)] * 5, [Int32(0)] * 5]
-    base0, before0, items0, blocks0, tiles0 = found[0]
-    base1, before1, items1, blocks1, tiles1 = found[1]
-    for base in cutlass.range(0, batch, GROUP, unroll=1):
-        if batch > GROUP:
-            load_group(b, base, blocks, tiles)
-        for c in cutlass.range_constexpr(HELD):
-            mine = select(line.bundled == 1, cutlass.min(tiles[c], 1), tiles[c])
-            cost = mine * size_of(line, blocks[c])
-            after = before + total(cost)
-            if (before <= one) & (one < after):
-                base0, before0, items0 = base + 32 * c, before, items
-                blocks0, tiles0 = blocks[c], mine
-            if (before <= other) & (other < after):
-                base1, before1, items1 = base + 32 * c, before, items
-                blocks1, tiles1 = blocks[c], mine
-            before = after
-            items = items + total(mine)
-    return (
-        Chunk(base0, before0, items0, blocks0, tiles0),
-        Chunk(base1, before1, items1, blocks1, tiles1),
-    )
+def locate(line: Line, r: Requests, sizes: cute.Tensor, lane_begin: tuple, place: Int32, old: Cut):
+    """The item in which a place of the line lies, if it is one of this group; else `old`.
+
+    `lane_begin`: the lane's first request, where it and what follows the lane's begin on the line,
+    and the items before it.
+    """
+    request, start, upto, items = lane_begin
+    here = (start <= place) & (place < upto)
+    found = [request, items, start, sizes[0], r.blocks[0]]
+    run = start
+    for c in cutlass.range_constexpr(1, r.held):
+        mine = items_of(line.bundled, r.tiles[c - 1])
+        run = run + mine * sizes[c - 1]
+        items = items + mine
+        behind = place >= run
+        next_one = [request + c, items, run, sizes[c], r.blocks[c]]
+        found = [select(behind, new, at) for new, at in zip(next_one, found, strict=True)]
+    lanes = Uint32(cute.arch.vote_ballot_sync(here))
+    owner = Int32(cute.arch.popc((lanes - 1) & ~lanes))
+    found = [cute.arch.shuffle_sync(value, owner & 31) for value in found]
+    there = lanes != 0
+    before = [old.request, old.item, old.start, old.size, old.blocks]
+    request, items, start, size, blocks = [
+        select(there, new, at) for new, at in zip(found, before, strict=True)
+    ]
+    return Cut(request, old.row_tile, items, old.block, start, size, blocks)
 
 
 @cute.jit
-def cut_at(line: Line, chunk: Chunk, place: Int32) -> Cut:
-    """The cut at a place of the line that lies in `chunk`, moved to an item's end nearby."""
-    size = size_of(line, chunk.blocks)
-    cost = chunk.tiles * size
-    upto = chunk.before + scan(cost)
-    beyond = Uint32(cute.arch.vote_ballot_sync(upto > place))
-    owner = Int32(cute.arch.popc((beyond - 1) & ~beyond))
-    items = cute.arch.shuffle_sync(scan(chunk.tiles) - chunk.tiles, owner) + chunk.items
-    start = cute.arch.shuffle_sync(upto - cost, owner)
-    blocks = cute.arch.shuffle_sync(chunk.blocks, owner)
-    size = cute.arch.shuffle_sync(size, owner)
-    row_tile = Int32(Uint32(place - start) // Uint32(size))
-    start = start + row_tile * size
+def find_cuts(b: Batch, line: Line, r: Requests, begin: Int32, end: Int32):
+    """Second pass: the items in which two places of the line lie."""
+    batch = b.seq_lens.shape[0]
+    before, items_before, zero = Int32(0), Int32(0), Int32(0)
+    one, other = Cut(*[zero] * 5, Int32(1), zero), Cut(*[zero] * 5, Int32(1), zero)
+    for base in cutlass.range(0, batch, 32 * r.held, unroll=1):
+        if batch > 32 * r.held:
+            load_group(b, base, r)
+        sizes = sizes_of(line, r)
+        cost, mine = Int32(0), Int32(0)
+        for c in cutlass.range_constexpr(r.held):
+            items = items_of(line.bundled, r.tiles[c])
+            cost, mine = cost + items * sizes[c], mine + items
+        request = base + cute.arch.lane_idx() * r.held
+        upto = before + scan(cost)
+        items = request
+        if line.bundled == 0:
+            items = items_before + scan(mine) - mine
+            items_before = items_before + total(mine)
+        lane_begin = (request, upto - cost, upto, items)
+        one = locate(line, r, sizes, lane_begin, begin, one)
+        other = locate(line, r, sizes, lane_begin, end, other)
+        before = cute.arch.shuffle_sync(upto, 31)
+    return one, other
+
+
+@cute.jit
+def cut_at(line: Line, item: Cut, place: Int32) -> Cut:
+    """The cut at a place of the line that lies in `item`, moved to an item's end nearby."""
+    row_tile, start = Int32(0), item.start
+    if line.bundled == 0:
+        row_tile = Int32(Uint32(place - start) // Uint32(item.size))
+        start = start + row_tile * item.size
     block = select(line.whole == 1, Int32(0), place - start - line.piece)
     if block <= SNAP:
         block = Int32(0)
-    elif blocks - block <= SNAP:
-        block = blocks
-    request = chunk.base + owner
-    return Cut(request, row_tile, items + row_tile, block, start, size, blocks)
+    elif item.blocks - block <= SNAP:
+        block = item.blocks
+    return Cut(
+        item.request, row_tile, item.item + row_tile, block, start, item.size, item.blocks
+    )
 
 
 @cute.jit
@@ -391,58 +453,104 @@ def next_item(b: Batch, bundled: Int32, request: Int32, row_tile: Int32):
 
 
 @cute.jit
-def find_work(b: Batch, worker: Int32) -> Plan:
-    """The worker's tiles by the rule; by one warp."""
+def first_tile(b: Batch, line: Line, at: Cut, part: Int32, slots: Int32, lane: tuple):
+    """The plan row of the worker's first tile, and its item; `lane`: row tile of a bundle, and how
+    many a bundle has."""
+    bundle_row, row_tiles = lane
+    request, row_tile, item, start = at.request, at.row_tile, at.item, at.block
+    row = [start, Int32(REST), Int32(0), Int32(1), Int32(-1), Int32(-1)]
+    if line.even > 0:
+        row = even_tile(line, at, part, at.start * row_tiles + bundle_row, slots)
+    elif start == at.blocks:
+        request, row_tile = next_item(b, line.bundled, request, row_tile)
+        item, row[0] = item + 1, Int32(0)
+    elif start > 0:
+        from_part, pieces = pieces_of(line, at)
+        row = [
+            start, Int32(REST), part - from_part, pieces, slots + from_part + part,
+            from_part * row_tiles + bundle_row,
+        ]  # fmt: skip
+    return [request, select(line.bundled == 1, bundle_row, row_tile), *row], item
+
+
+@cute.jit
+def find_work(b: Batch, worker: Int32, r: Requests) -> Int32:
+    """The words of the worker's tiles by the rule; by one warp."""
     lane = cute.arch.lane_idx()
-    blocks, tiles = cute.make_rmem_tensor(HELD, Int32), cute.make_rmem_tensor(HELD, Int32)
-    t = totals_of(b, blocks, tiles)
+    t = totals_of(b, r)
     bundles = Int32(Uint32(b.workers) // Uint32(t.row_tiles))
     part = Int32(Uint32(worker) // Uint32(t.row_tiles))
     bundle_row = worker - part * t.row_tiles
-    line = line_of(b, t, bundles, blocks, tiles)
+    line = line_of(b, t, bundles, r)
     begin, end = place_of(line, part), place_of(line, part + 1)
-    one, other = find_chunks(b, line, blocks, tiles, begin, end)
+    one, other = find_cuts(b, line, r, begin, end)
     at, to = cut_at(line, one, begin), cut_at(line, other, end)
     slots = bundle_row * (2 * bundles)
-    # the first tile
-    request, row_tile, item, start = at.request, at.row_tile, at.item, at.block
-    if (start == at.blocks) & (line.even == 0):
-        request, row_tile = next_item(b, t.bundled, request, row_tile)
-        item, start = item + 1, Int32(0)
-    from_part, pieces = pieces_of(line, at)
-    first = [start, Int32(REST), Int32(0), Int32(1), Int32(-1), Int32(-1)]
-    if start > 0:
-        first = [
-            start, Int32(REST), part - from_part, pieces, slots + from_part + part,
-            from_part * t.row_tiles + bundle_row,
-        ]  # fmt: skip
-    # the last one, and how many there are
+    first, item = first_tile(b, line, at, part, slots, (bundle_row, t.row_tiles))
+    # the last tile, and how many there are
     inside, past = to.block, to.item
     if end >= Int32(line.length):
-        inside, past = Int32(0), t.tiles
+        inside, past = Int32(0), t.items
     elif inside == to.blocks:
         inside, past = Int32(0), past + 1
     count = past - item
-    to_part, to_pieces = pieces_of(line, to)
     last = [Int32(-1)] * 8
+    if line.even > 0:
+        count, inside = Int32(1), Int32(0)
     if inside > 0:
         count = count + 1
-        begins = select(count == 1, start, Int32(0))
+        begins = select(count == 1, first[2], Int32(0))
+        to_part, to_pieces = pieces_of(line, to)
         last = [
             to.request, select(t.bundled == 1, bundle_row, to.row_tile), begins, inside,
             part - to_part, to_pieces, slots + to_part + part,
             to_part * t.row_tiles + bundle_row,
         ]  # fmt: skip
-    if line.even > 0:
-        first = even_tile(line, at, part, at.start * t.row_tiles + bundle_row, slots)
-        count, inside, last = Int32(1), Int32(0), [Int32(-1)] * 8
+        if count == 1:
+            first = last
     if (begin >= Int32(line.length)) | (part >= bundles):
         count = Int32(0)
     if not gate_open(b.costs >> 16, t.keys, t.longest):
         count = Int32(0)
-    first = [request, select(t.bundled == 1, bundle_row, row_tile), *first]
-    if (count == 1) & (inside > 0):
-        first = last
     words = pack(lane, [t.bundled, Int32(-1), count], BUNDLED, Int32(0))
-    words = pack(lane, first, 0, pack(lane, last, WORDS, words))
-    return Plan(Int32(0), count, words)
+    return pack(lane, first, 0, pack(lane, last, WORDS, words))
+
+
+@cute.jit
+def settle(b: Batch, worker: Int32, held: cutlass.Constexpr[int], pdl: cutlass.Constexpr[bool]):
+    """`find_work` from the lengths that are there behind the wait for the kernel in front.
+
+    Where all requests have as many query tokens and fit into one group, it runs ahead of that wait,
+    and again only where a length has changed. Whatever stands in memory then, nothing is loaded by
+    it but lengths.
+    """
+    early = (b.q_len > 0) & (b.seq_lens.shape[0] <= 32 * held) & pdl
+    words, done = Int32(0), Int32(0)
+    r, now = Requests.empty(held), Requests.empty(held)
+    if const_expr(pdl):
+        if not early:
+            cute.arch.griddepcontrol_wait()
+    while done == 0:
+        words = find_work(b, worker, r)
+        done = Int32(1)
+        if const_expr(pdl):
+            if early:
+                cute.arch.griddepcontrol_wait()
+                load_requests(b, Int32(0), now)
+                changed = Int32(0)
+                for c in cutlass.range_constexpr(held):
+                    changed = changed | (now.lens[c] ^ r.lens[c])
+                done = Int32(cute.arch.vote_all_sync(changed == 0))
+                early = early & False
+    return words
+
+
+@cute.jit
+def find_plan_words(b: Batch, worker: Int32, pdl: cutlass.Constexpr[bool]) -> Int32:
+    """The words of the module's table by the rule, behind the wait for the kernel in front."""
+    words = Int32(0)
+    if b.seq_lens.shape[0] <= 32:
+        words = settle(b, worker, 1, pdl)
+    else:
+        words = settle(b, worker, HELD, pdl)
+    return words

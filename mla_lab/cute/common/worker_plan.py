@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Int32
+from cutlass import Int32, const_expr
 
 from .self_schedule import (
     BUNDLED,
@@ -18,7 +18,7 @@ from .self_schedule import (
     WORDS,
     Batch,
     Plan,
-    find_work,
+    find_plan_words,
     next_item,
     pack,
 )
@@ -41,13 +41,22 @@ def read_plan(tiles: cute.Tensor, worker_begin: cute.Tensor, worker: Int32) -> P
 
 
 @cute.jit
-def open_plan(b: Batch, tiles: cute.Tensor, worker_begin: cute.Tensor, worker: Int32) -> Int32:
-    """The words of the module's table, of a plan in memory where there is one; by one warp."""
+def open_plan(
+    b: Batch,
+    tiles: cute.Tensor,
+    worker_begin: cute.Tensor,
+    worker: Int32,
+    pdl: cutlass.Constexpr[bool],
+) -> Int32:
+    """The words of the module's table, of a plan in memory where there is one; by one warp, which
+    waits here for the kernel in front of a launch with `pdl`."""
     words = Int32(0)
     if tiles.shape[0] > 0:
+        if const_expr(pdl):
+            cute.arch.griddepcontrol_wait()
         words = read_plan(tiles, worker_begin, worker).words
     else:
-        words = find_work(b, worker).words
+        words = find_plan_words(b, worker, pdl)
     return words
 
 

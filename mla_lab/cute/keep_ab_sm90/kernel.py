@@ -45,8 +45,6 @@ def decode_kernel(cfg: cutlass.Constexpr[Config], g: Globals, mma: Mmas, layouts
         cpasync.prefetch_descriptor(g.tma_kv)
         variant(cfg).init_barriers(cfg, s)
     if warp_idx == 1:
-        if const_expr(cfg.pdl):
-            cute.arch.griddepcontrol_wait()
         find_plan(cfg, g, s, worker)
     if const_expr(cfg.cluster == 2):
         cute.arch.cluster_arrive_relaxed()

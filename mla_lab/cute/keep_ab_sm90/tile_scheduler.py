@@ -22,7 +22,7 @@ def batch_of(cfg: Config, g: Globals) -> Batch:
 @cute.jit
 def find_plan(cfg: cutlass.Constexpr[Config], g: Globals, s: Shared, worker: Int32):
     """Leave this worker's tiles in shared memory for `load_plan`, by one warp."""
-    words = open_plan(batch_of(cfg, g), g.tiles, g.worker_begin, worker)
+    words = open_plan(batch_of(cfg, g), g.tiles, g.worker_begin, worker, bool(cfg.pdl))
     plan_words(cfg, s)[cute.arch.lane_idx()] = words
 
 

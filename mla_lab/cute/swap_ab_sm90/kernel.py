@@ -53,13 +53,13 @@ def swap_ab_kernel(
     cute.arch.sync_threads()
     if const_expr(c.multicast > 1):
         cute.arch.cluster_wait()
-    if const_expr(c.pdl):
-        cute.arch.griddepcontrol_wait()
-    profile_event(c, s, CtaEvent.SETUP_DONE)
     found = Int32(0)
     if const_expr(not c.grid):
         if warp == CONSUMER_WARPS:
             found = find_plan(c, g, s, block // c.cluster)
+    if const_expr(c.pdl):
+        cute.arch.griddepcontrol_wait()
+    profile_event(c, s, CtaEvent.SETUP_DONE)
     if warp >= CONSUMER_WARPS:
         producer(c, g, s, warp, found, rank)
     else:

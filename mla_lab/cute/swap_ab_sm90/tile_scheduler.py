@@ -52,7 +52,7 @@ def batch_of(c: Traits, g: Globals) -> Batch:
 @cute.jit
 def find_plan(c: cutlass.Constexpr[Traits], g: Globals, s: Shared, worker: Int32) -> Int32:
     """The words of this worker's tiles, also left in shared memory for the merges; by one warp."""
-    words = open_plan(batch_of(c, g), g.tiles, g.worker_begin, worker)
+    words = open_plan(batch_of(c, g), g.tiles, g.worker_begin, worker, bool(c.pdl))
     s.plan[cute.arch.lane_idx()] = words
     return words
 

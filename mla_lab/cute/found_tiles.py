@@ -1,0 +1,62 @@
+"""What each worker finds by the rule, written out: the self-scheduling prelude as a kernel.
+
+It has nothing of attention: one warp a CTA, one CTA a worker, which walks its tiles as the decode
+kernels do and stores their plan rows. Tests compare them with `plan.self_schedule`, on a CPU through
+the emulator and on a card.
+"""
+
+from __future__ import annotations
+
+import cutlass
+import cutlass.cute as cute
+from cutlass import Int32
+from cutlass.cute.runtime import make_fake_compact_tensor, make_fake_stream
+
+from ..plan.config import KernelConfig
+from .common.self_schedule import WORDS, Batch
+from .common.worker_plan import open_plan, plan_of, tile_words
+from .registry import CuteEntry
+
+
+@cute.kernel
+def _find(b: Batch, tiles: cute.Tensor, begin: cute.Tensor, rows: cute.Tensor, counts: cute.Tensor):
+    worker, _, _ = cute.arch.block_idx()
+    lane = cute.arch.lane_idx()
+    cute.arch.griddepcontrol_launch_dependents()
+    plan = plan_of(open_plan(b, tiles, begin, worker, pdl=True))
+    request, row_tile = Int32(0), Int32(0)
+    for index in cutlass.range(plan.last, unroll=1):
+        words = tile_words(b, tiles, plan, index, request, row_tile)
+        request, row_tile = (cute.arch.shuffle_sync(words, i) for i in (0, 1))
+        if (lane < WORDS) & (index < rows.shape[1]):
+            rows[worker, index, lane] = words
+    if lane == 0:
+        counts[worker] = plan.last
+
+
+@cute.jit
+def _launch(
+    lens: cute.Tensor, q_begin: cute.Tensor, tiles: cute.Tensor, begin: cute.Tensor,
+    rows: cute.Tensor, counts: cute.Tensor, heads: Int32, q_len: Int32, costs: Int32,
+    tile_rows: Int32, stream,
+) -> None:  # type: ignore[no-untyped-def]  # fmt: skip
+    b = Batch(lens, q_begin, heads, q_len, Int32(counts.shape[0]), costs, tile_rows)
+    _find(b, tiles, begin, rows, counts).launch(
+        grid=(counts.shape[0], 1, 1), block=(32, 1, 1), stream=stream, use_pdl=True
+    )
+
+
+def entry(config: KernelConfig) -> CuteEntry:
+    """Arguments: seq_lens [batch], q_begin [batch + 1], tiles [n, 8] and worker_begin [workers + 1]
+    of a plan in memory (n = 0: the rule), rows [workers, most, 8] and counts [workers], which are
+    written, all int32; heads, q_len (0: see q_begin), packed costs, tile_rows."""
+    ranks = (1, 1, 2, 1, 3, 1)
+    tensors = [_int32(rank) for rank in ranks]
+    stream = make_fake_stream(use_tvm_ffi_env_stream=True)
+    return CuteEntry(_launch, (*tensors, *[Int32(0)] * 4, stream), "found_tiles")
+
+
+def _int32(rank: int) -> cute.Tensor:
+    shape = tuple(WORDS if rank > 1 and i == rank - 1 else cute.sym_int() for i in range(rank))
+    order = tuple(reversed(range(rank)))
+    return make_fake_compact_tensor(cutlass.Int32, shape, stride_order=order)

@@ -23,7 +23,7 @@ def _find(b: Batch, tiles: cute.Tensor, begin: cute.Tensor, rows: cute.Tensor, c
     worker, _, _ = cute.arch.block_idx()
     lane = cute.arch.lane_idx()
     cute.arch.griddepcontrol_launch_dependents()
-    plan = plan_of(open_plan(b, tiles, begin, worker, pdl=True))
+    plan = plan_of(open_plan(b, tiles, begin, worker, None, pdl=True))
     request, row_tile = Int32(0), Int32(0)
     for index in cutlass.range(plan.last, unroll=1):
         words = tile_words(b, tiles, plan, index, request, row_tile)

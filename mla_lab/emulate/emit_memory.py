@@ -104,6 +104,8 @@ def _stmatrix(w: Writer, s: Instruction, pc: int) -> Lines:
 
 @emits("cp")
 def _cp(w: Writer, s: Instruction, pc: int) -> Lines:
+    if "prefetch" in s.parts:
+        return ["pass"]
     if "tensor" in s.parts:
         return _tensor_copy(w, s, pc)
     if s.parts[2] == "bulk" and "shared::cluster" in s.parts and "shared::cta" in s.parts:

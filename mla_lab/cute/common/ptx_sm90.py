@@ -27,6 +27,12 @@ def ptx(code: str, *args: Any, out: Any = None) -> Any:
     return cute.arch.inline_ptx(code, write_only_types=types, read_only_args=list(args))
 
 
+def load_relaxed(pointer: cute.Pointer) -> Int32:
+    """An int32 of global memory that another kernel may be writing; past the L1, where a stale
+    value would stay."""
+    return cute.arch.load(pointer, Int32, sem="relaxed", scope="gpu")
+
+
 def smem_f32(pointer: cute.Pointer, align: int = 16) -> cute.Pointer:
     """A plain (unswizzled) fp32 view of shared memory."""
     return cute.make_ptr(Float32, pointer.toint(), cute.AddressSpace.smem, assumed_align=align)

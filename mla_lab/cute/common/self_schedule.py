@@ -19,6 +19,7 @@ What is found fits into one register a lane:
 | 17 | the first row in a plan in memory, -1 where the tiles follow from the rule |
 | 18 | number of tiles |
 | 19 | 0, the first tile's index, which no compiler may know: that would cost registers |
+| 20 | the block before which the first tile ends, at most |
 
 All tiles between are whole. A plan row's words are those of `plan.tile.WorkTile`.
 """
@@ -34,12 +35,14 @@ from cutlass import Float32, Int32, Uint32, const_expr
 
 from ...plan.gate import LONG, LONGEST_BLOCKS, WORKERS
 from ...plan.self_schedule import COARSE, LARGE, LEAST, LEAST_EVEN, SNAP, STEPS
+from .kv_prefetch import KvCache, prefetch_tiles
+from .ptx_sm90 import load_relaxed
 
 #: words of a plan row
 WORDS = 8
 #: `block_end` of a tile that ends where the keys end
 REST = 0x7FFFFFFF
-BUNDLED, PLAN_ROW, COUNT, FIRST = 16, 17, 18, 19
+BUNDLED, PLAN_ROW, COUNT, FIRST, END = 16, 17, 18, 19, 20
 #: requests that a lane holds where a batch has more than 32
 HELD = 8
 GROUP = 32 * HELD
@@ -185,23 +188,19 @@ def row_tiles_of(b: Batch, rows: Int32) -> Int32:
     return Int32(Uint32(rows + b.tile_rows - 1) // Uint32(b.tile_rows))
 
 
-def load(tensor: cute.Tensor, at: Int32) -> Int32:
-    """Element `at`, past the L1."""
-    return cute.arch.load(tensor.iterator + at, Int32, sem="relaxed", scope="gpu")
-
-
 @cute.jit
 def load_requests(b: Batch, base: Int32, r: Requests):
     """Lengths and query tokens of the lane's requests of the group from `base` on."""
     last = b.seq_lens.shape[0] - 1
     first = base + cute.arch.lane_idx() * r.held
     for c in cutlass.range_constexpr(r.held):
-        r.lens[c] = load(b.seq_lens, cutlass.min(first + c, last))
+        r.lens[c] = load_relaxed(b.seq_lens.iterator + cutlass.min(first + c, last))
         r.rows[c] = b.q_len
     if b.q_len == 0:
         for c in cutlass.range_constexpr(r.held):
             at = cutlass.min(first + c, last)
-            r.rows[c] = load(b.q_begin, at + 1) - load(b.q_begin, at)
+            begin = load_relaxed(b.q_begin.iterator + at)
+            r.rows[c] = load_relaxed(b.q_begin.iterator + at + 1) - begin
 
 
 @cute.jit
@@ -408,9 +407,7 @@ def cut_at(line: Line, item: Cut, place: Int32) -> Cut:
         block = Int32(0)
     elif item.blocks - block <= SNAP:
         block = item.blocks
-    return Cut(
-        item.request, row_tile, item.item + row_tile, block, start, item.size, item.blocks
-    )
+    return Cut(item.request, row_tile, item.item + row_tile, block, start, item.size, item.blocks)
 
 
 @cute.jit
@@ -512,17 +509,25 @@ def find_work(b: Batch, worker: Int32, r: Requests) -> Int32:
         count = Int32(0)
     if not gate_open(b.costs >> 16, t.keys, t.longest):
         count = Int32(0)
-    words = pack(lane, [t.bundled, Int32(-1), count], BUNDLED, Int32(0))
+    known = select(item == at.item, at.blocks, Int32(REST))
+    found = [t.bundled, Int32(-1), count, Int32(0), cutlass.min(first[3], known)]
+    words = pack(lane, found, BUNDLED, Int32(0))
     return pack(lane, first, 0, pack(lane, last, WORDS, words))
 
 
 @cute.jit
-def settle(b: Batch, worker: Int32, held: cutlass.Constexpr[int], pdl: cutlass.Constexpr[bool]):
+def settle(
+    b: Batch,
+    worker: Int32,
+    kv: KvCache | None,
+    held: cutlass.Constexpr[int],
+    pdl: cutlass.Constexpr[bool],
+):
     """`find_work` from the lengths that are there behind the wait for the kernel in front.
 
     Where all requests have as many query tokens and fit into one group, it runs ahead of that wait,
     and again only where a length has changed. Whatever stands in memory then, nothing is loaded by
-    it but lengths.
+    it but lengths, and table entries by which KV is fetched into L2.
     """
     early = (b.q_len > 0) & (b.seq_lens.shape[0] <= 32 * held) & pdl
     words, done = Int32(0), Int32(0)
@@ -535,6 +540,8 @@ def settle(b: Batch, worker: Int32, held: cutlass.Constexpr[int], pdl: cutlass.C
         done = Int32(1)
         if const_expr(pdl):
             if early:
+                if const_expr(kv is not None):
+                    prefetch_first(kv, words)
                 cute.arch.griddepcontrol_wait()
                 load_requests(b, Int32(0), now)
                 changed = Int32(0)
@@ -546,11 +553,20 @@ def settle(b: Batch, worker: Int32, held: cutlass.Constexpr[int], pdl: cutlass.C
 
 
 @cute.jit
-def find_plan_words(b: Batch, worker: Int32, pdl: cutlass.Constexpr[bool]) -> Int32:
+def prefetch_first(kv: KvCache, words: Int32):
+    """KV of the worker's first tile into L2."""
+    request, begin, end, count = [cute.arch.shuffle_sync(words, i) for i in (0, 2, END, COUNT)]
+    prefetch_tiles(kv, request, begin, select(count > 0, end, Int32(0)))
+
+
+@cute.jit
+def find_plan_words(
+    b: Batch, worker: Int32, kv: KvCache | None, pdl: cutlass.Constexpr[bool]
+) -> Int32:
     """The words of the module's table by the rule, behind the wait for the kernel in front."""
     words = Int32(0)
     if b.seq_lens.shape[0] <= 32:
-        words = settle(b, worker, 1, pdl)
+        words = settle(b, worker, kv, 1, pdl)
     else:
-        words = settle(b, worker, HELD, pdl)
+        words = settle(b, worker, kv, HELD, pdl)
     return words

@@ -9,6 +9,7 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Int32, const_expr
 
+from .kv_prefetch import KvCache
 from .self_schedule import (
     BUNDLED,
     COUNT,
@@ -36,7 +37,7 @@ def read_plan(tiles: cute.Tensor, worker_begin: cute.Tensor, worker: Int32) -> P
     count = cute.arch.shuffle_sync(bound, 1) - first
     if (first != worker) & (count > 0):
         words = tiles[first, lane % WORDS]
-    found = [Int32(0), first, count, Int32(0)]
+    found = [Int32(0), first, count, Int32(0), Int32(0)]
     return Plan(Int32(0), count, pack(lane, found, BUNDLED, words))
 
 
@@ -46,6 +47,7 @@ def open_plan(
     tiles: cute.Tensor,
     worker_begin: cute.Tensor,
     worker: Int32,
+    kv: KvCache | None,
     pdl: cutlass.Constexpr[bool],
 ) -> Int32:
     """The words of the module's table, of a plan in memory where there is one; by one warp, which
@@ -56,7 +58,7 @@ def open_plan(
             cute.arch.griddepcontrol_wait()
         words = read_plan(tiles, worker_begin, worker).words
     else:
-        words = find_plan_words(b, worker, pdl)
+        words = find_plan_words(b, worker, kv, pdl)
     return words
 
 

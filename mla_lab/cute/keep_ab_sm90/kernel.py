@@ -45,7 +45,7 @@ def decode_kernel(cfg: cutlass.Constexpr[Config], g: Globals, mma: Mmas, layouts
         cpasync.prefetch_descriptor(g.tma_kv)
         variant(cfg).init_barriers(cfg, s)
     if warp_idx == 1:
-        find_plan(cfg, g, s, worker)
+        find_plan(cfg, g, s, worker, rank)
     if const_expr(cfg.cluster == 2):
         cute.arch.cluster_arrive_relaxed()
         cute.arch.cluster_wait()
@@ -88,7 +88,7 @@ class KeepAB:
         mma, maps, layouts = variant(cfg).operands(cfg, q, kv)
         g = Globals(
             *maps[:4], out, lse, *tensors, *numbers, profile, *features, skip,
-            maps[4:],
+            maps[4:], kv,
         )  # fmt: skip
         decode_kernel(cfg, g, mma, layouts).launch(
             grid=(g.num_workers * cfg.cluster, 1, 1),

@@ -205,6 +205,8 @@ class Globals:
     skip: Any = None
     #: TMA atoms and views of ropes and scales of 656-byte tokens (`fp8.kv_656`)
     tma_656: Any = None
+    #: [pages, page size, 576 or 656]
+    cache: Any = None
 
 
 @dataclass(frozen=True)

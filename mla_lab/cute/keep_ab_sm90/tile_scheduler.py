@@ -6,6 +6,7 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Int32
 
+from ..common.kv_prefetch import KvCache
 from ..common.self_schedule import Batch, Plan
 from ..common.worker_plan import may_be_split, open_plan, plan_of, tile_words
 from .params import BLOCK, RECORD_WORDS, RECORDS, Config, Globals, Shared, Work
@@ -20,9 +21,11 @@ def batch_of(cfg: Config, g: Globals) -> Batch:
 
 
 @cute.jit
-def find_plan(cfg: cutlass.Constexpr[Config], g: Globals, s: Shared, worker: Int32):
+def find_plan(cfg: cutlass.Constexpr[Config], g: Globals, s: Shared, worker: Int32, rank: Int32):
     """Leave this worker's tiles in shared memory for `load_plan`, by one warp."""
-    words = open_plan(batch_of(cfg, g), g.tiles, g.worker_begin, worker, bool(cfg.pdl))
+    kv = KvCache(g.cache, g.block_table, rank)
+    b = batch_of(cfg, g)
+    words = open_plan(b, g.tiles, g.worker_begin, worker, kv, bool(cfg.pdl))
     plan_words(cfg, s)[cute.arch.lane_idx()] = words
 
 
@@ -59,9 +62,11 @@ def record(
 ):
     """Leave the work tile `index` in shared memory, by one warp, after that of `index` - 1."""
     lane = cute.arch.lane_idx()
-    before = s.records[None, (index + (RECORDS - 1)) % RECORDS]
-    row_tile = before[1] // (BLOCK * cfg.cluster)
-    words = tile_words(batch_of(cfg, g), g.tiles, plan, index, before[0], row_tile)
+    before, row_tile = Int32(0), Int32(0)
+    if index > 0:
+        last = s.records[None, (index + (RECORDS - 1)) % RECORDS]
+        before, row_tile = last[0], last[1] // (BLOCK * cfg.cluster)
+    words = tile_words(batch_of(cfg, g), g.tiles, plan, index, before, row_tile)
     request = cute.arch.shuffle_sync(words, 0)
     # one latency for all three
     token = g.q_begin[request + lane % 2]

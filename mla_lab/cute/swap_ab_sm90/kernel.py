@@ -19,7 +19,7 @@ from .params import BOX, BOXES, CONSUMER_WARPS, HEAD_DIM, SCALES, TILE_KV, KvLoa
 from .producer import produce_grid, produce_plan
 from .producer_gather import produce_gathered
 from .shared_storage import Globals, Shared, TiledMmas, allocate, barriers_init
-from .tile_scheduler import find_plan
+from .tile_scheduler import find_plan, prefetch_grid
 
 
 @cute.kernel
@@ -58,6 +58,9 @@ def swap_ab_kernel(
         if warp == CONSUMER_WARPS:
             found = find_plan(c, g, s, block // c.cluster)
     if const_expr(c.pdl):
+        if const_expr(c.grid and not c.gathered):
+            if warp == CONSUMER_WARPS:
+                prefetch_grid(c, g, rank)
         cute.arch.griddepcontrol_wait()
     profile_event(c, s, CtaEvent.SETUP_DONE)
     if warp >= CONSUMER_WARPS:
@@ -149,7 +152,7 @@ class SwapAB:
             mO_partial=args.pop("partial_out"),
             mLSE_partial=args.pop("partial_lse"),
             **args,
-            cache=kv if const_expr(c.gathered) else None,
+            cache=kv,
             tma_656=kv_656.rope_and_scale_tma(c, kv) if c.kv_656 and not c.gathered else None,
         )
         rope = kv_656.rope_layouts(c) if const_expr(c.kv_656) else None

@@ -69,7 +69,7 @@ class Globals:
     mask: Any = None
     #: skip-softmax: threshold, to be divided by the request's length
     skip: Any = None
-    #: where tokens are gathered: the cache, [pages, page size, 576 or 656]
+    #: [pages, page size, 576 or 656]; where tokens are gathered, and for prefetches
     cache: Any = None
     #: (atom, coordinates) of ropes and of scales (see `kv_656`)
     tma_656: Any = None

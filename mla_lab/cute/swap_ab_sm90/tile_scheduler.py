@@ -14,6 +14,8 @@ import cutlass.cute as cute
 from cutlass import Int32, Uint32, const_expr
 
 from ...plan.formula import WHOLE_BLOCKS
+from ..common.kv_prefetch import KvCache, prefetch_tiles
+from ..common.ptx_sm90 import load_relaxed
 from ..common.self_schedule import WORDS, Batch, Plan, gate_open, select, total
 from ..common.worker_plan import open_plan, tile_words
 from .params import TILE_KV, KvLoad, Traits
@@ -52,7 +54,8 @@ def batch_of(c: Traits, g: Globals) -> Batch:
 @cute.jit
 def find_plan(c: cutlass.Constexpr[Traits], g: Globals, s: Shared, worker: Int32) -> Int32:
     """The words of this worker's tiles, also left in shared memory for the merges; by one warp."""
-    words = open_plan(batch_of(c, g), g.tiles, g.worker_begin, worker, bool(c.pdl))
+    kv = KvCache(g.cache, g.block_table, Int32(0))
+    words = open_plan(batch_of(c, g), g.tiles, g.worker_begin, worker, kv, bool(c.pdl))
     s.plan[cute.arch.lane_idx()] = words
     return words
 
@@ -152,7 +155,7 @@ def ask_request(
         at = cutlass.min(32 * k + cute.arch.lane_idx(), last)
         # a load that the compiler leaves in its place, before the length is there
         entries[k] = cute.arch.load(table + at, Int32, cop="cg")
-    kv_len = g.seq_lens[request]
+    kv_len = load_relaxed(g.seq_lens.iterator + request)
     q_len = g.q_len
     begin = request * g.q_len
     if g.q_len == 0:
@@ -189,12 +192,32 @@ def cut(g: Globals, blocks: Int32, i: Int32):
 
 
 @cute.jit
+def prefetch_grid(c: cutlass.Constexpr[Traits], g: Globals, rank: Int32):
+    """Grid mode: the first KV tiles of this CTA into L2, ahead of the wait for the kernel in front.
+    Lengths and table may be stale."""
+    x, _, request = cute.arch.block_idx()
+    split = x // c.cluster
+    kv_len = load_relaxed(g.seq_lens.iterator + request)
+    blocks = cutlass.max((kv_len + TILE_KV - 1) >> 6, Int32(1))
+    begin, after = cut(g, blocks, split), cut(g, blocks, split + 1)
+    if blocks <= WHOLE_BLOCKS:
+        begin, after = Int32(0), select(split == 0, blocks, Int32(0))
+    if split >= cutlass.min(g.num_splits, blocks):
+        after = begin
+    count = after - begin
+    first = begin + share_begin(c, count, rank)
+    last = begin + share_begin(c, count, rank + 1)
+    prefetch_tiles(KvCache(g.cache, g.block_table, Int32(0)), request, first, last)
+
+
+@cute.jit
 def may_run(g: Globals):
     """Whether this launch takes the batch: by its gate, of at most 32 requests."""
     answer = g.costs == 0
     if g.costs != 0:
         batch, lane = g.seq_lens.shape[0], cute.arch.lane_idx()
-        held = (g.seq_lens[cutlass.min(lane, batch - 1)] + TILE_KV - 1) // TILE_KV
+        kv_len = load_relaxed(g.seq_lens.iterator + cutlass.min(lane, batch - 1))
+        held = (kv_len + TILE_KV - 1) // TILE_KV
         held = cutlass.max(held, Int32(1))
         longest = Int32(cute.arch.warp_redux_sync(held, "max"))
         answer = gate_open(g.costs, total(select(lane < batch, held, Int32(0))), longest)

@@ -1,0 +1,49 @@
+"""KV tiles fetched into L2 ahead of the wait for the kernel in front.
+
+Nothing is read: the tiles are loaded behind that wait, from L2 where they are there by then. So
+block tables and lengths may still change, and a stale entry costs a useless fetch at most.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import cutlass
+import cutlass.cute as cute
+from cutlass import Int32, Int64
+
+from .ptx_sm90 import load_relaxed, ptx
+
+BLOCK = 64
+#: tiles of the first work tile that are fetched
+TILES = 2
+
+
+@dataclass(frozen=True)
+class KvCache:
+    """cache [pages, page size, width], block_table int32 [batch, entries]; a CTA takes the tiles
+    from `rank` on, so that those of a cluster fetch others."""
+
+    cache: cute.Tensor
+    block_table: cute.Tensor
+    rank: Int32
+
+
+@cute.jit
+def prefetch_tiles(kv: KvCache, request: Int32, begin: Int32, end: Int32):
+    """The first tiles of blocks [begin, end) of a request; by one warp, a page or its part a lane."""
+    page, width = kv.cache.shape[1], kv.cache.shape[2]
+    rows = min(page, BLOCK)
+    first = begin + kv.rank
+    count = cutlass.min(end - first, TILES)
+    lane = cute.arch.lane_idx()
+    row = first * BLOCK + lane * rows
+    if lane * rows < count * BLOCK:
+        entry = cutlass.min(row // page, kv.block_table.shape[1] - 1)
+        at = Int64(request) * kv.block_table.stride[0] + entry
+        index = load_relaxed(kv.block_table.iterator + at)
+        if (index >= 0) & (index < kv.cache.shape[0]):
+            start = Int64(index) * kv.cache.stride[0] + row % page * width
+            size = Int32(rows * width * kv.cache.element_type.width // 8)
+            address = (kv.cache.iterator + start).toint()
+            ptx("cp.async.bulk.prefetch.L2.global [{$r0}], {$r1};", address, size)

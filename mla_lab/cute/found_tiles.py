@@ -1,8 +1,8 @@
 """What each worker finds by the rule, written out: the self-scheduling prelude as a kernel.
 
 It has nothing of attention: one warp a CTA, one CTA a worker, which walks its tiles as the decode
-kernels do and stores their plan rows. Tests compare them with `plan.self_schedule`, on a CPU through
-the emulator and on a card.
+kernels do and stores their plan rows. Tests compare them with `plan.self_schedule`, on a card and
+in the emulator.
 """
 
 from __future__ import annotations
@@ -19,11 +19,12 @@ from .registry import CuteEntry
 
 
 @cute.kernel
-def _find(b: Batch, tiles: cute.Tensor, begin: cute.Tensor, rows: cute.Tensor, counts: cute.Tensor):
+def _find(
+    b: Batch, tiles: cute.Tensor, schedule: cute.Tensor, rows: cute.Tensor, counts: cute.Tensor
+):
     worker, _, _ = cute.arch.block_idx()
     lane = cute.arch.lane_idx()
-    cute.arch.griddepcontrol_launch_dependents()
-    plan = plan_of(open_plan(b, tiles, begin, worker, None, pdl=True))
+    plan = plan_of(open_plan(b, tiles, schedule, worker, 1))
     request, row_tile = Int32(0), Int32(0)
     for index in cutlass.range(plan.last, unroll=1):
         words = tile_words(b, tiles, plan, index, request, row_tile)
@@ -36,20 +37,20 @@ def _find(b: Batch, tiles: cute.Tensor, begin: cute.Tensor, rows: cute.Tensor, c
 
 @cute.jit
 def _launch(
-    lens: cute.Tensor, q_begin: cute.Tensor, tiles: cute.Tensor, begin: cute.Tensor,
+    lens: cute.Tensor, q_begin: cute.Tensor, tiles: cute.Tensor, schedule: cute.Tensor,
     rows: cute.Tensor, counts: cute.Tensor, heads: Int32, q_len: Int32, costs: Int32,
     tile_rows: Int32, stream,
 ) -> None:  # type: ignore[no-untyped-def]  # fmt: skip
     b = Batch(lens, q_begin, heads, q_len, Int32(counts.shape[0]), costs, tile_rows)
-    _find(b, tiles, begin, rows, counts).launch(
-        grid=(counts.shape[0], 1, 1), block=(32, 1, 1), stream=stream, use_pdl=True
+    _find(b, tiles, schedule, rows, counts).launch(
+        grid=(counts.shape[0], 1, 1), block=(32, 1, 1), stream=stream
     )
 
 
 def entry(config: KernelConfig) -> CuteEntry:
-    """Arguments: seq_lens [batch], q_begin [batch + 1], tiles [n, 8] and worker_begin [workers + 1]
-    of a plan in memory (n = 0: the rule), rows [workers, most, 8] and counts [workers], which are
-    written, all int32; heads, q_len (0: see q_begin), packed costs, tile_rows."""
+    """Arguments: seq_lens [batch], q_begin [batch + 1], tiles [n, 8] and schedule as of
+    `worker_plan.open_plan`, rows [workers, most, 8] and counts [workers], which are written, all
+    int32; heads, q_len (0: see q_begin), packed costs, tile_rows."""
     ranks = (1, 1, 2, 1, 3, 1)
     tensors = [_int32(rank) for rank in ranks]
     stream = make_fake_stream(use_tvm_ffi_env_stream=True)

@@ -18,7 +18,8 @@ the line's length.
 
 - *even*: item b in k_b = ceil(n_b / L) pieces, piece j = blocks [n_b j // k_b, n_b (j + 1) // k_b),
   each a part of its own in the order of the items; L the least with sum of k_b <= P that STEPS
-  halvings of its bounds find. Where N <= P, there are at most 256 requests, and T < LARGE.
+  halvings of its bounds find. Where N <= P, there are at most 256 requests, T < LARGE, and no
+  request is longer than MOST_EVEN.
 
 The lowest price is taken, of equal ones the first: whole ceil(N / P) * (longest n + piece), even
 L + piece + `merge`, shares ceil(T / p) + piece + `merge`, where a part may begin a second piece.
@@ -49,9 +50,11 @@ LEAST_EVEN = 1
 STEPS = 6
 #: requests whose lengths a warp holds at once
 HELD_REQUESTS = 256
-#: from this length on, cuts lie at multiples of 256 units, so that products fit into 32 bits, and
-#: pieces are not even: a kernel divides by L in single precision, exactly for up to 2**20 blocks
-LARGE = 1 << 20
+#: from this length on, cuts lie at multiples of 256 units, so that products fit into 32 bits
+LARGE = 1 << 23
+#: blocks of a request up to which pieces may be even: a kernel divides them by L in single
+#: precision, which is exact so far
+MOST_EVEN = 1 << 20
 COARSE = 8
 #: workers with which products fit into 32 bits
 MAX_WORKERS = 256
@@ -115,7 +118,7 @@ class Line:
         length = int(blocks.sum()) + costs.piece * len(blocks)
         parts = min(bundles, max(1, length // LEAST))
         longest = int(blocks.max(initial=1))
-        held = len(tiles) <= HELD_REQUESTS and length < LARGE
+        held = len(tiles) <= HELD_REQUESTS and length < LARGE and longest <= MOST_EVEN
         largest = even_size(blocks, bundles) if 0 < len(blocks) <= bundles and held else 0
         kind = kind_of(len(blocks), bundles, longest, -(-length // parts), largest, costs)
         sizes = {

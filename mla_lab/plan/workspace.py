@@ -7,9 +7,11 @@ Slices in order, each beginning at a multiple of 256 bytes:
 2. `mail` fp32 [MAIL_WORDS]: partials of a formula's kernel, which are their own flags (see
    `formula.mail_words`). Of fixed size in every layout with partials, and zero between launches
    like the counters, so that no other plan's partials come to lie there.
-3. `partial_out` fp32 [num_slots, tile_rows, latent]
-4. `partial_lse` fp32 [num_slots, tile_rows], base e, without the sink
-5. only where the plan is made on the device: `tiles` int32 [max_tiles, 8], `worker_begin` int32
+3. `schedule` int32 [256, KEPT_WORDS]: what each CTA of a launch that schedules itself found, with
+   what it was found from, so that the next launch compares and takes it. It may hold anything.
+4. `partial_out` fp32 [num_slots, tile_rows, latent]
+5. `partial_lse` fp32 [num_slots, tile_rows], base e, without the sink
+6. only where the plan is made on the device: `tiles` int32 [max_tiles, 8], `worker_begin` int32
    [num_workers + 1], `merge_items` int32 [num_groups, 4], one a row tile to be merged, and `counts`
    int32 [4], what the planner found.
 
@@ -29,6 +31,10 @@ BASE_ALIGNMENT = 64
 MAX_GROUPS = 16384
 #: 9.5 MiB: partials of 32 rows for each of 132 workers, and their notes
 MAIL_WORDS = 19 * 2**17
+#: int32 words that a CTA keeps (see `cute.common.self_schedule.recall`): 32 each of its tiles and
+#: their key, then lengths and query tokens of up to 256 requests
+KEPT_WORDS = 32 * (2 + 2 * 8)
+MAX_CTAS = 256
 #: slices at one place in every layout
 SHARED = ("counters", "mail")
 #: bytes of an element of every slice: int32 or fp32
@@ -79,6 +85,7 @@ class WorkspaceLayout:
             shapes = [("counters", "int32", (MAX_GROUPS,)), ("mail", "float32", (MAIL_WORDS,))]
         if num_slots or device_tiles:
             shapes += [
+                ("schedule", "int32", (MAX_CTAS, KEPT_WORDS)),
                 ("partial_out", "float32", (num_slots, tile_rows, latent_dim)),
                 ("partial_lse", "float32", (num_slots, tile_rows)),
             ]

@@ -108,7 +108,7 @@ class Launch:
         self._merge_items: Tensor | None = None  # where the merge kernel follows
         q_len = 0 if form.features.ragged else form.bounds.q_lens[0]
         if isinstance(words, SelfScheduled):
-            self._walk = no_plan(form.device)
+            self._walk = (no_tiles(form.device), workspace["schedule"].view(-1))
             self._numbers = (words.num_workers, q_len, gated(words.costs.packed, words.gate))
         elif isinstance(words, DevicePlan):
             self._walk = (words.tiles, words.worker_begin)
@@ -299,10 +299,9 @@ class Launch:
 
 
 @lru_cache(maxsize=8)
-def no_plan(device: torch.device) -> tuple[Tensor, Tensor]:
-    """In place of a plan's tiles and worker ranges, where workers find their tiles themselves."""
-    tiles = torch.empty(0, 8, dtype=torch.int32, device=device)
-    return tiles, torch.empty(0, dtype=torch.int32, device=device)
+def no_tiles(device: torch.device) -> Tensor:
+    """In place of a plan's tiles, where workers find theirs themselves."""
+    return torch.empty(0, 8, dtype=torch.int32, device=device)
 
 
 def between(workspace: Workspace, tile_rows: int, latent_dim: int) -> tuple[Tensor, Tensor, Tensor]:

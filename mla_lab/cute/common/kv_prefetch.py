@@ -31,7 +31,7 @@ class KvCache:
 
 @cute.jit
 def prefetch_tiles(kv: KvCache, request: Int32, begin: Int32, end: Int32):
-    """The first tiles of blocks [begin, end) of a request; by one warp, a page or its part a lane."""
+    """The first tiles of blocks [begin, end) of a request; by one warp, a page or less a lane."""
     page, width = kv.cache.shape[1], kv.cache.shape[2]
     rows = min(page, BLOCK)
     first = begin + kv.rank

@@ -5,9 +5,8 @@ ones, so that all lengths of up to 256 requests are loaded in one latency; a lar
 groups of 256 one after the other, twice. Names and numbers are those of the Python module, which
 is the definition.
 
-Lengths are read before the kernel in front of this one ends, and once more behind the wait for it
-(`settle`): where they are the same, which is so in all but one layer of a step, what was found from
-them stands. Until then they are read past the L1, where a stale value would stay.
+What a CTA finds it also keeps in the workspace, with all that it was found from (`recall`): the
+next launch compares and takes it, which costs one load latency. All but one layer of a step do.
 
 What is found fits into one register a lane:
 
@@ -31,10 +30,10 @@ from typing import Any
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Float32, Int32, Uint32, const_expr
+from cutlass import Float32, Int32, Uint32
 
 from ...plan.gate import LONG, LONGEST_BLOCKS, WORKERS
-from ...plan.self_schedule import COARSE, LARGE, LEAST, LEAST_EVEN, SNAP, STEPS
+from ...plan.self_schedule import COARSE, LARGE, LEAST, LEAST_EVEN, MOST_EVEN, SNAP, STEPS
 from .kv_prefetch import KvCache, prefetch_tiles
 from .ptx_sm90 import load_relaxed
 
@@ -304,7 +303,8 @@ def line_of(b: Batch, t: Totals, bundles: Int32, r: Requests) -> Line:
     price = Int32(Uint32(length + parts - 1) // Uint32(parts)) + piece + merge
     even, pieces = Int32(0), Int32(0)
     small = (t.items > 0) & (b.seq_lens.shape[0] <= 32 * r.held) & (length < LARGE)
-    if small & (turns == 1) & (low + piece + merge < whole_price):
+    small = small & (t.longest <= MOST_EVEN) & (turns == 1)
+    if small & (low + piece + merge < whole_price):
         even, pieces = even_size(t, bundles, low, r)
         if even + piece + merge <= price:
             price = even + piece + merge
@@ -516,57 +516,63 @@ def find_work(b: Batch, worker: Int32, r: Requests) -> Int32:
 
 
 @cute.jit
-def settle(
-    b: Batch,
-    worker: Int32,
-    kv: KvCache | None,
-    held: cutlass.Constexpr[int],
-    pdl: cutlass.Constexpr[bool],
-):
-    """`find_work` from the lengths that are there behind the wait for the kernel in front.
+def key_of(b: Batch, worker: Int32, words: Int32) -> Int32:
+    """What beside lengths and query tokens decides the words, and a checksum of them, one value a
+    lane."""
+    lane = cute.arch.lane_idx()
+    check = total((words ^ (lane * Int32(0x01000193))) * Int32(0x2C1B3C6D))
+    batch = Int32(b.seq_lens.shape[0])
+    values = [batch, b.heads, b.q_len, b.workers, b.costs, Int32(b.tile_rows), worker, check]
+    return pack(lane, values, 0, Int32(0))
 
-    Where all requests have as many query tokens and fit into one group, it runs ahead of that wait,
-    and again only where a length has changed. Whatever stands in memory then, nothing is loaded by
-    it but lengths, and table entries by which KV is fetched into L2.
+
+@cute.jit
+def recall(b: Batch, worker: Int32, kept: cute.Tensor, held: cutlass.Constexpr[int]) -> Int32:
+    """What the CTA kept where lengths and all else are the same, or `find_work`, and then kept.
+
+    kept: int32 [KEPT]: words, key, lengths, query tokens where they differ, one a lane in each row
+    of 32. It may hold anything: the batch is not 0, and the key has a checksum.
     """
-    early = (b.q_len > 0) & (b.seq_lens.shape[0] <= 32 * held) & pdl
-    words, done = Int32(0), Int32(0)
-    r, now = Requests.empty(held), Requests.empty(held)
-    if const_expr(pdl):
-        if not early:
-            cute.arch.griddepcontrol_wait()
-    while done == 0:
+    lane = cute.arch.lane_idx()
+    row = kept.iterator + lane
+    r = Requests.empty(held)
+    words, key = load_relaxed(row), load_relaxed(row + 32)
+    load_requests(b, Int32(0), r)
+    changed = Int32(0)
+    for c in cutlass.range_constexpr(held):
+        changed = changed | (load_relaxed(row + 32 * (2 + c)) ^ r.lens[c])
+    if b.q_len == 0:
+        for c in cutlass.range_constexpr(held):
+            changed = changed | (load_relaxed(row + 32 * (2 + HELD + c)) ^ r.rows[c])
+    changed = changed | (key ^ key_of(b, worker, words))
+    if not cute.arch.vote_all_sync(changed == 0):
         words = find_work(b, worker, r)
-        done = Int32(1)
-        if const_expr(pdl):
-            if early:
-                if const_expr(kv is not None):
-                    prefetch_first(kv, words)
-                cute.arch.griddepcontrol_wait()
-                load_requests(b, Int32(0), now)
-                changed = Int32(0)
-                for c in cutlass.range_constexpr(held):
-                    changed = changed | (now.lens[c] ^ r.lens[c])
-                done = Int32(cute.arch.vote_all_sync(changed == 0))
-                early = early & False
+        cute.arch.store(row, words)
+        cute.arch.store(row + 32, key_of(b, worker, words))
+        for c in cutlass.range_constexpr(held):
+            cute.arch.store(row + 32 * (2 + c), r.lens[c])
+            cute.arch.store(row + 32 * (2 + HELD + c), r.rows[c])
     return words
 
 
 @cute.jit
-def prefetch_first(kv: KvCache, words: Int32):
-    """KV of the worker's first tile into L2."""
-    request, begin, end, count = [cute.arch.shuffle_sync(words, i) for i in (0, 2, END, COUNT)]
-    prefetch_tiles(kv, request, begin, select(count > 0, end, Int32(0)))
-
-
-@cute.jit
-def find_plan_words(
-    b: Batch, worker: Int32, kv: KvCache | None, pdl: cutlass.Constexpr[bool]
-) -> Int32:
-    """The words of the module's table by the rule, behind the wait for the kernel in front."""
-    words = Int32(0)
-    if b.seq_lens.shape[0] <= 32:
-        words = settle(b, worker, kv, 1, pdl)
+def find_plan_words(b: Batch, worker: Int32, kept: cute.Tensor) -> Int32:
+    """The words of the module's table by the rule."""
+    words, batch = Int32(0), b.seq_lens.shape[0]
+    if batch <= 32:
+        words = recall(b, worker, kept, 1)
+    elif batch <= GROUP:
+        words = recall(b, worker, kept, HELD)
     else:
-        words = settle(b, worker, kv, HELD, pdl)
+        words = find_work(b, worker, Requests.empty(HELD))
     return words
+
+
+@cute.jit
+def prefetch_kept(kv: KvCache, kept: cute.Tensor):
+    """KV of the tile that the worker began with in the launch before into L2, ahead of the wait for
+    the kernel in front; by one warp."""
+    words = load_relaxed(kept.iterator + cute.arch.lane_idx())
+    request, begin, end, count = [cute.arch.shuffle_sync(words, i) for i in (0, 2, END, COUNT)]
+    there = (count > 0) & (request >= 0) & (request < kv.block_table.shape[0]) & (begin >= 0)
+    prefetch_tiles(kv, request, begin, select(there, end, Int32(0)))

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Int32, const_expr
+from cutlass import Int32
 
+from ...plan.workspace import KEPT_WORDS as KEPT
 from .kv_prefetch import KvCache
 from .self_schedule import (
     BUNDLED,
@@ -22,6 +23,7 @@ from .self_schedule import (
     find_plan_words,
     next_item,
     pack,
+    prefetch_kept,
 )
 
 
@@ -42,24 +44,28 @@ def read_plan(tiles: cute.Tensor, worker_begin: cute.Tensor, worker: Int32) -> P
 
 
 @cute.jit
-def open_plan(
-    b: Batch,
-    tiles: cute.Tensor,
-    worker_begin: cute.Tensor,
-    worker: Int32,
-    kv: KvCache | None,
-    pdl: cutlass.Constexpr[bool],
-) -> Int32:
-    """The words of the module's table, of a plan in memory where there is one; by one warp, which
-    waits here for the kernel in front of a launch with `pdl`."""
-    words = Int32(0)
+def open_plan(b: Batch, tiles: cute.Tensor, schedule: cute.Tensor, cta: Int32, cluster: int):
+    """The words of the module's table for CTA `cta`, by one warp, behind the wait for the kernel in
+    front. `schedule` is int32 [workers + 1], where a worker's rows of `tiles` begin; without tiles
+    it is [CTAs * KEPT], what each CTA found in a launch before (see `recall`)."""
+    words, worker = Int32(0), cta // cluster
     if tiles.shape[0] > 0:
-        if const_expr(pdl):
-            cute.arch.griddepcontrol_wait()
-        words = read_plan(tiles, worker_begin, worker).words
+        words = read_plan(tiles, schedule, worker).words
     else:
-        words = find_plan_words(b, worker, kv, pdl)
+        words = find_plan_words(b, worker, kept_of(schedule, cta))
     return words
+
+
+def kept_of(schedule: cute.Tensor, cta: Int32) -> cute.Tensor:
+    """The CTA's words of a schedule without tiles."""
+    return cute.make_tensor(schedule.iterator + cta * KEPT, cute.make_layout(KEPT))
+
+
+@cute.jit
+def prefetch_ahead(kv: KvCache, tiles: cute.Tensor, schedule: cute.Tensor, cta: Int32):
+    """`prefetch_kept`, where there is no plan in memory."""
+    if tiles.shape[0] == 0:
+        prefetch_kept(kv, kept_of(schedule, cta))
 
 
 @cute.jit

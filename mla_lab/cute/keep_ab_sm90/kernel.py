@@ -20,6 +20,8 @@ from cutlass import const_expr
 from cutlass.cute.nvgpu import cpasync
 
 from ..common.feature_operands import mask_words
+from ..common.kv_prefetch import KvCache
+from ..common.worker_plan import prefetch_ahead
 from . import fp8, kernel_bf16
 from .params import Config, Cta, Globals, Mmas
 from .profile import profile_event
@@ -36,7 +38,6 @@ def decode_kernel(cfg: cutlass.Constexpr[Config], g: Globals, mma: Mmas, layouts
     """One CTA: shared memory, barriers, then its roles."""
     warp_idx = cute.arch.make_warp_uniform(cute.arch.warp_idx())
     cta_idx, _, _ = cute.arch.block_idx()
-    worker = cta_idx // cfg.cluster
     rank = cta_idx % cfg.cluster
     profile_event(cfg, g, "start")
     s = variant(cfg).allocate(cfg, *layouts)
@@ -45,7 +46,13 @@ def decode_kernel(cfg: cutlass.Constexpr[Config], g: Globals, mma: Mmas, layouts
         cpasync.prefetch_descriptor(g.tma_kv)
         variant(cfg).init_barriers(cfg, s)
     if warp_idx == 1:
-        find_plan(cfg, g, s, worker, rank)
+        if const_expr(cfg.pdl):
+            cute.arch.griddepcontrol_wait()
+        find_plan(cfg, g, s, cta_idx)
+    if const_expr(cfg.pdl):
+        if warp_idx == 2:
+            kv = KvCache(g.cache, g.block_table, rank)
+            prefetch_ahead(kv, g.tiles, g.schedule, cta_idx)
     if const_expr(cfg.cluster == 2):
         cute.arch.cluster_arrive_relaxed()
         cute.arch.cluster_wait()

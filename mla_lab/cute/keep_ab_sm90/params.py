@@ -188,7 +188,7 @@ class Globals:
     seq_lens: cute.Tensor  # int32 [batch]
     q_begin: cute.Tensor  # int32 [batch + 1]
     tiles: cute.Tensor  # int32 [n, 8]
-    worker_begin: cute.Tensor  # int32 [workers + 1]
+    schedule: cute.Tensor  # int32, see `worker_plan.open_plan`
     heads: Int32
     scale_log2: Float32
     out_scale: Float32

@@ -6,7 +6,6 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Int32
 
-from ..common.kv_prefetch import KvCache
 from ..common.self_schedule import Batch, Plan
 from ..common.worker_plan import may_be_split, open_plan, plan_of, tile_words
 from .params import BLOCK, RECORD_WORDS, RECORDS, Config, Globals, Shared, Work
@@ -21,11 +20,9 @@ def batch_of(cfg: Config, g: Globals) -> Batch:
 
 
 @cute.jit
-def find_plan(cfg: cutlass.Constexpr[Config], g: Globals, s: Shared, worker: Int32, rank: Int32):
-    """Leave this worker's tiles in shared memory for `load_plan`, by one warp."""
-    kv = KvCache(g.cache, g.block_table, rank)
-    b = batch_of(cfg, g)
-    words = open_plan(b, g.tiles, g.worker_begin, worker, kv, bool(cfg.pdl))
+def find_plan(cfg: cutlass.Constexpr[Config], g: Globals, s: Shared, cta: Int32):
+    """Leave this CTA's tiles in shared memory for `load_plan`, by one warp."""
+    words = open_plan(batch_of(cfg, g), g.tiles, g.schedule, cta, cfg.cluster)
     plan_words(cfg, s)[cute.arch.lane_idx()] = words
 
 

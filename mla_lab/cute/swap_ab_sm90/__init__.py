@@ -118,7 +118,7 @@ def arguments(c: Traits, shaped: bool) -> dict[str, Any]:
         "q_begin": _tensor(Int32, 4, None),
     }
     if not c.grid:
-        args |= {"tiles": _tensor(Int32, 16, None, 8), "worker_begin": _tensor(Int32, 4, None)}
+        args |= {"tiles": _tensor(Int32, 16, None, 8), "schedule": _tensor(Int32, 4, None)}
     if c.profile:
         args["profile"] = _tensor(Int64, 8, None, len(CtaEvent))
     args |= {"heads": Int32(1), "scale_log2": Float32(1.0), "out_scale": Float32(1.0)}

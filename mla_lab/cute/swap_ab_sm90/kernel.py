@@ -19,7 +19,7 @@ from .params import BOX, BOXES, CONSUMER_WARPS, HEAD_DIM, SCALES, TILE_KV, KvLoa
 from .producer import produce_grid, produce_plan
 from .producer_gather import produce_gathered
 from .shared_storage import Globals, Shared, TiledMmas, allocate, barriers_init
-from .tile_scheduler import find_plan, prefetch_grid
+from .tile_scheduler import find_plan, prefetch
 
 
 @cute.kernel
@@ -53,16 +53,16 @@ def swap_ab_kernel(
     cute.arch.sync_threads()
     if const_expr(c.multicast > 1):
         cute.arch.cluster_wait()
+    if const_expr(c.pdl):
+        if const_expr(not c.gathered):
+            if warp == 0:
+                prefetch(c, g, rank)
+        cute.arch.griddepcontrol_wait()
+    profile_event(c, s, CtaEvent.SETUP_DONE)
     found = Int32(0)
     if const_expr(not c.grid):
         if warp == CONSUMER_WARPS:
-            found = find_plan(c, g, s, block // c.cluster)
-    if const_expr(c.pdl):
-        if const_expr(c.grid and not c.gathered):
-            if warp == CONSUMER_WARPS:
-                prefetch_grid(c, g, rank)
-        cute.arch.griddepcontrol_wait()
-    profile_event(c, s, CtaEvent.SETUP_DONE)
+            found = find_plan(c, g, s, block)
     if warp >= CONSUMER_WARPS:
         producer(c, g, s, warp, found, rank)
     else:

@@ -46,9 +46,9 @@ class Globals:
     block_table: Any = None
     seq_lens: Any = None
     q_begin: Any = None
-    #: a plan: int32 [tiles, 8] and [workers + 1]
+    #: a plan: int32 [tiles, 8], and a schedule (see `worker_plan.open_plan`)
     tiles: Any = None
-    worker_begin: Any = None
+    schedule: Any = None
     profile: Any = None
     heads: Any = None
     scale_log2: Any = None

@@ -17,7 +17,7 @@ from ...plan.formula import WHOLE_BLOCKS
 from ..common.kv_prefetch import KvCache, prefetch_tiles
 from ..common.ptx_sm90 import load_relaxed
 from ..common.self_schedule import WORDS, Batch, Plan, gate_open, select, total
-from ..common.worker_plan import open_plan, tile_words
+from ..common.worker_plan import open_plan, prefetch_ahead, tile_words
 from .params import TILE_KV, KvLoad, Traits
 from .shared_storage import END, Globals, Shared
 
@@ -52,12 +52,22 @@ def batch_of(c: Traits, g: Globals) -> Batch:
 
 
 @cute.jit
-def find_plan(c: cutlass.Constexpr[Traits], g: Globals, s: Shared, worker: Int32) -> Int32:
-    """The words of this worker's tiles, also left in shared memory for the merges; by one warp."""
-    kv = KvCache(g.cache, g.block_table, Int32(0))
-    words = open_plan(batch_of(c, g), g.tiles, g.worker_begin, worker, kv, bool(c.pdl))
+def find_plan(c: cutlass.Constexpr[Traits], g: Globals, s: Shared, cta: Int32) -> Int32:
+    """The words of this CTA's tiles, also left in shared memory for the merges; by one warp."""
+    words = open_plan(batch_of(c, g), g.tiles, g.schedule, cta, c.cluster)
     s.plan[cute.arch.lane_idx()] = words
     return words
+
+
+@cute.jit
+def prefetch(c: cutlass.Constexpr[Traits], g: Globals, rank: Int32):
+    """The first KV tiles of this CTA into L2, ahead of the wait for the kernel in front; by one
+    warp that no load waits for."""
+    if const_expr(c.grid):
+        prefetch_grid(c, g, rank)
+    else:
+        block, _, _ = cute.arch.block_idx()
+        prefetch_ahead(KvCache(g.cache, g.block_table, Int32(0)), g.tiles, g.schedule, block)
 
 
 @cute.jit

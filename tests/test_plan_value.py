@@ -144,6 +144,7 @@ def test_workspace_layout():
     assert [part.name for part in layout.slices] == [
         "counters",
         "mail",
+        "schedule",
         "partial_out",
         "partial_lse",
     ]
@@ -151,10 +152,12 @@ def test_workspace_layout():
     assert layout["counters"].nbytes == 65536
     mail = layout["mail"].nbytes
     assert mail == 19 * 2**19
-    assert layout["partial_out"].offset == 65536 + mail
+    kept = layout["schedule"].nbytes
+    assert kept == 256 * 576 * 4
+    assert layout["partial_out"].offset == 65536 + mail + kept
     assert layout["partial_out"].shape == (86, 64, 512)
     assert layout["partial_lse"].shape == (86, 64)
-    assert layout.nbytes == 65536 + mail + 86 * 64 * 512 * 4 + 86 * 64 * 4
+    assert layout.nbytes == 65536 + mail + kept + 86 * 64 * 512 * 4 + 86 * 64 * 4
     assert str(layout).startswith(f"workspace: {layout.nbytes:,} bytes\n")
     assert make_plan(RAGGED, policy="none").workspace.slices == ()
     assert str(make_plan(RAGGED, policy="none").workspace) == "workspace: 0 bytes"
@@ -162,7 +165,7 @@ def test_workspace_layout():
 
 def test_workspace_slices_are_aligned_and_apart():
     layout = WorkspaceLayout.of(3, 1, 7, 512, device_tiles=11, device_workers=132)
-    assert [part.name for part in layout.slices][4:] == [
+    assert [part.name for part in layout.slices][5:] == [
         "tiles",
         "worker_begin",
         "merge_items",

@@ -32,15 +32,13 @@ from .ways import ROWS, find_way
 
 #: mean lengths that a call may have, in blocks of 64 tokens: 512 to 65536 tokens
 BLOCKS = (8, 16, 32, 64, 128, 256, 1024)
-#: microseconds that a call takes longer by a launch whose gate is closed (H200, 2026-11-22)
-IDLE_US = 0.7
+#: microseconds that a call takes longer by a launch whose gate is closed (H200, 2026-11-22, by hand)
+IDLE_US = 2.0
 #: `worst` of one build from which two are priced, and what the mean must fall by for two
 WORST, GAIN = 1.3, 0.97
-#: microseconds by which a launch that schedules itself exceeds the model, whose constants are
-#: those of plans in memory: 4 requests of 1,024 tokens and 16 heads took 12.3 where 8.9 were
-#: predicted, 1 request of 4,096 tokens and 128 heads 19.5 where 13.0 were (H200, 2026-11-22, by
-#: hand, 9 rounds in rotation)
-SCHEDULE_US = 4.0
+#: microseconds by which a launch that schedules itself exceeds the model, whose constants are those
+#: of plans in memory: it compares lengths with those that it found its tiles from last
+SCHEDULE_US = 0.4
 #: of drawn lengths, tokens that none exceeds and the step from a request's quantile to the next
 #: one's, which makes neighbours unlike
 MOST_TOKENS, STEP = 131072, 0.6180339887

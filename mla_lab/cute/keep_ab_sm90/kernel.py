@@ -20,7 +20,7 @@ from cutlass import const_expr
 from cutlass.cute.nvgpu import cpasync
 
 from ..common.feature_operands import mask_words
-from ..common.kv_prefetch import KvCache
+from ..common.kv_prefetch import LEAST_REQUESTS, KvCache
 from ..common.worker_plan import prefetch_ahead
 from . import fp8, kernel_bf16
 from .params import Config, Cta, Globals, Mmas
@@ -50,7 +50,8 @@ def decode_kernel(cfg: cutlass.Constexpr[Config], g: Globals, mma: Mmas, layouts
             cute.arch.griddepcontrol_wait()
         find_plan(cfg, g, s, cta_idx)
     if const_expr(cfg.pdl):
-        if warp_idx == 2:
+        many = g.seq_lens.shape[0] >= LEAST_REQUESTS
+        if (warp_idx == 2) & many & (g.costs >> 16 == 0):
             kv = KvCache(g.cache, g.block_table, rank)
             prefetch_ahead(kv, g.tiles, g.schedule, cta_idx)
     if const_expr(cfg.cluster == 2):

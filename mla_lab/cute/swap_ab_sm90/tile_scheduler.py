@@ -14,7 +14,7 @@ import cutlass.cute as cute
 from cutlass import Int32, Uint32, const_expr
 
 from ...plan.formula import WHOLE_BLOCKS
-from ..common.kv_prefetch import KvCache, prefetch_tiles
+from ..common.kv_prefetch import LEAST_REQUESTS, KvCache, prefetch_tiles
 from ..common.ptx_sm90 import load_relaxed
 from ..common.self_schedule import WORDS, Batch, Plan, gate_open, select, total
 from ..common.worker_plan import open_plan, prefetch_ahead, tile_words
@@ -62,10 +62,12 @@ def find_plan(c: cutlass.Constexpr[Traits], g: Globals, s: Shared, cta: Int32) -
 @cute.jit
 def prefetch(c: cutlass.Constexpr[Traits], g: Globals, rank: Int32):
     """The first KV tiles of this CTA into L2, ahead of the wait for the kernel in front; by one
-    warp that no load waits for."""
+    warp that no load waits for. A launch with a gate may have none."""
+    many = g.seq_lens.shape[0] >= LEAST_REQUESTS
     if const_expr(c.grid):
-        prefetch_grid(c, g, rank)
-    else:
+        if many & (g.costs == 0):
+            prefetch_grid(c, g, rank)
+    elif many & (g.costs >> 16 == 0):
         block, _, _ = cute.arch.block_idx()
         prefetch_ahead(KvCache(g.cache, g.block_table, Int32(0)), g.tiles, g.schedule, block)
 

@@ -110,6 +110,8 @@ def make_call(config: KernelConfig, problem: Problem, splits: int = 1, seed: int
     if config.option("grid"):
         q_len = 1 if problem.top_k else problem.q_lens[0]
         args += [splits, _row_tiles(config, problem), q_len]
+    else:
+        args += [len(work[1]) - 1, problem.q_lens[0], 0]
     if extras:
         args.append(_extras(config, inputs))
     return Call(config, inputs, tuple(args), out, lse, decode_reference(inputs))

@@ -48,3 +48,17 @@ def test_ranks_that_share_a_row_pair_merge_behind_the_lse_of_the_first(
         options=(*options, ("shaped", 1)),
     )
     check(config, problem_for(config, (300,)), schedule, seed, splits=2)
+
+
+@pytest.mark.parametrize(("schedule", "seed"), SCHEDULES)
+def test_units_of_656_byte_tokens_stay_until_their_stage_is_released(
+    schedule: str, seed: int
+) -> None:
+    config = KernelConfig(
+        "cute/swap_ab_sm90",
+        kv_format="fp8_656",
+        tile_rows=16,
+        mask="causal",
+        options=(("fused_merge", 2), ("shaped", 1)),
+    )
+    check(config, problem_for(config, (600,)), schedule, seed)

@@ -34,11 +34,13 @@ MODULES: dict[str, str] = {
     "torch": "mla_lab.backends.torch.backend:TorchBackend",
     "cute": "mla_lab.backends.cute.backend:CuteBackend",
     "cuda": "mla_lab.backends.cuda.backend:CudaBackend",
+    "emulate": "mla_lab.backends.emulate.backend:EmulateBackend",
 }
+#: what "auto" chooses from; "emulate" runs where it is named
 ORDER = ("cute", "cuda", "torch")
 #: other names of the contract
 ALIASES = {"xqa": "cuda", "trtllm-gen": "auto", "cute-dsl": "cute"}
-NAMES = ("auto", *ORDER, *ALIASES)
+NAMES = ("auto", *ORDER, "emulate", *ALIASES)
 
 
 class Verdict(NamedTuple):

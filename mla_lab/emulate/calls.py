@@ -13,6 +13,9 @@ from torch import Tensor
 from ..core.problem import Problem
 from ..plan import make_plan
 from ..plan.config import KernelConfig
+from ..plan.self_schedule import COSTS
+from ..plan.ways import way_of
+from ..plan.workspace import KEPT_WORDS, MAX_CTAS
 from ..reference.inputs import DecodeInputs, make_inputs
 from ..reference.mla import Result, decode_reference
 from ..reference.tolerance import error, lse_error
@@ -25,6 +28,8 @@ NAMES = (
 )
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "e4m3": torch.float8_e4m3fn}
 COUNTERS = 64
+#: that find their work from the lengths
+WORKERS = 5
 #: largest errors of out (relative) and lse, of 16-bit operands, and of e4m3 ones, whose weights are
 #: rounded before they are summed
 SIXTEEN_BITS, EIGHT_BITS = (0.008, 1e-5), (0.06, 0.02)
@@ -78,7 +83,8 @@ def problem_for(
 
 
 def make_call(config: KernelConfig, problem: Problem, splits: int = 1, seed: int = 0) -> Call:
-    """A call of a build, cut in `splits` pieces a request where they are long enough."""
+    """A call of a build, cut in `splits` pieces a request where they are long enough; 0 where
+    WORKERS workers find their pieces from the lengths."""
     features = ["lse"]
     tree, extras = config.mask == "tree", config.mask == "tree" or _has_extras(config)
     if extras:
@@ -92,7 +98,7 @@ def make_call(config: KernelConfig, problem: Problem, splits: int = 1, seed: int
         DTYPES[config.out_dtype]
     )
     lse = torch.full((problem.total_q, problem.heads), 7.0)
-    work, splits = _work(config, problem, splits)
+    work, slots = _work(config, problem, splits)
     scales = (inputs.bmm1_scale, inputs.bmm2_scale)
     first, second = (1.0 if isinstance(s, Tensor) else float(s) for s in scales)
     first = first if isinstance(scales[0], Tensor) else first * LOG2_E
@@ -102,7 +108,7 @@ def make_call(config: KernelConfig, problem: Problem, splits: int = 1, seed: int
         inputs.kv_cache,
         out,
         lse,
-        *_partials(config, problem, splits, work),
+        *_partials(config, problem, slots, work),
     ]
     table = inputs.block_tables
     args += [table.flatten(0, 1) if table.dim() == 3 else table, inputs.seq_lens, q_begin, *work]
@@ -110,6 +116,10 @@ def make_call(config: KernelConfig, problem: Problem, splits: int = 1, seed: int
     if config.option("grid"):
         q_len = 1 if problem.top_k else problem.q_lens[0]
         args += [splits, _row_tiles(config, problem), q_len]
+    elif splits:
+        args += [len(work[1]) - 1, problem.q_lens[0], 0]
+    else:
+        args += [WORKERS, problem.q_lens[0], COSTS[way_of(config)].packed]
     if extras:
         args.append(_extras(config, inputs))
     return Call(config, inputs, tuple(args), out, lse, decode_reference(inputs))
@@ -142,9 +152,13 @@ def _row_tiles(config: KernelConfig, problem: Problem) -> int:
 
 
 def _work(config: KernelConfig, problem: Problem, splits: int) -> tuple[list[Tensor], int]:
-    """Tiles and worker_begin of a plan, which a build by formula does without."""
+    """Tiles and worker_begin of a plan, or what takes their place, none of a build by formula; and
+    the number of partials."""
     if config.option("grid"):
         return [], splits
+    if not splits:
+        tiles, kept = torch.empty(0, 8, dtype=torch.int32), MAX_CTAS * KEPT_WORDS
+        return [tiles, torch.full((kept,), 7, dtype=torch.int32)], 2 * WORKERS
     plan = make_plan(
         problem,
         tile_rows=config.tile_rows,

@@ -50,7 +50,7 @@ class Options:
     seed: int = 0
     check: bool = False
     trace: bool = False
-    #: report also what is in order only because the warps of a group begin a product together
+    #: report also what is in order only because a wgmma-group is one of all four warps
     strict: bool = False
     #: called with (gang, block) before each block; threads then run a warp at a time
     watch: Callable[[Gang, int], None] | None = None

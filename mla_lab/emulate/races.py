@@ -335,8 +335,8 @@ class Checker:
         self.commits[g.agent].append(len(self.places[agent]))
 
     def wgmma_wait(self, g: Gang, left: int) -> None:
-        """wgmma.wait_group: all but the last `left` groups are done, and as the four warps begin a
-        product together, theirs too. The ISA promises that of the warp's own alone: see `strict`.
+        """wgmma.wait_group: all but the last `left` groups are done, of the whole warp group, since
+        the ISA makes one group per warp group; where `strict`, the warp's own rows alone.
         """
         for other in [g] if self.strict else g.team:
             commits, agent = self.commits[other.agent], AGENTS * other.agent + PRODUCTS

@@ -99,7 +99,7 @@ class Launch:
         """
         form = call.form
         self.config = config
-        self.attend = kernel(config, form.device)
+        self.attend = self.kernel_of(config, form.device)
         self._planner = planner
         self._before = before
         self._words = words if isinstance(words, DevicePlan) else None
@@ -178,6 +178,11 @@ class Launch:
             return None
         own = Workspace(plan.before.workspace, workspace.buffer)
         return cls.of(call, plan.before, own, gpu)
+
+    @staticmethod
+    def kernel_of(config: KernelConfig, device: torch.device) -> Callable[..., Any]:
+        """What `attend` calls."""
+        return kernel(config, device)
 
     def stamped(self, build: KernelConfig, stamps: Tensor) -> Launch:
         """This launch by `build`, which leaves its moments in `stamps` (option "stamps")."""

@@ -29,7 +29,7 @@ def add_parser(subparsers: argparse._SubParsersAction[Any]) -> argparse.Argument
     parser.add_argument(
         "--strict",
         action="store_true",
-        help="with --check: also what is in order only as a warp group begins products together",
+        help="with --check: also what is in order only as a wgmma-group is one of four warps",
     )
     parser.add_argument("--schedule", default="fair", help="fair, greedy, random, late, adverse")
     parser.add_argument("--seed", type=int, default=0, help="of inputs and of the schedule (0)")

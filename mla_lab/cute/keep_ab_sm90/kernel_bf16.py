@@ -11,7 +11,10 @@ Shared memory: three KV stages of 73,728 B (Q enters through stage 0, once per w
 and last k-step. A stage is 8 x 9 swizzle atoms of 8 rows x 64 columns: all rows of a 64-column box
 after each other, so that three boxes are one copy and columns land in chunks; or, where a page is
 smaller than a tile, eight rows of all boxes after each other (`by_rows`), so that a page is one
-copy. P of a tile goes into the rope box of its own stage, which nothing reads after QK.
+copy. P of a tile goes into the rope box of its own stage, which nothing reads after QK. A
+wgmma-group is one of the whole warp group (PTX ISA, `wgmma.commit_group`), so that a warp whose
+`wait_group` has ended stores behind the reads of all four warps' products, not only of its own
+rows'; no barrier of the warp group stands between.
 
 mbarriers                                   arrivals per phase
     kv_pipe.full[stage, chunk]  KV columns  1 + bytes of three 64-column boxes; with `by_rows` all

@@ -1,9 +1,11 @@
 """Cooperative merge: the counter of a split row tile, and the weights of its partials.
 
-The counter of (row tile, rank) counts the arrivals 1 .. n of n splits, then, from n on, the CTAs
-that have seen all arrivals; step 2 n takes it back to 0. A CTA waits for n or more, and cannot miss
-it, since its own step is one of the 2 n. No CTA waits before its own last arrival, and the launch
-is cooperative, so that all of them run.
+A counter of a row tile belongs to one rank's row pairs or, in clusters of more CTAs than row pairs,
+to the ranks that share a row pair: the first of them stores the lse that the others read. It counts
+the arrivals 1 .. n of all CTAs of n / `column_parts` splits that write there, then, from n on, the
+CTAs that have seen all arrivals; step 2 n takes it back to 0. A CTA waits for n or more, and cannot
+miss it, since its own step is one of the 2 n. No CTA waits before its own last arrival, and the
+launch is cooperative, so that all of them run.
 """
 
 from __future__ import annotations
@@ -28,15 +30,21 @@ from .swap_ab_fragments import (
 
 
 def counter_of(c: Any, g: Any, r: Any) -> cute.Pointer:
-    """The counter of this rank's part of a row tile."""
-    return g.counters.iterator + (r.group * c.cluster + r.rank)
+    """The counter of this rank's row pairs."""
+    pairs = r.rank // c.column_parts if c.column_parts > 1 else r.rank
+    return g.counters.iterator + (r.group * c.cluster + pairs)
+
+
+def arrivals_of(c: Any, r: Any) -> Int32:
+    """CTAs that arrive at `counter_of`."""
+    return r.num_splits * c.column_parts if c.column_parts > 1 else r.num_splits
 
 
 @cute.jit
 def arrive(c: cutlass.Constexpr, g: Any, r: Any):
     """After a barrier of all consumers: release the partial that they have written."""
     if fresh_thread() == 0:
-        count_up(counter_of(c, g, r), 2 * r.num_splits - 1, "release")
+        count_up(counter_of(c, g, r), 2 * arrivals_of(c, r) - 1, "release")
 
 
 @cute.jit
@@ -45,9 +53,9 @@ def wait_for_partials(c: cutlass.Constexpr, g: Any, r: Any):
     if fresh_thread() == 0:
         counter = counter_of(c, g, r)
         seen = Int32(0)
-        while seen < r.num_splits:
+        while seen < arrivals_of(c, r):
             seen = cute.arch.load(counter, Int32, sem="acquire", scope="gpu")
-        count_up(counter, 2 * r.num_splits - 1, "relaxed")
+        count_up(counter, 2 * arrivals_of(c, r) - 1, "relaxed")
     CONSUMERS.sync()
 
 

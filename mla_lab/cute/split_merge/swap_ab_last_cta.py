@@ -1,4 +1,5 @@
 """Merge by the last CTA of a row tile to finish: all partials, in split order, each rank its rows.
+Of ranks that share a row pair the last one merges all of its columns.
 
 No CTA waits for another, so that a grid may be larger than the card: the gathered builds use it.
 """
@@ -14,7 +15,7 @@ from cutlass import Float32, Int32, const_expr
 from ..common.feature_operands import with_sink
 from ..common.fp8 import put_two
 from ..common.ptx_sm90 import LN2, LOG2E, NO_SCORE, add, butterfly, fresh_thread, vec4
-from .swap_ab_cooperative import counter_of
+from .swap_ab_cooperative import arrivals_of, counter_of
 from .swap_ab_fragments import CONSUMER_THREADS, CONSUMERS, LATENT_DIM, wants_lse
 
 #: partials whose loads are in flight together
@@ -25,7 +26,7 @@ UPWARD = (1, 2, 4, 8, 16)
 
 @cute.jit
 def merge_if_last(c: cutlass.Constexpr, g: Any, s: Any, r: Any):
-    """Count this CTA; if it is the last of its rank, merge and leave the counter at zero."""
+    """Count this CTA; if it is the last of `counter_of`, merge and leave the counter at zero."""
     tid = fresh_thread()
     counter = counter_of(c, g, r)
     CONSUMERS.sync()
@@ -33,20 +34,18 @@ def merge_if_last(c: cutlass.Constexpr, g: Any, s: Any, r: Any):
         before = cute.arch.atomic_add(counter, Int32(1), sem="acq_rel", scope="gpu")
         cute.arch.store(s.arrival, before)
     CONSUMERS.sync()
-    if cute.arch.load(s.arrival, Int32) == r.num_splits - 1:
+    if cute.arch.load(s.arrival, Int32) == arrivals_of(c, r) - 1:
         if tid == 0:
             cute.arch.store(counter, Int32(0), sem="relaxed", scope="gpu")
-        columns = LATENT_DIM // c.column_parts
-        quads = 2 * c.row_pairs * columns // 4
+        quads = 2 * c.row_pairs * LATENT_DIM // 4
         for i in cutlass.range((quads + CONSUMER_THREADS - 1) // CONSUMER_THREADS, unroll=1):
             quad = i * CONSUMER_THREADS + tid
             if quad < quads:
-                local = quad // (columns // 4)
-                col = quad % (columns // 4) * 4
+                local = quad // (LATENT_DIM // 4)
+                col = quad % (LATENT_DIM // 4) * 4
                 row = 2 * (local // 2 * c.cluster + r.rank) + local % 2
                 if const_expr(c.column_parts > 1):
                     row = 2 * (r.rank // c.column_parts) + local
-                    col = col + r.rank % c.column_parts * columns
                 merge_four(c, g, r, row, col)
 
 

@@ -41,9 +41,10 @@ operands all of softmax(k) comes first, see `mainloop_fp8`; `fp8_operands` has t
 After the last tile both warp groups run the same code: row sums across warps; then the result from
 the accumulators (one CTA), or `st.async` of the raw fragments to the rows' owners, who add them in
 rank order. Where a row tile is split, partials go to the workspace and are merged by option
-fused_merge (`SplitMerge`): the last CTA of each rank merges them in split order, or each CTA merges
-a slice of the fragments (cooperative launch) behind a counter or with the LL protocol. The counter
-is `group * cluster + rank`, so groups * cluster <= 16384.
+fused_merge (`SplitMerge`): the last CTA of those that wrote a row pair merges it in split order, or
+each CTA merges a slice of the fragments (cooperative launch) behind a counter or with the LL
+protocol. A group, a split row tile, has at most `cluster` counters (`counter_of`), so
+groups * cluster <= 16384.
 
 Work comes from a plan in memory or from seq_lens by the rule of `common.self_schedule`, or in grid
 mode (option grid) from block indices: see `tile_scheduler`. A launch ends with num_workers, q_len

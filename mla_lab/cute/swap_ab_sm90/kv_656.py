@@ -42,7 +42,7 @@ from . import fp8_operands as fp8
 from . import query_hi_lo as hi_lo
 from .mma import WarpGroup
 from .params import SCALES, TILE_KV, Traits
-from .shared_storage import Globals, Shared, stats_idx
+from .shared_storage import Globals, Shared
 
 #: byte offsets in a token
 SCALES_BEGIN, ROPE_BEGIN = LATENT_DIM, LATENT_DIM + 4 * SCALES
@@ -161,13 +161,14 @@ def store_max_scale(c: cutlass.Constexpr[Traits], s: Shared, wg: WarpGroup):
 
 
 @cute.jit
-def p_scale(c: cutlass.Constexpr[Traits], s: Shared, wg: WarpGroup, tile: Int32, n: Int32):
-    """One thread per scale group n: u_n of the CTA's KV tile `tile`."""
+def p_scale(c: cutlass.Constexpr[Traits], s: Shared, wg: WarpGroup, stage: Int32, n: Int32):
+    """One thread per scale group n: u_n of the KV tile in `stage`. The last readers of the stage's
+    former u_n have released the stage."""
     top = Int32(0)
     for warp in cutlass.range_constexpr(4):
         top = cutlass.max(top, as_bits(s.kv_656.sMaxScale[wg.idx, warp, n]))
     exponent = cutlass.min(cutlass.max((top >> 23) + 1, Int32(1)), Int32(hi_lo.INFINITE))
-    s.kv_656.sP_scale[stats_idx(c, wg.idx, tile), n] = hi_lo.as_float(exponent << 23)
+    s.kv_656.sP_scale[stage, n] = hi_lo.as_float(exponent << 23)
 
 
 def as_bits(value: Float32) -> Int32:
@@ -177,11 +178,9 @@ def as_bits(value: Float32) -> Int32:
     )
 
 
-def store_p(
-    c: Traits, s: Shared, wg: WarpGroup, weights: cute.Tensor, stage: Any, tile: Int32
-) -> None:
+def store_p(c: Traits, s: Shared, wg: WarpGroup, weights: cute.Tensor, stage: Any) -> None:
     """P of all scale groups."""
-    units = load4(s.kv_656.sP_scale.iterator + stats_idx(c, wg.idx, tile) * SCALES)
+    units = load4(s.kv_656.sP_scale.iterator + stage * SCALES)
     base = Int32(s.kv_656.sRope.iterator.toint()) + stage * c.rope_bytes
     for n in range(SCALES):
         inverse = hi_lo.as_float(Int32(254 << 23) - as_bits(units[n]))

@@ -115,7 +115,7 @@ def thread_scores(c: Traits, wg: WarpGroup) -> cute.Tensor:
 @cute.jit
 def online_softmax_step(
     c: cutlass.Constexpr[Traits], first: cutlass.Constexpr[bool], g: Globals, s: Shared,
-    wg: WarpGroup, w: WorkTile, tile: Int32,
+    wg: WarpGroup, w: WorkTile, tile: Int32, stage: Int32,
 ):  # fmt: skip
     """Scores become weights, and row sums follow; of a skipped tile only the row sums."""
     acc, scale = thread_scores(c, wg), scale_now(c, g)
@@ -123,7 +123,7 @@ def online_softmax_step(
     thread = wg.warp * 32 + wg.lane
     if const_expr(c.kv_656):
         if (thread >= 32) & (thread < 32 + SCALES):
-            kv_656.p_scale(c, s, wg, tile, thread - 32)
+            kv_656.p_scale(c, s, wg, stage, thread - 32)
     if thread < c.rows:
         row_stats(c, first, g, s, wg, w, scale, tile, thread)
     wg.sync()
@@ -188,7 +188,7 @@ def issue_pv(
         wg.rescale[2 * j], wg.rescale[2 * j + 1] = pair[0], pair[1]
     if const_expr(c.kv_656):
         scales = s.kv_656.sP_scale.iterator
-        pair = load2(scales + stats_idx(c, owner, tile) * SCALES + 2 * wg.idx)
+        pair = load2(scales + stage * SCALES + 2 * wg.idx)
         wg.pv_scale[0], wg.pv_scale[1] = pair[0], pair[1]
     fp8.issue_pv(c, s, wg, stage)
 
@@ -257,9 +257,9 @@ def own_tile(
     if k + 2 >= w.num_tiles:
         s.q.consumer_release(0)
     sx.apply_mask(c, g, thread_scores(c, wg), w, tile_token, slot_bits, token, wg.lane)
-    online_softmax_step(c, order == FIRST, g, s, wg, w, tile)
+    online_softmax_step(c, order == FIRST, g, s, wg, w, tile, stage)
     if const_expr(c.kv_656):
-        kv_656.store_p(c, s, wg, thread_scores(c, wg), stage, tile)
+        kv_656.store_p(c, s, wg, thread_scores(c, wg), stage)
     else:
         fp8.store_p(c, s, wg, thread_scores(c, wg), stage)
     publish_p(c, s, wg, w, tile_token, thread, stage, stats_idx(c, wg.idx, tile))

@@ -132,7 +132,7 @@ class Shared656:
     sQ_rope: cute.Tensor  # (rows, 64), right behind the split columns of Q
     sScale: cute.Tensor  # fp32 [stage][64][4]
     sMaxScale: cute.Tensor  # fp32 [2 warp groups][warp][4]: maximum over a warp's tokens
-    sP_scale: cute.Tensor  # fp32 [`stats_idx`][4]: factor of a tile's PV, per scale group
+    sP_scale: cute.Tensor  # fp32 [stage][4]: factor of a tile's PV, per scale group
 
 
 @dataclass(frozen=True)
@@ -271,7 +271,7 @@ def allocate(
     tile_max, stats, sums = f32(2, n, 4), f32(*((4, 3) if c.fp8 else (2, 2)), n), f32(n, 8)
     peer_stats, cta_weights = f32(c.cluster, c.row_pairs, 4), f32(CONSUMER_WARPS, c.cluster, 2)
     q_scale = f32(n) if c.hi_lo else None
-    max_scale, p_scale = (f32(2, 4, SCALES), f32(4, SCALES)) if c.kv_656 else (None, None)
+    max_scale, p_scale = (f32(2, 4, SCALES), f32(c.stages, SCALES)) if c.kv_656 else (None, None)
     skipped = cute.recast_tensor(f32(4), Int32) if c.skip else None
     sKV = swizzled(c.dtype, k_layout)
     sQ = swizzled(c.dtype, q_layout)

@@ -1,0 +1,93 @@
+"""Orders between threads that only some schedules show: kernels of this source, every check on."""
+
+from __future__ import annotations
+
+import shutil
+
+import pytest
+
+from mla_lab import jit
+from mla_lab.core.problem import Problem
+from mla_lab.emulate import EmulatedKernel, Options
+from mla_lab.emulate.calls import Call, is_right, make_call, problem_for
+from mla_lab.plan.config import KernelConfig
+
+pytestmark = pytest.mark.skipif(shutil.which("g++") is None, reason="needs a C++ compiler")
+
+#: (schedule, seed)
+SCHEDULES = [("random", 1), ("random", 2), ("late", 0)]
+
+
+def compiled(config: KernelConfig, problem: Problem, splits: int) -> tuple[EmulatedKernel, Call]:
+    """A build of this source, and a call of it."""
+    pytest.importorskip("cutlass")
+    return EmulatedKernel.of(jit.compile(config)), make_call(config, problem, splits)
+
+
+def check(
+    config: KernelConfig, problem: Problem, schedule: str, seed: int, splits: int = 1
+) -> None:
+    """The build's result is right, nothing is found, and counters are back at zero."""
+    kernel, call = compiled(config, problem, splits)
+    kernel.options = Options(schedule=schedule, seed=seed, check=True)
+    kernel(*call.args)
+    assert kernel.run.findings == []
+    assert is_right(call), call.errors()
+    assert not call.args[6].any()
+
+
+@pytest.mark.parametrize(("schedule", "seed"), SCHEDULES)
+@pytest.mark.parametrize("options", [(("fused_merge", 2), ("grid", 1)), (("fused_merge", 1),)])
+def test_ranks_that_share_a_row_pair_merge_behind_the_lse_of_the_first(
+    options: tuple[tuple[str, int], ...], schedule: str, seed: int
+) -> None:
+    config = KernelConfig(
+        "cute/swap_ab_sm90",
+        tile_rows=8,
+        cluster=8,
+        mask="causal",
+        options=(*options, ("shaped", 1)),
+    )
+    check(config, problem_for(config, (300,)), schedule, seed, splits=2)
+
+
+@pytest.mark.parametrize(("schedule", "seed"), SCHEDULES)
+def test_units_of_656_byte_tokens_stay_until_their_stage_is_released(
+    schedule: str, seed: int
+) -> None:
+    config = KernelConfig(
+        "cute/swap_ab_sm90",
+        kv_format="fp8_656",
+        tile_rows=16,
+        mask="causal",
+        options=(("fused_merge", 2), ("shaped", 1)),
+    )
+    check(config, problem_for(config, (600,)), schedule, seed)
+
+
+KEEP_AB = [
+    KernelConfig("cute/keep_ab_sm90", options=(("shaped", 1),)),
+    KernelConfig("cute/keep_ab_sm90", q_dtype="e4m3", kv_format="e4m3", options=(("shaped", 1),)),
+]
+
+
+@pytest.mark.parametrize(("schedule", "seed"), SCHEDULES[1:])
+@pytest.mark.parametrize("config", KEEP_AB, ids=lambda config: config.kv_format)
+def test_all_that_keep_ab_asks_of_wgmma_groups_is_that_they_are_of_four_warps(
+    config: KernelConfig, schedule: str, seed: int
+) -> None:
+    # strict: a wait_group ends the rows of the own warp alone
+    kernel, call = compiled(config, problem_for(config, (300,)), 1)
+    kernel.options = Options(schedule=schedule, seed=seed, check=True, strict=True)
+    kernel(*call.args)
+    assert is_right(call), call.errors()
+    strict = [f for f in kernel.run.findings if f.kind == "race"]
+    assert strict
+    qk = {f"warp {8 + i} of CTA 0,0,0" for i in range(4)}
+    for finding in strict:
+        # P and zeros for V, over keys that products of the same warp group have read
+        assert finding.who in qk and "is written, and its read" in finding.text
+        assert {who.removeprefix("a product of ") for who, _ in finding.others} <= qk
+    kernel.options = Options(schedule=schedule, seed=seed, check=True)
+    kernel(*call.args)
+    assert not [f for f in kernel.run.findings if f.kind == "race"]

@@ -32,7 +32,8 @@ from .ways import ROWS, find_way
 
 #: mean lengths that a call may have, in blocks of 64 tokens: 512 to 65536 tokens
 BLOCKS = (8, 16, 32, 64, 128, 256, 1024)
-#: microseconds that a call takes longer by a launch whose gate is closed (H200, 2026-11-22, by hand)
+#: microseconds that a call takes longer by a launch whose gate is closed (H200, by hand,
+#: 2026-11-22)
 IDLE_US = 2.0
 #: `worst` of one build from which two are priced, and what the mean must fall by for two
 WORST, GAIN = 1.3, 0.97

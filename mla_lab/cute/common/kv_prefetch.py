@@ -17,7 +17,7 @@ from .ptx_sm90 import load_relaxed, ptx
 BLOCK = 64
 #: tiles of the first work tile that are fetched
 TILES = 2
-#: requests from which on it pays: 64 requests of 4,096 tokens and 16 heads take 2.9 us less of 84.5,
+#: requests from which on it pays: 64 of 4,096 tokens and 16 heads take 2.9 us less of 84.5,
 #: one of 8,192 tokens and 128 heads 1 us more of 15.7, as its consumers start later (H200,
 #: 2026-11-22, by hand, 5 rounds in rotation)
 LEAST_REQUESTS = 32

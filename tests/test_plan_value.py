@@ -143,18 +143,18 @@ def test_workspace_layout():
     layout = plan.workspace
     assert [part.name for part in layout.slices] == [
         "counters",
-        "mail",
+        "ll_partials",
         "partial_out",
         "partial_lse",
     ]
     assert layout["counters"].offset == 0
     assert layout["counters"].nbytes == 65536
-    mail = layout["mail"].nbytes
-    assert mail == 19 * 2**19
-    assert layout["partial_out"].offset == 65536 + mail
+    partials = layout["ll_partials"].nbytes
+    assert partials == 19 * 2**19
+    assert layout["partial_out"].offset == 65536 + partials
     assert layout["partial_out"].shape == (86, 64, 512)
     assert layout["partial_lse"].shape == (86, 64)
-    assert layout.nbytes == 65536 + mail + 86 * 64 * 512 * 4 + 86 * 64 * 4
+    assert layout.nbytes == 65536 + partials + 86 * 64 * 512 * 4 + 86 * 64 * 4
     assert str(layout).startswith(f"workspace: {layout.nbytes:,} bytes\n")
     assert make_plan(RAGGED, policy="none").workspace.slices == ()
     assert str(make_plan(RAGGED, policy="none").workspace) == "workspace: 0 bytes"

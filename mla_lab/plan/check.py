@@ -1,4 +1,4 @@
-"""Is a plan's table of tiles what its problem needs? For plans that come from outside."""
+"""Checks of a plan that was not made by `make_plan`: its tiles against its problem."""
 
 from __future__ import annotations
 

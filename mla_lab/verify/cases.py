@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from ..core.problem import Problem
-from ..plan.workspace import MAIL_WORDS, MAX_GROUPS, WORD_BYTES
+from ..plan.workspace import LL_WORDS, MAX_GROUPS, WORD_BYTES
 from ..reference.inputs import WILD_PAGE_IDS, DecodeInputs, make_inputs
 from .pairwise import Case, cover
 
@@ -26,8 +26,8 @@ TIMES = 3
 WORKSPACE_BYTES = 512 << 20
 #: on a card: 40 batch-invariant requests of 64 x 128 rows, each cut by its own length, want 4.9 GB
 CARD_WORKSPACE_BYTES = 5 << 30
-#: of the workspace, at its beginning: counters and mail, which every call leaves zero
-ZEROED_BYTES = (MAX_GROUPS + MAIL_WORDS) * WORD_BYTES
+#: first bytes of the workspace, counters and LL partials, which every call leaves zero
+ZEROED_BYTES = (MAX_GROUPS + LL_WORDS) * WORD_BYTES
 
 FACTORS: dict[str, tuple[str, ...]] = {
     "format": (

@@ -160,7 +160,7 @@ def _rewritten(before: list[Tensor], inputs: DecodeInputs, workspace: Tensor) ->
         if not torch.equal(old, new):
             return "a tensor that is only read was written"
     if workspace.is_cuda and bool(workspace[: cases.ZEROED_BYTES].any()):
-        return "merge counters or mail are not zero after the call"
+        return "merge counters or LL partials are not zero after the call"
     return None
 
 

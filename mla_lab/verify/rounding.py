@@ -1,7 +1,7 @@
 """The CuTe kernels' error over a cache of eight bits, beside torch's with the same rounding:
 `python -m mla_lab.verify.rounding RECORD`.
 
-Each way that ships for a format runs whole requests, so that one worker adds up all keys and no
+Each mode that ships for a format runs whole requests, so that one worker adds up all keys and no
 merge spreads what the matrix unit loses. Against both stands the float64 oracle on the dequantised
 inputs; torch is float32 attention whose weights are rounded to what the format's are (see
 `limits`), at the worst of several places of its grid. A query four times too large makes scores,
@@ -32,9 +32,15 @@ from ..core.gpu import H200
 from ..core.problem import Problem
 from ..core.revision import check_record
 from ..plan import Plan, make_plan
+from ..plan.launch_modes import (
+    E4M3,
+    KEEP_AB_PERSISTENT,
+    SWAP_AB_LL,
+    SWAP_AB_LL_MULTICAST,
+    LaunchMode,
+)
+from ..plan.launch_modes import FORMATS as OPERANDS
 from ..plan.pricing import LONGEST
-from ..plan.ways import EIGHT, MAIL, PAIR, ROWS, Way
-from ..plan.ways import FORMATS as OPERANDS
 from ..reference.inputs import DecodeInputs, make_inputs
 from ..reference.mla import Result, decode_reference
 from ..reference.tolerance import lse_error
@@ -46,29 +52,29 @@ KV_LENS = (64, 1024, 8192, LONGEST, 65536)
 #: factors of the query
 TIMES = (1, 4)
 BATCH, HEADS = 2, 128
-WAYS = (MAIL, PAIR, ROWS)
+MODES = (SWAP_AB_LL, SWAP_AB_LL_MULTICAST, KEEP_AB_PERSISTENT)
 WORKSPACE_BYTES = 64 << 20
 Run = Callable[[DecodeInputs, Plan], Result]
 
 
 def plans(problem: Problem) -> Iterator[tuple[str, Plan]]:
     """A name and a plan of whole requests for every kernel of the problem's formats."""
-    for way in WAYS:
-        for tile in way.tiles_for(problem.q_dtype, problem.kv_format):
+    for mode in MODES:
+        for tile in mode.tiles_for(problem.q_dtype, problem.kv_format):
             yield (
-                f"{way.kernel.removeprefix('cute/').removesuffix('_sm90')} {tile[0]} rows",
-                _plan(problem, way, tile),
+                f"{mode.kernel.removeprefix('cute/').removesuffix('_sm90')} {tile[0]} rows",
+                _plan(problem, mode, tile),
             )
 
 
-def _plan(problem: Problem, way: Way, tile: tuple[int, int]) -> Plan:
-    config = config_for(way, tile)
+def _plan(problem: Problem, mode: LaunchMode, tile: tuple[int, int]) -> Plan:
+    config = config_for(mode, tile)
     plan = make_plan(
         problem,
         tile_rows=tile[0],
         num_workers=H200.workers(tile[1]),
         policy="none",
-        schedule="grid" if way.formula else "persistent",
+        schedule="grid" if mode.formula else "persistent",
     )
     return replace(plan, config=config)
 
@@ -135,9 +141,7 @@ def worst_of(found: Iterable[Mapping[str, Any]]) -> dict[tuple[str, str, str, bo
     """
     worst: dict[tuple[str, str, str, bool], float] = {}
     for row in found:
-        alone = OPERANDS[row["query"], row["cache"]] == EIGHT and row["kernel"].startswith(
-            "keep_ab"
-        )
+        alone = OPERANDS[row["query"], row["cache"]] == E4M3 and row["kernel"].startswith("keep_ab")
         key = row["query"], row["cache"], row["kernel"], alone and row["kv_len"] > LONGEST
         worst[key] = max(worst.get(key, 0.0), row.get("times_torch", math.inf))
     return worst

@@ -293,19 +293,6 @@ def test_constants_are_read_from_their_record(tmp_path, monkeypatch):
         recorded_costs.cache_clear()
 
 
-def test_a_separate_merge_is_priced_on_request():
-    # a card on which shares of a merge are dear, and one launch more is not
-    problem = Problem.uniform(4, 1, 8192, heads=128)
-    assert choose(problem, separate_merge=True).config == choose(problem).config
-    slow = replace(Q_M, merge_ns=20000.0, merge_kernel_ns=500.0)
-    fused = choose(problem, costs=(slow,))
-    choice = choose(problem, costs=(slow,), separate_merge=True)
-    assert fused.config.option("fused_merge", 1) == 1
-    assert choice.config.option("fused_merge", 1) == 0
-    assert choice.predicted_us < fused.predicted_us
-    assert "merge kernel" in str(choice)
-
-
 @pytest.mark.parametrize("value", [-1.0, math.nan, math.inf])
 def test_model_refuses_nonsense(value):
     with pytest.raises(InvalidInput, match=r"CostModel\.tile_ns: got"):

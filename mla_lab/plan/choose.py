@@ -63,7 +63,6 @@ def choose(
     gpu: Gpu = H200,
     batch_invariant: bool = False,
     costs: tuple[KernelCosts, ...] | None = None,
-    separate_merge: bool = False,
     on_device: bool = False,
     able: Callable[[KernelConfig], bool] | None = None,
 ) -> Choice:
@@ -72,8 +71,7 @@ def choose(
     costs: the kernel families and launch modes that may be used. on_device: the plan is made on the
     device, so that a tile's price is that of the cost policy alone. able: True for a config whose
     kernel is available; the cheapest such candidate wins, or the cheapest of all where there is
-    none. separate_merge: a merge kernel behind the attention kernel is priced as well (option
-    fused_merge = 0).
+    none.
 
     batch_invariant: kernel, tile and splits of a request depend on heads, formats, page size and
     that request's own lengths alone; nothing is priced, and mask code is always compiled in. Raises
@@ -86,10 +84,10 @@ def choose(
             got = f"requests of up to {INVARIANT_ROWS} query rows and of more with batch_invariant"
             raise unsupported("q_lens", got, "one kind in a plan; a call without a plan takes both")
         return kinds[0].choice
-    found = _all_candidates(problem, gpu, costs, separate_merge, on_device)
+    found = _all_candidates(problem, gpu, costs, on_device)
     if not found:
-        small = "grids of more workers than run at once"
-        raise unsupported("problem", small, "fewer requests, or a family that walks plans")
+        small = "static grids of more workers than are resident at once"
+        raise unsupported("problem", small, "fewer requests, or a persistent launch mode")
     found.sort(key=lambda choice: _rank(problem, choice))
     first = next((i for i, c in enumerate(found) if able(c.config)), 0) if able else 0
     least = "least" if not first else f"{first} cheaper ones are not compiled here,"
@@ -114,7 +112,6 @@ def _all_candidates(
     problem: Problem,
     gpu: Gpu,
     costs: tuple[KernelCosts, ...],
-    separate_merge: bool,
     on_device: bool,
 ) -> list[Choice]:
     """Every tile with its best static grid or the cost policy's splits; promising tiles with
@@ -130,8 +127,6 @@ def _all_candidates(
                 found += price_formula(problem, gpu, family, rows, cluster)
                 continue
             planned.append((price(problem, gpu, family, rows, cluster), family))
-            if separate_merge and mode is KEEP_AB_PERSISTENT:
-                found.append(price(problem, gpu, family, rows, cluster, fused_merge=False))
     found += [choice for choice, _ in planned]
     if on_device:
         return found

@@ -105,20 +105,11 @@ def too_long(problem: Problem) -> bool:
     return min(max(keys, default=0), sum(keys) // WORKERS) > LONGEST
 
 
-def price(
-    problem: Problem,
-    gpu: Gpu,
-    family: KernelCosts,
-    rows: int,
-    cluster: int,
-    fused_merge: bool = True,
-) -> Choice:
+def price(problem: Problem, gpu: Gpu, family: KernelCosts, rows: int, cluster: int) -> Choice:
     """One candidate with the cost policy's best splits."""
     shape = Shape.of(problem, rows, TILE_KV, gpu.workers(cluster))
-    model = model_of(problem, gpu, family, rows, cluster, fused_merge)
+    model = model_of(problem, gpu, family, rows, cluster)
     config = config_of(problem, family, rows, cluster)
-    if not fused_merge:
-        config = replace(config, options=(("fused_merge", 0),))
     choice = Choice(config, shape.workers, "cost", (), model, model.launch_ns / 1e3, "")
     if not shape.batch:
         return choice
@@ -143,20 +134,13 @@ def price_others(
 
 
 def _priced(choice: Choice, trial: Trial) -> Choice:
-    """`choice` with the predicted time of `cuts`."""
+    """`choice` with the predicted time of `trial`."""
     return replace(choice, predicted_us=trial.makespan_ns / 1e3)
 
 
-def model_of(
-    problem: Problem,
-    gpu: Gpu,
-    family: KernelCosts,
-    rows: int,
-    cluster: int,
-    fused_merge: bool = True,
-) -> CostModel:
+def model_of(problem: Problem, gpu: Gpu, family: KernelCosts, rows: int, cluster: int) -> CostModel:
     """The cost model of a tile on this card."""
-    model = family.model(problem, rows, TILE_KV, cluster, fused_merge)
+    model = family.model(problem, rows, TILE_KV, cluster)
     return replace(model, card_rate=card_rate_of(family, gpu))
 
 
@@ -235,8 +219,7 @@ def card_rate_of(family: KernelCosts, gpu: Gpu) -> float:
 def label(choice: Choice) -> str:
     """Launch mode, tile and splits in words."""
     config = choice.config
-    mode = mode_of(config) + ("" if config.option("fused_merge", 1) else " with a merge kernel")
     tile = f"{config.tile_rows} rows, cluster {config.cluster}"
     pieces = dict(choice.knobs).get("num_splits")
     splits = f"{pieces} splits" if pieces else f"policy {choice.policy}"
-    return f"{mode}, {tile}, {splits}"
+    return f"{mode_of(config)}, {tile}, {splits}"

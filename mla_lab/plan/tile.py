@@ -146,19 +146,6 @@ class Plan:
             tile.block_end * self.tile_kv, tokens
         )
 
-    def visible_end(self, tile: WorkTile) -> np.ndarray:
-        """For each row of the tile, the end of its KV positions under the causal mask.
-
-        int64 [rows]. Bottom-right: token t of q_len sees positions below kv_len - q_len + t + 1.
-        A sparse problem has no causal mask: a row sees the tokens of its list.
-        """
-        begin, end = self.rows(tile)
-        if self.problem.top_k:
-            return np.full(end - begin, self.problem.top_k, dtype=np.int64)
-        kv_len, q_len = self.problem.kv_lens[tile.request], self.problem.q_lens[tile.request]
-        token = np.arange(begin, end, dtype=np.int64) // self.problem.heads
-        return np.clip(kv_len - q_len + token + 1, 0, kv_len)
-
     def summary(self) -> str:
         """A few lines: sizes, splits, balance, workspace."""
         blocks = (self.tiles[:, 3] - self.tiles[:, 2]).astype(np.int64)

@@ -5,11 +5,11 @@ mla_lab.verify.sanitizer_cases`.
     compute-sanitizer --tool racecheck --kernel-name kernel_substring=kernel_cutlass \\
         python -m mla_lab.verify.sanitizer_cases "sinks, 128 heads"
 
-Racecheck wants a process for each name, and a filter that lets every CuTe kernel in: where one is
-left out whose CTAs reach into each other's shared memory, the tool itself (2025.3.1) ends in
-"failed to handle a hardware exception", with a kernel of ten lines too. Inputs are made on the
-host, so that hardly another kernel runs; every result is compared with the oracle, as a tool that
-changes the timing may show what otherwise hides.
+Racecheck needs a process for each name, and a filter that includes every CuTe kernel: where it
+excludes one whose CTAs access each other's shared memory, the tool itself (2025.3.1) fails with
+"failed to handle a hardware exception", even for a kernel of ten lines. Inputs are made on the
+host, so that few other kernels run. Every result is compared with the oracle, since the tool's
+timing may reveal races.
 """
 
 from __future__ import annotations
@@ -36,13 +36,13 @@ from .cases import WORKSPACE_BYTES
 from .limits import WEIGHTS, limits_of
 
 LENGTHS = (300, 0, 65, 700)
-#: 1.7e-3 is what rounding out to bf16 costs
+#: bound on the relative error; rounding out to bf16 alone gives 1.7e-3
 TOLERANCE = 5e-3
 
 
 @dataclass(frozen=True)
 class Sample:
-    """One call; `mode` and `tile` name its kernel where that is not left to the backend."""
+    """One call; `mode` and `tile` select its kernel, empty leaves that to the backend."""
 
     problem: Problem
     features: tuple[str, ...] = ()
@@ -61,7 +61,7 @@ def _uniform(q_len: int, kv_lens: Sequence[int], heads: int, **named: Any) -> Pr
 TWO = (300, 129)
 EIGHT = {"q_dtype": "e4m3", "kv_format": "e4m3"}
 RAGGED = Problem((2, 0, 3), (130, 5, 700), 7)
-#: by name; a name is that of the feature
+#: by name of the feature
 CASES: dict[str, Sample] = {
     "plain, few rows": Sample(_uniform(1, LENGTHS, 16)),
     "plain, 128 rows": Sample(_uniform(1, (300, 65), 128), (), "keep_ab_persistent", (128, 2)),
@@ -201,7 +201,7 @@ def plan_of(case: Sample, sms: int) -> Plan | None:
 
 
 def run(name: str, workspace: torch.Tensor, backend: str) -> tuple[float, float]:
-    """Make the call twice, the second time by repetition; its error, and how far off it may be."""
+    """Run the call twice, the second time as a replay; returns its error and the bound."""
     case = CASES[name]
     gpu = Gpu.here() if workspace.is_cuda else None
     inputs = inputs_of(case)
@@ -221,7 +221,7 @@ def run(name: str, workspace: torch.Tensor, backend: str) -> tuple[float, float]
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Makes the named calls, or all; 1 where one is wrong or refused."""
+    """Run the named calls, or all; 1 if one is wrong or refused."""
     parser = argparse.ArgumentParser(prog="mla_lab.verify.sanitizer_cases", description=__doc__)
     parser.add_argument("names", nargs="*", help="of " + "; ".join(CASES))
     parser.add_argument("--device", default="cuda")

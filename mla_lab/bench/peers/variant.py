@@ -14,12 +14,12 @@ from ...plan import KernelConfig, KernelCosts, Plan, make_plan
 from ...plan.kernel_costs import recorded_of
 from ...plan.launch_modes import KEEP_AB_PERSISTENT, mode_of
 from ..rotation import Rotation
-from .base import Contestant, Prepared
+from .base import PeerBase, Prepared
 from .ours import describe_plan, prepared_launch
 
 
 @dataclass(frozen=True)
-class Variant(Contestant):
+class Variant(PeerBase):
     """A peer that runs `policy`'s plan on `config`; its notes say how to make the plan again."""
 
     config: KernelConfig

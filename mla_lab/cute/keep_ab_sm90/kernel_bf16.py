@@ -84,13 +84,13 @@ def allocate(cfg: cutlass.Constexpr[Config], kv_layout, box_layout, last_layout)
     alloc = cutlass.memory.SmemAllocator()
     element, stages = cfg.element, cfg.stages
 
-    def array(dtype, shape, align, stride=None):  # type: ignore[no-untyped-def]
+    def array(dtype, shape, align, stride=None):
         layout = (
             cute.make_layout(shape) if stride is None else cute.make_layout(shape, stride=stride)
         )
         return alloc.allocate_tensor(dtype, layout, byte_alignment=align)
 
-    def tile(layout):  # type: ignore[no-untyped-def]
+    def tile(layout):
         return alloc.allocate_tensor(
             element, layout.outer, byte_alignment=1024, swizzle=layout.inner
         )

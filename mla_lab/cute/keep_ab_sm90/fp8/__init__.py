@@ -154,7 +154,7 @@ def operands(cfg: cutlass.Constexpr[Fp8Config], q: cute.Tensor, kv: cute.Tensor)
     element = cfg.element
     atom = warpgroup.make_smem_layout_atom(warpgroup.SmemLayoutAtomKind.K_SW64, element)
 
-    def boxes_of(count: int, *copies: int):  # type: ignore[no-untyped-def]
+    def boxes_of(count: int, *copies: int):
         modes = tuple(range(2 + len(copies)))
         return cute.tile_to_shape(atom, (BLOCK, 64 * count, *copies), modes)
 

@@ -37,7 +37,7 @@ from torch import Tensor
 from .api import contract, contract_gqa
 from .core import masks
 from .core.errors import invalid, invalid_type
-from .plan.workspace import MAIL_WORDS, MAX_GROUPS, WORD_BYTES
+from .plan.workspace import LL_WORDS, MAX_GROUPS, WORD_BYTES
 
 __all__ = [
     "MLAHeadDimensions",
@@ -65,7 +65,7 @@ COUNTER_ALIGNMENT = 16
 WISHES = ("enable_pdl", "use_fp16_softmax")
 SIXTEEN_BITS = (torch.bfloat16, torch.float16)
 #: merge counters and LL partials come first in every layout
-ZEROED_BYTES = (MAX_GROUPS + MAIL_WORDS) * WORD_BYTES
+ZEROED_BYTES = (MAX_GROUPS + LL_WORDS) * WORD_BYTES
 
 _SEEN: dict[int, ref[Tensor]] = {}
 

@@ -75,7 +75,7 @@ class AbiKernel:
             launch.seq_lens = torch.full((len(launch.block_table),), launch.block_table.shape[1])
         batch = len(launch.seq_lens)
         if self.config.option("fused_merge", 1) == 3:
-            launch.by_mail(self.config.tile_rows, batch * row_tiles * splits, splits)
+            launch.by_ll(self.config.tile_rows, batch * row_tiles * splits, splits)
         elif splits > 1:
             assert len(launch.partial_out) == len(launch.partial_lse) == batch * row_tiles * splits
         if not launch.takes(gate):
@@ -181,7 +181,7 @@ class _Launch:
         blocks = sum(max(1, -(-int(length) // 64)) for length in self.seq_lens)
         return blocks < gate if gate > 0 else blocks >= -gate
 
-    def by_mail(self, rows: int, slots: int, splits: int) -> None:
+    def by_ll(self, rows: int, slots: int, splits: int) -> None:
         """Partials are zero before and after, so that what is here meanwhile lies elsewhere."""
         if splits > 1:
             assert self.partial_out.shape == (slots, rows, LATENT)

@@ -21,9 +21,9 @@ from mla_lab.core.problem import Problem
 from mla_lab.jit.build import canonical
 from mla_lab.jit.shipped import OTHER_FORMATS, sample, shipped
 from mla_lab.plan import KernelConfig, choose
+from mla_lab.plan.launch_modes import KEEP_AB_PERSISTENT, SWAP_AB_LL, SWAP_AB_PERSISTENT, mode_of
 from mla_lab.plan.pricing import too_long
 from mla_lab.plan.selection import Selection, select
-from mla_lab.plan.ways import MAIL, ROWS, WALK, way_of
 from mla_lab.verify import cases
 
 from .test_refusals import calls
@@ -98,25 +98,25 @@ def test_of_the_builds_that_are_there_the_cheapest_is_taken(have: Have) -> None:
     every = [c for c in shipped() if c.q_dtype == "bf16"]
     have(every)
     assert taken(made) == best.config
-    others = [c for c in every if way_of(c) != way_of(best.config) or c.option("gather")]
+    others = [c for c in every if mode_of(c) != mode_of(best.config) or c.option("gather")]
     have(others)
     second = taken(made)
-    assert way_of(second) != way_of(best.config)
+    assert mode_of(second) != mode_of(best.config)
     assert missing_for(second, made, Features()) is None and reason(made) is None
 
 
-@pytest.mark.parametrize("way", [ROWS, WALK, MAIL])
-def test_one_way_alone_is_enough(have: Have, way: Any) -> None:
+@pytest.mark.parametrize("mode", [KEEP_AB_PERSISTENT, SWAP_AB_PERSISTENT, SWAP_AB_LL])
+def test_one_launch_mode_alone_is_enough(have: Have, mode: Any) -> None:
     made = problem()
     names = {"cute/keep_ab_sm90", "cute/swap_ab_sm90"}
-    mine = [c for c in shipped() if c.kernel in names and way_of(c) == way.name]
+    mine = [c for c in shipped() if c.kernel in names and mode_of(c) == mode.name]
     have([c for c in mine if not c.option("gather")] + [KernelConfig("cuda/planner")])
     assert reason(made) is None
-    assert way_of(taken(made)) == way.name
+    assert mode_of(taken(made)) == mode.name
 
 
 def test_a_batch_invariant_call_alone_needs_the_planner(have: Have) -> None:
-    made, walk = problem(), config_for(WALK, (16, 1))
+    made, walk = problem(), config_for(SWAP_AB_PERSISTENT, (16, 1))
     have([c for c in shipped() if c.kernel != "cuda/planner"])
     assert missing_for(walk, made, Features()) is None and reason(made) is None
     found = missing_for(walk, made, Features(batch_invariant=True))
@@ -212,7 +212,7 @@ def test_skip_softmax_over_e4m3_walks(have: Have, heads: int, page_size: int, ro
     formats = {"q_dtype": "e4m3", "kv_format": "e4m3"}
     made = problem(heads=heads, page_size=page_size, **formats)
     found = taken(made, skip_softmax=True)
-    assert (way_of(found), found.tile_rows) == ("walk", rows)
+    assert (mode_of(found), found.tile_rows) == (SWAP_AB_PERSISTENT.name, rows)
     for names in ((), ("sinks",), ("tensor_scales",), ("mask",), ("ragged",)):
         missing = reason(made, skip_softmax=True, **dict.fromkeys(names, True))
         assert is_missing(missing) == (page_size != 64), names
@@ -220,9 +220,9 @@ def test_skip_softmax_over_e4m3_walks(have: Have, heads: int, page_size: int, ro
 
 def test_a_plan_of_a_tile_without_skip_softmax_is_refused() -> None:
     made = problem(q_dtype="e4m3", kv_format="e4m3", heads=128)
-    for way, tile in ((ROWS, (64, 1)), (MAIL, (32, 1))):
+    for mode, tile in ((KEEP_AB_PERSISTENT, (64, 1)), (SWAP_AB_LL, (32, 1))):
         with pytest.raises(Unsupported, match="one of 16 or 32 rows"):
-            complete(config_for(way, tile), made, None, Features(skip_softmax=True))
+            complete(config_for(mode, tile), made, None, Features(skip_softmax=True))
 
 
 def test_where_there_is_none_the_best_is_named(have: Have) -> None:
@@ -289,7 +289,7 @@ def test_each_e4m3_twin_has_a_shipped_build(have: Have, case: Case) -> None:
 
 def test_a_call_of_one_query_token_has_no_causal_rule_where_that_build_is_there(have: Have) -> None:
     one, two = problem(), problem(q_lens=(2,) * 4)
-    with_rule = config_for(WALK, (16, 1))
+    with_rule = config_for(SWAP_AB_PERSISTENT, (16, 1))
     causal = complete(with_rule, one, None, Features())
     bare = replace(causal, mask="none")
     have([causal, bare])

@@ -25,9 +25,9 @@ from mla_lab.core.gpu import B200, H200, Gpu
 from mla_lab.core.problem import Problem
 from mla_lab.jit.shipped import shipped
 from mla_lab.plan import KernelConfig, choose, make_plan
-from mla_lab.plan.formula import mail_words
-from mla_lab.plan.ways import GRID, MAIL, PAIR
-from mla_lab.plan.workspace import MAIL_WORDS
+from mla_lab.plan.formula import ll_words
+from mla_lab.plan.launch_modes import SWAP_AB_CLUSTER, SWAP_AB_LL, SWAP_AB_LL_MULTICAST
+from mla_lab.plan.workspace import LL_WORDS
 from mla_lab.reference.inputs import DecodeInputs, make_inputs
 from mla_lab.reference.mla import decode_reference
 from mla_lab.reference.tolerance import lse_error, rel_error
@@ -153,7 +153,7 @@ def test_an_invariant_call_launches_once_for_each_kind_of_request(
         check(inputs, (out, lse / math.log2(math.e)))
     assert [kernel.config.tile_rows for kernel in kernels.values()] == [16, 64]
     assert [len(kernel.launches) for kernel in kernels.values()] == [2, 2]
-    assert not inputs.workspace_buffer[: 65536 + 4 * MAIL_WORDS].any()
+    assert not inputs.workspace_buffer[: 65536 + 4 * LL_WORDS].any()
     few, more = (kernel.launches[-1] for kernel in kernels.values())
     places = [(t.data_ptr(), t.data_ptr() + t.nbytes) for t in (*few[4:6], *more[4:6])]
     places.sort()
@@ -377,14 +377,14 @@ NO_FORMULA: list[tuple[dict[str, Any], str]] = [
 def test_plans_that_no_formula_gives(
     kernels: dict[KernelConfig, AbiKernel], how: dict[str, Any], words: str
 ) -> None:
-    plan = replace(make_plan(PLAIN, tile_rows=16, **how), config=config_for(MAIL, (16, 1)))
+    plan = replace(make_plan(PLAIN, tile_rows=16, **how), config=config_for(SWAP_AB_LL, (16, 1)))
     with pytest.raises(Unsupported, match=words):
         native(inputs_of(PLAIN), plan=plan)
     assert not kernels
 
 
 def test_a_formula_in_pairs_wants_workers_for_the_last_row_tile_s_neighbour() -> None:
-    config, bounds = config_for(PAIR, (16, 1)), Problem.uniform(4, 1, 8192, 48)
+    config, bounds = config_for(SWAP_AB_LL_MULTICAST, (16, 1)), Problem.uniform(4, 1, 8192, 48)
     assert Formula.of(config, 8, bounds, H200).slots == 4 * 3 * 8
     with pytest.raises(Unsupported, match="144 workers"):
         Formula.of(config, 9, bounds, H200)
@@ -411,18 +411,18 @@ def test_mail_lies_behind_the_counters_whatever_else_uses_the_buffer(
     for problem, how in shapes:
         inputs = inputs_of(problem)
         check(inputs, native(inputs, plan=make_plan(problem, **how), workspace_buffer=buffer))
-    mail = PlanOnDevice.of(choose(PLANNED, H200, True), PLANNED, 17).workspace["mail"]
-    letters = buffer[mail.offset : mail.offset + mail.nbytes].view(torch.float32)
-    assert mail.offset == 65536
+    ll = PlanOnDevice.of(choose(PLANNED, H200, True), PLANNED, 17).workspace["ll_partials"]
+    letters = buffer[ll.offset : ll.offset + ll.nbytes].view(torch.float32)
+    assert ll.offset == 65536
     assert not letters.any()
-    most = sum(mail_words(132, 32, 132, 512))
-    assert most <= MAIL_WORDS
+    most = sum(ll_words(132, 32, 132, 512))
+    assert most <= LL_WORDS
 
 
 def test_a_formula_has_a_counter_for_each_cta_of_a_group() -> None:
     bounds = Problem.uniform(2000, 1, 64, 16)
     large = replace(H200, sms=1 << 20, resident_clusters=())
-    config = config_for(GRID, (8, 8))
+    config = config_for(SWAP_AB_CLUSTER, (8, 8))
     with pytest.raises(Unsupported, match="4000 split row tiles"):
         Formula.of(config, 1, bounds, large)
     with pytest.raises(Unsupported, match="161 pieces"):

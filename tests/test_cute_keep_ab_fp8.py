@@ -38,18 +38,24 @@ HI_LO = replace(EIGHT, q_dtype="bf16")
 KV_656 = replace(HI_LO, kv_format="fp8_656")
 
 
+def static_facts(config: KernelConfig) -> params.Fp8Config:
+    facts = keep_ab.static_facts(config)
+    assert isinstance(facts, params.Fp8Config)
+    return facts
+
+
 @pytest.mark.parametrize("config", [EIGHT, HI_LO, replace(HI_LO, tile_rows=64, cluster=1), KV_656])
 def test_registers_of_all_roles_are_those_of_the_card(config: KernelConfig) -> None:
-    qk_softmax, pv = fp8.role_registers(keep_ab.static_facts(config))
+    qk_softmax, pv = fp8.role_registers(static_facts(config))
     assert (2 * pv + qk_softmax + fp8.PRODUCER_REGISTERS) * 128 <= 65536
     assert fp8.THREADS == 4 * 128
 
 
 @pytest.mark.parametrize(("config", "stages"), [(EIGHT, 6), (HI_LO, 5), (KV_656, 5)])
 def test_stages_that_do_not_fit_are_refused(config: KernelConfig, stages: int) -> None:
-    keep_ab.static_facts(replace(config, options=(("stages", stages - 1),)))
+    static_facts(replace(config, options=(("stages", stages - 1),)))
     with pytest.raises(Unsupported, match="B of shared memory"):
-        keep_ab.static_facts(replace(config, options=(("stages", stages),)))
+        static_facts(replace(config, options=(("stages", stages),)))
 
 
 def test_what_eight_bits_do_not_go_with() -> None:
@@ -60,31 +66,31 @@ def test_what_eight_bits_do_not_go_with() -> None:
         {"tile_rows": 32, "cluster": 1},
     ):
         with pytest.raises(Unsupported):
-            keep_ab.static_facts(replace(EIGHT, **changed))
+            static_facts(replace(EIGHT, **changed))
     for changed in (
         {"q_dtype": "fp16"},
         {"out_dtype": "e4m3"},
         {"tile_rows": 64, "cluster": 1, "options": (("skip", 1),)},
     ):
         with pytest.raises(Unsupported):
-            keep_ab.static_facts(replace(HI_LO, **changed))
+            static_facts(replace(HI_LO, **changed))
 
 
 def test_weights_stay_below_what_saturates() -> None:
-    facts = keep_ab.static_facts(EIGHT)
+    facts = static_facts(EIGHT)
     assert 2 ** (params.WEIGHT_LOG2 + facts.rescale_log2) < 448
     # half way to the greatest, where rounding would make it that: no weight is so by chance
     assert 2 ** (params.WEIGHT_LOG2 + facts.rescale_log2) < 432
     # row sums of sixteen weights pass through fp16
     assert 16 * 448 < 65504
     # a query of sixteen bits has weights of fp16
-    facts = keep_ab.static_facts(replace(HI_LO, tile_rows=64, cluster=1))
+    facts = static_facts(replace(HI_LO, tile_rows=64, cluster=1))
     assert 2 ** (facts.weight_log2 + facts.rescale_log2) <= 65504
 
 
 def test_a_weight_of_a_pair_that_must_not_be_is_seen() -> None:
     """2 and more, infinity and NaN have a bit that no smaller fp16 has, in both halves."""
-    facts = keep_ab.static_facts(HI_LO)
+    facts = static_facts(HI_LO)
     assert facts.p_exchange and facts.weight_log2 + facts.rescale_log2 == 1
     bits = torch.arange(0x8000, dtype=torch.int32)
     value = bits.to(torch.int16).view(torch.float16)
@@ -96,13 +102,13 @@ def test_a_weight_of_a_pair_that_must_not_be_is_seen() -> None:
 def test_who_halves_columns() -> None:
     """A pair over e4m3 with a bf16 query; an e4m3 query has none to gain, 656 bytes no room, and
     with features the attend group has no registers."""
-    exchange = keep_ab.static_facts(HI_LO)
-    plain = keep_ab.static_facts(replace(HI_LO, tile_rows=64, cluster=1))
+    exchange = static_facts(HI_LO)
+    plain = static_facts(replace(HI_LO, tile_rows=64, cluster=1))
     assert exchange.p_exchange and not plain.p_exchange
     for config in (EIGHT, KV_656, replace(HI_LO, mask="tree")):
-        assert not keep_ab.static_facts(config).p_exchange
+        assert not static_facts(config).p_exchange
     for option in ("features", "scales"):
-        assert not keep_ab.static_facts(replace(HI_LO, options=((option, 1),))).p_exchange
+        assert not static_facts(replace(HI_LO, options=((option, 1),))).p_exchange
     for facts in (exchange, plain):
         # accumulators of a thread, columns of both groups of all CTAs
         assert facts.rows // 2 * facts.slices == 128
@@ -121,7 +127,7 @@ def test_p_stages_alternate() -> None:
 
 @pytest.mark.parametrize("config", [HI_LO, replace(HI_LO, tile_rows=64, cluster=1), KV_656])
 def test_parts_of_the_scores_are_all_products_once(config: KernelConfig) -> None:
-    facts = keep_ab.static_facts(config)
+    facts = static_facts(config)
     found = [x for part in range(facts.qk_parts) for x in query_hi_lo.mma_steps(facts, part)]
     assert sorted(found) == sorted((term, k) for term in (0, 1) for k in range(facts.steps))
     # small ones first: they would be lost beside a sum of the others
@@ -160,11 +166,11 @@ def test_saturated_weights_are_seen_four_at_once() -> None:
 
 
 def test_parts_of_qk_are_all_of_it() -> None:
-    assert 0 < FIRST < FIRST + WORDS <= LATE < keep_ab.static_facts(EIGHT).steps
+    assert 0 < FIRST < FIRST + WORDS <= LATE < static_facts(EIGHT).steps
 
 
 def test_a_stage_of_656_byte_tokens_is_what_arrives() -> None:
-    facts = keep_ab.static_facts(KV_656)
+    facts = static_facts(KV_656)
     assert facts.stage_bytes == 64 * FP8_656_BYTES
     # swizzles begin at multiples of this, boxes of P too
     assert facts.stage_bytes % 1024 == 0
@@ -224,6 +230,6 @@ def test_compiles_without_spills(base: KernelConfig, features: tuple[tuple[str, 
     wide = {"e4m3": {"f32.f16.f16"}, "fp8_656": {"f32.f16.f16", "f32.bf16.bf16"}}
     assert found == {"f32.e4m3.e4m3"} | (wide[base.kv_format] if base.q_dtype == "bf16" else set())
     # only such a pair has products of 128 rows, and sends weights to the other CTA
-    exchange = keep_ab.static_facts(replace(base, options=features)).p_exchange
+    exchange = static_facts(replace(base, options=features)).p_exchange
     assert ("m64n128k16.f32.f16.f16" in products) == exchange
     assert ("cp.async.bulk.shared::cluster.shared::cta" in made.ptx.read_text()) == exchange

@@ -34,6 +34,14 @@ def test_a_kernel_of_ones_own() -> None:
         run(launch, "a", b, 100)
 
 
+@needs_cxx
+def test_arguments_that_a_library_refuses_are_named() -> None:
+    pytest.importorskip("cutlass")
+    kernel = EmulatedKernel.of(jit.compile(KernelConfig("cute/empty"), "sm_90a"))
+    with pytest.raises(InvalidInput, match="Mismatched Tensor on argument #0"):
+        kernel(torch.zeros(2, 3))
+
+
 @needs_nvcc
 def test_merge_kernel(emulated: Callable[..., object]) -> None:
     splits, rows = 3, 16

@@ -89,7 +89,7 @@ def test_two_terms_of_weights_are_closer_than_bf16() -> None:
 
 
 def test_unknown_ways_are_named() -> None:
-    with pytest.raises(InvalidInput, match="way"):
+    with pytest.raises(InvalidInput, match="rounding"):
         eight_bits.rounded(torch.ones(1), "e5m2")
     with pytest.raises(InvalidInput, match="sums"):
         eight_bits.decode(torch.ones(1, 576), torch.ones(1, 576), 1.0, "bf16", sums="none")

@@ -62,22 +62,6 @@ def test_words_by_hand():
     assert mask[16].tolist() == [0xFFFF, 1, 0, 0]
 
 
-@given(st.lists(st.integers(0, 40), min_size=1, max_size=5).filter(any), st.integers(0, 40))
-def test_a_ragged_chain_is_the_chains_one_after_another(q_lens, extra):
-    max_q_len = max(q_lens) + extra
-    sums = torch.tensor([0, *q_lens]).cumsum(0, dtype=torch.int32)
-    mask = masks.chain_ragged(sums, sum(q_lens), max_q_len)
-    parts = [masks.chain(n) for n in q_lens]
-    assert torch.equal(mask, masks.pack_ragged(parts, max_q_len))
-    masks.validate(mask, q_lens, max_q_len=max_q_len)
-    begin = 0
-    for n in q_lens:
-        own = masks.unpack(mask[begin : begin + n], max_q_len)
-        assert torch.equal(own[:, :n], masks.chain(n))
-        assert not own[:, n:].any()
-        begin += n
-
-
 def test_valid_masks_pass():
     masks.validate(masks.pack(torch.stack([masks.chain(5)] * 3)), [5, 5, 5])
     masks.validate(masks.pack_ragged([masks.tree([-1, -1]), masks.chain(4)]), [2, 4])

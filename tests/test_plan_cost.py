@@ -27,17 +27,17 @@ from mla_lab.plan.__main__ import BUDGET_MS, planning_ms, ragged_problem
 from mla_lab.plan.choose import invariant_kinds
 from mla_lab.plan.cuts import Shape
 from mla_lab.plan.formula import makespans, most_splits
-from mla_lab.plan.kernel_costs import KEEP_AB_ROWS, SWAP_AB_GRID, recorded_costs, recorded_of
+from mla_lab.plan.kernel_costs import recorded_costs, recorded_of
+from mla_lab.plan.launch_modes import KEEP_AB_PERSISTENT, SWAP_AB_CLUSTER, mode_of
 from mla_lab.plan.schedule import POLICIES
 from mla_lab.plan.search import even, even_candidates, try_cuts
-from mla_lab.plan.ways import way_of
 from mla_lab.simulate import H200 as CONSTANTS
 from mla_lab.simulate import simulate
 from mla_lab.tune.calibrate import Measured, predictions
 
 from .plan_oracles import problems
 
-Q_M, KV_M = recorded_of(KEEP_AB_ROWS), recorded_of(SWAP_AB_GRID)
+Q_M, KV_M = recorded_of(KEEP_AB_PERSISTENT.key), recorded_of(SWAP_AB_CLUSTER.key)
 PLAIN = CostModel(
     launch_ns=1000.0,
     tile_ns=100.0,
@@ -180,24 +180,24 @@ def test_constants_tell_launches_with_merges(batch, heads, kv_len, cluster, spli
 
 
 @pytest.mark.parametrize(
-    ("batch", "heads", "kv_len", "way", "rows", "cluster", "splits", "measured"),
+    ("batch", "heads", "kv_len", "mode", "rows", "cluster", "splits", "measured"),
     [
-        (1, 128, 1024, "grid", 16, 8, 1, 6.5),
-        (4, 16, 4096, "deep", 8, 1, 16, 12.7),
-        (1, 128, 8192, "pair", 16, 1, 16, 16.6),
-        (1, 128, 8192, "mail", 32, 1, 32, 16.2),
-        (4, 16, 4096, "mail", 16, 1, 33, 11.2),
-        (16, 16, 8192, "mail", 16, 1, 8, 44.6),
-        (16, 16, 8192, "mail", 16, 1, 4, 50.5),
+        (1, 128, 1024, "swap_ab_cluster", 16, 8, 1, 6.5),
+        (4, 16, 4096, "swap_ab_ll_m8", 8, 1, 16, 12.7),
+        (1, 128, 8192, "swap_ab_ll_multicast", 16, 1, 16, 16.6),
+        (1, 128, 8192, "swap_ab_ll", 32, 1, 32, 16.2),
+        (4, 16, 4096, "swap_ab_ll", 16, 1, 33, 11.2),
+        (16, 16, 8192, "swap_ab_ll", 16, 1, 8, 44.6),
+        (16, 16, 8192, "swap_ab_ll", 16, 1, 4, 50.5),
     ],
 )
 def test_constants_tell_launches_by_formula(
-    batch, heads, kv_len, way, rows, cluster, splits, measured
+    batch, heads, kv_len, mode, rows, cluster, splits, measured
 ):
     """KV on M, one H200, 2026-11-20."""
     problem = Problem.uniform(batch, 1, kv_len, heads)
     plan = make_plan(problem, tile_rows=rows, policy="fixed", schedule="grid", num_splits=splits)
-    costs = recorded_of(("cute/swap_ab_sm90", way))
+    costs = recorded_of(("cute/swap_ab_sm90", mode))
     model = costs.model(problem, rows, 64, cluster)
     assert predicted_us(plan, model) == pytest.approx(measured, rel=0.13)
 
@@ -293,19 +293,6 @@ def test_constants_are_read_from_their_record(tmp_path, monkeypatch):
         recorded_costs.cache_clear()
 
 
-def test_a_separate_merge_is_priced_on_request():
-    # a card on which shares of a merge are dear, and one launch more is not
-    problem = Problem.uniform(4, 1, 8192, heads=128)
-    assert choose(problem, separate_merge=True).config == choose(problem).config
-    slow = replace(Q_M, merge_ns=20000.0, merge_kernel_ns=500.0)
-    fused = choose(problem, costs=(slow,))
-    choice = choose(problem, costs=(slow,), separate_merge=True)
-    assert fused.config.option("fused_merge", 1) == 1
-    assert choice.config.option("fused_merge", 1) == 0
-    assert choice.predicted_us < fused.predicted_us
-    assert "merge kernel" in str(choice)
-
-
 @pytest.mark.parametrize("value", [-1.0, math.nan, math.inf])
 def test_model_refuses_nonsense(value):
     with pytest.raises(InvalidInput, match=r"CostModel\.tile_ns: got"):
@@ -317,30 +304,30 @@ def test_model_refuses_nonsense(value):
 
 
 @pytest.mark.parametrize(
-    ("problem", "ways"),
+    ("problem", "modes"),
     [
-        (Problem.uniform(1, 1, 1024, heads=16), {"grid"}),
-        (Problem.uniform(1, 1, 1024, heads=128), {"grid"}),
-        (Problem.uniform(1, 1, 4096, heads=128), {"pair", "mail"}),
-        (Problem.uniform(1, 1, 4096, heads=16), {"deep"}),
-        (Problem.uniform(1, 1, 8192, heads=16), {"mail", "deep"}),
-        (Problem((1,) * 128, tuple(range(64, 8193, 64)), heads=16), {"walk"}),
-        (Problem.uniform(16, 1, 1024, heads=128), {"rows"}),
-        (Problem.uniform(64, 1, 8192, heads=128), {"rows"}),
-        (Problem.uniform(128, 1, 8192, heads=64), {"rows"}),
+        (Problem.uniform(1, 1, 1024, heads=16), {"swap_ab_cluster"}),
+        (Problem.uniform(1, 1, 1024, heads=128), {"swap_ab_cluster"}),
+        (Problem.uniform(1, 1, 4096, heads=128), {"swap_ab_ll_multicast", "swap_ab_ll"}),
+        (Problem.uniform(1, 1, 4096, heads=16), {"swap_ab_ll_m8"}),
+        (Problem.uniform(1, 1, 8192, heads=16), {"swap_ab_ll", "swap_ab_ll_m8"}),
+        (Problem((1,) * 128, tuple(range(64, 8193, 64)), heads=16), {"swap_ab_persistent"}),
+        (Problem.uniform(16, 1, 1024, heads=128), {"keep_ab_persistent"}),
+        (Problem.uniform(64, 1, 8192, heads=128), {"keep_ab_persistent"}),
+        (Problem.uniform(128, 1, 8192, heads=64), {"keep_ab_persistent"}),
     ],
 )
-def test_choice_by_regime(problem, ways):
+def test_choice_by_regime(problem, modes):
     """Where two are as good as one another, a new record may turn from one to the other."""
     choice = choose(problem)
-    assert way_of(choice.config) in ways
+    assert mode_of(choice.config) in modes
     assert 0 < choice.num_workers <= H200.workers(choice.config.cluster)
     assert "us predicted, least of" in choice.reason
     plan = choice.plan(problem)
     assert plan.num_workers == choice.num_workers
     config = choice.config
     assert predicted_us(plan, choice.model) == pytest.approx(choice.predicted_us)
-    assert way_of(config) in str(choice)
+    assert mode_of(config) in str(choice)
 
 
 def test_choice_reads_the_problem_and_the_card():

@@ -10,16 +10,22 @@ from mla_lab.bench.records import problem_of, results
 from mla_lab.core.gpu import H200
 from mla_lab.core.problem import Problem
 from mla_lab.plan import choose
-from mla_lab.plan.kernel_costs import KEEP_AB_ROWS, recorded_costs
+from mla_lab.plan.kernel_costs import recorded_costs
+from mla_lab.plan.launch_modes import (
+    KEEP_AB_PERSISTENT,
+    SWAP_AB_LL_MULTICAST,
+    SWAP_AB_PERSISTENT,
+    keep_ab_tiles,
+    mode_of,
+)
 from mla_lab.plan.pricing import price_formula
-from mla_lab.plan.ways import PAIR, ROWS, WALK, rows_tiles, way_of
 from mla_lab.tune.fitting import Launch, launches
 from mla_lab.verify.target_figures import rows_of
 
 
 def test_waves_are_priced_by_a_wave_and_launched_whole() -> None:
     eight: dict[str, Any] = {"q_dtype": "e4m3", "kv_format": "e4m3"}
-    pairs = tuple(family for family in recorded_costs() if family.way == PAIR.name)
+    pairs = tuple(family for family in recorded_costs() if family.mode == SWAP_AB_LL_MULTICAST.name)
     one, four = (
         choose(Problem.uniform(64 * n, 1, 8192, 128, **eight), H200, costs=pairs) for n in (1, 4)
     )
@@ -28,7 +34,7 @@ def test_waves_are_priced_by_a_wave_and_launched_whole() -> None:
     # the tallest request counts for the launch, wherever it stands; one without queries for none
     q_lens = tuple(0 if b % 4 == 0 else 2 if b == 1 else 1 for b in range(300))
     ragged = Problem(q_lens, (4096,) * 300, 128, **eight)
-    family = next(f for f in recorded_costs() if f.key == (PAIR.kernel, PAIR.name)).of(ragged)
+    family = next(f for f in recorded_costs() if f.key == SWAP_AB_LL_MULTICAST.key).of(ragged)
     (priced,) = price_formula(ragged, H200, family, 64, 1)
     assert priced.num_workers == 300 * 4
     assert priced.predicted_us > one.predicted_us
@@ -54,11 +60,11 @@ def test_small_pages_of_e4m3_are_read_by_no_pair(batch: int, page_size: int) -> 
     eight: dict[str, Any] = {"q_dtype": "e4m3", "kv_format": "e4m3", "page_size": page_size}
     choice = choose(Problem.uniform(batch, 1, 8192, 128, **eight))
     rows = choice.config.tile_rows, choice.config.cluster
-    if choice.config.kernel == KEEP_AB_ROWS[0]:
-        assert rows in rows_tiles("e4m3", "e4m3", page_size)
+    if choice.config.kernel == KEEP_AB_PERSISTENT.kernel:
+        assert rows in keep_ab_tiles("e4m3", "e4m3", page_size)
     small = page_size < 64
-    assert rows_tiles("e4m3", "e4m3", page_size) == ((64, 1),) + ((128, 2),) * (not small)
-    assert rows_tiles("bf16", "bf16", page_size) == ((64, 1), (128, 2))
+    assert keep_ab_tiles("e4m3", "e4m3", page_size) == ((64, 1),) + ((128, 2),) * (not small)
+    assert keep_ab_tiles("bf16", "bf16", page_size) == ((64, 1), (128, 2))
 
 
 @pytest.mark.parametrize(
@@ -69,8 +75,8 @@ def test_batch_invariance_of_eight_bits_keeps_the_walk(query: str, cache: str, h
     """Its builds have every feature, so that a call's features do not change a request's kernel."""
     problem = Problem.uniform(64, 1, 8192, heads, q_dtype=query, kv_format=cache)
     choice = choose(problem, batch_invariant=True)
-    assert way_of(choice.config) == WALK.name
-    assert (choice.config.tile_rows, 1) in WALK.tiles_for(query, cache)
+    assert mode_of(choice.config) == SWAP_AB_PERSISTENT.name
+    assert (choice.config.tile_rows, 1) in SWAP_AB_PERSISTENT.tiles_for(query, cache)
 
 
 @pytest.fixture(scope="module")
@@ -83,17 +89,17 @@ def measured() -> dict[str, list[Launch]]:
 
 
 def test_choices_follow_what_was_recorded(measured: dict[str, list[Launch]]) -> None:
-    """At every count of heads and batch that was swept the kernel and tile chosen, of the ways that
-    were, are within 5 % of the quickest of all, each at its quickest cut.
+    """At every count of heads and batch that was swept the kernel and tile chosen, of the modes
+    that were, are within 5 % of the quickest of all, each at its quickest cut.
     """
     assert len(measured) >= 60
     heads, slow = set(), {}
     for case, own in measured.items():
         problem = own[0].measured.plan.problem
         heads.add((problem.kv_format, problem.heads))
-        ways = {launch.key for launch in own}
-        choice = choose(problem, costs=tuple(c for c in recorded_costs() if c.key in ways))
-        tile = choice.config.tile_rows, choice.config.cluster, way_of(choice.config)
+        modes = {launch.key for launch in own}
+        choice = choose(problem, costs=tuple(c for c in recorded_costs() if c.key in modes))
+        tile = choice.config.tile_rows, choice.config.cluster, mode_of(choice.config)
         same = [x.measured.us for x in own if tile == tile_of(x)]
         assert same, f"{case}: {tile} was not measured"
         regret = min(same) / min(x.measured.us for x in own)
@@ -134,7 +140,7 @@ def test_a_bf16_query_of_many_heads_goes_on_the_m_side_where_that_was_quicker(
     """With 128 heads and 8192 keys keep_ab took 25.7, 221 and 504 us at batch 4, 64 and 128,
     swap_ab 33.0, 469 and 937 us; with 16 heads swap_ab is bound by the read of half the bytes.
     """
-    monkeypatch.setitem(vars(ROWS), "split", ((64, 1), (128, 2)))
+    monkeypatch.setitem(vars(KEEP_AB_PERSISTENT), "hi_lo_tiles", ((64, 1), (128, 2)))
     many, few = (Problem.uniform(batch, 1, 8192, h, kv_format="e4m3") for h in (128, 16))
-    assert choose(many).config.kernel == KEEP_AB_ROWS[0]
+    assert choose(many).config.kernel == KEEP_AB_PERSISTENT.kernel
     assert choose(few).config.kernel == "cute/swap_ab_sm90"

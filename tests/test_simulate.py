@@ -211,9 +211,9 @@ def test_pairs_of_row_tiles_ask_l2_for_half() -> None:
 
 def test_mail_merges_without_a_counter_s_round_trip() -> None:
     plan = plan_of(Problem.uniform(1, 1, 4096, 64), 16, 16)
-    mail = replace(plan, config=KernelConfig("cute/swap_ab_sm90", options=(("fused_merge", 3),)))
-    saved = simulate(plan).makespan - simulate(mail).makespan
-    assert saved == pytest.approx(H200.merge_us - H200.mail_us)
+    ll = replace(plan, config=KernelConfig("cute/swap_ab_sm90", options=(("fused_merge", 3),)))
+    saved = simulate(plan).makespan - simulate(ll).makespan
+    assert saved == pytest.approx(H200.merge_us - H200.ll_merge_us)
 
 
 def test_workers_beyond_the_lanes_come_in_waves() -> None:

@@ -163,9 +163,9 @@ def test_without_the_model_only_equal_lengths_tell_their_plan(heads: int) -> Non
     older = {**describe_plan(plan), "model": {"a_constant_of_old": 1.0}, "knobs": {}}
     assert np.array_equal(remade(even, older).splits(), plan.splits())  # type: ignore[union-attr]
     ragged = Problem((1,) * 3, (9000, 70, 3000), 128)
-    plan = choose(ragged, CARD, costs=tuple(c for c in recorded_costs() if c.way == "rows")).plan(
-        ragged
-    )
+    plan = choose(
+        ragged, CARD, costs=tuple(c for c in recorded_costs() if c.mode == "keep_ab_persistent")
+    ).plan(ragged)
     assert remade(ragged, describe_plan(plan)) is None
 
 

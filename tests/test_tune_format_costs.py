@@ -14,7 +14,7 @@ from mla_lab.bench.cases import uniform_case
 from mla_lab.cli import main
 from mla_lab.plan import KernelCosts, kernel_costs
 from mla_lab.plan.kernel_costs import recorded_costs, recorded_formats, recorded_of
-from mla_lab.plan.ways import way_of
+from mla_lab.plan.launch_modes import mode_of
 from mla_lab.tune import fitting, format_costs
 from mla_lab.tune.calibrate import Measured, predictions
 from mla_lab.tune.fitting import Launch
@@ -39,7 +39,7 @@ def swept(formats: tuple[str, str], factor: float) -> list[Launch]:
             )
             (us,) = predictions(taken, [Measured(plan, 1.0, config.cluster, variant.fused)])
             measured = Measured(plan, float(us), config.cluster, variant.fused)
-            found.append(Launch(case.name, (config.kernel, way_of(config)), measured))
+            found.append(Launch(case.name, (config.kernel, mode_of(config)), measured))
     return found
 
 
@@ -67,7 +67,9 @@ def test_each_format_is_fitted_to_its_own_launches() -> None:
 
 
 def test_constants_of_formats_are_kept_beside_those_of_others(folder: Path) -> None:
-    walk, mail = (recorded_of(("cute/swap_ab_sm90", way)) for way in ("walk", "mail"))
+    walk, mail = (
+        recorded_of(("cute/swap_ab_sm90", mode)) for mode in ("swap_ab_persistent", "swap_ab_ll")
+    )
     path = folder / kernel_costs.FORMATS_RECORD
 
     def record(made: dict[tuple[str, str], list[KernelCosts]], source: str) -> None:
@@ -78,14 +80,14 @@ def test_constants_of_formats_are_kept_beside_those_of_others(folder: Path) -> N
     record({SPLIT: [replace(walk, tile_ns=7.0), mail], EIGHT: [walk]}, "one run")
     record({SPLIT: [replace(walk, tile_ns=8.0)]}, "another run")
     held = {
-        (*formats, c.way): (c.tile_ns, c.source)
+        (*formats, c.mode): (c.tile_ns, c.source)
         for formats, own in recorded_formats().items()
         for c in own
     }
     assert held == {
-        (*SPLIT, "walk"): (8.0, "another run"),
-        (*SPLIT, "mail"): (mail.tile_ns, "one run"),
-        (*EIGHT, "walk"): (walk.tile_ns, "one run"),
+        (*SPLIT, "swap_ab_persistent"): (8.0, "another run"),
+        (*SPLIT, "swap_ab_ll"): (mail.tile_ns, "one run"),
+        (*EIGHT, "swap_ab_persistent"): (walk.tile_ns, "one run"),
     }
     split: dict[str, Any] = {"q_dtype": "bf16", "kv_format": "e4m3"}
     problem = uniform_case(4, 1, 16, 1024, **split).problem
@@ -112,5 +114,5 @@ def test_the_command_fits_a_sweep_of_eight_bits(
     said = capsys.readouterr().out
     assert "bf16:e4m3 fitted" in said and "e4m3:e4m3 before" in said and "4 cases" in said
     rows = json.loads(out.read_text(encoding="utf-8"))["costs"]
-    fresh = {(row["formats"], row["way"]) for row in rows if "4 cases" in row["source"]}
-    assert ("bf16:e4m3", "mail") in fresh and ("e4m3:e4m3", "walk") in fresh
+    fresh = {(row["formats"], row["mode"]) for row in rows if "4 cases" in row["source"]}
+    assert ("bf16:e4m3", "swap_ab_ll") in fresh and ("e4m3:e4m3", "swap_ab_persistent") in fresh

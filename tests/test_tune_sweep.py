@@ -17,7 +17,15 @@ from mla_lab.core.gpu import H200
 from mla_lab.plan import kernel_costs
 from mla_lab.plan.check import check_plan
 from mla_lab.plan.kernel_costs import recorded_costs
-from mla_lab.plan.ways import GRID, MAIL, PAIR, ROWS, WAYS, rows_tiles, way_of
+from mla_lab.plan.launch_modes import (
+    KEEP_AB_PERSISTENT,
+    LAUNCH_MODES,
+    SWAP_AB_CLUSTER,
+    SWAP_AB_LL,
+    SWAP_AB_LL_MULTICAST,
+    keep_ab_tiles,
+    mode_of,
+)
 from mla_lab.tune import fitting
 from mla_lab.tune.calibrate import Measured, predictions
 from mla_lab.tune.fitting import Launch, fit_all, held_out, launches, quality
@@ -30,7 +38,7 @@ SMALL = [uniform_case(batch, 1, 64, 300) for batch in (1, 2)]
 def launch_of(variant, case, us=1.0):
     plan = variant.plan(case.problem)
     measured = Measured(plan, us, variant.config.cluster, variant.fused)
-    key = variant.config.kernel, way_of(variant.config)
+    key = variant.config.kernel, mode_of(variant.config)
     return Launch(case.name, key, measured)
 
 
@@ -47,7 +55,7 @@ def timed_by(costs, cases):
 def test_variants_are_few_and_different_and_their_plans_hold(case):
     found = variants(case.problem)
     assert len({v.name for v in found}) == len(found) >= 2
-    tiles = {(way_of(v.config), v.config.tile_rows, v.config.cluster) for v in found}
+    tiles = {(mode_of(v.config), v.config.tile_rows, v.config.cluster) for v in found}
     assert len(found) <= PER_TILE * len(tiles)
     plans = [v.plan(case.problem) for v in found]
     for variant, plan in zip(found, plans, strict=True):
@@ -67,12 +75,12 @@ def test_variants_are_few_and_different_and_their_plans_hold(case):
 
 def test_tiles_that_a_request_would_leave_empty_are_left_out():
     few, many = uniform_case(1, 1, 16, 64).problem, uniform_case(1, 1, 128, 64).problem
-    assert fitting_tiles(few, ROWS) == [(64, 1)]
-    assert fitting_tiles(many, ROWS) == [(64, 1), (128, 2)]
-    assert (32, 1) not in fitting_tiles(few, MAIL)
-    assert fitting_tiles(many, GRID) == list(GRID.tiles)
-    assert fitting_tiles(few, PAIR) == [], "one row tile has no neighbour"
-    assert fitting_tiles(many, PAIR) == list(PAIR.tiles)
+    assert fitting_tiles(few, KEEP_AB_PERSISTENT) == [(64, 1)]
+    assert fitting_tiles(many, KEEP_AB_PERSISTENT) == [(64, 1), (128, 2)]
+    assert (32, 1) not in fitting_tiles(few, SWAP_AB_LL)
+    assert fitting_tiles(many, SWAP_AB_CLUSTER) == list(SWAP_AB_CLUSTER.tiles)
+    assert fitting_tiles(few, SWAP_AB_LL_MULTICAST) == [], "one row tile has no neighbour"
+    assert fitting_tiles(many, SWAP_AB_LL_MULTICAST) == list(SWAP_AB_LL_MULTICAST.tiles)
 
 
 @pytest.mark.parametrize(
@@ -84,21 +92,21 @@ def test_variants_of_eight_bits_are_of_builds_for_those_formats(query, cache, pa
     problem = uniform_case(4, 1, 128, 1024, **formats).problem
     found = variants(problem)
     tiles = {
-        way.name: rows_tiles(query, cache, page_size)
-        if way is ROWS
-        else way.tiles_for(query, cache)
-        for way in WAYS
+        mode.name: keep_ab_tiles(query, cache, page_size)
+        if mode is KEEP_AB_PERSISTENT
+        else mode.tiles_for(query, cache)
+        for mode in LAUNCH_MODES
     }
     assert found and all(v.fused for v in found), "merges apart have no build"
     for variant in found:
         config = variant.config
-        assert (config.tile_rows, config.cluster) in tiles[way_of(config)]
+        assert (config.tile_rows, config.cluster) in tiles[mode_of(config)]
         assert variant.costs == variant.costs.of(problem)
 
 
 def test_a_formula_is_swept_over_its_counts_of_pieces():
     found = variants(uniform_case(1, 1, 16, 8192).problem, per_tile=99)
-    counts = [dict(v.knobs)["num_splits"] for v in found if v.name.startswith("swap_ab-16x1-mail-")]
+    counts = [dict(v.knobs)["num_splits"] for v in found if v.name.startswith("swap_ab-16x1-ll-")]
     assert {24, 64, 128} <= set(counts), "those within twice the best"
     assert all(v.policy == "fixed" and v.fused for v in found if v.config.option("grid"))
     crowd = variants(uniform_case(133, 1, 16, 8192).problem, per_tile=99)

@@ -13,7 +13,7 @@ from mla_lab.core.errors import unsupported
 from mla_lab.core.problem import Problem
 from mla_lab.plan import Plan
 from mla_lab.plan.check import check_plan
-from mla_lab.plan.ways import rows_tiles
+from mla_lab.plan.launch_modes import keep_ab_tiles
 from mla_lab.reference.inputs import DecodeInputs
 from mla_lab.reference.mla import Result
 from mla_lab.verify import rounding, tables
@@ -42,7 +42,7 @@ def test_every_kernel_of_a_format_has_whole_requests(query: str, cache: str) -> 
         check_plan(plan)
         assert not plan.num_slots and name.endswith(f" {plan.tile_rows} rows")
     assert {n for n in plans if n.startswith("keep_ab")} == {
-        f"keep_ab {height} rows" for height, _ in rows_tiles(query, cache, 64)
+        f"keep_ab {height} rows" for height, _ in keep_ab_tiles(query, cache, 64)
     }
     assert "swap_ab 16 rows" in plans
 

@@ -11,7 +11,7 @@ from mla_lab.call.decode_args import native_args
 from mla_lab.call.form import Features
 from mla_lab.core.errors import InvalidInput
 from mla_lab.core.gpu import H200
-from mla_lab.plan.ways import WAYS
+from mla_lab.plan.launch_modes import LAUNCH_MODES
 from mla_lab.verify import sanitizer_cases as cases
 from mla_lab.verify import tables
 
@@ -27,8 +27,8 @@ def test_every_feature_and_every_launch_mode_is_used():
         named |= {"plan": cases.plan_of(one, H200.sms), "batch_invariant": one.batch_invariant}
         seen |= set(form_of(native_args(**named)).features.names())
     assert set(Features.__dataclass_fields__) - NO_KERNEL - seen <= {"strided_tables"}
-    ways = {one.way for one in cases.CASES.values()}
-    assert ways >= {way.name for way in WAYS}
+    modes = {one.mode for one in cases.CASES.values()}
+    assert modes >= {mode.name for mode in LAUNCH_MODES}
     pages = {one.problem.page_size for one in cases.CASES.values()}
     assert pages >= {1, 4, *(p for family in FAMILIES.values() for p in family.page_sizes)}
 

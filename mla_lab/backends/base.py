@@ -15,7 +15,8 @@ from ..call.workspace import Workspace
 from ..core.gpu import H200, Gpu
 from ..core.problem import Problem
 from ..plan import Plan, WorkspaceLayout, choose
-from ..plan.kernel_costs import KEEP_AB_ROWS, recorded_of
+from ..plan.kernel_costs import recorded_of
+from ..plan.launch_modes import KEEP_AB_PERSISTENT
 
 
 class Planned(Protocol):
@@ -76,5 +77,5 @@ def plan_for(problem: Problem, gpu: Gpu | None, batch_invariant: bool) -> Plan:
     Cached, since every layer of a step needs the same plan. Under batch invariance one rule holds
     for all requests, whatever builds there are.
     """
-    costs = (recorded_of(KEEP_AB_ROWS),) if batch_invariant else None
+    costs = (recorded_of(KEEP_AB_PERSISTENT.key),) if batch_invariant else None
     return choose(problem, gpu or H200, batch_invariant, costs).plan(problem)

@@ -1,4 +1,4 @@
-"""Whole-call times that anyone can rerun: cases, peers, a method, records and a gate."""
+"""Benchmark of whole calls: cases, peers, method, records and a regression gate."""
 
 from .cases import Case, anchor_cases, blackwell_twins, feature_cases, sweep_cases, trace_cases
 from .gate import Verdict, compare, passes

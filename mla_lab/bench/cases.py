@@ -1,6 +1,6 @@
-"""What is timed: lists of cases, each one decode call by numbers.
+"""Lists of cases, each one decode call as numbers.
 
-Lists are made by rule, so that a name says everything: `b128_q1_h128_kv4096_gauss` is 128
+Lists are made by rule, so that a name is complete: `b128_q1_h128_kv4096_gauss` is 128
 requests of one query token, 128 heads and KV lengths drawn around 4096.
 """
 
@@ -16,7 +16,7 @@ from ..core.errors import invalid
 from ..core.gpu import H200
 from ..core.problem import Problem
 
-#: what `drawn_cases` draws from, and the longest that a call may take at the card's limits
+#: values that `drawn_cases` draws from, and the longest call in seconds at the card's limits
 DRAWN_BATCHES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256)
 DRAWN_HEADS = (8, 16, 32, 64, 128)
 DRAWN_SECONDS = 4e-4
@@ -31,7 +31,7 @@ class Case:
     problem: Problem
     features: tuple[str, ...] = ()
     distribution: str = "gauss"
-    #: how the KV lengths came about
+    #: how the KV lengths were drawn
     lengths: str = "uniform"
     #: factor of skip-softmax, None for exact attention
     skip_softmax: float | None = None
@@ -53,7 +53,7 @@ def gauss_lengths(batch: int, mean: int, least: int, seed: int = 0) -> tuple[int
 
 
 def anchor_cases() -> list[Case]:
-    """The 54 cases that decide: latency, middle, compute and memory regimes, bf16, page 64."""
+    """The 54 anchor cases: latency, middle, compute and memory regimes, bf16, page 64."""
     grids = [
         ((1,), (128,), (1, 4, 16, 64, 128), (1024, 4096, 8192)),
         ((1,), (16,), (1, 4, 16, 64, 128), (1024, 4096, 8192)),
@@ -75,7 +75,7 @@ def anchor_cases() -> list[Case]:
 
 
 def drawn_cases(seed: int, count: int, family: str) -> list[Case]:
-    """Shapes drawn evenly from what the anchors span and beyond it, no anchor among them: 8 to 128
+    """Shapes drawn evenly from the range of the anchors and beyond, without the anchors: 8 to 128
     heads, 1 to 4 query tokens, batch 1 to 256, keys 512 to 32768 on a logarithmic scale, a third of
     them ragged. A draw that would take an H200 more than `DRAWN_SECONDS` is drawn again.
     """
@@ -124,7 +124,7 @@ def blackwell_twins() -> list[Case]:
 
 
 def feature_cases() -> list[Case]:
-    """Contract features one at a time beside the plain call, so that each shows its cost."""
+    """Contract features one at a time beside the plain call."""
     plain = uniform_case(16, 4, 128, 4096, "feature")
     cases = [replace(plain, name=f"{plain.name}_plain")]
     for feature in ("lse", "sinks", "chain_mask", "tree_mask", "ragged", "max_q_len"):
@@ -163,7 +163,7 @@ def sweep_cases(
     return [uniform_case(*lengths, **fields) for lengths in grid]
 
 
-#: lists that need no argument, by the name that the command line takes
+#: lists without arguments, by their name on the command line
 LISTS: dict[str, Callable[[], list[Case]]] = {
     "anchor": anchor_cases,
     "twin": blackwell_twins,

@@ -1,4 +1,4 @@
-"""What the card gives in this very run: a bf16 GEMM and a read, before and after the cases."""
+"""Ceilings of the card, measured in the run itself: bf16 GEMM and read, before and after cases."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ REPEATS = 10
 def ceilings(device: torch.device | str) -> dict[str, Any] | None:
     """TFLOP/s of bf16 GEMMs of 8192^3 and TB/s of reading 4 GB, None without a GPU.
 
-    Random inputs: the same products of zeros run 13 % faster, on less power.
+    Random inputs: with zeros a GEMM is 13 % faster, as it draws less power.
     """
     if torch.device(device).type != "cuda":
         return None
@@ -40,7 +40,7 @@ def _gemm_rates(device: torch.device | str) -> list[float]:
 
 
 def _read_rates(device: torch.device | str) -> tuple[str, list[float]]:
-    """How the read was made, and its TB/s in each round."""
+    """Method of the read, and its TB/s in each round."""
     data = torch.randint(-128, 127, (READ_BYTES // 4,), dtype=torch.int32, device=device)
     reader, call = "torch.sum", lambda: data.sum(dtype=torch.int64)
     try:

@@ -1,8 +1,7 @@
-"""Is a peer right? Every element of every copy against the float64 reference.
+"""Check of a peer: every element of every copy against the float64 reference.
 
 The rule is that of `mla_lab.reference.tolerance`: at most twice the error of torch's own attention,
-in the same precision on the very inputs that are timed. Fixed limits stand in where it says
-nothing.
+in the same precision on the inputs that are timed. Where torch has no result, fixed limits apply.
 """
 
 from __future__ import annotations
@@ -16,18 +15,18 @@ from torch import Tensor
 from ..reference.tolerance import ALLOWED_RATIO
 from .cases import Case
 
-#: relative error (Frobenius) that a whole output may have where torch's is not known, by query
-#: dtype. 16-bit kernels reach 1.8e-3 to 2.4e-3. For e4m3 they always hold: torch attends in bf16
-#: there, while kernels round P to 3 bits of mantissa
+#: bound on the relative error (Frobenius) of a whole output where torch's error is unknown, by
+#: query dtype. 16-bit kernels have 1.8e-3 to 2.4e-3. Always used for e4m3, where torch computes in
+#: bf16 while kernels round P to 3 bits of mantissa
 LIMITS = {"bf16": 5e-3, "fp16": 5e-3, "e4m3": 6e-2, "fp32": 1e-5, "fp64": 1e-6}
-#: float32 rounding, free of charge
+#: allowance for float32 rounding
 FLOOR = 1e-6
-#: the worst row may be this much further off than the whole may be
+#: bound of the worst row over the bound of the whole output
 ROW_FACTOR = 4.0
 
 
 def limit(case: Case, sdpa_error: float | None) -> float:
-    """Relative error that a peer may have; skip-softmax may drop its threshold on top."""
+    """Bound on a peer's relative error; skip-softmax adds its threshold."""
     dropped = 2 * (case.skip_softmax or 0.0)
     if sdpa_error is None or case.problem.q_dtype == "e4m3":
         return LIMITS[case.problem.q_dtype] + dropped
@@ -36,7 +35,7 @@ def limit(case: Case, sdpa_error: float | None) -> float:
 
 @dataclass(frozen=True)
 class Accuracy:
-    """Errors of one peer over all outputs that were looked at."""
+    """Errors of one peer over all checked outputs."""
 
     #: ||out - reference|| / ||reference||
     rel_error: float
@@ -46,7 +45,7 @@ class Accuracy:
     nonfinite: int
 
     def objection(self, case: Case, sdpa_error: float | None = None) -> str | None:
-        """Why the result cannot be accepted, or None. sdpa_error: torch's, where it is known."""
+        """Reason against accepting the result, or None. sdpa_error: torch's error, if known."""
         if self.nonfinite:
             return f"{self.nonfinite} elements are not finite"
         most = limit(case, sdpa_error)
@@ -73,6 +72,6 @@ def _sums(out: Tensor, reference: Tensor) -> Tensor:
     finite = got.isfinite()
     error = torch.where(finite, got - reference, 0.0).square().sum(-1)
     norm = reference.square().sum(-1)
-    # a row without keys has reference 0 and must be exactly that
+    # a row without keys must be exactly 0
     row = torch.where(error == 0, 0.0, error / norm.clamp_min(1e-30))
     return torch.stack([error.sum(), norm.sum(), (~finite).sum().float(), row.max()])

@@ -1,4 +1,4 @@
-"""What a figure depends on besides the code: card, driver, libraries, commit."""
+"""Environment of a measurement: card, driver, libraries, commit."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ SMI_FIELDS = ("name", "driver_version", "vbios_version", "power.limit", "clocks.
 
 
 def environment(device: torch.device | str = "cpu") -> dict[str, Any]:
-    """Plain values for a record's first row. What cannot be found out is None."""
+    """Plain values for a record's first row; None where unknown."""
     revision = Revision.here()
     return {
         "device": str(device),

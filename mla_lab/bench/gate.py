@@ -1,8 +1,8 @@
-"""Is one record slower than another? A verdict for each case and peer, noise taken into account.
+"""Regression gate between two records: a verdict for each case and peer, given the noise.
 
-A change counts when it exceeds the threshold and cannot be the noise of the two records. The
-noise of a pair is the larger of two figures, each from the raw rounds: the uncertainty of the
-two medians, and how far repetitions of the list within a record lie apart.
+A change counts if it exceeds the threshold and the noise of the two records. The noise of a pair is
+the larger of two figures from the raw rounds: the uncertainty of the two medians, and the spread of
+repetitions of the list within a record.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from statistics import median
 
 from .records import Row, results
 
-#: a change below this is never a verdict: reruns differ by 0.6 % in the median, 1.9 % at the
+#: a smaller change is never a verdict: reruns differ by 0.6 % in the median, 1.9 % at the
 #: 90th percentile (H200, 2026-11-20)
 THRESHOLD = 0.03
 #: uncertainty of a median in standard errors; 2.6 leaves about 1 chance in 100
@@ -23,8 +23,7 @@ CONFIDENCE = 2.6
 MAD_TO_SIGMA = 1.4826
 MEDIAN_TO_MEAN = 1.2533
 
-VERDICTS = ("same", "faster", "slower", "broken", "missing", "new")
-#: verdicts that fail a gate
+#: verdicts that fail the gate; the others are "same", "faster" and "new"
 FAILING = ("slower", "broken", "missing")
 
 

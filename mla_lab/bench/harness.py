@@ -1,4 +1,4 @@
-"""Runs lists of cases against peers, appends to a record, and can be interrupted and resumed."""
+"""A benchmark run: cases x peers into a record; can be interrupted and resumed."""
 
 from __future__ import annotations
 
@@ -43,13 +43,14 @@ class Bench:
         self.timer = timer or timer_for(self.device)
         self.progress = progress
         self.preflight = preflight
-        #: peers that the preflight saw die, and how; they have rows and are not run
+        #: peers whose preflight process died, and how; they have a row and are not run
         self.died: dict[str, str] = {}
 
     def run(self, cases: Sequence[Case], keep_failed: bool = False) -> None:
-        """Measures what the record does not hold yet; with `keep_failed`, nor tried in vain.
+        """Measure cases without a result in the record; with `keep_failed`, without a failure
+        either.
 
-        Whatever ends it early (Ctrl-C, a lost device) leaves an `end` row that says so.
+        An early end (Ctrl-C, a lost device) is noted in an `end` row.
         """
         missing = {peer.name: peer.available(self.device) for peer in self.peers}
         here = [peer for peer in self.peers if missing[peer.name] is None]
@@ -82,7 +83,7 @@ class Bench:
     def _todo(
         self, cases: Sequence[Case], here: Sequence[Peer], keep_failed: bool
     ) -> list[tuple[Case, int, list[Peer]]]:
-        """Cases with the peers that have no result yet, one part of the list after the other."""
+        """(case, peers without a result yet), part by part of the list."""
         done = self.record.done(keep_failed)
         todo = []
         for part in range(self.method.parts):
@@ -94,7 +95,7 @@ class Bench:
         return todo
 
     def _peers(self, case: Case, here: Sequence[Peer]) -> list[Peer]:
-        """Who meets `case`, of those that are here; at least they."""
+        """Available peers for `case`."""
         return list(here)
 
     def _opening(self, cases: int, missing: dict[str, str | None]) -> Row:
@@ -116,7 +117,7 @@ class Bench:
     def _case(
         self, case: Case, part: int, peers: Sequence[Peer], telemetry: Telemetry
     ) -> Iterator[Row]:
-        """Result rows of one case; clocks and watts are those of all its peers together."""
+        """Result rows of one case; clocks and watts are over all its peers together."""
         for peer in peers:
             if peer.name in self.died:
                 yield _failed(case, peer, self.died[peer.name])
@@ -130,7 +131,7 @@ class Bench:
             raise
         readings = telemetry.between(begin, time.monotonic())
         if self.device.type == "cuda":
-            # graphs and pools of a case go before the next one allocates its own
+            # free the graphs and pools of a case before the next one allocates its own
             gc.collect()
             torch.cuda.empty_cache()
         yield from ({**row, "telemetry": readings} for row in rows)

@@ -15,7 +15,7 @@ from .timers import Launch, Replay
 def kernel_times(launches: Sequence[Launch], device: torch.device) -> dict[str, float] | None:
     """Mean microseconds a call of each kernel, by its name; None without a GPU.
 
-    Launches run one after the other without a graph, so gaps between kernels do not show here.
+    Launches run one by one without a graph, so gaps between kernels are not included.
     """
     if device.type != "cuda":
         return None
@@ -51,8 +51,8 @@ class KernelSpans:
 
 
 def kernel_spans(replay: Replay, calls: int) -> KernelSpans:
-    """What the profiler sees of one replay of `calls` calls. Raises Unsupported where calls differ
-    or nothing is seen.
+    """Profiled kernels of one replay of `calls` calls. Raises Unsupported where calls differ or
+    the profiler records none.
     """
     replay()
     with profile(activities=[ProfilerActivity.CUDA]) as profiler:

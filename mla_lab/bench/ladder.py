@@ -48,7 +48,7 @@ def measure(path: Path, rounds: int, progress: Callable[[str], None]) -> None:
 
 
 def rungs(rows: Iterable[Row], case: Case) -> list[Rung]:
-    """The steps of one case: predictions always, times as far as `rows` have them."""
+    """The steps of one case: predicted times, and measured ones where `rows` have them."""
     measured = {
         row["notes"]["step"]: row["us"]
         for row in results(rows, "ok")
@@ -70,7 +70,7 @@ def rungs(rows: Iterable[Row], case: Case) -> list[Rung]:
 
 
 def recorded() -> list[Row]:
-    """Rows of data/records/ladder.jsonl; none where nothing was recorded yet."""
+    """Rows of data/records/ladder.jsonl; empty without the record."""
     path = data_dir() / RECORD
     return list(read(path)) if path.exists() else []
 

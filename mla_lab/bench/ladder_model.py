@@ -1,13 +1,12 @@
-"""What each step of the ladder should take, counted on paper before it was measured.
+"""Predicted time of each step of the ladder, counted by hand before it was measured.
 
-Steps 0 to 8 were counted before any of them had run; step 9 came after a look at those figures, and
-is counted from what step 8 took.
+Steps 0 to 8 were counted before any of them had run; step 9 was added after those figures, and is
+counted from the measured time of step 8.
 
-A step has a few units that could be its limit; each gets the clocks that its work keeps it busy,
-and the largest is the prediction. Steps 0 to 3 are counted per pair (one row, one key), steps 4 to
-9 per tile of 64 rows x 64 keys. The counts stand beside their reasons below. They leave out what a
-reader would not count either: caches that help, instructions that wait. Where prediction and
-measurement part, something was learned; notebook 53 says what.
+Each unit that may limit a step has the clocks of its work; the largest is the prediction. Steps 0
+to 3 are counted per pair (one row, one key), steps 4 to 9 per tile of 64 rows x 64 keys. The
+reasons stand beside the counts below. Cache hits and stalls are not counted; notebook 53 discusses
+where prediction and measurement differ.
 """
 
 from __future__ import annotations
@@ -26,11 +25,11 @@ ISSUE = 4.0
 SHARED_BYTES, L2_BYTES = 128.0, 64.0
 #: bytes a clock that L2 delivers to all SMs together: about 5.5 TB/s at 1.83 GHz
 L2_ALL_BYTES = 3000.0
-#: dense bf16 operations a clock and SM: wgmma's rate, of which mma.sync reaches some 60 %
+#: dense bf16 operations a clock and SM: the rate of wgmma; mma.sync reaches about 60 % of it
 TENSOR_OPERATIONS = 4096 * 0.6
-#: clocks of a read that L2 serves, of one from shared memory, and of a barrier of 8 warps
+#: latency in clocks of a read from L2, of one from shared memory, and of a barrier of 8 warps
 L2_LATENCY, SHARED_LATENCY, BARRIER = 500.0, 30.0, 50.0
-#: clocks of five shuffles one after the other, and of an exponential's chain
+#: latency in clocks of five dependent shuffles, and of an exponential
 SHUFFLES, EXPONENTIAL = 5 * 25.0, 60.0
 LAUNCH_US = 2.0
 TOKEN_BYTES = 1152
@@ -39,7 +38,7 @@ TILE_BYTES = TILE_KEYS * TOKEN_BYTES
 
 @dataclass(frozen=True)
 class Prediction:
-    """Microseconds of a whole call, and the unit that sets them."""
+    """Microseconds of a whole call, and the unit that limits it."""
 
     us: float
     limit: str
@@ -47,15 +46,15 @@ class Prediction:
 
 @dataclass(frozen=True)
 class PairCost:
-    """A step of one row at a time. Clocks of an SM a pair, by unit; `chain` clocks a key of a row
-    that nothing can hide when there are too few rows.
+    """A step of one row at a time. Clocks of an SM a pair, by unit; `chain` clocks a key of a row,
+    the latency that too few rows cannot hide.
     """
 
     clocks: dict[str, float]
     l2_bytes: float
     chain: float
     launches: int
-    #: of one request; None: there are more blocks than SMs in any case
+    #: blocks of one request; None: always more blocks than SMs
     rows_per_block: int | None = None
 
 
@@ -66,7 +65,7 @@ class PairCost:
 #:    twice (scores, and values with 2 warps a pair). Keys and values come through L2 once each.
 #: 2: the same once, and 32 for the running output, 15 for the softmax. Four rows of a block read
 #:    the same key at about the same time: L1 should serve three of them.
-#: 3: the address is computed once for 16 rows; L2 is asked a sixteenth.
+#: 3: the address is computed once for 16 rows; a sixteenth of the L2 reads.
 PAIR_COSTS = {
     0: PairCost({"L1 lookups": 576.0, "issue": 16 * 40 / ISSUE}, 0.0, L2_LATENCY / 4, 3),
     1: PairCost({"issue": (86 + 2 * 45) / ISSUE}, TOKEN_BYTES + 1024, L2_LATENCY / 4, 3),
@@ -81,11 +80,11 @@ PAIR_COSTS = {
         16,
     ),
 }
-#: ldmatrix bytes of a tile for all warps, by how many warps share out the rows: see step 8
+#: ldmatrix bytes of a tile for all warps, by the number of warps that divide the rows: see step 8
 MATRIX_BYTES = {4: (432 + 272) * 1024, 2: (432 + 160) * 1024}
-#: turns of a read whose eight rows lie in the same banks
+#: bank conflicts of a read whose eight rows lie in the same banks
 CONFLICT = 8
-#: maxima, weights and rescaling: about 300 instructions of each of 8 warps, and 4 barriers
+#: row max, softmax weights and rescale: about 300 instructions of each of 8 warps, and 4 barriers
 SOFTMAX_CLOCKS = 8 * 300 / ISSUE + 4 * BARRIER
 #: a tile of step 8 when it first ran (254.6 us for 32 tiles, NVIDIA H200, 2026-11-20), and what of
 #: it the addresses should be: 18 page ids, four in flight, and 45 instructions for each
@@ -110,7 +109,7 @@ def predict(step: int, problem: Problem, gpu: Gpu = H200) -> Prediction:
     memory = problem.bytes() / (gpu.read_tbps * 1e6)
     if memory > us:
         us, limit = memory, "memory"
-    if splits > 1:  # partials are written and read again, and a launch more
+    if splits > 1:  # partials are written and read, and there is a second launch
         partials = 2 * splits * int(np.sum(problem.rows)) * 512 * 4
         us += partials / (L2_ALL_BYTES * clock) + LAUNCH_US
     return Prediction(us, limit)
@@ -135,7 +134,7 @@ def _blocks(problem: Problem, rows: int) -> int:
 
 
 def _tile_clocks(step: int) -> tuple[float, str]:
-    """Clocks of a tile of 64 x 64, and what most of them are."""
+    """Clocks of a tile of 64 x 64, and the unit with most of them."""
     down = 4 if step <= FIRST_SPLIT else 2
     turns = CONFLICT if step == 4 else 1
     if step == LOOK_AHEAD:
@@ -145,5 +144,5 @@ def _tile_clocks(step: int) -> tuple[float, str]:
     compute = max(feeding, products) + SOFTMAX_CLOCKS
     copy = L2_LATENCY + TILE_BYTES / L2_BYTES
     limit = "bytes from shared memory" if feeding > products else "tensor cores"
-    # before step 6 a block waits for its keys, and then computes
+    # before step 6 loads and computation do not overlap
     return (compute + copy if step < 6 else max(compute, copy)), limit

@@ -1,8 +1,8 @@
-"""Times one case: peers interleaved, every output checked on the inputs that are timed.
+"""Timing of one case: interleaved peers, every output checked on the timed inputs.
 
-For each peer: prepare, check every copy's output, make the launches one replay, warm it up;
-then rounds in which each peer runs once in turn. The figure is the median of a replay's time
-over its launches. What the last timed replay wrote is kept before anything else runs, and checked.
+For each peer: prepare, check the output of every copy, capture the launches as one replay, warm up;
+then rounds in which each peer runs once. The figure is the median time of a replay divided by its
+launches. The output of the last timed replay is copied before anything else runs, and checked.
 """
 
 from __future__ import annotations
@@ -26,18 +26,18 @@ from .rotation import MIN_LAUNCHES, ROTATION_BYTES, WORKSPACE_BYTES, Rotation, m
 from .telemetry import Telemetry
 from .timers import Replay, Timer
 
-#: times the quickest that a peer may take and still have its watts read
+#: a peer's power is measured up to this many times the time of the fastest
 FAR = 2.5
 
 
 @dataclass(frozen=True)
 class Method:
-    """Settings of a measurement, written into every record."""
+    """Settings of a measurement, part of every record."""
 
     rounds: int = 9
     warmups: int = 2
-    #: replays just before each one that is timed, without a pause: it then meets what its own
-    #: launches leave in the caches, not another peer's, and no host that enqueues it
+    #: untimed replays directly before each timed one, so that caches are in the state of its own
+    #: launches, not of another peer's, and the host is ahead of the device
     leads: int = 0
     rotation_bytes: int = ROTATION_BYTES
     min_launches: int = MIN_LAUNCHES
@@ -45,20 +45,19 @@ class Method:
     #: repetitions of the whole list in one process
     parts: int = 1
     seed: int = 0
-    #: also, in the first part, time launches alone with a cold L2, and calls that make their plan
-    #: anew
+    #: in the first part, also time single launches with a cold L2, and calls including their plan
     isolated: bool = True
     planned: bool = True
-    #: time of each kernel, by the profiler, in a run of its own
+    #: time each kernel with the profiler, in a separate run
     kernels: bool = False
-    #: watts and joules of compute-bound cases, in a window of load for each peer that is not far
-    #: behind the quickest
+    #: measure watts and joules of compute-bound cases under sustained load, for each peer of
+    #: similar speed to the fastest
     power: bool = False
-    #: measure the GEMM and the read before and after
+    #: measure the ceilings (GEMM, read) before and after
     ceilings: bool = True
 
     def of_part(self, part: int) -> Method:
-        """Settings of one part: parts after the first repeat only the headline time."""
+        """Settings of one part: parts after the first repeat the headline time alone."""
         if part == 0:
             return self
         return replace(self, isolated=False, planned=False, kernels=False, power=False)
@@ -66,15 +65,15 @@ class Method:
 
 @dataclass
 class Entry:
-    """One peer's stand in one case; it runs until its row has a status."""
+    """State of one peer in one case; it runs until its row has a status."""
 
     peer: Peer
     row: Row
     prepared: Prepared | None = None
     replays: dict[str, Replay] = field(default_factory=dict)
-    #: microseconds of whole replays, by figure
+    #: microseconds of whole replays by figure
     rounds: dict[str, list[float]] = field(default_factory=dict)
-    #: what the last launch of the last timed replay wrote, under "us"
+    #: output of the last launch of the last timed replay of "us"
     outputs: dict[str, Tensor] = field(default_factory=dict)
 
     @property
@@ -82,7 +81,7 @@ class Entry:
         return "status" not in self.row
 
     def give_up(self, error: Exception) -> None:
-        """A refusal keeps its message; anything else is a failure with its place."""
+        """End this peer: a refusal with its message, other errors as a failure with their place."""
         self.replays, self.prepared, self.outputs = {}, None, {}
         if isinstance(error, MlaLabError | NotImplementedError):
             self.row.update(status="refused", reason=str(error))
@@ -112,7 +111,9 @@ class CaseRun:
         self.culprit: Row | None = None
 
     def rows(self, peers: Sequence[Peer]) -> list[Row]:
-        """A result row for each peer, in their order. Raises DeviceLost, and keeps whose fault."""
+        """A result row for each peer, in order. Raises DeviceLost and stores the peer that caused
+        it.
+        """
         entries = [Entry(peer, self._row(peer)) for peer in peers]
         if any(entry.running for entry in entries):
             self._measure(entries)
@@ -141,7 +142,7 @@ class CaseRun:
             except Exception as error:
                 self._give_up(entry, error)
         for number in range(self.method.rounds):
-            # each round starts with another peer, so that none always follows the same one
+            # rounds start with different peers, so that none always follows the same one
             first = number % len(entries)
             for entry in entries[first:] + entries[:first]:
                 self._run_round(entry)
@@ -152,7 +153,7 @@ class CaseRun:
                 self._load([e for e in entries if e.running])
 
     def _enter(self, entry: Entry, rotation: Rotation) -> None:
-        """Prepares a peer, checks every copy, makes its replays and warms them up."""
+        """Prepare a peer, check every copy, capture its replays and warm them up."""
         prepared = entry.peer.prepare(rotation)
         pairs = zip(prepared.launches, rotation.expected, strict=True)
         accuracy = compare((launch(), expected) for launch, expected in pairs)
@@ -182,7 +183,9 @@ class CaseRun:
                 replays["isolated_us"] = self.timer.ready(prepared.launches[:1], cold=True)
         if self.method.planned and prepared.planned_launches:
             try:
-                prepared.planned_launches[0]()  # nothing is compiled or loaded in a capture
+                prepared.planned_launches[
+                    0
+                ]()  # kernels must be compiled and loaded before a capture
             except MlaLabError as refusal:
                 entry.row["notes"]["planned"] = str(refusal)
                 return replays
@@ -191,7 +194,7 @@ class CaseRun:
         return replays
 
     def _finish(self, entry: Entry, rotation: Rotation) -> None:
-        """Checks what the replay wrote; times the plan where the host makes it."""
+        """Check the output of the replay; time the plan where the host makes it."""
         try:
             accuracy = compare([(entry.outputs["us"], rotation.expected[-1])])
             objection = accuracy.objection(self.case, rotation.sdpa_error)
@@ -208,7 +211,7 @@ class CaseRun:
             self._give_up(entry, error)
 
     def _load(self, entries: Sequence[Entry]) -> None:
-        """A window of load for each peer, one after the other, under the card's sensor."""
+        """Measure the power of each peer under sustained load, one after the other."""
         took = {e.peer.name: median(e.rounds["us"]) / e.row["launches_per_replay"] for e in entries}
         within = FAR * min(took.values(), default=0.0)
         for entry in (e for e in entries if took[e.peer.name] <= within):
@@ -226,13 +229,13 @@ class CaseRun:
                 leads = self.method.leads
                 rounds.append(replay.repeat(1, leads) if leads else replay())
                 if name == "us" and len(rounds) == self.method.rounds:
-                    # launches may share one output: the next replay writes another copy's there
+                    # launches may share one output, which the next replay overwrites
                     entry.outputs[name] = replay.last_output.clone()
         except Exception as error:
             self._give_up(entry, error)
 
     def _give_up(self, entry: Entry, error: Exception) -> None:
-        """The peer's row says why; every peer waits for its own work, so that it is its fault."""
+        """End a peer with a reason. Every peer waits for its own work, so an error is its own."""
         entry.give_up(error)
         lost = self.timer.lost()
         if lost:
@@ -242,7 +245,7 @@ class CaseRun:
 
 
 def _figures(entry: Entry, case: Case) -> Row:
-    """Medians and raw rounds, in microseconds a launch (a plan)."""
+    """Medians and raw rounds, in microseconds a launch (or a plan)."""
     launches = entry.row["launches_per_replay"]
     per_round = {"us": launches, "us_with_plan": launches, "isolated_us": 1, "plan_us": 1}
     rounds = {

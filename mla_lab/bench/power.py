@@ -1,8 +1,8 @@
-"""Watts and joules of a step: a peer's replay, over and over, while the card's sensor is read.
+"""Watts and joules of a launch: repeated replays while the card's power sensor is read.
 
-A compute-bound kernel is throttled by power, so a short burst flatters it, and of two equal times
-the one with fewer watts is the better kernel. The sensor answers late: readings of the first part
-of the window are left out.
+A compute-bound kernel is throttled by power, so a short burst is faster than sustained load, and of
+two kernels of equal time the one with fewer watts is better. The sensor lags, so readings of the
+first part of the window are dropped.
 """
 
 from __future__ import annotations
@@ -16,18 +16,18 @@ from .records import Row
 from .telemetry import Telemetry
 from .timers import Replay
 
-#: between two readings
+#: seconds between two readings
 PERIOD_MS = 20
 WINDOW_SECONDS = 0.4
-#: share of the window whose readings are left out
+#: share of the window whose readings are dropped
 SETTLING = 0.3
-#: below this a case is bound by latency, and power is not what limits it
+#: seconds; shorter calls are bound by latency, not by power
 MIN_FLOOR_SECONDS = 15e-6
 
 
 @dataclass(frozen=True)
 class Power:
-    """A window of one peer; microseconds and joules a launch."""
+    """Power of one peer under sustained load; microseconds and joules are per launch."""
 
     watts: float
     sm_mhz: float
@@ -38,7 +38,7 @@ class Power:
 
 
 def worthwhile(problem: Problem, gpu: Gpu | None = None) -> bool:
-    """True if the matrix units limit `problem` for long enough to read watts."""
+    """True if `problem` is compute-bound for long enough to measure power."""
     gpu = gpu or H200
     return gpu.bound(problem) == "compute" and gpu.roofline_time(problem) >= MIN_FLOOR_SECONDS
 

@@ -1,7 +1,7 @@
-"""Which peers would take the measuring process down? Each tries a small case in a process first.
+"""Preflight of peers: each runs a small case in its own process before the measurement.
 
-A kernel that reads a wrong address ruins its process's CUDA context, and with it every peer that
-is measured there. `python -m mla_lab.bench.preflight PEER DEVICE` is one such trial.
+An illegal memory access destroys the CUDA context of its process, and so the measurement of all
+peers in it. `python -m mla_lab.bench.preflight PEER DEVICE` is one such trial.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from .peers import Peer, select
 from .rotation import make_rotation
 from .timers import timer_for
 
-#: for all peers together: they start torch and load their libraries side by side
+#: seconds for all peers together, which start torch and load their libraries in parallel
 TIMEOUT_SECONDS = 90.0
-#: two requests, of which one ends inside a page; more rows than one tile has
+#: two requests, one of which ends inside a page; more rows than one tile
 CASES = (uniform_case(2, 1, 128, 300), uniform_case(2, 1, 16, 300))
 
 
@@ -31,7 +31,7 @@ def preflight(
     timeout: float = TIMEOUT_SECONDS,
     command: Callable[[str, torch.device], list[str]] | None = None,
 ) -> dict[str, str]:
-    """Peer name -> how it died, for those that did. command: the trial's, for a peer's name."""
+    """Peer name -> cause of death, for trials that died. command: the trial's, by peer name."""
     command = command or _command
     trials = {peer.name: _start(command(peer.name, device)) for peer in peers}
     until = time.monotonic() + timeout
@@ -40,10 +40,10 @@ def preflight(
 
 
 def trial(peer: Peer, device: torch.device, cases: Sequence[Case] = CASES) -> str | None:
-    """Runs a peer's launches as measuring would. A reason if the device is lost afterwards.
+    """Run a peer's launches as in a measurement. Returns a reason if the device is lost afterwards.
 
-    A refusal or a wrong result is for the case's own row to tell; so is an error that leaves the
-    device in order.
+    Refusals, wrong results, and errors that leave the device usable are reported in the rows of
+    the cases.
     """
     timer = timer_for(device)
     error: Exception | None = None
@@ -83,7 +83,7 @@ def _start(command: list[str]) -> subprocess.Popen[str]:
 
 
 def _verdict(trial: subprocess.Popen[str], until: float) -> str | None:
-    """None for a trial that ended well; it is killed when its time is up."""
+    """None for a trial that ended well; a trial over its time limit is killed."""
     try:
         output, _ = trial.communicate(timeout=max(until - time.monotonic(), 0.1))
     except subprocess.TimeoutExpired:

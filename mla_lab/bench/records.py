@@ -2,8 +2,8 @@
 
 Rows, told apart by `kind`: a `run` opens a session of measuring (environment, method, ceilings),
 each `result` is one case and one peer, `end` closes it (ceilings again, rerun spread, or that
-it was interrupted). The schema is `data/runtime/bench_record.schema.json`; what readers index is
-checked at read, from the tables below.
+it was interrupted). The schema is `data/runtime/bench_record.schema.json`; keys that readers index
+are checked on reading, by the tables below.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ from .cases import Case
 
 SCHEMA_VERSION = 1
 SCHEMA_FILE = "runtime/bench_record.schema.json"
-#: what a result can be. wrong: it ran and its output is not accepted
+#: status of a result. wrong: it ran, and its output was not accepted
 STATUSES = ("ok", "refused", "wrong", "failed")
-#: significant digits that are kept of a measured number
+#: significant digits of a measured number
 DIGITS = 6
 
 #: keys that readers index, and their types; the schema requires each of them
@@ -56,7 +56,7 @@ Row = dict[str, Any]
 
 @dataclass(frozen=True)
 class Key:
-    """What a result row answers; `part` counts repetitions of the whole list in one run."""
+    """Identity of a result row; `part` counts repetitions of the whole list in one run."""
 
     case: str
     peer: str
@@ -66,9 +66,9 @@ class Key:
 class Record:
     """A JSON-lines file. Opening one that exists continues it; no row of it is ever rewritten.
 
-    The file is locked until `close`, or until the Record is garbage: a second writer gets an
-    InvalidInput, as does who writes into `data/` from code of no clean commit (`check_record`). A
-    last line that a killed process tore is cut; a whole one stays.
+    The file is locked until `close` or garbage collection. Raises InvalidInput for a second writer,
+    and for a file in `data/` if the code is not of a clean commit (`check_record`). An incomplete
+    last line, from a killed process, is removed.
     """
 
     def __init__(self, path: Path) -> None:
@@ -88,10 +88,10 @@ class Record:
             self.rows = list(read(path))
 
     def append(self, row: Row) -> None:
-        """Writes one row to the disk, so that an interrupted run keeps all before.
+        """Write one row to the disk, so that an interrupted run keeps it.
 
-        Raises InvalidInput where the file cannot be written; what a full disk cut short is taken
-        back.
+        Raises InvalidInput where the file cannot be written; a row cut short by a full disk is
+        removed.
         """
         stamped = _rounded({"schema": SCHEMA_VERSION, "time": _now(), **row})
         line = (json.dumps(stamped, allow_nan=False) + "\n").encode()
@@ -103,7 +103,7 @@ class Record:
         self.rows.append(stamped)
 
     def close(self) -> None:
-        """Give the lock back; another `append` would take it again."""
+        """Release the lock; another `append` takes it again."""
         self._descriptor = None
         self._finalizer()
 
@@ -113,10 +113,10 @@ class Record:
         return descriptor
 
     def _mend(self) -> None:
-        """Whole lines alone: a torn last one is cut, a whole one gets its newline.
+        """Remove an incomplete last line, and end a complete one with a newline.
 
-        Cut is by a new file in the old one's place, so that a killed process loses nothing; until
-        it is there, no other process can lock the old one.
+        A new file replaces the old one, so that a killed process loses nothing; until then no
+        other process can lock the old one.
         """
         text = self.path.read_bytes()
         keep = text.rfind(b"\n") + 1
@@ -133,9 +133,9 @@ class Record:
             files.append(self._descriptor, b"\n")
 
     def done(self, keep_failed: bool = False) -> set[Key]:
-        """Results that need no second measurement: whatever ran or was refused for a reason.
+        """Keys of results that need no second measurement: those that ran or were refused.
 
-        keep_failed: what failed or was wrong needs none either.
+        keep_failed: also those that failed or were wrong.
         """
         settled = STATUSES if keep_failed else ("ok", "refused")
         return {key(row) for row in results(self.rows) if row["status"] in settled}
@@ -148,7 +148,7 @@ def key(row: Row) -> Key:
 
 def read(path: Path) -> Iterator[Row]:
     """Rows of a record. Raises InvalidInput, with file and line, for a file that cannot be read
-    and a line that is no row; a last line that a killed process tore is left out.
+    and a line that is no row; an incomplete last line of a killed process is skipped.
     """
     torn: InvalidInput | None = None
     for number, line in files.lines_of(path, "record"):
@@ -167,7 +167,7 @@ def read(path: Path) -> Iterator[Row]:
 
 
 def _checked(row: Any, argument: str) -> Row:
-    """`row` if it has what every reader of its kind relies on."""
+    """`row` if it has the keys that readers of its kind index."""
     files.check(row, COMMON, argument)
     if row["schema"] != SCHEMA_VERSION:
         raise invalid(argument, f"schema {row['schema']}", f"rows with schema {SCHEMA_VERSION}")
@@ -196,7 +196,7 @@ def medians(rows: Iterable[Row]) -> dict[tuple[str, str], float]:
 
 
 def rerun_spread(rows: Iterable[Row]) -> dict[str, float] | None:
-    """How far the parts of a run lie apart, |a - b| / mean: median, 90th percentile, worst."""
+    """Spread of the parts of a run, |a - b| / mean: median, 90th percentile, largest."""
     parts: dict[tuple[str, str], list[float]] = {}
     for row in results(rows, "ok"):
         parts.setdefault((row["case"], row["peer"]), []).append(row["us"])
@@ -261,7 +261,7 @@ def schema() -> Row:
 
 @contextmanager
 def _refused(path: Path) -> Iterator[None]:
-    """What the system says against the file as an InvalidInput."""
+    """An operating-system error about the file as an InvalidInput."""
     try:
         yield
     except OSError as error:
@@ -278,7 +278,7 @@ def _locked(path: Path) -> int:
             raise invalid("record", f"{path}, which another process writes", "one writer at a time")
         if path.exists() and os.path.samestat(os.fstat(descriptor), path.stat()):
             return descriptor
-        os.close(descriptor)  # another process replaced it in the meantime
+        os.close(descriptor)  # another process replaced the file in the meantime
 
 
 def _rounded(value: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Records as Markdown tables, and which of our calls a record's headline is of."""
+"""Records as Markdown tables, and the choice of the headline among our calls."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ from ..core.errors import invalid
 from .gate import Verdict, geometric_mean_change, passes
 from .records import Row, medians, rerun_spread, results
 
-#: the column of our kernels, which peers are compared with
+#: column of our kernels, with which peers are compared
 OURS = "mla-lab"
-#: our peers that may stand in that column, in words: the first one that a record has. Others made
-#: their plan outside of the timing too, but a caller of ours passes none
+#: our calls that may be in that column, with their description: the first one that a record has. A
+#: call with a plan comes later: public peers plan outside the timing too, but our callers pass none
 HEADLINES = {
     "mla-lab-plain": "plain call, bound of 131072 tokens",
     "mla-lab": "call with a host plan",
 }
-#: our other calls, each in a column of its own where a record has it
+#: our other calls, each in its own column if the record has it
 BESIDE = {"tight bound": "mla-lab-plain-tight", "host plan": "mla-lab"}
-#: of a peer that comes in two settings the quicker one is shown, as each caller could choose it
+#: peers with two settings: the faster one is shown, as a caller could choose it
 PEERS = {
     "FlashMLA": ("flashmla",),
     "FlashInfer fa3": ("flashinfer-fa3",),
@@ -26,7 +26,7 @@ PEERS = {
     "Triton baseline": ("triton-split-kv",),
     "torch eager": ("torch-eager",),
 }
-#: the strongest public kernels, which "best public" is taken over
+#: the fastest public kernels, among which "best public" is chosen
 PUBLIC = ("FlashMLA", "FlashInfer fa3", "FA3 with qv")
 
 
@@ -44,13 +44,13 @@ SHORT = (
 
 
 def find_headline(rows: Iterable[Row]) -> str | None:
-    """Name of our peer whose times are a record's headline; None without such a row."""
+    """Name of our call whose times are the record's headline; None without such a row."""
     have = {row["peer"] for row in results(rows, "ok")}
     return next((peer for peer in HEADLINES if peer in have), None)
 
 
 def headline(rows: Sequence[Row]) -> str:
-    """As `find_headline`. Raises InvalidInput where it finds none."""
+    """As `find_headline`. Raises InvalidInput without any."""
     found = find_headline(rows)
     if found is None:
         raise invalid("record", "none of our calls", f"a result of {' or '.join(HEADLINES)}")
@@ -58,7 +58,7 @@ def headline(rows: Sequence[Row]) -> str:
 
 
 def call_note(rows: Sequence[Row]) -> str:
-    """Which of our calls the headline is of, and what its timing leaves out."""
+    """A sentence on the headline's call, and on what its timing excludes."""
     words = {
         "mla-lab-plain": "Our times are of the plain call, as a serving engine captures it: no "
         "plan, `max_seq_len` = 131072, the graph captured at other lengths than it is replayed at.",
@@ -72,7 +72,7 @@ def call_note(rows: Sequence[Row]) -> str:
 
 
 def columns(rows: Sequence[Row]) -> dict[str, tuple[str, ...]]:
-    """Shown name -> peers of a record: ours first, then our other calls, then those of others."""
+    """Column name -> peers of a record: ours first, then our other calls, then public kernels."""
     have, own = {row["peer"] for row in results(rows, "ok")}, find_headline(rows)
     beside = {f"{OURS}, {words}": (peer,) for words, peer in BESIDE.items() if peer in have - {own}}
     return {OURS: (own,) if own else (), **beside, **PEERS}
@@ -147,7 +147,7 @@ def origin(rows: Iterable[Row]) -> str:
 
 
 def method_note(rows: Sequence[Row]) -> str:
-    """One paragraph: where, with what and how the figures were taken."""
+    """One paragraph: card, software and method of the figures."""
     run, end = last_run(rows), next((row for row in reversed(rows) if row["kind"] == "end"), None)
     env, method = run["environment"], run["method"]
     driver = (env["smi"] or {}).get("driver_version", "none")
@@ -172,7 +172,7 @@ def method_note(rows: Sequence[Row]) -> str:
 
 
 def refusals_table(rows: Sequence[Row]) -> str:
-    """Rows without a figure, and why."""
+    """Rows without a figure, with the reason."""
     lines = ["| case | peer | | reason |", "|---|---|---|---|"]
     for row in results(rows):
         if row["status"] != "ok":

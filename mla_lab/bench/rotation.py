@@ -1,8 +1,8 @@
-"""KV copies that launches rotate over, so that no launch finds its KV in the L2.
+"""KV copies over which launches rotate, so that no launch has its KV in L2.
 
-Copies stand for the layers of one step: they share the query, the lengths, the block table and
-the workspace, and so one plan; their caches differ in place and in values. Pages lie in random
-order, and everything that must not be read is poisoned (see `mla_lab.reference.inputs`).
+Copies represent the layers of one decode step: they share query, lengths, block table, workspace
+and plan; their caches differ in address and values. Pages are in random order, and every slot that
+must not be read is poisoned (see `mla_lab.reference.inputs`).
 """
 
 from __future__ import annotations
@@ -21,25 +21,25 @@ from ..reference.inputs import DecodeInputs, make_inputs
 from ..reference.mla import decode_reference
 from .cases import Case
 
-#: KV bytes that a rotation holds at least: four times the 60 MB L2 of an H200
+#: least KV bytes of a rotation: four times the 60 MB L2 of an H200
 ROTATION_BYTES = 240_000_000
-#: launches in one replay at least, so that the replay's own start and end weigh little
+#: least launches of a replay, so that its start and end count little
 MIN_LAUNCHES = 8
-#: workspace of one call; partials of two row tiles for each of 132 workers take 35 MB
+#: workspace bytes of a call; partials of two row tiles for each of 132 workers take 35 MB
 WORKSPACE_BYTES = 192 << 20
-#: every copy has the sign of this share of its columns turned: its results differ, while the
-#: distribution (a heavy tail included) stays what it was
+#: share of the columns whose sign is flipped in each copy: results differ between copies, while the
+#: distribution (heavy tails included) stays the same
 TURNED_COLUMNS = 1 / 16
 
 
 def copies_for(problem: Problem, rotation_bytes: int = ROTATION_BYTES) -> int:
-    """KV copies of a call, so that all of them together reach `rotation_bytes`. No cap."""
+    """Number of KV copies of a call that reach `rotation_bytes` together. No upper limit."""
     one = kv_bytes(problem)
     return max(1, -(-rotation_bytes // one)) if one else 1
 
 
 def kv_bytes(problem: Problem) -> int:
-    """KV bytes that one call reads; a sparse one cannot read more than there is."""
+    """KV bytes that one call reads; a sparse call at most those of the cache."""
     tokens = min(problem.total_kv, sum(problem.kv_lens))
     return tokens * problem.kv_token_bytes
 
@@ -61,7 +61,7 @@ class Rotation:
         return len(self.copies) * kv_bytes(self.case.problem)
 
     def order(self, min_launches: int = MIN_LAUNCHES) -> list[int]:
-        """Copy of each launch of a replay: all of them, in whole rounds."""
+        """Index of the copy of each launch of a replay: whole rounds over all copies."""
         rounds = max(1, -(-min_launches // len(self.copies)))
         return list(range(len(self.copies))) * rounds
 
@@ -72,17 +72,17 @@ class Rotation:
 
     @cached_property
     def sdpa_error(self) -> float | None:
-        """Relative error of torch's attention on the first copy; None where it cannot run."""
+        """Relative error of torch's attention on the first copy; None if torch cannot run it."""
         try:
             return accuracy.sdpa_error(self.copies[0]).relative
-        except RuntimeError:  # out of memory, or no such kernel: then fixed limits judge
+        except RuntimeError:  # out of memory, or no such kernel: fixed limits apply
             return None
 
     @cached_property
     def without_poison(self) -> tuple[DecodeInputs, ...]:
         """The copies with finite unread slots and legal unused table entries.
 
-        For peers that multiply unread values by a zero probability, where NaN would spread.
+        For peers that multiply masked values by a probability of 0, where NaN would propagate.
         """
         table = self.copies[0].block_tables
         legal = (table >= 0) & (table < len(self.copies[0].kv_cache))
@@ -118,7 +118,7 @@ def make_rotation(
 
 
 def _turn_signs(kv_cache: Tensor, problem: Problem, random: torch.Generator) -> Tensor:
-    """A cache of the same shape, strides and poison, with the sign of some columns turned."""
+    """A cache of the same shape, strides and poison, with the sign of some columns flipped."""
     raw = kv_cache.view(torch.uint8)
     signs = _sign_bytes(problem, random).to(raw.device)
     size = raw.stride(0) * len(raw)  # slots between pages, if there are any, are poisoned too
@@ -128,7 +128,7 @@ def _turn_signs(kv_cache: Tensor, problem: Problem, random: torch.Generator) -> 
 
 
 def _sign_bytes(problem: Problem, random: torch.Generator) -> Tensor:
-    """uint8 [token bytes]: 0x80 at the sign byte of each column to turn. Never makes NaN finite."""
+    """uint8 [token bytes]: 0x80 at the sign byte of each column to flip. Keeps NaN a NaN."""
     turned = torch.rand(problem.head_dim, generator=random) < TURNED_COLUMNS
     signs = torch.zeros(problem.kv_token_bytes, dtype=torch.uint8)
     if problem.kv_format == "fp8_656":
@@ -152,7 +152,7 @@ def page_lists(copy: DecodeInputs) -> tuple[Tensor, Tensor]:
 
 
 def _reference(copy: DecodeInputs) -> Tensor:
-    # skip-softmax is judged by its bound on the dropped mass, against exact attention
+    # skip-softmax is checked against exact attention, with a bound on the dropped mass
     exact = replace(copy, skip_softmax_threshold_scale_factor=None)
     out = decode_reference(exact).out
     return out.reshape(copy.problem.total_q, copy.problem.heads, -1).float()

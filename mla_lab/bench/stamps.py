@@ -1,11 +1,11 @@
-"""What a stamped build leaves behind, read as phases of a call and as spans of one CTA's roles.
+"""Profiling stamps of a build, as phases of a call and as spans of one CTA's roles.
 
 Stamps are int64, a row a CTA: nanoseconds of the card's global timer (steps of 32 ns), in the order
 that the kernels give (`CTA_EVENTS` of `cute/keep_ab_sm90/profile`, `CtaEvent` of
-`cute/split_merge/swap_ab_fragments`). Calls follow each other in a CUDA graph, so that a call
-begins when the last CTA of the one before has ended, and its own last CTA's end is the next one's
-beginning: the phases of a CTA, from the call's begin to its end, add up to the call by
-construction, and so do their means over CTAs and calls.
+`cute/split_merge/swap_ab_fragments`). Calls follow each other in a CUDA graph: a call
+begins at the end of the last CTA of the previous call, and ends with its own last CTA. So the
+phases of a CTA from the begin to the end of the call add up to the call by construction, and so do
+their means over CTAs and calls.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from typing import Any
 
 import numpy as np
 
-#: KV tiles of CTA 0 that a build with stamps 2 notes, and of them those in the middle of a walk
+#: KV tiles of CTA 0 that a build with stamps = 2 records, and those of them in steady state
 ROUNDS, STEADY = 48, slice(8, 40)
-#: words of a row of `rounds`: SM clocks, the last one nanoseconds
+#: words of a row of `rounds`: SM clocks, the last word in nanoseconds
 ASKING, ASKED, QK_BEGUN, QK_DONE, P_STORED, PV_BEGUN, PV_DONE, PV_DONE_NS = range(8)
 
 
@@ -27,13 +27,13 @@ class Marks:
     """Places and meanings of one kernel's stamps."""
 
     words: int
-    #: (index, phase that ends there) in order of time; what a CTA has not passed is left out
+    #: (index, phase that ends there) in order of time; events that a CTA did not reach are skipped
     path: tuple[tuple[int, str], ...]
-    #: that of a CTA which leaves no partial: its end of the loop, then `write`
+    #: the same for a CTA without a partial: end of the loop, then `write`
     alone: tuple[int, int]
-    #: words that only a CTA with work has
+    #: words that only a CTA with work writes
     loop: tuple[int, int]
-    #: that all partials of a row tile are there: who has none writes its result itself
+    #: index of the event "all partials of a row tile have arrived"; not reached without partials
     merged: int
 
 
@@ -79,10 +79,10 @@ def ends(stamps: np.ndarray, marks: Marks) -> int:
 
 
 def path_of(row: np.ndarray, marks: Marks, begin: int) -> list[tuple[str, int]]:
-    """(phase, when it ended) of one CTA, from `begin` on; nothing of a CTA that had no work.
+    """(phase, its end) of one CTA, from `begin` on; empty for a CTA without work.
 
-    A word that the CTA has not written holds anything: it counts where it lies between the CTA's
-    start and its end, and not before the word ahead of it.
+    A word that the CTA did not write has an arbitrary value: it counts if it lies between the CTA's
+    start and end, and not before the preceding word.
     """
     first, last = int(row[marks.path[0][0]]), int(row[marks.path[-1][0]])
     if not all(first < int(row[i]) <= last for i in marks.loop):
@@ -118,7 +118,7 @@ def call_phases(stamps: np.ndarray, marks: Marks, begin: int) -> dict[str, float
 def mean_phases(calls: Sequence[np.ndarray], marks: Marks) -> tuple[float, dict[str, float]]:
     """ns of a call and of its phases: means over the middle half of `calls`, in order of time.
 
-    `calls` followed each other without a pause; the first tells only when the second began.
+    `calls` ran back to back; the first one only gives the begin of the second.
     """
     begins = [ends(before, marks) for before in calls[:-1]]
     took = np.array([ends(c, marks) - b for c, b in zip(calls[1:], begins, strict=True)])
@@ -129,7 +129,7 @@ def mean_phases(calls: Sequence[np.ndarray], marks: Marks) -> tuple[float, dict[
     return float(took[middle].mean()), {name: ns for name, ns in phases.items() if ns}
 
 
-#: what a timeline calls the phases of a CTA
+#: phase -> role in a timeline
 _SPANS = {"first_byte": "load", "loop": "attend", "exchange": "write"}
 
 
@@ -150,7 +150,7 @@ def cta_spans(stamps: np.ndarray, marks: Marks) -> list[list[Any]]:
 def role_spans(rounds: np.ndarray) -> tuple[float, list[list[Any]]]:
     """Clock in GHz and [lane, role, start, end, block] of four roles, ns; `rounds` [ROUNDS, 8].
 
-    Row i is the KV tile with i to come after it, so that time runs against the rows.
+    Row i is the KV tile with i tiles after it, so that later rows are earlier in time.
     """
     steady = rounds[STEADY][::-1]
     clocks, ns = steady[:, PV_DONE], steady[:, PV_DONE_NS]

@@ -1,4 +1,4 @@
-"""Clocks, watts and temperature in the background, from `nvidia-smi`.
+"""Background readings of clocks, watts and temperature from `nvidia-smi`.
 
 A figure of a compute-bound kernel means little without the clock it ran at: the H200 throttles
 on power within a second of full load.
@@ -14,14 +14,14 @@ from dataclasses import dataclass
 from statistics import median
 from types import TracebackType
 
-#: what is read, by the name it gets
+#: fields to read, by the name in a sample
 FIELDS = {
     "sm_mhz": "clocks.sm",
     "mem_mhz": "clocks.mem",
     "watts": "power.draw.instant",
     "celsius": "temperature.gpu",
 }
-#: the tool's own reading takes about 10 ms
+#: ms between readings; one reading takes about 10 ms
 PERIOD_MS = 50
 
 
@@ -34,7 +34,7 @@ class Sample:
 
 
 class Telemetry:
-    """A context in which samples are gathered; without `nvidia-smi` it gathers none."""
+    """Context manager that collects samples; none without `nvidia-smi`."""
 
     def __init__(self, period_ms: int = PERIOD_MS) -> None:
         self.samples: list[Sample] = []

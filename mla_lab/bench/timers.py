@@ -1,8 +1,8 @@
-"""How long a list of launches takes: behind a protocol, so that a fake clock can stand in.
+"""Timers of a list of launches, behind a protocol that tests implement with a fake clock.
 
 `CudaGraphTimer` captures the launches into one CUDA graph and times its replay with events, so
-host overhead is out of the figure and the gaps between launches are as small as a serving
-engine's own graph makes them. `HostTimer` is the CPU's: it runs them and reads a clock.
+host overhead is excluded and the gaps between launches are those of a serving engine's graph.
+`HostTimer` runs launches on the CPU and reads a clock.
 """
 
 from __future__ import annotations
@@ -15,39 +15,39 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-#: one launch of a peer; it returns its output so that what was timed can be checked
+#: one launch of a peer; returns its output, so that the timed result can be checked
 Launch = Callable[[], Tensor]
-#: bytes written between isolated launches, to empty the L2
+#: bytes written between isolated launches, to evict the L2
 FLUSH_BYTES = 256_000_000
 
 
 class Replay(Protocol):
-    """A list of launches made ready. Calling it runs all of them."""
+    """A prepared list of launches. A call runs all of them."""
 
     def __call__(self) -> float:
-        """Microseconds that this run took."""
+        """Run all launches; returns microseconds."""
 
     def repeat(self, times: int, leads: int = 0) -> float:
         """Microseconds of `times` runs without a pause, with `leads` untimed ones before them."""
 
     @property
     def last_output(self) -> Tensor:
-        """Where the last launch of the list writes; another replay may write there too."""
+        """Output of the last launch; another replay may overwrite it."""
 
 
 class Timer(Protocol):
-    """Makes launches ready to be timed."""
+    """Prepares launches for timing."""
 
     name: str
 
     def ready(self, launches: Sequence[Launch], *, cold: bool = False) -> Replay:
-        """`launches` as one replay. cold: each call of it first empties the L2, untimed."""
+        """`launches` as one replay. cold: each call first evicts the L2, untimed."""
 
     def host_us(self, call: Callable[[], Any]) -> float:
-        """Wall time of `call` until the device has finished it too."""
+        """Wall-clock microseconds of `call` until the device is done."""
 
     def lost(self) -> str | None:
-        """Why the device takes no more work in this process, or None."""
+        """Reason why the device is unusable in this process, or None."""
 
 
 class HostTimer:
@@ -56,7 +56,7 @@ class HostTimer:
     name = "host clock"
 
     def ready(self, launches: Sequence[Launch], *, cold: bool = False) -> Replay:
-        """As `Timer.ready`; a CPU's caches are left alone."""
+        """As `Timer.ready`; `cold` has no effect on a CPU."""
         return _HostReplay(launches)
 
     def host_us(self, call: Callable[[], Any]) -> float:
@@ -108,7 +108,9 @@ class CudaGraphTimer:
         return (time.perf_counter() - start) * 1e6
 
     def lost(self) -> str | None:
-        """As `Timer.lost`: an error inside a kernel stays with the process for good."""
+        """As `Timer.lost`: an error inside a kernel makes the context unusable until the process
+        ends.
+        """
         try:
             torch.cuda.synchronize()
             torch.zeros(1, device="cuda").add_(1).item()
@@ -126,7 +128,7 @@ class _GraphReplay:
         self.last_output = self._capture(launches)
 
     def _capture(self, launches: Sequence[Launch]) -> Tensor:
-        """As `torch.cuda.graph`, which would also give the allocator's memory back each time."""
+        """As `torch.cuda.graph`, without its release of the allocator's cached memory."""
         torch.cuda.synchronize()
         with torch.cuda.stream(torch.cuda.Stream()):
             self._graph.capture_begin()
@@ -135,7 +137,7 @@ class _GraphReplay:
                     launch()
                 last = launches[-1]()
             except BaseException:
-                with contextlib.suppress(RuntimeError):  # the first error is the one to tell
+                with contextlib.suppress(RuntimeError):  # report the first error
                     self._graph.capture_end()
                 raise
             self._graph.capture_end()
@@ -159,5 +161,5 @@ class _GraphReplay:
 
 
 def timer_for(device: torch.device | str) -> Timer:
-    """The timer that fits a device."""
+    """The timer for a device."""
     return CudaGraphTimer() if torch.device(device).type == "cuda" else HostTimer()

@@ -23,7 +23,7 @@ from . import commands
 
 USER_ERROR = 2
 INTERRUPTED = 130
-#: packages that a command may miss, and what brings them
+#: packages that a command may need, and the extra that installs them
 OPTIONAL = {
     "torch": "pip install torch",
     "jupyterlab": "pip install 'mla-lab[lab]'",
@@ -60,7 +60,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     except MlaLabError as error:
         reason = str(error)
     except BrokenPipeError:
-        # `mla-lab plan | head` has read enough; keep the interpreter's last flush quiet
+        # the reader of a pipe (`mla-lab plan | head`) has closed it; suppress the error of the last
+        # flush
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     except KeyboardInterrupt:

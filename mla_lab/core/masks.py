@@ -91,19 +91,6 @@ def pack_ragged(visible: Sequence[Tensor], max_q_len: int | None = None) -> Tens
     return pack(torch.cat([pad(v, (0, columns - v.shape[-1])) for v in visible]))
 
 
-def chain_ragged(cum_seq_lens_q: Tensor, total_q: int, max_q_len: int) -> Tensor:
-    """Packed chain of a ragged batch, uint16 [total_q, words], without a host sync.
-
-    cum_seq_lens_q: int32 [batch + 1], as in the call; total_q: its last entry, which is also the
-    query's first dimension.
-    """
-    token = torch.arange(total_q, dtype=torch.int32, device=cum_seq_lens_q.device)
-    request = torch.searchsorted(cum_seq_lens_q, token, right=True) - 1
-    row = token - cum_seq_lens_q[request]
-    column = torch.arange(max_q_len, dtype=torch.int32, device=token.device)
-    return pack(column <= row.unsqueeze(-1))
-
-
 def validate(mask: Tensor, q_lens: Sequence[int], *, max_q_len: int | None = None) -> None:
     """Checks a packed mask against the draft lengths of its batch.
 

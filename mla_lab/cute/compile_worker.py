@@ -62,9 +62,10 @@ def main() -> None:
         job = json.loads(line)
         fields = job["config"]
         fields["options"] = tuple(tuple(pair) for pair in fields["options"])
+        reply: dict[str, Any]
         try:
             reply = {"ok": build(KernelConfig(**fields), Path(job["folder"]))}
-        except Exception as error:  # any failure of the compiler is an answer, not our end
+        except Exception as error:  # the worker survives any failure of the compiler
             words = COLOURS.sub("", f"{type(error).__name__}: {error}")
             reply = {"error": words, "traceback": COLOURS.sub("", traceback.format_exc())}
         print(json.dumps(reply), file=answers, flush=True)

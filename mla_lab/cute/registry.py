@@ -63,4 +63,4 @@ def lookup(kernel: str) -> CuteKernel:
 def entry(config: KernelConfig) -> CuteEntry:
     """Import the kernel's module (and with it cutlass) and ask it for the entry."""
     module = importlib.import_module(f"mla_lab.cute.{lookup(config.kernel).module}")
-    return module.entry(config)  # type: ignore[no-any-return]
+    return module.entry(config)

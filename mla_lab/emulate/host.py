@@ -348,11 +348,19 @@ def _launch(config: _Config, name: str, params: Any, sizes: dict[str, list[int]]
 
 
 def _last_error() -> str:
+    """The message of the error that tvm-ffi's last call raised: its C API keeps it for Python."""
     try:
-        core: Any = importlib.import_module("tvm_ffi.core")
-        return str(core.move_from_last_error().py_error())
-    except (ImportError, AttributeError, RuntimeError) as error:
+        libinfo: Any = importlib.import_module("tvm_ffi.libinfo")
+        library = ctypes.CDLL(libinfo.find_libtvm_ffi())
+        handle = ctypes.c_void_p()
+        library.TVMFFIErrorMoveFromRaised(ctypes.byref(handle))
+    except (ImportError, AttributeError, OSError, RuntimeError) as error:
         return repr(error)
+    if handle.value is None:
+        return "an error without a message"
+    # an object's header of three words, then (address, bytes) of the error's kind and message
+    words = (ctypes.c_size_t * 7).from_address(handle.value)
+    return ctypes.string_at(words[5], words[6]).decode(errors="replace")
 
 
 #: numpy dtype -> (DLPack code, bits)

@@ -5,9 +5,17 @@ from __future__ import annotations
 from typing import Any
 
 from ..core.errors import invalid
-from ..plan import ways, xqa
+from ..plan import launch_modes, xqa
 from ..plan.config import KernelConfig
-from ..plan.ways import ROWS, rows_tiles, ways_of
+from ..plan.launch_modes import (
+    KEEP_AB_PERSISTENT,
+    QUERY_HI_LO,
+    SIXTEEN_BIT,
+    SWAP_AB_LL,
+    SWAP_AB_PERSISTENT,
+    keep_ab_tiles,
+    modes_of,
+)
 from .arch import check_arch
 from .source import cuda_kernels, supported_archs
 
@@ -72,17 +80,17 @@ CUTE: tuple[KernelConfig, ...] = (
     *(
         _for_backend("cute/keep_ab_sm90", formats, tile)
         for formats in FORMATS
-        for tile in ROWS.tiles
+        for tile in KEEP_AB_PERSISTENT.tiles
     ),
     # for plans of more workers than run at once, whose partials the merge kernel merges
     *(
         _for_backend("cute/keep_ab_sm90", FORMATS[2], tile, options=(("fused_merge", 0),))
-        for tile in ROWS.tiles
+        for tile in KEEP_AB_PERSISTENT.tiles
     ),
     # sinks, scales on the device, draft masks: in the commonest format, others when first asked for
     *(
         _for_backend("cute/keep_ab_sm90", FORMATS[2], tile, mask, _extra(mask, scales))
-        for tile in ROWS.tiles
+        for tile in KEEP_AB_PERSISTENT.tiles
         for mask in ("none", "tree")
         for scales in (0, 1)
     ),
@@ -92,9 +100,9 @@ CUTE: tuple[KernelConfig, ...] = (
         for scales in ((), (("scales", 1),))
     ),
     *(
-        _for_backend("cute/swap_ab_sm90", FORMATS[2], tile, "tree", way.options)
-        for way in ways_of("cute/swap_ab_sm90")
-        for tile in way.tiles
+        _for_backend("cute/swap_ab_sm90", FORMATS[2], tile, "tree", mode.options)
+        for mode in modes_of("cute/swap_ab_sm90")
+        for tile in mode.tiles
     ),
     # tokens fetched one by one, from pages of any size: sparse calls, and pages of less than 16
     *(
@@ -134,77 +142,84 @@ CUTE: tuple[KernelConfig, ...] = (
     ),
     # skip-softmax over e4m3
     _for_backend(
-        "cute/swap_ab_sm90", EIGHT_BITS, (32, 1), "tree", (*ways.WALK.options, ("skip", 1))
+        "cute/swap_ab_sm90", EIGHT_BITS, (32, 1), "tree", (*SWAP_AB_PERSISTENT.options, ("skip", 1))
     ),
     # one query token is the causal rule's plainest case: one kernel for both
     *(
-        _for_backend("cute/swap_ab_sm90", formats, tile, "causal", way.options)
+        _for_backend("cute/swap_ab_sm90", formats, tile, "causal", mode.options)
         for formats in FORMATS
-        for way in ways_of("cute/swap_ab_sm90")
-        for tile in way.tiles
+        for mode in modes_of("cute/swap_ab_sm90")
+        for tile in mode.tiles
     ),
     # and without the rule, which takes up to 2 % of a short call, in the commonest format
     *(
-        _for_backend("cute/swap_ab_sm90", FORMATS[2], tile, "none", way.options)
-        for way in ways_of("cute/swap_ab_sm90")
-        for tile in way.tiles
+        _for_backend("cute/swap_ab_sm90", FORMATS[2], tile, "none", mode.options)
+        for mode in modes_of("cute/swap_ab_sm90")
+        for tile in mode.tiles
     ),
     # a cache of eight bits under a bf16 query, in the commonest page size
     *(
-        _for_backend("cute/swap_ab_sm90", FORMATS[2], tile, "causal", way.options, kv_format)
-        for (dtype, kv_format), operands in ways.FORMATS.items()
-        if operands == ways.SPLIT and dtype == "bf16"
-        for way in ways_of("cute/swap_ab_sm90")
-        for tile in way.tiles_for(dtype, kv_format)
+        _for_backend("cute/swap_ab_sm90", FORMATS[2], tile, "causal", mode.options, kv_format)
+        for (dtype, kv_format), operands in launch_modes.FORMATS.items()
+        if operands == QUERY_HI_LO and dtype == "bf16"
+        for mode in modes_of("cute/swap_ab_sm90")
+        for tile in mode.tiles_for(dtype, kv_format)
     ),
     # many rows of it; with sinks, draft masks and scales in memory as below
     *(
         _for_backend("cute/keep_ab_sm90", FORMATS[2], tile, kv_format=kv_format)
         for kv_format in ("e4m3", "fp8_656")
-        for tile in ROWS.split
+        for tile in KEEP_AB_PERSISTENT.hi_lo_tiles
     ),
     # e4m3 throughout with the query rows on the M side; sinks, draft masks and scales in memory are
     # compiled when first asked for, or left to the builds below
     *(
         _for_backend("cute/keep_ab_sm90", formats, tile)
-        for tile in ROWS.eight
+        for tile in KEEP_AB_PERSISTENT.e4m3_tiles
         for formats in (EIGHT_BITS, ("e4m3", "e4m3", 64))
     ),
     *(
         _for_backend("cute/keep_ab_sm90", ("e4m3", "bf16", page_size), tile)
         for page_size in OTHER_PAGES
-        for tile in ROWS.eight
-        if tile in rows_tiles("e4m3", "e4m3", page_size)
+        for tile in KEEP_AB_PERSISTENT.e4m3_tiles
+        if tile in keep_ab_tiles("e4m3", "e4m3", page_size)
     ),
     # e4m3 throughout: out in bf16, which callers of FlashInfer's get; with sinks and scales in
     # memory as well; a result of eight bits from what serving runs most
     *(
-        _for_backend("cute/swap_ab_sm90", EIGHT_BITS, tile, mask, way.options)
+        _for_backend("cute/swap_ab_sm90", EIGHT_BITS, tile, mask, mode.options)
         for mask in ("causal", "tree")
-        for way in ways_of("cute/swap_ab_sm90")
-        for tile in way.eight
+        for mode in modes_of("cute/swap_ab_sm90")
+        for tile in mode.e4m3_tiles
     ),
     *(
-        _for_backend("cute/swap_ab_sm90", ("e4m3", "e4m3", 64), tile, "causal", way.options)
-        for way in (ways.MAIL, ways.WALK)
-        for tile in way.eight
+        _for_backend("cute/swap_ab_sm90", ("e4m3", "e4m3", 64), tile, "causal", mode.options)
+        for mode in (SWAP_AB_LL, SWAP_AB_PERSISTENT)
+        for tile in mode.e4m3_tiles
     ),
-    # and from pages of other sizes: in the ways of few rows, of 32 tokens in every one; what more a
-    # call may want, of any cache of eight bits, by plans
+    # over pages of other sizes: the launch modes of few rows, and for pages of 32 every one;
+    # features beyond a plain call, over any cache of eight bits, run by plans
     *(
-        _for_backend("cute/swap_ab_sm90", ("e4m3", "bf16", page_size), tile, "causal", way.options)
+        _for_backend("cute/swap_ab_sm90", ("e4m3", "bf16", page_size), tile, "causal", mode.options)
         for page_size in OTHER_PAGES
-        for way in (ways_of("cute/swap_ab_sm90") if page_size == 32 else (ways.MAIL, ways.WALK))
-        for tile in way.eight
-        if way is not ways.WALK or _walks(tile, page_size)
+        for mode in (
+            modes_of("cute/swap_ab_sm90") if page_size == 32 else (SWAP_AB_LL, SWAP_AB_PERSISTENT)
+        )
+        for tile in mode.e4m3_tiles
+        if mode is not SWAP_AB_PERSISTENT or _walks(tile, page_size)
     ),
     *(
         _for_backend(
-            "cute/swap_ab_sm90", (dtype, out, page), tile, mask, ways.WALK.options, kv_format
+            "cute/swap_ab_sm90",
+            (dtype, out, page),
+            tile,
+            mask,
+            SWAP_AB_PERSISTENT.options,
+            kv_format,
         )
-        for (dtype, kv_format), operands in ways.FORMATS.items()
-        if operands != ways.STORED and dtype != "fp16"
-        for tile in ways.WALK.tiles_for(dtype, kv_format)
+        for (dtype, kv_format), operands in launch_modes.FORMATS.items()
+        if operands != SIXTEEN_BIT and dtype != "fp16"
+        for tile in SWAP_AB_PERSISTENT.tiles_for(dtype, kv_format)
         for mask, out, page in (
             *(("tree" if dtype == "e4m3" else "causal", "bf16", p) for p in OTHER_PAGES),
             ("tree", dtype, 64),
@@ -231,7 +246,7 @@ def sample(arch: str = "sm_90a") -> list[KernelConfig]:
     others: dict[tuple[str, bool, tuple[str, str, int]], list[KernelConfig]] = {}
     for config in shipped(arch):
         formats = (config.q_dtype, config.out_dtype, config.page_size)
-        bare = config.kernel == ways.WALK.kernel and config.mask == "none"
+        bare = config.kernel == SWAP_AB_PERSISTENT.kernel and config.mask == "none"
         bare = bare and not config.option("gather")
         if config.kernel not in seen or (formats == FORMATS[2] and not bare):
             kept.append(config)

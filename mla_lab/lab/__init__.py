@@ -1,8 +1,7 @@
 """What the notebooks import: `from mla_lab import lab`.
 
 `lab.start("NN")` opens a notebook, `lab.finish()` closes it; between them explorers to play
-with, checks, exercises, and numbers that say where they come from. Every name is imported when
-it is first asked for.
+with, checks, exercises, and numbers with their source. Names are imported at their first use.
 """
 
 from __future__ import annotations

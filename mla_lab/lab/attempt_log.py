@@ -1,4 +1,4 @@
-"""What was tried on the kernels, what was expected of it, and what came: `data/`'s own log."""
+"""Log of attempts on the kernels: change, expectation, outcome (`data/notes`)."""
 
 from __future__ import annotations
 

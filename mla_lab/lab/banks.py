@@ -1,8 +1,8 @@
-"""Banks of shared memory: which accesses meet, and what a swizzle does about it.
+"""Banks of shared memory: conflicts, and their removal by a swizzle.
 
 Shared memory has 32 banks of 4 bytes; a warp's 16-byte accesses are served eight lanes at a time,
-one 128-byte row of banks. Lanes of such a group that want different words of one bank wait for
-each other (CUDA C++ Programming Guide, compute capability 5.x and later).
+one 128-byte row of banks. Lanes of such a group that access different words of one bank are
+serialised (CUDA C++ Programming Guide, compute capability 5.x and later).
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def bank_of(byte: int) -> int:
 
 
 def turns(offsets: Sequence[int], width: int = VECTOR_BYTES) -> int:
-    """How many turns one group of accesses takes: 1 is conflict-free.
+    """Bank-conflict degree of one group of accesses: 1 is conflict-free.
 
     `offsets` are byte offsets of up to eight lanes, `width` bytes each. Equal words are one access.
     """

@@ -21,7 +21,7 @@ from typing import Any
 from ..core.errors import InvalidInput
 
 KERNELSPEC = {"display_name": "Python 3 (ipykernel)", "language": "python", "name": "python3"}
-#: what a person or a test put there on purpose; `execution` and `nbmake` are nbmake's settings
+#: metadata that a person or a test wrote; `execution` and `nbmake` are nbmake's settings
 KEPT_METADATA = {"execution", "mla_lab"}
 KEPT_CELL_METADATA = {"deletable", "editable", "jupyter", "mla_lab", "nbmake", "tags"}
 _CELL_ID = re.compile(r"[a-zA-Z0-9_-]{1,64}")
@@ -35,7 +35,7 @@ def _source_lines(source: str | list[str]) -> list[str]:
 
 
 def _cell_id(cell: Json, index: int, taken: set[str]) -> str:
-    """The cell's own id; where it is missing, malformed or a copy, its position names it."""
+    """The cell's own id; one from its position where it is missing, malformed or a duplicate."""
     own = cell.get("id", "")
     if _CELL_ID.fullmatch(own) and own not in taken:
         return str(own)

@@ -1,7 +1,7 @@
 """The H200 of the figures: its preset with the ceilings that the anchor run itself measured.
 
-One ceiling for every floor of the workbook: the best read and the best GEMM of the run whose times
-stand beside it. No recorded call is faster than that floor.
+All floors of the workbook use these ceilings: the best read and the best GEMM of the run whose
+times are shown. No recorded call is faster than its floor.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ def anchor_rows() -> tuple[Row, ...]:
 
 
 def measured_card() -> Gpu:
-    """The H200 by the ceilings of the anchor run; the preset where that is not recorded."""
+    """The H200 with the ceilings of the anchor run; the preset without that record."""
     found = [row["ceilings"] for row in anchor_rows() if row.get("ceilings")]
     if not found or H200.ceilings is None:
         return H200

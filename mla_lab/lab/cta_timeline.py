@@ -16,7 +16,7 @@ from .source import Source
 
 
 def case_of(name: str) -> Case:
-    """The benchmark's case of that name. Raises InvalidInput for none."""
+    """The benchmark's case of that name. Raises InvalidInput without one."""
     known = {case.name: case for case in anchor_cases()}
     if name not in known:
         raise invalid("case", repr(name), "one of the benchmark's, such as b1_q1_h128_kv8192")
@@ -34,7 +34,7 @@ def predicted_ctas(name: str) -> Timeline:
 
 
 def cta_figure(name: str = "b1_q1_h128_kv8192") -> go.Figure:
-    """Lanes over time, predicted left; right the recorded ones, where there are any."""
+    """Lanes over time: predicted left, recorded right if there is a record."""
     guess = predicted_ctas(name)
     shown, titles, kinds = (
         [guess],
@@ -61,6 +61,6 @@ def cta_figure(name: str = "b1_q1_h128_kv8192") -> go.Figure:
 
 
 def attended(timeline: Timeline) -> float:
-    """When the mean lane is done with its keys, us."""
+    """Mean end of the mainloop over lanes, us."""
     ends = {event.sm: event.end for event in timeline if event.role == "attend"}
     return sum(ends.values()) / len(ends)

@@ -1,4 +1,4 @@
-"""What code writes into README and the pages of `data/notes/`: tables, notes and pictures.
+"""Generated parts of README and of the pages of `data/notes/`: tables, notes and pictures.
 
     python -m mla_lab.lab.documents [FOLDER]      the top of a checkout; `make format` does it too
 
@@ -28,7 +28,7 @@ _REGION = re.compile(r"<!-- made: (?P<name>[\w-]+) -->\n.*?<!-- /made -->", re.D
 
 
 def workbook_table() -> str:
-    """One row a notebook: its number, its title as a link, what a reader can do afterwards."""
+    """One row a notebook: number, title as a link, learning goal."""
     rows = [f"| {e.number} | [{e.title}](notebooks/{e.file}) | {e.after} |" for e in NOTEBOOKS]
     return "\n".join(["| | notebook | afterwards you can |", "|---|---|---|", *rows])
 
@@ -47,7 +47,7 @@ TABLES: dict[str, Callable[[], str]] = {
 
 
 def fill(text: str) -> str:
-    """`text` with every marked table made anew. Raises InvalidInput for a name of none."""
+    """`text` with every marked table generated anew. Raises InvalidInput for an unknown name."""
 
     def made(match: re.Match[str]) -> str:
         name = match["name"]

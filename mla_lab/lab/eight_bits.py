@@ -1,7 +1,7 @@
-"""Eight bits by hand: bytes of a token, e4m3 and its two terms, weights rounded and summed up.
+"""Arithmetic of an fp8 cache: bytes of a token, e4m3, hi + lo queries, rounded softmax weights.
 
-What kernels do with them stands in `mla_lab.cute.swap_ab_sm90`; here it is done on small tensors in
-float64, so that the rounding in question is the only error.
+`mla_lab.cute.swap_ab_sm90` has the kernels' version; here it is on small tensors in float64, so
+that the rounding in question is the only error.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from ..core.kv_cache import (
 from ..core.problem import ELEMENT_BYTES, LATENT_DIM, ROPE_DIM
 from ..verify.eight_bit_error import exact
 
-#: what one of a second term counts for
+#: value of one unit of the lo term
 LOW = 1 / 16
-#: a row's greatest magnitude is scaled to [TOP / 2, TOP)
+#: a row's largest magnitude is scaled to [TOP / 2, TOP)
 TOP = 256.0
-#: ways to round weights of softmax, by name; a number multiplies them before e4m3
+#: roundings of softmax weights by name; a number multiplies them before rounding to e4m3
 WEIGHTS = {"bf16": 0, "e4m3 x 1": 1, "e4m3 x 256": 256, "e4m3 x 448": 448, "two terms x 256": 256}
 
 
@@ -47,7 +47,7 @@ class Field(NamedTuple):
 
 
 def fields(kv_format: str) -> tuple[Field, ...]:
-    """Parts of a stored token, in order; the latent of the 656-byte format by scale groups."""
+    """Parts of a stored token, in order; the latent of the 656-byte format by scale group."""
     if kv_format == "fp8_656":
         groups = LATENT_DIM // SCALE_GROUP
         return (
@@ -90,44 +90,44 @@ class Terms(NamedTuple):
 
     @property
     def sum(self) -> Tensor:
-        """What both stand for."""
+        """The number they represent."""
         return self.hi + self.lo * LOW
 
 
 def split(x: Tensor) -> Terms:
-    """x = hi + lo / 16 as nearly as can be, for magnitudes up to 256: hi what e4m3 keeps of x,
-    lo what it keeps of 16 times the rest.
+    """x = hi + lo / 16 as closely as possible, for magnitudes up to 256: hi is x rounded to e4m3,
+    lo is 16 (x - hi) rounded to e4m3.
     """
     hi = e4m3(x)
     return Terms(hi, e4m3((x.double() - hi) / LOW))
 
 
 def row_scale(rows: Tensor) -> Tensor:
-    """The power of two that takes each row's greatest magnitude to 128 .. 256, [..., 1]."""
+    """The power of two that scales each row's largest magnitude to 128 .. 256, [..., 1]."""
     top = rows.double().abs().amax(-1, keepdim=True)
     _, exponent = torch.frexp(top.clamp_min(2.0**-126))
     return torch.ldexp(torch.full_like(top, TOP), -exponent)
 
 
 def splits_exactly(rows: Tensor) -> Tensor:
-    """Which elements of rows [..., n] two e4m3 numbers give back to the last bit."""
+    """True for elements of rows [..., n] that two e4m3 numbers represent exactly."""
     scaled = rows.double() * row_scale(rows)
     return split(scaled).sum == scaled
 
 
-def rounded(weights: Tensor, way: str) -> Tensor:
-    """Weights of softmax relative to the row's largest, after rounding by a name of WEIGHTS."""
-    if way not in WEIGHTS:
-        raise invalid("way", repr(way), tuple(WEIGHTS))
-    factor = WEIGHTS[way]
+def rounded(weights: Tensor, rounding: str) -> Tensor:
+    """Softmax weights relative to the row's largest, rounded by an entry of WEIGHTS."""
+    if rounding not in WEIGHTS:
+        raise invalid("rounding", repr(rounding), tuple(WEIGHTS))
+    factor = WEIGHTS[rounding]
     if not factor:
         return weights.bfloat16().double()
-    if way.startswith("two"):
+    if rounding.startswith("two"):
         return split(weights * factor).sum / factor
     return e4m3(weights * factor) / factor
 
 
-def decode(query: Tensor, keys: Tensor, scale: float, way: str, *, sums: str) -> Tensor:
+def decode(query: Tensor, keys: Tensor, scale: float, rounding: str, *, sums: str) -> Tensor:
     """Attention of query [heads, 576] over keys [kv, 576] with rounded weights: [heads, 512].
 
     sums: "rounded" divides by the sum of the rounded weights, "exact" by that of the exact ones.
@@ -136,20 +136,20 @@ def decode(query: Tensor, keys: Tensor, scale: float, way: str, *, sums: str) ->
         raise invalid("sums", repr(sums), ("rounded", "exact"))
     scores = scale * (query.double() @ keys.double().T)
     weights = torch.exp(scores - scores.amax(-1, keepdim=True))
-    kept = rounded(weights, way)
+    kept = rounded(weights, rounding)
     total = (kept if sums == "rounded" else weights).sum(-1, keepdim=True)
     return kept @ keys[:, :LATENT_DIM].double() / total
 
 
 def sum_errors(query: Tensor, keys: Tensor, scale: float) -> list[tuple[str, float, float]]:
-    """(way, error with sums of rounded weights, with exact sums), against exact attention."""
+    """(rounding, error with sums of rounded weights, with exact sums), against exact attention."""
     wanted = exact(query, keys.double(), scale)
 
-    def error(way: str, sums: str) -> float:
-        out = decode(query, keys, scale, way, sums=sums)
+    def error(rounding: str, sums: str) -> float:
+        out = decode(query, keys, scale, rounding, sums=sums)
         return float((out - wanted).norm() / wanted.norm())
 
-    return [(way, error(way, "rounded"), error(way, "exact")) for way in WEIGHTS]
+    return [(name, error(name, "rounded"), error(name, "exact")) for name in WEIGHTS]
 
 
 def spread_errors(octaves: int, seed: int = 0) -> dict[str, float]:

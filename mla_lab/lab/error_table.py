@@ -1,4 +1,4 @@
-"""What our kernels are off by over a cache of eight bits, beside torch with the same rounding."""
+"""Errors of our kernels over an fp8 cache, beside those of torch with the same rounding."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ RECORD = "records/h200_eight_bit_errors.jsonl"
 
 
 def kernel_errors() -> Table:
-    """A row for each kernel and format, pieces that the matrix unit adds up alone apart."""
+    """A row for each kernel and format; pieces accumulated in the tensor cores alone are apart."""
     head, *rows = read(data_dir() / RECORD)
     here = head["environment"]
     source = Source("recorded", card=here["card"]["name"], date=here["date"])

@@ -2,7 +2,7 @@
 
 The stub cell's metadata carries nbmake's `post_cell_execute`: the lines of the solution, ending
 in `lab.solved("31.1")`. Under nbmake the solution replaces the stub and its check must pass; a
-reader's own answer gets a verdict, and what passes is kept (`progress`).
+reader's own answer gets a verdict, and a right one is stored (`progress`).
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class ExerciseFailed(MlaLabError, AssertionError):
 
 @dataclass(frozen=True)
 class Verdict:
-    """What a check says of an answer: whether it is right, and a sentence for the reader."""
+    """Result of a check: right or not, and a sentence for the reader."""
 
     passed: bool
     sentence: str
@@ -44,13 +44,13 @@ def judge(number: str, attempt: Any) -> Verdict:
         return Verdict(True, CHECKS[number](Attempt(attempt)))
     except Hint as hint:
         return Verdict(False, f"{hint}.".replace("?.", "?"))
-    except Exception as error:  # an answer of a type that no check foresaw
+    except Exception as error:  # an answer of an unexpected type
         form = f"{type(error).__name__}: {error}"
         return Verdict(False, f"The answer has another form than the exercise asks for ({form}).")
 
 
 def check(number: str, attempt: Any) -> None:
-    """Shows the verdict on a reader's answer and keeps what is solved.
+    """Show the verdict on a reader's answer and store a solved exercise.
 
     Raises ExerciseFailed only where an injected solution does not pass.
     """

@@ -1,9 +1,9 @@
 """The base of every explorer: controls, one pure `figure(state)`, a state line to copy.
 
-Setting a control's value in a cell redraws before the next statement runs, so a test can play
-like a reader. Moves that come from the browser are debounced instead: only the last one of a
-burst is drawn. Pictures are put into the `Output` as data, not printed inside `with out:`, so
-that an error in a callback reaches whoever set the value and is never swallowed.
+Setting a control's value in a cell redraws before the next statement runs, so that a test can act
+as a reader. Changes from the browser are debounced: only the last of a burst is drawn. Pictures are
+put into the `Output` as data, not printed inside `with out:`, so that an error in a callback is
+raised where the value was set.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from .svg import Svg
 #: seconds of silence before a burst of slider moves is drawn
 DEBOUNCE_S = 0.06
 PLOTLY_MIME = "application/vnd.plotly.v1+json"
-#: what `make html` reads instead of a live widget
+#: output type that `make html` reads in place of a live widget
 FRAMES_MIME = "application/vnd.mla-lab.frames+json"
 
 Picture: TypeAlias = go.Figure | Svg
@@ -52,7 +52,7 @@ def words_of(picture: Picture) -> str:
 
 
 def called_from_browser() -> bool:
-    """Is the code running now a reaction to a control that someone moved in the browser?"""
+    """True while a callback of a control moved in the browser runs."""
     shell = get_ipython()
     kernel = getattr(shell, "kernel", None)
     if kernel is None:
@@ -66,12 +66,12 @@ _LIVE: weakref.WeakSet[Explorer] = weakref.WeakSet()
 
 
 def forget() -> None:
-    """Begins a notebook: explorers of an earlier one are no longer looked after."""
+    """Begin a notebook: forget the explorers of an earlier one."""
     _LIVE.clear()
 
 
 def moved() -> list[str]:
-    """Lines of the explorers that do not stand as their author left them."""
+    """State lines of the explorers whose state differs from the initial one."""
     return sorted(e.line() for e in _LIVE if e.state != e.first)
 
 
@@ -79,10 +79,10 @@ class Explorer:
     """Controls over one picture.
 
     A subclass sets `name`, `source`, `frames_over` and `knobs` (or builds its `controls()`), and
-    answers `figure(state)` from plain values alone; `note(state)` may add HTML below.
+    implements `figure(state)` from plain values alone; `note(state)` may add HTML below.
     """
 
-    #: the expression that makes this explorer again
+    #: expression that creates this explorer
     name = "lab.Explorer"
     #: chip beside the state line
     source: Source | None = None
@@ -107,46 +107,46 @@ class Explorer:
             widget.observe(self._changed, names="value")
         self.redraw()
 
-    # -- what a subclass answers -------------------------------------------------------------
+    # -- implemented by a subclass -------------------------------------------------------------
     def controls(self) -> Knobs:
         """The controls by state name, at their defaults."""
         return self.knobs
 
     def figure(self, state: dict[str, Any]) -> Picture:
-        """The picture of `state`; depends on nothing else."""
+        """The picture of `state`, a pure function."""
         raise invalid("figure", "Explorer itself", "a subclass that draws")
 
     def note(self, state: dict[str, Any]) -> str:
         """A sentence of HTML below the picture, or nothing."""
         return ""
 
-    # -- what the base does ------------------------------------------------------------------
+    # -- provided by the base ------------------------------------------------------------------
     @property
     def state(self) -> dict[str, Any]:
         """The controls' values, plain and copyable."""
         return {key: widget.value for key, widget in self.widgets.items()}
 
     def picture(self, **state: Any) -> Picture:
-        """The picture with these values in place of the controls', which stay as they are."""
+        """The picture for these values; the controls stay unchanged."""
         unknown = next((key for key in state if key not in self.widgets), None)
         if unknown is not None:
             raise self._refuse(unknown, state[unknown])
         return self.figure({**self.state, **state})
 
     def title(self, **state: Any) -> str:
-        """What `picture` says in words: the title of a chart, the alt text of a drawing."""
+        """The finding of the picture: the title of a chart, the alt text of a drawing."""
         return words_of(self.picture(**state))
 
     def _refuse(self, key: str, value: Any) -> InvalidInput:
         return invalid(key, repr(value), f"a control of {self.name}: {list(self.widgets)}")
 
     def line(self, state: dict[str, Any] | None = None) -> str:
-        """One line that makes this explorer again, in its present state or another."""
+        """Expression that creates this explorer in `state`, by default its present one."""
         arguments = ", ".join(f"{key}={value!r}" for key, value in (state or self.state).items())
         return f"{self.name}({arguments})"
 
     def words(self, state: dict[str, Any]) -> str:
-        """What stands below the picture of `state`: the note, the source's chip, the line."""
+        """HTML below the picture of `state`: note, source chip, state line."""
         chip = self.source.chip() if self.source else ""
         return (
             f"{self.note(state)}<div style='margin-top:4px'>{chip} "
@@ -183,7 +183,7 @@ class Explorer:
         self.pending = asyncio.get_event_loop().call_later(DEBOUNCE_S, self._redraw_shown)
 
     def _redraw_shown(self) -> None:
-        """Redraws on the reader's behalf: an error becomes the picture, where it is seen."""
+        """Redraw after a reader's change: an error is shown in place of the picture."""
         self.pending = None
         try:
             self.redraw()
@@ -224,7 +224,7 @@ class Explorer:
 
 
 def slider_values(widget: widgets.Widget) -> list[Any]:
-    """Every value that a slider or a choice can take, in order."""
+    """All values of a slider or a choice, in order."""
     if hasattr(widget, "options"):
         return [o[1] if isinstance(o, tuple) else o for o in widget.options]
     if isinstance(widget, widgets.IntSlider):

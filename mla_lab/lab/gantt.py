@@ -12,8 +12,8 @@ from ..plan.tile import Plan
 from ..simulate import Timeline
 from .style import INK, PALETTE, ROLE_COLORS, TEMPLATE, hatch
 
-#: hatching doubles what a bar costs the browser (0.2 s for 1,100): beyond this many bars in a
-#: picture the chip beside it alone says that they are predicted
+#: hatching doubles the browser's time for a bar (0.2 s for 1,100): with more bars than this only
+#: the source chip shows that they are predicted
 MAX_HATCHED = 1500
 #: requests cycle through these fills of the attend bars, so that neighbours differ
 _ATTEND = (PALETTE[0], "#6BAED6", "#08519C", "#4292C6")
@@ -50,7 +50,7 @@ def bars(timeline: Timeline, plan: Plan | None = None, *, kind: str = "measured"
 
 
 def _details(tile: np.ndarray, plan: Plan | None) -> tuple[np.ndarray | None, str]:
-    """Columns of what a tile is, and the hover text that names them; tile -1 shows zeros."""
+    """Columns that describe a tile, and their hover text; tile -1 has zeros."""
     if plan is None or not (tile >= 0).all():
         return None, ""
     columns = plan.tiles[tile, :6] + np.asarray([0, 0, 0, 0, 1, 0], np.int32)
@@ -67,9 +67,7 @@ def side_by_side(
     height: int = 440,
     kinds: Sequence[str] = (),
 ) -> go.Figure:
-    """Lanes of several plans over one time axis, so that lengths compare by eye. `kinds` says
-    where each comes from, if not all are predicted.
-    """
+    """Lanes of several plans over one time axis. `kinds`: source of each, default predicted."""
     figure = make_subplots(
         cols=len(timelines), rows=1, subplot_titles=list(titles), horizontal_spacing=0.07
     )

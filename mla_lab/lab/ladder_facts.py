@@ -27,7 +27,7 @@ from .measuring import Figure, live_row
 from .session import gpu_name
 from .source import Source
 from .tables import Table, table
-from .xray_facts import ARCH, Counted, recorded_source, seen_through
+from .xray_facts import ARCH, Counted, inspected, recorded_source
 
 RECORD = "runtime/ladder_xray.json"
 #: namespaces of each step's kernels, where they are not the step's own
@@ -42,9 +42,7 @@ KERNELS = {
 
 @dataclass(frozen=True)
 class StepFacts(Counted):
-    """What the compiler made of a step; instructions of all its kernels together, registers of the
-    kernel that has most.
-    """
+    """Compiled code of a step: instructions of all kernels, registers of the kernel with most."""
 
     step: int
     shared_bytes: int
@@ -60,7 +58,7 @@ def case_of(name: str) -> Case:
 
 @cache
 def rungs(name: str) -> list[Rung]:
-    """Each step in the case called `name`: predicted, and recorded as far as there is a record."""
+    """Each step in the case called `name`: predicted, and recorded if there is a record."""
     return ladder.rungs(ladder.recorded(), case_of(name))
 
 
@@ -91,7 +89,7 @@ def code(step: int, begin: str, end: str) -> str:
 @cache
 def facts() -> tuple[tuple[StepFacts, ...], Source]:
     """The x-ray of every step: compiled here, else recorded; BuildError where neither is."""
-    if found := seen_through(CONFIG):
+    if found := inspected(CONFIG):
         return _facts(found), Source("measured", detail="compiled here")
     path = data_dir() / RECORD
     if not path.exists():

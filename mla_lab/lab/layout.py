@@ -140,7 +140,7 @@ def _offset(coordinate: IntTuple, shape: IntTuple, stride: IntTuple) -> int:
 
 
 def coalesce(layout: Layout) -> Layout:
-    """The same function with the fewest modes: neighbours that run on are joined."""
+    """The same function with the fewest modes: contiguous neighbours are joined."""
     modes: list[list[int]] = []
     for extent, step in zip(flatten(layout.shape), flatten(layout.stride), strict=True):
         if extent == 1:
@@ -197,7 +197,7 @@ def _from_modes(modes: list[tuple[int, int]]) -> Layout:
 
 
 def complement(layout: Layout, cosize: int) -> Layout:
-    """The layout of the offsets that `layout` leaves out, up to `cosize`."""
+    """The layout of the offsets that `layout` does not reach, up to `cosize`."""
     pairs = sorted(
         (d, s)
         for s, d in zip(flatten(layout.shape), flatten(layout.stride), strict=True)

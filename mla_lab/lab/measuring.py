@@ -1,4 +1,4 @@
-"""Figures with their origin: measured now on a GPU, else recorded in `data/`, else missing."""
+"""Figures with their source: measured now on a GPU, else recorded in `data/`, else missing."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class Run:
 
 @dataclass(frozen=True)
 class Figure:
-    """Microseconds of one case, or None, and where they come from."""
+    """Microseconds of one case, or None, and their source."""
 
     case: str
     us: float | None

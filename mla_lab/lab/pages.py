@@ -1,9 +1,9 @@
 """From a block table to the boxes that the tensor memory accelerator fetches.
 
 A kernel reads a request's cache in tiles of 64 tokens. A tile is one or more *boxes*: runs of
-rows inside one page. A box is as tall as the page or the tile, whichever is less, and is always
-fetched whole: rows behind the request's last token come along and are masked. Pages behind the last
-token are never named. Each box is nine bulk copies of 64 columns (128 bytes, one swizzle row).
+rows inside one page. A box has min(page, tile) rows and is always fetched whole: rows after the
+request's last token are loaded too, and masked. Pages after the last token are never read. Each box
+is nine bulk copies of 64 columns (128 bytes, one swizzle row).
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def boxes(table: list[int], kv_len: int, page_size: int, tile_kv: int = TILE_KV)
 
 
 def gather(cache: np.ndarray, fetched: list[Box], kv_len: int) -> np.ndarray:
-    """What the boxes bring: rows [kv_len, width] from `cache` [pages, page_size, width]."""
+    """Rows [kv_len, width] that the boxes load from `cache` [pages, page_size, width]."""
     tiles = 1 + max((box.tile for box in fetched), default=-1)
     out = np.full((tiles * TILE_KV, cache.shape[2]), np.nan, cache.dtype)
     for box in fetched:
@@ -58,11 +58,11 @@ def gather(cache: np.ndarray, fetched: list[Box], kv_len: int) -> np.ndarray:
 
 @dataclass(frozen=True)
 class Traffic:
-    """What fetching one request takes."""
+    """Memory traffic of loading one request."""
 
     boxes: int
     copies: int
-    #: rows that come along behind the last token
+    #: loaded rows after the last token
     wasted_rows: int
     #: slots of the pages that hold no token: memory, not traffic
     unused_slots: int

@@ -77,7 +77,7 @@ def _shape(case: str) -> tuple[int, int, int] | None:
 def policy_curves(
     policies: Sequence[str], batches: Sequence[int], kv_len: int, heads: int
 ) -> go.Figure:
-    """How far each policy is from the best one over the batch size, its better merge taken."""
+    """Time of each policy over the best one's, by batch size, each with its faster merge."""
 
     def quickest(policy: str, batch: int) -> float:
         problem = Problem.uniform(batch, 1, kv_len, heads)

@@ -22,7 +22,7 @@ CELL_TIMEOUT = 120
 
 
 def execute(path: Path, keep: Path | None) -> str:
-    """Runs a notebook; "" or the error that ended it. `keep` gets the executed copy."""
+    """Run a notebook; returns "" or the error that ended it. `keep`: path of the executed copy."""
     import nbformat
     from nbclient import NotebookClient
     from nbclient.exceptions import CellExecutionError, CellTimeoutError, DeadKernelError

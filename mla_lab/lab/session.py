@@ -1,4 +1,4 @@
-"""First and last cell of a notebook: where things run; what was swallowed; what made this page."""
+"""First and last cell of a notebook: device, swallowed errors, provenance of the page."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class WidgetFailed(MlaLabError, RuntimeError):
 
 
 class OverBudget(MlaLabError, RuntimeError):
-    """A notebook takes more of a reader's machine than it may."""
+    """A notebook exceeds its budget of processor time or widget state."""
 
 
 #: processor seconds and bytes of widget state that a notebook may take; checked where the
@@ -84,7 +84,7 @@ def notebook_path(number: str) -> Path:
 
 
 def start(number: str) -> None:
-    """Opens notebook `number` ("31") and says where its cells run."""
+    """Open notebook `number` ("31") and show where its cells run."""
     session = Session(number, notebook_path(number), time.monotonic(), processor_s())
     _SESSIONS.append(session)
     forget()
@@ -96,8 +96,8 @@ def start(number: str) -> None:
 
 
 def finish() -> None:
-    """Fails where an output widget swallowed an error, and in tests where a cell left an explorer
-    moved; then prints what made this page.
+    """Raise if an output widget swallowed an error, or in tests if a cell left an explorer changed;
+    then print the provenance.
     """
     errors = widget_errors()
     if errors:
@@ -116,7 +116,7 @@ def finish() -> None:
 
 
 def widget_errors() -> list[str]:
-    """Errors that lie in `Output` widgets, where a notebook run would not see them."""
+    """Errors inside `Output` widgets, which a notebook run does not raise."""
     found = []
     for widget in _instances():
         if isinstance(widget, widgets.Output):

@@ -1,4 +1,4 @@
-"""Where a number comes from: predicted by a formula or simulator, measured now, or recorded."""
+"""Source of a number: predicted by a formula or the simulator, measured now, or recorded."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Source:
         return ", ".join(part for part in (self.kind, self.card, self.date, self.detail) if part)
 
     def chip(self) -> str:
-        """The label as a small HTML badge; the fill tells the kind without colour too."""
+        """The label as a small HTML badge; kinds differ by fill as well as colour."""
         return (
             f'<span style="{_STYLE[self.kind]};border-radius:9px;padding:1px 9px;'
             f'font:12px Helvetica,Arial,sans-serif;white-space:nowrap">{escape(self.label)}</span>'

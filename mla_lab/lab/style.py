@@ -1,4 +1,4 @@
-"""How every picture looks: colour-blind-safe, a finding as its title, source shown by fill.
+"""Style of all pictures: colour-blind-safe, a finding as the title, source shown by fill.
 
 Colours are Okabe and Ito's eight (https://jfly.uni-koeln.de/color/); ramps are cividis.
 Colour never stands alone: roles also differ by label, sources by hatch.
@@ -12,7 +12,6 @@ from typing import Any, NamedTuple
 import plotly.graph_objects as go
 import plotly.io as pio
 
-BLACK = "#000000"
 ORANGE = "#E69F00"
 SKY = "#56B4E9"
 GREEN = "#009E73"
@@ -23,14 +22,13 @@ PINK = "#CC79A7"
 GREY = "#8A8A8A"
 INK = "#1F2430"
 PAPER = "#FFFFFF"
-#: of text and boxes on the page itself, which a dark theme turns over
+#: colours of text and boxes on the page itself, which a dark theme inverts
 PAGE_TINT = "var(--jp-layout-color2,#F4F6FA)"
 PAGE_INK = "var(--jp-content-font-color1,#1F2430)"
 PAGE_LINK = "var(--jp-content-link-color,#0072B2)"
 
 #: order in which series take their colours
 PALETTE = (BLUE, ORANGE, GREEN, PINK, SKY, RED, YELLOW, GREY)
-RAMP = "cividis"
 
 #: one colour a role of a worker, in pictures of time
 ROLE_COLORS: Mapping[str, str] = {
@@ -143,7 +141,7 @@ def log_ticks(figure: go.Figure, values: Sequence[int]) -> None:
 def compare_bars(
     figure: go.Figure, x: Sequence[str], series: Mapping[str, tuple[str, Any]]
 ) -> None:
-    """Adds bars of (colour, counts by x) beside each other; nothing is written over a zero."""
+    """Add bars of (colour, counts by x) side by side; a zero has no label."""
     for name, (color, counts) in series.items():
         values = [counts.get(key, 0) for key in x]
         text = [f"{n:,}" if n else "" for n in values]

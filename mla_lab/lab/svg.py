@@ -15,7 +15,7 @@ TINTS = ("#BBD7EA", "#F6D999", "#A8DCCB", "#EBCADB", "#CDE8F8", "#F0BE9A", "#FAF
 
 @dataclass(frozen=True)
 class Cell:
-    """One cell: what it shows, its fill, and the sentence that hovering or a reader gives."""
+    """One cell: label, fill, and the sentence for hovering and screen readers."""
 
     text: str
     fill: str = "#FFFFFF"
@@ -25,7 +25,7 @@ class Cell:
 
 @dataclass(frozen=True)
 class Svg:
-    """A finished picture with its alt text; shows itself in a notebook."""
+    """A finished picture with its alt text; displays in a notebook."""
 
     markup: str
     alt: str

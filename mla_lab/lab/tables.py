@@ -1,4 +1,4 @@
-"""Small tables that show themselves in a notebook, numbers right-aligned."""
+"""Small tables for notebooks, numbers right-aligned."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from .source import Source
 
 @dataclass(frozen=True)
 class Table:
-    """Column names, rows of values, and where the numbers come from."""
+    """Column names, rows of values, and the source of the numbers."""
 
     columns: Sequence[str]
     rows: Sequence[Sequence[Any]]
@@ -53,6 +53,6 @@ def table(columns: Iterable[str], rows: Iterable[Sequence[Any]], **options: Any)
 
 @cache
 def lines(name: str) -> tuple[dict[str, Any], ...]:
-    """Rows of a file of JSON lines in `data/`, whatever their form."""
+    """Rows of a file of JSON lines in `data/`, unchecked."""
     text = (data_dir() / name).read_text(encoding="utf-8")
     return tuple(json.loads(line) for line in text.splitlines())

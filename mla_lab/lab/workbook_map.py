@@ -1,4 +1,4 @@
-"""The notebooks as a map: what each teaches, which path passes it, and what this machine has."""
+"""Map of the notebooks: learning goals, reading paths, and the capabilities of this machine."""
 
 from __future__ import annotations
 
@@ -156,6 +156,6 @@ def _card(
 
 
 def doctor_table() -> Table:
-    """What this machine has, from `mla-lab doctor`, with the way out where something is missing."""
+    """Findings of `mla-lab doctor`, with a remedy for each missing part."""
     rows = [(f.topic, f.name, "yes" if f.there else "no", f.detail) for f in examine()]
     return table(("what", "name", "here", "detail"), rows)

@@ -1,8 +1,8 @@
 """Facts of compiled kernels: from an artifact that is here, else as recorded in
 data/runtime/xray.json.
 
-Compiling the large kernels takes tens of seconds, so a notebook only looks: an artifact in the
-cache is seen through now, and where there is none the recorded facts stand in, with their date.
+Compiling the large kernels takes tens of seconds, so a notebook does not: it inspects an artifact
+in the cache, or else shows the recorded facts with their date.
 
     python -m mla_lab.lab.xray_facts     compile what is missing, write data/runtime/xray.json anew
 """
@@ -28,7 +28,7 @@ from .source import Source
 
 RECORD = "runtime/xray.json"
 ARCH = "sm_90a"
-#: what the notebook shows, by a short name
+#: builds that the notebook shows, by short name
 KERNELS = {
     "empty": KernelConfig("cute/empty"),
     "swap_ab, 16 rows": KernelConfig("cute/swap_ab_sm90", tile_rows=16),
@@ -41,7 +41,7 @@ KERNELS = {
 
 @dataclass(frozen=True)
 class Counted:
-    """What the compiler made of some code: registers a thread, spills, instructions in its SASS."""
+    """Compiled code: registers a thread, spills, SASS instructions."""
 
     registers: int
     spills: int
@@ -55,7 +55,7 @@ class Counted:
 
 @dataclass(frozen=True)
 class Facts(Counted):
-    """One kernel: resources as the compiler states them, and lines of its machine code."""
+    """One kernel: resources as reported by the compiler, and an excerpt of its SASS."""
 
     kernel: str
     stack: int
@@ -68,7 +68,7 @@ class Facts(Counted):
     source: Source
 
 
-def seen_through(config: KernelConfig) -> tuple[KernelReport, ...] | None:
+def inspected(config: KernelConfig) -> tuple[KernelReport, ...] | None:
     """The kernels of an artifact that is compiled here; None without one or a disassembler."""
     try:
         artifact = find(config, ARCH)
@@ -79,7 +79,7 @@ def seen_through(config: KernelConfig) -> tuple[KernelReport, ...] | None:
 
 
 def recorded_source(kernel: str, date: str, compiler: str, recorded_hash: str) -> Source:
-    """The badge of recorded facts; it says where the sources have changed since."""
+    """Source of recorded facts; notes whether the kernel's files have changed since."""
     fresh = recorded_hash == source_hash(kernel)
     return Source("recorded", ARCH, date, compiler if fresh else f"{compiler}, earlier sources")
 
@@ -90,7 +90,7 @@ def facts(kernel: str) -> Facts:
     if kernel not in KERNELS:
         raise invalid("kernel", repr(kernel), tuple(KERNELS))
     config = KERNELS[kernel]
-    if found := seen_through(config):
+    if found := inspected(config):
         return _facts(kernel, found[0], Source("measured", detail="compiled here"))
     row = _record().get(kernel)
     if row is None:

@@ -1,7 +1,8 @@
-"""Which worker walks which tile, and in which order.
+"""Assignment of work tiles to workers.
 
-Each function takes tiles in the order (request, row tile, split) and returns that order permuted
-to the workers' walking order, with the workers' ranges in it: (order, worker_begin).
+Each function takes tiles in the order (request, row tile, split) and returns (order, worker_begin):
+`order` int64 [tiles] lists the tiles worker by worker, in the order in which each worker runs them,
+and `order[worker_begin[w] : worker_begin[w + 1]]` are those of worker w.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import numpy as np
 
 Assignment = tuple[np.ndarray, np.ndarray]
 
-#: tiles that a heap hands out at once, and tiles a round below which the heap is quicker
+#: tiles that the heap assigns at a time, and tiles a round below which the heap is faster
 HEAP_TILES, FEW = 1024, 24
 
 
@@ -22,8 +23,9 @@ def by_part(row_tile: np.ndarray, part: np.ndarray, bundle: int, workers: int) -
 
 
 def in_turn(blocks: np.ndarray, workers: int) -> Assignment:
-    """Longest first, ties in order, dealt to workers 0, 1, ... in turn, and in the next round
-    backwards: who got the longest of one round gets the shortest of the next.
+    """Tiles by falling length, ties in order, dealt to workers 0, 1, ..., workers - 1 and then
+    back, workers - 1, ..., 0: the worker with the longest tile of one round gets the shortest of
+    the next.
     """
     longest = np.argsort(-blocks, kind="stable")
     turn, at = np.divmod(np.arange(blocks.size), workers)
@@ -37,12 +39,13 @@ def one_each(blocks: np.ndarray) -> Assignment:
 
 
 def beside(tiles: np.ndarray, times: np.ndarray, workers: int) -> Assignment:
-    """`balance` of work tiles, those that read the same keys beside each other where it leaves a
-    choice: neighbours begin together, so that what one reads the others find in L2, and a group's
-    partials are there at the same time. (keep_ab, 128 heads, one request of 65536 keys: 34.6 us
-    where 64 pieces lie so, 37.5 where row tiles lie apart.)
+    """`balance`, with ties broken so that tiles which read the same keys go to neighbouring
+    workers.
 
-    A worker each, where there are as many, in just that order.
+    They start together, so that one reads the keys from HBM and the others from L2, and the
+    partials of a row tile are complete at about the same time. (keep_ab, 128 heads, one request of
+    65536 keys in 64 pieces: 34.6 us so, 37.5 us with the row tiles apart.) Where there are at least
+    as many workers as tiles, each tile has its own worker, in that order.
     """
     request, row_tile, split = (tiles[:, column].astype(np.int64) for column in (0, 1, 4))
     rows, splits = row_tile.max(initial=0) + 1, split.max(initial=0) + 1
@@ -54,9 +57,10 @@ def beside(tiles: np.ndarray, times: np.ndarray, workers: int) -> Assignment:
 
 
 def _round(times: np.ndarray, loads: np.ndarray, owner: np.ndarray) -> int:
-    """Hand out the tiles that go to different workers; how many those are.
+    """Assign the next tiles that LPT gives to different workers; returns their number.
 
-    Tile i goes to the i-th least loaded worker while no earlier one is done sooner.
+    Tile i goes to the i-th least loaded worker, as long as no worker served earlier in this round
+    would finish sooner.
     """
     least = np.argsort(loads, kind="stable")[: times.size]
     after = loads[least] + times
@@ -68,7 +72,7 @@ def _round(times: np.ndarray, loads: np.ndarray, owner: np.ndarray) -> int:
 
 
 def _by_heap(times: np.ndarray, loads: np.ndarray, owner: np.ndarray) -> int:
-    """Hand out all of `times` one by one; how many those are."""
+    """Assign all of `times` one by one; returns their number."""
     workers = loads.size
     # a load and its worker in one integer: the heap compares loads first, then indices
     heap = (loads * workers + np.arange(workers)).tolist()
@@ -85,11 +89,12 @@ def _by_heap(times: np.ndarray, loads: np.ndarray, owner: np.ndarray) -> int:
 
 
 def balance(times: np.ndarray, workers: int) -> Assignment:
-    """Longest first, ties in order, each to the worker with the least to do so far.
+    """By falling length, ties in order, each tile goes to the least loaded worker.
 
     Graham's LPT rule (1969): at most 4/3 - 1/(3 workers) of the best possible makespan. `times`
     are whole numbers above 0; among equal loads the lowest worker index wins. A round hands out
-    as many tiles at once as the rule gives to different workers; where that is few, a heap does.
+    as many tiles at once as the rule gives to different workers; where those are few, a heap is
+    used.
     """
     longest = np.argsort(-times, kind="stable")
     ordered = times[longest]

@@ -1,16 +1,29 @@
-"""Is a plan's table of tiles what its problem needs? For plans that come from outside."""
+"""Checks of a plan that was not made by `make_plan`: its tiles against its problem."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 import numpy as np
 
 from ..core.errors import invalid
+from ..core.problem import Problem
 from .extent import kv_tokens, row_tiles, spread
 
-if TYPE_CHECKING:
-    from .tile import Plan
+
+class Plan(Protocol):
+    """The fields of a `tile.Plan` that are checked."""
+
+    @property
+    def problem(self) -> Problem: ...
+    @property
+    def tile_rows(self) -> int: ...
+    @property
+    def tile_kv(self) -> int: ...
+    @property
+    def tiles(self) -> np.ndarray: ...
+    @property
+    def worker_begin(self) -> np.ndarray: ...
 
 
 def check_plan(plan: Plan) -> None:
@@ -22,7 +35,7 @@ def check_plan(plan: Plan) -> None:
         begins.ndim == 1
         and begins.size >= 1
         and begins[0] == 0
-        and begins[-1] == plan.num_tiles
+        and begins[-1] == len(plan.tiles)
         and bool((np.diff(begins) >= 0).all()),
         "worker_begin",
         "prefix sums from 0 to the number of tiles",

@@ -1,12 +1,11 @@
-"""Which kernel, which tile, which cuts: a few candidates a problem, priced, and the reason kept.
+"""Choice of kernel, tile and splits: candidates -> predicted time -> the cheapest, with a reason.
 
-Two families of kernel compete, each in its ways (see `ways`). With KV on the M side
-(`cute/swap_ab_sm90`) a tile has 8, 16 or 32 rows: no row is padded, partials are small, and heads
-may be spread over CTAs that read the same keys from L2. It runs grid plans that are a formula
-(see `formula`), where
-all their workers fit on the card at once, and walks others, which balance ragged lengths. With the
-query rows on the M side (`cute/keep_ab_sm90`) a tile has 64 rows, or 128 rows over a cluster of two
-that share each KV block: the matrix unit is full.
+Two kernel families compete, each in its launch modes (see `launch_modes`). swap_ab has KV on the M
+side of the MMA and 8, 16 or 32 query rows on the N side: no padded rows, small partials, and heads
+may be spread over CTAs that read the same keys from L2. It runs static grids (see `formula`), where
+all workers are resident at once, and persistent plans, which balance ragged lengths. keep_ab has
+the query rows on the M side, 64 of them, or 128 over a cluster of two CTAs that share each KV
+block by multicast, and so fills the tensor cores.
 """
 
 from __future__ import annotations
@@ -18,7 +17,15 @@ from ..core.errors import unsupported
 from ..core.gpu import H200, Gpu
 from ..core.problem import Problem
 from .config import KernelConfig
-from .kernel_costs import KEEP_AB_ROWS, KernelCosts, recorded_costs
+from .kernel_costs import KernelCosts, recorded_costs
+from .launch_modes import (
+    E4M3,
+    FORMATS,
+    KEEP_AB_PERSISTENT,
+    QUERY_HI_LO,
+    SWAP_AB_PERSISTENT,
+    find_mode,
+)
 from .pricing import (
     TILE_KV,
     Choice,
@@ -29,26 +36,25 @@ from .pricing import (
     price_formula,
     price_others,
 )
-from .ways import EIGHT, FORMATS, ROWS, SPLIT, WALK, find_way
 
-#: how batch invariance cuts (see `policies.fixed_size`), for requests of up to 16 query rows, of up
-#: to 64 heads, and of more, whose row tiles fill the card sooner: in the largest pieces with which
-#: 64 requests do, since a batch of 128 pays 8 us for every further one. Small batches lose by it:
-#: with 8192 keys each and 16 or 128 heads, one request takes 10.7 or 6.6 times as long as by
-#: default on an H200, 16 of them 2.2 or 1.7 times (data/records/h200_invariant.jsonl).
+#: splits under batch invariance (arguments of `policies.fixed_size`), for requests of up to 16
+#: query rows, of up to 64 heads, and of more. Pieces are the largest with which 64 requests still
+#: fill the card, since each further piece costs a batch of 128 requests 8 us. Small batches lose:
+#: with 8192 keys a request and 16 or 128 heads, 1 request takes 10.7 or 6.6 times as long as by
+#: default, 16 requests 2.2 or 1.7 times (H200, data/records/h200_invariant.jsonl).
 INVARIANT_CUTS = {
     16: {"split_blocks": 16, "max_splits": 32, "half_blocks": 64},
     64: {"split_blocks": 32, "max_splits": 32, "half_blocks": 64},
     128: {"split_blocks": 64, "max_splits": 32, "half_blocks": 128},
 }
-#: other cuts of a tile are priced where its first price is within so much of the least
+#: further splits of a tile are priced where its first price is within this factor of the least
 HOPEFUL = 1.2
-#: over a cache of eight bits a pair of CTAs that share their keys is taken where it is priced
-#: within so much of one CTA's tile: of 20 calls of 128 heads
-#: (data/records/h200_sweep_eight_bits.jsonl) the choice is 0.15 % over the best in the mean with
-#: that, 0.29 % without; what the L2 is spared has no price
+#: over an fp8 cache the cluster of two CTAs is chosen where it is priced within this factor of one
+#: CTA's tile, as the model has no price for the L2 reads it saves. Over 20 calls of 128 heads
+#: (data/records/h200_sweep_eight_bits.jsonl) the choice is in the mean 0.15 % slower than the best,
+#: 0.29 % without this factor
 PAIR_EDGE = 1.012
-#: query rows of a request up to which KV goes on the M side under batch invariance
+#: query rows of a request up to which batch invariance takes swap_ab
 INVARIANT_ROWS = 16
 
 
@@ -57,20 +63,19 @@ def choose(
     gpu: Gpu = H200,
     batch_invariant: bool = False,
     costs: tuple[KernelCosts, ...] | None = None,
-    separate_merge: bool = False,
     on_device: bool = False,
     able: Callable[[KernelConfig], bool] | None = None,
 ) -> Choice:
-    """The cheapest candidate by the cost model; `costs` are the families that may be used. With
-    `on_device` no host makes the plan: a tile's price is that of the cost policy alone. With
-    `able` the cheapest whose kernel can be had, or the cheapest of all where none can.
+    """The candidate with the least predicted time.
 
-    With `separate_merge` a merge kernel behind the attention kernel is priced as well, which the
-    config then asks for by the option fused_merge = 0.
+    costs: the kernel families and launch modes that may be used. on_device: the plan is made on the
+    device, so that a tile's price is that of the cost policy alone. able: True for a config whose
+    kernel is available; the cheapest such candidate wins, or the cheapest of all where there is
+    none.
 
-    With `batch_invariant`, kernel, tile and cuts of a request depend on heads, formats, page size
-    and that request's own lengths alone: nothing is priced, and the mask code is always there.
-    Raises Unsupported where requests of one call want kernels of both kinds: no plan holds that.
+    batch_invariant: kernel, tile and splits of a request depend on heads, formats, page size and
+    that request's own lengths alone; nothing is priced, and mask code is always compiled in. Raises
+    Unsupported where requests of one call need kernels of both families, as a plan has one kernel.
     """
     costs = costs or recorded_costs()
     if batch_invariant:
@@ -79,10 +84,10 @@ def choose(
             got = f"requests of up to {INVARIANT_ROWS} query rows and of more with batch_invariant"
             raise unsupported("q_lens", got, "one kind in a plan; a call without a plan takes both")
         return kinds[0].choice
-    found = _all_candidates(problem, gpu, costs, separate_merge, on_device)
+    found = _all_candidates(problem, gpu, costs, on_device)
     if not found:
-        small = "grids of more workers than run at once"
-        raise unsupported("problem", small, "fewer requests, or a family that walks plans")
+        small = "static grids of more workers than are resident at once"
+        raise unsupported("problem", small, "fewer requests, or a persistent launch mode")
     found.sort(key=lambda choice: _rank(problem, choice))
     first = next((i for i, c in enumerate(found) if able(c.config)), 0) if able else 0
     least = "least" if not first else f"{first} cheaper ones are not compiled here,"
@@ -96,10 +101,10 @@ def choose(
 
 
 def _rank(problem: Problem, choice: Choice) -> float:
-    """What candidates are sorted by, the least first."""
+    """Sort key of candidates: predicted us, scaled by `PAIR_EDGE` where that applies."""
     operands = FORMATS.get((problem.q_dtype, problem.kv_format))
-    shared = (choice.config.kernel, choice.config.cluster) == (ROWS.kernel, 2)
-    edge = PAIR_EDGE if shared and operands in (SPLIT, EIGHT) else 1.0
+    shared = (choice.config.kernel, choice.config.cluster) == (KEEP_AB_PERSISTENT.kernel, 2)
+    edge = PAIR_EDGE if shared and operands in (QUERY_HI_LO, E4M3) else 1.0
     return choice.predicted_us / edge
 
 
@@ -107,22 +112,21 @@ def _all_candidates(
     problem: Problem,
     gpu: Gpu,
     costs: tuple[KernelCosts, ...],
-    separate_merge: bool,
     on_device: bool,
 ) -> list[Choice]:
-    """Every tile with its best formula or the cost policy's cuts, the hopeful ones with others."""
+    """Every tile with its best static grid or the cost policy's splits; promising tiles with
+    others.
+    """
     found, planned = [], []
-    for family, way in ((family, find_way(*family.key)) for family in costs):
-        if way is None:
+    for family, mode in ((family, find_mode(*family.key)) for family in costs):
+        if mode is None:
             continue
         family = family.of(problem)
-        for rows, cluster in candidates(problem, way):
-            if way.formula:
+        for rows, cluster in candidates(problem, mode):
+            if mode.formula:
                 found += price_formula(problem, gpu, family, rows, cluster)
                 continue
             planned.append((price(problem, gpu, family, rows, cluster), family))
-            if separate_merge and way is ROWS:
-                found.append(price(problem, gpu, family, rows, cluster, fused_merge=False))
     found += [choice for choice, _ in planned]
     if on_device:
         return found
@@ -135,7 +139,7 @@ def _all_candidates(
 
 
 def regime(problem: Problem, gpu: Gpu) -> str:
-    """In words: what limits this problem on this card."""
+    """The resource that limits this problem on this card, in words."""
     floor = gpu.roofline_time(problem) * 1e6
     side = "matrix" if gpu.bound(problem) == "compute" else "memory"
     if floor < 15:
@@ -145,7 +149,7 @@ def regime(problem: Problem, gpu: Gpu) -> str:
 
 @dataclass(frozen=True)
 class Kind:
-    """Of a batch-invariant call, the requests of least_rows to most_rows query rows."""
+    """A choice under batch invariance, for requests of least_rows to most_rows query rows."""
 
     choice: Choice
     least_rows: int = 1
@@ -155,28 +159,29 @@ class Kind:
 def invariant_kinds(
     problem: Problem, gpu: Gpu, costs: tuple[KernelCosts, ...], ragged: bool = False
 ) -> list[Kind]:
-    """The batch-invariant rule: heads and a request's own q_len decide its tile, its own length
-    the cuts. Never a formula: its pieces depend on how many requests share the card.
+    """Kernel choices of a batch-invariant call: heads and a request's q_len decide the tile, its
+    KV length the splits. Never a static grid, whose split count depends on the batch size.
 
-    The kinds that requests of `problem` belong to, or with `ragged` those that any up to its
-    longest may belong to. Without constants for a walk all are of one kind.
+    Returns the kinds that requests of `problem` belong to; with `ragged`, those that any request
+    up to the longest may belong to. One kind where `costs` lacks swap_ab_persistent.
     """
-    walk = next((c for c in costs if c.key == (WALK.kernel, WALK.name)), None)
+    persistent = next((c for c in costs if c.key == SWAP_AB_PERSISTENT.key), None)
     rows = set(problem.rows.tolist()) - {0} or {problem.heads}
-    small = walk is not None and problem.heads <= INVARIANT_ROWS and not problem.top_k
+    small = persistent is not None and problem.heads <= INVARIANT_ROWS and not problem.top_k
     formats = (problem.q_dtype, problem.kv_format)
-    # of eight bits the walk alone is shipped with scales in memory and draft masks, and what a
-    # request is run by must not depend on what else a call asks for
-    by_rows = bool(ROWS.tiles_for(*formats)) and FORMATS.get(formats) not in (EIGHT, SPLIT)
+    # over an fp8 cache only swap_ab_persistent ships with scales in memory and draft masks, and a
+    # request's kernel must not depend on the call's other features
+    fp8 = FORMATS.get(formats) in (E4M3, QUERY_HI_LO)
+    keep_ab = bool(KEEP_AB_PERSISTENT.tiles_for(*formats)) and not fp8
     kinds = []
-    if small and walk is not None and (ragged or min(rows) <= INVARIANT_ROWS):
+    if small and persistent is not None and (ragged or min(rows) <= INVARIANT_ROWS):
         why = f"{INVARIANT_ROWS} query rows or fewer"
-        choice = _invariant(problem, gpu, walk, INVARIANT_ROWS, why)
+        choice = _invariant(problem, gpu, persistent, INVARIANT_ROWS, why)
         kinds.append(Kind(choice, most_rows=INVARIANT_ROWS))
     if not small or max(rows) > INVARIANT_ROWS:
-        family = next((c for c in costs if c.key == KEEP_AB_ROWS), costs[0])
-        if walk is not None and not by_rows:
-            family = walk
+        family = next((c for c in costs if c.key == KEEP_AB_PERSISTENT.key), costs[0])
+        if persistent is not None and not keep_ab:
+            family = persistent
         cuts = 64 if problem.heads <= 64 else 128
         choice = _invariant(problem, gpu, family, cuts, f"{problem.heads} heads")
         kinds.append(Kind(choice, least_rows=INVARIANT_ROWS + 1 if small else 1))
@@ -191,11 +196,15 @@ def _invariant(
     why: str,
 ) -> Choice:
     formats = (problem.q_dtype, problem.kv_format)
-    walks = family.key == (WALK.kernel, WALK.name)
-    # a plan of 64 rows where no kernel of these formats takes one: torch walks any
-    tiles = WALK.tiles_for(*formats) if walks else ROWS.tiles_for(*formats) or ROWS.tiles
-    # the taller of a walk's tiles where the rows with queries on M are missing
-    rows, cluster = tiles[-1] if walks and cuts > INVARIANT_ROWS else tiles[0]
+    swap_ab = family.key == SWAP_AB_PERSISTENT.key
+    # formats without a kernel of 64 rows: the torch backend runs the plan
+    tiles = (
+        SWAP_AB_PERSISTENT.tiles_for(*formats)
+        if swap_ab
+        else KEEP_AB_PERSISTENT.tiles_for(*formats) or KEEP_AB_PERSISTENT.tiles
+    )
+    # the taller tile of swap_ab_persistent, where keep_ab has none for these formats
+    rows, cluster = tiles[-1] if swap_ab and cuts > INVARIANT_ROWS else tiles[0]
     split = INVARIANT_CUTS[cuts]
     mask = "none" if problem.top_k else "causal"
     return Choice(

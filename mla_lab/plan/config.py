@@ -1,4 +1,4 @@
-"""What a compiled kernel depends on, and nothing else: the whole cache key of an artifact."""
+"""Everything that a compiled kernel depends on: the whole cache key of an artifact."""
 
 from __future__ import annotations
 

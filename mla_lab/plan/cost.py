@@ -1,22 +1,22 @@
-"""What a plan will cost: a few measured constants, and the time that they predict.
+"""Cost model of a plan: predicted time from a few measured constants.
 
-A worker spends `tile_ns` on each work tile, `block_ns` on each step (its matrix and softmax side,
-and a CTA's own way to memory), and, where the tile is one of several, time on leaving its partial.
-A step is one block, or one block for each of the `kv_ways` CTAs of a cluster that divide a tile's
-keys. The longest worker is the chain. All keys that a plan reads, at the card's bandwidth, are its
-memory side, and so are all that its tiles take out of L2, where row tiles read the same. None of
-these waits for the others where one is much longer; where they are alike each takes from the rest,
-and a plan lasts their norm, (chain^p + memory^p + L2^p)^(1/p), p `sharpness`.
+A worker spends `tile_ns` on each work tile, `block_ns` on each step (tensor cores, softmax, and the
+CTA's own loads), and, where a row tile is split, time on storing its partial. A step is one block,
+or one block for each of the `kv_ways` CTAs of a cluster that split a tile's KV. Three terms limit a
+plan: the chain of the longest worker; all KV reads at the card's HBM bandwidth; all KV reads from
+L2, where row tiles read the same KV. A term that is much longer than the others is the time of the
+plan; terms of similar length slow each other down. So the time is their norm,
+(chain^p + memory^p + L2^p)^(1/p) with p `sharpness`.
 
-Partials are left, and taken again by a merge, at the rate of one CTA (`copy_ns`) or, where many do
-it at once, at that of the card: `exchange_ns` times their number. Fused, every worker that has
-split a row tile merges a share of it behind its last tile, and has the weights of all its splits to
-find first. Separate, a second kernel begins when all workers are done, with every SM at work on all
-partials together.
+Partials are stored, and read again by the merge, at the rate of one CTA (`copy_ns`) or, where many
+CTAs do so at once, at the card's rate: `exchange_ns` times their number. In a cooperative merge,
+every worker of a split row tile merges a part of its rows after its own last tile, and first
+reads the lse of all splits. A separate merge kernel starts when all workers are done, and all SMs
+share all partials.
 
-The loads of a tile's first two steps are asked for together, so that the second one comes
-`head_start` of a step earlier than the rest follow each other. The first ones of all workers are
-asked for at once, and wait for each other as `fill` says.
+The loads of a tile's first two steps are issued together, so that the second arrives `head_start`
+of a step earlier than in the steady state. The first loads of all workers are issued at the same
+time and queue in HBM, which costs `fill`.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ Numbers = float | np.ndarray
 
 @dataclass(frozen=True)
 class CostModel:
-    """Constants of one kernel on one problem: nanoseconds, bytes, bytes per nanosecond (GB/s)."""
+    """Constants of one kernel on one problem: nanoseconds, bytes, bytes a nanosecond (GB/s)."""
 
     #: launch, to the first instruction of a worker
     launch_ns: float
@@ -43,28 +43,28 @@ class CostModel:
     block_bytes: int
     #: the card's read bandwidth
     card_rate: float
-    #: leaving a partial instead of an output, without its bytes
+    #: storing a partial in place of an output, without its bytes
     partial_ns: float
-    #: the bytes of one partial: for one worker alone, and of the card's rate for them all
+    #: time of one partial's bytes: for one worker alone, and at the card's rate for all of them
     copy_ns: float
     exchange_ns: float
-    #: merging: once a plan, and (separate) once a partial
+    #: merge: once a plan, and (merge kernel) once a partial
     merge_ns: float
     merge_partial_ns: float
     fused_merge: bool = True
-    #: CTAs of a worker that divide a tile's blocks
+    #: CTAs of a worker that split a tile's blocks
     kv_ways: int = 1
-    #: merging (fused): once for each split of the row tile that has most
+    #: cooperative merge: once for each split of the row tile with the most splits
     merge_split_ns: float = 0.0
-    #: of a step, saved by a work tile that has more than one
+    #: part of a step that a work tile of more than one step saves
     head_start: float = 0.0
-    #: of the card's time for one step of all streams, passed before a work tile's first step
+    #: delay before a tile's first step, in units of the card's time for one step of all streams
     fill: float = 0.0
-    #: until reads run at the card's bandwidth, and after their last
+    #: time in which reads do not run at the card's bandwidth: ramp-up, and after the last read
     memory_ns: float = 0.0
-    #: bytes per nanosecond that all work tiles together take out of L2
+    #: bytes a nanosecond that all work tiles together read from L2
     l2_rate: float = 1e9
-    #: how sharply the longer one of chain and memory decides
+    #: exponent of the norm of chain, memory and L2
     sharpness: float = 4.0
 
     def __post_init__(self) -> None:
@@ -78,27 +78,27 @@ class CostModel:
             raise invalid("CostModel.sharpness", self.sharpness, "1 or more")
 
     def start_time(self, streams: Numbers) -> Numbers:
-        """Nanoseconds of a work tile without its steps, its first blocks' way from memory
+        """Nanoseconds of a work tile before its first step, the latency of its first loads
         included, while `streams` workers read different keys.
         """
         shared = self.kv_ways * self.block_bytes * np.maximum(streams, 1.0) / self.card_rate
         return self.tile_ns + self.fill * shared
 
     def memory_time(self, blocks: Numbers, taken: Numbers) -> Numbers:
-        """Nanoseconds for reading so many different blocks from memory, and for so many in all that
-        work tiles take out of L2.
+        """Nanoseconds for reading so many different blocks from HBM, and for so many in all from
+        L2.
         """
         read = self.memory_ns + blocks * self.block_bytes / self.card_rate
         return self.both(np.asarray(read), taken * self.block_bytes / self.l2_rate)
 
     def both(self, chain: np.ndarray, memory: Numbers) -> np.ndarray:
-        """Nanoseconds of a chain of work and the card's reading beside it."""
+        """Nanoseconds of the longest worker with the card's reads beside it: their norm."""
         longer, shorter = np.maximum(chain, memory), np.minimum(chain, memory)
         share = shorter / np.maximum(longer, 1e-9)
         return longer * (1.0 + share**self.sharpness) ** (1.0 / self.sharpness)
 
     def partial_time(self, partials: np.ndarray, workers: int | np.ndarray) -> np.ndarray:
-        """Nanoseconds that a worker spends on leaving one of so many partials of a plan."""
+        """Nanoseconds for storing one partial, of so many in a plan."""
         at_once = np.minimum(partials, workers)
         return self.partial_ns + np.maximum(self.copy_ns, at_once * self.exchange_ns)
 
@@ -117,19 +117,19 @@ class CostModel:
         merge: np.ndarray,
         memory_ns: Numbers,
     ) -> np.ndarray:
-        """Nanoseconds after the launch: `last` is the longest worker's chain, `ready` that of those
-        with partials, `merge` what follows them, 0 without any.
+        """Nanoseconds after the launch. last: the longest worker's time; ready: that of the workers
+        with partials; merge: time of the merge, 0 without partials.
         """
         merged = np.where(merge > 0, self.both(ready, memory_ns) + merge, 0.0)
         return np.maximum(self.both(last, memory_ns), merged)
 
     def steps(self, steps: np.ndarray) -> np.ndarray:
-        """So many steps of one work tile, as many times as long as one that stands alone."""
+        """Effective number of steps of a work tile, after `head_start`."""
         return steps - self.head_start * (steps > 1)
 
     def merge_time(self, partials: np.ndarray, splits: np.ndarray) -> np.ndarray:
-        """Nanoseconds from the last of so many partials of a plan to the last merged row, where
-        no row tile has more than so many `splits`.
+        """Nanoseconds from the last stored partial to the last merged row. splits: of the row tile
+        that has most.
         """
         shares = np.maximum(self.copy_ns, partials * self.exchange_ns)
         shares = shares + splits * self.merge_split_ns
@@ -155,7 +155,7 @@ def makespan(
     ends = np.bincount(worker, weights=times)
     split = tiles[:, 7] >= 0
     last = ends.max()
-    # a worker merges behind its own last tile, and waits for those it shares a row tile with
+    # a worker merges after its own last tile, and waits for the other splits of the row tile
     ready = ends[worker[split]].max(initial=0.0) if model.fused_merge else last
     partials = np.count_nonzero(split, keepdims=True)
     merge = model.merge_time(partials, tiles[:, 5].max())[0]

@@ -1,4 +1,4 @@
-"""What a split policy sees, what it returns, and the work tiles that follow from it."""
+"""Input and output of a split policy, and the work tiles that follow from them."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class Shape:
 
 @dataclass(frozen=True)
 class Cuts:
-    """Pieces of the requests' keys, ordered by request, then by position; they cover each
+    """Splits of the requests' KV, ordered by request, then by position; they cover each
     request's blocks exactly once. Row tiles of a request share its pieces.
     """
 
@@ -58,7 +58,7 @@ class Cuts:
     request: np.ndarray
     begin: np.ndarray
     end: np.ndarray
-    #: the part (bundle of workers) that a policy chose for each piece, or None: let the schedule
+    #: part (bundle of workers) of each piece, or None where `schedule` assigns the pieces
     part: np.ndarray | None = None
 
 

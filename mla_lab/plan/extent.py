@@ -1,4 +1,4 @@
-"""How far a problem reaches in tiles: row tiles down, KV positions along."""
+"""Row tiles and KV positions of a problem."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def row_tiles(problem: Problem, tile_rows: int) -> np.ndarray:
 
 
 def kv_tokens(problem: Problem) -> np.ndarray:
-    """KV positions (sparse: list entries) that a row of each request walks, int64 [batch]."""
+    """KV positions (sparse: list entries) that each request attends, int64 [batch]."""
     if problem.top_k:
         return np.full(problem.batch, problem.top_k, dtype=np.int64)
     return np.asarray(problem.kv_lens, dtype=np.int64)

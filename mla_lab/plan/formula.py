@@ -1,8 +1,8 @@
-"""Grid plans that are a formula: every request in `num_splits` even pieces, each with a worker.
+"""Static grids: work tiles from a formula of block indices, `num_splits` even pieces a request.
 
-A kernel that follows one reads no plan: request, row tile and piece are its block indices, and the
-piece's blocks follow from the request's length (policy "fixed", schedule "grid"). Its merge waits
-for the other pieces, so that all workers must be running at once.
+The kernel reads no plan: request, row tile and piece are its block indices, and the piece's blocks
+follow from the request's length (policy "fixed", schedule "grid"). A CTA that merges waits for
+the partials of the other pieces, so all workers must be resident at once.
 """
 
 from __future__ import annotations
@@ -12,23 +12,22 @@ import numpy as np
 from .cost import CostModel
 from .cuts import Shape
 from .search import memory_time, sharing
-from .workspace import MAIL_WORDS, MAX_GROUPS
+from .workspace import LL_WORDS, MAX_GROUPS
 
-#: splits that a kernel merges
+#: most splits of a row tile that a kernel merges
 MAX_SPLITS = 160
 #: a request of so many blocks or fewer is not cut
 WHOLE_BLOCKS = 4
-#: counts of pieces among which one is chosen, beside the most that run at once: those that sweeps
-#: measure
+#: split counts that are priced, beside the largest resident one: those that sweeps measure
 COUNTS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128)
 
 
 def most_splits(shape: Shape, batch: int, cluster: int, pair: int = 1) -> int:
-    """The most pieces of a request with which all workers of `shape` run at once; 0 where not even
-    whole requests do, or where there are more row tiles than counters, one a CTA of the cluster.
+    """The largest `num_splits` with which all workers of `shape` are resident at once; 0 where not
+    even whole requests are, or where row tiles x CTAs of the cluster exceed the merge counters.
 
-    A grid has workers for all `batch` requests, those without query rows as well, and where `pair`
-    row tiles go together, for the last ones' missing neighbours.
+    A grid has workers for all `batch` requests, also for those without query rows, and rounds the
+    row tiles up to a multiple of `pair`, the row tiles of a multicast cluster.
     """
     groups = batch * whole_pairs(shape.max_row_tiles, pair) if shape.batch else 0
     if groups == 0 or groups * cluster > MAX_GROUPS:
@@ -37,26 +36,27 @@ def most_splits(shape: Shape, batch: int, cluster: int, pair: int = 1) -> int:
 
 
 def whole_pairs(row_tiles: int, pair: int) -> int:
-    """Row tiles that a grid has workers for."""
+    """`row_tiles` rounded up to whole clusters of `pair` row tiles."""
     return -(-row_tiles // pair) * pair
 
 
-def mail_words(slots: int, rows: int, splits: int, latent_dim: int) -> tuple[int, int]:
-    """fp32 words of partials that are their own flags: those of `slots`, then their notes.
+def ll_words(slots: int, rows: int, splits: int, latent_dim: int) -> tuple[int, int]:
+    """fp32 words of the LL merge: of the partials of `slots`, then of their softmax stats.
 
-    A note is four words, (maximum, sum) of two rows; a slot has one for each share of the merge,
-    `splits` of them, and one more for each row pair where a share ends.
+    A stats entry is four words, (row max, row sum) of two rows. A slot has one entry for each of
+    the `splits` CTAs that merge a part of the rows, and one for each pair of rows, in case a part
+    ends inside it.
     """
     return slots * rows * latent_dim, slots * (splits + rows // 2) * 4
 
 
-def fits_mail(slots: int, tile_rows: int, num_splits: int, latent_dim: int) -> bool:
-    """Whether so many partials go by mail: its slice of every workspace has one size."""
-    return sum(mail_words(slots, tile_rows, num_splits, latent_dim)) <= MAIL_WORDS
+def fits_ll_slice(slots: int, tile_rows: int, num_splits: int, latent_dim: int) -> bool:
+    """True if the partials fit the LL slice, which has the same size in every workspace."""
+    return sum(ll_words(slots, tile_rows, num_splits, latent_dim)) <= LL_WORDS
 
 
 def counts(most: int) -> list[int]:
-    """The counts of pieces worth pricing, rising; none where not even whole requests fit."""
+    """Split counts to price, rising; none where not even whole requests are resident."""
     return sorted({count for count in (*COUNTS, most) if 1 <= count <= most})
 
 

@@ -1,4 +1,4 @@
-"""FlashMLA's greedy payload: workers walk one line of requests and cut where a payload is full.
+"""FlashMLA's greedy payload: workers take one line of requests and cut where a payload is full.
 
 Source: FlashMLA, csrc/smxx/decode/get_decoding_sched_meta (commit 9241ae3), with
 csrc/api/dense_decode.h for the number of parts and the overhead of 5 blocks.
@@ -23,9 +23,9 @@ from prefix sums. With L as in 3 every part advances by at least L - F >= T / P 
 parts suffice. A part cuts at most one request short, so pieces <= requests + P - 1, and the
 blocks plus F a piece of any part are at most L.
 
-FlashMLA knows one number of row tiles for all requests, and then this is its plan. Where row
-tiles differ between requests, the lanes of a bundle beyond a request's own row tiles idle
-while its pieces run; the cost policy is the better choice there.
+FlashMLA has one number of row tiles for all requests; for such batches this is its plan. Where row
+tiles differ between requests, the workers of a bundle beyond a request's own row tiles idle while
+its pieces run, and the cost policy is the better choice.
 """
 
 from __future__ import annotations

@@ -1,13 +1,14 @@
 """Constants of our kernel families, from which the cost model of a problem follows.
 
 `data/runtime/kernel_costs.json` holds the constants fitted to a sweep in 16 bits (see
-`tune.fitting`). Builds that read a cache of eight bits have a record of their own; a format that it
-does not hold is priced with the constants of 16 bits and its own bytes a token.
+`tune.fitting`), `kernel_costs_eight_bits.json` those of builds over an fp8 cache. A format without
+constants is priced with those of 16 bits and its own bytes a token.
 """
 
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from functools import cache
 from pathlib import Path
@@ -19,25 +20,22 @@ from ..core.errors import invalid
 from ..core.problem import Problem
 from ..core.resources import data_dir
 from .cost import CostModel
-from .ways import GRID, ROWS
+from .launch_modes import FORMER_NAMES, KEEP_AB_PERSISTENT, SWAP_AB_CLUSTER
 
 #: rows that one CTA can hold; a taller tile is shared by the CTAs of a cluster
 CTA_ROWS = 64
 RECORD = "runtime/kernel_costs.json"
-#: the same for builds that read a cache of eight bits, whose rows name the query and the cache
+#: the same for builds over an fp8 cache; its rows name the query and the cache
 FORMATS_RECORD = "runtime/kernel_costs_eight_bits.json"
 #: what `RECORD` was calibrated with; fp16 takes as long where power allows it
 SIXTEEN = ("bf16", "bf16")
-#: (kernel, way) of two families that others name
-KEEP_AB_ROWS = (ROWS.kernel, ROWS.name)
-SWAP_AB_GRID = (GRID.kernel, GRID.name)
 Whole = int | np.ndarray
 
 
 @dataclass(frozen=True)
 class KernelCosts:
-    """Constants of one kernel on one card, launched one way (see `ways`), from which a problem's
-    `CostModel` follows.
+    """Constants of one kernel in one launch mode (see `launch_modes`) on one card; `model` derives
+    the `CostModel` of a problem.
     """
 
     kernel: str
@@ -47,47 +45,63 @@ class KernelCosts:
     #: a block of 64 tokens: fixed part, and a part that grows with the rows of a CTA
     block_ns: float
     block_row_ns: float
-    #: bytes per nanosecond that a CTA leaves or takes as partials
+    #: bytes a nanosecond of partials that one CTA stores or reads
     copy_rate: float
-    #: bytes per nanosecond of the card: read, and left or taken as partials by all CTAs at once
+    #: bytes a nanosecond of the card: KV reads, and partials stored or read by all CTAs at once
     card_rate: float
     exchange_rate: float
     partial_ns: float
     merge_ns: float
-    #: a merge kernel behind this one: its launch and drain, and its rate over all partials
+    #: the separate merge kernel: launch and drain, and bytes a nanosecond over all partials
     merge_kernel_ns: float
     merge_kernel_rate: float
-    #: a work tile of a cluster: for each CTA
+    #: added to a work tile for each CTA of its cluster
     cluster_ns: float
-    #: merging: once for each split of a row tile
+    #: merge: once for each split of a row tile
     merge_split_ns: float = 0.0
-    #: of a step, saved by a work tile that has more than one (see `cost`)
+    #: part of a step that a work tile of more than one step saves (see `cost`)
     head_start: float = 0.0
-    #: of the card's time for one step of all workers, before a tile's first (see `cost`)
+    #: delay before a tile's first step, in units of one step of all workers (see `cost`)
     fill: float = 0.0
-    #: bytes per nanosecond of the partials that a CTA takes in from its cluster
+    #: bytes a nanosecond of partials that a CTA reads from its cluster
     cluster_rate: float = 150.0
-    #: how much longer a step takes two CTAs that share it than one
+    #: time of a step of a two-CTA cluster over that of one CTA
     pair_factor: float = 1.0
-    #: before reads run at the card's rate, and the norm of chain and memory (see `cost`)
+    #: ramp-up of the reads, L2 bytes a nanosecond, and exponent of the norm (see `cost`)
     memory_ns: float = 2000.0
     l2_rate: float = 10000.0
     sharpness: float = 4.0
-    way: str = ROWS.name
+    mode: str = KEEP_AB_PERSISTENT.name
 
     @property
     def key(self) -> tuple[str, str]:
-        """What these constants are of: kernel and way."""
-        return self.kernel, self.way
+        """Kernel and launch mode."""
+        return self.kernel, self.mode
 
     def of(self, problem: Problem) -> KernelCosts:
-        """These, or those of the way's builds for the problem's formats where they have such."""
+        """Constants for the problem's formats; these where none are recorded for the formats."""
         own = recorded_formats().get((problem.q_dtype, problem.kv_format), ())
         return next((costs for costs in own if costs.key == self.key), self)
 
     @classmethod
+    def from_row(cls, row: Mapping[str, Any], origin: str = "record") -> KernelCosts:
+        """Constants as a record has them; sweeps up to 2026-11-22 name the launch mode `way`.
+
+        Raises InvalidInput for other fields than those of this cost model.
+        """
+        values = dict(row)
+        if "way" in values:
+            former = values.pop("way")
+            values["mode"] = FORMER_NAMES.get(former, former)
+        names = {field.name for field in fields(cls)}
+        if set(values) != names:
+            got = f"constants of another cost model, {sorted(values)}"
+            raise invalid(origin, got, sorted(names))
+        return cls(**values)
+
+    @classmethod
     def of_ones(cls) -> KernelCosts:
-        """All constants 1: for what does not depend on them."""
+        """All constants 1, for results that do not depend on them."""
         numbers: dict[str, Any] = {f.name: 1.0 for f in fields(cls) if f.type == "float"}
         return cls(kernel="", source="", **numbers)
 
@@ -99,7 +113,7 @@ class KernelCosts:
         cluster: int = 1,
         fused_merge: bool = True,
     ) -> CostModel:
-        """Constants for tiles of this shape: row halves first, then keys, over the cluster."""
+        """Cost model of tiles of this shape. A cluster splits rows over 64 first, then the KV."""
         found = self.constants(
             tile_rows=tile_rows,
             tile_kv=tile_kv,
@@ -121,7 +135,7 @@ class KernelCosts:
         latent_dim: Whole,
         token_bytes: Whole,
     ) -> dict[str, Any]:
-        """The fields of a `CostModel`, of one shape or of arrays of them."""
+        """Fields of a `CostModel` for one tile shape, or for arrays of shapes."""
         row_ways = np.minimum(cluster, np.maximum(1, np.asarray(tile_rows) // CTA_ROWS))
         kv_ways = np.maximum(1, np.asarray(cluster) // row_ways)
         partial_bytes = np.asarray(tile_rows) * latent_dim * 4
@@ -153,7 +167,7 @@ class KernelCosts:
 
 
 def recorded_of(key: tuple[str, str]) -> KernelCosts:
-    """The recorded constants of one (kernel, way). Raises InvalidInput where there are none."""
+    """The recorded constants of one (kernel, launch mode). Raises InvalidInput without any."""
     found = {costs.key: costs for costs in recorded_costs()}
     if key not in found:
         raise invalid("kernel costs", key, tuple(found))
@@ -168,29 +182,23 @@ def recorded_costs() -> tuple[KernelCosts, ...]:
 
 @cache
 def recorded_formats() -> dict[tuple[str, str], tuple[KernelCosts, ...]]:
-    """Constants of builds for other formats, by (query, cache); none where there is no record."""
+    """Constants for other formats by (query, cache); empty without the record."""
     path = data_dir() / FORMATS_RECORD
     return {key: tuple(costs) for key, costs in _read(path).items()} if path.is_file() else {}
 
 
 def _read(path: Path) -> dict[tuple[str, str], list[KernelCosts]]:
-    """A record's constants by the query and the cache that it names; `SIXTEEN` where it does not.
-
-    Raises InvalidInput for a row of other names than the fields here.
-    """
-    names = {field.name for field in fields(KernelCosts)}
+    """A record's constants by (query, cache); rows without formats are of `SIXTEEN`."""
     found: dict[tuple[str, str], list[KernelCosts]] = {}
     for row in json.loads(path.read_text(encoding="utf-8"))["costs"]:
         query, _, cache = row.pop("formats", "bf16:bf16").partition(":")
-        if set(row) != names:
-            raise invalid(str(path), sorted(row), sorted(names))
-        found.setdefault((query, cache), []).append(KernelCosts(**row))
+        found.setdefault((query, cache), []).append(KernelCosts.from_row(row, str(path)))
     return found
 
 
 def default_model(
     problem: Problem, tile_rows: int = 64, tile_kv: int = 64, cluster: int = 1
 ) -> CostModel:
-    """The recorded constants: swap_ab up to 32 rows a tile, else keep_ab."""
-    family = recorded_of(SWAP_AB_GRID if tile_rows <= 32 else KEEP_AB_ROWS)
+    """Cost model by the recorded constants: swap_ab up to 32 rows a tile, else keep_ab."""
+    family = recorded_of((SWAP_AB_CLUSTER if tile_rows <= 32 else KEEP_AB_PERSISTENT).key)
     return family.model(problem, tile_rows, tile_kv, cluster)

@@ -2,7 +2,7 @@
 
 A rule looks at a `Shape` and returns `Cuts`. The counting rules stand alone as functions of plain
 numbers, in the form of their sources. "SMs" of a source are our workers: SMs, or clusters where
-the kernel runs a cluster as one. One count for the batch is one piece a split, of sizes that differ
+a worker is a cluster. One count for the batch is one piece a split, of sizes that differ
 by at most one block, and no more pieces than blocks; most sources give ceil(blocks / splits)
 blocks to each split from the front instead, and leave the rear ones empty where those run out.
 """
@@ -109,11 +109,11 @@ def fixed_size(
 
     size = max(split_blocks, min(half_blocks, ceil(n / 2)), ceil(n / max_splits)) blocks for a
     request of n = max(1, blocks), and piece i is [i * size, min((i + 1) * size, n)). So a request
-    is in halves until they are half_blocks long, as far as split_blocks let it. A persistent
-    schedule gives the tiles, in the order (request, row tile, split) sorted by falling block count
-    with ties kept, to workers 0, 1, ..., workers - 1, workers - 1, ..., 1, 0, 0, 1, ... in turn:
-    longest and shortest load differ by at most one piece, and a device planner needs a counting
-    sort and no more.
+    is in halves until they are half_blocks long, but never in pieces below split_blocks. A
+    persistent schedule gives the tiles, in the order (request, row tile, split) sorted by falling
+    block count with ties kept, to workers 0, 1, ..., workers - 1, workers - 1, ..., 1, 0, 0, 1, ...
+    in turn: longest and shortest load differ by at most one piece, and a device planner needs a
+    counting sort and no more.
     """
     if split_blocks < 1 or max_splits < 1:
         raise invalid("split_blocks, max_splits", (split_blocks, max_splits), "1 or more")

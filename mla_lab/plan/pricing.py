@@ -1,7 +1,6 @@
-"""A candidate: one tile of one way, cut by one rule, and its price.
+"""Candidates and their predicted time: one launch mode, one tile, one split policy.
 
-The price is the cost model's time. A plan is cut by the model's own search, as FlashMLA cuts, or in
-an even count of pieces.
+Splits come from the cost model's own search, from FlashMLA's rule, or from an even split count.
 """
 
 from __future__ import annotations
@@ -16,26 +15,36 @@ from ..core.problem import Problem
 from .config import KernelConfig
 from .cost import CostModel
 from .cuts import Shape
-from .formula import counts, fits_mail, makespans, most_splits, whole_pairs
+from .formula import counts, fits_ll_slice, makespans, most_splits, whole_pairs
 from .gate import LONGEST_BLOCKS, WORKERS
 from .kernel_costs import KernelCosts
+from .launch_modes import (
+    E4M3,
+    FORMATS,
+    KEEP_AB_PERSISTENT,
+    LaunchMode,
+    find_mode,
+    in_waves,
+    keep_ab_tiles,
+    mode_of,
+)
 from .schedule import make_plan
 from .search import Trial, best_trial, even_trials, try_greedy
 from .tile import Plan
-from .ways import EIGHT, FORMATS, ROWS, Way, find_way, in_waves, rows_tiles, way_of
 
 TILE_KV = 64
-#: even counts of pieces that a plan may have, and how many of them are priced
+#: even split counts of a plan, and how many of them are priced
 SPLITS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
 EVEN_TRIALS = 3
-#: keys of one piece that the matrix unit alone may add up in e4m3: of 8,192 the error is 1.04 times
-#: that of torch with the same rounding, of 65,536 2.5 times (H200, see `cute.keep_ab_sm90.fp8`)
+#: most keys of a piece that keep_ab may accumulate in the tensor cores alone in e4m3. Its error is
+#: 1.04 times that of torch with the same rounding at 8,192 keys, 2.5 times at 65,536 (H200, see
+#: `cute.keep_ab_sm90.fp8`)
 LONGEST = LONGEST_BLOCKS * TILE_KV
 
 
 @dataclass(frozen=True)
 class Choice:
-    """A way to run one problem, and why."""
+    """Kernel, launch and splits for one problem, with predicted time and reason."""
 
     config: KernelConfig
     num_workers: int
@@ -47,7 +56,7 @@ class Choice:
     schedule: str = "persistent"
 
     def plan(self, problem: Problem) -> Plan:
-        """The plan that this choice means."""
+        """The plan of this choice."""
         knobs: dict[str, Any] = dict(self.knobs)
         plan = make_plan(
             problem,
@@ -65,53 +74,42 @@ class Choice:
         return f"{label(self)}: {self.reason}"
 
 
-def candidates(problem: Problem, way: Way) -> list[tuple[int, int]]:
-    """(tile rows, cluster) worth pricing for `way`."""
+def candidates(problem: Problem, mode: LaunchMode) -> list[tuple[int, int]]:
+    """(tile rows, cluster) worth pricing for `mode`."""
     rows = problem.heads if problem.top_k else max(problem.rows.tolist())
-    tiles = way.tiles_for(problem.q_dtype, problem.kv_format)
-    if way is ROWS and tiles:
-        # of equals the first wins: a cluster reads each KV block once where two CTAs read it twice
+    tiles = mode.tiles_for(problem.q_dtype, problem.kv_format)
+    if mode is KEEP_AB_PERSISTENT and tiles:
+        # on a tie the first wins: a cluster reads each KV block once where two CTAs read it twice
         if too_long(problem):
             return []
-        built = rows_tiles(problem.q_dtype, problem.kv_format, problem.page_size)
+        built = keep_ab_tiles(problem.q_dtype, problem.kv_format, problem.page_size)
         return [(64, 1)] if rows <= 64 or len(built) == 1 else [(128, 2), (64, 1)]
-    # each row tile reads all keys: 8 rows up to two of them, or to eight where a cluster divides
-    # the keys; 32 where two of 16 would do; pairs where there are two. A page of less than a tile
-    # is a copy of its own, which two row tiles would ask for twice
+    # each row tile reads all keys, so: 8 rows for up to two row tiles, or eight where a cluster
+    # splits the KV; 32 rows where two tiles of 16 would do; multicast from two row tiles on. A
+    # page shorter than a KV tile is a copy of its own, which two row tiles would issue twice
     alone = 16 if problem.page_size >= TILE_KV else 8
     return [
         (height, cluster)
         for height, cluster in tiles
         if (height > 8 or rows <= (alone if cluster == 1 else 64))
         and height < max(17, 2 * rows)
-        and (way.pair == 1 or height < rows)
+        and (mode.pair == 1 or height < rows)
     ]
 
 
 def too_long(problem: Problem) -> bool:
-    """Whether e4m3 with the query rows on the M side would add up pieces of more than `LONGEST`
-    keys.
-    """
-    if FORMATS.get((problem.q_dtype, problem.kv_format)) != EIGHT:
+    """True if keep_ab in e4m3 would have pieces of more than `LONGEST` keys."""
+    if FORMATS.get((problem.q_dtype, problem.kv_format)) != E4M3:
         return False
     keys = problem.kv_lens
     return min(max(keys, default=0), sum(keys) // WORKERS) > LONGEST
 
 
-def price(
-    problem: Problem,
-    gpu: Gpu,
-    family: KernelCosts,
-    rows: int,
-    cluster: int,
-    fused_merge: bool = True,
-) -> Choice:
-    """One candidate with the cost policy's best cuts."""
+def price(problem: Problem, gpu: Gpu, family: KernelCosts, rows: int, cluster: int) -> Choice:
+    """One candidate with the cost policy's best splits."""
     shape = Shape.of(problem, rows, TILE_KV, gpu.workers(cluster))
-    model = model_of(problem, gpu, family, rows, cluster, fused_merge)
+    model = model_of(problem, gpu, family, rows, cluster)
     config = config_of(problem, family, rows, cluster)
-    if not fused_merge:
-        config = replace(config, options=(("fused_merge", 0),))
     choice = Choice(config, shape.workers, "cost", (), model, model.launch_ns / 1e3, "")
     if not shape.batch:
         return choice
@@ -121,7 +119,7 @@ def price(
 def price_others(
     problem: Problem, gpu: Gpu, family: KernelCosts, rows: int, cluster: int
 ) -> list[Choice]:
-    """The same tile cut by the published walk, and in the even counts that look best."""
+    """The same tile with FlashMLA's splits, and with the even split counts of the least bounds."""
     shape = Shape.of(problem, rows, TILE_KV, gpu.workers(cluster))
     if not shape.batch:
         return []
@@ -136,27 +134,20 @@ def price_others(
 
 
 def _priced(choice: Choice, trial: Trial) -> Choice:
-    """`choice` with the model's price of its cuts."""
+    """`choice` with the predicted time of `trial`."""
     return replace(choice, predicted_us=trial.makespan_ns / 1e3)
 
 
-def model_of(
-    problem: Problem,
-    gpu: Gpu,
-    family: KernelCosts,
-    rows: int,
-    cluster: int,
-    fused_merge: bool = True,
-) -> CostModel:
+def model_of(problem: Problem, gpu: Gpu, family: KernelCosts, rows: int, cluster: int) -> CostModel:
     """The cost model of a tile on this card."""
-    model = family.model(problem, rows, TILE_KV, cluster, fused_merge)
+    model = family.model(problem, rows, TILE_KV, cluster)
     return replace(model, card_rate=card_rate_of(family, gpu))
 
 
 def price_formula(
     problem: Problem, gpu: Gpu, family: KernelCosts, rows: int, cluster: int
 ) -> list[Choice]:
-    """One candidate with the best number of pieces; none where its workers do not fit at once."""
+    """One static grid with the best split count; none where its workers are not all resident."""
     config = config_of(problem, family, rows, cluster)
     pair = config.option("pair", 1)
     shape = Shape.of(problem, rows, TILE_KV, gpu.workers(cluster * pair) * pair)
@@ -167,16 +158,17 @@ def price_formula(
         if not in_waves(config):
             return []
         waves, most = -(-problem.batch * whole_pairs(shape.max_row_tiles, pair) // shape.workers), 1
-        # what a wave reads is its own requests' keys
+        # a wave reads the keys of its own requests
         lengths = zip(problem.q_lens, problem.kv_lens, strict=True)
         q_lens, kv_lens = zip(*[both for both in lengths if both[0]][::waves], strict=True)
         wave = replace(problem, q_lens=q_lens, kv_lens=kv_lens)
         priced = Shape.of(wave, rows, TILE_KV, shape.workers)
-    # pairs spare reads of L2 where a few requests are read by all: whole requests were never faster
+    # multicast saves L2 reads where all CTAs read a few requests; with whole requests it was never
+    # faster
     tried = [n for n in counts(most) or [1] if n > 1 or pair == 1 or in_waves(config)]
     if config.option("fused_merge", 1) == 3:
         groups, latent = problem.batch * shape.max_row_tiles, problem.latent_dim
-        tried = [n for n in tried if n == 1 or fits_mail(groups * n, rows, n, latent)]
+        tried = [n for n in tried if n == 1 or fits_ll_slice(groups * n, rows, n, latent)]
     if not tried:
         return []
     times = makespans(priced, model, most) if most else np.array([model.launch_ns])
@@ -199,8 +191,10 @@ def price_formula(
 
 def config_of(problem: Problem, family: KernelCosts, rows: int, cluster: int) -> KernelConfig:
     """The kernel that a family launches on this tile of the problem."""
-    way = find_way(*family.key)
-    causal = way is not ROWS or (max(problem.q_lens, default=0) > 1 and not problem.top_k)
+    mode = find_mode(*family.key)
+    causal = mode is not KEEP_AB_PERSISTENT or (
+        max(problem.q_lens, default=0) > 1 and not problem.top_k
+    )
     return KernelConfig(
         kernel=family.kernel,
         q_dtype=problem.q_dtype,
@@ -210,23 +204,22 @@ def config_of(problem: Problem, family: KernelCosts, rows: int, cluster: int) ->
         tile_kv=TILE_KV,
         page_size=problem.page_size,
         cluster=cluster,
-        # one query token is the causal rule's plainest case: with KV on M one kernel has both
+        # swap_ab has one build for both: one query token is a case of the causal mask
         mask="causal" if causal else "none",
-        options=way.options if way else (),
+        options=mode.options if mode else (),
     )
 
 
 def card_rate_of(family: KernelCosts, gpu: Gpu) -> float:
-    """Bytes per ns that the family reads on this card; as on an H200 where its rate is unknown."""
+    """Bytes a nanosecond that the family reads on this card; the H200's rate if unknown."""
     rate = family.card_rate * gpu.read_tbps / H200.read_tbps
     return rate if rate == rate else family.card_rate
 
 
 def label(choice: Choice) -> str:
-    """Kernel, way, tile and cuts in words."""
+    """Launch mode, tile and splits in words."""
     config = choice.config
-    way = way_of(config) if config.option("fused_merge", 1) else "merge kernel"
     tile = f"{config.tile_rows} rows, cluster {config.cluster}"
     pieces = dict(choice.knobs).get("num_splits")
-    cuts = f"{pieces} pieces" if pieces else f"policy {choice.policy}"
-    return f"{config.kernel} {way}, {tile}, {cuts}"
+    splits = f"{pieces} splits" if pieces else f"policy {choice.policy}"
+    return f"{mode_of(config)}, {tile}, {splits}"

@@ -1,4 +1,4 @@
-"""A plan for lengths other than those that it was made for: the schedule stays, its ends move."""
+"""A plan adapted to other lengths: the same tiles and workers, other KV ends."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from .tile import Plan
 def refit(plan: Plan, problem: Problem) -> Plan:
     """`plan` for the lengths of `problem`, of as many requests, heads and query tokens.
 
-    The last split of each row tile ends where its keys end, and a split beyond them is empty, as
-    kernels read a plan's rows.
+    The last split of each row tile ends at the request's new length, and a split beyond it is
+    empty, which is how kernels treat the rows of a plan.
     """
     if plan.problem == problem:
         return plan

@@ -2,11 +2,11 @@
 
 Two schedules over the same tiles:
 
-- "persistent": `num_workers` workers, each walking its own range. Greedy has chosen the parts
-  itself; `fixed_size` deals the tiles out in turn; every other policy gives the longest tile
-  first to the worker with the least to do (LPT).
-- "grid": one worker a tile, longest first: the card's own block scheduler starts the next CTA
-  where one ends, which is the same rule decided at run time.
+- "persistent": `num_workers` workers, each with a range of tiles. "greedy" assigns its parts
+  itself; "fixed_size" deals the tiles out in turn; every other policy assigns the longest tile
+  first to the least loaded worker (LPT).
+- "grid": one worker a tile, longest first: the GPU's block scheduler starts the next CTA
+  when one ends, which is LPT decided at run time.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ def make_plan(
 def predicted_us(plan: Plan, model: CostModel | None = None) -> float:
     """Microseconds that the cost model expects of `plan`, launch and merge included.
 
-    A grid plan is priced on as many workers as it has tiles: no wave waits for another.
+    A grid plan is priced with as many workers as it has tiles, as if all were resident at once.
     """
     model = model or default_model(plan.problem, plan.tile_rows, plan.tile_kv)
     shape = Shape.of(plan.problem, plan.tile_rows, plan.tile_kv, max(1, plan.num_workers))

@@ -1,12 +1,12 @@
-"""Our own policy: of many ways to cut a batch, the one with the least predicted makespan.
+"""The policy "cost": of many splits of a batch, those with the least predicted makespan.
 
-Two families of cuts:
+Two families of splits:
 
 - *even*: request b in ceil(n_b / piece) pieces of equal size for one `piece` (blocks) of the whole
   batch, longest tile first to the least loaded worker. Whole requests are the largest piece.
-- *walk*: FlashMLA's contiguous walk (see `greedy`) with its overhead taken from the cost model and
-  the smallest payload that still fits the workers. It cuts at most one request a part, so a
-  ragged batch that nearly fills the card gets few partials.
+- *contiguous*: FlashMLA's rule (see `greedy`) with its overhead from the cost model and the
+  smallest payload that fits the workers. It splits at most one request a part, so a ragged batch
+  that nearly fills the card has few partials.
 
 Even pieces are tried in the order of a lower bound (mean load, longest tile and merge), which costs
 no assignment; the search stops where the bound says that no other can be better by more than 1 %.
@@ -24,16 +24,16 @@ from .cost import CostModel, makespan
 from .cuts import Cuts, Shape, cut_by_count, number
 from .greedy import greedy, greedy_payload, walk
 
-#: assignments that one search may try, and the gain below which another is not worth its time
+#: most assignments of one search, and the relative gain below which the search stops
 MAX_TRIALS = 6
 WORTHWHILE = 0.99
-#: work tiles above which a candidate is not considered: a plan is made in milliseconds
+#: most work tiles of a candidate, so that a plan is made in milliseconds
 MAX_TILES = 16384
 
 
 @dataclass(frozen=True)
 class Trial:
-    """One way to cut, assigned and priced."""
+    """Splits of a batch, assigned to workers and priced."""
 
     cuts: Cuts
     tiles: np.ndarray
@@ -69,7 +69,7 @@ def best_trial(shape: Shape, model: CostModel) -> Trial:
 def even_trials(
     shape: Shape, model: CostModel, counts: Sequence[int], most: int
 ) -> list[tuple[int, Trial]]:
-    """Of `counts` of pieces a request, those `most` with the least bounds, and their prices."""
+    """The `most` split counts of `counts` with the least bounds, priced."""
     steps = -(-shape.blocks // model.kv_ways)
     fitting = [n for n in counts if n == 1 or n <= shape.max_blocks]
     splits = np.minimum(np.array(fitting)[:, None], steps)
@@ -84,7 +84,7 @@ def even_trials(
 
 
 def try_greedy(shape: Shape, model: CostModel) -> Trial:
-    """FlashMLA's own walk."""
+    """FlashMLA's own splits."""
     return try_cuts(shape, model, greedy(shape))
 
 
@@ -111,23 +111,23 @@ def tile_times(shape: Shape, model: CostModel, tiles: np.ndarray) -> np.ndarray:
 
 
 def start_times(shape: Shape, model: CostModel, tiles: np.ndarray) -> np.ndarray:
-    """Nanoseconds of a work tile's start, for each number of work tiles."""
+    """Nanoseconds of a work tile before its first step, for each number of work tiles."""
     return np.asarray(model.start_time(np.minimum(tiles, shape.workers) * sharing(shape)))
 
 
 def memory_time(shape: Shape, model: CostModel) -> float:
-    """Nanoseconds for reading each request's keys, and taking them in once a row tile."""
+    """Nanoseconds for reading each request's KV once from HBM, and once a row tile from L2."""
     taken = float((shape.blocks * shape.row_tiles).sum())
     return float(model.memory_time(float(shape.blocks.sum()), taken))
 
 
 def sharing(shape: Shape) -> float:
-    """Different keys a worker: 1 where no row tiles share them, 1/2 for two row tiles a request."""
+    """Share of workers that read different keys: 1/2 for two row tiles a request."""
     return float(shape.blocks.sum() / max(1, (shape.blocks * shape.row_tiles).sum()))
 
 
 def even(shape: Shape, model: CostModel, splits: np.ndarray) -> Cuts:
-    """Equal pieces, cut where all CTAs that divide the keys of a tile have as many blocks."""
+    """Equal pieces, cut where all CTAs that split the KV of a tile have equally many blocks."""
     return cut_by_count(shape, splits, model.kv_ways)
 
 
@@ -171,7 +171,7 @@ def piece_sizes(shape: Shape, steps: np.ndarray) -> np.ndarray:
 
 
 def shortest_walk(shape: Shape, model: CostModel) -> Cuts | None:
-    """The contiguous walk of smallest payload that fits the workers."""
+    """Contiguous splits with the smallest payload that fits the workers."""
     parts = max(1, shape.workers // shape.max_row_tiles)
     overhead = walk_overhead(shape, model)
     high = greedy_payload(shape.blocks, parts, overhead)
@@ -186,7 +186,7 @@ def shortest_walk(shape: Shape, model: CostModel) -> Cuts | None:
 
 
 def walk_overhead(shape: Shape, model: CostModel) -> int:
-    """Blocks that a worker could walk in the time of a piece's fixed costs, at least 1."""
+    """A piece's fixed cost in blocks, at least 1."""
     parts = max(1, shape.workers // shape.max_row_tiles)
     pieces = np.array([parts * shape.max_row_tiles])
     partial = model.partial_time(pieces, shape.workers)[0]

@@ -1,10 +1,10 @@
 """Which build runs a call whose lengths are unknown: batch, rows and formats decide.
 
-Each way (see `ways`) is priced for requests of one length and for drawn ones, at mean lengths of
-`BLOCKS`: walks by the plan that their workers find themselves (see `self_schedule`), formulas by
-the most pieces that a request may have. The
-way with the least mean logarithm of its price over the best one's is chosen, so that no length
-costs much more than the build that is best for it alone. Its `regret` says how much.
+Each launch mode (see `launch_modes`) is priced for requests of one length and for drawn ones, at
+mean lengths of `BLOCKS`: walks by the plan that their workers find themselves (see
+`self_schedule`), formulas by the most pieces that a request may have. The mode with the least mean
+logarithm of its price over the best one's is chosen, so that no length costs much more than the
+build that is best for it alone. Its `regret` says how much.
 
 Where that is much, and a launch that ends at once costs less, two builds are launched, one for
 batches of few blocks and one for those of many (see `gate`).
@@ -22,13 +22,13 @@ from ..core.problem import Problem
 from .config import KernelConfig
 from .cost import makespan
 from .cuts import Shape
-from .formula import WHOLE_BLOCKS, counts, fits_mail, most_splits, times_of
+from .formula import WHOLE_BLOCKS, counts, fits_ll_slice, most_splits, times_of
 from .gate import LONG, MOST_BLOCKS, MOST_REQUESTS
 from .kernel_costs import KernelCosts, recorded_costs
+from .launch_modes import KEEP_AB_PERSISTENT, find_mode
 from .pricing import TILE_KV, candidates, config_of, model_of
 from .search import memory_time, tile_times
 from .self_schedule import COSTS, self_schedule
-from .ways import ROWS, find_way
 
 #: mean lengths that a call may have, in blocks of 64 tokens: 512 to 65536 tokens
 BLOCKS = (8, 16, 32, 64, 128, 256, 1024)
@@ -85,8 +85,8 @@ def select(
         found = [each for each in found if each.num_splits == 0] or found
     if not found:
         return None
-    others = [each for each in found if each.config.kernel != ROWS.kernel]
-    if long and others and found[0].config.kernel == ROWS.kernel:
+    others = [each for each in found if each.config.kernel != KEEP_AB_PERSISTENT.kernel]
+    if long and others and found[0].config.kernel == KEEP_AB_PERSISTENT.kernel:
         walks = [each for each in others if each.num_splits == 0]
         return replace(found[0], beyond=walks[0], gate=LONG) if walks else others[0]
     if long and others:
@@ -121,12 +121,14 @@ def all_selections(problem: Problem, gpu: Gpu, costs: tuple[KernelCosts, ...]) -
     """Every build that can take such calls, the best first."""
     found: list[Selection] = []
     for family in costs:
-        way = find_way(*family.key)
-        if way is None:
+        mode = find_mode(*family.key)
+        if mode is None:
             continue
-        for rows, cluster in candidates(problem, way):
+        for rows, cluster in candidates(problem, mode):
             tile = (family.of(problem), rows, cluster)
-            found += _formulas(problem, gpu, *tile) if way.formula else [_walk(problem, gpu, *tile)]
+            found += (
+                _formulas(problem, gpu, *tile) if mode.formula else [_walk(problem, gpu, *tile)]
+            )
     if not found:
         return []
     times = np.array([each.us for each in found])
@@ -164,7 +166,7 @@ def _walk(problem: Problem, gpu: Gpu, family: KernelCosts, rows: int, cluster: i
     workers, config = gpu.workers(cluster), config_of(problem, family, rows, cluster)
     times = []
     for sized in profiles(problem):
-        plan = self_schedule(sized, tile_rows=rows, num_workers=workers, costs=COSTS[family.way])
+        plan = self_schedule(sized, tile_rows=rows, num_workers=workers, costs=COSTS[family.mode])
         model = model_of(sized, gpu, family, rows, cluster)
         shape = Shape.of(sized, rows, TILE_KV, workers)
         each, memory = tile_times(shape, model, plan.tiles), memory_time(shape, model)
@@ -176,18 +178,18 @@ def _walk(problem: Problem, gpu: Gpu, family: KernelCosts, rows: int, cluster: i
 def _formulas(
     problem: Problem, gpu: Gpu, family: KernelCosts, rows: int, cluster: int
 ) -> list[Selection]:
-    """The way by formula with each count of pieces as the most; none where it does not fit."""
+    """The mode by formula with each count of pieces as the most; none where it does not fit."""
     config = config_of(problem, family, rows, cluster)
     pair, batch = config.option("pair", 1), problem.batch
     workers = gpu.workers(cluster * pair) * pair
     longest = Shape.of(profiles(problem)[len(BLOCKS) - 1], rows, TILE_KV, workers)
     most = most_splits(longest, batch, cluster, pair)
     groups = batch * longest.max_row_tiles
-    by_mail = config.option("fused_merge", 1) == 3
+    by_ll = config.option("fused_merge", 1) == 3
     tried = [
         n
         for n in counts(most)
-        if n == 1 or not by_mail or fits_mail(groups * n, rows, n, problem.latent_dim)
+        if n == 1 or not by_ll or fits_ll_slice(groups * n, rows, n, problem.latent_dim)
     ]
     prices = []
     for sized in profiles(problem) if tried else ():

@@ -80,10 +80,13 @@ class Costs:
         return self.piece | self.merge << 8
 
 
-#: of each way that walks (see `ways`): over uniform, drawn and traced batches of 8 to 128 requests,
-#: `predicted_us` of what they choose is in the mean within 0.03 % of the best of the three, at most
-#: 1 % above it; a `piece` of 6 makes shares 0.8 % slower in the mean
-COSTS = {"walk": Costs(piece=4, merge=6), "rows": Costs(piece=4, merge=6)}
+#: by persistent launch mode (see `launch_modes`). Over uniform, drawn and traced batches of 8 to
+#: 128 requests, the predicted time of the chosen kind is in the mean within 0.03 % of the best of
+#: the three kinds, at most 1 % above it; a `piece` of 6 makes shares 0.8 % slower in the mean
+COSTS = {
+    "swap_ab_persistent": Costs(piece=4, merge=6),
+    "keep_ab_persistent": Costs(piece=4, merge=6),
+}
 
 
 @dataclass(frozen=True)

@@ -1,22 +1,22 @@
-"""A plan is a value: which worker walks which tiles of KV, and where its partial goes.
+"""A plan as a value: the work tiles of each worker, and the slot of each partial.
 
-Kernels, the simulator and the torch backend share one meaning of it.
+Kernels, the simulator and the torch backend read it alike.
 
 - *row* `token * heads + head` of a request; a *row tile* is `tile_rows` consecutive rows. In a
   sparse problem (`top_k` > 0) each query token attends its own slots, so there a row tile stays
   inside one token: row tile `t * k + j` of k = ceil(heads / tile_rows) holds heads
-  `[j * tile_rows, (j + 1) * tile_rows)` of token t. `Plan.rows` answers for both.
+  `[j * tile_rows, (j + 1) * tile_rows)` of token t. `Plan.rows` handles both.
 - *block* `i` of a request: KV positions `[i * tile_kv, (i + 1) * tile_kv)`, cut at `kv_len`
   (sparse: entries of the token's list, cut at `top_k`).
 - a *work tile* attends one row tile over blocks `[block_begin, block_end)`; an empty range
   (a request without keys) still writes out 0 and lse -inf. A request without query rows has none.
-- all row tiles of a request are cut at the same blocks.
+- all row tiles of a request are split at the same blocks.
 - a *worker* is what the kernel runs as a unit: a CTA, or a cluster that shares one work tile.
-- where a row tile has one work tile, it writes the result itself (slot -1). Otherwise each
-  writes a partial (out fp32, lse base e) into its slot; slots of a row tile are consecutive in
+- the only work tile of a row tile writes the result itself (slot -1). Several each
+  write a partial (out fp32, lse base e) into their slots; slots of a row tile are consecutive in
   split order and are merged in that order.
-- slots and groups are numbered in the order (request, row tile, split), whatever the order in
-  which workers walk the tiles.
+- slots and groups are numbered in the order (request, row tile, split), independent of the order in
+  which workers run the tiles.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class WorkTile(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Plan:
-    """Work tiles in the order that workers walk them. Equal plans compare equal."""
+    """Work tiles, worker by worker. Equal plans compare equal."""
 
     problem: Problem
     tile_rows: int
@@ -62,9 +62,9 @@ class Plan:
     schedule: str
     #: int32 [num_tiles, 8], columns as in `WorkTile`
     tiles: np.ndarray
-    #: int32 [num_workers + 1]: worker w walks tiles[worker_begin[w]:worker_begin[w + 1]]
+    #: int32 [num_workers + 1]: worker w runs tiles[worker_begin[w]:worker_begin[w + 1]]
     worker_begin: np.ndarray
-    #: the kernel it was made for, None for any with such tiles: CTAs a worker, and who merges;
+    #: the kernel that the plan was made for, None for any with such tiles;
     #: no part of the comparison
     config: KernelConfig | None = None
 
@@ -110,8 +110,8 @@ class Plan:
     def workspace(self) -> WorkspaceLayout:
         """Where this plan's counters and partials lie in the caller's buffer.
 
-        A grid of "fixed" pieces has room for as many partials of every row tile, there or not: so
-        does a kernel count slots that follows a formula (see `formula`).
+        A static grid has a slot for each of `num_splits` partials of every row tile, used or not,
+        as its kernels compute slots from block indices (see `formula`).
         """
         slots = self.num_slots
         if slots and (self.policy, self.schedule) == ("fixed", "grid"):
@@ -145,19 +145,6 @@ class Plan:
         return min(tile.block_begin * self.tile_kv, tokens), min(
             tile.block_end * self.tile_kv, tokens
         )
-
-    def visible_end(self, tile: WorkTile) -> np.ndarray:
-        """For each row of the tile, the end of the KV positions that the causal rule shows it.
-
-        int64 [rows]. Bottom-right: token t of q_len sees positions below kv_len - q_len + t + 1.
-        A sparse problem has no causal rule: its lists say what is seen.
-        """
-        begin, end = self.rows(tile)
-        if self.problem.top_k:
-            return np.full(end - begin, self.problem.top_k, dtype=np.int64)
-        kv_len, q_len = self.problem.kv_lens[tile.request], self.problem.q_lens[tile.request]
-        token = np.arange(begin, end, dtype=np.int64) // self.problem.heads
-        return np.clip(kv_len - q_len + token + 1, 0, kv_len)
 
     def summary(self) -> str:
         """A few lines: sizes, splits, balance, workspace."""

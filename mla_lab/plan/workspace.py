@@ -1,12 +1,12 @@
-"""Where a plan's partial results lie in the caller's buffer.
+"""Layout of the caller's workspace buffer: merge counters and partials of a plan.
 
 Slices in order, each beginning at a multiple of 256 bytes:
 
 1. `counters` int32 [16384]: one merge counter a group. First and of fixed size, so that any
    sequence of plans on one stream may share a buffer that was zeroed once: kernels leave it zero.
-2. `mail` fp32 [MAIL_WORDS]: partials of a formula's kernel, which are their own flags (see
-   `formula.mail_words`). Of fixed size in every layout with partials, and zero between launches
-   like the counters, so that no other plan's partials come to lie there.
+2. `ll_partials` fp32 [LL_WORDS]: partials and softmax stats of the LL merge, in which a nonzero
+   word is its own arrival flag (see `formula.ll_words`). Of fixed size in every layout with
+   partials and left zero like the counters, so that no other plan's partials overlap it.
 3. `schedule` int32 [256, KEPT_WORDS]: what each CTA of a launch that schedules itself found, with
    what it was found from, so that the next launch compares and takes it. It may hold anything.
 4. `partial_out` fp32 [num_slots, tile_rows, latent]
@@ -15,7 +15,7 @@ Slices in order, each beginning at a multiple of 256 bytes:
    [num_workers + 1], `merge_items` int32 [num_groups, 4], one a row tile to be merged, and `counts`
    int32 [4], what the planner found.
 
-A plan without partials, made on the host, needs no byte.
+A plan without partials, made on the host, needs no bytes.
 """
 
 from __future__ import annotations
@@ -25,18 +25,18 @@ from dataclasses import dataclass, replace
 
 from ..core.errors import invalid, unsupported
 
-#: of slices inside the buffer, and of the buffer itself: what torch's allocator gives on a CPU
+#: bytes: of slices inside the buffer, and of the buffer itself (torch's allocator on a CPU)
 ALIGNMENT = 256
 BASE_ALIGNMENT = 64
 MAX_GROUPS = 16384
-#: 9.5 MiB: partials of 32 rows for each of 132 workers, and their notes
-MAIL_WORDS = 19 * 2**17
+#: 9.5 MiB: partials of 32 rows for each of 132 workers, and their softmax stats
+LL_WORDS = 19 * 2**17
 #: int32 words that a CTA keeps (see `cute.common.self_schedule.recall`): 32 each of its tiles and
 #: their key, then lengths and query tokens of up to 256 requests
 KEPT_WORDS = 32 * (2 + 2 * 8)
 MAX_CTAS = 256
-#: slices at one place in every layout
-SHARED = ("counters", "mail")
+#: slices with the same offset in every layout
+SHARED = ("counters", "ll_partials")
 #: bytes of an element of every slice: int32 or fp32
 WORD_BYTES = 4
 TILE_WORDS = 8
@@ -73,16 +73,17 @@ class WorkspaceLayout:
         latent_dim: int,
         device_tiles: int = 0,
         device_workers: int = 0,
-        mail: bool = False,
+        ll: bool = False,
     ) -> WorkspaceLayout:
-        """Layout for `num_slots` partials in `num_groups` groups, and for a plan made on the
-        device with room for `device_tiles` tiles; or for a launch whose partials go by `mail`.
+        """Layout for `num_slots` partials in `num_groups` groups; with `device_tiles` also for a
+        plan of up to so many tiles that is made on the device; with `ll` for a launch with an LL
+        merge.
         """
         if num_groups > MAX_GROUPS:
             raise unsupported("plan", f"{num_groups} split row tiles", f"up to {MAX_GROUPS}")
         shapes: list[tuple[str, str, tuple[int, ...]]] = []
-        if num_slots or device_tiles or mail:
-            shapes = [("counters", "int32", (MAX_GROUPS,)), ("mail", "float32", (MAIL_WORDS,))]
+        if num_slots or device_tiles or ll:
+            shapes = [("counters", "int32", (MAX_GROUPS,)), ("ll_partials", "float32", (LL_WORDS,))]
         if num_slots or device_tiles:
             shapes += [
                 ("schedule", "int32", (MAX_CTAS, KEPT_WORDS)),
@@ -99,8 +100,8 @@ class WorkspaceLayout:
         return cls(_place(shapes))
 
     def behind(self, other: WorkspaceLayout) -> WorkspaceLayout:
-        """The same slices behind those of `other`, a launch of the same call; both have counters
-        and mail in common.
+        """The same slices after those of `other`, another launch of the same call; the two share
+        counters and LL partials.
         """
         step = -(-other.nbytes // ALIGNMENT) * ALIGNMENT
         moved = [

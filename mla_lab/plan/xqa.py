@@ -1,8 +1,8 @@
 """The CUDA C++ decode kernel's builds, and how a launch of it cuts keys: values without a tensor.
 
-Types and widths are compiled in, everything else is a value of the launch. A row tile is 16 rows of
-one request and KV head, times `row_tiles`; its keys are cut by a formula of its own length alone,
-so that no plan lies in memory and none is copied to the device.
+Types and widths are compiled in, everything else is a launch argument. A row tile is 16 rows of
+one request and KV head, times `row_tiles`; its splits follow from the request's length alone, so
+that there is no plan in memory.
 """
 
 from __future__ import annotations
@@ -29,22 +29,23 @@ FORMATS = (
     ("fp16", "e4m3"),
 )
 PAGE_SIZES = (16, 32, 64, 128)
-#: e4m3 products in the matrix units themselves; others convert to fp16 in registers, which is
-#: quicker there than ptxas's emulation, and more precise
+#: architectures with e4m3 MMA; the others convert to fp16 in registers, which is faster than the
+#: emulation of ptxas and more precise
 NATIVE_E4M3 = ("sm_89", "sm_120a")
-#: where MLA has one block of 8 warps an SM, 227 KB of shared memory for it, in place of two of 4
+#: architectures where MLA runs one block of 8 warps with 227 KB of shared memory an SM, not two of
+#: 4
 WHOLE_SM = ("sm_90a",)
 TILE_ROWS = 16
-#: where a block may take two row tiles, so that keys in shared memory serve both
+#: architectures where a block may have two row tiles, which share the keys in shared memory
 TWO_ROW_TILES = ("sm_90a",)
-#: pairs of row tiles in a launch that keep the card busy, cut into pieces as they may be
+#: fewest blocks of two row tiles with which a launch still fills the card
 LEAST_PAIRS = 12
-#: rounds a cut to whole tiles of keys, whatever the types
+#: splits begin at multiples of so many keys, for all types
 TILE_KEYS = 64
-#: what a piece costs beside its keys, in keys; and the least that is worth one
+#: fixed cost of a piece, in keys, and the fewest keys of a piece
 PIECE_TOKENS, LEAST_TOKENS = 160, 256
 MAX_SPLITS = 64
-#: batch invariance: cuts that know nothing but a request's own length
+#: batch invariance: splits that depend on a request's own length alone
 INVARIANT_TOKENS, INVARIANT_SPLITS = 1024, 32
 #: blocks of a grid's y and z
 MAX_BLOCKS = 65535
@@ -88,9 +89,9 @@ def row_tiles_for(
     separate: bool = False,
     requests: int | None = None,
 ) -> int:
-    """Row tiles of a block for requests of `rows` rows a KV head: two where that was measured,
-    where registers and shared memory hold them, and where enough blocks remain. requests: of the
-    batch, times KV heads; None where the batch must not matter.
+    """Row tiles of a block for requests of `rows` rows a KV head: two on architectures where that
+    was measured to be faster, if registers and shared memory suffice and enough blocks remain.
+    requests: batch x KV heads; None under batch invariance.
 
     H200, 2026-11-20, two in place of one: B64 H128 kv 8192 bf16 864 us from 1099, e4m3 677 from
     853; GQA group 8 with 4 tokens 519 from 790; B1 H128 e4m3 63 from 41, hence the count of blocks.
@@ -101,7 +102,7 @@ def row_tiles_for(
     return 2 if requests is None or requests * pairs >= LEAST_PAIRS else 1
 
 
-#: (dims, formats, rows) that are compiled beforehand; others when a call first asks for them
+#: (dims, formats, rows) of the builds that ship; others are compiled at their first call
 COMMON = (
     (MLA_DIMS, ("bf16", "bf16"), 1),
     (MLA_DIMS, ("bf16", "bf16"), 128),
@@ -122,7 +123,7 @@ def common(arch: str) -> tuple[KernelConfig, ...]:
 
 
 class Rows(NamedTuple):
-    """What a launch's grid follows from; bounds, not lengths."""
+    """Bounds that decide a launch's grid."""
 
     batch: int
     kv_heads: int
@@ -133,7 +134,7 @@ class Rows(NamedTuple):
 
 @dataclass(frozen=True)
 class Cuts:
-    """How a launch cuts keys, and the memory that its partials take.
+    """Splits of a launch, and the workspace of its partials.
 
     A row tile that sees n keys is cut into ceil(n / split_tokens) pieces of whole tiles, at most
     max_splits of them.
@@ -151,7 +152,7 @@ class Cuts:
 
     @property
     def workspace(self) -> WorkspaceLayout:
-        """Counters and partials; nothing where no row tile is cut."""
+        """Counters and partials; empty where no row tile is split."""
         if self.max_splits == 1:
             return WorkspaceLayout(())
         slots = self.groups * self.max_splits
@@ -184,7 +185,7 @@ def cut(
 
 
 def _splits(groups: int, longest: int, at_once: int) -> int:
-    """The count that ends soonest: waves of blocks, each with its keys and a fixed cost."""
+    """The fastest split count: waves of blocks, each with its keys and a fixed cost."""
     most = min(MAX_SPLITS, max(1, longest // LEAST_TOKENS))
     if groups > MAX_GROUPS:
         most = 1

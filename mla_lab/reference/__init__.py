@@ -1,1 +1,1 @@
-"""The meaning of a call in float64, inputs that poison what must not be read, and tolerances."""
+"""Float64 oracle, seeded inputs with poisoned memory, and tolerances."""

@@ -1,11 +1,11 @@
-"""The meaning of a GQA or MQA decode call, in float64.
+"""Float64 oracle of a GQA or MQA decode call.
 
 Query head h reads KV head h // group. A KV head with its group of query heads is computed as one
 MLA request of `group` heads: it is resolved into `Operands`, and the MLA oracle's `attend`,
 `skip_tiles` and `add_sinks` do the rest.
 
-Scales follow the call: bmm1_scale on the scores, bmm2_scale on the output. (o_scale, which XQA
-multiplies in and divides out again, changes no result and is not here.)
+Scales follow the call: bmm1_scale on the scores, bmm2_scale on the output. (XQA
+multiplies by o_scale and divides by it again, so it is not here.)
 """
 
 from __future__ import annotations
@@ -97,7 +97,7 @@ def _q_begins(call: GqaArgs) -> list[int]:
 def _visible(call: GqaArgs, begin: int, end: int, kv_len: int) -> Tensor:
     """Bool [q_len, kv]: the causal rule or the mask, and the window counted from each token.
 
-    Token r of a request stands at position kv_len - q_len + r and sees from window_left before.
+    Token r of a request is at position kv_len - q_len + r and sees window_left tokens before it.
     """
     q_len = end - begin
     position = torch.arange(kv_len, device=call.query.device)

@@ -1,8 +1,8 @@
-"""Seeded inputs of a decode call that make wrong reads visible.
+"""Seeded inputs of a decode call in which a wrong read shows in the result.
 
-Pages lie in random order. Every slot that a correct call must not read (the tail of a last page,
-pages of no request, gaps between pages) holds NaN, and unused block-table entries hold wild page
-ids, so that one read too many shows in the result or crashes.
+Pages are in random order. Every slot that a correct call must not read (the tail of a last page,
+pages of no request, gaps between pages) holds NaN, and unused block-table entries hold invalid page
+ids, so that a read too many gives NaN or an illegal access.
 
     inputs = make_inputs(Problem.uniform(4, 1, 1000, heads=16), seed=1)
     trtllm_batch_decode_with_kv_cache_mla(**inputs.contract_args())
@@ -23,7 +23,7 @@ from ..core import masks
 from ..core.errors import invalid
 from ..core.problem import Problem
 
-#: what unused block-table entries hold, in turn: too large, negative, the least int32
+#: values of unused block-table entries, in turn: too large, negative, the least int32
 WILD_PAGE_IDS = (1 << 30, -7, -(1 << 31))
 #: pages in the pool that belong to no request
 FOREIGN_PAGES = 3
@@ -41,7 +41,7 @@ FEATURES = (
     "chain_mask",  # the causal rule as a packed mask
     "device_scales",  # both scales as fp32 tensors on the device
     "lse",  # return_lse
-    "max_q_len",  # given and over-estimated; makes the call ragged
+    "max_q_len",  # max_q_len is given, above the longest; makes the call ragged
     "page_gap",  # pages with unused slots between them
     "ragged",  # cum_seq_lens_q even where all requests are equal
     "scales",  # a bmm2_scale other than 1
@@ -53,19 +53,19 @@ FEATURES = (
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class DecodeInputs(DecodeArgs):
-    """The arguments of one call, and its sizes; derive variants with `replace`."""
+    """Arguments of one call, and its sizes; derive variants with `replace`."""
 
     problem: Problem
     workspace_buffer: Tensor
     max_seq_len: int
 
     def contract_args(self) -> dict[str, Any]:
-        """Keyword arguments of the contract's call, without those at their defaults."""
+        """Keyword arguments of the contract's call that differ from their defaults."""
         return given(self, PARAMETERS)
 
 
 def given(args: object, parameters: Sequence[Declared]) -> dict[str, Any]:
-    """Public arguments that have no default, or another value."""
+    """Public arguments without a default, or with another value than the default."""
     values = {p.name: (getattr(args, p.name), p.default) for p in parameters if p.public}
     return {
         name: value
@@ -122,9 +122,9 @@ def make_inputs(
 
 
 def page_table(counts: Sequence[int], order: Tensor, copies: int = 1) -> Tensor:
-    """Page ids dealt from `order`, int32 [batch, copies, max_pages + 2].
+    """Block tables with page ids taken from `order` in turn, int32 [batch, copies, max_pages + 2].
 
-    counts: pages of each request; its entries past them are wild.
+    counts: pages of each request; later entries are invalid.
     """
     width = torch.arange(max(counts) + 2, device=order.device)
     wild = torch.tensor(WILD_PAGE_IDS, dtype=torch.int32, device=order.device)
@@ -157,7 +157,7 @@ class _Maker:
         self.device = device
         self.random = torch.Generator(device=device).manual_seed(seed)
         self.distribution = distribution
-        # queries of a call with tails share this direction, and keys that lean to it attract
+        # queries with heavy tails share this direction; keys along it have large scores
         direction = self.normal(problem.head_dim)
         self.direction = direction / direction.norm()
 
@@ -187,7 +187,8 @@ class _Maker:
             return tokens
         if self.distribution == "concentrated":
             return tokens + self.needles(length).unsqueeze(-1) * self.direction
-        # under 1/sqrt(192) a lean of 35 adds about 10 to a score: the weight of 22,000 others
+        # with scale 1/sqrt(192) a component of 35 adds about 10 to a score: the weight of 22,000
+        # others
         age = torch.arange(length - 1, -1, -1, device=self.device)
         lean = 16 * torch.exp(-age / 64)
         lean[0] = 35
@@ -195,8 +196,8 @@ class _Maker:
         return tokens + lean.unsqueeze(-1) * self.direction
 
     def needles(self, length: int) -> Tensor:
-        """How far the keys of a concentrated request lean, fp32 [length]. Under 1/sqrt(192) a lean
-        of 56 adds about 32 to a score: beside it, all tokens that do not lean weigh nothing.
+        """Component of a concentrated request's keys along the queries' direction, fp32 [length].
+        With scale 1/sqrt(192), 56 adds about 32 to a score, so that all other tokens have weight 0.
         """
         age = torch.arange(length - 1, -1, -1, device=self.device)
         lean = 56 * torch.exp(-age / 16)
@@ -219,13 +220,13 @@ class _Maker:
         for rows, length in zip(table, p.kv_lens, strict=True):
             for copy, row in enumerate(rows):
                 stored = formats.pack(self.tokens(length), p.kv_format)
-                if copy == 1:  # of a values page only the latent columns are ever read
+                if copy == 1:  # of a page of values only the latent columns are read
                     _poison_rope(stored, p)
                 formats.scatter(kv_cache, row, stored)
         return kv_cache, table if separate else table[:, 0]
 
     def sparse_slots(self, page_table: Tensor, ragged: bool) -> Tensor:
-        """Random token slots of each query token's request; a tenth -1, duplicates as they come."""
+        """Random token slots of each query token's request; a tenth are -1, some may repeat."""
         p = self.problem
         slots = []
         for row, q_len, kv_len in zip(page_table, p.q_lens, p.kv_lens, strict=True):

@@ -93,7 +93,7 @@ def make_gqa_inputs(
 
     ragged = "ragged" in features or len(set(shape.q_lens)) > 1
     separate = "separate_tables" in features
-    # queries of a call with tails share this direction, and keys that lean to it attract
+    # queries with heavy tails share this direction; keys along it have large scores
     direction = None
     if distribution == "heavy_tailed":
         direction = normal(shape.head_dim)
@@ -154,7 +154,7 @@ def _cache(
 
 def add_tails(tokens: Tensor, direction: Tensor, keys: bool) -> None:
     """Outlier columns for one request's tokens fp32 [length, kv_heads, head_dim], in place; keys
-    lean to `direction` [head_dim] besides, the first by what adds some 10 to a score.
+    also have a component along `direction` [head_dim], which adds about 10 to the first score.
     """
     length, _, head_dim = tokens.shape
     tokens[..., :: head_dim // 4] *= 8

@@ -1,15 +1,15 @@
-"""The meaning of an MLA decode call, in float64, written to be read.
+"""Float64 oracle of an MLA decode call.
 
 One request at a time. `attend` is attention in four lines; each feature of the contract is a
-small function beside it, or is resolved in `operands` (pages, token formats, who sees what):
+small function beside it, or is resolved in `operands` (pages, token formats, visibility):
 
     attend          scores -> mask -> softmax -> out, lse
-    skip_tiles      what skip-softmax leaves out
+    skip_tiles      KV tiles that skip-softmax drops
     add_sinks       one more term in the denominator
     merge_partials  partials of splits or ranks, by their lse
 
 Values are the latent columns of the keys (DeepSeek-V2, arXiv:2405.04434, section 2.1).
-On a GPU everything stays there; dtype=torch.float32 is quicker and good to about 1e-6, as long
+On a GPU all tensors stay there; dtype=torch.float32 is faster, with errors of about 1e-6 as long
 as TF32 is off (torch's default).
 """
 
@@ -37,11 +37,11 @@ class Result(NamedTuple):
 
 @dataclass(frozen=True)
 class TileWalk:
-    """The order of work that skip-softmax's definition depends on.
+    """The tiles and splits on which the definition of skip-softmax depends.
 
     A row tile is `tile_rows` consecutive rows (row = token x heads + head) of a request, a KV
-    tile `tile_kv` consecutive positions; KV tiles are walked upwards. `split_begins[b]` are
-    the KV tiles at which request b's splits start (none given: one split from tile 0); each
+    tile `tile_kv` consecutive positions; KV tiles are processed in rising order. `split_begins[b]`
+    are the KV tiles at which request b's splits start (none given: one split from tile 0); each
     split starts its running maximum anew and never skips its first tile.
     """
 
@@ -61,11 +61,11 @@ def decode_reference(
     dtype: torch.dtype = torch.float64,
     counted: Callable[[int, int], None] = lambda done, total: None,
 ) -> Result:
-    """The result of a decode call, exactly. The lse excludes the sinks, and is in the call's base.
+    """Exact result of a decode call. The lse excludes the sinks, and is in the call's base.
 
-    A row without a key has out 0 and lse -inf. walk: matters to skip-softmax only, by default
-    one split of 64 x 64 tiles. counted: called after each request with how many of how many are
-    done. Raises InvalidInput or Unsupported for a call without a meaning.
+    A row without a key has out 0 and lse -inf. walk: used by skip-softmax only, by default
+    one split of 64 x 64 tiles. counted: called after each request with (done, total). Raises
+    InvalidInput or Unsupported for contradictory arguments.
     """
     scale = float(call.bmm1_scale)
     factor = call.skip_softmax_threshold_scale_factor
@@ -92,11 +92,11 @@ def attend(request: Operands, scale: float) -> Result:
 def merge_partials(
     outs: Tensor, lses: Tensor, sinks: Tensor | Sequence[Tensor] | None = None
 ) -> Result:
-    """Merges partials over disjoint keys, each weighted by exp(its lse - the lse of all).
+    """Merge of partials over disjoint keys, each weighted by exp(its lse - lse of all).
 
     outs: [parts, ..., heads, latent]; lses: natural, sinks excluded, [parts, ..., heads] or, as
-    calls return them, [parts, tokens, heads]. A partial without keys (lse -inf) is an identity,
-    whatever its out holds. sinks: fp32 [heads] or a list of one, entered here once; the
+    calls return them, [parts, tokens, heads]. A partial without keys (lse -inf) has no effect,
+    whatever its out holds. sinks: fp32 [heads] or a list of one, added here once; the
     returned lse excludes them.
     """
     lse = torch.logsumexp(lses, dim=0)
@@ -115,7 +115,7 @@ def add_sinks(out: Tensor, lse: Tensor, sinks: Tensor | Sequence[Tensor] | None)
 
 
 def in_base(lse: Tensor, base: str | None) -> Tensor:
-    """Natural lse in the base that a call names: None or "basee", or "base2"."""
+    """Natural lse converted to the call's base: None or "basee", or "base2"."""
     if base not in (None, "basee", "base2"):
         raise invalid("return_lse_base", repr(base), (None, "basee", "base2"))
     return lse / math.log(2) if base == "base2" else lse
@@ -129,11 +129,11 @@ def _zero_if_empty(lse: Tensor) -> Tensor:
 def skip_tiles(
     request: Operands, scale: float, factor: float, walk: TileWalk, b: int = 0
 ) -> Operands:
-    """Request b without the KV tiles that skip-softmax leaves out.
+    """Request b without the KV tiles that skip-softmax skips.
 
     A KV tile is skipped for a row tile when exp(tile_max - running_max) < factor / kv_len in
     each of its rows. running_max is over the tiles of the same split taken so far; a row that
-    sees nothing in the tile does not object. So every skipped weight is below factor / kv_len
+    sees no key of the tile does not count. So every skipped weight is below factor / kv_len
     and the dropped mass at most `factor`.
     """
     q_len, heads, _ = request.query.shape

@@ -1,4 +1,4 @@
-"""Which keys each query token of a decode call attends.
+"""Operands of a decode call: query, keys, values and visibility, request by request.
 
 `operands` resolves page tables, token formats, draft masks and context parallelism, one request at
 a time, into tensors.
@@ -36,7 +36,7 @@ class Operands:
 def operands(call: DecodeArgs, dtype: torch.dtype = torch.float64) -> Iterator[Operands]:
     """The operands of each request; one request's keys are in memory at a time.
 
-    Raises InvalidInput or Unsupported where the call has no meaning.
+    Raises InvalidInput or Unsupported for contradictory arguments.
     """
     check(call)
     tokens = call.query.flatten(0, -3)
@@ -83,9 +83,9 @@ def _sparse_operands(query: Tensor, kv_cache: Tensor, slots: Tensor, latent_dim:
 
 
 def visible_keys(q_len: int, position: Tensor, length: int, drafts: Tensor | None) -> Tensor:
-    """Which new token sees which key, bool [q_len, kv].
+    """Visibility of each key to each new token, bool [q_len, kv].
 
-    position: int [kv], where each key stands among the `length` tokens of its request, the
+    position: int [kv], position of each key among the `length` tokens of its request, the
     last q_len of which are new. drafts: packed mask rows [q_len, words] of the new tokens;
     without them a new token sees those up to itself.
     """
@@ -107,7 +107,7 @@ def q_begins(call: DecodeArgs) -> list[int]:
 def _positions(call: DecodeArgs, b: int, kv_len: int) -> tuple[Tensor, int]:
     """Positions of a request's cached tokens, and its length over all ranks.
 
-    Context parallel deals tokens out in turn: local token j of rank r is token j x world + r.
+    Context parallelism distributes tokens round-robin: local token j of rank r is j x world + r.
     """
     position = torch.arange(kv_len, device=call.query.device)
     if not call.enable_dcp or call.causal_seqlens_kv_global is None:

@@ -1,7 +1,7 @@
-"""How wrong a result is, and how wrong it may be.
+"""Error of a result, and its bound.
 
-The rule, after FlashAttention's tests: a result may be at most twice as far from the oracle as
-torch's scaled_dot_product_attention is in the same precision on the same inputs.
+The rule, after FlashAttention's tests: the error against the oracle is at most twice that of
+torch's scaled_dot_product_attention in the same precision on the same inputs.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from .inputs import DecodeInputs
 from .mla import Result, add_sinks, decode_reference
 from .operands import Operands, operands
 
-#: how often torch's own error is allowed
+#: bound on the error over torch's error
 ALLOWED_RATIO = 2.0
-#: lse may be off by this much times max(1, |lse|) in float32
+#: bound on the error of lse relative to max(1, |lse|) in float32
 LSE_TOLERANCE = 1e-5
 
 
@@ -35,7 +35,7 @@ class Error(NamedTuple):
     greatest: float
 
     def within(self, baseline: Error, ratio: float = ALLOWED_RATIO, floor: float = 1e-6) -> bool:
-        """Both figures at most `ratio` x the baseline's; `floor` is free (float32 rounding)."""
+        """True if both figures are at most `ratio` x the baseline's + `floor` (fp32 rounding)."""
         return all(
             mine <= ratio * other + floor for mine, other in zip(self, baseline, strict=True)
         )

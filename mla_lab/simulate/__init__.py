@@ -1,4 +1,4 @@
-"""Predicts where the time of a planned decode goes: `simulate(plan)` returns a `Timeline`.
+"""Simulator of a planned decode: `simulate(plan)` returns a `Timeline`.
 
 Two models, one above the other. `pipeline` steps one CTA's loop block by block (load, QK,
 softmax, PV over a ring of stages); `engine` runs a whole plan on a card: launch, waves, CTAs or

@@ -1,10 +1,10 @@
-"""Where the time of one call goes: phases that add up to it, and spans as a `Timeline`.
+"""Anatomy of a call: phases that add up to its time, and spans as a `Timeline`.
 
 Measured rows are JSON lines (`data/runtime/anatomy.schema.json`), taken by stamps of the global
 timer inside a kernel or by a profiler around it; a prediction of the same form comes from the
 simulator's critical path.
 
-    python -m mla_lab.simulate.anatomy FILE...      says what is wrong with a row, or counts them
+    python -m mla_lab.simulate.anatomy FILE...      checks the rows of records
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from .timeline import SAME_US, Event, Timeline
 
 RECORD = "records/h200_anatomy.jsonl"
 SCHEMA = "anatomy/1"
-#: phases of a call in order of time; a row may leave some out or know `loop` in more detail
+#: phases of a call in order of time; a row may lack some, or have `loop` in more detail
 PHASES = (
     "launch",
     "setup",
@@ -45,7 +45,7 @@ PHASES = (
     "other",
 )
 LANES = ("CTA", "role")
-#: share of a call by which its phases may miss it
+#: largest relative difference between a call and the sum of its phases
 SLACK = 0.03
 _COMMON = ("case", "peer", "kernel", "card", "date", "commit")
 
@@ -63,7 +63,7 @@ class Anatomy:
     call_us: float
     phases: tuple[tuple[str, float], ...]
     method: str = ""
-    #: the same call without stamps, as the benchmark times it; 0 where there are none
+    #: the same call without profiling stamps, as the benchmark times it; 0 without a measurement
     plain_us: float = 0.0
 
 
@@ -79,12 +79,12 @@ class Spans:
     commit: str
     lanes: str
     timeline: Timeline
-    #: of the SM while they were taken; 0 where nobody read it
+    #: SM clock in GHz during the measurement; 0 if unknown
     clock_ghz: float = 0.0
 
 
 def read(path: Path | None = None) -> tuple[list[Anatomy], list[Spans]]:
-    """Rows of a record, both kinds; none where the file (default: that of `data/`) is not there.
+    """Rows of a record, both kinds; empty where the file (default: that of `data/`) is missing.
 
     Raises InvalidInput for a row that breaks a rule, with its line.
     """
@@ -162,7 +162,7 @@ def _check_lanes(timeline: Timeline, place: str) -> None:
 
 
 def predicted(case: str, problem: Problem) -> Anatomy:
-    """Phases that the simulator predicts for the kernel that `choose` takes."""
+    """Predicted phases of the kernel that `choose` selects."""
     choice = choose(problem)
     plan = choice.plan(problem)
     constants = recorded().constants[choice.config.kernel]
@@ -194,7 +194,7 @@ def predicted(case: str, problem: Problem) -> Anatomy:
 
 
 def summed(phases: Iterable[tuple[str, float]]) -> dict[str, float]:
-    """us by phase, in the order of `PHASES`; a phase that comes twice counts twice."""
+    """us by phase, in the order of `PHASES`; phases of one name are added up."""
     total = dict.fromkeys(PHASES, 0.0)
     for name, us in phases:
         total[name] += us
@@ -202,7 +202,7 @@ def summed(phases: Iterable[tuple[str, float]]) -> dict[str, float]:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Checks records."""
+    """Check records; see the module."""
     for path in map(Path, arguments):
         try:
             phases, spans = read(path)

@@ -1,11 +1,11 @@
-"""Discrete events of a whole plan on a card.
+"""Discrete-event simulation of a whole plan on a card.
 
-A worker (CTA or cluster) takes a lane as soon as one is free, sets up, and walks its tiles:
-attend, write. Behind its last tile it merges a share of each row tile that it has helped to split,
-as soon as all of that row tile's partials are written. All tiles that attend at the same moment
-progress at one common rate, by three limits: what a CTA's own loop allows, what HBM gives, what
-L2 gives. A common rate makes shared bandwidth exact with one heap: tiles end in the order of
-*progress* (steps done since the launch, see `work`), whatever the rate does in between.
+A worker (CTA or cluster) occupies a lane (an SM or a cluster's SMs) as soon as one is free, sets
+up, and runs its tiles: attend, write. After its last tile it merges its part of each row tile of
+which it computed a split, as soon as all partials of that row tile are written. All tiles in their
+mainloop progress at one common rate, limited by the CTA's own loop, HBM and L2. With a common rate
+one heap models shared bandwidth exactly: tiles end in the order of *progress* (steps since the
+launch, see `work`), independent of how the rate changes in between.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from .constants import Constants
 from .timeline import Event
 from .work import Work
 
-#: option fused_merge of a kernel whose partials are their own flags
-MAIL = 3
+#: value of the option fused_merge for the LL merge
+LL_MERGE = 3
 
 
 @dataclass
@@ -34,7 +34,7 @@ class _Run:
     timed: list[tuple[float, int, str, int]] = field(default_factory=list)
     loops: list[tuple[float, int, int]] = field(default_factory=list)
     order: int = 0
-    #: sum over attending tiles of HBM and L2 bytes (MB) of a step
+    #: HBM and L2 bytes (MB) of a step, summed over the tiles in their mainloop
     hbm: float = 0.0
     l2: float = 0.0
 
@@ -46,11 +46,11 @@ class Engine:
         self.plan, self.c, self.fused = plan, constants, fused_merge
         self.work = Work(plan, constants, cluster)
         self.cluster = cluster
-        self.mail = plan.config is not None and plan.config.option("fused_merge") == MAIL
+        self.ll = plan.config is not None and plan.config.option("fused_merge") == LL_MERGE
         self.tiles = plan.tiles.tolist()
         self.begin = plan.worker_begin.tolist()
         self.arrived = [0] * plan.num_groups
-        #: split tiles whose share of the merge a worker still owes, next one last
+        #: split tiles whose merge a worker still has to do, next one last
         self.owed: list[list[int]] = [[] for _ in range(plan.num_workers)]
         #: workers that wait for the last partial of a group
         self.waiting: list[list[int]] = [[] for _ in range(plan.num_groups)]
@@ -75,7 +75,7 @@ class Engine:
         self.since[worker] = run.time
 
     def demand(self, tile: list[int], sign: int) -> None:
-        """Adds or takes away what a tile asks of the memories at each step."""
+        """Add or remove a tile's memory traffic per step."""
         hbm, l2 = self.work.traffic(tile)
         self.run.hbm = max(0.0, self.run.hbm + sign * hbm)
         self.run.l2 = max(0.0, self.run.l2 + sign * l2)
@@ -116,7 +116,7 @@ class Engine:
             self.next_share(worker)
 
     def arrive(self, worker: int) -> None:
-        """A tile is written: on to the next one, and to the merge behind the last."""
+        """A tile is written: start the next one, or the merge after the last."""
         tile, group = self.at[worker], self.tiles[self.at[worker]][7]
         if group >= 0 and self.fused:
             self.owed[worker].insert(0, tile)
@@ -131,29 +131,29 @@ class Engine:
             self.later(self.c.switch_us, "filled", worker)
 
     def next_share(self, worker: int) -> None:
-        """Merges the next share, or waits for its partials; leaves where none is owed."""
+        """Start the next merge, or wait for its partials; end the worker where none is left."""
         if not self.owed[worker]:
             self.leave(worker)
             return
         tile = self.tiles[self.owed[worker][-1]]
         if self.arrived[tile[7]] == tile[5]:
             self.since[worker] = self.run.time
-            self.later(self.work.merge_us(self.mail), "merged", worker)
+            self.later(self.work.merge_us(self.ll), "merged", worker)
         else:
             self.waiting[tile[7]].append(worker)
 
     def leave(self, worker: int) -> None:
-        """Ends a worker; its lane takes the launch's next one, if one waits."""
+        """End a worker; its lane runs the launch's next one, if one waits."""
         if self.queue:
             self.place(self.queue.pop(), self.lane[worker])
 
     def go(self) -> list[Event]:
-        """Runs until nothing is left to happen."""
+        """Run until no event is left."""
         lanes = self.c.lanes(self.cluster)
         run = self.run
         run.time = self.c.launch_us
         workers = list(range(self.plan.num_workers))
-        #: workers that no lane has taken yet, next one last
+        #: workers without a lane yet, next one last
         self.queue = workers[lanes:][::-1]
         for worker in workers[:lanes]:
             self.place(worker, worker)

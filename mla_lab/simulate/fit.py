@@ -1,4 +1,4 @@
-"""Fits the simulator to recorded launches, and says honestly how well it then predicts.
+"""Fit of the simulator to recorded launches, and its errors on launches that were held out.
 
     python -m mla_lab.simulate.fit data/records/h200_anchor.jsonl
 
@@ -8,9 +8,8 @@ of each such fit and those fitted to all cases become `data/runtime/simulator.js
 printed.
 
 Bandwidth is not fitted: it is the ceiling that the run measured beside its launches. The clock
-under matrix load begins at the run's GEMM ceiling and is fitted for `cute/keep_ab_sm90`. The *form*
-of the model was found while all cases were in sight; only its constants have not seen what is held
-out.
+under MMA load starts at the run's GEMM ceiling and is fitted for `cute/keep_ab_sm90`. The *form* of
+the model was designed with all cases in sight; only its constants are held-out fits.
 """
 
 from __future__ import annotations
@@ -36,12 +35,12 @@ from .recorded import RECORD, STARTS, Fitted, Judgement, error_table, write
 
 #: constants of the card's memories, which all kernel families share
 SHARED = ("exchange_tbps", "l2_tbps", "lag", "sharpness")
-#: constants of a family; and its clock under matrix load, where it loads the matrix units
-OWN = ("first_byte_us", "write_us", "merge_us", "mail_us", "cluster_us", "gap_clocks")
+#: constants of a family; and its clock under MMA load, for keep_ab
+OWN = ("first_byte_us", "write_us", "merge_us", "ll_merge_us", "cluster_us", "gap_clocks")
 CLOCK = "clock_ghz"
-#: relative step of the numerical derivative, pull towards the start, largest step (in log units)
+#: relative step of the numerical derivative, regularisation towards the start, largest log step
 STEP, DAMPING, MAX_STEP = 0.02, 0.05, 0.4
-#: most times that a family's constants are improved
+#: most iterations of a family's fit
 ROUNDS = 6
 EVERY_FOURTH = "every fourth shape"
 
@@ -49,7 +48,7 @@ Family = dict[str, Constants]
 
 
 def starts(rows: Iterable[dict[str, Any]]) -> Family:
-    """`STARTS` with what the runs among `rows` measured of their card."""
+    """`STARTS` with the ceilings of the card as measured by the runs among `rows`."""
     ceilings = [row["ceilings"] for row in rows if row["kind"] in ("run", "end")]
     reads = [c["read_tbps"] for c in ceilings if c and c.get("read_tbps")]
     gemms = [c["gemm_tflops"] for c in ceilings if c and c.get("gemm_tflops")]
@@ -68,14 +67,14 @@ def regime(problem: Problem) -> str:
 
 
 def predict(constants: Family, cases: Sequence[Launch]) -> np.ndarray:
-    """Microseconds that the simulator expects of each launch."""
+    """Predicted microseconds of each launch."""
     return np.array(
         [simulate(c.plan, constants[c.kernel], cluster=c.cluster).makespan for c in cases]
     )
 
 
 def free(start: Family) -> list[tuple[tuple[str, ...], str]]:
-    """Fitted values: (families that share it, constant)."""
+    """Fitted values: (families that share the constant, constant)."""
     shared = [(tuple(start), name) for name in SHARED]
     own = [((kernel,), name) for kernel in start for name in OWN]
     return shared + own + [((k,), CLOCK) for k, c in start.items() if c.burst_ghz]
@@ -94,7 +93,7 @@ def moved(start: Family, x: np.ndarray) -> Family:
 def fit(cases: Sequence[Launch], start: Family, rounds: int = ROUNDS) -> Family:
     """Constants of all families, by damped Gauss-Newton on the logarithms of those that are free.
 
-    What no case tells stays at its start.
+    A constant that no case depends on keeps its start value.
     """
     if not cases:
         raise invalid("records", "no timed launch of ours", "rows of the peer mla-lab")
@@ -152,7 +151,7 @@ def splits(cases: Sequence[Launch]) -> dict[str, np.ndarray]:
 
 
 def parts(cases: Sequence[Launch], out: np.ndarray) -> tuple[list[Launch], list[Launch]]:
-    """(known, unseen) cases where `out` says what is held out."""
+    """(fitted, held-out) cases; `out` is True for cases to hold out."""
     known = [c for c, held in zip(cases, out, strict=True) if not held]
     return known, [c for c, held in zip(cases, out, strict=True) if held]
 
@@ -175,7 +174,7 @@ def judge(name: str, cases: Sequence[Launch], constants: Family) -> Judgement:
 
 
 def fit_record(rows: Sequence[dict[str, Any]], origin: str) -> Fitted:
-    """Everything that `data/runtime/simulator.json` says of a record."""
+    """Contents of `data/runtime/simulator.json` for a record."""
     cases, start = launches(rows), starts(rows)
     known = {name: parts(cases, out)[0] for name, out in splits(cases).items()}
     constants = fit(cases, start)

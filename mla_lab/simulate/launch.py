@@ -1,4 +1,4 @@
-"""One launch of a plan, predicted: the clock it leaves the card at, its merge, its bounds."""
+"""Predicted time of one launch of a plan: clock, merge, lower bounds."""
 
 from __future__ import annotations
 
@@ -20,11 +20,10 @@ def simulate(
 ) -> Timeline:
     """Predicts one launch of `plan`: a `Timeline` in us from the launch.
 
-    Without `constants`, those that were fitted to the record for the kernel with such tiles.
-    `cluster` is the number of CTAs of a worker. With `fused_merge` those who split a row tile
-    merge it, a share each; without, a second launch does, its rows spread over the whole card, and
-    so it does where the workers cannot all run at once: one would wait for another that has not
-    begun.
+    constants: default are those fitted to the record for the kernel with such tiles. cluster: CTAs
+    of a worker. fused_merge: the workers that split a row tile merge it together; otherwise, or
+    where not all workers are resident at once (a merge would wait for a worker that has not
+    started), a second launch merges with its rows spread over the whole card.
     """
     if cluster < 1:
         raise invalid("cluster", cluster, "1 or more CTAs")
@@ -40,12 +39,12 @@ def simulate(
 
 
 def runs_at_once(plan: Plan, constants: Constants, cluster: int = 1) -> bool:
-    """True if the card holds all workers of the plan at once, so that one may wait for another."""
+    """True if all workers of the plan are resident at once, so that one may wait for another."""
     return plan.num_workers <= constants.lanes(cluster)
 
 
 def settle(plan: Plan, constants: Constants, cluster: int = 1) -> Constants:
-    """`constants` at the clock that this plan leaves them: a trial run tells its matrix load."""
+    """`constants` at the clock under this plan's MMA load, which a trial run determines."""
     if not constants.burst_ghz:
         return constants
     trial = replace(constants, clock_ghz=constants.burst_ghz, burst_ghz=0.0)

@@ -1,4 +1,4 @@
-"""Launches of ours out of a benchmark's record, each with the plan that was timed."""
+"""Our launches in a benchmark record, each with the plan that was timed."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from ..plan.schedule import make_plan
 from ..plan.tile import Plan
 
 OURS = "mla-lab"
-#: below this floor (seconds) fixed costs decide, whatever side of the roofline a problem is on
+#: seconds; below this floor fixed costs dominate on either side of the roofline
 LATENCY = 15e-6
 REGIMES = ("latency", "memory", "compute")
 #: fields and options in the name of a kernel's configuration (`KernelConfig.name`)
@@ -37,7 +37,7 @@ class Launch:
 
     @property
     def kernel(self) -> str:
-        """The kernel family whose constants this launch informs."""
+        """The kernel family whose constants this launch is used to fit."""
         return self.plan.config.kernel if self.plan.config else "cute/keep_ab_sm90"
 
     @property
@@ -46,7 +46,7 @@ class Launch:
 
 
 def launches(rows: Iterable[dict[str, Any]], peer: str = OURS) -> list[Launch]:
-    """Timed launches of dense problems whose plan can be made again; see `remade`."""
+    """Timed launches of dense problems whose plan can be reconstructed; see `remade`."""
     timed: dict[str, list[dict[str, Any]]] = {}
     for row in results(rows, "ok"):
         if row["peer"] == peer and not row["problem"]["top_k"] and not row["features"]:
@@ -61,11 +61,11 @@ def launches(rows: Iterable[dict[str, Any]], peer: str = OURS) -> list[Launch]:
 
 
 def remade(problem: Problem, notes: dict[str, Any]) -> Plan | None:
-    """The plan that a record notes; None where its notes do not tell how requests were cut.
+    """The plan of a recorded launch; None where the notes do not determine its splits.
 
-    Without notes, the plan that `choose` makes now. Records of another cost model than today's, or
-    from before it was noted, tell it of equal lengths alone: those are cut evenly, whatever the
-    constants were.
+    Without notes, the plan that `choose` makes now. Notes with another cost model than today's, or
+    with none, determine the plan of equal lengths alone: these are split evenly under all
+    constants.
     """
     if "kernel" not in notes:
         return choose(problem, CARD).plan(problem)

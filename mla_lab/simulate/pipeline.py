@@ -1,7 +1,7 @@
-"""One CTA's loop, block by block: a loader, one matrix unit, softmax warps, a ring of stages.
+"""One CTA's mainloop, block by block: producer, tensor cores, softmax warps, pipeline stages.
 
-The matrix unit issues in program order: QK runs `lookahead` blocks ahead of PV, so that softmax
-of one block hides behind the QK of the next. Barriers are the four waits below.
+The tensor cores run MMAs in program order: QK runs `lookahead` blocks ahead of PV, so that softmax
+of one block overlaps with the QK of the next. The waits:
 
     load i      waits for the release of block i - stages          (empty barrier)
     QK i        waits for the arrival of block i                   (full barrier)
@@ -20,13 +20,13 @@ from ..core.errors import invalid
 from .constants import Constants
 from .timeline import Event, Timeline
 
-#: blocks after which a loop is taken to be in its steady state
+#: blocks after which a loop counts as in steady state
 WARM_BLOCKS = 24
 
 
 @dataclass(frozen=True)
 class Pipeline:
-    """Clocks of one block in each role, and the ring."""
+    """Clocks of one block in each role, pipeline stages and lookahead."""
 
     load: float
     latency: float
@@ -78,7 +78,7 @@ class Spans:
     free: np.ndarray
 
     def occupancy(self) -> int:
-        """Most stages in use at one time."""
+        """Largest number of stages in use at a time."""
         starts = [(t, 1) for t in self.load[0]] + [(t, -1) for t in self.free]
         level = most = 0
         for _, step in sorted(starts):
@@ -87,13 +87,13 @@ class Spans:
         return most
 
     def steady(self) -> float:
-        """Clocks per block once the ring is full (the last block, with no QK beside it, aside)."""
+        """Clocks per block with all stages full; not the last block, which has no QK beside it."""
         ends = self.pv[1][:-1]
         half = len(ends) // 2
         return float((ends[-1] - ends[half]) / (len(ends) - 1 - half))
 
     def timeline(self, us_per_clock: float) -> Timeline:
-        """One lane a role, for the same pictures as a whole plan."""
+        """The spans as a `Timeline` with one lane a role."""
         events = []
         for lane, role in enumerate(("load", "qk", "softmax", "pv")):
             start, end = getattr(self, role)
@@ -105,7 +105,7 @@ class Spans:
 
 
 def run_pipeline(pipeline: Pipeline, num_blocks: int) -> Spans:
-    """Steps `num_blocks` blocks through the loop; every wait is one `max` below."""
+    """Spans of `num_blocks` blocks; every wait is one `max` below."""
     if num_blocks < 1:
         raise invalid("num_blocks", num_blocks, "1 or more")
     n, p = num_blocks, pipeline
@@ -146,18 +146,18 @@ def run_pipeline(pipeline: Pipeline, num_blocks: int) -> Spans:
 
 @dataclass(frozen=True)
 class Loop:
-    """One CTA that has the card to itself, us."""
+    """Mainloop of one CTA alone on the card, us."""
 
-    #: a block in the steady state; one block's way from memory at the rate of an SM
+    #: a block in steady state; the load of one block at the rate of one SM
     steady: float
     load: float
-    #: scores, softmax and values of one block with nothing beside them
+    #: QK, softmax and PV of one block without overlap
     chain: float
-    #: from the first block's end to those of the first ones
+    #: ends of the first blocks, relative to that of the first one
     ends: tuple[float, ...]
 
     def alone(self, blocks: int) -> float:
-        """From the first byte on: the first block's load, then one block after the other."""
+        """From the first byte on: the load of the first block, then blocks without overlap."""
         if not blocks:
             return 0.0
         known = len(self.ends)

@@ -1,4 +1,4 @@
-"""The constants that were fitted to a record, and what they say of regimes they have not seen."""
+"""The simulator's constants as fitted to a record, and their errors on held-out regimes."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ..core.resources import data_dir
 from .constants import H200, KV_M, Constants
 
 RECORD = "runtime/simulator.json"
-#: where each family begins; what its records cannot tell stays there
+#: start values of each family's fit; constants that no record determines keep them
 STARTS = {"cute/keep_ab_sm90": replace(H200, burst_ghz=1.98), "cute/swap_ab_sm90": KV_M}
 #: tiles of more rows are those of `cute/keep_ab_sm90`
 KV_M_ROWS = 32
@@ -20,7 +20,7 @@ KV_M_ROWS = 32
 
 @dataclass(frozen=True)
 class Judgement:
-    """Relative errors on cases that were not fitted, of the simulator and of two numbers."""
+    """Relative errors on held-out cases, of the simulator and of the two-number baseline."""
 
     held_out: str
     cases: int
@@ -36,13 +36,13 @@ class Fitted:
 
     origin: str
     constants: dict[str, Constants]
-    #: by what was held out: the constants fitted to the rest
+    #: constants fitted without a held-out set, by the name of that set
     held_out: dict[str, dict[str, Constants]]
     judgements: tuple[Judgement, ...]
 
 
 def write(fitted: Fitted, path: Path) -> None:
-    """Stores fitted constants beside where they come from."""
+    """Write fitted constants and their origin."""
     values = {
         "origin": fitted.origin,
         "constants": {k: _plain(c) for k, c in fitted.constants.items()},
@@ -56,7 +56,7 @@ def write(fitted: Fitted, path: Path) -> None:
 
 
 def read(path: Path | None = None) -> Fitted:
-    """Fitted constants by kernel family; the starts, unjudged, where none are recorded."""
+    """Fitted constants by kernel family; the start values where none are recorded."""
     path = path or data_dir() / RECORD
     if not path.exists():
         return Fitted("", dict(STARTS), {}, ())
@@ -77,7 +77,7 @@ def recorded() -> Fitted:
 
 
 def constants_for(tile_rows: int) -> Constants:
-    """Fitted constants of the kernel family that has tiles of so many rows."""
+    """Fitted constants of the kernel family with tiles of so many rows."""
     kernel = "cute/swap_ab_sm90" if tile_rows <= KV_M_ROWS else "cute/keep_ab_sm90"
     return recorded().constants[kernel]
 

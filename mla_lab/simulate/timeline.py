@@ -1,4 +1,4 @@
-"""One event type for predicted and measured time, and what can be read off a list of them."""
+"""Events of predicted and of measured time, and figures that follow from them."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ import numpy as np
 
 ROLES = ("launch", "setup", "load", "attend", "qk", "softmax", "pv", "write", "wait", "merge")
 _ROLE_INDEX = {role: i for i, role in enumerate(ROLES)}
-#: spans that meet: ends and starts of recorded times are rounded to a nanosecond
+#: us; spans closer than this are adjacent, as recorded times are rounded to a nanosecond
 SAME_US = 1e-3
 
 
 class Event(NamedTuple):
-    """A span of one worker: what it did, where, when (us from the launch), for which tile."""
+    """A span of one worker: role, lane, begin and end (us from the launch), work tile."""
 
     sm: int
     worker: int
@@ -28,7 +28,7 @@ class Event(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Timeline:
-    """Events as columns, sorted by lane and start. `lanes` is how many could have been busy."""
+    """Events as columns, sorted by lane and start. `lanes`: number of lanes of the card."""
 
     sm: np.ndarray
     worker: np.ndarray
@@ -79,11 +79,11 @@ class Timeline:
         return float((self.end[at] - self.start[at]).sum())
 
     def utilisation(self, role: str = "attend") -> float:
-        """Share of the lanes' time that goes into one role, 0 to 1."""
+        """Time in one role over the time of all lanes, 0 to 1."""
         return self.busy(role) / (self.lanes * self.makespan) if self.makespan else 0.0
 
     def last_busy(self) -> np.ndarray:
-        """When each lane has finished for good, us [lanes]; 0 for a lane without work."""
+        """End of each lane's last event, us [lanes]; 0 for a lane without work."""
         result = np.zeros(self.lanes)
         np.maximum.at(result, self.sm, self.end)
         return result
@@ -93,10 +93,11 @@ class Timeline:
         return self.makespan - float(self.last_busy().mean())
 
     def critical_path(self) -> list[Event]:
-        """The chain of spans that ends last: nothing on it can grow without the call growing.
+        """The chain of spans that ends last: a longer span on it makes the call longer.
 
-        Before a span comes the one on its own lane that ends where it begins. Where none does, it
-        has waited for another lane (a merge for its last partial): for whoever ended last.
+        The predecessor of a span is the one on its own lane that ends where it begins. Without
+        one, the span waited for another lane (a merge for its last partial): for the span that
+        ended last.
         """
         path: list[int] = []
         open_ = np.ones(len(self), dtype=bool)

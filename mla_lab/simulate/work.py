@@ -1,4 +1,4 @@
-"""What work tiles ask of their CTAs and of the memories: steps, bytes, and who falls behind."""
+"""Steps, memory traffic and delays of work tiles."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ CTA_ROWS = 64
 
 @dataclass(frozen=True)
 class Share:
-    """The part of a work tile that each CTA of its cluster takes."""
+    """Part of a work tile that each CTA of its cluster computes."""
 
     rows: int
-    #: CTAs that divide the KV blocks of the tile
+    #: CTAs that split the KV blocks of the tile
     kv_ways: int
 
     @classmethod
     def of(cls, plan: Plan, cluster: int) -> Share:
-        """Row halves first, then KV, over the `cluster` CTAs of a worker."""
+        """Split over the `cluster` CTAs of a worker: rows over 64 first, then KV."""
         row_ways = min(cluster, max(1, plan.tile_rows // CTA_ROWS))
         return cls(plan.tile_rows // row_ways, cluster // row_ways)
 
@@ -43,12 +43,12 @@ class Work:
         self.query_mb = rows * problem.head_dim * ELEMENT_BYTES[problem.q_dtype] / 1e6
         self.result_mb = rows * problem.latent_dim * ELEMENT_BYTES[problem.out_dtype] / 1e6
         row_tiles = np.maximum(1, -(-problem.rows // plan.tile_rows))
-        #: HBM reads per block: the first row tile of a request pays, the others find it in L2
+        #: HBM reads per block: the first row tile of a request reads HBM, the others L2
         self.hbm_share = (1.0 / row_tiles).tolist()
-        #: row tiles that get each block together, by multicast
+        #: row tiles that receive each block by multicast
         self.pair = plan.config.option("pair", 1) if plan.config else 1
-        #: MB of one partial of one CTA, and TB/s at which it leaves and takes partials while every
-        #: worker with one does
+        #: MB of one CTA's partial, and TB/s at which it stores and reads partials while all workers
+        #: with partials do so
         row_bytes = problem.latent_dim * 4 + 4
         self.partial_mb = plan.tile_rows * row_bytes / cluster / 1e6
         users = min(plan.num_slots, constants.lanes(cluster)) * cluster
@@ -56,14 +56,14 @@ class Work:
         self.card_step_us = self._card_step_us(plan)
 
     def _card_step_us(self, plan: Plan) -> float:
-        """HBM's time for one block of every stream of the first wave."""
+        """us in which HBM delivers one block to every stream of the first wave."""
         begin, end = plan.worker_begin[:-1], plan.worker_begin[1:]
         first = begin[begin < end][: self.c.lanes(self.cluster)]
         streams = float(np.asarray(self.hbm_share)[plan.tiles[first, 0]].sum())
         return streams * self.share.kv_ways * self.block_mb / self.c.read_tbps
 
     def blocks(self, tile: list[int]) -> int:
-        """Blocks of keys for one CTA."""
+        """KV blocks of one CTA."""
         return -(-(tile[3] - tile[2]) // self.share.kv_ways)
 
     def steps(self, tile: list[int]) -> float:
@@ -72,10 +72,10 @@ class Work:
         return (query_us + self.loop.alone(self.blocks(tile))) / self.loop.steady
 
     def traffic(self, tile: list[int]) -> tuple[float, float]:
-        """MB from HBM and through L2 for each step of the tile; the query, and the result on its
-        way to HBM, are spread over the steps.
+        """MB from HBM and through L2 for each step of the tile. Query and result count evenly over
+        the steps.
 
-        CTAs of a cluster that hold other rows of the tile get its blocks by multicast.
+        CTAs of a cluster with other rows of the tile receive its blocks by multicast.
         """
         steps = self.steps(tile)
         blocks_mb = (tile[3] - tile[2]) * self.block_mb / steps
@@ -83,29 +83,29 @@ class Work:
         return blocks_mb * self.hbm_share[tile[0]] + own_mb, blocks_mb / self.pair + own_mb
 
     def rate(self, hbm_mb: float, l2_mb: float) -> float:
-        """Steps per us of each CTA while all together ask so much of the memories at each step."""
+        """Steps per us of each CTA, for memory traffic (MB per step) of all tiles together."""
         memory = max(hbm_mb / self.c.read_tbps, l2_mb / self.c.l2_tbps)
         sharp = self.c.sharpness
         return float((self.loop.steady**sharp + memory**sharp) ** (-1 / sharp))
 
     def fill_us(self, tiles: list[list[int]]) -> float:
-        """From a worker's first load to its loop, and what it will have lost on its way.
+        """us from a worker's first load to its first step, and the delay it accumulates later.
 
         The first bytes come after `first_byte_us`, the last block's products follow its bytes;
-        streams that share HBM are not served evenly, and the slowest falls behind.
+        streams that share HBM are not served evenly, so the slowest is delayed.
         """
         blocks = sum(self.blocks(tile) for tile in tiles)
         behind = self.c.lag * min(1.0, blocks / self.c.lag_blocks) * self.card_step_us
         return self.c.first_byte_us + self.loop.chain + behind
 
     def write_us(self, tile: list[int]) -> float:
-        """Leaving a result, or a partial."""
+        """us of storing a result, or a partial."""
         fixed = self.c.write_us + self.c.cluster_us * (self.share.kv_ways > 1)
         if tile[6] >= 0:
             return fixed + self.partial_mb / min(self.c.store_tbps, self.exchange_tbps)
         return fixed + self.result_mb / self.share.kv_ways / self.c.store_tbps
 
-    def merge_us(self, mail: bool) -> float:
-        """A share: as many bytes as the CTA's own partial has, of all partials of its rows."""
-        fixed = self.c.mail_us if mail else self.c.merge_us
+    def merge_us(self, ll: bool) -> float:
+        """us of one CTA's part of a merge, which reads as many bytes as its own partial has."""
+        fixed = self.c.ll_merge_us if ll else self.c.merge_us
         return fixed + self.partial_mb / min(self.c.merge_tbps, self.exchange_tbps)

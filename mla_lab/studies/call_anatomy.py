@@ -1,9 +1,9 @@
-"""Where the microseconds of a call go: `python -m mla_lab.studies.call_anatomy OUT` on a card.
+"""Anatomy of calls on a GPU: `python -m mla_lab.studies.call_anatomy OUT`.
 
 Appends rows of `data/runtime/anatomy.schema.json`: for our kernels the phases of a call and spans
-of its CTAs from stamped builds, for the schedule of `cute/keep_ab_sm90` the rounds of one CTA, and
-for other people's kernels what a profiler sees from outside. Stamped builds are no part of a
-shipped bundle; `--builds` names what has to be compiled.
+of its CTAs from stamped builds, for `cute/keep_ab_sm90` the KV tiles of one CTA, and for peers'
+kernels their times by a profiler. Stamped builds are not in a bundle; `--builds` lists those
+to compile.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ from ..plan import KernelConfig, Plan, choose
 from ..reference.inputs import DecodeInputs
 
 SCHEMA = "anatomy/1"
-#: (batch, heads, cached tokens): alone and short, alone and long, the middle, the compute regime
+#: (batch, heads, cached tokens): one short request, one long request, medium batches, compute-bound
 SHAPES = (
     (1, 16, 1024),
     (1, 16, 8192),
@@ -52,10 +52,10 @@ SHAPES = (
     (64, 128, 8192),
     (128, 128, 8192),
 )
-#: whose rounds are recorded, and whose CTAs
+#: cases whose KV tiles are recorded, and whose CTAs
 ROLES_OF, CTAS_OF = "b128_q1_h128_kv8192", ("b1_q1_h128_kv8192", "b64_q1_h128_kv8192")
 PEERS = ("flashmla",)
-#: graph replays of a plain time and of stamps, and calls of a replay whose stamps are read
+#: replays for the plain time and for stamps, and calls of a replay whose stamps are read
 ROUNDS, REPLAYS, CALLS = 9, 9, 24
 METHOD = (
     "global timer in the kernel, means over CTAs and over the middle half of the calls of a CUDA "
@@ -76,13 +76,13 @@ def plan_of(case: Case, gpu: Gpu) -> Plan:
 
 
 def stamped_build(config: KernelConfig, kind: int) -> KernelConfig:
-    """`config` with stamps; kind 2 notes rounds as well."""
+    """`config` with profiling stamps; kind 2 also records the KV tiles of CTA 0."""
     return replace(config, options=(*config.options, ("stamps", kind)))
 
 
 def builds() -> list[KernelConfig]:
-    """Every configuration that a record needs: plain, stamped, and what a call without a plan would
-    take, since the backend asks for that before it looks at a plan."""
+    """Every configuration that a record needs: plain, stamped, and that of a call without a plan,
+    which the backend selects before it reads a plan."""
     from ..backends.cute.families import complete, costs
     from ..call.form import Features
 
@@ -97,7 +97,7 @@ def builds() -> list[KernelConfig]:
 
 
 class Stamped:
-    """Stamped launches of one case; each launch of the graph writes its own words."""
+    """Stamped launches of one case; each launch of the graph has its own stamps."""
 
     def __init__(self, rotation: Rotation, plan: Plan, kind: int) -> None:
         self.launches: list[Launch] = []
@@ -121,7 +121,7 @@ class Stamped:
         launch = OwnLaunch.of(call, plan, workspace, gpu)
         self.config = launch.config
         self.marks = stamps.MARKS[launch.config.kernel]
-        #: the rounds of CTA 0 lie behind the CTAs' rows
+        #: the KV tiles of CTA 0 follow the CTAs' rows
         self.ctas = plan.num_workers * launch.config.cluster
         rows = self.ctas + stamps.ROUNDS
         words = torch.zeros(rows, self.marks.words, dtype=torch.int64, device=out.device)
@@ -135,19 +135,19 @@ class Stamped:
         self.words.append(words)
 
     def take(self) -> list[np.ndarray]:
-        """Stamps [CTAs, words] of the first launches of a replay, enough of them for a mean."""
+        """Stamps [CTAs, words] of the first launches of a replay."""
         self.replay()
         return [words[: self.ctas].cpu().numpy() for words in self.words[:CALLS]]
 
     def take_rounds(self) -> np.ndarray:
-        """The rounds of CTA 0 in a replay's last launch."""
+        """Stamps of CTA 0's KV tiles in a replay's last launch."""
         self.replay()
         return self.words[-1][self.ctas :].cpu().numpy()
 
 
 def us_of(launches: Sequence[Launch], order: Sequence[int]) -> tuple[float, Replay]:
     """Microseconds a call as `bench run` times it, median of rounds of one graph; the graph."""
-    for launch in launches:  # nothing is loaded in a capture
+    for launch in launches:  # kernels must be loaded before a capture
         launch()
     replay = CudaGraphTimer().ready([launches[i] for i in order])
     for _ in range(2):
@@ -156,7 +156,7 @@ def us_of(launches: Sequence[Launch], order: Sequence[int]) -> tuple[float, Repl
 
 
 def own_rows(rotation: Rotation) -> list[dict[str, Any]]:
-    """Phases of a call of ours; spans of its CTAs, rounds of one, where they are recorded."""
+    """Phases of our call; where recorded, spans of its CTAs and the KV tiles of one CTA."""
     case = rotation.case
     plan = plan_of(case, backends.gpu_of(rotation.device) or H200)
     plain = [prepared_launch(copy, case, plan, "cute") for copy in rotation.copies]
@@ -188,7 +188,7 @@ def own_rows(rotation: Rotation) -> list[dict[str, Any]]:
 
 
 def peer_row(rotation: Rotation, peer: str) -> dict[str, Any]:
-    """Phases of somebody else's call: its kernels and the gaps between them, from outside."""
+    """Phases of a peer's call by a profiler: its kernels and the gaps between them."""
     launches = select([peer])[0].prepare(rotation).launches
     call_us, replay = us_of(launches, rotation.order())
     spans = kernel_spans(replay, len(rotation.order()))
@@ -213,11 +213,11 @@ def _short(name: str) -> str:
 def outside_phases(
     call_us: float, kernels_us: Sequence[float], gaps_us: Sequence[float]
 ) -> list[list[Any]]:
-    """[phase, ns]: the first kernel is the loop, those behind it merge.
+    """[phase, ns] of a call: the first kernel is the loop, later ones are the merge.
 
-    In a graph a kernel may start under the one ahead of it, so that all kernels together may take
-    longer than the call (and so may one alone, which the profiler slows down): then there is no
-    gap, and what is too much is taken from the last ones, which waited.
+    In a graph a kernel may overlap with its predecessor, so that the sum of all kernels may exceed
+    the call (as may a single one, which the profiler slows down). Then there is no gap, and the
+    excess is subtracted from the last kernels, which waited.
     """
     loop = min(kernels_us[0], call_us)
     merge = min(sum(kernels_us[1:]), call_us - loop)
@@ -256,7 +256,7 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def rows_of(case: Case, peers: Sequence[str]) -> Iterator[dict[str, Any]]:
-    """Rows of one case, a line of words for each; whoever cannot says why and has none."""
+    """Rows of one case, with a printed line each; a peer that cannot run prints its reason."""
     rotation = make_rotation(case, device="cuda")
     for who in ("mla-lab", *peers):
         try:

@@ -1,11 +1,10 @@
 """Host time of a call: `python -m mla_lab.studies.host_cost` on a card.
 
-From the inside out: the attention kernel's entry called with everything ready; the native call
-with a plan, a workspace and an out; the contract's name with the same; without a plan, where the
-kernel follows a formula; and batch invariant, where the planner is launched too. Beside them
-torch's `add(out=)`. Medians over rounds in which each of them is called in turn, so that a host
-that slows down for a while does so for all; nothing waits for the device while a round is timed,
-and a round is shorter than the device's queue.
+Layer by layer: the attention kernel's entry with prepared arguments; the native call with a plan, a
+workspace and an out; the contract's name with the same; without a plan, on a static grid; and
+batch invariant, with whatever else that launches. For comparison torch's `add(out=)`. Medians over
+rounds in which each is called in turn, so that a slow phase of the host affects all; no call waits
+for the device during a round, and a round is shorter than the device's queue.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ from ..plan import choose
 from ..reference.inputs import make_inputs
 
 ROUNDS, CALLS = 50, 100
-#: small, so that the device is never behind the host
+#: small, so that the device never falls behind the host
 PROBLEM = Problem.uniform(4, 1, 128, 128)
 
 
@@ -78,8 +77,8 @@ def _calls(gpu: Gpu) -> dict[str, Callable[[], Any]]:
 
 
 def _written_out(function: Callable[..., Any], **named: Any) -> Callable[[], Any]:
-    """A call with its keywords in the program's text, as an engine's is: a dictionary that is taken
-    apart in each call costs half a microsecond of its own.
+    """A call with literal keywords, as in an engine: unpacking a dictionary in each call costs half
+    a microsecond.
     """
     values = {f"value_{name}": value for name, value in named.items()}
     text = ", ".join(f"{name}=value_{name}" for name in named)

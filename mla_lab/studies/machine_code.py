@@ -3,9 +3,10 @@
     python -m mla_lab.studies.machine_code FOLDER > RECORD.json
     python -m mla_lab.studies.machine_code FOLDER --against data/records/machine_code_6277a6a.json
 
-FOLDER is an unpacked `prebuilt` of a bundle or an artifact cache. Of a build its `.text.*` sections
-count, a sha256 each: line information, symbol names and the build's own name lie elsewhere, so that
-moving and renaming source changes nothing. Builds are compared as sets, whatever they are called.
+FOLDER is an unpacked `prebuilt` of a bundle or an artifact cache. A build is the set of
+sha256 of its `.text.*` sections, which hold no line information, symbol names or build name, so
+that moving and renaming source changes nothing. Builds are compared as sets, independent of their
+names.
 """
 
 from __future__ import annotations
@@ -64,7 +65,7 @@ def hashes(folder: Path) -> Builds:
 
 @dataclass(frozen=True)
 class Difference:
-    """Two folders as sets of builds: how many are the same, and the names of those that are not."""
+    """Two folders as sets of builds: the number in common, and the names of the others."""
 
     same: int
     gone: tuple[str, ...]
@@ -90,7 +91,7 @@ class Difference:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """The command; exit code 1 where a compared build is gone, new or changed."""
+    """The command; exit code 1 if a compared build is missing, new or changed."""
     parser = argparse.ArgumentParser(prog="python -m mla_lab.studies.machine_code")
     parser.add_argument("folder", type=Path)
     parser.add_argument("--against", type=Path, help="what this command wrote of another folder")

@@ -1,9 +1,9 @@
-"""The CUDA kernel's error beside torch's with the same rounding:
+"""Errors of the CUDA kernel and of torch with the same rounding, side by side:
 `python -m mla_lab.studies.xqa_rounding RECORD`.
 
-Caches are dequantised exactly, so what is left is the rounding of softmax weights and of results:
-torch does the same products in float32 with weights rounded to the kernel's type (see
-`verify.limits`), the oracle all of it in float64. Every element counts. One JSON line a case.
+Caches are dequantised exactly, so the errors are of rounding softmax weights and results alone:
+torch computes in float32 with weights rounded to the kernel's type (see `verify.limits`), the
+oracle in float64. One JSON line a case, all elements.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from ..verify.limits import TOPS, rounded_attention
 
 FORM = "rounding 1"
 DISTRIBUTIONS = ("gauss", "heavy_tailed")
-#: query and cache, and what their softmax weights are rounded to where no unit multiplies e4m3
+#: (query, cache) -> type of the rounded softmax weights on GPUs without e4m3 MMA
 WEIGHTS = {
     ("bf16", "bf16"): "bf16",
     ("fp16", "fp16"): "fp16",
@@ -137,7 +137,7 @@ def judge(
     device: str = "cuda",
     run: Run = by_kernel,
 ) -> dict[str, Any]:
-    """One case: both errors against the float64 oracle, and how many times torch's ours is."""
+    """One case: both errors against the float64 oracle, and their ratio."""
     inputs, weights = case.inputs(formats, distribution, device), WEIGHTS[formats]
     ref, out = _oracle(inputs), run(inputs)
     ours = error(out.reshape(ref.shape), ref)

@@ -1,4 +1,4 @@
-"""Many measured launches priced at once by the cost model, and Gauss-Newton over its constants."""
+"""Vectorised cost model over measured launches, and Gauss-Newton over its constants."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ..plan.kernel_costs import KernelCosts
 from ..plan.search import sharing
 from ..plan.tile import Plan
 
-#: constants that launches of one card tell
+#: constants that a sweep on one card determines
 FITTED = (
     "tile_ns",
     "block_ns",
@@ -38,8 +38,8 @@ class Measured:
 
 
 class Launches:
-    """Launches of one family as arrays, to be priced again and again: as `predicted_us` prices one,
-    but for whole nanoseconds a tile.
+    """Launches of one family as arrays. Predictions equal those of `predicted_us`, except that tile
+    times are not rounded to whole nanoseconds.
     """
 
     def __init__(self, cases: Sequence[Measured]) -> None:
@@ -58,7 +58,7 @@ class Launches:
         kv_ways = np.asarray(self.model(KernelCosts.of_ones()).kv_ways).tolist()
         kinds = [_workers(plan, n) for plan, n in zip(plans, kv_ways, strict=True)]
         most = max(map(len, kinds))
-        # padded with workers without work
+        # padded with idle workers
         padded = np.stack([np.pad(kind, ((0, most - len(kind)), (0, 0))) for kind in kinds])
         self._walked, self._steps, self._long, self._cut = np.moveaxis(padded, 2, 0)
 
@@ -76,7 +76,7 @@ class Launches:
         )
 
     def predict(self, costs: KernelCosts) -> np.ndarray:
-        """Microseconds that `costs` expects of each, float64."""
+        """Predicted microseconds of each launch under `costs`, float64."""
         model = self.model(costs)
         start = np.asarray(model.start_time(self._streams))
         partial = model.partial_time(self._slots, self._workers)
@@ -93,7 +93,9 @@ class Launches:
 
 
 def _reads(plan: Plan) -> tuple[float, float, float]:
-    """Blocks of keys, those that row tiles take in, workers that read different ones at a time."""
+    """KV blocks read from HBM, those read from L2, and workers that read different blocks at a
+    time.
+    """
     workers = max(1, plan.num_workers)
     shape = Shape.of(plan.problem, plan.tile_rows, plan.tile_kv, workers)
     taken = float((shape.blocks * shape.row_tiles).sum())
@@ -112,7 +114,7 @@ def _workers(plan: Plan, kv_ways: int) -> np.ndarray:
 
 
 def predictions(costs: KernelCosts, cases: Sequence[Measured]) -> np.ndarray:
-    """Microseconds that `costs` expects of each case, float64."""
+    """Predicted microseconds of each case under `costs`, float64."""
     return Launches(cases).predict(costs)
 
 
@@ -126,7 +128,8 @@ def gauss_newton(
         slopes = [(residuals(point + step) - here) / 1e-3 for step in 1e-3 * np.eye(len(point))]
         move = np.linalg.lstsq(np.stack(slopes, axis=1), -here, rcond=1e-6)[0]
         move = np.clip(move, -MAX_STEP, MAX_STEP)
-        # halve the step until it helps: predictions have corners where another limit takes over
+        # halve the step until the loss falls: predictions have kinks where another term becomes the
+        # limit
         scales = [
             s for s in 0.5 ** np.arange(6) if _loss(residuals(point + s * move)) < _loss(here)
         ]

@@ -1,11 +1,10 @@
-"""From a sweep's record to the constants of the cost model, and how well they choose.
+"""Fit of the cost model's constants to a sweep, and the quality of the choices that follow.
 
-A choice is judged by its regret: the time of the variant that the model takes for the best, over
-the time of the best that was measured. So the fit gives the
-differences between the variants of a case, those of the quick ones above all, more weight than the
-times themselves. How well constants do on cases that they were not fitted to is shown by another
-sweep (`bench fit RECORD --judge OTHER`), or by the record itself in parts (`--parts`), each judged
-with constants fitted to the other parts.
+A choice is judged by its regret: measured time of the variant with the least predicted time, over
+the least measured time of the case. So the fit weighs the differences between the variants of a
+case, above all those of the fast ones, more than the times themselves. Held-out quality comes from
+another sweep (`bench fit RECORD --judge OTHER`), or from the record in parts (`--parts`), each
+judged with constants fitted to the other parts.
 """
 
 from __future__ import annotations
@@ -22,12 +21,12 @@ from ..bench.peers.variant import Variant
 from ..bench.records import Row, problem_of, results
 from ..core.errors import invalid
 from ..plan import KernelCosts
-from ..plan.ways import way_of
+from ..plan.launch_modes import mode_of
 from .calibrate import FITTED, Launches, Measured, gauss_newton
 
-#: a choice this close to the best counts as right
+#: a choice counts as right up to this regret
 CLOSE = 1.03
-#: what else a sweep tells: how merges grow, merges apart, and clusters that divide the keys
+#: further constants that a sweep determines: merges, the merge kernel, clusters that split the KV
 TOLD = (
     *FITTED,
     "head_start",
@@ -43,13 +42,14 @@ TOLD = (
     "l2_rate",
     "sharpness",
 )
-#: a variant weighs 1/e where it takes so much more than the best of its case, and `LEAST` at least
+#: a variant's weight falls to 1/e where it exceeds the best of its case by this share; at least
+#: `LEAST`
 NEAR, LEAST = 0.12, 0.02
-#: weight of a time itself, where the difference to its case's others has 1
+#: weight of a time itself, relative to that of its difference to the other times of the case
 PLAIN = 0.3
-#: pull towards the start, per unit of log change
+#: regularisation towards the start, per unit of log change
 DAMPING, ROUNDS = 0.05, 30
-#: parts that a record is dealt into to judge each by the others
+#: number of parts for cross-validation
 PARTS = 6
 Costs = Mapping[tuple[str, str], KernelCosts]
 
@@ -59,14 +59,14 @@ class Launch:
     """One measured variant of a case."""
 
     case: str
-    #: of the costs that are its own: kernel and way
+    #: (kernel, launch mode), as in `KernelCosts.key`
     key: tuple[str, str]
     measured: Measured
 
 
 @dataclass(frozen=True)
 class Quality:
-    """Errors of predictions, and regrets of the choices that follow from them."""
+    """Errors of predictions, and regrets of the resulting choices."""
 
     #: median of |predicted / measured - 1|
     error: float
@@ -85,14 +85,14 @@ class Quality:
 
 
 def launches(rows: Iterable[Row]) -> list[Launch]:
-    """Every variant that a record measured. Raises InvalidInput if its plans are made otherwise
-    now: then its times belong to other plans.
+    """Every measured variant of a record. Raises InvalidInput if today's planner makes other plans
+    than those that were timed.
     """
     found = []
     for row in results(rows, "ok"):
         notes = row.get("notes", {})
         if "costs" not in notes:
-            continue  # a peer that is no variant
+            continue  # a peer, not a variant
         variant = Variant.from_notes(notes)
         plan = variant.plan(problem_of(row))
         made = {"tiles": plan.num_tiles, "partials": plan.num_slots}
@@ -100,9 +100,9 @@ def launches(rows: Iterable[Row]) -> list[Launch]:
             had = {name: notes[name] for name in made}
             raise invalid("record", f"{row['case']} {row['peer']}: {had}", f"plans as now: {made}")
         measured = Measured(plan, row["us"], variant.config.cluster, variant.fused)
-        key = variant.config.kernel, way_of(variant.config)
+        key = variant.config.kernel, mode_of(variant.config)
         found.append(Launch(row["case"], key, measured))
-    # of equals the first wins, as in `plan.choose`: the tile that reads each KV block once
+    # on a tie the first wins, as in `plan.choose`: the tile that reads each KV block once
     found.sort(key=lambda launch: -launch.measured.plan.tile_rows)
     if not found:
         raise invalid("record", "no variants", "a record that `mla-lab bench sweep` wrote")
@@ -110,7 +110,7 @@ def launches(rows: Iterable[Row]) -> list[Launch]:
 
 
 class Timed:
-    """Measured launches as arrays, case by case, to be priced again and again."""
+    """Measured launches as arrays, case by case."""
 
     def __init__(self, found: Sequence[Launch]) -> None:
         self.us = np.array([launch.measured.us for launch in found])
@@ -128,7 +128,7 @@ class Timed:
         }
 
     def predict(self, costs: Costs) -> np.ndarray:
-        """Microseconds that `costs` expect of each launch."""
+        """Predicted microseconds of each launch under `costs`."""
         predicted = np.empty(len(self.us))
         for key, own in self.own.items():
             predicted[own] = self.predict_own(costs[key])
@@ -139,7 +139,7 @@ class Timed:
         return self._launches[costs.key].predict(costs)
 
     def quality(self, predicted: np.ndarray) -> Quality:
-        """Of predictions."""
+        """Quality of predicted microseconds [launches] against the measured ones."""
         regrets = [
             float(self.us[own[predicted[own].argmin()]] / best)
             for own, best in zip(self.cases, self.best, strict=True)
@@ -154,7 +154,7 @@ class Timed:
 
 
 def fit_all(found: Sequence[Launch], start: Sequence[KernelCosts]) -> list[KernelCosts]:
-    """`start`, with the families that were measured fitted to their launches."""
+    """`start`, with the measured families refitted to their launches."""
     timed = Timed(found)
     near = np.maximum(LEAST, np.exp(-(timed.us / timed.best[timed.case] - 1) / NEAR))
     weight = np.sqrt(near)
@@ -196,8 +196,8 @@ def quality(costs: Sequence[KernelCosts], found: Sequence[Launch]) -> Quality:
 
 
 def held_out(found: Sequence[Launch], start: Sequence[KernelCosts]) -> Quality | None:
-    """Every case, judged with the constants that the other parts of the record give; None where
-    there are not as many cases as parts.
+    """Cross-validation: every case judged with constants fitted to the other parts; None with fewer
+    cases than parts.
     """
     names = list(dict.fromkeys(launch.case for launch in found))
     if len(names) < PARTS:
@@ -216,7 +216,7 @@ def held_out(found: Sequence[Launch], start: Sequence[KernelCosts]) -> Quality |
 def write(
     path: Path, costs: Sequence[KernelCosts], source: str, keys: Iterable[tuple[str, str]]
 ) -> None:
-    """`data/runtime/kernel_costs.json`: the constants, those of `keys` with their new source."""
+    """Write `data/runtime/kernel_costs.json`; the constants of `keys` get the new `source`."""
     fitted = set(keys)
     told = [replace(c, source=source) if c.key in fitted else c for c in costs]
     rows = {"costs": [row_of(family) for family in told]}
@@ -224,7 +224,7 @@ def write(
 
 
 def row_of(family: KernelCosts) -> dict[str, Any]:
-    """Constants as a record holds them, to 4 digits."""
+    """Constants as plain values, rounded to 4 digits."""
     return {
         name: float(f"{value:.4g}") if isinstance(value, float) else value
         for name, value in vars(family).items()

@@ -1,8 +1,8 @@
-"""Constants of the cost model for builds that read a cache of eight bits, from a sweep over them.
+"""Fit of the cost model's constants for builds over an fp8 cache.
 
-A sweep of 16 bits tells what all ways have in common (`fitting`); one over other formats is small,
-and moves the constants of its own builds from where they are: those recorded for these formats, or
-those of 16 bits.
+The sweep in 16 bits determines the constants that all launch modes share (`fitting`). A sweep over
+other formats is small, so its fit starts from the constants recorded for these formats, or else
+from those of 16 bits.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def by_formats(found: Iterable[Launch]) -> dict[Formats, list[Launch]]:
 
 
 def start_of(found: Sequence[Launch]) -> list[KernelCosts]:
-    """Constants as they are recorded for the ways and the formats of these launches."""
+    """Recorded constants for the launch modes and formats of these launches."""
     problem, keys = found[0].measured.plan.problem, {launch.key for launch in found}
     return [costs.of(problem) for costs in recorded_costs() if costs.key in keys]
 
@@ -37,12 +37,12 @@ def start_of(found: Sequence[Launch]) -> list[KernelCosts]:
 def fit_formats(
     dealt: Mapping[Formats, Sequence[Launch]],
 ) -> tuple[dict[Formats, list[KernelCosts]], list[str]]:
-    """Constants by formats, and how well they predict and choose, in words."""
+    """Constants by formats, and their quality in words."""
     made: dict[Formats, list[KernelCosts]] = {}
     said = []
     for formats, found in dealt.items():
         start = start_of(found)
-        # where formats before ended is a start too: from one of them the fit may find no way down
+        # the result for earlier formats is a second start: from a single one the fit may get stuck
         starts = [start, *(_of_keys(other, start) for other in made.values())]
         ends = [(fitting.fit_all(found, one), one) for one in starts]
         fitted, begun = min(ends, key=lambda end: _score(end[0], found))
@@ -67,8 +67,9 @@ def _score(costs: Sequence[KernelCosts], found: Sequence[Launch]) -> tuple[float
 
 
 def write(path: Path, made: Mapping[Formats, Sequence[KernelCosts]], source: str) -> None:
-    """`data/runtime/kernel_costs_eight_bits.json`: `made` in place of those of its formats and
-    ways."""
+    """Write `data/runtime/kernel_costs_eight_bits.json` with `made` in place of the constants of
+    the same formats and launch modes.
+    """
     rows = []
     for formats in dict.fromkeys([*recorded_formats(), *made]):
         fresh = {c.key: (c, source) for c in made.get(formats, ())}

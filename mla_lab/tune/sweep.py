@@ -1,9 +1,9 @@
-"""Every way of ours to run a case, timed in one run: what the cost model is fitted to.
+"""Sweep: variants of our kernels timed on the same cases, to which the cost model is fitted.
 
-For each way to launch a kernel (see `plan.ways`) and tile that fits a case: whole requests, several
-fixed counts of splits, the greedy walk and the cost model's own cuts; with partials, merged by the
-kernel itself and apart. A kernel that follows a formula takes counts of splits alone. Plans that
-are equal are timed once; of each way and tile, the few that the model likes best.
+Variants of a case: each launch mode (see `plan.launch_modes`) and tile that fits, with whole
+requests, several fixed split counts, the policies "greedy" and "cost"; with a fused merge and with
+the merge kernel. A static grid takes split counts alone. Equal plans are timed once; of each launch
+mode and tile only the variants with the least predicted times.
 """
 
 from __future__ import annotations
@@ -24,22 +24,29 @@ from ..core.gpu import H200, Gpu
 from ..core.problem import Problem
 from ..plan import KernelCosts, Plan, predicted_us
 from ..plan.cuts import Shape
-from ..plan.formula import counts, fits_mail, most_splits
+from ..plan.formula import counts, fits_ll_slice, most_splits
+from ..plan.launch_modes import (
+    FORMATS,
+    KEEP_AB_PERSISTENT,
+    SIXTEEN_BIT,
+    LaunchMode,
+    find_mode,
+    keep_ab_tiles,
+)
 from ..plan.pricing import SPLITS
-from ..plan.ways import FORMATS, ROWS, STORED, Way, find_way, rows_tiles
 
-#: a sweep wants many launches, each well enough: the fit averages over them. Variants differ by
-#: less than what it costs a replay of few launches to follow another kernel's, hence the lead
+#: few rounds, as the fit averages over many launches. Untimed lead replays, as variants differ by
+#: less than the cost of a short replay that follows another kernel's
 METHOD = Method(rounds=7, warmups=0, leads=1, isolated=False, planned=False)
-#: variants of a kernel and tile at most, and how far above the best prediction of a case all but
-#: the best of a tile may be predicted
+#: most variants of a kernel and tile; and the largest predicted time over the best of the case, for
+#: all but the best variant of a tile
 PER_TILE, HOPELESS = 4, 1.6
 
 
 class Sweep(Bench):
-    """A run in which each case meets its own variants, and the peers that all cases share."""
+    """A benchmark run in which each case has its own variants beside the peers of all cases."""
 
-    #: who runs the variants, and how many of a kernel and tile
+    #: backend that runs the variants, and how many of them a kernel and tile
     backend = "cute"
     per_tile = PER_TILE
 
@@ -52,12 +59,12 @@ class Sweep(Bench):
 def variants(problem: Problem, gpu: Gpu = H200, per_tile: int = PER_TILE) -> list[Variant]:
     """Variants of `problem` to time, the best predicted of each tile."""
     tiles = []
-    for way_costs in (family.of(problem) for family in costs()):
-        way = find_way(*way_costs.key)
-        if way is None:
+    for mode_costs in (family.of(problem) for family in costs()):
+        mode = find_mode(*mode_costs.key)
+        if mode is None:
             continue
-        for tile in fitting_tiles(problem, way):
-            every = _of_tile(problem, way, way_costs, gpu, tile)
+        for tile in fitting_tiles(problem, mode):
+            every = _of_tile(problem, mode, mode_costs, gpu, tile)
             tiles.append(_ranked(problem, every)[:per_tile])
     most = HOPELESS * min(own[0][0] for own in tiles if own)
     return [variant for own in tiles for i, (us, variant) in enumerate(own) if not i or us <= most]
@@ -69,69 +76,69 @@ def _ranked(problem: Problem, every: Iterator[Variant]) -> list[tuple[float, Var
     for variant in every:
         try:
             plan = variant.plan(problem)
-        except InvalidInput:  # a walk that does not fit the workers
+        except InvalidInput:  # contiguous splits that do not fit the workers
             continue
         timed.setdefault(_key(variant, plan), (_predicted(variant, plan), variant))
     return sorted(timed.values(), key=lambda pair: pair[0])
 
 
-def fitting_tiles(problem: Problem, way: Way) -> list[tuple[int, int]]:
-    """(rows, cluster) of `way` of which a request's rows fill more than half, or its least; where
-    row tiles go in pairs, those of which a request has two.
+def fitting_tiles(problem: Problem, mode: LaunchMode) -> list[tuple[int, int]]:
+    """Tiles (rows, cluster) of `mode` that a request's rows fill by more than half, or its smallest
+    tile; with multicast only tiles of which a request has two.
     """
     rows = problem.heads if problem.top_k else max(problem.rows.tolist())
-    built = way.tiles_for(problem.q_dtype, problem.kv_format)
-    if way is ROWS:
-        built = rows_tiles(problem.q_dtype, problem.kv_format, problem.page_size)
+    built = mode.tiles_for(problem.q_dtype, problem.kv_format)
+    if mode is KEEP_AB_PERSISTENT:
+        built = keep_ab_tiles(problem.q_dtype, problem.kv_format, problem.page_size)
     least = min((height for height, _ in built), default=0)
     tiles = [tile for tile in built if tile[0] < 2 * rows or tile[0] == least]
-    return [tile for tile in tiles if way.pair == 1 or tile[0] < rows]
+    return [tile for tile in tiles if mode.pair == 1 or tile[0] < rows]
 
 
 def _of_tile(
-    problem: Problem, way: Way, way_costs: KernelCosts, gpu: Gpu, tile: tuple[int, int]
+    problem: Problem, mode: LaunchMode, mode_costs: KernelCosts, gpu: Gpu, tile: tuple[int, int]
 ) -> Iterator[Variant]:
-    """Every policy on one tile shape; those that split also with the merge apart, where a build
-    ships for that.
+    """Every policy on one tile shape; those that split also with the merge kernel, where a build
+    for that ships.
     """
-    if way.formula:
-        yield from _by_formula(problem, way, way_costs, gpu, tile)
+    if mode.formula:
+        yield from _by_formula(problem, mode, mode_costs, gpu, tile)
         return
-    family = FAMILIES[way.kernel]
-    config = config_for(way, tile)
-    if way is ROWS and max(problem.q_lens) > 1 and not problem.top_k:
+    family = FAMILIES[mode.kernel]
+    config = config_for(mode, tile)
+    if mode is KEEP_AB_PERSISTENT and max(problem.q_lens) > 1 and not problem.top_k:
         config = replace(config, mask="causal")
     built = [config]
-    # merges apart are shipped for operands that are stored as they are used
-    if family.apart and FORMATS.get((problem.q_dtype, problem.kv_format)) == STORED:
+    # builds without a fused merge ship for 16-bit operands
+    if family.apart and FORMATS.get((problem.q_dtype, problem.kv_format)) == SIXTEEN_BIT:
         built.append(replace(config, options=(("fused_merge", 0),)))
     workers = gpu.workers(tile[1])
     blocks = -(-max(problem.kv_lens) // family.tile_kv)
-    yield Variant(config, workers, "none", (), way_costs)
-    ways: list[tuple[str, tuple[tuple[str, int], ...]]] = [("cost", ()), ("greedy", ())]
-    ways += [("fixed", (("num_splits", splits),)) for splits in SPLITS[1:] if splits <= blocks]
-    for policy, knobs in ways:
+    yield Variant(config, workers, "none", (), mode_costs)
+    policies: list[tuple[str, tuple[tuple[str, int], ...]]] = [("cost", ()), ("greedy", ())]
+    policies += [("fixed", (("num_splits", splits),)) for splits in SPLITS[1:] if splits <= blocks]
+    for policy, knobs in policies:
         for one in built:
-            yield Variant(one, workers, policy, knobs, way_costs)
+            yield Variant(one, workers, policy, knobs, mode_costs)
 
 
 def _by_formula(
-    problem: Problem, way: Way, way_costs: KernelCosts, gpu: Gpu, tile: tuple[int, int]
+    problem: Problem, mode: LaunchMode, mode_costs: KernelCosts, gpu: Gpu, tile: tuple[int, int]
 ) -> Iterator[Variant]:
-    """Every count of splits with which all workers run at once, the largest one included, and whose
-    partials there is room for.
+    """Every split count with which all workers are resident at once, the largest included, and
+    whose partials fit the workspace.
     """
-    config = config_for(way, tile)
-    at_once = gpu.workers(config.cluster * way.pair) * way.pair
+    config = config_for(mode, tile)
+    at_once = gpu.workers(config.cluster * mode.pair) * mode.pair
     shape = Shape.of(problem, config.tile_rows, config.tile_kv, at_once)
-    most = most_splits(shape, problem.batch, config.cluster, way.pair)
-    by_mail, groups = config.option("fused_merge") == 3, problem.batch * shape.max_row_tiles
+    most = most_splits(shape, problem.batch, config.cluster, mode.pair)
+    by_ll, groups = config.option("fused_merge") == 3, problem.batch * shape.max_row_tiles
     for splits in counts(most):
-        room = fits_mail(groups * splits, config.tile_rows, splits, problem.latent_dim)
-        if by_mail and splits > 1 and not room:
+        room = fits_ll_slice(groups * splits, config.tile_rows, splits, problem.latent_dim)
+        if by_ll and splits > 1 and not room:
             continue
         workers = problem.batch * shape.max_row_tiles * splits
-        yield Variant(config, workers, "fixed", (("num_splits", splits),), way_costs)
+        yield Variant(config, workers, "fixed", (("num_splits", splits),), mode_costs)
 
 
 def _predicted(variant: Variant, plan: Plan) -> float:
@@ -141,7 +148,7 @@ def _predicted(variant: Variant, plan: Plan) -> float:
 
 
 def _key(variant: Variant, plan: Plan) -> tuple[Any, ...]:
-    """Equal for launches that do the same: without partials nobody merges."""
+    """Equal for launches that do the same: without partials the kind of merge does not matter."""
     config = variant.config
     if not plan.num_slots:
         options = [(name, value) for name, value in config.options if name != "fused_merge"]

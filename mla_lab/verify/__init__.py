@@ -1,4 +1,4 @@
-"""What is verified on a card, and the tables of it.
+"""Verification on a GPU: cases, oracle checks, records and their tables.
 
 pairwise          choices such that every allowed pair of levels occurs
 cases             the levels of a decode call, and a case's inputs

@@ -1,8 +1,8 @@
-"""The levels of a decode call: what is varied, what excludes what, and a case's inputs.
+"""Factors and levels of a decode call, their constraints, and the inputs of a case.
 
-A case names one level of each factor. `pairwise_cases` is the list that README's table of
-combinations is made from: first those of everything that the contract has, then as many of what
-the CuTe kernels run in the builds that ship. Equal versions of this file give equal lists.
+A case names one level of each factor. `pairwise_cases` gives the cases of the table of
+combinations: first a covering array of everything that the contract has, then one of what the
+shipped CuTe builds run. Equal versions of this file give equal lists.
 """
 
 from __future__ import annotations
@@ -16,18 +16,18 @@ import torch
 from torch import Tensor
 
 from ..core.problem import Problem
-from ..plan.workspace import MAIL_WORDS, MAX_GROUPS, WORD_BYTES
+from ..plan.workspace import LL_WORDS, MAX_GROUPS, WORD_BYTES
 from ..reference.inputs import WILD_PAGE_IDS, DecodeInputs, make_inputs
 from .pairwise import Case, cover
 
-#: how often each pair of levels occurs at least, in either list
+#: least occurrences of each pair of levels, in either list
 TIMES = 3
-#: e4m3 at batch 768 and 8192 keys wants 413 MB on the CUDA backend
+#: bytes; e4m3 at batch 768 and 8192 keys needs 413 MB on the CUDA backend
 WORKSPACE_BYTES = 512 << 20
-#: on a card: 40 batch-invariant requests of 64 x 128 rows, each cut by its own length, want 4.9 GB
+#: bytes on a GPU; 40 batch-invariant requests of 64 x 128 rows with their own splits need 4.9 GB
 CARD_WORKSPACE_BYTES = 5 << 30
-#: of the workspace, at its beginning: counters and mail, which every call leaves zero
-ZEROED_BYTES = (MAX_GROUPS + MAIL_WORDS) * WORD_BYTES
+#: first bytes of the workspace, counters and LL partials, which every call leaves zero
+ZEROED_BYTES = (MAX_GROUPS + LL_WORDS) * WORD_BYTES
 
 FACTORS: dict[str, tuple[str, ...]] = {
     "format": (
@@ -69,7 +69,7 @@ FORMATS: dict[str, tuple[str, str, str]] = {
     "e4m3": ("e4m3", "e4m3", "bf16"),
     "e4m3 to e4m3": ("e4m3", "e4m3", "e4m3"),
 }
-#: words of `inputs.FEATURES` for levels
+#: names in `inputs.FEATURES` by level
 _WORDS = {
     ("layout", "ragged"): "ragged",
     ("layout", "ragged, bound"): "max_q_len",
@@ -84,7 +84,9 @@ _WORDS = {
 
 
 def allowed(case: Mapping[str, str]) -> bool:
-    """True if the contract has the call and it fits the memory; tests of errors hold the others."""
+    """True if the contract has the call and it fits the memory; other calls are in the tests of
+    errors.
+    """
     if case.get("plan") == "given" and not _takes_plan(case):
         return False
     if case.get("sparse", "dense") != "dense" and not _takes_slots(case):
@@ -96,14 +98,14 @@ def allowed(case: Mapping[str, str]) -> bool:
 
 
 def _takes_slots(case: Mapping[str, str]) -> bool:
-    """A list of slots has no other mask, table or factor."""
+    """True unless a sparse call has a mask, separate tables or skip-softmax."""
     without = {"mask": "causal", "tables": "shared", "skip": "none"}
     return all(case.get(name, level) == level for name, level in without.items())
 
 
 def _takes_plan(case: Mapping[str, str]) -> bool:
-    """Kernels that fetch tokens one by one follow a formula; a batch-invariant plan is of requests
-    of one kind.
+    """True if a plan may be given: not where tokens are gathered one by one (a static grid), nor
+    for batch-invariant requests of two kinds.
     """
     one_kind = case.get("invariant", "no") == "no" or case.get("layout", "dense") == "dense"
     by_page = case.get("sparse", "dense") == "dense" and int(case.get("page_size", "64")) >= 16
@@ -111,10 +113,10 @@ def _takes_plan(case: Mapping[str, str]) -> bool:
 
 
 def has_kernel(case: Mapping[str, str]) -> bool:
-    """Whether a CuTe kernel that ships runs the case: of 16-bit formats everything but tables of
-    their own for values, by a build of its own or token by token; skip-softmax in the commonest.
-    A caller's plan is of whole pages, so that it wants a build of its own. Of caches of eight bits
-    what is read by pages, sparse calls, and over e4m3 skip-softmax.
+    """True if a shipped CuTe build runs the case. 16-bit formats: everything but separate tables
+    for values, by a build for the page size or by gathering tokens; skip-softmax for the commonest
+    pages. A caller's plan needs a build for the page size. fp8 caches: whole pages, sparse calls,
+    and skip-softmax over e4m3.
     """
     if case.get("tables") == "separate":
         return False
@@ -136,8 +138,8 @@ def has_kernel(case: Mapping[str, str]) -> bool:
 
 
 def _has_eight_bits(case: Mapping[str, str]) -> bool:
-    """Where features beyond a plain call, and pages of other sizes than 64, have builds. A case
-    whose list of slots is still open may become a sparse one.
+    """True if a build over an fp8 cache has the case's features and page size. A case whose
+    sparsity is not chosen yet may still become sparse.
     """
     sparse = case.get("sparse", "dense") != "dense"
     still_open = "sparse" not in case and _takes_slots(case) and case.get("plan", "own") == "own"
@@ -160,7 +162,7 @@ def _has_eight_bits(case: Mapping[str, str]) -> bool:
 
 @lru_cache(maxsize=1)
 def pairwise_cases() -> tuple[Case, ...]:
-    """All of them: every allowed pair of levels in at least `TIMES` cases of either list."""
+    """The cases of both lists; every allowed pair of levels is in at least `TIMES` of each."""
     by_contract = cover(FACTORS, allowed, times=TIMES)
     by_kernels = cover(FACTORS, lambda case: allowed(case) and has_kernel(case), times=TIMES)
     return tuple(by_contract + [case for case in by_kernels if case not in by_contract])
@@ -204,7 +206,7 @@ def _kv_lens(name: str, q_len: int) -> tuple[int, ...]:
 def inputs_of(
     case: Mapping[str, str], seed: int, device: torch.device | str = "cpu"
 ) -> DecodeInputs:
-    """Seeded inputs of a case, poisoned where nothing may be read."""
+    """Seeded inputs of a case, with NaN in every slot that must not be read."""
     words = [word for (name, level), word in _WORDS.items() if case[name] == level]
     if case["lse"] != "none":
         words.append("lse")
@@ -227,7 +229,7 @@ def inputs_of(
 
 
 def _rows_apart(tables: Tensor) -> Tensor:
-    """The block table as a view of a wider one, whose other columns name no page."""
+    """The block table as a view of a wider one, whose other columns hold invalid page ids."""
     shape = (*tables.shape[:-1], tables.shape[-1] + 3)
     wide = torch.full(shape, WILD_PAGE_IDS[0], dtype=torch.int32, device=tables.device)
     wide[..., : tables.shape[-1]] = tables
@@ -235,7 +237,7 @@ def _rows_apart(tables: Tensor) -> Tensor:
 
 
 def features_of(case: Mapping[str, str]) -> tuple[str, ...]:
-    """Names of what a case uses beyond the plain call, as the table of pairs calls them."""
+    """Features of a case beyond the plain call, by their names in the table of pairs."""
     q_len = int(case["q_len"])
     used: dict[str, bool] = {
         "ragged": case["layout"] != "dense",
@@ -245,7 +247,7 @@ def features_of(case: Mapping[str, str]) -> tuple[str, ...]:
         "sinks": case["sinks"] != "none",
         "lse": case["lse"] != "none",
         "device scales": case["scales"] == "device",
-        "skip-softmax": case["skip"] not in ("none", "0"),  # 0 skips nothing
+        "skip-softmax": case["skip"] not in ("none", "0"),  # a factor of 0 skips no tile
         "batch invariant": case["invariant"] == "yes",
         "plan": case["plan"] == "given",
         "strided": case["cache"] == "strided" or case["tables"] == "apart",
@@ -256,5 +258,5 @@ def features_of(case: Mapping[str, str]) -> tuple[str, ...]:
 
 
 def choices_of(case: Mapping[str, str]) -> dict[str, Any]:
-    """Arguments of the call that are no part of its inputs."""
+    """Keyword arguments of the call besides its inputs."""
     return {"batch_invariant": case["invariant"] == "yes"}

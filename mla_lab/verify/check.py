@@ -1,7 +1,7 @@
-"""One case against the float64 oracle: every element, and that nothing else was written.
+"""Check of one case against the float64 oracle: every element, and writes outside the outputs.
 
-Caches are poisoned (`mla_lab.reference.inputs`), a given out and lse lie between guard rows, the
-workspace is one buffer for all cases, zeroed once.
+Caches are poisoned (`mla_lab.reference.inputs`), a given out and lse lie between guard rows, and
+all cases share one workspace, zeroed once.
 """
 
 from __future__ import annotations
@@ -43,11 +43,11 @@ class Outcome:
     rel_error: float = 0.0
     worst_row: float = 0.0
     lse_error: float = 0.0
-    #: what rel_error may be
+    #: bound on rel_error
     allowed: float = 0.0
 
     def row(self) -> dict[str, Any]:
-        """For a record, in few digits."""
+        """Plain values for a record, rounded."""
         return {
             name: float(f"{value:.2e}") if isinstance(value, float) else value
             for name, value in asdict(self).items()
@@ -55,7 +55,7 @@ class Outcome:
 
 
 def run_case(case: Mapping[str, str], seed: int, workspace: Tensor) -> Outcome:
-    """Make the case's call on the workspace's device and judge it."""
+    """Run the case on the workspace's device and judge the result."""
     inputs = cases.inputs_of(case, seed, workspace.device)
     given = {
         **inputs.contract_args(),
@@ -105,7 +105,7 @@ def judge(
 
 
 class Guards:
-    """A caller's out and lse, with rows before and behind them that no one may write."""
+    """A caller's out and lse between guard rows that must stay unchanged."""
 
     def __init__(self, inputs: DecodeInputs, case: Mapping[str, str], given_out: bool) -> None:
         problem, query = inputs.problem, inputs.query
@@ -129,7 +129,7 @@ class Guards:
         return self.results
 
     def objection(self) -> str | None:
-        """What was written outside of the output, in words; None if nothing was."""
+        """A sentence on writes outside the output; None without any."""
         for name, rows in zip(self.results, self.buffers, strict=True):
             ends = rows[[0, -1]] if rows.dtype.itemsize > 1 else rows.float()[[0, -1]]
             if not bool((ends == GUARD_VALUE).all()):
@@ -160,12 +160,12 @@ def _rewritten(before: list[Tensor], inputs: DecodeInputs, workspace: Tensor) ->
         if not torch.equal(old, new):
             return "a tensor that is only read was written"
     if workspace.is_cuda and bool(workspace[: cases.ZEROED_BYTES].any()):
-        return "merge counters or mail are not zero after the call"
+        return "merge counters or LL partials are not zero after the call"
     return None
 
 
 def _taken(given: dict[str, Any]) -> str:
-    """Name of the backend that "auto" selects for a call."""
+    """Name of the backend that "auto" selects for the call."""
     return next((v.name for v in decode.explain(**_native(given)) if v.taken), "")
 
 

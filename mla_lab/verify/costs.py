@@ -1,19 +1,19 @@
-"""What a feature costs or saves: a call with it beside the call without, round by round.
+"""Cost of a feature: time of a call with it over the time of the same call without it.
 
-Both calls read the same caches, in rotation, so that neither finds its keys in the L2; their graphs
-are replayed in turn, in changing order. A row's ratio is the median over rounds of time with by
-time without; `low` and `high` bound it with 95 % confidence, by ranks, whatever the distribution.
-Where a per cent is what is asked, the call without is captured a second time and timed in the same
-rounds: `control` is that by the first, and what noise alone makes of one.
+Both calls read the same KV copies in rotation, so that neither has its keys in the L2; their graphs
+are replayed in turn, in changing order. A row's ratio is the median over rounds of (time with) /
+(time without); `low` and `high` are its 95 % confidence interval by ranks. Where differences of 1 %
+matter, the call without the feature is captured a second time and timed in the same rounds:
+`control` is its ratio to the first capture, an estimate of the noise.
 
-A sparse call takes an eighth of the dense one's time and draws other power, which sets the card's
-clock within milliseconds. In quick turns it runs at the clock that the dense call left (`turns`);
-the row's ratio is of times each taken after as long a time of its own kind.
+A sparse call takes an eighth of the dense call's time and draws less power, and the clock follows
+the power within milliseconds. In alternating replays it would run at the clock of the dense call
+(this ratio is `turns`); the row's ratio is from times that each follow a warm-up of the same call.
 
-A feature is judged at uniform shapes, where the call without it exists. Skip-softmax is timed on
-concentrated and heavy-tailed inputs: on Gaussian ones there is nothing to skip, which is timed too.
-"dense path" is a plain call of one query token beside the same kernel compiled for nothing else,
-without even the causal rule; of the other features a plain build has no code.
+A feature is timed at uniform shapes, where the call without it exists. Skip-softmax is timed on
+concentrated and heavy-tailed inputs, and on Gaussian ones, where there is nothing to skip. "dense
+path" compares a plain call of one query token with the same kernel compiled without a mask; a plain
+build has no code of the other features.
 """
 
 from __future__ import annotations
@@ -44,9 +44,9 @@ from ..reference.mla import TileWalk, skip_tiles
 from ..reference.operands import operands
 
 ROUNDS = 41
-#: of calls that are timed each at the clock of its own power, and how long a clock takes to settle
+#: rounds of calls that are timed at the clock of their own power, and seconds until a clock settles
 SETTLED_ROUNDS, SETTLE_US = 15, 30_000.0
-#: launches of one replay at least, of calls that read less than this many bytes: 0.4 ms
+#: least launches of a replay for calls that read less than this many bytes, so that it takes 0.4 ms
 LAUNCHES, SHORT_BYTES = 48, 150_000_000
 TOP_K = 2048
 #: standard deviations of a normal distribution that hold 95 %
@@ -65,9 +65,9 @@ class Comparison:
     heads: int
     kv_len: int
     distribution: str = "gauss"
-    #: what both calls have
+    #: features of both calls
     also: str = "dense"
-    #: time each after a while of its own kind
+    #: time each call after a warm-up of the same call
     settled: bool = False
 
     @property
@@ -134,7 +134,7 @@ def comparisons() -> list[Comparison]:
 
 
 def varied(inputs: DecodeInputs, feature: str) -> DecodeInputs:
-    """The call with one feature added; "dense" adds none."""
+    """The call with one feature added; none for "dense"."""
     problem, device = inputs.problem, inputs.query.device
     q_len = problem.q_lens[0]
     if feature == "ragged":
@@ -184,7 +184,7 @@ def run(
     timer: Timer | None = None,
     progress: Callable[[str], None] = lambda text: None,
 ) -> Iterator[dict[str, Any]]:
-    """A row for each comparison; one that is refused says why."""
+    """A row for each comparison; a refused one has the reason."""
     timer = timer or timer_for(device)
     for c in chosen:
         row: dict[str, Any] = {"kind": "case", **_named(c)}
@@ -240,13 +240,13 @@ def _measure(
 
 
 def _ratios(times: list[list[float]]) -> list[list[float]]:
-    """Round by round, each other replay's time by the first one's."""
+    """Time of each other replay over that of the first, round by round."""
     first, *others = times
     return [[b / a for a, b in zip(first, other, strict=True)] for other in others]
 
 
 def _times(replays: list[Replay], rounds: int, settle_us: float = 0.0) -> list[list[float]]:
-    """Microseconds of each replay in each round, which begins with another replay each time."""
+    """Microseconds of each replay in each round; rounds start with different replays."""
     took = [replay() for replay in replays]
     again = [max(1, math.ceil(settle_us / us)) for us in took]
     times: list[list[float]] = [[] for _ in replays]
@@ -261,7 +261,7 @@ def _times(replays: list[Replay], rounds: int, settle_us: float = 0.0) -> list[l
 
 
 def plans_of(c: Comparison) -> tuple[Plan | None, Plan | None]:
-    """Plans of the call without and the call with; for "dense path" one plan for two builds."""
+    """Plans of the two calls; for "dense path" one plan for two builds."""
     if c.also != "bare":
         return None, None
     plan = choose(c.problem, Gpu.here() or H200, costs=costs()).plan(c.problem)
@@ -278,7 +278,7 @@ def _launch(
 
 
 def interval(values: list[float]) -> dict[str, float]:
-    """Median, and the values between whose ranks the true one lies with 95 % confidence."""
+    """Median, and its 95 % confidence interval by ranks."""
     ordered, n = sorted(values), len(values)
     margin = SIGMAS_95 * math.sqrt(n) / 2
     low, high = max(0, math.floor(n / 2 - margin)), min(n - 1, math.ceil(n / 2 + margin))
@@ -286,8 +286,8 @@ def interval(values: list[float]) -> dict[str, float]:
 
 
 def _skipped(having: DecodeInputs, without: DecodeInputs, backend: str) -> dict[str, float]:
-    """What the oracle keeps of the first request, walked whole; the greatest mass that the timed
-    kernel dropped of any row, and how far its out is from that of the call without.
+    """Tiles that the oracle keeps of the first request in one split; the largest softmax mass that
+    the timed kernel dropped of any row; and the relative difference of its out from exact.
     """
     request = next(operands(having, torch.float32))
     factor = having.skip_softmax_threshold_scale_factor or 0.0

@@ -1,16 +1,17 @@
-"""What eight bits cost: error of e4m3 decode by length, by how P is scaled, by scale granularity.
+"""Error of e4m3 decode by KV length, scale of P, and granularity of the cache's scales.
 
-Torch takes the steps of a kernel: tiles of 64 keys, weights relative to the running maximum, each
-tile's weights rounded and the rounded ones summed up, the result rounded to bf16. Two errors a row:
+Torch repeats the steps of a kernel: tiles of 64 keys, softmax weights relative to the running row
+max, each tile's weights rounded, row sums over the rounded weights, the result rounded to bf16. Two
+errors a row:
 
-- `error`: against exact attention over the cache before it was quantised, what a model sees;
-- `arithmetic`: against exact attention over the dequantised cache, what a kernel answers for.
+- `error`: against exact attention over the cache before quantisation, the model's error;
+- `arithmetic`: against exact attention over the dequantised cache, the kernel's own error.
 
 Scales of the cache: one for the tensor, one for each token, or the 656-byte format's, one for each
 128 latent columns of a token, with the rope in bf16. Weights: bf16, as under a bf16 query, or e4m3
-times a constant: at 1 all below 2^-10 of the maximum are lost, at 448 the range is full, and 256 is
-the greatest power of two. Heavy-tailed caches have a sink token, and columns of eight times the
-size; concentrated ones have their weight on a few tokens (`inputs`).
+times a constant: with 1, weights below 2^-10 of the row max round to 0; 448 uses the full range,
+and 256 is the largest power of two below it. Heavy-tailed caches have a sink token, and columns of
+eight times the size; concentrated ones have their weight on a few tokens (`inputs`).
 
     python -m mla_lab.verify.eight_bit_error > data/runtime/quantised.jsonl
 """
@@ -40,7 +41,7 @@ HEADS, BATCH, SEED = 16, 2, 1
 
 
 def dequantised(tokens: Tensor, granularity: str) -> Tensor:
-    """Tokens [kv, 576] through eight bits and back, in float64."""
+    """Tokens [kv, 576] quantised and dequantised, in float64."""
     if granularity == "none":
         return tokens.double()
     if granularity == "128":
@@ -59,8 +60,8 @@ def exact(query: Tensor, keys: Tensor, scale: float) -> Tensor:
 def by_tiles(query: Tensor, keys: Tensor, scale: float, weight_scale: int) -> Tensor:
     """The same with a kernel's roundings of weights (`weight_scale` of WEIGHT_SCALES) and result.
 
-    Products and sums stay in float64, so that nothing but those roundings is told. Padded to whole
-    tiles by keys that no row sees.
+    Products and sums stay in float64, so that the error is of those roundings alone. Padded to
+    whole tiles by masked keys.
     """
     scores = scale * (query.double() @ keys.T)
     short = -len(keys) % TILE

@@ -1,4 +1,4 @@
-"""The table of calls over a cache of eight bits: kernel, time, and speed in times of bf16's.
+"""Table of calls over an fp8 cache: kernel, time, and speedup over bf16.
 
 `data/records/h200_eight_bits.jsonl` holds the formats of a shape one after the other.
 """
@@ -20,7 +20,7 @@ FORMATS = {
     ("bf16", "e4m3"): "bf16 over e4m3",
     ("bf16", "fp8_656"): "bf16 over 656 bytes",
 }
-#: how names of the e4m3 twins end
+#: suffix of the names of the e4m3 twins
 TWIN = "_e4m3_p32"
 
 

@@ -1,13 +1,13 @@
-"""How wrong a result may be, case by case.
+"""Error bounds of a result, case by case.
 
-Of 16 bits throughout: what rounding out costs, and P in 16 bits, whose sums are exact. Over a cache
-of eight bits: twice what torch is off with the same rounding, float32 attention whose weights are
-rounded to `WEIGHTS` and divided by the sum of the rounded ones; of lse under a 16-bit query what
-scores are off that are sums of e4m3 products. Weights lie on a grid of powers of two times the
-greatest of their row so far, which each split has of its own, so that torch is off by the most of
-several such grids.
+16-bit operands: the error of rounding out, plus that of P in 16 bits with exact row sums. fp8
+cache: twice torch's error with the same rounding, i.e. float32 attention whose softmax weights are
+rounded to `WEIGHTS` and divided by the sum of the rounded weights; for the lse of a 16-bit query
+also the error of scores that are sums of e4m3 products. The rounding grid of the weights depends on
+the row max so far, which every split has its own of, so torch's error is the largest over several
+grids.
 
-Skip-softmax adds twice its factor: with dropped mass d, weights are off by d and their sum too.
+Skip-softmax adds twice its factor: a dropped mass d changes the weights by d and their sum by d.
 """
 
 from __future__ import annotations
@@ -29,24 +29,24 @@ from ..reference.tolerance import ALLOWED_RATIO, lse_error
 
 #: error beyond that of rounding the oracle's out once, relative to its norm: P in 16 bits
 BEYOND_ROUNDING = 2.5e-3
-#: rounding goes another way where the result before it differs a little
+#: elements may round to the other neighbour where results differ slightly before rounding
 ROUNDING_SLACK = 1.1
-#: the worst row may be this much further off
+#: bound of the worst row over the bound of the whole
 ROW_FACTOR = 4.0
-#: of lse beside max(1, |lse|)
+#: error of lse relative to max(1, |lse|)
 LSE_TOLERANCE = 2e-5
-#: query and cache, and what weights are rounded to
+#: (query, cache) -> type of the rounded softmax weights
 WEIGHTS = {
     ("e4m3", "e4m3"): "e4m3",
     ("bf16", "e4m3"): "bf16",
     ("fp16", "e4m3"): "bf16",
     ("bf16", "fp8_656"): "bf16",
 }
-#: of lse where scores are sums of e4m3 products, of which the matrix unit keeps some 14 bits
+#: error of lse where scores are sums of e4m3 products, of which tensor cores keep about 14 bits
 LSE_OF_TWO_TERMS = 2e-3
-#: of lse where every e4m3 weight of a row is off one way by half of its last place
+#: error of lse where every e4m3 weight of a row rounds in the same direction by half an ulp
 LSE_OF_EIGHT_BITS = -math.log1p(-(2.0**-4))
-#: what the greatest weight of a row is rounded as: eight places between two powers of two
+#: positions of a row's largest weight between two powers of two
 TOPS = tuple(256.0 * 2.0 ** (-place / 8) for place in range(8))
 
 
@@ -59,7 +59,7 @@ class Limits(NamedTuple):
 
 
 def limits_of(inputs: DecodeInputs, expected: Result) -> Limits:
-    """expected: the oracle's, without skip-softmax."""
+    """Bounds for a call whose oracle result is `expected`, without skip-softmax."""
     dropped = 2 * (inputs.skip_softmax_threshold_scale_factor or 0.0)
     weights = WEIGHTS.get((inputs.problem.q_dtype, inputs.problem.kv_format))
     if weights is not None:
@@ -79,8 +79,8 @@ def twice_torch(
     weights: str,
     tops: Sequence[float] = TOPS,
 ) -> Limits:
-    """Twice the greatest errors of torch with rounded weights over the `tops`; of lse no more than
-    where all e4m3 weights of a row are off one way, and what the scores of a 16-bit query may be.
+    """Twice the largest errors of torch with rounded weights over the `tops`. The bound of lse also
+    covers e4m3 weights that all round in one direction, and the scores of a 16-bit query.
     """
     errors = [rounded_error(call, expected, out_dtype, weights, top) for top in tops]
     rel, row, lse = (ALLOWED_RATIO * max(each) for each in zip(*errors, strict=True))
@@ -91,7 +91,7 @@ def twice_torch(
 def rounded_error(
     call: DecodeArgs, expected: Result, out_dtype: str, weights: str, top: float
 ) -> Limits:
-    """Errors of torch with rounded weights, the greatest of each row rounded as `top`."""
+    """Errors of torch with rounded weights, the largest of each row at `top` of the grid."""
     out, lse = rounded(call, weights, top)
     found = compare([(formats.pack(out, out_dtype).float(), expected.out)])
     return Limits(found.rel_error, found.worst_row, lse_error(lse, expected.lse))

@@ -1,9 +1,9 @@
-"""The 396 configurations that FlashInfer's pull request 2743 reports as passed, on our kernels.
+"""Our kernels on the 396 configurations of FlashInfer's pull request 2743.
 
 2 query and cache dtypes, pages of 32 and 64, 11 batch sizes from 1 to 1024, 3 lengths, 1, 2 and 4
 query tokens, 128 heads. Every element is compared with float32 attention on the same card, and of
-each configuration two requests of that reference with the float64 oracle. e4m3 may be twice as far
-off as torch with e4m3 weights is in these two.
+each configuration two requests of that reference with the float64 oracle. The bound for e4m3 is
+twice the error of torch with e4m3 weights on these two.
 
 Source: github.com/flashinfer-ai/flashinfer/pull/2743, description, "Functionality".
 """
@@ -38,12 +38,12 @@ KV_LENS = (1024, 4096, 8192)
 Q_LENS = (1, 2, 4)
 HEADS = 128
 SCALE = 192**-0.5
-#: backends that may run a configuration; torch is none of them
+#: backends that may run a configuration, without torch
 KERNELS = ("cute", "cuda")
 
-#: pages of nobody, full of NaN
+#: pages of no request, full of NaN
 FOREIGN_TOKENS = 4096
-#: the float32 reference may be this far from the oracle
+#: bound on the error of the float32 reference against the oracle
 REFERENCE_LIMIT = 1e-5
 #: bytes of gathered float32 keys at a time
 CHUNK_BYTES = 600 << 20
@@ -83,7 +83,7 @@ class Pool:
         self.kv.view(torch.uint8)[tokens:] = formats.POISON_BYTE
 
     def call(self, c: Configuration) -> DecodeArgs:
-        """Random queries over random pages of the pool; a table's other columns are wild."""
+        """Random queries over random pages of the pool; unused table columns are out of range."""
         pages = c.kv_len // c.page_size
         device, own = self.kv.device, self.tokens // c.page_size
         order = torch.randperm(own, generator=self.random, device=device)[: c.batch * pages]
@@ -104,7 +104,7 @@ class Pool:
 def run(
     c: Configuration, pool: Pool, workspace: Tensor, backends: Sequence[str] = KERNELS
 ) -> Outcome:
-    """One configuration by the first of the named backends that does not refuse it."""
+    """Run one configuration on the first of the named backends that accepts it."""
     call = pool.call(c)
     shape = (*call.query.shape[:-1], LATENT_DIM)
     out = torch.full(shape, torch.nan, dtype=torch.bfloat16, device=pool.kv.device)

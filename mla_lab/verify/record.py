@@ -24,7 +24,7 @@ STATUSES = ("ok", "wrong", "refused", "failed")
 
 
 def read(path: Path) -> list[Row]:
-    """Rows of a record. Raises InvalidInput for a file that is none."""
+    """Rows of a record. Raises InvalidInput for a file that is not one."""
     try:
         rows = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines() if line]
     except (OSError, json.JSONDecodeError) as error:
@@ -70,7 +70,7 @@ def published_run(device: str, dtype: str, most_requests: int, progress: Progres
 
 
 def costs_run(device: str, features: Sequence[str], progress: Progress) -> Iterator[Row]:
-    """Costs of features on a device; `names` keeps features that begin so."""
+    """Costs of features on a device; `names` selects features by prefix."""
     chosen = [
         c
         for c in costs.comparisons()
@@ -90,7 +90,7 @@ def _head(what: str, device: str, cases: int) -> Row:
 
 
 def _guarded(run: Callable[[], Outcome]) -> Outcome:
-    """An error that nobody meant to raise is an outcome too."""
+    """Run a case and turn an unexpected exception into the outcome "failed"."""
     try:
         return run()
     except Exception as error:

@@ -1,11 +1,12 @@
-"""The CuTe kernels' error over a cache of eight bits, beside torch's with the same rounding:
+"""Errors of the CuTe kernels over an fp8 cache and of torch with the same rounding, side by side:
 `python -m mla_lab.verify.rounding RECORD`.
 
-Each way that ships for a format runs whole requests, so that one worker adds up all keys and no
-merge spreads what the matrix unit loses. Against both stands the float64 oracle on the dequantised
-inputs; torch is float32 attention whose weights are rounded to what the format's are (see
-`limits`), at the worst of several places of its grid. A query four times too large makes scores,
-and what they are off, four times as large. One JSON line a case; every element counts.
+Each launch mode that ships for a format runs whole requests, so that one worker accumulates all
+keys and no merge reduces the error of the tensor cores' accumulation. Both are compared with the
+float64 oracle on the dequantised inputs. Torch is float32 attention with softmax weights rounded as
+in the format (see `limits`), at the worst of several positions of the rounding grid. A query four
+times too large makes scores and their errors four times as large. One JSON line a case, all
+elements.
 """
 
 from __future__ import annotations
@@ -32,9 +33,15 @@ from ..core.gpu import H200
 from ..core.problem import Problem
 from ..core.revision import check_record
 from ..plan import Plan, make_plan
+from ..plan.launch_modes import (
+    E4M3,
+    KEEP_AB_PERSISTENT,
+    SWAP_AB_LL,
+    SWAP_AB_LL_MULTICAST,
+    LaunchMode,
+)
+from ..plan.launch_modes import FORMATS as OPERANDS
 from ..plan.pricing import LONGEST
-from ..plan.ways import EIGHT, MAIL, PAIR, ROWS, Way
-from ..plan.ways import FORMATS as OPERANDS
 from ..reference.inputs import DecodeInputs, make_inputs
 from ..reference.mla import Result, decode_reference
 from ..reference.tolerance import lse_error
@@ -43,32 +50,32 @@ from .limits import TOPS, WEIGHTS, Limits, rounded_error
 FORMATS = (("e4m3", "e4m3"), ("bf16", "e4m3"), ("bf16", "fp8_656"))
 DISTRIBUTIONS = ("gauss", "heavy_tailed")
 KV_LENS = (64, 1024, 8192, LONGEST, 65536)
-#: factors of the query
+#: scale factors of the query
 TIMES = (1, 4)
 BATCH, HEADS = 2, 128
-WAYS = (MAIL, PAIR, ROWS)
+MODES = (SWAP_AB_LL, SWAP_AB_LL_MULTICAST, KEEP_AB_PERSISTENT)
 WORKSPACE_BYTES = 64 << 20
 Run = Callable[[DecodeInputs, Plan], Result]
 
 
 def plans(problem: Problem) -> Iterator[tuple[str, Plan]]:
-    """A name and a plan of whole requests for every kernel of the problem's formats."""
-    for way in WAYS:
-        for tile in way.tiles_for(problem.q_dtype, problem.kv_format):
+    """(name, plan of whole requests) of every kernel for the problem's formats."""
+    for mode in MODES:
+        for tile in mode.tiles_for(problem.q_dtype, problem.kv_format):
             yield (
-                f"{way.kernel.removeprefix('cute/').removesuffix('_sm90')} {tile[0]} rows",
-                _plan(problem, way, tile),
+                f"{mode.kernel.removeprefix('cute/').removesuffix('_sm90')} {tile[0]} rows",
+                _plan(problem, mode, tile),
             )
 
 
-def _plan(problem: Problem, way: Way, tile: tuple[int, int]) -> Plan:
-    config = config_for(way, tile)
+def _plan(problem: Problem, mode: LaunchMode, tile: tuple[int, int]) -> Plan:
+    config = config_for(mode, tile)
     plan = make_plan(
         problem,
         tile_rows=tile[0],
         num_workers=H200.workers(tile[1]),
         policy="none",
-        schedule="grid" if way.formula else "persistent",
+        schedule="grid" if mode.formula else "persistent",
     )
     return replace(plan, config=config)
 
@@ -83,7 +90,7 @@ def by_kernel(inputs: DecodeInputs, plan: Plan) -> Result:
 
 
 def made(query: str, cache: str, distribution: str, kv_len: int, times: int, device: str) -> Any:
-    """Inputs of a call that wants its lse, the query `times` as large."""
+    """Inputs of a call with lse, the query scaled by `times`."""
     problem = Problem.uniform(BATCH, 1, kv_len, HEADS, q_dtype=query, kv_format=cache)
     inputs = make_inputs(
         problem,
@@ -97,7 +104,7 @@ def made(query: str, cache: str, distribution: str, kv_len: int, times: int, dev
 
 
 def judge(inputs: DecodeInputs, times: int, run: Run = by_kernel) -> Iterator[dict[str, Any]]:
-    """A row for each kernel: its errors, torch's, and how many times torch's they are."""
+    """A row for each kernel: its errors, torch's, and their ratio."""
     problem, expected = inputs.problem, decode_reference(inputs)
     weights = WEIGHTS[problem.q_dtype, problem.kv_format]
     each = [rounded_error(inputs, expected, "bf16", weights, top) for top in TOPS]
@@ -130,14 +137,12 @@ def judge(inputs: DecodeInputs, times: int, run: Run = by_kernel) -> Iterator[di
 
 
 def worst_of(found: Iterable[Mapping[str, Any]]) -> dict[tuple[str, str, str, bool], float]:
-    """The greatest error, in times of torch's, by query, cache, kernel, and whether the piece is
-    longer than any that `choose` lets the matrix unit add up alone.
+    """The largest error relative to torch's, by query, cache, kernel, and whether the piece exceeds
+    `LONGEST`, above which `choose` avoids accumulation in the tensor cores alone.
     """
     worst: dict[tuple[str, str, str, bool], float] = {}
     for row in found:
-        alone = OPERANDS[row["query"], row["cache"]] == EIGHT and row["kernel"].startswith(
-            "keep_ab"
-        )
+        alone = OPERANDS[row["query"], row["cache"]] == E4M3 and row["kernel"].startswith("keep_ab")
         key = row["query"], row["cache"], row["kernel"], alone and row["kv_len"] > LONGEST
         worst[key] = max(worst.get(key, 0.0), row.get("times_torch", math.inf))
     return worst
@@ -159,8 +164,8 @@ def rows(device: str, kv_lens: Sequence[int] = KV_LENS, run: Run = by_kernel) ->
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Judge everything into the record that is named; 1 where a kernel is off by more than twice
-    torch's error in a piece that `choose` makes.
+    """Write the record; 1 if a kernel's error exceeds twice torch's in a piece that `choose` may
+    make.
     """
     parser = argparse.ArgumentParser(prog="python -m mla_lab.verify.rounding")
     parser.add_argument("record", type=Path, help="JSON lines, written anew")

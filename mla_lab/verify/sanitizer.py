@@ -37,7 +37,7 @@ def command(tool: str, name: str) -> list[str]:
 
 
 def rows(run: Run) -> Iterator[Row]:
-    """A row a process: calls that ran, errors that the tool counted, the exit code."""
+    """A row for each process: calls that ran, errors that the tool reported, exit code."""
     for tool in TOOLS:
         for name in list(CASES) if tool == "racecheck" else ["all"]:
             code, text = run(command(tool, name))
@@ -68,7 +68,7 @@ def _head() -> Row:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Writes the record; exit code 1 where a tool found an error or a call was wrong."""
+    """Write the record; exit code 1 if a tool found an error or a result was wrong."""
     parser = argparse.ArgumentParser(prog="python -m mla_lab.verify.sanitizer")
     parser.add_argument("record", type=Path, help="JSON lines, written anew")
     record = parser.parse_args(argv).record

@@ -5,11 +5,11 @@ mla_lab.verify.sanitizer_cases`.
     compute-sanitizer --tool racecheck --kernel-name kernel_substring=kernel_cutlass \\
         python -m mla_lab.verify.sanitizer_cases "sinks, 128 heads"
 
-Racecheck wants a process for each name, and a filter that lets every CuTe kernel in: where one is
-left out whose CTAs reach into each other's shared memory, the tool itself (2025.3.1) ends in
-"failed to handle a hardware exception", with a kernel of ten lines too. Inputs are made on the
-host, so that hardly another kernel runs; every result is compared with the oracle, as a tool that
-changes the timing may show what otherwise hides.
+Racecheck needs a process for each name, and a filter that includes every CuTe kernel: where it
+excludes one whose CTAs access each other's shared memory, the tool itself (2025.3.1) fails with
+"failed to handle a hardware exception", even for a kernel of ten lines. Inputs are made on the
+host, so that few other kernels run. Every result is compared with the oracle, since the tool's
+timing may reveal races.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from ..core.errors import MlaLabError, invalid
 from ..core.gpu import H200, Gpu
 from ..core.problem import Problem
 from ..plan import Plan, make_plan
-from ..plan.ways import WAYS
+from ..plan.launch_modes import LAUNCH_MODES
 from ..reference.inputs import DecodeInputs, make_inputs
 from ..reference.mla import decode_reference
 from ..reference.tolerance import rel_error
@@ -36,17 +36,17 @@ from .cases import WORKSPACE_BYTES
 from .limits import WEIGHTS, limits_of
 
 LENGTHS = (300, 0, 65, 700)
-#: 1.7e-3 is what rounding out to bf16 costs
+#: bound on the relative error; rounding out to bf16 alone gives 1.7e-3
 TOLERANCE = 5e-3
 
 
 @dataclass(frozen=True)
 class Sample:
-    """One call; `way` and `tile` name its kernel where that is not left to the backend."""
+    """One call; `mode` and `tile` select its kernel, empty leaves that to the backend."""
 
     problem: Problem
     features: tuple[str, ...] = ()
-    way: str = ""
+    mode: str = ""
     tile: tuple[int, int] = (0, 0)
     #: fields of the inputs
     more: dict[str, Any] = field(default_factory=dict)
@@ -61,28 +61,41 @@ def _uniform(q_len: int, kv_lens: Sequence[int], heads: int, **named: Any) -> Pr
 TWO = (300, 129)
 EIGHT = {"q_dtype": "e4m3", "kv_format": "e4m3"}
 RAGGED = Problem((2, 0, 3), (130, 5, 700), 7)
-#: by name; a name is that of the feature
+#: by name of the feature
 CASES: dict[str, Sample] = {
     "plain, few rows": Sample(_uniform(1, LENGTHS, 16)),
-    "plain, 128 rows": Sample(_uniform(1, (300, 65), 128), (), "rows", (128, 2)),
+    "plain, 128 rows": Sample(_uniform(1, (300, 65), 128), (), "keep_ab_persistent", (128, 2)),
     "planner and merges": Sample(_uniform(2, (300,) * 20, 128), ("lse",)),
     "ragged, lse in base 2": Sample(
-        RAGGED, ("lse", "max_q_len"), "mail", (16, 1), {"return_lse_base": "base2"}
+        RAGGED, ("lse", "max_q_len"), "swap_ab_ll", (16, 1), {"return_lse_base": "base2"}
     ),
-    "ragged, 64 rows": Sample(replace(RAGGED, heads=40), ("lse", "ragged"), "rows", (64, 1)),
-    "sinks": Sample(_uniform(2, (300, 0, 129), 7), ("lse", "sinks"), "walk", (16, 1)),
-    "sinks, 128 heads": Sample(_uniform(1, TWO, 128), ("lse", "sinks"), "rows", (128, 2)),
-    "device scales": Sample(_uniform(1, (300, 0), 16), ("lse", "device_scales"), "deep", (8, 1)),
+    "ragged, 64 rows": Sample(
+        replace(RAGGED, heads=40), ("lse", "ragged"), "keep_ab_persistent", (64, 1)
+    ),
+    "sinks": Sample(_uniform(2, (300, 0, 129), 7), ("lse", "sinks"), "swap_ab_persistent", (16, 1)),
+    "sinks, 128 heads": Sample(
+        _uniform(1, TWO, 128), ("lse", "sinks"), "keep_ab_persistent", (128, 2)
+    ),
+    "device scales": Sample(
+        _uniform(1, (300, 0), 16), ("lse", "device_scales"), "swap_ab_ll_m8", (8, 1)
+    ),
     "device scales, 64 rows": Sample(
-        _uniform(1, TWO, 64), ("lse", "device_scales"), "rows", (64, 1)
+        _uniform(1, TWO, 64), ("lse", "device_scales"), "keep_ab_persistent", (64, 1)
     ),
     "tree mask": Sample(
-        _uniform(5, (300, 65, 700), 3), ("lse", "tree_mask", "sinks"), "mail", (32, 1)
+        _uniform(5, (300, 65, 700), 3), ("lse", "tree_mask", "sinks"), "swap_ab_ll", (32, 1)
     ),
-    "tree mask, cluster": Sample(_uniform(5, (300, 700), 3), ("lse", "tree_mask"), "grid", (16, 8)),
-    "tree mask, pair": Sample(_uniform(5, (300, 700), 6), ("lse", "tree_mask"), "pair", (16, 1)),
+    "tree mask, cluster": Sample(
+        _uniform(5, (300, 700), 3), ("lse", "tree_mask"), "swap_ab_cluster", (16, 8)
+    ),
+    "tree mask, pair": Sample(
+        _uniform(5, (300, 700), 6), ("lse", "tree_mask"), "swap_ab_ll_multicast", (16, 1)
+    ),
     "tree mask, ragged, 64 rows": Sample(
-        Problem((8, 3), (700, 64), 24), ("lse", "tree_mask", "ragged"), "rows", (64, 1)
+        Problem((8, 3), (700, 64), 24),
+        ("lse", "tree_mask", "ragged"),
+        "keep_ab_persistent",
+        (64, 1),
     ),
     "sparse": Sample(Problem((1, 2), (300, 70), 16, top_k=300), ("lse", "sinks", "ragged")),
     "sparse, 128 heads": Sample(_uniform(1, (300,), 128, top_k=130), ("lse",)),
@@ -92,7 +105,9 @@ CASES: dict[str, Sample] = {
     "pages of 16": Sample(_uniform(1, TWO, 16, page_size=16), ("lse",)),
     "pages of 32": Sample(_uniform(1, TWO, 16, page_size=32), ("lse",)),
     "pages of 128": Sample(_uniform(1, TWO, 16, page_size=128), ("lse",)),
-    "strided 4-D cache": Sample(_uniform(2, TWO, 16), ("page_gap", "cache_4d"), "mail", (16, 1)),
+    "strided 4-D cache": Sample(
+        _uniform(2, TWO, 16), ("page_gap", "cache_4d"), "swap_ab_ll", (16, 1)
+    ),
     "batch invariant": Sample(_uniform(1, (700, 64, 2500), 16), ("lse",), batch_invariant=True),
     "skip-softmax": Sample(
         Problem((1, 2), (900, 65), 64),
@@ -101,30 +116,48 @@ CASES: dict[str, Sample] = {
         distribution="concentrated",
     ),
     "fp16": Sample(_uniform(1, TWO, 16, q_dtype="fp16", kv_format="fp16"), ("lse",)),
-    "e4m3": Sample(_uniform(1, LENGTHS, 16, **EIGHT), ("lse",), "mail", (16, 1)),
-    "e4m3, sinks": Sample(_uniform(2, TWO, 16, **EIGHT), ("lse", "sinks"), "walk", (32, 1)),
-    "e4m3, pair of 64 rows": Sample(_uniform(1, (300, 700), 128, **EIGHT), (), "pair", (64, 1)),
-    "e4m3, query on M": Sample(_uniform(1, (300, 0), 64, **EIGHT), ("lse",), "rows", (64, 1)),
-    "e4m3, query on M, 128 rows": Sample(_uniform(1, TWO, 128, **EIGHT), (), "rows", (128, 2)),
-    "e4m3, tree mask": Sample(_uniform(5, TWO, 6, **EIGHT), ("lse", "tree_mask"), "mail", (32, 1)),
+    "e4m3": Sample(_uniform(1, LENGTHS, 16, **EIGHT), ("lse",), "swap_ab_ll", (16, 1)),
+    "e4m3, sinks": Sample(
+        _uniform(2, TWO, 16, **EIGHT), ("lse", "sinks"), "swap_ab_persistent", (32, 1)
+    ),
+    "e4m3, pair of 64 rows": Sample(
+        _uniform(1, (300, 700), 128, **EIGHT), (), "swap_ab_ll_multicast", (64, 1)
+    ),
+    "e4m3, query on M": Sample(
+        _uniform(1, (300, 0), 64, **EIGHT), ("lse",), "keep_ab_persistent", (64, 1)
+    ),
+    "e4m3, query on M, 128 rows": Sample(
+        _uniform(1, TWO, 128, **EIGHT), (), "keep_ab_persistent", (128, 2)
+    ),
+    "e4m3, tree mask": Sample(
+        _uniform(5, TWO, 6, **EIGHT), ("lse", "tree_mask"), "swap_ab_ll", (32, 1)
+    ),
     "e4m3, pages of 16": Sample(_uniform(2, TWO, 16, page_size=16, **EIGHT), ("lse", "sinks")),
-    "bf16 over e4m3": Sample(_uniform(1, TWO, 16, kv_format="e4m3"), ("lse",), "mail", (16, 1)),
-    "bf16 over e4m3, 32 rows": Sample(_uniform(2, TWO, 16, kv_format="e4m3"), (), "mail", (32, 1)),
+    "bf16 over e4m3": Sample(
+        _uniform(1, TWO, 16, kv_format="e4m3"), ("lse",), "swap_ab_ll", (16, 1)
+    ),
+    "bf16 over e4m3, 32 rows": Sample(
+        _uniform(2, TWO, 16, kv_format="e4m3"), (), "swap_ab_ll", (32, 1)
+    ),
     "bf16 over e4m3, query on M": Sample(
-        _uniform(1, (300, 0), 64, kv_format="e4m3"), ("lse",), "rows", (64, 1)
+        _uniform(1, (300, 0), 64, kv_format="e4m3"), ("lse",), "keep_ab_persistent", (64, 1)
     ),
     "bf16 over e4m3, query on M, 128 rows": Sample(
-        _uniform(1, TWO, 128, kv_format="e4m3"), (), "rows", (128, 2)
+        _uniform(1, TWO, 128, kv_format="e4m3"), (), "keep_ab_persistent", (128, 2)
     ),
     "656 bytes, query on M": Sample(
-        _uniform(1, (300, 0), 64, kv_format="fp8_656"), ("lse",), "rows", (64, 1)
+        _uniform(1, (300, 0), 64, kv_format="fp8_656"), ("lse",), "keep_ab_persistent", (64, 1)
     ),
     "656 bytes, query on M, 128 rows": Sample(
-        _uniform(1, TWO, 128, kv_format="fp8_656"), (), "rows", (128, 2)
+        _uniform(1, TWO, 128, kv_format="fp8_656"), (), "keep_ab_persistent", (128, 2)
     ),
-    "656 bytes": Sample(_uniform(1, TWO, 16, kv_format="fp8_656"), ("lse",), "walk", (16, 1)),
+    "656 bytes": Sample(
+        _uniform(1, TWO, 16, kv_format="fp8_656"), ("lse",), "swap_ab_persistent", (16, 1)
+    ),
     "656 bytes, sinks": Sample(_uniform(1, TWO, 16, kv_format="fp8_656"), ("lse", "sinks")),
-    "656 bytes, 32 rows": Sample(_uniform(2, TWO, 16, kv_format="fp8_656"), (), "mail", (32, 1)),
+    "656 bytes, 32 rows": Sample(
+        _uniform(2, TWO, 16, kv_format="fp8_656"), (), "swap_ab_ll", (32, 1)
+    ),
     "656 bytes, sparse": Sample(
         Problem((1, 2), (300, 70), 16, kv_format="fp8_656", top_k=300), ("lse", "sinks", "ragged")
     ),
@@ -152,23 +185,23 @@ def inputs_of(case: Sample) -> DecodeInputs:
 
 def plan_of(case: Sample, sms: int) -> Plan | None:
     """A plan for the kernel that a case names."""
-    way = next((way for way in WAYS if way.name == case.way), None)
-    if way is None:
+    mode = next((mode for mode in LAUNCH_MODES if mode.name == case.mode), None)
+    if mode is None:
         return None
-    config = config_for(way, case.tile)
+    config = config_for(mode, case.tile)
     plan = make_plan(
         case.problem,
         tile_rows=config.tile_rows,
         num_workers=sms // config.cluster,
         policy="fixed",
-        schedule="grid" if way.formula else "persistent",
+        schedule="grid" if mode.formula else "persistent",
         num_splits=2,
     )
     return replace(plan, config=config)
 
 
 def run(name: str, workspace: torch.Tensor, backend: str) -> tuple[float, float]:
-    """Make the call twice, the second time by repetition; its error, and how far off it may be."""
+    """Run the call twice, the second time as a replay; returns its error and the bound."""
     case = CASES[name]
     gpu = Gpu.here() if workspace.is_cuda else None
     inputs = inputs_of(case)
@@ -188,7 +221,7 @@ def run(name: str, workspace: torch.Tensor, backend: str) -> tuple[float, float]
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Makes the named calls, or all; 1 where one is wrong or refused."""
+    """Run the named calls, or all; 1 if one is wrong or refused."""
     parser = argparse.ArgumentParser(prog="mla_lab.verify.sanitizer_cases", description=__doc__)
     parser.add_argument("names", nargs="*", help="of " + "; ".join(CASES))
     parser.add_argument("--device", default="cuda")

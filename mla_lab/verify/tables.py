@@ -1,4 +1,4 @@
-"""Tables of what was verified on a card, made from records and from nothing else.
+"""Markdown tables of verification records.
 
 In a cell a plain number counts cases that our kernels passed, one in italics those that the torch
 backend passed; outcomes other than a pass are written out.
@@ -43,7 +43,7 @@ FEATURES = (
     "pages below 16",
 )
 BACKENDS = ("cute", "cuda", "torch")
-#: reasons of one kind that are told apart only by a number are one row
+#: reasons that differ only in a number are one row
 _NUMBERS = re.compile(r"\d[\d.e+,-]*")
 MOST_REASONS = 24
 
@@ -92,7 +92,7 @@ def shapes_note(rows: Sequence[Row]) -> str:
 
 
 def published_note(rows: Sequence[Row]) -> str:
-    """Of the 396 published configurations, how many of each dtype passed, or why not."""
+    """Of the 396 published configurations, the count of each dtype that passed, or the reasons."""
     lines = []
     for dtype in dict.fromkeys(row["case"]["dtype"] for row in cases(rows)):
         own = [row for row in cases(rows) if row["case"]["dtype"] == dtype]
@@ -123,7 +123,7 @@ def dropin_note(rows: Sequence[Row]) -> str:
 
 
 def dropin_tests(rows: Sequence[Row]) -> str:
-    """FlashInfer's tests by name: there, passed, failed, skipped."""
+    """FlashInfer's tests by name: present, passed, failed, skipped."""
     head = next(row for row in rows if row["kind"] == "run")
     found = cases(rows)
     there = {name.split("::")[1]: count for name, count in head["parametrisations"].items()}
@@ -138,7 +138,7 @@ def dropin_tests(rows: Sequence[Row]) -> str:
 
 
 def dropin_reasons(rows: Sequence[Row]) -> str:
-    """Why tests failed or were skipped; numbers in the words are left out."""
+    """Reasons why tests failed or were skipped, without the numbers in them."""
     lines = ["| | why | |", "|---|---|---:|"]
     for status in ("failed", "skipped"):
         why = reasons([row for row in cases(rows) if row["status"] == status])
@@ -181,7 +181,7 @@ def costs_table(rows: Sequence[Row]) -> str:
 
 
 def sanitizer_note(rows: Sequence[Row]) -> str:
-    """One paragraph: which tools saw which calls, and what they found."""
+    """One paragraph: the tools, the calls and the findings."""
     found = cases(rows)
     head = next(row for row in rows if row["kind"] == "run")
     tools = {}
@@ -201,7 +201,7 @@ def sanitizer_note(rows: Sequence[Row]) -> str:
 
 
 def rounding_table(rows: Sequence[Row]) -> str:
-    """Each kernel's greatest error over a cache of eight bits, in times of torch's."""
+    """Each kernel's largest error over an fp8 cache, relative to torch's."""
     from ..plan.pricing import LONGEST
     from .rounding import worst_of
 

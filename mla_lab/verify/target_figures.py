@@ -1,8 +1,8 @@
-"""Figures that targets are judged by, each from a record in `data/`.
+"""Figures behind the targets, each computed from a record in `data/`.
 
-Times are medians over a record's parts; of public peers the best counts, case by case; several
-cases give a geometric mean, or the worst of them. "Keys" of a case are those in its name, for
-ragged lengths their mean.
+Times are medians over a record's parts. Peers: the best public peer of each case. Several cases
+give a geometric mean, or the worst case. "Keys" of a case are those in its name, the mean of ragged
+lengths.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ ANCHOR, TRACES, FORMATS = (
     "records/h200_traces.jsonl",
     "records/h200_formats.jsonl",
 )
-#: 97 % of the read bandwidth counts as much as 1.05 of the best peer
+#: 97 % of the read bandwidth counts as much as a speedup of 1.05 over the best peer
 READ_INSTEAD, SPEEDUP_INSTEAD = 0.97, 1.05
-#: query and cache of 16 bits have weights of 16 bits, and an lse from sums in fp32
+#: 16-bit query and cache: 16-bit weights, and lse from fp32 sums
 SIXTEEN = re.compile(r"(bf16|fp16)( to (bf16|fp16))?")
 Span = tuple[float, float]
 ALL: Span = (0, math.inf)
@@ -38,14 +38,14 @@ ALL: Span = (0, math.inf)
 
 @dataclass(frozen=True)
 class Figure:
-    """A figure, what else is worth saying, and how it is written."""
+    """A value with a remark and its number format."""
 
     value: float
     note: str = ""
     form: str = ".2f"
 
     def show(self, value: float) -> str:
-        """`value` as figures of this kind are written."""
+        """`value` in this figure's number format."""
         return format(value, self.form)
 
     def __str__(self) -> str:
@@ -64,7 +64,7 @@ def rows_of(name: str) -> tuple[Row, ...]:
 
 
 def mean(values: Iterable[float]) -> float:
-    """Geometric."""
+    """Geometric mean."""
     logs = [math.log(value) for value in values]
     return math.exp(sum(logs) / len(logs))
 
@@ -114,8 +114,8 @@ def read_share(
 
 
 def trace_speedup(heads: int) -> Figure:
-    """The sample that is worst by the better of two: the best peer's time over ours, or the share
-    of the read bandwidth, counted as 1.05 where it is 97 %.
+    """The least figure over the samples of a trace, where a sample counts by the larger of two: the
+    best peer's time over ours, and the share of the read bandwidth scaled so that 97 % is 1.05.
     """
     speed, share = speedups(TRACES, ALL, ALL, ALL, (heads, heads)), _read_shares(TRACES)
     counted = SPEEDUP_INSTEAD / READ_INSTEAD
@@ -136,7 +136,7 @@ def trace_over_uniform(heads: int) -> Figure:
     for case in tokens:
         if case.startswith("trace"):
             nearest = min(uniform, key=lambda n: abs(n - tokens[case]))
-            # lengths are whole: a batch of equal ones is some tokens off
+            # lengths are whole numbers, so a uniform batch may differ by a few tokens
             ratios[case] = ours[case] / uniform[nearest] * nearest / tokens[case]
     worst = max(ratios, key=lambda case: ratios[case])
     return Figure(ratios[worst], f"{_short(worst)}, of {len(ratios)} samples")
@@ -149,8 +149,8 @@ def beside(
     inverse: bool = False,
     heads: Span = ALL,
 ) -> Figure:
-    """The worst time of a case with a suffix over that of the same case without; with `inverse`
-    the least of the inverse.
+    """The largest ratio of a case's time with a name suffix to that of the same case without it;
+    with `inverse` the least inverse ratio.
     """
     ours = _ours(record)
     ratios = {}
@@ -168,7 +168,7 @@ def beside(
 
 
 def error_over_peers(record: str = ANCHOR) -> Figure:
-    """The worst case's relative error over the least of the public peers'."""
+    """The largest ratio of our relative error to the least of the public peers', over the cases."""
     peers = ("flashmla", "flashinfer-fa3", "fa3-qv", "fa3-qv-32")
     errors: dict[str, dict[str, float]] = {}
     for row in results(rows_of(record), "ok"):
@@ -186,7 +186,7 @@ def error_over_peers(record: str = ANCHOR) -> Figure:
 
 
 def lse_error(record: str = "records/h200_pairwise.jsonl") -> Figure:
-    """Worst error of an lse, of inputs of 16 bits, over max(1, |lse|)."""
+    """Largest error of lse for 16-bit inputs, relative to max(1, |lse|)."""
     errors = [
         row["lse_error"]
         for row in map(json.loads, (data_dir() / record).read_text(encoding="utf-8").splitlines())
@@ -197,7 +197,7 @@ def lse_error(record: str = "records/h200_pairwise.jsonl") -> Figure:
 
 
 def choices(record: str = "records/h200_sweep_heldout.jsonl") -> Figure:
-    """Share of a sweep's cases whose choice is within 3 % of the best of our own."""
+    """Share of a sweep's cases whose choice is within 3 % of our fastest variant."""
     from ..plan.kernel_costs import recorded_costs
     from ..tune.fitting import launches, quality
 
@@ -207,7 +207,7 @@ def choices(record: str = "records/h200_sweep_heldout.jsonl") -> Figure:
 
 
 def powered(record: str = ANCHOR) -> Figure:
-    """Share of compute-bound rows that have watts and joules: ours and those of peers near us."""
+    """Share of compute-bound rows with watts and joules: ours, and peers of similar speed."""
     us = {(row["case"], row["peer"]): row["us"] for row in _first(record)}
     quickest = {case: min(t for (c, _), t in us.items() if c == case) for case, _ in us}
     bound = [
@@ -233,7 +233,7 @@ def _ours(record: str) -> dict[str, float]:
 
 
 def _read_shares(record: str) -> dict[str, float]:
-    """Bytes a second of our calls over the read bandwidth that the same run measured."""
+    """Our calls' bytes a second over the read bandwidth of the same run."""
     rates: dict[str, list[float]] = {}
     read_tbps, ours = None, headline(rows_of(record))
     for row in rows_of(record):

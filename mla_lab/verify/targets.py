@@ -1,6 +1,6 @@
-"""Bounds that the kernels are judged by, beside the figures that the records give.
+"""Targets: bounds for the kernels, beside the figures of today's records.
 
-`data/notes/targets.jsonl` has one line a target: how its figure follows from which record, the
+`data/notes/targets.jsonl` has one line a target: its figure and record, the
 bound, the attempts to reach it (rows of `data/notes/kernel_attempts.jsonl`, as "kernel: change"),
 and why it was missed. It holds no measured figure: figures are computed from the records.
 """
@@ -34,11 +34,11 @@ class Target:
     reason: str = ""
 
     def measure(self) -> Figure:
-        """The figure that today's records give."""
+        """The figure from today's records."""
         return FIGURES[self.figure](**self.of)
 
     def met(self, figure: Figure) -> bool:
-        """True if the figure keeps the bound."""
+        """True if the figure meets the bound."""
         return figure.value <= self.asked if self.most else figure.value >= self.asked
 
 
@@ -81,7 +81,7 @@ def judge(targets: Sequence[Target]) -> list[Verdict]:
 
 
 def table(verdicts: Sequence[Verdict]) -> str:
-    """Markdown: asked, measured, met; then what is missed and why."""
+    """Markdown table: target, figure, met; then the missed targets and why."""
     lines = ["| target | asked | measured | met | attempts |", "|---|---:|---|---|---:|"]
     for verdict in verdicts:
         target, figure = verdict.target, verdict.figure

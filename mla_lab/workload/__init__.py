@@ -1,4 +1,4 @@
-"""Real lengths: serving traces read, and turned into decode problems."""
+"""Serving traces, and the decode problems that follow from them."""
 
 from .loaders import load_azure, load_mooncake, load_trace
 from .modes import DecodeStep, replay, sample

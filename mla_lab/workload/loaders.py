@@ -1,4 +1,4 @@
-"""Readers of two public serving traces. What cannot be read is named by file and line.
+"""Readers of two public serving traces; errors name file and line.
 
 - Azure LLM inference, CSV with TIMESTAMP, ContextTokens, GeneratedTokens
   (github.com/Azure/AzurePublicDataset, CC-BY; Patel et al., Splitwise, ISCA 2024).
@@ -33,7 +33,7 @@ Row = tuple[float, int, int]
 
 
 def load_trace(path: str | Path) -> Trace:
-    """Either kind of file, told apart by its first character: `{` opens JSON lines."""
+    """Load either format; a first character `{` means JSON lines."""
     first = next((line for _, line in _lines(Path(path)) if line.strip()), "")
     return load_mooncake(path) if first.lstrip().startswith("{") else load_azure(path)
 
@@ -49,7 +49,9 @@ def load_mooncake(path: str | Path) -> Trace:
 
 
 def _lines(path: Path) -> Iterator[tuple[int, str]]:
-    """Lines counted from 1. Bytes that are no UTF-8 become a mark that no number contains."""
+    """Lines counted from 1. Invalid UTF-8 becomes a replacement character, which no number
+    contains.
+    """
     for number, line in lines_of(path, "trace"):
         text = line.decode("utf-8", "replace").rstrip("\r\n")
         yield number, text.removeprefix("\ufeff") if number == 1 else text
@@ -137,7 +139,7 @@ def _milliseconds(path: Path, line: int, value: Any) -> float:
 
 
 def _short(value: Any) -> str:
-    """A value in a message, however long it is in the file."""
+    """A value for a message, shortened."""
     return repr(value)[:60]
 
 

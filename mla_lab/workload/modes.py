@@ -1,11 +1,11 @@
-"""From a trace to the lengths of one decode step, in two ways. Both are deterministic.
+"""Lengths of one decode step from a trace, by replay or by sampling; both are deterministic.
 
 A request with i input and o output tokens takes o decode steps. Step p (1 to o) reads a cache of
 i + p tokens, its own new token among them.
 
 - `replay`: a clock runs; each request begins to decode when it arrives and makes one token every
-  `step_time` seconds, whatever else is running. The batch is who is decoding at time t. It keeps
-  the trace's load, its lulls and bursts.
+  `step_time` seconds, independent of the load. The batch is the requests that decode at time t. It
+  keeps the trace's load with its lulls and bursts.
 - `sample`: n steps drawn at random, with replacement, from all decode steps of the trace, each
   equally likely. So a request is drawn with weight o at a position uniform in its output: what a
   scheduler that keeps n requests decoding sees on average, whatever the load was.
@@ -60,9 +60,9 @@ class DecodeStep:
 
 
 def replay(trace: Trace, t: float, step_time: float) -> DecodeStep:
-    """Who decodes at `t` seconds after the first arrival, `step_time` seconds a token.
+    """Requests that decode `t` seconds after the first arrival, at `step_time` seconds a token.
 
-    In the order of the trace; nobody where the trace is silent.
+    In the order of the trace; empty where no request decodes.
     """
     if not 0 < step_time < float("inf"):
         raise invalid("step_time", step_time, "seconds above 0")

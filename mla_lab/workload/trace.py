@@ -1,4 +1,4 @@
-"""A serving trace: when requests came, how long they were, how much was written in answer."""
+"""A serving trace: arrival, input length and output length of each request."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""PTX of a kernel as counts, for machines without a disassembler."""
+"""Opcode counts of a kernel's PTX, for machines without a disassembler."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _INSTRUCTION = re.compile(r"^\s*(?:@!?%\w+\s+)?([a-z][\w.:]*)(?:\s[^;]*)?;")
 
 
 def opcodes(ptx: str) -> dict[str, Counter[str]]:
-    """Kernel name -> how often each opcode stands in its text (not how often it runs)."""
+    """Kernel name -> static count of each opcode."""
     kernels: dict[str, Counter[str]] = {}
     current: Counter[str] = Counter()
     for line in ptx.splitlines():

@@ -13,7 +13,7 @@ LISTED = ("matrix", "tma", "local", "special function", "register file")
 
 
 def render(report: Report) -> str:
-    """A summary: resources, classes, and the opcodes that decide a kernel's speed."""
+    """A summary: resources, instruction classes, and the opcodes of the main classes."""
     artifact = report.artifact
     lines = [f"{artifact.config.name()} for {label(artifact.arch)}"]
     if not report.has_sass:
@@ -61,7 +61,7 @@ def render_changes(changes: list[Change]) -> str:
 
 
 def render_sass(kernel: KernelReport, kinds: frozenset[str] = frozenset()) -> str:
-    """The listing, each source line above what came from it; `kinds` keeps those classes only."""
+    """SASS listing, each source line above its instructions; `kinds` selects classes."""
     lines, source = [f"{kernel.name}:"], None
     for instruction in kernel.instructions:
         if kinds and instruction.kind not in kinds:

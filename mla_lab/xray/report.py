@@ -27,7 +27,7 @@ class KernelReport:
 
     @cached_property
     def opcodes(self) -> Counter[str]:
-        """How often each SASS opcode stands in the code (not how often it runs)."""
+        """Static count of each SASS opcode."""
         return Counter(i.opcode for i in self.instructions)
 
     @cached_property
@@ -55,7 +55,7 @@ class KernelReport:
 
 @dataclass(frozen=True)
 class Report:
-    """The kernels of an artifact and what is known of each."""
+    """Reports of the kernels of an artifact."""
 
     artifact: Artifact
     kernels: tuple[KernelReport, ...]

@@ -11,7 +11,7 @@ from mla_lab.backends.cute.families import costs
 from mla_lab.core.gpu import Gpu
 from mla_lab.core.problem import Problem
 from mla_lab.plan import Plan, choose
-from mla_lab.plan.workspace import MAIL_WORDS
+from mla_lab.plan.workspace import LL_WORDS
 from mla_lab.reference.inputs import DecodeInputs, make_inputs
 from mla_lab.reference.mla import Result, decode_reference
 from mla_lab.reference.tolerance import lse_error, rel_error
@@ -60,4 +60,4 @@ def chosen_plan(problem: Problem, batch_invariant: bool = False) -> Plan:
 
 def counters_are_zero(workspace: torch.Tensor) -> bool:
     """And the mail behind them, which lies there whatever else the buffer held."""
-    return not bool(workspace[: 65536 + 4 * MAIL_WORDS].any())
+    return not bool(workspace[: 65536 + 4 * LL_WORDS].any())

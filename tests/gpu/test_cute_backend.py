@@ -20,7 +20,7 @@ from mla_lab.core.problem import Problem
 from mla_lab.plan import KernelConfig, Plan, make_plan
 from mla_lab.plan.cuts import Shape
 from mla_lab.plan.formula import most_splits
-from mla_lab.plan.ways import ROWS, WAYS
+from mla_lab.plan.launch_modes import KEEP_AB_PERSISTENT, LAUNCH_MODES
 from mla_lab.reference.inputs import make_inputs
 from mla_lab.reference.mla import decode_reference
 from mla_lab.reference.tolerance import rel_error, sdpa_error
@@ -50,21 +50,21 @@ def plans_of_all_ways(problem: Problem, splits: int) -> list[Plan]:
     gpu = Gpu.here()
     assert gpu is not None
     plans = []
-    every = [(way, tile) for way in WAYS for tile in way.tiles]
-    for way, tile in every:
-        config = config_for(way, tile)
-        workers = gpu.workers(config.cluster * way.pair) * way.pair
+    every = [(mode, tile) for mode in LAUNCH_MODES for tile in mode.tiles]
+    for mode, tile in every:
+        config = config_for(mode, tile)
+        workers = gpu.workers(config.cluster * mode.pair) * mode.pair
         shape = Shape.of(problem, config.tile_rows, config.tile_kv, workers)
         most = splits
-        if way.formula:
-            most = most_splits(shape, problem.batch, config.cluster, way.pair)
+        if mode.formula:
+            most = most_splits(shape, problem.batch, config.cluster, mode.pair)
         for pieces in sorted({1, min(splits, most), min(most, 99)} if most else set()):
             plan = make_plan(
                 problem,
                 tile_rows=config.tile_rows,
                 num_workers=workers,
                 policy="fixed",
-                schedule="grid" if way.formula else "persistent",
+                schedule="grid" if mode.formula else "persistent",
                 num_splits=pieces,
             )
             plans.append(replace(plan, config=config))
@@ -134,7 +134,7 @@ FORMATS = [
 
 
 @pytest.mark.parametrize("splits", [2, 3, 4, 5, 7, 8, 9, 33])
-@pytest.mark.parametrize("tile", ROWS.tiles)
+@pytest.mark.parametrize("tile", KEEP_AB_PERSISTENT.tiles)
 def test_merges_of_few_and_of_many(
     tile: tuple[int, int], splits: int, workspace: torch.Tensor
 ) -> None:
@@ -151,7 +151,7 @@ def test_merges_of_few_and_of_many(
             policy="fixed",
             num_splits=splits,
         )
-        plan = replace(plan, config=config_for(ROWS, tile))
+        plan = replace(plan, config=config_for(KEEP_AB_PERSISTENT, tile))
         check(inputs, native(inputs, workspace, plan=plan), expected)
         assert counters_are_zero(workspace)
 

@@ -21,7 +21,7 @@ from mla_lab.core.problem import Problem
 from mla_lab.plan import Plan, make_plan
 from mla_lab.plan.cuts import Shape
 from mla_lab.plan.formula import most_splits
-from mla_lab.plan.ways import WAYS
+from mla_lab.plan.launch_modes import LAUNCH_MODES
 from mla_lab.reference.inputs import DecodeInputs, make_inputs
 from mla_lab.reference.mla import TileWalk, decode_reference, skip_tiles
 from mla_lab.reference.operands import operands
@@ -38,21 +38,21 @@ def plans_of_all_ways(problem: Problem, splits: int) -> Iterator[Plan]:
     """A plan for each kernel: whole requests, and up to `splits` pieces."""
     gpu = Gpu.here()
     assert gpu is not None
-    for way in WAYS:
-        for tile in way.tiles:
-            config = config_for(way, tile)
-            workers = gpu.workers(config.cluster * way.pair) * way.pair
+    for mode in LAUNCH_MODES:
+        for tile in mode.tiles:
+            config = config_for(mode, tile)
+            workers = gpu.workers(config.cluster * mode.pair) * mode.pair
             shape = Shape.of(problem, config.tile_rows, config.tile_kv, workers)
             most = splits
-            if way.formula:
-                most = most_splits(shape, problem.batch, config.cluster, way.pair)
+            if mode.formula:
+                most = most_splits(shape, problem.batch, config.cluster, mode.pair)
             for pieces in sorted({1, min(splits, most)} if most else set()):
                 plan = make_plan(
                     problem,
                     tile_rows=config.tile_rows,
                     num_workers=gpu.workers(config.cluster),
                     policy="fixed",
-                    schedule="grid" if way.formula else "persistent",
+                    schedule="grid" if mode.formula else "persistent",
                     num_splits=pieces,
                 )
                 yield replace(plan, config=config)

@@ -18,8 +18,8 @@ from mla_lab.core.problem import Problem
 from mla_lab.jit.shipped import shipped
 from mla_lab.plan import Plan, make_plan
 from mla_lab.plan.config import KernelConfig
-from mla_lab.plan.formula import mail_words
-from mla_lab.plan.ways import way_of
+from mla_lab.plan.formula import ll_words
+from mla_lab.plan.launch_modes import mode_of
 from mla_lab.reference.inputs import DecodeInputs, make_inputs
 from mla_lab.reference.mla import decode_reference
 from mla_lab.reference.tolerance import lse_error
@@ -43,7 +43,7 @@ PLAIN = [c for c in ALL if c.page_size == 64 and c.q_dtype == "bf16" and not c.o
 OTHER = [c for c in ALL if (c.page_size != 64 or c.q_dtype != "bf16") and not c.option("features")]
 EIGHT = [c for c in ALL if c.q_dtype == "e4m3" and c.page_size == 64]
 FORMULAS = [c for c in (*PLAIN, *EIGHT) if c.option("grid")]
-WALKS = [c for c in (*PLAIN, *EIGHT) if way_of(c) == "walk"]
+WALKS = [c for c in (*PLAIN, *EIGHT) if mode_of(c) == "swap_ab_persistent"]
 OUT = {"bf16": torch.bfloat16, "fp16": torch.float16, "e4m3": torch.float8_e4m3fn}
 
 
@@ -51,7 +51,7 @@ def name_of(config: KernelConfig) -> str:
     page = f"page{config.page_size}"
     tile = f"{config.tile_rows}x{config.cluster}"
     formats = f"{config.q_dtype}-{config.kv_format}-{config.out_dtype}"
-    return f"{tile}-{way_of(config)}-{page}-{formats}"
+    return f"{tile}-{mode_of(config)}-{page}-{formats}"
 
 
 def built(config: KernelConfig) -> jit.Kernel:
@@ -115,7 +115,7 @@ def test_other_pages_and_dtypes(config: KernelConfig) -> None:
         page_size=config.page_size,
     )
     work: Plan | int = min(3, most_pieces(config, problem))
-    if way_of(config) == "walk":
+    if mode_of(config) == "swap_ab_persistent":
         work = make_plan(problem, tile_rows=config.tile_rows, num_workers=5, policy="greedy")
     if work:
         check(config, problem, work)
@@ -178,7 +178,7 @@ def launch(
     if config.option("fused_merge") == 3 and not isinstance(work, Plan):
         # partials that are their own flags
         partial.zero_()
-        notes = torch.zeros(mail_words(slots, rows, work, 512)[1] // 4, 4, device="cuda")
+        notes = torch.zeros(ll_words(slots, rows, work, 512)[1] // 4, 4, device="cuda")
         flags += [partial.view(torch.int32), notes.view(torch.int32)]
     out, lse = results
     kernel(

@@ -22,9 +22,17 @@ from ...core.gpu import H200, Gpu
 from ...core.problem import LATENT_DIM, ROPE_DIM, Problem
 from ...plan import KernelConfig
 from ...plan.choose import invariant_kinds
+from ...plan.launch_modes import (
+    E4M3,
+    FORMATS,
+    KEEP_AB_PERSISTENT,
+    OUTS,
+    QUERY_HI_LO,
+    SWAP_AB_PERSISTENT,
+    LaunchMode,
+)
 from ...plan.pricing import config_of, too_long
 from ...plan.selection import Selection, select
-from ...plan.ways import EIGHT, FORMATS, OUTS, ROWS, SPLIT, WALK, Way
 from ..base import Replay, gpu_of
 from ..cuda.ops import MAX_BATCH
 from .catalogue import able, missing_for
@@ -57,7 +65,7 @@ class CuteBackend:
             return reason
         if features.skip_softmax and gathers(problem):
             return f"skip_softmax_threshold_scale_factor with pages of {problem.page_size}"
-        if features.skip_softmax and FORMATS[problem.q_dtype, problem.kv_format] == SPLIT:
+        if features.skip_softmax and FORMATS[problem.q_dtype, problem.kv_format] == QUERY_HI_LO:
             cache = f"a {problem.q_dtype} query over a {problem.kv_format} cache"
             return f"skip_softmax_threshold_scale_factor with {cache}"
         if features.skip_softmax and features.batch_invariant:
@@ -104,7 +112,7 @@ def _feature_reason(features: Features) -> str | None:
 
 
 def _format_reason(problem: Problem) -> str | None:
-    """What no family has; formats that no way is compiled for are told with those that are."""
+    """What no family has; formats that no mode is compiled for are told with those that are."""
     dims = (problem.latent_dim, problem.rope_dim)
     if dims != (LATENT_DIM, ROPE_DIM):
         return f"latent and rope dims {dims}; its kernels have {(LATENT_DIM, ROPE_DIM)}"
@@ -137,8 +145,8 @@ def _choice(problem: Problem, gpu: Gpu, features: Features) -> Selection:
 @lru_cache(maxsize=1024)
 def _chosen(problem: Problem, gpu: Gpu, features: Features, ragged: bool, long: bool) -> Selection:
     if features.skip_softmax:
-        way, rows = _skipping(problem)
-        family = next(c for c in costs() if c.key == (way.kernel, way.name))
+        mode, rows = _skipping(problem)
+        family = next(c for c in costs() if c.key == (mode.kernel, mode.name))
         return Selection(config_of(problem, family, rows, 1), 0)
     found = select(problem, gpu, costs(), able(problem, features), ragged, long)
     if found is None:
@@ -146,14 +154,14 @@ def _chosen(problem: Problem, gpu: Gpu, features: Features, ragged: bool, long: 
     return found
 
 
-def _skipping(problem: Problem) -> tuple[Way, int]:
+def _skipping(problem: Problem) -> tuple[LaunchMode, int]:
     """Way and rows of the kernel with skip-softmax: of 16 bits where products are what takes the
     time, and in the one tile with registers for it. Of e4m3 a walk of 32 rows, which have no
     registers for the entries of several pages a tile.
     """
-    if FORMATS[problem.q_dtype, problem.kv_format] != EIGHT:
-        return ROWS, 64
-    return WALK, 16 if problem.page_size < KernelConfig.tile_kv else 32
+    if FORMATS[problem.q_dtype, problem.kv_format] != E4M3:
+        return KEEP_AB_PERSISTENT, 64
+    return SWAP_AB_PERSISTENT, 16 if problem.page_size < KernelConfig.tile_kv else 32
 
 
 def _configs(problem: Problem, gpu: Gpu, features: Features) -> list[KernelConfig]:

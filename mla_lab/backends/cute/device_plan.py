@@ -27,12 +27,12 @@ from ...core.problem import Problem
 from ...plan import Choice, KernelConfig, Plan, WorkspaceLayout
 from ...plan.choose import Kind
 from ...plan.cuts import Shape
-from ...plan.formula import MAX_SPLITS, fits_mail, whole_pairs
+from ...plan.formula import MAX_SPLITS, fits_ll_slice, whole_pairs
+from ...plan.launch_modes import in_waves, mode_of
 from ...plan.search import walk_overhead
 from ...plan.selection import Selection
 from ...plan.self_schedule import COSTS, Costs
-from ...plan.ways import in_waves, way_of
-from ...plan.workspace import MAIL_WORDS, MAX_GROUPS
+from ...plan.workspace import LL_WORDS, MAX_GROUPS
 from ..cuda.ops import ANY_ROWS, DevicePlan, DevicePlanner, merge_items
 from .families import check_resident
 
@@ -60,7 +60,7 @@ class SelfScheduled:
         """One worker for each place on the card."""
         workers = gpu.workers(config.cluster)
         layout = WorkspaceLayout.of(2 * workers, workers, config.tile_rows, latent_dim)
-        return cls(config, workers, COSTS[way_of(config)], layout)
+        return cls(config, workers, COSTS[mode_of(config)], layout)
 
 
 def of_selection(selection: Selection, bounds: Problem, gpu: Gpu) -> SelfScheduled | Formula:
@@ -174,15 +174,13 @@ class Formula:
             check_resident(config, bounds.batch * pairs * num_splits, gpu)
         check_groups("plan", groups, config.cluster)
         slots = groups * num_splits if num_splits > 1 else 0
-        by_mail = config.option("fused_merge", 1) == 3 and slots > 0
-        if by_mail:
-            if not fits_mail(slots, config.tile_rows, num_splits, bounds.latent_dim):
+        by_ll = config.option("fused_merge", 1) == 3 and slots > 0
+        if by_ll:
+            if not fits_ll_slice(slots, config.tile_rows, num_splits, bounds.latent_dim):
                 got = f"{slots} partials of {config.tile_rows} rows"
-                raise unsupported("plan", got, f"up to {MAIL_WORDS * 4:,} bytes of them")
+                raise unsupported("plan", got, f"up to {LL_WORDS * 4:,} bytes of them")
             slots = 0
-        layout = WorkspaceLayout.of(
-            slots, groups, config.tile_rows, bounds.latent_dim, mail=by_mail
-        )
+        layout = WorkspaceLayout.of(slots, groups, config.tile_rows, bounds.latent_dim, ll=by_ll)
         return cls(config, num_splits, row_tiles, groups, layout)
 
     @property

@@ -14,8 +14,15 @@ from ...core.gpu import Gpu
 from ...core.problem import Problem
 from ...plan.config import KernelConfig
 from ...plan.kernel_costs import KernelCosts, recorded_costs
+from ...plan.launch_modes import (
+    KEEP_AB_PERSISTENT,
+    SWAP_AB_LL,
+    SWAP_AB_LL_M8,
+    SWAP_AB_PERSISTENT,
+    LaunchMode,
+    modes_of,
+)
 from ...plan.tile import Plan
-from ...plan.ways import DEEP, MAIL, ROWS, WALK, Way, ways_of
 from .feature_args import with_features
 
 
@@ -34,8 +41,8 @@ class Family:
 
     @property
     def tiles(self) -> tuple[tuple[int, int], ...]:
-        """(tile rows, CTAs of a cluster), whichever way."""
-        return tuple(dict.fromkeys(tile for way in ways_of(self.kernel) for tile in way.tiles))
+        """(tile rows, CTAs of a cluster), in any launch mode."""
+        return tuple(dict.fromkeys(tile for mode in modes_of(self.kernel) for tile in mode.tiles))
 
 
 Q_M = Family(
@@ -67,26 +74,36 @@ def config_for_plan(plan: Plan) -> KernelConfig | None:
     """
     grid = plan.schedule == "grid"
     formats = (plan.problem.q_dtype, plan.problem.kv_format)
-    for way in (*((MAIL, DEEP) if grid else (WALK,)), MAIL, DEEP, ROWS):
-        for tile in way.tiles_for(*formats):
+    for mode in (
+        *((SWAP_AB_LL, SWAP_AB_LL_M8) if grid else (SWAP_AB_PERSISTENT,)),
+        SWAP_AB_LL,
+        SWAP_AB_LL_M8,
+        KEEP_AB_PERSISTENT,
+    ):
+        for tile in mode.tiles_for(*formats):
             if tile[0] == plan.tile_rows:
-                return config_for(way, tile)
+                return config_for(mode, tile)
     return None
 
 
 def tiles_of(problem: Problem) -> list[str]:
     """Work tiles of plans that a kernel of these formats walks, or takes as a formula."""
-    ways = (way.tiles_for(problem.q_dtype, problem.kv_format) for way in (WALK, MAIL, DEEP, ROWS))
-    rows = sorted({tile[0] for tiles in ways for tile in tiles})
+    found = (
+        mode.tiles_for(problem.q_dtype, problem.kv_format)
+        for mode in (SWAP_AB_PERSISTENT, SWAP_AB_LL, SWAP_AB_LL_M8, KEEP_AB_PERSISTENT)
+    )
+    rows = sorted({tile[0] for tiles in found for tile in tiles})
     return [f"{count} x {Q_M.tile_kv}" for count in rows]
 
 
-def config_for(way: Way, tile: tuple[int, int]) -> KernelConfig:
-    """The kernel that is compiled for `way` and (tile rows, cluster)."""
+def config_for(mode: LaunchMode, tile: tuple[int, int]) -> KernelConfig:
+    """The kernel that is compiled for `mode` and (tile rows, cluster)."""
     rows, cluster = tile
     # one query token is the causal rule's plainest case: with KV on M one kernel has both
-    mask = "none" if way is ROWS else "causal"
-    return KernelConfig(way.kernel, tile_rows=rows, cluster=cluster, mask=mask, options=way.options)
+    mask = "none" if mode is KEEP_AB_PERSISTENT else "causal"
+    return KernelConfig(
+        mode.kernel, tile_rows=rows, cluster=cluster, mask=mask, options=mode.options
+    )
 
 
 def check_resident(config: KernelConfig, num_workers: int, gpu: Gpu) -> None:

@@ -28,7 +28,7 @@ from ...call.workspace import Workspace
 from ...core.errors import invalid, unsupported
 from ...core.gpu import Gpu
 from ...plan import KernelConfig, Plan
-from ...plan.formula import mail_words
+from ...plan.formula import ll_words
 from ...plan.gate import gated
 from ..base import Replay
 from ..cuda import ops as cuda_ops
@@ -119,7 +119,7 @@ class Launch:
             q_len = 1 if form.features.sparse else q_len
             self._numbers = (words.num_splits, gated(words.row_tiles, words.gate), q_len)
         self._between = (
-            mail(workspace, words, form.bounds.latent_dim)
+            ll_partials(workspace, words, form.bounds.latent_dim)
             if isinstance(words, Formula) and config.option("fused_merge", 1) == 3
             else between(workspace, config.tile_rows, form.bounds.latent_dim)
         )
@@ -320,17 +320,19 @@ def between(workspace: Workspace, tile_rows: int, latent_dim: int) -> tuple[Tens
     return out, lse, torch.empty(0, dtype=torch.int32, device=device)
 
 
-def mail(workspace: Workspace, formula: Formula, latent_dim: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Partials and notes that are their own flags, and counters that nobody reads; without
-    elements where no request is cut.
+def ll_partials(
+    workspace: Workspace, formula: Formula, latent_dim: int
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Partials and softmax stats of the LL merge, and counters that it does not use; without
+    elements where no request is split.
     """
     rows, splits, slots = formula.config.tile_rows, formula.num_splits, formula.slots
     if not slots:
         nothing = torch.empty(0, dtype=torch.float32, device=workspace.buffer.device)
-        out, notes = nothing.new_empty(0, rows, latent_dim), nothing.new_empty(0, 4)
-        return out, notes, torch.empty(0, dtype=torch.int32, device=workspace.buffer.device)
-    words = workspace["mail"]
-    end, more = mail_words(slots, rows, splits, latent_dim)
+        out, stats = nothing.new_empty(0, rows, latent_dim), nothing.new_empty(0, 4)
+        return out, stats, torch.empty(0, dtype=torch.int32, device=workspace.buffer.device)
+    words = workspace["ll_partials"]
+    end, more = ll_words(slots, rows, splits, latent_dim)
     out = words[:end].view(slots, rows, latent_dim)
     return out, words[end : end + more].view(-1, 4), workspace["counters"]
 

@@ -14,7 +14,7 @@ from ...core.gpu import Gpu
 from ...core.problem import Problem
 from ...plan import WorkspaceLayout
 from ...plan.config import KernelConfig
-from ...plan.ways import FORMATS, STORED
+from ...plan.launch_modes import FORMATS, SIXTEEN_BIT
 from ...plan.workspace import MAX_GROUPS
 from .device_plan import Formula
 
@@ -31,7 +31,7 @@ MOST = 65_535
 
 
 def gathers(problem: Problem) -> bool:
-    """Whether a call goes this way."""
+    """Whether a call is run token by token."""
     return problem.top_k > 0 or problem.page_size not in BOXED_PAGES
 
 
@@ -55,7 +55,10 @@ def configs_for(
 
 def _tall(problem: Problem) -> int:
     """Rows of the taller tile: as many as there are registers for beside the tokens' addresses."""
-    if problem.top_k and FORMATS.get((problem.q_dtype, problem.kv_format), STORED) == STORED:
+    if (
+        problem.top_k
+        and FORMATS.get((problem.q_dtype, problem.kv_format), SIXTEEN_BIT) == SIXTEEN_BIT
+    ):
         return TALL_SPARSE
     return LOW if not problem.top_k and problem.kv_format == "fp8_656" else TALL
 

@@ -1,4 +1,4 @@
-"""Contestants: our backends, and others' libraries where they are installed."""
+"""Peers of a benchmark: our backends, and other libraries where they are installed."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ __all__ = ["Peer", "Prepared", "all_peers", "select"]
 
 
 def all_peers() -> list[Peer]:
-    """Every peer that this package knows, whether it can run here or not."""
+    """Every peer, whether it can run here or not."""
     return [
         Ours(),
         Plain(),

@@ -1,4 +1,4 @@
-"""What a peer is: something that can run a case, and says why when it cannot."""
+"""Protocol of a peer: it runs a case, or gives the reason why it cannot."""
 
 from __future__ import annotations
 
@@ -20,45 +20,45 @@ from ..timers import Launch
 class Prepared:
     """A case made ready for one peer."""
 
-    #: one launch for each KV copy, in order; each returns its output [.., latent], which stands
-    #: until the next launch, as they may share it
+    #: one launch for each KV copy, in order; each returns its output [.., latent], valid until the
+    #: next launch, as launches may share it
     launches: tuple[Launch, ...]
-    #: makes the plan that all layers of a step share, as a caller would; None: there is none
+    #: makes the plan that all layers of a step share; None: no plan
     plan: Callable[[], Any] | None = None
     #: plan and launch of one copy in one CUDA graph; None where planning needs the host
     planned_launches: tuple[Launch, ...] | None = None
-    #: holds while the launches are captured into a graph, to capture them at other lengths
+    #: context manager around the graph capture, to capture at other lengths
     captured: Callable[[], AbstractContextManager[None]] = nullcontext
-    #: what the peer chose, for the record (splits, kernel names)
+    #: choices of the peer for the record (splits, kernel names)
     notes: dict[str, Any] = field(default_factory=dict)
 
 
 class Peer(Protocol):
-    """One contestant. Its module is imported only by `available` and `prepare`."""
+    """One peer. Its library is imported only by `available` and `prepare`."""
 
     @property
     def name(self) -> str:
-        """Unique, and short enough for a table."""
+        """Unique name, short enough for a table."""
 
     def available(self, device: torch.device) -> str | None:
-        """Why it cannot run on this machine at all, or None."""
+        """Reason why it cannot run on this machine, or None."""
 
     def refuses(self, case: Case) -> str | None:
-        """Why it cannot run `case`, or None."""
+        """Reason why it cannot run `case`, or None."""
 
     def version(self) -> str | None:
-        """Of the library behind it."""
+        """Version of its library."""
 
     def prepare(self, rotation: Rotation) -> Prepared:
         """Plan and allocate. Raises what the library raises.
 
-        A peer for which NaN in unread slots is not harmless takes `rotation.without_poison`,
-        and says so in its notes.
+        A peer whose result depends on NaN in unread slots uses `rotation.without_poison`, and
+        notes it.
         """
 
 
-class Contestant:
-    """Answers that most peers share. `module` is the peer's library, empty for this package."""
+class PeerBase:
+    """Base class of peers. `module` is the peer's library, empty for this package."""
 
     module = ""
 
@@ -67,7 +67,7 @@ class Contestant:
         return missing(self.module, device) if self.module else None
 
     def refuses(self, case: Case) -> str | None:
-        """As `Peer.refuses`: nothing here; a call of ours refuses while it is prepared."""
+        """As `Peer.refuses`: None; our calls refuse in `prepare`."""
         return None
 
     def version(self) -> str | None:
@@ -78,7 +78,7 @@ class Contestant:
 
 
 def refuse_beyond_plain(case: Case) -> str | None:
-    """Refusal of libraries that have only dense bf16 or fp16 MLA decode."""
+    """Reason for libraries that only have dense bf16 or fp16 MLA decode, or None."""
     problem = case.problem
     if problem.top_k:
         return "sparse: got top_k, supported: dense"
@@ -95,18 +95,18 @@ def refuse_beyond_plain(case: Case) -> str | None:
 
 
 def refuse_unequal_queries(case: Case) -> str | None:
-    """For libraries that take one q_len for the whole batch."""
+    """Reason for libraries that take one q_len for the whole batch, or None."""
     if len(set(case.problem.q_lens)) > 1:
         return "q_lens: got different ones, supported: one q_len for all requests"
     return None
 
 
 def missing(module: str, device: torch.device) -> str | None:
-    """Why `module` cannot be used on `device`: no GPU, not installed, or broken."""
+    """Reason why `module` cannot be used on `device`: no GPU, not installed, or broken."""
     if device.type != "cuda":
         return f"device: got {device}, supported: an NVIDIA GPU"
     try:
         __import__(module)
-    except Exception as error:  # a broken build may raise anything; the row keeps what
+    except Exception as error:  # a broken build may raise any exception, which the row records
         return f"import {module}: {type(error).__name__}: {error}"
     return None

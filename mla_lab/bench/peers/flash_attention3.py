@@ -8,10 +8,10 @@ from ...reference.inputs import DecodeInputs
 from ..cases import Case
 from ..rotation import Rotation
 from ..timers import Launch
-from .base import Contestant, Prepared, refuse_beyond_plain, refuse_unequal_queries
+from .base import PeerBase, Prepared, refuse_beyond_plain, refuse_unequal_queries
 
 
-class FlashAttention3(Contestant):
+class FlashAttention3(PeerBase):
     """`flash_attn_with_kvcache` with qv: rope columns as keys, latent ones as values and qv.
 
     num_splits 0 leaves the choice to the library. Values of unread slots are multiplied by a

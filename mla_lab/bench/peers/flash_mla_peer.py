@@ -8,12 +8,12 @@ from ...reference.inputs import DecodeInputs
 from ..cases import Case
 from ..rotation import Rotation
 from ..timers import Launch
-from .base import Contestant, Prepared, refuse_beyond_plain, refuse_unequal_queries
+from .base import PeerBase, Prepared, refuse_beyond_plain, refuse_unequal_queries
 
 PAGE_SIZE = 64
 
 
-class FlashMla(Contestant):
+class FlashMla(PeerBase):
     """`flash_mla_with_kvcache`; the scheduler's metadata is the plan of a step."""
 
     module = "flash_mla"

@@ -14,13 +14,13 @@ from ...reference.inputs import DecodeInputs
 from ..cases import Case
 from ..rotation import Rotation, page_lists
 from ..timers import Launch
-from .base import Contestant, Prepared, refuse_beyond_plain
+from .base import PeerBase, Prepared, refuse_beyond_plain
 
 #: the size that its documentation recommends
 WORKSPACE_BYTES = 128 << 20
 
 
-class FlashInferFa3(Contestant):
+class FlashInferFa3(PeerBase):
     """`BatchMLAPagedAttentionWrapper`; it plans on the host and keeps partials in 16 bits."""
 
     module = "flashinfer.mla"

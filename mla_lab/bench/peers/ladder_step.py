@@ -1,4 +1,4 @@
-"""One step of the ladder as a contestant."""
+"""One step of the ladder as a peer."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from ...core.gpu import H200, Gpu
 from .. import ladder_model
 from ..cases import Case
 from ..rotation import Rotation
-from .base import Contestant, Prepared, refuse_beyond_plain
+from .base import PeerBase, Prepared, refuse_beyond_plain
 
 
 @dataclass(frozen=True)
-class LadderStep(Contestant):
-    """A step on its own; its notes keep what was predicted for it."""
+class LadderStep(PeerBase):
+    """One step; its notes have the predicted time."""
 
     number: int
 

@@ -22,14 +22,14 @@ from ...reference.inputs import DecodeInputs
 from ..cases import Case
 from ..rotation import Rotation
 from ..timers import Launch
-from .base import Contestant, Prepared
+from .base import PeerBase, Prepared
 
 
-class Ours(Contestant):
+class Ours(PeerBase):
     """`mla_lab.api.decode.decode` with a plan that all copies share; "auto" or one backend.
 
-    prepared: calls are checked and given their workspace once, and a launch is the backend's
-    `run` alone, as an engine might hold it.
+    prepared: arguments are checked and the workspace is bound once, and a launch is the backend's
+    `run` alone.
     """
 
     def __init__(self, backend: str = "auto", *, prepared: bool = False) -> None:
@@ -53,13 +53,15 @@ class Ours(Contestant):
             # its time is listed under its own name; here it would pass for a kernel's
             raise unsupported("backend", "auto, which has no kernel for this call", "mla-lab-torch")
 
-        if runner.name == "cuda":  # it cuts by a formula in each launch: there is no plan to share
+        if (
+            runner.name == "cuda"
+        ):  # it splits by a formula in each launch: there is no plan to share
             launches = tuple(self._launch(copy, rotation.case, None) for copy in rotation.copies)
             return Prepared(launches, notes={"backend": runner.name})
         gpu = backends.gpu_of(rotation.device) or H200
         fetched = runner.name == "cute" and gathers(rotation.case.problem)
         formula = runner.plan(call, gpu) if fetched else None
-        if isinstance(formula, Formula):  # nor may a plan be given where tokens are fetched
+        if isinstance(formula, Formula):  # a gather of single tokens takes no plan
             launches = tuple(self._launch(copy, rotation.case, None) for copy in rotation.copies)
             config = formula.config
             notes = {"kernel": config.name(), "tile_rows": config.tile_rows}
@@ -72,14 +74,14 @@ class Ours(Contestant):
         make = self._prepared_launch if self.prepared else self._launch
         launches = tuple(make(copy, rotation.case, shared) for copy in rotation.copies)
         planned = None
-        if not runner.reads_lengths:  # then it plans on the device, in the same graph
+        if not runner.reads_lengths:  # the plan is made on the device, in the same graph
             planned = tuple(self._launch(copy, rotation.case, None) for copy in rotation.copies)
         choice = _choice(rotation.case, gpu, runner.name)
         notes = {"backend": runner.name, **describe_plan(shared), **describe_choice(choice)}
         return Prepared(launches, plan=plan, planned_launches=planned, notes=notes)
 
     def _launch(self, copy: DecodeInputs, case: Case, plan: Plan | None) -> Launch:
-        """plan: None leaves it to the call."""
+        """A native call as a launch. plan: None leaves it to the call."""
         arguments = native_arguments(copy, case.batch_invariant)
         out = poisoned_out(copy)
 
@@ -94,7 +96,7 @@ class Ours(Contestant):
 
 
 def prepared_launch(copy: DecodeInputs, case: Case, plan: Plan, backend: str) -> Launch:
-    """The backend's `run` alone: the call is checked and given its workspace here, once."""
+    """The backend's `run` as a launch; arguments are checked and the workspace bound here, once."""
     arguments = native_arguments(copy, case.batch_invariant)
     out = poisoned_out(copy)
     given = native_args(**arguments, out=out, plan=plan, backend=backend)
@@ -110,7 +112,7 @@ def prepared_launch(copy: DecodeInputs, case: Case, plan: Plan, backend: str) ->
 
 
 def _choice(case: Case, gpu: Gpu, backend: str) -> Choice:
-    """The build and cuts for known lengths, as a serving host would choose them once a step."""
+    """Build and splits for known lengths, as a serving engine would choose them once a step."""
     costs = None
     if backend == "cute":
         from ...backends.cute import families
@@ -120,21 +122,21 @@ def _choice(case: Case, gpu: Gpu, backend: str) -> Choice:
 
 
 def poisoned_out(copy: DecodeInputs) -> Tensor:
-    """`query.shape[:-1] + (latent,)`, NaN so that an element not written shows."""
+    """Output `query.shape[:-1] + (latent,)` filled with NaN, to detect unwritten elements."""
     shape = (*copy.query.shape[:-1], copy.kv_lora_rank)
     dtype = formats.DTYPES[copy.problem.out_dtype]
     return torch.full(shape, float("nan"), dtype=dtype, device=copy.query.device)
 
 
 def native_arguments(copy: DecodeInputs, batch_invariant: bool) -> dict[str, Any]:
-    """The native call's arguments; it takes the latent and rope dims only."""
+    """The native call's arguments: of the dims the latent and rope ones only."""
     arguments = copy.contract_args()
     arguments.pop("qk_nope_head_dim", None)
     return {**arguments, "batch_invariant": batch_invariant}
 
 
 def describe_choice(choice: Choice) -> dict[str, Any]:
-    """Knobs and cost model from which the same plan can be made again."""
+    """Knobs and cost model that reproduce the plan."""
     return {"knobs": dict(choice.knobs), "model": asdict(choice.model)}
 
 

@@ -1,7 +1,7 @@
-"""The plain call: no plan, lengths on the device, a bound on them as a serving engine passes it.
+"""The plain call: no plan, lengths on the device, and a bound on them as in a serving engine.
 
 A launch is the native call with `plan=None`. Its CUDA graph is captured while every request has one
-token, and replayed at the case's lengths, so that nothing in it can depend on them.
+token, and replayed at the case's lengths, so that the graph cannot depend on them.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ from ...reference.inputs import DecodeInputs
 from ..cases import Case
 from ..rotation import Rotation
 from ..timers import Launch
-from .base import Contestant, Prepared
+from .base import PeerBase, Prepared
 from .ours import native_arguments, poisoned_out
 
-#: tokens that the block table can name: what an engine captures its graphs with
+#: tokens that the block table can address: the bound with which an engine captures its graphs
 LOOSE_BOUND = 131_072
-#: block table entries behind a request's pages; no cache has such a page
+#: block table entries after a request's pages, an invalid page id
 UNUSED_PAGE = 2**31 - 1
 
 
-class Plain(Contestant):
+class Plain(PeerBase):
     """`mla_lab.api.decode.decode` without a plan.
 
     tight: `max_seq_len` is the longest length; else `LOOSE_BOUND` tokens, or the longest length

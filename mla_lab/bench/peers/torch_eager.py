@@ -9,10 +9,10 @@ from ...reference.inputs import DecodeInputs
 from ..cases import Case
 from ..rotation import Rotation
 from ..timers import Launch
-from .base import Contestant, Prepared, refuse_beyond_plain, refuse_unequal_queries
+from .base import PeerBase, Prepared, refuse_beyond_plain, refuse_unequal_queries
 
 
-class TorchEager(Contestant):
+class TorchEager(PeerBase):
     """Batched matmul and softmax over padded requests, in the dtype of the inputs."""
 
     name = "torch-eager"

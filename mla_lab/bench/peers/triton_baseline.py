@@ -8,13 +8,13 @@ import torch
 
 from ..cases import Case
 from ..rotation import Rotation
-from .base import Contestant, Prepared, missing, refuse_beyond_plain, refuse_unequal_queries
+from .base import PeerBase, Prepared, missing, refuse_beyond_plain, refuse_unequal_queries
 
 #: SMs to fill where there is no GPU to ask (Triton's interpreter)
 INTERPRETED_WORKERS = 8
 
 
-class TritonSplitKv(Contestant):
+class TritonSplitKv(PeerBase):
     """`triton_split_kv.decode`: two kernels, splits chosen by the number of SMs."""
 
     module = "triton"

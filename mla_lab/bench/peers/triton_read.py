@@ -1,4 +1,4 @@
-"""A kernel that only reads: the ceiling of whatever is bound by memory. Imports triton."""
+"""A kernel that only reads, the ceiling of memory-bound kernels. Imports triton."""
 
 from __future__ import annotations
 

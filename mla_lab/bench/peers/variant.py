@@ -1,4 +1,4 @@
-"""One way of ours to run a case: kernel, tile, workers and cuts given, not chosen."""
+"""A variant of our kernels as a peer: kernel, tile, workers and splits are given, not chosen."""
 
 from __future__ import annotations
 
@@ -9,37 +9,37 @@ from typing import Any
 import torch
 
 from ... import backends
-from ...core.errors import invalid
 from ...core.problem import Problem
 from ...plan import KernelConfig, KernelCosts, Plan, make_plan
 from ...plan.kernel_costs import recorded_of
-from ...plan.ways import ROWS, way_of
+from ...plan.launch_modes import KEEP_AB_PERSISTENT, mode_of
 from ..rotation import Rotation
-from .base import Contestant, Prepared
+from .base import PeerBase, Prepared
 from .ours import describe_plan, prepared_launch
 
 
 @dataclass(frozen=True)
-class Variant(Contestant):
+class Variant(PeerBase):
     """A peer that runs `policy`'s plan on `config`; its notes say how to make the plan again."""
 
     config: KernelConfig
     workers: int
     policy: str
     knobs: tuple[tuple[str, int], ...]
-    #: weigh the tiles when they are given to workers, and cut them where policy is "cost"
+    #: weigh tiles in their assignment to workers; where policy is "cost" they decide the splits too
     costs: KernelCosts
     backend: str = "cute"
 
     @property
     def name(self) -> str:
-        """Kernel, rows x cluster, way, policy with its knobs, and the merge where it is apart."""
+        """Kernel, rows x cluster, launch mode, policy with knobs; "apart" with a merge kernel."""
         config = self.config
         parts = [
             config.kernel.removeprefix("cute/").removesuffix("_sm90"),
             f"{config.tile_rows}x{config.cluster}",
         ]
-        parts += [way_of(config)] if way_of(config) != ROWS.name else []
+        mode = mode_of(config)
+        parts += [mode.removeprefix("swap_ab_")] if mode != KEEP_AB_PERSISTENT.name else []
         parts += [self.policy, *(str(value) for _, value in self.knobs)]
         return "-".join(parts + ([] if self.fused else ["apart"]))
 
@@ -85,26 +85,23 @@ class Variant(Contestant):
             "config": self.config.as_dict(),
             "workers": self.workers,
             "knobs": dict(self.knobs),
-            # they cut where the policy is "cost", and elsewhere only weigh
+            # they decide the splits where the policy is "cost", else the assignment alone
             "costs": vars(self.costs) if self.policy == "cost" else None,
         }
 
     @classmethod
     def from_notes(cls, notes: Mapping[str, Any]) -> Variant:
-        """The variant that wrote `notes`, where it did not cut by costs with those recorded now.
+        """The variant that wrote `notes`; where it was not split by costs, with today's constants.
 
-        Raises InvalidInput where it did, by a cost model that is no more.
+        Raises InvalidInput for constants of another cost model.
         """
         config = KernelConfig.from_dict(notes["config"])
-        key = config.kernel, way_of(config)
-        recorded = vars(recorded_of(key))
-        noted = notes["costs"] or recorded
-        if set(noted) != set(recorded):
-            raise invalid("record", "constants of another cost model", "a sweep with today's")
+        noted = notes["costs"]
+        recorded = recorded_of((config.kernel, mode_of(config)))
         return cls(
             config=config,
             workers=notes["workers"],
             policy=notes["policy"],
             knobs=tuple(notes["knobs"].items()),
-            costs=KernelCosts(**noted),
+            costs=KernelCosts.from_row(noted) if noted else recorded,
         )

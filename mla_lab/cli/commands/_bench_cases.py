@@ -77,7 +77,7 @@ def _listed(args: argparse.Namespace) -> list[Case]:
             for q_dtype, kv_format in _formats(args)
             for page_size in args.page_size
         ]
-        # formats of one shape follow each other, so that they meet the card in one state
+        # formats of one shape follow each other, so that the card is in the same state for all
         return [case for shape in zip(*formats, strict=True) for case in shape]
     cases = []
     for name in args.cases or ["anchor"]:

@@ -67,13 +67,13 @@ MODULES = {
     "h200_rounding": "studies.xqa_rounding",
     ANATOMY: "studies.call_anatomy",
 }
-#: records that this command does not make, and how they are made
+#: records that this command does not make, and their origin
 OTHERS = {
     "dropin": "FlashInfer's tests at one commit, run outside of this repository",
 }
 TRACES = ("azure_llm_2023_conv.csv", "mooncake_conversation.jsonl")
 TRACE_MODELS = ("deepseek-v2-lite", "deepseek-v3")
-#: of a short run: a few cases of each regime, few rounds, our calls alone
+#: a short run: a few cases of each regime, few rounds, our calls alone
 SHORT = r"--rounds 3 --peers mla-lab --quick --only ^b(1|16|128)_q1_h(16|128)_kv(1024|8192)"
 SHORT_SWEEP = r"--rounds 3 --per-tile 2 --only ^b(1|16|128)_q1_h(16|128)_kv(1024|8192)$"
 SHORT_ANATOMY = "b1_q1_h128_kv8192"
@@ -85,8 +85,8 @@ class StepFailed(MlaLabError, RuntimeError):
 
 @dataclass(frozen=True)
 class Asked:
-    """What a run is about: the folder that is refreshed, a short run or a whole one, the checkout
-    whose pages are filled, and the folder of serving traces.
+    """Options of a run: folder to refresh, short or whole run, checkout whose pages are filled, and
+    folder of serving traces.
     """
 
     into: Path
@@ -95,7 +95,7 @@ class Asked:
     traces: Path | None = None
 
     def python(self, *arguments: str, capture: bool = False) -> str:
-        """Runs this interpreter on `arguments`, its data in `into`; what it wrote, if captured.
+        """Run this interpreter on `arguments`, with its data in `into`; returns captured output.
 
         Raises StepFailed where it does not end well.
         """
@@ -126,7 +126,7 @@ class Step:
 
 
 def _made(asked: Asked, name: str) -> None:
-    """A record measured anew beside the old one, which it replaces when it is whole."""
+    """Make a record in a temporary file, which replaces the old one when it is complete."""
     new = asked.record(name).with_suffix(".jsonl.new")
     new.unlink(missing_ok=True)
     if name in MODULES:
@@ -151,7 +151,7 @@ def _shorter(asked: Asked, line: str) -> list[str]:
 
 
 def _keep_others(new: Path, old: Path) -> None:
-    """Rows that were taken now replace their like; those of a peer that is not here stay."""
+    """New rows replace old rows of the same key; rows of peers that are not installed stay."""
     if not new.exists():
         print("no stamped builds, and no compiler to make them: the rows stay as they were")
         return
@@ -167,7 +167,7 @@ def _taken(row: dict[str, Any]) -> tuple[Any, ...]:
 
 
 def _traces(asked: Asked) -> None:
-    """Samples of two serving traces beside peers; then uniform batches of as many tokens."""
+    """Samples of two serving traces with peers; then uniform batches of equally many tokens."""
     if asked.traces is None:
         print(f"no --traces FOLDER with {' and '.join(TRACES)}: the rows stay as they were")
         return

@@ -12,7 +12,7 @@ from ...core.problem import ELEMENT_BYTES, KV_FORMATS, Problem
 DEFAULT_HEADS = 128
 DEFAULT_BATCH = 8
 DEFAULT_KV_LEN = 4096
-#: more would take minutes and gigabytes before anything is said
+#: larger problems would take minutes and gigabytes before the first output
 MOST_REQUESTS = 1 << 20
 #: lengths and page ids are int32 in the kernels
 MOST = 2**31 - 1

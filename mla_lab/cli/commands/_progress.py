@@ -1,4 +1,4 @@
-"""Progress of long work: a bar with the time left on a terminal, nothing but lines elsewhere.
+"""Progress of long work: a bar with the time left on a terminal, lines elsewhere.
 
 The bar is on stderr, so that what a command prints stays clean. It needs `rich`, a dependency of
 the package; on a host that runs a bundle without it there are lines alone.
@@ -14,18 +14,18 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from rich.progress import Progress, TaskID
 
-#: steps may take a minute each: the time left follows the speed of so many seconds
+#: seconds over which the speed is averaged, as a step may take a minute
 SPEED_OVER_S = 600.0
 
 
 class Bar:
-    """`count` is called with how many of how many steps are done, `say` with what is going on."""
+    """`count` takes (done, total) steps, `say` a status line."""
 
     def __init__(self, shown: Progress | None, task: TaskID | None, log: Callable[[str], Any]):
         self._shown, self._task, self._log = shown, task, log
 
     def count(self, done: int, total: int | None) -> None:
-        """Move the bar; a total of None shows that the work goes on, not how far it is."""
+        """Move the bar; a total of None shows activity without an extent."""
         if self._shown is not None and self._task is not None:
             self._shown.update(self._task, completed=done, total=total)
 
@@ -37,7 +37,7 @@ class Bar:
             self._log(text)
 
     def phase(self, text: str, total: int | None = None) -> None:
-        """Another part of the work, counted and timed anew; no line where there is no bar."""
+        """Start another phase with its own count and time; prints nothing without a bar."""
         if self._shown is not None and self._task is not None:
             self._shown.reset(self._task, description=text, total=total)
 

@@ -18,13 +18,13 @@ if TYPE_CHECKING:
     from ...reference.inputs import DecodeInputs
     from ...reference.tolerance import Error
 
-#: repeat until this many seconds are spent or this many calls are made
+#: repeat up to this many seconds or calls
 BUDGET_SECONDS = 3.0
 MOST_CALLS = 9
 PROCESS = Path("/proc/self")
 MEMORY = Path("/proc/meminfo")
 
-#: called with how many of how many steps are done
+#: called with (done, total) steps
 Counted = Callable[[int, int], None]
 
 
@@ -34,9 +34,9 @@ class Measured:
 
     out: Tensor
     lse: Tensor
-    #: seconds of each call, the first one left out where there are others
+    #: seconds of each call, without the first if there are others
     seconds: tuple[float, ...]
-    #: bytes beyond what was there before the last call; None where the system does not tell
+    #: peak bytes above those before the last call; None if the system does not report them
     peak_bytes: int | None
 
     @property
@@ -56,7 +56,7 @@ class Judged:
 
     @property
     def good(self) -> bool:
-        """Out at most `allowed_ratio` times as wrong as SDPA, lse within its tolerance."""
+        """True if out's error is at most `allowed_ratio` times SDPA's and lse within tolerance."""
         return self.out.within(self.sdpa, self.allowed_ratio) and self.lse <= self.lse_tolerance
 
 
@@ -68,7 +68,7 @@ def measure(
 ) -> Measured:
     """Run `call` -> (out, lse) `calls` times, or as often as the budget allows, at least once.
 
-    counted: called after each call with how many of how many were made.
+    counted: called after each call with (done, total).
     """
     seconds: list[float] = []
     while not seconds or _goes_on(seconds, calls):

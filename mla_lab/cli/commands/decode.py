@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from ...reference.inputs import DecodeInputs
     from ._run import Judged, Measured
 
-#: exit code where the result is outside its bound: not a wrong question, a wrong answer
+#: exit code for a result outside its bound; a wrong option is 2
 OUT_OF_BOUND = 1
 
 
@@ -83,7 +83,7 @@ def run(args: argparse.Namespace) -> int:
 def _run(
     inputs: DecodeInputs, args: argparse.Namespace, device: str, shown: Bar
 ) -> tuple[Plan, str, Measured, Judged | None]:
-    """Plan, backend's name, timed calls and the oracle's verdict on the last of them."""
+    """Plan, name of the backend, timed calls, and the check of the last call by the oracle."""
     import torch
 
     from ...api.decode import decode

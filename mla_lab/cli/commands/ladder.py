@@ -1,4 +1,4 @@
-"""`mla-lab ladder`: the steps from naive to fast, what was predicted of each and what came."""
+"""`mla-lab ladder`: the steps from naive to fast, with predicted and measured times."""
 
 from __future__ import annotations
 

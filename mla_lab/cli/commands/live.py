@@ -14,7 +14,7 @@ from ...core.resources import data_dir
 from ...core.revision import check_record
 from ._live_steps import STEPS, TRACES, Asked, Step
 
-#: whose records these are
+#: card of the records
 CARD = "H200"
 
 

@@ -8,9 +8,8 @@ from typing import Any
 import cutlass.cute as cute
 from cutlass import Float32, Int32, Int64, Uint32
 
-#: L2 policy words of the bulk tensor copy (CUTLASS, cute/arch/copy_sm90_desc.hpp)
+#: L2 policy word of the bulk tensor copy (CUTLASS, cute/arch/copy_sm90_desc.hpp)
 EVICT_FIRST = 0x12F0000000000000
-EVICT_LAST = 0x14F0000000000000
 
 #: initial row max; finite, so that a row without keys never computes inf - inf = NaN
 NO_SCORE = -1.0e30

@@ -103,11 +103,11 @@ def entry(config: KernelConfig) -> CuteEntry:
     """
     facts = static_facts(config)
 
-    def dense(dtype, shape, align=16):  # type: ignore[no-untyped-def]
+    def dense(dtype, shape, align=16):
         order = tuple(range(len(shape) - 1, -1, -1))
         return make_fake_compact_tensor(dtype, shape, stride_order=order, assumed_align=align)
 
-    def counts(number):  # type: ignore[no-untyped-def]
+    def counts(number):
         return tuple(cute.sym_int() for _ in range(number))
 
     shaped = config.option("shaped")

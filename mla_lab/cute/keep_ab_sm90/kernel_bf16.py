@@ -26,8 +26,16 @@ mbarriers                                   arrivals per phase
     stats_read           row sums and row maxes have been read: 256 PV threads
 Plain words handed over through shared memory use one arrival per thread, so that each write is
 ordered by its own thread's arrival (compute-sanitizer racecheck follows that); counters use one per
-warp. Named barriers: 1 inside the QK-softmax warp group, around the move of Q's last k-step and
-rope; 2 both PV warp groups, in the merge. Global counters, one per split row tile: see the merge.
+warp. Global counters, one per split row tile: see the merge.
+
+Named barriers            threads  what it orders
+    1 QK_SOFTMAX_BARRIER  128      QK of the previous work tile, before Q's last k-step and rope are
+                                   overwritten; these, before QK of this work tile. With `skip`: the
+                                   vote of all rows
+    2 PV_BARRIER          256      in the merge: reads of the ring, before own strips are stored
+                                   there; stores of a partial, before it is counted; the counter's
+                                   last arrival, before partials are read; copied partials and
+                                   weights in shared memory, before all threads sum them
 
 Pipelines
     producer -> QK-softmax, PV     kv_pipe: the ring, KV tiles two ahead
@@ -87,13 +95,13 @@ def allocate(cfg: cutlass.Constexpr[Config], kv_layout, box_layout, last_layout)
     alloc = cutlass.memory.SmemAllocator()
     element, stages = cfg.element, cfg.stages
 
-    def array(dtype, shape, align, stride=None):  # type: ignore[no-untyped-def]
+    def array(dtype, shape, align, stride=None):
         layout = (
             cute.make_layout(shape) if stride is None else cute.make_layout(shape, stride=stride)
         )
         return alloc.allocate_tensor(dtype, layout, byte_alignment=align)
 
-    def tile(layout):  # type: ignore[no-untyped-def]
+    def tile(layout):
         return alloc.allocate_tensor(
             element, layout.outer, byte_alignment=1024, swizzle=layout.inner
         )

@@ -40,7 +40,7 @@ SKIPPED = 255
 #: bytes of shared memory that one CTA can have
 SHARED_BYTES = 232_448
 
-#: named barriers: inside the QK-softmax warp group; both PV warp groups, in the merge
+#: see the table in `kernel_bf16`
 QK_SOFTMAX_BARRIER, PV_BARRIER = NamedBarrier(1, 128), NamedBarrier(2, 256)
 
 DTYPES = {"bf16": BFloat16, "fp16": Float16}

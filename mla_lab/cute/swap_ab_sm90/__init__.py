@@ -28,10 +28,18 @@ Pipelines, and what each barrier counts (`shared_storage.barrier_table`)
 | peers.full | the partials of every active CTA are here | 1 + bytes |
 | ring_drained | the partials that lay on the KV ring are read | 8 warps |
 
-Named barriers: 1 all consumers, 2 and 3 a warp group. Data that threads leave in shared memory for
-each other is ordered by barriers at which every writer arrives and every reader waits itself, and
-each named barrier is used at one place in the code by all who meet there: compute-sanitizer tracks
-both.
+Named barriers
+
+| barrier | threads | what it orders |
+|---|---|---|
+| 1 `CONSUMERS` | 256 | reads of row stats, before the next work tile writes them; stores of a |
+| | | partial, before it is counted; the counter's value, before the merge |
+| 2, 3 `WARP_GROUPS` | 128 | row maxes of a tile by warp, before they are combined; P and row stats |
+| | | of a tile, before the warp group's own PV reads them |
+
+Data that threads store in shared memory for each other is ordered by barriers at which every writer
+arrives and every reader waits itself, and all threads of a named barrier reach it at one place in
+the code, as compute-sanitizer requires.
 
 Timeline of a warp group for its own tile k: wait for P(k-1), PV(k-1), release k-1; QK(k) as its
 columns arrive; softmax(k); publish P(k); PV(k); release k. (With more than two stages, and for

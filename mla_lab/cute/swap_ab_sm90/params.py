@@ -13,7 +13,8 @@ from ...core.errors import unsupported
 from ...core.problem import FP8_656_BYTES, LATENT_DIM, ROPE_DIM
 from ...plan.config import KernelConfig
 from ..split_merge import SplitMerge
-from ..split_merge.swap_ab_fragments import CONSUMER_THREADS, FRAGMENTS_PER_ROW_PAIR
+from ..split_merge.swap_ab_fragments import CONSUMER_THREADS as CONSUMER_THREADS
+from ..split_merge.swap_ab_fragments import FRAGMENTS_PER_ROW_PAIR
 
 TILE_KV = 64
 HEAD_DIM = LATENT_DIM + ROPE_DIM

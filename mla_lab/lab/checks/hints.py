@@ -1,4 +1,4 @@
-"""What checks share: the reader's answer behind a guard, and the hint that a wrong one gets."""
+"""Shared parts of the checks: the guarded answer of a reader, and the hint for a wrong one."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ NOTHING_YET = "Nothing is filled in yet: replace each `...` in the cell above by
 
 
 class Hint(MlaLabError):
-    """An answer that is not right yet; the message is the sentence that the reader gets."""
+    """A wrong answer; the message is the hint for the reader."""
 
 
 class Attempt:

@@ -1,4 +1,4 @@
-"""What the absorbed form saves: operations of a step by the number of new tokens."""
+"""Operations of the naive and the absorbed form, by the number of new tokens."""
 
 from __future__ import annotations
 

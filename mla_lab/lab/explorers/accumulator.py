@@ -1,4 +1,4 @@
-"""A matrix unit that adds with few bits, and what adding its sums up in fp32 mends.
+"""Accumulation of tensor cores with few bits, and its correction by periodic sums in fp32.
 
 The model: at each k-step of 32 products, accumulator and products are truncated to a
 number of bits below the largest of them, and added exactly. DeepSeek-V3's report (section 3.3.2)
@@ -22,9 +22,9 @@ from ..eight_bits import e4m3
 from ..source import formula
 from ..style import BLUE, GREY, ORANGE, Line, add_lines, log_ticks, new_figure
 
-#: products that the unit adds at once
+#: products of one k-step
 STEP = 32
-#: values of a head that are followed, heads, and the longest cache
+#: modelled columns of a head, heads, and the longest cache
 COLUMNS, HEADS, LONGEST = 32, 4, 65536
 #: k-steps between two additions in fp32; 0: never
 PROMOTIONS = {"every tile (2 k-steps)": 2, "every 16": 16, "every 128": 128, "never": 0}

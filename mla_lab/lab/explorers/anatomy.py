@@ -1,4 +1,4 @@
-"""Where the microseconds of one call go: phases that add up, predicted and recorded, one axis."""
+"""Anatomy of one call: phases that add up to its time, predicted and recorded, on one axis."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ from ..source import PREDICTED, Source
 from ..style import INK, PALETTE, TEMPLATE, hatch, new_figure
 from ..tables import Table, table
 
-#: (batch, heads, cached tokens) of the calls that are predicted, recorded or not
+#: (batch, heads, cached tokens) of the predicted calls
 SHAPES = ((1, 16, 1024), (1, 16, 8192), (1, 128, 1024), (1, 128, 8192), (4, 128, 4096))
-#: what a reader calls a phase, and its colour; what waits is grey
+#: label and colour of a phase; waits are grey
 DRAWN = {
     "launch": ("launch", "#C9CDD6"),
     "setup": ("set-up", PALETTE[6]),
@@ -72,7 +72,7 @@ def source_of(anatomy: Anatomy) -> Source:
 
 
 class AnatomyExplorer(explorer.Explorer):
-    """One call as a bar of phases, one bar a kernel: the simulator's, ours, other people's."""
+    """One call as a bar of phases, one bar a kernel: simulator, ours, peers."""
 
     name = "lab.AnatomyExplorer"
     frames_over = "case"
@@ -87,7 +87,7 @@ class AnatomyExplorer(explorer.Explorer):
         )
 
     def calls(self, case: str) -> list[Anatomy]:
-        """What is known of `case`: recorded calls, ours first, the prediction last."""
+        """Recorded calls of `case`, ours first, then the prediction."""
         found = [a for a in recorded_rows()[0] if a.case == case]
         found.sort(key=lambda a: (a.peer != OURS, a.call_us))
         guess = predictions().get(case)
@@ -164,7 +164,7 @@ def finding(calls: Sequence[Anatomy]) -> str:
 
 
 def anatomy_table() -> Table:
-    """Every known call: its phases in us, recorded ones first; nothing where a phase is unknown."""
+    """Every call with its phases in us, recorded ones first; unknown phases are empty."""
     calls = [*recorded_rows()[0], *predictions().values()]
     used = [p for p in PHASES if any(summed(c.phases).get(p) for c in calls)]
     rows = [
@@ -234,6 +234,6 @@ def pace(timeline: Timeline) -> float:
 
 
 def busy(timeline: Timeline, clock_ghz: float) -> float:
-    """Share of the time that the matrix unit works: what a block needs of it, over `pace`."""
+    """Tensor-core utilisation: MMA time of a block over `pace`."""
     needed = H200.matrix_clocks(64, 64) / (clock_ghz * 1e3)
     return needed / pace(timeline)

@@ -1,4 +1,4 @@
-"""Does it fit? Shared memory and registers of a decode CTA, before writing a line of it."""
+"""Shared memory and register budget of a decode CTA, before it is written."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ WARPGROUP, MOST_REGISTERS = 128, 255
 
 @dataclass(frozen=True)
 class Budget:
-    """What a CTA of `rows` query rows needs. Shared memory in bytes, registers counted."""
+    """Resources of a CTA of `rows` query rows: shared memory in bytes, registers a thread."""
 
     rows: int
     tile_kv: int
@@ -29,7 +29,7 @@ class Budget:
     kv_bytes: int = 2
 
     def shared(self) -> dict[str, int]:
-        """Bytes by what they hold; P passes through a stage of its own unless Q left room."""
+        """Bytes by buffer; P has its own buffer unless that of Q is free."""
         q = 0 if self.q_in_registers else self.rows * HEAD_DIM * 2
         return {
             "KV stages": self.stages * self.tile_kv * HEAD_DIM * self.kv_bytes,
@@ -39,7 +39,7 @@ class Budget:
         }
 
     def registers(self) -> dict[str, int]:
-        """Registers of a thread that holds its share of O; Q's share sits with another group."""
+        """Registers of a thread of a PV warp group; Q belongs to another warp group."""
         threads = self.warpgroups * WARPGROUP
         return {
             "O": self.rows * LATENT // threads,
@@ -56,7 +56,7 @@ class Budget:
         return sum(self.registers().values())
 
     def verdict(self) -> str:
-        """ "fits", or what does not."""
+        """ "fits", or the resource that is exceeded."""
         wrong = []
         if self.shared_bytes > H200.smem_per_block:
             over = (self.shared_bytes - H200.smem_per_block) / 1024

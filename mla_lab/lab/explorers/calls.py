@@ -1,6 +1,6 @@
 """Calls beyond the anchor cases: Blackwell's published times beside our twins, the XQA port, GQA.
 
-Times that were taken on two cards, by two methods, share a chart and no title says who is faster.
+Times from two cards and two methods share a chart, so no title compares their speed.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What a cache of eight bits gives: one call in each format, recorded, measured, at its floor."""
+"""One call in each cache format: recorded time, measured time, floor."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which thread of a warpgroup holds which element of a WGMMA accumulator.
+"""Thread and register of each element of a WGMMA accumulator.
 
 The accumulator of m64nNk16 (PTX ISA, wgmma register fragments): 128 threads, N/2 values each.
 As a CuTe layout from (thread, value) to the element row + 64 * column:

@@ -1,4 +1,4 @@
-"""The ladder as pictures: gains step by step, and what the compiler made of each step."""
+"""The ladder as pictures: gains step by step, and the compiled code of each step."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ class LadderExplorer(explorer.Explorer):
 
 
 def _title(case: str) -> str:
-    """The finding: how far the ladder goes, and which step gave most."""
+    """The finding: total gain, and the step with the largest one."""
     found = rungs(case)
     if found[0].us is None or found[-1].us is None:
         return f"{case}: predicted only"

@@ -1,4 +1,4 @@
-"""A tree of draft tokens, the columns that each row may see, and the uint16 words that say so."""
+"""A tree of draft tokens, its mask, and the packed uint16 words."""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ NUM_TOKENS = 48
 
 @dataclass(frozen=True)
 class Partial:
-    """One split's answer: normalised out [dims], natural log-sum-exp; -inf where it saw no key."""
+    """One split's result: normalised out [dims], natural log-sum-exp; -inf where it saw no key."""
 
     begin: int
     end: int

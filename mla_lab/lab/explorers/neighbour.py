@@ -1,4 +1,4 @@
-"""How a request's neighbours decide where it is split, and the rule of `batch_invariant`."""
+"""Splits of a request by policy and batch, and under `batch_invariant`."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from ..source import formula
 from ..style import new_figure
 from ..svg import Cell, Svg, box, document, label, tint
 
-#: the request that is watched, always first in its batch
+#: the request whose splits are shown, first in its batch
 KV_LEN = 8192
 TILE_KV = 64
 #: workers of a 128-head step on 132 SMs: one bundle of two row tiles each
@@ -31,7 +31,7 @@ def first_request_plan(policy: str, neighbours: int, length: int) -> Plan:
     """The plan of one 8192-token request beside `neighbours` others of `length` tokens."""
     problem = Problem((1,) * (1 + neighbours), (KV_LEN,) + (length,) * neighbours, heads=64)
     knobs: dict[str, Any] = {"parts": PARTS, "overhead": OVERHEAD} if policy == "greedy" else {}
-    if policy == INVARIANT:  # as the kernels do it
+    if policy == INVARIANT:  # as in the kernels
         knobs = INVARIANT_CUTS[problem.heads]
     return make_plan(problem, num_workers=PARTS, tile_kv=TILE_KV, policy=policy, **knobs)
 

@@ -1,4 +1,4 @@
-"""A request's tiles above, the page pool below: which box of which page fills which rows."""
+"""A request's KV tiles above, the page pool below, and the TMA boxes between them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A swizzle as a picture: where each 16-byte vector of an atom lies, and who waits for whom."""
+"""A swizzle as a picture: the banks of each 16-byte vector of an atom, and their conflicts."""
 
 from __future__ import annotations
 

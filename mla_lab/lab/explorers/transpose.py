@@ -1,7 +1,7 @@
-"""How e4m3 values reach the matrix unit turned over: ldmatrix.trans moves pairs, prmt bytes.
+"""Transposition of e4m3 values for WGMMA: ldmatrix.trans moves pairs of bytes, prmt bytes.
 
-Follows one warp over 16 columns of V and 32 tokens, as `mla_lab.cute.common.fp8` does: nothing
-of the order is stated here, every byte is moved as the two instructions move it.
+Simulates one warp on 16 columns of V and 32 tokens, as in `mla_lab.cute.common.fp8`: the order
+follows from moving every byte as the two instructions do.
 """
 
 from __future__ import annotations

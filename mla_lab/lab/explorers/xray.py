@@ -1,4 +1,4 @@
-"""Two compiled kernels side by side: what they are made of, and what differs."""
+"""Two compiled kernels side by side: instruction classes, resources, differences."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class XrayExplorer(explorer.Explorer):
 
     def controls(self) -> explorer.Knobs:
         names = list(KERNELS)
-        for name in names:  # seen through once, here: no redraw waits for a disassembler
+        for name in names:  # disassembled once, here, and not in a redraw
             facts(name)
         return explorer.knobs(
             left=explorer.choice("left", names, names[2], "330px"),
@@ -70,7 +70,7 @@ class XrayExplorer(explorer.Explorer):
 
 
 def opcode_table(kernel: str, prefixes: tuple[str, ...]) -> Table:
-    """Opcodes of a kernel that begin with one of `prefixes`, and how often they stand there."""
+    """Static counts of a kernel's opcodes that begin with one of `prefixes`."""
     found = facts(kernel)
     rows = sorted(
         ((op, n) for op, n in found.opcodes.items() if op.startswith(prefixes)),

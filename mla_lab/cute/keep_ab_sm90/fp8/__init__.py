@@ -20,7 +20,7 @@ mbarriers               arrivals per phase
     p_pipe.empty        rescale factors of t have been read: 256 PV threads
     stats_read          row sums and row maxes have been read: 256 PV threads
     q_pipe              full: Q landed; empty: Q is in registers, 4 QK-softmax warps
-Named barriers: 2 both PV warp groups, in the merge.
+Named barriers: PV_BARRIER alone, in the merge, as in `kernel_bf16`.
 
 Timeline of a steady tile (SM clocks; the tensor core needs 576 for QK and 512 for PV; an H200 takes
 1440 to 1500, of which PV takes 1340: its steps wait for their turn)
@@ -154,7 +154,7 @@ def operands(cfg: cutlass.Constexpr[Fp8Config], q: cute.Tensor, kv: cute.Tensor)
     element = cfg.element
     atom = warpgroup.make_smem_layout_atom(warpgroup.SmemLayoutAtomKind.K_SW64, element)
 
-    def boxes_of(count: int, *copies: int):  # type: ignore[no-untyped-def]
+    def boxes_of(count: int, *copies: int):
         modes = tuple(range(2 + len(copies)))
         return cute.tile_to_shape(atom, (BLOCK, 64 * count, *copies), modes)
 

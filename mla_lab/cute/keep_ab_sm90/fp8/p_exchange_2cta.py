@@ -46,7 +46,7 @@ def own_rows(s: Fp8Shared) -> Fp8Shared:
     """Views of row values from this CTA's first row on."""
     first = (fresh_block() & 1) * BLOCK
 
-    def view(t):  # type: ignore[no-untyped-def]
+    def view(t):
         return cute.make_tensor(t.iterator + first, t.layout)
 
     return replace(s, sRowSum=view(s.sRowSum), sRowMax=view(s.sRowMax), sRescale=view(s.sRescale))

@@ -77,7 +77,7 @@ def online_softmax_step(
     for step in cutlass.range_constexpr(4):
         sums: list[Any] = []
 
-        def keep(h, x, sums=sums):  # type: ignore[no-untyped-def]
+        def keep(h, x, sums=sums):
             sums.append(x)
 
         words = weights_of_step(acc, scale, below, step, on_word, keep)
@@ -95,7 +95,7 @@ def store_weights(cta: Cta, acc, scale, rows: RowState, sums, p_stage, on_word: 
     bits = Int32(0)
     sums.fill(0.0)
 
-    def add(h, x):  # type: ignore[no-untyped-def]
+    def add(h, x):
         sums[h] = sums[h] + x
 
     for step in range(4):

@@ -272,7 +272,7 @@ def issue_part(cta: Cta, f: Fragments, acc, part: int, stage, first: int = 0, la
 def mma_per_word(cta: Cta, f: Fragments, stage) -> Callable[[int], None]:
     """`on_word` that issues one MMA of part 0, from `ahead` on."""
 
-    def on_word(word):  # type: ignore[no-untyped-def]
+    def on_word(word):
         at = ahead(cta.cfg) + word
         if at < len(mma_steps(cta.cfg, 0)):
             cute.arch.sync_warp()  # otherwise the compiler moves the MMAs together again
@@ -405,7 +405,7 @@ def qk_tile(
         issue_part(cta, f, f.part, 0, state.index, ahead(cfg))
     after = state.advance(cfg.stages)
 
-    def ask():  # type: ignore[no-untyped-def]
+    def ask():
         keys = try_keys(cta, after, p_phases)
         following = p_state(number + 1).opposite()
         return keys, cta.s.p_pipe.producer_try_acquire(following) if cfg.p_exchange else keys

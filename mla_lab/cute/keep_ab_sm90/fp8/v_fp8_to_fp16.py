@@ -98,7 +98,7 @@ def issue_pv_fp16(cta: Cta, f, base: Int32, stage: Int32, p_stage: Int32):
         for half in range(halves)
     ]
 
-    def fetch(i):  # type: ignore[no-untyped-def]
+    def fetch(i):
         box, m, k = steps[i]
         words = ldmatrix_v(base, box * (BOX // 2) + m * BOX + k * (STEP_TOKENS * 64))
         if cfg.kv_656 and m % 2 == 0:

@@ -17,7 +17,7 @@ from typing import Any
 from ...call.bind import Call
 from ...call.form import Features
 from ...call.workspace import Workspace
-from ...core.errors import BuildError, unsupported
+from ...core.errors import BuildError, Unsupported, unsupported
 from ...core.gpu import H200, Gpu
 from ...core.problem import LATENT_DIM, ROPE_DIM, Problem
 from ...plan import KernelConfig
@@ -38,6 +38,8 @@ MISSING = {
     "context_parallel": "enable_dcp: decode context parallel",
     "separate_tables": "uses_shared_paged_kv_idx=False: a table of its own for values",
 }
+#: query tokens with which a request of any heads counts as one of many rows
+MOST_TOKENS = 64
 #: features that a build is made for
 COMPILED = ("mask", "sinks", "tensor_scales", "skip_softmax", "no_pdl")
 
@@ -62,12 +64,15 @@ class CuteBackend:
             return f"skip_softmax_threshold_scale_factor with {cache}"
         if features.skip_softmax and features.batch_invariant:
             return "skip_softmax_threshold_scale_factor with batch_invariant"
-        if _by_token(problem, gpu, features):
-            here = able(problem, features)
-            configs = list(configs_for(problem, features.batch_invariant, here))
-        else:
-            configs = _configs(problem, gpu, features)
-        return _missing(configs, problem, features)
+        if not _by_token(problem, gpu, features):
+            return _missing(_configs(problem, gpu, features), problem, features)
+        here, invariant = able(problem, features), features.batch_invariant
+        try:  # of a ragged call the fewest query tokens that it may have
+            fewest = max(problem.q_lens) if features.ragged else problem.total_q
+            formula_for(problem, fewest, gpu, invariant, here)
+        except Unsupported as error:
+            return str(error)
+        return _missing(list(configs_for(problem, invariant, here)), problem, features)
 
     def plan(self, call: Call, gpu: Gpu | None) -> PlanOnDevice | SelfScheduled | Formula:
         """A plan that the device makes in each launch, within the call's bounds, or a formula.
@@ -159,8 +164,9 @@ def _skipping(problem: Problem) -> tuple[Way, int]:
 def _configs(problem: Problem, gpu: Gpu, features: Features) -> list[KernelConfig]:
     """Kernels that take whole pages, for a call that such a kernel can run."""
     if features.batch_invariant:
-        kinds = invariant_kinds(problem, gpu, costs(), features.ragged)
-        return [kind.choice.config for kind in kinds]
+        # of any request with so many heads, lest the others decide which builds are wanted
+        any_rows = replace(problem, q_lens=(1, MOST_TOKENS), kv_lens=(MOST_TOKENS,) * 2)
+        return [kind.choice.config for kind in invariant_kinds(any_rows, gpu, costs())]
     choice = _choice(problem, gpu, features)
     return [choice.config, *([choice.beyond.config] if choice.beyond else [])]
 

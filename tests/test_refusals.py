@@ -54,10 +54,6 @@ REASONS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
         {"skip_softmax": True},
         {"page_size": 8},
     ),
-    r"skip_softmax_threshold_scale_factor with batch_invariant$": (
-        {"skip_softmax": True, "batch_invariant": True},
-        {},
-    ),
 }
 PDL = "enable_pdl=True: .* no programmatic dependent launch"
 FORMATS = [
@@ -146,8 +142,7 @@ def test_plain_calls_and_most_pairs_are_taken() -> None:
     assert {(name,) for name in names} <= taken
     for pair in combinations([field.name for field in fields(Features) if field.name in names], 2):
         excluded = {"sparse", "skip_softmax"} <= set(pair) or {"sparse", "mask"} <= set(pair)
-        never = {"skip_softmax", "batch_invariant"} <= set(pair)
-        assert (pair in taken) == (not excluded and not never), pair
+        assert (pair in taken) == (not excluded), pair
 
 
 @pytest.mark.parametrize(("gpu", "says"), [(None, "on a CPU"), (B200, "the GPU is sm_100a")])

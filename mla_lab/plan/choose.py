@@ -183,19 +183,29 @@ def invariant_kinds(
     return kinds
 
 
+def invariant_tile(
+    problem: Problem, gpu: Gpu, family: KernelCosts, tile: tuple[int, int], why: str
+) -> Kind:
+    """The batch-invariant rule with one build for every request: `tile` of `family`, (rows, CTAs of
+    a cluster), and the cuts by heads.
+    """
+    return Kind(_invariant(problem, gpu, family, 64 if problem.heads <= 64 else 128, why, tile))
+
+
 def _invariant(
     problem: Problem,
     gpu: Gpu,
     family: KernelCosts,
     cuts: int,
     why: str,
+    tile: tuple[int, int] | None = None,
 ) -> Choice:
     formats = (problem.q_dtype, problem.kv_format)
     walks = family.key == (WALK.kernel, WALK.name)
     # a plan of 64 rows where no kernel of these formats takes one: torch walks any
     tiles = WALK.tiles_for(*formats) if walks else ROWS.tiles_for(*formats) or ROWS.tiles
     # the taller of a walk's tiles where the rows with queries on M are missing
-    rows, cluster = tiles[-1] if walks and cuts > INVARIANT_ROWS else tiles[0]
+    rows, cluster = tile or (tiles[-1] if walks and cuts > INVARIANT_ROWS else tiles[0])
     split = INVARIANT_CUTS[cuts]
     mask = "none" if problem.top_k else "causal"
     return Choice(

@@ -21,7 +21,8 @@ from ...core.errors import BuildError, Unsupported, unsupported
 from ...core.gpu import H200, Gpu
 from ...core.problem import LATENT_DIM, ROPE_DIM, Problem
 from ...plan import KernelConfig
-from ...plan.choose import invariant_kinds
+from ...plan.choose import Kind, invariant_kinds, invariant_tile
+from ...plan.kernel_costs import KernelCosts
 from ...plan.pricing import config_of, too_long
 from ...plan.selection import Selection, select
 from ...plan.ways import EIGHT, FORMATS, OUTS, ROWS, SPLIT, WALK, Way
@@ -62,8 +63,6 @@ class CuteBackend:
         if features.skip_softmax and FORMATS[problem.q_dtype, problem.kv_format] == SPLIT:
             cache = f"a {problem.q_dtype} query over a {problem.kv_format} cache"
             return f"skip_softmax_threshold_scale_factor with {cache}"
-        if features.skip_softmax and features.batch_invariant:
-            return "skip_softmax_threshold_scale_factor with batch_invariant"
         if not _by_token(problem, gpu, features):
             return _missing(_configs(problem, gpu, features), problem, features)
         here, invariant = able(problem, features), features.batch_invariant
@@ -143,8 +142,7 @@ def _choice(problem: Problem, gpu: Gpu, features: Features) -> Selection:
 def _chosen(problem: Problem, gpu: Gpu, features: Features, ragged: bool, long: bool) -> Selection:
     if features.skip_softmax:
         way, rows = _skipping(problem)
-        family = next(c for c in costs() if c.key == (way.kernel, way.name))
-        return Selection(config_of(problem, family, rows, 1), 0)
+        return Selection(config_of(problem, _family(way), rows, 1), 0)
     found = select(problem, gpu, costs(), able(problem, features), ragged, long)
     if found is None:
         raise unsupported("query", f"{problem.batch} requests", "a call that some kernel takes")
@@ -166,9 +164,23 @@ def _configs(problem: Problem, gpu: Gpu, features: Features) -> list[KernelConfi
     if features.batch_invariant:
         # of any request with so many heads, lest the others decide which builds are wanted
         any_rows = replace(problem, q_lens=(1, MOST_TOKENS), kv_lens=(MOST_TOKENS,) * 2)
-        return [kind.choice.config for kind in invariant_kinds(any_rows, gpu, costs())]
+        return [kind.choice.config for kind in _kinds(any_rows, gpu, features)]
     choice = _choice(problem, gpu, features)
     return [choice.config, *([choice.beyond.config] if choice.beyond else [])]
+
+
+def _kinds(problem: Problem, gpu: Gpu, features: Features) -> list[Kind]:
+    """The builds of a batch-invariant call and the requests of each; of skip-softmax there is one
+    build for all.
+    """
+    if not features.skip_softmax:
+        return invariant_kinds(problem, gpu, costs(), features.ragged)
+    way, rows = _skipping(problem)
+    return [invariant_tile(problem, gpu, _family(way), (rows, 1), "skip-softmax")]
+
+
+def _family(way: Way) -> KernelCosts:
+    return next(family for family in costs() if family.key == (way.kernel, way.name))
 
 
 @lru_cache(maxsize=256)
@@ -194,6 +206,6 @@ def _plan(
         here = able(problem, features)
         return formula_for(problem, total_q, gpu, features.batch_invariant, here)
     if features.batch_invariant:
-        kinds = invariant_kinds(problem, gpu, costs(), features.ragged)
+        kinds = _kinds(problem, gpu, features)
         return PlanOnDevice.of_kinds(kinds, problem, total_q)
     return of_selection(_choice(problem, gpu, features), problem, gpu)

@@ -13,6 +13,7 @@ import torch
 
 from mla_lab import backends
 from mla_lab.api import decode, replay
+from mla_lab.api.context_parallel import shard
 from mla_lab.backends.cuda import ops as cuda_ops
 from mla_lab.backends.cute import backend as cute
 from mla_lab.backends.cute import launch
@@ -37,6 +38,7 @@ from .attention_abi import AbiKernel, plan_on_host
 
 WORKSPACE = 64 << 20
 PLAIN = Problem.uniform(4, 1, 300, 128)
+DRAFTS = Problem.uniform(2, 3, 700, 16)
 RAGGED = Problem((1, 0, 3, 2), (70, 5, 300, 0), 24)
 #: work by a formula in several pieces, and by a planner kernel
 PIECES = Problem.uniform(1, 1, 4096, 16)
@@ -215,7 +217,6 @@ def test_a_separate_merge_follows(
 
 
 REFUSED = {
-    "context_parallel": "context parallel",
     "separate_tables": "table",
     "nonpositive_scale": "bmm1_scale",
 }
@@ -272,6 +273,23 @@ def test_invariant_skip_softmax(kernels: dict[KernelConfig, AbiKernel], ragged: 
     for _ in range(2):
         check(inputs, native(given, batch_invariant=True))
     assert [(config.option("skip"), config.tile_rows) for config in kernels] == [(1, 64)]
+
+
+@pytest.mark.parametrize(
+    "features", [[], ["tree_mask"], ["ragged"], ["tree_mask", "max_q_len"], ["page_gap"]]
+)
+def test_context_parallel_is_a_mask(
+    kernels: dict[KernelConfig, AbiKernel], features: list[str]
+) -> None:
+    """Each rank's rows see what positions say, also when it is replayed for other lengths."""
+    ragged = bool({"ragged", "max_q_len"} & set(features))
+    page_size = 8 if "page_gap" in features else 64
+    problem = replace(RAGGED if ragged else DRAFTS, page_size=page_size)
+    for rank in shard(inputs_of(problem, *features), 3):
+        inputs = replace(rank, workspace_buffer=inputs_of(DRAFTS).workspace_buffer)
+        for _ in range(2):
+            check(inputs, native(inputs))
+    assert {config.mask for config in kernels} == {"tree"}
 
 
 @pytest.mark.parametrize("feature", REFUSED)

@@ -22,7 +22,6 @@ from . import test_backend_cuda
 
 #: each reason, and one call that has it
 REASONS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
-    r"its kernels have no enable_dcp: decode context parallel$": ({"context_parallel": True}, {}),
     r"no uses_shared_paged_kv_idx=False: a table of its own for values$": (
         {"separate_tables": True},
         {},
@@ -137,7 +136,7 @@ def test_nor_have_the_other_backends() -> None:
 
 def test_plain_calls_and_most_pairs_are_taken() -> None:
     taken = {features.names() for features, _, found in answers() if found is None}
-    refused = {"context_parallel", "separate_tables", "nonpositive_scale"}
+    refused = {"separate_tables", "nonpositive_scale"}
     names = {field.name for field in fields(Features)} - refused
     assert {(name,) for name in names} <= taken
     for pair in combinations([field.name for field in fields(Features) if field.name in names], 2):

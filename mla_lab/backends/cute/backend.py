@@ -28,6 +28,7 @@ from ...plan.selection import Selection, select
 from ...plan.ways import EIGHT, FORMATS, OUTS, ROWS, SPLIT, WALK, Way
 from ..base import Replay, gpu_of
 from ..cuda.ops import MAX_BATCH
+from ..rank_mask import masked, repeated, with_mask
 from .catalogue import able, missing_for
 from .device_plan import Formula, PlanOnDevice, SelfScheduled, of_selection
 from .families import FAMILIES, costs
@@ -36,7 +37,6 @@ from .token_gather import configs_for, formula_for, gathers
 
 #: features that no kernel has yet, and their names in a call
 MISSING = {
-    "context_parallel": "enable_dcp: decode context parallel",
     "separate_tables": "uses_shared_paged_kv_idx=False: a table of its own for values",
 }
 #: query tokens with which a request of any heads counts as one of many rows
@@ -55,6 +55,7 @@ class CuteBackend:
         """Hardware first, then what the kernels lack, then whether they can be had here."""
         if gpu is None:
             return "the tensors are on a CPU; its kernels run on a GPU"
+        features = masked(features)
         reason = _gpu_reason(gpu) or _feature_reason(features) or _format_reason(problem)
         if reason:
             return reason
@@ -80,7 +81,7 @@ class CuteBackend:
         """
         if gpu is None:
             raise BuildError("plan: got a CPU; supported: a GPU")
-        problem, features = call.problem, call.features
+        problem, features = call.problem, masked(call.features)
         if not problem.top_k:
             longest = min(1 << (max(problem.kv_lens) - 1).bit_length(), call.form.bounds.kv_lens[0])
             problem = replace(problem, kv_lens=(longest,) * problem.batch)
@@ -88,6 +89,8 @@ class CuteBackend:
 
     def run(self, call: Call, plan: Any, workspace: Workspace) -> Replay:
         """Enqueues the call; returns what repeats it for equal calls."""
+        if call.features.context_parallel:
+            return repeated(call, self.run(with_mask(call), plan, workspace))
         launch = Launch.of(call, plan, workspace, gpu_of(call.form.device) or H200)
         launch(call.args, call.out, call.lse)
         return launch.repeat

@@ -83,11 +83,15 @@ class RankMask:
 
 def with_mask(call: Call) -> Call:
     """The call with a mask in place of context parallel, for a kernel's first launch."""
-    form = replace(call.form, features=masked(call.features))
-    alone = {"enable_dcp": False, "cp_world": 1, "cp_rank": 0, "causal_seqlens_kv_global": None}
-    return replace(
-        call, form=form, args=replace(call.args, mask=RankMask.of(call)(call.args), **alone)
+    args = replace(
+        call.args,
+        mask=RankMask.of(call)(call.args),
+        enable_dcp=False,
+        cp_world=1,
+        cp_rank=0,
+        causal_seqlens_kv_global=None,
     )
+    return replace(call, form=replace(call.form, features=masked(call.features)), args=args)
 
 
 def repeated(call: Call, launch: Replay) -> Replay:

@@ -23,7 +23,10 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
     published.add_argument("--batch", type=int, default=1024, help="up to so many requests")
     costs = verbs.add_parser("costs", help="time with a feature beside time without")
     costs.add_argument("--features", default="", help="only those that begin so, by comma")
-    for verb in (pairs, published, costs):
+    soak = verbs.add_parser("soak", help="requests that grow, end and begin, every result checked")
+    soak.add_argument("--seconds", type=float, default=600.0, help="how long")
+    soak.add_argument("--seed", type=int, default=1)
+    for verb in (pairs, published, costs, soak):
         verb.add_argument("record", type=Path, help="JSON lines, written anew")
         verb.add_argument("--device", default="cuda")
     return parser
@@ -46,6 +49,10 @@ def run(args: argparse.Namespace) -> int:
     elif args.verb == "costs":
         names = [name for name in args.features.split(",") if name]
         rows += record.costs_run(args.device, names, say)
+    elif args.verb == "soak":
+        from ...verify import soak
+
+        rows += soak.run(args.device, args.seconds, say, args.seed)
     else:
         for dtype in args.dtypes.split(","):
             rows += record.published_run(args.device, dtype, args.batch, say)

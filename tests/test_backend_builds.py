@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from mla_lab.backends.cuda.backend import CudaBackend
 from mla_lab.backends.cute import backend as cute
 from mla_lab.backends.cute.backend import CuteBackend
 from mla_lab.backends.cute.catalogue import able, build_for, missing_for, without_rule
@@ -21,9 +22,17 @@ from mla_lab.core.problem import Problem
 from mla_lab.jit.build import canonical
 from mla_lab.jit.shipped import OTHER_FORMATS, sample, shipped
 from mla_lab.plan import KernelConfig, choose
-from mla_lab.plan.launch_modes import KEEP_AB_PERSISTENT, SWAP_AB_LL, SWAP_AB_PERSISTENT, mode_of
+from mla_lab.plan.launch_modes import (
+    FORMATS,
+    KEEP_AB_PERSISTENT,
+    OUTS,
+    SWAP_AB_LL,
+    SWAP_AB_PERSISTENT,
+    mode_of,
+)
 from mla_lab.plan.pricing import too_long
 from mla_lab.plan.selection import Selection, select
+from mla_lab.plan.xqa import SEPARATE
 from mla_lab.verify import cases
 
 from .test_refusals import calls
@@ -191,6 +200,28 @@ def test_sparse_calls_over_eight_bits_have_builds(
     found = taken(made, sparse=True)
     assert found.tile_rows == (16 if (kv_format, heads) == ("fp8_656", 16) else 32)
     assert found.option("fused_merge") == 2
+
+
+@pytest.mark.parametrize("invariant", [False, True])
+@pytest.mark.parametrize(("q_dtype", "kv_format"), EIGHT)
+def test_sparse_calls_over_eight_bits_have_builds_for_every_result(
+    have: Have, q_dtype: str, kv_format: str, invariant: bool
+) -> None:
+    have(shipped())
+    for out in OUTS[FORMATS[q_dtype, kv_format]]:
+        made = problem(q_dtype=q_dtype, kv_format=kv_format, out_dtype=out, heads=128, top_k=100)
+        assert reason(made, sparse=True, batch_invariant=invariant, sinks=True) is None, out
+
+
+@pytest.mark.parametrize("page_size", [16, 128])
+def test_tables_for_values_have_builds(have: Have, page_size: int) -> None:
+    """In the CUDA kernel, of every format that it takes but an fp16 query over e4m3."""
+    have(shipped())
+    for q_dtype, kv_format in SEPARATE:
+        made = problem(q_dtype=q_dtype, kv_format=kv_format, page_size=page_size, heads=128)
+        for names in ((), ("sinks",), ("tensor_scales",), ("mask",), ("batch_invariant",)):
+            used = Features(separate_tables=True, **dict.fromkeys(names, True))
+            assert CudaBackend().supports(used, made, H200) is None, names
 
 
 @pytest.mark.parametrize(("q_dtype", "kv_format"), EIGHT)

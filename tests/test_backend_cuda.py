@@ -13,6 +13,7 @@ import torch
 
 from mla_lab import backends, jit
 from mla_lab.api import decode, replay
+from mla_lab.api.context_parallel import shard
 from mla_lab.api.contract import xqa_batch_decode_with_kv_cache_mla
 from mla_lab.backends import self_check
 from mla_lab.backends.cuda import backend as cuda
@@ -36,6 +37,7 @@ from .xqa_abi import AbiKernel
 WORKSPACE = 64 << 20
 MLA = (576, 512)
 PLAIN = Problem.uniform(4, 1, 300, 128)
+DRAFTS = Problem.uniform(2, 3, 700, 16)
 RAGGED = Problem((1, 0, 3, 2), (70, 5, 300, 0), 24)
 LONG = Problem.uniform(1, 1, 8192, 16)
 L40S = replace(H200, name="L40S", arch="sm_89")
@@ -104,6 +106,21 @@ SUPPORTED: list[tuple[Problem, list[str]]] = [
     (Problem.uniform(2, 1, 130, 16, q_dtype="e4m3", kv_format="e4m3"), ["lse"]),
     (Problem.uniform(2, 1, 130, 16, kv_format="e4m3"), ["lse"]),
 ]
+
+
+@pytest.mark.parametrize("features", [[], ["tree_mask", "max_q_len"], ["separate_tables"]])
+def test_context_parallel_is_a_mask(kernels: Made, features: list[str]) -> None:
+    inputs = inputs_of(RAGGED if "max_q_len" in features else DRAFTS, *features)
+    if "separate_tables" in features:  # of one rank of two whose other half is elsewhere
+        lengths = inputs.seq_lens
+        more = {"enable_dcp": True, "cp_world": 2, "cp_rank": 1, "return_lse": True}
+        ranks = [replace(inputs, causal_seqlens_kv_global=2 * lengths, **more)]
+    else:
+        ranks = shard(inputs, 2)
+    for rank in ranks:
+        for _ in range(2):
+            given = replace(rank, workspace_buffer=inputs.workspace_buffer)
+            check(given, native(given))
 
 
 def longest_bound(problem: Problem, features: list[str]) -> int:
@@ -209,7 +226,6 @@ REASONS: list[tuple[Problem, Features, Gpu | None, str]] = [
     (PLAIN, Features(), replace(H200, arch="sm_80"), "the GPU is sm_80; its kernel is for"),
     (PLAIN, Features(sparse=True), H200, "no sparse_mla_top_k"),
     (PLAIN, Features(skip_softmax=True), H200, "no skip_softmax_threshold_scale_factor"),
-    (PLAIN, Features(context_parallel=True), H200, "no enable_dcp"),
     (PLAIN, Features(pdl=True), L40S, "sm_89 has no programmatic dependent launch"),
     (replace(PLAIN, latent_dim=256), Features(), H200, r"latent and rope dims \(256, 64\)"),
     (replace(PLAIN, kv_format="fp8_656"), Features(), H200, "query bf16 over cache fp8_656"),
@@ -288,7 +304,7 @@ def test_two_row_tiles_where_they_fit() -> None:
     assert row_tiles_for(128, same, "sm_120a") == 1
     assert row_tiles_for(128, same, "sm_90a", separate=True) == 1
     assert [row_tiles_for(128, same, "sm_90a", requests=n) for n in (1, 2, 3)] == [1, 1, 2]
-    assert len(common("sm_90a")) == 6 and len(common("sm_120a")) == 4
+    assert len(common("sm_90a")) == 10 and len(common("sm_120a")) == 8
 
 
 def test_one_request_is_cut_and_a_full_card_is_not() -> None:

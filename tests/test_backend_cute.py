@@ -13,12 +13,14 @@ import torch
 
 from mla_lab import backends
 from mla_lab.api import decode, replay
+from mla_lab.api.context_parallel import shard
 from mla_lab.backends.cuda import ops as cuda_ops
 from mla_lab.backends.cute import backend as cute
 from mla_lab.backends.cute import launch
 from mla_lab.backends.cute.backend import CuteBackend
 from mla_lab.backends.cute.device_plan import Formula, PlanOnDevice
 from mla_lab.backends.cute.families import complete, config_for, config_for_plan
+from mla_lab.backends.cute.feature_args import with_features
 from mla_lab.call.form import Features
 from mla_lab.core.errors import InvalidInput, Unsupported
 from mla_lab.core.gpu import B200, H200, Gpu
@@ -36,6 +38,7 @@ from .attention_abi import AbiKernel, plan_on_host
 
 WORKSPACE = 64 << 20
 PLAIN = Problem.uniform(4, 1, 300, 128)
+DRAFTS = Problem.uniform(2, 3, 700, 16)
 RAGGED = Problem((1, 0, 3, 2), (70, 5, 300, 0), 24)
 #: work by a formula in several pieces, and by a planner kernel
 PIECES = Problem.uniform(1, 1, 4096, 16)
@@ -214,7 +217,6 @@ def test_a_separate_merge_follows(
 
 
 REFUSED = {
-    "context_parallel": "context parallel",
     "separate_tables": "table",
     "nonpositive_scale": "bmm1_scale",
 }
@@ -232,14 +234,62 @@ def test_skip_softmax_has_a_kernel_and_a_factor_of_0_the_plain_one(
     assert [config.option("skip") for config in kernels] == [1, 0]
     first = next(iter(kernels))
     assert (first.kernel, first.tile_rows, first.cluster) == ("cute/keep_ab_sm90", 64, 1)
-    for features_, problem, words in (
-        (Features(skip_softmax=True, batch_invariant=True), PLAIN, "batch_invariant"),
-        (Features(skip_softmax=True), replace(PLAIN, page_size=8), "pages of 8"),
-    ):
-        assert words in (CuteBackend().supports(features_, problem, H200) or "")
+    small = replace(PLAIN, page_size=8)
+    assert "pages of 8" in (CuteBackend().supports(Features(skip_softmax=True), small, H200) or "")
     plan = make_plan(inputs.problem, tile_rows=128)
     with pytest.raises(Unsupported, match="64 rows"):
         native(replace(inputs, skip_softmax_threshold_scale_factor=1e-4), plan=plan)
+
+
+@pytest.mark.parametrize("q_len", [1, 4])
+@pytest.mark.parametrize(
+    ("heads", "page_size", "e4m3", "tile"),
+    [(16, 64, False, 64), (128, 64, False, 64), (16, 64, True, 32), (128, 16, True, 16)],
+)
+def test_invariant_skip_softmax_has_one_build_for_every_request(
+    heads: int, page_size: int, e4m3: bool, tile: int, q_len: int
+) -> None:
+    """Of the same rows and cuts, alone and in a batch of 200 others."""
+    formats = {"q_dtype": "e4m3", "kv_format": "e4m3"} if e4m3 else {}
+    alone = Problem((q_len,), (4096,), heads, page_size=page_size, **formats)
+    many = replace(alone, q_lens=(q_len, *(1, 2, 3, 0) * 50), kv_lens=(4096, *(9, 70_000) * 100))
+    features = Features(skip_softmax=True, batch_invariant=True, ragged=True)
+    found = [cute._kinds(problem, H200, features) for problem in (alone, many)]
+    assert [len(kinds) for kinds in found] == [1, 1]
+    one, other = (kinds[0] for kinds in found)
+    assert one.choice.config.tile_rows == tile and one.least_rows == 1 and one.most_rows is None
+    assert with_features(one.choice.config, features).option("skip") == 1
+    assert (one.choice.config, one.choice.policy, one.choice.knobs) == (
+        other.choice.config,
+        "fixed_size",
+        other.choice.knobs,
+    )
+
+
+@pytest.mark.parametrize("ragged", [False, True])
+def test_invariant_skip_softmax(kernels: dict[KernelConfig, AbiKernel], ragged: bool) -> None:
+    inputs = inputs_of(RAGGED if ragged else PIECES, "lse")
+    given = replace(inputs, skip_softmax_threshold_scale_factor=1e-4)
+    for _ in range(2):
+        check(inputs, native(given, batch_invariant=True))
+    assert [(config.option("skip"), config.tile_rows) for config in kernels] == [(1, 64)]
+
+
+@pytest.mark.parametrize(
+    "features", [[], ["tree_mask"], ["ragged"], ["tree_mask", "max_q_len"], ["page_gap"]]
+)
+def test_context_parallel_is_a_mask(
+    kernels: dict[KernelConfig, AbiKernel], features: list[str]
+) -> None:
+    """Each rank's rows see what positions say, also when it is replayed for other lengths."""
+    ragged = bool({"ragged", "max_q_len"} & set(features))
+    page_size = 8 if "page_gap" in features else 64
+    problem = replace(RAGGED if ragged else DRAFTS, page_size=page_size)
+    for rank in shard(inputs_of(problem, *features), 3):
+        inputs = replace(rank, workspace_buffer=inputs_of(DRAFTS).workspace_buffer)
+        for _ in range(2):
+            check(inputs, native(inputs))
+    assert {config.mask for config in kernels} == {"tree"}
 
 
 @pytest.mark.parametrize("feature", REFUSED)

@@ -12,8 +12,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from mla_lab import backends
 from mla_lab.api.context_parallel import merge, shard
 from mla_lab.api.decode import decode
+from mla_lab.call.checks import form_of
 from mla_lab.core.errors import InvalidInput
 from mla_lab.core.problem import Problem
 from mla_lab.plan import POLICIES, Plan, make_plan
@@ -264,6 +266,17 @@ def test_gradients_are_never_recorded():
     inputs = make_inputs(Problem((1,), (9,), 2, q_dtype="fp32", kv_format="fp32"))
     inputs.query.requires_grad_()
     assert not call(inputs)[0].requires_grad
+
+
+def test_explain_says_that_it_waits_for_a_device():
+    """Whatever bounds are given; on a CPU there is nothing to wait for."""
+    inputs = make_inputs(Problem((2, 1), (70, 9), 4), 1, ["max_q_len"])
+    form = form_of(inputs)
+    verdicts = {v.name: v for v in backends.explain(form)}
+    assert verdicts["torch"].taken and verdicts["torch"].note is None
+    verdicts = {v.name: v for v in backends.explain(replace(form, on_host=False))}
+    assert "copies its lengths to the host" in str(verdicts["torch"])
+    assert verdicts["cute"].note is None and verdicts["cute"].reason is not None
 
 
 def test_lse_is_natural_or_base_2():

@@ -22,7 +22,6 @@ from . import test_backend_cuda
 
 #: each reason, and one call that has it
 REASONS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
-    r"its kernels have no enable_dcp: decode context parallel$": ({"context_parallel": True}, {}),
     r"no uses_shared_paged_kv_idx=False: a table of its own for values$": (
         {"separate_tables": True},
         {},
@@ -53,10 +52,6 @@ REASONS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     r"skip_softmax_threshold_scale_factor with pages of 8$": (
         {"skip_softmax": True},
         {"page_size": 8},
-    ),
-    r"skip_softmax_threshold_scale_factor with batch_invariant$": (
-        {"skip_softmax": True, "batch_invariant": True},
-        {},
     ),
 }
 PDL = "enable_pdl=True: .* no programmatic dependent launch"
@@ -141,13 +136,12 @@ def test_nor_have_the_other_backends() -> None:
 
 def test_plain_calls_and_most_pairs_are_taken() -> None:
     taken = {features.names() for features, _, found in answers() if found is None}
-    refused = {"context_parallel", "separate_tables", "nonpositive_scale"}
+    refused = {"separate_tables", "nonpositive_scale"}
     names = {field.name for field in fields(Features)} - refused
     assert {(name,) for name in names} <= taken
     for pair in combinations([field.name for field in fields(Features) if field.name in names], 2):
         excluded = {"sparse", "skip_softmax"} <= set(pair) or {"sparse", "mask"} <= set(pair)
-        never = {"skip_softmax", "batch_invariant"} <= set(pair)
-        assert (pair in taken) == (not excluded and not never), pair
+        assert (pair in taken) == (not excluded), pair
 
 
 @pytest.mark.parametrize(("gpu", "says"), [(None, "on a CPU"), (B200, "the GPU is sm_100a")])

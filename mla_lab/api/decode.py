@@ -113,7 +113,7 @@ explain: Callable[..., tuple[backends.Verdict, ...]] = function(
     "explain",
     Target(DecodeArgs, lambda args: backends.explain(form_of(args))),
     native_parameters(PARAMETERS),
-    """For each backend: that it runs the call, or the reason why not.
+    """For each backend: that it runs the call, or the reason why not, and whether it synchronises.
 
     Takes `decode`'s arguments (backend and debug have no effect); checks them, runs nothing.
     """,

@@ -43,15 +43,22 @@ ALIASES = {"xqa": "cuda", "trtllm-gen": "auto", "cute-dsl": "cute"}
 NAMES = ("auto", *ORDER, "emulate", *ALIASES)
 
 
+#: of a backend that reads lengths on the host, where they lie on a device
+SYNCHRONISES = "each call copies its lengths to the host and waits for them, whatever bounds it has"
+
+
 class Verdict(NamedTuple):
     """Whether one backend runs a call; reason is None where it can."""
 
     name: str
     reason: str | None
     taken: bool
+    #: what a caller should know where it runs the call
+    note: str | None = None
 
     def __str__(self) -> str:
-        return f"{self.name}: {'taken' if self.taken else self.reason or 'could, comes later'}"
+        said = "taken" if self.taken else self.reason or "could, comes later"
+        return f"{self.name}: {said}" + (f" ({self.note})" if self.note else "")
 
 
 def explain(form: Form) -> tuple[Verdict, ...]:
@@ -60,7 +67,8 @@ def explain(form: Form) -> tuple[Verdict, ...]:
     for name in ORDER:
         reason = _reason(name, form)
         taken = reason is None and not any(v.taken for v in verdicts)
-        verdicts.append(Verdict(name, reason, taken))
+        waits = reason is None and not form.on_host and load(name).reads_lengths
+        verdicts.append(Verdict(name, reason, taken, SYNCHRONISES if waits else None))
     return tuple(verdicts)
 
 

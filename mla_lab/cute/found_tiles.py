@@ -40,7 +40,7 @@ def _launch(
     lens: cute.Tensor, q_begin: cute.Tensor, tiles: cute.Tensor, schedule: cute.Tensor,
     rows: cute.Tensor, counts: cute.Tensor, heads: Int32, q_len: Int32, costs: Int32,
     tile_rows: Int32, stream,
-) -> None:  # type: ignore[no-untyped-def]  # fmt: skip
+) -> None:  # fmt: skip
     b = Batch(lens, q_begin, heads, q_len, Int32(counts.shape[0]), costs, tile_rows)
     _find(b, tiles, schedule, rows, counts).launch(
         grid=(counts.shape[0], 1, 1), block=(32, 1, 1), stream=stream

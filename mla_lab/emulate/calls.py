@@ -13,8 +13,8 @@ from torch import Tensor
 from ..core.problem import Problem
 from ..plan import make_plan
 from ..plan.config import KernelConfig
+from ..plan.launch_modes import mode_of
 from ..plan.self_schedule import COSTS
-from ..plan.ways import way_of
 from ..plan.workspace import KEPT_WORDS, MAX_CTAS
 from ..reference.inputs import DecodeInputs, make_inputs
 from ..reference.mla import Result, decode_reference
@@ -119,7 +119,7 @@ def make_call(config: KernelConfig, problem: Problem, splits: int = 1, seed: int
     elif splits:
         args += [len(work[1]) - 1, problem.q_lens[0], 0]
     else:
-        args += [WORKERS, problem.q_lens[0], COSTS[way_of(config)].packed]
+        args += [WORKERS, problem.q_lens[0], COSTS[mode_of(config)].packed]
     if extras:
         args.append(_extras(config, inputs))
     return Call(config, inputs, tuple(args), out, lse, decode_reference(inputs))

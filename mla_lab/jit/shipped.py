@@ -140,6 +140,19 @@ CUTE: tuple[KernelConfig, ...] = (
         )
         for merge in (LAST_MERGES, ALL_MERGE)
     ),
+    # with every other result that a call may ask for
+    *(
+        _for_backend(
+            "cute/swap_ab_sm90", (dtype, out, 64), (32, 1), "none", (*merge, *SPARSE), cache
+        )
+        for dtype, cache, outs in (
+            ("bf16", "fp8_656", ("fp16",)),
+            ("bf16", "e4m3", ("fp16",)),
+            ("e4m3", "e4m3", ("fp16", "e4m3")),
+        )
+        for out in outs
+        for merge in (LAST_MERGES, ALL_MERGE)
+    ),
     # skip-softmax over e4m3
     _for_backend(
         "cute/swap_ab_sm90", EIGHT_BITS, (32, 1), "tree", (*SWAP_AB_PERSISTENT.options, ("skip", 1))

@@ -188,12 +188,22 @@ def invariant_kinds(
     return kinds
 
 
+def invariant_tile(
+    problem: Problem, gpu: Gpu, family: KernelCosts, tile: tuple[int, int], why: str
+) -> Kind:
+    """The batch-invariant rule with one build for every request: `tile` of `family`, (rows, CTAs of
+    a cluster), and the cuts by heads.
+    """
+    return Kind(_invariant(problem, gpu, family, 64 if problem.heads <= 64 else 128, why, tile))
+
+
 def _invariant(
     problem: Problem,
     gpu: Gpu,
     family: KernelCosts,
     cuts: int,
     why: str,
+    tile: tuple[int, int] | None = None,
 ) -> Choice:
     formats = (problem.q_dtype, problem.kv_format)
     swap_ab = family.key == SWAP_AB_PERSISTENT.key
@@ -204,7 +214,7 @@ def _invariant(
         else KEEP_AB_PERSISTENT.tiles_for(*formats) or KEEP_AB_PERSISTENT.tiles
     )
     # the taller tile of swap_ab_persistent, where keep_ab has none for these formats
-    rows, cluster = tiles[-1] if swap_ab and cuts > INVARIANT_ROWS else tiles[0]
+    rows, cluster = tile or (tiles[-1] if swap_ab and cuts > INVARIANT_ROWS else tiles[0])
     split = INVARIANT_CUTS[cuts]
     mask = "none" if problem.top_k else "causal"
     return Choice(

@@ -111,6 +111,9 @@ COMMON = (
     (MLA_DIMS, ("bf16", "e4m3"), 1),
     ((128, 128), ("bf16", "bf16"), 1),
 )
+#: formats that are also compiled beforehand for values in pages of their own, which no other kernel
+#: takes
+SEPARATE = (("bf16", "bf16"), ("fp16", "fp16"), ("e4m3", "e4m3"), ("bf16", "e4m3"))
 
 
 def common(arch: str) -> tuple[KernelConfig, ...]:
@@ -119,6 +122,7 @@ def common(arch: str) -> tuple[KernelConfig, ...]:
         config_for(dims, formats, arch, row_tiles=row_tiles_for(rows, formats, arch))
         for dims, formats, rows in COMMON
     ]
+    built += [config_for(MLA_DIMS, formats, arch, separate=True) for formats in SEPARATE]
     return tuple(dict.fromkeys(built))
 
 

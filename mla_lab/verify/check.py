@@ -73,7 +73,7 @@ def run_case(case: Mapping[str, str], seed: int, workspace: Tensor) -> Outcome:
     before = [value.clone() for value in _storages(inputs)]
     replay.clear()
     try:
-        backend = _taken(given)
+        backend = taken(given)
         result = trtllm_batch_decode_with_kv_cache_mla(**given)
     except MlaLabError as error:
         return Outcome("refused", reason=str(error))
@@ -164,8 +164,8 @@ def _rewritten(before: list[Tensor], inputs: DecodeInputs, workspace: Tensor) ->
     return None
 
 
-def _taken(given: dict[str, Any]) -> str:
-    """Name of the backend that "auto" selects for the call."""
+def taken(given: dict[str, Any]) -> str:
+    """Name of the backend that "auto" selects for a call."""
     return next((v.name for v in decode.explain(**_native(given)) if v.taken), "")
 
 

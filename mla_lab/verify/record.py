@@ -44,7 +44,7 @@ def pairwise_run(device: str, indices: Sequence[int] | None, progress: Progress)
     size = WORKSPACE_BYTES if torch.device(device).type == "cpu" else CARD_WORKSPACE_BYTES
     workspace = torch.zeros(size, dtype=torch.uint8, device=device)
     cases = pairwise_cases()
-    yield _head("pairwise", device, len(cases))
+    yield head_row("pairwise", device, len(cases))
     for index in range(len(cases)) if indices is None else indices:
         case = cases[index]
         outcome = _guarded(partial(run_case, case, index, workspace))
@@ -62,7 +62,7 @@ def published_run(device: str, dtype: str, most_requests: int, progress: Progres
         raise invalid("dtype", repr(dtype), published.DTYPES)
     tokens = max(c.batch for c in chosen) * max(published.KV_LENS)
     pool = published.Pool(dtype, tokens, device)
-    yield _head("published", device, len(chosen))
+    yield head_row("published", device, len(chosen))
     for c in chosen:
         outcome = _guarded(partial(published.run, c, pool, workspace))
         _tell(progress, c.name, outcome)
@@ -79,11 +79,12 @@ def costs_run(device: str, features: Sequence[str], progress: Progress) -> Itera
     if not chosen:
         names = dict.fromkeys(c.feature for c in costs.comparisons())
         raise invalid("features", features, tuple(names))
-    yield _head("costs", device, len(chosen))
+    yield head_row("costs", device, len(chosen))
     yield from costs.run(chosen, device, progress=progress)
 
 
-def _head(what: str, device: str, cases: int) -> Row:
+def head_row(what: str, device: str, cases: int) -> Row:
+    """The first row of a record."""
     found = {**environment(device), "date": datetime.now(UTC).date().isoformat()}
     found["command"] = ["mla-lab", "verify", what]
     return {"kind": "run", "what": what, "cases": cases, "environment": found}

@@ -25,6 +25,7 @@ RECORDS = {
     "costs": "records/h200_features.jsonl",
     "sanitizer": "records/h200_sanitizer.jsonl",
     "rounding": "records/h200_eight_bit_errors.jsonl",
+    "kinds": "records/kinds.jsonl",
 }
 #: names of features in the order of the tables
 FEATURES = (
@@ -217,6 +218,13 @@ def rounding_table(rows: Sequence[Row]) -> str:
     return "\n".join([*lines, "", where_to])
 
 
+def kinds_table(rows: Sequence[Row]) -> str:
+    """Drawn calls that no kernel runs, by reason."""
+    from .kinds import table
+
+    return table(rows)
+
+
 #: tables by name, and the record that each is made from
 TABLES: dict[str, tuple[str, Callable[[Sequence[Row]], str]]] = {
     "shapes": ("pairwise", shapes_note),
@@ -226,6 +234,7 @@ TABLES: dict[str, tuple[str, Callable[[Sequence[Row]], str]]] = {
     "costs": ("costs", costs_table),
     "sanitizer": ("sanitizer", sanitizer_note),
     "rounding": ("rounding", rounding_table),
+    "kinds": ("kinds", kinds_table),
     "dropin": ("dropin", dropin_note),
     "dropin-tests": ("dropin", dropin_tests),
     "dropin-reasons": ("dropin", dropin_reasons),

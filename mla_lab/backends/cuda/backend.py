@@ -34,7 +34,8 @@ from ...plan.xqa import (
     row_tiles_for,
 )
 from .. import self_check
-from ..base import gpu_of
+from ..base import Replay, gpu_of
+from ..rank_mask import repeated, with_mask
 from . import xqa
 from .xqa import Operands, Settings, XqaLaunch
 
@@ -42,7 +43,6 @@ from .xqa import Operands, Settings, XqaLaunch
 MISSING = {
     "sparse": "sparse_mla_top_k: sparse calls",
     "skip_softmax": "skip_softmax_threshold_scale_factor",
-    "context_parallel": "enable_dcp: decode context parallel",
     "planned": "plan: it splits each request by a formula",
 }
 
@@ -83,8 +83,11 @@ class CudaBackend:
         at_once = 1 if call.features.batch_invariant else xqa.at_once(config, device, gpu.sms)
         return _cut(config, bounds, _q_len(call), longest, at_once, call.features)
 
-    def run(self, call: Call, plan: Cuts, workspace: Workspace) -> MlaLaunch | None:
+    def run(self, call: Call, plan: Cuts, workspace: Workspace) -> Replay | None:
         """Enqueue the call; returns what launches it again for other tensors."""
+        if call.features.context_parallel:
+            again = self.run(with_mask(call), plan, workspace)
+            return again and repeated(call, again)
         launch = MlaLaunch(
             XqaLaunch(plan, _settings(call), workspace, call.form.device),
             separate=call.features.separate_tables,

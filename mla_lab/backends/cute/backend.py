@@ -17,11 +17,12 @@ from typing import Any
 from ...call.bind import Call
 from ...call.form import Features
 from ...call.workspace import Workspace
-from ...core.errors import BuildError, unsupported
+from ...core.errors import BuildError, Unsupported, unsupported
 from ...core.gpu import H200, Gpu
 from ...core.problem import LATENT_DIM, ROPE_DIM, Problem
 from ...plan import KernelConfig
-from ...plan.choose import invariant_kinds
+from ...plan.choose import Kind, invariant_kinds, invariant_tile
+from ...plan.kernel_costs import KernelCosts
 from ...plan.launch_modes import (
     E4M3,
     FORMATS,
@@ -35,6 +36,7 @@ from ...plan.pricing import config_of, too_long
 from ...plan.selection import Selection, select
 from ..base import Replay, gpu_of
 from ..cuda.ops import MAX_BATCH
+from ..rank_mask import masked, repeated, with_mask
 from .catalogue import able, missing_for
 from .device_plan import Formula, PlanOnDevice, SelfScheduled, of_selection
 from .families import FAMILIES, costs
@@ -43,9 +45,10 @@ from .token_gather import configs_for, formula_for, gathers
 
 #: features that no kernel has yet, and their names in a call
 MISSING = {
-    "context_parallel": "enable_dcp: decode context parallel",
     "separate_tables": "uses_shared_paged_kv_idx=False: a table of its own for values",
 }
+#: query tokens with which a request of any heads counts as one of many rows
+MOST_TOKENS = 64
 #: features that a build is made for
 COMPILED = ("mask", "sinks", "tensor_scales", "skip_softmax", "no_pdl")
 
@@ -60,6 +63,7 @@ class CuteBackend:
         """Hardware first, then what the kernels lack, then whether they can be had here."""
         if gpu is None:
             return "the tensors are on a CPU; its kernels run on a GPU"
+        features = masked(features)
         reason = _gpu_reason(gpu) or _feature_reason(features) or _format_reason(problem)
         if reason:
             return reason
@@ -68,14 +72,15 @@ class CuteBackend:
         if features.skip_softmax and FORMATS[problem.q_dtype, problem.kv_format] == QUERY_HI_LO:
             cache = f"a {problem.q_dtype} query over a {problem.kv_format} cache"
             return f"skip_softmax_threshold_scale_factor with {cache}"
-        if features.skip_softmax and features.batch_invariant:
-            return "skip_softmax_threshold_scale_factor with batch_invariant"
-        if _by_token(problem, gpu, features):
-            here = able(problem, features)
-            configs = list(configs_for(problem, features.batch_invariant, here))
-        else:
-            configs = _configs(problem, gpu, features)
-        return _missing(configs, problem, features)
+        if not _by_token(problem, gpu, features):
+            return _missing(_configs(problem, gpu, features), problem, features)
+        here, invariant = able(problem, features), features.batch_invariant
+        try:  # of a ragged call the fewest query tokens that it may have
+            fewest = max(problem.q_lens) if features.ragged else problem.total_q
+            formula_for(problem, fewest, gpu, invariant, here)
+        except Unsupported as error:
+            return str(error)
+        return _missing(list(configs_for(problem, invariant, here)), problem, features)
 
     def plan(self, call: Call, gpu: Gpu | None) -> PlanOnDevice | SelfScheduled | Formula:
         """A plan that the device makes in each launch, within the call's bounds, or a formula.
@@ -84,7 +89,7 @@ class CuteBackend:
         """
         if gpu is None:
             raise BuildError("plan: got a CPU; supported: a GPU")
-        problem, features = call.problem, call.features
+        problem, features = call.problem, masked(call.features)
         if not problem.top_k:
             longest = min(1 << (max(problem.kv_lens) - 1).bit_length(), call.form.bounds.kv_lens[0])
             problem = replace(problem, kv_lens=(longest,) * problem.batch)
@@ -92,6 +97,8 @@ class CuteBackend:
 
     def run(self, call: Call, plan: Any, workspace: Workspace) -> Replay:
         """Enqueues the call; returns what repeats it for equal calls."""
+        if call.features.context_parallel:
+            return repeated(call, self.run(with_mask(call), plan, workspace))
         launch = Launch.of(call, plan, workspace, gpu_of(call.form.device) or H200)
         launch(call.args, call.out, call.lse)
         return launch.repeat
@@ -146,8 +153,7 @@ def _choice(problem: Problem, gpu: Gpu, features: Features) -> Selection:
 def _chosen(problem: Problem, gpu: Gpu, features: Features, ragged: bool, long: bool) -> Selection:
     if features.skip_softmax:
         mode, rows = _skipping(problem)
-        family = next(c for c in costs() if c.key == (mode.kernel, mode.name))
-        return Selection(config_of(problem, family, rows, 1), 0)
+        return Selection(config_of(problem, _family(mode), rows, 1), 0)
     found = select(problem, gpu, costs(), able(problem, features), ragged, long)
     if found is None:
         raise unsupported("query", f"{problem.batch} requests", "a call that some kernel takes")
@@ -167,10 +173,25 @@ def _skipping(problem: Problem) -> tuple[LaunchMode, int]:
 def _configs(problem: Problem, gpu: Gpu, features: Features) -> list[KernelConfig]:
     """Kernels that take whole pages, for a call that such a kernel can run."""
     if features.batch_invariant:
-        kinds = invariant_kinds(problem, gpu, costs(), features.ragged)
-        return [kind.choice.config for kind in kinds]
+        # of any request with so many heads, lest the others decide which builds are wanted
+        any_rows = replace(problem, q_lens=(1, MOST_TOKENS), kv_lens=(MOST_TOKENS,) * 2)
+        return [kind.choice.config for kind in _kinds(any_rows, gpu, features)]
     choice = _choice(problem, gpu, features)
     return [choice.config, *([choice.beyond.config] if choice.beyond else [])]
+
+
+def _kinds(problem: Problem, gpu: Gpu, features: Features) -> list[Kind]:
+    """The builds of a batch-invariant call and the requests of each; of skip-softmax there is one
+    build for all.
+    """
+    if not features.skip_softmax:
+        return invariant_kinds(problem, gpu, costs(), features.ragged)
+    mode, rows = _skipping(problem)
+    return [invariant_tile(problem, gpu, _family(mode), (rows, 1), "skip-softmax")]
+
+
+def _family(mode: LaunchMode) -> KernelCosts:
+    return next(family for family in costs() if family.key == (mode.kernel, mode.name))
 
 
 @lru_cache(maxsize=256)
@@ -196,6 +217,6 @@ def _plan(
         here = able(problem, features)
         return formula_for(problem, total_q, gpu, features.batch_invariant, here)
     if features.batch_invariant:
-        kinds = invariant_kinds(problem, gpu, costs(), features.ragged)
+        kinds = _kinds(problem, gpu, features)
         return PlanOnDevice.of_kinds(kinds, problem, total_q)
     return of_selection(_choice(problem, gpu, features), problem, gpu)

@@ -2,7 +2,8 @@
 
 One kernel takes them (`cute/swap_ab_sm90`, option gather), by a formula: each request, in a sparse
 call each query token, in as many pieces. All pieces of a row tile merge a share where all workers
-run at once; in a grid that is larger than the card the last arriver merges, and nobody waits.
+run at once; in a grid that is larger than the card the last arriver merges, and nobody waits. The
+two merges round differently, so that under batch invariance the last arriver merges in any grid.
 """
 
 from __future__ import annotations
@@ -84,7 +85,8 @@ def formula_for(
     batch_invariant: bool,
     able: Callable[[KernelConfig], bool] = lambda config: True,
 ) -> Formula:
-    """Pieces that fill the card; under batch invariance by a request's own length alone.
+    """Pieces that fill the card; under batch invariance by a request's own length alone, whatever
+    the bounds: a kernel cuts `blocks` blocks into min(num_splits, blocks) pieces.
 
     Raises Unsupported for more requests, or split row tiles, than a launch has room for.
     """
@@ -99,9 +101,12 @@ def formula_for(
     blocks = -(-(problem.top_k or max(problem.kv_lens)) // TILE_KV)
     most = max(1, blocks // MIN_BLOCKS)
     splits = min(INVARIANT_SPLITS if batch_invariant else max(1, gpu.sms // groups), most)
+    if groups > MAX_GROUPS and batch_invariant and splits > 1:
+        got = f"True with {groups} row tiles of keys that are cut"
+        raise unsupported("batch_invariant", got, f"up to {MAX_GROUPS}")
     if groups > MAX_GROUPS:
         splits = 1
-    if groups * splits <= gpu.sms:
+    if groups * splits <= gpu.sms and not batch_invariant:
         config = shared
     slots = groups * splits if splits > 1 else 0
     layout = WorkspaceLayout.of(slots, groups if slots else 0, config.tile_rows, problem.latent_dim)

@@ -126,8 +126,10 @@ def _features(args: DecodeArgs, longest: int) -> Features:
         tensor_scales=isinstance(args.bmm1_scale, Tensor) or isinstance(args.bmm2_scale, Tensor),
         nonpositive_scale=_nonpositive(args.bmm1_scale),
         separate_tables=not args.uses_shared_paged_kv_idx,
-        # with cp_world == 1 the only rank has every token
-        context_parallel=args.enable_dcp and args.cp_world > 1,
+        # with cp_world == 1 the only rank has every token, and one query token sees all of a rank's
+        context_parallel=args.enable_dcp
+        and args.cp_world > 1
+        and (longest > 1 or args.mask is not None),
         batch_invariant=args.batch_invariant,
         strided_pages=pages.shape[0] > 1 and pages.stride(0) != page_elements,
         strided_tables=not tables.is_contiguous(),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 from collections import Counter
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,13 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
     published.add_argument("--batch", type=int, default=1024, help="up to so many requests")
     costs = verbs.add_parser("costs", help="time with a feature beside time without")
     costs.add_argument("--features", default="", help="only those that begin so, by comma")
-    for verb in (pairs, published, costs):
+    soak = verbs.add_parser("soak", help="requests that grow, end and begin, every result checked")
+    soak.add_argument("--seconds", type=float, default=600.0, help="how long")
+    soak.add_argument("--seed", type=int, default=1)
+    kinds = verbs.add_parser("kinds", help="which backend drawn calls would take; needs no card")
+    kinds.add_argument("--calls", type=int, help="how many, instead of those of the notes")
+    kinds.add_argument("record", type=Path, help="JSON lines, written anew")
+    for verb in (pairs, published, costs, soak):
         verb.add_argument("record", type=Path, help="JSON lines, written anew")
         verb.add_argument("--device", default="cuda")
     return parser
@@ -38,18 +45,33 @@ def run(args: argparse.Namespace) -> int:
         print(text, file=sys.stderr)
 
     check_record(args.record)
-    rows: list[record.Row] = []
-    if args.verb == "pairwise":
-        numbers = [int(number) for number in args.only.split(",") if number]
-        chosen = numbers or (None if args.first is None else range(args.first))
-        rows += record.pairwise_run(args.device, chosen, say)
-    elif args.verb == "costs":
-        names = [name for name in args.features.split(",") if name]
-        rows += record.costs_run(args.device, names, say)
-    else:
-        for dtype in args.dtypes.split(","):
-            rows += record.published_run(args.device, dtype, args.batch, say)
+    rows = list(_rows(args, say))
     record.write(args.record, rows)
+    if args.verb == "kinds":
+        from ...verify.kinds import shares
+
+        print("\n".join(map(shares, (row for row in rows if row["kind"] == "taken"))))
+        return 0
     counts = Counter(row["status"] for row in rows if row["kind"] == "case")
     print(", ".join(f"{counts[status]} {status}" for status in record.STATUSES if counts[status]))
     return 1 if counts["wrong"] or counts["failed"] else 0
+
+
+def _rows(args: argparse.Namespace, say: Callable[[str], None]) -> Iterator[dict[str, Any]]:
+    """The record of a verb, as it is made."""
+    from ...verify import kinds, record, soak
+
+    if args.verb == "pairwise":
+        numbers = [int(number) for number in args.only.split(",") if number]
+        chosen = numbers or (None if args.first is None else range(args.first))
+        yield from record.pairwise_run(args.device, chosen, say)
+    elif args.verb == "costs":
+        names = [name for name in args.features.split(",") if name]
+        yield from record.costs_run(args.device, names, say)
+    elif args.verb == "soak":
+        yield from soak.run(args.device, args.seconds, say, args.seed)
+    elif args.verb == "kinds":
+        yield from kinds.rows(args.calls or kinds.CALLS)
+    else:
+        for dtype in args.dtypes.split(","):
+            yield from record.published_run(args.device, dtype, args.batch, say)

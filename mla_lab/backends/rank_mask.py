@@ -1,0 +1,104 @@
+"""Decode context parallel as a draft mask: what a rank's rows see of its own tokens.
+
+Local token j of rank r is at position j x world + r of its request. The last q_len local tokens are
+the draft columns of a kernel's mask, and all before them precede every draft token, so that a
+packed mask made from both lengths says all that the positions do. It is made on the device in each
+launch; no length is read on the host.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from ..call.bind import Call
+from ..call.decode_args import DecodeArgs
+from ..call.form import Features
+from ..core import masks
+from .base import Replay
+
+
+def masked(features: Features) -> Features:
+    """What a kernel is selected by for a call of `features`."""
+    if not features.context_parallel:
+        return features
+    return replace(features, context_parallel=False, causal=False, mask=True)
+
+
+@dataclass(frozen=True)
+class RankMask:
+    """Makes the masks of calls of one form."""
+
+    #: query tokens of each request; None where `cum_seq_lens_q` holds them
+    q_len: int | None
+    total_q: int
+    columns: int
+
+    @classmethod
+    def of(cls, call: Call) -> RankMask:
+        """Of a checked call; of a ragged one without max_q_len, for its own lengths alone."""
+        form, longest = call.form, max(call.form.bounds.q_lens)
+        if form.features.ragged:
+            known = form.max_q_len is None and call.lengths.q_lens is not None
+            columns = max(call.lengths.q_lens or (1,)) if known else longest
+            return cls(None, form.total_q, columns)
+        return cls(longest, form.total_q, longest)
+
+    def __call__(self, args: DecodeArgs) -> Tensor:
+        """uint16 [batch, q_len, words], ragged [total_q, words]."""
+        device = args.query.device
+        token = torch.arange(self.total_q, dtype=torch.int32, device=device)
+        request, row, q_len = self._places(args, token)
+        # of each token of the query, as a column of what follows
+        held = args.seq_lens[request].unsqueeze(1)
+        of_all: Tensor = args.causal_seqlens_kv_global  # type: ignore[assignment]
+        first_draft = (of_all[request] - q_len).unsqueeze(1)
+        row, q_len = row.unsqueeze(1), q_len.unsqueeze(1)
+        column = torch.arange(self.columns, dtype=torch.int32, device=device)
+        draft = (held - q_len + column) * args.cp_world + args.cp_rank - first_draft
+        seen = (draft < 0) | self._drafts(args, draft, row)
+        packed = masks.pack(seen & (column < q_len))
+        return packed if self.q_len is None else packed.view(-1, self.q_len, packed.shape[-1])
+
+    def _places(self, args: DecodeArgs, token: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Request, row in it and its query tokens, of each token of the query."""
+        if self.q_len is not None:
+            request = token // self.q_len
+            return request, token % self.q_len, torch.full_like(token, self.q_len)
+        begins: Tensor = args.cum_seq_lens_q  # type: ignore[assignment]
+        request = torch.searchsorted(begins, token, right=True, out_int32=True) - 1
+        # tokens past a sum that ends early have no request of their own
+        request = request.clamp(0, len(begins) - 2)
+        return request, token - begins[request], begins[request + 1] - begins[request]
+
+    def _drafts(self, args: DecodeArgs, draft: Tensor, row: Tensor) -> Tensor:
+        """Whether a row sees draft columns (of all ranks): by the caller's mask, or causally."""
+        if args.mask is None:
+            return draft <= row
+        seen = masks.unpack(args.mask.view(self.total_q, -1), self.columns)
+        return seen.gather(1, draft.clamp(0, self.columns - 1).long())
+
+
+def with_mask(call: Call) -> Call:
+    """The call with a mask in place of context parallel, for a kernel's first launch."""
+    args = replace(
+        call.args,
+        mask=RankMask.of(call)(call.args),
+        enable_dcp=False,
+        cp_world=1,
+        cp_rank=0,
+        causal_seqlens_kv_global=None,
+    )
+    return replace(call, form=replace(call.form, features=masked(call.features)), args=args)
+
+
+def repeated(call: Call, launch: Replay) -> Replay:
+    """`launch`, made for `with_mask(call)`, for the arguments of calls like `call`."""
+    mask_of = RankMask.of(call)
+
+    def again(args: DecodeArgs, out: Tensor, lse: Tensor | None) -> None:
+        launch(replace(args, mask=mask_of(args)), out, lse)
+
+    return again

@@ -1,0 +1,185 @@
+"""Which backend runs a call on a Hopper card, over calls that are drawn; no GPU is needed.
+
+A call draws a level of each factor of `cases.FACTORS` and of `RANKS`. Half of the calls have a
+feature's first level, which is the plain one; formats, shapes and pages are drawn evenly. What the
+contract does not have is drawn again. A call is judged by `supports`, with every build there, or
+with those alone that ship and no compiler.
+"""
+
+from __future__ import annotations
+
+import random
+import re
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from functools import partial
+from typing import Any, NamedTuple
+
+from .. import backends, jit
+from ..backends.cute import backend as cute
+from ..backends.cute import catalogue
+from ..call.form import Features
+from ..core.errors import BuildError
+from ..core.gpu import H200
+from ..core.problem import Problem
+from ..jit import toolchain
+from ..jit.build import canonical
+from ..jit.shipped import shipped
+from ..plan.config import KernelConfig
+from .cases import FACTORS, allowed, problem_of
+from .pairwise import Case
+from .record import Row, head_row
+
+SEED, CALLS = 22, 4448
+#: ranks of decode context parallel
+RANKS = ("1", "2")
+#: factors whose levels are equally usual
+EVEN = ("format", "layout", "q_len", "heads", "lengths", "page_size", "inputs")
+#: which builds are there
+BUILDS = ("any", "shipped")
+_NUMBERS = re.compile(r"\d+")
+_NAMES = re.compile(r"(cute|cuda)_\S+ is not compiled here.*")
+
+
+class Kind(NamedTuple):
+    """A drawn call as a backend sees it."""
+
+    problem: Problem
+    features: Features
+
+
+def drawn(count: int = CALLS, seed: int = SEED) -> Iterator[Kind]:
+    """The first `count` calls of a seed."""
+    draw, found = random.Random(seed), 0
+    while found < count:
+        case = {name: _level(draw, name, levels) for name, levels in FACTORS.items()}
+        ranks = _level(draw, "ranks", RANKS)
+        if allowed(case) and (ranks == "1" or _takes_ranks(case)):
+            found += 1
+            yield kind_of(case, ranks != "1")
+
+
+def _level(draw: random.Random, name: str, levels: Sequence[str]) -> str:
+    even = name in EVEN or draw.random() < 0.5
+    return draw.choice(levels if name in EVEN else levels[1:] if even else levels[:1])
+
+
+def _takes_ranks(case: Case) -> bool:
+    """Ranks are merged by lse, take their sinks there, and have no lists of slots."""
+    return (case["sparse"], case["sinks"]) == ("dense", "none") and case["lse"] != "none"
+
+
+def kind_of(case: Case, ranks: bool = False) -> Kind:
+    """A case with its lengths at their bounds, and what its form says."""
+    made = problem_of(case)
+    q_len, kv_len = max(1, *made.q_lens), max(1, *made.kv_lens)
+    bounds = replace(made, q_lens=(q_len,) * made.batch, kv_lens=(kv_len,) * made.batch)
+    dense, mask = case["sparse"] == "dense", case["mask"] != "causal"
+    features = Features(
+        ragged=case["layout"] != "dense",
+        causal=q_len > 1 and not mask and dense,
+        mask=mask,
+        sinks=case["sinks"] == "sinks",
+        lse=case["lse"] != "none",
+        sparse=not dense,
+        skip_softmax=case["skip"] not in ("none", "0"),
+        tensor_scales=case["scales"] == "device",
+        separate_tables=case["tables"] == "separate",
+        context_parallel=ranks and (q_len > 1 or mask),
+        batch_invariant=case["invariant"] == "yes",
+        strided_pages=case["cache"] == "strided",
+        strided_tables=case["tables"] == "apart",
+        planned=case["plan"] == "given",
+    )
+    return Kind(bounds, features)
+
+
+def verdict(kind: Kind) -> tuple[str, str]:
+    """The backend of "auto" that takes the call, and why those before it do not."""
+    why = []
+    for name in backends.ORDER:
+        reason = backends.load(name).supports(kind.features, kind.problem, H200)
+        if reason is None:
+            return name, "; ".join(why)
+        why.append(f"{name}: {short(reason)}")
+    return "none", "; ".join(why)
+
+
+def short(reason: str) -> str:
+    """A reason without numbers, names of builds and lists of what is taken."""
+    text = _NAMES.sub("not compiled", reason).split("; its kernel")[0]
+    return _NUMBERS.sub("#", text)
+
+
+@contextmanager
+def only(builds: str) -> Iterator[None]:
+    """Judge calls as where these builds are, whatever this host has."""
+    there = {canonical(config) for config in shipped()} if builds == "shipped" else None
+
+    def find(config: KernelConfig, arch: str) -> Any:
+        return there is None or canonical(config) in there or None
+
+    def absent(kernel: str) -> dict[str, str]:
+        raise BuildError("no compiler")
+
+    before = jit.find, toolchain.versions
+    _forget()
+    jit.find, toolchain.versions = find, absent
+    try:
+        yield
+    finally:
+        jit.find, toolchain.versions = before
+        _forget()
+
+
+def _forget() -> None:
+    for cached in (cute._chosen, cute._by_token, cute._plan, catalogue.without_rule):
+        cached.cache_clear()
+
+
+def rows(count: int = CALLS, seed: int = SEED) -> Iterator[Row]:
+    """A record: for either set of builds how many calls each backend takes, and the reasons for
+    which torch does, with the first such call.
+    """
+    yield head_row("kinds", "cpu", count) | {"seed": seed}
+    kinds = list(drawn(count, seed))
+    for builds in BUILDS:
+        with only(builds):
+            found = [verdict(kind) for kind in kinds]
+        yield {"kind": "taken", "builds": builds, **Counter(name for name, _ in found)}
+        why = Counter(reason for name, reason in found if name == "torch")
+        for reason, times in why.most_common():
+            first = found.index(("torch", reason))
+            yield {"kind": "case", "builds": builds, "why": reason, "count": times, "first": first}
+
+
+def table(found: Sequence[Row]) -> str:
+    """The calls that run on the torch backend, by reason, and how many of all."""
+    head = next(row for row in found if row["kind"] == "run")
+    taken = {row["builds"]: row for row in found if row["kind"] == "taken"}
+    share = partial(_share, calls=head["cases"])
+    lines = [
+        f"Of {head['cases']} drawn calls (seed {head['seed']}) the torch backend runs "
+        f"{share(taken['any'])} where kernels can be compiled, and {share(taken['shipped'])} where "
+        "only the shipped builds are there. By reason, where kernels can be compiled:",
+        "",
+        "| why the CuTe kernels do not | why the CUDA kernel does not | calls |",
+        "|---|---|---:|",
+    ]
+    for row in found:
+        if row["kind"] == "case" and row["builds"] == "any":
+            by = dict(part.split(": ", 1) for part in row["why"].split("; "))
+            lines.append(f"| {by['cute']} | {by['cuda']} | {row['count']} |")
+    return "\n".join(lines)
+
+
+def shares(row: Row) -> str:
+    """How many calls each backend takes, in words."""
+    counts = ", ".join(f"{row[name]} by {name}" for name in backends.ORDER if name in row)
+    return f"{row['builds']} builds: {counts}"
+
+
+def _share(row: Row, calls: int) -> str:
+    return f"{row.get('torch', 0)} ({row.get('torch', 0) / calls:.0%})"

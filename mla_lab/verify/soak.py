@@ -1,0 +1,242 @@
+"""A long run as serving makes it: requests grow, end and begin on two streams, all is checked.
+
+A `Session` is a batch on a stream with a workspace of its own. In each step its requests have new
+queries and lengths, which are written in place, and the call is made again: from a CUDA graph where
+a kernel takes it, which was captured at other lengths, else by the caller. The steps of two
+sessions are enqueued together, then both results are compared with the oracle. After `STEPS` steps
+both are replaced by ones of the next format and of drawn shapes and features.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import random
+import time
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..api.contract import trtllm_batch_decode_with_kv_cache_mla as decode
+from ..core import kv_cache as formats
+from ..core.errors import MlaLabError
+from ..core.problem import Problem
+from ..reference.inputs import make_inputs
+from .cases import FORMATS
+from .check import Outcome, judge, taken
+from .record import Progress, Row, head_row
+
+STREAMS = 2
+#: steps of a session
+STEPS = {"cpu": 5, "cuda": 12}
+#: chance of a request to end in a step, and of a session to be batch invariant
+ENDS, INVARIANT = 0.15, 0.25
+#: bytes of a workspace, and those by which memory may grow after the first quarter of a run
+WORKSPACE_BYTES = {"cpu": 64 << 20, "cuda": 2 << 30}
+FLAT_BYTES = 64 << 20
+#: batch, heads, tokens and page sizes that are drawn
+SIZES: dict[str, tuple[tuple[int, ...], ...]] = {
+    "cpu": ((1, 2, 3), (2, 16), (90, 260), (2, 16, 64)),
+    "cuda": ((1, 2, 7, 16, 40), (1, 16, 24, 64, 128), (300, 2000, 9000), (1, 16, 32, 64, 128)),
+}
+OPTIONAL = ("lse", "sinks", "device_scales", "page_gap", "cache_4d")
+
+
+class Session:
+    """One batch of requests, on a stream of its own where there are streams."""
+
+    def __init__(self, draw: random.Random, form: str, workspace: Tensor, stream: Any) -> None:
+        self.draw, self.form, self.stream = draw, form, stream
+        self.problem, features = drawn(draw, form, workspace.device.type)
+        seed = draw.randrange(1 << 30)
+        made = make_inputs(self.problem, seed, features, device=workspace.device, workspace_bytes=0)
+        self.inputs = replace(made, workspace_buffer=workspace)
+        shape = (*made.query.shape[:-1], self.problem.latent_dim)
+        dtype = formats.DTYPES[self.problem.out_dtype]
+        self.out = torch.empty(shape, dtype=dtype, device=workspace.device)
+        self.lse: Tensor | None = None
+        self.given = self.inputs.contract_args() | {"out": self.out}
+        if made.return_lse:
+            rows = (self.problem.total_q, self.problem.heads)
+            self.lse = torch.empty(rows, dtype=torch.float32, device=workspace.device)
+            self.given["lse"] = self.lse
+        self.given["batch_invariant"] = draw.random() < INVARIANT
+        self.lengths = [draw.randint(0, n) for n in self.problem.kv_lens]
+        self.backend = taken(self.given)
+        self.graph: torch.cuda.CUDAGraph | None = None
+
+    def step(self) -> None:
+        """New lengths and queries, then the call, enqueued on the session's stream."""
+        with on(self.stream):
+            self._grow()
+            for result in (self.out, *([] if self.lse is None else [self.lse])):
+                result.view(torch.uint8).fill_(0xFF)  # NaN in every dtype
+            if self.graph is not None:
+                self.graph.replay()
+                return
+            decode(**self.given)
+            if self.stream is not None and self.backend != "torch":
+                self.graph = torch.cuda.CUDAGraph()
+                with torch.cuda.graph(self.graph, stream=self.stream):
+                    decode(**self.given)
+
+    def _grow(self) -> None:
+        """Every request has its new tokens, or ends, and one that had ended begins anew."""
+        for b, (q_len, most) in enumerate(
+            zip(self.problem.q_lens, self.problem.kv_lens, strict=True)
+        ):
+            grown = self.lengths[b] + max(1, q_len)
+            ends = grown > most or (self.lengths[b] > 0 and self.draw.random() < ENDS)
+            begins = self.lengths[b] == 0
+            self.lengths[b] = 0 if ends else self.draw.randint(0, most) if begins else grown
+        self.inputs.seq_lens.copy_(torch.tensor(self.lengths, dtype=torch.int32))
+        stored = self.inputs.query.view(torch.uint8)
+        stored.copy_(stored.roll(1, dims=0).roll(1, dims=-2))
+
+    def outcome(self) -> Outcome:
+        """The result of the last step beside the oracle's."""
+        if self.stream is not None:
+            self.stream.synchronize()
+        return judge(self.inputs, self.out, self.lse, self.backend, None)
+
+
+def on(stream: Any) -> Any:
+    """The context of a stream; of none on a CPU."""
+    return contextlib.nullcontext() if stream is None else torch.cuda.stream(stream)
+
+
+def drawn(draw: random.Random, form: str, kind: str) -> tuple[Problem, list[str]]:
+    """Shapes and features of a session; lengths are the greatest that requests reach."""
+    batches, heads, tokens, page_sizes = SIZES[kind]
+    batch, q_len = draw.choice(batches), draw.choice((1, 1, 1, 2, 4))
+    ragged = draw.random() < 0.4
+    q_lens = [draw.randint(0, q_len) if ragged else q_len for _ in range(batch)]
+    q_lens[0] = q_len
+    longest = draw.choice(tokens)
+    q_dtype, kv_format, out_dtype = FORMATS[form]
+    problem = Problem(
+        q_lens=tuple(q_lens),
+        kv_lens=tuple(draw.randint(longest // 2, longest) for _ in range(batch)),
+        heads=draw.choice(heads),
+        q_dtype=q_dtype,
+        kv_format=kv_format,
+        out_dtype=out_dtype,
+        page_size=draw.choice(page_sizes),
+        top_k=draw.choice((0, 0, 0, 70)),
+    )
+    features = [name for name in OPTIONAL if draw.random() < 0.3]
+    features += ["max_q_len"] if ragged else []
+    features += ["tree_mask"] if not problem.top_k and draw.random() < 0.2 else []
+    return problem, features
+
+
+def run(device: str, seconds: float, progress: Progress, seed: int = 1) -> Iterator[Row]:
+    """The record: its head, then one row of counts."""
+    yield head_row("soak", device, 1)
+    soak = Soak(device, seed, progress)
+    begin, visits = time.monotonic(), 0
+    while visits * STREAMS < len(FORMATS) or time.monotonic() < begin + seconds:
+        soak.visit(visits)
+        visits += 1
+        if soak.memory_before is None and time.monotonic() >= begin + seconds / 4:
+            soak.memory_before = soak.memory()
+    yield soak.row(visits, time.monotonic() - begin)
+
+
+class Soak:
+    """What is counted, and what all sessions of a stream share."""
+
+    def __init__(self, device: str, seed: int, progress: Progress) -> None:
+        self.kind, self.progress = torch.device(device).type, progress
+        self.draw = random.Random(seed)
+        size = WORKSPACE_BYTES[self.kind]
+        self.workspaces = [
+            torch.zeros(size, dtype=torch.uint8, device=device) for _ in range(STREAMS)
+        ]
+        self.streams = [torch.cuda.Stream(device) if self.on_gpu else None for _ in range(STREAMS)]
+        if self.on_gpu:
+            torch.cuda.synchronize()
+        self.counts: Counter[str] = Counter()
+        self.by: dict[str, Counter[str]] = {"formats": Counter(), "backends": Counter()}
+        self.reasons: Counter[str] = Counter()
+        self.memory_before: int | None = None
+
+    @property
+    def on_gpu(self) -> bool:
+        return self.kind == "cuda"
+
+    def visit(self, index: int) -> None:
+        """`STEPS` steps of two new sessions; a refusal by name ends a session."""
+        names = list(FORMATS)
+        chosen = [names[(STREAMS * index + i) % len(names)] for i in range(STREAMS)]
+        sessions = [
+            Session(self.draw, form, workspace, stream)
+            for form, workspace, stream in zip(chosen, self.workspaces, self.streams, strict=True)
+        ]
+        if self.on_gpu:
+            torch.cuda.synchronize()
+        for _ in range(STEPS[self.kind]):
+            sessions = [session for session in sessions if self._made(session)]
+            for session in sessions:
+                self._judge(session)
+        self.counts["graphs"] += sum(session.graph is not None for session in sessions)
+
+    def _made(self, session: Session) -> bool:
+        replayed = session.graph is not None
+        try:
+            session.step()
+        except MlaLabError as error:
+            self.counts["refused"] += 1
+            self._say(session, str(error))
+            return False
+        self.counts["calls"] += 1
+        self.counts["replays"] += replayed
+        return True
+
+    def _judge(self, session: Session) -> None:
+        outcome = session.outcome()
+        self.counts["checked"] += 1
+        self.by["formats"][session.form] += 1
+        self.by["backends"][session.backend] += 1
+        if outcome.status != "ok":
+            self.counts["wrong"] += 1
+            self._say(session, outcome.reason)
+
+    def _say(self, session: Session, reason: str) -> None:
+        words = f"{session.form}, {session.backend}, {session.problem}: {reason}"
+        self.reasons[words[:400]] += 1
+        self.progress(words)
+
+    def memory(self) -> int:
+        """Bytes that tensors hold on the GPU, or of this process."""
+        gc.collect()
+        if self.on_gpu:
+            return torch.cuda.memory_allocated()
+        pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1])
+        return pages * 4096
+
+    def row(self, visits: int, seconds: float) -> Row:
+        """Counts of the whole run; status "ok" where nothing is wrong and memory is flat."""
+        after = self.memory()
+        before = after if self.memory_before is None else self.memory_before
+        names = ("calls", "checked", "wrong", "refused", "graphs", "replays")
+        counts = {name: self.counts[name] for name in names}
+        flat = not self.on_gpu or after <= before + FLAT_BYTES
+        fine = flat and not counts["wrong"] and counts["checked"] == counts["calls"]
+        return {
+            "kind": "case",
+            "status": "ok" if fine else "wrong",
+            "seconds": round(seconds, 1),
+            "sessions": visits * STREAMS,
+            **counts,
+            **{name: dict(counter) for name, counter in self.by.items()},
+            "memory_before": before,
+            "memory_after": after,
+            "flat": flat,
+            "reasons": dict(self.reasons.most_common(10)),
+        }

@@ -1,0 +1,102 @@
+"""The mask that stands for context parallel, against the positions that define it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from mla_lab.api.context_parallel import shard
+from mla_lab.backends.rank_mask import RankMask, masked, with_mask
+from mla_lab.call.bind import Call, bind
+from mla_lab.call.checks import form_of
+from mla_lab.call.decode_args import native_args
+from mla_lab.call.form import Features
+from mla_lab.core import masks
+from mla_lab.core.problem import Problem
+from mla_lab.reference.inputs import DecodeInputs, make_inputs
+
+
+def bound(inputs: DecodeInputs) -> Call:
+    args = native_args(**inputs.contract_args())
+    return bind(args, form_of(args), reads_lengths=True, debug=False)
+
+
+def expected(inputs: DecodeInputs) -> list[torch.Tensor]:
+    """Of each request: bool [q_len, q_len], what a row sees of its last local tokens."""
+    found, first = [], 0
+    problem, of_all = inputs.problem, inputs.causal_seqlens_kv_global.tolist()
+    for q_len, held, length in zip(problem.q_lens, problem.kv_lens, of_all, strict=True):
+        seen = torch.zeros(q_len, q_len, dtype=torch.bool)
+        mask = None if inputs.mask is None else inputs.mask.view(-1, inputs.mask.shape[-1])
+        for row in range(q_len):
+            for column in range(q_len):
+                position = (held - q_len + column) * inputs.cp_world + inputs.cp_rank
+                draft = position - (length - q_len)
+                if draft < 0 or mask is None:
+                    seen[row, column] = draft <= row
+                else:
+                    seen[row, column] = masks.unpack(mask[first + row], q_len)[draft]
+        found.append(seen)
+        first += q_len
+    return found
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.lists(st.tuples(st.integers(0, 40), st.integers(0, 90)), min_size=1, max_size=5),
+    st.integers(2, 4),
+    st.sampled_from([[], ["tree_mask"], ["max_q_len"], ["tree_mask", "max_q_len"]]),
+)
+def test_it_says_what_positions_say(pairs, world, features):
+    q_lens = tuple(q for q, _ in pairs)
+    if not any(q_lens):
+        return
+    kv_lens = tuple(q + n for q, n in pairs)
+    whole = make_inputs(Problem(q_lens, kv_lens, 2), 1, features, workspace_bytes=0)
+    for rank in shard(whole, world):
+        call = bound(rank)
+        if not call.features.context_parallel:
+            assert max(q_lens) == 1 and rank.mask is None
+            continue
+        words = RankMask.of(call)(call.args)
+        rows = words.view(-1, words.shape[-1]).split(q_lens)
+        for own, seen in zip(rows, expected(rank), strict=True):
+            columns = masks.unpack(own, words.shape[-1] * 16)
+            assert torch.equal(columns[:, : seen.shape[1]], seen)
+            assert not columns[:, seen.shape[1] :].any(), "padding bits"
+
+
+class OnDevice(TorchDispatchMode):
+    """Refuses what would copy a value to the host."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        assert "_local_scalar_dense" not in str(func), func
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("features", [[], ["tree_mask"], ["max_q_len", "tree_mask"]])
+def test_it_is_made_without_reading_a_value(features: list[str]) -> None:
+    whole = make_inputs(Problem((3, 3), (70, 9), 2), 1, features, workspace_bytes=0)
+    call = bound(shard(whole, 2)[1])
+    with OnDevice():
+        words = RankMask.of(call)(call.args)
+    assert words.dtype is torch.uint16
+
+
+def test_a_call_with_its_mask_has_no_rank() -> None:
+    call = bound(shard(make_inputs(Problem((3, 3), (70, 9), 2), 1, workspace_bytes=0), 2)[1])
+    assert call.features.context_parallel and call.features.causal
+    plain = with_mask(call)
+    assert (
+        plain.features
+        == masked(call.features)
+        == replace(call.features, context_parallel=False, causal=False, mask=True)
+    )
+    assert plain.args.cp_world == 1 and plain.args.causal_seqlens_kv_global is None
+    assert masked(Features(sinks=True)) == Features(sinks=True)

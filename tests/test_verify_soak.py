@@ -1,0 +1,76 @@
+"""A few seconds of the soak on the CPU, and that it sees what is wrong."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from mla_lab.cli import main
+from mla_lab.core.errors import unsupported
+from mla_lab.verify import soak
+from mla_lab.verify.cases import FORMATS
+
+
+def quiet(text: str) -> None:
+    """Nothing is said."""
+
+
+def test_every_format_is_served_and_every_result_checked(tmp_path: Path) -> None:
+    record = tmp_path / "soak.jsonl"
+    assert main(["verify", "soak", str(record), "--device", "cpu", "--seconds", "2"]) == 0
+    head, row = map(json.loads, record.read_text(encoding="utf-8").splitlines())
+    assert head["what"] == "soak" and head["environment"]["command"] == [
+        "mla-lab",
+        "verify",
+        "soak",
+    ]
+    assert row["status"] == "ok" and row["wrong"] == row["refused"] == 0
+    assert row["calls"] == row["checked"] == row["sessions"] * soak.STEPS["cpu"] >= 40
+    assert set(row["formats"]) == set(FORMATS) and row["seconds"] >= 2
+    assert row["flat"] and row["memory_before"] > 0
+
+
+def test_requests_grow_end_and_begin(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[list[int]] = []
+    step = soak.Session.step
+
+    def watched(self: soak.Session) -> None:
+        before = list(self.lengths)
+        step(self)
+        assert self.inputs.seq_lens.tolist() == self.lengths
+        seen.extend(map(list, zip(before, self.lengths, strict=True)))
+
+    monkeypatch.setattr(soak.Session, "step", watched)
+    assert list(soak.run("cpu", 0.0, quiet))[-1]["status"] == "ok"
+    assert any(0 < b < a <= b + 4 for b, a in seen), "grew by its new tokens"
+    assert any(b and not a for b, a in seen) and any(a and not b for b, a in seen)
+
+
+@pytest.mark.parametrize("kind", ["out", "lse", "refused"])
+def test_it_sees_what_is_wrong(monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
+    right, calls = soak.decode, []
+
+    def spoilt(**given: Any) -> Any:
+        calls.append(given)
+        if kind == "refused" and len(calls) == 5:
+            raise unsupported("query", "the fifth call", "others")
+        result = right(**given)
+        spoil = given.get(kind)
+        if spoil is not None and len(calls) > 4:
+            assert isinstance(spoil, torch.Tensor)
+            spoil.view(torch.uint8).fill_(0x3C)  # finite in every dtype
+        return result
+
+    monkeypatch.setattr(soak, "decode", spoilt)
+    told: list[str] = []
+    row = list(soak.run("cpu", 0.0, told.append))[-1]
+    if kind == "refused":
+        assert row["refused"] == 1 and row["status"] == "ok"
+        assert "the fifth call" in told[0]
+        return
+    assert row["status"] == "wrong" and 0 < row["wrong"] < row["checked"]
+    assert len(told) == row["wrong"] and row["reasons"]

@@ -1,0 +1,98 @@
+"""Random batches for the kernel `cute/found_tiles`, and its rows as those of `plan.self_schedule`."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from mla_lab.core.problem import Problem
+from mla_lab.plan import Plan
+from mla_lab.plan.self_schedule import Costs, self_schedule
+from mla_lab.plan.workspace import KEPT_WORDS
+
+#: `block_end` of a tile that ends where the keys end
+REST = 2**31 - 1
+UNTOUCHED = -7
+
+
+@dataclass(frozen=True)
+class Batch:
+    """What a launch is given."""
+
+    problem: Problem
+    tile_rows: int
+    workers: int
+    costs: Costs
+    #: query tokens of every request; 0: they differ
+    q_len: int
+
+    @classmethod
+    def drawn(cls, rng: random.Random, workers: tuple[int, ...], most: int) -> Batch:
+        """Up to `most` requests, uniform and drawn lengths, some without keys or query tokens."""
+        batch = rng.choice([1, 2, 4, 31, 32, 33, rng.randint(1, 256), rng.randint(1, most)])
+        longest = rng.choice([1, 64, 700, 9000, 131_072])
+        kv_lens = [rng.randint(0, longest) for _ in range(batch)]
+        if rng.random() < 0.3:
+            kv_lens = [longest] * batch
+        ragged = rng.random() < 0.3
+        q_len = rng.choice([1, 1, 2, 4, 60])
+        q_lens = [rng.randint(0, 5) if ragged else q_len for _ in range(batch)]
+        kv_lens = [max(n, q) if n else 0 for n, q in zip(kv_lens, q_lens, strict=True)]
+        return cls(
+            Problem(tuple(q_lens), tuple(kv_lens), rng.choice([16, 64, 128])),
+            rng.choice([16, 64]),
+            rng.choice(workers),
+            Costs(rng.randint(0, 12), rng.randint(0, 12)),
+            0 if ragged else q_len,
+        )
+
+    @property
+    def plan(self) -> Plan:
+        """The rule's."""
+        return self_schedule(
+            self.problem, tile_rows=self.tile_rows, num_workers=self.workers, costs=self.costs
+        )
+
+
+def launch(
+    kernel: Callable[..., Any], batch: Batch, schedule: Tensor, device: str = "cpu"
+) -> list[list[list[int]]]:
+    """The rows that each worker found, as a plan has them. `schedule`: int32, what the CTAs keep."""
+    problem, plan = batch.problem, batch.plan
+    most = max(1, int(np.diff(plan.worker_begin).max(initial=0)))
+    rows = torch.full((batch.workers, most, 8), UNTOUCHED, dtype=torch.int32, device=device)
+    counts = torch.full((batch.workers,), UNTOUCHED, dtype=torch.int32, device=device)
+    lengths = torch.tensor(problem.kv_lens, dtype=torch.int32, device=device)
+    begin = np.append(0, np.cumsum(problem.q_lens)).astype(np.int32)
+    kernel(
+        lengths, torch.from_numpy(begin).to(device),
+        torch.zeros(0, 8, dtype=torch.int32, device=device),
+        schedule[: batch.workers * KEPT_WORDS], rows, counts,
+        problem.heads, batch.q_len, batch.costs.packed, batch.tile_rows,
+    )  # fmt: skip
+    blocks = -(-np.array(problem.kv_lens) // 64)
+    found = zip(rows.tolist(), counts.tolist(), strict=True)
+    return [[_as_planned(row, blocks) for row in mine[:count]] for mine, count in found]
+
+
+def _as_planned(row: list[int], blocks: np.ndarray) -> list[int]:
+    """A kernel leaves the end of a request's last tile open."""
+    last = row[3] == REST or row[4] + 1 == row[5]
+    return [*row[:3], int(blocks[row[0]]) if last else row[3], *row[4:]]
+
+
+def planned(batch: Batch) -> list[list[list[int]]]:
+    """The rule's rows of each worker."""
+    plan = batch.plan
+    ends = plan.worker_begin.tolist()
+    rows = plan.tiles.tolist()
+    blocks = -(-np.array(batch.problem.kv_lens) // 64)
+    for row in rows:
+        row[3] = min(row[3], int(blocks[row[0]]))
+    return [rows[first:last] for first, last in zip(ends, ends[1:], strict=False)]

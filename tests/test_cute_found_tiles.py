@@ -1,0 +1,71 @@
+"""The kernels' rule, compiled and emulated, finds the tiles of `plan.self_schedule`."""
+
+from __future__ import annotations
+
+import random
+import shutil
+
+import pytest
+import torch
+
+from mla_lab import jit
+from mla_lab.core.problem import Problem
+from mla_lab.emulate import EmulatedKernel, Options
+from mla_lab.plan.config import KernelConfig
+from mla_lab.plan.self_schedule import Costs
+from mla_lab.plan.workspace import KEPT_WORDS
+
+from .found_tiles import Batch, launch, planned
+
+pytestmark = pytest.mark.skipif(shutil.which("g++") is None, reason="needs a C++ compiler")
+WORKERS = 8
+
+
+@pytest.fixture(scope="module")
+def kernel() -> EmulatedKernel:
+    return EmulatedKernel.of(jit.compile(KernelConfig("cute/found_tiles")), Options(check=True))
+
+
+def kept() -> torch.Tensor:
+    """What nobody has written yet."""
+    random_words = torch.Generator().manual_seed(0)
+    shape = (WORKERS * KEPT_WORDS,)
+    return torch.randint(-9, 9, shape, dtype=torch.int32, generator=random_words)
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_workers_find_the_tiles_of_the_rule(kernel: EmulatedKernel, seed: int) -> None:
+    batch = Batch.drawn(random.Random(seed), (1, 3, WORKERS), 300)
+    assert launch(kernel, batch, kept()) == planned(batch)
+    assert kernel.run.findings == []
+
+
+def batch_of(*kv_lens: int, costs: Costs = Costs(1, 2), q_lens: tuple[int, ...] = ()) -> Batch:
+    problem = Problem(q_lens or (1,) * len(kv_lens), kv_lens, 16)
+    return Batch(problem, 16, WORKERS, costs, 0 if q_lens else 1)
+
+
+def test_what_was_found_is_taken_again_only_where_all_is_the_same(kernel: EmulatedKernel) -> None:
+    schedule, first = kept(), batch_of(3000, 700, 64)
+    assert launch(kernel, first, schedule) == planned(first)
+    found = kernel.run.instructions
+    assert launch(kernel, first, schedule) == planned(first)
+    assert kernel.run.instructions < found / 2
+    for other in (
+        batch_of(3000, 700, 65),
+        batch_of(3000, 700, 64, 64),
+        batch_of(3000, 700),
+        batch_of(3000, 700, 64, costs=Costs(1, 3)),
+        batch_of(3000, 700, 64, q_lens=(1, 2, 1)),
+        batch_of(3000, 700, 64, q_lens=(2, 1, 1)),
+    ):
+        assert launch(kernel, other, schedule) == planned(other)
+        assert kernel.run.instructions > found / 2
+
+
+@pytest.mark.parametrize("row", range(0, 24, 5))
+def test_words_that_something_else_wrote_are_not_taken(kernel: EmulatedKernel, row: int) -> None:
+    schedule, batch = kept(), batch_of(3000, 700, 64)
+    launch(kernel, batch, schedule)
+    schedule[row::KEPT_WORDS] += 1
+    assert launch(kernel, batch, schedule) == planned(batch)

@@ -22,7 +22,6 @@ SCHEDULES = [("random", 1), ("random", 2), ("late", 0)]
 
 def compiled(config: KernelConfig, problem: Problem, splits: int) -> tuple[EmulatedKernel, Call]:
     """A build of this source, and a call of it."""
-    pytest.importorskip("cutlass")
     return EmulatedKernel.of(jit.compile(config)), make_call(config, problem, splits)
 
 

@@ -30,7 +30,6 @@ def call(inputs: DecodeInputs) -> tuple[torch.Tensor, torch.Tensor]:
     ("heads", "features"), [(16, ()), (16, ("sinks", "device_scales")), (128, ())]
 )
 def test_results_are_those_of_the_reference(heads: int, features: tuple[str, ...]) -> None:
-    pytest.importorskip("cutlass")
     problem = Problem(q_lens=(1, 1), kv_lens=(300, 77), heads=heads)
     inputs = make_inputs(problem, 3, ["lse", *features], workspace_bytes=WORKSPACE)
     call(inputs)

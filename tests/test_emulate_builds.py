@@ -17,6 +17,7 @@ from mla_lab.emulate.recorded import load, recordings, shipped
 
 BUILDS = recordings()
 PLAIN = "cute_swap_ab_sm90_tile_rows-16_mask-causal_fused_merge3_grid1_shaped1"
+FAMILIES = ("swap_ab", "keep_ab")
 #: bytes of all recordings together
 MOST_BYTES = 1 << 20
 
@@ -32,9 +33,10 @@ def result(build: str, options: Options) -> tuple[torch.Tensor, torch.Tensor]:
 
 def test_recordings_stand_for_all_families_formats_and_features() -> None:
     configs = [load(build).config for build in BUILDS]
-    assert {c.kernel for c in configs} == {"cute/swap_ab_sm90", "cute/keep_ab_sm90"}
-    formats = {(c.q_dtype, c.kv_format) for c in configs}
-    assert formats == {("bf16", "bf16"), ("bf16", "e4m3"), ("bf16", "fp8_656"), ("e4m3", "e4m3")}
+    formats = [("bf16", "bf16"), ("fp16", "fp16"), ("e4m3", "e4m3")]
+    formats += [("bf16", "e4m3"), ("bf16", "fp8_656")]
+    families = {(c.kernel, (c.q_dtype, c.kv_format)) for c in configs}
+    assert families == {(f"cute/{family}_sm90", f) for family in FAMILIES for f in formats}
     options = {name for c in configs for name, value in c.options if value}
     assert {"gather", "skip", "pair", "grid", "fused_merge"} <= options
     assert {"none", "causal", "tree"} == {c.mask for c in configs}
@@ -89,7 +91,9 @@ def test_debugger_stops_at_lines_and_shows_barriers_and_tiles() -> None:
     debugger = kernel.debug(*call.args)
     first = debugger.step()
     assert first is not None and first.first == 0
-    stopped = debugger.run_to_line("swap_ab_sm90/mma.py", 38)
+    (program,) = kernel.programs.values()
+    products = (s for s in program.kernel.code if s.opcode.startswith("wgmma.mma_async"))
+    stopped = debugger.run_to_line("swap_ab_sm90/mma.py", next(products).place.line)
     assert stopped is not None
     assert any(p.file.endswith("mma.py") for p, _, _ in debugger.place(stopped))
     full = [b for b in debugger.barriers() if b["phase"] > 0]

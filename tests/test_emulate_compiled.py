@@ -23,7 +23,6 @@ NOTHING = torch.empty(0)
 
 @needs_cxx
 def test_a_kernel_of_ones_own() -> None:
-    pytest.importorskip("cutlass")
     from .scale_kernel import launch
 
     a, b = torch.arange(100.0), torch.ones(100)
@@ -36,7 +35,6 @@ def test_a_kernel_of_ones_own() -> None:
 
 @needs_cxx
 def test_arguments_that_a_library_refuses_are_named() -> None:
-    pytest.importorskip("cutlass")
     kernel = EmulatedKernel.of(jit.compile(KernelConfig("cute/empty"), "sm_90a"))
     with pytest.raises(InvalidInput, match="Mismatched Tensor on argument #0"):
         kernel(torch.zeros(2, 3))

@@ -5,12 +5,14 @@ from __future__ import annotations
 import shutil
 
 import pytest
+import torch
 
 from mla_lab import jit
 from mla_lab.core.problem import Problem
 from mla_lab.emulate import EmulatedKernel, Options
 from mla_lab.emulate.calls import Call, is_right, make_call, problem_for
 from mla_lab.plan.config import KernelConfig
+from mla_lab.plan.workspace import KEPT_WORDS, MAX_CTAS
 
 pytestmark = pytest.mark.skipif(shutil.which("g++") is None, reason="needs a C++ compiler")
 
@@ -20,7 +22,6 @@ SCHEDULES = [("random", 1), ("random", 2), ("late", 0)]
 
 def compiled(config: KernelConfig, problem: Problem, splits: int) -> tuple[EmulatedKernel, Call]:
     """A build of this source, and a call of it."""
-    pytest.importorskip("cutlass")
     return EmulatedKernel.of(jit.compile(config)), make_call(config, problem, splits)
 
 
@@ -91,3 +92,20 @@ def test_all_that_keep_ab_asks_of_wgmma_groups_is_that_they_are_of_four_warps(
     kernel.options = Options(schedule=schedule, seed=seed, check=True)
     kernel(*call.args)
     assert not [f for f in kernel.run.findings if f.kind == "race"]
+
+
+@pytest.mark.parametrize("seed", [0, 1, 2])
+def test_words_of_an_earlier_launch_may_hold_anything(seed: int) -> None:
+    # fp32 partials of another call lay there: 0, 1.0 and large numbers
+    config = KernelConfig(
+        "cute/swap_ab_sm90",
+        tile_rows=16,
+        mask="causal",
+        options=(("fused_merge", 2), ("shaped", 1)),
+    )
+    kernel, call = compiled(config, problem_for(config, (40,) * 33), 0)
+    kept = call.args[11].view(MAX_CTAS, KEPT_WORDS)
+    kept[:, :32] = torch.tensor([0, 0, 0x3F800000, *[0x7F000000] * 29], dtype=torch.int32)
+    kernel.options = Options(schedule="random", seed=seed, check=True)
+    kernel(*call.args)  # a fetch out of bounds is a Fault
+    assert is_right(call), call.errors()

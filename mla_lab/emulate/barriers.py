@@ -60,10 +60,8 @@ class Mbarrier:
             self.phase += 1
             machine = self.cta.machine
             machine.progress += 1
-            if machine.checker is not None:
-                machine.checker.completes(self)
-            if machine.recorder is not None:
-                machine.recorder.phase(self, self.cta, self.name, self.phase)
+            machine.checker.completes(self)
+            machine.recorder.phase(self, self.cta, self.name, self.phase)
 
     def complete_bytes(self, nbytes: int) -> None:
         """complete_tx: bytes of a copy have landed."""
@@ -84,12 +82,11 @@ def mbarrier_at(g: Gang, address: int, pc: int) -> Mbarrier:
     if found is None:
         text = f"no mbarrier was initialised at byte {offset - 1024} of CTA {cta.name}"
         raise fault(g, pc, "barrier", text)
-    if g.machine.checker is not None:
-        g.machine.checker.uses(g, found, pc)
+    g.machine.checker.uses(g, found, pc)
     return found
 
 
-def _each(g: Gang, address: Row, m: Mask) -> Iterator[tuple[int, Row]]:
+def each_address(g: Gang, address: Row, m: Mask) -> Iterator[tuple[int, Row]]:
     """Distinct addresses among the active threads, and who has each."""
     threads = lanes_of(g, m)
     mine = address[threads]
@@ -102,7 +99,7 @@ def _each(g: Gang, address: Row, m: Mask) -> Iterator[tuple[int, Row]]:
 
 def mbarrier_init(g: Gang, address: Row, count: Row, m: Mask, pc: int) -> None:
     """mbarrier.init"""
-    for at, threads in _each(g, address, m):
+    for at, threads in each_address(g, address, m):
         cta, offset = located(g, at)
         old, n = cta.mbarriers.get(offset), int(count[threads[0]])
         if old is not None and (old.pending != old.expected or old.bytes):
@@ -110,21 +107,20 @@ def mbarrier_init(g: Gang, address: Row, count: Row, m: Mask, pc: int) -> None:
         if not 1 <= n <= MAX_COUNT:
             raise fault(g, pc, "barrier", f"an mbarrier of {n} arrivals")
         cta.mbarriers[offset] = made = Mbarrier(cta, offset, n, n, pc)
-        if g.machine.checker is not None:
-            g.machine.checker.initialises(g, made, pc)
+        g.machine.checker.initialises(g, made, pc)
     g.machine.progress += 1
 
 
 def mbarrier_inval(g: Gang, address: Row, m: Mask, pc: int) -> None:
     """mbarrier.inval"""
-    for at, _ in _each(g, address, m):
+    for at, _ in each_address(g, address, m):
         cta, offset = located(g, at)
         cta.mbarriers.pop(offset, None)
 
 
 def mbarrier_expect(g: Gang, address: Row, nbytes: Row, m: Mask, pc: int) -> None:
     """mbarrier.expect_tx"""
-    for at, threads in _each(g, address, m):
+    for at, threads in each_address(g, address, m):
         _expect(g, mbarrier_at(g, at, pc), int(nbytes[threads].astype(np.int64).sum()), pc)
 
 
@@ -138,27 +134,18 @@ def mbarrier_arrive(
     g: Gang, address: Row, count: Row | None, nbytes: Row | None, relaxed: bool, m: Mask, pc: int
 ) -> None:
     """mbarrier.arrive, and arrive.expect_tx where `nbytes` are given."""
-    for at, threads in _each(g, address, m):
+    for at, threads in each_address(g, address, m):
         bar = mbarrier_at(g, at, pc)
         if nbytes is not None:
             _expect(g, bar, int(nbytes[threads].astype(np.int64).sum()), pc)
         arrivals = len(threads) if count is None else int(count[threads].astype(np.int64).sum())
-        arrive(g, bar, arrivals, pc, relaxed, threads)
+        arrive(g, bar, arrivals, pc, relaxed)
 
 
-def arrive(
-    g: Gang,
-    bar: Mbarrier,
-    arrivals: int,
-    pc: int,
-    relaxed: bool = False,
-    threads: Row | None = None,
-) -> None:
+def arrive(g: Gang, bar: Mbarrier, arrivals: int, pc: int, relaxed: bool = False) -> None:
     """Count arrivals, and complete the phase if they were the last."""
-    if g.machine.checker is not None:
-        g.machine.checker.releases(g, bar, relaxed, threads)
-    if g.machine.recorder is not None:
-        g.machine.recorder.arrival(g, bar, pc)
+    g.machine.checker.releases(g, bar, relaxed)
+    g.machine.recorder.arrival(g, bar, pc)
     bar.pending -= arrivals
     if bar.pending < 0:
         text = f"{-bar.pending} arrivals more than the {bar.expected} that {bar.name} counts"
@@ -178,14 +165,13 @@ def mbarrier_wait(
     done = np.zeros(g.n, bool)
     every = np.ones(g.n, bool) if m is True else m
     fragment = g.current
-    for at, threads in _each(g, address, m):
+    for at, threads in each_address(g, address, m):
         bar = mbarrier_at(g, at, pc)
         ready = (parity[threads] & 1) != bar.phase & 1
         done[threads] = ready
         _watch(g, bar, fragment, bool(ready.all()), pc)
-        if ready.any() and g.machine.checker is not None:
+        if ready.any():
             g.machine.checker.acquires(g, bar)
-        if ready.any() and g.machine.recorder is not None:
             g.machine.recorder.waited(g, bar, bar.name, pc)
     if not may_wait or (done | ~every).all():
         np.copyto(passed, done, where=m)
@@ -240,11 +226,8 @@ def _named(g: Gang, number: Row, count: Row | None, m: Mask, pc: int) -> tuple[N
 def _meet(g: Gang, bar: NamedBarrier, wanted: int, m: Mask, pc: int) -> None:
     """Arrive; the last one opens the barrier."""
     bar.arrived += g.n if m is True else int(m.sum())
-    checker = g.machine.checker
-    if checker is not None:
-        bar.released = checker.joined(bar.released, g)
-    if g.machine.recorder is not None:
-        g.machine.recorder.arrival(g, bar, pc)
+    bar.released = g.machine.checker.joined(bar.released, g)
+    g.machine.recorder.arrival(g, bar, pc)
     if bar.arrived > wanted:
         text = f"{bar.arrived} threads at named barrier {bar.number} of {wanted}"
         raise fault(g, pc, "excess arrival", text)
@@ -252,8 +235,7 @@ def _meet(g: Gang, bar: NamedBarrier, wanted: int, m: Mask, pc: int) -> None:
     if bar.arrived == wanted:
         bar.completed.append((bar.generation, bar.released, bar.flags))
         bar.arrived, bar.generation, bar.released, bar.flags = 0, bar.generation + 1, None, []
-        if g.machine.recorder is not None:
-            g.machine.recorder.phase(bar, g.cta, f"named barrier {bar.number}", bar.generation)
+        g.machine.recorder.phase(bar, g.cta, f"named barrier {bar.number}", bar.generation)
 
 
 def named_arrive(g: Gang, number: Row, count: Row | None, m: Mask, after: int, pc: int) -> int:
@@ -285,10 +267,8 @@ def named_sync(
         return BLOCKED
     fragment.ticket = None
     _, released, flags = next(c for c in bar.completed if c[0] == generation)
-    if g.machine.checker is not None:
-        g.machine.checker.takes(g, released)
-    if g.machine.recorder is not None:
-        g.machine.recorder.waited(g, bar, f"named barrier {bar.number}", pc)
+    g.machine.checker.takes(g, released)
+    g.machine.recorder.waited(g, bar, f"named barrier {bar.number}", pc)
     if red is not None:
         every = np.concatenate(flags)
         np.copyto(red[0], every.all() if red[2] else every.any(), where=m)
@@ -329,8 +309,7 @@ def cluster_arrive(g: Gang, m: Mask, relaxed: bool, after: int, pc: int) -> int:
     if g.cluster_phase == bar.phase and m is True:
         raise fault(g, pc, "excess arrival", "a second arrival in one phase of the cluster barrier")
     g.cluster_phase = bar.phase
-    if g.machine.checker is not None:
-        bar.released = g.machine.checker.joined(bar.released, g, relaxed)
+    bar.released = g.machine.checker.joined(bar.released, g, relaxed)
     bar.arrived += g.n if m is True else int(m.sum())
     g.machine.progress += 1
     bar.settle()
@@ -342,7 +321,6 @@ def cluster_wait(g: Gang, m: Mask, after: int, pc: int) -> int:
     bar = g.cta.cluster
     if bar.phase <= g.cluster_phase:
         return BLOCKED
-    if g.machine.checker is not None:
-        g.machine.checker.takes(g, bar.completed)
+    g.machine.checker.takes(g, bar.completed)
     g.cluster_phase = -1 if g.cluster_phase < 0 else g.cluster_phase
     return after

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from .barriers import Mbarrier, arrive, located, mbarrier_at
+from .barriers import Mbarrier, arrive, each_address, located, mbarrier_at
 from .findings import fault
 from .gang import Gang, Mask, lanes_of
 from .memory import BASE, RESERVED
@@ -73,11 +73,9 @@ def tensor_copy(
             raise fault(g, pc, "out of bounds", text)
         for cta, barrier in receivers:
             _check_target(g, cta, offset, tensor.nbytes, 128, pc)
-            if g.machine.checker is not None:
-                words = slice(offset >> 2, offset + tensor.nbytes >> 2)
-                g.machine.checker.copy_in(g, cta, words, barrier, pc)
-            if g.machine.recorder is not None:
-                g.machine.recorder.copy(g, cta, barrier, tensor.nbytes, pc)
+            words = slice(offset >> 2, offset + tensor.nbytes >> 2)
+            g.machine.checker.copy_in(g, cta, words, barrier, pc)
+            g.machine.recorder.copy(g, cta, barrier, tensor.nbytes, pc)
         g.machine.copied_bytes += tensor.nbytes * len(receivers)
         g.machine.later(_Landing(g.machine.memory, tensor, places, offset, receivers).land)
 
@@ -107,11 +105,9 @@ def bulk_to_peer(
         barrier = mbarrier_at(g, int(bar[thread]), pc)
         _check_target(g, cta, offset, n, 16, pc)
         _check_target(g, own, start, n, 16, pc)
-        if g.machine.checker is not None:
-            g.machine.checker.copy_out(g, own, slice(start >> 2, start + n >> 2), barrier, pc)
-            g.machine.checker.copy_in(g, cta, slice(offset >> 2, offset + n >> 2), barrier, pc)
-        if g.machine.recorder is not None:
-            g.machine.recorder.copy(g, cta, barrier, n, pc)
+        g.machine.checker.copy_out(g, own, slice(start >> 2, start + n >> 2), barrier, pc)
+        g.machine.checker.copy_in(g, cta, slice(offset >> 2, offset + n >> 2), barrier, pc)
+        g.machine.recorder.copy(g, cta, barrier, n, pc)
         g.machine.copied_bytes += n
 
         def land(cta: CTA = cta, to: int = offset, own: CTA = own, at: int = start) -> None:
@@ -128,9 +124,8 @@ def st_async(g: Gang, target: Row, values: list[Row], bar: Row, m: Mask, pc: int
         cta, offset = located(g, int(target[thread]))
         barrier = mbarrier_at(g, int(bar[thread]), pc)
         _check_target(g, cta, offset, 4 * len(values), 4 * len(values), pc)
-        if g.machine.checker is not None:
-            words = slice(offset >> 2, (offset >> 2) + len(values))
-            g.machine.checker.copy_in(g, cta, words, barrier, pc, generic=True)
+        words = slice(offset >> 2, (offset >> 2) + len(values))
+        g.machine.checker.copy_in(g, cta, words, barrier, pc, generic=True)
         for i, row in enumerate(values):
             cta.shared.views[4][(offset >> 2) + i] = row[thread]
         barrier, nbytes = done.get(id(barrier), (barrier, 0))
@@ -151,8 +146,7 @@ def cp_async(g: Gang, target: Row, source: Row, n: int, have: Row | None, m: Mas
         if count and not (inside and memory.valid[at >> 2 : (at + count + 3) >> 2].all()):
             text = f"{count} bytes of global memory at {memory.describe(at + BASE)}"
             raise fault(g, pc, "out of bounds", text)
-    if g.machine.checker is not None:
-        g.machine.checker.cp_async(g, offset[threads], n, pc)
+    g.machine.checker.cp_async(g, offset[threads], n, pc)
     shared = g.cta.shared.bytes
     g.machine.copied_bytes += n * len(threads)
 
@@ -172,8 +166,7 @@ def cp_async_commit(g: Gang) -> None:
     """cp.async.commit_group"""
     g.copy_groups.append(g.copies)
     g.copies = []
-    if g.machine.checker is not None:
-        g.machine.checker.cp_commit(g)
+    g.machine.checker.cp_commit(g)
 
 
 def cp_async_wait(g: Gang, left: int) -> None:
@@ -182,8 +175,7 @@ def cp_async_wait(g: Gang, left: int) -> None:
         for land in group:
             land()
         group.clear()
-    if g.machine.checker is not None:
-        g.machine.checker.cp_wait(g, left)
+    g.machine.checker.cp_wait(g, left)
 
 
 def cp_async_arrive(g: Gang, address: Row, noinc: bool, m: Mask, pc: int) -> None:
@@ -191,12 +183,9 @@ def cp_async_arrive(g: Gang, address: Row, noinc: bool, m: Mask, pc: int) -> Non
     for land in [*(land for group in g.copy_groups for land in group), *g.copies]:
         land()
     g.copies, g.copy_groups = [], []
-    if g.machine.checker is not None:
-        g.machine.checker.cp_settle(g)
-    threads = lanes_of(g, m)
-    for one in np.unique(address[threads]):
-        bar = mbarrier_at(g, int(one), pc)
-        count = int((address[threads] == one).sum())
+    g.machine.checker.cp_settle(g)
+    for at, threads in each_address(g, address, m):
+        bar = mbarrier_at(g, at, pc)
         if not noinc:
-            bar.pending += count
-        arrive(g, bar, count, pc)
+            bar.pending += len(threads)
+        arrive(g, bar, len(threads), pc)

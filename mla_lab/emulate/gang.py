@@ -206,7 +206,7 @@ class Gang:
             self.live = np.zeros(self.n, bool)
         else:
             self.live = ~f.mask if self.live is True else self.live & ~f.mask
-        if not self.fragments and self.machine.checker is not None:
+        if not self.fragments:
             self.machine.checker.at_exit(self)
 
 

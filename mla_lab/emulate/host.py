@@ -20,8 +20,6 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from ..core.errors import BuildError, invalid
 from ..jit.cache import Cache
 from ..jit.toolchain import find_cxx
@@ -39,46 +37,14 @@ CUDA = 2
 
 #: functions that answer 0 and do nothing
 QUIET = (
-    "DeviceSynchronize",
-    "EventCreate",
-    "EventDestroy",
-    "EventElapsedTime",
-    "EventRecord",
-    "Free",
-    "FreeAsync",
-    "FreeHost",
-    "FuncSetAttribute",
-    "GetLastError",
-    "GraphDestroy",
-    "GraphExecDestroy",
-    "GraphInstantiate",
-    "GraphLaunch",
-    "KernelSetAttributeForDevice",
-    "LibraryGetGlobal",
-    "LibraryGetManaged",
-    "LibraryGetUnifiedFunction",
-    "LibraryLoadFromFile",
-    "LibraryUnload",
-    "Malloc",
-    "MallocAsync",
-    "MallocHost",
-    "MallocManaged",
-    "Memcpy",
-    "MemcpyAsync",
-    "Memset",
-    "MemsetAsync",
-    "OccupancyMaxActiveBlocksPerMultiprocessor",
-    "PeekAtLastError",
-    "ProfilerStart",
-    "ProfilerStop",
-    "SetDevice",
-    "StreamAddCallback",
-    "StreamBeginCapture",
-    "StreamCreate",
-    "StreamDestroy",
-    "StreamEndCapture",
-    "StreamSynchronize",
-    "StreamWaitEvent",
+    "DeviceSynchronize EventCreate EventDestroy EventElapsedTime EventRecord Free FreeAsync "
+    "FreeHost FuncSetAttribute GetLastError GraphDestroy GraphExecDestroy GraphInstantiate "
+    "GraphLaunch KernelSetAttributeForDevice LibraryGetGlobal LibraryGetManaged "
+    "LibraryGetUnifiedFunction LibraryLoadFromFile LibraryUnload Malloc MallocAsync MallocHost "
+    "MallocManaged Memcpy MemcpyAsync Memset MemsetAsync "
+    "OccupancyMaxActiveBlocksPerMultiprocessor PeekAtLastError ProfilerStart ProfilerStop "
+    "SetDevice StreamAddCallback StreamBeginCapture StreamCreate StreamDestroy StreamEndCapture "
+    "StreamSynchronize StreamWaitEvent"
 )
 
 STAND_IN = r"""
@@ -243,7 +209,7 @@ class DeviceTensor:
 @lru_cache(maxsize=1)
 def _stand_in() -> Path:
     """The stand-in library, in the user's cache of kernels."""
-    quiet = "".join(f"int cuda{name}(void) {{ return 0; }}\n" for name in QUIET)
+    quiet = "".join(f"int cuda{name}(void) {{ return 0; }}\n" for name in QUIET.split())
     source = STAND_IN + quiet
     digest = hashlib.sha256(source.encode()).hexdigest()[:16]
     folder = Cache().root / "emulate"
@@ -361,12 +327,3 @@ def _last_error() -> str:
     # an object's header of three words, then (address, bytes) of the error's kind and message
     words = (ctypes.c_size_t * 7).from_address(handle.value)
     return ctypes.string_at(words[5], words[6]).decode(errors="replace")
-
-
-#: numpy dtype -> (DLPack code, bits)
-DLPACK = {"i": 0, "u": 1, "f": 2}
-
-
-def dlpack_of(dtype: np.dtype) -> tuple[int, int]:
-    """DLPack's code and bits of a NumPy dtype."""
-    return DLPACK[dtype.kind], 8 * dtype.itemsize

@@ -103,6 +103,20 @@ class CTA:
         return int(values[register][i])
 
 
+class Silent:
+    """In place of a checker or a recorder that is not there: false, and each call does nothing."""
+
+    def __bool__(self) -> bool:
+        return False
+
+    def __getattr__(self, name: str) -> Callable[..., None]:
+        def nothing(*args: Any, **kwargs: Any) -> None:
+            return None
+
+        setattr(self, name, nothing)
+        return nothing
+
+
 class Machine:
     """Runs launches on one device memory.
 
@@ -127,7 +141,8 @@ class Machine:
         self.memory, self.numbers, self.width = memory, numbers, width
         self.schedule = schedule or Schedule()
         self.late = self.schedule.late
-        self.checker, self.recorder = checker, recorder
+        self.checker: Any = checker or Silent()
+        self.recorder: Any = recorder or Silent()
         #: called with (gang, block) before each block
         self.before_block: Callable[[Gang, int], None] | None = None
         self.maps: dict[int, TensorMap] = {}
@@ -161,9 +176,8 @@ class Machine:
         self.ctas = self._make_ctas(launch, program)
         self._gangs = [g for cta in self.ctas for g in cta.gangs]
         self._last = self._vain = 0
-        for observer in (self.checker, self.recorder):
-            if observer is not None:
-                observer.begin(self)
+        self.checker.begin(self)
+        self.recorder.begin(self)
 
     def round(self) -> bool:
         """A turn for everybody; whether anybody is left. Raises Fault where nobody can go on."""
@@ -185,9 +199,8 @@ class Machine:
         """Land what is still on its way, and let checks look at the end."""
         while self.jobs:
             self.jobs.pop(0)()
-        for observer in (self.checker, self.recorder):
-            if observer is not None:
-                observer.finish(self)
+        self.checker.finish(self)
+        self.recorder.finish(self)
 
     def close(self) -> None:
         """Let go of CTAs and threads, which hold each other."""
@@ -195,7 +208,7 @@ class Machine:
             for g in cta.gangs:
                 g.team = []
             cta.gangs, cta.peers = [], []
-        self.ctas, self._gangs, self.checker, self.before_block = [], [], None, None
+        self.ctas, self._gangs, self.checker, self.before_block = [], [], Silent(), None
 
     def _land(self, moved: bool) -> bool:
         """Finish a late copy, where the schedule wants it or nobody can go on."""

@@ -97,7 +97,7 @@ def places(g: Gang, address: Row, nbytes: int, m: Mask, pc: int) -> tuple[CTA, R
                 raise fault(g, pc, "out of bounds", f"shared memory of CTAs {set(ranks.tolist())}")
             cta = cta.peers[int(ranks[0])]
     offset = at & _OFFSET if len(cta.peers) > 1 else at
-    if g.machine.checker is not None:
+    if g.machine.checker:
         _check_shared(g, cta, offset, nbytes, pc)
     return cta, offset, active
 
@@ -127,8 +127,7 @@ def ld_shared(g: Gang, out: list[Row], address: Row, nbytes: int, m: Mask, pc: i
     """ld.shared of `len(out)` words of `nbytes` bytes."""
     for part in by_peer(g, address, m):
         cta, offset, active = places(g, address, nbytes * len(out), part, pc)
-        if g.machine.checker is not None:
-            g.machine.checker.read(g, cta, (offset, nbytes * len(out)), active, pc)
+        g.machine.checker.read(g, cta, (offset, nbytes * len(out)), active, pc)
         memory, index = cta.shared.views[nbytes], offset // nbytes
         for i, row in enumerate(out):
             row[active] = memory[index + i] if i else memory[index]
@@ -138,8 +137,7 @@ def st_shared(g: Gang, address: Row, values: list[Row], nbytes: int, m: Mask, pc
     """st.shared of words of `nbytes` bytes."""
     for part in by_peer(g, address, m):
         cta, offset, active = places(g, address, nbytes * len(values), part, pc)
-        if g.machine.checker is not None:
-            g.machine.checker.write(g, cta, (offset, nbytes * len(values)), active, pc)
+        g.machine.checker.write(g, cta, (offset, nbytes * len(values)), active, pc)
         memory, index = cta.shared.views[nbytes], offset // nbytes
         for i, row in enumerate(values):
             memory[index + i] = row[active]
@@ -159,8 +157,7 @@ def _matrix_rows(g: Gang, address: Row, count: int, m: Mask, pc: int) -> tuple[R
 def ldmatrix(g: Gang, out: list[Row], address: Row, trans: bool, m: Mask, pc: int) -> None:
     """ldmatrix.m8n8: matrix i has its eight row addresses in threads 8 i to 8 i + 7."""
     offset, rows = _matrix_rows(g, address, len(out), m, pc)
-    if g.machine.checker is not None:
-        g.machine.checker.read(g, g.cta, (rows, 16), slice(None), pc)
+    g.machine.checker.read(g, g.cta, (rows, 16), slice(None), pc)
     views, lane = g.cta.shared.views, g.lane
     for i, row in enumerate(out):
         first = g.warp_begin + 8 * i
@@ -177,8 +174,7 @@ def ldmatrix(g: Gang, out: list[Row], address: Row, trans: bool, m: Mask, pc: in
 def stmatrix(g: Gang, address: Row, values: list[Row], trans: bool, m: Mask, pc: int) -> None:
     """stmatrix.m8n8, the inverse of `ldmatrix`."""
     offset, rows = _matrix_rows(g, address, len(values), m, pc)
-    if g.machine.checker is not None:
-        g.machine.checker.write(g, g.cta, (rows, 16), slice(None), pc)
+    g.machine.checker.write(g, g.cta, (rows, 16), slice(None), pc)
     views, lane = g.cta.shared.views, g.lane
     active: Any = slice(None) if m is True else m.nonzero()[0]
     for i, row in enumerate(values):
@@ -215,8 +211,7 @@ def ld_global(
 ) -> None:
     """ld.global; `where` is the instruction and its memory order."""
     offset, active = _global(g, address, nbytes * len(out), m, where[0])
-    if g.machine.checker is not None:
-        g.machine.checker.global_read(g, offset, nbytes * len(out), where)
+    g.machine.checker.global_read(g, offset, nbytes * len(out), where)
     memory, index = g.machine.memory.views[nbytes], offset // nbytes
     for i, row in enumerate(out):
         row[active] = memory[index + i]
@@ -227,8 +222,7 @@ def st_global(
 ) -> None:
     """st.global; `where` is the instruction and its memory order."""
     offset, active = _global(g, address, nbytes * len(values), m, where[0])
-    if g.machine.checker is not None:
-        g.machine.checker.global_write(g, offset, nbytes * len(values), where)
+    g.machine.checker.global_write(g, offset, nbytes * len(values), where)
     memory, index = g.machine.memory.views[nbytes], offset // nbytes
     for i, row in enumerate(values):
         memory[index + i] = row[active]
@@ -261,8 +255,7 @@ def atom(
 ) -> None:
     """atom and red on global memory, thread by thread."""
     offset, _ = _global(g, address, values[0].itemsize, m, where[0])
-    if g.machine.checker is not None:
-        g.machine.checker.atomic(g, offset, where)
+    g.machine.checker.atomic(g, offset, where)
     memory = g.machine.memory.views[values[0].itemsize].view(values[0].dtype)
     threads = g.threads if m is True else m.nonzero()[0]
     for thread, at in zip(threads, offset // values[0].itemsize, strict=True):

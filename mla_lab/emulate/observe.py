@@ -8,7 +8,7 @@ So the picture shows who waits for whom; it predicts no microseconds.
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -158,10 +158,6 @@ class Recorder:
     def write(self, path: Path) -> None:
         """Write the trace as JSON."""
         path.write_text(json.dumps(self.trace()))
-
-    def as_dicts(self) -> list[dict[str, Any]]:
-        """Events as plain values."""
-        return [asdict(event) for event in self.events]
 
 
 def _meta(name: str, process: str, track: int) -> dict[str, Any]:

@@ -36,14 +36,12 @@ def guard(flags: np.ndarray, m: Mask, negated: bool) -> Mask:
 
 def fence(g: Gang, kind: str) -> None:
     """fence and membar: memory is always in order here; checks note what a fence orders."""
-    if g.machine.checker is not None:
-        g.machine.checker.fence(g, kind)
+    g.machine.checker.fence(g, kind)
 
 
 def warp_sync(g: Gang, m: Mask) -> None:
     """bar.warp.sync"""
-    if g.machine.checker is not None:
-        g.machine.checker.warp_sync(g)
+    g.machine.checker.warp_sync(g)
 
 
 def names() -> dict[str, Any]:

@@ -182,7 +182,7 @@ class Checker:
             text = f"{bar.name} is used, and its initialisation is not ordered before"
             self.note(g, pc, "race", text, (self._where(agent, clock),))
 
-    def releases(self, g: Gang, bar: Mbarrier, relaxed: bool, threads: Row | None) -> None:
+    def releases(self, g: Gang, bar: Mbarrier, relaxed: bool) -> None:
         """mbarrier.arrive"""
         mine = self.at_fence[g.agent] if relaxed else self.vectors[g.agent]
         np.maximum(bar.released, mine, out=bar.released)

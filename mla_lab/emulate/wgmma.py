@@ -59,21 +59,19 @@ def wgmma_issue(g: Gang, product: Product, a: Row | None, b: Row, keep: Row) -> 
     else:
         left = int(a[0])
     issued = Issued(product, left, int(b[0]), bool(keep[0]))
-    if g.machine.checker is not None:
-        g.machine.checker.product(g, issued)
+    g.machine.checker.product(g, issued)
     g.issued.append(issued)
     g.machine.flops += 2 * 64 * product.n * product.k * g.n // 128
 
 
 def wgmma_commit(g: Gang) -> None:
     """wgmma.commit_group"""
-    if g.machine.recorder is not None and g.issued:
+    if g.machine.recorder and g.issued:
         work = sum(64 * i.product.n * i.product.k for i in g.issued)
         g.machine.recorder.products(g, len(g.issued), work, g.issued[0].product.pc)
     g.groups.append(g.issued)
     g.issued = []
-    if g.machine.checker is not None:
-        g.machine.checker.wgmma_commit(g)
+    g.machine.checker.wgmma_commit(g)
     if not g.machine.late:
         _finish(g, len(g.groups))
 
@@ -82,10 +80,8 @@ def wgmma_wait(g: Gang, left: int, after: int) -> int:
     """wgmma.wait_group: all but the last `left` groups are done."""
     if not _finish(g, len(g.groups) - left):
         return BLOCKED
-    if g.machine.checker is not None:
-        g.machine.checker.wgmma_wait(g, left)
-    if g.machine.recorder is not None:
-        g.machine.recorder.products_waited(g, g.cta.program.starts[g.current.block])
+    g.machine.checker.wgmma_wait(g, left)
+    g.machine.recorder.products_waited(g, g.cta.program.starts[g.current.block])
     return after
 
 

@@ -37,7 +37,11 @@ def add_parser(subparsers: argparse._SubParsersAction[Any]) -> argparse.Argument
     parser.add_argument(
         "--recorded", action="store_true", help="run recorded calls; needs no compiler"
     )
-    parser.add_argument("--record", metavar="FILE", help="keep each call in this archive")
+    parser.add_argument(
+        "--record",
+        metavar="FILE",
+        help="keep each call in this archive; with --recorded, record the same calls anew",
+    )
     parser.add_argument("--trace", metavar="FILE", help="write a timeline that Perfetto reads")
     return parser
 
@@ -51,8 +55,20 @@ def run(args: argparse.Namespace) -> int:
         found = [recorded.load(name) for name in recorded.recordings(args.build or "")]
         if not found:
             raise invalid("BUILD", repr(args.build), recorded.recordings())
+        if args.record:
+            found = [_again(r, Path(args.record)) for r in found]
         return int(sum(_show(args, r.call(), r.kernel(_options(args))) for r in found) > 0)
     return int(sum(_emulate(args, artifact) for artifact in _compiled(args)) > 0)
+
+
+def _again(recording: Any, archive: Path) -> Any:
+    """The recorded call of the build as this source compiles it, kept in `archive`."""
+    from ...emulate.recorded import record
+    from ...jit import compile as compiled
+
+    made = record(compiled(recording.config), recording.problem, recording.splits, recording.seed)
+    made.save(archive)
+    return made
 
 
 def _compiled(args: argparse.Namespace) -> list[Any]:

@@ -39,7 +39,8 @@ RANKS = ("1", "2")
 EVEN = ("format", "layout", "q_len", "heads", "lengths", "page_size", "inputs")
 #: which builds are there
 BUILDS = ("any", "shipped")
-_NUMBERS = re.compile(r"\d+")
+#: those that no name has
+_NUMBERS = re.compile(r"(?<![\w.])\d[\d,]*\b")
 _NAMES = re.compile(r"(cute|cuda)_\S+ is not compiled here.*")
 
 

@@ -13,6 +13,7 @@ from mla_lab.backends.cute import backend as cute
 from mla_lab.backends.cute.backend import CuteBackend
 from mla_lab.backends.cute.catalogue import able, build_for, missing_for, without_rule
 from mla_lab.backends.cute.families import complete, config_for, costs
+from mla_lab.backends.cute.feature_args import with_features
 from mla_lab.backends.cute.token_gather import configs_for
 from mla_lab.bench.cases import Case, blackwell_twins
 from mla_lab.call.form import Features
@@ -258,6 +259,31 @@ def test_skip_softmax_under_a_16_bit_query_walks(have: Have, heads: int, kv_form
     assert (way_of(found), found.tile_rows) == ("walk", 16)
     for names in ((), ("sinks",), ("tensor_scales",), ("mask",), ("batch_invariant",)):
         assert reason(made, skip_softmax=True, **dict.fromkeys(names, True)) is None, names
+
+
+@pytest.mark.parametrize("q_len", [1, 4])
+@pytest.mark.parametrize(
+    ("heads", "page_size", "e4m3", "tile"),
+    [(16, 64, False, 64), (128, 64, False, 64), (16, 64, True, 32), (128, 16, True, 16)],
+)
+def test_invariant_skip_softmax_has_one_build_for_every_request(
+    heads: int, page_size: int, e4m3: bool, tile: int, q_len: int
+) -> None:
+    """Of the same rows and cuts, alone and in a batch of 200 others."""
+    formats = {"q_dtype": "e4m3", "kv_format": "e4m3"} if e4m3 else {}
+    alone = Problem((q_len,), (4096,), heads, page_size=page_size, **formats)
+    many = replace(alone, q_lens=(q_len, *(1, 2, 3, 0) * 50), kv_lens=(4096, *(9, 70_000) * 100))
+    features = Features(skip_softmax=True, batch_invariant=True, ragged=True)
+    found = [cute._kinds(problem, H200, features) for problem in (alone, many)]
+    assert [len(kinds) for kinds in found] == [1, 1]
+    one, other = (kinds[0] for kinds in found)
+    assert one.choice.config.tile_rows == tile and one.least_rows == 1 and one.most_rows is None
+    assert with_features(one.choice.config, features).option("skip") == 1
+    assert (one.choice.config, one.choice.policy, one.choice.knobs) == (
+        other.choice.config,
+        "fixed_size",
+        other.choice.knobs,
+    )
 
 
 def test_a_plan_of_a_tile_without_skip_softmax_is_refused() -> None:

@@ -226,14 +226,18 @@ def test_tables_for_values_have_builds(have: Have, page_size: int) -> None:
 
 
 @pytest.mark.parametrize(("q_dtype", "kv_format"), EIGHT)
-def test_small_pages_of_eight_bits_are_compiled_when_asked_for(
-    have: Have, q_dtype: str, kv_format: str
-) -> None:
+def test_eight_bits_in_small_pages_have_builds(have: Have, q_dtype: str, kv_format: str) -> None:
+    """Of one tile, with a bf16 result; and what no build by page has is fetched token by token."""
     have(shipped())
     made = problem(q_dtype=q_dtype, kv_format=kv_format, heads=128, page_size=4)
-    assert is_missing(reason(made))
-    rows = {config.tile_rows for config in configs_for(made, False)}
-    assert rows == {16 if kv_format == "fp8_656" else 32}
+    for names in ((), ("sinks", "mask"), ("ragged", "lse"), ("batch_invariant",)):
+        assert reason(made, **dict.fromkeys(names, True)) is None, names
+    assert taken(made).tile_rows == (16 if kv_format == "fp8_656" else 32)
+    assert is_missing(reason(replace(made, out_dtype="fp16")))
+    by_page = problem(q_dtype=q_dtype, kv_format=kv_format, page_size=16)
+    used = {"tensor_scales": True, "mask": True}
+    has_build = (q_dtype, kv_format) == ("e4m3", "e4m3")
+    assert taken(by_page, **used).option("gather") == int(not has_build)
 
 
 @pytest.mark.parametrize(

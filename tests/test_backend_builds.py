@@ -260,7 +260,7 @@ def test_skip_softmax_under_a_16_bit_query_walks(have: Have, heads: int, kv_form
     have(shipped())
     made = problem(heads=heads, kv_format=kv_format)
     found = taken(made, skip_softmax=True)
-    assert (way_of(found), found.tile_rows) == ("walk", 16)
+    assert (mode_of(found), found.tile_rows) == (SWAP_AB_PERSISTENT.name, 16)
     for names in ((), ("sinks",), ("tensor_scales",), ("mask",), ("batch_invariant",)):
         assert reason(made, skip_softmax=True, **dict.fromkeys(names, True)) is None, names
 

@@ -13,6 +13,7 @@ from mla_lab.backends.cute import backend as cute
 from mla_lab.backends.cute.backend import CuteBackend
 from mla_lab.backends.cute.catalogue import able, build_for, missing_for, without_rule
 from mla_lab.backends.cute.families import complete, config_for, costs
+from mla_lab.backends.cute.feature_args import with_features
 from mla_lab.backends.cute.token_gather import configs_for
 from mla_lab.bench.cases import Case, blackwell_twins
 from mla_lab.call.form import Features
@@ -225,14 +226,18 @@ def test_tables_for_values_have_builds(have: Have, page_size: int) -> None:
 
 
 @pytest.mark.parametrize(("q_dtype", "kv_format"), EIGHT)
-def test_small_pages_of_eight_bits_are_compiled_when_asked_for(
-    have: Have, q_dtype: str, kv_format: str
-) -> None:
+def test_eight_bits_in_small_pages_have_builds(have: Have, q_dtype: str, kv_format: str) -> None:
+    """Of one tile, with a bf16 result; and what no build by page has is fetched token by token."""
     have(shipped())
     made = problem(q_dtype=q_dtype, kv_format=kv_format, heads=128, page_size=4)
-    assert is_missing(reason(made))
-    rows = {config.tile_rows for config in configs_for(made, False)}
-    assert rows == {16 if kv_format == "fp8_656" else 32}
+    for names in ((), ("sinks", "mask"), ("ragged", "lse"), ("batch_invariant",)):
+        assert reason(made, **dict.fromkeys(names, True)) is None, names
+    assert taken(made).tile_rows == (16 if kv_format == "fp8_656" else 32)
+    assert is_missing(reason(replace(made, out_dtype="fp16")))
+    by_page = problem(q_dtype=q_dtype, kv_format=kv_format, page_size=16)
+    used = {"tensor_scales": True, "mask": True}
+    has_build = (q_dtype, kv_format) == ("e4m3", "e4m3")
+    assert taken(by_page, **used).option("gather") == int(not has_build)
 
 
 @pytest.mark.parametrize(
@@ -247,6 +252,42 @@ def test_skip_softmax_over_e4m3_walks(have: Have, heads: int, page_size: int, ro
     for names in ((), ("sinks",), ("tensor_scales",), ("mask",), ("ragged",)):
         missing = reason(made, skip_softmax=True, **dict.fromkeys(names, True))
         assert is_missing(missing) == (page_size != 64), names
+
+
+@pytest.mark.parametrize("kv_format", ["e4m3", "fp8_656"])
+@pytest.mark.parametrize("heads", [16, 128])
+def test_skip_softmax_under_a_16_bit_query_walks(have: Have, heads: int, kv_format: str) -> None:
+    have(shipped())
+    made = problem(heads=heads, kv_format=kv_format)
+    found = taken(made, skip_softmax=True)
+    assert (mode_of(found), found.tile_rows) == (SWAP_AB_PERSISTENT.name, 16)
+    for names in ((), ("sinks",), ("tensor_scales",), ("mask",), ("batch_invariant",)):
+        assert reason(made, skip_softmax=True, **dict.fromkeys(names, True)) is None, names
+
+
+@pytest.mark.parametrize("q_len", [1, 4])
+@pytest.mark.parametrize(
+    ("heads", "page_size", "e4m3", "tile"),
+    [(16, 64, False, 64), (128, 64, False, 64), (16, 64, True, 32), (128, 16, True, 16)],
+)
+def test_invariant_skip_softmax_has_one_build_for_every_request(
+    heads: int, page_size: int, e4m3: bool, tile: int, q_len: int
+) -> None:
+    """Of the same rows and cuts, alone and in a batch of 200 others."""
+    formats = {"q_dtype": "e4m3", "kv_format": "e4m3"} if e4m3 else {}
+    alone = Problem((q_len,), (4096,), heads, page_size=page_size, **formats)
+    many = replace(alone, q_lens=(q_len, *(1, 2, 3, 0) * 50), kv_lens=(4096, *(9, 70_000) * 100))
+    features = Features(skip_softmax=True, batch_invariant=True, ragged=True)
+    found = [cute._kinds(problem, H200, features) for problem in (alone, many)]
+    assert [len(kinds) for kinds in found] == [1, 1]
+    one, other = (kinds[0] for kinds in found)
+    assert one.choice.config.tile_rows == tile and one.least_rows == 1 and one.most_rows is None
+    assert with_features(one.choice.config, features).option("skip") == 1
+    assert (one.choice.config, one.choice.policy, one.choice.knobs) == (
+        other.choice.config,
+        "fixed_size",
+        other.choice.knobs,
+    )
 
 
 def test_a_plan_of_a_tile_without_skip_softmax_is_refused() -> None:

@@ -20,7 +20,6 @@ from mla_lab.backends.cute import launch
 from mla_lab.backends.cute.backend import CuteBackend
 from mla_lab.backends.cute.device_plan import Formula, PlanOnDevice
 from mla_lab.backends.cute.families import complete, config_for, config_for_plan
-from mla_lab.backends.cute.feature_args import with_features
 from mla_lab.call.form import Features
 from mla_lab.core.errors import InvalidInput, Unsupported
 from mla_lab.core.gpu import B200, H200, Gpu
@@ -239,31 +238,6 @@ def test_skip_softmax_has_a_kernel_and_a_factor_of_0_the_plain_one(
     plan = make_plan(inputs.problem, tile_rows=128)
     with pytest.raises(Unsupported, match="64 rows"):
         native(replace(inputs, skip_softmax_threshold_scale_factor=1e-4), plan=plan)
-
-
-@pytest.mark.parametrize("q_len", [1, 4])
-@pytest.mark.parametrize(
-    ("heads", "page_size", "e4m3", "tile"),
-    [(16, 64, False, 64), (128, 64, False, 64), (16, 64, True, 32), (128, 16, True, 16)],
-)
-def test_invariant_skip_softmax_has_one_build_for_every_request(
-    heads: int, page_size: int, e4m3: bool, tile: int, q_len: int
-) -> None:
-    """Of the same rows and cuts, alone and in a batch of 200 others."""
-    formats = {"q_dtype": "e4m3", "kv_format": "e4m3"} if e4m3 else {}
-    alone = Problem((q_len,), (4096,), heads, page_size=page_size, **formats)
-    many = replace(alone, q_lens=(q_len, *(1, 2, 3, 0) * 50), kv_lens=(4096, *(9, 70_000) * 100))
-    features = Features(skip_softmax=True, batch_invariant=True, ragged=True)
-    found = [cute._kinds(problem, H200, features) for problem in (alone, many)]
-    assert [len(kinds) for kinds in found] == [1, 1]
-    one, other = (kinds[0] for kinds in found)
-    assert one.choice.config.tile_rows == tile and one.least_rows == 1 and one.most_rows is None
-    assert with_features(one.choice.config, features).option("skip") == 1
-    assert (one.choice.config, one.choice.policy, one.choice.knobs) == (
-        other.choice.config,
-        "fixed_size",
-        other.choice.knobs,
-    )
 
 
 @pytest.mark.parametrize("ragged", [False, True])

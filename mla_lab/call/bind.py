@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from ..core.problem import Problem
+from .checks.capture import check_streams, is_captured
 from .checks.overlap import check_overlap
 from .checks.values import check_debug, check_numbers, check_places, read_lengths
 from .decode_args import PARAMETERS, DecodeArgs
@@ -101,12 +102,16 @@ def bind(args: DecodeArgs, form: Form, *, reads_lengths: bool, debug: bool) -> C
     """The call of arguments whose form is checked.
 
     reads_lengths: the backend plans on the host; on a GPU that is a synchronisation.
-    debug: every value is checked, which on a GPU synchronises too.
+    debug: every value is checked, which on a GPU synchronises too; in the capture of a graph the
+    streams of a workspace are.
     """
     check_numbers(args)
     check_overlap(args, PARAMETERS)
     if not reads_lengths:
         check_places(args)
+    if debug and is_captured(form.device):
+        check_streams(args.workspace_buffer)
+        debug = False  # the rest would read values
     lengths = read_lengths(args, form, reads_lengths or debug)
     if debug:
         check_debug(args, form, lengths)

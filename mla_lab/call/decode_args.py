@@ -98,8 +98,9 @@ class DecodeArgs:
     workspace_buffer: 1-D uint8 or int8, at an address that is a multiple of 64 bytes, zeroed once
         before its first use. It holds the partials and merge counters of the call in flight: calls
         that may run at the same time (two streams, or two threads on two streams) need a buffer
-        each; calls of one stream share one. The torch backend takes memory of its own. None or an
-        empty one suffices for a plan without partials; None in the native call allocates.
+        each, which debug mode checks where both are captured into one graph; calls of one stream
+        share one. The torch backend takes memory of its own. None or an empty one suffices for a
+        plan without partials; None in the native call allocates.
     qk_nope_head_dim: any; the absorbed form does not use it.
     kv_lora_rank, qk_rope_head_dim: (512, 64); on the torch backend also (256, 64).
     block_tables: int32 [batch, max_pages] page ids, with gaps between rows or without; with

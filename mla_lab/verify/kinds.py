@@ -26,6 +26,7 @@ from ..core.gpu import H200
 from ..core.problem import Problem
 from ..jit import toolchain
 from ..jit.build import canonical
+from ..jit.cache import Cache
 from ..jit.shipped import shipped
 from ..plan.config import KernelConfig
 from .cases import FACTORS, allowed, problem_of
@@ -39,7 +40,8 @@ RANKS = ("1", "2")
 EVEN = ("format", "layout", "q_len", "heads", "lengths", "page_size", "inputs")
 #: which builds are there
 BUILDS = ("any", "shipped")
-_NUMBERS = re.compile(r"\d+")
+#: those that no name has
+_NUMBERS = re.compile(r"(?<![\w.])\d[\d,]*\b")
 _NAMES = re.compile(r"(cute|cuda)_\S+ is not compiled here.*")
 
 
@@ -98,7 +100,7 @@ def kind_of(case: Case, ranks: bool = False) -> Kind:
 
 def verdict(kind: Kind) -> tuple[str, str]:
     """The backend of "auto" that takes the call, and why those before it do not."""
-    why = []
+    why: list[str] = []
     for name in backends.ORDER:
         reason = backends.load(name).supports(kind.features, kind.problem, H200)
         if reason is None:
@@ -118,7 +120,7 @@ def only(builds: str) -> Iterator[None]:
     """Judge calls as where these builds are, whatever this host has."""
     there = {canonical(config) for config in shipped()} if builds == "shipped" else None
 
-    def find(config: KernelConfig, arch: str) -> Any:
+    def find(config: KernelConfig, arch: str, cache: Cache | None = None) -> Any:
         return there is None or canonical(config) in there or None
 
     def absent(kernel: str) -> dict[str, str]:

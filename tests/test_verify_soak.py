@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 
+from mla_lab.api.contract import trtllm_batch_decode_with_kv_cache_mla
 from mla_lab.cli import main
 from mla_lab.core.errors import unsupported
 from mla_lab.verify import soak
@@ -52,7 +53,8 @@ def test_requests_grow_end_and_begin(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("kind", ["out", "lse", "refused"])
 def test_it_sees_what_is_wrong(monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
-    right, calls = soak.decode, []
+    right = trtllm_batch_decode_with_kv_cache_mla
+    calls: list[dict[str, Any]] = []
 
     def spoilt(**given: Any) -> Any:
         calls.append(given)

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from mla_lab.core.errors import InvalidInput
 from mla_lab.core.problem import Problem
 from mla_lab.plan import make_plan
-from mla_lab.plan.greedy import greedy_payload, walk
+from mla_lab.plan.greedy import contiguous_cuts, greedy_payload
 from mla_lab.plan.policies import cutlass_splits, fa3_splits, shrink, uniform_splits, xqa_splits
 
 from .plan_oracles import flashmla_pieces
@@ -81,7 +81,7 @@ def test_shrunk_counts_leave_no_split_empty(blocks, splits):
 @given(st.lists(st.integers(1, 60), min_size=1, max_size=12), st.integers(1, 20), st.integers(0, 9))
 def test_greedy_walks_as_flashmla_does(blocks, parts, overhead):
     sizes = np.array(blocks)
-    cuts = walk(sizes, parts, overhead, greedy_payload(sizes, parts, overhead))
+    cuts = contiguous_cuts(sizes, parts, overhead, greedy_payload(sizes, parts, overhead))
     assert cuts is not None
     assert cuts.part is not None
     pieces = zip(cuts.part, cuts.request, cuts.begin, cuts.end, strict=True)

@@ -36,11 +36,10 @@ def _find(
 
 
 @cute.jit
-def _launch(
-    lens: cute.Tensor, q_begin: cute.Tensor, tiles: cute.Tensor, schedule: cute.Tensor,
-    rows: cute.Tensor, counts: cute.Tensor, heads: Int32, q_len: Int32, costs: Int32,
-    tile_rows: Int32, stream,
-) -> None:  # fmt: skip
+def _launch(*operands) -> None:
+    """Operands in the order of `entry`, the stream last."""
+    lens, q_begin, tiles, schedule, rows, counts, *numbers, stream = operands
+    heads, q_len, costs, tile_rows = numbers
     b = Batch(lens, q_begin, heads, q_len, Int32(counts.shape[0]), costs, tile_rows)
     _find(b, tiles, schedule, rows, counts).launch(
         grid=(counts.shape[0], 1, 1), block=(32, 1, 1), stream=stream

@@ -48,7 +48,7 @@ INVARIANT_CUTS = {
     128: {"split_blocks": 64, "max_splits": 32, "half_blocks": 128},
 }
 #: further splits of a tile are priced where its first price is within this factor of the least
-HOPEFUL = 1.2
+PROMISING = 1.2
 #: over an fp8 cache the cluster of two CTAs is chosen where it is priced within this factor of one
 #: CTA's tile, as the model has no price for the L2 reads it saves. Over 20 calls of 128 heads
 #: (data/records/h200_sweep_eight_bits.jsonl) the choice is in the mean 0.15 % slower than the best,
@@ -132,7 +132,7 @@ def _all_candidates(
         return found
     least_us = min((choice.predicted_us for choice in found), default=0.0)
     for choice, family in planned:
-        if choice.predicted_us <= HOPEFUL * least_us:
+        if choice.predicted_us <= PROMISING * least_us:
             config = choice.config
             found += price_others(problem, gpu, family, config.tile_rows, config.cluster)
     return found

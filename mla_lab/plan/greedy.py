@@ -51,7 +51,7 @@ def greedy(
         raise invalid("parts, overhead", (parts, overhead), "parts >= 1 and overhead >= 0")
     if payload is None:
         payload = greedy_payload(shape.blocks, parts, overhead)
-    cuts = walk(shape.blocks, parts, overhead, payload)
+    cuts = contiguous_cuts(shape.blocks, parts, overhead, payload)
     if cuts is None:
         raise invalid("payload", payload, f"enough for {parts} parts to cover the batch")
     return cuts
@@ -63,7 +63,7 @@ def greedy_payload(blocks: np.ndarray, parts: int, overhead: int) -> int:
     return -(-total // parts) + overhead
 
 
-def walk(blocks: np.ndarray, parts: int, overhead: int, payload: int) -> Cuts | None:
+def contiguous_cuts(blocks: np.ndarray, parts: int, overhead: int, payload: int) -> Cuts | None:
     """Step 4 of the definition; None where the parts end before the requests do."""
     line = [0, *np.cumsum(blocks + overhead).tolist()]
     last = len(line) - 1

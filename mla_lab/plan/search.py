@@ -22,7 +22,7 @@ import numpy as np
 from .assign import Assignment, beside, by_part
 from .cost import CostModel, makespan
 from .cuts import Cuts, Shape, cut_by_count, number
-from .greedy import greedy, greedy_payload, walk
+from .greedy import contiguous_cuts, greedy, greedy_payload
 
 #: most assignments of one search, and the relative gain below which the search stops
 MAX_TRIALS = 6
@@ -58,9 +58,9 @@ def best_trial(shape: Shape, model: CostModel) -> Trial:
         if trial.makespan_ns < best.makespan_ns:
             best = trial
     if bounds[order[0]] <= best.makespan_ns * WORTHWHILE:
-        walked = shortest_walk(shape, model)
-        if walked is not None:
-            trial = try_cuts(shape, model, walked)
+        contiguous = shortest_contiguous(shape, model)
+        if contiguous is not None:
+            trial = try_cuts(shape, model, contiguous)
             if trial.makespan_ns < best.makespan_ns * WORTHWHILE:
                 best = trial
     return best
@@ -170,22 +170,22 @@ def piece_sizes(shape: Shape, steps: np.ndarray) -> np.ndarray:
     return np.unique(-(-longest // counts))[::-1]
 
 
-def shortest_walk(shape: Shape, model: CostModel) -> Cuts | None:
+def shortest_contiguous(shape: Shape, model: CostModel) -> Cuts | None:
     """Contiguous splits with the smallest payload that fits the workers."""
     parts = max(1, shape.workers // shape.max_row_tiles)
-    overhead = walk_overhead(shape, model)
+    overhead = piece_overhead(shape, model)
     high = greedy_payload(shape.blocks, parts, overhead)
     low = max(overhead + 1, high - 2 * overhead)
     while low < high:
         middle = (low + high) // 2
-        if walk(shape.blocks, parts, overhead, middle) is None:
+        if contiguous_cuts(shape.blocks, parts, overhead, middle) is None:
             low = middle + 1
         else:
             high = middle
-    return walk(shape.blocks, parts, overhead, high)
+    return contiguous_cuts(shape.blocks, parts, overhead, high)
 
 
-def walk_overhead(shape: Shape, model: CostModel) -> int:
+def piece_overhead(shape: Shape, model: CostModel) -> int:
     """A piece's fixed cost in blocks, at least 1."""
     parts = max(1, shape.workers // shape.max_row_tiles)
     pieces = np.array([parts * shape.max_row_tiles])

@@ -1,9 +1,9 @@
-"""Which backend runs a call on a Hopper card, over calls that are drawn; no GPU is needed.
+"""Backends of randomly drawn calls on a Hopper card; needs no GPU.
 
-A call draws a level of each factor of `cases.FACTORS` and of `RANKS`. Half of the calls have a
-feature's first level, which is the plain one; formats, shapes and pages are drawn evenly. What the
-contract does not have is drawn again. A call is judged by `supports`, with every build there, or
-with those alone that ship and no compiler.
+A call has a random level of each factor of `cases.FACTORS` and of `RANKS`. Half of the calls have a
+feature's first level, the plain one; formats, shapes and pages are drawn evenly. Calls outside the
+contract are drawn again. The backend follows from `supports`, with every build available, or with
+the shipped builds alone and no compiler.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ from .record import Row, head_row
 SEED, CALLS = 22, 4448
 #: ranks of decode context parallel
 RANKS = ("1", "2")
-#: factors whose levels are equally usual
+#: factors whose levels are drawn evenly
 EVEN = ("format", "layout", "q_len", "heads", "lengths", "page_size", "inputs")
-#: which builds are there
+#: sets of available builds
 BUILDS = ("any", "shipped")
 #: those that no name has
 _NUMBERS = re.compile(r"(?<![\w.])\d[\d,]*\b")
@@ -46,7 +46,7 @@ _NAMES = re.compile(r"(cute|cuda)_\S+ is not compiled here.*")
 
 
 class Kind(NamedTuple):
-    """A drawn call as a backend sees it."""
+    """Problem and features of a drawn call, as a backend's `supports` takes them."""
 
     problem: Problem
     features: Features
@@ -74,7 +74,7 @@ def _takes_ranks(case: Case) -> bool:
 
 
 def kind_of(case: Case, ranks: bool = False) -> Kind:
-    """A case with its lengths at their bounds, and what its form says."""
+    """Problem of a case with lengths at their bounds, and its features."""
     made = problem_of(case)
     q_len, kv_len = max(1, *made.q_lens), max(1, *made.kv_lens)
     bounds = replace(made, q_lens=(q_len,) * made.batch, kv_lens=(kv_len,) * made.batch)
@@ -99,7 +99,7 @@ def kind_of(case: Case, ranks: bool = False) -> Kind:
 
 
 def verdict(kind: Kind) -> tuple[str, str]:
-    """The backend of "auto" that takes the call, and why those before it do not."""
+    """(backend that "auto" selects, reasons of the earlier ones that refuse)."""
     why: list[str] = []
     for name in backends.ORDER:
         reason = backends.load(name).supports(kind.features, kind.problem, H200)
@@ -110,18 +110,18 @@ def verdict(kind: Kind) -> tuple[str, str]:
 
 
 def short(reason: str) -> str:
-    """A reason without numbers, names of builds and lists of what is taken."""
+    """A reason without numbers, names of builds and lists of supported values."""
     text = _NAMES.sub("not compiled", reason).split("; its kernel")[0]
     return _NUMBERS.sub("#", text)
 
 
 @contextmanager
 def only(builds: str) -> Iterator[None]:
-    """Judge calls as where these builds are, whatever this host has."""
-    there = {canonical(config) for config in shipped()} if builds == "shipped" else None
+    """Context in which only these builds are available, independent of this host."""
+    available = {canonical(config) for config in shipped()} if builds == "shipped" else None
 
     def find(config: KernelConfig, arch: str, cache: Cache | None = None) -> Any:
-        return there is None or canonical(config) in there or None
+        return available is None or canonical(config) in available or None
 
     def absent(kernel: str) -> dict[str, str]:
         raise BuildError("no compiler")
@@ -142,8 +142,8 @@ def _forget() -> None:
 
 
 def rows(count: int = CALLS, seed: int = SEED) -> Iterator[Row]:
-    """A record: for either set of builds how many calls each backend takes, and the reasons for
-    which torch does, with the first such call.
+    """A record: for each set of builds the number of calls by backend, and the reasons for calls on
+    torch, with the first such call.
     """
     yield head_row("kinds", "cpu", count) | {"seed": seed}
     kinds = list(drawn(count, seed))
@@ -158,7 +158,7 @@ def rows(count: int = CALLS, seed: int = SEED) -> Iterator[Row]:
 
 
 def table(found: Sequence[Row]) -> str:
-    """The calls that run on the torch backend, by reason, and how many of all."""
+    """Calls on the torch backend by reason, with their share of all calls."""
     head = next(row for row in found if row["kind"] == "run")
     taken = {row["builds"]: row for row in found if row["kind"] == "taken"}
     share = partial(_share, calls=head["cases"])
@@ -178,7 +178,7 @@ def table(found: Sequence[Row]) -> str:
 
 
 def shares(row: Row) -> str:
-    """How many calls each backend takes, in words."""
+    """Share of the calls of each backend, in words."""
     counts = ", ".join(f"{row[name]} by {name}" for name in backends.ORDER if name in row)
     return f"{row['builds']} builds: {counts}"
 

@@ -1,10 +1,11 @@
-"""A long run as serving makes it: requests grow, end and begin on two streams, all is checked.
+"""Soak test: serving-like steps on two streams, every result checked.
 
 A `Session` is a batch on a stream with a workspace of its own. In each step its requests have new
-queries and lengths, which are written in place, and the call is made again: from a CUDA graph where
-a kernel takes it, which was captured at other lengths, else by the caller. The steps of two
-sessions are enqueued together, then both results are compared with the oracle. After `STEPS` steps
-both are replaced by ones of the next format and of drawn shapes and features.
+queries and lengths, which are written in place, and the call is repeated: by a CUDA graph that was
+captured at other lengths where a kernel runs the call, otherwise by a new call. Requests grow, end
+and begin anew. The steps of two sessions are enqueued together, then both results are compared with
+the oracle. After `STEPS` steps two new sessions follow, of the next format and of random shapes and
+features.
 """
 
 from __future__ import annotations
@@ -34,12 +35,12 @@ from .record import Progress, Row, head_row
 STREAMS = 2
 #: steps of a session
 STEPS = {"cpu": 5, "cuda": 12}
-#: chance of a request to end in a step, and of a session to be batch invariant
+#: probability that a request ends in a step, and that a session is batch invariant
 ENDS, INVARIANT = 0.15, 0.25
-#: bytes of a workspace, and those by which memory may grow after the first quarter of a run
+#: bytes of a workspace, and bound on the growth of memory after the first quarter of a run
 WORKSPACE_BYTES = {"cpu": 64 << 20, "cuda": 2 << 30}
 FLAT_BYTES = 64 << 20
-#: batch, heads, tokens and page sizes that are drawn
+#: drawn batches, heads, tokens and page sizes
 SIZES: dict[str, tuple[tuple[int, ...], ...]] = {
     "cpu": ((1, 2, 3), (2, 16), (90, 260), (2, 16, 64)),
     "cuda": ((1, 2, 7, 16, 40), (1, 16, 24, 64, 128), (300, 2000, 9000), (1, 16, 32, 64, 128)),
@@ -48,7 +49,7 @@ OPTIONAL = ("lse", "sinks", "device_scales", "page_gap", "cache_4d")
 
 
 class Session:
-    """One batch of requests, on a stream of its own where there are streams."""
+    """One batch of requests, on its own stream on a GPU."""
 
     def __init__(self, draw: random.Random, form: str, workspace: Tensor, stream: Any) -> None:
         self.draw, self.form, self.stream = draw, form, stream
@@ -86,7 +87,7 @@ class Session:
                     decode(**self.given)
 
     def _grow(self) -> None:
-        """Every request has its new tokens, or ends, and one that had ended begins anew."""
+        """Each request grows by its new tokens or ends; an ended one begins anew."""
         for b, (q_len, most) in enumerate(
             zip(self.problem.q_lens, self.problem.kv_lens, strict=True)
         ):
@@ -99,7 +100,7 @@ class Session:
         stored.copy_(stored.roll(1, dims=0).roll(1, dims=-2))
 
     def outcome(self) -> Outcome:
-        """The result of the last step beside the oracle's."""
+        """Check of the last step against the oracle."""
         if self.stream is not None:
             self.stream.synchronize()
         return judge(self.inputs, self.out, self.lse, self.backend, None)
@@ -111,7 +112,7 @@ def on(stream: Any) -> Any:
 
 
 def drawn(draw: random.Random, form: str, kind: str) -> tuple[Problem, list[str]]:
-    """Shapes and features of a session; lengths are the greatest that requests reach."""
+    """Random shapes and features of a session; lengths are the largest ones."""
     batches, heads, tokens, page_sizes = SIZES[kind]
     batch, q_len = draw.choice(batches), draw.choice((1, 1, 1, 2, 4))
     ragged = draw.random() < 0.4
@@ -149,7 +150,7 @@ def run(device: str, seconds: float, progress: Progress, seed: int = 1) -> Itera
 
 
 class Soak:
-    """What is counted, and what all sessions of a stream share."""
+    """Counters of a run, and the workspaces of its streams."""
 
     def __init__(self, device: str, seed: int, progress: Progress) -> None:
         self.kind, self.progress = torch.device(device).type, progress
@@ -171,7 +172,7 @@ class Soak:
         return self.kind == "cuda"
 
     def visit(self, index: int) -> None:
-        """`STEPS` steps of two new sessions; a refusal by name ends a session."""
+        """`STEPS` steps of two new sessions; a refusal ends a session."""
         names = list(FORMATS)
         chosen = [names[(STREAMS * index + i) % len(names)] for i in range(STREAMS)]
         sessions = [
@@ -213,7 +214,7 @@ class Soak:
         self.progress(words)
 
     def memory(self) -> int:
-        """Bytes that tensors hold on the GPU, or of this process."""
+        """Bytes of tensors on the GPU, or resident bytes of this process."""
         gc.collect()
         if self.on_gpu:
             return torch.cuda.memory_allocated()
@@ -221,7 +222,7 @@ class Soak:
         return pages * 4096
 
     def row(self, visits: int, seconds: float) -> Row:
-        """Counts of the whole run; status "ok" where nothing is wrong and memory is flat."""
+        """Counts of the run; status "ok" if all results are right and memory does not grow."""
         after = self.memory()
         before = after if self.memory_before is None else self.memory_before
         names = ("calls", "checked", "wrong", "refused", "graphs", "replays")

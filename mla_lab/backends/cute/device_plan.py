@@ -29,7 +29,7 @@ from ...plan.choose import Kind
 from ...plan.cuts import Shape
 from ...plan.formula import MAX_SPLITS, fits_ll_slice, whole_pairs
 from ...plan.launch_modes import in_waves, mode_of
-from ...plan.search import walk_overhead
+from ...plan.search import piece_overhead
 from ...plan.selection import Selection
 from ...plan.self_schedule import COSTS, Costs
 from ...plan.workspace import LL_WORDS, MAX_GROUPS
@@ -145,7 +145,7 @@ def _policy(choice: Choice, bounds: Problem) -> dict[str, Any]:
         return {"policy": choice.policy, **dict(choice.knobs)}
     config = choice.config
     shape = Shape.of(bounds, config.tile_rows, config.tile_kv, choice.num_workers)
-    return {"policy": "greedy", "overhead": walk_overhead(shape, choice.model)}
+    return {"policy": "greedy", "overhead": piece_overhead(shape, choice.model)}
 
 
 @dataclass(frozen=True)

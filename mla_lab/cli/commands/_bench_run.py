@@ -78,12 +78,14 @@ def sweep(args: argparse.Namespace) -> None:
     """Our own variants against each other, and whatever peers are named beside them."""
     from ...tune.sweep import METHOD, PER_TILE, Sweep
 
-    class Asked(Sweep):
+    class OwnSweep(Sweep):
         backend = args.backend
         per_tile = args.per_tile or PER_TILE
 
     size = int(args.rotation_mb * 1e6)
-    _measure(args, Asked, replace(METHOD, rounds=args.rounds, seed=args.seed, rotation_bytes=size))
+    _measure(
+        args, OwnSweep, replace(METHOD, rounds=args.rounds, seed=args.seed, rotation_bytes=size)
+    )
 
 
 def _measure(args: argparse.Namespace, kind: type[Bench], method: Method) -> None:

@@ -85,7 +85,7 @@ class StepFailed(MlaLabError, RuntimeError):
 
 
 @dataclass(frozen=True)
-class Asked:
+class LiveOptions:
     """Options of a run: folder to refresh, short or whole run, checkout whose pages are filled, and
     folder of serving traces.
     """
@@ -122,29 +122,29 @@ class Step:
     name: str
     what: str
     card: bool
-    run: Callable[[Asked], None]
+    run: Callable[[LiveOptions], None]
     records: tuple[str, ...] = ()
 
 
-def _made(asked: Asked, name: str) -> None:
+def _made(options: LiveOptions, name: str) -> None:
     """Make a record in a temporary file, which replaces the old one when it is complete."""
-    new = asked.record(name).with_suffix(".jsonl.new")
+    new = options.record(name).with_suffix(".jsonl.new")
     new.unlink(missing_ok=True)
     if name in MODULES:
-        only = ("--only", SHORT_ANATOMY) if asked.short and name == ANATOMY else ()
-        asked.python("-m", f"mla_lab.{MODULES[name]}", str(new), *only)
+        only = ("--only", SHORT_ANATOMY) if options.short and name == ANATOMY else ()
+        options.python("-m", f"mla_lab.{MODULES[name]}", str(new), *only)
     else:
         for line in COMMANDS[name]:
             words = [str(new) if word == "RECORD" else word for word in line.split()]
-            asked.python("-m", "mla_lab", *words, *_shorter(asked, line))
+            options.python("-m", "mla_lab", *words, *_shorter(options, line))
     if name == ANATOMY:
-        _keep_others(new, asked.record(name))
+        _keep_others(new, options.record(name))
     else:
-        new.replace(asked.record(name))
+        new.replace(options.record(name))
 
 
-def _shorter(asked: Asked, line: str) -> list[str]:
-    if not asked.short:
+def _shorter(options: LiveOptions, line: str) -> list[str]:
+    if not options.short:
         return []
     kinds = {"bench run": SHORT, "bench sweep": SHORT_SWEEP, "verify pairwise": "--first 3"}
     kinds |= {"verify published": "--batch 2", "verify costs": "--features sinks"}
@@ -167,25 +167,25 @@ def _taken(row: dict[str, Any]) -> tuple[Any, ...]:
     return tuple(row.get(name) for name in ("case", "peer", "kind", "lanes"))
 
 
-def _traces(asked: Asked) -> None:
+def _traces(options: LiveOptions) -> None:
     """Samples of two serving traces with peers; then uniform batches of equally many tokens."""
-    if asked.traces is None:
+    if options.traces is None:
         print(f"no --traces FOLDER with {' and '.join(TRACES)}: the rows stay as they were")
         return
     name = "h200_traces"
-    new = asked.record(name).with_suffix(".jsonl.new")
+    new = options.record(name).with_suffix(".jsonl.new")
     new.unlink(missing_ok=True)
     run = ["-m", "mla_lab", "bench", "run", str(new)]
-    seeds = ["--seeds", "0"] if asked.short else []
+    seeds = ["--seeds", "0"] if options.short else []
     for trace in TRACES:
         for model in TRACE_MODELS:
-            cases = ["--cases", "trace", "--trace", str(asked.traces / trace), "--model", model]
-            asked.python(*run, *cases, "--requests", "128", *TRACE_PEERS.split(), *seeds)
+            cases = ["--cases", "trace", "--trace", str(options.traces / trace), "--model", model]
+            options.python(*run, *cases, "--requests", "128", *TRACE_PEERS.split(), *seeds)
     lengths = ",".join(map(str, sorted(set(_mean_lengths(new)))))
     if lengths:
         shape = ["--batch", "128", "--heads", "16,128", "--kv-len", lengths]
-        asked.python(*run, *shape, *OWN.split())
-    new.replace(asked.record(name))
+        options.python(*run, *shape, *OWN.split())
+    new.replace(options.record(name))
 
 
 def _mean_lengths(record: Path) -> Iterator[int]:
@@ -197,51 +197,51 @@ def _mean_lengths(record: Path) -> Iterator[int]:
         yield round(sum(lengths) / len(lengths))
 
 
-def _costs(asked: Asked) -> None:
+def _costs(options: LiveOptions) -> None:
     """The cost model's constants: 16 bits from two sweeps, eight bits from their own."""
-    fitted = [str(asked.record(name)) for name in SWEEPS if asked.record(name).exists()]
-    judged = ["--judge", str(asked.record(HELD_OUT))] if not asked.short else []
-    asked.python("-m", "mla_lab", "bench", "fit", *fitted, *judged)
-    asked.python("-m", "mla_lab", "bench", "fit", str(asked.record(EIGHT_SWEEP)))
+    fitted = [str(options.record(name)) for name in SWEEPS if options.record(name).exists()]
+    judged = ["--judge", str(options.record(HELD_OUT))] if not options.short else []
+    options.python("-m", "mla_lab", "bench", "fit", *fitted, *judged)
+    options.python("-m", "mla_lab", "bench", "fit", str(options.record(EIGHT_SWEEP)))
 
 
-def _host(asked: Asked) -> None:
+def _host(options: LiveOptions) -> None:
     from datetime import UTC, datetime
 
     from ...core.revision import Revision, check_record
 
-    check_record(asked.record(HOST))
-    printed = asked.python("-m", "mla_lab.studies.host_cost", capture=True)
+    check_record(options.record(HOST))
+    printed = options.python("-m", "mla_lab.studies.host_cost", capture=True)
     sys.stdout.write(printed)
     figures = json.loads(printed.strip().splitlines()[-1])
     today, commit = datetime.now(UTC).date().isoformat(), Revision.here().commit
-    with asked.record(HOST).open("a", encoding="utf-8") as file:
+    with options.record(HOST).open("a", encoding="utf-8") as file:
         file.write(json.dumps({"date": today, "commit": commit, **figures}) + "\n")
 
 
-def _simulator(asked: Asked) -> None:
-    asked.python("-m", "mla_lab.simulate.fit", str(asked.record(ANCHOR)))
+def _simulator(options: LiveOptions) -> None:
+    options.python("-m", "mla_lab.simulate.fit", str(options.record(ANCHOR)))
 
 
-def _notebooks(asked: Asked) -> None:
-    jobs = "6" if asked.short else "1"
-    keep = str(asked.into / "executed")
-    asked.python("-m", "mla_lab.lab.run_all", "--keep", keep, "--jobs", jobs)
+def _notebooks(options: LiveOptions) -> None:
+    jobs = "6" if options.short else "1"
+    keep = str(options.into / "executed")
+    options.python("-m", "mla_lab.lab.run_all", "--keep", keep, "--jobs", jobs)
 
 
-def _pages(asked: Asked) -> None:
-    if asked.checkout is None:
+def _pages(options: LiveOptions) -> None:
+    if options.checkout is None:
         print("no README beside this package: nothing to fill")
         return
-    asked.python("-m", "mla_lab.lab.documents", str(asked.checkout))
+    options.python("-m", "mla_lab.lab.documents", str(options.checkout))
 
 
 def _measuring(name: str, what: str, *records: str) -> Step:
     """A step that makes records, one after the other."""
 
-    def run(asked: Asked) -> None:
+    def run(options: LiveOptions) -> None:
         for record in records:
-            _made(asked, record)
+            _made(options, record)
 
     return Step(name, what, True, run, records)
 

@@ -21,7 +21,7 @@ PLAIN_SCALE = 192**-0.5
 
 
 @dataclass(frozen=True)
-class Asked:
+class CallOptions:
     """The decode call of the command's options, and the source of its lengths."""
 
     problem: Problem
@@ -76,7 +76,7 @@ def _lengths(text: str) -> tuple[int, ...]:
         raise argparse.ArgumentTypeError(f"got {text!r}; supported: 4096 or 512,4096") from error
 
 
-def problem_of(args: argparse.Namespace) -> Asked:
+def problem_of(args: argparse.Namespace) -> CallOptions:
     """The call that the options describe. Raises InvalidInput where they contradict each other or
     name a size that no kernel takes.
     """
@@ -97,7 +97,7 @@ def problem_of(args: argparse.Namespace) -> Asked:
         page_size=args.page_size,
     )
     name = f"{model.title}, {heads} heads a rank" if model else f"{heads} heads"
-    return Asked(problem, model.softmax_scale if model else PLAIN_SCALE, name, source)
+    return CallOptions(problem, model.softmax_scale if model else PLAIN_SCALE, name, source)
 
 
 def _check_sizes(args: argparse.Namespace) -> None:

@@ -9,7 +9,7 @@ from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any
 
 from ...core.errors import invalid, unsupported
-from ._problem import Asked, add_problem_options, problem_of
+from ._problem import CallOptions, add_problem_options, problem_of
 from ._progress import Bar, bar
 
 if TYPE_CHECKING:
@@ -51,17 +51,17 @@ def run(args: argparse.Namespace) -> int:
 
     if args.calls is not None and args.calls < 1:
         raise invalid("--calls", args.calls, "1 or more")
-    asked = problem_of(args)
+    options = problem_of(args)
     roof = Gpu.preset(args.gpu)
     device = _device(args.device)
-    check_memory(asked.problem, device, not args.no_check)
+    check_memory(options.problem, device, not args.no_check)
     with bar("making inputs", print, quiet=args.json) as shown:
-        inputs = _inputs(asked, args, device)
+        inputs = _inputs(options, args, device)
         plan, backend, measured, judged = _run(inputs, args, device, shown)
     report = {
-        "model": asked.model,
-        "lengths": {"from": asked.lengths, "kv_lens": asked.problem.kv_lens},
-        "problem": asdict(asked.problem),
+        "model": options.model,
+        "lengths": {"from": options.lengths, "kv_lens": options.problem.kv_lens},
+        "problem": asdict(options.problem),
         "plan": _plan_report(plan),
         "time": {
             "median_s": measured.median_seconds,
@@ -70,13 +70,13 @@ def run(args: argparse.Namespace) -> int:
             "device": device,
         },
         "error": judged and _error_report(judged),
-        "roofline": _roofline_report(asked.problem, roof),
+        "roofline": _roofline_report(options.problem, roof),
         "memory": _memory_report(inputs, plan, measured),
     }
     if args.json:
         print(json.dumps(report, indent=1))
     else:
-        _print(report, plan, asked)
+        _print(report, plan, options)
     return 0 if judged is None or judged.good else OUT_OF_BOUND
 
 
@@ -115,14 +115,14 @@ def _device(wanted: str | None) -> str:
     return wanted or ("cuda" if here else "cpu")
 
 
-def _inputs(asked: Asked, args: argparse.Namespace, device: str) -> DecodeInputs:
+def _inputs(options: CallOptions, args: argparse.Namespace, device: str) -> DecodeInputs:
     """Random tensors of the problem, without a workspace."""
     from ...reference.inputs import make_inputs
 
     features = {"lse", *args.feature}
-    inputs = make_inputs(asked.problem, args.seed, features, device=device, workspace_bytes=0)
+    inputs = make_inputs(options.problem, args.seed, features, device=device, workspace_bytes=0)
     if "device_scales" not in features:
-        inputs = replace(inputs, bmm1_scale=asked.softmax_scale)
+        inputs = replace(inputs, bmm1_scale=options.softmax_scale)
     return inputs
 
 
@@ -208,8 +208,8 @@ def _memory_report(inputs: DecodeInputs, plan: Plan, measured: Measured) -> dict
     }
 
 
-def _print(report: dict[str, Any], plan: Plan, asked: Asked) -> None:
-    problem, time, roof = asked.problem, report["time"], report["roofline"]
+def _print(report: dict[str, Any], plan: Plan, options: CallOptions) -> None:
+    problem, time, roof = options.problem, report["time"], report["roofline"]
     lengths = textwrap.fill(
         ", ".join(map(str, problem.kv_lens)),
         88,
@@ -218,9 +218,9 @@ def _print(report: dict[str, Any], plan: Plan, asked: Asked) -> None:
     )
     rate = roof["flops"] / time["median_s"] / 1e9
     print(
-        f"call      {asked.model}, batch {problem.batch}, q {max(problem.q_lens)}, "
+        f"call      {options.model}, batch {problem.batch}, q {max(problem.q_lens)}, "
         f"{problem.q_dtype} over {problem.kv_format}, pages of {problem.page_size}\n"
-        f"lengths   {asked.lengths}, {sum(problem.kv_lens)} tokens:\n{lengths}\n"
+        f"lengths   {options.lengths}, {sum(problem.kv_lens)} tokens:\n{lengths}\n"
         f"{plan.summary()}\n"
         f"time      {time['median_s'] * 1e3:.1f} ms, median of {time['calls']}; backend "
         f"{time['backend']} on {time['device']}, {rate:.0f} GFLOP/s\n"

@@ -12,7 +12,7 @@ from typing import Any
 from ...core.errors import invalid, unsupported
 from ...core.resources import data_dir
 from ...core.revision import check_record
-from ._live_steps import STEPS, TRACES, Asked, Step
+from ._live_steps import STEPS, TRACES, LiveOptions, Step
 
 #: card of the records
 CARD = "H200"
@@ -95,12 +95,12 @@ def run(args: argparse.Namespace) -> None:
     into = folder(args.into, args.short)
     top = Path(__file__).resolve().parents[3]
     ours = top if (top / "README.md").is_file() and args.into is None else None
-    asked = Asked(into, args.short, ours, args.traces)
+    options = LiveOptions(into, args.short, ours, args.traces)
     for record in (record for step in steps for record in step.records):
-        check_record(asked.record(record))
+        check_record(options.record(record))
     for step in steps:
         print(f"== {step.name}: {step.what}", flush=True)
         start = time.perf_counter()
-        step.run(asked)
+        step.run(options)
         print(f"== {step.name}: {time.perf_counter() - start:.0f} s", flush=True)
     print(f"refreshed {into}: {', '.join(step.name for step in steps)}")

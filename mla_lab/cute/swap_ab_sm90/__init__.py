@@ -34,8 +34,8 @@ Named barriers
 |---|---|---|
 | 1 `CONSUMERS` | 256 | reads of row stats, before the next work tile writes them; stores of a |
 | | | partial, before it is counted; the counter's value, before the merge |
-| 2, 3 `WARP_GROUPS` | 128 | row maxes of a tile by warp, before they are combined; P and row stats |
-| | | of a tile, before the warp group's own PV reads them |
+| 2, 3 `WARP_GROUPS` | 128 | row maxes of a tile by warp, before they are combined; P and row |
+| | | stats of a tile, before the warp group's own PV reads them |
 
 Data that threads store in shared memory for each other is ordered by barriers at which every writer
 arrives and every reader waits itself, and all threads of a named barrier reach it at one place in

@@ -1,4 +1,4 @@
-"""Random batches for the kernel `cute/found_tiles`, and its rows as those of `plan.self_schedule`."""
+"""Random batches for the kernel `cute/found_tiles`, and its rows as a plan has them."""
 
 from __future__ import annotations
 
@@ -64,8 +64,8 @@ def launch(
     kernel: Callable[..., Any], batch: Batch, schedule: Tensor, device: str = "cpu"
 ) -> list[list[list[int]]]:
     """The rows that each worker found, as a plan has them. `schedule`: int32, what the CTAs keep."""
-    problem, plan = batch.problem, batch.plan
-    most = max(1, int(np.diff(plan.worker_begin).max(initial=0)))
+    problem = batch.problem
+    most = max(1, int(np.diff(batch.plan.worker_begin).max(initial=0)))
     rows = torch.full((batch.workers, most, 8), UNTOUCHED, dtype=torch.int32, device=device)
     counts = torch.full((batch.workers,), UNTOUCHED, dtype=torch.int32, device=device)
     lengths = torch.tensor(problem.kv_lens, dtype=torch.int32, device=device)

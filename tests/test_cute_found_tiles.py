@@ -19,6 +19,7 @@ from .found_tiles import Batch, launch, planned
 
 pytestmark = pytest.mark.skipif(shutil.which("g++") is None, reason="needs a C++ compiler")
 WORKERS = 8
+CHEAP = Costs(1, 2)
 
 
 @pytest.fixture(scope="module")
@@ -40,7 +41,7 @@ def test_workers_find_the_tiles_of_the_rule(kernel: EmulatedKernel, seed: int) -
     assert kernel.run.findings == []
 
 
-def batch_of(*kv_lens: int, costs: Costs = Costs(1, 2), q_lens: tuple[int, ...] = ()) -> Batch:
+def batch_of(*kv_lens: int, costs: Costs = CHEAP, q_lens: tuple[int, ...] = ()) -> Batch:
     problem = Problem(q_lens or (1,) * len(kv_lens), kv_lens, 16)
     return Batch(problem, 16, WORKERS, costs, 0 if q_lens else 1)
 

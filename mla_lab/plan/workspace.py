@@ -31,7 +31,7 @@ BASE_ALIGNMENT = 64
 MAX_GROUPS = 16384
 #: 9.5 MiB: partials of 32 rows for each of 132 workers, and their softmax stats
 LL_WORDS = 19 * 2**17
-#: int32 words that a CTA keeps (see `cute.common.self_schedule.recall`): 32 each of its tiles and
+#: int32 words that a CTA keeps (see `cute.common.kept_schedule.recall`): 32 each of its tiles and
 #: their key, then lengths and query tokens of up to 256 requests
 KEPT_WORDS = 32 * (2 + 2 * 8)
 MAX_CTAS = 256

@@ -5,9 +5,6 @@ ones, so that all lengths of up to 256 requests are loaded in one latency; a lar
 groups of 256 one after the other, twice. Names and numbers are those of the Python module, which
 is the definition.
 
-What a CTA finds it also keeps in the workspace, with all that it was found from (`recall`): the
-next launch compares and takes it, which costs one load latency. All but one layer of a step do.
-
 What is found fits into one register a lane:
 
 | lanes | word |
@@ -34,7 +31,6 @@ from cutlass import Float32, Int32, Uint32
 
 from ...plan.gate import LONG, LONGEST_BLOCKS, WORKERS
 from ...plan.self_schedule import COARSE, LARGE, LEAST, LEAST_EVEN, MOST_EVEN, SNAP, STEPS
-from .kv_prefetch import KvCache, prefetch_tiles
 from .ptx_sm90 import load_relaxed
 
 #: words of a plan row
@@ -513,66 +509,3 @@ def find_work(b: Batch, worker: Int32, r: Requests) -> Int32:
     found = [t.bundled, Int32(-1), count, Int32(0), cutlass.min(first[3], known)]
     words = pack(lane, found, BUNDLED, Int32(0))
     return pack(lane, first, 0, pack(lane, last, WORDS, words))
-
-
-@cute.jit
-def key_of(b: Batch, worker: Int32, words: Int32) -> Int32:
-    """What beside lengths and query tokens decides the words, and a checksum of them, one value a
-    lane."""
-    lane = cute.arch.lane_idx()
-    check = total((words ^ (lane * Int32(0x01000193))) * Int32(0x2C1B3C6D))
-    batch = Int32(b.seq_lens.shape[0])
-    values = [batch, b.heads, b.q_len, b.workers, b.costs, Int32(b.tile_rows), worker, check]
-    return pack(lane, values, 0, Int32(0))
-
-
-@cute.jit
-def recall(b: Batch, worker: Int32, kept: cute.Tensor, held: cutlass.Constexpr[int]) -> Int32:
-    """What the CTA kept where lengths and all else are the same, or `find_work`, and then kept.
-
-    kept: int32 [KEPT]: words, key, lengths, query tokens where they differ, one a lane in each row
-    of 32. It may hold anything: the batch is not 0, and the key has a checksum.
-    """
-    lane = cute.arch.lane_idx()
-    row = kept.iterator + lane
-    r = Requests.empty(held)
-    words, key = load_relaxed(row), load_relaxed(row + 32)
-    load_requests(b, Int32(0), r)
-    changed = Int32(0)
-    for c in cutlass.range_constexpr(held):
-        changed = changed | (load_relaxed(row + 32 * (2 + c)) ^ r.lens[c])
-    if b.q_len == 0:
-        for c in cutlass.range_constexpr(held):
-            changed = changed | (load_relaxed(row + 32 * (2 + HELD + c)) ^ r.rows[c])
-    changed = changed | (key ^ key_of(b, worker, words))
-    if not cute.arch.vote_all_sync(changed == 0):
-        words = find_work(b, worker, r)
-        cute.arch.store(row, words)
-        cute.arch.store(row + 32, key_of(b, worker, words))
-        for c in cutlass.range_constexpr(held):
-            cute.arch.store(row + 32 * (2 + c), r.lens[c])
-            cute.arch.store(row + 32 * (2 + HELD + c), r.rows[c])
-    return words
-
-
-@cute.jit
-def find_plan_words(b: Batch, worker: Int32, kept: cute.Tensor) -> Int32:
-    """The words of the module's table by the rule."""
-    words, batch = Int32(0), b.seq_lens.shape[0]
-    if batch <= 32:
-        words = recall(b, worker, kept, 1)
-    elif batch <= GROUP:
-        words = recall(b, worker, kept, HELD)
-    else:
-        words = find_work(b, worker, Requests.empty(HELD))
-    return words
-
-
-@cute.jit
-def prefetch_kept(kv: KvCache, kept: cute.Tensor):
-    """KV of the tile that the worker began with in the launch before into L2, ahead of the wait for
-    the kernel in front; by one warp."""
-    words = load_relaxed(kept.iterator + cute.arch.lane_idx())
-    request, begin, end, count = [cute.arch.shuffle_sync(words, i) for i in (0, 2, END, COUNT)]
-    there = (count > 0) & (request >= 0) & (request < kv.block_table.shape[0]) & (begin >= 0)
-    prefetch_tiles(kv, request, begin, select(there, end, Int32(0)))

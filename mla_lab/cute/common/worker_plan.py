@@ -10,6 +10,7 @@ import cutlass.cute as cute
 from cutlass import Int32
 
 from ...plan.workspace import KEPT_WORDS as KEPT
+from .kept_schedule import find_plan_words, prefetch_kept
 from .kv_prefetch import KvCache
 from .self_schedule import (
     BUNDLED,
@@ -20,10 +21,8 @@ from .self_schedule import (
     WORDS,
     Batch,
     Plan,
-    find_plan_words,
     next_item,
     pack,
-    prefetch_kept,
 )
 
 

@@ -1,0 +1,100 @@
+"""On a card: invariance where tokens are gathered, ranks as masks, streams of one capture."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from mla_lab.api.context_parallel import merge, shard
+from mla_lab.core.errors import InvalidInput
+from mla_lab.core.problem import Problem
+from mla_lab.reference.inputs import DecodeInputs
+from mla_lab.reference.mla import decode_reference
+
+from .calls import check, inputs_of, native
+
+pytestmark = pytest.mark.gpu
+FACTOR = "skip_softmax_threshold_scale_factor"
+
+
+def one_of(whole: DecodeInputs, b: int) -> DecodeInputs:
+    """The call of request `b` alone, over the same cache."""
+    problem = whole.problem
+    lengths = {"q_lens": problem.q_lens[b : b + 1], "kv_lens": problem.kv_lens[b : b + 1]}
+    return replace(
+        whole,
+        problem=replace(problem, **lengths),
+        query=whole.query[b : b + 1].contiguous(),
+        block_tables=whole.block_tables[b : b + 1].contiguous(),
+        seq_lens=whole.seq_lens[b : b + 1].contiguous(),
+    )
+
+
+@pytest.mark.parametrize(
+    ("heads", "batch", "kv_format", "top_k", "page_size"),
+    [
+        (16, 33, "bf16", 700, 64),
+        (16, 17, "bf16", 700, 64),
+        (128, 7, "fp8_656", 2048, 64),
+        (16, 33, "bf16", 0, 1),
+        (128, 9, "fp8_656", 0, 2),
+    ],
+)
+def test_gathered_tokens_are_batch_invariant(
+    heads: int, batch: int, kv_format: str, top_k: int, page_size: int, workspace: torch.Tensor
+) -> None:
+    problem = Problem(
+        (1,) * batch, (3000,) * batch, heads, kv_format=kv_format, top_k=top_k, page_size=page_size
+    )
+    whole = inputs_of(problem, "lse")
+    together = [r.clone() for r in native(whole, workspace, batch_invariant=True)]
+    check(whole, together)
+    for b in (0, batch - 1):
+        out, lse = native(one_of(whole, b), workspace, batch_invariant=True)
+        assert torch.equal(out[0], together[0][b]) and torch.equal(lse[0], together[1][b])
+
+
+@pytest.mark.parametrize("kv_format", ["bf16", "e4m3", "fp8_656"])
+def test_skip_softmax_is_batch_invariant(kv_format: str, workspace: torch.Tensor) -> None:
+    problem = Problem((2,) * 9, (5000, 70, 3000) * 3, 16, kv_format=kv_format)
+    whole = replace(inputs_of(problem, "lse"), **{FACTOR: 1e-3})
+    together = [r.clone() for r in native(whole, workspace, batch_invariant=True)]
+    for b in (0, 1, 8):
+        out, lse = native(one_of(whole, b), workspace, batch_invariant=True)
+        assert torch.equal(out[0], together[0][b])
+        assert torch.equal(lse, together[1][2 * b : 2 * b + 2])
+
+
+@pytest.mark.parametrize("features", [[], ["tree_mask"], ["tree_mask", "max_q_len"]])
+@pytest.mark.parametrize("page_size", [8, 64])
+def test_ranks_merge_to_the_whole(
+    features: list[str], page_size: int, workspace: torch.Tensor
+) -> None:
+    problem = Problem((4, 4, 4), (3000, 5, 130), 24, page_size=page_size)
+    whole = inputs_of(problem, *features)
+    parts = []
+    for rank in shard(whole, 3):
+        for _ in range(2):  # the second time by repetition
+            result = native(rank, workspace)
+            check(rank, result)
+        parts.append([r.clone() for r in result])
+    out, lse = merge(*zip(*parts, strict=True))
+    expected = decode_reference(whole)
+    assert torch.linalg.norm(out.double() - expected.out) <= 8e-3 * torch.linalg.norm(expected.out)
+    assert torch.allclose(lse.double(), expected.lse.view(lse.shape), atol=1e-3)
+
+
+def test_two_streams_of_one_capture_need_a_workspace_each(workspace: torch.Tensor) -> None:
+    inputs, side = inputs_of(Problem((1,), (4096,), 128), "lse"), torch.cuda.Stream()
+    native(inputs, workspace)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        native(inputs, workspace, debug=True)
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side):
+            with pytest.raises(InvalidInput, match="another stream of this capture"):
+                native(inputs, workspace, debug=True)
+            native(inputs, torch.zeros_like(workspace), debug=True)
+        torch.cuda.current_stream().wait_stream(side)

@@ -63,7 +63,7 @@ class Batch:
 def launch(
     kernel: Callable[..., Any], batch: Batch, schedule: Tensor, device: str = "cpu"
 ) -> list[list[list[int]]]:
-    """The rows that each worker found, as a plan has them. `schedule`: int32, what the CTAs keep."""
+    """Rows that each worker found, as a plan has them. `schedule`: int32, what the CTAs keep."""
     problem = batch.problem
     most = max(1, int(np.diff(batch.plan.worker_begin).max(initial=0)))
     rows = torch.full((batch.workers, most, 8), UNTOUCHED, dtype=torch.int32, device=device)

@@ -12,7 +12,7 @@ import cutlass.cute as cute
 from cutlass import Int32
 
 from .kv_prefetch import KvCache, prefetch_tiles
-from .ptx_sm90 import load_relaxed
+from .ptx_sm90 import load_relaxed, store_relaxed
 from .self_schedule import (
     COUNT,
     END,
@@ -60,11 +60,11 @@ def recall(b: Batch, worker: Int32, kept: cute.Tensor, held: cutlass.Constexpr[i
     changed = changed | (key ^ key_of(b, worker, words))
     if not cute.arch.vote_all_sync(changed == 0):
         words = find_work(b, worker, r)
-        cute.arch.store(row, words)
-        cute.arch.store(row + 32, key_of(b, worker, words))
+        store_relaxed(row, words)
+        store_relaxed(row + 32, key_of(b, worker, words))
         for c in cutlass.range_constexpr(held):
-            cute.arch.store(row + 32 * (2 + c), r.lens[c])
-            cute.arch.store(row + 32 * (2 + HELD + c), r.rows[c])
+            store_relaxed(row + 32 * (2 + c), r.lens[c])
+            store_relaxed(row + 32 * (2 + HELD + c), r.rows[c])
     return words
 
 

@@ -32,6 +32,11 @@ def load_relaxed(pointer: cute.Pointer) -> Int32:
     return cute.arch.load(pointer, Int32, sem="relaxed", scope="gpu")
 
 
+def store_relaxed(pointer: cute.Pointer, value: Int32) -> None:
+    """An int32 into global memory that another warp may be reading."""
+    cute.arch.store(pointer, value, sem="relaxed", scope="gpu")
+
+
 def smem_f32(pointer: cute.Pointer, align: int = 16) -> cute.Pointer:
     """A plain (unswizzled) fp32 view of shared memory."""
     return cute.make_ptr(Float32, pointer.toint(), cute.AddressSpace.smem, assumed_align=align)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -95,4 +96,4 @@ def planned(batch: Batch) -> list[list[list[int]]]:
     blocks = -(-np.array(batch.problem.kv_lens) // 64)
     for row in rows:
         row[3] = min(row[3], int(blocks[row[0]]))
-    return [rows[first:last] for first, last in zip(ends, ends[1:], strict=False)]
+    return [rows[first:last] for first, last in pairwise(ends)]

@@ -1,7 +1,9 @@
 """Bytes of local memory that a build may keep: none, but for the builds that are named here.
 
 Each of these was seen to keep so much since its CTAs find their own work tiles (nvcc 13.0,
-cutlass-dsl 4.8.1, 2026-11-22). The list is to become empty again; no build is added unseen.
+cutlass-dsl 4.8.1, 2026-11-22): a word or two that is stored and loaded once a tile or once a merge,
+in the tile scheduler, the epilogue or the merge, never in a mainloop. The list is to become empty
+again; no build is added unseen.
 """
 
 from __future__ import annotations
@@ -17,5 +19,8 @@ def allowed_stack(config: KernelConfig) -> int:
         return 8 if config.mask == "tree" or config.option("features") else 0
     if walk and config.q_dtype == "e4m3" and config.tile_rows == 16 and config.option("skip"):
         return 8
-    keep_ab = config.kernel == "cute/keep_ab_sm90" and config.kv_format == "fp8_656"
-    return 8 if keep_ab and (config.tile_rows, config.cluster) == (64, 1) else 0
+    keep_ab = config.kernel == "cute/keep_ab_sm90"
+    if keep_ab and config.kv_format == "fp8_656":
+        return 8 if (config.tile_rows, config.cluster) == (64, 1) else 0
+    e4m3 = config.q_dtype == config.kv_format == "e4m3"
+    return 8 if keep_ab and e4m3 and (config.cluster == 2 or config.out_dtype == "e4m3") else 0

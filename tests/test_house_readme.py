@@ -12,7 +12,7 @@ from mla_lab.bench.report import headline
 from mla_lab.core.errors import InvalidInput
 from mla_lab.lab.documents import PICTURES, TABLES, fill, pages
 from mla_lab.lab.workbook_map import NOTEBOOKS
-from mla_lab.verify.target_figures import ANCHOR, rows_of
+from mla_lab.verify.target_figures import PLAIN, rows_of
 
 from .house import ROOT
 
@@ -56,14 +56,19 @@ def test_a_table_of_no_name_is_refused():
     assert fill("no tables") == "no tables"
 
 
-def test_the_headline_is_of_a_plain_call_or_says_what_it_is_of():
-    """A planned row is no headline where the record has the plain call, and never without words."""
-    rows = rows_of(ANCHOR)
-    planned = headline(rows) == "mla-lab"
-    assert planned == (not [r for r in results(rows, "ok") if r["peer"] == "mla-lab-plain"])
+def test_the_headline_is_of_a_plain_call():
+    """No planned row stands in README: neither in its table nor in its chart."""
+    rows = rows_of(PLAIN)
+    assert headline(rows) == "mla-lab-plain"
+    assert {r["notes"]["max_seq_len"] for r in results(rows, "ok") if r["peer"] == "mla-lab-plain"}
     drawn = (ROOT / "data/pictures/speed.svg").read_text(encoding="utf-8")
     for text in (README, drawn):
-        assert ("with a host plan" in text) == planned
+        assert "with a host plan" not in text and "plain call" in text
+    times = {r["case"]: r["us"] for r in results(rows, "ok") if r["peer"] == "mla-lab-plain"}
+    shown = re.findall(r"^\| (b\d+_\S+) \| ([\d.]+) \|", README, re.MULTILINE)
+    assert len(shown) == 8
+    for case, us in shown:
+        assert abs(float(us) / times[case] - 1) < 0.01, case
 
 
 def test_the_readme_is_short_and_its_headline_stands_once():

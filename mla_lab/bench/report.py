@@ -106,6 +106,21 @@ def times_table(rows: Sequence[Row], family: str) -> str:
     return "\n".join(lines)
 
 
+def own_table(rows: Sequence[Row]) -> str:
+    """us of every case by each of our calls that the record has."""
+    names = {"": headline(rows), **BESIDE}
+    have = {row["peer"] for row in results(rows, "ok")}
+    shown = {label: peer for label, peer in names.items() if peer in have}
+    us: dict[str, dict[str, float]] = {}
+    for row in results(rows, "ok"):
+        us.setdefault(row["case"], {})[row["peer"]] = row["us"]
+    heads = [f"{OURS}{label and ', '}{label} us" for label in shown]
+    lines = [f"| case | {' | '.join(heads)} |", "|---|" + "---:|" * len(heads)]
+    for case, times in us.items():
+        lines.append(f"| {case} | {' | '.join(_cell(times.get(p)) for p in shown.values())} |")
+    return "\n".join(lines)
+
+
 def rates_table(rows: Sequence[Row], family: str) -> str:
     """us, TFLOP/s, TB/s and relative error of our headline call, case by case."""
     own = find_headline(rows)

@@ -13,11 +13,11 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
-from ..bench.report import call_note, method_note, short_table, times_table
+from ..bench.report import call_note, method_note, own_table, short_table, times_table
 from ..core.errors import invalid
 from ..simulate.recorded import error_table, recorded
 from ..verify import eight_bits_table, tables, targets
-from ..verify.target_figures import ANCHOR, rows_of
+from ..verify.target_figures import ANCHOR, PLAIN, PLAIN_EIGHT_BITS, PLAIN_TRACES, rows_of
 from .readme_picture import cover
 from .speed_chart import chart
 from .workbook_map import NOTEBOOKS
@@ -35,10 +35,14 @@ def workbook_table() -> str:
 
 TABLES: dict[str, Callable[[], str]] = {
     "workbook": workbook_table,
-    "speed-call": lambda: call_note(rows_of(ANCHOR)),
-    "speed-short": lambda: short_table(rows_of(ANCHOR)),
-    "speed": lambda: times_table(rows_of(ANCHOR), "anchor"),
-    "speed-method": lambda: method_note(rows_of(ANCHOR)),
+    "speed-call": lambda: call_note(rows_of(PLAIN)),
+    "speed-short": lambda: short_table(rows_of(PLAIN)),
+    "speed": lambda: times_table(rows_of(PLAIN), "anchor"),
+    "speed-method": lambda: method_note(rows_of(PLAIN)),
+    "speed-traces": lambda: times_table(rows_of(PLAIN_TRACES), "trace"),
+    "speed-planned": lambda: times_table(rows_of(ANCHOR), "anchor"),
+    "speed-planned-method": lambda: method_note(rows_of(ANCHOR)),
+    "eight-bits-plain": lambda: own_table(rows_of(PLAIN_EIGHT_BITS)),
     "simulator": lambda: error_table(recorded().judgements).rstrip(),
     "targets": lambda: targets.table(targets.judge(targets.load())),
     "eight-bits": lambda: eight_bits_table.table(rows_of(eight_bits_table.RECORD)),

@@ -1,4 +1,4 @@
-"""The chart of speed in README: public kernels beside ours, drawn from the anchor record."""
+"""The chart of speed in README: public kernels beside ours, from the record of the plain call."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from ..bench.records import Row, problem_of, results
 from ..bench.report import HEADLINES, OURS, PUBLIC, best_times, headline, origin
-from ..verify.target_figures import ANCHOR, mean, rows_of
+from ..verify.target_figures import PLAIN, mean, rows_of
 from .style import BLUE, GREY, ORANGE, PINK
 from .svg import Svg, document, label
 
@@ -72,7 +72,7 @@ def _legend(y: float) -> str:
     return "".join(parts)
 
 
-def chart(rows: Sequence[Row] | None = None, record: str = ANCHOR) -> Svg:
+def chart(rows: Sequence[Row] | None = None, record: str = PLAIN) -> Svg:
     """One row for each number of heads and requests; `rows` default to those of `record`."""
     rows = rows_of(record) if rows is None else rows
     shown = groups(rows)

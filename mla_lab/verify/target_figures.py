@@ -28,6 +28,12 @@ ANCHOR, TRACES, FORMATS = (
     "records/h200_traces.jsonl",
     "records/h200_formats.jsonl",
 )
+#: the plain call: anchors beside public peers, steps of traces, eight-bit caches
+PLAIN, PLAIN_TRACES, PLAIN_EIGHT_BITS = (
+    "records/h200_plain.jsonl",
+    "records/h200_plain_traces.jsonl",
+    "records/h200_plain_eight_bits.jsonl",
+)
 #: 97 % of the read bandwidth counts as much as a speedup of 1.05 over the best peer
 READ_INSTEAD, SPEEDUP_INSTEAD = 0.97, 1.05
 #: 16-bit query and cache: 16-bit weights, and lse from fp32 sums

@@ -14,6 +14,8 @@ from typing import Any
 from ...core.errors import MlaLabError
 
 ANCHOR, ANATOMY, HOST = "h200_anchor", "h200_anatomy", "host_cost"
+PLAIN, PLAIN_TRACES = "h200_plain", "h200_plain_traces"
+PLAIN_PEERS = "--peers mla-lab-plain,flashinfer-fa3,flashmla,fa3-qv"
 SWEEPS = ("h200_sweep", "h200_sweep_drawn")
 HELD_OUT, EIGHT_SWEEP = "h200_sweep_heldout", "h200_sweep_eight_bits"
 #: our calls: the plain one and the one with a host plan
@@ -31,6 +33,11 @@ COMMANDS = {
         "--formats bf16:e4m3,bf16:fp8_656,e4m3"
     ],
     ANCHOR: ["bench run RECORD --cases anchor --parts 3 --power"],
+    PLAIN: [f"bench run RECORD --cases anchor {PLAIN_PEERS},mla-lab-plain-tight --quick"],
+    "h200_plain_eight_bits": [
+        "bench run RECORD --peers mla-lab-plain,mla-lab-plain-tight --rounds 5 --quick "
+        f"--batch 1,4,16,64,128 --heads 16,128 --kv-len 8192 {FORMATS}"
+    ],
     "h200_formats": [
         f"bench run RECORD {OWN} --batch 16,64,128 --heads 16,128 --kv-len 1024,8192 "
         "--page-size 16,32,64,128",
@@ -188,6 +195,23 @@ def _traces(options: LiveOptions) -> None:
     new.replace(options.record(name))
 
 
+def _plain_traces(options: LiveOptions) -> None:
+    """Samples of 16, 64 and 128 requests of two serving traces: the plain call and its peers."""
+    if options.traces is None:
+        print(f"no --traces FOLDER with {' and '.join(TRACES)}: the rows stay as they were")
+        return
+    new = options.record(PLAIN_TRACES).with_suffix(".jsonl.new")
+    new.unlink(missing_ok=True)
+    run = ["-m", "mla_lab", "bench", "run", str(new)]
+    more = ["--seeds", "0" if options.short else "0,1,2,3,4", "--rounds", "5", "--quick"]
+    for trace in TRACES:
+        for model in TRACE_MODELS:
+            cases = ["--cases", "trace", "--trace", str(options.traces / trace), "--model", model]
+            for requests in ("16", "64", "128"):
+                options.python(*run, *cases, "--requests", requests, *PLAIN_PEERS.split(), *more)
+    new.replace(options.record(PLAIN_TRACES))
+
+
 def _mean_lengths(record: Path) -> Iterator[int]:
     """The mean length of each sample, rounded."""
     from ...bench.records import problem_of, read, results
@@ -250,8 +274,15 @@ def _measuring(name: str, what: str, *records: str) -> Step:
 STEPS = (
     _measuring("sweep", "our own variants of each case", *SWEEPS, HELD_OUT, EIGHT_SWEEP),
     Step("costs", "the cost model by which a call chooses its kernel", False, _costs),
-    _measuring("record", "whole calls beside the peers that are installed", ANCHOR),
-    Step("traces", "samples of serving traces", True, _traces, ("h200_traces",)),
+    _measuring(
+        "plain",
+        "the plain call beside the peers that are installed",
+        PLAIN,
+        "h200_plain_eight_bits",
+    ),
+    Step("plain traces", "samples of serving traces", True, _plain_traces, (PLAIN_TRACES,)),
+    _measuring("record", "calls with a host plan beside the same peers", ANCHOR),
+    Step("traces", "the same with a host plan", True, _traces, ("h200_traces",)),
     _measuring(
         "formats",
         "formats, page sizes, batch invariance, eight-bit caches",

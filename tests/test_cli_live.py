@@ -52,8 +52,8 @@ def test_without_a_card_one_sentence_says_why(monkeypatch, capsys):
     assert cli.main(["live"]) == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert (
-        "sweep, record, traces, formats, verify, cuda, ladder, anatomy, host, notebooks: got a CPU "
-        "alone; supported: a machine with" in line
+        "sweep, plain, plain-traces, record, traces, formats, verify, cuda, ladder, anatomy, host, "
+        "notebooks: got a CPU alone; supported: a machine with" in line
     )
     assert line.endswith("mla-lab live --only costs,simulator,pages")
 
@@ -71,7 +71,7 @@ def test_a_short_run_goes_through_all_steps_in_another_folder(lines, tmp_path, c
     assert cli.main(["live", "--short", "--into", str(into)]) == 0
     ran = [" ".join(line) for line, _ in lines]
     assert {folder for _, folder in lines} == {str(into)}
-    verbs = ["bench sweep"] * 4 + ["bench fit"] * 2 + ["bench run"] * 8
+    verbs = ["bench sweep"] * 4 + ["bench fit"] * 2 + ["bench run"] * 10
     verbs += ["verify pairwise", "verify published", "rounding", "verify costs", "sanitizer"]
     verbs += ["bench run"] * 3 + ["gqa_decode", "xqa_rounding", "ladder", "call_anatomy"]
     verbs += ["host_cost", "simulate.fit", "run_all"]

@@ -280,7 +280,7 @@ STEPS = (
         PLAIN,
         "h200_plain_eight_bits",
     ),
-    Step("plain traces", "samples of serving traces", True, _plain_traces, (PLAIN_TRACES,)),
+    Step("plain-traces", "samples of serving traces", True, _plain_traces, (PLAIN_TRACES,)),
     _measuring("record", "calls with a host plan beside the same peers", ANCHOR),
     Step("traces", "the same with a host plan", True, _traces, ("h200_traces",)),
     _measuring(

@@ -29,8 +29,8 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Float32, Int32, Uint32
 
-from ...plan.gate import LONG, LONGEST_BLOCKS, WORKERS
 from ...plan.self_schedule import COARSE, LARGE, LEAST, LEAST_EVEN, MOST_EVEN, SNAP, STEPS
+from .gate import gate_open
 from .ptx_sm90 import load_relaxed
 
 #: words of a plan row
@@ -146,19 +146,6 @@ def select(condition, yes, no):
 def total(value: Int32) -> Int32:
     """Sum over the warp."""
     return Int32(cute.arch.warp_redux_sync(value, "add"))
-
-
-@cute.jit
-def gate_open(gate: Int32, blocks: Int32, longest: Int32):
-    """Whether a launch with this gate takes a batch of so many blocks, the longest request of
-    `longest` (see `plan.gate`)."""
-    least = gate
-    if gate < 0:
-        least = -gate
-    many = blocks >= least
-    if least == LONG:
-        many = cutlass.min(longest, blocks // WORKERS) > LONGEST_BLOCKS
-    return (gate == 0) | ((gate > 0) & (not many)) | ((gate < 0) & many)
 
 
 @cute.jit

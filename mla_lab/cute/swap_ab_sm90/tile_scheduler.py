@@ -14,9 +14,10 @@ import cutlass.cute as cute
 from cutlass import Int32, Uint32, const_expr
 
 from ...plan.formula import WHOLE_BLOCKS
+from ..common.gate import gate_open
 from ..common.kv_prefetch import LEAST_REQUESTS, KvCache, prefetch_tiles
 from ..common.ptx_sm90 import load_relaxed
-from ..common.self_schedule import WORDS, Batch, Plan, gate_open, select, total
+from ..common.self_schedule import WORDS, Batch, Plan, select, total
 from ..common.worker_plan import open_plan, prefetch_ahead, tile_words
 from .params import TILE_KV, KvLoad, Traits
 from .shared_storage import END, Globals, Shared

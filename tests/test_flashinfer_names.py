@@ -81,7 +81,7 @@ def test_a_workspace_of_any_bytes_is_cleared_once(by_position: bool) -> None:
 
     call()
     layout = WorkspaceLayout.of(1, 1, 64, 512)
-    assert layout["partial_out"].offset == flashinfer.ZEROED_BYTES
+    assert layout["schedule"].offset == flashinfer.ZEROED_BYTES  # which may hold anything
     assert not buffer[: flashinfer.ZEROED_BYTES].any() and (buffer[-65536:] == 7).all()
     buffer[0] = 3
     call()

@@ -25,8 +25,8 @@ def test_what_does_not_fit_is_refused(word: int, gate: int) -> None:
         gated(word, gate)
 
 
-def test_one_request_of_128_heads_has_a_build_for_short_and_one_for_long_lengths() -> None:
-    problem = Problem.uniform(1, 1, 1, 128)
+def test_four_requests_over_e4m3_have_a_build_for_short_and_one_for_long_lengths() -> None:
+    problem = Problem.uniform(4, 1, 1, 64, kv_format="e4m3")
     found = all_selections(problem, H200, recorded_costs())
     chosen = select(problem, H200)
     assert chosen is not None

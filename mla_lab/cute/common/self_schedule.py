@@ -419,13 +419,13 @@ def even_tile(line: Line, at: Cut, part: Int32, group: Int32, slots: Int32) -> l
 
 @cute.jit
 def next_item(b: Batch, bundled: Int32, request: Int32, row_tile: Int32):
-    """The item behind row tile `row_tile` of `request`."""
+    """The item behind row tile `row_tile` of `request`; of the last one, any."""
     if bundled == 1:
         request = request + 1
     else:
         row_tile = row_tile + 1
         left = row_tiles_of(b, (b.q_begin[request + 1] - b.q_begin[request]) * b.heads) - row_tile
-        while left <= 0:
+        while (left <= 0) & (request + 1 < b.seq_lens.shape[0]):
             request = request + 1
             row_tile = Int32(0)
             left = b.q_begin[request + 1] - b.q_begin[request]

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import plotly.graph_objects as go
 
 from ..bench.records import Row, results
-from ..bench.report import OURS, PUBLIC, best_times
+from ..bench.report import HEADLINES, OURS, PUBLIC, best_times, headline
 from ..core.gpu import H200
 from .style import BLUE, GREY, ORANGE, RED, new_figure
 
@@ -36,7 +36,7 @@ def speedup_bars(rows: Sequence[Row], family: str = "anchor") -> go.Figure:
     ratios = [ratio for ratio, _ in found.values()]
     figure = new_figure(
         f"Ours is faster in {sum(ratio > 1 for ratio in ratios)} of {len(ratios)} cases",
-        x="best public kernel / ours",
+        x=f"best public kernel / ours ({HEADLINES[headline(rows)]})",
         height=120 + BAR_PX * len(ratios),
     )
     figure.add_bar(

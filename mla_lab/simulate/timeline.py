@@ -42,17 +42,19 @@ class Timeline:
     @classmethod
     def from_events(cls, events: Iterable[Event], lanes: int) -> Timeline:
         """Columns from events in any order."""
-        rows = sorted(events, key=lambda e: (e.sm, e.start, e.end))
+        rows = list(events)
         sm, worker, role, start, end, tile = (
             zip(*rows, strict=True) if rows else ((), (), (), (), (), ())
         )
+        lane, begin, stop = np.asarray(sm, np.int32), np.asarray(start), np.asarray(end)
+        order = np.lexsort((stop, begin, lane))
         return cls(
-            np.asarray(sm, np.int32),
-            np.asarray(worker, np.int32),
-            np.asarray([_ROLE_INDEX[r] for r in role], np.int8),
-            np.asarray(start, np.float64),
-            np.asarray(end, np.float64),
-            np.asarray(tile, np.int32),
+            lane[order],
+            np.asarray(worker, np.int32)[order],
+            np.asarray([_ROLE_INDEX[r] for r in role], np.int8)[order],
+            begin[order].astype(np.float64),
+            stop[order].astype(np.float64),
+            np.asarray(tile, np.int32)[order],
             lanes,
         )
 

@@ -60,7 +60,11 @@ def test_the_headline_is_of_a_plain_call():
     """No planned row stands in README: neither in its table nor in its chart."""
     rows = rows_of(PLAIN)
     assert headline(rows) == "mla-lab-plain"
-    assert {r["notes"]["max_seq_len"] for r in results(rows, "ok") if r["peer"] == "mla-lab-plain"}
+    bounds = [
+        r["notes"]["max_seq_len"] for r in results(rows, "ok") if r["peer"] == "mla-lab-plain"
+    ]
+    assert set(bounds) == {131_072}
+    assert {r["environment"]["dirty"] for r in rows if r["kind"] == "run"} == {False}
     drawn = (ROOT / "data/pictures/speed.svg").read_text(encoding="utf-8")
     for text in (README, drawn):
         assert "with a host plan" not in text and "plain call" in text

@@ -61,7 +61,8 @@ def call_note(rows: Sequence[Row]) -> str:
     """A sentence on the headline's call, and on what its timing excludes."""
     words = {
         "mla-lab-plain": "Our times are of the plain call, as a serving engine captures it: no "
-        "plan, `max_seq_len` = 131072, the graph captured at other lengths than it is replayed at.",
+        "plan, `max_seq_len` = 131072, the graph captured at other lengths than it is replayed at. "
+        "Replays repeat one set of lengths, as the layers of a step do.",
         "mla-lab": "**Our times are of a call with a host plan** that was made outside of the "
         "timing; the plain call, which makes its plan itself, is not in this record.",
     }

@@ -61,6 +61,6 @@ def lookup(kernel: str) -> CuteKernel:
 
 
 def entry(config: KernelConfig) -> CuteEntry:
-    """Import the kernel's module (and with it cutlass) and ask it for the entry."""
+    """The entry of a kernel, from its module, which is imported here, and cutlass with it."""
     module = importlib.import_module(f"mla_lab.cute.{lookup(config.kernel).module}")
     return module.entry(config)

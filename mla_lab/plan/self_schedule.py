@@ -40,6 +40,7 @@ from ..core.errors import invalid
 from ..core.problem import Problem
 from .extent import kv_tokens, row_tiles
 from .tile import Plan
+from .workspace import HELD_REQUESTS
 
 #: a piece of at most so many blocks is not cut off
 SNAP = 1
@@ -48,8 +49,6 @@ LEAST = 4
 #: the least L, and the halvings after which what is left of its bounds is below 1/64 of it
 LEAST_EVEN = 1
 STEPS = 6
-#: requests whose lengths a warp holds at once
-HELD_REQUESTS = 256
 #: from this length on, cuts lie at multiples of 256 units, so that products fit into 32 bits
 LARGE = 1 << 23
 #: blocks of a request up to which pieces may be even: a kernel divides them by L in single

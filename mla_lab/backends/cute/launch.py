@@ -48,7 +48,7 @@ from .feature_args import Extras, number
 from .token_gather import gathers
 
 LOG2_E = math.log2(math.e)
-#: what tensor maps and 16-byte stores ask for
+#: what tensor maps and 16-byte stores require
 PLACES = "data at multiples of 16 bytes, pages apart by multiples of 16 bytes"
 
 

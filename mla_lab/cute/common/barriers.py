@@ -39,7 +39,7 @@ class MBarriers:
         cute.arch.mbarrier_wait(self.at(state.index), state.phase)
 
     def test_for(self, state: Any) -> Any:
-        """True if that phase has completed; returns at once. The answer takes about 100 clocks."""
+        """True if that phase has completed; returns at once. The result takes about 100 clocks."""
         return cute.arch.mbarrier_test_wait(self.at(state.index), state.phase)
 
     def arrive(self, index: Any, cta: Any = None) -> None:

@@ -2,7 +2,7 @@
 
 Beside the words of its tiles (see `common.self_schedule`) lies all that they were found from. The
 next launch compares and takes them, which costs one load latency; all but one layer of a step do.
-They also say which KV the CTA began with last, for a fetch ahead.
+A fetch ahead reads from them which KV the CTA began with last.
 """
 
 from __future__ import annotations

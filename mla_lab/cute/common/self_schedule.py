@@ -14,7 +14,7 @@ What is found fits into one register a lane:
 | 16 | 1 where row tiles lie beside each other (`bundled`) |
 | 17 | the first row in a plan in memory, -1 where the tiles follow from the rule |
 | 18 | number of tiles |
-| 19 | 0, the first tile's index, which no compiler may know: that would cost registers |
+| 19 | 0, the first tile's index; as a constant it would cost registers |
 | 20 | the block before which the first tile ends, at most |
 
 All tiles between are whole. A plan row's words are those of `plan.tile.WorkTile`.
@@ -30,6 +30,7 @@ import cutlass.cute as cute
 from cutlass import Float32, Int32, Uint32
 
 from ...plan.self_schedule import COARSE, LARGE, LEAST, LEAST_EVEN, MOST_EVEN, SNAP, STEPS
+from ...plan.workspace import HELD_REQUESTS
 from .gate import gate_open
 from .ptx_sm90 import load_relaxed
 
@@ -39,8 +40,8 @@ WORDS = 8
 REST = 0x7FFFFFFF
 BUNDLED, PLAN_ROW, COUNT, FIRST, END = 16, 17, 18, 19, 20
 #: requests that a lane holds where a batch has more than 32
-HELD = 8
-GROUP = 32 * HELD
+HELD = HELD_REQUESTS // 32
+GROUP = HELD_REQUESTS
 BLOCK = 64
 
 

@@ -18,7 +18,7 @@ from ..split_merge.swap_ab_fragments import CtaEvent
 from . import kv_656
 from .params import BOX, BOXES, TILE_KV, Traits
 from .shared_storage import END, Globals, Shared, stage_full
-from .tile_scheduler import Work, ask, load_entries, next_words, open_grid, open_work
+from .tile_scheduler import Work, issue_loads, load_entries, next_words, open_grid, open_work
 
 #: a page outside of every cache: the TMA writes zeros and counts the bytes
 NO_PAGE = 1 << 30
@@ -146,7 +146,7 @@ def produce_plan(c: cutlass.Constexpr[Traits], g: Globals, s: Shared, found: Int
 @cute.jit
 def produce_grid(c: cutlass.Constexpr[Traits], g: Globals, s: Shared, rank: Int32):
     """Grid mode: the one work tile of this CTA. Q first, under the loads of length and table."""
-    a = ask(c, g)
+    a = issue_loads(c, g)
     with cute.arch.elect_one():
         s.q.full.expect_tx(0, c.q_bytes)
     load_q(c, g, s, a.begin * g.heads + a.row_tile * c.rows)

@@ -34,7 +34,7 @@ from .kv_656 import ROPE_BEGIN, SCALES_BEGIN
 from .params import CONSUMER_WARPS, SCALE_BYTES, SCALES, TILE_KV, KvLoad, Traits
 from .producer import acquire_stage, load_q, store_record
 from .shared_storage import Globals, Shared
-from .tile_scheduler import ask, open_grid
+from .tile_scheduler import issue_loads, open_grid
 
 #: tokens of a tile that a warp copies
 WARP_TOKENS = TILE_KV // 4
@@ -160,7 +160,7 @@ def produce_gathered(c: cutlass.Constexpr[Traits], g: Globals, s: Shared):
     tid, _, _ = cute.arch.thread_idx()
     warp = cute.arch.make_warp_uniform(tid // 32) - CONSUMER_WARPS
     lane = Lane(warp * WARP_TOKENS + tid % 32 // lanes_per_token(c), tid % lanes_per_token(c))
-    a = ask(c, g)
+    a = issue_loads(c, g)
     if warp == 0:
         with cute.arch.elect_one():
             s.q.full.expect_tx(0, c.q_bytes)

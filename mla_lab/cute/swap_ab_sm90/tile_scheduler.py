@@ -22,7 +22,7 @@ from ..common.worker_plan import open_plan, prefetch_ahead, tile_words
 from .params import TILE_KV, KvLoad, Traits
 from .shared_storage import END, Globals, Shared
 
-#: block table entries that a warp asks for before it knows which it needs
+#: block table entries that a warp loads before the length says which are needed
 AHEAD = 128
 
 
@@ -131,8 +131,8 @@ def share_begin(c: Traits, blocks: Int32, rank: Int32) -> Int32:
 
 
 @dataclass(frozen=True)
-class Asked:
-    """Grid mode: what a CTA knows or has asked for before any answer is used."""
+class GridLoads:
+    """Grid mode: block indices, and loads that are in flight together; none has been used yet."""
 
     request: Int32
     row_tile: Int32
@@ -145,22 +145,22 @@ class Asked:
 
 
 @cute.jit
-def ask(c: cutlass.Constexpr[Traits], g: Globals):
+def issue_loads(c: cutlass.Constexpr[Traits], g: Globals):
     """Issue all loads that the work depends on."""
     x, row_tile, request = cute.arch.block_idx()
     if const_expr(c.kv_load == KvLoad.GATHER_SPARSE):
         # every query token is a request of one token, as long as its list of slots
         width, one = Int32(g.block_table.shape[1]), Int32(1)
         nothing = cute.make_rmem_tensor(1, Int32)
-        return Asked(request, row_tile, x, width, request, one, nothing)
-    return ask_request(c, g, x, row_tile, request)
+        return GridLoads(request, row_tile, x, width, request, one, nothing)
+    return issue_request_loads(c, g, x, row_tile, request)
 
 
 @cute.jit
-def ask_request(
+def issue_request_loads(
     c: cutlass.Constexpr[Traits], g: Globals, x: Int32, row_tile: Int32, request: Int32
 ):
-    """`ask` where a request's length is in memory."""
+    """`issue_loads` where a request's length is in memory."""
     last = g.block_table.shape[1] - 1
     entries = cute.make_rmem_tensor(AHEAD // 32, Int32)
     table = g.block_table.iterator + request * g.block_table.stride[0]
@@ -174,11 +174,11 @@ def ask_request(
     if g.q_len == 0:
         begin = g.q_begin[request]
         q_len = g.q_begin[request + 1] - begin
-    return Asked(request, row_tile, x // c.cluster, kv_len, begin, q_len, entries)
+    return GridLoads(request, row_tile, x // c.cluster, kv_len, begin, q_len, entries)
 
 
 @cute.jit
-def choose_entries(g: Globals, a: Asked, base: Int32, last: Int32):
+def choose_entries(g: Globals, a: GridLoads, base: Int32, last: Int32):
     """32 table entries from `base` on, one a lane; those past `last` are not needed."""
     lane = cute.arch.lane_idx()
     word = base >> 5
@@ -226,19 +226,19 @@ def prefetch_grid(c: cutlass.Constexpr[Traits], g: Globals, rank: Int32):
 @cute.jit
 def may_run(g: Globals):
     """Whether this launch takes the batch: by its gate, of at most 32 requests."""
-    answer = g.costs == 0
+    runs = g.costs == 0
     if g.costs != 0:
         batch, lane = g.seq_lens.shape[0], cute.arch.lane_idx()
         kv_len = load_relaxed(g.seq_lens.iterator + cutlass.min(lane, batch - 1))
         held = (kv_len + TILE_KV - 1) // TILE_KV
         held = cutlass.max(held, Int32(1))
         longest = Int32(cute.arch.warp_redux_sync(held, "max"))
-        answer = gate_open(g.costs, total(select(lane < batch, held, Int32(0))), longest)
-    return answer
+        runs = gate_open(g.costs, total(select(lane < batch, held, Int32(0))), longest)
+    return runs
 
 
 @cute.jit
-def open_grid(c: cutlass.Constexpr[Traits], g: Globals, a: Asked, rank: Int32):
+def open_grid(c: cutlass.Constexpr[Traits], g: Globals, a: GridLoads, rank: Int32):
     """The share of CTA `rank` of piece `split`, and its work record (END: no such piece)."""
     held = (a.kv_len + TILE_KV - 1) >> 6
     blocks = cutlass.max(held, Int32(1))
@@ -273,7 +273,7 @@ def open_grid(c: cutlass.Constexpr[Traits], g: Globals, a: Asked, rank: Int32):
         state,
         first * TILE_KV,
         a.kv_len,
-        # what a sparse call's consumers ask their slots of
+        # the row of slots that a sparse call's consumers read
         a.request if const_expr(c.kv_load == KvLoad.GATHER_SPARSE) else a.kv_len - a.q_len,
         row,
         a.begin * g.heads + row,

@@ -28,7 +28,7 @@ Timeline of a steady tile (SM clocks; the tensor core needs 576 for QK and 512 f
     PV           | PV(t - 1)                                 | wait                  | PV(t) ...
 A warp group that issues a step for which the tensor core has no room stalls: issuing all 18 steps
 of QK at once took the QK-softmax warp group 870 clocks without any weights. Barriers of the next
-tile are tested under the MMAs before it, because an answer takes 100 clocks. The scores of two
+tile are tested under the MMAs before it, because the result takes 100 clocks. The scores of two
 tiles are held, alternating. Plans, work tiles, partials and merges are those of `kernel`.
 
 Precision. A weight is at most 430 of e4m3's 448. The tensor core accumulates O^T with fewer bits

@@ -211,7 +211,7 @@ def wait_for_keys(cta: Cta, state: PipelineState, ready):
 
 
 def try_keys(cta: Cta, state: PipelineState):
-    """True if both hold. Asked early: an answer takes 100 clocks, and a wait takes two of them."""
+    """True if both hold. Tested early: the result takes 100 clocks, and a wait takes two."""
     full = cta.s.kv_pipe.consumer_try_wait(state)
     return full & cta.s.p_pipe.producer_try_acquire(state.opposite())
 

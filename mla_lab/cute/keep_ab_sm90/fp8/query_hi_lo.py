@@ -219,7 +219,7 @@ def wait_for_keys(cta: Cta, loop: LoopState):
 
 
 def try_keys(cta: Cta, state: PipelineState, p_phases: StagePhases):
-    """True if they have landed. Asked early, because an answer takes 100 clocks, by test_wait: a
+    """True if they have landed. Tested early, because the result takes 100 clocks, by test_wait: a
     try_wait may suspend the thread."""
     s, cfg = cta.s, cta.cfg
     ready = s.kv_pipe.consumer_try_wait(state)
@@ -298,25 +298,25 @@ def commit_p_if(cta: Cta, stage, exists):
         cta.s.p_pipe.producer_commit(stage)
 
 
-def finish_parts(cta: Cta, f: Fragments, stage, previous, exists, ask: Callable):
+def finish_parts(cta: Cta, f: Fragments, stage, previous, exists, test: Callable):
     """Scores <- part 0, which is under way, and the others; P of the tile `previous`, if it
-    `exists`, is committed after `qk_parts_before_p` of them. Returns `ask()`, called under the last
-    part."""
+    `exists`, is committed after `qk_parts_before_p` of them. Returns `test()`, called under the
+    last part."""
     cfg, scores, part = cta.cfg, f.tSrS, f.part
     warpgroup.wait_group(0)
     for n in range(cfg.qk_parts):
         if n:
             issue_part(cta, f, part, n, stage)
-            answer = ask()
+            ready = test()
             warpgroup.wait_group(0)
         if n == min(cfg.qk_parts_before_p, cfg.qk_parts - 1):
             commit_p_if(cta, previous, exists)
         for x in range(cute.size(scores)):
             scores[x] = add_here(scores[x], part[x]) if n else move_here(part[x])
-    return answer
+    return ready
 
 
-def finish_parts_exchange(cta: Cta, f: Fragments, stage, ask: Callable):
+def finish_parts_exchange(cta: Cta, f: Fragments, stage, test: Callable):
     """As `finish_parts`, with `p_exchange`: part 1 goes to the scores themselves, whose weights are
     stored, beside the end of part 0."""
     scores, part = f.tSrS, f.part
@@ -327,11 +327,11 @@ def finish_parts_exchange(cta: Cta, f: Fragments, stage, ask: Callable):
             scores[x] = add_here(scores[x], part[x])
         if n < cta.cfg.qk_parts:
             issue_part(cta, f, part, n, stage)
-            answer = ask()
-    return answer
+            ready = test()
+    return ready
 
 
-def finish_parts_656(cta: Cta, f: Fragments, stage, previous, exists, ask: Callable):
+def finish_parts_656(cta: Cta, f: Fragments, stage, previous, exists, test: Callable):
     """As `finish_parts`, for 656-byte tokens: each part times its tokens' scales. QK of the rope
     goes to the scores themselves, beside part 1."""
     cfg, scores, part = cta.cfg, f.tSrS, f.part
@@ -340,7 +340,7 @@ def finish_parts_656(cta: Cta, f: Fragments, stage, previous, exists, ask: Calla
             kv_656.issue_rope(cta.mma, f.rope, scores, stage)
         if n:
             issue_part(cta, f, part, n, stage)
-        answer = ask() if n + 1 == cfg.qk_parts else None
+        ready = test() if n + 1 == cfg.qk_parts else None
         early = kv_656.load_scales(cta, n, stage, range(cfg.early_scales))
         warpgroup.wait_group(0)
         if n == min(cfg.qk_parts_before_p, cfg.qk_parts - 1):
@@ -348,7 +348,7 @@ def finish_parts_656(cta: Cta, f: Fragments, stage, previous, exists, ask: Calla
         kv_656.add_scaled(scores, part, early, 0, n)
         late = kv_656.load_scales(cta, n, stage, range(cfg.early_scales, 4))
         kv_656.add_scaled(scores, part, late, cfg.early_scales, n)
-    return answer
+    return ready
 
 
 def make_fragments(cta: Cta) -> Fragments:
@@ -405,16 +405,16 @@ def qk_tile(
         issue_part(cta, f, f.part, 0, state.index, ahead(cfg))
     after = state.advance(cfg.stages)
 
-    def ask():
+    def test():
         keys = try_keys(cta, after, p_phases)
         following = p_state(number + 1).opposite()
         return keys, cta.s.p_pipe.producer_try_acquire(following) if cfg.p_exchange else keys
 
     if const_expr(cfg.p_exchange):
-        ready, p_free = finish_parts_exchange(cta, f, state.index, ask)
+        ready, p_free = finish_parts_exchange(cta, f, state.index, test)
     else:
         finish = finish_parts_656 if cfg.kv_656 else finish_parts
-        ready, p_free = finish(cta, f, state.index, loop.previous, loop.left < tiles, ask)
+        ready, p_free = finish(cta, f, state.index, loop.previous, loop.left < tiles, test)
     left = loop.left - 1
     after = state.advance(cfg.stages)
     return LoopState(after, p_phases, state.index, left, ready, p_free)

@@ -34,9 +34,10 @@ def speedup_bars(rows: Sequence[Row], family: str = "anchor") -> go.Figure:
     """Best public kernel over ours, a bar a case; above 1 ours is faster."""
     found = speedups(rows, family)
     ratios = [ratio for ratio, _ in found.values()]
+    call = f" ({HEADLINES[headline(rows)]})" if found else ""
     figure = new_figure(
         f"Ours is faster in {sum(ratio > 1 for ratio in ratios)} of {len(ratios)} cases",
-        x=f"best public kernel / ours ({HEADLINES[headline(rows)]})",
+        x=f"best public kernel / ours{call}",
         height=120 + BAR_PX * len(ratios),
     )
     figure.add_bar(

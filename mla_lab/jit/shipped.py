@@ -268,23 +268,23 @@ def shipped(arch: str = "sm_90a") -> list[KernelConfig]:
 
 
 def sample(arch: str = "sm_90a") -> list[KernelConfig]:
-    """Shipped configurations that stand for all: every one in the commonest format, and of each
-    other format, and of those without the causal rule, one a kernel, another tile each time.
-    Formats are values of one design, so that what a build of every one would add is minutes.
+    """Shipped configurations that stand for all: of each kernel, in each format of query and cache,
+    every value of every other field and option is in one of them.
     """
-    kept, seen = [], dict.fromkeys((kernel.kernel for kernel in CUTE), 0)
-    others: dict[tuple[str, bool, tuple[str, str, int]], list[KernelConfig]] = {}
-    for config in shipped(arch):
-        formats = (config.q_dtype, config.out_dtype, config.page_size)
-        bare = config.kernel == SWAP_AB_PERSISTENT.kernel and config.mask == "none"
-        bare = bare and not config.option("gather")
-        if config.kernel not in seen or (formats == FORMATS[2] and not bare):
-            kept.append(config)
-        else:
-            others.setdefault((config.kernel, bare, formats), []).append(config)
-    for (kernel, _, _), builds in others.items():
-        kept.append(builds[seen[kernel] % len(builds)])
-        seen[kernel] += 1
+    builds = shipped(arch)
+    options = {name for config in builds for name, _ in config.options}
+
+    def values(config: KernelConfig) -> set[tuple[object, ...]]:
+        base = (config.kernel, config.q_dtype, config.kv_format)
+        given = dict(config.options)
+        fields = {**config.as_dict(), **{name: given.get(name) for name in options}}
+        return {(*base, name, str(value)) for name, value in fields.items() if name != "options"}
+
+    wanted = set().union(*map(values, builds))
+    kept: list[KernelConfig] = []
+    while wanted:
+        kept.append(max(builds, key=lambda config: len(values(config) & wanted)))
+        wanted -= values(kept[-1])
     return kept
 
 

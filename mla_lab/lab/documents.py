@@ -15,6 +15,7 @@ from pathlib import Path
 
 from ..bench.report import call_note, method_note, own_table, short_table, times_table
 from ..core.errors import invalid
+from ..simulate import blackwell
 from ..simulate.recorded import error_table, recorded
 from ..verify import eight_bits_table, tables, targets
 from ..verify.target_figures import ANCHOR, PLAIN, PLAIN_EIGHT_BITS, PLAIN_TRACES, rows_of
@@ -46,6 +47,8 @@ TABLES: dict[str, Callable[[], str]] = {
     "simulator": lambda: error_table(recorded().judgements).rstrip(),
     "targets": lambda: targets.table(targets.judge(targets.load())),
     "eight-bits": lambda: eight_bits_table.table(rows_of(eight_bits_table.RECORD)),
+    "blackwell": blackwell.table,
+    "blackwell-note": blackwell.note,
     **{name: partial(tables.made, name) for name in tables.TABLES},
 }
 

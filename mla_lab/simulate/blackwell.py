@@ -6,9 +6,10 @@ what stands between them, since a block of 128 rows needs 36 MFLOP for 147 KB of
 costs the same each time, and so does the merge behind one that splits any request. Pairs take work
 tiles in the order of the requests, the next one when they are done.
 
-The constants are fitted by linear least squares to the two published tables of equal lengths and judged on the two of drawn
-lengths (FlashInfer's pull request 2743, `data/published`). The script's seed is not published, so
-drawn lengths are of the same distribution, not the same (`bench.cases.blackwell_twins`).
+The constants are fitted, by linear least squares, to the two published tables of equal lengths and
+judged on the two of drawn lengths (FlashInfer's pull request 2743, `data/published`). The script's
+seed is not published, so drawn lengths are of the same distribution, not the same
+(`bench.cases.blackwell_twins`).
 """
 
 from __future__ import annotations

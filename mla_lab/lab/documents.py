@@ -48,6 +48,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "targets": lambda: targets.table(targets.judge(targets.load())),
     "eight-bits": lambda: eight_bits_table.table(rows_of(eight_bits_table.RECORD)),
     "blackwell": blackwell.table,
+    "blackwell-counts": blackwell.counts_table,
     "blackwell-note": blackwell.note,
     **{name: partial(tables.made, name) for name in tables.TABLES},
 }

@@ -15,7 +15,7 @@ seed is not published, so drawn lengths are of the same distribution, not the sa
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from heapq import heapreplace
@@ -96,6 +96,34 @@ def in_order(blocks: Sequence[int], workers: int) -> int:
     for count in blocks:
         heapreplace(busy, busy[0] + count)
     return max(busy)
+
+
+#: of one SM, in a clock: operations of the matrix unit with 16-bit operands, exponentials, bytes
+#: of shared memory (as the datasheet's rates have it, and as on Hopper)
+MATRIX_FLOP, EXPONENTIALS, SHARED_BYTES = 8192, 16, 128
+
+
+def counts_table(head: int = 576, latent: int = 512) -> str:
+    """What one SM of a pair does in a block of 128 rows and 128 tokens, Markdown: clocks of the
+    unit that each work keeps busy.
+    """
+    rows, columns = TILE_ROWS // 2, latent // 2
+    flop = 2 * rows * TILE_KV * (head + latent)
+    keys, values = TILE_KV // 2 * head, TILE_KV * columns
+    lines = ["| of one SM | bf16, clocks | e4m3, clocks |", "|---|---:|---:|"]
+
+    def line(name: str, clocks: Callable[[int], float]) -> None:
+        lines.append(f"| {name} | {clocks(2):,.0f} | {clocks(1):,.0f} |")
+
+    line("QK and PV on the matrix unit", lambda size: flop / MATRIX_FLOP * size / 2)
+    line(
+        "Q, K, P and V from shared memory to the matrix unit",
+        lambda size: (rows * (head + TILE_KV) + keys + values) * size / SHARED_BYTES,
+    )
+    line("K and V into shared memory", lambda size: (keys + values) * size / SHARED_BYTES)
+    line("P into shared memory", lambda size: rows * TILE_KV * size / SHARED_BYTES)
+    line("exponentials", lambda size: rows * TILE_KV / EXPONENTIALS)
+    return "\n".join(lines)
 
 
 @cache

@@ -14,7 +14,8 @@ import torch
 from mla_lab.bench.cases import uniform_case
 from mla_lab.bench.records import describe_case
 from mla_lab.core import kv_cache, masks
-from mla_lab.lab import banks, eight_bits, layout, measuring, session
+from mla_lab.emulate.races import Checker
+from mla_lab.lab import banks, eight_bits, film_breaks, layout, measuring, session
 from mla_lab.lab.explorers import anatomy as anatomy_explorer
 from mla_lab.lab.explorers import merge as merge_explorer
 from mla_lab.lab.explorers import plan as plan_explorer
@@ -163,6 +164,20 @@ def test_a_recorded_anatomy_that_loses_a_phase(monkeypatch: pytest.MonkeyPatch) 
     broken = replace(first, phases=tuple(p for p in first.phases if p != longest))
     monkeypatch.setattr(anatomy_explorer, "recorded_rows", lambda: ((broken, *others), spans))
     breaks("90", "phases do not add up to their call")
+
+
+def test_an_emulator_that_lets_a_stage_be_overwritten(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Checker, "note", lambda *_: None)
+    monkeypatch.setattr(film_breaks, "_FILMS", {})
+    breaks("54", "not reported")
+
+
+def test_a_wait_that_lets_everybody_pass(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(film_breaks, "_without", lambda pcs: {})
+    monkeypatch.setattr(film_breaks, "_FILMS", {})
+    film_breaks.broken_program.cache_clear()
+    breaks("54", "a missing arrive must hang")
+    film_breaks.broken_program.cache_clear()
 
 
 def record(folder: Path, **changes: Any) -> None:

@@ -13,7 +13,7 @@ from mla_lab.bench.cases import uniform_case
 from mla_lab.core import kv_cache, masks
 from mla_lab.core.gpu import H200
 from mla_lab.core.problem import Problem
-from mla_lab.lab import banks, ladder_facts
+from mla_lab.lab import banks, film, film_breaks, ladder_facts
 from mla_lab.lab.card import anchor_rows, measured_card
 from mla_lab.lab.checks import plans
 from mla_lab.lab.explorers.budget import MOST_REGISTERS, WARPGROUP
@@ -107,6 +107,11 @@ def claims(number: str) -> tuple[str, ...]:
             "x 32 bytes",
             "units of 1024 bytes",
         ),
+        "54": (
+            f"{_counts()['p.full[0]']} threads have stored P",
+            f"{_counts()['p.empty[0]']} threads have read",
+            f"tile of {film.recording().config.tile_kv} tokens",
+        ),
         "90": (
             f"at least {_method()['rotation_bytes'] / 1e6:.0f} MB",
             "Claims under 3 %",
@@ -114,6 +119,10 @@ def claims(number: str) -> tuple[str, ...]:
         ),
     }
     return (*made.get(number, ()), *SIZES)
+
+
+def _counts() -> dict[str, int]:
+    return {name: bar.expected for name, bar in film_breaks.whole().barriers.items()}
 
 
 def _method() -> dict[str, float]:

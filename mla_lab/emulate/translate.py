@@ -228,6 +228,25 @@ class Program:
         other.blocks[block] = _functions(source, self.writer.products, 1)[0]
         return other
 
+    def edited(self, edits: dict[int, Instruction]) -> Program:
+        """This program with other instructions in some places; its blocks stay where they are."""
+        import copy
+
+        other = copy.copy(self)
+        other.kernel = copy.copy(self.kernel)
+        other.kernel.code = [edits.get(pc, s) for pc, s in enumerate(self.kernel.code)]
+        other.named = [
+            names_in(edits[pc], self.kernel.registers) if pc in edits else names
+            for pc, names in enumerate(self.named)
+        ]
+        other.blocks, other.waits = list(self.blocks), list(self.waits)
+        for block, (start, end) in enumerate(zip(self.starts, self.ends, strict=True)):
+            if any(start <= pc < end for pc in edits):
+                source = other.block_source(block).replace(f"def b{block}(", "def b0(", 1)
+                other.blocks[block] = _functions(source, self.writer.products, 1)[0]
+                other.waits[block] = other._any(block, WAITS)
+        return other
+
 
 def _leaders(kernel: Kernel, by_line: bool) -> list[int]:
     leaders = {0, *kernel.labels.values()}

@@ -46,6 +46,9 @@ NOTEBOOKS = (
     Entry("40", "eight_bits", "FP8 KV", "judge scales and roundings of eight bits", 15),
     Entry("51", "kernel_xray", "Kernel x-ray", "read registers and SASS, no GPU", 12),
     Entry("53", "the_ladder", "The ladder", "go from naive to fast, step by step", 15),
+    Entry(
+        "54", "inside_the_fast_kernel", "Inside the kernel", "step it, break it, read a hang", 15
+    ),
     Entry("90", "benchmarks", "Benchmarks", "read and rerun every figure", 10),
 )
 

@@ -5,10 +5,16 @@ Each check takes an `Attempt` and returns one sentence of praise, or raises `Hin
 
 from __future__ import annotations
 
-from . import foundations, kernels, memory, plans
+from . import debugging, foundations, kernels, memory, plans
 from .hints import Attempt, Check, Hint
 
 #: by number of the exercise, in the order of the workbook
-CHECKS: dict[str, Check] = {**foundations.CHECKS, **memory.CHECKS, **plans.CHECKS, **kernels.CHECKS}
+CHECKS: dict[str, Check] = {
+    **foundations.CHECKS,
+    **memory.CHECKS,
+    **plans.CHECKS,
+    **kernels.CHECKS,
+    **debugging.CHECKS,
+}
 
 __all__ = ["CHECKS", "Attempt", "Check", "Hint"]

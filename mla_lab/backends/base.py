@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from functools import lru_cache
 from typing import Any, Protocol
 
@@ -18,9 +19,17 @@ from ..plan import Plan, WorkspaceLayout, choose
 from ..plan.kernel_costs import recorded_of
 from ..plan.launch_modes import KEEP_AB_PERSISTENT
 
+#: of a plan that depends on no bound of key lengths
+ANY_KEYS = range(sys.maxsize)
+
 
 class Planned(Protocol):
-    """A `Plan`, or what a backend takes in its place."""
+    """A `Plan`, or what a backend takes in its place.
+
+    One with `keys`, a range, is the plan of every call that differs in its bound of key lengths
+    alone, as long as that lies in the range. The bound is `max_seq_len`, raised to a power of two,
+    or the tokens that a table row can name where these are fewer.
+    """
 
     @property
     def workspace(self) -> WorkspaceLayout:

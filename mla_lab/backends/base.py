@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 from functools import lru_cache
 from typing import Any, Protocol
@@ -71,6 +72,18 @@ class Backend(Protocol):
         Returns what launches the call for other tensors, or None where a replay saves nothing.
         """
         ...
+
+
+def believes_max_q_len(ragged: bool, max_q_len: int | None, total_q: int) -> bool:
+    """Whether a grid that has rows for `max_q_len` tokens of each request may lack some."""
+    return ragged and max_q_len is not None and max_q_len < total_q
+
+
+def fill_with_nan(out: Tensor, lse: Tensor | None) -> None:
+    """Ahead of a launch that leaves rows out where a bound is too small: they are NaN then."""
+    out.fill_(math.nan)
+    if lse is not None:
+        lse.fill_(math.nan)
 
 
 @lru_cache

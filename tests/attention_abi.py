@@ -242,6 +242,10 @@ def plan_on_host(
     sums = q_begin.tolist()
     q_lens = tuple(after - before for before, after in itertools.pairwise(sums))
     plan = host_plan(planner, Problem(q_lens, tuple(seq_lens.tolist()), planner.heads))
+    counts = (plan.num_tiles, plan.num_slots, plan.num_groups)
+    if any(count > room for count, room in zip(counts, planner.capacity, strict=True)):
+        words.worker_begin.zero_()  # more than the bounds said: all workers are idle
+        return
     words.tiles[: plan.num_tiles] = torch.tensor(plan.tiles)
     words.worker_begin.copy_(torch.tensor(plan.worker_begin))
     words.merge_items[: plan.num_groups] = torch.tensor(merge_items(plan))

@@ -176,6 +176,21 @@ def test_ragged_without_a_bound_is_never_repeated_with_another_s_grid(kernels: M
     assert [launch["q_len"] for launch in kernel.launches] == [3, 6]
 
 
+@pytest.mark.parametrize("given", [1, 2])
+def test_rows_past_a_bound_that_is_too_small_are_nan(kernels: Made, given: int) -> None:
+    problem = Problem((1, 0, 3, 2), (70, 5, 300, 20), 16)
+    inputs = inputs_of(problem, "lse", "max_q_len")
+    out = torch.full((6, 16, 512), 7.0, dtype=torch.bfloat16)
+    inputs = replace(inputs, out=out, lse=torch.full((6, 16), 7.0), max_q_len=given)
+    for _ in range(2):  # the second time as a replay
+        native(inputs)
+    seen = torch.tensor([i < given for n in problem.q_lens for i in range(n)])
+    expected = decode_reference(inputs)
+    assert rel_error(out[seen], expected.out[seen]) < 4e-3
+    assert out[~seen].isnan().all() and inputs.lse is not None and inputs.lse[~seen].isnan().all()
+    assert (~inputs.lse[seen].isnan()).all()
+
+
 def test_programmatic_launch_is_the_callers_and_the_cards(
     kernels: Made, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -15,8 +15,11 @@ from mla_lab.api import decode, replay
 from mla_lab.api.contract import trtllm_batch_decode_with_kv_cache_mla
 from mla_lab.backends.cute import launch
 from mla_lab.call.bind import bind
+from mla_lab.core.errors import InvalidInput
+from mla_lab.core.kv_cache import DTYPES
 from mla_lab.core.problem import Problem
 from mla_lab.plan import KernelConfig, make_plan
+from mla_lab.plan.pricing import first_too_long, too_long
 from mla_lab.reference.inputs import DecodeInputs
 
 from . import test_backend_cute as first
@@ -67,7 +70,6 @@ CHANGES: dict[str, Callable[[DecodeInputs], dict[str, Any]]] = {
     "text": lambda i: {"bmm2_scale": "1"},
     "sinks": lambda i: {"sinks": torch.zeros(128)},
     "workspace": lambda i: {"workspace_buffer": torch.zeros(WORKSPACE, dtype=torch.uint8)},
-    "bound": lambda i: {"max_seq_len": 5000},
     "backend": lambda i: {"backend": "torch"},
     "debug": lambda i: {"debug": True},
     "plan": lambda i: {"plan": make_plan(PLAIN, tile_rows=128)},
@@ -146,6 +148,98 @@ def test_calls_with_features_are_repeated_too(
         check(listed, native(listed))
 
 
+def entry(config: KernelConfig, device: torch.device) -> Callable[..., None]:
+    """A kernel's entry alone: it refuses pages and dtypes that it was not compiled for."""
+    dtype = DTYPES.get(config.kv_format, torch.uint8)
+
+    def launch(query: torch.Tensor, cache: torch.Tensor, *_: Any) -> None:
+        page = cache.shape[1] if not config.option("gather") else config.page_size
+        if page != config.page_size or cache.dtype is not dtype:
+            raise ValueError("kv_cache")
+
+    return launch
+
+
+def test_a_bound_or_a_wider_table_is_no_new_call(
+    kernels: dict[KernelConfig, AbiKernel], bindings: list[int]
+) -> None:
+    """Where work follows from the lengths, nothing of a launch depends on their bound."""
+    inputs = inputs_of(PIECES)
+    wide = torch.cat([inputs.block_tables, torch.full((1, 900), 1 << 30, dtype=torch.int32)], 1)
+    expected = native(inputs)
+    for more in (
+        {"block_tables": wide},
+        {"max_seq_len": 131072, "block_tables": wide},
+        {"max_seq_len": 4097},
+        {"max_seq_len": 0},
+    ):
+        assert torch.equal(native(inputs, **more), expected)
+    assert len(bindings) == 1
+    with pytest.raises(InvalidInput, match="max_seq_len: got -1"):
+        native(inputs, max_seq_len=-1)
+    with pytest.raises(InvalidInput, match="block_tables: got shape"):
+        native(inputs, block_tables=wide[:, :0])
+
+
+def test_a_bound_that_decides_a_build_is_compared(
+    kernels: dict[KernelConfig, AbiKernel], bindings: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """keep_ab in e4m3 is not for pieces of so many keys."""
+    monkeypatch.setattr(launch, "kernel", entry)
+    problem = replace(PLAIN, q_dtype="e4m3", kv_format="e4m3")
+    first = first_too_long(problem)
+    assert first is not None
+    edge = replace(problem, kv_lens=(first,) * 4)
+    assert too_long(edge) and not too_long(replace(problem, kv_lens=(first - 1,) * 4))
+    inputs = inputs_of(problem)
+    wide = torch.zeros(4, -(-first // problem.page_size), dtype=torch.int32)
+    room = {"workspace_buffer": torch.zeros(2 * WORKSPACE, dtype=torch.uint8)}
+    # tensors on a CPU: a plan follows from their lengths
+    long = torch.full((4,), first, dtype=torch.int32)
+    for lens, bound, checked in (
+        (inputs.seq_lens, 300, 1),
+        (inputs.seq_lens, 131072, 1),
+        (long, 1 << 30, 2),
+        (long, 1 << 29, 2),
+        (inputs.seq_lens, 300, 2),
+    ):
+        native(inputs, block_tables=wide, seq_lens=lens, max_seq_len=bound, **room)
+        assert len(bindings) == checked
+    native(inputs, max_seq_len=1 << 30, **room)
+    assert len(bindings) == 2
+
+
+def test_a_gathered_call_s_pieces_follow_from_the_bound(
+    kernels: dict[KernelConfig, AbiKernel], bindings: list[int]
+) -> None:
+    inputs = inputs_of(replace(PIECES, page_size=1))
+    for bound, checked in ((4096, 1), (4000, 1), (64, 2), (4096, 2)):
+        native(inputs, max_seq_len=bound)
+        assert len(bindings) == checked
+
+
+def test_caches_under_one_query_shape_do_not_evict_each_other(
+    kernels: dict[KernelConfig, AbiKernel], bindings: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Layers with other pages, tables and formats, in turn."""
+    monkeypatch.setattr(launch, "kernel", entry)
+    first = inputs_of(PLAIN)
+    calls = [
+        replace(
+            inputs_of(replace(PLAIN, page_size=size, kv_format=form)),
+            workspace_buffer=first.workspace_buffer,
+        )
+        for size in (1, 8, 16, 64)
+        for form in ("bf16", "e4m3", "fp8_656")
+    ]
+    for inputs in calls:
+        native(inputs)
+    seen = len(bindings)
+    for inputs in [*calls, *reversed(calls)]:
+        native(inputs)
+    assert len(bindings) == seen
+
+
 def work_of(call: Callable[[], Any]) -> tuple[int, int]:
     """Python functions that `call` enters, itself included, and bytecodes that they run."""
     counts = [0, 0]
@@ -181,7 +275,7 @@ def test_a_repeated_call_stays_short(
     function: Callable[..., Any] = trtllm_batch_decode_with_kv_cache_mla
     if not contract:
         function = decode.decode
-    for _ in range(2):
+    for _ in range(3):
         function(**named)
     entered, run = work_of(lambda: function(**named))
     assert entered <= frames and run <= bytecodes

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from mla_lab.call.gqa_args import GqaArgs
@@ -44,9 +45,29 @@ class AbiKernel:
         assert (given["tables"].dim() == 3) <= (not options.get("shared_kv", int(qk_dim == 576)))
         result = decode_gqa_reference(_call(given, value_dim))
         out = result.out * (1 + self.wrong_by)
-        given["out"].view(out.shape).copy_(formats.pack(out, _name(given["out"])))
+        written = self._written(given)
+        where = given["out"].view(-1, *out.shape[-2:])
+        packed = formats.pack(out, _name(given["out"])).view(where.shape)
+        where[written] = packed[written]
         if given["lse"].numel():
-            given["lse"].view(result.lse.shape).copy_(result.lse * given["lse_scale"])
+            lse = (result.lse * given["lse_scale"]).view(written.shape)
+            given["lse"].view(written.shape)[written] = lse[written].float()
+
+    def _written(self, given: dict[str, Any]) -> Tensor:
+        """bool [tokens, heads]: rows that the grid has a row tile for."""
+        heads, keys = given["query"].shape[-2], given["keys"]
+        tokens = given["query"].numel() // given["query"].shape[-1] // heads
+        kv_heads = 1 if keys.dim() == 3 else keys.shape[2 if given["nhd"] else 1]
+        group = heads // kv_heads
+        tile = TILE_ROWS * dict(self.config.options).get("row_tiles", 1)
+        token = torch.arange(tokens)
+        if given["q_begin"].numel():
+            begins = given["q_begin"]
+            token = token - begins[torch.searchsorted(begins, token, right=True) - 1]
+        else:
+            token = token % given["q_len"]
+        row = token[:, None] * group + torch.arange(heads) % group
+        return row < -(-given["q_len"] * group // tile) * tile
 
     def _check_room(self, given: dict[str, Any], value_dim: int) -> None:
         """Partials and counters for every piece and row tile, as the binding looks at them."""

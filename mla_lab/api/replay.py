@@ -14,25 +14,37 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import lru_cache
-from typing import Any
+from typing import Any, NamedTuple
 from weakref import ref
 
 import torch
 from torch import Tensor
 
-from ..backends.base import Planned, Replay
+from ..backends.base import ANY_KEYS, Planned, Replay
 from ..call.bind import Call
 from ..call.checks.form_cache import look
 from ..call.checks.overlap import byte_range
 from ..call.decode_args import MAX_SCALE, PARAMETERS, Declared, DecodeArgs, Rule
 
-#: recorded calls; a new plan in every step makes them many, and then all are dropped
+#: queries and plans of recorded calls; a new plan in every step makes them many, and then all are
+#: dropped
 MAX_RECORDED = 256
+#: calls of one query shape and plan that are kept, such as those over several caches, the latest
+#: first
+MAX_ALIKE = 16
 
 Result = Tensor | tuple[Tensor, Tensor]
 Player = Callable[[DecodeArgs], Result | None]
 
-_RECORDED: dict[object, Player] = {}
+
+class Recorded(NamedTuple):
+    """A recorded call: what replays it, and all that it is compared by."""
+
+    player: Player
+    compared: tuple[object, ...]
+
+
+_RECORDED: dict[object, tuple[Recorded, ...]] = {}
 #: the call that was replayed last; the layers of a step repeat it
 _last: Player | None = None
 
@@ -49,15 +61,25 @@ def replay(args: DecodeArgs) -> Result | None:
             result = _last(args)
             if result is not None:
                 return result
-        player = _RECORDED.get((id(args.plan), args.query.shape))
-        if player is not None and player is not _last:
-            result = player(args)
-            if result is not None:
-                _last = player
-                return result
-    except (AttributeError, TypeError, ValueError, RuntimeError):
+        for recorded in _RECORDED.get((id(args.plan), args.query.shape), ()):
+            if recorded.player is not _last:
+                result = _play(recorded.player, args)
+                if result is not None:
+                    _last = recorded.player
+                    return result
+    except ValueError:
+        _last = None  # its kernel refuses the tensors: another one may take them
+        return replay(args)
+    except (AttributeError, TypeError, IndexError, RuntimeError):
         pass  # an argument is wrong, or the launch failed: the full checks and a full run say why
     return None
+
+
+def _play(player: Player, args: DecodeArgs) -> Result | None:
+    try:
+        return player(args)
+    except ValueError:
+        return None
 
 
 def record(call: Call, planned: Planned, launch: Replay) -> None:
@@ -66,18 +88,45 @@ def record(call: Call, planned: Planned, launch: Replay) -> None:
     uses = bool(planned.workspace.nbytes)
     if isinstance(args.sinks, (list, tuple)) or (uses and args.workspace_buffer is None):
         return
-    kinds = tuple(_kind(p, getattr(args, p.name), uses) for p in PARAMETERS)
+    exact, keys = args.plan is not None, getattr(planned, "keys", None)
+    kinds = tuple(_kind(p, getattr(args, p.name), uses, exact, keys) for p in PARAMETERS)
     expected: dict[str, Any] = {"launch": launch, "form": call.form}
     for p in PARAMETERS:
-        value = getattr(args, p.name)
-        expected |= _expected(p, value, exact=args.plan is not None)
+        expected |= _expected(p, getattr(args, p.name), exact)
+    expected["within"] = _within(keys, call.form.bounds.page_size)
     key = (id(args.plan), args.query.shape)
+    compared = _compared(args, kinds, expected, keys)
     if uses:
-        expected["workspace_buffer"] = ref(args.workspace_buffer, lambda _: _drop(key))
-    if len(_RECORDED) >= MAX_RECORDED:
+        gone = compared
+        expected["workspace_buffer"] = ref(args.workspace_buffer, lambda _: _drop(key, gone))
+    _drop(key, compared)
+    if key not in _RECORDED and len(_RECORDED) >= MAX_RECORDED:
         clear()
-    _drop(key)
-    _RECORDED[key] = player_factory(PARAMETERS, kinds, tuple(expected))(**expected)
+    player = player_factory(PARAMETERS, kinds, tuple(expected))(**expected)
+    others = _RECORDED.get(key, ())
+    _RECORDED[key] = (Recorded(player, compared), *others[: MAX_ALIKE - 1])
+
+
+def _compared(
+    args: DecodeArgs, kinds: tuple[Kind, ...], expected: dict[str, Any], keys: range | None
+) -> tuple[object, ...]:
+    """What two recorded calls of a query shape and plan differ in, beside addresses and scales."""
+    apart = {"launch", "within", "workspace_buffer"}
+    apart |= {p.name for p in PARAMETERS if p.arg.rule in (Rule.SCALE, Rule.POSITIVE_SCALE)}
+    apart |= {name for name in expected if name.endswith(("_begin", "_end"))}
+    values = tuple((name, value) for name, value in expected.items() if name not in apart)
+    return kinds, keys, id(args.workspace_buffer), values
+
+
+def _within(keys: range | None, page_size: int) -> Callable[[int | None, int], bool]:
+    """Whether a call has the plan of the recorded one: by its max_seq_len and pages of a row."""
+
+    def within(max_seq_len: int | None, pages: int) -> bool:
+        capacity = pages * page_size
+        most = capacity if max_seq_len is None else 1 << max(max_seq_len - 1, 0).bit_length()
+        return keys is not None and min(most, capacity) in keys
+
+    return within
 
 
 def clear() -> None:
@@ -87,24 +136,34 @@ def clear() -> None:
     _last = None
 
 
-def _drop(key: object) -> None:
+def _drop(key: object, compared: tuple[object, ...]) -> None:
     """Drop a call whose workspace is gone, or that is recorded anew."""
     global _last
-    _RECORDED.pop(key, None)
+    kept = tuple(r for r in _RECORDED.pop(key, ()) if r.compared != compared)
+    if kept:
+        _RECORDED[key] = kept
     _last = None
 
 
-def _kind(p: Declared, value: object, uses_workspace: bool) -> Kind:
+def _kind(
+    p: Declared, value: object, uses_workspace: bool, exact: bool = False, keys: range | None = None
+) -> Kind:
     if p.arg.rule is Rule.SAME:
         return "same"
+    if keys is not None and p.arg.rule is Rule.TABLES and isinstance(value, Tensor):
+        return "table" if keys == ANY_KEYS else "bounded"
+    if keys is not None and p.arg.rule is Rule.BOUND and value is not None:
+        return "free"
     if value is None or isinstance(value, bool):
         return repr(value)
     if p.arg.rule is Rule.WORKSPACE:
         return "used" if uses_workspace else "unused"
     if not isinstance(value, Tensor):
         return "number"
-    if p.arg.rule is Rule.PAGES and not value.is_contiguous():
-        return "strided"
+    if p.arg.rule is Rule.PAGES:
+        kind = "tensor" if value.is_contiguous() else "strided"
+        # a kernel that fetches single tokens takes pages of any size; it has no caller's plan
+        return kind if exact or keys is not None else f"{kind} pages"
     return "vector" if value.dim() == 1 else "tensor"
 
 
@@ -131,21 +190,32 @@ _SINGLETONS = ("None", "True", "False")
 #: conditions by rule and kind; {n} is an argument's name, `a` holds those of the call
 #: alignment of the tensors that vector loads and stores stream
 LARGE = 16
+#: kinds of tensors: by their shape, or by a rule of its own
+TENSOR_KINDS = ("tensor", "vector", "strided", "tensor pages", "strided pages", "table", "bounded")
 _TENSORS = {
     "tensor": "a.{n}.shape == {n}",
     "vector": "a.{n}.numel() == {n}_count",
     "strided": "",
 }
+_WHOLE = "(size := a.{n}.nbytes) and a.{n}.is_contiguous()"
+_STRIDED = "(size := a.{n}.shape[0] * a.{n}.stride(0) * {n}_bytes)"
+_PAGE = "a.{n}.shape[-2] == {n}[-2]"
+_TABLE = "len(t := a.{n}.shape) == 2 and t[0] == {n}[0]"
 _CONDITIONS: dict[tuple[Rule, Kind], str] = {
     (Rule.SAME, "same"): "a.{n} is {n}",
     (Rule.EQUAL, "number"): "(a.{n} is {n} or (type(a.{n}) is {n}_type and a.{n} == {n}))",
+    (Rule.TABLES, "table"): f"{_TABLE} and t[1]",
+    (Rule.TABLES, "bounded"): f"{_TABLE} and within(a.max_seq_len, t[1])",
+    (Rule.BOUND, "free"): "type(a.{n}) is {n}_type and a.{n} >= 0",
     (Rule.BOUND, "number"): "type(a.{n}) is {n}_type and {n}_low < a.{n} <= {n}_high",
     (Rule.SCALE, "number"): f"type(a.{{n}}) is {{n}}_type and -{MAX_SCALE} < a.{{n}} < {MAX_SCALE}",
     (Rule.POSITIVE_SCALE, "number"): f"type(a.{{n}}) is {{n}}_type and 0.0 < a.{{n}} < {MAX_SCALE}",
     (Rule.WORKSPACE, "used"): "a.{n} is {n}()",
     (Rule.WORKSPACE, "unused"): "(a.{n} is {n}() or look(a.{n}) == {n}_look)",
-    (Rule.PAGES, "tensor"): "(size := a.{n}.nbytes) and a.{n}.is_contiguous()",
-    (Rule.PAGES, "strided"): "(size := a.{n}.shape[0] * a.{n}.stride(0) * {n}_bytes)",
+    (Rule.PAGES, "tensor"): _WHOLE,
+    (Rule.PAGES, "tensor pages"): f"{_WHOLE} and {_PAGE}",
+    (Rule.PAGES, "strided"): _STRIDED,
+    (Rule.PAGES, "strided pages"): f"{_STRIDED} and {_PAGE}",
 }
 
 _TEXT = """
@@ -193,7 +263,7 @@ def comparison(parameters: tuple[Declared, ...], kinds: tuple[Kind, ...]) -> lis
     for p, kind in zip(parameters, kinds, strict=True):
         text = _CONDITIONS.get((p.arg.rule, kind), _TENSORS.get(kind, ""))
         text = f"a.{p.name} is {kind}" if kind in _SINGLETONS else text.format(n=p.name)
-        found.append((kind in _TENSORS, text))
+        found.append((kind in TENSOR_KINDS, text))
     return [text for _, text in sorted(found, key=lambda entry: entry[0])]
 
 
@@ -205,7 +275,7 @@ def _apart(parameters: tuple[Declared, ...], kinds: tuple[Kind, ...]) -> list[st
     tensors = {
         p.name: p
         for p, kind in pairs
-        if kind in _TENSORS and (p.arg.written or p.arg.alignment >= LARGE)
+        if kind in TENSOR_KINDS and (p.arg.written or p.arg.alignment >= LARGE)
     }
     written = [name for name, p in tensors.items() if p.arg.written]
     used = [p.name for p, kind in pairs if kind == "used"]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import sys
 from functools import lru_cache
 from typing import Any, Protocol
 
@@ -18,9 +20,17 @@ from ..plan import Plan, WorkspaceLayout, choose
 from ..plan.kernel_costs import recorded_of
 from ..plan.launch_modes import KEEP_AB_PERSISTENT
 
+#: of a plan that depends on no bound of key lengths
+ANY_KEYS = range(sys.maxsize)
+
 
 class Planned(Protocol):
-    """A `Plan`, or what a backend takes in its place."""
+    """A `Plan`, or what a backend takes in its place.
+
+    One with `keys`, a range, is the plan of every call that differs in its bound of key lengths
+    alone, as long as that lies in the range. The bound is `max_seq_len`, raised to a power of two,
+    or the tokens that a table row can name where these are fewer.
+    """
 
     @property
     def workspace(self) -> WorkspaceLayout:
@@ -62,6 +72,18 @@ class Backend(Protocol):
         Returns what launches the call for other tensors, or None where a replay saves nothing.
         """
         ...
+
+
+def believes_max_q_len(ragged: bool, max_q_len: int | None, total_q: int) -> bool:
+    """Whether a grid that has rows for `max_q_len` tokens of each request may lack some."""
+    return ragged and max_q_len is not None and max_q_len < total_q
+
+
+def fill_with_nan(out: Tensor, lse: Tensor | None) -> None:
+    """Ahead of a launch that leaves rows out where a bound is too small: they are NaN then."""
+    out.fill_(math.nan)
+    if lse is not None:
+        lse.fill_(math.nan)
 
 
 @lru_cache

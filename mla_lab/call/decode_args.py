@@ -37,11 +37,14 @@ class Rule(Enum):
     SAME = auto()
     #: a tensor of the same shape; its dtype, device, layout and alignment the kernel's entry checks
     TENSOR = auto()
+    #: as TENSOR; where the plan is the same for other key lengths, rows of any number of pages
+    TABLES = auto()
     #: as TENSOR, with any number of pages above 0
     PAGES = auto()
     #: the same tensor where the launch uses it, else any that passes the same checks
     WORKSPACE = auto()
-    #: a number up to the same power of two, exactly the same with a plan
+    #: a number up to the same power of two, or another one for which the plan is the same;
+    #: exactly the same with a caller's plan
     BOUND = auto()
     #: a number with a magnitude below `MAX_SCALE`, or a tensor of one element
     SCALE = auto()
@@ -160,7 +163,7 @@ class DecodeArgs:
     qk_nope_head_dim: Annotated[int, Arg(native=128)]
     kv_lora_rank: Annotated[int, Arg(native=LATENT_DIM)]
     qk_rope_head_dim: Annotated[int, Arg(native=ROPE_DIM)]
-    block_tables: Annotated[Tensor, _tensor("tables", _TABLES + "-1 for none.")]
+    block_tables: Annotated[Tensor, Arg(Rule.TABLES, axes="tables", note=_TABLES + "-1 for none.")]
     seq_lens: Annotated[Tensor, _tensor("batch_size", "Tokens of each request, new ones included.")]
     max_seq_len: Annotated[int | None, Arg(Rule.BOUND, native=None, recorded=True)]
     sparse_mla_top_k: Annotated[int, _PLAIN] = 0

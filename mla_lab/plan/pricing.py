@@ -105,6 +105,13 @@ def too_long(problem: Problem) -> bool:
     return min(max(keys, default=0), sum(keys) // WORKERS) > LONGEST
 
 
+def first_too_long(problem: Problem) -> int | None:
+    """The least length of every request with which `too_long` holds; None where none does."""
+    if FORMATS.get((problem.q_dtype, problem.kv_format)) != E4M3:
+        return None
+    return max(LONGEST + 1, -(-(LONGEST + 1) * WORKERS // problem.batch))
+
+
 def price(problem: Problem, gpu: Gpu, family: KernelCosts, rows: int, cluster: int) -> Choice:
     """One candidate with the cost policy's best splits."""
     shape = Shape.of(problem, rows, TILE_KV, gpu.workers(cluster))

@@ -34,7 +34,7 @@ from ...plan.xqa import (
     row_tiles_for,
 )
 from .. import self_check
-from ..base import Replay, gpu_of
+from ..base import Replay, believes_max_q_len, gpu_of
 from ..rank_mask import repeated, with_mask
 from . import xqa
 from .xqa import Operands, Settings, XqaLaunch
@@ -153,6 +153,7 @@ def _settings(call: Call) -> Settings:
     arch = xqa.arch_of(gpu) if gpu else None
     return Settings(
         q_len=max(1, _q_len(call)),
+        believed=believes_max_q_len(call.features.ragged, call.form.max_q_len, call.form.total_q),
         lse_base2=call.args.return_lse_base == "base2",
         programmatic_launch=call.args.enable_pdl is not False and arch in xqa.PROGRAMMATIC,
     )

@@ -25,7 +25,7 @@ from ...plan.xqa import (
     row_tiles_for,
 )
 from .. import self_check
-from ..base import gpu_of
+from ..base import believes_max_q_len, gpu_of
 from ..self_check import SelfCheck
 from ..torch import gqa as by_torch
 from . import xqa
@@ -76,6 +76,7 @@ def run(call: CheckedGqaCall) -> None:
     workspace = Workspace.of(cuts.workspace, call.args.workspace_buffer, form.device)
     settings = xqa.Settings(
         q_len=q_len,
+        believed=believes_max_q_len(form.ragged, form.max_q_len, form.total_q),
         window_left=call.args.window_left,
         nhd=call.args.kv_layout == "NHD",
         programmatic_launch=call.args.enable_pdl is not False and arch in xqa.PROGRAMMATIC,

@@ -25,6 +25,7 @@ from ...core.gpu import Gpu
 from ...jit import toolchain
 from ...plan import KernelConfig
 from ...plan.xqa import KERNEL, Cuts
+from ..base import fill_with_nan
 from ..cute.device_plan import refuse_capture
 
 #: architectures with programmatic dependent launch
@@ -95,6 +96,8 @@ class Settings:
 
     #: query tokens of a request, or a bound of them
     q_len: int
+    #: requests may have more than `q_len`, whose rows are NaN then
+    believed: bool = False
     lse_base2: bool = False
     window_left: int = -1
     nhd: bool = False
@@ -128,6 +131,8 @@ class XqaLaunch:
 
     def __call__(self, o: Operands) -> None:
         """Enqueue. Raises InvalidInput where the kernel's entry refuses a tensor."""
+        if self.settings.believed:
+            fill_with_nan(o.out, o.lse)
         scale1, tensor1 = self._scale(o.bmm1_scale)
         scale2, tensor2 = self._scale(o.bmm2_scale)
         try:

@@ -32,9 +32,9 @@ from ...plan.launch_modes import (
     SWAP_AB_PERSISTENT,
     LaunchMode,
 )
-from ...plan.pricing import config_of, too_long
+from ...plan.pricing import config_of, first_too_long, too_long
 from ...plan.selection import Selection, select
-from ..base import Replay, gpu_of
+from ..base import ANY_KEYS, Replay, gpu_of
 from ..cuda.ops import MAX_BATCH
 from ..rank_mask import masked, repeated, with_mask
 from .catalogue import able, missing_for
@@ -219,4 +219,13 @@ def _plan(
     if features.batch_invariant:
         kinds = _kinds(problem, gpu, features)
         return PlanOnDevice.of_kinds(kinds, problem, total_q)
-    return of_selection(_choice(problem, gpu, features), problem, gpu)
+    planned = of_selection(_choice(problem, gpu, features), problem, gpu)
+    return replace(planned, keys=_same_choice(problem))
+
+
+def _same_choice(problem: Problem) -> range:
+    """Bounds of key lengths with which `_choice` is this one."""
+    first = first_too_long(problem)
+    if first is None:
+        return ANY_KEYS
+    return range(first, ANY_KEYS.stop) if too_long(problem) else range(first)

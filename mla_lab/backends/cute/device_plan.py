@@ -54,6 +54,8 @@ class SelfScheduled:
     #: see `plan.gate`; with one, the launch before this one, which has the opposite gate
     gate: int = 0
     before: SelfScheduled | Formula | None = None
+    #: see `backends.base.Planned`
+    keys: range | None = None
 
     @classmethod
     def of(cls, config: KernelConfig, gpu: Gpu, latent_dim: int) -> SelfScheduled:
@@ -161,6 +163,7 @@ class Formula:
     #: as in `SelfScheduled`
     gate: int = 0
     before: SelfScheduled | Formula | None = None
+    keys: range | None = None
 
     @classmethod
     def of(cls, config: KernelConfig, num_splits: int, bounds: Problem, gpu: Gpu) -> Formula:

@@ -14,7 +14,7 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
 
@@ -30,7 +30,7 @@ from ...core.gpu import Gpu
 from ...plan import KernelConfig, Plan
 from ...plan.formula import ll_words
 from ...plan.gate import gated
-from ..base import Replay
+from ..base import Replay, believes_max_q_len, fill_with_nan
 from ..cuda import ops as cuda_ops
 from ..cuda.ops import DevicePlan, DevicePlanner, Merge
 from .catalogue import build_for
@@ -100,8 +100,7 @@ class Launch:
         form = call.form
         self.config = config
         self.attend = self.kernel_of(config, form.device)
-        self._planner = planner
-        self._before = before
+        self._planner, self._before = planner, before
         self._words = words if isinstance(words, DevicePlan) else None
         self._walk: tuple[Tensor, ...] = ()
         self._numbers: tuple[int, ...] = ()
@@ -126,8 +125,10 @@ class Launch:
         self._heads = form.bounds.heads
         self._shapes = Shapes.of(call)
         self._base2 = self._shapes.lse_base2
+        self._fills = believes_bounds(call, words, planner)
         if before is not None:
             before._base2 = False  # the last launch changes the base of all rows
+            before._fills, self._fills = False, self._fills or before._fills
         self._extras = Extras(config, form)
         self._no_lse = torch.empty(0, 0, dtype=torch.float32, device=form.device)
         load_around(planner is not None, self._merge_items is not None, form.device)
@@ -135,7 +136,7 @@ class Launch:
         if not form.features.ragged:
             batch, q_len = form.bounds.batch, form.bounds.q_lens[0]
             self._q_begin = uniform_q_begin(batch, q_len, form.device)
-        alone = planner is None and self._merge_items is None
+        alone = planner is None and self._merge_items is None and not self._fills
         alone = alone and (before is None or before.repeat is not before)
         as_given = self._shapes.plain and not self._base2 and not self._extras.wanted
         #: does the same; where one kernel takes its arguments as they are given, in half the time
@@ -197,6 +198,8 @@ class Launch:
         if self.repeat is not self:
             self.repeat(given, out, lse)
             return
+        if self._fills:
+            fill_with_nan(out, lse)
         if self._before is not None:
             self._before(given, out, lse)
         query, cache, result, lse_rows = given.query, given.kv_cache, out, lse
@@ -301,6 +304,17 @@ class Launch:
         rows = out.view(-1, out.shape[-1])
         sinks, scale = self._extras.sinks(given), self._extras.out_scale(given)
         merge((partial_out, partial_lse), items, q_begin, rows, lse.view(-1), sinks, scale)
+
+
+def believes_bounds(
+    call: Call, words: DevicePlan | SelfScheduled | Formula, planner: DevicePlanner | None
+) -> bool:
+    """Whether rows are left out where `max_q_len` or `max_seq_len` is too small."""
+    form = call.form
+    q_len = believes_max_q_len(form.features.ragged, form.max_q_len, form.total_q)
+    if planner is None:
+        return q_len and isinstance(words, Formula) and not form.features.sparse
+    return q_len or planner.capacity != replace(planner, max_kv_len=form.bounds.kv_lens[0]).capacity
 
 
 @lru_cache(maxsize=8)

@@ -57,8 +57,8 @@ def test_text_without_a_kernel_is_refused() -> None:
 
 
 def test_an_unknown_instruction_is_refused_by_name() -> None:
-    with pytest.raises(Unsupported, match=r"tcgen05\.alloc"):
-        ptx_kernel(kernel("tcgen05.alloc.b32 [%r1], 32;"), "k", Direct())
+    with pytest.raises(Unsupported, match=r"tcgen05\.shift"):
+        ptx_kernel(kernel("tcgen05.shift.cta_group::1.down [%r1];"), "k", Direct())
 
 
 def test_registers_share_rows_only_while_they_are_dead() -> None:

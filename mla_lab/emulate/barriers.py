@@ -145,6 +145,11 @@ def mbarrier_arrive(
 def arrive(g: Gang, bar: Mbarrier, arrivals: int, pc: int, relaxed: bool = False) -> None:
     """Count arrivals, and complete the phase if they were the last."""
     g.machine.checker.releases(g, bar, relaxed)
+    count_arrivals(g, bar, arrivals, pc)
+
+
+def count_arrivals(g: Gang, bar: Mbarrier, arrivals: int, pc: int) -> None:
+    """The same for arrivals that release nothing of the thread itself."""
     g.machine.recorder.arrival(g, bar, pc)
     bar.pending -= arrivals
     if bar.pending < 0:

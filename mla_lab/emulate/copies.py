@@ -47,15 +47,16 @@ def tensor_copy(
     g: Gang,
     address: Row,
     where: list[Row],
-    to: tuple[Row, Row, Row | None],
+    to: tuple[Row, Row, Row | None, bool],
     m: Mask,
     pc: int,
 ) -> None:
     """cp.async.bulk.tensor from global memory at element coordinates `where`.
 
-    to: shared address, mbarrier, and the mask of CTAs that receive it, None for this one alone.
+    to: shared address, mbarrier, the mask of CTAs that receive it, None for the address's alone,
+    and whether one mbarrier of each pair of CTAs counts for both.
     """
-    target, bar, cast = to
+    target, bar, cast, pair = to
     for thread in lanes_of(g, m):
         tensor = _map_at(g, int(address[thread]), pc)
         places = [int(row[thread]) for row in where]
@@ -65,7 +66,11 @@ def tensor_copy(
             receivers = [(own, mbarrier_at(g, int(bar[thread]), pc))]
         else:
             ranks = [r for r in range(MAX_CLUSTER) if int(cast[thread]) >> r & 1]
-            found = [(r, mbarrier_at(g, r << 24 | bar_offset, pc)) for r in ranks]
+            leads = [r & ~1 | int(bar[thread]) >> 24 & 1 if pair else r for r in ranks]
+            found = [
+                (r, mbarrier_at(g, lead << 24 | bar_offset, pc))
+                for r, lead in zip(ranks, leads, strict=True)
+            ]
             receivers = [(g.cta.peers[r], b) for r, b in found]
         _, wrong = tensor.read(g.machine.memory, places)
         if wrong >= 0:

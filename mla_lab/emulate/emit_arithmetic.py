@@ -58,6 +58,8 @@ def _binary(w: Writer, s: Instruction, pc: int) -> Lines:
     if kind in TWO_HALVES:
         values = ", ".join(w.value(a, "u32") for a in s.args[1:])
         return put(w.row(s.args[0], "u32"), f"packed({op!r}, {kind!r}, {values})")
+    if kind == "f32x2":
+        return _two_floats(w, s, FLOATS[op])
     if op == "mul" and s.parts[1] in ("wide", "hi"):
         return _long_product(w, s)
     target = w.row(s.args[0], kind)
@@ -74,6 +76,12 @@ def _binary(w: Writer, s: Instruction, pc: int) -> Lines:
     if "relu" in s.parts:
         return put(target, f"relu({UFUNCS[op]}({a}, {b}))")
     return call(UFUNCS[op], target, a, b)
+
+
+def _two_floats(w: Writer, s: Instruction, function: str) -> Lines:
+    """Two fp32 numbers in a register of 64 bits."""
+    values = ", ".join(f"{w.value(a, 'u64')}.view(float32)" for a in s.args[1:])
+    return put(w.row(s.args[0], "u64"), f"{function}({values}).view(uint64)")
 
 
 def _long_product(w: Writer, s: Instruction) -> Lines:
@@ -103,6 +111,8 @@ def _fma(w: Writer, s: Instruction, pc: int) -> Lines:
     if kind in TWO_HALVES:
         values = ", ".join(w.value(a, "u32") for a in s.args[1:])
         return put(w.row(s.args[0], "u32"), f"packed('fma', {kind!r}, {values})")
+    if kind == "f32x2":
+        return _two_floats(w, s, "fma")
     a, b, c = (w.value(x, kind) for x in s.args[1:])
     function = {"rn": "fma", "rm": "fma_down"}[s.parts[1]]
     return put(w.row(s.args[0], kind), f"{function}({a}, {b}, {c})")

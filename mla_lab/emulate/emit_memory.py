@@ -133,7 +133,7 @@ def _tensor_copy(w: Writer, s: Instruction, pc: int) -> Lines:
     places = ", ".join(w.value(c.strip(), "s32") for c in match[2].split(","))
     cast = w.value(s.args[3], "u16") if "multicast::cluster" in s.parts else "None"
     target, bar = w.address(s.args[0]), w.address(s.args[2])
-    where = f"[{places}], ({target}, {bar}, {cast})"
+    where = f"[{places}], ({target}, {bar}, {cast}, {'cta_group::2' in s.parts})"
     return [f"tensor_copy(g, {w.value(match[1], 'u64')}, {where}, MASK, {pc})"]
 
 

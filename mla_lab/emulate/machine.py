@@ -21,6 +21,8 @@ from .translate import Program
 if TYPE_CHECKING:
     from .observe import Recorder
     from .races import Checker
+    from .tcgen05 import TensorQueue
+    from .tensor_memory import TensorMemory
 
 #: fp32 sums of wgmma: rounded once an instruction, as an H200 cuts them, or once a batch
 NUMBERS = ("exact", "card", "fast")
@@ -62,6 +64,9 @@ class CTA:
         self.cluster = ClusterBarrier(self.num_threads)
         self.peers: list[CTA] = [self]
         self.gangs: list[Gang] = []
+        #: tensor memory, where it is used, and the products of each warp
+        self.tensor: TensorMemory | None = None
+        self.tensor_queues: dict[int, TensorQueue] = {}
 
     def start(self, width: int) -> None:
         """Make the threads, `width` of them to a gang."""
@@ -108,6 +113,11 @@ class Silent:
 
     def __bool__(self) -> bool:
         return False
+
+    @property
+    def tensor(self) -> Silent:
+        """Checks of tensor memory are silent too."""
+        return self
 
     def __getattr__(self, name: str) -> Callable[..., None]:
         def nothing(*args: Any, **kwargs: Any) -> None:

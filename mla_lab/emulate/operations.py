@@ -6,11 +6,11 @@ from typing import Any
 
 import numpy as np
 
-from . import arithmetic, barriers, copies, lanes, memory, wgmma
+from . import arithmetic, barriers, copies, lanes, memory, tcgen05, tensor_memory, wgmma
 from .gang import Gang, Mask
 
 #: importing them registers the handlers of all instructions
-from . import emit_arithmetic, emit_control, emit_memory  # noqa: F401  isort: skip
+from . import emit_arithmetic, emit_control, emit_memory, emit_tcgen05  # noqa: F401  isort: skip
 
 _NUMPY = (
     "copyto add subtract multiply divide maximum minimum fmax fmin bitwise_and bitwise_or "
@@ -18,7 +18,7 @@ _NUMPY = (
     "less_equal greater greater_equal left_shift right_shift invert negative absolute rint floor "
     "ceil trunc bool uint8 int8 uint16 int16 float16 uint32 int32 float32 uint64 int64"
 )
-_MODULES = (arithmetic, barriers, copies, lanes, memory, wgmma)
+_MODULES = (arithmetic, barriers, copies, lanes, memory, tcgen05, tensor_memory, wgmma)
 
 
 def guard(flags: np.ndarray, m: Mask, negated: bool) -> Mask:

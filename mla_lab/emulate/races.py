@@ -20,7 +20,20 @@ import numpy as np
 from .findings import Finding, finding
 from .flight import Flight
 from .gang import Gang
-from .shadow import GlobalShadow, Shadow, expand
+from .shadow import (
+    AGENTS,
+    COPIES,
+    FENCED,
+    LOADS,
+    PRODUCTS,
+    SEEN,
+    STORES,
+    TAKEN,
+    GlobalShadow,
+    Shadow,
+    expand,
+)
+from .tensor_checks import TensorChecks
 from .tiles import ELEMENT_BYTES, operand_words, quarter_words
 
 if TYPE_CHECKING:
@@ -30,15 +43,12 @@ if TYPE_CHECKING:
     from .wgmma import Issued
 
 Row = np.ndarray
-#: agents of a warp: its own accesses, its products, its cp.async copies
-PRODUCTS, COPIES, AGENTS = 1, 2, 3
 #: mbarriers of a CTA
 MAX_BARRIERS = 96
 #: findings kept of one run
 MAX_FINDINGS = 200
 #: orders of an access to global memory that take or give what happened before
 TAKES, GIVES = ("acquire", "acq_rel"), ("release", "acq_rel")
-SEEN, FENCED = 0, 1
 
 
 class Checker:
@@ -49,6 +59,7 @@ class Checker:
         self.findings: list[Finding] = []
         self._known: set[tuple[Any, ...]] = set()
         self.flight = Flight(self)
+        self.tensor = TensorChecks(self)
 
     # life of a launch
 
@@ -60,7 +71,8 @@ class Checker:
         self.barriers = AGENTS * len(gangs)
         self.places: list[list[int]] = [[] for _ in range(self.size)]
         self.names: dict[int, str] = {}
-        self.vectors = np.zeros((len(gangs), 2, self.size), np.int32)
+        self.levels = 4 if self.strict else 2
+        self.vectors = np.zeros((len(gangs), self.levels, self.size), np.int32)
         #: vectors at the last fence, and what relaxed loads will take at the next
         self.at_fence = np.zeros_like(self.vectors)
         self.at_next: dict[int, Row] = {}
@@ -78,12 +90,15 @@ class Checker:
             self.names[AGENTS * i] = g.name
             self.names[AGENTS * i + PRODUCTS] = f"a product of {g.name}"
             self.names[AGENTS * i + COPIES] = f"a cp.async of {g.name}"
+            self.names[AGENTS * i + LOADS] = f"a tcgen05.ld of {g.name}"
+            self.names[AGENTS * i + STORES] = f"a tcgen05.st of {g.name}"
         if machine.before_block is None:
             machine.before_block = self.flight.before_block
 
     def at_exit(self, g: Gang) -> None:
         """All threads of a warp have exited."""
         last = len(g.cta.program.kernel.code) - 1
+        self.tensor.at_exit(g)
         if g.issued:
             self.note(g, g.issued[0].product.pc, "open at exit", "a product that nobody committed")
         if g.copies or any(g.copy_groups):
@@ -91,6 +106,7 @@ class Checker:
 
     def finish(self, machine: Machine) -> None:
         """The launch is over."""
+        self.tensor.finish(machine)
         for cta in machine.ctas:
             for bar in cta.mbarriers.values():
                 if bar.bytes:
@@ -134,8 +150,8 @@ class Checker:
     def takes(self, g: Gang, vector: Row | None) -> None:
         """A warp learns what a barrier collected."""
         if vector is not None:
-            mine = self.vectors[g.agent]
-            np.maximum(mine, vector, out=mine)
+            mine = self.vectors[g.agent, :TAKEN]
+            np.maximum(mine, vector[:TAKEN], out=mine)
         self.warp_sync(g)
 
     def joined(self, vector: Row | None, g: Gang, relaxed: bool = False) -> Row:
@@ -172,7 +188,7 @@ class Checker:
         bar.agent = self.barriers + MAX_BARRIERS * index + min(taken, MAX_BARRIERS - 1)
         self.names[bar.agent] = f"a copy to {bar.name}"
         bar.made = (AGENTS * g.agent, self._tick(g, pc))
-        bar.released = np.zeros((2, self.size), np.int32)
+        bar.released = np.zeros((self.levels, self.size), np.int32)
         self.hidden.setdefault(g.agent, []).append(bar)
 
     def uses(self, g: Gang, bar: Mbarrier, pc: int) -> None:

@@ -116,4 +116,6 @@ def _defines(instruction: Instruction, name: str) -> bool:
     words = [set(_WORD.findall(a)) for a in instruction.args]
     if not words or name not in words[0] or any(name in other for other in words[1:]):
         return False
-    return instruction.parts[0] not in ("st", "red", "wgmma") and "[" not in instruction.args[0]
+    if instruction.opcode.startswith(("tcgen05.dealloc", "st.", "red.", "wgmma.")):
+        return False
+    return "[" not in instruction.args[0]

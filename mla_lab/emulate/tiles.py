@@ -140,3 +140,22 @@ def card_product(x: np.ndarray, y: np.ndarray, c: np.ndarray, bits: int) -> np.n
     kept = 23 if bits > 23 else bits
     scale = np.ldexp(1.0, kept + 1 - np.frexp(total)[1])
     return (np.trunc(total * scale) / scale).astype(np.float32)
+
+
+def accumulate(
+    numbers: str,
+    total: np.ndarray,
+    lefts: list[np.ndarray],
+    rights: list[np.ndarray],
+    card_bits: int = 0,
+) -> np.ndarray:
+    """`total` [M, N] and products of [M, K] and [N, K] in fp32, in numbers of `machine`."""
+    if numbers == "fast":
+        product = np.concatenate(lefts, 1) @ np.concatenate(rights, 1).T
+        return np.asarray(total + product)
+    for x, y in zip(lefts, rights, strict=True):
+        if numbers == "card":
+            total = card_product(x, y, total, card_bits)
+        else:
+            total = (total + x.astype(np.float64) @ y.astype(np.float64).T).astype(np.float32)
+    return total

@@ -44,11 +44,14 @@ WAITS = (
     "barrier.red",
     "barrier.cluster",
     "cp.async.wait",
+    "tcgen05.alloc",
 )
 #: instructions that all live threads of a warp execute together
 BY_WARP = (
     *("shfl", "vote", "elect", "redux", "activemask", "bar.warp"),
     *("ldmatrix", "stmatrix", "movmatrix", "mma", "setmaxnreg"),
+    *("tcgen05.ld", "tcgen05.st", "tcgen05.wait", "tcgen05.alloc", "tcgen05.dealloc"),
+    "tcgen05.relinquish",
 )
 
 Lines = list[str]
@@ -76,7 +79,7 @@ class Writer:
         #: (type, value) of each constant row, see `gang.constant_row`
         self.constants: list[tuple[str, Any]] = []
         self._known: dict[tuple[str, Any], int] = {}
-        #: static facts of wgmma instructions, by index
+        #: static facts of matrix products, by index
         self.products: list[Any] = []
         self.params = {p.name: p.offset for p in kernel.params}
         self.block_at: dict[int, int] = {}
@@ -162,7 +165,9 @@ class Writer:
             body = handler(self, s, pc)
         except (KeyError, IndexError, ValueError, TypeError, MlaLabError) as error:
             where = f"{s.text!r} at {s.place}"
-            raise unsupported("instruction", f"{where} ({error})", "PTX for sm_90a") from error
+            raise unsupported(
+                "instruction", f"{where} ({error})", "PTX for sm_90a and sm_100a"
+            ) from error
         if s.guard is None or s.parts[0] in ("bra", "ret", "exit"):
             return [line.replace("MASK", "m") for line in body]
         if any(line.startswith("return") for line in body):

@@ -15,9 +15,9 @@ from .gang import Gang
 from .tiles import (
     ELEMENT_BYTES,
     a_fragment,
+    accumulate,
     accumulator,
     accumulator_registers,
-    card_product,
     decode,
     operand_bytes,
 )
@@ -121,18 +121,9 @@ def _accumulate(team: list[Gang], chains: list[list[Issued]]) -> None:
     total = accumulator(held.view(np.float32))
     if not chains[0][0].keep:
         total = np.zeros_like(total)
-    numbers = team[0].machine.numbers
-    if numbers == "fast":
-        left = [_left(team, [chain[i] for chain in chains]) for i in range(len(chains[0]))]
-        right = [_right(team[0], issued) for issued in chains[0]]
-        total = total + np.concatenate(left, 1) @ np.concatenate(right, 1).T
-    else:
-        for i, issued in enumerate(chains[0]):
-            x, y = _left(team, [chain[i] for chain in chains]), _right(team[0], issued)
-            if numbers == "card":
-                total = card_product(x, y, total, CARD_BITS[product.kind])
-            else:
-                total = (total + x.astype(np.float64) @ y.astype(np.float64).T).astype(np.float32)
+    lefts = [_left(team, [chain[i] for chain in chains]) for i in range(len(chains[0]))]
+    rights = [_right(team[0], issued) for issued in chains[0]]
+    total = accumulate(team[0].machine.numbers, total, lefts, rights, CARD_BITS[product.kind])
     registers = accumulator_registers(total).view(np.uint32)
     at = 0
     for g in team:

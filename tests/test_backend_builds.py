@@ -254,6 +254,17 @@ def test_skip_softmax_over_e4m3_walks(have: Have, heads: int, page_size: int, ro
         assert is_missing(missing) == (page_size != 64), names
 
 
+@pytest.mark.parametrize("kv_format", ["e4m3", "fp8_656"])
+@pytest.mark.parametrize("heads", [16, 128])
+def test_skip_softmax_under_a_16_bit_query_walks(have: Have, heads: int, kv_format: str) -> None:
+    have(shipped())
+    made = problem(heads=heads, kv_format=kv_format)
+    found = taken(made, skip_softmax=True)
+    assert (mode_of(found), found.tile_rows) == (SWAP_AB_PERSISTENT.name, 16)
+    for names in ((), ("sinks",), ("tensor_scales",), ("mask",), ("batch_invariant",)):
+        assert reason(made, skip_softmax=True, **dict.fromkeys(names, True)) is None, names
+
+
 @pytest.mark.parametrize("q_len", [1, 4])
 @pytest.mark.parametrize(
     ("heads", "page_size", "e4m3", "tile"),

@@ -123,16 +123,26 @@ SKIP = replace(
 @pytest.mark.parametrize(
     "changed",
     [
-        {"q_dtype": "bf16"},
         {"q_dtype": "bf16", "kv_format": "bf16"},
         {"tile_rows": 64},
         {"mask": "causal"},
         {"options": (*PAGED, ("skip", 1))},
+        {"q_dtype": "bf16", "options": (*PAGED, ("skip", 1))},
     ],
 )
-def test_skip_softmax_is_for_e4m3_by_page(changed: dict[str, object]) -> None:
+def test_skip_softmax_is_for_eight_bits_by_page(changed: dict[str, object]) -> None:
     with pytest.raises(Unsupported, match="skip"):
         facts.traits_of(replace(SKIP, **changed))
+
+
+@needs_compiler
+@pytest.mark.parametrize("kv_format", ["e4m3", "fp8_656"])
+def test_under_a_query_of_16_bits_rows_vote_too(kv_format: str) -> None:
+    """And no register more is wanted than there is, for either result."""
+    config = replace(SKIP, q_dtype="bf16", kv_format=kv_format)
+    made = jit.compile(config, "sm_90a")
+    assert [kernel.stack for kernel in made.resources] == [0]
+    assert "vote.sync.all.pred q, p, 0xffff" in made.ptx.read_text()
 
 
 @needs_compiler

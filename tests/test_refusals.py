@@ -37,10 +37,6 @@ REASONS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
         {},
         {"kv_format": "fp8_656", "out_dtype": "e4m3"},
     ),
-    r"skip_softmax_threshold_scale_factor with a bf16 query over a (e4m3|fp8_656) cache$": (
-        {"skip_softmax": True},
-        {"kv_format": "fp8_656"},
-    ),
     r"query fp32, cache fp32, out fp32; its kernels take": (
         {},
         {"q_dtype": "fp32", "kv_format": "fp32", "out_dtype": "fp32"},

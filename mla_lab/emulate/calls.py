@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -15,9 +15,10 @@ from ..plan import make_plan
 from ..plan.config import KernelConfig
 from ..plan.launch_modes import mode_of
 from ..plan.self_schedule import COSTS
+from ..plan.tile import WorkTile
 from ..plan.workspace import KEPT_WORDS, MAX_CTAS
 from ..reference.inputs import DecodeInputs, make_inputs
-from ..reference.mla import Result, decode_reference
+from ..reference.mla import Result, TileWalk, decode_reference
 from ..reference.tolerance import error, lse_error
 
 LOG2_E = math.log2(math.e)
@@ -28,6 +29,8 @@ NAMES = (
 )
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "e4m3": torch.float8_e4m3fn}
 COUNTERS = 64
+#: of skip-softmax: leaves most tiles out
+SKIP_FACTOR = 800.0
 #: that find their work from the lengths
 WORKERS = 5
 #: largest errors of out (relative) and lse, of 16-bit operands, and of e4m3 ones, whose weights are
@@ -94,6 +97,8 @@ def make_call(config: KernelConfig, problem: Problem, splits: int = 1, seed: int
         if tree:
             features += ["tree_mask"]
     inputs = make_inputs(problem, seed, features, workspace_bytes=64)
+    if config.option("skip"):
+        inputs = replace(inputs, skip_softmax_threshold_scale_factor=SKIP_FACTOR)
     out = torch.full((*inputs.query.shape[:-1], problem.latent_dim), 7.0).to(
         DTYPES[config.out_dtype]
     )
@@ -122,7 +127,19 @@ def make_call(config: KernelConfig, problem: Problem, splits: int = 1, seed: int
         args += [WORKERS, problem.q_lens[0], COSTS[mode_of(config)].packed]
     if extras:
         args.append(_extras(config, inputs))
-    return Call(config, inputs, tuple(args), out, lse, decode_reference(inputs))
+    expected = decode_reference(inputs, walk=_walk(config, problem, work))
+    return Call(config, inputs, tuple(args), out, lse, expected)
+
+
+def _walk(config: KernelConfig, problem: Problem, work: list[Tensor]) -> TileWalk | None:
+    """Where a build with skip-softmax starts its running maximum anew; None of others."""
+    if not config.option("skip"):
+        return None
+    begins: list[list[int]] = [[0] for _ in problem.q_lens]
+    for tile in work[0].tolist():
+        word = WorkTile(*tile)
+        begins[word.request].append(word.block_begin)
+    return TileWalk(config.tile_rows, config.tile_kv, begins)
 
 
 def _has_extras(config: KernelConfig) -> bool:

@@ -4,10 +4,16 @@ from __future__ import annotations
 
 from ..core.errors import unsupported
 from .ptx import Instruction
-from .translate import Lines, Writer, emits
+from .translate import ALL_LANES, Lines, Writer, emits, members_of
 
 REDUCTIONS = {"add": "add", "max": "maximum", "min": "minimum", "and": "bitwise_and"}
 REDUCTIONS |= {"or": "bitwise_or", "xor": "bitwise_xor"}
+
+
+def _members(s: Instruction, pc: int) -> Lines:
+    """That those who execute it are in its member mask, where that is not the whole warp."""
+    members = members_of(s)
+    return [f"only_members(g, {members}, MASK, {pc})"] if members != ALL_LANES else []
 
 
 @emits("bra")
@@ -38,28 +44,32 @@ def _shfl(w: Writer, s: Instruction, pc: int) -> Lines:
     found = w.row(valid, "pred") if valid else "None"
     a, b, c = (w.value(x, "u32") for x in s.args[1:4])
     out = w.row(target, "u32")
-    return [f"shfl(g, {out}, {found}, ({a}, {b}, {c}), {s.parts[2]!r}, MASK)"]
+    return [*_members(s, pc), f"shfl(g, {out}, {found}, ({a}, {b}, {c}), {s.parts[2]!r}, MASK)"]
 
 
 @emits("vote")
 def _vote(w: Writer, s: Instruction, pc: int) -> Lines:
     kind = "u32" if s.parts[2] == "ballot" else "pred"
-    flags = w.value(s.args[1], "pred")
-    return [f"vote(g, {w.row(s.args[0], kind)}, {flags}, {s.parts[2]!r}, {s.negated}, MASK)"]
+    flag = s.args[1]
+    flags = f"~{w.value(flag[1:], 'pred')}" if flag.startswith("!") else w.value(flag, "pred")
+    what = f"{w.row(s.args[0], kind)}, {flags}, {s.parts[2]!r}, {members_of(s)}"
+    return [*_members(s, pc), f"vote(g, {what}, MASK)"]
 
 
 @emits("elect")
 def _elect(w: Writer, s: Instruction, pc: int) -> Lines:
     leader, _, elected = s.args[0].partition("|")
     row = w.row(leader, "u32") if leader != "_" else "None"
-    return [f"elect(g, {row}, {w.row(elected, 'pred')}, MASK)"]
+    elected = w.row(elected, "pred")
+    return [*_members(s, pc), f"elect(g, {row}, {elected}, {members_of(s)}, MASK)"]
 
 
 @emits("redux")
 def _redux(w: Writer, s: Instruction, pc: int) -> Lines:
     kind = s.parts[-1].replace("b", "u")
     target, value = w.row(s.args[0], kind), w.value(s.args[1], kind)
-    return [f"redux(g, {target}, {value}, {REDUCTIONS[s.parts[2]]}, MASK)"]
+    what = f"{target}, {value}, {REDUCTIONS[s.parts[2]]}, {members_of(s)}"
+    return [*_members(s, pc), f"redux(g, {what}, MASK)"]
 
 
 @emits("movmatrix")
@@ -70,7 +80,7 @@ def _movmatrix(w: Writer, s: Instruction, pc: int) -> Lines:
 @emits("bar", "barrier")
 def _bar(w: Writer, s: Instruction, pc: int) -> Lines:
     if s.parts[1] == "warp":
-        return ["warp_sync(g, MASK)"]
+        return [*_members(s, pc), "warp_sync(g, MASK)"]
     after = w.next_block(pc)
     if s.parts[1] == "cluster":
         if s.parts[2] == "wait":

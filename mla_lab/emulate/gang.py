@@ -7,6 +7,7 @@ and a mask; the fragment at the lowest block runs first, and two at one block be
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -14,7 +15,7 @@ import numpy as np
 from . import arithmetic
 from .findings import fault
 from .memory import BASE
-from .translate import BLOCKED, EXIT, NUMPY
+from .translate import ALL_LANES, BLOCKED, EXIT, NUMPY
 
 if TYPE_CHECKING:
     from .machine import CTA
@@ -139,13 +140,15 @@ class Gang:
         program = self.cta.program
         if program.by_group[block]:
             need = np.ones(self.n, bool)
-        elif program.by_warp[block]:
+        elif program.members[block]:
             need = np.repeat(mask.reshape(-1, 32).any(1), 32)
+            if program.members[block] != ALL_LANES:
+                need &= member_lanes(program.members[block])[self.lane]
         else:
             return True
         if self.live is not True:
             need = need & self.live
-        return bool((mask == need).all())
+        return not bool((need & ~mask).any())
 
     def _merge(self, f: Fragment) -> None:
         for other in self.fragments:
@@ -216,9 +219,15 @@ def _warps(first: int, n: int) -> str:
     return f"warps {first // 32} to {(first + n - 1) // 32}"
 
 
+@lru_cache(maxsize=64)
+def member_lanes(members: int) -> np.ndarray:
+    """Whether each of 32 lanes is in a member mask."""
+    return (members >> np.arange(32) & 1).astype(bool)
+
+
 def lanes_of(g: Gang, m: Mask) -> np.ndarray:
     """Threads of a mask, as numbers inside the gang."""
     return g.threads if m is True else m.nonzero()[0]
 
 
-__all__ = ["BASE", "Fragment", "Gang", "Mask", "lanes_of"]
+__all__ = ["BASE", "Fragment", "Gang", "Mask", "lanes_of", "member_lanes"]

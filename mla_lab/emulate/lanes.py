@@ -6,8 +6,10 @@ from typing import Any
 
 import numpy as np
 
-from .gang import Gang, Mask
+from .findings import fault
+from .gang import Gang, Mask, member_lanes
 from .tiles import a_fragment, accumulator, accumulator_registers, b_fragment
+from .translate import ALL_LANES
 
 Row = np.ndarray
 
@@ -35,35 +37,47 @@ def shfl(
         np.copyto(valid, inside, where=m)
 
 
-def _live(g: Gang) -> Row:
+def _live(g: Gang, members: int = ALL_LANES) -> Row:
+    """Live threads of a member mask, warp by warp."""
     every = np.ones(g.n, bool) if g.live is True else g.live
-    return every.reshape(-1, 32)
+    return every.reshape(-1, 32) & member_lanes(members)
 
 
-def vote(g: Gang, out: Row, flags: Row, mode: str, negated: bool, m: Mask) -> None:
+def only_members(g: Gang, members: int, m: Mask, pc: int) -> None:
+    """Raises Fault where a thread executes an instruction whose member mask it is not in."""
+    every = np.ones(g.n, bool) if m is True else m
+    others = (every & ~member_lanes(members)[g.lane]).nonzero()[0]
+    if len(others):
+        text = f"lane {others[0] % 32} executes it, and is not in the member mask {members:#x}"
+        raise fault(g, pc, "member mask", text)
+
+
+def vote(g: Gang, out: Row, flags: Row, mode: str, members: int, m: Mask) -> None:
     """vote.sync.any, .all, .ballot."""
     by_warp = (flags if flags.size == g.n else np.repeat(flags, g.n)).reshape(-1, 32)
+    live = _live(g, members)
     if mode == "any":
-        result: Any = (by_warp & _live(g)).any(1)
+        result: Any = (by_warp & live).any(1)
     elif mode == "all":
-        result = (by_warp | ~_live(g)).all(1)
+        result = (by_warp | ~live).all(1)
     else:
-        bits = (by_warp & _live(g)).astype(np.uint32) << np.arange(32, dtype=np.uint32)
+        bits = (by_warp & live).astype(np.uint32) << np.arange(32, dtype=np.uint32)
         result = bits.sum(1, dtype=np.uint32)
     np.copyto(out, np.repeat(result, 32), where=m)
 
 
-def elect(g: Gang, leader: Row | None, elected: Row, m: Mask) -> None:
-    """elect.sync: the lowest live thread of each warp."""
-    first = _live(g).argmax(1)
+def elect(g: Gang, leader: Row | None, elected: Row, members: int, m: Mask) -> None:
+    """elect.sync: the lowest live thread of the member mask, in each warp."""
+    first = _live(g, members).argmax(1)
     np.copyto(elected, g.lane == np.repeat(first, 32), where=m)
     if leader is not None:
         np.copyto(leader, np.repeat(first, 32).astype(np.uint32), where=m)
 
 
-def redux(g: Gang, out: Row, a: Row, function: Any, m: Mask) -> None:
-    """redux.sync over a whole warp."""
-    result = function.reduce(a.reshape(-1, 32), axis=1)
+def redux(g: Gang, out: Row, a: Row, function: Any, members: int, m: Mask) -> None:
+    """redux.sync over the threads of the member mask, in each warp."""
+    lanes = member_lanes(members).nonzero()[0]
+    result = function.reduce(a.reshape(-1, 32)[:, lanes], axis=1)
     np.copyto(out, np.repeat(result, 32).astype(out.dtype), where=m)
 
 

@@ -46,13 +46,17 @@ WAITS = (
     "cp.async.wait",
     "tcgen05.alloc",
 )
-#: instructions that all live threads of a warp execute together
+#: instructions that the live threads of a warp execute together, all or those of a member mask
 BY_WARP = (
     *("shfl", "vote", "elect", "redux", "activemask", "bar.warp"),
     *("ldmatrix", "stmatrix", "movmatrix", "mma", "setmaxnreg"),
     *("tcgen05.ld", "tcgen05.st", "tcgen05.wait", "tcgen05.alloc", "tcgen05.dealloc"),
     "tcgen05.relinquish",
 )
+
+#: mnemonic -> which operand is the member mask
+MEMBERS = {"shfl": 4, "vote": 2, "elect": 1, "redux": 2, "bar": 0}
+ALL_LANES = 0xFFFFFFFF
 
 Lines = list[str]
 Handler = Callable[["Writer", Instruction, int], Lines]
@@ -191,7 +195,8 @@ class Program:
         self.starts = _leaders(kernel, by_line)
         self.ends = [*self.starts[1:], len(kernel.code)]
         self.writer.block_at = {start: n for n, start in enumerate(self.starts)}
-        self.by_warp = [self._any(n, BY_WARP) for n in range(len(self.starts))]
+        #: lanes that a block's instructions need together, a bit each
+        self.members = [self._members(n) for n in range(len(self.starts))]
         self.waits = [self._any(n, WAITS) for n in range(len(self.starts))]
         self.by_group = [self._any(n, ("wgmma",)) for n in range(len(self.starts))]
         sources = [self.block_source(n) for n in range(len(self.starts))]
@@ -200,6 +205,14 @@ class Program:
     def _any(self, block: int, opcodes: tuple[str, ...]) -> bool:
         code = self.kernel.code[self.starts[block] : self.ends[block]]
         return any(s.opcode.startswith(opcodes) for s in code)
+
+    def _members(self, block: int) -> int:
+        code = self.kernel.code[self.starts[block] : self.ends[block]]
+        found = 0
+        for s in code:
+            if s.opcode.startswith(BY_WARP):
+                found |= members_of(s)
+        return found
 
     def block_source(self, block: int, without: int = -1) -> str:
         """Python of a block, perhaps `without` the instruction at that index."""
@@ -251,6 +264,16 @@ class Program:
                 other.blocks[block] = _functions(source, self.writer.products, 1)[0]
                 other.waits[block] = other._any(block, WAITS)
         return other
+
+
+def members_of(s: Instruction) -> int:
+    """Lanes that an instruction of `BY_WARP` needs, a bit each; all where a register has them."""
+    at = MEMBERS.get(s.parts[0], len(s.args))
+    words = s.args[at] if at < len(s.args) else ""
+    try:
+        return int(words.rstrip("U"), 0) & ALL_LANES
+    except ValueError:
+        return ALL_LANES
 
 
 def _leaders(kernel: Kernel, by_line: bool) -> list[int]:

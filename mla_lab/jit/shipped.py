@@ -170,9 +170,21 @@ CUTE: tuple[KernelConfig, ...] = (
         for out in outs
         for merge in (LAST_MERGES, ALL_MERGE)
     ),
-    # skip-softmax over e4m3
-    _for_backend(
-        "cute/swap_ab_sm90", EIGHT_BITS, (32, 1), "tree", (*SWAP_AB_PERSISTENT.options, ("skip", 1))
+    # skip-softmax over eight bits
+    *(
+        _for_backend(
+            "cute/swap_ab_sm90",
+            (dtype, "bf16", 64),
+            (rows, 1),
+            "tree",
+            (*SWAP_AB_PERSISTENT.options, ("skip", 1)),
+            cache,
+        )
+        for dtype, cache, rows in (
+            ("e4m3", "e4m3", 32),
+            ("bf16", "e4m3", 16),
+            ("bf16", "fp8_656", 16),
+        )
     ),
     # one query token is the causal rule's plainest case: one kernel for both
     *(

@@ -133,7 +133,7 @@ def test_small_pages(
     assert counters_are_zero(workspace)
 
 
-# --- skip-softmax over e4m3 ---------------------------------------------------------------------
+# --- skip-softmax over eight bits ---------------------------------------------------------------
 
 E4M3 = ("e4m3", "e4m3")
 FACTOR = "skip_softmax_threshold_scale_factor"
@@ -192,6 +192,39 @@ def test_what_is_left_out_shows(heads: int, tile_rows: int, workspace: torch.Ten
     assert rel_error(walked.out.float(), exact.out) > 4 * limit
     plan = make_plan(problem, tile_rows=tile_rows, policy="none")
     check_skipped(inputs, native(inputs, workspace, plan=plan), walked, exact)
+
+
+@pytest.mark.parametrize("kv_format", ["e4m3", "fp8_656"])
+@pytest.mark.parametrize("heads", [3, 20, 128])
+def test_skips_under_a_query_of_16_bits(
+    heads: int, kv_format: str, workspace: torch.Tensor
+) -> None:
+    """By plans of one and of three pieces, what is left out as the definition has it."""
+    formats = ("bf16", kv_format)
+    for distribution, factor in (("gauss", 800.0), ("heavy_tailed", 1e-2)):
+        problem = problem_of(formats, (2, 2, 2), (1500, 130, 2000), heads)
+        inputs = skipping(problem, distribution, factor, "lse", "sinks", "device_scales")
+        exact = decode_reference(replace(inputs, **{FACTOR: None}))
+        for splits in (1, 3):
+            plan = make_plan(problem, tile_rows=16, policy="fixed", num_splits=splits)
+            begins = [[0] for _ in problem.q_lens]
+            for tile in plan:
+                begins[tile.request].append(tile.block_begin)
+            walked = decode_reference(inputs, walk=TileWalk(16, split_begins=begins))
+            check_skipped(inputs, native(inputs, workspace, plan=plan), walked, exact)
+    assert counters_are_zero(workspace)
+
+
+@pytest.mark.parametrize("kv_format", ["e4m3", "fp8_656"])
+def test_a_query_of_16_bits_by_the_backends_own_choice(
+    kv_format: str, workspace: torch.Tensor
+) -> None:
+    problem = problem_of(("bf16", kv_format), (8, 3, 0, 1), (3000, 65, 5, 700), 24)
+    inputs = skipping(problem, "heavy_tailed", 1e-3, "lse", "ragged", "tree_mask", "max_q_len")
+    exact = decode_reference(replace(inputs, **{FACTOR: None}))
+    for invariant in (False, True):
+        check(inputs, native(inputs, workspace, batch_invariant=invariant), exact)
+    assert counters_are_zero(workspace)
 
 
 def test_skips_with_draft_trees_and_by_the_backends_own_choice(workspace: torch.Tensor) -> None:

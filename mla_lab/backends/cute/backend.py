@@ -69,9 +69,6 @@ class CuteBackend:
             return reason
         if features.skip_softmax and gathers(problem):
             return f"skip_softmax_threshold_scale_factor with pages of {problem.page_size}"
-        if features.skip_softmax and FORMATS[problem.q_dtype, problem.kv_format] == QUERY_HI_LO:
-            cache = f"a {problem.q_dtype} query over a {problem.kv_format} cache"
-            return f"skip_softmax_threshold_scale_factor with {cache}"
         if not _by_token(problem, gpu, features):
             return _missing(_configs(problem, gpu, features), problem, features)
         here, invariant = able(problem, features), features.batch_invariant
@@ -162,12 +159,14 @@ def _chosen(problem: Problem, gpu: Gpu, features: Features, ragged: bool, long: 
 
 def _skipping(problem: Problem) -> tuple[LaunchMode, int]:
     """Way and rows of the kernel with skip-softmax: of 16 bits where products are what takes the
-    time, and in the one tile with registers for it. Of e4m3 a walk of 32 rows, which have no
-    registers for the entries of several pages a tile.
+    time, and in the one tile with registers for it. Over eight bits a walk: of 32 rows of e4m3,
+    which have no registers for the entries of several pages a tile, else of 16.
     """
-    if FORMATS[problem.q_dtype, problem.kv_format] != E4M3:
+    operands = FORMATS[problem.q_dtype, problem.kv_format]
+    if operands not in (E4M3, QUERY_HI_LO):
         return KEEP_AB_PERSISTENT, 64
-    return SWAP_AB_PERSISTENT, 16 if problem.page_size < KernelConfig.tile_kv else 32
+    small = problem.page_size < KernelConfig.tile_kv
+    return SWAP_AB_PERSISTENT, 16 if small or operands == QUERY_HI_LO else 32
 
 
 def _configs(problem: Problem, gpu: Gpu, features: Features) -> list[KernelConfig]:

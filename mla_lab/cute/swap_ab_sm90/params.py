@@ -379,9 +379,10 @@ def _check_options(config: KernelConfig) -> None:
     if formats != config.q_dtype and (pair > 1 or rows > 32):
         got = f"{rows} rows, pair {pair} with {formats}"
         raise unsupported("kv_format", got, "up to 32 rows, without pair")
-    skips = config.q_dtype == "e4m3" and rows <= 32 and config.mask == "tree" and not gather
+    skips = formats in TOKEN_BYTES and rows <= 32 and config.mask == "tree" and not gather
     if config.option("skip") and not skips:
-        got = f"skip with {config.q_dtype}, {rows} rows, mask {config.mask}"
-        raise unsupported("options", got, "skip of e4m3, up to 32 rows, mask tree, by page")
+        got = f"skip with {formats}, {rows} rows, mask {config.mask}"
+        supported = "skip over eight bits, up to 32 rows, mask tree, by page"
+        raise unsupported("options", got, supported)
     if (config.option("features") or config.mask == "tree") and config.option("stamps"):
         raise unsupported("options", "stamps with features or a tree mask", "one of them")

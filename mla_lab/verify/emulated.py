@@ -1,0 +1,126 @@
+"""Every shipped CuTe build on the CPU, with all checks: three small problems each, as a record.
+
+Inputs hold NaN where a correct call does not read. A record names the digest of each build's PTX,
+so that a later run goes on where an earlier one ended, and runs again what was compiled anew.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from time import perf_counter
+from typing import Any
+
+from ..core.problem import Problem
+from ..core.revision import Revision
+from ..emulate import EmulatedKernel, Fault, Options
+from ..emulate.calls import is_right, make_call, problem_for
+from ..emulate.ptx import shorten
+from ..jit import Artifact, build
+from ..jit import compile as compiled
+from ..jit.shipped import CUTE
+from ..plan.config import KernelConfig
+from .record import Row, head_row, read, write
+
+#: (request lengths, query tokens, query heads a row of a tile, pieces a request)
+PROBLEMS = (((200, 77), 1, 1, 1), ((130, 0), 2, 1, 2), ((140,), 1, 2, 3))
+MOST_HEADS = 128
+Say = Callable[[str], None]
+
+
+def builds(part: str = "") -> list[KernelConfig]:
+    """Shipped attention builds whose names contain `part`; those already compiled come first."""
+    found = [c for c in CUTE if c.kernel != "cute/empty" and part in c.name()]
+    return sorted(found, key=lambda c: build.find(c, "sm_90a") is None)
+
+
+def problems(config: KernelConfig) -> Iterator[tuple[Problem, int]]:
+    """Problems of a build and the pieces a request: as many as it can have without a merge kernel
+    behind it, and several query tokens where its mask allows them.
+    """
+    several = config.mask != "none" or config.kernel == "cute/keep_ab_sm90"
+    for kv_lens, q_len, tiles, splits in PROBLEMS:
+        heads = min(MOST_HEADS, tiles * config.tile_rows)
+        splits = splits if config.option("fused_merge", 1) else 1
+        yield problem_for(config, kv_lens, heads, q_len if several else 1), splits
+
+
+def run_build(artifact: Artifact) -> Row:
+    """The row of a build: "ok", "wrong", "found" by a check, or "fault", with every problem."""
+    config = artifact.config
+    rows = [_run(artifact, problem, splits) for problem, splits in problems(config)]
+    statuses = [row["status"] for row in rows]
+    status = next((s for s in ("fault", "wrong", "found") if s in statuses), "ok")
+    return {
+        "kind": "case",
+        "name": config.name(),
+        "status": status,
+        "ptx": digest(artifact),
+        "commit": Revision.here().commit,
+        "problems": rows,
+    }
+
+
+def digest(artifact: Artifact) -> str:
+    """The first 64 bits of the SHA-256 of a build's PTX, as recordings keep it."""
+    return hashlib.sha256(shorten(artifact.ptx.read_text()).encode()).hexdigest()[:16]
+
+
+def _run(artifact: Artifact, problem: Problem, splits: int) -> Row:
+    began = perf_counter()
+    call = make_call(artifact.config, problem, splits)
+    kernel = EmulatedKernel.of(artifact, Options(check=True))
+    row: Row = {
+        "kv_lens": problem.kv_lens,
+        "q_len": problem.q_lens[0],
+        "heads": problem.heads,
+        "top_k": problem.top_k,
+        "splits": splits,
+    }
+    found: list[str] = []
+    try:
+        kernel(*call.args)
+        right = is_right(call)
+        row["out_error"], row["lse_error"] = call.errors()
+        row["status"] = "wrong" if not right else "found" if kernel.run.findings else "ok"
+    except Fault as fault:
+        row["status"], found = "fault", [str(fault)]
+    found += [str(finding) for finding in kernel.run.findings]
+    if found:
+        row["findings"] = found
+    return {**row, "seconds": round(perf_counter() - began, 2)}
+
+
+def run(path: Path, part: str, seconds: float, say: Say) -> list[Row]:
+    """Run builds until all are done or the time is over; the record is written after each."""
+    earlier = {row["name"]: row for row in read(path)[1:]} if path.exists() else {}
+    rows = dict(earlier)
+    chosen = sorted(builds(part), key=lambda c: c.name() in earlier)
+    until = perf_counter() + seconds
+    for config in chosen:
+        if perf_counter() > until:
+            break
+        artifact = compiled(config, "sm_90a")
+        if rows.get(config.name(), {}).get("ptx") == digest(artifact):
+            continue
+        row = rows[config.name()] = run_build(artifact)
+        say(f"{row['status']} {row['name']}")
+        write(path, _rows(rows))
+    return _rows(rows)
+
+
+def _rows(found: dict[str, Row]) -> list[Row]:
+    shipped = [c.name() for c in CUTE if c.kernel != "cute/empty"]
+    return [
+        head_row("emulated", "cpu", len(shipped)),
+        *(found[name] for name in shipped if name in found),
+    ]
+
+
+def summary(rows: Sequence[dict[str, Any]]) -> str:
+    """How many of how many builds ran, and what came of them."""
+    done = rows[1:]
+    counts = {s: sum(row["status"] == s for row in done) for s in ("ok", "wrong", "found", "fault")}
+    words = ", ".join(f"{count} {status}" for status, count in counts.items() if count)
+    return f"{len(done)} of {rows[0]['cases']} shipped builds: {words}"

@@ -120,7 +120,8 @@ class Checker:
     ) -> None:
         """Keep a finding, once for each pair of lines."""
         made = finding(g, pc, kind, text, others)
-        key = (kind, made.place, made.instruction, tuple(place for _, place in others))
+        where: Any = made.place if made.place.line else made.instruction
+        key = (kind, where, tuple(place for _, place in others))
         if key not in self._known and len(self.findings) < MAX_FINDINGS:
             self._known.add(key)
             self.findings.append(made)

@@ -13,6 +13,7 @@ clock, and a warp that has waited for the phase has seen the bytes.
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -20,6 +21,7 @@ import numpy as np
 from .findings import Finding, finding
 from .flight import Flight
 from .gang import Gang
+from .ptx import SIZES
 from .shadow import (
     AGENTS,
     COPIES,
@@ -60,6 +62,8 @@ class Checker:
         self._known: set[tuple[Any, ...]] = set()
         self.flight = Flight(self)
         self.tensor = TensorChecks(self)
+        #: how often instructions name each register
+        self._uses: Counter[str] | None = None
 
     # life of a launch
 
@@ -218,6 +222,7 @@ class Checker:
     def read(self, g: Gang, cta: CTA, where: tuple[Row, int], active: Any, pc: int) -> None:
         """Threads of a warp read `where` = (offsets, bytes each)."""
         shadow, words = self.shadows[id(cta)], expand(*where)
+        words = words[:, : self._words_used(g, pc)]
         clock, agent = self._tick(g, pc), AGENTS * g.agent
         writer, when = shadow.writer[words], shadow.when[words]
         vector = self.vectors[g.agent, SEEN]
@@ -227,6 +232,20 @@ class Checker:
             self._race(g, pc, "read", words, (writer, when, late))
         self._inside(g, pc, shadow, words, where[0], active)
         shadow.reads_of(agent)[words] = clock
+
+    def _words_used(self, g: Gang, pc: int) -> int | None:
+        """Words of a load up to the last whose register anything uses: compilers load the padding
+        of a struct with its members. None for all of them.
+        """
+        program = g.cta.program
+        instruction = program.kernel.code[pc]
+        if instruction.parts[0] != "ld" or not instruction.parts[-2].startswith("v"):
+            return None
+        if self._uses is None:
+            self._uses = Counter(name for names in program.named for name in names)
+        found = [name.strip() for name in instruction.args[0].strip("{}").split(",")]
+        last = max((i for i, name in enumerate(found) if self._uses[name] > 1), default=0)
+        return -(-(last + 1) * SIZES[instruction.parts[-1]] // 4)
 
     def write(self, g: Gang, cta: CTA, where: tuple[Row, int], active: Any, pc: int) -> None:
         """Threads of a warp write `where` = (offsets, bytes each)."""

@@ -24,8 +24,10 @@ from .gang import Gang
 from .ptx import SIZES
 from .shadow import (
     AGENTS,
+    BEFORE_SC,
     COPIES,
     FENCED,
+    LET_GO,
     LOADS,
     PRODUCTS,
     SEEN,
@@ -75,7 +77,7 @@ class Checker:
         self.barriers = AGENTS * len(gangs)
         self.places: list[list[int]] = [[] for _ in range(self.size)]
         self.names: dict[int, str] = {}
-        self.levels = 4 if self.strict else 2
+        self.levels = TAKEN + 1 if self.strict else LET_GO
         self.vectors = np.zeros((len(gangs), self.levels, self.size), np.int32)
         #: vectors at the last fence, and what relaxed loads will take at the next
         self.at_fence = np.zeros_like(self.vectors)
@@ -155,9 +157,12 @@ class Checker:
     def takes(self, g: Gang, vector: Row | None) -> None:
         """A warp learns what a barrier collected."""
         if vector is not None:
-            mine = self.vectors[g.agent, :TAKEN]
-            np.maximum(mine, vector[:TAKEN], out=mine)
+            self._learn(g, vector)
         self.warp_sync(g)
+
+    def _learn(self, g: Gang, vector: Row) -> None:
+        mine = self.vectors[g.agent, :TAKEN]
+        np.maximum(mine, vector[:TAKEN], out=mine)
 
     def joined(self, vector: Row | None, g: Gang, relaxed: bool = False) -> Row:
         """What a barrier has collected, with this warp's share."""
@@ -174,14 +179,16 @@ class Checker:
         mbarriers there are; that and other fences order relaxed accesses.
         """
         mine = self.vectors[g.agent]
-        if kind != "memory":
+        if kind in ("proxy", "init"):
             for bar in self.hidden.pop(g.agent, ()):
                 bar.shown = True
         if kind == "proxy":
             np.maximum(mine[FENCED], mine[SEEN], out=mine[FENCED])
             return
         if g.agent in self.at_next:
-            np.maximum(mine, self.at_next.pop(g.agent), out=mine)
+            self._learn(g, self.at_next.pop(g.agent))
+        if kind == "sc":
+            np.maximum(mine[BEFORE_SC], mine[SEEN], out=mine[BEFORE_SC])
         self.at_fence[g.agent] = mine
 
     # mbarriers
@@ -452,14 +459,18 @@ class Checker:
             if vector is None:
                 continue
             if now:
-                mine = self.vectors[g.agent]
-                np.maximum(mine, vector, out=mine)
+                self._learn(g, vector)
             else:
                 held = self.at_next.get(g.agent)
                 self.at_next[g.agent] = vector if held is None else np.maximum(held, vector)
 
     def _give(self, g: Gang, words: Row, order: str) -> None:
-        mine = self.vectors[g.agent] if order in GIVES else self.at_fence[g.agent]
+        mine = self.vectors[g.agent]
+        if order not in GIVES:
+            # a fence.sc of another thread, which a barrier has ordered before, counts as well
+            strong = mine[BEFORE_SC]
+            mine = self.at_fence[g.agent].copy()
+            np.maximum(mine[SEEN], strong, out=mine[SEEN])
         for word in np.unique(words).tolist():
             held = self.published.get(word)
             self.published[word] = mine.copy() if held is None else np.maximum(held, mine)

@@ -48,6 +48,7 @@ class Flight:
         self._states: dict[int, _State] = {}
         self._steps: dict[int, list[Step]] = {}
         self._relevant: frozenset[str] | None = None
+        self._loads = False
 
     def before_block(self, g: Gang, block: int) -> None:
         """A warp is about to run a block."""
@@ -56,7 +57,9 @@ class Flight:
             program = g.cta.program
             if self._relevant is None:
                 self._relevant = _relevant(program)
-            steps = self._steps[block] = _steps_of(program, block, self._relevant)
+                self._loads = any(s.opcode.startswith("tcgen05.ld") for s in program.kernel.code)
+            steps = _steps_of(program, block, self._relevant, self._loads)
+            self._steps[block] = steps
         if steps:
             state = self._states.setdefault(g.agent, _State())
             for step in steps:
@@ -165,9 +168,9 @@ def _relevant(program: Program) -> frozenset[str]:
     return frozenset(found)
 
 
-def _steps_of(program: Program, block: int, relevant: frozenset[str]) -> list[Step]:
+def _steps_of(program: Program, block: int, relevant: frozenset[str], loads: bool) -> list[Step]:
+    """What a block does to relevant registers; loads: some of them come from tensor memory."""
     steps: list[Step] = []
-    products = any(s.parts[0] == "wgmma" for s in program.kernel.code)
     for pc in range(program.starts[block], program.ends[block]):
         s = program.kernel.code[pc]
         if pc in program.gone:
@@ -183,7 +186,7 @@ def _steps_of(program: Program, block: int, relevant: frozenset[str]) -> list[St
             steps.append(("load", pc, frozenset(_words(s.args[:1]))))
         elif s.opcode.startswith("tcgen05.wait::ld"):
             steps.append(("loaded", pc, None))
-        elif s.parts[0] == "mov" and "{" in "".join(s.args) and not products:
+        elif loads and s.parts[0] == "mov" and "{" in "".join(s.args):
             if not relevant.isdisjoint(program.named[pc]):
                 steps.append(("pack", pc, (_words(s.args[:1]), _words(s.args[1:]))))
         elif _plain_move(s):

@@ -129,6 +129,7 @@ def _mbarrier(w: Writer, s: Instruction, pc: int) -> Lines:
 def _fence(w: Writer, s: Instruction, pc: int) -> Lines:
     kind = "proxy" if "async" in s.opcode else "memory"
     kind = "init" if "mbarrier_init" in s.opcode else kind
+    kind = "sc" if s.opcode in ("membar.gl", "membar.sys") or "sc" in s.parts else kind
     return [f"fence(g, {kind!r})"]
 
 

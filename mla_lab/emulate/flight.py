@@ -1,9 +1,11 @@
-"""Registers of products in flight: who touches accumulators before a wait, or without a fence.
+"""Registers in flight: who touches accumulators of a wgmma, or what a tcgen05.ld loads, before a
+wait; and who touches them before a wgmma without a fence.
 
 A wgmma reads A and writes D at any time between its issue and the wait that covers it. Before that
 no other instruction may touch D, or write A; and what other instructions did to these registers
 before the issue must lie behind a wgmma.fence. A `mov` is no access: the compiler writes them to
-name registers, and a register that is moved keeps what is known of its source.
+name registers, and a register that is moved keeps what is known of its source. What a tcgen05.ld
+loads may be used behind the `wait::ld` that follows; packing it is no use either.
 """
 
 from __future__ import annotations
@@ -46,6 +48,7 @@ class Flight:
         self._states: dict[int, _State] = {}
         self._steps: dict[int, list[Step]] = {}
         self._relevant: frozenset[str] | None = None
+        self._loads = False
 
     def before_block(self, g: Gang, block: int) -> None:
         """A warp is about to run a block."""
@@ -54,7 +57,9 @@ class Flight:
             program = g.cta.program
             if self._relevant is None:
                 self._relevant = _relevant(program)
-            steps = self._steps[block] = _steps_of(program, block, self._relevant)
+                self._loads = any(s.opcode.startswith("tcgen05.ld") for s in program.kernel.code)
+            steps = _steps_of(program, block, self._relevant, self._loads)
+            self._steps[block] = steps
         if steps:
             state = self._states.setdefault(g.agent, _State())
             for step in steps:
@@ -65,9 +70,10 @@ class Flight:
         state.touched.update(state.origin[n] for n in names if n in state.origin)
         if state.flying and not names.isdisjoint(state.flying):
             name = next(n for n in names if n in state.flying)
-            place = g.cta.program.kernel.code[state.flying[name][1]].place
-            other: tuple[str, Place] = ("issued", place)
-            text = f"{name} belongs to a product that has not been waited for"
+            issue = g.cta.program.kernel.code[state.flying[name][1]]
+            other: tuple[str, Place] = ("issued", issue.place)
+            what = "product" if issue.parts[0] == "wgmma" else "load"
+            text = f"{name} belongs to a {what} that has not been waited for"
             self.checker.note(g, pc, "in flight", text, (other,))
 
     def _move(self, g: Gang, state: _State, pc: int, names: tuple[str, str]) -> None:
@@ -82,6 +88,19 @@ class Flight:
             state.flying[target] = state.flying[source]
         else:
             state.flying.pop(target, None)
+
+    def _pack(self, g: Gang, state: _State, pc: int, names: tuple[set[str], set[str]]) -> None:
+        targets, sources = names
+        loads = [state.flying[source] for source in sources if source in state.flying]
+        for target in targets:
+            state.flying.pop(target, None)
+        state.flying.update(dict.fromkeys(targets if loads else (), loads[0] if loads else (0, 0)))
+
+    def _load(self, g: Gang, state: _State, pc: int, names: frozenset[str]) -> None:
+        state.flying.update(dict.fromkeys(names, (0, pc)))
+
+    def _loaded(self, g: Gang, state: _State, pc: int, _: None) -> None:
+        state.flying.clear()
 
     def _fence(self, g: Gang, state: _State, pc: int, _: None) -> None:
         state.touched.clear()
@@ -124,12 +143,22 @@ def _plain_move(instruction: Instruction) -> bool:
     return instruction.parts[0] == "mov" and "{" not in "".join(instruction.args)
 
 
+def _pairs(instruction: Instruction) -> list[tuple[str, str]]:
+    """Targets and sources of a mov that packs or unpacks."""
+    targets, sources = _words(instruction.args[:1]), _words(instruction.args[1:])
+    return [(t, s) for t in targets for s in sources]
+
+
 def _relevant(program: Program) -> frozenset[str]:
     """Registers of products, and those that are moved to or from them."""
     code = program.kernel.code
     products = [s for s in code if s.opcode.startswith("wgmma.mma_async")]
     found = set().union(*map(_operands, products)) if products else set()
     moves = [s.args for s in code if _plain_move(s)]
+    loads = [s for s in code if s.opcode.startswith("tcgen05.ld")]
+    if loads:
+        found = found.union(*(_words(s.args[:1]) for s in loads))
+        moves += [pair for s in code if s.parts[0] == "mov" for pair in _pairs(s)]
     size = -1
     while size != len(found):
         size = len(found)
@@ -139,7 +168,8 @@ def _relevant(program: Program) -> frozenset[str]:
     return frozenset(found)
 
 
-def _steps_of(program: Program, block: int, relevant: frozenset[str]) -> list[Step]:
+def _steps_of(program: Program, block: int, relevant: frozenset[str], loads: bool) -> list[Step]:
+    """What a block does to relevant registers; loads: some of them come from tensor memory."""
     steps: list[Step] = []
     for pc in range(program.starts[block], program.ends[block]):
         s = program.kernel.code[pc]
@@ -152,6 +182,13 @@ def _steps_of(program: Program, block: int, relevant: frozenset[str]) -> list[St
                 "wait_group": ("wait", pc, int(s.args[0]) if len(s.args) == 1 else 0),
             }.get(s.parts[1]) or ("product", pc, _operands(s))
             steps.append(step)
+        elif s.opcode.startswith("tcgen05.ld"):
+            steps.append(("load", pc, frozenset(_words(s.args[:1]))))
+        elif s.opcode.startswith("tcgen05.wait::ld"):
+            steps.append(("loaded", pc, None))
+        elif loads and s.parts[0] == "mov" and "{" in "".join(s.args):
+            if not relevant.isdisjoint(program.named[pc]):
+                steps.append(("pack", pc, (_words(s.args[:1]), _words(s.args[1:]))))
         elif _plain_move(s):
             if s.args[0] in relevant:
                 steps.append(("move", pc, s.args))

@@ -85,6 +85,12 @@ int cudaGetDevice(int* n) { *n = 0; return 0; }
 int cudaDriverGetVersion(int* n) { *n = 13000; return 0; }
 int cudaRuntimeGetVersion(int* n) { *n = 13000; return 0; }
 int cudaDeviceGetAttribute(int* v, int a, int d) { *v = 132; return 0; }
+int cudaOccupancyMaxActiveBlocksPerMultiprocessorWithFlags(int* n, const void* f, int threads,
+                                                           size_t shared, unsigned flags) {
+  *n = 1;
+  return 0;
+}
+int cudaOccupancyMaxActiveClusters(int* n, const void* f, const config_t* c) { *n = 16; return 0; }
 /* what nvcc's host code calls: kernels are known by the address of their host stub */
 static struct { const void* stub; char* name; } known[256];
 static int count;

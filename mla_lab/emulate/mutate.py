@@ -31,6 +31,8 @@ KINDS: dict[str, tuple[str, ...]] = {
     "wgmma wait": ("wgmma.wait_group",),
     "wgmma commit": ("wgmma.commit_group",),
     "wgmma fence": ("wgmma.fence",),
+    "tcgen05 wait": ("tcgen05.wait",),
+    "tcgen05 commit": ("tcgen05.commit",),
     "proxy fence": ("fence.proxy",),
     "fence": ("fence.", "membar"),
     "cp.async commit, wait": ("cp.async.commit", "cp.async.wait"),

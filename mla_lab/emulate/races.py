@@ -13,6 +13,7 @@ clock, and a warp that has waited for the phase has seen the bytes.
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -20,10 +21,13 @@ import numpy as np
 from .findings import Finding, finding
 from .flight import Flight
 from .gang import Gang
+from .ptx import SIZES
 from .shadow import (
     AGENTS,
+    BEFORE_SC,
     COPIES,
     FENCED,
+    LET_GO,
     LOADS,
     PRODUCTS,
     SEEN,
@@ -60,6 +64,8 @@ class Checker:
         self._known: set[tuple[Any, ...]] = set()
         self.flight = Flight(self)
         self.tensor = TensorChecks(self)
+        #: how often instructions name each register
+        self._uses: Counter[str] | None = None
 
     # life of a launch
 
@@ -71,7 +77,7 @@ class Checker:
         self.barriers = AGENTS * len(gangs)
         self.places: list[list[int]] = [[] for _ in range(self.size)]
         self.names: dict[int, str] = {}
-        self.levels = 4 if self.strict else 2
+        self.levels = TAKEN + 1 if self.strict else LET_GO
         self.vectors = np.zeros((len(gangs), self.levels, self.size), np.int32)
         #: vectors at the last fence, and what relaxed loads will take at the next
         self.at_fence = np.zeros_like(self.vectors)
@@ -120,7 +126,8 @@ class Checker:
     ) -> None:
         """Keep a finding, once for each pair of lines."""
         made = finding(g, pc, kind, text, others)
-        key = (kind, made.place, made.instruction, tuple(place for _, place in others))
+        where: Any = made.place if made.place.line else made.instruction
+        key = (kind, where, tuple(place for _, place in others))
         if key not in self._known and len(self.findings) < MAX_FINDINGS:
             self._known.add(key)
             self.findings.append(made)
@@ -150,9 +157,12 @@ class Checker:
     def takes(self, g: Gang, vector: Row | None) -> None:
         """A warp learns what a barrier collected."""
         if vector is not None:
-            mine = self.vectors[g.agent, :TAKEN]
-            np.maximum(mine, vector[:TAKEN], out=mine)
+            self._learn(g, vector)
         self.warp_sync(g)
+
+    def _learn(self, g: Gang, vector: Row) -> None:
+        mine = self.vectors[g.agent, :TAKEN]
+        np.maximum(mine, vector[:TAKEN], out=mine)
 
     def joined(self, vector: Row | None, g: Gang, relaxed: bool = False) -> Row:
         """What a barrier has collected, with this warp's share."""
@@ -169,14 +179,16 @@ class Checker:
         mbarriers there are; that and other fences order relaxed accesses.
         """
         mine = self.vectors[g.agent]
-        if kind != "memory":
+        if kind in ("proxy", "init"):
             for bar in self.hidden.pop(g.agent, ()):
                 bar.shown = True
         if kind == "proxy":
             np.maximum(mine[FENCED], mine[SEEN], out=mine[FENCED])
             return
         if g.agent in self.at_next:
-            np.maximum(mine, self.at_next.pop(g.agent), out=mine)
+            self._learn(g, self.at_next.pop(g.agent))
+        if kind == "sc":
+            np.maximum(mine[BEFORE_SC], mine[SEEN], out=mine[BEFORE_SC])
         self.at_fence[g.agent] = mine
 
     # mbarriers
@@ -217,6 +229,7 @@ class Checker:
     def read(self, g: Gang, cta: CTA, where: tuple[Row, int], active: Any, pc: int) -> None:
         """Threads of a warp read `where` = (offsets, bytes each)."""
         shadow, words = self.shadows[id(cta)], expand(*where)
+        words = words[:, : self._words_used(g, pc)]
         clock, agent = self._tick(g, pc), AGENTS * g.agent
         writer, when = shadow.writer[words], shadow.when[words]
         vector = self.vectors[g.agent, SEEN]
@@ -226,6 +239,20 @@ class Checker:
             self._race(g, pc, "read", words, (writer, when, late))
         self._inside(g, pc, shadow, words, where[0], active)
         shadow.reads_of(agent)[words] = clock
+
+    def _words_used(self, g: Gang, pc: int) -> int | None:
+        """Words of a load up to the last whose register anything uses: compilers load the padding
+        of a struct with its members. None for all of them.
+        """
+        program = g.cta.program
+        instruction = program.kernel.code[pc]
+        if instruction.parts[0] != "ld" or not instruction.parts[-2].startswith("v"):
+            return None
+        if self._uses is None:
+            self._uses = Counter(name for names in program.named for name in names)
+        found = [name.strip() for name in instruction.args[0].strip("{}").split(",")]
+        last = max((i for i, name in enumerate(found) if self._uses[name] > 1), default=0)
+        return -(-(last + 1) * SIZES[instruction.parts[-1]] // 4)
 
     def write(self, g: Gang, cta: CTA, where: tuple[Row, int], active: Any, pc: int) -> None:
         """Threads of a warp write `where` = (offsets, bytes each)."""
@@ -432,14 +459,18 @@ class Checker:
             if vector is None:
                 continue
             if now:
-                mine = self.vectors[g.agent]
-                np.maximum(mine, vector, out=mine)
+                self._learn(g, vector)
             else:
                 held = self.at_next.get(g.agent)
                 self.at_next[g.agent] = vector if held is None else np.maximum(held, vector)
 
     def _give(self, g: Gang, words: Row, order: str) -> None:
-        mine = self.vectors[g.agent] if order in GIVES else self.at_fence[g.agent]
+        mine = self.vectors[g.agent]
+        if order not in GIVES:
+            # a fence.sc of another thread, which a barrier has ordered before, counts as well
+            strong = mine[BEFORE_SC]
+            mine = self.at_fence[g.agent].copy()
+            np.maximum(mine[SEEN], strong, out=mine[SEEN])
         for word in np.unique(words).tolist():
             held = self.published.get(word)
             self.published[word] = mine.copy() if held is None else np.maximum(held, mine)

@@ -8,9 +8,10 @@ Row = np.ndarray
 #: agents of a warp: its own accesses, its products, its cp.async copies, its loads from tensor
 #: memory and its stores to it
 PRODUCTS, COPIES, LOADS, STORES, AGENTS = 1, 2, 3, 4, 5
-#: what a warp has seen, and what of it lies before a fence.proxy.async; where `strict`, also what
-#: of it tcgen05.fence::before_thread_sync has let go, and ::after_thread_sync has taken
-SEEN, FENCED, LET_GO, TAKEN = 0, 1, 2, 3
+#: what a warp has seen, what of it lies before a fence.proxy.async, and what before a fence.sc of
+#: anybody; where `strict`, also what of it tcgen05.fence::before_thread_sync has let go, and
+#: ::after_thread_sync has taken
+SEEN, FENCED, BEFORE_SC, LET_GO, TAKEN = 0, 1, 2, 3, 4
 
 
 def expand(offsets: Row, nbytes: int) -> Row:

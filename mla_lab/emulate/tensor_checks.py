@@ -162,8 +162,16 @@ class TensorChecks:
         shadow = self._shadow(cta)
         self._late(g, words, (shadow.writer[words], shadow.when[words]), pc, what, own)
         readers, reads = shadow.readers()
+        vector = self._vector(g)
         for reader, times in zip(readers.tolist(), reads, strict=True):
-            self._late(g, words, (np.full(words.shape, reader), times[words]), pc, what, own)
+            found = times[words]
+            if (found > vector[reader]).any():
+                self._late(g, words, (np.full(words.shape, reader), found), pc, what, own)
+
+    def _vector(self, g: Gang) -> Row:
+        """What lies before an access of tensor memory."""
+        vector: Row = self.checker.vectors[g.agent, TAKEN if self.checker.strict else SEEN]
+        return vector
 
     def _late(
         self, g: Gang, words: Row, found: tuple[Row, Row], pc: int, what: str, own: int
@@ -171,8 +179,7 @@ class TensorChecks:
         """Earlier accesses `found` = (agents, clocks) must be ordered before this one."""
         checker, (agents, when) = self.checker, found
         vectors = checker.vectors[g.agent]
-        vector = vectors[TAKEN if checker.strict else SEEN]
-        late = (when > vector[agents]) & (agents != own)
+        late = (when > self._vector(g)[agents]) & (agents != own)
         if not late.any():
             return
         racing = late & (when > vectors[SEEN][agents])

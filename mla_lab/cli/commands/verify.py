@@ -27,6 +27,10 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
     soak = verbs.add_parser("soak", help="requests that grow, end and begin, every result checked")
     soak.add_argument("--seconds", type=float, default=600.0, help="how long")
     soak.add_argument("--seed", type=int, default=1)
+    xqa = verbs.add_parser("xqa", help="the CUDA C++ kernel in the emulator; needs nvcc, no card")
+    xqa.add_argument("--arch", default="sm_120a", help="what it is compiled for")
+    xqa.add_argument("--first", type=int, help="only the first so many cases")
+    xqa.add_argument("record", type=Path, help="JSON lines, written anew")
     kinds = verbs.add_parser("kinds", help="which backend drawn calls would take; needs no card")
     kinds.add_argument("--calls", type=int, help="how many, instead of those of the notes")
     kinds.add_argument("record", type=Path, help="JSON lines, written anew")
@@ -84,6 +88,10 @@ def _rows(args: argparse.Namespace, say: Callable[[str], None]) -> Iterator[dict
         yield from record.costs_run(args.device, names, say)
     elif args.verb == "soak":
         yield from soak.run(args.device, args.seconds, say, args.seed)
+    elif args.verb == "xqa":
+        from ...verify import emulated_xqa
+
+        yield from emulated_xqa.rows(args.arch, args.first, say)
     elif args.verb == "kinds":
         yield from kinds.rows(args.calls or kinds.CALLS)
     else:

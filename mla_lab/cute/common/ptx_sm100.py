@@ -73,9 +73,7 @@ def load_columns(address: Int32, count: int) -> list[Float32]:
     """`count` columns of the thread's lane. The wait is in the same block: results must not be
     used before it."""
     code = f"tcgen05.ld.sync.aligned.32x32b.x{count}.b32 {_group('w', 0, count)}, [{{$r0}}];"
-    return list(
-        ptx(code + " tcgen05.wait::ld.sync.aligned;", address, out=[Float32] * count)
-    )
+    return list(ptx(code + " tcgen05.wait::ld.sync.aligned;", address, out=[Float32] * count))
 
 
 def store_columns(address: Int32, values: list[Float32]) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Float32, Int32, const_expr
+from cutlass import Float32, Int32
 
 from ..common.feature_operands import with_scales, with_sink
 from ..common.fp8 import join_two, round_two

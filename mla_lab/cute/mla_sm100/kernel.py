@@ -27,7 +27,8 @@ o_full of the tile before it, and S(t + 2), record(i + 3) follow p_full of what 
 Named barriers            threads  what it orders
     1 SOFTMAX_BARRIER     128      the vote on row maxes; values exchanged between the threads of a
                                    row; stores of a partial before it is counted
-    2 PV_BARRIER          256      in the merge, see `split_merge.keep_ab_cooperative`
+    2 PV_BARRIER          256      all records before they are read for the merge; in the merge, see
+                                   `split_merge.keep_ab_cooperative`
 
 Timeline of a steady tile (clocks of the tensor core on paper: QK 1,152, PV 1,024 with 16 bits)
     MMA       | QK(t + 1)         | PV(t)           | QK(t + 2) ...
@@ -47,6 +48,7 @@ from ..common.feature_operands import mask_words
 from ..common.pipeline import Pipeline
 from ..common.ptx_sm100 import fence_after, fence_before
 from ..common.worker_plan import may_be_split, open_plan, plan_of
+from ..keep_ab_sm90.params import PV_BARRIER
 from ..keep_ab_sm90.tile_scheduler import batch_of
 from ..split_merge.keep_ab_cooperative import merge
 from .mma import mma_warp
@@ -149,6 +151,7 @@ def roles(cta: Cta, warp):
         producer(cta)
     if const_expr(cta.cfg.cooperative):
         first, last = cta.plan.first, cta.plan.last
+        PV_BARRIER.sync()  # a warp without a role must not read records before they are written
         for back in cutlass.range(first + 1, last + 1, unroll=1):
             if may_be_split(cta.plan, first + last - back):
                 merge(cta, first + last - back)

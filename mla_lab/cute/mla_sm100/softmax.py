@@ -8,7 +8,6 @@ common to both threads of a row, row sums are of the own half until the epilogue
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import cutlass
 import cutlass.cute as cute

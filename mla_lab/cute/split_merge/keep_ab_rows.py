@@ -41,9 +41,7 @@ def row_scales(source, inverse):
 def store_strip_rows(to: cute.Pointer, values, second):
     """A thread's 16 columns of a strip: two pieces of 16 bytes of two rows each. `second`: the
     thread has the greater of the two rows."""
-    words = [
-        pack2(values[2 * i], values[2 * i + 1], Float16) for i in range(STRIP_COLUMNS // 2)
-    ]
+    words = [pack2(values[2 * i], values[2 * i + 1], Float16) for i in range(STRIP_COLUMNS // 2)]
     for q in cutlass.range_constexpr(2):
         piece = cute.make_rmem_tensor(4, Int32)
         for unit in cutlass.range_constexpr(UNITS_PER_STRIP):

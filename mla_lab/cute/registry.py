@@ -51,7 +51,7 @@ KERNELS: dict[str, CuteKernel] = {
         "keep_ab_sm90", ("sm_90a",), ignores=(("mask", ("none", "causal")),)
     ),
     "cute/mla_sm100": CuteKernel(
-        "mla_sm100", ("sm_100a",), ignores=(("mask", ("none", "causal")),)
+        "mla_sm100", ("sm_100a", "sm_103a"), ignores=(("mask", ("none", "causal")),)
     ),
 }
 

@@ -35,12 +35,13 @@ MODULES: dict[str, str] = {
     "cute": "mla_lab.backends.cute.backend:CuteBackend",
     "cuda": "mla_lab.backends.cuda.backend:CudaBackend",
     "emulate": "mla_lab.backends.emulate.backend:EmulateBackend",
+    "emulate_sm100": "mla_lab.backends.emulate.backend:EmulateSm100Backend",
 }
-#: what "auto" chooses from; "emulate" runs where it is named
+#: what "auto" chooses from; the others run where they are named
 ORDER = ("cute", "cuda", "torch")
 #: other names of the contract
 ALIASES = {"xqa": "cuda", "trtllm-gen": "auto", "cute-dsl": "cute"}
-NAMES = ("auto", *ORDER, "emulate", *ALIASES)
+NAMES = ("auto", *ORDER, "emulate", "emulate_sm100", *ALIASES)
 
 
 #: of a backend that reads lengths on the host, where they lie on a device

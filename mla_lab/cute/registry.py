@@ -50,6 +50,9 @@ KERNELS: dict[str, CuteKernel] = {
     "cute/keep_ab_sm90": CuteKernel(
         "keep_ab_sm90", ("sm_90a",), ignores=(("mask", ("none", "causal")),)
     ),
+    "cute/mla_sm100": CuteKernel(
+        "mla_sm100", ("sm_100a", "sm_103a"), ignores=(("mask", ("none", "causal")),)
+    ),
 }
 
 

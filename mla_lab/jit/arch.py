@@ -14,9 +14,13 @@ CAPABILITIES: dict[str, tuple[int, int]] = {
     "sm_89": (8, 9),
     "sm_90a": (9, 0),
     "sm_100a": (10, 0),
+    "sm_103a": (10, 3),
     "sm_120a": (12, 0),
 }
-ARCHS = tuple(CAPABILITIES)
+#: that CuTe kernels alone are built for
+CUTE_ONLY = ("sm_103a",)
+#: that all kernels may be built for
+ARCHS = tuple(arch for arch in CAPABILITIES if arch not in CUTE_ONLY)
 #: what kernels here were run and proved on; for the others they are compiled, not run
 PROVED = ("sm_90a",)
 
@@ -29,7 +33,7 @@ def label(arch: str) -> str:
 def check_arch(arch: str) -> str:
     """`arch` if kernels can be built for it, else `Unsupported`."""
     if arch not in CAPABILITIES:
-        raise unsupported("arch", repr(arch), ARCHS)
+        raise unsupported("arch", repr(arch), tuple(CAPABILITIES))
     return arch
 
 

@@ -37,6 +37,7 @@ from ...plan.selection import Selection, select
 from ..base import ANY_KEYS, Replay, gpu_of
 from ..cuda.ops import MAX_BATCH
 from ..rank_mask import masked, repeated, with_mask
+from . import blackwell
 from .catalogue import able, missing_for
 from .device_plan import Formula, PlanOnDevice, SelfScheduled, of_selection
 from .families import FAMILIES, costs
@@ -64,6 +65,8 @@ class CuteBackend:
         if gpu is None:
             return "the tensors are on a CPU; its kernels run on a GPU"
         features = masked(features)
+        if blackwell.is_blackwell(gpu):
+            return blackwell.no_consent(gpu) or sm100_reason(problem, features)
         reason = _gpu_reason(gpu) or _feature_reason(features) or _format_reason(problem)
         if reason:
             return reason
@@ -90,6 +93,8 @@ class CuteBackend:
         if not problem.top_k:
             longest = min(1 << (max(problem.kv_lens) - 1).bit_length(), call.form.bounds.kv_lens[0])
             problem = replace(problem, kv_lens=(longest,) * problem.batch)
+        if blackwell.is_blackwell(gpu):
+            return blackwell.plan(problem, call.form.total_q, gpu, features)
         return _plan(problem, call.form.total_q, gpu, features)
 
     def run(self, call: Call, plan: Any, workspace: Workspace) -> Replay:
@@ -99,6 +104,12 @@ class CuteBackend:
         launch = Launch.of(call, plan, workspace, gpu_of(call.form.device) or H200)
         launch(call.args, call.out, call.lse)
         return launch.repeat
+
+
+def sm100_reason(problem: Problem, features: Features) -> str | None:
+    """Why the SM100 kernel does not run a call, on whatever card."""
+    reason = blackwell.refusal(features, problem)
+    return reason or missing_for(blackwell.config_for(problem), problem, features)
 
 
 def _gpu_reason(gpu: Gpu) -> str | None:

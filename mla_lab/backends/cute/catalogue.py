@@ -22,7 +22,7 @@ from ...core.errors import BuildError
 from ...core.problem import Problem
 from ...jit import toolchain
 from ...plan.config import KernelConfig
-from .families import FAMILIES, complete
+from .families import arch_of, complete
 
 
 def build_for(
@@ -44,7 +44,7 @@ def without_rule(build: KernelConfig) -> KernelConfig:
     """`build` without the causal rule, or itself where that alone is there. Asked once a process:
     to look for a build reads its files, some milliseconds.
     """
-    plain, arch = replace(build, mask="none"), FAMILIES[build.kernel].archs[0]
+    plain, arch = replace(build, mask="none"), arch_of(build)
     here = jit.find(plain, arch) is not None or jit.find(build, arch) is None
     return plain if here else build
 
@@ -53,7 +53,7 @@ def missing_for(config: KernelConfig, problem: Problem, features: Features) -> s
     """None where the kernels of a call by `config` are compiled or a compiler is here, else what
     is missing.
     """
-    arch = FAMILIES[config.kernel].archs[0]
+    arch = arch_of(config)
     wanted = [build_for(config, problem, False if features.no_pdl else None, features)]
     if features.batch_invariant and not config.option("grid"):
         wanted.append(KernelConfig("cuda/planner"))

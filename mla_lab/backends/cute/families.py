@@ -61,6 +61,19 @@ KV_M = Family(
     waits=True,
 )
 FAMILIES = {family.kernel: family for family in (Q_M, KV_M)}
+#: see `blackwell`; not among the families that are priced and chosen from
+SM100 = Family(
+    kernel="cute/mla_sm100",
+    archs=("sm_100a", "sm_103a"),
+    page_sizes=(16, 32, 64, 128),
+    tile_kv=64,
+    waits=True,
+)
+
+
+def arch_of(config: KernelConfig) -> str:
+    """The first architecture that the kernel is written for."""
+    return (SM100 if config.kernel == SM100.kernel else FAMILIES[config.kernel]).archs[0]
 
 
 def costs() -> tuple[KernelCosts, ...]:

@@ -1,4 +1,5 @@
-"""`backend="emulate"`: what the CuTe backend would launch on an H200, on tensors of a CPU.
+"""`backend="emulate"`: what the CuTe backend would launch on an H200, on tensors of a CPU; and
+`backend="emulate_sm100"`: what it would launch on a Blackwell card of few SMs.
 
 Builds, schedules, workspace and launch arguments are those of `backends.cute`; only the launch
 itself goes to `mla_lab.emulate`, which runs the compiled PTX. The first call of a form compiles its
@@ -8,6 +9,7 @@ kernel (about 10 s), and one call takes seconds, so that `MAX_SCORES` bounds a p
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import lru_cache
 from typing import Any
 
@@ -18,13 +20,14 @@ from ...call.bind import Call
 from ...call.form import Features
 from ...call.workspace import Workspace
 from ...core.errors import BuildError
-from ...core.gpu import H200, Gpu
+from ...core.gpu import B200, H200, Gpu
 from ...core.problem import Problem
 from ...emulate import EmulatedKernel
 from ...jit.toolchain import find_cxx
 from ...plan import KernelConfig
 from ..base import Replay
-from ..cute.backend import CuteBackend
+from ..cute.backend import CuteBackend, sm100_reason
+from ..cute.families import arch_of
 from ..cute.launch import Launch
 
 #: query rows x KV tokens of a call at most, of its bounds: about ten seconds
@@ -35,6 +38,8 @@ class EmulateBackend(CuteBackend):
     """MLA decode by CuTe kernels whose PTX runs on the CPU."""
 
     name = "emulate"
+    #: the card whose launches are run
+    gpu: Gpu = H200
 
     def supports(self, features: Features, problem: Problem, gpu: Gpu | None) -> str | None:
         """The device and the size first, then what the CuTe backend says of an H200."""
@@ -46,17 +51,32 @@ class EmulateBackend(CuteBackend):
         scores = sum(problem.q_lens) * problem.heads * kv
         if scores > MAX_SCORES:
             return f"{scores} scores (query rows x bound of KV tokens); at most {MAX_SCORES}"
-        return _no_compiler() or super().supports(features, problem, H200)
+        return _no_compiler() or self.lacks(features, problem)
+
+    def lacks(self, features: Features, problem: Problem) -> str | None:
+        """What the CuTe backend says on the card."""
+        return super().supports(features, problem, self.gpu)
 
     def plan(self, call: Call, gpu: Gpu | None) -> Any:
-        """The CuTe backend's, of an H200."""
-        return super().plan(call, H200)
+        """The CuTe backend's, on the card."""
+        return super().plan(call, self.gpu)
 
     def run(self, call: Call, plan: Any, workspace: Workspace) -> Replay:
         """Runs the call and returns what repeats it; Fault where the kernel cannot go on."""
-        launch = EmulatedLaunch.of(call, plan, workspace, H200)
+        launch = EmulatedLaunch.of(call, plan, workspace, self.gpu)
         launch(call.args, call.out, call.lse)
         return launch.repeat
+
+
+class EmulateSm100Backend(EmulateBackend):
+    """MLA decode by the SM100 kernel, on a card of 8 SMs: a B200's would be mostly idle here."""
+
+    name = "emulate_sm100"
+    gpu = replace(B200, name="B200, 8 SMs", sms=8)
+
+    def lacks(self, features: Features, problem: Problem) -> str | None:
+        """What the kernel lacks; here it needs nobody's consent."""
+        return sm100_reason(problem, features)
 
 
 class EmulatedLaunch(Launch):
@@ -64,13 +84,13 @@ class EmulatedLaunch(Launch):
 
     @staticmethod
     def kernel_of(config: KernelConfig, device: torch.device) -> Callable[..., None]:
-        """The kernel of a build for `sm_90a`, compiled at its first use."""
+        """The kernel of a build, compiled at its first use."""
         return _kernel(config)
 
 
 @lru_cache(maxsize=64)
 def _kernel(config: KernelConfig) -> Callable[..., None]:
-    return EmulatedKernel.of(jit.compile(config, H200.arch))
+    return EmulatedKernel.of(jit.compile(config, arch_of(config)))
 
 
 def _no_compiler() -> str | None:

@@ -1,0 +1,91 @@
+"""Calls of the SM100 kernel: which it takes, and how they are launched.
+
+It has been emulated and never run on a card: on one it is taken where the environment variable
+`CONSENT` is 1, and its first call of a configuration is checked against torch (`self_check`).
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import replace
+
+from ...call.form import Features
+from ...core.gpu import Gpu
+from ...core.problem import LATENT_DIM, ROPE_DIM, Problem
+from ...plan.choose import invariant_tile
+from ...plan.config import KernelConfig
+from ...plan.kernel_costs import recorded_costs
+from ...plan.launch_modes import FORMATS, KEEP_AB_PERSISTENT, OUTS
+from ..cuda.ops import MAX_BATCH
+from .device_plan import PlanOnDevice, SelfScheduled
+from .families import SM100
+
+#: 1: take the kernel on a card
+CONSENT = "MLA_LAB_SM100"
+#: words that go with the kernel wherever it is shown
+MARK = "emulated, never run on a card"
+#: (tile rows, CTAs of a cluster)
+TILE = (128, 2)
+#: (query, cache) that it is compiled for
+TAKEN = tuple(pair for pair in FORMATS if pair[1] != "fp8_656")
+#: features that it lacks, and their names in a call
+LACKS = {
+    "separate_tables": "uses_shared_paged_kv_idx=False",
+    "sparse": "sparse_mla_top_k",
+    "skip_softmax": "skip_softmax_threshold_scale_factor",
+    "planned": "a plan of the caller's",
+}
+
+
+def is_blackwell(gpu: Gpu) -> bool:
+    """Whether the card is of compute capability 10.0 or 10.3."""
+    return gpu.arch.removesuffix("a") + "a" in SM100.archs
+
+
+def no_consent(gpu: Gpu) -> str | None:
+    """Why the kernel is not taken on this card, or None."""
+    if os.environ.get(CONSENT) == "1":
+        return None
+    return f"the GPU is {gpu.arch}; its kernel for it is {MARK}: {CONSENT}=1 takes it"
+
+
+def refusal(features: Features, problem: Problem) -> str | None:
+    """What the kernel lacks for this call, or None."""
+    for name, words in LACKS.items():
+        if getattr(features, name):
+            return f"its SM100 kernel has no {words}"
+    if features.nonpositive_scale:
+        return "bmm1_scale of 0 or less: its kernels mask scores before they are scaled"
+    dims = (problem.latent_dim, problem.rope_dim)
+    if dims != (LATENT_DIM, ROPE_DIM):
+        return f"latent and rope dims {dims}; its kernels have {(LATENT_DIM, ROPE_DIM)}"
+    if problem.batch > MAX_BATCH:
+        return f"a batch of {problem.batch}; its kernels take up to {MAX_BATCH}"
+    if problem.page_size not in SM100.page_sizes:
+        return f"pages of {problem.page_size}; its SM100 kernel has {SM100.page_sizes}"
+    formats = (problem.q_dtype, problem.kv_format)
+    if formats not in TAKEN or problem.out_dtype not in OUTS[FORMATS[formats]]:
+        got = f"query {formats[0]}, cache {formats[1]}, out {problem.out_dtype}"
+        return f"{got}; its SM100 kernel takes {', '.join(f'{q} over {kv}' for q, kv in TAKEN)}"
+    return None
+
+
+def config_for(problem: Problem) -> KernelConfig:
+    """The kernel, before a call's features and formats are filled in."""
+    rows, cluster = TILE
+    return KernelConfig(SM100.kernel, tile_rows=rows, cluster=cluster, page_size=problem.page_size)
+
+
+def plan(
+    problem: Problem, total_q: int, gpu: Gpu, features: Features
+) -> SelfScheduled | PlanOnDevice:
+    """Workers that find their tiles from the lengths; under batch invariance the planner's, in
+    pieces of a request's own length.
+    """
+    config = config_for(problem)
+    if not features.batch_invariant:
+        return SelfScheduled.of(config, gpu, problem.latent_dim)
+    family = next(cost for cost in recorded_costs() if cost.key == KEEP_AB_PERSISTENT.key)
+    kind = invariant_tile(problem, gpu, family, TILE, "SM100")
+    kind = replace(kind, choice=replace(kind.choice, config=config))
+    return PlanOnDevice.of_kinds([kind], problem, total_q)

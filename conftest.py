@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 from functools import cache
 from pathlib import Path
 
 import pytest
 
-NOTEBOOK_MARKS = {"gpu", "slow"}
+NOTEBOOK_MARKS = {"compiler", "gpu", "slow"}
 # the last cell of a notebook then fails where it took too long or sent too much
 os.environ["MLA_LAB_BUDGET"] = "1"
 
@@ -43,6 +44,14 @@ def has_hopper() -> bool:
     return torch.cuda.is_available() and torch.cuda.get_device_capability() == (9, 0)
 
 
+@cache
+def has_compiler() -> bool:
+    """Whether CuTe kernels can be compiled here."""
+    from importlib.util import find_spec
+
+    return find_spec("cutlass") is not None and shutil.which("g++") is not None
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Mark notebooks, then skip what this machine or this run cannot do."""
     for item in items:
@@ -52,5 +61,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         if item.get_closest_marker("gpu") and not has_hopper():
             reason = "needs a CUDA device of compute capability 9.0"
             item.add_marker(pytest.mark.skip(reason=reason))
+        if item.get_closest_marker("compiler") and not has_compiler():
+            item.add_marker(pytest.mark.skip(reason="needs the CuTe DSL and g++"))
         if item.get_closest_marker("browser") and not config.getoption("--run-browser"):
             item.add_marker(pytest.mark.skip(reason="runs only with --run-browser"))

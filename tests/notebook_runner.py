@@ -7,6 +7,7 @@ mistake, a planted record. Cells are plain Python, so `exec` is enough.
 from __future__ import annotations
 
 import json
+import linecache
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,12 @@ def cells_of(path: Path) -> list[dict[str, Any]]:
     return [{**cell, "source": "".join(cell["source"])} for cell in cells]
 
 
+def execute(source: str, name: str, names: dict[str, Any]) -> None:
+    """Executes a cell; its functions have their source, as in IPython."""
+    linecache.cache[name] = (len(source), None, source.splitlines(keepends=True), name)
+    exec(compile(source, name, "exec"), names)
+
+
 def run(number: str, until: str = "") -> dict[str, Any]:
     """Executes the code cells of a notebook in order; returns its names.
 
@@ -34,7 +41,7 @@ def run(number: str, until: str = "") -> dict[str, Any]:
     for cell in cells_of(path_of(number)):
         if cell["cell_type"] != "code":
             continue
-        exec(compile(cell["source"], f"{number}:{cell['id']}", "exec"), names)
+        execute(cell["source"], f"{number}:{cell['id']}", names)
         solution = cell["metadata"].get("nbmake", {}).get("post_cell_execute", [])
         exec(compile("\n".join(solution), f"{number}:{cell['id']}:solution", "exec"), names)
         if until and until in cell["source"]:

@@ -21,6 +21,7 @@ from mla_lab.lab.explorers.fragment import THREADS
 from mla_lab.lab.explorers.neighbour import first_request_plan, pieces
 from mla_lab.lab.policies import FA3_SHARE, partial_mb
 from mla_lab.lab.roofline import intensity
+from mla_lab.lab.steps.trials import TILE, WIDTH
 from mla_lab.plan import make_plan
 from mla_lab.plan.policies import fa3_splits
 from mla_lab.simulate import constants_for, simulate
@@ -111,6 +112,13 @@ def claims(number: str) -> tuple[str, ...]:
             f"{_counts()['p.full[0]']} threads have stored P",
             f"{_counts()['p.empty[0]']} threads have read",
             f"tile of {film.recording().config.tile_kv} tokens",
+        ),
+        "60": (f"An SM has {H200.registers_per_sm:,} registers",),
+        "62": (f"after eight rows, {8 * 64 * 2:,} bytes",),
+        "64": (f"*{TILE * WIDTH:,} bytes pending*",),
+        "66": (
+            f"would take {64 * WIDTH // 2 // WARPGROUP} registers a thread as an operand, "
+            f"and {64 * 576 // 2 // WARPGROUP} at the real width",
         ),
         "90": (
             f"at least {_method()['rotation_bytes'] / 1e6:.0f} MB",

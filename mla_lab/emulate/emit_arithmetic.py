@@ -91,7 +91,7 @@ def _long_product(w: Writer, s: Instruction) -> Lines:
         target = w.row(s.args[0], wide)
         return [f"multiply({a}, {b}, out={target}, dtype={NUMPY[wide]}, {WHERE})"]
     product = f"multiply({a}, {b}, dtype={NUMPY[wide]})"
-    return put(w.row(s.args[0], kind), f"({product} >> 32).astype({NUMPY[kind]})")
+    return put(w.row(s.args[0], kind), f"({product} >> {8 * SIZES[kind]}).astype({NUMPY[kind]})")
 
 
 @emits("mad")

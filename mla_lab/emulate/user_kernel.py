@@ -56,19 +56,41 @@ def compile_function(
     arch: str = "sm_90a",
 ) -> EmulatedKernel:
     """The emulated kernel of a `@cute.jit` function, for arguments like these."""
+    with tempfile.TemporaryDirectory(prefix="mla-lab-emulate-") as name:
+        folder = Path(name)
+        build(kernel, args, folder, arch)
+        return built(folder, options)
+
+
+def built(folder: Path, options: Options | None = None) -> EmulatedKernel:
+    """The emulated kernel that `build` left in `folder`."""
+    text = (folder / "kernel.ptx").read_text()
+    return EmulatedKernel(text, FUNCTION, HostCode(folder / "kernel.so"), options)
+
+
+def build(
+    kernel: Callable[..., Any], args: tuple[Any, ...], folder: Path, arch: str = "sm_90a"
+) -> list[str]:
+    """Compile a `@cute.jit` function for arguments like these into `folder`: kernel.so,
+    kernel.ptx, kernel.cubin. Its tvm-ffi function is `FUNCTION`. Returns the names of libraries
+    that a card's process loads first."""
     os.environ.setdefault("CUTE_DSL_ARCH", arch)
     from cutlass import cute
 
     shaped = [_like(arg, f"argument {i}") for i, arg in enumerate(args)]
     if len(inspect.signature(kernel).parameters) > len(args):
         shaped.append(cute.runtime.make_fake_stream(use_tvm_ffi_env_stream=True))
-    with tempfile.TemporaryDirectory(prefix="mla-lab-emulate-") as folder:
-        keep = f"--keep-ptx --dump-dir={folder}"
+    with tempfile.TemporaryDirectory(prefix="mla-lab-emulate-") as dump:
+        # the architecture is an option as well: the DSL read the variable when it was imported
+        keep = f"--gpu-arch={arch} --keep-ptx --keep-cubin --dump-dir={dump}"
         compiled = cute.compile(kernel, *shaped, options=f"{OPTIONS} {keep}")
-        obj, library = Path(folder) / "kernel.o", Path(folder) / "kernel.so"
+        obj = Path(dump) / "kernel.o"
         compiled.export_to_c(str(obj), function_name=FUNCTION)
-        link(obj, library, cute.runtime.find_runtime_libraries(enable_tvm_ffi=True))
-        return EmulatedKernel(compiled.__ptx__, FUNCTION, HostCode(library), options)
+        runtime = cute.runtime.find_runtime_libraries(enable_tvm_ffi=True)
+        needs = link(obj, folder / "kernel.so", runtime)
+    (folder / "kernel.ptx").write_text(compiled.__ptx__)
+    (folder / "kernel.cubin").write_bytes(compiled.__cubin__)
+    return needs
 
 
 def _like(arg: Any, name: str) -> Any:

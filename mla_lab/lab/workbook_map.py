@@ -49,6 +49,16 @@ NOTEBOOKS = (
     Entry(
         "54", "inside_the_fast_kernel", "Inside the kernel", "step it, break it, read a hang", 15
     ),
+    Entry("60", "empty_kernel", "An empty kernel", "divide registers among roles", 12),
+    Entry("61", "tile_copy", "A copy with layouts", "say which thread copies what", 10),
+    Entry("62", "swizzled_tile", "Swizzled tiles", "read columns without conflicts", 12),
+    Entry("63", "page_load", "TMA of a page", "load a page by one instruction a box", 12),
+    Entry("64", "one_barrier", "One mbarrier", "tell phases apart by a bit", 10),
+    Entry("65", "stage_ring", "A ring of stages", "let a producer run ahead", 12),
+    Entry("66", "scores", "Scores by wgmma", "multiply tiles, place the results", 14),
+    Entry("67", "online_softmax", "Online softmax", "keep row max and sum in registers", 12),
+    Entry("68", "values", "P V, transposed", "read V where K lies", 12),
+    Entry("69", "split_keep_ab", "Split and merge", "write the skeleton of keep_ab", 15),
     Entry("90", "benchmarks", "Benchmarks", "read and rerun every figure", 10),
 )
 
@@ -60,12 +70,14 @@ THEMES = {
     "3": "Plans",
     "4": "Eight bits",
     "5": "Inside a kernel",
+    "6": "Write the kernel",
     "9": "Numbers",
 }
 
 PATHS = {
     "everything": tuple(entry.number for entry in NOTEBOOKS),
     "30 minutes": ("00", "11", "31", "33"),
+    "write a kernel": ("00", "20", "21", *map(str, range(60, 70))),
     "90 minutes": ("00", "10", "11", "21", "22", "30", "31", "32", "33", "90"),
 }
 

@@ -1,0 +1,101 @@
+"""Parts of the exercises 60 to 69 that are plain numbers, judged before anything is compiled."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from itertools import pairwise
+from typing import Any
+
+from .. import banks
+from .hints import Hint, need, number, parts, short
+
+#: `setmaxnreg`: multiples of 8 in this range (PTX ISA)
+LEAST, MOST, GRAIN = 24, 256, 8
+SM_REGISTERS, WARP_GROUP = 65_536, 128
+CTA_THREADS = 3 * WARP_GROUP
+
+
+def _registers(mine: Any) -> None:
+    if not mine:
+        return
+    counts = []
+    for name in ("producer_registers", "consumer_registers"):
+        count = number(getattr(mine, name)(), name)
+        need(
+            count % GRAIN == 0 and LEAST <= count <= MOST,
+            f"{name} returns {count:g}: setmaxnreg takes multiples of {GRAIN} from {LEAST} to "
+            f"{MOST}",
+        )
+        counts.append(int(count))
+    producer, consumer = counts
+    total = WARP_GROUP * (producer + 2 * consumer)
+    need(
+        total <= SM_REGISTERS,
+        f"One warp group of {producer} and two of {consumer} want {total:,} registers, and an SM "
+        f"has {SM_REGISTERS:,}: on a card the third warp group would wait forever",
+    )
+    need(
+        total + 2 * WARP_GROUP * GRAIN > SM_REGISTERS,
+        f"{SM_REGISTERS - total:,} registers of the SM are left over: what can the consumers have, "
+        "and what is the least that a producer needs?",
+    )
+    need(
+        producer <= LEAST + GRAIN,
+        f"A producer that only issues copies holds {producer} registers: it can do with fewer, "
+        "and the consumers cannot",
+    )
+    used = sorted(mine.element_of(b, t) for b in range(2) for t in range(CTA_THREADS))
+    twice = next((a for a, b in pairwise(used) if a == b), None)
+    if twice is not None:
+        raise Hint(f"Two threads write element {short(twice)}: the CTAs write over each other")
+
+
+def _swizzle(mine: Any) -> None:
+    if not mine:
+        return
+    places = [mine.swizzled(i) for i in range(64 * 64)]
+    need(all(isinstance(p, int) for p in places), "swizzled computes one integer of another")
+    broken = next((i for i in range(4096) if places[i] != places[i - i % 8] + i % 8), None)
+    need(
+        broken is None,
+        f"Number {broken} does not follow its neighbour: the 8 numbers of a vector have to stay "
+        "together, or no access of 16 bytes is possible",
+    )
+    need(len(set(places)) == 4096, "Some place is taken twice: a swizzle moves, it loses nothing")
+    turns = max(
+        banks.turns([2 * places[64 * row + 8 * v] for row in range(first, first + 8)])
+        for v in range(8)
+        for first in range(0, 64, 8)
+    )
+    need(
+        turns == 1,
+        f"Eight rows of one column of vectors take {turns} turns: they want the same banks",
+    )
+    vectors = [(row, v) for row in range(64) for v in range(8)]
+    moved = [(r, v) for r, v in vectors if places[64 * r + 8 * v] != 64 * r + 8 * (v ^ r % 8)]
+    if moved:
+        row, vector = moved[0]
+        raise Hint(
+            f"Without conflicts, but another swizzle than the copy engine's: vector {vector} of "
+            f"row {row} lies at {places[64 * row + 8 * vector]}. Which bits of the row are xored?"
+        )
+    numbers = parts(mine.swizzle_numbers(), "bits", "base", "shift")
+    need(all(isinstance(n, int) for n in numbers), "Three whole numbers: bits, base, shift")
+
+
+def _shares(mine: Any) -> None:
+    if not mine:
+        return
+    for workers, tiles in ((4, 11), (4, 9), (7, 3), (2, 64)):
+        cuts = [mine.first_of_share(w, workers, tiles) for w in range(workers + 1)]
+        case = f"{tiles} tiles on {workers} workers are cut at {short(cuts)}"
+        need(cuts[0] == 0 and cuts[-1] == tiles, f"{case}: which tiles has nobody?")
+        sizes = [b - a for a, b in pairwise(cuts)]
+        need(min(sizes) >= 0, f"{case}: a share ends before it begins")
+        need(
+            max(sizes) - min(sizes) <= 1,
+            f"{case}: the shares are {short(sizes)}, and could differ by one tile at most",
+        )
+
+
+NUMBERS: dict[str, Callable[[Any], None]] = {"60": _registers, "62": _swizzle, "69": _shares}

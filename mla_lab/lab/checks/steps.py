@@ -1,0 +1,92 @@
+"""Exercises of notebooks 60 to 69: the reader's functions, compiled into a kernel and emulated.
+
+A check refuses, in this order: functions that are missing or unfinished, numbers that can be
+judged without a compiler, what the compiler refuses, what the emulator finds, wrong outputs, and
+facts of the code that is right and not yet good.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+from ..steps.compiled import DoesNotCompile
+from ..steps.kernel import StepKernel
+from .hints import NOTHING_YET, Attempt, Check, Hint, need, short
+from .step_hints import HINTS, PRAISE
+from .step_numbers import NUMBERS
+
+
+def _check(number: str, attempt: Attempt) -> str:
+    kernel = _handed_over(number, attempt)
+    if judge := NUMBERS.get(number):
+        judge(_Functions(kernel))
+    try:
+        outcome = kernel.outcome
+    except DoesNotCompile as error:
+        raise Hint(f"The compiler refuses it. {error}") from error
+    hazards = kernel.hazards()
+    if outcome.fault or outcome.wrong or hazards:
+        raise Hint(_sentence(number, kernel, hazards))
+    _facts(kernel)
+    facts = kernel.xray.resources
+    spills = kernel.xray.spills
+    return f"{PRAISE[number]} {facts.registers} registers a thread at launch, {spills} spills."
+
+
+def _handed_over(number: str, attempt: Attempt) -> StepKernel:
+    kernel = attempt.plain()
+    need(
+        isinstance(kernel, StepKernel),
+        f"The check takes what lab.kernel({number!r}, ...) made, not {short(kernel)}",
+    )
+    need(kernel.step.number == number, f"This is a kernel of step {kernel.step.number}")
+    if kernel.unfinished:
+        raise Hint(f"{NOTHING_YET}. Still to write: {', '.join(kernel.unfinished)}")
+    missing = [name for name in kernel.step.functions if name not in kernel.functions]
+    need(
+        not (kernel.functions and missing),
+        f"lab.kernel takes all functions of the exercise; not handed over: {', '.join(missing)}",
+    )
+    return kernel
+
+
+class _Functions:
+    """Functions of a reader that are plain arithmetic, called as Python; None of the author's."""
+
+    def __init__(self, kernel: StepKernel) -> None:
+        self._functions = kernel.functions
+
+    def __bool__(self) -> bool:
+        return bool(self._functions)
+
+    def __getattr__(self, name: str) -> Callable[..., Any]:
+        return Attempt(self._functions[name])
+
+
+def _sentence(number: str, kernel: StepKernel, hazards: list[str]) -> str:
+    """The step's hint for what was found, and the emulator's own words."""
+    outcome, hints = kernel.outcome, HINTS[number]
+    found = outcome.hazards()
+    kinds = [f.kind for f in found] + [m.name for m in outcome.wrong] + ["wrong"]
+    hint = next((hints[kind] for kind in kinds if kind in hints), "")
+    words = hazards[0] if hazards else str(outcome.wrong[0])
+    wrong = f" And {outcome.wrong[0]}" if hazards and outcome.wrong else ""
+    return f"{hint} The emulator ({outcome.schedule}): {words}{wrong}".strip()
+
+
+def _facts(kernel: StepKernel) -> None:
+    need(
+        kernel.xray.spills == 0,
+        f"It is right, and {kernel.xray.spills} registers spill to local memory",
+    )
+    if kernel.step.number == "61":
+        need(
+            kernel.ptx_count("ld.global.v4"),
+            "It is right, but no load is of 16 bytes: what should a thread copy at once, so that "
+            "its numbers are neighbours in a row?",
+        )
+
+
+CHECKS: dict[str, Check] = {f"{n}.1": partial(_check, n) for n in HINTS}

@@ -1,0 +1,127 @@
+"""A step's module compiled: once, into the cache of kernels, by its text and what it imports."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+import re
+import sys
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from torch import Tensor
+
+from ...core.errors import MlaLabError
+from ...emulate.user_kernel import FUNCTION, build, built
+from ...jit import Artifact
+from ...jit.cache import Cache
+from ...jit.cubin import read_resources
+from ...jit.toolchain import cute_versions
+from ...plan.config import KernelConfig
+from ...xray import KernelReport, inspect
+from .catalogue import FOLDER
+
+ARCH = "sm_90a"
+_COLOURS = re.compile(r"\x1b\[[0-9;]*m")
+
+
+class DoesNotCompile(MlaLabError):
+    """The DSL refuses a step; the message is its first sentence."""
+
+
+@dataclass(frozen=True)
+class Compiled:
+    """Files of a compiled step."""
+
+    number: str
+    folder: Path
+    needs: tuple[str, ...]
+
+    @property
+    def artifact(self) -> Artifact:
+        """As other tools take it."""
+        return Artifact(
+            config=KernelConfig(f"step/{self.number}"),
+            arch=ARCH,
+            folder=self.folder,
+            functions=(FUNCTION,),
+            needs=self.needs,
+            resources=tuple(read_resources((self.folder / "kernel.cubin").read_bytes())),
+            toolchain={},
+        )
+
+    @property
+    def xray(self) -> KernelReport:
+        """Registers, spills and instructions of its one kernel."""
+        return inspect(self.artifact).kernels[0]
+
+    def emulated(self) -> Any:
+        """Its emulated kernel."""
+        return built(self.folder)
+
+
+@cache
+def _surroundings() -> str:
+    """Hash of everything that steps import, and of the compilers."""
+    digest = hashlib.sha256(repr(sorted(cute_versions().items())).encode())
+    common = FOLDER.parent / "common" / "ptx_sm90.py"
+    for path in (*sorted(FOLDER.glob("*.py")), common):
+        digest.update(path.read_bytes())
+    return digest.hexdigest()
+
+
+def _signature(args: tuple[Any, ...]) -> str:
+    """What of the arguments is compiled in: dtypes, shapes, strides, kinds of numbers."""
+    return repr(
+        [
+            (str(a.dtype), tuple(a.shape), a.stride()) if isinstance(a, Tensor) else type(a)
+            for a in args
+        ]
+    )
+
+
+def compile_step(number: str, text: str, args: tuple[Any, ...]) -> Compiled:
+    """Compile a step's text for arguments like these, or find it in the cache.
+
+    Raises DoesNotCompile with the compiler's words.
+    """
+    facts = "\0".join([number, text, _signature(args), _surroundings()])
+    name = f"step-{number}-{hashlib.sha256(facts.encode()).hexdigest()[:16]}"
+    cache = Cache()
+
+    def make(folder: Path) -> dict[str, object]:
+        path = folder / f"step_{number}.py"
+        path.write_text(text, encoding="utf-8")
+        try:
+            return {"needs": build(_module(path, name).launch, args, folder, ARCH)}
+        except MlaLabError:
+            raise
+        except Exception as error:  # whatever the DSL or the reader's functions raise
+            raise DoesNotCompile(_sentence(error)) from error
+        finally:
+            sys.modules.pop(name, None)
+
+    found = cache.find(name) or cache.build(name, make, waiting=lambda: None)
+    needs: Any = found["needs"]
+    return Compiled(number, cache.root / name, tuple(needs))
+
+
+def _module(path: Path, name: str) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(name, path)
+    if spec is None or spec.loader is None:
+        raise DoesNotCompile(f"{path.name} cannot be imported")
+    module = importlib.util.module_from_spec(spec)
+    # the DSL looks names up in the module that a function names
+    sys.modules[name] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+def _sentence(error: Exception) -> str:
+    """The first line of an error that says something."""
+    lines = [_COLOURS.sub("", line).strip() for line in str(error).splitlines()]
+    first = next((line for line in lines if line), "no message")
+    return f"{type(error).__name__}: {first.removeprefix('error:').strip()[:300]}"

@@ -1,0 +1,174 @@
+"""The steps of notebooks 60 to 69: the author's kernels are right, wrong ones are told why."""
+
+from __future__ import annotations
+
+import re
+import shutil
+from collections.abc import Callable
+
+import pytest
+import torch
+
+from mla_lab.core.errors import InvalidInput
+from mla_lab.emulate import machine
+from mla_lab.lab import exercises
+from mla_lab.lab.steps import STEPS, kernel, solution, step, text
+from mla_lab.lab.steps.compiled import DoesNotCompile
+from mla_lab.lab.steps.live import live
+from mla_lab.lab.steps.report import ptx_changes, report, show_step
+from mla_lab.lab.steps.trials import Trial, trial
+
+from . import step_answers
+from .step_answers import Functions, completed
+
+pytestmark = pytest.mark.skipif(shutil.which("g++") is None, reason="needs a C++ compiler")
+
+#: (step, wrong answer, words that its sentence must have)
+WRONG: list[tuple[str, Callable[[], Functions], str]] = [
+    ("60", step_answers.only_thread, "Two threads write element 0"),
+    ("60", step_answers.equal_shares, "can do with fewer"),
+    ("60", step_answers.too_many_registers, "66,560 registers, and an SM has 65,536"),
+    ("60", step_answers.odd_registers, "multiples of 8 from 24"),
+    ("61", step_answers.too_few_threads, "how many rows do your threads cover"),
+    ("61", step_answers.single_numbers, "no load is of 16 bytes"),
+    ("61", step_answers.first_box, "does each have a part of its own"),
+    ("61", step_answers.not_cute, "name 'layout' is not defined"),
+    ("62", step_answers.plain_offset, "8 turns"),
+    ("62", step_answers.torn_vectors, "the 8 numbers of a vector have to stay together"),
+    ("62", step_answers.lost_rows, "taken twice"),
+    ("62", step_answers.backward_rows, "another swizzle than the copy engine's"),
+    ("62", step_answers.swizzle_of_bytes, "each unit here is one number of 2 bytes"),
+    ("63", step_answers.first_page, "which entry of the block table"),
+    ("63", step_answers.numbers_for_bytes, "Count the bytes of a tile.*-12288 bytes pending"),
+    ("63", step_answers.too_many_bytes, "Count the bytes of a tile.* 24576 bytes pending"),
+    ("64", step_answers.parity_that_stays, "never completes.*mbarrier"),
+    ("64", step_answers.parity_of_the_producer, "never completes"),
+    ("64", step_answers.a_warp_of_arrivals, "31 of 32 arrivals"),
+    ("64", step_answers.no_bytes, "-49152 bytes pending"),
+    ("65", step_answers.one_stage, "laps the consumers"),
+    ("65", step_answers.full_parity_by_tile, "only then does its phase go on"),
+    ("65", step_answers.empty_parity_of_full, "on a fresh barrier a wait for parity 1"),
+    ("65", step_answers.empty_parity_that_stays, "completed phases 0 to 2"),
+    ("66", step_answers.always_add, "overwrite the accumulator"),
+    ("66", step_answers.latent_alone, "all k-steps"),
+    ("66", step_answers.stage_zero, "which stage holds tile t"),
+    ("66", step_answers.rows_of_a_thread, "which row and column has register 2"),
+    ("67", step_answers.own_columns, "One row lies in four lanes"),
+    ("67", step_answers.forgotten_max, "its max may only grow"),
+    ("67", step_answers.no_rescale, "become smaller when it grows"),
+    ("67", step_answers.rescale_backwards, "nan"),
+    ("67", step_answers.log_of_two, "natural log"),
+    ("68", step_answers.rows_for_columns, "begin in the next box"),
+    ("68", step_answers.one_stage_of_values, "how many numbers is a stage long"),
+    ("68", step_answers.factors_by_register, "two belong to row r"),
+    ("68", step_answers.nothing_rescaled, "of four registers"),
+    ("69", step_answers.rounded_up, "which tiles has nobody"),
+    ("69", step_answers.rounded_down, "which tiles has nobody"),
+    ("69", step_answers.zeros_as_they_are, "polls a word that stays 0"),
+    ("69", step_answers.rounded_to_one, "brought to the greater one"),
+    ("69", step_answers.equal_weights, "brought to the greater one"),
+    ("69", step_answers.one_sided, "brought to the greater one"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("number", STEPS)
+def test_the_authors_kernel_is_right_and_its_report_is_small(number: str) -> None:
+    author = solution(number)
+    assert [o.schedule for o in author.outcomes] == list(STEPS[number].schedules)
+    assert author.outcome.is_right, author.hazards()
+    assert author.xray.spills == 0
+    page = report(author).html + show_step(number).html
+    assert "Right numbers" in page
+    assert len(page) < 60_000
+    if author.step.before:
+        assert ptx_changes(author)
+
+
+@pytest.mark.parametrize(("number", "wrong", "words"), WRONG)
+def test_a_wrong_answer_gets_a_sentence_that_helps(
+    number: str, wrong: Callable[[], Functions], words: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(machine, "VAIN_ROUNDS", 10)
+    verdict = exercises.judge(f"{number}.1", completed(number, wrong()))
+    assert not verdict.passed
+    assert re.search(words, verdict.sentence), verdict.sentence
+    assert verdict.sentence[-1] in ".?)"
+    author = text.solution_text(step(number))
+    bodies = [line.strip() for line in author.splitlines() if line.strip().startswith("return")]
+    assert not any(line in verdict.sentence for line in bodies), "the answer is given away"
+
+
+def test_every_step_has_wrong_answers_here() -> None:
+    assert {number for number, _, _ in WRONG} == set(STEPS)
+    assert {f for _, f, _ in WRONG} == {f for fs in step_answers.BY_STEP.values() for f in fs}
+
+
+def element_of(block, thread):
+    return block
+
+
+def test_answers_that_are_none() -> None:
+    def judged(value: object) -> str:
+        return exercises.judge("60.1", value).sentence
+
+    assert "lab.kernel('60', ...)" in judged(5)
+    assert "step 61" in judged(solution("61"))
+    assert "not handed over: producer_registers" in judged(kernel("60", element_of))
+    with pytest.raises(InvalidInput, match="element_of"):
+        kernel("60", test_answers_that_are_none)
+    with pytest.raises(InvalidInput, match="'59'"):
+        kernel("59")
+    with pytest.raises(InvalidInput, match="source text"):
+        kernel("60", _without_source())
+
+
+def _without_source() -> Callable[..., int]:
+    names: dict[str, Callable[..., int]] = {}
+    exec("def element_of(block, thread):\n    return 1", names)
+    return names["element_of"]
+
+
+def test_a_stub_is_shown_and_reported_as_one() -> None:
+    def tile_bytes():
+        return ...
+
+    stub = kernel("63", tile_bytes)
+    assert stub.unfinished == ["tile_bytes"]
+    assert "tile_bytes</code> still to write" in report(stub).html
+    assert "come first" in live(stub).html
+    shown = text.given_text(step("63"))
+    assert shown.count("# yours") == len(step("63").functions)
+    assert "TILE * WIDTH * 2" not in shown
+    assert "TILE * WIDTH * 2" in text.solution_text(step("63"))
+
+
+def test_what_the_compiler_refuses_is_a_report_too() -> None:
+    broken = completed("61", step_answers.not_cute())
+    with pytest.raises(DoesNotCompile, match="layout"):
+        _ = broken.compiled
+    assert "Not compiled" in report(broken).html
+
+
+def test_decorators_stay_and_other_text_too() -> None:
+    module = "import x\n\n\n@d\ndef f(a):\n    return 1\n\n\ndef g():\n    return 2\n"
+    changed = text.with_functions(module, {"f": "def f(b):\n    return 3\n"})
+    assert changed == module.replace("f(a):\n    return 1", "f(b):\n    return 3")
+
+
+def test_an_output_that_is_off_is_named_with_its_place() -> None:
+    tested = trial("63")
+    args = list(tested.fresh())
+    args[2] = tested.expected["out"][1].clone()
+    args[2][3, 5] += 1
+    from mla_lab.lab.steps.outcome import compare
+
+    (wrong,) = compare(tested, args)
+    assert (wrong.name, wrong.place) == ("out", (3, 5))
+    assert "out[3, 5]" in str(wrong)
+    nothing = Trial((torch.zeros(2),), {"out": (0, torch.tensor([0.0, torch.nan]))})
+    assert compare(nothing, nothing.args), "a NaN is never right"
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_without_a_card_the_live_cell_says_so() -> None:
+    assert "No Hopper card here" in live(solution("60")).html

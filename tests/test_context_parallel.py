@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from mla_lab.api.context_parallel import merge
+from mla_lab.bench.rank_steps import RankCases, measure
 from mla_lab.core.errors import InvalidInput, InvalidType
 from mla_lab.reference.mla import merge_partials
 
@@ -88,3 +89,17 @@ OUTS, LSES = partials()
 def test_wrong_arguments(outs, lses, more, error, says):
     with pytest.raises(error, match=says):
         merge(outs, lses, **more)
+
+
+def test_two_processes_agree_with_one(tmp_path):
+    cases = RankCases(2, "cpu", (1, 3), (70,), heads=4, rounds=1)
+    rows = measure(cases, tmp_path / "ranks.jsonl")
+    assert [row["batch"] for row in rows] == [1, 3] and all(row["ok"] for row in rows)
+    assert all(row["out_error"] < 1e-2 and row["lse_error"] < 1e-5 for row in rows)
+    assert {row["kind"] for row in rows} == {"ranks"} and all(row["step_us"] > 0 for row in rows)
+
+
+@pytest.mark.parametrize(("world", "device"), [(1, "cpu"), (99, "cuda")])
+def test_a_wrong_number_of_ranks_is_refused(tmp_path, world, device):
+    with pytest.raises(InvalidInput, match="world: got"):
+        measure(RankCases(world, device, (1,), (9,)), tmp_path / "none.jsonl")

@@ -14,6 +14,7 @@ from mla_lab.api import contract
 from mla_lab.core import masks
 from mla_lab.core.errors import InvalidInput, Unsupported
 from mla_lab.core.problem import Problem
+from mla_lab.flashinfer_names.first_use import ZEROED_BYTES
 from mla_lab.plan import WorkspaceLayout
 from mla_lab.reference.inputs import DecodeInputs, make_inputs
 from mla_lab.reference.mla import decode_reference
@@ -81,8 +82,8 @@ def test_a_workspace_of_any_bytes_is_cleared_once(by_position: bool) -> None:
 
     call()
     layout = WorkspaceLayout.of(1, 1, 64, 512)
-    assert layout["schedule"].offset == flashinfer.ZEROED_BYTES  # which may hold anything
-    assert not buffer[: flashinfer.ZEROED_BYTES].any() and (buffer[-65536:] == 7).all()
+    assert layout["schedule"].offset == ZEROED_BYTES  # which may hold anything
+    assert not buffer[:ZEROED_BYTES].any() and (buffer[-65536:] == 7).all()
     buffer[0] = 3
     call()
     assert buffer[0] == 3, "a second call leaves it alone"
@@ -245,3 +246,56 @@ def test_no_query_token_is_nothing_to_do_for_the_cute_dsl_entry(return_lse: bool
     result = flashinfer.cute_dsl_mla_decode(**named, return_lse=return_lse)
     out, lse = result if return_lse else (result, torch.empty(0, 4))
     assert out.shape == (0, 4, 512) and lse.shape == (0, 4)
+
+
+@pytest.mark.parametrize("wrong", ["block_tables", "max_seq_len"])
+def test_a_query_is_checked_before_it_is_copied(wrong: str) -> None:
+    named = make_inputs(SMALL, 1).contract_args()
+    rows = 1 << 20  # a copy would take 4.8 GB
+    wide = named["query"][:1].expand(rows, -1, -1, -1)
+    values = {"block_tables": named["block_tables"], "max_seq_len": "long"}
+    batch = {
+        "seq_lens": named["seq_lens"][:1].expand(rows).contiguous(),
+        "block_tables": named["block_tables"][:1].expand(rows, -1).contiguous(),
+    }
+    call = {**named, **batch, "query": wide, wrong: values[wrong]}
+    if wrong == "max_seq_len":
+        call["sinks"] = torch.zeros(4, dtype=torch.float64)
+    entry = {k: v for k, v in call.items() if k not in ("qk_nope_head_dim", "bmm1_scale", "sinks")}
+    with pytest.raises(InvalidInput, match="sinks" if wrong == "max_seq_len" else "block_tables"):
+        flashinfer.trtllm_batch_decode_with_kv_cache_mla(**call)
+    if wrong == "block_tables":
+        with pytest.raises(InvalidInput, match="block_tables"):
+            flashinfer.cute_dsl_mla_decode(**entry, softmax_scale=1.0)
+
+
+def test_a_gqa_query_is_checked_before_it_is_copied() -> None:
+    rows = 1 << 20
+    query = torch.zeros(1, 8, 64, dtype=torch.bfloat16).expand(rows, -1, -1)
+    cache = torch.zeros(2, 2, 1, 16, 64, dtype=torch.bfloat16)
+    lens, table = torch.ones(2, dtype=torch.int32), torch.zeros(2, 1, dtype=torch.int32)
+    for name in ("trtllm_batch_decode_with_kv_cache", "xqa_batch_decode_with_kv_cache"):
+        with pytest.raises(InvalidInput, match="query"):
+            getattr(flashinfer, name)(
+                query, cache, torch.zeros(0, dtype=torch.uint8), table, lens, 16, kv_layout="HND"
+            )
+
+
+def test_a_compiled_program_clears_a_workspace_once() -> None:
+    torch.compiler.reset()
+    named = make_inputs(SMALL, 1).contract_args()
+    buffer = torch.full((16 << 20,), 7, dtype=torch.uint8)
+    named["workspace_buffer"] = buffer
+
+    def step(query: torch.Tensor) -> torch.Tensor:
+        call = {**named, "query": query}
+        result: Any = flashinfer.trtllm_batch_decode_with_kv_cache_mla(**call)
+        return result
+
+    compiled = torch.compile(step, backend="aot_eager", fullgraph=True)
+    out = compiled(named["query"])
+    assert torch.equal(out, contract.trtllm_batch_decode_with_kv_cache_mla(**named))
+    assert not buffer[:ZEROED_BYTES].any() and (buffer[-65536:] == 7).all()
+    buffer[0] = 3
+    compiled(named["query"])
+    assert buffer[0] == 3, "a second run leaves it alone"

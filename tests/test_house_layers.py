@@ -20,7 +20,7 @@ LAYERS = (
     {"cli", "lab", "__main__"},
     {"studies", "tune", "verify"},
     {"simulate"},
-    {"bench", "capture", "flashinfer_names", "xray"},
+    {"bench", "capture", "engines", "flashinfer_names", "xray"},
     {"api"},
     {"backends"},
     {"emulate"},
@@ -48,6 +48,7 @@ OWNERS = {
     "ipywidgets": {"lab"},
     "jupyterlab": {"lab"},
     "plotly": {"lab"},
+    "vllm": {"engines"},
     "flashinfer": {"bench"},
     "flash_mla": {"bench"},
 }

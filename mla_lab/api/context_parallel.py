@@ -2,7 +2,8 @@
 
 Token i of a request is on rank i mod world. Each rank attends its own tokens and returns out,
 normalised by its own lse, and that lse; `merge` weights them into the result over all tokens. Sinks
-enter in `merge`, once. `shard` makes the calls of all ranks from one call, for tests and notebooks;
+enter in `merge`, once. `gather_and_merge` is the same by torch.distributed, in each rank's process.
+`shard` makes the calls of all ranks from one call, for tests and notebooks;
 `reference.merge_partials` is the merge in float64.
 """
 
@@ -13,6 +14,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 
 from ..core import kv_cache as formats
@@ -56,6 +58,30 @@ def merge(
     return result.view(outs[0].shape).to(outs[0].dtype), (lse / unit).view(lses[0].shape)
 
 
+def gather_and_merge(
+    out: Tensor,
+    lse: Tensor,
+    *,
+    group: dist.ProcessGroup | None = None,
+    sinks: Tensor | Sequence[Tensor] | None = None,
+    lse_base: str | None = None,
+) -> tuple[Tensor, Tensor]:
+    """`merge` over the ranks of `group` (None: all), called by each of them with its own result.
+
+    out and lse of all ranks are gathered as they are, one collective each, and merged in rank
+    order, so that every rank returns the same bits.
+    """
+    world = dist.get_world_size(group)
+    gathered = []
+    for tensor in (out, lse):
+        # bytes: not every backend of torch.distributed gathers every dtype
+        own = tensor.contiguous().view(-1).view(torch.uint8)
+        every = [torch.empty_like(own) for _ in range(world)]
+        dist.all_gather(every, own, group=group)
+        gathered.append([part.view(tensor.dtype).view(tensor.shape) for part in every])
+    return merge(*gathered, sinks=sinks, lse_base=lse_base)
+
+
 def _check(outs: Sequence[Tensor], lses: Sequence[Tensor], lse_base: str | None) -> None:
     if lse_base not in (None, "basee", "base2"):
         raise invalid("lse_base", repr(lse_base), (None, "basee", "base2"))
@@ -78,11 +104,16 @@ def shard(inputs: DecodeInputs, world: int) -> list[DecodeInputs]:
 
     Raises Unsupported for sparse calls and separate tables.
     """
+    return [shard_of(inputs, world, rank) for rank in range(world)]
+
+
+def shard_of(inputs: DecodeInputs, world: int, rank: int) -> DecodeInputs:
+    """The call of one rank of `shard`; raises as it does."""
     if world < 1:
         raise invalid("world", world, "1 or more")
     if inputs.sparse or not inputs.uses_shared_paged_kv_idx:
         raise unsupported("inputs", "a sparse call or separate tables", "one table of dense pages")
-    return [_of_rank(inputs, world, rank) for rank in range(world)]
+    return _of_rank(inputs, world, rank)
 
 
 def _of_rank(inputs: DecodeInputs, world: int, rank: int) -> DecodeInputs:

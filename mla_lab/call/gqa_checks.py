@@ -34,6 +34,21 @@ ONLY = {
 
 def check(args: GqaArgs) -> CheckedGqaCall:
     """The checked call. Raises InvalidInput, InvalidType or Unsupported, before anything runs."""
+    form, capacity, keys, values = check_form(args)
+    check_overlap(args, GQA_PARAMETERS)
+    q_lens = _read_values(args, form, capacity, keys.shape[0])
+    out, lse = args.out, args.lse
+    if out is None:
+        out = torch.empty_like(args.query, dtype=formats.DTYPES[form.out_dtype])
+    if lse is None and args.return_lse:
+        lse = torch.empty(form.total_q, form.heads, dtype=torch.float32, device=form.device)
+    return CheckedGqaCall(form, args, keys, values, q_lens, out, lse)
+
+
+def check_form(args: GqaArgs) -> tuple[GqaForm, int, Tensor, Tensor]:
+    """Every check that reads no tensor's values: the form, tokens that a row of the block table can
+    name, keys and values.
+    """
     _check_flags(args)
     query = argument.tensor("query", args.query)
     argument.dtype("query", query, QUERY_DTYPES)
@@ -58,7 +73,6 @@ def check(args: GqaArgs) -> CheckedGqaCall:
     _check_mask(args, batch, max_q_len)
     out_dtype = _results(args)
     features = _features(args)
-    check_overlap(args, GQA_PARAMETERS)
     longest = min(capacity, argument.integer("max_seq_len", args.max_seq_len, 0))
     form = GqaForm(
         batch=batch,
@@ -76,13 +90,7 @@ def check(args: GqaArgs) -> CheckedGqaCall:
         ragged=args.cum_seq_lens_q is not None,
         features=features,
     )
-    q_lens = _read_values(args, form, capacity, keys.shape[0])
-    out, lse = args.out, args.lse
-    if out is None:
-        out = torch.empty_like(query, dtype=out_dtype)
-    if lse is None and args.return_lse:
-        lse = torch.empty(form.total_q, form.heads, dtype=torch.float32, device=form.device)
-    return CheckedGqaCall(form, args, keys, values, q_lens, out, lse)
+    return form, capacity, keys, values
 
 
 def _check_flags(args: GqaArgs) -> None:

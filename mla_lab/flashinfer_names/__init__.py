@@ -7,19 +7,21 @@ Semantics are those of `api.contract`. For existing programs these names accept 
 
 * `multi_ctas_kv_counter_buffer` is checked and not used: our counters lie in the workspace.
 * A query with gaps between its tokens, and sinks in 16 bits, are copied, as FlashInfer's CuTe DSL
-  entry does; the contract's own names refuse them, since they never copy a caller's tensor.
+  entry does, after the call was checked; the contract's own names refuse them, since they never
+  copy a caller's tensor.
 * `enable_pdl=True` counts as None: programmatic dependent launch where the backend has it. So does
   `use_fp16_softmax=True`, which permits an fp16 softmax: ours is fp32.
 * `cute_dsl_impl="modular"`, whose draft tokens all see each other, becomes a full draft mask.
 * FlashInfer needs a zeroed workspace only for kernels with semaphores, and its own tests pass
   `torch.empty`. Our merge counters and LL partials must start at zero: these names zero them, on
-  the current stream, at the first use of a buffer object. The contract's own names do not.
+  the current stream, at the first use of a buffer (`first_use`). The contract's own names do not.
 * `cute_dsl_mla_decode` has its own parameter names, and by default an out of the query's dtype. It
   has no `backend`: "auto" chooses, CuTe kernels first. A ragged call without any query token
   returns at once there; the contract's names refuse it.
 
-The Hopper wrapper `BatchMLAPagedAttentionWrapper`, sparse attention of other models, and the layers
-below these names (autotuner, kernel classes) have no counterpart here.
+The wrapper with plan and run is `paged_wrapper`'s `BatchMLAPagedAttentionWrapper`. Sparse attention
+of other models, and the layers below these names (autotuner, kernel classes), have no counterpart
+here.
 """
 
 from __future__ import annotations
@@ -29,17 +31,20 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import wraps
 from typing import Any, ParamSpec, TypeVar
-from weakref import ref
 
 import torch
 from torch import Tensor
 
-from .api import contract, contract_gqa
-from .core import masks
-from .core.errors import invalid, invalid_type
-from .plan.workspace import LL_WORDS, MAX_GROUPS, WORD_BYTES
+from ..api import contract, contract_gqa
+from ..core import masks
+from ..core.errors import invalid, invalid_type
+from ..plan.workspace import WORD_BYTES
+from .before_copy import SIXTEEN_BITS, check_gqa, check_mla
+from .first_use import clear_once
+from .paged_wrapper import BatchMLAPagedAttentionWrapper
 
 __all__ = [
+    "BatchMLAPagedAttentionWrapper",
     "MLAHeadDimensions",
     "MLALayerDimensions",
     "cute_dsl_mla_decode",
@@ -63,11 +68,8 @@ COUNTERS = "multi_ctas_kv_counter_buffer"
 COUNTER_ALIGNMENT = 16
 #: arguments that True permits and does not require
 WISHES = ("enable_pdl", "use_fp16_softmax")
-SIXTEEN_BITS = (torch.bfloat16, torch.float16)
-#: merge counters and LL partials come first in every layout
-ZEROED_BYTES = (MAX_GROUPS + LL_WORDS) * WORD_BYTES
 
-_SEEN: dict[int, ref[Tensor]] = {}
+Check = Callable[[Callable[..., Any], tuple[Any, ...], Mapping[str, Any]], None]
 
 
 @dataclass(frozen=True)
@@ -98,34 +100,31 @@ supported_mla_layer_dimensions = [
 ]
 
 
-def _with_any_workspace(call: Callable[P, R]) -> Callable[P, R]:
-    """`call`, which zeroes counters and LL partials of a workspace at its first use."""
+def _with_any_workspace(call: Callable[P, R], check: Check) -> Callable[P, R]:
+    """`call`, which zeroes counters and LL partials of a workspace at its first use.
+
+    check: refuses what `call` would refuse once the query is contiguous.
+    """
 
     @wraps(call)
     def run(*args: P.args, **named: P.kwargs) -> R:
         buffer: Any = named.get("workspace_buffer")
         if buffer is None and len(args) > WORKSPACE_POSITION:
             buffer = args[WORKSPACE_POSITION]
-        if isinstance(buffer, Tensor) and not torch.compiler.is_compiling():
-            known = _SEEN.get(id(buffer))
-            if known is None or known() is not buffer:
-                _clear(buffer)
+        clear_once(buffer)
         if named.get(COUNTERS) is not None:
             _check_counters(named.pop(COUNTERS), named)
-        return call(*_taken(args, named), **named)
+        return call(*_taken(call, check, args, named), **named)
 
     return run
 
 
-def _taken(args: tuple[Any, ...], named: dict[str, Any]) -> tuple[Any, ...]:
-    """The contract's arguments; tensors that FlashInfer would copy are copied."""
+def _taken(
+    call: Callable[..., Any], check: Check, args: tuple[Any, ...], named: dict[str, Any]
+) -> tuple[Any, ...]:
+    """The contract's arguments; tensors that FlashInfer would copy are copied, after `check`."""
     named |= {name: None for name in WISHES if named.get(name) is True}
     query: Any = named.get("query", args[0] if args else None)
-    if isinstance(query, Tensor) and not query.is_contiguous() and query.stride(-1) == 1:
-        if "query" in named:
-            named["query"] = query.contiguous()
-        else:
-            args = (query.contiguous(), *args[1:])
     sinks = named.get("sinks")
     if isinstance(sinks, Tensor):
         if isinstance(query, Tensor) and sinks.shape != query.shape[-2:-1]:
@@ -133,10 +132,20 @@ def _taken(args: tuple[Any, ...], named: dict[str, Any]) -> tuple[Any, ...]:
             raise invalid("sinks", got, f"shape (num_qo_heads,) = ({query.shape[-2]},)")
         named["sinks"] = sinks.float() if sinks.dtype in SIXTEEN_BITS else sinks
     drafts = isinstance(query, Tensor) and query.dim() == 4 and query.shape[1] > 1
-    if drafts and named.get("cute_dsl_impl") == "modular" and named.get("mask") is None:
+    modular = drafts and named.get("cute_dsl_impl") == "modular" and named.get("mask") is None
+    if modular:
+        named["cute_dsl_impl"] = "auto"
+    apart = isinstance(query, Tensor) and not query.is_contiguous() and query.stride(-1) == 1
+    if apart or modular:
+        check(call, args, named)
+    if modular:
         batch, q_len = query.shape[:2]
         seen = torch.ones(batch, q_len, q_len, dtype=torch.bool, device=query.device)
-        named |= {"cute_dsl_impl": "auto", "mask": masks.pack(seen)}
+        named["mask"] = masks.pack(seen)
+    if apart and "query" in named:
+        named["query"] = query.contiguous()
+    elif apart:
+        args = (query.contiguous(), *args[1:])
     return args
 
 
@@ -158,24 +167,18 @@ def _check_counters(buffer: object, named: Mapping[str, Any]) -> None:
             raise invalid(COUNTERS, got, f"{COUNTERS} is too small: {least} bytes or more")
 
 
-def _clear(buffer: Tensor) -> None:
-    """Zero the first words, once for each buffer; a wrong buffer is left to the checks."""
-    key = id(buffer)
-    if buffer.dtype in (torch.uint8, torch.int8) and buffer.dim() == 1:
-        buffer[:ZEROED_BYTES].zero_()
-        _SEEN[key] = ref(buffer, lambda _: _SEEN.pop(key, None))
-
-
 trtllm_batch_decode_with_kv_cache_mla = _with_any_workspace(
-    contract.trtllm_batch_decode_with_kv_cache_mla
+    contract.trtllm_batch_decode_with_kv_cache_mla, check_mla
 )
 xqa_batch_decode_with_kv_cache_mla = _with_any_workspace(
-    contract.xqa_batch_decode_with_kv_cache_mla
+    contract.xqa_batch_decode_with_kv_cache_mla, check_mla
 )
 trtllm_batch_decode_with_kv_cache = _with_any_workspace(
-    contract_gqa.trtllm_batch_decode_with_kv_cache
+    contract_gqa.trtllm_batch_decode_with_kv_cache, check_gqa
 )
-xqa_batch_decode_with_kv_cache = _with_any_workspace(contract_gqa.xqa_batch_decode_with_kv_cache)
+xqa_batch_decode_with_kv_cache = _with_any_workspace(
+    contract_gqa.xqa_batch_decode_with_kv_cache, check_gqa
+)
 
 
 def cute_dsl_mla_decode(
@@ -203,6 +206,11 @@ def cute_dsl_mla_decode(
     for name, given in (("out", out), ("lse", named.get("lse"))):
         if isinstance(given, Tensor) and not given.is_contiguous():
             raise invalid(name, f"strides {list(given.stride())}", f"{name} must be contiguous")
+    if isinstance(query, Tensor) and not query.is_contiguous():
+        dims = (kv_lora_rank, kv_lora_rank, qk_rope_head_dim)
+        listed = (query, kv_cache, workspace_buffer, *dims, block_tables, seq_lens, max_seq_len)
+        ragged = {name: named.get(name) for name in ("cum_seq_lens_q", "max_q_len")}
+        check_mla(contract.trtllm_batch_decode_with_kv_cache_mla, listed, ragged)
     if out is None and isinstance(query, Tensor):
         eight_bit = query.dtype is torch.float8_e4m3fn
         dtype = out_dtype or (torch.bfloat16 if eight_bit else query.dtype)

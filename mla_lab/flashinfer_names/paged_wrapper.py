@@ -1,0 +1,315 @@
+"""FlashInfer's `BatchMLAPagedAttentionWrapper` on our call: plan once a step, run once a layer.
+
+plan   host copies of the prefix sums and lengths; page lists of CSR form -> a block table
+run    views of the caller's tensors -> `api.contract`; no synchronisation, and no copy where
+       q_nope and q_pe, ckv and kpe, are the columns [..., :512] and [..., 512:] of one buffer
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..api import contract
+from ..core.errors import invalid, invalid_type, unsupported
+from .first_use import clear_once
+from .wrapper_plan import (
+    Planned,
+    all_drafts,
+    block_table,
+    check_buffer,
+    check_dtypes,
+    check_lengths,
+    check_tensors,
+    joined,
+    scales,
+    side_by_side,
+    steps,
+)
+
+BACKENDS = ("auto", "fa2", "fa3")
+#: where the contract's list wants it; the absorbed form does not use it
+NOPE_DIM = 128
+
+
+class BatchMLAPagedAttentionWrapper:
+    """MLA attention of decode and incremental prefill over a paged cache, planned once a step.
+
+    Ours differs from FlashInfer's wrapper in this:
+
+    * ckv_cache and kpe_cache are read where they lie, as views of one buffer of 576 columns. Two
+      buffers are refused, unless `copies_caches` permits a copy of both at each run. q_nope and
+      q_pe of two buffers are copied side by side: a query is small.
+    * head_dim_ckv, head_dim_kpe: (512, 64). `ckv_scale_arr`, profiling and backend "cutlass" are
+      refused by name. "fa2" and "fa3" count as "auto".
+    * Where kpe_scale and ckv_scale differ, q_pe is multiplied by their ratio, which copies it.
+    * In CUDA-graph mode the block table has `pages_per_request` columns from the first plan on;
+      by default the kv_indices buffer's length over the batch size. Query lengths keep the form of
+      the first plan: all equal, or none above its longest. A bound of lengths for scheduling is
+      then the table's capacity.
+
+    Raises InvalidInput (a ValueError) or Unsupported before anything is copied or launched.
+    Source: flashinfer.mla.BatchMLAPagedAttentionWrapper (FlashInfer 0.7.2).
+    """
+
+    def __init__(
+        self,
+        float_workspace_buffer: Tensor,
+        use_cuda_graph: bool = False,
+        qo_indptr: Tensor | None = None,
+        kv_indptr: Tensor | None = None,
+        kv_indices: Tensor | None = None,
+        kv_len_arr: Tensor | None = None,
+        backend: str = "auto",
+        *,
+        copies_caches: bool = False,
+        pages_per_request: int | None = None,
+    ) -> None:
+        """A wrapper around a workspace of 1-D uint8 or int8; with CUDA graphs, its four buffers."""
+        if not isinstance(float_workspace_buffer, Tensor):
+            got = type(float_workspace_buffer).__name__
+            raise invalid_type("float_workspace_buffer", got, "a torch.Tensor")
+        if backend not in BACKENDS:
+            raise unsupported("backend", repr(backend), BACKENDS)
+        self.device = float_workspace_buffer.device
+        self._workspace = float_workspace_buffer
+        self._buffers = {
+            "qo_indptr": qo_indptr,
+            "kv_indptr": kv_indptr,
+            "kv_indices": kv_indices,
+            "kv_len_arr": kv_len_arr,
+        }
+        if use_cuda_graph:
+            for name, buffer in self._buffers.items():
+                check_buffer(name, buffer, self.device)
+        self._use_cuda_graph = use_cuda_graph
+        self._copies_caches = copies_caches
+        self._pages_per_request = pages_per_request
+        self._planned: Planned | None = None
+
+    @property
+    def is_cuda_graph_enabled(self) -> bool:
+        """Whether `plan` writes into the constructor's buffers."""
+        return self._use_cuda_graph
+
+    def plan(
+        self,
+        qo_indptr: Tensor,
+        kv_indptr: Tensor,
+        kv_indices: Tensor,
+        kv_len_arr: Tensor,
+        num_heads: int,
+        head_dim_ckv: int,
+        head_dim_kpe: int,
+        page_size: int,
+        causal: bool,
+        sm_scale: float,
+        q_data_type: torch.dtype,
+        kv_data_type: torch.dtype,
+        use_profiler: bool = False,
+    ) -> None:
+        """Lengths, pages and numbers of one step; copies prefix sums to the host (synchronises).
+
+        qo_indptr, kv_indptr: [batch + 1] prefix sums of query tokens and of pages; kv_indices: page
+        ids, at least kv_indptr[batch]; kv_len_arr: [batch] cached tokens. Of any integer dtype and
+        device. sm_scale: softmax scale, natural units. causal=False: the query tokens of a request
+        see each other.
+        """
+        if use_profiler:
+            raise unsupported("use_profiler", True, "False: mla-lab xray and bench measure")
+        check_dtypes(q_data_type, kv_data_type)
+        q_starts, starts = qo_indptr.tolist(), kv_indptr.tolist()
+        batch, q_lens = len(q_starts) - 1, steps("qo_indptr", q_starts)
+        if len(starts) <= batch:
+            raise invalid("kv_indptr", f"{len(starts)} entries", f"batch + 1 = {batch + 1}")
+        pages = steps("kv_indptr", starts[: batch + 1])
+        kv_lens = kv_len_arr.tolist()
+        check_lengths(kv_lens, pages, page_size, starts[batch], len(kv_indices))
+        if self._use_cuda_graph:
+            self._check_graph(q_lens, pages, len(kv_indices))
+        tensors = self._keep(qo_indptr, kv_indptr, kv_indices, kv_len_arr, pages)
+        capacity = tensors["block_tables"].shape[1] * page_size
+        clear_once(self._workspace)
+        self._planned = Planned(
+            heads=num_heads,
+            latent_dim=head_dim_ckv,
+            rope_dim=head_dim_kpe,
+            page_size=page_size,
+            q_dtype=q_data_type,
+            kv_dtype=kv_data_type,
+            sm_scale=sm_scale,
+            total_q=q_starts[-1],
+            batch=batch,
+            max_seq_len=capacity if self._use_cuda_graph else max(1, *kv_lens),
+            **self._drafts(q_lens, causal),
+            **tensors,
+        )
+
+    def _drafts(self, q_lens: list[int], causal: bool) -> dict[str, Any]:
+        """q_len, max_q_len and mask of a plan; with CUDA graphs in the first plan's form."""
+        old = self._planned if self._use_cuda_graph else None
+        longest = max(q_lens) if old is None else old.max_q_len
+        equal = min(q_lens) == longest > 0 if old is None else old.q_len > 0
+        mask = None
+        if not causal and longest > 1:  # one query token sees the whole request in any case
+            mask = all_drafts(q_lens, longest, self.device)
+        if old is not None and (mask is None) is not (old.mask is None):
+            raise invalid("causal", causal, "as in the first plan, with CUDA graphs")
+        if mask is not None and old is not None and old.mask is not None:
+            mask = old.mask.copy_(mask)
+        return {"q_len": longest if equal else 0, "max_q_len": longest, "mask": mask}
+
+    def run(
+        self,
+        q_nope: Tensor,
+        q_pe: Tensor,
+        ckv_cache: Tensor,
+        kpe_cache: Tensor,
+        out: Tensor | None = None,
+        lse: Tensor | None = None,
+        return_lse: bool = False,
+        profiler_buffer: Tensor | None = None,
+        kv_len: Tensor | None = None,
+        page_table: Tensor | None = None,
+        return_lse_base_on_e: bool = False,
+        o_scale: float | None = None,
+        *,
+        ckv_scale: float | None = None,
+        ckv_scale_arr: Tensor | None = None,
+        kpe_scale: float | None = None,
+    ) -> Tensor | tuple[Tensor, Tensor]:
+        """One layer of the planned step.
+
+        q_nope: [total_q, heads, 512], q_pe: [total_q, heads, 64]; ckv_cache: [pages, page_size,
+        512], kpe_cache: [pages, page_size, 64]. out: as q_nope, in its dtype; lse: fp32
+        [total_q, heads], base 2, or natural with return_lse_base_on_e; a given lse is written in
+        any case. ckv_scale, kpe_scale: scales of e4m3 caches, both needed there.
+        Returns out, or (out, lse) with return_lse.
+        """
+        planned = self._planned
+        if planned is None:
+            raise invalid("run", "a call before plan", "plan, then run for each layer")
+        refused = {
+            "profiler_buffer": profiler_buffer,
+            "kv_len": kv_len,
+            "page_table": page_table,
+            "o_scale": o_scale,
+            "ckv_scale_arr": ckv_scale_arr,
+        }
+        for name, value in refused.items():
+            if value is not None:
+                raise unsupported(name, "a value", "None: it is of another backend or cache")
+        check_tensors(planned, q_nope, q_pe, ckv_cache, kpe_cache)
+        scale, ratio = scales(planned, ckv_scale, kpe_scale)
+        cache = side_by_side(ckv_cache, kpe_cache)
+        if cache is None:
+            if not self._copies_caches:
+                supported = "columns [..., :512] and [..., 512:] of one buffer, or copies_caches"
+                raise unsupported("ckv_cache, kpe_cache", "two buffers", supported)
+            cache = joined(ckv_cache, kpe_cache)
+        query = None if ratio != 1 else side_by_side(q_nope, q_pe)
+        if query is None or not query.is_contiguous():
+            query = torch.cat([q_nope, q_pe if ratio == 1 else q_pe * ratio], -1)
+        return self._call(
+            planned,
+            query,
+            cache,
+            out=q_nope.new_empty(q_nope.shape) if out is None else out,
+            lse=lse,
+            return_lse=return_lse,
+            return_lse_base="basee" if return_lse_base_on_e else "base2",
+            bmm1_scale=planned.sm_scale * scale,
+            bmm2_scale=scale,
+        )
+
+    def _call(
+        self, planned: Planned, query: Tensor, cache: Tensor, *, out: Tensor, **named: Any
+    ) -> Tensor | tuple[Tensor, Tensor]:
+        """The contract's call: dense where all requests have as many query tokens, else ragged."""
+        mask, shaped = planned.mask, out
+        if planned.q_len:
+            dense = (planned.batch, planned.q_len)
+            query, shaped = query.unflatten(0, dense), out.unflatten(0, dense)
+            mask = None if mask is None else mask.unflatten(0, dense)
+        else:
+            named |= {"cum_seq_lens_q": planned.cum_seq_lens_q, "max_q_len": planned.max_q_len}
+        result = contract.trtllm_batch_decode_with_kv_cache_mla(
+            query,
+            cache,
+            self._workspace,
+            NOPE_DIM,
+            planned.latent_dim,
+            planned.rope_dim,
+            planned.block_tables,
+            planned.seq_lens,
+            planned.max_seq_len,
+            out=shaped,
+            mask=mask,
+            **named,
+        )
+        return (out, result[1]) if isinstance(result, tuple) else out
+
+    def _keep(
+        self,
+        qo_indptr: Tensor,
+        kv_indptr: Tensor,
+        kv_indices: Tensor,
+        kv_len_arr: Tensor,
+        pages: list[int],
+    ) -> dict[str, Any]:
+        """The step's tensors: in the caller's buffers and one table with CUDA graphs, else new."""
+        batch = len(pages)
+        given = (qo_indptr, kv_indptr[: batch + 1], kv_indices, kv_len_arr)
+        kept = []
+        for buffer, value in zip(self._buffers.values(), given, strict=True):
+            value = value.to(self.device, torch.int32, non_blocking=True)
+            if self._use_cuda_graph and buffer is not None:
+                value = buffer[: len(value)].copy_(value, non_blocking=True)
+            kept.append(value)
+        cum_q, starts, indices, lengths = kept
+        table = block_table(starts, indices, max(1, *pages))
+        if self._use_cuda_graph:
+            old = self._planned
+            whole = self._table(batch) if old is None else old.block_tables
+            whole[:, : table.shape[1]].copy_(table[:, : whole.shape[1]])
+            table = whole
+        return {"block_tables": table, "seq_lens": lengths, "cum_seq_lens_q": cum_q}
+
+    def _table(self, batch: int) -> Tensor:
+        """The block table of all plans with CUDA graphs."""
+        return torch.zeros(batch, self._columns(batch), dtype=torch.int32, device=self.device)
+
+    def _columns(self, batch: int) -> int:
+        indices = self._buffers["kv_indices"]
+        if self._pages_per_request is not None or indices is None:
+            return self._pages_per_request or 1
+        return max(1, -(-len(indices) // batch))
+
+    def _check_graph(self, q_lens: list[int], pages: list[int], indices: int) -> None:
+        """What a captured call can not change: batch size, form of query lengths, capacity."""
+        batch, old = len(pages), self._planned
+        sizes = {"qo_indptr": batch + 1, "kv_indptr": batch + 1, "kv_len_arr": batch}
+        for name, size in sizes.items():
+            buffer = self._buffers[name]
+            if buffer is None or len(buffer) != size:
+                got = f"{size} entries for a buffer of {0 if buffer is None else len(buffer)}"
+                raise invalid(name, got, "the batch size of the buffers, with CUDA graphs")
+        room = self._buffers["kv_indices"]
+        if room is None or indices > len(room):
+            raise invalid(
+                "kv_indices", f"{indices} pages", f"up to {0 if room is None else len(room)}"
+            )
+        if max(pages) > self._columns(batch):
+            supported = f"up to {self._columns(batch)} a request, see pages_per_request"
+            raise invalid("kv_indptr", f"{max(pages)} pages of a request", supported)
+        if old is None:
+            return
+        if sum(q_lens) != old.total_q:
+            raise invalid("qo_indptr", f"{sum(q_lens)} query tokens", f"{old.total_q}, as captured")
+        if old.q_len and set(q_lens) != {old.q_len}:
+            supported = f"{old.q_len} query tokens for each request, as in the first plan"
+            raise invalid("qo_indptr", f"lengths {sorted(set(q_lens))}", supported)
+        if max(q_lens) > old.max_q_len:
+            raise invalid("qo_indptr", f"{max(q_lens)} query tokens", f"up to {old.max_q_len}")

@@ -1,0 +1,164 @@
+"""What the paged wrapper plans: numbers and tensors of one step, and their checks."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from itertools import pairwise
+
+import torch
+from torch import Tensor
+
+from ..core import masks
+from ..core.errors import invalid, invalid_type
+
+SIXTEEN_BITS = (torch.float16, torch.bfloat16)
+CACHE_DTYPES = (*SIXTEEN_BITS, torch.float8_e4m3fn)
+
+
+@dataclass(frozen=True)
+class Planned:
+    """What `plan` keeps for `run`: numbers, and tensors on the wrapper's device."""
+
+    #: numbers of one step that `run` compares its tensors with
+    heads: int
+    latent_dim: int
+    rope_dim: int
+    page_size: int
+    q_dtype: torch.dtype
+    kv_dtype: torch.dtype
+    sm_scale: float
+    total_q: int
+    batch: int
+    #: query tokens of each request where all have the same number, else 0
+    q_len: int
+    max_q_len: int
+    #: a bound of the lengths, tokens
+    max_seq_len: int
+    #: int32 [batch, pages of the longest request], [batch] and [batch + 1]
+    block_tables: Tensor
+    seq_lens: Tensor
+    cum_seq_lens_q: Tensor
+    #: uint16 [total_q, words]: all drafts of a request see each other; None where causal
+    mask: Tensor | None
+
+
+def side_by_side(left: Tensor, right: Tensor) -> Tensor | None:
+    """The tensor whose first columns are `left` and whose others are `right`, or None.
+
+    Both are views of one storage, and a step of the dimension before the last is one whole row.
+    """
+    width = left.shape[-1] + right.shape[-1]
+    begin = left.storage_offset() + left.shape[-1]
+    if left.untyped_storage().data_ptr() != right.untyped_storage().data_ptr():
+        return None
+    if right.storage_offset() != begin or {left.stride(-1), right.stride(-1)} != {1}:
+        return None
+    strides = [1]
+    whole = width
+    steps = (left.shape, left.stride(), right.stride())
+    for size, a, b in zip(*(reversed(values[:-1]) for values in steps), strict=True):
+        if size > 1 and (a != b or (len(strides) == 1 and a != width)):
+            return None
+        strides.append(a if size > 1 else whole)
+        whole = strides[-1] * size
+    return left.as_strided((*left.shape[:-1], width), strides[::-1])
+
+
+def joined(ckv: Tensor, kpe: Tensor) -> Tensor:
+    """A copy of both caches in one; bytes, since not every device joins 8-bit floats."""
+    if ckv.dtype is not torch.float8_e4m3fn:
+        return torch.cat([ckv, kpe], -1)
+    return torch.cat([ckv.view(torch.uint8), kpe.view(torch.uint8)], -1).view(ckv.dtype)
+
+
+def block_table(starts: Tensor, indices: Tensor, columns: int) -> Tensor:
+    """int32 [batch, columns] from page lists in CSR form; 0 behind a request's pages."""
+    column = torch.arange(columns, dtype=torch.int32, device=starts.device)
+    at = starts[:-1, None] + column
+    if not len(indices):
+        return torch.zeros_like(at)
+    found = indices[at.clamp_max(len(indices) - 1).long()]
+    return torch.where(at < starts[1:, None], found, 0)
+
+
+def all_drafts(q_lens: list[int], columns: int, device: torch.device) -> Tensor:
+    """The mask in which the query tokens of a request see each other, uint16 [total_q, words]."""
+    own = torch.tensor(q_lens, device=device)
+    own = own.repeat_interleave(own)
+    return masks.pack(torch.arange(columns, device=device) < own[:, None])
+
+
+def steps(name: str, sums: list[int]) -> list[int]:
+    """Differences of prefix sums, each 0 or more; there is at least one."""
+    found = [after - before for before, after in pairwise(sums)]
+    if not found:
+        raise invalid(name, f"{len(sums)} entries", "batch + 1, at least two")
+    if sums[0] != 0 or min(found) < 0:
+        raise invalid(name, sums[:8], "prefix sums: the first 0, none below the one before")
+    return found
+
+
+def check_buffer(name: str, buffer: Tensor | None, device: torch.device) -> None:
+    """A buffer of the constructor for CUDA graphs: int32, one dimension, on `device`."""
+    if not isinstance(buffer, Tensor):
+        raise invalid_type(name, type(buffer).__name__, "a torch.Tensor with use_cuda_graph")
+    if buffer.dtype is not torch.int32 or buffer.dim() != 1 or buffer.device != device:
+        got = f"{buffer.dtype} {list(buffer.shape)} on {buffer.device}"
+        raise invalid(name, got, f"int32, one dimension, on {device}")
+
+
+def check_dtypes(q_dtype: torch.dtype, kv_dtype: torch.dtype) -> None:
+    """16-bit queries over their own dtype, or bf16 over e4m3."""
+    if kv_dtype not in CACHE_DTYPES:
+        raise invalid_type("kv_data_type", kv_dtype, CACHE_DTYPES)
+    if kv_dtype is torch.float8_e4m3fn and q_dtype is not torch.bfloat16:
+        supported = "q_data_type=torch.bfloat16 over a cache of e4m3"
+        raise invalid_type("q_data_type", q_dtype, supported)
+    if q_dtype not in SIXTEEN_BITS:
+        raise invalid_type("q_data_type", q_dtype, SIXTEEN_BITS)
+
+
+def check_lengths(
+    kv_lens: list[int], pages: list[int], page_size: int, used: int, indices: int
+) -> None:
+    """One length a request, within the pages that it has."""
+    if len(kv_lens) != len(pages):
+        raise invalid("kv_len_arr", f"{len(kv_lens)} lengths", f"one a request: {len(pages)}")
+    if used > indices:
+        raise invalid("kv_indices", f"{indices} pages", f"at least kv_indptr[-1] = {used}")
+    for kv_len, count in zip(kv_lens, pages, strict=True):
+        if not 0 <= kv_len <= count * page_size:
+            raise invalid("kv_len_arr", kv_len, f"0 to {count} pages of {page_size} tokens")
+
+
+def check_tensors(planned: Planned, q_nope: Tensor, q_pe: Tensor, ckv: Tensor, kpe: Tensor) -> None:
+    """Types, dtypes and shapes as planned, before anything is copied."""
+    rows, tokens = (planned.total_q, planned.heads), (ckv.shape[0], planned.page_size)
+    expected = {
+        "q_nope": (q_nope, planned.q_dtype, (*rows, planned.latent_dim)),
+        "q_pe": (q_pe, planned.q_dtype, (*rows, planned.rope_dim)),
+        "ckv_cache": (ckv, planned.kv_dtype, (*tokens, planned.latent_dim)),
+        "kpe_cache": (kpe, planned.kv_dtype, (*tokens, planned.rope_dim)),
+    }
+    for name, (tensor, dtype, shape) in expected.items():
+        if tensor.dtype is not dtype:
+            raise invalid_type(f"{name}.dtype", tensor.dtype, f"the planned {dtype}")
+        if tuple(tensor.shape) != shape:
+            raise invalid(name, f"shape {list(tensor.shape)}", f"{list(shape)}, as planned")
+
+
+def scales(
+    planned: Planned, ckv_scale: float | None, kpe_scale: float | None
+) -> tuple[float, float]:
+    """Scale of the latent part, and of the rope part by it."""
+    given = {"ckv_scale": ckv_scale, "kpe_scale": kpe_scale}
+    eight_bits = planned.kv_dtype is torch.float8_e4m3fn
+    for name, value in given.items():
+        if (value is not None) is not eight_bits:
+            raise invalid(name, value, "a number for a cache of e4m3, else None")
+        if value is not None and not (math.isfinite(value) and value > 0):
+            raise invalid(name, value, "a finite number above 0")
+    if ckv_scale is None or kpe_scale is None:
+        return 1.0, 1.0
+    return float(ckv_scale), float(kpe_scale) / float(ckv_scale)

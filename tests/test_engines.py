@@ -1,0 +1,134 @@
+"""Our call behind an engine's attention backend, on a CPU; vLLM's classes where it is installed."""
+
+from __future__ import annotations
+
+import tomllib
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from mla_lab.api.context_parallel import merge, shard
+from mla_lab.core.errors import InvalidInput
+from mla_lab.core.problem import Problem
+from mla_lab.engines import step as engine
+from mla_lab.reference.inputs import DecodeInputs, make_inputs
+from mla_lab.reference.mla import decode_reference
+from mla_lab.reference.tolerance import lse_error, rel_error
+
+from .house import ROOT
+
+ONE = Problem((1, 1, 1), (70, 9, 33), 4)
+DRAFTS = Problem((2, 1, 3), (70, 9, 33), 4)
+
+
+@pytest.fixture(autouse=True)
+def small_workspace(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(engine, "WORKSPACE_BYTES", 16 << 20)
+    monkeypatch.setattr(engine, "_WORKSPACES", {})
+
+
+def step_of(inputs: DecodeInputs, **changed: Any) -> engine.Step:
+    sums = torch.tensor([0, *inputs.problem.q_lens]).cumsum(0).int()
+    made = engine.Step(inputs.block_tables, inputs.seq_lens, sums, 128, max(inputs.problem.q_lens))
+    return replace(made, **changed)
+
+
+def run(inputs: DecodeInputs, step: engine.Step, return_lse: bool = True) -> Any:
+    return engine.decode(
+        step,
+        inputs.query.view(-1, inputs.problem.heads, 576),
+        inputs.kv_cache,
+        scale=float(inputs.bmm1_scale),
+        value_scale=1.0,
+        out_dtype=torch.bfloat16,
+        return_lse=return_lse,
+    )
+
+
+@pytest.mark.parametrize("problem", [ONE, DRAFTS, replace(ONE, kv_format="e4m3")])
+def test_a_step_s_results_are_the_oracle_s(problem: Problem) -> None:
+    inputs = make_inputs(problem, 1, ["lse"])
+    out, lse = run(inputs, step_of(inputs))
+    expected = decode_reference(inputs)
+    assert rel_error(out, expected.out.view(out.shape)) < 4e-3
+    assert lse_error(lse, expected.lse.view(lse.shape)) < 1e-5
+    assert run(inputs, step_of(inputs), return_lse=False)[1] is None
+
+
+@pytest.mark.parametrize("problem", [ONE, DRAFTS])
+def test_ranks_of_a_step_merge_into_the_whole(problem: Problem) -> None:
+    inputs = make_inputs(problem, 1, ["lse"])
+    results = []
+    for rank, part in enumerate(shard(inputs, 2)):
+        ranks = engine.Ranks(2, rank, inputs.seq_lens)
+        results.append(run(replace(part, query=inputs.query), step_of(part, ranks=ranks)))
+    out, lse = merge(*zip(*results, strict=True))
+    expected = decode_reference(inputs)
+    assert rel_error(out, expected.out.view(out.shape)) < 4e-3
+    assert lse_error(lse, expected.lse.view(lse.shape)) < 1e-5
+
+
+def test_a_dense_step_has_one_token_a_request() -> None:
+    inputs = make_inputs(DRAFTS, 1)
+    with pytest.raises(InvalidInput, match="6 tokens of 3 requests with max_query_len 1"):
+        run(inputs, step_of(inputs, max_query_len=1))
+
+
+def test_the_workspace_of_a_device_is_one() -> None:
+    first = engine.workspace(torch.device("cpu"))
+    assert engine.workspace(torch.device("cpu")) is first and not first.any()
+
+
+def test_the_entry_point_is_declared() -> None:
+    from mla_lab.engines import vllm_plugin
+
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    declared = project["entry-points"]["vllm.general_plugins"]
+    assert declared == {"mla_lab": "mla_lab.engines.vllm_plugin:register"}
+    assert callable(vllm_plugin.register)
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_vllm_s_registry_and_layer() -> None:
+    pytest.importorskip("vllm")
+    from vllm.v1.attention.backends.registry import AttentionBackendEnum
+
+    from mla_lab.engines import vllm_plugin
+
+    vllm_plugin.register()
+    vllm_plugin.register()
+    backend = AttentionBackendEnum["MLA_LAB"].get_class()
+    assert backend.get_name() == "MLA_LAB" and backend.is_mla()
+    from vllm.platforms.interface import DeviceCapability
+
+    assert backend.supports_compute_capability(DeviceCapability(9, 0))
+    assert not backend.supports_compute_capability(DeviceCapability(10, 0))
+    for problem in (ONE, DRAFTS):
+        _check_vllm_layer(backend, make_inputs(problem, 1))
+
+
+def _check_vllm_layer(backend: Any, inputs: DecodeInputs) -> None:
+    """The builder's decode part, then the layer's decode, against the oracle."""
+    layer, builder = (object.__new__(c()) for c in (backend.get_impl_cls, backend.get_builder_cls))
+    layer.scale, layer.kv_cache_dtype = float(inputs.bmm1_scale), "auto"
+    layer.dcp_world_size, layer.need_to_return_lse_for_decode = 1, False
+    step = step_of(inputs)
+    made = builder._build_decode(
+        block_table_tensor=step.block_table,
+        seq_lens_device=step.seq_lens,
+        max_seq_len=step.max_seq_len,
+        query_start_loc_cpu=step.query_start_loc,
+        query_start_loc_device=step.query_start_loc,
+        num_decode_tokens=sum(inputs.problem.q_lens),
+        max_query_len=step.max_query_len,
+        dcp_tot_seq_lens_device=None,
+    )
+    metadata = SimpleNamespace(decode=made, max_seq_len=step.max_seq_len)
+    query = inputs.query.view(-1, inputs.problem.heads, 576)
+    for given in (query, (query[..., :512], query[..., 512:])):
+        out, lse = layer.forward_mqa(given, inputs.kv_cache, metadata, None)
+        assert lse is None
+        assert rel_error(out, decode_reference(inputs).out.view(out.shape)) < 4e-3

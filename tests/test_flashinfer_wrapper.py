@@ -1,0 +1,207 @@
+"""FlashInfer's paged wrapper on our call: the oracle's results, tensors where they lie."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+
+from mla_lab.api import contract
+from mla_lab.core import masks
+from mla_lab.core.errors import InvalidInput, InvalidType, Unsupported
+from mla_lab.core.problem import Problem
+from mla_lab.flashinfer_names import BatchMLAPagedAttentionWrapper
+from mla_lab.flashinfer_names.wrapper_plan import side_by_side
+from mla_lab.reference.inputs import DecodeInputs, make_inputs
+from mla_lab.reference.mla import decode_reference
+from mla_lab.reference.tolerance import lse_error, rel_error
+
+EQUAL = Problem((2, 2, 2), (70, 9, 33), 4)
+UNEQUAL = Problem((2, 1, 3), (70, 0, 33), 4, q_dtype="fp16", kv_format="fp16")
+
+
+def workspace() -> torch.Tensor:
+    return torch.full((16 << 20,), 7, dtype=torch.int8)
+
+
+def csr(inputs: DecodeInputs) -> dict[str, Any]:
+    """The step as `plan` takes it: prefix sums, and pages of all requests in one list."""
+    problem = inputs.problem
+    counts = [-(-n // problem.page_size) for n in problem.kv_lens]
+    pages = [row[:n] for row, n in zip(inputs.block_tables, counts, strict=True)]
+    return {
+        "qo_indptr": torch.tensor([0, *problem.q_lens]).cumsum(0).int(),
+        "kv_indptr": torch.tensor([0, *counts]).cumsum(0).int(),
+        "kv_indices": torch.cat(pages),
+        "kv_len_arr": inputs.seq_lens,
+        "num_heads": problem.heads,
+        "head_dim_ckv": 512,
+        "head_dim_kpe": 64,
+        "page_size": problem.page_size,
+        "causal": True,
+        "sm_scale": inputs.bmm1_scale,
+        "q_data_type": inputs.query.dtype,
+        "kv_data_type": inputs.kv_cache.dtype,
+    }
+
+
+def halves(inputs: DecodeInputs) -> tuple[torch.Tensor, ...]:
+    """q_nope, q_pe, ckv_cache, kpe_cache: views of the query and of the cache."""
+    query = inputs.query.view(-1, inputs.problem.heads, 576)
+    cache = inputs.kv_cache
+    return query[..., :512], query[..., 512:], cache[..., :512], cache[..., 512:]
+
+
+def planned(inputs: DecodeInputs, **changed: Any) -> BatchMLAPagedAttentionWrapper:
+    wrapper = BatchMLAPagedAttentionWrapper(workspace())
+    wrapper.plan(**{**csr(inputs), **changed})
+    return wrapper
+
+
+@pytest.mark.parametrize("problem", [EQUAL, UNEQUAL, replace(EQUAL, q_lens=(1, 1, 1), page_size=1)])
+@pytest.mark.parametrize("causal", [True, False])
+def test_results_are_the_oracle_s(problem: Problem, causal: bool) -> None:
+    inputs = make_inputs(problem, 1, ["lse"])
+    wrapper: Any = planned(inputs, causal=causal)
+    out, lse = wrapper.run(*halves(inputs), return_lse=True)
+    if not causal:
+        seen = [torch.ones(n, n, dtype=torch.bool) for n in problem.q_lens]
+        mask = masks.pack_ragged(seen)
+        inputs = replace(inputs, mask=mask.view(*inputs.query.shape[:-2], mask.shape[-1]))
+    expected = decode_reference(inputs)
+    assert out.dtype is inputs.query.dtype and out.shape == (sum(problem.q_lens), 4, 512)
+    assert rel_error(out, expected.out.view(out.shape)) < 4e-3
+    assert lse_error(lse * math.log(2), expected.lse.view(lse.shape)) < 1e-5
+
+
+def test_views_are_read_where_they_lie(monkeypatch: pytest.MonkeyPatch) -> None:
+    inputs = make_inputs(EQUAL, 1)
+    wrapper, seen = planned(inputs), []
+
+    def call(*args: Any, **named: Any) -> Any:
+        seen.append(args)
+        return named["out"]
+
+    monkeypatch.setattr(contract, "trtllm_batch_decode_with_kv_cache_mla", call)
+    wrapper.run(*halves(inputs))
+    query, cache = seen[0][:2]
+    assert query.data_ptr() == inputs.query.data_ptr() and query.shape == inputs.query.shape
+    assert cache.data_ptr() == inputs.kv_cache.data_ptr() and cache.shape == inputs.kv_cache.shape
+
+
+def test_two_buffers_of_a_cache_are_refused_or_copied() -> None:
+    inputs = make_inputs(EQUAL, 1)
+    q_nope, q_pe, ckv, kpe = (half.contiguous() for half in halves(inputs))
+    with pytest.raises(Unsupported, match="ckv_cache, kpe_cache: got two buffers"):
+        planned(inputs).run(q_nope, q_pe, ckv, kpe)
+    wrapper = BatchMLAPagedAttentionWrapper(workspace(), copies_caches=True)
+    wrapper.plan(**csr(inputs))
+    out = torch.empty_like(q_nope)
+    assert wrapper.run(q_nope, q_pe, ckv, kpe, out=out) is out
+    assert torch.equal(out, planned(inputs).run(*halves(inputs)))
+
+
+@pytest.mark.parametrize("ratio", [1.0, 0.5])
+def test_scales_of_eight_bits(ratio: float) -> None:
+    problem = replace(EQUAL, kv_format="e4m3")
+    inputs = make_inputs(problem, 1)
+    out = planned(inputs).run(*halves(inputs), ckv_scale=0.5, kpe_scale=0.5 * ratio)
+    query = inputs.query.clone()
+    query[..., 512:] *= ratio  # exact: a power of two
+    scaled = replace(inputs, query=query, bmm1_scale=0.5 * float(inputs.bmm1_scale))
+    expected = 0.5 * decode_reference(scaled).out
+    assert rel_error(out, expected.view(out.shape)) < 4e-3
+    with pytest.raises(InvalidInput, match="kpe_scale: got None"):
+        planned(inputs).run(*halves(inputs), ckv_scale=0.5)
+
+
+def test_plans_with_cuda_graphs_write_into_the_same_memory() -> None:
+    first, second = make_inputs(EQUAL, 1), make_inputs(replace(EQUAL, kv_lens=(200, 5, 0)), 2)
+    buffers = {"qo_indptr": 4, "kv_indptr": 4, "kv_indices": 60, "kv_len_arr": 3}
+    given = {name: torch.empty(size, dtype=torch.int32) for name, size in buffers.items()}
+    wrapper = BatchMLAPagedAttentionWrapper(workspace(), True, **given)
+    wrapper.plan(**csr(first))
+    kept = wrapper._planned
+    wrapper.plan(**csr(second))
+    now = wrapper._planned
+    assert kept is not None and now is not None
+    for name in ("block_tables", "seq_lens", "cum_seq_lens_q"):
+        assert getattr(kept, name).data_ptr() == getattr(now, name).data_ptr()
+    assert now.max_seq_len == kept.max_seq_len == 20 * EQUAL.page_size
+    assert given["kv_len_arr"].tolist() == [200, 5, 0]
+    out = wrapper.run(*halves(second))
+    assert rel_error(out, decode_reference(second).out.view(out.shape)) < 4e-3
+    sums = torch.tensor([0, 1, 3, 6], dtype=torch.int32)
+    with pytest.raises(InvalidInput, match="query tokens for each request, as in the first plan"):
+        wrapper.plan(**{**csr(second), "qo_indptr": sums})
+    long = make_inputs(replace(EQUAL, kv_lens=(21 * EQUAL.page_size, 5, 0)), 2)
+    with pytest.raises(InvalidInput, match="pages_per_request"):
+        wrapper.plan(**csr(long))
+
+
+@pytest.mark.parametrize(
+    ("changed", "error", "says"),
+    [
+        ({"use_profiler": True}, Unsupported, "use_profiler"),
+        ({"kv_data_type": torch.uint8}, InvalidType, "kv_data_type"),
+        (
+            {"q_data_type": torch.float16, "kv_data_type": torch.float8_e4m3fn},
+            InvalidType,
+            "bfloat",
+        ),
+        ({"kv_indptr": torch.tensor([0, 5, 4, 9])}, InvalidInput, "kv_indptr: got .*prefix sums"),
+        ({"kv_indptr": torch.tensor([0, 5])}, InvalidInput, "kv_indptr: got 2 entries"),
+        ({"kv_len_arr": torch.tensor([999, 1, 1])}, InvalidInput, "kv_len_arr: got 999"),
+        ({"kv_len_arr": torch.tensor([9])}, InvalidInput, "kv_len_arr: got 1 lengths"),
+        ({"kv_indices": torch.tensor([0])}, InvalidInput, "kv_indices: got 1 pages"),
+    ],
+)
+def test_a_wrong_plan_is_refused(changed: dict[str, Any], error: Any, says: str) -> None:
+    with pytest.raises(error, match=says):
+        planned(make_inputs(EQUAL, 1), **changed)
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "says"),
+    [
+        ("q_nope", torch.zeros(6, 4, 512), "q_nope.dtype: got torch.float32"),
+        ("q_pe", torch.zeros(1, 4, 64, dtype=torch.bfloat16).expand(1 << 20, -1, -1), "q_pe: got"),
+        ("ckv_scale", 1.0, "ckv_scale: got 1.0"),
+        ("ckv_scale_arr", torch.ones(1), "ckv_scale_arr: got a value"),
+        ("o_scale", 1.0, "o_scale: got a value"),
+    ],
+)
+def test_a_wrong_run_is_refused(name: str, value: Any, says: str) -> None:
+    inputs = make_inputs(EQUAL, 1)
+    listed = dict(zip(("q_nope", "q_pe", "ckv_cache", "kpe_cache"), halves(inputs), strict=True))
+    with pytest.raises((InvalidInput, Unsupported), match=says):
+        planned(inputs).run(**{**listed, name: value})
+
+
+def test_run_before_plan_and_wrong_constructors() -> None:
+    with pytest.raises(InvalidInput, match="a call before plan"):
+        BatchMLAPagedAttentionWrapper(workspace()).run(*halves(make_inputs(EQUAL, 1)))
+    with pytest.raises(Unsupported, match="backend: got 'cutlass'"):
+        BatchMLAPagedAttentionWrapper(workspace(), backend="cutlass")
+    with pytest.raises(InvalidType, match="qo_indptr: got NoneType"):
+        BatchMLAPagedAttentionWrapper(workspace(), True)
+    with pytest.raises(InvalidType, match="float_workspace_buffer"):
+        BatchMLAPagedAttentionWrapper([])
+
+
+def test_neighbours_of_one_buffer_only() -> None:
+    whole = torch.zeros(4, 3, 576)
+    joined = side_by_side(whole[..., :512], whole[..., 512:])
+    assert joined is not None and joined.data_ptr() == whole.data_ptr()
+    assert joined.stride() == whole.stride()
+    assert side_by_side(whole[..., :512], whole[1:, :, 512:]) is None
+    assert side_by_side(whole[..., :512], whole[..., 511:575]) is None
+    assert side_by_side(whole[..., :512], torch.zeros(4, 3, 64)) is None
+    wide = torch.zeros(4, 3, 600)
+    assert side_by_side(wide[..., :512], wide[..., 512:576]) is None
+    apart = torch.zeros(4, 5, 576)[:, :3]
+    pages = side_by_side(apart[..., :512], apart[..., 512:])
+    assert pages is not None and pages.stride() == (5 * 576, 576, 1)

@@ -54,6 +54,8 @@ _NAMES = {
     "runs": "measuring",
     "MaskExplorer": "explorers.mask",
     "DebugExplorer": "explorers.debug",
+    "MuseumExplorer": "explorers.museum",
+    "museum_table": "museum",
     "beside_card": "film_card",
     "film_of": "film_breaks",
     "summary": "film_picture",

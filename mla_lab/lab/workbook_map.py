@@ -49,6 +49,7 @@ NOTEBOOKS = (
     Entry(
         "54", "inside_the_fast_kernel", "Inside the kernel", "step it, break it, read a hang", 15
     ),
+    Entry("55", "museum_of_bugs", "Museum of bugs", "name twelve bugs by their symptoms", 10),
     Entry("90", "benchmarks", "Benchmarks", "read and rerun every figure", 10),
 )
 

@@ -60,6 +60,7 @@ _NAMES = {
     "film_of": "film_breaks",
     "summary": "film_picture",
     "who_waits": "film_report",
+    "TuneExplorer": "explorers.tune",
     "TokenExplorer": "explorers.token",
     "RoundingExplorer": "explorers.rounding",
     "rounding_lines": "explorers.rounding",

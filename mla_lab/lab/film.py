@@ -40,7 +40,7 @@ BARRIERS = (
 ROLES = ("PV", "PV", "QK, softmax")
 LAUNCH_REGISTERS = 168
 #: files whose lines say little about where a warp is, and how far before an instruction to look
-WRAPPERS, NEAR, WINDOW = ("keep_ab_sm90/kernel.py",), 40, 90
+WRAPPERS, NEAR, WINDOW = ("keep_ab_sm90/kernel.py",), 160, 90
 #: what a source line calls, by the instructions that it becomes
 CALLS = {
     "mbarrier.try_wait": (".wait(", ".consumer_wait(", ".producer_acquire("),

@@ -60,23 +60,28 @@ def _at(file: str, text: str, opcode: str) -> Iterator[int]:
                 yield pc
 
 
-def _gone(pc: int) -> Instruction:
+def gone(s: Instruction) -> Instruction:
     """In the place of an instruction: nothing, or of a wait the answer that it has ended."""
-    s = _code()[pc]
+    args: tuple[str, ...] = ("0",)
+    opcode = "nanosleep.u32"
     if s.opcode.startswith("mbarrier.try_wait"):
         args, opcode = (s.args[0], "0", "0"), "setp.eq.s32"
-        return replace(s, opcode=opcode, args=args, text=f"// no {s.text}")
-    return replace(s, opcode="nanosleep.u32", args=("0",), text=f"// no {s.text}")
+    return replace(s, opcode=opcode, args=args, text=f"// no {s.text}")
+
+
+def changed(s: Instruction, opcode: str = "", args: tuple[str, ...] = ()) -> Instruction:
+    """An instruction with another opcode, or other operands."""
+    opcode, args = opcode or s.opcode, args or s.args
+    return replace(s, opcode=opcode, args=args, text=f"{opcode} {', '.join(args)};")
 
 
 def _changed(pc: int, index: int, value: str) -> Instruction:
     s = _code()[pc]
-    args = tuple(value if i == index else arg for i, arg in enumerate(s.args))
-    return replace(s, args=args, text=f"{s.opcode} {', '.join(args)};")
+    return changed(s, args=tuple(value if i == index else a for i, a in enumerate(s.args)))
 
 
 def _without(pcs: Any) -> Edits:
-    return {pc: _gone(pc) for pc in pcs}
+    return {pc: gone(_code()[pc]) for pc in pcs}
 
 
 def _swapped() -> Edits:

@@ -20,11 +20,11 @@ SHOWN = 5
 HANGS = ("deadlock", "livelock")
 
 
-def groups(found: Film) -> list[tuple[Finding, int]]:
+def groups(findings: Sequence[Finding]) -> list[tuple[Finding, int]]:
     """Findings of one kind between the same lines, as their first one and how many they are."""
     first: dict[object, Finding] = {}
     count: Counter[object] = Counter()
-    for one in found.findings:
+    for one in findings:
         places = [one.place, *(place for _, place in one.others)]
         key = one.kind if one.kind in HANGS else (one.kind, *places)
         first.setdefault(key, one)
@@ -97,7 +97,7 @@ def _finding(one: Finding, count: int) -> str:
 
 def report(found: Film) -> str:
     """The findings as HTML: what, who, and each line of the kernel's source that took part."""
-    every = groups(found)
+    every = groups(found.findings)
     parts = [
         _hang(found, one) if one.kind in HANGS else _finding(one, n) for one, n in every[:SHOWN]
     ]

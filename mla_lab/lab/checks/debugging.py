@@ -59,4 +59,35 @@ def _parities(attempt: Attempt) -> str:
     return "Both sides flip at each turn of the ring, and the producer is a phase ahead."
 
 
-CHECKS: dict[str, Check] = {"54.1": _circle, "54.2": _parities}
+def _invisible(attempt: Attempt) -> str:
+    from ..museum import BUGS
+
+    seen = {bug.name: bool(bug.seen) for bug in BUGS}
+    mine = attempt.plain()
+    need(isinstance(mine, list | set | tuple), f"A list of names is wanted, not {short(mine)}")
+    for name in mine:
+        need(name in seen, f"{short(name)} is no name of the table: copy the first column")
+        need(not seen[name], f"'{name}' was found: its row says what the emulator reported")
+    left = sum(not found for found in seen.values()) - len(set(mine))
+    need(not left, f"{left} more bugs have no finding: look for rows without one")
+    return "For these a test of results, a bound on errors or a budget is the judge."
+
+
+def _enough(attempt: Attempt) -> str:
+    for stages in (1, 2, 3, 5):
+        for slots in range(1, 8):
+            mine = attempt(stages, slots)
+            case = f"{stages} stages and {slots} slots: "
+            need(isinstance(mine, bool), case + f"return True or False, not {short(mine)}")
+            if slots < stages:
+                need(not mine, case + f"tile {slots} uses the slot of tile 0, and nobody waited")
+            need(mine or slots < stages, case + "the ring itself keeps the producer from lapping")
+    return "As many slots as stages: what belongs to a stage is released with it."
+
+
+CHECKS: dict[str, Check] = {
+    "54.1": _circle,
+    "54.2": _parities,
+    "55.1": _invisible,
+    "55.2": _enough,
+}

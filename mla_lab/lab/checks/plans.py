@@ -127,10 +127,26 @@ def _accepted(attempt: Attempt) -> str:
     return "What is kept is what the large model would have written, several tokens a step."
 
 
+def _yield(attempt: Attempt) -> str:
+    for drafts in range(6):
+        for chance in (0.0, 0.5, 0.7, 1.0):
+            mine = number(attempt(drafts, chance), "The number of tokens")
+            case = f"{drafts} drafts, accepted with {chance}: "
+            right = sum(chance**i for i in range(drafts + 1))
+            need(mine > 0.999, case + "the model's own token is always there")
+            need(
+                drafts < 2 or chance in (0.0, 1.0) or abs(mine - 1 - drafts * chance) > 1e-6,
+                case + "a draft counts only if all before it were accepted",
+            )
+            need(abs(mine - right) < 1e-6, case + f"{mine:.4g} tokens are too many or too few")
+    return "Each further draft yields less than the one before it, and costs as much or more."
+
+
 CHECKS: dict[str, Check] = {
     "30.1": _waves,
     "31.1": _fa3,
     "32.1": _merge,
     "33.1": _invariant,
+    "34.1": _yield,
     "35.1": _accepted,
 }

@@ -1,0 +1,105 @@
+"""An exhibit of the museum as HTML: its story, the code, and what the emulator said."""
+
+from __future__ import annotations
+
+from html import escape
+
+from ..emulate import Finding
+from ..emulate.ptx import Place
+from .film_picture import MONO
+from .film_report import groups
+from .museum import Bug, Outcome, place_of
+from .source_lines import context, line_of
+from .style import GREEN, GREY, ORANGE, PAGE_INK, PAGE_TINT, RED
+from .svg import Svg
+
+BOX = f"background:{PAGE_TINT};color:{PAGE_INK};padding:7px 10px;border-radius:6px;font-size:13px"
+#: findings that are shown, and places whose source is shown
+SHOWN = 3
+
+
+def finding(bug: Bug, made: Outcome) -> str:
+    """The exhibit in a sentence."""
+    if made.kind:
+        return f"{bug.name}: found, {made.kind}"
+    return f"{bug.name}: no check sees it"
+
+
+def places(made: Outcome) -> list[Place]:
+    """Lines that the first findings name, each once."""
+    found = []
+    for one, _ in groups(made.findings)[:SHOWN]:
+        found += [place_of(one), *(place for _, place in one.others)]
+    return list(dict.fromkeys(found))
+
+
+def _row(number: int, text: str, mine: bool) -> str:
+    style = f"background:{ORANGE}55;font-weight:700" if mine else ""
+    mark = "▶" if mine else " "
+    return f"<div style='white-space:pre;{style}'>{mark}{number:4d}  {escape(text[:88])}</div>"
+
+
+def code(bug: Bug, made: Outcome) -> str:
+    """The model's listing, or the kernel's lines that the findings name, those marked."""
+    named = places(made)
+    if bug.lines():
+        marked = {place.line for place in named}
+        rows = [_row(n, text, n in marked) for n, text in enumerate(bug.lines(), 1)]
+        rows = rows if len(rows) < 34 else _near(rows, marked)
+        return f"<div style='font:11px {MONO};overflow-x:auto'>{''.join(rows)}</div>"
+    parts = []
+    for place in named[:2]:
+        rows = [_row(*line) for line in context(place, 3)]
+        parts.append(f"<div style='font-size:12px'>{place}</div>{''.join(rows)}")
+    return f"<div style='font:11px {MONO};overflow-x:auto'>{''.join(parts)}</div>"
+
+
+def _near(rows: list[str], marked: set[int]) -> list[str]:
+    """Rows within eight lines of a marked one."""
+    keep = {n for m in marked for n in range(m - 8, m + 9)}
+    return [row for n, row in enumerate(rows, 1) if n in keep]
+
+
+def _said(bug: Bug, one: Finding, count: int) -> str:
+    times = f", {count} times" if count > 1 else ""
+    lines = [("at", place_of(one)), *one.others]
+    where = "".join(
+        f"<div style='font:11px {MONO}'>  {escape(who)} {place}"
+        f"{'' if bug.lines() else ': ' + escape(line_of(place).strip()[:70])}</div>"
+        for who, place in lines
+    )
+    words = f"{escape(one.text)} ({escape(one.who)})"
+    return f"<div><b style='color:{RED}'>{one.kind}</b>{times}: {words}{where}</div>"
+
+
+def report(bug: Bug, made: Outcome) -> str:
+    """What the emulator said, and what came out."""
+    every = groups(made.findings)
+    said = "".join(_said(bug, one, n) for one, n in every[:SHOWN])
+    if not every:
+        said = "<div>All checks are silent.</div>"
+    color = GREEN if made.right else RED
+    result = "right" if made.right else "wrong"
+    after = f"; {escape(made.detail)}" if made.detail else ""
+    if not bug.lines():
+        said += f"<div>The result is <b style='color:{color}'>{result}</b>{after}.</div>"
+    return said
+
+
+def exhibit(bug: Bug) -> Svg:
+    """Story on the left, code on the right, the report below."""
+    made, (origin, symptom, mend) = bug.broken(), bug.text
+    alt = finding(bug, made)
+    mark = RED if made.kind else GREY
+    head = f"<div style='font-size:16px;border-left:6px solid {mark};padding-left:8px'>"
+    parts = (("From", origin), ("Symptom", symptom), ("Mend", mend))
+    story = "".join(f"<p style='margin:0 0 6px'><b>{k}.</b> {escape(v)}</p>" for k, v in parts)
+    shown = code(bug, made)
+    beside = f"<div style='{BOX};flex:1 1 480px;min-width:0'>{shown}</div>" if shown else ""
+    markup = (
+        f"<div class='exhibit' style='max-width:960px'>{head}{escape(alt)}</div>"
+        "<div style='display:flex;flex-wrap:wrap;gap:8px;margin:8px 0'>"
+        f"<div style='{BOX};flex:1 1 380px;min-width:0'>{story}</div>{beside}</div>"
+        f"<div style='{BOX}'>{report(bug, made)}</div></div>"
+    )
+    return Svg(markup, alt)

@@ -1,0 +1,71 @@
+"""Notebook 34's explorer: batches of a trace, predictions with their errors, the step as a file."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mla_lab import lab
+from mla_lab.cli.commands._problem import add_problem_options, problem_of
+from mla_lab.core.errors import InvalidInput
+from mla_lab.lab import serving_day
+from mla_lab.workload import shipped_trace
+
+
+def test_the_curve_counts_every_request_of_the_trace() -> None:
+    moments, counts = serving_day.batches("", 30)
+    assert len(moments) == serving_day.MOMENTS and counts.max() > 1
+    slower = serving_day.batches("", 60)[1]
+    assert slower.sum() > counts.sum(), "requests that take longer are more at a time"
+
+
+def test_a_moment_without_requests_goes_to_the_nearest_that_has_some() -> None:
+    assert all(len(serving_day.step_at("", share / 10, 1)) for share in range(11))
+
+
+def test_recorded_steps_lie_around_the_prediction() -> None:
+    errors = serving_day.errors()
+    assert errors.steps >= 20 and errors.card == "NVIDIA H200"
+    assert 0.8 < errors.low < errors.middle < errors.high < 1.25
+
+
+@pytest.mark.parametrize("state", [{}, {"tp": 8, "drafts": 2, "kind": "bf16 / e4m3", "moment": 20}])
+def test_the_command_below_makes_the_same_call(state: dict[str, Any], tmp_path: Path) -> None:
+    explorer = lab.TuneExplorer(**state)
+    path = explorer.write(tmp_path)
+    call, bench = serving_day.commands(str(path), explorer.state, 3)
+    parser = argparse.ArgumentParser()
+    add_problem_options(parser)
+    same = problem_of(parser.parse_args(call.split()[2:])).problem
+    mine = explorer.problem(explorer.state)
+    assert (same.kv_lens, same.q_lens, same.heads) == (mine.kv_lens, mine.q_lens, mine.heads)
+    assert (same.q_dtype, same.kv_format) == (mine.q_dtype, mine.kv_format)
+    assert bench.startswith("mla-lab bench run")
+
+
+def test_bench_takes_the_written_step(tmp_path: Path) -> None:
+    from mla_lab.cli import build_parser
+
+    explorer = lab.TuneExplorer()
+    _, bench = serving_day.commands(str(explorer.write(tmp_path)), explorer.state, 3)
+    build_parser().parse_args(bench.split()[1:])
+
+
+def test_an_uploaded_trace_is_shown_and_a_bad_one_names_its_line() -> None:
+    explorer = lab.TuneExplorer()
+    rows = "TIMESTAMP,ContextTokens,GeneratedTokens\n2026-01-01 00:00:00,900,50\n"
+    explorer.upload(rows.encode())
+    assert explorer.title().startswith("1 requests")
+    before = explorer.state["trace"]
+    with pytest.raises(InvalidInput, match="line 2"):
+        explorer.upload(b"TIMESTAMP,ContextTokens,GeneratedTokens\nnoon,9,9\n")
+    assert explorer.state["trace"] == before
+
+
+def test_no_error_bars_on_a_card_without_a_record() -> None:
+    explorer = lab.TuneExplorer(card="H100")
+    assert "no error bars" in explorer.note(explorer.state)
+    assert shipped_trace().summary().split(":")[0] in explorer.note(explorer.state)

@@ -30,10 +30,14 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
     kinds = verbs.add_parser("kinds", help="which backend drawn calls would take; needs no card")
     kinds.add_argument("--calls", type=int, help="how many, instead of those of the notes")
     kinds.add_argument("record", type=Path, help="JSON lines, written anew")
-    emulated = verbs.add_parser("emulated", help="shipped builds in the emulator; needs no card")
-    emulated.add_argument("--build", default="", help="part of a name; all builds without it")
-    emulated.add_argument("--seconds", type=float, default=1e9, help="begin no build after this")
-    emulated.add_argument("record", type=Path, help="JSON lines; rows of the same builds are kept")
+    for name, what in (
+        ("emulated", "shipped builds in the emulator; needs no card"),
+        ("mutations", "the same with one barrier, wait, arrive or fence deleted at a time"),
+    ):
+        verb = verbs.add_parser(name, help=what)
+        verb.add_argument("--build", default="", help="part of a name; all builds without it")
+        verb.add_argument("--seconds", type=float, default=1e9, help="begin no build after this")
+        verb.add_argument("record", type=Path, help="JSON lines; rows of the same builds are kept")
     for verb in (pairs, published, costs, soak):
         verb.add_argument("record", type=Path, help="JSON lines, written anew")
         verb.add_argument("--device", default="cuda")
@@ -49,8 +53,8 @@ def run(args: argparse.Namespace) -> int:
         print(text, file=sys.stderr)
 
     check_record(args.record)
-    if args.verb == "emulated":
-        return _emulated(args, say)
+    if args.verb in ("emulated", "mutations"):
+        return _in_emulator(args, say)
     rows = list(_rows(args, say))
     record.write(args.record, rows)
     if args.verb == "kinds":
@@ -63,12 +67,17 @@ def run(args: argparse.Namespace) -> int:
     return 1 if counts["wrong"] or counts["failed"] else 0
 
 
-def _emulated(args: argparse.Namespace, say: Callable[[str], None]) -> int:
-    from ...verify import emulated
+def _in_emulator(args: argparse.Namespace, say: Callable[[str], None]) -> int:
+    from ...verify import emulated, mutations
 
-    rows = emulated.run(args.record, args.build, args.seconds, say)
-    print(emulated.summary(rows))
-    return int(any(row["status"] != "ok" for row in rows[1:]))
+    if args.verb == "emulated":
+        rows = emulated.run(args.record, args.build, args.seconds, say)
+        print(emulated.summary(rows))
+        return int(any(row["status"] != "ok" for row in rows[1:]))
+    rows = mutations.run(args.record, args.build, args.seconds, say)
+    print(mutations.summary(rows))
+    rest = (left["why"] for row in rows[1:] for left in row["unreported"])
+    return int(mutations.UNEXPLAINED in rest)
 
 
 def _rows(args: argparse.Namespace, say: Callable[[str], None]) -> Iterator[dict[str, Any]]:

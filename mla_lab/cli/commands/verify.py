@@ -38,6 +38,13 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
         verb.add_argument("--build", default="", help="part of a name; all builds without it")
         verb.add_argument("--seconds", type=float, default=1e9, help="begin no build after this")
         verb.add_argument("record", type=Path, help="JSON lines; rows of the same builds are kept")
+    speed = verbs.add_parser("emulator-speed", help="CPU seconds of the emulator on one core")
+    speed.add_argument("record", type=Path, help="JSON lines, written anew")
+    bits = verbs.add_parser("card-bits", help="launches and opcodes: bits of a Hopper card")
+    bits.add_argument(
+        "--compare", action="store_true", help="the record with the emulator; needs no card"
+    )
+    bits.add_argument("record", type=Path, help="JSON lines, written anew unless compared")
     for verb in (pairs, published, costs, soak):
         verb.add_argument("record", type=Path, help="JSON lines, written anew")
         verb.add_argument("--device", default="cuda")
@@ -52,7 +59,11 @@ def run(args: argparse.Namespace) -> int:
     def say(text: str) -> None:
         print(text, file=sys.stderr)
 
+    if args.verb == "card-bits":
+        return _card_bits(args)
     check_record(args.record)
+    if args.verb == "emulator-speed":
+        return _speed(args)
     if args.verb in ("emulated", "mutations"):
         return _in_emulator(args, say)
     rows = list(_rows(args, say))
@@ -65,6 +76,30 @@ def run(args: argparse.Namespace) -> int:
     counts = Counter(row["status"] for row in rows if row["kind"] == "case")
     print(", ".join(f"{counts[status]} {status}" for status in record.STATUSES if counts[status]))
     return 1 if counts["wrong"] or counts["failed"] else 0
+
+
+def _card_bits(args: argparse.Namespace) -> int:
+    from ...core.revision import check_record
+    from ...verify import card_bits, record
+
+    if args.compare:
+        found = list(card_bits.compare(record.read(args.record)))
+        print(card_bits.summary(found))
+        return int(any(row["same"] != row["of"] for row in found))
+    check_record(args.record)
+    rows = list(card_bits.rows())
+    record.write(args.record, rows)
+    print(f"{len(rows) - 1} launches and probes")
+    return 0
+
+
+def _speed(args: argparse.Namespace) -> int:
+    from ...verify import emulator_speed, record
+
+    rows = list(emulator_speed.rows())
+    record.write(args.record, rows)
+    print(emulator_speed.summary(rows))
+    return int(any(row["cpu_seconds"] > row["allowed"] for row in rows[1:]))
 
 
 def _in_emulator(args: argparse.Namespace, say: Callable[[str], None]) -> int:

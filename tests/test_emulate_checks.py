@@ -226,6 +226,31 @@ def test_flags_in_global_memory_want_release_and_acquire() -> None:
     assert kinds(relaxed, TWO) == ["race"]
 
 
+HALF = """
+mov.b32 %r5, 0; and.b32 %r6, %r0, 31; setp.lt.u32 %p3, %r6, 16; @!%p3 bra UPPER;
+setp.lt.u32 %p4, %r6, {below}; vote.sync.all.pred %p5, %p4, {members}; selp.b32 %r5, 1, 0, %p5;
+UPPER: bar.warp.sync -1; st.shared.b32 [%r4], %r5; ld.shared.b32 %r7, [%r4];
+ld.param.u64 %d0, [b]; mul.wide.u32 %d1, %r0, 4; add.s64 %d0, %d0, %d1; st.global.b32 [%d0], %r7;"""
+
+
+@pytest.mark.parametrize("below", [16, 15])
+def test_half_a_warp_votes_by_its_member_mask(below: int) -> None:
+    body = HALF.format(below=below, members="0xffff")
+    assert kinds(body) == []
+    text = kernel(START + body, shared=SHARED)
+    for check in (False, True):
+        out = torch.zeros(64, dtype=torch.int32)
+        ptx_kernel(text, "k", TWO_WARPS, Options(check=check))(torch.zeros(64), out)
+        expected = torch.tensor(([int(below == 16)] * 16 + [0] * 16) * 2, dtype=torch.int32)
+        assert torch.equal(out, expected)
+
+
+def test_member_masks_name_those_who_come() -> None:
+    """The whole warp is waited for in vain by half of it, and half a mask takes no whole warp."""
+    assert kinds(HALF.format(below=16, members="-1")) == ["deadlock"]
+    assert kinds("vote.sync.all.pred %p5, %p1, 0xffff;")[-1] == "member mask"
+
+
 def test_spinning_in_vain_is_reported() -> None:
     body = GLOBAL.format(store="st.release.gpu.global.b32", load="ld.acquire.gpu.global.b32")
     assert kinds(body.replace("[%d1], 1;", "[%d1], 0;"), TWO)[-1] == "livelock"

@@ -99,7 +99,9 @@ def card_ex2(x: Row) -> Row:
     rounded = ex2(x)
     wide = x.astype(np.float64)
     fraction = np.nan_to_num(wide - np.floor(wide), posinf=0, neginf=0)
-    return _moved(rounded, card_tables()["ex2"][(fraction * 2**23).astype(np.int64)])
+    # just below 0 the fraction is 1: that of 0
+    at = (fraction * 2**23).astype(np.int64) & 0x7FFFFF
+    return _moved(rounded, card_tables()["ex2"][at])
 
 
 def card_rcp(x: Row) -> Row:

@@ -130,19 +130,14 @@ def _share(kernel: Kernel, text: str) -> None:
             kernel.static_shared = start + nbytes
 
 
+_BRACKET = re.compile(r"[{\[(]")
+_OPERAND = re.compile(r"(?:[^,{\[(]|\{[^}]*\}|\[[^\]]*\]|\([^)]*\))+")
+
+
 def split_operands(text: str) -> list[str]:
     """Operands at the commas outside brackets."""
-    found, depth, current = [], 0, ""
-    for char in text:
-        depth += (char in "{[(") - (char in "}])")
-        if char == "," and depth == 0:
-            found.append(current.strip())
-            current = ""
-        else:
-            current += char
-    if current.strip():
-        found.append(current.strip())
-    return found
+    found = _OPERAND.findall(text) if _BRACKET.search(text) else text.split(",")
+    return [word for word in map(str.strip, found) if word]
 
 
 class _Body:

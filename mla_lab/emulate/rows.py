@@ -24,7 +24,7 @@ _WORD = re.compile(r"[%\w$@]+")
 
 def names_in(instruction: Instruction, registers: dict[str, str]) -> list[str]:
     """Registers that an instruction names, its guard included, in the order of the text."""
-    found = [w for a in instruction.args for w in _WORD.findall(a) if w in registers]
+    found = [w for w in _WORD.findall(" ".join(instruction.args)) if w in registers]
     return [*found, instruction.guard] if instruction.guard else found
 
 

@@ -200,7 +200,7 @@ class Program:
         self.waits = [self._any(n, WAITS) for n in range(len(self.starts))]
         self.by_group = [self._any(n, ("wgmma",)) for n in range(len(self.starts))]
         sources = [self.block_source(n) for n in range(len(self.starts))]
-        self.blocks = _functions("\n".join(sources), self.writer.products, len(self.starts))
+        self.blocks = _functions(sources, self.writer.products)
 
     def _any(self, block: int, opcodes: tuple[str, ...]) -> bool:
         code = self.kernel.code[self.starts[block] : self.ends[block]]
@@ -242,8 +242,7 @@ class Program:
             views = "; ".join(f"{v} = g.{v}" for v in "USFDQHIGPK")
             source = "\n".join([head, f"  {views}", f"  {instead}", rest])
         other.blocks, other.gone = list(self.blocks), self.gone | {pc}
-        source = source.replace(f"def b{block}(", "def b0(", 1)
-        other.blocks[block] = _functions(source, self.writer.products, 1)[0]
+        (other.blocks[block],) = _functions([source], self.writer.products)
         return other
 
     def edited(self, edits: dict[int, Instruction]) -> Program:
@@ -296,7 +295,20 @@ def _environment() -> dict[str, Any]:
     return {**operations.names(), "EXIT": EXIT}
 
 
-def _functions(source: str, products: list[Any], count: int) -> list[Callable[..., int]]:
+def _functions(sources: list[str], products: list[Any]) -> list[Callable[..., int]]:
+    """A function of each block, compiled when it is first executed: many never are."""
     names = {**_environment(), "PRODUCTS": products}
-    exec(compile(source, "<ptx>", "exec"), names)
-    return [names[f"b{n}"] for n in range(count)]
+
+    def function(source: str) -> Callable[..., int]:
+        made: list[Callable[..., int]] = []
+
+        def block(g: Any, m: Any) -> int:
+            if not made:
+                found: dict[str, Any] = {}
+                exec(compile(source, "<ptx>", "exec"), names, found)
+                made.extend(found.values())
+            return made[0](g, m)
+
+        return block
+
+    return [function(source) for source in sources]

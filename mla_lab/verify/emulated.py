@@ -63,8 +63,13 @@ def run_build(artifact: Artifact) -> Row:
 
 
 def digest(artifact: Artifact) -> str:
-    """The first 64 bits of the SHA-256 of a build's PTX, as recordings keep it."""
-    return hashlib.sha256(shorten(artifact.ptx.read_text()).encode()).hexdigest()[:16]
+    """Of a build's PTX, as recordings keep it."""
+    return digest_of(shorten(artifact.ptx.read_text()))
+
+
+def digest_of(text: str) -> str:
+    """The first 64 bits of the SHA-256 of a shortened PTX text."""
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 def _run(artifact: Artifact, problem: Problem, splits: int) -> Row:

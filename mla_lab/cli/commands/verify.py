@@ -34,10 +34,21 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
     kinds = verbs.add_parser("kinds", help="which backend drawn calls would take; needs no card")
     kinds.add_argument("--calls", type=int, help="how many, instead of those of the notes")
     kinds.add_argument("record", type=Path, help="JSON lines, written anew")
-    emulated = verbs.add_parser("emulated", help="shipped builds in the emulator; needs no card")
-    emulated.add_argument("--build", default="", help="part of a name; all builds without it")
-    emulated.add_argument("--seconds", type=float, default=1e9, help="begin no build after this")
-    emulated.add_argument("record", type=Path, help="JSON lines; rows of the same builds are kept")
+    for name, what in (
+        ("emulated", "shipped builds in the emulator; needs no card"),
+        ("mutations", "the same with one barrier, wait, arrive or fence deleted at a time"),
+    ):
+        verb = verbs.add_parser(name, help=what)
+        verb.add_argument("--build", default="", help="part of a name; all builds without it")
+        verb.add_argument("--seconds", type=float, default=1e9, help="begin no build after this")
+        verb.add_argument("record", type=Path, help="JSON lines; rows of the same builds are kept")
+    speed = verbs.add_parser("emulator-speed", help="CPU seconds of the emulator on one core")
+    speed.add_argument("record", type=Path, help="JSON lines, written anew")
+    bits = verbs.add_parser("card-bits", help="launches and opcodes: bits of a Hopper card")
+    bits.add_argument(
+        "--compare", action="store_true", help="the record with the emulator; needs no card"
+    )
+    bits.add_argument("record", type=Path, help="JSON lines, written anew unless compared")
     for verb in (pairs, published, costs, soak):
         verb.add_argument("record", type=Path, help="JSON lines, written anew")
         verb.add_argument("--device", default="cuda")
@@ -52,9 +63,13 @@ def run(args: argparse.Namespace) -> int:
     def say(text: str) -> None:
         print(text, file=sys.stderr)
 
+    if args.verb == "card-bits":
+        return _card_bits(args)
     check_record(args.record)
-    if args.verb == "emulated":
-        return _emulated(args, say)
+    if args.verb == "emulator-speed":
+        return _speed(args)
+    if args.verb in ("emulated", "mutations"):
+        return _in_emulator(args, say)
     rows = list(_rows(args, say))
     record.write(args.record, rows)
     if args.verb == "kinds":
@@ -67,12 +82,41 @@ def run(args: argparse.Namespace) -> int:
     return 1 if counts["wrong"] or counts["failed"] else 0
 
 
-def _emulated(args: argparse.Namespace, say: Callable[[str], None]) -> int:
-    from ...verify import emulated
+def _card_bits(args: argparse.Namespace) -> int:
+    from ...core.revision import check_record
+    from ...verify import card_bits, record
 
-    rows = emulated.run(args.record, args.build, args.seconds, say)
-    print(emulated.summary(rows))
-    return int(any(row["status"] != "ok" for row in rows[1:]))
+    if args.compare:
+        found = list(card_bits.compare(record.read(args.record)))
+        print(card_bits.summary(found))
+        return int(any(row["same"] != row["of"] for row in found))
+    check_record(args.record)
+    rows = list(card_bits.rows())
+    record.write(args.record, rows)
+    print(f"{len(rows) - 1} launches and probes")
+    return 0
+
+
+def _speed(args: argparse.Namespace) -> int:
+    from ...verify import emulator_speed, record
+
+    rows = list(emulator_speed.rows())
+    record.write(args.record, rows)
+    print(emulator_speed.summary(rows))
+    return int(any(row["cpu_seconds"] > row["allowed"] for row in rows[1:]))
+
+
+def _in_emulator(args: argparse.Namespace, say: Callable[[str], None]) -> int:
+    from ...verify import emulated, mutations
+
+    if args.verb == "emulated":
+        rows = emulated.run(args.record, args.build, args.seconds, say)
+        print(emulated.summary(rows))
+        return int(any(row["status"] != "ok" for row in rows[1:]))
+    rows = mutations.run(args.record, args.build, args.seconds, say)
+    print(mutations.summary(rows))
+    rest = (left["why"] for row in rows[1:] for left in row["unreported"])
+    return int(mutations.UNEXPLAINED in rest)
 
 
 def _rows(args: argparse.Namespace, say: Callable[[str], None]) -> Iterator[dict[str, Any]]:

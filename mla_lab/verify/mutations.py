@@ -1,0 +1,90 @@
+"""Synchronising instructions of the recorded builds, deleted one at a time: how many are reported.
+
+A row a build: by kind the deletions reported and tried, those that nobody waits for (an arrival in
+a phase without a wait, an mbarrier without use), and the rest, each with the reason why no run can
+differ. None of the rest changed a result under any of the schedules of `emulate.mutate.TRIES`.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from time import perf_counter
+from typing import Any
+
+from ..core.revision import Revision
+from ..emulate import mutate
+from ..emulate.recorded import Recording, load, recordings
+from .emulated import digest_of
+from .record import Row, head_row, read, write
+
+Say = Callable[[str], None]
+#: (what was deleted, file that its line ends in, opcode) -> why it is not reported
+REASONS: dict[tuple[str, str], str] = {}
+UNEXPLAINED = "not explained"
+
+
+def run(path: Path, part: str, seconds: float, say: Say) -> list[Row]:
+    """Builds that the record lacks, the shortest first, until the time is over."""
+    rows = {row["name"]: row for row in read(path)[1:]} if path.exists() else {}
+    until = perf_counter() + seconds
+    for recording in sorted(map(load, recordings(part)), key=lambda r: len(r.text)):
+        if perf_counter() > until:
+            break
+        digest = digest_of(recording.text)
+        if rows.get(recording.name, {}).get("ptx") != digest:
+            rows[recording.name] = row = run_build(recording)
+            say(f"{row['reported']} of {row['tried']} {row['name']}")
+            write(path, _rows(rows))
+    return _rows(rows)
+
+
+def run_build(recording: Recording) -> Row:
+    """All deletions of a build."""
+    began = perf_counter()
+    done = list(mutate.prove(recording.kernel(), [recording.call()]))
+    idle = [m for m in done if m.noticed == mutate.IDLE]
+    judged = [m for m in done if m.noticed != mutate.IDLE]
+    tried = Counter(m.kind for m in judged)
+    seen = Counter(m.kind for m in judged if m.noticed)
+    rest = [m for m in judged if not m.noticed]
+    return {
+        "kind": "case",
+        "name": recording.name,
+        "ptx": digest_of(recording.text),
+        "commit": Revision.here().commit,
+        "tried": len(judged),
+        "reported": len(judged) - len(rest),
+        "by_kind": {kind: [seen[kind], tried[kind]] for kind in mutate.KINDS if tried[kind]},
+        "nobody_waits": [f"{m.kind}: {m.place}" for m in idle],
+        "unreported": [
+            {"what": m.kind, "place": str(m.place), "text": m.text[:80], "why": reason(m)}
+            for m in rest
+        ],
+        "seconds": round(perf_counter() - began),
+    }
+
+
+def reason(mutant: mutate.Mutant) -> str:
+    """Why a deletion can go without a report."""
+    for (kind, file), why in REASONS.items():
+        if mutant.kind == kind and mutant.place.file.endswith(file):
+            return why
+    return UNEXPLAINED
+
+
+def _rows(found: dict[str, Row]) -> list[Row]:
+    names = recordings()
+    head = head_row("mutations", "cpu", len(names))
+    return [head, *(found[name] for name in names if name in found)]
+
+
+def summary(rows: Sequence[dict[str, Any]]) -> str:
+    """Counts over all builds of the record."""
+    done = rows[1:]
+    tried, seen = (sum(row[key] for row in done) for key in ("tried", "reported"))
+    share = 100 * seen / tried if tried else 0.0
+    idle = sum(len(row["nobody_waits"]) for row in done)
+    words = f"{len(done)} of {rows[0]['cases']} recorded builds: {seen} of {tried} deletions"
+    return f"{words} reported ({share:.1f} %), {idle} that nobody waits for"

@@ -1,0 +1,81 @@
+"""Bits of a card: probes of every opcode on floats, what a record holds, and how it is compared."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from mla_lab.core.errors import Unsupported
+from mla_lab.core.resources import data_dir
+from mla_lab.emulate import Options
+from mla_lab.emulate.recorded import load
+from mla_lab.verify import card_bits, card_probes
+from mla_lab.verify.emulated import digest_of
+from mla_lab.verify.record import Row, read
+
+PLAIN = "cute_swap_ab_sm90_tile_rows-16_mask-causal_fused_merge3_grid1_shaped1"
+RECORD = data_dir() / "records/h200_card_bits.jsonl"
+
+
+@pytest.fixture(scope="module")
+def made() -> list[Row]:
+    """A record as a card would leave it, of the emulator's own bits."""
+    recording = load(PLAIN)
+    call = recording.call()
+    recording.kernel(Options("card"))(*call.args)
+    bits = card_bits.bits_of(call.out, call.lse)
+    rows: list[Row] = [{"kind": "run"}]
+    rows.append({"launch": PLAIN, "seed": 0, "ptx": digest_of(recording.text), **bits})
+    for name in card_probes.names():
+        answer = card_probes.answer(name, card_probes.on_emulator)
+        rows.append({"probe": name, "bits": card_bits.packed(answer)})
+    return rows
+
+
+def test_every_opcode_on_floats_has_a_probe_with_an_answer(made: list[Row]) -> None:
+    found = {row["probe"]: card_bits.unpacked(row["bits"]) for row in made if "probe" in row}
+    assert {"ex2.approx.ftz.f32", "fma.rn.f32", "cvt.rn.satfinite.e4m3x2.f32"} <= set(found)
+    assert sum("m64n8k" in name for name in found) == 6
+    assert all(len(np.unique(bits)) > (1 if "setp" in name else 50) for name, bits in found.items())
+
+
+def test_what_differs_is_counted(made: list[Row]) -> None:
+    assert all(row["same"] == row["of"] for row in card_bits.compare(made[:8]))
+    launch, probe = dict(made[1]), dict(made[2])
+    launch["lse"] = ["00000000", *launch["lse"][1:]]
+    probe["bits"] = card_bits.packed(card_bits.unpacked(probe["bits"]) ^ np.uint32(1))
+    found = list(card_bits.compare([made[0], launch, probe]))
+    assert [row["of"] - row["same"] for row in found] == [1, card_probes.SAMPLES]
+    assert "0 of 2 bit for bit" in card_bits.summary(found)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="a card is here")
+def test_recording_wants_a_card() -> None:
+    with pytest.raises(Unsupported, match="CUDA device"):
+        next(card_bits.rows())
+
+
+@pytest.mark.skipif(shutil.which("ptxas") is None, reason="needs ptxas")
+def test_probes_are_ptx_that_assembles(tmp_path: Path) -> None:
+    texts: list[str] = []
+    for name in ("cvt.rn.f16x2.e4m3x2", "setp.eq.f32", "m64n8k32.f32.e4m3.e4m3 2"):
+        card_probes.answer(name, lambda text, ctas, tensors: texts.append(text))
+    for text in texts:
+        (tmp_path / "k.ptx").write_text(text)
+        line = ["ptxas", "-arch=sm_90a", str(tmp_path / "k.ptx"), "-o", str(tmp_path / "k.cubin")]
+        assert subprocess.run(line, capture_output=True, check=False).returncode == 0
+
+
+@pytest.mark.skipif(
+    not RECORD.exists(), reason="no record of a card's bits: mla-lab verify card-bits on one"
+)
+def test_the_emulator_has_the_bits_of_an_h200() -> None:
+    found = list(card_bits.compare(read(RECORD)))
+    assert len(found) >= 20 and all(row["same"] == row["of"] for row in found), card_bits.summary(
+        found
+    )

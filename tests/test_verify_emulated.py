@@ -1,0 +1,56 @@
+"""The record of every shipped build in the emulator, of its deletions, and of its speed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from mla_lab.core.resources import data_dir
+from mla_lab.emulate import mutate
+from mla_lab.emulate.ptx import Place
+from mla_lab.jit.shipped import CUTE
+from mla_lab.verify import emulated, emulator_speed, mutations
+from mla_lab.verify.record import read
+
+RECORDS = data_dir() / "records"
+ATTENTION = [c for c in CUTE if c.kernel != "cute/empty"]
+
+
+def test_every_build_has_three_problems_that_it_takes() -> None:
+    assert sorted(c.name() for c in emulated.builds()) == sorted(c.name() for c in ATTENTION)
+    for config in ATTENTION:
+        found = list(emulated.problems(config))
+        assert len(found) == 3 and {0, 77, 140} < {n for p, _ in found for n in p.kv_lens}
+        assert max(splits for _, splits in found) == (3 if config.option("fused_merge", 1) else 1)
+        assert all(p.heads <= 128 for p, _ in found)
+
+
+def test_what_is_on_record_is_right_and_without_findings() -> None:
+    head, *rows = read(RECORDS / "emulated.jsonl")
+    assert rows and {row["name"] for row in rows} <= {c.name() for c in ATTENTION}
+    assert {row["status"] for row in rows} == {"ok"}
+    assert all(len(row["problems"]) == 3 for row in rows)
+    assert emulated.summary([head, *rows]).startswith(f"{len(rows)} of {head['cases']}")
+
+
+def test_a_run_goes_on_where_the_record_ends(tmp_path: Path) -> None:
+    path = tmp_path / "record.jsonl"
+    path.write_text((RECORDS / "emulated.jsonl").read_text())
+    before = read(path)
+    assert emulated.run(path, "", 0.0, print)[1:] == before[1:]
+    assert mutations.run(tmp_path / "none.jsonl", "", 0.0, print)[1:] == []
+
+
+def test_reasons_of_deletions_without_a_report() -> None:
+    mutant = mutate.Mutant("named barrier", 3, Place("mla_lab/none.py", 1), "bar.sync 1;")
+    assert mutations.reason(mutant) == mutations.UNEXPLAINED
+    row = {"tried": 50, "reported": 48, "nobody_waits": ["x"]}
+    words = mutations.summary([{"cases": 2}, row, row])
+    assert words.startswith("2 of 2 recorded builds: 96 of 100 deletions reported (96.0 %), 2")
+
+
+@pytest.mark.parametrize("row", read(RECORDS / "emulator_speed.jsonl")[1:], ids=lambda r: r["what"])
+def test_speed_on_record_is_what_was_allowed(row: dict[str, float]) -> None:
+    assert 0 < row["cpu_seconds"] <= row["allowed"]
+    assert emulator_speed.summary([{}, row])

@@ -20,8 +20,6 @@ from mla_lab.backends.cute import launch
 from mla_lab.backends.cute.backend import CuteBackend
 from mla_lab.backends.cute.device_plan import Formula, PlanOnDevice
 from mla_lab.backends.cute.families import complete, config_for, config_for_plan
-from mla_lab.call.bind import bind
-from mla_lab.call.checks import form_of
 from mla_lab.call.form import Features
 from mla_lab.core.errors import InvalidInput, Unsupported
 from mla_lab.core.gpu import B200, H200, Gpu
@@ -327,72 +325,6 @@ def test_a_plan_for_other_lengths_gives_right_results(
     other = make_plan(Problem.uniform(3, 1, 100, PLAIN.heads), tile_rows=64)
     with pytest.raises(InvalidInput, match="one for batch 3; supported: 4"):
         native(inputs, plan=other)
-
-
-def on_device(inputs: DecodeInputs) -> tuple[torch.Tensor, torch.Tensor]:
-    """Results of a call whose lengths nobody reads, in memory that held something else."""
-    rows = inputs.query.shape[:-1]
-    out = torch.full((*rows, 512), 7.0, dtype=torch.bfloat16)
-    lse = torch.full((rows.numel() // rows[-1], rows[-1]), 7.0)
-    inputs = replace(inputs, out=out, lse=lse)
-    form = replace(form_of(inputs), on_host=False)
-    call = bind(inputs, form, reads_lengths=False, debug=False)
-    runner = CuteBackend()
-    assert runner.supports(call.features, form.bounds, H200) is None
-    plan = runner.plan(call, H200)
-    for _ in range(2):
-        again = runner.run(call, plan, decode.allocate(call, plan))
-    again(call.args, out, lse)
-    return out.view(-1, 512), lse.view(-1)
-
-
-@pytest.mark.parametrize("invariant", [False, True])
-@pytest.mark.parametrize(
-    ("problem", "features", "change", "most"),
-    [
-        (PLAIN, [], {"max_seq_len": 1}, 0.0),
-        (PIECES, [], {"max_seq_len": 64}, 0.0),
-        (Problem.uniform(1, 1, 9000, 128), [], {"max_seq_len": 64}, 0.0),
-        (replace(PIECES, page_size=1), [], {"max_seq_len": 64}, 0.0),
-        (replace(PIECES, top_k=130), [], {"max_seq_len": 1}, 0.0),
-        (RAGGED, ["max_q_len"], {"max_q_len": 1}, 0.0),
-        (replace(RAGGED, heads=16), ["max_q_len"], {"max_q_len": 1}, 0.0),
-        (replace(RAGGED, page_size=1), ["max_q_len"], {"max_q_len": 1}, 0.7),
-        (replace(RAGGED, top_k=70), ["max_q_len"], {"max_q_len": 1}, 0.0),
-    ],
-)
-def test_a_bound_that_is_too_small_leaves_no_row_unwritten(
-    kernels: dict[KernelConfig, AbiKernel],
-    problem: Problem,
-    features: list[str],
-    change: dict[str, Any],
-    most: float,
-    invariant: bool,
-) -> None:
-    """Rows are right, or NaN in both results where a launch believes the bound: at most a share
-    `most` of them without batch invariance.
-    """
-    inputs = inputs_of(problem, "lse", *features)
-    expected = decode_reference(inputs)
-    out, lse = on_device(replace(inputs, **change, batch_invariant=invariant))
-    missing = out.isnan().any(1)
-    assert torch.equal(missing, out.isnan().all(1)) and torch.equal(missing, lse.isnan())
-    assert invariant or missing.double().mean() <= most
-    wanted = expected.out.view(-1, 512)[~missing], expected.lse.view(-1)[~missing]
-    if not missing.all():
-        assert rel_error(out[~missing], wanted[0]) < 4e-3
-        assert lse_error(lse[~missing], wanted[1]) < 1e-5
-
-
-def test_bounds_that_hold_fill_nothing(kernels: dict[KernelConfig, AbiKernel]) -> None:
-    for problem in (PLAIN, replace(RAGGED, page_size=1)):
-        inputs = inputs_of(problem, "lse")
-        out, _ = on_device(replace(inputs, batch_invariant=True))
-        assert rel_error(out, decode_reference(inputs).out.view(-1, 512)) < 4e-3
-        call = bind(inputs, form_of(inputs), reads_lengths=False, debug=False)
-        plan = CuteBackend().plan(call, H200)
-        made = launch.Launch.of(call, plan, decode.allocate(call, plan), H200)
-        assert made._fills is False
 
 
 def test_plans_that_no_kernel_walks(kernels: dict[KernelConfig, AbiKernel]) -> None:

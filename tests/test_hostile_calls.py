@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import re
 import threading
 from collections.abc import Callable
 from dataclasses import replace
 from fractions import Fraction
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -339,3 +341,12 @@ def test_a_list_that_contains_itself_is_refused(name: str) -> None:
 def test_explain_checks_too() -> None:
     with pytest.raises(InvalidInput, match="query"):
         explain(None, None, None, None)
+
+
+def test_the_page_of_hostile_input_names_tests() -> None:
+    root = Path(__file__).parents[1]
+    page = (root / "data/notes/hardening.md").read_text(encoding="utf-8")
+    named = re.findall(r"`(tests/[\w/]+\.py)::(\w+)`", page)
+    assert len(named) > 40
+    for file, test in named:
+        assert f"def {test}(" in (root / file).read_text(encoding="utf-8"), (file, test)

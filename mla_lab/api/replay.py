@@ -200,7 +200,8 @@ _TENSORS = {
 _WHOLE = "(size := a.{n}.nbytes) and a.{n}.is_contiguous()"
 _STRIDED = "(size := a.{n}.shape[0] * a.{n}.stride(0) * {n}_bytes)"
 _PAGE = "a.{n}.shape[-2] == {n}[-2]"
-_TABLE = "len(t := a.{n}.shape) == 2 and t[0] == {n}[0]"
+#: offsets into a table have 32 bits
+_TABLE = "len(t := a.{n}.shape) == 2 and t[0] == {n}[0] and t[0] * a.{n}.stride(0) < 1 << 31"
 _CONDITIONS: dict[tuple[Rule, Kind], str] = {
     (Rule.SAME, "same"): "a.{n} is {n}",
     (Rule.EQUAL, "number"): "(a.{n} is {n} or (type(a.{n}) is {n}_type and a.{n} == {n}))",

@@ -23,7 +23,7 @@ from torch import Tensor
 from ...call.workspace import Workspace
 from ...core.errors import invalid, unsupported
 from ...core.gpu import Gpu
-from ...core.problem import Problem
+from ...core.problem import LATENT_DIM, ROPE_DIM, Problem
 from ...plan import Choice, KernelConfig, Plan, WorkspaceLayout
 from ...plan.choose import Kind
 from ...plan.cuts import Shape
@@ -38,6 +38,9 @@ from .families import check_resident
 
 #: policies and schedules of the plans that are a formula of each request's length
 FORMULAS = (("fixed", "grid"), ("none", "grid"))
+#: elements of a tensor that kernels count in 32 bits, and rows of a query that they suffice for
+MOST_OFFSETS = 1 << 31
+MOST_ROWS = (MOST_OFFSETS - 1) // (LATENT_DIM + ROPE_DIM)
 #: a Plan's words on each device that it was used on; they go when it goes
 _COPIES: WeakKeyDictionary[Plan, dict[torch.device, DevicePlan]] = WeakKeyDictionary()
 
@@ -123,6 +126,7 @@ class PlanOnDevice:
             planner = replace(planner, least_rows=kind.least_rows, most_rows=most)
         tiles, slots, groups = planner.capacity
         check_groups("plan", groups, config.cluster)
+        check_partials(slots, config.tile_rows)
         layout = WorkspaceLayout.of(
             slots, groups, config.tile_rows, bounds.latent_dim, tiles, choice.num_workers
         )
@@ -177,6 +181,7 @@ class Formula:
             check_resident(config, bounds.batch * pairs * num_splits, gpu)
         check_groups("plan", groups, config.cluster)
         slots = groups * num_splits if num_splits > 1 else 0
+        check_partials(slots, config.tile_rows)
         by_ll = config.option("fused_merge", 1) == 3 and slots > 0
         if by_ll:
             if not fits_ll_slice(slots, config.tile_rows, num_splits, bounds.latent_dim):
@@ -206,6 +211,25 @@ def check_groups(name: str, groups: int, cluster: int) -> None:
     if groups * cluster > MAX_GROUPS:
         supported = f"up to {MAX_GROUPS // cluster} with a cluster of {cluster}"
         raise unsupported(name, f"{groups} split row tiles", supported)
+
+
+def check_offsets(query: Tensor, tables: Tensor) -> None:
+    """Refuse tensors with elements that a kernel's 32-bit offsets do not reach."""
+    rows = query.numel() // query.shape[-1]
+    if rows > MOST_ROWS:
+        raise unsupported("query", f"{rows} rows (tokens x heads)", f"up to {MOST_ROWS} in a call")
+    words = tables.shape[0] * tables.stride(0)
+    if words >= MOST_OFFSETS:
+        got = f"{tables.shape[0]} rows {tables.stride(0)} entries apart"
+        raise unsupported("block_tables", got, f"fewer than {MOST_OFFSETS} entries in all")
+
+
+def check_partials(slots: int, tile_rows: int) -> None:
+    """Refuse more partials than a kernel's 32-bit offsets reach."""
+    most = (MOST_OFFSETS - 1) // (tile_rows * LATENT_DIM)
+    if slots > most:
+        got = f"{slots} partials of {tile_rows} rows"
+        raise unsupported("plan", got, f"up to {most}; a lower max_seq_len needs fewer")
 
 
 def on_device(plan: Plan, device: torch.device) -> DevicePlan:

@@ -39,6 +39,8 @@ from .device_plan import (
     PlanOnDevice,
     SelfScheduled,
     check_groups,
+    check_offsets,
+    check_partials,
     on_device,
     refuse_capture,
     uniform_q_begin,
@@ -153,6 +155,7 @@ class Launch:
         """Raises InvalidInput or Unsupported where no kernel can run `plan`, or where something
         that happens once would happen inside the capture of a graph.
         """
+        check_offsets(call.args.query, call.args.block_tables)
         bounds, pdl, features = call.form.bounds, call.args.enable_pdl, call.features
         if isinstance(plan, PlanOnDevice):
             config = build_for(plan.config, bounds, pdl, features)
@@ -364,6 +367,7 @@ def config_of(plan: Plan, gpu: Gpu) -> KernelConfig:
     if config.option("grid"):
         return config
     check_groups("plan", plan.num_groups, config.cluster)
+    check_partials(plan.num_slots, config.tile_rows)
     return resident(config, plan.num_workers, gpu.sms)
 
 

@@ -17,7 +17,7 @@ from ...plan import WorkspaceLayout
 from ...plan.config import KernelConfig
 from ...plan.launch_modes import FORMATS, SIXTEEN_BIT
 from ...plan.workspace import MAX_GROUPS
-from .device_plan import Formula
+from .device_plan import Formula, check_partials
 
 #: page sizes that a TMA box fits: the swizzle repeats every 8 rows, and 8 would do at half the rate
 BOXED_PAGES = (16, 32, 64, 128)
@@ -109,5 +109,6 @@ def formula_for(
     if groups * splits <= gpu.sms and not batch_invariant:
         config = shared
     slots = groups * splits if splits > 1 else 0
+    check_partials(slots, config.tile_rows)
     layout = WorkspaceLayout.of(slots, groups if slots else 0, config.tile_rows, problem.latent_dim)
     return Formula(config, splits, row_tiles, groups, layout)

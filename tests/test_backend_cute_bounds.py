@@ -1,0 +1,140 @@
+"""Bounds that callers give, and bounds of 32-bit offsets: refused, right or NaN, never silent."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+
+from mla_lab.api import decode, replay
+from mla_lab.backends.cute import backend as cute
+from mla_lab.backends.cute import device_plan, launch
+from mla_lab.backends.cute.backend import CuteBackend
+from mla_lab.backends.cute.device_plan import MOST_ROWS, check_offsets
+from mla_lab.call.bind import bind
+from mla_lab.call.checks import form_of
+from mla_lab.call.form import Features
+from mla_lab.core.errors import Unsupported
+from mla_lab.core.gpu import H200
+from mla_lab.core.problem import Problem
+from mla_lab.plan import KernelConfig
+from mla_lab.reference.inputs import DecodeInputs
+from mla_lab.reference.mla import decode_reference
+from mla_lab.reference.tolerance import lse_error, rel_error
+
+from . import test_backend_cute as first
+from .attention_abi import AbiKernel
+from .test_backend_cute import PIECES, PLAIN, RAGGED, check, inputs_of, native
+
+#: the fixture of the first file
+kernels = first.kernels
+
+
+def on_device(inputs: DecodeInputs) -> tuple[torch.Tensor, torch.Tensor]:
+    """Results of a call whose lengths nobody reads, in memory that held something else."""
+    rows = inputs.query.shape[:-1]
+    out = torch.full((*rows, 512), 7.0, dtype=torch.bfloat16)
+    lse = torch.full((rows.numel() // rows[-1], rows[-1]), 7.0)
+    inputs = replace(inputs, out=out, lse=lse)
+    form = replace(form_of(inputs), on_host=False)
+    call = bind(inputs, form, reads_lengths=False, debug=False)
+    runner = CuteBackend()
+    assert runner.supports(call.features, form.bounds, H200) is None
+    plan = runner.plan(call, H200)
+    for _ in range(2):
+        again = runner.run(call, plan, decode.allocate(call, plan))
+    again(call.args, out, lse)
+    return out.view(-1, 512), lse.view(-1)
+
+
+@pytest.mark.parametrize("invariant", [False, True])
+@pytest.mark.parametrize(
+    ("problem", "features", "change", "most"),
+    [
+        (PLAIN, [], {"max_seq_len": 1}, 0.0),
+        (PIECES, [], {"max_seq_len": 64}, 0.0),
+        (Problem.uniform(1, 1, 9000, 128), [], {"max_seq_len": 64}, 0.0),
+        (replace(PIECES, page_size=1), [], {"max_seq_len": 64}, 0.0),
+        (replace(PIECES, top_k=130), [], {"max_seq_len": 1}, 0.0),
+        (RAGGED, ["max_q_len"], {"max_q_len": 1}, 0.0),
+        (replace(RAGGED, heads=16), ["max_q_len"], {"max_q_len": 1}, 0.0),
+        (replace(RAGGED, page_size=1), ["max_q_len"], {"max_q_len": 1}, 0.7),
+        (replace(RAGGED, top_k=70), ["max_q_len"], {"max_q_len": 1}, 0.0),
+    ],
+)
+def test_a_bound_that_is_too_small_leaves_no_row_unwritten(
+    kernels: dict[KernelConfig, AbiKernel],
+    problem: Problem,
+    features: list[str],
+    change: dict[str, Any],
+    most: float,
+    invariant: bool,
+) -> None:
+    """Rows are right, or NaN in both results where a launch believes the bound: at most a share
+    `most` of them without batch invariance.
+    """
+    inputs = inputs_of(problem, "lse", *features)
+    expected = decode_reference(inputs)
+    out, lse = on_device(replace(inputs, **change, batch_invariant=invariant))
+    missing = out.isnan().any(1)
+    assert torch.equal(missing, out.isnan().all(1)) and torch.equal(missing, lse.isnan())
+    assert invariant or missing.double().mean() <= most
+    wanted = expected.out.view(-1, 512)[~missing], expected.lse.view(-1)[~missing]
+    if not missing.all():
+        assert rel_error(out[~missing], wanted[0]) < 4e-3
+        assert lse_error(lse[~missing], wanted[1]) < 1e-5
+
+
+def test_bounds_that_hold_fill_nothing(kernels: dict[KernelConfig, AbiKernel]) -> None:
+    for problem, features in ((PLAIN, []), (replace(RAGGED, page_size=1), [])):
+        inputs = inputs_of(problem, "lse", *features)
+        out, _ = on_device(replace(inputs, batch_invariant=True))
+        assert rel_error(out, decode_reference(inputs).out.view(-1, 512)) < 4e-3
+        call = bind(inputs, form_of(inputs), reads_lengths=False, debug=False)
+        plan = CuteBackend().plan(call, H200)
+        made = launch.Launch.of(call, plan, decode.allocate(call, plan), H200)
+        assert made._fills is False
+
+
+def test_what_32_bit_offsets_do_not_reach_is_refused(
+    kernels: dict[KernelConfig, AbiKernel],
+) -> None:
+    """An element of the last row of a query has the offset 2**31 with one row more."""
+    assert MOST_ROWS * 576 < 1 << 31 <= (MOST_ROWS + 1) * 576
+    query = torch.empty(MOST_ROWS, 1, 576, device="meta")
+    tables = torch.empty(4096, (1 << 19) - 1, dtype=torch.int32, device="meta")
+    check_offsets(query, tables)
+    with pytest.raises(Unsupported, match=f"query: got {MOST_ROWS + 1} rows"):
+        check_offsets(torch.empty(MOST_ROWS + 1, 1, 576, device="meta"), tables)
+    apart = torch.empty(4096, 1 << 19, dtype=torch.int32, device="meta")[:, :8]
+    with pytest.raises(Unsupported, match="block_tables: got 4096 rows 524288 entries apart"):
+        check_offsets(query, apart)
+
+
+def test_a_launch_checks_offsets(
+    kernels: dict[KernelConfig, AbiKernel], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    inputs = inputs_of(PLAIN)
+    apart = torch.full((4, 64), -1, dtype=torch.int32)[:, : inputs.block_tables.shape[1]]
+    apart.copy_(inputs.block_tables)
+    check(inputs, native(inputs))
+    monkeypatch.setattr(device_plan, "MOST_OFFSETS", 256)
+    replay.clear()
+    with pytest.raises(Unsupported, match="block_tables: got 4 rows 64 entries apart"):
+        native(inputs, block_tables=apart)
+    check(inputs, native(inputs))
+
+
+@pytest.mark.parametrize(("batch", "refused"), [(2048, True), (2047, False)])
+def test_partials_that_32_bit_offsets_do_not_reach_are_refused(batch: int, refused: bool) -> None:
+    """16 partials of each of two row tiles of a request; 8.6 GB of them are too many."""
+    problem = Problem.uniform(batch, 1, 131072, 128)
+    features = Features(batch_invariant=True)
+    if refused:
+        with pytest.raises(Unsupported, match="65536 partials of 64 rows; supported: up to 65535"):
+            cute._plan(problem, problem.total_q, H200, features)
+    else:
+        part = cute._plan(problem, problem.total_q, H200, features).workspace["partial_out"]
+        assert part.nbytes < 4 << 31

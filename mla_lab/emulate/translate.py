@@ -259,8 +259,8 @@ class Program:
         other.blocks, other.waits = list(self.blocks), list(self.waits)
         for block, (start, end) in enumerate(zip(self.starts, self.ends, strict=True)):
             if any(start <= pc < end for pc in edits):
-                source = other.block_source(block).replace(f"def b{block}(", "def b0(", 1)
-                other.blocks[block] = _functions(source, self.writer.products, 1)[0]
+                source = other.block_source(block)
+                (other.blocks[block],) = _functions([source], self.writer.products)
                 other.waits[block] = other._any(block, WAITS)
         return other
 

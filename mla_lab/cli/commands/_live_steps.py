@@ -78,7 +78,7 @@ MODULES = {
 OTHERS = {
     "dropin": "FlashInfer's tests at one commit, run outside of this repository",
     "kinds": "mla-lab verify kinds data/records/kinds.jsonl, on any host",
-    "emulator_speed": "mla-lab verify emulator-speed data/records/emulator_speed.jsonl, on any host",
+    "emulator_speed": "mla-lab verify emulator-speed data/records/emulator_speed.jsonl, anywhere",
     "emulated": "mla-lab verify emulated data/records/emulated.jsonl, on any host",
 }
 TRACES = ("azure_llm_2023_conv.csv", "mooncake_conversation.jsonl")

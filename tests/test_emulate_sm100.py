@@ -113,6 +113,16 @@ def test_64_rows_use_half_of_the_lanes(a_in_tensor: bool) -> None:
     ]
 
 
+def test_a_trace_shows_the_tensor_core_before_what_waits_for_it() -> None:
+    kernel, _, _ = run(Case(pair=True, n=256), Options(trace=True))
+    assert kernel.run.recorder is not None
+    events = kernel.run.recorder.events
+    [core] = [e for e in events if e.track == "tensor core"]
+    assert core.name == "4 tcgen05.mma" and core.end - core.begin == 128 * 256 * 64 // 2 // 8192
+    waits = [e for e in events if e.kind == "wait" and "mbarrier" in e.name]
+    assert len(waits) == 8 and {e.end for e in waits} == {core.end}
+
+
 def test_products_are_wide_and_all_numbers_agree_on_e4m3() -> None:
     case = Case(kind="e4m3", n=128)
     results = [run(case, Options(numbers=numbers))[1] for numbers in ("exact", "card", "fast")]

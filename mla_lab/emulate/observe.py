@@ -20,8 +20,9 @@ if TYPE_CHECKING:
 
 #: instruction slots that a copy takes before its first byte is here, and bytes a slot after that
 COPY_LATENCY, COPY_RATE = 600, 32
-#: multiply-adds a slot: what four tensor cores of an H200 do with 16-bit operands in a clock
-PRODUCT_RATE = 4096
+#: multiply-adds a slot: what four tensor cores of an H200 do with 16-bit operands in a clock, and
+#: SM100's tensor core, twice as many
+PRODUCT_RATE, TENSOR_RATE = 4096, 8192
 
 
 @dataclass(frozen=True)
@@ -116,6 +117,19 @@ class Recorder:
             track = f"products of warp group {g.first // 128}"
             name = f"{count} wgmma"
             self.events.append(Event(g.cta.name, track, "product", name, begin, end, place))
+
+    def tensor_products(
+        self, g: Gang, barriers: list[Mbarrier], work: tuple[int, int], pc: int
+    ) -> None:
+        """A tcgen05.commit behind `work` = (products, multiply-adds in this CTA)."""
+        key = ("tensor core", id(g.cta))
+        begin = max(self.time(g), self._complete.get(key, 0))
+        end = self._complete[key] = begin + work[1] // TENSOR_RATE
+        for bar in barriers:
+            self._arrived[id(bar)] = max(self._arrived.get(id(bar), 0), end)
+        if work[0]:
+            place, name = str(g.cta.program.kernel.code[pc].place), f"{work[0]} tcgen05.mma"
+            self.events.append(Event(g.cta.name, key[0], "product", name, begin, end, place))
 
     def products_waited(self, g: Gang, pc: int) -> None:
         """wgmma.wait_group has ended."""

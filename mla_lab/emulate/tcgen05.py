@@ -210,9 +210,9 @@ def tcgen05_commit(g: Gang, bar: Row, cast: Row | None, m: Mask, pc: int) -> Non
             ranks = [r for r in range(16) if int(cast[thread]) >> r & 1]
             barriers = [mbarrier_at(g, r << 24 | offset, pc) for r in ranks]
         queue = _queue(g, int(thread))
-        if g.machine.recorder and queue.issued:
-            work = sum(i.shape.m * i.shape.n * i.shape.k for i in queue.issued)
-            g.machine.recorder.products(g, len(queue.issued), work, queue.issued[0].multiply.pc)
+        work = sum(i.shape.m * i.shape.n * i.shape.k // len(i.ctas) for i in queue.issued)
+        first = queue.issued[0].multiply.pc if queue.issued else pc
+        g.machine.recorder.tensor_products(g, barriers, (len(queue.issued), work), first)
         seen = g.machine.checker.tensor.committed(g)
         queue.groups.append(Group(queue.issued, barriers, seen, pc))
         queue.issued = []

@@ -190,10 +190,8 @@ barrier.cluster.arrive.aligned; barrier.cluster.wait.aligned;
 tcgen05.fence::after_thread_sync;"""
 
 
-def run(
-    case: Case, options: Options | None = None, seed: int = 0
-) -> tuple[EmulatedKernel, np.ndarray, np.ndarray]:
-    """The kernel after its run, what the threads got [ctas, 128, registers], and A B^T."""
+def operands(case: Case, seed: int) -> tuple[torch.Tensor, np.ndarray]:
+    """Images of random A and B, of each CTA, and A B^T."""
     generator = torch.Generator().manual_seed(seed)
     depth, dtype = ROW // case.element, DTYPES[case.kind]
     a, b = (torch.randn(rows, depth, generator=generator).to(dtype) for rows in (case.m, case.n))
@@ -201,8 +199,16 @@ def run(
     for cta in range(case.ctas):
         for x, transposed in ((a, False), (b, case.b_transposed)):
             images.append(_image(x.chunk(case.ctas)[cta], case.element, transposed))
+    return torch.cat(images), (a.double() @ b.double().T).numpy()
+
+
+def run(
+    case: Case, options: Options | None = None, seed: int = 0
+) -> tuple[EmulatedKernel, np.ndarray, np.ndarray]:
+    """The kernel after its run, what the threads got [ctas, 128, registers], and A B^T."""
+    images, expected = operands(case, seed)
     found = torch.zeros(case.ctas, 128, case.registers)
     launch = Direct((case.ctas, 1, 1), (128, 1, 1), (case.ctas, 1, 1), 1024 + 65536)
     kernel = ptx_kernel(text(case), "k", launch, options)
-    kernel(torch.cat(images), found)
-    return kernel, found.numpy(), (a.double() @ b.double().T).numpy()
+    kernel(images, found)
+    return kernel, found.numpy(), expected

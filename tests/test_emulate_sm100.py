@@ -13,14 +13,14 @@ import numpy as np
 import pytest
 import torch
 
-from mla_lab.core.errors import Unsupported
+from mla_lab.core.errors import InvalidInput, Unsupported
 from mla_lab.emulate import Fault, Options
 from mla_lab.emulate.direct import Direct, ptx_kernel
 from mla_lab.emulate.ptx import Place
 from mla_lab.emulate.tcgen05 import Issued, Multiply, shape_of
 from mla_lab.emulate.tensor_memory import SHAPES, places_of
 
-from .sm100_kernel import HEAD, Case, run, text
+from .sm100_kernel import HEAD, Case, operands, run, text
 from .sm100_layouts import LAYOUTS, N
 
 CHECKED = Options(numbers="exact", check=True, strict=True)
@@ -121,6 +121,19 @@ def test_a_trace_shows_the_tensor_core_before_what_waits_for_it() -> None:
     assert core.name == "4 tcgen05.mma" and core.end - core.begin == 128 * 256 * 64 // 2 // 8192
     waits = [e for e in events if e.kind == "wait" and "mbarrier" in e.name]
     assert len(waits) == 8 and {e.end for e in waits} == {core.end}
+
+
+def test_a_debugger_shows_tensor_memory() -> None:
+    case = Case()
+    launch = Direct((1, 1, 1), (128, 1, 1), (1, 1, 1), 66560)
+    _, _, expected = run(case)
+    debugger = ptx_kernel(text(case), "k", launch).debug(operands(case, 0)[0], torch.zeros(1))
+    allocated = debugger.run_to(lambda g: bool(g.cta.tensor and g.cta.tensor.blocks))
+    assert allocated is not None and np.isnan(debugger.tensor_memory(0, 64)).all()
+    done = debugger.run_to(lambda g: not np.isnan(debugger.tensor_memory(0, 64)).any())
+    assert done is not None and np.abs(debugger.tensor_memory(0, 64) - expected).max() < 1e-4
+    with pytest.raises(InvalidInput, match="kind, columns"):
+        debugger.tensor_memory(500, 64)
 
 
 def test_products_are_wide_and_all_numbers_agree_on_e4m3() -> None:

@@ -13,6 +13,7 @@ from .gang import Fragment, Gang
 from .machine import CTA, Machine
 from .memory import RESERVED
 from .ptx import Place
+from .tensor_memory import COLUMNS, tensor_memory_of
 from .tiles import swizzle
 
 #: blocks after which a search for a breakpoint gives up
@@ -146,13 +147,25 @@ class Debugger:
         # columns beyond a row of the swizzle lie in further boxes of as many rows
         linear = np.arange(rows)[:, None] * width + byte % width + byte // width * rows * width
         at = swizzle(RESERVED + offset + linear, SWIZZLES[span])
-        words = owner.shared.views[size][at // size]
-        if kind == "e4m3":
-            return E4M3[words]
-        if kind == "bf16":
-            return from_bf16(words)
-        plain = {"fp16": np.float16, "fp32": np.float32, "int32": np.int32}
-        return words.view(plain[kind]) if kind in plain else words
+        return _seen_as(owner.shared.views[size][at // size], kind)
+
+    def tensor_memory(
+        self, column: int, columns: int, kind: str = "fp32", cta: int = 0
+    ) -> np.ndarray:
+        """Columns of SM100's tensor memory, [128 lanes, elements]; what nobody wrote is NaN."""
+        if kind not in ELEMENTS or not 0 <= column <= column + columns <= COLUMNS:
+            raise invalid("kind, columns", (kind, column, columns), (sorted(ELEMENTS), COLUMNS))
+        words = tensor_memory_of(self.machine.ctas[cta]).words[:, column : column + columns]
+        return _seen_as(np.ascontiguousarray(words).view(f"u{ELEMENTS[kind]}"), kind)
+
+
+def _seen_as(words: np.ndarray, kind: str) -> np.ndarray:
+    if kind == "e4m3":
+        return E4M3[words]
+    if kind == "bf16":
+        return from_bf16(words)
+    plain = {"fp16": np.float16, "fp32": np.float32, "int32": np.int32}
+    return words.view(plain[kind]) if kind in plain else words
 
 
 def _count(g: Gang, f: Fragment) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import struct
 import subprocess
 import sys
 from pathlib import Path
@@ -240,6 +241,47 @@ def test_the_line_of_a_finding_is_the_source_line() -> None:
     kernel(images, torch.zeros(1, 128, 64))
     found = next(f for f in kernel.run.findings if f.kind == "tcgen05 wait")
     assert found.place == Place("mla_lab/y.py", 71)
+
+
+PAIR_COPY = """
+.visible .entry k(.param .u64 a, .param .u64 map, .param .u64 b)
+{
+.reg .pred %p<9>; .reg .b16 %h<9>; .reg .b32 %r<20>; .reg .b64 %d<9>;
+mov.u32 %r0, %tid.x; mov.u32 %r1, %cluster_ctarank; mov.u32 %r2, smem; mov.b16 %h1, 3;
+and.b32 %r3, %r2, 0xFEFFFFFF;
+setp.ne.s32 %p1, %r0, 0; @%p1 bra MADE;
+mbarrier.init.shared.b64 [%r2], 1; fence.mbarrier_init.release.cluster;
+MADE: barrier.cluster.arrive.aligned; barrier.cluster.wait.aligned;
+shl.b32 %r4, %r1, 5; or.b32 %r4, %r4, %r0; setp.ne.s32 %p2, %r4, FIRST;
+@%p2 bra ISSUED;
+ld.param.u64 %d1, [map];
+mbarrier.arrive.expect_tx.shared::cluster.b64 _, [%r3], 1024;
+cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes\
+.multicast::cluster.cta_group::2 [%r2+1024], [%d1, {0, 0}], [%r3], %h1;
+ISSUED: setp.ne.s32 %p3, %r1, 0; @%p3 bra LANDED;
+WAIT: mbarrier.try_wait.parity.shared.b64 %p4, [%r2], 0; @!%p4 bra WAIT;
+LANDED: barrier.cluster.arrive.aligned; barrier.cluster.wait.aligned;
+shl.b32 %r5, %r0, 4; add.s32 %r6, %r2, %r5;
+ld.shared.v4.b32 {%r7, %r8, %r9, %r10}, [%r6+1024];
+shl.b32 %r11, %r1, 9; add.s32 %r5, %r5, %r11; cvt.u64.u32 %d2, %r5;
+ld.param.u64 %d0, [b]; add.s64 %d0, %d0, %d2; st.global.v4.b32 [%d0], {%r7, %r8, %r9, %r10};
+ret;
+}"""
+
+
+@pytest.mark.parametrize("issuer", [0, 1])
+def test_one_barrier_counts_a_copy_to_both_ctas_of_a_pair(issuer: int) -> None:
+    data = torch.arange(512).to(torch.uint8).view(8, 64)
+    # a map of bytes: rank 2, rows of 64 bytes, boxes of all; the first argument lies at 256
+    words = [256, 1 << 8, 1 << 4, 4, 0, 0, 0, 0, 63, 7, 0, 0, 0, 63 << 24, 7, *[0] * 17]
+    raw = torch.frombuffer(bytearray(struct.pack("<32I", *words)), dtype=torch.uint8)
+    out = torch.zeros(2, 512, dtype=torch.uint8)
+    launch = Direct((2, 1, 1), (32, 1, 1), (2, 1, 1), 4096)
+    source = HEAD + PAIR_COPY.replace("\\\n", "").replace("FIRST", str(32 * issuer))
+    kernel = ptx_kernel(source, "k", launch, Options(check=True))
+    kernel(data, raw, out)
+    assert torch.equal(out, data.view(1, 512).expand(2, 512))
+    assert [str(f) for f in kernel.run.findings] == []
 
 
 def test_pairs_of_floats() -> None:

@@ -58,7 +58,7 @@ def test_an_uploaded_trace_is_shown_and_a_bad_one_names_its_line() -> None:
     explorer = lab.TuneExplorer()
     rows = "TIMESTAMP,ContextTokens,GeneratedTokens\n2026-01-01 00:00:00,900,50\n"
     explorer.upload(rows.encode())
-    assert explorer.title().startswith("1 requests")
+    assert explorer.title().startswith("1 request decodes")
     before = explorer.state["trace"]
     with pytest.raises(InvalidInput, match="line 2"):
         explorer.upload(b"TIMESTAMP,ContextTokens,GeneratedTokens\nnoon,9,9\n")

@@ -32,7 +32,7 @@ def test_recorded_steps_lie_around_the_prediction() -> None:
     assert 0.8 < errors.low < errors.middle < errors.high < 1.25
 
 
-@pytest.mark.parametrize("state", [{}, {"tp": 8, "drafts": 2, "kind": "bf16 / e4m3", "moment": 20}])
+@pytest.mark.parametrize("state", [{}, {"tp": 8, "drafts": 2, "kind": "KV e4m3", "moment": 20}])
 def test_the_command_below_makes_the_same_call(state: dict[str, Any], tmp_path: Path) -> None:
     explorer = lab.TuneExplorer(**state)
     path = explorer.write(tmp_path)

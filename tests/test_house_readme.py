@@ -37,6 +37,13 @@ def test_the_pictures_are_what_the_code_draws(name):
         assert float(gain) > 4, "README says less than a quarter"
 
 
+def test_the_recording_is_there_and_small():
+    (name,) = re.findall(r"\((data/pictures/\w+\.webp)\)", README)
+    recording = (ROOT / name).read_bytes()
+    assert recording[8:12] == b"WEBP" and b"ANIM" in recording[:64]
+    assert 50_000 < len(recording) < 1_000_000
+
+
 @pytest.mark.parametrize("path", pages(ROOT), ids=lambda path: path.name)
 def test_the_tables_are_those_of_the_records(path):
     text = path.read_text(encoding="utf-8")

@@ -32,7 +32,7 @@ def test_recorded_steps_lie_around_the_prediction() -> None:
     assert 0.8 < errors.low < errors.middle < errors.high < 1.25
 
 
-@pytest.mark.parametrize("state", [{}, {"tp": 8, "drafts": 2, "kind": "bf16 / e4m3", "moment": 20}])
+@pytest.mark.parametrize("state", [{}, {"tp": 8, "drafts": 2, "kind": "KV e4m3", "moment": 20}])
 def test_the_command_below_makes_the_same_call(state: dict[str, Any], tmp_path: Path) -> None:
     explorer = lab.TuneExplorer(**state)
     path = explorer.write(tmp_path)
@@ -58,7 +58,7 @@ def test_an_uploaded_trace_is_shown_and_a_bad_one_names_its_line() -> None:
     explorer = lab.TuneExplorer()
     rows = "TIMESTAMP,ContextTokens,GeneratedTokens\n2026-01-01 00:00:00,900,50\n"
     explorer.upload(rows.encode())
-    assert explorer.title().startswith("1 requests")
+    assert explorer.title().startswith("1 request decodes")
     before = explorer.state["trace"]
     with pytest.raises(InvalidInput, match="line 2"):
         explorer.upload(b"TIMESTAMP,ContextTokens,GeneratedTokens\nnoon,9,9\n")

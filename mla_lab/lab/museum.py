@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import cache
@@ -104,6 +105,8 @@ def _edited(of: Recording, edits: dict[int, Instruction]) -> Outcome:
 
 def _errors(call: Call) -> str:
     out, lse = call.errors()
+    if not math.isfinite(out):
+        return "NaN where the oracle has numbers"
     return f"relative error of out {out:.1e}, of lse {lse:.1e}"
 
 
@@ -218,6 +221,23 @@ BUGS = (
     _bug("registers that are not there", "", _registers),
 )  # fmt: skip
 NAMES = tuple(bug.name for bug in BUGS)
+#: what is changed for bugs that no finding gives a place
+_CHANGED: dict[str, tuple[Callable[[], Recording], Callable[[], dict[int, Instruction]]]] = {
+    "0 x NaN": (lambda: load(SPLIT), _tail_kept),
+    "P that is never exactly 1": (recording, _rounded_max),
+    "registers that are not there": (recording, _greedy_registers),
+}
+
+
+def changed_places(name: str) -> list[Place]:
+    """Source lines that a bug of `_CHANGED` changes, each once."""
+    if name not in _CHANGED:
+        return []
+    of, edits = _CHANGED[name]
+    code = _code(of())
+    near = [[code[pc - back].place for back in range(3)] for pc in edits()]
+    own = [next((p for p in ps if not p.file.endswith("/kernel.py")), ps[0]) for ps in near]
+    return list(dict.fromkeys(own))
 
 
 def museum_table() -> Table:

@@ -8,7 +8,7 @@ from ..emulate import Finding
 from ..emulate.ptx import Place
 from .film_picture import MONO
 from .film_report import groups
-from .museum import Bug, Outcome, place_of
+from .museum import Bug, Outcome, changed_places, place_of
 from .source_lines import context, line_of
 from .style import GREEN, GREY, ORANGE, PAGE_INK, PAGE_TINT, RED
 from .svg import Svg
@@ -48,10 +48,10 @@ def code(bug: Bug, made: Outcome) -> str:
         rows = rows if len(rows) < 34 else _near(rows, marked)
         return f"<div style='font:11px {MONO};overflow-x:auto'>{''.join(rows)}</div>"
     parts = []
-    for place in named[:2]:
+    for place in (named or changed_places(bug.name))[:2]:
         rows = [_row(*line) for line in context(place, 3)]
         parts.append(f"<div style='font-size:12px'>{place}</div>{''.join(rows)}")
-    return f"<div style='font:11px {MONO};overflow-x:auto'>{''.join(parts)}</div>"
+    return f"<div style='font:11px {MONO};overflow-x:auto'>{''.join(parts)}</div>" if parts else ""
 
 
 def _near(rows: list[str], marked: set[int]) -> list[str]:

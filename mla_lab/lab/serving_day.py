@@ -24,8 +24,8 @@ POLICIES = ("none", "fixed", "fa3", "greedy", "cost")
 #: query and cache formats, each with its words
 FORMATS = {
     "bf16": ("bf16", "bf16"),
-    "bf16 / e4m3": ("bf16", "e4m3"),
-    "bf16 / 656 B": ("bf16", "fp8_656"),
+    "KV e4m3": ("bf16", "e4m3"),
+    "KV 656 B": ("bf16", "fp8_656"),
     "e4m3": ("e4m3", "e4m3"),
 }
 DRAFTS = (0, 1, 2, 3, 4)

@@ -29,6 +29,9 @@ MOVES = [
     ("00_start_here", CHOICE, "everything", SVG),
     ("21_swizzles_and_banks", SLIDER, "ArrowLeft", SVG),
     ("31_split_kv_policies", SLIDER, "ArrowLeft", CHART),
+    ("34_tune_for_your_trace", SLIDER, "ArrowRight", CHART),
+    ("54_inside_the_fast_kernel", SLIDER, "ArrowRight", SVG),
+    ("55_museum_of_bugs", CHOICE, "0 x NaN", ".exhibit"),
     ("90_benchmarks", SLIDER, "ArrowLeft", CHART),
 ]
 

@@ -37,7 +37,7 @@ class TuneExplorer(explorer.Explorer):
         tp=explorer.steps("ranks", RANKS, 1, "200px"),
         card=explorer.choice("card", serving_day.CARDS, "H200", "130px"),
         step_ms=explorer.steps("step, ms", STEP_MS, 30, "220px"),
-        moment=explorer.integers("moment, %", 0, 100, 50, step=2, width="330px"),
+        moment=explorer.integers("moment", 0, 100, 50, step=2, width="330px"),
         kind=explorer.choice("format", list(serving_day.FORMATS), "bf16", "240px"),
         drafts=explorer.steps("drafts", serving_day.DRAFTS, 0, "200px"),
         chance=explorer.steps("accepted", CHANCES, 0.7, "220px"),
@@ -86,11 +86,10 @@ class TuneExplorer(explorer.Explorer):
 
     def finding(self, state: dict[str, Any]) -> str:
         """The moment in a sentence."""
-        step, layers = self.step(state), get_model(state["model"]).layers
-        us = self.us(state)
-        return (
-            f"{len(step)} requests decode: {us:.1f} us a layer, {us * layers / 1e3:.2f} ms a step"
-        )
+        count, us = len(self.step(state)), self.us(state)
+        ms = us * get_model(state["model"]).layers / 1e3
+        many = f"{count} requests decode" if count > 1 else "1 request decodes"
+        return f"{many}: {us:.1f} us a layer, {ms:.2f} ms a step"
 
     def _draw_batches(self, figure: go.Figure, state: dict[str, Any]) -> None:
         path = state["trace"].strip()
@@ -184,6 +183,7 @@ def _bars(
         y=values,
         text=[f"{v:.1f}" for v in values],
         textposition="inside",
+        textangle=0,
         insidetextanchor="start",
         insidetextfont={"color": INK},
         marker={"color": fill, "pattern": hatch("predicted")},

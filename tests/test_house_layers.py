@@ -20,7 +20,7 @@ LAYERS = (
     {"cli", "lab", "__main__"},
     {"studies", "tune", "verify"},
     {"simulate"},
-    {"bench", "capture", "engines", "flashinfer_names", "xray"},
+    {"bench", "capture", "engines", "flash_mla_names", "flashinfer_names", "xray"},
     {"api"},
     {"backends"},
     {"emulate"},

@@ -125,7 +125,8 @@ class DecodeArgs:
         exp(tile_max - running_max) is below factor / seq_len (arXiv:2512.12087); 0 skips nothing.
     enable_pdl: programmatic dependent launch. None: where the device has it; True raises elsewhere.
     backend: "auto", "torch", "cute", "cuda"; "xqa" is cuda, "cute-dsl" cute, "trtllm-gen" auto;
-        "emulate": the PTX of cute on a CPU, up to 2^21 scores (see `backends.emulate`).
+        "emulate": the PTX of cute on a CPU, up to 2^21 scores (see `backends.emulate`);
+        "cute-widened": bf16 over 656-byte tokens by another kernel (`backends.cute.widened`).
         A backend that is named runs the call or raises.
     is_var_seq: False promises equal lengths, a hint for scheduling without effect on results.
     uses_shared_paged_kv_idx: keys and values have one table of pages.

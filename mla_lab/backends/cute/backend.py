@@ -67,7 +67,7 @@ class CuteBackend:
         features = masked(features)
         if blackwell.is_blackwell(gpu):
             return blackwell.no_consent(gpu) or sm100_reason(problem, features)
-        reason = _gpu_reason(gpu) or _feature_reason(features) or _format_reason(problem)
+        reason = common_reason(features, problem, gpu)
         if reason:
             return reason
         if features.skip_softmax and gathers(problem):
@@ -110,6 +110,11 @@ def sm100_reason(problem: Problem, features: Features) -> str | None:
     """Why the SM100 kernel does not run a call, on whatever card."""
     reason = blackwell.refusal(features, problem)
     return reason or missing_for(blackwell.config_for(problem), problem, features)
+
+
+def common_reason(features: Features, problem: Problem, gpu: Gpu) -> str | None:
+    """What no kernel of ours takes, hardware first; None where some kernel may."""
+    return _gpu_reason(gpu) or _feature_reason(features) or _format_reason(problem)
 
 
 def _gpu_reason(gpu: Gpu) -> str | None:

@@ -256,6 +256,13 @@ def uniform_q_begin(batch: int, q_len: int, device: torch.device) -> Tensor:
     return upload(np.arange(batch + 1, dtype=np.int32) * q_len, device)
 
 
+@lru_cache(maxsize=256)
+def equal_lengths(count: int, tokens: int, device: torch.device) -> Tensor:
+    """Lengths of `count` requests of `tokens` tokens each, int32 [count] on `device`."""
+    refuse_capture("query", "met for the first time, and its lengths are made", device)
+    return upload(np.full(count, tokens, dtype=np.int32), device)
+
+
 def upload(words: np.ndarray, device: torch.device) -> Tensor:
     """A copy of int32 words on `device`, enqueued without waiting for it."""
     host = torch.from_numpy(np.array(words, dtype=np.int32, order="C"))  # rows of selected columns

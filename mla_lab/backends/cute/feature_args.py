@@ -25,7 +25,7 @@ def with_features(config: KernelConfig, features: Features) -> KernelConfig:
     """`config` with what the call's features compile in: with KV on M one kernel for all of them,
     with the query rows on M, where registers are short, one for each that costs time in the loop.
     """
-    if config.option("gather"):
+    if config.option("gather") and config.kernel == "cute/swap_ab_sm90":
         return config
     skip = (("skip", 1),) if features.skip_softmax else ()
     if skip:

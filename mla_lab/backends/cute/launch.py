@@ -24,6 +24,7 @@ from torch import Tensor
 from ... import jit
 from ...call.bind import Call
 from ...call.decode_args import DecodeArgs
+from ...call.form import Form
 from ...call.workspace import Workspace
 from ...core.errors import invalid, unsupported
 from ...core.gpu import Gpu
@@ -41,6 +42,7 @@ from .device_plan import (
     check_groups,
     check_offsets,
     check_partials,
+    equal_lengths,
     on_device,
     refuse_capture,
     uniform_q_begin,
@@ -110,6 +112,7 @@ class Launch:
         q_len = 0 if form.features.ragged else form.bounds.q_lens[0]
         if isinstance(words, SelfScheduled):
             self._walk = (no_tiles(form.device), workspace["schedule"].view(-1))
+            q_len = 1 if form.features.sparse else q_len
             self._numbers = (words.num_workers, q_len, gated(words.costs.packed, words.gate))
         elif isinstance(words, DevicePlan):
             self._walk = (words.tiles, words.worker_begin)
@@ -134,10 +137,7 @@ class Launch:
         self._extras = Extras(config, form)
         self._no_lse = torch.empty(0, 0, dtype=torch.float32, device=form.device)
         load_around(planner is not None, self._merge_items is not None, form.device)
-        self._q_begin: Tensor | None = None  # the caller's, where requests are ragged
-        if not form.features.ragged:
-            batch, q_len = form.bounds.batch, form.bounds.q_lens[0]
-            self._q_begin = uniform_q_begin(batch, q_len, form.device)
+        self._q_begin, self._lengths = requests_of(form, words)
         alone = planner is None and self._merge_items is None and not self._fills
         alone = alone and (before is None or before.repeat is not before)
         as_given = self._shapes.plain and not self._base2 and not self._extras.wanted
@@ -224,7 +224,7 @@ class Launch:
                 lse_rows,
                 *self._between,
                 tables,
-                given.seq_lens,
+                given.seq_lens if self._lengths is None else self._lengths,
                 q_begin,
                 *self._walk,
                 self._heads,
@@ -246,6 +246,7 @@ class Launch:
         are numbers: the commonest call. What never changes is bound here.
         """
         attend, no_lse, heads, q_begin = self.attend, self._no_lse, self._heads, self._q_begin
+        lengths = self._lengths
         partial_out, partial_lse, counters = self._between
         walk, numbers = self._walk, self._numbers
 
@@ -260,7 +261,7 @@ class Launch:
                     partial_lse,
                     counters,
                     given.block_tables,
-                    given.seq_lens,
+                    given.seq_lens if lengths is None else lengths,
                     given.cum_seq_lens_q if q_begin is None else q_begin,
                     *walk,
                     heads,
@@ -318,6 +319,21 @@ def believes_bounds(
     if planner is None:
         return q_len and isinstance(words, Formula) and not form.features.sparse
     return q_len or planner.capacity != replace(planner, max_kv_len=form.bounds.kv_lens[0]).capacity
+
+
+def requests_of(
+    form: Form, words: DevicePlan | SelfScheduled | Formula
+) -> tuple[Tensor | None, Tensor | None]:
+    """Prefix sums of query tokens and lengths in place of the caller's, each None where those are
+    taken: of a ragged call the sums. To workers that find their tiles, each query token of a sparse
+    call is a request of its own, of top_k tokens.
+    """
+    if form.features.sparse and isinstance(words, SelfScheduled):
+        lengths = equal_lengths(form.total_q, form.bounds.top_k, form.device)
+        return uniform_q_begin(form.total_q, 1, form.device), lengths
+    if form.features.ragged:
+        return None, None
+    return uniform_q_begin(form.bounds.batch, form.bounds.q_lens[0], form.device), None
 
 
 @lru_cache(maxsize=8)

@@ -25,6 +25,7 @@ def all_peers() -> list[Peer]:
         Plain(tight=True),
         Ours(prepared=True),
         Ours("cute"),
+        Ours("cute-widened"),
         Ours("cuda"),
         Ours("torch"),
         TorchEager(),

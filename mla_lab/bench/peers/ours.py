@@ -10,7 +10,7 @@ from torch import Tensor
 
 from ... import backends
 from ...api import decode
-from ...backends.cute.device_plan import Formula
+from ...backends.cute.device_plan import Formula, SelfScheduled
 from ...backends.cute.token_gather import gathers
 from ...call.decode_args import native_args
 from ...core import kv_cache as formats
@@ -60,10 +60,10 @@ class Ours(PeerBase):
             return Prepared(launches, notes={"backend": runner.name})
         gpu = backends.gpu_of(rotation.device) or H200
         fetched = runner.name == "cute" and gathers(rotation.case.problem)
-        formula = runner.plan(call, gpu) if fetched else None
-        if isinstance(formula, Formula):  # a gather of single tokens takes no plan
+        own = runner.plan(call, gpu) if fetched or runner.name == "cute-widened" else None
+        if isinstance(own, Formula | SelfScheduled):  # a gather of single tokens takes no plan
             launches = tuple(self._launch(copy, rotation.case, None) for copy in rotation.copies)
-            config = formula.config
+            config = own.config
             notes = {"kernel": config.name(), "tile_rows": config.tile_rows}
             return Prepared(launches, notes={"backend": runner.name, **notes})
 

@@ -30,6 +30,7 @@ from ..split_merge import SplitMerge
 from .fp8.params import Fp8Config, fp8_facts
 from .kernel import KeepAB
 from .params import DTYPES, FP8_DTYPES, HEAD, LATENT, SHARED_BYTES, Config
+from .widened.params import WidenedConfig, check_widened, widened_facts
 
 PAGE_SIZES = (16, 32, 64, 128)
 #: 8-bit caches, and (query, cache) formats that differ: the query is split into two terms
@@ -54,6 +55,8 @@ def check(config: KernelConfig) -> None:
         raise unsupported("tile_rows, cluster", tile, "(64, 1) or (128, 2)")
     if config.option("skip") and config.cluster == 2:
         raise unsupported("cluster", "2 with skip", "1: with 2 there are no registers for it")
+    if config.option("gather"):
+        check_widened(config)
     if config.page_size not in PAGE_SIZES:
         raise unsupported("page_size", config.page_size, PAGE_SIZES)
     if config.kv_format in FP8_CACHES and config.option("skip"):
@@ -67,8 +70,12 @@ def static_facts(config: KernelConfig) -> Config:
     check(config)
     tree = config.mask == "tree"
     features = tree or any(config.option(o) for o in ("features", "scales", "skip"))
-    own = fp8_facts(config, features) if config.kv_format in FP8_CACHES else {}
-    kind = Fp8Config if config.kv_format in FP8_CACHES else Config
+    own: dict[str, int] = {}
+    kind = Config
+    if config.option("gather"):
+        kind, own = WidenedConfig, widened_facts(config)
+    elif config.kv_format in FP8_CACHES:
+        kind, own = Fp8Config, fp8_facts(config, features)
     if config.option("stages"):
         own["stages"] = config.option("stages")
     facts = kind(
@@ -113,11 +120,12 @@ def entry(config: KernelConfig) -> CuteEntry:
     shaped = config.option("shaped")
     pages, slots, slots2, counters, batch, width, ends, tiles, workers = counts(9)
     stored, width_kv = facts.element, HEAD
+    page_size = cute.sym_int() if facts.widened else facts.page_size
     if config.kv_format == "fp8_656":
         stored, width_kv = Uint8, FP8_656_BYTES
     cache = make_fake_tensor(
         stored,
-        (pages, facts.page_size, width_kv),
+        (pages, page_size, width_kv),
         stride=(cute.sym_int64(divisibility=128 // stored.width), width_kv, 1),
         assumed_align=16,
     )

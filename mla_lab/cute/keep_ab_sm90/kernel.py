@@ -22,7 +22,7 @@ from cutlass.cute.nvgpu import cpasync
 from ..common.feature_operands import mask_words
 from ..common.kv_prefetch import LEAST_REQUESTS, KvCache
 from ..common.worker_plan import prefetch_ahead
-from . import fp8, kernel_bf16
+from . import fp8, kernel_bf16, widened
 from .params import Config, Cta, Globals, Mmas
 from .profile import profile_event
 from .tile_scheduler import find_plan, load_plan
@@ -30,6 +30,8 @@ from .tile_scheduler import find_plan, load_plan
 
 def variant(cfg: Config) -> ModuleType:
     """The module with `allocate`, `init_barriers`, `roles`, `operands` and THREADS."""
+    if cfg.widened:
+        return widened
     return fp8 if cfg.fp8 else kernel_bf16
 
 
@@ -43,13 +45,14 @@ def decode_kernel(cfg: cutlass.Constexpr[Config], g: Globals, mma: Mmas, layouts
     s = variant(cfg).allocate(cfg, *layouts)
     if warp_idx == 0:
         cpasync.prefetch_descriptor(g.tma_q)
-        cpasync.prefetch_descriptor(g.tma_kv)
+        if const_expr(not cfg.widened):
+            cpasync.prefetch_descriptor(g.tma_kv)
         variant(cfg).init_barriers(cfg, s)
     if warp_idx == 1:
         if const_expr(cfg.pdl):
             cute.arch.griddepcontrol_wait()
         find_plan(cfg, g, s, cta_idx)
-    if const_expr(cfg.pdl):
+    if const_expr(cfg.pdl and not cfg.widened):
         many = g.seq_lens.shape[0] >= LEAST_REQUESTS
         if (warp_idx == 2) & many & (g.costs >> 16 == 0):
             kv = KvCache(g.cache, g.block_table, rank)

@@ -81,6 +81,11 @@ class Config:
         return False
 
     @property
+    def widened(self) -> bool:
+        """656-byte tokens are widened to the query's type (folder `widened`)."""
+        return False
+
+    @property
     def element(self) -> type[cutlass.Numeric]:
         """KV element type; may differ from the query's."""
         return FP8_DTYPES[self.dtype]

@@ -1,0 +1,177 @@
+"""Mainloops of the consumers: QK-softmax with the query in shared memory, and PV."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import cutlass
+import cutlass.cute as cute
+from cutlass import Float32, Int32, Uint32, const_expr
+from cutlass.cute.nvgpu import warpgroup
+
+from ...common.pipeline import PipelineState
+from ...common.ptx_sm90 import fresh_thread
+from ...split_merge.keep_ab_cooperative import merge
+from ..mainloop_pv import epilogue, gemm_pv
+from ..mainloop_pv import make_fragments as pv_fragments
+from ..mainloop_qk_softmax import (
+    RowState,
+    TileContext,
+    p_address,
+    release_kv,
+    softmax_to_p,
+    start_rows,
+    store_row_stats,
+)
+from ..mask import apply_mask, column_of, mask_free_until, rows_of
+from ..params import Cta, Work
+from ..tile_scheduler import may_be_split, read_work
+from .params import PRODUCTS, SPARSE
+
+#: k-steps of 16 columns
+STEPS = 36
+
+
+@dataclass(frozen=True)
+class Fragments:
+    """Operands of QK and accumulators of the warp group."""
+
+    tSrQ: cute.Tensor  # descriptors
+    tSrK: cute.Tensor  # descriptors of all stages
+    tSrS: cute.Tensor  # fp32 scores, then weights
+    rP: cute.Tensor  # weights in bf16
+
+
+def make_fragments(cta: Cta) -> Fragments:
+    """Descriptors once for all tiles, and registers."""
+    qk = cta.mma.qk
+    tSrQ = qk.make_fragment_A(qk.get_slice(0).partition_A(cta.s.sQ))
+    tSrK = qk.make_fragment_B(qk.get_slice(0).partition_B(cta.s.sKV))
+    tSrS = cute.make_rmem_tensor(qk.partition_shape_C((64, 64)), Float32)
+    rP = cute.make_rmem_tensor(cta.mma.qk_rs.partition_shape_A((64, 64)), cta.cfg.element)
+    tSrS.fill(0.0)
+    return Fragments(tSrQ, tSrK, tSrS, rP)
+
+
+@cute.jit
+def scores(cta: Cta, f: Fragments, state: PipelineState):
+    """S = Q K^T of the tile in a stage. The rows were stored, and pushed, outside of the async
+    proxy that the products read through: each thread fences behind the full barrier."""
+    cta.s.kv_pipe.consumer_wait(state)
+    cute.arch.fence_view_async_shared()
+    if const_expr(cta.cfg.parts & PRODUCTS):
+        atom = cute.make_mma_atom(cta.mma.qk.op)
+        atom.set(warpgroup.Field.ACCUMULATE, False)
+        warpgroup.fence()
+        for k in cutlass.range_constexpr(STEPS):
+            keys = f.tSrK[None, None, k, state.index]
+            cute.gemm(atom, f.tSrS, f.tSrQ[None, None, k], keys, f.tSrS)
+            atom.set(warpgroup.Field.ACCUMULATE, True)
+        warpgroup.commit_group()
+        warpgroup.wait_group(0)
+
+
+@cute.jit
+def apply_valid(cta: Cta, acc: cute.Tensor, stage: Int32):
+    """Scores of slots that hold no token become -inf."""
+    words = [Int32(cta.s.sValid[h, stage]) for h in range(2)]
+    if (words[0] & words[1]) != -1:
+        shift = 2 * (fresh_thread() & 3)
+        bits = [Uint32(word) >> Uint32(shift) for word in words]
+        seen = rows_of(acc)
+        for c in cutlass.range_constexpr(cute.size(acc) // 2):
+            at = column_of(c)
+            bit = bits[at // 32] & Uint32(1 << at % 32)
+            for h in cutlass.range_constexpr(2):
+                seen[h, c] = seen[h, c] if bit != Uint32(0) else -Float32.inf
+
+
+@cute.jit
+def finish_rows(cta: Cta, work: Work, rows: RowState, turn: Int32):
+    """Row sums and row maxes of a work tile for the epilogue, which has read the last ones."""
+    thread = fresh_thread() & 127
+    row = 16 * (thread // 32) + thread % 32 // 4
+    cta.s.stats_read.wait(0, turn & 1)
+    store_row_stats(cta, cta.s, work, rows, row, thread % 32)
+
+
+@cute.jit
+def weights_of_tile(
+    cta: Cta, f: Fragments, rows: RowState, tile: TileContext, left: Int32, p_at, state
+):  # fmt: skip
+    """P of the tile in a stage, on its rope."""
+    if const_expr(cta.cfg.gather == SPARSE):
+        apply_valid(cta, f.tSrS, state.index)
+    else:
+        apply_mask(cta, f.tSrS, tile.index, tile.mask_free, left)
+    # the rescale exponents of the stage's last tile have been read
+    cta.s.p_pipe.producer_acquire(state.opposite())
+    if const_expr(cta.cfg.parts & PRODUCTS):
+        softmax_to_p(cta, f, rows, tile, p_at, state.index)
+    cute.arch.fence_view_async_shared()
+
+
+@cute.jit
+def mainloop_qk_softmax(cta: Cta):
+    """Per tile: QK, softmax, P. PV of a tile runs beside QK of the next one."""
+    cfg, g, s, plan = cta.cfg, cta.g, cta.s, cta.plan
+    lane = cute.arch.lane_idx()
+    w = cute.arch.make_warp_uniform(cute.arch.thread_idx()[0] % 128 // 32)
+    f, p_at = make_fragments(cta), p_address(cta)
+    row_max, row_sum = (cute.make_rmem_tensor(2, Float32) for _ in range(2))
+    rows = RowState(row_max, row_sum, row_max)
+    state = PipelineState.start()
+    for index in cutlass.range(plan.first, plan.last, unroll=1):
+        turn = index - plan.first
+        s.q_pipe.full.wait(0, turn & 1)
+        work = read_work(g, s, index)
+        below = start_rows(cta, work, 16 * w + lane // 4, rows)
+        mask_free = cute.arch.make_warp_uniform(mask_free_until(cta, work, 16 * w))
+        tile = TileContext(index, mask_free, below)
+        left = cute.arch.make_warp_uniform(work.end - work.begin)
+        while left > 0:
+            state = state.uniform()
+            scores(cta, f, state)
+            weights_of_tile(cta, f, rows, tile, left, p_at, state)
+            if left == 1:
+                with cute.arch.elect_one():
+                    s.q_pipe.consumer_release(0)
+                finish_rows(cta, read_work(g, s, index), rows, turn)
+            s.p_pipe.producer_commit(state.index)
+            left = left - 1
+            state = state.advance(cfg.stages)
+
+
+@cute.jit
+def mainloop_pv(cta: Cta):
+    """Per work tile: PV tile by tile as P is committed, the epilogue; at the end the merges."""
+    cfg, g, s, plan = cta.cfg, cta.g, cta.s, cta.plan
+    tid, _, _ = cute.arch.thread_idx()
+    lane = cute.arch.lane_idx()
+    wg = cute.arch.make_warp_uniform(tid // 128)
+    row = 16 * cute.arch.make_warp_uniform((tid % 128) // 32) + lane // 4
+    f = pv_fragments(cta, wg)
+    state = PipelineState.start()
+    s.stats_read.arrive(0)
+    for index in cutlass.range(plan.first, plan.last, unroll=1):
+        f.tOrO.fill(0.0)
+        block, count = Int32(0), Int32(1)
+        while block < count:
+            state = state.uniform()
+            s.p_pipe.consumer_wait(state)
+            if block == 0:
+                work = read_work(g, s, index)
+                count = cute.arch.make_warp_uniform(work.end - work.begin)
+            exponents = [Int32(s.sRescale[row + 8 * h, state.index]) for h in range(2)]
+            s.p_pipe.consumer_release(state.index)
+            if const_expr(cfg.parts & PRODUCTS):
+                gemm_pv(cta, f, state.index, exponents)
+            release_kv(cta, state.index, lane)
+            block = block + 1
+            state = state.advance(cfg.stages)
+        epilogue(cta, f.tOrO, index)
+    if const_expr(cfg.cooperative):
+        # the last work tile first: its own strips are in the ring
+        for back in cutlass.range(plan.first + 1, plan.last + 1, unroll=1):
+            if may_be_split(plan, plan.first + plan.last - back):
+                merge(cta, plan.first + plan.last - back, True)

@@ -1,0 +1,143 @@
+"""Static configuration and shared-memory views of the widening kernel."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import cutlass
+import cutlass.cute as cute
+from cutlass import BFloat16, Float32, Int32, Int64, Uint8
+
+from ....core.errors import unsupported
+from ....core.problem import FP8_656_BYTES, LATENT_DIM
+from ....plan.config import KernelConfig
+from ...common.barriers import MBarriers, NamedBarrier
+from ...common.pipeline import Pipeline
+from ..params import BLOCK, BOX, RECORD_WORDS, RECORDS, STAGE, Config
+
+#: bytes of a token: 512 e4m3, 4 fp32 scales, 64 bf16 of rope
+TOKEN_BYTES, SCALES_BEGIN, ROPE_BEGIN = FP8_656_BYTES, LATENT_DIM, LATENT_DIM + 16
+#: boxes of 64 columns under one scale each, and scales of a token
+LATENT_BOXES, SCALES = LATENT_DIM // 64, 4
+#: threads of the producer warp group, those that share a token, tokens they widen at once
+PRODUCERS, TOKEN_THREADS = 128, 8
+AT_ONCE = PRODUCERS // TOKEN_THREADS
+#: bytes of a stage and of a row of 64 columns
+STAGE_BYTES, BOX_BYTES, ROW_BYTES = STAGE * 2, BOX * 2, 128
+#: how a token is found
+PAGED, SPARSE = 1, 2
+#: bits of `parts`, all of them in every build but a probe's
+WIDEN, PUSH, PRODUCTS, ALL_PARTS = 1, 2, 4, 7
+
+#: orders a record, written by the first producer warp, before the other producer warps read it
+PRODUCER_BARRIER = NamedBarrier(3, PRODUCERS)
+
+
+@dataclass(frozen=True)
+class WidenedConfig(Config):
+    """What is compiled in. `dtype` is that of the query, the widened rows and P."""
+
+    #: PAGED or SPARSE
+    gather: int = SPARSE
+    #: parts of the kernel that run; fewer only to time them alone, which gives no result
+    parts: int = ALL_PARTS
+
+    @property
+    def widened(self) -> bool:
+        return True
+
+    @property
+    def units(self) -> int:
+        """Tokens of a tile that a producer thread widens an eighth of."""
+        return BLOCK // (AT_ONCE * self.cluster)
+
+    @property
+    def pushed_bytes(self) -> int:
+        """Bytes of a stage that the other CTA writes."""
+        return STAGE_BYTES // 2 if self.cluster == 2 and self.parts & PUSH else 0
+
+    @property
+    def shared_bytes(self) -> int:
+        """KV stages, the query, 2,048 B of barriers, records and row values."""
+        return self.ring_bytes + STAGE_BYTES + 2048
+
+
+@dataclass(frozen=True)
+class WidenedShared:
+    """Views of shared memory; fields that `Shared` has mean the same."""
+
+    sKV: cute.Tensor
+    sVt: cute.Tensor
+    sQ: cute.Tensor  # (64, 576), 128-byte swizzle
+    sRescale: cute.Tensor
+    records: cute.Tensor
+    sRowSum: cute.Tensor
+    sRowMax: cute.Tensor
+    sValid: cute.Tensor  # int32 (2, stage): bit t of word h says that token 32 h + t is one
+    kv_pipe: Pipeline  # full[stage], empty[stage]
+    p_pipe: Pipeline
+    stats_read: MBarriers
+    q_pipe: Pipeline  # full[0], empty[0]
+
+
+@cute.jit
+def allocate(cfg: cutlass.Constexpr[WidenedConfig], kv_layout, q_layout):
+    """Shared memory: 222,208 B with two stages."""
+    alloc = cutlass.memory.SmemAllocator()
+    element, stages = BFloat16, cfg.stages
+
+    def array(dtype, shape, align, stride=None):
+        layout = (
+            cute.make_layout(shape) if stride is None else cute.make_layout(shape, stride=stride)
+        )
+        return alloc.allocate_tensor(dtype, layout, byte_alignment=align)
+
+    def tile(layout):
+        return alloc.allocate_tensor(
+            element, layout.outer, byte_alignment=1024, swizzle=layout.inner
+        )
+
+    kv_full = alloc.allocate_array(Int64, 4 * stages + 3)
+    records = array(Int32, (RECORD_WORDS, RECORDS), 8)
+    rescale = array(Uint8, (BLOCK, stages), 64, (1, BLOCK))
+    row_sum, row_max = array(Float32, BLOCK, 64), array(Float32, BLOCK, 64)
+    valid = array(Int32, (2, stages), 16)
+    kv, q = tile(kv_layout), tile(q_layout)
+    v_t = cute.make_tensor(
+        kv.iterator,
+        cute.make_layout(((64, 8), BLOCK, stages), stride=((1, BOX), 64, STAGE)),
+    )
+    kv_empty = kv_full + stages
+    p_full = kv_empty + stages
+    p_empty = p_full + stages
+    stats = p_empty + stages
+    return WidenedShared(
+        kv, v_t, q, rescale, records, row_sum, row_max, valid,
+        Pipeline(MBarriers(kv_full), MBarriers(kv_empty)),
+        Pipeline(MBarriers(p_full), MBarriers(p_empty)),
+        MBarriers(stats),
+        Pipeline(MBarriers(stats + 1), MBarriers(stats + 2)),
+    )  # fmt: skip
+
+
+def check_widened(config: KernelConfig) -> None:
+    """Raises Unsupported for what is not compiled with the option gather."""
+    formats = (config.q_dtype, config.kv_format)
+    if formats != ("bf16", "fp8_656"):
+        raise unsupported("kv_format", f"{formats} with gather", ("bf16", "fp8_656"))
+    if config.option("gather") not in (PAGED, SPARSE):
+        raise unsupported("gather", config.option("gather"), (PAGED, SPARSE))
+    if not 0 <= config.option("parts", ALL_PARTS) <= ALL_PARTS:
+        raise unsupported("parts", config.option("parts"), f"0 to {ALL_PARTS}")
+    if config.mask == "tree" or any(map(config.option, ("skip", "stamps", "stages"))):
+        got = f"mask {config.mask!r}, {config.options} with gather"
+        raise unsupported("options", got, "features, scales, parts")
+
+
+def widened_facts(config: KernelConfig) -> dict[str, int]:
+    """Facts that a build of this kind has beside those of `Config`."""
+    return {
+        "gather": config.option("gather"),
+        "parts": config.option("parts", ALL_PARTS),
+        "stages": 2,
+    }

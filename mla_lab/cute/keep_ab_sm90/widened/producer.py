@@ -1,0 +1,290 @@
+"""The widening producer: tokens of 656 bytes from global memory to bf16 rows in shared memory.
+
+Eight threads share a token. Of each box of 64 columns a thread loads eight e4m3, of the rope 16
+bytes, and all four scales; each e4m3 becomes fp16 (exact), fp32, times its scale, bf16. The 16
+bytes of bf16 go to where the 128-byte swizzle has them: chunk j of row r of a box at j ^ (r % 8).
+In a cluster of two, CTA r widens tokens [32 r, 32 r + 32) of a tile, and stores every 16 bytes
+twice: in its own stage, and by `st.async` in the other CTA's, whose full barrier counts the bytes.
+
+    a thread and tile   cluster of 2   one CTA
+    units of 1/8 token             2         4
+    loads                         20        40   8 of 8 bytes, rope and scales of 16, per unit
+    widened values               128       256   3 instructions each: 384 and 768
+    st.shared.v4                  18        36
+    st.async.v4                   18         -
+
+Two units are in flight: when a unit has been stored, its registers take the loads of the unit after
+the next one, of the next tile at the end of a tile. Table entries are loaded a tile ahead of that.
+"""
+
+from __future__ import annotations
+
+import cutlass
+import cutlass.cute as cute
+from cutlass import Float32, Int32, Int64, Uint32, const_expr
+from cutlass.cute.nvgpu import cpasync
+
+from ...common.pipeline import PipelineState
+from ...common.ptx_sm90 import pick, ptx
+from ..params import BLOCK, BOXES, Cta, Work
+from ..tile_scheduler import read_work, record
+from .params import (
+    AT_ONCE,
+    BOX_BYTES,
+    LATENT_BOXES,
+    PAGED,
+    PRODUCER_BARRIER,
+    PRODUCERS,
+    PUSH,
+    ROPE_BEGIN,
+    ROW_BYTES,
+    SCALES_BEGIN,
+    STAGE_BYTES,
+    TOKEN_BYTES,
+    TOKEN_THREADS,
+    WIDEN,
+)
+
+#: 32-bit words that a thread holds of a unit: e4m3, rope, scales
+LATENT_WORDS, ROPE_AT, SCALES_AT, UNIT_WORDS = 16, 16, 20, 24
+#: units in flight
+IN_FLIGHT = 2
+
+
+def load_words(source: cute.Pointer, offset: int, count: int, there: Int32) -> list[Int32]:
+    """`count` words of global memory past the L1, zeros where `there` is 0."""
+    outs = ", ".join(f"{{$w{i}}}" for i in range(count))
+    zeros = " ".join(f"mov.b32 {{$w{i}}}, 0;" for i in range(count))
+    code = (
+        "{ .reg .pred p; setp.ne.s32 p, {$r1}, 0; " + zeros + " @p ld.global.L1::no_allocate"
+        f".v{count}.b32 {{{outs}}}, [{{$r0}}+{offset}]; }}"
+    )
+    return ptx(code, source, there, out=[Int32] * count)
+
+
+def widen_four(word: Int32, scale: Float32) -> tuple[Int32, Int32]:
+    """Four e4m3 times `scale` as two words of bf16."""
+    half = (
+        "mov.b32 {e, f}, {a}; cvt.f32.f16 x, e; cvt.f32.f16 y, f; mul.f32 x, x, {$r1};"
+        " mul.f32 y, y, {$r1}; cvt.rn.bf16x2.f32 {a}, y, x; "
+    )
+    return ptx(
+        "{ .reg .b16 l, h, e, f; .reg .b32 a, b; .reg .f32 x, y; mov.b32 {l, h}, {$r0};"
+        " cvt.rn.f16x2.e4m3x2 a, l; cvt.rn.f16x2.e4m3x2 b, h; "
+        + half.replace("{a}", "a")
+        + half.replace("{a}", "b")
+        + "mov.b32 {$w0}, a; mov.b32 {$w1}, b; }",
+        word,
+        scale,
+        out=[Int32, Int32],
+    )
+
+
+@cute.jit
+def load_entries(cta: Cta, work: Work, block: Int32, entries: cute.Tensor):
+    """Table entries of the thread's tokens of a tile: page ids, or token slots; -1 for no token."""
+    cfg, table = cta.cfg, cta.g.block_table
+    tid, _, _ = cute.arch.thread_idx()
+    token = block * BLOCK + first_token(cta) + tid % PRODUCERS // TOKEN_THREADS
+    for u in cutlass.range_constexpr(cfg.units):
+        entries[u] = entry_of(cta, work, table, token + AT_ONCE * u)
+
+
+@cute.jit
+def entry_of(cta: Cta, work: Work, table: cute.Tensor, token: Int32):
+    """The table entry of a token; -1 past the length, where the table is undefined."""
+    column = token
+    if const_expr(cta.cfg.gather == PAGED):
+        column = Int32(Uint32(token) // Uint32(cta.g.cache.shape[1]))
+    entry = table[work.request, cutlass.min(column, table.shape[1] - 1)]
+    return pick(token < work.kv_len, entry, Int32(-1))
+
+
+def first_token(cta: Cta) -> Int32:
+    """First token of a tile that this CTA widens."""
+    return cta.rank * (AT_ONCE * cta.cfg.units) if cta.cfg.cluster == 2 else Int32(0)
+
+
+@cute.jit
+def load_unit(cta: Cta, words: cute.Tensor, unit: cutlass.Constexpr[int], entry, block: Int32):
+    """The thread's part of a token into `words[unit]`; zeros where there is none."""
+    cfg, cache = cta.cfg, cta.g.cache
+    tid, _, _ = cute.arch.thread_idx()
+    place, page_size = tid % TOKEN_THREADS, cache.shape[1]
+    held = cutlass.max(entry, Int32(0))
+    if const_expr(cfg.gather == PAGED):
+        token = block * BLOCK + first_token(cta) + tid % PRODUCERS // TOKEN_THREADS + AT_ONCE * unit
+        page, row = held, Int32(Uint32(token) % Uint32(page_size))
+    else:
+        page = Int32(Uint32(held) // Uint32(page_size))
+        row = held - page * page_size
+    at = Int64(page) * cache.stride[0] + Int64(row * TOKEN_BYTES)
+    there = pick(entry >= 0, Int32(1), Int32(0))
+    token_at = cache.iterator + at
+    near = token_at + place * 8
+    slot = unit % IN_FLIGHT * UNIT_WORDS
+    for box in cutlass.range_constexpr(LATENT_BOXES):
+        pair = load_words(near, 64 * box, 2, there)
+        words[slot + 2 * box], words[slot + 2 * box + 1] = pair[0], pair[1]
+    rope = load_words(near + place * 8, ROPE_BEGIN, 4, there)
+    scales = load_words(token_at, SCALES_BEGIN, 4, there)
+    for i in cutlass.range_constexpr(4):
+        words[slot + ROPE_AT + i], words[slot + SCALES_AT + i] = rope[i], scales[i]
+
+
+@cute.jit
+def store_unit(cta: Cta, words: cute.Tensor, unit: cutlass.Constexpr[int], own: Int32, peer: tuple):
+    """Widen `words[unit]` and store it: `own` is the thread's place in the stage, `peer` that in
+    the other CTA's stage and its barrier."""
+    slot = unit % IN_FLIGHT * UNIT_WORDS
+    scales = cute.recast_tensor(words, Float32)
+    for box in cutlass.range_constexpr(BOXES):
+        if const_expr(box == LATENT_BOXES):
+            row = [words[slot + ROPE_AT + i] for i in range(4)]
+        else:
+            scale = scales[slot + SCALES_AT + box // 2]
+            low = widen_four(words[slot + 2 * box], scale)
+            row = [*low, *widen_four(words[slot + 2 * box + 1], scale)]
+        store_sixteen(cta, row, box * BOX_BYTES + unit * (AT_ONCE * ROW_BYTES), own, peer)
+
+
+def store_sixteen(cta: Cta, row: list, offset: int, own: Int32, peer: tuple) -> None:
+    """16 bytes into this CTA's stage and into the other's."""
+    if cta.cfg.parts & WIDEN:
+        code = f"st.shared.v4.b32 [{{$r0}}+{offset}], {{ {{$r1}}, {{$r2}}, {{$r3}}, {{$r4}} }};"
+        ptx(code, own, *row)
+    if cta.cfg.pushed_bytes:
+        ptx(
+            "st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.v4.b32 "
+            f"[{{$r0}}+{offset}], {{ {{$r2}}, {{$r3}}, {{$r4}}, {{$r5}} }}, [{{$r1}}];",
+            *peer,
+            *row,
+        )
+
+
+@cute.jit
+def store_valid(cta: Cta, tokens: cute.Tensor, stage: Int32):
+    """Which tokens of a tile there are, by one warp whose lanes hold the entries of tokens `lane`
+    and `lane` + 32."""
+    words = [Int32(cute.arch.vote_ballot_sync(tokens[h] >= 0)) for h in range(2)]
+    valid = cta.s.sValid
+    if cute.arch.lane_idx() == 0:
+        for h in cutlass.range_constexpr(2):
+            valid[h, stage] = words[h]
+
+
+@cute.jit
+def load_tokens(cta: Cta, work: Work, block: Int32, tokens: cute.Tensor):
+    """Entries of tokens `lane` and `lane` + 32 of a tile."""
+    lane = cute.arch.lane_idx()
+    for h in cutlass.range_constexpr(2):
+        tokens[h] = entry_of(cta, work, cta.g.block_table, block * BLOCK + lane + 32 * h)
+
+
+@cute.jit
+def load_query(cta: Cta, work: Work):
+    """This CTA's 64 query rows; rows past the last one arrive as zeros."""
+    s, tma = cta.s, cta.g.tma_q
+    rows = cute.domain_offset((work.global_row, (0, 0)), cta.g.mQ)
+    gQ = cute.local_tile(rows, (BLOCK, (64, BOXES)), (0, 0))
+    sQ = cute.make_tensor(
+        s.sQ.iterator,
+        cute.make_layout((BLOCK, (64, BOXES)), stride=(64, (1, BLOCK * 64))),
+    )
+    tQsQ, tQgQ = cpasync.tma_partition(
+        tma, 0, cute.make_layout(1), cute.group_modes(sQ, 0, 2), cute.group_modes(gQ, 0, 2)
+    )
+    if cute.arch.lane_idx() == 0:  # the lane that has written the record
+        s.q_pipe.full.arrive_expect_tx(0, STAGE_BYTES)
+    cute.copy(tma, tQgQ, tQsQ, tma_bar_ptr=s.q_pipe.full.at(0))
+
+
+def peer_of(cta: Cta, address: cute.Pointer) -> Int32:
+    """The address of the same place in the other CTA of the cluster."""
+    if cta.cfg.cluster == 1:
+        return Int32(0)
+    return Int32(cute.arch.map_dsmem_ptr(address, cta.rank ^ 1).toint())
+
+
+@cute.jit
+def commit(cta: Cta, stage: Int32):
+    """Arrive at the stage's full barrier: the thread's own stores are done."""
+    tid, _, _ = cute.arch.thread_idx()
+    if const_expr(cta.cfg.pushed_bytes > 0):
+        if tid % PRODUCERS == 0:
+            cta.s.kv_pipe.full.arrive_expect_tx(stage, cta.cfg.pushed_bytes)
+        else:
+            cta.s.kv_pipe.producer_commit(stage)
+    else:
+        cta.s.kv_pipe.producer_commit(stage)
+
+
+@cute.jit
+def fill_tiles(cta: Cta, work: Work, state: PipelineState):
+    """The tiles of one work tile into the ring."""
+    cfg, s = cta.cfg, cta.s
+    tid, _, _ = cute.arch.thread_idx()
+    warp = cute.arch.make_warp_uniform(tid % PRODUCERS // 32)
+    row = tid % PRODUCERS // TOKEN_THREADS
+    place = (first_token(cta) + row) * ROW_BYTES + ((tid % TOKEN_THREADS ^ (row & 7)) << 4)
+    ring = Int32(s.sKV.iterator.toint()) + place
+    peer_ring = peer_of(cta, s.sKV.iterator) + place
+    peer_full = peer_of(cta, s.kv_pipe.full.base)
+    entries, ahead = (cute.make_rmem_tensor(cfg.units, Int32) for _ in range(2))
+    tokens = cute.make_rmem_tensor(2, Int32)
+    words = cute.make_rmem_tensor(IN_FLIGHT * UNIT_WORDS, Int32)
+    words.fill(0)
+    load_entries(cta, work, work.begin, entries)
+    if warp == 0:
+        load_tokens(cta, work, work.begin, tokens)
+    if const_expr(cfg.parts & WIDEN):
+        for u in cutlass.range_constexpr(IN_FLIGHT):
+            load_unit(cta, words, u, entries[u], work.begin)
+    for block in cutlass.range(work.begin, work.end, unroll=1):
+        state = state.uniform()
+        # past the last tile entries of the same table, or none: their tokens are not stored
+        load_entries(cta, work, block + 1, ahead)
+        s.kv_pipe.producer_acquire(state)
+        if warp == 0:
+            store_valid(cta, tokens, state.index)
+            load_tokens(cta, work, block + 1, tokens)
+        own = ring + state.index * STAGE_BYTES
+        peer = (peer_ring + state.index * STAGE_BYTES, peer_full + state.index * 8)
+        for u in cutlass.range_constexpr(cfg.units):
+            if const_expr(cfg.parts & (WIDEN | PUSH)):
+                store_unit(cta, words, u, own, peer)
+            if const_expr(cfg.parts & WIDEN):
+                if const_expr(u + IN_FLIGHT < cfg.units):
+                    load_unit(cta, words, u + IN_FLIGHT, entries[u + IN_FLIGHT], block)
+                else:
+                    v = u + IN_FLIGHT - cfg.units
+                    if const_expr(u == cfg.units - 1):
+                        commit(cta, state.index)
+                    entry = pick(block + 1 < work.end, ahead[v], Int32(-1))
+                    load_unit(cta, words, v, entry, block + 1)
+        if const_expr(not cfg.parts & WIDEN):
+            commit(cta, state.index)
+        cute.autovec_copy(ahead, entries)
+        state = state.advance(cfg.stages)
+    return state
+
+
+@cute.jit
+def producer(cta: Cta):
+    """Per work tile: its record and its query, by the first warp; then its tiles, by all four.
+
+    Of three records the oldest is free: when the QK-softmax warp group has released the previous
+    query, it has stored the row sums of the work tile before, whose predecessor's epilogue has read
+    its own.
+    """
+    cfg, g, s, plan = cta.cfg, cta.g, cta.s, cta.plan
+    tid, _, _ = cute.arch.thread_idx()
+    warp = cute.arch.make_warp_uniform(tid % PRODUCERS // 32)
+    state = PipelineState.start(1)
+    for index in cutlass.range(plan.first, plan.last, unroll=1):
+        s.q_pipe.empty.wait(0, ((index - plan.first) & 1) ^ 1)
+        if warp == 0:
+            record(cfg, g, s, plan, index, cta.rank)
+            load_query(cta, read_work(g, s, index))
+        PRODUCER_BARRIER.sync()
+        state = fill_tiles(cta, read_work(g, s, index), state)

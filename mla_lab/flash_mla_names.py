@@ -1,0 +1,184 @@
+"""FlashMLA's decode names on our calls: the import is all that a program changes.
+
+    from mla_lab.flash_mla_names import flash_mla_with_kvcache, get_mla_metadata
+
+Dense calls in bf16 and fp16, and sparse calls of a bf16 query over 656-byte tokens; `backend`
+"auto" chooses. What differs from `api.decode`, as FlashMLA's callers expect it:
+
+* lse is [batch, heads, q_len], and +inf for a row without keys, whose out is 0.
+* A dense call that is not causal lets draft tokens see each other: a full draft mask.
+* `topk_length` [batch] ends the slots of a request: the table is copied with -1 behind.
+* Tokens of eight bits may be typed uint8, int8 or e4m3; a query whose rows lie apart is copied.
+* The metadata object holds the workspace, 64 MiB, made at its first use. It belongs to one stream,
+  and like FlashMLA's to calls of one shape.
+
+A second cache, tokens of other sizes, and several KV heads are refused by name. Prefill has no
+counterpart here. Source: flash_mla/flash_mla_interface.py (FlashMLA 9241ae3).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .api.decode import decode
+from .core import masks
+from .core.errors import invalid, invalid_type, unsupported
+from .core.problem import FP8_656_BYTES, LATENT_DIM, ROPE_DIM
+
+__all__ = ["FlashMLASchedMeta", "flash_mla_with_kvcache", "get_mla_metadata"]
+
+WORKSPACE_BYTES = 64 << 20
+#: how tokens of eight bits may be typed
+BYTE_TYPES = (torch.uint8, torch.int8, torch.float8_e4m3fn)
+
+
+@dataclass
+class FlashMLASchedMeta:
+    """What calls of one shape share: their shape, and the workspace."""
+
+    config: tuple[Any, ...] | None = None
+    workspace: Tensor | None = field(default=None, repr=False)
+
+    def check(self, config: tuple[Any, ...], device: torch.device) -> Tensor:
+        """The workspace. Raises InvalidInput for a call of another shape than the first."""
+        if self.config is None or self.workspace is None:
+            self.config = config
+            self.workspace = torch.zeros(WORKSPACE_BYTES, dtype=torch.uint8, device=device)
+        elif self.config != config:
+            raise invalid("tile_scheduler_metadata", f"a call of {config}", f"one of {self.config}")
+        return self.workspace
+
+
+def get_mla_metadata(*args: Any, **named: Any) -> tuple[FlashMLASchedMeta, None]:
+    """A new metadata object, and None; arguments of older interfaces have no effect."""
+    return FlashMLASchedMeta(), None
+
+
+def flash_mla_with_kvcache(
+    q: Tensor,
+    k_cache: Tensor,
+    block_table: Tensor | None,
+    cache_seqlens: Tensor | None,
+    head_dim_v: int,
+    tile_scheduler_metadata: FlashMLASchedMeta,
+    num_splits: None = None,
+    softmax_scale: float | None = None,
+    causal: bool = False,
+    is_fp8_kvcache: bool = False,
+    indices: Tensor | None = None,
+    attn_sink: Tensor | None = None,
+    extra_k_cache: Tensor | None = None,
+    extra_indices_in_kvcache: Tensor | None = None,
+    topk_length: Tensor | None = None,
+    extra_topk_length: Tensor | None = None,
+) -> tuple[Tensor, Tensor]:
+    """Attention of new tokens over cached tokens, or over those that `indices` name.
+
+    q: bf16 or fp16 [batch, q_len, heads, 576]. k_cache: [pages, page_size, 1, 576] in the query's
+    dtype, or with is_fp8_kvcache 656 bytes a token. block_table, cache_seqlens: int32 [batch,
+    max_pages] and [batch]; None in sparse calls. indices: int32 [batch, q_len, top_k] slots, -1 for
+    none. attn_sink: fp32 [heads], in sparse calls. softmax_scale: default 576 ** -0.5.
+    Returns out [batch, q_len, heads, 512] in the query's dtype, lse fp32 [batch, heads, q_len].
+    Raises InvalidInput, Unsupported.
+    """
+    lacking = {
+        "num_splits": num_splits,
+        "extra_k_cache": extra_k_cache,
+        "extra_indices_in_kvcache": extra_indices_in_kvcache,
+        "extra_topk_length": extra_topk_length,
+    }
+    for name, value in lacking.items():
+        if value is not None:
+            raise unsupported(name, "a value", "None")
+    _check(q, k_cache, head_dim_v, tile_scheduler_metadata, is_fp8_kvcache)
+    if indices is None:
+        for name, value in {"attn_sink": attn_sink, "topk_length": topk_length}.items():
+            if value is not None:
+                raise unsupported(name, "a tensor in a dense call", "sparse calls")
+        named = _dense(q, block_table, cache_seqlens, causal)
+    else:
+        named = _sparse(q, indices, topk_length, causal, is_fp8_kvcache)
+        named["sinks"] = attn_sink
+    top_k = None if indices is None else indices.shape[-1]
+    config = (*q.shape[:3], k_cache.shape[1], causal, is_fp8_kvcache, top_k)
+    out, lse = decode(
+        query=q.contiguous(),
+        kv_cache=_cache(k_cache, is_fp8_kvcache),
+        workspace_buffer=tile_scheduler_metadata.check(config, q.device),
+        kv_lora_rank=head_dim_v,
+        qk_rope_head_dim=ROPE_DIM,
+        out=q.new_empty((*q.shape[:-1], head_dim_v)),
+        bmm1_scale=q.shape[-1] ** -0.5 if softmax_scale is None else softmax_scale,
+        return_lse=True,
+        **named,
+    )
+    rows = lse.view(q.shape[:-1]).transpose(1, 2)
+    return out, torch.where(rows == -torch.inf, torch.inf, rows)
+
+
+def _check(q: Tensor, k_cache: Tensor, head_dim_v: int, metadata: object, eight_bit: bool) -> None:
+    if not isinstance(metadata, FlashMLASchedMeta):
+        got = type(metadata).__name__
+        raise invalid_type("tile_scheduler_metadata", got, "what get_mla_metadata returns")
+    for name, tensor in {"q": q, "k_cache": k_cache}.items():
+        if not isinstance(tensor, Tensor):
+            raise invalid_type(name, type(tensor).__name__, "a torch.Tensor")
+        if tensor.dim() != 4:
+            raise invalid(name, f"{tensor.dim()} dimensions", 4)
+    if k_cache.shape[2] != 1:
+        raise unsupported("k_cache", f"{k_cache.shape[2]} KV heads", 1)
+    if head_dim_v != LATENT_DIM:
+        raise unsupported("head_dim_v", head_dim_v, LATENT_DIM)
+    if eight_bit and (k_cache.shape[-1] != FP8_656_BYTES or k_cache.dtype not in BYTE_TYPES):
+        got = f"{k_cache.shape[-1]} x {k_cache.dtype} a token"
+        raise unsupported("k_cache", got, f"{FP8_656_BYTES} bytes with is_fp8_kvcache")
+    if not eight_bit and k_cache.dtype != q.dtype:
+        raise unsupported("k_cache", f"{k_cache.dtype}", f"{q.dtype}, as q, without is_fp8_kvcache")
+
+
+def _cache(k_cache: Tensor, eight_bit: bool) -> Tensor:
+    pages = k_cache.squeeze(2)
+    return pages.view(torch.uint8) if eight_bit else pages
+
+
+def _dense(
+    q: Tensor, block_table: Tensor | None, cache_seqlens: Tensor | None, causal: bool
+) -> dict[str, Any]:
+    for name, tensor in {"block_table": block_table, "cache_seqlens": cache_seqlens}.items():
+        if tensor is None:
+            raise invalid(name, "None", "a tensor in dense calls")
+    batch, q_len = q.shape[:2]
+    named: dict[str, Any] = {"block_tables": block_table, "seq_lens": cache_seqlens}
+    if not causal and q_len > 1:
+        seen = torch.ones(batch, q_len, q_len, dtype=torch.bool, device=q.device)
+        named["mask"] = masks.pack(seen)
+    return named
+
+
+def _sparse(
+    q: Tensor, indices: Tensor, topk_length: Tensor | None, causal: bool, eight_bit: bool
+) -> dict[str, Any]:
+    if causal:
+        raise unsupported("causal", "True in a sparse call", "False: a row sees exactly its slots")
+    if not eight_bit:
+        raise unsupported("is_fp8_kvcache", "False in a sparse call", True)
+    if indices.dim() != 3 or indices.shape[:2] != q.shape[:2]:
+        got = f"shape {tuple(indices.shape)}"
+        raise invalid("indices", got, f"[{q.shape[0]}, {q.shape[1]}, top_k]")
+    top_k = indices.shape[-1]
+    if topk_length is not None:
+        if topk_length.shape != q.shape[:1]:
+            raise invalid("topk_length", f"shape {tuple(topk_length.shape)}", f"[{q.shape[0]}]")
+        place = torch.arange(top_k, device=indices.device)
+        indices = indices.masked_fill(place >= topk_length.view(-1, 1, 1), -1)
+    lengths = torch.full((q.shape[0],), top_k, dtype=torch.int32, device=q.device)
+    return {
+        "block_tables": indices.contiguous(),
+        "seq_lens": lengths,
+        "sparse_mla_top_k": top_k,
+        "max_seq_len": top_k,
+    }

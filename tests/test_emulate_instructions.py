@@ -99,6 +99,10 @@ def test_float_instructions(body: str, expected: torch.Tensor) -> None:
         ("shl.b32 %r2, %r1, 3;", WHOLE << 3),
         ("shr.s32 %r2, %r1, 1;", WHOLE >> 1),
         ("mul.hi.s32 %r2, %r1, 1073741824;", WHOLE >> 2),
+        (
+            "cvt.u16.u32 %h0, %r1; mul.hi.u16 %h1, %h0, 2731; cvt.u32.u16 %r2, %h1;",
+            (WHOLE & 0xFFFF) * 2731 >> 16,
+        ),
         ("shfl.sync.bfly.b32 %r2, %r1, 1, 31, -1;", WHOLE.view(-1, 2).flip(1).flatten()),
         ("shfl.sync.up.b32 %r2|%p1, %r1, 1, 0, -1;", WHOLE[[0, *range(31)]]),
         ("redux.sync.max.s32 %r2, %r1, -1;", torch.full((32,), 24)),

@@ -38,8 +38,6 @@ def tile_bytes():
 
 def tile_layout(stages=1):
     """(64, 192, stages) in shared memory: swizzled boxes, each 64 rows of 128 bytes."""
-    import cutlass
-
     kind = warpgroup.SmemLayoutAtomKind.K_SW128
     atom = warpgroup.make_smem_layout_atom(kind, cutlass.BFloat16)
     return cute.tile_to_shape(atom, (TILE, WIDTH, stages), (0, 1, 2))

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from html import escape
 
 from ...xray import KernelReport
+from ...xray.opcodes import OTHER, ptx_class
 from ...xray.render import LISTED
 from ..tables import Table, table
 from .catalogue import step
@@ -74,7 +75,7 @@ def facts_table(kernel: StepKernel) -> Table:
     rows = [
         ("registers a thread", found.resources.registers),
         ("spills", found.spills),
-        ("shared memory, bytes", found.resources.static_shared + shared),
+        ("shared memory, bytes", shared),
         ("machine instructions", sum(found.classes.values())),
         ("emulated thread instructions", run.instructions),
         ("bytes copied by TMA", run.copied_bytes),
@@ -93,11 +94,17 @@ def machine_table(found: KernelReport) -> Table:
 
 
 def ptx_changes(kernel: StepKernel) -> list[tuple[str, int, int]]:
-    """(opcode, before, now) of the PTX against the step before, new and vanished ones first."""
+    """(opcode, before, now) of the PTX against the step before. What copies, waits and multiplies
+    comes before arithmetic, and what is new or gone before what is more or less."""
     before = solution(kernel.step.before).xray.ptx_opcodes
     now = kernel.xray.ptx_opcodes
     rows = [(op, before[op], now[op]) for op in {*before, *now} if before[op] != now[op]]
-    return sorted(rows, key=lambda r: (min(r[1], r[2]) > 0, -abs(r[2] - r[1]), r[0]))
+
+    def rank(row: tuple[str, int, int]) -> tuple[bool, bool, int, str]:
+        opcode, was, is_now = row
+        return ptx_class(opcode) == OTHER, min(was, is_now) > 0, -abs(is_now - was), opcode
+
+    return sorted(rows, key=rank)
 
 
 def change_table(kernel: StepKernel) -> Table:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,8 @@ from mla_lab.emulate import Options, mutate
 from mla_lab.emulate.calls import is_right
 from mla_lab.emulate.kernel import EmulatedKernel
 from mla_lab.emulate.recorded import load, recordings, shipped
+from mla_lab.reference.mla import decode_reference
+from mla_lab.reference.tolerance import error
 
 BUILDS = recordings()
 PLAIN = "cute_swap_ab_sm90_tile_rows-16_mask-causal_fused_merge3_grid1_shaped1"
@@ -46,6 +49,16 @@ def test_recordings_stand_for_all_families_formats_and_features() -> None:
 @pytest.mark.parametrize("build", BUILDS)
 def test_build_is_right_and_nothing_is_found(build: str) -> None:
     result(build, Options(check=True))
+
+
+def test_builds_with_skip_softmax_leave_tiles_out() -> None:
+    """Their calls are judged by the definition's tiles, which are not all."""
+    found = [load(build) for build in BUILDS if "skip" in build]
+    assert {r.config.tile_rows for r in found} == {16, 64}
+    for recording in found:
+        call = recording.call()
+        every = decode_reference(replace(call.inputs, skip_softmax_threshold_scale_factor=None))
+        assert error(call.expected.out, every.out).relative > 0.1
 
 
 @pytest.mark.parametrize("schedule", ["greedy", "random", "late", "adverse"])

@@ -46,7 +46,8 @@ TRIES = (
 )
 
 
-#: an arrival in phases that nobody waits for, or an mbarrier that nobody uses
+#: an arrival in phases that nobody waits for, an mbarrier that nobody uses, a wait where no phase
+#: has ended yet (the call fills each stage once), or a barrier behind which threads exit
 IDLE = "idle"
 
 
@@ -57,6 +58,8 @@ class _Uses(Recorder):
         super().__init__()
         self.arrivals: dict[int, set[tuple[int, int]]] = {}
         self.awaited: dict[int, int] = {}
+        #: of each wait, whether a phase had ended when it passed
+        self.waits: dict[int, bool] = {}
         self._bars: list[Mbarrier] = []
 
     def arrival(self, g: Gang, bar: Any, pc: int) -> None:
@@ -69,6 +72,7 @@ class _Uses(Recorder):
         super().waited(g, bar, name, pc)
         if isinstance(bar, Mbarrier):
             self.awaited[id(bar)] = max(self.awaited.get(id(bar), 0), bar.phase)
+            self.waits[pc] = self.waits.get(pc, False) or bar.phase > 0
 
     def finish(self, machine: Machine) -> None:
         super().finish(machine)
@@ -80,9 +84,11 @@ class _Uses(Recorder):
                     here.add((id(bar), -1))
 
     def idle(self, pc: int) -> bool:
-        """Whether an instruction arrived only in phases that nobody waited for, or initialised an
-        mbarrier that nobody used.
+        """Whether an instruction arrived only in phases that nobody waited for, initialised an
+        mbarrier that nobody used, or waited only where no phase had ended.
         """
+        if pc in self.waits:
+            return not self.waits[pc]
         found = self.arrivals.get(pc, {(0, -1)})
         return all(phase >= self.awaited.get(bar, 0) for bar, phase in found)
 
@@ -142,9 +148,18 @@ def prove(
         for options in TRIES:
             for call, right in zip(calls, expected, strict=True):
                 noticed = noticed or _notice(broken, call, options, right)
-        if not noticed and all(u.idle(mutant.pc) or mutant.pc not in u.arrivals for u in uses):
-            noticed = IDLE if any(u.idle(mutant.pc) for u in uses) else ""
+        seen = [u for u in uses if mutant.pc in u.arrivals or mutant.pc in u.waits]
+        if not noticed and (_is_last(program, mutant.pc) or seen):
+            idle = all(u.idle(mutant.pc) for u in seen) or _is_last(program, mutant.pc)
+            noticed = IDLE if idle else ""
         yield Mutant(mutant.kind, mutant.pc, mutant.place, mutant.text, noticed)
+
+
+def _is_last(program: Program, pc: int) -> bool:
+    """Whether a CTA's barrier is the last instruction before threads exit."""
+    code = program.kernel.code
+    named = kind_of(code[pc]) == "named barrier"
+    return named and code[pc + 1].opcode in ("ret", "exit") and code[pc + 1].guard is None
 
 
 def _uses(kernel: EmulatedKernel, call: Call) -> _Uses:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Sequence
+from math import prod
 from pathlib import Path
 from time import perf_counter
 from typing import Any
@@ -20,16 +21,16 @@ from .emulated import digest_of
 from .record import Row, head_row, read, write
 
 Say = Callable[[str], None]
-#: (what was deleted, file that its line ends in, opcode) -> why it is not reported
+#: (what was deleted, file of its line) -> why it is not reported
 REASONS: dict[tuple[str, str], str] = {}
 UNEXPLAINED = "not explained"
 
 
 def run(path: Path, part: str, seconds: float, say: Say) -> list[Row]:
-    """Builds that the record lacks, the shortest first, until the time is over."""
+    """Builds that the record lacks, those of the least work first, until the time is over."""
     rows = {row["name"]: row for row in read(path)[1:]} if path.exists() else {}
     until = perf_counter() + seconds
-    for recording in sorted(map(load, recordings(part)), key=lambda r: len(r.text)):
+    for recording in sorted(map(load, recordings(part)), key=_work):
         if perf_counter() > until:
             break
         digest = digest_of(recording.text)
@@ -38,6 +39,10 @@ def run(path: Path, part: str, seconds: float, say: Say) -> list[Row]:
             say(f"{row['reported']} of {row['tried']} {row['name']}")
             write(path, _rows(rows))
     return _rows(rows)
+
+
+def _work(recording: Recording) -> int:
+    return len(recording.text) * sum(prod(launch.grid) for launch in recording.calls)
 
 
 def run_build(recording: Recording) -> Row:

@@ -176,6 +176,21 @@ def test_ragged_without_a_bound_is_never_repeated_with_another_s_grid(kernels: M
     assert [launch["q_len"] for launch in kernel.launches] == [3, 6]
 
 
+@pytest.mark.parametrize("page_size", [1, 2, 8])
+def test_small_pages_where_values_have_their_own(kernels: Made, page_size: int) -> None:
+    problem = replace(DRAFTS, page_size=page_size)
+    inputs = inputs_of(problem, "lse", "separate_tables")
+    check(inputs, native(inputs))
+    (config,) = kernels
+    assert dict(config.options) == {"shared_kv": 0, "small_pages": 1}
+    other = replace(config, options=(("shared_kv", 0),))
+    large = inputs_of(DRAFTS, "separate_tables")
+    native(large)
+    assert other in kernels
+    with pytest.raises(Unsupported, match=f"pages of {page_size}; its kernel takes"):
+        native(inputs_of(problem))
+
+
 @pytest.mark.parametrize("given", [1, 2])
 def test_rows_past_a_bound_that_is_too_small_are_nan(kernels: Made, given: int) -> None:
     problem = Problem((1, 0, 3, 2), (70, 5, 300, 20), 16)

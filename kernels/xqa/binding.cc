@@ -98,8 +98,10 @@ void set_caches(Params& p, const TensorView& keys, const TensorView& values, boo
     refuse("v_cache", "the heads and the page size of k_cache");
   }
   while (1 << p.page_shift < sizes.page_size) ++p.page_shift;
-  if (p.page_shift < 4 || p.page_shift > 7 || 1 << p.page_shift != sizes.page_size) {
-    refuse("k_cache", "pages of 16, 32, 64 or 128 tokens");
+  constexpr int kLeast = Config::kSmallPages ? 0 : 4, kMost = Config::kSmallPages ? 3 : 7;
+  if (p.page_shift < kLeast || p.page_shift > kMost || 1 << p.page_shift != sizes.page_size) {
+    refuse("k_cache", Config::kSmallPages ? "pages of 1, 2, 4 or 8 tokens"
+                                          : "pages of 16, 32, 64 or 128 tokens");
   }
   p.kv_heads = static_cast<int32_t>(sizes.kv_heads);
   if (p.kv_heads < 1 || p.heads % p.kv_heads != 0) {

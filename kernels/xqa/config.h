@@ -55,6 +55,9 @@
 #ifndef MLA_QUERY_REGISTERS  // 0: the query's fragments in shared memory
 #define MLA_QUERY_REGISTERS (MLA_ROW_TILES == 1 && (MLA_TEAM != 2 || MLA_KV_TYPE != 2))
 #endif
+#ifndef MLA_SMALL_PAGES  // 1: pages of 1 to 8 tokens, whose ids are fetched row by row
+#define MLA_SMALL_PAGES 0
+#endif
 #ifndef MLA_MIN_CTAS
 #define MLA_MIN_CTAS (MLA_WHOLE_SM ? 1 : 2)
 #endif
@@ -79,6 +82,7 @@ struct Config {
   static constexpr int kQkDim = MLA_QK_DIM;
   static constexpr int kVDim = MLA_V_DIM;
   static constexpr bool kSharedKv = MLA_SHARED_KV;
+  static constexpr bool kSmallPages = MLA_SMALL_PAGES;
   static constexpr int kMTiles = MLA_ROW_TILES;
   static constexpr int kRows = 16 * kMTiles;
   static constexpr int kTile = MLA_TILE_KV;

@@ -22,9 +22,11 @@ struct RowLoader {
   static constexpr int kPasses = Config::kTile / kRowsAtOnce;
   static constexpr int kOfPass = kChunks * kUnit / kWide;
   static constexpr int kCopies = kPasses * kOfPass;  // of a lane, for a tile
-  // pages have at least 16 tokens and tiles begin at multiples of 16
-  static constexpr bool kOwnPage = kRowsAtOnce > 16;  // lanes of a pass are in several pages
-  static constexpr int kPages = kOwnPage ? kPasses : Config::kTile / 16;
+  // tiles begin at multiples of 16; where pages are not small, they have at least as many tokens
+  static constexpr bool kSmall = Config::kSmallPages;  // each row of a lane has a page id
+  static constexpr bool kOwnPage = kRowsAtOnce > 16;   // lanes of a pass are in several pages
+  static constexpr int kPages =
+      kSmall ? kPasses * kUnit : (kOwnPage ? kPasses : Config::kTile / 16);
   static_assert(kChunks % kWide == 0 || kChunks % kWide == kWide / 2);
   static_assert(Config::kTile % kRowsAtOnce == 0);
 
@@ -45,13 +47,18 @@ struct RowLoader {
         row(thread / kWide * kUnit),
         chunk(thread % kWide) {
     from = pages.data + work.kv_head * pages.head_stride + chunk * 16;
-    if (!kOwnPage) from += row * token_stride;
+    if (!kOwnPage && !kSmall) from += row * token_stride;
   }
 
   // Page ids that `load` of this tile needs; page 0 where no key is seen.
   __device__ void look_up(int tile, PageIds& page) const {
 #pragma unroll
     for (int i = 0; i < kPages; ++i) {
+      if constexpr (kSmall) {
+        const int key = tile * Config::kTile + i / kUnit * kRowsAtOnce + row + i % kUnit;
+        page[i] = bytes(key) ? table[key >> page_shift] : 0;
+        continue;
+      }
       const int begin = tile * Config::kTile + (kOwnPage ? row + i * kRowsAtOnce : 16 * i);
       const int last = begin + (kOwnPage ? kUnit : 16) - 1;
       page[i] = begin < first_key + keys && last >= first_key ? table[begin >> page_shift] : 0;
@@ -62,16 +69,13 @@ struct RowLoader {
   __device__ void copy(int i, int tile, uint32_t to, const PageIds& page, bool wanted) const {
     const int pass = i / kOfPass, in_pass = i % kOfPass;
     const int first = pass * kRowsAtOnce;  // row of the tile, for the first lanes
-    // own page: the lane's token in it; else the page's part that begins with this tile's 16 rows
-    const int token = tile * Config::kTile + (kOwnPage ? first + row : first / 16 * 16);
-    const int in_page = token & ((1 << page_shift) - 1);
-    const int beyond = kOwnPage ? 0 : first % 16;
-    const uint8_t* place = from + page[kOwnPage ? pass : first / 16] * page_stride +
-                           in_page * token_stride + beyond * token_stride;
     // in a pair, the second row begins half way through copy kOfPass / 2
     const bool second =
         kUnit == 2 && (in_pass > kOfPass / 2 || (in_pass == kOfPass / 2 && chunk >= kWide / 2));
-    if (second) place += token_stride - kBytes;
+    const uint8_t* place = kSmall
+                               ? in_small_page(pass, tile, page, second)
+                               : in_page(first, tile, page[kSmall || kOwnPage ? pass : first / 16]);
+    if (second) place += (kSmall ? 0 : token_stride) - kBytes;
     to += (first + row) * kPitch + chunk * 16 + (second ? kPitch - kBytes : 0);
     const int key = tile * Config::kTile + first + row + (second ? kUnit - 1 : 0);
     asm volatile(
@@ -82,6 +86,22 @@ struct RowLoader {
   }
 
  private:
+  // The lane's token of a pass in page `id`, or that page's part that begins with its 16 rows.
+  __device__ const uint8_t* in_page(int first, int tile, int id) const {
+    const int token = tile * Config::kTile + (kOwnPage ? first + row : first / 16 * 16);
+    const int in_page = token & ((1 << page_shift) - 1);
+    const int beyond = kOwnPage ? 0 : first % 16;
+    return from + id * page_stride + in_page * token_stride + beyond * token_stride;
+  }
+
+  // The lane's token of a pass, or of a pair its `second` one, whose page may be another.
+  __device__ const uint8_t* in_small_page(int pass, int tile, const PageIds& page,
+                                          bool second) const {
+    const int token = tile * Config::kTile + pass * kRowsAtOnce + row + (second ? 1 : 0);
+    const int id = second ? page[pass * kUnit + kUnit - 1] : page[pass * kUnit];
+    return from + id * page_stride + (token & ((1 << page_shift) - 1)) * token_stride;
+  }
+
   __device__ int bytes(int key) const {
     return static_cast<unsigned>(key - first_key) < static_cast<unsigned>(keys) ? 16 : 0;
   }

@@ -42,7 +42,8 @@ QUIET = (
     "GraphLaunch KernelSetAttributeForDevice LibraryGetGlobal LibraryGetManaged "
     "LibraryGetUnifiedFunction LibraryLoadFromFile LibraryUnload Malloc MallocAsync MallocHost "
     "MallocManaged Memcpy MemcpyAsync Memset MemsetAsync "
-    "OccupancyMaxActiveBlocksPerMultiprocessor PeekAtLastError ProfilerStart ProfilerStop "
+    "OccupancyMaxActiveBlocksPerMultiprocessor OccupancyMaxActiveBlocksPerMultiprocessorWithFlags "
+    "OccupancyMaxActiveClusters PeekAtLastError ProfilerStart ProfilerStop "
     "SetDevice StreamAddCallback StreamBeginCapture StreamCreate StreamDestroy StreamEndCapture "
     "StreamSynchronize StreamWaitEvent"
 )

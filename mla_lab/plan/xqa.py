@@ -29,6 +29,9 @@ FORMATS = (
     ("fp16", "e4m3"),
 )
 PAGE_SIZES = (16, 32, 64, 128)
+#: of builds that fetch a page id for each row: for values in pages of their own, which no other
+#: kernel takes
+SMALL_PAGES = (1, 2, 4, 8)
 #: architectures with e4m3 MMA; the others convert to fp16 in registers, which is faster than the
 #: emulation of ptxas and more precise
 NATIVE_E4M3 = ("sm_89", "sm_120a")
@@ -58,10 +61,12 @@ def config_for(
     *,
     separate: bool = False,
     row_tiles: int = 1,
+    small_pages: bool = False,
 ) -> KernelConfig:
     """The build for keys and values of `dims` in `formats`; options at their default are left out.
 
-    separate: an MLA call whose values lie in other pages than its keys.
+    separate: an MLA call whose values lie in other pages than its keys. small_pages: pages of
+    `SMALL_PAGES`.
     """
     options = {}
     if dims != MLA_DIMS:
@@ -78,6 +83,8 @@ def config_for(
         options["whole_sm"] = 1
     if row_tiles > 1:
         options["row_tiles"] = row_tiles
+    if small_pages:
+        options["small_pages"] = 1
     return KernelConfig(KERNEL, options=tuple(options.items()))
 
 

@@ -27,6 +27,7 @@ from ...plan.xqa import (
     MAX_BLOCKS,
     MLA_DIMS,
     PAGE_SIZES,
+    SMALL_PAGES,
     Cuts,
     Rows,
     config_for,
@@ -60,7 +61,7 @@ class CudaBackend:
         arch = xqa.arch_of(gpu)
         if arch is None:
             return f"the GPU is {gpu.arch}; its kernel is for {ARCHS}"
-        reason = _feature_reason(features, arch) or _format_reason(problem)
+        reason = _feature_reason(features, arch) or _format_reason(problem, features)
         if reason:
             return reason
         config = _config(features, problem, arch)
@@ -138,7 +139,10 @@ def _config(features: Features, bounds: Problem, arch: str) -> KernelConfig:
         separate=separate,
         requests=None if invariant else bounds.batch,
     )
-    return config_for(MLA_DIMS, formats, arch, separate=separate, row_tiles=tiles)
+    small = bounds.page_size in SMALL_PAGES
+    return config_for(
+        MLA_DIMS, formats, arch, separate=separate, row_tiles=tiles, small_pages=small
+    )
 
 
 def _q_len(call: Call) -> int:
@@ -168,15 +172,16 @@ def _feature_reason(features: Features, arch: str) -> str | None:
     return None
 
 
-def _format_reason(problem: Problem) -> str | None:
+def _format_reason(problem: Problem, features: Features) -> str | None:
     dims = (problem.latent_dim + problem.rope_dim, problem.latent_dim)
     if dims != MLA_DIMS:
         return f"latent and rope dims {(dims[1], problem.rope_dim)}; its kernel has (512, 64)"
     formats = (problem.q_dtype, problem.kv_format)
     if formats not in FORMATS:
         return f"query {formats[0]} over cache {formats[1]}; its kernel takes {FORMATS}"
-    if problem.page_size not in PAGE_SIZES:
-        return f"pages of {problem.page_size}; its kernel takes {PAGE_SIZES}"
+    sizes = (*SMALL_PAGES, *PAGE_SIZES) if features.separate_tables else PAGE_SIZES
+    if problem.page_size not in sizes:
+        return f"pages of {problem.page_size}; its kernel takes {sizes}"
     if problem.batch > MAX_BLOCKS:
         return f"a batch of {problem.batch}; its kernel takes up to {MAX_BLOCKS}"
     return None

@@ -212,7 +212,7 @@ def test_each_shape_is_written_once(tmp_path: Path) -> None:
     found = files(tmp_path)
     assert found[f"workloads/mla_paged/{name}.jsonl"] == 3
     assert found["workloads/mla_paged/mla_decode_dense_h8_ckv512_kpe64_ps64_bf16.jsonl"] == 1
-    assert len(found) == 4, "nothing after the block"
+    assert len(found) == 6, "nothing after the block"
     stored = json.loads((tmp_path / f"definitions/mla_paged/{name}.json").read_text())
     assert stored["name"] == name
     row = json.loads((tmp_path / f"workloads/mla_paged/{name}.jsonl").read_text().splitlines()[1])
@@ -354,4 +354,4 @@ def test_the_environment_switches_it_on(switch: bool, tmp_path: Path) -> None:
     environment = {k: v for k, v in os.environ.items() if k != "MLA_LAB_TRACE"}
     environment |= {"MLA_LAB_TRACE": str(tmp_path)} if switch else {}
     subprocess.run([sys.executable, "-c", PROGRAM], cwd=ROOT, env=environment, check=True)
-    assert len(files(tmp_path)) == 2 * switch
+    assert len(files(tmp_path)) == 3 * switch

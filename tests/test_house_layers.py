@@ -48,6 +48,7 @@ OWNERS = {
     "ipywidgets": {"lab"},
     "jupyterlab": {"lab"},
     "plotly": {"lab"},
+    "ray": {"cli", "tune"},
     "vllm": {"engines"},
     "flashinfer": {"bench"},
     "flash_mla": {"bench"},

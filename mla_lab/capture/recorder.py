@@ -22,6 +22,7 @@ from ..call.form import Form
 from ..core import files
 from ..core.errors import MlaLabError
 from .definition import OP_TYPE, definition_of, sizes_of
+from .solution import solution_of
 
 #: names the folder to record into
 VARIABLE = "MLA_LAB_TRACE"
@@ -32,7 +33,7 @@ _LOG = logging.getLogger("mla_lab")
 
 
 class Recorder:
-    """Writes definitions and workloads below `folder`, each of them once."""
+    """Writes definitions, our solutions and workloads below `folder`, each of them once."""
 
     def __init__(self, folder: Path | str) -> None:
         self.folder = Path(folder)
@@ -60,6 +61,11 @@ class Recorder:
             path.parent.mkdir(parents=True, exist_ok=True)
             with files.replacing(path) as file:
                 file.write(f"{json.dumps(definition, indent=2, default=_plain)}\n".encode())
+            solution = solution_of(definition, args, form)
+            path = self.folder / "solutions" / OP_TYPE / name / f"{solution['name']}.json"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            with files.replacing(path) as file:
+                file.write(f"{json.dumps(solution, indent=2)}\n".encode())
             self.written.add(name)
         workload = self._workload(definition, sizes_of(args, form), args)
         key = (name, workload["uuid"])

@@ -28,6 +28,7 @@ OPTIONAL = {
     "torch": "pip install torch",
     "jupyterlab": "pip install 'mla-lab[lab]'",
     "plotly": "pip install 'mla-lab[lab]'",
+    "ray": "pip install 'mla-lab[ray]'",
     "tvm_ffi": "pip install apache-tvm-ffi",
 }
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from ...core.errors import DeviceLost
 from ._bench_cases import add_flags, chosen, names
+from ._progress import bar
 
 if TYPE_CHECKING:
     from ...bench import Bench, Method
@@ -38,6 +39,13 @@ def add_sweep(parser: argparse.ArgumentParser) -> None:
     _add_common(parser, "", rounds=7)
     parser.add_argument("--per-tile", type=int, help="variants of each kernel and tile at most")
     parser.add_argument("--backend", default="cute", help="who runs the variants")
+    parser.add_argument(
+        "--ray",
+        nargs="?",
+        const="local",
+        metavar="ADDRESS",
+        help="spread cases over a Ray cluster, one process a GPU; without an address, this host",
+    )
 
 
 def _add_common(parser: argparse.ArgumentParser, peers: str, rounds: int) -> None:
@@ -74,7 +82,7 @@ def run(args: argparse.Namespace) -> None:
     _measure(args, Bench, method)
 
 
-def sweep(args: argparse.Namespace) -> None:
+def sweep(args: argparse.Namespace) -> int:
     """Our own variants against each other, and whatever peers are named beside them."""
     from ...tune.sweep import METHOD, PER_TILE, Sweep
 
@@ -83,9 +91,35 @@ def sweep(args: argparse.Namespace) -> None:
         per_tile = args.per_tile or PER_TILE
 
     size = int(args.rotation_mb * 1e6)
-    _measure(
-        args, OwnSweep, replace(METHOD, rounds=args.rounds, seed=args.seed, rotation_bytes=size)
-    )
+    method = replace(METHOD, rounds=args.rounds, seed=args.seed, rotation_bytes=size)
+    if args.ray:
+        return _spread(args, method, OwnSweep.per_tile)
+    _measure(args, OwnSweep, method)
+    return 0
+
+
+def _spread(args: argparse.Namespace, method: Method, per_tile: int) -> int:
+    """A sweep by a Ray cluster; exit code 1 where a case lost its workers."""
+    import ray  # noqa: F401  (missing: the command says which extra installs it)
+
+    from ...bench import Record, results
+    from ...tune.cluster import ClusterSweep, spread
+
+    device = args.device or "cuda"
+    peers, record = tuple(args.peers or ()), Record(args.record)
+    settings = ClusterSweep(method, device, args.backend, per_tile, peers, args.keep_failed)
+    with bar("sweep", _show) as shown:
+
+        def progress(done: int, total: int, line: str) -> None:
+            shown.count(done, total)
+            shown.say(f"{done}/{total} {line}")
+
+        lost = spread(chosen(args), record, settings, args.ray, progress)
+    ok = len(results(record.rows, "ok"))
+    print(f"{args.record}: {ok} results, {len(results(record.rows)) - ok} without a figure")
+    for name in lost:
+        print(f"{name}: its workers died; the same command tries it again", file=sys.stderr)
+    return int(bool(lost))
 
 
 def _measure(args: argparse.Namespace, kind: type[Bench], method: Method) -> None:

@@ -77,6 +77,7 @@ MODULES = {
 #: records that this command does not make, and their origin
 OTHERS = {
     "dropin": "FlashInfer's tests at one commit, run outside of this repository",
+    "flashinfer_wrapper": "python -m mla_lab.studies.flashinfer_wrapper, on any host",
     "kinds": "mla-lab verify kinds data/records/kinds.jsonl, on any host",
     "emulator_speed": "mla-lab verify emulator-speed data/records/emulator_speed.jsonl, anywhere",
     "emulated": "mla-lab verify emulated data/records/emulated.jsonl, on any host",

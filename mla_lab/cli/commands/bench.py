@@ -55,7 +55,7 @@ def run(args: argparse.Namespace) -> int | None:
     verbs = {
         "run": _bench_run.run,
         "sweep": _bench_run.sweep,
-        "fit": _fit,
+        "fit": fit,
         "compare": _compare,
         "report": _report,
         "targets": _targets,
@@ -64,7 +64,8 @@ def run(args: argparse.Namespace) -> int | None:
     return code
 
 
-def _fit(args: argparse.Namespace) -> None:
+def fit(args: argparse.Namespace) -> None:
+    """Fit the cost model to `args.records`, judge it, and write it unless `args.dry_run`."""
     from ...bench import read
     from ...core.resources import data_dir
     from ...plan.kernel_costs import RECORD, SIXTEEN, recorded_costs

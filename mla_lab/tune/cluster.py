@@ -1,0 +1,131 @@
+"""Sweeps over the GPUs of a Ray cluster: one process a GPU, one case at a time, one record.
+
+The driver holds the record. A task gets a case and the keys that are settled, measures into a
+record of its own, and returns the rows; the driver appends them, each with the worker that measured
+it. A case whose worker died runs again elsewhere; what was appended stays, and an interrupted sweep
+is continued by the same command. Ray is the extra `mla-lab[ray]`.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import tempfile
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ..bench.cases import Case
+from ..bench.measure import Method
+from ..bench.peers import select
+from ..bench.records import Record, Row, results
+from ..core.errors import unsupported
+from .sweep import Sweep
+
+#: workers that a case may lose before it counts as failed
+RETRIES = 2
+
+
+@dataclass(frozen=True)
+class ClusterSweep:
+    """What every task of a sweep has in common."""
+
+    method: Method
+    #: "cuda", a GPU a task, or "cpu", a core a task
+    device: str
+    backend: str
+    per_tile: int
+    peers: tuple[str, ...] = ()
+    keep_failed: bool = False
+
+
+def measure_case(settings: ClusterSweep, case: Case, known: list[Row]) -> list[Row]:
+    """The new rows of one case, measured in this process; `known`: its rows of the record."""
+
+    class OwnSweep(Sweep):
+        backend = settings.backend
+        per_tile = settings.per_tile
+
+    with tempfile.TemporaryDirectory() as folder:
+        record = Record(Path(folder) / "case.jsonl")
+        for row in known:
+            record.append(row)
+        peers = select(settings.peers) if settings.peers else []
+        sweep = OwnSweep(record, peers, settings.device, settings.method)
+        sweep.run([case], settings.keep_failed)
+        new = record.rows[len(known) :]
+        record.close()
+    return [{**row, "worker": worker(settings.device)} for row in new]
+
+
+def worker(device: str) -> dict[str, Any]:
+    """Who measured: host, process, and the card with the index that Ray gave."""
+    on_gpu = device == "cuda"
+    return {
+        "host": platform.node(),
+        "process": os.getpid(),
+        "card": torch.cuda.get_device_name() if on_gpu else "CPU",
+        "gpu": os.environ.get("CUDA_VISIBLE_DEVICES") if on_gpu else None,
+    }
+
+
+def spread(
+    cases: Sequence[Case],
+    record: Record,
+    settings: ClusterSweep,
+    address: str,
+    progress: Callable[[int, int, str], None],
+) -> list[str]:
+    """Measure `cases` on the cluster at `address` ("local": this machine) into `record`.
+
+    progress: called with (cases done, all cases, a line) after each. Returns the names of cases
+    whose workers died. Raises Unsupported where no node of the cluster has what a task needs.
+    """
+    import ray
+
+    ray.init(None if address == "local" else address, log_to_driver=False)
+    try:
+        need = {"num_gpus": 1} if settings.device == "cuda" else {"num_cpus": 1}
+        kind = "GPU" if settings.device == "cuda" else "CPU"
+        if not ray.cluster_resources().get(kind):
+            raise unsupported("--ray", f"a cluster without a {kind}", f"one with a {kind} or more")
+        # a new process for each case: a lost device does not reach the next one
+        task = ray.remote(max_calls=1, max_retries=RETRIES, **need)(measure_case)
+        pending = {
+            task.remote(settings, case, _known(record, case.name)): case.name for case in cases
+        }
+        return _collect(ray, pending, record, progress)
+    finally:
+        ray.shutdown()
+
+
+def _known(record: Record, case: str) -> list[Row]:
+    return [row for row in results(record.rows) if row["case"] == case]
+
+
+def _collect(
+    ray: Any,
+    pending: dict[Any, str],
+    record: Record,
+    progress: Callable[[int, int, str], None],
+) -> list[str]:
+    """Append rows as cases end, in any order."""
+    total, lost = len(pending), []
+    while pending:
+        (done,), _ = ray.wait(list(pending), num_returns=1)
+        name = pending.pop(done)
+        try:
+            rows = ray.get(done)
+        except ray.exceptions.RayError as error:
+            lost.append(name)
+            line = f"{name}: {str(error).splitlines()[0]}"
+        else:
+            for row in rows:
+                record.append(row)
+            ok = sum(row.get("status") == "ok" for row in rows if row["kind"] == "result")
+            line = f"{name}: {ok} results"
+        progress(total - len(pending), total, line)
+    return lost

@@ -85,9 +85,12 @@ def problem_for(
     )
 
 
-def make_call(config: KernelConfig, problem: Problem, splits: int = 1, seed: int = 0) -> Call:
+def make_call(
+    config: KernelConfig, problem: Problem, splits: int = 1, seed: int = 0, workers: int = 0
+) -> Call:
     """A call of a build, cut in `splits` pieces a request where they are long enough; 0 where
-    WORKERS workers find their pieces from the lengths."""
+    WORKERS workers find their pieces from the lengths. `workers` share the pieces of a plan, one
+    for each piece of a request by default."""
     features = ["lse"]
     tree, extras = config.mask == "tree", config.mask == "tree" or _has_extras(config)
     if extras:
@@ -103,7 +106,7 @@ def make_call(config: KernelConfig, problem: Problem, splits: int = 1, seed: int
         DTYPES[config.out_dtype]
     )
     lse = torch.full((problem.total_q, problem.heads), 7.0)
-    work, slots = _work(config, problem, splits)
+    work, slots = _work(config, problem, splits, workers)
     scales = (inputs.bmm1_scale, inputs.bmm2_scale)
     first, second = (1.0 if isinstance(s, Tensor) else float(s) for s in scales)
     first = first if isinstance(scales[0], Tensor) else first * LOG2_E
@@ -168,7 +171,9 @@ def _row_tiles(config: KernelConfig, problem: Problem) -> int:
     return max(1, -(-tokens * problem.heads // config.tile_rows))
 
 
-def _work(config: KernelConfig, problem: Problem, splits: int) -> tuple[list[Tensor], int]:
+def _work(
+    config: KernelConfig, problem: Problem, splits: int, workers: int
+) -> tuple[list[Tensor], int]:
     """Tiles and worker_begin of a plan, or what takes their place, none of a build by formula; and
     the number of partials."""
     if config.option("grid"):
@@ -180,7 +185,7 @@ def _work(config: KernelConfig, problem: Problem, splits: int) -> tuple[list[Ten
         problem,
         tile_rows=config.tile_rows,
         tile_kv=config.tile_kv,
-        num_workers=max(1, splits * problem.batch),
+        num_workers=workers or max(1, splits * problem.batch),
         policy="fixed",
         num_splits=splits,
     )

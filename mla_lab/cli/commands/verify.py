@@ -49,6 +49,10 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
         "--compare", action="store_true", help="the record with the emulator; needs no card"
     )
     bits.add_argument("record", type=Path, help="JSON lines, written anew unless compared")
+    sm100 = verbs.add_parser("sm100", help="the SM100 kernel in the emulator; needs no card")
+    sm100.add_argument("--list", default="", choices=("", "published", "features"), help="one list")
+    sm100.add_argument("--seconds", type=float, default=1e9, help="begin no case after this")
+    sm100.add_argument("record", type=Path, help="JSON lines; rows of the same builds are kept")
     for verb in (pairs, published, costs, soak):
         verb.add_argument("record", type=Path, help="JSON lines, written anew")
         verb.add_argument("--device", default="cuda")
@@ -70,6 +74,8 @@ def run(args: argparse.Namespace) -> int:
         return _speed(args)
     if args.verb in ("emulated", "mutations"):
         return _in_emulator(args, say)
+    if args.verb == "sm100":
+        return _sm100(args, say)
     rows = list(_rows(args, say))
     record.write(args.record, rows)
     if args.verb == "kinds":
@@ -117,6 +123,16 @@ def _in_emulator(args: argparse.Namespace, say: Callable[[str], None]) -> int:
     print(mutations.summary(rows))
     rest = (left["why"] for row in rows[1:] for left in row["unreported"])
     return int(mutations.UNEXPLAINED in rest)
+
+
+def _sm100(args: argparse.Namespace, say: Callable[[str], None]) -> int:
+    from ...verify import sm100
+
+    rows = sm100.run(args.record, args.list, args.seconds, say)
+    counts = Counter(row["status"] for row in rows[1:])
+    words = ", ".join(f"{count} {status}" for status, count in counts.items())
+    print(f"{len(rows) - 1} of {rows[0]['cases']}: {words}")
+    return int(counts["ok"] < len(rows) - 1)
 
 
 def _rows(args: argparse.Namespace, say: Callable[[str], None]) -> Iterator[dict[str, Any]]:

@@ -1,0 +1,136 @@
+"""cute/mla_sm100 on a machine without a Blackwell card: what it takes, recorded calls, the list."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import replace
+
+import pytest
+import torch
+
+from mla_lab.backends.cute import blackwell
+from mla_lab.backends.cute.backend import CuteBackend
+from mla_lab.backends.emulate.backend import EmulateSm100Backend
+from mla_lab.call.form import Features
+from mla_lab.core.errors import Unsupported
+from mla_lab.core.gpu import B200, H200
+from mla_lab.core.problem import Problem
+from mla_lab.core.resources import data_dir
+from mla_lab.emulate import Options, recorded
+from mla_lab.emulate.calls import Call, is_right
+from mla_lab.plan.config import KernelConfig
+from mla_lab.verify import sm100
+
+pytest.importorskip("cutlass")
+from mla_lab.cute import mla_sm100
+from mla_lab.cute.common.ptx_sm100 import instruction_descriptor
+from mla_lab.cute.mla_sm100 import params
+
+ARCHIVE = data_dir() / "runtime/emulate_sm100.zip"
+RECORDED = recorded.recordings(archive=ARCHIVE)
+FORMATS = [("bf16", "bf16"), ("fp16", "fp16"), ("e4m3", "e4m3"), ("bf16", "e4m3")]
+PROBLEM = Problem(q_lens=(1, 1), kv_lens=(300, 77), heads=128)
+
+
+def result(name: str, options: Options) -> tuple[Call, list[str]]:
+    recording = recorded.load(name, ARCHIVE)
+    call, kernel = recording.call(), recording.kernel(options)
+    kernel(*call.args)
+    return call, [str(finding) for finding in kernel.run.findings]
+
+
+@pytest.mark.parametrize("name", RECORDED)
+def test_recorded_call_is_right_and_nothing_is_found(name: str) -> None:
+    call, findings = result(name, Options(check=True))
+    assert is_right(call), call.errors()
+    assert findings == []
+
+
+def test_recordings_have_sixteen_bits_eight_bits_and_both_with_a_draft_mask() -> None:
+    configs = [recorded.load(name, ARCHIVE).config for name in RECORDED]
+    kinds = {(c.q_dtype, c.kv_format, c.mask) for c in configs}
+    assert kinds == {
+        ("bf16", "bf16", "none"),
+        ("e4m3", "e4m3", "none"),
+        ("bf16", "e4m3", "tree"),
+    }
+
+
+def test_bits_do_not_depend_on_the_schedule() -> None:
+    plain, _ = result(RECORDED[0], Options(numbers="exact"))
+    other, _ = result(RECORDED[0], Options(numbers="exact", schedule="adverse", seed=1))
+    assert torch.equal(plain.out, other.out) and torch.equal(plain.lse, other.lse)
+
+
+@pytest.mark.parametrize(("q_dtype", "kv_format"), FORMATS)
+@pytest.mark.parametrize("page_size", mla_sm100.PAGE_SIZES)
+def test_shared_memory_and_tensor_memory_fit(q_dtype: str, kv_format: str, page_size: int) -> None:
+    facts = mla_sm100.static_facts(sm100.build_of(q_dtype, kv_format, page_size))
+    assert facts.shared_bytes <= params.SHARED_BYTES
+    used = params.O_COLUMN + params.V_COLUMNS
+    assert 2 * params.S_COLUMNS <= params.O_COLUMN and used <= params.TMEM_COLUMNS
+
+
+def test_instruction_descriptors_have_the_bits_of_the_isa() -> None:
+    bf16 = params.ELEMENTS["bf16"]
+    assert instruction_descriptor(bf16, 128, False) == 0x8200490
+    assert instruction_descriptor(bf16, 256, True) == 0x8410490
+    assert instruction_descriptor(params.ELEMENTS["e4m3"], 128, False) == 0x8200010
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"q_dtype": "fp16", "kv_format": "e4m3"}, "q_dtype, kv_format"),
+        ({"out_dtype": "e4m3"}, "out_dtype"),
+        ({"tile_rows": 64}, "tile_rows"),
+        ({"page_size": 8}, "page_size"),
+        ({"options": (("skip", 1),)}, "skip"),
+        ({"options": (("fused_merge", 0),)}, "fused_merge"),
+    ],
+)
+def test_what_is_not_compiled_is_refused_by_name(changes: dict[str, object], words: str) -> None:
+    config: KernelConfig = replace(sm100.build_of("bf16", "bf16", 64), **changes)  # type: ignore[arg-type]
+    with pytest.raises(Unsupported, match=words):
+        mla_sm100.static_facts(config)
+
+
+def test_a_card_takes_it_by_consent_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(blackwell.CONSENT, raising=False)
+    refused = CuteBackend().supports(Features(), PROBLEM, B200)
+    assert refused is not None and blackwell.MARK in refused and blackwell.CONSENT in refused
+    monkeypatch.setenv(blackwell.CONSENT, "1")
+    assert blackwell.no_consent(B200) is None
+    assert blackwell.is_blackwell(replace(B200, arch="sm_103"))
+    assert not blackwell.is_blackwell(H200)
+
+
+@pytest.mark.parametrize("name", [*blackwell.LACKS, "nonpositive_scale"])
+def test_features_without_a_kernel_are_refused(name: str) -> None:
+    refused = EmulateSm100Backend().lacks(Features(**{name: True}), PROBLEM)
+    assert refused is not None
+
+
+def test_formats_and_pages_without_a_kernel_are_refused() -> None:
+    assert "pages of 8" in str(blackwell.refusal(Features(), replace(PROBLEM, page_size=8)))
+    of_656 = replace(PROBLEM, kv_format="fp8_656")
+    assert "bf16 over e4m3" in str(blackwell.refusal(Features(), of_656))
+
+
+def test_plans_are_of_the_kernel_in_either_kind() -> None:
+    for features in (Features(), Features(batch_invariant=True)):
+        planned = blackwell.plan(PROBLEM, 2, B200, features)
+        assert planned.config.kernel == "cute/mla_sm100" and planned.config.tile_rows == 128
+
+
+def test_the_published_list_is_cut_as_it_says() -> None:
+    runs = list(sm100.published_runs())
+    assert len(runs) == len({run.name for run in runs}) == 396
+    for run in runs:
+        rows = run.problem.heads * run.problem.q_lens[0]
+        pieces = run.problem.batch * rows // 128 * run.splits
+        assert run.splits >= 2 and pieces >= 2 * run.workers
+        assert all(length % 128 for length in run.problem.kv_lens)
+    kinds = Counter(len(set(run.problem.kv_lens)) for run in runs if run.problem.batch > 1)
+    assert kinds[1] > 100 and kinds[2] > 100
+    assert sum(len(run.schedules) > 1 for run in runs) == 40

@@ -205,5 +205,7 @@ def _partials(
         lse = torch.zeros(slots * (splits + rows // 2), 4)
     else:
         lse = torch.zeros(slots, rows)
-    counters = torch.zeros(COUNTERS * config.cluster, dtype=torch.int32)
+    # where CTAs share a row tile its counters lie 128 bytes apart (`counter_of` of keep_ab)
+    apart = 32 * lists * _row_tiles(config, problem) if config.cluster == 2 else 0
+    counters = torch.zeros(max(COUNTERS, apart) * config.cluster, dtype=torch.int32)
     return [out, lse, counters]

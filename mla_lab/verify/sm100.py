@@ -150,8 +150,9 @@ def run_one(artifact: Artifact, wanted: Run) -> Row:
 
 
 def run(path: Path, part: str, seconds: float, say: Say) -> list[Row]:
-    """Run what is not "ok" in the record with this PTX, until the time is over. `part`: "published",
-    "features" or both ("").
+    """Run what is not "ok" in the record with this PTX, until the time is over.
+
+    part: "published", "features" or both ("").
     """
     lists = {"published": published_runs, "features": feature_runs}
     wanted = [r for name, runs in lists.items() if part in ("", name) for r in runs()]

@@ -34,6 +34,13 @@ def test_what_is_on_record_is_right_and_without_findings() -> None:
     assert emulated.summary([head, *rows]).startswith(f"{len(rows)} of {head['cases']}")
 
 
+def test_deletions_on_record_are_reported() -> None:
+    _, *rows = read(RECORDS / "mutations.jsonl")
+    for row in rows:
+        assert row["reported"] >= 0.95 * row["tried"] > 0
+        assert mutations.UNEXPLAINED not in [left["why"] for left in row["unreported"]]
+
+
 def test_a_run_goes_on_where_the_record_ends(tmp_path: Path) -> None:
     path = tmp_path / "record.jsonl"
     path.write_text((RECORDS / "emulated.jsonl").read_text())

@@ -81,6 +81,7 @@ OTHERS = {
     "kinds": "mla-lab verify kinds data/records/kinds.jsonl, on any host",
     "emulator_speed": "mla-lab verify emulator-speed data/records/emulator_speed.jsonl, anywhere",
     "emulated": "mla-lab verify emulated data/records/emulated.jsonl, on any host",
+    "mutations": "mla-lab verify mutations data/records/mutations.jsonl, on any host",
 }
 TRACES = ("azure_llm_2023_conv.csv", "mooncake_conversation.jsonl")
 TRACE_MODELS = ("deepseek-v2-lite", "deepseek-v3")

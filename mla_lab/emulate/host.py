@@ -42,8 +42,8 @@ QUIET = (
     "GraphLaunch KernelSetAttributeForDevice LibraryGetGlobal LibraryGetManaged "
     "LibraryGetUnifiedFunction LibraryLoadFromFile LibraryUnload Malloc MallocAsync MallocHost "
     "MallocManaged Memcpy MemcpyAsync Memset MemsetAsync "
-    "OccupancyMaxActiveBlocksPerMultiprocessor OccupancyMaxActiveBlocksPerMultiprocessorWithFlags "
-    "OccupancyMaxActiveClusters PeekAtLastError ProfilerStart ProfilerStop "
+    "OccupancyMaxActiveBlocksPerMultiprocessor "
+    "PeekAtLastError ProfilerStart ProfilerStop "
     "SetDevice StreamAddCallback StreamBeginCapture StreamCreate StreamDestroy StreamEndCapture "
     "StreamSynchronize StreamWaitEvent"
 )

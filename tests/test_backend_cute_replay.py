@@ -259,7 +259,7 @@ def work_of(call: Callable[[], Any]) -> tuple[int, int]:
     return counts[0], counts[1]
 
 
-@pytest.mark.parametrize(("contract", "frames", "bytecodes"), [(False, 8, 515), (True, 8, 515)])
+@pytest.mark.parametrize(("contract", "frames", "bytecodes"), [(False, 8, 520), (True, 8, 520)])
 def test_a_repeated_call_stays_short(
     kernels: dict[KernelConfig, AbiKernel],
     monkeypatch: pytest.MonkeyPatch,

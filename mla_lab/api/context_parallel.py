@@ -104,13 +104,15 @@ def shard(inputs: DecodeInputs, world: int) -> list[DecodeInputs]:
 
     Raises Unsupported for sparse calls and separate tables.
     """
+    if world < 1:
+        raise invalid("world", world, "1 or more")
     return [shard_of(inputs, world, rank) for rank in range(world)]
 
 
 def shard_of(inputs: DecodeInputs, world: int, rank: int) -> DecodeInputs:
-    """The call of one rank of `shard`; raises as it does."""
-    if world < 1:
-        raise invalid("world", world, "1 or more")
+    """The call of one of `world` ranks, 1 or more; raises Unsupported as `shard` does."""
+    if not 0 <= rank < world:
+        raise invalid("rank", f"{rank} of {world}", "0 to world - 1")
     if inputs.sparse or not inputs.uses_shared_paged_kv_idx:
         raise unsupported("inputs", "a sparse call or separate tables", "one table of dense pages")
     return _of_rank(inputs, world, rank)

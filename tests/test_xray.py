@@ -45,6 +45,22 @@ LISTING = """
 """
 
 
+#: lines of the SM100 kernel's, and of its e4m3 build's, as nvdisasm 13.0 prints them
+BLACKWELL = """
+.text.mla:
+        /*ef80*/                   UTCATOMSWS.2CTA.FIND_AND_SET.ALIGN UP0, UR4, UR4 ;
+        /*fd20*/                   LDTM.x64 R4, tmem[UR4] ;
+        /*117d0*/                   LDTM.x32 R4, tmem[UR4+0x80] ;
+        /*119f0*/                   STTM.x32 tmem[UR4+0x80], R4 ;
+        /*14320*/                   UTCQMMA.2CTA gdesc[UR34], gdesc[UR30], tmem[UR4], tmem[UR20], idesc[UR21], !UPT ;
+        /*14c90*/                   UTCHMMA.2CTA gdesc[UR42], gdesc[UR34], tmem[UR4], tmem[UR16], idesc[UR17], !UPT ;
+        /*14ca0*/              @P1 UTCHMMA.2CTA gdesc[UR44], gdesc[UR36], tmem[UR4], tmem[UR16], idesc[UR17], UPT ;
+        /*15590*/                   UTCBAR.2CTA.MULTICAST [UR5], URZ, UR4 ;
+        /*1bf20*/                   UTMALDG.3D [UR72], [UR4], desc[URZ] ;
+        /*1c0f0*/                   UTMALDG.5D [UR16], [UR4], desc[UR6] ;
+"""  # noqa: E501
+
+
 @pytest.mark.parametrize(
     ("opcode", "kind"),
     [
@@ -52,6 +68,8 @@ LISTING = """
         ("QGMMA.64x64x32.F32.E4M3.E4M3", "matrix"),
         ("UTCHMMA.2CTA", "matrix"),
         ("UTCQMMA", "matrix"),
+        ("LDTM.x64", "tensor memory"),
+        ("UTCBAR.2CTA.MULTICAST", "tensor memory"),
         ("HMMA.16816.F32", "matrix"),
         ("UTMALDG.4D.MULTICAST", "tma"),
         ("UBLKCP.S.G", "tma"),
@@ -80,6 +98,9 @@ def test_sass_classes(opcode: str, kind: str) -> None:
     [
         ("wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16", "matrix"),
         ("tcgen05.mma.cta_group::1.kind::f16", "matrix"),
+        ("tcgen05.ld.sync.aligned.32x32b.x64.b32", "tensor memory"),
+        ("tcgen05.dealloc.cta_group::2.sync.aligned.b32", "tensor memory"),
+        ("tcgen05.commit.cta_group::2.mbarrier::arrive::one", "barrier"),
         ("cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier", "tma"),
         ("ld.local.f32", "local"),
         ("st.shared.v4.b32", "shared"),
@@ -102,6 +123,20 @@ def test_a_listing_becomes_instructions_with_their_lines() -> None:
     assert (hgmma.predicate, hgmma.kind, hgmma.source) == ("@!P0", "matrix", ("/src/b.h", 3))
     assert (tma.opcode, tma.operands, tma.address) == ("UTMALDG.4D", "[UR8], [UR4]", 0x20)
     assert kernels["two"][0].source is None
+
+
+def test_a_blackwell_kernel_shows_its_matrix_tma_and_tensor_memory_opcodes() -> None:
+    resources = KernelResources("mla", 219, 0, 1024, 3, 231424, (256, 1, 1))
+    code = tuple(sass.parse(BLACKWELL)["mla"])
+    kernel = xray.KernelReport("mla", resources, code, Counter())
+    counts = {name: kernel.count(name) for name in ("UTCHMMA", "UTCQMMA", "LDTM", "UTMALDG")}
+    assert counts == {"UTCHMMA": 2, "UTCQMMA": 1, "LDTM": 2, "UTMALDG": 2}
+    assert kernel.classes == {"matrix": 3, "tma": 2, "tensor memory": 5} and kernel.spills == 0
+    artifact = jit.Artifact(KernelConfig("cute/mla_sm100"), "sm_100a", Path(), (), (), (), {})
+    shown = [line.split() for line in xray.render(xray.Report(artifact, (kernel,))).splitlines()]
+    for line in (["2", "UTCHMMA.2CTA"], ["1", "LDTM.x64"], ["1", "STTM.x32"], ["1", "UTMALDG.5D"]):
+        assert line in shown
+    assert ["5", "tensor", "memory"] in shown
 
 
 def test_ptx_is_counted_by_kernel() -> None:

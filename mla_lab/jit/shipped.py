@@ -270,6 +270,17 @@ CUTE: tuple[KernelConfig, ...] = (
     ),
 )
 
+#: of the SM100 kernel, which ships no builds, a plain one of each format
+SM100: tuple[KernelConfig, ...] = tuple(
+    _for_backend("cute/mla_sm100", (dtype, out, 64), (128, 2), kv_format=kv_format)
+    for dtype, kv_format, out in (
+        ("bf16", "bf16", "bf16"),
+        ("fp16", "fp16", "fp16"),
+        ("e4m3", "e4m3", "bf16"),
+        ("bf16", "e4m3", "bf16"),
+    )
+)
+
 
 def shipped(arch: str = "sm_90a") -> list[KernelConfig]:
     """Every shipped configuration that is written for `arch`."""
@@ -305,14 +316,15 @@ def select(
 ) -> list[KernelConfig]:
     """Configurations that the options of the command line name.
 
-    No kernel: all shipped ones. A kernel without settings: its shipped configurations, or its
-    defaults if it ships none. With settings ("field=value"): exactly that configuration.
+    No kernel: all shipped ones. A kernel without settings: its shipped configurations, or if it
+    ships none its plain builds, or its defaults. With settings ("field=value"): exactly that
+    configuration.
     """
     if not kernels:
         return shipped(arch)
     if settings:
         return [_with_settings(kernel, settings) for kernel in kernels]
-    known = shipped(arch)
+    known = [*shipped(arch), *SM100]
     return [
         config
         for kernel in kernels

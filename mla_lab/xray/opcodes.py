@@ -38,7 +38,10 @@ SASS_CLASSES: dict[str, tuple[str, ...]] = {
 PTX_CLASSES: dict[str, tuple[str, ...]] = {
     "matrix": ("wgmma.mma_async", "mma.sync", "tcgen05.mma"),
     "tma": ("cp.async.bulk", "cp.reduce.async.bulk", "prefetch.tensormap"),
-    "tensor memory": ("tcgen05.ld", "tcgen05.st", "tcgen05.alloc", "tcgen05.cp"),
+    "tensor memory": (
+        *("tcgen05.ld", "tcgen05.st", "tcgen05.alloc", "tcgen05.dealloc"),
+        *("tcgen05.relinquish", "tcgen05.cp", "tcgen05.shift"),
+    ),
     "local": ("ld.local", "st.local"),
     "shared": ("ld.shared", "st.shared", "st.async", "ldmatrix", "stmatrix", "atom.shared"),
     "global": ("ld.global", "st.global", "atom", "red"),
@@ -50,6 +53,9 @@ PTX_CLASSES: dict[str, tuple[str, ...]] = {
         "wgmma.fence",
         "wgmma.commit",
         "wgmma.wait",
+        "tcgen05.commit",
+        "tcgen05.fence",
+        "tcgen05.wait",
         "griddepcontrol",
         "cp.async.wait",
         "nanosleep",

@@ -9,7 +9,7 @@ from .opcodes import OTHER, PTX_CLASSES, SASS_CLASSES
 from .report import Change, KernelReport, Report
 
 #: opcodes of these classes are listed one by one
-LISTED = ("matrix", "tma", "local", "special function", "register file")
+LISTED = ("matrix", "tma", "tensor memory", "local", "special function", "register file")
 
 
 def render(report: Report) -> str:

@@ -50,7 +50,12 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
     )
     bits.add_argument("record", type=Path, help="JSON lines, written anew unless compared")
     sm100 = verbs.add_parser("sm100", help="the SM100 kernel in the emulator; needs no card")
-    sm100.add_argument("--list", default="", choices=("", "published", "features"), help="one list")
+    sm100.add_argument(
+        "--list",
+        default="",
+        choices=("", "published", "features", "builds"),
+        help="one list; builds: what each is compiled to, for both architectures, and nothing runs",
+    )
     sm100.add_argument("--seconds", type=float, default=1e9, help="begin no case after this")
     sm100.add_argument("record", type=Path, help="JSON lines; rows of the same builds are kept")
     for verb in (pairs, published, costs, soak):
@@ -126,9 +131,12 @@ def _in_emulator(args: argparse.Namespace, say: Callable[[str], None]) -> int:
 
 
 def _sm100(args: argparse.Namespace, say: Callable[[str], None]) -> int:
-    from ...verify import sm100
+    from ...verify import sm100, sm100_builds
 
-    rows = sm100.run(args.record, args.list, args.seconds, say)
+    if args.list == "builds":
+        rows = sm100_builds.run(args.record, say)
+    else:
+        rows = sm100.run(args.record, args.list, args.seconds, say)
     counts = Counter(row["status"] for row in rows[1:])
     words = ", ".join(f"{count} {status}" for status, count in counts.items())
     print(f"{len(rows) - 1} of {rows[0]['cases']}: {words}")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -18,8 +19,11 @@ from mla_lab.core.problem import Problem
 from mla_lab.core.resources import data_dir
 from mla_lab.emulate import Options, recorded
 from mla_lab.emulate.calls import Call, is_right
+from mla_lab.jit import shipped
+from mla_lab.jit.cubin import KernelResources
 from mla_lab.plan.config import KernelConfig
-from mla_lab.verify import sm100
+from mla_lab.verify import sm100, sm100_builds
+from mla_lab.xray import KernelReport
 
 pytest.importorskip("cutlass")
 from mla_lab.cute import mla_sm100
@@ -71,6 +75,38 @@ def test_shared_memory_and_tensor_memory_fit(q_dtype: str, kv_format: str, page_
     assert 2 * params.S_COLUMNS <= params.O_COLUMN and used <= params.TMEM_COLUMNS
 
 
+def test_plain_builds_are_what_a_selection_without_settings_names() -> None:
+    for arch in sm100_builds.ARCHS:
+        chosen = shipped.select(["cute/mla_sm100"], [], arch)
+        assert {(c.q_dtype, c.kv_format) for c in chosen} == set(FORMATS)
+        for config in chosen:
+            mla_sm100.static_facts(config)
+
+
+@pytest.mark.parametrize(
+    ("change", "columns", "status"),
+    [
+        ({}, 512, "ok"),
+        ({"stack": 8}, 512, "wrong"),
+        ({"dynamic_shared": 231425}, 512, "wrong"),
+        ({}, 544, "wrong"),
+        ({}, -1, "wrong"),
+        ({}, 0, "wrong"),
+    ],
+)
+def test_what_a_build_may_take(change: dict[str, int], columns: int, status: str) -> None:
+    used = replace(KernelResources("mla", 219, 0, 1024, 3, 231424, (256, 1, 1)), **change)
+    assert sm100_builds.status(KernelReport("mla", used, (), Counter()), columns) == status
+
+
+def test_tensor_columns_are_read_from_ptx() -> None:
+    line = "tcgen05.alloc.cta_group::2.sync.aligned.shared::cta.b32 \t[%r322], {};"
+    by_register = line.format("%r2269")
+    assert sm100_builds.tensor_columns(f"mov.b32 \t%r2269, 512;\n{by_register}") == 512
+    assert sm100_builds.tensor_columns(line.format("64") + line.format("32")) == 96
+    assert sm100_builds.tensor_columns(by_register) == -1
+
+
 def test_instruction_descriptors_have_the_bits_of_the_isa() -> None:
     bf16 = params.ELEMENTS["bf16"]
     assert instruction_descriptor(bf16, 128, False) == 0x8200490
@@ -95,10 +131,12 @@ def test_what_is_not_compiled_is_refused_by_name(changes: dict[str, object], wor
         mla_sm100.static_facts(config)
 
 
-def test_a_card_takes_it_by_consent_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_card_takes_it_by_consent_alone(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("MLA_LAB_CACHE_DIR", str(tmp_path))  # of no proofs
     monkeypatch.delenv(blackwell.CONSENT, raising=False)
     refused = CuteBackend().supports(Features(), PROBLEM, B200)
     assert refused is not None and blackwell.MARK in refused and blackwell.CONSENT in refused
+    assert "mla-lab doctor --prove" in refused
     monkeypatch.setenv(blackwell.CONSENT, "1")
     assert blackwell.no_consent(B200) is None
     assert blackwell.is_blackwell(replace(B200, arch="sm_103"))

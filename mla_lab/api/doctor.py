@@ -143,6 +143,6 @@ def _backends() -> Iterator[Finding]:
     query, cache = torch.zeros(1, 1, 128, 576, **numbers), torch.zeros(1, 64, 576, **numbers)
     table = torch.zeros(1, 1, dtype=torch.int32, device=device)
     for verdict in explain(query, cache, table, torch.full_like(table[0], 64)):
-        fits = f"runs a plain call on {device}"
-        detail = verdict.reason or (f"{fits}, and auto takes it" if verdict.taken else fits)
+        fits = f"runs a plain call on {device}" + (", and auto takes it" if verdict.taken else "")
+        detail = verdict.reason or fits + (f" ({verdict.note})" if verdict.note else "")
         yield Finding("backends", f"backend {verdict.name}", verdict.reason is None, detail)

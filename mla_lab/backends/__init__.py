@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from ..call.form import Form
 from ..core.errors import invalid, unsupported
-from .base import Backend, gpu_of
+from .base import Backend, Noted, gpu_of
 
 __all__ = [
     "ALIASES",
@@ -69,9 +69,15 @@ def explain(form: Form) -> tuple[Verdict, ...]:
     for name in ORDER:
         reason = _reason(name, form)
         taken = reason is None and not any(v.taken for v in verdicts)
-        waits = reason is None and not form.on_host and load(name).reads_lengths
-        verdicts.append(Verdict(name, reason, taken, SYNCHRONISES if waits else None))
+        verdicts.append(Verdict(name, reason, taken, None if reason else _note(name, form)))
     return tuple(verdicts)
+
+
+def _note(name: str, form: Form) -> str | None:
+    runner = load(name)
+    if runner.reads_lengths and not form.on_host:
+        return SYNCHRONISES
+    return runner.note(gpu_of(form.device)) if isinstance(runner, Noted) else None
 
 
 @lru_cache(maxsize=4096)

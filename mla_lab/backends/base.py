@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import sys
 from functools import lru_cache
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -71,6 +71,15 @@ class Backend(Protocol):
 
         Returns what launches the call for other tensors, or None where a replay saves nothing.
         """
+        ...
+
+
+@runtime_checkable
+class Noted(Protocol):
+    """A backend whose launches on some cards carry a note, which `explain` shows."""
+
+    def note(self, gpu: Gpu | None) -> str | None:
+        """What a caller should know of its launches on `gpu` (None: a CPU), or None."""
         ...
 
 

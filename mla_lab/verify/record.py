@@ -47,7 +47,7 @@ def pairwise_run(device: str, indices: Sequence[int] | None, progress: Progress)
     yield head_row("pairwise", device, len(cases))
     for index in range(len(cases)) if indices is None else indices:
         case = cases[index]
-        outcome = _guarded(partial(run_case, case, index, workspace))
+        outcome = guarded(partial(run_case, case, index, workspace))
         _tell(progress, f"case {index}", outcome)
         yield {"kind": "case", "index": index, "case": case, **outcome.row()}
 
@@ -64,7 +64,7 @@ def published_run(device: str, dtype: str, most_requests: int, progress: Progres
     pool = published.Pool(dtype, tokens, device)
     yield head_row("published", device, len(chosen))
     for c in chosen:
-        outcome = _guarded(partial(published.run, c, pool, workspace))
+        outcome = guarded(partial(published.run, c, pool, workspace))
         _tell(progress, c.name, outcome)
         yield {"kind": "case", "case": c._asdict(), **outcome.row()}
 
@@ -90,7 +90,7 @@ def head_row(what: str, device: str, cases: int) -> Row:
     return {"kind": "run", "what": what, "cases": cases, "environment": found}
 
 
-def _guarded(run: Callable[[], Outcome]) -> Outcome:
+def guarded(run: Callable[[], Outcome]) -> Outcome:
     """Run a case and turn an unexpected exception into the outcome "failed"."""
     try:
         return run()

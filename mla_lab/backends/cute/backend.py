@@ -37,7 +37,7 @@ from ...plan.selection import Selection, select
 from ..base import ANY_KEYS, Replay, gpu_of
 from ..cuda.ops import MAX_BATCH
 from ..rank_mask import masked, repeated, with_mask
-from . import blackwell
+from . import blackwell, proofs
 from .catalogue import able, missing_for
 from .device_plan import Formula, PlanOnDevice, SelfScheduled, of_selection
 from .families import FAMILIES, costs
@@ -66,7 +66,7 @@ class CuteBackend:
             return "the tensors are on a CPU; its kernels run on a GPU"
         features = masked(features)
         if blackwell.is_blackwell(gpu):
-            return blackwell.no_consent(gpu) or sm100_reason(problem, features)
+            return blackwell.no_consent(gpu) or sm100_reason(problem, features, gpu)
         reason = common_reason(features, problem, gpu)
         if reason:
             return reason
@@ -81,6 +81,10 @@ class CuteBackend:
         except Unsupported as error:
             return str(error)
         return _missing(list(configs_for(problem, invariant, here)), problem, features)
+
+    def note(self, gpu: Gpu | None) -> str | None:
+        """The SM100 kernel's mark where no proof of it counts."""
+        return blackwell.mark(gpu)
 
     def plan(self, call: Call, gpu: Gpu | None) -> PlanOnDevice | SelfScheduled | Formula:
         """A plan that the device makes in each launch, within the call's bounds, or a formula.
@@ -106,10 +110,10 @@ class CuteBackend:
         return launch.repeat
 
 
-def sm100_reason(problem: Problem, features: Features) -> str | None:
-    """Why the SM100 kernel does not run a call, on whatever card."""
-    reason = blackwell.refusal(features, problem)
-    return reason or missing_for(blackwell.config_for(problem), problem, features)
+def sm100_reason(problem: Problem, features: Features, gpu: Gpu) -> str | None:
+    """Why the SM100 kernel does not run a call on a Blackwell card, consent aside."""
+    reason, arch = blackwell.refusal(features, problem), proofs.arch(gpu)
+    return reason or missing_for(blackwell.config_for(problem), problem, features, arch)
 
 
 def common_reason(features: Features, problem: Problem, gpu: Gpu) -> str | None:

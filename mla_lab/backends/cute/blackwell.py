@@ -1,7 +1,8 @@
 """Calls of the SM100 kernel: which it takes, and how they are launched.
 
-It has been emulated and never run on a card: on one it is taken where the environment variable
-`CONSENT` is 1, and its first call of a configuration is checked against torch (`self_check`).
+It has been emulated and never run on a card: on one it is taken where `mla-lab doctor --prove` has
+passed (`proofs`) or the environment variable `CONSENT` is 1, and its first call of a configuration
+is checked against torch (`self_check`).
 """
 
 from __future__ import annotations
@@ -17,12 +18,13 @@ from ...plan.config import KernelConfig
 from ...plan.kernel_costs import recorded_costs
 from ...plan.launch_modes import FORMATS, KEEP_AB_PERSISTENT, OUTS
 from ..cuda.ops import MAX_BATCH
+from . import proofs
 from .device_plan import PlanOnDevice, SelfScheduled
 from .families import SM100
 
-#: 1: take the kernel on a card
+#: 1: take the kernel on a card where it is not proved
 CONSENT = "MLA_LAB_SM100"
-#: words that go with the kernel wherever it is shown
+#: words that go with the kernel where no proof of it counts
 MARK = "emulated, never run on a card"
 #: (tile rows, CTAs of a cluster)
 TILE = (128, 2)
@@ -39,14 +41,22 @@ LACKS = {
 
 def is_blackwell(gpu: Gpu) -> bool:
     """Whether the card is of compute capability 10.0 or 10.3."""
-    return gpu.arch.removesuffix("a") + "a" in SM100.archs
+    return proofs.arch(gpu) in SM100.archs
 
 
 def no_consent(gpu: Gpu) -> str | None:
     """Why the kernel is not taken on this card, or None."""
-    if os.environ.get(CONSENT) == "1":
+    if os.environ.get(CONSENT) == "1" or proofs.counts(gpu):
         return None
-    return f"the GPU is {gpu.arch}; its kernel for it is {MARK}: {CONSENT}=1 takes it"
+    return (
+        f"the GPU is {gpu.arch}; its kernel for it is {MARK}: `mla-lab doctor --prove` proves it "
+        f"here, {CONSENT}=1 takes it without"
+    )
+
+
+def mark(gpu: Gpu | None) -> str | None:
+    """`MARK` where a call would launch the kernel on a card without a proof that counts."""
+    return MARK if gpu and is_blackwell(gpu) and not proofs.counts(gpu) else None
 
 
 def refusal(features: Features, problem: Problem) -> str | None:

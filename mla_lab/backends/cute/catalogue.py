@@ -21,6 +21,7 @@ from ...call.form import Features
 from ...core.errors import BuildError
 from ...core.problem import Problem
 from ...jit import toolchain
+from ...jit.source import supported_archs
 from ...plan.config import KernelConfig
 from .families import arch_of, complete
 
@@ -49,15 +50,19 @@ def without_rule(build: KernelConfig) -> KernelConfig:
     return plain if here else build
 
 
-def missing_for(config: KernelConfig, problem: Problem, features: Features) -> str | None:
+def missing_for(
+    config: KernelConfig, problem: Problem, features: Features, arch: str = ""
+) -> str | None:
     """None where the kernels of a call by `config` are compiled or a compiler is here, else what
-    is missing.
+    is missing; of the first architecture that the kernel is written for, or of `arch`.
     """
-    arch = arch_of(config)
+    arch = arch or arch_of(config)
     wanted = [build_for(config, problem, False if features.no_pdl else None, features)]
     if features.batch_invariant and not config.option("grid"):
         wanted.append(KernelConfig("cuda/planner"))
     for build in wanted:
+        if arch not in supported_archs(build.kernel):
+            return f"{build.name()} is not built for {arch}"
         if jit.find(build, arch) is None:
             try:
                 toolchain.versions(build.kernel)

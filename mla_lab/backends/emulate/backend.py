@@ -76,7 +76,7 @@ class EmulateSm100Backend(EmulateBackend):
 
     def lacks(self, features: Features, problem: Problem) -> str | None:
         """What the kernel lacks; here it needs nobody's consent."""
-        return sm100_reason(problem, features)
+        return sm100_reason(problem, features, self.gpu)
 
 
 class EmulatedLaunch(Launch):

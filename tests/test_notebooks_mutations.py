@@ -15,7 +15,16 @@ from mla_lab.bench.cases import uniform_case
 from mla_lab.bench.records import describe_case
 from mla_lab.core import kv_cache, masks
 from mla_lab.emulate.races import Checker
-from mla_lab.lab import banks, eight_bits, film_breaks, layout, measuring, session
+from mla_lab.lab import (
+    banks,
+    eight_bits,
+    film_breaks,
+    layout,
+    measuring,
+    pair_film,
+    session,
+    tile_homes,
+)
 from mla_lab.lab.explorers import anatomy as anatomy_explorer
 from mla_lab.lab.explorers import merge as merge_explorer
 from mla_lab.lab.explorers import plan as plan_explorer
@@ -178,6 +187,24 @@ def test_a_wait_that_lets_everybody_pass(monkeypatch: pytest.MonkeyPatch) -> Non
     film_breaks.broken_program.cache_clear()
     breaks("54", "a missing arrive must hang")
     film_breaks.broken_program.cache_clear()
+
+
+def test_a_map_of_tensor_memory_that_swaps_the_halves(monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = tile_homes.lanes_and_columns
+
+    def swapped(tile: tile_homes.Tile) -> Any:
+        lanes, columns = whole(tile)
+        return lanes ^ 64, columns
+
+    monkeypatch.setattr(tile_homes, "lanes_and_columns", swapped)
+    breaks("56", "lies elsewhere in tensor memory")
+
+
+def test_softmax_warps_that_leave_scores_unread(monkeypatch: pytest.MonkeyPatch) -> None:
+    film = pair_film.film_of()
+    uses = tuple(u for u in film.uses if (u.warp, u.kind, u.region) != (2, "load", "S1"))
+    monkeypatch.setattr(pair_film, "film_of", lambda: replace(film, uses=uses))
+    breaks("56", "each warp reads each tile once")
 
 
 def record(folder: Path, **changes: Any) -> None:

@@ -51,6 +51,7 @@ NOTEBOOKS = (
         "54", "inside_the_fast_kernel", "Inside the kernel", "step it, break it, read a hang", 15
     ),
     Entry("55", "museum_of_bugs", "Museum of bugs", "name twelve bugs by their symptoms", 10),
+    Entry("56", "hopper_to_blackwell", "To Blackwell", "say who holds S and O on either card", 15),
     Entry("60", "empty_kernel", "An empty kernel", "divide registers among roles", 12),
     Entry("61", "tile_copy", "A copy with layouts", "say which thread copies what", 10),
     Entry("62", "swizzled_tile", "Swizzled tiles", "read columns without conflicts", 12),

@@ -32,6 +32,7 @@ MOVES = [
     ("34_tune_for_your_trace", SLIDER, "ArrowRight", CHART),
     ("54_inside_the_fast_kernel", SLIDER, "ArrowRight", SVG),
     ("55_museum_of_bugs", CHOICE, "0 x NaN", ".exhibit"),
+    ("56_hopper_to_blackwell", SLIDER, "ArrowRight", SVG),
     ("90_benchmarks", SLIDER, "ArrowLeft", CHART),
 ]
 

@@ -5,7 +5,7 @@ Each check takes an `Attempt` and returns one sentence of praise, or raises `Hin
 
 from __future__ import annotations
 
-from . import debugging, foundations, kernels, memory, plans, steps
+from . import blackwell, debugging, foundations, kernels, memory, plans, steps
 from .hints import Attempt, Check, Hint
 
 #: by number of the exercise, in the order of the workbook
@@ -15,6 +15,7 @@ CHECKS: dict[str, Check] = {
     **plans.CHECKS,
     **kernels.CHECKS,
     **debugging.CHECKS,
+    **blackwell.CHECKS,
     **steps.CHECKS,
 }
 

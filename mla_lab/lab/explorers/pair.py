@@ -1,0 +1,147 @@
+"""The SM100 kernel stepped: roles of the leader CTA, its tensor core, and tensor memory."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from html import escape
+from typing import Any
+
+from .. import explorer, pair_film
+from ..pair_film import PairFilm
+from ..source import Source
+from ..style import BLUE, GREEN, GREY, INK, ORANGE, PAGE_INK, PAGE_TINT, SKY
+from ..svg import Svg, document, label
+
+WIDTH, LEFT, TOP, LANE, REGION = 960, 158, 58, 18, 26
+PLOT = WIDTH - LEFT - 12
+COLORS = {"softmax": ORANGE, "MMA": BLUE, "producer": SKY}
+#: state of a region -> fill
+FILLS = {"written": "#F0BE9A", "unread": "#A8DCCB", "sum": "#A8DCCB", "read": "#FFFFFF"}
+WORDS = {
+    "written": "the tensor core is writing it",
+    "unread": "written, not yet read by all four softmax warps",
+    "sum": "the sum so far; the next product adds to it",
+    "read": "read: free for the next product",
+}
+LEGEND = (
+    ("softmax", ORANGE), ("MMA warp", BLUE), ("producer", SKY), ("tensor core", GREEN),
+    ("waits", GREY), ("being written", "#F0BE9A"), ("holds", "#A8DCCB"), ("read", "#FFFFFF"),
+)  # fmt: skip
+
+
+def _path(spans: Iterable[tuple[float, float]], y: float, height: float, end: int) -> str:
+    scale = PLOT / end
+    return "".join(
+        f"M{LEFT + a * scale:.1f} {y:.1f}h{max(0.7, (b - a) * scale):.1f}v{height:.1f}"
+        f"h-{max(0.7, (b - a) * scale):.1f}z"
+        for a, b in spans
+    )
+
+
+def _shape(path: str, fill: str, more: str = "") -> str:
+    return f'<path d="{path}" fill="{fill}" {more}/>' if path else ""
+
+
+def _warps(film: PairFilm) -> list[str]:
+    parts = []
+    for warp, role in enumerate(pair_film.ROLES):
+        y = TOP + warp * LANE
+        mine = [s for s in film.spans if s.track == f"warp {warp}"]
+        runs = [(s.begin, s.end) for s in mine if s.kind == "run"]
+        waits = [(s.begin, s.end) for s in mine if s.kind == "wait"]
+        parts.append(_shape(_path(waits, y + 7, 3, film.end), GREY, 'fill-opacity="0.6"'))
+        parts.append(_shape(_path(runs, y + 2, LANE - 4, film.end), COLORS[role]))
+        parts.append(label(LEFT - 8, y + LANE / 2, f"warp {warp}: {role}", size=11, anchor="end"))
+    for i, (name, track, color) in enumerate(
+        (("TMA copies", "copies", SKY), ("tensor core", "tensor core", GREEN))
+    ):
+        y = TOP + (len(pair_film.ROLES) + i) * LANE
+        spans = [(s.begin, s.end) for s in film.spans if s.track == track]
+        parts.append(_shape(_path(spans, y + 2, LANE - 4, film.end), color))
+        parts.append(label(LEFT - 8, y + LANE / 2, name, size=11, anchor="end"))
+    return parts
+
+
+def _regions(film: PairFilm, top: float) -> list[str]:
+    parts, scale = [], PLOT / film.end
+    for i, (name, (first, last)) in enumerate(pair_film.REGIONS.items()):
+        y = top + i * REGION
+        words = f"{name}: columns {first}-{last - 1}"
+        parts.append(label(LEFT - 8, y + REGION / 2, words, size=11, anchor="end"))
+        more = 'stroke="#BBB" stroke-dasharray="3 3"'
+        parts.append(_shape(_path([(0, film.end)], y + 2, REGION - 5, film.end), "none", more))
+        for held in film.held(name):
+            path = _path([held[:2]], y + 2, REGION - 5, film.end)
+            parts.append(_shape(path, FILLS[held.state], f'stroke="{INK}"'))
+            words = f"{held.what}, read" if held.state == "read" else held.what
+            if (held.end - held.begin) * scale > 5.5 * len(words):
+                middle = LEFT + (held.begin + held.end) / 2 * scale
+                parts.append(label(middle, y + REGION / 2, words, size=10))
+    return parts
+
+
+def _commits(film: PairFilm, top: float) -> list[str]:
+    ends = [end for name in pair_film.REGIONS for _, end in film.writes(name)]
+    marks = "".join(f"M{LEFT + end * PLOT / film.end:.1f} {top}l-4 8h8z" for end in ends)
+    words = label(LEFT - 8, top + 4, "commit: s_full, o_full", size=11, anchor="end")
+    return [words, f'<path d="{marks}" fill="{INK}"/>']
+
+
+def lanes(film: PairFilm, slot: int) -> Svg:
+    """Warps, units and regions of tensor memory over slots, with a cursor."""
+    regions = TOP + (len(pair_film.ROLES) + 2) * LANE + 6
+    commits = regions + len(pair_film.REGIONS) * REGION + 4
+    word = "right" if film.right else "wrong"
+    alt = (
+        f"{film.tiles} tiles in {film.end:,} slots: {len(film.findings)} findings, "
+        f"the result is {word}"
+    )
+    body, x = [label(8, 14, alt, size=15, anchor="start")], float(LEFT)
+    for name, color in LEGEND:
+        body.append(
+            f'<rect x="{x}" y="34" width="12" height="11" fill="{color}" stroke="#8A8A8A"/>'
+        )
+        body.append(label(x + 17, 40, name, size=11, anchor="start"))
+        x += 34 + 6.2 * len(name)
+    body += [*_warps(film), *_regions(film, regions), *_commits(film, commits)]
+    at = LEFT + slot * PLOT / film.end
+    body.append(f'<path d="M{at:.1f} {TOP - 6}V{commits + 10}" stroke="{INK}" stroke-width="1.6"/>')
+    words = f"slot {slot:,} of {film.end:,}: instructions, not microseconds"
+    body.append(label(LEFT, commits + 22, words, size=11, anchor="start"))
+    return document(WIDTH, commits + 34, "".join(body), alt)
+
+
+def states(film: PairFilm, slot: int) -> str:
+    """What each region holds at a slot, and what each role waits for, as HTML."""
+    rows = []
+    for name in pair_film.REGIONS:
+        held = film.at(name, slot)
+        words = f"<b>{held.what}</b>: {WORDS[held.state]}" if held else "nobody has written it"
+        rows.append(f"<div><b>{name}</b> {words}</div>")
+    for warp in (0, 4, 5):
+        waits = next(
+            (s.name for s in film.spans
+             if s.track == f"warp {warp}" and s.kind == "wait" and s.begin <= slot < s.end), "",
+        )  # fmt: skip
+        what = f"waits for {escape(pair_film.named(waits))}" if waits else "runs, or has ended"
+        rows.append(f"<div>warp {warp}, {pair_film.ROLES[warp]}: {what}</div>")
+    style = f"background:{PAGE_TINT};color:{PAGE_INK};padding:6px 9px;border-radius:6px"
+    return f"<div style='{style};font-size:12px;max-width:940px'>{''.join(rows)}</div>"
+
+
+class PairExplorer(explorer.Explorer):
+    """One CTA of the SM100 kernel over emulated steps."""
+
+    name = "lab.PairExplorer"
+    source = Source("predicted", detail="emulator")
+
+    def controls(self) -> explorer.Knobs:
+        last = len(pair_film.film_of().steps()) - 1
+        step = explorer.integers("step", 0, last, last // 2, width="620px")
+        return explorer.knobs(step=step)
+
+    def figure(self, state: dict[str, Any]) -> Svg:
+        film = pair_film.film_of()
+        slot = film.steps()[state["step"]]
+        drawn = lanes(film, slot)
+        return Svg(drawn.markup + states(film, slot), drawn.alt)

@@ -205,7 +205,11 @@ def _partials(
         lse = torch.zeros(slots * (splits + rows // 2), 4)
     else:
         lse = torch.zeros(slots, rows)
-    # where CTAs share a row tile its counters lie 128 bytes apart (`counter_of` of keep_ab)
-    apart = 32 * lists * _row_tiles(config, problem) if config.cluster == 2 else 0
+    # where CTAs share a row tile its counters lie 128 bytes apart (`counter_of` of keep_ab), and
+    # workers that find their pieces number row tiles by worker
+    groups = lists * _row_tiles(config, problem)
+    if work and not len(work[0]):
+        groups = max(groups, WORKERS)
+    apart = 32 * groups if config.cluster == 2 else 0
     counters = torch.zeros(max(COUNTERS, apart) * config.cluster, dtype=torch.int32)
     return [out, lse, counters]

@@ -79,6 +79,7 @@ OTHERS = {
     "dropin": "FlashInfer's tests at one commit, run outside of this repository",
     "flashinfer_wrapper": "python -m mla_lab.studies.flashinfer_wrapper, on any host",
     "kinds": "mla-lab verify kinds data/records/kinds.jsonl, on any host",
+    "sm100": "mla-lab verify sm100 data/records/sm100.jsonl, on any host",
     "emulator_speed": "mla-lab verify emulator-speed data/records/emulator_speed.jsonl, anywhere",
     "emulated": "mla-lab verify emulated data/records/emulated.jsonl, on any host",
     "mutations": "mla-lab verify mutations data/records/mutations.jsonl, on any host",

@@ -113,7 +113,7 @@ def test_the_picture_before_and_behind_run() -> None:
     assert "deadlock" in explorer.title()
     assert explorer.state["step"] == len(film_of(name, "random").steps()) - 1
     assert "waits for" in explorer.out.outputs[0]["data"]["text/html"]
-    assert "nobody can go on" in explorer.footer.value
+    assert "no warp can go on" in explorer.footer.value
 
 
 def test_where_a_warp_stands_changes_with_the_step() -> None:

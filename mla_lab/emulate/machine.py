@@ -190,7 +190,7 @@ class Machine:
         self.recorder.begin(self)
 
     def round(self) -> bool:
-        """A turn for everybody; whether anybody is left. Raises Fault where nobody can go on."""
+        """A turn for everybody; whether anybody is left. Raises Fault where no warp can go on."""
         moved = False
         with np.errstate(all="ignore"):
             for g in self.schedule.order(self._gangs):
@@ -221,7 +221,7 @@ class Machine:
         self.ctas, self._gangs, self.checker, self.before_block = [], [], Silent(), None
 
     def _land(self, moved: bool) -> bool:
-        """Finish a late copy, where the schedule wants it or nobody can go on."""
+        """Finish a late copy, where the schedule wants it or no warp can go on."""
         if self.jobs and (not moved or self.schedule.lands()):
             for _ in range(1 if moved else 1 + len(self.jobs) // 8):
                 self.jobs.pop(self.schedule.pick(len(self.jobs)))()
@@ -268,7 +268,7 @@ class Machine:
                 if state or not who:
                     place, who = instruction.place, g.name
         kind = "livelock" if spinning else "deadlock"
-        text = "threads spin on what nobody will write" if spinning else "nobody can go on"
+        text = "threads spin on what nobody will write" if spinning else "no warp can go on"
         if self.jobs:
             text += f"; {len(self.jobs)} copies are on their way"
         return Fault(Finding(kind, place, who, text, tuple(lines)))

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from .gang import Gang
 
 #: fair: turns of equal length. greedy: each as far as it can. random: order and lengths by a seed.
-#: late: as fair, but copies and products end when nobody can go on without them. adverse: random
+#: late: as fair, but copies and products end when no warp can go on without them. adverse: random
 #: and late.
 SCHEDULES = ("fair", "greedy", "random", "late", "adverse")
 FAIR_BLOCKS, GREEDY_BLOCKS = 100, 20_000

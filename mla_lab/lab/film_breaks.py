@@ -125,7 +125,7 @@ BREAKS = (
     ),
     Break(
         "delete the wait for a free stage",
-        "The producer no longer waits at kv.empty before it asks for the next tile.",
+        "The producer no longer waits at kv.empty before it issues the copy of the next tile.",
         lambda: _without(_used("wait", "kv.empty", PRODUCER)),
     ),
     Break(

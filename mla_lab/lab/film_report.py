@@ -78,7 +78,7 @@ def _source(place: Place) -> str:
 
 
 def _hang(found: Film, one: Finding) -> str:
-    lines = [f"<div><b style='color:{RED}'>{one.kind}</b>: nobody can go on</div>"]
+    lines = [f"<div><b style='color:{RED}'>{one.kind}</b>: no warp can go on</div>"]
     for barrier, came, warps, place in waits(found):
         who = f"{_few(warps)} ({role(warps[0]).split(': ')[1]})"
         many = "warps" if len(warps) > 1 else "warp"

@@ -26,7 +26,7 @@ from .tables import Table, table
 SPLIT = "cute_keep_ab_sm90_shaped1"
 CLUSTER = "cute_swap_ab_sm90_tile_rows-8_cluster-8_mask-causal_fused_merge2_grid1_shaped1"
 PLANNED = "cute_swap_ab_sm90_tile_rows-16_mask-causal_fused_merge2_shaped1"
-#: registers of a thread that QK asks for, of too many
+#: registers that a thread of QK requests, more than there are
 TOO_MANY = 232
 REGISTERS = 65_536
 #: arguments of a launch, and columns of a plan's tiles

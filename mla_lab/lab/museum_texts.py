@@ -77,7 +77,7 @@ TEXTS: dict[str, tuple[str, str, str]] = {
     ),
     "registers that are not there": (
         "our keep_ab, an attempt of 2026-11-20",
-        "A hang at the first setmaxnreg, on a card alone. The roles ask for more registers than a "
+        "A hang at the first setmaxnreg, on a card alone. The roles request more registers than a "
         "CTA had at its launch, and the warp that wants more waits for ever.",
         "A budget on paper. The emulator counts no registers: it gives each thread all that the "
         "PTX names.",

@@ -17,7 +17,7 @@ from .emulated import digest
 from .record import Progress, Row, head_row, write
 
 ARCHS = ("sm_100a", "sm_103a")
-#: columns of tensor memory of an SM; what an allocation asks for is a power of two from 32
+#: columns of tensor memory of an SM; an allocation is a power of two from 32
 TENSOR_COLUMNS = 512
 #: registers that a thread may have
 MOST_REGISTERS = 255

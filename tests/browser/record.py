@@ -19,7 +19,7 @@ from .jupyter import CHROMIUM, FLAGS, run_all, scroll_to, server
 ROOT = Path(__file__).resolve().parents[2]
 NOTEBOOK = "54_inside_the_fast_kernel.ipynb"
 #: what is broken, and a finding that its report names
-BREAK, FINDING = "delete the arrive that frees a stage", "nobody can go on"
+BREAK, FINDING = "delete the arrive that frees a stage", "no warp can go on"
 VIEW = {"width": 1480, "height": 980}
 #: the page is drawn at this share of its size; steps that are shown, and how far apart
 SCALE, STEPS, STRIDE = 0.72, 14, 5

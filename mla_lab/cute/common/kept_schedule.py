@@ -13,19 +13,7 @@ from cutlass import Int32
 
 from .kv_prefetch import KvCache, prefetch_tiles
 from .ptx_sm90 import load_relaxed, store_relaxed
-from .self_schedule import (
-    COUNT,
-    END,
-    GROUP,
-    HELD,
-    Batch,
-    Requests,
-    find_work,
-    load_requests,
-    pack,
-    select,
-    total,
-)
+from .self_schedule import COUNT, END, GROUP, HELD, Batch, find_work, pack, select, total
 
 
 @cute.jit
@@ -40,44 +28,60 @@ def key_of(b: Batch, worker: Int32, words: Int32) -> Int32:
 
 
 @cute.jit
-def recall(b: Batch, worker: Int32, kept: cute.Tensor, held: cutlass.Constexpr[int]) -> Int32:
-    """What the CTA kept where lengths and all else are the same, or `find_work`, and then kept.
-
-    kept: int32 [KEPT]: words, key, lengths, query tokens where they differ, one a lane in each row
-    of 32. It may hold anything: the batch is not 0, and the key has a checksum.
-    """
-    lane = cute.arch.lane_idx()
-    row = kept.iterator + lane
-    r = Requests.empty(held)
-    words, key = load_relaxed(row), load_relaxed(row + 32)
-    load_requests(b, Int32(0), r)
-    changed = Int32(0)
+def lengths_of(b: Batch, held: cutlass.Constexpr[int]):
+    """Lengths of the lane's requests, `lane` and every 32nd behind it, and their query tokens, 0
+    where all requests have as many."""
+    last, lane = b.seq_lens.shape[0] - 1, cute.arch.lane_idx()
+    at = [cutlass.min(lane + 32 * c, last) for c in range(held)]
+    lens, rows = (cute.make_rmem_tensor(held, Int32) for _ in range(2))
+    rows.fill(0)
     for c in cutlass.range_constexpr(held):
-        changed = changed | (load_relaxed(row + 32 * (2 + c)) ^ r.lens[c])
+        lens[c] = load_relaxed(b.seq_lens.iterator + at[c])
     if b.q_len == 0:
         for c in cutlass.range_constexpr(held):
-            changed = changed | (load_relaxed(row + 32 * (2 + HELD + c)) ^ r.rows[c])
-    changed = changed | (key ^ key_of(b, worker, words))
-    if not cute.arch.vote_all_sync(changed == 0):
-        words = find_work(b, worker, r)
-        store_relaxed(row, words)
-        store_relaxed(row + 32, key_of(b, worker, words))
+            begin = b.q_begin.iterator + at[c]
+            rows[c] = load_relaxed(begin + 1) - load_relaxed(begin)
+    return lens, rows
+
+
+@cute.jit
+def lengths_differ(b: Batch, row: cute.Pointer, held: cutlass.Constexpr[int]):
+    """Nonzero where one of the lane's requests differs from what is kept from `row` on."""
+    changed = Int32(0)
+    was = [load_relaxed(row + 32 * (2 + c)) for c in range(held)]
+    lens, rows = lengths_of(b, held)
+    for c in cutlass.range_constexpr(held):
+        changed = changed | (was[c] ^ lens[c])
+    if b.q_len == 0:
         for c in cutlass.range_constexpr(held):
-            store_relaxed(row + 32 * (2 + c), r.lens[c])
-            store_relaxed(row + 32 * (2 + HELD + c), r.rows[c])
-    return words
+            changed = changed | (load_relaxed(row + 32 * (2 + HELD + c)) ^ rows[c])
+    return changed
 
 
 @cute.jit
 def find_plan_words(b: Batch, worker: Int32, kept: cute.Tensor) -> Int32:
-    """The words of the module's table by the rule."""
-    words, batch = Int32(0), b.seq_lens.shape[0]
+    """The words of the module's table by the rule: what the CTA kept where lengths and all else are
+    the same, or `find_work`, and then kept. A batch that one group does not hold is not kept.
+
+    kept: int32 [KEPT]: words, key, lengths, query tokens where they differ, one a lane in each row
+    of 32. It may hold anything: the batch is not 0, and the key has a checksum.
+    """
+    row, batch = kept.iterator + cute.arch.lane_idx(), b.seq_lens.shape[0]
+    words, key = load_relaxed(row), load_relaxed(row + 32)
+    changed = Int32(1)
     if batch <= 32:
-        words = recall(b, worker, kept, 1)
+        changed = lengths_differ(b, row, 1)
     elif batch <= GROUP:
-        words = recall(b, worker, kept, HELD)
-    else:
-        words = find_work(b, worker, Requests.empty(HELD))
+        changed = lengths_differ(b, row, HELD)
+    changed = changed | (key ^ key_of(b, worker, words))
+    if not cute.arch.vote_all_sync(changed == 0):
+        words = find_work(b, worker)
+        store_relaxed(row, words)
+        store_relaxed(row + 32, key_of(b, worker, words))
+        lens, rows = lengths_of(b, HELD)
+        for c in cutlass.range_constexpr(HELD):
+            store_relaxed(row + 32 * (2 + c), lens[c])
+            store_relaxed(row + 32 * (2 + HELD + c), rows[c])
     return words
 
 

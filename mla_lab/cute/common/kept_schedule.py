@@ -12,7 +12,7 @@ import cutlass.cute as cute
 from cutlass import Int32
 
 from .kv_prefetch import KvCache, prefetch_tiles
-from .ptx_sm90 import load_relaxed, store_relaxed
+from .ptx_sm90 import load_relaxed, load_where, pick, store_relaxed
 from .self_schedule import COUNT, END, GROUP, HELD, Batch, find_work, pack, select, total
 
 
@@ -28,34 +28,33 @@ def key_of(b: Batch, worker: Int32, words: Int32) -> Int32:
 
 
 @cute.jit
-def lengths_of(b: Batch, held: cutlass.Constexpr[int]):
-    """Lengths of the lane's requests, `lane` and every 32nd behind it, and their query tokens, 0
-    where all requests have as many."""
-    last, lane = b.seq_lens.shape[0] - 1, cute.arch.lane_idx()
-    at = [cutlass.min(lane + 32 * c, last) for c in range(held)]
-    lens, rows = (cute.make_rmem_tensor(held, Int32) for _ in range(2))
-    rows.fill(0)
+def lengths_differ(b: Batch, row: cute.Pointer, held: cutlass.Constexpr[int]):
+    """Nonzero where one of the lane's requests, `lane` and every 32nd behind it, differs from what
+    is kept from `row` on. Query tokens are compared where they may differ, by where they end."""
+    lane, changed = cute.arch.lane_idx(), Int32(0)
+    left = b.seq_lens.shape[0] - lane
+    lens, end = b.seq_lens.iterator + lane, b.q_begin.iterator + (lane + 1)
     for c in cutlass.range_constexpr(held):
-        lens[c] = load_relaxed(b.seq_lens.iterator + at[c])
+        kept = load_where(row, 32 * (2 + c), left, 32 * c)
+        changed = changed | (load_where(lens, 32 * c, left, 32 * c) ^ kept)
     if b.q_len == 0:
+        begin = load_relaxed(b.q_begin.iterator)
         for c in cutlass.range_constexpr(held):
-            begin = b.q_begin.iterator + at[c]
-            rows[c] = load_relaxed(begin + 1) - load_relaxed(begin)
-    return lens, rows
+            kept = load_where(row, 32 * (2 + HELD + c), left, 32 * c)
+            tokens = load_where(end, 32 * c, left, 32 * c) - begin
+            changed = changed | pick(left > 32 * c, tokens ^ kept, Int32(0))
+    return changed
 
 
 @cute.jit
-def lengths_differ(b: Batch, row: cute.Pointer, held: cutlass.Constexpr[int]):
-    """Nonzero where one of the lane's requests differs from what is kept from `row` on."""
-    changed = Int32(0)
-    was = [load_relaxed(row + 32 * (2 + c)) for c in range(held)]
-    lens, rows = lengths_of(b, held)
-    for c in cutlass.range_constexpr(held):
-        changed = changed | (was[c] ^ lens[c])
-    if b.q_len == 0:
-        for c in cutlass.range_constexpr(held):
-            changed = changed | (load_relaxed(row + 32 * (2 + HELD + c)) ^ rows[c])
-    return changed
+def keep_lengths(b: Batch, row: cute.Pointer):
+    """What `lengths_differ` compares with, of up to GROUP requests."""
+    begin, batch = load_relaxed(b.q_begin.iterator), b.seq_lens.shape[0]
+    for base in cutlass.range(0, cutlass.min(batch, GROUP), 32, unroll=1):
+        at = cutlass.min(base + cute.arch.lane_idx(), batch - 1)
+        store_relaxed(row + (base + 32 * 2), load_relaxed(b.seq_lens.iterator + at))
+        end = load_relaxed(b.q_begin.iterator + at + 1)
+        store_relaxed(row + (base + 32 * (2 + HELD)), end - begin)
 
 
 @cute.jit
@@ -78,10 +77,7 @@ def find_plan_words(b: Batch, worker: Int32, kept: cute.Tensor) -> Int32:
         words = find_work(b, worker)
         store_relaxed(row, words)
         store_relaxed(row + 32, key_of(b, worker, words))
-        lens, rows = lengths_of(b, HELD)
-        for c in cutlass.range_constexpr(HELD):
-            store_relaxed(row + 32 * (2 + c), lens[c])
-            store_relaxed(row + 32 * (2 + HELD + c), rows[c])
+        keep_lengths(b, row)
     return words
 
 

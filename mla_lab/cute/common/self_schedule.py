@@ -34,7 +34,7 @@ from cutlass import Float32, Int32, Uint32
 from ...plan.self_schedule import COARSE, LARGE, LEAST, LEAST_EVEN, MOST_EVEN, SNAP, STEPS
 from ...plan.workspace import HELD_REQUESTS
 from .gate import gate_open
-from .ptx_sm90 import load_relaxed
+from .ptx_sm90 import load_where
 
 #: words of a plan row
 WORDS = 8
@@ -169,15 +169,17 @@ def row_tiles_of(b: Batch, rows: Int32) -> Int32:
 @cute.jit
 def load_group(b: Batch, base: Int32, r: Requests):
     """Blocks and row tiles of the lane's requests of the group from `base` on."""
-    batch = b.seq_lens.shape[0]
     first = base + cute.arch.lane_idx() * HELD
+    left = b.seq_lens.shape[0] - first
+    lens, begin = b.seq_lens.iterator + first, b.q_begin.iterator + first
+    token = load_where(begin, 0, left, 0)
     for c in cutlass.range_constexpr(HELD):
-        at = cutlass.min(first + c, batch - 1)
-        kv_len = load_relaxed(b.seq_lens.iterator + at)
-        begin = b.q_begin.iterator + at
-        rows = (load_relaxed(begin + 1) - load_relaxed(begin)) * b.heads
-        r.tiles[c] = select(first + c < batch, row_tiles_of(b, rows), Int32(0))
+        kv_len = load_where(lens, c, left, c)
+        next_token = load_where(begin, c + 1, left, c)
+        tiles = row_tiles_of(b, (next_token - token) * b.heads)
+        r.tiles[c] = select(left > c, tiles, Int32(0))
         r.blocks[c] = cutlass.max((kv_len + BLOCK - 1) // BLOCK, 1)
+        token = next_token
 
 
 @cute.jit

@@ -32,6 +32,11 @@ def load_relaxed(pointer: cute.Pointer) -> Int32:
     return cute.arch.load(pointer, Int32, sem="relaxed", scope="gpu")
 
 
+def quotient(a: Int32, b: Int32) -> Int32:
+    """a // b of numbers that are not negative: half the instructions of the signed one."""
+    return Int32(Uint32(a) // Uint32(b))
+
+
 def load_where(pointer: cute.Pointer, offset: int, count: Int32, least: int) -> Int32:
     """`load_relaxed` of the int32 `offset` behind `pointer` where `count` > `least`, else 0."""
     return ptx(

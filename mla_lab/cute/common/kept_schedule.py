@@ -12,20 +12,8 @@ import cutlass.cute as cute
 from cutlass import Int32
 
 from .kv_prefetch import KvCache, prefetch_tiles
-from .ptx_sm90 import load_relaxed, store_relaxed
-from .self_schedule import (
-    COUNT,
-    END,
-    GROUP,
-    HELD,
-    Batch,
-    Requests,
-    find_work,
-    load_requests,
-    pack,
-    select,
-    total,
-)
+from .ptx_sm90 import load_relaxed, load_where, pick, store_relaxed
+from .self_schedule import COUNT, END, GROUP, HELD, Batch, find_work, pack, select, total
 
 
 @cute.jit
@@ -40,44 +28,56 @@ def key_of(b: Batch, worker: Int32, words: Int32) -> Int32:
 
 
 @cute.jit
-def recall(b: Batch, worker: Int32, kept: cute.Tensor, held: cutlass.Constexpr[int]) -> Int32:
-    """What the CTA kept where lengths and all else are the same, or `find_work`, and then kept.
-
-    kept: int32 [KEPT]: words, key, lengths, query tokens where they differ, one a lane in each row
-    of 32. It may hold anything: the batch is not 0, and the key has a checksum.
-    """
-    lane = cute.arch.lane_idx()
-    row = kept.iterator + lane
-    r = Requests.empty(held)
-    words, key = load_relaxed(row), load_relaxed(row + 32)
-    load_requests(b, Int32(0), r)
-    changed = Int32(0)
+def lengths_differ(b: Batch, row: cute.Pointer, held: cutlass.Constexpr[int]):
+    """Nonzero where one of the lane's requests, `lane` and every 32nd behind it, differs from what
+    is kept from `row` on. Query tokens are compared where they may differ, by where they end."""
+    lane, changed = cute.arch.lane_idx(), Int32(0)
+    left = b.seq_lens.shape[0] - lane
+    lens, end = b.seq_lens.iterator + lane, b.q_begin.iterator + (lane + 1)
     for c in cutlass.range_constexpr(held):
-        changed = changed | (load_relaxed(row + 32 * (2 + c)) ^ r.lens[c])
+        kept = load_where(row, 32 * (2 + c), left, 32 * c)
+        changed = changed | (load_where(lens, 32 * c, left, 32 * c) ^ kept)
     if b.q_len == 0:
+        begin = load_relaxed(b.q_begin.iterator)
         for c in cutlass.range_constexpr(held):
-            changed = changed | (load_relaxed(row + 32 * (2 + HELD + c)) ^ r.rows[c])
-    changed = changed | (key ^ key_of(b, worker, words))
-    if not cute.arch.vote_all_sync(changed == 0):
-        words = find_work(b, worker, r)
-        store_relaxed(row, words)
-        store_relaxed(row + 32, key_of(b, worker, words))
-        for c in cutlass.range_constexpr(held):
-            store_relaxed(row + 32 * (2 + c), r.lens[c])
-            store_relaxed(row + 32 * (2 + HELD + c), r.rows[c])
-    return words
+            kept = load_where(row, 32 * (2 + HELD + c), left, 32 * c)
+            tokens = load_where(end, 32 * c, left, 32 * c) - begin
+            changed = changed | pick(left > 32 * c, tokens ^ kept, Int32(0))
+    return changed
+
+
+@cute.jit
+def keep_lengths(b: Batch, row: cute.Pointer):
+    """What `lengths_differ` compares with, of up to GROUP requests."""
+    begin, batch = load_relaxed(b.q_begin.iterator), b.seq_lens.shape[0]
+    for base in cutlass.range(0, cutlass.min(batch, GROUP), 32, unroll=1):
+        at = cutlass.min(base + cute.arch.lane_idx(), batch - 1)
+        store_relaxed(row + (base + 32 * 2), load_relaxed(b.seq_lens.iterator + at))
+        end = load_relaxed(b.q_begin.iterator + at + 1)
+        store_relaxed(row + (base + 32 * (2 + HELD)), end - begin)
 
 
 @cute.jit
 def find_plan_words(b: Batch, worker: Int32, kept: cute.Tensor) -> Int32:
-    """The words of the module's table by the rule."""
-    words, batch = Int32(0), b.seq_lens.shape[0]
+    """The words of the module's table by the rule: what the CTA kept where lengths and all else are
+    the same, or `find_work`, and then kept. A batch that one group does not hold is not kept.
+
+    kept: int32 [KEPT]: words, key, lengths, query tokens where they differ, one a lane in each row
+    of 32. It may hold anything: the batch is not 0, and the key has a checksum.
+    """
+    row, batch = kept.iterator + cute.arch.lane_idx(), b.seq_lens.shape[0]
+    words, key = load_relaxed(row), load_relaxed(row + 32)
+    changed = Int32(1)
     if batch <= 32:
-        words = recall(b, worker, kept, 1)
+        changed = lengths_differ(b, row, 1)
     elif batch <= GROUP:
-        words = recall(b, worker, kept, HELD)
-    else:
-        words = find_work(b, worker, Requests.empty(HELD))
+        changed = lengths_differ(b, row, HELD)
+    changed = changed | (key ^ key_of(b, worker, words))
+    if not cute.arch.vote_all_sync(changed == 0):
+        words = find_work(b, worker)
+        store_relaxed(row, words)
+        store_relaxed(row + 32, key_of(b, worker, words))
+        keep_lengths(b, row)
     return words
 
 

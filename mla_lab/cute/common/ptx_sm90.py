@@ -32,6 +32,29 @@ def load_relaxed(pointer: cute.Pointer) -> Int32:
     return cute.arch.load(pointer, Int32, sem="relaxed", scope="gpu")
 
 
+def quotient(a: Int32, b: Int32) -> Int32:
+    """a // b of numbers that are not negative: half the instructions of the signed one."""
+    return Int32(Uint32(a) // Uint32(b))
+
+
+def load_where(pointer: cute.Pointer, offset: int, count: Int32, least: int) -> Int32:
+    """`load_relaxed` of the int32 `offset` behind `pointer` where `count` > `least`, else 0."""
+    return ptx(
+        "{ .reg .pred p; mov.b32 {$w0}, 0;"
+        f"setp.gt.s32 p, {{$r1}}, {least};"
+        f"@p ld.relaxed.gpu.global.b32 {{$w0}}, [{{$r0}} + {4 * offset}]; }}",
+        pointer,
+        count,
+        out=Int32,
+    )
+
+
+def opaque(value: Int32) -> Int32:
+    """`value`, of which the compiler knows nothing: it does not clone loops for what is compared
+    with it."""
+    return ptx("mov.b32 {$w0}, {$r0};", value, out=Int32)
+
+
 def store_relaxed(pointer: cute.Pointer, value: Int32) -> None:
     """An int32 into global memory that another warp may be reading."""
     cute.arch.store(pointer, value, sem="relaxed", scope="gpu")

@@ -1,9 +1,11 @@
 """The rule of `plan.self_schedule` on the device: a warp finds its worker's tiles from seq_lens.
 
-A lane holds `held` requests that follow each other, one for batches of up to 32 and 8 for longer
-ones, so that all lengths of up to 256 requests are loaded in one latency; a larger batch takes
-groups of 256 one after the other, twice. Names and numbers are those of the Python module, which
-is the definition.
+A lane holds HELD requests that follow each other, so that all lengths of up to 256 requests are
+loaded in one latency; a larger batch takes groups of 256 one after the other, three times. Names
+and numbers are those of the Python module, which is the definition.
+
+The code stands in a kernel once, and short before quick: a launch finds its work once a step (see
+`kept_schedule`), and code beyond 128 KiB slows each launch (see `jit.code_size`).
 
 What is found fits into one register a lane:
 
@@ -32,7 +34,7 @@ from cutlass import Float32, Int32, Uint32
 from ...plan.self_schedule import COARSE, LARGE, LEAST, LEAST_EVEN, MOST_EVEN, SNAP, STEPS
 from ...plan.workspace import HELD_REQUESTS
 from .gate import gate_open
-from .ptx_sm90 import load_relaxed
+from .ptx_sm90 import load_where
 
 #: words of a plan row
 WORDS = 8
@@ -70,26 +72,19 @@ class Plan:
 
 @dataclass(frozen=True)
 class Requests:
-    """What a lane holds of a group: `held` requests from `held` * lane on.
+    """What a lane holds of a group: HELD requests that follow each other, from HELD * lane on.
 
-    `rows` are query tokens, `tiles` row tiles, 0 past the batch; both are `b.q_len`'s where all
-    requests have as many.
+    `tiles` are row tiles, 0 past the batch; `sizes` what an item of each takes of the line.
     """
 
-    lens: cute.Tensor
-    rows: cute.Tensor
     blocks: cute.Tensor
     tiles: cute.Tensor
+    sizes: cute.Tensor
 
     @classmethod
-    def empty(cls, held: int) -> Requests:
+    def empty(cls) -> Requests:
         """Registers alone."""
-        return cls(*(cute.make_rmem_tensor(held, Int32) for _ in range(4)))
-
-    @property
-    def held(self) -> int:
-        """Requests of a lane."""
-        return cute.size(self.lens.shape)
+        return cls(*(cute.make_rmem_tensor(HELD, Int32) for _ in range(3)))
 
 
 @dataclass(frozen=True)
@@ -172,64 +167,44 @@ def row_tiles_of(b: Batch, rows: Int32) -> Int32:
 
 
 @cute.jit
-def load_requests(b: Batch, base: Int32, r: Requests):
-    """Lengths and query tokens of the lane's requests of the group from `base` on."""
-    last = b.seq_lens.shape[0] - 1
-    first = base + cute.arch.lane_idx() * r.held
-    for c in cutlass.range_constexpr(r.held):
-        r.lens[c] = load_relaxed(b.seq_lens.iterator + cutlass.min(first + c, last))
-        r.rows[c] = b.q_len
-    if b.q_len == 0:
-        for c in cutlass.range_constexpr(r.held):
-            at = cutlass.min(first + c, last)
-            begin = load_relaxed(b.q_begin.iterator + at)
-            r.rows[c] = load_relaxed(b.q_begin.iterator + at + 1) - begin
-
-
-@cute.jit
 def load_group(b: Batch, base: Int32, r: Requests):
-    """The group from `base` on: as `load_requests`, with blocks and row tiles."""
-    load_requests(b, base, r)
-    first = base + cute.arch.lane_idx() * r.held
-    uniform = row_tiles_of(b, b.q_len * b.heads)
-    for c in cutlass.range_constexpr(r.held):
-        r.tiles[c] = select(first + c < b.seq_lens.shape[0], uniform, Int32(0))
-        r.blocks[c] = cutlass.max((r.lens[c] + BLOCK - 1) // BLOCK, 1)
-    if b.q_len == 0:
-        for c in cutlass.range_constexpr(r.held):
-            tiles = row_tiles_of(b, r.rows[c] * b.heads)
-            r.tiles[c] = select(first + c < b.seq_lens.shape[0], tiles, Int32(0))
+    """Blocks and row tiles of the lane's requests of the group from `base` on."""
+    first = base + cute.arch.lane_idx() * HELD
+    left = b.seq_lens.shape[0] - first
+    lens, begin = b.seq_lens.iterator + first, b.q_begin.iterator + first
+    token = load_where(begin, 0, left, 0)
+    for c in cutlass.range_constexpr(HELD):
+        kv_len = load_where(lens, c, left, c)
+        next_token = load_where(begin, c + 1, left, c)
+        tiles = row_tiles_of(b, (next_token - token) * b.heads)
+        r.tiles[c] = select(left > c, tiles, Int32(0))
+        r.blocks[c] = cutlass.max((kv_len + BLOCK - 1) // BLOCK, 1)
+        token = next_token
 
 
 @cute.jit
 def totals_of(b: Batch, r: Requests) -> Totals:
-    """First pass; leaves the last group in `r`. Where requests lie in bundles, `r.tiles` are 1."""
+    """First pass; leaves the last group in `r`."""
     batch = b.seq_lens.shape[0]
-    lane = cute.arch.lane_idx()
+    first = cute.arch.lane_idx() * HELD
     items, work, longest = Int32(0), Int32(0), Int32(1)
     most, least, keys = Int32(0), Int32(REST), Int32(0)
-    for base in cutlass.range(0, batch, 32 * r.held, unroll=1):
+    for base in cutlass.range(0, batch, GROUP, unroll=1):
         load_group(b, base, r)
-        for c in cutlass.range_constexpr(r.held):
-            there = base + lane * r.held + c < batch
+        for c in cutlass.range_constexpr(HELD):
+            there = base + first + c < batch
             keys = keys + select(there, r.blocks[c], Int32(0))
             items = items + r.tiles[c]
             work = work + r.tiles[c] * r.blocks[c]
             longest = select(r.tiles[c] > 0, cutlass.max(longest, r.blocks[c]), longest)
             most = cutlass.max(most, r.tiles[c])
             least = select(there, cutlass.min(least, r.tiles[c]), least)
-    keys = total(keys)
-    longest = Int32(cute.arch.warp_redux_sync(longest, "max"))
-    row_tiles = row_tiles_of(b, b.q_len * b.heads)
-    if b.q_len == 0:
-        most = Int32(cute.arch.warp_redux_sync(most, "max"))
-        least = Int32(cute.arch.warp_redux_sync(least, "min"))
-        row_tiles = select(most == least, most, Int32(0))
-    bundled = select((row_tiles > 0) & (row_tiles <= b.workers), Int32(1), Int32(0))
-    if bundled == 1:
-        items, work = Int32(batch), keys
-    else:
-        items, work, row_tiles = total(items), total(work), Int32(1)
+    keys, items, work = total(keys), total(items), total(work)
+    longest, most = (Int32(cute.arch.warp_redux_sync(x, "max")) for x in (longest, most))
+    least = Int32(cute.arch.warp_redux_sync(least, "min"))
+    row_tiles, bundled = Int32(1), Int32(0)
+    if (most == least) & (most > 0) & (most <= b.workers):
+        row_tiles, bundled, items, work = most, Int32(1), Int32(batch), keys
     return Totals(items, work, longest, bundled, row_tiles, keys)
 
 
@@ -238,40 +213,41 @@ def items_of(bundled: Int32, tiles: Int32) -> Int32:
     return select(bundled == 1, cutlass.min(tiles, 1), tiles)
 
 
-def even_pieces(blocks: Int32, inverse: Float32) -> Int32:
-    """ceil(blocks / L) of `inverse` = 1 / L within 2**-22, for up to 2**20 blocks: what is added
-    lies half of 1 / L below 1, farther from either whole number than the product may be off."""
-    return Int32(Float32(blocks) * inverse + (Float32(1.0) - Float32(0.5) * inverse))
-
-
 @cute.jit
-def count_even(t: Totals, r: Requests, even: Int32) -> Int32:
-    """How many even pieces there are with L = `even`."""
+def even_pieces(t: Totals, r: Requests, even: Int32):
+    """How many even pieces there are with L = `even`; `r.sizes` are those of each request.
+
+    ceil(blocks / L) of a reciprocal within 2**-22, for up to 2**20 blocks: what is added lies half
+    of 1 / L below 1, farther from either whole number than the product may be off.
+    """
     inverse = Float32(cute.arch.rcp_approx(Float32(even)))
-    count = Int32(0)
-    for c in cutlass.range_constexpr(r.held):
-        count = count + items_of(t.bundled, r.tiles[c]) * even_pieces(r.blocks[c], inverse)
+    up, count = Float32(1.0) - Float32(0.5) * inverse, Int32(0)
+    for c in cutlass.range_constexpr(HELD):
+        r.sizes[c] = Int32(Float32(r.blocks[c]) * inverse + up)
+        count = count + items_of(t.bundled, r.tiles[c]) * r.sizes[c]
     return total(count)
 
 
 @cute.jit
 def even_size(t: Totals, bundles: Int32, low: Int32, r: Requests):
-    """L of even pieces, from the only group of requests, and how many pieces there are."""
+    """L of even pieces, from the only group of requests, and how many pieces there are; leaves
+    their sizes in `r`."""
     room = bundles - t.items
     each = Int32(Uint32(bundles) // Uint32(t.items))
     high = Int32(Uint32(t.longest + each - 1) // Uint32(each))
     if room > 0:
         high = cutlass.min(high, Int32(Uint32(t.work - t.items + room - 1) // Uint32(room)))
     high = cutlass.max(low, high)
-    middle, step = high - 1, Int32(0)
-    while (low < high) & (step < STEPS):
-        if count_even(t, r, middle) <= bundles:
-            high = middle
-        else:
-            low = middle + 1
+    middle, step, pieces = high - 1, Int32(0), Int32(0)
+    while step <= STEPS:
+        found = (low >= high) | (step == STEPS)
+        middle = select(found, high, middle)
+        pieces = even_pieces(t, r, middle)
+        step = select(found, Int32(STEPS), step) + 1
+        high = select(pieces <= bundles, middle, high)
+        low = select(pieces <= bundles, low, middle + 1)
         middle = (low + high) >> 1
-        step = step + 1
-    return high, count_even(t, r, high)
+    return high, pieces
 
 
 @cute.jit
@@ -286,7 +262,7 @@ def line_of(b: Batch, t: Totals, bundles: Int32, r: Requests) -> Line:
     parts = cutlass.max(cutlass.min(bundles, length // LEAST), 1)
     price = Int32(Uint32(length + parts - 1) // Uint32(parts)) + piece + merge
     even, pieces = Int32(0), Int32(0)
-    small = (t.items > 0) & (b.seq_lens.shape[0] <= 32 * r.held) & (length < LARGE)
+    small = (t.items > 0) & (b.seq_lens.shape[0] <= GROUP) & (length < LARGE)
     small = small & (t.longest <= MOST_EVEN) & (turns == 1)
     if small & (low + piece + merge < whole_price):
         even, pieces = even_size(t, bundles, low, r)
@@ -304,19 +280,6 @@ def line_of(b: Batch, t: Totals, bundles: Int32, r: Requests) -> Line:
 
 
 @cute.jit
-def sizes_of(line: Line, r: Requests) -> cute.Tensor:
-    """What an item of each of the lane's requests takes of the line."""
-    sizes = cute.make_rmem_tensor(r.held, Int32)
-    for c in cutlass.range_constexpr(r.held):
-        sizes[c] = select(line.whole == 1, Int32(1), r.blocks[c] + line.piece)
-    if line.even > 0:
-        inverse = Float32(cute.arch.rcp_approx(Float32(line.even)))
-        for c in cutlass.range_constexpr(r.held):
-            sizes[c] = even_pieces(r.blocks[c], inverse)
-    return sizes
-
-
-@cute.jit
 def place_of(line: Line, cut: Int32) -> Int32:
     """Where cut `cut` lies on the line: cut * length / parts, in whole steps of 2**shift."""
     place = Uint32(cut) * (line.length >> line.shift) // line.parts
@@ -324,7 +287,7 @@ def place_of(line: Line, cut: Int32) -> Int32:
 
 
 @cute.jit
-def locate(line: Line, r: Requests, sizes: cute.Tensor, lane_begin: tuple, place: Int32, old: Cut):
+def locate(line: Line, r: Requests, lane_begin: tuple, place: Int32, old: Cut):
     """The item in which a place of the line lies, if it is one of this group; else `old`.
 
     `lane_begin`: the lane's first request, where it and what follows the lane's begin on the line,
@@ -332,56 +295,53 @@ def locate(line: Line, r: Requests, sizes: cute.Tensor, lane_begin: tuple, place
     """
     request, start, upto, items = lane_begin
     here = (start <= place) & (place < upto)
-    found = [request, items, start, sizes[0], r.blocks[0]]
+    found = [request, items, start, r.sizes[0], r.blocks[0]]
     run = start
-    for c in cutlass.range_constexpr(1, r.held):
+    for c in cutlass.range_constexpr(1, HELD):
         mine = items_of(line.bundled, r.tiles[c - 1])
-        run = run + mine * sizes[c - 1]
+        run = run + mine * r.sizes[c - 1]
         items = items + mine
-        behind = place >= run
-        next_one = [request + c, items, run, sizes[c], r.blocks[c]]
-        found = [select(behind, new, at) for new, at in zip(next_one, found, strict=True)]
+        next_one = [request + c, items, run, r.sizes[c], r.blocks[c]]
+        found = [select(place >= run, new, at) for new, at in zip(next_one, found, strict=True)]
     lanes = Uint32(cute.arch.vote_ballot_sync(here))
     owner = Int32(cute.arch.popc((lanes - 1) & ~lanes))
     found = [cute.arch.shuffle_sync(value, owner & 31) for value in found]
-    there = lanes != 0
     before = [old.request, old.item, old.start, old.size, old.blocks]
     request, items, start, size, blocks = [
-        select(there, new, at) for new, at in zip(found, before, strict=True)
+        select(lanes != 0, new, at) for new, at in zip(found, before, strict=True)
     ]
     return Cut(request, old.row_tile, items, old.block, start, size, blocks)
 
 
 @cute.jit
-def find_cuts(b: Batch, line: Line, r: Requests, begin: Int32, end: Int32):
-    """Second pass: the items in which two places of the line lie."""
-    batch = b.seq_lens.shape[0]
-    before, items_before, zero = Int32(0), Int32(0), Int32(0)
-    one, other = Cut(*[zero] * 5, Int32(1), zero), Cut(*[zero] * 5, Int32(1), zero)
-    for base in cutlass.range(0, batch, 32 * r.held, unroll=1):
-        if batch > 32 * r.held:
+def find_item(b: Batch, line: Line, r: Requests, place: Int32):
+    """The item in which a place of the line lies."""
+    batch, zero = b.seq_lens.shape[0], Int32(0)
+    before, items_before, item = zero, zero, Cut(*[zero] * 5, Int32(1), zero)
+    for base in cutlass.range(0, batch, GROUP, unroll=1):
+        if batch > GROUP:
             load_group(b, base, r)
-        sizes = sizes_of(line, r)
         cost, mine = Int32(0), Int32(0)
-        for c in cutlass.range_constexpr(r.held):
+        for c in cutlass.range_constexpr(HELD):
+            if line.even == 0:
+                r.sizes[c] = select(line.whole == 1, Int32(1), r.blocks[c] + line.piece)
             items = items_of(line.bundled, r.tiles[c])
-            cost, mine = cost + items * sizes[c], mine + items
-        request = base + cute.arch.lane_idx() * r.held
+            cost, mine = cost + items * r.sizes[c], mine + items
+        request = base + cute.arch.lane_idx() * HELD
         upto = before + scan(cost)
         items = request
         if line.bundled == 0:
             items = items_before + scan(mine) - mine
             items_before = items_before + total(mine)
-        lane_begin = (request, upto - cost, upto, items)
-        one = locate(line, r, sizes, lane_begin, begin, one)
-        other = locate(line, r, sizes, lane_begin, end, other)
+        item = locate(line, r, (request, upto - cost, upto, items), place, item)
         before = cute.arch.shuffle_sync(upto, 31)
-    return one, other
+    return item
 
 
 @cute.jit
-def cut_at(line: Line, item: Cut, place: Int32) -> Cut:
-    """The cut at a place of the line that lies in `item`, moved to an item's end nearby."""
+def cut_at(b: Batch, line: Line, r: Requests, place: Int32) -> Cut:
+    """The cut at a place of the line, moved to an item's end nearby."""
+    item = find_item(b, line, r, place)
     row_tile, start = Int32(0), item.start
     if line.bundled == 0:
         row_tile = Int32(Uint32(place - start) // Uint32(item.size))
@@ -434,9 +394,9 @@ def next_item(b: Batch, bundled: Int32, request: Int32, row_tile: Int32):
 
 
 @cute.jit
-def first_tile(b: Batch, line: Line, at: Cut, part: Int32, slots: Int32, lane: tuple):
-    """The plan row of the worker's first tile, and its item; `lane`: row tile of a bundle, and how
-    many a bundle has."""
+def first_tile(b: Batch, line: Line, at: Cut, shared: list, part: Int32, slots: Int32, lane: tuple):
+    """The plan row of the worker's first tile, and its item; `shared`: the words of a piece behind
+    its blocks; `lane`: row tile of a bundle, and how many a bundle has."""
     bundle_row, row_tiles = lane
     request, row_tile, item, start = at.request, at.row_tile, at.item, at.block
     row = [start, Int32(REST), Int32(0), Int32(1), Int32(-1), Int32(-1)]
@@ -446,28 +406,33 @@ def first_tile(b: Batch, line: Line, at: Cut, part: Int32, slots: Int32, lane: t
         request, row_tile = next_item(b, line.bundled, request, row_tile)
         item, row[0] = item + 1, Int32(0)
     elif start > 0:
-        from_part, pieces = pieces_of(line, at)
-        row = [
-            start, Int32(REST), part - from_part, pieces, slots + from_part + part,
-            from_part * row_tiles + bundle_row,
-        ]  # fmt: skip
+        row = [start, Int32(REST), *shared]
     return [request, select(line.bundled == 1, bundle_row, row_tile), *row], item
 
 
 @cute.jit
-def find_work(b: Batch, worker: Int32, r: Requests) -> Int32:
+def find_work(b: Batch, worker: Int32) -> Int32:
     """The words of the worker's tiles by the rule; by one warp."""
-    lane = cute.arch.lane_idx()
+    r = Requests.empty()
     t = totals_of(b, r)
     bundles = Int32(Uint32(b.workers) // Uint32(t.row_tiles))
     part = Int32(Uint32(worker) // Uint32(t.row_tiles))
     bundle_row = worker - part * t.row_tiles
-    line = line_of(b, t, bundles, r)
-    begin, end = place_of(line, part), place_of(line, part + 1)
-    one, other = find_cuts(b, line, r, begin, end)
-    at, to = cut_at(line, one, begin), cut_at(line, other, end)
     slots = bundle_row * (2 * bundles)
-    first, item = first_tile(b, line, at, part, slots, (bundle_row, t.row_tiles))
+    line = line_of(b, t, bundles, r)
+    zero = Int32(0)
+    to, to_shared = Cut(*[zero] * 7), [zero] * 4
+    at, at_shared = to, to_shared
+    # both cuts by the same instructions: a kernel has room for 128 KiB
+    begin, end = zero, zero
+    for side in cutlass.range(2, unroll=1):
+        at, at_shared, begin = to, to_shared, end
+        end = place_of(line, part + side)
+        to = cut_at(b, line, r, end)
+        from_part, pieces = pieces_of(line, to)
+        group = from_part * t.row_tiles + bundle_row
+        to_shared = [part - from_part, pieces, slots + from_part + part, group]
+    first, item = first_tile(b, line, at, at_shared, part, slots, (bundle_row, t.row_tiles))
     # the last tile, and how many there are
     inside, past = to.block, to.item
     if end >= Int32(line.length):
@@ -481,12 +446,8 @@ def find_work(b: Batch, worker: Int32, r: Requests) -> Int32:
     if inside > 0:
         count = count + 1
         begins = select(count == 1, first[2], Int32(0))
-        to_part, to_pieces = pieces_of(line, to)
-        last = [
-            to.request, select(t.bundled == 1, bundle_row, to.row_tile), begins, inside,
-            part - to_part, to_pieces, slots + to_part + part,
-            to_part * t.row_tiles + bundle_row,
-        ]  # fmt: skip
+        row_tile = select(t.bundled == 1, bundle_row, to.row_tile)
+        last = [to.request, row_tile, begins, inside, *to_shared]
         if count == 1:
             first = last
     if (begin >= Int32(line.length)) | (part >= bundles):
@@ -494,6 +455,7 @@ def find_work(b: Batch, worker: Int32, r: Requests) -> Int32:
     if not gate_open(b.costs >> 16, t.keys, t.longest):
         count = Int32(0)
     known = select(item == at.item, at.blocks, Int32(REST))
+    lane = cute.arch.lane_idx()
     found = [t.bundled, Int32(-1), count, Int32(0), cutlass.min(first[3], known)]
     words = pack(lane, found, BUNDLED, Int32(0))
     return pack(lane, first, 0, pack(lane, last, WORDS, words))

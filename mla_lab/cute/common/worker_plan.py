@@ -12,6 +12,7 @@ from cutlass import Int32
 from ...plan.workspace import KEPT_WORDS as KEPT
 from .kept_schedule import find_plan_words, prefetch_kept
 from .kv_prefetch import KvCache
+from .ptx_sm90 import opaque
 from .self_schedule import (
     BUNDLED,
     COUNT,
@@ -52,7 +53,7 @@ def open_plan(b: Batch, tiles: cute.Tensor, schedule: cute.Tensor, cta: Int32, c
         words = read_plan(tiles, schedule, worker).words
     else:
         words = find_plan_words(b, worker, kept_of(schedule, cta))
-    return words
+    return opaque(words)
 
 
 def kept_of(schedule: cute.Tensor, cta: Int32) -> cute.Tensor:

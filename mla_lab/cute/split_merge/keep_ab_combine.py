@@ -113,11 +113,11 @@ def sum_from_global(cta: Cta, work: Work, share: MergeShare):
         rows = partials + (share.region + REGION // 2 + unit // 64 * ROW_WORDS + place)
         scales = rows + 16 * (1 + unit // 32 % 2)
         top = Float32(-Float32.inf)
-        for i in cutlass.range(0, share.splits, unroll=4):
+        for i in cutlass.range(0, share.splits, unroll=1):
             top = cute.arch.fmax(top, load_l2(rows + i * stride))
         top = pick(top == -Float32.inf, Float32(0.0), top)
         total, a, b = Float32(0), Float32(0), Float32(0)
-        for i in cutlass.range(0, share.splits, unroll=4):
+        for i in cutlass.range(0, share.splits, unroll=1):
             f = cute.math.exp2((load_l2(rows + i * stride) - top) * Float32(LOG2E), fastmath=True)
             total = total + f
             f = f * load_l2(scales + i * stride)

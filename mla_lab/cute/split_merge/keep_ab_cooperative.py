@@ -17,7 +17,7 @@ import cutlass.cute as cute
 from cutlass import Float32, Int32, const_expr
 
 from ..common.feature_operands import with_scales, with_sink
-from ..common.ptx_sm90 import LN2, LOG2E, add, butterfly, count_up, pick, ptx
+from ..common.ptx_sm90 import LN2, LOG2E, add, butterfly, count_up, pick, ptx, quotient
 from ..keep_ab_sm90.epilogue_store import store_row_lse
 from ..keep_ab_sm90.params import PV_BARRIER, RECORDS, Config, Cta, Work
 from ..keep_ab_sm90.profile import profile_event
@@ -45,9 +45,9 @@ def merge_share(cta: Cta, work: Work):
     """The strips that this CTA merges: whole twos or fours where splits are few."""
     grain = pick(work.num_splits <= FEW_SPLITS, Int32(4 // UNITS_PER_STRIP), Int32(1))
     grain = pick(work.num_splits <= FEW_SPLITS // 2, Int32(4), grain)
-    grains = UNITS // UNITS_PER_STRIP // grain
-    first = grains * work.split_idx // work.num_splits * grain
-    last = grains * (work.split_idx + 1) // work.num_splits * grain
+    grains = quotient(Int32(UNITS // UNITS_PER_STRIP), grain)
+    first = quotient(grains * work.split_idx, work.num_splits) * grain
+    last = quotient(grains * (work.split_idx + 1), work.num_splits) * grain
     group = first * UNITS_PER_STRIP // 64
     groups = (last * UNITS_PER_STRIP + 63) // 64 - group
     base = (work.slot - work.split_idx) * cta.cfg.cluster + cta.rank
@@ -103,9 +103,9 @@ class CopyPath:
 def copy_path(width, splits, stride, pitch):
     """From splits `stride` fp32 words apart to splits `pitch` bytes apart."""
     tid, _, _ = cute.arch.thread_idx()
-    split = tid // width
+    split = quotient(tid, width)
     piece = tid - split * width
-    step = THREADS // width
+    step = quotient(Int32(THREADS), width)
     rest = THREADS - step * width
     return CopyPath(
         width * splits,

@@ -117,8 +117,9 @@ class DecodeArgs:
     sparse_mla_top_k: slots of a query token; 0 is dense.
     out: bf16, fp16, or with an e4m3 query e4m3, [*query.shape[:-1], 512]; default a new bf16 one
         (fp32 and fp64 queries: their own dtype).
-    bmm1_scale: q_scale x k_scale x softmax scale, natural units: a number, or fp32 of one element,
-        which the CuTe kernels need above 0 (checked in debug mode; a number is checked always).
+    bmm1_scale: q_scale x k_scale x softmax scale, natural units: a number, or fp32 of one element
+        (finite; checked in debug mode, a number always). A number of 0 or less is no call for the
+        CuTe kernels; in memory they take any.
     bmm2_scale: v_scale x o_scale, applied to out only: a number, or fp32 of one element.
     sinks: fp32 [heads] or a list of one: exp(sink) is added to the denominator of each head.
     skip_softmax_threshold_scale_factor: a KV tile is skipped for a row tile where each row's

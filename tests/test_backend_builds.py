@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from mla_lab.backends.base import SKIPS_NOTHING
 from mla_lab.backends.cuda.backend import CudaBackend
 from mla_lab.backends.cute import backend as cute
 from mla_lab.backends.cute.backend import CuteBackend
@@ -163,7 +164,7 @@ def bf16_builds() -> list[KernelConfig]:
 def test_a_bundle_refuses_no_call_of_its_formats_for_want_of_a_build(
     have: Have, which: Callable[[], list[KernelConfig]]
 ) -> None:
-    """All but calls without programmatic launch, and skip-softmax with what it has no build for."""
+    """All but calls without programmatic launch."""
     have(which())
     formats = {("bf16", "bf16")} | (
         {(q, out) for q, out, _ in OTHER_FORMATS} if which is shipped else set()
@@ -172,7 +173,7 @@ def test_a_bundle_refuses_no_call_of_its_formats_for_want_of_a_build(
     for features, made in calls():
         if (made.q_dtype, made.out_dtype) not in formats or made.kv_format != made.q_dtype:
             continue
-        if features.no_pdl or features.skip_softmax or features.planned:
+        if features.no_pdl or features.planned:
             continue
         asked += 1
         found = CuteBackend().supports(features, made, H200)
@@ -181,10 +182,21 @@ def test_a_bundle_refuses_no_call_of_its_formats_for_want_of_a_build(
 
 
 def test_skip_softmax_has_builds_in_the_commonest_format(have: Have) -> None:
+    """With pages of another size, or too small for any, a build runs the call that skips no tile.
+    A caller's plan wants a build for its pages.
+    """
     have(bf16_builds())
     for names in ((), ("sinks",), ("tensor_scales",), ("mask",), ("ragged",), ("lse",)):
         assert reason(problem(), skip_softmax=True, **dict.fromkeys(names, True)) is None, names
-    assert is_missing(reason(problem(page_size=16), skip_softmax=True))
+        for page_size in (16, 8):
+            other = problem(page_size=page_size)
+            assert reason(other, skip_softmax=True, **dict.fromkeys(names, True)) is None, names
+    notes = [
+        CuteBackend().note(Features(skip_softmax=True), problem(page_size=n), H200)
+        for n in (64, 16, 8)
+    ]
+    assert notes == [None, SKIPS_NOTHING, SKIPS_NOTHING]
+    assert is_missing(reason(problem(page_size=16), skip_softmax=True, planned=True))
 
 
 EIGHT = [("bf16", "fp8_656"), ("e4m3", "e4m3"), ("bf16", "e4m3")]

@@ -16,6 +16,7 @@ from mla_lab.api import decode, replay
 from mla_lab.api.context_parallel import shard
 from mla_lab.api.contract import xqa_batch_decode_with_kv_cache_mla
 from mla_lab.backends import self_check
+from mla_lab.backends.base import SKIPS_NOTHING
 from mla_lab.backends.cuda import backend as cuda
 from mla_lab.backends.cuda import xqa
 from mla_lab.backends.cuda.backend import CudaBackend
@@ -227,18 +228,35 @@ def test_xqa_s_name_runs_this_backend(kernels: Made, monkeypatch: pytest.MonkeyP
     assert len(kernel.launches) == 2
 
 
-def test_a_plan_of_a_caller_is_refused(kernels: Made) -> None:
-    inputs = inputs_of(PLAIN)
-    with pytest.raises(Unsupported, match=r"no plan: it splits each request .* torch can run this"):
-        native(inputs, plan=make_plan(PLAIN))
-    assert not kernels
+def verdict(inputs: DecodeInputs, **more: Any) -> backends.Verdict:
+    """What `explain` says of this backend."""
+    found = backends.explain(validate.form_of(replace(inputs, **more)))
+    return next(v for v in found if v.name == "cuda")
 
 
-def test_auto_leaves_a_plan_that_no_kernel_follows_to_torch(kernels: Made) -> None:
-    inputs = inputs_of(Problem.uniform(2, 1, 130, 16), "separate_tables")
-    given = native(inputs, plan=make_plan(inputs.problem), backend="torch")
-    assert torch.equal(native(inputs, plan=make_plan(inputs.problem), backend="auto"), given)
-    check(inputs, native(inputs, backend="auto"))
+@pytest.mark.parametrize("backend", ["cuda", "auto"])
+def test_a_caller_s_plan_changes_nothing_and_explain_says_so(kernels: Made, backend: str) -> None:
+    inputs = inputs_of(Problem.uniform(2, 1, 130, 16), "separate_tables", "lse")
+    plain = native(inputs, backend=backend)
+    check(inputs, plain)
+    plan = make_plan(inputs.problem, policy="fixed", num_splits=3)
+    given = native(inputs, plan=plan, backend=backend)
+    assert all(torch.equal(a, b) for a, b in zip(plain, given, strict=True))
+    (kernel,) = kernels.values()
+    assert len(kernel.launches) == 2
+    said = verdict(inputs, plan=plan)
+    assert said.taken and said.note == cuda.OWN_CUTS
+    with pytest.raises(InvalidInput, match=r"plan: got one for heads 7"):
+        native(inputs, plan=make_plan(Problem.uniform(2, 1, 130, 7)), backend=backend)
+
+
+def test_where_no_kernel_skips_tiles_the_result_is_exact_and_explain_says_so(kernels: Made) -> None:
+    inputs = inputs_of(Problem.uniform(2, 1, 300, 16), "separate_tables", "lse")
+    factor = {"skip_softmax_threshold_scale_factor": 1e3}
+    plain, given = native(inputs), native(inputs, **factor, backend="auto")
+    assert all(torch.equal(a, b) for a, b in zip(plain, given, strict=True))
+    said = verdict(inputs, **factor)
+    assert said.taken and said.note == SKIPS_NOTHING and SKIPS_NOTHING in str(said)
 
 
 def test_a_tensor_at_a_wrong_place_is_named(kernels: Made) -> None:
@@ -255,7 +273,6 @@ REASONS: list[tuple[Problem, Features, Gpu | None, str]] = [
     (PLAIN, Features(), None, "the tensors are on a CPU"),
     (PLAIN, Features(), replace(H200, arch="sm_80"), "the GPU is sm_80; its kernel is for"),
     (PLAIN, Features(sparse=True), H200, "no sparse_mla_top_k"),
-    (PLAIN, Features(skip_softmax=True), H200, "no skip_softmax_threshold_scale_factor"),
     (PLAIN, Features(pdl=True), L40S, "sm_89 has no programmatic dependent launch"),
     (replace(PLAIN, latent_dim=256), Features(), H200, r"latent and rope dims \(256, 64\)"),
     (replace(PLAIN, kv_format="fp8_656"), Features(), H200, "query bf16 over cache fp8_656"),

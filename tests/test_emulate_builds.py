@@ -51,6 +51,42 @@ def test_build_is_right_and_nothing_is_found(build: str) -> None:
     result(build, Options(check=True))
 
 
+def reads_scale(build: str) -> bool:
+    config = load(build).config
+    if config.kernel == "cute/keep_ab_sm90":
+        return config.option("scales") == 1
+    return config.mask == "tree" or any(map(config.option, ("features", "skip")))
+
+
+SCALED = [build for build in BUILDS if reads_scale(build)]
+
+
+def test_builds_of_every_way_to_take_a_scale_are_recorded() -> None:
+    """keep_ab changes the query's sign; swap_ab that of scores, in 16 and in eight bits."""
+    configs = [load(build).config for build in SCALED]
+    kinds = {(c.kernel, c.kv_format, c.option("gather") > 0) for c in configs}
+    swap_ab = {
+        ("cute/swap_ab_sm90", *f) for f in (("bf16", False), ("bf16", True), ("e4m3", False))
+    }
+    assert kinds == {("cute/keep_ab_sm90", "bf16", False), *swap_ab}
+
+
+@pytest.mark.parametrize("scale", [-0.07, -0.0, float("nan")])
+@pytest.mark.parametrize("build", SCALED)
+def test_a_scale_in_memory_may_have_any_value(build: str, scale: float) -> None:
+    """Masked tokens, and requests without any, count for nothing under a scale that turns -inf to
+    inf, and under 0, which makes it NaN; NaN stays NaN.
+    """
+    recording = load(build)
+    call, kernel = recording.call(scale), recording.kernel(Options(check=True))
+    kernel(*call.args)
+    assert kernel.run.findings == []
+    if scale == scale:
+        assert is_right(call), call.errors()
+    else:
+        assert call.out.isnan().all()
+
+
 def test_builds_with_skip_softmax_leave_tiles_out() -> None:
     """Their calls are judged by the definition's tiles, which are not all."""
     found = [load(build) for build in BUILDS if "skip" in build]

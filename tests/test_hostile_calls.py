@@ -202,16 +202,23 @@ def test_scales_are_checked_in_every_call(name: str, value: Any) -> None:
 
 @pytest.mark.parametrize("value", [0.0, -0.05, np.float32(-0.05), Fraction(-1, 20)])
 def test_scales_that_are_not_above_0(value: Any) -> None:
-    """The torch backend is right, and a number is known not to be for the CuTe kernels."""
+    """The torch backend is right, and a number is known not to be for the CuTe kernels; those read
+    a tensor (see test_emulate_builds).
+    """
     for scale in (value, torch.tensor([float(value)])):
         inputs = replace(inputs_of(), bmm1_scale=scale)
         out, lse = call(**inputs.contract_args(), return_lse=True)
         expected = decode_reference(replace(inputs, bmm1_scale=float(value)))
         assert rel_error(out, expected.out) < 4e-3 and lse_error(lse, expected.lse) < 1e-5
     assert form_of(replace(inputs, bmm1_scale=value)).features.nonpositive_scale
-    device = replace(form_of(inputs), on_host=False)
-    with pytest.raises(InvalidInput, match="bmm1_scale: got a tensor of"):
-        bind(inputs, device, reads_lengths=False, debug=True)
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+def test_a_scale_in_memory_that_is_not_finite_is_seen_in_debug_mode(value: float) -> None:
+    inputs = replace(inputs_of(), bmm1_scale=torch.tensor([value]))
+    for device in (form_of(inputs), replace(form_of(inputs), on_host=False)):
+        with pytest.raises(InvalidInput, match=r"bmm1_scale: got a tensor of -?(nan|inf)"):
+            bind(inputs, device, reads_lengths=device.on_host, debug=True)
 
 
 def test_a_skip_factor_of_0_is_none_in_a_sparse_call() -> None:

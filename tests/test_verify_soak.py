@@ -14,6 +14,7 @@ from mla_lab.cli import main
 from mla_lab.core.errors import unsupported
 from mla_lab.verify import soak
 from mla_lab.verify.cases import FORMATS
+from mla_lab.verify.record import read, write
 
 
 def quiet(text: str) -> None:
@@ -32,7 +33,40 @@ def test_every_format_is_served_and_every_result_checked(tmp_path: Path) -> None
     assert row["status"] == "ok" and row["wrong"] == row["refused"] == 0
     assert row["calls"] == row["checked"] == row["sessions"] * soak.STEPS["cpu"] >= 40
     assert set(row["formats"]) == set(FORMATS) and row["seconds"] >= 2
-    assert row["flat"] and row["memory_before"] > 0
+    assert row["flat"] and row["memory_before"]["resident"] > 0
+    assert row["seed"] == 1 and row["commit"] == head["environment"]["commit"]
+
+
+def test_runs_add_up_in_one_record(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    record = tmp_path / "soak.jsonl"
+    command = ["verify", "soak", str(record), "--device", "cpu", "--seconds", "0"]
+    assert main(command) == 0
+    one = record.read_text(encoding="utf-8")
+    capsys.readouterr()
+    assert main(command) == 0
+    assert record.read_text(encoding="utf-8").startswith(one)
+    _, first, _, second = read(record)
+    assert (first["seed"], second["seed"]) == (1, 2) and first["backends"] != {}
+    calls = first["calls"] + second["calls"]
+    said = capsys.readouterr().out
+    assert f"in 2 runs on a CPU (commits {(first['commit'] or 'unknown')[:9]}; " in said
+    assert f"{calls} results checked, 0 wrong" in said and "0 bytes more at most" in said
+
+
+def test_one_wrong_result_of_any_run_is_an_exit_code(tmp_path: Path) -> None:
+    record = tmp_path / "soak.jsonl"
+    command = ["verify", "soak", str(record), "--device", "cpu", "--seconds", "0"]
+    assert main(command) == 0
+    head, row = read(record)
+    write(record, [head, row | {"wrong": 1, "status": "wrong"}])
+    assert main(command) == 1 and len(read(record)) == 4
+
+
+def test_a_record_of_something_else_stays_as_it_is(tmp_path: Path) -> None:
+    record = tmp_path / "pairs.jsonl"
+    write(record, [{"kind": "run", "what": "pairwise"}])
+    assert main(["verify", "soak", str(record), "--device", "cpu", "--seconds", "0"]) == 2
+    assert read(record) == [{"kind": "run", "what": "pairwise"}]
 
 
 def test_requests_grow_end_and_begin(monkeypatch: pytest.MonkeyPatch) -> None:

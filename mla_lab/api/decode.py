@@ -72,10 +72,12 @@ def in_debug_mode(debug: bool | None) -> bool:
 
 
 def make_plan(call: Call, runner: Backend) -> Planned:
-    """The caller's plan if it was made for this call, else the backend's own."""
-    if call.args.plan is None:
-        return runner.plan(call, backends.gpu_of(call.form.device))
+    """The caller's plan, which must be made for this call, where the backend follows it, else the
+    backend's own.
+    """
     check_callers_plan(call)
+    if call.args.plan is None or not runner.follows_plans:
+        return runner.plan(call, backends.gpu_of(call.form.device))
     return call.args.plan
 
 

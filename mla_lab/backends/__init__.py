@@ -77,7 +77,9 @@ def _note(name: str, form: Form) -> str | None:
     runner = load(name)
     if runner.reads_lengths and not form.on_host:
         return SYNCHRONISES
-    return runner.note(gpu_of(form.device)) if isinstance(runner, Noted) else None
+    if not isinstance(runner, Noted):
+        return None
+    return runner.note(form.features, form.bounds, gpu_of(form.device))
 
 
 @lru_cache(maxsize=4096)

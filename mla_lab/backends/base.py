@@ -24,6 +24,11 @@ from ..plan.launch_modes import KEEP_AB_PERSISTENT
 ANY_KEYS = range(sys.maxsize)
 
 
+#: of a call with a skip-softmax factor, by a kernel without that option. The definition leaves a
+#: kernel free to skip nothing: no split skips its first tile
+SKIPS_NOTHING = "no tile is skipped: the result is exact"
+
+
 class Planned(Protocol):
     """A `Plan`, or what a backend takes in its place.
 
@@ -57,6 +62,8 @@ class Backend(Protocol):
     name: str
     #: plans on the host from lengths that it reads there; on a GPU that synchronises
     reads_lengths: bool
+    #: runs a caller's plan as it is; otherwise it makes its own, within the same bounds
+    follows_plans: bool
 
     def supports(self, features: Features, problem: Problem, gpu: Gpu | None) -> str | None:
         """None if the backend can run such a call on `gpu` (None: a CPU), else the reason."""
@@ -76,10 +83,10 @@ class Backend(Protocol):
 
 @runtime_checkable
 class Noted(Protocol):
-    """A backend whose launches on some cards carry a note, which `explain` shows."""
+    """A backend whose launches of some calls carry a note, which `explain` shows."""
 
-    def note(self, gpu: Gpu | None) -> str | None:
-        """What a caller should know of its launches on `gpu` (None: a CPU), or None."""
+    def note(self, features: Features, problem: Problem, gpu: Gpu | None) -> str | None:
+        """What a caller should know of such calls on `gpu` (None: a CPU), or None."""
         ...
 
 

@@ -117,7 +117,8 @@ def _mla_errors(call: Call) -> tuple[float, float]:
     out, lse = torch.empty_like(call.out), None
     if call.lse is not None:
         lse = torch.empty_like(call.lse)
-    same = replace(call, lengths=_lengths(call), out=out, lse=lse)
+    args = replace(call.args, skip_softmax_threshold_scale_factor=None)  # kernels skip no tile
+    same = replace(call, args=args, lengths=_lengths(call), out=out, lse=lse)
     backend = TorchBackend()
     plan = backend.plan(same, None)
     backend.run(same, plan, Workspace.of(plan.workspace, None, call.form.device))

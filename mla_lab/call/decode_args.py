@@ -117,12 +117,14 @@ class DecodeArgs:
     sparse_mla_top_k: slots of a query token; 0 is dense.
     out: bf16, fp16, or with an e4m3 query e4m3, [*query.shape[:-1], 512]; default a new bf16 one
         (fp32 and fp64 queries: their own dtype).
-    bmm1_scale: q_scale x k_scale x softmax scale, natural units: a number, or fp32 of one element,
-        which the CuTe kernels need above 0 (checked in debug mode; a number is checked always).
+    bmm1_scale: q_scale x k_scale x softmax scale, natural units: a number, or fp32 of one element
+        (finite; checked in debug mode, a number always). A number of 0 or less is no call for the
+        CuTe kernels; in memory they take any.
     bmm2_scale: v_scale x o_scale, applied to out only: a number, or fp32 of one element.
     sinks: fp32 [heads] or a list of one: exp(sink) is added to the denominator of each head.
     skip_softmax_threshold_scale_factor: a KV tile is skipped for a row tile where each row's
-        exp(tile_max - running_max) is below factor / seq_len (arXiv:2512.12087); 0 skips nothing.
+        exp(tile_max - running_max) is below factor / seq_len (arXiv:2512.12087); 0 skips nothing,
+        nor do kernels for small pages and separate tables, whose results are exact (`explain`).
     enable_pdl: programmatic dependent launch. None: where the device has it; True raises elsewhere.
     backend: "auto", "torch", "cute", "cuda"; "xqa" is cuda, "cute-dsl" cute, "trtllm-gen" auto;
         "emulate": the PTX of cute on a CPU, up to 2^21 scores (see `backends.emulate`);
@@ -148,7 +150,7 @@ class DecodeArgs:
         8192 keys on an H200 a request takes 10.7 or 6.6 times as long alone (16 or 128 heads), and
         calls of 1024 to 8192 keys at most 1.14 times from batch 64 on
         (data/records/h200_invariant.jsonl).
-    plan: made for these lengths and heads; default the backend's own.
+    plan: made for these lengths and heads; default the backend's own, which "cuda" always takes.
     """
 
     query: Annotated[

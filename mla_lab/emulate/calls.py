@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ..core.errors import invalid
 from ..core.problem import Problem
 from ..plan import make_plan
 from ..plan.config import KernelConfig
@@ -86,11 +87,17 @@ def problem_for(
 
 
 def make_call(
-    config: KernelConfig, problem: Problem, splits: int = 1, seed: int = 0, workers: int = 0
+    config: KernelConfig,
+    problem: Problem,
+    splits: int = 1,
+    seed: int = 0,
+    workers: int = 0,
+    scale: float | None = None,
 ) -> Call:
     """A call of a build, cut in `splits` pieces a request where they are long enough; 0 where
     WORKERS workers find their pieces from the lengths. `workers` share the pieces of a plan, one
-    for each piece of a request by default."""
+    for each piece of a request by default. `scale` is the value of a bmm1_scale in memory, and of
+    a build that reads it there."""
     features = ["lse"]
     tree, extras = config.mask == "tree", config.mask == "tree" or _has_extras(config)
     if extras:
@@ -100,6 +107,10 @@ def make_call(
         if tree:
             features += ["tree_mask"]
     inputs = make_inputs(problem, seed, features, workspace_bytes=64)
+    if scale is not None:
+        if not isinstance(inputs.bmm1_scale, Tensor):
+            raise invalid("scale", scale, "builds that read bmm1_scale in memory")
+        inputs.bmm1_scale.fill_(scale)
     if config.option("skip"):
         inputs = replace(inputs, skip_softmax_threshold_scale_factor=SKIP_FACTOR)
     out = torch.full((*inputs.query.shape[:-1], problem.latent_dim), 7.0).to(

@@ -51,9 +51,10 @@ class Recording:
         """The build's name."""
         return self.config.name()
 
-    def call(self) -> Call:
-        """The inputs, the arguments and what must come out."""
-        return make_call(self.config, self.problem, self.splits, self.seed)
+    def call(self, scale: float | None = None) -> Call:
+        """The inputs, the arguments and what must come out, by another scale if one is given (see
+        `make_call`)."""
+        return make_call(self.config, self.problem, self.splits, self.seed, scale=scale)
 
     def kernel(self, options: Options | None = None) -> EmulatedKernel:
         """The kernel, for exactly this call."""

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from ..bench.environment import environment
+from ..core import files
 from ..core.errors import invalid
 from . import costs, published
 from .cases import CARD_WORKSPACE_BYTES, WORKSPACE_BYTES, pairwise_cases
@@ -35,8 +36,9 @@ def read(path: Path) -> list[Row]:
 
 
 def write(path: Path, rows: Iterable[Row]) -> None:
-    """Rows as JSON lines."""
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    """Rows as JSON lines, in the place of those that the file had, whole or not at all."""
+    with files.replacing(path) as file:
+        file.write("".join(json.dumps(row) + "\n" for row in rows).encode())
 
 
 def pairwise_run(device: str, indices: Sequence[int] | None, progress: Progress) -> Iterator[Row]:

@@ -5,7 +5,7 @@ queries and lengths, which are written in place, and the call is repeated: by a 
 captured at other lengths where a kernel runs the call, otherwise by a new call. Requests grow, end
 and begin anew. The steps of two sessions are enqueued together, then both results are compared with
 the oracle. After `STEPS` steps two new sessions follow, of the next format and of random shapes and
-features.
+features. A record holds one run after the other, each with its commit, seed and seconds.
 """
 
 from __future__ import annotations
@@ -15,36 +15,38 @@ import gc
 import random
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from ..api.contract import trtllm_batch_decode_with_kv_cache_mla as decode
 from ..core import kv_cache as formats
-from ..core.errors import MlaLabError
+from ..core.errors import MlaLabError, invalid
 from ..core.problem import Problem
+from ..core.revision import Revision
 from ..reference.inputs import make_inputs
-from .cases import FORMATS
+from .cases import CARD_WORKSPACE_BYTES, FORMATS
 from .check import Outcome, judge, taken
-from .record import Progress, Row, head_row
+from .record import Progress, Row, head_row, read, write
 
 STREAMS = 2
 #: steps of a session
 STEPS = {"cpu": 5, "cuda": 12}
 #: probability that a request ends in a step, and that a session is batch invariant
 ENDS, INVARIANT = 0.15, 0.25
-#: bytes of a workspace, and bound on the growth of memory after the first quarter of a run
-WORKSPACE_BYTES = {"cpu": 64 << 20, "cuda": 2 << 30}
+#: bytes of a workspace, and bound on the growth of tensors after the first quarter of a run
+WORKSPACE_BYTES = {"cpu": 64 << 20, "cuda": CARD_WORKSPACE_BYTES}
 FLAT_BYTES = 64 << 20
 #: drawn batches, heads, tokens and page sizes
 SIZES: dict[str, tuple[tuple[int, ...], ...]] = {
     "cpu": ((1, 2, 3), (2, 16), (90, 260), (2, 16, 64)),
     "cuda": ((1, 2, 7, 16, 40), (1, 16, 24, 64, 128), (300, 2000, 9000), (1, 16, 32, 64, 128)),
 }
+COUNTS = ("calls", "checked", "wrong", "refused", "graphs", "replays")
 OPTIONAL = ("lse", "sinks", "device_scales", "page_gap", "cache_4d")
 
 
@@ -136,8 +138,52 @@ def drawn(draw: random.Random, form: str, kind: str) -> tuple[Problem, list[str]
     return problem, features
 
 
+def added(
+    path: Path, device: str, seconds: float, progress: Progress, seed: int | None = None
+) -> list[Row]:
+    """Rows of a record after one more run, which is written to it; a new file if there is none.
+
+    seed: by default the number of runs that the record then has. Raises InvalidInput for a file
+    that is no record of a soak.
+    """
+    rows = read(path) if path.exists() else []
+    if any(row.get("what", "soak") != "soak" for row in rows):
+        raise invalid("record", f"{path} of another command", "one that `verify soak` wrote")
+    runs = len(cases(rows))
+    rows += run(device, seconds, progress, runs + 1 if seed is None else seed)
+    write(path, rows)
+    return rows
+
+
+def cases(rows: Sequence[Row]) -> list[Row]:
+    """The counts of each run of a record."""
+    return [row for row in rows if row["kind"] == "case"]
+
+
+def note(rows: Sequence[Row]) -> str:
+    """One paragraph: device time, calls, results checked, wrong ones, memory."""
+    found, heads = cases(rows), [row["environment"] for row in rows if row["kind"] == "run"]
+    count = {name: sum(row[name] for row in found) for name in COUNTS}
+    seconds, sessions = (sum(row[name] for row in found) for name in ("seconds", "sessions"))
+    backends: Counter[str] = Counter()
+    for row in found:
+        backends.update(row["backends"])
+    card = next((head["card"]["name"] for head in heads if head["card"]), "a CPU")
+    commits = ", ".join(dict.fromkeys((row["commit"] or "unknown")[:9] for row in found))
+    dates = ", ".join(dict.fromkeys(head["date"] for head in heads))
+    grown = max(row["memory_after"]["tensors"] - row["memory_before"]["tensors"] for row in found)
+    return (
+        f"{seconds:,.0f} seconds in {len(found)} runs on {card} (commits {commits}; {dates}): "
+        f"{sessions:,} batches on {STREAMS} streams, {count['calls']:,} calls, of which "
+        f"{count['replays']:,} were replays of {count['graphs']:,} graphs over growing requests; "
+        f"{count['checked']:,} results checked, {count['wrong']:,} wrong, {count['refused']:,} "
+        f"calls refused. {', '.join(f'{n:,} by {name}' for name, n in backends.most_common())}. "
+        f"After the first quarter of a run tensors took {grown:,} bytes more at most."
+    )
+
+
 def run(device: str, seconds: float, progress: Progress, seed: int = 1) -> Iterator[Row]:
-    """The record: its head, then one row of counts."""
+    """The rows of a run: its head, then its counts."""
     yield head_row("soak", device, 1)
     soak = Soak(device, seed, progress)
     begin, visits = time.monotonic(), 0
@@ -146,7 +192,15 @@ def run(device: str, seconds: float, progress: Progress, seed: int = 1) -> Itera
         visits += 1
         if soak.memory_before is None and time.monotonic() >= begin + seconds / 4:
             soak.memory_before = soak.memory()
-    yield soak.row(visits, time.monotonic() - begin)
+    about = {"commit": Revision.here().commit, "seed": seed}
+    yield about | soak.row(visits, time.monotonic() - begin)
+
+
+class Memory(NamedTuple):
+    """Bytes of tensors on the GPU, and resident bytes of this process."""
+
+    tensors: int
+    resident: int
 
 
 class Soak:
@@ -165,7 +219,7 @@ class Soak:
         self.counts: Counter[str] = Counter()
         self.by: dict[str, Counter[str]] = {"formats": Counter(), "backends": Counter()}
         self.reasons: Counter[str] = Counter()
-        self.memory_before: int | None = None
+        self.memory_before: Memory | None = None
 
     @property
     def on_gpu(self) -> bool:
@@ -213,21 +267,18 @@ class Soak:
         self.reasons[words[:400]] += 1
         self.progress(words)
 
-    def memory(self) -> int:
-        """Bytes of tensors on the GPU, or resident bytes of this process."""
+    def memory(self) -> Memory:
+        """Memory that is in use now."""
         gc.collect()
-        if self.on_gpu:
-            return torch.cuda.memory_allocated()
         pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1])
-        return pages * 4096
+        return Memory(torch.cuda.memory_allocated() if self.on_gpu else 0, pages * 4096)
 
     def row(self, visits: int, seconds: float) -> Row:
         """Counts of the run; status "ok" if all results are right and memory does not grow."""
         after = self.memory()
         before = after if self.memory_before is None else self.memory_before
-        names = ("calls", "checked", "wrong", "refused", "graphs", "replays")
-        counts = {name: self.counts[name] for name in names}
-        flat = not self.on_gpu or after <= before + FLAT_BYTES
+        counts = {name: self.counts[name] for name in COUNTS}
+        flat = after.tensors <= before.tensors + FLAT_BYTES
         fine = flat and not counts["wrong"] and counts["checked"] == counts["calls"]
         return {
             "kind": "case",
@@ -236,8 +287,8 @@ class Soak:
             "sessions": visits * STREAMS,
             **counts,
             **{name: dict(counter) for name, counter in self.by.items()},
-            "memory_before": before,
-            "memory_after": after,
+            "memory_before": before._asdict(),
+            "memory_after": after._asdict(),
             "flat": flat,
             "reasons": dict(self.reasons.most_common(10)),
         }

@@ -26,7 +26,7 @@ from mla_lab.reference.inputs import DecodeInputs, make_inputs
 from mla_lab.reference.mla import TileWalk, decode_reference, skip_tiles
 from mla_lab.reference.operands import operands
 
-from .calls import check, counters_are_zero, inputs_of, native
+from .calls import check, chosen_plan, counters_are_zero, inputs_of, native
 
 pytestmark = pytest.mark.gpu
 
@@ -118,11 +118,49 @@ def test_a_flipped_bit_shows(workspace: torch.Tensor) -> None:
     assert changed.tolist() == [False] * 7 + [True]
 
 
-def test_a_scale_tensor_that_is_not_above_0_shows(workspace: torch.Tensor) -> None:
-    inputs = inputs_of(Problem((1, 1), (70, 300), 16), "device_scales")
-    for value in (0.0, -0.1, math.nan):
-        scale = torch.full((1,), value, device="cuda")
-        assert native(replace(inputs, bmm1_scale=scale), workspace).isnan().all()
+SCALED = (
+    (("bf16", "bf16"), {}),
+    (("bf16", "bf16"), {"top_k": 70}),
+    (("bf16", "bf16"), {"page_size": 1}),
+    (("bf16", "e4m3"), {}),
+    (("bf16", "fp8_656"), {"top_k": 70}),
+    (("e4m3", "e4m3"), {}),
+    (("e4m3", "e4m3"), {"page_size": 5}),
+)
+
+
+@pytest.mark.parametrize("value", [-0.07, 0.0, math.nan])
+@pytest.mark.parametrize("heads", [16, 128])
+@pytest.mark.parametrize(("formats", "more"), SCALED)
+def test_a_scale_in_memory_may_have_any_value(
+    formats: tuple[str, str],
+    more: dict[str, int],
+    heads: int,
+    value: float,
+    workspace: torch.Tensor,
+) -> None:
+    """The CuTe kernels' answer is the oracle's; under NaN it is NaN where there are keys."""
+    names = {"q_dtype": formats[0], "kv_format": formats[1]}
+    problem = Problem((2, 2, 2), (70, 1300, 0), heads, **{**names, **more})
+    inputs = inputs_of(problem, "lse", "sinks", "device_scales")
+    inputs = replace(inputs, bmm1_scale=torch.full((1,), value, device="cuda"))
+    if math.isnan(value):
+        assert native(inputs, workspace)[0][:2].isnan().all()
+    else:
+        check(inputs, native(inputs, workspace))
+
+
+@pytest.mark.parametrize("value", [-0.07, 0.0])
+@pytest.mark.parametrize("kv_format", ["bf16", "e4m3", "fp8_656"])
+def test_a_scale_in_memory_may_have_any_value_with_drafts(
+    kv_format: str, value: float, workspace: torch.Tensor
+) -> None:
+    problem = Problem((4, 4, 4), (70, 1300, 3), 100, kv_format=kv_format)
+    inputs = inputs_of(problem, "lse", "tree_mask", "device_scales")
+    inputs = replace(inputs, bmm1_scale=torch.full((1,), value, device="cuda"))
+    check(inputs, native(inputs, workspace))
+    if kv_format == "bf16":
+        check(inputs, native(inputs, workspace, plan=chosen_plan(problem)))
 
 
 @pytest.mark.parametrize("heads", [16, 128])

@@ -35,7 +35,7 @@ from ...plan.xqa import (
     row_tiles_for,
 )
 from .. import self_check
-from ..base import Replay, believes_max_q_len, gpu_of
+from ..base import SKIPS_NOTHING, Replay, believes_max_q_len, gpu_of
 from ..rank_mask import repeated, with_mask
 from . import xqa
 from .xqa import Operands, Settings, XqaLaunch
@@ -43,9 +43,9 @@ from .xqa import Operands, Settings, XqaLaunch
 #: features that the kernel lacks, and their names in a call
 MISSING = {
     "sparse": "sparse_mla_top_k: sparse calls",
-    "skip_softmax": "skip_softmax_threshold_scale_factor",
-    "planned": "plan: it splits each request by a formula",
 }
+#: of a call with a plan of the caller's
+OWN_CUTS = "the plan is not followed: each request is cut by a formula"
 
 
 class CudaBackend:
@@ -53,6 +53,7 @@ class CudaBackend:
 
     name = "cuda"
     reads_lengths = False
+    follows_plans = False
 
     def supports(self, features: Features, problem: Problem, gpu: Gpu | None) -> str | None:
         """Reasons by hardware first, then by features and formats, then by missing builds."""
@@ -70,6 +71,12 @@ class CudaBackend:
         except Unsupported as error:
             return str(error)
         return xqa.build_reason(config, arch)
+
+    def note(self, features: Features, problem: Problem, gpu: Gpu | None) -> str | None:
+        """That the kernel skips no tile, and cuts requests by its formula."""
+        said = [SKIPS_NOTHING] if features.skip_softmax else []
+        said += [OWN_CUTS] if features.planned else []
+        return "; ".join(said) or None
 
     def plan(self, call: Call, gpu: Gpu | None) -> Cuts:
         """Cuts for calls within this one's bounds. max_seq_len counts as the next power of two, so

@@ -34,7 +34,7 @@ from ...plan.launch_modes import (
 )
 from ...plan.pricing import config_of, first_too_long, too_long
 from ...plan.selection import Selection, select
-from ..base import ANY_KEYS, Replay, gpu_of
+from ..base import ANY_KEYS, SKIPS_NOTHING, Replay, gpu_of
 from ..cuda.ops import MAX_BATCH
 from ..rank_mask import masked, repeated, with_mask
 from . import blackwell, proofs
@@ -59,6 +59,7 @@ class CuteBackend:
 
     name = "cute"
     reads_lengths = False
+    follows_plans = True
 
     def supports(self, features: Features, problem: Problem, gpu: Gpu | None) -> str | None:
         """Hardware first, then what the kernels lack, then whether they can be had here."""
@@ -70,8 +71,6 @@ class CuteBackend:
         reason = common_reason(features, problem, gpu)
         if reason:
             return reason
-        if features.skip_softmax and gathers(problem):
-            return f"skip_softmax_threshold_scale_factor with pages of {problem.page_size}"
         if not _by_token(problem, gpu, features):
             return _missing(_configs(problem, gpu, features), problem, features)
         here, invariant = able(problem, features), features.batch_invariant
@@ -82,9 +81,13 @@ class CuteBackend:
             return str(error)
         return _missing(list(configs_for(problem, invariant, here)), problem, features)
 
-    def note(self, gpu: Gpu | None) -> str | None:
-        """The SM100 kernel's mark where no proof of it counts."""
-        return blackwell.mark(gpu)
+    def note(self, features: Features, problem: Problem, gpu: Gpu | None) -> str | None:
+        """The SM100 kernel's mark where no proof of it counts; that no tile is skipped, which no
+        build that fetches tokens one by one does.
+        """
+        if gpu is None or blackwell.is_blackwell(gpu) or not features.skip_softmax:
+            return blackwell.mark(gpu)
+        return SKIPS_NOTHING if _by_token(problem, gpu, masked(features)) else None
 
     def plan(self, call: Call, gpu: Gpu | None) -> PlanOnDevice | SelfScheduled | Formula:
         """A plan that the device makes in each launch, within the call's bounds, or a formula.
@@ -216,11 +219,11 @@ def _family(mode: LaunchMode) -> KernelCosts:
 @lru_cache(maxsize=256)
 def _by_token(problem: Problem, gpu: Gpu, features: Features) -> bool:
     """Whether tokens are fetched one by one: where they must be, and where only that build, which
-    takes pages of any size and every feature but skip-softmax, is here.
+    takes pages of any size and skips no tile, is here.
     """
     if gathers(problem):
         return True
-    if features.skip_softmax or features.planned:
+    if features.planned:
         return False
     if _missing(_configs(problem, gpu, features), problem, features) is None:
         return False

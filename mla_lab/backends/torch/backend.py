@@ -46,6 +46,7 @@ class TorchBackend:
 
     name = "torch"
     reads_lengths = True
+    follows_plans = True
 
     def supports(self, features: Features, problem: Problem, gpu: Gpu | None) -> str | None:
         """Refuses programmatic dependent launch alone."""

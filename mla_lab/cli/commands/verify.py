@@ -25,8 +25,10 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
     costs = verbs.add_parser("costs", help="time with a feature beside time without")
     costs.add_argument("--features", default="", help="only those that begin so, by comma")
     soak = verbs.add_parser("soak", help="requests that grow, end and begin, every result checked")
-    soak.add_argument("--seconds", type=float, default=600.0, help="how long")
-    soak.add_argument("--seed", type=int, default=1)
+    soak.add_argument("--seconds", type=float, default=600.0, help="how long this run is")
+    soak.add_argument("--seed", type=int, help="default: how many runs the record then has")
+    soak.add_argument("record", type=Path, help="JSON lines; the runs that it has are kept")
+    soak.add_argument("--device", default="cuda")
     xqa = verbs.add_parser("xqa", help="the CUDA C++ kernel in the emulator; needs nvcc, no card")
     xqa.add_argument("--arch", default="sm_120a", help="what it is compiled for")
     xqa.add_argument("--first", type=int, help="only the first so many cases")
@@ -58,7 +60,7 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
     )
     sm100.add_argument("--seconds", type=float, default=1e9, help="begin no case after this")
     sm100.add_argument("record", type=Path, help="JSON lines; rows of the same builds are kept")
-    for verb in (pairs, published, costs, soak):
+    for verb in (pairs, published, costs):
         verb.add_argument("record", type=Path, help="JSON lines, written anew")
         verb.add_argument("--device", default="cuda")
     return parser
@@ -81,6 +83,8 @@ def run(args: argparse.Namespace) -> int:
         return _in_emulator(args, say)
     if args.verb == "sm100":
         return _sm100(args, say)
+    if args.verb == "soak":
+        return _soak(args, say)
     rows = list(_rows(args, say))
     record.write(args.record, rows)
     if args.verb == "kinds":
@@ -130,6 +134,14 @@ def _in_emulator(args: argparse.Namespace, say: Callable[[str], None]) -> int:
     return int(mutations.UNEXPLAINED in rest)
 
 
+def _soak(args: argparse.Namespace, say: Callable[[str], None]) -> int:
+    from ...verify import soak
+
+    rows = soak.added(args.record, args.device, args.seconds, say, args.seed)
+    print(soak.note(rows))
+    return int(any(row["status"] != "ok" for row in soak.cases(rows)))
+
+
 def _sm100(args: argparse.Namespace, say: Callable[[str], None]) -> int:
     from ...verify import sm100, sm100_builds
 
@@ -145,7 +157,7 @@ def _sm100(args: argparse.Namespace, say: Callable[[str], None]) -> int:
 
 def _rows(args: argparse.Namespace, say: Callable[[str], None]) -> Iterator[dict[str, Any]]:
     """The record of a verb, as it is made."""
-    from ...verify import kinds, record, soak
+    from ...verify import kinds, record
 
     if args.verb == "pairwise":
         numbers = [int(number) for number in args.only.split(",") if number]
@@ -154,8 +166,6 @@ def _rows(args: argparse.Namespace, say: Callable[[str], None]) -> Iterator[dict
     elif args.verb == "costs":
         names = [name for name in args.features.split(",") if name]
         yield from record.costs_run(args.device, names, say)
-    elif args.verb == "soak":
-        yield from soak.run(args.device, args.seconds, say, args.seed)
     elif args.verb == "xqa":
         from ...verify import emulated_xqa
 

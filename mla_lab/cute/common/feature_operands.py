@@ -4,6 +4,11 @@
     mask uint16 [..., words]                           in kernels with mask "tree"; in swap_ab
                                                        0 elements select the causal rule
 
+A scale of the scores may be 0 or negative. Scores are masked with -inf before they are scaled, and
+a row max is the greatest score times the scale. So 0 counts as `LEAST_SCALE`, under which a row's
+weights are equal. A negative scale counts as its magnitude: scores change their sign instead, or,
+where the query passes through registers, the query does, once per work tile.
+
 A sink adds exp(sink) to a row's softmax denominator. It is added once, where the output is divided
 by the row sum: in the epilogue of an unsplit row tile, otherwise in the merge. The lse excludes it.
 
@@ -17,7 +22,12 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Float32, Int32, Uint32, const_expr
 
-from .ptx_sm90 import LOG2E, ptx
+from .ptx_sm90 import LOG2E, pick, ptx
+
+#: least normal fp32 number: times it, -inf stays -inf
+LEAST_SCALE = 2.0**-126
+#: sign bits of two 16-bit numbers
+SIGNS = 0x80008000
 
 
 def mask_words(mask: cute.Tensor) -> cute.Tensor:
@@ -32,14 +42,12 @@ def mask_words(mask: cute.Tensor) -> cute.Tensor:
 def read_scales(c: cutlass.Constexpr, g: Any):
     """(scale_log2, out_scale): from bmm1 and bmm2 where they have an element, else the numbers.
 
-    bmm1 holds the plain scale, without log2 e. A value that is not above 0 makes every score NaN,
-    because scores are masked before they are scaled.
+    bmm1 holds the plain scale, without log2 e.
     """
     scale = g.scale_log2
     out_scale = g.out_scale
     if cute.size(g.bmm1) > 0:
-        scale = g.bmm1[0] * Float32(LOG2E)
-        scale = scale if scale > 0.0 else Float32(float("nan"))
+        scale = not_zero(g.bmm1[0] * Float32(LOG2E))
     if cute.size(g.bmm2) > 0:
         out_scale = g.bmm2[0]
     return scale, out_scale
@@ -53,8 +61,47 @@ def scale_now(c: cutlass.Constexpr, g: Any):
     if const_expr(c.scales):
         if cute.size(g.bmm1) > 0:
             plain = ptx("ld.global.f32 {$w0}, [{$r0}];", g.bmm1.iterator, out=Float32)
-            scale = plain * Float32(LOG2E)
-            scale = scale if scale > 0.0 else Float32(float("nan"))
+            scale = not_zero(plain * Float32(LOG2E))
+    return scale
+
+
+def not_zero(scale: Float32) -> Float32:
+    """`LEAST_SCALE` for a scale of less magnitude."""
+    least = Float32(LEAST_SCALE)
+    return pick((scale < least) & (scale > -least), least, scale)
+
+
+def with_sign(number: Float32, scale: Float32) -> Float32:
+    """A number above 0 with the sign of a scale."""
+    return pick(scale < Float32(0.0), -number, number)
+
+
+def magnitude(scale: Float32) -> Float32:
+    """The magnitude of a scale; NaN of NaN."""
+    return cute.arch.fmax(scale, -scale)
+
+
+@cute.jit
+def orient_query(
+    c: cutlass.Constexpr, g: Any, fragment: cute.Tensor, count: cutlass.Constexpr[int]
+):
+    """The first `count` 16-bit elements of the query change their sign under a negative scale."""
+    if const_expr(c.scales):
+        if scale_now(c, g) < Float32(0.0):
+            words = cute.recast_tensor(fragment, Int32)
+            for i in cutlass.range_constexpr(count // 2):
+                words[i] = words[i] ^ Int32(SIGNS - 2**32)
+
+
+@cute.jit
+def orient_scores(c: cutlass.Constexpr, scores: cute.Tensor, scale: Float32):
+    """The magnitude of a scale. Under a negative one the scores change their sign, but for masked
+    ones."""
+    if const_expr(c.scales):
+        if scale < Float32(0.0):
+            for x in cutlass.range_constexpr(cute.size(scores)):
+                scores[x] = pick(scores[x] == -Float32.inf, scores[x], -scores[x])
+            scale = -scale
     return scale
 
 

@@ -14,7 +14,7 @@ import cutlass.cute as cute
 from cutlass import Float32, Int32, Uint8, const_expr
 from cutlass.cute.nvgpu import warp, warpgroup
 
-from ..common.feature_operands import scale_now, with_sink
+from ..common.feature_operands import magnitude, orient_query, scale_now, with_sink
 from ..common.pipeline import StagePhases
 from ..common.ptx_sm90 import (
     LN2,
@@ -268,6 +268,8 @@ def softmax_to_p(cta: Cta, f: Fragments, rows: RowState, tile: TileContext, p_at
     """
     rescale, offset = cta.s.sRescale[None, stage], stage * (STAGE * 2)
     scale = scale_now(cta.cfg, cta.g)
+    if const_expr(cta.cfg.scales):
+        scale = magnitude(scale)
     if const_expr(not cta.cfg.skip):
         online_softmax_step(cta, scale, f, rows, rescale)
         stmatrix_swizzled(p_at, offset, cute.recast_tensor(f.rP, Int32), 4)
@@ -336,7 +338,8 @@ def acquire_p(cta: Cta, stage: int, phases: StagePhases) -> StagePhases:
 
 @cute.jit
 def load_q_fragments(cta: Cta, f: Fragments):
-    """Q from stage 0 to registers; its last latent k-step and its rope to their own place."""
+    """Q from stage 0 to registers; its last latent k-step and its rope to their own place. It has
+    the sign of the scale, of which softmax takes the magnitude."""
     element, thread = cta.cfg.element, fresh_thread() % 128
     ld = cute.make_tiled_copy_A(
         cute.make_copy_atom(warp.LdMatrix8x8x16bOp(False, 4), element), cta.mma.qk_rs
@@ -349,11 +352,14 @@ def load_q_fragments(cta: Cta, f: Fragments):
     tSrQ, spare = ld.retile(f.tSrQ), f.rP
     for k in cutlass.range_constexpr(Q_STEPS_IN_REGISTERS):
         cute.copy(ld, latent[None, None, k, 0], tSrQ[None, None, k])
+    orient_query(cta.cfg, cta.g, f.tSrQ, 8 * Q_STEPS_IN_REGISTERS)
     # QK of the previous work tile has finished in every warp before its Q is overwritten
     QK_SOFTMAX_BARRIER.sync()
     cute.copy(ld, latent[None, None, 31, 0], ld.retile(spare)[None, None, 0])
+    orient_query(cta.cfg, cta.g, spare, 8)
     store_q_last(cta, spare)
     cute.copy(ld, rope[None, None, None, 0], ld.retile(spare))
+    orient_query(cta.cfg, cta.g, spare, 32)
     cute.copy(st, st.retile(spare), st.partition_D(cta.s.sQ_rope))
     cute.arch.fence_view_async_shared()
     QK_SOFTMAX_BARRIER.sync()

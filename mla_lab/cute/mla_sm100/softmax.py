@@ -13,7 +13,7 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Float32, Int32, const_expr
 
-from ..common.feature_operands import scale_now
+from ..common.feature_operands import not_zero, orient_scores, scale_now
 from ..common.fp8 import join_two, round_two
 from ..common.ptx_sm90 import NO_SCORE, float_of_exponent, pack2, pick, ptx
 from ..common.ptx_sm100 import fence_after, fence_before, load_columns, store_columns, wait_stores
@@ -188,6 +188,7 @@ def softmax_tile(cta: Cta, work, state: RowState, scale, until, thread, block, t
     for c in cutlass.range_constexpr(S_COLUMNS):
         scores[c] = loaded[c]
     apply_mask(cta, scores, work, row, until, block * BLOCK + thread // ROWS * BLOCK)
+    scale = orient_scores(cfg, scores, scale)
     top, factor = greatest(scores) * scale, Float32(1.0)
     above = top - row_max > Float32(cfg.weight_log2 + cfg.rescale_log2)
     if any_thread(above) != 0:
@@ -224,6 +225,8 @@ def softmax(cta: Cta):
         if const_expr(cta.cfg.terms == 2):
             s.q_pipe.empty.wait(0, (index & 1) ^ 1)
             scale = scale * store_query_terms(cta, work, thread)
+            if const_expr(cta.cfg.scales):
+                scale = not_zero(scale)
         until = open_until(cta, work, thread % ROWS)
         state = RowState(Float32(NO_SCORE), Float32(0.0))
         for t in cutlass.range(tiles_of(work), unroll=1):

@@ -35,7 +35,7 @@ from cutlass import Float32, Int32, const_expr
 from cutlass.cute.nvgpu import warpgroup
 
 from ..common.barriers import MBarriers
-from ..common.feature_operands import scale_now
+from ..common.feature_operands import orient_scores, scale_now
 from ..common.fp8 import join_two, round_two
 from ..common.pipeline import PipelineState
 from ..common.ptx_sm90 import NO_SCORE, fresh_thread, load2, pick
@@ -118,7 +118,8 @@ def online_softmax_step(
     wg: WarpGroup, w: WorkTile, tile: Int32, stage: Int32,
 ):  # fmt: skip
     """Scores become weights, and row sums follow; of a skipped tile only the row sums."""
-    acc, scale = thread_scores(c, wg), scale_now(c, g)
+    acc = thread_scores(c, wg)
+    scale = orient_scores(c, acc, scale_now(c, g))
     sx.store_tile_max(c, s, wg, acc, wg.warp, wg.lane)
     thread = wg.warp * 32 + wg.lane
     if const_expr(c.kv_656):

@@ -9,7 +9,7 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Boolean, Float32, Int32, Uint32, const_expr
 
-from ..common.feature_operands import scale_now
+from ..common.feature_operands import orient_scores, scale_now
 from ..common.ptx_sm90 import NO_SCORE, fold_lanes, folded_index, fresh_thread, load4
 from .mma import WarpGroup
 from .params import TILE_KV, KvLoad, Traits
@@ -139,7 +139,7 @@ def online_softmax_step(
     """16 bits: tSrS <- exp2(scale * score - row max); the row sums follow, and row max and rescale
     are published for the other warp group. `first`: there is no earlier tile."""
     num = c.rows // 4
-    scale = scale_now(c, g)
+    scale = orient_scores(c, wg.tSrS, scale_now(c, g))
     store_tile_max(c, s, wg, wg.tSrS, wg.warp, wg.lane)
     for at in cutlass.range_constexpr(0, num, ROWS_AT_ONCE):
         count = min(ROWS_AT_ONCE, num)

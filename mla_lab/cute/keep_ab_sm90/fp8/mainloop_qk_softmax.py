@@ -20,7 +20,7 @@ import cutlass.cute as cute
 from cutlass import Boolean, Float16, Float32, Int32, const_expr
 from cutlass.cute.nvgpu import warpgroup
 
-from ...common.feature_operands import with_scales
+from ...common.feature_operands import orient_scores, with_scales
 from ...common.fp8 import join_two, round_two
 from ...common.pipeline import PipelineState
 from ...common.ptx_sm90 import butterfly, fresh_thread, pick, ptx
@@ -177,6 +177,7 @@ def online_softmax_step(
     scale = cta.g.scale_log2
     if const_expr(cta.cfg.scales):
         scale = cta.s.sScale[cute.arch.make_warp_uniform(fresh_thread() >> 5) & 3]
+        scale = orient_scores(cta.cfg, acc, scale)
     round_weights(scale, acc, rows.row_max, p, on_word)
     tid = fresh_thread()
     lane, row = tid & 31, first_row(tid)

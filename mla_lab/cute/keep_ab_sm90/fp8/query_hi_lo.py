@@ -29,7 +29,7 @@ import cutlass.cute as cute
 from cutlass import Boolean, Float32, Int32, const_expr
 from cutlass.cute.nvgpu import warpgroup
 
-from ...common.feature_operands import with_scales
+from ...common.feature_operands import magnitude, not_zero, with_scales, with_sign
 from ...common.pipeline import PipelineState, StagePhases
 from ...common.ptx_sm90 import bits_float, butterfly, float_bits, fresh_thread, ptx, stmatrix_x4
 from ..mainloop_qk_softmax import RowState, TileContext, release_kv
@@ -152,16 +152,25 @@ def place_in_box(row, q):
     return row * 64 + (((q >> 1) ^ ((row >> 1) & 3)) << 4) + ((q & 1) << 3)
 
 
+def row_factors(cta: Cta, stages):
+    """Factors of the thread's two rows: powers of two, of the sign of a scale in memory."""
+    up = [
+        bits_float((127 + SCALED_TOP - cutlass.max(x, Int32(SCALED_TOP - 126))) << 23)
+        for x in max_exponents(cta, stages)
+    ]
+    if not cta.cfg.scales:
+        return up
+    scale = with_scales(cta.cfg, cta.g).scale_log2
+    return [with_sign(x, scale) for x in up]
+
+
 @cute.jit
 def split_query(cta: Cta, f: Fragments, scale, stages):
     """Both terms of Q, from two stages, to registers and shared memory; `scale` <- of the scores of
     the thread's two rows, base-2 units."""
     cfg, s = cta.cfg, cta.s
     words = cute.recast_tensor(f.tSrQ, Int32)
-    up = [
-        bits_float((127 + SCALED_TOP - cutlass.max(x, Int32(SCALED_TOP - 126))) << 23)
-        for x in max_exponents(cta, stages)
-    ]
+    up = row_factors(cta, stages)
     # the MMAs of the query before have finished in all warps
     s.q_pipe.empty.arrive(0)
     s.q_pipe.empty.wait(0, 0)
@@ -195,9 +204,14 @@ def split_query(cta: Cta, f: Fragments, scale, stages):
     scale_log2 = with_scales(cfg, cta.g).scale_log2
     for h in cutlass.range_constexpr(2):
         # 1 / up, but infinite where an element was infinite or NaN
-        unit = bits_float(Int32(254 << 23) - float_bits(up[h]))
+        bits = float_bits(up[h])
+        if const_expr(cfg.scales):
+            bits = bits & 0x7FFFFFFF
+        unit = bits_float(Int32(254 << 23) - bits)
         finite = unit < Float32(2.0 ** (INFINITE - SCALED_TOP))
         scale[h] = (unit if finite else Float32.inf) * scale_log2
+        if const_expr(cfg.scales):
+            scale[h] = not_zero(magnitude(scale[h]))
     # four warps arrive for the eight PV warps
     for stage in stages:
         for _ in range(2):

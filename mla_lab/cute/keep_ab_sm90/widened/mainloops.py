@@ -9,6 +9,7 @@ import cutlass.cute as cute
 from cutlass import Float32, Int32, Uint32, const_expr
 from cutlass.cute.nvgpu import warpgroup
 
+from ...common.feature_operands import orient_scores, scale_now
 from ...common.pipeline import PipelineState
 from ...common.ptx_sm90 import fresh_thread
 from ...split_merge.keep_ab_cooperative import merge
@@ -107,6 +108,7 @@ def weights_of_tile(
     # the rescale exponents of the stage's last tile have been read
     cta.s.p_pipe.producer_acquire(state.opposite())
     if const_expr(cta.cfg.parts & PRODUCTS):
+        orient_scores(cta.cfg, f.tSrS, scale_now(cta.cfg, cta.g))
         softmax_to_p(cta, f, rows, tile, p_at, state.index)
     cute.arch.fence_view_async_shared()
 

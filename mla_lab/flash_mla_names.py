@@ -7,8 +7,7 @@ Dense calls in bf16 and fp16, and sparse calls of a bf16 query over 656-byte tok
 
 * lse is [batch, heads, q_len], and +inf for a row without keys, whose out is 0.
 * A dense call that is not causal lets draft tokens see each other: a full draft mask.
-* `topk_length` [batch] ends the slots of a request: the table is copied with -1 behind.
-* Tokens of eight bits may be typed uint8, int8 or e4m3; a query whose rows lie apart is copied.
+* A query whose rows lie apart is copied.
 * The metadata object holds the workspace, 64 MiB, made at its first use. It belongs to one stream,
   and like FlashMLA's to calls of one shape.
 
@@ -107,7 +106,7 @@ def flash_mla_with_kvcache(
     config = (*q.shape[:3], k_cache.shape[1], causal, is_fp8_kvcache, top_k)
     out, lse = decode(
         query=q.contiguous(),
-        kv_cache=_cache(k_cache, is_fp8_kvcache),
+        kv_cache=k_cache.squeeze(2),
         workspace_buffer=tile_scheduler_metadata.check(config, q.device),
         kv_lora_rank=head_dim_v,
         qk_rope_head_dim=ROPE_DIM,
@@ -140,11 +139,6 @@ def _check(q: Tensor, k_cache: Tensor, head_dim_v: int, metadata: object, eight_
         raise unsupported("k_cache", f"{k_cache.dtype}", f"{q.dtype}, as q, without is_fp8_kvcache")
 
 
-def _cache(k_cache: Tensor, eight_bit: bool) -> Tensor:
-    pages = k_cache.squeeze(2)
-    return pages.view(torch.uint8) if eight_bit else pages
-
-
 def _dense(
     q: Tensor, block_table: Tensor | None, cache_seqlens: Tensor | None, causal: bool
 ) -> dict[str, Any]:
@@ -170,15 +164,13 @@ def _sparse(
         got = f"shape {tuple(indices.shape)}"
         raise invalid("indices", got, f"[{q.shape[0]}, {q.shape[1]}, top_k]")
     top_k = indices.shape[-1]
-    if topk_length is not None:
-        if topk_length.shape != q.shape[:1]:
-            raise invalid("topk_length", f"shape {tuple(topk_length.shape)}", f"[{q.shape[0]}]")
-        place = torch.arange(top_k, device=indices.device)
-        indices = indices.masked_fill(place >= topk_length.view(-1, 1, 1), -1)
+    if topk_length is not None and topk_length.shape != q.shape[:1]:
+        raise invalid("topk_length", f"shape {tuple(topk_length.shape)}", f"[{q.shape[0]}]")
     lengths = torch.full((q.shape[0],), top_k, dtype=torch.int32, device=q.device)
     return {
         "block_tables": indices.contiguous(),
         "seq_lens": lengths,
         "sparse_mla_top_k": top_k,
+        "sparse_mla_top_k_lens": topk_length,
         "max_seq_len": top_k,
     }

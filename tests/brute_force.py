@@ -46,6 +46,9 @@ def places(call: DecodeInputs, index: int, b: int, row: int, q_len: int):
     page_size = call.kv_cache.shape[-2]
     if call.sparse_mla_top_k:
         slots = call.block_tables.reshape(-1, call.sparse_mla_top_k)[index].tolist()
+        if call.sparse_mla_top_k_lens is not None:
+            of_tokens = call.sparse_mla_top_k_lens.shape[0] == call.query.flatten(0, -3).shape[0]
+            slots = slots[: int(call.sparse_mla_top_k_lens[index if of_tokens else b])]
         return [(divmod(s, page_size),) * 2 for s in slots if s != -1]
     table = call.block_tables[b].tolist()
     key_pages, value_pages = (table, table) if call.uses_shared_paged_kv_idx else table

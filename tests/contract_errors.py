@@ -64,6 +64,16 @@ def meta(value: torch.Tensor) -> torch.Tensor:
     return value.to("meta")
 
 
+def uneven(query: torch.Tensor) -> torch.Tensor:
+    """Requests with a token between them, [3, 2, heads, 576]."""
+    return torch.cat([query, query], 1)[:, : query.shape[1]]
+
+
+def askew(query: torch.Tensor) -> torch.Tensor:
+    """Rows with one element between them."""
+    return torch.nn.functional.pad(query, (0, 1))[..., : query.shape[-1]]
+
+
 def strided(value: torch.Tensor) -> torch.Tensor:
     """The same values with a gap after every element."""
     return torch.stack([value, value], -1)[..., 0]
@@ -110,7 +120,9 @@ CASES = [
     Case("query dtype", "dense", edit("query", lambda q: q.int()), T, r"query: got torch.int32"),
     Case("query rank", "dense", edit("query", lambda q: q[0]), I, r"query: got shape \[2, 4, "),
     Case("query width", "dense", edit("query", lambda q: q[..., :500].contiguous()), I, r"500\]"),
-    Case("query layout", "dense", edit("query", strided), I, r"query: got strides .* contiguous"),
+    Case("query layout", "dense", edit("query", strided), I, r"query: got stride 2 in the last"),
+    Case("query tokens apart", "dense", edit("query", uneven), I, r"query: .*equal distances"),
+    Case("query rows askew", "dense", edit("query", askew), I, r"query: .*multiples of 16 bytes"),
     Case("query empty", "dense", edit("query", lambda q: q[:, :0]), I, r"at least one token"),
     Case("query device", "dense", edit("query", meta), I, r"got device cpu; .*device, meta"),
     Case("query rank, ragged", "ragged", edit("query", lambda q: q[None]), I, r"\[total_q, heads"),
@@ -218,7 +230,11 @@ CASES = [
     Case("cute_dsl_impl unknown", "packed", put(cute_dsl_impl="other"), U, r"impl: got 'other'"),
     Case("kv_scale_format", "packed", put(kv_scale_format="pow2_fp32"), U, r"kv_scale_format"),
     Case("counters", "dense", put(multi_ctas_kv_counter_buffer=ints([0])), U, r"workspace"),
-    Case("top_k lens", "sparse", put(sparse_mla_top_k_lens=ints([8, 8, 8, 8])), U, r"slot of -1"),
+    Case("top_k lens", "sparse", put(sparse_mla_top_k_lens=ints([8] * 3)), I, r"k_lens: got shape"),
+    Case("top_k lens above", "sparse", put(sparse_mla_top_k_lens=ints([8, 9])), I, r"got 9"),
+    Case("top_k lens below", "sparse", put(sparse_mla_top_k_lens=ints([8, -1])), I, r"got -1"),
+    Case("top_k lens dense", "dense", put(sparse_mla_top_k_lens=ints([8] * 3)), I, r"dense calls"),
+    Case("top_k lens type", "sparse", put(sparse_mla_top_k_lens=[8, 8]), T, r"got list"),
     Case("fp16 softmax", "dense", put(use_fp16_softmax=True), U, r"use_fp16_softmax: got True"),
     Case("sums type", "ragged", put(cum_seq_lens_q=[0, 2, 3, 6]), T, r"cum_seq_lens_q: got list"),
     Case("sums dtype", "ragged", edit("cum_seq_lens_q", lambda c: c.long()), T, r"torch.int64"),

@@ -84,7 +84,8 @@ plans = st.fixed_dictionaries(
         "schedule": st.sampled_from(["persistent", "grid"]),
     }
 )
-dense_features = st.sets(st.sampled_from(FEATURES)).filter(
+DENSE = tuple(name for name in FEATURES if name != "top_k_lens")
+dense_features = st.sets(st.sampled_from(DENSE)).filter(
     lambda f: not {"chain_mask", "tree_mask"} <= f
 )
 
@@ -109,10 +110,19 @@ def test_dense_and_ragged_calls(pairs, shape, formats, features, plan, distribut
 
 
 @settings(max_examples=40)
-@given(lengths, shapes, st.sampled_from(FORMATS), st.integers(1, 150), plans, st.booleans())
-def test_sparse_calls(pairs, shape, formats, top_k, plan, rich):
+@given(
+    lengths,
+    shapes,
+    st.sampled_from(FORMATS),
+    st.integers(1, 150),
+    plans,
+    st.booleans(),
+    st.booleans(),
+)
+def test_sparse_calls(pairs, shape, formats, top_k, plan, rich, cut):
     problem = problem_of(pairs, shape, formats, top_k=top_k)
     features = ["sinks", "scales", "cache_4d", "page_gap", "max_q_len"] if rich else []
+    features += ["top_k_lens"] if cut else []
     inputs = make_inputs(problem, top_k, features, workspace_bytes=0)
     agree(inputs, plan=make_plan(problem, **plan), workspace_buffer=None)
 

@@ -49,7 +49,8 @@ def test_equal_arguments_give_equal_bits(features):
 def test_whatever_the_features_the_contract_knows_the_arguments(features, kv_format, top_k):
     problem = Problem((2, 2), (5, 0), 3, kv_format=kv_format, page_size=4, top_k=top_k)
     masked = {"chain_mask", "tree_mask"} & features
-    if len(masked) == 2 or (top_k and (masked or "separate_tables" in features)):
+    dense_only = bool(masked) or "separate_tables" in features
+    if len(masked) == 2 or (dense_only if top_k else "top_k_lens" in features):
         with pytest.raises(InvalidInput, match="features"):
             make_inputs(problem, 1, features, workspace_bytes=8)
         return

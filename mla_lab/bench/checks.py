@@ -44,11 +44,15 @@ class Accuracy:
     #: elements that are NaN or infinite
     nonfinite: int
 
-    def objection(self, case: Case, sdpa_error: float | None = None) -> str | None:
-        """Reason against accepting the result, or None. sdpa_error: torch's error, if known."""
+    def objection(
+        self, case: Case, sdpa_error: float | None = None, allowance: float = 0.0
+    ) -> str | None:
+        """Reason against accepting the result, or None. sdpa_error: torch's error, if known.
+        allowance: what the peer's own rounding may add.
+        """
         if self.nonfinite:
             return f"{self.nonfinite} elements are not finite"
-        most = limit(case, sdpa_error)
+        most = limit(case, sdpa_error) + allowance
         if not self.rel_error <= most:
             return f"relative error {self.rel_error:.1e}, limit {most:.1e}"
         if not self.worst_row <= ROW_FACTOR * most:

@@ -160,7 +160,7 @@ class CaseRun:
         entry.row.update(
             asdict(accuracy), sdpa_error=rotation.sdpa_error, notes=dict(prepared.notes)
         )
-        objection = accuracy.objection(self.case, rotation.sdpa_error)
+        objection = accuracy.objection(self.case, rotation.sdpa_error, prepared.allowance)
         if objection:
             entry.row.update(status="wrong", reason=objection)
             return
@@ -197,11 +197,12 @@ class CaseRun:
         """Check the output of the replay; time the plan where the host makes it."""
         try:
             accuracy = compare([(entry.outputs["us"], rotation.expected[-1])])
-            objection = accuracy.objection(self.case, rotation.sdpa_error)
+            prepared = entry.prepared
+            allowance = prepared.allowance if prepared else 0.0
+            objection = accuracy.objection(self.case, rotation.sdpa_error, allowance)
             if objection:
                 entry.row.update(status="wrong", reason=f"in the timed replay: {objection}")
                 return
-            prepared = entry.prepared
             if prepared and prepared.plan and self.method.planned:
                 rounds = [self.timer.host_us(prepared.plan) for _ in range(self.method.rounds)]
                 entry.rounds["plan_us"] = rounds

@@ -14,6 +14,7 @@ from .checks.overlap import check_overlap
 from .checks.values import check_debug, check_numbers, check_places, read_lengths
 from .decode_args import PARAMETERS, DecodeArgs
 from .form import Features, Form, Lengths
+from .slots import slots_of_rows, unused_slots
 
 
 @dataclass(frozen=True, eq=False)
@@ -59,8 +60,8 @@ class Call:
 
     @property
     def query_rows(self) -> Tensor:
-        """View [total_q x heads, head_dim]."""
-        return self.args.query.view(-1, self.args.query.shape[-1])
+        """View [total_q x heads, head_dim]; a copy where tokens and heads do not lie evenly."""
+        return self.args.query.reshape(-1, self.args.query.shape[-1])
 
     @property
     def out_rows(self) -> Tensor:
@@ -80,10 +81,14 @@ class Call:
 
     @property
     def key_table(self) -> Tensor:
-        """View [batch, max_pages] of the pages that the scores read; if sparse [total_q, top_k]."""
+        """View [batch, max_pages] of the pages that the scores read. If sparse [total_q, top_k],
+        with `sparse_mla_top_k_lens` a copy that has -1 in slots that do not count.
+        """
         table = self.args.block_tables
         if self.features.sparse:
-            return table.view(self.form.total_q, -1)
+            table = table.view(self.form.total_q, -1)
+            counts = slots_of_rows(self.args, self.form.total_q)
+            return table if counts is None else table.masked_fill(unused_slots(table, counts), -1)
         return table[:, 0] if self.features.separate_tables else table
 
     @property

@@ -94,10 +94,13 @@ class DecodeArgs:
     except out, lse and workspace_buffer, which share no byte with another tensor of the call.
 
     query: dense [batch, q_len, heads, 576], or ragged [total_q, heads, 576] with cum_seq_lens_q;
-        512 latent columns, then 64 rope. bf16, fp16, e4m3; for teaching fp32 and fp64.
+        512 latent columns, then 64 rope. bf16, fp16, e4m3; for teaching fp32 and fp64. Rows may
+        lie apart, at multiples of 16 bytes: heads at one distance, tokens at one (backends torch
+        and cuda).
     kv_cache: [pages, page_size, 576] or [pages, 1, page_size, 576] in the query's dtype, or e4m3
-        under a bf16 query; or uint8 [..., 656] (512 e4m3, 4 fp32 scales, 64 bf16 rope). There may
-        be gaps between pages. Slots behind a request's length may hold anything.
+        under a bf16 query; or [..., 656] bytes, typed uint8, int8 or e4m3 (512 e4m3, 4 fp32 scales,
+        64 bf16 rope). There may be gaps between pages. Slots behind a request's length may hold
+        anything.
     workspace_buffer: 1-D uint8 or int8, at an address that is a multiple of 64 bytes, zeroed once
         before its first use. It holds the partials and merge counters of the call in flight: calls
         that may run at the same time (two streams, or two threads on two streams) need a buffer
@@ -141,8 +144,11 @@ class DecodeArgs:
     enable_dcp, cp_world, cp_rank, causal_seqlens_kv_global: decode context parallel. The cache
         holds tokens rank, rank + world, ... of each request, seq_lens counts those, and int32
         [batch] all of them. Needs return_lse; `context_parallel.merge` merges and takes the sinks.
-    kv_scale_format, multi_ctas_kv_counter_buffer, sparse_mla_top_k_lens, use_fp16_softmax: other
-        values than the defaults (or False) are not supported.
+    sparse_mla_top_k_lens: int32 [batch] or [total_q], 0 to top_k: how many of the slots of a
+        query token, or of each of a request's, count. The others may hold anything. Where there
+        are as many requests as query tokens, of query tokens.
+    kv_scale_format, multi_ctas_kv_counter_buffer, use_fp16_softmax: other values than the defaults
+        (or False) are not supported.
     mask: uint16 [batch, q_len, ceil(q_len / 32) x 2], ragged [total_q, ceil(max_q_len / 32) x 2]:
         bit c of draft row r, least significant first, makes draft column c visible to it
         (`mla_lab.core.masks`). Without one, draft tokens are causal.

@@ -30,6 +30,8 @@ class Features:
     sinks: bool = False
     lse: bool = False
     sparse: bool = False
+    #: how many slots of a query token count
+    top_k_lens: bool = False
     #: with a factor above 0: a factor of 0 skips nothing
     skip_softmax: bool = False
     #: a scale is a tensor on the device
@@ -39,6 +41,8 @@ class Features:
     separate_tables: bool = False
     context_parallel: bool = False
     batch_invariant: bool = False
+    #: there are gaps between the rows of the query
+    strided_query: bool = False
     #: there are gaps between the pages of the cache
     strided_pages: bool = False
     #: there are gaps between the rows of the block table

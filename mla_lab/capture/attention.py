@@ -84,10 +84,10 @@ def positions(table: Tensor, seen: Tensor, page_size: int) -> Tensor:
 
 
 def stored(pages: Tensor, slots: Tensor) -> Tensor:
-    """Values of cached tokens in float32 [n, width]; 8-bit integers hold the 656-byte format."""
+    """Values of cached tokens in float32 [n, width]; 656 bytes are the format with scales."""
     size = pages.shape[1]
     found = pages.view(torch.uint8)[slots // size, slots % size]
-    if pages.dtype not in (torch.uint8, torch.int8):
+    if found.shape[-1] != 656:
         return found.view(pages.dtype).float()
     latent = found[:, :512].contiguous().view(torch.float8_e4m3fn).float()
     scales = found[:, 512:528].contiguous().view(torch.float32)

@@ -47,8 +47,11 @@ Definition = dict[str, Any]
 def definition_of(args: DecodeArgs, form: Form) -> Definition:
     """The definition that a checked call is an instance of, as JSON's plain values.
 
-    Raises Unsupported for a context-parallel call: the schema has no ranks.
+    Raises Unsupported for a context-parallel call, as the schema has no ranks, and for lengths of
+    slot lists, whose axis depends on the call.
     """
+    if args.sparse_mla_top_k_lens is not None:
+        raise unsupported("sparse_mla_top_k_lens", "a tensor", "None in recorded calls")
     if args.enable_dcp:
         raise unsupported("enable_dcp", True, "False: the schema has no ranks")
     axes = _axes(args, form)

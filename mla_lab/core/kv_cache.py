@@ -50,15 +50,22 @@ def storage(kv_format: str, head_dim: int = LATENT_DIM + ROPE_DIM) -> tuple[torc
     return DTYPES[kv_format], head_dim
 
 
+def is_656(kv_cache: Tensor) -> bool:
+    """Whether a cache tensor can only be of 656-byte tokens: uint8, int8, or so wide in e4m3."""
+    if kv_cache.dtype is torch.float8_e4m3fn:
+        return kv_cache.dim() > 0 and kv_cache.shape[-1] == FP8_656_BYTES
+    return kv_cache.dtype in (torch.uint8, torch.int8)
+
+
 def format_of(kv_cache: Tensor) -> str:
     """Token format of a cache tensor, from its dtype and last dimension."""
-    if kv_cache.dtype is torch.uint8:
+    if is_656(kv_cache):
         if kv_cache.shape[-1] != FP8_656_BYTES:
-            got = f"uint8 with last dimension {kv_cache.shape[-1]}"
-            raise invalid("kv_cache", got, f"uint8 tokens of {FP8_656_BYTES} bytes")
+            got = f"{kv_cache.dtype} with last dimension {kv_cache.shape[-1]}"
+            raise invalid("kv_cache", got, f"tokens of {FP8_656_BYTES} bytes")
         return "fp8_656"
     if kv_cache.dtype not in DTYPE_NAMES:
-        raise invalid_type("kv_cache", kv_cache.dtype, [*DTYPES.values(), torch.uint8])
+        raise invalid_type("kv_cache", kv_cache.dtype, [*DTYPES.values(), torch.uint8, torch.int8])
     return DTYPE_NAMES[kv_cache.dtype]
 
 

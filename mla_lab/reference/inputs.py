@@ -11,7 +11,7 @@ ids, so that a read too many gives NaN or an illegal access.
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -47,6 +47,7 @@ FEATURES = (
     "scales",  # a bmm2_scale other than 1
     "separate_tables",  # values in other pages than keys
     "sinks",  # one fp32 sink a head
+    "top_k_lens",  # sparse: how many slots of each query token count; the others are invalid
     "tree_mask",  # a random draft tree for each request
 )
 
@@ -98,7 +99,7 @@ def make_inputs(
     )
     max_q_len = max(problem.q_lens) + 3 if "max_q_len" in features else None
     bmm1, bmm2 = maker.scales(features)
-    return DecodeInputs(
+    inputs = DecodeInputs(
         problem=problem,
         query=maker.query(ragged),
         kv_cache=kv_cache.unsqueeze(1) if "cache_4d" in features else kv_cache,
@@ -119,6 +120,7 @@ def make_inputs(
         max_q_len=max_q_len,
         mask=maker.mask(features, ragged, max_q_len),
     )
+    return maker.cut_slots(inputs) if "top_k_lens" in features else inputs
 
 
 def page_table(counts: Sequence[int], order: Tensor, copies: int = 1) -> Tensor:
@@ -142,6 +144,8 @@ def _check(problem: Problem, features: Collection[str], distribution: str) -> No
         raise invalid("distribution", repr(distribution), DISTRIBUTIONS)
     if {"chain_mask", "tree_mask"} <= set(features):
         raise invalid("features", "chain_mask and tree_mask", "one of them")
+    if "top_k_lens" in features and not problem.top_k:
+        raise invalid("features", "top_k_lens on a dense problem", "it on a sparse one")
     dense_only = {"separate_tables", "chain_mask", "tree_mask"} & set(features)
     if problem.top_k and dense_only:
         raise invalid("features", f"{sorted(dense_only)} with top_k", "these on a dense problem")
@@ -237,6 +241,17 @@ class _Maker:
             slots.append(slot.masked_fill((draw[1] < 0.1) | (kv_len == 0), -1).int())
         table = torch.cat(slots)
         return table if ragged else table.unflatten(0, (p.batch, p.q_lens[0]))
+
+    def cut_slots(self, inputs: DecodeInputs) -> DecodeInputs:
+        """The inputs with lengths of their lists of slots, and invalid slots behind them."""
+        p = self.problem
+        draw = torch.rand(p.total_q, generator=self.random, device=self.device)
+        lens = (draw * (p.top_k + 1)).int()
+        column = torch.arange(p.top_k, device=self.device)
+        wild = torch.tensor(WILD_PAGE_IDS, dtype=torch.int32, device=self.device)
+        unused = (column >= lens.unsqueeze(1)).view(inputs.block_tables.shape)
+        slots = torch.where(unused, wild[column % len(wild)], inputs.block_tables)
+        return replace(inputs, block_tables=slots, sparse_mla_top_k_lens=lens)
 
     def scales(self, features: Collection[str]) -> tuple[float | Tensor, float | Tensor]:
         """DeepSeek's 1/sqrt(128 + rope), and 1 or 0.7."""

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from ..call.decode_args import DecodeArgs
+from ..call.slots import slots_of_rows, unused_slots
 from ..core import kv_cache as formats
 from ..core import masks
 from ..core.errors import invalid, unsupported
@@ -40,10 +41,13 @@ def operands(call: DecodeArgs, dtype: torch.dtype = torch.float64) -> Iterator[O
     """
     check(call)
     tokens = call.query.flatten(0, -3)
+    counts = slots_of_rows(call, len(tokens))
     for b, (begin, end) in enumerate(pairwise(q_begins(call))):
         query = tokens[begin:end].to(dtype)
         if call.sparse:
             slots = call.block_tables.flatten(0, -2)[begin:end]
+            if counts is not None:
+                slots = slots.masked_fill(unused_slots(slots, counts[begin:end]), -1)
             yield _sparse_operands(query, call.kv_cache, slots, call.kv_lora_rank)
             continue
         kv_len = int(call.seq_lens[b])

@@ -47,6 +47,7 @@ from .token_gather import configs_for, formula_for, gathers
 #: features that no kernel has yet, and their names in a call
 MISSING = {
     "separate_tables": "uses_shared_paged_kv_idx=False: a table of its own for values",
+    "strided_query": "query whose rows lie apart",
 }
 #: query tokens with which a request of any heads counts as one of many rows
 MOST_TOKENS = 64

@@ -34,6 +34,7 @@ TAKEN = tuple(pair for pair in FORMATS if pair[1] != "fp8_656")
 LACKS = {
     "separate_tables": "uses_shared_paged_kv_idx=False",
     "sparse": "sparse_mla_top_k",
+    "strided_query": "query whose rows lie apart",
     "skip_softmax": "skip_softmax_threshold_scale_factor",
     "planned": "a plan of the caller's",
 }

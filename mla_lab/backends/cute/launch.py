@@ -25,6 +25,7 @@ from ... import jit
 from ...call.bind import Call
 from ...call.decode_args import DecodeArgs
 from ...call.form import Form
+from ...call.slots import slots_of_rows
 from ...call.workspace import Workspace
 from ...core.errors import invalid, unsupported
 from ...core.gpu import Gpu
@@ -64,6 +65,10 @@ class Shapes:
     ragged: bool
     #: kv_cache is [pages, 1, page_size, width]
     cache_4d: bool
+    #: tokens of 656 bytes are typed int8 or e4m3
+    cache_bytes: bool
+    #: `sparse_mla_top_k_lens` is of requests, and not of query tokens
+    lens_of_requests: bool
     #: lse is [batch, q_len, heads]
     lse_3d: bool
     #: block_tables is [batch, q_len, top_k]
@@ -76,6 +81,9 @@ class Shapes:
         return cls(
             ragged=call.features.ragged,
             cache_4d=call.args.kv_cache.dim() == 4,
+            cache_bytes=typed_otherwise(call),
+            lens_of_requests=call.features.top_k_lens
+            and call.args.sparse_mla_top_k_lens is not slots_of_rows(call.args, call.form.total_q),
             table_3d=call.features.sparse and call.args.block_tables.dim() == 3,
             lse_3d=call.lse is not None and call.lse.dim() == 3,
             lse_base2=call.lse is not None and call.args.return_lse_base == "base2",
@@ -83,7 +91,14 @@ class Shapes:
 
     @property
     def plain(self) -> bool:
-        return not (self.ragged or self.cache_4d or self.lse_3d or self.table_3d)
+        views = self.ragged or self.cache_4d or self.cache_bytes or self.lse_3d or self.table_3d
+        return not (views or self.lens_of_requests)
+
+
+def typed_otherwise(call: Call) -> bool:
+    """Whether a cache of 656-byte tokens has another dtype than uint8, which kernels take."""
+    packed = call.form.bounds.kv_format == "fp8_656"
+    return packed and call.args.kv_cache.dtype is not torch.uint8
 
 
 class Launch:
@@ -138,6 +153,7 @@ class Launch:
         self._no_lse = torch.empty(0, 0, dtype=torch.float32, device=form.device)
         load_around(planner is not None, self._merge_items is not None, form.device)
         self._q_begin, self._lengths = requests_of(form, words)
+        self._lens, self._total_q = form.features.top_k_lens, form.total_q
         alone = planner is None and self._merge_items is None and not self._fills
         alone = alone and (before is None or before.repeat is not before)
         as_given = self._shapes.plain and not self._base2 and not self._extras.wanted
@@ -224,7 +240,7 @@ class Launch:
                 lse_rows,
                 *self._between,
                 tables,
-                given.seq_lens if self._lengths is None else self._lengths,
+                self._lengths_of(given),
                 q_begin,
                 *self._walk,
                 self._heads,
@@ -248,7 +264,7 @@ class Launch:
         attend, no_lse, heads, q_begin = self.attend, self._no_lse, self._heads, self._q_begin
         lengths = self._lengths
         partial_out, partial_lse, counters = self._between
-        walk, numbers = self._walk, self._numbers
+        walk, numbers, lens = self._walk, self._numbers, self._lens
 
         def enqueue(given: DecodeArgs, out: Tensor, lse: Tensor | None) -> None:
             try:
@@ -261,7 +277,11 @@ class Launch:
                     partial_lse,
                     counters,
                     given.block_tables,
-                    given.seq_lens if lengths is None else lengths,
+                    given.sparse_mla_top_k_lens
+                    if lens
+                    else given.seq_lens
+                    if lengths is None
+                    else lengths,
                     given.cum_seq_lens_q if q_begin is None else q_begin,
                     *walk,
                     heads,
@@ -283,6 +303,13 @@ class Launch:
 
         return enqueue_both
 
+    def _lengths_of(self, given: DecodeArgs) -> Tensor:
+        """Keys of each request; in a sparse call the slots of each query token."""
+        if self._lens:
+            lens = slots_of_rows(given, self._total_q)
+            return given.seq_lens if lens is None else lens
+        return given.seq_lens if self._lengths is None else self._lengths
+
     def _view(
         self, query: Tensor, cache: Tensor, out: Tensor, lse: Tensor | None
     ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
@@ -291,6 +318,8 @@ class Launch:
             query, out = query.unsqueeze(0), out.unsqueeze(0)
         if shapes.cache_4d:
             cache = cache.squeeze(1)
+        if shapes.cache_bytes:
+            cache = cache.view(torch.uint8)
         if shapes.lse_3d and lse is not None:
             lse = lse.flatten(0, 1)
         return query, cache, out, lse
@@ -326,14 +355,23 @@ def requests_of(
 ) -> tuple[Tensor | None, Tensor | None]:
     """Prefix sums of query tokens and lengths in place of the caller's, each None where those are
     taken: of a ragged call the sums. To workers that find their tiles, each query token of a sparse
-    call is a request of its own, of top_k tokens.
+    call is a request of its own, of top_k tokens; to a formula it is as long as its row of slots,
+    and there are no lengths. In place of both is `sparse_mla_top_k_lens`, where a call has it.
     """
+    if form.features.sparse and isinstance(words, Formula):
+        begins = None if form.features.ragged else uniform_begins(form)
+        return begins, torch.empty(0, dtype=torch.int32, device=form.device)
     if form.features.sparse and isinstance(words, SelfScheduled):
         lengths = equal_lengths(form.total_q, form.bounds.top_k, form.device)
         return uniform_q_begin(form.total_q, 1, form.device), lengths
     if form.features.ragged:
         return None, None
-    return uniform_q_begin(form.bounds.batch, form.bounds.q_lens[0], form.device), None
+    return uniform_begins(form), None
+
+
+def uniform_begins(form: Form) -> Tensor:
+    """Prefix sums of query tokens of a call whose requests have equally many."""
+    return uniform_q_begin(form.bounds.batch, form.bounds.q_lens[0], form.device)
 
 
 @lru_cache(maxsize=8)

@@ -23,7 +23,7 @@ class Stage:
 
     def __init__(self, call: Call, tokens: int, columns: int, dtype: torch.dtype) -> None:
         pages = call.pages
-        if pages.dtype is torch.float8_e4m3fn:
+        if pages.dtype in (torch.float8_e4m3fn, torch.int8):
             pages = pages.view(torch.uint8)
         self.packed = call.problem.kv_format == "fp8_656"
         width = pages.shape[-1] if self.packed else columns

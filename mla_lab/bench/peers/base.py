@@ -31,6 +31,8 @@ class Prepared:
     captured: Callable[[], AbstractContextManager[None]] = nullcontext
     #: choices of the peer for the record (splits, kernel names)
     notes: dict[str, Any] = field(default_factory=dict)
+    #: relative error beyond torch's that the peer's own rounding may add; its notes say why
+    allowance: float = 0.0
 
 
 class Peer(Protocol):

@@ -1,8 +1,12 @@
-"""FlashMLA (github.com/deepseek-ai/FlashMLA): dense decode on SM90."""
+"""FlashMLA (github.com/deepseek-ai/FlashMLA) on SM90: dense decode, and sparse over 656 bytes."""
 
 from __future__ import annotations
 
+from typing import Any
+
+import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from ...reference.inputs import DecodeInputs
 from ..cases import Case
@@ -11,6 +15,11 @@ from ..timers import Launch
 from .base import PeerBase, Prepared, refuse_beyond_plain, refuse_unequal_queries
 
 PAGE_SIZE = 64
+#: heads that its sparse kernels take; a query of fewer is padded with zeros
+SPARSE_HEADS = (64, 128)
+#: relative error that its sparse kernels have beyond that of torch: they round scales to bf16, and
+#: their products with bf16 numbers again
+ROUNDED_SCALES = 4e-3
 
 
 class FlashMla(PeerBase):
@@ -21,8 +30,11 @@ class FlashMla(PeerBase):
 
     def refuses(self, case: Case) -> str | None:
         """As `Peer.refuses`."""
-        if case.problem.page_size != PAGE_SIZE:
-            return f"page_size: got {case.problem.page_size}, supported: {PAGE_SIZE}"
+        problem = case.problem
+        if problem.top_k:
+            return _refuse_sparse(case) or refuse_unequal_queries(case)
+        if problem.page_size != PAGE_SIZE:
+            return f"page_size: got {problem.page_size}, supported: {PAGE_SIZE}"
         return refuse_beyond_plain(case) or refuse_unequal_queries(case)
 
     def prepare(self, rotation: Rotation) -> Prepared:
@@ -31,10 +43,26 @@ class FlashMla(PeerBase):
 
         shared = flash_mla.get_mla_metadata()[0]
         _launch(rotation.copies[0], shared)()
+        sparse = rotation.case.problem.top_k > 0
         return Prepared(
             tuple(_launch(copy, shared) for copy in rotation.copies),
             planned_launches=tuple(_launch(copy, None) for copy in rotation.copies),
+            notes={"scales": "rounded to bf16"} if sparse else {},
+            allowance=ROUNDED_SCALES if sparse else 0.0,
         )
+
+
+def _refuse_sparse(case: Case) -> str | None:
+    problem = case.problem
+    formats = (problem.q_dtype, problem.kv_format)
+    if formats != ("bf16", "fp8_656"):
+        return f"sparse: got {formats[0]} over {formats[1]}, supported: bf16 over fp8_656"
+    if problem.heads > max(SPARSE_HEADS):
+        return f"heads: got {problem.heads}, supported: up to {max(SPARSE_HEADS)}"
+    beyond = sorted(set(case.features) - {"lse"})
+    if beyond or case.batch_invariant:
+        return f"features: got {', '.join(beyond) or 'batch_invariant'}, supported: none of them"
+    return None
 
 
 def _launch(copy: DecodeInputs, metadata: object | None) -> Launch:
@@ -42,20 +70,32 @@ def _launch(copy: DecodeInputs, metadata: object | None) -> Launch:
     import flash_mla
 
     problem = copy.problem
-    query = copy.query.reshape(problem.batch, problem.q_lens[0], problem.heads, -1)
+    heads = problem.heads
+    query = copy.query.reshape(problem.batch, problem.q_lens[0], heads, -1)
     kv_cache = copy.kv_cache.unsqueeze(2)
+    named: dict[str, Any] = {"softmax_scale": copy.bmm1_scale}
+    table: Tensor | None = copy.block_tables
+    lengths: Tensor | None = copy.seq_lens
+    if problem.top_k:
+        taken = min(n for n in SPARSE_HEADS if n >= heads)
+        query = pad(query, (0, 0, 0, taken - heads))
+        kv_cache = kv_cache.view(torch.uint8)
+        indices = copy.block_tables.reshape(problem.batch, problem.q_lens[0], -1)
+        named |= {"is_fp8_kvcache": True, "indices": indices}
+        table = lengths = None
+    else:
+        named["causal"] = problem.q_lens[0] > 1
 
     def launch() -> Tensor:
         out: Tensor = flash_mla.flash_mla_with_kvcache(
             query,
             kv_cache,
-            copy.block_tables,
-            copy.seq_lens,
+            table,
+            lengths,
             problem.latent_dim,
             flash_mla.get_mla_metadata()[0] if metadata is None else metadata,
-            softmax_scale=copy.bmm1_scale,
-            causal=problem.q_lens[0] > 1,
+            **named,
         )[0]
-        return out
+        return out[:, :, :heads]
 
     return launch

@@ -20,7 +20,6 @@ LEAST = {"sparse_mla_top_k": 0, "cp_world": 1, "cp_rank": 0}
 ONLY = {
     "kv_scale_format": "'auto': scales are read as any fp32",
     "multi_ctas_kv_counter_buffer": "None: counters lie in workspace_buffer",
-    "sparse_mla_top_k_lens": "None: a slot of -1 is skipped",
 }
 
 
@@ -72,6 +71,8 @@ def check(args: DecodeArgs, query: QueryShape, max_q_len: int | None) -> None:
     _check_context_parallel(args, query.batch)
     if args.sparse_mla_top_k:
         _check_sparse(args)
+    if args.sparse_mla_top_k_lens is not None:
+        _check_top_k_lens(args, query)
 
 
 def check_scales(args: argument.PagedArgs) -> None:
@@ -124,6 +125,14 @@ def _check_context_parallel(args: DecodeArgs, batch: int) -> None:
     if args.sinks is not None:
         supported = "None with enable_dcp: a sink enters once, in context_parallel.merge"
         raise unsupported("sinks", "a tensor", supported)
+
+
+def _check_top_k_lens(args: DecodeArgs, query: QueryShape) -> None:
+    name = "sparse_mla_top_k_lens"
+    lens, device = args.sparse_mla_top_k_lens, args.query.device
+    if not args.sparse_mla_top_k:
+        raise invalid(name, "a value with sparse_mla_top_k 0", "None in dense calls")
+    argument.array(name, lens, [torch.int32], [(query.batch,), (query.total_q,)], device)
 
 
 def _check_sparse(args: DecodeArgs) -> None:

@@ -122,6 +122,7 @@ def _features(args: DecodeArgs, longest: int) -> Features:
         sinks=args.sinks is not None,
         lse=args.return_lse or args.lse is not None,
         sparse=args.sparse,
+        top_k_lens=args.sparse_mla_top_k_lens is not None,
         skip_softmax=bool(args.skip_softmax_threshold_scale_factor),
         tensor_scales=isinstance(args.bmm1_scale, Tensor) or isinstance(args.bmm2_scale, Tensor),
         nonpositive_scale=_nonpositive(args.bmm1_scale),
@@ -131,6 +132,7 @@ def _features(args: DecodeArgs, longest: int) -> Features:
         and args.cp_world > 1
         and (longest > 1 or args.mask is not None),
         batch_invariant=args.batch_invariant,
+        strided_query=not args.query.is_contiguous(),
         strided_pages=pages.shape[0] > 1 and pages.stride(0) != page_elements,
         strided_tables=not tables.is_contiguous(),
         pdl=args.enable_pdl is True,

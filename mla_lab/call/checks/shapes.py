@@ -60,13 +60,28 @@ def check_query(args: DecodeArgs, head_dim: int) -> QueryShape:
         argument.shape("query", query, ("total_q", "heads", head_dim))
     else:
         argument.shape("query", query, ("batch", "q_len", "heads", head_dim))
-    argument.contiguous("query", query)
     if not query.numel():
         raise invalid("query", f"shape {list(query.shape)}", "at least one token and one head")
+    _check_rows_apart(query)
     if ragged:
         return QueryShape(_check_cum(args), 0, query.shape[0], query.shape[1])
     batch, q_len, heads = query.shape[:3]
     return QueryShape(batch, q_len, batch * q_len, heads)
+
+
+def _check_rows_apart(query: torch.Tensor) -> None:
+    """Heads lie at one distance and tokens at one, a row's elements side by side."""
+    if query.is_contiguous():
+        return
+    argument.last_dim_contiguous("query", query)
+    whole = query.dim() == 3 or 1 in query.shape[:2]
+    if not whole and query.stride(0) != query.shape[1] * query.stride(1):
+        got = f"strides {list(query.stride())} of shape {list(query.shape)}"
+        raise invalid("query", got, "tokens at equal distances")
+    step, unit = query.element_size(), 16
+    if any(stride * step % unit for stride in query.stride()[:-1]):
+        got = f"strides {list(query.stride())}"
+        raise invalid("query", got, f"rows at multiples of {unit} bytes")
 
 
 def _check_cum(args: DecodeArgs) -> int:
@@ -90,13 +105,13 @@ def check_q_lens(args: DecodeArgs, query: QueryShape) -> int | None:
 def check_cache(args: DecodeArgs, head_dim: int) -> CacheShape:
     """[pages, page_size, width], or with a dimension of 1 after pages; gaps between pages only."""
     cache = argument.tensor("kv_cache", args.kv_cache)
-    fitting = [args.query.dtype, torch.uint8]
-    if args.query.dtype is torch.bfloat16:
+    packed = formats.is_656(cache) and args.query.dtype is not torch.float8_e4m3fn
+    fitting = [args.query.dtype, torch.uint8, torch.int8]
+    if packed or args.query.dtype is torch.bfloat16:
         fitting.append(torch.float8_e4m3fn)
     if args.query.dtype is torch.float8_e4m3fn:
-        fitting.remove(torch.uint8)
+        fitting = [torch.float8_e4m3fn]
     argument.dtype("kv_cache", cache, fitting)
-    packed = cache.dtype is torch.uint8
     width = FP8_656_BYTES if packed else head_dim
     if packed and args.kv_lora_rank != LATENT_DIM:
         raise unsupported("kv_cache", f"656-byte tokens of latent {args.kv_lora_rank}", LATENT_DIM)

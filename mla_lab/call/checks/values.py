@@ -18,6 +18,7 @@ from ...core.errors import InvalidInput, describe, invalid, invalid_type, unsupp
 from ...plan import Plan
 from ..decode_args import PARAMETERS, DecodeArgs
 from ..form import Form, Lengths
+from ..slots import slots_of_rows, unused_slots
 from . import tensors as argument
 
 _LOG = logging.getLogger("mla_lab")
@@ -149,12 +150,26 @@ def _check_tables(args: DecodeArgs, form: Form, kv_lens: tuple[int, ...]) -> Non
     tables = args.block_tables
     pages = args.kv_cache.shape[0]
     if form.features.sparse:
+        _check_top_k_lens(args)
+        counts = slots_of_rows(args, form.total_q)
+        if counts is not None:
+            tables = tables.flatten(0, -2)
+            tables = tables[~unused_slots(tables, counts)]
         _check_range(tables, -1, pages * form.bounds.page_size, "token slots")
         return
     used = [-(-n // form.bounds.page_size) for n in kv_lens]
     counts = torch.tensor(used, device=tables.device).view(-1, *(1,) * (tables.dim() - 1))
     column = torch.arange(tables.shape[-1], device=tables.device)
     _check_range(tables[(column < counts).expand(tables.shape)], 0, pages, "page ids")
+
+
+def _check_top_k_lens(args: DecodeArgs) -> None:
+    lens = args.sparse_mla_top_k_lens
+    if lens is not None and lens.numel():
+        low, high = (int(v) for v in torch.aminmax(lens))
+        if low < 0 or high > args.sparse_mla_top_k:
+            got = low if low < 0 else high
+            raise invalid("sparse_mla_top_k_lens", got, f"0 to {args.sparse_mla_top_k}")
 
 
 def _check_range(ids: torch.Tensor, least: int, end: int, what: str) -> None:

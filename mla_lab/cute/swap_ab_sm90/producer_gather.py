@@ -16,7 +16,8 @@ Where a token lies in the cache:
 
     GATHER_PAGED    page `block_table[request, t / page_size]`, for pages of any size
     GATHER_SPARSE   slot `block_table[query token, t]` (page x page_size + offset), negative for
-                    none. Every query token is a request, as long as the table is wide
+                    none. Every query token is a request, as long as the table is wide, or as the
+                    first `seq_lens[query token]` slots where there are lengths
 
 Missing tokens arrive as zeros. The full barriers count the 128 producer threads; consumers fence
 behind them, since cp.async does not write through the async proxy that wgmma reads through.

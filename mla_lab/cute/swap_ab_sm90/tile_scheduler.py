@@ -149,8 +149,11 @@ def issue_loads(c: cutlass.Constexpr[Traits], g: Globals):
     """Issue all loads that the work depends on."""
     x, row_tile, request = cute.arch.block_idx()
     if const_expr(c.kv_load == KvLoad.GATHER_SPARSE):
-        # every query token is a request of one token, as long as its list of slots
+        # every query token is a request of one token, as long as its list of slots, or as many of
+        # them as count
         width, one = Int32(g.block_table.shape[1]), Int32(1)
+        if g.seq_lens.shape[0] > 0:
+            width = cutlass.min(width, load_relaxed(g.seq_lens.iterator + request))
         nothing = cute.make_rmem_tensor(1, Int32)
         return GridLoads(request, row_tile, x, width, request, one, nothing)
     return issue_request_loads(c, g, x, row_tile, request)

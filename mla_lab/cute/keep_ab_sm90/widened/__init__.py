@@ -59,13 +59,20 @@ THREADS = 512
 REGISTERS = {1: (160, 96), 2: (168, 88)}
 
 
+def registers(cfg: WidenedConfig) -> tuple[int, int]:
+    """Of a PV thread, and of the others."""
+    pv = cfg.pv_registers
+    return (pv, 256 - pv) if pv else REGISTERS[cfg.cluster]
+
+
 @cute.jit
 def init_barriers(cfg: cutlass.Constexpr[WidenedConfig], s: WidenedShared):
     """Arrivals per phase as in the table above."""
     with cute.arch.elect_one():
         for i in cutlass.range_constexpr(cfg.stages):
             s.kv_pipe.full.init(i, PRODUCERS)
-            s.kv_pipe.empty.init(i, 8 * cfg.cluster)
+            for part in cutlass.range_constexpr(cfg.parts_of_stage):
+                s.kv_pipe.empty.init(i * cfg.parts_of_stage + part, 8 * cfg.cluster)
             s.p_pipe.full.init(i, 128)
             s.p_pipe.empty.init(i, 256)
         s.stats_read.init(0, 256)
@@ -77,7 +84,7 @@ def init_barriers(cfg: cutlass.Constexpr[WidenedConfig], s: WidenedShared):
 @cute.jit
 def roles(cta: Cta, warp):
     """The role of each warp, with its registers."""
-    pv, others = REGISTERS[cta.cfg.cluster]
+    pv, others = registers(cta.cfg)
     if warp < 8:
         cute.arch.setmaxregister_increase(pv)
         mainloop_pv(cta)

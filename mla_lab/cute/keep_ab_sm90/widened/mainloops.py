@@ -13,7 +13,8 @@ from ...common.feature_operands import orient_scores, scale_now
 from ...common.pipeline import PipelineState
 from ...common.ptx_sm90 import fresh_thread
 from ...split_merge.keep_ab_cooperative import merge
-from ..mainloop_pv import epilogue, gemm_pv
+from ..mainloop_pv import Fragments as PvFragments
+from ..mainloop_pv import epilogue, gemm_pv, scale_rows
 from ..mainloop_pv import make_fragments as pv_fragments
 from ..mainloop_qk_softmax import (
     RowState,
@@ -23,6 +24,7 @@ from ..mainloop_qk_softmax import (
     softmax_to_p,
     start_rows,
     store_row_stats,
+    two_to_minus,
 )
 from ..mask import apply_mask, column_of, mask_free_until, rows_of
 from ..params import Cta, Work
@@ -145,6 +147,24 @@ def mainloop_qk_softmax(cta: Cta):
 
 
 @cute.jit
+def gemm_pv_by_halves(cta: Cta, f: PvFragments, stage: Int32, exponents: list, lane: Int32):
+    """`gemm_pv`; each half of the stage's tokens is released when its products are done."""
+    if cute.arch.vote_any_sync((exponents[0] | exponents[1]) != 0):
+        scale_rows(f.tOrO, [two_to_minus(x) for x in exponents])
+    atom = cute.make_mma_atom(cta.mma.pv.op)
+    atom.set(warpgroup.Field.ACCUMULATE, True)
+    warpgroup.fence()
+    for k in cutlass.range_constexpr(4):
+        weights, values = f.tOrP[None, None, k, stage], f.tOrV[None, None, k, stage]
+        cute.gemm(atom, f.tOrO, weights, values, f.tOrO)
+        if const_expr(k % 2 == 1):
+            warpgroup.commit_group()
+    for half in cutlass.range_constexpr(2):
+        warpgroup.wait_group(1 - half)
+        release_kv(cta, 2 * stage + half, lane)
+
+
+@cute.jit
 def mainloop_pv(cta: Cta):
     """Per work tile: PV tile by tile as P is committed, the epilogue; at the end the merges."""
     cfg, g, s, plan = cta.cfg, cta.g, cta.s, cta.plan
@@ -166,9 +186,12 @@ def mainloop_pv(cta: Cta):
                 count = cute.arch.make_warp_uniform(work.end - work.begin)
             exponents = [Int32(s.sRescale[row + 8 * h, state.index]) for h in range(2)]
             s.p_pipe.consumer_release(state.index)
-            if const_expr(cfg.parts & PRODUCTS):
-                gemm_pv(cta, f, state.index, exponents)
-            release_kv(cta, state.index, lane)
+            if const_expr(cfg.halves):
+                gemm_pv_by_halves(cta, f, state.index, exponents, lane)
+            else:
+                if const_expr(cfg.parts & PRODUCTS):
+                    gemm_pv(cta, f, state.index, exponents)
+                release_kv(cta, state.index, lane)
             block = block + 1
             state = state.advance(cfg.stages)
         epilogue(cta, f.tOrO, index)

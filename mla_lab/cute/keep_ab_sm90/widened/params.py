@@ -41,6 +41,14 @@ class WidenedConfig(Config):
     gather: int = SPARSE
     #: parts of the kernel that run; fewer only to time them alone, which gives no result
     parts: int = ALL_PARTS
+    #: registers of a PV thread, 0 for the default; the other roles have 256 less them
+    pv_registers: int = 0
+    #: 1: widened rows go to the other CTA by bulk copies, not by `st.async`
+    bulk: int = 0
+    #: 1: PV releases the halves of a stage one after the other
+    halves: int = 0
+    #: 1: the first unit of a tile is widened before its stage is free
+    ahead: int = 0
 
     @property
     def widened(self) -> bool:
@@ -50,6 +58,15 @@ class WidenedConfig(Config):
     def units(self) -> int:
         """Tokens of a tile that a producer thread widens an eighth of."""
         return BLOCK // (AT_ONCE * self.cluster)
+
+    @property
+    def parts_of_stage(self) -> int:
+        """Parts of a stage that are released on their own."""
+        return 2 if self.halves else 1
+
+    def part_of(self, unit: int) -> int:
+        """The part of a stage that a unit's tokens are in."""
+        return unit * self.parts_of_stage // self.units
 
     @property
     def pushed_bytes(self) -> int:
@@ -97,7 +114,7 @@ def allocate(cfg: cutlass.Constexpr[WidenedConfig], kv_layout, q_layout):
             element, layout.outer, byte_alignment=1024, swizzle=layout.inner
         )
 
-    kv_full = alloc.allocate_array(Int64, 4 * stages + 3)
+    kv_full = alloc.allocate_array(Int64, (3 + cfg.parts_of_stage) * stages + 3)
     records = array(Int32, (RECORD_WORDS, RECORDS), 8)
     rescale = array(Uint8, (BLOCK, stages), 64, (1, BLOCK))
     row_sum, row_max = array(Float32, BLOCK, 64), array(Float32, BLOCK, 64)
@@ -108,7 +125,7 @@ def allocate(cfg: cutlass.Constexpr[WidenedConfig], kv_layout, q_layout):
         cute.make_layout(((64, 8), BLOCK, stages), stride=((1, BOX), 64, STAGE)),
     )
     kv_empty = kv_full + stages
-    p_full = kv_empty + stages
+    p_full = kv_empty + stages * cfg.parts_of_stage
     p_empty = p_full + stages
     stats = p_empty + stages
     return WidenedShared(
@@ -127,6 +144,8 @@ def check_widened(config: KernelConfig) -> None:
         raise unsupported("kv_format", f"{formats} with gather", ("bf16", "fp8_656"))
     if config.option("gather") not in (PAGED, SPARSE):
         raise unsupported("gather", config.option("gather"), (PAGED, SPARSE))
+    if config.option("halves") and config.cluster == 1:
+        raise unsupported("halves", "1 in one CTA", "a cluster of 2")
     if not 0 <= config.option("parts", ALL_PARTS) <= ALL_PARTS:
         raise unsupported("parts", config.option("parts"), f"0 to {ALL_PARTS}")
     if config.mask == "tree" or any(map(config.option, ("skip", "stamps", "stages"))):
@@ -140,4 +159,5 @@ def widened_facts(config: KernelConfig) -> dict[str, int]:
         "gather": config.option("gather"),
         "parts": config.option("parts", ALL_PARTS),
         "stages": 2,
+        **{name: config.option(name) for name in ("pv_registers", "bulk", "halves", "ahead")},
     }

@@ -25,7 +25,7 @@ from cutlass import Float32, Int32, Int64, Uint32, const_expr
 from cutlass.cute.nvgpu import cpasync
 
 from ...common.pipeline import PipelineState
-from ...common.ptx_sm90 import pick, ptx
+from ...common.ptx_sm90 import fresh_thread, pick, ptx
 from ..params import BLOCK, BOXES, Cta, Work
 from ..tile_scheduler import read_work, record
 from .params import (
@@ -43,6 +43,7 @@ from .params import (
     TOKEN_BYTES,
     TOKEN_THREADS,
     WIDEN,
+    WidenedConfig,
 )
 
 #: 32-bit words that a thread holds of a unit: e4m3, rope, scales
@@ -87,7 +88,7 @@ def load_entries(cta: Cta, work: Work, block: Int32, entries: cute.Tensor):
     tid, _, _ = cute.arch.thread_idx()
     token = block * BLOCK + first_token(cta) + tid % PRODUCERS // TOKEN_THREADS
     for u in cutlass.range_constexpr(cfg.units):
-        entries[u] = entry_of(cta, work, table, token + AT_ONCE * u)
+        entries[u] = entry_of(cta, work, table, token + unit_tokens(cfg, u))
 
 
 @cute.jit
@@ -102,7 +103,12 @@ def entry_of(cta: Cta, work: Work, table: cute.Tensor, token: Int32):
 
 def first_token(cta: Cta) -> Int32:
     """First token of a tile that this CTA widens."""
-    return cta.rank * (AT_ONCE * cta.cfg.units) if cta.cfg.cluster == 2 else Int32(0)
+    return cta.rank * AT_ONCE if cta.cfg.cluster == 2 else Int32(0)
+
+
+def unit_tokens(cfg: WidenedConfig, unit: int) -> int:
+    """Tokens from a thread's first unit to another one: the CTAs of a cluster take turns."""
+    return AT_ONCE * cfg.cluster * unit
 
 
 @cute.jit
@@ -113,7 +119,8 @@ def load_unit(cta: Cta, words: cute.Tensor, unit: cutlass.Constexpr[int], entry,
     place, page_size = tid % TOKEN_THREADS, cache.shape[1]
     held = cutlass.max(entry, Int32(0))
     if const_expr(cfg.gather == PAGED):
-        token = block * BLOCK + first_token(cta) + tid % PRODUCERS // TOKEN_THREADS + AT_ONCE * unit
+        token = block * BLOCK + first_token(cta) + tid % PRODUCERS // TOKEN_THREADS
+        token = token + unit_tokens(cfg, unit)
         page, row = held, Int32(Uint32(token) % Uint32(page_size))
     else:
         page = Int32(Uint32(held) // Uint32(page_size))
@@ -133,19 +140,45 @@ def load_unit(cta: Cta, words: cute.Tensor, unit: cutlass.Constexpr[int], entry,
 
 
 @cute.jit
-def store_unit(cta: Cta, words: cute.Tensor, unit: cutlass.Constexpr[int], own: Int32, peer: tuple):
+def widened_row(words: cute.Tensor, unit: cutlass.Constexpr[int], box: cutlass.Constexpr[int]):
+    """The thread's 16 bytes of a box, of `words[unit]`."""
+    slot = unit % IN_FLIGHT * UNIT_WORDS
+    if const_expr(box == LATENT_BOXES):
+        return [words[slot + ROPE_AT + i] for i in range(4)]
+    scale = cute.recast_tensor(words, Float32)[slot + SCALES_AT + box // 2]
+    low = widen_four(words[slot + 2 * box], scale)
+    return [*low, *widen_four(words[slot + 2 * box + 1], scale)]
+
+
+@cute.jit
+def widen_ahead(cfg: cutlass.Constexpr[WidenedConfig], words: cute.Tensor, wide: cute.Tensor):
+    """The first unit's widened rows, in registers."""
+    for box in cutlass.range_constexpr(BOXES):
+        row = widened_row(words, 0, box)
+        for i in cutlass.range_constexpr(4):
+            wide[4 * box + i] = row[i]
+
+
+@cute.jit
+def store_unit(
+    cta: Cta,
+    words: cute.Tensor,
+    wide: cute.Tensor,
+    unit: cutlass.Constexpr[int],
+    boxes: cutlass.Constexpr[tuple],
+    own: Int32,
+    peer: tuple,
+):
     """Widen `words[unit]` and store it: `own` is the thread's place in the stage, `peer` that in
     the other CTA's stage and its barrier."""
-    slot = unit % IN_FLIGHT * UNIT_WORDS
-    scales = cute.recast_tensor(words, Float32)
-    for box in cutlass.range_constexpr(BOXES):
-        if const_expr(box == LATENT_BOXES):
-            row = [words[slot + ROPE_AT + i] for i in range(4)]
+    cfg = cta.cfg
+    offset = unit_tokens(cfg, unit) * ROW_BYTES
+    for box in cutlass.range_constexpr(*boxes):
+        if const_expr(cfg.ahead and unit == 0):
+            row = [wide[4 * box + i] for i in range(4)]
         else:
-            scale = scales[slot + SCALES_AT + box // 2]
-            low = widen_four(words[slot + 2 * box], scale)
-            row = [*low, *widen_four(words[slot + 2 * box + 1], scale)]
-        store_sixteen(cta, row, box * BOX_BYTES + unit * (AT_ONCE * ROW_BYTES), own, peer)
+            row = widened_row(words, unit, box)
+        store_sixteen(cta, row, box * BOX_BYTES + offset, own, peer)
 
 
 def store_sixteen(cta: Cta, row: list, offset: int, own: Int32, peer: tuple) -> None:
@@ -153,13 +186,37 @@ def store_sixteen(cta: Cta, row: list, offset: int, own: Int32, peer: tuple) -> 
     if cta.cfg.parts & WIDEN:
         code = f"st.shared.v4.b32 [{{$r0}}+{offset}], {{ {{$r1}}, {{$r2}}, {{$r3}}, {{$r4}} }};"
         ptx(code, own, *row)
-    if cta.cfg.pushed_bytes:
+    if cta.cfg.pushed_bytes and not cta.cfg.bulk:
         ptx(
             "st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.v4.b32 "
             f"[{{$r0}}+{offset}], {{ {{$r2}}, {{$r3}}, {{$r4}}, {{$r5}} }}, [{{$r1}}];",
             *peer,
             *row,
         )
+
+
+@cute.jit
+def push_unit(cta: Cta, unit: cutlass.Constexpr[int], own: Int32, peer: tuple):
+    """The warp's rows of a unit to the other CTA: four of each box, a bulk copy a lane."""
+    cute.arch.fence_view_async_shared()
+    cute.arch.sync_warp()
+    lane, (to, full) = cute.arch.lane_idx(), peer
+    # the first lane's place in the stage, without the swizzle
+    offset = unit_tokens(cta.cfg, unit) * ROW_BYTES + lane * BOX_BYTES
+    first = lane // TOKEN_THREADS * ROW_BYTES + ((lane % TOKEN_THREADS ^ (fresh_row() & 7)) << 4)
+    if lane < BOXES:
+        ptx(
+            "cp.async.bulk.shared::cluster.shared::cta.mbarrier::complete_tx::bytes "
+            f"[{{$r0}}], [{{$r1}}], {ROW_BYTES * 32 // TOKEN_THREADS}, [{{$r2}}];",
+            to - first + offset,
+            own - first + offset,
+            full,
+        )
+
+
+def fresh_row() -> Int32:
+    """The thread's row of a unit."""
+    return fresh_thread() % PRODUCERS // TOKEN_THREADS
 
 
 @cute.jit
@@ -233,6 +290,7 @@ def fill_tiles(cta: Cta, work: Work, state: PipelineState):
     entries, ahead = (cute.make_rmem_tensor(cfg.units, Int32) for _ in range(2))
     tokens = cute.make_rmem_tensor(2, Int32)
     words = cute.make_rmem_tensor(IN_FLIGHT * UNIT_WORDS, Int32)
+    wide = cute.make_rmem_tensor(4 * BOXES if cfg.ahead else 4, Int32)
     words.fill(0)
     load_entries(cta, work, work.begin, entries)
     if warp == 0:
@@ -244,7 +302,9 @@ def fill_tiles(cta: Cta, work: Work, state: PipelineState):
         state = state.uniform()
         # past the last tile entries of the same table, or none: their tokens are not stored
         load_entries(cta, work, block + 1, ahead)
-        s.kv_pipe.producer_acquire(state)
+        if const_expr(cfg.ahead):
+            widen_ahead(cfg, words, wide)
+        acquire(cta, state, 0)
         if warp == 0:
             store_valid(cta, tokens, state.index)
             load_tokens(cta, work, block + 1, tokens)
@@ -252,7 +312,7 @@ def fill_tiles(cta: Cta, work: Work, state: PipelineState):
         peer = (peer_ring + state.index * STAGE_BYTES, peer_full + state.index * 8)
         for u in cutlass.range_constexpr(cfg.units):
             if const_expr(cfg.parts & (WIDEN | PUSH)):
-                store_unit(cta, words, u, own, peer)
+                fill_unit(cta, words, wide, u, state, own, peer)
             if const_expr(cfg.parts & WIDEN):
                 if const_expr(u + IN_FLIGHT < cfg.units):
                     load_unit(cta, words, u + IN_FLIGHT, entries[u + IN_FLIGHT], block)
@@ -267,6 +327,35 @@ def fill_tiles(cta: Cta, work: Work, state: PipelineState):
         cute.autovec_copy(ahead, entries)
         state = state.advance(cfg.stages)
     return state
+
+
+@cute.jit
+def acquire(cta: Cta, state: PipelineState, part: cutlass.Constexpr[int]):
+    """Wait until a part of a stage is free in both CTAs."""
+    cta.s.kv_pipe.empty.wait(state.index * cta.cfg.parts_of_stage + part, state.phase)
+
+
+@cute.jit
+def fill_unit(
+    cta: Cta,
+    words: cute.Tensor,
+    wide: cute.Tensor,
+    unit: cutlass.Constexpr[int],
+    state: PipelineState,
+    own: Int32,
+    peer: tuple,
+):
+    """Store a unit, where its part of the stage is free; the rope, which all of P is on, where all
+    of it is."""
+    cfg = cta.cfg
+    if const_expr(cfg.halves and cfg.part_of(unit) == 0):
+        store_unit(cta, words, wide, unit, (0, LATENT_BOXES), own, peer)
+        acquire(cta, state, 1)
+        store_unit(cta, words, wide, unit, (LATENT_BOXES, BOXES), own, peer)
+    else:
+        store_unit(cta, words, wide, unit, (0, BOXES), own, peer)
+    if const_expr(cfg.bulk and cfg.pushed_bytes):
+        push_unit(cta, unit, own, peer)
 
 
 @cute.jit

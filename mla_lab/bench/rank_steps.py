@@ -180,7 +180,10 @@ def _steps(parts: list[DecodeInputs]) -> dict[str, Callable[[int], Result]]:
     def overlapped(i: int) -> Result:
         return gather_and_merge(*call(parts[i % len(parts)]))
 
-    forms = {"in_order_us": in_order, "overlapped_us": overlapped}
+    forms: dict[str, Callable[[int], Result]] = {
+        "in_order_us": in_order,
+        "overlapped_us": overlapped,
+    }
     if parts[0].problem.batch < 2:
         return forms
     cut = parts[0].problem.batch // 2

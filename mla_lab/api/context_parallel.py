@@ -11,7 +11,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -37,25 +38,14 @@ def merge(
     sinks: fp32 [heads] or a list of one, entered here, once.
     Returns out in the dtype and shape of one rank's, and lse in its shape and base, sink excluded.
     """
-    _check(outs, lses, lse_base)
+    _check(outs, lses)
     wide = torch.float64 if outs[0].dtype is torch.float64 else torch.float32
-    unit = math.log(2) if lse_base == "base2" else 1.0
-    heads, latent_dim = outs[0].shape[-2:]
-    parts = torch.stack([lse.reshape(-1, heads).to(wide) * unit for lse in lses])
-    # a row that no rank has a key for keeps -inf: weights exp(-inf - finite) are 0
-    greatest = parts.amax(0).clamp_min(torch.finfo(wide).min)
-    weights = torch.exp(parts - greatest)
-    total = weights.sum(0)
-    result = torch.zeros(parts.shape[1], heads, latent_dim, dtype=wide, device=parts.device)
-    for out, weight in zip(outs, weights, strict=True):
-        share, values = weight.unsqueeze(-1), out.reshape(-1, heads, latent_dim).to(wide)
-        result += torch.where(share == 0, 0.0, share * values)
-    lse = greatest + total.log()
-    if sinks is not None:
-        sink = sinks if isinstance(sinks, Tensor) else sinks[0]
-        total = total + torch.exp(sink - greatest)
-    result /= total.masked_fill(total == 0, 1).unsqueeze(-1)
-    return result.view(outs[0].shape).to(outs[0].dtype), (lse / unit).view(lses[0].shape)
+    heads = outs[0].shape[-2]
+    parts = torch.stack([lse.reshape(-1, heads) for lse in lses]).to(wide)
+    weights, lse = _weights(parts, sinks, lse_base)
+    rows = torch.stack([out.reshape(-1, *out.shape[-2:]) for out in outs])
+    out = _weighted(rows, weights)
+    return out.view(outs[0].shape).to(outs[0].dtype), lse.view(lses[0].shape)
 
 
 def gather_and_merge(
@@ -69,22 +59,77 @@ def gather_and_merge(
     """`merge` over the ranks of `group` (None: all), called by each of them with its own result.
 
     out and lse of all ranks are gathered as they are, one collective each, and merged in rank
-    order, so that every rank returns the same bits.
+    order, so that every rank returns the same bits. The lses travel first: the weights of the
+    merge are computed while the outs are on the way. CUDA graphs may capture the call.
     """
-    world = dist.get_world_size(group)
-    gathered = []
-    for tensor in (out, lse):
+    return start_gather(out, lse, group=group).merged(sinks=sinks, lse_base=lse_base)
+
+
+@dataclass(frozen=True)
+class Gathering:
+    """Results of all ranks on their way, in rank order; `merged` waits for them."""
+
+    #: fp32 [ranks, rows, heads], and [ranks, rows, heads, latent]
+    lses: Tensor
+    outs: Tensor
+    works: tuple[Any, Any]
+    shapes: tuple[torch.Size, torch.Size]
+
+    def merged(
+        self,
+        *,
+        sinks: Tensor | Sequence[Tensor] | None = None,
+        lse_base: str | None = None,
+    ) -> tuple[Tensor, Tensor]:
+        """out and lse as `merge` returns them; on a GPU the current stream waits, not the host."""
+        of_lses, of_outs = self.works
+        of_lses.wait()
+        weights, lse = _weights(self.lses, sinks, lse_base)
+        of_outs.wait()
+        out = _weighted(self.outs, weights).to(self.outs.dtype)
+        return out.view(self.shapes[0]), lse.view(self.shapes[1])
+
+
+def start_gather(out: Tensor, lse: Tensor, *, group: dist.ProcessGroup | None = None) -> Gathering:
+    """Enqueue the collectives of `gather_and_merge`: what follows on the stream overlaps them."""
+    _check([out], [lse])
+    rows, works = [], []
+    for tensor, last in ((lse, lse.shape[-1:]), (out, out.shape[-2:])):
         # bytes: not every backend of torch.distributed gathers every dtype
         own = tensor.contiguous().view(-1).view(torch.uint8)
-        every = [torch.empty_like(own) for _ in range(world)]
-        dist.all_gather(every, own, group=group)
-        gathered.append([part.view(tensor.dtype).view(tensor.shape) for part in every])
-    return merge(*gathered, sinks=sinks, lse_base=lse_base)
+        every = own.new_empty(dist.get_world_size(group), own.numel())
+        works.append(dist.all_gather_into_tensor(every.view(-1), own, group=group, async_op=True))
+        rows.append(every.view(tensor.dtype).view(len(every), -1, *last))
+    return Gathering(rows[0], rows[1], (works[0], works[1]), (out.shape, lse.shape))
 
 
-def _check(outs: Sequence[Tensor], lses: Sequence[Tensor], lse_base: str | None) -> None:
+def _weights(
+    lses: Tensor, sinks: Tensor | Sequence[Tensor] | None, lse_base: str | None
+) -> tuple[Tensor, Tensor]:
+    """Shares of the ranks in each row [ranks, rows, heads], and the lse over all of them."""
     if lse_base not in (None, "basee", "base2"):
         raise invalid("lse_base", repr(lse_base), (None, "basee", "base2"))
+    base2 = lse_base == "base2"
+    parts = lses * math.log(2) if base2 else lses
+    # a row that no rank has a key for keeps -inf: weights exp(-inf - finite) are 0
+    greatest = parts.amax(0).clamp_min(torch.finfo(parts.dtype).min)
+    weights = torch.exp(parts - greatest)
+    total = weights.sum(0)
+    lse = greatest + total.log()
+    lse = lse / math.log(2) if base2 else lse
+    if sinks is not None:
+        sink = sinks if isinstance(sinks, Tensor) else sinks[0]
+        total = total + torch.exp(sink - greatest)
+    return weights / total.masked_fill(total == 0, 1), lse
+
+
+def _weighted(outs: Tensor, weights: Tensor) -> Tensor:
+    """Sum over the ranks of [ranks, rows, heads, latent]; what has no share may hold anything."""
+    shares = weights.unsqueeze(-1)
+    return torch.where(shares == 0, 0.0, shares * outs).sum(0)
+
+
+def _check(outs: Sequence[Tensor], lses: Sequence[Tensor]) -> None:
     if not outs or len(outs) != len(lses):
         raise invalid("lses", f"{len(lses)} for {len(outs)} outs", "one for each, at least one")
     for name, tensors in (("outs", outs), ("lses", lses)):

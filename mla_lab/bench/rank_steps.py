@@ -1,18 +1,20 @@
 """Decode context parallel by torch.distributed: correctness against one device, and times.
 
 Each rank holds the tokens rank, rank + world, ... of each request. A step is our call with lse on
-them, one all-gather of outs and lses, and `context_parallel.merge` in rank order, so that all ranks
-have the same bits. NCCL with a GPU a rank, gloo on a CPU.
+them, an all-gather of lses and one of outs, and the merge in rank order, so that all ranks have the
+same bits. NCCL with a GPU a rank, gloo on a CPU. A row holds one device's whole call, three forms
+of the step (`_steps`), and its parts alone; each time is that of the slowest rank.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
 import statistics
 import tempfile
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +24,7 @@ from torch import Tensor
 from torch.multiprocessing.spawn import spawn
 
 from ..api import contract
-from ..api.context_parallel import gather_and_merge, shard_of
+from ..api.context_parallel import Gathering, gather_and_merge, shard_of, start_gather
 from ..core.errors import invalid
 from ..core.problem import Problem
 from ..reference.inputs import DecodeInputs, make_inputs
@@ -32,6 +34,11 @@ from .environment import environment
 #: relative to one device's result: bf16 outs of the ranks, and fp32 lses
 OUT_LIMIT, LSE_LIMIT = 1e-2, 1e-4
 WARMUPS, ROUNDS = 3, 21
+#: calls between two events, over as many copies of the cache as exceed the L2
+REPEATS = 8
+COLD_BYTES = 240_000_000
+
+Result = tuple[Tensor, Tensor]
 
 
 @dataclass(frozen=True)
@@ -44,6 +51,8 @@ class RankCases:
     kv_lens: tuple[int, ...]
     heads: int = 128
     rounds: int = ROUNDS
+    #: times are of CUDA graphs
+    graph: bool = False
 
     def problems(self) -> list[Problem]:
         """The cases in order: by length, then by batch size."""
@@ -76,7 +85,10 @@ def _rank(rank: int, cases: RankCases, where: str, out: str) -> None:
         torch.cuda.set_device(device)
     torch.set_num_threads(1 if not on_gpu else torch.get_num_threads())
     backend = "nccl" if on_gpu else "gloo"
-    dist.init_process_group(backend, init_method=where, rank=rank, world_size=cases.world)
+    of_rank: dict[str, Any] = {"rank": rank, "world_size": cases.world}
+    if on_gpu:
+        of_rank["device_id"] = device
+    dist.init_process_group(backend, init_method=where, **of_rank)
     try:
         for problem in cases.problems():
             row = _case(problem, cases, rank, device)
@@ -88,62 +100,197 @@ def _rank(rank: int, cases: RankCases, where: str, out: str) -> None:
 
 
 def _case(problem: Problem, cases: RankCases, rank: int, device: torch.device) -> dict[str, Any]:
-    """One case: rank 0's whole call, then the step of all ranks, compared and timed."""
-    part, whole, alone_us = _prepare(problem, cases, rank, device)
+    """One case: rank 0's whole call, then the steps of all ranks, compared and timed."""
+    clock = _Clock(device, cases.rounds, cases.graph)
+    part, whole, alone_us = _prepare(problem, cases, rank, clock)
     dist.barrier()
-    out, lse = _step(part)
-    times = {
-        "step_us": _median_us(lambda: _step(part), cases.rounds, device),
-        "own_call_us": _median_us(lambda: _call(part), cases.rounds, device),
-    }
-    result = _call(part)
-    times["merge_us"] = _median_us(lambda: gather_and_merge(*result), cases.rounds, device)
+    parts = _copies(part, device)
+    times, results = {}, {}
+    for name, step in _steps(parts).items():
+        times[name], results[name] = clock.median_us(step)
+    own = call(part)
+    gathered = _waited(start_gather(*own))
+    times["own_call_us"], _ = clock.median_us(lambda i: call(parts[i % len(parts)]))
+    times["gather_us"], _ = clock.median_us(lambda i: _waited(start_gather(*own)))
+    times["merge_us"], _ = clock.median_us(lambda i: gathered.merged())
+    times = _slowest(times, cases.world)
+    single = sum(times[name] for name in ("own_call_us", "gather_us", "merge_us"))
     row: dict[str, Any] = {"kind": "ranks", "world": cases.world, "batch": len(problem.kv_lens)}
-    row |= {"kv_len": problem.kv_lens[0], "heads": problem.heads, "alone_us": alone_us, **times}
+    row |= {"kv_len": problem.kv_lens[0], "heads": problem.heads, "graph": cases.graph}
+    row |= {"alone_us": alone_us, **times, "sum_of_parts_us": round(single, 2)}
+    row["same_bits"] = _same(results["overlapped_us"], cases.world)
     row["environment"] = environment(device)
+    row["cards"] = _cards(device, cases.world)
     if whole is not None:
-        row["out_error"] = rel_error(out.float(), whole[0].double())
-        row["lse_error"] = lse_error(lse, whole[1].double())
-        row["ok"] = row["out_error"] < OUT_LIMIT and row["lse_error"] < LSE_LIMIT
+        row |= _errors(results, whole)
+        row["ok"] = (
+            row["out_error"] < OUT_LIMIT and row["lse_error"] < LSE_LIMIT and row["same_bits"]
+        )
     return row
 
 
 def _prepare(
-    problem: Problem, cases: RankCases, rank: int, device: torch.device
-) -> tuple[DecodeInputs, tuple[Tensor, Tensor] | None, float]:
+    problem: Problem, cases: RankCases, rank: int, clock: _Clock
+) -> tuple[DecodeInputs, Result | None, float]:
     """The rank's part; on rank 0 also the whole call's result and time, us."""
-    inputs = make_inputs(problem, 0, ["lse"], device=device, workspace_bytes=128 << 20)
+    inputs = make_inputs(problem, 0, ["lse"], device=clock.device, workspace_bytes=128 << 20)
     whole, alone_us = None, 0.0
     if rank == 0:
-        whole = _call(inputs)
-        alone_us = _median_us(lambda: _call(inputs), cases.rounds, device)
+        whole = call(inputs)
+        every = _copies(inputs, clock.device)
+        alone_us, _ = clock.median_us(lambda i: call(every[i % len(every)]))
     return shard_of(inputs, cases.world, rank), whole, alone_us
 
 
-def _call(inputs: DecodeInputs) -> tuple[Tensor, Tensor]:
+def _copies(inputs: DecodeInputs, device: torch.device) -> list[DecodeInputs]:
+    """The call and others over copies of its cache: together more than the L2 can hold."""
+    count = min(REPEATS, -(-COLD_BYTES // inputs.kv_cache.nbytes)) if device.type == "cuda" else 1
+    others = [replace(inputs, kv_cache=inputs.kv_cache.clone()) for _ in range(count - 1)]
+    return [inputs, *others]
+
+
+def call(inputs: DecodeInputs) -> Result:
+    """out and lse of one rank's own call, or of the whole one."""
     result: Any = contract.trtllm_batch_decode_with_kv_cache_mla(**inputs.contract_args())
     return result
 
 
-def _step(part: DecodeInputs) -> tuple[Tensor, Tensor]:
-    return gather_and_merge(*_call(part))
+def _waited(gathering: Gathering) -> Gathering:
+    """Its results, after the current stream's wait."""
+    for work in gathering.works:
+        work.wait()
+    return replace(gathering, works=(_Done(), _Done()))
 
 
-def _median_us(call: Callable[[], Any], rounds: int, device: torch.device) -> float:
-    """Median time of a call, us, by events on a GPU; each rank runs as many rounds."""
-    for _ in range(WARMUPS if device.type == "cuda" else 0):
-        call()
-    times = []
-    for _ in range(rounds):
-        if device.type != "cuda":
+class _Done:
+    """A collective that has ended."""
+
+    def wait(self) -> None:
+        """Nothing to wait for."""
+
+
+def _steps(parts: list[DecodeInputs]) -> dict[str, Callable[[int], Result]]:
+    """The forms of a step: collective and merge after the call; weights while outs travel; and,
+    from two requests on, the second half of the batch attended while the first half's travel.
+    """
+
+    def in_order(i: int) -> Result:
+        return _waited(start_gather(*call(parts[i % len(parts)]))).merged()
+
+    def overlapped(i: int) -> Result:
+        return gather_and_merge(*call(parts[i % len(parts)]))
+
+    forms: dict[str, Callable[[int], Result]] = {
+        "in_order_us": in_order,
+        "overlapped_us": overlapped,
+    }
+    if parts[0].problem.batch < 2:
+        return forms
+    cut = parts[0].problem.batch // 2
+    halves = [(_requests(part, 0, cut), _requests(part, cut, None)) for part in parts]
+
+    def in_halves(i: int) -> Result:
+        first, second = (start_gather(*call(half)) for half in halves[i % len(halves)])
+        ends = zip(first.merged(), second.merged(), strict=True)
+        out, lse = (torch.cat(end) for end in ends)
+        return out, lse
+
+    return forms | {"halves_us": in_halves}
+
+
+def _requests(inputs: DecodeInputs, begin: int, end: int | None) -> DecodeInputs:
+    """The call of the requests begin to end, over the same cache."""
+    some, problem = slice(begin, end), inputs.problem
+    of_all = inputs.causal_seqlens_kv_global
+    return replace(
+        inputs,
+        problem=replace(problem, q_lens=problem.q_lens[some], kv_lens=problem.kv_lens[some]),
+        query=inputs.query[some],
+        block_tables=inputs.block_tables[some],
+        seq_lens=inputs.seq_lens[some],
+        causal_seqlens_kv_global=None if of_all is None else of_all[some],
+    )
+
+
+def _slowest(times: dict[str, float], world: int) -> dict[str, float]:
+    """Of each time the greatest of all ranks."""
+    every: list[Any] = [None] * world
+    dist.all_gather_object(every, times)
+    return {name: max(of_rank[name] for of_rank in every) for name in times}
+
+
+def _same(result: Result, world: int) -> bool:
+    """Whether all ranks have the same bits."""
+    raw = b"".join(
+        tensor.contiguous().view(torch.uint8).cpu().numpy().tobytes() for tensor in result
+    )
+    every: list[Any] = [None] * world
+    dist.all_gather_object(every, hashlib.sha256(raw).hexdigest())
+    return len(set(every)) == 1
+
+
+def _cards(device: torch.device, world: int) -> list[str]:
+    """Name and bus of each rank's card."""
+    own = "CPU"
+    if device.type == "cuda":
+        found: Any = torch.cuda.get_device_properties(device)
+        own = f"{found.name}, bus {getattr(found, 'pci_bus_id', device.index)}"
+    every: list[Any] = [None] * world
+    dist.all_gather_object(every, own)
+    return every
+
+
+def _errors(results: dict[str, Result], whole: Result) -> dict[str, float]:
+    """The greatest errors of all forms, against one device's result."""
+    found = list(results.values())
+    expected, expected_lse = whole[0].double(), whole[1].double()
+    return {
+        "out_error": max(rel_error(out.view(expected.shape), expected) for out, _ in found),
+        "lse_error": max(lse_error(lse.view(expected_lse.shape), expected_lse) for _, lse in found),
+    }
+
+
+@dataclass(frozen=True)
+class _Clock:
+    """Times of calls that every rank makes equally often."""
+
+    device: torch.device
+    rounds: int
+    graph: bool
+
+    def median_us(self, step: Callable[[int], Any]) -> tuple[float, Any]:
+        """Median time of a call, us, and the last result. On a GPU `REPEATS` calls, numbered from
+        0, lie between two events, as launches or as one graph.
+        """
+        if self.device.type != "cuda":
+            return self._on_host(step)
+
+        def run() -> Any:
+            return [step(i) for i in range(REPEATS)][-1]
+
+        last = run()
+        replay: Callable[[], Any] = run
+        if self.graph:
+            torch.cuda.synchronize()
+            graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graph, capture_error_mode="thread_local"):
+                last = run()
+            replay = graph.replay
+        times = []
+        for _ in range(WARMUPS + self.rounds):
+            start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+            start.record()
+            replay()
+            end.record()
+            end.synchronize()
+            times.append(1e3 * start.elapsed_time(end) / REPEATS)
+        kept = [tensor.clone() for tensor in last] if isinstance(last, tuple) else None
+        return round(statistics.median(times[WARMUPS:]), 2), kept
+
+    def _on_host(self, step: Callable[[int], Any]) -> tuple[float, Any]:
+        times, last = [], None
+        for _ in range(self.rounds):
             begin = time.perf_counter()
-            call()
+            last = step(0)
             times.append(1e6 * (time.perf_counter() - begin))
-            continue
-        start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-        start.record()
-        call()
-        end.record()
-        end.synchronize()
-        times.append(1e3 * start.elapsed_time(end))
-    return round(statistics.median(times), 2)
+        return round(statistics.median(times), 2), last

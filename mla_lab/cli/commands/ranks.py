@@ -23,6 +23,7 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
     parser.add_argument("--kv-len", type=_numbers, default=(65536, 262144, 1048576), help="tokens")
     parser.add_argument("--heads", type=int, default=128)
     parser.add_argument("--rounds", type=int, default=21)
+    parser.add_argument("--graph", action="store_true", help="times of CUDA graphs")
     return parser
 
 
@@ -30,14 +31,18 @@ def run(args: argparse.Namespace) -> int:
     """Measure, print a line a case; exit code 1 where a result is not one GPU's."""
     from ...bench.rank_steps import RankCases, measure
 
-    cases = RankCases(
-        args.world, args.device, args.batch, args.kv_len, heads=args.heads, rounds=args.rounds
-    )
+    sizes = (args.world, args.device, args.batch, args.kv_len)
+    cases = RankCases(*sizes, heads=args.heads, rounds=args.rounds, graph=args.graph)
     rows = measure(cases, args.record)
-    print("  kv_len  batch   one, us  step, us  own call  merge   out error")
+    print(
+        "  kv_len  batch  one, us  own call  gather  merge  in order  overlapped  halves     error"
+    )
     for row in rows:
+        halves = f"{row['halves_us']:8.1f}" if "halves_us" in row else "       -"
         print(
-            f"{row['kv_len']:8d} {row['batch']:6d} {row['alone_us']:9.1f} {row['step_us']:9.1f} "
-            f"{row['own_call_us']:9.1f} {row['merge_us']:6.1f}   {row['out_error']:.1e}"
+            f"{row['kv_len']:8d} {row['batch']:6d} {row['alone_us']:8.1f} "
+            f"{row['own_call_us']:9.1f} {row['gather_us']:7.1f} "
+            f"{row['merge_us']:6.1f} {row['in_order_us']:9.1f} "
+            f"{row['overlapped_us']:11.1f} {halves} {row['out_error']:9.1e}"
         )
     return int(not all(row["ok"] for row in rows))

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from ..core.errors import invalid
 from ..jit import Artifact
+from .contraction import contracted
 from .debugger import Debugger
 from .device import Device
 from .findings import Finding
@@ -158,7 +159,8 @@ class EmulatedKernel:
         checker = Checker(options.strict) if options.check else None
         machine = self._machine(device, checker, recorder)
         try:
-            machine.run(launch, self.programs[launch.kernel])
+            program = self.programs[launch.kernel]
+            machine.run(launch, contracted(program) if options.numbers == "card" else program)
         finally:
             run.findings += checker.findings if checker else []
             run.recorder = recorder or run.recorder

@@ -26,7 +26,7 @@ import torch
 from ..core.errors import unsupported
 from ..emulate import EmulatedKernel, Fault, Options
 from ..emulate.device import Device
-from ..emulate.direct import Direct, ptx_kernel
+from ..emulate.direct import ptx_kernel
 from ..emulate.host import DeviceTensor
 from ..emulate.ptx import rewritten
 from ..lab import film, film_breaks
@@ -195,7 +195,7 @@ def _facts(made: Case, name: str, broken: bool) -> dict[str, Any]:
                 {
                     "offset": region.offset,
                     "nbytes": region.nbytes,
-                    "data": "" if not data or unwritten and index == 0 else packed,
+                    "data": "" if not data or (unwritten and index == 0) else packed,
                 }
             )
     return {
@@ -211,25 +211,63 @@ def _facts(made: Case, name: str, broken: bool) -> dict[str, Any]:
     }
 
 
-def rows(tools: Sequence[dict[str, Any]], card: dict[str, Any] | None = None) -> list[Row]:
+def rows(tools: Sequence[dict[str, Any]]) -> list[Row]:
     """A row a bug: our findings, and what each tool made of it, planted and mended."""
     head = head_row("planted", "cpu", len(names()))
-    if card:
-        head["card"] = card
-    by_run = {(row["name"], row["tool"]): row for row in tools}
+    if tools:
+        head["tools"] = tools[0]
+    by_run = {(row["name"], row["tool"]): row for row in tools[1:]}
     made = [head]
     for name in names():
         place, sentence = what(name)
         row: Row = {"kind": "case", "name": name, "where": place, "what": sentence}
         for key, broken in (("planted", True), ("mended", False)):
-            found = {t: by_run.get((_file(name, broken), t)) for t in TOOLS}
-            row[key] = {"ours": ours(name, broken), **{t: _kept(r) for t, r in found.items() if r}}
-        alone = [row[key].get(ALONE, {}) for key in ("planted", "mended")]
-        if all(alone):
-            row["same_result"] = alone[0]["result"] == alone[1]["result"] != ""
+            found = {tool: by_run.get((_file(name, broken), tool)) for tool in TOOLS}
+            row[key] = {"ours": ours(name, broken)}
+            row[key] |= {tool: _kept(said) for tool, said in found.items() if said}
         made.append(row)
     return made
 
 
 def _kept(row: dict[str, Any]) -> dict[str, Any]:
-    return {key: value for key, value in row.items() if key not in ("name", "tool")}
+    return {key: value for key, value in row.items() if key not in ("kind", "name", "tool")}
+
+
+def verdict(row: dict[str, Any], tool: str) -> str:
+    """What a tool made of a bug: what it reported first, "hangs", or "" where it was silent."""
+    said = row["planted"].get(tool)
+    if tool == "ours":
+        return said[0].split(": ")[1] if said else ""
+    if not said:
+        return "not run"
+    if tool == ALONE:
+        return _alone(row)
+    if said["end"] == "hang":
+        return "hangs"
+    return _short(said["first"]) if said["errors"] else ""
+
+
+def _alone(row: dict[str, Any]) -> str:
+    """What is to be seen on a card without a tool."""
+    planted, mended = row["planted"][ALONE], row["mended"][ALONE]
+    if planted["end"] == "hang":
+        return "hangs"
+    if planted["end"] == "failed":
+        return planted["first"].split(": ")[-1] or "fails"
+    return "right" if planted["result"] == mended["result"] else "wrong result"
+
+
+def _short(lines: Sequence[str]) -> str:
+    """The first message of a tool, in a few words."""
+    words = next((line for line in lines if re.match(r"[A-Z]", line)), "reported")
+    return re.sub(r"^(Error|Warning): ", "", words)[:60]
+
+
+def summary(rows: Sequence[dict[str, Any]]) -> str:
+    """How many bugs each of the checks saw."""
+    tools = ["ours", *(tool for tool in TOOLS if tool != ALONE)]
+    seen = {
+        tool: sum(verdict(r, tool) not in ("", "hangs", "not run") for r in rows[1:])
+        for tool in tools
+    }
+    return ", ".join(f"{tool} {count} of {len(rows) - 1}" for tool, count in seen.items())

@@ -25,8 +25,10 @@ class Planted:
     unwritten: bool = False
 
 
-def _pair(sentence: str, text: str, broken: str, mended: str, **more: Direct) -> Planted:
-    return Planted(sentence, text.format(broken), text.format(mended), **more)
+def _pair(
+    sentence: str, text: str, broken: str, mended: str, launch: Direct = TWO_WARPS
+) -> Planted:
+    return Planted(sentence, text.format(broken), text.format(mended), launch)
 
 
 _GLOBAL = """ld.param.u64 %d0, [a]; mul.wide.u32 %d1, %r0, 4; add.s64 %d2, %d0, %d1;
@@ -112,13 +114,13 @@ MORE = {
         _EXCHANGE,
         "",
         CLUSTER,
-        launch=PAIR,
+        PAIR,
     ),
     "a peer that has exited": _pair(
         "A CTA reads the shared memory of its peer, which does not wait for it and exits.",
         _PEER,
         "",
         CLUSTER,
-        launch=PAIR,
+        PAIR,
     ),
 }

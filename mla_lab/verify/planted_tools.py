@@ -23,6 +23,7 @@ import sys
 import zlib
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -173,7 +174,27 @@ def tried(folder: Path, name: str, tool: str) -> dict[str, Any]:
     except subprocess.TimeoutExpired:
         os.killpg(process.pid, signal.SIGKILL)
         text, code = process.communicate()[0], None
-    return {"name": name, "tool": tool, **judged(tool, text, code)}
+    return {"kind": "case", "name": name, "tool": tool, **judged(tool, text, code)}
+
+
+def head() -> dict[str, Any]:
+    """The first row: card, driver, tool, day."""
+    ask = ("nvidia-smi", "--query-gpu=name,driver_version", "--format=csv,noheader")
+    version = re.search(r"Version (\S+)", _said((PROGRAM, "--version")))
+    return {
+        "kind": "run",
+        "what": "planted",
+        "card": _said(ask).strip().split("\n")[0],
+        "tool": f"{PROGRAM} {version[1] if version else 'of no known version'}",
+        "date": datetime.now(UTC).date().isoformat(),
+    }
+
+
+def _said(line: Sequence[str]) -> str:
+    try:
+        return subprocess.run(line, capture_output=True, text=True, check=False).stdout
+    except OSError:
+        return ""
 
 
 def rows(folder: Path) -> Iterator[dict[str, Any]]:
@@ -199,6 +220,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         sys.stdout.write(f"result {run(args.folder, args.name)}\n")
         return 0
     with args.record.open("w") as file:
+        file.write(json.dumps(head()) + "\n")
         for row in rows(args.folder):
             file.write(json.dumps(row) + "\n")
             file.flush()

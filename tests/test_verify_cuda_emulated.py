@@ -15,7 +15,7 @@ pytestmark = pytest.mark.skipif(shutil.which("nvcc") is None, reason="needs nvcc
     ("name", "schedule"),
     [
         ("merge, bf16, sinks, 3 splits", "random"),
-        ("merge, fp16, device scale, 1 splits", "fair"),
+        ("merge, fp16, device scale, 3 splits", "fair"),
         ("planner, greedy, mixed", "random"),
         ("planner, fixed_size, many", "fair"),
         ("ladder, 3 shared", "fair"),
@@ -24,7 +24,7 @@ pytestmark = pytest.mark.skipif(shutil.which("nvcc") is None, reason="needs nvcc
 )
 def test_kernels_around_decode_are_right_and_silent(name: str, schedule: str) -> None:
     assert name in emulated_cuda.names()
-    row = emulated_cuda.run_case(name, schedule, seed=3)
+    row = emulated_cuda.run_case(name, schedule)
     assert row["status"] == "ok", row
 
 

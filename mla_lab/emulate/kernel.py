@@ -53,6 +53,8 @@ class Options:
     trace: bool = False
     #: report also what is in order only because a wgmma-group is one of all four warps
     strict: bool = False
+    #: end a run with checks at its first finding, which is a Fault then
+    stop: bool = False
     #: called with (gang, block) before each block; threads then run a warp at a time
     watch: Callable[[Gang, int], None] | None = None
 
@@ -156,7 +158,7 @@ class EmulatedKernel:
 
     def _emulate(self, device: Device, launch: Launch, recorder: Recorder | None) -> None:
         options, run = self.options, self.run
-        checker = Checker(options.strict) if options.check else None
+        checker = Checker(options.strict, options.stop) if options.check else None
         machine = self._machine(device, checker, recorder)
         try:
             program = self.programs[launch.kernel]

@@ -39,8 +39,8 @@ KINDS: dict[str, tuple[str, ...]] = {
 }
 #: a kernel with checks, then schedules that move results
 TRIES = (
-    Options("exact", check=True),
-    Options("exact", "adverse", 1, check=True),
+    Options("exact", check=True, stop=True),
+    Options("exact", "adverse", 1, check=True, stop=True),
     Options("exact", "adverse", 2),
     Options("exact", "random", 3),
 )

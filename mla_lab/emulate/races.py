@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from .exits import Exits
-from .findings import Finding, finding
+from .findings import Fault, Finding, finding
 from .flight import Flight
 from .gang import Gang
 from .ptx import SIZES
@@ -59,8 +59,8 @@ TAKES, GIVES = ("acquire", "acq_rel"), ("release", "acq_rel")
 class Checker:
     """Watches one launch; `findings` in the order in which they were met, each once."""
 
-    def __init__(self, strict: bool = False) -> None:
-        self.strict = strict
+    def __init__(self, strict: bool = False, stop: bool = False) -> None:
+        self.strict, self.stop = strict, stop
         self.findings: list[Finding] = []
         self._known: set[tuple[Any, ...]] = set()
         self.flight = Flight(self)
@@ -135,6 +135,8 @@ class Checker:
         if key not in self._known and len(self.findings) < MAX_FINDINGS:
             self._known.add(key)
             self.findings.append(made)
+            if self.stop:
+                raise Fault(made)
 
     # clocks
 

@@ -130,7 +130,8 @@ def _card_bits(args: argparse.Namespace) -> int:
 
 
 def _planted(args: argparse.Namespace) -> int:
-    from ...verify import planted, record
+    from ...lab import planted
+    from ...verify import record
 
     if args.pack:
         planted.pack(args.pack)

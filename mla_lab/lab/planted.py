@@ -29,11 +29,11 @@ from ..emulate.device import Device
 from ..emulate.direct import ptx_kernel
 from ..emulate.host import DeviceTensor
 from ..emulate.ptx import rewritten
-from ..lab import film, film_breaks
-from ..lab.museum_models import MODELS, Q_BEGIN, START
+from ..verify.planted_tools import ALONE, CUBIN, FACTS, TOOLS
+from ..verify.record import Row, head_row
+from . import film, film_breaks
+from .museum_models import MODELS, Q_BEGIN, START
 from .planted_models import MORE, Planted
-from .planted_tools import ALONE, CUBIN, FACTS, TOOLS
-from .record import Row, head_row
 
 #: bugs of the debugger's kernel: keep_ab, bf16, one CTA
 BREAKS = (

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -46,6 +46,9 @@ TRIES = (
 )
 
 
+#: files whose lines say little about where an instruction belongs
+NOWHERE = Place("?", 0)
+WRAPPERS = ("/kernel.py", "/kernel_bf16.py", "/kernel_fp8.py")
 #: an arrival in phases that nobody waits for, an mbarrier that nobody uses, a wait where no phase
 #: has ended yet (the call fills each stage once), or a barrier behind which threads exit
 IDLE = "idle"
@@ -95,13 +98,16 @@ class _Uses(Recorder):
 
 @dataclass(frozen=True)
 class Mutant:
-    """One deletion: what, where, and how it was noticed; "" where it was not."""
+    """One deletion: what, where, how it was noticed ("" where it was not), and the kernel's own
+    line before it, where its line is that of a wrapper.
+    """
 
     kind: str
     pc: int
     place: Place
     text: str
     noticed: str = ""
+    near: Place = NOWHERE
 
 
 def kind_of(s: Instruction) -> str:
@@ -125,8 +131,15 @@ def mutants(kernel: EmulatedKernel, call: Call) -> list[Mutant]:
             for pc in range(program.starts[block], program.ends[block]):
                 s = program.kernel.code[pc]
                 if kind_of(s):
-                    found.append(Mutant(kind_of(s), pc, s.place, s.text))
+                    near = _near(program.kernel.code, pc)
+                    found.append(Mutant(kind_of(s), pc, s.place, s.text, near=near))
     return found
+
+
+def _near(code: list[Instruction], pc: int) -> Place:
+    """The nearest line at or before an instruction that is none of a wrapper."""
+    own = (s.place for s in reversed(code[: pc + 1]) if not s.place.file.endswith(WRAPPERS))
+    return next((place for place in own if "/common/" not in place.file), code[pc].place)
 
 
 def prove(
@@ -152,7 +165,7 @@ def prove(
         if not noticed and (_is_last(program, mutant.pc) or seen):
             idle = all(u.idle(mutant.pc) for u in seen) or _is_last(program, mutant.pc)
             noticed = IDLE if idle else ""
-        yield Mutant(mutant.kind, mutant.pc, mutant.place, mutant.text, noticed)
+        yield replace(mutant, noticed=noticed)
 
 
 def _is_last(program: Program, pc: int) -> bool:

@@ -11,34 +11,53 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from math import prod
 from pathlib import Path
-from time import perf_counter
+from time import perf_counter, time
 from typing import Any
 
 from ..core.revision import Revision
 from ..emulate import mutate
 from ..emulate.recorded import Recording, load, recordings
-from .emulated import digest_of
+from .emulated import digest_of, spread
 from .record import Row, head_row, read, write
 
 Say = Callable[[str], None]
-#: (what was deleted, file of its line) -> why it is not reported
-REASONS: dict[tuple[str, str], str] = {}
+#: (what was deleted, file of the kernel's own line before it) -> why it is not reported
+REASONS: dict[tuple[str, str], str] = {
+    ("named barrier", "keep_ab_sm90/mainloop_qk_softmax.py"): (
+        "load_q_fragments: the first barrier parts two work tiles of a worker, of which the call "
+        "has one; behind the second, each warp's quarter of the product reads the rows of Q that "
+        "the same warp stored, and PTX promises that to no program"
+    ),
+    ("wgmma commit", "keep_ab_sm90/mainloop_qk_softmax.py"): (
+        "the products join the group that is committed behind them, and are waited for with it, "
+        "before anybody reads them"
+    ),
+}
 UNEXPLAINED = "not explained"
 
 
-def run(path: Path, part: str, seconds: float, say: Say) -> list[Row]:
-    """Builds that the record lacks, those of the least work first, until the time is over."""
+def run(path: Path, part: str, seconds: float, say: Say, jobs: int = 1) -> list[Row]:
+    """Builds that the record lacks, those of the least work first, until the time is over; `jobs`
+    processes share them.
+    """
     rows = {row["name"]: row for row in read(path)[1:]} if path.exists() else {}
-    until = perf_counter() + seconds
-    for recording in sorted(map(load, recordings(part)), key=_work):
-        if perf_counter() > until:
-            break
-        digest = digest_of(recording.text)
-        if rows.get(recording.name, {}).get("ptx") != digest:
-            rows[recording.name] = row = run_build(recording)
+    until = time() + seconds
+    chosen = sorted(map(load, recordings(part)), key=_work)
+    known = [(r.name, rows.get(r.name, {}).get("ptx", ""), until) for r in chosen]
+    for row in spread(run_anew, known, jobs):
+        if row is not None:
+            rows[row["name"]] = row
             say(f"{row['reported']} of {row['tried']} {row['name']}")
             write(path, _rows(rows))
     return _rows(rows)
+
+
+def run_anew(name: str, ptx: str, until: float) -> Row | None:
+    """The row of a recorded build, None where its PTX is that of digest `ptx`, or too late."""
+    recording = load(name)
+    if time() > until or digest_of(recording.text) == ptx:
+        return None
+    return run_build(recording)
 
 
 def _work(recording: Recording) -> int:
@@ -64,7 +83,7 @@ def run_build(recording: Recording) -> Row:
         "by_kind": {kind: [seen[kind], tried[kind]] for kind in mutate.KINDS if tried[kind]},
         "nobody_waits": [f"{m.kind}: {m.place}" for m in idle],
         "unreported": [
-            {"what": m.kind, "place": str(m.place), "text": m.text[:80], "why": reason(m)}
+            {"what": m.kind, "place": str(m.near), "text": m.text[:80], "why": reason(m)}
             for m in rest
         ],
         "seconds": round(perf_counter() - began),
@@ -74,7 +93,7 @@ def run_build(recording: Recording) -> Row:
 def reason(mutant: mutate.Mutant) -> str:
     """Why a deletion can go without a report."""
     for (kind, file), why in REASONS.items():
-        if mutant.kind == kind and mutant.place.file.endswith(file):
+        if mutant.kind == kind and mutant.near.file.endswith(file):
             return why
     return UNEXPLAINED
 

@@ -71,6 +71,7 @@ def _add_emulator(verbs: Any) -> None:
         verb = verbs.add_parser(name, help=what)
         verb.add_argument("--build", default="", help="part of a name; all builds without it")
         verb.add_argument("--seconds", type=float, default=1e9, help="begin no build after this")
+        verb.add_argument("--jobs", type=int, default=1, help="processes, of builds")
         verb.add_argument("record", type=Path, help="JSON lines; rows of the same builds are kept")
     speed = verbs.add_parser("emulator-speed", help="CPU seconds of the emulator on one core")
     speed.add_argument("record", type=Path, help="JSON lines, written anew")
@@ -154,10 +155,10 @@ def _in_emulator(args: argparse.Namespace, say: Callable[[str], None]) -> int:
     from ...verify import emulated, mutations
 
     if args.verb == "emulated":
-        rows = emulated.run(args.record, args.build, args.seconds, say)
+        rows = emulated.run(args.record, args.build, args.seconds, say, args.jobs)
         print(emulated.summary(rows))
         return int(any(row["status"] != "ok" for row in rows[1:]))
-    rows = mutations.run(args.record, args.build, args.seconds, say)
+    rows = mutations.run(args.record, args.build, args.seconds, say, args.jobs)
     print(mutations.summary(rows))
     rest = (left["why"] for row in rows[1:] for left in row["unreported"])
     return int(mutations.UNEXPLAINED in rest)

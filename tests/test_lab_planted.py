@@ -89,7 +89,7 @@ def test_words_of_a_tool_become_a_row(monkeypatch: pytest.MonkeyPatch) -> None:
     assert (row["end"], row["errors"], row["result"]) == ("exit", 1, "0123456789abcdef")
     assert row["first"][0].startswith("Error: Race reported between Write access")
     assert planted_tools.judged("memcheck", "", None)["end"] == "hang"
-    alone = planted_tools.judged(planted_tools.ALONE, "OSError: cuCtxSynchronize: error 716", 1)
+    alone = planted_tools.judged(planted_tools.ALONE, "DRIVER: cuCtxSynchronize: error 716", 1)
     assert (alone["end"], alone["first"]) == ("failed", "cuCtxSynchronize: error 716")
     tools = [{"kind": "run", "card": "X"}]
     for file in ("no-barrier-between-warps", "no-barrier-between-warps-mended"):

@@ -47,11 +47,15 @@ TRIES = (
 
 
 #: files whose lines say little about where an instruction belongs
+PACED = ("wgmma commit", "wgmma wait")
 NOWHERE = Place("?", 0)
 WRAPPERS = ("/kernel.py", "/kernel_bf16.py", "/kernel_fp8.py")
 #: an arrival in phases that nobody waits for, an mbarrier that nobody uses, a wait where no phase
 #: has ended yet (the call fills each stage once), or a barrier behind which threads exit
 IDLE = "idle"
+#: a commit or wait that says when some of the products are done, where the wait behind it, for all
+#: of them, is the one that what follows needs
+PACING = "pacing"
 
 
 class _Uses(Recorder):
@@ -165,7 +169,19 @@ def prove(
         if not noticed and (_is_last(program, mutant.pc) or seen):
             idle = all(u.idle(mutant.pc) for u in seen) or _is_last(program, mutant.pc)
             noticed = IDLE if idle else ""
+        if not noticed and mutant.kind in PACED and _paces(program.kernel.code, mutant.pc):
+            noticed = PACING
         yield replace(mutant, noticed=noticed)
+
+
+def _paces(code: list[Instruction], pc: int) -> bool:
+    """Whether all products are waited for behind an instruction, before there are new ones."""
+    for s in code[pc + 1 :]:
+        if s.opcode.startswith("wgmma.fence"):
+            return False
+        if s.opcode.startswith("wgmma.wait_group") and s.args[0] == "0":
+            return True
+    return False
 
 
 def _is_last(program: Program, pc: int) -> bool:
@@ -184,12 +200,12 @@ def _uses(kernel: EmulatedKernel, call: Call) -> _Uses:
 
 def table(done: Sequence[Mutant]) -> str:
     """Counts by kind, and what went unnoticed."""
-    idle = [m for m in done if m.noticed == IDLE]
-    done = [m for m in done if m.noticed != IDLE]
+    idle = [m for m in done if m.noticed in (IDLE, PACING)]
+    done = [m for m in done if m.noticed not in (IDLE, PACING)]
     tried, seen = Counter(m.kind for m in done), Counter(m.kind for m in done if m.noticed)
     lines = [f"{kind:22s} {seen[kind]:3d} of {tried[kind]:3d}" for kind in KINDS if tried[kind]]
     lines.append(f"{'all':22s} {sum(seen.values()):3d} of {sum(tried.values()):3d}")
-    lines += [f"  nobody waits: {m.kind}: {m.place}" for m in idle]
+    lines += [f"  {m.noticed}: {m.kind}: {m.place}" for m in idle]
     lines += [f"  unnoticed: {m.kind}: {m.place}: {m.text[:60]}" for m in done if not m.noticed]
     return "\n".join(lines)
 

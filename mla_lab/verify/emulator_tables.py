@@ -24,11 +24,15 @@ def mutations_table(rows: Sequence[Row]) -> str:
     """Deletions by build."""
     lines = ["| build | deleted | reported | without effect in the call |", "|---|---:|---:|---:|"]
     for row in rows[1:]:
-        idle = len(row["nobody_waits"])
+        idle = _without_effect(row)
         lines.append(f"| `{row['name']}` | {row['tried']} | {row['reported']} | {idle} |")
     tried, seen = (sum(row[key] for row in rows[1:]) for key in ("tried", "reported"))
-    idle = sum(len(row["nobody_waits"]) for row in rows[1:])
+    idle = sum(map(_without_effect, rows[1:]))
     return "\n".join([*lines, f"| all | {tried} | {seen} | {idle} |"])
+
+
+def _without_effect(row: Row) -> int:
+    return len(row["nobody_waits"]) + len(row.get("pacing", ()))
 
 
 def bits_note(rows: Sequence[Row]) -> str:

@@ -24,15 +24,17 @@ Say = Callable[[str], None]
 #: (what was deleted, file of the kernel's own line before it) -> why it is not reported
 REASONS: dict[tuple[str, str], str] = {
     ("named barrier", "keep_ab_sm90/mainloop_qk_softmax.py"): (
-        "load_q_fragments: the first barrier parts two work tiles of a worker, of which the call "
-        "has one; behind the second, each warp's quarter of the product reads the rows of Q that "
-        "the same warp stored, and PTX promises that to no program"
+        "load_q_fragments: a warp stores the rows of Q that its own quarter of the product reads. "
+        "A product begins when all four warps have issued it, each behind its stores and its "
+        "fence, and is done for all of them at a wait"
     ),
-    ("wgmma commit", "keep_ab_sm90/mainloop_qk_softmax.py"): (
-        "the products join the group that is committed behind them, and are waited for with it, "
-        "before anybody reads them"
+    ("mbarrier wait", "keep_ab_sm90/mainloop_qk_softmax.py"): (
+        "acquire_p of a work tile's first tile: the keys of that stage were loaded behind "
+        "kv.empty, at which PV arrives when it has read the stage and its P"
     ),
 }
+#: deletions without effect, of two kinds
+NO_EFFECT = (mutate.IDLE, mutate.PACING)
 UNEXPLAINED = "not explained"
 
 
@@ -68,8 +70,8 @@ def run_build(recording: Recording) -> Row:
     """All deletions of a build."""
     began = perf_counter()
     done = list(mutate.prove(recording.kernel(), [recording.call()]))
-    idle = [m for m in done if m.noticed == mutate.IDLE]
-    judged = [m for m in done if m.noticed != mutate.IDLE]
+    idle, pacing = ([m for m in done if m.noticed == word] for word in NO_EFFECT)
+    judged = [m for m in done if m.noticed not in NO_EFFECT]
     tried = Counter(m.kind for m in judged)
     seen = Counter(m.kind for m in judged if m.noticed)
     rest = [m for m in judged if not m.noticed]
@@ -82,6 +84,7 @@ def run_build(recording: Recording) -> Row:
         "reported": len(judged) - len(rest),
         "by_kind": {kind: [seen[kind], tried[kind]] for kind in mutate.KINDS if tried[kind]},
         "nobody_waits": [f"{m.kind}: {m.place}" for m in idle],
+        "pacing": [f"{m.kind}: {m.near}" for m in pacing],
         "unreported": [
             {"what": m.kind, "place": str(m.near), "text": m.text[:80], "why": reason(m)}
             for m in rest
@@ -109,6 +112,6 @@ def summary(rows: Sequence[dict[str, Any]]) -> str:
     done = rows[1:]
     tried, seen = (sum(row[key] for row in done) for key in ("tried", "reported"))
     share = 100 * seen / tried if tried else 0.0
-    idle = sum(len(row["nobody_waits"]) for row in done)
+    idle = sum(len(row["nobody_waits"]) + len(row.get("pacing", ())) for row in done)
     words = f"{len(done)} of {rows[0]['cases']} recorded builds: {seen} of {tried} deletions"
-    return f"{words} reported ({share:.1f} %), {idle} that nobody waits for"
+    return f"{words} reported ({share:.1f} %), {idle} without effect"

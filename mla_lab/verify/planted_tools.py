@@ -80,7 +80,7 @@ class Card:
     def __call__(self, name: str, *args: Any) -> None:
         error = getattr(self.driver, name)(*args)
         if error:
-            raise OSError(f"{name}: error {error} of the CUDA driver")
+            sys.exit(f"DRIVER: {name}: error {error} of the CUDA driver")
 
     def upload(self, tensor: dict[str, Any]) -> ctypes.c_uint64:
         """A tensor in an allocation of its own; one without data is not written."""
@@ -150,7 +150,7 @@ def judged(tool: str, text: str, code: int | None) -> dict[str, Any]:
     digest = re.search(r"^result (\w+)$", text, re.M)
     row["result"] = digest[1] if digest else ""
     if tool == ALONE:
-        failed = re.search(r"OSError: (.*)", text)
+        failed = re.search(r"^DRIVER: (.*)$", text, re.M)
         row["first"] = failed[1] if failed else ""
         return row
     counts = [int(count) for count in SUMMARY.findall(text)]

@@ -53,8 +53,8 @@ WRAPPERS = ("/kernel.py", "/kernel_bf16.py", "/kernel_fp8.py")
 #: an arrival in phases that nobody waits for, an mbarrier that nobody uses, a wait where no phase
 #: has ended yet (the call fills each stage once), or a barrier behind which threads exit
 IDLE = "idle"
-#: a commit or wait that says when some of the products are done, where the wait behind it, for all
-#: of them, is the one that what follows needs
+#: a commit or wait that says when some of the products are done (for a barrier's sake, or so that
+#: ptxas may use their registers again), where what reads results stands behind a wait for all
 PACING = "pacing"
 
 
@@ -175,13 +175,10 @@ def prove(
 
 
 def _paces(code: list[Instruction], pc: int) -> bool:
-    """Whether all products are waited for behind an instruction, before there are new ones."""
-    for s in code[pc + 1 :]:
-        if s.opcode.startswith("wgmma.fence"):
-            return False
-        if s.opcode.startswith("wgmma.wait_group") and s.args[0] == "0":
-            return True
-    return False
+    """Whether all products are waited for behind an instruction that is no wait for all."""
+    waits = [s.args[0] for s in code[pc:] if s.opcode.startswith("wgmma.wait_group")]
+    own = code[pc].opcode.startswith("wgmma.wait_group")
+    return "0" in waits[own:] and not (own and waits[0] == "0")
 
 
 def _is_last(program: Program, pc: int) -> bool:

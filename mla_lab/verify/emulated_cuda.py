@@ -2,14 +2,19 @@
 
 They are compiled with nvcc and run in the emulator with all checks on, the merge and the ladder
 against the float64 oracle on poisoned inputs, the planner against the plan that the host makes.
+`record` keeps PTX and launches of some cases, which then run where there is no compiler.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import json
+import zipfile
+from collections.abc import Callable, Iterator, Sequence
 from functools import cache
 from itertools import product
+from pathlib import Path
 from time import perf_counter
+from typing import Any
 
 import numpy as np
 import torch
@@ -19,9 +24,12 @@ from .. import jit
 from ..backends.cuda.ladder import CONFIG, FIRST_SPLIT, STEPS
 from ..backends.cuda.ops import POLICIES, DevicePlan, DevicePlanner
 from ..core.problem import LATENT_DIM, Problem
+from ..core.resources import data_dir
 from ..emulate import EmulatedKernel, Fault, Options
 from ..emulate.calls import DTYPES, LOG2_E
-from ..emulate.host import HostCode
+from ..emulate.machine import Launch
+from ..emulate.ptx import shorten
+from ..emulate.recorded import pack_launch, unpack_launch
 from ..plan import make_plan
 from ..plan.config import KernelConfig
 from ..reference.inputs import make_inputs
@@ -50,17 +58,68 @@ def names() -> list[str]:
     return found + [f"ladder, {step.number} {step.name}" for step in STEPS]
 
 
-def run_case(name: str, schedule: str = SCHEDULE, seed: int = SEED) -> Row:
-    """The row of a case: "ok", "wrong" (results, or what a check found), or "failed"."""
+#: kernels and calls that ship
+ARCHIVE = "runtime/emulate_cuda.zip"
+RECORDED = (
+    "merge, bf16, sinks, 3 splits",
+    "merge, fp16, device scale, 3 splits",
+    "planner, greedy, mixed",
+    "planner, fixed_size, many",
+    "ladder, 3 shared",
+    "ladder, 9 look_ahead",
+)
+
+
+class Replayed:
+    """Launches of one call as they were recorded, in place of host code."""
+
+    def __init__(self, launches: Sequence[Launch]) -> None:
+        self._launches = list(launches)
+
+    def launches(
+        self, function: str, args: Sequence[Any], sizes: dict[str, list[int]]
+    ) -> list[Launch]:
+        """The recorded launches: equal calls get equal addresses."""
+        return self._launches
+
+
+def record(archive: Path) -> None:
+    """Write PTX and launches of the cases `RECORDED`."""
+    members: dict[str, str] = {}
+    for name in RECORDED:
+        kind = name.split(", ")[0]
+        kernel = EmulatedKernel.of(_artifact(kind))
+        _RUN[kind](kernel, *name.split(", ")[1:])
+        launches = [pack_launch(launch) for launch in kernel.run.launches]
+        members[f"{kind}.ptx"] = shorten(kernel.text)
+        members[f"{name}.json"] = json.dumps([kernel.function, launches])
+    with zipfile.ZipFile(archive, "w", zipfile.ZIP_LZMA) as out:
+        for name in sorted(members):
+            out.writestr(zipfile.ZipInfo(name), members[name], zipfile.ZIP_LZMA)
+
+
+def recorded(name: str) -> EmulatedKernel:
+    """The kernel of a case of `RECORDED`, for its call alone."""
+    with zipfile.ZipFile(data_dir() / ARCHIVE) as members:
+        text = members.read(f"{name.split(', ')[0]}.ptx").decode()
+        function, launches = json.loads(members.read(f"{name}.json"))
+    return EmulatedKernel(text, function, Replayed([unpack_launch(x) for x in launches]))
+
+
+def run_case(
+    name: str, schedule: str = SCHEDULE, seed: int = SEED, kernel: EmulatedKernel | None = None
+) -> Row:
+    """The row of a case: "ok", "wrong" (results, or what a check found), or "failed"; of `kernel`
+    where it is given, else of this source's.
+    """
     began = perf_counter()
     kind, *words = name.split(", ")
-    artifact = _artifact(kind)
-    kernel = EmulatedKernel.of(artifact, Options("exact", schedule, seed, check=True))
-    cases: dict[str, Callable[..., Row]] = {"merge": _merge, "planner": _planner, "ladder": _ladder}
+    kernel = kernel or EmulatedKernel.of(_artifact(kind))
+    kernel.options = Options("exact", schedule, seed, check=True)
     row: Row = {"kind": "case", "name": name, "schedule": schedule}
     found: list[str] = []
     try:
-        row |= cases[kind](kernel, *words)
+        row |= _RUN[kind](kernel, *words)
         row["status"] = "ok" if row.pop("right") and not kernel.run.findings else "wrong"
     except Fault as fault:
         row["status"], found = "failed", [str(fault)]
@@ -154,14 +213,12 @@ def _ladder(kernel: EmulatedKernel, words: str) -> Row:
     splits = 2 if step >= FIRST_SPLIT else 1
     out = inputs.query.new_full((rows, LATENT_DIM), torch.nan)
     lse = torch.full((rows,), torch.nan)
-    library = HostCode(_artifact("ladder").library)
-    floats = library.value("scratch", (step, rows, max(ODD.kv_lens), splits))
     query = inputs.query.view(-1, inputs.query.shape[-1])
     begins = torch.tensor(q_begins(inputs), dtype=torch.int32)
     tensors = (query, inputs.kv_cache, inputs.block_tables, inputs.seq_lens, begins, out, lse)
     numbers = (ODD.heads, max(ODD.q_lens), max(ODD.kv_lens), splits)
     scales = (float(inputs.bmm1_scale) * LOG2_E, float(inputs.bmm2_scale))
-    kernel(step, *tensors, torch.empty(floats), *numbers, *scales)
+    kernel(step, *tensors, torch.empty(_scratch(step, rows, splits)), *numbers, *scales)
     want = decode_reference(inputs)
     error, of_lse = rel_error(out.view(want.out.shape), want.out), lse_error(lse, want.lse.view(-1))
     return {
@@ -169,6 +226,16 @@ def _ladder(kernel: EmulatedKernel, words: str) -> Row:
         "lse_error": of_lse,
         "right": error <= LADDER_ERROR and of_lse <= LSE_ERROR,
     }
+
+
+def _scratch(step: int, rows: int, splits: int) -> int:
+    """Floats of scratch that a step of the ladder asks for (`scratch_floats` of its files)."""
+    if step < 2:
+        return rows * max(ODD.kv_lens)
+    return splits * rows * (LATENT_DIM + 1) if step >= FIRST_SPLIT else 0
+
+
+_RUN: dict[str, Callable[..., Row]] = {"merge": _merge, "planner": _planner, "ladder": _ladder}
 
 
 def rows(say: Callable[[str], None]) -> Iterator[Row]:

@@ -33,6 +33,10 @@ REASONS: dict[tuple[str, str], str] = {
         "kv.empty, at which PV arrives when it has read the stage and its P"
     ),
 }
+REASONS["warp barrier", "split_merge/swap_ab_ll.py"] = (
+    "take_stats: a lane leaves zeros in messages that it alone has read; sync_warp is there for "
+    "convergence"
+)
 #: deletions without effect, of two kinds
 NO_EFFECT = (mutate.IDLE, mutate.PACING)
 UNEXPLAINED = "not explained"

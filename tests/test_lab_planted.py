@@ -11,11 +11,11 @@ import pytest
 
 from mla_lab.cli import main
 from mla_lab.core.resources import data_dir
-from mla_lab.lab import planted, planted_tables
-from mla_lab.verify import planted_tools
+from mla_lab.lab import planted
+from mla_lab.verify import planted_tables, planted_tools
 from mla_lab.verify.record import read
 
-RECORD = data_dir() / planted_tables.RECORD
+RECORD = data_dir() / "records/planted.jsonl"
 KINDS = {
     "a phase lapped": "parity alias",
     "one buffer, one barrier a tile": "race",
@@ -96,8 +96,8 @@ def test_words_of_a_tool_become_a_row(monkeypatch: pytest.MonkeyPatch) -> None:
         tools.append({"kind": "case", "name": file, "tool": "racecheck", **row})
     _, found = planted.rows(tools)
     assert found["name"] == name and found["mended"]["racecheck"]["errors"] == 1
-    assert planted.verdict(found, "racecheck").startswith("Race reported")
-    assert planted.verdict(found, "memcheck") == "not run"
+    assert planted_tables.verdict(found, "racecheck").startswith("Race reported")
+    assert planted_tables.verdict(found, "memcheck") == "not run"
 
 
 @pytest.mark.skipif(not RECORD.exists(), reason="no record: mla-lab verify planted")

@@ -19,7 +19,6 @@ from ..simulate import blackwell
 from ..simulate.recorded import error_table, recorded
 from ..verify import eight_bits_table, tables, targets
 from ..verify.target_figures import ANCHOR, PLAIN, PLAIN_EIGHT_BITS, PLAIN_TRACES, rows_of
-from . import planted_tables
 from .readme_picture import cover
 from .speed_chart import chart
 from .workbook_map import NOTEBOOKS
@@ -51,7 +50,6 @@ TABLES: dict[str, Callable[[], str]] = {
     "blackwell": blackwell.table,
     "blackwell-counts": blackwell.counts_table,
     "blackwell-note": blackwell.note,
-    **{name: partial(planted_tables.made, name) for name in ("planted", "planted-note")},
     **{name: partial(tables.made, name) for name in tables.TABLES},
 }
 

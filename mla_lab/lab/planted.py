@@ -29,7 +29,7 @@ from ..emulate.device import Device
 from ..emulate.direct import ptx_kernel
 from ..emulate.host import DeviceTensor
 from ..emulate.ptx import rewritten
-from ..verify.planted_tools import ALONE, CUBIN, FACTS, TOOLS
+from ..verify.planted_tools import CUBIN, FACTS, TOOLS
 from ..verify.record import Row, head_row
 from . import film, film_breaks
 from .museum_models import MODELS, Q_BEGIN, START
@@ -231,43 +231,3 @@ def rows(tools: Sequence[dict[str, Any]]) -> list[Row]:
 
 def _kept(row: dict[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in row.items() if key not in ("kind", "name", "tool")}
-
-
-def verdict(row: dict[str, Any], tool: str) -> str:
-    """What a tool made of a bug: what it reported first, "hangs", or "" where it was silent."""
-    said = row["planted"].get(tool)
-    if tool == "ours":
-        return said[0].split(": ")[1] if said else ""
-    if not said:
-        return "not run"
-    if tool == ALONE:
-        return _alone(row)
-    if said["end"] == "hang":
-        return "hangs"
-    return _short(said["first"]) if said["errors"] else ""
-
-
-def _alone(row: dict[str, Any]) -> str:
-    """What is to be seen on a card without a tool."""
-    planted, mended = row["planted"][ALONE], row["mended"][ALONE]
-    if planted["end"] == "hang":
-        return "hangs"
-    if planted["end"] == "failed":
-        return planted["first"].split(": ")[-1] or "fails"
-    return "right" if planted["result"] == mended["result"] else "wrong result"
-
-
-def _short(lines: Sequence[str]) -> str:
-    """The first message of a tool, in a few words."""
-    words = next((line for line in lines if re.match(r"[A-Z]", line)), "reported")
-    return re.sub(r"^(Error|Warning): ", "", words)[:60]
-
-
-def summary(rows: Sequence[dict[str, Any]]) -> str:
-    """How many bugs each of the checks saw."""
-    tools = ["ours", *(tool for tool in TOOLS if tool != ALONE)]
-    seen = {
-        tool: sum(verdict(r, tool) not in ("", "hangs", "not run") for r in rows[1:])
-        for tool in tools
-    }
-    return ", ".join(f"{tool} {count} of {len(rows) - 1}" for tool, count in seen.items())

@@ -132,13 +132,13 @@ def _card_bits(args: argparse.Namespace) -> int:
 
 def _planted(args: argparse.Namespace) -> int:
     from ...lab import planted
-    from ...verify import record
+    from ...verify import planted_tables, record
 
     if args.pack:
         planted.pack(args.pack)
     rows = planted.rows(record.read(args.rows) if args.rows else [])
     record.write(args.record, rows)
-    print(planted.summary(rows))
+    print(planted_tables.summary(rows))
     return int(any(row["mended"]["ours"] for row in rows[1:]))
 
 

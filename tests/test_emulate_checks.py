@@ -154,6 +154,12 @@ def test_distributed_shared_memory_wants_a_cluster_barrier() -> None:
     assert kinds(CLUSTER.format(sync=relaxed.format("fence.acq_rel.cluster;")), PAIR) == []
 
 
+def test_a_wait_at_the_cluster_barrier_wants_an_arrival() -> None:
+    again = "barrier.cluster.arrive; barrier.cluster.wait; {} barrier.cluster.wait;"
+    assert kinds(again.format(""), PAIR) == ["barrier"]
+    assert kinds(again.format("barrier.cluster.arrive.relaxed;"), PAIR) == []
+
+
 def test_a_cta_stays_while_others_use_its_memory() -> None:
     body = CLUSTER.replace("ld.shared.b32 %r6, [%r4]; END", "bra END; END")
     ends = "barrier.cluster.arrive{} ; barrier.cluster.wait;"

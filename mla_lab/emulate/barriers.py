@@ -330,9 +330,11 @@ def cluster_arrive(g: Gang, m: Mask, relaxed: bool, after: int, pc: int) -> int:
 def cluster_wait(g: Gang, m: Mask, after: int, pc: int) -> int:
     """barrier.cluster.wait"""
     bar = g.cta.cluster
+    if g.cluster_phase < 0 and m is True:
+        raise fault(g, pc, "barrier", "a wait at the cluster barrier without an arrival")
     if bar.phase <= g.cluster_phase:
         return BLOCKED
     g.machine.checker.takes(g, bar.completed)
     g.machine.checker.exits.outlives(g, bar.done_before)
-    g.cluster_phase = -1 if g.cluster_phase < 0 else g.cluster_phase
+    g.cluster_phase = -1 if m is True else g.cluster_phase
     return after

@@ -81,6 +81,11 @@ def run_build(recording: Recording) -> Row:
     """All deletions of a build."""
     began = perf_counter()
     done = list(mutate.prove(recording.kernel(), [recording.call()]))
+    return {**row_of(recording, done), "seconds": round(perf_counter() - began)}
+
+
+def row_of(recording: Recording, done: Sequence[mutate.Mutant]) -> Row:
+    """What came of all deletions of a build."""
     idle, pacing = ([m for m in done if m.noticed == word] for word in NO_EFFECT)
     pacing += [m for m in done if not m.noticed and _named(m, PACERS)]
     judged = [m for m in done if m.noticed not in NO_EFFECT and m not in pacing]
@@ -101,7 +106,6 @@ def run_build(recording: Recording) -> Row:
             {"what": m.kind, "place": str(m.near), "text": m.text[:80], "why": reason(m)}
             for m in rest
         ],
-        "seconds": round(perf_counter() - began),
     }
 
 

@@ -154,6 +154,36 @@ def test_distributed_shared_memory_wants_a_cluster_barrier() -> None:
     assert kinds(CLUSTER.format(sync=relaxed.format("fence.acq_rel.cluster;")), PAIR) == []
 
 
+def test_a_wait_at_the_cluster_barrier_wants_an_arrival() -> None:
+    again = "barrier.cluster.arrive; barrier.cluster.wait; {} barrier.cluster.wait;"
+    assert kinds(again.format(""), PAIR) == ["barrier"]
+    assert kinds(again.format("barrier.cluster.arrive.relaxed;"), PAIR) == []
+
+
+def test_a_cta_stays_while_others_use_its_memory() -> None:
+    body = CLUSTER.replace("ld.shared.b32 %r6, [%r4]; END", "bra END; END")
+    ends = "barrier.cluster.arrive{} ; barrier.cluster.wait;"
+    for relaxed in ("", ".relaxed"):
+        assert kinds(body.format(sync=ends.format(relaxed)), PAIR) == []
+    for schedule in ("fair", "greedy", "random"):
+        found = [f for f in find(body.format(sync=""), PAIR, schedule) if f.kind == "exited"]
+        assert len(found) == 1 and "CTA 1,0,0" in found[0].text
+
+
+CP_ASYNC = """
+ld.param.u64 %d0, [a]; cp.async.ca.shared.global [%r4], [%d0], 4; {wait} bar.sync 0;
+xor.b32 %r5, %r4, 128; ld.shared.b32 %r6, [%r5];"""
+
+
+@pytest.mark.parametrize("schedule", ["fair", "late"])
+def test_cp_async_is_waited_for_in_a_group_or_with_all(schedule: str) -> None:
+    group = "cp.async.commit_group; cp.async.wait_group 0;"
+    for wait in (group, "cp.async.wait_all;"):
+        assert kinds(CP_ASYNC.format(wait=wait), schedule=schedule) == []
+    found = kinds(CP_ASYNC.format(wait="cp.async.wait_group 0;"), schedule=schedule)
+    assert ("race" in found and "open at exit" in found) or (schedule == "fair" and "race" in found)
+
+
 COPY = BARRIER + """
 @%p1 mbarrier.init.shared.b64 [%r9], 1; bar.sync 0;
 st.shared.b32 [%r4], %r0; {fence} bar.sync 0; @!%p1 bra WAITS;

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -52,6 +53,8 @@ def test_a_run_goes_on_where_the_record_ends(tmp_path: Path) -> None:
 def test_reasons_of_deletions_without_a_report() -> None:
     mutant = mutate.Mutant("named barrier", 3, Place("mla_lab/none.py", 1), "bar.sync 1;")
     assert mutations.reason(mutant) == mutations.UNEXPLAINED
+    softmax = Place("mla_lab/cute/keep_ab_sm90/mainloop_qk_softmax.py", 1)
+    assert "own quarter" in mutations.reason(replace(mutant, near=softmax))
     row = {"tried": 50, "reported": 48, "nobody_waits": ["x"]}
     words = mutations.summary([{"cases": 2}, row, row])
     assert words.startswith("2 of 2 recorded builds: 96 of 100 deletions reported (96.0 %), 2")

@@ -144,7 +144,7 @@ def mbarrier_arrive(
 
 def arrive(g: Gang, bar: Mbarrier, arrivals: int, pc: int, relaxed: bool = False) -> None:
     """Count arrivals, and complete the phase if they were the last."""
-    g.machine.checker.releases(g, bar, relaxed)
+    g.machine.checker.releases(g, bar, relaxed, pc)
     count_arrivals(g, bar, arrivals, pc)
 
 
@@ -291,9 +291,13 @@ class ClusterBarrier:
     left: int = 0
     released: Any = None
     completed: Any = None
+    #: what those who arrived or exited had done, relaxed or not: of the open phase and before it
+    done: Any = None
+    done_before: Any = None
 
     def leave(self, g: Gang, count: int) -> None:
         """`count` threads exit."""
+        self.done = g.machine.checker.exits.reached(self.done, g)
         if g.cluster_phase == self.phase:
             self.left += count
         else:
@@ -306,6 +310,7 @@ class ClusterBarrier:
             self.arrived, self.phase = 0, self.phase + 1
             self.threads, self.left = self.threads - self.left, 0
             self.completed, self.released = self.released, None
+            self.done_before = self.done
 
 
 def cluster_arrive(g: Gang, m: Mask, relaxed: bool, after: int, pc: int) -> int:
@@ -315,6 +320,7 @@ def cluster_arrive(g: Gang, m: Mask, relaxed: bool, after: int, pc: int) -> int:
         raise fault(g, pc, "excess arrival", "a second arrival in one phase of the cluster barrier")
     g.cluster_phase = bar.phase
     bar.released = g.machine.checker.joined(bar.released, g, relaxed)
+    bar.done = g.machine.checker.exits.reached(bar.done, g)
     bar.arrived += g.n if m is True else int(m.sum())
     g.machine.progress += 1
     bar.settle()
@@ -324,8 +330,11 @@ def cluster_arrive(g: Gang, m: Mask, relaxed: bool, after: int, pc: int) -> int:
 def cluster_wait(g: Gang, m: Mask, after: int, pc: int) -> int:
     """barrier.cluster.wait"""
     bar = g.cta.cluster
+    if g.cluster_phase < 0 and m is True:
+        raise fault(g, pc, "barrier", "a wait at the cluster barrier without an arrival")
     if bar.phase <= g.cluster_phase:
         return BLOCKED
     g.machine.checker.takes(g, bar.completed)
-    g.cluster_phase = -1 if g.cluster_phase < 0 else g.cluster_phase
+    g.machine.checker.exits.outlives(g, bar.done_before)
+    g.cluster_phase = -1 if m is True else g.cluster_phase
     return after

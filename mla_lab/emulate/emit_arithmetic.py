@@ -114,6 +114,8 @@ def _fma(w: Writer, s: Instruction, pc: int) -> Lines:
     if kind == "f32x2":
         return _two_floats(w, s, "fma")
     a, b, c = (w.value(x, kind) for x in s.args[1:])
+    a = f"-{a}" if "minus_a" in s.parts else a  # of `contraction`
+    c = f"-{c}" if "minus_c" in s.parts else c
     function = {"rn": "fma", "rm": "fma_down"}[s.parts[1]]
     return put(w.row(s.args[0], kind), f"{function}({a}, {b}, {c})")
 

@@ -120,9 +120,10 @@ def _cp(w: Writer, s: Instruction, pc: int) -> Lines:
         return [f"cp_async_arrive(g, {w.address(s.args[0])}, {'noinc' in s.parts}, MASK, {pc})"]
     if s.parts[2] == "commit_group":
         return ["cp_async_commit(g)"]
-    if s.parts[2] in ("wait_group", "wait_all"):
-        left = int(s.args[0]) if s.parts[2] == "wait_group" else 0
-        return [f"cp_async_wait(g, {left})"]
+    if s.parts[2] == "wait_all":  # those in no group too
+        return ["cp_async_commit(g)", "cp_async_wait(g, 0)"]
+    if s.parts[2] == "wait_group":
+        return [f"cp_async_wait(g, {int(s.args[0])})"]
     raise unsupported("instruction", s.opcode, "copies of TMA, cp.async and between CTAs")
 
 

@@ -274,15 +274,21 @@ class HostCode:
         callback = _NOTE(note)
         self._runtime.emulate_note(callback)
         arrays = [_array(arg) if isinstance(arg, tuple) else arg for arg in args]
-        words = (_Any * len(args))(*map(_word, arrays))
+        try:
+            self.value(function, arrays)
+        finally:
+            self._runtime.emulate_note(_NOTE())
+        return found
+
+    def value(self, function: str, args: Sequence[Any]) -> int:
+        """What a tvm-ffi function of the library returns, 0 for nothing."""
+        words = (_Any * len(args))(*map(_word, args))
         result = _Any()
         call = getattr(self._kernel, f"__tvm_ffi_{function}")
         call.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int32, ctypes.c_void_p]
-        code = call(None, ctypes.byref(words), len(args), ctypes.byref(result))
-        self._runtime.emulate_note(_NOTE())
-        if code:
+        if call(None, ctypes.byref(words), len(args), ctypes.byref(result)):
             raise invalid("arguments", _last_error(), "what the kernel library takes")
-        return found
+        return result.value if result.kind == _INT else 0
 
 
 def _word(arg: Any) -> _Any:

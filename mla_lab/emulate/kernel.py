@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from ..core.errors import invalid
 from ..jit import Artifact
+from .contraction import contracted
 from .debugger import Debugger
 from .device import Device
 from .findings import Finding
@@ -52,6 +53,8 @@ class Options:
     trace: bool = False
     #: report also what is in order only because a wgmma-group is one of all four warps
     strict: bool = False
+    #: end a run with checks at its first finding, which is a Fault then
+    stop: bool = False
     #: called with (gang, block) before each block; threads then run a warp at a time
     watch: Callable[[Gang, int], None] | None = None
 
@@ -155,10 +158,11 @@ class EmulatedKernel:
 
     def _emulate(self, device: Device, launch: Launch, recorder: Recorder | None) -> None:
         options, run = self.options, self.run
-        checker = Checker(options.strict) if options.check else None
+        checker = Checker(options.strict, options.stop) if options.check else None
         machine = self._machine(device, checker, recorder)
         try:
-            machine.run(launch, self.programs[launch.kernel])
+            program = self.programs[launch.kernel]
+            machine.run(launch, contracted(program) if options.numbers == "card" else program)
         finally:
             run.findings += checker.findings if checker else []
             run.recorder = recorder or run.recorder

@@ -119,6 +119,11 @@ class Silent:
         """Checks of tensor memory are silent too."""
         return self
 
+    @property
+    def exits(self) -> Silent:
+        """And those of exits."""
+        return self
+
     def __getattr__(self, name: str) -> Callable[..., None]:
         def nothing(*args: Any, **kwargs: Any) -> None:
             return None

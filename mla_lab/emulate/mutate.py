@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -39,16 +39,23 @@ KINDS: dict[str, tuple[str, ...]] = {
 }
 #: a kernel with checks, then schedules that move results
 TRIES = (
-    Options("exact", check=True),
-    Options("exact", "adverse", 1, check=True),
+    Options("exact", check=True, stop=True),
+    Options("exact", "adverse", 1, check=True, stop=True),
     Options("exact", "adverse", 2),
     Options("exact", "random", 3),
 )
 
 
+#: files whose lines say little about where an instruction belongs
+PACED = ("wgmma commit", "wgmma wait")
+NOWHERE = Place("?", 0)
+WRAPPERS = ("/kernel.py", "/kernel_bf16.py", "/kernel_fp8.py")
 #: an arrival in phases that nobody waits for, an mbarrier that nobody uses, a wait where no phase
 #: has ended yet (the call fills each stage once), or a barrier behind which threads exit
 IDLE = "idle"
+#: a commit or wait that says when some of the products are done (for a barrier's sake, or so that
+#: ptxas may use their registers again), where what reads results stands behind a wait for all
+PACING = "pacing"
 
 
 class _Uses(Recorder):
@@ -95,13 +102,16 @@ class _Uses(Recorder):
 
 @dataclass(frozen=True)
 class Mutant:
-    """One deletion: what, where, and how it was noticed; "" where it was not."""
+    """One deletion: what, where, how it was noticed ("" where it was not), and the kernel's own
+    line before it, where its line is that of a wrapper.
+    """
 
     kind: str
     pc: int
     place: Place
     text: str
     noticed: str = ""
+    near: Place = NOWHERE
 
 
 def kind_of(s: Instruction) -> str:
@@ -125,8 +135,15 @@ def mutants(kernel: EmulatedKernel, call: Call) -> list[Mutant]:
             for pc in range(program.starts[block], program.ends[block]):
                 s = program.kernel.code[pc]
                 if kind_of(s):
-                    found.append(Mutant(kind_of(s), pc, s.place, s.text))
+                    near = _near(program.kernel.code, pc)
+                    found.append(Mutant(kind_of(s), pc, s.place, s.text, near=near))
     return found
+
+
+def _near(code: list[Instruction], pc: int) -> Place:
+    """The nearest line at or before an instruction that is none of a wrapper."""
+    own = (s.place for s in reversed(code[: pc + 1]) if not s.place.file.endswith(WRAPPERS))
+    return next((place for place in own if "/common/" not in place.file), code[pc].place)
 
 
 def prove(
@@ -152,7 +169,16 @@ def prove(
         if not noticed and (_is_last(program, mutant.pc) or seen):
             idle = all(u.idle(mutant.pc) for u in seen) or _is_last(program, mutant.pc)
             noticed = IDLE if idle else ""
-        yield Mutant(mutant.kind, mutant.pc, mutant.place, mutant.text, noticed)
+        if not noticed and mutant.kind in PACED and _paces(program.kernel.code, mutant.pc):
+            noticed = PACING
+        yield replace(mutant, noticed=noticed)
+
+
+def _paces(code: list[Instruction], pc: int) -> bool:
+    """Whether all products are waited for behind an instruction that is no wait for all."""
+    waits = [s.args[0] for s in code[pc:] if s.opcode.startswith("wgmma.wait_group")]
+    own = code[pc].opcode.startswith("wgmma.wait_group")
+    return "0" in waits[own:] and not (own and waits[0] == "0")
 
 
 def _is_last(program: Program, pc: int) -> bool:
@@ -171,12 +197,12 @@ def _uses(kernel: EmulatedKernel, call: Call) -> _Uses:
 
 def table(done: Sequence[Mutant]) -> str:
     """Counts by kind, and what went unnoticed."""
-    idle = [m for m in done if m.noticed == IDLE]
-    done = [m for m in done if m.noticed != IDLE]
+    idle = [m for m in done if m.noticed in (IDLE, PACING)]
+    done = [m for m in done if m.noticed not in (IDLE, PACING)]
     tried, seen = Counter(m.kind for m in done), Counter(m.kind for m in done if m.noticed)
     lines = [f"{kind:22s} {seen[kind]:3d} of {tried[kind]:3d}" for kind in KINDS if tried[kind]]
     lines.append(f"{'all':22s} {sum(seen.values()):3d} of {sum(tried.values()):3d}")
-    lines += [f"  nobody waits: {m.kind}: {m.place}" for m in idle]
+    lines += [f"  {m.noticed}: {m.kind}: {m.place}" for m in idle]
     lines += [f"  unnoticed: {m.kind}: {m.place}: {m.text[:60]}" for m in done if not m.noticed]
     return "\n".join(lines)
 

@@ -7,6 +7,7 @@ to block: a name that a block declares becomes `name@block`.
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -57,6 +58,8 @@ class Instruction:
     place: Place
     text: str
     parts: tuple[str, ...] = ()
+    #: where the statement stands in the module's `bare` text
+    span: tuple[int, int] = (0, 0)
 
     def __post_init__(self) -> None:
         self.parts = tuple(self.opcode.split("."))
@@ -89,10 +92,24 @@ def shorten(text: str) -> str:
     return re.sub(r'(\.file\s+\d+\s+")[^"]*?/(mla_lab/[^"]+")', r"\1\2", text)
 
 
+def bare(text: str) -> str:
+    """PTX without comments, and with short file names."""
+    return re.sub(r"/\*.*?\*/", "", re.sub(r"//[^\n]*", "", shorten(text)), flags=re.S)
+
+
+def rewritten(text: str, edits: Iterable[tuple[Instruction, Instruction]]) -> str:
+    """The PTX of a module with other instructions in some places: (what stands there, instead)."""
+    text = bare(text)
+    for old, new in sorted(edits, key=lambda edit: edit[0].span, reverse=True):
+        guard = f"@{'!' if new.negated else ''}{new.guard} " if new.guard else ""
+        line = re.sub(r"@\d+", "", f"{guard}{new.opcode} {', '.join(new.args)};")
+        text = text[: old.span[0]] + line + text[old.span[1] :]
+    return text
+
+
 def parse(text: str) -> dict[str, Kernel]:
     """Kernels of a PTX module by name. Raises InvalidInput for text that is no PTX."""
-    text = shorten(text)
-    text = re.sub(r"/\*.*?\*/", "", re.sub(r"//[^\n]*", "", text), flags=re.S)
+    text = bare(text)
     files = {int(m[1]): m[2] for m in re.finditer(r'\.file\s+(\d+)\s+"([^"]+)"', text)}
     heads = list(re.finditer(r"\.entry\s+([\w$]+)\s*\((.*?)\)\s*(.*?)\{", text, flags=re.S))
     if not heads:
@@ -149,8 +166,8 @@ class _Body:
         self.scopes: list[tuple[int, dict[str, str]]] = [(0, {})]
         self.blocks = 0
         self.place = Place("?", 0)
-        #: (statement, numbers of the open blocks, scoped names, place)
-        self.statements: list[tuple[str, list[int], dict[str, str], Place]] = []
+        #: (statement, where it stands, numbers of the open blocks, scoped names, place)
+        self.statements: list[tuple[str, tuple[int, int], list[int], dict[str, str], Place]] = []
 
     def read(self) -> None:
         while self.scopes:
@@ -159,8 +176,10 @@ class _Body:
                 raise invalid("PTX", repr(self.text[self.at : self.at + 80].strip()), "a statement")
             self.at = token.end()
             getattr(self, f"_{token.lastgroup}")(token[token.lastgroup])
-        for statement, blocks, names, place in self.statements:
-            self.kernel.code.append(self._instruction(statement, blocks, names, place))
+        for statement, span, blocks, names, place in self.statements:
+            made = self._instruction(statement, blocks, names, place)
+            made.span = span
+            self.kernel.code.append(made)
 
     def _loc(self, text: str) -> None:
         file, line = text.replace(",", " ").split()[1:3]
@@ -203,7 +222,8 @@ class _Body:
         for _, scope in self.scopes:
             names.update(scope)
         blocks = [number for number, _ in self.scopes]
-        self.statements.append((" ".join(text.split()), blocks, names, self.place))
+        span = (self.at - len(text), self.at)
+        self.statements.append((" ".join(text.split()), span, blocks, names, self.place))
 
     def _instruction(
         self, text: str, blocks: list[int], names: dict[str, str], place: Place

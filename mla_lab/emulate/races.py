@@ -18,7 +18,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from .findings import Finding, finding
+from .exits import Exits
+from .findings import Fault, Finding, finding
 from .flight import Flight
 from .gang import Gang
 from .ptx import SIZES
@@ -58,8 +59,8 @@ TAKES, GIVES = ("acquire", "acq_rel"), ("release", "acq_rel")
 class Checker:
     """Watches one launch; `findings` in the order in which they were met, each once."""
 
-    def __init__(self, strict: bool = False) -> None:
-        self.strict = strict
+    def __init__(self, strict: bool = False, stop: bool = False) -> None:
+        self.strict, self.stop = strict, stop
         self.findings: list[Finding] = []
         self._known: set[tuple[Any, ...]] = set()
         self.flight = Flight(self)
@@ -91,6 +92,7 @@ class Checker:
         self.hidden: dict[int, list[Mbarrier]] = {}
         self.commits: list[list[int]] = [[] for _ in gangs]
         self.copy_commits: list[list[int]] = [[] for _ in gangs]
+        self.exits = Exits(self, machine)
         for i, g in enumerate(gangs):
             g.agent = i
             self.names[AGENTS * i] = g.name
@@ -104,6 +106,7 @@ class Checker:
     def at_exit(self, g: Gang) -> None:
         """All threads of a warp have exited."""
         last = len(g.cta.program.kernel.code) - 1
+        self.exits.at_exit(g)
         self.tensor.at_exit(g)
         if g.issued:
             self.note(g, g.issued[0].product.pc, "open at exit", "a product that nobody committed")
@@ -113,6 +116,7 @@ class Checker:
     def finish(self, machine: Machine) -> None:
         """The launch is over."""
         self.tensor.finish(machine)
+        self.exits.finish(machine)
         for cta in machine.ctas:
             for bar in cta.mbarriers.values():
                 if bar.bytes:
@@ -131,6 +135,8 @@ class Checker:
         if key not in self._known and len(self.findings) < MAX_FINDINGS:
             self._known.add(key)
             self.findings.append(made)
+            if self.stop:
+                raise Fault(made)
 
     # clocks
 
@@ -210,8 +216,10 @@ class Checker:
             text = f"{bar.name} is used, and its initialisation is not ordered before"
             self.note(g, pc, "race", text, (self._where(agent, clock),))
 
-    def releases(self, g: Gang, bar: Mbarrier, relaxed: bool) -> None:
+    def releases(self, g: Gang, bar: Mbarrier, relaxed: bool, pc: int) -> None:
         """mbarrier.arrive"""
+        if bar.cta is not g.cta:
+            self.exits.uses(g, bar.cta, (AGENTS * g.agent, self._tick(g, pc)), pc)
         mine = self.at_fence[g.agent] if relaxed else self.vectors[g.agent]
         np.maximum(bar.released, mine, out=bar.released)
 
@@ -231,6 +239,7 @@ class Checker:
         shadow, words = self.shadows[id(cta)], expand(*where)
         words = words[:, : self._words_used(g, pc)]
         clock, agent = self._tick(g, pc), AGENTS * g.agent
+        self.exits.uses(g, cta, (agent, clock), pc)
         writer, when = shadow.writer[words], shadow.when[words]
         vector = self.vectors[g.agent, SEEN]
         self._unwritten(g, writer, words, pc)
@@ -258,6 +267,7 @@ class Checker:
         """Threads of a warp write `where` = (offsets, bytes each)."""
         shadow, words = self.shadows[id(cta)], expand(*where)
         clock, agent = self._tick(g, pc), AGENTS * g.agent
+        self.exits.uses(g, cta, (agent, clock), pc)
         self._ordered_write(g, shadow, words, pc)
         shadow.writer[words], shadow.when[words] = agent, clock
         lanes = g.lane[active]
@@ -350,6 +360,7 @@ class Checker:
         if not generic:
             self._visible(g, shadow, words, pc, "a copy over it")
         shadow.writer[words], shadow.when[words] = bar.agent, self._bar_tick(bar, pc)
+        self.exits.uses(g, cta, (bar.agent, bar.phase + 1), pc)
 
     def copy_out(self, g: Gang, cta: CTA, words: slice, bar: Mbarrier, pc: int) -> None:
         """A copy that completes on `bar` will read words of a CTA's shared memory."""

@@ -77,10 +77,7 @@ class Recording:
             "seed": self.seed,
             "function": self.function,
             "tensors": self.tensors,
-            "launches": [
-                {**asdict(launch), "params": [p.hex() for p in launch.params]}
-                for launch in self.calls
-            ],
+            "launches": [pack_launch(launch) for launch in self.calls],
             "ptx": self.text,
         }
         members = {name: _read(archive, name) for name in recordings(archive=archive)}
@@ -133,10 +130,7 @@ def load(name: str, archive: Path | None = None) -> Recording:
     try:
         facts = json.loads(_read(archive or shipped(), name))
         problem: dict[str, Any] = {k: _tuple(v) for k, v in facts["problem"].items()}
-        launches = [
-            Launch(**{**{k: _tuple(v) for k, v in x.items()}, "params": _params(x["params"])})
-            for x in facts["launches"]
-        ]
+        launches = [unpack_launch(launch) for launch in facts["launches"]]
         return Recording(
             KernelConfig.from_dict(facts["config"]),
             Problem(**problem),
@@ -149,6 +143,17 @@ def load(name: str, archive: Path | None = None) -> Recording:
         )
     except (OSError, ValueError, KeyError, TypeError, zipfile.BadZipFile) as error:
         raise invalid("recording", f"{name!r} ({error})", recordings(archive=archive)) from error
+
+
+def pack_launch(launch: Launch) -> dict[str, Any]:
+    """A launch as JSON has it."""
+    return {**asdict(launch), "params": [p.hex() for p in launch.params]}
+
+
+def unpack_launch(facts: dict[str, Any]) -> Launch:
+    """And back."""
+    params = tuple(bytes.fromhex(value) for value in facts["params"])
+    return Launch(**{**{k: _tuple(v) for k, v in facts.items()}, "params": params})
 
 
 def _tensors(args: Sequence[Any]) -> tuple[tuple[int, tuple[int, ...]], ...]:
@@ -172,7 +177,3 @@ def _clean(launch: Launch) -> Launch:
 
 def _tuple(value: Any) -> Any:
     return tuple(value) if isinstance(value, list) else value
-
-
-def _params(values: list[str]) -> tuple[bytes, ...]:
-    return tuple(bytes.fromhex(value) for value in values)

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from multiprocessing import get_context
 from pathlib import Path
-from time import perf_counter
+from time import perf_counter, time
 from typing import Any
 
 from ..core.problem import Problem
@@ -97,22 +99,41 @@ def _run(artifact: Artifact, problem: Problem, splits: int) -> Row:
     return {**row, "seconds": round(perf_counter() - began, 2)}
 
 
-def run(path: Path, part: str, seconds: float, say: Say) -> list[Row]:
-    """Run builds until all are done or the time is over; the record is written after each."""
+def run(path: Path, part: str, seconds: float, say: Say, jobs: int = 1) -> list[Row]:
+    """Run builds until all are done or the time is over; the record is written after each. `jobs`
+    processes share the builds.
+    """
     earlier = {row["name"]: row for row in read(path)[1:]} if path.exists() else {}
     rows = dict(earlier)
     chosen = sorted(builds(part), key=lambda c: c.name() in earlier)
-    until = perf_counter() + seconds
-    for config in chosen:
-        if perf_counter() > until:
-            break
-        artifact = compiled(config, "sm_90a")
-        if rows.get(config.name(), {}).get("ptx") == digest(artifact):
-            continue
-        row = rows[config.name()] = run_build(artifact)
-        say(f"{row['status']} {row['name']}")
-        write(path, _rows(rows))
+    known = [(c, rows.get(c.name(), {}).get("ptx", "")) for c in chosen]
+    until = time() + seconds
+    for row in spread(run_anew, [(config, ptx, until) for config, ptx in known], jobs):
+        if row is not None:
+            rows[row["name"]] = row
+            say(f"{row['status']} {row['name']}")
+            write(path, _rows(rows))
     return _rows(rows)
+
+
+def spread(
+    work: Callable[..., Row | None], items: Sequence[tuple[Any, ...]], jobs: int
+) -> Iterator[Row | None]:
+    """Rows of items as they are done, by `jobs` processes."""
+    if jobs == 1:
+        yield from (work(*item) for item in items)
+        return
+    with ProcessPoolExecutor(jobs, get_context("spawn")) as pool:
+        for done in as_completed([pool.submit(work, *item) for item in items]):
+            yield done.result()
+
+
+def run_anew(config: KernelConfig, ptx: str, until: float) -> Row | None:
+    """The row of a build, None where its PTX is that of digest `ptx`, or the time is over."""
+    if time() > until:
+        return None
+    artifact = compiled(config, "sm_90a")
+    return None if digest(artifact) == ptx else run_build(artifact)
 
 
 def _rows(found: dict[str, Row]) -> list[Row]:

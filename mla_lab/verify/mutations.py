@@ -11,34 +11,66 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from math import prod
 from pathlib import Path
-from time import perf_counter
+from time import perf_counter, time
 from typing import Any
 
 from ..core.revision import Revision
 from ..emulate import mutate
 from ..emulate.recorded import Recording, load, recordings
-from .emulated import digest_of
+from .emulated import digest_of, spread
 from .record import Row, head_row, read, write
 
 Say = Callable[[str], None]
-#: (what was deleted, file of its line) -> why it is not reported
-REASONS: dict[tuple[str, str], str] = {}
+#: (what was deleted, file of the kernel's own line before it) -> why it is not reported
+REASONS: dict[tuple[str, str], str] = {
+    ("named barrier", "keep_ab_sm90/mainloop_qk_softmax.py"): (
+        "load_q_fragments: a warp stores the rows of Q that its own quarter of the product reads. "
+        "A product begins when all four warps have issued it, each behind its stores and its "
+        "fence, and is done for all of them at a wait"
+    ),
+    ("mbarrier wait", "keep_ab_sm90/mainloop_qk_softmax.py"): (
+        "acquire_p of a work tile's first tile: the keys of that stage were loaded behind "
+        "kv.empty, at which PV arrives when it has read the stage and its P"
+    ),
+}
+REASONS["warp barrier", "split_merge/swap_ab_ll.py"] = (
+    "take_stats: a lane leaves zeros in messages that it alone has read; sync_warp is there for "
+    "convergence"
+)
+#: what stands there for the compiler's sake, and orders nothing of the program
+PACERS = {
+    ("warp barrier", "fp8/mainloop_qk_softmax.py"): (
+        "on_word: keeps the steps of QK apart between those of softmax; no lane reads what "
+        "another wrote"
+    ),
+}
+#: deletions without effect, of two kinds
+NO_EFFECT = (mutate.IDLE, mutate.PACING)
 UNEXPLAINED = "not explained"
 
 
-def run(path: Path, part: str, seconds: float, say: Say) -> list[Row]:
-    """Builds that the record lacks, those of the least work first, until the time is over."""
+def run(path: Path, part: str, seconds: float, say: Say, jobs: int = 1) -> list[Row]:
+    """Builds that the record lacks, those of the least work first, until the time is over; `jobs`
+    processes share them.
+    """
     rows = {row["name"]: row for row in read(path)[1:]} if path.exists() else {}
-    until = perf_counter() + seconds
-    for recording in sorted(map(load, recordings(part)), key=_work):
-        if perf_counter() > until:
-            break
-        digest = digest_of(recording.text)
-        if rows.get(recording.name, {}).get("ptx") != digest:
-            rows[recording.name] = row = run_build(recording)
+    until = time() + seconds
+    chosen = sorted(map(load, recordings(part)), key=_work)
+    known = [(r.name, rows.get(r.name, {}).get("ptx", ""), until) for r in chosen]
+    for row in spread(run_anew, known, jobs):
+        if row is not None:
+            rows[row["name"]] = row
             say(f"{row['reported']} of {row['tried']} {row['name']}")
             write(path, _rows(rows))
     return _rows(rows)
+
+
+def run_anew(name: str, ptx: str, until: float) -> Row | None:
+    """The row of a recorded build, None where its PTX is that of digest `ptx`, or too late."""
+    recording = load(name)
+    if time() > until or digest_of(recording.text) == ptx:
+        return None
+    return run_build(recording)
 
 
 def _work(recording: Recording) -> int:
@@ -49,8 +81,14 @@ def run_build(recording: Recording) -> Row:
     """All deletions of a build."""
     began = perf_counter()
     done = list(mutate.prove(recording.kernel(), [recording.call()]))
-    idle = [m for m in done if m.noticed == mutate.IDLE]
-    judged = [m for m in done if m.noticed != mutate.IDLE]
+    return {**row_of(recording, done), "seconds": round(perf_counter() - began)}
+
+
+def row_of(recording: Recording, done: Sequence[mutate.Mutant]) -> Row:
+    """What came of all deletions of a build."""
+    idle, pacing = ([m for m in done if m.noticed == word] for word in NO_EFFECT)
+    pacing += [m for m in done if not m.noticed and _named(m, PACERS)]
+    judged = [m for m in done if m.noticed not in NO_EFFECT and m not in pacing]
     tried = Counter(m.kind for m in judged)
     seen = Counter(m.kind for m in judged if m.noticed)
     rest = [m for m in judged if not m.noticed]
@@ -63,20 +101,26 @@ def run_build(recording: Recording) -> Row:
         "reported": len(judged) - len(rest),
         "by_kind": {kind: [seen[kind], tried[kind]] for kind in mutate.KINDS if tried[kind]},
         "nobody_waits": [f"{m.kind}: {m.place}" for m in idle],
+        "pacing": [f"{m.kind}: {m.near}" for m in pacing],
         "unreported": [
-            {"what": m.kind, "place": str(m.place), "text": m.text[:80], "why": reason(m)}
+            {"what": m.kind, "place": str(m.near), "text": m.text[:80], "why": reason(m)}
             for m in rest
         ],
-        "seconds": round(perf_counter() - began),
     }
 
 
 def reason(mutant: mutate.Mutant) -> str:
     """Why a deletion can go without a report."""
-    for (kind, file), why in REASONS.items():
-        if mutant.kind == kind and mutant.place.file.endswith(file):
-            return why
-    return UNEXPLAINED
+    return _named(mutant, REASONS) or UNEXPLAINED
+
+
+def _named(mutant: mutate.Mutant, reasons: dict[tuple[str, str], str]) -> str:
+    found = (
+        why
+        for (kind, file), why in reasons.items()
+        if mutant.kind == kind and mutant.near.file.endswith(file)
+    )
+    return next(found, "")
 
 
 def _rows(found: dict[str, Row]) -> list[Row]:
@@ -90,6 +134,6 @@ def summary(rows: Sequence[dict[str, Any]]) -> str:
     done = rows[1:]
     tried, seen = (sum(row[key] for row in done) for key in ("tried", "reported"))
     share = 100 * seen / tried if tried else 0.0
-    idle = sum(len(row["nobody_waits"]) for row in done)
+    idle = sum(len(row["nobody_waits"]) + len(row.get("pacing", ())) for row in done)
     words = f"{len(done)} of {rows[0]['cases']} recorded builds: {seen} of {tried} deletions"
-    return f"{words} reported ({share:.1f} %), {idle} that nobody waits for"
+    return f"{words} reported ({share:.1f} %), {idle} without effect"

@@ -13,6 +13,7 @@ from statistics import geometric_mean
 from typing import Any
 
 from ..core.resources import data_dir
+from . import emulator_tables, planted_tables
 from .cases import FACTORS, FORMATS, features_of
 from .pairwise import pairs_of
 from .record import Row, read
@@ -26,6 +27,10 @@ RECORDS = {
     "sanitizer": "records/h200_sanitizer.jsonl",
     "rounding": "records/h200_eight_bit_errors.jsonl",
     "kinds": "records/kinds.jsonl",
+    "emulated": "records/emulated.jsonl",
+    "mutations": "records/mutations.jsonl",
+    "bits": "records/h200_card_bits.jsonl",
+    "planted": "records/planted.jsonl",
 }
 #: names of features in the order of the tables
 FEATURES = (
@@ -238,6 +243,11 @@ TABLES: dict[str, tuple[str, Callable[[Sequence[Row]], str]]] = {
     "dropin": ("dropin", dropin_note),
     "dropin-tests": ("dropin", dropin_tests),
     "dropin-reasons": ("dropin", dropin_reasons),
+    "emulated": ("emulated", emulator_tables.emulated_note),
+    "mutations": ("mutations", emulator_tables.mutations_table),
+    "card-bits": ("bits", emulator_tables.bits_note),
+    "planted": ("planted", planted_tables.planted_table),
+    "planted-note": ("planted", planted_tables.planted_note),
 }
 
 

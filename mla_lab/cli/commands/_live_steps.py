@@ -64,6 +64,7 @@ COMMANDS = {
     "h200_pairwise": ["verify pairwise RECORD"],
     "h200_published": ["verify published RECORD"],
     "h200_features": ["verify costs RECORD"],
+    "h200_card_bits": ["verify card-bits RECORD"],
     "ladder": ["ladder --record RECORD --rounds 9"],
 }
 #: record -> module that makes it, given where
@@ -82,6 +83,8 @@ OTHERS = {
     "sm100": "mla-lab verify sm100 data/records/sm100.jsonl, on any host",
     "emulator_speed": "mla-lab verify emulator-speed data/records/emulator_speed.jsonl, anywhere",
     "emulated": "mla-lab verify emulated data/records/emulated.jsonl, on any host",
+    "emulated_cuda": "mla-lab verify cuda data/records/emulated_cuda.jsonl, on any host",
+    "planted": "mla-lab verify planted, and its tools' rows of an H200 (data/README.md)",
     "mutations": "mla-lab verify mutations data/records/mutations.jsonl, on any host",
 }
 TRACES = ("azure_llm_2023_conv.csv", "mooncake_conversation.jsonl")
@@ -302,6 +305,7 @@ STEPS = (
         "h200_published",
         "h200_eight_bit_errors",
         "h200_features",
+        "h200_card_bits",
         "h200_sanitizer",
     ),
     _measuring("cuda", "the CUDA backend, MLA and GQA", "h200_cuda", "h200_gqa", "h200_rounding"),

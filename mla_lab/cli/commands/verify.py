@@ -29,28 +29,10 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
     soak.add_argument("--seed", type=int, help="default: how many runs the record then has")
     soak.add_argument("record", type=Path, help="JSON lines; the runs that it has are kept")
     soak.add_argument("--device", default="cuda")
-    xqa = verbs.add_parser("xqa", help="the CUDA C++ kernel in the emulator; needs nvcc, no card")
-    xqa.add_argument("--arch", default="sm_120a", help="what it is compiled for")
-    xqa.add_argument("--first", type=int, help="only the first so many cases")
-    xqa.add_argument("record", type=Path, help="JSON lines, written anew")
+    _add_emulator(verbs)
     kinds = verbs.add_parser("kinds", help="which backend drawn calls would take; needs no card")
     kinds.add_argument("--calls", type=int, help="how many, instead of those of the notes")
     kinds.add_argument("record", type=Path, help="JSON lines, written anew")
-    for name, what in (
-        ("emulated", "shipped builds in the emulator; needs no card"),
-        ("mutations", "the same with one barrier, wait, arrive or fence deleted at a time"),
-    ):
-        verb = verbs.add_parser(name, help=what)
-        verb.add_argument("--build", default="", help="part of a name; all builds without it")
-        verb.add_argument("--seconds", type=float, default=1e9, help="begin no build after this")
-        verb.add_argument("record", type=Path, help="JSON lines; rows of the same builds are kept")
-    speed = verbs.add_parser("emulator-speed", help="CPU seconds of the emulator on one core")
-    speed.add_argument("record", type=Path, help="JSON lines, written anew")
-    bits = verbs.add_parser("card-bits", help="launches and opcodes: bits of a Hopper card")
-    bits.add_argument(
-        "--compare", action="store_true", help="the record with the emulator; needs no card"
-    )
-    bits.add_argument("record", type=Path, help="JSON lines, written anew unless compared")
     sm100 = verbs.add_parser("sm100", help="the SM100 kernel in the emulator; needs no card")
     sm100.add_argument(
         "--list",
@@ -64,6 +46,40 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
         verb.add_argument("record", type=Path, help="JSON lines, written anew")
         verb.add_argument("--device", default="cuda")
     return parser
+
+
+def _add_emulator(verbs: Any) -> None:
+    """What runs compiled kernels in the emulator."""
+    xqa = verbs.add_parser("xqa", help="the CUDA C++ kernel in the emulator; needs nvcc, no card")
+    xqa.add_argument("--arch", default="sm_120a", help="what it is compiled for")
+    xqa.add_argument("--first", type=int, help="only the first so many cases")
+    xqa.add_argument("record", type=Path, help="JSON lines, written anew")
+    cuda = verbs.add_parser(
+        "cuda", help="merge, planner and ladder in the emulator; needs nvcc, no card"
+    )
+    cuda.add_argument("record", type=Path, help="JSON lines, written anew")
+    planted = verbs.add_parser(
+        "planted", help="planted bugs: our checks, and compute-sanitizer's tools; needs no card"
+    )
+    planted.add_argument("--pack", type=Path, help="leave in this folder what a card runs")
+    planted.add_argument("--rows", type=Path, help="what a card's tools said of that")
+    planted.add_argument("record", type=Path, help="JSON lines, written anew")
+    for name, what in (
+        ("emulated", "shipped builds in the emulator; needs no card"),
+        ("mutations", "the same with one barrier, wait, arrive or fence deleted at a time"),
+    ):
+        verb = verbs.add_parser(name, help=what)
+        verb.add_argument("--build", default="", help="part of a name; all builds without it")
+        verb.add_argument("--seconds", type=float, default=1e9, help="begin no build after this")
+        verb.add_argument("--jobs", type=int, default=1, help="processes, of builds")
+        verb.add_argument("record", type=Path, help="JSON lines; rows of the same builds are kept")
+    speed = verbs.add_parser("emulator-speed", help="CPU seconds of the emulator on one core")
+    speed.add_argument("record", type=Path, help="JSON lines, written anew")
+    bits = verbs.add_parser("card-bits", help="launches and opcodes: bits of a Hopper card")
+    bits.add_argument(
+        "--compare", action="store_true", help="the record with the emulator; needs no card"
+    )
+    bits.add_argument("record", type=Path, help="JSON lines, written anew unless compared")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -85,6 +101,8 @@ def run(args: argparse.Namespace) -> int:
         return _sm100(args, say)
     if args.verb == "soak":
         return _soak(args, say)
+    if args.verb == "planted":
+        return _planted(args)
     rows = list(_rows(args, say))
     record.write(args.record, rows)
     if args.verb == "kinds":
@@ -112,6 +130,18 @@ def _card_bits(args: argparse.Namespace) -> int:
     return 0
 
 
+def _planted(args: argparse.Namespace) -> int:
+    from ...lab import planted
+    from ...verify import planted_tables, record
+
+    if args.pack:
+        planted.pack(args.pack)
+    rows = planted.rows(record.read(args.rows) if args.rows else [])
+    record.write(args.record, rows)
+    print(planted_tables.summary(rows))
+    return int(any(row["mended"]["ours"] for row in rows[1:]))
+
+
 def _speed(args: argparse.Namespace) -> int:
     from ...verify import emulator_speed, record
 
@@ -125,10 +155,10 @@ def _in_emulator(args: argparse.Namespace, say: Callable[[str], None]) -> int:
     from ...verify import emulated, mutations
 
     if args.verb == "emulated":
-        rows = emulated.run(args.record, args.build, args.seconds, say)
+        rows = emulated.run(args.record, args.build, args.seconds, say, args.jobs)
         print(emulated.summary(rows))
         return int(any(row["status"] != "ok" for row in rows[1:]))
-    rows = mutations.run(args.record, args.build, args.seconds, say)
+    rows = mutations.run(args.record, args.build, args.seconds, say, args.jobs)
     print(mutations.summary(rows))
     rest = (left["why"] for row in rows[1:] for left in row["unreported"])
     return int(mutations.UNEXPLAINED in rest)
@@ -170,6 +200,10 @@ def _rows(args: argparse.Namespace, say: Callable[[str], None]) -> Iterator[dict
         from ...verify import emulated_xqa
 
         yield from emulated_xqa.rows(args.arch, args.first, say)
+    elif args.verb == "cuda":
+        from ...verify import emulated_cuda
+
+        yield from emulated_cuda.rows(say)
     elif args.verb == "kinds":
         yield from kinds.rows(args.calls or kinds.CALLS)
     else:

@@ -1,0 +1,80 @@
+"""Markdown tables of planted bugs: who sees what."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import Any
+
+from .planted_tools import ALONE, TOOLS
+from .record import Row
+
+SILENT = "–"
+
+
+def planted_table(rows: Sequence[Row]) -> str:
+    """Bugs by tool: what each reported first; a dash where it was silent."""
+    tools = [tool for tool in TOOLS if tool != ALONE]
+    head = ["bug", "where", "on the card", "this emulator", *tools]
+    lines = ["| " + " | ".join(head) + " |", "|" + "---|" * len(head)]
+    for row in rows[1:]:
+        said = [verdict(row, tool) for tool in (ALONE, "ours", *tools)]
+        cells = [word or SILENT for word in said]
+        lines.append(f"| {row['name']} | {row['where']} | " + " | ".join(cells) + " |")
+    return "\n".join(lines)
+
+
+def planted_note(rows: Sequence[Row]) -> str:
+    """How many bugs each saw, on which card, and what was said of kernels without a bug."""
+    head = rows[0].get("tools", {})
+    where = f"{head['card']}, {head['tool']}, {head['date']}. " if head else ""
+    false = {
+        tool: sum(bool(row["mended"].get(tool, {}).get("errors")) for row in rows[1:])
+        for tool in TOOLS
+        if tool != ALONE
+    }
+    false["ours"] = sum(bool(row["mended"]["ours"]) for row in rows[1:])
+    wrong = ", ".join(f"{tool} {count}" for tool, count in false.items() if count) or "none"
+    return (
+        f"{where}Reported: {summary(rows)}. Reports on the same kernels without the bug: {wrong}."
+    )
+
+
+def verdict(row: dict[str, Any], tool: str) -> str:
+    """What a tool made of a bug: what it reported first, "hangs", or "" where it was silent."""
+    said = row["planted"].get(tool)
+    if tool == "ours":
+        return said[0].split(": ")[1] if said else ""
+    if not said:
+        return "not run"
+    if tool == ALONE:
+        return _alone(row)
+    if said["end"] == "hang":
+        return "hangs"
+    return _short(said["first"]) if said["errors"] else ""
+
+
+def _alone(row: dict[str, Any]) -> str:
+    """What is to be seen on a card without a tool."""
+    planted, mended = row["planted"][ALONE], row["mended"][ALONE]
+    if planted["end"] == "hang":
+        return "hangs"
+    if planted["end"] == "failed":
+        return planted["first"].split(": ")[-1] or "fails"
+    return "right" if planted["result"] == mended["result"] else "wrong result"
+
+
+def _short(lines: Sequence[str]) -> str:
+    """The first message of a tool, in a few words."""
+    words = next((line for line in lines if re.match(r"[A-Z]", line)), "reported")
+    return re.sub(r"^(Error|Warning): ", "", words)[:60]
+
+
+def summary(rows: Sequence[dict[str, Any]]) -> str:
+    """How many bugs each of the checks saw."""
+    tools = ["ours", *(tool for tool in TOOLS if tool != ALONE)]
+    seen = {
+        tool: sum(verdict(r, tool) not in ("", "hangs", "not run") for r in rows[1:])
+        for tool in tools
+    }
+    return ", ".join(f"{tool} {count} of {len(rows) - 1}" for tool, count in seen.items())

@@ -1,0 +1,37 @@
+"""The merge, the planner and the ladder in the emulator: a sample of each, every check on."""
+
+from __future__ import annotations
+
+import pytest
+
+from mla_lab.core.resources import data_dir
+from mla_lab.verify import emulated_cuda
+from mla_lab.verify.record import read
+
+#: bytes of the recorded kernels and calls
+MOST_BYTES = 1 << 17
+
+
+@pytest.mark.parametrize("name", emulated_cuda.RECORDED)
+def test_kernels_around_decode_are_right_and_silent(name: str) -> None:
+    assert name in emulated_cuda.names()
+    schedule = "random" if "planner" in name or "ladder, 9" in name else "fair"
+    row = emulated_cuda.run_case(name, schedule, kernel=emulated_cuda.recorded(name))
+    assert row["status"] == "ok", row
+
+
+def test_recordings_are_small() -> None:
+    assert (data_dir() / emulated_cuda.ARCHIVE).stat().st_size < MOST_BYTES
+
+
+def test_a_result_that_is_off_is_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(emulated_cuda.OUT_ERRORS, "bf16", 1e-9)
+    name = emulated_cuda.RECORDED[0]
+    row = emulated_cuda.run_case(name, kernel=emulated_cuda.recorded(name))
+    assert row["status"] == "wrong" and row["out_error"] > 1e-9
+
+
+def test_the_whole_list_is_on_record() -> None:
+    head, *rows = read(data_dir() / "records/emulated_cuda.jsonl")
+    assert [row["name"] for row in rows] == emulated_cuda.names()
+    assert {row["status"] for row in rows} == {"ok"} and head["cases"] == len(rows)

@@ -36,7 +36,9 @@ class Answer:
 
 def parsed(source: str) -> ast.Module:
     """A cell without its magics; without statements where it is no Python."""
-    lines = ["" if line.lstrip().startswith(("%", "!", "?")) else line for line in source.split("\n")]
+    lines = [
+        "" if line.lstrip().startswith(("%", "!", "?")) else line for line in source.split("\n")
+    ]
     for text in (source, "\n".join(lines)):
         try:
             with warnings.catch_warnings():

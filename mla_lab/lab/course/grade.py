@@ -221,7 +221,9 @@ def report(graded: list[Graded]) -> str:
     lines = [*heads, *rows, "", "+ passed   x refused   - not begun   ? said in a progress file"]
     for g in graded:
         reasons = [
-            f"  {n}  {mark.sentence}" for n, mark in sorted(g.marks.items()) if mark.state == REFUSED
+            f"  {n}  {mark.sentence}"
+            for n, mark in sorted(g.marks.items())
+            if mark.state == REFUSED
         ]
         reasons += [f"  {problem}" for problem in g.problems]
         if reasons:

@@ -161,9 +161,24 @@ def syllabus(to_notebooks: str = "../../notebooks/") -> str:
     return "\n\n".join(_section(session, to_notebooks) for session in SESSIONS)
 
 
+def overview() -> str:
+    """What holds for all sessions, as Markdown."""
+    return "\n".join(f"- {line}" for line in PREREQUISITES)
+
+
+def exercise_table() -> str:
+    """A row a session: its exercises, and how many minutes are left for them."""
+    rows = [
+        f"| {s.number} {s.title} | {', '.join(s.exercises)} | {s.for_exercises} |" for s in SESSIONS
+    ]
+    return "\n".join(["| session | exercises | minutes left |", "|---|---|---:|", *rows])
+
+
 def _section(session: Session, to_notebooks: str) -> str:
     needs = ", ".join(map(str, session.needs))
-    before = session.before + (f" Needs session{'s' * (len(session.needs) > 1)} {needs}." * bool(needs))
+    before = session.before + (
+        f" Needs session{'s' * (len(session.needs) > 1)} {needs}." * bool(needs)
+    )
     goals = "\n".join(f"- {goal}" for goal in session.goals)
     rows = "\n".join(
         f"| [{e.number} {e.title}]({to_notebooks}{e.file}) | {e.after} | {e.minutes} "

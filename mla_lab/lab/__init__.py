@@ -64,6 +64,7 @@ _NAMES = {
     "film_of": "film_breaks",
     "summary": "film_picture",
     "who_waits": "film_report",
+    "TextExplorer": "explorers.text",
     "TuneExplorer": "explorers.tune",
     "TokenExplorer": "explorers.token",
     "RoundingExplorer": "explorers.rounding",

@@ -19,6 +19,7 @@ from ..simulate import blackwell
 from ..simulate.recorded import error_table, recorded
 from ..verify import eight_bits_table, tables, targets
 from ..verify.target_figures import ANCHOR, PLAIN, PLAIN_EIGHT_BITS, PLAIN_TRACES, rows_of
+from .course.syllabus import exercise_table, overview, syllabus
 from .readme_picture import cover
 from .speed_chart import chart
 from .workbook_map import NOTEBOOKS
@@ -36,6 +37,9 @@ def workbook_table() -> str:
 
 TABLES: dict[str, Callable[[], str]] = {
     "workbook": workbook_table,
+    "course-overview": overview,
+    "syllabus": syllabus,
+    "exercises": exercise_table,
     "speed-call": lambda: call_note(rows_of(PLAIN)),
     "speed-short": lambda: short_table(rows_of(PLAIN)),
     "speed": lambda: times_table(rows_of(PLAIN), "anchor"),

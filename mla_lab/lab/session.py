@@ -21,6 +21,7 @@ import ipywidgets as widgets
 from IPython.display import HTML, display
 
 from ..core.errors import MlaLabError, invalid
+from .course.glossary import words_html
 from .explorer import forget, moved
 from .style import PAGE_INK, PAGE_TINT
 
@@ -93,6 +94,13 @@ def start(number: str) -> None:
     if gpu:
         place = f"a GPU is here: <b>{escape(gpu)}</b>, so measurements are live"
     _banner(f"<b>Notebook {number}</b> runs on your CPU ({platform.machine()}); {place}.")
+    display(HTML(words_html(prose(session.path))))
+
+
+def prose(notebook: Path) -> str:
+    """Markdown of a notebook, its cells joined."""
+    cells = json.loads(notebook.read_text(encoding="utf-8"))["cells"]
+    return "\n\n".join("".join(c["source"]) for c in cells if c["cell_type"] == "markdown")
 
 
 def finish() -> None:

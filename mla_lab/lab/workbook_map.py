@@ -62,6 +62,7 @@ NOTEBOOKS = (
     Entry("67", "online_softmax", "Online softmax", "keep row max and sum in registers", 12),
     Entry("68", "values", "P V, transposed", "read V where K lies", 12),
     Entry("69", "split_keep_ab", "Split and merge", "write the skeleton of keep_ab", 15),
+    Entry("70", "tiny_language_model", "A tiny model", "see a cache grow and drafts kept", 10),
     Entry("90", "benchmarks", "Benchmarks", "read and rerun every figure", 10),
 )
 
@@ -74,6 +75,7 @@ THEMES = {
     "4": "Eight bits",
     "5": "Inside a kernel",
     "6": "Write the kernel",
+    "7": "Put it to work",
     "9": "Numbers",
 }
 

@@ -5,7 +5,7 @@ Each check takes an `Attempt` and returns one sentence of praise, or raises `Hin
 
 from __future__ import annotations
 
-from . import blackwell, debugging, foundations, kernels, memory, plans, steps
+from . import blackwell, debugging, drafts, foundations, kernels, memory, plans, steps
 from .hints import Attempt, Check, Hint
 
 #: by number of the exercise, in the order of the workbook
@@ -17,6 +17,7 @@ CHECKS: dict[str, Check] = {
     **debugging.CHECKS,
     **blackwell.CHECKS,
     **steps.CHECKS,
+    **drafts.CHECKS,
 }
 
 __all__ = ["CHECKS", "Attempt", "Check", "Hint"]

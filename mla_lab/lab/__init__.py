@@ -20,6 +20,7 @@ _NAMES = {
     "doctor_table": "workbook_map",
     "progress_table": "workbook_map",
     "anchor_rows": "card",
+    "headline_rows": "card",
     "measured_card": "card",
     "trace_lengths": "lengths",
     "LayoutExplorer": "explorers.layout",

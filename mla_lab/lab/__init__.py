@@ -92,7 +92,7 @@ _NAMES = {
     "kernel": "steps",
     "solution": "steps",
     "report": "steps.report",
-    "show_step": "steps.report",
+    "StepExplorer": "explorers.step",
     "live": "steps.live",
     "trial": "steps.trials",
     "Source": "source",

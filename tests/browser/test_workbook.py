@@ -80,6 +80,12 @@ def changes(page: Page, cell: Locator, control: Locator) -> bool:
     return False
 
 
+def height(cell: Locator) -> float:
+    """Pixels of the picture below the controls."""
+    box = cell.locator(PICTURE).first.bounding_box()
+    return box["height"] if box else 0.0
+
+
 @pytest.mark.parametrize("notebook", ALL)
 def test_two_moved_controls_change_the_picture(
     notebook: str, browser: Browser, address: str, tmp_path: Path
@@ -102,8 +108,10 @@ def test_two_moved_controls_change_the_picture(
             break
     assert moved == MOVES, f"{moved} of {len(controls)} controls change the picture"
     page.screenshot(path=shots / f"{notebook}_after.png")
+    tall = height(cell)
     dark(page)
     page.screenshot(path=shots / f"{notebook}_dark.png")
+    assert abs(height(cell) - tall) < 20, "the picture has another height in the dark theme"
     ours = [text for text in errors if not any(word in text for word in NOT_OURS)]
     assert ours == []
     close(page)

@@ -80,7 +80,12 @@ def test_rates_under_load_are_those_of_the_row() -> None:
     power = {"us": 20.0, "sm_mhz": 1455.0, "watts": 700.0}
     loaded = {**row(CASES[0], 10.0, noise=0.0), "power": power, "flop": 4e9, "tflops": 400.0}
     chart = plots.load_bars([RUN, loaded], CASES[0].name)
-    assert list(chart.data[0].x) == ["datasheet", "best GEMM", "ours, timed", "ours, under load"]
+    assert list(chart.data[0].x) == [
+        "datasheet",
+        "best GEMM",
+        "ours,<br>timed",
+        "ours,<br>under load",
+    ]
     assert list(chart.data[0].y)[1:] == pytest.approx([700.0, 400.0, 200.0])
     assert "1455 MHz at 700 W" in chart.layout.title.text
     assert "not recorded" in plots.load_bars([RUN]).layout.title.text

@@ -9,13 +9,15 @@ from collections.abc import Callable
 import pytest
 import torch
 
+from mla_lab import lab
 from mla_lab.core.errors import InvalidInput
 from mla_lab.emulate import machine
 from mla_lab.lab import exercises
+from mla_lab.lab.explorers.step import changes, marked_lines
 from mla_lab.lab.steps import STEPS, kernel, solution, step, text
 from mla_lab.lab.steps.compiled import DoesNotCompile
 from mla_lab.lab.steps.live import live
-from mla_lab.lab.steps.report import ptx_changes, report, show_step
+from mla_lab.lab.steps.report import ptx_changes, report
 from mla_lab.lab.steps.trials import Trial, trial
 
 from . import step_answers
@@ -77,7 +79,7 @@ def test_the_authors_kernel_is_right_and_its_report_is_small(number: str) -> Non
     assert [o.schedule for o in author.outcomes] == list(STEPS[number].schedules)
     assert author.outcome.is_right, author.hazards()
     assert author.xray.spills == 0
-    page = report(author).html + show_step(number).html
+    page = report(author).html + lab.StepExplorer(number).picture().html
     assert "Right numbers" in page
     assert len(page) < 60_000
     if author.step.before:
@@ -172,3 +174,30 @@ def test_an_output_that_is_off_is_named_with_its_place() -> None:
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
 def test_without_a_card_the_live_cell_says_so() -> None:
     assert "No Hopper card here" in live(solution("60")).html
+
+
+@pytest.mark.parametrize("number", STEPS)
+def test_what_is_new_of_a_step_is_its_difference_to_the_step_before(number: str) -> None:
+    of, explorer = step(number), lab.StepExplorer(number)
+    now = text.given_text(of).splitlines()
+    whole = explorer.title(show="the code", mark="nothing")
+    assert whole == f"Step {number}: {len(now)} lines"
+    changed = changes(of).splitlines()
+    if not of.before:
+        assert changed == now
+        return
+    before = text.given_text(step(of.before)).splitlines()
+    added = [line[1:] for line in changed if line.startswith("+")]
+    removed = [line[1:] for line in changed if line.startswith("-")]
+    assert len(now) - len(before) == len(added) - len(removed)
+    assert all(line in now for line in added) and all(line in before for line in removed)
+    assert f"against step {of.before}" in explorer.title(show="what is new")
+
+
+def test_marked_lines_are_those_with_the_words() -> None:
+    lines = text.given_text(step("64")).splitlines()
+    found = marked_lines(step("64"), "\n".join(lines), "your functions")
+    wanted = [i for i, t in enumerate(lines, 1) if any(f in t for f in STEPS["64"].functions)]
+    assert found == wanted and len(found) >= 3
+    assert not marked_lines(step("64"), "\n".join(lines), "nothing")
+    assert "background-color" in lab.StepExplorer("64").picture().html

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import argparse
+import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from mla_lab import lab
+from mla_lab.bench.records import problem_of as problem_of_row
+from mla_lab.bench.records import read, results
 from mla_lab.cli.commands._problem import add_problem_options, problem_of
 from mla_lab.core.errors import InvalidInput
 from mla_lab.lab import serving_day
@@ -69,3 +72,23 @@ def test_no_error_bars_on_a_card_without_a_record() -> None:
     explorer = lab.TuneExplorer(card="H100")
     assert "no error bars" in explorer.note(explorer.state)
     assert shipped_trace().summary().split(":")[0] in explorer.note(explorer.state)
+
+
+def test_both_commands_below_run(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    """The printed lines, run: the call against its oracle, the benchmark for one round on a CPU."""
+    from mla_lab.cli import main
+
+    explorer = lab.TuneExplorer(tp=8, moment=0)
+    path, step = explorer.write(tmp_path), explorer.step(explorer.state)
+    call, bench = serving_day.commands(str(path), explorer.state, len(step))
+    assert not main([*call.split()[1:], "--backend", "torch", "--device", "cpu", "--json"])
+    told = json.loads(capsys.readouterr().out)
+    assert told["error"]["good"]
+    assert told["problem"]["kv_lens"] == list(step.kv_lens)
+    record = tmp_path / "record.jsonl"
+    words = bench.replace("record.jsonl", str(record)).split()[1:]
+    quick = "--seeds 0 --rounds 1 --rotation-mb 1 --quick --no-ceilings --no-preflight"
+    peer = "--peers mla-lab-torch --device cpu"
+    assert not main([*words, *quick.split(), *peer.split()])
+    (row,) = results(read(record), "ok")
+    assert row["us"] > 0 and problem_of_row(row).kv_lens == step.kv_lens

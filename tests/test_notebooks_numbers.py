@@ -14,7 +14,7 @@ from mla_lab.core import kv_cache, masks
 from mla_lab.core.gpu import H200
 from mla_lab.core.problem import Problem
 from mla_lab.lab import banks, film, film_breaks, ladder_facts
-from mla_lab.lab.card import anchor_rows, measured_card
+from mla_lab.lab.card import headline_rows, measured_card
 from mla_lab.lab.checks import plans
 from mla_lab.lab.explorers.budget import MOST_REGISTERS, WARPGROUP
 from mla_lab.lab.explorers.fragment import THREADS
@@ -134,7 +134,7 @@ def _counts() -> dict[str, int]:
 
 
 def _method() -> dict[str, float]:
-    method: dict[str, float] = anchor_rows()[0]["method"]
+    method: dict[str, float] = headline_rows()[0]["method"]
     return method
 
 
@@ -184,7 +184,7 @@ def test_words_for_numbers_hold() -> None:
     assert 1.6 < _whole_requests(67) / _whole_requests(66) < 2, "30: nearly twice as long"
     read = measured_card().memory_time(uniform_case(1, 1, 128, 8192).problem) * 1e6
     assert 1.8 < read < 2.3, "90: about two microseconds"
-    l2 = anchor_rows()[0]["environment"]["card"]["l2_bytes"]
+    l2 = headline_rows()[0]["environment"]["card"]["l2_bytes"]
     assert 3.5 < _method()["rotation_bytes"] / l2 < 4, "90: almost four times the L2"
     assert _method()["rounds"] == 9, "90: nine rounds"
     assert fa3_splits(106, 128, 132) == 1 < fa3_splits(44, 128, 132), "31: 80 % of the SMs"

@@ -50,12 +50,14 @@ class AttemptExplorer(explorer.Explorer):
         parts = dict(zip(COLUMNS, log.rows[number - 1], strict=True))
         title = f"Attempt {number} of {len(log.rows)} on {state['kernel']}: {parts['change']}"
         body = "".join(
-            f"<dt style='font-weight:700;margin-top:6px'>{name}</dt>"
-            f"<dd style='margin-left:0'>{escape(parts[name]) or '(nothing noted)'}</dd>"
+            f"<b style='margin-top:6px'>{name}</b>"
+            f"<span style='margin-top:6px'>{escape(parts[name]) or '(nothing noted)'}</span>"
             for name in COLUMNS[1:]
         )
         style = f"font:14px/1.4 {FONT};color:{PAGE_INK};max-width:860px;min-height:190px"
-        return Svg(f"<div style='{style}'><b>{escape(title)}</b><dl>{body}</dl></div>", title)
+        grid = "display:grid;grid-template-columns:90px 1fr"
+        text = f"<b>{escape(title)}</b><div style='{grid}'>{body}</div>"
+        return Svg(f"<div style='{style}'>{text}</div>", title)
 
     def note(self, state: dict[str, Any]) -> str:
         source = attempts(state["kernel"]).source

@@ -66,9 +66,9 @@ def load_bars(rows: Sequence[Row], case: str = LOADED) -> go.Figure:
     for row in results(rows, "ok"):
         if row["case"] == case and row["part"] == 0 and row["peer"] in LOADED_PEERS:
             name, color = LOADED_PEERS[row["peer"]]
-            bars[f"{name}, timed"] = (row["tflops"], color)
+            bars[f"{name},<br>timed"] = (row["tflops"], color)
             if power := row.get("power"):
-                bars[f"{name}, under load"] = (row["flop"] / power["us"] / 1e6, color)
+                bars[f"{name},<br>under load"] = (row["flop"] / power["us"] / 1e6, color)
                 clocks.append(f"{name} {power['sm_mhz']:.0f} MHz at {power['watts']:.0f} W")
     figure = new_figure(
         f"Under load: {', '.join(clocks) or 'not recorded'}", y="TFLOP/s, bf16", height=330

@@ -1,4 +1,4 @@
-"""The H200 of the figures: its preset with the ceilings that the anchor run itself measured.
+"""The H200 of the figures: its preset with the ceilings that the headline run itself measured.
 
 All floors of the workbook use these ceilings: the best read and the best GEMM of the run whose
 times are shown. No recorded call is faster than its floor.
@@ -10,22 +10,28 @@ from dataclasses import replace
 
 from ..bench.records import Row
 from ..core.gpu import H200, PRESETS, Gpu
-from .measuring import ANCHOR, runs
+from .measuring import ANCHOR, headline_run, runs
+
+
+def headline_rows() -> tuple[Row, ...]:
+    """Rows of the run of the plain call (`headline_run`), the run's own first; none without."""
+    found = headline_run()
+    return found.rows if found else ()
 
 
 def anchor_rows() -> tuple[Row, ...]:
-    """Rows of the newest run of the anchor record, the run's own first; none without a record."""
+    """Rows of the newest run with a host plan, which has clocks and watts; none without."""
     found = runs(ANCHOR)
     return found[-1].rows if found else ()
 
 
 def measured_card() -> Gpu:
-    """The H200 with the ceilings of the anchor run; the preset without that record."""
-    found = [row["ceilings"] for row in anchor_rows() if row.get("ceilings")]
-    if not found or H200.ceilings is None:
+    """The H200 with the ceilings of the headline run; the preset without that record."""
+    run = headline_run()
+    found = [row["ceilings"] for row in run.rows if row.get("ceilings")] if run else []
+    if run is None or not found or H200.ceilings is None:
         return H200
     read, gemm = (max(c[name] for c in found) for name in ("read_tbps", "gemm_tflops"))
-    run = runs(ANCHOR)[-1]
     ceilings = replace(
         H200.ceilings,
         read_tbps=read,

@@ -8,6 +8,7 @@ reader's own answer gets a verdict, and a right one is stored (`progress`).
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import dataclass
 from html import escape
 from typing import Any
@@ -93,10 +94,15 @@ def _solution(number: str) -> str:
     return solution_text(step) if step else ""
 
 
+def _coded(text: str) -> str:
+    """HTML of a sentence; what stands in backticks is code."""
+    return re.sub("`([^`]+)`", r"<code>\1</code>", escape(text))
+
+
 def _show(word: str, color: str, text: str) -> None:
     display(
         HTML(
             f"<div style='border-left:5px solid {color};padding:4px 10px;margin:4px 0'>"
-            f"<b style='color:{color}'>{word}.</b> {escape(text)}</div>"
+            f"<b style='color:{color}'>{word}.</b> {_coded(text)}</div>"
         )
     )

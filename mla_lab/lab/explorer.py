@@ -270,5 +270,5 @@ def tick(label: str, value: bool) -> Callable[[], widgets.Checkbox]:
 
 
 def _named(label: str, width: str) -> dict[str, Any]:
-    style = {"description_width": f"{7 * len(label) + 12}px"}
+    style = {"description_width": f"{8 * len(label) + 12}px"}
     return {"description": label, "layout": {"width": width}, "style": style}

@@ -11,6 +11,7 @@ from typing import Any
 from ..bench.cases import Case, uniform_case
 from ..bench.peers import Peer
 from ..bench.records import Row, medians, read, results
+from ..bench.report import HEADLINES
 from ..core.errors import InvalidInput
 from ..core.resources import data_dir
 from .session import gpu_name
@@ -18,8 +19,9 @@ from .source import Source
 from .tables import Table, table
 
 OURS = "mla-lab"
-#: the record of the README's table and of every chart of speed
-ANCHOR = "h200_anchor.jsonl"
+#: the plain call beside public kernels: the record of the README's table, of the charts of speed
+#: and of the card's ceilings; the same cases called with a plan that the host made before
+PLAIN, ANCHOR = "h200_plain.jsonl", "h200_anchor.jsonl"
 
 
 @dataclass(frozen=True)
@@ -89,12 +91,23 @@ def _split(file: str, rows: list[Row]) -> Iterator[Run]:
         yield Run(file, tuple(rows[begin:end]))
 
 
+def headline_run(folder: Path | None = None) -> Run | None:
+    """The newest run of the plain call, else the newest with a host plan, else None."""
+    found = runs(PLAIN, folder) or runs(ANCHOR, folder)
+    return found[-1] if found else None
+
+
 def recorded_us(case: str, peer: str = OURS, folder: Path | None = None) -> Figure:
-    """The recorded figure of a case and peer: of the anchor record, else the newest of another."""
-    for run in (*reversed(runs(ANCHOR, folder)), *reversed(runs(folder=folder))):
-        us = medians(run.rows).get((case, peer))
-        if us is not None:
-            return Figure(case, us, run.source)
+    """The recorded figure of a case and peer: of the plain call's record, else of the one with a
+    host plan, else the newest of another. `OURS` is the record's headline: plain before planned.
+    """
+    names = tuple(HEADLINES) if peer == OURS else (peer,)
+    ordered = (runs(PLAIN, folder), runs(ANCHOR, folder), runs(folder=folder))
+    for run in (run for group in ordered for run in reversed(group)):
+        us = medians(run.rows)
+        for name in names:
+            if (case, name) in us:
+                return Figure(case, us[case, name], run.source)
     return Figure(case, None, None)
 
 

@@ -61,8 +61,9 @@ def hatch(kind: str) -> dict[str, object]:
 
 FONT = "Inter, Segoe UI, Helvetica, Arial, sans-serif"
 
-#: plotly's tool bar lies over long titles; a double click resets the axes without it
-CONFIG = {"displayModeBar": False, "responsive": True}
+#: plotly's tool bar lies over long titles; a double click resets the axes without it. JupyterLab
+#: itself resizes charts: one that is `responsive` beside has height 0 once the theme changes
+CONFIG = {"displayModeBar": False, "responsive": False}
 for _renderer in ("plotly_mimetype", "notebook", "notebook_connected"):
     pio.renderers[_renderer].config = CONFIG
 

@@ -86,12 +86,15 @@ PATHS = {
     "90 minutes": ("00", "10", "11", "21", "22", "30", "31", "32", "33", "90"),
 }
 
-_CARD = (172, 74)
-_LEFT = 150
+#: a card, the room between two, the column of themes, and cards beside each other: text stays
+#: readable beside JupyterLab's file browser on a screen of 1280
+_CARD, _GAP, _LEFT, _COLUMNS = (172, 64), 9, 122, 4
 
 
 class WorkbookMap(explorer.Explorer):
-    """Every notebook as a card, one row a theme; the chosen path is numbered and outlined."""
+    """Every notebook as a card, a theme from its own row on; the chosen path is numbered and
+    outlined.
+    """
 
     name = "lab.WorkbookMap"
     frames_over = "path"
@@ -100,20 +103,18 @@ class WorkbookMap(explorer.Explorer):
 
     def figure(self, state: dict[str, Any]) -> Svg:
         path = PATHS[state["path"]]
-        themes = [t for t in THEMES if any(e.number[0] == t for e in NOTEBOOKS)]
-        parts = []
-        widest = 0
-        done = solved_in()
-        for row, theme in enumerate(themes):
-            y = 8 + row * (_CARD[1] + 16)
-            parts.append(label(0, y + _CARD[1] / 2, THEMES[theme], size=15, anchor="start"))
+        parts, done, y = [], solved_in(), 8
+        for theme, name in THEMES.items():
             entries = [e for e in NOTEBOOKS if e.number[0] == theme]
-            widest = max(widest, len(entries))
-            for column, entry in enumerate(entries):
-                parts.append(_card(_LEFT + column * (_CARD[0] + 14), y, entry, path, done))
+            if entries:
+                parts.append(label(0, y + _CARD[1] / 2, name, size=14, anchor="start"))
+            for i, entry in enumerate(entries):
+                x = _LEFT + i % _COLUMNS * (_CARD[0] + _GAP)
+                parts.append(_card(x, y, entry, path, done))
+                if i % _COLUMNS == _COLUMNS - 1 or entry is entries[-1]:
+                    y += _CARD[1] + _GAP
         alt = f"Map of {len(NOTEBOOKS)} notebooks; path {state['path']}: {', '.join(path)}"
-        width = _LEFT + widest * (_CARD[0] + 14)
-        return document(width, 8 + len(themes) * (_CARD[1] + 16), "".join(parts), alt)
+        return document(_LEFT + _COLUMNS * (_CARD[0] + _GAP), y, "".join(parts), alt)
 
     def note(self, state: dict[str, Any]) -> str:
         chosen = [e for e in NOTEBOOKS if e.number in PATHS[state["path"]]]
@@ -136,13 +137,15 @@ def solved_in() -> dict[str, tuple[int, int]]:
 
 
 def progress_table() -> Table:
-    """Each notebook's exercises, and the last day on which one of them was solved here."""
+    """Each theme's exercises, which of them are solved, and the last day on which one was."""
     known, rows = progress.solved_on(), []
-    for entry in NOTEBOOKS:
-        done, total = solved_in().get(entry.number, (0, 0))
-        days = [day for number, day in known.items() if number[:2] == entry.number]
-        rows.append((entry.number, entry.title, f"{done} of {total}", max(days, default="")))
-    return table(("notebook", "title", "exercises solved", "last on"), rows)
+    for theme, name in THEMES.items():
+        ours = [number for number in CHECKS if number[0] == theme]
+        days = {number: known[number] for number in ours if number in known}
+        if ours:
+            last = max(days.values(), default="")
+            rows.append((name, f"{len(days)} of {len(ours)}", ", ".join(days), last))
+    return table(("theme", "solved", "exercises", "last on"), rows)
 
 
 def _card(
@@ -161,7 +164,7 @@ def _card(
     if done and done == total:
         step += f'<text x="{x + _CARD[0] - 34}" y="{y + 17}" font-size="15" fill="{GREEN}">✓</text>'
     text = (
-        f'<foreignObject x="{x + 9}" y="{y + 26}" width="{_CARD[0] - 18}" height="46">'
+        f'<foreignObject x="{x + 9}" y="{y + 25}" width="{_CARD[0] - 18}" height="38">'
         f'<div xmlns="http://www.w3.org/1999/xhtml" style="font:12px {FONT};color:{INK};'
         f'line-height:1.25">{escape(entry.after)}</div></foreignObject>'
     )

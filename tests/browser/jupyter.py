@@ -107,3 +107,21 @@ def scroll_to(page: Page, selector: str) -> None:
         scroller.evaluate("e => { e.scrollTop += 500 }")
         page.wait_for_timeout(150)
     raise AssertionError(f"{selector} was not found")
+
+
+def dark(page: Page) -> None:
+    """Changes to JupyterLab's dark theme."""
+    page.evaluate(
+        "window.jupyterapp.commands.execute('apputils:change-theme', { theme: 'JupyterLab Dark' })"
+    )
+    page.wait_for_selector("body[data-jp-theme-light=false]", state="attached", timeout=20_000)
+    page.wait_for_timeout(700)
+
+
+def close(page: Page) -> None:
+    """Shuts the notebook's kernel down, puts the light theme back, closes the page."""
+    page.evaluate(
+        "window.jupyterapp.commands.execute('apputils:change-theme', { theme: 'JupyterLab Light' })"
+    )
+    page.evaluate("window.jupyterapp.serviceManager.sessions.shutdownAll()")
+    page.close()

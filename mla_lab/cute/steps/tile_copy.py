@@ -9,12 +9,12 @@ from mla_lab.cute.steps.shape import BOX, BOXES, TILE, WARP_GROUP
 
 
 def threads_over_tile():
-    """128 threads over 16 rows, eight of them to a row, neighbours along it."""
+    """The 128 threads over rows of a tile: neighbours lie along a row."""
     return cute.make_layout((16, 8), stride=(8, 1))
 
 
 def numbers_of_thread():
-    """What a thread copies at once: 8 neighbours of a row, 16 bytes."""
+    """What a thread copies at once: the widest vector of a row."""
     return cute.make_layout((1, 8))
 
 

@@ -80,7 +80,7 @@ HINTS: dict[str, dict[str, str]] = {
 PRAISE: dict[str, str] = {
     "60": "Every thread has written its role, with the registers of its role.",
     "61": "The tile went through shared memory and back, 16 bytes at a time.",
-    "62": "Rows in, columns out, and no bank is asked twice in a turn.",
+    "62": "Rows in, columns out, and no bank serves two vectors in a turn.",
     "63": "Three boxes a tile, and the barrier opened when the last byte was there.",
     "64": "One barrier, five phases, no race.",
     "65": "The producer runs ahead as far as the ring is long, and no further.",

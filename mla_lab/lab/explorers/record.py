@@ -8,6 +8,7 @@ from typing import Any
 import plotly.graph_objects as go
 
 from ...bench.records import medians
+from ...bench.report import HEADLINES, find_headline
 from ...core.gpu import H200
 from ...core.problem import Problem
 from ...plan.choose import choose
@@ -15,7 +16,7 @@ from ...simulate import simulate
 from ...simulate.recorded import recorded
 from .. import explorer
 from ..card import measured_card
-from ..measuring import ANCHOR, OURS, decode_case, measure, runs
+from ..measuring import ANCHOR, OURS, decode_case, headline_run, measure, runs
 from ..session import gpu_name
 from ..source import PREDICTED
 from ..style import (
@@ -80,7 +81,18 @@ def simulator_errors() -> Table:
 
 
 def _recorded() -> tuple[Medians, str]:
-    """Medians of the anchor run, and its label; every peer from the same run."""
+    """Medians of the plain call's run, and its label; every peer from the same run, ours by the
+    name `OURS`.
+    """
+    run = headline_run()
+    if run is None:
+        return {}, ""
+    us, ours = medians(run.rows), find_headline(run.rows)
+    return us | {(c, OURS): t for (c, peer), t in us.items() if peer == ours}, run.source.label
+
+
+def _planned() -> tuple[Medians, str]:
+    """Medians of our calls with a host plan, and the label of their run."""
     found = runs(ANCHOR)
     return (medians(found[-1].rows), found[-1].source.label) if found else ({}, "")
 
@@ -97,6 +109,7 @@ class RecordExplorer(explorer.Explorer):
         q_len=explorer.steps("new tokens", (1, 2, 4), 1, "230px"),
         kv_len=explorer.steps("cached", (1024, 4096, 8192), 8192, "260px"),
         over_floor=explorer.tick("as multiples of the floor", False),
+        planned=explorer.tick("ours with a host plan", False),
         live=explorer.tick("measure here", False),
     )
 
@@ -118,12 +131,7 @@ class RecordExplorer(explorer.Explorer):
         )
         self._add(figure, floors, unit, ("floor of the card", GREY, "dot", "line-ew"))
         self._add(figure, predictions, unit, ("simulator", RED, "dash", "triangle-up"))
-        us, label = _recorded()
-        for peer, (title, color, symbol) in PEERS.items():
-            cases = {b: (self.case(state, b), peer) for b in BATCHES}
-            known = {b: us[key] for b, key in cases.items() if key in us}
-            if known:
-                self._add(figure, known, unit, (f"{title}, {label}", color, "solid", symbol))
+        self._add_recorded(figure, state, unit)
         if state["live"]:
             live = {b: live_us(b, state["q_len"], state["heads"], state["kv_len"]) for b in LIVE}
             here = {b: us for b, us in live.items() if us is not None}
@@ -133,6 +141,22 @@ class RecordExplorer(explorer.Explorer):
         if not state["over_floor"]:
             figure.update_yaxes(type="log")
         return figure
+
+    def _add_recorded(
+        self, figure: go.Figure, state: dict[str, Any], unit: dict[int, float]
+    ) -> None:
+        """Adds every peer of the plain call's run; ours with a host plan where it is ticked."""
+        us, label = _recorded()
+        drawn = [(us, peer, (f"{p[0]}, {label}", p[1], "solid", p[2])) for peer, p in PEERS.items()]
+        if state["planned"]:
+            us, label = _planned()
+            line = (f"ours with a host plan, {label}", BLUE, "dot", "circle-open")
+            drawn.append((us, OURS, line))
+        for us, peer, line in drawn:
+            cases = {b: (self.case(state, b), peer) for b in BATCHES}
+            known = {b: us[key] for b, key in cases.items() if key in us}
+            if known:
+                self._add(figure, known, unit, line)
 
     def case(self, state: dict[str, Any], batch: int) -> str:
         """The benchmark's name of a case."""
@@ -156,8 +180,11 @@ class RecordExplorer(explorer.Explorer):
         )
 
     def note(self, state: dict[str, Any]) -> str:
-        known = runs(ANCHOR)
-        words = known[-1].source.chip() if known else "Recorded rows: <b>none in data/ yet</b>."
+        run = headline_run()
+        words = "Recorded rows: <b>none in data/ yet</b>."
+        if run:
+            call = HEADLINES.get(find_headline(run.rows) or "", "not in this record")
+            words = f"{run.source.chip()} ours: {call}."
         if state["live"] and not gpu_name():
             words += " No GPU here: <b>nothing to measure</b>, recorded rows stand in."
         return f"<div>{words}</div>"

@@ -1,4 +1,8 @@
-"""A step's module compiled: once, into the cache of kernels, by its text and what it imports."""
+"""A step's module compiled: once, into the cache of kernels, by its text and what it imports.
+
+A prebuilt folder ($MLA_LAB_PREBUILT) comes first, as for shipped kernels: a GPU host without the
+DSL launches the steps that were compiled elsewhere.
+"""
 
 from __future__ import annotations
 
@@ -17,6 +21,7 @@ from torch import Tensor
 from ...core.errors import MlaLabError
 from ...emulate.user_kernel import FUNCTION, build, built
 from ...jit import Artifact
+from ...jit.build import manifest_versions, prebuilt_caches
 from ...jit.cache import Cache
 from ...jit.cubin import read_resources
 from ...jit.toolchain import cute_versions
@@ -64,13 +69,32 @@ class Compiled:
 
 
 @cache
-def _surroundings() -> str:
-    """Hash of everything that steps import, and of the compilers."""
-    digest = hashlib.sha256(repr(sorted(cute_versions().items())).encode())
+def _imported() -> bytes:
+    """Text of everything that steps import."""
     common = FOLDER.parent / "common" / "ptx_sm90.py"
-    for path in (*sorted(FOLDER.glob("*.py")), common):
-        digest.update(path.read_bytes())
-    return digest.hexdigest()
+    return b"".join(path.read_bytes() for path in (*sorted(FOLDER.glob("*.py")), common))
+
+
+def entry_name(number: str, text: str, args: tuple[Any, ...], versions: dict[str, str]) -> str:
+    """Name of a step's entry in a cache of kernels; `versions` are those of its compilers."""
+    around = hashlib.sha256(repr(sorted(versions.items())).encode() + _imported()).hexdigest()
+    facts = "\0".join([number, text, _signature(args), around])
+    return f"step-{number}-{hashlib.sha256(facts.encode()).hexdigest()[:16]}"
+
+
+def _prebuilt(number: str, text: str, args: tuple[Any, ...]) -> Compiled | None:
+    """The step out of a prebuilt folder, which has the versions of its compilers."""
+    for place in prebuilt_caches(ARCH):
+        versions = manifest_versions(place, "cute/step")
+        name = entry_name(number, text, args, versions) if versions else ""
+        found = place.find(name) if name else None
+        if found:
+            return _compiled(number, place.root / name, found)
+    return None
+
+
+def _compiled(number: str, folder: Path, facts: dict[str, Any]) -> Compiled:
+    return Compiled(number, folder, tuple(facts["needs"]))
 
 
 def _signature(args: tuple[Any, ...]) -> str:
@@ -88,9 +112,10 @@ def compile_step(number: str, text: str, args: tuple[Any, ...]) -> Compiled:
 
     Raises DoesNotCompile with the compiler's words.
     """
-    facts = "\0".join([number, text, _signature(args), _surroundings()])
-    name = f"step-{number}-{hashlib.sha256(facts.encode()).hexdigest()[:16]}"
-    cache = Cache()
+    prebuilt = _prebuilt(number, text, args)
+    if prebuilt:
+        return prebuilt
+    name, cache = entry_name(number, text, args, cute_versions()), Cache()
 
     def make(folder: Path) -> dict[str, object]:
         path = folder / f"step_{number}.py"
@@ -105,8 +130,7 @@ def compile_step(number: str, text: str, args: tuple[Any, ...]) -> Compiled:
             sys.modules.pop(name, None)
 
     found = cache.find(name) or cache.build(name, make, waiting=lambda: None)
-    needs: Any = found["needs"]
-    return Compiled(number, cache.root / name, tuple(needs))
+    return _compiled(number, cache.root / name, found)
 
 
 def _module(path: Path, name: str) -> ModuleType:

@@ -10,10 +10,8 @@ from ...xray import KernelReport
 from ...xray.opcodes import OTHER, ptx_class
 from ...xray.render import LISTED
 from ..tables import Table, table
-from .catalogue import step
 from .compiled import DoesNotCompile
 from .kernel import StepKernel, solution
-from .text import given_text, highlighted
 
 #: opcodes of the machine code, and of the change of PTX, that a report lists
 MOST_OPCODES, MOST_CHANGES = 8, 10
@@ -29,11 +27,6 @@ class Page:
 
     def _repr_html_(self) -> str:
         return self.html
-
-
-def show_step(number: str) -> Page:
-    """The code of a step, with stubs where the reader writes."""
-    return Page(highlighted(given_text(step(number))))
 
 
 def report(kernel: StepKernel) -> Page:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 import inspect
 import textwrap
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from html import escape
 from pathlib import Path
@@ -86,13 +86,17 @@ def solution_text(step: Step) -> str:
     return "\n\n\n".join(parts)
 
 
-def highlighted(code: str) -> str:
-    """Python as HTML, on a light ground in a dark theme too."""
+def highlighted(code: str, marked: Sequence[int] = (), language: str = "python") -> str:
+    """Code as HTML, on a light ground in a dark theme too; lines `marked` have a ground of their
+    own.
+    """
     try:
         from pygments import highlight  # type: ignore[import-untyped]
         from pygments.formatters import HtmlFormatter  # type: ignore[import-untyped]
-        from pygments.lexers import PythonLexer  # type: ignore[import-untyped]
+        from pygments.lexers import get_lexer_by_name  # type: ignore[import-untyped]
     except ImportError:
         return f"<pre style='{_FRAME}'>{escape(code)}</pre>"
-    form = HtmlFormatter(noclasses=True, style="default", nobackground=True, prestyles=_FRAME)
-    return str(highlight(code, PythonLexer(), form))
+    form = HtmlFormatter(
+        noclasses=True, style="default", nobackground=True, prestyles=_FRAME, hl_lines=list(marked)
+    )
+    return str(highlight(code, get_lexer_by_name(language, stripnl=False), form))

@@ -261,11 +261,15 @@ def test_skip_softmax_over_e4m3_walks(have: Have, heads: int, page_size: int, ro
     have(shipped())
     formats = {"q_dtype": "e4m3", "kv_format": "e4m3"}
     made = problem(heads=heads, page_size=page_size, **formats)
-    found = taken(made, skip_softmax=True)
-    assert (mode_of(found), found.tile_rows) == (SWAP_AB_PERSISTENT.name, rows)
+    assert cute._skipping(made) == (SWAP_AB_PERSISTENT, rows)
     for names in ((), ("sinks",), ("tensor_scales",), ("mask",), ("ragged",)):
-        missing = reason(made, skip_softmax=True, **dict.fromkeys(names, True))
-        assert is_missing(missing) == (page_size != 64), names
+        used = {"skip_softmax": True, **dict.fromkeys(names, True)}
+        assert reason(made, **used) is None, names
+        found = taken(made, **used)
+        if page_size == 64:
+            assert (mode_of(found), found.tile_rows) == (SWAP_AB_PERSISTENT.name, rows)
+        else:
+            assert found.option("gather") == 1 and not found.option("skip")
 
 
 @pytest.mark.parametrize("kv_format", ["e4m3", "fp8_656"])

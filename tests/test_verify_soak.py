@@ -69,6 +69,26 @@ def test_a_record_of_something_else_stays_as_it_is(tmp_path: Path) -> None:
     assert read(record) == [{"kind": "run", "what": "pairwise"}]
 
 
+@pytest.mark.parametrize(
+    ("line", "says"),
+    [
+        ("[" * 5000, "soak.jsonl:2: got nested too deeply"),
+        ('{"kind": "case"', "soak.jsonl:2: got broken JSON"),
+        ('{"what": "soak"}', "soak.jsonl:2"),
+        ('{"kind": "case", "seconds": "long"}', "soak.jsonl, case"),
+    ],
+)
+def test_a_damaged_record_is_one_sentence_and_stays(
+    line: str, says: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    record = tmp_path / "soak.jsonl"
+    text = json.dumps({"kind": "run", "what": "soak", "environment": {}}) + "\n" + line + "\n"
+    record.write_text(text, encoding="utf-8")
+    assert main(["verify", "soak", str(record), "--device", "cpu", "--seconds", "0"]) == 2
+    assert says in capsys.readouterr().err
+    assert record.read_text(encoding="utf-8") == text
+
+
 def test_requests_grow_end_and_begin(monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[list[int]] = []
     step = soak.Session.step

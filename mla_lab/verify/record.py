@@ -25,13 +25,15 @@ STATUSES = ("ok", "wrong", "refused", "failed")
 
 
 def read(path: Path) -> list[Row]:
-    """Rows of a record. Raises InvalidInput for a file that is not one."""
-    try:
-        rows = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines() if line]
-    except (OSError, json.JSONDecodeError) as error:
-        raise invalid("record", f"{path}: {error}", "JSON lines") from None
-    if not rows or any(not isinstance(row, dict) or "kind" not in row for row in rows):
-        raise invalid("record", f"{path} of another form", "rows with a kind")
+    """Rows of a record. Raises InvalidInput, with file and line, for a file that is not one."""
+    rows = []
+    for number, line in files.lines_of(path, "record"):
+        if line.strip():
+            row = files.parse_json(line, f"record {path}:{number}")
+            files.check(row, {"kind": str}, f"record {path}:{number}")
+            rows.append(row)
+    if not rows:
+        raise invalid("record", f"{path} without a row", "rows with a kind")
     return rows
 
 

@@ -24,6 +24,7 @@ import torch
 from torch import Tensor
 
 from ..api.contract import trtllm_batch_decode_with_kv_cache_mla as decode
+from ..core import files
 from ..core import kv_cache as formats
 from ..core.errors import MlaLabError, invalid
 from ..core.problem import Problem
@@ -47,6 +48,12 @@ SIZES: dict[str, tuple[tuple[int, ...], ...]] = {
     "cuda": ((1, 2, 7, 16, 40), (1, 16, 24, 64, 128), (300, 2000, 9000), (1, 16, 32, 64, 128)),
 }
 COUNTS = ("calls", "checked", "wrong", "refused", "graphs", "replays")
+#: keys of a run's two rows that are read again
+KEYS: tuple[files.Keys, files.Keys] = (
+    {"environment": dict},
+    dict.fromkeys(("seconds", "sessions", *COUNTS), (int, float))
+    | {"status": str, "backends": dict, "memory_before": dict, "memory_after": dict},
+)
 OPTIONAL = ("lse", "sinks", "device_scales", "page_gap", "cache_4d")
 
 
@@ -149,6 +156,8 @@ def added(
     rows = read(path) if path.exists() else []
     if any(row.get("what", "soak") != "soak" for row in rows):
         raise invalid("record", f"{path} of another command", "one that `verify soak` wrote")
+    for row in rows:
+        files.check(row, KEYS[row["kind"] == "case"], f"record {path}, {row['kind']}")
     runs = len(cases(rows))
     rows += run(device, seconds, progress, runs + 1 if seed is None else seed)
     write(path, rows)

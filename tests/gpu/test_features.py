@@ -118,7 +118,7 @@ def test_a_flipped_bit_shows(workspace: torch.Tensor) -> None:
     assert changed.tolist() == [False] * 7 + [True]
 
 
-SCALED = (
+SCALED: tuple[tuple[tuple[str, str], dict[str, int]], ...] = (
     (("bf16", "bf16"), {}),
     (("bf16", "bf16"), {"top_k": 70}),
     (("bf16", "bf16"), {"page_size": 1}),

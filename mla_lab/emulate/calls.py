@@ -206,13 +206,14 @@ def _work(
     if not splits:
         tiles, kept = torch.empty(0, 8, dtype=torch.int32), MAX_CTAS * KEPT_WORDS
         return [tiles, torch.full((kept,), 7, dtype=torch.int32)], 2 * WORKERS
+    knobs: dict[str, Any] = {**pieces} if pieces else {"num_splits": splits}
     plan = make_plan(
         problem,
         tile_rows=config.tile_rows,
         tile_kv=config.tile_kv,
         num_workers=workers or max(1, splits * problem.batch),
         policy="fixed_size" if pieces else "fixed",
-        **(pieces or {"num_splits": splits}),
+        **knobs,
     )
     words = [torch.from_numpy(np.array(w)) for w in (plan.tiles, plan.worker_begin)]
     return words, max(1, plan.num_slots)

@@ -13,7 +13,7 @@ from ..core.revision import Revision
 from ..jit import Artifact, compile_all
 from ..jit.shipped import SM100
 from ..xray import KernelReport, inspect
-from .emulated import digest
+from .emulated import digest_of_code
 from .record import Progress, Row, head_row, write
 
 ARCHS = ("sm_100a", "sm_103a")
@@ -57,12 +57,13 @@ def row(artifact: Artifact) -> Row:
         "name": f"{artifact.config.name()} {artifact.arch}",
         "status": status(kernel, columns),
         "registers": used.registers,
+        "by_role": {role.name: role.registers for role in kernel.roles},
         "stack": used.stack,
         "local": kernel.spills,
         "shared_bytes": used.shared,
         "tensor_columns": columns,
         "opcodes": {name: kernel.count(name) for name in COUNTED} if report.has_sass else {},
-        "ptx": digest(artifact),
+        "ptx": digest_of_code(artifact.ptx.read_text()),
         "toolchain": artifact.toolchain,
         "commit": Revision.here().commit,
     }

@@ -165,19 +165,6 @@ def test_plans_are_of_the_kernel_in_either_kind() -> None:
         assert planned.config.kernel == "cute/mla_sm100" and planned.config.tile_rows == 128
 
 
-def test_the_published_list_is_cut_as_it_says() -> None:
-    runs = list(sm100_lists.published_runs())
-    assert len(runs) == len({run.name for run in runs}) == 2 * 396
-    for run in runs:
-        rows = run.problem.heads * run.problem.q_lens[0]
-        pieces = run.problem.batch * rows // 128 * run.splits
-        assert run.splits >= 2 and pieces >= 2 * run.workers
-        assert all(length % 128 for length in run.problem.kv_lens)
-    ways = {run.name: len(set(run.problem.kv_lens)) for run in runs if run.problem.batch > 1}
-    assert all(count == 1 + name.endswith("_var") for name, count in ways.items())
-    assert sum(len(run.schedules) > 1 for run in runs) == 40
-
-
 def test_features_are_run_in_every_pair() -> None:
     runs = list(sm100_lists.feature_runs())
     found = {pair for case in sm100_lists.feature_cases() for pair in pairs_of(case, FACTORS)}

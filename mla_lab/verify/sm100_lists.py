@@ -1,12 +1,12 @@
 """The calls of the SM100 kernel that `sm100` emulates: a published list cut down, and pairs.
 
-The 396 configurations of FlashInfer's pull request 2743 (see `published`), each twice: requests of
-equal lengths, and of unlike ones ("var", their is_var_seq). Dtype, page size, 128 heads and query
-tokens are theirs. Batches of 2 and more become 2 requests, but 1 where 4 query tokens and equal
-lengths meet a batch below 16. A length of 1,024 or 4,096 becomes 2 splits of 3 KV tiles of 128
-tokens, 8,192 becomes 3, less 1 to 127 tokens. All row tiles and splits are for 1 or 2 workers, so
-that each pair of CTAs has two work tiles at least. Every tenth configuration also runs under four
-other schedules, with equal lengths.
+The 396 configurations of FlashInfer's pull request 2743 (see `published`). Dtype, page size, 128
+heads and query tokens are theirs. Batches of 2 and more become 2 requests, and 1 where 4 query
+tokens meet a batch below 16. A length of 1,024 or 4,096 becomes 2 splits of 3 KV tiles of 128
+tokens, 8,192 becomes 3, less 1 to 127 tokens. Two requests have equal lengths or unlike ones
+("var", their is_var_seq) in turn, so that each dtype, page size, length and number of query tokens
+has both. All row tiles and splits are for 1 or 2 workers, so that each pair of CTAs has two work
+tiles at least. Every tenth configuration also runs under four other schedules.
 
 And features in pairs: formats, page sizes, heads, query tokens, masks, sinks, scales in memory,
 lengths, splits, pieces by a request's own length, schedules.
@@ -80,14 +80,14 @@ def build_of(
     )
 
 
-def cut_lengths(c: Configuration, index: int, var: bool) -> tuple[int, ...]:
+def cut_lengths(c: Configuration, index: int) -> tuple[int, ...]:
     """Lengths of the cut requests of a configuration, the `index`-th of the list."""
     whole = splits_of(c) * TILES_A_SPLIT * KV_TILE
     missing = 1 + 13 * index % (KV_TILE - 1)
-    other = KV_TILE - missing if 2 * missing != KV_TILE else 1
-    if var:
-        return (whole - missing, whole - other) if c.batch > 1 else (whole - other,)
-    return (whole - missing,) * (2 if c.batch >= (16 if c.q_len == 4 else 2) else 1)
+    if c.batch < (16 if c.q_len == 4 else 2):
+        return (whole - missing,)
+    unlike = KV_TILE - missing if 2 * missing != KV_TILE else 1
+    return (whole - missing, whole - (unlike if index % 2 else missing))
 
 
 def splits_of(c: Configuration) -> int:
@@ -96,27 +96,21 @@ def splits_of(c: Configuration) -> int:
 
 
 def published_runs() -> Iterator[Run]:
-    """The 396 configurations, cut down: all of them in one way, then in the other."""
-    chosen = list(enumerate(configurations()))
-    for other in (False, True):
-        for index, c in chosen:
-            several = c.batch >= (16 if c.q_len == 4 else 2)
-            yield _published(index, c, var=bool(index % 2 and several) is not other)
-
-
-def _published(index: int, c: Configuration, var: bool) -> Run:
-    config = build_of(c.dtype, c.dtype, c.page_size)
-    lengths, splits = cut_lengths(c, index, var), splits_of(c)
-    items = len(lengths) * c.q_len * splits
-    return Run(
-        f"{c.name}_{'var' if var else 'equal'}",
-        config,
-        problem_for(config, lengths, HEADS, c.q_len),
-        splits,
-        min(2, items // 2),
-        index,
-        ("fair", *SCHEDULES) if index % EVERY == 0 and not var else ("fair",),
-    )
+    """The 396 configurations, cut down."""
+    for index, c in enumerate(configurations()):
+        config = build_of(c.dtype, c.dtype, c.page_size)
+        lengths, splits = cut_lengths(c, index), splits_of(c)
+        var = "var" if len(set(lengths)) > 1 else "equal"
+        items = len(lengths) * c.q_len * splits
+        yield Run(
+            f"{c.name}_{var}",
+            config,
+            problem_for(config, lengths, HEADS, c.q_len),
+            splits,
+            min(2, items // 2),
+            index,
+            ("fair", *SCHEDULES) if index % EVERY == 0 else ("fair",),
+        )
 
 
 def allowed(case: Any) -> bool:

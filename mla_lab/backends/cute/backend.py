@@ -34,6 +34,7 @@ from ...plan.launch_modes import (
 )
 from ...plan.pricing import config_of, first_too_long, too_long
 from ...plan.selection import Selection, select
+from .. import self_check
 from ..base import ANY_KEYS, SKIPS_NOTHING, Replay, gpu_of
 from ..cuda.ops import MAX_BATCH
 from ..rank_mask import masked, repeated, with_mask
@@ -106,11 +107,18 @@ class CuteBackend:
         return _plan(problem, call.form.total_q, gpu, features)
 
     def run(self, call: Call, plan: Any, workspace: Workspace) -> Replay:
-        """Enqueues the call; returns what repeats it for equal calls."""
+        """Enqueues the call; returns what repeats it for equal calls. On a Blackwell card the first
+        one of a configuration is compared with the torch backend (`self_check`).
+        """
         if call.features.context_parallel:
             return repeated(call, self.run(with_mask(call), plan, workspace))
-        launch = Launch.of(call, plan, workspace, gpu_of(call.form.device) or H200)
-        launch(call.args, call.out, call.lse)
+        gpu = gpu_of(call.form.device) or H200
+        launch = Launch.of(call, plan, workspace, gpu)
+        if blackwell.is_blackwell(gpu):
+            check = self_check.mla_check(call, launch.config, gpu)
+            check.around(lambda: launch(call.args, call.out, call.lse))
+        else:
+            launch(call.args, call.out, call.lse)
         return launch.repeat
 
 

@@ -93,6 +93,7 @@ def test_plain_builds_are_what_a_selection_without_settings_names() -> None:
         ({}, 512, "ok"),
         ({"stack": 8}, 512, "wrong"),
         ({"dynamic_shared": 231425}, 512, "wrong"),
+        ({"dynamic_shared": 113 << 10}, 512, "wrong"),
         ({}, 544, "wrong"),
         ({}, -1, "wrong"),
         ({}, 0, "wrong"),

@@ -6,6 +6,7 @@ import json
 import os
 from collections.abc import Callable
 from dataclasses import replace
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +35,7 @@ from mla_lab.verify.record import read
 
 B300 = replace(B200, name="NVIDIA B300", arch="sm_103")
 PROBLEM = Problem(q_lens=(1, 1), kv_lens=(300, 77), heads=128)
+OTHER_CARDS = {"A100": "80", "L40S": "89", "RTX 5090": "120", "B400": "110"}
 FACTS = {"cases": 3, "date": "2026-11-22"}
 
 
@@ -183,6 +185,35 @@ def test_explain_marks_a_launch_until_it_is_proved(monkeypatch: pytest.MonkeyPat
     proofs.remember(proofs.Identity.of(B200), FACTS)
     assert str(verdict(monkeypatch, B200)) == "cute: taken"
     assert verdict(monkeypatch, B300).note == blackwell.MARK
+
+
+@pytest.mark.skipif(not find_spec("cutlass"), reason="needs the CuTe DSL")
+@pytest.mark.parametrize("gpu", [B200, B300], ids=["10.0", "10.3"])
+@pytest.mark.parametrize("way", ["nothing", "environment", "proof"])
+def test_auto_takes_the_kernel_by_consent_alone(
+    gpu: Gpu, way: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(backends, "gpu_of", lambda device: gpu)
+    if way == "environment":
+        monkeypatch.setenv(blackwell.CONSENT, "1")
+    elif way == "proof":
+        proofs.remember(proofs.Identity.of(gpu), FACTS)
+    verdicts = {v.name: v for v in backends.explain(form_of(make_inputs(PROBLEM, 1)))}
+    assert verdicts["cute"].taken == (way != "nothing")
+    if way == "nothing":
+        (sentence,) = str(verdicts["cute"]).splitlines()
+        assert gpu.arch in sentence and blackwell.CONSENT in sentence
+
+
+@pytest.mark.parametrize(
+    "gpu",
+    [replace(H200, name=name, arch=f"sm_{arch}") for name, arch in OTHER_CARDS.items()],
+    ids=list(OTHER_CARDS),
+)
+def test_another_card_is_told_in_one_sentence_why_cute_is_not_taken(gpu: Gpu) -> None:
+    reason = CuteBackend().supports(Features(), PROBLEM, gpu)
+    assert reason is not None and gpu.arch in reason and "\n" not in reason
+    assert "sm_90a" in reason and "sm_103a" in reason
 
 
 # --- the first call ---------------------------------------------------------------------------

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import ast
+import re
 from collections import defaultdict
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+import mla_lab
 from mla_lab.core.resources import data_dir
-from mla_lab.verify import sm100_builds, sm100_lists
+from mla_lab.lab.blackwell_facts import card_facts
+from mla_lab.verify import emulated_xqa, sm100_builds, sm100_lists, sm100_tables
 from mla_lab.verify.published import configurations
 from mla_lab.verify.record import read
 from mla_lab.verify.sm100_lists import KV_TILE, Run, feature_runs, published_runs
@@ -99,3 +104,41 @@ def test_builds_on_record_fit_and_spill_nothing(arch: str) -> None:
         roles = row["by_role"]
         assert list(roles) == ["MMA", "producer", "softmax", "shared"]
         assert all(0 < named <= row["registers"] for named in roles.values())
+
+
+def test_each_fact_that_only_a_card_settles_has_a_guard_in_the_code() -> None:
+    facts = card_facts()
+    assert len(facts.rows) >= 8
+    package = Path(mla_lab.__file__).parent
+    for fact, _, guard in facts.rows:
+        names = re.findall(r"[a-z]\w*(?:\.\w+)+", guard)
+        assert names, fact
+        for name in names:
+            module, _, attribute = name.rpartition(".")
+            tree = ast.parse((package / module.replace(".", "/")).with_suffix(".py").read_text())
+            defined = {getattr(node, "name", None) for node in tree.body}
+            defined |= {
+                target.id
+                for node in tree.body
+                if isinstance(node, ast.Assign)
+                for target in node.targets
+                if isinstance(target, ast.Name)
+            }
+            assert attribute in defined, f"{fact}: {name}"
+
+
+def test_pages_of_the_kernel_are_made_from_the_records() -> None:
+    assert "UTCHMMA" in sm100_tables.builds() and "sm_103a" in sm100_tables.builds()
+    assert re.search(r"published: \d+ of 396: \d+ ok;", sm100_tables.record())
+
+
+def test_sm120_is_right_on_every_pair_and_every_published_configuration() -> None:
+    head, *rows = read(RECORDS / "sm120_xqa.jsonl")
+    assert head["cases"] == len(rows) and {row["status"] for row in rows} == {"ok"}
+    assert not any("findings" in row for row in rows)
+    names = {row["name"] for row in rows}
+    cases, shapes = emulated_xqa.cases(), emulated_xqa.shapes()
+    assert len(names) == len(cases) + len(shapes)
+    assert names >= {", ".join(case[factor] for factor in emulated_xqa.FACTORS) for case in cases}
+    assert sum(row.get("stands_for", 0) for row in rows) == len(configurations()) == 396
+    assert "396 configurations" in sm100_tables.xqa()

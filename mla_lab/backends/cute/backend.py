@@ -41,7 +41,7 @@ from ..rank_mask import masked, repeated, with_mask
 from . import blackwell, proofs
 from .catalogue import able, missing_for
 from .device_plan import Formula, PlanOnDevice, SelfScheduled, of_selection
-from .families import FAMILIES, costs
+from .families import FAMILIES, SM100, costs
 from .launch import Launch
 from .token_gather import configs_for, formula_for, gathers
 
@@ -135,7 +135,9 @@ def common_reason(features: Features, problem: Problem, gpu: Gpu) -> str | None:
 
 def _gpu_reason(gpu: Gpu) -> str | None:
     archs = tuple(dict.fromkeys(arch for family in FAMILIES.values() for arch in family.archs))
-    return None if gpu.arch in archs else f"the GPU is {gpu.arch}; its kernels are for {archs}"
+    if gpu.arch in archs:
+        return None
+    return f"the GPU is {gpu.arch}; its kernels are for {(*archs, *SM100.archs)}"
 
 
 def _feature_reason(features: Features) -> str | None:

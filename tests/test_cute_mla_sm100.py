@@ -22,7 +22,11 @@ from mla_lab.emulate.calls import Call, is_right
 from mla_lab.jit import shipped
 from mla_lab.jit.cubin import KernelResources
 from mla_lab.plan.config import KernelConfig
-from mla_lab.verify import sm100, sm100_builds
+from mla_lab.reference.inputs import make_inputs
+from mla_lab.reference.mla import decode_reference
+from mla_lab.verify import sm100, sm100_builds, sm100_lists
+from mla_lab.verify.pairwise import allowed_pairs, pairs_of
+from mla_lab.verify.sm100_lists import FACTORS
 from mla_lab.xray import KernelReport
 
 pytest.importorskip("cutlass")
@@ -69,7 +73,7 @@ def test_bits_do_not_depend_on_the_schedule() -> None:
 @pytest.mark.parametrize(("q_dtype", "kv_format"), FORMATS)
 @pytest.mark.parametrize("page_size", mla_sm100.PAGE_SIZES)
 def test_shared_memory_and_tensor_memory_fit(q_dtype: str, kv_format: str, page_size: int) -> None:
-    facts = mla_sm100.static_facts(sm100.build_of(q_dtype, kv_format, page_size))
+    facts = mla_sm100.static_facts(sm100_lists.build_of(q_dtype, kv_format, page_size))
     assert facts.shared_bytes <= params.SHARED_BYTES
     used = params.O_COLUMN + params.V_COLUMNS
     assert 2 * params.S_COLUMNS <= params.O_COLUMN and used <= params.TMEM_COLUMNS
@@ -89,6 +93,7 @@ def test_plain_builds_are_what_a_selection_without_settings_names() -> None:
         ({}, 512, "ok"),
         ({"stack": 8}, 512, "wrong"),
         ({"dynamic_shared": 231425}, 512, "wrong"),
+        ({"dynamic_shared": 113 << 10}, 512, "wrong"),
         ({}, 544, "wrong"),
         ({}, -1, "wrong"),
         ({}, 0, "wrong"),
@@ -126,7 +131,7 @@ def test_instruction_descriptors_have_the_bits_of_the_isa() -> None:
     ],
 )
 def test_what_is_not_compiled_is_refused_by_name(changes: dict[str, object], words: str) -> None:
-    config: KernelConfig = replace(sm100.build_of("bf16", "bf16", 64), **changes)  # type: ignore[arg-type]
+    config: KernelConfig = replace(sm100_lists.build_of("bf16", "bf16", 64), **changes)  # type: ignore[arg-type]
     with pytest.raises(Unsupported, match=words):
         mla_sm100.static_facts(config)
 
@@ -161,14 +166,26 @@ def test_plans_are_of_the_kernel_in_either_kind() -> None:
         assert planned.config.kernel == "cute/mla_sm100" and planned.config.tile_rows == 128
 
 
-def test_the_published_list_is_cut_as_it_says() -> None:
-    runs = list(sm100.published_runs())
-    assert len(runs) == len({run.name for run in runs}) == 396
-    for run in runs:
-        rows = run.problem.heads * run.problem.q_lens[0]
-        pieces = run.problem.batch * rows // 128 * run.splits
-        assert run.splits >= 2 and pieces >= 2 * run.workers
-        assert all(length % 128 for length in run.problem.kv_lens)
-    kinds = Counter(len(set(run.problem.kv_lens)) for run in runs if run.problem.batch > 1)
-    assert kinds[1] > 100 and kinds[2] > 100
-    assert sum(len(run.schedules) > 1 for run in runs) == 40
+def test_features_are_run_in_every_pair() -> None:
+    runs = list(sm100_lists.feature_runs())
+    found = {pair for case in sm100_lists.feature_cases() for pair in pairs_of(case, FACTORS)}
+    assert found == set(allowed_pairs(FACTORS, sm100_lists.allowed)) and len(found) > 250
+    assert {run.config.out_dtype for run in runs} == {"bf16", "fp16", "e4m3"}
+    assert (1, 3) in {run.problem.q_lens for run in runs}
+    assert {run.splits for run in runs} == {0, 1, 2, 3, None}
+
+
+@pytest.mark.parametrize("ragged", [False, True])
+def test_a_request_of_a_batch_alone_has_its_own_inputs(ragged: bool) -> None:
+    lens = (1, 3) if ragged else (2, 2)
+    problem = Problem(q_lens=lens, kv_lens=(70, 130), heads=4)
+    inputs = make_inputs(problem, 1, ["lse", "tree_mask"], workspace_bytes=64)
+    whole = decode_reference(inputs)
+    first = 0
+    for request, tokens in enumerate(lens):
+        alone = sm100.request_of(inputs, request)
+        assert alone.problem.kv_lens == (problem.kv_lens[request],)
+        expected = decode_reference(alone)
+        rows = whole.out.reshape(-1, 4, 512)[first : first + tokens]
+        assert torch.equal(expected.out.reshape(rows.shape), rows)
+        first += tokens

@@ -10,8 +10,11 @@ import torch
 from mla_lab.core.errors import Unsupported
 from mla_lab.emulate import Options
 from mla_lab.emulate.direct import Direct, ptx_kernel
+from mla_lab.plan.xqa import MLA_DIMS, Rows, config_for
+from mla_lab.plan.xqa import cut as xqa_cut
 from mla_lab.verify import emulated_xqa
 from mla_lab.verify.pairwise import allowed_pairs, pairs_of
+from mla_lab.verify.published import configurations
 
 #: the build that test_xqa_compiles compiles as well
 FORMATS = "bf16 e4m3"
@@ -34,6 +37,20 @@ def test_sm_120a_gives_the_oracle_s_numbers(pieces: str) -> None:
     row = emulated_xqa.run_case(case, "sm_120a")
     assert row["status"] == "ok", row
     assert 0 < row["out_error"] < 0.01 and row["build"] == "cuda_xqa_kv_type2"
+
+
+def test_every_published_configuration_has_a_shape_that_is_cut_as_it_says() -> None:
+    shapes = emulated_xqa.shapes()
+    assert len(shapes) == 24 and shapes.total() == len(configurations()) == 396
+    for index, shape in enumerate(shapes):
+        problem = shape.problem(index)
+        pieces = [-(-length // emulated_xqa.KEYS) for length in problem.kv_lens]
+        assert pieces == [shape.pieces] * problem.batch
+        assert all(length % 64 for length in problem.kv_lens)
+        assert problem.batch == len(set(problem.kv_lens)) == (2 if shape.q_len == 1 else 1)
+        build = config_for(MLA_DIMS, (shape.dtype, shape.dtype), "sm_120a")
+        cut = Rows(batch=problem.batch, kv_heads=1, rows=128 * shape.q_len, longest=8192)
+        assert xqa_cut(build, cut, 512, 188, batch_invariant=False).max_splits >= 1
 
 
 HEAD = ".version 9.0\n.target sm_120a\n.address_size 64\n"

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Callable
 from dataclasses import replace
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -12,16 +14,20 @@ import pytest
 import torch
 
 from mla_lab import backends, cli
+from mla_lab.backends import self_check
+from mla_lab.backends.cute import backend as cute_backend
 from mla_lab.backends.cute import blackwell, proofs
 from mla_lab.backends.cute.backend import CuteBackend
 from mla_lab.backends.cute.catalogue import build_for, missing_for
+from mla_lab.call.bind import bind
 from mla_lab.call.checks import form_of
 from mla_lab.call.decode_args import native_args
 from mla_lab.call.form import Features
 from mla_lab.core.errors import BuildError, InvalidInput, Unsupported
 from mla_lab.core.gpu import B200, H200, Gpu
 from mla_lab.core.problem import Problem
-from mla_lab.reference.inputs import make_inputs
+from mla_lab.reference.inputs import DecodeInputs, make_inputs
+from mla_lab.reference.mla import decode_reference
 from mla_lab.verify import cases, proof_cases, prove, published
 from mla_lab.verify.check import Guards, Outcome, run_case
 from mla_lab.verify.pairwise import allowed_pairs, pairs_of
@@ -29,6 +35,7 @@ from mla_lab.verify.record import read
 
 B300 = replace(B200, name="NVIDIA B300", arch="sm_103")
 PROBLEM = Problem(q_lens=(1, 1), kv_lens=(300, 77), heads=128)
+OTHER_CARDS = {"A100": "80", "L40S": "89", "RTX 5090": "120", "B400": "110"}
 FACTS = {"cases": 3, "date": "2026-11-22"}
 
 
@@ -178,6 +185,97 @@ def test_explain_marks_a_launch_until_it_is_proved(monkeypatch: pytest.MonkeyPat
     proofs.remember(proofs.Identity.of(B200), FACTS)
     assert str(verdict(monkeypatch, B200)) == "cute: taken"
     assert verdict(monkeypatch, B300).note == blackwell.MARK
+
+
+@pytest.mark.skipif(not find_spec("cutlass"), reason="needs the CuTe DSL")
+@pytest.mark.parametrize("gpu", [B200, B300], ids=["10.0", "10.3"])
+@pytest.mark.parametrize("way", ["nothing", "environment", "proof"])
+def test_auto_takes_the_kernel_by_consent_alone(
+    gpu: Gpu, way: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(backends, "gpu_of", lambda device: gpu)
+    if way == "environment":
+        monkeypatch.setenv(blackwell.CONSENT, "1")
+    elif way == "proof":
+        proofs.remember(proofs.Identity.of(gpu), FACTS)
+    verdicts = {v.name: v for v in backends.explain(form_of(make_inputs(PROBLEM, 1)))}
+    assert verdicts["cute"].taken == (way != "nothing")
+    if way == "nothing":
+        (sentence,) = str(verdicts["cute"]).splitlines()
+        assert gpu.arch in sentence and blackwell.CONSENT in sentence
+
+
+@pytest.mark.parametrize(
+    "gpu",
+    [replace(H200, name=name, arch=f"sm_{arch}") for name, arch in OTHER_CARDS.items()],
+    ids=list(OTHER_CARDS),
+)
+def test_another_card_is_told_in_one_sentence_why_cute_is_not_taken(gpu: Gpu) -> None:
+    reason = CuteBackend().supports(Features(), PROBLEM, gpu)
+    assert reason is not None and gpu.arch in reason and "\n" not in reason
+    assert "sm_90a" in reason and "sm_103a" in reason
+
+
+# --- the first call ---------------------------------------------------------------------------
+
+
+class Launched:
+    """A launch on a pretended card: the oracle's results, off by so much."""
+
+    config = blackwell.config_for(PROBLEM)
+
+    def __init__(self, inputs: DecodeInputs, wrong_by: float) -> None:
+        self.inputs, self.wrong_by, self.count = inputs, wrong_by, 0
+
+    def __call__(self, args: Any, out: torch.Tensor, lse: torch.Tensor) -> None:
+        self.count += 1
+        expected = decode_reference(self.inputs)
+        out.copy_((expected.out * (1 + self.wrong_by)).reshape(out.shape))
+        lse.copy_(expected.lse.reshape(lse.shape))
+
+    repeat = __call__
+
+
+@pytest.fixture
+def launched(monkeypatch: pytest.MonkeyPatch) -> Callable[[Gpu, float], Launched]:
+    def made(gpu: Gpu, wrong_by: float) -> Launched:
+        launch = Launched(make_inputs(PROBLEM, 1, ["lse"], workspace_bytes=64), wrong_by)
+        monkeypatch.setattr(cute_backend, "gpu_of", lambda device: gpu)
+        monkeypatch.setattr(cute_backend.Launch, "of", lambda *given: launch)
+        self_check.clear()
+        return launch
+
+    return made
+
+
+def run_on(launch: Launched) -> torch.Tensor:
+    args = launch.inputs
+    call = bind(args, form_of(args), reads_lengths=False, debug=False)
+    CuteBackend().run(call, None, None)  # type: ignore[arg-type]
+    return call.out
+
+
+@pytest.mark.parametrize("gpu", [B200, B300], ids=["10.0", "10.3"])
+def test_the_first_call_on_a_blackwell_card_is_compared_with_torch(
+    gpu: Gpu, launched: Callable[[Gpu, float], Launched], caplog: pytest.LogCaptureFixture
+) -> None:
+    launch = launched(gpu, 0.0)
+    for _ in range(2):
+        run_on(launch)
+    (record,) = caplog.records
+    assert launch.config.name() in record.getMessage() and gpu.name in record.getMessage()
+    launch = launched(gpu, 0.05)
+    for _ in range(2):
+        with pytest.raises(BuildError, match="differ from the torch backend's, out off by 5"):
+            run_on(launch)
+    assert launch.count == 1
+
+
+def test_a_hopper_card_is_not_compared(
+    launched: Callable[[Gpu, float], Launched], caplog: pytest.LogCaptureFixture
+) -> None:
+    run_on(launched(H200, 0.05))
+    assert not caplog.records
 
 
 # --- the record -------------------------------------------------------------------------------

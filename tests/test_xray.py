@@ -16,7 +16,7 @@ from mla_lab.core.errors import BuildError, Unsupported
 from mla_lab.jit.cubin import KernelResources, read_resources
 from mla_lab.jit.toolchain import nvidia_file
 from mla_lab.plan.config import KernelConfig
-from mla_lab.xray import opcodes, ptx, report, sass
+from mla_lab.xray import opcodes, ptx, report, roles, sass
 
 needs_compiler = pytest.mark.skipif(shutil.which("nvcc") is None, reason="needs nvcc")
 needs_sass = pytest.mark.skipif(sass.find_nvdisasm() is None, reason="needs nvdisasm")
@@ -137,6 +137,43 @@ def test_a_blackwell_kernel_shows_its_matrix_tma_and_tensor_memory_opcodes() -> 
     for line in (["2", "UTCHMMA.2CTA"], ["1", "LDTM.x64"], ["1", "STTM.x32"], ["1", "UTMALDG.5D"]):
         assert line in shown
     assert ["5", "tensor", "memory"] in shown
+
+
+#: warp 0 takes the softmax in a loop, warp 1 multiplies, the others load; then all merge
+ROLES = """
+.text.roles:
+        /*0000*/                   S2R R9, SR_TID.X ;
+        /*0010*/              @P0  BRA `(.L_x_1) ;
+.L_x_0:
+        /*0020*/                   LDTM.x32 R10, tmem[UR4] ;
+        /*0030*/                   FADD R11, R10, R12 ;
+        /*0040*/              @P1  BRA `(.L_x_0) ;
+        /*0050*/                   BRA `(.L_x_3) ;
+.L_x_1:
+        /*0060*/              @P2  BRA `(.L_x_2) ;
+        /*0070*/                   IADD3 R1, R2, R3, RZ ;
+        /*0080*/                   BRA.U UP0, `(.L_x_4) ;
+        /*0090*/                   UTCHMMA.2CTA gdesc[UR42], gdesc[UR34], tmem[UR4] ;
+.L_x_4:
+        /*00a0*/                   BRA `(.L_x_3) ;
+.L_x_2:
+        /*00b0*/                   UTMALDG.5D [UR16], [UR4], desc[UR6] ;
+.L_x_3:
+        /*00c0*/                   FADD R20, R21, R9 ;
+        /*00d0*/                   EXIT ;
+"""
+
+
+def test_roles_are_what_one_branch_leads_to() -> None:
+    found = roles.roles(sass.parse(ROLES)["roles"])
+    assert [(r.name, r.instructions, r.registers) for r in found] == [
+        ("MMA", 4, 3),
+        ("producer", 1, 0),
+        ("softmax", 4, 3),
+        ("shared", 5, 3),
+    ]
+    assert roles.roles(sass.parse(BLACKWELL)["mla"]) == ()
+    assert roles.roles(sass.parse(LISTING)["one"]) == roles.roles([]) == ()
 
 
 def test_ptx_is_counted_by_kernel() -> None:

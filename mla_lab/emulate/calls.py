@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -94,10 +95,8 @@ def make_call(
     workers: int = 0,
     scale: float | None = None,
 ) -> Call:
-    """A call of a build, cut in `splits` pieces a request where they are long enough; 0 where
-    WORKERS workers find their pieces from the lengths. `workers` share the pieces of a plan, one
-    for each piece of a request by default. `scale` is the value of a bmm1_scale in memory, and of
-    a build that reads it there."""
+    """A call of a build, cut as `call_of` says. Seeded inputs hold NaN where nothing is read.
+    `scale` is the value of a bmm1_scale in memory, and of a build that reads it there."""
     features = ["lse"]
     tree, extras = config.mask == "tree", config.mask == "tree" or _has_extras(config)
     if extras:
@@ -113,33 +112,43 @@ def make_call(
         inputs.bmm1_scale.fill_(scale)
     if config.option("skip"):
         inputs = replace(inputs, skip_softmax_threshold_scale_factor=SKIP_FACTOR)
-    out = torch.full((*inputs.query.shape[:-1], problem.latent_dim), 7.0).to(
-        DTYPES[config.out_dtype]
-    )
+    return call_of(config, inputs, splits, workers)
+
+
+def call_of(
+    config: KernelConfig,
+    inputs: DecodeInputs,
+    splits: int = 1,
+    workers: int = 0,
+    pieces: Mapping[str, int] | None = None,
+) -> Call:
+    """A call of a build on `inputs`, cut in `splits` pieces a request where they are long enough; 0
+    where WORKERS workers find their pieces from the lengths. With `pieces`, arguments of
+    `plan.policies.fixed_size`, they follow from a request's own length instead. `workers` share the
+    pieces of a plan, one for each piece of a request by default."""
+    problem = inputs.problem
+    query = inputs.query.unsqueeze(0) if inputs.query.dim() == 3 else inputs.query
+    out = torch.full((*query.shape[:-1], problem.latent_dim), 7.0).to(DTYPES[config.out_dtype])
     lse = torch.full((problem.total_q, problem.heads), 7.0)
-    work, slots = _work(config, problem, splits, workers)
+    work, slots = _work(config, problem, splits, workers, pieces)
     scales = (inputs.bmm1_scale, inputs.bmm2_scale)
     first, second = (1.0 if isinstance(s, Tensor) else float(s) for s in scales)
     first = first if isinstance(scales[0], Tensor) else first * LOG2_E
-    q_begin = torch.arange(problem.batch + 1, dtype=torch.int32) * problem.q_lens[0]
-    args: list[Any] = [
-        inputs.query,
-        inputs.kv_cache,
-        out,
-        lse,
-        *_partials(config, problem, slots, work),
-    ]
+    q_begin = torch.tensor([0, *np.cumsum(problem.q_lens)], dtype=torch.int32)
+    partials = _partials(config, problem, slots, work)
+    args: list[Any] = [query, inputs.kv_cache, out, lse, *partials]
     table = inputs.block_tables
     args += [table.flatten(0, 1) if table.dim() == 3 else table, inputs.seq_lens, q_begin, *work]
     args += [problem.heads, first, second]
+    # 0: each request's own, by q_begin
+    q_len = problem.q_lens[0] if len(set(problem.q_lens)) == 1 else 0
     if config.option("grid"):
-        q_len = 1 if problem.top_k else problem.q_lens[0]
-        args += [splits, _row_tiles(config, problem), q_len]
+        args += [splits, _row_tiles(config, problem), 1 if problem.top_k else q_len]
     elif splits:
-        args += [len(work[1]) - 1, problem.q_lens[0], 0]
+        args += [len(work[1]) - 1, q_len, 0]
     else:
-        args += [WORKERS, problem.q_lens[0], COSTS[mode_of(config)].packed]
-    if extras:
+        args += [WORKERS, q_len, COSTS[mode_of(config)].packed]
+    if config.mask == "tree" or _has_extras(config):
         args.append(_extras(config, inputs))
     expected = decode_reference(inputs, walk=_walk(config, problem, work))
     return Call(config, inputs, tuple(args), out, lse, expected)
@@ -169,9 +178,10 @@ def _extras(config: KernelConfig, inputs: DecodeInputs) -> tuple[Any, ...]:
     sinks = inputs.sinks if isinstance(inputs.sinks, Tensor) else nothing
     found: list[Any] = [sinks, *scales]
     if config.mask == "tree":
-        found.append(
-            inputs.mask if inputs.mask is not None else torch.empty(0, 0, 0, dtype=torch.uint16)
-        )
+        mask = inputs.mask
+        if mask is None:
+            mask = torch.empty(0, 0, 0, dtype=torch.uint16)
+        found.append(mask.unsqueeze(0) if mask.dim() == 2 else mask)
     if config.option("skip"):
         found.append(float(inputs.skip_softmax_threshold_scale_factor or 0.0))
     return tuple(found)
@@ -183,7 +193,11 @@ def _row_tiles(config: KernelConfig, problem: Problem) -> int:
 
 
 def _work(
-    config: KernelConfig, problem: Problem, splits: int, workers: int
+    config: KernelConfig,
+    problem: Problem,
+    splits: int,
+    workers: int,
+    pieces: Mapping[str, int] | None,
 ) -> tuple[list[Tensor], int]:
     """Tiles and worker_begin of a plan, or what takes their place, none of a build by formula; and
     the number of partials."""
@@ -192,13 +206,14 @@ def _work(
     if not splits:
         tiles, kept = torch.empty(0, 8, dtype=torch.int32), MAX_CTAS * KEPT_WORDS
         return [tiles, torch.full((kept,), 7, dtype=torch.int32)], 2 * WORKERS
+    knobs: dict[str, Any] = {**pieces} if pieces else {"num_splits": splits}
     plan = make_plan(
         problem,
         tile_rows=config.tile_rows,
         tile_kv=config.tile_kv,
         num_workers=workers or max(1, splits * problem.batch),
-        policy="fixed",
-        num_splits=splits,
+        policy="fixed_size" if pieces else "fixed",
+        **knobs,
     )
     words = [torch.from_numpy(np.array(w)) for w in (plan.tiles, plan.worker_begin)]
     return words, max(1, plan.num_slots)

@@ -17,8 +17,9 @@ from ..bench.report import call_note, method_note, own_table, short_table, times
 from ..core.errors import invalid
 from ..simulate import blackwell
 from ..simulate.recorded import error_table, recorded
-from ..verify import eight_bits_table, tables, targets
+from ..verify import eight_bits_table, sm100_tables, tables, targets
 from ..verify.target_figures import ANCHOR, PLAIN, PLAIN_EIGHT_BITS, PLAIN_TRACES, rows_of
+from . import shared_lines
 from .course.syllabus import exercise_table, overview, syllabus
 from .readme_picture import cover
 from .speed_chart import chart
@@ -54,6 +55,8 @@ TABLES: dict[str, Callable[[], str]] = {
     "blackwell": blackwell.table,
     "blackwell-counts": blackwell.counts_table,
     "blackwell-note": blackwell.note,
+    "sm100-shared": shared_lines.table,
+    **sm100_tables.TABLES,
     **{name: partial(tables.made, name) for name in tables.TABLES},
 }
 

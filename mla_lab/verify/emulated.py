@@ -7,6 +7,7 @@ so that a later run goes on where an earlier one ended, and runs again what was 
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from multiprocessing import get_context
@@ -72,6 +73,11 @@ def digest(artifact: Artifact) -> str:
 def digest_of(text: str) -> str:
     """The first 64 bits of the SHA-256 of a shortened PTX text."""
     return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def digest_of_code(text: str) -> str:
+    """The same of a PTX text without the lines of source files, which move where one is edited."""
+    return digest_of(re.sub(r"^\t?\.(loc|file)\b.*\n", "", text, flags=re.M))
 
 
 def _run(artifact: Artifact, problem: Problem, splits: int) -> Row:

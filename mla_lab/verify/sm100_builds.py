@@ -1,6 +1,7 @@
 """The SM100 kernel as compiled for sm_100a and sm_103a: what each plain build takes of an SM.
 
-A build is "ok" where no register is spilled and shared and tensor memory are within an SM's.
+A build is "ok" where no register is spilled, shared and tensor memory are within an SM's, and no
+second CTA fits beside it, which would wait for the first one's tensor memory.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from ..core.revision import Revision
 from ..jit import Artifact, compile_all
 from ..jit.shipped import SM100
 from ..xray import KernelReport, inspect
-from .emulated import digest
+from .emulated import digest_of_code
 from .record import Progress, Row, head_row, write
 
 ARCHS = ("sm_100a", "sm_103a")
@@ -43,6 +44,7 @@ def status(kernel: KernelReport, columns: int) -> str:
     """ "ok", or "wrong" where something does not fit or was spilled."""
     used = kernel.resources
     fits = used.shared <= B200.smem_per_block and 0 < columns <= TENSOR_COLUMNS
+    fits = fits and 2 * used.shared > B200.smem_per_sm
     kept = used.stack == 0 and kernel.spills == 0 and used.registers <= MOST_REGISTERS
     return "ok" if fits and kept else "wrong"
 
@@ -57,12 +59,13 @@ def row(artifact: Artifact) -> Row:
         "name": f"{artifact.config.name()} {artifact.arch}",
         "status": status(kernel, columns),
         "registers": used.registers,
+        "by_role": {role.name: role.registers for role in kernel.roles},
         "stack": used.stack,
         "local": kernel.spills,
         "shared_bytes": used.shared,
         "tensor_columns": columns,
         "opcodes": {name: kernel.count(name) for name in COUNTED} if report.has_sass else {},
-        "ptx": digest(artifact),
+        "ptx": digest_of_code(artifact.ptx.read_text()),
         "toolchain": artifact.toolchain,
         "commit": Revision.here().commit,
     }

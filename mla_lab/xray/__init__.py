@@ -7,6 +7,7 @@ print(render(report))
 
 from .render import render, render_changes, render_sass
 from .report import Change, KernelReport, Report, compare, inspect
+from .roles import Role
 from .sass import Instruction
 
 __all__ = [
@@ -14,6 +15,7 @@ __all__ = [
     "Instruction",
     "KernelReport",
     "Report",
+    "Role",
     "compare",
     "inspect",
     "render",

@@ -30,6 +30,7 @@ def _kernel(kernel: KernelReport) -> list[str]:
     lines = [
         kernel.name,
         f"  registers {r.registers}   block {block}   named barriers {r.barriers}",
+        *_roles(kernel),
         f"  shared memory: static {r.static_shared:,} B, dynamic {dynamic}"
         + (" B" if r.dynamic_shared is not None else ""),
         f"  stack {r.stack} B   local memory accesses {kernel.spills}"
@@ -45,6 +46,11 @@ def _kernel(kernel: KernelReport) -> list[str]:
         lines.append("")
         lines += [f"  {kernel.opcodes[opcode]:6d}  {opcode}" for opcode, _ in chosen]
     return lines
+
+
+def _roles(kernel: KernelReport) -> list[str]:
+    named = "   ".join(f"{role.name} {role.registers}" for role in kernel.roles)
+    return [f"  registers named by role: {named}"] if named else []
 
 
 def render_changes(changes: list[Change]) -> str:

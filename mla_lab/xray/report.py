@@ -13,6 +13,7 @@ from ..core.errors import BuildError
 from ..jit.artifact import Artifact
 from ..jit.cubin import KernelResources
 from . import ptx, sass
+from .roles import Role, roles
 from .sass import Instruction
 
 
@@ -47,6 +48,11 @@ class KernelReport:
     def count(self, prefix: str) -> int:
         """Instructions whose opcode begins with `prefix`, e.g. "HGMMA" or "UTMALDG"."""
         return sum(n for opcode, n in self.opcodes.items() if opcode.startswith(prefix))
+
+    @cached_property
+    def roles(self) -> tuple[Role, ...]:
+        """Roles of a tcgen05 kernel, each with the registers that its code names."""
+        return roles(self.instructions)
 
     def lines(self) -> Counter[tuple[str, int]]:
         """Instructions by the source line that they came from."""

@@ -17,19 +17,23 @@ from ..jit.toolchain import nvidia_file
 from .opcodes import sass_class
 
 _SECTION = re.compile(r"^\.text\.(\S+):$")
+_LABEL = re.compile(r"^([.$]\S+):$")
 _SOURCE = re.compile(r'//## File "([^"]+)", line (\d+)')
 _INSTRUCTION = re.compile(r"^\s+/\*([0-9a-f]{4,})\*/\s+(?:(@!?U?P\w+)\s+)?(\S+)\s*(.*?)\s*;")
 
 
 @dataclass(frozen=True)
 class Instruction:
-    """One machine instruction; `source` is (file, line) where the compiler recorded one."""
+    """One machine instruction; `source` is (file, line) where the compiler recorded one, `labels`
+    are those before it.
+    """
 
     address: int
     opcode: str
     operands: str
     predicate: str
     source: tuple[str, int] | None
+    labels: tuple[str, ...] = ()
 
     @property
     def kind(self) -> str:
@@ -69,13 +73,18 @@ def parse(listing: str) -> dict[str, list[Instruction]]:
     kernels: dict[str, list[Instruction]] = {}
     current: list[Instruction] = []
     source: tuple[str, int] | None = None
+    labels: tuple[str, ...] = ()
     for line in listing.splitlines():
         if found := _INSTRUCTION.match(line):
             address, predicate, opcode, operands = found.groups()
-            current.append(Instruction(int(address, 16), opcode, operands, predicate or "", source))
+            place = int(address, 16)
+            current.append(Instruction(place, opcode, operands, predicate or "", source, labels))
+            labels = ()
         elif found := _SOURCE.search(line):
             source = (found[1], int(found[2]))
         elif found := _SECTION.match(line):
             current = kernels.setdefault(found[1], [])
-            source = None
+            source, labels = None, ()
+        elif found := _LABEL.match(line):
+            labels = (*labels, found[1])
     return kernels

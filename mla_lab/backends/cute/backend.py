@@ -34,13 +34,14 @@ from ...plan.launch_modes import (
 )
 from ...plan.pricing import config_of, first_too_long, too_long
 from ...plan.selection import Selection, select
+from .. import self_check
 from ..base import ANY_KEYS, SKIPS_NOTHING, Replay, gpu_of
 from ..cuda.ops import MAX_BATCH
 from ..rank_mask import masked, repeated, with_mask
 from . import blackwell, proofs
 from .catalogue import able, missing_for
 from .device_plan import Formula, PlanOnDevice, SelfScheduled, of_selection
-from .families import FAMILIES, costs
+from .families import FAMILIES, SM100, costs
 from .launch import Launch
 from .token_gather import configs_for, formula_for, gathers
 
@@ -106,11 +107,18 @@ class CuteBackend:
         return _plan(problem, call.form.total_q, gpu, features)
 
     def run(self, call: Call, plan: Any, workspace: Workspace) -> Replay:
-        """Enqueues the call; returns what repeats it for equal calls."""
+        """Enqueues the call; returns what repeats it for equal calls. On a Blackwell card the first
+        one of a configuration is compared with the torch backend (`self_check`).
+        """
         if call.features.context_parallel:
             return repeated(call, self.run(with_mask(call), plan, workspace))
-        launch = Launch.of(call, plan, workspace, gpu_of(call.form.device) or H200)
-        launch(call.args, call.out, call.lse)
+        gpu = gpu_of(call.form.device) or H200
+        launch = Launch.of(call, plan, workspace, gpu)
+        if blackwell.is_blackwell(gpu):
+            check = self_check.mla_check(call, launch.config, gpu)
+            check.around(lambda: launch(call.args, call.out, call.lse))
+        else:
+            launch(call.args, call.out, call.lse)
         return launch.repeat
 
 
@@ -127,7 +135,9 @@ def common_reason(features: Features, problem: Problem, gpu: Gpu) -> str | None:
 
 def _gpu_reason(gpu: Gpu) -> str | None:
     archs = tuple(dict.fromkeys(arch for family in FAMILIES.values() for arch in family.archs))
-    return None if gpu.arch in archs else f"the GPU is {gpu.arch}; its kernels are for {archs}"
+    if gpu.arch in archs:
+        return None
+    return f"the GPU is {gpu.arch}; its kernels are for {(*archs, *SM100.archs)}"
 
 
 def _feature_reason(features: Features) -> str | None:

@@ -81,6 +81,8 @@ OTHERS = {
     "flashinfer_wrapper": "python -m mla_lab.studies.flashinfer_wrapper, on any host",
     "kinds": "mla-lab verify kinds data/records/kinds.jsonl, on any host",
     "sm100": "mla-lab verify sm100 data/records/sm100.jsonl, on any host",
+    "sm100_builds": "mla-lab verify sm100 --list builds data/records/sm100_builds.jsonl, anywhere",
+    "sm120_xqa": "mla-lab verify xqa data/records/sm120_xqa.jsonl, on any host",
     "emulator_speed": "mla-lab verify emulator-speed data/records/emulator_speed.jsonl, anywhere",
     "emulated": "mla-lab verify emulated data/records/emulated.jsonl, on any host",
     "emulated_cuda": "mla-lab verify cuda data/records/emulated_cuda.jsonl, on any host",

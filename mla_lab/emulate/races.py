@@ -50,10 +50,16 @@ if TYPE_CHECKING:
 Row = np.ndarray
 #: mbarriers of a CTA
 MAX_BARRIERS = 96
+WARP, ALL_LANES = 32, 0xFFFFFFFF
 #: findings kept of one run
 MAX_FINDINGS = 200
 #: orders of an access to global memory that take or give what happened before
 TAKES, GIVES = ("acquire", "acq_rel"), ("release", "acq_rel")
+
+
+def _bits(lanes: Row) -> int:
+    """Lanes of a warp, a bit each."""
+    return ALL_LANES if len(lanes) == WARP else int((1 << lanes.astype(np.int64)).sum())
 
 
 class Checker:
@@ -85,6 +91,8 @@ class Checker:
         self.at_next: dict[int, Row] = {}
         #: clock of the last meeting of a warp's threads
         self.met = np.zeros(len(gangs), np.int64)
+        #: accesses of shared memory since then: (clock, lanes)
+        self.recent: list[list[tuple[int, int]]] = [[] for _ in gangs]
         self.shadows = {id(cta): Shadow(cta.shared.size) for cta in machine.ctas}
         self.globals = GlobalShadow(machine.memory.bytes.size)
         self.published: dict[int, Row] = {}
@@ -179,6 +187,7 @@ class Checker:
     def warp_sync(self, g: Gang) -> None:
         """The threads of a warp meet."""
         self.met[g.agent] = len(self.places[AGENTS * g.agent])
+        self.recent[g.agent].clear()
 
     def fence(self, g: Gang, kind: str) -> None:
         """fence.proxy.async shows what happened to asynchronous units, fence.mbarrier_init which
@@ -216,11 +225,18 @@ class Checker:
             text = f"{bar.name} is used, and its initialisation is not ordered before"
             self.note(g, pc, "race", text, (self._where(agent, clock),))
 
-    def releases(self, g: Gang, bar: Mbarrier, relaxed: bool, pc: int) -> None:
-        """mbarrier.arrive"""
+    def releases(self, g: Gang, bar: Mbarrier, relaxed: bool, pc: int, threads: Row) -> None:
+        """mbarrier.arrive by some threads of a warp: what others did since the warp met is not
+        ordered before.
+        """
         if bar.cta is not g.cta:
             self.exits.uses(g, bar.cta, (AGENTS * g.agent, self._tick(g, pc)), pc)
         mine = self.at_fence[g.agent] if relaxed else self.vectors[g.agent]
+        here = _bits(g.lane[threads])
+        loose = next((c for c, lanes in self.recent[g.agent] if lanes & ~here), 0)
+        if loose:
+            mine = mine.copy()
+            np.minimum(mine[:, AGENTS * g.agent], loose - 1, out=mine[:, AGENTS * g.agent])
         np.maximum(bar.released, mine, out=bar.released)
 
     def completes(self, bar: Mbarrier) -> None:
@@ -240,6 +256,7 @@ class Checker:
         words = words[:, : self._words_used(g, pc)]
         clock, agent = self._tick(g, pc), AGENTS * g.agent
         self.exits.uses(g, cta, (agent, clock), pc)
+        self.recent[g.agent].append((clock, _bits(g.lane[active])))
         writer, when = shadow.writer[words], shadow.when[words]
         vector = self.vectors[g.agent, SEEN]
         self._unwritten(g, writer, words, pc)
@@ -268,6 +285,7 @@ class Checker:
         shadow, words = self.shadows[id(cta)], expand(*where)
         clock, agent = self._tick(g, pc), AGENTS * g.agent
         self.exits.uses(g, cta, (agent, clock), pc)
+        self.recent[g.agent].append((clock, _bits(g.lane[active])))
         self._ordered_write(g, shadow, words, pc)
         shadow.writer[words], shadow.when[words] = agent, clock
         lanes = g.lane[active]

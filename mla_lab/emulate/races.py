@@ -37,6 +37,7 @@ from .shadow import (
     GlobalShadow,
     Shadow,
     expand,
+    lane_bits,
 )
 from .tensor_checks import TensorChecks
 from .tiles import ELEMENT_BYTES, operand_words, quarter_words
@@ -50,16 +51,10 @@ if TYPE_CHECKING:
 Row = np.ndarray
 #: mbarriers of a CTA
 MAX_BARRIERS = 96
-WARP, ALL_LANES = 32, 0xFFFFFFFF
 #: findings kept of one run
 MAX_FINDINGS = 200
 #: orders of an access to global memory that take or give what happened before
 TAKES, GIVES = ("acquire", "acq_rel"), ("release", "acq_rel")
-
-
-def _bits(lanes: Row) -> int:
-    """Lanes of a warp, a bit each."""
-    return ALL_LANES if len(lanes) == WARP else int((1 << lanes.astype(np.int64)).sum())
 
 
 class Checker:
@@ -232,7 +227,7 @@ class Checker:
         if bar.cta is not g.cta:
             self.exits.uses(g, bar.cta, (AGENTS * g.agent, self._tick(g, pc)), pc)
         mine = self.at_fence[g.agent] if relaxed else self.vectors[g.agent]
-        here = _bits(g.lane[threads])
+        here = lane_bits(g.lane[threads])
         loose = next((c for c, lanes in self.recent[g.agent] if lanes & ~here), 0)
         if loose:
             mine = mine.copy()
@@ -256,7 +251,7 @@ class Checker:
         words = words[:, : self._words_used(g, pc)]
         clock, agent = self._tick(g, pc), AGENTS * g.agent
         self.exits.uses(g, cta, (agent, clock), pc)
-        self.recent[g.agent].append((clock, _bits(g.lane[active])))
+        self.recent[g.agent].append((clock, lane_bits(g.lane[active])))
         writer, when = shadow.writer[words], shadow.when[words]
         vector = self.vectors[g.agent, SEEN]
         self._unwritten(g, writer, words, pc)
@@ -285,7 +280,7 @@ class Checker:
         shadow, words = self.shadows[id(cta)], expand(*where)
         clock, agent = self._tick(g, pc), AGENTS * g.agent
         self.exits.uses(g, cta, (agent, clock), pc)
-        self.recent[g.agent].append((clock, _bits(g.lane[active])))
+        self.recent[g.agent].append((clock, lane_bits(g.lane[active])))
         self._ordered_write(g, shadow, words, pc)
         shadow.writer[words], shadow.when[words] = agent, clock
         lanes = g.lane[active]

@@ -80,7 +80,7 @@ def _short(lines: Sequence[str]) -> str:
         for pattern, words in WORDS:
             found = re.search(pattern, line)
             if found:
-                return found.expand(words).lower().replace("raw", "RAW").replace("war", "WAR")
+                return found.expand(words)
     return ""
 
 

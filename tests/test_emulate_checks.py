@@ -102,6 +102,21 @@ def test_a_missing_arrival_is_a_deadlock_that_names_the_barrier() -> None:
     assert "1 of 33 arrivals" in str(found)
 
 
+ELECTED = PIPELINE.replace("{arrive}", "{sync} @%p1 " + ARRIVE)
+
+
+@pytest.mark.parametrize("schedule", ["fair", "greedy", "random"])
+def test_a_lane_that_arrives_for_its_warp_meets_it_before(schedule: str) -> None:
+    """One thread's arrival says nothing of what other lanes did since the warp met."""
+    met = ELECTED.format(count=1, fence=FENCE, sync="bar.warp.sync -1;")
+    assert kinds(met, schedule=schedule) == []
+    assert kinds(ELECTED.format(count=1, fence=FENCE, sync=""), schedule=schedule) == ["race"]
+    # nothing but its own word
+    own = ELECTED.replace("xor.b32 %r5, %r4, 128;", "mov.b32 %r5, s;")
+    own = own.replace("st.shared.b32 [%r4]", "@%p1 st.shared.b32 [%r4]")
+    assert kinds(own.format(count=1, fence=FENCE, sync=""), schedule=schedule) == []
+
+
 def test_an_arrival_in_excess() -> None:
     assert "excess arrival" in kinds(PIPELINE.format(count=31, fence=FENCE, arrive=ARRIVE))
 

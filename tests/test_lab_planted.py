@@ -74,8 +74,8 @@ def test_a_card_gets_machine_code_launch_and_tensors(
 
 
 SAID = """========= COMPUTE-SANITIZER
-========= Error: Race reported between Write access at k+0x10 in model.ptx:5
-=========     and Read access at k+0x20 in model.ptx:7 [124 hazards]
+========= Error: Potential RAW hazard detected at __shared__ 0x400 in block (0,0,0) :
+=========     Write Thread (0,0,0) at k+0x90 in model.ptx:5
 =========
 result 0123456789abcdef
 ========= RACECHECK SUMMARY: 1 hazard displayed (1 error, 0 warnings)
@@ -87,7 +87,7 @@ def test_words_of_a_tool_become_a_row(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(planted, "names", lambda: [name])
     row = planted_tools.judged("racecheck", SAID, 0)
     assert (row["end"], row["errors"], row["result"]) == ("exit", 1, "0123456789abcdef")
-    assert row["first"][0].startswith("Error: Race reported between Write access")
+    assert row["first"][0].startswith("Error: Potential RAW hazard")
     assert planted_tools.judged("memcheck", "", None)["end"] == "hang"
     alone = planted_tools.judged(planted_tools.ALONE, "DRIVER: cuCtxSynchronize: error 716", 1)
     assert (alone["end"], alone["first"]) == ("failed", "cuCtxSynchronize: error 716")
@@ -96,7 +96,7 @@ def test_words_of_a_tool_become_a_row(monkeypatch: pytest.MonkeyPatch) -> None:
         tools.append({"kind": "case", "name": file, "tool": "racecheck", **row})
     _, found = planted.rows(tools)
     assert found["name"] == name and found["mended"]["racecheck"]["errors"] == 1
-    assert planted_tables.verdict(found, "racecheck").startswith("Race reported")
+    assert planted_tables.verdict(found, "racecheck") == "RAW hazard"
     assert planted_tables.verdict(found, "memcheck") == "not run"
 
 

@@ -139,17 +139,12 @@ def mbarrier_arrive(
         if nbytes is not None:
             _expect(g, bar, int(nbytes[threads].astype(np.int64).sum()), pc)
         arrivals = len(threads) if count is None else int(count[threads].astype(np.int64).sum())
-        arrive(g, bar, arrivals, pc, relaxed)
-
-
-def arrive(g: Gang, bar: Mbarrier, arrivals: int, pc: int, relaxed: bool = False) -> None:
-    """Count arrivals, and complete the phase if they were the last."""
-    g.machine.checker.releases(g, bar, relaxed, pc)
-    count_arrivals(g, bar, arrivals, pc)
+        g.machine.checker.releases(g, bar, relaxed, pc, threads)
+        count_arrivals(g, bar, arrivals, pc)
 
 
 def count_arrivals(g: Gang, bar: Mbarrier, arrivals: int, pc: int) -> None:
-    """The same for arrivals that release nothing of the thread itself."""
+    """Count arrivals, and complete the phase if they were the last."""
     g.machine.recorder.arrival(g, bar, pc)
     bar.pending -= arrivals
     if bar.pending < 0:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from .barriers import Mbarrier, arrive, each_address, located, mbarrier_at
+from .barriers import Mbarrier, count_arrivals, each_address, located, mbarrier_at
 from .findings import fault
 from .gang import Gang, Mask, lanes_of
 from .memory import BASE, RESERVED
@@ -193,4 +193,5 @@ def cp_async_arrive(g: Gang, address: Row, noinc: bool, m: Mask, pc: int) -> Non
         bar = mbarrier_at(g, at, pc)
         if not noinc:
             bar.pending += len(threads)
-        arrive(g, bar, len(threads), pc)
+        g.machine.checker.releases(g, bar, False, pc, threads)
+        count_arrivals(g, bar, len(threads), pc)

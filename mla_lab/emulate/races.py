@@ -37,6 +37,7 @@ from .shadow import (
     GlobalShadow,
     Shadow,
     expand,
+    lane_bits,
 )
 from .tensor_checks import TensorChecks
 from .tiles import ELEMENT_BYTES, operand_words, quarter_words
@@ -85,6 +86,8 @@ class Checker:
         self.at_next: dict[int, Row] = {}
         #: clock of the last meeting of a warp's threads
         self.met = np.zeros(len(gangs), np.int64)
+        #: accesses of shared memory since then: (clock, lanes)
+        self.recent: list[list[tuple[int, int]]] = [[] for _ in gangs]
         self.shadows = {id(cta): Shadow(cta.shared.size) for cta in machine.ctas}
         self.globals = GlobalShadow(machine.memory.bytes.size)
         self.published: dict[int, Row] = {}
@@ -179,6 +182,7 @@ class Checker:
     def warp_sync(self, g: Gang) -> None:
         """The threads of a warp meet."""
         self.met[g.agent] = len(self.places[AGENTS * g.agent])
+        self.recent[g.agent].clear()
 
     def fence(self, g: Gang, kind: str) -> None:
         """fence.proxy.async shows what happened to asynchronous units, fence.mbarrier_init which
@@ -216,11 +220,18 @@ class Checker:
             text = f"{bar.name} is used, and its initialisation is not ordered before"
             self.note(g, pc, "race", text, (self._where(agent, clock),))
 
-    def releases(self, g: Gang, bar: Mbarrier, relaxed: bool, pc: int) -> None:
-        """mbarrier.arrive"""
+    def releases(self, g: Gang, bar: Mbarrier, relaxed: bool, pc: int, threads: Row) -> None:
+        """mbarrier.arrive by some threads of a warp: what others did since the warp met is not
+        ordered before.
+        """
         if bar.cta is not g.cta:
             self.exits.uses(g, bar.cta, (AGENTS * g.agent, self._tick(g, pc)), pc)
         mine = self.at_fence[g.agent] if relaxed else self.vectors[g.agent]
+        here = lane_bits(g.lane[threads])
+        loose = next((c for c, lanes in self.recent[g.agent] if lanes & ~here), 0)
+        if loose:
+            mine = mine.copy()
+            np.minimum(mine[:, AGENTS * g.agent], loose - 1, out=mine[:, AGENTS * g.agent])
         np.maximum(bar.released, mine, out=bar.released)
 
     def completes(self, bar: Mbarrier) -> None:
@@ -240,6 +251,7 @@ class Checker:
         words = words[:, : self._words_used(g, pc)]
         clock, agent = self._tick(g, pc), AGENTS * g.agent
         self.exits.uses(g, cta, (agent, clock), pc)
+        self.recent[g.agent].append((clock, lane_bits(g.lane[active])))
         writer, when = shadow.writer[words], shadow.when[words]
         vector = self.vectors[g.agent, SEEN]
         self._unwritten(g, writer, words, pc)
@@ -268,6 +280,7 @@ class Checker:
         shadow, words = self.shadows[id(cta)], expand(*where)
         clock, agent = self._tick(g, pc), AGENTS * g.agent
         self.exits.uses(g, cta, (agent, clock), pc)
+        self.recent[g.agent].append((clock, lane_bits(g.lane[active])))
         self._ordered_write(g, shadow, words, pc)
         shadow.writer[words], shadow.when[words] = agent, clock
         lanes = g.lane[active]

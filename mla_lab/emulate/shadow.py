@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 Row = np.ndarray
+WARP, ALL_LANES = 32, 0xFFFFFFFF
 #: agents of a warp: its own accesses, its products, its cp.async copies, its loads from tensor
 #: memory and its stores to it
 PRODUCTS, COPIES, LOADS, STORES, AGENTS = 1, 2, 3, 4, 5
@@ -19,6 +20,11 @@ def expand(offsets: Row, nbytes: int) -> Row:
     if nbytes <= 4:
         return (offsets >> 2)[:, None]
     return (offsets >> 2)[:, None] + np.arange(nbytes >> 2)
+
+
+def lane_bits(lanes: Row) -> int:
+    """Lanes of a warp, a bit each."""
+    return ALL_LANES if len(lanes) == WARP else int((1 << lanes.astype(np.int64)).sum())
 
 
 class Shadow:

@@ -78,11 +78,11 @@ MORE = {
     ),
     "a misaligned load": _pair(
         "Eight bytes are loaded from an address that is a multiple of four.",
-        _GLOBAL,
-        "add.s64 %d2, %d2, 4;\nld.global.b64 %d3, [%d2]; cvt.u32.u64 %r8, %d3;"
-        " add.s32 %r39, %r39, %r8;",
-        "and.b64 %d2, %d2, -8;\nld.global.b64 %d3, [%d2]; cvt.u32.u64 %r8, %d3;"
-        " add.s32 %r39, %r39, %r8;",
+        "shr.u32 %r5, %r0, 2; ld.param.u64 %d0, [a]; mul.wide.u32 %d1, %r5, 8;\n"
+        "add.s64 %d2, %d0, %d1;\nld.global.b64 %d3, [%d2+{}]; mov.b64 {{%r8, %r12}}, %d3;\n"
+        "add.s32 %r39, %r8, %r12;",
+        "4",
+        "0",
     ),
     "shared memory that nobody wrote": _pair(
         "A word of shared memory is read before any store.",

@@ -1,4 +1,4 @@
-"""Markdown tables of what the emulator's records say: builds, deletions, a card's bits."""
+"""Markdown tables of what the emulator's records say: builds, and deletions."""
 
 from __future__ import annotations
 
@@ -33,15 +33,3 @@ def mutations_table(rows: Sequence[Row]) -> str:
 
 def _without_effect(row: Row) -> int:
     return len(row["nobody_waits"]) + len(row.get("pacing", ()))
-
-
-def bits_note(rows: Sequence[Row]) -> str:
-    """What a record of a card's bits holds."""
-    builds = {row["launch"] for row in rows[1:] if "launch" in row}
-    launches = sum("launch" in row for row in rows[1:])
-    probes = sum("probe" in row for row in rows[1:])
-    here = rows[0]["environment"]
-    return (
-        f"{launches} launches of {len(builds)} builds and {probes} probes of single opcodes on "
-        f"{here['card']['name']}, {here.get('date', '')}: `card` numbers have the same bits."
-    )

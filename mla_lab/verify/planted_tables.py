@@ -64,10 +64,24 @@ def _alone(row: dict[str, Any]) -> str:
     return "right" if planted["result"] == mended["result"] else "wrong result"
 
 
+#: words of compute-sanitizer's messages -> ours
+WORDS = (
+    (r"Potential (RAW|WAR|WAW) hazard", r"\1 hazard"),
+    (r"Potential invalid __shared__ (read|write)", r"invalid \1: its CTA may have exited"),
+    (r"Invalid __(\w+?)__ (read|write|atomic)", r"invalid \1 \2"),
+    (r"Uninitialized __(\w+?)__ memory read", r"uninitialised \1 read"),
+    (r"Barrier error detected\. (.*?)\.?$", r"barrier error: \1"),
+)
+
+
 def _short(lines: Sequence[str]) -> str:
-    """The first message of a tool, in a few words."""
-    words = next((line for line in lines if re.match(r"[A-Z]", line)), "reported")
-    return re.sub(r"^(Error|Warning): ", "", words)[:60]
+    """The first message of a tool, in a few words; "" of an error that the driver says as well."""
+    for line in lines:
+        for pattern, words in WORDS:
+            found = re.search(pattern, line)
+            if found:
+                return found.expand(words)
+    return ""
 
 
 def summary(rows: Sequence[dict[str, Any]]) -> str:

@@ -29,7 +29,6 @@ RECORDS = {
     "kinds": "records/kinds.jsonl",
     "emulated": "records/emulated.jsonl",
     "mutations": "records/mutations.jsonl",
-    "bits": "records/h200_card_bits.jsonl",
     "planted": "records/planted.jsonl",
 }
 #: names of features in the order of the tables
@@ -245,7 +244,6 @@ TABLES: dict[str, tuple[str, Callable[[Sequence[Row]], str]]] = {
     "dropin-reasons": ("dropin", dropin_reasons),
     "emulated": ("emulated", emulator_tables.emulated_note),
     "mutations": ("mutations", emulator_tables.mutations_table),
-    "card-bits": ("bits", emulator_tables.bits_note),
     "planted": ("planted", planted_tables.planted_table),
     "planted-note": ("planted", planted_tables.planted_note),
 }

@@ -64,7 +64,6 @@ COMMANDS = {
     "h200_pairwise": ["verify pairwise RECORD"],
     "h200_published": ["verify published RECORD"],
     "h200_features": ["verify costs RECORD"],
-    "h200_card_bits": ["verify card-bits RECORD"],
     "ladder": ["ladder --record RECORD --rounds 9"],
 }
 #: record -> module that makes it, given where
@@ -307,7 +306,6 @@ STEPS = (
         "h200_published",
         "h200_eight_bit_errors",
         "h200_features",
-        "h200_card_bits",
         "h200_sanitizer",
     ),
     _measuring("cuda", "the CUDA backend, MLA and GQA", "h200_cuda", "h200_gqa", "h200_rounding"),

@@ -21,6 +21,8 @@ def _minutes(rows: list[Row]) -> float:
 
 def _words(rows: list[Row], of: int) -> str:
     """How many cases there are, how they ended, their greatest errors and time."""
+    if not rows:
+        return f"0 of {of}"
     statuses = Counter(row["status"] for row in rows)
     ended = ", ".join(f"{count} {status}" for status, count in statuses.items())
     out, lse = (max(row.get(name, 0.0) for row in rows) for name in ("out_error", "lse_error"))

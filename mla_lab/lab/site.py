@@ -67,7 +67,9 @@ suppress_warnings = ["misc.highlighting_failure"]
 """
 
 #: parts of Markdown whose words are left alone: code, links, headings, HTML, bold labels
-_KEPT = re.compile(r"(```.*?```|`[^`]*`|!?\[[^\]]*\]\([^)]*\)|^#.*$|<[^>]+>|\|.*\|$)", re.S | re.M)
+_KEPT = re.compile(
+    r"(```.*?```|`[^`]*`|!?\[[^\]]*\]\([^)]*\)|^#[^\n]*$|<[^>]+>|^\|[^\n]*$)", re.S | re.M
+)
 _LINK = re.compile(r"\[(?P<text>[^\]]*)\]\((?P<to>[^)#\s]+)(?P<anchor>#[^)]*)?\)")
 
 

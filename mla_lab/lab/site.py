@@ -7,7 +7,8 @@ exercises as boxes with their stub. Sessions make the order and the front page.
 from __future__ import annotations
 
 import re
-import warnings
+import subprocess
+import sys
 from collections.abc import Iterable, Sequence
 from html import escape
 from pathlib import Path
@@ -252,16 +253,10 @@ def write(source: Path, notebooks: Path, script: str, only: Sequence[str] = ()) 
 
 
 def build(source: Path, out: Path) -> None:
-    """Runs Sphinx. Raises SiteFailed for any warning."""
-    import io
-
-    from sphinx.application import Sphinx
-
-    said = io.StringIO()
-    with warnings.catch_warnings():
-        # Python's own warnings between Sphinx and its extensions say nothing about the pages
-        warnings.simplefilter("ignore")
-        app = Sphinx(source, source, out, out / ".doctrees", "html", status=None, warning=said)
-        app.build()
-    if said.getvalue().strip():
-        raise SiteFailed(said.getvalue().strip()[:2000])
+    """Runs Sphinx in a process of its own. Raises SiteFailed for any warning."""
+    # Python's own warnings between Sphinx and its extensions say nothing about the pages
+    command = [sys.executable, "-W", "ignore", "-m", "sphinx", "-q", "-W", "--keep-going"]
+    command += ["--no-color", "-d", str(out / ".doctrees"), str(source), str(out)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode or done.stderr.strip():
+        raise SiteFailed(done.stderr.strip()[:2000])

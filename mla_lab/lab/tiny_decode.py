@@ -153,8 +153,15 @@ class Decoder:
             out: Tensor = decode(*arguments, bmm1_scale=SCALE, batch_invariant=True)
             return out
         q_lens = (query.shape[1],) * len(lengths)
-        formats = {"q_dtype": self.dtype, "kv_format": self.dtype, "out_dtype": self.dtype}
-        problem = Problem(q_lens, tuple(lengths.tolist()), HEADS, **formats)
+        kind = self.dtype
+        problem = Problem(
+            q_lens,
+            tuple(lengths.tolist()),
+            HEADS,
+            q_dtype=kind,
+            kv_format=kind,
+            out_dtype=kind,
+        )
         plan = make_plan(problem, num_workers=WORKERS, policy="greedy")
         planned: Tensor = decode(*arguments, bmm1_scale=SCALE, plan=plan)
         return planned

@@ -77,7 +77,7 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("site")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(site, "execute", lambda path: {"cells": cells})
-        assert html.build(Path("notebooks"), folder / "out", only=["31"]) == ["31"]
+        assert site.build(Path("notebooks"), folder / "out", only=["31"]) == ["31"]
     return folder / "out"
 
 
@@ -91,7 +91,7 @@ def test_the_site_is_built_without_a_warning_and_takes_nothing_from_the_network(
     assert all(escape(session.title) in front for session in SESSIONS)
     assert all(entry.file.replace(".ipynb", ".html") in front for entry in NOTEBOOKS)
     assert "<table" in (built / "verified.html").read_text()
-    assert (built / html.SCRIPT).stat().st_size > 1_000_000
+    assert (built / site.SCRIPT).stat().st_size > 1_000_000
     assert "swizzl" in (built / "searchindex.js").read_text()
 
 
@@ -112,7 +112,7 @@ def test_a_warning_of_sphinx_fails_the_build(tmp_path: Path) -> None:
     (source / "conf.py").write_text('extensions = ["myst_parser"]\n')
     (source / "index.md").write_text("# A\n\n[gone](gone.md)\n")
     with pytest.raises(site.SiteFailed, match="gone"):
-        site.build(source, tmp_path / "out")
+        site.render(source, tmp_path / "out")
 
 
 def test_solutions_run_and_are_not_shown(tmp_path: Path) -> None:

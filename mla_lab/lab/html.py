@@ -1,32 +1,25 @@
-"""The executed workbook as a static site that works offline; `site` makes its pages.
+"""Executed notebooks as HTML that works without a kernel, for the course's site (`site`).
 
-    python -m mla_lab.lab.html site
-
-Runs every notebook, solutions included. An explorer becomes a slider over pictures that were
+Every notebook runs with its solutions. An explorer becomes a slider over pictures that were
 computed here; everything else is as Jupyter shows it.
 """
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
-import shutil
 import sys
-import tempfile
-from collections.abc import Sequence
 from html import escape
-from importlib import resources
 from pathlib import Path
 from typing import Any
 
 from .explorer import FRAMES_MIME, PLOTLY_MIME
 
-SCRIPT = "plotly.min.js"
 #: seconds that one cell may take
 CELL_TIMEOUT = 300
 
-_BEHAVIOUR = """
+#: the script of a page: draws charts, moves sliders
+BEHAVIOUR = """
 function draw(place, data) {
   const figure = data["application/vnd.plotly.v1+json"];
   if (figure) Plotly.react(place, figure.data, figure.layout, figure.config);
@@ -118,37 +111,3 @@ def _json(data: dict[str, Any], name: str = "data") -> str:
 def _pages(html: str) -> str:
     """Links between notebooks as links between pages."""
     return html.replace(".ipynb'", ".html'").replace('.ipynb"', '.html"')
-
-
-def build(notebooks: Path, out: Path, only: Sequence[str] = ()) -> list[str]:
-    """Writes the site into `out`, a folder that it empties first; `only` names notebooks by number.
-
-    Returns the numbers of the notebooks. Raises SiteFailed where Sphinx has a warning.
-    """
-    from . import site
-
-    with tempfile.TemporaryDirectory() as folder:
-        source = Path(folder) / "source"
-        written = site.write(source, notebooks, _BEHAVIOUR, only)
-        shutil.rmtree(out, ignore_errors=True)
-        site.build(source, out)
-    script = resources.files("plotly").joinpath("package_data", SCRIPT)
-    (out / SCRIPT).write_bytes(script.read_bytes())
-    shutil.rmtree(out / ".doctrees", ignore_errors=True)
-    return written
-
-
-def main(argv: Sequence[str] | None = None) -> int:
-    """The command; see the module."""
-    parser = argparse.ArgumentParser(prog="python -m mla_lab.lab.html")
-    parser.add_argument("out", type=Path, help="folder for the site; what is in it is removed")
-    parser.add_argument("--notebooks", type=Path, default=Path("notebooks"))
-    parser.add_argument("--only", nargs="*", default=(), help="notebook numbers")
-    args = parser.parse_args(argv)
-    build(args.notebooks, args.out, args.only)
-    sys.stderr.write(f"open {args.out / 'index.html'}\n")
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -1,16 +1,22 @@
 """The course as a site: Sphinx's pages, search and themes over the executed notebooks.
 
+    python -m mla_lab.lab.site site
+
 A notebook becomes a Markdown page: prose with its glossary words linked, code, outputs as HTML, and
 exercises as boxes with their stub. Sessions make the order and the front page.
 """
 
 from __future__ import annotations
 
+import argparse
 import re
+import shutil
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterable, Sequence
 from html import escape
+from importlib import resources
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +24,11 @@ from ..core.errors import MlaLabError
 from ..core.resources import data_dir
 from .course.glossary import Term, pattern, term_of, terms, used_in
 from .course.syllabus import SESSIONS, Session, syllabus
-from .html import execute, output_html
+from .html import BEHAVIOUR, execute, output_html
 from .session import prose
 from .workbook_map import NOTEBOOKS, Entry
+
+SCRIPT = "plotly.min.js"
 
 #: what the theme sets, and the variables that our own pictures and tables take from Jupyter
 STYLE = """
@@ -252,7 +260,7 @@ def write(source: Path, notebooks: Path, script: str, only: Sequence[str] = ()) 
     return [entry.number for entry in entries]
 
 
-def build(source: Path, out: Path) -> None:
+def render(source: Path, out: Path) -> None:
     """Runs Sphinx in a process of its own. Raises SiteFailed for any warning."""
     # Python's own warnings between Sphinx and its extensions say nothing about the pages
     command = [sys.executable, "-W", "ignore", "-m", "sphinx", "-q", "-W", "--keep-going"]
@@ -260,3 +268,35 @@ def build(source: Path, out: Path) -> None:
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode or done.stderr.strip():
         raise SiteFailed(done.stderr.strip()[:2000])
+
+
+def build(notebooks: Path, out: Path, only: Sequence[str] = ()) -> list[str]:
+    """Writes the site into `out`, a folder that it empties first; `only` names notebooks by number.
+
+    Returns the numbers of the notebooks. Raises SiteFailed where Sphinx has a warning.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        source = Path(folder) / "source"
+        written = write(source, notebooks, BEHAVIOUR, only)
+        shutil.rmtree(out, ignore_errors=True)
+        render(source, out)
+    script = resources.files("plotly").joinpath("package_data", SCRIPT)
+    (out / SCRIPT).write_bytes(script.read_bytes())
+    shutil.rmtree(out / ".doctrees", ignore_errors=True)
+    return written
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """The command; see the module."""
+    parser = argparse.ArgumentParser(prog="python -m mla_lab.lab.site")
+    parser.add_argument("out", type=Path, help="folder for the site; what is in it is removed")
+    parser.add_argument("--notebooks", type=Path, default=Path("notebooks"))
+    parser.add_argument("--only", nargs="*", default=(), help="notebook numbers")
+    args = parser.parse_args(argv)
+    build(args.notebooks, args.out, args.only)
+    sys.stderr.write(f"open {args.out / 'index.html'}\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -23,11 +23,11 @@ def test_absorbed_decoding_gives_the_scores_of_attention_as_trained(model: TinyM
 
 
 def test_drafts_change_the_calls_and_not_the_text(model: TinyModel) -> None:
-    prompt = corpus()[400:550]
+    prompt = corpus()[400:520] + corpus()[400:430]
     plain, drafted = (Decoder(model, [prompt], drafts=n).generate(10) for n in (0, 4))
     assert plain.text()[:10] == drafted.text()[:10]
     steps = drafted.requests[0].steps
-    assert len(steps) < 10
+    assert len(steps) <= 6
     assert sum(s.kept for s in steps) + len(steps) == len(drafted.text())
     cached = len(drafted.requests[0].tokens) - 1
     assert steps[-1].cached == cached

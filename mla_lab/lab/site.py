@@ -65,6 +65,7 @@ html_title = "mla-lab course"
 html_static_path = ["_static"]
 html_css_files = ["course.css"]
 html_show_sphinx = False
+html_show_copyright = False
 html_show_sourcelink = False
 html_copy_source = False
 html_show_search_summary = False

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from .. import explorer
-from ..source import formula
+from ..source import Source
 from ..svg import Cell, Svg, box, document, label, tint
 from ..tiny_decode import PAGE, Decoder, Request, Step
 from ..tiny_model import TinyModel
@@ -19,7 +19,7 @@ class TextExplorer(explorer.Explorer):
     """Steps through generated letters; every draft length is decoded once, when it is created."""
 
     name = "lab.TextExplorer"
-    source = formula("decoded here")
+    source = Source("measured", detail="decoded here")
     frames_over = "step"
 
     def __init__(self, model: TinyModel, prompt: str, **state: Any) -> None:

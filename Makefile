@@ -69,9 +69,9 @@ tests: $(STAMP)
 live: $(STAMP)
 	$(BIN)/mla-lab live
 
-# the executed workbook as pages that need no kernel and no network, in site/
+# the course: executed notebooks as pages that need no kernel and no network, in site/
 html: $(STAMP)
-	$(BIN)/python -m mla_lab.lab.html site
+	$(BIN)/python -m mla_lab.lab.site site
 
 browser-test: $(STAMP)
 	@command -v chromium >/dev/null || { echo "the browser test drives Chromium and there is none on PATH: install it (Debian, Ubuntu: apt install chromium)"; exit 1; }

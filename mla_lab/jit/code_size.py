@@ -24,6 +24,4 @@ ROOM = 128 << 10
 def code_bytes(elf: bytes) -> dict[str, int]:
     """Bytes of machine code of each kernel in a cubin, by name."""
     text = ".text."
-    return {
-        s.name.removeprefix(text): s.size for s in sections(elf) if s.name.startswith(text)
-    }
+    return {s.name.removeprefix(text): s.size for s in sections(elf) if s.name.startswith(text)}

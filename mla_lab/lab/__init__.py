@@ -65,6 +65,8 @@ _NAMES = {
     "film_of": "film_breaks",
     "summary": "film_picture",
     "who_waits": "film_report",
+    "DiffExplorer": "hopper_steps",
+    "shipped_table": "hopper_steps",
     "TextExplorer": "explorers.text",
     "TuneExplorer": "explorers.tune",
     "TokenExplorer": "explorers.token",

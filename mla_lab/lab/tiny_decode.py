@@ -1,4 +1,4 @@
-"""Text from the tiny model by `mla_lab.api.decode`: a paged cache, drafts, and plans as on a card."""
+"""Text from the tiny model by `mla_lab.api.decode`: a paged cache, drafts, plans as on a card."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class Request:
 
 
 def look_up(tokens: Sequence[int], count: int) -> list[int]:
-    """What followed the last letters where they occurred before: a draft of up to `count` tokens."""
+    """Up to `count` tokens that followed the last letters where they occurred before: a draft."""
     clue = list(tokens[-CLUE:])
     for at in range(len(tokens) - CLUE - 1, -1, -1):
         if list(tokens[at : at + CLUE]) == clue:
@@ -76,7 +76,7 @@ class Decoder:
         model: TinyModel,
         prompts: Sequence[str],
         *,
-        most: int = 384,
+        most: int = 256,
         invariant: bool = True,
         drafts: int = 0,
         dtype: str = "bf16",
@@ -153,8 +153,15 @@ class Decoder:
             out: Tensor = decode(*arguments, bmm1_scale=SCALE, batch_invariant=True)
             return out
         q_lens = (query.shape[1],) * len(lengths)
-        formats = {"q_dtype": self.dtype, "kv_format": self.dtype, "out_dtype": self.dtype}
-        problem = Problem(q_lens, tuple(lengths.tolist()), HEADS, **formats)
+        kind = self.dtype
+        problem = Problem(
+            q_lens,
+            tuple(lengths.tolist()),
+            HEADS,
+            q_dtype=kind,
+            kv_format=kind,
+            out_dtype=kind,
+        )
         plan = make_plan(problem, num_workers=WORKERS, policy="greedy")
         planned: Tensor = decode(*arguments, bmm1_scale=SCALE, plan=plan)
         return planned

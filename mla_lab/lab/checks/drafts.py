@@ -7,7 +7,7 @@ from .hints import Attempt, Check, need
 
 
 def _kept(attempt: Attempt) -> str:
-    cases = (
+    cases: tuple[tuple[list[int], list[int], str], ...] = (
         ([7, 8, 9], [7, 8, 9, 4], "the whole draft is right, and one more token comes for free"),
         ([7, 8, 9], [7, 5, 9, 4], "the second guess is wrong: what stands in its place?"),
         ([7, 8, 9], [6, 8, 9, 4], "the first guess is wrong; the later ones were judged behind it"),

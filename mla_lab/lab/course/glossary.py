@@ -74,8 +74,9 @@ def used_in(text: str) -> list[Term]:
 def words_html(text: str) -> str:
     """Folded list of the words that `text` uses; pointing at one shows its meaning."""
     rows = "".join(
-        f"<span title='{escape(term.meaning, quote=True)}' tabindex='0' style='display:inline-block;"
-        f"background:{PAGE_TINT};border-radius:4px;padding:1px 7px;margin:2px 4px 2px 0;"
+        f"<span title='{escape(term.meaning, quote=True)}' tabindex='0' style='"
+        f"display:inline-block;background:{PAGE_TINT};border-radius:4px;padding:1px 7px;"
+        "margin:2px 4px 2px 0;"
         f"text-decoration:underline dotted;cursor:help'>{escape(term.name)}</span>"
         for term in sorted(used_in(text), key=lambda term: term.name.lower())
     )

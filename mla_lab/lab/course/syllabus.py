@@ -51,8 +51,8 @@ class Session:
         return sum(entry.minutes for entry in self.entries)
 
     @property
-    def for_exercises(self) -> int:
-        """Minutes left for exercises and talk."""
+    def for_talk(self) -> int:
+        """Minutes left for talk and for exercises that take longer."""
         return MINUTES - RECAP - self.minutes
 
 
@@ -167,11 +167,9 @@ def overview() -> str:
 
 
 def exercise_table() -> str:
-    """A row a session: its exercises, and how many minutes are left for them."""
-    rows = [
-        f"| {s.number} {s.title} | {', '.join(s.exercises)} | {s.for_exercises} |" for s in SESSIONS
-    ]
-    return "\n".join(["| session | exercises | minutes left |", "|---|---|---:|", *rows])
+    """A row a session and its exercises."""
+    rows = [f"| {s.number} {s.title} | {', '.join(s.exercises)} |" for s in SESSIONS]
+    return "\n".join(["| session | exercises |", "|---|---|", *rows])
 
 
 def _section(session: Session, to_notebooks: str) -> str:
@@ -189,6 +187,6 @@ def _section(session: Session, to_notebooks: str) -> str:
         f"## Session {session.number}: {session.title}\n\n"
         f"**Before.** {before}\n\n**Afterwards you can**\n\n{goals}\n\n"
         f"| notebook | afterwards you can | minutes | exercises |\n|---|---|---:|---|\n{rows}\n\n"
-        f"**Time.** Questions {RECAP} minutes, notebooks {session.minutes}, exercises and talk "
-        f"{session.for_exercises}."
+        f"**Time.** Questions {RECAP} minutes, notebooks with their exercises {session.minutes}, "
+        f"talk and what took longer {session.for_talk}."
     )

@@ -5,12 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 from .. import explorer
-from ..source import formula
+from ..source import Source
 from ..svg import Cell, Svg, box, document, label, tint
 from ..tiny_decode import PAGE, Decoder, Request, Step
 from ..tiny_model import TinyModel
 
-LETTERS, STEPS, DRAFTS = 40, 40, (0, 2, 4)
+LETTERS, STEPS, DRAFTS = 20, 20, (0, 4)
 _CELL, _LINE, _WIDTH = 24.0, 40, 1000.0
 OWN, KEPT, REFUSED = tint(0), tint(2), tint(5)
 
@@ -19,7 +19,7 @@ class TextExplorer(explorer.Explorer):
     """Steps through generated letters; every draft length is decoded once, when it is created."""
 
     name = "lab.TextExplorer"
-    source = formula("decoded here")
+    source = Source("measured", detail="decoded here")
     frames_over = "step"
 
     def __init__(self, model: TinyModel, prompt: str, **state: Any) -> None:
@@ -41,8 +41,8 @@ class TextExplorer(explorer.Explorer):
         request, steps = self.shown(state)
         letters = sum(step.kept + 1 for step in steps)
         finding = (
-            f"{letters} letters in {len(steps)} calls a layer: "
-            f"{sum(s.kept for s in steps)} of {sum(len(s.draft) for s in steps)} draft tokens kept; "
+            f"{letters} letters in {len(steps)} calls a layer: {sum(s.kept for s in steps)} of "
+            f"{sum(len(s.draft) for s in steps)} draft tokens kept; "
             f"{steps[-1].cached} tokens cached"
         )
         body = label(0, 12, finding, size=16, anchor="start")

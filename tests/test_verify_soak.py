@@ -89,6 +89,12 @@ def test_a_damaged_record_is_one_sentence_and_stays(
     assert record.read_text(encoding="utf-8") == text
 
 
+def test_a_run_of_long_steps_ends_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(soak, "GRACE", -1.0)
+    row = list(soak.run("cpu", 0.0, quiet))[-1]
+    assert row["status"] == "ok" and row["calls"] == row["sessions"] == len(FORMATS)
+
+
 def test_requests_grow_end_and_begin(monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[list[int]] = []
     step = soak.Session.step

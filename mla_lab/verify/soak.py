@@ -42,6 +42,8 @@ ENDS, INVARIANT = 0.15, 0.25
 #: bytes of a workspace, and bound on the growth of tensors after the first quarter of a run
 WORKSPACE_BYTES = {"cpu": 64 << 20, "cuda": CARD_WORKSPACE_BYTES}
 FLAT_BYTES = 64 << 20
+#: seconds after its end within which a run may finish its sessions
+GRACE = 20.0
 #: drawn batches, heads, tokens and page sizes
 SIZES: dict[str, tuple[tuple[int, ...], ...]] = {
     "cpu": ((1, 2, 3), (2, 16), (90, 260), (2, 16, 64)),
@@ -197,7 +199,7 @@ def run(device: str, seconds: float, progress: Progress, seed: int = 1) -> Itera
     soak = Soak(device, seed, progress)
     begin, visits = time.monotonic(), 0
     while visits * STREAMS < len(FORMATS) or time.monotonic() < begin + seconds:
-        soak.visit(visits)
+        soak.visit(visits, begin + seconds + GRACE)
         visits += 1
         if soak.memory_before is None and time.monotonic() >= begin + seconds / 4:
             soak.memory_before = soak.memory()
@@ -234,8 +236,10 @@ class Soak:
     def on_gpu(self) -> bool:
         return self.kind == "cuda"
 
-    def visit(self, index: int) -> None:
-        """`STEPS` steps of two new sessions; a refusal ends a session."""
+    def visit(self, index: int, until: float) -> None:
+        """`STEPS` steps of two new sessions, fewer where `until` (time.monotonic) has passed; a
+        refusal ends a session.
+        """
         names = list(FORMATS)
         chosen = [names[(STREAMS * index + i) % len(names)] for i in range(STREAMS)]
         sessions = [
@@ -244,7 +248,9 @@ class Soak:
         ]
         if self.on_gpu:
             torch.cuda.synchronize()
-        for _ in range(STEPS[self.kind]):
+        for step in range(STEPS[self.kind]):
+            if step and time.monotonic() > until:
+                break
             sessions = [session for session in sessions if self._made(session)]
             for session in sessions:
                 self._judge(session)

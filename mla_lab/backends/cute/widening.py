@@ -53,14 +53,19 @@ def too_many(total_q: int, problem: Problem) -> str | None:
     return None
 
 
+def takes(heads: int, total_q: int) -> bool:
+    """Whether the record has it ahead for sparse calls of so many heads and query tokens."""
+    least = next((tokens for above, tokens in AHEAD if heads > above), None)
+    return least is not None and total_q >= least
+
+
 def is_ahead(problem: Problem, total_q: int, gpu: Gpu, features: Features) -> bool:
     """Whether "cute" takes the kernel: a sparse call for which the record has it ahead, and whose
     build can be had.
     """
     if not problem.top_k or refusal(features, problem, gpu) or too_many(total_q, problem):
         return False
-    least = next((tokens for heads, tokens in AHEAD if problem.heads > heads), None)
-    if least is None or total_q < least:
+    if not takes(problem.heads, total_q):
         return False
     return missing_for(config_for(problem), problem, features) is None
 

@@ -8,8 +8,11 @@ import pytest
 
 from mla_lab.bench.cases import Case, blackwell_twins, uniform_case
 from mla_lab.bench.records import describe_case
+from mla_lab.core.resources import data_dir
 from mla_lab.verify import eight_bits_table as eight_bits
+from mla_lab.verify import sparse_table
 from mla_lab.verify.eight_bits_table import RECORD, plain_of, table
+from mla_lab.verify.record import read
 from mla_lab.verify.target_figures import rows_of
 
 
@@ -73,3 +76,28 @@ def test_every_format_of_the_record_has_a_name() -> None:
     assert set(eight_bits.FORMATS.values()) <= {
         line.split(" | ")[0].removeprefix("| ") for line in table(rows_of(RECORD)).splitlines()
     }
+
+
+def test_sparse_calls_beside_flash_mla_name_the_kernel_that_cute_takes() -> None:
+    head = {"kind": "run", "card": "a card", "date": "today", "commit": "c", "method": "m"}
+    rows = [
+        head | {"flash_mla_commit": "f"},
+        {"kind": "case", "heads": 128, "q_len": 2, "batch": 1, "us": times(10.0, 30.0, 20.0)},
+        {"kind": "case", "heads": 16, "q_len": 1, "batch": 64, "us": times(10.0, 5.0, 20.0)},
+    ]
+    text = sparse_table.table(rows)
+    assert "| 128 | 2 | 1 | 20.0 | 30.0 | **10.0** | 2.00 |" in text
+    assert "| 16 | 1 | 64 | 20.0 | **5.0** | 10.0 | 4.00 |" in text
+    assert "16 heads 4.00, 4.00 at least" in text
+
+
+def times(widened: float, gathered: float, flash_mla: float) -> dict[str, float]:
+    return {"widened": widened, "gathered": gathered, "flashmla": flash_mla}
+
+
+def test_the_rule_follows_the_record() -> None:
+    """No case of the record loses more than 3 % by the rule against the quicker of both kernels."""
+    rows = read(data_dir() / sparse_table.RECORD)
+    for row in (row for row in rows if row["kind"] == "case"):
+        us = row["us"]
+        assert us[sparse_table.taken(row)] <= 1.03 * min(us["widened"], us["gathered"])

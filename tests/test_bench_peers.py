@@ -13,7 +13,7 @@ import torch
 
 from mla_lab.backends.cute.token_gather import formula_for
 from mla_lab.bench.cases import Case, feature_cases, uniform_case
-from mla_lab.bench.checks import compare
+from mla_lab.bench.checks import Accuracy, compare
 from mla_lab.bench.peers import Peer, all_peers, select
 from mla_lab.bench.peers.flash_attention3 import FlashAttention3
 from mla_lab.bench.peers.flash_mla_peer import FlashMla
@@ -24,6 +24,7 @@ from mla_lab.bench.peers.torch_eager import TorchEager
 from mla_lab.bench.peers.triton_baseline import TritonSplitKv
 from mla_lab.bench.rotation import kv_bytes, make_rotation
 from mla_lab.core.errors import InvalidInput, Unsupported
+from mla_lab.core.kv_cache import gather_slots, unpack
 from mla_lab.core.problem import Problem
 
 CASES = [
@@ -168,6 +169,50 @@ def flash_attention(monkeypatch):
         flash_attn_with_kvcache=flash_attn_with_kvcache,
         get_scheduler_metadata=get_scheduler_metadata,
     )
+
+
+def test_flash_mla_over_tokens_of_656_bytes(monkeypatch):
+    """A stand-in that computes what FlashMLA documents; 20 heads are padded to 64."""
+    seen = []
+
+    def flash_mla_with_kvcache(
+        q, k_cache, table, lengths, latent, metadata, *, softmax_scale, is_fp8_kvcache, indices
+    ):
+        assert (table, lengths, latent, is_fp8_kvcache) == (None, None, 512, True)
+        seen.append(tuple(q.shape))
+        keys = unpack(gather_slots(k_cache[:, :, 0], indices.clamp_min(0)), torch.float32)
+        scores = torch.einsum("bqhd,bqkd->bqhk", q.float(), keys) * softmax_scale
+        hidden = (indices < 0).unsqueeze(2)
+        keys = keys.masked_fill((indices < 0).unsqueeze(-1), 0.0)
+        weights = scores.masked_fill(hidden, float("-inf")).softmax(-1).nan_to_num()
+        return torch.einsum("bqhk,bqkd->bqhd", weights, keys[..., :512]).bfloat16(), None
+
+    def metadata():
+        return object(), None
+
+    install(
+        monkeypatch,
+        "flash_mla",
+        flash_mla_with_kvcache=flash_mla_with_kvcache,
+        get_mla_metadata=metadata,
+    )
+    case = uniform_case(2, 2, 20, 90, kv_format="fp8_656", top_k=40)
+    prepared = accept(FlashMla(), case)
+    assert set(seen) == {(2, 2, 64, 576)}
+    assert prepared.allowance > 0
+    assert "sinks" in str(FlashMla().refuses(replace(case, features=("sinks",))))
+    assert "up to 128" in str(
+        FlashMla().refuses(uniform_case(1, 1, 130, 64, kv_format="fp8_656", top_k=32))
+    )
+    assert "batch_invariant" in str(FlashMla().refuses(replace(case, batch_invariant=True)))
+
+
+def test_what_a_peers_own_rounding_adds_is_allowed():
+    case = uniform_case(1, 1, 4, 8)
+    off = Accuracy(rel_error=7e-3, worst_row=7e-3, nonfinite=0)
+    assert "relative error" in str(off.objection(case))
+    assert off.objection(case, None, 4e-3) is None
+    assert "relative error" in str(off.objection(case, None, 1e-3))
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda c: c.name)

@@ -8,14 +8,18 @@ from __future__ import annotations
 import os
 import shutil
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
 
 from mla_lab import backends
 from mla_lab.api import decode
-from mla_lab.backends.cute.device_plan import SelfScheduled
-from mla_lab.backends.cute.widened import WidenedBackend, config_for
+from mla_lab.backends.cute import widening
+from mla_lab.backends.cute.backend import CuteBackend, _plan
+from mla_lab.backends.cute.device_plan import Formula, SelfScheduled
+from mla_lab.backends.cute.widened import WidenedBackend
+from mla_lab.backends.cute.widening import config_for
 from mla_lab.backends.emulate.backend import EmulateBackend
 from mla_lab.bench import peers
 from mla_lab.bench.peers.ours import native_arguments
@@ -65,6 +69,7 @@ def small(heads: int, q_len: int = 1, top_k: int = 0, kv: tuple[int, ...] = (300
         (small(128, top_k=300, kv=(300, 0)), ("sinks",)),
         (small(64, q_len=2, top_k=130), ("ragged",)),
         (small(20, top_k=65), ("device_scales",)),
+        (small(70, top_k=200, kv=(300, 40)), ("top_k_lens",)),
         (small(64, q_len=2, kv=(300, 77)), ()),
         (small(64, kv=(130, 0, 65)), ()),
     ],
@@ -78,10 +83,46 @@ def test_results_are_those_of_the_reference(problem: Problem, features: tuple[st
     assert lse_error(lse, expected.lse.reshape(lse.shape)) < 1e-4
 
 
-def test_it_is_taken_where_it_is_named_alone() -> None:
+def test_its_name_is_not_among_those_that_auto_tries() -> None:
     assert "cute-widened" in backends.NAMES
     assert "cute-widened" not in backends.ORDER
     assert [peer.name for peer in peers.select(["mla-lab-cute-widened"])]
+
+
+def plan_of(problem: Problem, **more: Any) -> Any:
+    """What "cute" makes of a sparse call on an H200."""
+    inputs = make_inputs(problem, 0, workspace_bytes=0)
+    arguments = {**native_arguments(inputs, False), "workspace_buffer": None, **more}
+    call, _ = decode.prepare(native_args(**arguments, backend="torch"))
+    assert CuteBackend().supports(call.features, call.form.bounds, H200) is None
+    return CuteBackend().plan(call, H200)
+
+
+@pytest.mark.parametrize(
+    ("heads", "batch", "tile_rows"),
+    [(128, 2, 128), (128, 1, 0), (64, 8, 64), (64, 7, 0), (32, 64, 0)],
+)
+def test_cute_takes_it_where_the_record_has_it_ahead(
+    monkeypatch: pytest.MonkeyPatch, heads: int, batch: int, tile_rows: int
+) -> None:
+    monkeypatch.setattr(widening, "missing_for", lambda *_: None)
+    _plan.cache_clear()
+    plan = plan_of(small(heads, top_k=70, kv=(64,) * batch))
+    assert isinstance(plan, SelfScheduled if tile_rows else Formula)
+    assert not tile_rows or plan.config.tile_rows == tile_rows
+    _plan.cache_clear()
+
+
+def test_cute_gathers_what_the_widening_kernel_lacks(monkeypatch: pytest.MonkeyPatch) -> None:
+    problem = small(128, top_k=70, kv=(64,) * 4)
+    monkeypatch.setattr(widening, "missing_for", lambda *_: None)
+    _plan.cache_clear()
+    assert isinstance(plan_of(problem), SelfScheduled)
+    assert isinstance(plan_of(problem, batch_invariant=True), Formula)
+    monkeypatch.setattr(widening, "missing_for", lambda *_: "it is not compiled here")
+    _plan.cache_clear()
+    assert isinstance(plan_of(problem), Formula)
+    _plan.cache_clear()
 
 
 def test_tiles_follow_the_rows_that_share_their_tokens() -> None:

@@ -17,7 +17,7 @@ from ..bench.report import call_note, method_note, own_table, short_table, times
 from ..core.errors import invalid
 from ..simulate import blackwell
 from ..simulate.recorded import error_table, recorded
-from ..verify import eight_bits_table, sm100_tables, tables, targets
+from ..verify import eight_bits_table, sm100_tables, sparse_table, tables, targets
 from ..verify.target_figures import ANCHOR, PLAIN, PLAIN_EIGHT_BITS, PLAIN_TRACES, rows_of
 from . import shared_lines
 from .course.syllabus import exercise_table, overview, syllabus
@@ -52,6 +52,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "simulator": lambda: error_table(recorded().judgements).rstrip(),
     "targets": lambda: targets.table(targets.judge(targets.load())),
     "eight-bits": lambda: eight_bits_table.table(rows_of(eight_bits_table.RECORD)),
+    "sparse-656": sparse_table.made,
     "blackwell": blackwell.table,
     "blackwell-counts": blackwell.counts_table,
     "blackwell-note": blackwell.note,

@@ -23,6 +23,7 @@ RECORDS = {
     "pairwise": "records/h200_pairwise.jsonl",
     "published": "records/h200_published.jsonl",
     "dropin": "records/dropin.jsonl",
+    "dropin-flash-mla": "records/dropin_flash_mla.jsonl",
     "costs": "records/h200_features.jsonl",
     "sanitizer": "records/h200_sanitizer.jsonl",
     "rounding": "records/h200_eight_bit_errors.jsonl",
@@ -142,6 +143,21 @@ def dropin_tests(rows: Sequence[Row]) -> str:
     return "\n".join(lines)
 
 
+def flash_mla_tests(rows: Sequence[Row]) -> str:
+    """FlashMLA's tests of decoding by name: present, run, and how they ended, with reasons."""
+    head = next(row for row in rows if row["kind"] == "run")
+    found = cases(rows)
+    lines = ["| test | there | passed | refused | failed |", "|---|---:|---:|---:|---:|"]
+    for test, count in head["there"].items():
+        by = Counter(row["status"] for row in found if row["test"] == test)
+        figures = (count, *(by[status] or "" for status in ("passed", "refused", "failed")))
+        lines.append(f"| {test} | " + " | ".join(map(str, figures)) + " |")
+    why = reasons([row for row in found if row["status"] != "passed"])
+    lines += ["", "| why refused or failed | |", "|---|---:|"]
+    lines += [f"| {reason} | {count} |" for reason, count in why.items()]
+    return "\n".join(lines)
+
+
 def dropin_reasons(rows: Sequence[Row]) -> str:
     """Reasons why tests failed or were skipped, without the numbers in them."""
     lines = ["| | why | |", "|---|---|---:|"]
@@ -246,6 +262,7 @@ TABLES: dict[str, tuple[str, Callable[[Sequence[Row]], str]]] = {
     "mutations": ("mutations", emulator_tables.mutations_table),
     "planted": ("planted", planted_tables.planted_table),
     "planted-note": ("planted", planted_tables.planted_note),
+    "dropin-flash-mla": ("dropin-flash-mla", flash_mla_tests),
 }
 
 

@@ -9,7 +9,7 @@ from .base import Peer, Prepared
 from .flash_attention3 import FlashAttention3
 from .flash_mla_peer import FlashMla
 from .flashinfer_peer import FlashInferFa3
-from .ours import Ours
+from .ours import Gathered, Ours
 from .plain import Plain
 from .torch_eager import TorchEager
 from .triton_baseline import TritonSplitKv
@@ -25,6 +25,7 @@ def all_peers() -> list[Peer]:
         Plain(tight=True),
         Ours(prepared=True),
         Ours("cute"),
+        Gathered(),
         Ours("cute-widened"),
         Ours("cuda"),
         Ours("torch"),

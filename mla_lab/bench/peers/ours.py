@@ -11,7 +11,7 @@ from torch import Tensor
 from ... import backends
 from ...api import decode
 from ...backends.cute.device_plan import Formula, SelfScheduled
-from ...backends.cute.token_gather import gathers
+from ...backends.cute.token_gather import formula_for, gathers
 from ...call.decode_args import native_args
 from ...core import kv_cache as formats
 from ...core.errors import unsupported
@@ -95,13 +95,33 @@ class Ours(PeerBase):
         return prepared_launch(copy, case, plan, self.backend)
 
 
-def prepared_launch(copy: DecodeInputs, case: Case, plan: Plan, backend: str) -> Launch:
+class Gathered(PeerBase):
+    """ "cute" by the kernel that gathers tokens, also where another one is chosen for the call."""
+
+    name = "mla-lab-cute-gathered"
+
+    def refuses(self, case: Case) -> str | None:
+        """As `Peer.refuses`."""
+        return None if gathers(case.problem) else "a call that is run page by page"
+
+    def prepare(self, rotation: Rotation) -> Prepared:
+        """As `Peer.prepare`; arguments are checked and the workspace bound once."""
+        problem, gpu = rotation.case.problem, backends.gpu_of(rotation.device) or H200
+        plan = formula_for(problem, problem.total_q, gpu, rotation.case.batch_invariant)
+        launches = tuple(
+            prepared_launch(copy, rotation.case, plan, "cute") for copy in rotation.copies
+        )
+        return Prepared(launches, notes={"kernel": plan.config.name()})
+
+
+def prepared_launch(copy: DecodeInputs, case: Case, plan: Plan | Formula, backend: str) -> Launch:
     """The backend's `run` as a launch; arguments are checked and the workspace bound here, once."""
     arguments = native_arguments(copy, case.batch_invariant)
     out = poisoned_out(copy)
-    given = native_args(**arguments, out=out, plan=plan, backend=backend)
+    own = None if isinstance(plan, Formula) else plan
+    given = native_args(**arguments, out=out, plan=own, backend=backend)
     call, runner = decode.prepare(given)
-    checked = decode.make_plan(call, runner)
+    checked = plan if isinstance(plan, Formula) else decode.make_plan(call, runner)
     workspace = decode.allocate(call, checked)
 
     def launch() -> Tensor:

@@ -31,8 +31,8 @@ from ..params import Cta, Work
 from ..tile_scheduler import may_be_split, read_work
 from .params import PRODUCTS, SPARSE
 
-#: k-steps of 16 columns
-STEPS = 36
+#: k-steps of 16 columns, and those that may be unfinished when PV of the tile before starts
+STEPS, QK_PENDING = 36, 8
 
 
 @dataclass(frozen=True)
@@ -57,9 +57,10 @@ def make_fragments(cta: Cta) -> Fragments:
 
 
 @cute.jit
-def scores(cta: Cta, f: Fragments, state: PipelineState):
-    """S = Q K^T of the tile in a stage. The rows were stored, and pushed, outside of the async
-    proxy that the products read through: each thread fences behind the full barrier."""
+def issue_scores(cta: Cta, f: Fragments, state: PipelineState, pending: cutlass.Constexpr[int]):
+    """S = Q K^T of the tile in a stage, the last `pending` k-steps as a commit group of their own.
+    The rows were stored, and pushed, outside of the async proxy that the products read through:
+    each thread fences behind the full barrier."""
     cta.s.kv_pipe.consumer_wait(state)
     cute.arch.fence_view_async_shared()
     if const_expr(cta.cfg.parts & PRODUCTS):
@@ -67,11 +68,18 @@ def scores(cta: Cta, f: Fragments, state: PipelineState):
         atom.set(warpgroup.Field.ACCUMULATE, False)
         warpgroup.fence()
         for k in cutlass.range_constexpr(STEPS):
+            if const_expr(pending > 0 and k == STEPS - pending):
+                warpgroup.commit_group()
             keys = f.tSrK[None, None, k, state.index]
             cute.gemm(atom, f.tSrS, f.tSrQ[None, None, k], keys, f.tSrS)
             atom.set(warpgroup.Field.ACCUMULATE, True)
         warpgroup.commit_group()
-        warpgroup.wait_group(0)
+
+
+def wait_scores(cta: Cta, pending: int) -> None:
+    """Wait until all but the last `pending` commit groups are done."""
+    if cta.cfg.parts & PRODUCTS:
+        warpgroup.wait_group(pending)
 
 
 @cute.jit
@@ -116,6 +124,28 @@ def weights_of_tile(
 
 
 @cute.jit
+def tiles_qk_first(
+    cta: Cta, f: Fragments, rows: RowState, tile: TileContext, left: Int32, p_at, state
+):  # fmt: skip
+    """All tiles of a work tile; P of one is committed when QK of the next is almost done, so that
+    PV does not delay it. P of the last one is stored and not committed; returns its stage."""
+    state = state.uniform()
+    issue_scores(cta, f, state, 0)
+    wait_scores(cta, 0)
+    while left > 1:
+        weights_of_tile(cta, f, rows, tile, left, p_at, state)
+        ahead = state.advance(cta.cfg.stages).uniform()
+        issue_scores(cta, f, ahead, QK_PENDING)
+        wait_scores(cta, 1)
+        cta.s.p_pipe.producer_commit(state.index)
+        wait_scores(cta, 0)
+        state = ahead
+        left = left - 1
+    weights_of_tile(cta, f, rows, tile, left, p_at, state)
+    return state
+
+
+@cute.jit
 def mainloop_qk_softmax(cta: Cta):
     """Per tile: QK, softmax, P. PV of a tile runs beside QK of the next one."""
     cfg, g, s, plan = cta.cfg, cta.g, cta.s, cta.plan
@@ -133,17 +163,26 @@ def mainloop_qk_softmax(cta: Cta):
         mask_free = cute.arch.make_warp_uniform(mask_free_until(cta, work, 16 * w))
         tile = TileContext(index, mask_free, below)
         left = cute.arch.make_warp_uniform(work.end - work.begin)
-        while left > 0:
-            state = state.uniform()
-            scores(cta, f, state)
-            weights_of_tile(cta, f, rows, tile, left, p_at, state)
-            if left == 1:
-                with cute.arch.elect_one():
-                    s.q_pipe.consumer_release(0)
-                finish_rows(cta, read_work(g, s, index), rows, turn)
+        if const_expr(cfg.qk_first):
+            state = tiles_qk_first(cta, f, rows, tile, left, p_at, state)
+            with cute.arch.elect_one():
+                s.q_pipe.consumer_release(0)
+            finish_rows(cta, read_work(g, s, index), rows, turn)
             s.p_pipe.producer_commit(state.index)
-            left = left - 1
             state = state.advance(cfg.stages)
+        else:
+            while left > 0:
+                state = state.uniform()
+                issue_scores(cta, f, state, 0)
+                wait_scores(cta, 0)
+                weights_of_tile(cta, f, rows, tile, left, p_at, state)
+                if left == 1:
+                    with cute.arch.elect_one():
+                        s.q_pipe.consumer_release(0)
+                    finish_rows(cta, read_work(g, s, index), rows, turn)
+                s.p_pipe.producer_commit(state.index)
+                left = left - 1
+                state = state.advance(cfg.stages)
 
 
 @cute.jit

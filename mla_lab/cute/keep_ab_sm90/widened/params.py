@@ -47,8 +47,8 @@ class WidenedConfig(Config):
     bulk: int = 0
     #: 1: PV releases the halves of a stage one after the other
     halves: int = 0
-    #: 1: the first unit of a tile is widened before its stage is free
-    ahead: int = 0
+    #: 1: P of a tile is committed when QK of the next one is almost done
+    qk_first: int = 0
 
     @property
     def widened(self) -> bool:
@@ -58,6 +58,11 @@ class WidenedConfig(Config):
     def units(self) -> int:
         """Tokens of a tile that a producer thread widens an eighth of."""
         return BLOCK // (AT_ONCE * self.cluster)
+
+    @property
+    def sharers(self) -> int:
+        """Producer threads that share a token of this CTA's part of a tile."""
+        return PRODUCERS * self.cluster // BLOCK
 
     @property
     def parts_of_stage(self) -> int:
@@ -159,5 +164,5 @@ def widened_facts(config: KernelConfig) -> dict[str, int]:
         "gather": config.option("gather"),
         "parts": config.option("parts", ALL_PARTS),
         "stages": 2,
-        **{name: config.option(name) for name in ("pv_registers", "bulk", "halves", "ahead")},
+        **{name: config.option(name) for name in ("pv_registers", "bulk", "halves", "qk_first")},
     }

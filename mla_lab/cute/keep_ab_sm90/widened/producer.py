@@ -14,7 +14,8 @@ twice: in its own stage, and by `st.async` in the other CTA's, whose full barrie
     st.async.v4                   18         -
 
 Two units are in flight: when a unit has been stored, its registers take the loads of the unit after
-the next one, of the next tile at the end of a tile. Table entries are loaded a tile ahead of that.
+the next one, of the next tile at the end of a tile. Tokens are brought into L2 a tile before that,
+and their table entries yet one tile before: a tile takes less time than a load from memory.
 """
 
 from __future__ import annotations
@@ -50,6 +51,10 @@ from .params import (
 LATENT_WORDS, ROPE_AT, SCALES_AT, UNIT_WORDS = 16, 16, 20, 24
 #: units in flight
 IN_FLIGHT = 2
+#: tiles from the one that is stored to that whose tokens are brought into L2
+AHEAD = 2
+#: places of a token that are prefetched, and their distance: less than a line of L2, 128 bytes
+TOKEN_LINES, LINE_STEP = 8, 96
 
 
 def load_words(source: cute.Pointer, offset: int, count: int, there: Int32) -> list[Int32]:
@@ -84,11 +89,8 @@ def widen_four(word: Int32, scale: Float32) -> tuple[Int32, Int32]:
 @cute.jit
 def load_entries(cta: Cta, work: Work, block: Int32, entries: cute.Tensor):
     """Table entries of the thread's tokens of a tile: page ids, or token slots; -1 for no token."""
-    cfg, table = cta.cfg, cta.g.block_table
-    tid, _, _ = cute.arch.thread_idx()
-    token = block * BLOCK + first_token(cta) + tid % PRODUCERS // TOKEN_THREADS
-    for u in cutlass.range_constexpr(cfg.units):
-        entries[u] = entry_of(cta, work, table, token + unit_tokens(cfg, u))
+    for u in cutlass.range_constexpr(cta.cfg.units):
+        entries[u] = entry_of(cta, work, cta.g.block_table, unit_token(cta, u, block))
 
 
 @cute.jit
@@ -111,23 +113,57 @@ def unit_tokens(cfg: WidenedConfig, unit: int) -> int:
     return AT_ONCE * cfg.cluster * unit
 
 
+def unit_token(cta: Cta, unit: int, block: Int32) -> Int32:
+    """The token that the thread widens an eighth of."""
+    row = fresh_thread() % PRODUCERS // TOKEN_THREADS
+    return block * BLOCK + first_token(cta) + row + unit_tokens(cta.cfg, unit)
+
+
+@cute.jit
+def token_place(cta: Cta, token: Int32, entry: Int32):
+    """Where a token with a table entry (0 or more) begins in the cache."""
+    cache = cta.g.cache
+    page_size = cache.shape[1]
+    if const_expr(cta.cfg.gather == PAGED):
+        page, row = entry, Int32(Uint32(token) % Uint32(page_size))
+    else:
+        page = Int32(Uint32(entry) // Uint32(page_size))
+        row = entry - page * page_size
+    return cache.iterator + (Int64(page) * cache.stride[0] + Int64(row * TOKEN_BYTES))
+
+
+def prefetch_token(cta: Cta, block: Int32) -> Int32:
+    """The token of a tile that the thread brings into L2, with `cfg.sharers` - 1 others."""
+    cfg = cta.cfg
+    count = fresh_thread() % PRODUCERS // cfg.sharers
+    return block * BLOCK + first_token(cta) + count % AT_ONCE + unit_tokens(cfg, count // AT_ONCE)
+
+
+@cute.jit
+def prefetch(cta: Cta, block: Int32, entry: Int32):
+    """The thread's lines of a token into L2."""
+    if entry >= 0:
+        at = token_place(cta, prefetch_token(cta, block), entry)
+        share = fresh_thread() % cta.cfg.sharers
+        for k in cutlass.range_constexpr(TOKEN_LINES // cta.cfg.sharers):
+            line = (share + k * cta.cfg.sharers) * LINE_STEP
+            ptx("prefetch.global.L2 [{$r0}];", at + cutlass.min(line, Int32(TOKEN_BYTES - 16)))
+
+
+@cute.jit
+def entry_ahead(cta: Cta, work: Work, block: Int32):
+    """The entry of the token that the thread prefetches of a tile; -1 past the last tile."""
+    entry = entry_of(cta, work, cta.g.block_table, prefetch_token(cta, block))
+    return pick(block < work.end, entry, Int32(-1))
+
+
 @cute.jit
 def load_unit(cta: Cta, words: cute.Tensor, unit: cutlass.Constexpr[int], entry, block: Int32):
     """The thread's part of a token into `words[unit]`; zeros where there is none."""
-    cfg, cache = cta.cfg, cta.g.cache
     tid, _, _ = cute.arch.thread_idx()
-    place, page_size = tid % TOKEN_THREADS, cache.shape[1]
-    held = cutlass.max(entry, Int32(0))
-    if const_expr(cfg.gather == PAGED):
-        token = block * BLOCK + first_token(cta) + tid % PRODUCERS // TOKEN_THREADS
-        token = token + unit_tokens(cfg, unit)
-        page, row = held, Int32(Uint32(token) % Uint32(page_size))
-    else:
-        page = Int32(Uint32(held) // Uint32(page_size))
-        row = held - page * page_size
-    at = Int64(page) * cache.stride[0] + Int64(row * TOKEN_BYTES)
+    place = tid % TOKEN_THREADS
+    token_at = token_place(cta, unit_token(cta, unit, block), cutlass.max(entry, Int32(0)))
     there = pick(entry >= 0, Int32(1), Int32(0))
-    token_at = cache.iterator + at
     near = token_at + place * 8
     slot = unit % IN_FLIGHT * UNIT_WORDS
     for box in cutlass.range_constexpr(LATENT_BOXES):
@@ -151,19 +187,9 @@ def widened_row(words: cute.Tensor, unit: cutlass.Constexpr[int], box: cutlass.C
 
 
 @cute.jit
-def widen_ahead(cfg: cutlass.Constexpr[WidenedConfig], words: cute.Tensor, wide: cute.Tensor):
-    """The first unit's widened rows, in registers."""
-    for box in cutlass.range_constexpr(BOXES):
-        row = widened_row(words, 0, box)
-        for i in cutlass.range_constexpr(4):
-            wide[4 * box + i] = row[i]
-
-
-@cute.jit
 def store_unit(
     cta: Cta,
     words: cute.Tensor,
-    wide: cute.Tensor,
     unit: cutlass.Constexpr[int],
     boxes: cutlass.Constexpr[tuple],
     own: Int32,
@@ -171,14 +197,9 @@ def store_unit(
 ):
     """Widen `words[unit]` and store it: `own` is the thread's place in the stage, `peer` that in
     the other CTA's stage and its barrier."""
-    cfg = cta.cfg
-    offset = unit_tokens(cfg, unit) * ROW_BYTES
+    offset = unit_tokens(cta.cfg, unit) * ROW_BYTES
     for box in cutlass.range_constexpr(*boxes):
-        if const_expr(cfg.ahead and unit == 0):
-            row = [wide[4 * box + i] for i in range(4)]
-        else:
-            row = widened_row(words, unit, box)
-        store_sixteen(cta, row, box * BOX_BYTES + offset, own, peer)
+        store_sixteen(cta, widened_row(words, unit, box), box * BOX_BYTES + offset, own, peer)
 
 
 def store_sixteen(cta: Cta, row: list, offset: int, own: Int32, peer: tuple) -> None:
@@ -287,23 +308,18 @@ def fill_tiles(cta: Cta, work: Work, state: PipelineState):
     ring = Int32(s.sKV.iterator.toint()) + place
     peer_ring = peer_of(cta, s.sKV.iterator) + place
     peer_full = peer_of(cta, s.kv_pipe.full.base)
-    entries, ahead = (cute.make_rmem_tensor(cfg.units, Int32) for _ in range(2))
-    tokens = cute.make_rmem_tensor(2, Int32)
     words = cute.make_rmem_tensor(IN_FLIGHT * UNIT_WORDS, Int32)
-    wide = cute.make_rmem_tensor(4 * BOXES if cfg.ahead else 4, Int32)
     words.fill(0)
-    load_entries(cta, work, work.begin, entries)
-    if warp == 0:
-        load_tokens(cta, work, work.begin, tokens)
-    if const_expr(cfg.parts & WIDEN):
-        for u in cutlass.range_constexpr(IN_FLIGHT):
-            load_unit(cta, words, u, entries[u], work.begin)
+    tokens = cute.make_rmem_tensor(2, Int32)
+    entries, ahead = (cute.make_rmem_tensor(cfg.units, Int32) for _ in range(2))
+    start_tiles(cta, work, entries, tokens, words)
+    entry = entry_ahead(cta, work, work.begin + AHEAD)
     for block in cutlass.range(work.begin, work.end, unroll=1):
         state = state.uniform()
         # past the last tile entries of the same table, or none: their tokens are not stored
         load_entries(cta, work, block + 1, ahead)
-        if const_expr(cfg.ahead):
-            widen_ahead(cfg, words, wide)
+        prefetch(cta, block + AHEAD, entry)
+        entry = entry_ahead(cta, work, block + AHEAD + 1)
         acquire(cta, state, 0)
         if warp == 0:
             store_valid(cta, tokens, state.index)
@@ -312,21 +328,49 @@ def fill_tiles(cta: Cta, work: Work, state: PipelineState):
         peer = (peer_ring + state.index * STAGE_BYTES, peer_full + state.index * 8)
         for u in cutlass.range_constexpr(cfg.units):
             if const_expr(cfg.parts & (WIDEN | PUSH)):
-                fill_unit(cta, words, wide, u, state, own, peer)
-            if const_expr(cfg.parts & WIDEN):
-                if const_expr(u + IN_FLIGHT < cfg.units):
-                    load_unit(cta, words, u + IN_FLIGHT, entries[u + IN_FLIGHT], block)
-                else:
-                    v = u + IN_FLIGHT - cfg.units
-                    if const_expr(u == cfg.units - 1):
-                        commit(cta, state.index)
-                    entry = pick(block + 1 < work.end, ahead[v], Int32(-1))
-                    load_unit(cta, words, v, entry, block + 1)
-        if const_expr(not cfg.parts & WIDEN):
-            commit(cta, state.index)
+                fill_unit(cta, words, u, state, own, peer)
+            if const_expr(u == cfg.units - 1):
+                commit(cta, state.index)
+            refill(cta, work, words, u, block, (entries, ahead))
         cute.autovec_copy(ahead, entries)
         state = state.advance(cfg.stages)
     return state
+
+
+@cute.jit
+def start_tiles(
+    cta: Cta, work: Work, entries: cute.Tensor, tokens: cute.Tensor, words: cute.Tensor
+):
+    """Loads of the first tile; the tokens of the next into L2."""
+    load_entries(cta, work, work.begin, entries)
+    load_tokens(cta, work, work.begin, tokens)
+    if const_expr(cta.cfg.parts & WIDEN):
+        for u in cutlass.range_constexpr(IN_FLIGHT):
+            load_unit(cta, words, u, entries[u], work.begin)
+        for k in cutlass.range_constexpr(1, AHEAD):
+            block = work.begin + k
+            prefetch(cta, block, entry_ahead(cta, work, block))
+
+
+@cute.jit
+def refill(
+    cta: Cta,
+    work: Work,
+    words: cute.Tensor,
+    unit: cutlass.Constexpr[int],
+    block: Int32,
+    entries: tuple,
+):
+    """The loads of the unit that takes the registers of a stored one; `entries` of the tile and of
+    the next one."""
+    cfg = cta.cfg
+    if const_expr(cfg.parts & WIDEN):
+        v = unit + IN_FLIGHT
+        if const_expr(v < cfg.units):
+            load_unit(cta, words, v, entries[0][v], block)
+        else:
+            entry = pick(block + 1 < work.end, entries[1][v - cfg.units], Int32(-1))
+            load_unit(cta, words, v - cfg.units, entry, block + 1)
 
 
 @cute.jit
@@ -339,7 +383,6 @@ def acquire(cta: Cta, state: PipelineState, part: cutlass.Constexpr[int]):
 def fill_unit(
     cta: Cta,
     words: cute.Tensor,
-    wide: cute.Tensor,
     unit: cutlass.Constexpr[int],
     state: PipelineState,
     own: Int32,
@@ -349,11 +392,11 @@ def fill_unit(
     of it is."""
     cfg = cta.cfg
     if const_expr(cfg.halves and cfg.part_of(unit) == 0):
-        store_unit(cta, words, wide, unit, (0, LATENT_BOXES), own, peer)
+        store_unit(cta, words, unit, (0, LATENT_BOXES), own, peer)
         acquire(cta, state, 1)
-        store_unit(cta, words, wide, unit, (LATENT_BOXES, BOXES), own, peer)
+        store_unit(cta, words, unit, (LATENT_BOXES, BOXES), own, peer)
     else:
-        store_unit(cta, words, wide, unit, (0, BOXES), own, peer)
+        store_unit(cta, words, unit, (0, BOXES), own, peer)
     if const_expr(cfg.bulk and cfg.pushed_bytes):
         push_unit(cta, unit, own, peer)
 

@@ -17,6 +17,7 @@ from mla_lab import backends, cli
 from mla_lab.backends import self_check
 from mla_lab.backends.cute import backend as cute_backend
 from mla_lab.backends.cute import blackwell, proofs
+from mla_lab.backends.cute import launch as own_launch
 from mla_lab.backends.cute.backend import CuteBackend
 from mla_lab.backends.cute.catalogue import build_for, missing_for
 from mla_lab.call.bind import bind
@@ -241,7 +242,7 @@ def launched(monkeypatch: pytest.MonkeyPatch) -> Callable[[Gpu, float], Launched
     def made(gpu: Gpu, wrong_by: float) -> Launched:
         launch = Launched(make_inputs(PROBLEM, 1, ["lse"], workspace_bytes=64), wrong_by)
         monkeypatch.setattr(cute_backend, "gpu_of", lambda device: gpu)
-        monkeypatch.setattr(cute_backend.Launch, "of", lambda *given: launch)
+        monkeypatch.setattr(own_launch.Launch, "of", lambda *given: launch)
         self_check.clear()
         return launch
 

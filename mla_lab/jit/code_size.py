@@ -1,8 +1,8 @@
 """Bytes of machine code of a build's kernels.
 
-A launch whose code is longer than the instruction cache takes longer in all of its phases, the code
-that it never reaches included. The split keep_ab kernel over bf16 on an H200 (2026-11-23, medians of
-9 replays in one process each, 1 request of 8,192 tokens and 16 of 4,096, 128 heads):
+A launch of much code takes longer in all of its phases, whether it reaches the code or not. The
+split keep_ab kernel over bf16 on an H200 (2026-11-23, medians of 9 replays, a process for each
+build, 1 request of 8,192 tokens and 16 of 4,096, 128 heads; `data/notes/kernel_attempts.jsonl`):
 
 | bytes | us | |
 |---:|---:|---|
@@ -10,7 +10,7 @@ that it never reaches included. The split keep_ab kernel over bf16 on an H200 (2
 | 127,872 | 13.8, 32.3 | kept words, without the rule itself |
 | 136,320 | 14.0, 32.7 | the same, and 8 KB that no thread reaches behind its end |
 | 149,760 | 14.4, 33.6 | the rule once |
-| 182,144 | 15.3, 35.5 | the rule three times, for batches of up to 32, of up to 256 and of more (290fee6) |
+| 182,144 | 15.3, 35.5 | the rule three times, by the size of the batch (290fee6) |
 """
 
 from __future__ import annotations

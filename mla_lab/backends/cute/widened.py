@@ -1,7 +1,8 @@
 """`backend="cute-widened"`: 656-byte tokens under a bf16 query, widened to bf16 once per cluster.
 
 The kernel is `cute.keep_ab_sm90.widened`, sparse and dense. Its workers find their tiles from the
-lengths. "cute" takes it by consent where it is the faster one (see `widening`), this name wherever it can run.
+lengths. "cute" takes it by consent where it is the faster one (see `widening`), this name wherever
+it can run.
 """
 
 from __future__ import annotations

@@ -4,8 +4,8 @@ It takes sparse and dense calls of a bf16 query. With `MLA_LAB_WIDENED=1` "cute"
 sparse calls, where the record `data/records/h200_widened.jsonl` has it ahead of the kernel that
 gathers (`token_gather`): by heads and query tokens, which a call's form tells. It is a matter of
 consent because the record is of the kernel's first form, its present one has not run on a card, and
-the emulator reports a race in it with scales in memory. Each query token is a request of its own, so
-that tiles have its heads as rows.
+the emulator reports a race in it with scales in memory. Each query token is a request of its own,
+so that tiles have its heads as rows.
 """
 
 from __future__ import annotations

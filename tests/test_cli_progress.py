@@ -8,6 +8,7 @@ import os
 import pty
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -104,3 +105,31 @@ def test_decode_shows_a_bar_and_json_stays_clean() -> None:
     out, seen = run_on_terminal(*SMALL, "--calls", "2", "--json")
     assert json.loads(out)["error"]["good"]
     assert seen == ""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "command",
+    [
+        ["bench", "run", "RECORD", "--device", "cpu", "--peers", "torch-eager", "--batch", "1",
+         "--heads", "2", "--kv-len", "64", "--rounds", "1", "--quick", "--rotation-mb", "0.1"],
+        ["verify", "pairwise", "RECORD", "--device", "cpu", "--only", "0"],
+        ["ranks", "RECORD", "--device", "cpu", "--batch", "1", "--kv-len", "64", "--heads", "2",
+         "--rounds", "1"],
+    ],
+    ids=lambda command: command[0],
+)  # fmt: skip
+def test_measuring_shows_a_bar(command: list[str], tmp_path: Path) -> None:
+    record = tmp_path / "record.jsonl"
+    out, seen = run_on_terminal(*(str(record) if word == "RECORD" else word for word in command))
+    assert "left" in seen and "1/1" in seen
+    assert "\x1b" not in out
+    assert all(json.loads(line) for line in record.read_text().splitlines())
+
+
+@pytest.mark.compiler
+def test_compiling_shows_a_bar(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("MLA_LAB_CACHE_DIR", str(tmp_path))
+    out, seen = run_on_terminal("compile", "--kernel", "cute/empty")
+    assert "left" in seen and "1/1" in seen
+    assert "\x1b" not in out

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import json
 import os
 import pty
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
@@ -82,20 +84,27 @@ def test_without_rich_there_are_lines(monkeypatch: pytest.MonkeyPatch) -> None:
 def run_on_terminal(*options: str) -> tuple[str, str]:
     """stdout, and what a terminal on stderr shows, of the program."""
     ours, theirs = pty.openpty()
+    seen: list[bytes] = []
+
+    def read() -> None:
+        with contextlib.suppress(OSError):  # Linux: the other side is closed
+            while part := os.read(ours, 65536):
+                seen.append(part)
+
+    # while the program runs: a terminal's buffer is small
+    reader = threading.Thread(target=read)
+    reader.start()
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "TERM": "xterm", "COLUMNS": "100"}
-    done = subprocess.run(
-        [sys.executable, "-m", "mla_lab", *options],
-        stdout=subprocess.PIPE, stderr=theirs, env=environment, text=True, check=True,
-    )  # fmt: skip
-    os.close(theirs)
-    seen = b""
     try:
-        while part := os.read(ours, 65536):
-            seen += part
-    except OSError:  # Linux: the other side is closed
-        pass
-    os.close(ours)
-    return done.stdout, seen.decode()
+        done = subprocess.run(
+            [sys.executable, "-m", "mla_lab", *options],
+            stdout=subprocess.PIPE, stderr=theirs, env=environment, text=True, check=True,
+        )  # fmt: skip
+    finally:
+        os.close(theirs)
+        reader.join()
+        os.close(ours)
+    return done.stdout, b"".join(seen).decode()
 
 
 def test_decode_shows_a_bar_and_json_stays_clean() -> None:

@@ -81,6 +81,7 @@ def measure(
         ranks = spawn(_rank, where, cases.world, join=False)
         while not ranks.join(timeout=1):
             count(_lines(out) - known, total)
+    count(_lines(out) - known, total)
     return [json.loads(line) for line in out.read_text().splitlines()[known:]]
 
 
@@ -240,11 +241,11 @@ def _same(result: Result, world: int) -> bool:
 
 
 def _cards(device: torch.device, world: int) -> list[str]:
-    """Name and bus of each rank's card."""
+    """Name and UUID of each rank's card."""
     own = "CPU"
     if device.type == "cuda":
         found: Any = torch.cuda.get_device_properties(device)
-        own = f"{found.name}, bus {getattr(found, 'pci_bus_id', device.index)}"
+        own = f"{found.name}, GPU-{found.uuid}"
     every: list[Any] = [None] * world
     dist.all_gather_object(every, own)
     return every

@@ -106,7 +106,7 @@ def run(args: argparse.Namespace) -> int:
     if args.verb == "planted":
         return _planted(args)
     with bar(f"verify {args.verb}", say) as shown:
-        rows = list(_counted(_rows(args, shown.say), shown))
+        rows = list(_counted(_rows(args, shown.say), shown, _selected(args)))
     record.write(args.record, rows)
     if args.verb == "kinds":
         from ...verify.kinds import shares
@@ -196,12 +196,21 @@ def _sm100(args: argparse.Namespace, say: Callable[[str], None]) -> int:
     return int(counts["ok"] < len(rows) - 1)
 
 
-def _counted(rows: Iterator[dict[str, Any]], shown: Bar) -> Iterator[dict[str, Any]]:
-    """`rows`, shown as they come: of as many cases as their heads say."""
-    done = total = 0
+def _selected(args: argparse.Namespace) -> int | None:
+    """How many cases are named or counted by options; None for all of a list."""
+    if args.verb != "pairwise":
+        return None
+    return len([number for number in args.only.split(",") if number]) or args.first
+
+
+def _counted(
+    rows: Iterator[dict[str, Any]], shown: Bar, selected: int | None
+) -> Iterator[dict[str, Any]]:
+    """`rows`, shown as they come: of `selected` cases, or as many as their heads say."""
+    done, total = 0, selected or 0
     for row in rows:
         if row["kind"] == "run":
-            total += row.get("cases", 0)
+            total += 0 if selected else row.get("cases", 0)
         else:
             done += 1
         shown.count(done, total or None)

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import json
 import os
 import pty
 import subprocess
 import sys
+import threading
+from pathlib import Path
 
 import pytest
 
@@ -81,20 +84,27 @@ def test_without_rich_there_are_lines(monkeypatch: pytest.MonkeyPatch) -> None:
 def run_on_terminal(*options: str) -> tuple[str, str]:
     """stdout, and what a terminal on stderr shows, of the program."""
     ours, theirs = pty.openpty()
+    seen: list[bytes] = []
+
+    def read() -> None:
+        with contextlib.suppress(OSError):  # Linux: the other side is closed
+            while part := os.read(ours, 65536):
+                seen.append(part)
+
+    # while the program runs: a terminal's buffer is small
+    reader = threading.Thread(target=read)
+    reader.start()
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "TERM": "xterm", "COLUMNS": "100"}
-    done = subprocess.run(
-        [sys.executable, "-m", "mla_lab", *options],
-        stdout=subprocess.PIPE, stderr=theirs, env=environment, text=True, check=True,
-    )  # fmt: skip
-    os.close(theirs)
-    seen = b""
     try:
-        while part := os.read(ours, 65536):
-            seen += part
-    except OSError:  # Linux: the other side is closed
-        pass
-    os.close(ours)
-    return done.stdout, seen.decode()
+        done = subprocess.run(
+            [sys.executable, "-m", "mla_lab", *options],
+            stdout=subprocess.PIPE, stderr=theirs, env=environment, text=True, check=True,
+        )  # fmt: skip
+    finally:
+        os.close(theirs)
+        reader.join()
+        os.close(ours)
+    return done.stdout, b"".join(seen).decode()
 
 
 def test_decode_shows_a_bar_and_json_stays_clean() -> None:
@@ -104,3 +114,31 @@ def test_decode_shows_a_bar_and_json_stays_clean() -> None:
     out, seen = run_on_terminal(*SMALL, "--calls", "2", "--json")
     assert json.loads(out)["error"]["good"]
     assert seen == ""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "command",
+    [
+        ["bench", "run", "RECORD", "--device", "cpu", "--peers", "torch-eager", "--batch", "1",
+         "--heads", "2", "--kv-len", "64", "--rounds", "1", "--quick", "--rotation-mb", "0.1"],
+        ["verify", "pairwise", "RECORD", "--device", "cpu", "--only", "0"],
+        ["ranks", "RECORD", "--device", "cpu", "--batch", "1", "--kv-len", "64", "--heads", "2",
+         "--rounds", "1"],
+    ],
+    ids=lambda command: command[0],
+)  # fmt: skip
+def test_measuring_shows_a_bar(command: list[str], tmp_path: Path) -> None:
+    record = tmp_path / "record.jsonl"
+    out, seen = run_on_terminal(*(str(record) if word == "RECORD" else word for word in command))
+    assert "left" in seen and "1/1" in seen
+    assert "\x1b" not in out
+    assert all(json.loads(line) for line in record.read_text().splitlines())
+
+
+@pytest.mark.compiler
+def test_compiling_shows_a_bar(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("MLA_LAB_CACHE_DIR", str(tmp_path))
+    out, seen = run_on_terminal("compile", "--kernel", "cute/empty")
+    assert "left" in seen and "1/1" in seen
+    assert "\x1b" not in out

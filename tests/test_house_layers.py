@@ -49,7 +49,8 @@ OWNERS = {
     "jupyterlab": {"lab"},
     "plotly": {"lab"},
     "ray": {"cli", "tune"},
-    "vllm": {"engines"},
+    "vllm": {"engines", "studies"},
+    "sglang": {"engines"},
     "flashinfer": {"bench"},
     "flash_mla": {"bench"},
 }

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -78,3 +81,46 @@ def test_a_local_cluster_fills_one_record_and_continues_it(record: Record) -> No
     before = len(ok)
     assert cluster.spread(CASES, record, SETTINGS, "local", lambda *s: None) == []
     assert len(results(read(record.path), "ok")) == before, "nothing is measured twice"
+
+
+def _workers() -> list[int]:
+    """Processes of this user that run a case."""
+    found = []
+    for folder in Path("/proc").glob("[0-9]*"):
+        try:
+            command = (folder / "cmdline").read_bytes()
+        except OSError:  # it has ended
+            continue
+        if command.startswith(b"ray::measure_case"):
+            found.append(int(folder.name))
+    return found
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")
+def test_a_killed_worker_loses_nothing(record: Record) -> None:
+    """The first worker that is seen is killed; its case runs again elsewhere."""
+    pytest.importorskip("ray")
+    killed: list[int] = []
+    ended = threading.Event()
+
+    def kill() -> None:
+        while not killed and not ended.wait(0.05):
+            for process in _workers()[:1]:
+                os.kill(process, signal.SIGKILL)
+                killed.append(process)
+
+    killer = threading.Thread(target=kill)
+    killer.start()
+    try:
+        lost = cluster.spread(CASES, record, SETTINGS, "local", lambda *said: None)
+    finally:
+        ended.set()
+        killer.join()
+    assert killed and lost == []
+    ok = results(read(record.path), "ok")
+    assert sorted(row["case"] for row in ok if row["peer"] == "torch-eager") == [
+        "case_128",
+        "case_64",
+    ]
+    assert killed[0] not in {row["worker"]["process"] for row in ok}

@@ -160,7 +160,7 @@ def test_metadata_names_the_pythons_and_extras(wheel):
     required = fields.get_all("Requires-Dist", [])
     assert {r.split(">")[0] for r in required if "extra" not in r} == {"numpy", "rich", "torch"}
     assert not [r for r in required if "nbmake" in r and "lab" in r.split("extra")[1]]
-    extras = {"browser", "compile", "dev", "lab", "ray", "vllm"}
+    extras = {"browser", "compile", "dev", "lab", "ray", "sglang", "vllm"}
     assert set(fields.get_all("Provides-Extra", [])) == extras
 
 

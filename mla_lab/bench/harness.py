@@ -42,6 +42,8 @@ class Bench:
         self.method = method or Method()
         self.timer = timer or timer_for(self.device)
         self.progress = progress
+        #: gets (cases done, all cases)
+        self.count: Callable[[int, int], None] = lambda done, total: None
         self.preflight = preflight
         #: peers whose preflight process died, and how; they have a row and are not run
         self.died: dict[str, str] = {}
@@ -65,6 +67,7 @@ class Bench:
             with Telemetry(self._period_ms()) as telemetry:
                 for number, (case, part, peers) in enumerate(todo, 1):
                     seconds = time.monotonic() - begin
+                    self.count(number - 1, len(todo))
                     self.progress(f"{number}/{len(todo)} {case.name} ({seconds:.0f} s)")
                     for row in self._case(case, part, peers, telemetry):
                         self.record.append({**row, "part": part})

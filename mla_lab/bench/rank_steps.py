@@ -63,19 +63,30 @@ class RankCases:
         ]
 
 
-def measure(cases: RankCases, out: Path) -> list[dict[str, Any]]:
+def measure(
+    cases: RankCases, out: Path, count: Callable[[int, int], None] = lambda done, total: None
+) -> list[dict[str, Any]]:
     """Run all cases in `world` processes; rank 0 appends a row each to `out`. Returns the rows.
 
+    count: called with (cases done, all cases) about once a second.
     Raises InvalidInput where there are fewer GPUs than ranks.
     """
     if cases.world < 2:
         raise invalid("world", cases.world, "2 or more ranks")
     if cases.device == "cuda" and torch.cuda.device_count() < cases.world:
         raise invalid("world", cases.world, f"up to {torch.cuda.device_count()} GPUs")
-    known = len(out.read_text().splitlines()) if out.exists() else 0
+    known, total = _lines(out), len(cases.problems())
     with tempfile.TemporaryDirectory() as folder:
-        spawn(_rank, (cases, f"file://{folder}/ranks", str(out)), cases.world)
+        where = (cases, f"file://{folder}/ranks", str(out))
+        ranks = spawn(_rank, where, cases.world, join=False)
+        while not ranks.join(timeout=1):
+            count(_lines(out) - known, total)
+    count(_lines(out) - known, total)
     return [json.loads(line) for line in out.read_text().splitlines()[known:]]
+
+
+def _lines(path: Path) -> int:
+    return len(path.read_text().splitlines()) if path.exists() else 0
 
 
 def _rank(rank: int, cases: RankCases, where: str, out: str) -> None:
@@ -230,11 +241,11 @@ def _same(result: Result, world: int) -> bool:
 
 
 def _cards(device: torch.device, world: int) -> list[str]:
-    """Name and bus of each rank's card."""
+    """Name and UUID of each rank's card."""
     own = "CPU"
     if device.type == "cuda":
         found: Any = torch.cuda.get_device_properties(device)
-        own = f"{found.name}, bus {getattr(found, 'pci_bus_id', device.index)}"
+        own = f"{found.name}, GPU-{found.uuid}"
     every: list[Any] = [None] * world
     dist.all_gather_object(every, own)
     return every

@@ -49,11 +49,19 @@ def main(arguments: Sequence[str]) -> int:
     args = parser.parse_args(arguments)
     numbers = [e.number for e in NOTEBOOKS if not args.only or e.number in args.only]
 
+    begin = time.perf_counter()
+    ended: list[str] = []
+
     def passed(number: str) -> bool:
         path, start = notebook_path(number), time.perf_counter()
         error = execute(path, args.keep)
         took = time.perf_counter() - start
-        sys.stdout.write(f"{path.name:32} {took:5.1f} s  {error or 'passed'}\n")
+        ended.append(number)
+        left = (time.perf_counter() - begin) / len(ended) * (len(numbers) - len(ended))
+        sys.stdout.write(
+            f"{path.name:32} {took:5.1f} s  {error or 'passed'}  "
+            f"({len(ended)} of {len(numbers)}, about {left:.0f} s left)\n"
+        )
         sys.stdout.flush()
         return not error
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import os
 import platform
+import sys
 import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -106,6 +107,14 @@ def _known(record: Record, case: str) -> list[Row]:
     return [row for row in results(record.rows) if row["case"] == case]
 
 
+def _by_this_command(row: Row) -> Row:
+    """A worker's row, with the command of the sweep in place of that of a Ray worker."""
+    if "environment" not in row:
+        return row
+    command = [Path(sys.argv[0]).name, *sys.argv[1:]]
+    return {**row, "environment": {**row["environment"], "command": command}}
+
+
 def _collect(
     ray: Any,
     pending: dict[Any, str],
@@ -124,7 +133,7 @@ def _collect(
             line = f"{name}: {str(error).splitlines()[0]}"
         else:
             for row in rows:
-                record.append(row)
+                record.append(_by_this_command(row))
             ok = sum(row.get("status") == "ok" for row in rows if row["kind"] == "result")
             line = f"{name}: {ok} results"
         progress(total - len(pending), total, line)

@@ -22,6 +22,7 @@ from ..emulate.calls import is_right, make_call, problem_for
 from ..emulate.ptx import shorten
 from ..jit import Artifact, build
 from ..jit import compile as compiled
+from ..jit.build import Built, no_count
 from ..jit.shipped import CUTE
 from ..plan.config import KernelConfig
 from .record import Row, head_row, read, write
@@ -105,7 +106,9 @@ def _run(artifact: Artifact, problem: Problem, splits: int) -> Row:
     return {**row, "seconds": round(perf_counter() - began, 2)}
 
 
-def run(path: Path, part: str, seconds: float, say: Say, jobs: int = 1) -> list[Row]:
+def run(
+    path: Path, part: str, seconds: float, say: Say, jobs: int = 1, count: Built = no_count
+) -> list[Row]:
     """Run builds until all are done or the time is over; the record is written after each. `jobs`
     processes share the builds.
     """
@@ -114,7 +117,9 @@ def run(path: Path, part: str, seconds: float, say: Say, jobs: int = 1) -> list[
     chosen = sorted(builds(part), key=lambda c: c.name() in earlier)
     known = [(c, rows.get(c.name(), {}).get("ptx", "")) for c in chosen]
     until = time() + seconds
-    for row in spread(run_anew, [(config, ptx, until) for config, ptx in known], jobs):
+    made = spread(run_anew, [(config, ptx, until) for config, ptx in known], jobs)
+    for done, row in enumerate(made):
+        count(done, len(known))
         if row is not None:
             rows[row["name"]] = row
             say(f"{row['status']} {row['name']}")

@@ -17,6 +17,7 @@ from typing import Any
 from ..core.revision import Revision
 from ..emulate import mutate
 from ..emulate.recorded import Recording, load, recordings
+from ..jit.build import Built, no_count
 from .emulated import digest_of, spread
 from .record import Row, head_row, read, write
 
@@ -49,7 +50,9 @@ NO_EFFECT = (mutate.IDLE, mutate.PACING)
 UNEXPLAINED = "not explained"
 
 
-def run(path: Path, part: str, seconds: float, say: Say, jobs: int = 1) -> list[Row]:
+def run(
+    path: Path, part: str, seconds: float, say: Say, jobs: int = 1, count: Built = no_count
+) -> list[Row]:
     """Builds that the record lacks, those of the least work first, until the time is over; `jobs`
     processes share them.
     """
@@ -57,7 +60,8 @@ def run(path: Path, part: str, seconds: float, say: Say, jobs: int = 1) -> list[
     until = time() + seconds
     chosen = sorted(map(load, recordings(part)), key=_work)
     known = [(r.name, rows.get(r.name, {}).get("ptx", ""), until) for r in chosen]
-    for row in spread(run_anew, known, jobs):
+    for done, row in enumerate(spread(run_anew, known, jobs)):
+        count(done, len(known))
         if row is not None:
             rows[row["name"]] = row
             say(f"{row['reported']} of {row['tried']} {row['name']}")

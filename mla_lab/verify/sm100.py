@@ -19,6 +19,7 @@ from ..emulate import EmulatedKernel, Fault, Options
 from ..emulate.calls import Call, call_of, is_right, make_call
 from ..jit import Artifact
 from ..jit import compile as compiled
+from ..jit.build import Built, no_count
 from ..reference.inputs import DecodeInputs
 from .emulated import digest_of_code
 from .record import Row, head_row, read, write
@@ -117,7 +118,7 @@ def run_one(artifact: Artifact, wanted: Run) -> Row:
     return {**row, "findings": found} if found else row
 
 
-def run(path: Path, part: str, seconds: float, say: Say) -> list[Row]:
+def run(path: Path, part: str, seconds: float, say: Say, count: Built = no_count) -> list[Row]:
     """Run what is not "ok" in the record with this code, until the time is over. Rows of calls that
     the lists no longer have go.
 
@@ -128,7 +129,8 @@ def run(path: Path, part: str, seconds: float, say: Say) -> list[Row]:
     earlier = read(path)[1:] if path.exists() else []
     rows = {row["name"]: row for row in earlier if row["name"] in every}
     until = perf_counter() + seconds
-    for each in wanted:
+    for done, each in enumerate(wanted):
+        count(done, len(wanted))
         if perf_counter() > until:
             break
         artifact = compiled(each.config, ARCH)

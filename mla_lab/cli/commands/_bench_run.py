@@ -135,9 +135,11 @@ def _measure(args: argparse.Namespace, kind: type[Bench], method: Method) -> Non
     peers = select(args.peers) if args.peers else []
     record = Record(args.record)
     careful = preflight if device.startswith("cuda") and not args.no_preflight else None
-    bench = kind(record, peers, device, method, progress=_show, preflight=careful)
     try:
-        bench.run(cases, args.keep_failed)
+        with bar("bench", _show) as shown:
+            bench = kind(record, peers, device, method, progress=shown.say, preflight=careful)
+            bench.count = shown.count
+            bench.run(cases, args.keep_failed)
     except DeviceLost as lost:
         _restart(args.argv, str(lost))
     finally:

@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 
 #: seconds over which the speed is averaged, as a step may take a minute
 SPEED_OVER_S = 600.0
+#: characters of a status line, beside which a terminal of 80 columns has room for the time left
+TEXT_WIDTH = 32
 
 
 class Bar:
@@ -32,7 +34,7 @@ class Bar:
     def say(self, text: str) -> None:
         """Show `text` beside the bar, or as a line where there is none."""
         if self._shown is not None and self._task is not None:
-            self._shown.update(self._task, description=text)
+            self._shown.update(self._task, description=_short(text))
         else:
             self._log(text)
 
@@ -54,6 +56,10 @@ def bar(text: str, log: Callable[[str], Any], quiet: bool = False) -> Iterator[B
         return
     with shown:
         yield Bar(shown, shown.add_task(text, total=None), log)
+
+
+def _short(text: str) -> str:
+    return text if len(text) <= TEXT_WIDTH else text[: TEXT_WIDTH - 1] + "…"
 
 
 def _on_terminal() -> Progress | None:

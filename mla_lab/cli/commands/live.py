@@ -98,8 +98,8 @@ def run(args: argparse.Namespace) -> None:
     options = LiveOptions(into, args.short, ours, args.traces)
     for record in (record for step in steps for record in step.records):
         check_record(options.record(record))
-    for step in steps:
-        print(f"== {step.name}: {step.what}", flush=True)
+    for number, step in enumerate(steps, 1):
+        print(f"== {number} of {len(steps)}, {step.name}: {step.what}", flush=True)
         start = time.perf_counter()
         step.run(options)
         print(f"== {step.name}: {time.perf_counter() - start:.0f} s", flush=True)

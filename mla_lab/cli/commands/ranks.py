@@ -6,6 +6,8 @@ import argparse
 from pathlib import Path
 from typing import Any
 
+from ._progress import bar
+
 
 def _numbers(text: str) -> tuple[int, ...]:
     return tuple(int(part) for part in text.split(","))
@@ -33,7 +35,8 @@ def run(args: argparse.Namespace) -> int:
 
     sizes = (args.world, args.device, args.batch, args.kv_len)
     cases = RankCases(*sizes, heads=args.heads, rounds=args.rounds, graph=args.graph)
-    rows = measure(cases, args.record)
+    with bar(f"{args.world} ranks", print) as shown:
+        rows = measure(cases, args.record, shown.count)
     print(
         "  kv_len  batch  one, us  own call  gather  merge  in order  overlapped  halves     error"
     )

@@ -9,6 +9,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+from ._progress import Bar, bar
+
 
 def add_parser(subparsers: Any) -> argparse.ArgumentParser:
     """Register the command; returns its parser."""
@@ -103,7 +105,8 @@ def run(args: argparse.Namespace) -> int:
         return _soak(args, say)
     if args.verb == "planted":
         return _planted(args)
-    rows = list(_rows(args, say))
+    with bar(f"verify {args.verb}", say) as shown:
+        rows = list(_counted(_rows(args, shown.say), shown, _selected(args)))
     record.write(args.record, rows)
     if args.verb == "kinds":
         from ...verify.kinds import shares
@@ -155,10 +158,16 @@ def _in_emulator(args: argparse.Namespace, say: Callable[[str], None]) -> int:
     from ...verify import emulated, mutations
 
     if args.verb == "emulated":
-        rows = emulated.run(args.record, args.build, args.seconds, say, args.jobs)
+        with bar("emulator", say) as shown:
+            rows = emulated.run(
+                args.record, args.build, args.seconds, shown.say, args.jobs, shown.count
+            )
         print(emulated.summary(rows))
         return int(any(row["status"] != "ok" for row in rows[1:]))
-    rows = mutations.run(args.record, args.build, args.seconds, say, args.jobs)
+    with bar("mutations", say) as shown:
+        rows = mutations.run(
+            args.record, args.build, args.seconds, shown.say, args.jobs, shown.count
+        )
     print(mutations.summary(rows))
     rest = (left["why"] for row in rows[1:] for left in row["unreported"])
     return int(mutations.UNEXPLAINED in rest)
@@ -167,7 +176,8 @@ def _in_emulator(args: argparse.Namespace, say: Callable[[str], None]) -> int:
 def _soak(args: argparse.Namespace, say: Callable[[str], None]) -> int:
     from ...verify import soak
 
-    rows = soak.added(args.record, args.device, args.seconds, say, args.seed)
+    with bar("soak", say) as shown:
+        rows = soak.added(args.record, args.device, args.seconds, shown.say, args.seed)
     print(soak.note(rows))
     return int(any(row["status"] != "ok" for row in soak.cases(rows)))
 
@@ -178,11 +188,33 @@ def _sm100(args: argparse.Namespace, say: Callable[[str], None]) -> int:
     if args.list == "builds":
         rows = sm100_builds.run(args.record, say)
     else:
-        rows = sm100.run(args.record, args.list, args.seconds, say)
+        with bar("sm100", say) as shown:
+            rows = sm100.run(args.record, args.list, args.seconds, shown.say, shown.count)
     counts = Counter(row["status"] for row in rows[1:])
     words = ", ".join(f"{count} {status}" for status, count in counts.items())
     print(f"{len(rows) - 1} of {rows[0]['cases']}: {words}")
     return int(counts["ok"] < len(rows) - 1)
+
+
+def _selected(args: argparse.Namespace) -> int | None:
+    """How many cases are named or counted by options; None for all of a list."""
+    if args.verb != "pairwise":
+        return None
+    return len([number for number in args.only.split(",") if number]) or args.first
+
+
+def _counted(
+    rows: Iterator[dict[str, Any]], shown: Bar, selected: int | None
+) -> Iterator[dict[str, Any]]:
+    """`rows`, shown as they come: of `selected` cases, or as many as their heads say."""
+    done, total = 0, selected or 0
+    for row in rows:
+        if row["kind"] == "run":
+            total += 0 if selected else row.get("cases", 0)
+        else:
+            done += 1
+        shown.count(done, total or None)
+        yield row
 
 
 def _rows(args: argparse.Namespace, say: Callable[[str], None]) -> Iterator[dict[str, Any]]:

@@ -59,7 +59,7 @@ def names() -> list[str]:
 
 
 #: kernels and calls that ship
-ARCHIVE = "runtime/emulate_cuda.zip"
+ARCHIVE = "records/emulate_cuda.zip"
 RECORDED = (
     "merge, bf16, sinks, 3 splits",
     "merge, fp16, device scale, 3 splits",

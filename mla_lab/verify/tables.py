@@ -28,6 +28,7 @@ RECORDS = {
     "sanitizer": "records/h200_sanitizer.jsonl",
     "rounding": "records/h200_eight_bit_errors.jsonl",
     "kinds": "records/kinds.jsonl",
+    "soak": "records/h200_soak.jsonl",
     "emulated": "records/emulated.jsonl",
     "mutations": "records/mutations.jsonl",
     "planted": "records/planted.jsonl",
@@ -245,6 +246,13 @@ def kinds_table(rows: Sequence[Row]) -> str:
     return table(rows)
 
 
+def soak_note(rows: Sequence[Row]) -> str:
+    """Counts of the soak."""
+    from .soak import note
+
+    return note(rows)
+
+
 #: tables by name, and the record that each is made from
 TABLES: dict[str, tuple[str, Callable[[Sequence[Row]], str]]] = {
     "shapes": ("pairwise", shapes_note),
@@ -255,6 +263,7 @@ TABLES: dict[str, tuple[str, Callable[[Sequence[Row]], str]]] = {
     "sanitizer": ("sanitizer", sanitizer_note),
     "rounding": ("rounding", rounding_table),
     "kinds": ("kinds", kinds_table),
+    "soak": ("soak", soak_note),
     "dropin": ("dropin", dropin_note),
     "dropin-tests": ("dropin", dropin_tests),
     "dropin-reasons": ("dropin", dropin_reasons),

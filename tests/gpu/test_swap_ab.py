@@ -166,6 +166,8 @@ def launch(
     if isinstance(work, Plan):
         walk = tuple(torch.from_numpy(a).cuda() for a in (work.tiles, work.worker_begin))
         slots = work.num_slots
+        # workers, query tokens of every request (0: see q_begin), costs of the rule (unused)
+        numbers = (len(work.worker_begin) - 1, 0, 0)
     else:
         tiles = max(1, -(-max(problem.q_lens) * problem.heads // rows))
         uniform = problem.q_lens[0] if len(set(problem.q_lens)) == 1 else 0

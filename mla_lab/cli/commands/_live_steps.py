@@ -64,6 +64,7 @@ COMMANDS = {
     "h200_pairwise": ["verify pairwise RECORD"],
     "h200_published": ["verify published RECORD"],
     "h200_features": ["verify costs RECORD"],
+    "h200_soak": ["verify soak RECORD"],
     "ladder": ["ladder --record RECORD --rounds 9"],
 }
 #: record -> module that makes it, given where
@@ -163,6 +164,7 @@ def _shorter(options: LiveOptions, line: str) -> list[str]:
     if not options.short:
         return []
     kinds = {"bench run": SHORT, "bench sweep": SHORT_SWEEP, "verify pairwise": "--first 3"}
+    kinds |= {"verify soak": "--seconds 9"}
     kinds |= {"verify published": "--batch 2", "verify costs": "--features sinks"}
     return next((more for verb, more in kinds.items() if line.startswith(verb)), "").split()
 
@@ -301,12 +303,13 @@ STEPS = (
     ),
     _measuring(
         "verify",
-        "every pair of features, published shapes, errors, costs, sanitizer",
+        "every pair of features, published shapes, errors, costs, sanitizer, a soak",
         "h200_pairwise",
         "h200_published",
         "h200_eight_bit_errors",
         "h200_features",
         "h200_sanitizer",
+        "h200_soak",
     ),
     _measuring("cuda", "the CUDA backend, MLA and GQA", "h200_cuda", "h200_gqa", "h200_rounding"),
     _measuring("ladder", "the ladder's steps", "ladder"),

@@ -78,6 +78,11 @@ MODULES = {
 #: records that this command does not make, and their origin
 OTHERS = {
     "dropin": "FlashInfer's tests at one commit, run outside of this repository",
+    "dropin_flash_mla": "FlashMLA's tests at one commit, run outside of this repository",
+    "h200_engine_steps": "python -m mla_lab.studies.engine_steps, on a card with vLLM's Python files",
+    "h200_ranks": "mla-lab ranks data/records/h200_ranks.jsonl --world 2 --graph, on two cards",
+    "h200_ray": "mla-lab bench sweep --ray, on two cards",
+    "h200_widened": "python -m mla_lab.studies.widening, on a card",
     "flashinfer_wrapper": "python -m mla_lab.studies.flashinfer_wrapper, on any host",
     "kinds": "mla-lab verify kinds data/records/kinds.jsonl, on any host",
     "sm100": "mla-lab verify sm100 data/records/sm100.jsonl, on any host",

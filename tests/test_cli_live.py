@@ -72,7 +72,14 @@ def test_a_short_run_goes_through_all_steps_in_another_folder(lines, tmp_path, c
     ran = [" ".join(line) for line, _ in lines]
     assert {folder for _, folder in lines} == {str(into)}
     verbs = ["bench sweep"] * 4 + ["bench fit"] * 2 + ["bench run"] * 10
-    verbs += ["verify pairwise", "verify published", "rounding", "verify costs", "sanitizer", "verify soak"]
+    verbs += [
+        "verify pairwise",
+        "verify published",
+        "rounding",
+        "verify costs",
+        "sanitizer",
+        "verify soak",
+    ]
     verbs += ["bench run"] * 3 + ["gqa_decode", "xqa_rounding", "ladder", "call_anatomy"]
     verbs += ["host_cost", "simulate.fit", "run_all"]
     assert len(ran) == len(verbs)

@@ -79,7 +79,7 @@ MODULES = {
 OTHERS = {
     "dropin": "FlashInfer's tests at one commit, run outside of this repository",
     "dropin_flash_mla": "FlashMLA's tests at one commit, run outside of this repository",
-    "h200_engine_steps": "python -m mla_lab.studies.engine_steps, on a card with vLLM's Python files",
+    "h200_engine_steps": "python -m mla_lab.studies.engine_steps, on a card, with vLLM",
     "h200_ranks": "mla-lab ranks data/records/h200_ranks.jsonl --world 2 --graph, on two cards",
     "h200_ray": "mla-lab bench sweep --ray, on two cards",
     "h200_widened": "python -m mla_lab.studies.widening, on a card",

@@ -23,6 +23,8 @@ UNIT, _FINE = 36, 2
 #: columns of the square of an offset below this one have no partial products
 _COLUMN = 19
 _MASK = np.int64((1 << FRACTION) - 1)
+#: the NaN that a card's instructions give
+NAN = np.uint32(0x7FFFFFFF).view(np.float32)
 
 
 @lru_cache(maxsize=1)
@@ -44,24 +46,25 @@ def lg2_segments() -> Row:
 
 
 def card_ex2(x: Row) -> Row:
-    """ex2.approx.ftz of fp32: |x| is cut to 23 bits of fraction; where it is negative and no
-    integer, its bits are inverted.
+    """ex2.approx.ftz of fp32: |x| is cut to 23 bits of fraction; where x is negative
+    and that no integer, its bits are inverted.
     """
     x = flush(x).astype(np.float64)
     inside = np.clip(np.nan_to_num(x), -256, 256)
     steps = np.trunc(np.abs(inside) * 2.0**FRACTION).astype(np.int64)
-    inverted = np.where(inside == np.trunc(inside), -steps, ~steps)
+    inverted = np.where(steps & _MASK == 0, -steps, ~steps)
     steps = np.where(inside < 0, inverted, steps)
     at = steps & _MASK
     found = _moved(np.exp2(at * 2.0**-FRACTION).astype(np.float32), card_tables()["ex2"][at])
     with np.errstate(over="ignore", under="ignore"):
         scaled = np.ldexp(found.astype(np.float64), (steps >> FRACTION).astype(np.int32))
-        return np.where(np.isnan(x), np.float32(np.nan), flush(scaled.astype(np.float32)))
+        return np.where(np.isnan(x), NAN, flush(scaled.astype(np.float32)))
 
 
 def card_rcp(x: Row) -> Row:
     """rcp.approx.ftz of fp32: the significand of x decides."""
-    return _moved(rcp(x), card_tables()["rcp"][x.view(np.uint32) & np.uint32(_MASK)])
+    found = _moved(rcp(x), card_tables()["rcp"][x.view(np.uint32) & np.uint32(_MASK)])
+    return np.where(np.isnan(x), NAN, found)
 
 
 def card_lg2(x: Row) -> Row:
@@ -81,7 +84,7 @@ def card_lg2(x: Row) -> Row:
     found[x == 1] = 0
     found[x == 0] = -np.inf
     found[np.isposinf(x)] = np.inf
-    found[(x < 0) | np.isnan(x)] = np.nan
+    found[(x < 0) | np.isnan(x)] = NAN
     return found
 
 

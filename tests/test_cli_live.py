@@ -79,6 +79,7 @@ def test_a_short_run_goes_through_all_steps_in_another_folder(lines, tmp_path, c
         "verify costs",
         "sanitizer",
         "verify soak",
+        "verify card-bits",
     ]
     verbs += ["bench run"] * 3 + ["gqa_decode", "xqa_rounding", "ladder", "call_anatomy"]
     verbs += ["host_cost", "simulate.fit", "run_all"]

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from mla_lab.core.errors import InvalidInput, Unsupported
-from mla_lab.emulate import EmulatedKernel, Fault, Options, arithmetic, tiles
+from mla_lab.emulate import EmulatedKernel, Fault, Options, arithmetic, card_arithmetic, tiles
 from mla_lab.emulate.direct import Direct, ptx_kernel
 from mla_lab.emulate.ptx import parse
 from mla_lab.emulate.rows import assign, names_in
@@ -143,11 +143,20 @@ def test_conversions_round_as_torch() -> None:
 def test_card_tables_differ_by_one_place_at_most() -> None:
     x = np.linspace(1, 2, 1000, endpoint=False, dtype=np.float32)
     for ours, card in (
-        (arithmetic.ex2, arithmetic.card_ex2),
-        (arithmetic.rcp, arithmetic.card_rcp),
+        (arithmetic.ex2, card_arithmetic.card_ex2),
+        (arithmetic.rcp, card_arithmetic.card_rcp),
     ):
         places = card(x).view(np.int32) - ours(x).view(np.int32)
         assert np.abs(places).max() == 1 and (places != 0).mean() < 0.5
+
+
+def test_a_card_inverts_negative_numbers_where_it_would_negate() -> None:
+    x = np.float32([-(2.0**-30), -1, -0.5, 0.5, 1, 2, 3, 0, -1, np.inf])
+    ex2, lg2 = card_arithmetic.card_ex2(x[:3]), card_arithmetic.card_lg2(x[3:])
+    assert ex2.tolist()[:2] == [1, 0.5] and 0 < np.float32(2**-0.5) - ex2[2] < 2e-7
+    assert lg2[1:3].tolist() == [0, 1] and 0 < lg2[0] + 1 < 2e-7
+    assert abs(lg2[3] - np.log2(3)) < 3e-7 and lg2[4] == -np.inf and lg2[6] == np.inf
+    assert np.isnan(lg2[5])
 
 
 def test_a_card_cuts_sums_towards_zero() -> None:

@@ -6,13 +6,9 @@ card differ by one or two units in the last place, and `card_tables` holds how a
 
 from __future__ import annotations
 
-import lzma
-from functools import lru_cache
 from typing import Any
 
 import numpy as np
-
-from ..core.resources import data_dir
 
 Row = np.ndarray
 
@@ -80,39 +76,6 @@ def rsqrt(x: Row) -> Row:
 def sqrt(x: Row) -> Row:
     """Square root."""
     return np.sqrt(x)
-
-
-@lru_cache(maxsize=1)
-def card_tables() -> dict[str, Row]:
-    """Differences (int8, units in the last place) between an H200's ex2 and rcp and the rounded
-    values, for each of the 2^23 significands of arguments in [1, 2).
-    """
-    tables = {}
-    for name in ("ex2", "rcp"):
-        path = data_dir() / "runtime" / f"emulate_{name}_ulps.i8.xz"
-        tables[name] = np.frombuffer(lzma.decompress(path.read_bytes()), np.int8)
-    return tables
-
-
-def card_ex2(x: Row) -> Row:
-    """ex2.approx.ftz as an H200 rounds it: the fraction of x, in units of 2^-23, decides."""
-    rounded = ex2(x)
-    wide = x.astype(np.float64)
-    fraction = np.nan_to_num(wide - np.floor(wide), posinf=0, neginf=0)
-    # just below 0 the fraction is 1: that of 0
-    at = (fraction * 2**23).astype(np.int64) & 0x7FFFFF
-    return _moved(rounded, card_tables()["ex2"][at])
-
-
-def card_rcp(x: Row) -> Row:
-    """rcp.approx.ftz as an H200 rounds it: the significand of x decides."""
-    return _moved(rcp(x), card_tables()["rcp"][x.view(np.uint32) & np.uint32(0x7FFFFF)])
-
-
-def _moved(rounded: Row, ulps: Row) -> Row:
-    normal = np.isfinite(rounded) & (np.abs(rounded) >= TINY)
-    bits = rounded.view(np.int32) + np.where(normal, ulps, 0)
-    return bits.astype(np.int32).view(np.float32)
 
 
 def div(a: Row, b: Row) -> Row:

@@ -183,7 +183,7 @@ def _setp(w: Writer, s: Instruction, pc: int) -> Lines:
 def _approximation(w: Writer, s: Instruction, pc: int) -> Lines:
     value = w.value(s.args[1], "f32")
     name = s.parts[0]
-    if name in ("ex2", "rcp") and "approx" in s.parts:
+    if name in ("ex2", "lg2", "rcp") and "approx" in s.parts:
         return put(w.row(s.args[0], "f32"), f"g.{name}({value})")
     return put(w.row(s.args[0], "f32"), f"{name}({value})")
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from . import arithmetic
+from . import arithmetic, card_arithmetic
 from .findings import fault
 from .memory import BASE
 from .translate import ALL_LANES, BLOCKED, EXIT, NUMPY
@@ -65,8 +65,10 @@ class Gang:
         self.agent = -1
         self.instructions = self.blocks_run = 0
         numbers = cta.machine.numbers
-        self.ex2 = arithmetic.card_ex2 if numbers == "card" else arithmetic.ex2
-        self.rcp = arithmetic.card_rcp if numbers == "card" else arithmetic.rcp
+        card = numbers == "card"
+        self.ex2 = card_arithmetic.card_ex2 if card else arithmetic.ex2
+        self.lg2 = card_arithmetic.card_lg2 if card else arithmetic.lg2
+        self.rcp = card_arithmetic.card_rcp if card else arithmetic.rcp
 
     def _make_registers(self) -> None:
         counts, n = self.cta.program.writer.counts, self.n

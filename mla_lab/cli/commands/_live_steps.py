@@ -65,6 +65,7 @@ COMMANDS = {
     "h200_published": ["verify published RECORD"],
     "h200_features": ["verify costs RECORD"],
     "h200_soak": ["verify soak RECORD"],
+    "h200_card_bits": ["verify card-bits RECORD"],
     "ladder": ["ladder --record RECORD --rounds 9"],
 }
 #: record -> module that makes it, given where
@@ -308,13 +309,14 @@ STEPS = (
     ),
     _measuring(
         "verify",
-        "every pair of features, published shapes, errors, costs, sanitizer, a soak",
+        "every pair of features, published shapes, errors, costs, sanitizer, a soak, a card's bits",
         "h200_pairwise",
         "h200_published",
         "h200_eight_bit_errors",
         "h200_features",
         "h200_sanitizer",
         "h200_soak",
+        "h200_card_bits",
     ),
     _measuring("cuda", "the CUDA backend, MLA and GQA", "h200_cuda", "h200_gqa", "h200_rounding"),
     _measuring("ladder", "the ladder's steps", "ladder"),

@@ -43,6 +43,7 @@ class Recorder:
 
     name = "cute"
     reads_lengths = False
+    follows_plans = True
     reason: str | None = None
 
     def __init__(self) -> None:

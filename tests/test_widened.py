@@ -107,6 +107,9 @@ def test_cute_takes_it_where_the_record_has_it_ahead(
 ) -> None:
     monkeypatch.setattr(widening, "missing_for", lambda *_: None)
     _plan.cache_clear()
+    assert isinstance(plan_of(small(heads, top_k=70, kv=(64,) * batch)), Formula)
+    monkeypatch.setenv(widening.CONSENT, "1")
+    _plan.cache_clear()
     plan = plan_of(small(heads, top_k=70, kv=(64,) * batch))
     assert isinstance(plan, SelfScheduled if tile_rows else Formula)
     assert not tile_rows or plan.config.tile_rows == tile_rows
@@ -115,6 +118,7 @@ def test_cute_takes_it_where_the_record_has_it_ahead(
 
 def test_cute_gathers_what_the_widening_kernel_lacks(monkeypatch: pytest.MonkeyPatch) -> None:
     problem = small(128, top_k=70, kv=(64,) * 4)
+    monkeypatch.setenv(widening.CONSENT, "1")
     monkeypatch.setattr(widening, "missing_for", lambda *_: None)
     _plan.cache_clear()
     assert isinstance(plan_of(problem), SelfScheduled)

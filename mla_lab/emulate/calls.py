@@ -138,7 +138,9 @@ def call_of(
     partials = _partials(config, problem, slots, work)
     args: list[Any] = [query, inputs.kv_cache, out, lse, *partials]
     table = inputs.block_tables
-    args += [table.flatten(0, 1) if table.dim() == 3 else table, inputs.seq_lens, q_begin, *work]
+    # of a list of slots every one counts where there are no lengths
+    lens = inputs.seq_lens[:0] if config.option("gather") and problem.top_k else inputs.seq_lens
+    args += [table.flatten(0, 1) if table.dim() == 3 else table, lens, q_begin, *work]
     args += [problem.heads, first, second]
     # 0: each request's own, by q_begin
     q_len = problem.q_lens[0] if len(set(problem.q_lens)) == 1 else 0

@@ -14,6 +14,7 @@ import pytest
 from mla_lab import lab
 from mla_lab.lab.explorer import Explorer
 from mla_lab.lab.session import processor_s
+from mla_lab.lab.tiny_model import corpus, fitted
 
 pytestmark = pytest.mark.serial
 #: seconds a redraw may take, and bytes that one picture may have
@@ -22,6 +23,13 @@ EXPLORERS = [name for name in dir(lab) if name.endswith("Explorer") and name != 
 EXPLORERS += ["LadderXray", "WorkbookMap"]
 #: heavier than the defaults: many requests, long caches
 HEAVY: dict[str, dict[str, Any]] = {"PlanExplorer": {"batch": 128, "kv_len": 8192}}
+
+
+def given(name: str) -> dict[str, Any]:
+    """What an explorer is created with."""
+    if name == "TextExplorer":
+        return {"model": fitted(), "prompt": corpus()[:40]}
+    return HEAVY.get(name, {})
 
 
 def values(widget: widgets.Widget) -> list[Any]:
@@ -42,7 +50,7 @@ def test_every_move_of_a_control_is_quick(name: str) -> None:
     not count; together also by the clock, as a reader has it. First moves included, when nothing
     is remembered yet.
     """
-    explorer: Explorer = getattr(lab, name)(**HEAVY.get(name, {}))
+    explorer: Explorer = getattr(lab, name)(**given(name))
     explorer.redraw()
     gc.collect()
     gc.freeze()  # a collection of what other tests left would count as this one's work

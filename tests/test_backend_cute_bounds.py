@@ -12,7 +12,7 @@ from mla_lab.api import decode, replay
 from mla_lab.backends.cute import backend as cute
 from mla_lab.backends.cute import device_plan, launch
 from mla_lab.backends.cute.backend import CuteBackend
-from mla_lab.backends.cute.device_plan import MOST_ROWS, check_offsets
+from mla_lab.backends.cute.device_plan import MOST_ROWS, MOST_TOKENS, check_offsets
 from mla_lab.call.bind import bind
 from mla_lab.call.checks import form_of
 from mla_lab.call.form import Features
@@ -103,11 +103,13 @@ def test_what_32_bit_offsets_do_not_reach_is_refused(
 ) -> None:
     """An element of the last row of a query has the offset 2**31 with one row more."""
     assert MOST_ROWS * 576 < 1 << 31 <= (MOST_ROWS + 1) * 576
-    query = torch.empty(MOST_ROWS, 1, 576, device="meta")
+    query = torch.empty(MOST_ROWS // 10, 10, 576, device="meta")
     tables = torch.empty(4096, (1 << 19) - 1, dtype=torch.int32, device="meta")
     check_offsets(query, tables)
-    with pytest.raises(Unsupported, match=f"query: got {MOST_ROWS + 1} rows"):
-        check_offsets(torch.empty(MOST_ROWS + 1, 1, 576, device="meta"), tables)
+    with pytest.raises(Unsupported, match=f"query: got {MOST_ROWS + 10} rows"):
+        check_offsets(torch.empty(MOST_ROWS // 10 + 1, 10, 576, device="meta"), tables)
+    with pytest.raises(Unsupported, match=f"query: got {MOST_TOKENS + 1} tokens"):
+        check_offsets(torch.empty(MOST_TOKENS + 1, 1, 576, device="meta"), tables)
     apart = torch.empty(4096, 1 << 19, dtype=torch.int32, device="meta")[:, :8]
     with pytest.raises(Unsupported, match="block_tables: got 4096 rows 524288 entries apart"):
         check_offsets(query, apart)

@@ -41,6 +41,8 @@ FORMULAS = (("fixed", "grid"), ("none", "grid"))
 #: elements of a tensor that kernels count in 32 bits, and rows of a query that they suffice for
 MOST_OFFSETS = 1 << 31
 MOST_ROWS = (MOST_OFFSETS - 1) // (LATENT_DIM + ROPE_DIM)
+#: the most query tokens that the causal mask counts (`small_quotient`)
+MOST_TOKENS = (1 << 19) - 1
 #: a Plan's words on each device that it was used on; they go when it goes
 _COPIES: WeakKeyDictionary[Plan, dict[torch.device, DevicePlan]] = WeakKeyDictionary()
 
@@ -214,8 +216,12 @@ def check_groups(name: str, groups: int, cluster: int) -> None:
 
 
 def check_offsets(query: Tensor, tables: Tensor) -> None:
-    """Refuse tensors with elements that a kernel's 32-bit offsets do not reach."""
+    """Refuse tensors with elements that a kernel's 32-bit offsets do not reach, and more query
+    tokens than its mask counts."""
     rows = query.numel() // query.shape[-1]
+    tokens = rows // query.shape[-2]
+    if tokens > MOST_TOKENS:
+        raise unsupported("query", f"{tokens} tokens", f"up to {MOST_TOKENS} in a call")
     if rows > MOST_ROWS:
         raise unsupported("query", f"{rows} rows (tokens x heads)", f"up to {MOST_ROWS} in a call")
     words = tables.shape[0] * tables.stride(0)

@@ -59,11 +59,12 @@ def keep_lengths(b: Batch, row: cute.Pointer):
 
 @cute.jit
 def find_plan_words(b: Batch, worker: Int32, kept: cute.Tensor) -> Int32:
-    """The words of the module's table by the rule: what the CTA kept where lengths and all else are
-    the same, or `find_work`, and then kept. A batch that one group does not hold is not kept.
+    """The words of the module's table by the rule: those that the CTA kept, where lengths and all
+    else are the same, or those of `find_work`, which it then keeps. For a batch that one group does
+    not hold they are found in each launch.
 
-    kept: int32 [KEPT]: words, key, lengths, query tokens where they differ, one a lane in each row
-    of 32. It may hold anything: the batch is not 0, and the key has a checksum.
+    kept: int32 [KEPT]: words, key, lengths, where each request's query tokens end, one a lane in
+    each row of 32. It may hold anything: the batch is not 0, and the key has a checksum.
     """
     row, batch = kept.iterator + cute.arch.lane_idx(), b.seq_lens.shape[0]
     words, key = load_relaxed(row), load_relaxed(row + 32)

@@ -380,7 +380,7 @@ def even_tile(line: Line, at: Cut, part: Int32, group: Int32, slots: Int32) -> l
 
 @cute.jit
 def next_item(b: Batch, bundled: Int32, request: Int32, row_tile: Int32):
-    """The item behind row tile `row_tile` of `request`; of the last one, any."""
+    """The request and row tile that follow in work order; behind the last item, unspecified."""
     if bundled == 1:
         request = request + 1
     else:

@@ -12,7 +12,6 @@ from cutlass import Int32
 from ...plan.workspace import KEPT_WORDS as KEPT
 from .kept_schedule import find_plan_words, prefetch_kept
 from .kv_prefetch import KvCache
-from .ptx_sm90 import opaque
 from .self_schedule import (
     BUNDLED,
     COUNT,
@@ -47,13 +46,13 @@ def read_plan(tiles: cute.Tensor, worker_begin: cute.Tensor, worker: Int32) -> P
 def open_plan(b: Batch, tiles: cute.Tensor, schedule: cute.Tensor, cta: Int32, cluster: int):
     """The words of the module's table for CTA `cta`, by one warp, behind the wait for the kernel in
     front. `schedule` is int32 [workers + 1], where a worker's rows of `tiles` begin; without tiles
-    it is [CTAs * KEPT], what each CTA found in a launch before (see `recall`)."""
+    it is [CTAs * KEPT], what each CTA found in a launch before (`kept_schedule`)."""
     words, worker = Int32(0), cta // cluster
     if tiles.shape[0] > 0:
         words = read_plan(tiles, schedule, worker).words
     else:
         words = find_plan_words(b, worker, kept_of(schedule, cta))
-    return opaque(words)
+    return words
 
 
 def kept_of(schedule: cute.Tensor, cta: Int32) -> cute.Tensor:

@@ -24,18 +24,18 @@ mbarriers                                   arrivals per phase
     p_pipe.full[stage]   P(t) is stored, and QK(t + 1) all but done: 128 QK-softmax threads
     p_pipe.empty[stage]  rescale exponents of t have been read: 256 PV threads
     stats_read           row sums and row maxes have been read: 256 PV threads
-Plain words handed over through shared memory use one arrival per thread, so that each write is
-ordered by its own thread's arrival (compute-sanitizer racecheck follows that); counters use one per
-warp. Global counters, one per split row tile: see the merge.
+Plain words in shared memory are handed over with one arrival per thread, which orders that thread's
+write (compute-sanitizer racecheck follows that); a KV stage is released once per warp.
 
 Named barriers            threads  what it orders
     1 QK_SOFTMAX_BARRIER  128      QK of the previous work tile, before Q's last k-step and rope are
                                    overwritten; these, before QK of this work tile. With `skip`: the
                                    vote of all rows
-    2 PV_BARRIER          256      in the merge: reads of the ring, before own strips are stored
-                                   there; stores of a partial, before it is counted; the counter's
-                                   last arrival, before partials are read; copied partials and
-                                   weights in shared memory, before all threads sum them
+    2 PV_BARRIER          256      in `split_merge/keep_ab_*` alone: reads of the ring, before own
+                                   strips are stored there; stores of a partial, before its counter
+                                   in global memory is raised; the counter's last arrival, before
+                                   partials are read; reads of a record, before warp 0 replaces it,
+                                   and that, before it is read; copies and weights, before the sums
 
 Pipelines
     producer -> QK-softmax, PV     kv_pipe: the ring, KV tiles two ahead

@@ -18,7 +18,7 @@ from .epilogue_store import store_lse, store_rows
 from .mainloop_qk_softmax import release_kv, two_to_minus
 from .mask import rows_of
 from .params import BLOCK, LATENT, SKIPPED, Cta
-from .producer import fill_next_stage, start_producer
+from .producer import ProducerState, fill_next_stage, start_producer
 from .profile import profile_event, profile_tile
 from .tile_scheduler import may_be_split, read_work, record
 
@@ -61,7 +61,7 @@ def store_partial(cta: Cta, acc: cute.Tensor, slot_row, column, lane):
 
 @cute.jit
 def epilogue(cta: Cta, acc: cute.Tensor, index):
-    """Divide by the row sums; write the result, or the partial."""
+    """Divide by the row sums; write the result x out_scale, or the partial (the merge scales)."""
     cfg, g, s = cta.cfg, cta.g, cta.s
     tid = fresh_thread()  # held through the loop, it and what follows would take registers
     lane = tid % 32
@@ -129,6 +129,19 @@ def pv_tile(cta: Cta, f: Fragments, row, stage, index, block, count):
     profile_tile(cfg, g, count - block, "PV done, ns")
 
 
+@cute.jit
+def produce_ahead(cta: Cta, load: ProducerState, index, lane) -> ProducerState:
+    """The record of the next work tile, and the stage that Q has released; before the first work
+    tile its own record and all stages."""
+    cfg, plan = cta.cfg, cta.plan
+    for step in cutlass.range(pick(index == plan.first, Int32(0), Int32(1)), 2, unroll=1):
+        if index + step < plan.last:
+            record(cfg, cta.g, cta.s, plan, index + step, cta.rank)
+        for _ in cutlass.range(pick(step == 0, Int32(cfg.stages), Int32(1)), unroll=1):
+            load = fill_next_stage(cta, load, lane)
+    return load
+
+
 def make_fragments(cta: Cta, wg) -> Fragments:
     """Descriptors once for all tiles, and the accumulator."""
     pv = cta.mma.pv
@@ -152,16 +165,10 @@ def mainloop_pv(cta: Cta):
     first, last = cta.plan.first, cta.plan.last
     produces = cute.arch.make_warp_uniform(tid // 32) == 0
     load = start_producer(cfg.stages, first)
-    if produces & (first < last):
-        record(cfg, g, s, cta.plan, first, cta.rank)
-        for _ in cutlass.range(cfg.stages, unroll=1):
-            load = fill_next_stage(cta, load, lane)
     s.stats_read.arrive(0)
     for index in cutlass.range(first, last, unroll=1):
         if produces:
-            if index + 1 < last:
-                record(cfg, g, s, cta.plan, index + 1, cta.rank)
-            load = fill_next_stage(cta, load, lane)  # the stage that Q has released
+            load = produce_ahead(cta, load, index, lane)
         stage = Int32(1)
         f.tOrO.fill(0.0)
         block, count = Int32(0), Int32(1)

@@ -67,7 +67,7 @@ class RowState:
 
 @dataclass(frozen=True)
 class TileContext:
-    """What a step needs to know of its work tile."""
+    """Values of a work tile that each step of its mainloop reads."""
 
     index: Int32
     mask_free: Int32  # see `mask_free_until`

@@ -36,12 +36,12 @@ def column_of(c: int) -> int:
 
 
 @cute.jit
-def apply_causal(g: Globals, acc: cute.Tensor, work: Work, first: Int32):
+def apply_causal(cta: Cta, acc: cute.Tensor, work: Work, first: Int32):
     """Scores of positions after a row's own become -inf; the tile begins at position `first`."""
     tid = fresh_thread()
     scores = rows_of(acc)
     for h in cutlass.range_constexpr(2):
-        left = visible(g, work, first_row(tid) + 8 * h) - first - 2 * (tid & 3)
+        left = visible(cta.cfg, cta.g, work, first_row(tid) + 8 * h) - first - 2 * (tid & 3)
         for c in cutlass.range_constexpr(cute.size(acc) // 2):
             scores[h, c] = scores[h, c] if column_of(c) < left else -Float32.inf
 
@@ -84,7 +84,7 @@ def apply_mask(cta: Cta, acc: cute.Tensor, index, mask_free, tiles_left):
         if const_expr(cta.cfg.tree):
             apply_tree(cta.g, acc, work, first)
         else:
-            apply_causal(cta.g, acc, work, first)
+            apply_causal(cta, acc, work, first)
 
 
 @cute.jit
@@ -92,7 +92,7 @@ def mask_free_until(cta: Cta, work: Work, row):
     """Number of positions past the work tile's end that `row` and all rows after it see, nearly
     always negative. With a packed mask, of those before the draft. Held once per warp, because no
     thread has a register for it."""
-    beyond = visible(cta.g, work, row) - work.end * BLOCK
+    beyond = visible(cta.cfg, cta.g, work, row) - work.end * BLOCK
     if const_expr(cta.cfg.tree):
         beyond = work.kv_len - work.q_len - work.end * BLOCK
     return beyond

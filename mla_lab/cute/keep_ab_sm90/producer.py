@@ -53,7 +53,7 @@ class ProducerState:
 
 
 def start_producer(stages: int, first) -> ProducerState:
-    """Before the first query; a fresh barrier passes a wait for parity 1."""
+    """The state before the first query. Parities are 1, which fresh `empty` barriers pass."""
     zero = Int32(0)
     return ProducerState(
         first, Int32(QUERY), zero, zero, zero, zero, StagePhases(Int32((1 << stages) - 1))

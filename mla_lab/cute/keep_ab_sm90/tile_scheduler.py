@@ -6,6 +6,7 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Int32
 
+from ..common.ptx_sm90 import small_quotient
 from ..common.self_schedule import Batch, Plan
 from ..common.worker_plan import may_be_split, open_plan, plan_of, tile_words
 from .params import BLOCK, RECORD_WORDS, RECORDS, Config, Globals, Shared, Work
@@ -35,7 +36,7 @@ def load_plan(cfg: cutlass.Constexpr[Config], s: Shared) -> Plan:
 def plan_words(cfg: Config, s: Shared) -> cute.Tensor:
     """32 words. With 16 bits shared memory is full: they lie on the row sums, which nothing needs
     before the first work tile."""
-    if cfg.fp8:
+    if cfg.fp8 or cfg.widened:
         return s.plan
     return cute.make_tensor(cute.recast_ptr(s.sRowSum.iterator, dtype=Int32), cute.make_layout(32))
 
@@ -113,7 +114,12 @@ def read_work(g: Globals, s: Shared, index: Int32):
     )
 
 
-def visible(g, work, row):
-    """Number of KV positions that packed row `first_row + row` sees (bottom-right causal)."""
-    token = cutlass.min((work.first_row + row) // g.heads, work.q_len - 1)
+def visible(cfg: Config, g: Globals, work: Work, row):
+    """Number of KV positions that packed row `first_row + row` sees (bottom-right causal).
+
+    With the short quotient ptxas keeps 16 B of a cluster of two's softmax on the stack, without it
+    8 B of a single CTA's."""
+    row = work.first_row + row
+    token = row // g.heads if cfg.cluster == 2 else small_quotient(row, g.heads)
+    token = cutlass.min(token, work.q_len - 1)
     return work.kv_len - work.q_len + token + 1

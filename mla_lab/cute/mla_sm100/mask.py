@@ -19,7 +19,7 @@ from .params import BLOCK, S_COLUMNS, Cta
 def open_until(cta: Cta, work, row):
     """Position before which `row` sees all keys of the work tile; without a packed mask it sees
     none from there on."""
-    until = visible(cta.g, work, row)
+    until = visible(cta.cfg, cta.g, work, row)
     if const_expr(cta.cfg.tree):
         until = work.kv_len - work.q_len
     return cutlass.min(until, work.end * BLOCK)

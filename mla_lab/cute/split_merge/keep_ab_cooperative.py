@@ -17,7 +17,7 @@ import cutlass.cute as cute
 from cutlass import Float32, Int32, const_expr
 
 from ..common.feature_operands import with_scales, with_sink
-from ..common.ptx_sm90 import LN2, LOG2E, add, butterfly, count_up, pick, ptx, quotient
+from ..common.ptx_sm90 import LN2, LOG2E, add, butterfly, count_up, pick, ptx, small_quotient
 from ..keep_ab_sm90.epilogue_store import store_row_lse
 from ..keep_ab_sm90.params import PV_BARRIER, RECORDS, Config, Cta, Work
 from ..keep_ab_sm90.profile import profile_event
@@ -45,9 +45,10 @@ def merge_share(cta: Cta, work: Work):
     """The strips that this CTA merges: whole twos or fours where splits are few."""
     grain = pick(work.num_splits <= FEW_SPLITS, Int32(4 // UNITS_PER_STRIP), Int32(1))
     grain = pick(work.num_splits <= FEW_SPLITS // 2, Int32(4), grain)
-    grains = quotient(Int32(UNITS // UNITS_PER_STRIP), grain)
-    first = quotient(grains * work.split_idx, work.num_splits) * grain
-    last = quotient(grains * (work.split_idx + 1), work.num_splits) * grain
+    few = pick(work.num_splits <= FEW_SPLITS, Int32(UNITS // 4), Int32(UNITS // UNITS_PER_STRIP))
+    grains = pick(work.num_splits <= FEW_SPLITS // 2, Int32(UNITS // UNITS_PER_STRIP // 4), few)
+    first = small_quotient(grains * work.split_idx, work.num_splits) * grain
+    last = small_quotient(grains * (work.split_idx + 1), work.num_splits) * grain
     group = first * UNITS_PER_STRIP // 64
     groups = (last * UNITS_PER_STRIP + 63) // 64 - group
     base = (work.slot - work.split_idx) * cta.cfg.cluster + cta.rank
@@ -103,9 +104,9 @@ class CopyPath:
 def copy_path(width, splits, stride, pitch):
     """From splits `stride` fp32 words apart to splits `pitch` bytes apart."""
     tid, _, _ = cute.arch.thread_idx()
-    split = quotient(tid, width)
+    split = small_quotient(tid, width)
     piece = tid - split * width
-    step = quotient(Int32(THREADS), width)
+    step = small_quotient(Int32(THREADS), width)
     rest = THREADS - step * width
     return CopyPath(
         width * splits,
@@ -159,12 +160,12 @@ def merge_weights(cta: Cta, work: Work, share: MergeShare, group):
     first = tid % 16
     at = share.weights + (group * ROW_WORDS + place) * 4
     top = Float32(-Float32.inf)
-    for i in cutlass.range(first, share.splits, 16, unroll=4):
+    for i in cutlass.range(first, share.splits, 16, unroll=2):
         top = cute.arch.fmax(top, smem(at + i * share.pitch, Float32, 1).load())
     top = butterfly(cute.arch.fmax, top, SIXTEEN)
     top = pick(top == -Float32.inf, Float32(0.0), top)
     total = Float32(0)
-    for i in cutlass.range(first, share.splits, 16, unroll=4):
+    for i in cutlass.range(first, share.splits, 16, unroll=2):
         p = smem(at + i * share.pitch, Float32, 1)
         weight = cute.math.exp2((p.load() - top) * Float32(LOG2E), fastmath=True)
         p.store(weight)
@@ -174,7 +175,7 @@ def merge_weights(cta: Cta, work: Work, share: MergeShare, group):
     g = with_scales(cfg, cta.g)
     whole = with_sink(cfg, g, total, top * Float32(LOG2E), work.first_row + row)
     inverse = pick(total > 0.0, cute.arch.rcp_approx(whole), Float32(0.0)) * g.out_scale
-    for i in cutlass.range(first, share.splits, 16, unroll=4):
+    for i in cutlass.range(first, share.splits, 16, unroll=2):
         p = smem(at + i * share.pitch, Float32, 1)
         weight = p.load() * inverse
         for half in cutlass.range_constexpr(2):
@@ -220,8 +221,8 @@ def writers(cfg: Config) -> int:
 
 
 def add_to_counter(cta: Cta, work, rank, order: str):
-    """Add one to a row tile's counter. Arrivals take it to writers x num_splits; each CTA that has
-    seen that adds one more, and the last of them wraps it to 0 for the next launch."""
+    """Add one to a row tile's counter: each writer once per partial, then, when all writers have,
+    each merging CTA once. The last addition wraps the counter to 0, ready for the next launch."""
     counter = counter_of(cta, work, rank)
     count_up(counter, (writers(cta.cfg) + 1) * work.num_splits - 1, order)
 
@@ -267,10 +268,7 @@ def merge(cta: Cta, index, keeps: cutlass.Constexpr[bool] = False):
         PV_BARRIER.sync()
         profile_event(cfg, cta.g, "partials there")
         if share.splits <= FEW_SPLITS:
-            if share.splits <= FEW_SPLITS // 2:
-                sum_in_registers(cta, FEW_SPLITS // 2, work, share, own)
-            else:
-                sum_in_registers(cta, FEW_SPLITS, work, share, own)
+            sum_in_registers(cta, work, share, own)
         elif fits_ring(cfg, share):
             merge_in_ring(cta, work, share, rows_path, strips_path, own)
         else:

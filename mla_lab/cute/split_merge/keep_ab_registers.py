@@ -1,10 +1,11 @@
 """Sums of a merge share of few partials, loaded from global memory to registers.
 
-A warp takes 64 columns of 16 rows at a time (32 with more than four splits). All of its loads are
-in flight before the first is used; row values are loaded last, because the compiler would schedule
-their uses, with a wait, before loads that follow. Each thread computes the weights of its own two
-rows, so that no warp waits for another. Shares of more partials go through shared memory
-(`keep_ab_cooperative`): their weights are too many for one thread.
+A warp takes 32 columns of 16 rows from each of up to eight splits at a time, or 64 columns from up
+to four, by the same instructions: its eight loads of two strips are those of eight splits, or twice
+those of four. All of them are in flight before the first is used; row values are loaded last,
+because the compiler would schedule their uses, with a wait, before loads that follow. Each thread
+computes the weights of its own two rows, so that no warp waits for another. Shares of more partials
+go through shared memory (`keep_ab_cooperative`): their weights are too many for one thread.
 """
 
 from __future__ import annotations
@@ -20,8 +21,8 @@ from ..keep_ab_sm90.params import Cta, Work
 from .keep_ab_combine import MergeShare
 from .keep_ab_partials import REGION, ROW_WORDS, WARPS, OwnStrips, unpack
 
-#: the most splits summed here, and 16-byte loads that a thread has in flight
-FEW_SPLITS, PIECES = 8, 16
+#: the most splits summed here; up to `FEW_SPLITS` // 2 a warp takes two `PAIR`s of strips
+FEW_SPLITS, PAIR = 8, 2
 
 
 def load_pair(pointer):
@@ -43,34 +44,37 @@ def load_piece(far, near, there):
     )
 
 
-def load_row_values(cta: Cta, splits, share, strip):
+def load_row_values(cta: Cta, share, strip):
     """(lse, scale) of the thread's two rows in each split; past the last one, its own again."""
     lane = cute.arch.lane_idx()
     at = share.region + REGION // 2 + ROW_WORDS * (strip // 32) + 2 * (lane // 4)
     half = 16 * (1 + strip // 16 % 2)
     found = []
-    for i in range(splits):
+    for i in range(FEW_SPLITS):
         split = cutlass.min(share.splits - 1, i)
         rows = cta.g.mO_partial.iterator + (at + split * (REGION * cta.cfg.cluster))
         found.append((load_pair(rows), load_pair(rows + half)))
     return found
 
 
-def load_strips(cta: Cta, splits, share, own, split_idx, strip):
-    """`PIECES` // `splits` strips of each split, zeros past the last split; the `own` strips, of
-    split `split_idx`, from shared memory."""
+def load_strips(cta: Cta, share, own, split_idx, strip, wide):
+    """Two strips of each of eight splits, zeros past the last one, or (where `wide`) of four, and
+    then the two strips behind these; the `own` strips, of split `split_idx`, from shared memory."""
     lane = cute.arch.lane_idx()
     near = own.address + (strip - share.first) * 512 + lane * 16
     far = cta.g.mO_partial.iterator + (share.region + 128 * strip + 4 * lane)
+    stride, half = REGION * cta.cfg.cluster, FEW_SPLITS // 2
     found = []
-    for i in range(splits):
-        there = pick(i < share.splits, Int32(1), Int32(0))
-        there = pick((i == split_idx) & (own.count > 0), Int32(2), there)
-        pieces = [
-            load_piece(far + (i * REGION * cta.cfg.cluster + 128 * c), near + 512 * c, there)
-            for c in range(PIECES // splits)
-        ]
-        found.append(pieces)
+    for i in range(FEW_SPLITS):
+        split, behind, ahead = Int32(i), Int32(i * stride), Int32(0)
+        if i >= half:
+            split = pick(wide, Int32(i - half), split)
+            behind = pick(wide, Int32((i - half) * stride + 128 * PAIR), behind)
+            ahead = pick(wide, Int32(512 * PAIR), ahead)
+        there = pick(split < share.splits, Int32(1), Int32(0))
+        there = pick((split == split_idx) & (own.count > 0), Int32(2), there)
+        source, kept = far + behind, near + ahead
+        found.append([load_piece(source + 128 * c, kept + 512 * c, there) for c in range(PAIR)])
     return found
 
 
@@ -103,39 +107,57 @@ def row_factors(cta: Cta, g, work: Work, values, row, strip):
 
 
 @cute.jit
-def sum_in_registers(
-    cta: Cta, splits: cutlass.Constexpr[int], work: Work, share: MergeShare, own: OwnStrips
-):
-    """This CTA's share, of up to `splits` partials, in split order; a whole number of the strips
-    that a warp takes (`merge_share`)."""
+def add_strips(acc: cute.Tensor, factors, parts) -> None:
+    """`acc` plus two strips of each split of `parts`, times the `factors` of the thread's rows."""
+    for i in cutlass.range_constexpr(len(parts)):
+        for c in cutlass.range_constexpr(PAIR):
+            words = cute.make_rmem_tensor(4, Int32)
+            for e in cutlass.range_constexpr(4):
+                words[e] = parts[i][c][e]
+            v = unpack(cute.recast_tensor(words, Float16))
+            for e in cutlass.range_constexpr(8):
+                acc[8 * c + e] = acc[8 * c + e] + factors[e // 2 % 2][i] * v[e]
+
+
+@cute.jit
+def store_strips(cta: Cta, acc: cute.Tensor, work: Work, row, column):
+    """The sums of two strips, from `column` on."""
+    lane = cute.arch.lane_idx()
+    if const_expr(cta.cfg.out_element.width == 16):
+        store_rows(cta, acc, work, row, column, lane)
+    else:
+        for e in cutlass.range_constexpr(0, 16, 2):
+            at = column + e // 4 * 8 + 2 * (lane % 4)
+            store_pair(cta, work, row + 8 * (e // 2 % 2), at, acc[e], acc[e + 1])
+
+
+@cute.jit
+def sum_in_registers(cta: Cta, work: Work, share: MergeShare, own: OwnStrips):
+    """This CTA's share, of up to `FEW_SPLITS` partials, in split order; a whole number of the
+    strips that a warp takes (`merge_share`)."""
     cfg, g = cta.cfg, with_scales(cta.cfg, cta.g)
     tid, _, _ = cute.arch.thread_idx()
     lane = cute.arch.lane_idx()
-    width = PIECES // splits
+    half = FEW_SPLITS // 2
+    wide = share.splits <= half
+    width = pick(wide, Int32(2 * PAIR), Int32(PAIR))
     end = share.first + share.count
     w = cute.arch.make_warp_uniform(tid // 32)
     for strip in cutlass.range(share.first + w * width, end, WARPS * width, unroll=1):
         if const_expr(cfg.fp8):  # whose PV warp groups lack a register
             strip = cute.arch.make_warp_uniform(strip)
-        parts = load_strips(cta, splits, share, own, work.split_idx, strip)
-        values = load_row_values(cta, splits, share, strip)
+        parts = load_strips(cta, share, own, work.split_idx, strip, wide)
+        values = load_row_values(cta, share, strip)
         row = 16 * (strip // 32) + lane // 4
+        column = strip % 32 * 16
         factors = row_factors(cta, g, work, values, row, strip)
-        for pair in cutlass.range_constexpr(width // 2):
-            acc = cute.make_rmem_tensor(16, Float32)
+        acc = cute.make_rmem_tensor(8 * PAIR, Float32)
+        acc.fill(0.0)
+        add_strips(acc, [f[:half] for f in factors], parts[:half])
+        if wide:
+            store_strips(cta, acc, work, row, column)
             acc.fill(0.0)
-            for i in cutlass.range_constexpr(splits):
-                for c in cutlass.range_constexpr(2):
-                    words = cute.make_rmem_tensor(4, Int32)
-                    for e in cutlass.range_constexpr(4):
-                        words[e] = parts[i][2 * pair + c][e]
-                    v = unpack(cute.recast_tensor(words, Float16))
-                    for e in cutlass.range_constexpr(8):
-                        acc[8 * c + e] = acc[8 * c + e] + factors[e // 2 % 2][i] * v[e]
-            column = strip % 32 * 16 + 32 * pair
-            if const_expr(cfg.out_element.width == 16):
-                store_rows(cta, acc, work, row, column, lane)
-            else:
-                for e in cutlass.range_constexpr(0, 16, 2):
-                    at = column + e // 4 * 8 + 2 * (lane % 4)
-                    store_pair(cta, work, row + 8 * (e // 2 % 2), at, acc[e], acc[e + 1])
+        # with up to four splits, sums of their other strips; else of the other splits
+        others = [[pick(wide, f[i], f[half + i]) for i in range(half)] for f in factors]
+        add_strips(acc, others, parts[half:])
+        store_strips(cta, acc, work, row, column + pick(wide, Int32(16 * PAIR), Int32(0)))

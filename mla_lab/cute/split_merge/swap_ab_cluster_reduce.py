@@ -29,10 +29,10 @@ from ..common.ptx_sm90 import (
 from . import SplitMerge
 from .swap_ab_fragments import (
     CONSUMER_THREADS,
-    FRAGMENTS_PER_ROW_PAIR,
     fragment_column,
     fragment_place,
     partial_words,
+    row_pair_of,
     store_fragment,
     wants_lse,
 )
@@ -147,7 +147,7 @@ def reduce_fragment(c: cutlass.Constexpr, g: Any, s: Any, r: Any, fragment: Int3
     lane = tid % 32
     warp = cute.arch.make_warp_uniform(tid // 32)
     active_ctas = r.active_ctas
-    pair = fragment // FRAGMENTS_PER_ROW_PAIR
+    pair = row_pair_of(fragment)
     row, place = fragment_place(c, fragment, r.rank)
     table, tops, sums = cta_weights(c, g, s, r, row, pair, warp, lane)
     acc = cute.make_rmem_tensor(4, Float32)

@@ -24,6 +24,7 @@ from .swap_ab_fragments import (
     FRAGMENTS_PER_ROW_PAIR,
     MAX_SPLITS,
     fragment_place,
+    row_pair_of,
     wants_lse,
     weight_table,
 )
@@ -66,9 +67,9 @@ def slice_weights(c: cutlass.Constexpr, g: Any, s: Any, r: Any, m: Any):
     tid = fresh_thread()
     lane = tid % 32
     warp = cute.arch.make_warp_uniform(tid // 32)
-    pairs = (m.end - 1) // FRAGMENTS_PER_ROW_PAIR - m.begin // FRAGMENTS_PER_ROW_PAIR + 1
+    pairs = row_pair_of(m.end - 1) - row_pair_of(m.begin) + 1
     for p in cutlass.range(warp, pairs, CONSUMER_THREADS // 32, unroll=1):
-        first = (m.begin // FRAGMENTS_PER_ROW_PAIR + p) * FRAGMENTS_PER_ROW_PAIR
+        first = (row_pair_of(m.begin) + p) * FRAGMENTS_PER_ROW_PAIR
         row, _ = fragment_place(c, first, r.rank)
         values = cute.make_rmem_tensor((2, MAX_SPLITS // 32), Float32)
         values.fill(-Float32.inf)

@@ -67,18 +67,22 @@ def partial_words(c: Any, g: Any, partial: Int32, rank: Int32, fragment: Int32) 
     return vec4(g.mO_partial.iterator + at)
 
 
+def row_pair_of(fragment: Int32) -> Int32:
+    """The row pair of a fragment of the CTA's rows."""
+    return fragment >> (FRAGMENTS_PER_ROW_PAIR.bit_length() - 1)
+
+
 def fragment_place(c: Any, fragment: Int32, rank: Int32) -> tuple[Int32, Int32]:
     """First row of a fragment of CTA `rank`'s rows, and its place among the row pair's 256."""
     if c.column_parts > 1:
         return 2 * (rank // c.column_parts), fragment + rank % c.column_parts * c.fragments
-    return 2 * (fragment // FRAGMENTS_PER_ROW_PAIR * c.cluster + rank), (
-        fragment % FRAGMENTS_PER_ROW_PAIR
-    )
+    place = fragment & (FRAGMENTS_PER_ROW_PAIR - 1)
+    return 2 * (row_pair_of(fragment) * c.cluster + rank), place
 
 
 def fragment_column(c: Any, place: Int32) -> Int32:
     """First latent column of a fragment; the second is `Traits.o_half_cols` further."""
-    return place // 32 * 64 + place % 32 // 8 * 16 + place % 8 * c.o_row_cols
+    return (place >> 5) * 64 + ((place >> 3) & 3) * 16 + (place & 7) * c.o_row_cols
 
 
 def weight_table(s: Any, pair: Int32) -> cute.Pointer:
@@ -128,8 +132,9 @@ def _store_lane_pair(
 ):  # fmt: skip
     """Exchange with the neighbour lane, which holds the next column: even lanes store two columns
     of the first row, odd lanes of the second."""
-    even = lane % 2 == 0
-    own_row = row + lane % 2
+    odd = lane & 1
+    even = odd == 0
+    own_row = row + odd
     for h in cutlass.range_constexpr(2):
         give = values[2 * h + 1] if even else values[2 * h]
         keep = values[2 * h] if even else values[2 * h + 1]
@@ -140,6 +145,6 @@ def _store_lane_pair(
         pair[0] = (first * g.out_scale).to(c.out_dtype)
         pair[1] = (second * g.out_scale).to(c.out_dtype)
         if own_row < rows:
-            at = (out_row + own_row) * LATENT_DIM + (col - lane % 2) + 8 * h
+            at = (out_row + own_row) * LATENT_DIM + (col - odd) + 8 * h
             pointer = (g.mO.iterator + at).align(4)
             cute.autovec_copy(pair, cute.make_tensor(pointer, cute.make_layout(2)))

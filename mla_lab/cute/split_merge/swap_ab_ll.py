@@ -40,6 +40,7 @@ from .swap_ab_fragments import (
     fragment_place,
     fragments_per_split,
     partial_words,
+    row_pair_of,
     wants_lse,
     weight_table,
 )
@@ -114,7 +115,7 @@ def slice_weights(c: cutlass.Constexpr, g: Any, s: Any, r: Any, m: Any):
     tid = fresh_thread()
     lane = tid % 32
     warp = cute.arch.make_warp_uniform(tid // 32)
-    pairs = (m.end - 1) // FRAGMENTS_PER_ROW_PAIR - m.begin // FRAGMENTS_PER_ROW_PAIR + 1
+    pairs = row_pair_of(m.end - 1) - row_pair_of(m.begin) + 1
     for p in cutlass.range(warp, pairs, CONSUMER_THREADS // 32, unroll=1):
         pair_weights(c, g, s, r, m, p, lane)
 
@@ -126,7 +127,7 @@ def pair_weights(
     """Weights of all splits for the p-th row pair of the slice `m`, by one warp; the CTA
     that has the pair's first fragment stores the lse."""
     values = cute.make_rmem_tensor((4, MAX_SPLITS // 32), Float32)
-    pair = m.begin // FRAGMENTS_PER_ROW_PAIR + p
+    pair = row_pair_of(m.begin) + p
     take_stats(c, g, r, values, pair, lane)
     first, _ = fragment_place(c, pair * FRAGMENTS_PER_ROW_PAIR, Int32(0))
     sinks = [sink_of(c, g, r.row + first + e) for e in range(2)]

@@ -30,7 +30,6 @@ from . import swap_ab_ll as ll
 from .swap_ab_fragments import (
     CONSUMER_THREADS,
     CONSUMERS,
-    FRAGMENTS_PER_ROW_PAIR,
     MAX_SPLITS,
     CtaEvent,
     fragment_column,
@@ -38,6 +37,7 @@ from .swap_ab_fragments import (
     fragments_per_split,
     partial_words,
     profile_event,
+    row_pair_of,
     store_fragment,
     weight_table,
 )
@@ -99,7 +99,7 @@ def merge_slice(c: cutlass.Constexpr, g: Any, s: Any, r: Any, merges: Int32):
 
 @cute.jit
 def sync_weights(s: Any, merges: Int32):
-    """Wait until all consumers have stored the weights that they compute."""
+    """Wait until all 256 consumer threads have stored their weights of the merge."""
     s.weights_full.arrive(0)
     s.weights_full.wait(0, merges & 1)
 
@@ -145,7 +145,7 @@ def merge_few(c: cutlass.Constexpr, g: Any, s: Any, r: Any, m: Slice):
         for i in cutlass.range_constexpr(ROUNDS):
             fragment = base + i * CONSUMER_THREADS + fresh_thread()
             at = cutlass.min(fragment, m.end - 1)
-            pair = at // FRAGMENTS_PER_ROW_PAIR - m.begin // FRAGMENTS_PER_ROW_PAIR
+            pair = row_pair_of(at) - row_pair_of(m.begin)
             weights = tables + pair * (2 * MAX_SPLITS)
             acc = cute.make_rmem_tensor(4, Float32)
             acc.fill(0.0)
@@ -229,24 +229,19 @@ def merge_many(c: cutlass.Constexpr, g: Any, s: Any, r: Any, m: Slice):
             # each word has one reader
             splits = num_splits if inside else Int32(0)
         part = partial_registers(c, BATCH)
-        t = ThreadSplits(at, partial, splits, first, step)
-        load_batch(c, g, part, r, t)
-        if i == 0:
-            slice_weights(c, g, s, r, replace(m, partial=partial, num_splits=num_splits))
-        wait_batch(c, g, part, r, t)
         acc = cute.make_rmem_tensor(4, Float32)
         acc.fill(0.0)
-        pair = at // FRAGMENTS_PER_ROW_PAIR - m.begin // FRAGMENTS_PER_ROW_PAIR
-        weights = weight_table(s, pair)
-        add_batch(c, g, acc, part, t, weights)
-        for k in cutlass.range(first + BATCH * step, splits, BATCH * step, unroll=1):
-            more = ThreadSplits(at, partial, splits, k, step)
+        weights = weight_table(s, row_pair_of(at) - row_pair_of(m.begin))
+        # at least once, whatever the thread's splits: all threads compute the weights
+        for k in cutlass.range(first, cutlass.max(splits, first + 1), BATCH * step, unroll=1):
+            t = ThreadSplits(at, partial, splits, k, step)
             if const_expr(c.split_merge == SplitMerge.LL):
                 part.fill(0)
-            else:
-                load_batch(c, g, part, r, more)
-            wait_batch(c, g, part, r, more)
-            add_batch(c, g, acc, part, more, weights)
+            load_batch(c, g, part, r, t)
+            if (i == 0) & (k == first):
+                slice_weights(c, g, s, r, replace(m, partial=partial, num_splits=num_splits))
+            wait_batch(c, g, part, r, t)
+            add_batch(c, g, acc, part, t, weights)
         if step > 1:
             cute.autovec_copy(acc, vec4(thread_sums(c, s) + tid * 4))
             CONSUMERS.sync()

@@ -57,8 +57,8 @@ class ValueOperands:
 
 
 def transposed_layout():
-    """(128 columns, 64 tokens, stages) over the bytes of the ring: 64 columns of a box lie beside
-    each other, the next box is 64 rows of 64 numbers further on, and a token is a row."""
+    """The ring's bytes as V^T: (columns, tokens, stages). The 64 columns of a box are contiguous,
+    the next box begins 64 x 64 numbers later, and neighbouring tokens lie 64 numbers apart."""
     return cute.make_layout(
         ((BOX, LATENT // BOX), TILE, STAGES),
         stride=((1, TILE * BOX), BOX, TILE * WIDTH),

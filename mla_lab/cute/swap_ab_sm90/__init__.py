@@ -33,7 +33,8 @@ Named barriers
 | barrier | threads | what it orders |
 |---|---|---|
 | 1 `CONSUMERS` | 256 | reads of row stats, before the next work tile writes them; stores of a |
-| | | partial, before it is counted; the counter's value, before the merge |
+| | | partial, before it is counted; the counter's value, before the merge; in the |
+| | | merge each thread's sums in shared memory, before they are added up |
 | 2, 3 `WARP_GROUPS` | 128 | row maxes of a tile by warp, before they are combined; P and row |
 | | | stats of a tile, before the warp group's own PV reads them |
 

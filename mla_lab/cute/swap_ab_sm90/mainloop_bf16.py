@@ -34,8 +34,9 @@ FIRST, SECOND, QK_FIRST, PV_FIRST = "first", "second", "qk first", "pv first"
 @cute.jit
 def release_stage(c: cutlass.Constexpr[Traits], s: Shared, stage: Int32):
     """consumer_release by one lane per warp, at each CTA that loads into this stage."""
-    if const_expr(c.multicast > 1):
+    if const_expr(c.fp8):  # whose lanes have read V themselves, by ldmatrix
         cute.arch.sync_warp()
+    if const_expr(c.multicast > 1):
         lane = cute.arch.lane_idx()
         if lane < c.multicast:
             s.kv.consumer_release(stage, lane)

@@ -10,7 +10,14 @@ import cutlass.cute as cute
 from cutlass import Boolean, Float32, Int32, Uint32, const_expr
 
 from ..common.feature_operands import orient_scores, scale_now
-from ..common.ptx_sm90 import NO_SCORE, fold_lanes, folded_index, fresh_thread, load4
+from ..common.ptx_sm90 import (
+    NO_SCORE,
+    fold_lanes,
+    folded_index,
+    fresh_thread,
+    load4,
+    small_quotient,
+)
 from .mma import WarpGroup
 from .params import TILE_KV, KvLoad, Traits
 from .shared_storage import Globals, Shared, WorkTile
@@ -23,7 +30,7 @@ ROW_MAX, RESCALE = 0, 1
 
 def thread_row(i: int | Int32, lane: Int32) -> Int32:
     """Row in the tile of a thread's i-th."""
-    return 8 * (i >> 1) + 2 * (lane % 4) + (i & 1)
+    return 8 * (i >> 1) + 2 * (lane & 3) + (i & 1)
 
 
 @cute.jit
@@ -40,7 +47,7 @@ def mask_causal(
 ):
     """Row r keeps `prefix` + r // heads + 1 tokens of the request (bottom-right)."""
     for i in cutlass.range_constexpr(cute.size(acc) // 2):
-        end = w.prefix - tile_token + (w.row + thread_row(i, lane)) // heads + 1
+        end = w.prefix - tile_token + small_quotient(w.row + thread_row(i, lane), heads) + 1
         for h in cutlass.range_constexpr(2):
             x = 4 * (i // 2) + 2 * h + i % 2
             acc[x] = acc[x] if token + 8 * h < end else -Float32.inf
@@ -53,7 +60,7 @@ def mask_tree(
     """Row r keeps the prefix and the draft tokens whose bits are set in its token's words."""
     last, words = g.mask.shape[0] - 1, g.mask.shape[1]
     for i in cutlass.range_constexpr(cute.size(acc) // 2):
-        draft = cutlass.min((w.out_row + thread_row(i, lane)) // g.heads, last)
+        draft = cutlass.min(small_quotient(w.out_row + thread_row(i, lane), g.heads), last)
         for h in cutlass.range_constexpr(2):
             at = tile_token + token + 8 * h
             column = at - w.prefix

@@ -236,8 +236,8 @@ class Traits:
 
     @cached_property
     def producer_group(self) -> bool:
-        """The producer is a warp group: it gathers, or hands registers to the consumers, which
-        from N 32 on need more than the 168 that 288 threads get (ptxas rounds to warp groups)."""
+        """Whether the producer is a whole warp group: where tokens are gathered, and from N 32 on,
+        where a consumer needs more than 168 registers, which only a warp group can hand over."""
         return self.mma_n >= 32 or self.gathered
 
     @cached_property

@@ -137,8 +137,8 @@ def max_magnitude_bits(values: Any) -> Any:
 
 
 def place_of_tokens(lane: Any) -> Any:
-    """Index of the factors of tokens 2 lane and 2 lane + 1: of 16 tokens, lane q of a quad reads
-    those of tokens 2q and 2q + 1, then those 8 further on."""
+    """Where lane `lane` stores the factors of tokens 2 lane and 2 lane + 1: of each 16 tokens those
+    that lane q of a quad reads lie side by side, in the order 2q, 2q + 1, 2q + 8, 2q + 9."""
     return (lane >> 3) * 16 + (lane & 3) * 4 + ((lane >> 2) & 1) * 2
 
 
@@ -324,7 +324,7 @@ def two_factors(at: Any, group: int, step: int) -> Any:
 
 
 def to_fp16(word: Int32, factors: Int32):
-    """As `v_fp8_to_fp16.to_fp16`, times two fp16 factors."""
+    """Four e4m3 to two words of two fp16 each, every word times `factors`, one for each token."""
     return ptx(
         "{ .reg .b32 x, y; .reg .b16 a, b; prmt.b32 x, {$r0}, 0, 0x3120; mov.b32 {a, b}, x; "
         "cvt.rn.f16x2.e4m3x2 x, a; cvt.rn.f16x2.e4m3x2 y, b; "

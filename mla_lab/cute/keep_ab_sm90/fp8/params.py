@@ -72,7 +72,7 @@ class Fp8Config(Config):
     qk_parts_before_p: int = 1
     #: tokens of 656 bytes (`kv_656`)
     kv_656: bool = False
-    #: quarters of a tile's scales that are read before the MMA they apply to has finished
+    #: quarters of a tile's scales that are loaded before the wait for the MMA of their scores
     early_scales: int = 0
 
     @property

@@ -27,7 +27,7 @@ from . import kv_656
 
 #: tokens of one k-step of a 16-bit MMA, k-steps of a box of P, boxes of P
 STEP_TOKENS, BOX_STEPS, P_BOXES = 16, 2, 2
-#: a box of P may begin at any multiple of PLACE bytes of shared memory, up to PLACES of them
+#: bytes between places where a box of P may begin, and the number of places from the ring on
 PLACE, PLACES = 1024, 224
 
 
@@ -54,7 +54,7 @@ def ldmatrix_v(base: Int32, offset: int):
 
 
 def to_fp16(word: Int32):
-    """Row g, and row g + 8 of V^T: two tokens of fp16 each."""
+    """Four e4m3 to two words of two fp16 each: two tokens of row g of V^T, and of row g + 8."""
     return ptx(
         "{ .reg .b32 x; .reg .b16 a, b; prmt.b32 x, {$r0}, 0, 0x3120; mov.b32 {a, b}, x; "
         "cvt.rn.f16x2.e4m3x2 {$w0}, a; cvt.rn.f16x2.e4m3x2 {$w1}, b; }",

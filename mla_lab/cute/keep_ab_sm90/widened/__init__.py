@@ -47,7 +47,7 @@ from cutlass import Float32
 from cutlass.cute.nvgpu import OperandMajorMode, cpasync, warpgroup
 
 from ..params import BLOCK, BOXES, HEAD, Cta, Mmas, query_load
-from .mainloops import mainloop_pv, mainloop_qk_softmax
+from .mainloops import mainloop_pv, mainloop_qk_softmax, with_plan
 from .params import PRODUCERS, WidenedConfig, WidenedShared, allocate
 from .producer import producer
 
@@ -56,7 +56,7 @@ __all__ = ["THREADS", "allocate", "init_barriers", "operands", "roles"]
 THREADS = 512
 #: registers per thread, of 128 at the launch, by CTAs of a cluster: of the PV warp groups, and of
 #: the two others, whose producer holds more table entries where it widens a whole tile
-REGISTERS = {1: (160, 96), 2: (168, 88)}
+REGISTERS = {1: (160, 96), 2: (160, 96)}
 
 
 def registers(cfg: WidenedConfig) -> tuple[int, int]:
@@ -87,13 +87,13 @@ def roles(cta: Cta, warp):
     pv, others = registers(cta.cfg)
     if warp < 8:
         cute.arch.setmaxregister_increase(pv)
-        mainloop_pv(cta)
+        mainloop_pv(with_plan(cta))
     else:
         cute.arch.setmaxregister_decrease(others)
         if warp < 12:
-            mainloop_qk_softmax(cta)
+            mainloop_qk_softmax(with_plan(cta))
         else:
-            producer(cta)
+            producer(with_plan(cta))
 
 
 @cute.jit

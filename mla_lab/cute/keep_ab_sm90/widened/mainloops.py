@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import cutlass
 import cutlass.cute as cute
@@ -26,9 +26,9 @@ from ..mainloop_qk_softmax import (
     store_row_stats,
     two_to_minus,
 )
-from ..mask import apply_mask, column_of, mask_free_until, rows_of
+from ..mask import apply_mask, column_of, first_row, mask_free_until, rows_of
 from ..params import Cta, Work
-from ..tile_scheduler import may_be_split, read_work
+from ..tile_scheduler import load_plan, may_be_split, read_work
 from .params import PRODUCTS, SPARSE
 
 #: k-steps of 16 columns, and those that may be unfinished when PV of the tile before starts
@@ -43,6 +43,11 @@ class Fragments:
     tSrK: cute.Tensor  # descriptors of all stages
     tSrS: cute.Tensor  # fp32 scores, then weights
     rP: cute.Tensor  # weights in bf16
+
+
+def with_plan(cta: Cta) -> Cta:
+    """`cta` with its plan read again: held from one use to the next, it would take registers."""
+    return replace(cta, plan=load_plan(cta.cfg, cta.s))
 
 
 def make_fragments(cta: Cta) -> Fragments:
@@ -102,7 +107,7 @@ def finish_rows(cta: Cta, work: Work, rows: RowState, turn: Int32):
     """Row sums and row maxes of a work tile for the epilogue, which has read the last ones."""
     thread = fresh_thread() & 127
     row = 16 * (thread // 32) + thread % 32 // 4
-    cta.s.stats_read.wait(0, turn & 1)
+    cta.s.stats_read.wait(0, turn)
     store_row_stats(cta, cta.s, work, rows, row, thread % 32)
 
 
@@ -149,15 +154,14 @@ def tiles_qk_first(
 def mainloop_qk_softmax(cta: Cta):
     """Per tile: QK, softmax, P. PV of a tile runs beside QK of the next one."""
     cfg, g, s, plan = cta.cfg, cta.g, cta.s, cta.plan
-    lane = cute.arch.lane_idx()
+    lane, turn = cute.arch.lane_idx(), Int32(0)
     w = cute.arch.make_warp_uniform(cute.arch.thread_idx()[0] % 128 // 32)
     f, p_at = make_fragments(cta), p_address(cta)
     row_max, row_sum = (cute.make_rmem_tensor(2, Float32) for _ in range(2))
     rows = RowState(row_max, row_sum, row_max)
     state = PipelineState.start()
     for index in cutlass.range(plan.first, plan.last, unroll=1):
-        turn = index - plan.first
-        s.q_pipe.full.wait(0, turn & 1)
+        s.q_pipe.full.wait(0, turn)
         work = read_work(g, s, index)
         below = start_rows(cta, work, 16 * w + lane // 4, rows)
         mask_free = cute.arch.make_warp_uniform(mask_free_until(cta, work, 16 * w))
@@ -183,10 +187,11 @@ def mainloop_qk_softmax(cta: Cta):
                 s.p_pipe.producer_commit(state.index)
                 left = left - 1
                 state = state.advance(cfg.stages)
+        turn = turn ^ 1
 
 
 @cute.jit
-def gemm_pv_by_halves(cta: Cta, f: PvFragments, stage: Int32, exponents: list, lane: Int32):
+def gemm_pv_by_halves(cta: Cta, f: PvFragments, stage: Int32, exponents: list):
     """`gemm_pv`; each half of the stage's tokens is released when its products are done."""
     if cute.arch.vote_any_sync((exponents[0] | exponents[1]) != 0):
         scale_rows(f.tOrO, [two_to_minus(x) for x in exponents])
@@ -200,17 +205,14 @@ def gemm_pv_by_halves(cta: Cta, f: PvFragments, stage: Int32, exponents: list, l
             warpgroup.commit_group()
     for half in cutlass.range_constexpr(2):
         warpgroup.wait_group(1 - half)
-        release_kv(cta, 2 * stage + half, lane)
+        release_kv(cta, 2 * stage + half, cute.arch.lane_idx())
 
 
 @cute.jit
 def mainloop_pv(cta: Cta):
     """Per work tile: PV tile by tile as P is committed, the epilogue; at the end the merges."""
     cfg, g, s, plan = cta.cfg, cta.g, cta.s, cta.plan
-    tid, _, _ = cute.arch.thread_idx()
-    lane = cute.arch.lane_idx()
-    wg = cute.arch.make_warp_uniform(tid // 128)
-    row = 16 * cute.arch.make_warp_uniform((tid % 128) // 32) + lane // 4
+    wg = cute.arch.make_warp_uniform(fresh_thread() // 128)
     f = pv_fragments(cta, wg)
     state = PipelineState.start()
     s.stats_read.arrive(0)
@@ -223,19 +225,22 @@ def mainloop_pv(cta: Cta):
             if block == 0:
                 work = read_work(g, s, index)
                 count = cute.arch.make_warp_uniform(work.end - work.begin)
+            row = first_row(fresh_thread())
             exponents = [Int32(s.sRescale[row + 8 * h, state.index]) for h in range(2)]
             s.p_pipe.consumer_release(state.index)
             if const_expr(cfg.halves):
-                gemm_pv_by_halves(cta, f, state.index, exponents, lane)
+                gemm_pv_by_halves(cta, f, state.index, exponents)
             else:
                 if const_expr(cfg.parts & PRODUCTS):
                     gemm_pv(cta, f, state.index, exponents)
-                release_kv(cta, state.index, lane)
+                release_kv(cta, state.index, cute.arch.lane_idx())
             block = block + 1
             state = state.advance(cfg.stages)
-        epilogue(cta, f.tOrO, index)
+        epilogue(with_plan(cta), f.tOrO, index)
     if const_expr(cfg.cooperative):
+        late = with_plan(cta)
+        first, last = late.plan.first, late.plan.last
         # the last work tile first: its own strips are in the ring
-        for back in cutlass.range(plan.first + 1, plan.last + 1, unroll=1):
-            if may_be_split(plan, plan.first + plan.last - back):
-                merge(cta, plan.first + plan.last - back, True)
+        for back in cutlass.range(first + 1, last + 1, unroll=1):
+            if may_be_split(late.plan, first + last - back):
+                merge(late, first + last - back, True)

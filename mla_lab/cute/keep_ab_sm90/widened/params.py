@@ -41,7 +41,7 @@ class WidenedConfig(Config):
     gather: int = SPARSE
     #: parts of the kernel that run; fewer only to time them alone, which gives no result
     parts: int = ALL_PARTS
-    #: registers of a PV thread, 0 for the default; the other roles have 256 less them
+    #: registers of a PV thread (0: the default); a thread of the other roles has 256 minus that
     pv_registers: int = 0
     #: 1: widened rows go to the other CTA by bulk copies, not by `st.async`
     bulk: int = 0
@@ -95,6 +95,7 @@ class WidenedShared:
     records: cute.Tensor
     sRowSum: cute.Tensor
     sRowMax: cute.Tensor
+    plan: cute.Tensor  # int32 (32), see `tile_scheduler.find_plan`
     sValid: cute.Tensor  # int32 (2, stage): bit t of word h says that token 32 h + t is one
     kv_pipe: Pipeline  # full[stage], empty[stage]
     p_pipe: Pipeline
@@ -123,6 +124,7 @@ def allocate(cfg: cutlass.Constexpr[WidenedConfig], kv_layout, q_layout):
     records = array(Int32, (RECORD_WORDS, RECORDS), 8)
     rescale = array(Uint8, (BLOCK, stages), 64, (1, BLOCK))
     row_sum, row_max = array(Float32, BLOCK, 64), array(Float32, BLOCK, 64)
+    plan = array(Int32, 32, 64)
     valid = array(Int32, (2, stages), 16)
     kv, q = tile(kv_layout), tile(q_layout)
     v_t = cute.make_tensor(
@@ -134,7 +136,7 @@ def allocate(cfg: cutlass.Constexpr[WidenedConfig], kv_layout, q_layout):
     p_empty = p_full + stages
     stats = p_empty + stages
     return WidenedShared(
-        kv, v_t, q, rescale, records, row_sum, row_max, valid,
+        kv, v_t, q, rescale, records, row_sum, row_max, plan, valid,
         Pipeline(MBarriers(kv_full), MBarriers(kv_empty)),
         Pipeline(MBarriers(p_full), MBarriers(p_empty)),
         MBarriers(stats),

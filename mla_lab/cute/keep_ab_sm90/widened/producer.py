@@ -28,7 +28,7 @@ from cutlass.cute.nvgpu import cpasync
 from ...common.pipeline import PipelineState
 from ...common.ptx_sm90 import fresh_thread, pick, ptx
 from ..params import BLOCK, BOXES, Cta, Work
-from ..tile_scheduler import read_work, record
+from ..tile_scheduler import load_plan, read_work, record
 from .params import (
     AT_ONCE,
     BOX_BYTES,
@@ -409,14 +409,15 @@ def producer(cta: Cta):
     query, it has stored the row sums of the work tile before, whose predecessor's epilogue has read
     its own.
     """
-    cfg, g, s, plan = cta.cfg, cta.g, cta.s, cta.plan
+    cfg, g, s = cta.cfg, cta.g, cta.s
     tid, _, _ = cute.arch.thread_idx()
     warp = cute.arch.make_warp_uniform(tid % PRODUCERS // 32)
-    state = PipelineState.start(1)
-    for index in cutlass.range(plan.first, plan.last, unroll=1):
-        s.q_pipe.empty.wait(0, ((index - plan.first) & 1) ^ 1)
+    state, turn = PipelineState.start(1), Int32(1)
+    for index in cutlass.range(cta.plan.first, cta.plan.last, unroll=1):
+        s.q_pipe.empty.wait(0, turn)
+        turn = turn ^ 1
         if warp == 0:
-            record(cfg, g, s, plan, index, cta.rank)
+            record(cfg, g, s, load_plan(cfg, s), index, cta.rank)
             load_query(cta, read_work(g, s, index))
         PRODUCER_BARRIER.sync()
         state = fill_tiles(cta, read_work(g, s, index), state)

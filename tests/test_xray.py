@@ -236,6 +236,8 @@ def test_a_kernel_seen_through(merge: jit.Artifact) -> None:
         assert {Path(file).name for file, _ in kernel.lines()} >= {"merge.cu"}
     text = xray.render(seen)
     assert "cuda_merge for sm_90a" in text and "MUFU.EX2" in text
+    assert all(k.code_bytes == 16 * len(k.instructions) for k in seen.kernels)
+    assert f"machine code {seen.kernels[0].code_bytes:,} B" in text and "beyond" not in text
     listing = xray.render_sass(seen.kernels[0], frozenset({"special function"}))
     assert "merge.cu:" in listing and "MUFU" in listing and "LDG" not in listing
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from ..jit.arch import label
+from ..jit.code_size import ROOM
 from .opcodes import OTHER, PTX_CLASSES, SASS_CLASSES
 from .report import Change, KernelReport, Report
 
@@ -35,6 +36,7 @@ def _kernel(kernel: KernelReport) -> list[str]:
         + (" B" if r.dynamic_shared is not None else ""),
         f"  stack {r.stack} B   local memory accesses {kernel.spills}"
         + ("   SPILLS" if kernel.spills else ""),
+        *_code(kernel),
         "",
     ]
     order = [*(SASS_CLASSES if kernel.instructions else PTX_CLASSES), OTHER]
@@ -51,6 +53,12 @@ def _kernel(kernel: KernelReport) -> list[str]:
 def _roles(kernel: KernelReport) -> list[str]:
     named = "   ".join(f"{role.name} {role.registers}" for role in kernel.roles)
     return [f"  registers named by role: {named}"] if named else []
+
+
+def _code(kernel: KernelReport) -> list[str]:
+    """The size of the machine code, where it is known."""
+    beyond = "   beyond what launches without loss" if kernel.code_bytes > ROOM else ""
+    return [f"  machine code {kernel.code_bytes:,} B{beyond}"] if kernel.code_bytes else []
 
 
 def render_changes(changes: list[Change]) -> str:

@@ -11,6 +11,7 @@ from functools import cached_property
 
 from ..core.errors import BuildError
 from ..jit.artifact import Artifact
+from ..jit.code_size import code_bytes
 from ..jit.cubin import KernelResources
 from . import ptx, sass
 from .roles import Role, roles
@@ -19,12 +20,14 @@ from .sass import Instruction
 
 @dataclass(frozen=True)
 class KernelReport:
-    """One kernel of an artifact. `instructions` is empty where no disassembler is installed."""
+    """One kernel of an artifact. `instructions` is empty where no disassembler is installed, and
+    `code_bytes` (of machine code) 0 where there is no cubin."""
 
     name: str
     resources: KernelResources
     instructions: tuple[Instruction, ...]
     ptx_opcodes: Counter[str]
+    code_bytes: int = 0
 
     @cached_property
     def opcodes(self) -> Counter[str]:
@@ -97,12 +100,14 @@ def inspect(artifact: Artifact) -> Report:
         )
     code = sass.disassemble(artifact.cubin) if sass.find_nvdisasm() else {}
     texts = ptx.opcodes(artifact.ptx.read_text())
+    sizes = code_bytes(artifact.cubin.read_bytes())
     kernels = tuple(
         KernelReport(
             name=short_name(r.kernel),
             resources=r,
             instructions=tuple(code.get(r.kernel, ())),
             ptx_opcodes=texts.get(r.kernel, Counter()),
+            code_bytes=sizes.get(r.kernel, 0),
         )
         for r in artifact.resources
     )
@@ -119,7 +124,8 @@ def compare(before: KernelReport, after: KernelReport) -> list[Change]:
     moved = [Change(op, counts[0][op], counts[1][op]) for op in {*counts[0], *counts[1]}]
     moved.sort(key=lambda c: (-abs(c.after - c.before), c.fact))
     total = Change("instructions", counts[0].total(), counts[1].total())
-    return [c for c in [*facts, total, *moved] if c.before != c.after]
+    size = Change("bytes of machine code", before.code_bytes, after.code_bytes)
+    return [c for c in [*facts, size, total, *moved] if c.before != c.after]
 
 
 def _number(report: KernelReport, name: str) -> int:

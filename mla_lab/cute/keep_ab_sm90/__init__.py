@@ -19,6 +19,8 @@ The option `stages` changes the number of KV stages.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from cutlass import Float32, Int32, Int64, Uint8, Uint16, cute
 from cutlass.cute.runtime import make_fake_compact_tensor, make_fake_stream, make_fake_tensor
 
@@ -36,6 +38,8 @@ PAGE_SIZES = (16, 32, 64, 128)
 #: 8-bit caches, and (query, cache) formats that differ: the query is split into two terms
 FP8_CACHES = ("e4m3", "fp8_656")
 HI_LO = (("bf16", "e4m3"), ("bf16", "fp8_656"))
+#: no format's KV stages are so small that this many fit
+MOST_STAGES = 16
 #: values of the option `fused_merge`
 MERGES = {0: SplitMerge.KERNEL, 1: SplitMerge.COOPERATIVE}
 
@@ -94,12 +98,18 @@ def static_facts(config: KernelConfig) -> Config:
     )
     if facts.profile and facts.features:
         raise unsupported("options", "stamps with features", "one of them")
-    if facts.stages < 2:
-        raise unsupported("stages", facts.stages, "2 or more: QK of a tile runs beside PV")
-    if facts.shared_bytes > SHARED_BYTES:
-        got = f"{facts.stages}, which take {facts.shared_bytes} B of shared memory"
-        raise unsupported("stages", got, f"what fits {SHARED_BYTES} B")
+    check_stages(facts)
     return facts
+
+
+def check_stages(facts: Config) -> None:
+    """Raises Unsupported for fewer than two KV stages, and for more than shared memory holds."""
+    sizes = {n: replace(facts, stages=n).shared_bytes for n in range(2, MOST_STAGES)}
+    fitting = [n for n, size in sizes.items() if size <= SHARED_BYTES]
+    if facts.stages not in fitting:
+        got = f"{facts.stages}, which take {facts.shared_bytes} B of shared memory"
+        limit = f"{SHARED_BYTES} B a CTA, and QK of a tile runs beside PV of the one before"
+        raise unsupported("stages", got, f"{fitting[0]} to {fitting[-1]}: {limit}")
 
 
 def entry(config: KernelConfig) -> CuteEntry:

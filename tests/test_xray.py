@@ -12,7 +12,7 @@ import pytest
 
 from mla_lab import jit, xray
 from mla_lab.cli.commands import xray as command
-from mla_lab.core.errors import BuildError, Unsupported
+from mla_lab.core.errors import BuildError, InvalidInput, Unsupported
 from mla_lab.jit.cubin import KernelResources, read_resources
 from mla_lab.jit.toolchain import nvidia_file
 from mla_lab.plan.config import KernelConfig
@@ -317,6 +317,8 @@ def test_the_command_prints_reports_and_differences(
     text = capsys.readouterr().out
     assert "block 32x1x1" in text and "cute_empty -> cute_empty_unused1" in text
     assert "no difference" in text
+    with pytest.raises(InvalidInput, match="got None; supported: one kernel, with --diff"):
+        command.run(parser.parse_args(["xray", "--diff", "unused=1"]))
     assert command.run(parser.parse_args([*args, "--ptx"])) == 0
     assert ".target sm_90a" in capsys.readouterr().out
 

@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ..call.feature_operands import Empty, feature_operands, mask
 from ..core.errors import invalid
 from ..core.problem import Problem
 from ..plan import make_plan
@@ -98,8 +99,8 @@ def make_call(
     """A call of a build, cut as `call_of` says. Seeded inputs hold NaN where nothing is read.
     `scale` is the value of a bmm1_scale in memory, and of a build that reads it there."""
     features = ["lse"]
-    tree, extras = config.mask == "tree", config.mask == "tree" or _has_extras(config)
-    if extras:
+    tree = config.mask == "tree"
+    if feature_operands(config):
         features += ["sinks"]
         if config.kernel == "cute/swap_ab_sm90" or config.option("scales"):
             features += ["device_scales"]
@@ -136,7 +137,8 @@ def call_of(
     first = first if isinstance(scales[0], Tensor) else first * LOG2_E
     q_begin = torch.tensor([0, *np.cumsum(problem.q_lens)], dtype=torch.int32)
     partials = _partials(config, problem, slots, work)
-    args: list[Any] = [query, inputs.kv_cache, out, lse, *partials]
+    views = _views(config, query, out, lse)
+    args: list[Any] = [views[0], inputs.kv_cache, *views[1:], *partials]
     table = inputs.block_tables
     # of a list of slots every one counts where there are no lengths
     lens = inputs.seq_lens[:0] if config.option("gather") and problem.top_k else inputs.seq_lens
@@ -150,7 +152,7 @@ def call_of(
         args += [len(work[1]) - 1, q_len, 0]
     else:
         args += [WORKERS, q_len, COSTS[mode_of(config)].packed]
-    if config.mask == "tree" or _has_extras(config):
+    if feature_operands(config):
         args.append(_extras(config, inputs))
     expected = decode_reference(inputs, walk=_walk(config, problem, work))
     return Call(config, inputs, tuple(args), out, lse, expected)
@@ -167,25 +169,23 @@ def _walk(config: KernelConfig, problem: Problem, work: list[Tensor]) -> TileWal
     return TileWalk(config.tile_rows, config.tile_kv, begins)
 
 
-def _has_extras(config: KernelConfig) -> bool:
-    return any(config.option(name) for name in ("features", "scales", "skip"))
+def _views(config: KernelConfig, *tensors: Tensor) -> list[Tensor]:
+    """Query, out and lse as a build takes them: with the option shaped as callers have them, else
+    as rows.
+    """
+    if config.option("shaped"):
+        return list(tensors)
+    query, out, lse = tensors
+    return [query.flatten(0, -2), out.flatten(0, -2), lse.flatten()]
 
 
 def _extras(config: KernelConfig, inputs: DecodeInputs) -> tuple[Any, ...]:
-    nothing = torch.empty(0)
-    scales = [
-        s.view(1) if isinstance(s, Tensor) else nothing
-        for s in (inputs.bmm1_scale, inputs.bmm2_scale)
-    ]
-    sinks = inputs.sinks if isinstance(inputs.sinks, Tensor) else nothing
-    found: list[Any] = [sinks, *scales]
-    if config.mask == "tree":
-        mask = inputs.mask
-        if mask is None:
-            mask = torch.empty(0, 0, 0, dtype=torch.uint16)
-        found.append(mask.unsqueeze(0) if mask.dim() == 2 else mask)
-    if config.option("skip"):
-        found.append(float(inputs.skip_softmax_threshold_scale_factor or 0.0))
+    """The tuple of feature operands; the mask as `_views` says."""
+    empty, found = Empty.on(inputs.query.device), []
+    for take in feature_operands(config):
+        value = take(inputs, empty)
+        rows = take is mask and not config.option("shaped")
+        found.append(value.flatten(0, 1) if rows else value)
     return tuple(found)
 
 

@@ -15,7 +15,7 @@ from typing import Any
 from ..core.errors import BuildError
 from ..core.resources import kernels_dir
 from ..plan.config import KernelConfig
-from .failure import refused
+from .failure import failure
 from .toolchain import NVCC_WHEELS, find_cxx, find_ninja, find_nvcc, nvcc_release
 
 #: `--keep` leaves the PTX and the cubin of the very compilation that the library holds
@@ -62,7 +62,7 @@ def build(config: KernelConfig, arch: str, folder: Path) -> dict[str, Any]:
     done = subprocess.run(command, capture_output=True, text=True)
     if done.returncode:
         words = done.stdout + done.stderr
-        raise refused(config, arch, _first_error(words), words)
+        raise failure(config, arch, _first_error(words), words)
     name = config.kernel.removeprefix("cuda/")
     _keep(work, f"{name}*.cubin", folder / "kernel.cubin")
     _keep(work, f"{name}*.ptx", folder / "kernel.ptx")

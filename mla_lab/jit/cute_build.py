@@ -13,7 +13,7 @@ from typing import Any
 
 from ..plan.config import KernelConfig
 from .cute_link import link
-from .failure import CompileFailure, refused
+from .failure import CompileFailure, failure
 from .source import PACKAGE
 
 
@@ -26,10 +26,10 @@ class CuteWorker:
         self._folder: tempfile.TemporaryDirectory[str] | None = None
 
     def build(self, config: KernelConfig, folder: Path) -> dict[str, Any]:
-        """Compile into `folder`; raises `CompileFailure` with the compiler's output."""
+        """Compile into `folder`; raises `BuildError`, `CompileFailure` where the compiler ran."""
         answer = self._ask({"config": config.as_dict(), "folder": str(folder)})
         if "error" in answer:
-            raise refused(config, self.arch, answer["error"], answer["traceback"])
+            raise failure(config, self.arch, answer["error"], answer["traceback"])
         facts: dict[str, Any] = answer["ok"]
         obj = folder / "kernel.o"
         facts["needs"] = link(obj, folder / "kernel.so", facts.pop("libraries"))

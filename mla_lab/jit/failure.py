@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from ..core.errors import BuildError
+from ..core.errors import BuildError, InvalidInput, Unsupported
 from ..plan.config import KernelConfig
+
+#: errors of a kernel's static checks
+REFUSALS = (InvalidInput.__name__, Unsupported.__name__)
 
 
 class CompileFailure(BuildError):
@@ -17,8 +20,13 @@ class CompileFailure(BuildError):
         return type(self), (str(self), self.log)
 
 
-def refused(config: KernelConfig, arch: str, reason: str, log: str) -> CompileFailure:
-    """A `CompileFailure` that names the build and the first line of `reason`."""
+def failure(config: KernelConfig, arch: str, reason: str, log: str) -> BuildError:
+    """The error that names the build and the first line of `reason`: a `CompileFailure`, or without
+    a log where a static check of the configuration has refused it, ahead of the compiler.
+    """
     lines = [line.strip() for line in reason.splitlines() if line.strip()]
     first = lines[0] if lines else "no message"
+    kind, _, said = first.partition(": ")
+    if kind in REFUSALS:
+        return BuildError(f"{config.name()} for {arch} is refused before it is compiled: {said}")
     return CompileFailure(f"{config.name()} for {arch} did not compile: {first}", log)

@@ -323,7 +323,7 @@ def select(
     if not kernels:
         return shipped(arch)
     if settings:
-        return [_with_settings(kernel, settings) for kernel in kernels]
+        return [with_settings(kernel, settings) for kernel in kernels]
     known = [*shipped(arch), *SM100]
     return [
         config
@@ -332,10 +332,13 @@ def select(
     ]
 
 
-def _with_settings(kernel: str, settings: list[str]) -> KernelConfig:
+def with_settings(kernel: str, settings: list[str]) -> KernelConfig:
+    """The configuration of `kernel` with "field=value" and "option=number" set, of equal names the
+    last, the rest at its default. Raises InvalidInput for other texts.
+    """
     defaults = KernelConfig(kernel).as_dict()
     values: dict[str, Any] = {}
-    options = []
+    options: dict[str, int] = {}
     for setting in settings:
         name, _, value = setting.partition("=")
         number = value.lstrip("-").isdigit() and name.isidentifier()
@@ -344,7 +347,7 @@ def _with_settings(kernel: str, settings: list[str]) -> KernelConfig:
         elif isinstance(defaults.get(name), int) and number:
             values[name] = int(value)
         elif number and name not in defaults:
-            options.append((name, int(value)))
+            options[name] = int(value)
         else:
             raise invalid("--set", setting, f"{tuple(defaults)[1:-1]}, or OPTION=whole number")
-    return KernelConfig(kernel, **values, options=tuple(options))
+    return KernelConfig(kernel, **values, options=tuple(options.items()))

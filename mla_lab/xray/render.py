@@ -30,7 +30,9 @@ def _kernel(kernel: KernelReport) -> list[str]:
     block = "run time" if r.block is None else "x".join(map(str, r.block))
     lines = [
         kernel.name,
-        f"  registers {r.registers}   block {block}   named barriers {r.barriers}",
+        f"  registers {r.registers}   block {block}   named barriers {r.barriers}"
+        + (", 0 included" if r.barriers else "")
+        + f"   mbarriers {kernel.mbarriers}",
         *_roles(kernel),
         f"  shared memory: static {r.static_shared:,} B, dynamic {dynamic}"
         + (" B" if r.dynamic_shared is not None else ""),

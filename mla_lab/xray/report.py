@@ -17,6 +17,15 @@ from . import ptx, sass
 from .roles import Role, roles
 from .sass import Instruction
 
+#: resources of a kernel, and what a difference calls them
+FACTS = {
+    "registers": "registers",
+    "stack": "stack",
+    "static_shared": "static shared memory",
+    "dynamic_shared": "dynamic shared memory",
+    "barriers": "named barriers",
+}
+
 
 @dataclass(frozen=True)
 class KernelReport:
@@ -51,6 +60,11 @@ class KernelReport:
     def count(self, prefix: str) -> int:
         """Instructions whose opcode begins with `prefix`, e.g. "HGMMA" or "UTMALDG"."""
         return sum(n for opcode, n in self.opcodes.items() if opcode.startswith(prefix))
+
+    @cached_property
+    def mbarriers(self) -> int:
+        """Instructions in PTX that initialise mbarriers: one for each, where none is in a loop."""
+        return sum(n for op, n in self.ptx_opcodes.items() if op.startswith("mbarrier.init"))
 
     @cached_property
     def roles(self) -> tuple[Role, ...]:
@@ -117,9 +131,9 @@ def inspect(artifact: Artifact) -> Report:
 def compare(before: KernelReport, after: KernelReport) -> list[Change]:
     """Facts that differ: resources first, then opcodes (SASS, else PTX) by size of change."""
     facts = [
-        Change(name, _number(before, name), _number(after, name))
-        for name in ("registers", "stack", "static_shared", "dynamic_shared", "barriers")
+        Change(words, _number(before, name), _number(after, name)) for name, words in FACTS.items()
     ]
+    facts.append(Change("mbarriers", before.mbarriers, after.mbarriers))
     counts = [k.opcodes if k.instructions else k.ptx_opcodes for k in (before, after)]
     moved = [Change(op, counts[0][op], counts[1][op]) for op in {*counts[0], *counts[1]}]
     moved.sort(key=lambda c: (-abs(c.after - c.before), c.fact))

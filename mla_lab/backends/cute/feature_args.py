@@ -1,9 +1,6 @@
-"""What a launch takes beyond a plain call: sinks, scales on the device, a packed draft mask.
+"""From a call's features to the options of its build, and to the operands of its launch.
 
-A kernel with the option features, or the mask "tree", takes one more argument, a tuple: sinks fp32
-[heads], bmm1 and bmm2 fp32 [1], each without an element where the call has none, and for "tree"
-the mask, uint16 [batch, q_len, words] or without an element. With the option skip its factor ends
-the tuple.
+The operands and their order are `call.feature_operands`.
 """
 
 from __future__ import annotations
@@ -11,10 +8,10 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from ...call.decode_args import DecodeArgs
+from ...call.feature_operands import Empty, bmm2, feature_operands, sinks
 from ...call.form import Features, Form
 from ...core.errors import unsupported
 from ...plan.config import KernelConfig
@@ -60,38 +57,23 @@ def number(scale: float | Tensor, factor: float = 1.0) -> float:
 
 
 class Extras:
-    """Picks a call's tensors in the order of its kernel."""
+    """Picks a call's operands in the order of its build's tuple."""
 
     def __init__(self, config: KernelConfig, form: Form) -> None:
-        self._mask = config.mask == "tree"
-        self._skip = bool(config.option("skip"))
-        self.wanted = self._mask or any(map(config.option, ("features", "scales", "skip")))
-        self.nothing = torch.empty(0, dtype=torch.float32, device=form.device)
-        self._no_mask = torch.empty(0, 0, 0, dtype=torch.uint16, device=form.device)
+        self._takes = feature_operands(config)
+        self._empty = Empty.on(form.device)
+        self.wanted = bool(self._takes)
 
     def __call__(self, given: DecodeArgs) -> tuple[tuple[Any, ...], ...]:
         """The tuple, alone in a tuple; none for a plain kernel."""
         if not self.wanted:
             return ()
-        chosen: tuple[Any, ...] = (self.sinks(given), self._cell(given.bmm1_scale))
-        chosen += (self.out_scale(given),)
-        if self._mask:
-            mask = self._no_mask if given.mask is None else given.mask
-            chosen += (mask.unsqueeze(0) if mask.dim() == 2 else mask,)
-        if self._skip:
-            chosen += (float(given.skip_softmax_threshold_scale_factor or 0.0),)
-        return (chosen,)
+        return (tuple([take(given, self._empty) for take in self._takes]),)
 
     def sinks(self, given: DecodeArgs) -> Tensor:
         """fp32 [heads], or no element."""
-        sinks = given.sinks
-        if sinks is None:
-            return self.nothing
-        return sinks if isinstance(sinks, Tensor) else sinks[0]
+        return sinks(given, self._empty)
 
     def out_scale(self, given: DecodeArgs) -> Tensor:
         """bmm2_scale in memory fp32 [1], or no element."""
-        return self._cell(given.bmm2_scale)
-
-    def _cell(self, scale: float | Tensor) -> Tensor:
-        return scale.view(1) if isinstance(scale, Tensor) else self.nothing
+        return bmm2(given, self._empty)

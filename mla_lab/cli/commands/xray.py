@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import argparse
 import sys
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ._progress import bar
 from ._selection import add_selection
+
+if TYPE_CHECKING:
+    from ...plan.config import KernelConfig
 
 
 def add_parser(subparsers: argparse._SubParsersAction[Any]) -> argparse.ArgumentParser:
@@ -20,7 +23,7 @@ def add_parser(subparsers: argparse._SubParsersAction[Any]) -> argparse.Argument
         "--diff",
         action="append",
         metavar="FIELD=VALUE",
-        help="compare with the same kernel under these settings",
+        help="compare one kernel, as --set says, with itself under these settings",
     )
     parser.add_argument("--sass", action="store_true", help="machine code with source lines")
     parser.add_argument("--only", action="append", help="with --sass: these classes, e.g. matrix")
@@ -33,12 +36,11 @@ def run(args: argparse.Namespace) -> int:
     from ... import xray
     from ...core.errors import unsupported
     from ...jit import compile_all
-    from ...jit.shipped import select
 
-    configs = select(args.kernel, args.set, args.arch)
+    configs = _selected(args)
     with bar(f"compiling for {args.arch}", lambda text: print(text, file=sys.stderr)) as shown:
         made = compile_all(configs, args.arch, progress=shown.say, built=shown.count)
-    reports = [xray.inspect(a) for a in made]
+    reports = [xray.inspect(a) for a in (made[:1] if args.diff else made)]
     for report in reports:
         if args.ptx:
             print(report.ptx())
@@ -50,9 +52,20 @@ def run(args: argparse.Namespace) -> int:
         else:
             print(xray.render(report) + "\n")
     if args.diff:
-        others = select([configs[0].kernel], [*args.set, *args.diff], args.arch)
-        after = xray.inspect(compile_all(others, args.arch)[0])
+        after = xray.inspect(made[1])
         print(f"{reports[0].artifact.config.name()} -> {after.artifact.config.name()}")
         for one, other in zip(reports[0].kernels, after.kernels, strict=False):
             print(f"\n{one.name}\n{xray.render_changes(xray.compare(one, other))}")
     return 0
+
+
+def _selected(args: argparse.Namespace) -> list[KernelConfig]:
+    """Builds to report on; with --diff the build of --set, and the one it is compared with."""
+    from ...core.errors import invalid
+    from ...jit.shipped import select, with_settings
+
+    if not args.diff:
+        return select(args.kernel, args.set, args.arch)
+    if not args.kernel or len(args.kernel) > 1:
+        raise invalid("--kernel", args.kernel, "one kernel, with --diff")
+    return [with_settings(args.kernel[0], [*args.set, *more]) for more in ([], args.diff)]

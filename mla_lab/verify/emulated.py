@@ -1,4 +1,4 @@
-"""Every shipped CuTe build on the CPU, with all checks: three small problems each, as a record.
+"""Every shipped CuTe build on the CPU, with all checks: four small problems each, as a record.
 
 Inputs hold NaN where a correct call does not read. A record names the digest of each build's PTX,
 so that a later run goes on where an earlier one ended, and runs again what was compiled anew.
@@ -27,8 +27,9 @@ from ..jit.shipped import CUTE
 from ..plan.config import KernelConfig
 from .record import Row, head_row, read, write
 
-#: (request lengths, query tokens, query heads a row of a tile, pieces a request)
-PROBLEMS = (((200, 77), 1, 1, 1), ((130, 0), 2, 1, 2), ((140,), 1, 2, 3))
+#: (request lengths, query tokens, query heads a row of a tile, pieces a request); the last goes
+#: round the ring of KV stages where one CTA takes a piece
+PROBLEMS = (((200, 77), 1, 1, 1), ((130, 0), 2, 1, 2), ((140,), 1, 2, 3), ((800,), 1, 1, 1))
 MOST_HEADS = 128
 Say = Callable[[str], None]
 

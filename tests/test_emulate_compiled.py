@@ -34,6 +34,24 @@ def test_a_kernel_of_ones_own() -> None:
 
 
 @needs_cxx
+def test_the_short_quotient_is_exact_below_two_to_the_nineteenth() -> None:
+    from .scale_kernel import launch_divide
+
+    random = torch.Generator().manual_seed(0)
+    by = torch.randint(1, 4096, (8000,), generator=random)
+    by = torch.cat([by, torch.arange(1, 1025), torch.full((8,), (1 << 31) - 1)])
+    most = ((1 << 31) - 1) // by
+    most = torch.minimum(most, torch.tensor((1 << 19) - 1))
+    whole = (torch.rand(len(by), generator=random) * (most + 1)).long().minimum(most)
+    whole[::7] = most[::7]
+    for rest in (torch.zeros_like(by), by - 1):  # the ends of the numbers with a quotient
+        above = (whole * by + rest).clamp(max=(1 << 31) - 1)
+        got = above.to(torch.int32)
+        run(launch_divide, got, by.to(torch.int32), len(by), options=Options("card"))
+        assert torch.equal(got.long(), above // by)
+
+
+@needs_cxx
 def test_arguments_that_a_library_refuses_are_named() -> None:
     kernel = EmulatedKernel.of(jit.compile(KernelConfig("cute/empty"), "sm_90a"))
     with pytest.raises(InvalidInput, match="Mismatched Tensor on argument #0"):

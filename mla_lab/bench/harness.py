@@ -49,8 +49,8 @@ class Bench:
         self.died: dict[str, str] = {}
 
     def run(self, cases: Sequence[Case], keep_failed: bool = False) -> None:
-        """Measure cases without a result in the record; with `keep_failed`, without a failure
-        either.
+        """Measure the cases that the record has no result of; with `keep_failed`, failures count as
+        results.
 
         An early end (Ctrl-C, a lost device) is noted in an `end` row.
         """
@@ -86,7 +86,7 @@ class Bench:
     def _todo(
         self, cases: Sequence[Case], here: Sequence[Peer], keep_failed: bool
     ) -> list[tuple[Case, int, list[Peer]]]:
-        """(case, peers without a result yet), part by part of the list."""
+        """Cases, the part of the run, and the peers without a result in it; part by part."""
         done = self.record.done(keep_failed)
         todo = []
         for part in range(self.method.parts):

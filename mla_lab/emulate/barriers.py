@@ -291,7 +291,7 @@ class ClusterBarrier:
     done_before: Any = None
 
     def leave(self, g: Gang, count: int) -> None:
-        """`count` threads exit."""
+        """`count` threads exit: the barrier waits for them no longer."""
         self.done = g.machine.checker.exits.reached(self.done, g)
         if g.cluster_phase == self.phase:
             self.left += count

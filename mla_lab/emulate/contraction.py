@@ -20,7 +20,7 @@ SUMS = ("add.f32", "sub.f32")
 
 @lru_cache(maxsize=64)
 def contracted(program: Program) -> Program:
-    """A program as ptxas leaves it, with `fma` in place of sums of products."""
+    """The program with `fma` where ptxas makes one of a product and the sum that takes it."""
     edits = _edits(program)
     if not edits:
         return program

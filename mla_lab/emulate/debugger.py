@@ -101,7 +101,7 @@ class Debugger:
         )
 
     def register(self, g: Gang, name: str, kind: str = "u32") -> np.ndarray:
-        """A PTX register of all threads of a gang; what it holds when it is live."""
+        """Values of a PTX register in all threads of a gang; undefined where it is not live."""
         rows = g.cta.program.writer.rows
         if name not in rows:
             raise invalid("register", name, "a register of the kernel")

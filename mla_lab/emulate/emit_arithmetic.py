@@ -79,7 +79,7 @@ def _binary(w: Writer, s: Instruction, pc: int) -> Lines:
 
 
 def _two_floats(w: Writer, s: Instruction, function: str) -> Lines:
-    """Two fp32 numbers in a register of 64 bits."""
+    """An operation on both fp32 halves of 64-bit registers, as add.f32x2."""
     values = ", ".join(f"{w.value(a, 'u64')}.view(float32)" for a in s.args[1:])
     return put(w.row(s.args[0], "u64"), f"{function}({values}).view(uint64)")
 

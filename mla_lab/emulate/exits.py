@@ -38,7 +38,7 @@ class Exits:
             self._uses[id(cta)][agent] = g, pc, clock
 
     def reached(self, vector: Row | None, g: Gang) -> Row:
-        """What threads at a cluster barrier have done, whether or not others may see it."""
+        """`vector` plus what warp `g`, which arrives, has done, visible to others or not."""
         mine: Row = self.checker.vectors[g.agent, SEEN]
         return mine.copy() if vector is None else np.maximum(vector, mine)
 

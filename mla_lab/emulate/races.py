@@ -185,8 +185,8 @@ class Checker:
         self.recent[g.agent].clear()
 
     def fence(self, g: Gang, kind: str) -> None:
-        """fence.proxy.async shows what happened to asynchronous units, fence.mbarrier_init which
-        mbarriers there are; that and other fences order relaxed accesses.
+        """fence.proxy.async makes what happened visible to asynchronous units, fence.mbarrier_init
+        the mbarriers that were initialised; the latter and other fences order relaxed accesses.
         """
         mine = self.vectors[g.agent]
         if kind in ("proxy", "init"):

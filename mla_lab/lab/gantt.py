@@ -20,7 +20,7 @@ _ATTEND = (PALETTE[0], "#6BAED6", "#08519C", "#4292C6")
 
 
 def bars(timeline: Timeline, plan: Plan | None = None, *, kind: str = "measured") -> list[go.Bar]:
-    """One horizontal bar trace per role that occurs; `plan` adds what each tile is."""
+    """A trace of horizontal bars for each role that occurs; with `plan`, hover texts name tiles."""
     traces = []
     for role, color in ROLE_COLORS.items():
         at = timeline.only(role)

@@ -14,7 +14,7 @@ class KernelConfig:
     """One compiled kernel. Batch, heads, q_len, lengths and page counts are run-time values.
 
     Frozen and hashable. `kernel` names the entry in the build registry (for example
-    "cute/split_kv_sm90" or "cuda/merge"); fields that a kernel does not read stay at
+    "cute/keep_ab_sm90" or "cuda/merge"); fields that a kernel does not read stay at
     their defaults, so that one kernel has one key.
     """
 
@@ -30,7 +30,8 @@ class KernelConfig:
     cluster: int = 1
     #: causal or packed-tree mask code is compiled in
     mask: str = "none"
-    #: kernel-specific switches, sorted pairs, for experiments and features
+    #: switches of one kernel, for experiments and features, as sorted pairs; `static_facts` of the
+    #: kernel's package reads them, and one that it does not read makes another key of equal code
     options: tuple[tuple[str, int], ...] = ()
 
     def __post_init__(self) -> None:

@@ -26,7 +26,7 @@ WARM_BLOCKS = 24
 
 @dataclass(frozen=True)
 class Pipeline:
-    """Clocks of one block in each role, pipeline stages and lookahead."""
+    """Clocks that each role spends on a KV block; stages of the ring; blocks that QK runs ahead."""
 
     load: float
     latency: float

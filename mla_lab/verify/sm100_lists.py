@@ -1,12 +1,13 @@
 """The calls of the SM100 kernel that `sm100` emulates: a published list cut down, and pairs.
 
 The 396 configurations of FlashInfer's pull request 2743 (see `published`). Dtype, page size, 128
-heads and query tokens are theirs. Batches of 2 and more become 2 requests, and 1 where 4 query
-tokens meet a batch below 16. A length of 1,024 or 4,096 becomes 2 splits of 3 KV tiles of 128
-tokens, 8,192 becomes 3, less 1 to 127 tokens. Two requests have equal lengths or unlike ones
-("var", their is_var_seq) in turn, so that each dtype, page size, length and number of query tokens
-has both. All row tiles and splits are for 1 or 2 workers, so that each pair of CTAs has two work
-tiles at least. Every tenth configuration also runs under four other schedules.
+heads and query tokens are theirs. A batch of 2 or more is cut to 2 requests, and to 1 where there
+are 4 query tokens and the batch is below 16. KV lengths are cut to splits of 3 KV tiles of 128
+tokens: 1,024 and 4,096 to 2 splits, 8,192 to 3, each less 1 to 127 tokens. Two requests have equal
+and different lengths ("var", their is_var_seq) in turn, so that both occur for each dtype, page
+size, length and number of query tokens. One or two workers take all row tiles and splits, so that
+each pair of CTAs has at least two work tiles. Every tenth configuration runs under four more
+schedules.
 
 And features in pairs: formats, page sizes, heads, query tokens, masks, sinks, scales in memory,
 lengths, splits, pieces by a request's own length, schedules.

@@ -30,7 +30,7 @@ MARK = "emulated, never run on a card"
 TILE = (128, 2)
 #: (query, cache) that it is compiled for
 TAKEN = tuple(pair for pair in FORMATS if pair[1] != "fp8_656")
-#: features that it lacks, and their names in a call
+#: features that the SM100 kernel lacks, and their names in a call
 LACKS = {
     "separate_tables": "uses_shared_paged_kv_idx=False",
     "sparse": "sparse_mla_top_k",

@@ -18,7 +18,7 @@ from functools import lru_cache
 
 from ... import jit
 from ...call.form import Features
-from ...core.errors import BuildError
+from ...core.errors import BuildError, Unsupported
 from ...core.problem import Problem
 from ...jit import toolchain
 from ...jit.source import supported_archs
@@ -54,10 +54,14 @@ def missing_for(
     config: KernelConfig, problem: Problem, features: Features, arch: str = ""
 ) -> str | None:
     """None where the kernels of a call by `config` are compiled or a compiler is here, else what
-    is missing; of the first architecture that the kernel is written for, or of `arch`.
+    is missing: a feature of the kernel, or a build; of the first architecture that the kernel is
+    written for, or of `arch`.
     """
     arch = arch or arch_of(config)
-    wanted = [build_for(config, problem, False if features.no_pdl else None, features)]
+    try:
+        wanted = [build_for(config, problem, False if features.no_pdl else None, features)]
+    except Unsupported as error:  # a feature that this kernel does not have
+        return str(error)
     if features.batch_invariant and not config.option("grid"):
         wanted.append(KernelConfig("cuda/planner"))
     for build in wanted:

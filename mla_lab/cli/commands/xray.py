@@ -68,4 +68,5 @@ def _selected(args: argparse.Namespace) -> list[KernelConfig]:
         return select(args.kernel, args.set, args.arch)
     if not args.kernel or len(args.kernel) > 1:
         raise invalid("--kernel", args.kernel, "one kernel, with --diff")
-    return [with_settings(args.kernel[0], [*args.set, *more]) for more in ([], args.diff)]
+    (kernel,) = args.kernel
+    return [with_settings(kernel, args.set), with_settings(kernel, [*args.set, *args.diff])]

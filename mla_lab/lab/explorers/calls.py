@@ -19,7 +19,7 @@ from ..tables import lines
 
 PUBLISHED = "published/published_blackwell.jsonl"
 TWINS, XQA, GQA = "h200_eight_bits.jsonl", "h200_cuda.jsonl", "records/h200_gqa.jsonl"
-#: the four tables of pull request 2743: (in the name of a case, not in it)
+#: the four tables of pull request 2743: (words that a case's name has, words that it has not)
 TABLES = {
     "e4m3, equal lengths": (("e4m3",), ("var",)),
     "e4m3, varied lengths": (("e4m3", "var"), ()),

@@ -24,7 +24,7 @@ MAX_CELLS = 512
 
 
 def apply(operation: str, a: Layout, b: Layout) -> Layout:
-    """Our own algebra's answer."""
+    """The result of `operation` on layouts A and B, by this package's algebra."""
     if operation == "show A":
         return a
     if operation == "coalesce A":

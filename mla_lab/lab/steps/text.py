@@ -78,7 +78,7 @@ def given_text(step: Step) -> str:
 
 
 def solution_text(step: Step) -> str:
-    """The author's functions that a reader writes."""
+    """The reference solution: the functions that readers write, as the author wrote them."""
     text, parts = module_text(step.path), []
     for name in step.functions:
         node = functions_in(text)[name]

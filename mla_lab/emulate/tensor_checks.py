@@ -9,6 +9,7 @@ own kernels leave these fences out.
 
 from __future__ import annotations
 
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -93,12 +94,23 @@ class TensorChecks:
         if self.checker.strict:
             mine[TAKEN, agent] = mine[SEEN, agent]
 
-    def fence(self, g: Gang, before: bool) -> None:
+    def fence(self, g: Gang, before: bool, pc: int) -> None:
         """tcgen05.fence"""
         if self.checker.strict:
             mine = self.checker.vectors[g.agent]
             source, target = (SEEN, LET_GO) if before else (LET_GO, TAKEN)
+            new = (mine[source] > mine[target]) & self._uses_tensor
+            new[AGENTS * g.agent + PRODUCTS] &= before  # a warp's own products are in order
+            self.checker.machine.recorder.tensor_fence(pc, bool(new.any()))
             np.maximum(mine[target], mine[source], out=mine[target])
+
+    @cached_property
+    def _uses_tensor(self) -> Row:
+        """Of each agent, whether it uses tensor memory."""
+        agents = np.arange(self.checker.size)
+        used = np.isin(agents % AGENTS, (PRODUCTS, LOADS, STORES))
+        found: Row = used & (agents < self.checker.barriers)
+        return found
 
     # the tensor core
 

@@ -52,8 +52,8 @@ PACED = ("wgmma commit", "wgmma wait")
 NOWHERE = Place("?", 0)
 WRAPPERS = ("/kernel.py", "/kernel_bf16.py", "/kernel_fp8.py")
 #: an arrival in phases that nobody waits for, an mbarrier that nobody uses, a wait where no phase
-#: has ended yet (the call fills each stage once), a tcgen05.fence behind which nothing new is seen,
-#: or a barrier behind which threads exit
+#: has ended yet (the call fills each stage once), a tcgen05.fence that orders nothing new for the
+#: accesses behind it, or a barrier behind which threads exit
 IDLE = "idle"
 #: a commit or wait that says when some of the products are done (for a barrier's sake, or so that
 #: ptxas may use their registers again), where what reads results stands behind a wait for all
@@ -119,7 +119,7 @@ class _Uses(Recorder):
     def idle(self, pc: int) -> bool:
         """Whether an instruction arrived only in phases that nobody waited for, initialised an
         mbarrier that nobody used, waited only where no phase had ended, or was a tcgen05.fence
-        behind which nothing new is seen.
+        that orders nothing new.
         """
         for had_effect in (self.waits, self.fences):
             if pc in had_effect:

@@ -132,7 +132,9 @@ class Recorder:
             self.events.append(Event(g.cta.name, key[0], "product", name, begin, end, place))
 
     def tensor_fence(self, pc: int, orders: bool) -> None:
-        """A tcgen05.fence ran, with strict checks; `orders`: it let go or took something new."""
+        """A tcgen05.fence, with strict checks; `orders`: it let go something new, or took what an
+        access behind it leans on.
+        """
 
     def products_waited(self, g: Gang, pc: int) -> None:
         """wgmma.wait_group has ended."""

@@ -1,8 +1,8 @@
 """Synchronising instructions deleted one at a time, in each family: how many are reported.
 
 A row a build of `mutation_cases`: by kind the deletions reported and tried, those without effect
-(an arrival in a phase without a wait, an mbarrier without use, a fence behind which nothing new is
-seen), and the rest, each with the reason why no run can differ. None of the rest changed a result
+(an arrival in a phase without a wait, an mbarrier without use, a tcgen05.fence that orders nothing
+new), and the rest, each with the reason why no run can differ. None of the rest changed a result
 under any of the schedules of `emulate.mutate.TRIES`. A row names the digest of the build's code.
 """
 
@@ -23,6 +23,11 @@ from .mutation_cases import Case, cases
 from .record import Row, head_row, read, write
 
 Say = Callable[[str], None]
+FIRST_KEYS = (
+    "load_k of a work tile's first tile: load_query has waited for q.empty, at which the tensor "
+    "core arrives behind the last QK of the work tile before and its reads of K (a bf16 query over "
+    "e4m3 comes without load_query, and needs the wait)"
+)
 #: (what was deleted, file of the kernel's own line before it) -> why it is not reported
 REASONS: dict[tuple[str, str], str] = {
     ("named barrier", "keep_ab_sm90/mainloop_qk_softmax.py"): (
@@ -53,6 +58,8 @@ REASONS: dict[tuple[str, str], str] = {
     ("warp barrier", "keep_ab_sm90/tile_scheduler.py"): (
         "record, in a merge: a barrier of all threads follows before anybody reads the record"
     ),
+    ("mbarrier wait", "mla_sm100/producer.py"): FIRST_KEYS,
+    ("mbarrier wait", "keep_ab_sm90/tile_scheduler.py"): FIRST_KEYS,
     ("cluster barrier", "keep_ab_sm90/epilogue_store.py"): (
         "decode_kernel: of a CTA's last tile both CTAs wait for o_full, which lies behind all "
         "arrivals and products of the pair; tcgen05.dealloc is a step of both CTAs' warps"

@@ -70,7 +70,7 @@ def test_reasons_of_deletions_without_a_report() -> None:
     assert "own quarter" in mutations.reason(replace(mutant, near=softmax))
     row = {"tried": 50, "reported": 48, "nobody_waits": ["x"]}
     words = mutations.summary([{"cases": 2}, row, row])
-    assert words.startswith("2 of 2 recorded builds: 96 of 100 deletions reported (96.0 %), 2")
+    assert words.startswith("2 of 2 builds: 96 of 100 deletions reported (96.0 %), 2")
 
 
 @pytest.mark.parametrize("row", read(RECORDS / "emulator_speed.jsonl")[1:], ids=lambda r: r["what"])

@@ -9,7 +9,7 @@ import torch
 
 from mla_lab import jit
 from mla_lab.core.problem import Problem
-from mla_lab.emulate import EmulatedKernel, Options
+from mla_lab.emulate import EmulatedKernel, Options, mutate
 from mla_lab.emulate.calls import Call, is_right, make_call, problem_for
 from mla_lab.plan.config import KernelConfig
 from mla_lab.plan.workspace import KEPT_WORDS, MAX_CTAS
@@ -52,27 +52,40 @@ def test_ranks_that_share_a_row_pair_merge_behind_the_lse_of_the_first(
     check(config, problem_for(config, (300,)), schedule, seed, splits=2)
 
 
-EIGHT_BITS = [
-    ("bf16", "fp8_656", (("fused_merge", 2), ("shaped", 1))),
-    ("e4m3", "e4m3", (("fused_merge", 3), ("grid", 1), ("shaped", 1))),
-]
-
-
-@pytest.mark.parametrize(("schedule", "seed"), SCHEDULES)
-@pytest.mark.parametrize(("q_dtype", "kv_format", "options"), EIGHT_BITS)
-def test_a_stage_is_released_behind_the_reads_of_all_lanes(
-    q_dtype: str, kv_format: str, options: tuple[tuple[str, int], ...], schedule: str, seed: int
-) -> None:
-    # the ring wraps; lanes read V by ldmatrix, and one of them arrives for the warp
-    config = KernelConfig(
+def of_eight_bits(q_dtype: str, kv_format: str, *options: tuple[str, int]) -> KernelConfig:
+    """A build of swap_ab whose lanes read V by ldmatrix."""
+    return KernelConfig(
         "cute/swap_ab_sm90",
         q_dtype=q_dtype,
         kv_format=kv_format,
         tile_rows=16,
         mask="causal",
-        options=options,
+        options=(*options, ("shaped", 1)),
     )
-    check(config, problem_for(config, (1000,)), schedule, seed)
+
+
+E4M3 = of_eight_bits("e4m3", "e4m3", ("fused_merge", 3), ("grid", 1))
+
+
+@pytest.mark.parametrize(("schedule", "seed"), SCHEDULES)
+@pytest.mark.parametrize(
+    "config",
+    [of_eight_bits("bf16", "fp8_656", ("fused_merge", 2)), E4M3],
+    ids=lambda c: c.kv_format,
+)
+def test_lanes_that_read_a_stage_meet_before_one_of_them_releases_it(
+    config: KernelConfig, schedule: str, seed: int
+) -> None:
+    check(config, problem_for(config, (600,)), schedule, seed)
+
+
+def test_one_lane_that_releases_a_stage_for_all_is_reported() -> None:
+    kernel, call = compiled(E4M3, problem_for(E4M3, (600,)), 1)
+    found = [m for m in mutate.mutants(kernel, call) if m.kind == "warp barrier"]
+    released = [m for m in found if m.place.file.endswith("swap_ab_sm90/mainloop_bf16.py")]
+    assert released
+    (done,) = mutate.prove(kernel, [call], released[-1:])
+    assert done.noticed == "race"
 
 
 KEEP_AB = [

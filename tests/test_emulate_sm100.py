@@ -8,6 +8,7 @@ import struct
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -15,7 +16,7 @@ import pytest
 import torch
 
 from mla_lab.core.errors import InvalidInput, Unsupported
-from mla_lab.emulate import Fault, Options
+from mla_lab.emulate import Fault, Options, mutate
 from mla_lab.emulate.direct import Direct, ptx_kernel
 from mla_lab.emulate.ptx import Place
 from mla_lab.emulate.tcgen05 import Issued, Multiply, shape_of
@@ -296,3 +297,17 @@ def test_pairs_of_floats() -> None:
     ptx_kernel(source, "k", Direct())(x, out)
     y = x * x + x
     assert torch.equal(out, (y.double() * x + x).float())
+
+
+def test_either_of_two_fences_may_go() -> None:
+    fence = "tcgen05.fence::after_thread_sync;\n"
+    case = Case(changes=((f"{fence}add", f"{fence}{fence}add"),))
+    launch = Direct((1, 1, 1), (128, 1, 1), (1, 1, 1), 66560)
+    kernel, out = ptx_kernel(text(case), "k", launch), torch.zeros(1, 128, case.registers)
+    call = SimpleNamespace(args=(operands(case, 0)[0], out), written=(out,), results=(out,))
+    fences = [m for m in mutate.mutants(kernel, call) if m.text.startswith("tcgen05.fence::after")]
+    done = [m.noticed for m in mutate.prove(kernel, [call], fences, strict=True)]
+    assert done == [mutate.IDLE, mutate.IDLE]
+    kernel = ptx_kernel(text(Case()), "k", launch)
+    (alone,) = (m for m in mutate.mutants(kernel, call) if "after_thread_sync" in m.text)
+    assert next(mutate.prove(kernel, [call], [alone], strict=True)).noticed == "tcgen05 fence"

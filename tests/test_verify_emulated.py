@@ -11,7 +11,8 @@ from mla_lab.core.resources import data_dir
 from mla_lab.emulate import mutate
 from mla_lab.emulate.ptx import Place
 from mla_lab.jit.shipped import CUTE
-from mla_lab.verify import emulated, emulator_speed, mutations
+from mla_lab.verify import emulated, emulator_speed, emulator_tables, mutations
+from mla_lab.verify.mutation_cases import cases
 from mla_lab.verify.record import read
 
 RECORDS = data_dir() / "records"
@@ -37,9 +38,21 @@ def test_what_is_on_record_is_right_and_without_findings() -> None:
 
 def test_deletions_on_record_are_reported() -> None:
     _, *rows = read(RECORDS / "mutations.jsonl")
+    assert {row["name"] for row in rows} == set(cases())
+    assert {row["family"] for row in rows} == {"keep_ab", "swap_ab", "mla_sm100", "xqa"}
     for row in rows:
         assert row["reported"] >= 0.95 * row["tried"] > 0
         assert mutations.UNEXPLAINED not in [left["why"] for left in row["unreported"]]
+    exceptions = emulator_tables.exceptions_table([{}, *rows]).splitlines()[2:]
+    argued = sum(row["tried"] - row["reported"] for row in rows)
+    assert sum(int(line.split("|")[4]) for line in exceptions) == argued
+
+
+def test_what_kernels_of_deletions_write_are_arguments_of_their_calls() -> None:
+    for case in cases().values():
+        for call in case.calls():
+            written, args = {id(t) for t in call.written}, set(map(id, call.args))
+            assert {id(t) for t in call.results} <= written <= args
 
 
 def test_a_run_goes_on_where_the_record_ends(tmp_path: Path) -> None:
@@ -57,7 +70,7 @@ def test_reasons_of_deletions_without_a_report() -> None:
     assert "own quarter" in mutations.reason(replace(mutant, near=softmax))
     row = {"tried": 50, "reported": 48, "nobody_waits": ["x"]}
     words = mutations.summary([{"cases": 2}, row, row])
-    assert words.startswith("2 of 2 recorded builds: 96 of 100 deletions reported (96.0 %), 2")
+    assert words.startswith("2 of 2 builds: 96 of 100 deletions reported (96.0 %), 2")
 
 
 @pytest.mark.parametrize("row", read(RECORDS / "emulator_speed.jsonl")[1:], ids=lambda r: r["what"])

@@ -52,6 +52,16 @@ class Call:
     lse: Tensor
     expected: Result
 
+    @property
+    def written(self) -> tuple[Tensor, ...]:
+        """Arguments that the kernel writes: results, partials and counters."""
+        return self.args[2:7]
+
+    @property
+    def results(self) -> tuple[Tensor, Tensor]:
+        """out and lse."""
+        return self.out, self.lse
+
     def errors(self) -> tuple[float, float]:
         """Errors of out (relative) and lse; infinite where one is NaN and the oracle's is not."""
         expected = self.expected.out.reshape(self.out.shape)

@@ -15,7 +15,7 @@ def _tcgen05(w: Writer, s: Instruction, pc: int) -> Lines:
     if what == "wait":
         return [f"tcgen05_wait(g, {which == 'ld'})"]
     if what == "fence":
-        return [f"tcgen05_fence(g, {which == 'before_thread_sync'})"]
+        return [f"tcgen05_fence(g, {which == 'before_thread_sync'}, {pc})"]
     if what == "relinquish_alloc_permit":
         return ["tcgen05_relinquish(g)"]
     if what == "alloc":

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Protocol
 
 import torch
+from torch import Tensor
 
 from .barriers import Mbarrier
-from .calls import Call
 from .findings import Fault
 from .gang import Gang
 from .kernel import EmulatedKernel, Options
@@ -33,6 +33,7 @@ KINDS: dict[str, tuple[str, ...]] = {
     "wgmma fence": ("wgmma.fence",),
     "tcgen05 wait": ("tcgen05.wait",),
     "tcgen05 commit": ("tcgen05.commit",),
+    "tcgen05 fence": ("tcgen05.fence",),
     "proxy fence": ("fence.proxy",),
     "fence": ("fence.", "membar"),
     "cp.async commit, wait": ("cp.async.commit", "cp.async.wait"),
@@ -51,11 +52,31 @@ PACED = ("wgmma commit", "wgmma wait")
 NOWHERE = Place("?", 0)
 WRAPPERS = ("/kernel.py", "/kernel_bf16.py", "/kernel_fp8.py")
 #: an arrival in phases that nobody waits for, an mbarrier that nobody uses, a wait where no phase
-#: has ended yet (the call fills each stage once), or a barrier behind which threads exit
+#: has ended yet (the call fills each stage once), a tcgen05.fence that orders nothing new for the
+#: accesses behind it, or a barrier behind which threads exit
 IDLE = "idle"
 #: a commit or wait that says when some of the products are done (for a barrier's sake, or so that
 #: ptxas may use their registers again), where what reads results stands behind a wait for all
 PACING = "pacing"
+
+
+class Subject(Protocol):
+    """A call in which instructions are deleted."""
+
+    @property
+    def args(self) -> tuple[Any, ...]:
+        """Of the kernel, in order."""
+        ...
+
+    @property
+    def written(self) -> Sequence[Tensor]:
+        """Those of them that the kernel writes; they begin as zeros."""
+        ...
+
+    @property
+    def results(self) -> Sequence[Tensor]:
+        """What a deletion may not change unnoticed."""
+        ...
 
 
 class _Uses(Recorder):
@@ -67,6 +88,8 @@ class _Uses(Recorder):
         self.awaited: dict[int, int] = {}
         #: of each wait, whether a phase had ended when it passed
         self.waits: dict[int, bool] = {}
+        #: of each tcgen05.fence, whether it ordered anything
+        self.fences: dict[int, bool] = {}
         self._bars: list[Mbarrier] = []
 
     def arrival(self, g: Gang, bar: Any, pc: int) -> None:
@@ -81,6 +104,9 @@ class _Uses(Recorder):
             self.awaited[id(bar)] = max(self.awaited.get(id(bar), 0), bar.phase)
             self.waits[pc] = self.waits.get(pc, False) or bar.phase > 0
 
+    def tensor_fence(self, pc: int, orders: bool) -> None:
+        self.fences[pc] = self.fences.get(pc, False) or orders
+
     def finish(self, machine: Machine) -> None:
         super().finish(machine)
         used = {id(bar) for bar in self._bars} | set(self.awaited)
@@ -92,10 +118,12 @@ class _Uses(Recorder):
 
     def idle(self, pc: int) -> bool:
         """Whether an instruction arrived only in phases that nobody waited for, initialised an
-        mbarrier that nobody used, or waited only where no phase had ended.
+        mbarrier that nobody used, waited only where no phase had ended, or was a tcgen05.fence
+        that orders nothing new.
         """
-        if pc in self.waits:
-            return not self.waits[pc]
+        for had_effect in (self.waits, self.fences):
+            if pc in had_effect:
+                return not had_effect[pc]
         found = self.arrivals.get(pc, {(0, -1)})
         return all(phase >= self.awaited.get(bar, 0) for bar, phase in found)
 
@@ -119,7 +147,7 @@ def kind_of(s: Instruction) -> str:
     return next((kind for kind, opcodes in KINDS.items() if s.opcode.startswith(opcodes)), "")
 
 
-def mutants(kernel: EmulatedKernel, call: Call) -> list[Mutant]:
+def mutants(kernel: EmulatedKernel, call: Subject) -> list[Mutant]:
     """The synchronising instructions that a call executes."""
     reached: dict[str, set[int]] = {}
 
@@ -147,25 +175,30 @@ def _near(code: list[Instruction], pc: int) -> Place:
 
 
 def prove(
-    kernel: EmulatedKernel, calls: Sequence[Call], chosen: Sequence[Mutant] | None = None
+    kernel: EmulatedKernel,
+    calls: Sequence[Subject],
+    chosen: Sequence[Mutant] | None = None,
+    strict: bool = False,
 ) -> Iterator[Mutant]:
     """Each deletion with what noticed it in some call: a finding's kind, a fault's, or other
-    results. `chosen` is all that the calls execute by default.
+    results. `chosen` is all that the calls execute by default; all calls launch one kernel.
+    `strict`: checks are (see `Options`).
     """
-    (program,) = kernel.programs.values()
-    expected = [_results(kernel, call, TRIES[0]) for call in calls]
-    uses = [_uses(kernel, call) for call in calls]
+    tries = [replace(options, strict=strict and options.check) for options in TRIES]
+    expected = [_results(kernel, call, tries[0]) for call in calls]
+    program = kernel.programs[kernel.run.launches[0].kernel]
+    uses = [_uses(kernel, call, strict) for call in calls]
     if chosen is None:
         every = {m.pc: m for call in calls for m in mutants(kernel, call)}
         chosen = [every[pc] for pc in sorted(every)]
     for mutant in chosen:
         broken = EmulatedKernel(kernel.text, kernel.function, kernel.host)
-        broken.programs = {program.kernel.name: _without(program, mutant.pc)}
+        broken.programs = {**kernel.programs, program.kernel.name: _without(program, mutant.pc)}
         noticed = ""
-        for options in TRIES:
+        for options in tries:
             for call, right in zip(calls, expected, strict=True):
                 noticed = noticed or _notice(broken, call, options, right)
-        seen = [u for u in uses if mutant.pc in u.arrivals or mutant.pc in u.waits]
+        seen = [u for u in uses if mutant.pc in {*u.arrivals, *u.waits, *u.fences}]
         if not noticed and (_is_last(program, mutant.pc) or seen):
             idle = all(u.idle(mutant.pc) for u in seen) or _is_last(program, mutant.pc)
             noticed = IDLE if idle else ""
@@ -188,9 +221,9 @@ def _is_last(program: Program, pc: int) -> bool:
     return named and code[pc + 1].opcode in ("ret", "exit") and code[pc + 1].guard is None
 
 
-def _uses(kernel: EmulatedKernel, call: Call) -> _Uses:
+def _uses(kernel: EmulatedKernel, call: Subject, strict: bool) -> _Uses:
     uses = _Uses()
-    kernel.options = Options("exact", trace=True)
+    kernel.options = Options("exact", trace=True, check=strict, strict=strict)
     kernel.observe(uses, *call.args)
     return uses
 
@@ -219,21 +252,15 @@ def _without(program: Program, pc: int) -> Program:
     return program.without(pc, instead)
 
 
-def _run(kernel: EmulatedKernel, call: Call, options: Options) -> None:
-    for tensor in call.args[2:7]:  # results and partials begin anew
+def _results(kernel: EmulatedKernel, call: Subject, options: Options) -> list[Tensor]:
+    for tensor in call.written:
         tensor.zero_()
     kernel.options = options
     kernel(*call.args)
+    return [tensor.clone() for tensor in call.results]
 
 
-def _results(kernel: EmulatedKernel, call: Call, options: Options) -> list[torch.Tensor]:
-    _run(kernel, call, options)
-    return [call.out.clone(), call.lse.clone()]
-
-
-def _notice(
-    kernel: EmulatedKernel, call: Call, options: Options, expected: list[torch.Tensor]
-) -> str:
+def _notice(kernel: EmulatedKernel, call: Subject, options: Options, expected: list[Tensor]) -> str:
     try:
         found = _results(kernel, call, options)
     except Fault as fault:

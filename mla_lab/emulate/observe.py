@@ -131,6 +131,11 @@ class Recorder:
             place, name = str(g.cta.program.kernel.code[pc].place), f"{work[0]} tcgen05.mma"
             self.events.append(Event(g.cta.name, key[0], "product", name, begin, end, place))
 
+    def tensor_fence(self, pc: int, orders: bool) -> None:
+        """A tcgen05.fence, with strict checks; `orders`: it let go something new, or took what an
+        access behind it leans on.
+        """
+
     def products_waited(self, g: Gang, pc: int) -> None:
         """wgmma.wait_group has ended."""
         self._reach(g, self._complete.get(("products", id(g)), 0), "products", pc)

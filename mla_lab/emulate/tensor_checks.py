@@ -9,6 +9,7 @@ own kernels leave these fences out.
 
 from __future__ import annotations
 
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -36,6 +37,8 @@ class TensorChecks:
         self._shadows: dict[int, Shadow] = {}
         #: allocating instruction by (CTA, first column)
         self._open: dict[tuple[int, int], tuple[Gang, int]] = {}
+        #: of each warp, its last fence::after_thread_sync, if that took something new
+        self._taken: dict[int, int | None] = {}
 
     def _shadow(self, cta: CTA) -> Shadow:
         found = self._shadows.get(id(cta))
@@ -93,12 +96,31 @@ class TensorChecks:
         if self.checker.strict:
             mine[TAKEN, agent] = mine[SEEN, agent]
 
-    def fence(self, g: Gang, before: bool) -> None:
+    def fence(self, g: Gang, before: bool, pc: int) -> None:
         """tcgen05.fence"""
         if self.checker.strict:
             mine = self.checker.vectors[g.agent]
             source, target = (SEEN, LET_GO) if before else (LET_GO, TAKEN)
+            new = (mine[source] > mine[target]) & self._uses_tensor
+            new[AGENTS * g.agent + PRODUCTS] &= before  # a warp's own products are in order
+            self.checker.machine.recorder.tensor_fence(pc, before and bool(new.any()))
+            if not before:
+                self._taken[g.agent] = pc if new.any() else None
             np.maximum(mine[target], mine[source], out=mine[target])
+
+    def _used(self, g: Gang) -> None:
+        """An access of tensor memory leans on the fence before it, if that took something new."""
+        pc = self._taken.pop(g.agent, None)
+        if pc is not None:
+            self.checker.machine.recorder.tensor_fence(pc, True)
+
+    @cached_property
+    def _uses_tensor(self) -> Row:
+        """Of each agent, whether it uses tensor memory."""
+        agents = np.arange(self.checker.size)
+        used = np.isin(agents % AGENTS, (PRODUCTS, LOADS, STORES))
+        found: Row = used & (agents < self.checker.barriers)
+        return found
 
     # the tensor core
 
@@ -151,6 +173,7 @@ class TensorChecks:
     def _read(
         self, g: Gang, cta: CTA, words: Row, pc: int, what: str, part: int, clock: int
     ) -> None:
+        self._used(g)
         shadow, agent = self._shadow(cta), AGENTS * g.agent + part
         self._unwritten(g, shadow, words, pc, "read")
         writer, when = shadow.writer[words], shadow.when[words]
@@ -159,6 +182,7 @@ class TensorChecks:
         shadow.reads_of(agent)[words] = clock
 
     def _write(self, g: Gang, cta: CTA, words: Row, pc: int, what: str, own: int) -> None:
+        self._used(g)
         shadow = self._shadow(cta)
         self._late(g, words, (shadow.writer[words], shadow.when[words]), pc, what, own)
         readers, reads = shadow.readers()

@@ -173,6 +173,6 @@ def tcgen05_wait(g: Gang, loads: bool) -> None:
     g.machine.checker.tensor.wait(g, loads)
 
 
-def tcgen05_fence(g: Gang, before: bool) -> None:
+def tcgen05_fence(g: Gang, before: bool, pc: int) -> None:
     """tcgen05.fence::before_thread_sync and after_thread_sync."""
-    g.machine.checker.tensor.fence(g, before)
+    g.machine.checker.tensor.fence(g, before, pc)

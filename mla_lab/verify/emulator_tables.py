@@ -21,14 +21,43 @@ def emulated_note(rows: Sequence[Row]) -> str:
 
 
 def mutations_table(rows: Sequence[Row]) -> str:
-    """Deletions by build."""
-    lines = ["| build | deleted | reported | without effect in the call |", "|---|---:|---:|---:|"]
-    for row in rows[1:]:
-        idle = _without_effect(row)
-        lines.append(f"| `{row['name']}` | {row['tried']} | {row['reported']} | {idle} |")
-    tried, seen = (sum(row[key] for row in rows[1:]) for key in ("tried", "reported"))
-    idle = sum(map(_without_effect, rows[1:]))
-    return "\n".join([*lines, f"| all | {tried} | {seen} | {idle} |"])
+    """Deletions by build, and of each family."""
+    head = "| build | deleted | reported | argued | without effect |"
+    lines = [head, "|---|---:|---:|---:|---:|"]
+    lines += [_deletions(f"`{row['name']}`", [row]) for row in rows[1:]]
+    families = dict.fromkeys(row["family"] for row in rows[1:])
+    for family in families:
+        lines.append(_deletions(family, [row for row in rows[1:] if row["family"] == family]))
+    return "\n".join([*lines, _deletions("all", rows[1:])])
+
+
+def _deletions(name: str, rows: Sequence[Row]) -> str:
+    """A line of the table."""
+    tried, seen = (sum(row[key] for row in rows) for key in ("tried", "reported"))
+    idle = sum(map(_without_effect, rows))
+    share = 100 * seen / tried
+    return f"| {name} | {tried} | {seen} ({share:.1f} %) | {tried - seen} | {idle} |"
+
+
+def exceptions_table(rows: Sequence[Row]) -> str:
+    """Deletions that are not reported, and why."""
+    found = Counter(
+        (row["family"], left["what"], _file(left["place"]), left["why"])
+        for row in rows[1:]
+        for left in row["unreported"]
+    )
+    lines = [
+        "| family | deleted | behind | times | why no run can differ |",
+        "|---|---|---|---:|---|",
+    ]
+    for (family, what, place, why), times in found.items():
+        lines.append(f"| {family} | {what} | `{place}` | {times} | {why} |")
+    return "\n".join(lines)
+
+
+def _file(place: str) -> str:
+    """The file of a place, as short as it is clear."""
+    return place.split(":")[0].removeprefix("mla_lab/").removeprefix("cute/")
 
 
 def _without_effect(row: Row) -> int:

@@ -1,27 +1,33 @@
-"""Synchronising instructions of the recorded builds, deleted one at a time: how many are reported.
+"""Synchronising instructions deleted one at a time, in each family: how many are reported.
 
-A row a build: by kind the deletions reported and tried, those that nobody waits for (an arrival in
-a phase without a wait, an mbarrier without use), and the rest, each with the reason why no run can
-differ. None of the rest changed a result under any of the schedules of `emulate.mutate.TRIES`.
+A row a build of `mutation_cases`: by kind the deletions reported and tried, those without effect
+(an arrival in a phase without a wait, an mbarrier without use, a tcgen05.fence that orders nothing
+new), and the rest, each with the reason why no run can differ. None of the rest changed a result
+under any of the schedules of `emulate.mutate.TRIES`. A row names the digest of the build's code.
 """
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Sequence
-from math import prod
 from pathlib import Path
 from time import perf_counter, time
 from typing import Any
 
 from ..core.revision import Revision
-from ..emulate import mutate
-from ..emulate.recorded import Recording, load, recordings
+from ..emulate import EmulatedKernel, mutate
+from ..jit import compile as compiled
 from ..jit.build import Built, no_count
-from .emulated import digest_of, spread
+from .emulated import digest_of_code, spread
+from .mutation_cases import Case, cases
 from .record import Row, head_row, read, write
 
 Say = Callable[[str], None]
+FIRST_KEYS = (
+    "load_k of a work tile's first tile: load_query has waited for q.empty, at which the tensor "
+    "core arrives behind the last QK of the work tile before and its reads of K (a bf16 query over "
+    "e4m3 comes without load_query, and needs the wait)"
+)
 #: (what was deleted, file of the kernel's own line before it) -> why it is not reported
 REASONS: dict[tuple[str, str], str] = {
     ("named barrier", "keep_ab_sm90/mainloop_qk_softmax.py"): (
@@ -33,11 +39,32 @@ REASONS: dict[tuple[str, str], str] = {
         "acquire_p of a work tile's first tile: the keys of that stage were loaded behind "
         "kv.empty, at which PV arrives when it has read the stage and its P"
     ),
+    ("mbarrier wait", "keep_ab_sm90/fp8/mainloop_qk_softmax.py"): (
+        "start_qk: that P of the stage is free follows from the wait for its keys: they were "
+        "loaded behind kv.empty, at which PV arrives when it has read the stage and its P"
+    ),
+    ("warp barrier", "split_merge/swap_ab_ll.py"): (
+        "take_stats: a lane leaves zeros in messages that it alone has read; sync_warp is there "
+        "for convergence"
+    ),
+    ("named barrier", "swap_ab_sm90/shared_storage.py"): (
+        "swap_ab_kernel with multicast: the cluster barrier that all threads pass next orders the "
+        "initialisation of mbarriers as well"
+    ),
+    ("named barrier", "keep_ab_sm90/tile_scheduler.py"): (
+        "merge, of workers with more work tiles than records: the barriers of the roles' end and "
+        "of the merge before lie between the last read of a record and its next write"
+    ),
+    ("warp barrier", "keep_ab_sm90/tile_scheduler.py"): (
+        "record, in a merge: a barrier of all threads follows before anybody reads the record"
+    ),
+    ("mbarrier wait", "mla_sm100/producer.py"): FIRST_KEYS,
+    ("mbarrier wait", "keep_ab_sm90/tile_scheduler.py"): FIRST_KEYS,
+    ("cluster barrier", "keep_ab_sm90/epilogue_store.py"): (
+        "decode_kernel: of a CTA's last tile both CTAs wait for o_full, which lies behind all "
+        "arrivals and products of the pair; tcgen05.dealloc is a step of both CTAs' warps"
+    ),
 }
-REASONS["warp barrier", "split_merge/swap_ab_ll.py"] = (
-    "take_stats: a lane leaves zeros in messages that it alone has read; sync_warp is there for "
-    "convergence"
-)
 #: what stands there for the compiler's sake, and orders nothing of the program
 PACERS = {
     ("warp barrier", "fp8/mainloop_qk_softmax.py"): (
@@ -53,13 +80,13 @@ UNEXPLAINED = "not explained"
 def run(
     path: Path, part: str, seconds: float, say: Say, jobs: int = 1, count: Built = no_count
 ) -> list[Row]:
-    """Builds that the record lacks, those of the least work first, until the time is over; `jobs`
-    processes share them.
+    """Builds whose row is not of this source's code, until the time is over; `jobs` processes share
+    them.
     """
     rows = {row["name"]: row for row in read(path)[1:]} if path.exists() else {}
     until = time() + seconds
-    chosen = sorted(map(load, recordings(part)), key=_work)
-    known = [(r.name, rows.get(r.name, {}).get("ptx", ""), until) for r in chosen]
+    chosen = [name for name in cases() if part in name]
+    known = [(name, rows.get(name, {}).get("ptx", ""), until) for name in chosen]
     for done, row in enumerate(spread(run_anew, known, jobs)):
         count(done, len(known))
         if row is not None:
@@ -70,25 +97,26 @@ def run(
 
 
 def run_anew(name: str, ptx: str, until: float) -> Row | None:
-    """The row of a recorded build, None where its PTX is that of digest `ptx`, or too late."""
-    recording = load(name)
-    if time() > until or digest_of(recording.text) == ptx:
+    """The row of a build, None where its code is that of digest `ptx`, or too late."""
+    if time() > until:
         return None
-    return run_build(recording)
+    case = cases()[name]
+    kernel = EmulatedKernel.of(compiled(case.config, case.arch))
+    digest = digest_of_code(kernel.text)
+    return None if digest == ptx else run_build(case, kernel, digest)
 
 
-def _work(recording: Recording) -> int:
-    return len(recording.text) * sum(prod(launch.grid) for launch in recording.calls)
-
-
-def run_build(recording: Recording) -> Row:
+def run_build(case: Case, kernel: EmulatedKernel, digest: str) -> Row:
     """All deletions of a build."""
     began = perf_counter()
-    done = list(mutate.prove(recording.kernel(), [recording.call()]))
-    return {**row_of(recording, done), "seconds": round(perf_counter() - began)}
+    done = list(mutate.prove(kernel, case.calls(), strict=case.family == "mla_sm100"))
+    found = {"kind": "case", "name": case.config.name(), "family": case.family, "ptx": digest}
+    cuts = [cut._asdict() for cut in case.cuts]
+    seconds = round(perf_counter() - began)
+    return {**found, "calls": cuts, **row_of(done), "seconds": seconds}
 
 
-def row_of(recording: Recording, done: Sequence[mutate.Mutant]) -> Row:
+def row_of(done: Sequence[mutate.Mutant]) -> Row:
     """What came of all deletions of a build."""
     idle, pacing = ([m for m in done if m.noticed == word] for word in NO_EFFECT)
     pacing += [m for m in done if not m.noticed and _named(m, PACERS)]
@@ -97,9 +125,6 @@ def row_of(recording: Recording, done: Sequence[mutate.Mutant]) -> Row:
     seen = Counter(m.kind for m in judged if m.noticed)
     rest = [m for m in judged if not m.noticed]
     return {
-        "kind": "case",
-        "name": recording.name,
-        "ptx": digest_of(recording.text),
         "commit": Revision.here().commit,
         "tried": len(judged),
         "reported": len(judged) - len(rest),
@@ -128,9 +153,8 @@ def _named(mutant: mutate.Mutant, reasons: dict[tuple[str, str], str]) -> str:
 
 
 def _rows(found: dict[str, Row]) -> list[Row]:
-    names = recordings()
-    head = head_row("mutations", "cpu", len(names))
-    return [head, *(found[name] for name in names if name in found)]
+    head = head_row("mutations", "cpu", len(cases()))
+    return [head, *(found[name] for name in cases() if name in found)]
 
 
 def summary(rows: Sequence[dict[str, Any]]) -> str:
@@ -139,5 +163,5 @@ def summary(rows: Sequence[dict[str, Any]]) -> str:
     tried, seen = (sum(row[key] for row in done) for key in ("tried", "reported"))
     share = 100 * seen / tried if tried else 0.0
     idle = sum(len(row["nobody_waits"]) + len(row.get("pacing", ())) for row in done)
-    words = f"{len(done)} of {rows[0]['cases']} recorded builds: {seen} of {tried} deletions"
+    words = f"{len(done)} of {rows[0]['cases']} builds: {seen} of {tried} deletions"
     return f"{words} reported ({share:.1f} %), {idle} without effect"

@@ -269,6 +269,7 @@ TABLES: dict[str, tuple[str, Callable[[Sequence[Row]], str]]] = {
     "dropin-reasons": ("dropin", dropin_reasons),
     "emulated": ("emulated", emulator_tables.emulated_note),
     "mutations": ("mutations", emulator_tables.mutations_table),
+    "mutations-exceptions": ("mutations", emulator_tables.exceptions_table),
     "planted": ("planted", planted_tables.planted_table),
     "planted-note": ("planted", planted_tables.planted_note),
     "dropin-flash-mla": ("dropin-flash-mla", flash_mla_tests),

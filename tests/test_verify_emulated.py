@@ -38,8 +38,8 @@ def test_what_is_on_record_is_right_and_without_findings() -> None:
 
 def test_deletions_on_record_are_reported() -> None:
     _, *rows = read(RECORDS / "mutations.jsonl")
-    assert {row["name"] for row in rows} == set(cases())
-    assert {row["family"] for row in rows} == {"keep_ab", "swap_ab", "mla_sm100", "xqa"}
+    assert {row["name"] for row in rows} <= set(cases())
+    assert {row["family"] for row in rows} == {case.family for case in cases().values()}
     for row in rows:
         assert row["reported"] >= 0.95 * row["tried"] > 0
         assert mutations.UNEXPLAINED not in [left["why"] for left in row["unreported"]]

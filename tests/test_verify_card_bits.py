@@ -88,8 +88,16 @@ def test_the_emulator_has_the_bits_of_an_h200() -> None:
     rows = read(RECORD)
     launches = [row for row in rows[1:] if row.get("launch") in SAMPLE and row["seed"] == 1]
     assert len(launches) == len(SAMPLE)
-    found = list(card_bits.compare([rows[0], *launches]))
+    found = list(card_bits.compare([rows[0], *launches], RECORD.with_suffix(".zip")))
     assert all(row["same"] == row["of"] for row in found), card_bits.summary(found)
+
+
+@pytest.mark.skipif(shutil.which("g++") is None, reason="needs a C++ compiler")
+def test_the_kernels_of_this_source_have_the_same_bits() -> None:
+    rows = read(RECORD)
+    launches = [row for row in rows[1:] if row.get("launch") == PLAIN]
+    found = list(card_bits.compare([rows[0], *launches], RECORD.with_suffix(".zip"), today=True))
+    assert found and all(row["same"] == row["of"] for row in found), card_bits.summary(found)
 
 
 def test_opcodes_have_the_bits_of_an_h200_but_for_nan() -> None:

@@ -2,17 +2,21 @@
 
     mla-lab verify card-bits RECORD              on a card: every recorded call, twice, and probes
     mla-lab verify card-bits RECORD --compare    anywhere: what the emulator makes of the same
+    mla-lab verify card-bits RECORD --today      the same, by the kernels of this source
 
 A record holds a digest for each row of a launch's out, the bits of its lse, and those of each
-probe's results (see `card_probes`).
+probe's results (see `card_probes`). The recorded calls, with the PTX that ran, stand beside it as
+an archive of the same name.
 """
 
 from __future__ import annotations
 
 import base64
 import hashlib
+import shutil
 import zlib
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -22,7 +26,7 @@ from torch import Tensor
 from ..core.errors import unsupported
 from ..emulate import EmulatedKernel, Options
 from ..emulate.calls import Call, make_call
-from ..emulate.recorded import Recording, load, recordings
+from ..emulate.recorded import Recording, load, recordings, shipped
 from ..jit import compile as compiled
 from ..jit import load as loaded
 from . import card_probes
@@ -53,24 +57,35 @@ def rows() -> Iterator[Row]:
         yield {"kind": "case", "probe": name, "bits": packed(found)}
 
 
-def compare(record: Sequence[dict[str, Any]]) -> Iterator[Row]:
-    """Of each row of a record, how many values the emulator has alike."""
+def keep_calls(record: Path) -> None:
+    """Leave the recorded calls that `rows` ran beside their record."""
+    shutil.copyfile(shipped(), record.with_suffix(".zip"))
+
+
+def compare(
+    record: Sequence[dict[str, Any]], archive: Path | None = None, today: bool = False
+) -> Iterator[Row]:
+    """Of each row of a record, how many values the emulator has alike.
+
+    archive: the recorded calls that ran; without it those that ship.
+    today: by the kernels of this source, whatever ran.
+    """
     for row in record[1:]:
         if "probe" in row:
             ours = card_probes.answer(row["probe"], card_probes.on_emulator)
             same = int((ours == unpacked(row["bits"])).sum())
             yield {"name": row["probe"], "same": same, "of": ours.size}
         else:
-            yield _compared(row)
+            yield _compared(row, archive, today)
 
 
-def _compared(row: dict[str, Any]) -> Row:
-    recording = load(row["launch"])
+def _compared(row: dict[str, Any], archive: Path | None, today: bool) -> Row:
+    recording = load(row["launch"], archive)
     call = _call(recording, row["seed"])
     kernel = recording.kernel(Options("card"))
-    if digest_of(recording.text) != row["ptx"]:
+    if today or digest_of(recording.text) != row["ptx"]:
         artifact = compiled(recording.config, "sm_90a")
-        if digest(artifact) != row["ptx"]:
+        if not today and digest(artifact) != row["ptx"]:
             raise unsupported("record", f"another build of {recording.name}", "this source's")
         kernel = EmulatedKernel.of(artifact, Options("card"))
     kernel(*call.args)

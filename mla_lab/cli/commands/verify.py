@@ -81,6 +81,7 @@ def _add_emulator(verbs: Any) -> None:
     bits.add_argument(
         "--compare", action="store_true", help="the record with the emulator; needs no card"
     )
+    bits.add_argument("--today", action="store_true", help="the same with kernels of this source")
     bits.add_argument("record", type=Path, help="JSON lines, written anew unless compared")
 
 
@@ -122,13 +123,16 @@ def _card_bits(args: argparse.Namespace) -> int:
     from ...core.revision import check_record
     from ...verify import card_bits, record
 
-    if args.compare:
-        found = list(card_bits.compare(record.read(args.record)))
+    if args.compare or args.today:
+        archive = args.record.with_suffix(".zip")
+        kept = archive if archive.is_file() else None
+        found = list(card_bits.compare(record.read(args.record), kept, args.today))
         print(card_bits.summary(found))
         return int(any(row["same"] != row["of"] for row in found))
     check_record(args.record)
     rows = list(card_bits.rows())
     record.write(args.record, rows)
+    card_bits.keep_calls(args.record)
     print(f"{len(rows) - 1} launches and probes")
     return 0
 

@@ -46,6 +46,8 @@ class Mbarrier:
     shown: bool = False
     released: Any = None
     completed: Any = None
+    #: arrivals of this phase by warp: clocks, and the lanes that arrived
+    arrivals: dict[int, list[tuple[int, int]]] = field(default_factory=dict)
     #: fragments that wait, and the phase that each waits for
     waiting: dict[int, int] = field(default_factory=dict)
 

@@ -222,13 +222,14 @@ class Checker:
 
     def releases(self, g: Gang, bar: Mbarrier, relaxed: bool, pc: int, threads: Row) -> None:
         """mbarrier.arrive by some threads of a warp: what others did since the warp met is not
-        ordered before.
+        ordered before, unless they have arrived in this phase since they did it.
         """
         if bar.cta is not g.cta:
             self.exits.uses(g, bar.cta, (AGENTS * g.agent, self._tick(g, pc)), pc)
         mine = self.at_fence[g.agent] if relaxed else self.vectors[g.agent]
-        here = lane_bits(g.lane[threads])
-        loose = next((c for c, lanes in self.recent[g.agent] if lanes & ~here), 0)
+        earlier = [] if relaxed else bar.arrivals.setdefault(g.agent, [])
+        earlier.append((len(self.places[AGENTS * g.agent]), lane_bits(g.lane[threads])))
+        loose = next((c for c, lanes in self.recent[g.agent] if lanes & ~_since(earlier, c)), 0)
         if loose:
             mine = mine.copy()
             np.minimum(mine[:, AGENTS * g.agent], loose - 1, out=mine[:, AGENTS * g.agent])
@@ -236,6 +237,7 @@ class Checker:
 
     def completes(self, bar: Mbarrier) -> None:
         """A phase of an mbarrier is complete."""
+        bar.arrivals.clear()
         bar.completed = bar.released.copy()
         bar.completed[:, bar.agent] = bar.phase
 
@@ -498,3 +500,12 @@ class Checker:
         for word in np.unique(words).tolist():
             held = self.published.get(word)
             self.published[word] = mine.copy() if held is None else np.maximum(held, mine)
+
+
+def _since(arrivals: list[tuple[int, int]], clock: int) -> int:
+    """Lanes that arrived at `clock` or later, a bit each."""
+    lanes = 0
+    for at, some in arrivals:
+        if at >= clock:
+            lanes |= some
+    return lanes

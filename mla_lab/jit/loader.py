@@ -7,7 +7,7 @@ import ctypes
 import os
 import threading
 from collections.abc import Callable
-from functools import lru_cache
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -65,7 +65,7 @@ def load(artifact: Artifact) -> Kernel:
         ) from None
 
 
-@lru_cache(maxsize=256)
+@cache  # never unloaded: a captured graph launches it
 def kernel(config: KernelConfig, arch: str) -> Kernel:
     """The loaded kernel of a configuration, compiled if need be and cached in this process."""
     return load(compile(config, arch))

@@ -213,6 +213,14 @@ CUTE: tuple[KernelConfig, ...] = (
         for kv_format in ("e4m3", "fp8_656")
         for tile in KEEP_AB_PERSISTENT.hi_lo_tiles
     ),
+    # sparse calls of many heads over 656-byte tokens, each widened once per cluster
+    *(
+        _for_backend(
+            "cute/keep_ab_sm90", FORMATS[2], tile, "none", (("gather", 2), *extra), "fp8_656"
+        )
+        for tile in KEEP_AB_PERSISTENT.hi_lo_tiles
+        for extra in ((), (("features", 1),), (("scales", 1),))
+    ),
     # e4m3 throughout with the query rows on the M side; sinks, draft masks and scales in memory are
     # compiled when first asked for, or left to the builds below
     *(

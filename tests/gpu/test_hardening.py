@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import gc
 from dataclasses import replace
 
 import pytest
 import torch
 
 from mla_lab.api.context_parallel import merge, shard
+from mla_lab.api.decode import decode
 from mla_lab.core.errors import InvalidInput
 from mla_lab.core.problem import Problem
-from mla_lab.reference.inputs import DecodeInputs
+from mla_lab.plan import make_plan
+from mla_lab.reference.inputs import DecodeInputs, make_inputs
 from mla_lab.reference.mla import decode_reference
 
 from .calls import check, inputs_of, native
@@ -98,3 +101,27 @@ def test_two_streams_of_one_capture_need_a_workspace_each(workspace: torch.Tenso
                 native(inputs, workspace, debug=True)
             native(inputs, torch.zeros_like(workspace), debug=True)
         torch.cuda.current_stream().wait_stream(side)
+
+
+def test_a_graph_outlives_the_plan_that_it_was_captured_with() -> None:
+    problem = Problem.uniform(4, 1, 3000, 128)
+    inputs = make_inputs(problem, 5, device="cuda", workspace_bytes=64 << 20)
+    arguments = inputs.contract_args()
+    arguments.pop("qk_nope_head_dim", None)
+    plan = make_plan(problem, tile_rows=64, policy="fixed", num_splits=8, num_workers=64)
+    out = decode(**arguments, plan=plan, backend="cute").clone()
+    again = torch.empty_like(out)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        decode(**arguments, plan=plan, out=again, backend="cute")
+    for _ in range(300):  # until no replay of the call is kept either
+        other = make_plan(problem, tile_rows=64, policy="fixed", num_splits=7, num_workers=56)
+        decode(**arguments, plan=other, backend="cute")
+    del plan, other
+    gc.collect()
+    torch.cuda.empty_cache()
+    words = [torch.full((64, 8), 2**30, dtype=torch.int32, device="cuda") for _ in range(100)]
+    graph.replay()
+    torch.cuda.synchronize()
+    assert torch.equal(again, out)
+    assert len(words) == 100

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cache
 
 import torch
 from torch import Tensor
@@ -132,7 +132,7 @@ class Ladder:
         return self.out.view(problem.total_q, problem.heads, -1)
 
 
-@lru_cache(maxsize=8)
+@cache
 def _kernel(device: torch.device) -> jit.Kernel:
     return jit.kernel(CONFIG, jit.device_arch(device.index))
 

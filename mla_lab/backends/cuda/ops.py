@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cache
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -29,7 +29,7 @@ POLICIES = ("greedy", "fixed_size")
 LOG2_E = math.log2(math.e)
 
 
-@lru_cache(maxsize=8)
+@cache
 def kernel(name: str) -> jit.Kernel:
     """A CUDA C++ kernel for the current device, compiled at the first call of its life."""
     return jit.kernel(KernelConfig(f"cuda/{name}"), jit.device_arch())

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cache, lru_cache
 from typing import Any, NamedTuple
 
 import torch
@@ -51,7 +51,7 @@ def build_reason(config: KernelConfig, arch: str) -> str | None:
     return None
 
 
-@lru_cache(maxsize=256)
+@cache
 def kernel(config: KernelConfig, device: torch.device) -> jit.Kernel:
     """The loaded kernel, compiled at its first use on a device."""
     refuse_capture("decode", f"the first use of {config.name()}", device)

@@ -12,7 +12,7 @@ expected to use too, as they share a workspace.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from functools import cache
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -255,14 +255,14 @@ def on_device(plan: Plan, device: torch.device) -> DevicePlan:
     return copies[device]
 
 
-@lru_cache(maxsize=256)
+@cache  # for as long as the process lives: a captured graph reads it at each replay
 def uniform_q_begin(batch: int, q_len: int, device: torch.device) -> Tensor:
     """Query-token prefix sums of a dense call, int32 [batch + 1] on `device`."""
     refuse_capture("query", "met for the first time, and its prefix sums are made", device)
     return upload(np.arange(batch + 1, dtype=np.int32) * q_len, device)
 
 
-@lru_cache(maxsize=256)
+@cache  # as above
 def equal_lengths(count: int, tokens: int, device: torch.device) -> Tensor:
     """Lengths of `count` requests of `tokens` tokens each, int32 [count] on `device`."""
     refuse_capture("query", "met for the first time, and its lengths are made", device)

@@ -15,7 +15,7 @@ import copy
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from functools import cache
 from typing import Any
 
 import torch
@@ -101,6 +101,16 @@ def typed_otherwise(call: Call) -> bool:
     return packed and call.args.kv_cache.dtype is not torch.uint8
 
 
+#: words of plans that CUDA graphs were captured with: each replay reads them
+_CAPTURED: list[DevicePlan] = []
+
+
+def keep_for_graph(words: DevicePlan) -> None:
+    """Keeps a plan's words for as long as the process lives, where a graph is being captured."""
+    if words.tiles.is_cuda and torch.cuda.is_current_stream_capturing():
+        _CAPTURED.append(words)
+
+
 class Launch:
     """Repeats one launch for calls of the same form, plan and workspace."""
 
@@ -121,6 +131,8 @@ class Launch:
         self.attend = self.kernel_of(config, form.device)
         self._planner, self._before = planner, before
         self._words = words if isinstance(words, DevicePlan) else None
+        #: of a caller's plan, which may go while a graph that was captured with it stays
+        self._of_plan = self._words if planner is None else None
         self._walk: tuple[Tensor, ...] = ()
         self._numbers: tuple[int, ...] = ()
         self._merge_items: Tensor | None = None  # where the merge kernel follows
@@ -217,6 +229,8 @@ class Launch:
         if self.repeat is not self:
             self.repeat(given, out, lse)
             return
+        if self._of_plan is not None:
+            keep_for_graph(self._of_plan)
         if self._fills:
             fill_with_nan(out, lse)
         if self._before is not None:
@@ -265,8 +279,11 @@ class Launch:
         lengths = self._lengths
         partial_out, partial_lse, counters = self._between
         walk, numbers, lens = self._walk, self._numbers, self._lens
+        of_plan = self._of_plan
 
         def enqueue(given: DecodeArgs, out: Tensor, lse: Tensor | None) -> None:
+            if of_plan is not None:
+                keep_for_graph(of_plan)
             try:
                 attend(
                     given.query,
@@ -374,7 +391,7 @@ def uniform_begins(form: Form) -> Tensor:
     return uniform_q_begin(form.bounds.batch, form.bounds.q_lens[0], form.device)
 
 
-@lru_cache(maxsize=8)
+@cache
 def no_tiles(device: torch.device) -> Tensor:
     """In place of a plan's tiles, where workers find theirs themselves."""
     return torch.empty(0, 8, dtype=torch.int32, device=device)
@@ -425,7 +442,7 @@ def config_of(plan: Plan, gpu: Gpu) -> KernelConfig:
     return resident(config, plan.num_workers, gpu.sms)
 
 
-@lru_cache(maxsize=256)
+@cache
 def kernel(config: KernelConfig, device: torch.device) -> Callable[..., Any]:
     """The tvm-ffi function of a configuration on a device, compiled at its first use."""
     refuse_capture("decode", f"the first use of {config.name()}", device)
@@ -439,7 +456,7 @@ def load_around(planner: bool, merge: bool, device: torch.device) -> None:
             _load_cuda(name, device)
 
 
-@lru_cache(maxsize=64)
+@cache
 def _load_cuda(name: str, device: torch.device) -> None:
     refuse_capture("decode", f"the first use of cuda/{name}", device)
     cuda_ops.kernel(name)

@@ -1,16 +1,13 @@
 """Which calls the kernel that widens 656-byte tokens runs (`cute.keep_ab_sm90.widened`).
 
-It takes sparse and dense calls of a bf16 query. With `MLA_LAB_WIDENED=1` "cute" chooses it for
-sparse calls, where the record `data/records/h200_widened.jsonl` has it ahead of the kernel that
-gathers (`token_gather`): by heads and query tokens, which a call's form tells. It is a matter of
-consent because the record is of the kernel's first form, its present one has not run on a card, and
-the emulator reports a race in it with scales in memory. Each query token is a request of its own,
-so that tiles have its heads as rows.
+It takes sparse and dense calls of a bf16 query. "cute" chooses it for sparse calls, where the
+record `data/records/h200_widened.jsonl` has it ahead of the kernel that gathers (`token_gather`):
+by heads and query tokens, which a call's form tells. Each query token is a request of its own, so
+that tiles have its heads as rows.
 """
 
 from __future__ import annotations
 
-import os
 from typing import Any
 
 from ...call.form import Features
@@ -33,9 +30,7 @@ LACKS = {
     "planned": "plan: its workers find their tiles themselves",
 }
 #: (heads above, query tokens from which on it is the faster one)
-AHEAD = ((64, 2), (32, 8))
-#: any other value than empty or 0 consents; read when a call's plan is made first
-CONSENT = "MLA_LAB_WIDENED"
+AHEAD = ((64, 2), (32, 4))
 
 
 def refusal(features: Features, problem: Problem, gpu: Gpu) -> str | None:
@@ -65,11 +60,9 @@ def takes(heads: int, total_q: int) -> bool:
 
 
 def is_ahead(problem: Problem, total_q: int, gpu: Gpu, features: Features) -> bool:
-    """Whether "cute" takes the kernel: with consent, a sparse call for which the record has it
-    ahead, and whose build can be had.
+    """Whether "cute" takes the kernel: a sparse call for which the record has it ahead, and whose
+    build can be had.
     """
-    if os.environ.get(CONSENT, "0") in ("", "0"):
-        return False
     if not problem.top_k or refusal(features, problem, gpu) or too_many(total_q, problem):
         return False
     if not takes(problem.heads, total_q):

@@ -15,7 +15,9 @@ twice: in its own stage, and by `st.async` in the other CTA's, whose full barrie
 
 Two units are in flight: when a unit has been stored, its registers take the loads of the unit after
 the next one, of the next tile at the end of a tile. Tokens are brought into L2 a tile before that,
-and their table entries yet one tile before: a tile takes less time than a load from memory.
+and their table entries yet one tile before: a tile takes less time than a load from memory. Nothing
+looks at an entry in the tile that loads it, and the first unit of a tile is widened while its stage
+is still in use (H200, 2026-11-23, `data/notes/kernel_attempts.jsonl`).
 """
 
 from __future__ import annotations
@@ -88,19 +90,24 @@ def widen_four(word: Int32, scale: Float32) -> tuple[Int32, Int32]:
 
 @cute.jit
 def load_entries(cta: Cta, work: Work, block: Int32, entries: cute.Tensor):
-    """Table entries of the thread's tokens of a tile: page ids, or token slots; -1 for no token."""
+    """Table entries of the thread's tokens of a tile: page ids, or token slots."""
     for u in cutlass.range_constexpr(cta.cfg.units):
         entries[u] = entry_of(cta, work, cta.g.block_table, unit_token(cta, u, block))
 
 
 @cute.jit
 def entry_of(cta: Cta, work: Work, table: cute.Tensor, token: Int32):
-    """The table entry of a token; -1 past the length, where the table is undefined."""
+    """The table entry of a token; past the length it is undefined. Whether there is a token
+    (`is_token`) is for its use to find out, a tile later: here that would wait for the load."""
     column = token
     if const_expr(cta.cfg.gather == PAGED):
         column = Int32(Uint32(token) // Uint32(cta.g.cache.shape[1]))
-    entry = table[work.request, cutlass.min(column, table.shape[1] - 1)]
-    return pick(token < work.kv_len, entry, Int32(-1))
+    return table[work.request, cutlass.min(column, table.shape[1] - 1)]
+
+
+def is_token(work: Work, token: Int32, entry):
+    """Whether a token of a request, with this table entry, is there."""
+    return (token < work.kv_len) & (entry >= 0)
 
 
 def first_token(cta: Cta) -> Int32:
@@ -140,10 +147,11 @@ def prefetch_token(cta: Cta, block: Int32) -> Int32:
 
 
 @cute.jit
-def prefetch(cta: Cta, block: Int32, entry: Int32):
-    """The thread's lines of a token into L2."""
-    if entry >= 0:
-        at = token_place(cta, prefetch_token(cta, block), entry)
+def prefetch(cta: Cta, work: Work, block: Int32, entry: Int32):
+    """The thread's lines of a token into L2; of none past the last tile."""
+    token = prefetch_token(cta, block)
+    if (block < work.end) & is_token(work, token, entry):
+        at = token_place(cta, token, entry)
         share = fresh_thread() % cta.cfg.sharers
         for k in cutlass.range_constexpr(TOKEN_LINES // cta.cfg.sharers):
             line = (share + k * cta.cfg.sharers) * LINE_STEP
@@ -152,18 +160,26 @@ def prefetch(cta: Cta, block: Int32, entry: Int32):
 
 @cute.jit
 def entry_ahead(cta: Cta, work: Work, block: Int32):
-    """The entry of the token that the thread prefetches of a tile; -1 past the last tile."""
-    entry = entry_of(cta, work, cta.g.block_table, prefetch_token(cta, block))
-    return pick(block < work.end, entry, Int32(-1))
+    """The entry of the token that the thread prefetches of a tile."""
+    return entry_of(cta, work, cta.g.block_table, prefetch_token(cta, block))
 
 
 @cute.jit
-def load_unit(cta: Cta, words: cute.Tensor, unit: cutlass.Constexpr[int], entry, block: Int32):
-    """The thread's part of a token into `words[unit]`; zeros where there is none."""
+def load_unit(
+    cta: Cta,
+    work: Work,
+    words: cute.Tensor,
+    unit: cutlass.Constexpr[int],
+    entry: Int32,
+    block: Int32,
+):
+    """The thread's part of a token into `words[unit]`; zeros where there is none, and past the
+    last tile."""
     tid, _, _ = cute.arch.thread_idx()
     place = tid % TOKEN_THREADS
-    token_at = token_place(cta, unit_token(cta, unit, block), cutlass.max(entry, Int32(0)))
-    there = pick(entry >= 0, Int32(1), Int32(0))
+    token = unit_token(cta, unit, block)
+    token_at = token_place(cta, token, cutlass.max(entry, Int32(0)))
+    there = pick((block < work.end) & is_token(work, token, entry), Int32(1), Int32(0))
     near = token_at + place * 8
     slot = unit % IN_FLIGHT * UNIT_WORDS
     for box in cutlass.range_constexpr(LATENT_BOXES):
@@ -194,12 +210,22 @@ def store_unit(
     boxes: cutlass.Constexpr[tuple],
     own: Int32,
     peer: tuple,
+    early: list,
 ):
-    """Widen `words[unit]` and store it: `own` is the thread's place in the stage, `peer` that in
-    the other CTA's stage and its barrier."""
+    """Store unit `unit`: the first one as `early` has it, others widened here. `own` is the
+    thread's place in the stage, `peer` that in the other CTA's stage and its barrier."""
     offset = unit_tokens(cta.cfg, unit) * ROW_BYTES
     for box in cutlass.range_constexpr(*boxes):
-        store_sixteen(cta, widened_row(words, unit, box), box * BOX_BYTES + offset, own, peer)
+        row = early[box] if unit == 0 else widened_row(words, unit, box)
+        store_sixteen(cta, row, box * BOX_BYTES + offset, own, peer)
+
+
+def widened_rows(cta: Cta, words: cute.Tensor) -> list:
+    """The first unit of a tile, widened before its stage is free; more than one unit would take
+    more registers than there are."""
+    if not cta.cfg.parts & (WIDEN | PUSH):
+        return []
+    return [widened_row(words, 0, box) for box in range(BOXES)]
 
 
 def store_sixteen(cta: Cta, row: list, offset: int, own: Int32, peer: tuple) -> None:
@@ -241,12 +267,14 @@ def fresh_row() -> Int32:
 
 
 @cute.jit
-def store_valid(cta: Cta, tokens: cute.Tensor, stage: Int32):
+def store_valid(cta: Cta, work: Work, block: Int32, tokens: cute.Tensor, stage: Int32):
     """Which tokens of a tile there are, by one warp whose lanes hold the entries of tokens `lane`
     and `lane` + 32."""
-    words = [Int32(cute.arch.vote_ballot_sync(tokens[h] >= 0)) for h in range(2)]
+    lane = cute.arch.lane_idx()
+    there = [is_token(work, block * BLOCK + lane + 32 * h, tokens[h]) for h in range(2)]
+    words = [Int32(cute.arch.vote_ballot_sync(found)) for found in there]
     valid = cta.s.sValid
-    if cute.arch.lane_idx() == 0:
+    if lane == 0:
         for h in cutlass.range_constexpr(2):
             valid[h, stage] = words[h]
 
@@ -311,28 +339,30 @@ def fill_tiles(cta: Cta, work: Work, state: PipelineState):
     words = cute.make_rmem_tensor(IN_FLIGHT * UNIT_WORDS, Int32)
     words.fill(0)
     tokens = cute.make_rmem_tensor(2, Int32)
-    entries, ahead = (cute.make_rmem_tensor(cfg.units, Int32) for _ in range(2))
+    entries, ahead, later = (cute.make_rmem_tensor(cfg.units, Int32) for _ in range(3))
     start_tiles(cta, work, entries, tokens, words)
+    load_entries(cta, work, work.begin + 1, ahead)
     entry = entry_ahead(cta, work, work.begin + AHEAD)
     for block in cutlass.range(work.begin, work.end, unroll=1):
         state = state.uniform()
-        # past the last tile entries of the same table, or none: their tokens are not stored
-        load_entries(cta, work, block + 1, ahead)
-        prefetch(cta, block + AHEAD, entry)
+        load_entries(cta, work, block + 2, later)
+        prefetch(cta, work, block + AHEAD, entry)
         entry = entry_ahead(cta, work, block + AHEAD + 1)
+        early = widened_rows(cta, words)
         acquire(cta, state, 0)
         if warp == 0:
-            store_valid(cta, tokens, state.index)
+            store_valid(cta, work, block, tokens, state.index)
             load_tokens(cta, work, block + 1, tokens)
         own = ring + state.index * STAGE_BYTES
         peer = (peer_ring + state.index * STAGE_BYTES, peer_full + state.index * 8)
         for u in cutlass.range_constexpr(cfg.units):
             if const_expr(cfg.parts & (WIDEN | PUSH)):
-                fill_unit(cta, words, u, state, own, peer)
+                fill_unit(cta, words, u, state, own, peer, early)
             if const_expr(u == cfg.units - 1):
                 commit(cta, state.index)
             refill(cta, work, words, u, block, (entries, ahead))
         cute.autovec_copy(ahead, entries)
+        cute.autovec_copy(later, ahead)
         state = state.advance(cfg.stages)
     return state
 
@@ -346,10 +376,10 @@ def start_tiles(
     load_tokens(cta, work, work.begin, tokens)
     if const_expr(cta.cfg.parts & WIDEN):
         for u in cutlass.range_constexpr(IN_FLIGHT):
-            load_unit(cta, words, u, entries[u], work.begin)
+            load_unit(cta, work, words, u, entries[u], work.begin)
         for k in cutlass.range_constexpr(1, AHEAD):
             block = work.begin + k
-            prefetch(cta, block, entry_ahead(cta, work, block))
+            prefetch(cta, work, block, entry_ahead(cta, work, block))
 
 
 @cute.jit
@@ -367,10 +397,9 @@ def refill(
     if const_expr(cfg.parts & WIDEN):
         v = unit + IN_FLIGHT
         if const_expr(v < cfg.units):
-            load_unit(cta, words, v, entries[0][v], block)
+            load_unit(cta, work, words, v, entries[0][v], block)
         else:
-            entry = pick(block + 1 < work.end, entries[1][v - cfg.units], Int32(-1))
-            load_unit(cta, words, v - cfg.units, entry, block + 1)
+            load_unit(cta, work, words, v - cfg.units, entries[1][v - cfg.units], block + 1)
 
 
 @cute.jit
@@ -387,16 +416,17 @@ def fill_unit(
     state: PipelineState,
     own: Int32,
     peer: tuple,
+    early: list,
 ):
     """Store a unit, where its part of the stage is free; the rope, which all of P is on, where all
     of it is."""
     cfg = cta.cfg
     if const_expr(cfg.halves and cfg.part_of(unit) == 0):
-        store_unit(cta, words, unit, (0, LATENT_BOXES), own, peer)
+        store_unit(cta, words, unit, (0, LATENT_BOXES), own, peer, early)
         acquire(cta, state, 1)
-        store_unit(cta, words, unit, (LATENT_BOXES, BOXES), own, peer)
+        store_unit(cta, words, unit, (LATENT_BOXES, BOXES), own, peer, early)
     else:
-        store_unit(cta, words, unit, (0, BOXES), own, peer)
+        store_unit(cta, words, unit, (0, BOXES), own, peer, early)
     if const_expr(cfg.bulk and cfg.pushed_bytes):
         push_unit(cta, unit, own, peer)
 

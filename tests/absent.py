@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import importlib
 import importlib.abc
 import importlib.machinery
-import importlib.util
 import sys
 from collections.abc import Sequence
 from types import ModuleType
@@ -52,6 +52,12 @@ class Absent(importlib.abc.MetaPathFinder, importlib.abc.Loader):
 
 
 def stand_in(package: str) -> None:
-    """From here on `package` is empty, unless it can be imported."""
-    if package not in sys.modules and importlib.util.find_spec(package) is None:
-        sys.meta_path.append(Absent(package))
+    """From here on `package` is empty, unless it can be imported: its own operators may be built
+    for another torch.
+    """
+    try:
+        importlib.import_module(package)
+    except Exception:  # whatever its first lines do
+        for name in [name for name in sys.modules if name.split(".")[0] == package]:
+            del sys.modules[name]
+        sys.meta_path.insert(0, Absent(package))

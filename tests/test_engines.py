@@ -18,6 +18,7 @@ from mla_lab.reference.inputs import DecodeInputs, make_inputs
 from mla_lab.reference.mla import decode_reference
 from mla_lab.reference.tolerance import lse_error, rel_error
 
+from .absent import stand_in
 from .house import ROOT
 
 ONE = Problem((1, 1, 1), (70, 9, 33), 4)
@@ -93,6 +94,7 @@ def test_the_entry_point_is_declared() -> None:
 
 @pytest.mark.filterwarnings("ignore")
 def test_vllm_s_registry_and_layer() -> None:
+    stand_in("torchvision")  # of its image models alone
     pytest.importorskip("vllm")
     from vllm.v1.attention.backends.registry import AttentionBackendEnum
 

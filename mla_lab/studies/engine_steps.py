@@ -161,6 +161,7 @@ def _eager(loop: Loop) -> dict[str, Any]:
         "host_us_a_layer": round(statistics.median(hosts), 2),
         "eager_us_a_layer": round(statistics.median(devices), 2),
         "synchronised": synchronised,
+        "rounds": ROUNDS,
     }
     for name, value in _allocations(loop.device).items():
         row[name] = value - before[name]

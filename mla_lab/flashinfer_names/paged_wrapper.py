@@ -207,7 +207,7 @@ class BatchMLAPagedAttentionWrapper:
         check_tensors(planned, q_nope, q_pe, ckv_cache, kpe_cache)
         scale, ratio = scales(planned, ckv_scale, kpe_scale)
         cache = side_by_side(ckv_cache, kpe_cache)
-        if not (len(ckv_cache) or planned.pages or self._use_cuda_graph):
+        if not (len(ckv_cache) or planned.pages):
             # no request has a token, so that no page is read; a call needs one
             cache = ckv_cache.new_zeros(1, planned.page_size, planned.latent_dim + planned.rope_dim)
         if cache is None:

@@ -10,6 +10,8 @@ MAKEFLAGS += --no-print-directory
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.mla-lab-ready
+ENGINE_TESTS := $(addprefix tests/test_,engines.py engines_sglang.py studies_engine_steps.py \
+	capture_solution.py tune_cluster.py)
 PORT ?= 8888
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 
@@ -17,11 +19,11 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check
 PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11 python3.14; do \
 	$$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$p && break; done)
 
-.PHONY: help setup lab test lint format types tests serial-tests browser-test live html lock clean
+.PHONY: help setup lab test lint format types tests serial-tests browser-test engine-tests live html lock clean
 
 help:
 	@sed -n 's/^# \(make .*\)/\1/p' Makefile
-	@echo "also: make setup, lint, types, tests, format, browser-test, live, html, lock, clean"
+	@echo "also: make setup, lint, types, tests, format, browser-test, engine-tests, live, html, lock, clean"
 
 setup: $(STAMP)
 	@echo "ready: $(VENV)"
@@ -77,6 +79,12 @@ browser-test: $(STAMP)
 	@command -v chromium >/dev/null || { echo "the browser test drives Chromium and there is none on PATH: install it (Debian, Ubuntu: apt install chromium)"; exit 1; }
 	$(PIP) install --quiet -r requirements-browser.txt
 	$(BIN)/pytest -m browser --run-browser tests
+
+# vLLM, SGLang, Ray and FlashInfer-Bench on a CPU: their packages (2.3 GB) beside the environment,
+# then the tests that `make test` skips without them
+engine-tests: $(STAMP)
+	$(PIP) install --quiet --no-deps --no-compile --upgrade --target .cache/engines -r requirements-engines.txt
+	PYTHONPATH=.cache/engines RAY_USAGE_STATS_ENABLED=0 OMP_NUM_THREADS=1 $(BIN)/pytest $(ENGINE_TESTS)
 
 format: $(STAMP)
 	$(BIN)/ruff check --fix .

@@ -18,6 +18,7 @@ from mla_lab.reference.inputs import DecodeInputs, make_inputs
 from mla_lab.reference.mla import decode_reference
 from mla_lab.reference.tolerance import lse_error, rel_error
 
+from .absent import stand_in
 from .house import ROOT
 
 ONE = Problem((1, 1, 1), (70, 9, 33), 4)
@@ -91,8 +92,10 @@ def test_the_entry_point_is_declared() -> None:
     assert callable(vllm_plugin.register)
 
 
-@pytest.mark.filterwarnings("ignore")
-def test_vllm_s_registry_and_layer() -> None:
+@pytest.fixture
+def vllm_backend() -> Any:
+    """Our class out of vLLM's registry."""
+    stand_in("torchvision")  # of its image models alone
     pytest.importorskip("vllm")
     from vllm.v1.attention.backends.registry import AttentionBackendEnum
 
@@ -100,21 +103,75 @@ def test_vllm_s_registry_and_layer() -> None:
 
     vllm_plugin.register()
     vllm_plugin.register()
-    backend = AttentionBackendEnum["MLA_LAB"].get_class()
-    assert backend.get_name() == "MLA_LAB" and backend.is_mla()
+    return AttentionBackendEnum["MLA_LAB"].get_class()
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_vllm_s_registry_has_it(vllm_backend: Any) -> None:
     from vllm.platforms.interface import DeviceCapability
 
-    assert backend.supports_compute_capability(DeviceCapability(9, 0))
-    assert not backend.supports_compute_capability(DeviceCapability(10, 0))
-    for problem in (ONE, DRAFTS):
-        _check_vllm_layer(backend, make_inputs(problem, 1))
+    assert vllm_backend.get_name() == "MLA_LAB" and vllm_backend.is_mla()
+    assert vllm_backend.supports_compute_capability(DeviceCapability(9, 0))
+    assert not vllm_backend.supports_compute_capability(DeviceCapability(10, 0))
 
 
-def _check_vllm_layer(backend: Any, inputs: DecodeInputs) -> None:
-    """The builder's decode part, then the layer's decode, against the oracle."""
-    layer, builder = (object.__new__(c()) for c in (backend.get_impl_cls, backend.get_builder_cls))
-    layer.scale, layer.kv_cache_dtype = float(inputs.bmm1_scale), "auto"
-    layer.dcp_world_size, layer.need_to_return_lse_for_decode = 1, False
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("problem", [ONE, DRAFTS])
+def test_vllm_s_layer(vllm_backend: Any, problem: Problem) -> None:
+    inputs = make_inputs(problem, 1)
+    query = inputs.query.view(-1, problem.heads, 576)
+    for given in (query, (query[..., :512], query[..., 512:])):
+        out, lse = _vllm_layer(vllm_backend, inputs, given)
+        assert lse is None
+        assert rel_error(out, decode_reference(inputs).out.view(out.shape)) < 4e-3
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("q_dtype", ["bf16", "e4m3"])
+def test_vllm_s_layer_over_eight_bits(vllm_backend: Any, q_dtype: str) -> None:
+    """vLLM's cache is of bytes, and its scales are the layer's."""
+    inputs = make_inputs(replace(ONE, q_dtype=q_dtype, kv_format="e4m3"), 1)
+    scales = SimpleNamespace(_k_scale_float=0.5, _q_scale_float=0.25)
+    raw = replace(inputs, kv_cache=inputs.kv_cache.view(torch.uint8))
+    query = inputs.query.view(-1, ONE.heads, 576)
+    out, _ = _vllm_layer(vllm_backend, raw, query, layer=scales, kv_cache_dtype="fp8")
+    of_query = 0.25 if q_dtype == "e4m3" else 1.0
+    scaled = replace(inputs, bmm1_scale=0.5 * of_query * float(inputs.bmm1_scale))
+    assert out.dtype is torch.bfloat16
+    limit = 6e-2 if q_dtype == "e4m3" else 4e-3  # weights of 8 bits in the first
+    assert rel_error(out, 0.5 * decode_reference(scaled).out.view(out.shape)) < limit
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("problem", [ONE, DRAFTS])
+def test_vllm_s_layer_on_two_ranks(vllm_backend: Any, problem: Problem) -> None:
+    inputs = make_inputs(problem, 1, ["lse"])
+    query = inputs.query.view(-1, problem.heads, 576)
+    results = [
+        _vllm_layer(vllm_backend, part, query, rank=rank, seq_lens_of_all=inputs.seq_lens)
+        for rank, part in enumerate(shard(inputs, 2))
+    ]
+    out, lse = merge(*zip(*results, strict=True))
+    expected = decode_reference(inputs)
+    assert rel_error(out, expected.out.view(out.shape)) < 4e-3
+    assert lse_error(lse, expected.lse.view(lse.shape)) < 1e-5
+
+
+def _vllm_layer(
+    backend: Any,
+    inputs: DecodeInputs,
+    query: Any,
+    *,
+    layer: Any = None,
+    kv_cache_dtype: str = "auto",
+    rank: int | None = None,
+    seq_lens_of_all: torch.Tensor | None = None,
+) -> Any:
+    """The builder's decode part, then the layer's decode."""
+    impl, builder = (object.__new__(c()) for c in (backend.get_impl_cls, backend.get_builder_cls))
+    impl.scale, impl.kv_cache_dtype = float(inputs.bmm1_scale), kv_cache_dtype
+    impl.dcp_world_size, impl.dcp_rank = (1, 0) if rank is None else (2, rank)
+    impl.need_to_return_lse_for_decode = rank is not None
     step = step_of(inputs)
     made = builder._build_decode(
         block_table_tensor=step.block_table,
@@ -124,11 +181,7 @@ def _check_vllm_layer(backend: Any, inputs: DecodeInputs) -> None:
         query_start_loc_device=step.query_start_loc,
         num_decode_tokens=sum(inputs.problem.q_lens),
         max_query_len=step.max_query_len,
-        dcp_tot_seq_lens_device=None,
+        dcp_tot_seq_lens_device=seq_lens_of_all,
     )
     metadata = SimpleNamespace(decode=made, max_seq_len=step.max_seq_len)
-    query = inputs.query.view(-1, inputs.problem.heads, 576)
-    for given in (query, (query[..., :512], query[..., 512:])):
-        out, lse = layer.forward_mqa(given, inputs.kv_cache, metadata, None)
-        assert lse is None
-        assert rel_error(out, decode_reference(inputs).out.view(out.shape)) < 4e-3
+    return impl.forward_mqa(query, inputs.kv_cache, metadata, layer)

@@ -20,6 +20,7 @@ from mla_lab.reference.inputs import DecodeInputs, make_inputs
 from mla_lab.reference.mla import decode_reference
 from mla_lab.reference.tolerance import rel_error
 
+from .absent import stand_in
 from .house import ROOT
 
 LENS = (70, 9, 33)
@@ -35,6 +36,7 @@ def test_the_entry_point_is_declared() -> None:
 @pytest.fixture
 def modules(monkeypatch: pytest.MonkeyPatch) -> Any:
     """SGLang's modules, with one rank and no drafts; its servers publish these contexts."""
+    stand_in("torchvision")  # of its image models alone
     pytest.importorskip("sglang.srt.layers.attention.attention_registry", exc_type=ImportError)
     from sglang.srt.mem_cache import memory_pool
 

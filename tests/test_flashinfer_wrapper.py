@@ -104,6 +104,14 @@ def test_two_buffers_of_a_cache_are_refused_or_copied() -> None:
     assert torch.equal(out, planned(inputs).run(*halves(inputs)))
 
 
+def test_a_pool_without_pages_has_no_tokens() -> None:
+    inputs = make_inputs(replace(EQUAL, kv_lens=(0, 0, 0)), 1)
+    wrapper = planned(inputs, kv_indices=torch.empty(0, dtype=torch.int32))
+    q_nope, q_pe, ckv, kpe = halves(inputs)
+    out, lse = wrapper.run(q_nope, q_pe, ckv[:0], kpe[:0], return_lse=True)
+    assert not out.any() and lse.isneginf().all()
+
+
 @pytest.mark.parametrize("ratio", [1.0, 0.5])
 def test_scales_of_eight_bits(ratio: float) -> None:
     problem = replace(EQUAL, kv_format="e4m3")
@@ -146,6 +154,7 @@ def test_plans_with_cuda_graphs_write_into_the_same_memory() -> None:
     ("changed", "error", "says"),
     [
         ({"use_profiler": True}, Unsupported, "use_profiler"),
+        ({"head_dim_kpe": 0}, Unsupported, "head_dim_kpe: got .512, 0."),
         ({"kv_data_type": torch.uint8}, InvalidType, "kv_data_type"),
         (
             {"q_data_type": torch.float16, "kv_data_type": torch.float8_e4m3fn},

@@ -28,6 +28,7 @@ SMALL_FILES = {
     "Makefile",
     "conftest.py",
     "requirements-browser.txt",
+    "requirements-engines.txt",
     "requirements.txt",
 }
 

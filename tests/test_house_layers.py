@@ -50,7 +50,7 @@ OWNERS = {
     "plotly": {"lab"},
     "ray": {"cli", "tune"},
     "vllm": {"engines", "studies"},
-    "sglang": {"engines"},
+    "sglang": {"engines", "studies"},
     "flashinfer": {"bench"},
     "flash_mla": {"bench"},
 }

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import threading
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -42,30 +43,48 @@ class _Error(Exception):
     pass
 
 
+class _TaskError(_Error):
+    pass
+
+
 class _Ray:
-    """Ray's wait and get over results that are there; one worker has died."""
+    """Ray's wait and get over results that are there; some workers have died, one task raised."""
 
     class exceptions:
         RayError = _Error
+        RayTaskError = _TaskError
 
     @staticmethod
     def wait(refs: list[Any], num_returns: int) -> tuple[list[Any], list[Any]]:
         return refs[-1:], refs[:-1]
 
     @staticmethod
-    def get(ref: Any) -> Any:
-        if ref == "dead":
-            raise _Error("the worker died\nand more")
-        return [{"kind": "end", "status": ref}]
+    def get(ref: tuple[str, int]) -> Any:
+        name, attempt = ref
+        if name == "case_64" or (name == "case_128" and attempt == 1):
+            raise _Error("the worker died.\nand more")
+        if name == "case_256":
+            raise _TaskError("a task raised\nand more")
+        return [{"kind": "end", "status": f"{name} in attempt {attempt}"}]
 
 
-def test_a_dead_worker_loses_its_case_alone(record: Record) -> None:
+def test_a_dead_worker_s_case_runs_again_and_loses_itself_alone(record: Record) -> None:
     told: list[tuple[int, int, str]] = []
-    pending = {"a": "case_a", "dead": "case_b", "c": "case_c"}
-    lost = cluster._collect(_Ray, pending, record, lambda *said: told.append(said))
-    assert lost == ["case_b"]
-    assert [row["status"] for row in read(record.path)] == ["c", "a"]
-    assert told[1] == (2, 3, "case_b: the worker died") and told[-1][:2] == (3, 3)
+    cases = [replace(CASES[0], name=f"case_{n}") for n in (32, 64, 128, 256)]
+    lost = cluster._collect(
+        _Ray, cases, lambda case, attempt: (case.name, attempt), record, lambda *s: told.append(s)
+    )
+    assert lost == ["case_256", "case_64"]
+    assert [row["status"] for row in read(record.path)] == [
+        "case_128 in attempt 2",
+        "case_32 in attempt 1",
+    ]
+    assert told[:3] == [
+        (1, 4, "case_256: a task raised"),
+        (1, 4, "case_128: the worker died. It runs again, attempt 2 of 3."),
+        (2, 4, "case_128: 0 results"),
+    ]
+    assert told[-2:] == [(3, 4, "case_64: the worker died."), (4, 4, "case_32: 0 results")]
 
 
 @pytest.mark.slow
@@ -102,6 +121,7 @@ def test_a_killed_worker_loses_nothing(record: Record) -> None:
     """The first worker that is seen is killed; its case runs again elsewhere."""
     pytest.importorskip("ray")
     killed: list[int] = []
+    told: list[str] = []
     ended = threading.Event()
 
     def kill() -> None:
@@ -113,12 +133,14 @@ def test_a_killed_worker_loses_nothing(record: Record) -> None:
     killer = threading.Thread(target=kill)
     killer.start()
     try:
-        lost = cluster.spread(CASES, record, SETTINGS, "local", lambda *said: None)
+        lost = cluster.spread(CASES, record, SETTINGS, "local", lambda *said: told.append(said[2]))
     finally:
         ended.set()
         killer.join()
     assert killed and lost == []
+    assert any("attempt 2 of 3" in line for line in told)
     ok = results(read(record.path), "ok")
+    assert {row["worker"]["attempt"] for row in ok} == {1, 2}
     assert sorted(row["case"] for row in ok if row["peer"] == "torch-eager") == [
         "case_128",
         "case_64",

@@ -22,6 +22,9 @@ from ..core import kv_cache as formats
 from ..core.errors import invalid, invalid_type, unsupported
 from ..reference.inputs import DecodeInputs, page_table
 
+#: of torch 2.13 and newer, and its name before
+_all_gather: Any = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+
 
 def merge(
     outs: Sequence[Tensor],
@@ -98,7 +101,7 @@ def start_gather(out: Tensor, lse: Tensor, *, group: dist.ProcessGroup | None = 
         # bytes: not every backend of torch.distributed gathers every dtype
         own = tensor.contiguous().view(-1).view(torch.uint8)
         every = own.new_empty(dist.get_world_size(group), own.numel())
-        works.append(dist.all_gather_into_tensor(every.view(-1), own, group=group, async_op=True))
+        works.append(_all_gather(every.view(-1), own, group=group, async_op=True))
         rows.append(every.view(tensor.dtype).view(len(every), -1, *last))
     return Gathering(rows[0], rows[1], (works[0], works[1]), (out.shape, lse.shape))
 

@@ -35,8 +35,15 @@ def environment(device: torch.device | str = "cpu") -> dict[str, Any]:
         "mla_lab": __version__,
         "commit": revision.commit,
         "dirty": revision.dirty,
-        "command": [Path(sys.argv[0]).name, *sys.argv[1:]],
+        "command": command_line(),
     }
+
+
+def command_line() -> list[str]:
+    """Of this process; `python -m mla_lab` counts as `mla-lab`."""
+    program = Path(sys.argv[0])
+    ours = (program.parent.name, program.name) == ("mla_lab", "__main__.py")
+    return ["mla-lab" if ours else program.name, *sys.argv[1:]]
 
 
 def _card(device: torch.device | str) -> dict[str, Any] | None:

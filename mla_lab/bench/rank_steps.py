@@ -3,7 +3,8 @@
 Each rank holds the tokens rank, rank + world, ... of each request. A step is our call with lse on
 them, an all-gather of lses and one of outs, and the merge in rank order, so that all ranks have the
 same bits. NCCL with a GPU a rank, gloo on a CPU. A row holds one device's whole call, three forms
-of the step (`_steps`), and its parts alone; each time is that of the slowest rank.
+of the step (`_steps`), and its parts alone; each time is that of the slowest rank. The forms take
+turns in every round, so that a drift of the clocks meets all of them.
 """
 
 from __future__ import annotations
@@ -116,9 +117,7 @@ def _case(problem: Problem, cases: RankCases, rank: int, device: torch.device) -
     part, whole, alone_us = _prepare(problem, cases, rank, clock)
     dist.barrier()
     parts = _copies(part, device)
-    times, results = {}, {}
-    for name, step in _steps(parts).items():
-        times[name], results[name] = clock.median_us(step)
+    times, results = clock.medians_us(_steps(parts))
     own = call(part)
     gathered = _waited(start_gather(*own))
     times["own_call_us"], _ = clock.median_us(lambda i: call(parts[i % len(parts)]))
@@ -270,38 +269,57 @@ class _Clock:
     graph: bool
 
     def median_us(self, step: Callable[[int], Any]) -> tuple[float, Any]:
-        """Median time of a call, us, and the last result. On a GPU `REPEATS` calls, numbered from
-        0, lie between two events, as launches or as one graph.
+        """Median time of a call, us, and the last result."""
+        times, results = self.medians_us({"": step})
+        return times[""], results[""]
+
+    def medians_us(
+        self, steps: dict[str, Callable[[int], Any]]
+    ) -> tuple[dict[str, float], dict[str, Any]]:
+        """Of each step the median time of a call, us, and the last result; steps take turns.
+
+        On a GPU `REPEATS` calls, numbered from 0, lie between two events, as launches or as one
+        graph.
         """
+        ready = {name: self._ready(step) for name, step in steps.items()}
+        times: dict[str, list[float]] = {name: [] for name in steps}
+        for _ in range(WARMUPS + self.rounds):
+            for name, (replay, _) in ready.items():
+                times[name].append(self._one_us(replay))
+        medians = {name: statistics.median(each[WARMUPS:]) for name, each in times.items()}
+        results = {name: _kept(last) for name, (_, last) in ready.items()}
+        return {name: round(median, 2) for name, median in medians.items()}, results
+
+    def _ready(self, step: Callable[[int], Any]) -> tuple[Callable[[], Any], Any]:
+        """What a round repeats, and the result that it leaves."""
         if self.device.type != "cuda":
-            return self._on_host(step)
+            return lambda: step(0), step(0)
 
         def run() -> Any:
             return [step(i) for i in range(REPEATS)][-1]
 
         last = run()
-        replay: Callable[[], Any] = run
-        if self.graph:
-            torch.cuda.synchronize()
-            graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(graph, capture_error_mode="thread_local"):
-                last = run()
-            replay = graph.replay
-        times = []
-        for _ in range(WARMUPS + self.rounds):
-            start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-            start.record()
-            replay()
-            end.record()
-            end.synchronize()
-            times.append(1e3 * start.elapsed_time(end) / REPEATS)
-        kept = [tensor.clone() for tensor in last] if isinstance(last, tuple) else None
-        return round(statistics.median(times[WARMUPS:]), 2), kept
+        if not self.graph:
+            return run, last
+        torch.cuda.synchronize()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, capture_error_mode="thread_local"):
+            last = run()
+        return graph.replay, last
 
-    def _on_host(self, step: Callable[[int], Any]) -> tuple[float, Any]:
-        times, last = [], None
-        for _ in range(self.rounds):
+    def _one_us(self, replay: Callable[[], Any]) -> float:
+        if self.device.type != "cuda":
             begin = time.perf_counter()
-            last = step(0)
-            times.append(1e6 * (time.perf_counter() - begin))
-        return round(statistics.median(times), 2), last
+            replay()
+            return 1e6 * (time.perf_counter() - begin)
+        start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        start.record()
+        replay()
+        end.record()
+        end.synchronize()
+        return 1e3 * start.elapsed_time(end) / REPEATS
+
+
+def _kept(last: Any) -> Any:
+    """A copy of a result that later calls write over."""
+    return tuple(tensor.clone() for tensor in last) if isinstance(last, tuple) else None

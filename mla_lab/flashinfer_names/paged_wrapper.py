@@ -20,6 +20,7 @@ from .wrapper_plan import (
     all_drafts,
     block_table,
     check_buffer,
+    check_dims,
     check_dtypes,
     check_lengths,
     check_tensors,
@@ -42,8 +43,8 @@ class BatchMLAPagedAttentionWrapper:
     * ckv_cache and kpe_cache are read where they lie, as views of one buffer of 576 columns. Two
       buffers are refused, unless `copies_caches` permits a copy of both at each run. q_nope and
       q_pe of two buffers are copied side by side: a query is small.
-    * head_dim_ckv, head_dim_kpe: (512, 64). `ckv_scale_arr`, profiling and backend "cutlass" are
-      refused by name. "fa2" and "fa3" count as "auto".
+    * head_dim_ckv, head_dim_kpe: (512, 64) or (256, 64). `ckv_scale_arr`, profiling and backend
+      "cutlass" are refused by name. "fa2" and "fa3" count as "auto".
     * Where kpe_scale and ckv_scale differ, q_pe is multiplied by their ratio, which copies it.
     * In CUDA-graph mode the block table has `pages_per_request` columns from the first plan on;
       by default the kv_indices buffer's length over the batch size. Query lengths keep the form of
@@ -120,6 +121,7 @@ class BatchMLAPagedAttentionWrapper:
         if use_profiler:
             raise unsupported("use_profiler", True, "False: mla-lab xray and bench measure")
         check_dtypes(q_data_type, kv_data_type)
+        check_dims(head_dim_ckv, head_dim_kpe)
         q_starts, starts = qo_indptr.tolist(), kv_indptr.tolist()
         batch, q_lens = len(q_starts) - 1, steps("qo_indptr", q_starts)
         if len(starts) <= batch:
@@ -137,6 +139,7 @@ class BatchMLAPagedAttentionWrapper:
             latent_dim=head_dim_ckv,
             rope_dim=head_dim_kpe,
             page_size=page_size,
+            pages=starts[batch],
             q_dtype=q_data_type,
             kv_dtype=kv_data_type,
             sm_scale=sm_scale,
@@ -204,6 +207,9 @@ class BatchMLAPagedAttentionWrapper:
         check_tensors(planned, q_nope, q_pe, ckv_cache, kpe_cache)
         scale, ratio = scales(planned, ckv_scale, kpe_scale)
         cache = side_by_side(ckv_cache, kpe_cache)
+        if not (len(ckv_cache) or planned.pages):
+            # no request has a token, so that no page is read; a call needs one
+            cache = ckv_cache.new_zeros(1, planned.page_size, planned.latent_dim + planned.rope_dim)
         if cache is None:
             if not self._copies_caches:
                 supported = "columns [..., :512] and [..., 512:] of one buffer, or copies_caches"

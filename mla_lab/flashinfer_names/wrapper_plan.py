@@ -9,8 +9,9 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
+from ..call.checks.shapes import DIMS
 from ..core import masks
-from ..core.errors import invalid, invalid_type
+from ..core.errors import invalid, invalid_type, unsupported
 
 SIXTEEN_BITS = (torch.float16, torch.bfloat16)
 CACHE_DTYPES = (*SIXTEEN_BITS, torch.float8_e4m3fn)
@@ -25,6 +26,8 @@ class Planned:
     latent_dim: int
     rope_dim: int
     page_size: int
+    #: entries of kv_indices that the plan uses
+    pages: int
     q_dtype: torch.dtype
     kv_dtype: torch.dtype
     sm_scale: float
@@ -117,6 +120,12 @@ def check_dtypes(q_dtype: torch.dtype, kv_dtype: torch.dtype) -> None:
         raise invalid_type("q_data_type", q_dtype, supported)
     if q_dtype not in SIXTEEN_BITS:
         raise invalid_type("q_data_type", q_dtype, SIXTEEN_BITS)
+
+
+def check_dims(latent: int, rope: int) -> None:
+    """Columns of ckv and kpe."""
+    if (latent, rope) not in DIMS:
+        raise unsupported("head_dim_ckv, head_dim_kpe", (latent, rope), DIMS)
 
 
 def check_lengths(

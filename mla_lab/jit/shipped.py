@@ -144,16 +144,17 @@ CUTE: tuple[KernelConfig, ...] = (
     *(
         _for_backend(
             "cute/swap_ab_sm90",
-            (dtype, "bf16", 64),
+            (dtype, out, 64),
             (rows, 1),
             "tree",
             (*merge, ("gather", 1)),
             cache,
         )
-        for dtype, cache, rows in (
-            ("bf16", "fp8_656", 16),
-            ("e4m3", "e4m3", 32),
-            ("bf16", "e4m3", 32),
+        for dtype, cache, out, rows in (
+            ("bf16", "fp8_656", "bf16", 16),
+            ("e4m3", "e4m3", "bf16", 32),
+            ("e4m3", "e4m3", "e4m3", 32),
+            ("bf16", "e4m3", "bf16", 32),
         )
         for merge in (LAST_MERGES, ALL_MERGE)
     ),

@@ -17,7 +17,14 @@ from ..bench.report import call_note, method_note, own_table, short_table, times
 from ..core.errors import invalid
 from ..simulate import blackwell
 from ..simulate.recorded import error_table, recorded
-from ..verify import eight_bits_table, sm100_tables, sparse_table, tables, targets
+from ..verify import (
+    eight_bits_table,
+    engine_tables,
+    sm100_tables,
+    sparse_table,
+    tables,
+    targets,
+)
 from ..verify.target_figures import ANCHOR, PLAIN, PLAIN_EIGHT_BITS, PLAIN_TRACES, rows_of
 from . import shared_lines
 from .course.syllabus import exercise_table, overview, syllabus
@@ -58,6 +65,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "blackwell-note": blackwell.note,
     "sm100-shared": shared_lines.table,
     **sm100_tables.TABLES,
+    **engine_tables.TABLES,
     **{name: partial(tables.made, name) for name in tables.TABLES},
 }
 

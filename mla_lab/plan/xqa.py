@@ -113,13 +113,15 @@ def row_tiles_for(
 COMMON = (
     (MLA_DIMS, ("bf16", "bf16"), 1),
     (MLA_DIMS, ("bf16", "bf16"), 128),
+    (MLA_DIMS, ("fp16", "fp16"), 1),
+    (MLA_DIMS, ("fp16", "fp16"), 128),
     (MLA_DIMS, ("e4m3", "e4m3"), 1),
     (MLA_DIMS, ("e4m3", "e4m3"), 128),
     (MLA_DIMS, ("bf16", "e4m3"), 1),
     ((128, 128), ("bf16", "bf16"), 1),
 )
-#: formats that are also compiled beforehand for values in pages of their own, which no other kernel
-#: takes
+#: formats that are also compiled beforehand for values in pages of their own, small pages too: no
+#: other kernel takes them
 SEPARATE = (("bf16", "bf16"), ("fp16", "fp16"), ("e4m3", "e4m3"), ("bf16", "e4m3"))
 
 
@@ -129,7 +131,11 @@ def common(arch: str) -> tuple[KernelConfig, ...]:
         config_for(dims, formats, arch, row_tiles=row_tiles_for(rows, formats, arch))
         for dims, formats, rows in COMMON
     ]
-    built += [config_for(MLA_DIMS, formats, arch, separate=True) for formats in SEPARATE]
+    built += [
+        config_for(MLA_DIMS, formats, arch, separate=True, small_pages=small_pages)
+        for formats in SEPARATE
+        for small_pages in (False, True)
+    ]
     return tuple(dict.fromkeys(built))
 
 

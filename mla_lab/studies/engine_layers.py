@@ -46,6 +46,15 @@ def weight(shape: Shape, index: int, device: torch.device) -> Tensor:
     return (made * LATENT**-0.5).bfloat16()
 
 
+def absorbed_query(query: Tensor, key: Tensor) -> Tensor:
+    """[tokens, heads, 576] of a query [tokens, heads, 192]; key: W_UK_T [heads, 128, 512]."""
+    absorbed = query.new_empty(*query.shape[:2], LATENT + ROPE)
+    nope = query[..., :NOPE].transpose(0, 1)
+    absorbed[..., :LATENT] = torch.bmm(nope, key).transpose(0, 1)
+    absorbed[..., LATENT:] = query[..., NOPE:]
+    return absorbed
+
+
 class StepLayers:
     """`engines.step` between the two products that surround it in an engine's layer."""
 
@@ -83,13 +92,9 @@ class StepLayer:
         out: Tensor,
     ) -> None:
         """Values of the step's tokens into `out`."""
-        absorbed = query.new_empty(*query.shape[:2], LATENT + ROPE)
-        nope = query[..., :NOPE].transpose(0, 1)
-        absorbed[..., :LATENT] = torch.bmm(nope, self.W_UK_T).transpose(0, 1)
-        absorbed[..., LATENT:] = query[..., NOPE:]
         mixed, _ = decode(
             metadata,
-            absorbed,
+            absorbed_query(query, self.W_UK_T),
             cache,
             scale=self._scale,
             value_scale=1.0,

@@ -2,19 +2,20 @@
 
     python -m mla_lab.studies.engine_steps OUT.jsonl --backend MLA_LAB,TRITON_MLA,STEP
 
-A step is one metadata build and, for each of 61 layers, a token written into its cache and vLLM's
-`MLAAttention.forward_impl` (absorption, decode, value projection). MLA_LAB and TRITON_MLA are
-registered backends of vLLM; STEP is `engines.step` alone, without vLLM. A row says that the step
-did not synchronise, what it allocated, host and device time a layer, and the error of one layer
-against float64. Where vLLM's compiled operators are missing, its platform is the unspecified one;
-the cache is written by torch in any case.
+A step is one metadata build and, for each of 61 layers, a token written into its cache and the
+layer: absorption, decode, value projection. MLA_LAB and TRITON_MLA are backends of vLLM below its
+`MLAAttention.forward_impl`; SGLANG_MLA_LAB and SGLANG_TRITON are SGLang's (`sglang_layers`); STEP
+is `engines.step` alone. A row says whether the step synchronised (ours must not), what it
+allocated, host and device time a layer, and the error of one layer against float64. Where vLLM's
+compiled operators are missing, its platform is the unspecified one; the cache is written by torch
+in any case.
 """
 
 from __future__ import annotations
 
 import argparse
 import contextlib
-import importlib.util
+import importlib
 import json
 import statistics
 import sys
@@ -40,9 +41,8 @@ class Loop:
     """All layers of a step with their caches, and the tensors that a captured step keeps."""
 
     def __init__(self, backend: str, shape: Shape, device: torch.device) -> None:
-        made: Any = StepLayers if backend == "STEP" else VllmLayers
         self.shape, self.device = shape, device
-        self.layers: Any = made(backend, shape, device)
+        self.layers: Any = _layers(backend)(backend, shape, device)
         draw = torch.Generator(device=device).manual_seed(0)
         pages = shape.batch * shape.pages
         order = torch.randperm(pages, generator=draw, device=device).int()
@@ -101,6 +101,16 @@ class Loop:
         return rel_error(outs[index].double(), torch.stack(expected))
 
 
+def _layers(backend: str) -> Any:
+    if backend == "STEP":
+        return StepLayers
+    if backend.startswith("SGLANG_"):
+        from .sglang_layers import SglangLayers
+
+        return SglangLayers
+    return VllmLayers
+
+
 def measure(
     backend: str, shape: Shape, device: torch.device
 ) -> tuple[dict[str, Any], list[Tensor]]:
@@ -115,19 +125,23 @@ def measure(
     if device.type == "cuda":
         row |= _graph(loop)
     row["ok"] = row["error"] < LIMIT and row.get("graph_same_bits", True)
+    if backend == "STEP" or backend.endswith("MLA_LAB"):
+        row["ok"] = row["ok"] and not row["synchronised"]
     row["environment"] = environment(device)
-    if importlib.util.find_spec("vllm") is not None and backend != "STEP":
-        from vllm.version import __version__
-
-        row["vllm"] = __version__
+    engine = "sglang" if backend.startswith("SGLANG_") else "vllm"
+    if backend != "STEP":
+        row[engine] = importlib.import_module(f"{engine}.version").__version__
     return row, loop.step(loop.build())
 
 
 def _eager(loop: Loop) -> dict[str, Any]:
-    """Steps enqueued without waiting: synchronisation is an error, allocations are counted."""
+    """Steps enqueued without waiting, after one in which synchronisation is an error; allocations
+    are counted.
+    """
     builds, hosts, devices = [], [], []
+    synchronised = _synchronises(loop)
     before = _allocations(loop.device)
-    with _without_sync(loop.device):
+    with contextlib.nullcontext() if synchronised else _without_sync(loop.device):
         for _ in range(ROUNDS):
             _wait(loop.device)
             start, end = _event(loop.device), _event(loop.device)
@@ -146,7 +160,8 @@ def _eager(loop: Loop) -> dict[str, Any]:
         "build_us": round(statistics.median(builds), 1),
         "host_us_a_layer": round(statistics.median(hosts), 2),
         "eager_us_a_layer": round(statistics.median(devices), 2),
-        "synchronised": False,
+        "synchronised": synchronised,
+        "rounds": ROUNDS,
     }
     for name, value in _allocations(loop.device).items():
         row[name] = value - before[name]
@@ -182,6 +197,18 @@ def _graph(loop: Loop) -> dict[str, Any]:
         "graph_host_us": round(statistics.median(hosts), 1),
         "graph_same_bits": all(map(torch.equal, kept, eager)),
     }
+
+
+def _synchronises(loop: Loop) -> bool:
+    """Whether torch waits for the device in a step."""
+    try:
+        with _without_sync(loop.device):
+            loop.step(loop.build())
+    except RuntimeError as error:
+        if "synchronizing CUDA operation" not in str(error):
+            raise
+        return True
+    return False
 
 
 @contextlib.contextmanager

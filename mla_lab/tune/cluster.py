@@ -2,15 +2,14 @@
 
 The driver holds the record. A task gets a case and the keys that are settled, measures into a
 record of its own, and returns the rows; the driver appends them, each with the worker that measured
-it. A case whose worker died runs again elsewhere; what was appended stays, and an interrupted sweep
-is continued by the same command. Ray is the extra `mla-lab[ray]`.
+it. A case whose worker died runs again, and its rows say in which attempt; what was appended stays,
+and an interrupted sweep is continued by the same command. Ray is the extra `mla-lab[ray]`.
 """
 
 from __future__ import annotations
 
 import os
 import platform
-import sys
 import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -20,6 +19,7 @@ from typing import Any
 import torch
 
 from ..bench.cases import Case
+from ..bench.environment import command_line
 from ..bench.measure import Method
 from ..bench.peers import select
 from ..bench.records import Record, Row, results
@@ -27,7 +27,11 @@ from ..core.errors import unsupported
 from .sweep import Sweep
 
 #: workers that a case may lose before it counts as failed
-RETRIES = 2
+MOST_ATTEMPTS = 3
+
+#: starts a case's task for its first, second ... time
+Submit = Callable[[Case, int], Any]
+Said = Callable[[int, int, str], None]
 
 
 @dataclass(frozen=True)
@@ -43,7 +47,9 @@ class ClusterSweep:
     keep_failed: bool = False
 
 
-def measure_case(settings: ClusterSweep, case: Case, known: list[Row]) -> list[Row]:
+def measure_case(
+    settings: ClusterSweep, case: Case, known: list[Row], attempt: int = 1
+) -> list[Row]:
     """The new rows of one case, measured in this process; `known`: its rows of the record."""
 
     class OwnSweep(Sweep):
@@ -59,7 +65,8 @@ def measure_case(settings: ClusterSweep, case: Case, known: list[Row]) -> list[R
         sweep.run([case], settings.keep_failed)
         new = record.rows[len(known) :]
         record.close()
-    return [{**row, "worker": worker(settings.device)} for row in new]
+    who = worker(settings.device) | {"attempt": attempt}
+    return [{**row, "worker": who} for row in new]
 
 
 def worker(device: str) -> dict[str, Any]:
@@ -74,16 +81,13 @@ def worker(device: str) -> dict[str, Any]:
 
 
 def spread(
-    cases: Sequence[Case],
-    record: Record,
-    settings: ClusterSweep,
-    address: str,
-    progress: Callable[[int, int, str], None],
+    cases: Sequence[Case], record: Record, settings: ClusterSweep, address: str, progress: Said
 ) -> list[str]:
     """Measure `cases` on the cluster at `address` ("local": this machine) into `record`.
 
-    progress: called with (cases done, all cases, a line) after each. Returns the names of cases
-    whose workers died. Raises Unsupported where no node of the cluster has what a task needs.
+    progress: called with (cases done, all cases, a line) as they end or lose a worker. Returns the
+    names of cases that lost `MOST_ATTEMPTS` workers or raised. Raises Unsupported where no node of
+    the cluster has what a task needs.
     """
     import ray
 
@@ -94,11 +98,12 @@ def spread(
         if not ray.cluster_resources().get(kind):
             raise unsupported("--ray", f"a cluster without a {kind}", f"one with a {kind} or more")
         # a new process for each case: a lost device does not reach the next one
-        task = ray.remote(max_calls=1, max_retries=RETRIES, **need)(measure_case)
-        pending = {
-            task.remote(settings, case, _known(record, case.name)): case.name for case in cases
-        }
-        return _collect(ray, pending, record, progress)
+        task = ray.remote(max_calls=1, max_retries=0, **need)(measure_case)
+
+        def submit(case: Case, attempt: int) -> Any:
+            return task.remote(settings, case, _known(record, case.name), attempt)
+
+        return _collect(ray, cases, submit, record, progress)
     finally:
         ray.shutdown()
 
@@ -111,30 +116,32 @@ def _by_this_command(row: Row) -> Row:
     """A worker's row, with the command of the sweep in place of that of a Ray worker."""
     if "environment" not in row:
         return row
-    command = [Path(sys.argv[0]).name, *sys.argv[1:]]
-    return {**row, "environment": {**row["environment"], "command": command}}
+    return {**row, "environment": {**row["environment"], "command": command_line()}}
 
 
 def _collect(
-    ray: Any,
-    pending: dict[Any, str],
-    record: Record,
-    progress: Callable[[int, int, str], None],
+    ray: Any, cases: Sequence[Case], submit: Submit, record: Record, progress: Said
 ) -> list[str]:
-    """Append rows as cases end, in any order."""
+    """Append rows as cases end, in any order; submit those again whose worker died."""
+    pending = {submit(case, 1): (case, 1) for case in cases}
     total, lost = len(pending), []
     while pending:
         (done,), _ = ray.wait(list(pending), num_returns=1)
-        name = pending.pop(done)
+        case, attempt = pending.pop(done)
         try:
             rows = ray.get(done)
         except ray.exceptions.RayError as error:
-            lost.append(name)
-            line = f"{name}: {str(error).splitlines()[0]}"
+            line = f"{case.name}: {str(error).splitlines()[0]}"
+            died = not isinstance(error, ray.exceptions.RayTaskError)
+            if died and attempt < MOST_ATTEMPTS:
+                pending[submit(case, attempt + 1)] = (case, attempt + 1)
+                line += f" It runs again, attempt {attempt + 1} of {MOST_ATTEMPTS}."
+            else:
+                lost.append(case.name)
         else:
             for row in rows:
                 record.append(_by_this_command(row))
             ok = sum(row.get("status") == "ok" for row in rows if row["kind"] == "result")
-            line = f"{name}: {ok} results"
+            line = f"{case.name}: {ok} results"
         progress(total - len(pending), total, line)
     return lost

@@ -10,43 +10,93 @@ from plotly.subplots import make_subplots
 
 from ..plan.tile import Plan
 from ..simulate import Timeline
-from .style import INK, PALETTE, ROLE_COLORS, TEMPLATE, hatch
+from .style import HATCH, INK, PALETTE, PAPER, ROLE_COLORS, TEMPLATE, hatch
 
-#: hatching doubles the browser's time for a bar (0.2 s for 1,100): with more bars than this only
-#: the source chip shows that they are predicted
-MAX_HATCHED = 1500
+#: hatching doubles the browser's time for a bar (0.2 s for 440): with more bars than this only the
+#: source chip shows that they are predicted
+MAX_HATCHED = 300
 #: requests cycle through these fills of the attend bars, so that neighbours differ
 _ATTEND = (PALETTE[0], "#6BAED6", "#08519C", "#4292C6")
 
 
 def bars(timeline: Timeline, plan: Plan | None = None, *, kind: str = "measured") -> list[go.Bar]:
-    """A trace of horizontal bars for each role that occurs; with `plan`, hover texts name tiles."""
+    """Traces of horizontal bars for each role that occurs. With `plan`, hover texts name tiles, and
+    other roles have one bar for neighbouring SMs that do the same at the same time.
+    """
     traces = []
     for role, color in ROLE_COLORS.items():
         at = timeline.only(role)
         if not len(at):
             continue
-        tile = timeline.tile[at]
-        marker = {"color": color, "line": {"width": 0}, "pattern": hatch(kind)}
-        if role == "attend" and plan is not None:
-            request = plan.tiles[tile, 0]
-            marker["color"] = np.asarray(_ATTEND)[request % len(_ATTEND)]
-            marker["line"] = {"width": 0.6, "color": "#FFFFFF"}
-        details, hover = _details(tile, plan)
-        traces.append(
-            go.Bar(
-                orientation="h",
-                name=role,
-                y=timeline.sm[at],
-                base=np.round(timeline.start[at], 3),
-                x=np.round(timeline.end[at] - timeline.start[at], 3),
-                marker=marker,
-                customdata=details,
-                hovertemplate=f"SM %{{y}} · {role} %{{x:.2f}} us{hover}<extra></extra>",
-                legendgroup=role,
-            )
-        )
+        if plan is None:
+            traces.append(_bar(timeline, None, role, at, color, kind))
+        elif role != "attend":
+            traces.append(_joined(timeline, role, at, color, kind))
+        else:
+            traces += _attended(timeline, plan, at, kind)
     return traces
+
+
+def _attended(timeline: Timeline, plan: Plan, at: np.ndarray, kind: str) -> list[go.Bar]:
+    """The attend bars at the positions `at`, neighbouring requests in different fills."""
+    fills = plan.tiles[timeline.tile[at], 0] % len(_ATTEND)
+    if not HATCH[kind]:
+        return [_bar(timeline, plan, "attend", at, np.asarray(_ATTEND)[fills], kind)]
+    # one trace a fill: a hatch of its own for every bar costs the browser 0.2 s for 400
+    groups = [at[fills == i] for i in range(len(_ATTEND))]
+    return [
+        _bar(timeline, plan, "attend", some, fill, kind)
+        for some, fill in zip(groups, _ATTEND, strict=True)
+        if len(some)
+    ]
+
+
+def _bar(
+    timeline: Timeline,
+    plan: Plan | None,
+    role: str,
+    at: np.ndarray,
+    color: str | np.ndarray,
+    kind: str,
+) -> go.Bar:
+    """The bars of `role` at the positions `at`; `color` is one fill, or one for each."""
+    outline = {"width": 0.6, "color": PAPER} if plan is not None else {"width": 0}
+    details, hover = _details(timeline.tile[at], plan)
+    return go.Bar(
+        orientation="h",
+        name=role,
+        y=timeline.sm[at],
+        base=np.round(timeline.start[at], 3),
+        x=np.round(timeline.end[at] - timeline.start[at], 3),
+        marker={"color": color, "line": outline, "pattern": hatch(kind)},
+        customdata=details,
+        hovertemplate=f"SM %{{y}} · {role} %{{x:.2f}} us{hover}<extra></extra>",
+        legendgroup=role,
+    )
+
+
+def _joined(timeline: Timeline, role: str, at: np.ndarray, color: str, kind: str) -> go.Bar:
+    """The bars of `role` at the positions `at`, equal ones of neighbouring SMs as one."""
+    sm, start, end = timeline.sm[at], timeline.start[at].round(3), timeline.end[at].round(3)
+    order = np.lexsort((sm, end, start))
+    sm, start, end = sm[order], start[order], end[order]
+    same = (np.diff(sm) == 1) & (np.diff(start) == 0) & (np.diff(end) == 0)
+    first = np.flatnonzero(np.concatenate(([True], ~same)))
+    count = np.diff(np.concatenate((first, [len(at)])))
+    lowest, highest = sm[first], sm[first] + count - 1
+    return go.Bar(
+        orientation="h",
+        name=role,
+        y=(lowest + highest) / 2,
+        width=count,
+        base=start[first],
+        x=(end - start)[first].round(3),
+        marker={"color": color, "line": {"width": 0}, "pattern": hatch(kind)},
+        customdata=np.stack((lowest, highest), 1),
+        hovertemplate=f"SM %{{customdata[0]}} to %{{customdata[1]}} · {role} %{{x:.2f}} us"
+        "<extra></extra>",
+        legendgroup=role,
+    )
 
 
 def _details(tile: np.ndarray, plan: Plan | None) -> tuple[np.ndarray | None, str]:

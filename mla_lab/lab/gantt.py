@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import plotly.graph_objects as go
-from plotly.subplots import make_subplots
 
 from ..plan.tile import Plan
 from ..simulate import Timeline
@@ -15,6 +15,8 @@ from .style import HATCH, INK, PALETTE, PAPER, ROLE_COLORS, TEMPLATE, hatch
 #: hatching doubles the browser's time for a bar (0.2 s for 440): with more bars than this only the
 #: source chip shows that they are predicted
 MAX_HATCHED = 300
+#: share of a figure's width between two charts
+GAP = 0.07
 #: requests cycle through these fills of the attend bars, so that neighbours differ
 _ATTEND = (PALETTE[0], "#6BAED6", "#08519C", "#4292C6")
 
@@ -118,32 +120,61 @@ def side_by_side(
     kinds: Sequence[str] = (),
 ) -> go.Figure:
     """Lanes of several plans over one time axis. `kinds`: source of each, default predicted."""
-    figure = make_subplots(
-        cols=len(timelines), rows=1, subplot_titles=list(titles), horizontal_spacing=0.07
-    )
     end = max(t.makespan for t in timelines)
     kind = "predicted" if sum(map(len, timelines)) <= MAX_HATCHED else "measured"
+    traces: list[go.Bar] = []
+    layout: dict[str, Any] = {"annotations": [], "shapes": []}
     seen: set[str] = set()
-    for column, (timeline, plan) in enumerate(zip(timelines, plans, strict=True), 1):
-        for bar in bars(timeline, plan, kind=kinds[column - 1] if kinds else kind):
-            bar.showlegend = bar.name not in seen
+    for i, (timeline, plan) in enumerate(zip(timelines, plans, strict=True)):
+        number = str(i + 1) if i else ""
+        for bar in bars(timeline, plan, kind=kinds[i] if kinds else kind):
+            bar.update(xaxis=f"x{number}", yaxis=f"y{number}", showlegend=bar.name not in seen)
             seen.add(bar.name)
-            figure.add_trace(bar, row=1, col=column)
-        figure.add_vline(
-            x=timeline.makespan, line={"color": INK, "dash": "dot", "width": 1.5}, col=column
-        )
-        figure.update_xaxes(range=[0, end * 1.04], title_text="us from the launch", col=column)
-        figure.update_yaxes(
-            range=[timeline.lanes - 0.5, -0.5], title_text="SM" if column == 1 else "", col=column
-        )
-    figure.update_layout(
-        template=TEMPLATE,
-        title_text=title,
-        height=height,
-        barmode="overlay",
-        bargap=0.0,
-        margin={"l": 60, "r": 16, "t": 84, "b": 80},
-        legend={"y": -0.19},
+            traces.append(bar)
+        domain = _domain(i, len(timelines))
+        layout |= _axes(number, domain, end, timeline.lanes)
+        layout["annotations"].append(_heading(titles[i], domain))
+        layout["shapes"].append(_mark(timeline.makespan, number))
+    return go.Figure(
+        traces,
+        {
+            **layout,
+            "template": TEMPLATE,
+            "title": {"text": title},
+            "height": height,
+            "barmode": "overlay",
+            "bargap": 0.0,
+            "margin": {"l": 60, "r": 16, "t": 84, "b": 80},
+            "legend": {"y": -0.19},
+        },
     )
-    figure.update_annotations(font={"size": 13, "color": INK})
-    return figure
+
+
+def _domain(index: int, count: int) -> tuple[float, float]:
+    """Where the chart `index` of `count` lies in the figure's width."""
+    width = (1 - GAP * (count - 1)) / count
+    return index * (width + GAP), index * (width + GAP) + width
+
+
+def _axes(number: str, domain: tuple[float, float], end: float, lanes: int) -> dict[str, Any]:
+    """The two axes of a chart: time, and SMs from the top down."""
+    across = {"range": [0, end * 1.04], "title": {"text": "us from the launch"}, "domain": domain}
+    down = {"range": [lanes - 0.5, -0.5], "title": {"text": "" if number else "SM"}}
+    return {
+        f"xaxis{number}": {"anchor": f"y{number}", **across},
+        f"yaxis{number}": {"anchor": f"x{number}", **down},
+    }
+
+
+def _heading(text: str, domain: tuple[float, float]) -> dict[str, Any]:
+    """Text above a chart."""
+    place = {"x": sum(domain) / 2, "y": 1.0, "xref": "paper", "yref": "paper"}
+    anchor = {"xanchor": "center", "yanchor": "bottom", "showarrow": False}
+    return {"text": text, "font": {"size": 13, "color": INK}, **place, **anchor}
+
+
+def _mark(makespan: float, number: str) -> dict[str, Any]:
+    """A dotted line where the last SM is done."""
+    place = {"x0": makespan, "x1": makespan, "xref": f"x{number}", "y0": 0, "y1": 1}
+    line = {"color": INK, "dash": "dot", "width": 1.5}
+    return {"type": "line", "yref": f"y{number} domain", "line": line, **place}

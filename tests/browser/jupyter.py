@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
-from playwright.sync_api import ConsoleMessage, Locator, Page, WebSocket
+from playwright.sync_api import ConsoleMessage, Locator, Page, ViewportSize, WebSocket
 
 from mla_lab.cli.commands.lab import SETTINGS
 
@@ -37,6 +37,12 @@ START_S, RUN_S = 90, 180
 #: milliseconds without a change after which a picture stays (JupyterLab draws a plotly chart three
 #: times: at once, once more, and 100 ms later for its width), and after which none comes
 QUIET_MS, UNCHANGED_MS = 400, 4000
+#: pixels of the page, and of one that holds any whole notebook; milliseconds until it shows
+VIEW: ViewportSize = {"width": 1280, "height": 800}
+TALL, SHOWN_MS = 12_000, 2000
+#: where the last cell ends
+BOTTOM = """() => Math.ceil(Math.max(...[...document.querySelectorAll('.jp-Notebook .jp-Cell')]
+  .map(e => e.getBoundingClientRect().bottom)))"""
 SCROLLER = ".jp-WindowedPanel-outer"
 #: cells that are run before there is a kernel are forgotten, so it is waited for
 RUN_ALL = """async () => {
@@ -46,12 +52,14 @@ RUN_ALL = """async () => {
   await panel.sessionContext.session.kernel.info;
   await app.commands.execute('notebook:run-all-cells');
 }"""
-#: starts to keep what each frame shows of an element, and when; `start` is the reader's move
+#: starts to keep what each frame shows of an element, and when; `start` is the reader's move.
+#: JupyterLab holds an output's height while it is drawn anew, which shows nothing
 OBSERVE = """e => {
-  const seen = window.mlaLab = { start: 0, at: 0, waits: false, before: e.innerHTML, frames: [] };
+  const look = () => e.innerHTML.replace(/ style="(min-height: [\\d.]+px;)?"/g, '');
+  const seen = window.mlaLab = { start: 0, at: 0, waits: false, before: look(), frames: [], look };
   const frame = () => {
     seen.waits = false;
-    seen.frames.push([performance.now(), e.innerHTML]);
+    seen.frames.push([performance.now(), look()]);
   };
   seen.observer = new MutationObserver(() => {
     seen.at = performance.now();
@@ -71,7 +79,7 @@ DRAWN = """async (e, [quiet, most]) => {
   for (;;) {
     await wait(20);
     const now = performance.now();
-    const changed = seen.at && !seen.waits && e.textContent.trim() && e.innerHTML !== seen.before;
+    const changed = seen.at && !seen.waits && e.textContent.trim() && seen.look() !== seen.before;
     if (changed && now - seen.at > quiet) break;
     if (!changed && now - begun > most) { seen.observer.disconnect(); return null; }
   }
@@ -191,6 +199,17 @@ def scroll_to(page: Page, selector: str) -> None:
     raise AssertionError(f"{selector} was not found")
 
 
+def whole(page: Page, path: Path) -> None:
+    """A picture of the notebook from its first cell to its last."""
+    page.set_viewport_size({**VIEW, "height": TALL})
+    page.wait_for_timeout(800)
+    page.locator(SCROLLER).first.evaluate("e => { e.scrollTop = 0 }")
+    page.wait_for_timeout(SHOWN_MS)
+    bottom: float = page.evaluate(BOTTOM)
+    page.screenshot(path=path, clip={"x": 0, "y": 0, "width": VIEW["width"], "height": bottom})
+    page.set_viewport_size(VIEW)
+
+
 def dark(page: Page) -> None:
     """Changes to JupyterLab's dark theme."""
     page.evaluate(
@@ -200,10 +219,16 @@ def dark(page: Page) -> None:
     page.wait_for_timeout(700)
 
 
-def close(page: Page) -> None:
-    """Shuts the notebook's kernel down, puts the light theme back, closes the page."""
+def light(page: Page) -> None:
+    """Changes to JupyterLab's light theme."""
     page.evaluate(
         "window.jupyterapp.commands.execute('apputils:change-theme', { theme: 'JupyterLab Light' })"
     )
+    page.wait_for_selector("body[data-jp-theme-light=true]", state="attached", timeout=20_000)
+    page.wait_for_timeout(700)
+
+
+def close(page: Page) -> None:
+    """Shuts the notebook's kernel down, closes the page."""
     page.evaluate("window.jupyterapp.serviceManager.sessions.shutdownAll()")
     page.close()

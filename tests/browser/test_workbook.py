@@ -2,8 +2,9 @@
 
     make browser-test        (needs a Chromium: apt-get install chromium)
 
-Screenshots, in the light theme and in the dark one, go to the folder in MLA_LAB_SCREENSHOTS, else
-to pytest's temporary one; beside them NN_name.json has what was measured.
+Screenshots (the explorer before and after, the whole notebook in the light and in the dark theme)
+go to the folder in MLA_LAB_SCREENSHOTS, else to the temporary one of pytest; beside them
+NN_name.json has what was measured.
 """
 
 from __future__ import annotations
@@ -23,7 +24,21 @@ from playwright.sync_api import Browser, Locator, Page, sync_playwright
 from mla_lab.core.revision import Revision
 from mla_lab.lab.browser_table import PAGE_BYTES, REDRAW_MS
 
-from .jupyter import CHROMIUM, FLAGS, Redraw, Watch, close, dark, redraw, run_all, scroll_to, server
+from .jupyter import (
+    CHROMIUM,
+    FLAGS,
+    VIEW,
+    Redraw,
+    Watch,
+    close,
+    dark,
+    light,
+    redraw,
+    run_all,
+    scroll_to,
+    server,
+    whole,
+)
 
 pytestmark = pytest.mark.browser
 NOTEBOOKS = Path(__file__).resolve().parents[2] / "notebooks"
@@ -98,7 +113,7 @@ def test_two_moved_controls_change_the_picture(
     notebook: str, browser: Browser, address: str, tmp_path: Path
 ) -> None:
     shots = Path(os.environ.get("MLA_LAB_SCREENSHOTS", tmp_path))
-    page = browser.new_page(viewport={"width": 1280, "height": 800})
+    page = browser.new_page(viewport=VIEW)
     watch = Watch(page)
     took = run_all(page, address, f"{notebook}.ipynb")
     sent = watch.received
@@ -118,6 +133,9 @@ def test_two_moved_controls_change_the_picture(
     dark(page)
     page.screenshot(path=shots / f"{notebook}_dark.png")
     grew = height(cell) - tall
+    whole(page, shots / f"{notebook}_whole_dark.png")
+    light(page)
+    whole(page, shots / f"{notebook}_whole_light.png")
     measured = {
         "notebook": notebook,
         "commit": Revision.here().commit,

@@ -145,7 +145,6 @@ def side_by_side(
             "barmode": "overlay",
             "bargap": 0.0,
             "margin": {"l": 60, "r": 16, "t": 84, "b": 80},
-            "legend": {"y": -0.19},
         },
     )
 

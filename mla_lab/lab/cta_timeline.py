@@ -56,7 +56,7 @@ def cta_figure(name: str = "b1_q1_h128_kv8192") -> go.Figure:
     none = [None] * len(shown)
     figure = side_by_side(shown, none, titles, f"{name}: {words}", kinds=kinds)
     figure.update_xaxes(title_text="us from the first instruction")
-    figure.update_yaxes(title_text="lane", col=1)
+    figure.update_layout(yaxis_title_text="lane")
     return figure
 
 

@@ -27,7 +27,7 @@ from .style import CONFIG
 from .svg import Svg
 
 #: seconds of silence before a burst of slider moves is drawn
-DEBOUNCE_S = 0.06
+DEBOUNCE_S = 0.03
 PLOTLY_MIME = "application/vnd.plotly.v1+json"
 #: output type that `make html` reads in place of a live widget
 FRAMES_MIME = "application/vnd.mla-lab.frames+json"

@@ -3,50 +3,102 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import plotly.graph_objects as go
-from plotly.subplots import make_subplots
 
 from ..plan.tile import Plan
 from ..simulate import Timeline
-from .style import INK, PALETTE, ROLE_COLORS, TEMPLATE, hatch
+from .style import HATCH, INK, PALETTE, PAPER, ROLE_COLORS, TEMPLATE, hatch
 
-#: hatching doubles the browser's time for a bar (0.2 s for 1,100): with more bars than this only
-#: the source chip shows that they are predicted
-MAX_HATCHED = 1500
+#: hatching doubles the browser's time for a bar (0.2 s for 440): with more bars than this only the
+#: source chip shows that they are predicted
+MAX_HATCHED = 300
+#: share of a figure's width between two charts
+GAP = 0.07
 #: requests cycle through these fills of the attend bars, so that neighbours differ
 _ATTEND = (PALETTE[0], "#6BAED6", "#08519C", "#4292C6")
 
 
 def bars(timeline: Timeline, plan: Plan | None = None, *, kind: str = "measured") -> list[go.Bar]:
-    """A trace of horizontal bars for each role that occurs; with `plan`, hover texts name tiles."""
+    """Traces of horizontal bars for each role that occurs. With `plan`, hover texts name tiles, and
+    other roles have one bar for neighbouring SMs that do the same at the same time.
+    """
     traces = []
     for role, color in ROLE_COLORS.items():
         at = timeline.only(role)
         if not len(at):
             continue
-        tile = timeline.tile[at]
-        marker = {"color": color, "line": {"width": 0}, "pattern": hatch(kind)}
-        if role == "attend" and plan is not None:
-            request = plan.tiles[tile, 0]
-            marker["color"] = np.asarray(_ATTEND)[request % len(_ATTEND)]
-            marker["line"] = {"width": 0.6, "color": "#FFFFFF"}
-        details, hover = _details(tile, plan)
-        traces.append(
-            go.Bar(
-                orientation="h",
-                name=role,
-                y=timeline.sm[at],
-                base=np.round(timeline.start[at], 3),
-                x=np.round(timeline.end[at] - timeline.start[at], 3),
-                marker=marker,
-                customdata=details,
-                hovertemplate=f"SM %{{y}} · {role} %{{x:.2f}} us{hover}<extra></extra>",
-                legendgroup=role,
-            )
-        )
+        if plan is None:
+            traces.append(_bar(timeline, None, role, at, color, kind))
+        elif role != "attend":
+            traces.append(_joined(timeline, role, at, color, kind))
+        else:
+            traces += _attended(timeline, plan, at, kind)
     return traces
+
+
+def _attended(timeline: Timeline, plan: Plan, at: np.ndarray, kind: str) -> list[go.Bar]:
+    """The attend bars at the positions `at`, neighbouring requests in different fills."""
+    fills = plan.tiles[timeline.tile[at], 0] % len(_ATTEND)
+    if not HATCH[kind]:
+        return [_bar(timeline, plan, "attend", at, np.asarray(_ATTEND)[fills], kind)]
+    # one trace a fill: a hatch of its own for every bar costs the browser 0.2 s for 400
+    groups = [at[fills == i] for i in range(len(_ATTEND))]
+    return [
+        _bar(timeline, plan, "attend", some, fill, kind)
+        for some, fill in zip(groups, _ATTEND, strict=True)
+        if len(some)
+    ]
+
+
+def _bar(
+    timeline: Timeline,
+    plan: Plan | None,
+    role: str,
+    at: np.ndarray,
+    color: str | np.ndarray,
+    kind: str,
+) -> go.Bar:
+    """The bars of `role` at the positions `at`; `color` is one fill, or one for each."""
+    outline = {"width": 0.6, "color": PAPER} if plan is not None else {"width": 0}
+    details, hover = _details(timeline.tile[at], plan)
+    return go.Bar(
+        orientation="h",
+        name=role,
+        y=timeline.sm[at],
+        base=np.round(timeline.start[at], 3),
+        x=np.round(timeline.end[at] - timeline.start[at], 3),
+        marker={"color": color, "line": outline, "pattern": hatch(kind)},
+        customdata=details,
+        hovertemplate=f"SM %{{y}} · {role} %{{x:.2f}} us{hover}<extra></extra>",
+        legendgroup=role,
+    )
+
+
+def _joined(timeline: Timeline, role: str, at: np.ndarray, color: str, kind: str) -> go.Bar:
+    """The bars of `role` at the positions `at`, equal ones of neighbouring SMs as one."""
+    sm, start, end = timeline.sm[at], timeline.start[at].round(3), timeline.end[at].round(3)
+    order = np.lexsort((sm, end, start))
+    sm, start, end = sm[order], start[order], end[order]
+    same = (np.diff(sm) == 1) & (np.diff(start) == 0) & (np.diff(end) == 0)
+    first = np.flatnonzero(np.concatenate(([True], ~same)))
+    count = np.diff(np.concatenate((first, [len(at)])))
+    lowest, highest = sm[first], sm[first] + count - 1
+    return go.Bar(
+        orientation="h",
+        name=role,
+        y=(lowest + highest) / 2,
+        width=count,
+        base=start[first],
+        x=(end - start)[first].round(3),
+        marker={"color": color, "line": {"width": 0}, "pattern": hatch(kind)},
+        customdata=np.stack((lowest, highest), 1),
+        hovertemplate=f"SM %{{customdata[0]}} to %{{customdata[1]}} · {role} %{{x:.2f}} us"
+        "<extra></extra>",
+        legendgroup=role,
+    )
 
 
 def _details(tile: np.ndarray, plan: Plan | None) -> tuple[np.ndarray | None, str]:
@@ -68,32 +120,60 @@ def side_by_side(
     kinds: Sequence[str] = (),
 ) -> go.Figure:
     """Lanes of several plans over one time axis. `kinds`: source of each, default predicted."""
-    figure = make_subplots(
-        cols=len(timelines), rows=1, subplot_titles=list(titles), horizontal_spacing=0.07
-    )
     end = max(t.makespan for t in timelines)
     kind = "predicted" if sum(map(len, timelines)) <= MAX_HATCHED else "measured"
+    traces: list[go.Bar] = []
+    layout: dict[str, Any] = {"annotations": [], "shapes": []}
     seen: set[str] = set()
-    for column, (timeline, plan) in enumerate(zip(timelines, plans, strict=True), 1):
-        for bar in bars(timeline, plan, kind=kinds[column - 1] if kinds else kind):
-            bar.showlegend = bar.name not in seen
+    for i, (timeline, plan) in enumerate(zip(timelines, plans, strict=True)):
+        number = str(i + 1) if i else ""
+        for bar in bars(timeline, plan, kind=kinds[i] if kinds else kind):
+            bar.update(xaxis=f"x{number}", yaxis=f"y{number}", showlegend=bar.name not in seen)
             seen.add(bar.name)
-            figure.add_trace(bar, row=1, col=column)
-        figure.add_vline(
-            x=timeline.makespan, line={"color": INK, "dash": "dot", "width": 1.5}, col=column
-        )
-        figure.update_xaxes(range=[0, end * 1.04], title_text="us from the launch", col=column)
-        figure.update_yaxes(
-            range=[timeline.lanes - 0.5, -0.5], title_text="SM" if column == 1 else "", col=column
-        )
-    figure.update_layout(
-        template=TEMPLATE,
-        title_text=title,
-        height=height,
-        barmode="overlay",
-        bargap=0.0,
-        margin={"l": 60, "r": 16, "t": 84, "b": 80},
-        legend={"y": -0.19},
+            traces.append(bar)
+        domain = _domain(i, len(timelines))
+        layout |= _axes(number, domain, end, timeline.lanes)
+        layout["annotations"].append(_heading(titles[i], domain))
+        layout["shapes"].append(_mark(timeline.makespan, number))
+    return go.Figure(
+        traces,
+        {
+            **layout,
+            "template": TEMPLATE,
+            "title": {"text": title},
+            "height": height,
+            "barmode": "overlay",
+            "bargap": 0.0,
+            "margin": {"l": 60, "r": 16, "t": 84, "b": 80},
+        },
     )
-    figure.update_annotations(font={"size": 13, "color": INK})
-    return figure
+
+
+def _domain(index: int, count: int) -> tuple[float, float]:
+    """Where the chart `index` of `count` lies in the figure's width."""
+    width = (1 - GAP * (count - 1)) / count
+    return index * (width + GAP), index * (width + GAP) + width
+
+
+def _axes(number: str, domain: tuple[float, float], end: float, lanes: int) -> dict[str, Any]:
+    """The two axes of a chart: time, and SMs from the top down."""
+    across = {"range": [0, end * 1.04], "title": {"text": "us from the launch"}, "domain": domain}
+    down = {"range": [lanes - 0.5, -0.5], "title": {"text": "" if number else "SM"}}
+    return {
+        f"xaxis{number}": {"anchor": f"y{number}", **across},
+        f"yaxis{number}": {"anchor": f"x{number}", **down},
+    }
+
+
+def _heading(text: str, domain: tuple[float, float]) -> dict[str, Any]:
+    """Text above a chart."""
+    place = {"x": sum(domain) / 2, "y": 1.0, "xref": "paper", "yref": "paper"}
+    anchor = {"xanchor": "center", "yanchor": "bottom", "showarrow": False}
+    return {"text": text, "font": {"size": 13, "color": INK}, **place, **anchor}
+
+
+def _mark(makespan: float, number: str) -> dict[str, Any]:
+    """A dotted line where the last SM is done."""
+    place = {"x0": makespan, "x1": makespan, "xref": f"x{number}", "y0": 0, "y1": 1}
+    line = {"color": INK, "dash": "dot", "width": 1.5}
+    return {"type": "line", "yref": f"y{number} domain", "line": line, **place}

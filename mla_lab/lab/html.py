@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+import tempfile
 from html import escape
 from pathlib import Path
 from typing import Any
@@ -46,14 +47,18 @@ def execute(path: Path) -> dict[str, Any]:
     """Runs a notebook with explorers writing their frames. Raises where a cell does."""
     import nbformat
     from nbclient import NotebookClient
+    from traitlets.config import Config
 
     sys.stderr.write(f"running {path.name}\n")
     notebook = nbformat.read(path, as_version=4)
     solved = _with_solutions(notebook["cells"])
     run = nbformat.from_dict({**notebook, "cells": solved})
     environment = {**os.environ, "MLA_LAB_HTML": "1"}
-    client = NotebookClient(run, timeout=CELL_TIMEOUT, kernel_name="python3")
-    client.execute(cwd=str(path.parent), env=environment)
+    with tempfile.TemporaryDirectory() as folder:
+        # sockets that are files: over TCP the kernel warns that others on the machine may listen
+        place = Config(KernelManager={"transport": "ipc", "ip": f"{folder}/kernel"})
+        client = NotebookClient(run, config=place, timeout=CELL_TIMEOUT, kernel_name="python3")
+        client.execute(cwd=str(path.parent), env=environment)
     run["cells"] = [cell for cell in run["cells"] if "mla_lab_solution" not in cell["metadata"]]
     return dict(run)
 

@@ -264,7 +264,7 @@ def write(source: Path, notebooks: Path, script: str, only: Sequence[str] = ()) 
 def render(source: Path, out: Path) -> None:
     """Runs Sphinx in a process of its own. Raises SiteFailed for any warning."""
     # Python's own warnings between Sphinx and its extensions say nothing about the pages
-    command = [sys.executable, "-W", "ignore", "-m", "sphinx", "-q", "-W", "--keep-going"]
+    command = [sys.executable, "-W", "ignore", "-m", "sphinx", "-q", "-n", "-W", "--keep-going"]
     command += ["--no-color", "-d", str(out / ".doctrees"), str(source), str(out)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode or done.stderr.strip():

@@ -84,7 +84,14 @@ TEMPLATE = go.layout.Template(
         "paper_bgcolor": PAPER,
         "plot_bgcolor": PAPER,
         "hoverlabel": {"font": {"family": FONT, "size": 13}},
-        "legend": {"orientation": "h", "y": -0.2, "x": 0.0},
+        # below the axis titles, however many rows it takes
+        "legend": {
+            "orientation": "h",
+            "yref": "container",
+            "y": 0.0,
+            "yanchor": "bottom",
+            "x": 0.0,
+        },
         "xaxis": _AXIS,
         "yaxis": _AXIS,
         "bargap": 0.15,

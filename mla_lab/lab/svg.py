@@ -12,6 +12,9 @@ from .style import FONT, INK
 #: Okabe-Ito tints on which black text stays readable
 TINTS = ("#BBD7EA", "#F6D999", "#A8DCCB", "#EBCADB", "#CDE8F8", "#F0BE9A", "#FAF5B8", "#D9DBE0")
 
+#: style of a drawing: a white sheet with a margin, which a dark page shows round it
+SHEET = "max-width:100%;height:auto;background:#fff;padding:6px;box-sizing:border-box"
+
 
 @dataclass(frozen=True)
 class Cell:
@@ -59,7 +62,7 @@ def document(width: float, height: float, body: str, alt: str) -> Svg:
     """Wraps `body` in an accessible SVG that shrinks to the page, never grows."""
     markup = (
         f'<svg role="img" aria-label="{escape(alt)}" viewBox="0 0 {width:.0f} {height:.0f}" '
-        f'width="{width:.0f}" style="max-width:100%;height:auto;background:#fff" '
+        f'width="{width:.0f}" style="{SHEET}" '
         f'xmlns="http://www.w3.org/2000/svg" font-family="{FONT}">'
         f"<title>{escape(alt)}</title>{body}</svg>"
     )

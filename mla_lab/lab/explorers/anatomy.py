@@ -128,7 +128,7 @@ class AnatomyExplorer(explorer.Explorer):
         figure.update_layout(
             barmode="stack",
             margin={"l": 70, "r": 20, "t": 56, "b": 110},
-            legend={"yref": "container", "y": 0.0, "yanchor": "bottom", "traceorder": "normal"},
+            legend={"traceorder": "normal"},
         )
         figure.update_xaxes(
             title_text="share of the call" if state["share"] else "us",

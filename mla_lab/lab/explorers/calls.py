@@ -127,7 +127,6 @@ class CallsExplorer(explorer.Explorer):
             )
         figure.update_yaxes(autorange="reversed")
         figure.update_xaxes(type="log")
-        figure.update_layout(legend={"y": 1.0, "yanchor": "bottom"})
         return figure
 
     def note(self, state: dict[str, Any]) -> str:

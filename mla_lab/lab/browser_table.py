@@ -1,0 +1,46 @@
+"""The table of what the browser test measured: a row a notebook, from its record."""
+
+from __future__ import annotations
+
+from functools import cache
+
+from ..core.resources import data_dir
+from ..verify.record import Row, read
+from .workbook_map import NOTEBOOKS
+
+RECORD = "workbook_browser.jsonl"
+#: milliseconds of a redraw, and bytes that a notebook may send to the page
+REDRAW_MS, PAGE_BYTES = 300, 1_000_000
+
+
+@cache
+def rows() -> tuple[Row, ...]:
+    """The record: its run first, then the notebooks."""
+    return tuple(read(data_dir() / "records" / RECORD))
+
+
+def note() -> str:
+    """Where, when and with which code it was measured, and the largest of each figure."""
+    run, *cases = rows()
+    found = run["environment"]
+    slowest = max(cases, key=lambda row: max(row["redraw_ms"]))
+    return (
+        f"{len(cases)} notebooks in JupyterLab and {run['browser']}, no GPU, "
+        f"{found['host']['cores']} {found['host']['processor']} cores, Python {found['python']}, "
+        f"commit {found['commit'][:9]}, {found['date']}. The most: "
+        f"{max(row['run_s'] for row in cases):.1f} s to run all cells, "
+        f"{max(row['bytes'] for row in cases):,} bytes to the page, "
+        f"{max(slowest['redraw_ms'])} ms for a redraw (notebook {slowest['notebook'][:2]})."
+    )
+
+
+def table() -> str:
+    """One row a notebook: seconds of all cells, bytes to the page, both redraws."""
+    cases = {row["notebook"]: row for row in rows()[1:]}
+    lines = ["| notebook | run, s | bytes to the page | redraws, ms |", "|---|---:|---:|---:|"]
+    for entry in NOTEBOOKS:
+        row = cases[entry.file.removesuffix(".ipynb")]
+        moved = ", ".join(map(str, row["redraw_ms"]))
+        name = f"{entry.number} {entry.title}"
+        lines.append(f"| {name} | {row['run_s']:.1f} | {row['bytes']:,} | {moved} |")
+    return "\n".join(lines)

@@ -85,6 +85,8 @@ class Costs:
 COSTS = {
     "swap_ab_persistent": Costs(piece=4, merge=6),
     "keep_ab_persistent": Costs(piece=4, merge=6),
+    # of the widening kernel, whose block takes 2.7 us (H200, 2026-11-23, `h200_widened.jsonl`)
+    "keep_ab_widened": Costs(piece=2, merge=2),
 }
 
 

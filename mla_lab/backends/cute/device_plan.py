@@ -67,7 +67,8 @@ class SelfScheduled:
         """One worker for each place on the card."""
         workers = gpu.workers(config.cluster)
         layout = WorkspaceLayout.of(2 * workers, workers, config.tile_rows, latent_dim)
-        return cls(config, workers, COSTS[mode_of(config)], layout)
+        mode = "keep_ab_widened" if config.option("gather") else mode_of(config)
+        return cls(config, workers, COSTS[mode], layout)
 
 
 def of_selection(selection: Selection, bounds: Problem, gpu: Gpu) -> SelfScheduled | Formula:

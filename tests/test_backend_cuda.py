@@ -351,7 +351,7 @@ def test_two_row_tiles_where_they_fit() -> None:
     assert row_tiles_for(128, same, "sm_120a") == 1
     assert row_tiles_for(128, same, "sm_90a", separate=True) == 1
     assert [row_tiles_for(128, same, "sm_90a", requests=n) for n in (1, 2, 3)] == [1, 1, 2]
-    assert len(common("sm_90a")) == 10 and len(common("sm_120a")) == 8
+    assert len(common("sm_90a")) == 16 and len(common("sm_120a")) == 13
 
 
 def test_one_request_is_cut_and_a_full_card_is_not() -> None:

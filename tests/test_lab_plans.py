@@ -31,7 +31,7 @@ def test_a_gantt_is_one_bar_trace_a_role_and_side() -> None:
     explorer = plan_explorer.PlanExplorer(batch=256, kv_len=8192)
     figure = explorer.figure(explorer.state)
     assert len(figure.data) <= 2 * 5
-    assert sum(len(trace.y) for trace in figure.data) > 1000
+    assert sum(len(trace.y) for trace in figure.data) > 500
 
 
 def test_neighbouring_sms_that_do_the_same_share_a_bar() -> None:
@@ -51,7 +51,7 @@ def test_neighbouring_sms_that_do_the_same_share_a_bar() -> None:
         assert sorted(covered) == sorted(happened)
         spent = (timeline.end[at] - timeline.start[at]).sum()
         assert abs((width * np.asarray(bar.x)).sum() - spent) < 0.002 * len(at)
-        assert len(bar.y) == len(at) if bar.name == "attend" else len(bar.y) <= max(1, len(at) / 2)
+        assert len(bar.y) <= max(1, len(at) / 2)
 
 
 def test_a_hatched_chart_has_a_trace_a_fill() -> None:
@@ -60,7 +60,7 @@ def test_a_hatched_chart_has_a_trace_a_fill() -> None:
     plan, timeline = plan_explorer.planned(problem, "none")
     hatched = [b for b in gantt.bars(timeline, plan, kind="predicted") if b.name == "attend"]
     assert len(hatched) == 2 and all(isinstance(b.marker.color, str) for b in hatched)
-    assert sum(len(b.y) for b in hatched) == len(timeline.only("attend"))
+    assert [row[2] for b in hatched for row in b.customdata] == [0, 1]
 
 
 def test_the_picture_depends_on_the_state_alone() -> None:

@@ -9,7 +9,8 @@ import pytest
 
 from mla_lab import lab
 from mla_lab.core.errors import InvalidInput
-from mla_lab.lab import film, film_breaks, film_card, film_picture, film_report
+from mla_lab.emulate.ptx import Place
+from mla_lab.lab import film, film_breaks, film_card, film_picture, film_report, source_lines
 from mla_lab.lab.film_breaks import NOTHING, film_of
 from mla_lab.lab.source_lines import line_of
 
@@ -131,3 +132,15 @@ def test_the_card_keeps_the_same_order() -> None:
     mine = film_card.timeline(film_of())
     assert [len(mine.only(role)) for role in film_card.LANES] == [TILES] * 4
     assert film_card.ahead(mine) == film_card.ahead(card) == (TILES - 1, TILES - 1)
+
+
+def test_a_statement_that_ends_behind_its_text_is_shown_at_its_line(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(source_lines, "lines_of", lambda file: ("a = 1", "wait(a)", "", "b = 2"))
+    place = Place("x.py", 3)
+    assert source_lines.written(place) == Place("x.py", 2)
+    assert source_lines.line_of(place) == "wait(a)"
+    assert [row for row in source_lines.context(place, 1) if row[2]] == [(2, "wait(a)", True)]
+    assert source_lines.written(Place("x.py", 4)).line == 4
+    assert source_lines.line_of(Place("x.py", 9)) == ""

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from mla_lab.bench.records import medians
 from mla_lab.core.errors import InvalidInput
 from mla_lab.core.problem import Problem
-from mla_lab.lab import lengths, measuring, policies, workbook_map
+from mla_lab.lab import gantt, lengths, measuring, policies, workbook_map
 from mla_lab.lab.explorer import mime_bundle
 from mla_lab.lab.explorers import plan as plan_explorer
 from mla_lab.plan import POLICIES
@@ -30,7 +31,36 @@ def test_a_gantt_is_one_bar_trace_a_role_and_side() -> None:
     explorer = plan_explorer.PlanExplorer(batch=256, kv_len=8192)
     figure = explorer.figure(explorer.state)
     assert len(figure.data) <= 2 * 5
-    assert sum(len(trace.y) for trace in figure.data) > 1000
+    assert sum(len(trace.y) for trace in figure.data) > 500
+
+
+def test_neighbouring_sms_that_do_the_same_share_a_bar() -> None:
+    """A role's bars cover its SMs' time, each once, with fewer bars than events."""
+    explorer = plan_explorer.PlanExplorer(batch=16)
+    problem = explorer.problem(explorer.state)
+    plan, timeline = plan_explorer.planned(problem, "fa3")
+    for bar in gantt.bars(timeline, plan):
+        at = timeline.only(bar.name)
+        width = np.ones(len(bar.y)) if bar.width is None else np.asarray(bar.width)
+        covered = [
+            (sm, base)
+            for y, wide, base in zip(bar.y, width, bar.base, strict=True)
+            for sm in np.arange(y - (wide - 1) / 2, y + wide / 2)
+        ]
+        happened = zip(timeline.sm[at], timeline.start[at].round(3), strict=True)
+        assert sorted(covered) == sorted(happened)
+        spent = (timeline.end[at] - timeline.start[at]).sum()
+        assert abs((width * np.asarray(bar.x)).sum() - spent) < 0.002 * len(at)
+        assert len(bar.y) <= max(1, len(at) / 2)
+
+
+def test_a_hatched_chart_has_a_trace_a_fill() -> None:
+    explorer = plan_explorer.PlanExplorer(batch=2, kv_len=1024)
+    problem = explorer.problem(explorer.state)
+    plan, timeline = plan_explorer.planned(problem, "none")
+    hatched = [b for b in gantt.bars(timeline, plan, kind="predicted") if b.name == "attend"]
+    assert len(hatched) == 2 and all(isinstance(b.marker.color, str) for b in hatched)
+    assert [row[2] for b in hatched for row in b.customdata] == [0, 1]
 
 
 def test_the_picture_depends_on_the_state_alone() -> None:

@@ -200,4 +200,12 @@ def test_marked_lines_are_those_with_the_words() -> None:
     wanted = [i for i, t in enumerate(lines, 1) if any(f in t for f in STEPS["64"].functions)]
     assert found == wanted and len(found) >= 3
     assert not marked_lines(step("64"), "\n".join(lines), "nothing")
-    assert "background-color" in lab.StepExplorer("64").picture().html
+    assert 'class="hll"' in lab.StepExplorer("64").picture().html
+
+
+def test_code_takes_the_colours_of_the_page_and_marks_show_on_both_themes() -> None:
+    page = text.highlighted("def f():\n    return 1\n", [2])
+    assert 'class="k"' in page and "#FFFFFF" not in page and "--jp-layout-color2" in page
+    assert page.count('class="hll" style="background:') == 1
+    changed = text.highlighted("-a\n+b\n", language="diff")
+    assert 'class="gd" style="color:' in changed and 'class="gi" style="color:' in changed

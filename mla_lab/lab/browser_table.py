@@ -23,11 +23,12 @@ def note() -> str:
     """Where, when and with which code it was measured, and the largest of each figure."""
     run, *cases = rows()
     found = run["environment"]
+    commits = ", ".join(dict.fromkeys(row["commit"][:9] for row in cases))
     slowest = max(cases, key=lambda row: max(row["redraw_ms"]))
     return (
         f"{len(cases)} notebooks in JupyterLab and {run['browser']}, no GPU, "
         f"{found['host']['cores']} {found['host']['processor']} cores, Python {found['python']}, "
-        f"commit {found['commit'][:9]}, {found['date']}. The most: "
+        f"commits {commits}, {found['date']}. The most: "
         f"{max(row['run_s'] for row in cases):.1f} s to run all cells, "
         f"{max(row['bytes'] for row in cases):,} bytes to the page, "
         f"{max(slowest['redraw_ms'])} ms for a redraw (notebook {slowest['notebook'][:2]})."

@@ -26,7 +26,7 @@ from ..verify import (
     targets,
 )
 from ..verify.target_figures import ANCHOR, PLAIN, PLAIN_EIGHT_BITS, PLAIN_TRACES, rows_of
-from . import shared_lines
+from . import browser_table, shared_lines
 from .course.syllabus import exercise_table, overview, syllabus
 from .readme_picture import cover
 from .speed_chart import chart
@@ -48,6 +48,8 @@ TABLES: dict[str, Callable[[], str]] = {
     "course-overview": overview,
     "syllabus": syllabus,
     "exercises": exercise_table,
+    "workbook-browser-note": browser_table.note,
+    "workbook-browser": browser_table.table,
     "speed-call": lambda: call_note(rows_of(PLAIN)),
     "speed-short": lambda: short_table(rows_of(PLAIN)),
     "speed": lambda: times_table(rows_of(PLAIN), "anchor"),

@@ -22,8 +22,8 @@ _ATTEND = (PALETTE[0], "#6BAED6", "#08519C", "#4292C6")
 
 
 def bars(timeline: Timeline, plan: Plan | None = None, *, kind: str = "measured") -> list[go.Bar]:
-    """Traces of horizontal bars for each role that occurs. With `plan`, hover texts name tiles, and
-    other roles have one bar for neighbouring SMs that do the same at the same time.
+    """Traces of horizontal bars for each role that occurs. With `plan`, neighbouring SMs that do
+    the same for one request at the same time share a bar, whose hover text names the blocks.
     """
     traces = []
     for role, color in ROLE_COLORS.items():
@@ -31,9 +31,9 @@ def bars(timeline: Timeline, plan: Plan | None = None, *, kind: str = "measured"
         if not len(at):
             continue
         if plan is None:
-            traces.append(_bar(timeline, None, role, at, color, kind))
+            traces.append(_bar(timeline, role, at, color, kind))
         elif role != "attend":
-            traces.append(_joined(timeline, role, at, color, kind))
+            traces.append(_joined(timeline, None, role, at, color, kind))
         else:
             traces += _attended(timeline, plan, at, kind)
     return traces
@@ -43,17 +43,31 @@ def _attended(timeline: Timeline, plan: Plan, at: np.ndarray, kind: str) -> list
     """The attend bars at the positions `at`, neighbouring requests in different fills."""
     fills = plan.tiles[timeline.tile[at], 0] % len(_ATTEND)
     if not HATCH[kind]:
-        return [_bar(timeline, plan, "attend", at, np.asarray(_ATTEND)[fills], kind)]
+        return [_joined(timeline, plan, "attend", at, np.asarray(_ATTEND)[fills], kind)]
     # one trace a fill: a hatch of its own for every bar costs the browser 0.2 s for 400
     groups = [at[fills == i] for i in range(len(_ATTEND))]
     return [
-        _bar(timeline, plan, "attend", some, fill, kind)
+        _joined(timeline, plan, "attend", some, fill, kind)
         for some, fill in zip(groups, _ATTEND, strict=True)
         if len(some)
     ]
 
 
-def _bar(
+def _bar(timeline: Timeline, role: str, at: np.ndarray, color: str, kind: str) -> go.Bar:
+    """The bars of `role` at the positions `at`, one an event."""
+    return go.Bar(
+        orientation="h",
+        name=role,
+        y=timeline.sm[at],
+        base=np.round(timeline.start[at], 3),
+        x=np.round(timeline.end[at] - timeline.start[at], 3),
+        marker={"color": color, "line": {"width": 0}, "pattern": hatch(kind)},
+        hovertemplate=f"SM %{{y}} · {role} %{{x:.2f}} us<extra></extra>",
+        legendgroup=role,
+    )
+
+
+def _joined(
     timeline: Timeline,
     plan: Plan | None,
     role: str,
@@ -61,31 +75,20 @@ def _bar(
     color: str | np.ndarray,
     kind: str,
 ) -> go.Bar:
-    """The bars of `role` at the positions `at`; `color` is one fill, or one for each."""
-    outline = {"width": 0.6, "color": PAPER} if plan is not None else {"width": 0}
-    details, hover = _details(timeline.tile[at], plan)
-    return go.Bar(
-        orientation="h",
-        name=role,
-        y=timeline.sm[at],
-        base=np.round(timeline.start[at], 3),
-        x=np.round(timeline.end[at] - timeline.start[at], 3),
-        marker={"color": color, "line": outline, "pattern": hatch(kind)},
-        customdata=details,
-        hovertemplate=f"SM %{{y}} · {role} %{{x:.2f}} us{hover}<extra></extra>",
-        legendgroup=role,
-    )
-
-
-def _joined(timeline: Timeline, role: str, at: np.ndarray, color: str, kind: str) -> go.Bar:
-    """The bars of `role` at the positions `at`, equal ones of neighbouring SMs as one."""
+    """The bars of `role` at the positions `at`, equal ones of neighbouring SMs as one; with `plan`
+    those of one request alone. `color` is one fill, or one for each position.
+    """
     sm, start, end = timeline.sm[at], timeline.start[at].round(3), timeline.end[at].round(3)
-    order = np.lexsort((sm, end, start))
-    sm, start, end = sm[order], start[order], end[order]
-    same = (np.diff(sm) == 1) & (np.diff(start) == 0) & (np.diff(end) == 0)
-    first = np.flatnonzero(np.concatenate(([True], ~same)))
+    tiles = np.zeros((len(at), 4), np.int32) if plan is None else plan.tiles[timeline.tile[at], :4]
+    order = np.lexsort((sm, tiles[:, 0], end, start))
+    sm, start, end, tiles = sm[order], start[order], end[order], tiles[order]
+    fresh = (np.diff(sm) != 1) | (np.diff(start) != 0) | (np.diff(end) != 0)
+    fresh |= np.diff(tiles[:, 0]) != 0
+    first = np.flatnonzero(np.concatenate(([True], fresh)))
     count = np.diff(np.concatenate((first, [len(at)])))
     lowest, highest = sm[first], sm[first] + count - 1
+    blocks = np.minimum.reduceat(tiles[:, 2], first), np.maximum.reduceat(tiles[:, 3], first)
+    named = "" if plan is None else "<br>request %{customdata[2]}, its blocks %{customdata[3]} to "
     return go.Bar(
         orientation="h",
         name=role,
@@ -93,21 +96,16 @@ def _joined(timeline: Timeline, role: str, at: np.ndarray, color: str, kind: str
         width=count,
         base=start[first],
         x=(end - start)[first].round(3),
-        marker={"color": color, "line": {"width": 0}, "pattern": hatch(kind)},
-        customdata=np.stack((lowest, highest), 1),
+        marker={
+            "color": color if isinstance(color, str) else color[order][first],
+            "line": {"width": 0} if plan is None else {"width": 0.6, "color": PAPER},
+            "pattern": hatch(kind),
+        },
+        customdata=np.stack((lowest, highest, tiles[first, 0], *blocks), 1),
         hovertemplate=f"SM %{{customdata[0]}} to %{{customdata[1]}} · {role} %{{x:.2f}} us"
-        "<extra></extra>",
+        f"{named and named + '%{customdata[4]}'}<extra></extra>",
         legendgroup=role,
     )
-
-
-def _details(tile: np.ndarray, plan: Plan | None) -> tuple[np.ndarray | None, str]:
-    """Columns that describe a tile, and their hover text; tile -1 has zeros."""
-    if plan is None or not (tile >= 0).all():
-        return None, ""
-    columns = plan.tiles[tile, :6] + np.asarray([0, 0, 0, 0, 1, 0], np.int32)
-    names = ("request", "row tile", "blocks", "to", "split", "of")
-    return columns, "<br>" + " ".join(f"{n} %{{customdata[{i}]}}" for i, n in enumerate(names))
 
 
 def side_by_side(

@@ -9,7 +9,7 @@ from ..emulate.ptx import Place
 from .film_picture import MONO
 from .film_report import groups
 from .museum import Bug, Outcome, changed_places, place_of
-from .source_lines import context, line_of
+from .source_lines import context, line_of, written
 from .style import GREEN, GREY, ORANGE, PAGE_INK, PAGE_TINT, RED
 from .svg import Svg
 
@@ -30,7 +30,7 @@ def places(made: Outcome) -> list[Place]:
     found = []
     for one, _ in groups(made.findings)[:SHOWN]:
         found += [place_of(one), *(place for _, place in one.others)]
-    return list(dict.fromkeys(found))
+    return list(dict.fromkeys(map(written, found)))
 
 
 def _row(number: int, text: str, mine: bool) -> str:
@@ -64,7 +64,7 @@ def _said(bug: Bug, one: Finding, count: int) -> str:
     times = f", {count} times" if count > 1 else ""
     lines = [("at", place_of(one)), *one.others]
     where = "".join(
-        f"<div style='font:11px {MONO}'>  {escape(who)} {place}"
+        f"<div style='font:11px {MONO}'>  {escape(who)} {written(place)}"
         f"{'' if bug.lines() else ': ' + escape(line_of(place).strip()[:70])}</div>"
         for who, place in lines
     )

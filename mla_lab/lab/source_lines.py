@@ -17,16 +17,21 @@ def lines_of(file: str) -> tuple[str, ...]:
     return tuple(path.read_text(encoding="utf-8").splitlines()) if path.is_file() else ()
 
 
+def written(place: Place) -> Place:
+    """The place, or the line above where its own is empty: a statement may end behind its text."""
+    lines = lines_of(place.file)
+    empty = 1 < place.line <= len(lines) and not lines[place.line - 1].strip()
+    return Place(place.file, place.line - empty)
+
+
 def line_of(place: Place) -> str:
     """The source line of a place, or the one above an empty one; "" where there is none."""
-    lines = lines_of(place.file)
-    if not 0 < place.line <= len(lines):
-        return ""
-    return lines[place.line - 1] or lines[place.line - 2]
+    lines, at = lines_of(place.file), written(place).line
+    return lines[at - 1] if 0 < at <= len(lines) else ""
 
 
 def context(place: Place, around: int = 3) -> list[tuple[int, str, bool]]:
     """(number, text, whether it is the place's own) of the lines around a place."""
-    lines = lines_of(place.file)
-    first, last = max(1, place.line - around), min(len(lines), place.line + around)
-    return [(n, lines[n - 1], n == place.line) for n in range(first, last + 1)]
+    lines, at = lines_of(place.file), written(place).line
+    first, last = max(1, at - around), min(len(lines), at + around)
+    return [(n, lines[n - 1], n == at) for n in range(first, last + 1)]

@@ -12,6 +12,9 @@ from typing import Any
 from ..core.resources import data_dir
 from .source import Source
 
+#: characters of a cell that stands in one line: a date, the name of a card
+WHOLE = 12
+
 
 @dataclass(frozen=True)
 class Table:
@@ -36,7 +39,8 @@ class Table:
 def _cell(value: Any) -> str:
     number = isinstance(value, int | float) and not isinstance(value, bool)
     text = show(value) if number else str(value)
-    return f"<td style='text-align:{'right' if number else 'left'}'>{escape(text)}</td>"
+    whole = ";white-space:nowrap" if len(text) <= WHOLE else ""
+    return f"<td style='text-align:{'right' if number else 'left'}{whole}'>{escape(text)}</td>"
 
 
 def show(value: float) -> str:

@@ -85,6 +85,7 @@ OTHERS = {
     "h200_ray": "mla-lab bench sweep --ray, on two cards",
     "h200_widened": "python -m mla_lab.studies.widening, on a card",
     "flashinfer_wrapper": "python -m mla_lab.studies.flashinfer_wrapper, on any host",
+    "workbook_browser": "make browser-test, then python -m tests.browser.measured, on any host",
     "kinds": "mla-lab verify kinds data/records/kinds.jsonl, on any host",
     "sm100": "mla-lab verify sm100 data/records/sm100.jsonl, on any host",
     "sm100_builds": "mla-lab verify sm100 --list builds data/records/sm100_builds.jsonl, anywhere",

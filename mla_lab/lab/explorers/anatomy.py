@@ -121,12 +121,15 @@ class AnatomyExplorer(explorer.Explorer):
                     for u, c in zip(us, calls, strict=True)
                 ],
                 textposition="inside",
+                textangle=0,
                 insidetextanchor="middle",
                 customdata=us,
                 hovertemplate=f"%{{y}}<br>{name} %{{customdata:.2f}} us<extra></extra>",
             )
         figure.update_layout(
             barmode="stack",
+            # a number that does not fit is left to the hover text
+            uniformtext={"minsize": 11, "mode": "hide"},
             margin={"l": 70, "r": 20, "t": 56, "b": 110},
             legend={"traceorder": "normal"},
         )

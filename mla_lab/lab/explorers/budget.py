@@ -108,12 +108,14 @@ class BudgetExplorer(explorer.Explorer):
                     name=part,
                     text=[part if size > 0.08 * most else ""],
                     textposition="inside",
+                    textangle=0,
                     insidetextanchor="middle",
                     marker={"color": next(colors), "line": {"color": "#FFFFFF", "width": 1}},
                     hovertemplate=f"{part}: {size:,} {unit}<extra></extra>",
                     showlegend=False,
                 )
-        figure.update_layout(barmode="stack")
+        # a name that does not fit is left to the hover text
+        figure.update_layout(barmode="stack", uniformtext={"minsize": 11, "mode": "hide"})
         figure.add_vline(x=1, line={"color": INK, "dash": "dash", "width": 2})
         figure.update_xaxes(tickformat=".0%", rangemode="tozero")
         return figure

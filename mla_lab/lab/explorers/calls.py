@@ -92,6 +92,10 @@ def methods(table: str) -> str:
     return words
 
 
+#: pixels of a bar that has its number beside it
+BAR = 14
+
+
 class CallsExplorer(explorer.Explorer):
     """One table of calls as bars, a series a kernel and card; the note has both methods."""
 
@@ -112,7 +116,9 @@ class CallsExplorer(explorer.Explorer):
         series = self.series(state["table"])
         cases = list(dict.fromkeys(case for times in series.values() for case in times))
         figure = new_figure(
-            f"{state['table']}: {len(cases)} calls", x="us a call", height=150 + 30 * len(cases)
+            f"{state['table']}: {len(cases)} calls",
+            x="us a call",
+            height=150 + (8 + BAR * len(series)) * len(cases),
         )
         for number, (name, times) in enumerate(series.items()):
             us = [times.get(case) for case in cases]
@@ -126,7 +132,7 @@ class CallsExplorer(explorer.Explorer):
                 textposition="outside",
             )
         figure.update_yaxes(autorange="reversed")
-        figure.update_xaxes(type="log")
+        figure.update_xaxes(type="log", dtick="D2")
         return figure
 
     def note(self, state: dict[str, Any]) -> str:

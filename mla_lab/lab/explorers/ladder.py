@@ -53,7 +53,7 @@ class LadderExplorer(explorer.Explorer):
                 textposition="outside",
                 marker={"color": color, "pattern": hatch(kind)},
             )
-        figure.update_yaxes(type="log")
+        figure.update_yaxes(type="log", dtick="D2")
         return figure
 
     def note(self, state: dict[str, Any]) -> str:

@@ -100,7 +100,7 @@ class MergeExplorer(explorer.Explorer):
                 showlegend=False,
                 hovertemplate=f"token %{{x}}, split {i}: %{{y:.2f}}<extra></extra>",
             )
-        names = [f"split {i}<br>lse {p.lse:.2f}" for i, p in enumerate(partials)]
+        names = [f"{i}<br>{p.lse:.1f}" for i, p in enumerate(partials)]
         share = [(p.end - p.begin) / NUM_TOKENS for p in partials]
         colors = [PALETTE[i % 8] for i in range(len(partials))]
         figure.add_bar(
@@ -122,6 +122,8 @@ class MergeExplorer(explorer.Explorer):
             f"merged and whole differ by {gap:.1e}",
         )
         figure.update_xaxes(title_text="token", col=1)
+        figure.update_xaxes(title_text="split, and its lse", type="category", tickangle=0, col=2)
+        figure.update_xaxes(tickfont={"size": 12}, col=2)
         figure.update_yaxes(title_text="score", col=1)
         figure.update_yaxes(range=[0, 1], tickformat=".0%", col=2)
         figure.update_annotations(font={"size": 13, "color": INK})

@@ -12,12 +12,16 @@ from pathlib import Path
 from typing import Any
 
 from ...core.errors import InvalidInput
+from ..style import GREEN, ORANGE, PAGE_INK, PAGE_TINT, RED
 from .catalogue import Step
 
 _FRAME = (
-    "background:#FFFFFF;color:#1F2430;border:1px solid #B9BEC8;border-radius:6px;padding:8px 12px;"
-    "max-height:420px;overflow:auto;font-size:12.5px;line-height:1.35"
+    f"background:{PAGE_TINT};color:{PAGE_INK};border:1px solid #B9BEC888;border-radius:6px;"
+    "padding:8px 12px;max-height:420px;overflow:auto;font-size:12.5px;line-height:1.35"
 )
+#: of marked lines, and of those that a diff takes and adds: themes leave them without, and these
+#: show on a light page and on a dark one
+_STYLES = {"hll": f"background:{ORANGE}44", "gd": f"color:{RED}", "gi": f"color:{GREEN}"}
 
 
 @cache
@@ -87,8 +91,8 @@ def solution_text(step: Step) -> str:
 
 
 def highlighted(code: str, marked: Sequence[int] = (), language: str = "python") -> str:
-    """Code as HTML, on a light ground in a dark theme too; lines `marked` have a ground of their
-    own.
+    """Code as HTML in the colours of the page's theme, which JupyterLab and Sphinx give to
+    Pygments' classes; lines `marked` have a ground of their own.
     """
     try:
         from pygments import highlight  # type: ignore[import-untyped]
@@ -96,7 +100,8 @@ def highlighted(code: str, marked: Sequence[int] = (), language: str = "python")
         from pygments.lexers import get_lexer_by_name  # type: ignore[import-untyped]
     except ImportError:
         return f"<pre style='{_FRAME}'>{escape(code)}</pre>"
-    form = HtmlFormatter(
-        noclasses=True, style="default", nobackground=True, prestyles=_FRAME, hl_lines=list(marked)
-    )
-    return str(highlight(code, get_lexer_by_name(language, stripnl=False), form))
+    form = HtmlFormatter(prestyles=_FRAME, hl_lines=list(marked))
+    made = str(highlight(code, get_lexer_by_name(language, stripnl=False), form))
+    for name, style in _STYLES.items():
+        made = made.replace(f'class="{name}"', f'class="{name}" style="{style}"')
+    return made

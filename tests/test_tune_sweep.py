@@ -11,6 +11,10 @@ import torch
 from mla_lab.bench.cases import anchor_cases, uniform_case
 from mla_lab.bench.peers.variant import Variant
 from mla_lab.bench.records import Record, describe_case, read, results
+from mla_lab.bench.tune import fitting
+from mla_lab.bench.tune.calibrate import Measured, predictions
+from mla_lab.bench.tune.fitting import Launch, fit_all, held_out, launches, quality
+from mla_lab.bench.tune.sweep import METHOD, PER_TILE, Sweep, fitting_tiles, variants
 from mla_lab.cli import main
 from mla_lab.core.errors import InvalidInput
 from mla_lab.core.gpu import H200
@@ -26,10 +30,6 @@ from mla_lab.plan.launch_modes import (
     keep_ab_tiles,
     mode_of,
 )
-from mla_lab.tune import fitting
-from mla_lab.tune.calibrate import Measured, predictions
-from mla_lab.tune.fitting import Launch, fit_all, held_out, launches, quality
-from mla_lab.tune.sweep import METHOD, PER_TILE, Sweep, fitting_tiles, variants
 
 ANCHORS = [case for case in anchor_cases() if case.problem.batch in (1, 16)]
 SMALL = [uniform_case(batch, 1, 64, 300) for batch in (1, 2)]

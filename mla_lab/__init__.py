@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 from .core.errors import BuildError, InvalidInput, MlaLabError, Unsupported
 from .core.problem import Problem
+from .core.version import __version__ as __version__
 
 if TYPE_CHECKING:
     from .api.contract import (
@@ -21,8 +22,6 @@ if TYPE_CHECKING:
         xqa_batch_decode_with_kv_cache_mla,
     )
     from .api.contract_gqa import trtllm_batch_decode_with_kv_cache, xqa_batch_decode_with_kv_cache
-
-__version__ = "0.1.0"
 
 __all__ = [
     "BuildError",

@@ -21,6 +21,8 @@ class Import(NamedTuple):
     line: int
     #: inside a function: it happens at the first call, not at import
     lazy: bool
+    #: for type checkers alone: it never happens
+    types: bool
 
 
 @cache
@@ -50,13 +52,11 @@ def _is_type_checking(node: ast.AST) -> bool:
     )
 
 
-def _walk(node: ast.AST, lazy: bool) -> Iterator[tuple[ast.AST, bool]]:
+def _walk(node: ast.AST, lazy: bool, types: bool) -> Iterator[tuple[ast.AST, bool, bool]]:
     for child in ast.iter_child_nodes(node):
-        if _is_type_checking(child):
-            continue
-        yield child, lazy
+        yield child, lazy, types
         inside = isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda)
-        yield from _walk(child, lazy or inside)
+        yield from _walk(child, lazy or inside, types or _is_type_checking(child))
 
 
 def _targets(node: ast.AST, importer: str, is_package: bool, known: set[str]) -> Iterator[str]:
@@ -74,7 +74,7 @@ def _targets(node: ast.AST, importer: str, is_package: bool, known: set[str]) ->
 
 
 def imports_of(path: Path, known: set[str] | None = None) -> list[Import]:
-    """Imports of one file, those inside functions too; those for type checkers alone left out."""
+    """Imports of one file, those inside functions and for type checkers too."""
     importer = module_name(path) if path.is_relative_to(ROOT) else path.stem
     return imports_in(
         path.read_text(encoding="utf-8"),
@@ -87,7 +87,7 @@ def imports_of(path: Path, known: set[str] | None = None) -> list[Import]:
 def imports_in(source: str, importer: str, *, is_package: bool, known: set[str]) -> list[Import]:
     """As `imports_of`, of source text."""
     return [
-        Import(importer, target, getattr(node, "lineno", 0), lazy)
-        for node, lazy in _walk(ast.parse(source), lazy=False)
+        Import(importer, target, getattr(node, "lineno", 0), lazy, types)
+        for node, lazy, types in _walk(ast.parse(source), lazy=False, types=False)
         for target in _targets(node, importer, is_package, known)
     ]

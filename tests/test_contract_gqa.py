@@ -12,7 +12,6 @@ import pytest
 import torch
 
 import mla_lab
-from mla_lab import flashinfer_names
 from mla_lab.api.contract_gqa import trtllm_batch_decode_with_kv_cache as decode
 from mla_lab.api.contract_gqa import xqa_batch_decode_with_kv_cache
 from mla_lab.backends import self_check
@@ -21,6 +20,7 @@ from mla_lab.backends.cuda import xqa
 from mla_lab.core import kv_cache, masks
 from mla_lab.core.errors import BuildError, InvalidInput, InvalidType, Unsupported
 from mla_lab.core.gpu import B200, H200, Gpu
+from mla_lab.names import flashinfer
 from mla_lab.plan import KernelConfig
 from mla_lab.plan.xqa import config_for
 from mla_lab.reference.gqa import decode_gqa_reference
@@ -338,7 +338,7 @@ def test_the_mask_layout_is_masks() -> None:
     assert kv_cache.DTYPE_NAMES[causal.dtype] == "bf16"
 
 
-@pytest.mark.parametrize("module", [mla_lab, flashinfer_names, flashinfer_names.decode])
+@pytest.mark.parametrize("module", [mla_lab, flashinfer, flashinfer.decode])
 def test_the_names_are_where_programs_look_for_them(module: Any) -> None:
     inputs = inputs_of(PLAIN)
     arguments = {**inputs.contract_args(), "workspace_buffer": torch.full((70_000,), 7).byte()}

@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 import torch
 
-import mla_lab.flashinfer_names as flashinfer
+import mla_lab.names.flashinfer as flashinfer
 from mla_lab.api import contract
 from mla_lab.core import masks
 from mla_lab.core.errors import InvalidInput, Unsupported
 from mla_lab.core.problem import Problem
-from mla_lab.flashinfer_names.first_use import ZEROED_BYTES
+from mla_lab.names.flashinfer.first_use import ZEROED_BYTES
 from mla_lab.plan import WorkspaceLayout
 from mla_lab.reference.inputs import DecodeInputs, make_inputs
 from mla_lab.reference.mla import decode_reference

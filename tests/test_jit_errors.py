@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import stat
 import sys
 from pathlib import Path
@@ -10,7 +11,7 @@ import pytest
 
 from mla_lab import jit
 from mla_lab.core.errors import BuildError, InvalidInput, MlaLabError, Unsupported
-from mla_lab.jit import cuda_build, cute_build, loader, shipped, source, toolchain
+from mla_lab.jit import cuda_build, cute_build, loader, options, shipped, source, toolchain
 from mla_lab.jit.arch import arch_of
 from mla_lab.plan.config import KernelConfig
 
@@ -212,9 +213,55 @@ def test_settings_of_the_command_line(setting: str) -> None:
 
 
 def test_settings_make_a_configuration() -> None:
-    chosen = shipped.select(["cute/empty"], ["mask=causal", "tile_rows=16", "stages=3"])
+    chosen = shipped.select(["cute/keep_ab_sm90"], ["mask=causal", "tile_rows=16", "stages=3"])
     assert chosen == [
-        KernelConfig("cute/empty", mask="causal", tile_rows=16, options=(("stages", 3),))
+        KernelConfig("cute/keep_ab_sm90", mask="causal", tile_rows=16, options=(("stages", 3),))
     ]
     assert shipped.select(["cute/empty"], []) == [EMPTY]
     assert {"cuda/merge", "cuda/planner"} <= {c.kernel for c in shipped.select(None, [])}
+
+
+@pytest.mark.parametrize(
+    ("kernel", "setting", "known"),
+    [
+        ("cute/keep_ab_sm90", "stage=2", "stages"),
+        ("cute/swap_ab_sm90", "stages=3", "pair, pdl"),
+        ("cute/mla_sm100", "skip=1", "features, fused_merge, pdl, scales, shaped"),
+        ("cute/empty", "stages=3", "no option"),
+        ("cuda/xqa", "stage=3", "row_tiles, shared_kb"),
+        ("cuda/merge", "stages=3", "no option"),
+    ],
+)
+def test_an_option_that_a_kernel_does_not_read_is_refused(
+    kernel: str, setting: str, known: str
+) -> None:
+    name, value = setting.split("=")
+    with pytest.raises(InvalidInput, match=f"got {name} of {kernel}.*{known}"):
+        shipped.select([kernel], [setting])
+    config = KernelConfig(kernel, options=((name, int(value)),))
+    with pytest.raises(InvalidInput, match=f"got {name} of {kernel}"):
+        jit.find(config, "sm_100a" if kernel == "cute/mla_sm100" else "sm_90a")
+
+
+def literals(path: Path) -> tuple[set[str], set[str]]:
+    """Names that a kernel's source reads as `option("name")`, and every string in it."""
+    nodes = list(ast.walk(ast.parse(path.read_text())))
+    read = {
+        node.args[0].value
+        for node in nodes
+        if isinstance(node, ast.Call)
+        and isinstance(node.func, ast.Attribute)
+        and node.func.attr == "option"
+        and isinstance(node.args[0], ast.Constant)
+    }
+    strings = {node.value for node in nodes if isinstance(node, ast.Constant)}
+    return {str(name) for name in read}, {text for text in strings if isinstance(text, str)}
+
+
+@pytest.mark.parametrize("kernel", options.CUTE)
+def test_the_options_of_a_kernel_are_those_that_its_source_reads(kernel: str) -> None:
+    own = f"mla_lab/{kernel}/"
+    found = [literals(path) for path in source.source_files(kernel) if own in path.as_posix()]
+    known = set(options.known_options(kernel))
+    assert set().union(*(read for read, _ in found)) <= known
+    assert known <= set().union(*(strings for _, strings in found))

@@ -11,6 +11,7 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
+from mla_lab.bench.tune.calibrate import Measured, predictions
 from mla_lab.core.errors import InvalidInput, Unsupported
 from mla_lab.core.gpu import H100, H200
 from mla_lab.core.problem import Problem
@@ -33,7 +34,6 @@ from mla_lab.plan.schedule import POLICIES
 from mla_lab.plan.search import even, even_candidates, try_cuts
 from mla_lab.simulate import H200 as CONSTANTS
 from mla_lab.simulate import simulate
-from mla_lab.tune.calibrate import Measured, predictions
 
 from .plan_oracles import problems
 

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from mla_lab.bench.records import problem_of, results
+from mla_lab.bench.tune.fitting import Launch, launches
 from mla_lab.core.gpu import H200
 from mla_lab.core.problem import Problem
 from mla_lab.plan import choose
@@ -19,7 +20,6 @@ from mla_lab.plan.launch_modes import (
     mode_of,
 )
 from mla_lab.plan.pricing import price_formula
-from mla_lab.tune.fitting import Launch, launches
 from mla_lab.verify.target_figures import rows_of
 
 

@@ -3,20 +3,30 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
-from dataclasses import fields
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, fields, replace
 from functools import cache
 from itertools import combinations, product
+from types import ModuleType
 from typing import Any
 
 import pytest
 
+from mla_lab import backends
+from mla_lab.backends.cuda import backend as cuda_backend
+from mla_lab.backends.cuda import gqa as cuda_gqa
 from mla_lab.backends.cuda.backend import CudaBackend
-from mla_lab.backends.cute.backend import CuteBackend
+from mla_lab.backends.cute import backend as cute_backend
+from mla_lab.backends.cute import blackwell, widening
+from mla_lab.backends.cute.backend import CuteBackend, sm100_reason
+from mla_lab.backends.torch import backend as torch_backend
+from mla_lab.backends.torch import gqa as torch_gqa
 from mla_lab.backends.torch.backend import TorchBackend
 from mla_lab.call.form import Features
+from mla_lab.call.gqa_checks import check_form
 from mla_lab.core.gpu import B200, H200
 from mla_lab.core.problem import Problem
+from mla_lab.reference.inputs_gqa import GqaShape, make_gqa_inputs
 
 from . import test_backend_cuda
 
@@ -27,7 +37,10 @@ REASONS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
         {},
     ),
     r"no query whose rows lie apart$": ({"strided_query": True}, {}),
-    r"bmm1_scale of 0 or less: its kernels mask scores before": ({"nonpositive_scale": True}, {}),
+    r"no bmm1_scale of 0 or less: scores are masked before": (
+        {"nonpositive_scale": True},
+        {},
+    ),
     r"latent and rope dims \(256, 64\); its kernels have \(512, 64\)$": ({}, {"latent_dim": 256}),
     r"a batch of 5000; the device planner takes up to 4096$": ({}, {"batch": 5000}),
     r"query fp16, cache e4m3, out bf16; its kernels take .*bf16 over e4m3 \(out bf16, fp16\)": (
@@ -46,6 +59,15 @@ REASONS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
         {},
         {"q_dtype": "e4m3", "kv_format": "e4m3", "out_dtype": "fp32"},
     ),
+}
+#: the lists of what each backend takes
+TAKES: dict[str, tuple[ModuleType, ...]] = {
+    "torch": (torch_backend,),
+    "cute": (cute_backend,),
+    "cuda": (cuda_backend,),
+    "cute-widened": (cute_backend, widening),
+    "emulate": (cute_backend,),
+    "emulate_sm100": (blackwell,),
 }
 PDL = "enable_pdl=True: .* no programmatic dependent launch"
 FORMATS = [
@@ -154,3 +176,41 @@ def test_what_is_not_compiled_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     found = reason(Features(no_pdl=True), problem())
     assert found is not None and "pdl0" in found and "not compiled here, and cannot be" in found
     assert "pdl0" not in str(reason(Features(), problem()))
+
+
+@dataclass(frozen=True)
+class Imagined(Features):
+    """Features with one more, which no backend takes yet."""
+
+    imaginary: bool = True
+
+
+@pytest.mark.parametrize("name", backends.MODULES)
+def test_a_feature_that_a_backend_does_not_list_is_refused_by_name(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    backend = backends.load(name)
+    made = problem(kv_format="fp8_656") if name == "cute-widened" else problem()
+    gpu = None if name.startswith("emulate") else H200
+    assert backend.supports(Features(), made, gpu) is None
+    assert str(backend.supports(Imagined(), made, gpu)).endswith(" no imaginary")
+    for lists in TAKES.get(name, ()):
+        monkeypatch.setattr(lists, "TAKES", lists.TAKES | {"imaginary"})
+    assert backend.supports(Imagined(), made, gpu) is None
+
+
+@pytest.mark.parametrize("lists", [one for some in TAKES.values() for one in some])
+def test_a_list_names_features_alone(lists: ModuleType) -> None:
+    assert lists.TAKES.issubset(field.name for field in fields(Features))
+
+
+def test_the_sm100_kernel_refuses_a_feature_that_it_does_not_list() -> None:
+    assert sm100_reason(problem(), Imagined(), B200) == "its SM100 kernel has no imaginary"
+
+
+@pytest.mark.parametrize("reason", [lambda form: cuda_gqa.reason(form, H200), torch_gqa.reason])
+def test_gqa_calls_refuse_a_feature_that_is_not_listed(reason: Callable[[Any], str | None]) -> None:
+    form = check_form(make_gqa_inputs(GqaShape((1,), (64,), 8, 1)))[0]
+    assert "imaginary" not in str(reason(form))
+    found = reason(replace(form, features=form.features | {"imaginary"}))
+    assert str(found).endswith(" no imaginary")

@@ -14,8 +14,8 @@ import pytest
 from mla_lab.bench import Record, read, results
 from mla_lab.bench.cases import Case
 from mla_lab.bench.measure import Method
+from mla_lab.bench.tune import cluster
 from mla_lab.core.problem import Problem
-from mla_lab.tune import cluster
 
 PLAIN = {"isolated": False, "planned": False, "ceilings": False}
 METHOD = Method(rounds=1, warmups=0, leads=1, rotation_bytes=1, min_launches=1, **PLAIN)

@@ -11,15 +11,15 @@ from typing import Any
 import pytest
 
 from mla_lab.bench.cases import uniform_case
+from mla_lab.bench.tune import fitting, format_costs
+from mla_lab.bench.tune.calibrate import Measured, predictions
+from mla_lab.bench.tune.fitting import Launch
+from mla_lab.bench.tune.format_costs import by_formats, fit_formats, start_of
+from mla_lab.bench.tune.sweep import variants
 from mla_lab.cli import main
 from mla_lab.plan import KernelCosts, kernel_costs
 from mla_lab.plan.kernel_costs import recorded_costs, recorded_formats, recorded_of
 from mla_lab.plan.launch_modes import mode_of
-from mla_lab.tune import fitting, format_costs
-from mla_lab.tune.calibrate import Measured, predictions
-from mla_lab.tune.fitting import Launch
-from mla_lab.tune.format_costs import by_formats, fit_formats, start_of
-from mla_lab.tune.sweep import variants
 
 SIXTEEN = recorded_costs()
 SPLIT, EIGHT = ("bf16", "e4m3"), ("e4m3", "e4m3")

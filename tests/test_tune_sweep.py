@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from copy import deepcopy
 from dataclasses import replace
 
 import pytest
@@ -11,6 +12,10 @@ import torch
 from mla_lab.bench.cases import anchor_cases, uniform_case
 from mla_lab.bench.peers.variant import Variant
 from mla_lab.bench.records import Record, describe_case, read, results
+from mla_lab.bench.tune import fitting
+from mla_lab.bench.tune.calibrate import Measured, predictions
+from mla_lab.bench.tune.fitting import Launch, fit_all, held_out, launches, quality
+from mla_lab.bench.tune.sweep import METHOD, PER_TILE, Sweep, fitting_tiles, variants
 from mla_lab.cli import main
 from mla_lab.core.errors import InvalidInput
 from mla_lab.core.gpu import H200
@@ -26,10 +31,6 @@ from mla_lab.plan.launch_modes import (
     keep_ab_tiles,
     mode_of,
 )
-from mla_lab.tune import fitting
-from mla_lab.tune.calibrate import Measured, predictions
-from mla_lab.tune.fitting import Launch, fit_all, held_out, launches, quality
-from mla_lab.tune.sweep import METHOD, PER_TILE, Sweep, fitting_tiles, variants
 
 ANCHORS = [case for case in anchor_cases() if case.problem.batch in (1, 16)]
 SMALL = [uniform_case(batch, 1, 64, 300) for batch in (1, 2)]
@@ -127,25 +128,27 @@ def test_a_variant_runs_its_own_plan_and_says_where_it_cannot():
     assert "nobody" in str(nobody.available(torch.device("cpu")))
 
 
-@pytest.fixture
-def swept(tmp_path):
+@pytest.fixture(scope="module")
+def swept(tmp_path_factory):
+    """Rows of a sweep, which no test changes."""
+
     class Here(Sweep):
         backend = "torch"
         per_tile = 2
 
     method = replace(METHOD, rounds=1, rotation_bytes=1, workspace_bytes=1 << 24)
-    record = Record(tmp_path / "sweep.jsonl")
+    record = Record(tmp_path_factory.mktemp("sweep") / "sweep.jsonl")
     Here(record, [], "cpu", method).run(SMALL)
-    return record
+    return tuple(record.rows)
 
 
 def test_a_sweep_measures_each_case_s_own_variants(swept):
-    rows = results(swept.rows)
+    rows = results(swept)
     assert {row["status"] for row in rows} == {"ok"}
     for case in SMALL:
         wanted = {v.name for v in variants(case.problem, per_tile=2)}
         assert {row["peer"] for row in rows if row["case"] == case.name} == wanted
-    found = launches(swept.rows)
+    found = launches(swept)
     assert sorted(launch.measured.us for launch in found) == sorted(row["us"] for row in rows)
     assert found[0].measured.plan.problem == SMALL[0].problem
 
@@ -158,10 +161,10 @@ def test_cuts_of_another_cost_model_are_refused():
 
 
 def test_times_of_other_plans_are_refused(swept):
-    row = results(swept.rows)[0]
-    row["notes"]["tiles"] += 1
+    rows = deepcopy(swept)
+    results(rows)[0]["notes"]["tiles"] += 1
     with pytest.raises(InvalidInput, match="plans as now"):
-        launches(swept.rows)
+        launches(rows)
     with pytest.raises(InvalidInput, match="bench sweep"):
         launches(
             [{"kind": "result", **describe_case(SMALL[0]), "peer": "x", "part": 0, "status": "ok"}]

@@ -151,7 +151,7 @@ def test_workers_are_the_clusters_of_the_card() -> None:
         (replace(SPARSE, kv_format="bf16"), Features(sparse=True), "takes bf16 over fp8_656"),
         (small(64, 2), Features(mask=True), "no draft masks"),
         (SPARSE, Features(sparse=True, batch_invariant=True), "no batch_invariant"),
-        (SPARSE, Features(planned=True), "find their tiles themselves"),
+        (SPARSE, Features(planned=True), "no plan of the caller"),
         (replace(SPARSE, q_dtype="e4m3"), Features(sparse=True), "e4m3 over fp8_656"),
     ],
 )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import sys
+from collections.abc import Iterable
 from functools import lru_cache
 from typing import Any, Protocol, runtime_checkable
 
@@ -27,6 +28,19 @@ ANY_KEYS = range(sys.maxsize)
 #: of a call with a skip-softmax factor, by a kernel without that option. The definition leaves a
 #: kernel free to skip nothing: no split skips its first tile
 SKIPS_NOTHING = "no tile is skipped: the result is exact"
+
+
+#: what a call that uses a feature says for it; a feature that is not here goes by its own name
+IN_A_CALL = {
+    "mask": "draft masks",
+    "sparse": "sparse_mla_top_k: sparse calls",
+    "skip_softmax": "skip_softmax_threshold_scale_factor",
+    "nonpositive_scale": "bmm1_scale of 0 or less: scores are masked before they are scaled",
+    "separate_tables": "uses_shared_paged_kv_idx=False: a table of its own for values",
+    "context_parallel": "enable_dcp",
+    "strided_query": "query whose rows lie apart",
+    "planned": "plan of the caller's",
+}
 
 
 class Planned(Protocol):
@@ -88,6 +102,15 @@ class Noted(Protocol):
     def note(self, features: Features, problem: Problem, gpu: Gpu | None) -> str | None:
         """What a caller should know of such calls on `gpu` (None: a CPU), or None."""
         ...
+
+
+def not_taken(used: Iterable[str], takes: frozenset[str], kernel: str) -> str | None:
+    """Why a call is refused that uses a feature outside `takes`, or None.
+
+    A backend lists what it takes, so that it refuses a feature that it does not read.
+    """
+    name = next((name for name in used if name not in takes), None)
+    return name and f"{kernel} no {IN_A_CALL.get(name, name)}"
 
 
 def believes_max_q_len(ragged: bool, max_q_len: int | None, total_q: int) -> bool:

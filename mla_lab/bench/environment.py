@@ -13,8 +13,8 @@ from typing import Any
 
 import torch
 
-from .. import __version__
 from ..core.revision import Revision
+from ..core.version import __version__
 
 #: distributions whose version is noted where they are installed
 LIBRARIES = ("torch", "triton", "numpy", "apache-tvm-ffi", "nvidia-cutlass-dsl")

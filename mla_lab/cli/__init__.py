@@ -17,8 +17,8 @@ from collections.abc import Sequence
 from importlib import import_module
 from types import ModuleType
 
-from .. import __version__
 from ..core.errors import MlaLabError
+from ..core.version import __version__
 from . import commands
 
 USER_ERROR = 2

@@ -9,16 +9,14 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from .findings import fault
 from .gang import Fragment, Gang, Mask, lanes_of
-from .translate import BLOCKED
-
-if TYPE_CHECKING:
-    from .machine import CTA
+from .parts import CtaLike
+from .writer import BLOCKED
 
 Row = np.ndarray
 #: arrivals and bytes that an mbarrier can count
@@ -29,7 +27,7 @@ MAX_COUNT, MAX_BYTES = (1 << 20) - 1, (1 << 20) - 1
 class Mbarrier:
     """State of one mbarrier."""
 
-    cta: CTA
+    cta: CtaLike
     offset: int
     expected: int
     pending: int
@@ -71,7 +69,7 @@ class Mbarrier:
         self.settle()
 
 
-def located(g: Gang, address: int) -> tuple[CTA, int]:
+def located(g: Gang, address: int) -> tuple[CtaLike, int]:
     """CTA and offset of a shared address."""
     rank = address >> 24
     return (g.cta.peers[rank] if len(g.cta.peers) > 1 else g.cta), address & 0xFFFFFF

@@ -6,18 +6,14 @@ can go on without them.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import numpy as np
 
 from .barriers import Mbarrier, count_arrivals, each_address, located, mbarrier_at
 from .findings import fault
 from .gang import Gang, Mask, lanes_of
 from .memory import BASE, RESERVED
+from .parts import CtaLike
 from .tensor_map import TensorMap
-
-if TYPE_CHECKING:
-    from .machine import CTA
 
 Row = np.ndarray
 #: a cluster has at most so many CTAs
@@ -35,7 +31,7 @@ def _map_at(g: Gang, address: int, pc: int) -> TensorMap:
     return found
 
 
-def _check_target(g: Gang, cta: CTA, offset: int, nbytes: int, align: int, pc: int) -> None:
+def _check_target(g: Gang, cta: CtaLike, offset: int, nbytes: int, align: int, pc: int) -> None:
     if offset < RESERVED or offset + nbytes > cta.shared.size:
         at, size = offset - RESERVED, cta.shared.size - RESERVED
         raise fault(g, pc, "out of bounds", f"{nbytes} bytes at byte {at} of {size} shared ones")
@@ -115,7 +111,7 @@ def bulk_to_peer(
         g.machine.recorder.copy(g, cta, barrier, n, pc)
         g.machine.copied_bytes += n
 
-        def land(cta: CTA = cta, to: int = offset, own: CTA = own, at: int = start) -> None:
+        def land(cta: CtaLike = cta, to: int = offset, own: CtaLike = own, at: int = start) -> None:
             cta.shared.bytes[to : to + n] = own.shared.bytes[at : at + n]  # noqa: B023
             barrier.complete_bytes(n)  # noqa: B023
 

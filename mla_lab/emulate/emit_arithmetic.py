@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ..core.errors import unsupported
 from .ptx import SIZES, Instruction
-from .translate import BITS, NUMPY, Lines, Writer, emits
+from .writer import BITS, NUMPY, Lines, Writer, emits
 
 WHERE = "where=MASK"
 UFUNCS = {"add": "add", "sub": "subtract", "mul": "multiply", "and": "bitwise_and"}

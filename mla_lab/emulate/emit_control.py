@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ..core.errors import unsupported
 from .ptx import Instruction
-from .translate import ALL_LANES, Lines, Writer, emits, members_of
+from .writer import ALL_LANES, Lines, Writer, emits, members_of
 
 REDUCTIONS = {"add": "add", "max": "maximum", "min": "minimum", "and": "bitwise_and"}
 REDUCTIONS |= {"or": "bitwise_or", "xor": "bitwise_xor"}

@@ -6,7 +6,7 @@ from ..core.errors import unsupported
 from .ptx import Instruction
 from .tcgen05 import Multiply
 from .tensor_memory import SHAPES
-from .translate import Lines, Writer, emits
+from .writer import Lines, Writer, emits
 
 
 @emits("tcgen05")

@@ -7,16 +7,12 @@ cluster barrier, be it relaxed, at which the others arrived behind them.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import numpy as np
 
+from .gang import Gang
+from .machine import Machine
+from .parts import CheckerLike, CtaLike
 from .shadow import SEEN
-
-if TYPE_CHECKING:
-    from .gang import Gang
-    from .machine import CTA, Machine
-    from .races import Checker
 
 Row = np.ndarray
 
@@ -24,14 +20,14 @@ Row = np.ndarray
 class Exits:
     """Watches one launch beside its `Checker`."""
 
-    def __init__(self, checker: Checker, machine: Machine) -> None:
+    def __init__(self, checker: CheckerLike, machine: Machine) -> None:
         self.checker = checker
         #: of each CTA, what its warps had seen when they exited
         self._seen = {id(cta): np.zeros(checker.size, np.int32) for cta in machine.ctas}
         #: and the last use of each agent that is not its own: (warp, instruction, clock)
         self._uses: dict[int, dict[int, tuple[Gang, int, int]]] = {id(c): {} for c in machine.ctas}
 
-    def uses(self, g: Gang, cta: CTA, access: tuple[int, int], pc: int) -> None:
+    def uses(self, g: Gang, cta: CtaLike, access: tuple[int, int], pc: int) -> None:
         """A warp, or a copy that it issued, uses a CTA's shared memory: (agent, clock)."""
         agent, clock = access
         if cta is not g.cta or agent >= self.checker.barriers:

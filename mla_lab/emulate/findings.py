@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 from ..core.errors import MlaLabError
+from .parts import GangLike
 from .ptx import Place
-
-if TYPE_CHECKING:
-    from .gang import Gang
 
 
 class Fault(MlaLabError, RuntimeError):
@@ -41,7 +38,7 @@ class Finding:
 
 
 def finding(
-    g: Gang,
+    g: GangLike,
     pc: int,
     kind: str,
     text: str,
@@ -52,6 +49,6 @@ def finding(
     return Finding(kind, instruction.place, g.name, text, others, instruction.text)
 
 
-def fault(g: Gang, pc: int, kind: str, text: str) -> Fault:
+def fault(g: GangLike, pc: int, kind: str, text: str) -> Fault:
     """The same as an exception."""
     return Fault(finding(g, pc, kind, text))

@@ -11,15 +11,11 @@ loads may be used behind the `wait::ld` that follows; packing it is no use eithe
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from .gang import Gang
-from .ptx import Instruction
-
-if TYPE_CHECKING:
-    from .ptx import Place
-    from .races import Checker
-    from .translate import Program
+from .parts import CheckerLike, ProgramLike
+from .ptx import Instruction, Place
 
 _WORD = re.compile(r"[%\w$@]+")
 #: (what, instruction, registers or numbers)
@@ -43,7 +39,7 @@ class _State:
 class Flight:
     """Checks the registers of all warps of a launch, block by block."""
 
-    def __init__(self, checker: Checker) -> None:
+    def __init__(self, checker: CheckerLike) -> None:
         self.checker = checker
         self._states: dict[int, _State] = {}
         self._steps: dict[int, list[Step]] = {}
@@ -149,7 +145,7 @@ def _pairs(instruction: Instruction) -> list[tuple[str, str]]:
     return [(t, s) for t in targets for s in sources]
 
 
-def _relevant(program: Program) -> frozenset[str]:
+def _relevant(program: ProgramLike) -> frozenset[str]:
     """Registers of products, and those that are moved to or from them."""
     code = program.kernel.code
     products = [s for s in code if s.opcode.startswith("wgmma.mma_async")]
@@ -168,7 +164,9 @@ def _relevant(program: Program) -> frozenset[str]:
     return frozenset(found)
 
 
-def _steps_of(program: Program, block: int, relevant: frozenset[str], loads: bool) -> list[Step]:
+def _steps_of(
+    program: ProgramLike, block: int, relevant: frozenset[str], loads: bool
+) -> list[Step]:
     """What a block does to relevant registers; loads: some of them come from tensor memory."""
     steps: list[Step] = []
     for pc in range(program.starts[block], program.ends[block]):

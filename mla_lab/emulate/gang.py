@@ -8,18 +8,15 @@ and a mask; the fragment at the lowest block runs first, and two at one block be
 from __future__ import annotations
 
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from . import arithmetic, card_arithmetic
 from .findings import fault
-from .memory import BASE
-from .translate import ALL_LANES, BLOCKED, EXIT, NUMPY
-
-if TYPE_CHECKING:
-    from .machine import CTA
-    from .wgmma import Issued
+from .parts import CtaLike
+from .products import Issued
+from .writer import ALL_LANES, BLOCKED, EXIT, NUMPY
 
 #: a mask of threads; True is all of them, which NumPy treats as no mask
 Mask = Any
@@ -39,7 +36,7 @@ class Fragment:
 class Gang:
     """Threads [first, first + n) of a CTA."""
 
-    def __init__(self, cta: CTA, first: int, n: int) -> None:
+    def __init__(self, cta: CtaLike, first: int, n: int) -> None:
         self.cta, self.first, self.n = cta, first, n
         self.machine = cta.machine
         self.name = f"{_warps(first, n)} of CTA {cta.name}"
@@ -230,6 +227,3 @@ def member_lanes(members: int) -> np.ndarray:
 def lanes_of(g: Gang, m: Mask) -> np.ndarray:
     """Threads of a mask, as numbers inside the gang."""
     return g.threads if m is True else m.nonzero()[0]
-
-
-__all__ = ["BASE", "Fragment", "Gang", "Mask", "lanes_of", "member_lanes"]

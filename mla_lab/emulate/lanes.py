@@ -9,7 +9,7 @@ import numpy as np
 from .findings import fault
 from .gang import Gang, Mask, member_lanes
 from .tiles import a_fragment, accumulator, accumulator_registers, b_fragment
-from .translate import ALL_LANES
+from .writer import ALL_LANES
 
 Row = np.ndarray
 

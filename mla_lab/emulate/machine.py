@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -13,16 +13,13 @@ from .barriers import ClusterBarrier, Mbarrier, NamedBarrier
 from .findings import Fault, Finding
 from .gang import Gang
 from .memory import BASE, RESERVED, GlobalMemory, SharedMemory
+from .parts import Watcher
 from .ptx import Place
 from .schedule import Schedule
+from .tcgen05 import TensorQueue
 from .tensor_map import TensorMap
+from .tensor_memory import TensorMemory
 from .translate import Program
-
-if TYPE_CHECKING:
-    from .observe import Recorder
-    from .races import Checker
-    from .tcgen05 import TensorQueue
-    from .tensor_memory import TensorMemory
 
 #: fp32 sums of wgmma: rounded once an instruction, as an H200 cuts them, or once a batch
 NUMBERS = ("exact", "card", "fast")
@@ -146,8 +143,8 @@ class Machine:
         numbers: str = "fast",
         width: int = WARP_GROUP,
         schedule: Schedule | None = None,
-        checker: Checker | None = None,
-        recorder: Recorder | None = None,
+        checker: Watcher | None = None,
+        recorder: Watcher | None = None,
     ) -> None:
         if numbers not in NUMBERS:
             raise invalid("numbers", repr(numbers), NUMBERS)

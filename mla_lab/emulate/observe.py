@@ -10,13 +10,12 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from .barriers import Mbarrier
 from .gang import Gang
-
-if TYPE_CHECKING:
-    from .barriers import Mbarrier
-    from .machine import CTA, Machine
+from .machine import Machine
+from .parts import CtaLike
 
 #: instruction slots that a copy takes before its first byte is here, and bytes a slot after that
 COPY_LATENCY, COPY_RATE = 600, 32
@@ -88,7 +87,7 @@ class Recorder:
         """A warp arrives at a barrier by instruction `pc`."""
         self._arrived[id(bar)] = max(self._arrived.get(id(bar), 0), self.time(g))
 
-    def phase(self, bar: Any, cta: CTA, name: str, number: int) -> None:
+    def phase(self, bar: Any, cta: CtaLike, name: str, number: int) -> None:
         """A phase of a barrier is complete."""
         when = self._arrived.pop(id(bar), self._complete.get(id(bar), 0))
         before = self._complete.get(id(bar), 0)
@@ -99,7 +98,7 @@ class Recorder:
         """A wait at a barrier has ended."""
         self._reach(g, self._complete.get(id(bar), 0), name, pc)
 
-    def copy(self, g: Gang, cta: CTA, bar: Mbarrier, nbytes: int, pc: int) -> None:
+    def copy(self, g: Gang, cta: CtaLike, bar: Mbarrier, nbytes: int, pc: int) -> None:
         """A copy was issued that completes on `bar`."""
         begin = self.time(g)
         end = begin + COPY_LATENCY + nbytes // COPY_RATE

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from . import arithmetic, barriers, copies, lanes, memory, tcgen05, tensor_memory, wgmma
+from . import access, arithmetic, barriers, copies, lanes, tcgen05, tensor_memory, wgmma
 from .gang import Gang, Mask
 
 #: importing them registers the handlers of all instructions
@@ -18,7 +18,7 @@ _NUMPY = (
     "less_equal greater greater_equal left_shift right_shift invert negative absolute rint floor "
     "ceil trunc bool uint8 int8 uint16 int16 float16 uint32 int32 float32 uint64 int64"
 )
-_MODULES = (arithmetic, barriers, copies, lanes, memory, tcgen05, tensor_memory, wgmma)
+_MODULES = (access, arithmetic, barriers, copies, lanes, tcgen05, tensor_memory, wgmma)
 
 
 def guard(flags: np.ndarray, m: Mask, negated: bool) -> Mask:

@@ -14,15 +14,19 @@ clock, and a warp that has waited for the phase has seen the bytes.
 from __future__ import annotations
 
 from collections import Counter
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
+from .barriers import Mbarrier
 from .exits import Exits
 from .findings import Fault, Finding, finding
 from .flight import Flight
 from .gang import Gang
-from .ptx import SIZES
+from .machine import Machine
+from .parts import CtaLike
+from .products import Issued
+from .ptx import SIZES, Place
 from .shadow import (
     AGENTS,
     BEFORE_SC,
@@ -41,12 +45,6 @@ from .shadow import (
 )
 from .tensor_checks import TensorChecks
 from .tiles import ELEMENT_BYTES, operand_words, quarter_words
-
-if TYPE_CHECKING:
-    from .barriers import Mbarrier
-    from .machine import CTA, Machine
-    from .ptx import Place
-    from .wgmma import Issued
 
 Row = np.ndarray
 #: mbarriers of a CTA
@@ -143,7 +141,7 @@ class Checker:
 
     # clocks
 
-    def _tick(self, g: Gang, pc: int, part: int = 0) -> int:
+    def tick(self, g: Gang, pc: int, part: int = 0) -> int:
         """A new access of an agent of a warp; its clock."""
         agent = AGENTS * g.agent + part
         self.places[agent].append(pc)
@@ -158,7 +156,7 @@ class Checker:
         places[clock - 1] = pc
         return clock
 
-    def _where(self, agent: int, clock: int) -> tuple[str, Any]:
+    def where(self, agent: int, clock: int) -> tuple[str, Any]:
         places = self.places[agent]
         pc = places[min(clock, len(places)) - 1] if places else 0
         return self.names[agent], self.machine.ctas[0].program.kernel.code[pc].place
@@ -206,10 +204,10 @@ class Checker:
     def initialises(self, g: Gang, bar: Mbarrier, pc: int) -> None:
         """mbarrier.init"""
         taken = sum(b.agent >= 0 for b in bar.cta.mbarriers.values())
-        index = self.machine.ctas.index(bar.cta)
+        index = [id(cta) for cta in self.machine.ctas].index(id(bar.cta))
         bar.agent = self.barriers + MAX_BARRIERS * index + min(taken, MAX_BARRIERS - 1)
         self.names[bar.agent] = f"a copy to {bar.name}"
-        bar.made = (AGENTS * g.agent, self._tick(g, pc))
+        bar.made = (AGENTS * g.agent, self.tick(g, pc))
         bar.released = np.zeros((self.levels, self.size), np.int32)
         self.hidden.setdefault(g.agent, []).append(bar)
 
@@ -218,14 +216,14 @@ class Checker:
         agent, clock = bar.made
         if self.vectors[g.agent, SEEN, agent] < clock:
             text = f"{bar.name} is used, and its initialisation is not ordered before"
-            self.note(g, pc, "race", text, (self._where(agent, clock),))
+            self.note(g, pc, "race", text, (self.where(agent, clock),))
 
     def releases(self, g: Gang, bar: Mbarrier, relaxed: bool, pc: int, threads: Row) -> None:
         """mbarrier.arrive by some threads of a warp: what others did since the warp met is not
         ordered before, unless they have arrived in this phase since they did it.
         """
         if bar.cta is not g.cta:
-            self.exits.uses(g, bar.cta, (AGENTS * g.agent, self._tick(g, pc)), pc)
+            self.exits.uses(g, bar.cta, (AGENTS * g.agent, self.tick(g, pc)), pc)
         mine = self.at_fence[g.agent] if relaxed else self.vectors[g.agent]
         earlier = [] if relaxed else bar.arrivals.setdefault(g.agent, [])
         earlier.append((len(self.places[AGENTS * g.agent]), lane_bits(g.lane[threads])))
@@ -247,16 +245,16 @@ class Checker:
 
     # shared memory
 
-    def read(self, g: Gang, cta: CTA, where: tuple[Row, int], active: Any, pc: int) -> None:
+    def read(self, g: Gang, cta: CtaLike, where: tuple[Row, int], active: Any, pc: int) -> None:
         """Threads of a warp read `where` = (offsets, bytes each)."""
         shadow, words = self.shadows[id(cta)], expand(*where)
         words = words[:, : self._words_used(g, pc)]
-        clock, agent = self._tick(g, pc), AGENTS * g.agent
+        clock, agent = self.tick(g, pc), AGENTS * g.agent
         self.exits.uses(g, cta, (agent, clock), pc)
         self.recent[g.agent].append((clock, lane_bits(g.lane[active])))
         writer, when = shadow.writer[words], shadow.when[words]
         vector = self.vectors[g.agent, SEEN]
-        self._unwritten(g, writer, words, pc)
+        self.unwritten(g, writer, words, pc)
         late = when > vector[writer]
         if late.any():
             self._race(g, pc, "read", words, (writer, when, late))
@@ -277,10 +275,10 @@ class Checker:
         last = max((i for i, name in enumerate(found) if self._uses[name] > 1), default=0)
         return -(-(last + 1) * SIZES[instruction.parts[-1]] // 4)
 
-    def write(self, g: Gang, cta: CTA, where: tuple[Row, int], active: Any, pc: int) -> None:
+    def write(self, g: Gang, cta: CtaLike, where: tuple[Row, int], active: Any, pc: int) -> None:
         """Threads of a warp write `where` = (offsets, bytes each)."""
         shadow, words = self.shadows[id(cta)], expand(*where)
-        clock, agent = self._tick(g, pc), AGENTS * g.agent
+        clock, agent = self.tick(g, pc), AGENTS * g.agent
         self.exits.uses(g, cta, (agent, clock), pc)
         self.recent[g.agent].append((clock, lane_bits(g.lane[active])))
         self._ordered_write(g, shadow, words, pc)
@@ -300,7 +298,7 @@ class Checker:
             after = found > vector[readers][:, None]
             if after.any():
                 row, column = np.argwhere(after)[0]
-                other = self._where(int(readers[row]), int(found[row, column]))
+                other = self.where(int(readers[row]), int(found[row, column]))
                 at = self._byte(words, int(column))
                 text = f"byte {at} of shared memory is written, and its read is not ordered before"
                 self.note(g, pc, "race", text, (other,))
@@ -310,13 +308,13 @@ class Checker:
         i = int(late.argmax())
         text = f"byte {self._byte(words, i)} of shared memory: this {what} and the write below it "
         text += "are not ordered"
-        self.note(g, pc, "race", text, (self._where(int(writer[i]), int(when[i])),))
+        self.note(g, pc, "race", text, (self.where(int(writer[i]), int(when[i])),))
 
     def _byte(self, words: Any, i: int) -> int:
         first = words.start + i if isinstance(words, slice) else int(words.reshape(-1)[i])
         return 4 * first - 1024
 
-    def _unwritten(self, g: Gang, writer: Row, words: Any, pc: int) -> None:
+    def unwritten(self, g: Gang, writer: Row, words: Any, pc: int) -> None:
         if (writer < 0).any():
             i = int((writer.reshape(-1) < 0).argmax())
             text = (
@@ -340,11 +338,11 @@ class Checker:
                 i = int(wrong.reshape(-1).argmax())
                 clock = int(shadow.when[words].reshape(-1)[i])
                 text = "another thread of the warp wrote this; no bar.warp.sync stands between"
-                self.note(g, pc, "race", text, (self._where(AGENTS * g.agent, clock),))
+                self.note(g, pc, "race", text, (self.where(AGENTS * g.agent, clock),))
 
     # asynchronous units
 
-    def _visible(self, g: Gang, shadow: Shadow, words: Any, pc: int, what: str) -> None:
+    def visible(self, g: Gang, shadow: Shadow, words: Any, pc: int, what: str) -> None:
         """Writes that an asynchronous unit meets must be ordered before it, and fenced."""
         writer, when = shadow.writer[words].reshape(-1), shadow.when[words].reshape(-1)
         late = when > self.vectors[g.agent, FENCED][writer]
@@ -352,7 +350,7 @@ class Checker:
             return
         racing = late & (when > self.vectors[g.agent, SEEN][writer])
         i = int((racing if racing.any() else late).argmax())
-        other = self._where(int(writer[i]), int(when[i]))
+        other = self.where(int(writer[i]), int(when[i]))
         at = self._byte(words, i)
         if racing.any():
             text = f"byte {at} of shared memory: this {what} and the write are not ordered"
@@ -362,7 +360,7 @@ class Checker:
             self.note(g, pc, "proxy fence", text, (other,))
 
     def copy_in(
-        self, g: Gang, cta: CTA, words: slice, bar: Mbarrier, pc: int, generic: bool = False
+        self, g: Gang, cta: CtaLike, words: slice, bar: Mbarrier, pc: int, generic: bool = False
     ) -> None:
         """A copy that completes on `bar` will write words of a CTA's shared memory."""
         shadow = self.shadows[id(cta)]
@@ -370,32 +368,32 @@ class Checker:
             self.note(g, pc, "out of bounds", f"CTA {cta.name} has exited; a copy writes to it")
         if not bar.shown:
             text = f"no fence.mbarrier_init between the initialisation of {bar.name} and a copy"
-            self.note(g, pc, "proxy fence", text, (self._where(*bar.made),))
+            self.note(g, pc, "proxy fence", text, (self.where(*bar.made),))
         self._ordered_write(g, shadow, words, pc)
         if not generic:
-            self._visible(g, shadow, words, pc, "a copy over it")
+            self.visible(g, shadow, words, pc, "a copy over it")
         shadow.writer[words], shadow.when[words] = bar.agent, self._bar_tick(bar, pc)
         self.exits.uses(g, cta, (bar.agent, bar.phase + 1), pc)
 
-    def copy_out(self, g: Gang, cta: CTA, words: slice, bar: Mbarrier, pc: int) -> None:
+    def copy_out(self, g: Gang, cta: CtaLike, words: slice, bar: Mbarrier, pc: int) -> None:
         """A copy that completes on `bar` will read words of a CTA's shared memory."""
         shadow = self.shadows[id(cta)]
-        self._unwritten(g, shadow.writer[words], words, pc)
-        self._visible(g, shadow, words, pc, "a copy of it")
+        self.unwritten(g, shadow.writer[words], words, pc)
+        self.visible(g, shadow, words, pc, "a copy of it")
         shadow.reads_of(bar.agent)[words] = self._bar_tick(bar, pc)
 
     def product(self, g: Gang, issued: Issued) -> None:
         """A wgmma was issued: it reads shared memory until it is done."""
         p, shadow = issued.product, self.shadows[id(g.cta)]
-        clock = self._tick(g, p.pc, PRODUCTS)
+        clock = self.tick(g, p.pc, PRODUCTS)
         size = ELEMENT_BYTES[p.kind]
         operands = [operand_words(issued.b, p.n, p.k, size, p.b_transposed)]
         if isinstance(issued.a, int):
             quarter = g.first // 32 % 4
             operands.append(quarter_words(issued.a, quarter, p.k, size, p.a_transposed))
         for words in operands:
-            self._unwritten(g, shadow.writer[words], words, p.pc)
-            self._visible(g, shadow, words, p.pc, "a product")
+            self.unwritten(g, shadow.writer[words], words, p.pc)
+            self.visible(g, shadow, words, p.pc, "a product")
             shadow.reads_of(AGENTS * g.agent + PRODUCTS)[words] = clock
 
     def wgmma_commit(self, g: Gang) -> None:
@@ -416,7 +414,7 @@ class Checker:
     def cp_async(self, g: Gang, offsets: Row, n: int, pc: int) -> None:
         """Threads of a warp start copies of `n` bytes."""
         shadow, words = self.shadows[id(g.cta)], expand(offsets, n)
-        clock, agent = self._tick(g, pc, COPIES), AGENTS * g.agent + COPIES
+        clock, agent = self.tick(g, pc, COPIES), AGENTS * g.agent + COPIES
         self._ordered_write(g, shadow, words, pc)
         shadow.writer[words], shadow.when[words], shadow.lane[words] = agent, clock, -1
 
@@ -452,7 +450,7 @@ class Checker:
         pc, order = where
         words = expand(offsets, n)
         self._global_order(g, words, pc, order, "write")
-        self.globals.wrote(words, AGENTS * g.agent, self._tick(g, pc), order != "weak")
+        self.globals.wrote(words, AGENTS * g.agent, self.tick(g, pc), order != "weak")
         if order != "weak":
             self._give(g, words, order)
 
@@ -462,7 +460,7 @@ class Checker:
         words = expand(offsets, 4)
         self._global_order(g, words, pc, order, "atomic")
         self._take(g, words, now=order in TAKES)
-        self.globals.wrote(words, AGENTS * g.agent, self._tick(g, pc), strong=True)
+        self.globals.wrote(words, AGENTS * g.agent, self.tick(g, pc), strong=True)
         self._give(g, words, order)
 
     def _global_order(self, g: Gang, words: Row, pc: int, order: str, what: str) -> None:
@@ -475,7 +473,7 @@ class Checker:
             i = int(late.reshape(-1).argmax())
             address = (1 << 40) + 4 * int(words.reshape(-1)[i])
             name = self.machine.memory.describe(address)
-            other = self._where(int(writer.reshape(-1)[i]), int(when.reshape(-1)[i]))
+            other = self.where(int(writer.reshape(-1)[i]), int(when.reshape(-1)[i]))
             text = f"this {what} of global memory at {name} and the write are not ordered"
             self.note(g, pc, "race", text, (other,))
 

@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import random
-from typing import TYPE_CHECKING
 
 from ..core.errors import invalid
-
-if TYPE_CHECKING:
-    from .gang import Gang
+from .gang import Gang
 
 #: fair: turns of equal length. greedy: each as far as it can. random: order and lengths by a seed.
 #: late: as fair, but copies and products end when no warp can go on without them. adverse: random

@@ -9,18 +9,16 @@ rounding on a card is not known: "card" numbers are "exact" ones, one rounding a
 from __future__ import annotations
 
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from ..core.errors import unsupported
 from .barriers import Mbarrier, count_arrivals, located, mbarrier_at
 from .gang import Gang, Mask, lanes_of
+from .parts import CtaLike
 from .tensor_memory import LANES, tensor_memory_of
 from .tiles import ELEMENT_BYTES, accumulate, decode, operand_bytes, values
-
-if TYPE_CHECKING:
-    from .machine import CTA
 
 Row = np.ndarray
 #: (kind, code in the instruction descriptor) -> operand type
@@ -65,7 +63,7 @@ class Issued(NamedTuple):
 
     multiply: Multiply
     shape: Shape
-    ctas: list[CTA]
+    ctas: list[CtaLike]
     d: int
     a: int
     b: int
@@ -250,7 +248,7 @@ def _accumulate(chain: list[Issued]) -> None:
             tensor.floats[part.lanes, columns] = total
 
 
-def _left(issued: Issued, cta: CTA, part: Part) -> Row:
+def _left(issued: Issued, cta: CtaLike, part: Part) -> Row:
     """A of one CTA, [rows, k]."""
     kind = issued.shape.a_kind
     if issued.multiply.a_in_tensor:

@@ -10,20 +10,18 @@ own kernels leave these fences out.
 from __future__ import annotations
 
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
+from .barriers import Mbarrier
+from .gang import Gang
+from .machine import Machine
+from .parts import CheckerLike, CtaLike
 from .shadow import AGENTS, LET_GO, LOADS, PRODUCTS, SEEN, STORES, TAKEN, Shadow
+from .tcgen05 import Issued
 from .tensor_memory import COLUMNS, LANES
 from .tiles import operand_words
-
-if TYPE_CHECKING:
-    from .barriers import Mbarrier
-    from .gang import Gang
-    from .machine import CTA, Machine
-    from .races import Checker
-    from .tcgen05 import Issued
 
 Row = np.ndarray
 WAITS = {LOADS: "tcgen05.wait::ld", STORES: "tcgen05.wait::st"}
@@ -32,7 +30,7 @@ WAITS = {LOADS: "tcgen05.wait::ld", STORES: "tcgen05.wait::st"}
 class TensorChecks:
     """Watches the tensor memory of all CTAs of a launch."""
 
-    def __init__(self, checker: Checker) -> None:
+    def __init__(self, checker: CheckerLike) -> None:
         self.checker = checker
         self._shadows: dict[int, Shadow] = {}
         #: allocating instruction by (CTA, first column)
@@ -40,7 +38,7 @@ class TensorChecks:
         #: of each warp, its last fence::after_thread_sync, if that took something new
         self._taken: dict[int, int | None] = {}
 
-    def _shadow(self, cta: CTA) -> Shadow:
+    def _shadow(self, cta: CtaLike) -> Shadow:
         found = self._shadows.get(id(cta))
         if found is None:
             found = self._shadows[id(cta)] = Shadow(4 * LANES * COLUMNS)
@@ -78,13 +76,13 @@ class TensorChecks:
     def load(self, g: Gang, lanes: Row, columns: Row, pc: int) -> None:
         """tcgen05.ld"""
         words = lanes * COLUMNS + columns
-        clock = self.checker._tick(g, pc, LOADS)
+        clock = self.checker.tick(g, pc, LOADS)
         self._read(g, g.cta, words, pc, "load", LOADS, clock)
 
     def store(self, g: Gang, lanes: Row, columns: Row, pc: int) -> None:
         """tcgen05.st"""
         words, shadow = lanes * COLUMNS + columns, self._shadow(g.cta)
-        clock, agent = self.checker._tick(g, pc, STORES), AGENTS * g.agent + STORES
+        clock, agent = self.checker.tick(g, pc, STORES), AGENTS * g.agent + STORES
         self._write(g, g.cta, words, pc, "store", -1)
         shadow.writer[words], shadow.when[words] = agent, clock
 
@@ -127,7 +125,7 @@ class TensorChecks:
     def product(self, g: Gang, issued: Issued) -> None:
         """tcgen05.mma"""
         checker, pc = self.checker, issued.multiply.pc
-        agent, clock = AGENTS * g.agent + PRODUCTS, checker._tick(g, pc, PRODUCTS)
+        agent, clock = AGENTS * g.agent + PRODUCTS, checker.tick(g, pc, PRODUCTS)
         for cta in issued.ctas:
             if not any(other.fragments for other in cta.gangs):
                 checker.note(
@@ -146,13 +144,13 @@ class TensorChecks:
                 self._write(g, cta, words, pc, "product", agent)
                 shadow.writer[words], shadow.when[words] = agent, clock
 
-    def _operands(self, g: Gang, cta: CTA, issued: Issued, clock: int) -> None:
+    def _operands(self, g: Gang, cta: CtaLike, issued: Issued, clock: int) -> None:
         checker, pc = self.checker, issued.multiply.pc
         shadow = checker.shadows[id(cta)]
         for operand in issued.operands():
             words = operand_words(*operand)
-            checker._unwritten(g, shadow.writer[words], words, pc)
-            checker._visible(g, shadow, words, pc, "a product")
+            checker.unwritten(g, shadow.writer[words], words, pc)
+            checker.visible(g, shadow, words, pc, "a product")
             shadow.reads_of(AGENTS * g.agent + PRODUCTS)[words] = clock
 
     def committed(self, g: Gang) -> Row:
@@ -171,7 +169,7 @@ class TensorChecks:
     # order
 
     def _read(
-        self, g: Gang, cta: CTA, words: Row, pc: int, what: str, part: int, clock: int
+        self, g: Gang, cta: CtaLike, words: Row, pc: int, what: str, part: int, clock: int
     ) -> None:
         self._used(g)
         shadow, agent = self._shadow(cta), AGENTS * g.agent + part
@@ -181,7 +179,7 @@ class TensorChecks:
         self._late(g, words, (writer, when), pc, what, agent if part == PRODUCTS else -1)
         shadow.reads_of(agent)[words] = clock
 
-    def _write(self, g: Gang, cta: CTA, words: Row, pc: int, what: str, own: int) -> None:
+    def _write(self, g: Gang, cta: CtaLike, words: Row, pc: int, what: str, own: int) -> None:
         self._used(g)
         shadow = self._shadow(cta)
         self._late(g, words, (shadow.writer[words], shadow.when[words]), pc, what, own)
@@ -209,7 +207,7 @@ class TensorChecks:
         racing = late & (when > vectors[SEEN][agents])
         i = int((racing if racing.any() else late).reshape(-1).argmax())
         agent, clock = int(agents.reshape(-1)[i]), int(when.reshape(-1)[i])
-        word, other = int(words.reshape(-1)[i]), checker._where(agent, clock)
+        word, other = int(words.reshape(-1)[i]), checker.where(agent, clock)
         where = f"lane {word // COLUMNS}, column {word % COLUMNS} of tensor memory"
         warp, part = divmod(agent, AGENTS)
         waited = warp >= len(checker.vectors) or checker.vectors[warp, SEEN, agent] >= clock

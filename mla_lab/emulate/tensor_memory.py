@@ -7,17 +7,14 @@ touch lanes 32 (w % 4) to 32 (w % 4) + 31. PTX ISA, "Tensor Memory".
 from __future__ import annotations
 
 from functools import lru_cache
-from typing import TYPE_CHECKING
 
 import numpy as np
 
+from .access import st_shared
 from .findings import fault
 from .gang import Gang, Mask, lanes_of
-from .memory import st_shared
-from .translate import BLOCKED
-
-if TYPE_CHECKING:
-    from .machine import CTA
+from .parts import CtaLike
+from .writer import BLOCKED
 
 Row = np.ndarray
 LANES, COLUMNS = 128, 512
@@ -54,11 +51,12 @@ class TensorMemory:
             raise fault(g, pc, "tensor memory", text + (", ".join(allocated) or "none"))
 
 
-def tensor_memory_of(cta: CTA) -> TensorMemory:
+def tensor_memory_of(cta: CtaLike) -> TensorMemory:
     """The CTA's tensor memory, made when it is first used."""
     if cta.tensor is None:
         cta.tensor = TensorMemory()
-    return cta.tensor
+    found: TensorMemory = cta.tensor
+    return found
 
 
 def _one(row: Row, m: Mask) -> int:

@@ -29,6 +29,7 @@ from .cache import Busy, Cache
 from .cubin import read_resources
 from .cute_build import CuteWorker
 from .failure import CompileFailure
+from .options import check_options
 
 #: in the root of a prebuilt folder: {"toolchain": {"cute": {...}, "cuda": {...}}}
 MANIFEST = "manifest.json"
@@ -78,8 +79,9 @@ def compile(
 ) -> Artifact:
     """The artifact of one kernel for one architecture, compiled if it is not there.
 
-    Raises `BuildError` (no compiler, wrong release, unwritable cache, compile error) and
-    `Unsupported` (unknown architecture, or one the kernel is not written for).
+    Raises `BuildError` (no compiler, wrong release, unwritable cache, compile error),
+    `Unsupported` (unknown architecture, or one the kernel is not written for) and `InvalidInput`
+    (an option that the kernel does not read).
     """
     return compile_all([config], arch, progress=progress)[0]
 
@@ -162,11 +164,14 @@ def canonical(config: KernelConfig) -> KernelConfig:
 
 
 def check_buildable(config: KernelConfig, arch: str) -> None:
-    """`Unsupported` for an architecture that is unknown or not the kernel's."""
+    """`Unsupported` for an architecture that is unknown or not the kernel's, `InvalidInput` for an
+    option that the kernel does not read.
+    """
     check_arch(arch)
     archs = source.supported_archs(config.kernel)
     if arch not in archs:
         raise unsupported("arch", f"{arch!r} for {config.kernel}", archs)
+    check_options(config)
 
 
 def manifest_versions(cache: Cache, kernel: str) -> dict[str, str] | None:

@@ -21,10 +21,10 @@ from collections.abc import Iterable
 from dataclasses import asdict
 from pathlib import Path
 
-from .. import __version__
 from ..core.errors import BuildError, invalid, unsupported
 from ..core.resources import data_dir, kernels_dir
 from ..core.revision import Revision
+from ..core.version import __version__
 from ..plan.config import KernelConfig
 from .artifact import Artifact
 from .build import MANIFEST, Built, Progress, compile_all, no_count

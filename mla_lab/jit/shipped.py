@@ -17,6 +17,7 @@ from ..plan.launch_modes import (
     modes_of,
 )
 from .arch import check_arch
+from .options import check_options
 from .source import cuda_kernels, supported_archs
 
 #: (query and cache, out, page size); an fp16 query has a bf16 out unless one is given
@@ -343,7 +344,7 @@ def select(
 
 def with_settings(kernel: str, settings: list[str]) -> KernelConfig:
     """The configuration of `kernel` with "field=value" and "option=number" set, of equal names the
-    last, the rest at its default. Raises InvalidInput for other texts.
+    last, the rest at its default. Raises InvalidInput for other texts and unknown options.
     """
     defaults = KernelConfig(kernel).as_dict()
     values: dict[str, Any] = {}
@@ -359,4 +360,6 @@ def with_settings(kernel: str, settings: list[str]) -> KernelConfig:
             options[name] = int(value)
         else:
             raise invalid("--set", setting, f"{tuple(defaults)[1:-1]}, or OPTION=whole number")
-    return KernelConfig(kernel, **values, options=tuple(options.items()))
+    config = KernelConfig(kernel, **values, options=tuple(options.items()))
+    check_options(config)
+    return config

@@ -17,9 +17,9 @@ import zipfile
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from .. import __version__
 from ..core.errors import BuildError
 from ..core.revision import Revision
+from ..core.version import __version__
 from ..plan.config import KernelConfig
 from .artifact import Artifact
 from .build import MANIFEST, Built, Progress, compile_all, kernels_package, no_count

@@ -27,6 +27,7 @@ from .source_lines import line_of
 if TYPE_CHECKING:
     from ..emulate.gang import Gang
     from ..emulate.machine import CTA, Machine
+    from ..emulate.parts import CtaLike
 
 ARCHIVE = "runtime/emulate_debugger.zip"
 STAGES, CHUNKS, WARPS = 3, 3, 12
@@ -283,7 +284,7 @@ class _Camera(Recorder):
             name = barrier_name(bar.offset - RESERVED)
             self.uses[pc][Use("arrive", name, g.first // 32)] += 1
 
-    def phase(self, bar: Any, cta: CTA, name: str, number: int) -> None:
+    def phase(self, bar: Any, cta: CtaLike, name: str, number: int) -> None:
         super().phase(bar, cta, name, number)
         if isinstance(bar, Mbarrier):
             self._history(bar).phases.append(self._complete[id(bar)])
@@ -294,7 +295,7 @@ class _Camera(Recorder):
             self.uses[pc][Use("wait", name, g.first // 32)] += 1
         super().waited(g, bar, name, pc)
 
-    def copy(self, g: Gang, cta: CTA, bar: Mbarrier, nbytes: int, pc: int) -> None:
+    def copy(self, g: Gang, cta: CtaLike, bar: Mbarrier, nbytes: int, pc: int) -> None:
         super().copy(g, cta, bar, nbytes, pc)
         last = self.events[-1]
         self._history(bar).copies.append((last.begin, last.end, nbytes))

@@ -31,7 +31,7 @@ class KernelConfig:
     #: causal or packed-tree mask code is compiled in
     mask: str = "none"
     #: switches of one kernel, for experiments and features, as sorted pairs; `static_facts` of the
-    #: kernel's package reads them, and one that it does not read makes another key of equal code
+    #: kernel's package reads them, and `jit.options` refuses one that it does not read
     options: tuple[tuple[str, int], ...] = ()
 
     def __post_init__(self) -> None:

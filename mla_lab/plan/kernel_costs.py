@@ -1,8 +1,8 @@
 """Constants of our kernel families, from which the cost model of a problem follows.
 
 `data/runtime/kernel_costs.json` holds the constants fitted to a sweep in 16 bits (see
-`tune.fitting`), `kernel_costs_eight_bits.json` those of builds over an fp8 cache. A format without
-constants is priced with those of 16 bits and its own bytes a token.
+`bench.tune.fitting`), `kernel_costs_eight_bits.json` those of builds over an fp8 cache. A format
+without constants is priced with those of 16 bits and its own bytes a token.
 """
 
 from __future__ import annotations

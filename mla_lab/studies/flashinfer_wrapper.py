@@ -3,7 +3,7 @@
     python -m mla_lab.studies.flashinfer_wrapper CHECKOUT OUT.jsonl --draw 16 --device cpu
 
 CHECKOUT is a FlashInfer repository. `tests/attention/test_deepseek_mla.py` runs as it stands, with
-`flashinfer.mla` being `mla_lab.flashinfer_names`, except that
+`flashinfer.mla` being `mla_lab.names.flashinfer`, except that
 
 * "cuda" in device names is the device that was chosen, and capability checks find Hopper;
 * the wrapper copies caches of two buffers (`copies_caches`), since the tests make two;
@@ -29,7 +29,7 @@ from typing import Any
 
 import torch
 
-import mla_lab.flashinfer_names as names
+import mla_lab.names.flashinfer as names
 from mla_lab.core.revision import Revision
 
 TESTS = "tests/attention/test_deepseek_mla.py"

@@ -204,8 +204,8 @@ def lse_error(record: str = "records/h200_pairwise.jsonl") -> Figure:
 
 def choices(record: str = "records/h200_sweep_heldout.jsonl") -> Figure:
     """Share of a sweep's cases whose choice is within 3 % of our fastest variant."""
+    from ..bench.tune.fitting import launches, quality
     from ..plan.kernel_costs import recorded_costs
-    from ..tune.fitting import launches, quality
 
     found = quality(recorded_costs(), launches(rows_of(record)))
     note = f"{found.cases} cases, {found.mean_regret - 1:.1%} over the best in the mean"

@@ -35,15 +35,19 @@ from ...plan.xqa import (
     row_tiles_for,
 )
 from .. import self_check
-from ..base import SKIPS_NOTHING, Replay, believes_max_q_len, gpu_of
+from ..base import SKIPS_NOTHING, Replay, believes_max_q_len, gpu_of, not_taken
 from ..rank_mask import repeated, with_mask
 from . import xqa
 from .xqa import Operands, Settings, XqaLaunch
 
-#: features that the kernel lacks, and their names in a call
-MISSING = {
-    "sparse": "sparse_mla_top_k: sparse calls",
-}
+#: features of a call that the kernel takes; it skips no tile, which skip_softmax leaves it free to
+TAKES = frozenset(
+    (
+        *("ragged", "causal", "mask", "sinks", "lse", "skip_softmax", "tensor_scales"),
+        *("nonpositive_scale", "separate_tables", "context_parallel", "batch_invariant"),
+        *("strided_query", "strided_pages", "strided_tables", "pdl", "no_pdl", "planned"),
+    )
+)
 #: of a call with a plan of the caller's
 OWN_CUTS = "the plan is not followed: each request is cut by a formula"
 
@@ -171,9 +175,9 @@ def _settings(call: Call) -> Settings:
 
 
 def _feature_reason(features: Features, arch: str) -> str | None:
-    for name, words in MISSING.items():
-        if getattr(features, name):
-            return f"its kernel has no {words}"
+    reason = not_taken(features.names(), TAKES, "its kernel has")
+    if reason:
+        return reason
     if features.pdl and arch not in xqa.PROGRAMMATIC:
         return f"enable_pdl=True: {arch} has no programmatic dependent launch"
     return None

@@ -25,11 +25,13 @@ from ...plan.xqa import (
     row_tiles_for,
 )
 from .. import self_check
-from ..base import believes_max_q_len, gpu_of
+from ..base import believes_max_q_len, gpu_of, not_taken
 from ..self_check import SelfCheck
 from ..torch import gqa as by_torch
 from . import xqa
 
+#: features of a call that the kernel takes
+TAKES = frozenset(("mask", "sinks", "lse", "window", "separate_tables", "pdl", "batch_invariant"))
 HEAD_DIMS = tuple(key for key, value in DIMS if key == value)
 
 
@@ -40,8 +42,9 @@ def reason(form: GqaForm, gpu: Gpu | None) -> str | None:
     arch = xqa.arch_of(gpu)
     if arch is None:
         return f"the GPU is {gpu.arch}; its kernel is for {ARCHS}"
-    if "skip_softmax" in form.features:
-        return "its kernel has no skip_softmax_threshold_scale_factor"
+    missing = not_taken(sorted(form.features), TAKES, "its kernel has")
+    if missing:
+        return missing
     if "pdl" in form.features and arch not in xqa.PROGRAMMATIC:
         return f"enable_pdl=True: {arch} has no programmatic dependent launch"
     return _format_reason(form) or xqa.build_reason(_config(form, arch), arch)

@@ -35,7 +35,7 @@ from ...plan.launch_modes import (
 from ...plan.pricing import config_of, first_too_long, too_long
 from ...plan.selection import Selection, select
 from .. import self_check
-from ..base import ANY_KEYS, SKIPS_NOTHING, Replay, gpu_of
+from ..base import ANY_KEYS, SKIPS_NOTHING, Replay, gpu_of, not_taken
 from ..cuda.ops import MAX_BATCH
 from ..rank_mask import masked, repeated, with_mask
 from . import blackwell, proofs, widening
@@ -45,11 +45,14 @@ from .families import FAMILIES, SM100, costs
 from .launch import Launch
 from .token_gather import configs_for, formula_for, gathers
 
-#: features that no kernel has yet, and their names in a call
-MISSING = {
-    "separate_tables": "uses_shared_paged_kv_idx=False: a table of its own for values",
-    "strided_query": "query whose rows lie apart",
-}
+#: features of a call that some Hopper kernel takes
+TAKES = frozenset(
+    (
+        *("ragged", "causal", "mask", "sinks", "lse", "sparse", "top_k_lens", "skip_softmax"),
+        *("tensor_scales", "context_parallel", "batch_invariant", "strided_pages"),
+        *("strided_tables", "pdl", "no_pdl", "planned"),
+    )
+)
 #: query tokens with which a request of any heads counts as one of many rows
 MOST_TOKENS = 64
 #: features that a build is made for
@@ -130,7 +133,8 @@ def sm100_reason(problem: Problem, features: Features, gpu: Gpu) -> str | None:
 
 def common_reason(features: Features, problem: Problem, gpu: Gpu) -> str | None:
     """What no kernel of ours takes, hardware first; None where some kernel may."""
-    return _gpu_reason(gpu) or _feature_reason(features) or _format_reason(problem)
+    reason = _gpu_reason(gpu) or not_taken(features.names(), TAKES, "its kernels have")
+    return reason or _format_reason(problem)
 
 
 def _gpu_reason(gpu: Gpu) -> str | None:
@@ -138,15 +142,6 @@ def _gpu_reason(gpu: Gpu) -> str | None:
     if gpu.arch in archs:
         return None
     return f"the GPU is {gpu.arch}; its kernels are for {(*archs, *SM100.archs)}"
-
-
-def _feature_reason(features: Features) -> str | None:
-    for name, words in MISSING.items():
-        if getattr(features, name):
-            return f"its kernels have no {words}"
-    if features.nonpositive_scale:
-        return "bmm1_scale of 0 or less: its kernels mask scores before they are scaled"
-    return None
 
 
 def _format_reason(problem: Problem) -> str | None:

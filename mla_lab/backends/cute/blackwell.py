@@ -17,6 +17,7 @@ from ...plan.choose import invariant_tile
 from ...plan.config import KernelConfig
 from ...plan.kernel_costs import recorded_costs
 from ...plan.launch_modes import FORMATS, KEEP_AB_PERSISTENT, OUTS
+from ..base import not_taken
 from ..cuda.ops import MAX_BATCH
 from . import proofs
 from .device_plan import PlanOnDevice, SelfScheduled
@@ -30,14 +31,13 @@ MARK = "emulated, never run on a card"
 TILE = (128, 2)
 #: (query, cache) that it is compiled for
 TAKEN = tuple(pair for pair in FORMATS if pair[1] != "fp8_656")
-#: features that the SM100 kernel lacks, and their names in a call
-LACKS = {
-    "separate_tables": "uses_shared_paged_kv_idx=False",
-    "sparse": "sparse_mla_top_k",
-    "strided_query": "query whose rows lie apart",
-    "skip_softmax": "skip_softmax_threshold_scale_factor",
-    "planned": "a plan of the caller's",
-}
+#: features of a call that the SM100 kernel takes
+TAKES = frozenset(
+    (
+        *("ragged", "causal", "mask", "sinks", "lse", "tensor_scales", "context_parallel"),
+        *("batch_invariant", "strided_pages", "strided_tables", "pdl", "no_pdl"),
+    )
+)
 
 
 def is_blackwell(gpu: Gpu) -> bool:
@@ -62,11 +62,9 @@ def mark(gpu: Gpu | None) -> str | None:
 
 def refusal(features: Features, problem: Problem) -> str | None:
     """What the kernel lacks for this call, or None."""
-    for name, words in LACKS.items():
-        if getattr(features, name):
-            return f"its SM100 kernel has no {words}"
-    if features.nonpositive_scale:
-        return "bmm1_scale of 0 or less: its kernels mask scores before they are scaled"
+    reason = not_taken(features.names(), TAKES, "its SM100 kernel has")
+    if reason:
+        return reason
     dims = (problem.latent_dim, problem.rope_dim)
     if dims != (LATENT_DIM, ROPE_DIM):
         return f"latent and rope dims {dims}; its kernels have {(LATENT_DIM, ROPE_DIM)}"

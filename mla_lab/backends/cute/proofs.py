@@ -17,10 +17,10 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from ... import __version__
 from ...core.errors import BuildError, InvalidInput, invalid
 from ...core.files import check, read_json, replacing
 from ...core.gpu import Gpu
+from ...core.version import __version__
 from ...jit.arch import CAPABILITIES
 from ...jit.cache import check_private, default_root, private_folder
 from ...jit.source import source_hash

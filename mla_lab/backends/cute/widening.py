@@ -14,6 +14,7 @@ from ...call.form import Features
 from ...core.gpu import Gpu
 from ...core.problem import Problem
 from ...plan import KernelConfig
+from ..base import not_taken
 from ..cuda.ops import MAX_BATCH
 from .catalogue import missing_for
 from .device_plan import SelfScheduled
@@ -21,14 +22,13 @@ from .device_plan import SelfScheduled
 ARCH = "sm_90a"
 #: values of the kernel's option `gather`
 PAGED, SPARSE = 1, 2
-#: features that the kernel lacks, and their names in a call
-LACKS = {
-    "mask": "draft masks",
-    "skip_softmax": "skip_softmax_threshold_scale_factor",
-    "batch_invariant": "batch_invariant",
-    "context_parallel": "enable_dcp",
-    "planned": "plan: its workers find their tiles themselves",
-}
+#: features of a call that the kernel takes; its workers find their tiles themselves
+TAKES = frozenset(
+    (
+        *("ragged", "causal", "sinks", "lse", "sparse", "top_k_lens", "tensor_scales"),
+        *("strided_pages", "strided_tables", "pdl", "no_pdl"),
+    )
+)
 #: (heads above, query tokens from which on it is the faster one)
 AHEAD = ((64, 2), (32, 4))
 
@@ -40,10 +40,7 @@ def refusal(features: Features, problem: Problem, gpu: Gpu) -> str | None:
     formats = (problem.q_dtype, problem.kv_format)
     if formats != ("bf16", "fp8_656"):
         return f"{formats[0]} over {formats[1]}; its kernel takes bf16 over fp8_656"
-    for name, words in LACKS.items():
-        if getattr(features, name):
-            return f"its kernel has no {words}"
-    return None
+    return not_taken(features.names(), TAKES, "its kernel has")
 
 
 def too_many(total_q: int, problem: Problem) -> str | None:

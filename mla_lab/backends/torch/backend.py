@@ -26,7 +26,7 @@ from ...core.gpu import Gpu
 from ...core.problem import Problem
 from ...plan import Plan, WorkTile
 from ...plan.refit import refit
-from ..base import plan_for
+from ..base import not_taken, plan_for
 from .epilogue import Epilogue, number
 from .kv_staging import Addresses, Stage
 from .mask import Visibility
@@ -41,6 +41,17 @@ CHUNK_TOKENS = 512
 MOST_TOGETHER = 4
 
 
+#: features of a call that it takes
+TAKES = frozenset(
+    (
+        *("ragged", "causal", "mask", "sinks", "lse", "sparse", "top_k_lens", "skip_softmax"),
+        *("tensor_scales", "nonpositive_scale", "separate_tables", "context_parallel"),
+        *("batch_invariant", "strided_query", "strided_pages", "strided_tables"),
+        *("no_pdl", "planned"),
+    )
+)
+
+
 class TorchBackend:
     """Every feature of the contract, in torch operations."""
 
@@ -52,7 +63,7 @@ class TorchBackend:
         """Refuses programmatic dependent launch alone."""
         if features.pdl:
             return "enable_pdl=True: torch operations have no programmatic dependent launch"
-        return None
+        return not_taken(features.names(), TAKES, "its operations have")
 
     def plan(self, call: Call, gpu: Gpu | None) -> Plan:
         """The plan that a kernel would get on `gpu`, or on an H200."""

@@ -12,13 +12,19 @@ from torch import Tensor
 from ...call.gqa_args import CheckedGqaCall, GqaForm
 from ...core import kv_cache as formats
 from ...reference.gqa import decode_gqa_reference
+from ..base import not_taken
+
+#: features of a call that it takes
+TAKES = frozenset(
+    ("mask", "sinks", "lse", "window", "skip_softmax", "separate_tables", "batch_invariant")
+)
 
 
 def reason(form: GqaForm) -> str | None:
     """None if torch can run such a call, else why not."""
     if "pdl" in form.features:
         return "enable_pdl=True: torch operations have no programmatic dependent launch"
-    return None
+    return not_taken(sorted(form.features), TAKES, "its operations have")
 
 
 def run(call: CheckedGqaCall) -> None:

@@ -10,7 +10,7 @@ from typing import Any, Protocol
 
 import torch
 
-from ... import __version__
+from ...core.version import __version__
 from ..cases import Case
 from ..rotation import Rotation
 from ..timers import Launch

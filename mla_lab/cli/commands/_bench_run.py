@@ -84,7 +84,7 @@ def run(args: argparse.Namespace) -> None:
 
 def sweep(args: argparse.Namespace) -> int:
     """Our own variants against each other, and whatever peers are named beside them."""
-    from ...tune.sweep import METHOD, PER_TILE, Sweep
+    from ...bench.tune.sweep import METHOD, PER_TILE, Sweep
 
     class OwnSweep(Sweep):
         backend = args.backend
@@ -103,7 +103,7 @@ def _spread(args: argparse.Namespace, method: Method, per_tile: int) -> int:
     import ray  # noqa: F401  (missing: the command says which extra installs it)
 
     from ...bench import Record, results
-    from ...tune.cluster import ClusterSweep, spread
+    from ...bench.tune.cluster import ClusterSweep, spread
 
     device = args.device or "cuda"
     peers, record = tuple(args.peers or ()), Record(args.record)

@@ -11,7 +11,7 @@ from . import _bench_run
 from ._bench_cases import names
 
 if TYPE_CHECKING:
-    from ...tune.fitting import Launch
+    from ...bench.tune.fitting import Launch
 
 
 def add_parser(subparsers: Any) -> argparse.ArgumentParser:
@@ -67,10 +67,10 @@ def run(args: argparse.Namespace) -> int | None:
 def fit(args: argparse.Namespace) -> None:
     """Fit the cost model to `args.records`, judge it, and write it unless `args.dry_run`."""
     from ...bench import read
+    from ...bench.tune import fitting
+    from ...bench.tune.format_costs import by_formats
     from ...core.resources import data_dir
     from ...plan.kernel_costs import RECORD, SIXTEEN, recorded_costs
-    from ...tune import fitting
-    from ...tune.format_costs import by_formats
 
     rows = [row for path in args.records for row in read(path)]
     found = fitting.launches(rows)
@@ -98,9 +98,9 @@ def fit(args: argparse.Namespace) -> None:
 
 def _fit_formats(args: argparse.Namespace, found: list[Launch], source: str) -> None:
     """Of a sweep over caches of eight bits."""
+    from ...bench.tune import format_costs
     from ...core.resources import data_dir
     from ...plan.kernel_costs import FORMATS_RECORD
-    from ...tune import format_costs
 
     made, said = format_costs.fit_formats(format_costs.by_formats(found))
     print("\n".join([source, *said]))

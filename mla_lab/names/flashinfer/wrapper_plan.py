@@ -9,9 +9,9 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
-from ..call.checks.shapes import DIMS
-from ..core import masks
-from ..core.errors import invalid, invalid_type, unsupported
+from ...call.checks.shapes import DIMS
+from ...core import masks
+from ...core.errors import invalid, invalid_type, unsupported
 
 SIXTEEN_BITS = (torch.float16, torch.bfloat16)
 CACHE_DTYPES = (*SIXTEEN_BITS, torch.float8_e4m3fn)

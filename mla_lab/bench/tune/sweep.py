@@ -12,20 +12,15 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
-from .. import backends
-from ..backends.cute.families import FAMILIES, config_for, costs
-from ..bench.cases import Case
-from ..bench.harness import Bench
-from ..bench.measure import Method
-from ..bench.peers import Peer
-from ..bench.peers.variant import Variant
-from ..core.errors import InvalidInput
-from ..core.gpu import H200, Gpu
-from ..core.problem import Problem
-from ..plan import KernelCosts, Plan, predicted_us
-from ..plan.cuts import Shape
-from ..plan.formula import counts, fits_ll_slice, most_splits
-from ..plan.launch_modes import (
+from ... import backends
+from ...backends.cute.families import FAMILIES, config_for, costs
+from ...core.errors import InvalidInput
+from ...core.gpu import H200, Gpu
+from ...core.problem import Problem
+from ...plan import KernelCosts, Plan, predicted_us
+from ...plan.cuts import Shape
+from ...plan.formula import counts, fits_ll_slice, most_splits
+from ...plan.launch_modes import (
     FORMATS,
     KEEP_AB_PERSISTENT,
     SIXTEEN_BIT,
@@ -33,7 +28,12 @@ from ..plan.launch_modes import (
     find_mode,
     keep_ab_tiles,
 )
-from ..plan.pricing import SPLITS
+from ...plan.pricing import SPLITS
+from ..cases import Case
+from ..harness import Bench
+from ..measure import Method
+from ..peers import Peer
+from ..peers.variant import Variant
 
 #: few rounds, as the fit averages over many launches. Untimed lead replays, as variants differ by
 #: less than the cost of a short replay that follows another kernel's

@@ -7,11 +7,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ..plan.cost import CostModel
-from ..plan.cuts import Shape
-from ..plan.kernel_costs import KernelCosts
-from ..plan.search import sharing
-from ..plan.tile import Plan
+from ...plan.cost import CostModel
+from ...plan.cuts import Shape
+from ...plan.kernel_costs import KernelCosts
+from ...plan.search import sharing
+from ...plan.tile import Plan
 
 #: constants that a sweep on one card determines
 FITTED = (

@@ -18,12 +18,12 @@ from typing import Any
 
 import torch
 
-from ..bench.cases import Case
-from ..bench.environment import command_line
-from ..bench.measure import Method
-from ..bench.peers import select
-from ..bench.records import Record, Row, results
-from ..core.errors import unsupported
+from ...core.errors import unsupported
+from ..cases import Case
+from ..environment import command_line
+from ..measure import Method
+from ..peers import select
+from ..records import Record, Row, results
 from .sweep import Sweep
 
 #: workers that a case may lose before it counts as failed

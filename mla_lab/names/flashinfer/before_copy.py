@@ -14,11 +14,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..call.checks import form_of
-from ..call.checks.tensors import device as check_device
-from ..call.decode_args import DecodeArgs
-from ..call.gqa_args import GqaArgs
-from ..call.gqa_checks import check_form
+from ...call.checks import form_of
+from ...call.checks.tensors import device as check_device
+from ...call.decode_args import DecodeArgs
+from ...call.gqa_args import GqaArgs
+from ...call.gqa_checks import check_form
 
 SIXTEEN_BITS = (torch.bfloat16, torch.float16)
 

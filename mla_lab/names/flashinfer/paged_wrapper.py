@@ -12,8 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..api import contract
-from ..core.errors import invalid, invalid_type, unsupported
+from ...api import contract
+from ...core.errors import invalid, invalid_type, unsupported
 from .first_use import clear_once
 from .wrapper_plan import (
     Planned,

@@ -17,11 +17,11 @@ from typing import Any
 
 import numpy as np
 
-from ..bench.peers.variant import Variant
-from ..bench.records import Row, problem_of, results
-from ..core.errors import invalid
-from ..plan import KernelCosts
-from ..plan.launch_modes import mode_of
+from ...core.errors import invalid
+from ...plan import KernelCosts
+from ...plan.launch_modes import mode_of
+from ..peers.variant import Variant
+from ..records import Row, problem_of, results
 from .calibrate import FITTED, Launches, Measured, gauss_newton
 
 #: a choice counts as right up to this regret

@@ -1,7 +1,7 @@
 """FlashInfer's decode names on our calls: the import is all that a program changes.
 
-    from mla_lab.flashinfer_names import trtllm_batch_decode_with_kv_cache_mla
-    import mla_lab.flashinfer_names as flashinfer    # flashinfer.mla.x, flashinfer.decode.x
+    from mla_lab.names.flashinfer import trtllm_batch_decode_with_kv_cache_mla
+    import mla_lab.names.flashinfer as flashinfer    # flashinfer.mla.x, flashinfer.decode.x
 
 Semantics are those of `api.contract`. For existing programs these names accept more:
 
@@ -35,10 +35,10 @@ from typing import Any, ParamSpec, TypeVar
 import torch
 from torch import Tensor
 
-from ..api import contract, contract_gqa
-from ..core import masks
-from ..core.errors import invalid, invalid_type
-from ..plan.workspace import WORD_BYTES
+from ...api import contract, contract_gqa
+from ...core import masks
+from ...core.errors import invalid, invalid_type
+from ...plan.workspace import WORD_BYTES
 from .before_copy import SIXTEEN_BITS, check_gqa, check_mla
 from .first_use import clear_once
 from .paged_wrapper import BatchMLAPagedAttentionWrapper

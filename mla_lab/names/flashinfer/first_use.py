@@ -13,7 +13,7 @@ from torch import Tensor
 from torch._library.effects import EffectType
 from torch.multiprocessing.reductions import StorageWeakRef
 
-from ..plan.workspace import LL_WORDS, MAX_GROUPS, WORD_BYTES
+from ...plan.workspace import LL_WORDS, MAX_GROUPS, WORD_BYTES
 
 #: merge counters and LL partials come first in every layout
 ZEROED_BYTES = (MAX_GROUPS + LL_WORDS) * WORD_BYTES

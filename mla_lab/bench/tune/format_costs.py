@@ -11,8 +11,8 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
-from ..plan import KernelCosts
-from ..plan.kernel_costs import recorded_costs, recorded_formats
+from ...plan import KernelCosts
+from ...plan.kernel_costs import recorded_costs, recorded_formats
 from . import fitting
 from .fitting import Launch, Quality
 

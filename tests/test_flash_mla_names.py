@@ -9,7 +9,7 @@ import torch
 
 from mla_lab.core.errors import InvalidInput, Unsupported
 from mla_lab.core.problem import Problem
-from mla_lab.names.flash_mla import flash_mla_with_kvcache, get_mla_metadata
+from mla_lab.flash_mla_names import flash_mla_with_kvcache, get_mla_metadata
 from mla_lab.reference.inputs import DecodeInputs, make_inputs
 from mla_lab.reference.mla import decode_reference
 from mla_lab.reference.tolerance import error, lse_error

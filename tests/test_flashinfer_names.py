@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-import mla_lab.names.flashinfer as flashinfer
+import mla_lab.flashinfer_names as flashinfer
 from mla_lab.api import contract
 from mla_lab.core import masks
 from mla_lab.core.errors import InvalidInput, Unsupported

@@ -42,7 +42,7 @@ body[data-theme="dark"]{--jp-layout-color2:#23272f;--jp-content-font-color1:#e6e
 .out{overflow-x:auto;margin:.4em 0 1.2em} .out pre{background:none;padding:.2em .9em}
 .out table{border-collapse:collapse;font-size:.85rem}
 .out td,.out th{padding:3px 10px;border-bottom:1px solid var(--color-background-border)}
-.place,.chart{background:#fff;color:#1F2430;border-radius:6px;padding:4px}
+.place:has(svg),.chart{background:#fff;color:#1F2430;border-radius:6px;padding:4px}
 .words{font-size:.85rem;margin-top:.4em} .frames input{width:340px;max-width:60%;
 vertical-align:middle}
 a.word{color:inherit;text-decoration:underline dotted;cursor:help}

@@ -1,6 +1,6 @@
 """FlashMLA's decode names on our calls: the import is all that a program changes.
 
-    from mla_lab.names.flash_mla import flash_mla_with_kvcache, get_mla_metadata
+    from mla_lab.flash_mla_names import flash_mla_with_kvcache, get_mla_metadata
 
 Dense calls in bf16 and fp16, and sparse calls of a bf16 query over 656-byte tokens; `backend`
 "auto" chooses. What differs from `api.decode`, as FlashMLA's callers expect it:

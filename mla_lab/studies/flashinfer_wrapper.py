@@ -3,7 +3,7 @@
     python -m mla_lab.studies.flashinfer_wrapper CHECKOUT OUT.jsonl --draw 16 --device cpu
 
 CHECKOUT is a FlashInfer repository. `tests/attention/test_deepseek_mla.py` runs as it stands, with
-`flashinfer.mla` being `mla_lab.names.flashinfer`, except that
+`flashinfer.mla` being `mla_lab.flashinfer_names`, except that
 
 * "cuda" in device names is the device that was chosen, and capability checks find Hopper;
 * the wrapper copies caches of two buffers (`copies_caches`), since the tests make two;

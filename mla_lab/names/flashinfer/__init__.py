@@ -1,7 +1,7 @@
 """FlashInfer's decode names on our calls: the import is all that a program changes.
 
-    from mla_lab.names.flashinfer import trtllm_batch_decode_with_kv_cache_mla
-    import mla_lab.names.flashinfer as flashinfer    # flashinfer.mla.x, flashinfer.decode.x
+    from mla_lab.flashinfer_names import trtllm_batch_decode_with_kv_cache_mla
+    import mla_lab.flashinfer_names as flashinfer    # flashinfer.mla.x, flashinfer.decode.x
 
 Semantics are those of `api.contract`. For existing programs these names accept more:
 

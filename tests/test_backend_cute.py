@@ -16,7 +16,7 @@ from mla_lab.api import decode, replay
 from mla_lab.api.context_parallel import shard
 from mla_lab.backends.cuda import ops as cuda_ops
 from mla_lab.backends.cute import backend as cute
-from mla_lab.backends.cute import device_plan, launch
+from mla_lab.backends.cute import launch
 from mla_lab.backends.cute.backend import CuteBackend
 from mla_lab.backends.cute.device_plan import Formula, PlanOnDevice
 from mla_lab.backends.cute.families import complete, config_for, config_for_plan
@@ -491,34 +491,3 @@ def test_what_is_chosen_ships(batch_invariant: bool) -> None:
                     config if config.mask == "tree" else replace(config, mask=choice.config.mask)
                     for config in ready
                 }
-
-
-def test_what_a_captured_graph_reads_stays_however_many_shapes_follow() -> None:
-    device = torch.device("cpu")
-    first = device_plan.uniform_q_begin(3, 1, device)
-    lengths = device_plan.equal_lengths(3, 70, device)
-    for batch in range(4, 700):
-        device_plan.uniform_q_begin(batch, 1, device)
-        device_plan.equal_lengths(batch, 70, device)
-    assert device_plan.uniform_q_begin(3, 1, device) is first
-    assert device_plan.equal_lengths(3, 70, device) is lengths
-
-
-def test_words_of_a_plan_are_kept_where_a_graph_is_captured_with_it(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    class OnCard:
-        is_cuda = True
-
-    kept: list[Any] = []
-    monkeypatch.setattr(launch, "_CAPTURED", kept)
-    words = replace(
-        device_plan.on_device(make_plan(PLAIN), torch.device("cpu")),
-        tiles=OnCard(),  # type: ignore[arg-type]
-    )
-    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
-    launch.keep_for_graph(words)
-    assert kept == []
-    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
-    launch.keep_for_graph(words)
-    assert kept[0] is words

@@ -117,6 +117,18 @@ def test_a_lane_that_arrives_for_its_warp_meets_it_before(schedule: str) -> None
     assert kinds(own.format(count=1, fence=FENCE, sync=""), schedule=schedule) == []
 
 
+IN_TURN = "@%p1 " + ARRIVE + "{between} @!%p1 " + ARRIVE
+
+
+@pytest.mark.parametrize("schedule", ["fair", "greedy", "random"])
+def test_lanes_that_arrive_in_turn_release_what_each_has_done(schedule: str) -> None:
+    arrive = IN_TURN.format(between="")
+    assert kinds(PIPELINE.format(count=32, fence=FENCE, arrive=arrive), schedule=schedule) == []
+    late = IN_TURN.format(between="@%p1 st.shared.b32 [%r4], %r0;")
+    found = kinds(PIPELINE.format(count=32, fence=FENCE, arrive=late), schedule=schedule)
+    assert found == ["race"]
+
+
 def test_an_arrival_in_excess() -> None:
     assert "excess arrival" in kinds(PIPELINE.format(count=31, fence=FENCE, arrive=ARRIVE))
 

@@ -18,7 +18,7 @@ from .house import Import, imports_in, imports_of, package_modules
 
 #: layers from the top; a room may import lower ones, and its own layer while no circle forms
 LAYERS = (
-    {"cli", "lab", "__main__"},
+    {"cli", "lab", "__main__", "flashinfer_names", "flash_mla_names"},
     {"studies", "verify"},
     {"simulate"},
     {"bench", "capture", "engines", "names", "xray"},
@@ -31,6 +31,8 @@ LAYERS = (
     {"core"},
 )
 MOST_ROOMS = 22
+#: single files that only hand on: the command, and names that programs import
+FACES = {"__main__", "flashinfer_names", "flash_mla_names"}
 RANK = {room: rank for rank, rooms in enumerate(reversed(LAYERS)) for room in rooms}
 
 #: rooms that need NumPy and the standard library alone to be imported; torch may come with a call
@@ -151,7 +153,7 @@ def heavy(imports: list[Import]) -> list[str]:
 def test_every_room_has_a_layer():
     rooms = {room(module) for module in package_modules()} - {""}
     assert rooms == set(RANK), "name its layer in LAYERS"
-    assert len(rooms) <= MOST_ROOMS
+    assert len(rooms - FACES) <= MOST_ROOMS
 
 
 def test_imports_point_down():

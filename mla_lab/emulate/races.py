@@ -42,6 +42,7 @@ from .shadow import (
     Shadow,
     expand,
     lane_bits,
+    since,
 )
 from .tensor_checks import TensorChecks
 from .tiles import ELEMENT_BYTES, operand_words, quarter_words
@@ -220,14 +221,13 @@ class Checker:
 
     def releases(self, g: Gang, bar: Mbarrier, relaxed: bool, pc: int, threads: Row) -> None:
         """mbarrier.arrive by some threads of a warp: what others did since the warp met is not
-        ordered before, unless they have arrived in this phase since they did it.
-        """
+        ordered before, unless they arrived in this phase after they did it."""
         if bar.cta is not g.cta:
             self.exits.uses(g, bar.cta, (AGENTS * g.agent, self.tick(g, pc)), pc)
         mine = self.at_fence[g.agent] if relaxed else self.vectors[g.agent]
         earlier = [] if relaxed else bar.arrivals.setdefault(g.agent, [])
         earlier.append((len(self.places[AGENTS * g.agent]), lane_bits(g.lane[threads])))
-        loose = next((c for c, lanes in self.recent[g.agent] if lanes & ~_since(earlier, c)), 0)
+        loose = next((c for c, lanes in self.recent[g.agent] if lanes & ~since(earlier, c)), 0)
         if loose:
             mine = mine.copy()
             np.minimum(mine[:, AGENTS * g.agent], loose - 1, out=mine[:, AGENTS * g.agent])
@@ -498,12 +498,3 @@ class Checker:
         for word in np.unique(words).tolist():
             held = self.published.get(word)
             self.published[word] = mine.copy() if held is None else np.maximum(held, mine)
-
-
-def _since(arrivals: list[tuple[int, int]], clock: int) -> int:
-    """Lanes that arrived at `clock` or later, a bit each."""
-    lanes = 0
-    for at, some in arrivals:
-        if at >= clock:
-            lanes |= some
-    return lanes

@@ -27,6 +27,15 @@ def lane_bits(lanes: Row) -> int:
     return ALL_LANES if len(lanes) == WARP else int((1 << lanes.astype(np.int64)).sum())
 
 
+def since(arrivals: list[tuple[int, int]], clock: int) -> int:
+    """Lanes of the arrivals (clock, lanes) at `clock` or later, a bit each."""
+    lanes = 0
+    for at, some in arrivals:
+        if at >= clock:
+            lanes |= some
+    return lanes
+
+
 class Shadow:
     """Of one CTA's shared memory. An agent of -1 and a time of 0 are nobody's."""
 

@@ -1,19 +1,28 @@
-"""Table of sparse calls over 656-byte tokens beside FlashMLA: by the kernel that gathers tokens, by
-the one that widens them once per cluster, and by the one of the two that "cute" takes.
+"""Table of sparse calls over 656-byte tokens beside FlashMLA: the plain call, and both of our
+kernels, the one that gathers tokens and the one that widens them once per cluster.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from statistics import geometric_mean
 
 from ..backends.cute.widening import takes
+from ..bench.records import Row, problem_of, results
+from ..core.problem import Problem
 from ..core.resources import data_dir
-from .record import Row, read
+from .record import read
 
 RECORD = "records/h200_widened.jsonl"
-#: FlashMLA's time over ours in each case, by heads
-Figures = dict[int, list[float]]
+#: peers of the record, by the name of a column
+PEERS = {
+    "FlashMLA": "flashmla",
+    "gathered": "mla-lab-cute-gathered",
+    "widened": "mla-lab-cute-widened",
+    "plain call": "mla-lab-plain",
+}
+#: FlashMLA's time over ours in each case, by chosen tokens and heads
+Figures = dict[tuple[int, int], list[float]]
 
 
 def made() -> str:
@@ -21,40 +30,56 @@ def made() -> str:
     return table(read(data_dir() / RECORD))
 
 
+def cases(rows: Sequence[Row]) -> Iterator[tuple[Problem, dict[str, float]]]:
+    """Each case with its microseconds by column, in the order of the table."""
+    found: dict[str, tuple[Problem, dict[str, float]]] = {}
+    columns = {peer: name for name, peer in PEERS.items()}
+    for row in results(rows, "ok"):
+        us = found.setdefault(row["case"], (problem_of(row), {}))[1]
+        us[columns[row["peer"]]] = row["us"]
+    yield from sorted(found.values(), key=lambda case: _place(case[0]))
+
+
+def _place(p: Problem) -> tuple[int, ...]:
+    return (-p.top_k, p.heads, max(p.q_lens), p.batch)
+
+
 def table(rows: Sequence[Row]) -> str:
-    """A line for each case, then FlashMLA's time over ours by heads."""
-    head = next(row for row in rows if row["kind"] == "run")
+    """A line for each case, then FlashMLA's time over that of the plain call."""
     lines = [
-        "| heads | query tokens | batch | FlashMLA us | gathered | widened | FlashMLA / ours |",
-        "|---:|---:|---:|---:|---:|---:|---:|",
+        "| chosen tokens | heads | query tokens | batch | FlashMLA us | gathered us | widened us | "
+        "plain call us | FlashMLA / ours |",
+        "|---:|---:|---:|---:|---:|---:|---:|---:|---:|",
     ]
     figures: Figures = {}
-    for row in (row for row in rows if row["kind"] == "case"):
-        us, heads = row["us"], row["heads"]
-        ours = us[taken(row)]
-        figures.setdefault(heads, []).append(us["flashmla"] / ours)
-        cells = [_bold(name, us, taken(row)) for name in ("gathered", "widened")]
-        shape = f"| {heads} | {row['q_len']} | {row['batch']} | {us['flashmla']:.1f} |"
-        lines.append(f"{shape} {' | '.join(cells)} | {us['flashmla'] / ours:.2f} |")
-    return "\n".join([*lines, "", _sentence(head, figures)])
+    for p, us in cases(rows):
+        ratio = us["FlashMLA"] / us["plain call"]
+        figures.setdefault((p.top_k, p.heads), []).append(ratio)
+        cells = [f"{us[name]:.1f}" if name != taken(p) else f"**{us[name]:.1f}**" for name in PEERS]
+        lines.append(
+            f"| {p.top_k} | {p.heads} | {max(p.q_lens)} | {p.batch} | {' | '.join(cells)} | "
+            f"{ratio:.2f} |"
+        )
+    return "\n".join([*lines, "", _sentence(rows, figures)])
 
 
-def taken(row: Row) -> str:
+def taken(problem: Problem) -> str:
     """The kernel that "cute" takes for a case."""
-    return "widened" if takes(row["heads"], row["batch"] * row["q_len"]) else "gathered"
+    return "widened" if takes(problem.heads, sum(problem.q_lens)) else "gathered"
 
 
-def _bold(name: str, us: dict[str, float], chosen: str) -> str:
-    return f"**{us[name]:.1f}**" if name == chosen else f"{us[name]:.1f}"
-
-
-def _sentence(head: Row, figures: Figures) -> str:
+def _sentence(rows: Sequence[Row], figures: Figures) -> str:
     parts = [
-        f"{heads} heads {geometric_mean(found):.2f}, {min(found):.2f} at least"
-        for heads, found in figures.items()
+        f"{top_k} tokens, {heads} heads {geometric_mean(found):.2f}, {min(found):.2f} at least"
+        for (top_k, heads), found in figures.items()
     ]
-    where = f"{head['card']}, {head['date']}, commit {head['commit']}"
+    runs = [row for row in rows if row["kind"] == "run"]
+    head = runs[0]
+    commits = ", ".join(dict.fromkeys(str(row["environment"]["commit"])[:9] for row in runs))
+    where = f"{head['environment']['card']['name']}, {head['time'][:10]}, commit {commits}"
+    version = next(p["version"] for p in head["peers"] if p["name"] == PEERS["FlashMLA"])
     return (
-        f"FlashMLA ({head['flash_mla_commit']}) over ours, geometric means: {'; '.join(parts)}. "
-        f"{where}: {head['method']}."
+        f"FlashMLA ({version}, with its combine, without its metadata kernel) over the plain call, "
+        f"geometric means: {'; '.join(parts)}. {where}: one process, CUDA graph, peers in turns, "
+        f"medians of {head['method']['rounds']} rounds, every output checked."
     )

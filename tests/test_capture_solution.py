@@ -41,14 +41,24 @@ def test_it_computes_the_call(problem: Problem, features: list[str], tmp_path: P
     found = scope["run"](*given)
     pairs = zip(*((r if isinstance(r, tuple) else (r,)) for r in (found, expected)), strict=True)
     assert all(torch.equal(a, b.reshape(a.shape)) for a, b in pairs)
-    _check_schema(solution)
+    (listed,) = tmp_path.glob("workloads/mla_paged/*.jsonl")
+    workloads = [json.loads(line) for line in listed.read_text().splitlines()]
+    assert workloads
+    _check_schema(solution, definition, workloads)
 
 
-def _check_schema(solution: dict[str, Any]) -> None:
-    """FlashInfer-Bench's own model, where it is installed."""
+def _check_schema(
+    solution: dict[str, Any], definition: dict[str, Any], workloads: list[dict[str, Any]]
+) -> None:
+    """FlashInfer-Bench's own models, where it is installed."""
     try:
+        from flashinfer_bench.data.definition import Definition
         from flashinfer_bench.data.solution import Solution
+        from flashinfer_bench.data.trace import Trace
     except ImportError:
         return
     made = Solution.model_validate(solution)
     assert made.get_entry_symbol() == "run" and made.get_entry_source() is not None
+    assert Definition.model_validate(definition).name == made.definition
+    for workload in workloads:
+        assert Trace.model_validate(workload).is_workload_trace()

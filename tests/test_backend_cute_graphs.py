@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -27,15 +26,10 @@ def test_what_a_captured_graph_reads_stays_however_many_shapes_follow() -> None:
 def test_words_of_a_plan_are_kept_where_a_graph_is_captured_with_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    class OnCard:
-        is_cuda = True
-
     kept: list[Any] = []
     monkeypatch.setattr(launch, "_CAPTURED", kept)
-    words = replace(
-        device_plan.on_device(make_plan(Problem.uniform(4, 1, 300, 128)), torch.device("cpu")),
-        tiles=OnCard(),  # type: ignore[arg-type]
-    )
+    plan = make_plan(Problem.uniform(4, 1, 300, 128))
+    words = device_plan.on_device(plan, torch.device("cpu"))
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
     launch.keep_for_graph(words)
     assert kept == []

@@ -313,12 +313,12 @@ def test_the_command_prints_reports_and_differences(
     parser = argparse.ArgumentParser()
     command.add_parser(parser.add_subparsers())
     args = ["xray", "--kernel", "cute/empty"]
-    assert command.run(parser.parse_args([*args, "--diff", "unused=1"])) == 0
+    assert command.run(parser.parse_args([*args, "--diff", "page_size=32"])) == 0
     text = capsys.readouterr().out
-    assert "block 32x1x1" in text and "cute_empty -> cute_empty_unused1" in text
+    assert "block 32x1x1" in text and "cute_empty -> cute_empty_page_size-32" in text
     assert "no difference" in text
     with pytest.raises(InvalidInput, match="got None; supported: one kernel, with --diff"):
-        command.run(parser.parse_args(["xray", "--diff", "unused=1"]))
+        command.run(parser.parse_args(["xray", "--diff", "page_size=32"]))
     assert command.run(parser.parse_args([*args, "--ptx"])) == 0
     assert ".target sm_90a" in capsys.readouterr().out
 

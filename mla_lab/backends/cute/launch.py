@@ -107,7 +107,7 @@ _CAPTURED: list[DevicePlan] = []
 
 def keep_for_graph(words: DevicePlan) -> None:
     """Keeps a plan's words for as long as the process lives, where a graph is being captured."""
-    if words.tiles.is_cuda and torch.cuda.is_current_stream_capturing():
+    if torch.cuda.is_current_stream_capturing():
         _CAPTURED.append(words)
 
 
@@ -132,7 +132,7 @@ class Launch:
         self._planner, self._before = planner, before
         self._words = words if isinstance(words, DevicePlan) else None
         #: of a caller's plan, which may go while a graph that was captured with it stays
-        self._of_plan = self._words if planner is None else None
+        self._of_plan = self._words if planner is None and form.device.type == "cuda" else None
         self._walk: tuple[Tensor, ...] = ()
         self._numbers: tuple[int, ...] = ()
         self._merge_items: Tensor | None = None  # where the merge kernel follows

@@ -67,6 +67,20 @@ def single_numbers() -> Functions:
     return {"threads_over_tile": threads_over_tile, "numbers_of_thread": numbers_of_thread}
 
 
+def columns_first() -> Functions:
+    def threads_over_tile():
+        return cute.make_layout((TILE // 4, 8))
+
+    return {"threads_over_tile": threads_over_tile}
+
+
+def page_not_taken() -> Functions:
+    def box_of(tensor, page, box):
+        return cute.local_tile(tensor, (TILE, BOX), (page, box))
+
+    return {"box_of": box_of}
+
+
 def first_box() -> Functions:
     def box_of(tensor, page, box):
         return cute.local_tile(tensor[page, None, None], (TILE, BOX), (0, 0))
@@ -116,9 +130,37 @@ def swizzle_of_bytes() -> Functions:
     return {"swizzle_numbers": swizzle_numbers}
 
 
+def too_few_swizzle_bits() -> Functions:
+    def swizzle_numbers():
+        return 2, 3, 3
+
+    return {"swizzle_numbers": swizzle_numbers}
+
+
+def shift_to_the_row() -> Functions:
+    def swizzle_numbers():
+        return 3, 3, 6
+
+    return {"swizzle_numbers": swizzle_numbers}
+
+
+def vectors_that_leave_their_row() -> Functions:
+    def swizzled(offset):
+        return offset ^ (offset // BOX * VECTOR)
+
+    return {"swizzled": swizzled}
+
+
 def first_page() -> Functions:
     def page_of(block_table, tile):
         return tile
+
+    return {"page_of": page_of}
+
+
+def table_of_a_batch() -> Functions:
+    def page_of(block_table, tile):
+        return block_table[0, tile]
 
     return {"page_of": page_of}
 
@@ -350,9 +392,18 @@ def one_sided() -> Functions:
 
 BY_STEP: dict[str, tuple[Callable[[], Functions], ...]] = {
     "60": (only_thread, equal_shares, too_many_registers, odd_registers),
-    "61": (too_few_threads, single_numbers, first_box, not_cute),
-    "62": (plain_offset, torn_vectors, lost_rows, backward_rows, swizzle_of_bytes),
-    "63": (first_page, numbers_for_bytes, too_many_bytes),
+    "61": (too_few_threads, single_numbers, columns_first, page_not_taken, first_box, not_cute),
+    "62": (
+        plain_offset,
+        torn_vectors,
+        lost_rows,
+        backward_rows,
+        swizzle_of_bytes,
+        too_few_swizzle_bits,
+        shift_to_the_row,
+        vectors_that_leave_their_row,
+    ),
+    "63": (first_page, table_of_a_batch, numbers_for_bytes, too_many_bytes),
     "64": (parity_that_stays, parity_of_the_producer, a_warp_of_arrivals, no_bytes),
     "65": (one_stage, full_parity_by_tile, empty_parity_of_full, empty_parity_that_stays),
     "66": (always_add, latent_alone, stage_zero, rows_of_a_thread),

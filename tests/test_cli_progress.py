@@ -11,11 +11,17 @@ import subprocess
 import sys
 import threading
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
-from mla_lab.cli.commands import _progress
+from mla_lab.cli.commands import _progress, doctor
 from mla_lab.cli.commands._progress import bar
+from mla_lab.core.gpu import Gpu
+from mla_lab.verify import prove
+from mla_lab.verify.check import Outcome
+from mla_lab.verify.proof_cases import Check
 
 from .house import ROOT
 
@@ -79,6 +85,62 @@ def test_without_rich_there_are_lines(monkeypatch: pytest.MonkeyPatch) -> None:
     with bar("compiling", lines.append) as shown:
         shown.say("compiling keep_ab")
     assert (lines, stderr.getvalue()) == (["compiling keep_ab"], "")
+
+
+def test_steps_that_show_their_own_have_a_bar_between_them(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    stderr = terminal(monkeypatch)
+    now = iter([0.0, 0.0, 90.0])
+    monkeypatch.setattr(_progress, "time", SimpleNamespace(monotonic=lambda: next(now)))
+    steps = _progress.Steps(8)
+    steps.begin("sweep")
+    steps.end(3)
+    steps.begin("costs")
+    first, second = stderr.getvalue().splitlines()
+    assert "sweep; 0:00:00 so far" in first and "left" not in first
+    assert "costs; 0:01:30 so far, 0:02:30 left" in second
+    assert second.count("━") > first.count("╸")
+
+
+def test_steps_say_nothing_where_there_is_no_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+    steps = _progress.Steps(2)
+    steps.begin("sweep")
+    steps.end(1)
+    steps.begin("costs")
+    assert capsys.readouterr() == ("", "")
+
+
+def test_a_proof_shows_its_builds_and_cases(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """On a CPU, with builds and cases of its own in place of a card's."""
+    gpu = Gpu.preset("H200")
+    checks = [
+        Check("contract", f"case {n}", "torch", lambda: Outcome("ok", "torch")) for n in (1, 2)
+    ]
+
+    def compiled(wanted: Any, arch: str, *, workers: int, built: Any) -> None:
+        built(1, 2)
+
+    monkeypatch.setattr(prove, "here", lambda: gpu)
+    monkeypatch.setattr(prove, "compile_all", compiled)
+    lists = SimpleNamespace(checks=lambda: checks)
+    monkeypatch.setattr(prove, "Lists", lambda card, device: lists)
+    seen: list[Any] = []
+    rows = prove.prove(
+        tmp_path / "first.jsonl",
+        seen.append,
+        lambda *count: seen.append(count),
+        lambda *phase: seen.append(phase),
+    )
+    assert rows[-1]["passed"] and seen[0].startswith("compiling what is missing of ")
+    of_cases = [(1, 2), "1/2 ok case 1", (2, 2), "2/2 ok case 2"]
+    assert seen[1:] == [(1, 2), ("cases", 2), *of_cases]
+    stderr = terminal(monkeypatch)
+    assert doctor._prove(tmp_path / "second.jsonl") == 0
+    assert "2/2" in stderr.getvalue() and "left" in stderr.getvalue()
+    assert capsys.readouterr().out.startswith("passed: 2 ok; ")
 
 
 def run_on_terminal(*options: str) -> tuple[str, str]:

@@ -123,8 +123,8 @@ def test_pairs_of_row_tiles_are_for_one_cta_in_grid_mode() -> None:
 
 @pytest.mark.skipif(shutil.which("g++") is None, reason="needs a C++ compiler")
 def test_a_pair_shares_its_loads_and_its_releases() -> None:
-    options = (("fused_merge", 3), ("grid", 1), ("pair", 2))
-    made = jit.compile(replace(BASE, tile_rows=32, cluster=1, options=options), "sm_90a")
+    options = (("fused_merge", 3), ("grid", 1), ("pair", 2), ("shaped", 1))
+    made = jit.compile(replace(BASE, cluster=1, mask="causal", options=options), "sm_90a")
     (kernel,) = made.resources
     assert kernel.stack == 0
     ptx = made.ptx.read_text()
@@ -136,7 +136,7 @@ def test_a_pair_shares_its_loads_and_its_releases() -> None:
 def test_orders_are_of_a_kind_that_sanitizers_know() -> None:
     """racecheck takes an mbarrier for an order between those who arrive and those who wait
     themselves, and no bar.arrive; synccheck wants all of a named barrier at one place."""
-    options = (("grid", 1), ("fused_merge", 3))
+    options = (("grid", 1), ("fused_merge", 3), ("shaped", 1))
     ptx = jit.compile(replace(BASE, cluster=1, options=options), "sm_90a").ptx.read_text()
     assert "bar.arrive" not in ptx
     # all 256 meet at one place: behind the columns of a merge
@@ -145,7 +145,7 @@ def test_orders_are_of_a_kind_that_sanitizers_know() -> None:
 
 @pytest.mark.skipif(shutil.which("g++") is None, reason="needs a C++ compiler")
 def test_merge_without_counters_has_neither_fence_nor_atomic() -> None:
-    options = (("grid", 1), ("fused_merge", 3))
+    options = (("grid", 1), ("fused_merge", 3), ("shaped", 1))
     made = jit.compile(replace(BASE, cluster=1, options=options), "sm_90a")
     (kernel,) = made.resources
     assert kernel.stack == 0
@@ -210,7 +210,7 @@ def test_registers_of_both_roles_fit(rows: int, gather: int) -> None:
 
 @pytest.mark.skipif(shutil.which("g++") is None, reason="needs a C++ compiler")
 def test_a_gathered_tile_is_copied_by_16_bytes_and_counted_by_its_barrier() -> None:
-    made = jit.compile(replace(BASE, cluster=1, options=GATHER), "sm_90a")
+    made = jit.compile(replace(BASE, cluster=1, options=(*GATHER, ("shaped", 1))), "sm_90a")
     (kernel,) = made.resources
     assert kernel.stack == 0
     ptx = made.ptx.read_text()
@@ -291,7 +291,7 @@ def e4m3(values: torch.Tensor) -> torch.Tensor:
 @pytest.mark.skipif(shutil.which("g++") is None, reason="needs a C++ compiler")
 @pytest.mark.parametrize("kv_format", TOKENS)
 def test_a_cache_of_eight_bits_reaches_the_matrix_unit_as_it_is(kv_format: str) -> None:
-    options = (("fused_merge", 3), ("grid", 1))
+    options = (("fused_merge", 3), ("grid", 1), ("shaped", 1))
     config = replace(BASE, cluster=1, kv_format=kv_format, mask="causal", options=options)
     made = jit.compile(config, "sm_90a")
     (kernel,) = made.resources
@@ -369,7 +369,7 @@ def test_what_eight_bits_do_not_go_with(changed: dict[str, object]) -> None:
 @pytest.mark.skipif(shutil.which("g++") is None, reason="needs a C++ compiler")
 @pytest.mark.parametrize("out_dtype", ["bf16", "e4m3"])
 def test_eight_bits_reach_the_matrix_unit_as_they_are(out_dtype: str) -> None:
-    config = replace(EIGHT, cluster=1, out_dtype=out_dtype, options=MAIL)
+    config = replace(EIGHT, cluster=1, out_dtype=out_dtype, options=(*MAIL, ("shaped", 1)))
     made = jit.compile(config, "sm_90a")
     (kernel,) = made.resources
     assert kernel.stack == 0

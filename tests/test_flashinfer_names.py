@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -248,8 +249,18 @@ def test_no_query_token_is_nothing_to_do_for_the_cute_dsl_entry(return_lse: bool
     assert out.shape == (0, 4, 512) and lse.shape == (0, 4)
 
 
+@pytest.fixture
+def no_copies(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
+    """From its call on, a tensor that would be copied to be contiguous is an error."""
+
+    def copied(tensor: torch.Tensor) -> torch.Tensor:
+        raise AssertionError(f"a copy of {list(tensor.shape)}")
+
+    return lambda: monkeypatch.setattr(torch.Tensor, "contiguous", copied)
+
+
 @pytest.mark.parametrize("wrong", ["block_tables", "max_seq_len"])
-def test_a_query_is_checked_before_it_is_copied(wrong: str) -> None:
+def test_a_query_is_checked_before_it_is_copied(wrong: str, no_copies: Callable[[], None]) -> None:
     named = make_inputs(SMALL, 1).contract_args()
     rows = 1 << 20  # a copy would take 4.8 GB
     wide = named["query"][:1].expand(rows, -1, -1, -1)
@@ -262,6 +273,7 @@ def test_a_query_is_checked_before_it_is_copied(wrong: str) -> None:
     if wrong == "max_seq_len":
         call["sinks"] = torch.zeros(4, dtype=torch.float64)
     entry = {k: v for k, v in call.items() if k not in ("qk_nope_head_dim", "bmm1_scale", "sinks")}
+    no_copies()
     with pytest.raises(InvalidInput, match="sinks" if wrong == "max_seq_len" else "block_tables"):
         flashinfer.trtllm_batch_decode_with_kv_cache_mla(**call)
     if wrong == "block_tables":
@@ -269,11 +281,12 @@ def test_a_query_is_checked_before_it_is_copied(wrong: str) -> None:
             flashinfer.cute_dsl_mla_decode(**entry, softmax_scale=1.0)
 
 
-def test_a_gqa_query_is_checked_before_it_is_copied() -> None:
+def test_a_gqa_query_is_checked_before_it_is_copied(no_copies: Callable[[], None]) -> None:
     rows = 1 << 20
     query = torch.zeros(1, 8, 64, dtype=torch.bfloat16).expand(rows, -1, -1)
     cache = torch.zeros(2, 2, 1, 16, 64, dtype=torch.bfloat16)
     lens, table = torch.ones(2, dtype=torch.int32), torch.zeros(2, 1, dtype=torch.int32)
+    no_copies()
     for name in ("trtllm_batch_decode_with_kv_cache", "xqa_batch_decode_with_kv_cache"):
         with pytest.raises(InvalidInput, match="query"):
             getattr(flashinfer, name)(

@@ -14,7 +14,7 @@ from mla_lab.core import masks
 from mla_lab.core.errors import InvalidInput, InvalidType, Unsupported
 from mla_lab.core.problem import Problem
 from mla_lab.flashinfer_names import BatchMLAPagedAttentionWrapper
-from mla_lab.names.flashinfer.wrapper_plan import side_by_side
+from mla_lab.names.flashinfer.wrapper_plan import all_drafts, side_by_side
 from mla_lab.reference.inputs import DecodeInputs, make_inputs
 from mla_lab.reference.mla import decode_reference
 from mla_lab.reference.tolerance import lse_error, rel_error
@@ -166,6 +166,9 @@ def test_plans_with_cuda_graphs_write_into_the_same_memory() -> None:
         ({"kv_len_arr": torch.tensor([999, 1, 1])}, InvalidInput, "kv_len_arr: got 999"),
         ({"kv_len_arr": torch.tensor([9])}, InvalidInput, "kv_len_arr: got 1 lengths"),
         ({"kv_indices": torch.tensor([0])}, InvalidInput, "kv_indices: got 1 pages"),
+        ({"sm_scale": math.nan}, InvalidInput, "sm_scale: got nan"),
+        ({"page_size": 0}, InvalidInput, "page_size: got 0"),
+        ({"num_heads": 4.0}, InvalidType, "num_heads: got float"),
     ],
 )
 def test_a_wrong_plan_is_refused(changed: dict[str, Any], error: Any, says: str) -> None:
@@ -181,6 +184,8 @@ def test_a_wrong_plan_is_refused(changed: dict[str, Any], error: Any, says: str)
         ("ckv_scale", 1.0, "ckv_scale: got 1.0"),
         ("ckv_scale_arr", torch.ones(1), "ckv_scale_arr: got a value"),
         ("o_scale", 1.0, "o_scale: got a value"),
+        ("kpe_cache", None, "kpe_cache: got NoneType"),
+        ("q_pe", torch.zeros(6, 4, 64, dtype=torch.bfloat16, device="meta"), "q_pe: got device"),
     ],
 )
 def test_a_wrong_run_is_refused(name: str, value: Any, says: str) -> None:
@@ -188,6 +193,37 @@ def test_a_wrong_run_is_refused(name: str, value: Any, says: str) -> None:
     listed = dict(zip(("q_nope", "q_pe", "ckv_cache", "kpe_cache"), halves(inputs), strict=True))
     with pytest.raises((InvalidInput, Unsupported), match=says):
         planned(inputs).run(**{**listed, name: value})
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "says"),
+    [
+        ("out", torch.zeros(1, dtype=torch.float64), "out: got torch.float64"),
+        ("out", torch.zeros(6, 4, 512, dtype=torch.bfloat16), "out: got shape .6, 4, 512."),
+        ("lse", torch.zeros(3), "lse: got shape .3."),
+        ("lse", [], "lse: got list"),
+    ],
+)
+def test_results_are_checked_before_a_query_is_copied(name: str, value: Any, says: str) -> None:
+    """The query's copy would take 79 TB, so that a call that made it could not refuse."""
+    rows, heads = 1 << 20, 1 << 16
+    given = csr(make_inputs(Problem((1,), (70,), 4), 1))
+    query = torch.zeros(1, 1, 576, dtype=torch.bfloat16).expand(rows, heads, -1)
+    given |= {"qo_indptr": torch.tensor([0, rows]), "num_heads": heads}
+    wrapper = BatchMLAPagedAttentionWrapper(workspace())
+    wrapper.plan(**given)
+    cache = torch.zeros(4, given["page_size"], 576, dtype=torch.bfloat16)
+    halves_of_both = (query[..., :512], query[..., 512:], cache[..., :512], cache[..., 512:])
+    with pytest.raises(InvalidInput, match=says):
+        wrapper.run(*halves_of_both, **{name: value})
+
+
+def test_drafts_that_see_each_other_by_words() -> None:
+    q_lens = [1, 16, 40, 33, 7]
+    seen = [torch.ones(n, n, dtype=torch.bool) for n in q_lens]
+    expected = masks.pack_ragged(seen)
+    made = all_drafts(q_lens, 40, torch.device("cpu"))
+    assert made.dtype is torch.uint16 and torch.equal(made, expected)
 
 
 def test_run_before_plan_and_wrong_constructors() -> None:

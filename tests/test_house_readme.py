@@ -31,7 +31,7 @@ def test_the_five_lines_run():
 @pytest.mark.parametrize("name", PICTURES)
 def test_the_pictures_are_what_the_code_draws(name):
     drawn = (ROOT / name).read_text(encoding="utf-8")
-    assert drawn == PICTURES[name]().markup + "\n", "fix: make format; then see README's words"
+    assert drawn == PICTURES[name]().fixed + "\n", "fix: make format; then see README's words"
     if "plan" in name:
         (gain,) = re.findall(r" ([\d.]+) times sooner", drawn)
         assert float(gain) > 4, "README says less than a quarter"

@@ -1,9 +1,11 @@
-"""Kernels compile for sm_90a without a GPU, and none spills registers: a sample with every value of
-every field in every format (`mla-lab compile` builds all that ships)."""
+"""Kernels compile for sm_90a without a GPU, and none spills registers: a sample with every format
+and every value of every field, with MLA_LAB_LONG=1 every value in every format (`mla-lab compile`
+builds all that ships)."""
 
 from __future__ import annotations
 
 import contextlib
+import os
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -27,6 +29,8 @@ MUST_HAVE = {"cute/keep_ab_sm90": ("HGMMA", "UTMALDG"), "cute/swap_ab_sm90": ("H
 #: where the cache has eight bits the matrix unit takes them
 EIGHT_BITS = {"HGMMA": "QGMMA"}
 
+SAMPLE = sample("sm_90a", each_format="MLA_LAB_LONG" in os.environ)
+
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.skipif(shutil.which("g++") is None, reason="needs a C++ compiler"),
@@ -42,11 +46,11 @@ def quiet(_: str) -> None:
 def compiled() -> None:
     """The sample compiled together, into the user's cache; each test looks at its own result."""
     with contextlib.suppress(BuildError):
-        jit.compile_all(sample("sm_90a"), "sm_90a", progress=quiet)
+        jit.compile_all(SAMPLE, "sm_90a", progress=quiet)
 
 
 @pytest.mark.usefixtures("compiled")
-@pytest.mark.parametrize("config", sample("sm_90a"), ids=KernelConfig.name)
+@pytest.mark.parametrize("config", SAMPLE, ids=KernelConfig.name)
 def test_compiles_and_does_not_spill(config: KernelConfig) -> None:
     seen = xray.inspect(jit.compile(config, "sm_90a", progress=quiet))
     assert seen.kernels
@@ -57,7 +61,7 @@ def test_compiles_and_does_not_spill(config: KernelConfig) -> None:
         assert 0 < kernel.code_bytes <= MOST_CODE.get(config.kernel, ROOM), kernel.name
         if find_nvdisasm():
             for opcode in MUST_HAVE.get(config.kernel, ()):
-                widens = config.kernel == "cute/keep_ab_sm90" and config.option("gather")
+                widens = config.option("widen")
                 if config.kv_format in ("e4m3", "fp8_656") and not widens:
                     opcode = EIGHT_BITS.get(opcode, opcode)
                 assert kernel.count(opcode) > 0, f"{kernel.name} has no {opcode}"
@@ -88,16 +92,21 @@ def test_an_ignored_mask_does_not_change_the_code(kernel: str, tmp_path: Path) -
     assert built[0] == built[1]
 
 
-def test_the_sample_has_every_value_in_every_format() -> None:
-    def values(configs: list[KernelConfig]) -> set[tuple[str, ...]]:
+@pytest.mark.parametrize("each_format", [False, True])
+def test_the_sample_has_every_value_and_every_format(each_format: bool) -> None:
+    def values(configs: list[KernelConfig]) -> set[tuple[object, ...]]:
         return {
-            (c.kernel, c.q_dtype, c.kv_format, name, str(value))
+            (c.kernel, (c.q_dtype, c.kv_format) if each_format else "", name, str(value))
             for c in configs
-            for name, value in (*c.as_dict().items(), *c.options)
+            for name, value in (
+                *c.as_dict().items(),
+                *c.options,
+                ("formats", (c.q_dtype, c.kv_format)),
+            )
             if name != "options"
         }
 
-    assert values(sample()) == values(shipped())
+    assert values(sample(each_format=each_format)) == values(shipped())
     assert len(sample()) < len(shipped()) / 3
     assert set(sample()) <= set(shipped())
 

@@ -8,9 +8,6 @@ from mla_lab.lab import browser_table
 from mla_lab.lab.workbook_map import NOTEBOOKS
 from mla_lab.verify.record import Row
 
-#: seconds that a notebook may take, and one that compiles its kernels for the first time
-RUN_S, COMPILING_S = 15, 60
-
 
 def test_every_notebook_was_measured_in_the_browser() -> None:
     measured = [f"{row['notebook']}.ipynb" for row in browser_table.rows()[1:]]
@@ -22,7 +19,7 @@ def test_every_notebook_was_measured_in_the_browser() -> None:
 
 @pytest.mark.parametrize("row", browser_table.rows()[1:], ids=lambda row: row["notebook"][:2])
 def test_a_notebook_stays_within_its_limits(row: Row) -> None:
-    assert 0 < row["run_s"] <= (COMPILING_S if row["notebook"].startswith("6") else RUN_S)
+    assert 0 < row["run_s"] <= browser_table.most_s(row["notebook"])
     assert 0 < row["bytes"] < browser_table.PAGE_BYTES
     assert len(row["redraw_ms"]) == 2
     assert all(0 < ms <= browser_table.REDRAW_MS for ms in row["redraw_ms"])

@@ -14,7 +14,7 @@ import pytest
 
 from mla_lab import lab
 from mla_lab.core.errors import InvalidInput
-from mla_lab.lab import exercises, progress
+from mla_lab.lab import exercises, progress, session
 from mla_lab.lab.card import measured_card
 from mla_lab.lab.checks import CHECKS, hints
 from mla_lab.lab.eight_bits import e4m3
@@ -28,6 +28,7 @@ from .notebook_runner import cells_of, execute, path_of
 WRONG: list[tuple[str, Any, str]] = [
     ("00.1", lambda: (576, 81920), "how many bytes"),
     ("00.1", lambda: (1152, 49152), "key \\*and\\* a value"),
+    ("00.1", lambda: (576 * 4, 0), "16 bits; you count 32"),
     ("00.1", lambda: 5, "Return 2 values"),
     ("00.1", lambda: ("much", 1), "should be a number"),
     ("10.1", lambda: (512, 1152, 256), "rope has to be stored"),
@@ -37,7 +38,9 @@ WRONG: list[tuple[str, Any, str]] = [
     ("11.1", lambda: (4, 4), "the ridge is reached sooner"),
     ("20.1", "(6,4):(1,6)", "Place 3 of tile 0"),
     ("20.1", "(4,5):(6,1)", "20 coordinates"),
-    ("20.1", "(4,6):(0,1)", "reached twice"),
+    ("20.1", "(4,6):(0,1)", "Offset 0 is reached twice, by coordinates 0 and 1"),
+    ("20.1", "(4,6):(6,4)", "Offset 12 is reached twice"),
+    ("20.1", "(4,6):(1,8)", "Offset 43 is no element"),
     ("20.1", "4 by 6", "not a layout"),
     ("20.1", 24, "as text"),
     ("21.1", lambda: ([48 * r for r in range(8)], 1), "byte offsets"),
@@ -235,7 +238,9 @@ def test_progress_that_cannot_be_written_is_said(
     shown: list[str] = []
     monkeypatch.setattr(exercises, "_show", lambda word, color, text: shown.append(text))
     lab.start("00")
-    exercises.check("00.1", lambda: (1152, 81920))
+    for _ in range(2):
+        exercises.check("00.1", lambda: (1152, 81920))
+    assert session.current().passed == ["00.1"], "solved twice is listed once"
     assert f"cannot be written: set {progress.VARIABLE}" in shown[0]
 
 

@@ -185,13 +185,13 @@ def test_explorers_redraw_and_say_what_they_see() -> None:
     swizzles.widgets["read"].value = swizzle_explorer.READS[1]
     assert swizzles.turns(swizzles.state) == 1
     fragments = fragment_explorer.FragmentExplorer(lane=31)
-    assert "rows 7 and 15" in fragments.figure(fragments.state).alt
+    assert "values in rows 7 and 15" in fragments.figure(fragments.state).alt
 
 
 def test_the_layout_explorer_shows_a_refusal_instead_of_a_picture() -> None:
     explorer = layout_explorer.LayoutExplorer(operation="A after B")
     explorer.widgets["b"].value = "(5):(3)"
-    assert "supported" in explorer.figure(explorer.state).markup
+    assert "A after B, B: got 5:3; supported" in explorer.figure(explorer.state).markup
     explorer.widgets["a"].value = "(1000,1000)"
     explorer.widgets["operation"].value = "show A"
     assert "too many to draw" in explorer.figure(explorer.state).markup

@@ -98,6 +98,7 @@ def test_the_absorb_explorer_changes_sides_at_the_break_even() -> None:
     assert "the absorbed form" in explorer.figure(explorer.state).layout.title.text
     explorer.widgets["new_tokens"].value = 256
     assert "the naive form" in explorer.figure(explorer.state).layout.title.text
+    assert "nearly the same" in explorer.title(new_tokens=128, kv_len=512)
 
 
 def test_known_places_on_the_roofline() -> None:

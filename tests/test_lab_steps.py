@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import re
 import shutil
 from collections.abc import Callable
@@ -17,6 +18,7 @@ from mla_lab.lab.explorers.step import changes, marked_lines
 from mla_lab.lab.steps import STEPS, kernel, solution, step, text
 from mla_lab.lab.steps.compiled import DoesNotCompile
 from mla_lab.lab.steps.live import live
+from mla_lab.lab.steps.plain import constants_of
 from mla_lab.lab.steps.report import ptx_changes, report
 from mla_lab.lab.steps.trials import Trial, trial
 
@@ -33,6 +35,8 @@ WRONG: list[tuple[str, Callable[[], Functions], str]] = [
     ("60", step_answers.odd_registers, "multiples of 8 from 24"),
     ("61", step_answers.too_few_threads, "how many rows do your threads cover"),
     ("61", step_answers.single_numbers, "no load is of 16 bytes"),
+    ("61", step_answers.columns_first, "Which mode of your thread layout has stride 1"),
+    ("61", step_answers.page_not_taken, "incorrect profile. Two layouts.* a tile of one page"),
     ("61", step_answers.first_box, "does each have a part of its own"),
     ("61", step_answers.not_cute, "name 'layout' is not defined"),
     ("62", step_answers.plain_offset, "8 turns"),
@@ -40,6 +44,10 @@ WRONG: list[tuple[str, Callable[[], Functions], str]] = [
     ("62", step_answers.lost_rows, "taken twice"),
     ("62", step_answers.backward_rows, "another swizzle than the copy engine's"),
     ("62", step_answers.swizzle_of_bytes, "each unit here is one number of 2 bytes"),
+    ("62", step_answers.too_few_swizzle_bits, "number the vectors of a row"),
+    ("62", step_answers.shift_to_the_row, "the row begins at another bit"),
+    ("62", step_answers.vectors_that_leave_their_row, "which is in row 9"),
+    ("63", step_answers.table_of_a_batch, "it has one index"),
     ("63", step_answers.first_page, "which entry of the block table"),
     ("63", step_answers.numbers_for_bytes, "Count the bytes of a tile.*-12288 bytes pending"),
     ("63", step_answers.too_many_bytes, "Count the bytes of a tile.* 24576 bytes pending"),
@@ -107,6 +115,48 @@ def test_every_step_has_wrong_answers_here() -> None:
 
 def element_of(block, thread):
     return block
+
+
+def test_plain_arithmetic_may_use_the_names_of_the_module() -> None:
+    """A reader writes THREADS as the author does, and as the notebook says."""
+
+    def element_of(block, thread):
+        return block * THREADS + thread  # type: ignore[name-defined]  # noqa: F821
+
+    def producer_registers():
+        return 24
+
+    def consumer_registers():
+        return 240
+
+    def swizzled(offset):
+        row = offset // BOX  # type: ignore[name-defined]  # noqa: F821
+        return offset ^ (row % VECTORS * VECTOR)  # type: ignore[name-defined]  # noqa: F821
+
+    def swizzle_numbers():
+        return 3, 3, 3
+
+    mine = kernel("60", element_of, producer_registers, consumer_registers)
+    assert exercises.judge("60.1", mine).passed
+    assert exercises.judge("62.1", kernel("62", swizzled, swizzle_numbers)).passed
+
+
+@pytest.mark.parametrize("number", STEPS)
+def test_numbers_read_off_a_modules_text_are_those_of_the_module(number: str) -> None:
+    module = importlib.import_module(f"mla_lab.cute.steps.{step(number).module}")
+    known = constants_of(step(number).path)
+    assert {"WARP_GROUP"} < set(known)
+    assert known == {name: value for name, value in vars(module).items() if isinstance(value, int)}
+
+
+def test_a_race_names_both_sides() -> None:
+    def element_of(block, thread):
+        return thread
+
+    found = kernel("60", element_of).hazards()[0]
+    assert re.search(
+        r"warp 0 of CTA 1,0,0, at `out.*; the other: warp 0 of CTA 0,0,0, at `out", found
+    )
 
 
 def test_answers_that_are_none() -> None:
@@ -182,6 +232,7 @@ def test_what_is_new_of_a_step_is_its_difference_to_the_step_before(number: str)
     now = text.given_text(of).splitlines()
     whole = explorer.title(show="the code", mark="nothing")
     assert whole == f"Step {number}: {len(now)} lines"
+    assert "<code>WARP_GROUP = 128</code>" in explorer.note(explorer.state)
     changed = changes(of).splitlines()
     if not of.before:
         assert changed == now
@@ -205,7 +256,7 @@ def test_marked_lines_are_those_with_the_words() -> None:
 
 def test_code_takes_the_colours_of_the_page_and_marks_show_on_both_themes() -> None:
     page = text.highlighted("def f():\n    return 1\n", [2])
-    assert 'class="k"' in page and "#FFFFFF" not in page and "--jp-layout-color2" in page
+    assert 'class="k"' in page and "#FFFFFF" not in page and "--jp-cell-editor" in page
     assert page.count('class="hll" style="background:') == 1
     changed = text.highlighted("-a\n+b\n", language="diff")
-    assert 'class="gd" style="color:' in changed and 'class="gi" style="color:' in changed
+    assert all(f'class="{name}" style="background:' in changed for name in ("gd", "gi"))

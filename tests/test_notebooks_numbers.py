@@ -13,7 +13,7 @@ from mla_lab.bench.cases import uniform_case
 from mla_lab.core import kv_cache, masks
 from mla_lab.core.gpu import H200
 from mla_lab.core.problem import Problem
-from mla_lab.lab import banks, film, film_breaks, ladder_facts
+from mla_lab.lab import banks, film, film_breaks, ladder_facts, mla_math
 from mla_lab.lab.card import headline_rows, measured_card
 from mla_lab.lab.checks import plans
 from mla_lab.lab.explorers.budget import MOST_REGISTERS, WARPGROUP
@@ -67,7 +67,12 @@ def claims(number: str) -> tuple[str, ...]:
             f"{4096 * 576 / 1e6:.1f} million numbers",
             f"is used {16 * (576 + 512) / 576:.0f} times",
         ),
-        "10": (f"caches {expand:,} bytes", f"than MLA, {2 * (192 + 128)} bytes"),
+        "10": (
+            f"caches {expand:,} bytes",
+            f"the {expand:,} bytes of ordinary attention",
+            f"than MLA, {2 * (192 + 128)} bytes",
+            f"2 x {mla_math.LATENT} x ({mla_math.NOPE} + {mla_math.VALUE}) operations",
+        ),
         "11": (f"rows x {intensity(1):.2f} operations per byte",),
         "21": (
             f"each {banks.BANK_BYTES} bytes wide",

@@ -37,7 +37,7 @@ from mla_lab.simulate import simulate
 
 from .plan_oracles import problems
 
-Q_M, KV_M = recorded_of(KEEP_AB_PERSISTENT.key), recorded_of(SWAP_AB_CLUSTER.key)
+KEEP_AB, SWAP_AB = recorded_of(KEEP_AB_PERSISTENT.key), recorded_of(SWAP_AB_CLUSTER.key)
 PLAIN = CostModel(
     launch_ns=1000.0,
     tile_ns=100.0,
@@ -133,7 +133,7 @@ def test_search_bound_is_exact_for_one_wave_of_equal_pieces():
 
 def test_cost_policy_against_all_others_on_ragged_lengths():
     rng = np.random.default_rng(1)
-    model = Q_M.model(Problem.uniform(1, 1, 1, heads=128))
+    model = KEEP_AB.model(Problem.uniform(1, 1, 1, heads=128))
     gain = []
     for batch in (1, 4, 16, 32, 100, 200):
         lens = np.exp(rng.normal(7.5, 1.1, batch)).astype(int) + 1
@@ -147,7 +147,7 @@ def test_cost_policy_against_all_others_on_ragged_lengths():
 
 def test_more_expensive_partials_make_fewer_splits():
     problem = Problem((1,), (65536,), heads=128)
-    cheap = Q_M.model(problem)
+    cheap = KEEP_AB.model(problem)
     dear = replace(cheap, exchange_ns=400 * cheap.exchange_ns)
     few = make_plan(problem, model=dear).splits()[0]
     assert 1 <= few < make_plan(problem, model=cheap).splits()[0]
@@ -175,7 +175,7 @@ def test_constants_tell_launches_with_merges(batch, heads, kv_len, cluster, spli
     plan = make_plan(
         problem, tile_rows=rows, num_workers=132 // cluster, policy="fixed", num_splits=splits
     )
-    model = Q_M.model(problem, rows, 64, cluster)
+    model = KEEP_AB.model(problem, rows, 64, cluster)
     assert predicted_us(plan, model) == pytest.approx(measured, rel=0.13)
 
 
@@ -207,7 +207,7 @@ def test_constants_tell_launches_by_formula(
 def test_a_formula_is_priced_as_its_plan(problem, tile):
     rows, cluster = tile
     shape = Shape.of(problem, rows, 64, 132)
-    model = KV_M.model(problem, rows, 64, cluster)
+    model = SWAP_AB.model(problem, rows, 64, cluster)
     most = most_splits(shape, problem.batch, cluster)
     times = makespans(shape, model, most).tolist() if most else []
     for splits in {1, 2, 3, most} & set(range(1, most + 1)):
@@ -240,7 +240,7 @@ def test_cost_model_and_simulator_mean_the_same_merge(problem, policy):
     """What partials add to a launch of one wave, by either."""
     plan = make_plan(problem, policy=policy)
     assume(plan.num_tiles <= plan.num_workers)
-    model = Q_M.model(problem)
+    model = KEEP_AB.model(problem)
     free = replace(model, partial_ns=0.0, copy_ns=0.0, exchange_ns=0.0, merge_ns=0.0)
     ours = predicted_us(plan, model) - predicted_us(plan, free)
     never = replace(CONSTANTS, exchange_tbps=1e9, store_tbps=1e9, merge_tbps=1e9, merge_us=0.0)
@@ -250,7 +250,7 @@ def test_cost_model_and_simulator_mean_the_same_merge(problem, policy):
 
 def test_cuts_fall_where_all_ctas_of_a_cluster_have_as_many_blocks():
     problem = Problem((1,), (64 * 100,), heads=16)
-    model = KV_M.model(problem, 16, 64, cluster=8)
+    model = SWAP_AB.model(problem, 16, 64, cluster=8)
     plan = make_plan(problem, tile_rows=16, num_workers=15, model=model)
     assert plan.splits()[0] > 1
     assert all(t.block_begin % 8 == 0 for t in plan)
@@ -260,15 +260,15 @@ def test_cuts_fall_where_all_ctas_of_a_cluster_have_as_many_blocks():
 @given(problems(max_batch=12, max_kv=20000), st.sampled_from(sorted(POLICIES)), st.booleans())
 def test_launches_as_arrays_are_priced_as_one_by_one(problem, policy, fused):
     cases = []
-    for costs, (rows, cluster) in ((Q_M, (64, 1)), (Q_M, (128, 2)), (KV_M, (8, 8))):
+    for costs, (rows, cluster) in ((KEEP_AB, (64, 1)), (KEEP_AB, (128, 2)), (SWAP_AB, (8, 8))):
         model = costs.model(problem, rows, 64, cluster, fused)
         workers = 132 // cluster
         plan = make_plan(problem, tile_rows=rows, num_workers=workers, policy=policy, model=model)
         cases.append((costs, Measured(plan, 1.0, cluster, fused), predicted_us(plan, model)))
     for costs, case, us in cases:
         assert predictions(costs, [case])[0] == pytest.approx(us, rel=1e-3)
-    both = [case for costs, case, _ in cases if costs is Q_M]
-    assert predictions(Q_M, both) == pytest.approx([us for _, _, us in cases[:2]], rel=1e-3)
+    both = [case for costs, case, _ in cases if costs is KEEP_AB]
+    assert predictions(KEEP_AB, both) == pytest.approx([us for _, _, us in cases[:2]], rel=1e-3)
 
 
 def test_constants_are_read_from_their_record(tmp_path, monkeypatch):
@@ -277,9 +277,9 @@ def test_constants_are_read_from_their_record(tmp_path, monkeypatch):
     try:
         record = tmp_path / "runtime" / "kernel_costs.json"
         record.parent.mkdir()
-        row = dict(vars(replace(KV_M, tile_ns=1.0)))
+        row = dict(vars(replace(SWAP_AB, tile_ns=1.0)))
         record.write_text(json.dumps({"costs": [row]}))
-        assert recorded_costs() == (replace(KV_M, tile_ns=1.0),)
+        assert recorded_costs() == (replace(SWAP_AB, tile_ns=1.0),)
         problem = Problem.uniform(1, 1, 100, heads=16)
         assert default_model(problem, 16).tile_ns == 1.0
         with pytest.raises(InvalidInput, match=r"kernel costs: got .*keep_ab_sm90"):
@@ -337,7 +337,7 @@ def test_choice_reads_the_problem_and_the_card():
     assert choose(Problem.uniform(64, 1, 8192, 64)).config.mask == "none"
     large = Problem.uniform(128, 1, 8192, heads=16)
     assert choose(large, H100).predicted_us > choose(large, H200).predicted_us
-    only = choose(Problem.uniform(1, 1, 8192, heads=16), costs=(Q_M,))
+    only = choose(Problem.uniform(1, 1, 8192, heads=16), costs=(KEEP_AB,))
     assert only.config.kernel == "cute/keep_ab_sm90"
 
 
@@ -374,7 +374,7 @@ def test_an_invariant_choice_depends_on_heads_formats_and_own_rows_alone(one, ot
 def test_invariant_tiles(heads, q_len, rows, cluster):
     config = choose(Problem.uniform(3, q_len, 900, heads), batch_invariant=True).config
     assert (config.tile_rows, config.cluster, config.mask) == (rows, cluster, "causal")
-    alone = choose(Problem.uniform(3, q_len, 900, heads), batch_invariant=True, costs=(Q_M,))
+    alone = choose(Problem.uniform(3, q_len, 900, heads), batch_invariant=True, costs=(KEEP_AB,))
     assert alone.config.kernel == "cute/keep_ab_sm90"
 
 

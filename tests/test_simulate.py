@@ -18,7 +18,7 @@ from mla_lab.plan.config import KernelConfig
 from mla_lab.plan.tile import Plan
 from mla_lab.simulate import (
     H200,
-    KV_M,
+    SWAP_AB,
     Constants,
     Pipeline,
     Timeline,
@@ -185,7 +185,7 @@ def test_few_streams_do_not_reach_the_card_s_bandwidth() -> None:
 def test_query_and_result_take_their_share_of_the_memory() -> None:
     # the same keys: 64 rows bring 64 queries a request and leave 64 results (9.4 + 8.4 MB)
     few, many = (
-        simulate(plan_of(Problem.uniform(128, 1, 1024, heads), 1, 128, tile_rows=heads), KV_M)
+        simulate(plan_of(Problem.uniform(128, 1, 1024, heads), 1, 128, tile_rows=heads), SWAP_AB)
         for heads in (16, 32)
     )
     assert many.makespan > few.makespan + 2.0
@@ -289,7 +289,7 @@ def test_power_sets_the_clock_by_the_matrix_load() -> None:
 
 
 def test_few_rows_a_tile_cost_what_the_prototype_took() -> None:
-    for rows, family in ((16, KV_M), (32, KV_M), (64, H200), (128, H200)):
+    for rows, family in ((16, SWAP_AB), (32, SWAP_AB), (64, H200), (128, H200)):
         assert constants_for(rows).stages == family.stages
-    steady = run_pipeline(Pipeline.of(KV_M, 16, 64, 1152), 40).steady() / KV_M.clock_ghz / 1e3
+    steady = run_pipeline(Pipeline.of(SWAP_AB, 16, 64, 1152), 40).steady() / SWAP_AB.clock_ghz / 1e3
     assert steady == pytest.approx(1.2, abs=0.1)

@@ -35,12 +35,12 @@ def call(*rows: list[int]) -> np.ndarray:
 
 def test_phases_of_a_cta_add_up_to_the_call() -> None:
     """From the end of the call before to the end of the last CTA, whatever the CTA did."""
-    phases = stamps.call_phases(call(SPLIT), stamps.Q_M, BEGIN)
+    phases = stamps.call_phases(call(SPLIT), stamps.KEEP_AB, BEGIN)
     assert phases == {
         "launch": 700, "setup": 300, "first_byte": 2000, "loop": 3000, "exchange": 500,
         "wait": 500, "merge": 1000, "idle": 0,
     }  # fmt: skip
-    both = stamps.call_phases(call(SPLIT, ALONE, NO_WORK), stamps.Q_M, BEGIN)
+    both = stamps.call_phases(call(SPLIT, ALONE, NO_WORK), stamps.KEEP_AB, BEGIN)
     assert sum(both.values()) == 18_000 - BEGIN
     assert both["idle"] == (18_000 - 16_600) / 2
     assert both["write"] == 600 / 2
@@ -48,7 +48,7 @@ def test_phases_of_a_cta_add_up_to_the_call() -> None:
 
 
 def test_words_that_were_not_written_do_not_count() -> None:
-    phases = stamps.call_phases(call(MAIL), stamps.KV_M, BEGIN)
+    phases = stamps.call_phases(call(MAIL), stamps.SWAP_AB, BEGIN)
     assert phases == {
         "launch": 700, "setup": 700, "first_byte": 1600, "loop": 2000, "exchange": 600,
         "wait": 500, "merge": 1900, "idle": 0,
@@ -60,14 +60,14 @@ def test_a_call_is_measured_from_end_to_end() -> None:
     step = 8_000
     calls = [call(SPLIT) + step * i for i in range(8)]
     calls += [call(SPLIT) + step * 8 + 50_000]
-    took, phases = stamps.mean_phases(calls, stamps.Q_M)
+    took, phases = stamps.mean_phases(calls, stamps.KEEP_AB)
     assert took == step
     assert sum(phases.values()) == pytest.approx(took)
     assert set(phases) <= set(PHASES)
 
 
 def test_spans_of_ctas_follow_each_other() -> None:
-    rows = stamps.cta_spans(call(SPLIT, ALONE, NO_WORK), stamps.Q_M)
+    rows = stamps.cta_spans(call(SPLIT, ALONE, NO_WORK), stamps.KEEP_AB)
     assert {row[0] for row in rows} == {0, 1}
     for lane in (0, 1):
         mine = [row for row in rows if row[0] == lane]
@@ -133,4 +133,4 @@ def test_words_are_those_of_the_kernels() -> None:
     assert f"\nROUNDS = {stamps.ROUNDS}\n" in profile
     fragments = (root / "split_merge" / "swap_ab_fragments.py").read_text(encoding="utf-8")
     events = fragments.split("class CtaEvent(IntEnum):")[1].split("\n\n\n")[0]
-    assert events.count(" = ") == stamps.KV_M.words
+    assert events.count(" = ") == stamps.SWAP_AB.words

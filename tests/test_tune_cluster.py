@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
+import sys
 import threading
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,6 +18,7 @@ from mla_lab.bench import Record, read, results
 from mla_lab.bench.cases import Case
 from mla_lab.bench.measure import Method
 from mla_lab.bench.tune import cluster
+from mla_lab.core.errors import Unsupported
 from mla_lab.core.problem import Problem
 
 PLAIN = {"isolated": False, "planned": False, "ceilings": False}
@@ -85,6 +89,24 @@ def test_a_dead_worker_s_case_runs_again_and_loses_itself_alone(record: Record) 
         (2, 4, "case_128: 0 results"),
     ]
     assert told[-2:] == [(3, 4, "case_64: the worker died."), (4, 4, "case_32: 0 results")]
+
+
+@pytest.mark.parametrize("address", ["local", "10.0.0.1:6379"])
+def test_a_cluster_that_does_not_answer_is_one_sentence(
+    address: str, record: Record, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    closed: list[bool] = []
+
+    def init(given: str | None, **_: Any) -> None:
+        assert given == (None if address == "local" else address)
+        raise Exception("The node timed out during startup.\nand more")
+
+    ray = SimpleNamespace(init=init, shutdown=lambda: closed.append(True))
+    monkeypatch.setitem(sys.modules, "ray", ray)
+    says = f"--ray: got {address}, where Ray says: The node timed out during startup.; supported"
+    with pytest.raises(Unsupported, match=re.escape(says)):
+        cluster.spread(CASES, record, SETTINGS, address, lambda *s: None)
+    assert closed == [True] and not record.rows
 
 
 @pytest.mark.slow

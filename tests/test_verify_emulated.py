@@ -19,20 +19,24 @@ RECORDS = data_dir() / "records"
 ATTENTION = [c for c in CUTE if c.kernel != "cute/empty"]
 
 
-def test_every_build_has_four_problems_that_it_takes() -> None:
+def test_every_build_has_five_cases_that_it_takes() -> None:
     assert sorted(c.name() for c in emulated.builds()) == sorted(c.name() for c in ATTENTION)
     for config in ATTENTION:
-        found = list(emulated.problems(config))
-        assert len(found) == 4 and {0, 77, 140, 800} < {n for p, _ in found for n in p.kv_lens}
-        assert max(splits for _, splits in found) == (3 if config.option("fused_merge", 1) else 1)
-        assert all(p.heads <= 128 for p, _ in found)
+        found = list(emulated.cases(config))
+        assert len(found) == 5 and {0, 77, 140, 800} < {n for c in found for n in c.kv_lens}
+        merges = bool(config.option("fused_merge", 1))
+        assert max(c.splits for c in found) == (3 if merges else 1)
+        *_, last = found
+        assert last.schedule == "adverse" and {c.schedule for c in found} == {"fair", "adverse"}
+        # a CTA takes several work tiles where the grid has not one for each
+        assert (last.splits == 0 or last.workers) != bool(config.option("grid"))
 
 
 def test_what_is_on_record_is_right_and_without_findings() -> None:
     head, *rows = read(RECORDS / "emulated.jsonl")
     assert rows and {row["name"] for row in rows} <= {c.name() for c in ATTENTION}
     assert {row["status"] for row in rows} == {"ok"}
-    assert all(len(row["problems"]) == 4 for row in rows)
+    assert all(len(row["problems"]) == 5 for row in rows)
     assert emulated.summary([head, *rows]).startswith(f"{len(rows)} of {head['cases']}")
 
 

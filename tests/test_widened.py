@@ -41,10 +41,10 @@ class Emulated(EmulateBackend, WidenedBackend):
     """The backend's launches, emulated."""
 
 
-def run(inputs: DecodeInputs) -> tuple[torch.Tensor, torch.Tensor]:
+def run(inputs: DecodeInputs, kind: type[EmulateBackend] = Emulated) -> tuple[torch.Tensor, ...]:
     arguments = {**native_arguments(inputs, False), "workspace_buffer": None}
     call, _ = decode.prepare(native_args(**arguments, backend="torch"))
-    backend = Emulated()
+    backend = kind()
     assert backend.supports(call.features, call.problem, None) is None
     plan = backend.plan(call, None)
     repeat = backend.run(call, plan, decode.allocate(call, plan))

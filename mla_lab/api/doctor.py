@@ -64,7 +64,7 @@ def _device() -> Iterator[Finding]:
     yield Finding("device", "CPU", True, cpu)
     if not torch.cuda.is_available():
         build = f"CUDA {torch.version.cuda}" if torch.version.cuda else "a CPU build"
-        reason = f"none that torch ({build}) can use; the CPU runs the whole contract"
+        reason = f"none that torch ({build}) can use; the CPU runs every call"
         yield Finding("device", "GPU", False, reason)
         return
     for index in range(torch.cuda.device_count()):

@@ -35,6 +35,7 @@ MODULES: dict[str, str] = {
     "cute": "mla_lab.backends.cute.backend:CuteBackend",
     "cuda": "mla_lab.backends.cuda.backend:CudaBackend",
     "cute-widened": "mla_lab.backends.cute.widened:WidenedBackend",
+    "cute-keep-ab-gather": "mla_lab.backends.cute.widened:KeepAbGatherBackend",
     "emulate": "mla_lab.backends.emulate.backend:EmulateBackend",
     "emulate_sm100": "mla_lab.backends.emulate.backend:EmulateSm100Backend",
 }
@@ -42,7 +43,15 @@ MODULES: dict[str, str] = {
 ORDER = ("cute", "cuda", "torch")
 #: other names of the contract
 ALIASES = {"xqa": "cuda", "trtllm-gen": "auto", "cute-dsl": "cute"}
-NAMES = ("auto", *ORDER, "cute-widened", "emulate", "emulate_sm100", *ALIASES)
+NAMES = (
+    "auto",
+    *ORDER,
+    "cute-widened",
+    "cute-keep-ab-gather",
+    "emulate",
+    "emulate_sm100",
+    *ALIASES,
+)
 
 
 #: of a backend that reads lengths on the host, where they lie on a device

@@ -37,7 +37,7 @@ class Marks:
     merged: int
 
 
-Q_M = Marks(
+KEEP_AB = Marks(
     words=8,
     path=(
         (0, "launch"),
@@ -52,7 +52,7 @@ Q_M = Marks(
     loop=(2, 3),
     merged=5,
 )
-KV_M = Marks(
+SWAP_AB = Marks(
     words=10,
     path=(
         (0, "launch"),
@@ -70,7 +70,7 @@ KV_M = Marks(
     loop=(2, 3),
     merged=9,
 )
-MARKS = {"cute/keep_ab_sm90": Q_M, "cute/swap_ab_sm90": KV_M}
+MARKS = {"cute/keep_ab_sm90": KEEP_AB, "cute/swap_ab_sm90": SWAP_AB}
 
 
 def ends(stamps: np.ndarray, marks: Marks) -> int:

@@ -141,21 +141,23 @@ def call_of(
     query = inputs.query.unsqueeze(0) if inputs.query.dim() == 3 else inputs.query
     out = torch.full((*query.shape[:-1], problem.latent_dim), 7.0).to(DTYPES[config.out_dtype])
     lse = torch.full((problem.total_q, problem.heads), 7.0)
-    work, slots = _work(config, problem, splits, workers, pieces)
+    asked = _requests(config, problem)
+    work, slots = _work(config, asked, splits, workers, pieces)
     scales = (inputs.bmm1_scale, inputs.bmm2_scale)
     first, second = (1.0 if isinstance(s, Tensor) else float(s) for s in scales)
     first = first if isinstance(scales[0], Tensor) else first * LOG2_E
-    q_begin = torch.tensor([0, *np.cumsum(problem.q_lens)], dtype=torch.int32)
-    partials = _partials(config, problem, slots, work)
+    q_begin = torch.tensor([0, *np.cumsum(asked.q_lens)], dtype=torch.int32)
+    partials = _partials(config, asked, slots, work)
     views = _views(config, query, out, lse)
     args: list[Any] = [views[0], inputs.kv_cache, *views[1:], *partials]
     table = inputs.block_tables
-    # of a list of slots every one counts where there are no lengths
-    lens = inputs.seq_lens[:0] if config.option("gather") and problem.top_k else inputs.seq_lens
+    lens = inputs.seq_lens
+    if problem.top_k:  # of a list of slots every one counts where there are no lengths
+        lens = lens[:0] if asked is problem else torch.tensor(asked.kv_lens, dtype=torch.int32)
     args += [table.flatten(0, 1) if table.dim() == 3 else table, lens, q_begin, *work]
     args += [problem.heads, first, second]
     # 0: each request's own, by q_begin
-    q_len = problem.q_lens[0] if len(set(problem.q_lens)) == 1 else 0
+    q_len = asked.q_lens[0] if len(set(asked.q_lens)) == 1 else 0
     if config.option("grid"):
         args += [splits, _row_tiles(config, problem), 1 if problem.top_k else q_len]
     elif splits:
@@ -166,6 +168,16 @@ def call_of(
         args.append(_extras(config, inputs))
     expected = decode_reference(inputs, walk=_walk(config, problem, work))
     return Call(config, inputs, tuple(args), out, lse, expected)
+
+
+def _requests(config: KernelConfig, problem: Problem) -> Problem:
+    """The problem as a launch has it: workers that find their pieces take each query token of a
+    sparse call as a request of its own."""
+    if not problem.top_k or config.option("grid"):
+        return problem
+    tokens = problem.total_q
+    lists = (problem.top_k,) * tokens
+    return replace(problem, q_lens=(1,) * tokens, kv_lens=lists, top_k=0)
 
 
 def _walk(config: KernelConfig, problem: Problem, work: list[Tensor]) -> TileWalk | None:
@@ -248,6 +260,6 @@ def _partials(
     groups = lists * _row_tiles(config, problem)
     if work and not len(work[0]):
         groups = max(groups, WORKERS)
-    apart = 32 * groups if config.cluster == 2 else 0
+    apart = 0 if config.kernel == "cute/swap_ab_sm90" and config.cluster == 1 else 32 * groups
     counters = torch.zeros(max(COUNTERS, apart) * config.cluster, dtype=torch.int32)
     return [out, lse, counters]

@@ -20,11 +20,9 @@ from sglang.srt.runtime_context import get_parallel, get_spec
 from torch import Tensor
 
 from ..core.errors import unsupported
+from ..core.problem import LATENT_DIM, ROPE_DIM
+from ..plan.launch_modes import PAGE_SIZES
 from .step import Step, decode
-
-LATENT_DIM, ROPE_DIM = 512, 64
-#: tokens of a page that the kernels read where they lie
-PAGE_SIZES = (16, 32, 64, 128)
 
 
 class MlaLabBackend(AttentionBackend):

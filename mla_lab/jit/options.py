@@ -19,7 +19,7 @@ CUTE = {
     "cute/swap_ab_sm90": (*_SM90, "grid", "pair"),
     "cute/keep_ab_sm90": (
         *(*_SM90, "scales", "stages"),
-        *("parts", "pv_registers", "bulk", "halves", "qk_first"),  # with gather
+        *("widen", "parts", "pv_registers", "bulk", "halves", "qk_first"),  # with widen
     ),
     "cute/mla_sm100": ("features", "fused_merge", "pdl", "scales", "shaped"),
 }

@@ -9,6 +9,7 @@ from ..plan import launch_modes, xqa
 from ..plan.config import KernelConfig
 from ..plan.launch_modes import (
     KEEP_AB_PERSISTENT,
+    PAGE_SIZES,
     QUERY_HI_LO,
     SIXTEEN_BIT,
     SWAP_AB_LL,
@@ -22,7 +23,7 @@ from .source import cuda_kernels, supported_archs
 
 #: (query and cache, out, page size); an fp16 query has a bf16 out unless one is given
 FORMATS = (
-    *(("bf16", "bf16", page_size) for page_size in (16, 32, 64, 128)),
+    *(("bf16", "bf16", page_size) for page_size in PAGE_SIZES),
     ("fp16", "bf16", 64),
     ("fp16", "fp16", 64),
 )
@@ -215,13 +216,22 @@ CUTE: tuple[KernelConfig, ...] = (
         for kv_format in ("e4m3", "fp8_656")
         for tile in KEEP_AB_PERSISTENT.hi_lo_tiles
     ),
-    # sparse calls of many heads over 656-byte tokens, each widened once per cluster
+    # sparse calls of many heads over 656-byte tokens, each widened once per cluster, or fetched as
+    # it is stored by every CTA; the latter of all eight-bit caches
     *(
         _for_backend(
-            "cute/keep_ab_sm90", FORMATS[2], tile, "none", (("gather", 2), *extra), "fp8_656"
+            "cute/keep_ab_sm90", FORMATS[2], tile, "none", (*SPARSE[1:], *kind, *extra), "fp8_656"
         )
-        for tile in KEEP_AB_PERSISTENT.hi_lo_tiles
+        for kind, tiles in (
+            ((("widen", 1),), KEEP_AB_PERSISTENT.hi_lo_tiles),
+            ((), KEEP_AB_PERSISTENT.hi_lo_tiles[:1]),
+        )
+        for tile in tiles
         for extra in ((), (("features", 1),), (("scales", 1),))
+    ),
+    *(
+        _for_backend("cute/keep_ab_sm90", formats, (64, 1), "none", SPARSE[1:], "e4m3")
+        for formats in (FORMATS[2], EIGHT_BITS)
     ),
     # e4m3 throughout with the query rows on the M side; sinks, draft masks and scales in memory are
     # compiled when first asked for, or left to the builds below
@@ -300,17 +310,20 @@ def shipped(arch: str = "sm_90a") -> list[KernelConfig]:
     return [c for c in configs if arch in supported_archs(c.kernel)]
 
 
-def sample(arch: str = "sm_90a") -> list[KernelConfig]:
-    """Shipped configurations that stand for all: of each kernel, in each format of query and cache,
-    every value of every other field and option is in one of them.
+def sample(arch: str = "sm_90a", *, each_format: bool = False) -> list[KernelConfig]:
+    """Shipped configurations that stand for all: of each kernel, each format of query and cache and
+    every value of every other field and option is in one of them; with `each_format` every value in
+    each format.
     """
     builds = shipped(arch)
     options = {name for config in builds for name, _ in config.options}
 
     def values(config: KernelConfig) -> set[tuple[object, ...]]:
-        base = (config.kernel, config.q_dtype, config.kv_format)
+        formats = (config.q_dtype, config.kv_format)
+        base = (config.kernel, *(formats if each_format else ()))
         given = dict(config.options)
         fields = {**config.as_dict(), **{name: given.get(name) for name in options}}
+        fields["formats"] = formats
         return {(*base, name, str(value)) for name, value in fields.items() if name != "options"}
 
     wanted = set().union(*map(values, builds))

@@ -11,12 +11,19 @@ from .workbook_map import NOTEBOOKS
 RECORD = "workbook_browser.jsonl"
 #: milliseconds of a redraw, and bytes that a notebook may send to the page
 REDRAW_MS, PAGE_BYTES = 300, 1_000_000
+#: seconds that a notebook may run, and one that compiles its kernels for the first time
+RUN_S, COMPILING_S = 15, 60
 
 
 @cache
 def rows() -> tuple[Row, ...]:
     """The record: its run first, then the notebooks."""
     return tuple(read(data_dir() / "records" / RECORD))
+
+
+def most_s(notebook: str) -> int:
+    """Seconds that all cells of a notebook, named by its file, may take."""
+    return COMPILING_S if notebook.startswith("6") else RUN_S
 
 
 def note() -> str:

@@ -20,6 +20,7 @@ from ..simulate.recorded import error_table, recorded
 from ..verify import (
     eight_bits_table,
     engine_tables,
+    merge_table,
     sm100_tables,
     sparse_table,
     tables,
@@ -62,6 +63,8 @@ TABLES: dict[str, Callable[[], str]] = {
     "targets": lambda: targets.table(targets.judge(targets.load())),
     "eight-bits": lambda: eight_bits_table.table(rows_of(eight_bits_table.RECORD)),
     "sparse-656": sparse_table.made,
+    "merges": merge_table.made,
+    "merge-attempts": merge_table.attempts,
     "blackwell": blackwell.table,
     "blackwell-counts": blackwell.counts_table,
     "blackwell-note": blackwell.note,
@@ -94,7 +97,7 @@ def refresh(top: Path) -> None:
     for path in pages(top):
         path.write_text(fill(path.read_text(encoding="utf-8")), encoding="utf-8")
     for name, draw in PICTURES.items():
-        (top / name).write_text(draw().markup + "\n", encoding="utf-8")
+        (top / name).write_text(draw().fixed + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

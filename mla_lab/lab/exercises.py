@@ -62,7 +62,8 @@ def check(number: str, attempt: Any) -> None:
         way_out = f"Change the cell above and run both; lab.reveal({number!r}) shows a solution."
         _show("Not yet", RED, f"{verdict.sentence} {way_out}")
         return
-    current().passed.append(number)
+    if number not in current().passed:
+        current().passed.append(number)
     kept = number in _SOLVED or progress.keep(number)
     lost = "" if kept else f" ({progress.path()} cannot be written: set {progress.VARIABLE}.)"
     _show("Solved", GREEN, verdict.sentence + lost)
@@ -103,6 +104,6 @@ def _show(word: str, color: str, text: str) -> None:
     display(
         HTML(
             f"<div style='border-left:5px solid {color};padding:4px 10px;margin:4px 0'>"
-            f"<b style='color:{color}'>{word}.</b> {_coded(text)}</div>"
+            f"<b>{word}.</b> {_coded(text)}</div>"
         )
     )

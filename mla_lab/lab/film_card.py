@@ -14,7 +14,7 @@ from .film import Film
 from .film_breaks import whole
 from .gantt import bars
 from .source import Source
-from .style import INK, TEMPLATE
+from .style import INK, PAPER, TEMPLATE
 
 #: KV tiles of the recorded CTA that are drawn, and slots that a softmax of a tile takes at least
 SHOWN, SOFTMAX_SLOTS = 8, 150
@@ -80,7 +80,7 @@ def beside_card() -> go.Figure:
     for row, (shown, kind) in enumerate(((mine, "predicted"), (card, "recorded")), 1):
         for bar in bars(shown, kind=kind):
             bar.showlegend = False
-            bar.marker.line = {"width": 1, "color": "#FFFFFF"}
+            bar.marker.line = {"width": 1, "color": PAPER}
             bar.text = [str(tile) for tile in shown.tile[shown.only(str(bar.name))]]
             bar.textposition, bar.insidetextanchor, bar.textangle = "inside", "middle", 0
             bar.hovertemplate = f"{bar.name} of tile %{{text}}<extra></extra>"

@@ -9,7 +9,7 @@ from . import film
 from .film import Film
 from .film_breaks import NOTHING, Break
 from .source_lines import context, line_of
-from .style import BLUE, GREEN, GREY, INK, ORANGE, PAGE_INK, PAGE_TINT, RED, SKY
+from .style import BLUE, GREEN, GREY, INK, ORANGE, PAGE_INK, PAGE_PAPER, PAGE_TINT, RED, SKY
 from .svg import Svg, document, label
 from .tables import Table, table
 
@@ -28,7 +28,7 @@ UNITS = (
 FILLS = (GREEN, GREEN, ORANGE)
 LEGEND = (
     ("PV", GREEN, 1.0), ("softmax", ORANGE, 1.0), ("QK", BLUE, 1.0), ("copy, filling", SKY, 1.0),
-    ("waits", GREY, 0.4), ("waits for ever", RED, 0.4),
+    ("waits", GREY, 0.6), ("waits for ever", RED, 0.6),
 )  # fmt: skip
 MONO = "ui-monospace, SFMono-Regular, Menlo, Consolas, monospace"
 
@@ -100,7 +100,7 @@ def _stage_lanes(found: Film) -> list[str]:
         y = top + stage * STAGE_LANE
         parts.append(label(LEFT - 8, y + 10, f"stage {stage} of the ring", size=11, anchor="end"))
         parts.append(
-            _shape(_path([(0, found.end)], y + 2, 17, found), "#FFFFFF", 1, 'stroke="#CCC"')
+            _shape(_path([(0, found.end)], y + 2, 17, found), PAGE_PAPER, 1, f'stroke="{GREY}"')
         )
         for begin, end, what in found.stage(stage):
             filling = what == "filling"
@@ -108,7 +108,7 @@ def _stage_lanes(found: Film) -> list[str]:
             parts.append(_shape(path, SKY if filling else "#BBD7EA", 0.8, f'stroke="{INK}"'))
             if (end - begin) * scale > 42:
                 middle = LEFT + (begin + end) / 2 * scale
-                parts.append(label(middle, y + 11, what, size=10))
+                parts.append(label(middle, y + 11, what, size=10, ink=INK))
     return parts
 
 
@@ -127,9 +127,9 @@ def _cursor(found: Film, slot: int, warp: int) -> list[str]:
     x, height = LEFT + slot * PLOT / found.end, WARPS_HEIGHT + 16 + len(UNITS) * LANE + 66
     y = TOP + warp * LANE
     return [
-        f'<path d="M{x:.1f} {TOP - 6}v{height}" stroke="{INK}" stroke-width="1.6"/>',
-        f'<path d="M{x - 5:.1f} {TOP - 9}h10l-5 7z" fill="{INK}"/>',
-        f'<circle cx="{x:.1f}" cy="{y + LANE / 2}" r="5" fill="#FFF" stroke="{INK}" '
+        f'<path d="M{x:.1f} {TOP - 6}v{height}" stroke="{PAGE_INK}" stroke-width="1.6"/>',
+        f'<path d="M{x - 5:.1f} {TOP - 9}h10l-5 7z" fill="{PAGE_INK}"/>',
+        f'<circle cx="{x:.1f}" cy="{y + LANE / 2}" r="5" fill="{PAGE_PAPER}" stroke="{PAGE_INK}" '
         'stroke-width="2"/>',
     ]
 

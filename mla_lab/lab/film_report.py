@@ -78,7 +78,7 @@ def _source(place: Place) -> str:
 
 
 def _hang(found: Film, one: Finding) -> str:
-    lines = [f"<div><b style='color:{RED}'>{one.kind}</b>: no warp can go on</div>"]
+    lines = [f"<div><b style='background:{RED}33'>{one.kind}</b>: no warp can go on</div>"]
     for barrier, came, warps, place in waits(found):
         who = f"{_few(warps)} ({role(warps[0]).split(': ')[1]})"
         many = "warps" if len(warps) > 1 else "warp"
@@ -89,7 +89,8 @@ def _hang(found: Film, one: Finding) -> str:
 
 def _finding(one: Finding, count: int) -> str:
     times = f", {count} times" if count > 1 else ""
-    head = f"<b style='color:{RED}'>{one.kind}</b>{times}: {escape(one.text)} ({escape(one.who)})"
+    kind = f"<b style='background:{RED}33'>{one.kind}</b>"
+    head = f"{kind}{times}: {escape(one.text)} ({escape(one.who)})"
     places = [_source(film.own_place(one))]
     places += [f"<div>{escape(who)}:{_source(place)}</div>" for who, place in one.others]
     return f"<div style='margin-top:3px'>{head}{''.join(places)}</div>"

@@ -10,7 +10,7 @@ import plotly.graph_objects as go
 
 from ..plan.tile import Plan
 from ..simulate import Timeline
-from .style import HATCH, INK, PALETTE, PAPER, ROLE_COLORS, TEMPLATE, hatch
+from .style import HATCH, INK, PALETTE, PAPER, ROLE_COLORS, TEMPLATE, hatch, ink_on
 
 #: hatching doubles the browser's time for a bar (0.2 s for 440): with more bars than this only the
 #: source chip shows that they are predicted
@@ -62,6 +62,7 @@ def _bar(timeline: Timeline, role: str, at: np.ndarray, color: str, kind: str) -
         base=np.round(timeline.start[at], 3),
         x=np.round(timeline.end[at] - timeline.start[at], 3),
         marker={"color": color, "line": {"width": 0}, "pattern": hatch(kind)},
+        insidetextfont={"color": ink_on(color)},
         hovertemplate=f"SM %{{y}} · {role} %{{x:.2f}} us<extra></extra>",
         legendgroup=role,
     )

@@ -104,7 +104,7 @@ class DiffExplorer(explorer.Explorer):
 
 def _line(line: str) -> str:
     tint = {"+": "rgba(0,158,115,.18)", "-": "rgba(213,94,0,.18)"}.get(line[0], "none")
-    style = f"background:{tint};white-space:pre" + (";opacity:.6" if line[0] == "@" else "")
+    style = f"background:{tint};white-space:pre" + (";opacity:.75" if line[0] == "@" else "")
     return f"<span style='display:block;{style}'>{escape(line)}</span>"
 
 

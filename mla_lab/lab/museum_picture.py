@@ -69,7 +69,7 @@ def _said(bug: Bug, one: Finding, count: int) -> str:
         for who, place in lines
     )
     words = f"{escape(one.text)} ({escape(one.who)})"
-    return f"<div><b style='color:{RED}'>{one.kind}</b>{times}: {words}{where}</div>"
+    return f"<div><b style='background:{RED}33'>{one.kind}</b>{times}: {words}{where}</div>"
 
 
 def report(bug: Bug, made: Outcome) -> str:
@@ -82,7 +82,7 @@ def report(bug: Bug, made: Outcome) -> str:
     result = "right" if made.right else "wrong"
     after = f"; {escape(made.detail)}" if made.detail else ""
     if not bug.lines():
-        said += f"<div>The result is <b style='color:{color}'>{result}</b>{after}.</div>"
+        said += f"<div>The result is <b style='background:{color}33'>{result}</b>{after}.</div>"
     return said
 
 

@@ -24,6 +24,7 @@ from ..core.errors import MlaLabError, invalid
 from .course.glossary import words_html
 from .explorer import forget, moved
 from .style import PAGE_INK, PAGE_TINT
+from .theme import stylesheet
 
 
 class WidgetFailed(MlaLabError, RuntimeError):
@@ -94,7 +95,7 @@ def start(number: str) -> None:
     if gpu:
         place = f"a GPU is here: <b>{escape(gpu)}</b>, so measurements are live"
     _banner(f"<b>Notebook {number}</b> runs on your CPU ({platform.machine()}); {place}.")
-    display(HTML(words_html(prose(session.path))))
+    display(HTML(f"<style>{stylesheet()}</style>{words_html(prose(session.path))}"))
 
 
 def prose(notebook: Path) -> str:

@@ -26,23 +26,25 @@ from .course.glossary import Term, pattern, term_of, terms, used_in
 from .course.syllabus import SESSIONS, Session, syllabus
 from .html import BEHAVIOUR, execute, output_html
 from .session import prose
+from .theme import stylesheet
 from .workbook_map import NOTEBOOKS, Entry
 
 SCRIPT = "plotly.min.js"
 
-#: what the theme sets, and the variables that our own pictures and tables take from Jupyter
+#: what the theme sets, and the variables that our own pictures and tables take from Jupyter: here
+#: they are the colours of Sphinx's theme, which has a light and a dark set
 STYLE = """
 .content{width:60em;max-width:100%} .sidebar-drawer{width:17em}
-body{--jp-layout-color2:#F4F6FA;--jp-content-font-color1:#1F2430;--jp-content-link-color:#0072B2;
+body{--jp-layout-color0:var(--color-background-primary);
+--jp-layout-color2:var(--color-background-secondary);
+--jp-cell-editor-background:var(--color-code-background);
+--jp-border-color2:var(--color-background-border);
+--jp-content-font-color1:var(--color-foreground-primary);
+--jp-content-link-color:var(--color-link);
 --font-stack:Inter,"Segoe UI",Helvetica,Arial,sans-serif}
-body[data-theme="dark"]{--jp-layout-color2:#23272f;--jp-content-font-color1:#e6e8ec;
---jp-content-link-color:#7fc4f0}
-@media (prefers-color-scheme:dark){body:not([data-theme="light"]){--jp-layout-color2:#23272f;
---jp-content-font-color1:#e6e8ec;--jp-content-link-color:#7fc4f0}}
 .out{overflow-x:auto;margin:.4em 0 1.2em} .out pre{background:none;padding:.2em .9em}
 .out table{border-collapse:collapse;font-size:.85rem}
 .out td,.out th{padding:3px 10px;border-bottom:1px solid var(--color-background-border)}
-.place:has(svg),.chart{background:#fff;color:#1F2430;border-radius:6px;padding:4px}
 .words{font-size:.85rem;margin-top:.4em} .frames input{width:340px;max-width:60%;
 vertical-align:middle}
 a.word{color:inherit;text-decoration:underline dotted;cursor:help}
@@ -247,7 +249,7 @@ def write(source: Path, notebooks: Path, script: str, only: Sequence[str] = ()) 
     static = source / "_static"
     static.mkdir(parents=True)
     (source / "conf.py").write_text(_CONF, encoding="utf-8")
-    (static / "course.css").write_text(STYLE, encoding="utf-8")
+    (static / "course.css").write_text(STYLE + stylesheet(), encoding="utf-8")
     (static / "course.js").write_text(script, encoding="utf-8")
     for path in notes:
         text = course_page(path.read_text(encoding="utf-8"))

@@ -12,7 +12,7 @@ KINDS = ("predicted", "measured", "recorded")
 _STYLE = {
     "predicted": "background:repeating-linear-gradient(45deg,#fff,#fff 4px,#dbe7f1 4px,"
     "#dbe7f1 8px);border:1px dashed #0072B2;color:#1F2430",
-    "measured": "background:#009E73;border:1px solid #009E73;color:#fff",
+    "measured": "background:#009E73;border:1px solid #009E73;color:#1F2430",
     "recorded": "background:#0072B2;border:1px solid #0072B2;color:#fff",
 }
 

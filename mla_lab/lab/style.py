@@ -21,11 +21,34 @@ RED = "#D55E00"
 PINK = "#CC79A7"
 GREY = "#8A8A8A"
 INK = "#1F2430"
-PAPER = "#FFFFFF"
-#: colours of text and boxes on the page itself, which a dark theme inverts
+#: sheet and grid of a chart; a step off white, so that a page finds our charts by it (`theme`)
+PAPER, GRID = "#FFFFFE", "#E8EAEF"
+#: the page's own colours, which follow its theme; behind the comma: where a page has no theme
+PAGE_PAPER = "var(--jp-layout-color0,#fff)"
 PAGE_TINT = "var(--jp-layout-color2,#F4F6FA)"
-PAGE_INK = "var(--jp-content-font-color1,#1F2430)"
+PAGE_CODE = "var(--jp-cell-editor-background,#F5F5F5)"
+PAGE_GRID = f"var(--jp-border-color2,{GRID})"
+PAGE_INK = f"var(--jp-content-font-color1,{INK})"
 PAGE_LINK = "var(--jp-content-link-color,#0072B2)"
+
+
+def luminance(color: str) -> float:
+    """Relative luminance of `#RRGGBB`, 0 to 1 (WCAG 2.2, section 1.4.3)."""
+    shares = [int(color[i : i + 2], 16) / 255 for i in (1, 3, 5)]
+    red, green, blue = (c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in shares)
+    return 0.2126 * red + 0.7152 * green + 0.0722 * blue
+
+
+def contrast(one: str, other: str) -> float:
+    """Contrast ratio of two colours `#RRGGBB`, 1 to 21 (WCAG 2.2); text needs 4.5."""
+    low, high = sorted((luminance(one), luminance(other)))
+    return (high + 0.05) / (low + 0.05)
+
+
+def ink_on(fill: str) -> str:
+    """Black or white, whichever contrasts more with `fill`: 4.58 at least."""
+    return max(("#000000", "#FFFFFF"), key=lambda ink: contrast(ink, fill))
+
 
 #: order in which series take their colours
 PALETTE = (BLUE, ORANGE, GREEN, PINK, SKY, RED, YELLOW, GREY)
@@ -68,8 +91,9 @@ for _renderer in ("plotly_mimetype", "notebook", "notebook_connected"):
     pio.renderers[_renderer].config = CONFIG
 
 _AXIS = {
-    "gridcolor": "#E8EAEF",
+    "gridcolor": GRID,
     "linecolor": INK,
+    "tickcolor": INK,
     "ticks": "outside",
     "zeroline": False,
     "title": {"font": {"size": 13}, "standoff": 8},
@@ -83,7 +107,14 @@ TEMPLATE = go.layout.Template(
         "colorway": list(PALETTE),
         "paper_bgcolor": PAPER,
         "plot_bgcolor": PAPER,
-        "hoverlabel": {"font": {"family": FONT, "size": 13}},
+        "hoverlabel": {
+            "bgcolor": PAPER,
+            "bordercolor": GREY,
+            "font": {"family": FONT, "size": 13, "color": INK},
+        },
+        "modebar": {"bgcolor": "rgba(0,0,0,0)", "color": GREY, "activecolor": INK},
+        "annotationdefaults": {"arrowcolor": INK},
+        "shapedefaults": {"line": {"color": INK}},
         # below the axis titles, however many rows it takes
         "legend": {
             "orientation": "h",

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
 from itertools import pairwise
 
-from .style import FONT, INK
+from .style import FONT, GREY, INK, PAGE_INK, PAGE_PAPER
 
 #: Okabe-Ito tints on which black text stays readable
 TINTS = ("#BBD7EA", "#F6D999", "#A8DCCB", "#EBCADB", "#CDE8F8", "#F0BE9A", "#FAF5B8", "#D9DBE0")
 
-#: style of a drawing: a white sheet with a margin, which a dark page shows round it
-SHEET = "max-width:100%;height:auto;background:#fff;padding:6px;box-sizing:border-box"
+#: style of a drawing: a sheet with a margin
+SHEET = f"max-width:100%;height:auto;background:{PAGE_PAPER};padding:6px;box-sizing:border-box"
+#: a colour of the page, and the one that it is where the page has no theme
+_OF_PAGE = re.compile(r"var\(--[\w-]+,(#\w+)\)")
 
 
 @dataclass(frozen=True)
@@ -21,9 +24,14 @@ class Cell:
     """One cell: label, fill, and the sentence for hovering and screen readers."""
 
     text: str
-    fill: str = "#FFFFFF"
+    fill: str = PAGE_PAPER
     title: str = ""
     bold: bool = False
+
+    @property
+    def ink(self) -> str:
+        """Colour of the text: the page's on a fill of the page, dark on any other."""
+        return PAGE_INK if self.fill.startswith("var(") else INK
 
 
 @dataclass(frozen=True)
@@ -40,6 +48,11 @@ class Svg:
     def html(self) -> str:
         return self.markup
 
+    @property
+    def fixed(self) -> str:
+        """The markup in the colours of a light page, for a file."""
+        return _OF_PAGE.sub(r"\1", self.markup)
+
 
 def tint(index: int) -> str:
     """The `index`-th fill, cycling."""
@@ -48,7 +61,7 @@ def tint(index: int) -> str:
 
 def ramp(position: float) -> str:
     """Cividis at `position` in [0, 1], lightened so that dark text stays readable."""
-    stops = ((0.0, (112, 128, 158)), (0.5, (176, 178, 176)), (1.0, (255, 236, 130)))
+    stops = ((0.0, (126, 142, 172)), (0.5, (176, 178, 176)), (1.0, (255, 236, 130)))
     position = min(max(position, 0.0), 1.0)
     for (x0, low), (x1, high) in pairwise(stops):
         if position <= x1:
@@ -69,11 +82,13 @@ def document(width: float, height: float, body: str, alt: str) -> Svg:
     return Svg(markup, alt)
 
 
-def label(x: float, y: float, text: str, *, size: int = 12, anchor: str = "middle") -> str:
-    """Text centred on its line at (x, y)."""
+def label(
+    x: float, y: float, text: str, *, size: int = 12, anchor: str = "middle", ink: str = PAGE_INK
+) -> str:
+    """Text centred on its line at (x, y); on a tint its `ink` is INK."""
     return (
         f'<text x="{x:.1f}" y="{y:.1f}" font-size="{size}" text-anchor="{anchor}" '
-        f'dominant-baseline="central" fill="{INK}">{escape(text)}</text>'
+        f'dominant-baseline="central" fill="{ink}">{escape(text)}</text>'
     )
 
 
@@ -81,10 +96,11 @@ def box(x: float, y: float, width: float, height: float, cell: Cell, *, size: in
     """One rectangle with its text and title."""
     title = f"<title>{escape(cell.title)}</title>" if cell.title else ""
     weight = ' font-weight="700"' if cell.bold else ""
-    stroke = ' stroke="#1F2430" stroke-width="2"' if cell.bold else ' stroke="#8A8A8A"'
+    stroke = f' stroke="{PAGE_INK}" stroke-width="2"' if cell.bold else f' stroke="{GREY}"'
     text = (
         f'<text x="{x + width / 2:.1f}" y="{y + height / 2:.1f}" font-size="{size}"{weight} '
-        f'text-anchor="middle" dominant-baseline="central" fill="{INK}">{escape(cell.text)}</text>'
+        f'text-anchor="middle" dominant-baseline="central" fill="{cell.ink}">'
+        f"{escape(cell.text)}</text>"
         if cell.text
         else ""
     )

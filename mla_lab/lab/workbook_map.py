@@ -9,7 +9,7 @@ from typing import Any
 from ..api.doctor import examine
 from . import explorer, progress
 from .checks import CHECKS
-from .style import BLUE, FONT, GREEN, INK, ORANGE, PAGE_LINK
+from .style import BLUE, FONT, GREY, INK, ORANGE, PAGE_INK, PAGE_LINK, PAGE_PAPER, PAGE_TINT
 from .svg import Svg, document, label
 from .tables import Table, table
 
@@ -31,9 +31,9 @@ class Entry:
 
 NOTEBOOKS = (
     Entry("00", "start_here", "Start here", "say what runs where and choose a path", 5),
-    Entry("10", "mla_maths", "The absorb trick", "derive 576 and 512, and 1152 bytes", 12),
+    Entry("10", "mla_maths", "The absorb trick", "derive 576 and 512, and 1152 bytes", 15),
     Entry("11", "roofline", "Roofline, honestly", "say how many drafts are free", 8),
-    Entry("20", "layouts_as_functions", "Layouts", "read shape:stride, compose, divide", 15),
+    Entry("20", "layouts_as_functions", "Layouts", "read shape:stride, compose, divide", 18),
     Entry(
         "21", "swizzles_and_banks", "Swizzles and banks", "count conflicts, choose a swizzle", 10
     ),
@@ -53,9 +53,9 @@ NOTEBOOKS = (
     Entry("55", "museum_of_bugs", "Museum of bugs", "name twelve bugs by their symptoms", 10),
     Entry("56", "hopper_to_blackwell", "To Blackwell", "say who holds S and O on either card", 15),
     Entry("60", "empty_kernel", "An empty kernel", "divide registers among roles", 12),
-    Entry("61", "tile_copy", "A copy with layouts", "say which thread copies what", 10),
-    Entry("62", "swizzled_tile", "Swizzled tiles", "read columns without conflicts", 12),
-    Entry("63", "page_load", "TMA of a page", "load a page by one instruction a box", 12),
+    Entry("61", "tile_copy", "A copy with layouts", "say which thread copies what", 14),
+    Entry("62", "swizzled_tile", "Swizzled tiles", "read columns without conflicts", 16),
+    Entry("63", "page_load", "TMA of a page", "load a page by one instruction a box", 13),
     Entry("64", "one_barrier", "One mbarrier", "tell phases apart by a bit", 10),
     Entry("65", "stage_ring", "A ring of stages", "let a producer run ahead", 12),
     Entry("66", "scores", "Scores by wgmma", "multiply tiles, place the results", 14),
@@ -83,7 +83,7 @@ PATHS = {
     "everything": tuple(entry.number for entry in NOTEBOOKS),
     "30 minutes": ("00", "11", "31", "33"),
     "write a kernel": ("00", "20", "21", *map(str, range(60, 70))),
-    "90 minutes": ("00", "10", "11", "21", "22", "30", "31", "32", "33", "90"),
+    "90 minutes": ("00", "10", "11", "22", "30", "31", "32", "33", "90"),
 }
 
 #: a card, the room between two, the column of themes, and cards beside each other: text stays
@@ -152,27 +152,27 @@ def _card(
     x: float, y: float, entry: Entry, path: tuple[str, ...], solved: dict[str, tuple[int, int]]
 ) -> str:
     on = entry.number in path
-    stroke, width = (BLUE, 3) if on else ("#B9BEC8", 1)
+    stroke, width = (BLUE, 3) if on else (GREY, 1)
     step = (
         f'<circle cx="{x + _CARD[0] - 12}" cy="{y + 12}" r="11" fill="{ORANGE}"/>'
-        + label(x + _CARD[0] - 12, y + 12, str(path.index(entry.number) + 1), size=12)
+        + label(x + _CARD[0] - 12, y + 12, str(path.index(entry.number) + 1), size=12, ink=INK)
         if on
         else ""
     )
-    fill = "#EAF3FA" if on else "#FFFFFF"
+    fill = PAGE_TINT if on else PAGE_PAPER
     done, total = solved.get(entry.number, (0, 0))
     if done and done == total:
-        step += f'<text x="{x + _CARD[0] - 34}" y="{y + 17}" font-size="15" fill="{GREEN}">✓</text>'
+        step += label(x + _CARD[0] - 34, y + 12, "✓", size=15)
     text = (
         f'<foreignObject x="{x + 9}" y="{y + 25}" width="{_CARD[0] - 18}" height="38">'
-        f'<div xmlns="http://www.w3.org/1999/xhtml" style="font:12px {FONT};color:{INK};'
+        f'<div xmlns="http://www.w3.org/1999/xhtml" style="font:12px {FONT};color:{PAGE_INK};'
         f'line-height:1.25">{escape(entry.after)}</div></foreignObject>'
     )
     return (
         f"<g><title>{escape(f'{entry.number} {entry.title}: {entry.after}')}</title>"
         f'<rect x="{x}" y="{y}" width="{_CARD[0]}" height="{_CARD[1]}" rx="7" fill="{fill}" '
         f'stroke="{stroke}" stroke-width="{width}"/>'
-        f'<text x="{x + 9}" y="{y + 15}" font-size="13" font-weight="700" fill="{INK}" '
+        f'<text x="{x + 9}" y="{y + 15}" font-size="13" font-weight="700" fill="{PAGE_INK}" '
         f'dominant-baseline="central">{escape(f"{entry.number} {entry.title}")}</text>'
         f"{text}{step}</g>"
     )

@@ -20,6 +20,9 @@ from dataclasses import dataclass
 
 from .config import KernelConfig
 
+#: tokens of a page that TMA boxes fit: the swizzle repeats every 8 rows, and 8 would do at half the
+#: rate
+PAGE_SIZES = (16, 32, 64, 128)
 #: operands of the matrix products: both in 16 bits as they are stored; a 16-bit query as hi + lo
 #: of two e4m3 terms over a cache of e4m3; both in e4m3
 SIXTEEN_BIT, QUERY_HI_LO, E4M3 = "sixteen_bit", "query_hi_lo", "e4m3"

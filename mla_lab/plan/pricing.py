@@ -32,7 +32,7 @@ from .schedule import make_plan
 from .search import Trial, best_trial, even_trials, try_greedy
 from .tile import Plan
 
-TILE_KV = 64
+TILE_KV = KernelConfig.tile_kv
 #: even split counts of a plan, and how many of them are priced
 SPLITS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
 EVEN_TRIALS = 3

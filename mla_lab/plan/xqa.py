@@ -28,7 +28,6 @@ FORMATS = (
     ("bf16", "e4m3"),
     ("fp16", "e4m3"),
 )
-PAGE_SIZES = (16, 32, 64, 128)
 #: of builds that fetch a page id for each row: for values in pages of their own, which no other
 #: kernel takes
 SMALL_PAGES = (1, 2, 4, 8)

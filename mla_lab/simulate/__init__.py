@@ -7,7 +7,7 @@ clusters on SMs, shared bandwidth, partials and their merge.
 
 from __future__ import annotations
 
-from .constants import H200, KV_M, Constants
+from .constants import H200, SWAP_AB, Constants
 from .launch import bounds, simulate
 from .pipeline import Pipeline, run_pipeline
 from .recorded import constants_for
@@ -15,7 +15,7 @@ from .timeline import Event, Timeline
 
 __all__ = [
     "H200",
-    "KV_M",
+    "SWAP_AB",
     "Constants",
     "Event",
     "Pipeline",

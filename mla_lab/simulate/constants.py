@@ -108,4 +108,4 @@ H200 = Constants()
 #: cute/swap_ab_sm90, at most 32 rows a tile: 1.2 us a block at 16 rows and 2.5 us at 64 in a
 #: prototype without overlap, 7 % less with PV of one block issued before QK of the next (H200,
 #: 2026-11-20). Few rows are little MMA work, so the clock stays at burst
-KV_M = replace(H200, clock_ghz=1.98, stages=2, lookahead=0, gap_clocks=1430.0, min_rows=8)
+SWAP_AB = replace(H200, clock_ghz=1.98, stages=2, lookahead=0, gap_clocks=1430.0, min_rows=8)

@@ -9,13 +9,13 @@ from pathlib import Path
 from typing import Any
 
 from ..core.resources import data_dir
-from .constants import H200, KV_M, Constants
+from .constants import H200, SWAP_AB, Constants
 
 RECORD = "runtime/simulator.json"
 #: start values of each family's fit; constants that no record determines keep them
-STARTS = {"cute/keep_ab_sm90": replace(H200, burst_ghz=1.98), "cute/swap_ab_sm90": KV_M}
+STARTS = {"cute/keep_ab_sm90": replace(H200, burst_ghz=1.98), "cute/swap_ab_sm90": SWAP_AB}
 #: tiles of more rows are those of `cute/keep_ab_sm90`
-KV_M_ROWS = 32
+SWAP_AB_ROWS = 32
 
 
 @dataclass(frozen=True)
@@ -78,7 +78,7 @@ def recorded() -> Fitted:
 
 def constants_for(tile_rows: int) -> Constants:
     """Fitted constants of the kernel family with tiles of so many rows."""
-    kernel = "cute/swap_ab_sm90" if tile_rows <= KV_M_ROWS else "cute/keep_ab_sm90"
+    kernel = "cute/swap_ab_sm90" if tile_rows <= SWAP_AB_ROWS else "cute/keep_ab_sm90"
     return recorded().constants[kernel]
 
 

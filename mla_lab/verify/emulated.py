@@ -1,4 +1,4 @@
-"""Every shipped CuTe build on the CPU, with all checks: four small problems each, as a record.
+"""Every shipped CuTe build on the CPU, with all checks: five small problems each, as a record.
 
 Inputs hold NaN where a correct call does not read. A record names the digest of each build's PTX,
 so that a later run goes on where an earlier one ended, and runs again what was compiled anew.
@@ -10,15 +10,15 @@ import hashlib
 import re
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
+from dataclasses import dataclass, replace
 from multiprocessing import get_context
 from pathlib import Path
 from time import perf_counter, time
 from typing import Any
 
-from ..core.problem import Problem
 from ..core.revision import Revision
 from ..emulate import EmulatedKernel, Fault, Options
-from ..emulate.calls import is_right, make_call, problem_for
+from ..emulate.calls import WORKERS, is_right, make_call, problem_for
 from ..emulate.ptx import shorten
 from ..jit import Artifact, build
 from ..jit import compile as compiled
@@ -27,9 +27,36 @@ from ..jit.shipped import CUTE
 from ..plan.config import KernelConfig
 from .record import Row, head_row, read, write
 
-#: (request lengths, query tokens, query heads a row of a tile, pieces a request); the last goes
-#: round the ring of KV stages where one CTA takes a piece
-PROBLEMS = (((200, 77), 1, 1, 1), ((130, 0), 2, 1, 2), ((140,), 1, 2, 3), ((800,), 1, 1, 1))
+
+@dataclass(frozen=True)
+class Case:
+    """A small problem; `tiles` row tiles of heads; `splits` pieces a request, 0 where workers find
+    their pieces from the lengths, `workers` those of a plan, 0 for one a piece; who runs next by
+    `schedule`, of `Options`."""
+
+    kv_lens: tuple[int, ...]
+    q_len: int = 1
+    tiles: int = 1
+    splits: int = 1
+    workers: int = 0
+    schedule: str = "fair"
+
+
+#: an adverse schedule's
+SEED = 3
+#: the fourth goes round the ring of KV stages where one CTA takes a piece; in the last a CTA takes
+#: work tile after work tile, and warps run as far ahead of each other as the barriers let them. Its
+#: empty request is never a CTA's first work tile: `query_hi_lo` reads what lies in Q's stage then,
+#: for nobody
+CASES = (
+    Case((200, 77)),
+    Case((130, 0), q_len=2, splits=2),
+    Case((140,), tiles=2, splits=3),
+    Case((800,)),
+    Case((130, 0, 70, 200, 65, 300, 90, 64, 5, 129, 77, 190), splits=0, schedule="adverse"),
+)
+#: requests of the last where the grid has CTAs for each piece, and all of them are under way
+MOST_AT_ONCE = 4
 MOST_HEADS = 128
 Say = Callable[[str], None]
 
@@ -40,21 +67,26 @@ def builds(part: str = "") -> list[KernelConfig]:
     return sorted(found, key=lambda c: build.find(c, "sm_90a") is None)
 
 
-def problems(config: KernelConfig) -> Iterator[tuple[Problem, int]]:
-    """Problems of a build and the pieces a request: as many as it can have without a merge kernel
-    behind it, and several query tokens where its mask allows them.
+def cases(config: KernelConfig) -> Iterator[Case]:
+    """Cases of a build: as many pieces as it can have without a merge kernel behind it, and several
+    query tokens where its mask allows them.
     """
     several = config.mask != "none" or config.kernel == "cute/keep_ab_sm90"
-    for kv_lens, q_len, tiles, splits in PROBLEMS:
-        heads = min(MOST_HEADS, tiles * config.tile_rows)
-        splits = splits if config.option("fused_merge", 1) else 1
-        yield problem_for(config, kv_lens, heads, q_len if several else 1), splits
+    for case in CASES:
+        q_len = case.q_len if several else 1
+        if not config.option("fused_merge", 1):
+            yield replace(case, q_len=q_len, splits=1, workers=0 if case.splits else WORKERS)
+        elif case.splits == 0 and config.option("grid"):
+            few = case.kv_lens[: MOST_AT_ONCE if config.cluster < 8 else 2]
+            yield replace(case, q_len=q_len, splits=2, kv_lens=few)
+        else:
+            yield replace(case, q_len=q_len)
 
 
 def run_build(artifact: Artifact) -> Row:
     """The row of a build: "ok", "wrong", "found" by a check, or "fault", with every problem."""
     config = artifact.config
-    rows = [_run(artifact, problem, splits) for problem, splits in problems(config)]
+    rows = [_run(artifact, case) for case in cases(config)]
     statuses = [row["status"] for row in rows]
     status = next((s for s in ("fault", "wrong", "found") if s in statuses), "ok")
     return {
@@ -82,16 +114,21 @@ def digest_of_code(text: str) -> str:
     return digest_of(re.sub(r"^\t?\.(loc|file)\b.*\n", "", text, flags=re.M))
 
 
-def _run(artifact: Artifact, problem: Problem, splits: int) -> Row:
+def _run(artifact: Artifact, case: Case) -> Row:
     began = perf_counter()
-    call = make_call(artifact.config, problem, splits)
-    kernel = EmulatedKernel.of(artifact, Options(check=True))
+    config = artifact.config
+    heads = min(MOST_HEADS, case.tiles * config.tile_rows)
+    problem = problem_for(config, case.kv_lens, heads, case.q_len)
+    call = make_call(config, problem, case.splits, workers=case.workers)
+    options = Options(check=True, schedule=case.schedule, seed=SEED)
+    kernel = EmulatedKernel.of(artifact, options)
     row: Row = {
         "kv_lens": problem.kv_lens,
         "q_len": problem.q_lens[0],
         "heads": problem.heads,
         "top_k": problem.top_k,
-        "splits": splits,
+        "splits": case.splits,
+        "schedule": case.schedule,
     }
     found: list[str] = []
     try:

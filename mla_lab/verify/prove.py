@@ -16,7 +16,7 @@ import faulthandler
 import os
 import sys
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
@@ -29,15 +29,23 @@ from ..backends.cute import blackwell, proofs
 from ..core.errors import BuildError, MlaLabError, unsupported
 from ..core.gpu import Gpu
 from ..jit import compile_all
+from ..jit.build import Built, no_count
 from .check import Outcome
 from .proof_cases import Check, Lists, builds
 from .record import Progress, Row, guarded, head_row, write
+
+#: told the name and size of a phase
+Phase = Callable[[str, int], None]
 
 CAPABILITIES = ("9.0", "10.0", "10.3")
 #: seconds of one case at most, a compilation included
 CASE_SECONDS = 300
 #: compiling processes at most
 COMPILERS = 16
+
+
+def no_phase(name: str, total: int) -> None:
+    """Shows nothing."""
 
 
 def here() -> Gpu:
@@ -55,10 +63,11 @@ def here() -> Gpu:
     return gpu
 
 
-def prove(path: Path, say: Progress) -> list[Row]:
+def prove(path: Path, say: Progress, count: Built = no_count, phase: Phase = no_phase) -> list[Row]:
     """Compile, run and judge everything on the first card; the rows of the record at `path`.
 
-    Raises Unsupported without a card that kernels here are for.
+    count: called with (done, total) builds, then cases, which `phase` announces. Raises Unsupported
+    without a card that kernels here are for.
     """
     gpu = here()
     if blackwell.is_blackwell(gpu):
@@ -68,10 +77,12 @@ def prove(path: Path, say: Progress) -> list[Row]:
         say(f"compiling what is missing of {len(wanted)} builds for {proofs.arch(gpu)}")
         try:
             workers = max(1, min(COMPILERS, (os.cpu_count() or 1) // 2))
-            compile_all(wanted, proofs.arch(gpu), workers=workers)
+            compile_all(wanted, proofs.arch(gpu), workers=workers, built=count)
         except MlaLabError as error:
             say(f"{error}")  # its cases say so in the record
-        return run_checks(gpu, Lists(gpu, "cuda").checks(), path, say)
+        checks = Lists(gpu, "cuda").checks()
+        phase("cases", len(checks))
+        return run_checks(gpu, checks, path, say, count)
 
 
 @contextlib.contextmanager
@@ -89,7 +100,9 @@ def _consent() -> Iterator[None]:
         backends.choose.cache_clear()
 
 
-def run_checks(gpu: Gpu, checks: list[Check], path: Path, say: Progress) -> list[Row]:
+def run_checks(
+    gpu: Gpu, checks: list[Check], path: Path, say: Progress, count: Built = no_count
+) -> list[Row]:
     """Run the cases and write the record; a passed proof of the SM100 kernel is remembered.
 
     Ends early where the device takes no more work: a later case would tell nothing.
@@ -108,6 +121,7 @@ def run_checks(gpu: Gpu, checks: list[Check], path: Path, say: Progress) -> list
         found = _by(check, outcome)
         seconds = round(perf_counter() - began, 2)
         rows.append({**about, **found.row(), "seconds": seconds})
+        count(number, len(checks))
         say(f"{number}/{len(checks)} {found.status} {check.name} {found.reason}".strip())
         if found.status != "ok" and _lost():
             say("the device takes no more work: the proof ends here")

@@ -12,7 +12,7 @@ import urllib.request
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from playwright.sync_api import ConsoleMessage, Locator, Page, ViewportSize, WebSocket
 
@@ -90,6 +90,30 @@ DRAWN = """async (e, [quiet, most]) => {
 }"""
 
 
+#: until the kernel and the page have nothing left to do
+AT_REST = """async () => {
+  const wait = ms => new Promise(done => setTimeout(done, ms));
+  const session = () => window.jupyterapp.shell.currentWidget.sessionContext.session;
+  while (session()?.kernel?.status !== 'idle') await wait(50);
+  await new Promise(done => requestIdleCallback(done, { timeout: 10_000 }));
+}"""
+#: of every picture on the page: its words, its box, the colours of its sheet and of the text on it;
+#: text inside a bar or on a tint has a ground of its own
+PICTURES = """() => [...document.querySelectorAll(
+    '.jp-Notebook .js-plotly-plot, .jp-Notebook svg[role=img]')].map(e => {
+  const sheet = e.querySelector('.main-svg') ?? e;
+  const texts = sheet === e ? e.querySelectorAll('text[fill^=var]')
+    : e.querySelectorAll('text:not(.bartext-inside)');
+  const box = e.getBoundingClientRect();
+  return {
+    words: e.textContent.slice(0, 60),
+    box: [box.left, box.top, box.right, box.bottom],
+    ground: getComputedStyle(sheet).backgroundColor,
+    inks: [...new Set([...texts].map(t => getComputedStyle(t).fill))],
+  };
+})"""
+
+
 class Watch:
     """What a page's kernel sends to it, in bytes, and the console errors that are not
     JupyterLab's own.
@@ -137,7 +161,7 @@ def server(folder: Path, log: Path) -> Iterator[str]:
         yield address
     finally:
         process.terminate()
-        process.wait(20)
+        process.wait(60)
 
 
 def _wait(address: str) -> None:
@@ -178,8 +202,20 @@ class Redraw(NamedTuple):
     settled_ms: float
 
 
+class Picture(NamedTuple):
+    """A chart or drawing: its first words, its box in pixels, the colours of its sheet and text."""
+
+    words: str
+    box: tuple[float, float, float, float]
+    ground: str
+    inks: tuple[str, ...]
+
+
 def redraw(page: Page, picture: Locator, move: Callable[[], None]) -> Redraw | None:
-    """The redraw of a picture after a reader's move; None where the picture stays."""
+    """The redraw of a picture after a reader's move; None where the picture stays. It begins when
+    nothing of an earlier one is left to do.
+    """
+    page.evaluate(AT_REST)
     picture.evaluate(OBSERVE)
     move()
     ms: list[float] | None = picture.evaluate(DRAWN, [QUIET_MS, UNCHANGED_MS])
@@ -199,15 +235,17 @@ def scroll_to(page: Page, selector: str) -> None:
     raise AssertionError(f"{selector} was not found")
 
 
-def whole(page: Page, path: Path) -> None:
-    """A picture of the notebook from its first cell to its last."""
+def whole(page: Page, path: Path) -> list[Picture]:
+    """A screenshot of the notebook from its first cell to its last; returns the pictures on it."""
     page.set_viewport_size({**VIEW, "height": TALL})
     page.wait_for_timeout(800)
     page.locator(SCROLLER).first.evaluate("e => { e.scrollTop = 0 }")
     page.wait_for_timeout(SHOWN_MS)
     bottom: float = page.evaluate(BOTTOM)
     page.screenshot(path=path, clip={"x": 0, "y": 0, "width": VIEW["width"], "height": bottom})
+    found: list[dict[str, Any]] = page.evaluate(PICTURES)
     page.set_viewport_size(VIEW)
+    return [Picture(p["words"], tuple(p["box"]), p["ground"], tuple(p["inks"])) for p in found]
 
 
 def dark(page: Page) -> None:
@@ -215,7 +253,7 @@ def dark(page: Page) -> None:
     page.evaluate(
         "window.jupyterapp.commands.execute('apputils:change-theme', { theme: 'JupyterLab Dark' })"
     )
-    page.wait_for_selector("body[data-jp-theme-light=false]", state="attached", timeout=20_000)
+    page.wait_for_selector("body[data-jp-theme-light=false]", state="attached", timeout=90_000)
     page.wait_for_timeout(700)
 
 
@@ -224,8 +262,13 @@ def light(page: Page) -> None:
     page.evaluate(
         "window.jupyterapp.commands.execute('apputils:change-theme', { theme: 'JupyterLab Light' })"
     )
-    page.wait_for_selector("body[data-jp-theme-light=true]", state="attached", timeout=20_000)
+    page.wait_for_selector("body[data-jp-theme-light=true]", state="attached", timeout=90_000)
     page.wait_for_timeout(700)
+
+
+def save(page: Page) -> None:
+    """Writes the notebook with its outputs."""
+    page.evaluate("window.jupyterapp.commands.execute('docmanager:save')")
 
 
 def close(page: Page) -> None:

@@ -22,8 +22,10 @@ pytest.importorskip("playwright.sync_api")
 from playwright.sync_api import Browser, Locator, Page, sync_playwright
 
 from mla_lab.core.revision import Revision
-from mla_lab.lab.browser_table import PAGE_BYTES, REDRAW_MS
+from mla_lab.lab.browser_table import PAGE_BYTES, REDRAW_MS, most_s
+from mla_lab.lab.style import contrast, luminance
 
+from ..css_colors import rgb
 from .jupyter import (
     CHROMIUM,
     FLAGS,
@@ -35,10 +37,12 @@ from .jupyter import (
     light,
     redraw,
     run_all,
+    save,
     scroll_to,
     server,
     whole,
 )
+from .sheets import DARK, READABLE, faults
 
 pytestmark = pytest.mark.browser
 NOTEBOOKS = Path(__file__).resolve().parents[2] / "notebooks"
@@ -52,8 +56,18 @@ CONTROL = ", ".join(
     )
 )
 PICTURE = ".widget-output"
-#: moves that have to change a picture, and tries of each, of which the quickest counts
-MOVES, TRIES = 2, 8
+#: moves that have to change a picture; tries of each and runs of a notebook, of which the quickest
+#: counts, since whatever else runs on the machine lengthens one; milliseconds before a next try,
+#: twice as many before each further one
+MOVES, TRIES, RUNS, PAUSE_MS = 2, 8, 3, 250
+#: a notebook with a chart outside explorers, which is there when its file is opened again
+WITH_CHART = "11_roofline.ipynb"
+#: the label at the pointer: its text's colour, and that of its ground
+HOVER = """() => {
+  const label = document.querySelector('.hoverlayer .hovertext');
+  const fill = name => getComputedStyle(label.querySelector(name)).fill;
+  return label && [fill('text'), fill('path')];
+}"""
 NEXT_OPTION = """e => {
   e.selectedIndex = (e.selectedIndex + 1) % e.options.length;
   e.dispatchEvent(new Event('change', { bubbles: true }));
@@ -92,14 +106,30 @@ def changes(page: Page, cell: Locator, control: Locator) -> Redraw | None:
     stays.
     """
     found: list[Redraw] = []
-    for _ in range(TRIES):
+    for attempt in range(TRIES):
         one = redraw(page, cell.locator(PICTURE).first, lambda: move(page, control))
         if one is None:
             break
         found.append(one)
         if one.seen_ms <= REDRAW_MS:
             break
+        page.wait_for_timeout(PAUSE_MS * 2**attempt)
     return min(found, default=None)
+
+
+def opened(browser: Browser, address: str, notebook: str) -> tuple[Page, Watch, float, int]:
+    """The notebook after all its cells: page, watch, seconds, bytes; of several runs the quickest,
+    but the page is the last one's.
+    """
+    runs: list[tuple[float, int]] = []
+    while True:
+        page = browser.new_page(viewport=VIEW)
+        watch = Watch(page)
+        took = run_all(page, address, f"{notebook}.ipynb")
+        runs.append((took, watch.received))
+        if took <= most_s(notebook) or len(runs) == RUNS:
+            return page, watch, *min(runs)
+        close(page)
 
 
 def height(cell: Locator) -> float:
@@ -113,10 +143,7 @@ def test_two_moved_controls_change_the_picture(
     notebook: str, browser: Browser, address: str, tmp_path: Path
 ) -> None:
     shots = Path(os.environ.get("MLA_LAB_SCREENSHOTS", tmp_path))
-    page = browser.new_page(viewport=VIEW)
-    watch = Watch(page)
-    took = run_all(page, address, f"{notebook}.ipynb")
-    sent = watch.received
+    page, watch, took, sent = opened(browser, address, notebook)
     scroll_to(page, CONTROL)
     cell = page.locator(".jp-Cell", has=page.locator(CONTROL)).first
     cell.locator(PICTURE).first.wait_for(timeout=20_000)
@@ -133,9 +160,11 @@ def test_two_moved_controls_change_the_picture(
     dark(page)
     page.screenshot(path=shots / f"{notebook}_dark.png")
     grew = height(cell) - tall
-    whole(page, shots / f"{notebook}_whole_dark.png")
+    pictures = whole(page, shots / f"{notebook}_whole_dark.png")
+    wrong = faults(pictures, True, shots / f"{notebook}_whole_dark.png")
     light(page)
-    whole(page, shots / f"{notebook}_whole_light.png")
+    pictures = whole(page, shots / f"{notebook}_whole_light.png")
+    wrong += faults(pictures, False, shots / f"{notebook}_whole_light.png")
     measured = {
         "notebook": notebook,
         "commit": Revision.here().commit,
@@ -149,5 +178,32 @@ def test_two_moved_controls_change_the_picture(
     assert len(redraws) == MOVES, f"{len(redraws)} of {len(controls)} controls change the picture"
     assert max(redraws).seen_ms <= REDRAW_MS, measured
     assert sent < PAGE_BYTES, measured
+    assert took <= most_s(notebook), measured
+    assert wrong == []
     assert abs(grew) < 20, "the picture has another height in the dark theme"
     assert watch.errors == []
+
+
+def test_a_saved_notebook_opens_in_the_dark(browser: Browser, address: str, tmp_path: Path) -> None:
+    """Its charts have the theme's colours and no cell is run; so has the label at the pointer."""
+    page = browser.new_page(viewport=VIEW)
+    run_all(page, address, WITH_CHART)
+    dark(page)
+    save(page)
+    close(page)
+    page = browser.new_page(viewport=VIEW)
+    page.goto(f"{address}/doc/tree/{WITH_CHART}", timeout=90_000)
+    page.wait_for_selector("body[data-jp-theme-light=false]", state="attached", timeout=90_000)
+    page.wait_for_selector(".jp-Notebook .jp-Cell", timeout=90_000)
+    scroll_to(page, ".js-plotly-plot .main-svg")
+    charts = [p for p in whole(page, tmp_path / "opened.png") if p.words]
+    assert charts, "no chart is on the page"
+    assert faults(charts, True, tmp_path / "opened.png") == []
+    scroll_to(page, ".js-plotly-plot .barlayer .point")
+    page.locator(".js-plotly-plot .barlayer .point").first.hover(force=True)
+    page.wait_for_selector(".hoverlayer .hovertext")
+    ink, ground = (rgb(color) for color in page.evaluate(HOVER))
+    assert contrast(ink, ground) >= READABLE
+    assert luminance(ground) < DARK
+    light(page)
+    close(page)

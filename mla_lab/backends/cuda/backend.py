@@ -22,11 +22,11 @@ from ...core.gpu import Gpu
 from ...core.problem import Problem
 from ...jit import ARCHS
 from ...plan import KernelConfig
+from ...plan.launch_modes import PAGE_SIZES
 from ...plan.xqa import (
     FORMATS,
     MAX_BLOCKS,
     MLA_DIMS,
-    PAGE_SIZES,
     SMALL_PAGES,
     Cuts,
     Rows,

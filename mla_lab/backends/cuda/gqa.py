@@ -13,11 +13,11 @@ from ...core.errors import BuildError
 from ...core.gpu import Gpu
 from ...jit import ARCHS
 from ...plan import KernelConfig
+from ...plan.launch_modes import PAGE_SIZES
 from ...plan.xqa import (
     DIMS,
     FORMATS,
     MAX_BLOCKS,
-    PAGE_SIZES,
     Cuts,
     Rows,
     config_for,

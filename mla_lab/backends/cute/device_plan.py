@@ -67,7 +67,7 @@ class SelfScheduled:
         """One worker for each place on the card."""
         workers = gpu.workers(config.cluster)
         layout = WorkspaceLayout.of(2 * workers, workers, config.tile_rows, latent_dim)
-        mode = "keep_ab_widened" if config.option("gather") else mode_of(config)
+        mode = "keep_ab_widened" if config.option("widen") else mode_of(config)
         return cls(config, workers, COSTS[mode], layout)
 
 

@@ -16,6 +16,7 @@ from ...plan.config import KernelConfig
 from ...plan.kernel_costs import KernelCosts, recorded_costs
 from ...plan.launch_modes import (
     KEEP_AB_PERSISTENT,
+    PAGE_SIZES,
     SWAP_AB_LL,
     SWAP_AB_LL_M8,
     SWAP_AB_PERSISTENT,
@@ -31,11 +32,9 @@ class Family:
     """One kernel family; lists are of what it compiles."""
 
     kernel: str
-    archs: tuple[str, ...]
-    page_sizes: tuple[int, ...]
-    tile_kv: int
-    #: its merge waits for other CTAs, so that all of a launch must be running at once
-    waits: bool
+    archs: tuple[str, ...] = ("sm_90a",)
+    page_sizes: tuple[int, ...] = PAGE_SIZES
+    tile_kv: int = KernelConfig.tile_kv
     #: a build whose partials the merge kernel merges is shipped as well
     apart: bool = False
 
@@ -45,30 +44,11 @@ class Family:
         return tuple(dict.fromkeys(tile for mode in modes_of(self.kernel) for tile in mode.tiles))
 
 
-Q_M = Family(
-    kernel="cute/keep_ab_sm90",
-    archs=("sm_90a",),
-    page_sizes=(16, 32, 64, 128),
-    tile_kv=64,
-    waits=True,
-    apart=True,
-)
-KV_M = Family(
-    kernel="cute/swap_ab_sm90",
-    archs=("sm_90a",),
-    page_sizes=(16, 32, 64, 128),
-    tile_kv=64,
-    waits=True,
-)
-FAMILIES = {family.kernel: family for family in (Q_M, KV_M)}
+KEEP_AB = Family("cute/keep_ab_sm90", apart=True)
+SWAP_AB = Family("cute/swap_ab_sm90")
+FAMILIES = {family.kernel: family for family in (KEEP_AB, SWAP_AB)}
 #: see `blackwell`; not among the families that are priced and chosen from
-SM100 = Family(
-    kernel="cute/mla_sm100",
-    archs=("sm_100a", "sm_103a"),
-    page_sizes=(16, 32, 64, 128),
-    tile_kv=64,
-    waits=True,
-)
+SM100 = Family("cute/mla_sm100", ("sm_100a", "sm_103a"))
 
 
 def arch_of(config: KernelConfig) -> str:
@@ -106,7 +86,7 @@ def tiles_of(problem: Problem) -> list[str]:
         for mode in (SWAP_AB_PERSISTENT, SWAP_AB_LL, SWAP_AB_LL_M8, KEEP_AB_PERSISTENT)
     )
     rows = sorted({tile[0] for tiles in found for tile in tiles})
-    return [f"{count} x {Q_M.tile_kv}" for count in rows]
+    return [f"{count} x {KEEP_AB.tile_kv}" for count in rows]
 
 
 def config_for(mode: LaunchMode, tile: tuple[int, int]) -> KernelConfig:
@@ -135,7 +115,7 @@ def resident(config: KernelConfig, num_workers: int, sms: int) -> KernelConfig:
     build leaves that to the merge kernel.
     """
     family = FAMILIES[config.kernel]
-    if not family.waits or num_workers * config.cluster <= sms:
+    if num_workers * config.cluster <= sms:
         return config
     if not family.apart:
         got = f"{num_workers} workers of {config.tile_rows} rows, whose merge waits for all of them"

@@ -15,16 +15,13 @@ from ...core.gpu import Gpu
 from ...core.problem import Problem
 from ...plan import WorkspaceLayout
 from ...plan.config import KernelConfig
-from ...plan.launch_modes import FORMATS, SIXTEEN_BIT
+from ...plan.launch_modes import FORMATS, PAGE_SIZES, SIXTEEN_BIT
 from ...plan.workspace import MAX_GROUPS
 from .device_plan import Formula, check_partials
 
-#: page sizes that a TMA box fits: the swizzle repeats every 8 rows, and 8 would do at half the rate
-BOXED_PAGES = (16, 32, 64, 128)
 #: blocks that a piece has at least (H200, 2026-11-20: one request of 2,048 slots takes 7.6 us so,
 #: 12.4 us with 4), and pieces under batch invariance
 MIN_BLOCKS, INVARIANT_SPLITS = 1, 8
-TILE_KV = 64
 #: rows of the lower tile, and of the taller one: of sparse calls of 16 bits, of all others
 LOW, TALL_SPARSE, TALL = 16, 64, 32
 #: requests of a grid
@@ -33,7 +30,7 @@ MOST = 65_535
 
 def gathers(problem: Problem) -> bool:
     """Whether a call is run token by token."""
-    return problem.top_k > 0 or problem.page_size not in BOXED_PAGES
+    return problem.top_k > 0 or problem.page_size not in PAGE_SIZES
 
 
 def configs_for(
@@ -98,7 +95,7 @@ def formula_for(
     tokens = 1 if problem.top_k else max(problem.q_lens, default=0)
     row_tiles = max(1, -(-tokens * problem.heads // config.tile_rows))
     groups = requests * row_tiles
-    blocks = -(-(problem.top_k or max(problem.kv_lens)) // TILE_KV)
+    blocks = -(-(problem.top_k or max(problem.kv_lens)) // KernelConfig.tile_kv)
     most = max(1, blocks // MIN_BLOCKS)
     splits = min(INVARIANT_SPLITS if batch_invariant else max(1, gpu.sms // groups), most)
     if groups > MAX_GROUPS and batch_invariant and splits > 1:

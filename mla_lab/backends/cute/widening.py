@@ -20,7 +20,7 @@ from .catalogue import missing_for
 from .device_plan import SelfScheduled
 
 ARCH = "sm_90a"
-#: values of the kernel's option `gather`
+#: values of the option `gather`
 PAGED, SPARSE = 1, 2
 #: features of a call that the kernel takes; its workers find their tiles themselves
 TAKES = frozenset(
@@ -78,5 +78,5 @@ def config_for(problem: Problem) -> KernelConfig:
     tile: dict[str, Any] = {"tile_rows": 64, "cluster": 1}
     if rows > tile["tile_rows"]:
         tile = {"tile_rows": 128, "cluster": 2}
-    gather = (("gather", SPARSE if problem.top_k else PAGED),)
-    return KernelConfig("cute/keep_ab_sm90", **tile, options=gather)
+    options = (("gather", SPARSE if problem.top_k else PAGED), ("widen", 1))
+    return KernelConfig("cute/keep_ab_sm90", **tile, options=options)

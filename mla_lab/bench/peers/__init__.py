@@ -27,6 +27,7 @@ def all_peers() -> list[Peer]:
         Ours("cute"),
         Gathered(),
         Ours("cute-widened"),
+        Ours("cute-keep-ab-gather"),
         Ours("cuda"),
         Ours("torch"),
         TorchEager(),

@@ -86,13 +86,13 @@ def spread(
     """Measure `cases` on the cluster at `address` ("local": this machine) into `record`.
 
     progress: called with (cases done, all cases, a line) as they end or lose a worker. Returns the
-    names of cases that lost `MOST_ATTEMPTS` workers or raised. Raises Unsupported where no node of
-    the cluster has what a task needs.
+    names of cases that lost `MOST_ATTEMPTS` workers or raised. Raises Unsupported where the cluster
+    does not answer, and where no node of it has what a task needs.
     """
     import ray
 
-    ray.init(None if address == "local" else address, log_to_driver=False)
     try:
+        _connect(ray, address)
         need = {"num_gpus": 1} if settings.device == "cuda" else {"num_cpus": 1}
         kind = "GPU" if settings.device == "cuda" else "CPU"
         if not ray.cluster_resources().get(kind):
@@ -106,6 +106,15 @@ def spread(
         return _collect(ray, cases, submit, record, progress)
     finally:
         ray.shutdown()
+
+
+def _connect(ray: Any, address: str) -> None:
+    """Start a cluster of this machine, or reach the one at `address`."""
+    try:
+        ray.init(None if address == "local" else address, log_to_driver=False)
+    except Exception as error:  # Ray has no class of its own for a node that does not start
+        got = f"{address}, where Ray says: {(str(error).splitlines() or [''])[0]}"
+        raise unsupported("--ray", got, "a cluster that answers, or local") from error
 
 
 def _known(record: Record, case: str) -> list[Row]:

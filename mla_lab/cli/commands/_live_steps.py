@@ -149,6 +149,8 @@ class Step:
     card: bool
     run: Callable[[LiveOptions], None]
     records: tuple[str, ...] = ()
+    #: how many commands it runs, to which its time is taken to be proportional
+    commands: int = 1
 
 
 def _made(options: LiveOptions, name: str) -> None:
@@ -286,22 +288,23 @@ def _measuring(name: str, what: str, *records: str) -> Step:
         for record in records:
             _made(options, record)
 
-    return Step(name, what, True, run, records)
+    count = sum(len(COMMANDS.get(record, "1")) for record in records)
+    return Step(name, what, True, run, records, count)
 
 
 #: in the order in which they depend on each other
 STEPS = (
     _measuring("sweep", "our own variants of each case", *SWEEPS, HELD_OUT, EIGHT_SWEEP),
-    Step("costs", "the cost model by which a call chooses its kernel", False, _costs),
+    Step("costs", "the cost model by which a call chooses its kernel", False, _costs, commands=2),
     _measuring(
         "plain",
         "the plain call beside the peers that are installed",
         PLAIN,
         "h200_plain_eight_bits",
     ),
-    Step("plain-traces", "samples of serving traces", True, _plain_traces, (PLAIN_TRACES,)),
+    Step("plain-traces", "samples of serving traces", True, _plain_traces, (PLAIN_TRACES,), 12),
     _measuring("record", "calls with a host plan beside the same peers", ANCHOR),
-    Step("traces", "the same with a host plan", True, _traces, ("h200_traces",)),
+    Step("traces", "the same with a host plan", True, _traces, ("h200_traces",), 5),
     _measuring(
         "formats",
         "formats, page sizes, batch invariance, eight-bit caches",

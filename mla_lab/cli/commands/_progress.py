@@ -8,7 +8,10 @@ from __future__ import annotations
 
 import contextlib
 import sys
+import time
 from collections.abc import Callable, Iterator
+from datetime import timedelta
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -18,6 +21,8 @@ if TYPE_CHECKING:
 SPEED_OVER_S = 600.0
 #: characters of a status line, beside which a terminal of 80 columns has room for the time left
 TEXT_WIDTH = 32
+#: characters of a bar that stays on the screen
+BAR_WIDTH = 30
 
 
 class Bar:
@@ -56,6 +61,41 @@ def bar(text: str, log: Callable[[str], Any], quiet: bool = False) -> Iterator[B
         return
     with shown:
         yield Bar(shown, shown.add_task(text, total=None), log)
+
+
+class Steps:
+    """Progress of steps that show their own: on a terminal a bar before each, which stays there,
+    with the time left of all.
+
+    total: of the steps' weights; time is taken to be proportional to them.
+    """
+
+    def __init__(self, total: int) -> None:
+        self._total, self._done, self._start = total, 0, time.monotonic()
+
+    def begin(self, text: str) -> None:
+        """Show where the steps stand, and what comes next."""
+        if not sys.stderr.isatty() or find_spec("rich") is None:
+            return
+        from rich.console import Console
+        from rich.progress_bar import ProgressBar
+        from rich.table import Table
+
+        spent = time.monotonic() - self._start
+        words = f"{text}; {_clock(spent)} so far"
+        if self._done:
+            words += f", {_clock(spent / self._done * (self._total - self._done))} left"
+        line = Table.grid(padding=(0, 1))
+        line.add_row(ProgressBar(self._total, self._done, width=BAR_WIDTH), words)
+        Console(stderr=True).print(line)
+
+    def end(self, weight: int) -> None:
+        """The step is done."""
+        self._done += weight
+
+
+def _clock(seconds: float) -> str:
+    return str(timedelta(seconds=round(seconds)))
 
 
 def _short(text: str) -> str:

@@ -10,6 +10,8 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
+from ._progress import bar
+
 #: where `--prove` without a name leaves its record
 RECORD = "mla-lab-proof.jsonl"
 
@@ -57,6 +59,7 @@ def _prove(path: Path) -> int:
     from ...verify import prove
 
     check_record(path)
-    rows = prove.prove(path, lambda text: print(text, file=sys.stderr))
+    with bar("compiling", lambda text: print(text, file=sys.stderr)) as shown:
+        rows = prove.prove(path, shown.say, shown.count, shown.phase)
     print(prove.summary(rows, path))
     return int(not rows[-1]["passed"])

@@ -13,6 +13,7 @@ from ...core.errors import invalid, unsupported
 from ...core.resources import data_dir
 from ...core.revision import check_record
 from ._live_steps import STEPS, TRACES, LiveOptions, Step
+from ._progress import Steps
 
 #: card of the records
 CARD = "H200"
@@ -98,9 +99,12 @@ def run(args: argparse.Namespace) -> None:
     options = LiveOptions(into, args.short, ours, args.traces)
     for record in (record for step in steps for record in step.records):
         check_record(options.record(record))
+    shown = Steps(sum(step.commands for step in steps))
     for number, step in enumerate(steps, 1):
         print(f"== {number} of {len(steps)}, {step.name}: {step.what}", flush=True)
+        shown.begin(step.name)
         start = time.perf_counter()
         step.run(options)
+        shown.end(step.commands)
         print(f"== {step.name}: {time.perf_counter() - start:.0f} s", flush=True)
     print(f"refreshed {into}: {', '.join(step.name for step in steps)}")

@@ -14,7 +14,8 @@
 Options off by default, each a build of its own because the QK-softmax warp group has no register to
 spare: `features` (sinks), `scales` (in memory), the mask "tree", `skip` (skip-softmax, 64 rows
 only). Their operands come as one tuple before the stream; with `skip` its factor is the last one.
-The option `stages` changes the number of KV stages.
+The option `stages` changes the number of KV stages; with `gather` tokens are fetched one by one
+(`fp8.producer_gather`), with `widen` too they are widened once per cluster (folder `widened`).
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from ...core.problem import FP8_656_BYTES
 from ...plan.config import KernelConfig
 from ..registry import CuteEntry
 from ..split_merge import SplitMerge
-from .fp8.params import Fp8Config, fp8_facts
+from .fp8.params import PAGED, SPARSE, Fp8Config, fp8_facts
 from .kernel import KeepAB
 from .params import DTYPES, FP8_DTYPES, HEAD, LATENT, SHARED_BYTES, Config
 from .widened.params import WidenedConfig, check_widened, widened_facts
@@ -59,14 +60,29 @@ def check(config: KernelConfig) -> None:
         raise unsupported("tile_rows, cluster", tile, "(64, 1) or (128, 2)")
     if config.option("skip") and config.cluster == 2:
         raise unsupported("cluster", "2 with skip", "1: with 2 there are no registers for it")
-    if config.option("gather"):
+    if config.option("widen"):
         check_widened(config)
+    elif config.option("gather"):
+        check_gathered(config)
     if config.page_size not in PAGE_SIZES:
         raise unsupported("page_size", config.page_size, PAGE_SIZES)
     if config.kv_format in FP8_CACHES and config.option("skip"):
         raise unsupported("kv_format", f"{config.kv_format} with skip", tuple(DTYPES))
     if config.option("fused_merge", 1) not in MERGES:
         raise unsupported("fused_merge", config.option("fused_merge"), tuple(MERGES))
+
+
+def check_gathered(config: KernelConfig) -> None:
+    """Raises Unsupported for what is not compiled where tokens are fetched one by one."""
+    if config.kv_format not in FP8_CACHES:
+        raise unsupported("kv_format", f"{config.kv_format} with gather", FP8_CACHES)
+    if config.option("gather") not in (PAGED, SPARSE):
+        raise unsupported("gather", config.option("gather"), (PAGED, SPARSE))
+    if config.cluster == 2:
+        raise unsupported("cluster", "2 with gather", "1: each CTA fetches its own tokens")
+    if config.mask == "tree" or config.option("stamps"):
+        got = f"mask {config.mask!r}, {config.options} with gather"
+        raise unsupported("options", got, "features, scales, stages")
 
 
 def static_facts(config: KernelConfig) -> Config:
@@ -76,7 +92,7 @@ def static_facts(config: KernelConfig) -> Config:
     features = tree or any(config.option(o) for o in ("features", "scales", "skip"))
     own: dict[str, int] = {}
     kind = Config
-    if config.option("gather"):
+    if config.option("widen"):
         kind, own = WidenedConfig, widened_facts(config)
     elif config.kv_format in FP8_CACHES:
         kind, own = Fp8Config, fp8_facts(config, features)
@@ -130,7 +146,7 @@ def entry(config: KernelConfig) -> CuteEntry:
     shaped = config.option("shaped")
     pages, slots, slots2, counters, batch, width, ends, tiles, workers = counts(9)
     stored, width_kv = facts.element, HEAD
-    page_size = cute.sym_int() if facts.widened else facts.page_size
+    page_size = cute.sym_int() if facts.fetches_tokens else facts.page_size
     if config.kv_format == "fp8_656":
         stored, width_kv = Uint8, FP8_656_BYTES
     cache = make_fake_tensor(

@@ -45,14 +45,14 @@ def decode_kernel(cfg: cutlass.Constexpr[Config], g: Globals, mma: Mmas, layouts
     s = variant(cfg).allocate(cfg, *layouts)
     if warp_idx == 0:
         cpasync.prefetch_descriptor(g.tma_q)
-        if const_expr(not cfg.widened):
+        if const_expr(not cfg.fetches_tokens):
             cpasync.prefetch_descriptor(g.tma_kv)
         variant(cfg).init_barriers(cfg, s)
     if warp_idx == 1:
         if const_expr(cfg.pdl):
             cute.arch.griddepcontrol_wait()
         find_plan(cfg, g, s, cta_idx)
-    if const_expr(cfg.pdl and not cfg.widened):
+    if const_expr(cfg.pdl and not cfg.fetches_tokens):
         many = g.seq_lens.shape[0] >= LEAST_REQUESTS
         if (warp_idx == 2) & many & (g.costs >> 16 == 0):
             kv = KvCache(g.cache, g.block_table, rank)

@@ -88,6 +88,20 @@ def apply_mask(cta: Cta, acc: cute.Tensor, index, mask_free, tiles_left):
 
 
 @cute.jit
+def apply_valid(acc: cute.Tensor, words: list):
+    """Scores of slots that hold no token become -inf: bit t of word h stands for slot 32 h + t."""
+    if (words[0] & words[1]) != -1:
+        shift = 2 * (fresh_thread() & 3)
+        bits = [Uint32(word) >> Uint32(shift) for word in words]
+        seen = rows_of(acc)
+        for c in cutlass.range_constexpr(cute.size(acc) // 2):
+            at = column_of(c)
+            bit = bits[at // 32] & Uint32(1 << at % 32)
+            for h in cutlass.range_constexpr(2):
+                seen[h, c] = seen[h, c] if bit != Uint32(0) else -Float32.inf
+
+
+@cute.jit
 def mask_free_until(cta: Cta, work: Work, row):
     """Number of positions past the work tile's end that `row` and all rows after it see, nearly
     always negative. With a packed mask, of those before the draft. Held once per warp, because no

@@ -86,6 +86,11 @@ class Config:
         return False
 
     @property
+    def fetches_tokens(self) -> bool:
+        """Tokens are fetched one by one: pages of any size, no tensor map of the cache."""
+        return self.widened
+
+    @property
     def element(self) -> type[cutlass.Numeric]:
         """KV element type; may differ from the query's."""
         return FP8_DTYPES[self.dtype]

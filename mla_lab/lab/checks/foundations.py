@@ -11,6 +11,7 @@ def _cache_bytes(attempt: Attempt) -> str:
     mla, ordinary = parts(attempt(), "mla", "ordinary")
     mla, ordinary = number(mla, "The first value"), number(ordinary, "The second value")
     need(mla != 576, "576 counts the numbers of a row; how many bytes does one take in bf16?")
+    need(mla != 576 * 4, "The first value: a bf16 number has 16 bits; you count 32, as of float32")
     need(mla == 576 * 2, "The first value: one row of 576 numbers, in bytes of bf16")
     need(
         ordinary not in (128 * 192 * 2, 128 * 128 * 2),
@@ -44,8 +45,9 @@ def _small_latent(attempt: Attempt) -> str:
     crossing = number(crossing, "The number of new tokens")
     need(
         abs(crossing - wanted) < 1,
-        "The crossing: expanding costs the same once as the longer rows cost for all new tokens; "
-        "`break_even` in `mla_lab.lab.mla_math` has the same sum for a latent of 512",
+        "The crossing: expanding costs the same once as the longer rows cost for all new tokens. "
+        "Over a long cache the two maps of the query do not count; the paragraph below the "
+        "explorer has the same sum for a latent of 512",
     )
     return "A smaller latent nearly halves the cache and needs more new tokens before naive pays."
 

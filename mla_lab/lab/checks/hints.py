@@ -25,7 +25,10 @@ class Attempt:
         if self.value is ...:
             raise Hint(NOTHING_YET)
         if not callable(self.value):
-            raise Hint(f"A function is expected here, and this is {short(self.value)}")
+            raise Hint(
+                f"A function is expected here, and this is {short(self.value)}: hand it over by "
+                "its name, without calling it"
+            )
         try:
             result = self.value(*arguments)
         except Exception as error:

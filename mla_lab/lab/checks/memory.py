@@ -24,7 +24,13 @@ def _transposing_tiles(attempt: Attempt) -> str:
     ]
     got = layout.offsets()
     need(len(got) == 24, f"It has {len(got)} coordinates; the matrix has 24 elements")
-    need(sorted(got) == list(range(24)), "Some element is reached twice and some other never")
+    twice = next((i for i in range(24) if got[i] in got[:i]), None)
+    if twice is not None:
+        raise Hint(
+            f"Offset {got[twice]} is reached twice, by coordinates {got.index(got[twice])} and "
+            f"{twice}, so that some other element is never reached"
+        )
+    need(max(got) == 23, f"Offset {max(got)} is no element: the last of the 24 is at offset 23")
     wrong = next((i for i in range(24) if got[i] != wanted[i]), None)
     if wrong is not None:
         raise Hint(

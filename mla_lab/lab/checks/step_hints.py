@@ -11,6 +11,7 @@ HINTS: dict[str, dict[str, str]] = {
     "61": {
         "out of bounds": "Threads x what each copies at once must divide the tile of 64 x 64: how "
         "many rows do your threads cover in one go?",
+        "compiler": "Two layouts that `cute.make_layout` made are wanted, and a tile of one page",
         "race": "Two threads or two CTAs write the same place: does each have a part of its own?",
         "wrong": "Some places are copied twice or never: which rows and columns does a thread get?",
     },
@@ -23,6 +24,7 @@ HINTS: dict[str, dict[str, str]] = {
     "63": {
         "deadlock": f"The barrier does not open with the copies of a tile. {_BYTES}",
         "race": f"The barrier opens before all bytes are there. {_BYTES}",
+        "compiler": "The block table is that of one request: it has one index",
         "bytes left": f"More or fewer bytes land than were announced. {_BYTES}",
         "out of bounds": "That page does not exist: where does the request keep its page numbers?",
         "wrong": "Rows of another page arrive: which entry of the block table is tile t?",

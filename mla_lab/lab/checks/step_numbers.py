@@ -75,12 +75,35 @@ def _swizzle(mine: Any) -> None:
     moved = [(r, v) for r, v in vectors if places[64 * r + 8 * v] != 64 * r + 8 * (v ^ r % 8)]
     if moved:
         row, vector = moved[0]
+        place = places[64 * row + 8 * vector]
+        left = "" if place // 64 == row else f", which is in row {place // 64}"
         raise Hint(
             f"Without conflicts, but another swizzle than the copy engine's: vector {vector} of "
-            f"row {row} lies at {places[64 * row + 8 * vector]}. Which bits of the row are xored?"
+            f"row {row} lies at {place}{left}. Which bits of the row are xored, and are they xored?"
         )
+    _swizzle_numbers(mine)
+
+
+def _swizzle_numbers(mine: Any) -> None:
+    """(bits, base, shift), each by what it counts."""
     numbers = parts(mine.swizzle_numbers(), "bits", "base", "shift")
     need(all(isinstance(n, int) for n in numbers), "Three whole numbers: bits, base, shift")
+    bits, base, shift = numbers
+    need(
+        2**base == 8,
+        f"base = {base} keeps {2**base if 0 <= base < 12 else 'other'} numbers together, and a "
+        "vector has 8: each unit here is one number of 2 bytes",
+    )
+    need(
+        2**bits == 8,
+        f"bits = {bits}: the bits that change number the vectors of a row. A row has 8: how many "
+        "bits tell 8 things apart?",
+    )
+    need(
+        2 ** (base + shift) == 64,
+        f"shift = {shift}: bits {base} to {base + bits - 1} are xored with those from bit "
+        f"{base + shift} on, and the row begins at another bit",
+    )
 
 
 def _shares(mine: Any) -> None:

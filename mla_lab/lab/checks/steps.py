@@ -9,10 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
+from types import SimpleNamespace
 from typing import Any
 
+from ..layout import IntTuple, Layout, compact
 from ..steps.compiled import DoesNotCompile
 from ..steps.kernel import StepKernel
+from ..steps.plain import in_module
 from .hints import NOTHING_YET, Attempt, Check, Hint, need, short
 from .step_hints import HINTS, PRAISE
 from .step_numbers import NUMBERS
@@ -25,7 +28,8 @@ def _check(number: str, attempt: Attempt) -> str:
     try:
         outcome = kernel.outcome
     except DoesNotCompile as error:
-        raise Hint(f"The compiler refuses it. {error}") from error
+        hint = HINTS[number].get("compiler", "")
+        raise Hint(f"The compiler refuses it. {error}. {hint}".strip(" .")) from error
     hazards = kernel.hazards()
     if outcome.fault or outcome.wrong or hazards:
         raise Hint(_sentence(number, kernel, hazards))
@@ -56,7 +60,10 @@ class _Functions:
     """Functions of a reader that are plain arithmetic, called as Python; None of the author's."""
 
     def __init__(self, kernel: StepKernel) -> None:
-        self._functions = kernel.functions
+        self._functions = {
+            name: in_module(function, kernel.step.path)
+            for name, function in kernel.functions.items()
+        }
 
     def __bool__(self) -> bool:
         return bool(self._functions)
@@ -87,6 +94,34 @@ def _facts(kernel: StepKernel) -> None:
             "It is right, but no load is of 16 bytes: what should a thread copy at once, so that "
             "its numbers are neighbours in a row?",
         )
+        rows, least = rows_of_a_warp(kernel)
+        need(
+            rows == least,
+            f"It is right, but a load of a warp goes to {rows} rows of the box, and {least} would "
+            "do: threads 0, 1, 2 and so on are to be neighbours along a row. Which mode of your "
+            "thread layout has stride 1?",
+        )
+
+
+def rows_of_a_warp(kernel: StepKernel) -> tuple[int, int]:
+    """(rows of a tile in which threads 0 to 31 begin, the least that they could), by the reader's
+    thread layout; (0, 0) where it is not a plain `cute.make_layout`.
+    """
+
+    def make_layout(shape: IntTuple, stride: IntTuple | None = None) -> Layout:
+        return Layout(shape, compact(shape) if stride is None else stride)
+
+    function = kernel.functions.get("threads_over_tile")
+    if function is None:
+        return 0, 0
+    cute = SimpleNamespace(make_layout=make_layout)
+    try:
+        threads = in_module(function, kernel.step.path, cute=cute)()
+        rows, columns = (mode.size for mode in threads.modes)
+    except (AttributeError, NameError, TypeError, ValueError):
+        return 0, 0
+    touched = {i for i in range(rows) for j in range(columns) if threads(i, j) < 32}
+    return len(touched), -(-32 // columns)
 
 
 CHECKS: dict[str, Check] = {f"{n}.1": partial(_check, n) for n in HINTS}

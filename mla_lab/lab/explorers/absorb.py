@@ -34,8 +34,11 @@ class AbsorbExplorer(explorer.Explorer):
         ours, theirs = absorbed_flops(q, kv, heads), naive_flops(q, kv, heads)
         better = "absorbed" if ours < theirs else "naive"
         ratio = max(ours, theirs) / min(ours, theirs)
+        finding = f"the {better} form needs {ratio:.1f}x fewer operations"
+        if ratio < 1.05:
+            finding = "both forms need nearly the same number of operations"
         figure = new_figure(
-            f"{q} new token{'s' * (q > 1)}: the {better} form needs {ratio:.1f}x fewer operations",
+            f"{q} new token{'s' * (q > 1)}: {finding}",
             x="new tokens in the step",
             y="GFLOP",
         )

@@ -17,7 +17,7 @@ from ...simulate.timeline import Event
 from .. import explorer
 from ..gantt import bars
 from ..source import PREDICTED, Source
-from ..style import INK, PALETTE, TEMPLATE, hatch, new_figure
+from ..style import INK, PALETTE, PAPER, TEMPLATE, hatch, ink_on, new_figure
 from ..tables import Table, table
 
 #: (batch, heads, cached tokens) of the predicted calls
@@ -105,7 +105,7 @@ class AnatomyExplorer(explorer.Explorer):
             name, color = DRAWN[phase]
             shown = [u / c.call_us if state["share"] else u for u, c in zip(us, calls, strict=True)]
             kinds = [source_of(c).kind for c in calls]
-            marker = {"color": color, "line": {"width": 1, "color": "#FFFFFF"}}
+            marker = {"color": color, "line": {"width": 1, "color": PAPER}}
             marker["pattern"] = {
                 **hatch("predicted"),
                 "shape": [hatch(kind)["shape"] for kind in kinds],
@@ -122,6 +122,7 @@ class AnatomyExplorer(explorer.Explorer):
                 ],
                 textposition="inside",
                 textangle=0,
+                insidetextfont={"color": ink_on(color)},
                 insidetextanchor="middle",
                 customdata=us,
                 hovertemplate=f"%{{y}}<br>{name} %{{customdata:.2f}} us<extra></extra>",
@@ -197,7 +198,9 @@ def role_figure() -> go.Figure:
     for row, (_, kind, timeline) in enumerate(shown, 1):
         for bar in bars(timeline, kind=kind):
             bar.showlegend = False
-            bar.marker.line = {"width": 1, "color": "#FFFFFF"}
+            # a gap round a bar of two pixels or fewer would hide it
+            thin = max(bar.x) < timeline.makespan / 400
+            bar.marker.line = {"width": 1, "color": bar.marker.color if thin else PAPER}
             figure.add_trace(bar, row=row, col=1)
         figure.update_yaxes(
             tickvals=list(range(4)), ticktext=list(ROLE_LANES), range=[3.6, -0.6], row=row, col=1

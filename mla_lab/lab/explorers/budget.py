@@ -10,7 +10,7 @@ import plotly.graph_objects as go
 from ...core.gpu import H200
 from .. import explorer
 from ..source import formula
-from ..style import BLUE, GREEN, INK, ORANGE, PINK, SKY, new_figure
+from ..style import BLUE, GREEN, INK, ORANGE, PAPER, PINK, SKY, ink_on, new_figure
 
 HEAD_DIM, LATENT, ROPE = 576, 512, 64
 #: threads of a warpgroup, and the most registers that one thread can name
@@ -101,6 +101,7 @@ class BudgetExplorer(explorer.Explorer):
         )
         for lane, parts, most, unit in lanes:
             for part, size in parts.items():
+                color = next(colors)
                 figure.add_bar(
                     orientation="h",
                     y=[lane],
@@ -109,8 +110,9 @@ class BudgetExplorer(explorer.Explorer):
                     text=[part if size > 0.08 * most else ""],
                     textposition="inside",
                     textangle=0,
+                    insidetextfont={"color": ink_on(color)},
                     insidetextanchor="middle",
-                    marker={"color": next(colors), "line": {"color": "#FFFFFF", "width": 1}},
+                    marker={"color": color, "line": {"color": PAPER, "width": 1}},
                     hovertemplate=f"{part}: {size:,} {unit}<extra></extra>",
                     showlegend=False,
                 )

@@ -66,20 +66,20 @@ class FragmentExplorer(explorer.Explorer):
                 line.append(Cell(text, tint(thread % 4), title, thread == mine))
             cells.append(line)
         rows = sorted({r for (r, _), (t, _) in owner.items() if t == mine})
-        finding = f"lane {state['lane']} holds rows {rows[0]} and {rows[1]}: lane.value"
+        finding = f"lane {state['lane']} holds values in rows {rows[0]} and {rows[1]}"
         return grid(
             cells,
             f"Accumulator rows {first} to {first + 15}, {finding}",
             rows=[str(r) for r in range(first, first + SHOWN_ROWS)],
             columns=[str(c) for c in range(state["columns"])],
             size=(44 if state["columns"] <= 16 else 33, 25),
-            caption=finding,
+            caption=f"{finding}; in a cell: lane.value",
         )
 
     def note(self, state: dict[str, Any]) -> str:
         columns = state["columns"]
         return (
             f"<div><code>{accumulator(columns)}</code>: four neighbouring lanes share a row, so a "
-            f"row's maximum is two values a lane and two shuffles. A 64 x 512 accumulator is "
-            f"{512 // 2} registers a thread; two warpgroups share it.</div>"
+            f"row's maximum is two values a lane and two shuffles. A 64 x 512 accumulator would be "
+            f"{512 // 2} registers a thread, so two warp groups share it.</div>"
         )

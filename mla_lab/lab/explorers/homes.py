@@ -8,7 +8,7 @@ import numpy as np
 
 from .. import explorer, tile_homes
 from ..source import formula
-from ..style import INK, ORANGE, RED
+from ..style import INK, ORANGE, PAGE_INK, PAGE_PAPER, RED
 from ..svg import Svg, document, label, tint
 
 WIDTH, PANEL, GAP, MATRIX, STORE = 960, 452, 40, 128, 128
@@ -24,14 +24,15 @@ def _box(x: float, y: float, width: float, height: float, fill: str, more: str =
 
 
 def _dot(x: float, y: float) -> str:
-    return f'<circle cx="{x:.1f}" cy="{y:.1f}" r="5" fill="#FFF" stroke="{RED}" stroke-width="3"/>'
+    ring = f'fill="{PAGE_PAPER}" stroke="{RED}" stroke-width="3"'
+    return f'<circle cx="{x:.1f}" cy="{y:.1f}" r="5" {ring}/>'
 
 
 def _matrix(x: float, y: float, mask: np.ndarray, row: int, column: int) -> str:
     """The tile as a matrix; what one thread holds is filled, the element has a ring."""
     rows, columns = mask.shape
     wide, high = PANEL / columns, MATRIX / rows
-    parts = [_box(x, y, PANEL, MATRIX, "#FFF", f'stroke="{INK}"')]
+    parts = [_box(x, y, PANEL, MATRIX, PAGE_PAPER, f'stroke="{PAGE_INK}"')]
     for r in np.flatnonzero(mask.any(1)):
         edges = np.flatnonzero(np.diff(np.r_[0, mask[r].astype(int), 0]))
         for first, last in edges.reshape(-1, 2):
@@ -47,8 +48,11 @@ def _registers(x: float, y: float, tile: tile_homes.Tile, at: tile_homes.Registe
     for warp in range(4):
         more = 'stroke="#8A8A8A"'
         parts.append(_box(x, y + 32 * warp * high, PANEL, 32 * high, tint(warp), more))
-        parts.append(label(x + 6, y + (32 * warp + 16) * high, f"warp {warp}", anchor="start"))
     parts.append(_box(x, y + at.thread * high - 1, PANEL, 3, ORANGE))
+    for warp in range(4):  # over the line of a thread, which may pass behind a name
+        middle = y + (32 * warp + 16) * high
+        parts.append(_box(x + 3, middle - 7, 46, 14, tint(warp)))
+        parts.append(label(x + 6, middle, f"warp {warp}", anchor="start", ink=INK))
     return "".join(parts) + _dot(x + (at.value + 0.5) * wide, y + (at.thread + 0.5) * high)
 
 
@@ -60,7 +64,7 @@ def _tensor_memory(x: float, y: float, tile: tile_homes.Tile, at: tile_homes.Pla
         more = 'stroke="#8A8A8A"'
         width = (last - first) * wide
         parts.append(_box(x + first * wide, y, width, STORE, tint(color), more))
-        parts.append(label(x + (first + last) / 2 * wide, y + 12, name))
+        parts.append(label(x + (first + last) / 2 * wide, y + 12, name, ink=INK))
     _, columns = tile_homes.lanes_and_columns(tile)
     first, last = int(columns.min()), int(columns.max()) + 1
     parts.append(_box(x + first * wide, y + at.lane * high - 1, (last - first) * wide, 3, ORANGE))

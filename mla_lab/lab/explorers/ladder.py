@@ -49,7 +49,9 @@ class LadderExplorer(explorer.Explorer):
                 x=LABELS,
                 y=values,
                 name=name,
-                text=["" if v is None else f"{v:,.0f}" if v >= 10 else f"{v:.2g}" for v in values],
+                text=[_short(v) for v in values],
+                customdata=values,
+                hovertemplate="%{x}: %{customdata:,.3~f}<extra></extra>",
                 textposition="outside",
                 marker={"color": color, "pattern": hatch(kind)},
             )
@@ -59,6 +61,15 @@ class LadderExplorer(explorer.Explorer):
     def note(self, state: dict[str, Any]) -> str:
         source = ladder_facts.source()
         return f"<div>{source.chip() if source else '<b>not recorded</b>'}</div>"
+
+
+def _short(value: float | None) -> str:
+    """A number above a bar, which leaves room for that of the next bar."""
+    if value is None:
+        return ""
+    if value >= 1000:
+        return f"{value / 1000:.{0 if value >= 10_000 else 1}f}k"
+    return f"{value:.0f}" if value >= 10 else f"{value:.2g}"
 
 
 def _title(case: str) -> str:

@@ -48,7 +48,7 @@ def ask_cute(operation: str, a: Layout, b: Layout) -> live.LiveLayout:
 
 
 def picture(layout: Layout, name: str, *, color_by_tile: bool = False) -> Svg:
-    """Offsets as a grid: first mode down, the rest across; darkness grows with the offset."""
+    """Offsets as a grid: first mode down, the rest across; from blue to yellow with the offset."""
     first, *rest = layout.modes
     rows, columns = first.size, 1
     for mode in rest:
@@ -94,7 +94,9 @@ class LayoutExplorer(explorer.Explorer):
     def figure(self, state: dict[str, Any]) -> Svg:
         a, b, result = self.answers(state)
         if isinstance(result, MlaLabError):
-            return refusal(str(result))
+            # in a composition A is the outer function, B the inner one
+            words = str(result).replace("inner:", f"{state['operation']}, B:")
+            return refusal(words)
         shown = [picture(a, "A")]
         if state["operation"] not in ("show A", "coalesce A"):
             shown.append(picture(b, "B"))
@@ -124,11 +126,12 @@ class LayoutExplorer(explorer.Explorer):
             return f"<div>CuTe refuses: {error}</div>"
         same = list(answer.offsets) == result.offsets()
         verdict = "the same function" if same else "<b>another function</b>"
+        modes = len(flatten(result.shape))
         return (
             f"<div><code>{answer.expression}</code><br>CuTe DSL answers <code>{answer.layout}"
             f"</code>, ours is <code>{result}</code>: {verdict}. "
-            f"Size {result.size}, cosize {result.cosize}, "
-            f"{len(flatten(result.shape))} modes in all.</div>"
+            f"{result.size} coordinates, {modes} mode{'s' * (modes > 1)} in all, cosize "
+            f"{result.cosize} (largest offset + 1).</div>"
         )
 
 

@@ -8,6 +8,7 @@ from ...core import masks
 from ...core.errors import invalid
 from .. import explorer
 from ..source import formula
+from ..style import PAGE_PAPER
 from ..svg import Cell, Svg, box, document, grid, label, row_of, tint
 
 SHAPES = ("chain", "two branches", "binary tree", "star")
@@ -97,7 +98,7 @@ def _mask(visible: list[list[bool]], chosen: int) -> Svg:
         [
             Cell(
                 "1" if seen else "·",
-                _SEEN if seen else "#FFFFFF",
+                _SEEN if seen else PAGE_PAPER,
                 f"token {i} {'sees' if seen else 'does not see'} token {j}",
                 i == chosen,
             )

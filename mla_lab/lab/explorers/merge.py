@@ -14,7 +14,7 @@ from plotly.subplots import make_subplots
 from ...reference.mla import merge_partials
 from .. import explorer
 from ..source import formula
-from ..style import INK, PALETTE, TEMPLATE
+from ..style import INK, PALETTE, PAPER, TEMPLATE
 
 NUM_TOKENS = 48
 
@@ -109,7 +109,7 @@ class MergeExplorer(explorer.Explorer):
             name="share of tokens",
             row=1,
             col=2,
-            marker={"color": "#FFFFFF", "line": {"color": INK, "width": 1}},
+            marker={"color": PAPER, "line": {"color": INK, "width": 1}},
         )
         figure.add_bar(
             x=names, y=weights, name="weight in the merge", marker_color=colors, row=1, col=2

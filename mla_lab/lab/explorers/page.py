@@ -6,13 +6,13 @@ from typing import Any
 
 from .. import explorer, pages
 from ..source import formula
+from ..style import PAGE_TINT
 from ..svg import Cell, Svg, box, document, label, tint
 
 #: tokens of the pool that is drawn
 POOL_TOKENS = 1024
 _WIDTH = 1000.0
 _TILE_HEIGHT = 46.0
-_FREE = "#F1F2F5"
 
 
 class PageExplorer(explorer.Explorer):
@@ -57,7 +57,7 @@ class PageExplorer(explorer.Explorer):
 
 
 def _request(state: dict[str, Any], fetched: list[pages.Box], chosen: int) -> str:
-    """The request in token order; what lies behind its last token is left white."""
+    """The request in token order; what lies behind its last token is left empty."""
     scale = _WIDTH / 512
     parts = [label(0, 44, "the request, token 0 to the right", size=13, anchor="start")]
     for b in fetched:
@@ -84,7 +84,7 @@ def _pool(state: dict[str, Any], fetched: list[pages.Box], chosen: int) -> str:
     parts = [label(0, 136, "the page pool, by page id", size=13, anchor="start")]
     for page in range(POOL_TOKENS // size):
         x, y = page % per_line * size * scale, 150 + page // per_line * 62
-        foreign = Cell(str(page), _FREE, f"page {page}: another request's, or free")
+        foreign = Cell(str(page), PAGE_TINT, f"page {page}: another request's, or free")
         parts.append(box(x, y, size * scale, _TILE_HEIGHT, foreign, size=11))
         for b in used.get(page, ()):
             cell = Cell(

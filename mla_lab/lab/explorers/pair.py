@@ -9,14 +9,14 @@ from typing import Any
 from .. import explorer, pair_film
 from ..pair_film import PairFilm
 from ..source import Source
-from ..style import BLUE, GREEN, GREY, INK, ORANGE, PAGE_INK, PAGE_TINT, SKY
+from ..style import BLUE, GREEN, GREY, INK, ORANGE, PAGE_INK, PAGE_PAPER, PAGE_TINT, SKY
 from ..svg import Svg, document, label
 
 WIDTH, LEFT, TOP, LANE, REGION = 960, 158, 58, 18, 26
 PLOT = WIDTH - LEFT - 12
 COLORS = {"softmax": ORANGE, "MMA": BLUE, "producer": SKY}
 #: state of a region -> fill
-FILLS = {"written": "#F0BE9A", "unread": "#A8DCCB", "sum": "#A8DCCB", "read": "#FFFFFF"}
+FILLS = {"written": "#F0BE9A", "unread": "#A8DCCB", "sum": "#A8DCCB", "read": PAGE_PAPER}
 WORDS = {
     "written": "the tensor core is writing it",
     "unread": "written, not yet read by all four softmax warps",
@@ -25,7 +25,7 @@ WORDS = {
 }
 LEGEND = (
     ("softmax", ORANGE), ("MMA warp", BLUE), ("producer", SKY), ("tensor core", GREEN),
-    ("waits", GREY), ("being written", "#F0BE9A"), ("holds", "#A8DCCB"), ("read", "#FFFFFF"),
+    ("waits", GREY), ("being written", "#F0BE9A"), ("holds", "#A8DCCB"), ("read", PAGE_PAPER),
 )  # fmt: skip
 
 
@@ -68,15 +68,16 @@ def _regions(film: PairFilm, top: float) -> list[str]:
         y = top + i * REGION
         words = f"{name}: columns {first}-{last - 1}"
         parts.append(label(LEFT - 8, y + REGION / 2, words, size=11, anchor="end"))
-        more = 'stroke="#BBB" stroke-dasharray="3 3"'
+        more = 'stroke="#8A8A8A" stroke-dasharray="3 3"'
         parts.append(_shape(_path([(0, film.end)], y + 2, REGION - 5, film.end), "none", more))
         for held in film.held(name):
             path = _path([held[:2]], y + 2, REGION - 5, film.end)
             parts.append(_shape(path, FILLS[held.state], f'stroke="{INK}"'))
             words = f"{held.what}, read" if held.state == "read" else held.what
             if (held.end - held.begin) * scale > 5.5 * len(words):
+                ink = PAGE_INK if held.state == "read" else INK
                 middle = LEFT + (held.begin + held.end) / 2 * scale
-                parts.append(label(middle, y + REGION / 2, words, size=10))
+                parts.append(label(middle, y + REGION / 2, words, size=10, ink=ink))
     return parts
 
 
@@ -84,7 +85,7 @@ def _commits(film: PairFilm, top: float) -> list[str]:
     ends = [end for name in pair_film.REGIONS for _, end in film.writes(name)]
     marks = "".join(f"M{LEFT + end * PLOT / film.end:.1f} {top}l-4 8h8z" for end in ends)
     words = label(LEFT - 8, top + 4, "commit: s_full, o_full", size=11, anchor="end")
-    return [words, f'<path d="{marks}" fill="{INK}"/>']
+    return [words, f'<path d="{marks}" fill="{PAGE_INK}"/>']
 
 
 def lanes(film: PairFilm, slot: int) -> Svg:
@@ -105,7 +106,9 @@ def lanes(film: PairFilm, slot: int) -> Svg:
         x += 34 + 6.2 * len(name)
     body += [*_warps(film), *_regions(film, regions), *_commits(film, commits)]
     at = LEFT + slot * PLOT / film.end
-    body.append(f'<path d="M{at:.1f} {TOP - 6}V{commits + 10}" stroke="{INK}" stroke-width="1.6"/>')
+    body.append(
+        f'<path d="M{at:.1f} {TOP - 6}V{commits + 10}" stroke="{PAGE_INK}" stroke-width="1.6"/>'
+    )
     words = f"slot {slot:,} of {film.end:,}: instructions, not microseconds"
     body.append(label(LEFT, commits + 22, words, size=11, anchor="start"))
     return document(WIDTH, commits + 34, "".join(body), alt)

@@ -11,7 +11,7 @@ from ...simulate import H200, Pipeline, run_pipeline
 from .. import explorer
 from ..gantt import bars
 from ..source import PREDICTED
-from ..style import new_figure
+from ..style import PAPER, new_figure
 
 _LANES = ("load", "QK", "softmax", "PV")
 
@@ -67,7 +67,7 @@ class PipelineExplorer(explorer.Explorer):
             bar.textposition = "inside"
             bar.insidetextanchor = "middle"
             bar.hovertemplate = "%{x:.0f} clocks<extra></extra>"
-            bar.marker.line = {"width": 1, "color": "#FFFFFF"}
+            bar.marker.line = {"width": 1, "color": PAPER}
             figure.add_trace(bar)
         figure.update_yaxes(
             tickvals=list(range(4)), ticktext=list(_LANES), range=[3.6, -0.6], title_text=""

@@ -11,7 +11,7 @@ import torch
 from .. import explorer
 from ..eight_bits import TOP, row_scale, split, splits_exactly
 from ..source import formula
-from ..style import BLUE, ORANGE, new_figure
+from ..style import BLUE, ORANGE, PAGE_PAPER, new_figure
 from ..svg import Cell, Svg, box, document, label, tint
 
 #: powers of two that have a column
@@ -111,7 +111,7 @@ def _row(y: float, name: str, value: float, color: int) -> str:
     ]
     for power in range(HIGHEST, LOWEST - 1, -1):
         digit = found.get(power)
-        fill = "#FFFFFF" if digit is None else tint(color)
+        fill = PAGE_PAPER if digit is None else tint(color)
         title = f"2^{power}: {digit or 0}"
         cell = Cell("" if digit is None else str(digit), fill, title, digit == 1)
         parts.append(box(_LEFT + (HIGHEST - power) * _CELL[0], y, *_CELL, cell))

@@ -9,6 +9,7 @@ from typing import Any
 from .. import explorer
 from ..source import Source
 from ..steps.catalogue import Step, step
+from ..steps.plain import imported_numbers
 from ..steps.text import given_text, highlighted
 from ..svg import Svg
 
@@ -77,4 +78,6 @@ class StepExplorer(explorer.Explorer):
     def note(self, state: dict[str, Any]) -> str:
         text = self.title(**state)
         first = " It is the first step." if state["show"] == NEW and not self.step.before else ""
-        return f"<div>{text}.{first}</div>"
+        numbers = imported_numbers(self.step.path).items()
+        listed = ", ".join(f"<code>{name} = {value}</code>" for name, value in numbers)
+        return f"<div>{text}.{first} Numbers that it imports: {listed}.</div>"

@@ -113,5 +113,5 @@ def _physical(row_bytes: int, swizzle: Swizzle, wanted: set[int], verdict: str) 
         rows=[f"{128 * i} B" for i in range(lines)],
         columns=[f"{4 * g}-{4 * g + 3}" for g in range(_GROUPS)],
         size=(44, 27),
-        caption=f"where the banks keep it: outlined access is {verdict}",
+        caption=f"the banks: outlined access is {verdict}",
     )

@@ -6,6 +6,7 @@ from typing import Any
 
 from .. import explorer
 from ..source import Source
+from ..style import PAGE_PAPER, PAGE_TINT
 from ..svg import Cell, Svg, box, document, label, tint
 from ..tiny_decode import PAGE, Decoder, Request, Step
 from ..tiny_model import TinyModel
@@ -47,7 +48,7 @@ class TextExplorer(explorer.Explorer):
         )
         body = label(0, 12, finding, size=16, anchor="start")
         body += label(0, 44, "the prompt's end", size=13, anchor="start")
-        body += _cells(self.prompt[-_LINE:], 56, ["#F1F2F5"] * _LINE)
+        body += _cells(self.prompt[-_LINE:], 56, [PAGE_TINT] * _LINE)
         body += label(
             0, 104, "generated: blue by the model, green a kept draft", size=13, anchor="start"
         )
@@ -97,6 +98,6 @@ def _pages(cached: int) -> str:
     for page in range(-(-cached // PAGE)):
         used = min(PAGE, cached - page * PAGE)
         x = page * (width + 12)
-        parts.append(box(x, 274, width, 34, Cell("", "#FFFFFF", f"page {page}: {used} tokens")))
+        parts.append(box(x, 274, width, 34, Cell("", PAGE_PAPER, f"page {page}: {used} tokens")))
         parts.append(box(x, 274, width * used / PAGE, 34, Cell(str(used), tint(4))))
     return "".join(parts)

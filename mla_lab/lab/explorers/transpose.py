@@ -10,7 +10,7 @@ from typing import Any
 
 from .. import explorer
 from ..source import formula
-from ..style import FONT, PAGE_INK
+from ..style import FONT, PAGE_INK, PAGE_TINT
 from ..svg import Cell, Svg, box, document, grid, label, row_of, tint
 
 #: tokens of a k-step, and columns of V^T that a warp turns over
@@ -89,7 +89,7 @@ class TransposeExplorer(explorer.Explorer):
 
 def _memory(lane: int) -> Svg:
     """32 tokens x 16 columns of a tile; the lane's bytes are filled."""
-    size, left, top = (21.0, 14.0), 34.0, 44.0
+    size, left, top = (16.0, 14.0), 34.0, 44.0
     held = {byte: m for m, word in enumerate(ldmatrix_trans(lane)) for byte in word}
     parts = [label(0, 12, "V in shared memory: a row a token", size=14, anchor="start")]
     for column in range(COLUMNS):
@@ -97,7 +97,7 @@ def _memory(lane: int) -> Svg:
     for token in range(TOKENS):
         y = top + token * size[1]
         parts.append(label(left - 5, y + size[1] / 2, str(token), size=10, anchor="end"))
-        background = Cell("", "#F1F2F5", f"token {token}")
+        background = Cell("", PAGE_TINT, f"token {token}")
         parts.append(box(left, y, COLUMNS * size[0], size[1], background))
     for (token, column), matrix in held.items():
         cell = Cell("", tint(matrix), f"token {token}, column {column}: matrix {matrix}", True)
@@ -123,7 +123,7 @@ def _registers(lane: int) -> Svg:
         f"Registers of lane {lane} after ldmatrix.trans",
         rows=[f"m{i}" for i in range(4)],
         columns=[f"byte {i}" for i in range(4)],
-        size=(58, 28),
+        size=(48, 28),
         caption="after ldmatrix.trans: token.column",
     )
     turned = grid(
@@ -131,8 +131,8 @@ def _registers(lane: int) -> Svg:
         f"Registers of lane {lane} after prmt: row {g} is column {2 * g}",
         rows=[f"row {g + 8 * (i % 2)}" for i in range(4)],
         columns=[f"K {4 * (lane % 4) + i}" for i in range(4)],
-        size=(58, 28),
-        caption="after prmt: operand A (last two: K + 16)",
+        size=(48, 28),
+        caption="after prmt: A (last two: K + 16)",
     )
     return Svg(f"{loaded.markup}<div style='height:22px'></div>{turned.markup}", turned.alt)
 

@@ -16,7 +16,7 @@ from ...workload import DecodeStep
 from .. import explorer, serving_day
 from ..lengths import open_trace
 from ..source import PREDICTED
-from ..style import BLUE, GREEN, INK, ORANGE, RED, TEMPLATE, hatch
+from ..style import BLUE, GREEN, INK, ORANGE, RED, TEMPLATE, hatch, ink_on
 
 RANKS = (1, 2, 4, 8)
 STEP_MS = (10, 20, 30, 50, 80)
@@ -185,7 +185,7 @@ def _bars(
         textposition="inside",
         textangle=0,
         insidetextanchor="start",
-        insidetextfont={"color": INK},
+        insidetextfont={"color": [ink_on(color) for color in fill]},
         marker={"color": fill, "pattern": hatch("predicted")},
         hovertemplate="%{x}: %{y:.1f} us<extra></extra>",
         row=2,

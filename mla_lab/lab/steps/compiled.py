@@ -31,6 +31,8 @@ from .catalogue import FOLDER
 
 ARCH = "sm_90a"
 _COLOURS = re.compile(r"\x1b\[[0-9;]*m")
+#: where in a step's file of the cache: of no use to a reader
+_PLACE = re.compile(r'\("[^"]*step_\d+\.py":\d+:\d+\)')
 
 
 class DoesNotCompile(MlaLabError):
@@ -145,7 +147,10 @@ def _module(path: Path, name: str) -> ModuleType:
 
 
 def _sentence(error: Exception) -> str:
-    """The first line of an error that says something."""
+    """The first line of an error that says something, and the next where it ends in a colon."""
     lines = [_COLOURS.sub("", line).strip() for line in str(error).splitlines()]
-    first = next((line for line in lines if line), "no message")
-    return f"{type(error).__name__}: {first.removeprefix('error:').strip()[:300]}"
+    said = [_PLACE.sub("", line).removeprefix("error:").strip() for line in lines if line]
+    first = said[0] if said else "no message"
+    if first.endswith(":") and len(said) > 1:
+        first += f" {said[1]}"
+    return f"{type(error).__name__}: {first[:300].rstrip('.')}"

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from ...emulate import EmulatedKernel, Fault, Finding, Options, Run
+from ...emulate.ptx import Place
 from .catalogue import FOLDER
 from .text import module_text
 from .trials import Trial
@@ -89,22 +90,29 @@ def _mismatch(trial: Trial, name: str, got: Tensor, want: Tensor) -> Mismatch | 
     return Mismatch(name, float(wrong.float().mean()), place, float(got[place]), float(want[place]))
 
 
-def line_at(finding: Finding, text: str) -> str:
-    """The source line of a finding: of the step's `text`, or of a module that it imports."""
-    path = Path(finding.place.file)
+def line_at(place: Place, text: str) -> str:
+    """The source line of a place: of the step's `text`, or of a module that it imports."""
+    path = Path(place.file)
     author = FOLDER / path.name
     lines = (module_text(author) if author.is_file() else text).splitlines()
     known = author.is_file() or path.stem.startswith("step_")
-    if not known or not 0 < finding.place.line <= len(lines):
+    if not known or not 0 < place.line <= len(lines):
         return ""
-    return lines[finding.place.line - 1].strip()
+    return lines[place.line - 1].strip()
 
 
 def words_of(finding: Finding, text: str) -> str:
     """A finding as a sentence, with its source line."""
-    line = line_at(finding, text)
+    line = line_at(finding.place, text)
     at = f", at `{line}`" if line else ""
     # of threads that are stuck, the state of what they wait for
     states = sorted({s for role, _ in finding.others for s in _STATE.findall(role)})
     stuck = "".join(f"; {state}" for state in states[:2])
-    return f"{finding.kind}: {finding.text}{stuck} ({finding.who}{at})"
+    # of a race, the warp and the line at the other side
+    other = ""
+    if finding.kind == "race" and finding.others:
+        role, place = finding.others[0]
+        line = line_at(place, text)
+        other = f"; the other: {role}" + (f", at `{line}`" if line else "")
+    said = finding.text.replace("the write below it", "the write")
+    return f"{finding.kind}: {said}{stuck} ({finding.who}{at}{other})"

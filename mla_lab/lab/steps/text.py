@@ -12,16 +12,21 @@ from pathlib import Path
 from typing import Any
 
 from ...core.errors import InvalidInput
-from ..style import GREEN, ORANGE, PAGE_INK, PAGE_TINT, RED
+from ..style import GREEN, ORANGE, PAGE_CODE, PAGE_INK, RED
 from .catalogue import Step
 
 _FRAME = (
-    f"background:{PAGE_TINT};color:{PAGE_INK};border:1px solid #B9BEC888;border-radius:6px;"
+    f"background:{PAGE_CODE};color:{PAGE_INK};border:1px solid #B9BEC888;border-radius:6px;"
     "padding:8px 12px;max-height:420px;overflow:auto;font-size:12.5px;line-height:1.35"
 )
-#: of marked lines, and of those that a diff takes and adds: themes leave them without, and these
-#: show on a light page and on a dark one
-_STYLES = {"hll": f"background:{ORANGE}44", "gd": f"color:{RED}", "gi": f"color:{GREEN}"}
+#: comments, which themes make faint; grounds of marked lines, and of those that a diff takes and
+#: adds, which themes leave without
+_STYLES = {
+    "c1": f"color:{PAGE_INK};opacity:0.75",
+    "hll": f"background:{ORANGE}33",
+    "gd": f"background:{RED}33",
+    "gi": f"background:{GREEN}33",
+}
 
 
 @cache

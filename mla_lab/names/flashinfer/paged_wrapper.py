@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from ...api import contract
+from ...call.checks import tensors as argument
 from ...core.errors import invalid, invalid_type, unsupported
 from .first_use import clear_once
 from .wrapper_plan import (
@@ -23,6 +24,7 @@ from .wrapper_plan import (
     check_dims,
     check_dtypes,
     check_lengths,
+    check_results,
     check_tensors,
     joined,
     scales,
@@ -122,6 +124,9 @@ class BatchMLAPagedAttentionWrapper:
             raise unsupported("use_profiler", True, "False: mla-lab xray and bench measure")
         check_dtypes(q_data_type, kv_data_type)
         check_dims(head_dim_ckv, head_dim_kpe)
+        argument.scale("sm_scale", sm_scale)
+        argument.integer("num_heads", num_heads, 1)
+        argument.integer("page_size", page_size, 1)
         q_starts, starts = qo_indptr.tolist(), kv_indptr.tolist()
         batch, q_lens = len(q_starts) - 1, steps("qo_indptr", q_starts)
         if len(starts) <= batch:
@@ -205,6 +210,7 @@ class BatchMLAPagedAttentionWrapper:
             if value is not None:
                 raise unsupported(name, "a value", "None: it is of another backend or cache")
         check_tensors(planned, q_nope, q_pe, ckv_cache, kpe_cache)
+        check_results(planned, out, lse)
         scale, ratio = scales(planned, ckv_scale, kpe_scale)
         cache = side_by_side(ckv_cache, kpe_cache)
         if not (len(ckv_cache) or planned.pages):

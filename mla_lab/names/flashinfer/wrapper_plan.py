@@ -9,6 +9,7 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
+from ...call.checks import tensors as argument
 from ...call.checks.shapes import DIMS
 from ...core import masks
 from ...core.errors import invalid, invalid_type, unsupported
@@ -86,10 +87,18 @@ def block_table(starts: Tensor, indices: Tensor, columns: int) -> Tensor:
 
 
 def all_drafts(q_lens: list[int], columns: int, device: torch.device) -> Tensor:
-    """The mask in which the query tokens of a request see each other, uint16 [total_q, words]."""
+    """The mask in which the query tokens of a request see each other, uint16 [total_q, words].
+
+    Made word by word: a bit for each pair of tokens, in memory too.
+    """
     own = torch.tensor(q_lens, device=device)
-    own = own.repeat_interleave(own)
-    return masks.pack(torch.arange(columns, device=device) < own[:, None])
+    own = own.repeat_interleave(own).int()
+    first = masks.WORD_BITS * torch.arange(
+        masks.words_per_row(columns), dtype=torch.int32, device=device
+    )
+    bits = (own[:, None] - first).clamp_(0, masks.WORD_BITS)
+    # torch has few uint16 kernels: the low half of 2^bits - 1
+    return ((1 << bits) - 1).to(torch.int16).view(torch.uint16)
 
 
 def steps(name: str, sums: list[int]) -> list[int]:
@@ -142,19 +151,34 @@ def check_lengths(
 
 
 def check_tensors(planned: Planned, q_nope: Tensor, q_pe: Tensor, ckv: Tensor, kpe: Tensor) -> None:
-    """Types, dtypes and shapes as planned, before anything is copied."""
-    rows, tokens = (planned.total_q, planned.heads), (ckv.shape[0], planned.page_size)
+    """Types, dtypes, shapes and devices as planned, before anything is copied."""
+    rows, device = (planned.total_q, planned.heads), planned.seq_lens.device
+    tokens = (*argument.tensor("ckv_cache", ckv).shape[:1], planned.page_size)
     expected = {
         "q_nope": (q_nope, planned.q_dtype, (*rows, planned.latent_dim)),
         "q_pe": (q_pe, planned.q_dtype, (*rows, planned.rope_dim)),
         "ckv_cache": (ckv, planned.kv_dtype, (*tokens, planned.latent_dim)),
         "kpe_cache": (kpe, planned.kv_dtype, (*tokens, planned.rope_dim)),
     }
-    for name, (tensor, dtype, shape) in expected.items():
+    for name, (value, dtype, shape) in expected.items():
+        tensor = argument.tensor(name, value)
         if tensor.dtype is not dtype:
             raise invalid_type(f"{name}.dtype", tensor.dtype, f"the planned {dtype}")
         if tuple(tensor.shape) != shape:
             raise invalid(name, f"shape {list(tensor.shape)}", f"{list(shape)}, as planned")
+        if tensor.device != device:
+            raise invalid(name, f"device {tensor.device}", f"the wrapper's device, {device}")
+
+
+def check_results(planned: Planned, out: Tensor | None, lse: Tensor | None) -> None:
+    """The caller's out and lse, before anything is copied."""
+    rows, device = (planned.total_q, planned.heads), planned.seq_lens.device
+    if out is not None:
+        argument.array("out", out, SIXTEEN_BITS, [(*rows, planned.latent_dim)], device)
+    if lse is not None:
+        dense = (planned.batch, planned.q_len, planned.heads)
+        shapes = [rows, dense] if planned.q_len else [rows]
+        argument.array("lse", lse, [torch.float32], shapes, device)
 
 
 def scales(

@@ -6,6 +6,7 @@ Roles (512 threads)
     warps 8-11       QK-softmax warp group    S = Q K^T with most of Q in registers, softmax, P
     warp 12          producer warp            records of work tiles, Q, KV tiles of 64 tokens
     warp 13          `kv_656`: scale warp; `p_exchange_2cta`: exchange warp
+    warps 12, 14     option `gather`: tokens one by one, instead of tiles (`producer_gather`)
 
 Operands (all K-major, as e4m3 must be; boxes of 64 bytes, swizzled)
     S[rows, tokens]      A  Q: 56 registers, 2 of 9 boxes   B  K as it lies, [token][64 columns]
@@ -14,7 +15,7 @@ Operands (all K-major, as e4m3 must be; boxes of 64 bytes, swizzled)
 Shared memory: five KV stages of 36,864 B, Q on its way to registers, twice its last two boxes.
 
 mbarriers               arrivals per phase
-    kv_pipe.full        KV landed              1 + bytes
+    kv_pipe.full        KV landed              1 + bytes; `gather`: 66, see there
     kv_pipe.empty       stage free             8 PV warps of each CTA in the cluster
     p_pipe.full         P(t) and its rescale factors stored: 128 QK-softmax threads
     p_pipe.empty        rescale factors of t have been read: 256 PV threads
@@ -46,6 +47,7 @@ through two of the ring's four stages, once per work tile:
     kv_pipe.empty        then 4 QK-softmax warps, twice, of each CTA
     p_pipe               turns only where a stage holds a KV tile
     q_pipe.empty         128 QK-softmax threads, twice per work tile: no MMA reads Q, Q is written
+                         with `kv_656` the scale warp too, which has seen Q land
     p_written, p_pipe    see `p_exchange_2cta`
 Timeline of a steady tile of one CTA (about 2800 clocks on an H200, 2026-11-21)
     QK-softmax   | QK(t + 1), part 0; softmax(t) under it | other parts; P(t) committed in between
@@ -74,8 +76,9 @@ from . import kv_656
 from .mainloop_pv import mainloop_pv
 from .mainloop_qk_softmax import mainloop_qk_softmax
 from .p_exchange_2cta import exchange_warp
-from .params import Fp8Config, Fp8Shared, allocate
+from .params import GATHER_WARPS, Fp8Config, Fp8Shared, allocate
 from .producer import producer
+from .producer_gather import producer_gather
 from .query_hi_lo import mainloop_qk_softmax_hi_lo
 
 __all__ = ["THREADS", "allocate", "init_barriers", "operands", "roles"]
@@ -99,7 +102,7 @@ def init_barriers(cfg: cutlass.Constexpr[Fp8Config], s: Fp8Shared):
     readers = 256 + (8 if exchange else 0)
     with cute.arch.elect_one():
         for i in cutlass.range_constexpr(cfg.stages):
-            s.kv_pipe.full.init(i, 1)
+            s.kv_pipe.full.init(i, 33 * len(GATHER_WARPS) if const_expr(cfg.gather) else 1)
             s.kv_pipe.empty.init(i, 8 * cfg.cluster)
             s.p_pipe.full.init(i, 1 if const_expr(exchange) else 128)
             if const_expr(exchange and i < cfg.p_stages):
@@ -109,7 +112,7 @@ def init_barriers(cfg: cutlass.Constexpr[Fp8Config], s: Fp8Shared):
                 s.kv_656.ready.init(i, 32)
         s.stats_read.init(0, readers)
         s.q_pipe.full.init(0, 1)
-        s.q_pipe.empty.init(0, 128 if const_expr(cfg.query_hi_lo) else 4)
+        s.q_pipe.empty.init(0, cfg.q_readers)
     cute.arch.mbarrier_init_fence()
 
 
@@ -129,8 +132,12 @@ def roles(cta: Cta, warp):
             mainloop_qk_softmax(cta)
     else:
         cute.arch.setmaxregister_decrease(PRODUCER_REGISTERS)
-        if warp == 12:
-            producer(cta)
+        if const_expr(cfg.gather):
+            if (warp == GATHER_WARPS[0]) | (warp == GATHER_WARPS[1]):
+                producer_gather(cta, warp)
+        else:
+            if warp == 12:
+                producer(cta)
         if const_expr(cfg.p_exchange):
             if warp == 13:
                 exchange_warp(cta)
@@ -145,6 +152,27 @@ def pv_mma(cfg: Fp8Config):
     major, source = OperandMajorMode.K, warpgroup.OperandSource.RMEM
     return sm90.make_trivial_tiled_mma(
         element, element, major, major, Float32, (1, 1, 1), (BLOCK, cfg.rows), a_source=source
+    )
+
+
+def cache_map(cfg: Fp8Config, kv: cute.Tensor, atom):
+    """The tensor map of the cache's values and its view; none where tokens are fetched one by
+    one."""
+    if cfg.gather:
+        return None, None
+    rows, boxes = cfg.box_rows, cfg.boxes_per_copy
+    view = cute.make_tensor(
+        cute.recast_ptr(kv.iterator, dtype=cfg.element),
+        cute.make_layout(
+            (cfg.page_size, (64, cfg.boxes), kv.shape[0]),
+            stride=(kv.shape[2], (1, 64), kv.stride[0]),
+        ),
+    )
+    return cpasync.make_tiled_tma_atom(
+        cache_load(cfg),
+        view,
+        cute.tile_to_shape(atom, (rows, 64 * boxes), (0, 1)),
+        (rows, (64, boxes)),
     )
 
 
@@ -183,29 +211,16 @@ def operands(cfg: cutlass.Constexpr[Fp8Config], q: cute.Tensor, kv: cute.Tensor)
             (cute.size(q.shape[:-1]), (width, HEAD // width)), stride=(HEAD, (1, width))
         ),
     )
-    columns = (64, cfg.boxes)
-    kv_view = cute.make_tensor(
-        cute.recast_ptr(kv.iterator, dtype=element),
-        cute.make_layout(
-            (cfg.page_size, columns, kv.shape[0]), stride=(kv.shape[2], (1, 64), kv.stride[0])
-        ),
-    )
     q_box = cute.tile_to_shape(q_atom, (BLOCK, width), (0, 1))
     tma_q, q_coords = cpasync.make_tiled_tma_atom(query_load(), q_view, q_box, (BLOCK, (width, 1)))
-    rows, boxes = cfg.box_rows, cfg.boxes_per_copy
-    tma_kv, kv_coords = cpasync.make_tiled_tma_atom(
-        cache_load(cfg),
-        kv_view,
-        cute.tile_to_shape(atom, (rows, 64 * boxes), (0, 1)),
-        (rows, (64, boxes)),
-    )
-    maps = tma_q, q_coords, tma_kv, kv_coords
+    maps = tma_q, q_coords, *cache_map(cfg, kv, atom)
     pv, rope = pv_mma(cfg), None
     if const_expr(cfg.p_exchange):
         p_atom = warpgroup.make_smem_layout_atom(warpgroup.SmemLayoutAtomKind.K_SW64, Float16)
         p_layout = cute.tile_to_shape(p_atom, (cfg.rows, BLOCK, cfg.p_stages), (0, 1, 2))
         layouts = (*layouts[:3], p_layout)
     if const_expr(cfg.kv_656):
-        maps, rope = (*maps, *kv_656.make_views(cfg, kv)), kv_656.rope_mma()
+        views = () if const_expr(cfg.gather) else kv_656.make_views(cfg, kv)
+        maps, rope = (*maps, *views), kv_656.rope_mma()
         layouts = layouts[:3]
     return Mmas(smem, registers, pv, rope), maps, layouts

@@ -178,14 +178,22 @@ def prepare_tile(cta: Cta, stage: Int32, left: Int32, lane: Int32):
 
 @cute.jit
 def scale_warp(cta: Cta):
-    """Factors of all tiles as they land, by one warp."""
+    """Factors of all tiles as they land, by one warp.
+
+    It goes past the stages of the query in step with the QK-softmax warp group: both arrive twice
+    at q_pipe.empty, that group first when the stages are full and then before it releases them.
+    """
     cfg, s, plan = cta.cfg, cta.s, cta.plan
     lane = cute.arch.lane_idx()
     state = PipelineState.start()
     for index in cutlass.range(plan.first, plan.last, unroll=1):
         for _ in cutlass.range_constexpr(Q_STAGES):
-            s.kv_pipe.consumer_wait(state)
             state = state.advance(cfg.stages)
+        # the second phase of the work tile before
+        s.q_pipe.empty.wait(0, 1)
+        s.q_pipe.empty.arrive(0)
+        s.q_pipe.empty.wait(0, 0)
+        s.q_pipe.empty.arrive(0)
         work = read_work(cta.g, s, index)
         left = work.kv_len - work.begin * BLOCK
         exponent = Int32(LEAST_UNIT)

@@ -34,11 +34,12 @@ from ..mainloop_qk_softmax import (
     thread_row_max,
     zero_v_tail,
 )
-from ..mask import apply_mask, first_row, mask_free_until, rows_of
+from ..mask import apply_mask, apply_valid, first_row, mask_free_until, rows_of
 from ..params import BOX, ROPE_BOX, Cta, Work
 from ..profile import profile_tile
 from ..tile_scheduler import read_work
 from .p_exchange_2cta import own_rows
+from .params import SPARSE
 
 #: words of weights per thread
 WORDS = 8
@@ -196,9 +197,22 @@ def add_row_sums(p, rows: RowState):
         rows.row_sum[h] = rows.row_sum[h] + sum_f16x2(total)
 
 
+@cute.jit
+def mask_scores(cta: Cta, scores: cute.Tensor, tile: TileContext, stage, tiles_left):
+    """Mask the scores of a tile, `tiles_left` before the end of its work tile: by the bits of its
+    stage where slots may be empty."""
+    if const_expr(cta.cfg.gather == SPARSE):
+        apply_valid(scores, [Int32(cta.s.valid[h, stage]) for h in range(2)])
+    else:
+        apply_mask(cta, scores, tile.index, tile.mask_free, tiles_left)
+
+
 def start_qk(cta: Cta, state: PipelineState, ready: Any = False):
     """Wait until the keys of a tile have landed and P of its stage is free, unless `ready`."""
     wait_for_keys(cta, state, ready)
+    if cta.cfg.gather:
+        # tokens were not written through the async proxy, which MMAs read through
+        cute.arch.fence_view_async_shared()
     warpgroup.fence()
 
 
@@ -244,7 +258,7 @@ def softmax_under_next_qk(
     start_qk(cta, ahead, ready)
     issue_qk(cta, f, scores[1], q_turn, ahead.index, 0, FIRST)
     profile_tile(cta.cfg, cta.g, tiles_left, "QK done")
-    apply_mask(cta, scores[0], tile.index, tile.mask_free, tiles_left)
+    mask_scores(cta, scores[0], tile, stage, tiles_left)
 
     def on_word(word):
         cute.arch.sync_warp()  # otherwise the compiler moves the steps together again
@@ -291,7 +305,8 @@ def tile_context(cta: Cta, rows: RowState, index, w) -> tuple[TileContext, Any]:
 def finish_rows(cta: Cta, work: Work, stage, rows: RowState, index):
     """Behind the last tile's P in `stage`: zero V past kv_len, store the row statistics."""
     thread = fresh_thread() & 127
-    zero_v_tail(cta, stage, work, thread)
+    if const_expr(not cta.cfg.gather):
+        zero_v_tail(cta, stage, work, thread)
     cta.s.stats_read.wait(0, (index - cta.plan.first) & 1)
     to = own_rows(cta.s) if cta.cfg.p_exchange else cta.s
     store_row_stats(cta, to, work, rows, first_row(thread), thread & 31)
@@ -358,7 +373,7 @@ def mainloop_qk_softmax(cta: Cta):
                 scores[0][i] = scores[1][i]
         # read again: held through the loop, it would take registers
         work = read_work(cta.g, s, index)
-        apply_mask(cta, scores[0], index, tile.mask_free, Int32(1))
+        mask_scores(cta, scores[0], tile, state.index, Int32(1))
         rescale = s.sRescale[None, state.index]
         online_softmax_step(cta, scores[0], f.rP, rows, rescale, nothing)
         store_p(cta, f, state.index)

@@ -46,6 +46,9 @@ P_STAGES, P_STAGE = 2, 2 * BLOCK * BLOCK * 2
 ROPE, SCALES, SCALE_GROUPS = BLOCK * 64 * 2, BLOCK * 4 * 4, 4
 #: columns of one k-step of Q K^T
 STEP = 32
+#: how a token is found where tokens are fetched one by one, and the warps that fetch them
+PAGED, SPARSE = 1, 2
+GATHER_WARPS = (12, 14)
 #: log2 of the weight of a row max that has just moved. The distance to e4m3's greatest is how far
 #: scores may rise before it moves again, at the cost of a tile's time: of 8192 Gaussian keys it
 #: moves in 4 tiles, with 7 in 29, and few weights fall below e4m3's least
@@ -74,6 +77,12 @@ class Fp8Config(Config):
     kv_656: bool = False
     #: quarters of a tile's scales that are loaded before the wait for the MMA of their scores
     early_scales: int = 0
+    #: PAGED or SPARSE: tokens are fetched one by one (`producer_gather`); 0: by TMA
+    gather: int = 0
+
+    @property
+    def fetches_tokens(self) -> bool:
+        return self.gather != 0
 
     @property
     def fp8(self) -> bool:
@@ -152,6 +161,13 @@ class Fp8Config(Config):
         return self.ring_bytes + boxes * BOX + (8192 if self.kv_656 else 2048)
 
     @property
+    def q_readers(self) -> int:
+        """Arrivals of q_pipe.empty in a phase: warps of an e4m3 query, else threads."""
+        if not self.query_hi_lo:
+            return 4
+        return 128 + (32 if self.kv_656 else 0)
+
+    @property
     def by_rows(self) -> bool:
         return False
 
@@ -171,10 +187,11 @@ class Fp8Config(Config):
 
 def fp8_facts(config: KernelConfig, features: bool) -> dict[str, Any]:
     """The fields of `Fp8Config` that depend on the formats of query and cache."""
+    gather = {"gather": config.option("gather")}
     if config.q_dtype == "e4m3":
-        return {}
+        return gather
     # fp16 weights may grow further than e4m3 ones before the row max moves
-    facts: dict[str, Any] = {"stages": 4, "rescale_log2": 8.0, "q_boxes": 5}
+    facts: dict[str, Any] = {"stages": 4, "rescale_log2": 8.0, "q_boxes": 5, **gather}
     if config.kv_format == "fp8_656":
         # with seven boxes of Q in registers a single CTA spills
         return facts | {
@@ -212,6 +229,7 @@ class Fp8Shared:
     q_pipe: Pipeline  # hi_lo: full is unused, empty orders the threads that read and write Q
     kv_656: Any = None  # Kv656Shared
     plan: Any = None  # int32 [32]: the worker's tiles, see `common.self_schedule`
+    valid: Any = None  # gather: int32 (2, stage): bit t of word h says that token 32 h + t is there
 
 
 @dataclass(frozen=True)
@@ -312,4 +330,5 @@ def allocate(cfg: Fp8Config, *layouts) -> Fp8Shared:
         Pipeline(MBarriers(stats + 1), MBarriers(stats + 2)),
         kv_656,
         plan,
+        array(Int32, cute.make_layout((2, stages)), 8) if cfg.gather else None,
     )  # fmt: skip

@@ -33,12 +33,12 @@ from ...common.feature_operands import magnitude, not_zero, with_scales, with_si
 from ...common.pipeline import PipelineState, StagePhases
 from ...common.ptx_sm90 import bits_float, butterfly, float_bits, fresh_thread, ptx, stmatrix_x4
 from ..mainloop_qk_softmax import RowState, TileContext, release_kv
-from ..mask import apply_mask, first_row
+from ..mask import first_row
 from ..params import BOX, Cta
 from ..profile import profile_tile
 from ..tile_scheduler import read_work
 from . import kv_656
-from .mainloop_qk_softmax import finish_rows, matrix_row, nothing, tile_context
+from .mainloop_qk_softmax import finish_rows, mask_scores, matrix_row, nothing, tile_context
 from .p_exchange_2cta import p_state
 from .p_fp16 import online_softmax_step, optimistic_softmax_step
 from .params import Q_ARRIVAL_BOXES, Q_STAGES, STEP, Fp8Config
@@ -229,6 +229,10 @@ def wait_for_keys(cta: Cta, loop: LoopState):
             s.p_pipe.producer_acquire(loop.p_phases.state(state.index))
         if const_expr(cta.cfg.kv_656):
             s.kv_656.ready.wait_for(loop.p_phases.state(state.index).opposite())
+    if const_expr(cta.cfg.gather and not cta.cfg.kv_656):
+        # tokens were not written through the async proxy, which MMAs read through; of 656 bytes
+        # the scale warp's fence lies in between
+        cute.arch.fence_view_async_shared()
     return loop.p_phases.flip(state.index)
 
 
@@ -389,7 +393,7 @@ def softmax_under_part(
     cfg, s, stage = cta.cfg, cta.s, loop.state.index
     on_word = mma_per_word(cta, f, stage)
     profile_tile(cfg, cta.g, loop.left, "QK done")
-    apply_mask(cta, f.tSrS, tile.index, tile.mask_free, loop.left + 1)
+    mask_scores(cta, f.tSrS, tile, loop.previous, loop.left + 1)
     if const_expr(cfg.p_exchange):
         if not loop.p_free:
             s.p_pipe.producer_acquire(p_state(number).opposite())
@@ -442,7 +446,7 @@ def finish_work_tile(
     s, p_stage = cta.s, p_state(number).index
     # read again: held through the loop, it would take registers
     work = read_work(cta.g, s, tile.index)
-    apply_mask(cta, f.tSrS, tile.index, tile.mask_free, Int32(1))
+    mask_scores(cta, f.tSrS, tile, previous, Int32(1))
     if const_expr(cta.cfg.p_exchange):
         s.p_pipe.producer_acquire(p_state(number).opposite())
         optimistic_softmax_step(cta, f.tSrS, scale, rows, p_stage, nothing)

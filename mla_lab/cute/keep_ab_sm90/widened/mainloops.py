@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Float32, Int32, Uint32, const_expr
+from cutlass import Float32, Int32, const_expr
 from cutlass.cute.nvgpu import warpgroup
 
 from ...common.feature_operands import orient_scores, scale_now
@@ -26,7 +26,7 @@ from ..mainloop_qk_softmax import (
     store_row_stats,
     two_to_minus,
 )
-from ..mask import apply_mask, column_of, first_row, mask_free_until, rows_of
+from ..mask import apply_mask, apply_valid, first_row, mask_free_until
 from ..params import Cta, Work
 from ..tile_scheduler import load_plan, may_be_split, read_work
 from .params import PRODUCTS, SPARSE
@@ -88,21 +88,6 @@ def wait_scores(cta: Cta, pending: int) -> None:
 
 
 @cute.jit
-def apply_valid(cta: Cta, acc: cute.Tensor, stage: Int32):
-    """Scores of slots that hold no token become -inf."""
-    words = [Int32(cta.s.sValid[h, stage]) for h in range(2)]
-    if (words[0] & words[1]) != -1:
-        shift = 2 * (fresh_thread() & 3)
-        bits = [Uint32(word) >> Uint32(shift) for word in words]
-        seen = rows_of(acc)
-        for c in cutlass.range_constexpr(cute.size(acc) // 2):
-            at = column_of(c)
-            bit = bits[at // 32] & Uint32(1 << at % 32)
-            for h in cutlass.range_constexpr(2):
-                seen[h, c] = seen[h, c] if bit != Uint32(0) else -Float32.inf
-
-
-@cute.jit
 def finish_rows(cta: Cta, work: Work, rows: RowState, turn: Int32):
     """Row sums and row maxes of a work tile for the epilogue, which has read the last ones."""
     thread = fresh_thread() & 127
@@ -117,7 +102,7 @@ def weights_of_tile(
 ):  # fmt: skip
     """P of the tile in a stage, on its rope."""
     if const_expr(cta.cfg.gather == SPARSE):
-        apply_valid(cta, f.tSrS, state.index)
+        apply_valid(f.tSrS, [Int32(cta.s.sValid[h, state.index]) for h in range(2)])
     else:
         apply_mask(cta, f.tSrS, tile.index, tile.mask_free, left)
     # the rescale exponents of the stage's last tile have been read

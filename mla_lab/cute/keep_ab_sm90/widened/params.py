@@ -145,10 +145,10 @@ def allocate(cfg: cutlass.Constexpr[WidenedConfig], kv_layout, q_layout):
 
 
 def check_widened(config: KernelConfig) -> None:
-    """Raises Unsupported for what is not compiled with the option gather."""
+    """Raises Unsupported for what is not compiled with the option widen."""
     formats = (config.q_dtype, config.kv_format)
     if formats != ("bf16", "fp8_656"):
-        raise unsupported("kv_format", f"{formats} with gather", ("bf16", "fp8_656"))
+        raise unsupported("kv_format", f"{formats} with widen", ("bf16", "fp8_656"))
     if config.option("gather") not in (PAGED, SPARSE):
         raise unsupported("gather", config.option("gather"), (PAGED, SPARSE))
     if config.option("halves") and config.cluster == 1:
@@ -156,7 +156,7 @@ def check_widened(config: KernelConfig) -> None:
     if not 0 <= config.option("parts", ALL_PARTS) <= ALL_PARTS:
         raise unsupported("parts", config.option("parts"), f"0 to {ALL_PARTS}")
     if config.mask == "tree" or any(map(config.option, ("skip", "stamps", "stages"))):
-        got = f"mask {config.mask!r}, {config.options} with gather"
+        got = f"mask {config.mask!r}, {config.options} with widen"
         raise unsupported("options", got, "features, scales, parts")
 
 

@@ -1,0 +1,168 @@
+"""The producer warps that fetch tokens one by one: sparse calls, and pages of any size.
+
+Each CTA fetches all tokens of its tiles as they are stored (`cp.async`, 16 bytes each) to where the
+TMA boxes of other calls lie. Two warps take 32 tokens of a tile each. A lane looks up one token;
+then four lanes copy a token, eight tokens at a time: a lane the same 16 bytes of every box, whose
+places differ by constants, and of 656 bytes two more of the rope, one of four lanes the scales.
+
+    tokens of    copies   boxes                                       chunk c of row t lies at
+    e4m3         36       9 of 64 bytes                               c ^ (t / 2 % 4)
+    656 bytes    41       8 of 64 bytes; the rope's row of 128 bytes  c ^ (t % 8)
+
+Missing tokens arrive as zeros, their scales too; a bit a token (`Fp8Shared.valid`) masks their
+scores. The table entry of a token is loaded a tile before the token.
+
+Arrivals of kv_pipe.full: all lanes of both warps, and the first lane of each once more: for a tile,
+behind the store of its word of bits; for a stage that the query passes through, where the first
+warp's expects the bytes of TMA. The copies do not write through the async proxy, which MMAs read
+through: a thread that issues MMAs fences behind the full barrier.
+"""
+
+from __future__ import annotations
+
+import cutlass
+import cutlass.cute as cute
+from cutlass import Int32, Int64, Uint32, const_expr
+
+from ...common.barriers import NamedBarrier
+from ...common.pipeline import PipelineState
+from ...common.ptx_sm90 import ptx
+from ..params import BLOCK, BOX, ROPE_BOX, Cta, Work
+from ..tile_scheduler import read_work, record
+from .kv_656 import ROPE_BEGIN, SCALES_BEGIN
+from .params import GATHER_WARPS, PAGED, Q_STAGES, ROPE
+from .producer import load_query, load_query_through_ring
+
+#: a record is written, by the first of the two warps
+RECORD_BARRIER = NamedBarrier(3, 64)
+#: tokens of a tile that a warp fetches, at once and in all
+AT_ONCE, WARP_TOKENS = 8, 32
+
+
+def copy16(target: Int32, source: cute.Pointer, offset: int, size: Int32) -> None:
+    """16 bytes to shared memory past the L1, zeros where `size` is 0. L2 lines are filled by 64
+    bytes: the rest of a line of 128 belongs to other tokens."""
+    ptx(
+        f"cp.async.cg.shared.global.L2::64B [{{$r0}}], [{{$r1}}+{offset}], 16, {{$r2}};",
+        target,
+        source,
+        size,
+    )
+
+
+@cute.jit
+def load_entry(cta: Cta, work: Work, token: Int32):
+    """The table entry of a token: a page id or a token slot; past the length it is undefined."""
+    column = token
+    if const_expr(cta.cfg.gather == PAGED):
+        column = Int32(Uint32(token) // Uint32(cta.g.cache.shape[1]))
+    table = cta.g.block_table
+    return table[work.request, cutlass.min(column, table.shape[1] - 1)]
+
+
+@cute.jit
+def token_offset(cta: Cta, work: Work, token: Int32, entry: Int32):
+    """Bytes from the cache's begin to the token with this table entry; -1 where there is none."""
+    cache = cta.g.cache
+    page_size, found = cache.shape[1], cutlass.max(entry, Int32(0))
+    if const_expr(cta.cfg.gather == PAGED):
+        page, row = found, Int32(Uint32(token) % Uint32(page_size))
+    else:
+        page = Int32(Uint32(found) // Uint32(page_size))
+        row = found - page * page_size
+    at = Int64(page) * cache.stride[0] + Int64(row * cache.shape[2])
+    return at if (token < work.kv_len) & (entry >= 0) else Int64(-1)
+
+
+@cute.jit
+def copy_tokens(cta: Cta, offset: Int64, half: Int32, stage: Int32):
+    """The warp's 32 tokens of a tile into a stage; a lane has the offset of one of them."""
+    cfg, lane = cta.cfg, cute.arch.lane_idx()
+    row, chunk = lane >> 2, lane & 3
+    ring = Int32(cta.s.sKV.iterator.toint()) + stage * cfg.stage_bytes
+    low, high = Int32(offset & Int64(0xFFFFFFFF)), Int32(offset >> Int64(32))
+    for k in cutlass.range_constexpr(WARP_TOKENS // AT_ONCE):
+        lane_of_token = row + AT_ONCE * k
+        token = half * WARP_TOKENS + lane_of_token
+        there = Int64(cute.arch.shuffle_sync(high, lane_of_token))
+        below = Int64(Uint32(cute.arch.shuffle_sync(low, lane_of_token)))
+        size = Int32(16) if there >= Int64(0) else Int32(0)
+        at = cutlass.max((there << Int64(32)) | below, Int64(0))
+        source = (cta.g.cache.iterator + (at + Int64(chunk * 16))).align(16)
+        values = ring + token * 64 + ((chunk ^ ((token >> 1) & 3)) << 4)
+        for box in cutlass.range_constexpr(cfg.boxes):
+            copy16(values + box * BOX, source, 64 * box, size)
+        if const_expr(cfg.kv_656):
+            rope = ring + ROPE_BOX * BOX + token * 128 + ((chunk ^ (token & 7)) << 4)
+            copy16(rope, source, ROPE_BEGIN, size)
+            copy16(rope ^ 64, source, ROPE_BEGIN + 64, size)
+            if chunk == 0:
+                scales = ring + (ROPE_BOX * BOX + ROPE) + token * 16
+                copy16(scales, source, SCALES_BEGIN, size)
+
+
+@cute.jit
+def arrive_with_query(cta: Cta, state: PipelineState, half: Int32):
+    """The arrivals at the stages of the query, beside the one of the lane that expects its bytes.
+    Returns the state behind them."""
+    pipe = cta.s.kv_pipe
+    for _ in cutlass.range_constexpr(Q_STAGES):
+        pipe.producer_acquire(state)
+        pipe.producer_commit(state.index)
+        if (half == 1) & (cute.arch.lane_idx() == 0):
+            pipe.producer_commit(state.index)
+        state = state.advance(cta.cfg.stages)
+    return state
+
+
+@cute.jit
+def begin_work_tile(cta: Cta, index: Int32, state: PipelineState, half: Int32):
+    """The record and the query of a work tile, by the first warp. Returns the state behind the
+    stages that the query passes through."""
+    cfg, g, s = cta.cfg, cta.g, cta.s
+    number = index - cta.plan.first
+    if half == 0:
+        if const_expr(cfg.query_hi_lo):
+            s.kv_pipe.producer_acquire(state)
+        else:
+            s.q_pipe.empty.wait(0, (number & 1) ^ 1)
+        record(cfg, g, s, cta.plan, index, cta.rank)
+        if const_expr(cfg.query_hi_lo):
+            load_query_through_ring(cta, read_work(g, s, index), state)
+        else:
+            load_query(cta, read_work(g, s, index), number)
+    RECORD_BARRIER.sync()
+    if const_expr(cfg.query_hi_lo):
+        state = arrive_with_query(cta, state, half)
+    return state
+
+
+@cute.jit
+def producer_gather(cta: Cta, warp: Int32):
+    """Per work tile: its record and its query, by the first warp; then its tiles, by both.
+
+    Records are free as `producer` says. Both warps have read one when the next is written: the
+    tiles between need the arrivals of both.
+    """
+    cfg, g, s, plan = cta.cfg, cta.g, cta.s, cta.plan
+    lane, half = cute.arch.lane_idx(), (warp - GATHER_WARPS[0]) >> 1
+    state = PipelineState.start(1)
+    for index in cutlass.range(plan.first, plan.last, unroll=1):
+        state = begin_work_tile(cta, index, state.uniform(), half)
+        work = read_work(g, s, index)
+        token = work.begin * BLOCK + half * WARP_TOKENS + lane
+        entry = load_entry(cta, work, token)
+        for _ in cutlass.range(work.begin, work.end, unroll=1):
+            state = state.uniform()
+            offset = token_offset(cta, work, token, entry)
+            token = token + BLOCK
+            # used only for the next stage, so the load latency is hidden
+            entry = load_entry(cta, work, token)
+            valid = Int32(cute.arch.vote_ballot_sync(offset >= Int64(0)))
+            s.kv_pipe.producer_acquire(state)
+            copy_tokens(cta, offset, half, state.index)
+            if lane == 0:
+                s.valid[half, state.index] = valid
+                s.kv_pipe.producer_commit(state.index)
+            cute.arch.cp_async_mbarrier_arrive_noinc(s.kv_pipe.full.at(state.index))
+            state = state.advance(cfg.stages)

@@ -1,0 +1,131 @@
+"""`backend="cute-keep-ab-gather"`: keep_ab over eight bits, tokens fetched one by one.
+
+Compiled kernels are emulated on a card of six SMs, so that a CTA has several work tiles and splits
+merge; with MLA_LAB_LONG=1 all features and pages of any size, some twenty seconds a case.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from dataclasses import replace
+
+import pytest
+import torch
+
+from mla_lab import backends
+from mla_lab.backends.cute.device_plan import SelfScheduled
+from mla_lab.backends.cute.keep_ab_gather import FORMATS, config_for
+from mla_lab.backends.cute.widened import KeepAbGatherBackend
+from mla_lab.backends.emulate.backend import EmulateBackend
+from mla_lab.bench import peers
+from mla_lab.call.form import Features
+from mla_lab.core.gpu import H200
+from mla_lab.core.problem import Problem
+from mla_lab.plan.self_schedule import COSTS
+from mla_lab.reference.inputs import make_inputs
+from mla_lab.reference.mla import decode_reference
+from mla_lab.reference.tolerance import error, lse_error
+
+from .test_widened import run
+
+needs_cxx = pytest.mark.skipif(shutil.which("g++") is None, reason="needs a C++ compiler")
+needs_time = pytest.mark.skipif("MLA_LAB_LONG" not in os.environ, reason="MLA_LAB_LONG is not set")
+#: (error of the output, of the lse) by the query's format: e4m3 throughout rounds weights to e4m3
+BOUNDS = {"bf16": (0.004, 1e-5), "e4m3": (0.04, 0.01)}
+
+
+class Emulated(EmulateBackend, KeepAbGatherBackend):
+    """The backend's launches, emulated on six SMs."""
+
+    gpu = replace(H200, sms=6)
+
+
+def small(heads: int, top_k: int = 0, kv: tuple[int, ...] = (300,), q_len: int = 1) -> Problem:
+    return Problem((q_len,) * len(kv), kv, heads, kv_format="fp8_656", top_k=top_k)
+
+
+def check(problem: Problem, features: tuple[str, ...], formats: tuple[str, str]) -> None:
+    made = replace(problem, q_dtype=formats[0], kv_format=formats[1])
+    inputs = make_inputs(made, 3, ["lse", *features])
+    out, lse = run(inputs, Emulated)
+    expected = decode_reference(inputs)
+    most, most_lse = BOUNDS[formats[0]]
+    assert error(out, expected.out.reshape(out.shape)).relative < most
+    assert lse_error(lse, expected.lse.reshape(lse.shape)) < most_lse
+
+
+@needs_cxx
+@pytest.mark.slow
+@pytest.mark.parametrize("formats", FORMATS, ids="-".join)
+def test_lists_of_slots_are_decoded_in_every_format(formats: tuple[str, str]) -> None:
+    check(small(128, top_k=300, kv=(400, 70, 400)), (), formats)
+
+
+@needs_cxx
+@needs_time
+@pytest.mark.slow
+@pytest.mark.parametrize("formats", FORMATS, ids="-".join)
+@pytest.mark.parametrize(
+    ("problem", "features"),
+    [
+        (small(20, top_k=65), ("device_scales",)),
+        (small(128, top_k=300, kv=(400, 0, 70)), ("sinks", "device_scales")),
+        (small(64, top_k=130, kv=(200,) * 6, q_len=2), ("ragged",)),
+        (small(70, top_k=200, kv=(300, 40)), ("top_k_lens",)),
+        (small(64, top_k=1500, kv=(2000, 1700)), ()),
+        (replace(small(64, kv=(300, 77, 500), q_len=2), page_size=8), ("device_scales",)),
+        (replace(small(64, kv=(130, 0, 65)), page_size=128), ()),
+        (replace(small(40, kv=(1300,)), page_size=3), ()),
+    ],
+    ids=str,
+)
+def test_results_are_those_of_the_reference(
+    problem: Problem, features: tuple[str, ...], formats: tuple[str, str]
+) -> None:
+    check(problem, features, formats)
+
+
+def test_its_name_is_not_among_those_that_auto_tries() -> None:
+    assert "cute-keep-ab-gather" in backends.NAMES
+    assert "cute-keep-ab-gather" not in backends.ORDER
+    assert [peer.name for peer in peers.select(["mla-lab-cute-keep-ab-gather"])]
+
+
+def test_every_cta_takes_64_rows_and_is_weighed_as_dense_ones() -> None:
+    config = config_for(small(128, top_k=70))
+    plan = SelfScheduled.of(config, H200, 512)
+    assert (config.tile_rows, config.cluster, plan.num_workers) == (64, 1, H200.workers(1))
+    assert plan.costs != COSTS["keep_ab_widened"]
+    assert config_for(small(64)).option("gather") != config.option("gather")
+
+
+@pytest.mark.parametrize(
+    ("problem", "features", "words"),
+    [
+        (replace(small(64, 9), kv_format="bf16"), Features(sparse=True), "bf16 over bf16"),
+        (replace(small(64, 9), q_dtype="fp16"), Features(sparse=True), "fp16 over fp8_656"),
+        (small(64), Features(mask=True), "no draft masks"),
+        (small(64, 9), Features(sparse=True, batch_invariant=True), "no batch_invariant"),
+    ],
+)
+def test_what_the_kernel_lacks_is_refused_by_name(
+    problem: Problem, features: Features, words: str
+) -> None:
+    reason = KeepAbGatherBackend().supports(features, problem, H200)
+    assert reason is not None
+    assert words in reason
+
+
+def test_missing_slots_anywhere_in_a_list_are_left_out() -> None:
+    """Lists that begin with a whole tile of empty slots, and slots that repeat."""
+    problem = replace(small(16, top_k=200, kv=(300, 300)), q_dtype="bf16")
+    inputs = make_inputs(problem, 5, ["lse"])
+    table = inputs.block_tables
+    table[0, ..., :70] = -1
+    table[1, ..., 100:140] = table[1, ..., 3:4].clone()
+    expected = decode_reference(inputs)
+    out, lse = run(inputs, Emulated)
+    assert error(out, expected.out.reshape(out.shape)).relative < 0.004
+    assert lse_error(lse, expected.lse.reshape(lse.shape)) < 1e-5
+    assert torch.isfinite(lse).all()

@@ -418,9 +418,13 @@ def test_the_command_forgets_proves_and_says(
     compiled: list[Any] = []
     monkeypatch.setattr(Gpu, "here", lambda: B200)
     monkeypatch.setattr(prove, "Lists", Stand)
-    monkeypatch.setattr(
-        prove, "compile_all", lambda wanted, arch, workers: compiled.append((arch, len(wanted)))
-    )
+
+    def compile_all(wanted: list[Any], arch: str, workers: int, built: Any) -> None:
+        compiled.append((arch, len(wanted)))
+        for name in wanted:
+            built(len(compiled), len(wanted), name)
+
+    monkeypatch.setattr(prove, "compile_all", compile_all)
     code = cli.main(["doctor", "--prove", str(tmp_path / "record")])
     assert compiled[0][0] == "sm_100a" and compiled[0][1] > 20
     assert code == int(status != "ok") and proofs.counts(B200) == (status == "ok")

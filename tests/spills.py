@@ -23,8 +23,6 @@ def allowed_stack(config: KernelConfig) -> int:
     e4m3 = config.q_dtype == config.kv_format == "e4m3"
     small_pages = config.page_size in (16, 32)
     if config.kernel == "cute/keep_ab_sm90":
-        if config.option("widen"):  # words of a work tile's begin and end
-            return 16 if config.cluster == 2 else 32
         if config.option("gather"):  # one word that lies from a CTA's begin to its end
             return 8 if (config.q_dtype, config.kv_format) == ("bf16", "e4m3") else 0
         if config.kv_format == "fp8_656":

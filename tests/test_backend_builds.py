@@ -207,17 +207,18 @@ EIGHT = [("bf16", "fp8_656"), ("e4m3", "e4m3"), ("bf16", "e4m3")]
 def test_sparse_calls_over_eight_bits_have_builds(
     have: Have, q_dtype: str, kv_format: str, heads: int
 ) -> None:
-    """Of 656 bytes the short tile and the widening kernel's; of the others the taller tile, which
-    also runs few heads."""
+    """Of 656 bytes the short tile and the taller one; of the others the taller one, which also runs
+    few heads; and where many heads have many slots, keep_ab's."""
     have(shipped())
     made = problem(q_dtype=q_dtype, kv_format=kv_format, heads=heads, top_k=100)
     for names in ((), ("sinks",), ("tensor_scales",), ("ragged",), ("batch_invariant",)):
         assert reason(made, sparse=True, **dict.fromkeys(names, True)) is None, names
     found = taken(made, sparse=True)
-    widened = (kv_format, heads) == ("fp8_656", 128)
     short = (kv_format, heads) == ("fp8_656", 16)
-    assert found.tile_rows == (128 if widened else 16 if short else 32)
-    assert found.option("fused_merge", 1) == (1 if widened else 2)
+    assert found.tile_rows == (16 if short else 32)
+    assert found.option("fused_merge", 1) == 2
+    many = taken(replace(made, top_k=8192), sparse=True)
+    assert many.tile_rows == (64 if heads == 128 else found.tile_rows)
 
 
 @pytest.mark.parametrize("invariant", [False, True])

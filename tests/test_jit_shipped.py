@@ -61,8 +61,7 @@ def test_compiles_and_does_not_spill(config: KernelConfig) -> None:
         assert 0 < kernel.code_bytes <= MOST_CODE.get(config.kernel, ROOM), kernel.name
         if find_nvdisasm():
             for opcode in MUST_HAVE.get(config.kernel, ()):
-                widens = config.option("widen")
-                if config.kv_format in ("e4m3", "fp8_656") and not widens:
+                if config.kv_format in ("e4m3", "fp8_656"):
                     opcode = EIGHT_BITS.get(opcode, opcode)
                 assert kernel.count(opcode) > 0, f"{kernel.name} has no {opcode}"
 

@@ -8,26 +8,32 @@ from __future__ import annotations
 
 import os
 import shutil
+from collections.abc import Iterator
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
 
 from mla_lab import backends
-from mla_lab.backends.cute.device_plan import SelfScheduled
+from mla_lab.api import decode
+from mla_lab.backends.cute import keep_ab_gather
+from mla_lab.backends.cute.backend import CuteBackend, _plan
+from mla_lab.backends.cute.device_plan import Formula, SelfScheduled
+from mla_lab.backends.cute.gather_backend import KeepAbGatherBackend
 from mla_lab.backends.cute.keep_ab_gather import FORMATS, config_for
-from mla_lab.backends.cute.widened import KeepAbGatherBackend
 from mla_lab.backends.emulate.backend import EmulateBackend
 from mla_lab.bench import peers
+from mla_lab.bench.peers.ours import native_arguments
+from mla_lab.call.decode_args import native_args
 from mla_lab.call.form import Features
+from mla_lab.core.errors import Unsupported
 from mla_lab.core.gpu import H200
 from mla_lab.core.problem import Problem
 from mla_lab.plan.self_schedule import COSTS
-from mla_lab.reference.inputs import make_inputs
+from mla_lab.reference.inputs import DecodeInputs, make_inputs
 from mla_lab.reference.mla import decode_reference
 from mla_lab.reference.tolerance import error, lse_error
-
-from .test_widened import run
 
 needs_cxx = pytest.mark.skipif(shutil.which("g++") is None, reason="needs a C++ compiler")
 needs_time = pytest.mark.skipif("MLA_LAB_LONG" not in os.environ, reason="MLA_LAB_LONG is not set")
@@ -41,6 +47,21 @@ class Emulated(EmulateBackend, KeepAbGatherBackend):
     gpu = replace(H200, sms=6)
 
 
+def run(inputs: DecodeInputs) -> tuple[torch.Tensor, torch.Tensor]:
+    """The result of a call and of its repetition, which have the same bits."""
+    arguments = {**native_arguments(inputs, False), "workspace_buffer": None}
+    call, _ = decode.prepare(native_args(**arguments, backend="torch"))
+    backend = Emulated()
+    assert backend.supports(call.features, call.problem, None) is None
+    plan = backend.plan(call, None)
+    repeat = backend.run(call, plan, decode.allocate(call, plan))
+    first = call.out.clone()
+    repeat(call.args, call.out, call.lse)
+    assert torch.equal(first, call.out)
+    assert call.lse is not None
+    return call.out, call.lse
+
+
 def small(heads: int, top_k: int = 0, kv: tuple[int, ...] = (300,), q_len: int = 1) -> Problem:
     return Problem((q_len,) * len(kv), kv, heads, kv_format="fp8_656", top_k=top_k)
 
@@ -48,7 +69,7 @@ def small(heads: int, top_k: int = 0, kv: tuple[int, ...] = (300,), q_len: int =
 def check(problem: Problem, features: tuple[str, ...], formats: tuple[str, str]) -> None:
     made = replace(problem, q_dtype=formats[0], kv_format=formats[1])
     inputs = make_inputs(made, 3, ["lse", *features])
-    out, lse = run(inputs, Emulated)
+    out, lse = run(inputs)
     expected = decode_reference(inputs)
     most, most_lse = BOUNDS[formats[0]]
     assert error(out, expected.out.reshape(out.shape)).relative < most
@@ -92,12 +113,71 @@ def test_its_name_is_not_among_those_that_auto_tries() -> None:
     assert [peer.name for peer in peers.select(["mla-lab-cute-keep-ab-gather"])]
 
 
-def test_every_cta_takes_64_rows_and_is_weighed_as_dense_ones() -> None:
+def test_every_cta_takes_64_rows_and_a_bf16_query_weighs_splits_by_its_own_blocks() -> None:
     config = config_for(small(128, top_k=70))
     plan = SelfScheduled.of(config, H200, 512)
     assert (config.tile_rows, config.cluster, plan.num_workers) == (64, 1, H200.workers(1))
-    assert plan.costs != COSTS["keep_ab_widened"]
+    assert plan.costs == COSTS["keep_ab_gather_hi_lo"] != COSTS["keep_ab_persistent"]
+    throughout = replace(config, q_dtype="e4m3", kv_format="e4m3")
+    assert SelfScheduled.of(throughout, H200, 512).costs == COSTS["keep_ab_persistent"]
     assert config_for(small(64)).option("gather") != config.option("gather")
+
+
+def plan_of(problem: Problem, **more: Any) -> SelfScheduled | Formula:
+    """What "cute" makes of a sparse call on an H200."""
+    inputs = make_inputs(problem, 0, workspace_bytes=0)
+    arguments = {**native_arguments(inputs, False), "workspace_buffer": None, **more}
+    call, _ = decode.prepare(native_args(**arguments, backend="torch"))
+    assert CuteBackend().supports(call.features, call.form.bounds, H200) is None
+    made = CuteBackend().plan(call, H200)
+    assert isinstance(made, SelfScheduled | Formula)
+    return made
+
+
+@pytest.fixture
+def builds(monkeypatch: pytest.MonkeyPatch) -> Iterator[pytest.MonkeyPatch]:
+    """All builds of the kernel are there, until a test says otherwise."""
+    monkeypatch.setattr(keep_ab_gather, "missing_for", lambda *_: None)
+    _plan.cache_clear()
+    yield monkeypatch
+    _plan.cache_clear()
+
+
+@pytest.mark.parametrize(
+    ("heads", "batch", "top_k", "kept"),
+    [
+        (128, 8, 1024, True),
+        (128, 7, 1024, False),
+        (65, 4, 2048, True),
+        (64, 16, 1024, True),
+        (64, 15, 1024, False),
+        (32, 64, 2048, False),
+    ],
+)
+@pytest.mark.parametrize("formats", FORMATS, ids="-".join)
+@pytest.mark.usefixtures("builds")
+def test_cute_takes_it_where_the_record_has_it_ahead(
+    heads: int, batch: int, top_k: int, kept: bool, formats: tuple[str, str]
+) -> None:
+    made = small(heads, top_k=top_k, kv=(64,) * batch)
+    plan = plan_of(replace(made, q_dtype=formats[0], kv_format=formats[1]))
+    assert isinstance(plan, SelfScheduled if kept else Formula)
+    assert plan.config.kernel == f"cute/{'keep' if kept else 'swap'}_ab_sm90"
+
+
+def test_cute_takes_the_other_kernel_for_what_it_lacks(builds: pytest.MonkeyPatch) -> None:
+    problem = small(128, top_k=2048, kv=(64,) * 4)
+    assert isinstance(plan_of(problem), SelfScheduled)
+    assert isinstance(plan_of(problem, batch_invariant=True), Formula)
+    builds.setattr(keep_ab_gather, "missing_for", lambda *_: "it is not compiled here")
+    _plan.cache_clear()
+    assert isinstance(plan_of(problem), Formula)
+
+
+def test_without_a_card_the_name_is_refused() -> None:
+    inputs = make_inputs(small(64, top_k=70), 0)
+    with pytest.raises(Unsupported, match="its kernel runs on a GPU"):
+        decode.decode(**native_arguments(inputs, False), backend="cute-keep-ab-gather")
 
 
 @pytest.mark.parametrize(
@@ -125,7 +205,7 @@ def test_missing_slots_anywhere_in_a_list_are_left_out() -> None:
     table[0, ..., :70] = -1
     table[1, ..., 100:140] = table[1, ..., 3:4].clone()
     expected = decode_reference(inputs)
-    out, lse = run(inputs, Emulated)
+    out, lse = run(inputs)
     assert error(out, expected.out.reshape(out.shape)).relative < 0.004
     assert lse_error(lse, expected.lse.reshape(lse.shape)) < 1e-5
     assert torch.isfinite(lse).all()

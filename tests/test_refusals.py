@@ -17,7 +17,7 @@ from mla_lab.backends.cuda import backend as cuda_backend
 from mla_lab.backends.cuda import gqa as cuda_gqa
 from mla_lab.backends.cuda.backend import CudaBackend
 from mla_lab.backends.cute import backend as cute_backend
-from mla_lab.backends.cute import blackwell, keep_ab_gather, widening
+from mla_lab.backends.cute import blackwell, keep_ab_gather
 from mla_lab.backends.cute.backend import CuteBackend, sm100_reason
 from mla_lab.backends.torch import backend as torch_backend
 from mla_lab.backends.torch import gqa as torch_gqa
@@ -65,7 +65,6 @@ TAKES: dict[str, tuple[ModuleType, ...]] = {
     "torch": (torch_backend,),
     "cute": (cute_backend,),
     "cuda": (cuda_backend,),
-    "cute-widened": (cute_backend, widening),
     "cute-keep-ab-gather": (cute_backend, keep_ab_gather),
     "emulate": (cute_backend,),
     "emulate_sm100": (blackwell,),
@@ -191,7 +190,7 @@ def test_a_feature_that_a_backend_does_not_list_is_refused_by_name(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     backend = backends.load(name)
-    of_tokens = name in ("cute-widened", "cute-keep-ab-gather")
+    of_tokens = name == "cute-keep-ab-gather"
     made = problem(kv_format="fp8_656") if of_tokens else problem()
     gpu = None if name.startswith("emulate") else H200
     assert backend.supports(Features(), made, gpu) is None

@@ -34,8 +34,7 @@ MODULES: dict[str, str] = {
     "torch": "mla_lab.backends.torch.backend:TorchBackend",
     "cute": "mla_lab.backends.cute.backend:CuteBackend",
     "cuda": "mla_lab.backends.cuda.backend:CudaBackend",
-    "cute-widened": "mla_lab.backends.cute.widened:WidenedBackend",
-    "cute-keep-ab-gather": "mla_lab.backends.cute.widened:KeepAbGatherBackend",
+    "cute-keep-ab-gather": "mla_lab.backends.cute.gather_backend:KeepAbGatherBackend",
     "emulate": "mla_lab.backends.emulate.backend:EmulateBackend",
     "emulate_sm100": "mla_lab.backends.emulate.backend:EmulateSm100Backend",
 }
@@ -46,7 +45,6 @@ ALIASES = {"xqa": "cuda", "trtllm-gen": "auto", "cute-dsl": "cute"}
 NAMES = (
     "auto",
     *ORDER,
-    "cute-widened",
     "cute-keep-ab-gather",
     "emulate",
     "emulate_sm100",

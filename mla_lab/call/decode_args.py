@@ -131,7 +131,8 @@ class DecodeArgs:
     enable_pdl: programmatic dependent launch. None: where the device has it; True raises elsewhere.
     backend: "auto", "torch", "cute", "cuda"; "xqa" is cuda, "cute-dsl" cute, "trtllm-gen" auto;
         "emulate": the PTX of cute on a CPU, up to 2^21 scores (see `backends.emulate`);
-        "cute-widened": bf16 over 656-byte tokens by another kernel (`backends.cute.widened`).
+        "cute-keep-ab-gather": an eight-bit cache, tokens fetched one by one for 64 rows of heads
+        (`backends.cute.gather_backend`).
         A backend that is named runs the call or raises.
     is_var_seq: False promises equal lengths, a hint for scheduling without effect on results.
     uses_shared_paged_kv_idx: keys and values have one table of pages.

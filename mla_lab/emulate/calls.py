@@ -16,8 +16,7 @@ from ..core.errors import invalid
 from ..core.problem import Problem
 from ..plan import make_plan
 from ..plan.config import KernelConfig
-from ..plan.launch_modes import mode_of
-from ..plan.self_schedule import COSTS
+from ..plan.launch_modes import costs_of
 from ..plan.tile import WorkTile
 from ..plan.workspace import KEPT_WORDS, MAX_CTAS
 from ..reference.inputs import DecodeInputs, make_inputs
@@ -163,7 +162,7 @@ def call_of(
     elif splits:
         args += [len(work[1]) - 1, q_len, 0]
     else:
-        args += [WORKERS, q_len, COSTS[mode_of(config)].packed]
+        args += [WORKERS, q_len, costs_of(config).packed]
     if feature_operands(config):
         args.append(_extras(config, inputs))
     expected = decode_reference(inputs, walk=_walk(config, problem, work))

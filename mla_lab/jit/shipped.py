@@ -216,17 +216,12 @@ CUTE: tuple[KernelConfig, ...] = (
         for kv_format in ("e4m3", "fp8_656")
         for tile in KEEP_AB_PERSISTENT.hi_lo_tiles
     ),
-    # sparse calls of many heads over 656-byte tokens, each widened once per cluster, or fetched as
-    # it is stored by every CTA; the latter of all eight-bit caches
+    # sparse calls of many heads over eight bits, tokens fetched as they are stored; over 656-byte
+    # tokens with sinks and scales in memory too
     *(
         _for_backend(
-            "cute/keep_ab_sm90", FORMATS[2], tile, "none", (*SPARSE[1:], *kind, *extra), "fp8_656"
+            "cute/keep_ab_sm90", FORMATS[2], (64, 1), "none", (*SPARSE[1:], *extra), "fp8_656"
         )
-        for kind, tiles in (
-            ((("widen", 1),), KEEP_AB_PERSISTENT.hi_lo_tiles),
-            ((), KEEP_AB_PERSISTENT.hi_lo_tiles[:1]),
-        )
-        for tile in tiles
         for extra in ((), (("features", 1),), (("scales", 1),))
     ),
     *(

@@ -19,6 +19,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from .config import KernelConfig
+from .self_schedule import COSTS, Costs
 
 #: tokens of a page that TMA boxes fit: the swizzle repeats every 8 rows, and 8 would do at half the
 #: rate
@@ -173,6 +174,14 @@ def mode_of(config: KernelConfig) -> str:
     if config.option("fused_merge", 1) != 3:
         return SWAP_AB_CLUSTER.name
     return SWAP_AB_LL_M8.name if config.tile_rows == 8 else SWAP_AB_LL.name
+
+
+def costs_of(config: KernelConfig) -> Costs:
+    """What a persistent build weighs when its workers find their tiles."""
+    mode = mode_of(config)
+    if mode == KEEP_AB_PERSISTENT.name and config.option("gather") and config.q_dtype != "e4m3":
+        return COSTS["keep_ab_gather_hi_lo"]
+    return COSTS[mode]
 
 
 def modes_of(kernel: str) -> tuple[LaunchMode, ...]:

@@ -85,8 +85,9 @@ class Costs:
 COSTS = {
     "swap_ab_persistent": Costs(piece=4, merge=6),
     "keep_ab_persistent": Costs(piece=4, merge=6),
-    # of the widening kernel, whose block takes 2.7 us (H200, 2026-11-23, `h200_widened.jsonl`)
-    "keep_ab_widened": Costs(piece=2, merge=2),
+    # of gathered tokens of eight bits under a bf16 query, whose block takes twice the time: 2.1 us
+    # (H200, 2026-11-23, `h200_sparse.jsonl`)
+    "keep_ab_gather_hi_lo": Costs(piece=2, merge=3),
 }
 
 

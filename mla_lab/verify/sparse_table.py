@@ -1,5 +1,5 @@
 """Table of sparse calls over 656-byte tokens beside FlashMLA: the plain call, and both of our
-kernels, the one that gathers tokens and the one that widens them once per cluster.
+kernels that fetch tokens one by one, swap_ab with 16 or 32 rows a tile and keep_ab with 64.
 """
 
 from __future__ import annotations
@@ -7,18 +7,18 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from statistics import geometric_mean
 
-from ..backends.cute.widening import takes
+from ..backends.cute.keep_ab_gather import takes
 from ..bench.records import Row, problem_of, results
 from ..core.problem import Problem
 from ..core.resources import data_dir
 from .record import read
 
-RECORD = "records/h200_widened.jsonl"
+RECORD = "records/h200_sparse.jsonl"
 #: peers of the record, by the name of a column
 PEERS = {
     "FlashMLA": "flashmla",
-    "gathered": "mla-lab-cute-gathered",
-    "widened": "mla-lab-cute-widened",
+    "swap_ab": "mla-lab-cute-gathered",
+    "keep_ab": "mla-lab-cute-keep-ab-gather",
     "plain call": "mla-lab-plain",
 }
 #: FlashMLA's time over ours in each case, by chosen tokens and heads
@@ -47,7 +47,7 @@ def _place(p: Problem) -> tuple[int, ...]:
 def table(rows: Sequence[Row]) -> str:
     """A line for each case, then FlashMLA's time over that of the plain call."""
     lines = [
-        "| chosen tokens | heads | query tokens | batch | FlashMLA us | gathered us | widened us | "
+        "| chosen tokens | heads | query tokens | batch | FlashMLA us | swap_ab us | keep_ab us | "
         "plain call us | FlashMLA / ours |",
         "|---:|---:|---:|---:|---:|---:|---:|---:|---:|",
     ]
@@ -65,7 +65,8 @@ def table(rows: Sequence[Row]) -> str:
 
 def taken(problem: Problem) -> str:
     """The kernel that "cute" takes for a case."""
-    return "widened" if takes(problem.heads, sum(problem.q_lens)) else "gathered"
+    slots = sum(problem.q_lens) * problem.top_k
+    return "keep_ab" if takes(problem.heads, slots) else "swap_ab"
 
 
 def _sentence(rows: Sequence[Row], figures: Figures) -> str:

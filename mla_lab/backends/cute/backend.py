@@ -38,7 +38,7 @@ from .. import self_check
 from ..base import ANY_KEYS, SKIPS_NOTHING, Replay, gpu_of, not_taken
 from ..cuda.ops import MAX_BATCH
 from ..rank_mask import masked, repeated, with_mask
-from . import blackwell, proofs, widening
+from . import blackwell, keep_ab_gather, proofs
 from .catalogue import able, missing_for
 from .device_plan import Formula, PlanOnDevice, SelfScheduled, of_selection
 from .families import FAMILIES, SM100, costs
@@ -242,8 +242,8 @@ def _plan(
     problem: Problem, total_q: int, gpu: Gpu, features: Features
 ) -> PlanOnDevice | SelfScheduled | Formula:
     if _by_token(problem, gpu, features):
-        if widening.is_ahead(problem, total_q, gpu, features):
-            return widening.plan(problem, gpu)
+        if keep_ab_gather.is_ahead(problem, total_q, gpu, features):
+            return keep_ab_gather.plan(problem, gpu)
         here = able(problem, features)
         return formula_for(problem, total_q, gpu, features.batch_invariant, here)
     if features.batch_invariant:

@@ -28,10 +28,10 @@ from ...plan import Choice, KernelConfig, Plan, WorkspaceLayout
 from ...plan.choose import Kind
 from ...plan.cuts import Shape
 from ...plan.formula import MAX_SPLITS, fits_ll_slice, whole_pairs
-from ...plan.launch_modes import in_waves, mode_of
+from ...plan.launch_modes import costs_of, in_waves
 from ...plan.search import piece_overhead
 from ...plan.selection import Selection
-from ...plan.self_schedule import COSTS, Costs
+from ...plan.self_schedule import Costs
 from ...plan.workspace import LL_WORDS, MAX_GROUPS
 from ..cuda.ops import ANY_ROWS, DevicePlan, DevicePlanner, merge_items
 from .families import check_resident
@@ -67,8 +67,7 @@ class SelfScheduled:
         """One worker for each place on the card."""
         workers = gpu.workers(config.cluster)
         layout = WorkspaceLayout.of(2 * workers, workers, config.tile_rows, latent_dim)
-        mode = "keep_ab_widened" if config.option("widen") else mode_of(config)
-        return cls(config, workers, COSTS[mode], layout)
+        return cls(config, workers, costs_of(config), layout)
 
 
 def of_selection(selection: Selection, bounds: Problem, gpu: Gpu) -> SelfScheduled | Formula:

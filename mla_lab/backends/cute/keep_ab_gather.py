@@ -1,8 +1,11 @@
-"""Calls whose tokens are fetched one by one for 64 rows of heads (`fp8.producer_gather`).
+"""Which calls fetch their tokens one by one for 64 rows of heads (`fp8.producer_gather`).
 
 The kernel is keep_ab's over eight bits, of one CTA: each fetches the tokens of its tiles as they
-are stored, so that a call of more than 64 heads fetches them once for every 64. Sparse calls, where
-each query token is a request of its own, and dense ones with pages of any size.
+are stored, so that a call of more than 64 heads fetches them once for every 64. It takes sparse
+calls, where each query token is a request of its own, and dense ones with pages of any size. "cute"
+chooses it for sparse calls where the record `data/records/h200_sparse.jsonl` has it ahead of
+swap_ab's gather (`token_gather`): by heads and by the slots of all query tokens, which a call's
+form tells.
 """
 
 from __future__ import annotations
@@ -12,12 +15,24 @@ from ...core.gpu import Gpu
 from ...core.problem import Problem
 from ...plan import KernelConfig
 from ..base import not_taken
-from . import widening
+from ..cuda.ops import MAX_BATCH
+from .catalogue import missing_for
+from .device_plan import SelfScheduled
 
-ARCH, PAGED, SPARSE = widening.ARCH, widening.PAGED, widening.SPARSE
-TAKES = widening.TAKES
+ARCH = "sm_90a"
+#: values of the option `gather`
+PAGED, SPARSE = 1, 2
+#: features of a call that the kernel takes; its workers find their tiles themselves
+TAKES = frozenset(
+    (
+        *("ragged", "causal", "sinks", "lse", "sparse", "top_k_lens", "tensor_scales"),
+        *("strided_pages", "strided_tables", "pdl", "no_pdl"),
+    )
+)
 #: (query, cache) formats of its builds
 FORMATS = (("bf16", "fp8_656"), ("bf16", "e4m3"), ("e4m3", "e4m3"))
+#: (heads above, slots of all query tokens from which on it is the faster one)
+AHEAD = ((64, 8192), (32, 16384))
 
 
 def refusal(features: Features, problem: Problem, gpu: Gpu) -> str | None:
@@ -28,6 +43,35 @@ def refusal(features: Features, problem: Problem, gpu: Gpu) -> str | None:
         taken = ", ".join(f"{query} over {cache}" for query, cache in FORMATS)
         return f"{problem.q_dtype} over {problem.kv_format}; its kernel takes {taken}"
     return not_taken(features.names(), TAKES, "its kernel has")
+
+
+def too_many(total_q: int, problem: Problem) -> str | None:
+    """Why a sparse call has too many query tokens, each of which is a request, or None."""
+    if problem.top_k and total_q > MAX_BATCH:
+        return f"{total_q} query tokens of a sparse call; it takes up to {MAX_BATCH}"
+    return None
+
+
+def takes(heads: int, slots: int) -> bool:
+    """Whether the record has it ahead for sparse calls of so many heads, and slots in all."""
+    least = next((slots for above, slots in AHEAD if heads > above), None)
+    return least is not None and slots >= least
+
+
+def is_ahead(problem: Problem, total_q: int, gpu: Gpu, features: Features) -> bool:
+    """Whether "cute" takes the kernel: a sparse call for which the record has it ahead, and whose
+    build can be had.
+    """
+    if not problem.top_k or refusal(features, problem, gpu) or too_many(total_q, problem):
+        return False
+    if not takes(problem.heads, total_q * problem.top_k):
+        return False
+    return missing_for(config_for(problem), problem, features) is None
+
+
+def plan(problem: Problem, gpu: Gpu) -> SelfScheduled:
+    """One worker for each place on the card."""
+    return SelfScheduled.of(config_for(problem), gpu, problem.latent_dim)
 
 
 def config_for(problem: Problem) -> KernelConfig:

@@ -26,7 +26,6 @@ def all_peers() -> list[Peer]:
         Ours(prepared=True),
         Ours("cute"),
         Gathered(),
-        Ours("cute-widened"),
         Ours("cute-keep-ab-gather"),
         Ours("cuda"),
         Ours("torch"),

@@ -60,7 +60,7 @@ class Ours(PeerBase):
             return Prepared(launches, notes={"backend": runner.name})
         gpu = backends.gpu_of(rotation.device) or H200
         fetched = runner.name == "cute" and gathers(rotation.case.problem)
-        fetched = fetched or runner.name in ("cute-widened", "cute-keep-ab-gather")
+        fetched = fetched or runner.name == "cute-keep-ab-gather"
         own = runner.plan(call, gpu) if fetched else None
         if isinstance(own, Formula | SelfScheduled):  # a gather of single tokens takes no plan
             launches = tuple(self._launch(copy, rotation.case, None) for copy in rotation.copies)

@@ -83,8 +83,9 @@ OTHERS = {
     "h200_engine_steps": "python -m mla_lab.studies.engine_steps, on a card, with vLLM",
     "h200_ranks": "mla-lab ranks data/records/h200_ranks.jsonl --world 2 --graph, on two cards",
     "h200_ray": "mla-lab bench sweep --ray, on two cards",
-    "h200_widened": "mla-lab bench run --kv-len 32768 --formats bf16:fp8_656 --top-k 2048 with the "
-    "peers mla-lab-plain, mla-lab-cute-widened, mla-lab-cute-gathered and flashmla, on a card",
+    "h200_sparse": "mla-lab bench run --kv-len 32768 --formats bf16:fp8_656 --top-k 2048 with the "
+    "peers mla-lab-plain, mla-lab-cute-gathered, mla-lab-cute-keep-ab-gather and flashmla, on a "
+    "card",
     "flashinfer_wrapper": "python -m mla_lab.studies.flashinfer_wrapper, on any host",
     "workbook_browser": "make browser-test, then python -m tests.browser.measured, on any host",
     "kinds": "mla-lab verify kinds data/records/kinds.jsonl, on any host",

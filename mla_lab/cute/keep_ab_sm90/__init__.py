@@ -15,7 +15,7 @@ Options off by default, each a build of its own because the QK-softmax warp grou
 spare: `features` (sinks), `scales` (in memory), the mask "tree", `skip` (skip-softmax, 64 rows
 only). Their operands come as one tuple before the stream; with `skip` its factor is the last one.
 The option `stages` changes the number of KV stages; with `gather` tokens are fetched one by one
-(`fp8.producer_gather`), with `widen` too they are widened once per cluster (folder `widened`).
+(`fp8.producer_gather`).
 """
 
 from __future__ import annotations
@@ -33,7 +33,6 @@ from ..split_merge import SplitMerge
 from .fp8.params import PAGED, SPARSE, Fp8Config, fp8_facts
 from .kernel import KeepAB
 from .params import DTYPES, FP8_DTYPES, HEAD, LATENT, SHARED_BYTES, Config
-from .widened.params import WidenedConfig, check_widened, widened_facts
 
 PAGE_SIZES = (16, 32, 64, 128)
 #: 8-bit caches, and (query, cache) formats that differ: the query is split into two terms
@@ -60,9 +59,7 @@ def check(config: KernelConfig) -> None:
         raise unsupported("tile_rows, cluster", tile, "(64, 1) or (128, 2)")
     if config.option("skip") and config.cluster == 2:
         raise unsupported("cluster", "2 with skip", "1: with 2 there are no registers for it")
-    if config.option("widen"):
-        check_widened(config)
-    elif config.option("gather"):
+    if config.option("gather"):
         check_gathered(config)
     if config.page_size not in PAGE_SIZES:
         raise unsupported("page_size", config.page_size, PAGE_SIZES)
@@ -92,9 +89,7 @@ def static_facts(config: KernelConfig) -> Config:
     features = tree or any(config.option(o) for o in ("features", "scales", "skip"))
     own: dict[str, int] = {}
     kind = Config
-    if config.option("widen"):
-        kind, own = WidenedConfig, widened_facts(config)
-    elif config.kv_format in FP8_CACHES:
+    if config.kv_format in FP8_CACHES:
         kind, own = Fp8Config, fp8_facts(config, features)
     if config.option("stages"):
         own["stages"] = config.option("stages")

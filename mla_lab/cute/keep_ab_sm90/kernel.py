@@ -22,7 +22,7 @@ from cutlass.cute.nvgpu import cpasync
 from ..common.feature_operands import mask_words
 from ..common.kv_prefetch import LEAST_REQUESTS, KvCache
 from ..common.worker_plan import prefetch_ahead
-from . import fp8, kernel_bf16, widened
+from . import fp8, kernel_bf16
 from .params import Config, Cta, Globals, Mmas
 from .profile import profile_event
 from .tile_scheduler import find_plan, load_plan
@@ -30,8 +30,6 @@ from .tile_scheduler import find_plan, load_plan
 
 def variant(cfg: Config) -> ModuleType:
     """The module with `allocate`, `init_barriers`, `roles`, `operands` and THREADS."""
-    if cfg.widened:
-        return widened
     return fp8 if cfg.fp8 else kernel_bf16
 
 

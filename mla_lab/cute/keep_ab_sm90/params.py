@@ -81,14 +81,9 @@ class Config:
         return False
 
     @property
-    def widened(self) -> bool:
-        """656-byte tokens are widened to the query's type (folder `widened`)."""
-        return False
-
-    @property
     def fetches_tokens(self) -> bool:
         """Tokens are fetched one by one: pages of any size, no tensor map of the cache."""
-        return self.widened
+        return False
 
     @property
     def element(self) -> type[cutlass.Numeric]:

@@ -36,7 +36,7 @@ def load_plan(cfg: cutlass.Constexpr[Config], s: Shared) -> Plan:
 def plan_words(cfg: Config, s: Shared) -> cute.Tensor:
     """32 words. With 16 bits shared memory is full: they lie on the row sums, which nothing needs
     before the first work tile."""
-    if cfg.fp8 or cfg.widened:
+    if cfg.fp8:
         return s.plan
     return cute.make_tensor(cute.recast_ptr(s.sRowSum.iterator, dtype=Int32), cute.make_layout(32))
 

@@ -87,7 +87,7 @@ COSTS = {
     "keep_ab_persistent": Costs(piece=4, merge=6),
     # of gathered tokens of eight bits under a bf16 query, whose block takes twice the time: 2.1 us
     # (H200, 2026-11-23, `h200_sparse.jsonl`)
-    "keep_ab_gather_hi_lo": Costs(piece=2, merge=3),
+    "keep_ab_gather_hi_lo": Costs(piece=2, merge=4),
 }
 
 

@@ -99,6 +99,13 @@ CASES: dict[str, Sample] = {
     ),
     "sparse": Sample(Problem((1, 2), (300, 70), 16, top_k=300), ("lse", "sinks", "ragged")),
     "sparse, 128 heads": Sample(_uniform(1, (300,), 128, top_k=130), ("lse",)),
+    "sparse 656 bytes, 64 rows": Sample(
+        _uniform(1, (300,) * 64, 128, top_k=130, kv_format="fp8_656"), ("lse",)
+    ),
+    "sparse bf16 over e4m3, 64 rows": Sample(
+        _uniform(1, (300,) * 64, 128, top_k=130, kv_format="e4m3"), ("lse",)
+    ),
+    "sparse e4m3, 64 rows": Sample(_uniform(1, (300,) * 64, 128, top_k=130, **EIGHT), ("lse",)),
     "sparse, last arriver": Sample(_uniform(1, (300,) * 140, 16, top_k=130), ("lse",)),
     "pages of 1": Sample(_uniform(1, (300, 700), 7, page_size=1), ("lse",)),
     "pages of 4, tree mask": Sample(_uniform(2, (300, 700), 7, page_size=4), ("lse", "tree_mask")),

@@ -103,6 +103,21 @@ def test_sparse_calls_beside_flash_mla_name_the_kernel_that_cute_takes() -> None
     assert "2048 tokens, 16 heads 4.00, 4.00 at least" in text
 
 
+def test_watts_and_joules_stand_beside_flash_mla_s() -> None:
+    head = {
+        "kind": "run",
+        "time": "2026-11-23T00:00:00",
+        "environment": {"card": {"name": "a card"}, "commit": "c" * 40},
+    }
+    seen = {"us": 11.5, "watts": 701.2, "joules": 0.0081, "sm_mhz": 1755.0}
+    took = {"FlashMLA": 20.0, "swap_ab": 30.0, "plain call": 10.5}
+    rows = [{**row, "power": seen} for row in sparse_rows(128, 2, 4, took)]
+    text = sparse_table.power_table([head, *rows])
+    assert "| 128 | 4 | the plain call | 10.5 | 11.5 | 701 | 8.1 | 1755 |" in text
+    assert "| 128 | 4 | FlashMLA | 20.0 |" in text
+    assert "30.0" not in text
+
+
 def test_the_rule_follows_the_record() -> None:
     """By the rule no case loses more than 3 % against the quicker of both kernels, and of fewer
     chosen tokens than serving takes 6 %; and the plain call takes that kernel."""

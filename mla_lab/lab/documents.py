@@ -63,6 +63,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "targets": lambda: targets.table(targets.judge(targets.load())),
     "eight-bits": lambda: eight_bits_table.table(rows_of(eight_bits_table.RECORD)),
     "sparse-656": sparse_table.made,
+    "sparse-power": sparse_table.power,
     "merges": merge_table.made,
     "merge-attempts": merge_table.attempts,
     "blackwell": blackwell.table,

@@ -14,6 +14,7 @@ from ..core.resources import data_dir
 from .record import read
 
 RECORD = "records/h200_sparse.jsonl"
+POWER = "records/h200_sparse_power.jsonl"
 #: peers of the record, by the name of a column
 PEERS = {
     "FlashMLA": "flashmla",
@@ -84,3 +85,35 @@ def _sentence(rows: Sequence[Row], figures: Figures) -> str:
         f"geometric means: {'; '.join(parts)}. {where}: one process, CUDA graph, peers in turns, "
         f"medians of {head['method']['rounds']} rounds, every output checked."
     )
+
+
+def power() -> str:
+    """Watts and joules without a pause, of the record in `data/`."""
+    return power_table(read(data_dir() / POWER))
+
+
+def power_table(rows: Sequence[Row]) -> str:
+    """A line for each case and side: microseconds as in the benchmark, then sustained."""
+    lines = [
+        "| heads | batch | side | us in turns | us sustained | W | mJ | SM MHz |",
+        "|---:|---:|---|---:|---:|---:|---:|---:|",
+    ]
+    found = {
+        (problem_of(row).heads, problem_of(row).batch, row["peer"]): row for row in sides(rows)
+    }
+    for (heads, batch, peer), row in sorted(found.items(), key=lambda item: item[0][:2]):
+        seen, side = row["power"], "FlashMLA" if peer == PEERS["FlashMLA"] else "the plain call"
+        lines.append(
+            f"| {heads} | {batch} | {side} | {row['us']:.1f} | {seen['us']:.1f} | "
+            f"{seen['watts']:.0f} | {1e3 * seen['joules']:.1f} | {seen['sm_mhz']:.0f} |"
+        )
+    head = next(row for row in rows if row["kind"] == "run")
+    where = f"{head['environment']['card']['name']}, {head['time'][:10]}"
+    commit = str(head["environment"]["commit"])[:9]
+    return "\n".join([*lines, "", f"2,048 chosen tokens. {where}, commit {commit}."])
+
+
+def sides(rows: Sequence[Row]) -> Iterator[Row]:
+    """Rows of the plain call and of FlashMLA."""
+    shown = (PEERS["FlashMLA"], PEERS["plain call"])
+    yield from (row for row in results(rows, "ok") if row["peer"] in shown)

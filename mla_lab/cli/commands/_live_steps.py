@@ -83,6 +83,7 @@ OTHERS = {
     "h200_engine_steps": "python -m mla_lab.studies.engine_steps, on a card, with vLLM",
     "h200_ranks": "mla-lab ranks data/records/h200_ranks.jsonl --world 2 --graph, on two cards",
     "h200_ray": "mla-lab bench sweep --ray, on two cards",
+    "h200_sparse_power": "as h200_sparse, with --power, 64 and 128 heads at batch 64 and 128",
     "h200_sparse": "mla-lab bench run --kv-len 32768 --formats bf16:fp8_656 --top-k 2048 with the "
     "peers mla-lab-plain, mla-lab-cute-gathered, mla-lab-cute-keep-ab-gather and flashmla, on a "
     "card",

@@ -184,12 +184,14 @@ def test_a_sequence_may_be_batch_invariant_bit_for_bit() -> None:
 
 def test_skip_softmax_is_for_torch(monkeypatch: pytest.MonkeyPatch) -> None:
     inputs = inputs_of(PLAIN)
-    arguments = {**inputs.contract_args(), "skip_softmax_threshold_scale_factor": 0.0}
+    arguments = {**inputs.contract_args(), "skip_softmax_threshold_scale_factor": 1e-9}
     check(inputs, decode(**arguments))
     with_card(monkeypatch, H200)
     check(inputs, decode(**arguments))
     with pytest.raises(Unsupported, match=r"no skip_softmax.*; torch can run it"):
         decode(**arguments, backend="cuda")
+    none = {**arguments, "skip_softmax_threshold_scale_factor": 0.0}
+    check(inputs, decode(**none, backend="cuda"))
 
 
 @pytest.mark.parametrize(
@@ -235,6 +237,17 @@ def fp4(arguments: dict[str, Any]) -> dict[str, Any]:
     return {"kv_cache": (keys.view(torch.uint8), values.view(torch.uint8))}
 
 
+def negated(arguments: dict[str, Any], name: str) -> dict[str, Any]:
+    return {name: torch._neg_view(arguments[name])}
+
+
+def fewer_values(arguments: dict[str, Any]) -> dict[str, Any]:
+    """Values of one page, which a table of keys and values does not stay within."""
+    keys, values = arguments["kv_cache"]
+    return {"kv_cache": (keys, values[:1])}
+
+
+FACTOR = "skip_softmax_threshold_scale_factor"
 WRONG: list[tuple[str, type[Exception], Any]] = [
     ("o_sf_scale: got a value", Unsupported, {"o_sf_scale": 1.0}),
     ("o_sf_vec_size: got a value", Unsupported, {"o_sf_vec_size": 16}),
@@ -249,6 +262,13 @@ WRONG: list[tuple[str, type[Exception], Any]] = [
     ("backend: got 'fa2'", InvalidInput, {"backend": "fa2"}),
     ("kv_layout: got 'NDH'", InvalidInput, {"kv_layout": "NDH"}),
     ("window_left: got -2", InvalidInput, {"window_left": -2}),
+    ("window_left: got 2147483648; supported: -1 to", InvalidInput, {"window_left": 2**31}),
+    ("skip_softmax_threshold_scale_factor: got -1", InvalidInput, {FACTOR: -1.0}),
+    ("skip_softmax_threshold_scale_factor: got nan", InvalidInput, {FACTOR: float("nan")}),
+    ("skip_softmax_threshold_scale_factor: got str", InvalidType, {FACTOR: "0"}),
+    ("bmm1_scale: got 1", InvalidInput, {"bmm1_scale": 10**400}),
+    ("query: got a view that is negated", Unsupported, lambda a: negated(a, "query")),
+    ("block_tables: got .*; supported: page ids from 0 to 0", InvalidInput, fewer_values),
     ("q_len_per_req: got None", InvalidInput, {"q_len_per_req": None}),
     ("query: got 3 tokens; supported: 3 requests x", InvalidInput, {"q_len_per_req": 2}),
     ("max_q_len: got 2", InvalidInput, {"max_q_len": 2}),
@@ -318,6 +338,19 @@ def test_a_bound_below_the_longest_draft() -> None:
     arguments = inputs_of(RAGGED).contract_args()
     with pytest.raises(InvalidInput, match="max_q_len: got 4; supported: at least the longest, 5"):
         decode(**{**arguments, "max_q_len": 4})
+
+
+@pytest.mark.parametrize("bound", [None, 5])
+def test_a_mask_of_the_wrong_width_or_with_padding_bits(bound: int | None) -> None:
+    arguments = inputs_of(RAGGED, "tree_mask").contract_args() | {"max_q_len": bound}
+    decode(**arguments)
+    wide = torch.cat([arguments["mask"]] * 2, -1)
+    with pytest.raises(InvalidInput, match="mask: got shape"):
+        decode(**{**arguments, "mask": wide})
+    padded = arguments["mask"].clone()
+    padded[:, 0] = 0x7FFF
+    with pytest.raises(InvalidInput, match="mask: got bit 3 of row 0 set"):
+        decode(**{**arguments, "mask": padded})
 
 
 def test_a_workspace_that_is_too_small(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -188,8 +188,6 @@ def _expected(p: Declared, value: Any, exact: bool) -> dict[str, Any]:
 #: kinds of arguments that are compared by identity
 _SINGLETONS = ("None", "True", "False")
 #: conditions by rule and kind; {n} is an argument's name, `a` holds those of the call
-#: alignment of the tensors that vector loads and stores stream
-LARGE = 16
 #: kinds of tensors: by their shape, or by a rule of its own
 TENSOR_KINDS = ("tensor", "vector", "strided", "tensor pages", "strided pages", "table", "bounded")
 _TENSORS = {
@@ -197,6 +195,8 @@ _TENSORS = {
     "vector": "a.{n}.numel() == {n}_count",
     "strided": "",
 }
+#: alignment of the tensors that vector loads and stores stream
+LARGE = 16
 _WHOLE = "(size := a.{n}.nbytes) and a.{n}.is_contiguous()"
 _STRIDED = "(size := a.{n}.shape[0] * a.{n}.stride(0) * {n}_bytes)"
 _PAGE = "a.{n}.shape[-2] == {n}[-2]"
@@ -269,15 +269,15 @@ def comparison(parameters: tuple[Declared, ...], kinds: tuple[Kind, ...]) -> lis
 
 
 def _apart(parameters: tuple[Declared, ...], kinds: tuple[Kind, ...]) -> list[str]:
-    """Statements that leave the player where the query, the cache or a result may overlap a result
-    or the workspace. The few bytes of other tensors are compared in the full checks alone.
+    """Statements that leave the player where a tensor may overlap a result that the caller gives,
+    or a large one the workspace. Lengths and tables inside the workspace, which is the recorded
+    call's own, are seen by the full checks alone.
     """
     pairs = list(zip(parameters, kinds, strict=True))
-    tensors = {
-        p.name: p
-        for p, kind in pairs
-        if kind in TENSOR_KINDS and (p.arg.written or p.arg.alignment >= LARGE)
-    }
+    tensors = {p.name: p for p, kind in pairs if kind in TENSOR_KINDS}
+    if not any(p.arg.written for p in tensors.values()):
+        tensors = {name: p for name, p in tensors.items() if p.arg.alignment >= LARGE}
+    large = [name for name, p in tensors.items() if p.arg.written or p.arg.alignment >= LARGE]
     written = [name for name, p in tensors.items() if p.arg.written]
     used = [p.name for p, kind in pairs if kind == "used"]
     if not written and not used:
@@ -286,12 +286,14 @@ def _apart(parameters: tuple[Declared, ...], kinds: tuple[Kind, ...]) -> list[st
     for name, p in tensors.items():
         if p.arg.rule is Rule.PAGES:
             ends[name] = f"{name}_at + size"
+        elif p.arg.rule is Rule.TABLES:
+            ends[name] = f"{name}_at + a.{name}.shape[0] * a.{name}.stride(0) * {name}_bytes"
     lines = [f"{name}_at = a.{name}.data_ptr()" for name in tensors]
     for name in written:
         others = [n for n in tensors if n != name and (n not in written or n < name)]
         hits = [f"({name}_at < {ends[n]} and {n}_at < {ends[name]})" for n in others]
         lines.append(f"if {' or '.join(hits)}: return None")
     for name in used:
-        hits = [f"({name}_begin < {ends[n]} and {n}_at < {name}_end)" for n in tensors]
+        hits = [f"({name}_begin < {ends[n]} and {n}_at < {name}_end)" for n in large]
         lines.append(f"if {' or '.join(hits)}: return None")
     return lines

@@ -20,6 +20,8 @@ from .checks.values import read_q_lens
 from .gqa_args import GQA_PARAMETERS, KV_LAYOUTS, CheckedGqaCall, GqaArgs, GqaForm
 
 OUT_DTYPES = (torch.bfloat16, torch.float16)
+#: kernels take the window as int32
+MAX_INT = 2**31 - 1
 #: what is supported of parameters that our kernels do not have
 ONLY = {
     "o_sf_scale": "None: there is no FP4",
@@ -36,7 +38,7 @@ def check(args: GqaArgs) -> CheckedGqaCall:
     """The checked call. Raises InvalidInput, InvalidType or Unsupported, before anything runs."""
     form, capacity, keys, values = check_form(args)
     check_overlap(args, GQA_PARAMETERS)
-    q_lens = _read_values(args, form, capacity, keys.shape[0])
+    q_lens = _read_values(args, form, capacity, (keys.shape[0], values.shape[0]))
     out, lse = args.out, args.lse
     if out is None:
         out = torch.empty_like(args.query, dtype=formats.DTYPES[form.out_dtype])
@@ -98,7 +100,7 @@ def _check_flags(args: GqaArgs) -> None:
     check_bools(args, GQA_PARAMETERS)
     if args.kv_layout not in KV_LAYOUTS:
         raise invalid("kv_layout", repr(args.kv_layout), KV_LAYOUTS)
-    argument.integer("window_left", args.window_left, -1)
+    argument.integer("window_left", args.window_left, -1, MAX_INT)
     if args.o_scale is not None and argument.number("o_scale", args.o_scale) == 0:
         raise invalid("o_scale", 0, "a number other than 0: results are divided by it again")
     if args.skip_softmax_threshold_scale_factor is not None:
@@ -200,7 +202,7 @@ def _features(args: GqaArgs) -> frozenset[str]:
         "sinks": args.sinks is not None,
         "lse": args.return_lse or args.lse is not None,
         "window": args.window_left >= 0,
-        "skip_softmax": args.skip_softmax_threshold_scale_factor is not None,
+        "skip_softmax": bool(args.skip_softmax_threshold_scale_factor),
         "separate_tables": not args.uses_shared_paged_kv_idx,
         "pdl": args.enable_pdl is True,
         "batch_invariant": args.batch_invariant,
@@ -208,16 +210,24 @@ def _features(args: GqaArgs) -> frozenset[str]:
     return frozenset(name for name, there in used.items() if there)
 
 
-def _read_values(args: GqaArgs, form: GqaForm, capacity: int, pages: int) -> tuple[int, ...] | None:
-    """Query lengths where they are read: on a CPU always, on a GPU without a bound."""
+def _read_values(
+    args: GqaArgs, form: GqaForm, capacity: int, pages: tuple[int, int]
+) -> tuple[int, ...] | None:
+    """Query lengths where they are read: on a CPU always, on a GPU without a bound. `pages` of keys
+    and of values."""
     on_host = form.device.type == "cpu"
     q_lens = None
     if args.cum_seq_lens_q is not None and (on_host or form.max_q_len is None):
         q_lens = read_q_lens(args.cum_seq_lens_q, form.total_q)
         if form.max_q_len is not None and max(q_lens) > form.max_q_len:
             raise invalid("max_q_len", form.max_q_len, f"at least the longest, {max(q_lens)}")
+    if q_lens is not None and args.mask is not None and form.max_q_len is None:
+        _check_mask_width(args.mask, max(q_lens))
     if not on_host:
         return q_lens
+    if args.mask is not None:
+        lens = q_lens or (form.max_q_len or 1,) * form.batch
+        masks.validate(args.mask, lens, max_q_len=form.max_q_len)
     lengths = args.seq_lens.tolist()
     if min(lengths) < 0:
         raise invalid("seq_lens", min(lengths), "0 or more")
@@ -226,6 +236,17 @@ def _read_values(args: GqaArgs, form: GqaForm, capacity: int, pages: int) -> tup
         raise invalid("seq_lens", max(lengths), supported)
     for length, table in zip(lengths, args.block_tables, strict=True):
         used = table[..., : -(-length // form.page_size)]
-        if used.numel() and (int(used.min()) < 0 or int(used.max()) >= pages):
-            raise invalid("block_tables", used.flatten().tolist(), f"page ids below {pages}")
+        # a table of both names pages of either
+        rows = used if used.dim() == 2 else used.expand(2, -1)
+        for row, end in zip(rows, pages, strict=True):
+            if row.numel() and (int(row.min()) < 0 or int(row.max()) >= end):
+                raise invalid("block_tables", row.tolist(), f"page ids from 0 to {end - 1}")
     return q_lens
+
+
+def _check_mask_width(mask: Tensor, longest: int) -> None:
+    """A mask row has a bit for each draft column of the longest request."""
+    words = masks.words_per_row(longest)
+    if mask.shape[-1] != words:
+        got = f"shape {list(mask.shape)}"
+        raise invalid("mask", got, f"{words} words a row: {longest} columns, whole 32-bit words")

@@ -69,7 +69,7 @@ def _look_at_one(value: object) -> object:
         return kind
     if value.layout is not torch.strided or value.is_nested:
         return kind, value.layout
-    return kind, value.shape, value.stride(), value.dtype, value.device
+    return kind, value.shape, value.stride(), value.dtype, value.device, value.is_neg()
 
 
 def _nonpositive(scale: object) -> bool:

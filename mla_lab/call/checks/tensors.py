@@ -38,6 +38,9 @@ def tensor(name: str, value: object) -> Tensor:
         raise unsupported(name, f"a tensor whose layout is {kind}", "a dense tensor with strides")
     if type(value).__name__ == "FakeTensor":
         raise unsupported(name, "a FakeTensor, which has no values", "a tensor with values")
+    if value.is_neg():
+        got = "a view that is negated when it is read (is_neg)"
+        raise unsupported(name, got, "numbers as they lie in memory: resolve_neg() copies them")
     return value
 
 
@@ -102,11 +105,13 @@ def any_integer(name: str, value: object) -> int:
     return int(value)
 
 
-def integer(name: str, value: object, least: int) -> int:
-    """An int, Python's or NumPy's (no bool), of at least `least`."""
-    if any_integer(name, value) < least:
-        raise invalid(name, value, f"{least} or more")
-    return int(value)  # type: ignore[call-overload]
+def integer(name: str, value: object, least: int, most: int | None = None) -> int:
+    """An int, Python's or NumPy's (no bool), of at least `least`, and at most `most`."""
+    found = any_integer(name, value)
+    if found < least or (most is not None and found > most):
+        supported = f"{least} or more" if most is None else f"{least} to {most}"
+        raise invalid(name, _short(value), supported)
+    return found
 
 
 def flag(name: str, value: object) -> bool:

@@ -17,6 +17,7 @@ from .. import explorer, serving_day
 from ..lengths import open_trace
 from ..source import PREDICTED
 from ..style import BLUE, GREEN, INK, ORANGE, RED, TEMPLATE, hatch, ink_on
+from .plan import PLAIN
 
 RANKS = (1, 2, 4, 8)
 STEP_MS = (10, 20, 30, 50, 80)
@@ -103,7 +104,7 @@ class TuneExplorer(explorer.Explorer):
 
     def _draw_policies(self, figure: go.Figure, state: dict[str, Any]) -> None:
         us = serving_day.policy_us(self.problem({**state, "kind": "bf16"}))
-        _bars(figure, us, "cost", 1)
+        _bars(figure, us, PLAIN, 1)
 
     def _draw_formats(self, figure: go.Figure, state: dict[str, Any]) -> None:
         us = {kind: self.us(state, kind=kind) for kind in serving_day.FORMATS}
@@ -179,7 +180,7 @@ def _bars(
         }
     fill = [GREEN if name == chosen else ORANGE for name in us]
     figure.add_bar(
-        x=list(us),
+        x=[name.replace(" ", "<br>") for name in us],
         y=values,
         text=[f"{v:.1f}" for v in values],
         textposition="inside",

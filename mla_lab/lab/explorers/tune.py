@@ -88,9 +88,10 @@ class TuneExplorer(explorer.Explorer):
     def finding(self, state: dict[str, Any]) -> str:
         """The moment in a sentence."""
         count, us = len(self.step(state)), self.us(state)
-        ms = us * get_model(state["model"]).layers / 1e3
+        layers = get_model(state["model"]).layers
         many = f"{count} requests decode" if count > 1 else "1 request decodes"
-        return f"{many}: {us:.1f} us a layer, {ms:.2f} ms a step"
+        whole = f"{us * layers / 1e3:.2f} ms in {layers} layers"
+        return f"{many}: attention takes {us:.1f} us a layer, {whole}"
 
     def _draw_batches(self, figure: go.Figure, state: dict[str, Any]) -> None:
         path = state["trace"].strip()
@@ -122,9 +123,9 @@ class TuneExplorer(explorer.Explorer):
         problem, layers = self.problem(state), get_model(state["model"]).layers
         ms = self.us(state) * layers / 1e3
         bars = (
-            f"Error bars: {errors.steps} recorded steps of serving traces took {errors.low:.2f} to "
-            f"{errors.high:.2f} times what is predicted of them ({errors.card}, {errors.date}, "
-            "bf16, nine of ten)."
+            f"Error bars: {errors.steps} recorded steps of serving traces, as plain calls, took "
+            f"{errors.low:.2f} to {errors.high:.2f} times what is predicted of them "
+            f"({errors.card}, {errors.date}, bf16, nine of ten)."
         )
         if state["card"] != "H200":
             bars = "No step is recorded on this card: no error bars."

@@ -68,6 +68,8 @@ def test_the_chart_the_readme_and_the_record_are_one() -> None:
         drawn = {t.name.split(",")[0]: t.y[0] for t in explorer.picture().data}
         assert f"{drawn['ours']:.1f}" == ours[case]
         assert f"{drawn['ours with a host plan']:.1f}" == planned[case]
+        over = {t.name.split(",")[0]: t.y[0] for t in explorer.picture(over_floor=True).data}
+        assert explorer.title().endswith(f"predicted, {over['ours']:.1f}x recorded")
 
 
 def test_no_recorded_time_is_below_its_floor() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import tomllib
 
 import pytest
 
@@ -10,8 +11,11 @@ from mla_lab import cli
 from mla_lab.bench.records import results
 from mla_lab.bench.report import headline
 from mla_lab.core.errors import InvalidInput
+from mla_lab.engines import sglang_plugin, vllm_plugin
+from mla_lab.engines.step import WORKSPACE_BYTES
 from mla_lab.lab.documents import PICTURES, TABLES, fill, pages
 from mla_lab.lab.workbook_map import NOTEBOOKS
+from mla_lab.plan.launch_modes import PAGE_SIZES
 from mla_lab.verify.target_figures import PLAIN, rows_of
 
 from .house import ROOT
@@ -94,6 +98,24 @@ def test_the_readme_is_short_and_its_headline_stands_once():
 def test_links_lead_somewhere(path):
     targets = re.findall(r"\]\(([^)#:]+)\)", path.read_text(encoding="utf-8"))
     assert [t for t in targets if not (path.parent / t).exists()] == []
+
+
+def test_engines_are_started_by_the_names_that_the_plugins_register():
+    page = (ROOT / "data/notes/engines.md").read_text(encoding="utf-8")
+    for text in (README, page):
+        assert f"vllm serve MODEL --attention-backend {vllm_plugin.NAME}\n" in text.replace(
+            "`", "\n"
+        )
+        assert f"--decode-attention-backend {sglang_plugin.NAME}" in text
+    entries = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["entry-points"]
+    for group, plugin in (
+        ("vllm.general_plugins", vllm_plugin),
+        ("sglang.srt.plugins", sglang_plugin),
+    ):
+        assert f"{plugin.__name__}:{plugin.register.__name__}" in entries[group].values()
+    pages = re.search(r"\| page \| .* \| ([\d, or]+) tokens; others are refused", page)
+    assert pages and tuple(map(int, re.findall(r"\d+", pages[1]))) == PAGE_SIZES
+    assert f"{WORKSPACE_BYTES >> 20} MiB a device" in page
 
 
 def test_make_targets_exist():

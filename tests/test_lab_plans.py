@@ -14,6 +14,7 @@ from mla_lab.lab import gantt, lengths, measuring, policies, workbook_map
 from mla_lab.lab.explorer import mime_bundle
 from mla_lab.lab.explorers import plan as plan_explorer
 from mla_lab.plan import POLICIES
+from mla_lab.plan.self_schedule import COSTS, self_schedule
 
 NOTEBOOKS = Path(__file__).resolve().parents[1] / "notebooks"
 
@@ -93,11 +94,26 @@ def test_an_unknown_preset_is_named() -> None:
 
 def test_the_policy_table_has_every_policy_quickest_first() -> None:
     table = policies.policy_table(Problem.uniform(1, 1, 8192, 128))
-    assert set(table.column("policy")) == set(POLICIES)
-    best = [min(row[-2:]) for row in table.rows]
+    assert set(table.column("policy")) == {*POLICIES, plan_explorer.PLAIN}
+    best = [min(filter(None, row[-2:])) for row in table.rows]
     assert best == sorted(best)
     splits = dict(zip(table.column("policy"), table.column("splits"), strict=True))
     assert (splits["greedy"], splits["none"]) == (43, 1)
+
+
+def test_a_call_without_a_plan_stands_beside_the_policies() -> None:
+    """Its tiles are those that the kernels find, and each written partial counts once."""
+    problem = Problem((1,) * 64, lengths.trace_lengths("", 64, 1), heads=128)
+    plan, timeline = plan_explorer.planned(problem, plan_explorer.PLAIN)
+    costs = COSTS["keep_ab_persistent"]
+    found = self_schedule(problem, tile_rows=64, num_workers=132, costs=costs)
+    assert np.array_equal(plan.tiles, found.tiles)
+    assert timeline.makespan < plan_explorer.planned(problem, "fa3")[1].makespan / 4
+    for policy in POLICIES:
+        made = plan_explorer.planned(problem, policy)[0]
+        one = made.tile_rows * (512 * 4 + 4) / 1e6
+        assert plan_explorer.partial_mb(made) == pytest.approx(made.num_slots * one)
+    assert 0 < plan_explorer.partial_mb(plan) < plan.num_slots * one
 
 
 def test_the_efficiency_chart_marks_fa3s_choice() -> None:

@@ -14,7 +14,8 @@ from mla_lab.bench.records import problem_of as problem_of_row
 from mla_lab.bench.records import read, results
 from mla_lab.cli.commands._problem import add_problem_options, problem_of
 from mla_lab.core.errors import InvalidInput
-from mla_lab.lab import serving_day
+from mla_lab.core.models import get_model
+from mla_lab.lab import measuring, serving_day
 from mla_lab.workload import shipped_trace
 
 
@@ -47,6 +48,17 @@ def test_the_command_below_makes_the_same_call(state: dict[str, Any], tmp_path: 
     assert (same.kv_lens, same.q_lens, same.heads) == (mine.kv_lens, mine.q_lens, mine.heads)
     assert (same.q_dtype, same.kv_format) == (mine.q_dtype, mine.kv_format)
     assert bench.startswith("mla-lab bench run")
+
+
+def test_what_notebook_34_says_of_a_rank_and_of_an_engine() -> None:
+    """V2-Lite has the heads of one of V3's 8 ranks; green is the plain call; errors are of it."""
+    assert get_model("deepseek-v2-lite").heads == get_model("deepseek-v3").heads // 8
+    explorer = lab.TuneExplorer()
+    us = serving_day.policy_us(explorer.problem(explorer.state))
+    assert us["plain call"] < 1.1 * us["cost"] < us["none"]
+    rows = [row for run in measuring.runs(serving_day.RECORD) for row in run.rows]
+    ours = [row for row in rows if row.get("peer") == serving_day.PEER]
+    assert ours and {row["notes"]["max_seq_len"] for row in ours} == {131_072}
 
 
 def test_bench_takes_the_written_step(tmp_path: Path) -> None:

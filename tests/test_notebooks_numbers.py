@@ -19,7 +19,8 @@ from mla_lab.lab.checks import plans
 from mla_lab.lab.explorers.budget import MOST_REGISTERS, WARPGROUP
 from mla_lab.lab.explorers.fragment import THREADS
 from mla_lab.lab.explorers.neighbour import first_request_plan, pieces
-from mla_lab.lab.policies import FA3_SHARE, partial_mb
+from mla_lab.lab.explorers.plan import partial_mb
+from mla_lab.lab.policies import FA3_SHARE
 from mla_lab.lab.roofline import intensity
 from mla_lab.lab.steps.trials import TILE, WIDTH
 from mla_lab.plan import make_plan

@@ -62,7 +62,8 @@ def call_note(rows: Sequence[Row]) -> str:
     words = {
         "mla-lab-plain": "Our times are of the plain call, as a serving engine captures it: no "
         "plan, `max_seq_len` = 131072, the graph captured at other lengths than it is replayed at. "
-        "Replays repeat one set of lengths, as the layers of a step do.",
+        "Replays repeat one set of lengths, as the layers of a step do; the first layer of a step, "
+        "which finds its work anew, is not timed apart.",
         "mla-lab": "**Our times are of a call with a host plan** that was made outside of the "
         "timing; the plain call, which makes its plan itself, is not in this record.",
     }

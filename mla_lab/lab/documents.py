@@ -13,7 +13,7 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
-from ..bench.report import call_note, method_note, own_table, short_table, times_table
+from ..bench.report import call_note, method_note, origin, own_table, short_table, times_table
 from ..core.errors import invalid
 from ..simulate import blackwell
 from ..simulate.recorded import error_table, recorded
@@ -44,6 +44,17 @@ def workbook_table() -> str:
     return "\n".join(["| | notebook | afterwards you can |", "|---|---|---|", *rows])
 
 
+def speed_call() -> str:
+    """What README's table of speed needs beside it: card and day, how to read a case, the call."""
+    rows = rows_of(PLAIN)
+    return (
+        f"{origin(rows)}. In the name of a case, `b` counts requests, `q` new tokens of each, `h` "
+        "heads, and `kv` cached tokens of each; `gauss` has drawn lengths. FA3 with qv is "
+        "FlashAttention-3, which takes the latent part of the query as an argument of its own. "
+        f"{call_note(rows)}"
+    )
+
+
 TABLES: dict[str, Callable[[], str]] = {
     "workbook": workbook_table,
     "course-overview": overview,
@@ -51,7 +62,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "exercises": exercise_table,
     "workbook-browser-note": browser_table.note,
     "workbook-browser": browser_table.table,
-    "speed-call": lambda: call_note(rows_of(PLAIN)),
+    "speed-call": speed_call,
     "speed-short": lambda: short_table(rows_of(PLAIN)),
     "speed": lambda: times_table(rows_of(PLAIN), "anchor"),
     "speed-method": lambda: method_note(rows_of(PLAIN)),

@@ -11,7 +11,7 @@ import plotly.graph_objects as go
 from ..bench.records import medians
 from ..core.problem import Problem
 from ..plan import POLICIES, Plan
-from .explorers.plan import MERGES, planned
+from .explorers.plan import MERGES, PLAIN, partial_mb, planned
 from .measuring import runs
 from .source import PREDICTED
 from .style import GREY, INK, PALETTE, RED, SYMBOLS, Line, add_lines, log_ticks, new_figure
@@ -29,21 +29,19 @@ def most_splits(plan: Plan) -> int:
     return int(plan.tiles[:, 5].max())
 
 
-def partial_mb(plan: Plan) -> float:
-    """Megabytes of fp32 partials that the plan writes, and reads again to merge."""
-    return plan.num_slots * plan.tile_rows * (plan.problem.latent_dim * 4 + 4) / 1e6
-
-
 def policy_table(problem: Problem, sms: int = 132) -> Table:
-    """Every policy on one problem, both ways to merge, the quickest first by the simulator."""
+    """Every policy and the plain call's rule on one problem, both ways to merge, the quickest first
+    by the simulator.
+    """
     rows = []
-    for policy in POLICIES:
+    for policy in (*POLICIES, PLAIN):
         plan, timeline = planned(problem, policy, sms)
-        second = planned(problem, policy, sms, MERGES[1])[1].makespan
+        # the plain call merges in its own launch
+        second = None if policy == PLAIN else planned(problem, policy, sms, MERGES[1])[1].makespan
         rows.append(
             (policy, most_splits(plan), plan.num_tiles, partial_mb(plan), timeline.makespan, second)
         )
-    rows.sort(key=lambda row: min(row[-2:]))
+    rows.sort(key=lambda row: min(filter(None, row[-2:])))
     columns = ("policy", "splits", "work tiles", "partials, MB", *(f"{m}, us" for m in MERGES))
     return table(columns, rows, source=PREDICTED)
 

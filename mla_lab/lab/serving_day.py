@@ -15,12 +15,12 @@ from ..core.models import Model
 from ..core.problem import Problem
 from ..plan import choose
 from ..workload import DecodeStep, Trace, replay
-from .explorers.plan import planned
+from .explorers.plan import PLAIN, planned
 from .lengths import open_trace
 from .measuring import runs
 
-#: split policies that are compared, ours last
-POLICIES = ("none", "fixed", "fa3", "greedy", "cost")
+#: split policies that are compared, and last what a call does without a plan
+POLICIES = ("none", "fixed", "fa3", "greedy", "cost", PLAIN)
 #: query and cache formats, each with its words
 FORMATS = {
     "bf16": ("bf16", "bf16"),
@@ -32,8 +32,8 @@ DRAFTS = (0, 1, 2, 3, 4)
 CARDS = ("H200", "H100")
 #: moments at which the batch of a trace is counted
 MOMENTS = 120
-#: steps of serving traces on a card, and the peer whose times they are
-RECORD, PEER = "h200_traces.jsonl", "mla-lab"
+#: steps of serving traces on a card, and the peer whose times they are: what an engine captures
+RECORD, PEER = "h200_plain_traces.jsonl", "mla-lab-plain"
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ WHOLE = 12
 
 @dataclass(frozen=True)
 class Table:
-    """Column names, rows of values, and the source of the numbers."""
+    """Column names, rows of values (None is an empty cell), and the source of the numbers."""
 
     columns: Sequence[str]
     rows: Sequence[Sequence[Any]]
@@ -38,7 +38,7 @@ class Table:
 
 def _cell(value: Any) -> str:
     number = isinstance(value, int | float) and not isinstance(value, bool)
-    text = show(value) if number else str(value)
+    text = show(value) if number else "" if value is None else str(value)
     whole = ";white-space:nowrap" if len(text) <= WHOLE else ""
     return f"<td style='text-align:{'right' if number else 'left'}{whole}'>{escape(text)}</td>"
 

@@ -82,6 +82,7 @@ THEMES = {
 PATHS = {
     "everything": tuple(entry.number for entry in NOTEBOOKS),
     "30 minutes": ("00", "11", "31", "33"),
+    "serve a model": ("00", "31", "34", "90"),
     "write a kernel": ("00", "20", "21", *map(str, range(60, 70))),
     "90 minutes": ("00", "10", "11", "22", "30", "31", "32", "33", "90"),
 }

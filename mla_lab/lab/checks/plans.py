@@ -51,10 +51,11 @@ def _fa3(attempt: Attempt) -> str:
     ):
         right = fa3_splits(row_tiles=row_tiles, max_blocks=blocks, sms=132)
         got = number(attempt(row_tiles, blocks, 132), "The number of splits")
-        case = f"{row_tiles} row tiles, {blocks} blocks, 132 SMs: {got:.0f} splits are "
+        tiles, splits = ("s" if n != 1 else "" for n in (row_tiles, got))
+        case = f"{row_tiles} row tile{tiles}, {blocks} blocks, 132 SMs: {got:.0f} split{splits}, "
         need(
             got >= right,
-            case + "too few: their efficiency is below 85 % of the best, or the waves are not "
+            case + "too few: the efficiency is below 85 % of the best, or the waves are not "
             "rounded up",
         )
         need(

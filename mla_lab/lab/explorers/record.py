@@ -122,9 +122,12 @@ class RecordExplorer(explorer.Explorer):
         unit = floors if state["over_floor"] else dict.fromkeys(BATCHES, 1.0)
         predictions = {b: predicted_us(p) for b, p in problems.items()}
         furthest = max(BATCHES, key=lambda b: predictions[b] / floors[b])
+        recorded_us = _recorded()[0].get((self.case(state, furthest), OURS))
+        times = f"{predictions[furthest] / floors[furthest]:.1f}x predicted"
+        if recorded_us:
+            times += f", {recorded_us / floors[furthest]:.1f}x recorded"
         figure = new_figure(
-            f"Furthest from the floor at batch {furthest}: "
-            f"{predictions[furthest] / floors[furthest]:.1f}x predicted",
+            f"Furthest from the floor at batch {furthest}: {times}",
             x="requests",
             y="times the floor" if state["over_floor"] else "us a call",
             height=430,

@@ -17,6 +17,7 @@ from .. import explorer, serving_day
 from ..lengths import open_trace
 from ..source import PREDICTED
 from ..style import BLUE, GREEN, INK, ORANGE, RED, TEMPLATE, hatch, ink_on
+from .plan import PLAIN
 
 RANKS = (1, 2, 4, 8)
 STEP_MS = (10, 20, 30, 50, 80)
@@ -87,9 +88,10 @@ class TuneExplorer(explorer.Explorer):
     def finding(self, state: dict[str, Any]) -> str:
         """The moment in a sentence."""
         count, us = len(self.step(state)), self.us(state)
-        ms = us * get_model(state["model"]).layers / 1e3
+        layers = get_model(state["model"]).layers
         many = f"{count} requests decode" if count > 1 else "1 request decodes"
-        return f"{many}: {us:.1f} us a layer, {ms:.2f} ms a step"
+        whole = f"{us * layers / 1e3:.2f} ms in {layers} layers"
+        return f"{many}: attention takes {us:.1f} us a layer, {whole}"
 
     def _draw_batches(self, figure: go.Figure, state: dict[str, Any]) -> None:
         path = state["trace"].strip()
@@ -103,7 +105,7 @@ class TuneExplorer(explorer.Explorer):
 
     def _draw_policies(self, figure: go.Figure, state: dict[str, Any]) -> None:
         us = serving_day.policy_us(self.problem({**state, "kind": "bf16"}))
-        _bars(figure, us, "cost", 1)
+        _bars(figure, us, PLAIN, 1)
 
     def _draw_formats(self, figure: go.Figure, state: dict[str, Any]) -> None:
         us = {kind: self.us(state, kind=kind) for kind in serving_day.FORMATS}
@@ -121,9 +123,9 @@ class TuneExplorer(explorer.Explorer):
         problem, layers = self.problem(state), get_model(state["model"]).layers
         ms = self.us(state) * layers / 1e3
         bars = (
-            f"Error bars: {errors.steps} recorded steps of serving traces took {errors.low:.2f} to "
-            f"{errors.high:.2f} times what is predicted of them ({errors.card}, {errors.date}, "
-            "bf16, nine of ten)."
+            f"Error bars: {errors.steps} recorded steps of serving traces, as plain calls, took "
+            f"{errors.low:.2f} to {errors.high:.2f} times what is predicted of them "
+            f"({errors.card}, {errors.date}, bf16, nine of ten)."
         )
         if state["card"] != "H200":
             bars = "No step is recorded on this card: no error bars."
@@ -179,7 +181,7 @@ def _bars(
         }
     fill = [GREEN if name == chosen else ORANGE for name in us]
     figure.add_bar(
-        x=list(us),
+        x=[name.replace(" ", "<br>") for name in us],
         y=values,
         text=[f"{v:.1f}" for v in values],
         textposition="inside",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 
+from ...core.gpu import H200
 from ..eight_bits import e4m3
 from ..explorers import transpose
 from ..explorers.budget import Budget
@@ -66,7 +67,9 @@ def _proposal(attempt: Attempt) -> str:
     need(
         bool(fits) == (proposal.verdict() == "fits"), "Compare the size with what a block may have"
     )
-    return f"{size:,.0f} bytes fit, with room for about half a stage more."
+    left = H200.smem_per_block - proposal.shared_bytes
+    stage = without["KV stages"] // 2
+    return f"{size:,.0f} bytes fit; the {left:,} that are left are less than a stage of {stage:,}."
 
 
 def _matrix_kb(attempt: Attempt) -> str:

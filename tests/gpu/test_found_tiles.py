@@ -13,7 +13,7 @@ from mla_lab.plan.workspace import KEPT_WORDS
 
 from ..found_tiles import Batch, launch, planned
 
-pytestmark = pytest.mark.gpu
+pytestmark = [pytest.mark.gpu, pytest.mark.compiler]
 SEEDS, EACH = 20, 50
 
 

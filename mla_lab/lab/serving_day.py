@@ -20,7 +20,7 @@ from .lengths import open_trace
 from .measuring import runs
 
 #: split policies that are compared, and last what a call does without a plan
-POLICIES = ("none", "fixed", "fa3", "greedy", "cost", PLAIN)
+POLICIES = ("none", "fa3", "greedy", "cost", PLAIN)
 #: query and cache formats, each with its words
 FORMATS = {
     "bf16": ("bf16", "bf16"),

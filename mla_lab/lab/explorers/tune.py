@@ -181,7 +181,7 @@ def _bars(
         }
     fill = [GREEN if name == chosen else ORANGE for name in us]
     figure.add_bar(
-        x=[name.replace(" ", "<br>") for name in us],
+        x=list(us),
         y=values,
         text=[f"{v:.1f}" for v in values],
         textposition="inside",

@@ -3,6 +3,7 @@ from __future__ import annotations
 import math
 import os
 import time
+from collections.abc import Callable
 from dataclasses import replace
 from unittest.mock import patch
 

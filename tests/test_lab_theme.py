@@ -78,7 +78,10 @@ def test_every_colour_of_the_template_is_the_pages_own() -> None:
 def test_the_stylesheet_finds_our_charts_alone() -> None:
     """plotly's own white and its own ink stay: the page may hold charts of others."""
     assert theme.css_rgb(style.PAPER) == "rgb(255, 255, 254)"
-    assert all(rule.startswith(".js-plotly-plot ") for rule in theme.stylesheet().splitlines())
+    assert all(
+        rule.startswith(".js-plotly-plot ") or " .jp-RenderedPlotly .plot-img{" in rule
+        for rule in theme.stylesheet().splitlines()
+    )
 
 
 def test_text_on_a_fill_is_readable() -> None:

@@ -2,7 +2,8 @@
 
 plotly takes no CSS variable, so a chart is drawn with PAPER, INK and GRID of `style`; whatever has
 one of them takes the variable of JupyterLab's theme, at once when the theme changes. Without the
-stylesheet a chart is a white sheet with dark text.
+stylesheet a chart is a white sheet with dark text. A saved notebook shows the picture that
+JupyterLab keeps beside a chart, until the pointer is on it; in a dark theme it is inverted.
 """
 
 from __future__ import annotations
@@ -15,6 +16,12 @@ _RULES = (
     (INK, PAGE_INK, ("fill", "stroke"), ":not(.bartext-inside)"),
     (GRID, PAGE_GRID, ("stroke",), ""),
 )
+#: the share of inversion turns PAPER to the #111 of JupyterLab's dark theme; hues come back by half
+#: a turn
+_SAVED = (
+    "body[data-jp-theme-light=false] .jp-RenderedPlotly .plot-img"
+    "{filter:invert(.933) hue-rotate(180deg)}"
+)
 
 
 def css_rgb(color: str) -> str:
@@ -23,9 +30,10 @@ def css_rgb(color: str) -> str:
 
 
 def stylesheet() -> str:
-    """The rules, for charts alone."""
-    return "\n".join(
+    """The rules, for charts and their saved pictures alone."""
+    charts = [
         f'.js-plotly-plot {elements}[style*="{name}: {css_rgb(ours)}"]{{{name}:{page} !important}}'
         for ours, page, names, elements in _RULES
         for name in names
-    )
+    ]
+    return "\n".join((*charts, _SAVED))

@@ -41,3 +41,10 @@ def faults(pictures: Iterable[Picture], dark: bool, screenshot: Path) -> list[st
         if dark and share > MOST_WHITE:
             found.append(f"{one.words}: {share:.0%} of it is white")
     return found
+
+
+def ground(screenshot: Path) -> float:
+    """The luminance of a picture's most frequent colour."""
+    pixels = np.asarray(Image.open(screenshot).convert("RGB")).reshape(-1, 3)
+    colors, counts = np.unique(pixels, axis=0, return_counts=True)
+    return luminance("#" + "".join(f"{channel:02x}" for channel in colors[counts.argmax()]))

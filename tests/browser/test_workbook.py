@@ -29,6 +29,7 @@ from ..css_colors import rgb
 from .jupyter import (
     CHROMIUM,
     FLAGS,
+    SHOWN_MS,
     VIEW,
     Redraw,
     Watch,
@@ -42,7 +43,7 @@ from .jupyter import (
     server,
     whole,
 )
-from .sheets import DARK, READABLE, faults
+from .sheets import DARK, READABLE, faults, ground
 
 pytestmark = pytest.mark.browser
 NOTEBOOKS = Path(__file__).resolve().parents[2] / "notebooks"
@@ -62,6 +63,8 @@ PICTURE = ".widget-output"
 MOVES, TRIES, RUNS, PAUSE_MS = 2, 8, 3, 250
 #: a notebook with a chart outside explorers, which is there when its file is opened again
 WITH_CHART = "11_roofline.ipynb"
+#: what JupyterLab shows of a chart when its file is opened again, until the pointer is on it
+SAVED_PICTURE = ".jp-RenderedPlotly .plot-img:visible"
 #: the label at the pointer: its text's colour, and that of its ground
 HOVER = """() => {
   const label = document.querySelector('.hoverlayer .hovertext');
@@ -185,9 +188,13 @@ def test_two_moved_controls_change_the_picture(
 
 
 def test_a_saved_notebook_opens_in_the_dark(browser: Browser, address: str, tmp_path: Path) -> None:
-    """Its charts have the theme's colours and no cell is run; so has the label at the pointer."""
+    """No cell is run: the saved picture of a chart has the theme's colours, so has the chart that
+    takes its place under the pointer, and so has the label at the pointer.
+    """
     page = browser.new_page(viewport=VIEW)
     run_all(page, address, WITH_CHART)
+    # JupyterLab makes the picture once the chart is drawn in view
+    scroll_to(page, ".jp-RenderedPlotly .main-svg")
     dark(page)
     save(page)
     close(page)
@@ -195,15 +202,21 @@ def test_a_saved_notebook_opens_in_the_dark(browser: Browser, address: str, tmp_
     page.goto(f"{address}/doc/tree/{WITH_CHART}", timeout=90_000)
     page.wait_for_selector("body[data-jp-theme-light=false]", state="attached", timeout=90_000)
     page.wait_for_selector(".jp-Notebook .jp-Cell", timeout=90_000)
-    scroll_to(page, ".js-plotly-plot .main-svg")
+    scroll_to(page, SAVED_PICTURE)
+    page.wait_for_timeout(SHOWN_MS)
+    page.locator(SAVED_PICTURE).first.screenshot(path=tmp_path / "saved.png")
+    assert ground(tmp_path / "saved.png") < DARK
+    # the picture goes as soon as the pointer is on it, so there is nothing to hover over
+    page.locator(SAVED_PICTURE).first.dispatch_event("mouseenter")
+    page.wait_for_selector(".jp-RenderedPlotly .main-svg")
     charts = [p for p in whole(page, tmp_path / "opened.png") if p.words]
     assert charts, "no chart is on the page"
     assert faults(charts, True, tmp_path / "opened.png") == []
-    scroll_to(page, ".js-plotly-plot .barlayer .point")
-    page.locator(".js-plotly-plot .barlayer .point").first.hover(force=True)
+    scroll_to(page, ".jp-RenderedPlotly .barlayer .point")
+    page.locator(".jp-RenderedPlotly .barlayer .point").first.hover(force=True)
     page.wait_for_selector(".hoverlayer .hovertext")
-    ink, ground = (rgb(color) for color in page.evaluate(HOVER))
-    assert contrast(ink, ground) >= READABLE
-    assert luminance(ground) < DARK
+    ink, paper = (rgb(color) for color in page.evaluate(HOVER))
+    assert contrast(ink, paper) >= READABLE
+    assert luminance(paper) < DARK
     light(page)
     close(page)

@@ -43,6 +43,15 @@ def too_many_registers() -> Functions:
     return {"consumer_registers": consumer_registers}
 
 
+def registers_of_the_sm() -> Functions:
+    """As many as an SM has, and more than the launch gave to the CTA."""
+
+    def producer_registers():
+        return 32
+
+    return {"producer_registers": producer_registers}
+
+
 def odd_registers() -> Functions:
     def producer_registers():
         return 20
@@ -391,7 +400,7 @@ def one_sided() -> Functions:
 
 
 BY_STEP: dict[str, tuple[Callable[[], Functions], ...]] = {
-    "60": (only_thread, equal_shares, too_many_registers, odd_registers),
+    "60": (only_thread, equal_shares, too_many_registers, registers_of_the_sm, odd_registers),
     "61": (too_few_threads, single_numbers, columns_first, page_not_taken, first_box, not_cute),
     "62": (
         plain_offset,

@@ -16,7 +16,9 @@ from mla_lab.emulate import machine
 from mla_lab.lab import exercises
 from mla_lab.lab.explorers.step import changes, marked_lines
 from mla_lab.lab.steps import STEPS, kernel, solution, step, text
+from mla_lab.lab.steps import live as live_module
 from mla_lab.lab.steps.compiled import DoesNotCompile
+from mla_lab.lab.steps.kernel import StepKernel
 from mla_lab.lab.steps.live import live
 from mla_lab.lab.steps.plain import constants_of
 from mla_lab.lab.steps.report import ptx_changes, report
@@ -31,7 +33,8 @@ pytestmark = pytest.mark.skipif(shutil.which("g++") is None, reason="needs a C++
 WRONG: list[tuple[str, Callable[[], Functions], str]] = [
     ("60", step_answers.only_thread, "Two threads write element 0"),
     ("60", step_answers.equal_shares, "can do with fewer"),
-    ("60", step_answers.too_many_registers, "66,560 registers, and an SM has 65,536"),
+    ("60", step_answers.too_many_registers, "66,560 registers, and the CTA had 64,512"),
+    ("60", step_answers.registers_of_the_sm, "65,536 registers, and the CTA had 64,512"),
     ("60", step_answers.odd_registers, "multiples of 8 from 24"),
     ("61", step_answers.too_few_threads, "how many rows do your threads cover"),
     ("61", step_answers.single_numbers, "no load is of 16 bytes"),
@@ -187,7 +190,6 @@ def test_a_stub_is_shown_and_reported_as_one() -> None:
     stub = kernel("63", tile_bytes)
     assert stub.unfinished == ["tile_bytes"]
     assert "tile_bytes</code> still to write" in report(stub).html
-    assert "come first" in live(stub).html
     shown = text.given_text(step("63"))
     assert shown.count("# yours") == len(step("63").functions)
     assert "TILE * WIDTH * 2" not in shown
@@ -224,6 +226,26 @@ def test_an_output_that_is_off_is_named_with_its_place() -> None:
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
 def test_without_a_card_the_live_cell_says_so() -> None:
     assert "No Hopper card here" in live(solution("60")).html
+
+
+def test_on_a_card_the_author_s_kernel_stands_for_a_stub(monkeypatch: pytest.MonkeyPatch) -> None:
+    def tile_bytes():
+        return ...
+
+    launched: list[StepKernel] = []
+
+    def launch(of: StepKernel) -> tuple[list[object], float]:
+        launched.append(of)
+        return [], 3.0
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (9, 0))
+    monkeypatch.setattr(live_module, "launch", launch)
+    monkeypatch.setattr(live_module, "gpu_name", lambda: "a card")
+    assert "The author" in live(kernel("63", tile_bytes)).html
+    assert "The author" not in live(solution("63")).html
+    assert [of.unfinished for of in launched] == [[], []]
+    assert [of.step.number for of in launched] == ["63", "63"]
 
 
 @pytest.mark.parametrize("number", STEPS)

@@ -10,6 +10,7 @@ import pytest
 
 from mla_lab.core.errors import BuildError, InvalidInput
 from mla_lab.core.gpu import H200
+from mla_lab.jit.shipped import select
 from mla_lab.lab import xray_facts
 from mla_lab.lab.explorers import budget as budget_explorer
 from mla_lab.lab.explorers import xray as xray_explorer
@@ -47,6 +48,14 @@ def test_decode_kernels_use_the_matrix_unit_and_bulk_copies() -> None:
         found = xray_facts.facts(kernel)
         assert found.count("HGMMA") > 0
         assert found.count("UTMALDG") > 0
+
+
+@pytest.mark.usefixtures("only_records")
+def test_the_record_is_of_these_sources_and_of_builds_that_ship() -> None:
+    """Otherwise: python -m mla_lab.lab.xray_facts."""
+    labels = {kernel: xray_facts.facts(kernel).source.label for kernel in xray_facts.KERNELS}
+    assert [kernel for kernel, label in labels.items() if "earlier sources" in label] == []
+    assert set(xray_facts.KERNELS.values()) <= set(select(None, [], "sm_90a"))
 
 
 @pytest.mark.usefixtures("only_records")

@@ -40,6 +40,8 @@ BARRIERS = (
 #: role by warp group
 ROLES = ("PV", "PV", "QK, softmax")
 LAUNCH_REGISTERS = 168
+#: what setmaxnreg divides among the warp groups: no other register of the SM
+CTA_REGISTERS = 32 * WARPS * LAUNCH_REGISTERS
 #: files whose lines say little about where a warp is, and how far before an instruction to look
 WRAPPERS, NEAR, WINDOW = ("keep_ab_sm90/kernel.py",), 160, 90
 #: what a source line calls, by the instructions that it becomes

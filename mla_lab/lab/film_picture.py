@@ -207,7 +207,8 @@ def _numbers(found: Film, slot: int) -> str:
     flying = ", ".join(map(str, groups))
     return (
         f"<div style='font-size:12px;margin-top:3px'>registers a thread: {each}: {total:,} of "
-        f"65,536 · wgmma-groups in flight by warp group: {flying}</div>"
+        f"the launch's {film.CTA_REGISTERS:,} · wgmma-groups in flight by warp group: "
+        f"{flying}</div>"
     )
 
 

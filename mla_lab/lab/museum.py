@@ -15,7 +15,7 @@ from ..emulate.ptx import Instruction, Place
 from ..emulate.recorded import Recording, load
 from ..reference.mla import decode_reference
 from . import film_breaks
-from .film import own_place, recording
+from .film import CTA_REGISTERS, own_place, recording
 from .film_breaks import changed, gone
 from .museum_models import MODELS, listing, run
 from .museum_texts import TEXTS
@@ -28,7 +28,6 @@ CLUSTER = "cute_swap_ab_sm90_tile_rows-8_cluster-8_mask-causal_fused_merge2_grid
 PLANNED = "cute_swap_ab_sm90_tile_rows-16_mask-causal_fused_merge2_shaped1"
 #: registers that a thread of QK requests, more than there are
 TOO_MANY = 232
-REGISTERS = 65_536
 #: arguments of a launch, and columns of a plan's tiles
 SEQ_LENS, TILES = 8, 10
 FIRST_BLOCK, LAST_BLOCK, SPLIT_IDX = 2, 3, 4
@@ -155,8 +154,8 @@ def _greedy_registers() -> dict[int, Instruction]:
 def _registers(broken: bool) -> Outcome:
     held = film_breaks.whole().held(film_breaks.whole().end)
     total = 32 * (sum(held[:8]) + 4 * (TOO_MANY if broken else held[8]))
-    over = "more than" if total > REGISTERS else "within"
-    detail = f"{total:,} registers, {over} the {REGISTERS:,} of an SM"
+    over = "more than" if total > CTA_REGISTERS else "within"
+    detail = f"{total:,} registers, {over} the {CTA_REGISTERS:,} of the CTA's launch"
     made = _edited(recording(), _greedy_registers() if broken else {})
     return Outcome(made.findings, made.right, detail)
 

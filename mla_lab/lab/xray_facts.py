@@ -14,27 +14,36 @@ import json
 import re
 import sys
 from collections import Counter
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import cache
 from typing import Any
 
+from ..backends.cute.families import config_for
 from ..core.errors import BuildError, MlaLabError, invalid
 from ..core.resources import data_dir
 from ..jit.build import compile, find
 from ..jit.source import source_hash
 from ..plan.config import KernelConfig
+from ..plan.launch_modes import KEEP_AB_PERSISTENT, SWAP_AB_CLUSTER, SWAP_AB_LL, LaunchMode
 from ..xray import KernelReport, inspect
 from .source import Source
 
 RECORD = "runtime/xray.json"
 ARCH = "sm_90a"
-#: builds that the notebook shows, by short name
+
+
+def _shipped(mode: LaunchMode, rows: int, cluster: int) -> KernelConfig:
+    config = config_for(mode, (rows, cluster))
+    return replace(config, options=(*config.options, ("shaped", 1)))
+
+
+#: builds that the notebook shows, by short name: those that plain calls launch
 KERNELS = {
     "empty": KernelConfig("cute/empty"),
-    "swap_ab, 16 rows": KernelConfig("cute/swap_ab_sm90", tile_rows=16),
-    "swap_ab, 16 rows, cluster 8": KernelConfig("cute/swap_ab_sm90", tile_rows=16, cluster=8),
-    "keep_ab, 64 rows": KernelConfig("cute/keep_ab_sm90"),
-    "keep_ab, 128 rows, cluster 2": KernelConfig("cute/keep_ab_sm90", tile_rows=128, cluster=2),
+    "swap_ab, 16 rows": _shipped(SWAP_AB_LL, 16, 1),
+    "swap_ab, 16 rows, cluster 8": _shipped(SWAP_AB_CLUSTER, 16, 8),
+    "keep_ab, 64 rows": _shipped(KEEP_AB_PERSISTENT, 64, 1),
+    "keep_ab, 128 rows, cluster 2": _shipped(KEEP_AB_PERSISTENT, 128, 2),
     "merge": KernelConfig("cuda/merge"),
 }
 

@@ -11,8 +11,11 @@ from .hints import Hint, need, number, parts, short
 
 #: `setmaxnreg`: multiples of 8 in this range (PTX ISA)
 LEAST, MOST, GRAIN = 24, 256, 8
-SM_REGISTERS, WARP_GROUP = 65_536, 128
+WARP_GROUP = 128
 CTA_THREADS = 3 * WARP_GROUP
+#: registers a thread at launch, and of the CTA: what setmaxnreg moves
+AT_LAUNCH = 168
+CTA_REGISTERS = CTA_THREADS * AT_LAUNCH
 
 
 def _registers(mine: Any) -> None:
@@ -30,14 +33,15 @@ def _registers(mine: Any) -> None:
     producer, consumer = counts
     total = WARP_GROUP * (producer + 2 * consumer)
     need(
-        total <= SM_REGISTERS,
-        f"One warp group of {producer} and two of {consumer} want {total:,} registers, and an SM "
-        f"has {SM_REGISTERS:,}: on a card the third warp group would wait forever",
+        total <= CTA_REGISTERS,
+        f"One warp group of {producer} and two of {consumer} want {total:,} registers, and the CTA "
+        f"had {CTA_REGISTERS:,} at its launch, {AT_LAUNCH} a thread: on a card the third warp "
+        "group would wait forever",
     )
     need(
-        total + 2 * WARP_GROUP * GRAIN > SM_REGISTERS,
-        f"{SM_REGISTERS - total:,} registers of the SM are left over: what can the consumers have, "
-        "and what is the least that a producer needs?",
+        total + 2 * WARP_GROUP * GRAIN > CTA_REGISTERS,
+        f"{CTA_REGISTERS - total:,} registers of the CTA are left over: what can the consumers "
+        "have, and what is the least that a producer needs?",
     )
     need(
         producer <= LEAST + GRAIN,

@@ -19,7 +19,7 @@ from mla_lab.reference.mla import Result
 from mla_lab.verify import rounding, tables
 
 
-def by_torch(inputs: DecodeInputs, plan: Plan) -> Result:
+def by_torch(inputs: DecodeInputs, plan: Plan | None) -> Result:
     arguments: dict[str, Any] = inputs.contract_args()
     del arguments["qk_nope_head_dim"]
     return Result(*decode(**arguments, backend="torch"))
@@ -38,7 +38,9 @@ def rows(*formats: tuple[str, str], run: Any = by_torch) -> list[dict[str, Any]]
 def test_every_kernel_of_a_format_has_whole_requests(query: str, cache: str) -> None:
     problem = Problem.uniform(2, 1, 700, 128, q_dtype=query, kv_format=cache)
     plans = dict(rounding.plans(problem))
+    assert plans.pop(rounding.GATHERED) is None
     for name, plan in plans.items():
+        assert plan is not None
         check_plan(plan)
         assert not plan.num_slots and name.endswith(f" {plan.tile_rows} rows")
     assert {n for n in plans if n.startswith("keep_ab")} == {
@@ -64,7 +66,7 @@ def test_rounding_of_weights_is_what_torch_is_off_by() -> None:
 
 
 def test_a_kernel_that_is_not_there_is_told() -> None:
-    def none(inputs: DecodeInputs, plan: Plan) -> Result:
+    def none(inputs: DecodeInputs, plan: Plan | None) -> Result:
         raise unsupported("backend", "cute", "a card")
 
     found = rows(("bf16", "fp8_656"), run=none)

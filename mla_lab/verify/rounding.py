@@ -53,19 +53,24 @@ KV_LENS = (64, 1024, 8192, LONGEST, 65536)
 #: scale factors of the query
 TIMES = (1, 4)
 BATCH, HEADS = 2, 128
+#: keep_ab whose tokens are fetched one by one finds its work itself: a plan is not for it
+GATHER, GATHERED = "cute-keep-ab-gather", "keep_ab 64 rows, gather"
 MODES = (SWAP_AB_LL, SWAP_AB_LL_MULTICAST, KEEP_AB_PERSISTENT)
 WORKSPACE_BYTES = 64 << 20
-Run = Callable[[DecodeInputs, Plan], Result]
+Run = Callable[[DecodeInputs, Plan | None], Result]
 
 
-def plans(problem: Problem) -> Iterator[tuple[str, Plan]]:
-    """(name, plan of whole requests) of every kernel for the problem's formats."""
+def plans(problem: Problem) -> Iterator[tuple[str, Plan | None]]:
+    """(name, plan of whole requests) of every kernel for the problem's formats; None for GATHERED,
+    which gets a request for each CTA.
+    """
     for mode in MODES:
         for tile in mode.tiles_for(problem.q_dtype, problem.kv_format):
             yield (
                 f"{mode.kernel.removeprefix('cute/').removesuffix('_sm90')} {tile[0]} rows",
                 _plan(problem, mode, tile),
             )
+    yield GATHERED, None
 
 
 def _plan(problem: Problem, mode: LaunchMode, tile: tuple[int, int]) -> Plan:
@@ -80,13 +85,19 @@ def _plan(problem: Problem, mode: LaunchMode, tile: tuple[int, int]) -> Plan:
     return replace(plan, config=config)
 
 
-def by_kernel(inputs: DecodeInputs, plan: Plan) -> Result:
+def by_kernel(inputs: DecodeInputs, plan: Plan | None) -> Result:
     """Out in bf16, and lse."""
     arguments: dict[str, Any] = inputs.contract_args()
     del arguments["qk_nope_head_dim"]
-    shape = (*inputs.query.shape[:-1], inputs.kv_lora_rank)
+    times = 1 if plan else H200.sms * 64 // (BATCH * HEADS)
+    for name in ("query", "block_tables", "seq_lens"):
+        one = arguments[name]
+        arguments[name] = one.repeat(times, *[1] * (one.dim() - 1))
+    shape = (*arguments["query"].shape[:-1], inputs.kv_lora_rank)
     out = torch.empty(shape, dtype=torch.bfloat16, device=inputs.query.device)
-    return Result(*decode(**arguments, out=out, plan=plan, backend="cute"))
+    backend = "cute" if plan else GATHER
+    found = Result(*decode(**arguments, out=out, plan=plan, backend=backend))
+    return Result(found.out[:BATCH], found.lse[:BATCH])
 
 
 def made(query: str, cache: str, distribution: str, kv_len: int, times: int, device: str) -> Any:

@@ -2,7 +2,8 @@
 
     python -m mla_lab.verify.sanitizer RECORD
 
-Memcheck and synccheck see all calls in one process, racecheck a process a call (see there).
+Memcheck and synccheck see all calls in one process, racecheck a process a call (see there), some of
+them at once.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -25,6 +27,8 @@ from .sanitizer_cases import CASES
 PROGRAM = "compute-sanitizer"
 TOOLS = ("memcheck", "racecheck", "synccheck")
 KERNELS = ("--kernel-name", "kernel_substring=kernel_cutlass")
+#: processes of racecheck at a time: most of one is Python, not the card
+AT_ONCE = 4
 SUMMARY = re.compile(r"(?:ERROR|RACECHECK) SUMMARY: (\d+)")
 Run = Callable[[Sequence[str]], tuple[int, str]]
 
@@ -39,20 +43,26 @@ def command(tool: str, name: str) -> list[str]:
 def rows(run: Run) -> Iterator[Row]:
     """A row for each process: calls that ran, errors that the tool reported, exit code."""
     for tool in TOOLS:
-        for name in list(CASES) if tool == "racecheck" else ["all"]:
-            code, text = run(command(tool, name))
-            counts = [int(count) for count in SUMMARY.findall(text)]
-            if not counts:
-                raise unsupported(tool, text[-300:], "a tool that ends with its summary")
-            calls = len(re.findall(r": (?:ok|wrong), error", text))
-            yield {
-                "kind": "case",
-                "tool": tool,
-                "name": name,
-                "calls": calls,
-                "errors": sum(counts),
-                "exit": code,
-            }
+        names = list(CASES) if tool == "racecheck" else ["all"]
+        with ThreadPoolExecutor(AT_ONCE) as pool:
+            ended = pool.map(run, [command(tool, name) for name in names])
+            for name, (code, text) in zip(names, ended, strict=True):
+                yield _row(tool, name, code, text)
+
+
+def _row(tool: str, name: str, code: int, text: str) -> Row:
+    counts = [int(count) for count in SUMMARY.findall(text)]
+    if not counts:
+        raise unsupported(tool, text[-300:], "a tool that ends with its summary")
+    calls = len(re.findall(r": (?:ok|wrong), error", text))
+    return {
+        "kind": "case",
+        "tool": tool,
+        "name": name,
+        "calls": calls,
+        "errors": sum(counts),
+        "exit": code,
+    }
 
 
 def _run(line: Sequence[str]) -> tuple[int, str]:

@@ -42,7 +42,9 @@ TOLERANCE = 5e-3
 
 @dataclass(frozen=True)
 class Sample:
-    """One call; `mode` and `tile` select its kernel, empty leaves that to the backend."""
+    """One call; `mode` and `tile` select its kernel, or `backend` does; empty leaves that to the
+    call.
+    """
 
     problem: Problem
     features: tuple[str, ...] = ()
@@ -52,6 +54,7 @@ class Sample:
     more: dict[str, Any] = field(default_factory=dict)
     batch_invariant: bool = False
     distribution: str = "gauss"
+    backend: str = ""
 
 
 def _uniform(q_len: int, kv_lens: Sequence[int], heads: int, **named: Any) -> Problem:
@@ -59,6 +62,8 @@ def _uniform(q_len: int, kv_lens: Sequence[int], heads: int, **named: Any) -> Pr
 
 
 TWO = (300, 129)
+#: keep_ab over tokens of eight bits that are fetched one by one, which "cute" takes in long calls
+GATHER = "cute-keep-ab-gather"
 EIGHT = {"q_dtype": "e4m3", "kv_format": "e4m3"}
 RAGGED = Problem((2, 0, 3), (130, 5, 700), 7)
 #: by name of the feature
@@ -100,12 +105,17 @@ CASES: dict[str, Sample] = {
     "sparse": Sample(Problem((1, 2), (300, 70), 16, top_k=300), ("lse", "sinks", "ragged")),
     "sparse, 128 heads": Sample(_uniform(1, (300,), 128, top_k=130), ("lse",)),
     "sparse 656 bytes, 64 rows": Sample(
-        _uniform(1, (300,) * 64, 128, top_k=130, kv_format="fp8_656"), ("lse",)
+        _uniform(1, (300, 65, 700), 128, top_k=330, kv_format="fp8_656"), ("lse",), backend=GATHER
     ),
     "sparse bf16 over e4m3, 64 rows": Sample(
-        _uniform(1, (300,) * 64, 128, top_k=130, kv_format="e4m3"), ("lse",)
+        _uniform(2, (300, 700), 128, top_k=130, kv_format="e4m3"), ("lse", "sinks"), backend=GATHER
     ),
-    "sparse e4m3, 64 rows": Sample(_uniform(1, (300,) * 64, 128, top_k=130, **EIGHT), ("lse",)),
+    "sparse e4m3, 64 rows": Sample(
+        _uniform(1, (300, 65, 700), 128, top_k=330, **EIGHT), ("lse",), backend=GATHER
+    ),
+    "656 bytes, fetched one by one": Sample(
+        _uniform(2, TWO, 64, page_size=4, kv_format="fp8_656"), ("lse",), backend=GATHER
+    ),
     "sparse, last arriver": Sample(_uniform(1, (300,) * 140, 16, top_k=130), ("lse",)),
     "pages of 1": Sample(_uniform(1, (300, 700), 7, page_size=1), ("lse",)),
     "pages of 4, tree mask": Sample(_uniform(2, (300, 700), 7, page_size=4), ("lse", "tree_mask")),
@@ -221,6 +231,8 @@ def run(name: str, workspace: torch.Tensor, backend: str) -> tuple[float, float]
         if key not in ("qk_nope_head_dim", "workspace_buffer")
     }
     named |= {"plan": plan_of(case, (gpu or H200).sms), "batch_invariant": case.batch_invariant}
+    if case.backend and backend == "cute":
+        backend = case.backend
     for _ in range(2):
         result = decode(**named, workspace_buffer=workspace, backend=backend)
     out = result[0] if isinstance(result, tuple) else result

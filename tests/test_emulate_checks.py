@@ -117,6 +117,34 @@ def test_a_lane_that_arrives_for_its_warp_meets_it_before(schedule: str) -> None
     assert kinds(own.format(count=1, fence=FENCE, sync=""), schedule=schedule) == []
 
 
+#: an mbarrier that is new lets a wait for parity 1 through
+PASSES = "W1: mbarrier.try_wait.parity.shared.b64 %p4, [%r9], 1; @!%p4 bra W1;"
+
+
+@pytest.mark.parametrize("schedule", ["fair", "greedy", "random"])
+def test_a_wait_of_all_lanes_is_no_meeting_of_theirs(schedule: str) -> None:
+    """compute-sanitizer saw it on a card: a scheduler warp's words, a wait, one lane's arrival."""
+    waited = ELECTED.format(count=1, fence=FENCE, sync=PASSES)
+    assert kinds(waited, schedule=schedule) == ["race"]
+    met = ELECTED.format(count=1, fence=FENCE, sync=PASSES + " bar.warp.sync -1;")
+    assert kinds(met, schedule=schedule) == []
+
+
+WARP_BY_MBARRIER = (
+    BARRIER
+    + """
+@%p1 mbarrier.init.shared.b64 [%r9], {count}; fence.mbarrier_init.release.cluster; bar.sync 0;
+st.shared.b32 [%r4], %r0; {who} mbarrier.arrive.shared.b64 _, [%r9];
+LOOP: mbarrier.try_wait.parity.shared.b64 %p3, [%r9], 0; @!%p3 bra LOOP;
+xor.b32 %r5, %r4, 4; ld.shared.b32 %r6, [%r5];"""
+)
+
+
+def test_lanes_that_arrive_and_wait_have_met() -> None:
+    assert kinds(WARP_BY_MBARRIER.format(count=64, who="")) == []
+    assert "race" in kinds(WARP_BY_MBARRIER.format(count=1, who="@%p1"))
+
+
 IN_TURN = "@%p1 " + ARRIVE + "{between} @!%p1 " + ARRIVE
 
 

@@ -240,8 +240,16 @@ class Checker:
         bar.completed[:, bar.agent] = bar.phase
 
     def acquires(self, g: Gang, bar: Mbarrier) -> None:
-        """A wait has ended."""
-        self.takes(g, bar.completed)
+        """A wait has ended. Each thread waited for itself: the warp has met as far as its own
+        arrivals have brought its accesses to the barrier.
+        """
+        if bar.completed is None:
+            return
+        self._learn(g, bar.completed)
+        brought = int(bar.completed[SEEN, AGENTS * g.agent])
+        self.met[g.agent] = max(self.met[g.agent], brought)
+        recent = self.recent[g.agent]
+        recent[:] = [access for access in recent if access[0] > brought]
 
     # shared memory
 

@@ -89,15 +89,28 @@ def by_kernel(inputs: DecodeInputs, plan: Plan | None) -> Result:
     """Out in bf16, and lse."""
     arguments: dict[str, Any] = inputs.contract_args()
     del arguments["qk_nope_head_dim"]
-    times = 1 if plan else H200.sms * 64 // (BATCH * HEADS)
-    for name in ("query", "block_tables", "seq_lens"):
-        one = arguments[name]
-        arguments[name] = one.repeat(times, *[1] * (one.dim() - 1))
+    if plan is None:
+        arguments |= _listed(inputs)
     shape = (*arguments["query"].shape[:-1], inputs.kv_lora_rank)
     out = torch.empty(shape, dtype=torch.bfloat16, device=inputs.query.device)
     backend = "cute" if plan else GATHER
     found = Result(*decode(**arguments, out=out, plan=plan, backend=backend))
     return Result(found.out[:BATCH], found.lse[:BATCH])
+
+
+def _listed(inputs: DecodeInputs) -> dict[str, Any]:
+    """The same requests as a sparse call that lists every token, so often that each CTA has one."""
+    tokens = torch.arange(max(inputs.problem.kv_lens), device=inputs.query.device)
+    page = inputs.problem.page_size
+    pages = inputs.block_tables[:, tokens // page]
+    slots = (pages * page + tokens % page).int().unsqueeze(1)
+    times = H200.sms * 64 // (BATCH * HEADS)
+    return {
+        "query": inputs.query.repeat(times, 1, 1, 1),
+        "block_tables": slots.repeat(times, 1, 1),
+        "seq_lens": inputs.seq_lens.repeat(times),
+        "sparse_mla_top_k": len(tokens),
+    }
 
 
 def made(query: str, cache: str, distribution: str, kv_len: int, times: int, device: str) -> Any:

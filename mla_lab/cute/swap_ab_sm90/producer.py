@@ -109,8 +109,8 @@ def store_record(s: Shared, record: tuple):
 
 @cute.jit
 def produce_plan(c: cutlass.Constexpr[Traits], g: Globals, s: Shared, found: Int32, rank: Int32):
-    """All work tiles of the worker, as `find_plan` found them. Of each the first KV tile, Q and the
-    record, then the rest."""
+    """All work tiles that `find_plan` found: the first KV tile, Q and the record, then the rest."""
+    cute.arch.sync_warp()  # every lane has stored its word of the plan before one arrives for all
     plan = plan_of(found)
     words = cute.make_rmem_tensor(WORDS, Int32)
     words.fill(0)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+pytest.importorskip("plotly")
+
 from mla_lab.core.errors import MlaLabError
 from mla_lab.lab.steps.catalogue import STEPS
 from mla_lab.lab.steps.kernel import solution

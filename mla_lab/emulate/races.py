@@ -33,11 +33,10 @@ from .shadow import (
     COPIES,
     FENCED,
     LET_GO,
-    LOADS,
     PRODUCTS,
     SEEN,
-    STORES,
     TAKEN,
+    UNITS,
     GlobalShadow,
     Shadow,
     expand,
@@ -98,10 +97,8 @@ class Checker:
         for i, g in enumerate(gangs):
             g.agent = i
             self.names[AGENTS * i] = g.name
-            self.names[AGENTS * i + PRODUCTS] = f"a product of {g.name}"
-            self.names[AGENTS * i + COPIES] = f"a cp.async of {g.name}"
-            self.names[AGENTS * i + LOADS] = f"a tcgen05.ld of {g.name}"
-            self.names[AGENTS * i + STORES] = f"a tcgen05.st of {g.name}"
+            for part, what in UNITS.items():
+                self.names[AGENTS * i + part] = f"a {what} of {g.name}"
         if machine.before_block is None:
             machine.before_block = self.flight.before_block
 
@@ -180,8 +177,11 @@ class Checker:
 
     def warp_sync(self, g: Gang) -> None:
         """The threads of a warp meet."""
-        self.met[g.agent] = len(self.places[AGENTS * g.agent])
-        self.recent[g.agent].clear()
+        self._meets(g, len(self.places[AGENTS * g.agent]))
+
+    def _meets(self, g: Gang, clock: int) -> None:
+        self.met[g.agent] = max(self.met[g.agent], clock)
+        self.recent[g.agent] = [found for found in self.recent[g.agent] if found[0] > clock]
 
     def fence(self, g: Gang, kind: str) -> None:
         """fence.proxy.async makes what happened visible to asynchronous units, fence.mbarrier_init
@@ -240,16 +240,10 @@ class Checker:
         bar.completed[:, bar.agent] = bar.phase
 
     def acquires(self, g: Gang, bar: Mbarrier) -> None:
-        """A wait has ended. Each thread waited for itself: the warp has met as far as its own
-        arrivals have brought its accesses to the barrier.
-        """
-        if bar.completed is None:
-            return
-        self._learn(g, bar.completed)
-        brought = int(bar.completed[SEEN, AGENTS * g.agent])
-        self.met[g.agent] = max(self.met[g.agent], brought)
-        recent = self.recent[g.agent]
-        recent[:] = [access for access in recent if access[0] > brought]
+        """A wait has ended. Threads wait alone: a warp has met as far as its arrivals brought."""
+        if bar.completed is not None:
+            self._learn(g, bar.completed)
+            self._meets(g, int(bar.completed[SEEN, AGENTS * g.agent]))
 
     # shared memory
 
@@ -324,10 +318,8 @@ class Checker:
 
     def unwritten(self, g: Gang, writer: Row, words: Any, pc: int) -> None:
         if (writer < 0).any():
-            i = int((writer.reshape(-1) < 0).argmax())
-            text = (
-                f"byte {self._byte(words, i)} of shared memory, which nobody has written, is read"
-            )
+            at = self._byte(words, int((writer.reshape(-1) < 0).argmax()))
+            text = f"byte {at} of shared memory, which nobody has written, is read"
             self.note(g, pc, "unwritten", text)
 
     def _inside(

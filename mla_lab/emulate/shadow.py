@@ -9,6 +9,7 @@ WARP, ALL_LANES = 32, 0xFFFFFFFF
 #: agents of a warp: its own accesses, its products, its cp.async copies, its loads from tensor
 #: memory and its stores to it
 PRODUCTS, COPIES, LOADS, STORES, AGENTS = 1, 2, 3, 4, 5
+UNITS = {PRODUCTS: "product", COPIES: "cp.async", LOADS: "tcgen05.ld", STORES: "tcgen05.st"}
 #: what a warp has seen, what of it lies before a fence.proxy.async, and what before a fence.sc of
 #: anybody; where `strict`, also what of it tcgen05.fence::before_thread_sync has let go, and
 #: ::after_thread_sync has taken

@@ -225,14 +225,14 @@ def sanitizer_note(rows: Sequence[Row]) -> str:
 def rounding_table(rows: Sequence[Row]) -> str:
     """Each kernel's largest error over an fp8 cache, relative to torch's."""
     from ..plan.pricing import LONGEST
-    from .rounding import worst_of
+    from .rounding import GATHERED, worst_of
 
     lines = ["| query | cache | kernel | error, times torch's |", "|---|---|---|---:|"]
     found = [row for row in cases(rows) if row["status"] == "ok"]
     for (query, cache, kernel, beyond), times in worst_of(found).items():
-        piece = (
-            f", pieces of more than {LONGEST} keys, which `choose` does not cut" if beyond else ""
-        )
+        # a list of tokens is as long as its caller made it
+        cut = "" if kernel == GATHERED else ", which `choose` does not cut"
+        piece = f", pieces of more than {LONGEST} keys{cut}" if beyond else ""
         lines.append(f"| {query} | {cache} | {kernel}{piece} | {times:.2f} |")
     lengths = spoken([f"{n}" for n in sorted({row["kv_len"] for row in found})])
     where_to = f"At worst over {lengths} keys, whole requests, {len(found)} calls on {where(rows)}."

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from itertools import pairwise
 from typing import Any
 
+from ...core.gpu import H200
 from .. import banks
 from .hints import Hint, need, number, parts, short
 
@@ -14,7 +15,7 @@ LEAST, MOST, GRAIN = 24, 256, 8
 WARP_GROUP = 128
 CTA_THREADS = 3 * WARP_GROUP
 #: registers a thread at launch, and of the CTA: what setmaxnreg moves
-AT_LAUNCH = 168
+AT_LAUNCH = H200.registers_per_sm // CTA_THREADS // GRAIN * GRAIN
 CTA_REGISTERS = CTA_THREADS * AT_LAUNCH
 
 

@@ -17,7 +17,7 @@ _SM90 = ("features", "fused_merge", "gather", "pdl", "shaped", "skip", "stamps")
 #: options of the CuTe kernels; those that are not here have none
 CUTE = {
     "cute/swap_ab_sm90": (*_SM90, "grid", "pair"),
-    "cute/keep_ab_sm90": (*_SM90, "scales", "stages"),
+    "cute/keep_ab_sm90": (*_SM90, "dual", "scales", "stages"),
     "cute/mla_sm100": ("features", "fused_merge", "pdl", "scales", "shaped"),
 }
 #: how a CUDA kernel's source gives an option its default

@@ -139,6 +139,8 @@ class Launch:
         q_len = 0 if form.features.ragged else form.bounds.q_lens[0]
         if isinstance(words, SelfScheduled):
             self._walk = (no_tiles(form.device), workspace["schedule"].view(-1))
+            if config.option("dual"):
+                self._walk += (workspace["ll_partials"].view(-1),)
             q_len = 1 if form.features.sparse else q_len
             self._numbers = (words.num_workers, q_len, gated(words.costs.packed, words.gate))
         elif isinstance(words, DevicePlan):

@@ -12,8 +12,10 @@ from cutlass import Int32
 from ...plan.workspace import KEPT_WORDS as KEPT
 from .kept_schedule import find_plan_words, prefetch_kept
 from .kv_prefetch import KvCache
+from .ptx_sm90 import load_relaxed
 from .self_schedule import (
     BUNDLED,
+    CLOSED,
     COUNT,
     FIRST,
     PLAN_ROW,
@@ -55,6 +57,16 @@ def open_plan(b: Batch, tiles: cute.Tensor, schedule: cute.Tensor, cta: Int32, c
     return words
 
 
+@cute.jit
+def likely_words(tiles: cute.Tensor, schedule: cute.Tensor, cta: Int32) -> Int32:
+    """What `open_plan` will most likely return, ahead of the wait for the kernel in front: what the
+    CTA kept. It may hold anything; zeros where there is a plan in memory."""
+    words = Int32(0)
+    if tiles.shape[0] == 0:
+        words = load_relaxed(kept_of(schedule, cta).iterator + cute.arch.lane_idx())
+    return words
+
+
 def kept_of(schedule: cute.Tensor, cta: Int32) -> cute.Tensor:
     """The CTA's words of a schedule without tiles."""
     return cute.make_tensor(schedule.iterator + cta * KEPT, cute.make_layout(KEPT))
@@ -73,6 +85,11 @@ def plan_of(words: Int32) -> Plan:
     count = cute.arch.make_warp_uniform(cute.arch.shuffle_sync(words, COUNT))
     first = cute.arch.make_warp_uniform(cute.arch.shuffle_sync(words, FIRST))
     return Plan(first, count, words)
+
+
+def gate_closed(plan: Plan):
+    """Whether the gate of the launch is closed to this batch."""
+    return cute.arch.make_warp_uniform(cute.arch.shuffle_sync(plan.words, CLOSED)) == 1
 
 
 @cute.jit

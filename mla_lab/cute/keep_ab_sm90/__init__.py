@@ -105,6 +105,7 @@ def static_facts(config: KernelConfig) -> Config:
         scales=config.option("scales"),
         tree=int(tree),
         skip=config.option("skip"),
+        dual=config.option("dual"),
         **own,
     )
     if facts.profile and facts.features:
@@ -169,6 +170,7 @@ def entry(config: KernelConfig) -> CuteEntry:
         dense(Int32, (ends,), 4),
         dense(Int32, (tiles, 8)),
         dense(Int32, (workers,), 4),
+        *((dense(Float32, counts(1)),) if facts.dual else ()),
         *((dense(Int64, (*counts(1), 8)),) if facts.profile else ()),
         Int32(1),
         Float32(1.0),

@@ -21,8 +21,8 @@ from cutlass.cute.nvgpu import cpasync
 
 from ..common.feature_operands import mask_words
 from ..common.kv_prefetch import LEAST_REQUESTS, KvCache
-from ..common.worker_plan import prefetch_ahead
-from . import fp8, kernel_bf16
+from ..common.worker_plan import gate_closed, prefetch_ahead
+from . import dual, fp8, kernel_bf16
 from .params import Config, Cta, Globals, Mmas
 from .profile import profile_event
 from .tile_scheduler import find_plan, load_plan
@@ -34,8 +34,10 @@ def variant(cfg: Config) -> ModuleType:
 
 
 @cute.kernel
-def decode_kernel(cfg: cutlass.Constexpr[Config], g: Globals, mma: Mmas, layouts: tuple):
-    """One CTA: shared memory, barriers, then its roles."""
+def decode_kernel(
+    cfg: cutlass.Constexpr[Config], g: Globals, mma: Mmas, layouts: tuple, swap: tuple
+):
+    """One CTA: shared memory, barriers, then its roles, or those of swap_ab (`dual`)."""
     warp_idx = cute.arch.make_warp_uniform(cute.arch.warp_idx())
     cta_idx, _, _ = cute.arch.block_idx()
     rank = cta_idx % cfg.cluster
@@ -47,14 +49,13 @@ def decode_kernel(cfg: cutlass.Constexpr[Config], g: Globals, mma: Mmas, layouts
             cpasync.prefetch_descriptor(g.tma_kv)
         variant(cfg).init_barriers(cfg, s)
     if warp_idx == 1:
-        if const_expr(cfg.pdl):
-            cute.arch.griddepcontrol_wait()
-        find_plan(cfg, g, s, cta_idx)
+        find_plan(cfg, g, s, cta_idx, rank)
     if const_expr(cfg.pdl and not cfg.fetches_tokens):
         many = g.seq_lens.shape[0] >= LEAST_REQUESTS
         if (warp_idx == 2) & many & (g.costs >> 16 == 0):
             kv = KvCache(g.cache, g.block_table, rank)
             prefetch_ahead(kv, g.tiles, g.schedule, cta_idx)
+    ahead = dual.issue_ahead(cfg, swap, warp_idx) if const_expr(cfg.dual) else None
     if const_expr(cfg.cluster == 2):
         cute.arch.cluster_arrive_relaxed()
         cute.arch.cluster_wait()
@@ -64,7 +65,14 @@ def decode_kernel(cfg: cutlass.Constexpr[Config], g: Globals, mma: Mmas, layouts
         cute.arch.griddepcontrol_wait()
     plan = load_plan(cfg, s)
     profile_event(cfg, g, "set up")
-    variant(cfg).roles(Cta(cfg, g, s, mma, plan, rank), warp_idx)
+    cta = Cta(cfg, g, s, mma, plan, rank)
+    if const_expr(cfg.dual):
+        if gate_closed(plan):
+            dual.swap_ab(cfg, s, swap, ahead, warp_idx)
+        else:
+            variant(cfg).roles(cta, warp_idx)
+    else:
+        variant(cfg).roles(cta, warp_idx)
     if const_expr(cfg.cluster == 2):
         # a CTA must not exit while the other multicasts into it or arrives on its barriers
         cute.arch.cluster_arrive_relaxed()
@@ -88,6 +96,7 @@ class KeepAB:
         q, kv, out, lse, *tensors = operands
         numbers, tensors = tensors[-6:], tensors[:-6]
         profile = tensors.pop() if const_expr(cfg.profile) else tensors[-1]
+        ll = tensors.pop() if const_expr(cfg.dual) else None
         skip = features.pop() if const_expr(cfg.skip) else None
         if const_expr(cfg.tree):
             features[-1] = mask_words(features[-1])
@@ -99,10 +108,11 @@ class KeepAB:
             *maps[:4], out, lse, *tensors, *numbers, profile, *features, skip,
             maps[4:], kv,
         )  # fmt: skip
-        decode_kernel(cfg, g, mma, layouts).launch(
+        swap = dual.operands(cfg, g, q, ll) if const_expr(cfg.dual) else ()
+        decode_kernel(cfg, g, mma, layouts, swap).launch(
             grid=(g.num_workers * cfg.cluster, 1, 1),
             block=(variant(cfg).THREADS, 1, 1),
-            cluster=(2, 1, 1) if const_expr(cfg.cluster == 2) else None,
+            cluster=(2, 1, 1) if const_expr(cfg.cluster == 2 or cfg.dual) else None,
             stream=stream,
             min_blocks_per_mp=1,
             use_pdl=bool(cfg.pdl),

@@ -132,11 +132,11 @@ def pv_tile(cta: Cta, f: Fragments, row, stage, index, block, count):
 @cute.jit
 def produce_ahead(cta: Cta, load: ProducerState, index, lane) -> ProducerState:
     """The record of the next work tile, and the stage that Q has released; before the first work
-    tile its own record and all stages."""
+    tile, whose record `find_plan` has left, all stages."""
     cfg, plan = cta.cfg, cta.plan
     for step in cutlass.range(pick(index == plan.first, Int32(0), Int32(1)), 2, unroll=1):
-        if index + step < plan.last:
-            record(cfg, cta.g, cta.s, plan, index + step, cta.rank)
+        if (step == 1) & (index + 1 < plan.last):
+            record(cfg, cta.g, cta.s, plan, index + 1, cta.rank)
         for _ in cutlass.range(pick(step == 0, Int32(cfg.stages), Int32(1)), unroll=1):
             load = fill_next_stage(cta, load, lane)
     return load

@@ -70,6 +70,9 @@ class Config:
     skip: int = 0
     #: KV stages
     stages: int = 3
+    #: the kernel has swap_ab as well, which takes batches of few blocks (`dual`): 1 for requests of
+    #: one query token, 2 with the causal rule
+    dual: int = 0
     #: rescale O only when a row max grew by more than 2**this; the factor is a power of two
     rescale_log2: float = 8.0
     #: k-steps of the next tile's QK that may be unfinished when PV of a tile starts

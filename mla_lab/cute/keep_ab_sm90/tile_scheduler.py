@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import cutlass
 import cutlass.cute as cute
-from cutlass import Int32
+from cutlass import Int32, Int64, const_expr
 
-from ..common.ptx_sm90 import small_quotient
-from ..common.self_schedule import Batch, Plan
-from ..common.worker_plan import may_be_split, open_plan, plan_of, tile_words
+from ..common.ptx_sm90 import load_relaxed, small_quotient
+from ..common.self_schedule import COUNT, Batch, Plan
+from ..common.worker_plan import likely_words, may_be_split, open_plan, plan_of, tile_words
 from .params import BLOCK, RECORD_WORDS, RECORDS, Config, Globals, Shared, Work
 
 __all__ = ["Plan", "may_be_split"]
+
+#: more blocks than any request has, whose first position still fits into 32 bits
+MOST_BLOCKS = 1 << 24
 
 
 def batch_of(cfg: Config, g: Globals) -> Batch:
@@ -21,10 +26,27 @@ def batch_of(cfg: Config, g: Globals) -> Batch:
 
 
 @cute.jit
-def find_plan(cfg: cutlass.Constexpr[Config], g: Globals, s: Shared, cta: Int32):
-    """Leave this CTA's tiles in shared memory for `load_plan`, by one warp."""
-    words = open_plan(batch_of(cfg, g), g.tiles, g.schedule, cta, cfg.cluster)
-    plan_words(cfg, s)[cute.arch.lane_idx()] = words
+def find_plan(cfg: cutlass.Constexpr[Config], g: Globals, s: Shared, cta: Int32, rank: Int32):
+    """Leave this CTA's tiles in shared memory for `load_plan`, by one warp, and with 16 bits the
+    record of the first one.
+
+    What the record needs is loaded beside the lengths that the tiles are checked against, for the
+    tile that the CTA began with last: one latency less in all layers of a step but the first."""
+    likely = likely_words(g.tiles, g.schedule, cta)
+    if const_expr(cfg.pdl):
+        cute.arch.griddepcontrol_wait()
+    if const_expr(cfg.fp8):
+        plan_words(cfg, s)[cute.arch.lane_idx()] = open_plan(
+            batch_of(cfg, g), g.tiles, g.schedule, cta, cfg.cluster
+        )
+    else:
+        loads = issue_loads(cfg, g, likely)
+        words = open_plan(batch_of(cfg, g), g.tiles, g.schedule, cta, cfg.cluster)
+        plan_words(cfg, s)[cute.arch.lane_idx()] = words
+        if not cute.arch.vote_all_sync(words == likely):
+            loads = issue_loads(cfg, g, words)
+        if cute.arch.shuffle_sync(words, COUNT) > 0:
+            store_record(cfg, g, s, words, loads, Int32(0), rank)
 
 
 @cute.jit
@@ -54,44 +76,76 @@ def span_of(words: Int32, kv_len: Int32):
     return begin, cutlass.max(cutlass.min(end, held), begin + 1)
 
 
+@dataclass(frozen=True)
+class RecordLoads:
+    """What a record is made from beside a plan's row: loads in flight together, a value a lane."""
+
+    token: Int32  # q_begin of the request, and in odd lanes of the one after it
+    kv_len: Int32
+    page: Int32  # see `first_pages`
+
+
+@cute.jit
+def issue_loads(cfg: cutlass.Constexpr[Config], g: Globals, words: Int32):
+    """The loads for a plan's row, which may hold anything: none is outside of the tensors."""
+    lane = cute.arch.lane_idx()
+    request, block = cute.arch.shuffle_sync(words, 0), cute.arch.shuffle_sync(words, 2)
+    request = cutlass.min(cutlass.max(request, 0), g.seq_lens.shape[0] - 1)
+    entry = entry_of(cfg, g, cutlass.min(cutlass.max(block, 0), MOST_BLOCKS), lane)
+    at = Int64(request) * g.block_table.stride[0] + entry
+    return RecordLoads(
+        load_relaxed(g.q_begin.iterator + (request + lane % 2)),
+        load_relaxed(g.seq_lens.iterator + request),
+        load_relaxed(g.block_table.iterator + at),
+    )
+
+
 @cute.jit
 def record(
     cfg: cutlass.Constexpr[Config], g: Globals, s: Shared, plan: Plan, index: Int32, rank: Int32
 ):
     """Leave the work tile `index` in shared memory, by one warp, after that of `index` - 1."""
-    lane = cute.arch.lane_idx()
     before, row_tile = Int32(0), Int32(0)
     if index > 0:
         last = s.records[None, (index + (RECORDS - 1)) % RECORDS]
         before, row_tile = last[0], last[1] // (BLOCK * cfg.cluster)
     words = tile_words(batch_of(cfg, g), g.tiles, plan, index, before, row_tile)
+    store_record(cfg, g, s, words, issue_loads(cfg, g, words), index, rank)
+
+
+@cute.jit
+def store_record(
+    cfg: cutlass.Constexpr[Config], g: Globals, s: Shared, words: Int32, loads: RecordLoads,
+    index: Int32, rank: Int32,
+):  # fmt: skip
+    """The record of a plan's row, by one warp."""
     request = cute.arch.shuffle_sync(words, 0)
-    # one latency for all three
-    token = g.q_begin[request + lane % 2]
-    kv_len = g.seq_lens[request]
-    page = first_pages(cfg, g, request, cute.arch.shuffle_sync(words, 2), lane)
     first_row = (cute.arch.shuffle_sync(words, 1) * cfg.cluster + rank) * BLOCK
     split_idx, num_splits, slot, group = [cute.arch.shuffle_sync(words, i) for i in range(4, 8)]
-    begin, end = span_of(words, kv_len)
-    first_token = cute.arch.shuffle_sync(token, 0)
-    q_len = cute.arch.shuffle_sync(token, 1) - first_token
+    begin, end = span_of(words, loads.kv_len)
+    first_token = cute.arch.shuffle_sync(loads.token, 0)
+    q_len = cute.arch.shuffle_sync(loads.token, 1) - first_token
     found = [
         request, first_row, begin, end, split_idx + (num_splits << 16), slot, group,
-        first_token * g.heads + first_row, q_len, kv_len,
-        *(cute.arch.shuffle_sync(page, i) for i in range(4)),
+        first_token * g.heads + first_row, q_len, loads.kv_len,
+        *(cute.arch.shuffle_sync(loads.page, i) for i in range(4)),
     ]  # fmt: skip
-    if lane == 0:
+    if cute.arch.lane_idx() == 0:
         for i in cutlass.range_constexpr(RECORD_WORDS):
             s.records[i, index % RECORDS] = found[i]
     cute.arch.sync_warp()
 
 
+def entry_of(cfg: Config, g: Globals, block, lane):
+    """Place in the block table of a page of a block, one a lane, over and over."""
+    first = block * BLOCK + (lane % (BLOCK // cfg.box_rows)) * cfg.box_rows
+    return cutlass.min(first // cfg.page_size, g.block_table.shape[1] - 1)
+
+
 @cute.jit
 def first_pages(cfg: cutlass.Constexpr[Config], g: Globals, request, block, lane):
     """Page ids of a block, one a lane, over and over. Entries past kv_len may hold anything."""
-    first = block * BLOCK + (lane % (BLOCK // cfg.box_rows)) * cfg.box_rows
-    entry = cutlass.min(first // cfg.page_size, g.block_table.shape[1] - 1)
-    return g.block_table[request, entry]
+    return g.block_table[request, entry_of(cfg, g, block, lane)]
 
 
 @cute.jit

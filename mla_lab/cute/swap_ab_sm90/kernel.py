@@ -11,6 +11,7 @@ from cutlass import Int32, Int64, const_expr
 from cutlass.cute.nvgpu import cpasync, warpgroup
 
 from ..common.feature_operands import mask_words
+from ..common.worker_plan import likely_words
 from ..split_merge.swap_ab_fragments import CtaEvent, profile_event
 from . import kv_656
 from .mainloop import consume
@@ -19,7 +20,7 @@ from .params import BOX, BOXES, CONSUMER_WARPS, HEAD_DIM, SCALES, TILE_KV, KvLoa
 from .producer import produce_grid, produce_plan
 from .producer_gather import produce_gathered
 from .shared_storage import Globals, Shared, TiledMmas, allocate, barriers_init
-from .tile_scheduler import find_plan, prefetch
+from .tile_scheduler import WorkLoads, find_plan, issue_loads, prefetch
 
 
 @cute.kernel
@@ -53,18 +54,21 @@ def swap_ab_kernel(
     cute.arch.sync_threads()
     if const_expr(c.multicast > 1):
         cute.arch.cluster_wait()
+    words, loads = Int32(0), WorkLoads.none()
+    if const_expr(not c.grid):
+        if warp == CONSUMER_WARPS:
+            words = likely_words(g.tiles, g.schedule, block)
     if const_expr(c.pdl):
         if const_expr(not c.gathered):
             if warp == 0:
                 prefetch(c, g, rank)
         cute.arch.griddepcontrol_wait()
     profile_event(c, s, CtaEvent.SETUP_DONE)
-    found = Int32(0)
     if const_expr(not c.grid):
         if warp == CONSUMER_WARPS:
-            found = find_plan(c, g, s, block)
+            words, loads = find_plan(c, g, s, words, block)
     if warp >= CONSUMER_WARPS:
-        producer(c, g, s, warp, found, rank)
+        producer(c, g, s, warp, words, loads, rank)
     else:
         if const_expr(c.producer_group):
             cute.arch.setmaxregister_increase(c.registers[1])
@@ -85,18 +89,19 @@ def swap_ab_kernel(
 
 @cute.jit
 def producer(
-    c: cutlass.Constexpr[Traits], g: Globals, s: Shared, warp: Int32, found: Int32, rank: Int32
+    c: cutlass.Constexpr[Traits], g: Globals, s: Shared, warp: Int32, found: Int32,
+    loads: WorkLoads, rank: Int32,
 ):  # fmt: skip
-    """The producer warp, or warp group."""
+    """The producer warp, or warp group; `found` and `loads` as `find_plan` gives them."""
     if const_expr(c.producer_group):
         cute.arch.setmaxregister_decrease(c.registers[0])
     if const_expr(c.gathered):
         produce_gathered(c, g, s)
     elif warp == CONSUMER_WARPS:
         if const_expr(c.grid):
-            produce_grid(c, g, s, rank)
+            produce_grid(c, g, s, issue_loads(c, g), rank)
         else:
-            produce_plan(c, g, s, found, rank)
+            produce_plan(c, g, s, found, loads, rank)
     if const_expr(c.cluster > 1):
         cute.arch.cluster_wait()
 

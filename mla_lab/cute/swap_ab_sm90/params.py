@@ -97,6 +97,8 @@ class Traits:
     kv_656: bool
     #: skip-softmax: PV of tiles with negligible weights is skipped (see `mainloop_fp8`)
     skip: bool
+    #: grid mode in a launch of one dimension: row tiles first, then splits, then requests
+    linear: bool = False
 
     @cached_property
     def gathered(self) -> bool:

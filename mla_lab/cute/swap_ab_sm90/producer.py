@@ -18,7 +18,16 @@ from ..split_merge.swap_ab_fragments import CtaEvent
 from . import kv_656
 from .params import BOX, BOXES, TILE_KV, Traits
 from .shared_storage import END, Globals, Shared, stage_full
-from .tile_scheduler import Work, issue_loads, load_entries, next_words, open_grid, open_work
+from .tile_scheduler import (
+    GridLoads,
+    Work,
+    WorkLoads,
+    issue_work_loads,
+    load_entries,
+    next_words,
+    open_grid,
+    open_work,
+)
 
 #: a page outside of every cache: the TMA writes zeros and counts the bytes
 NO_PAGE = 1 << 30
@@ -108,8 +117,11 @@ def store_record(s: Shared, record: tuple):
 
 
 @cute.jit
-def produce_plan(c: cutlass.Constexpr[Traits], g: Globals, s: Shared, found: Int32, rank: Int32):
-    """All work tiles that `find_plan` found: the first KV tile, Q and the record, then the rest."""
+def produce_plan(
+    c: cutlass.Constexpr[Traits], g: Globals, s: Shared, found: Int32, loads: WorkLoads, rank: Int32
+):
+    """All work tiles that `find_plan` found: the first KV tile, Q and the record, then the rest.
+    `loads` are of the first one; those of the next are issued under the rest."""
     cute.arch.sync_warp()  # every lane has stored its word of the plan before one arrives for all
     plan = plan_of(found)
     words = cute.make_rmem_tensor(WORDS, Int32)
@@ -118,7 +130,7 @@ def produce_plan(c: cutlass.Constexpr[Traits], g: Globals, s: Shared, found: Int
         next_words(c, g, plan, Int32(0), words)
     count = Int32(0)  # KV tiles loaded so far
     for index in cutlass.range(plan.last, unroll=1):
-        w, record = open_work(c, g, words, rank)
+        w, record = open_work(c, g, words, loads, rank)
         if const_expr(c.partials_on_ring):
             if index > 0:
                 s.ring_drained.wait(0, (index & 1) ^ 1)
@@ -135,6 +147,7 @@ def produce_plan(c: cutlass.Constexpr[Traits], g: Globals, s: Shared, found: Int
             load_q(c, g, s, record[5])
         if index + 1 < plan.last:
             next_words(c, g, plan, index + 1, words)
+            loads = issue_work_loads(c, g, words[0], words[2])
         produce_rest(c, g, s, w, count)
         count = count + w.mine
     s.q.producer_acquire(PipelineState(0, (plan.last & 1) ^ 1))
@@ -144,9 +157,8 @@ def produce_plan(c: cutlass.Constexpr[Traits], g: Globals, s: Shared, found: Int
 
 
 @cute.jit
-def produce_grid(c: cutlass.Constexpr[Traits], g: Globals, s: Shared, rank: Int32):
+def produce_grid(c: cutlass.Constexpr[Traits], g: Globals, s: Shared, a: GridLoads, rank: Int32):
     """Grid mode: the one work tile of this CTA. Q first, under the loads of length and table."""
-    a = issue_loads(c, g)
     with cute.arch.elect_one():
         s.q.full.expect_tx(0, c.q_bytes)
     load_q(c, g, s, a.begin * g.heads + a.row_tile * c.rows)

@@ -245,11 +245,43 @@ def barriers_of(c: Traits, base: cute.Pointer) -> dict[str, Any]:
     }
 
 
+class SmemOverlay:
+    """Allocations on shared memory that has another use at other times, from `base` on; the methods
+    are those of `SmemAllocator` that `allocate` calls."""
+
+    def __init__(self, base: cute.Pointer) -> None:
+        self._base, self._used = base.toint(), 0
+
+    def _take(self, dtype: Any, count: int, align: int) -> cute.Pointer:
+        start = -(-self._used // align) * align
+        self._used = start + count * dtype.width // 8
+        place = self._base + start
+        return cute.make_ptr(dtype, place, cute.AddressSpace.smem, assumed_align=align)
+
+    def allocate_array(self, dtype: Any, count: int) -> cute.Pointer:
+        """`count` elements."""
+        return self._take(dtype, count, dtype.width // 8)
+
+    def allocate_tensor(
+        self, dtype: Any, layout: Any, byte_alignment: int, swizzle: Any = None
+    ) -> cute.Tensor:
+        """A tensor of a static layout."""
+        place = self._take(dtype, cute.cosize(layout), byte_alignment)
+        if swizzle is not None:
+            place = cute.recast_ptr(place, swizzle, dtype)
+        return cute.make_tensor(place, layout)
+
+
 def allocate(
-    c: Traits, q_layout: cute.ComposedLayout, k_layout: cute.ComposedLayout, rope: Any
+    c: Traits,
+    q_layout: cute.ComposedLayout,
+    k_layout: cute.ComposedLayout,
+    rope: Any,
+    memory: Any = None,
 ) -> Shared:
-    """Lay out shared memory, in the order in which `Traits.small_bytes` counts it."""
-    memory = cutlass.memory.SmemAllocator()
+    """Lay out shared memory, in the order in which `Traits.small_bytes` counts it; on `memory` where
+    that is given."""
+    memory = memory or cutlass.memory.SmemAllocator()
     n = c.rows
     num_barriers = sum(number for number, _ in barrier_table(c).values())
     base = memory.allocate_array(Int64, num_barriers)

@@ -7,11 +7,13 @@ length alone, so that length, block table and q_begin are loaded at once. Slot =
 once.
 """
 
+from __future__ import annotations
+
 from dataclasses import dataclass
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Int32, Uint32, const_expr
+from cutlass import Int32, Int64, Uint32, const_expr
 
 from ...plan.formula import WHOLE_BLOCKS
 from ..common.gate import gate_open
@@ -24,6 +26,8 @@ from .shared_storage import END, Globals, Shared
 
 #: block table entries that a warp loads before the length says which are needed
 AHEAD = 128
+#: more blocks than any request has, whose first position still fits into 32 bits
+MOST_BLOCKS = 1 << 24
 
 
 @dataclass(frozen=True)
@@ -43,8 +47,8 @@ class Work:
 @cute.jit
 def load_entries(g: Globals, request: Int32, base: Int32):
     """32 entries of the request's block table from `base` on, one a lane."""
-    last = g.block_table.shape[1] - 1
-    return g.block_table[request, cutlass.min(base + cute.arch.lane_idx(), last)]
+    at = cutlass.min(base + cute.arch.lane_idx(), g.block_table.shape[1] - 1)
+    return load_relaxed(g.block_table.iterator + (Int64(request) * g.block_table.stride[0] + at))
 
 
 def batch_of(c: Traits, g: Globals) -> Batch:
@@ -52,12 +56,57 @@ def batch_of(c: Traits, g: Globals) -> Batch:
     return Batch(g.seq_lens, g.q_begin, g.heads, g.q_len, g.num_workers, g.costs, Int32(c.rows))
 
 
+@dataclass(frozen=True)
+class WorkLoads:
+    """What a work tile needs beside a plan's row: loads in flight together. `token` and `kv_len` are
+    uniform; `entry` is of the piece's first blocks, where a worker is one CTA."""
+
+    token: Int32
+    next_token: Int32
+    kv_len: Int32
+    #: 32 block table entries, one a lane
+    entry: Int32
+
+    @classmethod
+    def none(cls) -> WorkLoads:
+        """Of a warp that loads nothing."""
+        return cls(*[Int32(0)] * 4)
+
+
 @cute.jit
-def find_plan(c: cutlass.Constexpr[Traits], g: Globals, s: Shared, cta: Int32) -> Int32:
-    """The words of this CTA's tiles, also left in shared memory for the merges; by one warp."""
+def issue_work_loads(c: cutlass.Constexpr[Traits], g: Globals, request: Int32, block: Int32):
+    """The loads for a piece that begins at `block` of `request`, which may be any numbers: none is
+    outside of the tensors."""
+    request = cutlass.min(cutlass.max(request, 0), g.seq_lens.shape[0] - 1)
+    block = cutlass.min(cutlass.max(block, 0), MOST_BLOCKS)
+    begin = g.q_begin.iterator + request
+    return WorkLoads(
+        load_relaxed(begin),
+        load_relaxed(begin + 1),
+        load_relaxed(g.seq_lens.iterator + request),
+        load_entries(g, request, block * TILE_KV // c.page),
+    )
+
+
+@cute.jit
+def find_plan(c: cutlass.Constexpr[Traits], g: Globals, s: Shared, likely: Int32, cta: Int32):
+    """The words of this CTA's tiles, also left in shared memory for the merges, and the loads of the
+    first one; by one warp.
+
+    The loads are issued beside the lengths that the tiles are checked against, for the tile that the
+    CTA began with last (`likely`): one latency less in all layers of a step but the first."""
+    words = likely
+    loads = issue_work_loads(c, g, *first_place(words))
     words = open_plan(batch_of(c, g), g.tiles, g.schedule, cta, c.cluster)
     s.plan[cute.arch.lane_idx()] = words
-    return words
+    if not cute.arch.vote_all_sync(words == likely):
+        loads = issue_work_loads(c, g, *first_place(words))
+    return words, loads
+
+
+def first_place(words: Int32) -> tuple[Int32, Int32]:
+    """Request and first block of a plan's row."""
+    return cute.arch.shuffle_sync(words, 0), cute.arch.shuffle_sync(words, 2)
 
 
 @cute.jit
@@ -84,18 +133,17 @@ def next_words(
 
 
 @cute.jit
-def open_work(c: cutlass.Constexpr[Traits], g: Globals, words: cute.Tensor, rank: Int32):
+def open_work(
+    c: cutlass.Constexpr[Traits], g: Globals, words: cute.Tensor, loads: WorkLoads, rank: Int32
+):
     """From a plan's row to this CTA's share; also the words of the record that follow from it.
 
     Lengths are those of this launch, whatever a plan was made for: the last split ends where the
     keys end, and one beyond them is empty."""
-    request = words[0]
-    # one CTA begins where the piece does: its table entries are loaded beside the lengths
-    base = words[2] * TILE_KV // c.page
-    entry = load_entries(g, request, base)
-    kv_len = g.seq_lens[request]
-    begin = g.q_begin[request]
-    q_len = g.q_begin[request + 1] - begin
+    request, kv_len, begin = words[0], loads.kv_len, loads.token
+    q_len = loads.next_token - begin
+    # one CTA begins where the piece does
+    base, entry = words[2] * TILE_KV // c.page, loads.entry
     held = (kv_len + TILE_KV - 1) // TILE_KV
     end = cutlass.min(words[3], held)
     if words[4] + 1 == words[5]:
@@ -141,21 +189,41 @@ class GridLoads:
     begin: Int32
     q_len: Int32
     #: the request's first AHEAD table entries, lane + 32 k in word k
-    entries: cute.Tensor
+    entries: tuple
+
+    @classmethod
+    def none(cls) -> GridLoads:
+        """Of a warp that loads nothing."""
+        return cls(*[Int32(0)] * 6, (Int32(0),) * (AHEAD // 32))
+
+
+@cute.jit
+def grid_place(c: cutlass.Constexpr[Traits], g: Globals):
+    """Split and CTA of the cluster, row tile and request of this CTA. In a launch of one dimension
+    CTAs beyond the last request get a split that no request has."""
+    x, row_tile, request = cute.arch.block_idx()
+    if const_expr(c.linear):
+        tiles = (g.row_tiles + c.multicast - 1) // c.multicast * c.multicast
+        rest = Int32(Uint32(x) // Uint32(tiles))
+        row_tile = x - rest * tiles
+        request = Int32(Uint32(rest) // Uint32(g.num_splits))
+        x = rest - request * g.num_splits
+        if request >= g.seq_lens.shape[0]:
+            x, request = Int32(g.num_splits), Int32(0)
+    return x, row_tile, request
 
 
 @cute.jit
 def issue_loads(c: cutlass.Constexpr[Traits], g: Globals):
     """Issue all loads that the work depends on."""
-    x, row_tile, request = cute.arch.block_idx()
+    x, row_tile, request = grid_place(c, g)
     if const_expr(c.kv_load == KvLoad.GATHER_SPARSE):
         # every query token is a request of one token, as long as its list of slots, or as many of
         # them as count
         width, one = Int32(g.block_table.shape[1]), Int32(1)
         if g.seq_lens.shape[0] > 0:
             width = cutlass.min(width, load_relaxed(g.seq_lens.iterator + request))
-        nothing = cute.make_rmem_tensor(1, Int32)
-        return GridLoads(request, row_tile, x, width, request, one, nothing)
+        return GridLoads(request, row_tile, x, width, request, one, (Int32(0),) * (AHEAD // 32))
     return issue_request_loads(c, g, x, row_tile, request)
 
 
@@ -165,7 +233,7 @@ def issue_request_loads(
 ):
     """`issue_loads` where a request's length is in memory."""
     last = g.block_table.shape[1] - 1
-    entries = cute.make_rmem_tensor(AHEAD // 32, Int32)
+    entries = [Int32(0)] * (AHEAD // 32)
     table = g.block_table.iterator + request * g.block_table.stride[0]
     for k in cutlass.range_constexpr(0 if c.gathered else AHEAD // 32):
         at = cutlass.min(32 * k + cute.arch.lane_idx(), last)
@@ -177,7 +245,7 @@ def issue_request_loads(
     if g.q_len == 0:
         begin = g.q_begin[request]
         q_len = g.q_begin[request + 1] - begin
-    return GridLoads(request, row_tile, x // c.cluster, kv_len, begin, q_len, entries)
+    return GridLoads(request, row_tile, x // c.cluster, kv_len, begin, q_len, tuple(entries))
 
 
 @cute.jit

@@ -41,6 +41,27 @@ def test_workers_find_the_tiles_of_the_rule(kernel: EmulatedKernel, seed: int) -
     assert kernel.run.findings == []
 
 
+@pytest.fixture(scope="module")
+def single() -> EmulatedKernel:
+    config = KernelConfig("cute/found_tiles", options=(("single", 1),))
+    return EmulatedKernel.of(jit.compile(config), Options(check=True))
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_the_closed_form_of_one_request_finds_the_same(single: EmulatedKernel, seed: int) -> None:
+    rng = random.Random(seed)
+    q_len = rng.choice([1, 1, 2, 4])
+    longest = rng.choice([1, 64, 700, 9000, 131_072])
+    kv_len = max(q_len, rng.randint(1, longest)) if rng.random() < 0.9 else 0
+    problem = Problem((q_len,), (kv_len,), rng.choice([16, 64, 128]))
+    costs = Costs(rng.randint(0, 12), rng.randint(0, 12))
+    batch = Batch(problem, 64, WORKERS, costs, q_len)
+    schedule = kept()
+    for _ in range(2):  # found, and kept
+        assert launch(single, batch, schedule) == planned(batch)
+    assert single.run.findings == []
+
+
 def batch_of(*kv_lens: int, costs: Costs = CHEAP, q_lens: tuple[int, ...] = ()) -> Batch:
     problem = Problem(q_lens or (1,) * len(kv_lens), kv_lens, 16)
     return Batch(problem, 16, WORKERS, costs, 0 if q_lens else 1)

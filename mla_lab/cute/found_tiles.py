@@ -7,6 +7,8 @@ in the emulator.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import cutlass
 import cutlass.cute as cute
 from cutlass import Int32
@@ -20,10 +22,12 @@ from .registry import CuteEntry
 
 @cute.kernel
 def _find(
-    b: Batch, tiles: cute.Tensor, schedule: cute.Tensor, rows: cute.Tensor, counts: cute.Tensor
-):
+    single: cutlass.Constexpr[bool], b: Batch, tiles: cute.Tensor, schedule: cute.Tensor,
+    rows: cute.Tensor, counts: cute.Tensor,
+):  # fmt: skip
     worker, _, _ = cute.arch.block_idx()
     lane = cute.arch.lane_idx()
+    b = replace(b, single=single)
     plan = plan_of(open_plan(b, tiles, schedule, worker, 1))
     request, row_tile = Int32(0), Int32(0)
     for index in cutlass.range(plan.last, unroll=1):
@@ -38,22 +42,34 @@ def _find(
 @cute.jit
 def _launch(*operands) -> None:
     """Operands in the order of `entry`, the stream last."""
+    _launch_rule(False, operands)
+
+
+@cute.jit
+def _launch_single(*operands) -> None:
+    """As `_launch`, by the closed form of one request."""
+    _launch_rule(True, operands)
+
+
+def _launch_rule(single: bool, operands) -> None:
     lens, q_begin, tiles, schedule, rows, counts, *numbers, stream = operands
     heads, q_len, costs, tile_rows = numbers
     b = Batch(lens, q_begin, heads, q_len, Int32(counts.shape[0]), costs, tile_rows)
-    _find(b, tiles, schedule, rows, counts).launch(
+    _find(single, b, tiles, schedule, rows, counts).launch(
         grid=(counts.shape[0], 1, 1), block=(32, 1, 1), stream=stream
     )
 
 
 def entry(config: KernelConfig) -> CuteEntry:
-    """Arguments: seq_lens [batch], q_begin [batch + 1], tiles [n, 8] and schedule as of
-    `worker_plan.open_plan`, rows [workers, most, 8] and counts [workers], which are written, all
-    int32; heads, q_len (0: see q_begin), packed costs, tile_rows."""
+    """With the option `single` the batch is one request. Arguments: seq_lens [batch], q_begin
+    [batch + 1], tiles [n, 8] and schedule as of `worker_plan.open_plan`, rows [workers, most, 8]
+    and counts [workers], which are written, all int32; heads, q_len (0: see q_begin), packed costs,
+    tile_rows."""
     ranks = (1, 1, 2, 1, 3, 1)
     tensors = [_int32(rank) for rank in ranks]
     stream = make_fake_stream(use_tvm_ffi_env_stream=True)
-    return CuteEntry(_launch, (*tensors, *[Int32(0)] * 4, stream), "found_tiles")
+    launch = _launch_single if config.option("single") else _launch
+    return CuteEntry(launch, (*tensors, *[Int32(0)] * 4, stream), "found_tiles")
 
 
 def _int32(rank: int) -> cute.Tensor:

@@ -16,9 +16,10 @@ from ..core.errors import invalid
 from ..core.problem import Problem
 from ..plan import make_plan
 from ..plan.config import KernelConfig
+from ..plan.gate import dual_gate, gated
 from ..plan.launch_modes import costs_of
 from ..plan.tile import WorkTile
-from ..plan.workspace import KEPT_WORDS, MAX_CTAS
+from ..plan.workspace import KEPT_WORDS, LL_WORDS, MAX_CTAS
 from ..reference.inputs import DecodeInputs, make_inputs
 from ..reference.mla import Result, TileWalk, decode_reference
 from ..reference.tolerance import error, lse_error
@@ -33,8 +34,8 @@ DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "e4m3": torch.float8_e4
 COUNTERS = 64
 #: of skip-softmax: leaves most tiles out
 SKIP_FACTOR = 800.0
-#: that find their work from the lengths
-WORKERS = 5
+#: that find their work from the lengths; of a dual build twice a request's row tiles of 16 rows
+WORKERS, DUAL_WORKERS = 5, 8
 #: largest errors of out (relative) and lse, of 16-bit operands, and of e4m3 ones, whose weights are
 #: rounded before they are summed
 SIXTEEN_BITS, EIGHT_BITS = (0.008, 1e-5), (0.06, 0.02)
@@ -135,7 +136,8 @@ def call_of(
     """A call of a build on `inputs`, cut in `splits` pieces a request where they are long enough; 0
     where WORKERS workers find their pieces from the lengths. With `pieces`, arguments of
     `plan.policies.fixed_size`, they follow from a request's own length instead. `workers` share the
-    pieces of a plan, one for each piece of a request by default."""
+    pieces of a plan, one for each piece of a request by default. A dual build has a gate
+    (`plan.gate.dual_gate`)."""
     problem = inputs.problem
     query = inputs.query.unsqueeze(0) if inputs.query.dim() == 3 else inputs.query
     out = torch.full((*query.shape[:-1], problem.latent_dim), 7.0).to(DTYPES[config.out_dtype])
@@ -162,11 +164,23 @@ def call_of(
     elif splits:
         args += [len(work[1]) - 1, q_len, 0]
     else:
-        args += [WORKERS, q_len, costs_of(config).packed]
+        args += [finders(config), q_len, gated(costs_of(config).packed, _gate(config, problem))]
     if feature_operands(config):
         args.append(_extras(config, inputs))
     expected = decode_reference(inputs, walk=_walk(config, problem, work))
     return Call(config, inputs, tuple(args), out, lse, expected)
+
+
+def finders(config: KernelConfig) -> int:
+    """Workers of a launch that find their work from the lengths."""
+    return DUAL_WORKERS if config.option("dual") else WORKERS
+
+
+def _gate(config: KernelConfig, problem: Problem) -> int:
+    """The gate of a dual build, else none."""
+    if not config.option("dual"):
+        return 0
+    return -dual_gate(max(problem.q_lens) * problem.heads, DUAL_WORKERS)
 
 
 def _requests(config: KernelConfig, problem: Problem) -> Problem:
@@ -227,8 +241,11 @@ def _work(
     if config.option("grid"):
         return [], splits
     if not splits:
-        tiles, kept = torch.empty(0, 8, dtype=torch.int32), MAX_CTAS * KEPT_WORDS
-        return [tiles, torch.full((kept,), 7, dtype=torch.int32)], 2 * WORKERS
+        kept = torch.full((MAX_CTAS * KEPT_WORDS,), 7, dtype=torch.int32)
+        found = [torch.empty(0, 8, dtype=torch.int32), kept]
+        if config.option("dual"):
+            found.append(torch.zeros(LL_WORDS))
+        return found, 2 * finders(config)
     knobs: dict[str, Any] = {**pieces} if pieces else {"num_splits": splits}
     plan = make_plan(
         problem,
@@ -258,7 +275,7 @@ def _partials(
     # workers that find their pieces number row tiles by worker
     groups = lists * _row_tiles(config, problem)
     if work and not len(work[0]):
-        groups = max(groups, WORKERS)
+        groups = max(groups, finders(config))
     apart = 0 if config.kernel == "cute/swap_ab_sm90" and config.cluster == 1 else 32 * groups
     counters = torch.zeros(max(COUNTERS, apart) * config.cluster, dtype=torch.int32)
     return [out, lse, counters]

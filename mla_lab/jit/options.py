@@ -18,6 +18,7 @@ _SM90 = ("features", "fused_merge", "gather", "pdl", "shaped", "skip", "stamps")
 CUTE = {
     "cute/swap_ab_sm90": (*_SM90, "grid", "pair"),
     "cute/keep_ab_sm90": (*_SM90, "dual", "scales", "stages"),
+    "cute/found_tiles": ("single",),
     "cute/mla_sm100": ("features", "fused_merge", "pdl", "scales", "shaped"),
 }
 #: how a CUDA kernel's source gives an option its default

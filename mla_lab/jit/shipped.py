@@ -84,6 +84,11 @@ CUTE: tuple[KernelConfig, ...] = (
         for formats in FORMATS
         for tile in KEEP_AB_PERSISTENT.tiles
     ),
+    # for one request: swap_ab inside, which takes short ones; in the commonest format
+    *(
+        _for_backend("cute/keep_ab_sm90", FORMATS[2], (64, 1), options=(("dual", dual),))
+        for dual in (1, 2)
+    ),
     # for plans of more workers than run at once, whose partials the merge kernel merges
     *(
         _for_backend("cute/keep_ab_sm90", FORMATS[2], tile, options=(("fused_merge", 0),))

@@ -1,4 +1,6 @@
-"""Two builds for one call: each is launched, and lengths on the device say which of them works.
+"""Two mainloops for one call: lengths on the device say which of them works.
+
+Either two builds are launched, one behind the other, or one kernel holds both (`dual_gate`).
 
 Every CTA adds up the blocks of the batch (at least one a request) and ends at once where the gate
 of its launch is closed. A gate g > 0 is open to fewer than g blocks, g < 0 to -g blocks or more,
@@ -20,6 +22,21 @@ WORKERS = 64
 MOST_BLOCKS = LONG - 1
 #: requests whose lengths a warp adds up in a formula
 MOST_REQUESTS = 32
+
+
+#: query rows of swap_ab's row tiles in a dual build of keep_ab (`cute.keep_ab_sm90.dual`)
+DUAL_ROWS = 16
+#: KV tiles of a CTA up to which swap_ab is the quicker of the two. 128 rows: of 1, 2 and 4 tiles it
+#: takes 7.6, 8.9 and 13.1 us, keep_ab 10.4, 10.8 and 12.5; 256 rows: of 2 and 4 tiles 9.0 and 11.8,
+#: keep_ab 10.7 and 11.5 (H200, 2026-11-24, `data/notes/kernel_attempts.jsonl`)
+DUAL_TILES = 3
+#: query rows of a request up to which a dual build is taken: beyond, swap_ab has too few splits
+MOST_DUAL_ROWS = 512
+
+
+def dual_gate(rows: int, workers: int) -> int:
+    """Blocks from which on keep_ab runs a single request of so many query rows in a dual build."""
+    return DUAL_TILES * (workers // -(-rows // DUAL_ROWS)) + 1
 
 
 def gated(word: int, gate: int) -> int:

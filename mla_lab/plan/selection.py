@@ -23,9 +23,9 @@ from .config import KernelConfig
 from .cost import makespan
 from .cuts import Shape
 from .formula import WHOLE_BLOCKS, counts, fits_ll_slice, most_splits, times_of
-from .gate import LONG, MOST_BLOCKS, MOST_REQUESTS
+from .gate import LONG, MOST_BLOCKS, MOST_DUAL_ROWS, MOST_REQUESTS, dual_gate
 from .kernel_costs import KernelCosts, recorded_costs
-from .launch_modes import KEEP_AB_PERSISTENT, find_mode
+from .launch_modes import FORMATS, KEEP_AB_PERSISTENT, SIXTEEN_BIT, find_mode
 from .pricing import TILE_KV, candidates, config_of, model_of
 from .search import memory_time, tile_times
 from .self_schedule import COSTS, self_schedule
@@ -58,7 +58,7 @@ class Selection:
     regret: float = 1.0
     worst: float = 1.0
     #: runs where the batch has `gate` blocks or more, and this one where it has less; None: this
-    #: one always
+    #: one always, in a dual build (see `gate`) with one mainloop below `gate`, the other from it on
     beyond: Selection | None = None
     gate: int = 0
 
@@ -95,6 +95,21 @@ def select(
     if alike and not ragged and found[0].worst > WORST:
         return pair_of(found, problem.batch)
     return found[0]
+
+
+def dual_of(
+    one: Selection, problem: Problem, gpu: Gpu, able: Callable[[KernelConfig], bool]
+) -> Selection:
+    """`one`, or where that is keep_ab of 16 bits for a single request, the build that holds swap_ab
+    for short ones as well, if it can be had. Of a plain call: the build has no features."""
+    rows = max(problem.q_lens) * problem.heads
+    formats = FORMATS.get((problem.q_dtype, problem.kv_format))
+    taken = one.config.kernel == KEEP_AB_PERSISTENT.kernel and formats == SIXTEEN_BIT
+    if problem.batch != 1 or not taken or not 0 < rows <= MOST_DUAL_ROWS:
+        return one
+    options = (*one.config.options, ("dual", 1 if max(problem.q_lens) == 1 else 2))
+    config = replace(one.config, tile_rows=64, cluster=1, options=options)
+    return replace(one, config=config, gate=dual_gate(rows, gpu.sms)) if able(config) else one
 
 
 def pair_of(found: list[Selection], batch: int) -> Selection:

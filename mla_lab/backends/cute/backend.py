@@ -33,7 +33,7 @@ from ...plan.launch_modes import (
     LaunchMode,
 )
 from ...plan.pricing import config_of, first_too_long, too_long
-from ...plan.selection import Selection, select
+from ...plan.selection import Selection, dual_of, select
 from .. import self_check
 from ..base import ANY_KEYS, SKIPS_NOTHING, Replay, gpu_of, not_taken
 from ..cuda.ops import MAX_BATCH
@@ -183,7 +183,9 @@ def _chosen(problem: Problem, gpu: Gpu, features: Features, ragged: bool, long: 
     found = select(problem, gpu, costs(), able(problem, features), ragged, long)
     if found is None:
         raise unsupported("query", f"{problem.batch} requests", "a call that some kernel takes")
-    return found
+    if ragged or features.mask or features.sinks or features.tensor_scales:
+        return found
+    return dual_of(found, problem, gpu, able(problem, features))
 
 
 def _skipping(problem: Problem) -> tuple[LaunchMode, int]:

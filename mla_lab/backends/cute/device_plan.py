@@ -56,7 +56,8 @@ class SelfScheduled:
     costs: Costs
     #: of any batch and any lengths
     workspace: WorkspaceLayout
-    #: see `plan.gate`; with one, the launch before this one, which has the opposite gate
+    #: see `plan.gate`; with one, the launch before this one, which has the opposite gate, or none
+    #: where a dual build runs its other mainloop
     gate: int = 0
     before: SelfScheduled | Formula | None = None
     #: see `backends.base.Planned`
@@ -75,7 +76,8 @@ def of_selection(selection: Selection, bounds: Problem, gpu: Gpu) -> SelfSchedul
     if selection.beyond is None:
         if selection.config.option("grid"):
             return Formula.of(selection.config, selection.num_splits, bounds, gpu)
-        return SelfScheduled.of(selection.config, gpu, bounds.latent_dim)
+        planned = SelfScheduled.of(selection.config, gpu, bounds.latent_dim)
+        return replace(planned, gate=-selection.gate)
     gate = selection.gate
     first = of_selection(replace(selection, beyond=None), bounds, gpu)
     second = of_selection(selection.beyond, bounds, gpu)

@@ -138,9 +138,7 @@ class Launch:
         self._merge_items: Tensor | None = None  # where the merge kernel follows
         q_len = 0 if form.features.ragged else form.bounds.q_lens[0]
         if isinstance(words, SelfScheduled):
-            self._walk = (no_tiles(form.device), workspace["schedule"].view(-1))
-            if config.option("dual"):
-                self._walk += (workspace["ll_partials"].view(-1),)
+            self._walk = found_work(config, workspace, form.device)
             q_len = 1 if form.features.sparse else q_len
             self._numbers = (words.num_workers, q_len, gated(words.costs.packed, words.gate))
         elif isinstance(words, DevicePlan):
@@ -408,6 +406,16 @@ def between(workspace: Workspace, tile_rows: int, latent_dim: int) -> tuple[Tens
     out = torch.empty(0, tile_rows, latent_dim, dtype=torch.float32, device=device)
     lse = torch.empty(0, tile_rows, dtype=torch.float32, device=device)
     return out, lse, torch.empty(0, dtype=torch.int32, device=device)
+
+
+def found_work(
+    config: KernelConfig, workspace: Workspace, device: torch.device
+) -> tuple[Tensor, ...]:
+    """What a launch that schedules itself takes in place of a plan: no tiles, what its CTAs keep,
+    and room for the LL merge of a dual build.
+    """
+    kept = (no_tiles(device), workspace["schedule"].view(-1))
+    return (*kept, workspace["ll_partials"].view(-1)) if config.option("dual") else kept
 
 
 def ll_partials(

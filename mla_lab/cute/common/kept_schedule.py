@@ -9,11 +9,22 @@ from __future__ import annotations
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Int32
+from cutlass import Int32, const_expr
 
 from .kv_prefetch import KvCache, prefetch_tiles
 from .ptx_sm90 import load_relaxed, load_where, pick, store_relaxed
-from .self_schedule import COUNT, END, GROUP, HELD, Batch, find_work, pack, select, total
+from .self_schedule import (
+    COUNT,
+    END,
+    GROUP,
+    HELD,
+    Batch,
+    find_work,
+    find_work_of_one,
+    pack,
+    select,
+    total,
+)
 
 
 @cute.jit
@@ -47,6 +58,17 @@ def lengths_differ(b: Batch, row: cute.Pointer, held: cutlass.Constexpr[int]):
 
 
 @cute.jit
+def any_length_differs(b: Batch, row: cute.Pointer):
+    """`lengths_differ` for a batch of any size; nonzero where not all of its lengths are kept."""
+    batch, changed = b.seq_lens.shape[0], Int32(1)
+    if batch <= 32:
+        changed = lengths_differ(b, row, 1)
+    elif batch <= GROUP:
+        changed = lengths_differ(b, row, HELD)
+    return changed
+
+
+@cute.jit
 def keep_lengths(b: Batch, row: cute.Pointer):
     """What `lengths_differ` compares with, of up to GROUP requests."""
     begin, batch = load_relaxed(b.q_begin.iterator), b.seq_lens.shape[0]
@@ -66,16 +88,18 @@ def find_plan_words(b: Batch, worker: Int32, kept: cute.Tensor) -> Int32:
     kept: int32 [KEPT]: words, key, lengths, where each request's query tokens end, one a lane in
     each row of 32. It may hold anything: the batch is not 0, and the key has a checksum.
     """
-    row, batch = kept.iterator + cute.arch.lane_idx(), b.seq_lens.shape[0]
+    row = kept.iterator + cute.arch.lane_idx()
     words, key = load_relaxed(row), load_relaxed(row + 32)
-    changed = Int32(1)
-    if batch <= 32:
+    if const_expr(b.single):
         changed = lengths_differ(b, row, 1)
-    elif batch <= GROUP:
-        changed = lengths_differ(b, row, HELD)
+    else:
+        changed = any_length_differs(b, row)
     changed = changed | (key ^ key_of(b, worker, words))
     if not cute.arch.vote_all_sync(changed == 0):
-        words = find_work(b, worker)
+        if const_expr(b.single):
+            words = find_work_of_one(b, worker)
+        else:
+            words = find_work(b, worker)
         store_relaxed(row, words)
         store_relaxed(row + 32, key_of(b, worker, words))
         keep_lengths(b, row)

@@ -35,7 +35,7 @@ from cutlass import Float32, Int32, Uint32
 from ...plan.self_schedule import COARSE, LARGE, LEAST, LEAST_EVEN, MOST_EVEN, SNAP, STEPS
 from ...plan.workspace import HELD_REQUESTS
 from .gate import gate_open
-from .ptx_sm90 import load_where
+from .ptx_sm90 import load_relaxed, load_where
 
 #: words of a plan row
 WORDS = 8
@@ -60,6 +60,8 @@ class Batch:
     #: `Costs.packed`, and a gate in its upper half
     costs: Int32
     tile_rows: int
+    #: the batch is one request, of no more row tiles than workers
+    single: bool = False
 
 
 @dataclass(frozen=True)
@@ -461,3 +463,32 @@ def find_work(b: Batch, worker: Int32) -> Int32:
     found = [t.bundled, Int32(-1), count, Int32(0), cutlass.min(first[3], known), closed]
     words = pack(lane, found, BUNDLED, Int32(0))
     return pack(lane, first, 0, pack(lane, last, WORDS, words))
+
+
+@cute.jit
+def find_work_of_one(b: Batch, worker: Int32) -> Int32:
+    """`find_work` for a `single` request, in closed form: its row tiles are one bundle; it is cut
+    in even pieces with L = ceil(n / P), or stays whole, with the last bundle."""
+    q_begin = b.q_begin.iterator
+    tiles = row_tiles_of(b, (load_relaxed(q_begin + 1) - load_relaxed(q_begin)) * b.heads)
+    blocks = (load_relaxed(b.seq_lens.iterator) + BLOCK - 1) // BLOCK
+    blocks, row_tiles = cutlass.max(blocks, 1), cutlass.max(tiles, 1)
+    bundles = Int32(Uint32(b.workers) // Uint32(row_tiles))
+    part = Int32(Uint32(worker) // Uint32(row_tiles))
+    row_tile = worker - part * row_tiles
+    even = Int32(Uint32(blocks + bundles - 1) // Uint32(bundles))
+    pieces = Int32(Uint32(blocks + even - 1) // Uint32(even))
+    pieces = select(even + ((b.costs >> 8) & 255) < blocks, pieces, Int32(1))
+    shared = pieces > 1
+    split = select(shared, part, part - (bundles - 1))
+    there = (tiles > 0) & (part < bundles) & (split >= 0) & (split < pieces)
+    count, closed = select(there, Int32(1), Int32(0)), Int32(0)
+    if not gate_open(b.costs >> 16, blocks, blocks):
+        count, closed = Int32(0), Int32(1)
+    begin = Int32(Uint32(blocks * split) // Uint32(pieces))
+    end = Int32(Uint32(blocks * (split + 1)) // Uint32(pieces))
+    slot = select(shared, row_tile * 2 * bundles + part, Int32(-1))
+    group = select(shared, row_tile, Int32(-1))
+    lane = cute.arch.lane_idx()
+    words = pack(lane, [Int32(1), Int32(-1), count, Int32(0), end, closed], BUNDLED, Int32(-1))
+    return pack(lane, [Int32(0), row_tile, begin, end, split, pieces, slot, group], 0, words)

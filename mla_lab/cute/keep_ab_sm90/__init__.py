@@ -9,13 +9,14 @@
     mainloop_pv           O += P V: two warp groups; then the epilogue
     epilogue_store        stores of result rows; profile: events of profiled builds
     params                static configuration, operands, shared memory
+    dual                  swap_ab in the same kernel, for one short request
     ../split_merge        keep_ab_*: partials of split row tiles and their cooperative merge
 
 Options off by default, each a build of its own because the QK-softmax warp group has no register to
 spare: `features` (sinks), `scales` (in memory), the mask "tree", `skip` (skip-softmax, 64 rows
 only). Their operands come as one tuple before the stream; with `skip` its factor is the last one.
 The option `stages` changes the number of KV stages; with `gather` tokens are fetched one by one
-(`fp8.producer_gather`).
+(`fp8.producer_gather`); a `dual` build takes one request, a short one by swap_ab.
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ from ...core.problem import FP8_656_BYTES
 from ...plan.config import KernelConfig
 from ..registry import CuteEntry
 from ..split_merge import SplitMerge
+from .dual import CAUSAL, ONE_TOKEN
 from .fp8.params import PAGED, SPARSE, Fp8Config, fp8_facts
 from .kernel import KeepAB
 from .params import DTYPES, FP8_DTYPES, HEAD, LATENT, SHARED_BYTES, Config
@@ -67,6 +69,21 @@ def check(config: KernelConfig) -> None:
         raise unsupported("kv_format", f"{config.kv_format} with skip", tuple(DTYPES))
     if config.option("fused_merge", 1) not in MERGES:
         raise unsupported("fused_merge", config.option("fused_merge"), tuple(MERGES))
+    if config.option("dual"):
+        check_dual(config)
+
+
+def check_dual(config: KernelConfig) -> None:
+    """Raises Unsupported for what is not compiled beside swap_ab in one kernel."""
+    if config.option("dual") not in (ONE_TOKEN, CAUSAL):
+        raise unsupported("dual", config.option("dual"), (ONE_TOKEN, CAUSAL))
+    others = [
+        n for n, v in config.options if v and n not in ("dual", "shaped", "pdl", "fused_merge")
+    ]
+    whole = config.option("fused_merge", 1) == 1 and config.cluster == 1 and config.mask != "tree"
+    if config.q_dtype not in DTYPES or config.kv_format != config.q_dtype or others or not whole:
+        got = f"{config.name()}"
+        raise unsupported("options", got, "dual with 16 bits, 64 rows, the cooperative merge")
 
 
 def check_gathered(config: KernelConfig) -> None:

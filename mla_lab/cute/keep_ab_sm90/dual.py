@@ -1,19 +1,23 @@
-"""swap_ab inside a launch of keep_ab, for batches of few blocks.
+"""swap_ab inside a launch of keep_ab: the option `dual`, for one request.
 
-Rows on M need 64 of them, whatever a request has, and load and merge 64 rows for a few KV tiles; with
-KV on M a CTA takes 16. Which is quicker depends on the lengths, which the host does not have. So the
-kernel has both mainloops, and the gate of the launch decides: the scheduler warp compares the blocks
-of the batch with it (`plan.gate`), and where it is closed to keep_ab, every CTA runs swap_ab, as a
-grid of row tiles of 16 rows, LL merge, pairs of CTAs that share KV by multicast.
+With query rows on M a CTA has 64 of them, and loads and merges 64 rows for a few KV tiles; with KV
+on M it has 16. Which is quicker depends on the length, which the host does not have. So the kernel
+holds both mainloops, and the gate of the launch decides (`plan.gate`): the scheduler warp compares
+the blocks of the request with it, and where it is closed to keep_ab, every CTA runs swap_ab: a grid
+of row tiles of 16 rows and even splits, with the LL merge.
 
-swap_ab has its shared memory on the KV ring of keep_ab, and its barriers are initialised when the
-choice is made. The loads that its work depends on are issued before, by its producer warp.
-"""
+swap_ab has its shared memory on the KV ring of keep_ab, and its mbarriers are initialised once the
+choice is made. What its work depends on is loaded before, by its producer warp.
+
+The order of the code matters: the first 128 KiB of a kernel are fast, and what lies behind is
+fetched anew in each launch (`jit.code_size`). keep_ab stands first and loses nothing; swap_ab, of
+which 80 KB lie behind, takes 0.2 us more than with its code first (H200, 2026-11-24,
+`data/notes/kernel_attempts.jsonl`)."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import cache
-from typing import Any
 
 import cutlass
 import cutlass.cute as cute
@@ -21,6 +25,8 @@ from cutlass import Int32, const_expr
 from cutlass.cute.nvgpu import warpgroup
 
 from ...plan.config import KernelConfig
+from ...plan.gate import DUAL_ROWS
+from ...plan.launch_modes import SWAP_AB_LL
 from ..swap_ab_sm90.kernel import kv_tma, q_tma
 from ..swap_ab_sm90.mainloop import consume
 from ..swap_ab_sm90.mma import tiled_mmas
@@ -31,56 +37,46 @@ from ..swap_ab_sm90.shared_storage import SmemOverlay, allocate, barriers_init
 from ..swap_ab_sm90.tile_scheduler import GridLoads, issue_loads
 from .params import Config, Globals, Shared
 
-#: query rows of a swap_ab CTA, and CTAs that share KV by multicast
-ROWS, PAIR = 16, 2
+#: values of the option: one query token, or several with the causal rule
+ONE_TOKEN, CAUSAL = 1, 2
 
 
 @cache
 def traits(cfg: Config) -> Traits:
     """What of swap_ab is compiled in."""
-    from dataclasses import replace
-
     config = KernelConfig(
-        "cute/swap_ab_sm90",
+        SWAP_AB_LL.kernel,
         q_dtype=cfg.dtype,
         kv_format=cfg.dtype,
         out_dtype=cfg.out_dtype,
-        tile_rows=ROWS,
+        tile_rows=DUAL_ROWS,
         page_size=cfg.page_size,
-        mask="causal" if cfg.dual == 2 else "none",
-        options=(("fused_merge", 3), ("grid", 1), ("pair", PAIR), ("pdl", cfg.pdl)),
+        mask="causal" if cfg.dual == CAUSAL else "none",
+        options=(*SWAP_AB_LL.options, ("pdl", cfg.pdl)),
     )
     return replace(traits_of(config), linear=True)
 
 
 @cute.jit
-def operands(cfg: cutlass.Constexpr[Config], g: Globals, q: cute.Tensor, ll: cute.Tensor):
-    """Operands, MMAs and layouts of swap_ab, from those of keep_ab and the workspace of LL
-    partials."""
+def operands(cfg: cutlass.Constexpr[Config], g: Globals, q: cute.Tensor, ll_partials: cute.Tensor):
+    """Operands, MMAs and layouts of swap_ab, from those of keep_ab and the workspace of the LL
+    merge (fp32 [words], see `plan.formula.ll_words`)."""
     c = traits(cfg)
     atom = warpgroup.make_smem_layout_atom(warpgroup.SmemLayoutAtomKind.K_SW128, c.dtype)
     q_layout = cute.tile_to_shape(atom, (c.mma_n, c.columns), (0, 1))
     k_layout = cute.tile_to_shape(atom, (TILE_KV, c.columns, c.stages), (0, 1, 2))
-    row_tiles = (g.q_len * g.heads + ROWS - 1) // ROWS
-    batch = g.seq_lens.shape[0]
-    num_splits = g.num_workers // ((row_tiles + PAIR - 1) // PAIR * PAIR * batch)
-    slots = batch * row_tiles * num_splits
-    words = slots * (ROWS * LATENT_DIM)
-    partials = cute.make_tensor(
-        ll.iterator,
-        cute.make_layout((slots, ROWS, LATENT_DIM), stride=(ROWS * LATENT_DIM, LATENT_DIM, 1)),
-    )
-    stats = cute.make_tensor(
-        (ll.iterator + words).align(16),
-        cute.make_layout((slots * (num_splits + ROWS // 2), 4), stride=(4, 1)),
-    )
+    row_tiles = (g.q_len * g.heads + c.rows - 1) // c.rows
+    num_splits = g.num_workers // row_tiles
+    slots, row = row_tiles * num_splits, c.rows * LATENT_DIM
+    partials = cute.make_layout((slots, c.rows, LATENT_DIM), stride=(row, LATENT_DIM, 1))
+    stats = cute.make_layout((slots * (num_splits + c.row_pairs), 4), stride=(4, 1))
     swap = SwapGlobals(
         *q_tma(c, q, q_layout),
         *kv_tma(c, g.cache, atom),
         mO=g.mO,
         mLSE=g.mLSE,
-        mO_partial=partials,
-        mLSE_partial=stats,
+        mO_partial=cute.make_tensor(ll_partials.iterator, partials),
+        mLSE_partial=cute.make_tensor((ll_partials.iterator + slots * row).align(16), stats),
         counters=g.counters,
         block_table=g.block_table,
         seq_lens=g.seq_lens,
@@ -98,20 +94,21 @@ def operands(cfg: cutlass.Constexpr[Config], g: Globals, q: cute.Tensor, ll: cut
 
 
 @cute.jit
-def issue_ahead(cfg: cutlass.Constexpr[Config], swap: tuple, warp: Int32):
-    """What swap_ab's work depends on, by its producer warp, while another looks for keep_ab's."""
-    g, c = swap[0], traits(cfg)
+def issue_ahead(cfg: cutlass.Constexpr[Config], swap: tuple, warp: Int32) -> GridLoads:
+    """The loads of swap_ab's producer warp, while the scheduler warp looks for keep_ab's work."""
     loads = GridLoads.none()
     if warp == CONSUMER_WARPS:
         if const_expr(cfg.pdl):
             cute.arch.griddepcontrol_wait()
-        loads = issue_loads(c, g)
+        loads = issue_loads(traits(cfg), swap[0])
     return loads
 
 
 @cute.jit
-def swap_ab(cfg: cutlass.Constexpr[Config], s: Shared, swap: tuple, ahead: GridLoads, warp: Int32):
-    """The whole of swap_ab for this CTA, by its first nine warps."""
+def swap_ab_roles(
+    cfg: cutlass.Constexpr[Config], s: Shared, swap: tuple, ahead: GridLoads, warp: Int32
+):
+    """The roles of swap_ab, by the first nine warps of the CTA; the others have none."""
     c = traits(cfg)
     g, mma, q_layout, k_layout = swap
     own = allocate(c, q_layout, k_layout, None, SmemOverlay(s.sKV.iterator))
@@ -119,12 +116,8 @@ def swap_ab(cfg: cutlass.Constexpr[Config], s: Shared, swap: tuple, ahead: GridL
         with cute.arch.elect_one():
             barriers_init(c, own)
         cute.arch.mbarrier_init_fence()
-    cute.arch.cluster_arrive_relaxed()
     cute.arch.sync_threads()
-    cute.arch.cluster_wait()
     if warp == CONSUMER_WARPS:
         produce_grid(c, g, own, ahead, Int32(0))
     elif warp < CONSUMER_WARPS:
         consume(c, g, own, mma, Int32(0))
-        # a CTA must not exit while a peer may still arrive at its barriers
-        cute.arch.cluster_wait()

@@ -67,10 +67,10 @@ def decode_kernel(
     profile_event(cfg, g, "set up")
     cta = Cta(cfg, g, s, mma, plan, rank)
     if const_expr(cfg.dual):
-        if gate_closed(plan):
-            dual.swap_ab(cfg, s, swap, ahead, warp_idx)
-        else:
+        if not gate_closed(plan):
             variant(cfg).roles(cta, warp_idx)
+        else:
+            dual.swap_ab_roles(cfg, s, swap, ahead, warp_idx)
     else:
         variant(cfg).roles(cta, warp_idx)
     if const_expr(cfg.cluster == 2):
@@ -87,9 +87,9 @@ class KeepAB:
 
     @cute.jit
     def __call__(self, *operands):
-        """Operands in the order of `entry`: twelve tensors (with `profile` behind them in a
-        profiled build), heads, scale_log2, out_scale, num_workers, q_len, costs, a tuple of feature
-        operands in such a build, the stream."""
+        """Operands in the order of `entry`: twelve tensors (with the LL partials behind them in a
+        dual build, `profile` in a profiled one), heads, scale_log2, out_scale, num_workers, q_len,
+        costs, a tuple of feature operands in such a build, the stream."""
         cfg = self.cfg
         *operands, stream = operands
         features = list(operands.pop()) if const_expr(cfg.features) else []
@@ -112,7 +112,7 @@ class KeepAB:
         decode_kernel(cfg, g, mma, layouts, swap).launch(
             grid=(g.num_workers * cfg.cluster, 1, 1),
             block=(variant(cfg).THREADS, 1, 1),
-            cluster=(2, 1, 1) if const_expr(cfg.cluster == 2 or cfg.dual) else None,
+            cluster=(2, 1, 1) if const_expr(cfg.cluster == 2) else None,
             stream=stream,
             min_blocks_per_mp=1,
             use_pdl=bool(cfg.pdl),

@@ -267,7 +267,9 @@ def merge(cta: Cta, index, keeps: cutlass.Constexpr[bool] = False):
             add_to_counter(cta, work, cta.rank, "relaxed")
         PV_BARRIER.sync()
         profile_event(cfg, cta.g, "partials there")
-        if share.splits <= FEW_SPLITS:
+        if const_expr(cfg.dual):  # whose launches have one split row tile a CTA: it fits
+            merge_in_ring(cta, work, share, rows_path, strips_path, own)
+        elif share.splits <= FEW_SPLITS:
             sum_in_registers(cta, work, share, own)
         elif fits_ring(cfg, share):
             merge_in_ring(cta, work, share, rows_path, strips_path, own)

@@ -279,8 +279,8 @@ def allocate(
     rope: Any,
     memory: Any = None,
 ) -> Shared:
-    """Lay out shared memory, in the order in which `Traits.small_bytes` counts it; on `memory` where
-    that is given."""
+    """Lay out shared memory, in the order in which `Traits.small_bytes` counts it; on `memory`
+    where that is given."""
     memory = memory or cutlass.memory.SmemAllocator()
     n = c.rows
     num_barriers = sum(number for number, _ in barrier_table(c).values())

@@ -58,8 +58,8 @@ def batch_of(c: Traits, g: Globals) -> Batch:
 
 @dataclass(frozen=True)
 class WorkLoads:
-    """What a work tile needs beside a plan's row: loads in flight together. `token` and `kv_len` are
-    uniform; `entry` is of the piece's first blocks, where a worker is one CTA."""
+    """What a work tile needs beside a plan's row: loads in flight together. `token` and `kv_len`
+    are uniform; `entry` is of the piece's first blocks, where a worker is one CTA."""
 
     token: Int32
     next_token: Int32
@@ -90,11 +90,11 @@ def issue_work_loads(c: cutlass.Constexpr[Traits], g: Globals, request: Int32, b
 
 @cute.jit
 def find_plan(c: cutlass.Constexpr[Traits], g: Globals, s: Shared, likely: Int32, cta: Int32):
-    """The words of this CTA's tiles, also left in shared memory for the merges, and the loads of the
-    first one; by one warp.
+    """The words of this CTA's tiles, also left in shared memory for the merges, and the loads of
+    the first one; by one warp.
 
-    The loads are issued beside the lengths that the tiles are checked against, for the tile that the
-    CTA began with last (`likely`): one latency less in all layers of a step but the first."""
+    The loads are issued beside the lengths that the tiles are checked against, for the tile that
+    the CTA began with last (`likely`): one latency less in all layers of a step but the first."""
     words = likely
     loads = issue_work_loads(c, g, *first_place(words))
     words = open_plan(batch_of(c, g), g.tiles, g.schedule, cta, c.cluster)

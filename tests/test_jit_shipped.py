@@ -16,13 +16,12 @@ from mla_lab import jit, xray
 from mla_lab.core.errors import BuildError
 from mla_lab.cute import registry
 from mla_lab.jit.build import canonical
-from mla_lab.jit.code_size import ROOM
 from mla_lab.jit.cute_build import CuteWorker
 from mla_lab.jit.shipped import sample, shipped
 from mla_lab.plan.config import KernelConfig
 from mla_lab.xray.sass import find_nvdisasm
 
-from .spills import MOST_CODE, allowed_stack
+from .spills import allowed_stack, most_code
 
 #: kernels whose speed rests on these instructions: a build without them is another kernel
 MUST_HAVE = {"cute/keep_ab_sm90": ("HGMMA", "UTMALDG"), "cute/swap_ab_sm90": ("HGMMA", "UTMALDG")}
@@ -58,7 +57,7 @@ def test_compiles_and_does_not_spill(config: KernelConfig) -> None:
         allowed = allowed_stack(config)
         assert kernel.resources.stack <= allowed, kernel.name
         assert allowed or kernel.spills == 0, kernel.name
-        assert 0 < kernel.code_bytes <= MOST_CODE.get(config.kernel, ROOM), kernel.name
+        assert 0 < kernel.code_bytes <= most_code(config), kernel.name
         if find_nvdisasm():
             for opcode in MUST_HAVE.get(config.kernel, ()):
                 if config.kv_format in ("e4m3", "fp8_656"):

@@ -18,7 +18,7 @@ What is found fits into one register a lane:
 | 18 | number of tiles |
 | 19 | 0, the first tile's index; as a constant it would cost registers |
 | 20 | the block before which the first tile ends, at most |
-| 21 | 1 where the gate of the launch is closed |
+| 21 | of a `single` request: 1 where the gate of the launch is closed |
 
 All tiles between are whole. A plan row's words are those of `plan.tile.WorkTile`.
 """
@@ -455,12 +455,11 @@ def find_work(b: Batch, worker: Int32) -> Int32:
             first = last
     if (begin >= Int32(line.length)) | (part >= bundles):
         count = Int32(0)
-    closed = Int32(0)
     if not gate_open(b.costs >> 16, t.keys, t.longest):
-        count, closed = Int32(0), Int32(1)
+        count = Int32(0)
     known = select(item == at.item, at.blocks, Int32(REST))
     lane = cute.arch.lane_idx()
-    found = [t.bundled, Int32(-1), count, Int32(0), cutlass.min(first[3], known), closed]
+    found = [t.bundled, Int32(-1), count, Int32(0), cutlass.min(first[3], known)]
     words = pack(lane, found, BUNDLED, Int32(0))
     return pack(lane, first, 0, pack(lane, last, WORDS, words))
 

@@ -34,16 +34,18 @@ def find_plan(cfg: cutlass.Constexpr[Config], g: Globals, s: Shared, cta: Int32,
 
     What the record needs is loaded beside the lengths that the tiles are checked against, for the
     tile that the CTA began with last: one latency less in all layers of a step but the first."""
-    likely = likely_words(g.tiles, g.schedule, cta)
+    b = batch_of(cfg, g)
+    likely = Int32(0)
+    if const_expr(not cfg.fp8):
+        likely = likely_words(g.tiles, g.schedule, cta)
     if const_expr(cfg.pdl):
         cute.arch.griddepcontrol_wait()
     if const_expr(cfg.fp8):
-        plan_words(cfg, s)[cute.arch.lane_idx()] = open_plan(
-            batch_of(cfg, g), g.tiles, g.schedule, cta, cfg.cluster
-        )
+        words = open_plan(b, g.tiles, g.schedule, cta, cfg.cluster)
+        plan_words(cfg, s)[cute.arch.lane_idx()] = words
     else:
         loads = issue_loads(cfg, g, likely)
-        words = open_plan(batch_of(cfg, g), g.tiles, g.schedule, cta, cfg.cluster)
+        words = open_plan(b, g.tiles, g.schedule, cta, cfg.cluster)
         plan_words(cfg, s)[cute.arch.lane_idx()] = words
         if not cute.arch.vote_all_sync(words == likely):
             loads = issue_loads(cfg, g, words)
@@ -89,7 +91,7 @@ class RecordLoads:
 
 @cute.jit
 def issue_loads(cfg: cutlass.Constexpr[Config], g: Globals, words: Int32):
-    """The loads for a plan's row, which may hold anything: none is outside of the tensors."""
+    """The loads of a likely plan's row, which may hold anything: none is outside of the tensors."""
     lane = cute.arch.lane_idx()
     request, block = cute.arch.shuffle_sync(words, 0), cute.arch.shuffle_sync(words, 2)
     request = cutlass.min(cutlass.max(request, 0), g.seq_lens.shape[0] - 1)
@@ -112,7 +114,12 @@ def record(
         last = s.records[None, (index + (RECORDS - 1)) % RECORDS]
         before, row_tile = last[0], last[1] // (BLOCK * cfg.cluster)
     words = tile_words(batch_of(cfg, g), g.tiles, plan, index, before, row_tile)
-    store_record(cfg, g, s, words, issue_loads(cfg, g, words), index, rank)
+    lane, request = cute.arch.lane_idx(), cute.arch.shuffle_sync(words, 0)
+    # one latency for all three
+    token = g.q_begin[request + lane % 2]
+    kv_len = g.seq_lens[request]
+    page = first_pages(cfg, g, request, cute.arch.shuffle_sync(words, 2), lane)
+    store_record(cfg, g, s, words, RecordLoads(token, kv_len, page), index, rank)
 
 
 @cute.jit

@@ -118,32 +118,39 @@ def init_barriers(cfg: cutlass.Constexpr[Fp8Config], s: Fp8Shared):
 
 @cute.jit
 def roles(cta: Cta, warp):
-    """The role of each warp, with its registers."""
-    cfg = cta.cfg
-    qk_softmax, pv = role_registers(cfg)
-    if warp < 8:
-        cute.arch.setmaxregister_increase(pv)
-        mainloop_pv(cta)
-    elif warp < 12:
+    """The role of each warp, with its registers. The merges end the PV warp groups' code, and that
+    the kernel's: of more than 128 KiB the end is slow (`jit.code_size`)."""
+    qk_softmax, pv = role_registers(cta.cfg)
+    if warp >= 12:
+        cute.arch.setmaxregister_decrease(PRODUCER_REGISTERS)
+        producer_warps(cta, warp)
+    elif warp >= 8:
         cute.arch.setmaxregister_increase(qk_softmax)
-        if const_expr(cfg.query_hi_lo):
+        if const_expr(cta.cfg.query_hi_lo):
             mainloop_qk_softmax_hi_lo(cta)
         else:
             mainloop_qk_softmax(cta)
     else:
-        cute.arch.setmaxregister_decrease(PRODUCER_REGISTERS)
-        if const_expr(cfg.gather):
-            if (warp == GATHER_WARPS[0]) | (warp == GATHER_WARPS[1]):
-                producer_gather(cta, warp)
-        else:
-            if warp == 12:
-                producer(cta)
-        if const_expr(cfg.p_exchange):
-            if warp == 13:
-                exchange_warp(cta)
-        if const_expr(cfg.kv_656):
-            if warp == 13:
-                kv_656.scale_warp(cta)
+        cute.arch.setmaxregister_increase(pv)
+        mainloop_pv(cta)
+
+
+@cute.jit
+def producer_warps(cta: Cta, warp):
+    """The roles of the fourth warp group."""
+    cfg = cta.cfg
+    if const_expr(cfg.gather):
+        if (warp == GATHER_WARPS[0]) | (warp == GATHER_WARPS[1]):
+            producer_gather(cta, warp)
+    else:
+        if warp == 12:
+            producer(cta)
+    if const_expr(cfg.p_exchange):
+        if warp == 13:
+            exchange_warp(cta)
+    if const_expr(cfg.kv_656):
+        if warp == 13:
+            kv_656.scale_warp(cta)
 
 
 def pv_mma(cfg: Fp8Config):

@@ -8,8 +8,7 @@ from mla_lab.core.errors import InvalidInput
 from mla_lab.core.gpu import H200
 from mla_lab.core.problem import Problem
 from mla_lab.plan.gate import LONG, gated
-from mla_lab.plan.kernel_costs import recorded_costs
-from mla_lab.plan.selection import GAIN, IDLE_US, all_selections, pair_of, select
+from mla_lab.plan.selection import dual_of, select
 
 
 @pytest.mark.parametrize("gate", [0, 1, -1, LONG, -LONG])
@@ -25,19 +24,33 @@ def test_what_does_not_fit_is_refused(word: int, gate: int) -> None:
         gated(word, gate)
 
 
-def test_four_requests_over_e4m3_have_a_build_for_short_and_one_for_long_lengths() -> None:
-    problem = Problem.uniform(4, 1, 1, 64, kv_format="e4m3")
-    found = all_selections(problem, H200, recorded_costs())
-    chosen = select(problem, H200)
-    assert chosen is not None
-    assert chosen.beyond is not None
-    assert chosen.config != chosen.beyond.config
-    assert chosen.gate > 0
-    assert chosen.regret < found[0].regret * GAIN
-    assert chosen.worst < found[0].worst
-    few, many = chosen.us[0] + IDLE_US, chosen.us[-1] + IDLE_US
-    assert few <= found[0].us[0] + IDLE_US
-    assert many < min(each.us[-1] for each in found) * 1.1
+@pytest.mark.parametrize(("q_len", "blocks"), [(1, 3 * 16), (2, 3 * 8), (4, 3 * 4)])
+def test_one_request_of_many_rows_has_swap_ab_up_to_three_tiles_a_cta(
+    q_len: int, blocks: int
+) -> None:
+    problem = Problem.uniform(1, q_len, q_len, 128)
+    one = select(problem, H200)
+    assert one is not None
+    dual = dual_of(one, problem, H200, lambda _: True)
+    assert dual.config.option("dual") == (1 if q_len == 1 else 2)
+    assert dual.gate == blocks + 1
+    assert dual.beyond is None
+    assert dual_of(one, problem, H200, lambda _: False) == one
+
+
+@pytest.mark.parametrize(
+    "problem",
+    [
+        Problem.uniform(1, 1, 1, 16),
+        Problem.uniform(2, 1, 1, 128),
+        Problem.uniform(1, 8, 8, 128),
+        Problem.uniform(1, 1, 1, 128, kv_format="e4m3"),
+    ],
+)
+def test_other_calls_have_no_dual_build(problem: Problem) -> None:
+    one = select(problem, H200)
+    assert one is not None
+    assert dual_of(one, problem, H200, lambda _: True) == one
 
 
 def test_requests_of_different_rows_and_large_batches_have_one_build() -> None:
@@ -50,11 +63,6 @@ def test_requests_of_different_rows_and_large_batches_have_one_build() -> None:
     assert chosen is not None
     assert chosen.beyond is None
     assert chosen.num_splits == 0
-
-
-def test_one_build_stays_where_a_second_one_gains_too_little() -> None:
-    found = all_selections(Problem.uniform(16, 1, 1, 64), H200, recorded_costs())
-    assert pair_of(found, 16) == found[0]
 
 
 def test_long_pieces_of_e4m3_are_not_added_up_by_the_matrix_unit_alone() -> None:

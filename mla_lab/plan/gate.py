@@ -2,12 +2,12 @@
 
 Either two builds are launched, one behind the other, or one kernel holds both (`dual_gate`).
 
-Every CTA adds up the blocks of the batch (at least one a request) and ends at once where the gate
-of its launch is closed. A gate g > 0 is open to fewer than g blocks, g < 0 to -g blocks or more,
-and 0 to any. Gates of +-LONG part batches by min(longest request, blocks / WORKERS), about the
-longest piece: LONG is open to at most LONGEST_BLOCKS of it, -LONG to more. A gate is the upper half
-of a launch argument: `Costs.packed` of a walk, `row_tiles` of a formula.
-"""
+Every CTA of a launch that schedules itself adds up the blocks of the batch (at least one a request)
+and ends at once, or runs the other mainloop, where the gate is closed. A gate g > 0 is open to
+fewer than g blocks, g < 0 to -g blocks or more, and 0 to any. Gates of +-LONG part batches by
+min(longest request, blocks / WORKERS), about the longest piece: LONG is open to at most
+LONGEST_BLOCKS of it, -LONG to more. A gate is the upper half of the launch argument that has
+`Costs.packed` below."""
 
 from __future__ import annotations
 
@@ -20,8 +20,6 @@ LONGEST_BLOCKS = 256
 WORKERS = 64
 #: blocks that a gate can tell apart
 MOST_BLOCKS = LONG - 1
-#: requests whose lengths a warp adds up in a formula
-MOST_REQUESTS = 32
 
 
 #: query rows of swap_ab's row tiles in a dual build of keep_ab (`cute.keep_ab_sm90.dual`)

@@ -6,9 +6,10 @@ mean lengths of `BLOCKS`: walks by the plan that their workers find themselves (
 logarithm of its price over the best one's is chosen, so that no length costs much more than the
 build that is best for it alone. Its `regret` says how much.
 
-Where that is much, and a launch that ends at once costs less, two builds are launched, one for
-batches of few blocks and one for those of many (see `gate`).
-"""
+A single request may have a build that holds two mainloops (`dual_of`). Two builds, each launched
+for lengths that the other leaves out, cost more than they gain: a launch that ends at once takes
+2.9 to 5.0 us (H200, 2026-11-24, `data/notes/kernel_attempts.jsonl`). One pair is left, for
+accuracy: `long`."""
 
 from __future__ import annotations
 
@@ -23,7 +24,7 @@ from .config import KernelConfig
 from .cost import makespan
 from .cuts import Shape
 from .formula import WHOLE_BLOCKS, counts, fits_ll_slice, most_splits, times_of
-from .gate import LONG, MOST_BLOCKS, MOST_DUAL_ROWS, MOST_REQUESTS, dual_gate
+from .gate import LONG, MOST_DUAL_ROWS, dual_gate
 from .kernel_costs import KernelCosts, recorded_costs
 from .launch_modes import FORMATS, KEEP_AB_PERSISTENT, SIXTEEN_BIT, find_mode
 from .pricing import TILE_KV, candidates, config_of, model_of
@@ -32,11 +33,6 @@ from .self_schedule import COSTS, self_schedule
 
 #: mean lengths that a call may have, in blocks of 64 tokens: 512 to 65536 tokens
 BLOCKS = (8, 16, 32, 64, 128, 256, 1024)
-#: microseconds that a call takes longer by a launch whose gate is closed (H200, by hand,
-#: 2026-11-22)
-IDLE_US = 2.0
-#: `worst` of one build from which two are priced, and what the mean must fall by for two
-WORST, GAIN = 1.3, 0.97
 #: microseconds by which a launch that schedules itself exceeds the model, whose constants are those
 #: of plans in memory: it compares lengths with those that it found its tiles from last
 SCHEDULE_US = 0.4
@@ -91,9 +87,6 @@ def select(
         return replace(found[0], beyond=walks[0], gate=LONG) if walks else others[0]
     if long and others:
         found = others
-    alike = len(set(problem.q_lens)) == 1 and problem.batch <= MOST_REQUESTS
-    if alike and not ragged and found[0].worst > WORST:
-        return pair_of(found, problem.batch)
     return found[0]
 
 
@@ -110,26 +103,6 @@ def dual_of(
     options = (*one.config.options, ("dual", 1 if max(problem.q_lens) == 1 else 2))
     config = replace(one.config, tile_rows=64, cluster=1, options=options)
     return replace(one, config=config, gate=dual_gate(rows, gpu.sms)) if able(config) else one
-
-
-def pair_of(found: list[Selection], batch: int) -> Selection:
-    """The best two of `found` and the gate between them, or the first where two do not pay."""
-    times = np.array([each.us for each in found])
-    column = np.arange(times.shape[1]) % len(BLOCKS)
-    log = np.log((times + IDLE_US) / times.min(axis=0))
-    best, least = found[0], found[0].regret * GAIN
-    for place in range(1, len(BLOCKS)):
-        few = column < place
-        one, other = (int(log[:, part].mean(axis=1).argmin()) for part in (few, ~few))
-        over = np.where(few, log[one], log[other])
-        gate = round((BLOCKS[place - 1] * BLOCKS[place]) ** 0.5) * batch
-        regret = float(np.exp(over.mean()))
-        if one != other and regret < least and gate <= MOST_BLOCKS:
-            least, worst = regret, float(np.exp(over.max()))
-            us = tuple(np.where(few, times[one], times[other]).tolist())
-            pair = {"us": us, "regret": regret, "worst": worst, "gate": gate}
-            best = replace(found[one], beyond=found[other], **pair)
-    return best
 
 
 def all_selections(problem: Problem, gpu: Gpu, costs: tuple[KernelCosts, ...]) -> list[Selection]:

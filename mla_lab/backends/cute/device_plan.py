@@ -59,7 +59,7 @@ class SelfScheduled:
     #: see `plan.gate`; with one, the launch before this one, which has the opposite gate, or none
     #: where a dual build runs its other mainloop
     gate: int = 0
-    before: SelfScheduled | Formula | None = None
+    before: SelfScheduled | None = None
     #: see `backends.base.Planned`
     keys: range | None = None
 
@@ -73,17 +73,17 @@ class SelfScheduled:
 
 def of_selection(selection: Selection, bounds: Problem, gpu: Gpu) -> SelfScheduled | Formula:
     """The launch of a selected build; of two, the second, with the first as its `before`."""
+    if selection.config.option("grid"):
+        return Formula.of(selection.config, selection.num_splits, bounds, gpu)
+    planned = SelfScheduled.of(selection.config, gpu, bounds.latent_dim)
     if selection.beyond is None:
-        if selection.config.option("grid"):
-            return Formula.of(selection.config, selection.num_splits, bounds, gpu)
-        planned = SelfScheduled.of(selection.config, gpu, bounds.latent_dim)
         return replace(planned, gate=-selection.gate)
-    gate = selection.gate
-    first = of_selection(replace(selection, beyond=None), bounds, gpu)
-    second = of_selection(selection.beyond, bounds, gpu)
-    layout = second.workspace.behind(first.workspace)
-    first = replace(first, gate=gate)
-    return replace(second, workspace=layout, gate=-gate, before=first)
+    second = SelfScheduled.of(selection.beyond.config, gpu, bounds.latent_dim)
+    layout, first = (
+        second.workspace.behind(planned.workspace),
+        replace(planned, gate=selection.gate),
+    )
+    return replace(second, workspace=layout, gate=-selection.gate, before=first)
 
 
 @dataclass(frozen=True)
@@ -169,8 +169,6 @@ class Formula:
     groups: int
     workspace: WorkspaceLayout
     #: as in `SelfScheduled`
-    gate: int = 0
-    before: SelfScheduled | Formula | None = None
     keys: range | None = None
 
     @classmethod

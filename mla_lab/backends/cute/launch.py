@@ -148,7 +148,7 @@ class Launch:
                 self._merge_items = words.merge_items
         else:
             q_len = 1 if form.features.sparse else q_len
-            self._numbers = (words.num_splits, gated(words.row_tiles, words.gate), q_len)
+            self._numbers = (words.num_splits, words.row_tiles, q_len)
         self._between = (
             ll_partials(workspace, words, form.bounds.latent_dim)
             if isinstance(words, Formula) and config.option("fused_merge", 1) == 3
@@ -189,7 +189,10 @@ class Launch:
             config = build_for(plan.config, bounds, pdl, features)
             before = cls._before_of(call, plan, workspace, gpu)
             return cls(call, config, plan.words(workspace), workspace, plan.planner, before)
-        if isinstance(plan, SelfScheduled | Formula):
+        if isinstance(plan, Formula):
+            config = build_for(plan.config, bounds, pdl, features)
+            return cls(call, config, plan, workspace)
+        if isinstance(plan, SelfScheduled):
             config = build_for(plan.config, bounds, pdl, features)
             before = cls._before_of(call, plan, workspace, gpu)
             return cls(call, config, plan, workspace, before=before)
@@ -202,7 +205,7 @@ class Launch:
     def _before_of(
         cls,
         call: Call,
-        plan: PlanOnDevice | SelfScheduled | Formula,
+        plan: PlanOnDevice | SelfScheduled,
         workspace: Workspace,
         gpu: Gpu,
     ) -> Launch | None:

@@ -87,7 +87,6 @@ def operands(cfg: cutlass.Constexpr[Config], g: Globals, q: cute.Tensor, ll_part
         num_splits=num_splits,
         row_tiles=row_tiles,
         q_len=g.q_len,
-        costs=Int32(0),
         cache=g.cache,
     )
     return swap, tiled_mmas(c), q_layout, k_layout

@@ -58,8 +58,8 @@ groups * cluster <= 16384.
 Work comes from a plan in memory or from seq_lens by the rule of `common.self_schedule`, or in grid
 mode (option grid) from block indices: see `tile_scheduler`. A launch ends with num_workers, q_len
 (0 where requests differ) and costs (with a gate in the upper half); in grid mode it has no tiles
-and no worker_begin, and ends with num_splits, row_tiles (of the longest request; the upper half is
-a gate) and q_len, and partials have room for batch * row_tiles * num_splits.
+and no worker_begin, and ends with num_splits, row_tiles (of the longest request) and q_len, and
+partials have room for batch * row_tiles * num_splits.
 
 In grid mode option pair makes clusters of neighbouring row tiles that share each KV tile: a CTA
 loads every pair-th box, by multicast, and releases a stage at all of them.

@@ -142,8 +142,6 @@ class SwapAB:
             args["mask"] = mask_words(features[3])
         if const_expr(c.skip):
             args["skip"] = features[-1]
-        if const_expr(c.grid):
-            args |= {"row_tiles": args["row_tiles"] & 0xFFFF, "costs": args["row_tiles"] >> 16}
         kinds = warpgroup.SmemLayoutAtomKind
         narrow = kinds.K_SW64 if const_expr(c.box * c.bytes == 64) else kinds.K_SW128
         atom = warpgroup.make_smem_layout_atom(narrow, c.dtype)

@@ -59,7 +59,7 @@ class Globals:
     #: query tokens of every request; 0: they differ, see `q_begin`
     q_len: Any = None
     #: else: workers, and what the scheduling rule weighs (`plan.self_schedule.Costs.packed`) below
-    #: a gate; in grid mode `costs` is the gate alone
+    #: a gate
     num_workers: Any = None
     costs: Any = None
     #: see `feature_operands`: fp32 [heads], [1], [1], or no element; uint32 [tokens, words]

@@ -16,10 +16,9 @@ import cutlass.cute as cute
 from cutlass import Int32, Int64, Uint32, const_expr
 
 from ...plan.formula import WHOLE_BLOCKS
-from ..common.gate import gate_open
 from ..common.kv_prefetch import LEAST_REQUESTS, KvCache, prefetch_tiles
 from ..common.ptx_sm90 import load_relaxed
-from ..common.self_schedule import WORDS, Batch, Plan, select, total
+from ..common.self_schedule import WORDS, Batch, Plan, select
 from ..common.worker_plan import open_plan, prefetch_ahead, tile_words
 from .params import TILE_KV, KvLoad, Traits
 from .shared_storage import END, Globals, Shared
@@ -115,7 +114,7 @@ def prefetch(c: cutlass.Constexpr[Traits], g: Globals, rank: Int32):
     warp that no load waits for. A launch with a gate may have none."""
     many = g.seq_lens.shape[0] >= LEAST_REQUESTS
     if const_expr(c.grid):
-        if many & (g.costs == 0):
+        if many:
             prefetch_grid(c, g, rank)
     elif many & (g.costs >> 16 == 0):
         block, _, _ = cute.arch.block_idx()
@@ -295,20 +294,6 @@ def prefetch_grid(c: cutlass.Constexpr[Traits], g: Globals, rank: Int32):
 
 
 @cute.jit
-def may_run(g: Globals):
-    """Whether this launch takes the batch: by its gate, of at most 32 requests."""
-    runs = g.costs == 0
-    if g.costs != 0:
-        batch, lane = g.seq_lens.shape[0], cute.arch.lane_idx()
-        kv_len = load_relaxed(g.seq_lens.iterator + cutlass.min(lane, batch - 1))
-        held = (kv_len + TILE_KV - 1) // TILE_KV
-        held = cutlass.max(held, Int32(1))
-        longest = Int32(cute.arch.warp_redux_sync(held, "max"))
-        runs = gate_open(g.costs, total(select(lane < batch, held, Int32(0))), longest)
-    return runs
-
-
-@cute.jit
 def open_grid(c: cutlass.Constexpr[Traits], g: Globals, a: GridLoads, rank: Int32):
     """The share of CTA `rank` of piece `split`, and its work record (END: no such piece)."""
     held = (a.kv_len + TILE_KV - 1) >> 6
@@ -327,8 +312,6 @@ def open_grid(c: cutlass.Constexpr[Traits], g: Globals, a: GridLoads, rank: Int3
         lead = row - a.row_tile % c.multicast * c.rows
         there = (a.split < splits) & (lead < a.q_len * g.heads)
         splits = splits if rows > 0 else Int32(1)
-    if const_expr(not c.gathered):
-        there = there & may_run(g)
     if not there:
         count = Int32(0)
     first = begin + share_begin(c, count, rank)

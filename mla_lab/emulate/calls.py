@@ -178,9 +178,8 @@ def finders(config: KernelConfig) -> int:
 
 def _gate(config: KernelConfig, problem: Problem) -> int:
     """The gate of a dual build, else none."""
-    if not config.option("dual"):
-        return 0
-    return -dual_gate(max(problem.q_lens) * problem.heads, DUAL_WORKERS)
+    dual = config.option("dual")
+    return -dual_gate(dual, max(problem.q_lens) * problem.heads, DUAL_WORKERS) if dual else 0
 
 
 def _requests(config: KernelConfig, problem: Problem) -> Problem:

@@ -24,17 +24,18 @@ MOST_BLOCKS = LONG - 1
 
 #: query rows of swap_ab's row tiles in a dual build of keep_ab (`cute.keep_ab_sm90.dual`)
 DUAL_ROWS = 16
-#: KV tiles of a CTA up to which swap_ab is the quicker of the two. 128 rows: of 1, 2 and 4 tiles it
-#: takes 7.6, 8.9 and 13.1 us, keep_ab 10.4, 10.8 and 12.5; 256 rows: of 2 and 4 tiles 9.0 and 11.8,
-#: keep_ab 10.7 and 11.5 (H200, 2026-11-24, `data/notes/kernel_attempts.jsonl`)
-DUAL_TILES = 3
+#: by the value of the option `dual` (1: one query token, 2: several), KV tiles of a CTA up to which
+#: swap_ab is the quicker of the two. 128 rows of one token: of 2, 3 and 4 tiles it takes 8.8, 10.8
+#: and 12.8 us, keep_ab 11.0, 12.4 and 12.5; of two tokens of 128 heads: of 2 and 4 tiles 8.9 and
+#: 14.6, keep_ab 10.8 and 11.8 (H200, 2026-11-24, `data/notes/kernel_attempts.jsonl`)
+DUAL_TILES = {1: 3, 2: 2}
 #: query rows of a request up to which a dual build is taken: beyond, swap_ab has too few splits
 MOST_DUAL_ROWS = 512
 
 
-def dual_gate(rows: int, workers: int) -> int:
+def dual_gate(dual: int, rows: int, workers: int) -> int:
     """Blocks from which on keep_ab runs a single request of so many query rows in a dual build."""
-    return DUAL_TILES * (workers // -(-rows // DUAL_ROWS)) + 1
+    return DUAL_TILES[dual] * (workers // -(-rows // DUAL_ROWS)) + 1
 
 
 def gated(word: int, gate: int) -> int:

@@ -100,9 +100,11 @@ def dual_of(
     taken = one.config.kernel == KEEP_AB_PERSISTENT.kernel and formats == SIXTEEN_BIT
     if problem.batch != 1 or not taken or not 0 < rows <= MOST_DUAL_ROWS:
         return one
-    options = (*one.config.options, ("dual", 1 if max(problem.q_lens) == 1 else 2))
+    dual = 1 if max(problem.q_lens) == 1 else 2
+    options = (*one.config.options, ("dual", dual))
     config = replace(one.config, tile_rows=64, cluster=1, options=options)
-    return replace(one, config=config, gate=dual_gate(rows, gpu.sms)) if able(config) else one
+    gate = dual_gate(dual, rows, gpu.sms)
+    return replace(one, config=config, gate=gate) if able(config) else one
 
 
 def all_selections(problem: Problem, gpu: Gpu, costs: tuple[KernelCosts, ...]) -> list[Selection]:

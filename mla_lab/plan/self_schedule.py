@@ -79,12 +79,13 @@ class Costs:
         return self.piece | self.merge << 8
 
 
-#: by persistent launch mode (see `launch_modes`). Over uniform, drawn and traced batches of 8 to
-#: 128 requests, the predicted time of the chosen kind is in the mean within 0.03 % of the best of
-#: the three kinds, at most 1 % above it; a `piece` of 6 makes shares 0.8 % slower in the mean
+#: by persistent launch mode (see `launch_modes`). Of eight pairs timed on 13 steps of two serving
+#: traces, 16 to 128 requests, this one is the quickest or within the noise of it: beside (4, 6) it
+#: takes 0.8 to 1.0 % less with 128 heads, 0.2 to 0.9 % less with 16; (6, 6) takes up to 2.4 % more,
+#: (8, 8) up to 4.7 % (H200, 2026-11-24, `data/notes/kernel_attempts.jsonl`)
 COSTS = {
-    "swap_ab_persistent": Costs(piece=4, merge=6),
-    "keep_ab_persistent": Costs(piece=4, merge=6),
+    "swap_ab_persistent": Costs(piece=3, merge=4),
+    "keep_ab_persistent": Costs(piece=3, merge=4),
     # of gathered tokens of eight bits under a bf16 query, whose block takes twice the time: 2.1 us
     # (H200, 2026-11-23, `h200_sparse.jsonl`)
     "keep_ab_gather_hi_lo": Costs(piece=2, merge=4),

@@ -56,7 +56,7 @@ CASES = (
     Case((130, 0, 70, 200, 65, 300, 90, 64, 5, 129, 77, 190), splits=0, schedule="adverse"),
 )
 #: of dual builds: whole and split by swap_ab, split by keep_ab, one worker's whole by keep_ab, rows
-#: of several tokens; the gate is at 7 blocks of 64 rows, at 4 of 128
+#: of several tokens; the gate is at 7 blocks of one token, at 5 of 64 rows of several, at 3 of 128
 DUAL_CASES = (
     Case((200,), splits=0),
     Case((380,), splits=0),

@@ -70,6 +70,9 @@ RAGGED = Problem((2, 0, 3), (130, 5, 700), 7)
 CASES: dict[str, Sample] = {
     "plain, few rows": Sample(_uniform(1, LENGTHS, 16)),
     "plain, 128 rows": Sample(_uniform(1, (300, 65), 128), (), "keep_ab_persistent", (128, 2)),
+    "dual, swap_ab": Sample(_uniform(1, (700,), 128), ("lse",)),
+    "dual, keep_ab": Sample(_uniform(1, (5000,), 128), ("lse",)),
+    "dual, tokens": Sample(_uniform(3, (330,), 96), ("lse",)),
     "planner and merges": Sample(_uniform(2, (300,) * 20, 128), ("lse",)),
     "ragged, lse in base 2": Sample(
         RAGGED, ("lse", "max_q_len"), "swap_ab_ll", (16, 1), {"return_lse_base": "base2"}

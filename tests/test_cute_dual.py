@@ -1,0 +1,68 @@
+"""The dual build of keep_ab in the emulator: either mainloop by the gate, from one kernel."""
+
+from __future__ import annotations
+
+import shutil
+
+import pytest
+
+from mla_lab import jit
+from mla_lab.core.errors import Unsupported
+from mla_lab.cute.keep_ab_sm90 import static_facts
+from mla_lab.emulate import EmulatedKernel, Options
+from mla_lab.emulate.calls import DUAL_WORKERS, is_right, make_call, problem_for
+from mla_lab.plan.config import KernelConfig
+from mla_lab.plan.gate import dual_gate
+
+needs_compiler = pytest.mark.skipif(shutil.which("g++") is None, reason="needs a C++ compiler")
+CONFIG = KernelConfig("cute/keep_ab_sm90", options=(("dual", 1), ("shaped", 1)))
+HEADS = 64
+GATE = dual_gate(1, HEADS, DUAL_WORKERS)
+
+
+@pytest.fixture(scope="module")
+def kernel() -> EmulatedKernel:
+    return EmulatedKernel.of(jit.compile(CONFIG), Options(check=True))
+
+
+@needs_compiler
+@pytest.mark.parametrize("kv_len", [0, 1, 64 * 4, 64 * GATE - 64, 64 * GATE - 63, 64 * GATE + 700])
+def test_lengths_on_both_sides_of_the_gate(kernel: EmulatedKernel, kv_len: int) -> None:
+    call = make_call(CONFIG, problem_for(CONFIG, (kv_len,), HEADS), splits=0)
+    kernel(*call.args)
+    assert is_right(call), call.errors()
+    assert kernel.run.findings == []
+    ll_partials, counters = call.args[12], call.args[6]
+    assert not ll_partials.any()
+    assert not counters.any()
+
+
+@needs_compiler
+def test_a_launch_takes_the_mainloop_of_its_length_whatever_was_before(
+    kernel: EmulatedKernel,
+) -> None:
+    kept = None
+    for kv_len in (300, 64 * GATE, 300, 0, 64 * GATE + 64):
+        call = make_call(CONFIG, problem_for(CONFIG, (kv_len,), HEADS), splits=0)
+        args = list(call.args)
+        args[11] = args[11] if kept is None else kept
+        kernel(*args)
+        assert is_right(call), (kv_len, call.errors())
+        kept = args[11]
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"options": (("dual", 3),)},
+        {"options": (("dual", 1), ("features", 1))},
+        {"options": (("dual", 1), ("fused_merge", 0))},
+        {"tile_rows": 128, "cluster": 2},
+        {"mask": "tree"},
+        {"q_dtype": "e4m3", "kv_format": "e4m3"},
+    ],
+)
+def test_what_is_not_compiled_beside_swap_ab_is_refused(changes: dict) -> None:
+    fields = {"options": CONFIG.options, **changes}
+    with pytest.raises(Unsupported):
+        static_facts(KernelConfig("cute/keep_ab_sm90", **fields))

@@ -61,11 +61,12 @@ lint: $(STAMP)
 types: $(STAMP)
 	$(BIN)/mypy
 
-# two processes of one thread each: most tests are Python, not matrix products; what measures time
-# or memory runs alone afterwards
+# two processes of one thread each: most tests are Python, not matrix products; each takes one half,
+# so that tests of one build follow each other, and then from the other's; what measures time or
+# memory runs alone afterwards
 tests: $(STAMP)
-	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 -m "not serial" --nbmake tests notebooks
-	$(BIN)/pytest -m serial tests
+	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 --dist worksteal -m "not serial" --nbmake tests notebooks
+	$(BIN)/pytest -m serial $$(grep -rl --include="*.py" "mark[.]serial" tests)
 
 # on an H200: makes every record anew, executes the notebooks live (mla-lab live --help: its steps)
 live: $(STAMP)

@@ -201,7 +201,7 @@ def test_values_times_their_factors_stay_in_fp16() -> None:
 @pytest.mark.parametrize(
     ("base", "features"),
     [
-        (EIGHT, ()),
+        (replace(EIGHT, page_size=128), ()),
         (EIGHT, (("features", 1),)),
         (HI_LO, ()),
         (replace(HI_LO, tile_rows=64, cluster=1), ()),

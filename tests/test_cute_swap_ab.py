@@ -22,6 +22,8 @@ from mla_lab.cute.swap_ab_sm90 import params as facts
 from mla_lab.cute.swap_ab_sm90.query_hi_lo import LOW, query_place
 from mla_lab.cute.swap_ab_sm90.shared_storage import barrier_table
 
+from .shared_builds import SWAP_AB_CLUSTER, SWAP_AB_GATHER, SWAP_AB_LL, SWAP_AB_PAIR
+
 BASE = KernelConfig("cute/swap_ab_sm90", tile_rows=16, cluster=8)
 #: 8-bit caches of a bf16 query
 TOKENS = tuple(facts.TOKEN_BYTES)
@@ -123,8 +125,7 @@ def test_pairs_of_row_tiles_are_for_one_cta_in_grid_mode() -> None:
 
 @pytest.mark.skipif(shutil.which("g++") is None, reason="needs a C++ compiler")
 def test_a_pair_shares_its_loads_and_its_releases() -> None:
-    options = (("fused_merge", 3), ("grid", 1), ("pair", 2), ("shaped", 1))
-    made = jit.compile(replace(BASE, cluster=1, mask="causal", options=options), "sm_90a")
+    made = jit.compile(SWAP_AB_PAIR, "sm_90a")
     (kernel,) = made.resources
     assert kernel.stack == 0
     ptx = made.ptx.read_text()
@@ -136,8 +137,7 @@ def test_a_pair_shares_its_loads_and_its_releases() -> None:
 def test_orders_are_of_a_kind_that_sanitizers_know() -> None:
     """racecheck takes an mbarrier for an order between those who arrive and those who wait
     themselves, and no bar.arrive; synccheck wants all of a named barrier at one place."""
-    options = (("grid", 1), ("fused_merge", 3), ("shaped", 1))
-    ptx = jit.compile(replace(BASE, cluster=1, options=options), "sm_90a").ptx.read_text()
+    ptx = jit.compile(SWAP_AB_LL, "sm_90a").ptx.read_text()
     assert "bar.arrive" not in ptx
     # all 256 meet at one place: behind the columns of a merge
     assert len(re.findall(r"bar\.sync\s+1, 256", ptx)) == 1
@@ -145,8 +145,7 @@ def test_orders_are_of_a_kind_that_sanitizers_know() -> None:
 
 @pytest.mark.skipif(shutil.which("g++") is None, reason="needs a C++ compiler")
 def test_merge_without_counters_has_neither_fence_nor_atomic() -> None:
-    options = (("grid", 1), ("fused_merge", 3), ("shaped", 1))
-    made = jit.compile(replace(BASE, cluster=1, options=options), "sm_90a")
+    made = jit.compile(SWAP_AB_LL, "sm_90a")
     (kernel,) = made.resources
     assert kernel.stack == 0
     ptx = made.ptx.read_text()
@@ -156,21 +155,20 @@ def test_merge_without_counters_has_neither_fence_nor_atomic() -> None:
 
 @pytest.mark.skipif(shutil.which("g++") is None, reason="needs a C++ compiler")
 def test_compiles_without_spills_to_the_expected_instructions() -> None:
-    made = jit.compile(BASE, "sm_90a")
+    made = jit.compile(SWAP_AB_CLUSTER, "sm_90a")
     (kernel,) = made.resources
     assert kernel.stack == 0
     assert tuple(kernel.block or ()) == (288, 1, 1)
     assert 0 < kernel.shared <= facts.SMEM_BYTES
     ptx = made.ptx.read_text()
-    assert "wgmma.mma_async.sync.aligned.m64n16k16.f32.bf16.bf16" in ptx
+    assert "wgmma.mma_async.sync.aligned.m64n8k16.f32.bf16.bf16" in ptx
     assert "st.async" in ptx
     assert "cp.async.bulk.tensor.4d" in ptx
 
 
 @pytest.mark.skipif(shutil.which("g++") is None, reason="needs a C++ compiler")
 def test_grid_mode_reads_no_plan_and_merges_without_an_answer() -> None:
-    options = (("grid", 1), ("fused_merge", 2))
-    made = jit.compile(replace(BASE, cluster=1, options=options), "sm_90a")
+    made = jit.compile(SWAP_AB_CLUSTER, "sm_90a")
     (kernel,) = made.resources
     assert kernel.stack == 0
     ptx = made.ptx.read_text()
@@ -210,7 +208,7 @@ def test_registers_of_both_roles_fit(rows: int, gather: int) -> None:
 
 @pytest.mark.skipif(shutil.which("g++") is None, reason="needs a C++ compiler")
 def test_a_gathered_tile_is_copied_by_16_bytes_and_counted_by_its_barrier() -> None:
-    made = jit.compile(replace(BASE, cluster=1, options=(*GATHER, ("shaped", 1))), "sm_90a")
+    made = jit.compile(SWAP_AB_GATHER, "sm_90a")
     (kernel,) = made.resources
     assert kernel.stack == 0
     ptx = made.ptx.read_text()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from dataclasses import replace
 
 import pytest
 import torch
@@ -13,6 +14,15 @@ from mla_lab.emulate import EmulatedKernel, Options, mutate
 from mla_lab.emulate.calls import Call, is_right, make_call, problem_for
 from mla_lab.plan.config import KernelConfig
 from mla_lab.plan.workspace import KEPT_WORDS, MAX_CTAS
+
+from .shared_builds import (
+    KEEP_AB,
+    KEEP_AB_E4M3,
+    SWAP_AB_CLUSTER,
+    SWAP_AB_LL_E4M3,
+    SWAP_AB_WALK,
+    SWAP_AB_WALK_656,
+)
 
 pytestmark = pytest.mark.skipif(shutil.which("g++") is None, reason="needs a C++ compiler")
 
@@ -38,49 +48,30 @@ def check(
 
 
 @pytest.mark.parametrize(("schedule", "seed"), SCHEDULES)
-@pytest.mark.parametrize("options", [(("fused_merge", 2), ("grid", 1)), (("fused_merge", 1),)])
+@pytest.mark.parametrize(
+    "config",
+    [SWAP_AB_CLUSTER, replace(SWAP_AB_CLUSTER, options=(("fused_merge", 1), ("shaped", 1)))],
+    ids=["grid", "plan"],
+)
 def test_ranks_that_share_a_row_pair_merge_behind_the_lse_of_the_first(
-    options: tuple[tuple[str, int], ...], schedule: str, seed: int
+    config: KernelConfig, schedule: str, seed: int
 ) -> None:
-    config = KernelConfig(
-        "cute/swap_ab_sm90",
-        tile_rows=8,
-        cluster=8,
-        mask="causal",
-        options=(*options, ("shaped", 1)),
-    )
     check(config, problem_for(config, (300,)), schedule, seed, splits=2)
-
-
-def of_eight_bits(q_dtype: str, kv_format: str, *options: tuple[str, int]) -> KernelConfig:
-    """A build of swap_ab whose lanes read V by ldmatrix."""
-    return KernelConfig(
-        "cute/swap_ab_sm90",
-        q_dtype=q_dtype,
-        kv_format=kv_format,
-        tile_rows=16,
-        mask="causal",
-        options=(*options, ("shaped", 1)),
-    )
-
-
-E4M3 = of_eight_bits("e4m3", "e4m3", ("fused_merge", 3), ("grid", 1))
 
 
 @pytest.mark.parametrize(("schedule", "seed"), SCHEDULES)
 @pytest.mark.parametrize(
-    "config",
-    [of_eight_bits("bf16", "fp8_656", ("fused_merge", 2)), E4M3],
-    ids=lambda c: c.kv_format,
+    "config", [SWAP_AB_WALK_656, SWAP_AB_LL_E4M3], ids=lambda config: config.kv_format
 )
 def test_lanes_that_read_a_stage_meet_before_one_of_them_releases_it(
     config: KernelConfig, schedule: str, seed: int
 ) -> None:
+    """In builds of swap_ab whose lanes read V by ldmatrix."""
     check(config, problem_for(config, (600,)), schedule, seed)
 
 
 def test_one_lane_that_releases_a_stage_for_all_is_reported() -> None:
-    kernel, call = compiled(E4M3, problem_for(E4M3, (600,)), 1)
+    kernel, call = compiled(SWAP_AB_LL_E4M3, problem_for(SWAP_AB_LL_E4M3, (600,)), 1)
     found = [m for m in mutate.mutants(kernel, call) if m.kind == "warp barrier"]
     released = [m for m in found if m.place.file.endswith("swap_ab_sm90/mainloop_bf16.py")]
     assert released
@@ -88,14 +79,8 @@ def test_one_lane_that_releases_a_stage_for_all_is_reported() -> None:
     assert done.noticed == "race"
 
 
-KEEP_AB = [
-    KernelConfig("cute/keep_ab_sm90", options=(("shaped", 1),)),
-    KernelConfig("cute/keep_ab_sm90", q_dtype="e4m3", kv_format="e4m3", options=(("shaped", 1),)),
-]
-
-
 @pytest.mark.parametrize(("schedule", "seed"), SCHEDULES[1:])
-@pytest.mark.parametrize("config", KEEP_AB, ids=lambda config: config.kv_format)
+@pytest.mark.parametrize("config", [KEEP_AB, KEEP_AB_E4M3], ids=lambda config: config.kv_format)
 def test_all_that_keep_ab_asks_of_wgmma_groups_is_that_they_are_of_four_warps(
     config: KernelConfig, schedule: str, seed: int
 ) -> None:
@@ -119,13 +104,7 @@ def test_all_that_keep_ab_asks_of_wgmma_groups_is_that_they_are_of_four_warps(
 @pytest.mark.parametrize("seed", [0, 1, 2])
 def test_words_of_an_earlier_launch_may_hold_anything(seed: int) -> None:
     # fp32 partials of another call lay there: 0, 1.0 and large numbers
-    config = KernelConfig(
-        "cute/swap_ab_sm90",
-        tile_rows=16,
-        mask="causal",
-        options=(("fused_merge", 2), ("shaped", 1)),
-    )
-    kernel, call = compiled(config, problem_for(config, (40,) * 33), 0)
+    kernel, call = compiled(SWAP_AB_WALK, problem_for(SWAP_AB_WALK, (40,) * 33), 0)
     kept = call.args[11].view(MAX_CTAS, KEPT_WORDS)
     kept[:, :32] = torch.tensor([0, 0, 0x3F800000, *[0x7F000000] * 29], dtype=torch.int32)
     kernel.options = Options(schedule="random", seed=seed, check=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 from ..core.errors import invalid
@@ -310,10 +311,12 @@ def shipped(arch: str = "sm_90a") -> list[KernelConfig]:
     return [c for c in configs if arch in supported_archs(c.kernel)]
 
 
-def sample(arch: str = "sm_90a", *, each_format: bool = False) -> list[KernelConfig]:
+def sample(
+    arch: str = "sm_90a", *, each_format: bool = False, first: Iterable[KernelConfig] = ()
+) -> list[KernelConfig]:
     """Shipped configurations that stand for all: of each kernel, each format of query and cache and
     every value of every other field and option is in one of them; with `each_format` every value in
-    each format.
+    each format. Values that `first` has are taken from there.
     """
     builds = shipped(arch)
     options = {name for config in builds for name, _ in config.options}
@@ -328,9 +331,13 @@ def sample(arch: str = "sm_90a", *, each_format: bool = False) -> list[KernelCon
 
     wanted = set().union(*map(values, builds))
     kept: list[KernelConfig] = []
-    while wanted:
-        kept.append(max(builds, key=lambda config: len(values(config) & wanted)))
-        wanted -= values(kept[-1])
+    for pool in (list(first), builds):
+        while new := max((len(values(config) & wanted) for config in pool), default=0):
+            kept.append(next(c for c in pool if len(values(c) & wanted) == new))
+            wanted -= values(kept[-1])
+    for config in kept[::-1]:  # what the others have too is left out
+        if values(config) <= set().union(*(values(c) for c in kept if c != config)):
+            kept.remove(config)
     return kept
 
 

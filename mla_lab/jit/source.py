@@ -10,6 +10,7 @@ from __future__ import annotations
 import ast
 import hashlib
 import re
+from collections.abc import Callable
 from functools import lru_cache
 from pathlib import Path
 
@@ -21,6 +22,8 @@ from .arch import ARCHS
 PACKAGE = Path(__file__).resolve().parents[1]
 #: files that a kernel's module imports and that do not change its code
 INTERFACE = {PACKAGE / f for f in ("plan/config.py", "core/errors.py", "cute/registry.py")}
+#: a file and its time -> what it may take in, which need not be there
+Edges = Callable[[Path, int], frozenset[Path]]
 
 
 def cuda_kernels() -> tuple[str, ...]:
@@ -68,27 +71,31 @@ def _name(path: Path) -> str:
     return f"{name}/{path.relative_to(home).as_posix()}"
 
 
-def _closure(root: Path, edges: object) -> tuple[Path, ...]:
+def _closure(root: Path, edges: Edges) -> tuple[Path, ...]:
     seen: set[Path] = set()
+    met = {root}
     todo = [root]
     while todo:
         path = todo.pop()
         outside = path.name == "__init__.py" and not path.is_relative_to(PACKAGE / "cute")
-        if path in seen or path in INTERFACE or outside or not path.is_file():
+        if path in INTERFACE or outside or not path.is_file():
             continue
         seen.add(path)
-        todo += edges(path, path.stat().st_mtime_ns)  # type: ignore[operator]
+        new = edges(path, path.stat().st_mtime_ns) - met
+        met |= new
+        todo += new
     return tuple(sorted(seen))
 
 
 @lru_cache(maxsize=512)
-def _quoted_includes(path: Path, _mtime: int) -> tuple[Path, ...]:
+def _quoted_includes(path: Path, _mtime: int) -> frozenset[Path]:
     names = re.findall(r'^\s*#\s*include\s+"([^"]+)"', path.read_text(), re.M)
-    return tuple((base / name).resolve() for name in names for base in (path.parent, kernels_dir()))
+    bases = (path.parent, kernels_dir())
+    return frozenset((base / name).resolve() for name in names for base in bases)
 
 
 @lru_cache(maxsize=512)
-def _python_imports(path: Path, _mtime: int) -> tuple[Path, ...]:
+def _python_imports(path: Path, _mtime: int) -> frozenset[Path]:
     """Files of this package that a module may import."""
     found: list[Path] = []
     for node in ast.walk(ast.parse(path.read_text())):
@@ -97,7 +104,7 @@ def _python_imports(path: Path, _mtime: int) -> tuple[Path, ...]:
         elif isinstance(node, ast.Import):
             for alias in node.names:
                 found += _targets(path, 0, alias.name, [])
-    return tuple(found)
+    return frozenset(found)
 
 
 def _targets(path: Path, level: int, module: str | None, names: list[str]) -> list[Path]:

@@ -9,6 +9,11 @@ from __future__ import annotations
 import importlib
 from typing import Any
 
+from .later import load_later
+
+# plotly imports it, and shows none of our figures by itself
+load_later("nbformat")
+
 #: public names by module
 _NAMES = {
     "check": "exercises",

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import lru_cache
 
 import numpy as np
 
@@ -30,6 +31,7 @@ from .launch_modes import FORMATS, KEEP_AB_PERSISTENT, SIXTEEN_BIT, find_mode
 from .pricing import TILE_KV, candidates, config_of, model_of
 from .search import memory_time, tile_times
 from .self_schedule import COSTS, self_schedule
+from .tile import Plan
 
 #: mean lengths that a call may have, in blocks of 64 tokens: 512 to 65536 tokens
 BLOCKS = (8, 16, 32, 64, 128, 256, 1024)
@@ -154,15 +156,31 @@ def _tokens(lengths: np.ndarray, problem: Problem) -> tuple[int, ...]:
 def _walk(problem: Problem, gpu: Gpu, family: KernelCosts, rows: int, cluster: int) -> Selection:
     """The way in which workers find their tiles."""
     workers, config = gpu.workers(cluster), config_of(problem, family, rows, cluster)
+    model = model_of(problem, gpu, family, rows, cluster)
     times = []
     for sized in profiles(problem):
-        plan = self_schedule(sized, tile_rows=rows, num_workers=workers, costs=COSTS[family.mode])
-        model = model_of(sized, gpu, family, rows, cluster)
+        sizes = sized.q_lens, sized.kv_lens, sized.heads, sized.top_k
+        plan = _found_plan(*sizes, rows, workers, family.mode)
         shape = Shape.of(sized, rows, TILE_KV, workers)
         each, memory = tile_times(shape, model, plan.tiles), memory_time(shape, model)
         took = makespan(model, plan.tiles, each, plan.worker_begin, memory)
         times.append(took / 1e3 + SCHEDULE_US)
     return Selection(config, 0, tuple(times))
+
+
+@lru_cache(maxsize=256)
+def _found_plan(
+    q_lens: tuple[int, ...],
+    kv_lens: tuple[int, ...],
+    heads: int,
+    top_k: int,
+    rows: int,
+    workers: int,
+    mode: str,
+) -> Plan:
+    """What workers find, which no format, page size or feature changes."""
+    problem = Problem(q_lens, kv_lens, heads, top_k=top_k)
+    return self_schedule(problem, tile_rows=rows, num_workers=workers, costs=COSTS[mode])
 
 
 def _formulas(
@@ -172,7 +190,8 @@ def _formulas(
     config = config_of(problem, family, rows, cluster)
     pair, batch = config.option("pair", 1), problem.batch
     workers = gpu.workers(cluster * pair) * pair
-    longest = Shape.of(profiles(problem)[len(BLOCKS) - 1], rows, TILE_KV, workers)
+    model, every = model_of(problem, gpu, family, rows, cluster), profiles(problem)
+    longest = Shape.of(every[len(BLOCKS) - 1], rows, TILE_KV, workers)
     most = most_splits(longest, batch, cluster, pair)
     groups = batch * longest.max_row_tiles
     by_ll = config.option("fused_merge", 1) == 3
@@ -182,9 +201,8 @@ def _formulas(
         if n == 1 or not by_ll or fits_ll_slice(groups * n, rows, n, problem.latent_dim)
     ]
     prices = []
-    for sized in profiles(problem) if tried else ():
+    for sized in every if tried else ():
         shape = Shape.of(sized, rows, TILE_KV, workers)
-        model = model_of(sized, gpu, family, rows, cluster)
         pieces = np.minimum(np.array(tried)[:, None], shape.blocks)
         pieces = np.where(shape.blocks <= WHOLE_BLOCKS, 1, pieces)
         prices.append(times_of(shape, model, pieces) / 1e3)

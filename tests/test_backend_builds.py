@@ -397,3 +397,24 @@ def test_a_call_of_one_query_token_has_no_causal_rule_where_that_build_is_there(
     have([])
     assert build_for(with_rule, one, None, Features()) == bare
     assert bare in shipped() and causal in shipped()
+
+
+@pytest.mark.parametrize(
+    ("fields", "features", "dual"),
+    [
+        ({}, Features(lse=True), 1),
+        ({"page_size": 16}, Features(), 0),
+        ({"q_dtype": "fp16", "kv_format": "fp16"}, Features(), 0),
+        ({}, Features(sinks=True), 0),
+        ({}, Features(tensor_scales=True), 0),
+        ({}, Features(no_pdl=True), 0),
+        ({}, Features(batch_invariant=True), 0),
+    ],
+)
+def test_one_request_takes_a_dual_build_where_one_ships(
+    fields: dict[str, Any], features: Features, dual: int
+) -> None:
+    problem = Problem((1,), (131_072,), 128, **fields)
+    planned = cute._plan(problem, 1, H200, features)
+    assert planned.config.option("dual") == dual
+    assert (getattr(planned, "gate", 0) < 0) == bool(dual)

@@ -39,7 +39,7 @@ from ..base import ANY_KEYS, SKIPS_NOTHING, Replay, gpu_of, not_taken
 from ..cuda.ops import MAX_BATCH
 from ..rank_mask import masked, repeated, with_mask
 from . import blackwell, keep_ab_gather, proofs
-from .catalogue import able, missing_for
+from .catalogue import able, able_as_shipped, missing_for
 from .device_plan import Formula, PlanOnDevice, SelfScheduled, of_selection
 from .families import FAMILIES, SM100, costs
 from .launch import Launch
@@ -185,7 +185,7 @@ def _chosen(problem: Problem, gpu: Gpu, features: Features, ragged: bool, long: 
         raise unsupported("query", f"{problem.batch} requests", "a call that some kernel takes")
     if ragged or features.mask or features.sinks or features.tensor_scales:
         return found
-    return dual_of(found, problem, gpu, able(problem, features))
+    return dual_of(found, problem, gpu, able_as_shipped(problem, features))
 
 
 def _skipping(problem: Problem) -> tuple[LaunchMode, int]:

@@ -14,13 +14,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from functools import lru_cache
+from functools import cache, lru_cache
 
 from ... import jit
 from ...call.form import Features
 from ...core.errors import BuildError, Unsupported
 from ...core.problem import Problem
 from ...jit import toolchain
+from ...jit.build import canonical
+from ...jit.shipped import CUTE
 from ...jit.source import supported_archs
 from ...plan.config import KernelConfig
 from .families import arch_of, complete
@@ -73,6 +75,23 @@ def missing_for(
             except BuildError as error:
                 return f"{build.name()} is not compiled here, and cannot be: {error}"
     return None
+
+
+@cache
+def _shipped() -> frozenset[KernelConfig]:
+    return frozenset(canonical(config) for config in CUTE)
+
+
+def able_as_shipped(problem: Problem, features: Features) -> Callable[[KernelConfig], bool]:
+    """Whether the kernels of a call by some configuration ship, and can be had: for builds that do
+    better what others do as well, which nobody should wait for a compiler for.
+    """
+
+    def has(config: KernelConfig) -> bool:
+        build = build_for(config, problem, False if features.no_pdl else None, features)
+        return canonical(build) in _shipped() and missing_for(config, problem, features) is None
+
+    return has
 
 
 def able(problem: Problem, features: Features) -> Callable[[KernelConfig], bool]:

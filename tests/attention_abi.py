@@ -20,10 +20,13 @@ from mla_lab.core.problem import Problem
 from mla_lab.plan import KernelConfig, WorkTile
 from mla_lab.plan.formula import WHOLE_BLOCKS
 from mla_lab.plan.self_schedule import Costs, self_schedule
+from mla_lab.plan.workspace import LL_WORDS
 
 from .planner_cases import host_plan
 
 LATENT = 512
+#: place of the LL merge's words among the arguments of a dual build
+LL_PARTIALS = 12
 
 
 @dataclass
@@ -48,12 +51,18 @@ class AbiKernel:
             self._follow_formula(arguments, extras)
             return
         *tensors, num_workers, q_len, costs = arguments
+        dual = bool(self.config.option("dual"))
+        if dual:  # room for the other mainloop's merge, behind the schedule
+            ll_partials = tensors.pop(LL_PARTIALS)
+            assert ll_partials.shape == (LL_WORDS,)
+            assert not ll_partials.any()
         words: list[Any] = [*tensors, extras]
         launch = _Launch(*words)
         launch.check(self.config)
         costs, gate = costs & 0xFFFF, costs >> 16
-        if not launch.takes(gate):
+        if not dual and not launch.takes(gate):
             return
+        assert gate < 0 or not dual
         if not len(launch.tiles):
             launch.find_work(self.config, num_workers, q_len, costs)
         assert len(launch.worker_begin) == num_workers + 1
@@ -69,7 +78,6 @@ class AbiKernel:
         launch = _Launch(*words)
         launch.check(self.config)
         assert all(type(number) is int for number in (splits, row_tiles, q_len))
-        row_tiles, gate = row_tiles & 0xFFFF, row_tiles >> 16
         if self.config.option("gather") == 2:  # every query token is a request
             assert q_len == 1
             launch.seq_lens = torch.full((len(launch.block_table),), launch.block_table.shape[1])
@@ -78,8 +86,6 @@ class AbiKernel:
             launch.by_ll(self.config.tile_rows, batch * row_tiles * splits, splits)
         elif splits > 1:
             assert len(launch.partial_out) == len(launch.partial_lse) == batch * row_tiles * splits
-        if not launch.takes(gate):
-            return
         if q_len:  # then nobody reads the caller's
             launch.q_begin = torch.arange(batch + 1) * q_len
         for request, row_tile in itertools.product(range(batch), range(row_tiles)):

@@ -15,6 +15,7 @@ from mla_lab.verify import emulated, emulator_speed, emulator_tables, mutations
 from mla_lab.verify.mutation_cases import cases
 from mla_lab.verify.record import read
 
+DUAL = emulated.DUAL_CASES
 RECORDS = data_dir() / "records"
 ATTENTION = [c for c in CUTE if c.kernel != "cute/empty"]
 
@@ -23,6 +24,10 @@ def test_every_build_has_five_cases_that_it_takes() -> None:
     assert sorted(c.name() for c in emulated.builds()) == sorted(c.name() for c in ATTENTION)
     for config in ATTENTION:
         found = list(emulated.cases(config))
+        if config.option("dual"):
+            assert len(found) == 5 and {c.kv_lens for c in found} == {c.kv_lens for c in DUAL}
+            assert {c.q_len for c in found} == {1, config.option("dual")}
+            continue
         assert len(found) == 5 and {0, 77, 140, 800} < {n for c in found for n in c.kv_lens}
         merges = bool(config.option("fused_merge", 1))
         assert max(c.splits for c in found) == (3 if merges else 1)

@@ -55,16 +55,14 @@ CASES = (
     Case((800,)),
     Case((130, 0, 70, 200, 65, 300, 90, 64, 5, 129, 77, 190), splits=0, schedule="adverse"),
 )
-#: of dual builds: whole and split by swap_ab, split by keep_ab, one worker's whole by keep_ab, rows
-#: of several tokens; the gate is at 7 blocks of one token, at 5 of 64 rows of several, at 3 of 128
+#: of dual builds: whole, and with one query token split, by swap_ab; split by keep_ab. The gate is
+#: at 7 blocks of a build for one token, else at 5 of 64 rows and at 3 of 128
 DUAL_CASES = (
     Case((200,), splits=0),
+    Case((100,), q_len=2, splits=0),
     Case((380,), splits=0),
-    Case((0,), splits=0),
-    Case((1100,), splits=0),
-    Case((470,), splits=0, schedule="adverse"),
-    Case((200,), q_len=2, splits=0),
-    Case((700,), q_len=2, splits=0, schedule="adverse"),
+    Case((1100,), q_len=2, splits=0),
+    Case((470,), q_len=2, splits=0, schedule="adverse"),
 )
 #: requests of the last where the grid has CTAs for each piece, and all of them are under way
 MOST_AT_ONCE = 4
@@ -85,7 +83,7 @@ def cases(config: KernelConfig) -> Iterator[Case]:
     several = config.mask != "none" or config.kernel == "cute/keep_ab_sm90"
     if config.option("dual"):
         several = config.option("dual") == 2
-        yield from (case for case in DUAL_CASES if case.q_len == 1 or several)
+        yield from (replace(case, q_len=case.q_len if several else 1) for case in DUAL_CASES)
         return
     for case in CASES:
         q_len = case.q_len if several else 1

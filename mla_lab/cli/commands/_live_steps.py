@@ -38,6 +38,10 @@ COMMANDS = {
         "bench run RECORD --peers mla-lab-plain,mla-lab-plain-tight --rounds 5 --quick "
         f"--batch 1,4,16,64,128 --heads 16,128 --kv-len 8192 {FORMATS}"
     ],
+    "h200_plain_invariant": [
+        "bench run RECORD --peers mla-lab-plain --rounds 5 --quick --batch 64,128 "
+        "--heads 16,64,128 --kv-len 1024,4096,8192 --batch-invariant"
+    ],
     "h200_formats": [
         f"bench run RECORD {OWN} --batch 16,64,128 --heads 16,128 --kv-len 1024,8192 "
         "--page-size 16,32,64,128",
@@ -303,6 +307,7 @@ STEPS = (
         "the plain call beside the peers that are installed",
         PLAIN,
         "h200_plain_eight_bits",
+        "h200_plain_invariant",
     ),
     Step("plain-traces", "samples of serving traces", True, _plain_traces, (PLAIN_TRACES,), 12),
     _measuring("record", "calls with a host plan beside the same peers", ANCHOR),

@@ -8,7 +8,7 @@ build that is best for it alone. Its `regret` says how much.
 
 A single request may have a build that holds two mainloops (`dual_of`). Two builds, each launched
 for lengths that the other leaves out, cost more than they gain: a launch that ends at once takes
-2.9 to 5.0 us (H200, 2026-11-24, `data/notes/kernel_attempts.jsonl`). One pair is left, for
+2.9 to 4.9 us (H200, 2026-11-24, `data/notes/kernel_attempts.jsonl`). One pair is left, for
 accuracy: `long`."""
 
 from __future__ import annotations

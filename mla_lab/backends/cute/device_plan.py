@@ -79,11 +79,9 @@ def of_selection(selection: Selection, bounds: Problem, gpu: Gpu) -> SelfSchedul
     if selection.beyond is None:
         return replace(planned, gate=-selection.gate)
     second = SelfScheduled.of(selection.beyond.config, gpu, bounds.latent_dim)
-    layout, first = (
-        second.workspace.behind(planned.workspace),
-        replace(planned, gate=selection.gate),
-    )
-    return replace(second, workspace=layout, gate=-selection.gate, before=first)
+    behind = second.workspace.behind(planned.workspace)
+    first = replace(planned, gate=selection.gate)
+    return replace(second, workspace=behind, gate=-selection.gate, before=first)
 
 
 @dataclass(frozen=True)

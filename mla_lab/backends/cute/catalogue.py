@@ -83,8 +83,10 @@ def _shipped() -> frozenset[KernelConfig]:
 
 
 def able_as_shipped(problem: Problem, features: Features) -> Callable[[KernelConfig], bool]:
-    """Whether the kernels of a call by some configuration ship, and can be had: for builds that do
-    better what others do as well, which nobody should wait for a compiler for.
+    """Return the test whether a configuration's kernels ship and can be had.
+
+    It is for optional builds: where one would have to be compiled first, another kernel serves
+    the call at once.
     """
 
     def has(config: KernelConfig) -> bool:

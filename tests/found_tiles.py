@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any
 
@@ -14,6 +14,8 @@ from torch import Tensor
 
 from mla_lab.core.problem import Problem
 from mla_lab.plan import Plan
+from mla_lab.plan.extent import row_tiles
+from mla_lab.plan.fixed_pieces import PieceCuts, bundle_of, fixed_pieces, ring_slots
 from mla_lab.plan.self_schedule import Costs, self_schedule
 from mla_lab.plan.workspace import KEPT_WORDS
 
@@ -29,7 +31,8 @@ class Batch:
     problem: Problem
     tile_rows: int
     workers: int
-    costs: Costs
+    #: of the rule, or the cuts of batch invariance
+    costs: Costs | PieceCuts
     #: query tokens of every request; 0: they differ
     q_len: int
 
@@ -53,9 +56,21 @@ class Batch:
             0 if ragged else q_len,
         )
 
+    @classmethod
+    def of_pieces(cls, rng: random.Random, workers: tuple[int, ...], most: int) -> Batch:
+        """`drawn`, for a batch-invariant call."""
+        cuts = PieceCuts(
+            rng.choice([1, 8, 16, 64]), rng.choice([1, 64, 128]), rng.random() < 0.7, True
+        )
+        return replace(cls.drawn(rng, workers, most), costs=cuts)
+
     @property
     def plan(self) -> Plan:
         """The rule's."""
+        if isinstance(self.costs, PieceCuts):
+            return fixed_pieces(
+                self.problem, tile_rows=self.tile_rows, num_workers=self.workers, cuts=self.costs
+            )
         return self_schedule(
             self.problem, tile_rows=self.tile_rows, num_workers=self.workers, costs=self.costs
         )
@@ -96,4 +111,24 @@ def planned(batch: Batch) -> list[list[list[int]]]:
     blocks = -(-np.array(batch.problem.kv_lens) // 64)
     for row in rows:
         row[3] = min(row[3], int(blocks[row[0]]))
+    if isinstance(batch.costs, PieceCuts):
+        rows = _ring(batch, rows, ends)
     return [rows[first:last] for first, last in pairwise(ends)]
+
+
+def _ring(batch: Batch, rows: list[list[int]], ends: list[int]) -> list[list[int]]:
+    """`rows` with the slots of the ring: of its lane, f mod (3 P) + split behind the item's first
+    piece, number f; and that first slot for a group."""
+    assert isinstance(batch.costs, PieceCuts)
+    tiles = np.where(
+        batch.costs.takes(batch.problem.rows), row_tiles(batch.problem, batch.tile_rows), 0
+    )
+    lanes = bundle_of(tiles, batch.workers)
+    bundles = batch.workers // lanes
+    for worker, (first, last) in enumerate(pairwise(ends)):
+        for index, row in enumerate(rows[first:last]):
+            number = worker // lanes + index * bundles - row[4]
+            if row[5] > 1:
+                row[7] = worker % lanes * ring_slots(bundles) + number % (3 * bundles)
+                row[6] = row[7] + row[4]
+    return rows

@@ -42,6 +42,23 @@ def test_workers_find_the_tiles_of_the_rule(kernel: EmulatedKernel, seed: int) -
 
 
 @pytest.fixture(scope="module")
+def pieces() -> EmulatedKernel:
+    config = KernelConfig("cute/found_tiles", options=(("pieces", 1),))
+    return EmulatedKernel.of(jit.compile(config), Options(check=True))
+
+
+@pytest.mark.parametrize("seed", range(16))
+def test_workers_find_the_pieces_of_a_batch_invariant_call(
+    pieces: EmulatedKernel, seed: int
+) -> None:
+    batch = Batch.of_pieces(random.Random(seed), (16, 17), 40 if seed % 8 else 300)
+    schedule = torch.zeros(17 * KEPT_WORDS, dtype=torch.int32)
+    for _ in range(2):  # found, and kept
+        assert launch(pieces, batch, schedule) == planned(batch)
+    assert pieces.run.findings == []
+
+
+@pytest.fixture(scope="module")
 def single() -> EmulatedKernel:
     config = KernelConfig("cute/found_tiles", options=(("single", 1),))
     return EmulatedKernel.of(jit.compile(config), Options(check=True))

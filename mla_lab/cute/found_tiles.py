@@ -15,6 +15,7 @@ from cutlass import Int32
 from cutlass.cute.runtime import make_fake_compact_tensor, make_fake_stream
 
 from ..plan.config import KernelConfig
+from .common.fixed_pieces import Before
 from .common.self_schedule import WORDS, Batch
 from .common.worker_plan import open_plan, plan_of, tile_words
 from .registry import CuteEntry
@@ -22,17 +23,17 @@ from .registry import CuteEntry
 
 @cute.kernel
 def _find(
-    single: cutlass.Constexpr[bool], b: Batch, tiles: cute.Tensor, schedule: cute.Tensor,
+    rule: cutlass.Constexpr[str], b: Batch, tiles: cute.Tensor, schedule: cute.Tensor,
     rows: cute.Tensor, counts: cute.Tensor,
 ):  # fmt: skip
     worker, _, _ = cute.arch.block_idx()
     lane = cute.arch.lane_idx()
-    b = replace(b, single=single)
+    b = replace(b, single=rule == "single", pieces=rule == "pieces")
     plan = plan_of(open_plan(b, tiles, schedule, worker, 1))
-    request, row_tile = Int32(0), Int32(0)
+    before = Before.none()
     for index in cutlass.range(plan.last, unroll=1):
-        words = tile_words(b, tiles, plan, index, request, row_tile)
-        request, row_tile = (cute.arch.shuffle_sync(words, i) for i in (0, 1))
+        words = tile_words(b, tiles, plan, index, before)
+        before = Before(*(cute.arch.shuffle_sync(words, i) for i in (0, 1, 4, 5)))
         if (lane < WORDS) & (index < rows.shape[1]):
             rows[worker, index, lane] = words
     if lane == 0:
@@ -42,26 +43,33 @@ def _find(
 @cute.jit
 def _launch(*operands) -> None:
     """Operands in the order of `entry`, the stream last."""
-    _launch_rule(False, operands)
+    _launch_rule("", operands)
 
 
 @cute.jit
 def _launch_single(*operands) -> None:
     """As `_launch`, by the closed form of one request."""
-    _launch_rule(True, operands)
+    _launch_rule("single", operands)
 
 
-def _launch_rule(single: bool, operands) -> None:
+@cute.jit
+def _launch_pieces(*operands) -> None:
+    """As `_launch`, by the rule of batch invariance."""
+    _launch_rule("pieces", operands)
+
+
+def _launch_rule(rule: str, operands) -> None:
     lens, q_begin, tiles, schedule, rows, counts, *numbers, stream = operands
     heads, q_len, costs, tile_rows = numbers
     b = Batch(lens, q_begin, heads, q_len, Int32(counts.shape[0]), costs, tile_rows)
-    _find(single, b, tiles, schedule, rows, counts).launch(
+    _find(rule, b, tiles, schedule, rows, counts).launch(
         grid=(counts.shape[0], 1, 1), block=(32, 1, 1), stream=stream
     )
 
 
 def entry(config: KernelConfig) -> CuteEntry:
-    """With the option `single` the batch is one request. Arguments: seq_lens [batch], q_begin
+    """With the option `single` the batch is one request; with `pieces` workers find the pieces of
+    `plan.fixed_pieces`, by cuts in place of costs. Arguments: seq_lens [batch], q_begin
     [batch + 1], tiles [n, 8] and schedule as of `worker_plan.open_plan`, rows [workers, most, 8]
     and counts [workers], which are written, all int32; heads, q_len (0: see q_begin), packed costs,
     tile_rows."""
@@ -69,6 +77,7 @@ def entry(config: KernelConfig) -> CuteEntry:
     tensors = [_int32(rank) for rank in ranks]
     stream = make_fake_stream(use_tvm_ffi_env_stream=True)
     launch = _launch_single if config.option("single") else _launch
+    launch = _launch_pieces if config.option("pieces") else launch
     return CuteEntry(launch, (*tensors, *[Int32(0)] * 4, stream), "found_tiles")
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
 from typing import Any
 
 from ..core.errors import invalid
@@ -290,6 +291,27 @@ CUTE: tuple[KernelConfig, ...] = (
         if _walks(tile, page)
     ),
 )
+
+
+def _walks_plans(config: KernelConfig) -> bool:
+    """Whether a build of this one whose CTAs find fixed pieces ships too: of 16 bits, and of eight
+    bits in the commonest page size; with the mask code, which batch-invariant calls always have."""
+    if config.kernel == "cute/keep_ab_sm90":
+        others = {"dual", "fused_merge", "gather"} & {name for name, _ in config.options}
+        return config.kv_format in ("bf16", "fp16") and config.cluster == 1 and not others
+    persistent = set(SWAP_AB_PERSISTENT.options) <= set(config.options)
+    plain = persistent and not config.option("grid") and config.mask != "none"
+    sixteen_bit = config.kv_format in ("bf16", "fp16")
+    return plain and (sixteen_bit or config.page_size == KernelConfig.page_size)
+
+
+#: for batch-invariant calls
+PIECES: tuple[KernelConfig, ...] = tuple(
+    replace(config, options=(*config.options, ("pieces", 1)))
+    for config in CUTE
+    if config.kernel != "cute/empty" and _walks_plans(config)
+)
+CUTE = (*CUTE, *PIECES)
 
 #: of the SM100 kernel, which ships no builds, a plain one of each format
 SM100: tuple[KernelConfig, ...] = tuple(

@@ -17,6 +17,7 @@ from ..core.errors import unsupported
 from ..core.gpu import H200, Gpu
 from ..core.problem import Problem
 from .config import KernelConfig
+from .fixed_pieces import INVARIANT_ROWS, MOST_PIECES, PieceCuts
 from .kernel_costs import KernelCosts, recorded_costs
 from .launch_modes import (
     E4M3,
@@ -43,9 +44,9 @@ from .pricing import (
 #: with 8192 keys a request and 16 or 128 heads, 1 request takes 10.7 or 6.6 times as long as by
 #: default, 16 requests 2.2 or 1.7 times (H200, data/records/h200_invariant.jsonl).
 INVARIANT_CUTS = {
-    16: {"split_blocks": 16, "max_splits": 32, "half_blocks": 64},
-    64: {"split_blocks": 32, "max_splits": 32, "half_blocks": 64},
-    128: {"split_blocks": 64, "max_splits": 32, "half_blocks": 128},
+    16: {"split_blocks": 16, "max_splits": MOST_PIECES, "half_blocks": 64},
+    64: {"split_blocks": 32, "max_splits": MOST_PIECES, "half_blocks": 64},
+    128: {"split_blocks": 64, "max_splits": MOST_PIECES, "half_blocks": 128},
 }
 #: further splits of a tile are priced where its first price is within this factor of the least
 PROMISING = 1.2
@@ -54,8 +55,6 @@ PROMISING = 1.2
 #: (data/records/h200_sweep_eight_bits.jsonl) the choice is in the mean 0.15 % slower than the best,
 #: 0.29 % without this factor
 PAIR_EDGE = 1.012
-#: query rows of a request up to which batch invariance takes swap_ab
-INVARIANT_ROWS = 16
 
 
 def choose(
@@ -154,6 +153,13 @@ class Kind:
     choice: Choice
     least_rows: int = 1
     most_rows: int | None = None
+
+    @property
+    def cuts(self) -> PieceCuts:
+        """How the requests are cut, for kernels that find their pieces."""
+        knobs = dict(self.choice.knobs)
+        few, many = self.least_rows <= INVARIANT_ROWS, self.most_rows is None
+        return PieceCuts(knobs["split_blocks"], knobs["half_blocks"], few, many)
 
 
 def invariant_kinds(

@@ -214,10 +214,20 @@ def _kinds(problem: Problem, gpu: Gpu, features: Features) -> list[Kind]:
     """The builds of a batch-invariant call and the requests of each; of skip-softmax there is one
     build for all.
     """
-    if not features.skip_softmax:
-        return invariant_kinds(problem, gpu, costs(), features.ragged)
-    mode, rows = _skipping(problem)
-    return [invariant_tile(problem, gpu, _family(mode), (rows, 1), "skip-softmax")]
+    if features.skip_softmax:
+        mode, rows = _skipping(problem)
+        kinds = [invariant_tile(problem, gpu, _family(mode), (rows, 1), "skip-softmax")]
+    else:
+        kinds = invariant_kinds(problem, gpu, costs(), features.ragged)
+    if features.planned:
+        return kinds
+    return [replace(kind, choice=replace(kind.choice, config=in_pieces(kind))) for kind in kinds]
+
+
+def in_pieces(kind: Kind) -> KernelConfig:
+    """The build of a kind whose CTAs find their pieces, where no plan is given."""
+    config = kind.choice.config
+    return replace(config, options=(*config.options, ("pieces", 1)))
 
 
 def _family(mode: LaunchMode) -> KernelCosts:
@@ -249,8 +259,7 @@ def _plan(
         here = able(problem, features)
         return formula_for(problem, total_q, gpu, features.batch_invariant, here)
     if features.batch_invariant:
-        kinds = _kinds(problem, gpu, features)
-        return PlanOnDevice.of_kinds(kinds, problem, total_q)
+        return SelfScheduled.of_kinds(_kinds(problem, gpu, features), gpu, problem.latent_dim)
     planned = of_selection(_choice(problem, gpu, features), problem, gpu)
     return replace(planned, keys=_same_choice(problem))
 

@@ -64,7 +64,7 @@ def missing_for(
         wanted = [build_for(config, problem, False if features.no_pdl else None, features)]
     except Unsupported as error:  # a feature that this kernel does not have
         return str(error)
-    if features.batch_invariant and not config.option("grid"):
+    if features.batch_invariant and arch.startswith("sm_10"):
         wanted.append(KernelConfig("cuda/planner"))
     for build in wanted:
         if arch not in supported_archs(build.kernel):

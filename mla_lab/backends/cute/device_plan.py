@@ -1,6 +1,6 @@
 """Plans in device memory: copied there once, or made there anew in every call.
 
-    SelfScheduled                nothing: each worker finds its tiles from the lengths
+    SelfScheduled                nothing: each worker finds its tiles, or pieces, from the lengths
     on_device(plan, device)      a Plan's words on a device, copied at its first use
     PlanOnDevice                 bounds in place of lengths; a planner kernel cuts in each launch
     Formula                      three numbers in place of a plan; each worker cuts for itself
@@ -27,7 +27,9 @@ from ...core.problem import LATENT_DIM, ROPE_DIM, Problem
 from ...plan import Choice, KernelConfig, Plan, WorkspaceLayout
 from ...plan.choose import Kind
 from ...plan.cuts import Shape
+from ...plan.fixed_pieces import PieceCuts, most_slots
 from ...plan.formula import MAX_SPLITS, fits_ll_slice, whole_pairs
+from ...plan.gate import gated
 from ...plan.launch_modes import costs_of, in_waves
 from ...plan.search import piece_overhead
 from ...plan.selection import Selection
@@ -49,16 +51,18 @@ _COPIES: WeakKeyDictionary[Plan, dict[torch.device, DevicePlan]] = WeakKeyDictio
 
 @dataclass(frozen=True)
 class SelfScheduled:
-    """A launch whose workers find their tiles from the lengths (see `plan.self_schedule`)."""
+    """A launch whose workers find their tiles from the lengths (see `plan.self_schedule`), or the
+    pieces of a batch-invariant call (see `plan.fixed_pieces`)."""
 
     config: KernelConfig
     num_workers: int
-    costs: Costs
+    costs: Costs | PieceCuts
     #: of any batch and any lengths
     workspace: WorkspaceLayout
     #: see `plan.gate`; with one, the launch before this one, which has the opposite gate, or none
     #: where a dual build runs its other mainloop
     gate: int = 0
+    #: launched before; of pieces, for the call's requests of other numbers of query rows
     before: SelfScheduled | None = None
     #: see `backends.base.Planned`
     keys: range | None = None
@@ -69,6 +73,31 @@ class SelfScheduled:
         workers = gpu.workers(config.cluster)
         layout = WorkspaceLayout.of(2 * workers, workers, config.tile_rows, latent_dim)
         return cls(config, workers, costs_of(config), layout)
+
+    @classmethod
+    def of_kinds(cls, kinds: list[Kind], gpu: Gpu, latent_dim: int) -> SelfScheduled:
+        """The launches of a batch-invariant call, one for each kind of request, one behind the
+        other."""
+        first, *others = (cls._of_kind(kind, gpu, latent_dim) for kind in kinds)
+        for plan in others:
+            layout = plan.workspace.behind(first.workspace)
+            first = replace(plan, workspace=layout, before=first)
+        return first
+
+    @classmethod
+    def _of_kind(cls, kind: Kind, gpu: Gpu, latent_dim: int) -> SelfScheduled:
+        config = kind.choice.config
+        workers = gpu.workers(config.cluster)
+        slots = most_slots(workers)
+        layout = WorkspaceLayout.of(slots, slots, config.tile_rows, latent_dim)
+        return cls(config, workers, kind.cuts, layout)
+
+    @property
+    def word(self) -> int:
+        """The launch argument `costs`."""
+        if isinstance(self.costs, PieceCuts):
+            return self.costs.packed
+        return gated(self.costs.packed, self.gate)
 
 
 def of_selection(selection: Selection, bounds: Problem, gpu: Gpu) -> SelfScheduled | Formula:

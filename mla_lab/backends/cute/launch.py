@@ -31,7 +31,6 @@ from ...core.errors import invalid, unsupported
 from ...core.gpu import Gpu
 from ...plan import KernelConfig, Plan
 from ...plan.formula import ll_words
-from ...plan.gate import gated
 from ..base import Replay, believes_max_q_len, fill_with_nan
 from ..cuda import ops as cuda_ops
 from ..cuda.ops import DevicePlan, DevicePlanner, Merge
@@ -140,7 +139,7 @@ class Launch:
         if isinstance(words, SelfScheduled):
             self._walk = found_work(config, workspace, form.device)
             q_len = 1 if form.features.sparse else q_len
-            self._numbers = (words.num_workers, q_len, gated(words.costs.packed, words.gate))
+            self._numbers = (words.num_workers, q_len, words.word)
         elif isinstance(words, DevicePlan):
             self._walk = (words.tiles, words.worker_begin)
             self._numbers = (len(words.worker_begin) - 1, q_len, 0)

@@ -45,8 +45,6 @@ class EmulateBackend(CuteBackend):
         """The device and the size first, then what the CuTe backend says of an H200."""
         if gpu is not None:
             return "the tensors are on a GPU; it takes those of a CPU"
-        if features.batch_invariant:
-            return "batch_invariant: the planner kernel ahead of it is not emulated"
         kv = problem.top_k or max(problem.kv_lens)
         scores = sum(problem.q_lens) * problem.heads * kv
         if scores > MAX_SCORES:

@@ -11,6 +11,7 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Int32, const_expr
 
+from .fixed_pieces import find_pieces
 from .kv_prefetch import KvCache, prefetch_tiles
 from .ptx_sm90 import load_relaxed, load_where, pick, store_relaxed
 from .self_schedule import (
@@ -98,6 +99,8 @@ def find_plan_words(b: Batch, worker: Int32, kept: cute.Tensor) -> Int32:
     if not cute.arch.vote_all_sync(changed == 0):
         if const_expr(b.single):
             words = find_work_of_one(b, worker)
+        elif const_expr(b.pieces):
+            words = find_pieces(b, worker)
         else:
             words = find_work(b, worker)
         store_relaxed(row, words)

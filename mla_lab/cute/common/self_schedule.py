@@ -62,6 +62,8 @@ class Batch:
     tile_rows: int
     #: the batch is one request, of no more row tiles than workers
     single: bool = False
+    #: by the rule of batch invariance (`fixed_pieces`), of which `costs` are the cuts
+    pieces: bool = False
 
 
 @dataclass(frozen=True)

@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Int32
+from cutlass import Int32, const_expr
 
 from ...plan.workspace import KEPT_WORDS as KEPT
+from .fixed_pieces import Before, next_piece
 from .kept_schedule import find_plan_words, prefetch_kept
 from .kv_prefetch import KvCache
 from .ptx_sm90 import load_relaxed
@@ -87,19 +88,32 @@ def plan_of(words: Int32) -> Plan:
     return Plan(first, count, words)
 
 
+def without_gate(b: Batch):
+    """Whether the launch has no gate; one by pieces never has."""
+    return True if b.pieces else b.costs >> 16 == 0
+
+
 def gate_closed(plan: Plan):
     """Whether the gate of the launch is closed to this batch."""
     return cute.arch.make_warp_uniform(cute.arch.shuffle_sync(plan.words, CLOSED)) == 1
 
 
 @cute.jit
-def tile_words(
-    b: Batch, tiles: cute.Tensor, plan: Plan, index: Int32, request: Int32, row_tile: Int32
-) -> Int32:
-    """The plan row of tile `index`, lane i word i of eight; `request` and `row_tile` are those of
-    tile `index` - 1."""
-    lane = cute.arch.lane_idx()
+def tile_words(b: Batch, tiles: cute.Tensor, plan: Plan, index: Int32, before: Before) -> Int32:
+    """The plan row of tile `index`, lane i word i of eight; `before` is tile `index` - 1."""
     words = plan.words
+    if const_expr(b.pieces):
+        words = next_piece(b, plan.words, index, before)
+    else:
+        words = planned_words(b, tiles, plan, index, before)
+    return words
+
+
+@cute.jit
+def planned_words(b: Batch, tiles: cute.Tensor, plan: Plan, index: Int32, before: Before) -> Int32:
+    """`tile_words` of a plan in memory, or by the rule of `self_schedule`."""
+    lane = cute.arch.lane_idx()
+    words, request, row_tile = plan.words, before.request, before.row_tile
     row = cute.arch.shuffle_sync(words, PLAN_ROW)
     if row >= 0:
         words = tiles[row + index, lane % WORDS]

@@ -16,7 +16,8 @@ Options off by default, each a build of its own because the QK-softmax warp grou
 spare: `features` (sinks), `scales` (in memory), the mask "tree", `skip` (skip-softmax, 64 rows
 only). Their operands come as one tuple before the stream; with `skip` its factor is the last one.
 The option `stages` changes the number of KV stages; with `gather` tokens are fetched one by one
-(`fp8.producer_gather`); a `dual` build takes one request, a short one by swap_ab.
+(`fp8.producer_gather`); a `dual` build takes one request, a short one by swap_ab; one with `pieces`
+takes batch-invariant calls (`plan.fixed_pieces`).
 """
 
 from __future__ import annotations
@@ -71,6 +72,8 @@ def check(config: KernelConfig) -> None:
         raise unsupported("fused_merge", config.option("fused_merge"), tuple(MERGES))
     if config.option("dual"):
         check_dual(config)
+    if config.option("pieces"):
+        check_pieces(config)
 
 
 def check_dual(config: KernelConfig) -> None:
@@ -82,8 +85,16 @@ def check_dual(config: KernelConfig) -> None:
     ]
     whole = config.option("fused_merge", 1) == 1 and config.cluster == 1 and config.mask != "tree"
     if config.q_dtype not in DTYPES or config.kv_format != config.q_dtype or others or not whole:
-        got = f"{config.name()}"
+        got = config.name()
         raise unsupported("options", got, "dual with 16 bits, 64 rows, the cooperative merge")
+
+
+def check_pieces(config: KernelConfig) -> None:
+    """Raises Unsupported for what is not compiled by the rule of batch invariance."""
+    sixteen_bit = config.q_dtype in DTYPES and config.kv_format == config.q_dtype
+    if not sixteen_bit or config.cluster != 1 or config.option("fused_merge", 1) != 1:
+        supported = "pieces with 16 bits, 64 rows, the cooperative merge"
+        raise unsupported("options", config.name(), supported)
 
 
 def check_gathered(config: KernelConfig) -> None:
@@ -123,6 +134,7 @@ def static_facts(config: KernelConfig) -> Config:
         tree=int(tree),
         skip=config.option("skip"),
         dual=config.option("dual"),
+        pieces=config.option("pieces"),
         **own,
     )
     if facts.profile and facts.features:

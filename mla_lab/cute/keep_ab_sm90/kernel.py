@@ -21,11 +21,11 @@ from cutlass.cute.nvgpu import cpasync
 
 from ..common.feature_operands import mask_words
 from ..common.kv_prefetch import LEAST_REQUESTS, KvCache
-from ..common.worker_plan import gate_closed, prefetch_ahead
+from ..common.worker_plan import gate_closed, prefetch_ahead, without_gate
 from . import dual, fp8, kernel_bf16
 from .params import Config, Cta, Globals, Mmas
 from .profile import profile_event
-from .tile_scheduler import find_plan, load_plan
+from .tile_scheduler import batch_of, find_plan, load_plan
 
 
 def variant(cfg: Config) -> ModuleType:
@@ -52,7 +52,7 @@ def decode_kernel(
         find_plan(cfg, g, s, cta_idx, rank)
     if const_expr(cfg.pdl and not cfg.fetches_tokens):
         many = g.seq_lens.shape[0] >= LEAST_REQUESTS
-        if (warp_idx == 2) & many & (g.costs >> 16 == 0):
+        if (warp_idx == 2) & many & without_gate(batch_of(cfg, g)):
             kv = KvCache(g.cache, g.block_table, rank)
             prefetch_ahead(kv, g.tiles, g.schedule, cta_idx)
     ahead = dual.issue_ahead(cfg, swap, warp_idx) if const_expr(cfg.dual) else None

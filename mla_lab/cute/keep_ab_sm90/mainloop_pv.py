@@ -14,6 +14,7 @@ from ..common.pipeline import StagePhases
 from ..common.ptx_sm90 import LN2, fresh_thread, pick
 from ..split_merge.keep_ab_cooperative import count_partial, merge, merge_share, own_strips
 from ..split_merge.keep_ab_partials import store_fragment
+from ..split_merge.keep_ab_pieces import merge_piece, store_piece
 from .epilogue_store import store_lse, store_rows
 from .mainloop_qk_softmax import release_kv, two_to_minus
 from .mask import rows_of
@@ -61,7 +62,8 @@ def store_partial(cta: Cta, acc: cute.Tensor, slot_row, column, lane):
 
 @cute.jit
 def epilogue(cta: Cta, acc: cute.Tensor, index):
-    """Divide by the row sums; write the result x out_scale, or the partial (the merge scales)."""
+    """Divide by the row sums; write the result x out_scale, or the partial (the merge scales).
+    Returns the slot of the partial, -1 without one."""
     cfg, g, s = cta.cfg, cta.g, cta.s
     tid = fresh_thread()  # held through the loop, it and what follows would take registers
     lane = tid % 32
@@ -76,7 +78,9 @@ def epilogue(cta: Cta, acc: cute.Tensor, index):
         lse = [(lse[h] + cute.math.log2(sums[h], fastmath=True)) * Float32(LN2) for h in range(2)]
     inverse = [pick(x > 0.0, cute.arch.rcp_approx(x), Float32(0.0)) for x in sums]
     if work.slot >= 0:
-        if const_expr(cfg.cooperative):
+        if const_expr(cfg.pieces):
+            store_piece(cta, wg, acc, work, inverse, lse)
+        elif const_expr(cfg.cooperative):
             own = own_strips(cfg, merge_share(cta, work), work, index, cta.plan.last)
             store_fragment(cta, wg, acc, work, inverse, lse, own)
             count_partial(cta, work)
@@ -94,6 +98,7 @@ def epilogue(cta: Cta, acc: cute.Tensor, index):
         store_rows(cta, acc, work, row, column, lane)
         if wg == 0:
             store_lse(cta, work, row, lane, lse)
+    return work.slot
 
 
 @cute.jit
@@ -166,6 +171,7 @@ def mainloop_pv(cta: Cta):
     produces = cute.arch.make_warp_uniform(tid // 32) == 0
     load = start_producer(cfg.stages, first)
     s.stats_read.arrive(0)
+    slot = Int32(-1)
     for index in cutlass.range(first, last, unroll=1):
         if produces:
             load = produce_ahead(cta, load, index, lane)
@@ -192,9 +198,16 @@ def mainloop_pv(cta: Cta):
             for _ in cutlass.range(cfg.stages - stage, unroll=1):
                 load = fill_next_stage(cta, load, lane)
         profile_event(cfg, g, "last PV")
-        epilogue(cta, f.tOrO, index)
+        own_slot = epilogue(cta, f.tOrO, index)
         profile_event(cfg, g, "partial written")
-    if const_expr(cfg.cooperative):
+        if const_expr(cfg.pieces):
+            if slot >= 0:
+                merge_piece(cta, index - 1)
+            slot = own_slot
+    if const_expr(cfg.pieces):
+        if slot >= 0:
+            merge_piece(cta, last - 1)
+    elif const_expr(cfg.cooperative):
         # the last work tile first: its own strips are in the ring
         for back in cutlass.range(first + 1, last + 1, unroll=1):
             if may_be_split(cta.plan, first + last - back):

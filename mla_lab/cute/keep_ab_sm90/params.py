@@ -68,6 +68,8 @@ class Config:
     tree: int = 0
     #: skip PV of tiles whose weights are negligible in all rows (`online_softmax_step`)
     skip: int = 0
+    #: work follows from the rule of batch invariance, and each tile's merge behind the next tile
+    pieces: int = 0
     #: KV stages
     stages: int = 3
     #: the kernel has swap_ab as well, which takes batches of few blocks (`dual`): 1 for requests of

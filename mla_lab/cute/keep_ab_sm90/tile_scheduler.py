@@ -8,6 +8,7 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Int32, Int64, const_expr
 
+from ..common.fixed_pieces import Before
 from ..common.ptx_sm90 import load_relaxed, small_quotient
 from ..common.self_schedule import COUNT, Batch, Plan
 from ..common.worker_plan import likely_words, may_be_split, open_plan, plan_of, tile_words
@@ -23,8 +24,9 @@ def batch_of(cfg: Config, g: Globals) -> Batch:
     """What the scheduling rule reads."""
     tile_rows = Int32(BLOCK * cfg.cluster)
     return Batch(
-        g.seq_lens, g.q_begin, g.heads, g.q_len, g.num_workers, g.costs, tile_rows, bool(cfg.dual)
-    )
+        g.seq_lens, g.q_begin, g.heads, g.q_len, g.num_workers, g.costs, tile_rows,
+        single=bool(cfg.dual), pieces=bool(cfg.pieces),
+    )  # fmt: skip
 
 
 @cute.jit
@@ -109,11 +111,12 @@ def record(
     cfg: cutlass.Constexpr[Config], g: Globals, s: Shared, plan: Plan, index: Int32, rank: Int32
 ):
     """Leave the work tile `index` in shared memory, by one warp, after that of `index` - 1."""
-    before, row_tile = Int32(0), Int32(0)
+    before = Before.none()
     if index > 0:
         last = s.records[None, (index + (RECORDS - 1)) % RECORDS]
-        before, row_tile = last[0], last[1] // (BLOCK * cfg.cluster)
-    words = tile_words(batch_of(cfg, g), g.tiles, plan, index, before, row_tile)
+        row_tile, splits = last[1] // (BLOCK * cfg.cluster), last[4]
+        before = Before(last[0], row_tile, splits & 0xFFFF, splits >> 16)
+    words = tile_words(batch_of(cfg, g), g.tiles, plan, index, before)
     lane, request = cute.arch.lane_idx(), cute.arch.shuffle_sync(words, 0)
     # one latency for all three
     token = g.q_begin[request + lane % 2]

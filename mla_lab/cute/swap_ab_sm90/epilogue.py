@@ -10,6 +10,7 @@ from cutlass import Float32, Int32, const_expr
 from ..common.feature_operands import with_scales, with_sink
 from ..common.ptx_sm90 import NO_SCORE, add, fold_lanes, folded_index, fresh_thread, load4
 from ..split_merge import SplitMerge
+from ..split_merge.piece_flags import mark_written, wait_until_free
 from ..split_merge.swap_ab_cluster_reduce import reduce_partials, send_partial
 from ..split_merge.swap_ab_cooperative import arrive
 from ..split_merge.swap_ab_fragments import CONSUMERS, CtaEvent, profile_event
@@ -92,6 +93,23 @@ def store_tile(
 
 
 @cute.jit
+def wait_for_slot(g: Globals, r: Record):
+    """Of a batch-invariant launch: wait until all have read what the slot of this piece held."""
+    if (fresh_thread() == 0) & (r.num_splits > 1):
+        wait_until_free(g.counters, r.partial)
+
+
+@cute.jit
+def count_partial(c: cutlass.Constexpr[Traits], g: Globals, r: Record):
+    """After a barrier of all consumers: release the partial that they have written."""
+    if const_expr(c.pieces):
+        if fresh_thread() == 0:
+            mark_written(g.counters, r.partial, r.num_splits)
+    else:
+        arrive(c, g, r)
+
+
+@cute.jit
 def epilogue(
     c: cutlass.Constexpr[Traits], wg: Int32, g: Globals, s: Shared, tOrO: cute.Tensor,
     r: Record, last: Int32,
@@ -104,6 +122,8 @@ def epilogue(
     if const_expr(c.split_merge == SplitMerge.LL):
         if r.num_splits > 1:
             send_fragments(c, wg, g, tOrO, r.partial, warp, lane)
+    if const_expr(c.pieces):
+        wait_for_slot(g, r)
     s.sums_full.arrive(0)
     s.sums_full.wait(0, r.index & 1)
     if const_expr(c.split_merge == SplitMerge.LL):
@@ -128,5 +148,5 @@ def epilogue(
         CONSUMERS.sync()
     if const_expr(c.split_merge == SplitMerge.COOPERATIVE):
         if r.num_splits > 1:
-            arrive(c, g, r)
+            count_partial(c, g, r)
     profile_event(c, s, CtaEvent.TILE_DONE)

@@ -38,7 +38,7 @@ def store_accumulators(
         # partials are sent by `swap_ab_ll`
         store_result(c, wg, g, tOrO, inverse, r, warp, lane)
     elif num_splits > 1:
-        if const_expr(c.split_merge == SplitMerge.COOPERATIVE):
+        if const_expr(c.split_merge == SplitMerge.COOPERATIVE and not c.pieces):
             store_fragments(c, wg, g, tOrO, inverse, partial, warp, lane)
         else:
             store_rows(c, wg, g, tOrO, inverse, partial, warp, lane)

@@ -16,8 +16,9 @@ from ..common.self_schedule import Plan
 from ..common.worker_plan import may_be_split, plan_of, split_words
 from ..split_merge import SplitMerge
 from ..split_merge.swap_ab_cluster_reduce import release_partials
-from ..split_merge.swap_ab_fragments import CtaEvent, profile_event
+from ..split_merge.swap_ab_fragments import CONSUMERS, CtaEvent, profile_event
 from ..split_merge.swap_ab_merge import merge_slice
+from ..split_merge.swap_ab_pieces import merge_piece
 from . import mainloop_bf16, mainloop_fp8
 from . import query_hi_lo as hi_lo
 from .epilogue import epilogue, publish_row_sums
@@ -90,12 +91,42 @@ def consume(c: cutlass.Constexpr[Traits], g: Globals, s: Shared, mma: TiledMmas,
         tiles = Int32(0)
         while num_tiles >= 0:
             consume_tile(c, g, s, mma, acc, num_tiles, index, tiles, rank)
+            if const_expr(c.pieces):
+                merge_before(c, g, s, index, rank)
             index = index + 1
             tiles = tiles + num_tiles
             s.q.full.wait(0, index & 1)
             num_tiles = cute.arch.make_warp_uniform(cute.arch.load(s.record, Int32))
-        if const_expr(waits):
+        if const_expr(c.pieces):
+            merge_before(c, g, s, index, rank)
+        elif const_expr(waits):
             merge_slices(c, g, s, rank)
+
+
+def kept_record(s: Shared, index: Int32) -> cute.Pointer:
+    """`tail` and `more` of the record of work tile `index`, until tile `index` + 2 is done: on the
+    words of the plan, which nothing reads here."""
+    return s.plan.iterator + (index & 1) * 8
+
+
+@cute.jit
+def keep_record(s: Shared, r: Record):
+    """Leave what the merge needs of a work tile; by one thread, behind the tile's last barrier."""
+    to = kept_record(s, r.index)
+    for i in cutlass.range_constexpr(4):
+        cute.arch.store(to + i, r.tail[i])
+        cute.arch.store(to + 4 + i, r.more[i])
+
+
+@cute.jit
+def merge_before(c: cutlass.Constexpr[Traits], g: Globals, s: Shared, index: Int32, rank: Int32):
+    """This CTA's share of work tile `index` - 1, if that is a piece."""
+    if index > 0:
+        CONSUMERS.sync()  # behind the last tile no other barrier follows its record
+        at = kept_record(s, index - 1)
+        r = Record(load4(at), load4(at + 4), rank=rank)
+        if r.num_splits > 1:
+            merge_piece(c, g, r)
 
 
 @cute.jit
@@ -148,3 +179,6 @@ def consume_tile(
     owner = (w.num_tiles + 1 + first_owner(c, w.tiles_before)) % 2
     last = stats_idx(c, owner, w.tiles_before + w.num_tiles - 1)
     epilogue(c, wg, g, s, acc.tOrO, r, last)
+    if const_expr(c.pieces):
+        if tid == 0:
+            keep_record(s, r)

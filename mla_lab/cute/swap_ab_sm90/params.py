@@ -42,7 +42,8 @@ DTYPES: dict[str, Any] = {
 }
 #: options of a KernelConfig; "shaped" changes the host's arguments alone
 OPTIONS = {
-    "features", "fused_merge", "gather", "grid", "pair", "pdl", "shaped", "skip", "stamps",
+    "features", "fused_merge", "gather", "grid", "pair", "pdl", "pieces", "shaped", "skip",
+    "stamps",
 }  # fmt: skip
 #: by option fused_merge
 MERGES = {
@@ -97,6 +98,8 @@ class Traits:
     kv_656: bool
     #: skip-softmax: PV of tiles with negligible weights is skipped (see `mainloop_fp8`)
     skip: bool
+    #: work follows from the rule of batch invariance, and each tile's merge behind the next tile
+    pieces: bool = False
     #: grid mode in a launch of one dimension: row tiles first, then splits, then requests
     linear: bool = False
 
@@ -348,6 +351,7 @@ def traits_of(config: KernelConfig) -> Traits:
         kv_load=KvLoad(kv_load),
         kv_656=config.kv_format == "fp8_656",
         skip=bool(config.option("skip")),
+        pieces=bool(config.option("pieces")),
     )
 
 
@@ -386,5 +390,9 @@ def _check_options(config: KernelConfig) -> None:
         got = f"skip with {formats}, {rows} rows, mask {config.mask}"
         supported = "skip over eight bits, up to 32 rows, mask tree, by page"
         raise unsupported("options", got, supported)
+    walks = merge == SplitMerge.COOPERATIVE and config.cluster == 1 and not config.option("grid")
+    if config.option("pieces") and not walks:
+        got = f"pieces with cluster {config.cluster}, fused_merge {number}"
+        raise unsupported("options", got, "pieces with cluster 1, fused_merge 2, not in grid mode")
     if (config.option("features") or config.mask == "tree") and config.option("stamps"):
         raise unsupported("options", "stamps with features or a tree mask", "one of them")

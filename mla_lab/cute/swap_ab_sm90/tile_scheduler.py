@@ -16,10 +16,11 @@ import cutlass.cute as cute
 from cutlass import Int32, Int64, Uint32, const_expr
 
 from ...plan.formula import WHOLE_BLOCKS
+from ..common.fixed_pieces import Before
 from ..common.kv_prefetch import LEAST_REQUESTS, KvCache, prefetch_tiles
 from ..common.ptx_sm90 import load_relaxed
 from ..common.self_schedule import WORDS, Batch, Plan, select
-from ..common.worker_plan import open_plan, prefetch_ahead, tile_words
+from ..common.worker_plan import open_plan, prefetch_ahead, tile_words, without_gate
 from .params import TILE_KV, KvLoad, Traits
 from .shared_storage import END, Globals, Shared
 
@@ -52,7 +53,10 @@ def load_entries(g: Globals, request: Int32, base: Int32):
 
 def batch_of(c: Traits, g: Globals) -> Batch:
     """What the scheduling rule reads."""
-    return Batch(g.seq_lens, g.q_begin, g.heads, g.q_len, g.num_workers, g.costs, Int32(c.rows))
+    rows = Int32(c.rows)
+    return Batch(
+        g.seq_lens, g.q_begin, g.heads, g.q_len, g.num_workers, g.costs, rows, pieces=c.pieces
+    )
 
 
 @dataclass(frozen=True)
@@ -97,7 +101,8 @@ def find_plan(c: cutlass.Constexpr[Traits], g: Globals, s: Shared, likely: Int32
     words = likely
     loads = issue_work_loads(c, g, *first_place(words))
     words = open_plan(batch_of(c, g), g.tiles, g.schedule, cta, c.cluster)
-    s.plan[cute.arch.lane_idx()] = words
+    if const_expr(not c.pieces):
+        s.plan[cute.arch.lane_idx()] = words
     if not cute.arch.vote_all_sync(words == likely):
         loads = issue_work_loads(c, g, *first_place(words))
     return words, loads
@@ -116,7 +121,7 @@ def prefetch(c: cutlass.Constexpr[Traits], g: Globals, rank: Int32):
     if const_expr(c.grid):
         if many:
             prefetch_grid(c, g, rank)
-    elif many & (g.costs >> 16 == 0):
+    elif many & without_gate(batch_of(c, g)):
         block, _, _ = cute.arch.block_idx()
         prefetch_ahead(KvCache(g.cache, g.block_table, Int32(0)), g.tiles, g.schedule, block)
 
@@ -126,7 +131,8 @@ def next_words(
     c: cutlass.Constexpr[Traits], g: Globals, plan: Plan, index: Int32, words: cute.Tensor
 ):
     """Replace the plan row of work tile `index` - 1 by that of `index`."""
-    row = tile_words(batch_of(c, g), g.tiles, plan, index, words[0], words[1])
+    before = Before(words[0], words[1], words[4], words[5])
+    row = tile_words(batch_of(c, g), g.tiles, plan, index, before)
     for i in cutlass.range_constexpr(WORDS):
         words[i] = cute.arch.make_warp_uniform(cute.arch.shuffle_sync(row, i))
 

@@ -26,6 +26,7 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Int32, const_expr
 
+from ...common.fixed_pieces import Before
 from ...common.pipeline import PipelineState
 from ...common.ptx_sm90 import fresh_block, ptx
 from ...common.worker_plan import tile_words
@@ -94,11 +95,12 @@ def send_tile(s: Fp8Shared, stage, last: cutlass.Constexpr[bool]):
 def exchange_warp(cta: Cta):
     """Send all tiles as they are stored; by one warp."""
     g, s, plan = cta.g, cta.s, cta.plan
-    tile, request, row_tile = Int32(0), Int32(0), Int32(0)
+    tile, before = Int32(0), Before.none()
     for index in cutlass.range(plan.first, plan.last, unroll=1):
         # not from the record, which may be overwritten before this warp reads it
-        words = tile_words(batch_of(cta.cfg, g), g.tiles, plan, index, request, row_tile)
+        words = tile_words(batch_of(cta.cfg, g), g.tiles, plan, index, before)
         request, row_tile = cute.arch.shuffle_sync(words, 0), cute.arch.shuffle_sync(words, 1)
+        before = replace(before, request=request, row_tile=row_tile)
         begin, end = span_of(words, g.seq_lens[request])
         left = cute.arch.make_warp_uniform(end - begin)
         state = p_state(tile)

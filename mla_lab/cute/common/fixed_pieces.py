@@ -1,0 +1,226 @@
+"""The rule of `plan.fixed_pieces` on the device: a warp finds its worker's pieces from seq_lens.
+
+Beside the words of `common.self_schedule`'s table (the plan row of the first piece, their number)
+the lanes from PART on hold what the later pieces follow from. Of up to 256 requests a piece is
+found in one latency, whatever its number; of more, in groups of 256 from the piece before on.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import cutlass
+import cutlass.cute as cute
+from cutlass import Int32, Uint32
+
+from ...plan.fixed_pieces import INVARIANT_ROWS, LEAST_BUNDLES, MOST_PIECES, RING
+from .ptx_sm90 import load_where
+from .self_schedule import (
+    BLOCK,
+    BUNDLED,
+    GROUP,
+    HELD,
+    Batch,
+    Requests,
+    pack,
+    row_tiles_of,
+    scan,
+    select,
+    total,
+)
+
+#: lanes of a worker's words: its bundle, the number of bundles, the row tile of its lane, the slots
+#: of the lanes before, 1 where pieces go by their size
+PART, BUNDLES, LANE, FIRST_SLOT, BY_SIZE = 22, 23, 24, 25, 26
+
+
+@dataclass(frozen=True)
+class Before:
+    """Of the piece that a worker ran last: request, row tile, which of how many."""
+
+    request: Int32
+    row_tile: Int32
+    split: Int32
+    num_splits: Int32
+
+    @classmethod
+    def none(cls) -> Before:
+        """Of a worker's first piece."""
+        return cls(*[Int32(0)] * 4)
+
+
+@dataclass(frozen=True)
+class Found:
+    """Where piece `number` of all lies: `offset` pieces behind the first of its request."""
+
+    request: Int32
+    offset: Int32
+    blocks: Int32
+    size: Int32
+
+
+@cute.jit
+def piece_size(b: Batch, blocks: Int32):
+    """Blocks of the longest piece of a request of so many blocks."""
+    half = cutlass.min((b.costs >> 8) & 255, (blocks + 1) >> 1)
+    least = cutlass.max(b.costs & 255, (blocks + (MOST_PIECES - 1)) // MOST_PIECES)
+    return cutlass.min(cutlass.max(least, half), blocks)
+
+
+def pieces_of(blocks: Int32, size: Int32) -> Int32:
+    """Pieces of a row tile."""
+    return Int32(Uint32(blocks + size - 1) // Uint32(size))
+
+
+@cute.jit
+def load_requests(b: Batch, base: Int32, r: Requests):
+    """The lane's requests of the group from `base` on: blocks, row tiles of this launch, sizes."""
+    first = base + cute.arch.lane_idx() * HELD
+    left = b.seq_lens.shape[0] - first
+    lens, begin = b.seq_lens.iterator + first, b.q_begin.iterator + first
+    token = load_where(begin, 0, left, 0)
+    for c in cutlass.range_constexpr(HELD):
+        kv_len = load_where(lens, c, left, c)
+        next_token = load_where(begin, c + 1, left, c)
+        rows = (next_token - token) * b.heads
+        kind = select(rows <= INVARIANT_ROWS, Int32(16), Int32(17))
+        there = (left > c) & (((b.costs >> kind) & 1) == 1)
+        r.tiles[c] = select(there, row_tiles_of(b, rows), Int32(0))
+        r.blocks[c] = cutlass.max((kv_len + BLOCK - 1) // BLOCK, 1)
+        r.sizes[c] = piece_size(b, r.blocks[c])
+        token = next_token
+
+
+@cute.jit
+def level_of(r: Requests, number: Int32):
+    """The size of piece `number`, where pieces go by falling size, and how many are larger."""
+    high = Int32(1)
+    for c in cutlass.range_constexpr(HELD):
+        high = select(r.tiles[c] > 0, cutlass.max(high, r.sizes[c]), high)
+    high, low = Int32(cute.arch.warp_redux_sync(high, "max")), Int32(1)
+    while low < high:
+        middle = (low + high + 1) >> 1
+        count = at_least(r, middle)
+        low = select(count > number, middle, low)
+        high = select(count > number, high, middle - 1)
+    return low, at_least(r, low + 1)
+
+
+@cute.jit
+def at_least(r: Requests, size: Int32):
+    """Pieces of that size or more; `r.tiles` are the pieces of each request."""
+    count = Int32(0)
+    for c in cutlass.range_constexpr(HELD):
+        count = count + select(r.sizes[c] >= size, r.tiles[c], Int32(0))
+    return total(count)
+
+
+@cute.jit
+def find_piece(b: Batch, shape: tuple, number: Int32, base: Int32, before: Int32) -> Found:
+    """Piece `number`; `shape`: whether row tiles are bundled, and whether pieces go by size.
+    Request `base` begins with piece `before`, and no later than piece `number`."""
+    bundled, by_size = shape
+    r = Requests.empty()
+    request, start, blocks, size = base, before, Int32(1), Int32(1)
+    searching = Int32(1)
+    while searching == 1:
+        load_requests(b, base, r)
+        mine = Int32(0)
+        for c in cutlass.range_constexpr(HELD):
+            items = select(bundled == 1, cutlass.min(r.tiles[c], 1), r.tiles[c])
+            r.tiles[c] = items * pieces_of(r.blocks[c], r.sizes[c])
+        if by_size == 1:
+            level, before = level_of(r, number)
+            for c in cutlass.range_constexpr(HELD):
+                r.tiles[c] = select(r.sizes[c] == level, r.tiles[c], Int32(0))
+        for c in cutlass.range_constexpr(HELD):
+            mine = mine + r.tiles[c]
+        upto = before + scan(mine)
+        run = upto - mine
+        lanes = Uint32(cute.arch.vote_ballot_sync((run <= number) & (number < upto)))
+        owner = Int32(cute.arch.popc((lanes - 1) & ~lanes)) & 31
+        found = [base + cute.arch.lane_idx() * HELD, run, r.blocks[0], r.sizes[0]]
+        for c in cutlass.range_constexpr(1, HELD):
+            run = run + r.tiles[c - 1]
+            own = [base + cute.arch.lane_idx() * HELD + c, run, r.blocks[c], r.sizes[c]]
+            found = [select(number >= run, new, at) for new, at in zip(own, found, strict=True)]
+        request, start, blocks, size = [cute.arch.shuffle_sync(word, owner) for word in found]
+        before = cute.arch.shuffle_sync(upto, 31)
+        base = base + GROUP
+        # behind the last group there is none such: whatever was found lies inside the batch
+        searching = select((lanes == 0) & (base < b.seq_lens.shape[0]), Int32(1), Int32(0))
+    request = cutlass.min(request, b.seq_lens.shape[0] - 1)
+    return Found(request, number - start, blocks, size)
+
+
+def row_of(f: Found, number: Int32, bundles: Int32, lane: Int32, first_slot: Int32) -> list:
+    """The plan row of piece `number`; its group is the slot of its row tile's first piece."""
+    num_splits = pieces_of(f.blocks, f.size)
+    row_tile = Int32(Uint32(f.offset) // Uint32(num_splits))
+    split = f.offset - row_tile * num_splits
+    begin = split * f.size
+    end = cutlass.min(begin + f.size, f.blocks)
+    first = number - split
+    ring = RING * bundles
+    first = first_slot + first - Int32(Uint32(first) // Uint32(ring)) * ring
+    shared = num_splits > 1
+    slot, group = select(shared, first + split, Int32(-1)), select(shared, first, Int32(-1))
+    return [f.request, row_tile + lane, begin, end, split, num_splits, slot, group]
+
+
+@cute.jit
+def find_pieces(b: Batch, worker: Int32) -> Int32:
+    """The words of the worker's pieces by the rule; by one warp."""
+    r = Requests.empty()
+    batch, first = b.seq_lens.shape[0], cute.arch.lane_idx() * HELD
+    most, least = Int32(0), Int32(0x7FFFFFFF)
+    apart, beside = Int32(0), Int32(0)
+    for base in cutlass.range(0, batch, GROUP, unroll=1):
+        load_requests(b, base, r)
+        for c in cutlass.range_constexpr(HELD):
+            pieces = pieces_of(r.blocks[c], r.sizes[c])
+            apart = apart + r.tiles[c] * pieces
+            beside = beside + select(r.tiles[c] > 0, pieces, Int32(0))
+            most = cutlass.max(most, r.tiles[c])
+            least = select(base + first + c < batch, cutlass.min(least, r.tiles[c]), least)
+    apart, beside = total(apart), total(beside)
+    most = Int32(cute.arch.warp_redux_sync(most, "max"))
+    least = Int32(cute.arch.warp_redux_sync(least, "min"))
+    row_tiles, bundled, pieces = Int32(1), Int32(0), apart
+    if (most == least) & (most > 0) & (most * LEAST_BUNDLES <= b.workers):
+        row_tiles, bundled, pieces = most, Int32(1), beside
+    bundles = Int32(Uint32(b.workers) // Uint32(row_tiles))
+    part = Int32(Uint32(worker) // Uint32(row_tiles))
+    lane = worker - part * row_tiles
+    count, row = Int32(0), [Int32(0)] * 8
+    by_size = select((batch <= GROUP) & (pieces > bundles), Int32(1), Int32(0))
+    first_slot = lane * (RING * bundles + MOST_PIECES - 1)
+    if (part < bundles) & (part < pieces):
+        count = Int32(Uint32(pieces - part + bundles - 1) // Uint32(bundles))
+        found = find_piece(b, (bundled, by_size), part, Int32(0), Int32(0))
+        row = row_of(found, part, bundles, lane, first_slot)
+    at = cute.arch.lane_idx()
+    words = pack(at, [bundled, Int32(-1), count, Int32(0), row[3]], BUNDLED, Int32(0))
+    words = pack(at, [part, bundles, lane, first_slot, by_size], PART, words)
+    return pack(at, row, 0, words)
+
+
+@cute.jit
+def next_piece(b: Batch, words: Int32, index: Int32, last: Before) -> Int32:
+    """The plan row of a worker's piece `index` from its words, behind the piece `last`."""
+    part, bundles, lane, first_slot, by_size, bundled = [
+        cute.arch.shuffle_sync(words, i)
+        for i in (PART, BUNDLES, LANE, FIRST_SLOT, BY_SIZE, BUNDLED)
+    ]
+    row = words
+    if index > 0:
+        number = part + index * bundles
+        base, before = Int32(0), Int32(0)
+        if b.seq_lens.shape[0] > GROUP:
+            base = last.request
+            before = number - bundles - (last.row_tile - lane) * last.num_splits - last.split
+        found = find_piece(b, (bundled, by_size), number, base, before)
+        row = pack(
+            cute.arch.lane_idx(), row_of(found, number, bundles, lane, first_slot), 0, Int32(-1)
+        )
+    return row

@@ -1,0 +1,146 @@
+"""The rule of batch invariance by which every CTA finds its own pieces from the lengths.
+
+A request is cut by its own length alone (`PieceCuts`), as the policy "fixed_size" does, so that the
+bits of its result do not depend on its neighbours; who runs a piece, and when, may depend on them.
+The kernels compute the rule on the device (`cute.common.fixed_pieces`); `fixed_pieces` here gives
+the same tiles as a `Plan`.
+
+Where all requests have the same number R of row tiles, and LEAST_BUNDLES * R <= workers, a *bundle*
+of R workers, one a row tile, runs the same pieces, and an item is a request; otherwise R = 1, and
+an item is a (request, row tile). The pieces of all items are numbered: items in the order of the
+batch, or, where the batch has at most 256 requests and more pieces than there are bundles, by
+falling size of the request's pieces with ties kept; row tiles of a request in order, and of an item
+its pieces in order. Bundle p of P runs pieces p, p + P, p + 2 P, ...
+
+Pieces of a split item lie in consecutive slots: with f the number of the item's first piece, piece
+j of row tile lane r has slot r S + f mod (RING P) + j, of S = RING P + most pieces - 1 slots a
+lane. So a worker writes a slot again RING of its tiles later at the earliest, and by then it waits
+until all workers of the item have read it (`cute.split_merge.piece_flags`).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from ..core.errors import invalid
+from ..core.problem import Problem
+from .extent import kv_tokens, row_tiles
+from .tile import Plan
+from .workspace import HELD_REQUESTS
+
+#: a worker's tiles of which each has a slot of its own
+RING = 3
+#: bundles are formed where there are at least so many
+LEAST_BUNDLES = 16
+#: the most pieces of an item: one lane of a warp each
+MOST_PIECES = 32
+#: query rows of a request up to which it is of a launch for `few`
+INVARIANT_ROWS = 16
+
+
+@dataclass(frozen=True)
+class PieceCuts:
+    """How long the pieces of a request of n blocks are: max(split_blocks,
+    min(half_blocks, ceil(n / 2)), ceil(n / MOST_PIECES)) blocks; and of which requests, by their
+    query rows: `few` of up to INVARIANT_ROWS, `many` of more.
+    """
+
+    split_blocks: int
+    half_blocks: int
+    few: bool = True
+    many: bool = True
+
+    def __post_init__(self) -> None:
+        for name in ("split_blocks", "half_blocks"):
+            if not 1 <= getattr(self, name) <= 255:
+                raise invalid(f"PieceCuts.{name}", getattr(self, name), "1 to 255 blocks")
+
+    @property
+    def packed(self) -> int:
+        """All as a kernel takes them, in one int32."""
+        return self.split_blocks | self.half_blocks << 8 | self.few << 16 | self.many << 17
+
+    def takes(self, rows: np.ndarray) -> np.ndarray:
+        """Whether requests of so many query rows are among the launch's, bool [batch]."""
+        few = rows <= INVARIANT_ROWS
+        return (few & self.few) | (~few & self.many)
+
+    def sizes(self, blocks: np.ndarray) -> np.ndarray:
+        """Blocks of a piece of requests of so many blocks, int64 [batch]."""
+        least = np.maximum(self.split_blocks, -(-blocks // MOST_PIECES))
+        return np.maximum(least, np.minimum(self.half_blocks, -(-blocks // 2)))
+
+
+def ring_slots(bundles: int) -> int:
+    """S: slots of a row tile lane."""
+    return RING * bundles + MOST_PIECES - 1
+
+
+def most_slots(workers: int) -> int:
+    """Slots that suffice for any batch: every lane has its own, and no bundle is wider than
+    workers // LEAST_BUNDLES."""
+    widest = max(1, workers // LEAST_BUNDLES)
+    return max(lanes * ring_slots(workers // lanes) for lanes in range(1, widest + 1))
+
+
+def bundle_of(tiles: np.ndarray, workers: int) -> int:
+    """R, of requests with so many row tiles, int64 [batch]."""
+    most = int(tiles.max(initial=0))
+    bundled = most > 0 and int(tiles.min()) == most and LEAST_BUNDLES * most <= workers
+    return most if bundled else 1
+
+
+def fixed_pieces(
+    problem: Problem, *, tile_rows: int, num_workers: int, cuts: PieceCuts, tile_kv: int = 64
+) -> Plan:
+    """The plan that kernels follow where a batch-invariant call brings none; its slots are numbered
+    as in every plan. Raises InvalidInput for fewer than LEAST_BUNDLES workers, and for sparse
+    problems.
+    """
+    if num_workers < LEAST_BUNDLES:
+        raise invalid("num_workers", num_workers, f"{LEAST_BUNDLES} or more")
+    if problem.top_k:
+        raise invalid("problem.top_k", problem.top_k, "0: lists of slots have one length")
+    tokens = kv_tokens(problem)
+    tiles = np.where(cuts.takes(problem.rows), row_tiles(problem, tile_rows), 0)
+    blocks = np.maximum(-(-tokens // tile_kv), 1)
+    sizes = np.minimum(cuts.sizes(blocks), blocks)
+    pieces = -(-blocks // sizes)
+    lanes = bundle_of(tiles, num_workers)
+    items = np.minimum(tiles, 1) if lanes > 1 else tiles
+    bundles = num_workers // lanes
+    each, order = items * pieces, np.arange(len(tokens))
+    if len(tokens) <= HELD_REQUESTS and int(each.sum()) > bundles:
+        order = np.argsort(-sizes, kind="stable")
+    request, count = np.repeat(order, each[order]), int(each.sum())
+    first = np.repeat(np.cumsum(each[order]) - each[order], each[order])
+    row_tile, split = np.divmod(np.arange(count) - first, pieces[request])
+    end = np.minimum((split + 1) * sizes[request], blocks[request])
+    end = np.where(tokens[request] == 0, 0, end)
+    part = np.arange(count) % bundles
+    rows, owner = [], []
+    for lane in range(lanes):
+        words = np.stack(
+            [request, row_tile + lane, split * sizes[request], end, split, pieces[request],
+             np.full(count, -1), np.full(count, -1)], axis=1,
+        )  # fmt: skip
+        rows.append(words)
+        owner.append(part * lanes + lane)
+    words, workers = np.concatenate(rows), np.concatenate(owner).astype(np.int64)
+    _number(words)
+    chosen = np.argsort(workers, kind="stable")
+    begins = np.append(0, np.cumsum(np.bincount(workers, minlength=num_workers)))
+    return Plan(
+        problem, tile_rows, tile_kv, "fixed_size", "persistent",
+        words[chosen].astype(np.int32), begins.astype(np.int32),
+    )  # fmt: skip
+
+
+def _number(words: np.ndarray) -> None:
+    """Slots and groups of the split row tiles, in the order (request, row tile, split)."""
+    split = np.flatnonzero(words[:, 5] > 1)
+    order = split[np.lexsort((words[split, 4], words[split, 1], words[split, 0]))]
+    words[order, 6] = np.arange(len(order))
+    words[order, 7] = np.cumsum(words[order, 4] == 0) - 1

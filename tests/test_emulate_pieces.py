@@ -1,0 +1,114 @@
+"""Batch-invariant calls on emulated kernels: right, equal bits in any company, slots used again."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+
+from mla_lab import jit, trtllm_batch_decode_with_kv_cache_mla
+from mla_lab.backends.cute import backend as cute
+from mla_lab.backends.emulate import backend as emulated
+from mla_lab.core.gpu import H200
+from mla_lab.core.problem import Problem
+from mla_lab.emulate import EmulatedKernel, Options
+from mla_lab.plan.config import KernelConfig
+from mla_lab.plan.fixed_pieces import RING, PieceCuts, fixed_pieces
+from mla_lab.reference.inputs import DecodeInputs, make_inputs
+from mla_lab.reference.mla import decode_reference
+from mla_lab.reference.tolerance import error, lse_error
+
+from .test_batch_invariant import bits, chosen
+
+pytestmark = pytest.mark.skipif(shutil.which("g++") is None, reason="needs a C++ compiler")
+#: CTAs of the card: few, so that each runs several pieces and a slot is written again
+SMS = 16
+#: pieces of one or two blocks, the most that calls of this size can have
+CUTS = {"split_blocks": 1, "max_splits": 32, "half_blocks": 2}
+RUNS: list[Any] = []
+
+
+@pytest.fixture
+def small(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """Short pieces on a small card, every launch checked, by a schedule."""
+
+    def by(schedule: str, sms: int = SMS) -> None:
+        def kernel(config: KernelConfig) -> EmulatedKernel:
+            options = Options(check=True, schedule=schedule, seed=3)
+            made = EmulatedKernel.of(jit.compile(config), options)
+            RUNS.append(made)
+            return made
+
+        monkeypatch.setattr(emulated, "_kernel", kernel)
+        monkeypatch.setattr(emulated.EmulateBackend, "gpu", replace(H200, sms=sms))
+        monkeypatch.setitem(
+            vars(sys.modules["mla_lab.plan.choose"]),
+            "INVARIANT_CUTS",
+            dict.fromkeys((16, 64, 128), CUTS),
+        )
+        cute._plan.cache_clear()
+        RUNS.clear()
+
+    return by
+
+
+def call(inputs: DecodeInputs, **more: Any) -> tuple[torch.Tensor, torch.Tensor]:
+    given = inputs.contract_args() | {"workspace_buffer": torch.zeros(64 << 20, dtype=torch.uint8)}
+    given |= {"backend": "emulate", "return_lse": True, "batch_invariant": True} | more
+    out, lse = trtllm_batch_decode_with_kv_cache_mla(**given)
+    assert [run.run.findings for run in RUNS if run.run] == [[]] * len(RUNS)
+    return out, lse
+
+
+LONG = (700, 1, 64, 900, 0, 2300, 65, 511, 513, 1030, 640, 1900)
+
+
+@pytest.mark.parametrize(
+    ("problem", "features", "schedule"),
+    [
+        (Problem((1,) * 12, LONG, 16), (), "fair"),
+        (Problem((1,) * 12, LONG, 16), (), "random"),
+        (Problem((1,) * 12, LONG, 16), (), "adverse"),
+        (Problem((1,) * 6, (700, 1290, 1100, 0, 300, 2500), 64), ("sinks",), "random"),
+        (Problem((1,) * 3, (2300, 129, 300), 16, q_dtype="e4m3", kv_format="e4m3"), (), "fair"),
+        (Problem((1,) * 3, (300, 129, 1300), 16, kv_format="fp8_656"), (), "random"),
+        # 16 rows by swap_ab, more by keep_ab, in two launches
+        (Problem((2, 1, 3), (400, 129, 300), 16), ("ragged",), "random"),
+    ],
+)
+def test_right_and_the_same_in_any_company(
+    small: Callable[..., None], problem: Problem, features: tuple[str, ...], schedule: str
+) -> None:
+    small(schedule)
+    inputs = make_inputs(problem, 3, ["lse", *features], workspace_bytes=64)
+    out, lse = call(inputs)
+    expected = decode_reference(inputs)
+    e4m3 = problem.q_dtype == "e4m3"
+    assert error(out, expected.out.reshape(out.shape)).relative < (0.03 if e4m3 else 0.008)
+    assert lse_error(lse, expected.lse.reshape(lse.shape)) < (1e-5 if not e4m3 else 2e-2)
+    whole = requests(problem, out, lse)
+    small("greedy", SMS + 5)
+    order = [problem.batch - 1, 0]
+    some = chosen(inputs, order)
+    assert requests(some.problem, *call(some)) == [whole[b] for b in order]
+
+
+def requests(problem: Problem, out: torch.Tensor, lse: torch.Tensor) -> list[tuple[bytes, bytes]]:
+    """The bits of each request."""
+    outs = out.reshape(-1, *out.shape[-2:]).split(problem.q_lens)
+    lses = lse.reshape(-1, lse.shape[-1]).split(problem.q_lens)
+    return [(bits(o), bits(s)) for o, s in zip(outs, lses, strict=True)]
+
+
+def test_slots_are_written_again(small: Callable[..., None]) -> None:
+    """The first case has more split pieces than the ring of so few CTAs has slots."""
+    small("fair")
+    problem = Problem((1,) * 12, LONG, 16)
+    cuts = PieceCuts(CUTS["split_blocks"], CUTS["half_blocks"])
+    plan = fixed_pieces(problem, tile_rows=16, num_workers=SMS, cuts=cuts)
+    assert plan.num_slots > RING * SMS

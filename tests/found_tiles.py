@@ -117,8 +117,8 @@ def planned(batch: Batch) -> list[list[list[int]]]:
 
 
 def _ring(batch: Batch, rows: list[list[int]], ends: list[int]) -> list[list[int]]:
-    """`rows` with the slots of the ring: of its lane, f mod (3 P) + split behind the item's first
-    piece, number f; and that first slot for a group."""
+    """`rows` with the slots of the ring, in its lane f mod (3 P) + split where the item's first
+    piece is number f, and the round f // (3 P) + 1 for a group."""
     assert isinstance(batch.costs, PieceCuts)
     tiles = np.where(
         batch.costs.takes(batch.problem.rows), row_tiles(batch.problem, batch.tile_rows), 0
@@ -129,6 +129,6 @@ def _ring(batch: Batch, rows: list[list[int]], ends: list[int]) -> list[list[int
         for index, row in enumerate(rows[first:last]):
             number = worker // lanes + index * bundles - row[4]
             if row[5] > 1:
-                row[7] = worker % lanes * ring_slots(bundles) + number % (3 * bundles)
-                row[6] = row[7] + row[4]
+                row[7], place = number // (3 * bundles) + 1, number % (3 * bundles)
+                row[6] = worker % lanes * ring_slots(bundles) + place + row[4]
     return rows

@@ -13,9 +13,10 @@ falling size of the request's pieces with ties kept; row tiles of a request in o
 its pieces in order. Bundle p of P runs pieces p, p + P, p + 2 P, ...
 
 Pieces of a split item lie in consecutive slots: with f the number of the item's first piece, piece
-j of row tile lane r has slot r S + f mod (RING P) + j, of S = RING P + most pieces - 1 slots a
-lane. So a worker writes a slot again RING of its tiles later at the earliest, and by then it waits
-until all workers of the item have read it (`cute.split_merge.piece_flags`).
+j of row tile lane r has slot r S + f mod (RING P) + j, of S = RING P + MOST_PIECES - 1 slots a
+lane, in round f // (RING P) + 1, which stands in the place of a group. So a worker writes a slot
+again RING of its tiles later at the earliest, and then waits until all workers of the item have
+read it (`cute.split_merge.piece_flags`).
 """
 
 from __future__ import annotations

@@ -154,18 +154,18 @@ def find_piece(b: Batch, shape: tuple, number: Int32, base: Int32, before: Int32
 
 
 def row_of(f: Found, number: Int32, bundles: Int32, lane: Int32, first_slot: Int32) -> list:
-    """The plan row of piece `number`; its group is the slot of its row tile's first piece."""
+    """The plan row of piece `number`; its group is the round of the ring, from 1 on."""
     num_splits = pieces_of(f.blocks, f.size)
     row_tile = Int32(Uint32(f.offset) // Uint32(num_splits))
     split = f.offset - row_tile * num_splits
     begin = split * f.size
     end = cutlass.min(begin + f.size, f.blocks)
-    first = number - split
-    ring = RING * bundles
-    first = first_slot + first - Int32(Uint32(first) // Uint32(ring)) * ring
+    first, ring = number - split, RING * bundles
+    turn = Int32(Uint32(first) // Uint32(ring))
+    slot = first_slot + first - turn * ring + split
     shared = num_splits > 1
-    slot, group = select(shared, first + split, Int32(-1)), select(shared, first, Int32(-1))
-    return [f.request, row_tile + lane, begin, end, split, num_splits, slot, group]
+    slot, turn = select(shared, slot, Int32(-1)), select(shared, turn + 1, Int32(-1))
+    return [f.request, row_tile + lane, begin, end, split, num_splits, slot, turn]
 
 
 @cute.jit

@@ -10,6 +10,7 @@ from __future__ import annotations
 import cutlass.cute as cute
 from cutlass import Int32
 
+from ...plan.fixed_pieces import RING
 from ..common.ptx_sm90 import fresh_thread
 from ..keep_ab_sm90.params import PV_BARRIER, Cta, Work
 from ..keep_ab_sm90.tile_scheduler import read_work
@@ -26,16 +27,17 @@ def no_strips() -> OwnStrips:
 
 
 @cute.jit
-def store_piece(cta: Cta, wg, acc: cute.Tensor, work: Work, inverse, lse):
-    """The piece of this CTA into its slot, once all have read what that held."""
+def store_piece(cta: Cta, wg, acc: cute.Tensor, work: Work, index, inverse, lse):
+    """Work tile `index` of this CTA, a piece, into its slot, once all have read what that held."""
     flags = cta.g.counters
-    if fresh_thread() == 0:
-        wait_until_free(flags, work.slot)
-    PV_BARRIER.sync()
+    if index >= RING:  # before, no piece of this launch was there
+        if fresh_thread() == 0:
+            wait_until_free(flags, work.slot)
+        PV_BARRIER.sync()
     store_fragment(cta, wg, acc, work, inverse, lse, no_strips())
     PV_BARRIER.sync()
     if fresh_thread() == 0:
-        mark_written(flags, work.slot, work.num_splits)
+        mark_written(flags, work.slot, work.group)
 
 
 @cute.jit
@@ -47,7 +49,7 @@ def merge_piece(cta: Cta, index: Int32):
     share = merge_share(cta, work)
     warp = cute.arch.make_warp_uniform(fresh_thread() // 32)
     if warp == 0:
-        wait_for_pieces(cta.g.counters, first, splits)
+        wait_for_pieces(cta.g.counters, first, splits, work.group)
     PV_BARRIER.sync()
     if splits <= FEW_SPLITS:
         sum_in_registers(cta, work, share, no_strips())

@@ -1,11 +1,10 @@
 """When a piece of a split row tile may be written, read, and written again: a flag of its slot.
 
 A batch-invariant launch merges behind the tile that follows, while other workers go on, and slots
-are used again (`plan.fixed_pieces`). The flag of a slot counts up from 0: the worker that has
-written the piece, then each of the n workers of its row tile that has read it; step n + 1 takes it
-back to 0, ready for the next piece and the next launch. A worker waits for 0 before it writes, and
-cannot miss it, since only it begins a round. It waits for 1 or more of all n pieces before it
-reads, and cannot miss that either, since its own step is among those that take a flag back.
+are used again (`plan.fixed_pieces`). The flag of a free slot is 0. The worker that has written a
+piece stores its round, counted from 1, above a count of 1; each of the n workers of the row tile
+that has read the piece adds 1, and the last of them stores 0. So a worker that waits for a piece
+cannot take an earlier one for it, and all flags are 0 behind the launch.
 
 Nobody waits in a circle: a worker runs its pieces by rising number, and before it writes piece q it
 waits for workers that write pieces below q and no others. All workers are resident.
@@ -17,7 +16,8 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Int32
 
-from ..common.ptx_sm90 import count_up
+#: bits of the count: up to 32 pieces of a row tile, and the writer
+COUNT_BITS = 8
 
 
 @cute.jit
@@ -29,19 +29,20 @@ def wait_until_free(flags: cute.Tensor, slot: Int32):
 
 
 @cute.jit
-def mark_written(flags: cute.Tensor, slot: Int32, num_splits: Int32):
-    """The piece in a slot is written; by one thread, behind a barrier of all that wrote."""
-    count_up(flags.iterator + slot, num_splits, "release")
+def mark_written(flags: cute.Tensor, slot: Int32, turn: Int32):
+    """The piece of round `turn` is in a slot; by one thread, behind a barrier of all that wrote."""
+    flag = (turn << COUNT_BITS) + 1
+    cute.arch.store(flags.iterator + slot, flag, sem="release", scope="gpu")
 
 
 @cute.jit
-def wait_for_pieces(flags: cute.Tensor, first: Int32, num_splits: Int32):
+def wait_for_pieces(flags: cute.Tensor, first: Int32, num_splits: Int32, turn: Int32):
     """Wait until all pieces of a row tile are written, from the slot `first` on; by one warp, a
     piece a lane."""
     lane = cute.arch.lane_idx()
     slot = flags.iterator + first + cutlass.min(lane, num_splits - 1)
     seen = Int32(0)
-    while seen == 0:
+    while seen >> COUNT_BITS != turn:
         seen = cute.arch.load(slot, Int32, sem="acquire", scope="gpu")
     cute.arch.sync_warp()
 
@@ -52,4 +53,7 @@ def mark_read(flags: cute.Tensor, first: Int32, num_splits: Int32):
     read."""
     lane = cute.arch.lane_idx()
     if lane < num_splits:
-        count_up(flags.iterator + first + lane, num_splits, "release")
+        flag = flags.iterator + first + lane
+        before = cute.arch.atomic_add(flag, Int32(1), sem="acq_rel", scope="gpu")
+        if before & ((1 << COUNT_BITS) - 1) == num_splits:
+            cute.arch.store(flag, Int32(0), sem="release", scope="gpu")

@@ -11,15 +11,20 @@ from typing import Any
 
 import cutlass
 import cutlass.cute as cute
+from cutlass import Float32, Int32
 
 from ..common.feature_operands import with_scales
-from ..common.ptx_sm90 import fresh_thread
+from ..common.ptx_sm90 import LOG2E, NO_SCORE, WARP, add, butterflies, fresh_thread, vec4
 from .piece_flags import mark_read, wait_for_pieces
-from .swap_ab_fragments import CONSUMERS, LATENT_DIM
-from .swap_ab_last_cta import merge_four
+from .swap_ab_fragments import CONSUMER_THREADS, CONSUMERS, LATENT_DIM
+from .swap_ab_last_cta import store_four
 
-#: columns that a warp merges at a time, four a lane
-WARP_COLUMNS = 128
+WARPS = CONSUMER_THREADS // 32
+#: columns that a warp merges at a time, four a lane; such units of a row
+COLUMNS = 128
+UNITS = LATENT_DIM // COLUMNS
+#: units of a warp, and splits, whose loads are in flight together
+ROUNDS, BATCH = 4, 4
 
 
 @cute.jit
@@ -27,17 +32,71 @@ def merge_piece(c: cutlass.Constexpr, g: Any, r: Any):
     """This worker's share of the row tile that `r` records; by all consumers, which hold nothing
     else. At its end all of them have read `r`."""
     warp = cute.arch.make_warp_uniform(fresh_thread() // 32)
-    first = r.partial - r.split
+    first, splits = r.partial - r.split, r.num_splits
     if warp == 0:
-        wait_for_pieces(g.counters, first, r.num_splits)
+        wait_for_pieces(g.counters, first, splits, r.group)
     CONSUMERS.sync()
-    g = with_scales(c, g)
-    units = c.rows * (LATENT_DIM // WARP_COLUMNS)
-    begin, end = units * r.split // r.num_splits, units * (r.split + 1) // r.num_splits
-    for unit in cutlass.range(begin + warp, end, 8, unroll=1):
-        row = unit // (LATENT_DIM // WARP_COLUMNS)
-        col = unit % (LATENT_DIM // WARP_COLUMNS) * WARP_COLUMNS + fresh_thread() % 32 * 4
-        merge_four(c, g, r, row, col)
+    g, units = with_scales(c, g), c.rows * UNITS
+    begin, end = units * r.split // splits, units * (r.split + 1) // splits
+    for unit in cutlass.range(begin + warp, end, ROUNDS * WARPS, unroll=1):
+        merge_units(c, g, r, unit, end)
     CONSUMERS.sync()
     if warp == 0:
-        mark_read(g.counters, first, r.num_splits)
+        mark_read(g.counters, first, splits)
+
+
+def column_of(unit: Int32) -> Int32:
+    """The lane's first column of a unit."""
+    return unit % UNITS * COLUMNS + fresh_thread() % 32 * 4
+
+
+@cute.jit
+def merge_units(c: cutlass.Constexpr, g: Any, r: Any, unit: Int32, end: Int32):
+    """Units `unit`, `unit` + WARPS, ... below `end`, ROUNDS of them: lane k computes the weight of
+    split k, and the splits are added in their order."""
+    lane, first, splits = fresh_thread() % 32, r.partial - r.split, r.num_splits
+    at = [cutlass.min(unit + WARPS * i, end - 1) for i in range(ROUNDS)]
+    values = []
+    for i in cutlass.range_constexpr(ROUNDS):
+        split = first + cutlass.min(lane, splits - 1)
+        value = g.mLSE_partial[split, at[i] // UNITS] * Float32(LOG2E)
+        values.append(value if lane < splits else Float32(NO_SCORE))
+    part = cute.make_rmem_tensor((4, ROUNDS * BATCH), Float32)
+    part.fill(0.0)
+    load_splits(c, g, part, at, first, splits, Int32(0))
+    tops = butterflies(cute.arch.fmax, values, WARP)
+    weights = []
+    for i in cutlass.range_constexpr(ROUNDS):
+        weight = cute.math.exp2(values[i] - tops[i], fastmath=True)
+        weights.append(weight if values[i] > NO_SCORE else Float32(0.0))
+    totals = butterflies(add, weights, WARP)
+    acc = cute.make_rmem_tensor((4, ROUNDS), Float32)
+    acc.fill(0.0)
+    for start in cutlass.range(0, splits, BATCH, unroll=1):
+        if start > 0:
+            load_splits(c, g, part, at, first, splits, start)
+        for k in cutlass.range_constexpr(BATCH):
+            for i in cutlass.range_constexpr(ROUNDS):
+                # weights are 0 past the last split
+                one = cute.arch.shuffle_sync(weights[i], (start + k) & 31)
+                for e in cutlass.range_constexpr(4):
+                    acc[e, i] = acc[e, i] + one * part[e, i * BATCH + k]
+    for i in cutlass.range_constexpr(ROUNDS):
+        row = at[i] // UNITS
+        if (unit + WARPS * i < end) & (row < r.rows):
+            store_four(c, g, r, acc[None, i], row, column_of(at[i]), tops[i], totals[i])
+
+
+@cute.jit
+def load_splits(
+    c: cutlass.Constexpr, g: Any, part: cute.Tensor, at: list, first: Int32, splits: Int32,
+    start: Int32,
+):  # fmt: skip
+    """BATCH splits of each unit from split `start` on; those past the last one keep what was
+    there, finite numbers."""
+    for k in cutlass.range_constexpr(BATCH):
+        if start + k < splits:
+            for i in cutlass.range_constexpr(ROUNDS):
+                row = (first + start + k) * c.rows + at[i] // UNITS
+                source = g.mO_partial.iterator + (row * LATENT_DIM + column_of(at[i]))
+                cute.autovec_copy(vec4(source), part[None, i * BATCH + k])

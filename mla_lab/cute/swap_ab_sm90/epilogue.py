@@ -7,6 +7,7 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Float32, Int32, const_expr
 
+from ...plan.fixed_pieces import RING
 from ..common.feature_operands import with_scales, with_sink
 from ..common.ptx_sm90 import NO_SCORE, add, fold_lanes, folded_index, fresh_thread, load4
 from ..split_merge import SplitMerge
@@ -95,7 +96,7 @@ def store_tile(
 @cute.jit
 def wait_for_slot(g: Globals, r: Record):
     """Of a batch-invariant launch: wait until all have read what the slot of this piece held."""
-    if (fresh_thread() == 0) & (r.num_splits > 1):
+    if (fresh_thread() == 0) & (r.num_splits > 1) & (r.index >= RING):
         wait_until_free(g.counters, r.partial)
 
 
@@ -104,7 +105,7 @@ def count_partial(c: cutlass.Constexpr[Traits], g: Globals, r: Record):
     """After a barrier of all consumers: release the partial that they have written."""
     if const_expr(c.pieces):
         if fresh_thread() == 0:
-            mark_written(g.counters, r.partial, r.num_splits)
+            mark_written(g.counters, r.partial, r.group)
     else:
         arrive(c, g, r)
 

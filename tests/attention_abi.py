@@ -18,6 +18,7 @@ from mla_lab.backends.cuda.ops import DevicePlan, DevicePlanner, merge_items
 from mla_lab.core import masks
 from mla_lab.core.problem import Problem
 from mla_lab.plan import KernelConfig, WorkTile
+from mla_lab.plan.fixed_pieces import PieceCuts, fixed_pieces, most_slots
 from mla_lab.plan.formula import WHOLE_BLOCKS
 from mla_lab.plan.self_schedule import Costs, self_schedule
 from mla_lab.plan.workspace import LL_WORDS
@@ -59,6 +60,9 @@ class AbiKernel:
         words: list[Any] = [*tensors, extras]
         launch = _Launch(*words)
         launch.check(self.config)
+        if self.config.option("pieces"):
+            launch.find_pieces(self.config, num_workers, costs)
+            costs = 0
         costs, gate = costs & 0xFFFF, costs >> 16
         if not dual and not launch.takes(gate):
             return
@@ -140,6 +144,22 @@ class _Launch:
             self.scale_log2 = float(self.extras[1]) / math.log(2)
         if self.extras and self.extras[2].numel():
             self.out_scale = float(self.extras[2])
+
+    def find_pieces(self, config: KernelConfig, num_workers: int, cuts: int) -> None:
+        """What each worker finds by the rule of `plan.fixed_pieces`; in slots of their own."""
+        q_lens = tuple((self.q_begin[1:] - self.q_begin[:-1]).tolist())
+        problem = Problem(q_lens, tuple(self.seq_lens.tolist()), self.heads)
+        few, many = bool(cuts >> 16 & 1), bool(cuts >> 17)
+        plan = fixed_pieces(
+            problem,
+            tile_rows=config.tile_rows,
+            num_workers=num_workers,
+            cuts=PieceCuts(cuts & 255, cuts >> 8 & 255, few, many),
+        )
+        row_tiles = -(-max(q_lens, default=0) * self.heads // config.tile_rows)
+        assert len(self.partial_out) >= most_slots(num_workers, max(1, row_tiles))
+        self.tiles = torch.from_numpy(plan.tiles.copy())
+        self.worker_begin = torch.from_numpy(plan.worker_begin.copy())
 
     def find_work(self, config: KernelConfig, num_workers: int, q_len: int, costs: int) -> None:
         """What each worker finds by the rule of `plan.self_schedule`."""

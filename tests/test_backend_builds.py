@@ -126,12 +126,13 @@ def test_one_launch_mode_alone_is_enough(have: Have, mode: Any) -> None:
     assert mode_of(taken(made)) == mode.name
 
 
-def test_a_batch_invariant_call_alone_needs_the_planner(have: Have) -> None:
-    made, walk = problem(), config_for(SWAP_AB_PERSISTENT, (16, 1))
+def test_a_batch_invariant_call_has_builds_of_its_own(have: Have) -> None:
+    made = problem()
     have([c for c in shipped() if c.kernel != "cuda/planner"])
-    assert missing_for(walk, made, Features()) is None and reason(made) is None
-    found = missing_for(walk, made, Features(batch_invariant=True))
-    assert is_missing(found) and "cuda_planner" in str(found)
+    assert reason(made) is None and reason(made, batch_invariant=True) is None
+    assert taken(made, batch_invariant=True).option("pieces") == 1
+    have([c for c in shipped() if not c.option("pieces")])
+    assert taken(made, batch_invariant=True).option("gather") == 1
 
 
 @pytest.mark.parametrize("page_size", [16, 32, 128])

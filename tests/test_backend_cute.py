@@ -35,7 +35,7 @@ from mla_lab.reference.tolerance import lse_error, rel_error
 
 from .attention_abi import AbiKernel, plan_on_host
 
-WORKSPACE = 64 << 20
+WORKSPACE = 128 << 20
 PLAIN = Problem.uniform(4, 1, 300, 128)
 DRAFTS = Problem.uniform(2, 3, 700, 16)
 RAGGED = Problem((1, 0, 3, 2), (70, 5, 300, 0), 24)

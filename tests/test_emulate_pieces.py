@@ -58,7 +58,7 @@ def small(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
 
 
 def call(inputs: DecodeInputs, **more: Any) -> tuple[torch.Tensor, torch.Tensor]:
-    given = inputs.contract_args() | {"workspace_buffer": torch.zeros(64 << 20, dtype=torch.uint8)}
+    given = inputs.contract_args() | {"workspace_buffer": torch.zeros(128 << 20, dtype=torch.uint8)}
     given |= {"backend": "emulate", "return_lse": True, "batch_invariant": True} | more
     out, lse = trtllm_batch_decode_with_kv_cache_mla(**given)
     assert [run.run.findings for run in RUNS if run.run] == [[]] * len(RUNS)

@@ -79,11 +79,12 @@ def ring_slots(bundles: int) -> int:
     return RING * bundles + MOST_PIECES - 1
 
 
-def most_slots(workers: int) -> int:
-    """Slots that suffice for any batch: every lane has its own, and no bundle is wider than
-    workers // LEAST_BUNDLES."""
+def most_slots(workers: int, row_tiles: int | None = None) -> int:
+    """Slots that suffice for any batch, or for requests of `row_tiles` row tiles, or none, each:
+    every lane has its own, and no bundle is wider than workers // LEAST_BUNDLES."""
     widest = max(1, workers // LEAST_BUNDLES)
-    return max(lanes * ring_slots(workers // lanes) for lanes in range(1, widest + 1))
+    lanes = range(1, widest + 1) if row_tiles is None else (1, min(row_tiles, widest))
+    return max(lane * ring_slots(workers // lane) for lane in lanes)
 
 
 def bundle_of(tiles: np.ndarray, workers: int) -> int:

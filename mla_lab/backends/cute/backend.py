@@ -259,7 +259,8 @@ def _plan(
         here = able(problem, features)
         return formula_for(problem, total_q, gpu, features.batch_invariant, here)
     if features.batch_invariant:
-        return SelfScheduled.of_kinds(_kinds(problem, gpu, features), gpu, problem.latent_dim)
+        kinds = _kinds(problem, gpu, features)
+        return SelfScheduled.of_kinds(kinds, gpu, problem, features.ragged)
     planned = of_selection(_choice(problem, gpu, features), problem, gpu)
     return replace(planned, keys=_same_choice(problem))
 

@@ -75,20 +75,22 @@ class SelfScheduled:
         return cls(config, workers, costs_of(config), layout)
 
     @classmethod
-    def of_kinds(cls, kinds: list[Kind], gpu: Gpu, latent_dim: int) -> SelfScheduled:
+    def of_kinds(cls, kinds: list[Kind], gpu: Gpu, bounds: Problem, ragged: bool) -> SelfScheduled:
         """The launches of a batch-invariant call, one for each kind of request, one behind the
-        other."""
-        first, *others = (cls._of_kind(kind, gpu, latent_dim) for kind in kinds)
+        other. Of a ragged call the number of a request's row tiles is not believed.
+        """
+        rows = None if ragged else max(bounds.q_lens) * bounds.heads
+        first, *others = (cls._of_kind(kind, gpu, bounds.latent_dim, rows) for kind in kinds)
         for plan in others:
             layout = plan.workspace.behind(first.workspace)
             first = replace(plan, workspace=layout, before=first)
         return first
 
     @classmethod
-    def _of_kind(cls, kind: Kind, gpu: Gpu, latent_dim: int) -> SelfScheduled:
+    def _of_kind(cls, kind: Kind, gpu: Gpu, latent_dim: int, rows: int | None) -> SelfScheduled:
         config = kind.choice.config
         workers = gpu.workers(config.cluster)
-        slots = most_slots(workers)
+        slots = most_slots(workers, rows and -(-rows // config.tile_rows))
         layout = WorkspaceLayout.of(slots, slots, config.tile_rows, latent_dim)
         return cls(config, workers, kind.cuts, layout)
 

@@ -1,9 +1,7 @@
-"""KV tiles fetched into L2 ahead of their loads: of a launch's first work tile ahead of the wait
-for the kernel in front, and of the next work tile under the epilogue and merge of the one before,
-when the KV ring is full and a card that is bound by its reads would be idle.
+"""KV tiles fetched into L2 ahead of the wait for the kernel in front.
 
-Nothing is read: the tiles are loaded later, from L2 where they are there by then. So in front of
-the wait block tables and lengths may still change, and a stale entry costs a useless fetch at most.
+Nothing is read: the tiles are loaded behind that wait, from L2 where they are there by then. So
+block tables and lengths may still change, and a stale entry costs a useless fetch at most.
 """
 
 from __future__ import annotations
@@ -19,10 +17,8 @@ from .ptx_sm90 import load_relaxed, ptx
 BLOCK = 64
 #: tiles of the first work tile that are fetched
 TILES = 2
-#: tiles of the next work tile, behind those that the ring holds
-NEXT_TILES = 4
-#: requests from which on the first ones pay: 64 of 4,096 tokens and 16 heads take 2.9 us less of
-#: 84.5, one of 8,192 tokens and 128 heads 1 us more of 15.7, as its consumers start later (H200,
+#: requests from which on it pays: 64 of 4,096 tokens and 16 heads take 2.9 us less of 84.5,
+#: one of 8,192 tokens and 128 heads 1 us more of 15.7, as its consumers start later (H200,
 #: 2026-11-22, by hand, 5 rounds in rotation)
 LEAST_REQUESTS = 32
 
@@ -38,16 +34,14 @@ class KvCache:
 
 
 @cute.jit
-def prefetch_tiles(
-    kv: KvCache, request: Int32, begin: Int32, end: Int32, tiles: cutlass.Constexpr[int] = TILES
-):
-    """The first `tiles` tiles of blocks [begin, end) of a request, as far as its table has entries:
-    kept words may hold anything. By one warp, a page or less a lane."""
+def prefetch_tiles(kv: KvCache, request: Int32, begin: Int32, end: Int32):
+    """The first tiles of blocks [begin, end) of a request, as far as its table has entries: kept
+    words may hold anything. By one warp, a page or less a lane."""
     page, width = kv.cache.shape[1], kv.cache.shape[2]
     rows = min(page, BLOCK)
     first = begin + kv.rank
     held = (kv.block_table.shape[1] * page + (BLOCK - 1)) // BLOCK
-    count = cutlass.max(cutlass.min(cutlass.min(end, held) - first, tiles), 0)
+    count = cutlass.max(cutlass.min(cutlass.min(end, held) - first, TILES), 0)
     lane = cute.arch.lane_idx()
     row = first * BLOCK + lane * rows
     if lane * rows < count * BLOCK:

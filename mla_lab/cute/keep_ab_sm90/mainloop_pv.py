@@ -10,7 +10,6 @@ from cutlass import Float32, Int32, const_expr
 from cutlass.cute.nvgpu import warpgroup
 
 from ..common.feature_operands import with_scales
-from ..common.kv_prefetch import NEXT_TILES, KvCache, prefetch_tiles
 from ..common.pipeline import StagePhases
 from ..common.ptx_sm90 import LN2, fresh_thread, pick
 from ..split_merge.keep_ab_cooperative import count_partial, merge, merge_share, own_strips
@@ -148,17 +147,6 @@ def produce_ahead(cta: Cta, load: ProducerState, index, lane) -> ProducerState:
     return load
 
 
-@cute.jit
-def prefetch_next(cta: Cta, index):
-    """KV of work tile `index` into L2, behind the tiles that the ring takes beside Q; by one
-    warp."""
-    g, cluster = cta.g, cta.cfg.cluster
-    work = read_work(g, cta.s, index)
-    begin = work.begin + (cta.cfg.stages - 1) + cta.rank * (NEXT_TILES // cluster)
-    kv = KvCache(g.cache, g.block_table, Int32(0))
-    prefetch_tiles(kv, work.request, begin, work.end, NEXT_TILES // cluster)
-
-
 def make_fragments(cta: Cta, wg) -> Fragments:
     """Descriptors once for all tiles, and the accumulator."""
     pv = cta.mma.pv
@@ -209,8 +197,6 @@ def mainloop_pv(cta: Cta):
         if produces & (stage > 0):
             for _ in cutlass.range(cfg.stages - stage, unroll=1):
                 load = fill_next_stage(cta, load, lane)
-        if produces & (index + 1 < last):
-            prefetch_next(cta, index + 1)
         profile_event(cfg, g, "last PV")
         own_slot = epilogue(cta, f.tOrO, index)
         profile_event(cfg, g, "partial written")

@@ -9,7 +9,6 @@ import cutlass.cute as cute
 from cutlass import Int16, Int32, Int64, const_expr
 
 from ..common.barriers import MBarriers
-from ..common.kv_prefetch import NEXT_TILES, KvCache, prefetch_tiles
 from ..common.pipeline import PipelineState
 from ..common.ptx_sm90 import EVICT_FIRST, nanoseconds
 from ..common.self_schedule import WORDS
@@ -150,22 +149,11 @@ def produce_plan(
             next_words(c, g, plan, index + 1, words)
             loads = issue_work_loads(c, g, words[0], words[2])
         produce_rest(c, g, s, w, count)
-        if const_expr(c.cluster == 1):
-            if index + 1 < plan.last:
-                prefetch_next(c, g, words, loads)
         count = count + w.mine
     s.q.producer_acquire(PipelineState(0, (plan.last & 1) ^ 1))
     with cute.arch.elect_one():
         cute.arch.store(s.record, Int32(END))
         s.q.producer_commit(0)
-
-
-@cute.jit
-def prefetch_next(c: cutlass.Constexpr[Traits], g: Globals, words: cute.Tensor, loads: WorkLoads):
-    """KV of the next work tile into L2, behind the tiles that the ring takes."""
-    end = cutlass.min(words[3], (loads.kv_len + TILE_KV - 1) // TILE_KV)
-    kv = KvCache(g.cache, g.block_table, Int32(0))
-    prefetch_tiles(kv, words[0], words[2] + c.stages, end, NEXT_TILES)
 
 
 @cute.jit

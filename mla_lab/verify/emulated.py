@@ -71,8 +71,11 @@ Say = Callable[[str], None]
 
 
 def builds(part: str = "") -> list[KernelConfig]:
-    """Shipped attention builds whose names contain `part`; those already compiled come first."""
+    """Shipped attention builds whose names contain `part`; those already compiled come first.
+    Without those of batch-invariant calls, which take no plan: `tests/test_emulate_pieces.py` runs
+    them by the public call."""
     found = [c for c in CUTE if c.kernel != "cute/empty" and part in c.name()]
+    found = [c for c in found if not c.option("pieces")]
     return sorted(found, key=lambda c: build.find(c, "sm_90a") is None)
 
 
@@ -199,7 +202,7 @@ def run_anew(config: KernelConfig, ptx: str, until: float) -> Row | None:
 
 
 def _rows(found: dict[str, Row]) -> list[Row]:
-    shipped = [c.name() for c in CUTE if c.kernel != "cute/empty"]
+    shipped = [c.name() for c in CUTE if c.kernel != "cute/empty" and not c.option("pieces")]
     return [
         head_row("emulated", "cpu", len(shipped)),
         *(found[name] for name in shipped if name in found),

@@ -20,5 +20,5 @@ def fresh() -> Iterator[None]:
 
 @pytest.fixture(scope="module")
 def workspace() -> torch.Tensor:
-    """One buffer, zeroed once, for all calls of a file; some invariant calls need 4.9 GB."""
+    """One buffer, zeroed once, for all calls of a file."""
     return torch.zeros(CARD_WORKSPACE_BYTES, dtype=torch.uint8, device="cuda")

@@ -95,6 +95,11 @@ class SelfScheduled:
         return cls(config, workers, kind.cuts, layout)
 
     @property
+    def takes_few_rows(self) -> bool:
+        """Whether requests of many query rows are left out, by this launch and the one before."""
+        return isinstance(self.costs, PieceCuts) and not self.costs.many
+
+    @property
     def word(self) -> int:
         """The launch argument `costs`."""
         if isinstance(self.costs, PieceCuts):

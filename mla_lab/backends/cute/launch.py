@@ -365,7 +365,8 @@ def believes_bounds(
     form = call.form
     q_len = believes_max_q_len(form.features.ragged, form.max_q_len, form.total_q)
     if planner is None:
-        return q_len and isinstance(words, Formula) and not form.features.sparse
+        few = isinstance(words, SelfScheduled) and words.takes_few_rows
+        return q_len and (isinstance(words, Formula) or few) and not form.features.sparse
     return q_len or planner.capacity != replace(planner, max_kv_len=form.bounds.kv_lens[0]).capacity
 
 

@@ -293,9 +293,10 @@ CUTE: tuple[KernelConfig, ...] = (
 )
 
 
-def _walks_plans(config: KernelConfig) -> bool:
-    """Whether a build of this one whose CTAs find fixed pieces ships too: of 16 bits, and of eight
-    bits in the commonest page size; with the mask code, which batch-invariant calls always have."""
+def _ships_in_pieces(config: KernelConfig) -> bool:
+    """Whether a twin of a build ships whose CTAs find fixed pieces: persistent, of 16 bits or of
+    eight in the commonest page size, with the mask code, which batch-invariant calls always have.
+    """
     if config.kernel == "cute/keep_ab_sm90":
         others = {"dual", "fused_merge", "gather"} & {name for name, _ in config.options}
         return config.kv_format in ("bf16", "fp16") and config.cluster == 1 and not others
@@ -309,7 +310,7 @@ def _walks_plans(config: KernelConfig) -> bool:
 PIECES: tuple[KernelConfig, ...] = tuple(
     replace(config, options=(*config.options, ("pieces", 1)))
     for config in CUTE
-    if config.kernel != "cute/empty" and _walks_plans(config)
+    if _ships_in_pieces(config)
 )
 CUTE = (*CUTE, *PIECES)
 

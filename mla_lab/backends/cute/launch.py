@@ -1,7 +1,7 @@
 """A kernel launch made ready: all of a call that equal calls share.
 
 `Launch.of` resolves kernel, plan words and workspace slices once; calling it takes the tensors of
-one call and enqueues, in order, the device planner (where there is no plan), the attention kernel,
+one call and enqueues, in order, the device planner (of a `PlanOnDevice`), the attention kernel,
 the merge kernel (where the attention kernel leaves partials) and the change of lse's base. By a
 formula it is the attention kernel alone. It allocates nothing and waits for nothing.
 

@@ -248,6 +248,55 @@ def test_a_grid_takes_pairs_of_query_and_cache_and_sparse_calls():
     assert len({c.name for c in cases}) == 6
 
 
+def test_uniform_twins_follow_their_cases():
+    parser = argparse.ArgumentParser()
+    add_flags(parser)
+    words = "--cases trace --requests 3,16 --seeds 0,1 --uniform"
+    cases = chosen(parser.parse_args(words.split()))
+    steps, twins = cases[::2], cases[1::2]
+    assert [case.name for case in twins] == [f"{case.name}_uniform" for case in steps]
+    for step, twin in zip(steps, twins, strict=True):
+        lengths = twin.problem.kv_lens
+        assert sum(lengths) == sum(step.problem.kv_lens)
+        assert max(lengths) - min(lengths) <= 1 < len(set(step.problem.kv_lens))
+        assert replace(twin.problem, kv_lens=step.problem.kv_lens) == step.problem
+        assert step.lengths in twin.lengths != step.lengths
+    both = [
+        case.name
+        for case in chosen(
+            parser.parse_args(["--only", "b32_.*_gauss", "--uniform", "--batch-invariant"])
+        )
+    ]
+    name = "b32_q1_h128_kv2048_gauss"
+    assert both == [name + end for end in ("", "_invariant", "_uniform", "_uniform_invariant")]
+
+
+def test_one_command_takes_several_traces_models_and_sizes(tmp_path):
+    shipped = (data_dir() / "runtime/synthetic_trace.csv").read_bytes()
+    for name in ("a_b.csv", "c.csv"):
+        (tmp_path / name).write_bytes(shipped)
+    (tmp_path / "c.jsonl").write_bytes((data_dir() / "runtime/synthetic_trace.jsonl").read_bytes())
+    parser = argparse.ArgumentParser()
+    add_flags(parser)
+    words = "--cases trace --model deepseek-v2-lite,deepseek-v3 --requests 4,8 --seeds 0 --trace"
+    files = f"{tmp_path}/a_b.csv,{tmp_path}/c.csv"
+    cases = chosen(parser.parse_args([*words.split(), files]))
+    assert [case.name for case in cases] == [
+        f"trace_{trace}_{model}_n{requests}_s0"
+        for trace in ("a_b", "c")
+        for model in ("deepseek-v2-lite", "deepseek-v3")
+        for requests in (4, 8)
+    ]
+    assert {(c.problem.heads, c.problem.batch) for c in cases} == {
+        (16, 4),
+        (16, 8),
+        (128, 4),
+        (128, 8),
+    }
+    with pytest.raises(InvalidInput, match="different names"):
+        chosen(parser.parse_args([*words.split(), f"{files},{tmp_path}/c.jsonl"]))
+
+
 def test_batch_invariant_twins_follow_their_cases():
     parser = argparse.ArgumentParser()
     add_flags(parser)

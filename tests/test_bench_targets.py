@@ -9,7 +9,7 @@ import pytest
 
 from mla_lab.cli import main
 from mla_lab.core.errors import InvalidInput
-from mla_lab.verify import target_figures, targets
+from mla_lab.verify import target_figures, targets, uniform_table
 from mla_lab.verify.target_figures import FIGURES, Figure
 from mla_lab.verify.targets import Target, Verdict, judge, load, table
 
@@ -66,7 +66,7 @@ def folder(tmp_path, monkeypatch):
     (tmp_path / "notes").mkdir()
     (tmp_path / "records").mkdir()
     (tmp_path / targets.ATTEMPTS).write_text(json.dumps(attempt) + "\n")
-    for module in (targets, target_figures):
+    for module in (targets, target_figures, uniform_table):
         monkeypatch.setattr(module, "data_dir", lambda: tmp_path)
     target_figures.rows_of.cache_clear()
     yield tmp_path
@@ -165,6 +165,84 @@ def test_traces_by_hand(folder):
     assert found.value == pytest.approx(1.05 * 0.98 / 0.97)
     assert "azure s0: 1.00 of the best peer, 98.0% of read" in str(found)
     assert FIGURES["trace_over_uniform"](heads=16).value == pytest.approx(10 / 8)
+
+
+AZURE, MOONCAKE = "azure_llm_2023_conv_deepseek-v3", "mooncake_conversation_deepseek-v3"
+
+
+def a_step(name, us, uniform_us, lengths=(150, 50), heads=16):
+    """Rows of a trace step and of its uniform twin."""
+    rows = []
+    for end, time, kv_lens in (("", us, lengths), ("_uniform", uniform_us, (100, 100))):
+        row = a_row(f"b2_q1_h{heads}_kv100", "mla-lab-plain", time)
+        row["problem"]["kv_lens"] = list(kv_lens)
+        rows.append({**row, "case": f"trace_{name}{end}"})
+    return rows
+
+
+def write_uniform(folder, *rows):
+    environment = {"card": {"name": "a card"}, "commit": "c" * 40, "dirty": False}
+    lines = [{**RUN, "environment": environment}, *rows]
+    path = folder / uniform_table.RECORD
+    path.write_text("".join(json.dumps(row) + "\n" for row in lines))
+
+
+def test_steps_over_uniform_batches_by_hand(folder):
+    write_uniform(
+        folder,
+        *a_step(f"{AZURE}_n2_s0", 10.0, 8.0),
+        *a_step(f"{AZURE}_n2_s1", 8.0, 10.0),
+        *a_step(f"{MOONCAKE}_n2_s4", 9.0, 10.0),
+        *a_step(f"{MOONCAKE}_n2_s3", 30.0, 10.0, heads=128),
+        a_step(f"{MOONCAKE}_n2_s0", 90.0, 10.0)[0],
+        a_row("b2_q1_h16_kv900", "mla-lab-plain", 1.0),
+    )
+    found = FIGURES["step_over_uniform"](heads=16)
+    assert found.value == pytest.approx(1.25)
+    assert "azure n2 s0; mean 0.965 of 3" in str(found), "a step without a twin does not count"
+    assert FIGURES["step_over_uniform"](heads=128).value == pytest.approx(3)
+    with pytest.raises(InvalidInput, match="got none"):
+        FIGURES["step_over_uniform"](heads=64)
+    assert uniform_table.made().splitlines() == [
+        "a card, 2026-11-20, commit ccccccccc.",
+        "",
+        "| trace | heads | steps | step / uniform, mean | worst | worst step |",
+        "|---|---:|---:|---:|---:|---|",
+        "| azure_llm_2023_conv | 16 | 2 | 1.000 | 1.250 | n2 s0 |",
+        "| mooncake_conversation | 16 | 1 | 0.900 | 0.900 | n2 s4 |",
+        "| mooncake_conversation | 128 | 1 | 3.000 | 3.000 | n2 s3 |",
+    ]
+
+
+def test_a_uniform_twin_has_as_many_tokens(folder):
+    write_uniform(folder, *a_step(f"{AZURE}_n2_s0", 10.0, 8.0, lengths=(150, 51)))
+    with pytest.raises(InvalidInput, match="other requests or tokens"):
+        uniform_table.made()
+    write_uniform(folder, a_step(f"{AZURE}_n2_s0", 10.0, 8.0)[0])
+    with pytest.raises(InvalidInput, match="got none"):
+        uniform_table.made()
+
+
+def test_what_has_no_record_yet_is_said_to_be_unmeasured(folder):
+    """A target that waits for its record is not judged; with the record it is."""
+    record = uniform_table.RECORD
+    put(folder, figure="step_over_uniform", of={"heads": 16}, asked=1.1, most=True, planned=record)
+    assert judge(load()) == []
+    said = f"| n | at most 1.10 | not measured, no `data/{record}` |  |  |"
+    assert targets.made().splitlines()[2:] == [said]
+    assert uniform_table.made() == f"Not measured yet: there is no `data/{record}`."
+    write_uniform(folder, *a_step(f"{AZURE}_n2_s0", 10.0, 8.0))
+    (verdict,) = judge(load())
+    assert not verdict.met and verdict.figure.value == pytest.approx(1.25)
+    assert "| n | at most 1.100 | 1.250 (azure n2 s0; mean 1.250 of 1) | no | 0 |" in targets.made()
+    assert "not measured" not in targets.made()
+
+
+def test_the_targets_over_uniform_batches_wait_for_their_record():
+    bounds = {t.of["heads"]: t for t in TARGETS if t.figure == "step_over_uniform"}
+    assert set(bounds) == {16, 128}
+    assert all(t.most and t.asked == 1.1 for t in bounds.values())
+    assert {t.planned for t in bounds.values()} == {uniform_table.RECORD}
 
 
 def test_the_command_shows_every_target(capsys):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import argparse
+import itertools
 import json
 import re
 import subprocess
@@ -10,10 +12,13 @@ from types import SimpleNamespace
 import pytest
 
 from mla_lab import cli
+from mla_lab.bench.records import read, results
 from mla_lab.cli.commands import _live_steps, live
+from mla_lab.cli.commands._bench_cases import add_flags, chosen
 from mla_lab.core import revision
 from mla_lab.core.gpu import PRESETS, Gpu
 from mla_lab.core.resources import data_dir
+from mla_lab.verify import targets, uniform_table
 
 from .house import ROOT, tracked_files
 
@@ -52,8 +57,8 @@ def test_without_a_card_one_sentence_says_why(monkeypatch, capsys):
     assert cli.main(["live"]) == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert (
-        "sweep, plain, plain-traces, record, traces, formats, verify, cuda, ladder, anatomy, host, "
-        "notebooks: got a CPU alone; supported: a machine with" in line
+        "sweep, plain, plain-traces, plain-uniform, record, traces, formats, verify, cuda, ladder, "
+        "anatomy, host, notebooks: got a CPU alone; supported: a machine with" in line
     )
     assert line.endswith("mla-lab live --only costs,simulator,pages")
 
@@ -71,7 +76,7 @@ def test_a_short_run_goes_through_all_steps_in_another_folder(lines, tmp_path, c
     assert cli.main(["live", "--short", "--into", str(into)]) == 0
     ran = [" ".join(line) for line, _ in lines]
     assert {folder for _, folder in lines} == {str(into)}
-    verbs = ["bench sweep"] * 4 + ["bench fit"] * 2 + ["bench run"] * 11
+    verbs = ["bench sweep"] * 4 + ["bench fit"] * 2 + ["bench run"] * 12
     verbs += [
         "verify pairwise",
         "verify published",
@@ -124,13 +129,53 @@ def test_traces_are_measured_where_their_folder_is_given(lines, tmp_path, monkey
     assert "--kv-len 900,1168" in ran[4] and len(ran) == 5
 
 
+@pytest.mark.usefixtures("card")
+def test_steps_and_uniform_batches_are_measured_by_one_command(lines, tmp_path):
+    into, given = tmp_path / "data", ["--traces", str(tmp_path)]
+    assert cli.main(["live", "--only", "plain-uniform", "--into", str(into), *given]) == 0
+    ((line, _),) = lines
+    assert line[:4] == ["-m", "mla_lab", "bench", "run"] and "--uniform" in line
+    asked = dict(itertools.pairwise(line))
+    assert asked["--peers"] == "mla-lab-plain"
+    assert asked["--trace"] == ",".join(str(tmp_path / name) for name in _live_steps.TRACES)
+    assert asked["--model"] == ",".join(_live_steps.TRACE_MODELS)
+    assert asked["--requests"] == "16,64,128"
+    assert (into / uniform_table.RECORD).read_text() == "measured\n"
+
+
+@pytest.mark.usefixtures("card")
+def test_without_traces_no_uniform_batches_are_measured(lines, tmp_path, capsys):
+    assert cli.main(["live", "--only", "plain-uniform", "--into", str(tmp_path / "data")]) == 0
+    assert not lines and "the rows stay" in capsys.readouterr().out
+
+
+def test_invariant_plain_calls_are_those_of_planned_calls():
+    """From batch 64 on, whatever is measured with a host plan is measured without one."""
+
+    def asked(record):
+        parser = argparse.ArgumentParser()
+        add_flags(parser)
+        commands = [line.split()[3:] for line in _live_steps.COMMANDS[record]]
+        cases = [case for line in commands for case in chosen(parser.parse_known_args(line)[0])]
+        return [case.name for case in cases if case.problem.batch >= 64]
+
+    plain = asked("h200_plain_invariant")
+    assert plain == asked("h200_invariant")
+    recorded = results(read(data_dir() / "records/h200_invariant.jsonl"))
+    assert set(plain) == {row["case"] for row in recorded if row["problem"]["batch"] >= 64}
+    assert sum(name.endswith("_invariant") for name in plain) == 20
+
+
 def test_every_record_has_its_step():
-    """Each file of data/records, and each record that code, notes and notebooks name."""
+    """Each file of data/records, and each record that code, notes and notebooks name; a record may
+    be missing where a target says that it waits for it.
+    """
     stepped = [name for step in _live_steps.STEPS for name in step.records]
     assert len(set(stepped)) == len(stepped)
     made = {*stepped, *_live_steps.OTHERS}
     there = {path.stem for path in (ROOT / "data" / "records").glob("*.jsonl")}
-    assert there == made
+    waiting = {target.planned for target in targets.load() if target.waits()}
+    assert there <= made and {f"records/{name}.jsonl" for name in made - there} <= waiting
     shown = set()
     for path in tracked_files():
         inside = path.relative_to(ROOT).parts[0] in ("mla_lab", "notebooks", "README.md")

@@ -151,6 +151,24 @@ def trace_cases(samples: Iterable[tuple[str, Problem]]) -> list[Case]:
     return [Case(f"trace_{name}", "trace", problem, lengths=name) for name, problem in samples]
 
 
+def uniform_twin(case: Case) -> Case:
+    """As many requests and tokens as `case` has, with lengths that differ by one token at most."""
+    problem = case.problem
+    length, longer = divmod(sum(problem.kv_lens), problem.batch)
+    lengths = tuple(length + (request < longer) for request in range(problem.batch))
+    return replace(
+        case,
+        name=f"{case.name}_uniform",
+        problem=replace(problem, kv_lens=lengths),
+        lengths=f"the tokens of {case.lengths}, spread evenly",
+    )
+
+
+def invariant_twin(case: Case) -> Case:
+    """The same call, batch-invariant."""
+    return replace(case, name=f"{case.name}_invariant", batch_invariant=True)
+
+
 def sweep_cases(
     batches: Iterable[int],
     q_lens: Iterable[int],

@@ -25,6 +25,7 @@ from ..verify import (
     sparse_table,
     tables,
     targets,
+    uniform_table,
 )
 from ..verify.target_figures import ANCHOR, PLAIN, PLAIN_EIGHT_BITS, PLAIN_TRACES, rows_of
 from . import browser_table, shared_lines
@@ -67,11 +68,12 @@ TABLES: dict[str, Callable[[], str]] = {
     "speed": lambda: times_table(rows_of(PLAIN), "anchor"),
     "speed-method": lambda: method_note(rows_of(PLAIN)),
     "speed-traces": lambda: times_table(rows_of(PLAIN_TRACES), "trace"),
+    "speed-uniform": uniform_table.made,
     "speed-planned": lambda: times_table(rows_of(ANCHOR), "anchor"),
     "speed-planned-method": lambda: method_note(rows_of(ANCHOR)),
     "eight-bits-plain": lambda: own_table(rows_of(PLAIN_EIGHT_BITS)),
     "simulator": lambda: error_table(recorded().judgements).rstrip(),
-    "targets": lambda: targets.table(targets.judge(targets.load())),
+    "targets": targets.made,
     "eight-bits": lambda: eight_bits_table.table(rows_of(eight_bits_table.RECORD)),
     "sparse-656": sparse_table.made,
     "sparse-power": sparse_table.power,

@@ -22,7 +22,7 @@ from ..bench.records import Row, problem_of, read, results
 from ..bench.report import OURS, PUBLIC, best_times, headline
 from ..core.errors import invalid
 from ..core.resources import data_dir
-from . import sparse_table
+from . import sparse_table, uniform_table
 
 ANCHOR, TRACES, FORMATS = (
     "records/h200_anchor.jsonl",
@@ -163,6 +163,17 @@ def trace_over_uniform(heads: int) -> Figure:
     return Figure(ratios[worst], f"{_short(worst)}, of {len(ratios)} samples")
 
 
+def step_over_uniform(heads: int) -> Figure:
+    """The plain call: the worst trace step's time over that of its uniform twin, and the mean."""
+    steps = [s for s in uniform_table.steps(rows_of(uniform_table.RECORD)) if s.heads == heads]
+    if not steps:
+        raise invalid("cases", "none", f"trace steps of {heads} heads in {uniform_table.RECORD}")
+    worst = max(steps, key=lambda step: step.ratio)
+    average = mean(step.ratio for step in steps)
+    note = f"{worst.trace.partition('_')[0]} {worst}; mean {average:.3f} of {len(steps)}"
+    return Figure(worst.ratio, note, ".3f")
+
+
 def beside(
     record: str,
     suffixes: Sequence[str],
@@ -280,6 +291,7 @@ FIGURES: dict[str, Callable[..., Figure]] = {
         read_share,
         trace_speedup,
         trace_over_uniform,
+        step_over_uniform,
         beside,
         error_over_peers,
         lse_error,

@@ -32,6 +32,12 @@ class Target:
     stretch: float | None = None
     attempts: tuple[str, ...] = ()
     reason: str = ""
+    #: a record that may not be there yet: until it is, the target is not measured
+    planned: str = ""
+
+    def waits(self) -> bool:
+        """True while the planned record is not there."""
+        return bool(self.planned) and not (data_dir() / self.planned).is_file()
 
     def measure(self) -> Figure:
         """The figure from today's records."""
@@ -76,23 +82,35 @@ def attempts() -> list[str]:
 
 
 def judge(targets: Sequence[Target]) -> list[Verdict]:
-    """Each target with today's figure."""
-    return [Verdict(target, target.measure()) for target in targets]
+    """Each target with today's figure, without those that wait for a record."""
+    return [Verdict(target, target.measure()) for target in targets if not target.waits()]
 
 
-def table(verdicts: Sequence[Verdict]) -> str:
+def made() -> str:
+    """The table of the targets of the file."""
+    targets = load()
+    return table(judge(targets), [target for target in targets if target.waits()])
+
+
+def table(verdicts: Sequence[Verdict], waiting: Sequence[Target] = ()) -> str:
     """Markdown table: target, figure, met; then the missed targets and why."""
     lines = ["| target | asked | measured | met | attempts |", "|---|---:|---|---|---:|"]
     for verdict in verdicts:
         target, figure = verdict.target, verdict.figure
-        sign = "at most" if target.most else "at least"
-        asked = f"{sign} {figure.show(target.asked)}"
         tried = "" if verdict.met else str(len(set(target.attempts)))
         met = "yes" if verdict.met else "no"
-        lines.append(f"| {target.name} | {asked} | {figure} | {met} | {tried} |")
+        lines.append(f"| {target.name} | {_asked(target, figure)} | {figure} | {met} | {tried} |")
+    for target in waiting:
+        none = f"not measured, no `data/{target.planned}`"
+        lines.append(f"| {target.name} | {_asked(target, Figure(target.asked))} | {none} |  |  |")
     missed = [v.target for v in verdicts if not v.met]
     why = [f"- {t.name}: {t.reason or 'no reason on record'}" for t in missed]
     return "\n".join([*lines, "", *why]).rstrip()
+
+
+def _asked(target: Target, figure: Figure) -> str:
+    """The bound, in the number format of `figure`."""
+    return f"{'at most' if target.most else 'at least'} {figure.show(target.asked)}"
 
 
 def _target(row: dict[str, Any]) -> Target:

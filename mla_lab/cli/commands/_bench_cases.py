@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import argparse
+import itertools
 import re
-from dataclasses import replace
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -40,22 +41,37 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--batch-invariant", action="store_true", help="each case so too, beside the default"
     )
-    trace = parser.add_argument_group("trace samples, for --cases trace")
-    trace.add_argument("--trace", type=Path, help="Azure CSV or Mooncake JSON lines; else ours")
-    trace.add_argument("--model", default="deepseek-v3")
-    trace.add_argument("--requests", type=int, default=128)
+    parser.add_argument(
+        "--uniform",
+        action="store_true",
+        help="each case also with its tokens spread evenly over its requests",
+    )
+    trace = parser.add_argument_group("trace samples, for --cases trace: every combination")
+    trace.add_argument(
+        "--trace", type=names, help="Azure CSV or Mooncake JSON lines, by comma; else ours"
+    )
+    trace.add_argument("--model", type=names, default=["deepseek-v3"], help="by comma")
+    trace.add_argument("--requests", type=numbers, default=[128], help="by comma")
     trace.add_argument("--seeds", type=numbers, default=[0, 1, 2, 3, 4], help="by comma")
 
 
 def chosen(args: argparse.Namespace) -> list[Case]:
-    """The cases that the flags name, at least one."""
+    """The cases that the flags name, at least one, each followed by its twins."""
+    from ...bench.cases import invariant_twin, uniform_twin
+
     cases = [case for case in _listed(args) if re.search(args.only, case.name)]
     if not cases:
         raise invalid("--only", repr(args.only), "a pattern that some case's name matches")
-    if not args.batch_invariant:
-        return cases
-    twins = [replace(case, name=f"{case.name}_invariant", batch_invariant=True) for case in cases]
-    return [case for pair in zip(cases, twins, strict=True) for case in pair]
+    if args.uniform:
+        cases = _beside(cases, uniform_twin)
+    if args.batch_invariant:
+        cases = _beside(cases, invariant_twin)
+    return cases
+
+
+def _beside(cases: list[Case], twin: Callable[[Case], Case]) -> list[Case]:
+    """Each case and its twin behind it, so that the card is in the same state for both."""
+    return [each for case in cases for each in (case, twin(case))]
 
 
 def _listed(args: argparse.Namespace) -> list[Case]:
@@ -97,14 +113,17 @@ def _trace_cases(args: argparse.Namespace) -> list[Case]:
     from ...core.models import get_model
     from ...workload import load_trace, sample, shipped_trace
 
-    trace = load_trace(args.trace) if args.trace else shipped_trace()
-    model = get_model(args.model)
+    traces = [load_trace(path) for path in args.trace] if args.trace else [shipped_trace()]
+    stems = [Path(trace.name).stem for trace in traces]
+    if len(set(stems)) < len(stems):
+        raise invalid("--trace", ",".join(args.trace), "files of different names, which cases have")
+    drawn = itertools.product(traces, args.model, args.requests, args.seeds)
     return trace_cases(
         (
-            f"{Path(trace.name).stem}_{args.model}_n{args.requests}_s{seed}",
-            sample(trace, args.requests, seed).problem(model),
+            f"{Path(trace.name).stem}_{model}_n{requests}_s{seed}",
+            sample(trace, requests, seed).problem(get_model(model)),
         )
-        for seed in args.seeds
+        for trace, model, requests, seed in drawn
     )
 
 

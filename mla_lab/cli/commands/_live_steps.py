@@ -14,13 +14,15 @@ from typing import Any
 from ...core.errors import MlaLabError
 
 ANCHOR, ANATOMY, HOST = "h200_anchor", "h200_anatomy", "host_cost"
-PLAIN, PLAIN_TRACES = "h200_plain", "h200_plain_traces"
+PLAIN, PLAIN_TRACES, UNIFORM = "h200_plain", "h200_plain_traces", "h200_plain_uniform"
 PLAIN_PEERS = "--peers mla-lab-plain,flashinfer-fa3,flashmla,fa3-qv"
 SWEEPS = ("h200_sweep", "h200_sweep_drawn")
 HELD_OUT, EIGHT_SWEEP = "h200_sweep_heldout", "h200_sweep_eight_bits"
 #: our calls: the plain one and the one with a host plan
 OWN = "--peers mla-lab-plain,mla-lab --rounds 5 --quick"
 TRACE_PEERS = "--peers mla-lab-plain,mla-lab,flashmla,flashinfer-fa3,fa3-qv --rounds 5"
+#: the plain call without peers
+PLAIN_ALONE = "bench run RECORD --peers mla-lab-plain --rounds 5 --quick"
 FORMATS = "--formats bf16,e4m3,bf16:e4m3,bf16:fp8_656"
 CUDA = "bench run RECORD --peers mla-lab-cuda --quick --kv-len 8192 --batch 1,64,128"
 #: record -> commands that make it, one after the other; RECORD is where
@@ -39,8 +41,8 @@ COMMANDS = {
         f"--batch 1,4,16,64,128 --heads 16,128 --kv-len 8192 {FORMATS}"
     ],
     "h200_plain_invariant": [
-        "bench run RECORD --peers mla-lab-plain --rounds 5 --quick --batch 64,128 "
-        "--heads 16,64,128 --kv-len 1024,4096,8192 --batch-invariant"
+        f"{PLAIN_ALONE} --batch 64,128 --heads 16,64,128 --kv-len 1024,4096,8192 --batch-invariant",
+        f"{PLAIN_ALONE} --cases anchor --only b128_q1_h(16|128)_kv4096_gauss --batch-invariant",
     ],
     "h200_formats": [
         f"bench run RECORD {OWN} --batch 16,64,128 --heads 16,128 --kv-len 1024,8192 "
@@ -239,6 +241,24 @@ def _plain_traces(options: LiveOptions) -> None:
     new.replace(options.record(PLAIN_TRACES))
 
 
+def _uniform(options: LiveOptions) -> None:
+    """The same samples, each followed by a uniform batch of as many requests and tokens: the plain
+    call alone, all in one process.
+    """
+    if options.traces is None:
+        print(f"no --traces FOLDER with {' and '.join(TRACES)}: the rows stay as they were")
+        return
+    new = options.record(UNIFORM).with_suffix(".jsonl.new")
+    new.unlink(missing_ok=True)
+    files = ",".join(str(options.traces / trace) for trace in TRACES)
+    words = [str(new) if word == "RECORD" else word for word in PLAIN_ALONE.split()]
+    cases = ["--cases", "trace", "--trace", files, "--model", ",".join(TRACE_MODELS)]
+    seeds = "0" if options.short else "0,1,2,3,4"
+    more = ["--requests", "16,64,128", "--seeds", seeds, "--uniform"]
+    options.python("-m", "mla_lab", *words, *cases, *more)
+    new.replace(options.record(UNIFORM))
+
+
 def _mean_lengths(record: Path) -> Iterator[int]:
     """The mean length of each sample, rounded."""
     from ...bench.records import problem_of, read, results
@@ -310,6 +330,7 @@ STEPS = (
         "h200_plain_invariant",
     ),
     Step("plain-traces", "samples of serving traces", True, _plain_traces, (PLAIN_TRACES,), 12),
+    Step("plain-uniform", "those samples beside uniform batches", True, _uniform, (UNIFORM,)),
     _measuring("record", "calls with a host plan beside the same peers", ANCHOR),
     Step("traces", "the same with a host plan", True, _traces, ("h200_traces",), 5),
     _measuring(

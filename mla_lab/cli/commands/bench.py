@@ -133,6 +133,6 @@ def _report(args: argparse.Namespace) -> None:
 
 
 def _targets(_: argparse.Namespace) -> None:
-    from ...verify.targets import judge, load, table
+    from ...verify.targets import made
 
-    print(table(judge(load())))
+    print(made())

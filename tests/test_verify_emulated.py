@@ -5,20 +5,23 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 
+from mla_lab.core.errors import InvalidInput
+from mla_lab.core.problem import Problem
 from mla_lab.core.resources import data_dir
-from mla_lab.emulate import mutate
+from mla_lab.emulate import calls, mutate
 from mla_lab.emulate.ptx import Place
 from mla_lab.jit.shipped import CUTE
+from mla_lab.plan.fixed_pieces import RING, fixed_pieces
 from mla_lab.verify import emulated, emulator_speed, emulator_tables, mutations
 from mla_lab.verify.mutation_cases import cases
 from mla_lab.verify.record import read
 
 DUAL = emulated.DUAL_CASES
 RECORDS = data_dir() / "records"
-#: those of batch-invariant calls take no plan: `test_emulate_pieces` runs them
-ATTENTION = [c for c in CUTE if c.kernel != "cute/empty" and not c.option("pieces")]
+ATTENTION = [c for c in CUTE if c.kernel != "cute/empty"]
 
 
 def test_every_build_has_five_cases_that_it_takes() -> None:
@@ -29,6 +32,10 @@ def test_every_build_has_five_cases_that_it_takes() -> None:
             assert len(found) == 5 and {c.kv_lens for c in found} == {c.kv_lens for c in DUAL}
             assert {c.q_len for c in found} == {1, config.option("dual")}
             continue
+        if config.option("pieces"):
+            assert len(found) == 5 and {c.splits for c in found} == {0}
+            assert {c.schedule for c in found} == {"fair", "random", "adverse"}
+            continue
         assert len(found) == 5 and {0, 77, 140, 800} < {n for c in found for n in c.kv_lens}
         merges = bool(config.option("fused_merge", 1))
         assert max(c.splits for c in found) == (3 if merges else 1)
@@ -36,6 +43,21 @@ def test_every_build_has_five_cases_that_it_takes() -> None:
         assert last.schedule == "adverse" and {c.schedule for c in found} == {"fair", "adverse"}
         # a CTA takes several work tiles where the grid has not one for each
         assert (last.splits == 0 or last.workers) != bool(config.option("grid"))
+
+
+@pytest.mark.parametrize("rows", [8, 16, 64])
+def test_pieces_of_a_case_use_slots_again(rows: int) -> None:
+    case = emulated.PIECE_CASES[1]
+    problem = Problem((1,) * len(case.kv_lens), case.kv_lens, rows)
+    cuts, workers = calls.PIECE_CUTS, calls.PIECE_WORKERS
+    plan = fixed_pieces(problem, tile_rows=rows, num_workers=workers, cuts=cuts)
+    assert np.diff(plan.worker_begin).max() > RING
+
+
+def test_a_build_with_pieces_refuses_a_plan() -> None:
+    config = next(c for c in ATTENTION if c.option("pieces"))
+    with pytest.raises(InvalidInput, match="splits: got 2; supported: 0"):
+        calls.make_call(config, calls.problem_for(config, (70,)), splits=2)
 
 
 def test_what_is_on_record_is_right_and_without_findings() -> None:

@@ -16,6 +16,7 @@ from ..core.errors import invalid
 from ..core.problem import Problem
 from ..plan import make_plan
 from ..plan.config import KernelConfig
+from ..plan.fixed_pieces import LEAST_BUNDLES, PieceCuts, most_slots
 from ..plan.gate import dual_gate, gated
 from ..plan.launch_modes import costs_of
 from ..plan.tile import WorkTile
@@ -34,8 +35,11 @@ DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "e4m3": torch.float8_e4
 COUNTERS = 64
 #: of skip-softmax: leaves most tiles out
 SKIP_FACTOR = 800.0
-#: that find their work from the lengths; of a dual build twice a request's row tiles of 16 rows
-WORKERS, DUAL_WORKERS = 5, 8
+#: that find their work from the lengths; of a dual build twice a request's row tiles of 16 rows; of
+#: a batch-invariant call the fewest that the rule takes
+WORKERS, DUAL_WORKERS, PIECE_WORKERS = 5, 8, LEAST_BUNDLES
+#: of a batch-invariant call: pieces of one block, so that short requests have several
+PIECE_CUTS = PieceCuts(split_blocks=1, half_blocks=1)
 #: largest errors of out (relative) and lse, of 16-bit operands, and of e4m3 ones, whose weights are
 #: rounded before they are summed
 SIXTEEN_BITS, EIGHT_BITS = (0.008, 1e-5), (0.06, 0.02)
@@ -134,11 +138,13 @@ def call_of(
     pieces: Mapping[str, int] | None = None,
 ) -> Call:
     """A call of a build on `inputs`, cut in `splits` pieces a request where they are long enough; 0
-    where WORKERS workers find their pieces from the lengths. With `pieces`, arguments of
-    `plan.policies.fixed_size`, they follow from a request's own length instead. `workers` share the
-    pieces of a plan, one for each piece of a request by default. A dual build has a gate
-    (`plan.gate.dual_gate`)."""
+    where WORKERS workers find their pieces from the lengths, as they always do in a build with the
+    option pieces. With `pieces`, arguments of `plan.policies.fixed_size`, they follow from a
+    request's own length instead. `workers` share the pieces of a plan, one for each piece of a
+    request by default. A dual build has a gate (`plan.gate.dual_gate`)."""
     problem = inputs.problem
+    if config.option("pieces") and splits:
+        raise invalid("splits", splits, "0: a build with pieces takes no plan")
     query = inputs.query.unsqueeze(0) if inputs.query.dim() == 3 else inputs.query
     out = torch.full((*query.shape[:-1], problem.latent_dim), 7.0).to(DTYPES[config.out_dtype])
     lse = torch.full((problem.total_q, problem.heads), 7.0)
@@ -164,7 +170,7 @@ def call_of(
     elif splits:
         args += [len(work[1]) - 1, q_len, 0]
     else:
-        args += [finders(config), q_len, gated(costs_of(config).packed, _gate(config, problem))]
+        args += [finders(config), q_len, _weights(config, problem)]
     if feature_operands(config):
         args.append(_extras(config, inputs))
     expected = decode_reference(inputs, walk=_walk(config, problem, work))
@@ -173,7 +179,16 @@ def call_of(
 
 def finders(config: KernelConfig) -> int:
     """Workers of a launch that find their work from the lengths."""
+    if config.option("pieces"):
+        return PIECE_WORKERS
     return DUAL_WORKERS if config.option("dual") else WORKERS
+
+
+def _weights(config: KernelConfig, problem: Problem) -> int:
+    """The launch argument `costs` of workers that find their work."""
+    if config.option("pieces"):
+        return PIECE_CUTS.packed
+    return gated(costs_of(config).packed, _gate(config, problem))
 
 
 def _gate(config: KernelConfig, problem: Problem) -> int:
@@ -244,6 +259,8 @@ def _work(
         found = [torch.empty(0, 8, dtype=torch.int32), kept]
         if config.option("dual"):
             found.append(torch.zeros(LL_WORDS))
+        if config.option("pieces"):
+            return found, most_slots(finders(config))
         return found, 2 * finders(config)
     knobs: dict[str, Any] = {**pieces} if pieces else {"num_splits": splits}
     plan = make_plan(
@@ -270,11 +287,11 @@ def _partials(
         lse = torch.zeros(slots * (splits + rows // 2), 4)
     else:
         lse = torch.zeros(slots, rows)
-    # where CTAs share a row tile its counters lie 128 bytes apart (`counter_of` of keep_ab), and
-    # workers that find their pieces number row tiles by worker
+    # where CTAs share a row tile its counters lie 128 bytes apart (`counter_of` of keep_ab),
+    # workers that find their work number row tiles by worker, and fixed pieces have a flag a slot
     groups = lists * _row_tiles(config, problem)
     if work and not len(work[0]):
-        groups = max(groups, finders(config))
+        groups = max(groups, slots if config.option("pieces") else finders(config))
     apart = 0 if config.kernel == "cute/swap_ab_sm90" and config.cluster == 1 else 32 * groups
     counters = torch.zeros(max(COUNTERS, apart) * config.cluster, dtype=torch.int32)
     return [out, lse, counters]

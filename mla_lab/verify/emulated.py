@@ -64,6 +64,15 @@ DUAL_CASES = (
     Case((1100,), q_len=2, splits=0),
     Case((470,), q_len=2, splits=0, schedule="adverse"),
 )
+#: of builds of batch-invariant calls, whose workers find their pieces: in the second, workers have
+#: more pieces than slots, and write a slot again once all others have read it
+PIECE_CASES = (
+    Case((200, 77), splits=0),
+    Case((700, 1, 64, 900, 0, 2300, 65, 511), splits=0, schedule="random"),
+    Case((140,), q_len=2, tiles=2, splits=0),
+    Case((800, 0), splits=0, schedule="adverse"),
+    Case((513, 130, 0, 300), q_len=2, splits=0, schedule="adverse"),
+)
 #: requests of the last where the grid has CTAs for each piece, and all of them are under way
 MOST_AT_ONCE = 4
 MOST_HEADS = 128
@@ -71,11 +80,8 @@ Say = Callable[[str], None]
 
 
 def builds(part: str = "") -> list[KernelConfig]:
-    """Shipped attention builds whose names contain `part`; those already compiled come first.
-    Without those of batch-invariant calls, which take no plan: `tests/test_emulate_pieces.py` runs
-    them by the public call."""
+    """Shipped attention builds whose names contain `part`; those already compiled come first."""
     found = [c for c in CUTE if c.kernel != "cute/empty" and part in c.name()]
-    found = [c for c in found if not c.option("pieces")]
     return sorted(found, key=lambda c: build.find(c, "sm_90a") is None)
 
 
@@ -87,6 +93,9 @@ def cases(config: KernelConfig) -> Iterator[Case]:
     if config.option("dual"):
         several = config.option("dual") == 2
         yield from (replace(case, q_len=case.q_len if several else 1) for case in DUAL_CASES)
+        return
+    if config.option("pieces"):
+        yield from (replace(case, q_len=case.q_len if several else 1) for case in PIECE_CASES)
         return
     for case in CASES:
         q_len = case.q_len if several else 1
@@ -202,7 +211,7 @@ def run_anew(config: KernelConfig, ptx: str, until: float) -> Row | None:
 
 
 def _rows(found: dict[str, Row]) -> list[Row]:
-    shipped = [c.name() for c in CUTE if c.kernel != "cute/empty" and not c.option("pieces")]
+    shipped = [c.name() for c in CUTE if c.kernel != "cute/empty"]
     return [
         head_row("emulated", "cpu", len(shipped)),
         *(found[name] for name in shipped if name in found),

@@ -24,7 +24,11 @@ def add_parser(subparsers: argparse._SubParsersAction[Any]) -> argparse.Argument
     parser.add_argument("--kv-len", type=_lengths, default=KV_LENS, metavar="N[,N...]")
     parser.add_argument("--q-len", type=int, default=1, help="query tokens a request (1)")
     parser.add_argument("--heads", type=int, default=0, help="query heads (a tile's rows)")
-    parser.add_argument("--splits", type=int, default=1, help="pieces a request (1)")
+    parser.add_argument(
+        "--splits",
+        type=int,
+        help="pieces a request (1); 0: workers find them, as always in builds with pieces",
+    )
     parser.add_argument("--check", action="store_true", help="report races, missing fences, ...")
     parser.add_argument(
         "--strict",
@@ -101,9 +105,12 @@ def _emulate(args: argparse.Namespace, artifact: Any) -> bool:
     if args.batch is not None and len(lengths) != args.batch:
         lengths = (lengths * args.batch)[: args.batch]
     problem = problem_for(artifact.config, lengths, args.heads, args.q_len)
+    splits = args.splits
+    if splits is None:
+        splits = 0 if artifact.config.option("pieces") else 1
     if args.record:
-        recorded.record(artifact, problem, args.splits, args.seed).save(Path(args.record))
-    call = make_call(artifact.config, problem, args.splits, args.seed)
+        recorded.record(artifact, problem, splits, args.seed).save(Path(args.record))
+    call = make_call(artifact.config, problem, splits, args.seed)
     return _show(args, call, EmulatedKernel.of(artifact, _options(args)))
 
 

@@ -114,14 +114,18 @@ def test_a_bundle_is_small_and_says_what_made_it(made: Path, tmp_path: Path) -> 
     assert set(manifest["toolchain"]) == {"cuda", "cute"}
 
 
-def test_sources_that_differ_from_the_bundle_find_nothing(
+def test_sources_that_differ_from_the_bundle_find_nothing_and_are_told_once(
     made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("MLA_LAB_PREBUILT", str(unpack(made, tmp_path)))
+    prebuilt = unpack(made, tmp_path)
+    monkeypatch.setenv("MLA_LAB_PREBUILT", str(prebuilt))
     monkeypatch.setenv("MLA_LAB_CACHE_DIR", str(made / "absent"))
     assert jit.find(EMPTY, "sm_90a") is not None
+    assert jit.find(KernelConfig("cuda/planner"), "sm_90a") is None  # not in the bundle
     monkeypatch.setattr(source, "source_hash", lambda kernel: "other")
-    assert jit.find(EMPTY, "sm_90a") is None
+    with pytest.warns(UserWarning, match=f"{prebuilt}.* compiled from other sources"):
+        assert jit.find(EMPTY, "sm_90a") is None
+    assert jit.find(MERGE, "sm_90a") is None  # a second warning would be an error
 
 
 def test_several_processes_build_once(tmp_path: Path) -> None:

@@ -2,7 +2,9 @@
 
 Needs no tensor and no GPU. Prebuilt folders ($MLA_LAB_PREBUILT, separated by ":", and an installed
 `mla-lab-kernels-sm90`) come first: they carry the versions of the toolchain that filled them, so
-that a host without a toolchain finds what was compiled from the same sources.
+that a host without a toolchain finds what was compiled from the same sources. A folder whose kernel
+was compiled from other sources is named in a warning, once a process: without its kernels a call is
+compiled anew, or served by a slower backend.
 """
 
 from __future__ import annotations
@@ -12,8 +14,10 @@ import os
 import queue
 import sys
 import threading
+import warnings
 from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass, replace
+from functools import cache as cached
 from pathlib import Path
 from typing import Any
 
@@ -67,6 +71,8 @@ def find(config: KernelConfig, arch: str, cache: Cache | None = None) -> Artifac
         found = _look(prebuilt, config, arch, hashed, versions) if versions else None
         if found:
             return found
+        if versions and f"{config.name()} {arch}" in _listed(prebuilt):
+            _warn_of_other_sources(prebuilt.root)
     try:
         versions = toolchain.versions(config.kernel)
     except BuildError:
@@ -181,6 +187,24 @@ def manifest_versions(cache: Cache, kernel: str) -> dict[str, str] | None:
         return dict(versions[kernel.split("/")[0]]) or None
     except (InvalidInput, KeyError, TypeError, ValueError):
         return None
+
+
+def _listed(cache: Cache) -> list[str]:
+    """Names of the kernels in a prebuilt folder, each with its architecture."""
+    try:
+        return [str(name) for name in read_json(cache.root / MANIFEST, "manifest", MIB)["kernels"]]
+    except (InvalidInput, KeyError, TypeError):
+        return []
+
+
+@cached  # once a process
+def _warn_of_other_sources(folder: Path) -> None:
+    warnings.warn(
+        f"{folder}: its kernels were compiled from other sources than those of "
+        f"{Path(__file__).parents[1]} and are not used; run the package that lies beside them, or "
+        "compile them anew",
+        stacklevel=3,
+    )
 
 
 def _look(

@@ -16,6 +16,7 @@ from mla_lab.backends.cute.catalogue import able, build_for, missing_for, withou
 from mla_lab.backends.cute.families import complete, config_for, costs
 from mla_lab.backends.cute.feature_args import with_features
 from mla_lab.backends.cute.token_gather import configs_for
+from mla_lab.backends.rank_mask import masked
 from mla_lab.bench.cases import Case, blackwell_twins
 from mla_lab.call.form import Features
 from mla_lab.core.errors import BuildError, Unsupported
@@ -329,34 +330,18 @@ def test_where_there_is_none_the_best_is_named(have: Have) -> None:
     assert "no compiler" in str(found)
 
 
-def features_of(case: dict[str, str]) -> Features:
-    """What the form of a pairwise case's call says."""
-    dense = case["sparse"] == "dense"
-    return Features(
-        ragged=case["layout"] != "dense",
-        causal=int(case["q_len"]) > 1 and case["mask"] == "causal" and dense,
-        mask=case["mask"] != "causal",
-        sinks=case["sinks"] == "sinks",
-        lse=case["lse"] != "none",
-        sparse=not dense,
-        skip_softmax=case["skip"] not in ("none", "0"),
-        tensor_scales=case["scales"] == "device",
-        batch_invariant=case["invariant"] == "yes",
-        planned=case["plan"] == "given",
-    )
-
-
 def test_shipped_builds_run_the_pairwise_cases_that_are_said_to_have_a_kernel(have: Have) -> None:
     have(shipped())
     refused = []
     for index, case in enumerate(cases.pairwise_cases()):
         if not cases.has_kernel(case):
             continue
-        made, features = cases.problem_of(case), features_of(case)
+        made, features = cases.problem_of(case), cases.form_features(case)
         longest = max(1, *made.q_lens), max(1, *made.kv_lens)
         bounds = replace(made, q_lens=longest[:1] * made.batch, kv_lens=longest[1:] * made.batch)
         found = CuteBackend().supports(features, bounds, H200)
         if found is None and features.planned:
+            features = masked(features)
             here, invariant = able(made, features), features.batch_invariant
             chosen = choose(made, H200, invariant, costs(), able=here)
             found = missing_for(chosen.config, made, features)

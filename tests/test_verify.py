@@ -107,17 +107,20 @@ def test_every_case_is_a_call_that_the_contract_has():
         if sum(problem.kv_lens) > 700 or problem.total_q * problem.heads > 500:
             continue
         inputs = cases.inputs_of(case, seed)
-        named = {k: v for k, v in inputs.contract_args().items() if k != "qk_nope_head_dim"}
-        features = form_of(native_args(**named)).features
-        assert features.ragged == (case["layout"] != "dense")
-        assert features.mask == (case["mask"] != "causal")
-        assert features.sparse == (case["sparse"] != "dense")
-        assert features.sinks == (case["sinks"] == "sinks")
-        assert features.lse == (case["lse"] != "none")
-        assert features.tensor_scales == (case["scales"] == "device")
-        assert features.separate_tables == (case["tables"] == "separate")
-        assert features.skip_softmax == (case["skip"] not in ("none", "0"))
-        assert features.strided_tables == (case["tables"] == "apart" and problem.batch > 1)
+        named = {**inputs.contract_args(), **cases.choices_of(case)}
+        named.pop("qk_nope_head_dim")
+        # what has one row, or one request, has no gaps between them
+        apart = {
+            "strided_query": not inputs.query.is_contiguous(),
+            "strided_tables": not inputs.block_tables.is_contiguous(),
+            "planned": False,
+        }
+        rows = problem.total_q * problem.heads
+        expected = cases.form_features(case)
+        assert apart["strided_query"] == (case["query"] != "whole" and rows > 1)
+        assert apart["strided_tables"] == (case["tables"] == "apart" and problem.batch > 1)
+        assert form_of(native_args(**named)).features == replace(expected, **apart)
+        assert form_of(native_args(**named)).bounds.kv_format == problem.kv_format
 
 
 def work(case) -> int:

@@ -346,6 +346,28 @@ def test_the_kernel_list_has_every_pair_that_the_kernel_runs(gpu: Gpu) -> None:
     assert {("format", "e4m3"), ("mask", "tree"), ("page_size", "16")} <= levels
     assert (("invariant", "yes") in levels) == (arch == "sm_100a")
     assert ("sparse", "top 70") not in levels and ("skip", "1e-3") not in levels
+    assert {("ranks", "2"), ("bound", "loose"), ("sign", "negative")} <= levels
+    refused = {"slots": "all", "query": "whole", "bytes": "uint8", "plan": "own"}
+    for name, first in refused.items():
+        assert {level for factor, level in levels if factor == name} == {first}
+    assert (("scales", "device"), ("sign", "negative")) in pairs
+    assert (("scales", "floats"), ("sign", "negative")) not in pairs
+
+
+@pytest.mark.parametrize(
+    ("levels", "word"),
+    [
+        ({"sparse": "top 5", "slots": "of tokens"}, "sparse calls"),
+        ({"query": "apart"}, "rows lie apart"),
+        ({"query": "heads first"}, "rows lie apart"),
+        ({"sign": "negative"}, "bmm1_scale of 0 or less"),
+        ({"format": "bf16 on 656", "bytes": "int8"}, "fp8_656"),
+    ],
+)
+def test_what_the_kernel_list_leaves_out_is_refused_by_name(levels: Any, word: str) -> None:
+    case = cases.whole({"page_size": "64", **levels})
+    assert cases.allowed(case) and not proof_cases.has_sm100_kernel(case)
+    assert word in str(blackwell.refusal(cases.form_features(case), cases.problem_of(case)))
 
 
 def test_the_builds_are_those_of_the_calls() -> None:

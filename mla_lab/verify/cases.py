@@ -15,6 +15,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..call.form import Features
+from ..core.kv_cache import POISON_BYTE
 from ..core.problem import Problem
 from ..plan.workspace import LL_WORDS, MAX_GROUPS, WORD_BYTES
 from ..reference.inputs import WILD_PAGE_IDS, DecodeInputs, make_inputs
@@ -56,6 +58,12 @@ FACTORS: dict[str, tuple[str, ...]] = {
     "invariant": ("no", "yes"),
     "plan": ("own", "given"),
     "inputs": ("gauss", "heavy_tailed"),
+    "slots": ("all", "of tokens", "of requests"),
+    "query": ("whole", "apart", "heads first"),
+    "bytes": ("uint8", "int8", "e4m3"),
+    "bound": ("longest", "loose"),
+    "sign": ("positive", "negative"),
+    "ranks": ("1", "2"),
 }
 
 #: query, cache and out of a format
@@ -80,16 +88,35 @@ _WORDS = {
     ("mask", "tree"): "tree_mask",
     ("sinks", "sinks"): "sinks",
     ("scales", "device"): "device_scales",
+    ("slots", "of tokens"): "top_k_lens",
 }
+#: dtypes of a cache of 656-byte tokens
+BYTES = {"uint8": torch.uint8, "int8": torch.int8, "e4m3": torch.float8_e4m3fn}
+#: a bound of all lengths, as an engine passes its longest context; its tables are wider, too
+LOOSE_BOUND, LOOSE_TABLES = 131_072, 4
+
+
+def whole(case: Mapping[str, str]) -> Case:
+    """The case with the first level of each factor that it lacks: a record may be older than a
+    factor, whose first level is what calls were before it.
+    """
+    return {name: case.get(name, levels[0]) for name, levels in FACTORS.items()}
 
 
 def allowed(case: Mapping[str, str]) -> bool:
     """True if the contract has the call and it fits the memory; other calls are in the tests of
     errors.
     """
+    case = _implied(case)
     if case.get("plan") == "given" and not _takes_plan(case):
         return False
     if case.get("sparse", "dense") != "dense" and not _takes_slots(case):
+        return False
+    if case.get("slots", "all") != "all" and case["sparse"] == "dense":
+        return False
+    if case.get("bytes", "uint8") != "uint8" and case["format"] != "bf16 on 656":
+        return False
+    if case.get("ranks", "1") != "1" and not _takes_ranks(case):
         return False
     if case.get("lse") == "natural, 3-D" and case.get("layout", "dense") != "dense":
         return False
@@ -97,10 +124,35 @@ def allowed(case: Mapping[str, str]) -> bool:
     return not (large and int(case.get("q_len", "1")) > 8)
 
 
+def _implied(case: Mapping[str, str]) -> Mapping[str, str]:
+    """The case with levels of open factors that its others require, so that a case which no call
+    completes is excluded before it is complete.
+    """
+    required = {}
+    if case.get("slots", "all") != "all":
+        required["sparse"] = "top 5"
+    if case.get("bytes", "uint8") != "uint8":
+        required["format"] = "bf16 on 656"
+    return {**required, **case} if required else case
+
+
+def for_kernels(case: Mapping[str, str]) -> Mapping[str, str]:
+    """`_implied` of a case that a CuTe kernel runs: a negative scale lies in memory."""
+    negative = case.get("sign") == "negative"
+    return _implied({"scales": "device", **case} if negative else case)
+
+
 def _takes_slots(case: Mapping[str, str]) -> bool:
-    """True unless a sparse call has a mask, separate tables or skip-softmax."""
-    without = {"mask": "causal", "tables": "shared", "skip": "none"}
+    """True unless a sparse call has a mask, ranks, skip-softmax, or tables that are separate or
+    have gaps.
+    """
+    without = {"mask": "causal", "tables": "shared", "skip": "none", "ranks": "1"}
     return all(case.get(name, level) == level for name, level in without.items())
+
+
+def _takes_ranks(case: Mapping[str, str]) -> bool:
+    """True if the call may be a rank's: ranks are merged by lse and take their sinks there."""
+    return case.get("sinks", "none") == "none" and case.get("lse") != "none"
 
 
 def _takes_plan(case: Mapping[str, str]) -> bool:
@@ -114,16 +166,19 @@ def _takes_plan(case: Mapping[str, str]) -> bool:
 
 def has_kernel(case: Mapping[str, str]) -> bool:
     """True if a shipped CuTe build runs the case. 16-bit formats: everything but separate tables
-    for values, by a build for the page size or by gathering tokens; skip-softmax for the commonest
-    pages. A caller's plan needs a build for the page size. fp8 caches: whole pages, sparse calls,
-    and skip-softmax over e4m3.
+    for values, queries with gaps and a negative number as scale, by a build for the page size or by
+    gathering tokens; skip-softmax for the commonest pages. A caller's plan needs a build for the
+    page size. fp8 caches: whole pages, sparse calls, and skip-softmax over e4m3.
     """
-    if case.get("tables") == "separate":
+    case = for_kernels(case)
+    if case.get("tables") == "separate" or case.get("query", "whole") != "whole":
+        return False
+    if case.get("sign") == "negative" and case["scales"] == "floats":
         return False
     if "e4m3" in FORMATS[case.get("format", "bf16")] or "656" in case.get("format", ""):
         return _has_eight_bits(case)
     if case.get("plan") == "given":
-        plain = {"mask": "causal", "sinks": "none", "scales": "floats"}
+        plain = {"mask": "causal", "sinks": "none", "scales": "floats", "ranks": "1"}
         extra = any(case.get(name, level) != level for name, level in plain.items())
         common = (case.get("format", "bf16"), case.get("page_size", "64")) == ("bf16", "64")
         some = case.get("format", "bf16") == "bf16" or (
@@ -150,7 +205,7 @@ def _has_eight_bits(case: Mapping[str, str]) -> bool:
     if case.get("skip", "none") not in ("none", "0"):
         usual = {"format": "e4m3", "page_size": "64", "invariant": "no"}
         return all(case.get(name, level) == level for name, level in usual.items())
-    plain = {"mask": "causal", "sinks": "none", "scales": "floats"}
+    plain = {"mask": "causal", "sinks": "none", "scales": "floats", "ranks": "1"}
     extra = any(case.get(name, level) != level for name, level in plain.items())
     common, invariant = case.get("page_size", "64") == "64", case.get("invariant", "no") == "yes"
     if invariant:
@@ -218,10 +273,20 @@ def inputs_of(
         device=device,
         workspace_bytes=256,
     )
+    if case["slots"] == "of requests":
+        inputs = _slots_of_requests(inputs, seed)
+    if case["bound"] == "loose":
+        inputs = _loosely_bounded(inputs)
     if case["tables"] == "apart":
         inputs = replace(inputs, block_tables=_rows_apart(inputs.block_tables))
+    if case["ranks"] != "1":
+        inputs = _of_rank(inputs, int(case["ranks"]), seed)
+    if inputs.problem.kv_format == "fp8_656":
+        inputs = replace(inputs, kv_cache=inputs.kv_cache.view(BYTES[case["bytes"]]))
     return replace(
         inputs,
+        query=_laid_out(inputs.query, case["query"]),
+        bmm1_scale=-inputs.bmm1_scale if case["sign"] == "negative" else inputs.bmm1_scale,
         bmm2_scale=inputs.bmm2_scale if case["scales"] == "device" else 0.7,
         return_lse_base="base2" if case["lse"] == "base 2" else None,
         skip_softmax_threshold_scale_factor=None if case["skip"] == "none" else float(case["skip"]),
@@ -236,8 +301,97 @@ def _rows_apart(tables: Tensor) -> Tensor:
     return wide[..., : tables.shape[-1]]
 
 
+def _slots_of_requests(inputs: DecodeInputs, seed: int) -> DecodeInputs:
+    """The inputs with one number of slots for each request, and invalid slots behind those."""
+    p = inputs.problem
+    some = (p.top_k // 2 + 1, 0, p.top_k, 1)
+    lens = [some[(b + seed) % len(some)] for b in range(p.batch)]
+    # as many requests as query tokens: the numbers are of query tokens
+    counts = [n for n, q_len in zip(lens, p.q_lens, strict=True) for _ in range(q_len)]
+    counts = lens if p.batch == p.total_q else counts
+    column = torch.arange(p.top_k)
+    unused = (column >= torch.tensor(counts).unsqueeze(1)).view(inputs.block_tables.shape)
+    slots = inputs.block_tables.masked_fill(unused.to(inputs.block_tables.device), WILD_PAGE_IDS[0])
+    return replace(
+        inputs,
+        block_tables=slots,
+        sparse_mla_top_k_lens=torch.tensor(lens, dtype=torch.int32, device=slots.device),
+    )
+
+
+def _loosely_bounded(inputs: DecodeInputs) -> DecodeInputs:
+    """The inputs with `LOOSE_BOUND`, and block tables of `LOOSE_TABLES` times as many columns."""
+    tables = inputs.block_tables
+    if not inputs.sparse:
+        unused = torch.full_like(tables, WILD_PAGE_IDS[0])
+        tables = torch.cat([tables, *[unused] * (LOOSE_TABLES - 1)], dim=-1)
+    return replace(inputs, block_tables=tables, max_seq_len=LOOSE_BOUND)
+
+
+def _of_rank(inputs: DecodeInputs, ranks: int, seed: int) -> DecodeInputs:
+    """The inputs as those of one rank of decode context parallel, which holds these tokens."""
+    rank = seed % ranks
+    # of a request's n tokens here the last is at position (n - 1) x ranks + rank, and the request
+    # is up to ranks - 1 tokens longer
+    of_all = [(n - 1) * ranks + rank + 1 + n % ranks if n else rank for n in inputs.problem.kv_lens]
+    return replace(
+        inputs,
+        enable_dcp=True,
+        cp_world=ranks,
+        cp_rank=rank,
+        causal_seqlens_kv_global=torch.tensor(
+            of_all, dtype=torch.int32, device=inputs.seq_lens.device
+        ),
+    )
+
+
+def _laid_out(query: Tensor, layout: str) -> Tensor:
+    """The query as a view of a tensor with NaN between its rows: with gaps behind each head and
+    each token, or with all tokens of a head before the next head.
+    """
+    if layout == "whole":
+        return query
+    rows = query.flatten(0, -3)
+    tokens, heads, width = rows.shape
+    size = (heads, tokens) if layout == "heads first" else (tokens, heads + 1)
+    raw = torch.full(
+        (*size, (width + 64) * rows.itemsize), POISON_BYTE, dtype=torch.uint8, device=rows.device
+    )
+    wide = raw.view(rows.dtype)[..., :width]
+    apart = wide.transpose(0, 1) if layout == "heads first" else wide[:, :heads]
+    apart.copy_(rows)
+    return apart if query.dim() == 3 else apart.unflatten(0, query.shape[:2])
+
+
+def form_features(case: Mapping[str, str]) -> Features:
+    """What the form of a case's call says, as a backend's `supports` takes it."""
+    ragged, dense, mask = case["layout"] != "dense", case["sparse"] == "dense", case["mask"]
+    # of a ragged call a request may have all query tokens
+    several = (problem_of(case).total_q if ragged else int(case["q_len"])) > 1
+    return Features(
+        ragged=ragged,
+        causal=several and mask == "causal" and dense,
+        mask=mask != "causal",
+        sinks=case["sinks"] == "sinks",
+        lse=case["lse"] != "none",
+        sparse=not dense,
+        top_k_lens=case["slots"] != "all",
+        skip_softmax=case["skip"] not in ("none", "0"),
+        tensor_scales=case["scales"] == "device",
+        nonpositive_scale=(case["sign"], case["scales"]) == ("negative", "floats"),
+        separate_tables=case["tables"] == "separate",
+        context_parallel=case["ranks"] != "1" and (several or mask != "causal"),
+        batch_invariant=case["invariant"] == "yes",
+        strided_query=case["query"] != "whole",
+        strided_pages=case["cache"] == "strided",
+        strided_tables=case["tables"] == "apart",
+        planned=case["plan"] == "given",
+    )
+
+
 def features_of(case: Mapping[str, str]) -> tuple[str, ...]:
     """Features of a case beyond the plain call, by their names in the table of pairs."""
+    case = whole(case)
     q_len = int(case["q_len"])
     used: dict[str, bool] = {
         "ragged": case["layout"] != "dense",
@@ -253,6 +407,11 @@ def features_of(case: Mapping[str, str]) -> tuple[str, ...]:
         "strided": case["cache"] == "strided" or case["tables"] == "apart",
         "separate tables": case["tables"] == "separate",
         "pages below 16": int(case["page_size"]) < 16,
+        "numbers of slots": case["slots"] != "all",
+        "query apart": case["query"] != "whole",
+        "loose bound": case["bound"] == "loose",
+        "negative scale": case["sign"] == "negative",
+        "ranks": case["ranks"] != "1",
     }
     return tuple(name for name, is_used in used.items() if is_used)
 

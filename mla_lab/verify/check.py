@@ -17,6 +17,7 @@ from ..api import decode, replay
 from ..api.contract import trtllm_batch_decode_with_kv_cache_mla
 from ..backends.cute.catalogue import able
 from ..backends.cute.families import costs
+from ..backends.rank_mask import masked
 from ..bench.checks import compare
 from ..call.checks import form_of
 from ..call.decode_args import native_args
@@ -66,7 +67,8 @@ def run_case(case: Mapping[str, str], seed: int, workspace: Tensor) -> Outcome:
     given.update(guards.given())
     if case["plan"] == "given":
         gpu = Gpu.here() if workspace.is_cuda else None
-        here = able(inputs.problem, form_of(native_args(**_native(given))).features)
+        features = masked(form_of(native_args(**_native(given))).features)
+        here = able(inputs.problem, features)
         invariant = given["batch_invariant"]
         chosen = choose(inputs.problem, gpu or H200, invariant, costs(), able=here)
         given["plan"] = chosen.plan(inputs.problem)
@@ -147,6 +149,8 @@ def _storages(inputs: DecodeInputs) -> list[Tensor]:
         inputs.cum_seq_lens_q,
         inputs.mask,
         inputs.sinks,
+        inputs.sparse_mla_top_k_lens,
+        inputs.causal_seqlens_kv_global,
     )
     return [
         torch.empty(0, dtype=torch.uint8, device=t.device).set_(t.untyped_storage())

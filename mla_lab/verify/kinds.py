@@ -1,9 +1,9 @@
 """Backends of randomly drawn calls on a Hopper card; needs no GPU.
 
-A call has a random level of each factor of `cases.FACTORS` and of `RANKS`. Half of the calls have a
-feature's first level, the plain one; formats, shapes and pages are drawn evenly. Calls outside the
-contract are drawn again. The backend follows from `supports`, with every build available, or with
-the shipped builds alone and no compiler.
+A call has a random level of each factor of `cases.FACTORS` but `NOT_DRAWN`. Half of the calls have
+a feature's first level, the plain one; formats, shapes and pages are drawn evenly. Calls outside
+the contract are drawn again. The backend follows from `supports`, with every build available, or
+with the shipped builds alone and no compiler.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ from ..jit.build import canonical
 from ..jit.cache import Cache
 from ..jit.shipped import shipped
 from ..plan.config import KernelConfig
-from .cases import FACTORS, allowed, problem_of
+from .cases import FACTORS, allowed, form_features, problem_of, whole
 from .pairwise import Case
 from .record import Row, head_row
 
 SEED, CALLS = 22, 4448
-#: ranks of decode context parallel
-RANKS = ("1", "2")
+#: factors that stay at their first level
+NOT_DRAWN = ("slots", "query", "bytes", "bound", "sign")
 #: factors whose levels are drawn evenly
 EVEN = ("format", "layout", "q_len", "heads", "lengths", "page_size", "inputs")
 #: sets of available builds
@@ -55,12 +55,12 @@ class Kind(NamedTuple):
 def drawn(count: int = CALLS, seed: int = SEED) -> Iterator[Kind]:
     """The first `count` calls of a seed."""
     draw, found = random.Random(seed), 0
+    factors = {name: levels for name, levels in FACTORS.items() if name not in NOT_DRAWN}
     while found < count:
-        case = {name: _level(draw, name, levels) for name, levels in FACTORS.items()}
-        ranks = _level(draw, "ranks", RANKS)
-        if allowed(case) and (ranks == "1" or _takes_ranks(case)):
+        case = whole({name: _level(draw, name, levels) for name, levels in factors.items()})
+        if allowed(case):
             found += 1
-            yield kind_of(case, ranks != "1")
+            yield kind_of(case)
 
 
 def _level(draw: random.Random, name: str, levels: Sequence[str]) -> str:
@@ -68,34 +68,12 @@ def _level(draw: random.Random, name: str, levels: Sequence[str]) -> str:
     return draw.choice(levels if name in EVEN else levels[1:] if even else levels[:1])
 
 
-def _takes_ranks(case: Case) -> bool:
-    """Ranks are merged by lse, take their sinks there, and have no lists of slots."""
-    return (case["sparse"], case["sinks"]) == ("dense", "none") and case["lse"] != "none"
-
-
-def kind_of(case: Case, ranks: bool = False) -> Kind:
+def kind_of(case: Case) -> Kind:
     """Problem of a case with lengths at their bounds, and its features."""
     made = problem_of(case)
     q_len, kv_len = max(1, *made.q_lens), max(1, *made.kv_lens)
     bounds = replace(made, q_lens=(q_len,) * made.batch, kv_lens=(kv_len,) * made.batch)
-    dense, mask = case["sparse"] == "dense", case["mask"] != "causal"
-    features = Features(
-        ragged=case["layout"] != "dense",
-        causal=q_len > 1 and not mask and dense,
-        mask=mask,
-        sinks=case["sinks"] == "sinks",
-        lse=case["lse"] != "none",
-        sparse=not dense,
-        skip_softmax=case["skip"] not in ("none", "0"),
-        tensor_scales=case["scales"] == "device",
-        separate_tables=case["tables"] == "separate",
-        context_parallel=ranks and (q_len > 1 or mask),
-        batch_invariant=case["invariant"] == "yes",
-        strided_pages=case["cache"] == "strided",
-        strided_tables=case["tables"] == "apart",
-        planned=case["plan"] == "given",
-    )
-    return Kind(bounds, features)
+    return Kind(bounds, form_features(case))
 
 
 def verdict(kind: Kind) -> tuple[str, str]:

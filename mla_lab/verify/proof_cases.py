@@ -15,7 +15,7 @@ import torch
 
 from ..backends.cute import blackwell, proofs
 from ..backends.cute.catalogue import build_for
-from ..call.form import Features
+from ..backends.rank_mask import masked
 from ..core.gpu import Gpu
 from ..jit.shipped import shipped
 from ..plan.config import KernelConfig
@@ -39,15 +39,11 @@ class Check:
 
 def has_sm100_kernel(case: Mapping[str, str], arch: str = "sm_100a") -> bool:
     """True if the SM100 kernel runs the case (some of its levels may be open)."""
-    first = {name: levels[0] for name, levels in cases.FACTORS.items()}
-    whole = {**first, "page_size": "64", **case}
-    without = {"tables": ("shared", "apart"), "sparse": ("dense",), "plan": ("own",)}
-    if any(whole[name] not in levels for name, levels in without.items()):
-        return False
+    full = cases.whole({"page_size": "64", **cases.for_kernels(case)})
     # the planner of batch-invariant calls is CUDA C++, which has no build for sm_103a
-    if whole["skip"] == "1e-3" or (whole["invariant"] == "yes" and arch != "sm_100a"):
+    if full["invariant"] == "yes" and arch != "sm_100a":
         return False
-    return blackwell.refusal(Features(), cases.problem_of(whole)) is None
+    return blackwell.refusal(cases.form_features(full), cases.problem_of(full)) is None
 
 
 def kernel_cases(gpu: Gpu) -> list[Case]:
@@ -71,17 +67,11 @@ def builds(gpu: Gpu) -> list[KernelConfig]:
 
 
 def _plain(c: published.Configuration) -> Case:
-    first = {name: levels[0] for name, levels in cases.FACTORS.items()}
-    return {**first, "format": c.dtype, "page_size": str(c.page_size), "heads": "128"}
+    return cases.whole({"format": c.dtype, "page_size": str(c.page_size), "heads": "128"})
 
 
 def _build(case: Case) -> KernelConfig:
-    features = Features(
-        mask=case["mask"] != "causal",
-        sinks=case["sinks"] != "none",
-        tensor_scales=case["scales"] == "device",
-        batch_invariant=case["invariant"] == "yes",
-    )
+    features = masked(cases.form_features(case))
     problem = cases.problem_of(case)
     return build_for(blackwell.config_for(problem), problem, None, features)
 

@@ -14,7 +14,7 @@ from typing import Any
 
 from ..core.resources import data_dir
 from . import emulator_tables, planted_tables
-from .cases import FACTORS, FORMATS, features_of
+from .cases import FACTORS, FORMATS, features_of, whole
 from .pairwise import pairs_of
 from .record import Row, read
 
@@ -48,6 +48,11 @@ FEATURES = (
     "strided",
     "separate tables",
     "pages below 16",
+    "numbers of slots",
+    "query apart",
+    "loose bound",
+    "negative scale",
+    "ranks",
 )
 BACKENDS = ("cute", "cuda", "torch")
 #: reasons that differ only in a number are one row
@@ -60,7 +65,7 @@ def formats_table(rows: Sequence[Row]) -> str:
     names = list(FORMATS)
     lines = ["| | " + " | ".join(names) + " |", "|---|" + "---:|" * len(names)]
     found = cases(rows)
-    for feature in ("any", *FEATURES):
+    for feature in ("any", *features_in(found)):
         having = [row for row in found if feature == "any" or feature in features_of(row["case"])]
         cells = [cell(row for row in having if row["case"]["format"] == name) for name in names]
         label = "all cases" if feature == "any" else feature
@@ -70,25 +75,33 @@ def formats_table(rows: Sequence[Row]) -> str:
 
 def pairs_table(rows: Sequence[Row]) -> str:
     """Features by features."""
-    lines = ["| with | " + " | ".join(FEATURES[1:]) + " |", "|---|" + "---:|" * (len(FEATURES) - 1)]
+    features = features_in(cases(rows))
+    lines = ["| with | " + " | ".join(features[1:]) + " |", "|---|" + "---:|" * (len(features) - 1)]
     used = [(set(features_of(row["case"])), row) for row in cases(rows)]
-    for number, feature in enumerate(FEATURES[:-1]):
+    for number, feature in enumerate(features[:-1]):
         cells = [
             cell(row for have, row in used if {feature, other} <= have) if place > number else ""
-            for place, other in enumerate(FEATURES)
+            for place, other in enumerate(features)
         ][1:]
         lines.append(f"| {feature} | " + " | ".join(cells) + " |")
     return "\n".join(lines)
 
 
+def features_in(found: Sequence[Row]) -> list[str]:
+    """The features that some case uses: a record may be older than a factor."""
+    used = {name for row in found for name in features_of(row["case"])}
+    return [name for name in FEATURES if name in used]
+
+
 def shapes_note(rows: Sequence[Row]) -> str:
     """One paragraph: how many cases, over what, and where."""
     found = cases(rows)
+    choices = len(factors_in(found))
     levels = {name: list(FACTORS[name]) for name in ("q_len", "heads", "page_size")}
     worst = max((row["rel_error"] for row in found if row["case"]["format"] == "bf16"), default=0.0)
     return " ".join(
         (
-            f"{len(found)} calls on {where(rows)}: every pair of levels of {len(FACTORS)} choices",
+            f"{len(found)} calls on {where(rows)}: every pair of levels of {choices} choices",
             f"in {min_occurrence(found)} or more of them, each element against the float64 oracle,",
             f"caches poisoned. Query tokens {spoken(levels['q_len'])};",
             f"heads {spoken(levels['heads'])}; pages of {spoken(levels['page_size'])};",
@@ -327,9 +340,16 @@ def where(rows: Sequence[Row]) -> str:
     return f"{card}, commit {commit}, {environment.get('date', 'date unknown')}"
 
 
-def min_occurrence(rows: Sequence[Row]) -> int:
+def factors_in(found: Sequence[Row]) -> dict[str, tuple[str, ...]]:
+    """The factors that the cases were made of: a record may be older than a factor."""
+    known = {name for row in found for name in row["case"]}
+    return {name: levels for name, levels in FACTORS.items() if name in known}
+
+
+def min_occurrence(found: Sequence[Row]) -> int:
     """Count of the rarest pair of levels among those that occur."""
-    counts = Counter(pair for row in rows for pair in pairs_of(row["case"], FACTORS))
+    factors = factors_in(found)
+    counts = Counter(pair for row in found for pair in pairs_of(whole(row["case"]), factors))
     return min(counts.values(), default=0)
 
 

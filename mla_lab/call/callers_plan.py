@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from weakref import WeakValueDictionary
 
-from ...core.errors import invalid
-from ...plan import Plan
-from ...plan.check import check_plan
-from ..bind import Call
+from ..core.errors import invalid
+from ..plan import Plan
+from ..plan.check import check_plan
+from .bind import Call
 
 #: plans that a form keeps as fitting its bounds, before it drops all
 MAX_FITTING_PLANS = 64

@@ -21,13 +21,13 @@ def check_callers_plan(call: Call) -> None:
     plan = call.args.plan
     if plan is None:
         return
-    if call.lengths_known:
-        _check(plan, call)
-        return
     # bounds are the same for every layer of a step: its plan is checked once
+    once = not call.lengths_known
     fitting, key = call.form.fitting_plans, (id(plan), call.args.max_seq_len)
-    if fitting.get(key) is not plan:
-        _check(plan, call)
+    if once and fitting.get(key) is plan:
+        return
+    _check(plan, call)
+    if once:
         if len(fitting) >= MAX_FITTING_PLANS:
             fitting.clear()
         fitting[key] = plan

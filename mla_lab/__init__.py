@@ -3,7 +3,7 @@
     from mla_lab import trtllm_batch_decode_with_kv_cache_mla
 
 Importing the package loads NumPy alone; torch comes with the first call. With MLA_LAB_TRACE=FOLDER
-in the environment each distinct call is written there (`mla_lab.capture`).
+in the environment each distinct call is written there (`mla_lab.interop.capture`).
 """
 
 from __future__ import annotations
@@ -51,4 +51,4 @@ def __getattr__(name: str) -> object:
 
 
 if os.environ.get("MLA_LAB_TRACE"):  # a folder: every call shape of this process goes there
-    import_module(".capture", __name__).start_from_environment()
+    import_module(".interop.capture", __name__).start_from_environment()

@@ -170,7 +170,8 @@ def test_a_plan_with_a_tile_too_few_or_too_many_changes_the_result(policy, times
     edited = spoiled(plan, index, times)
     with pytest.raises(InvalidInput, match="plan: got inconsistent"):
         call(inputs, plan=edited)
-    with patch("mla_lab.call.checks.plan.check_plan"):  # what the backend does with it all the same
+    # what the backend does with it all the same
+    with patch("mla_lab.call.callers_plan.check_plan"):
         wrong = call(inputs, plan=edited)
     tile = list(plan)[index]
     rows = slice(

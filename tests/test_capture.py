@@ -21,9 +21,9 @@ from mla_lab.api.context_parallel import merge
 from mla_lab.api.contract import trtllm_batch_decode_with_kv_cache_mla as call
 from mla_lab.call.checks import form_of
 from mla_lab.call.decode_args import DecodeArgs, native_args
-from mla_lab.capture import definition_of, recording, sizes_of
 from mla_lab.core.errors import Unsupported
 from mla_lab.core.problem import Problem
+from mla_lab.interop.capture import definition_of, recording, sizes_of
 from mla_lab.reference.inputs import DecodeInputs, make_inputs
 from mla_lab.reference.mla import decode_reference
 from mla_lab.reference.tolerance import lse_error, rel_error
@@ -325,7 +325,7 @@ def test_any_mistake_of_the_recorder_stops_nothing_and_is_said_once(
     def broken(given: Any, form: Any) -> Any:
         raise KeyError("ours")
 
-    monkeypatch.setattr("mla_lab.capture.recorder.definition_of", broken)
+    monkeypatch.setattr("mla_lab.interop.capture.recorder.definition_of", broken)
     with recording(tmp_path):
         for batch in (1, 2):
             call(**make_inputs(Problem((1,) * batch, (70,) * batch, 4)).contract_args())

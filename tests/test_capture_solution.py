@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from mla_lab import trtllm_batch_decode_with_kv_cache_mla as call
-from mla_lab.capture import recording
 from mla_lab.core.problem import Problem
+from mla_lab.interop.capture import recording
 from mla_lab.reference.inputs import make_inputs
 
 CASES = [

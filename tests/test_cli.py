@@ -114,7 +114,7 @@ WITHOUT_POSIX = """
 import os, sys
 sys.modules["fcntl"] = None
 del os.getuid, os.geteuid
-import mla_lab.jit, mla_lab.cli, mla_lab.bench.records, mla_lab.capture
+import mla_lab.jit, mla_lab.cli, mla_lab.bench.records, mla_lab.interop.capture
 from pathlib import Path
 from mla_lab.core.problem import Problem
 from mla_lab.jit.cache import Cache

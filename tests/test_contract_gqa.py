@@ -20,7 +20,7 @@ from mla_lab.backends.cuda import xqa
 from mla_lab.core import kv_cache, masks
 from mla_lab.core.errors import BuildError, InvalidInput, InvalidType, Unsupported
 from mla_lab.core.gpu import B200, H200, Gpu
-from mla_lab.names import flashinfer
+from mla_lab.interop import flashinfer
 from mla_lab.plan import KernelConfig
 from mla_lab.plan.xqa import config_for
 from mla_lab.reference.gqa import decode_gqa_reference

@@ -15,8 +15,8 @@ from mla_lab.call import decode_args
 from mla_lab.call.checks import form_cache
 from mla_lab.call.decode_args import PARAMETERS, Arg, DecodeArgs, Rule, parameters_of
 from mla_lab.call.signature import Target, function, native_parameters, public_parameters
-from mla_lab.capture import definition
 from mla_lab.core.problem import Problem
+from mla_lab.interop.capture import definition
 from mla_lab.reference.inputs import make_inputs
 
 #: FlashInfer 0.7.2's list as the contract gives it, and ours behind it

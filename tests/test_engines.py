@@ -13,7 +13,7 @@ import torch
 from mla_lab.api.context_parallel import merge, shard
 from mla_lab.core.errors import InvalidInput
 from mla_lab.core.problem import Problem
-from mla_lab.engines import step as engine
+from mla_lab.interop.engines import step as engine
 from mla_lab.reference.inputs import DecodeInputs, make_inputs
 from mla_lab.reference.mla import decode_reference
 from mla_lab.reference.tolerance import lse_error, rel_error
@@ -84,11 +84,11 @@ def test_the_workspace_of_a_device_is_one() -> None:
 
 
 def test_the_entry_point_is_declared() -> None:
-    from mla_lab.engines import vllm_plugin
+    from mla_lab.interop.engines import vllm_plugin
 
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     declared = project["entry-points"]["vllm.general_plugins"]
-    assert declared == {"mla_lab": "mla_lab.engines.vllm_plugin:register"}
+    assert declared == {"mla_lab": "mla_lab.interop.engines.vllm_plugin:register"}
     assert callable(vllm_plugin.register)
 
 
@@ -99,7 +99,7 @@ def vllm_backend() -> Any:
     pytest.importorskip("vllm")
     from vllm.v1.attention.backends.registry import AttentionBackendEnum
 
-    from mla_lab.engines import vllm_plugin
+    from mla_lab.interop.engines import vllm_plugin
 
     vllm_plugin.register()
     vllm_plugin.register()

@@ -14,8 +14,8 @@ import torch
 
 from mla_lab.core.errors import Unsupported
 from mla_lab.core.problem import Problem
-from mla_lab.engines import sglang_plugin
-from mla_lab.engines import step as engine
+from mla_lab.interop.engines import sglang_plugin
+from mla_lab.interop.engines import step as engine
 from mla_lab.reference.inputs import DecodeInputs, make_inputs
 from mla_lab.reference.mla import decode_reference
 from mla_lab.reference.tolerance import rel_error
@@ -30,7 +30,7 @@ CONTEXT = 128
 def test_the_entry_point_is_declared() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     declared = project["entry-points"]["sglang.srt.plugins"]
-    assert declared == {"mla_lab": "mla_lab.engines.sglang_plugin:register"}
+    assert declared == {"mla_lab": "mla_lab.interop.engines.sglang_plugin:register"}
 
 
 @pytest.fixture
@@ -40,7 +40,7 @@ def modules(monkeypatch: pytest.MonkeyPatch) -> Any:
     pytest.importorskip("sglang.srt.layers.attention.attention_registry", exc_type=ImportError)
     from sglang.srt.mem_cache import memory_pool
 
-    from mla_lab.engines import sglang_mla
+    from mla_lab.interop.engines import sglang_mla
 
     monkeypatch.setattr(engine, "WORKSPACE_BYTES", 16 << 20)
     monkeypatch.setattr(engine, "_WORKSPACES", {})

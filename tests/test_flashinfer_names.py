@@ -15,7 +15,7 @@ from mla_lab.api import contract
 from mla_lab.core import masks
 from mla_lab.core.errors import InvalidInput, Unsupported
 from mla_lab.core.problem import Problem
-from mla_lab.names.flashinfer.first_use import ZEROED_BYTES
+from mla_lab.interop.flashinfer.first_use import ZEROED_BYTES
 from mla_lab.plan import WorkspaceLayout
 from mla_lab.reference.inputs import DecodeInputs, make_inputs
 from mla_lab.reference.mla import decode_reference

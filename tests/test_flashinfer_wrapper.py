@@ -14,7 +14,7 @@ from mla_lab.core import masks
 from mla_lab.core.errors import InvalidInput, InvalidType, Unsupported
 from mla_lab.core.problem import Problem
 from mla_lab.flashinfer_names import BatchMLAPagedAttentionWrapper
-from mla_lab.names.flashinfer.wrapper_plan import all_drafts, side_by_side
+from mla_lab.interop.flashinfer.wrapper_plan import all_drafts, side_by_side
 from mla_lab.reference.inputs import DecodeInputs, make_inputs
 from mla_lab.reference.mla import decode_reference
 from mla_lab.reference.tolerance import lse_error, rel_error

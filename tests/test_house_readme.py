@@ -11,8 +11,8 @@ from mla_lab import cli
 from mla_lab.bench.records import results
 from mla_lab.bench.report import headline
 from mla_lab.core.errors import InvalidInput
-from mla_lab.engines import sglang_plugin, vllm_plugin
-from mla_lab.engines.step import WORKSPACE_BYTES
+from mla_lab.interop.engines import sglang_plugin, vllm_plugin
+from mla_lab.interop.engines.step import WORKSPACE_BYTES
 from mla_lab.lab.documents import PICTURES, TABLES, fill, pages
 from mla_lab.lab.workbook_map import NOTEBOOKS
 from mla_lab.plan.launch_modes import PAGE_SIZES

@@ -14,10 +14,10 @@ from mla_lab import cli
 from mla_lab.core.errors import InvalidInput
 from mla_lab.lab.checks import CHECKS
 from mla_lab.lab.course.answer_code import answers
-from mla_lab.lab.course.glossary import pattern, terms, used_in, words_html
 from mla_lab.lab.course.grade import PASSED, REFUSED, SAID, UNTOUCHED, document, grade, report
 from mla_lab.lab.course.submission import plain, works
 from mla_lab.lab.course.syllabus import MINUTES, RECAP, SESSIONS, syllabus
+from mla_lab.lab.glossary import pattern, terms, used_in, words_html
 from mla_lab.lab.session import prose
 from mla_lab.lab.workbook_map import NOTEBOOKS
 

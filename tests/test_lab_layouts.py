@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from mla_lab.core.errors import InvalidInput, Unsupported
 from mla_lab.cute import layout_algebra as live
-from mla_lab.lab import banks
+from mla_lab.lab import banks, tile_homes
 from mla_lab.lab.explorers import fragment as fragment_explorer
 from mla_lab.lab.explorers import layout as layout_explorer
 from mla_lab.lab.explorers import swizzle as swizzle_explorer
@@ -163,7 +163,7 @@ def test_equal_words_are_one_access_and_nine_lanes_are_refused() -> None:
 
 @pytest.mark.parametrize("columns", [8, 32, 256])
 def test_each_accumulator_element_has_one_owner(columns: int) -> None:
-    owners = fragment_explorer.owners(columns)
+    owners = tile_homes.owners(columns)
     assert len(owners) == 64 * columns
     assert len(set(owners.values())) == 64 * columns
     # PTX ISA: lane 5 of warp 1 holds rows 16 + 1 and 16 + 9, columns 2, 3, 10, 11, ...
@@ -174,7 +174,7 @@ def test_each_accumulator_element_has_one_owner(columns: int) -> None:
 
 def test_an_accumulator_of_odd_width_is_refused() -> None:
     with pytest.raises(InvalidInput, match="multiple of 8"):
-        fragment_explorer.accumulator(12)
+        tile_homes.accumulator(12)
 
 
 def test_explorers_redraw_and_say_what_they_see() -> None:

@@ -10,7 +10,7 @@ import pytest
 from mla_lab.bench.records import medians
 from mla_lab.core.errors import InvalidInput
 from mla_lab.core.problem import Problem
-from mla_lab.lab import gantt, lengths, measuring, policies, workbook_map
+from mla_lab.lab import gantt, lengths, measuring, policies, predicted, workbook_map
 from mla_lab.lab.explorer import mime_bundle
 from mla_lab.lab.explorers import plan as plan_explorer
 from mla_lab.plan import POLICIES
@@ -39,7 +39,7 @@ def test_neighbouring_sms_that_do_the_same_share_a_bar() -> None:
     """A role's bars cover its SMs' time, each once, with fewer bars than events."""
     explorer = plan_explorer.PlanExplorer(batch=16)
     problem = explorer.problem(explorer.state)
-    plan, timeline = plan_explorer.planned(problem, "fa3")
+    plan, timeline = predicted.planned(problem, "fa3")
     for bar in gantt.bars(timeline, plan):
         at = timeline.only(bar.name)
         width = np.ones(len(bar.y)) if bar.width is None else np.asarray(bar.width)
@@ -58,7 +58,7 @@ def test_neighbouring_sms_that_do_the_same_share_a_bar() -> None:
 def test_a_hatched_chart_has_a_trace_a_fill() -> None:
     explorer = plan_explorer.PlanExplorer(batch=2, kv_len=1024)
     problem = explorer.problem(explorer.state)
-    plan, timeline = plan_explorer.planned(problem, "none")
+    plan, timeline = predicted.planned(problem, "none")
     hatched = [b for b in gantt.bars(timeline, plan, kind="predicted") if b.name == "attend"]
     assert len(hatched) == 2 and all(isinstance(b.marker.color, str) for b in hatched)
     assert [row[2] for b in hatched for row in b.customdata] == [0, 1]
@@ -94,7 +94,7 @@ def test_an_unknown_preset_is_named() -> None:
 
 def test_the_policy_table_has_every_policy_quickest_first() -> None:
     table = policies.policy_table(Problem.uniform(1, 1, 8192, 128))
-    assert set(table.column("policy")) == {*POLICIES, plan_explorer.PLAIN}
+    assert set(table.column("policy")) == {*POLICIES, predicted.PLAIN}
     best = [min(filter(None, row[-2:])) for row in table.rows]
     assert best == sorted(best)
     splits = dict(zip(table.column("policy"), table.column("splits"), strict=True))
@@ -104,16 +104,16 @@ def test_the_policy_table_has_every_policy_quickest_first() -> None:
 def test_a_call_without_a_plan_stands_beside_the_policies() -> None:
     """Its tiles are those that the kernels find, and each written partial counts once."""
     problem = Problem((1,) * 64, lengths.trace_lengths("", 64, 1), heads=128)
-    plan, timeline = plan_explorer.planned(problem, plan_explorer.PLAIN)
+    plan, timeline = predicted.planned(problem, predicted.PLAIN)
     costs = COSTS["keep_ab_persistent"]
     found = self_schedule(problem, tile_rows=64, num_workers=132, costs=costs)
     assert np.array_equal(plan.tiles, found.tiles)
-    assert timeline.makespan < plan_explorer.planned(problem, "fa3")[1].makespan / 4
+    assert timeline.makespan < predicted.planned(problem, "fa3")[1].makespan / 4
     for policy in POLICIES:
-        made = plan_explorer.planned(problem, policy)[0]
+        made = predicted.planned(problem, policy)[0]
         one = made.tile_rows * (512 * 4 + 4) / 1e6
-        assert plan_explorer.partial_mb(made) == pytest.approx(made.num_slots * one)
-    assert 0 < plan_explorer.partial_mb(plan) < plan.num_slots * one
+        assert predicted.partial_mb(made) == pytest.approx(made.num_slots * one)
+    assert 0 < predicted.partial_mb(plan) < plan.num_slots * one
 
 
 def test_the_efficiency_chart_marks_fa3s_choice() -> None:

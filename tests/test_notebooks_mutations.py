@@ -22,12 +22,12 @@ from mla_lab.lab import (
     layout,
     measuring,
     pair_film,
+    predicted,
     session,
     tile_homes,
 )
 from mla_lab.lab.explorers import anatomy as anatomy_explorer
 from mla_lab.lab.explorers import merge as merge_explorer
-from mla_lab.lab.explorers import plan as plan_explorer
 from mla_lab.lab.explorers import transpose as transpose_explorer
 from mla_lab.lab.layout import Layout, Swizzle
 from mla_lab.plan import schedule
@@ -40,9 +40,9 @@ from . import notebook_runner
 @pytest.fixture(autouse=True)
 def fresh() -> Iterator[None]:
     """No plan of one test is remembered by the next, and no widget lives on."""
-    plan_explorer.planned.cache_clear()
+    predicted.planned.cache_clear()
     yield
-    plan_explorer.planned.cache_clear()
+    predicted.planned.cache_clear()
     for widget in session._instances():
         widget.close()
 

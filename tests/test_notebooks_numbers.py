@@ -17,12 +17,12 @@ from mla_lab.lab import banks, film, film_breaks, ladder_facts, mla_math
 from mla_lab.lab.card import headline_rows, measured_card
 from mla_lab.lab.checks import plans
 from mla_lab.lab.explorers.budget import MOST_REGISTERS, WARPGROUP
-from mla_lab.lab.explorers.fragment import THREADS
 from mla_lab.lab.explorers.neighbour import first_request_plan, pieces
-from mla_lab.lab.explorers.plan import partial_mb
 from mla_lab.lab.policies import FA3_SHARE
+from mla_lab.lab.predicted import partial_mb
 from mla_lab.lab.roofline import intensity
 from mla_lab.lab.steps.trials import TILE, WIDTH
+from mla_lab.lab.tile_homes import THREADS
 from mla_lab.plan import make_plan
 from mla_lab.plan.policies import fa3_splits
 from mla_lab.simulate import constants_for, simulate

@@ -15,10 +15,10 @@ from mla_lab.call.checks import form_of
 from mla_lab.call.decode_args import native_args
 from mla_lab.call.form import Features
 from mla_lab.call.slots import slots_of_rows
-from mla_lab.capture import definition_of
 from mla_lab.core.errors import InvalidInput, Unsupported
 from mla_lab.core.gpu import H200
 from mla_lab.core.problem import Problem
+from mla_lab.interop.capture import definition_of
 from mla_lab.reference.inputs import DecodeInputs, make_inputs
 from mla_lab.reference.mla import decode_reference
 from mla_lab.reference.tolerance import LSE_TOLERANCE, error, lse_error, sdpa_error

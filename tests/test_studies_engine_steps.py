@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from mla_lab.engines import step as engine
+from mla_lab.interop.engines import step as engine
 from mla_lab.studies import engine_steps
 from mla_lab.studies.engine_layers import Shape
 

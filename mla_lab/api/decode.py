@@ -22,8 +22,8 @@ from torch import Tensor
 from .. import backends
 from ..backends.base import Backend, Planned
 from ..call.bind import Call, bind
+from ..call.callers_plan import check_callers_plan
 from ..call.checks import form_of
-from ..call.checks.plan import check_callers_plan
 from ..call.decode_args import PARAMETERS, DecodeArgs
 from ..call.form import Form
 from ..call.signature import Target, function, native_parameters

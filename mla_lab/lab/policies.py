@@ -11,8 +11,8 @@ import plotly.graph_objects as go
 from ..bench.records import medians
 from ..core.problem import Problem
 from ..plan import POLICIES, Plan
-from .explorers.plan import MERGES, PLAIN, partial_mb, planned
 from .measuring import runs
+from .predicted import MERGES, PLAIN, partial_mb, planned
 from .source import PREDICTED
 from .style import GREY, INK, PALETTE, RED, SYMBOLS, Line, add_lines, log_ticks, new_figure
 from .tables import Table, table

@@ -15,9 +15,9 @@ from ..core.models import Model
 from ..core.problem import Problem
 from ..plan import choose
 from ..workload import DecodeStep, Trace, replay
-from .explorers.plan import PLAIN, planned
 from .lengths import open_trace
 from .measuring import runs
+from .predicted import PLAIN, planned
 
 #: split policies that are compared, and last what a call does without a plan
 POLICIES = ("none", "fa3", "greedy", "cost", PLAIN)

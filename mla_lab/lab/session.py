@@ -21,8 +21,8 @@ import ipywidgets as widgets
 from IPython.display import HTML, display
 
 from ..core.errors import MlaLabError, invalid
-from .course.glossary import words_html
 from .explorer import forget, moved
+from .glossary import words_html
 from .style import PAGE_INK, PAGE_TINT
 from .theme import stylesheet
 

@@ -22,8 +22,8 @@ from typing import Any
 
 from ..core.errors import MlaLabError
 from ..core.resources import data_dir
-from .course.glossary import Term, pattern, term_of, terms, used_in
 from .course.syllabus import SESSIONS, Session, syllabus
+from .glossary import Term, pattern, term_of, terms, used_in
 from .html import BEHAVIOUR, execute, output_html
 from .session import prose
 from .theme import stylesheet

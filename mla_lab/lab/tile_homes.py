@@ -1,7 +1,8 @@
 """Where each element of S and O lies: a thread's registers on Hopper, tensor memory on Blackwell.
 
-Both maps are computed. Hopper's is the accumulator layout of wgmma, Blackwell's follows from the
-products as the emulator places them (`emulate.tcgen05`), which a run of the kernel agrees with.
+Both maps are computed. Hopper's is the accumulator layout of wgmma (PTX ISA, wgmma register
+fragments), Blackwell's follows from the products as the emulator places them (`emulate.tcgen05`),
+which a run of the kernel agrees with.
 """
 
 from __future__ import annotations
@@ -15,8 +16,10 @@ import numpy as np
 from ..core.errors import invalid
 from ..emulate.tcgen05 import Issued, Multiply, Shape
 from ..emulate.tensor_memory import LANES, places_of
-from .explorers.fragment import ROWS, THREADS, owners
+from .layout import Layout
 
+#: rows of a wgmma's accumulator, and the threads that share it
+ROWS, THREADS = 64, 128
 #: columns of tensor memory in `cute/mla_sm100`: S of even and odd tiles, O
 S_COLUMNS, O_COLUMN, LATENT = 64, 128, 512
 #: most columns of a product, and those of O that one product of a pair makes in each CTA
@@ -75,16 +78,30 @@ def _inside(tile: Tile, row: int, column: int) -> None:
         raise invalid("row, column", (row, column), f"inside {tile.name}")
 
 
+def accumulator(columns: int) -> Layout:
+    """(thread, value) -> row + 64 * column of a 64 x `columns` accumulator tile."""
+    if columns % 8 or not 8 <= columns <= 256:
+        raise invalid("columns", columns, "a multiple of 8 from 8 to 256")
+    return Layout(((4, 8, 4), (2, 2, columns // 8)), ((128, 1, 16), (64, 8, 512)))
+
+
+@cache
+def owners(columns: int) -> dict[tuple[int, int], tuple[int, int]]:
+    """(row, column) -> (thread, value)."""
+    layout = accumulator(columns)
+    owner = {}
+    for thread in range(THREADS):
+        for value in range(columns // 2):
+            element = layout(thread, value)
+            owner[element % ROWS, element // ROWS] = (thread, value)
+    return owner
+
+
 def hopper(tile: Tile, row: int, column: int) -> Register:
     """The register that holds an element: 64 rows a CTA, warp groups beside each other."""
     _inside(tile, row, column)
     group, inside = divmod(column, tile.group_columns)
-    return Register(row // ROWS, group, *_owners(tile.group_columns)[row % ROWS, inside])
-
-
-@cache
-def _owners(columns: int) -> dict[tuple[int, int], tuple[int, int]]:
-    return owners(columns)
+    return Register(row // ROWS, group, *owners(tile.group_columns)[row % ROWS, inside])
 
 
 def _products(tile: Tile) -> list[tuple[Issued, np.ndarray]]:
@@ -137,7 +154,7 @@ def of_thread(tile: Tile, row: int, column: int) -> tuple[np.ndarray, np.ndarray
     """What the holder of an element holds too: masks [rows, columns] of Hopper and Blackwell."""
     one, place = hopper(tile, row, column), blackwell(tile, row, column)
     theirs = np.zeros((tile.rows, tile.columns), bool)
-    for (r, c), (thread, _) in _owners(tile.group_columns).items():
+    for (r, c), (thread, _) in owners(tile.group_columns).items():
         if thread == one.thread:
             theirs[r + one.cta * ROWS, c + one.group * tile.group_columns] = True
     lanes, _ = lanes_and_columns(tile)

@@ -17,7 +17,7 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from .course.glossary import terms
+from .glossary import terms
 
 #: the sizes of a cached row that the call has
 LATENT, ROPE = 512, 64

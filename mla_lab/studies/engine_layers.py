@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..engines.step import Step, decode
+from ..interop.engines.step import Step, decode
 
 #: channels of a head: key without and with rope, value
 NOPE, ROPE, VALUE, LATENT = 128, 64, 128, 512
@@ -113,7 +113,7 @@ class VllmLayers:
         from vllm.config import DeviceConfig, VllmConfig, set_current_vllm_config
         from vllm.v1.attention.backends.registry import AttentionBackendEnum
 
-        from ..engines import vllm_plugin
+        from ..interop.engines import vllm_plugin
 
         vllm_plugin.register()
         found = AttentionBackendEnum[backend].get_class()

@@ -29,7 +29,7 @@ from typing import Any
 
 import torch
 
-import mla_lab.names.flashinfer as names
+import mla_lab.interop.flashinfer as names
 from mla_lab.core.revision import Revision
 
 TESTS = "tests/attention/test_deepseek_mla.py"

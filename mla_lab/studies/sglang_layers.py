@@ -47,7 +47,7 @@ class SglangLayers:
     def __init__(self, backend: str, shape: Shape, device: torch.device) -> None:
         from sglang.srt.layers.attention.attention_registry import ATTENTION_BACKENDS
 
-        from ..engines import sglang_plugin
+        from ..interop.engines import sglang_plugin
 
         sglang_plugin.register()
         self._shape, self._device = shape, device

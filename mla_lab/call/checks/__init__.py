@@ -7,7 +7,6 @@ form_cache  all of that, once for equal shapes, dtypes, strides and flags
 values      numbers, lengths, prefix sums, page ids, mask bits
 capture     in debug mode, a workspace that two streams of one captured graph share
 overlap     tensors that are written have memory of their own
-plan        the caller's plan was made for this call
 
 They read arguments and nothing else: no check plans, and none looks up a build.
 """

@@ -1,1 +1,1 @@
-"""The workbook as a course: sessions, glossary, and grading of what students hand in."""
+"""The workbook as a course: sessions, and grading of what students hand in."""

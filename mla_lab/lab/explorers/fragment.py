@@ -9,34 +9,13 @@ from __future__ import annotations
 
 from typing import Any
 
-from ...core.errors import invalid
 from .. import explorer
-from ..layout import Layout
 from ..source import formula
 from ..svg import Cell, Svg, grid, tint
+from ..tile_homes import accumulator, owners
 
-ROWS = 64
-THREADS = 128
 #: rows that are drawn: one warp's
 SHOWN_ROWS = 16
-
-
-def accumulator(columns: int) -> Layout:
-    """(thread, value) -> row + 64 * column of a 64 x `columns` accumulator tile."""
-    if columns % 8 or not 8 <= columns <= 256:
-        raise invalid("columns", columns, "a multiple of 8 from 8 to 256")
-    return Layout(((4, 8, 4), (2, 2, columns // 8)), ((128, 1, 16), (64, 8, 512)))
-
-
-def owners(columns: int) -> dict[tuple[int, int], tuple[int, int]]:
-    """(row, column) -> (thread, value)."""
-    layout = accumulator(columns)
-    owner = {}
-    for thread in range(THREADS):
-        for value in range(columns // 2):
-            element = layout(thread, value)
-            owner[element % ROWS, element // ROWS] = (thread, value)
-    return owner
 
 
 class FragmentExplorer(explorer.Explorer):

@@ -15,9 +15,9 @@ from ...core.models import MODELS, get_model
 from ...workload import DecodeStep
 from .. import explorer, serving_day
 from ..lengths import open_trace
+from ..predicted import PLAIN
 from ..source import PREDICTED
 from ..style import BLUE, GREEN, INK, ORANGE, RED, TEMPLATE, hatch, ink_on
-from .plan import PLAIN
 
 RANKS = (1, 2, 4, 8)
 STEP_MS = (10, 20, 30, 50, 80)

@@ -24,7 +24,7 @@ from vllm.model_executor.layers.attention.mla_attention import (
 )
 from vllm.v1.attention.backend import AttentionCGSupport, AttentionType, MultipleOf
 
-from ..core.errors import unsupported
+from ...core.errors import unsupported
 from .step import Ranks, Step, decode
 
 HEAD_DIM = 576

@@ -16,11 +16,11 @@ from threading import Lock
 from typing import Any
 from uuid import NAMESPACE_URL, uuid5
 
-from ..api import decode, replay
-from ..call.decode_args import DecodeArgs
-from ..call.form import Form
-from ..core import files
-from ..core.errors import MlaLabError
+from ...api import decode, replay
+from ...call.decode_args import DecodeArgs
+from ...call.form import Form
+from ...core import files
+from ...core.errors import MlaLabError
 from .definition import OP_TYPE, definition_of, sizes_of
 from .solution import solution_of
 

@@ -6,7 +6,7 @@ vLLM calls `register` in each of its processes; the backend's module is imported
 from __future__ import annotations
 
 NAME = "MLA_LAB"
-PATH = "mla_lab.engines.vllm_mla.MlaLabBackend"
+PATH = "mla_lab.interop.engines.vllm_mla.MlaLabBackend"
 
 
 def register() -> None:

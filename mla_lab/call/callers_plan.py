@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from weakref import WeakValueDictionary
 
-from ...core.errors import invalid
-from ...plan import Plan
-from ...plan.check import check_plan
-from ..bind import Call
+from ..core.errors import invalid
+from ..plan import Plan
+from ..plan.check import check_plan
+from .bind import Call
 
 #: plans that a form keeps as fitting its bounds, before it drops all
 MAX_FITTING_PLANS = 64
@@ -21,13 +21,13 @@ def check_callers_plan(call: Call) -> None:
     plan = call.args.plan
     if plan is None:
         return
-    if call.lengths_known:
-        _check(plan, call)
-        return
     # bounds are the same for every layer of a step: its plan is checked once
+    once = not call.lengths_known
     fitting, key = call.form.fitting_plans, (id(plan), call.args.max_seq_len)
-    if fitting.get(key) is not plan:
-        _check(plan, call)
+    if once and fitting.get(key) is plan:
+        return
+    _check(plan, call)
+    if once:
         if len(fitting) >= MAX_FITTING_PLANS:
             fitting.clear()
         fitting[key] = plan

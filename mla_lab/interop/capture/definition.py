@@ -12,9 +12,9 @@ from typing import Any, get_args
 
 from torch import Tensor
 
-from ..call.decode_args import PARAMETERS, DecodeArgs
-from ..call.form import Form
-from ..core.errors import unsupported
+from ...call.decode_args import PARAMETERS, DecodeArgs
+from ...call.form import Form
+from ...core.errors import unsupported
 from . import attention, maker
 
 OP_TYPE = "mla_paged"

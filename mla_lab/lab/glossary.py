@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from functools import cache
 from html import escape
 
-from ...core.resources import own_data_dir
-from ..style import PAGE_TINT
+from ..core.resources import own_data_dir
+from .style import PAGE_TINT
 
 FILE = "notes/glossary.md"
 _ENTRY = re.compile(

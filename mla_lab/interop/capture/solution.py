@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from ..call.decode_args import DecodeArgs
-from ..call.form import Form
-from ..core.version import __version__
+from ...call.decode_args import DecodeArgs
+from ...call.form import Form
+from ...core.version import __version__
 
 #: read as other dtypes than the schema has
 _VIEWS = {"torch.uint8": "torch.uint8", "torch.uint16": "torch.uint16"}

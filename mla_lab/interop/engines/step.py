@@ -7,8 +7,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ..api import contract
-from ..core.errors import invalid
+from ...api import contract
+from ...core.errors import invalid
 
 #: of one device; the call refuses a plan whose partials need more
 WORKSPACE_BYTES = 256 << 20

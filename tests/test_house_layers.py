@@ -33,7 +33,7 @@ LAYERS = (
 #: folders and files right under `mla_lab/`, `__init__.py` too
 MOST_ROOMS = 22
 #: rooms whose folders still import each other in a circle, though no modules do
-MIXED = {"backends", "cute"}
+MIXED = {"cute"}
 RANK = {room: rank for rank, rooms in enumerate(reversed(LAYERS)) for room in rooms}
 
 #: rooms that need NumPy and the standard library alone to be imported; torch may come with a call

@@ -15,6 +15,7 @@ from ..call.bind import Call
 from ..call.decode_args import DecodeArgs
 from ..call.form import Features
 from ..call.workspace import Workspace
+from ..core.errors import invalid
 from ..core.gpu import H200, Gpu
 from ..core.problem import Problem
 from ..plan import Plan, WorkspaceLayout, choose
@@ -140,3 +141,10 @@ def plan_for(problem: Problem, gpu: Gpu | None, batch_invariant: bool) -> Plan:
     """
     costs = (recorded_of(KEEP_AB_PERSISTENT.key),) if batch_invariant else None
     return choose(problem, gpu or H200, batch_invariant, costs).plan(problem)
+
+
+def refuse_capture(name: str, what: str, device: torch.device) -> None:
+    """InvalidInput inside a capture: what is done once must not be recorded into a graph."""
+    if device.type == "cuda" and torch.cuda.is_current_stream_capturing():
+        got = f"{what} during the capture of a CUDA graph"
+        raise invalid(name, got, "one equal call before the capture")

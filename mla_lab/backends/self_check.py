@@ -22,7 +22,7 @@ from ..core.errors import BuildError
 from ..core.gpu import Gpu
 from ..plan import KernelConfig
 from ..reference.tolerance import lse_error, rel_error
-from .cute.device_plan import refuse_capture
+from .base import refuse_capture
 from .torch.backend import TorchBackend
 
 #: cards on which every test has run

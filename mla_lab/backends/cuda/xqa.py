@@ -25,8 +25,7 @@ from ...core.gpu import Gpu
 from ...jit import toolchain
 from ...plan import KernelConfig
 from ...plan.xqa import KERNEL, Cuts
-from ..base import fill_with_nan
-from ..cute.device_plan import refuse_capture
+from ..base import fill_with_nan, refuse_capture
 
 #: architectures with programmatic dependent launch
 PROGRAMMATIC = ("sm_90a", "sm_100a", "sm_120a")

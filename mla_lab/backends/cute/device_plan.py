@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from ...call.workspace import Workspace
-from ...core.errors import invalid, unsupported
+from ...core.errors import unsupported
 from ...core.gpu import Gpu
 from ...core.problem import LATENT_DIM, ROPE_DIM, Problem
 from ...plan import Choice, KernelConfig, Plan, WorkspaceLayout
@@ -35,6 +35,7 @@ from ...plan.search import piece_overhead
 from ...plan.selection import Selection
 from ...plan.self_schedule import Costs
 from ...plan.workspace import LL_WORDS, MAX_GROUPS
+from ..base import refuse_capture
 from ..cuda.ops import ANY_ROWS, DevicePlan, DevicePlanner, merge_items
 from .families import check_resident
 
@@ -309,10 +310,3 @@ def upload(words: np.ndarray, device: torch.device) -> Tensor:
     if device.type == "cuda":
         return host.pin_memory().to(device, non_blocking=True)
     return host
-
-
-def refuse_capture(name: str, what: str, device: torch.device) -> None:
-    """InvalidInput inside a capture: what is done once must not be recorded into a graph."""
-    if device.type == "cuda" and torch.cuda.is_current_stream_capturing():
-        got = f"{what} during the capture of a CUDA graph"
-        raise invalid(name, got, "one equal call before the capture")

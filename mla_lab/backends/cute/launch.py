@@ -31,7 +31,7 @@ from ...core.errors import invalid, unsupported
 from ...core.gpu import Gpu
 from ...plan import KernelConfig, Plan
 from ...plan.formula import ll_words
-from ..base import Replay, believes_max_q_len, fill_with_nan
+from ..base import Replay, believes_max_q_len, fill_with_nan, refuse_capture
 from ..cuda import ops as cuda_ops
 from ..cuda.ops import DevicePlan, DevicePlanner, Merge
 from .catalogue import build_for
@@ -44,7 +44,6 @@ from .device_plan import (
     check_partials,
     equal_lengths,
     on_device,
-    refuse_capture,
     uniform_q_begin,
 )
 from .families import FAMILIES, config_for_plan, resident, tiles_of

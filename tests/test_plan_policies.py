@@ -11,7 +11,14 @@ from mla_lab.core.errors import InvalidInput
 from mla_lab.core.problem import Problem
 from mla_lab.plan import make_plan
 from mla_lab.plan.greedy import contiguous_cuts, greedy_payload
-from mla_lab.plan.policies import cutlass_splits, fa3_splits, shrink, uniform_splits, xqa_splits
+from mla_lab.plan.policies import (
+    cutlass_splits,
+    fa3_splits,
+    shrink,
+    simplified_splits,
+    uniform_splits,
+    xqa_splits,
+)
 
 from .plan_oracles import flashmla_pieces
 
@@ -68,6 +75,19 @@ def test_cutlass(batch, blocks, splits):
 )
 def test_uniform(batch, q_tiles, blocks, splits):
     assert uniform_splits(batch, q_tiles, blocks, 132) == splits
+
+
+@pytest.mark.parametrize(
+    ("batch", "q_tiles", "splits"),
+    [(1, 1, 32), (3, 1, 22), (4, 2, 8), (100, 1, 1)],
+)
+def test_simplified_does_not_see_lengths(batch, q_tiles, splits):
+    assert simplified_splits(batch, q_tiles, 132) == splits
+    problem = Problem((q_tiles,) * batch, (64 * 40,) * batch, heads=64)
+    plan = make_plan(problem, policy="simplified", num_workers=132)
+    assert set(plan.splits()) == {splits}
+    # 40 blocks in the fewest pieces of two blocks are 20; of the length it takes no account
+    assert uniform_splits(1, 1, 40, 132) == 20 < simplified_splits(1, 1, 132)
 
 
 @given(st.integers(1, 4000), st.integers(1, 300))

@@ -16,7 +16,7 @@ from ..core.errors import invalid
 from ..core.problem import Problem
 from ..plan import make_plan
 from ..plan.config import KernelConfig
-from ..plan.fixed_pieces import LEAST_BUNDLES, PieceCuts, most_slots
+from ..plan.fixed_pieces import LEAST_BUNDLES, PieceCuts, fixed_pieces, most_slots
 from ..plan.gate import dual_gate, gated
 from ..plan.launch_modes import costs_of
 from ..plan.tile import WorkTile
@@ -212,7 +212,11 @@ def _walk(config: KernelConfig, problem: Problem, work: list[Tensor]) -> TileWal
     if not config.option("skip"):
         return None
     begins: list[list[int]] = [[0] for _ in problem.q_lens]
-    for tile in work[0].tolist():
+    tiles = work[0].numpy()
+    if config.option("pieces"):
+        rows, workers = config.tile_rows, finders(config)
+        tiles = fixed_pieces(problem, tile_rows=rows, num_workers=workers, cuts=PIECE_CUTS).tiles
+    for tile in tiles.tolist():
         word = WorkTile(*tile)
         begins[word.request].append(word.block_begin)
     return TileWalk(config.tile_rows, config.tile_kv, begins)

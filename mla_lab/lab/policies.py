@@ -21,7 +21,7 @@ from .tables import Table, table
 SWEEP = "h200_sweep.jsonl"
 #: FlashAttention-3 takes the fewest splits that reach this share of the best efficiency
 FA3_SHARE = 0.85
-_DASHES = ("solid", "dash", "dot", "dashdot", "longdash", "longdashdot", "solid", "dash", "dot")
+_DASHES = ("solid", "dash", "dot", "dashdot", "longdash", "longdashdot")
 
 
 def most_splits(plan: Plan) -> int:
@@ -97,7 +97,7 @@ def policy_curves(
         add_lines(
             figure,
             batches,
-            [Line(policy, ratio[i], PALETTE[i % 8], _DASHES[i], SYMBOLS[i])],
+            [Line(policy, ratio[i], PALETTE[i % 8], _DASHES[i % len(_DASHES)], SYMBOLS[i])],
             customdata=times[i],
             hovertemplate=f"{policy}, batch %{{x}}: %{{customdata:.1f}} us<extra></extra>",
         )

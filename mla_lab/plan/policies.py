@@ -36,8 +36,16 @@ def uniform_splits(batch: int, q_tiles: int, max_blocks: int, sms: int) -> int:
 
     min(max(1, SMs // batch // (2 q_tiles)), 32), shrunk; the 2 is its pair of CTAs a query tile.
     """
-    splits = min(max(1, sms // batch // (2 * q_tiles)), 32)
+    splits = simplified_splits(batch, q_tiles, sms)
     return shrink(max_blocks, min(max_blocks, splits))
+
+
+def simplified_splits(batch: int, q_tiles: int, sms: int) -> int:
+    """FlashInfer, mla_get_split_kv_simplified in the same file: what its CuTe DSL decode calls.
+
+    min(max(1, SMs // batch // (2 q_tiles)), 32), whatever the lengths.
+    """
+    return min(max(1, sms // batch // (2 * q_tiles)), 32)
 
 
 def fa3_splits(row_tiles: int, max_blocks: int, sms: int, max_splits: int = 128) -> int:
@@ -91,6 +99,11 @@ def uniform(shape: Shape) -> Cuts:
     return uniform_cuts(shape, splits)
 
 
+def simplified(shape: Shape) -> Cuts:
+    """One count for the batch by `simplified_splits`; a request has no more pieces than blocks."""
+    return uniform_cuts(shape, simplified_splits(shape.batch, shape.max_row_tiles, shape.workers))
+
+
 def fa3(shape: Shape) -> Cuts:
     """One count for the batch by `fa3_splits`, from the longest request, as for padded batches."""
     tiles = shape.batch * shape.max_row_tiles
@@ -129,6 +142,7 @@ PUBLISHED: dict[str, Callable[..., Cuts]] = {
     "fixed": fixed,
     "cutlass": cutlass,
     "uniform": uniform,
+    "simplified": simplified,
     "fa3": fa3,
     "greedy": greedy,
     "xqa": xqa,

@@ -259,3 +259,19 @@ def test_groups_do_not_overlap():
         batch, rows, keys = (of.get(name, whole) for name in ("batch", "rows", "keys"))
         found.append(set(target_figures.speedups(target_figures.ANCHOR, batch, rows, keys, whole)))
     assert sum(map(len, found)) == len(set().union(*found)) == 54
+
+
+def test_host_time_is_of_the_newest_line_with_the_plain_call(folder):
+    plain, add = target_figures.PLAIN_CALL, target_figures.ADD
+    lines = [
+        {"commit": "a" * 40, "host_us": {add: 4.0, plain: 10.0}},
+        {"commit": "b" * 40, "host_us": {add: 5.0, plain: 9.0}},
+        {"commit": "c" * 40, "host_us": {add: 5.0, "native call, no plan": 1.0}},
+    ]
+    path = folder / target_figures.HOST
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    figure = FIGURES["host_time"]()
+    assert figure.value == pytest.approx(1.8) and "bbbbbbbbb" in str(figure)
+    path.write_text(json.dumps(lines[2]) + "\n")
+    with pytest.raises(InvalidInput, match=r"a line of .* with .*no plan"):
+        FIGURES["host_time"]()

@@ -35,6 +35,9 @@ PLAIN, PLAIN_TRACES, PLAIN_EIGHT_BITS = (
     "records/h200_plain_traces.jsonl",
     "records/h200_plain_eight_bits.jsonl",
 )
+#: host time of calls, a line a host; in it, the call that users make and what it is compared with
+HOST = "records/host_cost.jsonl"
+PLAIN_CALL, ADD = "contract's name, no plan", "torch.add(out=)"
 #: sparse calls over 656-byte tokens beside FlashMLA
 SPARSE = sparse_table.RECORD
 #: 97 % of the read bandwidth counts as much as a speedup of 1.05 over the best peer
@@ -282,6 +285,18 @@ def _short(case: str) -> str:
     return f"{found[1]} {found[2]}" if found else case
 
 
+def host_time() -> Figure:
+    """Host time of the contract's call without a plan over that of torch's `add(out=)`, in the
+    newest line that has both."""
+    lines = (data_dir() / HOST).read_text(encoding="utf-8").splitlines()
+    found = [row for row in map(json.loads, lines) if PLAIN_CALL in row["host_us"]]
+    if not found:
+        raise invalid("cases", "none", f"a line of {HOST} with {PLAIN_CALL!r}")
+    ours, add = (found[-1]["host_us"][name] for name in (PLAIN_CALL, ADD))
+    note = f"{ours:.1f} us beside {add:.1f} us, commit {found[-1]['commit'][:9]}"
+    return Figure(ours / add, note)
+
+
 FIGURES: dict[str, Callable[..., Figure]] = {
     function.__name__: function
     for function in (
@@ -297,5 +312,6 @@ FIGURES: dict[str, Callable[..., Figure]] = {
         lse_error,
         choices,
         powered,
+        host_time,
     )
 }

@@ -65,12 +65,13 @@ DUAL_CASES = (
     Case((470,), q_len=2, splits=0, schedule="adverse"),
 )
 #: of builds of batch-invariant calls, whose workers find their pieces: in the second, workers have
-#: more pieces than slots, and write a slot again once all others have read it
+#: more pieces than slots, and write a slot again once all others have read it. An empty request is
+#: never a CTA's first work tile, as above
 PIECE_CASES = (
     Case((200, 77), splits=0),
     Case((700, 1, 64, 900, 0, 2300, 65, 511), splits=0, schedule="random"),
     Case((140,), q_len=2, tiles=2, splits=0),
-    Case((800, 0), splits=0, schedule="adverse"),
+    Case((800, 130, 0), splits=0, schedule="adverse"),
     Case((513, 130, 0, 300), q_len=2, splits=0, schedule="adverse"),
 )
 #: requests of the last where the grid has CTAs for each piece, and all of them are under way

@@ -15,7 +15,13 @@ from torch import Tensor
 from mla_lab.core.problem import Problem
 from mla_lab.plan import Plan
 from mla_lab.plan.extent import row_tiles
-from mla_lab.plan.fixed_pieces import PieceCuts, bundle_of, fixed_pieces, ring_slots
+from mla_lab.plan.fixed_pieces import (
+    MOST_PIECES,
+    PieceCuts,
+    bundle_of,
+    fixed_pieces,
+    ring_slots,
+)
 from mla_lab.plan.self_schedule import Costs, self_schedule
 from mla_lab.plan.workspace import KEPT_WORDS
 
@@ -127,7 +133,10 @@ def _ring(batch: Batch, rows: list[list[int]], ends: list[int]) -> list[list[int
     bundles = batch.workers // lanes
     for worker, (first, last) in enumerate(pairwise(ends)):
         for index, row in enumerate(rows[first:last]):
-            number = worker // lanes + index * bundles - row[4]
+            place = worker // lanes
+            if index % 2 and bundles >= MOST_PIECES:
+                place = bundles - 1 - place
+            number = place + index * bundles - row[4]
             if row[5] > 1:
                 row[7], place = number // (3 * bundles) + 1, number % (3 * bundles)
                 row[6] = worker % lanes * ring_slots(bundles) + place + row[4]

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -18,7 +19,7 @@ from mla_lab.core.gpu import H200
 from mla_lab.core.problem import Problem
 from mla_lab.emulate import EmulatedKernel, Options
 from mla_lab.plan.config import KernelConfig
-from mla_lab.plan.fixed_pieces import RING, PieceCuts, fixed_pieces
+from mla_lab.plan.fixed_pieces import MOST_PIECES, RING, PieceCuts, fixed_pieces
 from mla_lab.reference.inputs import DecodeInputs, make_inputs
 from mla_lab.reference.mla import decode_reference
 from mla_lab.reference.tolerance import error, lse_error
@@ -37,7 +38,7 @@ RUNS: list[Any] = []
 def small(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
     """Short pieces on a small card, every launch checked, by a schedule."""
 
-    def by(schedule: str, sms: int = SMS) -> None:
+    def by(schedule: str, sms: int = SMS, cuts: dict[str, int] = CUTS) -> None:
         def kernel(config: KernelConfig) -> EmulatedKernel:
             options = Options(check=True, schedule=schedule, seed=3)
             made = EmulatedKernel.of(jit.compile(config), options)
@@ -49,7 +50,7 @@ def small(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
         monkeypatch.setitem(
             vars(sys.modules["mla_lab.plan.choose"]),
             "INVARIANT_CUTS",
-            dict.fromkeys((16, 64, 128), CUTS),
+            dict.fromkeys((16, 64, 128), cuts),
         )
         cute._plan.cache_clear()
         RUNS.clear()
@@ -112,3 +113,15 @@ def test_slots_are_written_again(small: Callable[..., None]) -> None:
     cuts = PieceCuts(CUTS["split_blocks"], CUTS["half_blocks"])
     plan = fixed_pieces(problem, tile_rows=16, num_workers=SMS, cuts=cuts)
     assert plan.num_slots > RING * SMS
+
+
+def test_rounds_that_go_back_write_slots_again(small: Callable[..., None]) -> None:
+    """From MOST_PIECES CTAs on every second round goes back; here in pieces of one block."""
+    cuts = CUTS | {"half_blocks": 1}
+    problem = Problem((1,) * 12, LONG, 16)
+    plan = fixed_pieces(problem, tile_rows=16, num_workers=MOST_PIECES, cuts=PieceCuts(1, 1))
+    assert np.diff(plan.worker_begin).max() > RING
+    inputs = make_inputs(problem, 3, ["lse"], workspace_bytes=64)
+    small("random", MOST_PIECES, cuts)
+    out, _ = call(inputs)
+    assert error(out, decode_reference(inputs).out.reshape(out.shape)).relative < 0.008

@@ -1,7 +1,8 @@
 """The rule of batch invariance by which every CTA finds its own pieces from the lengths.
 
-A request is cut by its own length alone (`PieceCuts`), as the policy "fixed_size" does, so that the
-bits of its result do not depend on its neighbours; who runs a piece, and when, may depend on them.
+A request is cut by its own length alone (`PieceCuts`), into pieces that differ by at most a block,
+so that the bits of its result do not depend on its neighbours; who runs a piece, and when, may
+depend on them.
 The kernels compute the rule on the device (`cute.common.fixed_pieces`); `fixed_pieces` here gives
 the same tiles as a `Plan`.
 
@@ -10,13 +11,18 @@ of R workers, one a row tile, runs the same pieces, and an item is a request; ot
 an item is a (request, row tile). The pieces of all items are numbered: items in the order of the
 batch, or, where the batch has at most 256 requests and more pieces than there are bundles, by
 falling size of the request's pieces with ties kept; row tiles of a request in order, and of an item
-its pieces in order. Bundle p of P runs pieces p, p + P, p + 2 P, ...
+its pieces in order. Each round of P bundles runs the next P pieces, in the order of the bundles,
+and, of at least MOST_PIECES bundles, every second round in the opposite order: the bundle with the
+largest piece of one round has the smallest of the next, so that lengths drawn from a trace load
+bundles more evenly.
 
 Pieces of a split item lie in consecutive slots: with f the number of the item's first piece, piece
 j of row tile lane r has slot r S + f mod (RING P) + j, of S = RING P + MOST_PIECES - 1 slots a
 lane, in round f // (RING P) + 1, which stands in the place of a group. So a worker writes a slot
 again RING of its tiles later at the earliest, and then waits until all workers of the item have
-read it (`cute.split_merge.piece_flags`).
+read it (`cute.split_merge.piece_flags`). With MOST_PIECES bundles or more an item's pieces lie in
+two rounds at most, and are read behind the next; with fewer, in three, and then no worker's next
+piece waits for an item behind its own, which an opposite order would not keep.
 """
 
 from __future__ import annotations
@@ -43,9 +49,10 @@ INVARIANT_ROWS = 16
 
 @dataclass(frozen=True)
 class PieceCuts:
-    """How long the pieces of a request of n blocks are: max(split_blocks,
-    min(half_blocks, ceil(n / 2)), ceil(n / MOST_PIECES)) blocks; and of which requests, by their
-    query rows: `few` of up to INVARIANT_ROWS, `many` of more.
+    """How many pieces k a request of n blocks has: as many as it takes of max(split_blocks,
+    min(half_blocks, ceil(n / 2)), ceil(n / MOST_PIECES)) blocks, piece j being blocks
+    [n j // k, n (j + 1) // k); and which requests a launch takes, by their query rows: `few` of up
+    to INVARIANT_ROWS, `many` of more.
     """
 
     split_blocks: int
@@ -68,10 +75,10 @@ class PieceCuts:
         few = rows <= INVARIANT_ROWS
         return (few & self.few) | (~few & self.many)
 
-    def sizes(self, blocks: np.ndarray) -> np.ndarray:
-        """Blocks of a piece of requests of so many blocks, int64 [batch]."""
+    def pieces(self, blocks: np.ndarray) -> np.ndarray:
+        """Pieces of a row tile of requests of so many blocks, 1 or more, int64 [batch]."""
         least = np.maximum(self.split_blocks, -(-blocks // MOST_PIECES))
-        return np.maximum(least, np.minimum(self.half_blocks, -(-blocks // 2)))
+        return -(-blocks // np.maximum(least, np.minimum(self.half_blocks, -(-blocks // 2))))
 
 
 def ring_slots(bundles: int) -> int:
@@ -108,24 +115,25 @@ def fixed_pieces(
     tokens = kv_tokens(problem)
     tiles = np.where(cuts.takes(problem.rows), row_tiles(problem, tile_rows), 0)
     blocks = np.maximum(-(-tokens // tile_kv), 1)
-    sizes = np.minimum(cuts.sizes(blocks), blocks)
-    pieces = -(-blocks // sizes)
+    pieces = cuts.pieces(blocks)
     lanes = bundle_of(tiles, num_workers)
     items = np.minimum(tiles, 1) if lanes > 1 else tiles
     bundles = num_workers // lanes
     each, order = items * pieces, np.arange(len(tokens))
     if len(tokens) <= HELD_REQUESTS and int(each.sum()) > bundles:
-        order = np.argsort(-sizes, kind="stable")
+        order = np.argsort(-blocks // pieces, kind="stable")
     request, count = np.repeat(order, each[order]), int(each.sum())
     first = np.repeat(np.cumsum(each[order]) - each[order], each[order])
     row_tile, split = np.divmod(np.arange(count) - first, pieces[request])
-    end = np.minimum((split + 1) * sizes[request], blocks[request])
+    begin, end = (blocks[request] * j // pieces[request] for j in (split, split + 1))
     end = np.where(tokens[request] == 0, 0, end)
-    part = np.arange(count) % bundles
+    round_, place = np.divmod(np.arange(count), bundles)
+    back = (round_ % 2 == 1) & (bundles >= MOST_PIECES)
+    part = np.where(back, bundles - 1 - place, place)
     rows, owner = [], []
     for lane in range(lanes):
         words = np.stack(
-            [request, row_tile + lane, split * sizes[request], end, split, pieces[request],
+            [request, row_tile + lane, begin, end, split, pieces[request],
              np.full(count, -1), np.full(count, -1)], axis=1,
         )  # fmt: skip
         rows.append(words)

@@ -64,12 +64,20 @@ def piece_size(b: Batch, blocks: Int32):
     """Blocks of the longest piece of a request of so many blocks."""
     half = cutlass.min((b.costs >> 8) & 255, (blocks + 1) >> 1)
     least = cutlass.max(b.costs & 255, (blocks + (MOST_PIECES - 1)) // MOST_PIECES)
-    return cutlass.min(cutlass.max(least, half), blocks)
+    return pieces_of(blocks, pieces_of(blocks, cutlass.max(least, half)))
 
 
 def pieces_of(blocks: Int32, size: Int32) -> Int32:
-    """Pieces of a row tile."""
+    """Pieces of a row tile whose longest has `size` blocks: ceil(blocks / size)."""
     return Int32(Uint32(blocks + size - 1) // Uint32(size))
+
+
+@cute.jit
+def number_of(part: Int32, index: Int32, bundles: Int32):
+    """The piece that bundle `part` runs in round `index`; every second round goes back, where there
+    are MOST_PIECES bundles or more."""
+    back = ((index & 1) == 1) & (bundles >= MOST_PIECES)
+    return index * bundles + select(back, bundles - 1 - part, part)
 
 
 @cute.jit
@@ -158,8 +166,7 @@ def row_of(f: Found, number: Int32, bundles: Int32, lane: Int32, first_slot: Int
     num_splits = pieces_of(f.blocks, f.size)
     row_tile = Int32(Uint32(f.offset) // Uint32(num_splits))
     split = f.offset - row_tile * num_splits
-    begin = split * f.size
-    end = cutlass.min(begin + f.size, f.blocks)
+    begin, end = [Int32(Uint32(f.blocks * j) // Uint32(num_splits)) for j in (split, split + 1)]
     first, ring = number - split, RING * bundles
     turn = Int32(Uint32(first) // Uint32(ring))
     slot = first_slot + first - turn * ring + split
@@ -196,7 +203,8 @@ def find_pieces(b: Batch, worker: Int32) -> Int32:
     by_size = select((batch <= GROUP) & (pieces > bundles), Int32(1), Int32(0))
     first_slot = lane * (RING * bundles + MOST_PIECES - 1)
     if (part < bundles) & (part < pieces):
-        count = Int32(Uint32(pieces - part + bundles - 1) // Uint32(bundles))
+        rounds = Int32(Uint32(pieces) // Uint32(bundles))
+        count = rounds + select(number_of(part, rounds, bundles) < pieces, Int32(1), Int32(0))
         found = find_piece(b, (bundled, by_size), part, Int32(0), Int32(0))
         row = row_of(found, part, bundles, lane, first_slot)
     at = cute.arch.lane_idx()
@@ -214,11 +222,12 @@ def next_piece(b: Batch, words: Int32, index: Int32, last: Before) -> Int32:
     ]
     row = words
     if index > 0:
-        number = part + index * bundles
+        number = number_of(part, index, bundles)
         base, before = Int32(0), Int32(0)
         if b.seq_lens.shape[0] > GROUP:
             base = last.request
-            before = number - bundles - (last.row_tile - lane) * last.num_splits - last.split
+            earlier = number_of(part, index - 1, bundles)
+            before = earlier - (last.row_tile - lane) * last.num_splits - last.split
         found = find_piece(b, (bundled, by_size), number, base, before)
         row = pack(
             cute.arch.lane_idx(), row_of(found, number, bundles, lane, first_slot), 0, Int32(-1)

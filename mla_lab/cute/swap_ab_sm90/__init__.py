@@ -55,8 +55,9 @@ each CTA merges a slice of the fragments (cooperative launch) behind a counter o
 protocol. A group, a split row tile, has at most `cluster` counters (`counter_of`), so
 groups * cluster <= 16384.
 
-Work comes from a plan in memory or from seq_lens by the rule of `common.self_schedule`, or in grid
-mode (option grid) from block indices: see `tile_scheduler`. A launch ends with num_workers, q_len
+Work comes from a plan in memory or from seq_lens by the rule of `common.self_schedule` (with the
+option pieces, of batch-invariant calls, by that of `common.fixed_pieces`), or in grid mode (option
+grid) from block indices: see `tile_scheduler`. A launch ends with num_workers, q_len
 (0 where requests differ) and costs (with a gate in the upper half); in grid mode it has no tiles
 and no worker_begin, and ends with num_splits, row_tiles (of the longest request) and q_len, and
 partials have room for batch * row_tiles * num_splits.

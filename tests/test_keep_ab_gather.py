@@ -146,11 +146,11 @@ def builds(monkeypatch: pytest.MonkeyPatch) -> Iterator[pytest.MonkeyPatch]:
 @pytest.mark.parametrize(
     ("heads", "batch", "top_k", "kept"),
     [
-        (128, 8, 1024, True),
-        (128, 7, 1024, False),
-        (65, 4, 2048, True),
-        (64, 16, 1024, True),
-        (64, 15, 1024, False),
+        (128, 4, 1024, True),
+        (128, 3, 1024, False),
+        (65, 2, 2048, True),
+        (64, 8, 1024, True),
+        (64, 7, 1024, False),
         (32, 64, 2048, False),
     ],
 )

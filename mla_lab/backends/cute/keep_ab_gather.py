@@ -32,7 +32,7 @@ TAKES = frozenset(
 #: (query, cache) formats of its builds
 FORMATS = (("bf16", "fp8_656"), ("bf16", "e4m3"), ("e4m3", "e4m3"))
 #: (heads above, slots of all query tokens from which on it is the faster one)
-AHEAD = ((64, 8192), (32, 16384))
+AHEAD = ((64, 4096), (32, 8192))
 
 
 def refusal(features: Features, problem: Problem, gpu: Gpu) -> str | None:

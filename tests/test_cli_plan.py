@@ -11,7 +11,7 @@ from mla_lab import cli
 from mla_lab.cli.commands.plan import MOST_ROW_TILES, MOST_SIMULATED
 from mla_lab.core.gpu import Gpu
 from mla_lab.core.problem import Problem
-from mla_lab.plan import POLICIES, make_plan
+from mla_lab.plan import POLICIES, RULES, make_plan, plan_without
 
 SHAPE = ["--kv-len", "8000,300,700", "--model", "kimi-k2", "--tp", "2"]
 PROBLEM = Problem((1, 1, 1), (8000, 300, 700), heads=32)
@@ -24,9 +24,10 @@ def table(capsys, *options):
 
 def test_a_line_for_each_policy(capsys):
     rows = table(capsys)["policies"]
-    assert [row["policy"] for row in rows] == list(POLICIES)
+    assert [row["policy"] for row in rows] == [*POLICIES, *RULES]
     for row in rows:
-        plan = make_plan(PROBLEM, policy=row["policy"])
+        make = plan_without if row["policy"] in RULES else make_plan
+        plan = make(PROBLEM, **{"rule" if row["policy"] in RULES else "policy": row["policy"]})
         assert row["tiles"] == plan.num_tiles
         assert row["partials"] == plan.num_slots
         assert row["workspace_bytes"] == plan.workspace.nbytes
@@ -49,6 +50,13 @@ def test_options_reach_the_plan(capsys):
         PROBLEM, policy="greedy", tile_rows=128, tile_kv=128, num_workers=66, schedule="grid"
     )
     assert (row["policy"], row["tiles"]) == ("greedy", plan.num_tiles)
+
+
+def test_a_call_without_a_plan_has_no_other_tiles(capsys):
+    rows = table(capsys, "--schedule", "grid")["policies"]
+    assert [row["policy"] for row in rows] == list(POLICIES)
+    assert cli.main(["plan", *SHAPE, "--policy", RULES[0], "--tile-kv", "128"]) == 2
+    assert "got 'plain call' with persistent tiles of 128 tokens" in capsys.readouterr().err
 
 
 def test_the_printed_table(capsys):

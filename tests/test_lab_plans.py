@@ -13,7 +13,7 @@ from mla_lab.core.problem import Problem
 from mla_lab.lab import gantt, lengths, measuring, policies, predicted, workbook_map
 from mla_lab.lab.explorer import mime_bundle
 from mla_lab.lab.explorers import plan as plan_explorer
-from mla_lab.plan import POLICIES
+from mla_lab.plan import POLICIES, RULES
 from mla_lab.plan.self_schedule import COSTS, self_schedule
 
 NOTEBOOKS = Path(__file__).resolve().parents[1] / "notebooks"
@@ -94,7 +94,7 @@ def test_an_unknown_preset_is_named() -> None:
 
 def test_the_policy_table_has_every_policy_quickest_first() -> None:
     table = policies.policy_table(Problem.uniform(1, 1, 8192, 128))
-    assert set(table.column("policy")) == {*POLICIES, predicted.PLAIN}
+    assert set(table.column("policy")) == {*POLICIES, *RULES}
     best = [min(filter(None, row[-2:])) for row in table.rows]
     assert best == sorted(best)
     splits = dict(zip(table.column("policy"), table.column("splits"), strict=True))

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from mla_lab.core.errors import InvalidInput
 from mla_lab.core.problem import Problem
-from mla_lab.plan import make_plan
+from mla_lab.plan import make_plan, plan_without
 from mla_lab.plan.greedy import contiguous_cuts, greedy_payload
 from mla_lab.plan.policies import (
     cutlass_splits,
@@ -19,6 +19,7 @@ from mla_lab.plan.policies import (
     uniform_splits,
     xqa_splits,
 )
+from mla_lab.plan.without_plan import INVARIANT
 
 from .plan_oracles import flashmla_pieces
 
@@ -144,3 +145,15 @@ def test_fixed_size_pieces():
 def test_wrong_knobs(policy, knobs, message):
     with pytest.raises(InvalidInput, match=message):
         make_plan(Problem.uniform(1, 1, 100, heads=16), policy=policy, **knobs)
+
+
+@pytest.mark.parametrize(("heads", "rows", "pieces"), [(16, 16, 2), (64, 64, 2), (128, 64, 1)])
+def test_a_batch_invariant_call_without_a_plan(heads, rows, pieces):
+    problem = Problem((1,) * 20, (64 * 61,) * 20, heads=heads)
+    plan = plan_without(problem, INVARIANT, tile_rows=rows)
+    assert plan.policy == INVARIANT and set(plan.splits()) == {pieces}
+    assert {t.block_end - t.block_begin for t in plan} <= {-(-61 // pieces), 61 // pieces}
+    with pytest.raises(
+        InvalidInput, match=r"rule: got 'none'; supported: .'plain call', 'batch invariant'"
+    ):
+        plan_without(problem, "none")

@@ -10,9 +10,9 @@ import plotly.graph_objects as go
 
 from ..bench.records import medians
 from ..core.problem import Problem
-from ..plan import POLICIES, Plan
+from ..plan import POLICIES, RULES, Plan
 from .measuring import runs
-from .predicted import MERGES, PLAIN, partial_mb, planned
+from .predicted import MERGES, partial_mb, planned
 from .source import PREDICTED
 from .style import GREY, INK, PALETTE, RED, SYMBOLS, Line, add_lines, log_ticks, new_figure
 from .tables import Table, table
@@ -30,14 +30,14 @@ def most_splits(plan: Plan) -> int:
 
 
 def policy_table(problem: Problem, sms: int = 132) -> Table:
-    """Every policy and the plain call's rule on one problem, both ways to merge, the quickest first
-    by the simulator.
+    """Every policy, the plain call's rule and that of a batch-invariant one on one problem, both
+    ways to merge, the quickest first by the simulator.
     """
     rows = []
-    for policy in (*POLICIES, PLAIN):
+    for policy in (*POLICIES, *RULES):
         plan, timeline = planned(problem, policy, sms)
-        # the plain call merges in its own launch
-        second = None if policy == PLAIN else planned(problem, policy, sms, MERGES[1])[1].makespan
+        # a call without a plan merges in its own launch
+        second = None if policy in RULES else planned(problem, policy, sms, MERGES[1])[1].makespan
         rows.append(
             (policy, most_splits(plan), plan.num_tiles, partial_mb(plan), timeline.makespan, second)
         )

@@ -1,4 +1,4 @@
-"""The plan of a split policy, or of the plain call's rule, and its predicted timeline."""
+"""The plan of a split policy, or of a call without a plan, and its predicted timeline."""
 
 from __future__ import annotations
 
@@ -6,13 +6,11 @@ from dataclasses import replace
 from functools import lru_cache
 
 from ..core.problem import Problem
-from ..plan import Plan, make_plan
-from ..plan.self_schedule import COSTS, self_schedule
+from ..plan import RULES, Plan, make_plan, plan_without
+from ..plan.without_plan import PLAIN
 from ..simulate import Timeline, constants_for, simulate
 
-#: the rule of a call that brings no plan: each CTA finds its own work from the lengths (a few
-#: requests of few heads take a static grid instead, which is not drawn here)
-PLAIN = "plain call"
+__all__ = ["MERGES", "PLAIN", "partial_mb", "planned"]
 
 #: what merges a split row tile: its own CTAs, some of the rows each, or a kernel behind them
 MERGES = ("cooperative", "second launch")
@@ -22,12 +20,11 @@ MERGES = ("cooperative", "second launch")
 def planned(
     problem: Problem, policy: str, sms: int = 132, merge: str = MERGES[0]
 ) -> tuple[Plan, Timeline]:
-    """The plan of one policy, or of `PLAIN`, and its predicted timeline on a card of `sms` SMs."""
+    """The plan of one policy, or of one of `RULES`, and its predicted timeline on a card of `sms`
+    SMs."""
     rows = min(64, problem.heads)
-    if policy == PLAIN:
-        costs = COSTS["keep_ab_persistent" if rows == 64 else "swap_ab_persistent"]
-        plan = self_schedule(problem, tile_rows=rows, num_workers=sms, costs=costs)
-        plan = replace(plan, policy=PLAIN)
+    if policy in RULES:
+        plan = plan_without(problem, policy, rows, sms)
     else:
         plan = make_plan(problem, tile_rows=rows, num_workers=sms, policy=policy)
     family = constants_for(plan.tile_rows)

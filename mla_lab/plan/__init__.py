@@ -7,10 +7,12 @@ from .kernel_costs import KernelCosts, default_model
 from .pricing import Choice
 from .schedule import POLICIES, SCHEDULES, make_plan, predicted_us
 from .tile import Plan, WorkTile
+from .without_plan import RULES, plan_without
 from .workspace import WorkspaceLayout
 
 __all__ = [
     "POLICIES",
+    "RULES",
     "SCHEDULES",
     "Choice",
     "CostModel",
@@ -22,5 +24,6 @@ __all__ = [
     "choose",
     "default_model",
     "make_plan",
+    "plan_without",
     "predicted_us",
 ]

@@ -162,6 +162,17 @@ class Kind:
         return PieceCuts(knobs["split_blocks"], knobs["half_blocks"], few, many)
 
 
+def invariant_cuts(heads: int, tile_rows: int) -> PieceCuts:
+    """How kernels with row tiles of so many rows cut a batch-invariant call without a plan."""
+    split = INVARIANT_CUTS[INVARIANT_ROWS if tile_rows <= INVARIANT_ROWS else _cuts_of(heads)]
+    return PieceCuts(split["split_blocks"], split["half_blocks"])
+
+
+def _cuts_of(heads: int) -> int:
+    """Key into `INVARIANT_CUTS` of requests of more than INVARIANT_ROWS query rows."""
+    return 64 if heads <= 64 else 128
+
+
 def invariant_kinds(
     problem: Problem, gpu: Gpu, costs: tuple[KernelCosts, ...], ragged: bool = False
 ) -> list[Kind]:
@@ -188,7 +199,7 @@ def invariant_kinds(
         family = next((c for c in costs if c.key == KEEP_AB_PERSISTENT.key), costs[0])
         if persistent is not None and not keep_ab:
             family = persistent
-        cuts = 64 if problem.heads <= 64 else 128
+        cuts = _cuts_of(problem.heads)
         choice = _invariant(problem, gpu, family, cuts, f"{problem.heads} heads")
         kinds.append(Kind(choice, least_rows=INVARIANT_ROWS + 1 if small else 1))
     return kinds
@@ -200,7 +211,7 @@ def invariant_tile(
     """The batch-invariant rule with one build for every request: `tile` of `family`, (rows, CTAs of
     a cluster), and the cuts by heads.
     """
-    return Kind(_invariant(problem, gpu, family, 64 if problem.heads <= 64 else 128, why, tile))
+    return Kind(_invariant(problem, gpu, family, _cuts_of(problem.heads), why, tile))
 
 
 def _invariant(

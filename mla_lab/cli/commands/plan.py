@@ -34,7 +34,7 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
     plan.add_argument("--tile-rows", type=int, default=64, help="query rows a tile (64)")
     plan.add_argument("--tile-kv", type=int, default=64, help="KV tokens a block (64)")
     plan.add_argument("--cluster", type=int, default=1, help="CTAs that share a tile (1)")
-    plan.add_argument("--policy", action="append", help="only this one, repeatable (all)")
+    plan.add_argument("--policy", action="append", help="only this one or rule, repeatable (all)")
     plan.add_argument("--schedule", default="persistent", help="persistent (default) or grid")
     plan.add_argument("--tiles", action="store_true", help="print the plans' tiles as well")
     plan.add_argument("--json", action="store_true", help="the table as JSON")
@@ -42,9 +42,8 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
 
 
 def run(args: argparse.Namespace) -> None:
-    """Print one line per policy."""
+    """Print one line per policy, and per rule of a call without a plan."""
     from ...core.gpu import Gpu
-    from ...plan import POLICIES
 
     asked = problem_of(args)
     gpu = Gpu.preset(args.gpu)
@@ -53,7 +52,7 @@ def run(args: argparse.Namespace) -> None:
     _check_tiles(asked.problem, args.tile_rows)
     plans = {}
     rows = []
-    for policy in args.policy or POLICIES:
+    for policy in args.policy or _all(args, asked.problem):
         plans[policy], row = _row(asked.problem, policy, gpu, args)
         rows.append(row)
     if args.json:
@@ -64,6 +63,20 @@ def run(args: argparse.Namespace) -> None:
     if args.tiles:
         for plan in plans.values():
             print(f"\n{plan}")
+
+
+def _all(args: argparse.Namespace, problem: Problem) -> list[str]:
+    """The policies, and the rules of a call without a plan where they have such tiles."""
+    from ...plan import POLICIES, RULES
+
+    return [*POLICIES, *(RULES if _has_rules(args, problem) else ())]
+
+
+def _has_rules(args: argparse.Namespace, problem: Problem) -> bool:
+    """True if a call without a plan has such tiles."""
+    from ...plan.without_plan import TILE_KV
+
+    return args.schedule == "persistent" and args.tile_kv == TILE_KV and not problem.top_k
 
 
 def _check_tiles(problem: Problem, tile_rows: int) -> None:
@@ -80,18 +93,24 @@ def _row(
     problem: Problem, policy: str, gpu: Gpu, args: argparse.Namespace
 ) -> tuple[Plan, dict[str, Any]]:
     from ...core.gpu import H200
-    from ...plan import make_plan
+    from ...plan import RULES, make_plan, plan_without
     from ...simulate import constants_for, simulate
 
-    start = time.perf_counter()
-    plan = make_plan(
-        problem,
-        tile_rows=args.tile_rows,
-        tile_kv=args.tile_kv,
-        num_workers=gpu.workers(args.cluster),
-        policy=policy,
-        schedule=args.schedule,
-    )
+    start, workers = time.perf_counter(), gpu.workers(args.cluster)
+    if policy in RULES:
+        if not _has_rules(args, problem):
+            got = f"{policy!r} with {args.schedule} tiles of {args.tile_kv} tokens"
+            raise invalid("--policy", got, "persistent tiles of 64 tokens, and no --top-k")
+        plan = plan_without(problem, policy, args.tile_rows, workers)
+    else:
+        plan = make_plan(
+            problem,
+            tile_rows=args.tile_rows,
+            tile_kv=args.tile_kv,
+            num_workers=workers,
+            policy=policy,
+            schedule=args.schedule,
+        )
     seconds = time.perf_counter() - start
     fitted = constants_for(args.tile_rows)
     read_tbps = fitted.read_tbps * gpu.read_tbps / H200.read_tbps
@@ -118,14 +137,14 @@ def _print_table(problem: Problem, model: str, gpu: Gpu, rows: list[dict[str, An
         f"{model}, batch {problem.batch}, q {max(problem.q_lens)}, kv {min(lengths)} to "
         f"{max(lengths)} ({sum(lengths)} tokens)\n"
         f"simulated on {gpu.name}; its roofline needs {gpu.roofline_time(problem) * 1e6:.1f} us\n\n"
-        f"{'policy':<12}{'tiles':>7}{'splits':>10}{'partials':>10}{'workspace':>12}"
+        f"{'policy':<16}{'tiles':>7}{'splits':>10}{'partials':>10}{'workspace':>12}"
         f"{'simulated':>12}{'busy':>7}{'planned in':>12}"
     )
     for row in rows:
         low, high = row["splits"]
         splits = f"{low}" if low == high else f"{low}-{high}"
         print(
-            f"{row['policy']:<12}{row['tiles']:>7}{splits:>10}{row['partials']:>10}"
+            f"{row['policy']:<16}{row['tiles']:>7}{splits:>10}{row['partials']:>10}"
             f"{row['workspace_bytes'] / 1e6:>9.1f} MB{_simulated(row)}"
             f"{row['planning_ms']:>9.1f} ms"
         )

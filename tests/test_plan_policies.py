@@ -147,7 +147,7 @@ def test_wrong_knobs(policy, knobs, message):
         make_plan(Problem.uniform(1, 1, 100, heads=16), policy=policy, **knobs)
 
 
-@pytest.mark.parametrize(("heads", "rows", "pieces"), [(16, 16, 2), (64, 64, 2), (128, 64, 1)])
+@pytest.mark.parametrize(("heads", "rows", "pieces"), [(16, 16, 2), (64, 64, 2), (128, 64, 2)])
 def test_a_batch_invariant_call_without_a_plan(heads, rows, pieces):
     problem = Problem((1,) * 20, (64 * 61,) * 20, heads=heads)
     plan = plan_without(problem, INVARIANT, tile_rows=rows)

@@ -39,14 +39,15 @@ from .pricing import (
 )
 
 #: splits under batch invariance (arguments of `policies.fixed_size`), for requests of up to 16
-#: query rows, of up to 64 heads, and of more. Pieces are the largest with which 64 requests still
-#: fill the card, since each further piece costs a batch of 128 requests 8 us. Small batches lose:
-#: with 8192 keys a request and 16 or 128 heads, 1 request takes 10.7 or 6.6 times as long as by
-#: default, 16 requests 2.2 or 1.7 times (H200, data/records/h200_invariant.jsonl).
+#: query rows, of up to 64 heads, and of more. Of five settings each timed on 18 steps of two traces
+#: and the 20 cases of `h200_plain_invariant.jsonl` beside the default call (H200, 2026-11-24,
+#: `data/notes/kernel_attempts.jsonl`): long pieces suit many equal requests, since each further
+#: piece costs a batch of 128 requests 8 us; short ones suit the steps, whose requests differ. Few
+#: requests lose by any: a step of 16 takes 1.2 to 4 times the default.
 INVARIANT_CUTS = {
     16: {"split_blocks": 16, "max_splits": MOST_PIECES, "half_blocks": 64},
-    64: {"split_blocks": 32, "max_splits": MOST_PIECES, "half_blocks": 64},
-    128: {"split_blocks": 64, "max_splits": MOST_PIECES, "half_blocks": 128},
+    64: {"split_blocks": 16, "max_splits": MOST_PIECES, "half_blocks": 64},
+    128: {"split_blocks": 32, "max_splits": MOST_PIECES, "half_blocks": 128},
 }
 #: further splits of a tile are priced where its first price is within this factor of the least
 PROMISING = 1.2

@@ -61,8 +61,8 @@ void set_query(Params& p, const TensorView& query) {
   const int dims = query.ndim();
   if (dims != 3 && dims != 4) refuse("query", "[tokens, heads, dim], [batch, q_len, heads, dim]");
   check_rows(query, "query", Config::kQuery, Config::kQkDim);
-  const bool apart =
-      dims == 4 && query.size(0) > 1 && query.stride(0) != query.size(1) * query.stride(1);
+  const bool several = dims == 4 && query.size(0) > 1 && query.size(1) > 1;
+  const bool apart = several && query.stride(0) != query.size(1) * query.stride(1);
   if (query.size(dims - 1) != Config::kQkDim || apart) {
     refuse("query", "rows of this kernel's width, tokens equally far from each other");
   }

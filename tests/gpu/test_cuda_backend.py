@@ -11,14 +11,17 @@ import pytest
 import torch
 
 from mla_lab.api import decode, replay
-from mla_lab.api.contract import xqa_batch_decode_with_kv_cache_mla
+from mla_lab.api.contract import (
+    trtllm_batch_decode_with_kv_cache_mla,
+    xqa_batch_decode_with_kv_cache_mla,
+)
 from mla_lab.api.contract_gqa import (
     trtllm_batch_decode_with_kv_cache,
     xqa_batch_decode_with_kv_cache,
 )
 from mla_lab.backends import self_check
 from mla_lab.bench.checks import LIMITS
-from mla_lab.core.errors import InvalidInput
+from mla_lab.core.errors import InvalidInput, Unsupported
 from mla_lab.core.problem import Problem
 from mla_lab.reference.gqa import decode_gqa_reference
 from mla_lab.reference.inputs import DecodeInputs, make_inputs
@@ -210,3 +213,25 @@ def test_a_card_that_is_not_known_checks_itself(
         inputs.seq_lens.clone()  # torch warns of a graph without work
         with pytest.raises(InvalidInput, match="the self-check of"):
             native(inputs, workspace)
+
+
+@pytest.mark.parametrize("q_len", [1, 2])
+def test_tokens_equally_far_from_each_other(workspace: torch.Tensor, q_len: int) -> None:
+    inputs = make_inputs(Problem.uniform(3, q_len, 70, 7), 3, device="cuda")
+    wide = inputs.query.new_full((3 * q_len, 9, 576), float("nan"))
+    wide[:, :7] = inputs.query.flatten(0, 1)
+    apart = replace(inputs, query=wide[:, :7].unflatten(0, (3, q_len)), workspace_buffer=workspace)
+    out = xqa_batch_decode_with_kv_cache_mla(**apart.contract_args())
+    expected = decode_reference(inputs).out.reshape(out.shape)
+    assert rel_error(out.float(), expected) < 5e-3
+
+
+def test_requests_further_apart_than_tokens_are_left_to_torch(workspace: torch.Tensor) -> None:
+    inputs = make_inputs(Problem.uniform(3, 2, 70, 7), 3, device="cuda")
+    wide = inputs.query.new_full((3, 4, 7, 576), float("nan"))
+    wide[:, :2] = inputs.query
+    apart = replace(inputs, query=wide[:, :2], workspace_buffer=workspace).contract_args()
+    out = trtllm_batch_decode_with_kv_cache_mla(**apart)
+    assert rel_error(out.float(), decode_reference(inputs).out.reshape(out.shape)) < 5e-3
+    with pytest.raises(Unsupported, match="requests lie further apart than their tokens"):
+        trtllm_batch_decode_with_kv_cache_mla(**apart, backend="cuda")

@@ -5,14 +5,18 @@ them, that they pass on a CPU, and that a call which ignores one is found.
 from __future__ import annotations
 
 import re
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
+from mla_lab import cli
 from mla_lab.api import contract
+from mla_lab.core.revision import Revision
 from mla_lab.reference.inputs import WILD_PAGE_IDS
 from mla_lab.verify import cases, check, tables
+from mla_lab.verify.record import read, write
 
 from .test_verify import CASES, CHEAP, PLAIN, pairwise_rows, work
 
@@ -225,3 +229,18 @@ def test_a_record_older_than_a_choice_is_read():
     assert f"levels of {len(cases.FACTORS)} choices in 3 or more" in tables.shapes_note(rows)
     for table in (tables.formats_table(rows), tables.pairs_table(rows)):
         assert all(name in table for name in newer)
+
+
+def test_what_is_not_ok_is_run_again_and_names_its_commit(tmp_path: Path) -> None:
+    path = tmp_path / "pairs.jsonl"
+    arguments = ["verify", "pairwise", "--device", "cpu", str(path)]
+    assert cli.main([*arguments, "--first", "2"]) == 0
+    head, first, second = read(path)
+    write(path, [head, first, {**second, "status": "refused", "rel_error": 1.0}])
+    assert cli.main([*arguments, "--again"]) == 0
+    after = read(path)
+    assert after[:2] == [head, first]
+    assert after[2].pop("commit") == Revision.here().commit
+    assert after[2] == second
+    write(path, [head, first, {**second, "case": first["case"]}])
+    assert cli.main([*arguments, "--again"]) == 2

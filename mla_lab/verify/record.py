@@ -14,6 +14,7 @@ import torch
 from ..bench.environment import environment
 from ..core import files
 from ..core.errors import invalid
+from ..core.revision import Revision
 from . import costs, published
 from .cases import CARD_WORKSPACE_BYTES, WORKSPACE_BYTES, pairwise_cases
 from .check import Outcome, run_case
@@ -54,6 +55,24 @@ def pairwise_run(device: str, indices: Sequence[int] | None, progress: Progress)
         outcome = guarded(partial(run_case, case, index, workspace))
         _tell(progress, f"case {index}", outcome)
         yield {"kind": "case", "index": index, "case": case, **outcome.row()}
+
+
+def pairwise_again(rows: Sequence[Row], device: str, progress: Progress) -> Iterator[Row]:
+    """The rows of a pairwise record, with those cases run again that are not ok; a row that is run
+    again names its commit. Raises InvalidInput for a record of other cases.
+    """
+    head, *done = rows
+    cases = pairwise_cases()
+    known = [cases[row["index"]] if row["index"] < len(cases) else None for row in done]
+    if head.get("what") != "pairwise" or known != [row["case"] for row in done]:
+        raise invalid("record", f"one of {head.get('what')!r}, or of other cases", "today's cases")
+    yield head
+    wanted = [row["index"] for row in done if row["status"] != "ok"]
+    fresh = pairwise_run(device, wanted, progress)
+    next(fresh)  # its head
+    commit = Revision.here().commit
+    for row in done:
+        yield row if row["status"] == "ok" else {**next(fresh), "commit": commit}
 
 
 def published_run(device: str, dtype: str, most_requests: int, progress: Progress) -> Iterator[Row]:

@@ -221,7 +221,7 @@ def test_tokens_equally_far_from_each_other(workspace: torch.Tensor, q_len: int)
     wide = inputs.query.new_full((3 * q_len, 9, 576), float("nan"))
     wide[:, :7] = inputs.query.flatten(0, 1)
     apart = replace(inputs, query=wide[:, :7].unflatten(0, (3, q_len)), workspace_buffer=workspace)
-    out = xqa_batch_decode_with_kv_cache_mla(**apart.contract_args())
+    out = trtllm_batch_decode_with_kv_cache_mla(**apart.contract_args(), backend="cuda")
     expected = decode_reference(inputs).out.reshape(out.shape)
     assert rel_error(out.float(), expected) < 5e-3
 

@@ -21,6 +21,9 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
     pairs = verbs.add_parser("pairwise", help="pairs of features, formats and shapes")
     pairs.add_argument("--first", type=int, help="only the first so many cases")
     pairs.add_argument("--only", default="", help="cases of these numbers, by comma")
+    pairs.add_argument(
+        "--again", action="store_true", help="only cases that the record has as not ok; others stay"
+    )
     published = verbs.add_parser("published", help="the 396 configurations of a pull request")
     published.add_argument("--dtypes", default="bf16,e4m3", help="by comma")
     published.add_argument("--batch", type=int, default=1024, help="up to so many requests")
@@ -226,6 +229,9 @@ def _rows(args: argparse.Namespace, say: Callable[[str], None]) -> Iterator[dict
     from ...verify import kinds, record
 
     if args.verb == "pairwise":
+        if args.again:
+            yield from record.pairwise_again(record.read(args.record), args.device, say)
+            return
         numbers = [int(number) for number in args.only.split(",") if number]
         chosen = numbers or (None if args.first is None else range(args.first))
         yield from record.pairwise_run(args.device, chosen, say)

@@ -32,7 +32,8 @@ def declared(config: KernelConfig) -> tuple[Any, ...]:
 def given(config: KernelConfig) -> tuple[Any, ...]:
     """The tuple of a call of the build, of shaped builds as callers have it."""
     problem = problem_for(config, (70,), page_size=64)
-    return make_call(config, problem).args[-1] if feature_operands(config) else ()
+    splits = 0 if config.option("pieces") else 1
+    return make_call(config, problem, splits).args[-1] if feature_operands(config) else ()
 
 
 def test_plain_builds_declare_none() -> None:

@@ -31,7 +31,8 @@ TAKES = frozenset(
 )
 #: (query, cache) formats of its builds
 FORMATS = (("bf16", "fp8_656"), ("bf16", "e4m3"), ("e4m3", "e4m3"))
-#: (heads above, slots of all query tokens from which on it is the faster one)
+#: (heads above, slots of all query tokens from which on it is the faster one), of 656-byte tokens
+#: (`data/records/h200_sparse.jsonl`); the other formats, not timed at these bounds, follow them
 AHEAD = ((64, 4096), (32, 8192))
 
 

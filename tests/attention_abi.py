@@ -1,7 +1,7 @@
 """The attention kernels' interface, done by torch on a CPU: what a launch hands over, and means.
 
 `AbiKernel` takes the arguments of a launch in their order, walks the tiles of every worker as a
-kernel does, leaves partials, and merges as the last arriver. `HostPlanner` stands for the planner.
+kernel does, leaves partials, and merges as the last arriver. `plan_on_host` stands for the planner.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from mla_lab.backends.cuda.ops import DevicePlan, DevicePlanner, merge_items
+from mla_lab.backends.cuda.ops import DevicePlan, DevicePlanner
 from mla_lab.core import masks
 from mla_lab.core.problem import Problem
 from mla_lab.plan import KernelConfig, WorkTile
@@ -274,4 +274,3 @@ def plan_on_host(
         return
     words.tiles[: plan.num_tiles] = torch.tensor(plan.tiles)
     words.worker_begin.copy_(torch.tensor(plan.worker_begin))
-    words.merge_items[: plan.num_groups] = torch.tensor(merge_items(plan))

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-from typing import Any
-
 import numpy as np
 
-from mla_lab.backends.cuda.ops import ANY_ROWS, DevicePlanner
+from mla_lab.backends.cuda.ops import DevicePlanner
 from mla_lab.core.problem import Problem
 from mla_lab.plan import Plan, make_plan
 
@@ -32,32 +29,22 @@ def random_case(rng: np.random.Generator) -> tuple[DevicePlanner, Problem]:
         tile_rows=int(rng.choice([8, 16, 32, 64, 128])),
         tile_kv=int(rng.choice([32, 64, 128])),
         num_workers=int(rng.choice([1, 2, 5, 16, 66, 132])),
-        policy=str(rng.choice(["greedy", "fixed_size"])),
-        overhead=int(rng.choice([0, 1, 5])),
         split_blocks=int(rng.choice([1, 2, 16])),
         max_splits=int(rng.choice([1, 3, 32])),
         half_blocks=int(rng.choice([0, 0, 3, 64])),
-        least_rows=int(rng.choice([1, 1, heads + 1])),
-        most_rows=int(rng.choice([ANY_ROWS, ANY_ROWS, 2 * heads])),
     )
     return planner, Problem(tuple(q_lens.tolist()), tuple(kv_lens.tolist()), heads)
 
 
 def host_plan(planner: DevicePlanner, problem: Problem) -> Plan:
     """What `make_plan` says about the same batch."""
-    rows = [q_len * problem.heads for q_len in problem.q_lens]
-    served = [planner.least_rows <= n <= planner.most_rows for n in rows]
-    q_lens = [q_len if own else 0 for q_len, own in zip(problem.q_lens, served, strict=True)]
-    problem = replace(problem, q_lens=tuple(q_lens))
-    knobs: dict[str, Any] = {"overhead": planner.overhead}
-    if planner.policy == "fixed_size":
-        names = ("split_blocks", "max_splits", "half_blocks")
-        knobs = {name: getattr(planner, name) for name in names}
     return make_plan(
         problem,
         tile_rows=planner.tile_rows,
         tile_kv=planner.tile_kv,
         num_workers=planner.num_workers,
-        policy=planner.policy,
-        **knobs,
+        policy="fixed_size",
+        split_blocks=planner.split_blocks,
+        max_splits=planner.max_splits,
+        half_blocks=planner.half_blocks,
     )

@@ -6,8 +6,8 @@
 
 extern "C" void plan_on_host(mla::planner::Params* params) {
   using mla::planner::Scratch;
-  std::vector<uint64_t> memory(Scratch::bytes(params->batch, params->workers) / 8 + 1);
-  const Scratch scratch(memory.data(), params->batch, params->workers);
+  std::vector<uint64_t> memory(Scratch::bytes(params->batch) / 8 + 1);
+  const Scratch scratch(memory.data(), params->batch);
   mla::planner::Team team;
   mla::planner::make_plan(team, *params, scratch);
 }

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
-from mla_lab.backends.cuda.ops import POLICIES, DevicePlanner
+from mla_lab.backends.cuda.ops import DevicePlanner
 from mla_lab.core.problem import Problem
 from mla_lab.core.resources import kernels_dir
 from mla_lab.jit.toolchain import find_cxx
@@ -24,11 +24,9 @@ class Params(ctypes.Structure):
         ("seq_lens", POINTER),
         ("q_begin", POINTER),
         *((n, ctypes.c_int32) for n in ("batch", "heads", "tile_rows", "tile_kv", "workers")),
-        *((n, ctypes.c_int32) for n in ("policy", "overhead", "split_blocks", "max_splits")),
-        *((n, ctypes.c_int32) for n in ("half_blocks", "least_rows", "most_rows")),
+        *((n, ctypes.c_int32) for n in ("split_blocks", "max_splits", "half_blocks")),
         ("tiles", POINTER),
         ("worker_begin", POINTER),
-        ("merge_items", POINTER),
         ("counts", POINTER),
         *((f"{n}_capacity", ctypes.c_int32) for n in ("tile", "slot", "group")),
     )
@@ -40,7 +38,6 @@ class HostPlan:
 
     tiles: np.ndarray
     worker_begin: np.ndarray
-    merge_items: np.ndarray
     counts: np.ndarray
 
 
@@ -67,7 +64,6 @@ def plan_on_host(
     plan = HostPlan(
         np.full((tiles, 8), -7, dtype=np.int32),
         np.full(planner.num_workers + 1, -7, dtype=np.int32),
-        np.full((groups, 4), -7, dtype=np.int32),
         np.full(4, -7, dtype=np.int32),
     )
 
@@ -76,10 +72,9 @@ def plan_on_host(
 
     params = Params(
         at(seq_lens), at(q_begin), problem.batch, problem.heads, planner.tile_rows,
-        planner.tile_kv, planner.num_workers, POLICIES.index(planner.policy), planner.overhead,
-        planner.split_blocks, planner.max_splits, planner.half_blocks, planner.least_rows,
-        planner.most_rows, at(plan.tiles), at(plan.worker_begin),
-        at(plan.merge_items), at(plan.counts), tiles, slots, groups,
+        planner.tile_kv, planner.num_workers, planner.split_blocks, planner.max_splits,
+        planner.half_blocks, at(plan.tiles), at(plan.worker_begin), at(plan.counts), tiles, slots,
+        groups,
     )  # fmt: skip
     library.plan_on_host(ctypes.byref(params))
     return plan

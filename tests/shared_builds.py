@@ -51,7 +51,6 @@ SWAP_AB_SKIP = swap_ab(
 SHARED = (
     KernelConfig("cute/empty"),
     KernelConfig("cuda/ladder"),
-    KernelConfig("cuda/merge"),
     KernelConfig("cuda/planner"),
     KEEP_AB,
     keep_ab({}, dual=1),

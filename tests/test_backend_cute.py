@@ -14,7 +14,6 @@ import torch
 from mla_lab import backends
 from mla_lab.api import decode, replay
 from mla_lab.api.context_parallel import shard
-from mla_lab.backends.cuda import ops as cuda_ops
 from mla_lab.backends.cute import backend as cute
 from mla_lab.backends.cute import launch
 from mla_lab.backends.cute.backend import CuteBackend
@@ -33,7 +32,7 @@ from mla_lab.reference.inputs import DecodeInputs, make_inputs
 from mla_lab.reference.mla import decode_reference
 from mla_lab.reference.tolerance import lse_error, rel_error
 
-from .attention_abi import AbiKernel, plan_on_host
+from .attention_abi import AbiKernel
 
 WORKSPACE = 128 << 20
 PLAIN = Problem.uniform(4, 1, 300, 128)
@@ -53,9 +52,7 @@ def kernels(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[KernelConfig, AbiK
         return made.setdefault(config, AbiKernel(config))
 
     monkeypatch.setattr(launch, "kernel", kernel)
-    monkeypatch.setattr(launch, "load_around", lambda *_: None)
     monkeypatch.delitem(backends.MODULES, "cuda")  # there is no stand-in for its kernels here
-    monkeypatch.setattr(cuda_ops.DevicePlanner, "__call__", plan_on_host)
     for module in (backends, cute):
         monkeypatch.setattr(module, "gpu_of", lambda device: H200)
     backends.choose.cache_clear()
@@ -199,22 +196,6 @@ def test_pdl_is_a_matter_of_the_kernel(kernels: dict[KernelConfig, AbiKernel]) -
     assert [config.option("pdl", 1) for config in kernels] == [1] * builds + [0] * builds
 
 
-def test_a_separate_merge_follows(
-    kernels: dict[KernelConfig, AbiKernel], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    calls: list[Any] = []
-    monkeypatch.setattr(cuda_ops.Merge, "__call__", lambda self, *a: calls.append((self, a)))
-    plan = make_plan(PLAIN, policy="fixed", num_splits=3)
-    config = KernelConfig("cute/keep_ab_sm90", options=(("fused_merge", 0),))
-    native(inputs_of(PLAIN), plan=replace(plan, config=config))
-    (merge, (partials, items, q_begin, out, lse, sinks, scale)) = calls[0]
-    assert (merge.heads, merge.programmatic_launch) == (128, True)
-    assert partials[0].shape == (plan.num_slots, 64, 512)
-    assert items.shape == (plan.num_groups, 4)
-    assert q_begin.tolist() == [0, 1, 2, 3, 4]
-    assert (out.shape, lse.numel(), sinks.numel(), scale.numel()) == ((512, 512), 0, 0, 0)
-
-
 REFUSED = {
     "separate_tables": "table",
     "nonpositive_scale": "bmm1_scale",
@@ -335,21 +316,29 @@ def test_plans_that_no_kernel_walks(kernels: dict[KernelConfig, AbiKernel]) -> N
             native(inputs, plan=plan)
 
 
-def test_workers_that_cannot_all_run_at_once_leave_the_merge_to_its_kernel(
-    kernels: dict[KernelConfig, AbiKernel], monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("tile_rows", "most"), [(16, 132), (64, 132), (128, 66)], ids=["swap_ab", "keep_ab", "cluster"]
+)
+def test_workers_that_cannot_all_run_at_once_are_folded(
+    kernels: dict[KernelConfig, AbiKernel], tile_rows: int, most: int
 ) -> None:
-    monkeypatch.setattr(cuda_ops.Merge, "__call__", lambda *_: None)
-    for workers in (66, 67):
-        plan = make_plan(PLAIN, tile_rows=128, num_workers=workers, policy="fixed", num_splits=3)
-        native(inputs_of(PLAIN), plan=plan)
-    assert [config.option("fused_merge", 1) for config in kernels] == [1, 0]
+    problem = Problem((1, 2, 1), (700, 300, 0), 32)
+    for workers in (most - 1, most, most + 1, 3 * most):
+        inputs = inputs_of(problem, "lse")
+        plan = make_plan(
+            problem, tile_rows=tile_rows, num_workers=workers, policy="fixed", num_splits=3
+        )
+        check(inputs, native(inputs, plan=plan))
+        (kernel,) = kernels.values()
+        tiles, worker_begin = kernel.launches[-1][10:12]
+        assert kernel.launches[-1][-3] == len(worker_begin) - 1 == min(workers, most)
+        assert torch.equal(tiles, torch.tensor(plan.tiles))
+        assert not inputs.workspace_buffer[:65536].any()
 
 
 def test_a_formula_is_three_numbers_and_one_launch(
-    kernels: dict[KernelConfig, AbiKernel], monkeypatch: pytest.MonkeyPatch
+    kernels: dict[KernelConfig, AbiKernel],
 ) -> None:
-    planned: list[Any] = []
-    monkeypatch.setattr(cuda_ops.DevicePlanner, "__call__", lambda *a: planned.append(a))
     inputs = inputs_of(PIECES, "lse")
     plan = make_plan(PIECES, tile_rows=16, policy="fixed", schedule="grid", num_splits=9)
     check(inputs, native(inputs, plan=plan))
@@ -361,7 +350,6 @@ def test_a_formula_is_three_numbers_and_one_launch(
     row_tiles = -(-PIECES.heads // choice.config.tile_rows)
     assert chosen[-3:] == (dict(choice.knobs)["num_splits"], row_tiles, 1)
     assert by_plan[4].shape == (9, 16, 512)
-    assert not planned
 
 
 def test_a_formula_of_a_ragged_call_reads_query_lengths_on_the_device(
@@ -410,12 +398,6 @@ def test_a_formula_in_pairs_wants_workers_for_the_last_row_tile_s_neighbour() ->
     assert Formula.of(config, 8, bounds, H200).slots == 4 * 3 * 8
     with pytest.raises(Unsupported, match="144 workers"):
         Formula.of(config, 9, bounds, H200)
-
-
-def test_a_walk_wants_all_of_its_workers_at_once(kernels: dict[KernelConfig, AbiKernel]) -> None:
-    with pytest.raises(Unsupported, match="133 workers of 16 rows"):
-        native(inputs_of(PLAIN), plan=make_plan(PLAIN, tile_rows=16, num_workers=133))
-    assert not kernels
 
 
 def test_mail_lies_behind_the_counters_whatever_else_uses_the_buffer(

@@ -9,15 +9,16 @@ import pytest
 import torch
 
 from mla_lab.api import decode, replay
+from mla_lab.backends.cuda import ops as cuda_ops
 from mla_lab.backends.cute import backend as cute
-from mla_lab.backends.cute import device_plan, launch
+from mla_lab.backends.cute import blackwell, device_plan, launch
 from mla_lab.backends.cute.backend import CuteBackend
 from mla_lab.backends.cute.device_plan import MOST_ROWS, MOST_TOKENS, check_offsets
 from mla_lab.call.bind import bind
 from mla_lab.call.checks import form_of
 from mla_lab.call.form import Features
 from mla_lab.core.errors import Unsupported
-from mla_lab.core.gpu import H200
+from mla_lab.core.gpu import B200, H200
 from mla_lab.core.problem import Problem
 from mla_lab.plan import KernelConfig
 from mla_lab.reference.inputs import DecodeInputs
@@ -25,7 +26,7 @@ from mla_lab.reference.mla import decode_reference
 from mla_lab.reference.tolerance import lse_error, rel_error
 
 from . import test_backend_cute as first
-from .attention_abi import AbiKernel
+from .attention_abi import AbiKernel, plan_on_host
 from .test_backend_cute import PIECES, PLAIN, RAGGED, check, inputs_of, native
 
 #: the fixture of the first file
@@ -138,3 +139,28 @@ def test_a_batch_invariant_call_wants_no_more_memory_for_a_larger_bound(heads: i
         planned = cute._plan(problem, problem.total_q, H200, Features(batch_invariant=True))
         sizes.add(planned.workspace.nbytes)
     assert len(sizes) == 1 and sizes.pop() < 96 << 20
+
+
+@pytest.mark.parametrize("bound", [4000, 64])
+def test_the_planner_precedes_the_sm100_kernel_and_bounds_of_it_may_be_wrong(
+    kernels: dict[KernelConfig, AbiKernel], monkeypatch: pytest.MonkeyPatch, bound: int
+) -> None:
+    monkeypatch.setattr(cuda_ops.DevicePlanner, "__call__", plan_on_host)
+    monkeypatch.setattr(launch, "load_planner", lambda device: None)
+    inputs = inputs_of(Problem((1, 2), (3000, 70), 128), "ragged", "lse")
+    out, lse = torch.full((3, 128, 512), 7.0, dtype=torch.bfloat16), torch.full((3, 128), 7.0)
+    inputs = replace(inputs, out=out, lse=lse, max_seq_len=bound)
+    form = replace(form_of(inputs), on_host=False)
+    call = bind(inputs, form, reads_lengths=False, debug=False)
+    features = Features(ragged=True, lse=True, batch_invariant=True)
+    plan = blackwell.plan(call.problem, form.total_q, B200, features)
+    made = launch.Launch.of(call, plan, decode.allocate(call, plan), B200)
+    for _ in range(2):
+        made.repeat(call.args, out, lse)
+    (config,) = kernels
+    assert config.kernel == "cute/mla_sm100"
+    if bound == 64:
+        assert out.isnan().all() and lse.isnan().all()
+        return
+    check(inputs, (out, lse))
+    assert int(kernels[config].launches[-1][11][-1]) == 2 + 2

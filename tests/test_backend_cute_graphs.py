@@ -29,7 +29,7 @@ def test_words_of_a_plan_are_kept_where_a_graph_is_captured_with_it(
     kept: list[Any] = []
     monkeypatch.setattr(launch, "_CAPTURED", kept)
     plan = make_plan(Problem.uniform(4, 1, 300, 128))
-    words = device_plan.on_device(plan, torch.device("cpu"))
+    words = device_plan.on_device(plan, torch.device("cpu"), 132)
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
     launch.keep_for_graph(words)
     assert kept == []

@@ -3,14 +3,22 @@
 from __future__ import annotations
 
 import shutil
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any, cast
 
 import pytest
 import torch
 
 from mla_lab import trtllm_batch_decode_with_kv_cache_mla
 from mla_lab.backends import ORDER
+from mla_lab.backends.emulate import backend
+from mla_lab.backends.emulate.backend import EmulateBackend
 from mla_lab.core.errors import Unsupported
+from mla_lab.core.gpu import H200
 from mla_lab.core.problem import Problem
+from mla_lab.emulate import EmulatedKernel
+from mla_lab.plan import KernelConfig, make_plan
 from mla_lab.reference.inputs import DecodeInputs, make_inputs
 from mla_lab.reference.mla import decode_reference
 from mla_lab.reference.tolerance import error, lse_error
@@ -19,8 +27,8 @@ needs_cxx = pytest.mark.skipif(shutil.which("g++") is None, reason="needs a C++ 
 WORKSPACE = 64 << 20
 
 
-def call(inputs: DecodeInputs) -> tuple[torch.Tensor, torch.Tensor]:
-    given = inputs.contract_args() | {"backend": "emulate", "return_lse": True}
+def call(inputs: DecodeInputs, **more: Any) -> tuple[torch.Tensor, torch.Tensor]:
+    given = inputs.contract_args() | {"backend": "emulate", "return_lse": True} | more
     out, lse = trtllm_batch_decode_with_kv_cache_mla(**given)
     return out, lse
 
@@ -33,10 +41,42 @@ def test_results_are_those_of_the_reference(heads: int, features: tuple[str, ...
     problem = Problem(q_lens=(1, 1), kv_lens=(300, 77), heads=heads)
     inputs = make_inputs(problem, 3, ["lse", *features], workspace_bytes=WORKSPACE)
     call(inputs)
-    out, lse = call(inputs)  # the second time as a replay
+    check(inputs, *call(inputs))  # the second time as a replay
+
+
+def check(inputs: DecodeInputs, out: torch.Tensor, lse: torch.Tensor) -> None:
     expected = decode_reference(inputs)
     assert error(out, expected.out.reshape(out.shape)).relative < 0.008
     assert lse_error(lse, expected.lse.reshape(lse.shape)) < 1e-5
+
+
+@needs_cxx
+@pytest.mark.parametrize(("tile_rows", "q_len", "page_size"), [(64, 1, 64), (16, 2, 128)])
+def test_a_plan_of_more_workers_than_the_card_has_sms(
+    monkeypatch: pytest.MonkeyPatch, tile_rows: int, q_len: int, page_size: int
+) -> None:
+    """Neighbours run as one CTA, which then has several pieces of a row tile."""
+    monkeypatch.setattr(EmulateBackend, "gpu", replace(H200, sms=3, resident_clusters=()))
+    kernel_of, grids = backend.EmulatedLaunch.kernel_of, []
+
+    def kernel(config: KernelConfig, device: torch.device) -> Callable[..., None]:
+        found = cast("EmulatedKernel", kernel_of(config, device))
+
+        def launch(*arguments: Any) -> None:
+            found(*arguments)
+            grids.append(found.run.launches[0].grid)
+
+        return launch
+
+    monkeypatch.setattr(backend.EmulatedLaunch, "kernel_of", staticmethod(kernel))
+    lengths, heads = (700, 77, 0), tile_rows // q_len
+    problem = Problem((q_len,) * 3, lengths, heads, page_size=page_size)
+    inputs = make_inputs(problem, 3, ["lse"], workspace_bytes=WORKSPACE)
+    how = {"tile_rows": tile_rows, "policy": "fixed", "num_splits": 7}
+    for workers in (10, 2):
+        check(inputs, *call(inputs, plan=make_plan(problem, num_workers=workers, **how)))
+        assert not inputs.workspace_buffer[:65536].any()
+    assert grids == [(3, 1, 1), (2, 1, 1)]
 
 
 def refused(problem: Problem, *features: str, **changes: object) -> str:

@@ -66,9 +66,8 @@ def test_the_ladder(arch: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("arch", BEYOND)
-@pytest.mark.parametrize("name", ["merge", "planner"])
-def test_what_stands_around_attention(name: str, arch: str, tmp_path: Path) -> None:
-    kinds_of(cubin(KernelConfig(f"cuda/{name}"), arch, tmp_path))
+def test_the_planner(arch: str, tmp_path: Path) -> None:
+    kinds_of(cubin(KernelConfig("cuda/planner"), arch, tmp_path))
 
 
 @pytest.mark.parametrize("arch", BEYOND)
@@ -94,7 +93,7 @@ def test_shared_memory_of_small_cards_is_not_exceeded(
 def test_what_was_not_run_is_labelled(capsys: pytest.CaptureFixture[str]) -> None:
     assert label("sm_90a") == "sm_90a"
     assert label("sm_120a") == "sm_120a (compiled, not run)"
-    assert main(["compile", "--arch", "sm_120a", "--kernel", "cuda/merge"]) == 0
+    assert main(["compile", "--arch", "sm_120a", "--kernel", "cuda/planner"]) == 0
     assert "1 kernels for sm_120a (compiled, not run)" in capsys.readouterr().out
-    assert main(["xray", "--arch", "sm_120a", "--kernel", "cuda/merge"]) == 0
-    assert "cuda_merge for sm_120a (compiled, not run)" in capsys.readouterr().out
+    assert main(["xray", "--arch", "sm_120a", "--kernel", "cuda/planner"]) == 0
+    assert "cuda_planner for sm_120a (compiled, not run)" in capsys.readouterr().out

@@ -8,7 +8,7 @@ import shutil
 import numpy as np
 import pytest
 
-from mla_lab.backends.cuda.ops import DevicePlanner, merge_items
+from mla_lab.backends.cuda.ops import DevicePlanner
 from mla_lab.core.errors import InvalidInput
 from mla_lab.core.problem import Problem
 from mla_lab.plan import Plan
@@ -28,8 +28,6 @@ def check_equal(found: HostPlan, plan: Plan) -> None:
     assert found.counts.tolist() == [plan.num_tiles, plan.num_slots, plan.num_groups, 0]
     np.testing.assert_array_equal(found.worker_begin, plan.worker_begin)
     np.testing.assert_array_equal(found.tiles[: plan.num_tiles], plan.tiles)
-    np.testing.assert_array_equal(found.merge_items[: plan.num_groups], merge_items(plan))
-    assert not found.merge_items[plan.num_groups :].any()
 
 
 @pytest.mark.parametrize("seed", range(10))
@@ -40,7 +38,6 @@ def test_equal_to_the_python_plan_on_random_batches(library: ctypes.CDLL, seed: 
         check_equal(plan_on_host(library, planner, problem), host_plan(planner, problem))
 
 
-@pytest.mark.parametrize("policy", ["greedy", "fixed_size"])
 @pytest.mark.parametrize(
     ("q_lens", "kv_lens", "heads"),
     [
@@ -52,16 +49,10 @@ def test_equal_to_the_python_plan_on_random_batches(library: ctypes.CDLL, seed: 
     ],
 )
 def test_equal_at_the_edges(
-    library: ctypes.CDLL,
-    policy: str,
-    q_lens: tuple[int, ...],
-    kv_lens: tuple[int, ...],
-    heads: int,
+    library: ctypes.CDLL, q_lens: tuple[int, ...], kv_lens: tuple[int, ...], heads: int
 ) -> None:
     problem = Problem(q_lens, kv_lens, heads)
-    planner = DevicePlanner(
-        heads, len(q_lens), max(q_lens), max(kv_lens), policy=policy, num_workers=132
-    )
+    planner = DevicePlanner(heads, len(q_lens), max(q_lens), max(kv_lens), num_workers=132)
     check_equal(plan_on_host(library, planner, problem), host_plan(planner, problem))
 
 
@@ -77,14 +68,9 @@ def test_a_plan_that_does_not_fit_leaves_every_worker_idle(
     found = plan_on_host(library, planner, problem, (capacity[0], capacity[1], capacity[2]))
     assert found.counts.tolist() == [plan.num_tiles, plan.num_slots, plan.num_groups, 1]
     assert not found.worker_begin.any()
-    assert not found.merge_items.any()
 
 
-@pytest.mark.parametrize(
-    ("field", "value"),
-    [("policy", "cost"), ("max_batch", 5000), ("max_batch", 0), ("num_workers", 2000)],
-)
-def test_bounds_are_checked_before_anything_runs(field: str, value: object) -> None:
-    fields = {"heads": 16, "max_batch": 4, "max_q_len": 1, "max_kv_len": 100, field: value}
-    with pytest.raises(InvalidInput, match=field):
-        DevicePlanner(**fields)  # type: ignore[arg-type]
+@pytest.mark.parametrize("batch", [5000, 0])
+def test_bounds_are_checked_before_anything_runs(batch: int) -> None:
+    with pytest.raises(InvalidInput, match="max_batch"):
+        DevicePlanner(heads=16, max_batch=batch, max_q_len=1, max_kv_len=100)

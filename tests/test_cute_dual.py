@@ -56,7 +56,7 @@ def test_a_launch_takes_the_mainloop_of_its_length_whatever_was_before(
     [
         {"options": (("dual", 3),)},
         {"options": (("dual", 1), ("features", 1))},
-        {"options": (("dual", 1), ("fused_merge", 0))},
+        {"options": (("dual", 1), ("stages", 2))},
         {"tile_rows": 128, "cluster": 2},
         {"mask": "tree"},
         {"q_dtype": "e4m3", "kv_format": "e4m3"},

@@ -22,8 +22,9 @@ from cutlass.cute.nvgpu import warpgroup
 
 import mla_lab.cute as cute_package
 from mla_lab.cute import keep_ab_sm90 as keep_ab
-from mla_lab.cute.keep_ab_sm90.mask import column_of, first_row
-from mla_lab.cute.keep_ab_sm90.params import BLOCK, HEAD, STAGE, SWIZZLE_ROWS, Config
+from mla_lab.cute.keep_ab_sm90.params import STAGE, SWIZZLE_ROWS, Config
+from mla_lab.cute.rows_on_m.mask import column_of, first_row
+from mla_lab.cute.rows_on_m.params import BLOCK, HEAD
 
 PLACES = [(r, c, s) for s in (0, 2) for r in (0, 1, 7, 8, 23, 63) for c in (0, 63, 64, 200, 575)]
 

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from mla_lab import jit
 from mla_lab.backends.cute import blackwell
 from mla_lab.backends.cute.backend import CuteBackend
 from mla_lab.backends.emulate.backend import EmulateSm100Backend
@@ -17,8 +18,8 @@ from mla_lab.core.errors import Unsupported
 from mla_lab.core.gpu import B200, H200
 from mla_lab.core.problem import Problem
 from mla_lab.core.resources import data_dir
-from mla_lab.emulate import Options, recorded
-from mla_lab.emulate.calls import Call, is_right
+from mla_lab.emulate import EmulatedKernel, Options, recorded
+from mla_lab.emulate.calls import Call, is_right, make_call, problem_for
 from mla_lab.jit import shipped
 from mla_lab.jit.cubin import KernelResources
 from mla_lab.plan.config import KernelConfig
@@ -33,6 +34,7 @@ pytest.importorskip("cutlass")
 from mla_lab.cute import mla_sm100
 from mla_lab.cute.common.ptx_sm100 import instruction_descriptor
 from mla_lab.cute.mla_sm100 import params
+from mla_lab.cute.rows_on_m.params import ELEMENTS, SHARED_BYTES
 
 ARCHIVE = data_dir() / "runtime/emulate_sm100.zip"
 RECORDED = recorded.recordings(archive=ARCHIVE)
@@ -64,6 +66,18 @@ def test_recordings_have_sixteen_bits_eight_bits_and_both_with_a_draft_mask() ->
     }
 
 
+@pytest.mark.compiler
+def test_a_build_of_this_source_is_right() -> None:
+    """The recorded calls are of earlier sources; this one is compiled here."""
+    config = sm100_lists.build_of("bf16", "bf16", 64)
+    problem = problem_for(config, (330, 77), heads=64, q_len=2)
+    kernel = EmulatedKernel.of(jit.compile(config, "sm_100a"), Options(check=True))
+    for splits in (0, 2):
+        call = make_call(config, problem, splits)
+        kernel(*call.args)
+        assert kernel.run.findings == [] and is_right(call)
+
+
 def test_bits_do_not_depend_on_the_schedule() -> None:
     plain, _ = result(RECORDED[0], Options(numbers="exact"))
     other, _ = result(RECORDED[0], Options(numbers="exact", schedule="adverse", seed=1))
@@ -74,7 +88,7 @@ def test_bits_do_not_depend_on_the_schedule() -> None:
 @pytest.mark.parametrize("page_size", mla_sm100.PAGE_SIZES)
 def test_shared_memory_and_tensor_memory_fit(q_dtype: str, kv_format: str, page_size: int) -> None:
     facts = mla_sm100.static_facts(sm100_lists.build_of(q_dtype, kv_format, page_size))
-    assert facts.shared_bytes <= params.SHARED_BYTES
+    assert facts.shared_bytes <= SHARED_BYTES
     used = params.O_COLUMN + params.V_COLUMNS
     assert 2 * params.S_COLUMNS <= params.O_COLUMN and used <= params.TMEM_COLUMNS
 
@@ -113,10 +127,10 @@ def test_tensor_columns_are_read_from_ptx() -> None:
 
 
 def test_instruction_descriptors_have_the_bits_of_the_isa() -> None:
-    bf16 = params.ELEMENTS["bf16"]
+    bf16 = ELEMENTS["bf16"]
     assert instruction_descriptor(bf16, 128, False) == 0x8200490
     assert instruction_descriptor(bf16, 256, True) == 0x8410490
-    assert instruction_descriptor(params.ELEMENTS["e4m3"], 128, False) == 0x8200010
+    assert instruction_descriptor(ELEMENTS["e4m3"], 128, False) == 0x8200010
 
 
 @pytest.mark.parametrize(
@@ -127,7 +141,7 @@ def test_instruction_descriptors_have_the_bits_of_the_isa() -> None:
         ({"tile_rows": 64}, "tile_rows"),
         ({"page_size": 8}, "page_size"),
         ({"options": (("skip", 1),)}, "skip"),
-        ({"options": (("fused_merge", 0),)}, "fused_merge"),
+        ({"options": (("stages", 2),)}, "stages"),
     ],
 )
 def test_what_is_not_compiled_is_refused_by_name(changes: dict[str, object], words: str) -> None:

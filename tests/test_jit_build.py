@@ -22,7 +22,7 @@ from mla_lab.jit.cache import Cache
 from mla_lab.jit.cute_build import CuteWorker
 from mla_lab.plan.config import KernelConfig
 
-EMPTY, MERGE = KernelConfig("cute/empty"), KernelConfig("cuda/merge")
+EMPTY, PLANNER = KernelConfig("cute/empty"), KernelConfig("cuda/planner")
 ROOT = source.PACKAGE.parent
 
 pytestmark = [
@@ -40,7 +40,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A bundle of two kernels, one by each compiler."""
     out = tmp_path_factory.mktemp("bundle") / "out"
     messages: list[str] = []
-    bundle(out, [EMPTY, MERGE], progress=messages.append)
+    bundle(out, [EMPTY, PLANNER], progress=messages.append)
     if not list((out / "wheels").glob("*.whl")):
         assert any("apache-tvm-ffi" in message for message in messages)
     return out
@@ -74,7 +74,7 @@ def refuse(event, args):
     if event == "subprocess.Popen" and os.path.basename(str(args[0])) in COMPILERS:
         raise RuntimeError(f"started {args}")
 sys.addaudithook(refuse)
-for name in ("cute/empty", "cuda/merge"):
+for name in ("cute/empty", "cuda/planner"):
     kernel = jit.load(jit.compile(KernelConfig(name)))
     try:
         kernel.launch()
@@ -110,7 +110,7 @@ def test_a_bundle_launches_without_dsl_or_compilers(made: Path, tmp_path: Path) 
 def test_a_bundle_is_small_and_says_what_made_it(made: Path, tmp_path: Path) -> None:
     assert size_of(made) < 40e6
     manifest = json.loads((unpack(made, tmp_path) / "manifest.json").read_text())
-    assert manifest["kernels"] == ["cuda_merge sm_90a", "cute_empty sm_90a"]
+    assert manifest["kernels"] == ["cuda_planner sm_90a", "cute_empty sm_90a"]
     assert set(manifest["toolchain"]) == {"cuda", "cute"}
 
 
@@ -121,11 +121,11 @@ def test_sources_that_differ_from_the_bundle_find_nothing_and_are_told_once(
     monkeypatch.setenv("MLA_LAB_PREBUILT", str(prebuilt))
     monkeypatch.setenv("MLA_LAB_CACHE_DIR", str(made / "absent"))
     assert jit.find(EMPTY, "sm_90a") is not None
-    assert jit.find(KernelConfig("cuda/planner"), "sm_90a") is None  # not in the bundle
+    assert jit.find(KernelConfig("cuda/ladder"), "sm_90a") is None  # not in the bundle
     monkeypatch.setattr(source, "source_hash", lambda kernel: "other")
     with pytest.warns(UserWarning, match=f"{prebuilt}.* compiled from other sources"):
         assert jit.find(EMPTY, "sm_90a") is None
-    assert jit.find(MERGE, "sm_90a") is None  # a second warning would be an error
+    assert jit.find(PLANNER, "sm_90a") is None  # a second warning would be an error
 
 
 def test_several_processes_build_once(tmp_path: Path) -> None:
@@ -230,18 +230,19 @@ def test_a_changed_header_is_another_kernel(
 ) -> None:
     shutil.copytree(kernels_dir(), tmp_path / "kernels")
     monkeypatch.setattr(source, "kernels_dir", lambda: tmp_path / "kernels")
-    names = {path.name for path in source.source_files("cuda/merge")}
-    assert {"merge.cu", "merge.h", "binding.cc", "words.h", "tensors.h"} == names
-    before = {name: source.source_hash(name) for name in ("cuda/merge", "cuda/planner")}
-    header = tmp_path / "kernels" / "merge" / "merge.h"
+    names = {path.name for path in source.source_files("cuda/planner")}
+    own = {"planner.cu", "planner.h", "launch.h", "plan.h", "scratch.h", "team.h"}
+    assert {*own, "binding.cc", "words.h", "tensors.h"} == names
+    before = {name: source.source_hash(name) for name in ("cuda/planner", "cuda/ladder")}
+    header = tmp_path / "kernels" / "planner" / "planner.h"
     header.write_text(header.read_text() + "\n")
-    assert source.source_hash("cuda/merge") != before["cuda/merge"]
-    assert source.source_hash("cuda/planner") == before["cuda/planner"]
+    assert source.source_hash("cuda/planner") != before["cuda/planner"]
+    assert source.source_hash("cuda/ladder") == before["cuda/ladder"]
 
 
 @pytest.mark.parametrize("arch", ["sm_100a", "sm_120a"])
 def test_other_architectures_compile_without_their_gpu(arch: str) -> None:
-    for built in jit.compile_all([EMPTY, MERGE], arch, progress=quiet):
+    for built in jit.compile_all([EMPTY, PLANNER], arch, progress=quiet):
         assert f".target {arch}" in built.ptx.read_text()
         assert built.resources[0].stack == 0
 
@@ -250,10 +251,10 @@ def test_the_commands_list_compile_and_bundle(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["compile", "--list"]) == 0
-    assert {"cute_empty", "cuda_merge", "cuda_planner"} <= set(capsys.readouterr().out.split())
+    assert {"cute_empty", "cuda_planner"} <= set(capsys.readouterr().out.split())
     assert main(["compile", "--kernel", "cute/empty"]) == 0
     assert "1 kernels for sm_90a" in capsys.readouterr().out
-    assert main(["bundle", str(tmp_path / "out"), "--kernel", "cuda/merge"]) == 0
+    assert main(["bundle", str(tmp_path / "out"), "--kernel", "cuda/planner"]) == 0
     assert f"source {tmp_path}/out/setup.sh" in capsys.readouterr().out
     assert main(["compile", "--arch", "sm_80"]) == 2
     assert "arch: got 'sm_80'; supported: " in capsys.readouterr().err

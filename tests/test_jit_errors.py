@@ -15,7 +15,7 @@ from mla_lab.jit import cuda_build, cute_build, loader, options, shipped, source
 from mla_lab.jit.arch import arch_of
 from mla_lab.plan.config import KernelConfig
 
-EMPTY, MERGE = KernelConfig("cute/empty"), KernelConfig("cuda/merge")
+EMPTY, PLANNER = KernelConfig("cute/empty"), KernelConfig("cuda/planner")
 
 
 @pytest.fixture
@@ -45,7 +45,7 @@ def sentence(error: pytest.ExceptionInfo[MlaLabError]) -> str:
 
 def test_no_nvcc(bare: Path) -> None:
     with pytest.raises(BuildError) as error:
-        jit.compile(MERGE)
+        jit.compile(PLANNER)
     text = sentence(error)
     assert text.startswith("nvcc: not found")
     assert "nvidia-cuda-nvcc" in text
@@ -81,13 +81,13 @@ def test_nvcc_is_found_on_path_in_cuda_home_and_as_a_wheel(
 def test_wrong_cuda(bare: Path, says: str, expected: str) -> None:
     program(bare, "nvcc", says)
     with pytest.raises(BuildError) as error:
-        jit.compile(MERGE)
+        jit.compile(PLANNER)
     assert expected in sentence(error)
     assert "13.0" in str(error.value)
 
 
 def test_no_host_compiler(bare: Path) -> None:
-    for config in (EMPTY, MERGE):
+    for config in (EMPTY, PLANNER):
         program(bare, "nvcc", "release 13.0,")
         with pytest.raises(BuildError) as error:
             jit.compile(config)
@@ -103,7 +103,7 @@ def test_no_dsl(bare: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert "bundle" in str(error.value)
 
 
-@pytest.mark.parametrize("config", [EMPTY, MERGE])
+@pytest.mark.parametrize("config", [EMPTY, PLANNER])
 @pytest.mark.parametrize("arch", ["sm_80", "sm_90", "hopper", ""])
 def test_unknown_architecture(config: KernelConfig, arch: str) -> None:
     with pytest.raises(Unsupported) as error:
@@ -115,10 +115,10 @@ def test_unknown_architecture(config: KernelConfig, arch: str) -> None:
 def test_an_architecture_that_the_kernel_is_not_written_for(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(source, "cuda_kernels", lambda: ("cuda/merge",))
+    monkeypatch.setattr(source, "cuda_kernels", lambda: ("cuda/planner",))
     monkeypatch.setattr("mla_lab.jit.build.source.supported_archs", lambda kernel: ("sm_90a",))
-    with pytest.raises(Unsupported, match=r"'sm_120a' for cuda/merge; supported: .*sm_90a"):
-        jit.compile(MERGE, "sm_120a")
+    with pytest.raises(Unsupported, match=r"'sm_120a' for cuda/planner; supported: .*sm_90a"):
+        jit.compile(PLANNER, "sm_120a")
 
 
 @pytest.mark.parametrize("kernel", ["cuda/nothing", "cute/nothing", "nothing"])
@@ -155,7 +155,7 @@ def test_unwritable_cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> No
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("MLA_LAB_CACHE_DIR", str(tmp_path / "file" / "cache"))
     with pytest.raises(BuildError) as error:
-        jit.compile(MERGE, progress=lambda _: None)
+        jit.compile(PLANNER, progress=lambda _: None)
     assert "not writable" in sentence(error)
     assert "MLA_LAB_CACHE_DIR" in str(error.value)
 
@@ -218,7 +218,7 @@ def test_settings_make_a_configuration() -> None:
         KernelConfig("cute/keep_ab_sm90", mask="causal", tile_rows=16, options=(("stages", 3),))
     ]
     assert shipped.select(["cute/empty"], []) == [EMPTY]
-    assert {"cuda/merge", "cuda/planner"} <= {c.kernel for c in shipped.select(None, [])}
+    assert {"cuda/planner", "cuda/xqa"} <= {c.kernel for c in shipped.select(None, [])}
 
 
 @pytest.mark.parametrize(
@@ -226,10 +226,10 @@ def test_settings_make_a_configuration() -> None:
     [
         ("cute/keep_ab_sm90", "stage=2", "stages"),
         ("cute/swap_ab_sm90", "stages=3", "pair, pdl"),
-        ("cute/mla_sm100", "skip=1", "features, fused_merge, pdl, scales, shaped"),
+        ("cute/mla_sm100", "skip=1", "features, pdl, scales, shaped"),
         ("cute/empty", "stages=3", "no option"),
         ("cuda/xqa", "stage=3", "row_tiles, shared_kb"),
-        ("cuda/merge", "stages=3", "no option"),
+        ("cuda/planner", "stages=3", "no option"),
     ],
 )
 def test_an_option_that_a_kernel_does_not_read_is_refused(

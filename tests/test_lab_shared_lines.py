@@ -10,9 +10,9 @@ from mla_lab.lab.shared_lines import CUTE, HOPPER, OURS, reached
 
 def test_what_is_used_is_followed_by_name() -> None:
     ours, theirs = reached(OURS), reached(HOPPER)
-    scheduler = CUTE / "keep_ab_sm90/tile_scheduler.py"
+    records = CUTE / "rows_on_m/work_records.py"
     merge = CUTE / "split_merge/keep_ab_cooperative.py"
-    assert {(scheduler, "record"), (merge, "merge")} <= ours & theirs
+    assert {(records, "record"), (merge, "merge")} <= ours & theirs
     assert (CUTE / "common/ptx_sm100.py", "mma") in ours - theirs
     assert (CUTE / "keep_ab_sm90/mainloop_pv.py", "mainloop_pv") not in ours
     assert all(path.is_relative_to(CUTE) for path, _ in ours)
@@ -27,6 +27,6 @@ def test_counts_are_of_code_and_the_table_adds_them_up() -> None:
     found = shared_lines.counts()
     text = sum(path.read_text().count("\n") for path in (CUTE / "mla_sm100").glob("*.py"))
     assert 500 < found["mla_sm100"][0] < text and found["mla_sm100"][1] == 0
-    assert found["split_merge"][1] > 300 and found["keep_ab_sm90"][1] > 50
+    assert found["split_merge"][1] > 300 and found["rows_on_m"][1] > 50
     lines, both = (sum(pair[i] for pair in found.values()) for i in (0, 1))
     assert f"| all | {lines:,} | {both:,} (" in shared_lines.table() and 0 < both < lines

@@ -61,7 +61,7 @@ def test_the_record_is_of_these_sources_and_of_builds_that_ship() -> None:
 @pytest.mark.usefixtures("only_records")
 def test_older_sources_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(xray_facts, "source_hash", lambda kernel: "another")
-    assert "earlier sources" in xray_facts.facts("merge").source.label
+    assert "earlier sources" in xray_facts.facts("planner").source.label
 
 
 @pytest.mark.usefixtures("only_records")
@@ -92,8 +92,8 @@ def test_a_kernel_that_does_not_compile_keeps_its_row(
 
 @pytest.mark.usefixtures("only_records")
 def test_the_explorer_shows_both_kernels_and_their_origin() -> None:
-    explorer = xray_explorer.XrayExplorer(left="empty", right="merge")
-    assert [trace.name for trace in explorer.figure(explorer.state).data] == ["empty", "merge"]
+    explorer = xray_explorer.XrayExplorer(left="empty", right="planner")
+    assert [trace.name for trace in explorer.figure(explorer.state).data] == ["empty", "planner"]
     assert explorer.footer.value.count("recorded") == 2
     table = xray_explorer.opcode_table("keep_ab, 64 rows", ("HGMMA",))
     assert all(name.startswith("HGMMA") for name in table.column("SASS instruction"))

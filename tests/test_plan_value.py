@@ -157,7 +157,6 @@ def test_workspace_slices_are_aligned_and_apart():
     assert [part.name for part in layout.slices][5:] == [
         "tiles",
         "worker_begin",
-        "merge_items",
         "counts",
     ]
     assert layout["tiles"].shape == (11, 8)

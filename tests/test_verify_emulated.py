@@ -37,8 +37,7 @@ def test_every_build_has_five_cases_that_it_takes() -> None:
             assert {c.schedule for c in found} == {"fair", "random", "adverse"}
             continue
         assert len(found) == 5 and {0, 77, 140, 800} < {n for c in found for n in c.kv_lens}
-        merges = bool(config.option("fused_merge", 1))
-        assert max(c.splits for c in found) == (3 if merges else 1)
+        assert max(c.splits for c in found) == 3
         *_, last = found
         assert last.schedule == "adverse" and {c.schedule for c in found} == {"fair", "adverse"}
         # a CTA takes several work tiles where the grid has not one for each

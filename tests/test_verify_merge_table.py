@@ -46,8 +46,8 @@ def test_the_table_s_option_values_are_those_that_the_kernels_compile() -> None:
 
 def test_sources_of_the_table_exist() -> None:
     for path in PATHS:
-        folder = CUTE if path.split_merge and path.name != merge_table.MERGE_KERNEL else None
-        assert ((folder or kernels_dir()) / path.source).is_file(), path.source
+        folder = CUTE if path.split_merge else kernels_dir()
+        assert (folder / path.source).is_file(), path.source
 
 
 def rows(*results: tuple[str, KernelConfig, int, float]) -> Iterator[dict[str, Any]]:

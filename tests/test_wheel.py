@@ -76,7 +76,7 @@ def with_kernels(installed, tmp_path_factory) -> Path:
     if shutil.which("g++") is None or shutil.which("nvcc") is None:
         pytest.skip("needs a C++ compiler and nvcc")
     folder = tmp_path_factory.mktemp("kernels")
-    configs = [KernelConfig("cute/empty"), KernelConfig("cuda/merge")]
+    configs = [KernelConfig("cute/empty"), KernelConfig("cuda/planner")]
     built = kernels_wheel(folder, configs)
     assert built.name.startswith(f"mla_lab_kernels_sm90-{mla_lab.__version__}-py3-none-manylinux")
     python = installed / "bin" / "python"
@@ -95,7 +95,7 @@ from mla_lab import jit
 from mla_lab.plan.config import KernelConfig
 sys.modules["cutlass"] = None
 folders = []
-for name in ("cute/empty", "cuda/merge"):
+for name in ("cute/empty", "cuda/planner"):
     found = jit.find(KernelConfig(name), "sm_90a")
     try:
         jit.load(found).launch()

@@ -218,43 +218,41 @@ def test_a_difference_names_what_moved() -> None:
 
 
 @pytest.fixture(scope="module")
-def merge() -> jit.Artifact:
-    return jit.compile(KernelConfig("cuda/merge"), progress=lambda _: None)
+def planner() -> jit.Artifact:
+    return jit.compile(KernelConfig("cuda/planner"), progress=lambda _: None)
 
 
 @needs_compiler
 @needs_sass
-def test_a_kernel_seen_through(merge: jit.Artifact) -> None:
-    seen = xray.inspect(merge)
+def test_a_kernel_seen_through(planner: jit.Artifact) -> None:
+    seen = xray.inspect(planner)
     names = [kernel.name for kernel in seen.kernels]
-    assert sorted(names) == [
-        f"mla::merge::merge_rows<{t}>" for t in ("__half", "__nv_bfloat16", "float")
-    ]
+    assert names == ["mla::planner::plan_kernel"]
     for kernel in seen.kernels:
         assert kernel.classes["global"] > 0 and kernel.classes["special function"] > 0
         assert kernel.classes.total() == len(kernel.instructions)
-        assert {Path(file).name for file, _ in kernel.lines()} >= {"merge.cu"}
+        assert {Path(file).name for file, _ in kernel.lines()} >= {"plan.h"}
     text = xray.render(seen)
-    assert "cuda_merge for sm_90a" in text and "MUFU.EX2" in text
+    assert "cuda_planner for sm_90a" in text and "MUFU.RCP" in text
     assert all(k.code_bytes == 16 * len(k.instructions) for k in seen.kernels)
     assert f"machine code {seen.kernels[0].code_bytes:,} B" in text and "beyond" not in text
     listing = xray.render_sass(seen.kernels[0], frozenset({"special function"}))
-    assert "merge.cu:" in listing and "MUFU" in listing and "LDG" not in listing
+    assert "planner.cu:" in listing and "MUFU" in listing and "LDG" not in listing
 
 
 @needs_compiler
 def test_without_a_disassembler_ptx_remains(
-    merge: jit.Artifact, monkeypatch: pytest.MonkeyPatch
+    planner: jit.Artifact, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sass, "find_nvdisasm", lambda: None)
-    seen = xray.inspect(merge)
+    seen = xray.inspect(planner)
     assert not seen.has_sass
     assert seen.kernels[0].classes["global"] > 0
     assert seen.kernels[0].spills == 0
     assert "counts are PTX" in xray.render(seen)
     assert ".entry" in seen.ptx()
     with pytest.raises(Unsupported, match="nvidia-cuda-nvdisasm"):
-        sass.disassemble(merge.cubin)
+        sass.disassemble(planner.cubin)
 
 
 @needs_sass
@@ -287,12 +285,12 @@ def test_a_spilling_kernel_is_seen(spilling: Path) -> None:
 
 
 @needs_compiler
-def test_resources_agree_with_cuobjdump(merge: jit.Artifact, spilling: Path) -> None:
+def test_resources_agree_with_cuobjdump(planner: jit.Artifact, spilling: Path) -> None:
     tool = nvidia_file("cu*/bin/cuobjdump")
     if tool is None:
         pytest.skip("needs cuobjdump")
     empty = jit.compile(KernelConfig("cute/empty"), progress=lambda _: None)
-    for cubin in (merge.cubin, spilling, empty.cubin):
+    for cubin in (planner.cubin, spilling, empty.cubin):
         done = subprocess.run(
             [str(tool), "-res-usage", str(cubin)], capture_output=True, text=True, check=True
         )

@@ -18,13 +18,4 @@ struct alignas(16) WorkTile {
   int32_t group;  // index among the split row tiles; -1 where slot is -1
 };
 
-// One row of `merge_items` [groups, 4]: a row tile to be merged from consecutive slots.
-// num_splits 0 marks a row that is not in use.
-struct alignas(16) MergeItem {
-  int32_t request;
-  int32_t row_tile;
-  int32_t first_slot;
-  int32_t num_splits;
-};
-
 }  // namespace mla

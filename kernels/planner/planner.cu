@@ -11,12 +11,12 @@ namespace {
 // Shared memory that a block may have on the smallest of our cards (sm_120: 99 KB a block) is
 // less than the largest batch needs; there the launch fails with a message. On sm_90 and sm_100:
 constexpr int64_t kSharedBytes = 227 * 1024;
-static_assert(Scratch::bytes(kMaxBatch, kMaxWorkers) + 4 * (kWarps + 1) <= kSharedBytes);
+static_assert(Scratch::bytes(kMaxBatch) + 4 * (kWarps + 1) <= kSharedBytes);
 
 __global__ void __launch_bounds__(kThreads) plan_kernel(const __grid_constant__ Params p) {
   extern __shared__ uint64_t memory[];
   __shared__ int32_t partial[kWarps + 1];
-  const Scratch scratch(memory, p.batch, p.workers);
+  const Scratch scratch(memory, p.batch);
   Team team{partial};
   make_plan(team, p, scratch);
 }
@@ -24,7 +24,7 @@ __global__ void __launch_bounds__(kThreads) plan_kernel(const __grid_constant__ 
 }  // namespace
 
 cudaError_t launch(const Params& params, cudaStream_t stream) {
-  const int bytes = static_cast<int>(Scratch::bytes(params.batch, params.workers));
+  const int bytes = static_cast<int>(Scratch::bytes(params.batch));
   const cudaError_t set =
       cudaFuncSetAttribute(plan_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);
   if (set != cudaSuccess) return set;

@@ -32,28 +32,6 @@ __device__ inline int32_t warp_scan(int32_t value, int32_t& total) {
   return sum - value;
 }
 
-// A warp that works through a range, lane by lane.
-struct Lanes {
-  static constexpr int width = kWarp;
-  int lane;
-
-  __device__ int32_t scan(int32_t value, int32_t& total) const { return warp_scan(value, total); }
-  // How many of begin, begin + 1, ... hold, up to `end`; `holds` never recovers once false.
-  template <class Predicate>
-  __device__ int32_t count_while(int32_t begin, int32_t end, Predicate holds) const {
-    int32_t at = begin;
-    while (at < end) {
-      const bool mine = at + lane < end && holds(at + lane);
-      const int32_t held = __popc(__ballot_sync(kAllLanes, mine));
-      at += held;
-      if (held < kWarp) break;
-    }
-    return at - begin;
-  }
-  __device__ bool first() const { return lane == 0; }
-  __device__ void sync() const { __syncwarp(); }
-};
-
 struct Team {
   int32_t* partial;  // shared, [kWarps + 1]
 
@@ -62,15 +40,6 @@ struct Team {
   __device__ void each(int32_t n, F f) {
 #pragma unroll 1  // the code runs once: instruction fetches are what it waits for
     for (int32_t i = threadIdx.x; i < n; i += kThreads) f(i);
-    __syncthreads();
-  }
-
-  // f(lanes, 0), ..., f(lanes, n - 1), a warp each
-  template <class F>
-  __device__ void each_warp(int32_t n, F f) {
-    const Lanes lanes{static_cast<int>(threadIdx.x % kWarp)};
-#pragma unroll 1
-    for (int32_t i = threadIdx.x / kWarp; i < n; i += kWarps) f(lanes, i);
     __syncthreads();
   }
 
@@ -99,18 +68,6 @@ struct Team {
     return carry;
   }
 
-  __device__ int32_t max(const int32_t* values, int32_t n) {
-    const int lane = threadIdx.x % kWarp;
-    int32_t largest = 0;
-    for (int32_t i = threadIdx.x; i < n; i += kThreads) largest = ::max(largest, values[i]);
-    largest = __reduce_max_sync(kAllLanes, largest);
-    if (lane == 0) partial[threadIdx.x / kWarp] = largest;
-    __syncthreads();
-    largest = __reduce_max_sync(kAllLanes, partial[lane]);
-    __syncthreads();
-    return largest;
-  }
-
   // Ascending, by a bitonic network; room for the next power of two above n must be there.
   __device__ void sort(uint64_t* keys, int32_t n) {
     int32_t size = 1;
@@ -137,32 +94,10 @@ struct Team {
 
 #else
 
-struct Lanes {
-  static constexpr int width = 1;
-  int lane;
-
-  int32_t scan(int32_t value, int32_t& total) const {
-    total = value;
-    return 0;
-  }
-  template <class Predicate>
-  int32_t count_while(int32_t begin, int32_t end, Predicate holds) const {
-    int32_t at = begin;
-    while (at < end && holds(at)) ++at;
-    return at - begin;
-  }
-  bool first() const { return true; }
-  void sync() const {}
-};
-
 struct Team {
   template <class F>
   void each(int32_t n, F f) {
     for (int32_t i = 0; i < n; ++i) f(i);
-  }
-  template <class F>
-  void each_warp(int32_t n, F f) {
-    for (int32_t i = 0; i < n; ++i) f(Lanes{0}, i);
   }
   int32_t scan(int32_t* values, int32_t n) {
     int32_t sum = 0;
@@ -172,9 +107,6 @@ struct Team {
       sum += value;
     }
     return sum;
-  }
-  int32_t max(const int32_t* values, int32_t n) {
-    return n ? *std::max_element(values, values + n) : 0;
   }
   void sort(uint64_t* keys, int32_t n) { std::sort(keys, keys + n); }
 };

@@ -1,7 +1,7 @@
 """Profiling stamps of a build, as phases of a call and as spans of one CTA's roles.
 
 Stamps are int64, a row a CTA: nanoseconds of the card's global timer (steps of 32 ns), in the order
-that the kernels give (`CTA_EVENTS` of `cute/keep_ab_sm90/profile`, `CtaEvent` of
+that the kernels give (`CTA_EVENTS` of `cute/rows_on_m/profile`, `CtaEvent` of
 `cute/split_merge/swap_ab_fragments`). Calls follow each other in a CUDA graph: a call
 begins at the end of the last CTA of the previous call, and ends with its own last CTA. So the
 phases of a CTA from the begin to the end of the call add up to the call by construction, and so do

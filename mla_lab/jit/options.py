@@ -13,13 +13,13 @@ from ..plan.config import KernelConfig
 from .source import source_files
 
 #: of both families for Hopper
-_SM90 = ("features", "fused_merge", "gather", "pdl", "pieces", "shaped", "skip", "stamps")
+_SM90 = ("features", "gather", "pdl", "pieces", "shaped", "skip", "stamps")
 #: options of the CuTe kernels; those that are not here have none
 CUTE = {
-    "cute/swap_ab_sm90": (*_SM90, "grid", "pair"),
+    "cute/swap_ab_sm90": (*_SM90, "fused_merge", "grid", "pair"),
     "cute/keep_ab_sm90": (*_SM90, "dual", "scales", "stages"),
     "cute/found_tiles": ("pieces", "single"),
-    "cute/mla_sm100": ("features", "fused_merge", "pdl", "scales", "shaped"),
+    "cute/mla_sm100": ("features", "pdl", "scales", "shaped"),
 }
 #: how a CUDA kernel's source gives an option its default
 _DEFAULT = re.compile(r"^#ifndef MLA_(\w+)", re.M)

@@ -91,11 +91,6 @@ CUTE: tuple[KernelConfig, ...] = (
         _for_backend("cute/keep_ab_sm90", FORMATS[2], (64, 1), options=(("dual", dual),))
         for dual in (1, 2)
     ),
-    # for plans of more workers than run at once, whose partials the merge kernel merges
-    *(
-        _for_backend("cute/keep_ab_sm90", FORMATS[2], tile, options=(("fused_merge", 0),))
-        for tile in KEEP_AB_PERSISTENT.tiles
-    ),
     # sinks, scales on the device, draft masks: in the commonest format, others when first asked for
     *(
         _for_backend("cute/keep_ab_sm90", FORMATS[2], tile, mask, _extra(mask, scales))

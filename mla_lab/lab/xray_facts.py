@@ -37,14 +37,14 @@ def _shipped(mode: LaunchMode, rows: int, cluster: int) -> KernelConfig:
     return replace(config, options=(*config.options, ("shaped", 1)))
 
 
-#: builds that the notebook shows, by short name: those that plain calls launch
+#: builds that the notebook shows, by short name
 KERNELS = {
     "empty": KernelConfig("cute/empty"),
     "swap_ab, 16 rows": _shipped(SWAP_AB_LL, 16, 1),
     "swap_ab, 16 rows, cluster 8": _shipped(SWAP_AB_CLUSTER, 16, 8),
     "keep_ab, 64 rows": _shipped(KEEP_AB_PERSISTENT, 64, 1),
     "keep_ab, 128 rows, cluster 2": _shipped(KEEP_AB_PERSISTENT, 128, 2),
-    "merge": KernelConfig("cuda/merge"),
+    "planner": KernelConfig("cuda/planner"),
 }
 
 

@@ -14,7 +14,7 @@ class KernelConfig:
     """One compiled kernel. Batch, heads, q_len, lengths and page counts are run-time values.
 
     Frozen and hashable. `kernel` names the entry in the build registry (for example
-    "cute/keep_ab_sm90" or "cuda/merge"); fields that a kernel does not read stay at
+    "cute/keep_ab_sm90" or "cuda/planner"); fields that a kernel does not read stay at
     their defaults, so that one kernel has one key.
     """
 

@@ -3,7 +3,7 @@
 Source: FlashMLA, csrc/smxx/decode/get_decoding_sched_meta (commit 9241ae3), with
 csrc/api/dense_decode.h for the number of parts and the overhead of 5 blocks.
 
-Definition, in integers throughout (a planner on the device gives the same tiles):
+Definition, in integers throughout:
 
 1. Only requests with query rows take part, in batch order. Request i has n_i = max(1, number of
    KV blocks) and r_i row tiles; R = max r_i.

@@ -12,8 +12,7 @@ Slices in order, each beginning at a multiple of 256 bytes:
 4. `partial_out` fp32 [num_slots, tile_rows, latent]
 5. `partial_lse` fp32 [num_slots, tile_rows], base e, without the sink
 6. only where the plan is made on the device: `tiles` int32 [max_tiles, 8], `worker_begin` int32
-   [num_workers + 1], `merge_items` int32 [num_groups, 4], one a row tile to be merged, and `counts`
-   int32 [4], what the planner found.
+   [num_workers + 1], and `counts` int32 [4], what the planner found.
 
 A plan without partials, made on the host, needs no bytes.
 """
@@ -41,7 +40,6 @@ SHARED = ("counters", "ll_partials")
 #: bytes of an element of every slice: int32 or fp32
 WORD_BYTES = 4
 TILE_WORDS = 8
-MERGE_WORDS = 4
 PLANNER_COUNTS = 4
 
 
@@ -95,7 +93,6 @@ class WorkspaceLayout:
             shapes += [
                 ("tiles", "int32", (device_tiles, TILE_WORDS)),
                 ("worker_begin", "int32", (device_workers + 1,)),
-                ("merge_items", "int32", (num_groups, MERGE_WORDS)),
                 ("counts", "int32", (PLANNER_COUNTS,)),
             ]
         return cls(_place(shapes))

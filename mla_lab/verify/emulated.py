@@ -18,7 +18,7 @@ from typing import Any
 
 from ..core.revision import Revision
 from ..emulate import EmulatedKernel, Fault, Options
-from ..emulate.calls import WORKERS, is_right, make_call, problem_for
+from ..emulate.calls import is_right, make_call, problem_for
 from ..emulate.ptx import shorten
 from ..jit import Artifact, build
 from ..jit import compile as compiled
@@ -87,9 +87,7 @@ def builds(part: str = "") -> list[KernelConfig]:
 
 
 def cases(config: KernelConfig) -> Iterator[Case]:
-    """Cases of a build: as many pieces as it can have without a merge kernel behind it, and several
-    query tokens where its mask allows them.
-    """
+    """Cases of a build, with several query tokens where its mask allows them."""
     several = config.mask != "none" or config.kernel == "cute/keep_ab_sm90"
     if config.option("dual"):
         several = config.option("dual") == 2
@@ -100,9 +98,7 @@ def cases(config: KernelConfig) -> Iterator[Case]:
         return
     for case in CASES:
         q_len = case.q_len if several else 1
-        if not config.option("fused_merge", 1):
-            yield replace(case, q_len=q_len, splits=1, workers=0 if case.splits else WORKERS)
-        elif case.splits == 0 and config.option("grid"):
+        if case.splits == 0 and config.option("grid"):
             few = case.kv_lens[: MOST_AT_ONCE if config.cluster < 8 else 2]
             yield replace(case, q_len=q_len, splits=2, kv_lens=few)
         else:

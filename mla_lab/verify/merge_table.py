@@ -28,7 +28,6 @@ SWEEPS = (
 ATTEMPTS = "notes/kernel_attempts.jsonl"
 #: kernels without partials
 WITHOUT = ("cute/empty", "cuda/planner")
-MERGE_KERNEL = "keep_ab, merge kernel"
 
 
 @dataclass(frozen=True)
@@ -63,14 +62,6 @@ PATHS = (
             "the merges above in builds",
             "partials by the LL protocol",
         ),
-    ),
-    MergePath(
-        MERGE_KERNEL,
-        "KERNEL",
-        "merge/merge.cu",
-        "fp32 rows; workspace",
-        "a second launch, one block a query row",
-        "plans of more workers than the card runs at once: no other merge of keep_ab takes them",
     ),
     MergePath(
         "swap_ab, LL",
@@ -151,18 +142,19 @@ PATHS = (
 
 
 def paths_of(config: KernelConfig) -> tuple[str, ...]:
-    """Names of the paths that a build of an attention kernel, or the merge kernel, has."""
+    """Names of the paths that a build of an attention kernel has."""
     if config.kernel in WITHOUT:
         return ()
     if config.kernel == "cute/keep_ab_sm90":
-        return ("keep_ab, cooperative" if config.option("fused_merge", 1) else MERGE_KERNEL,)
+        # 0 in recorded sweeps alone
+        merge = "cooperative" if config.option("fused_merge", 1) else "merge kernel"
+        return (f"keep_ab, {merge}",)
     if config.kernel == "cute/swap_ab_sm90":
         if config.cluster > 1:
             return "swap_ab, cluster", "swap_ab, cluster, then cooperative"
         merges = {1: "last CTA", 2: "cooperative", 3: "LL"}
         return (f"swap_ab, {merges[config.option('fused_merge', 1)]}",)
     others = {
-        "cuda/merge": (MERGE_KERNEL,),
         "cuda/xqa": ("xqa, cluster", "xqa, last block"),
         "cuda/ladder": ("ladder, step 7",),
         "cute/mla_sm100": ("mla_sm100, cooperative",),

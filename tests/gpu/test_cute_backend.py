@@ -20,7 +20,7 @@ from mla_lab.core.problem import Problem
 from mla_lab.plan import KernelConfig, Plan, make_plan
 from mla_lab.plan.cuts import Shape
 from mla_lab.plan.formula import most_splits
-from mla_lab.plan.launch_modes import KEEP_AB_PERSISTENT, LAUNCH_MODES
+from mla_lab.plan.launch_modes import KEEP_AB_PERSISTENT, LAUNCH_MODES, SWAP_AB_PERSISTENT
 from mla_lab.reference.inputs import make_inputs
 from mla_lab.reference.mla import decode_reference
 from mla_lab.reference.tolerance import rel_error, sdpa_error
@@ -240,31 +240,46 @@ def test_no_worse_than_twice_torch(
     assert mine <= 2 * sdpa_error(inputs, expected).relative + 1e-6
 
 
-OTHER_KERNELS = {
-    "separate merge": {"fused_merge": 0},
-    "no pdl": {"pdl": 0},
-}
-
-
-@pytest.mark.parametrize("name", OTHER_KERNELS)
-def test_other_kernels_of_a_plan(name: str, workspace: torch.Tensor) -> None:
+def test_a_plan_without_pdl(workspace: torch.Tensor) -> None:
     problem = Problem((1, 3, 2), (1000, 65, 0), 24)
     inputs = inputs_of(problem, "lse", "scales", "ragged")
     plan = make_plan(problem, policy="fixed", num_splits=3)
-    config = KernelConfig("cute/keep_ab_sm90", options=tuple(OTHER_KERNELS[name].items()))
+    config = KernelConfig("cute/keep_ab_sm90", options=(("pdl", 0),))
     check(inputs, native(inputs, workspace, plan=replace(plan, config=config)))
 
 
-@pytest.mark.parametrize("policy", ["none", "fixed"])
-@pytest.mark.parametrize("tile_rows", [64, 128])
+@pytest.mark.parametrize(
+    "how",
+    [
+        {"policy": "none", "schedule": "grid"},
+        {"policy": "fixed", "schedule": "grid"},
+        {"policy": "fixed", "num_splits": 3, "num_workers": 300},
+        {"policy": "greedy", "num_workers": 1000},
+    ],
+    ids=lambda how: "-".join(map(str, how.values())),
+)
+@pytest.mark.parametrize("tile", [*SWAP_AB_PERSISTENT.tiles, *KEEP_AB_PERSISTENT.tiles])
 def test_more_workers_than_run_at_once(
-    tile_rows: int, policy: str, workspace: torch.Tensor
+    tile: tuple[int, int], how: dict[str, Any], workspace: torch.Tensor
 ) -> None:
+    """Neighbours are one worker, which has several pieces of a row tile where they had one each."""
+    mode = KEEP_AB_PERSISTENT if tile in KEEP_AB_PERSISTENT.tiles else SWAP_AB_PERSISTENT
     problem = Problem((2,) * 80, tuple(range(0, 8000, 100)), 128)
     inputs = inputs_of(problem, "lse")
-    plan = make_plan(problem, tile_rows=tile_rows, policy=policy, schedule="grid")
+    plan = replace(make_plan(problem, tile_rows=tile[0], **how), config=config_for(mode, tile))
     assert plan.num_workers > 132
     check(inputs, native(inputs, workspace, plan=plan))
+    assert counters_are_zero(workspace)
+
+
+def test_more_workers_than_run_at_once_write_e4m3(workspace: torch.Tensor) -> None:
+    formats = {"q_dtype": "e4m3", "kv_format": "e4m3", "out_dtype": "e4m3"}
+    problem = Problem((1,) * 5, (1000, 65, 3, 8, 4097), 128, **formats)
+    inputs = inputs_of(problem, "lse")
+    out = torch.zeros((*inputs.query.shape[:-1], 512), device="cuda").to(torch.float8_e4m3fn)
+    plan = make_plan(problem, tile_rows=64, policy="fixed", num_splits=20, num_workers=200)
+    native(inputs, workspace, out=out, plan=plan)
+    assert rel_error(out.double(), decode_reference(inputs).out) < 6e-2
 
 
 def test_lse_in_base_2_and_in_the_callers_shape(workspace: torch.Tensor) -> None:

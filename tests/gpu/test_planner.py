@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from mla_lab.backends.cuda.ops import DevicePlan, DevicePlanner, merge_items
+from mla_lab.backends.cuda.ops import DevicePlan, DevicePlanner
 from mla_lab.core.problem import Problem
 from mla_lab.workload import load_trace, sample, shipped_trace
 
@@ -31,9 +31,6 @@ def check(planner: DevicePlanner, problem: Problem, found: DevicePlan) -> None:
     assert found.counts.tolist() == counts
     np.testing.assert_array_equal(found.worker_begin.cpu().numpy(), plan.worker_begin)
     np.testing.assert_array_equal(found.tiles[: counts[0]].cpu().numpy(), plan.tiles)
-    items = found.merge_items.cpu().numpy()
-    np.testing.assert_array_equal(items[: counts[2]], merge_items(plan))
-    assert not items[counts[2] :].any()
 
 
 def plan_on_device(planner: DevicePlanner, problem: Problem) -> DevicePlan:
@@ -50,13 +47,12 @@ def test_random_batches(seed: int) -> None:
         check(planner, problem, plan_on_device(planner, problem))
 
 
-@pytest.mark.parametrize("policy", ["greedy", "fixed_size"])
 @pytest.mark.parametrize("batch", [1, 31, 1023, 1025, 4096])
-def test_sizes_around_the_blocks_own(policy: str, batch: int) -> None:
+def test_sizes_around_the_blocks_own(batch: int) -> None:
     rng = np.random.default_rng(batch)
     kv_lens = rng.integers(0, 40_000, batch)
     problem = Problem((1,) * batch, tuple(kv_lens.tolist()), 128)
-    planner = DevicePlanner(128, batch, 1, 40_000, policy=policy)
+    planner = DevicePlanner(128, batch, 1, 40_000)
     check(planner, problem, plan_on_device(planner, problem))
 
 
@@ -66,20 +62,18 @@ def trace_files() -> list[Path]:
     return sorted(Path(folder).iterdir()) if folder else []
 
 
-@pytest.mark.parametrize("policy", ["greedy", "fixed_size"])
-def test_batches_of_traces(policy: str) -> None:
+def test_batches_of_traces() -> None:
     for trace in [shipped_trace(), *map(load_trace, trace_files())]:
         for seed, batch in enumerate((1, 8, 64, 256)):
             kv_lens = sample(trace, batch, seed).kv_lens
             problem = Problem((1,) * len(kv_lens), kv_lens, 128)
-            planner = DevicePlanner(128, len(kv_lens), 1, max(kv_lens), policy=policy)
+            planner = DevicePlanner(128, len(kv_lens), 1, max(kv_lens))
             check(planner, problem, plan_on_device(planner, problem))
 
 
-@pytest.mark.parametrize("policy", ["greedy", "fixed_size"])
-def test_a_captured_planner_follows_new_lengths(policy: str) -> None:
+def test_a_captured_planner_follows_new_lengths() -> None:
     rng = np.random.default_rng(0)
-    planner = DevicePlanner(128, 64, 2, 100_000, policy=policy)
+    planner = DevicePlanner(128, 64, 2, 100_000)
     plan = DevicePlan.empty(planner)
     problems = [
         Problem(
@@ -123,7 +117,6 @@ def test_too_small_a_plan_is_said_and_idle() -> None:
     planner(*lengths(problem), small)
     assert plan.counts.tolist()[3] == 1
     assert not plan.worker_begin.any()
-    assert not plan.merge_items.any()
 
 
 @pytest.mark.parametrize("batch", [5000])

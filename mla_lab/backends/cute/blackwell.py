@@ -96,5 +96,4 @@ def plan(
         return SelfScheduled.of(config, gpu, problem.latent_dim)
     family = next(cost for cost in recorded_costs() if cost.key == KEEP_AB_PERSISTENT.key)
     kind = invariant_tile(problem, gpu, family, TILE, "SM100")
-    kind = replace(kind, choice=replace(kind.choice, config=config))
-    return PlanOnDevice.of_kinds([kind], problem, total_q)
+    return PlanOnDevice.of(replace(kind.choice, config=config), problem, total_q)

@@ -1,8 +1,9 @@
 """Plans in device memory: copied there once, or made there anew in every call.
 
     SelfScheduled                nothing: each worker finds its tiles, or pieces, from the lengths
-    on_device(plan, device)      a Plan's words on a device, copied at its first use
-    PlanOnDevice                 bounds in place of lengths; a planner kernel cuts in each launch
+    on_device(plan, device, n)   a Plan's words for n workers on a device, copied at first use
+    PlanOnDevice                 bounds in place of lengths; a planner kernel cuts in each launch of
+                                 batch-invariant calls
     Formula                      three numbers in place of a plan; each worker cuts for itself
 
 Neither waits for the device. A copy is enqueued on the current stream, which later launches are
@@ -13,7 +14,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import cache
-from typing import Any
 from weakref import WeakKeyDictionary
 
 import numpy as np
@@ -26,17 +26,15 @@ from ...core.gpu import Gpu
 from ...core.problem import LATENT_DIM, ROPE_DIM, Problem
 from ...plan import Choice, KernelConfig, Plan, WorkspaceLayout
 from ...plan.choose import Kind
-from ...plan.cuts import Shape
 from ...plan.fixed_pieces import PieceCuts, most_slots
 from ...plan.formula import MAX_SPLITS, fits_ll_slice, whole_pairs
 from ...plan.gate import gated
 from ...plan.launch_modes import costs_of, in_waves
-from ...plan.search import piece_overhead
 from ...plan.selection import Selection
 from ...plan.self_schedule import Costs
 from ...plan.workspace import LL_WORDS, MAX_GROUPS
 from ..base import refuse_capture
-from ..cuda.ops import ANY_ROWS, DevicePlan, DevicePlanner, merge_items
+from ..cuda.ops import DevicePlan, DevicePlanner
 from .families import check_resident
 
 #: policies and schedules of the plans that are a formula of each request's length
@@ -46,8 +44,8 @@ MOST_OFFSETS = 1 << 31
 MOST_ROWS = (MOST_OFFSETS - 1) // (LATENT_DIM + ROPE_DIM)
 #: the most query tokens that the causal mask counts (`small_quotient`)
 MOST_TOKENS = (1 << 19) - 1
-#: a Plan's words on each device that it was used on; they go when it goes
-_COPIES: WeakKeyDictionary[Plan, dict[torch.device, DevicePlan]] = WeakKeyDictionary()
+#: a Plan's words on each device that it was used on, for so many workers; they go when it goes
+_COPIES: WeakKeyDictionary[Plan, dict[tuple[torch.device, int], DevicePlan]] = WeakKeyDictionary()
 
 
 @dataclass(frozen=True)
@@ -127,26 +125,12 @@ class PlanOnDevice:
 
     config: KernelConfig
     planner: DevicePlanner
-    #: of this launch; where another precedes it, behind the other's slices
     workspace: WorkspaceLayout
-    #: launched before, for the call's requests of other numbers of query rows
-    before: PlanOnDevice | None = None
 
     @classmethod
-    def of_kinds(cls, kinds: list[Kind], bounds: Problem, total_q: int) -> PlanOnDevice:
-        """One launch for each kind of request, one behind the other."""
-        first, *others = (cls.of(kind.choice, bounds, total_q, kind) for kind in kinds)
-        for plan in others:
-            layout = plan.workspace.behind(first.workspace)
-            first = replace(plan, workspace=layout, before=first)
-        return first
-
-    @classmethod
-    def of(
-        cls, choice: Choice, bounds: Problem, total_q: int, kind: Kind | None = None
-    ) -> PlanOnDevice:
-        """The planner for calls within `bounds`, or for requests of one kind. Raises Unsupported
-        where there are too many.
+    def of(cls, choice: Choice, bounds: Problem, total_q: int) -> PlanOnDevice:
+        """The planner for calls within `bounds`, in the pieces of `choice`, whose policy is
+        "fixed_size". Raises Unsupported where there are too many.
         """
         config = choice.config
         planner = DevicePlanner(
@@ -158,11 +142,8 @@ class PlanOnDevice:
             tile_kv=config.tile_kv,
             num_workers=choice.num_workers,
             total_q=total_q,
+            **dict(choice.knobs),
         )
-        planner = replace(planner, **_policy(choice, bounds))
-        if kind is not None:
-            most = ANY_ROWS if kind.most_rows is None else kind.most_rows
-            planner = replace(planner, least_rows=kind.least_rows, most_rows=most)
         tiles, slots, groups = planner.capacity
         check_groups("plan", groups, config.cluster)
         check_partials(slots, config.tile_rows)
@@ -176,21 +157,8 @@ class PlanOnDevice:
         return DevicePlan(
             tiles=workspace["tiles"],
             worker_begin=workspace["worker_begin"],
-            merge_items=workspace["merge_items"],
             counts=workspace["counts"],
         )
-
-
-def _policy(choice: Choice, bounds: Problem) -> dict[str, Any]:
-    """The device planner's policy: fixed pieces as chosen, else greedy with the model's overhead.
-
-    The cost policy searches, which no kernel does; greedy is the nearest that one can compute.
-    """
-    if choice.policy == "fixed_size":
-        return {"policy": choice.policy, **dict(choice.knobs)}
-    config = choice.config
-    shape = Shape.of(bounds, config.tile_rows, config.tile_kv, choice.num_workers)
-    return {"policy": "greedy", "overhead": piece_overhead(shape, choice.model)}
 
 
 @dataclass(frozen=True)
@@ -273,21 +241,32 @@ def check_partials(slots: int, tile_rows: int) -> None:
         raise unsupported("plan", got, f"up to {most}; a lower max_seq_len needs fewer")
 
 
-def on_device(plan: Plan, device: torch.device) -> DevicePlan:
-    """`plan`'s words on `device`; the first use on a device copies them.
+def on_device(plan: Plan, device: torch.device, most: int) -> DevicePlan:
+    """`plan`'s words on `device` for at most `most` workers, as many as run there at once; the
+    first use copies them.
 
     Raises InvalidInput where that first use is inside a CUDA graph's capture.
     """
-    copies = _COPIES.setdefault(plan, {})
-    if device not in copies:
+    copies, key = _COPIES.setdefault(plan, {}), (device, most)
+    if key not in copies:
         refuse_capture("plan", "copied to the device", device)
-        copies[device] = DevicePlan(
+        copies[key] = DevicePlan(
             tiles=upload(plan.tiles, device),
-            worker_begin=upload(plan.worker_begin, device),
-            merge_items=upload(merge_items(plan), device),
+            worker_begin=upload(folded(plan, most), device),
             counts=torch.empty(0, dtype=torch.int32, device=device),
         )
-    return copies[device]
+    return copies[key]
+
+
+def folded(plan: Plan, most: int) -> np.ndarray:
+    """`plan.worker_begin` of at most `most` workers: where it has more, neighbours are one, which
+    runs the tiles of each in their order. Merges wait for partials of other workers, so that all of
+    a launch must run at once.
+    """
+    workers = plan.num_workers
+    if workers <= most:
+        return plan.worker_begin
+    return plan.worker_begin[np.arange(most + 1) * workers // most]
 
 
 @cache  # for as long as the process lives: a captured graph reads it at each replay

@@ -35,8 +35,6 @@ class Family:
     archs: tuple[str, ...] = ("sm_90a",)
     page_sizes: tuple[int, ...] = PAGE_SIZES
     tile_kv: int = KernelConfig.tile_kv
-    #: a build whose partials the merge kernel merges is shipped as well
-    apart: bool = False
 
     @property
     def tiles(self) -> tuple[tuple[int, int], ...]:
@@ -44,7 +42,7 @@ class Family:
         return tuple(dict.fromkeys(tile for mode in modes_of(self.kernel) for tile in mode.tiles))
 
 
-KEEP_AB = Family("cute/keep_ab_sm90", apart=True)
+KEEP_AB = Family("cute/keep_ab_sm90")
 SWAP_AB = Family("cute/swap_ab_sm90")
 FAMILIES = {family.kernel: family for family in (KEEP_AB, SWAP_AB)}
 #: see `blackwell`; not among the families that are priced and chosen from
@@ -107,21 +105,6 @@ def check_resident(config: KernelConfig, num_workers: int, gpu: Gpu) -> None:
         name = f"{config.tile_rows} rows x {config.cluster} CTAs"
         got = f"{num_workers} workers of {name}, whose merge waits for all of them"
         raise unsupported("plan", got, f"up to {most} on this card")
-
-
-def resident(config: KernelConfig, num_workers: int, sms: int) -> KernelConfig:
-    """`config` for a launch of so many workers: where they cannot all run at once and the merge
-    would wait for one that has not begun, the merge kernel does it. Raises Unsupported where no
-    build leaves that to the merge kernel.
-    """
-    family = FAMILIES[config.kernel]
-    if num_workers * config.cluster <= sms:
-        return config
-    if not family.apart:
-        got = f"{num_workers} workers of {config.tile_rows} rows, whose merge waits for all of them"
-        raise unsupported("plan", got, f"up to {sms // config.cluster} on this card")
-    options = dict(config.options) | {"fused_merge": 0}
-    return replace(config, options=tuple(options.items()))
 
 
 def complete(

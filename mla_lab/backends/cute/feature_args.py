@@ -11,7 +11,7 @@ from typing import Any
 from torch import Tensor
 
 from ...call.decode_args import DecodeArgs
-from ...call.feature_operands import Empty, bmm2, feature_operands, sinks
+from ...call.feature_operands import Empty, feature_operands
 from ...call.form import Features, Form
 from ...core.errors import unsupported
 from ...plan.config import KernelConfig
@@ -69,11 +69,3 @@ class Extras:
         if not self.wanted:
             return ()
         return (tuple([take(given, self._empty) for take in self._takes]),)
-
-    def sinks(self, given: DecodeArgs) -> Tensor:
-        """fp32 [heads], or no element."""
-        return sinks(given, self._empty)
-
-    def out_scale(self, given: DecodeArgs) -> Tensor:
-        """bmm2_scale in memory fp32 [1], or no element."""
-        return bmm2(given, self._empty)

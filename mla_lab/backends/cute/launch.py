@@ -1,9 +1,9 @@
 """A kernel launch made ready: all of a call that equal calls share.
 
 `Launch.of` resolves kernel, plan words and workspace slices once; calling it takes the tensors of
-one call and enqueues, in order, the device planner (of a `PlanOnDevice`), the attention kernel,
-the merge kernel (where the attention kernel leaves partials) and the change of lse's base. By a
-formula it is the attention kernel alone. It allocates nothing and waits for nothing.
+one call and enqueues, in order, the device planner (of a `PlanOnDevice`), the attention kernel and
+the change of lse's base. By a formula it is the attention kernel alone. It allocates nothing and
+waits for nothing.
 
 Host time is what matters here: views cost a microsecond each, so that the kernel takes query,
 out and lse in the caller's shapes, and slices of a workspace are made once.
@@ -33,7 +33,7 @@ from ...plan import KernelConfig, Plan
 from ...plan.formula import ll_words
 from ..base import Replay, believes_max_q_len, fill_with_nan, refuse_capture
 from ..cuda import ops as cuda_ops
-from ..cuda.ops import DevicePlan, DevicePlanner, Merge
+from ..cuda.ops import DevicePlan, DevicePlanner
 from .catalogue import build_for
 from .device_plan import (
     Formula,
@@ -46,7 +46,7 @@ from .device_plan import (
     on_device,
     uniform_q_begin,
 )
-from .families import FAMILIES, config_for_plan, resident, tiles_of
+from .families import FAMILIES, config_for_plan, tiles_of
 from .feature_args import Extras, number
 from .token_gather import gathers
 
@@ -133,7 +133,6 @@ class Launch:
         self._of_plan = self._words if planner is None and form.device.type == "cuda" else None
         self._walk: tuple[Tensor, ...] = ()
         self._numbers: tuple[int, ...] = ()
-        self._merge_items: Tensor | None = None  # where the merge kernel follows
         q_len = 0 if form.features.ragged else form.bounds.q_lens[0]
         if isinstance(words, SelfScheduled):
             self._walk = found_work(config, workspace, form.device)
@@ -142,8 +141,6 @@ class Launch:
         elif isinstance(words, DevicePlan):
             self._walk = (words.tiles, words.worker_begin)
             self._numbers = (len(words.worker_begin) - 1, q_len, 0)
-            if not config.option("fused_merge", 1) and len(words.merge_items):
-                self._merge_items = words.merge_items
         else:
             q_len = 1 if form.features.sparse else q_len
             self._numbers = (words.num_splits, words.row_tiles, q_len)
@@ -161,10 +158,11 @@ class Launch:
             before._fills, self._fills = False, self._fills or before._fills
         self._extras = Extras(config, form)
         self._no_lse = torch.empty(0, 0, dtype=torch.float32, device=form.device)
-        load_around(planner is not None, self._merge_items is not None, form.device)
+        if planner is not None:
+            load_planner(form.device)
         self._q_begin, self._lengths = requests_of(form, words)
         self._lens, self._total_q = form.features.top_k_lens, form.total_q
-        alone = planner is None and self._merge_items is None and not self._fills
+        alone = planner is None and not self._fills
         alone = alone and (before is None or before.repeat is not before)
         as_given = self._shapes.plain and not self._base2 and not self._extras.wanted
         #: does the same; where one kernel takes its arguments as they are given, in half the time
@@ -185,8 +183,7 @@ class Launch:
         bounds, pdl, features = call.form.bounds, call.args.enable_pdl, call.features
         if isinstance(plan, PlanOnDevice):
             config = build_for(plan.config, bounds, pdl, features)
-            before = cls._before_of(call, plan, workspace, gpu)
-            return cls(call, config, plan.words(workspace), workspace, plan.planner, before)
+            return cls(call, config, plan.words(workspace), workspace, plan.planner)
         if isinstance(plan, Formula):
             config = build_for(plan.config, bounds, pdl, features)
             return cls(call, config, plan, workspace)
@@ -194,16 +191,17 @@ class Launch:
             config = build_for(plan.config, bounds, pdl, features)
             before = cls._before_of(call, plan, workspace, gpu)
             return cls(call, config, plan, workspace, before=before)
-        config = build_for(config_of(plan, gpu), bounds, pdl, features)
+        config = build_for(config_of(plan), bounds, pdl, features)
         if config.option("grid"):
             return cls(call, config, Formula.of_plan(config, plan, gpu), workspace)
-        return cls(call, config, on_device(plan, call.form.device), workspace)
+        words = on_device(plan, call.form.device, gpu.workers(config.cluster))
+        return cls(call, config, words, workspace)
 
     @classmethod
     def _before_of(
         cls,
         call: Call,
-        plan: PlanOnDevice | SelfScheduled,
+        plan: SelfScheduled,
         workspace: Workspace,
         gpu: Gpu,
     ) -> Launch | None:
@@ -267,8 +265,6 @@ class Launch:
         except ValueError as error:
             got = f"tensors that the kernel refuses ({error})"
             raise invalid("query, kv_cache, out", got, PLACES) from None
-        if self._merge_items is not None:
-            self._merge(self._merge_items, given, q_begin, out, lse_rows)
         if self._base2:
             lse_rows.mul_(LOG2_E)
 
@@ -341,20 +337,6 @@ class Launch:
         if shapes.lse_3d and lse is not None:
             lse = lse.flatten(0, 1)
         return query, cache, out, lse
-
-    def _merge(
-        self, items: Tensor, given: DecodeArgs, q_begin: Tensor, out: Tensor, lse: Tensor
-    ) -> None:
-        """The merge kernel, which may start while the attention kernel drains."""
-        merge = Merge(
-            self._heads,
-            number(given.bmm2_scale),
-            programmatic_launch=given.enable_pdl is not False,
-        )
-        partial_out, partial_lse, _ = self._between
-        rows = out.view(-1, out.shape[-1])
-        sinks, scale = self._extras.sinks(given), self._extras.out_scale(given)
-        merge((partial_out, partial_lse), items, q_begin, rows, lse.view(-1), sinks, scale)
 
 
 def believes_bounds(
@@ -437,7 +419,7 @@ def ll_partials(
     return out, words[end : end + more].view(-1, 4), workspace["counters"]
 
 
-def config_of(plan: Plan, gpu: Gpu) -> KernelConfig:
+def config_of(plan: Plan) -> KernelConfig:
     """The kernel for a caller's plan. Raises Unsupported where none can run it."""
     if gathers(plan.problem):
         got = f"a plan for pages of {plan.problem.page_size}, {plan.problem.top_k} slots a token"
@@ -451,7 +433,7 @@ def config_of(plan: Plan, gpu: Gpu) -> KernelConfig:
         return config
     check_groups("plan", plan.num_groups, config.cluster)
     check_partials(plan.num_slots, config.tile_rows)
-    return resident(config, plan.num_workers, gpu.sms)
+    return config
 
 
 @cache
@@ -461,14 +443,8 @@ def kernel(config: KernelConfig, device: torch.device) -> Callable[..., Any]:
     return jit.kernel(config, jit.device_arch(device.index)).launch
 
 
-def load_around(planner: bool, merge: bool, device: torch.device) -> None:
-    """Load the kernels before and behind the attention kernel, where a launch has them."""
-    for name, wanted in (("planner", planner), ("merge", merge)):
-        if wanted:
-            _load_cuda(name, device)
-
-
 @cache
-def _load_cuda(name: str, device: torch.device) -> None:
-    refuse_capture("decode", f"the first use of cuda/{name}", device)
-    cuda_ops.kernel(name)
+def load_planner(device: torch.device) -> None:
+    """Load the device planner's kernel. Raises InvalidInput inside a CUDA graph's capture."""
+    refuse_capture("decode", "the first use of cuda/planner", device)
+    cuda_ops.kernel("planner")

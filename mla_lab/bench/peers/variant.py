@@ -32,7 +32,9 @@ class Variant(PeerBase):
 
     @property
     def name(self) -> str:
-        """Kernel, rows x cluster, launch mode, policy with knobs; "apart" with a merge kernel."""
+        """Kernel, rows x cluster, launch mode, policy with knobs; "apart" with a merge kernel, as
+        records of earlier sweeps have it.
+        """
         config = self.config
         parts = [
             config.kernel.removeprefix("cute/").removesuffix("_sm90"),

@@ -1,16 +1,15 @@
 """Sweep: variants of our kernels timed on the same cases, to which the cost model is fitted.
 
 Variants of a case: each launch mode (see `plan.launch_modes`) and tile that fits, with whole
-requests, several fixed split counts, the policies "greedy" and "cost"; with a fused merge and with
-the merge kernel. A static grid takes split counts alone. Equal plans are timed once; of each launch
-mode and tile only the variants with the least predicted times.
+requests, several fixed split counts, the policies "greedy" and "cost". A static grid takes split
+counts alone. Equal plans are timed once; of each launch mode and tile only the variants with the
+least predicted times.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from typing import Any
 
 from ... import backends
 from ...backends.cute.families import FAMILIES, config_for, costs
@@ -21,9 +20,7 @@ from ...plan import KernelCosts, Plan, predicted_us
 from ...plan.cuts import Shape
 from ...plan.formula import counts, fits_ll_slice, most_splits
 from ...plan.launch_modes import (
-    FORMATS,
     KEEP_AB_PERSISTENT,
-    SIXTEEN_BIT,
     LaunchMode,
     find_mode,
     keep_ab_tiles,
@@ -72,13 +69,14 @@ def variants(problem: Problem, gpu: Gpu = H200, per_tile: int = PER_TILE) -> lis
 
 def _ranked(problem: Problem, every: Iterator[Variant]) -> list[tuple[float, Variant]]:
     """Variants of one tile with different plans, and their predictions, the best first."""
-    timed: dict[Any, tuple[float, Variant]] = {}
+    timed: dict[tuple[bytes, bytes], tuple[float, Variant]] = {}
     for variant in every:
         try:
             plan = variant.plan(problem)
         except InvalidInput:  # contiguous splits that do not fit the workers
             continue
-        timed.setdefault(_key(variant, plan), (_predicted(variant, plan), variant))
+        key = (plan.tiles.tobytes(), plan.worker_begin.tobytes())
+        timed.setdefault(key, (_predicted(variant, plan), variant))
     return sorted(timed.values(), key=lambda pair: pair[0])
 
 
@@ -98,9 +96,7 @@ def fitting_tiles(problem: Problem, mode: LaunchMode) -> list[tuple[int, int]]:
 def _of_tile(
     problem: Problem, mode: LaunchMode, mode_costs: KernelCosts, gpu: Gpu, tile: tuple[int, int]
 ) -> Iterator[Variant]:
-    """Every policy on one tile shape; those that split also with the merge kernel, where a build
-    for that ships.
-    """
+    """Every policy on one tile shape."""
     if mode.formula:
         yield from _by_formula(problem, mode, mode_costs, gpu, tile)
         return
@@ -108,18 +104,13 @@ def _of_tile(
     config = config_for(mode, tile)
     if mode is KEEP_AB_PERSISTENT and max(problem.q_lens) > 1 and not problem.top_k:
         config = replace(config, mask="causal")
-    built = [config]
-    # builds without a fused merge ship for 16-bit operands
-    if family.apart and FORMATS.get((problem.q_dtype, problem.kv_format)) == SIXTEEN_BIT:
-        built.append(replace(config, options=(("fused_merge", 0),)))
     workers = gpu.workers(tile[1])
     blocks = -(-max(problem.kv_lens) // family.tile_kv)
     yield Variant(config, workers, "none", (), mode_costs)
     policies: list[tuple[str, tuple[tuple[str, int], ...]]] = [("cost", ()), ("greedy", ())]
     policies += [("fixed", (("num_splits", splits),)) for splits in SPLITS[1:] if splits <= blocks]
     for policy, knobs in policies:
-        for one in built:
-            yield Variant(one, workers, policy, knobs, mode_costs)
+        yield Variant(config, workers, policy, knobs, mode_costs)
 
 
 def _by_formula(
@@ -145,12 +136,3 @@ def _predicted(variant: Variant, plan: Plan) -> float:
     config, costs = variant.config, variant.costs
     shape = (config.tile_rows, config.tile_kv, config.cluster, variant.fused)
     return predicted_us(plan, costs.model(plan.problem, *shape))
-
-
-def _key(variant: Variant, plan: Plan) -> tuple[Any, ...]:
-    """Equal for launches that do the same: without partials the kind of merge does not matter."""
-    config = variant.config
-    if not plan.num_slots:
-        options = [(name, value) for name, value in config.options if name != "fused_merge"]
-        config = replace(config, options=tuple(options))
-    return config, plan.tiles.tobytes(), plan.worker_begin.tobytes()

@@ -9,7 +9,7 @@ def add_selection(parser: argparse.ArgumentParser) -> None:
     """Add `--arch`, `--kernel` and `--set`."""
     parser.add_argument("--arch", default="sm_90a", help="architecture (default: sm_90a)")
     parser.add_argument(
-        "--kernel", action="append", help="a kernel such as cuda/merge (default: all shipped)"
+        "--kernel", action="append", help="a kernel such as cuda/planner (default: all shipped)"
     )
     parser.add_argument(
         "--set",

@@ -59,9 +59,7 @@ def _add_emulator(verbs: Any) -> None:
     xqa.add_argument("--arch", default="sm_120a", help="what it is compiled for")
     xqa.add_argument("--first", type=int, help="only the first so many cases")
     xqa.add_argument("record", type=Path, help="JSON lines, written anew")
-    cuda = verbs.add_parser(
-        "cuda", help="merge, planner and ladder in the emulator; needs nvcc, no card"
-    )
+    cuda = verbs.add_parser("cuda", help="planner and ladder in the emulator; needs nvcc, no card")
     cuda.add_argument("record", type=Path, help="JSON lines, written anew")
     planted = verbs.add_parser(
         "planted", help="planted bugs: our checks, and compute-sanitizer's tools; needs no card"

@@ -3,13 +3,13 @@
     kernel                the launch, for both variants
     kernel_bf16           16-bit elements: roles, barriers, pipelines, timeline (read it first)
     fp8                   an 8-bit cache: the same roles, with O^T as accumulator
-    tile_scheduler        plan rows, records of work tiles, visible positions of a row
+    tile_scheduler        the worker's tiles, from the schedule into shared memory
     producer              Q and KV tiles into the ring, by warp 0
-    mainloop_qk_softmax   S = Q K^T, softmax, P: one warp group; mask: masked scores
+    mainloop_qk_softmax   S = Q K^T, softmax, P: one warp group
     mainloop_pv           O += P V: two warp groups; then the epilogue
-    epilogue_store        stores of result rows; profile: events of profiled builds
-    params                static configuration, operands, shared memory
+    params                static configuration, shared memory
     dual                  swap_ab in the same kernel, for one short request
+    ../rows_on_m          operands, records of work tiles, masks, stores, profile events
     ../split_merge        keep_ab_*: partials of split row tiles and their cooperative merge
 
 Options off by default, each a build of its own because the QK-softmax warp group has no register to
@@ -24,37 +24,35 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from cutlass import Float32, Int32, Int64, Uint8, Uint16, cute
-from cutlass.cute.runtime import make_fake_compact_tensor, make_fake_stream, make_fake_tensor
-
 from ...core.errors import unsupported
-from ...core.problem import FP8_656_BYTES
 from ...plan.config import KernelConfig
+from ..common.launch_arguments import LaunchForm, exported
 from ..registry import CuteEntry
-from ..split_merge import SplitMerge
+from ..rows_on_m.params import ELEMENTS, SHARED_BYTES
+from ..rows_on_m.profile import CTA_EVENTS
 from .dual import CAUSAL, ONE_TOKEN
 from .fp8.params import PAGED, SPARSE, Fp8Config, fp8_facts
 from .kernel import KeepAB
-from .params import DTYPES, FP8_DTYPES, HEAD, LATENT, SHARED_BYTES, Config
+from .params import Config
 
 PAGE_SIZES = (16, 32, 64, 128)
+#: of 16 bits
+DTYPES = ("bf16", "fp16")
 #: 8-bit caches, and (query, cache) formats that differ: the query is split into two terms
 FP8_CACHES = ("e4m3", "fp8_656")
 HI_LO = (("bf16", "e4m3"), ("bf16", "fp8_656"))
 #: no format's KV stages are so small that this many fit
 MOST_STAGES = 16
-#: values of the option `fused_merge`
-MERGES = {0: SplitMerge.KERNEL, 1: SplitMerge.COOPERATIVE}
 
 
 def check(config: KernelConfig) -> None:
     """Raises Unsupported for what this family does not compile."""
-    if config.q_dtype not in FP8_DTYPES:
-        raise unsupported("q_dtype", config.q_dtype, tuple(FP8_DTYPES))
+    if config.q_dtype not in ELEMENTS:
+        raise unsupported("q_dtype", config.q_dtype, tuple(ELEMENTS))
     if config.kv_format != config.q_dtype and (config.q_dtype, config.kv_format) not in HI_LO:
         taken = f"that of the query, {config.q_dtype}; {HI_LO}"
         raise unsupported("kv_format", config.kv_format, taken)
-    outs = FP8_DTYPES if config.q_dtype == "e4m3" else DTYPES
+    outs = ELEMENTS if config.q_dtype == "e4m3" else DTYPES
     if config.out_dtype not in outs:
         raise unsupported("out_dtype", config.out_dtype, tuple(outs))
     tile = (config.tile_rows, config.cluster)
@@ -68,8 +66,6 @@ def check(config: KernelConfig) -> None:
         raise unsupported("page_size", config.page_size, PAGE_SIZES)
     if config.kv_format in FP8_CACHES and config.option("skip"):
         raise unsupported("kv_format", f"{config.kv_format} with skip", tuple(DTYPES))
-    if config.option("fused_merge", 1) not in MERGES:
-        raise unsupported("fused_merge", config.option("fused_merge"), tuple(MERGES))
     if config.option("dual"):
         check_dual(config)
     if config.option("pieces"):
@@ -80,21 +76,18 @@ def check_dual(config: KernelConfig) -> None:
     """Raises Unsupported for what is not compiled beside swap_ab in one kernel."""
     if config.option("dual") not in (ONE_TOKEN, CAUSAL):
         raise unsupported("dual", config.option("dual"), (ONE_TOKEN, CAUSAL))
-    others = [
-        n for n, v in config.options if v and n not in ("dual", "shaped", "pdl", "fused_merge")
-    ]
-    whole = config.option("fused_merge", 1) == 1 and config.cluster == 1 and config.mask != "tree"
+    others = [n for n, v in config.options if v and n not in ("dual", "shaped", "pdl")]
+    whole = config.cluster == 1 and config.mask != "tree"
     if config.q_dtype not in DTYPES or config.kv_format != config.q_dtype or others or not whole:
         got = config.name()
-        raise unsupported("options", got, "dual with 16 bits, 64 rows, the cooperative merge")
+        raise unsupported("options", got, "dual with 16 bits, 64 rows")
 
 
 def check_pieces(config: KernelConfig) -> None:
     """Raises Unsupported for what is not compiled by the rule of batch invariance."""
     sixteen_bit = config.q_dtype in DTYPES and config.kv_format == config.q_dtype
-    if not sixteen_bit or config.cluster != 1 or config.option("fused_merge", 1) != 1:
-        supported = "pieces with 16 bits, 64 rows, the cooperative merge"
-        raise unsupported("options", config.name(), supported)
+    if not sixteen_bit or config.cluster != 1:
+        raise unsupported("options", config.name(), "pieces with 16 bits, 64 rows")
 
 
 def check_gathered(config: KernelConfig) -> None:
@@ -127,7 +120,6 @@ def static_facts(config: KernelConfig) -> Config:
         cluster=config.cluster,
         page_size=config.page_size,
         pdl=config.option("pdl", 1),
-        split_merge=MERGES[config.option("fused_merge", 1)],
         profile=config.option("stamps"),
         features=int(features),
         scales=config.option("scales"),
@@ -153,59 +145,29 @@ def check_stages(facts: Config) -> None:
         raise unsupported("stages", got, f"{fitting[0]} to {fitting[-1]}: {limit}")
 
 
+def form_of(config: KernelConfig, facts: Config) -> LaunchForm:
+    """What the arguments of a launch depend on."""
+    return LaunchForm(
+        q=facts.q_element,
+        kv=facts.element,
+        out=facts.out_element,
+        tile_rows=config.tile_rows,
+        page_size=None if facts.fetches_tokens else facts.page_size,
+        shaped=bool(config.option("shaped")),
+        stats=config.tile_rows,
+        stats_align=16,
+        kv_656=config.kv_format == "fp8_656",
+        dual=bool(facts.dual),
+        events=len(CTA_EVENTS) if facts.profile else 0,
+        features=bool(facts.features),
+        tree=bool(facts.tree),
+        skip=bool(facts.skip),
+    )
+
+
 def entry(config: KernelConfig) -> CuteEntry:
-    """Operands in the order of `KeepAB.__call__`; all counts are symbols.
-
-    Query and out come as rows [rows, 576], or with the option `shaped` as callers have them,
-    [batch, q_len, heads, 576], with lse [tokens, heads]: a view costs the host a microsecond.
-    """
+    """The launch of `config` and its fake arguments."""
     facts = static_facts(config)
-
-    def dense(dtype, shape, align=16):
-        order = tuple(range(len(shape) - 1, -1, -1))
-        return make_fake_compact_tensor(dtype, shape, stride_order=order, assumed_align=align)
-
-    def counts(number):
-        return tuple(cute.sym_int() for _ in range(number))
-
-    shaped = config.option("shaped")
-    pages, slots, slots2, counters, batch, width, ends, tiles, workers = counts(9)
-    stored, width_kv = facts.element, HEAD
-    page_size = cute.sym_int() if facts.fetches_tokens else facts.page_size
-    if config.kv_format == "fp8_656":
-        stored, width_kv = Uint8, FP8_656_BYTES
-    cache = make_fake_tensor(
-        stored,
-        (pages, page_size, width_kv),
-        stride=(cute.sym_int64(divisibility=128 // stored.width), width_kv, 1),
-        assumed_align=16,
-    )
-    table = make_fake_tensor(Int32, (batch, width), stride=(cute.sym_int(), 1), assumed_align=4)
-    features = [dense(Float32, counts(1), 4) for _ in range(3)]
-    if facts.tree:
-        features.append(dense(Uint16, counts(3 if shaped else 2), 4))
-    if facts.skip:
-        features.append(Float32(1.0))
-    args = (
-        dense(facts.q_element, (*counts(3 if shaped else 1), HEAD)),
-        cache,
-        dense(facts.out_element, (*counts(3 if shaped else 1), LATENT)),
-        dense(Float32, counts(2 if shaped else 1), 4),
-        dense(Float32, (slots, config.tile_rows, LATENT)),
-        dense(Float32, (slots2, config.tile_rows)),
-        dense(Int32, (counters,), 4),
-        table,
-        dense(Int32, counts(1), 4),
-        dense(Int32, (ends,), 4),
-        dense(Int32, (tiles, 8)),
-        dense(Int32, (workers,), 4),
-        *((dense(Float32, counts(1)),) if facts.dual else ()),
-        *((dense(Int64, (*counts(1), 8)),) if facts.profile else ()),
-        Int32(1),
-        Float32(1.0),
-        Float32(1.0),
-        *(Int32(1) for _ in range(3)),
-        *((tuple(features),) if facts.features else ()),
-        make_fake_stream(use_tvm_ffi_env_stream=True),
-    )
-    return CuteEntry(KeepAB(facts), args, "keep_ab")
+    args = form_of(config, facts).arguments()
+    launch = exported("keep_ab", KeepAB(facts).launch, tuple(args))
+    return CuteEntry(launch, tuple(args.values()), "keep_ab")

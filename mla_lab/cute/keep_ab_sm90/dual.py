@@ -27,6 +27,7 @@ from cutlass.cute.nvgpu import warpgroup
 from ...plan.config import KernelConfig
 from ...plan.gate import DUAL_ROWS
 from ...plan.launch_modes import SWAP_AB_LL
+from ..rows_on_m.params import Globals
 from ..swap_ab_sm90.kernel import kv_tma, q_tma
 from ..swap_ab_sm90.mainloop import consume
 from ..swap_ab_sm90.mma import tiled_mmas
@@ -35,7 +36,7 @@ from ..swap_ab_sm90.producer import produce_grid
 from ..swap_ab_sm90.shared_storage import Globals as SwapGlobals
 from ..swap_ab_sm90.shared_storage import SmemOverlay, allocate, barriers_init
 from ..swap_ab_sm90.tile_scheduler import GridLoads, issue_loads
-from .params import Config, Globals, Shared
+from .params import Config, Shared
 
 #: values of the option: one query token, or several with the causal rule
 ONE_TOKEN, CAUSAL = 1, 2

@@ -13,19 +13,22 @@ tile are merged in split order, in fp32, by all CTAs that split it, a share each
 from __future__ import annotations
 
 from types import ModuleType
+from typing import Any
 
 import cutlass
 import cutlass.cute as cute
 from cutlass import const_expr
 from cutlass.cute.nvgpu import cpasync
 
-from ..common.feature_operands import mask_words
 from ..common.kv_prefetch import LEAST_REQUESTS, KvCache
+from ..common.launch_arguments import operand_fields
 from ..common.worker_plan import gate_closed, prefetch_ahead, without_gate
+from ..rows_on_m.params import Cta, Globals
+from ..rows_on_m.profile import profile_event
+from ..rows_on_m.work_records import batch_of
 from . import dual, fp8, kernel_bf16
-from .params import Config, Cta, Globals, Mmas
-from .profile import profile_event
-from .tile_scheduler import batch_of, find_plan, load_plan
+from .params import Config, Mmas
+from .tile_scheduler import find_plan, load_plan
 
 
 def variant(cfg: Config) -> ModuleType:
@@ -86,28 +89,14 @@ class KeepAB:
         self.cfg = cfg
 
     @cute.jit
-    def __call__(self, *operands):
-        """Operands in the order of `entry`: twelve tensors (with the LL partials behind them in a
-        dual build, `profile` in a profiled one), heads, scale_log2, out_scale, num_workers, q_len,
-        costs, a tuple of feature operands in such a build, the stream."""
+    def launch(self, q: cute.Tensor, kv: cute.Tensor, stream: Any, args: dict):
+        """Query, out and lse may have any shape whose rows lie in memory in order."""
         cfg = self.cfg
-        *operands, stream = operands
-        features = list(operands.pop()) if const_expr(cfg.features) else []
-        q, kv, out, lse, *tensors = operands
-        numbers, tensors = tensors[-6:], tensors[:-6]
-        profile = tensors.pop() if const_expr(cfg.profile) else tensors[-1]
-        ll = tensors.pop() if const_expr(cfg.dual) else None
-        skip = features.pop() if const_expr(cfg.skip) else None
-        if const_expr(cfg.tree):
-            features[-1] = mask_words(features[-1])
-        else:
-            features += [None] * (4 - len(features))
-        lse = cute.make_tensor(lse.iterator, cute.make_layout(cute.size(lse.shape)))
+        ll = args.pop("ll_partials") if const_expr(cfg.dual) else None
+        args.setdefault("profile", args["schedule"])
         mma, maps, layouts = variant(cfg).operands(cfg, q, kv)
-        g = Globals(
-            *maps[:4], out, lse, *tensors, *numbers, profile, *features, skip,
-            maps[4:], kv,
-        )  # fmt: skip
+        fields = operand_fields(args, tree=cfg.tree, skip=cfg.skip)
+        g = Globals(*maps[:4], **fields, tma_656=maps[4:], cache=kv)
         swap = dual.operands(cfg, g, q, ll) if const_expr(cfg.dual) else ()
         decode_kernel(cfg, g, mma, layouts, swap).launch(
             grid=(g.num_workers * cfg.cluster, 1, 1),
@@ -116,5 +105,5 @@ class KeepAB:
             stream=stream,
             min_blocks_per_mp=1,
             use_pdl=bool(cfg.pdl),
-            cooperative=cfg.cooperative,
+            cooperative=True,
         )

@@ -65,24 +65,10 @@ from cutlass.cute.nvgpu import OperandMajorMode, cpasync, warpgroup
 
 from ..common.barriers import MBarriers
 from ..common.pipeline import Pipeline
+from ..rows_on_m.params import BLOCK, BOXES, HEAD, RECORD_WORDS, RECORDS, Cta
 from .mainloop_pv import mainloop_pv
 from .mainloop_qk_softmax import mainloop_qk_softmax
-from .params import (
-    BLOCK,
-    BOXES,
-    HEAD,
-    KV_CHUNKS,
-    RECORD_WORDS,
-    RECORDS,
-    STAGE,
-    SWIZZLE_ROWS,
-    Config,
-    Cta,
-    Mmas,
-    Shared,
-    cache_load,
-    query_load,
-)
+from .params import KV_CHUNKS, STAGE, SWIZZLE_ROWS, Config, Mmas, Shared, cache_load, query_load
 
 THREADS = 384
 #: registers per thread by role, of 168 at the launch

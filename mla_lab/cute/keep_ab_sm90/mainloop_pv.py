@@ -12,16 +12,18 @@ from cutlass.cute.nvgpu import warpgroup
 from ..common.feature_operands import with_scales
 from ..common.pipeline import StagePhases
 from ..common.ptx_sm90 import LN2, fresh_thread, pick
+from ..common.worker_plan import may_be_split
+from ..rows_on_m.epilogue_store import store_lse, store_rows
+from ..rows_on_m.mask import rows_of
+from ..rows_on_m.params import BLOCK, LATENT, Cta
+from ..rows_on_m.profile import profile_event, profile_tile
+from ..rows_on_m.work_records import read_work, record
 from ..split_merge.keep_ab_cooperative import count_partial, merge, merge_share, own_strips
 from ..split_merge.keep_ab_partials import store_fragment
 from ..split_merge.keep_ab_pieces import merge_piece, store_piece
-from .epilogue_store import store_lse, store_rows
 from .mainloop_qk_softmax import release_kv, two_to_minus
-from .mask import rows_of
-from .params import BLOCK, LATENT, SKIPPED, Cta
+from .params import SKIPPED
 from .producer import ProducerState, fill_next_stage, start_producer
-from .profile import profile_event, profile_tile
-from .tile_scheduler import may_be_split, read_work, record
 
 HALF = LATENT // 2
 
@@ -44,23 +46,6 @@ def scale_rows(acc, factors):
 
 
 @cute.jit
-def store_partial(cta: Cta, acc: cute.Tensor, slot_row, column, lane):
-    """The thread's accumulator, in pairs of columns, to a row-major partial."""
-    offset = cute.assume(slot_row * LATENT + column + 2 * (lane % 4), divby=2)
-    gO = cute.make_tensor(
-        cta.g.mO_partial.iterator + offset,
-        cute.make_layout((2, 2, HALF // 8), stride=(1, 8 * LATENT, 8)),
-    )
-    rows = rows_of(acc)
-    for j in cutlass.range_constexpr(cute.size(acc) // 4):
-        for h in cutlass.range_constexpr(2):
-            v = cute.make_rmem_tensor(2, Float32)
-            v[0] = rows[h, 2 * j]
-            v[1] = rows[h, 2 * j + 1]
-            cute.autovec_copy(v, gO[None, h, j])
-
-
-@cute.jit
 def epilogue(cta: Cta, acc: cute.Tensor, index):
     """Divide by the row sums; write the result x out_scale, or the partial (the merge scales).
     Returns the slot of the partial, -1 without one."""
@@ -80,18 +65,10 @@ def epilogue(cta: Cta, acc: cute.Tensor, index):
     if work.slot >= 0:
         if const_expr(cfg.pieces):
             store_piece(cta, wg, acc, work, index, inverse, lse)
-        elif const_expr(cfg.cooperative):
+        else:
             own = own_strips(cfg, merge_share(cta, work), work, index, cta.plan.last)
             store_fragment(cta, wg, acc, work, inverse, lse, own)
             count_partial(cta, work)
-        else:
-            scale_rows(acc, inverse)
-            at = cta.rank * BLOCK + row
-            store_partial(cta, acc, work.slot * (BLOCK * cfg.cluster) + at, column, lane)
-            mLSE = g.mLSE_partial
-            if (wg == 0) & (lane % 4 == 0):
-                mLSE[work.slot, at] = lse[0]
-                mLSE[work.slot, at + 8] = lse[1]
     else:
         out_scale = with_scales(cfg, g).out_scale
         scale_rows(acc, [inverse[h] * out_scale for h in range(2)])
@@ -207,7 +184,7 @@ def mainloop_pv(cta: Cta):
     if const_expr(cfg.pieces):
         if slot >= 0:
             merge_piece(cta, last - 1)
-    elif const_expr(cfg.cooperative):
+    else:
         # the last work tile first: its own strips are in the ring
         for back in cutlass.range(first + 1, last + 1, unroll=1):
             if may_be_split(cta.plan, first + last - back):

@@ -27,21 +27,11 @@ from ..common.ptx_sm90 import (
     ptx,
     stmatrix_x4,
 )
-from .mask import apply_mask, first_row, mask_free_until, rows_of
-from .params import (
-    BLOCK,
-    KV_CHUNKS,
-    LATENT,
-    Q_STEPS_IN_REGISTERS,
-    QK_SOFTMAX_BARRIER,
-    ROPE_BOX,
-    SKIPPED,
-    STAGE,
-    Cta,
-    Work,
-)
-from .profile import profile_tile
-from .tile_scheduler import read_work
+from ..rows_on_m.mask import apply_mask, first_row, mask_free_until, rows_of
+from ..rows_on_m.params import BLOCK, LATENT, Cta, Work
+from ..rows_on_m.profile import profile_tile
+from ..rows_on_m.work_records import read_work
+from .params import KV_CHUNKS, Q_STEPS_IN_REGISTERS, QK_SOFTMAX_BARRIER, ROPE_BOX, SKIPPED, STAGE
 
 
 @dataclass(frozen=True)

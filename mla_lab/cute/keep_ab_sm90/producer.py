@@ -20,20 +20,10 @@ from cutlass.cute.nvgpu import cpasync
 
 from ..common.pipeline import StagePhases
 from ..common.ptx_sm90 import EVICT_FIRST
-from .params import (
-    BLOCK,
-    BOX,
-    BOXES,
-    FIRST_PAGE,
-    KV_CHUNKS,
-    NO_PAGE,
-    RECORDS,
-    STAGE,
-    SWIZZLE_ROWS,
-    Cta,
-)
-from .profile import profile_tile
-from .tile_scheduler import first_pages, read_work
+from ..rows_on_m.params import BLOCK, BOXES, FIRST_PAGE, NO_PAGE, RECORDS, Cta
+from ..rows_on_m.profile import profile_tile
+from ..rows_on_m.work_records import first_pages, read_work
+from .params import BOX, KV_CHUNKS, STAGE, SWIZZLE_ROWS
 
 #: what the next stage is for: a KV tile, a query, or nothing until the ring is back at stage 0
 KV, QUERY, NOTHING = 0, 1, 2

@@ -1,7 +1,7 @@
 """MLA decode on SM100 and SM103 by tcgen05: a pair of CTAs takes 128 query rows, 64 each.
 
-Emulated, never run on a card. Names, operands, plans, partials and merge are those of
-`keep_ab_sm90`; its `tile_scheduler`, the merge of `split_merge` and `common` are used as they are.
+Emulated, never run on a card. Operands, plans, records of work tiles, partials and merge are those
+of `keep_ab_sm90`: `rows_on_m`, the merge of `split_merge` and `common` are used as they are.
 
     kernel        the launch: roles, barriers, tensor memory, timeline (read it first)
     producer      Q, K and V by TMA, by one warp
@@ -35,15 +35,13 @@ What only a card can settle, and what guards it: `data/notes/sm100.md`.
 
 from __future__ import annotations
 
-from cutlass import Float32, Int32, Uint16, cute
-from cutlass.cute.runtime import make_fake_compact_tensor, make_fake_stream, make_fake_tensor
-
 from ...core.errors import unsupported
 from ...plan.config import KernelConfig
+from ..common.launch_arguments import LaunchForm, exported
 from ..registry import CuteEntry
-from ..split_merge import SplitMerge
+from ..rows_on_m.params import ELEMENTS, SHARED_BYTES
 from .kernel import MlaSm100
-from .params import ELEMENTS, HEAD, LATENT, SHARED_BYTES, Config
+from .params import Config
 
 PAGE_SIZES = (16, 32, 64, 128)
 #: (query, cache)
@@ -67,8 +65,6 @@ def check(config: KernelConfig) -> None:
     for option in ("skip", "stamps", "stages"):
         if config.option(option):
             raise unsupported(f"option {option}", config.option(option), "0")
-    if config.option("fused_merge", 1) != 1:
-        raise unsupported("fused_merge", config.option("fused_merge"), "1")
 
 
 def static_facts(config: KernelConfig) -> Config:
@@ -81,7 +77,6 @@ def static_facts(config: KernelConfig) -> Config:
         out_dtype=config.out_dtype,
         page_size=config.page_size,
         pdl=config.option("pdl", 1),
-        split_merge=SplitMerge.COOPERATIVE,
         features=int(tree or any(map(config.option, ("features", "scales")))),
         scales=config.option("scales"),
         tree=int(tree),
@@ -92,52 +87,20 @@ def static_facts(config: KernelConfig) -> Config:
 
 
 def entry(config: KernelConfig) -> CuteEntry:
-    """Operands in the order of keep_ab's `entry`; all counts are symbols.
-
-    Query and out come as rows [rows, 576], or with the option `shaped` as callers have them,
-    [batch, q_len, heads, 576], with lse [tokens, heads].
-    """
+    """The launch of `config` and its fake arguments."""
     facts = static_facts(config)
-
-    def dense(dtype, shape, align=16):
-        order = tuple(range(len(shape) - 1, -1, -1))
-        return make_fake_compact_tensor(dtype, shape, stride_order=order, assumed_align=align)
-
-    def counts(number):
-        return tuple(cute.sym_int() for _ in range(number))
-
-    shaped = config.option("shaped")
-    batch, ends = counts(2)
-    cache = make_fake_tensor(
-        facts.element,
-        (*counts(1), facts.page_size, HEAD),
-        stride=(cute.sym_int64(divisibility=128 // facts.element.width), HEAD, 1),
-        assumed_align=16,
+    form = LaunchForm(
+        q=facts.q_element,
+        kv=facts.element,
+        out=facts.out_element,
+        tile_rows=TILE_ROWS,
+        page_size=facts.page_size,
+        shaped=bool(config.option("shaped")),
+        stats=TILE_ROWS,
+        stats_align=16,
+        features=bool(facts.features),
+        tree=bool(facts.tree),
     )
-    table = make_fake_tensor(
-        Int32, (batch, *counts(1)), stride=(cute.sym_int(), 1), assumed_align=4
-    )
-    features = [dense(Float32, counts(1), 4) for _ in range(3)]
-    if facts.tree:
-        features.append(dense(Uint16, counts(3 if shaped else 2), 4))
-    args = (
-        dense(facts.q_element, (*counts(3 if shaped else 1), HEAD)),
-        cache,
-        dense(facts.out_element, (*counts(3 if shaped else 1), LATENT)),
-        dense(Float32, counts(2 if shaped else 1), 4),
-        dense(Float32, (*counts(1), TILE_ROWS, LATENT)),
-        dense(Float32, (*counts(1), TILE_ROWS)),
-        dense(Int32, counts(1), 4),
-        table,
-        dense(Int32, counts(1), 4),
-        dense(Int32, (ends,), 4),
-        dense(Int32, (*counts(1), 8)),
-        dense(Int32, counts(1), 4),
-        Int32(1),
-        Float32(1.0),
-        Float32(1.0),
-        *(Int32(1) for _ in range(3)),
-        *((tuple(features),) if facts.features else ()),
-        make_fake_stream(use_tvm_ffi_env_stream=True),
-    )
-    return CuteEntry(MlaSm100(facts), args, "mla_sm100")
+    args = form.arguments()
+    launch = exported("mla_sm100", MlaSm100(facts).launch, tuple(args))
+    return CuteEntry(launch, tuple(args.values()), "mla_sm100")

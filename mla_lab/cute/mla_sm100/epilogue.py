@@ -10,10 +10,11 @@ from ..common.feature_operands import with_scales, with_sink
 from ..common.fp8 import join_two, round_two
 from ..common.ptx_sm90 import LN2, pack2, pick
 from ..common.ptx_sm100 import load_columns
-from ..keep_ab_sm90.epilogue_store import store_row_lse
+from ..rows_on_m.epilogue_store import store_row_lse
+from ..rows_on_m.params import LATENT
 from ..split_merge.keep_ab_cooperative import add_to_counter
 from ..split_merge.keep_ab_rows import store_row_partial
-from .params import LATENT, ROWS, SOFTMAX_BARRIER, V_COLUMNS, Cta
+from .params import ROWS, SOFTMAX_BARRIER, V_COLUMNS, Cta
 
 #: columns at a time
 STEP = 32

@@ -38,33 +38,30 @@ Timeline of a steady tile (clocks of the tensor core on paper: QK 1,152, PV 1,02
 
 from __future__ import annotations
 
+from typing import Any
+
 import cutlass
 import cutlass.cute as cute
 from cutlass import Float32, Int32, Int64, const_expr
 from cutlass.cute.nvgpu import cpasync, tcgen05
 
 from ..common.barriers import MBarriers
-from ..common.feature_operands import mask_words
+from ..common.launch_arguments import operand_fields
 from ..common.pipeline import Pipeline
 from ..common.ptx_sm100 import fence_after, fence_before
 from ..common.worker_plan import may_be_split, open_plan, plan_of
-from ..keep_ab_sm90.params import PV_BARRIER
-from ..keep_ab_sm90.tile_scheduler import batch_of
+from ..rows_on_m.params import BOXES, HEAD, LATENT, PV_BARRIER, RECORD_WORDS, RECORDS
+from ..rows_on_m.work_records import batch_of
 from ..split_merge.keep_ab_cooperative import merge
 from .mma import mma_warp
 from .params import (
     ATOM_ROWS,
     BOX_COLUMNS,
-    BOXES,
-    HEAD,
     K_BOXES,
     K_CHUNKS,
     K_ELEMENTS,
-    LATENT,
     MMA_WARP,
     PRODUCER_WARP,
-    RECORD_WORDS,
-    RECORDS,
     ROWS,
     SOFTMAX_THREADS,
     SOFTMAX_WARPS,
@@ -149,12 +146,11 @@ def roles(cta: Cta, warp):
         mma_warp(cta)
     elif warp == PRODUCER_WARP:
         producer(cta)
-    if const_expr(cta.cfg.cooperative):
-        first, last = cta.plan.first, cta.plan.last
-        PV_BARRIER.sync()  # a warp without a role must not read records before they are written
-        for back in cutlass.range(first + 1, last + 1, unroll=1):
-            if may_be_split(cta.plan, first + last - back):
-                merge(cta, first + last - back)
+    first, last = cta.plan.first, cta.plan.last
+    PV_BARRIER.sync()  # a warp without a role must not read records before they are written
+    for back in cutlass.range(first + 1, last + 1, unroll=1):
+        if may_be_split(cta.plan, first + last - back):
+            merge(cta, first + last - back)
 
 
 @cute.kernel
@@ -211,7 +207,7 @@ def tensor_maps(cfg: cutlass.Constexpr[Config], q: cute.Tensor, kv: cute.Tensor)
         tiler = ((ATOM_ROWS, rows // ATOM_ROWS), (BOX_COLUMNS, wide))
         return cpasync.make_tiled_tma_atom(load, cache(boxes), box, tiler)
 
-    k_map = cache_map(BOXES, cfg.k_rows, K_BOXES)
+    k_map = cache_map(BOXES, cfg.box_rows, K_BOXES)
     v_map = cache_map(LATENT // BOX_COLUMNS, cfg.v_rows, V_BOXES)
     if const_expr(cfg.terms == 2):
         return (None, None), k_map, v_map
@@ -231,24 +227,13 @@ class MlaSm100:
         self.cfg = cfg
 
     @cute.jit
-    def __call__(self, *operands):
-        """Operands in the order of `entry`: twelve tensors, heads, scale_log2, out_scale,
-        num_workers, q_len, costs, a tuple of feature operands in such a build, the stream."""
+    def launch(self, q: cute.Tensor, kv: cute.Tensor, stream: Any, args: dict):
+        """Query, out and lse may have any shape whose rows lie in memory in order."""
         cfg = self.cfg
-        *operands, stream = operands
-        features = list(operands.pop()) if const_expr(cfg.features) else []
-        q, kv, out, lse, *tensors = operands
-        numbers, tensors = tensors[-6:], tensors[:-6]
-        if const_expr(cfg.tree):
-            features[-1] = mask_words(features[-1])
-        else:
-            features += [None] * (4 - len(features))
-        lse = cute.make_tensor(lse.iterator, cute.make_layout(cute.size(lse.shape)))
+        args["profile"] = args["schedule"]
         q_map, k_map, v_map = tensor_maps(cfg, q, kv)
-        g = Operands(
-            *q_map, *k_map, out, lse, *tensors, *numbers, tensors[-1], *features,
-            cache=kv, tma_v=v_map[0], mV=v_map[1], query=q,
-        )  # fmt: skip
+        fields = operand_fields(args, tree=cfg.tree, skip=cfg.skip)
+        g = Operands(*q_map, *k_map, **fields, cache=kv, tma_v=v_map[0], mV=v_map[1], query=q)
         decode_kernel(cfg, g).launch(
             grid=(g.num_workers * cfg.cluster, 1, 1),
             block=(THREADS, 1, 1),
@@ -256,5 +241,5 @@ class MlaSm100:
             stream=stream,
             min_blocks_per_mp=1,
             use_pdl=bool(cfg.pdl),
-            cooperative=cfg.cooperative,
+            cooperative=True,
         )

@@ -10,9 +10,10 @@ import cutlass.cute as cute
 from cutlass import Float32, Int32, Uint32, const_expr
 
 from ..common.ptx_sm90 import shift_pair
-from ..keep_ab_sm90.mask import draft_word
-from ..keep_ab_sm90.tile_scheduler import visible
-from .params import BLOCK, S_COLUMNS, Cta
+from ..rows_on_m.mask import draft_word
+from ..rows_on_m.params import BLOCK
+from ..rows_on_m.work_records import visible
+from .params import S_COLUMNS, Cta
 
 
 @cute.jit

@@ -18,15 +18,13 @@ from ..common.ptx_sm100 import (
     mma,
     smem_descriptor,
 )
-from ..keep_ab_sm90.tile_scheduler import read_work
+from ..rows_on_m.params import BLOCK, LATENT, RECORDS
+from ..rows_on_m.work_records import read_work
 from .params import (
-    BLOCK,
     K_BOXES,
     K_CHUNKS,
     K_ELEMENTS,
-    LATENT,
     O_COLUMN,
-    RECORDS,
     ROWS,
     S_COLUMNS,
     TILE,

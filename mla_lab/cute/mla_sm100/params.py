@@ -7,17 +7,15 @@ from typing import Any
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import BFloat16, Float8E4M3FN, Float16, Int32
+from cutlass import Int32
 
 from ..common.barriers import MBarriers, NamedBarrier
 from ..common.pipeline import Pipeline
-from ..keep_ab_sm90.params import BOXES, HEAD, LATENT, RECORD_WORDS, RECORDS, SHARED_BYTES, Globals
-from ..split_merge import SplitMerge
+from ..rows_on_m.params import BLOCK, BOXES, ELEMENTS, HEAD, Globals
+from ..rows_on_m.params import Config as SharedConfig
 
-__all__ = ["BOXES", "HEAD", "LATENT", "RECORDS", "RECORD_WORDS", "SHARED_BYTES"]
-
-#: query rows of a CTA, KV tokens of a block of the plan; K of a tile is one block in each CTA
-ROWS = BLOCK = 64
+#: query rows of a CTA; K of a tile is one block in each CTA
+ROWS = BLOCK
 #: KV tokens of a tile
 TILE = 2 * BLOCK
 #: rows of a swizzle atom, columns of a box
@@ -32,8 +30,6 @@ V_BOXES, V_COLUMNS = 4, 256
 K_ELEMENTS, V_ELEMENTS = BLOCK * HEAD, TILE * V_COLUMNS
 #: tokens that lie in one page, whatever its size
 PAGE_GRAIN = 16
-#: page id outside the tensor map: TMA writes zeros and still counts the bytes
-NO_PAGE = 1 << 30
 #: columns of tensor memory: two of S, 64 each, then O; the allocation is a power of two
 S_COLUMNS, O_COLUMN, TMEM_COLUMNS = 64, 128, 512
 
@@ -43,44 +39,12 @@ THREADS, SOFTMAX_THREADS = 256, 128
 #: see the table in `kernel`; barrier 2, of all threads, is the merge's
 SOFTMAX_BARRIER = NamedBarrier(1, SOFTMAX_THREADS)
 
-ELEMENTS = {"bf16": BFloat16, "fp16": Float16, "e4m3": Float8E4M3FN}
-
 
 @dataclass(frozen=True)
-class Config:
-    """What is compiled in; names are those of `keep_ab_sm90.params.Config`."""
+class Config(SharedConfig):
+    """What is compiled in; `cluster` is a pair of CTAs, which halves a row tile of 128 rows."""
 
-    dtype: str = "bf16"
     kv_format: str = "bf16"
-    out_dtype: str = "bf16"
-    page_size: int = 64
-    pdl: int = 1
-    split_merge: SplitMerge = SplitMerge.COOPERATIVE
-    features: int = 0
-    scales: int = 0
-    tree: int = 0
-    #: not in this family
-    profile: int = 0
-    skip: int = 0
-
-    @property
-    def cluster(self) -> int:
-        """CTAs that halve a row tile of 128 rows."""
-        return 2
-
-    @property
-    def fp8(self) -> bool:
-        """Of the merge: its warps have registers to spare."""
-        return False
-
-    @property
-    def p_exchange(self) -> bool:
-        return False
-
-    @property
-    def cooperative(self) -> bool:
-        """Partials are merged in this launch, by all CTAs that split a row tile."""
-        return self.split_merge is SplitMerge.COOPERATIVE
 
     @property
     def element(self) -> type[cutlass.Numeric]:
@@ -90,10 +54,6 @@ class Config:
     @property
     def q_element(self) -> type[cutlass.Numeric]:
         return ELEMENTS[self.dtype]
-
-    @property
-    def out_element(self) -> type[cutlass.Numeric]:
-        return ELEMENTS[self.out_dtype]
 
     @property
     def terms(self) -> int:
@@ -115,19 +75,9 @@ class Config:
         return ATOM * self.item
 
     @property
-    def k_rows(self) -> int:
-        """Rows of K in one TMA instruction."""
-        return min(self.page_size, BLOCK)
-
-    @property
     def v_rows(self) -> int:
         """Rows of V in one TMA instruction."""
         return min(self.page_size, V_TOKENS)
-
-    @property
-    def box_rows(self) -> int:
-        """Of `tile_scheduler.record`: rows of a block that lie in one page."""
-        return self.k_rows
 
     @property
     def q_elements(self) -> int:
@@ -141,7 +91,7 @@ class Config:
 
     @property
     def ring_bytes(self) -> int:
-        """Bytes of K and V; the merge reuses them."""
+        """Of K and V."""
         return (K_ELEMENTS + V_ELEMENTS) * self.item
 
     @property
@@ -201,6 +151,6 @@ class Cta:
     cfg: Config
     g: Operands
     s: Shared
-    plan: Any  # tile_scheduler.Plan
+    plan: Any  # self_schedule.Plan
     rank: Int32  # in the pair; 0 leads it
     tmem: Int32  # base of the allocation

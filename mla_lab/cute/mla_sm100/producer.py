@@ -13,18 +13,16 @@ from cutlass import Int32, Int64, const_expr
 from ..common.pipeline import PipelineState
 from ..common.ptx_sm90 import EVICT_FIRST
 from ..common.tma import tma_views
-from ..keep_ab_sm90.tile_scheduler import read_work, record
+from ..rows_on_m.params import BLOCK, NO_PAGE, RECORDS
+from ..rows_on_m.work_records import read_work, record
 from .params import (
     ATOM,
     ATOM_ROWS,
-    BLOCK,
     BOX_COLUMNS,
     K_BOXES,
     K_CHUNKS,
     K_ELEMENTS,
-    NO_PAGE,
     PAGE_GRAIN,
-    RECORDS,
     ROWS,
     TILE,
     V_BOXES,
@@ -99,7 +97,7 @@ def load_query(cta: Cta, work, index):
 def load_k(cta: Cta, block, pages, tile):
     """K of this CTA's half of the tile that begins with `block`, chunk by chunk of its columns."""
     cfg, g, s = cta.cfg, cta.g, cta.s
-    rows = cfg.k_rows
+    rows = cfg.box_rows
     sK = atoms(cta, 0, rows, K_BOXES, BLOCK, K_CHUNKS)
     shape = ((ATOM_ROWS, rows // ATOM_ROWS), (BOX_COLUMNS, K_BOXES))
     source, into = tma_views(g.tma_kv, sK, cute.local_tile(g.mKV, shape, (None, None, None)))

@@ -14,16 +14,16 @@ import cutlass.cute as cute
 from cutlass import Float32, Int16, Int32
 
 from ..common.fp8 import join_two
-from ..common.ptx_sm90 import butterfly, ptx
+from ..common.ptx_sm90 import bits_float, butterfly, ptx
+from ..rows_on_m.params import HEAD
 from ..swap_ab_sm90.query_hi_lo import (
     INFINITE,
     ROW_EXPONENT,
-    as_float,
     max_magnitude,
     unpack_two,
     write8,
 )
-from .params import HEAD, ROWS, SOFTMAX_BARRIER, Cta
+from .params import ROWS, SOFTMAX_BARRIER, Cta
 
 #: 16-byte pieces of a query row, and words of one
 PIECES, WORDS = HEAD // 8, 4
@@ -71,9 +71,9 @@ def store_query_terms(cta: Cta, work, thread):
     cfg, s = cta.cfg, cta.s
     row, lane = thread // 2, thread % 2
     exponent = row_exponent(cta, work, row, lane)
-    scale = as_float((127 + ROW_EXPONENT - exponent) << 23)
+    scale = bits_float((127 + ROW_EXPONENT - exponent) << 23)
     if lane == 0:
-        inverse = as_float((exponent + 127 - ROW_EXPONENT) << 23)
+        inverse = bits_float((exponent + 127 - ROW_EXPONENT) << 23)
         s.sQ_scale[row] = inverse if exponent < INFINITE else Float32.inf
     base = Int32(s.sQ.iterator.toint()) + row * cfg.span
     for piece in cutlass.range(lane, PIECES, 2, unroll=4):

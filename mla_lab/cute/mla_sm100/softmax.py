@@ -17,14 +17,13 @@ from ..common.feature_operands import not_zero, orient_scores, scale_now
 from ..common.fp8 import join_two, round_two
 from ..common.ptx_sm90 import NO_SCORE, float_of_exponent, pack2, pick, ptx
 from ..common.ptx_sm100 import fence_after, fence_before, load_columns, store_columns, wait_stores
-from ..keep_ab_sm90.tile_scheduler import read_work
+from ..rows_on_m.params import BLOCK, RECORDS
+from ..rows_on_m.work_records import read_work
 from .epilogue import epilogue
 from .mask import apply_mask, open_until
 from .params import (
-    BLOCK,
     K_ELEMENTS,
     O_COLUMN,
-    RECORDS,
     ROWS,
     S_COLUMNS,
     SOFTMAX_BARRIER,

@@ -6,8 +6,6 @@ from enum import Enum
 class SplitMerge(Enum):
     """Who merges the partials of a split row tile."""
 
-    #: a merge kernel, launched after the decode kernel
-    KERNEL = "kernel"
     #: the last CTA that writes a partial
     LAST_CTA = "last_cta"
     #: all CTAs that split the row tile, a share each; a cooperative launch

@@ -18,10 +18,10 @@ from cutlass import Float32, Int32, const_expr
 
 from ..common.feature_operands import with_scales, with_sink
 from ..common.ptx_sm90 import LN2, LOG2E, add, butterfly, count_up, pick, ptx, small_quotient
-from ..keep_ab_sm90.epilogue_store import store_row_lse
-from ..keep_ab_sm90.params import PV_BARRIER, RECORDS, Config, Cta, Work
-from ..keep_ab_sm90.profile import profile_event
-from ..keep_ab_sm90.tile_scheduler import read_work, record
+from ..rows_on_m.epilogue_store import store_row_lse
+from ..rows_on_m.params import PV_BARRIER, RECORDS, Config, Cta, Work
+from ..rows_on_m.profile import profile_event
+from ..rows_on_m.work_records import read_work, record
 from .keep_ab_combine import MergeShare, smem, sum_from_global, sum_pairs, sum_strips
 from .keep_ab_partials import (
     REGION,

@@ -19,8 +19,8 @@ import cutlass.cute as cute
 from cutlass import Float16, Float32, Int32
 
 from ..common.ptx_sm90 import add, butterfly, float_of_exponent, pack2, ptx
-from ..keep_ab_sm90.mask import rows_of
-from ..keep_ab_sm90.params import BLOCK, LATENT, PV_BARRIER, Cta, Work
+from ..rows_on_m.mask import rows_of
+from ..rows_on_m.params import BLOCK, LATENT, PV_BARRIER, Cta, Work
 
 UNITS, UNITS_PER_STRIP = 256, 2
 #: words of row values of 16 rows: the lse, and a scale for each half of the columns
@@ -63,8 +63,13 @@ def row_scale(acc, half, inverse):
     for c in range(0, cute.size(acc) // 2, 2):
         even = even + cute.math.absf(rows[half, c])
         odd = odd + cute.math.absf(rows[half, c + 1])
+    return scales_within(butterfly(add, even + odd) * inverse)
+
+
+def scales_within(value):
+    """Powers of two that take magnitudes up to `value` into the range of fp16, and back."""
     bound = cute.make_rmem_tensor(1, Float32)
-    bound[0] = butterfly(add, even + odd) * inverse
+    bound[0] = value
     exponent = cutlass.max((cute.recast_tensor(bound, Int32)[0] >> 23) & 255, LEAST)
     return float_of_exponent(127 + HIGHEST - 1 - exponent), float_of_exponent(
         127 - HIGHEST + 1 + exponent

@@ -12,8 +12,8 @@ from cutlass import Int32
 
 from ...plan.fixed_pieces import RING
 from ..common.ptx_sm90 import fresh_thread
-from ..keep_ab_sm90.params import PV_BARRIER, Cta, Work
-from ..keep_ab_sm90.tile_scheduler import read_work
+from ..rows_on_m.params import PV_BARRIER, Cta, Work
+from ..rows_on_m.work_records import read_work
 from .keep_ab_combine import sum_from_global
 from .keep_ab_cooperative import merge_share
 from .keep_ab_partials import OwnStrips, store_fragment

@@ -16,8 +16,8 @@ from cutlass import Float16, Float32, Int32, const_expr
 
 from ..common.feature_operands import with_scales, with_sink
 from ..common.ptx_sm90 import LN2, LOG2E, pick, ptx
-from ..keep_ab_sm90.epilogue_store import store_pair, store_row_lse, store_rows
-from ..keep_ab_sm90.params import Cta, Work
+from ..rows_on_m.epilogue_store import store_pair, store_row_lse, store_rows
+from ..rows_on_m.params import Cta, Work
 from .keep_ab_combine import MergeShare
 from .keep_ab_partials import REGION, ROW_WORDS, WARPS, OwnStrips, unpack
 

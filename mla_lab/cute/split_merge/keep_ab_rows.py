@@ -11,9 +11,9 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Float16, Float32, Int32
 
-from ..common.ptx_sm90 import float_of_exponent, pack2, pick
+from ..common.ptx_sm90 import pack2, pick
 from ..common.ptx_sm100 import load_columns
-from .keep_ab_partials import HIGHEST, LEAST, REGION, ROW_WORDS, UNITS_PER_STRIP, words_at
+from .keep_ab_partials import REGION, ROW_WORDS, UNITS_PER_STRIP, scales_within, words_at
 
 ROWS, COLUMNS, STRIP_COLUMNS = 64, 256, 16
 #: columns at a time
@@ -28,13 +28,7 @@ def row_scales(source, inverse):
         values = load_columns(source + step * STEP, STEP)
         for v in values:
             total = total + cute.math.absf(v)
-    bound = cute.make_rmem_tensor(1, Float32)
-    bound[0] = total * inverse
-    exponent = cutlass.max((cute.recast_tensor(bound, Int32)[0] >> 23) & 255, LEAST)
-    return (
-        float_of_exponent(127 + HIGHEST - 1 - exponent),
-        float_of_exponent(127 - HIGHEST + 1 + exponent),
-    )
+    return scales_within(total * inverse)
 
 
 @cute.jit

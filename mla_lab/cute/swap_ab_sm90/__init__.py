@@ -76,77 +76,39 @@ selection, and the V rows there are zeroed, so a NaN in an unread slot reaches n
 
 from __future__ import annotations
 
-from typing import Any
-
-import cutlass.cute as cute
-from cutlass import Float32, Int32, Int64, Uint8, Uint16
-from cutlass.cute.runtime import make_fake_compact_tensor, make_fake_stream, make_fake_tensor
-
 from ...plan.config import KernelConfig
+from ..common.launch_arguments import LaunchForm, exported
 from ..registry import CuteEntry
 from ..split_merge import SplitMerge
 from ..split_merge.swap_ab_fragments import CtaEvent
 from .kernel import SwapAB
-from .params import HEAD_DIM, LATENT_DIM, TOKEN_BYTES, Traits, traits_of
+from .params import Traits, traits_of
 
 
-def _tensor(dtype: Any, align: int, *shape: int | None) -> cute.Tensor:
-    """A compact row-major tensor; None: a size of the launch."""
-    sizes = tuple(cute.sym_int() if size is None else size for size in shape)
-    order = tuple(reversed(range(len(sizes))))
-    return make_fake_compact_tensor(dtype, sizes, stride_order=order, assumed_align=align)
-
-
-def _cache(c: Traits) -> cute.Tensor:
-    """The cache: pages at multiples of 16 bytes, tokens of a page dense."""
-    dtype, width = (Uint8, TOKEN_BYTES["fp8_656"]) if c.kv_656 else (c.dtype, HEAD_DIM)
-    return make_fake_tensor(
-        dtype,
-        (cute.sym_int(), cute.sym_int() if c.gathered else c.page, width),
-        (cute.sym_int64(divisibility=16 // c.bytes), width, 1),
-        assumed_align=16,
+def form_of(c: Traits, shaped: bool) -> LaunchForm:
+    """What the arguments of a launch depend on."""
+    ll = c.split_merge == SplitMerge.LL
+    return LaunchForm(
+        q=c.q_dtype,
+        kv=c.dtype,
+        out=c.out_dtype,
+        tile_rows=c.rows,
+        page_size=None if c.gathered else c.page,
+        shaped=shaped,
+        stats=4 if ll else c.rows,
+        stats_align=16 if ll else 4,
+        kv_656=c.kv_656,
+        grid=c.grid,
+        events=len(CtaEvent) if c.profile else 0,
+        features=c.features,
+        tree=c.tree,
+        skip=c.skip,
     )
-
-
-def arguments(c: Traits, shaped: bool) -> dict[str, Any]:
-    """Fake arguments of the exported function by name, in its order: the one list of them. `shaped`
-    (option shaped): query, out and lse as callers have them, [batch, q_len, heads, ...] and
-    [tokens, heads], since a view costs the host a microsecond; else rows."""
-    rows = [None] * (3 if shaped else 1)
-    stats = (None, 4) if c.split_merge == SplitMerge.LL else (None, c.rows)
-    args: dict[str, Any] = {
-        "q": _tensor(c.q_dtype, 16, *rows, HEAD_DIM),
-        "kv": _cache(c),
-        "out": _tensor(c.out_dtype, 16, *rows, LATENT_DIM),
-        "lse": _tensor(Float32, 4, *[None] * (2 if shaped else 1)),
-        "partial_out": _tensor(Float32, 16, None, c.rows, LATENT_DIM),
-        "partial_lse": _tensor(Float32, 16 if stats[1] == 4 else 4, *stats),
-        "counters": _tensor(Int32, 4, None),
-        "block_table": make_fake_tensor(
-            Int32, (cute.sym_int(), cute.sym_int()), stride=(cute.sym_int(), 1), assumed_align=4
-        ),
-        "seq_lens": _tensor(Int32, 4, None),
-        "q_begin": _tensor(Int32, 4, None),
-    }
-    if not c.grid:
-        args |= {"tiles": _tensor(Int32, 16, None, 8), "schedule": _tensor(Int32, 4, None)}
-    if c.profile:
-        args["profile"] = _tensor(Int64, 8, None, len(CtaEvent))
-    args |= {"heads": Int32(1), "scale_log2": Float32(1.0), "out_scale": Float32(1.0)}
-    last = ("num_splits", "row_tiles", "q_len") if c.grid else ("num_workers", "q_len", "costs")
-    args |= {name: Int32(1) for name in last}
-    if c.features:
-        features = [_tensor(Float32, 4, None) for _ in range(3)]
-        if c.tree:
-            features.append(_tensor(Uint16, 4, *[None] * (3 if shaped else 2)))
-        if c.skip:
-            features.append(Float32(1.0))
-        args["features"] = tuple(features)
-    return args | {"stream": make_fake_stream(use_tvm_ffi_env_stream=True)}
 
 
 def entry(config: KernelConfig) -> CuteEntry:
     """The launch of `config` and its fake arguments."""
     c = traits_of(config)
-    args = arguments(c, bool(config.option("shaped")))
-    return CuteEntry(SwapAB(c).exported(tuple(args)), tuple(args.values()), config.name())
+    args = form_of(c, bool(config.option("shaped"))).arguments()
+    launch = exported("swap_ab", SwapAB(c).launch, tuple(args))
+    return CuteEntry(launch, tuple(args.values()), config.name())

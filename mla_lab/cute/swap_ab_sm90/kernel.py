@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from typing import Any
 
 import cutlass
@@ -10,13 +9,13 @@ import cutlass.cute as cute
 from cutlass import Int32, Int64, const_expr
 from cutlass.cute.nvgpu import cpasync, warpgroup
 
-from ..common.feature_operands import mask_words
+from ..common.launch_arguments import operand_fields
 from ..common.worker_plan import likely_words
 from ..split_merge.swap_ab_fragments import CtaEvent, profile_event
 from . import kv_656
 from .mainloop import consume
 from .mma import tiled_mmas
-from .params import BOX, BOXES, CONSUMER_WARPS, HEAD_DIM, SCALES, TILE_KV, KvLoad, Traits
+from .params import BOX, BOXES, CONSUMER_WARPS, HEAD_DIM, TILE_KV, KvLoad, Traits
 from .producer import produce_grid, produce_plan
 from .producer_gather import produce_gathered
 from .shared_storage import Globals, Shared, TiledMmas, allocate, barriers_init
@@ -120,28 +119,10 @@ class SwapAB:
     def __init__(self, traits: Traits) -> None:
         self.traits = traits
 
-    def exported(self, names: tuple[str, ...]) -> Any:
-        """The launch as a function of arguments in this order: those of `arguments` in the package.
-        Messages of the DSL quote the names."""
-
-        def swap_ab(*values):
-            args = dict(zip(names, values, strict=True))
-            self.launch(args.pop("q"), args.pop("kv"), args.pop("stream"), args)
-
-        kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
-        swap_ab.__signature__ = inspect.Signature([inspect.Parameter(n, kind) for n in names])
-        return cute.jit(preprocess=False)(swap_ab)
-
     @cute.jit
     def launch(self, q: cute.Tensor, kv: cute.Tensor, stream: Any, args: dict):
         """Query, out and lse may have any shape whose rows lie in memory in order."""
-        c, lse = self.traits, args.pop("lse")
-        features = args.pop("features", ())
-        args |= dict(zip(("sinks", "bmm1", "bmm2"), features, strict=False))
-        if const_expr(c.tree):
-            args["mask"] = mask_words(features[3])
-        if const_expr(c.skip):
-            args["skip"] = features[-1]
+        c = self.traits
         kinds = warpgroup.SmemLayoutAtomKind
         narrow = kinds.K_SW64 if const_expr(c.box * c.bytes == 64) else kinds.K_SW128
         atom = warpgroup.make_smem_layout_atom(narrow, c.dtype)
@@ -150,13 +131,9 @@ class SwapAB:
         g = Globals(
             *q_tma(c, q, q_layout),
             *kv_tma(c, kv, atom),
-            mO=args.pop("out"),
-            mLSE=cute.make_tensor(lse.iterator, cute.make_layout(cute.size(lse.shape))),
-            mO_partial=args.pop("partial_out"),
-            mLSE_partial=args.pop("partial_lse"),
-            **args,
+            **operand_fields(args, tree=c.tree, skip=c.skip),
             cache=kv,
-            tma_656=kv_656.rope_and_scale_tma(c, kv) if c.kv_656 and not c.gathered else None,
+            tma_656=kv_656.rope_and_scale_maps(c, kv) if c.kv_656 and not c.gathered else None,
         )
         rope = kv_656.rope_layouts(c) if const_expr(c.kv_656) else None
         swap_ab_kernel(c, g, tiled_mmas(c), q_layout, k_layout, rope).launch(
@@ -199,7 +176,7 @@ def kv_tma(c: Traits, kv: cute.Tensor, atom: Any) -> tuple:
         return None, None
     box = cute.tile_to_shape(atom, (c.box_rows, c.box * c.boxes_per_copy), (0, 1))
     if c.kv_656:
-        return kv_656.make_tma(c, kv, c.dtype, 0, (c.box, SCALES), box)
+        return kv_656.latent_tma(c, kv, box)
     shape = (c.page, (BOX, BOXES), kv.shape[0])
     stride = (HEAD_DIM, (1, BOX), kv.stride[0])
     pages = cute.make_tensor(kv.iterator, cute.make_layout(shape, stride=stride))

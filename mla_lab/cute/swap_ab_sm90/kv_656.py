@@ -34,20 +34,16 @@ import cutlass.cute as cute
 from cutlass import Float32, Int32
 from cutlass.cute.nvgpu import cpasync, warpgroup
 
-from ...core.problem import FP8_656_BYTES, LATENT_DIM, ROPE_DIM
+from ...core.problem import LATENT_DIM, ROPE_DIM
+from ..common.kv_656 import ROPE_STEPS, columns_of_tokens, rope_and_scale_tma
 from ..common.pipeline import PipelineState
-from ..common.ptx_sm90 import load4
+from ..common.ptx_sm90 import bits_float, float_bits, load4
 from ..common.tma import tma_views
 from . import fp8_operands as fp8
 from . import query_hi_lo as hi_lo
 from .mma import WarpGroup
 from .params import SCALES, TILE_KV, Traits
 from .shared_storage import Globals, Shared
-
-#: byte offsets in a token
-SCALES_BEGIN, ROPE_BEGIN = LATENT_DIM, LATENT_DIM + 4 * SCALES
-#: k-steps of the rope's MMA
-ROPE_STEPS = ROPE_DIM // 16
 
 
 def rope_layouts(c: Traits) -> tuple[cute.ComposedLayout, cute.ComposedLayout]:
@@ -60,33 +56,17 @@ def rope_layouts(c: Traits) -> tuple[cute.ComposedLayout, cute.ComposedLayout]:
     )
 
 
-def make_tma(
-    c: Traits, kv: cute.Tensor, dtype: Any, begin: int, columns: Any, layout: Any
-) -> tuple[cute.CopyAtom, cute.Tensor]:
-    """TMA atom and coordinates (tokens of a page, columns, pages) of the `dtype` elements that
-    begin at byte `begin` of a token."""
-    size = dtype.width // 8
-    boxes = isinstance(columns, tuple)
-    pages = cute.assume(kv.stride[0] // size, divby=16 // size)
-    shape = (c.page, columns, kv.shape[0])
-    stride = (FP8_656_BYTES // size, (1, columns[0]) if boxes else 1, pages)
-    tensor = cute.make_tensor(
-        cute.recast_ptr((kv.iterator + begin).align(16), dtype=dtype),
-        cute.make_layout(shape, stride=stride),
-    )
-    box = (c.box_rows, (columns[0], c.boxes_per_copy) if boxes else columns)
-    return cpasync.make_tiled_tma_atom(cpasync.CopyBulkTensorTileG2SOp(), tensor, layout, box)
+def latent_tma(c: Traits, kv: cute.Tensor, layout: Any) -> tuple[cute.CopyAtom, cute.Tensor]:
+    """TMA atom and coordinates (tokens of a page, (columns of a box, boxes), pages) of the e4m3
+    columns."""
+    columns = columns_of_tokens(kv, c.page, c.dtype, 0, (c.box, LATENT_DIM // c.box))
+    box = (c.box_rows, (c.box, c.boxes_per_copy))
+    return cpasync.make_tiled_tma_atom(cpasync.CopyBulkTensorTileG2SOp(), columns, layout, box)
 
 
-def rope_and_scale_tma(c: Traits, kv: cute.Tensor) -> tuple:
+def rope_and_scale_maps(c: Traits, kv: cute.Tensor) -> tuple:
     """TMA atoms and coordinates of the ropes and of the scales."""
-    atom = warpgroup.make_smem_layout_atom(warpgroup.SmemLayoutAtomKind.K_SW128, c.q_dtype)
-    ropes = cute.tile_to_shape(atom, (c.box_rows, ROPE_DIM), (0, 1))
-    scales = cute.make_layout((c.box_rows, SCALES), stride=(SCALES, 1))
-    return (
-        *make_tma(c, kv, c.q_dtype, ROPE_BEGIN, ROPE_DIM, ropes),
-        *make_tma(c, kv, Float32, SCALES_BEGIN, SCALES, scales),
-    )
+    return rope_and_scale_tma(cpasync.CopyBulkTensorTileG2SOp(), kv, c.page, c.box_rows)
 
 
 def load_rope_and_scales(c: Traits, g: Globals, s: Shared, box: tuple, policy: Any) -> None:
@@ -166,16 +146,9 @@ def p_scale(c: cutlass.Constexpr[Traits], s: Shared, wg: WarpGroup, stage: Int32
     former u_n have released the stage."""
     top = Int32(0)
     for warp in cutlass.range_constexpr(4):
-        top = cutlass.max(top, as_bits(s.kv_656.sMaxScale[wg.idx, warp, n]))
+        top = cutlass.max(top, float_bits(s.kv_656.sMaxScale[wg.idx, warp, n]))
     exponent = cutlass.min(cutlass.max((top >> 23) + 1, Int32(1)), Int32(hi_lo.INFINITE))
-    s.kv_656.sP_scale[stage, n] = hi_lo.as_float(exponent << 23)
-
-
-def as_bits(value: Float32) -> Int32:
-    """The same 32 bits."""
-    return cute.arch.inline_ptx(
-        "mov.b32 {$w0}, {$r0};", write_only_types=[Int32], read_only_args=[value]
-    )
+    s.kv_656.sP_scale[stage, n] = bits_float(exponent << 23)
 
 
 def store_p(c: Traits, s: Shared, wg: WarpGroup, weights: cute.Tensor, stage: Any) -> None:
@@ -183,6 +156,6 @@ def store_p(c: Traits, s: Shared, wg: WarpGroup, weights: cute.Tensor, stage: An
     units = load4(s.kv_656.sP_scale.iterator + stage * SCALES)
     base = Int32(s.kv_656.sRope.iterator.toint()) + stage * c.rope_bytes
     for n in range(SCALES):
-        inverse = hi_lo.as_float(Int32(254 << 23) - as_bits(units[n]))
+        inverse = bits_float(Int32(254 << 23) - float_bits(units[n]))
         scales = (wg.kv_scale[n] * inverse, wg.kv_scale[SCALES + n] * inverse)
         fp8.store_p_hi_lo(c, wg, base + n * (c.mma_n * TILE_KV), weights, scales)

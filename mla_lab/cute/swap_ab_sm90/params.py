@@ -47,7 +47,6 @@ OPTIONS = {
 }  # fmt: skip
 #: by option fused_merge
 MERGES = {
-    0: SplitMerge.KERNEL,
     1: SplitMerge.LAST_CTA,
     2: SplitMerge.COOPERATIVE,
     3: SplitMerge.LL,

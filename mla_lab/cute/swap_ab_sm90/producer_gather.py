@@ -31,7 +31,7 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Int32, Int64, Uint32, const_expr
 
-from .kv_656 import ROPE_BEGIN, SCALES_BEGIN
+from ..common.kv_656 import ROPE_BEGIN, SCALES_BEGIN
 from .params import CONSUMER_WARPS, SCALE_BYTES, SCALES, TILE_KV, KvLoad, Traits
 from .producer import acquire_stage, load_q, store_record
 from .shared_storage import Globals, Shared

@@ -35,7 +35,7 @@ from cutlass.cute.nvgpu import warpgroup
 
 from ..common.fp8 import join_two
 from ..common.pipeline import PipelineState
-from ..common.ptx_sm90 import butterfly, load2
+from ..common.ptx_sm90 import bits_float, butterfly, load2
 from .mma import K_STEP_BYTES, WarpGroup
 from .params import BOX, CONSUMER_THREADS, TILE_KV, Traits
 from .shared_storage import Shared, stage_full
@@ -66,13 +66,6 @@ def unpack_two(word: Int32) -> tuple[Float32, Float32]:
         "shl.b32 {$w0}, {$r0}, 16; and.b32 {$w1}, {$r0}, 0xFFFF0000;",
         write_only_types=[Float32] * 2,
         read_only_args=[word],
-    )
-
-
-def as_float(bits: Int32) -> Float32:
-    """The same 32 bits."""
-    return cute.arch.inline_ptx(
-        "mov.b32 {$w0}, {$r0};", write_only_types=[Float32], read_only_args=[bits]
     )
 
 
@@ -120,8 +113,8 @@ def split_query(c: cutlass.Constexpr[Traits], s: Shared, work_tile: Int32):
             top = max_magnitude(top, unpack_two(words[i][n]))
     top = butterfly(cutlass.max, top, tuple(1 << n for n in range(lanes.bit_length() - 1)))
     exponent = cutlass.max(top >> 23, Int32(ROW_EXPONENT - 126))
-    scale = as_float((127 + ROW_EXPONENT - exponent) << 23)
-    inverse = as_float((exponent + 127 - ROW_EXPONENT) << 23)
+    scale = bits_float((127 + ROW_EXPONENT - exponent) << 23)
+    inverse = bits_float((exponent + 127 - ROW_EXPONENT) << 23)
     if tid % lanes == 0:
         s.sQ_scale[row] = inverse if exponent < INFINITE else Float32.inf
     s.q_loaded.arrive(0)

@@ -71,7 +71,9 @@ import cutlass.utils.hopper_helpers as sm90
 from cutlass import Float16, Float32, const_expr
 from cutlass.cute.nvgpu import OperandMajorMode, cpasync, warpgroup
 
-from ..params import BLOCK, BOXES, HEAD, Cta, Mmas, cache_load, query_load
+from ...common.kv_656 import rope_and_scale_tma
+from ...rows_on_m.params import BLOCK, BOXES, HEAD, Cta
+from ..params import Mmas, cache_load, query_load
 from . import kv_656
 from .mainloop_pv import mainloop_pv
 from .mainloop_qk_softmax import mainloop_qk_softmax
@@ -227,7 +229,9 @@ def operands(cfg: cutlass.Constexpr[Fp8Config], q: cute.Tensor, kv: cute.Tensor)
         p_layout = cute.tile_to_shape(p_atom, (cfg.rows, BLOCK, cfg.p_stages), (0, 1, 2))
         layouts = (*layouts[:3], p_layout)
     if const_expr(cfg.kv_656):
-        views = () if const_expr(cfg.gather) else kv_656.make_views(cfg, kv)
+        views = ()
+        if const_expr(not cfg.gather):
+            views = rope_and_scale_tma(cache_load(cfg), kv, cfg.page_size, cfg.box_rows)
         maps, rope = (*maps, *views), kv_656.rope_mma()
         layouts = layouts[:3]
     return Mmas(smem, registers, pv, rope), maps, layouts

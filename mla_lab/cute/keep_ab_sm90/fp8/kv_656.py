@@ -1,7 +1,6 @@
 """Tokens of 656 bytes, read as they are stored: a scale for every 128 columns, a bf16 rope.
 
-    bytes of a token     0 .. 511          512 .. 527          528 .. 655
-                         512 e4m3          4 fp32 scales       64 bf16
+    of a token           512 e4m3          4 fp32 scales       64 bf16    (`common.kv_656`)
     boxes of a tile      8 of 64 x 64 B    64 x 4              64 x 64, and P later
     swizzle              64 bytes          none                128 bytes
 
@@ -33,25 +32,18 @@ import cutlass.utils.hopper_helpers as sm90
 from cutlass import BFloat16, Float16, Float32, Int16, Int32, Int64
 from cutlass.cute.nvgpu import OperandMajorMode, cpasync, warpgroup
 
-from ....core.problem import FP8_656_BYTES, LATENT_DIM, ROPE_DIM
+from ....core.problem import ROPE_DIM
+from ...common.kv_656 import ROPE_STEPS, SCALE_GROUPS
 from ...common.pipeline import PipelineState
 from ...common.ptx_sm90 import EVICT_FIRST, bits_float, float_bits, fresh_thread, load4, pack2, ptx
-from ..mask import first_row
-from ..params import BLOCK, BOX, RECORDS, Cta, Mmas, cache_load
-from ..tile_scheduler import read_work
-from .params import (
-    Q_ARRIVAL_BOXES,
-    Q_STAGES,
-    SCALE_GROUPS,
-    Fp8Config,
-    Fp8Shared,
-    rope_box,
-)
+from ...rows_on_m.mask import first_row
+from ...rows_on_m.params import BLOCK, RECORDS, Cta
+from ...rows_on_m.work_records import read_work
+from ..params import BOX, Mmas
+from .params import Q_ARRIVAL_BOXES, Q_STAGES, Fp8Shared
 
-#: bytes of a token before its scales, and before its rope
-SCALES_BEGIN, ROPE_BEGIN = LATENT_DIM, LATENT_DIM + 4 * SCALE_GROUPS
-#: k-steps of the rope's QK, and boxes of the query that it arrives in
-ROPE_STEPS, ROPE_ARRIVALS = ROPE_DIM // 16, 2
+#: boxes of the query that the rope arrives in
+ROPE_ARRIVALS = 2
 #: log2 of how far the query's rope may exceed its other columns before these lose digits
 ROPE_ABOVE = 70
 #: bytes of V's factors of 16 tokens, and of 64 tokens in a group; of the scores' scales of those
@@ -66,32 +58,6 @@ def rope_mma() -> cute.TiledMma:
     return sm90.make_trivial_tiled_mma(
         BFloat16, BFloat16, major, major, Float32, (1, 1, 1), (BLOCK, BLOCK)
     )
-
-
-def make_views(cfg: Fp8Config, kv: cute.Tensor) -> tuple:
-    """TMA atoms and views (tokens of a page, columns, pages) of ropes and of scales."""
-    rows = cfg.box_rows
-    found: tuple = ()
-    for element, begin, columns, layout in (
-        (BFloat16, ROPE_BEGIN, ROPE_DIM, rope_box(rows)),
-        (
-            Float32,
-            SCALES_BEGIN,
-            SCALE_GROUPS,
-            cute.make_layout((rows, SCALE_GROUPS), stride=(SCALE_GROUPS, 1)),
-        ),
-    ):
-        size = element.width // 8
-        pages = cute.assume(kv.stride[0] // size, divby=16 // size)
-        view = cute.make_tensor(
-            cute.recast_ptr((kv.iterator + begin).align(16), dtype=element),
-            cute.make_layout(
-                (cfg.page_size, columns, kv.shape[0]), stride=(FP8_656_BYTES // size, 1, pages)
-            ),
-        )
-        tma, coords = cpasync.make_tiled_tma_atom(cache_load(cfg), view, layout, (rows, columns))
-        found = (*found, tma, coords)
-    return found
 
 
 def load_rope_and_scales(cta: Cta, row: Any, page: Any, part: Any, stage: Any) -> None:
@@ -273,14 +239,14 @@ def scaled_sum(x: Any, y: Any, z: Any) -> Any:
     return ptx("fma.rn.f32 {$w0}, {$r0}, {$r1}, {$r2};", x, y, z, out=Float32)
 
 
-def load_scales(cta: Cta, group: int, stage: Any, sixteens: Any) -> list[Any]:
+def load_scales(cta: Cta, group: int, stage: Any) -> list[Any]:
     """Scales of a group for a lane's tokens, four of each 16 tokens."""
     cfg, s = cta.cfg, cta.s
     at = Int32(s.kv_656.scales.toint()) + stage * cfg.stage_bytes
     at = at + ((fresh_thread() & 3) << 4)
     return [
         factor
-        for i in sixteens
+        for i in range(4)
         for factor in ptx(
             "ld.shared.v4.f32 { {$w0}, {$w1}, {$w2}, {$w3} }, "
             f"[{{$r0}}+{group * GROUP_SCALES + 64 * i}];",
@@ -290,13 +256,10 @@ def load_scales(cta: Cta, group: int, stage: Any, sixteens: Any) -> list[Any]:
     ]
 
 
-def add_scaled(
-    scores: cute.Tensor, part: cute.Tensor, factors: list[Any], first: int, group: int
-) -> None:
-    """Scores += a group's part times its scales, of 16 tokens each from the `first` on; the first
-    group overwrites."""
-    for n in range(len(factors) // 4):
-        for x in range(8 * (first + n), 8 * (first + n) + 8):
+def add_scaled(scores: cute.Tensor, part: cute.Tensor, factors: list[Any], group: int) -> None:
+    """Scores += a group's part times its scales, of 16 tokens each; the first group overwrites."""
+    for n in range(4):
+        for x in range(8 * n, 8 * n + 8):
             factor = factors[4 * n + 2 * (x // 4 % 2) + x % 2]
             scores[x] = scaled_sum(part[x], factor, scores[x] if group else None)
 

@@ -23,13 +23,16 @@ from ...common.feature_operands import with_scales
 from ...common.fp8 import load_step
 from ...common.pipeline import PipelineState, StagePhases
 from ...common.ptx_sm90 import LN2, fresh_thread, load2, pack2, pick, ptx
+from ...common.worker_plan import may_be_split
+from ...rows_on_m.epilogue_store import store_pair, store_row_lse
+from ...rows_on_m.params import BLOCK, Cta, Work
+from ...rows_on_m.profile import profile_event, profile_tile
+from ...rows_on_m.work_records import read_work
 from ...split_merge.keep_ab_cooperative import count_partial, merge
 from ...split_merge.keep_ab_partials import REGION, ROW_WORDS, words_at
-from ..epilogue_store import store_pair, store_row_lse
 from ..mainloop_qk_softmax import release_kv
-from ..params import BLOCK, BOX, LATENT, ROPE_BOX, Cta, Work
-from ..profile import profile_event, profile_tile
-from ..tile_scheduler import load_plan, may_be_split, read_work
+from ..params import BOX, ROPE_BOX
+from ..tile_scheduler import load_plan
 from . import kv_656, v_fp8_to_fp16
 from .p_exchange_2cta import p_state
 from .params import Q_STAGES, STEP
@@ -273,28 +276,6 @@ def store_strips(cta: Cta, acc, work: Work, lse, index):
 
 
 @cute.jit
-def store_partial(cta: Cta, acc, work: Work, lse):
-    """A row-major partial, for the merge kernel."""
-    cfg, tid = cta.cfg, fresh_thread()
-    column = first_column(cta, tid)
-    row = work.slot * (BLOCK * cfg.cluster) + 2 * (tid & 3)
-    if const_expr(not cfg.p_exchange):
-        row = row + cta.rank * BLOCK
-    at = cta.g.mO_partial.iterator + (row * LATENT + column)
-    for j in cutlass.range_constexpr(cfg.rows // 8):
-        inverse = inverse_sums(cta, j)
-        for e in cutlass.range_constexpr(2):
-            for m in cutlass.range_constexpr(cfg.slices):
-                x = cfg.rows // 2 * m + 4 * j + e
-                v = cute.make_rmem_tensor(2, Float32)
-                v[0], v[1] = acc[x] * inverse[e], acc[x + 2] * inverse[e]
-                cute.autovec_copy(v, words_at(at + ((8 * j + e) * LATENT + 64 * m), 2))
-    mLSE = cta.g.mLSE_partial
-    if tid < BLOCK:
-        mLSE[work.slot, cta.rank * BLOCK + tid] = lse
-
-
-@cute.jit
 def store_result(cta: Cta, acc, work: Work, lse):
     """Rows of the result, in full 32-byte sectors where its elements have 16 bits."""
     cfg, tid = cta.cfg, fresh_thread()
@@ -329,11 +310,8 @@ def epilogue(cta: Cta, acc: cute.Tensor, index):
     if const_expr(not cfg.features):
         lse = (lse + cute.math.log2(s.sRowSum[row], fastmath=True)) * Float32(LN2)
     if work.slot >= 0:
-        if const_expr(cfg.cooperative):
-            store_strips(cta, acc, work, lse, index)
-            count_partial(cta, work)
-        else:
-            store_partial(cta, acc, work, lse)
+        store_strips(cta, acc, work, lse, index)
+        count_partial(cta, work)
     else:
         store_result(cta, acc, work, lse)
     arrive_all(cta, s.stats_read.base)
@@ -383,10 +361,9 @@ def mainloop_pv(cta: Cta):
         profile_event(cfg, g, "last PV")
         epilogue(cta, f.tOrO, index)
         profile_event(cfg, g, "partial written")
-    if const_expr(cfg.cooperative):
-        # read again: held through the mainloop, the plan would cost a register
-        cta = replace(cta, plan=load_plan(cfg, cta.s))
-        for index in cutlass.range(cta.plan.first, cta.plan.last, unroll=1):
-            if may_be_split(cta.plan, index):
-                merge(cta, index, False)
+    # read again: held through the mainloop, the plan would cost a register
+    cta = replace(cta, plan=load_plan(cfg, cta.s))
+    for index in cutlass.range(cta.plan.first, cta.plan.last, unroll=1):
+        if may_be_split(cta.plan, index):
+            merge(cta, index, False)
     profile_event(cfg, g, "end")

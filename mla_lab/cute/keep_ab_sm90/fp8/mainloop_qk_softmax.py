@@ -24,6 +24,10 @@ from ...common.feature_operands import orient_scores, with_scales
 from ...common.fp8 import join_two, round_two
 from ...common.pipeline import PipelineState
 from ...common.ptx_sm90 import butterfly, fresh_thread, pick, ptx
+from ...rows_on_m.mask import apply_mask, apply_valid, first_row, mask_free_until, rows_of
+from ...rows_on_m.params import Cta, Work
+from ...rows_on_m.profile import profile_tile
+from ...rows_on_m.work_records import read_work
 from ..mainloop_qk_softmax import (
     RowState,
     TileContext,
@@ -34,10 +38,7 @@ from ..mainloop_qk_softmax import (
     thread_row_max,
     zero_v_tail,
 )
-from ..mask import apply_mask, apply_valid, first_row, mask_free_until, rows_of
-from ..params import BOX, ROPE_BOX, Cta, Work
-from ..profile import profile_tile
-from ..tile_scheduler import read_work
+from ..params import BOX, ROPE_BOX
 from .p_exchange_2cta import own_rows
 from .params import SPARSE
 

@@ -30,8 +30,8 @@ from ...common.fixed_pieces import Before
 from ...common.pipeline import PipelineState
 from ...common.ptx_sm90 import fresh_block, ptx
 from ...common.worker_plan import tile_words
-from ..params import BLOCK, Cta
-from ..tile_scheduler import batch_of, span_of
+from ...rows_on_m.params import BLOCK, Cta
+from ...rows_on_m.work_records import batch_of, span_of
 from .params import P_STAGE, P_STAGES, Fp8Shared
 
 #: bytes of a CTA's rows: of one box, of both CTAs' box, of factors, of row sums or maxes

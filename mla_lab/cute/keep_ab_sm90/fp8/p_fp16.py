@@ -17,9 +17,10 @@ import cutlass.cute as cute
 from cutlass import Float16, Float32, Int32, const_expr
 
 from ...common.ptx_sm90 import fresh_thread, pack2, stmatrix_x4
+from ...rows_on_m.mask import first_row, rows_of
+from ...rows_on_m.params import Cta
 from ..mainloop_qk_softmax import RowState, store_row_values, thread_row_max
-from ..mask import first_row, rows_of
-from ..params import BOX, ROPE_BOX, Cta
+from ..params import BOX, ROPE_BOX
 from . import kv_656
 from .mainloop_qk_softmax import matrix_row, nothing, raise_row_max
 from .p_exchange_2cta import own_p, own_rows

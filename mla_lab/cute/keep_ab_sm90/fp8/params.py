@@ -34,16 +34,18 @@ from cutlass.cute.nvgpu import warpgroup
 
 from ....plan.config import KernelConfig
 from ...common.barriers import MBarriers
+from ...common.kv_656 import SCALE_GROUPS
 from ...common.pipeline import Pipeline
-from ..params import BLOCK, BOX, BOXES, RECORD_WORDS, RECORDS, ROPE_BOX, Config
+from ...rows_on_m.params import BLOCK, BOXES, RECORD_WORDS, RECORDS
+from ..params import BOX, ROPE_BOX, Config
 
 #: stages that a bf16 query passes through, once per work tile, and its boxes: 64 rows by 32
 #: columns, one k-step, each as large as a box of the cache
 Q_STAGES, Q_ARRIVAL_BOXES = 2, 18
 #: stages of P where each CTA of a cluster has all 128 rows of it, and bytes of one: two boxes
 P_STAGES, P_STAGE = 2, 2 * BLOCK * BLOCK * 2
-#: 656-byte tokens: bytes of a tile's bf16 rope and of its scales, number of scales of a token
-ROPE, SCALES, SCALE_GROUPS = BLOCK * 64 * 2, BLOCK * 4 * 4, 4
+#: 656-byte tokens: bytes of a tile's bf16 rope and of its scales
+ROPE, SCALES = BLOCK * 64 * 2, BLOCK * 4 * 4
 #: columns of one k-step of Q K^T
 STEP = 32
 #: how a token is found where tokens are fetched one by one, and the warps that fetch them
@@ -75,8 +77,6 @@ class Fp8Config(Config):
     qk_parts_before_p: int = 1
     #: tokens of 656 bytes (`kv_656`)
     kv_656: bool = False
-    #: quarters of a tile's scales that are loaded before the wait for the MMA of their scores
-    early_scales: int = 0
     #: PAGED or SPARSE: tokens are fetched one by one (`producer_gather`); 0: by TMA
     gather: int = 0
 
@@ -200,7 +200,6 @@ def fp8_facts(config: KernelConfig, features: bool) -> dict[str, Any]:
             "v_steps_held": 2,
             "qk_parts": SCALE_GROUPS,
             "qk_parts_before_p": 2,
-            "early_scales": 4,
         }
     if config.cluster == 2 and not features:
         return facts | {"rescale_log2": 6.0, "q_boxes": 6, "v_steps_held": 2}

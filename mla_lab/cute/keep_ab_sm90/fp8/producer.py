@@ -14,10 +14,11 @@ from cutlass import Int32, const_expr
 from cutlass.cute.nvgpu import cpasync
 
 from ...common.pipeline import PipelineState
-from ..params import BLOCK, BOX, BOXES, FIRST_PAGE, RECORDS, Cta, Work
+from ...rows_on_m.params import BLOCK, BOXES, FIRST_PAGE, RECORDS, Cta, Work
+from ...rows_on_m.profile import profile_tile
+from ...rows_on_m.work_records import first_pages, read_work, record
+from ..params import BOX
 from ..producer import copy_kv, valid_pages
-from ..profile import profile_tile
-from ..tile_scheduler import first_pages, read_work, record
 from .kv_656 import load_rope_and_scales
 from .params import Q_ARRIVAL_BOXES, Q_STAGES
 

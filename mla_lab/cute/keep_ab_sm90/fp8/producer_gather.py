@@ -25,11 +25,12 @@ import cutlass.cute as cute
 from cutlass import Int32, Int64, Uint32, const_expr
 
 from ...common.barriers import NamedBarrier
+from ...common.kv_656 import ROPE_BEGIN, SCALES_BEGIN
 from ...common.pipeline import PipelineState
 from ...common.ptx_sm90 import ptx
-from ..params import BLOCK, BOX, ROPE_BOX, Cta, Work
-from ..tile_scheduler import read_work, record
-from .kv_656 import ROPE_BEGIN, SCALES_BEGIN
+from ...rows_on_m.params import BLOCK, Cta, Work
+from ...rows_on_m.work_records import read_work, record
+from ..params import BOX, ROPE_BOX
 from .params import GATHER_WARPS, PAGED, Q_STAGES, ROPE
 from .producer import load_query, load_query_through_ring
 

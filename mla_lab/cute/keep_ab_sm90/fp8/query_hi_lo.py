@@ -32,11 +32,12 @@ from cutlass.cute.nvgpu import warpgroup
 from ...common.feature_operands import magnitude, not_zero, with_scales, with_sign
 from ...common.pipeline import PipelineState, StagePhases
 from ...common.ptx_sm90 import bits_float, butterfly, float_bits, fresh_thread, ptx, stmatrix_x4
+from ...rows_on_m.mask import first_row
+from ...rows_on_m.params import Cta
+from ...rows_on_m.profile import profile_tile
+from ...rows_on_m.work_records import read_work
 from ..mainloop_qk_softmax import RowState, TileContext, release_kv
-from ..mask import first_row
-from ..params import BOX, Cta
-from ..profile import profile_tile
-from ..tile_scheduler import read_work
+from ..params import BOX
 from . import kv_656
 from .mainloop_qk_softmax import finish_rows, mask_scores, matrix_row, nothing, tile_context
 from .p_exchange_2cta import p_state
@@ -359,13 +360,11 @@ def finish_parts_656(cta: Cta, f: Fragments, stage, previous, exists, test: Call
         if n:
             issue_part(cta, f, part, n, stage)
         ready = test() if n + 1 == cfg.qk_parts else None
-        early = kv_656.load_scales(cta, n, stage, range(cfg.early_scales))
+        scales = kv_656.load_scales(cta, n, stage)
         warpgroup.wait_group(0)
         if n == min(cfg.qk_parts_before_p, cfg.qk_parts - 1):
             commit_p_if(cta, previous, exists)
-        kv_656.add_scaled(scores, part, early, 0, n)
-        late = kv_656.load_scales(cta, n, stage, range(cfg.early_scales, 4))
-        kv_656.add_scaled(scores, part, late, cfg.early_scales, n)
+        kv_656.add_scaled(scores, part, scales, n)
     return ready
 
 

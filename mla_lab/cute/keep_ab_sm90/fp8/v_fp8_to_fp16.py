@@ -22,7 +22,8 @@ from cutlass import Float16, Int32
 from cutlass.cute.nvgpu import warpgroup
 
 from ...common.ptx_sm90 import ptx
-from ..params import BOX, ROPE_BOX, Cta
+from ...rows_on_m.params import Cta
+from ..params import BOX, ROPE_BOX
 from . import kv_656
 
 #: tokens of one k-step of a 16-bit MMA, k-steps of a box of P, boxes of P

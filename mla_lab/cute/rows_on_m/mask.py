@@ -16,7 +16,7 @@ from cutlass import Float32, Int32, Uint32, const_expr
 
 from ..common.ptx_sm90 import fresh_thread, shift_pair
 from .params import BLOCK, Cta, Globals, Work
-from .tile_scheduler import read_work, visible
+from .work_records import read_work, visible
 
 
 def first_row(tid):

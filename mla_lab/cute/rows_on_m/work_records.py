@@ -1,0 +1,150 @@
+"""Work tiles of a worker, their records in shared memory, and which KV positions a row may see."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import cutlass
+import cutlass.cute as cute
+from cutlass import Int32, Int64
+
+from ..common.fixed_pieces import Before
+from ..common.ptx_sm90 import load_relaxed, small_quotient
+from ..common.self_schedule import Batch, Plan
+from ..common.worker_plan import tile_words
+from .params import BLOCK, RECORD_WORDS, RECORDS, Config, Globals, Work
+
+#: more blocks than any request has, whose first position still fits into 32 bits
+MOST_BLOCKS = 1 << 24
+
+
+def batch_of(cfg: Config, g: Globals) -> Batch:
+    """What the scheduling rule reads."""
+    tile_rows = Int32(BLOCK * cfg.cluster)
+    return Batch(
+        g.seq_lens, g.q_begin, g.heads, g.q_len, g.num_workers, g.costs, tile_rows,
+        single=bool(cfg.dual), pieces=bool(cfg.pieces),
+    )  # fmt: skip
+
+
+@cute.jit
+def span_of(words: Int32, kv_len: Int32):
+    """Blocks [begin, end) of a plan's row, of the lengths of this launch, whatever a plan was made
+    for: the last split ends where the keys end, and one beyond them is empty. An empty tile counts
+    as one block: of zeros, wholly masked, so out 0 and lse -inf follow."""
+    begin, end, split_idx, num_splits = [cute.arch.shuffle_sync(words, i) for i in range(2, 6)]
+    held = (kv_len + BLOCK - 1) // BLOCK
+    if split_idx + 1 == num_splits:
+        end = held
+    begin = cutlass.min(begin, held)
+    return begin, cutlass.max(cutlass.min(end, held), begin + 1)
+
+
+@dataclass(frozen=True)
+class RecordLoads:
+    """What a record is made from beside a plan's row: loads in flight together, a value a lane."""
+
+    token: Int32  # q_begin of the request, and in odd lanes of the one after it
+    kv_len: Int32
+    page: Int32  # see `first_pages`
+
+
+@cute.jit
+def issue_loads(cfg: cutlass.Constexpr[Config], g: Globals, words: Int32):
+    """The loads of a likely plan's row, which may hold anything: none is outside of the tensors."""
+    lane = cute.arch.lane_idx()
+    request, block = cute.arch.shuffle_sync(words, 0), cute.arch.shuffle_sync(words, 2)
+    request = cutlass.min(cutlass.max(request, 0), g.seq_lens.shape[0] - 1)
+    entry = entry_of(cfg, g, cutlass.min(cutlass.max(block, 0), MOST_BLOCKS), lane)
+    at = Int64(request) * g.block_table.stride[0] + entry
+    return RecordLoads(
+        load_relaxed(g.q_begin.iterator + (request + lane % 2)),
+        load_relaxed(g.seq_lens.iterator + request),
+        load_relaxed(g.block_table.iterator + at),
+    )
+
+
+@cute.jit
+def record(
+    cfg: cutlass.Constexpr[Config], g: Globals, s: Any, plan: Plan, index: Int32, rank: Int32
+):
+    """Leave the work tile `index` in shared memory, by one warp, after that of `index` - 1."""
+    before = Before.none()
+    if index > 0:
+        last = s.records[None, (index + (RECORDS - 1)) % RECORDS]
+        row_tile, splits = last[1] // (BLOCK * cfg.cluster), last[4]
+        before = Before(last[0], row_tile, splits & 0xFFFF, splits >> 16)
+    words = tile_words(batch_of(cfg, g), g.tiles, plan, index, before)
+    lane, request = cute.arch.lane_idx(), cute.arch.shuffle_sync(words, 0)
+    # one latency for all three
+    token = g.q_begin[request + lane % 2]
+    kv_len = g.seq_lens[request]
+    page = first_pages(cfg, g, request, cute.arch.shuffle_sync(words, 2), lane)
+    store_record(cfg, g, s, words, RecordLoads(token, kv_len, page), index, rank)
+
+
+@cute.jit
+def store_record(
+    cfg: cutlass.Constexpr[Config], g: Globals, s: Any, words: Int32, loads: RecordLoads,
+    index: Int32, rank: Int32,
+):  # fmt: skip
+    """The record of a plan's row, by one warp."""
+    request = cute.arch.shuffle_sync(words, 0)
+    first_row = (cute.arch.shuffle_sync(words, 1) * cfg.cluster + rank) * BLOCK
+    split_idx, num_splits, slot, group = [cute.arch.shuffle_sync(words, i) for i in range(4, 8)]
+    begin, end = span_of(words, loads.kv_len)
+    first_token = cute.arch.shuffle_sync(loads.token, 0)
+    q_len = cute.arch.shuffle_sync(loads.token, 1) - first_token
+    found = [
+        request, first_row, begin, end, split_idx + (num_splits << 16), slot, group,
+        first_token * g.heads + first_row, q_len, loads.kv_len,
+        *(cute.arch.shuffle_sync(loads.page, i) for i in range(4)),
+    ]  # fmt: skip
+    if cute.arch.lane_idx() == 0:
+        for i in cutlass.range_constexpr(RECORD_WORDS):
+            s.records[i, index % RECORDS] = found[i]
+    cute.arch.sync_warp()
+
+
+def entry_of(cfg: Config, g: Globals, block, lane):
+    """Place in the block table of a page of a block, one a lane, over and over."""
+    first = block * BLOCK + (lane % (BLOCK // cfg.box_rows)) * cfg.box_rows
+    return cutlass.min(first // cfg.page_size, g.block_table.shape[1] - 1)
+
+
+@cute.jit
+def first_pages(cfg: cutlass.Constexpr[Config], g: Globals, request, block, lane):
+    """Page ids of a block, one a lane, over and over. Entries past kv_len may hold anything."""
+    return g.block_table[request, entry_of(cfg, g, block, lane)]
+
+
+@cute.jit
+def read_work(g: Globals, s: Any, index: Int32):
+    """The work tile as this CTA sees it, from its record."""
+    r = s.records[None, index % RECORDS]
+    return Work(
+        request=r[0],
+        first_row=r[1],
+        begin=r[2],
+        end=r[3],
+        split_idx=r[4] & 0xFFFF,
+        num_splits=r[4] >> 16,
+        slot=r[5],
+        group=r[6],
+        num_rows=r[8] * g.heads,
+        global_row=r[7],
+        q_len=r[8],
+        kv_len=r[9],
+    )
+
+
+def visible(cfg: Config, g: Globals, work: Work, row):
+    """Number of KV positions that packed row `first_row + row` sees (bottom-right causal).
+
+    With the short quotient ptxas keeps 16 B of a cluster of two's softmax on the stack, without it
+    8 B of a single CTA's."""
+    row = work.first_row + row
+    token = row // g.heads if cfg.cluster == 2 else small_quotient(row, g.heads)
+    token = cutlass.min(token, work.q_len - 1)
+    return work.kv_len - work.q_len + token + 1

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable
 
 import pytest
 import torch
@@ -15,7 +14,6 @@ from mla_lab.emulate import EmulatedKernel, Options, run
 from mla_lab.plan import make_plan
 from mla_lab.plan.config import KernelConfig
 
-pytest_plugins = ["mla_lab.emulate.fixture"]
 needs_cxx = pytest.mark.skipif(shutil.which("g++") is None, reason="needs a C++ compiler")
 needs_nvcc = pytest.mark.skipif(shutil.which("nvcc") is None, reason="needs nvcc")
 NOTHING = torch.empty(0)
@@ -59,7 +57,7 @@ def test_arguments_that_a_library_refuses_are_named() -> None:
 
 
 @needs_nvcc
-def test_merge_kernel(emulated: Callable[..., object]) -> None:
+def test_merge_kernel() -> None:
     splits, rows = 3, 16
     random = torch.Generator().manual_seed(0)
     partials = torch.randn(splits, rows, 512, generator=random)
@@ -67,9 +65,10 @@ def test_merge_kernel(emulated: Callable[..., object]) -> None:
     items = torch.tensor([[0, 0, 0, splits]], dtype=torch.int32)
     q_begin = torch.tensor([0, 1], dtype=torch.int32)
     out, merged = torch.zeros(rows, 512, dtype=torch.bfloat16), torch.zeros(rows)
-    artifact = jit.compile(KernelConfig("cuda/merge"))
+    kernel = EmulatedKernel.of(jit.compile(KernelConfig("cuda/merge")), Options(check=True))
     numbers = (rows, 1.0, 1.0, False)
-    emulated(artifact, partials, lse, items, q_begin, out, merged, NOTHING, NOTHING, *numbers)
+    kernel(partials, lse, items, q_begin, out, merged, NOTHING, NOTHING, *numbers)
+    assert kernel.run.findings == []
     expected = (torch.softmax(lse, 0)[..., None] * partials).sum(0)
     torch.testing.assert_close(out.float(), expected, atol=0.01, rtol=0.01)
     torch.testing.assert_close(merged, torch.logsumexp(lse, 0))

@@ -95,13 +95,6 @@ def test_spans_of_a_lane_do_not_overlap(tmp_path: Path) -> None:
         anatomy.read(written(tmp_path, {**ROLES, "lanes": "warp"}))
 
 
-def test_the_command_checks_a_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert anatomy.main([str(written(tmp_path, CALL, ROLES))]) == 0
-    assert "1 rows of phases, 1 of spans" in capsys.readouterr().out
-    assert anatomy.main([str(written(tmp_path, {**CALL, "call_us": 20.0}))]) == 1
-    assert "add up" in capsys.readouterr().err
-
-
 @pytest.mark.parametrize("shape", [(1, 16, 1024), (1, 128, 8192), (4, 128, 4096)])
 def test_a_prediction_adds_up_to_its_call(shape: tuple[int, int, int]) -> None:
     batch, heads, kv_len = shape

@@ -9,11 +9,11 @@ import pytest
 
 from mla_lab.bench.records import problem_of, results
 from mla_lab.lab import bench_plots as plots
-from mla_lab.lab.card import headline_rows, measured_card
+from mla_lab.lab import measuring
 from mla_lab.lab.explorers import calls
 from mla_lab.lab.explorers import record as record_explorer
 from mla_lab.lab.explorers.record import RecordExplorer
-from mla_lab.lab.measuring import recorded_us
+from mla_lab.lab.measuring import headline_rows, measured_card, recorded_us
 from mla_lab.lab.tables import lines
 
 from .test_bench_records import CASES, row
@@ -131,12 +131,13 @@ def test_predicted_recorded_and_live_share_one_axis(monkeypatch: pytest.MonkeyPa
     assert names(explorer)[:2] == ["floor of the card", "simulator"]
     assert any(name.startswith("ours, recorded") for name in names(explorer))
     monkeypatch.setattr(record_explorer, "gpu_name", lambda: "")
-    record_explorer.live_us.cache_clear()
+    monkeypatch.setattr(measuring, "gpu_name", lambda: "")
+    measuring.live_us.cache_clear()
     explorer.set(live=True)
     assert "nothing to measure" in explorer.footer.value
     assert not any("now" in name for name in names(explorer))
     monkeypatch.setattr(record_explorer, "gpu_name", lambda: "a card")
-    monkeypatch.setattr(record_explorer, "live_us", lambda batch, *_: 5.0 * batch)
+    monkeypatch.setattr(record_explorer, "live_us", lambda case: 5.0 * case.problem.batch)
     explorer.redraw()
     live = explorer.figure(explorer.state).data[-1]
     assert live.name == "ours, measured here, now"

@@ -223,19 +223,12 @@ def test_a_uniform_twin_has_as_many_tokens(folder):
         uniform_table.made()
 
 
-def test_what_has_no_record_yet_is_said_to_be_unmeasured(folder):
-    """A target that waits for its record is not judged; with the record it is."""
-    record = uniform_table.RECORD
-    put(folder, figure="step_over_uniform", of={"heads": 16}, asked=1.1, most=True, planned=record)
-    assert judge(load()) == []
-    said = f"| n | at most 1.10 | not measured, no `data/{record}` |  |  |"
-    assert targets.made().splitlines()[2:] == [said]
-    assert uniform_table.made() == f"Not measured yet: there is no `data/{record}`."
+def test_a_target_over_a_uniform_batch(folder):
+    put(folder, figure="step_over_uniform", of={"heads": 16}, asked=1.1, most=True)
     write_uniform(folder, *a_step(f"{AZURE}_n2_s0", 10.0, 8.0))
     (verdict,) = judge(load())
     assert not verdict.met and verdict.figure.value == pytest.approx(1.25)
     assert "| n | at most 1.100 | 1.250 (azure n2 s0; mean 1.250 of 1) | no | 0 |" in targets.made()
-    assert "not measured" not in targets.made()
 
 
 def test_the_targets_over_uniform_batches_are_measured(verdicts):

@@ -123,7 +123,6 @@ def test_deleting_a_synchronising_instruction_is_noticed() -> None:
     wanted |= {"proxy fence", "fence", "mbarrier expect_tx"}
     done = list(mutate.prove(kernel, [call], [last[kind] for kind in sorted(wanted)]))
     assert {m.kind for m in done if m.noticed} == wanted
-    assert "all" in mutate.table(done) and "unnoticed" not in mutate.table(done)
 
 
 def test_a_recording_takes_its_own_call_alone() -> None:

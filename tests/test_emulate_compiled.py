@@ -14,7 +14,6 @@ from mla_lab.emulate import EmulatedKernel, Options, run
 from mla_lab.plan import make_plan
 from mla_lab.plan.config import KernelConfig
 
-pytest_plugins = ["mla_lab.emulate.fixture"]
 needs_cxx = pytest.mark.skipif(shutil.which("g++") is None, reason="needs a C++ compiler")
 needs_nvcc = pytest.mark.skipif(shutil.which("nvcc") is None, reason="needs nvcc")
 

@@ -74,7 +74,7 @@ def codes(cubin: bytes) -> list[bytes]:
     """Machine code of the kernels, without lines and paths, which a cached build has from the
     checkout that it came from.
     """
-    return sorted(code for name, code in machine_code.sections(cubin) if name.startswith(".text."))
+    return sorted(machine_code.codes(cubin))
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ from mla_lab.bench.records import describe_case
 from mla_lab.core.errors import InvalidInput
 from mla_lab.core.kv_cache import pack, split_656, token_bytes
 from mla_lab.core.resources import data_dir
-from mla_lab.lab import eight_bits, error_table, measuring
+from mla_lab.lab import eight_bits, measuring
 from mla_lab.lab.explorers import accumulator as accumulator_explorer
 from mla_lab.lab.explorers import format as format_explorer
 from mla_lab.lab.explorers import rounding as rounding_explorer
@@ -199,17 +199,14 @@ def test_figures_of_formats_are_found_by_what_was_called(
     assert figure.layout.title.text.endswith("bf16 query, e4m3 cache 2.00x of bf16")
     assert list(figure.data[1].x) == [280.0, 140.0]
     assert format_explorer.format_table().column("against bf16")[:3] == ["1.00x", "", "2.00x"]
-    monkeypatch.setattr(format_explorer, "gpu_name", lambda: "a card")
-    live = measuring.Figure("any", 99.0, None)
-    monkeypatch.setattr(format_explorer, "measure", lambda case: live)
+    monkeypatch.setattr(format_explorer, "live_us", lambda case: 99.0)
     explorer.redraw()
     assert list(explorer.figure(explorer.state).data[2].x) == [99.0] * 4
-    format_explorer.live_us.cache_clear()
 
 
 def test_kernels_errors_are_those_of_the_record() -> None:
-    made = error_table.kernel_errors()
-    rows = read(data_dir() / error_table.RECORD)
+    made = eight_bits.kernel_errors()
+    rows = read(data_dir() / eight_bits.RECORD)
     times = [row["times_torch"] for row in rows if row.get("status") == "ok"]
     shown = [float(text.removesuffix("x")) for text in made.column("of torch's error")]
     assert max(shown) == pytest.approx(max(times), abs=5e-3)

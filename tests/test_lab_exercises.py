@@ -15,9 +15,9 @@ import pytest
 from mla_lab import lab
 from mla_lab.core.errors import InvalidInput
 from mla_lab.lab import exercises, progress, session
-from mla_lab.lab.card import measured_card
 from mla_lab.lab.checks import CHECKS, hints
 from mla_lab.lab.eight_bits import e4m3
+from mla_lab.lab.measuring import measured_card
 from mla_lab.lab.roofline import free_drafts
 from mla_lab.lab.workbook_map import NOTEBOOKS, WorkbookMap, progress_table
 

@@ -9,6 +9,7 @@ from mla_lab import lab
 from mla_lab.core.errors import InvalidInput
 from mla_lab.emulate.tiles import accumulator_registers
 from mla_lab.lab import pair_film, tile_homes
+from mla_lab.lab.film import barrier_name
 
 PAIR = tile_homes.TILES["S, 128 rows x 128 tokens"]
 
@@ -48,10 +49,10 @@ def test_the_recorded_call_writes_each_region_in_turn() -> None:
 
 
 def test_barriers_are_named_as_in_the_kernel() -> None:
-    names = [pair_film.barrier_name(8 * i) for i in range(23)]
+    names = [barrier_name(8 * i, pair_film.BARRIERS) for i in range(23)]
     assert len(set(names)) == 23 and names[16:20] == ["s_full[0]", "s_full[1]", "p_full", "o_full"]
     with pytest.raises(InvalidInput, match="mbarrier"):
-        pair_film.barrier_name(8 * 23)
+        barrier_name(8 * 23, pair_film.BARRIERS)
     waits = {pair_film.named(s.name) for s in pair_film.film_of().spans if s.kind == "wait"}
     assert {"s_full[0]", "s_full[1]", "p_full", "o_full", "k.full[0]"} <= waits
 

@@ -128,8 +128,7 @@ def test_curves_are_ratios_to_the_best_policy() -> None:
     assert max(figure.data[0].y) > 2
 
 
-def test_the_map_knows_each_notebook_and_each_path_its_stops() -> None:
-    assert {e.file for e in workbook_map.NOTEBOOKS} == {p.name for p in NOTEBOOKS.glob("*.ipynb")}
+def test_the_map_knows_the_stops_of_each_path() -> None:
     numbers = {e.number for e in workbook_map.NOTEBOOKS}
     assert all(set(path) <= numbers for path in workbook_map.PATHS.values())
     assert {number[0] for number in numbers} <= set(workbook_map.THEMES)

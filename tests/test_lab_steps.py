@@ -90,7 +90,7 @@ def test_the_authors_kernel_is_right_and_its_report_is_small(number: str) -> Non
     assert [o.schedule for o in author.outcomes] == list(STEPS[number].schedules)
     assert author.outcome.is_right, author.hazards()
     assert author.xray.spills == 0
-    page = report(author).html + lab.StepExplorer(number).picture().html
+    page = report(author).data + lab.StepExplorer(number).picture().html
     assert "Right numbers" in page
     assert len(page) < 60_000
     if author.step.before:
@@ -189,7 +189,7 @@ def test_a_stub_is_shown_and_reported_as_one() -> None:
 
     stub = kernel("63", tile_bytes)
     assert stub.unfinished == ["tile_bytes"]
-    assert "tile_bytes</code> still to write" in report(stub).html
+    assert "tile_bytes</code> still to write" in report(stub).data
     shown = text.given_text(step("63"))
     assert shown.count("# yours") == len(step("63").functions)
     assert "TILE * WIDTH * 2" not in shown
@@ -200,7 +200,7 @@ def test_what_the_compiler_refuses_is_a_report_too() -> None:
     broken = completed("61", step_answers.not_cute())
     with pytest.raises(DoesNotCompile, match="layout"):
         _ = broken.compiled
-    assert "Not compiled" in report(broken).html
+    assert "Not compiled" in report(broken).data
 
 
 def test_decorators_stay_and_other_text_too() -> None:
@@ -225,7 +225,7 @@ def test_an_output_that_is_off_is_named_with_its_place() -> None:
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
 def test_without_a_card_the_live_cell_says_so() -> None:
-    assert "No Hopper card here" in live(solution("60")).html
+    assert "No Hopper card here" in live(solution("60")).data
 
 
 def test_on_a_card_the_author_s_kernel_stands_for_a_stub(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -242,8 +242,8 @@ def test_on_a_card_the_author_s_kernel_stands_for_a_stub(monkeypatch: pytest.Mon
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (9, 0))
     monkeypatch.setattr(live_module, "launch", launch)
     monkeypatch.setattr(live_module, "gpu_name", lambda: "a card")
-    assert "The author" in live(kernel("63", tile_bytes)).html
-    assert "The author" not in live(solution("63")).html
+    assert "The author" in live(kernel("63", tile_bytes)).data
+    assert "The author" not in live(solution("63")).data
     assert [of.unfinished for of in launched] == [[], []]
     assert [of.step.number for of in launched] == ["63", "63"]
 

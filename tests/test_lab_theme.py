@@ -9,7 +9,7 @@ from pathlib import Path
 import furo
 import pytest
 
-from mla_lab.lab import explorer, site, source, style, svg, theme
+from mla_lab.lab import explorer, site, source, style, svg
 
 from .css_colors import rgb, unthemed
 
@@ -62,7 +62,7 @@ def test_every_colour_of_the_template_is_the_pages_own() -> None:
         inks |= {axis.linecolor, axis.tickcolor}
         assert axis.gridcolor == style.GRID
     assert inks | {layout.shapedefaults.line.color} == {style.INK}
-    sheet = theme.stylesheet()
+    sheet = style.stylesheet()
     for prop, ours, page in (
         ("background", style.PAPER, "--jp-layout-color0"),
         ("fill", style.PAPER, "--jp-layout-color0"),
@@ -70,17 +70,17 @@ def test_every_colour_of_the_template_is_the_pages_own() -> None:
         ("stroke", style.INK, "--jp-content-font-color1"),
         ("stroke", style.GRID, "--jp-border-color2"),
     ):
-        rule = rf'\[style\*="{prop}: {re.escape(theme.css_rgb(ours))}"\]\{{{prop}:var\({page},'
+        rule = rf'\[style\*="{prop}: {re.escape(style.css_rgb(ours))}"\]\{{{prop}:var\({page},'
         assert re.search(rule, sheet), (prop, ours)
     assert style.contrast(style.INK, style.PAPER) >= READABLE, "where nobody reads the stylesheet"
 
 
 def test_the_stylesheet_finds_our_charts_alone() -> None:
     """plotly's own white and its own ink stay: the page may hold charts of others."""
-    assert theme.css_rgb(style.PAPER) == "rgb(255, 255, 254)"
+    assert style.css_rgb(style.PAPER) == "rgb(255, 255, 254)"
     assert all(
         rule.startswith(".js-plotly-plot ") or " .jp-RenderedPlotly .plot-img{" in rule
-        for rule in theme.stylesheet().splitlines()
+        for rule in style.stylesheet().splitlines()
     )
 
 

@@ -51,16 +51,6 @@ def test_canonical_form(path):
     assert text == canonical(text), f"fix: python -m mla_lab.lab.canonical {path.name}"
 
 
-@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda p: p.stem)
-def test_size_of_a_notebook(path):
-    """The workbook's own limits: cells, lines of visible code, lines of a cell."""
-    cells = json.loads(path.read_text(encoding="utf-8"))["cells"]
-    code = [len(c["source"]) for c in cells if c["cell_type"] == "code"]
-    assert len(cells) <= 30
-    assert max(code) <= 30
-    assert sum(code) <= 120
-
-
 def test_names_are_numbered_and_unique():
     numbers = [re.fullmatch(r"(\d\d)_[a-z0-9_]+", p.stem) for p in NOTEBOOKS]
     assert numbers
@@ -86,12 +76,11 @@ def test_canonical_drops_what_a_run_left():
 def test_fix_command(tmp_path, capsys):
     notebook = tmp_path / "01_messy.ipynb"
     notebook.write_text(json.dumps(MESSY))
-    assert main(["--check", str(tmp_path)]) == 1
-    assert "not canonical" in capsys.readouterr().out
-    assert json.loads(notebook.read_text()) == MESSY, "--check changes nothing"
-    assert main([str(tmp_path)]) == 0
+    main([str(tmp_path)])
+    assert "01_messy.ipynb: rewritten" in capsys.readouterr().out
     assert notebook.read_text() == canonical(json.dumps(MESSY))
-    assert main(["--check", str(tmp_path)]) == 0
+    main([str(tmp_path)])
+    assert not capsys.readouterr().out
 
 
 @pytest.mark.parametrize("text", ["not json", "[]", "{}"])

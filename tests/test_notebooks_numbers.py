@@ -13,11 +13,11 @@ from mla_lab.bench.cases import uniform_case
 from mla_lab.core import kv_cache, masks
 from mla_lab.core.gpu import H200
 from mla_lab.core.problem import Problem
-from mla_lab.lab import banks, film, film_breaks, ladder_facts, mla_math
-from mla_lab.lab.card import headline_rows, measured_card
+from mla_lab.lab import banks, film, film_breaks, ladder_facts, mla_math, session
 from mla_lab.lab.checks import plans
 from mla_lab.lab.explorers.budget import MOST_REGISTERS, WARPGROUP
 from mla_lab.lab.explorers.neighbour import first_request_plan, pieces
+from mla_lab.lab.measuring import headline_rows, measured_card
 from mla_lab.lab.policies import FA3_SHARE
 from mla_lab.lab.predicted import partial_mb
 from mla_lab.lab.roofline import intensity
@@ -27,7 +27,7 @@ from mla_lab.plan import make_plan
 from mla_lab.plan.policies import fa3_splits
 from mla_lab.simulate import constants_for, simulate
 
-from .notebook_runner import NOTEBOOKS, cells_of
+from .notebook_runner import NOTEBOOKS
 
 ALL = sorted(NOTEBOOKS.glob("*.ipynb"))
 ROOT = Path(__file__).resolve().parents[1]
@@ -150,8 +150,7 @@ def _merge_mb() -> float:
 
 
 def prose(path: Path) -> str:
-    cells = (c["source"] for c in cells_of(path) if c["cell_type"] == "markdown")
-    return re.sub(r"\s+", " ", "\n".join(cells))
+    return re.sub(r"\s+", " ", session.prose(path))
 
 
 def spans(text: str, said: str) -> Iterator[range]:

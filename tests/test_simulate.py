@@ -69,7 +69,6 @@ def test_a_pipeline_keeps_its_order_and_its_ring(
         assert np.all(getattr(spans, after)[0] >= getattr(spans, before)[1])
     matrix = sorted([*zip(*spans.qk, strict=True), *zip(*spans.pv, strict=True)])
     assert all(a[1] <= b[0] + 1e-6 for a, b in itertools.pairwise(matrix))
-    assert spans.occupancy() <= stages
     assert np.all(spans.load[0][stages:] >= spans.free[:-stages])
 
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
+
 import pytest
 
 from mla_lab.studies import host_cost
@@ -19,3 +22,19 @@ def test_calls_take_turns(monkeypatch: pytest.MonkeyPatch) -> None:
     assert seen.count("settle") == 2 * 3 + 1
     assert seen[1:21] == ["short"] * 20
     assert seen[21] == "settle"
+
+
+def test_a_run_adds_a_line_to_the_record(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    record = tmp_path / "host_cost.jsonl"
+    record.write_text('{"host_us": {}}\n')
+    monkeypatch.setattr(host_cost, "measure", lambda: {"kernel entry": 6.0, "native call": 10.5})
+    monkeypatch.setattr("torch.cuda.get_device_name", lambda: "X")
+    monkeypatch.setattr("sys.argv", ["host_cost", str(record)])
+    host_cost.main()
+    assert "+4.50" in capsys.readouterr().out
+    _, line = record.read_text().splitlines()
+    row = json.loads(line)
+    assert row["host_us"]["native call"] == 10.5 and row["device"] == "X"
+    assert {"date", "commit"} < set(row)

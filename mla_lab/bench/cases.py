@@ -33,8 +33,6 @@ class Case:
     distribution: str = "gauss"
     #: how the KV lengths were drawn
     lengths: str = "uniform"
-    #: factor of skip-softmax, None for exact attention
-    skip_softmax: float | None = None
     batch_invariant: bool = False
 
 
@@ -123,29 +121,6 @@ def blackwell_twins() -> list[Case]:
     return cases
 
 
-def feature_cases() -> list[Case]:
-    """Contract features one at a time beside the plain call."""
-    plain = uniform_case(16, 4, 128, 4096, "feature")
-    cases = [replace(plain, name=f"{plain.name}_plain")]
-    for feature in ("lse", "sinks", "chain_mask", "tree_mask", "ragged", "max_q_len"):
-        cases.append(replace(plain, name=f"{plain.name}_{feature}", features=(feature,)))
-    for feature in ("device_scales", "page_gap", "separate_tables", "cache_4d"):
-        cases.append(replace(plain, name=f"{plain.name}_{feature}", features=(feature,)))
-    cases.append(replace(plain, name=f"{plain.name}_skip_softmax", skip_softmax=1e-3))
-    cases.append(replace(plain, name=f"{plain.name}_batch_invariant", batch_invariant=True))
-    heavy = replace(plain, name=f"{plain.name}_heavy_tailed", distribution="heavy_tailed")
-    formats = [
-        uniform_case(16, 4, 128, 4096, "feature", kv_format="fp8_656"),
-        uniform_case(16, 4, 128, 4096, "feature", kv_format="e4m3"),
-        uniform_case(16, 4, 128, 4096, "feature", q_dtype="e4m3", kv_format="e4m3"),
-        uniform_case(
-            16, 4, 128, 4096, "feature", q_dtype="fp16", kv_format="fp16", out_dtype="fp16"
-        ),
-        uniform_case(16, 4, 128, 4096, "feature", top_k=2048),
-    ]
-    return [*cases, heavy, *formats]
-
-
 def trace_cases(samples: Iterable[tuple[str, Problem]]) -> list[Case]:
     """One case for each sample of a serving trace (its name and its problem)."""
     return [Case(f"trace_{name}", "trace", problem, lengths=name) for name, problem in samples]
@@ -185,7 +160,6 @@ def sweep_cases(
 LISTS: dict[str, Callable[[], list[Case]]] = {
     "anchor": anchor_cases,
     "twin": blackwell_twins,
-    "feature": feature_cases,
     # what the cost model may be fitted to beside the anchors, and what it is judged on; seed 2 was
     # judged on until its misses had been looked at
     "drawn": lambda: drawn_cases(1, 120, "drawn"),

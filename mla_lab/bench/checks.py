@@ -26,11 +26,10 @@ ROW_FACTOR = 4.0
 
 
 def limit(case: Case, sdpa_error: float | None) -> float:
-    """Bound on a peer's relative error; skip-softmax adds its threshold."""
-    dropped = 2 * (case.skip_softmax or 0.0)
+    """Bound on a peer's relative error."""
     if sdpa_error is None or case.problem.q_dtype == "e4m3":
-        return LIMITS[case.problem.q_dtype] + dropped
-    return ALLOWED_RATIO * sdpa_error + FLOOR + dropped
+        return LIMITS[case.problem.q_dtype]
+    return ALLOWED_RATIO * sdpa_error + FLOOR
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from statistics import median
+from statistics import geometric_mean, median
 
 from .records import Row, results
 
@@ -73,8 +73,8 @@ def passes(verdicts: Iterable[Verdict]) -> bool:
 
 def geometric_mean_change(verdicts: Iterable[Verdict]) -> float | None:
     """The mean change over pairs that both records measured."""
-    ratios = [math.log1p(v.change) for v in verdicts if v.change is not None]
-    return math.expm1(sum(ratios) / len(ratios)) if ratios else None
+    ratios = [1 + v.change for v in verdicts if v.change is not None]
+    return geometric_mean(ratios) - 1 if ratios else None
 
 
 def _by_pair(rows: Iterable[Row], peers: Sequence[str]) -> dict[tuple[str, str], list[Row]]:

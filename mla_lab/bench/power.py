@@ -8,7 +8,6 @@ first part of the window are dropped.
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
 
 from ..core.gpu import H200, Gpu
 from ..core.problem import Problem
@@ -25,18 +24,6 @@ SETTLING = 0.3
 MIN_FLOOR_SECONDS = 15e-6
 
 
-@dataclass(frozen=True)
-class Power:
-    """Power of one peer under sustained load; microseconds and joules are per launch."""
-
-    watts: float
-    sm_mhz: float
-    us: float
-    joules: float
-    seconds: float
-    readings: int
-
-
 def worthwhile(problem: Problem, gpu: Gpu | None = None) -> bool:
     """True if `problem` is compute-bound for long enough to measure power."""
     gpu = gpu or H200
@@ -46,7 +33,9 @@ def worthwhile(problem: Problem, gpu: Gpu | None = None) -> bool:
 def sustained(
     replay: Replay, launches: int, readings: Telemetry, seconds: float = WINDOW_SECONDS
 ) -> Row | None:
-    """`Power` of `replay`, which holds `launches`, as plain values; None without a sensor."""
+    """One peer under sustained load: watts, SM clock in MHz, microseconds and joules of each of the
+    `launches` in `replay`, seconds of the window, sensor readings; None without a sensor.
+    """
     if not readings.running:
         return None
     times = max(1, round(seconds * 1e6 / replay()))
@@ -57,12 +46,11 @@ def sustained(
     medians = readings.between(begin, end)
     if medians is None:
         return None
-    power = Power(
-        watts=medians["watts"],
-        sm_mhz=medians["sm_mhz"],
-        us=us,
-        joules=medians["watts"] * us * 1e-6,
-        seconds=times * launches * us * 1e-6,
-        readings=sum(begin <= s.at <= end for s in readings.samples),
-    )
-    return vars(power).copy()
+    return {
+        "watts": medians["watts"],
+        "sm_mhz": medians["sm_mhz"],
+        "us": us,
+        "joules": medians["watts"] * us * 1e-6,
+        "seconds": times * launches * us * 1e-6,
+        "readings": sum(begin <= s.at <= end for s in readings.samples),
+    }

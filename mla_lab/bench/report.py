@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 
 from ..core.errors import invalid
+from ..core.markdown import markdown_table
 from .gate import Verdict, geometric_mean_change, passes
 from .records import Row, medians, rerun_spread, results
 
@@ -84,28 +85,23 @@ def short_table(rows: Sequence[Row]) -> str:
     """us of the cases of `SHORT`: ours and the public kernels."""
     names = (OURS, *PUBLIC)
     us = best_times(rows)
-    lines = [f"| case | {' us | '.join(names)} us |", "|---|" + "---:|" * len(names)]
-    lines += [
-        f"| {case} | {' | '.join(_cell(us[case].get(name)) for name in names)} |" for case in SHORT
-    ]
-    return "\n".join(lines)
+    return markdown_table(
+        ("case", *(f"{name} us:" for name in names)),
+        ((case, *(_cell(us[case].get(name)) for name in names)) for case in SHORT),
+    )
 
 
 def times_table(rows: Sequence[Row], family: str) -> str:
     """us of every case of a family by peer; the ratio is best public over ours."""
-    shown = columns(rows)
-    lines = [
-        "| case | " + " | ".join(f"{name} us" for name in shown) + " | best public / ours |",
-        "|---|" + "---:|" * (len(shown) + 1),
-    ]
-    us = best_times(rows)
+    shown, us = columns(rows), best_times(rows)
+    lines = []
     for case in _cases(rows, family):
         times = us[case]
-        cells = [_cell(times.get(name)) for name in shown]
         public = [times[name] for name in PUBLIC if name in times]
         ratio = f"{min(public) / times[OURS]:.2f}" if public and OURS in times else ""
-        lines.append(f"| {case} | " + " | ".join(cells) + f" | {ratio} |")
-    return "\n".join(lines)
+        lines.append((case, *(_cell(times.get(name)) for name in shown), ratio))
+    names = ("case", *(f"{name} us:" for name in shown), "best public / ours:")
+    return markdown_table(names, lines)
 
 
 def own_table(rows: Sequence[Row]) -> str:
@@ -116,34 +112,36 @@ def own_table(rows: Sequence[Row]) -> str:
     us: dict[str, dict[str, float]] = {}
     for row in results(rows, "ok"):
         us.setdefault(row["case"], {})[row["peer"]] = row["us"]
-    heads = [f"{OURS}{label and ', '}{label} us" for label in shown]
-    lines = [f"| case | {' | '.join(heads)} |", "|---|" + "---:|" * len(heads)]
-    for case, times in us.items():
-        lines.append(f"| {case} | {' | '.join(_cell(times.get(p)) for p in shown.values())} |")
-    return "\n".join(lines)
+    return markdown_table(
+        ("case", *(f"{OURS}{label and ', '}{label} us:" for label in shown)),
+        ((case, *(_cell(times.get(p)) for p in shown.values())) for case, times in us.items()),
+    )
 
 
 def rates_table(rows: Sequence[Row], family: str) -> str:
     """us, TFLOP/s, TB/s and relative error of our headline call, case by case."""
     own = find_headline(rows)
-    lines = ["| case | us | with plan | TFLOP/s | TB/s | rel. error |", "|---|" + "---:|" * 5]
+    lines = []
     for row in results(rows, "ok"):
         if row["peer"] == own and row["family"] == family and row["part"] == 0:
             planned = _cell(row.get("us_with_plan"))
-            rates = f"{row['tflops']:.0f} | {row['tbps']:.2f} | {row['rel_error']:.1e}"
-            lines.append(f"| {row['case']} | {_cell(row['us'])} | {planned} | {rates} |")
-    return "\n".join(lines)
+            rates = (f"{row['tflops']:.0f}", f"{row['tbps']:.2f}", f"{row['rel_error']:.1e}")
+            lines.append((row["case"], _cell(row["us"]), planned, *rates))
+    names = ("case", "us:", "with plan:", "TFLOP/s:", "TB/s:", "rel. error:")
+    return markdown_table(names, lines)
 
 
 def power_table(rows: Sequence[Row], family: str) -> str:
     """Compute-bound cases under load: time, clock, watts and joules of a launch, peer by peer."""
-    lines = ["| case | peer | us under load | MHz | W | mJ a launch |", "|---|---|" + "---:|" * 4]
+    lines = []
     for row in results(rows, "ok"):
         power = row.get("power")
         if power and row["family"] == family and row["part"] == 0:
-            figures = f"{power['sm_mhz']:.0f} | {power['watts']:.0f} | {1e3 * power['joules']:.1f}"
-            lines.append(f"| {row['case']} | {row['peer']} | {_cell(power['us'])} | {figures} |")
-    return "\n".join(lines)
+            clock, watts = f"{power['sm_mhz']:.0f}", f"{power['watts']:.0f}"
+            figures = (_cell(power["us"]), clock, watts, f"{1e3 * power['joules']:.1f}")
+            lines.append((row["case"], row["peer"], *figures))
+    names = ("case", "peer", "us under load:", "MHz:", "W:", "mJ a launch:")
+    return markdown_table(names, lines)
 
 
 def last_run(rows: Iterable[Row]) -> Row:
@@ -190,31 +188,29 @@ def method_note(rows: Sequence[Row]) -> str:
 
 def refusals_table(rows: Sequence[Row]) -> str:
     """Rows without a figure, with the reason."""
-    lines = ["| case | peer | | reason |", "|---|---|---|---|"]
+    lines = []
     for row in results(rows):
         if row["status"] != "ok":
             reason = str(row["reason"]).replace("|", "\\|").replace("\n", " ")
-            lines.append(f"| {row['case']} | {row['peer']} | {row['status']} | {reason} |")
-    return "\n".join(lines)
+            lines.append((row["case"], row["peer"], row["status"], reason))
+    return markdown_table(("case", "peer", "", "reason"), lines)
 
 
 def gate_table(verdicts: Sequence[Verdict], everything: bool = False) -> str:
     """Verdicts that are not "same" (or all), and a line that sums them up."""
-    lines = [
-        "| case | peer | before us | after us | change | noise | |",
-        "|---|---|" + "---:|" * 4 + "---|",
-    ]
+    lines = []
     for v in verdicts:
         if everything or v.verdict != "same":
             change = "" if v.change is None else f"{v.change:+.1%}"
             noise = "" if v.noise is None else f"{v.noise:.1%}"
-            times = f"{_cell(v.baseline_us)} | {_cell(v.candidate_us)}"
+            times = (_cell(v.baseline_us), _cell(v.candidate_us))
             note = v.verdict + (f" ({v.reason})" if v.reason else "")
-            lines.append(f"| {v.case} | {v.peer} | {times} | {change} | {noise} | {note} |")
+            lines.append((v.case, v.peer, *times, change, noise, note))
+    names = ("case", "peer", "before us:", "after us:", "change:", "noise:", "")
     mean = geometric_mean_change(verdicts)
     total = "" if mean is None else f", mean change {mean:+.1%}"
     result = "passes" if passes(verdicts) else "FAILS"
-    return "\n".join([*lines, "", f"{result}: {len(verdicts)} compared{total}"])
+    return f"{markdown_table(names, lines)}\n\n{result}: {len(verdicts)} compared{total}"
 
 
 def best_times(rows: Sequence[Row]) -> dict[str, dict[str, float]]:
@@ -235,7 +231,6 @@ TABLES: dict[str, Callable[[Sequence[Row]], str]] = {
     "anchor-rates": lambda rows: rates_table(rows, "anchor"),
     "anchor-power": lambda rows: power_table(rows, "anchor"),
     "twin": lambda rows: times_table(rows, "twin"),
-    "feature": lambda rows: times_table(rows, "feature"),
     "trace": lambda rows: times_table(rows, "trace"),
     "method": method_note,
     "refusals": refusals_table,

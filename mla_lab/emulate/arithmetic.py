@@ -9,22 +9,15 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+import torch
+
+from ..core.kv_cache import pack
 
 Row = np.ndarray
 
 TINY = np.float32(2.0**-126)
 #: value of each e4m3 byte
-E4M3 = np.zeros(256, np.float32)
-for _byte in range(256):
-    _exponent, _fraction = _byte >> 3 & 15, _byte & 7
-    _value = (_fraction / 8) * 2.0**-6 if _exponent == 0 else 0.0
-    if _exponent:
-        _value = (1 + _fraction / 8) * 2.0 ** (_exponent - 7)
-    if _byte & 127 == 127:
-        _value = float("nan")
-    E4M3[_byte] = -_value if _byte & 128 else _value
-_E4M3_POSITIVE = E4M3[:127].astype(np.float64)
-#: e4m3 nearest to each of the positive fp16 numbers, filled at the first conversion
+E4M3: Row = torch.arange(256, dtype=torch.uint8).view(torch.float8_e4m3fn).float().numpy()
 _U16, _ONE = np.uint32(16), np.uint32(1)
 
 
@@ -73,23 +66,10 @@ def rsqrt(x: Row) -> Row:
     return (1.0 / np.sqrt(flush(x).astype(np.float64))).astype(np.float32)
 
 
-def sqrt(x: Row) -> Row:
-    """Square root."""
-    return np.sqrt(x)
-
-
 def div(a: Row, b: Row) -> Row:
     """Integer quotient towards zero; by zero it is unspecified."""
     safe = np.where(b == 0, b.dtype.type(1), b)
-    if a.dtype.kind == "u":
-        return a // safe
-    wide, by = a.astype(np.int64), safe.astype(np.int64)
-    return (np.abs(wide) // np.abs(by) * np.sign(wide) * np.sign(by)).astype(a.dtype)
-
-
-def rem(a: Row, b: Row) -> Row:
-    """Integer remainder with the sign of `a`."""
-    return (a - div(a, b) * b).astype(a.dtype)
+    return (a - np.fmod(a, safe)) // safe
 
 
 def funnel(low: Row, high: Row, count: Row, right: bool) -> Row:
@@ -154,13 +134,7 @@ def to_f16(x: Row) -> Row:
 
 def to_e4m3(x: Row) -> Row:
     """Bits of the nearest e4m3, as uint32; beyond 448 it saturates."""
-    size = np.minimum(np.abs(x.astype(np.float64)), 448.0)
-    upper = np.clip(np.searchsorted(_E4M3_POSITIVE, size), 1, 126)
-    low, high = _E4M3_POSITIVE[upper - 1], _E4M3_POSITIVE[upper]
-    middle = (low + high) / 2
-    up = (size > middle) | ((size == middle) & (upper % 2 == 0))
-    picked = np.where(np.isnan(x), 127, np.where(up, upper, upper - 1)).astype(np.uint32)
-    return picked | np.signbit(x).astype(np.uint32) << np.uint32(7)
+    return pack(torch.tensor(x), "e4m3").view(torch.uint8).numpy().astype(np.uint32)
 
 
 def from_bf16(bits: Row) -> Row:
@@ -206,11 +180,6 @@ def packed(op: str, kind: str, *operands: Row) -> Row:
         return _PLAIN[op](*wide).astype(np.float16).view(np.uint32)
     wide = [from_bf16(x.view(np.uint16)) for x in operands]
     return to_bf16(_PLAIN[op](*wide)).astype(np.uint16).view(np.uint32)
-
-
-def relu(x: Row) -> Row:
-    """Negative numbers to zero."""
-    return np.maximum(x, x.dtype.type(0))
 
 
 def fma_down(a: Row, b: Row, c: Row) -> Row:

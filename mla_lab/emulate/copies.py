@@ -6,12 +6,14 @@ can go on without them.
 
 from __future__ import annotations
 
+from functools import partial
+
 import numpy as np
 
 from .barriers import Mbarrier, count_arrivals, each_address, located, mbarrier_at
 from .findings import fault
 from .gang import Gang, Mask, lanes_of
-from .memory import BASE, RESERVED
+from .memory import BASE, RESERVED, GlobalMemory
 from .parts import CtaLike
 from .tensor_map import TensorMap
 
@@ -78,21 +80,21 @@ def tensor_copy(
             g.machine.checker.copy_in(g, cta, words, barrier, pc)
             g.machine.recorder.copy(g, cta, barrier, tensor.nbytes, pc)
         g.machine.copied_bytes += tensor.nbytes * len(receivers)
-        g.machine.later(_Landing(g.machine.memory, tensor, places, offset, receivers).land)
+        g.machine.later(partial(_land, g.machine.memory, tensor, places, offset, receivers))
 
 
-class _Landing:
-    """A tensor copy that has been issued."""
-
-    def __init__(self, memory, tensor, places, offset, receivers) -> None:  # type: ignore[no-untyped-def]
-        self.memory, self.tensor, self.places = memory, tensor, places
-        self.offset, self.receivers = offset, receivers
-
-    def land(self) -> None:
-        data, _ = self.tensor.read(self.memory, self.places)
-        for cta, bar in self.receivers:
-            self.tensor.write(cta.shared, self.offset, data)
-            bar.complete_bytes(data.size)
+def _land(
+    memory: GlobalMemory,
+    tensor: TensorMap,
+    places: list[int],
+    offset: int,
+    receivers: list[tuple[CtaLike, Mbarrier]],
+) -> None:
+    """Finish a tensor copy."""
+    data, _ = tensor.read(memory, places)
+    for cta, bar in receivers:
+        tensor.write(cta.shared, offset, data)
+        bar.complete_bytes(data.size)
 
 
 def bulk_to_peer(

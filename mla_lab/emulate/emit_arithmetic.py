@@ -72,9 +72,9 @@ def _binary(w: Writer, s: Instruction, pc: int) -> Lines:
     if kind == "pred":
         return call(LOGICAL[op], target, a, b)
     if op in ("div", "rem"):
-        return put(target, f"{op}({a}, {b})")
+        return put(target, f"{'div' if op == 'div' else 'fmod'}({a}, {b})")
     if "relu" in s.parts:
-        return put(target, f"relu({UFUNCS[op]}({a}, {b}))")
+        return put(target, f"maximum({UFUNCS[op]}({a}, {b}), 0)")
     return call(UFUNCS[op], target, a, b)
 
 

@@ -80,7 +80,7 @@ def _movmatrix(w: Writer, s: Instruction, pc: int) -> Lines:
 @emits("bar", "barrier")
 def _bar(w: Writer, s: Instruction, pc: int) -> Lines:
     if s.parts[1] == "warp":
-        return [*_members(s, pc), "warp_sync(g, MASK)"]
+        return [*_members(s, pc), "g.machine.checker.warp_sync(g)"]
     after = w.next_block(pc)
     if s.parts[1] == "cluster":
         if s.parts[2] == "wait":
@@ -127,10 +127,11 @@ def _mbarrier(w: Writer, s: Instruction, pc: int) -> Lines:
 
 @emits("fence", "membar")
 def _fence(w: Writer, s: Instruction, pc: int) -> Lines:
+    # memory is always in order here; checks note what a fence orders
     kind = "proxy" if "async" in s.opcode else "memory"
     kind = "init" if "mbarrier_init" in s.opcode else kind
     kind = "sc" if s.opcode in ("membar.gl", "membar.sys") or "sc" in s.parts else kind
-    return [f"fence(g, {kind!r})"]
+    return [f"g.machine.checker.fence(g, {kind!r})"]
 
 
 @emits("setmaxnreg", "prefetch", "nanosleep", "griddepcontrol", "discard", "applypriority")

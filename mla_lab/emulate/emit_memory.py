@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 
 from ..core.errors import unsupported
-from .products import Product
 from .ptx import SIZES, Instruction
+from .wgmma import Product
 from .writer import BITS, Lines, Writer, emits
 
 #: orders that make an access to global memory part of a protocol between CTAs

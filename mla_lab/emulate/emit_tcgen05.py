@@ -12,10 +12,11 @@ from .writer import Lines, Writer, emits
 @emits("tcgen05")
 def _tcgen05(w: Writer, s: Instruction, pc: int) -> Lines:
     what, _, which = s.parts[1].partition("::")
+    # memory is always in order here; checks note what waits and fences order
     if what == "wait":
-        return [f"tcgen05_wait(g, {which == 'ld'})"]
+        return [f"g.machine.checker.tensor.wait(g, {which == 'ld'})"]
     if what == "fence":
-        return [f"tcgen05_fence(g, {which == 'before_thread_sync'}, {pc})"]
+        return [f"g.machine.checker.tensor.fence(g, {which == 'before_thread_sync'}, {pc})"]
     if what == "relinquish_alloc_permit":
         return ["tcgen05_relinquish(g)"]
     if what == "alloc":

@@ -171,8 +171,6 @@ def _steps_of(
     steps: list[Step] = []
     for pc in range(program.starts[block], program.ends[block]):
         s = program.kernel.code[pc]
-        if pc in program.gone:
-            continue
         if s.parts[0] == "wgmma":
             step: Step = {
                 "fence": ("fence", pc, None),

@@ -15,7 +15,6 @@ import numpy as np
 from . import arithmetic, card_arithmetic
 from .findings import fault
 from .parts import CtaLike
-from .products import Issued
 from .writer import ALL_LANES, BLOCKED, EXIT, NUMPY
 
 #: a mask of threads; True is all of them, which NumPy treats as no mask
@@ -51,16 +50,16 @@ class Gang:
         #: number of the last cluster barrier phase that it arrived in
         self.cluster_phase = -1
         self.team: list[Gang] = [self]
-        #: wgmma issued and not committed; committed groups, and how many of them are done
-        self.issued: list[Issued] = []
-        self.groups: list[list[Issued]] = []
+        #: `wgmma.Issued` that are not committed; committed groups, and how many of them are done
+        self.issued: list[Any] = []
+        self.groups: list[list[Any]] = []
         self.done = 0
         #: cp.async writes that have not landed: open ones, and committed groups
         self.copies: list[Any] = []
         self.copy_groups: list[list[Any]] = []
         #: index among those that race checks tell apart
         self.agent = -1
-        self.instructions = self.blocks_run = 0
+        self.instructions = 0
         numbers = cta.machine.numbers
         card = numbers == "card"
         self.ex2 = card_arithmetic.card_ex2 if card else arithmetic.ex2
@@ -189,7 +188,6 @@ class Gang:
             moved = True
             budget -= 1
             self.instructions += ends[block] - starts[block]
-            self.blocks_run += 1
             if stuck:
                 stuck.clear()
             if following == EXIT:

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import ctypes
 import hashlib
-import importlib
 import shutil
 import struct
 import subprocess
@@ -30,8 +29,6 @@ from .memory import BASE
 CLUSTER, COOPERATIVE = 4, 2
 _ATTRIBUTE_BYTES = 72
 
-#: tvm-ffi's type indices of arguments
-_NONE, _INT, _FLOAT, _TENSOR, _ARRAY = 0, 1, 3, 7, 71
 #: DLPack's device type
 CUDA = 2
 
@@ -163,12 +160,6 @@ class _Managed(ctypes.Structure):
     _fields_ = (("tensor", _Tensor), ("context", ctypes.c_void_p), ("deleter", ctypes.c_void_p))
 
 
-class _Any(ctypes.Structure):
-    """TVMFFIAny: a type index and eight bytes."""
-
-    _fields_ = (("kind", ctypes.c_int32), ("pad", ctypes.c_uint32), ("value", ctypes.c_int64))
-
-
 class _Config(ctypes.Structure):
     _fields_ = (
         ("grid", ctypes.c_uint32 * 3),
@@ -197,8 +188,8 @@ class DeviceTensor:
         self._strides = (ctypes.c_int64 * n)(*strides)
         code, bits = dtype
         pointers = (self._shape, self._strides)
-        self.raw = _Tensor(BASE + offset, CUDA, 0, n, code, bits, 1, *pointers, 0)
-        self._managed = _Managed(self.raw, None, None)
+        raw = _Tensor(BASE + offset, CUDA, 0, n, code, bits, 1, *pointers, 0)
+        self._managed = _Managed(raw, None, None)
 
     def __dlpack__(self, **_: Any) -> Any:
         """A capsule over an address that nobody on the host may read."""
@@ -242,12 +233,12 @@ class HostCode:
     """A kernel library whose launches are noted and not done."""
 
     def __init__(self, library: Path) -> None:
-        import tvm_ffi  # noqa: F401  the library needs its functions
-
         with tempfile.TemporaryDirectory(prefix="mla-lab-emulate-") as folder:
             self._load(Path(folder), library)
 
     def _load(self, folder: Path, library: Path) -> None:
+        import tvm_ffi
+
         # copies with names of their own, or the loader would answer with ones it has already
         stand_in, kernel, both = (folder / f"{name}.so" for name in ("cudart", "kernel", "both"))
         shutil.copy(_stand_in(), stand_in)
@@ -256,7 +247,7 @@ class HostCode:
         _compile([str(find_cxx()), "-Wl,--unresolved-symbols=ignore-all", *wanted])
         deep = 8  # RTLD_DEEPBIND: the stand-in comes before any libcudart of the process
         self._both = ctypes.CDLL(str(both), mode=ctypes.DEFAULT_MODE | deep)
-        self._kernel, self._runtime = ctypes.CDLL(str(kernel)), ctypes.CDLL(str(stand_in))
+        self._kernel, self._runtime = tvm_ffi.load_module(str(kernel)), ctypes.CDLL(str(stand_in))
 
     def launches(
         self, function: str, args: Sequence[Any], sizes: dict[str, list[int]]
@@ -273,42 +264,13 @@ class HostCode:
 
         callback = _NOTE(note)
         self._runtime.emulate_note(callback)
-        arrays = [_array(arg) if isinstance(arg, tuple) else arg for arg in args]
         try:
-            self.value(function, arrays)
+            self._kernel[function](*args)
+        except (TypeError, ValueError, RuntimeError) as error:
+            raise invalid("arguments", error, "what the kernel library takes") from None
         finally:
             self._runtime.emulate_note(_NOTE())
         return found
-
-    def value(self, function: str, args: Sequence[Any]) -> int:
-        """What a tvm-ffi function of the library returns, 0 for nothing."""
-        words = (_Any * len(args))(*map(_word, args))
-        result = _Any()
-        call = getattr(self._kernel, f"__tvm_ffi_{function}")
-        call.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int32, ctypes.c_void_p]
-        if call(None, ctypes.byref(words), len(args), ctypes.byref(result)):
-            raise invalid("arguments", _last_error(), "what the kernel library takes")
-        return result.value if result.kind == _INT else 0
-
-
-def _word(arg: Any) -> _Any:
-    if arg is None:
-        return _Any(_NONE, 0, 0)
-    if isinstance(arg, DeviceTensor):
-        return _Any(_TENSOR, 0, ctypes.addressof(arg.raw))
-    if isinstance(arg, float):
-        return _Any(_FLOAT, 0, struct.unpack("<q", struct.pack("<d", arg))[0])
-    if hasattr(arg, "__chandle__"):
-        return _Any(_ARRAY, 0, arg.__chandle__())
-    return _Any(_INT, 0, int(arg))
-
-
-def _array(values: tuple[Any, ...]) -> Any:
-    """A tuple as tvm-ffi's Array."""
-    import tvm_ffi
-
-    tensors = [tvm_ffi.from_dlpack(v) if isinstance(v, DeviceTensor) else v for v in values]
-    return tvm_ffi.Array(tensors)
 
 
 def _launch(config: _Config, name: str, params: Any, sizes: dict[str, list[int]]) -> Launch:
@@ -324,19 +286,3 @@ def _launch(config: _Config, name: str, params: Any, sizes: dict[str, list[int]]
     grid, block = tuple(config.grid), tuple(config.block)
     shared = int(config.shared)
     return Launch(name, grid, block, cluster, shared, tuple(values), cooperative)
-
-
-def _last_error() -> str:
-    """The message of the error that tvm-ffi's last call raised: its C API keeps it for Python."""
-    try:
-        libinfo: Any = importlib.import_module("tvm_ffi.libinfo")
-        library = ctypes.CDLL(libinfo.find_libtvm_ffi())
-        handle = ctypes.c_void_p()
-        library.TVMFFIErrorMoveFromRaised(ctypes.byref(handle))
-    except (ImportError, AttributeError, OSError, RuntimeError) as error:
-        return repr(error)
-    if handle.value is None:
-        return "an error without a message"
-    # an object's header of three words, then (address, bytes) of the error's kind and message
-    words = (ctypes.c_size_t * 7).from_address(handle.value)
-    return ctypes.string_at(words[5], words[6]).decode(errors="replace")

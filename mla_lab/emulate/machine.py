@@ -106,27 +106,17 @@ class CTA:
 
 
 class Silent:
-    """In place of a checker or a recorder that is not there: false, and each call does nothing."""
+    """In place of a checker or a recorder that is not there: false, and its methods do nothing."""
 
     def __bool__(self) -> bool:
         return False
 
-    @property
-    def tensor(self) -> Silent:
-        """Checks of tensor memory are silent too."""
+    def __getattr__(self, name: str) -> Silent:
+        setattr(self, name, self)  # the next time Python finds it without this method
         return self
 
-    @property
-    def exits(self) -> Silent:
-        """And those of exits."""
-        return self
-
-    def __getattr__(self, name: str) -> Callable[..., None]:
-        def nothing(*args: Any, **kwargs: Any) -> None:
-            return None
-
-        setattr(self, name, nothing)
-        return nothing
+    def __call__(self, *args: Any, **kwargs: Any) -> None:
+        return None
 
 
 class Machine:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
@@ -193,7 +192,8 @@ def prove(
         chosen = [every[pc] for pc in sorted(every)]
     for mutant in chosen:
         broken = EmulatedKernel(kernel.text, kernel.function, kernel.host)
-        broken.programs = {**kernel.programs, program.kernel.name: _without(program, mutant.pc)}
+        edits = {mutant.pc: gone(program.kernel.code[mutant.pc])}
+        broken.programs = {**kernel.programs, program.kernel.name: program.edited(edits)}
         noticed = ""
         for options in tries:
             for call, right in zip(calls, expected, strict=True):
@@ -228,28 +228,16 @@ def _uses(kernel: EmulatedKernel, call: Subject, strict: bool) -> _Uses:
     return uses
 
 
-def table(done: Sequence[Mutant]) -> str:
-    """Counts by kind, and what went unnoticed."""
-    idle = [m for m in done if m.noticed in (IDLE, PACING)]
-    done = [m for m in done if m.noticed not in (IDLE, PACING)]
-    tried, seen = Counter(m.kind for m in done), Counter(m.kind for m in done if m.noticed)
-    lines = [f"{kind:22s} {seen[kind]:3d} of {tried[kind]:3d}" for kind in KINDS if tried[kind]]
-    lines.append(f"{'all':22s} {sum(seen.values()):3d} of {sum(tried.values()):3d}")
-    lines += [f"  {m.noticed}: {m.kind}: {m.place}" for m in idle]
-    lines += [f"  unnoticed: {m.kind}: {m.place}: {m.text[:60]}" for m in done if not m.noticed]
-    return "\n".join(lines)
-
-
-def _without(program: Program, pc: int) -> Program:
-    """The program without an instruction; a wait says at once that it has ended."""
-    s, w = program.kernel.code[pc], program.writer
-    instead = ""
+def gone(s: Instruction) -> Instruction:
+    """In the place of an instruction: nothing, or of a wait the answer that it has ended; of a
+    reduction the thread's own flag.
+    """
+    text = f"// no {s.text}"
     if s.opcode.startswith(("mbarrier.try_wait", "mbarrier.test_wait")):
-        instead = f"copyto({w.row(s.args[0], 'pred')}, YES, where=m)"
-    elif s.opcode.startswith("bar.red"):
-        flag = w.value(s.args[-1], "pred")
-        instead = f"copyto({w.row(s.args[0], 'pred')}, {flag}, where=m)"
-    return program.without(pc, instead)
+        return replace(s, opcode="setp.eq.s32", args=(s.args[0], "0", "0"), text=text)
+    if s.opcode.startswith("bar.red"):
+        return replace(s, opcode="mov.pred", args=(s.args[0], s.args[-1]), text=text)
+    return replace(s, opcode="nanosleep.u32", args=("0",), text=text)
 
 
 def _results(kernel: EmulatedKernel, call: Subject, options: Options) -> list[Tensor]:

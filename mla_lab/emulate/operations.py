@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from . import access, arithmetic, barriers, copies, lanes, tcgen05, tensor_memory, wgmma
-from .gang import Gang, Mask
+from .gang import Mask
 
 #: importing them registers the handlers of all instructions
 from . import emit_arithmetic, emit_control, emit_memory, emit_tcgen05  # noqa: F401  isort: skip
@@ -16,7 +16,7 @@ _NUMPY = (
     "copyto add subtract multiply divide maximum minimum fmax fmin bitwise_and bitwise_or "
     "bitwise_xor bitwise_count logical_and logical_or logical_xor logical_not equal not_equal less "
     "less_equal greater greater_equal left_shift right_shift invert negative absolute rint floor "
-    "ceil trunc bool uint8 int8 uint16 int16 float16 uint32 int32 float32 uint64 int64"
+    "ceil trunc fmod sqrt bool uint8 int8 uint16 int16 float16 uint32 int32 float32 uint64 int64"
 )
 _MODULES = (access, arithmetic, barriers, copies, lanes, tcgen05, tensor_memory, wgmma)
 
@@ -34,21 +34,11 @@ def guard(flags: np.ndarray, m: Mask, negated: bool) -> Mask:
     return found if 1 in found.tobytes() else None
 
 
-def fence(g: Gang, kind: str) -> None:
-    """fence and membar: memory is always in order here; checks note what a fence orders."""
-    g.machine.checker.fence(g, kind)
-
-
-def warp_sync(g: Gang, m: Mask) -> None:
-    """bar.warp.sync"""
-    g.machine.checker.warp_sync(g)
-
-
 def names() -> dict[str, Any]:
     """What generated code sees."""
     found = {name: getattr(np, name) for name in _NUMPY.split()}
     for module in _MODULES:
         functions = vars(module).items()
         found |= {k: v for k, v in functions if callable(v) and not k.startswith("_")}
-    found |= {"guard": guard, "fence": fence, "warp_sync": warp_sync, "pick": np.where}
+    found |= {"guard": guard, "pick": np.where}
     return {**found, "YES": np.ones(1, bool), "NO": np.zeros(1, bool)}

@@ -30,9 +30,8 @@ class ProgramLike(Protocol):
     waits: list[bool]
     by_group: list[bool]
     blocks: list[Callable[..., int]]
-    #: registers that each instruction names, and the instructions that were taken out
+    #: registers that each instruction names
     named: list[list[str]]
-    gone: frozenset[int]
 
 
 class MachineLike(Protocol):

@@ -71,8 +71,6 @@ class Kernel:
 
     name: str
     params: list[Parameter]
-    #: threads of a CTA, (0, 0, 0) where the kernel does not fix them
-    block: tuple[int, int, int]
     #: register name -> PTX type
     registers: dict[str, str] = field(default_factory=dict)
     code: list[Instruction] = field(default_factory=list)
@@ -111,15 +109,13 @@ def parse(text: str) -> dict[str, Kernel]:
     """Kernels of a PTX module by name. Raises InvalidInput for text that is no PTX."""
     text = bare(text)
     files = {int(m[1]): m[2] for m in re.finditer(r'\.file\s+(\d+)\s+"([^"]+)"', text)}
-    heads = list(re.finditer(r"\.entry\s+([\w$]+)\s*\((.*?)\)\s*(.*?)\{", text, flags=re.S))
+    heads = list(re.finditer(r"\.entry\s+([\w$]+)\s*\((.*?)\)[^{]*\{", text, flags=re.S))
     if not heads:
         raise invalid("PTX", f"{len(text)} characters without an .entry", "PTX of a kernel")
     between = text[: heads[0].start()]
     kernels = {}
     for head in heads:
-        threads = re.search(r"\.reqntid\s+(\d+)(?:\s*,\s*(\d+))?(?:\s*,\s*(\d+))?", head[3])
-        block = tuple(int(n or 1) for n in threads.groups()) if threads else (0, 0, 0)
-        kernel = Kernel(head[1], _parameters(head[2]), (block[0], block[1], block[2]))
+        kernel = Kernel(head[1], _parameters(head[2]))
         _share(kernel, between)
         _Body(kernel, text, head.end(), files).read()
         kernels[kernel.name] = kernel

@@ -25,7 +25,6 @@ from .flight import Flight
 from .gang import Gang
 from .machine import Machine
 from .parts import CtaLike
-from .products import Issued
 from .ptx import SIZES, Place
 from .shadow import (
     AGENTS,
@@ -45,6 +44,7 @@ from .shadow import (
 )
 from .tensor_checks import TensorChecks
 from .tiles import ELEMENT_BYTES, operand_words, quarter_words
+from .wgmma import Issued
 
 Row = np.ndarray
 #: mbarriers of a CTA

@@ -13,11 +13,10 @@ import re
 
 import numpy as np
 
-from .ptx import Instruction, Kernel
+from .ptx import SIZES, Instruction, Kernel
 
 #: bytes of a register of each type; predicates are rows of bool
-CLASSES = {"pred": 1, "b16": 2, "u16": 2, "s16": 2, "f16": 2, "b32": 4, "u32": 4, "s32": 4}
-CLASSES |= {"f32": 4, "b64": 8, "u64": 8, "s64": 8, "f64": 8}
+CLASSES = {**SIZES, "pred": 1}
 
 _WORD = re.compile(r"[%\w$@]+")
 

@@ -164,13 +164,3 @@ def tcgen05_st(
     active = lanes_of(g, m)
     tensor.words[lanes, columns] = np.stack([row[active] for row in values])
     g.machine.progress += 1
-
-
-def tcgen05_wait(g: Gang, loads: bool) -> None:
-    """tcgen05.wait::ld and wait::st: memory is always in order here; checks note them."""
-    g.machine.checker.tensor.wait(g, loads)
-
-
-def tcgen05_fence(g: Gang, before: bool, pc: int) -> None:
-    """tcgen05.fence::before_thread_sync and after_thread_sync."""
-    g.machine.checker.tensor.fence(g, before, pc)

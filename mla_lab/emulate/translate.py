@@ -44,8 +44,6 @@ class Program:
 
     def __init__(self, kernel: Kernel, by_line: bool = False) -> None:
         """by_line: a new source line begins a new block, for a debugger to stop at."""
-        #: instructions that `without` has taken out
-        self.gone: frozenset[int] = frozenset()
         self.kernel = kernel
         #: registers that each instruction names
         self.named = [names_in(s, kernel.registers) for s in kernel.code]
@@ -72,12 +70,11 @@ class Program:
                 found |= members_of(s)
         return found
 
-    def block_source(self, block: int, without: int = -1) -> str:
-        """Python of a block, perhaps `without` the instruction at that index."""
+    def block_source(self, block: int) -> str:
+        """Python of a block."""
         lines: Lines = []
         for pc in range(self.starts[block], self.ends[block]):
-            if pc != without:
-                lines += self.writer.lines(self.kernel.code[pc], pc)
+            lines += self.writer.lines(self.kernel.code[pc], pc)
         text = "\n".join(lines)
         views = [v for v in "USFDQHIGPK" if f"{v}[" in text]
         head = f"def b{block}(g, m):"
@@ -87,19 +84,6 @@ class Program:
             last = self.ends[block] == len(self.kernel.code)
             lines.append("return EXIT" if last else f"return {block + 1}")
         return "\n".join([head, *("  " + line for line in lines)])
-
-    def without(self, pc: int, instead: str = "") -> Program:
-        """This program with one instruction gone, or replaced by a line of Python."""
-        other = copy.copy(self)
-        block = max(n for n, start in enumerate(self.starts) if start <= pc)
-        source = self.block_source(block, without=pc)
-        if instead:
-            head, _, rest = source.partition("\n")
-            views = "; ".join(f"{v} = g.{v}" for v in "USFDQHIGPK")
-            source = "\n".join([head, f"  {views}", f"  {instead}", rest])
-        other.blocks, other.gone = list(self.blocks), self.gone | {pc}
-        (other.blocks[block],) = _functions([source], self.writer.products)
-        return other
 
     def edited(self, edits: dict[int, Instruction]) -> Program:
         """This program with other instructions in some places; its blocks stay where they are."""

@@ -44,22 +44,11 @@ def run(
     it reads and writes in place, and numbers; a stream that it takes last is supplied. Raises
     InvalidInput for other arguments, Fault where a kernel cannot go on.
     """
-    emulated = compile_function(kernel, args, options, arch)
+    with tempfile.TemporaryDirectory(prefix="mla-lab-emulate-") as folder:
+        build(kernel, args, Path(folder), arch)
+        emulated = built(Path(folder), options)
     emulated(*args)
     return emulated.run
-
-
-def compile_function(
-    kernel: Callable[..., Any],
-    args: tuple[Any, ...],
-    options: Options | None = None,
-    arch: str = "sm_90a",
-) -> EmulatedKernel:
-    """The emulated kernel of a `@cute.jit` function, for arguments like these."""
-    with tempfile.TemporaryDirectory(prefix="mla-lab-emulate-") as name:
-        folder = Path(name)
-        build(kernel, args, folder, arch)
-        return built(folder, options)
 
 
 def built(folder: Path, options: Options | None = None) -> EmulatedKernel:

@@ -6,11 +6,12 @@ a warp waits for it; under other schedules than a late one, when the last warp h
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import numpy as np
 
 from .findings import fault
 from .gang import Gang
-from .products import Issued, Product
 from .tiles import (
     ELEMENT_BYTES,
     a_fragment,
@@ -25,6 +26,30 @@ from .writer import BLOCKED
 Row = np.ndarray
 #: by operand type: the last place that a card keeps below the largest exponent
 CARD_BITS = {"bf16": 25, "f16": 25, "e4m3": 13}
+
+
+class Product(NamedTuple):
+    """Static facts of a wgmma.mma_async: rows of registers, m64 n k, types, and where it stands."""
+
+    d_rows: tuple[int, ...]
+    #: empty where A is in shared memory
+    a_rows: tuple[int, ...]
+    n: int
+    k: int
+    kind: str
+    a_transposed: bool
+    b_transposed: bool
+    pc: int
+
+
+class Issued(NamedTuple):
+    """One issue of a product: its operands, and whether it adds to what D held."""
+
+    product: Product
+    #: fp32 [rows of this gang, k] from registers, or a descriptor
+    a: Row | int
+    b: int
+    keep: bool
 
 
 def wgmma_issue(g: Gang, product: Product, a: Row | None, b: Row, keep: Row) -> None:

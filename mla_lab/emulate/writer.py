@@ -13,7 +13,7 @@ from typing import Any
 
 from ..core.errors import MlaLabError, unsupported
 from .ptx import Instruction, Kernel
-from .rows import assign
+from .rows import CLASSES, assign
 
 #: what a block returns at the end, and where its threads have to wait and try again
 EXIT, BLOCKED = -2, -1
@@ -24,8 +24,6 @@ VIEWS |= {"u16": "H", "b16": "H", "s16": "I", "f16": "G", "pred": "P"}
 NUMPY = {"u8": "uint8", "b8": "uint8", "s8": "int8", "u16": "uint16", "b16": "uint16"}
 NUMPY |= {"s16": "int16", "f16": "float16", "u32": "uint32", "b32": "uint32", "s32": "int32"}
 NUMPY |= {"f32": "float32", "u64": "uint64", "b64": "uint64", "s64": "int64", "pred": "bool"}
-TYPE_BYTES = {kind: 1 if name == "bool" else 0 for kind, name in NUMPY.items()}
-TYPE_BYTES |= {k: int(k[1:]) // 8 for k in NUMPY if k != "pred"}
 #: registers of each class as plain bits
 BITS = {1: "pred", 2: "u16", 4: "u32", 8: "u64"}
 
@@ -102,7 +100,7 @@ class Writer:
     def row(self, name: str, kind: str) -> str:
         """The row of a register, seen as `kind`."""
         size, row = self.rows[name]
-        if size != TYPE_BYTES[kind]:
+        if size != CLASSES[kind]:
             raise unsupported(name, f"a register of {size} bytes as {kind}", "one of the same size")
         return f"{VIEWS[kind]}[{row}]"
 

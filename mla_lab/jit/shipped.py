@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
-from typing import Any
+from functools import partial
+from itertools import product
+from typing import Any, TypeAlias
 
 from ..core.errors import invalid
-from ..plan import launch_modes, xqa
+from ..plan import xqa
 from ..plan.config import KernelConfig
 from ..plan.launch_modes import (
     KEEP_AB_PERSISTENT,
     PAGE_SIZES,
-    QUERY_HI_LO,
-    SIXTEEN_BIT,
     SWAP_AB_LL,
     SWAP_AB_PERSISTENT,
+    LaunchMode,
     keep_ab_tiles,
     modes_of,
 )
@@ -23,268 +24,175 @@ from .arch import check_arch
 from .options import check_options
 from .source import cuda_kernels, supported_archs
 
-#: (query and cache, out, page size); an fp16 query has a bf16 out unless one is given
+#: (query rows, CTAs of a cluster)
+Tile: TypeAlias = tuple[int, int]
+Options: TypeAlias = tuple[tuple[str, int], ...]
+#: (query and cache, out, page size)
+Format: TypeAlias = tuple[str, str, int]
+
+
+def _pages(dtype: str, page_sizes: Iterable[int]) -> Iterator[Format]:
+    """The formats of a query and a bf16 out in these page sizes."""
+    return ((dtype, "bf16", page_size) for page_size in page_sizes)
+
+
+#: an fp16 query has a bf16 out unless one is given
 FORMATS = (
-    *(("bf16", "bf16", page_size) for page_size in PAGE_SIZES),
+    *_pages("bf16", PAGE_SIZES),
     ("fp16", "bf16", 64),
     ("fp16", "fp16", 64),
 )
-EIGHT_BITS = ("e4m3", "bf16", 64)
+COMMONEST = ("bf16", "bf16", 64)
+#: e4m3 throughout, out in bf16 or of eight bits
+EIGHT_BITS, E4M3_OUT = ("e4m3", "bf16", 64), ("e4m3", "e4m3", 64)
 OTHER_PAGES = (16, 32, 128)
 #: 16-bit formats that are not the commonest; of them an fp16 out of a bf16 query has no other build
 OTHER_FORMATS = (*FORMATS[4:], ("bf16", "fp16", 64))
 
 
-def _for_backend(
+def _builds(
     kernel: str,
-    formats: tuple[str, str, int],
-    tile: tuple[int, int],
-    mask: str = "none",
-    options: tuple[tuple[str, int], ...] = (),
-    kv_format: str = "",
-) -> KernelConfig:
-    """A configuration with tensors in the caller's shapes, as the CuTe backend requests them."""
-    dtype, out_dtype, page_size = formats
-    rows, cluster = tile
-    return KernelConfig(
-        kernel,
-        dtype,
-        kv_format or dtype,
-        out_dtype,
-        tile_rows=rows,
-        cluster=cluster,
-        page_size=page_size,
-        mask=mask,
-        options=(("shaped", 1), *options),
-    )
+    tiles: Iterable[Tile],
+    options: Iterable[Options] = ((),),
+    formats: Iterable[Format] = (COMMONEST,),
+    masks: Iterable[str] = ("none",),
+    caches: Iterable[str] = ("",),
+) -> Iterator[KernelConfig]:
+    """Every combination, with tensors in the caller's shapes, as the CuTe backend requests them.
+
+    A cache of "" has the format of the query.
+    """
+    for cache, form, tile, mask, more in product(caches, formats, tiles, masks, options):
+        dtype, out, page_size = form
+        rows, cluster = tile
+        yield KernelConfig(
+            kernel,
+            dtype,
+            cache or dtype,
+            out,
+            tile_rows=rows,
+            cluster=cluster,
+            page_size=page_size,
+            mask=mask,
+            options=(("shaped", 1), *more),
+        )
 
 
-def _extra(mask: str, scales: int) -> tuple[tuple[str, int], ...]:
-    """Options of the build that a call with sinks, this mask and these scales uses."""
-    if scales:
-        return (("scales", 1),)
-    return () if mask == "tree" else (("features", 1),)
+keep_ab, swap_ab = (partial(_builds, f"cute/{name}_sm90") for name in ("keep_ab", "swap_ab"))
 
 
-def _walks(tile: tuple[int, int], page_size: int) -> bool:
+def _in_modes(
+    modes: Iterable[LaunchMode],
+    formats: Iterable[Format] = (COMMONEST,),
+    masks: Iterable[str] = ("none",),
+    caches: Iterable[str] = ("",),
+) -> Iterator[KernelConfig]:
+    """swap_ab's builds in these launch modes, each for the tiles that it has in a format."""
+    for cache, form, mask, mode in product(caches, formats, masks, modes):
+        tiles = [t for t in mode.tiles_for(form[0], cache or form[0]) if _fits(mode, t, form)]
+        yield from swap_ab(tiles, (mode.options,), (form,), (mask,), (cache,))
+
+
+def _fits(mode: LaunchMode, tile: Tile, form: Format) -> bool:
     """Whether a walk of eight bits has registers for the tile: several pages of keys want some."""
-    return tile[0] < 32 or page_size >= KernelConfig.tile_kv
+    return mode is not SWAP_AB_PERSISTENT or tile[0] < 32 or form[2] >= KernelConfig.tile_kv
 
 
+def _by_tile(configs: Iterable[KernelConfig]) -> list[KernelConfig]:
+    """Builds of lower tiles first, else as they come."""
+    return sorted(configs, key=lambda config: config.tile_rows)
+
+
+#: launch modes of swap_ab
+MODES, WALK = modes_of("cute/swap_ab_sm90"), (SWAP_AB_PERSISTENT,)
+FEW_ROWS = (SWAP_AB_LL, *WALK)
+#: tiles of keep_ab, and tiles of so many rows of one CTA
+TILES = KEEP_AB_PERSISTENT.tiles
+ROWS_16, ROWS_32, ROWS_64 = (((rows, 1),) for rows in (16, 32, 64))
+FEATURES, SCALES, SKIP = (("features", 1),), (("scales", 1),), (("skip", 1),)
+GATHER = (("gather", 2),)
 #: formulas whose last arriver merges, so that a grid may be larger than the card, or all pieces
-LAST_MERGES = (("fused_merge", 1), ("grid", 1))
-ALL_MERGE = (("fused_merge", 2), ("grid", 1))
-#: what sparse calls take beside that
-SPARSE = (("features", 1), ("gather", 2))
+MERGES = tuple((("fused_merge", merge), ("grid", 1)) for merge in (1, 2))
+#: what sparse calls take beside that, and pages of any size
+SPARSE = tuple((*merge, *FEATURES, *GATHER) for merge in MERGES)
+PAGES = tuple((*merge, ("gather", 1)) for merge in MERGES)
+#: skip-softmax in persistent walks
+SKIP_WALK = ((*SWAP_AB_PERSISTENT.options, *SKIP),)
 
 #: CuTe configurations, kernel by kernel, each registered in cute/registry.py; a CUDA C++ kernel
-#: ships at its defaults, and in the commonest builds that the CUDA backend asks for
+#: ships at its defaults, and in the commonest builds that the CUDA backend asks for. Rows of
+#: data/records/emulated.jsonl have this order
 CUTE: tuple[KernelConfig, ...] = (
     KernelConfig("cute/empty"),
-    *(
-        _for_backend("cute/keep_ab_sm90", formats, tile)
-        for formats in FORMATS
-        for tile in KEEP_AB_PERSISTENT.tiles
-    ),
+    *keep_ab(TILES, formats=FORMATS),
     # for one request: swap_ab inside, which takes short ones; in the commonest format
-    *(
-        _for_backend("cute/keep_ab_sm90", FORMATS[2], (64, 1), options=(("dual", dual),))
-        for dual in (1, 2)
-    ),
+    *keep_ab(ROWS_64, ((("dual", 1),), (("dual", 2),))),
     # sinks, scales on the device, draft masks: in the commonest format, others when first asked for
-    *(
-        _for_backend("cute/keep_ab_sm90", FORMATS[2], tile, mask, _extra(mask, scales))
-        for tile in KEEP_AB_PERSISTENT.tiles
-        for mask in ("none", "tree")
-        for scales in (0, 1)
+    *_by_tile(
+        (*keep_ab(TILES, (FEATURES, SCALES)), *keep_ab(TILES, ((), SCALES), masks=("tree",)))
     ),
-    *(
-        _for_backend("cute/keep_ab_sm90", FORMATS[2], (64, 1), mask, (("skip", 1), *scales))
-        for mask in ("none", "tree")
-        for scales in ((), (("scales", 1),))
-    ),
-    *(
-        _for_backend("cute/swap_ab_sm90", FORMATS[2], tile, "tree", mode.options)
-        for mode in modes_of("cute/swap_ab_sm90")
-        for tile in mode.tiles
-    ),
+    *keep_ab(ROWS_64, (SKIP, (*SKIP, *SCALES)), masks=("none", "tree")),
+    *_in_modes(MODES, masks=("tree",)),
     # tokens fetched one by one, from pages of any size: sparse calls, and pages of less than 16
-    *(
-        _for_backend("cute/swap_ab_sm90", FORMATS[2], (rows, 1), mask, (*merge, *options))
-        for rows, mask, options in (
-            (16, "none", SPARSE),
-            (64, "none", SPARSE),
-            (16, "tree", (("gather", 1),)),
-            (32, "tree", (("gather", 1),)),
-        )
-        for merge in (LAST_MERGES, ALL_MERGE)
-    ),
+    *swap_ab((*ROWS_16, *ROWS_64), SPARSE),
+    *swap_ab((*ROWS_16, *ROWS_32), PAGES, masks=("tree",)),
     # and in other formats the taller tiles alone: where nothing can be compiled they also run what
-    # no other build of these formats does (see backends/builds.py)
+    # no other build of these formats does (see backends/cute/catalogue.py)
     *(
-        _for_backend("cute/swap_ab_sm90", formats, (rows, 1), mask, (*merge, *options))
-        for formats in OTHER_FORMATS
-        for rows, mask, options in (
-            (64, "none", SPARSE),
-            (32, "tree", (("gather", 1),)),
-        )
-        for merge in (LAST_MERGES, ALL_MERGE)
+        config
+        for form in OTHER_FORMATS
+        for tiles, options, mask in ((ROWS_64, SPARSE, "none"), (ROWS_32, PAGES, "tree"))
+        for config in swap_ab(tiles, options, (form,), (mask,))
     ),
     # and of eight bits: sparse calls over 656-byte tokens are what serving runs; of the others the
     # taller tile alone
-    *(
-        _for_backend(
-            "cute/swap_ab_sm90", (dtype, "bf16", 64), (rows, 1), "none", (*merge, *SPARSE), cache
-        )
-        for dtype, cache, rows in (
-            ("bf16", "fp8_656", 16),
-            ("bf16", "fp8_656", 32),
-            ("e4m3", "e4m3", 32),
-            ("bf16", "e4m3", 32),
-        )
-        for merge in (LAST_MERGES, ALL_MERGE)
-    ),
+    *swap_ab((*ROWS_16, *ROWS_32), SPARSE, caches=("fp8_656",)),
+    *swap_ab(ROWS_32, SPARSE, (EIGHT_BITS, COMMONEST), caches=("e4m3",)),
     # and pages of any size, which also run what no build by page has
-    *(
-        _for_backend(
-            "cute/swap_ab_sm90",
-            (dtype, out, 64),
-            (rows, 1),
-            "tree",
-            (*merge, ("gather", 1)),
-            cache,
-        )
-        for dtype, cache, out, rows in (
-            ("bf16", "fp8_656", "bf16", 16),
-            ("e4m3", "e4m3", "bf16", 32),
-            ("e4m3", "e4m3", "e4m3", 32),
-            ("bf16", "e4m3", "bf16", 32),
-        )
-        for merge in (LAST_MERGES, ALL_MERGE)
-    ),
+    *swap_ab(ROWS_16, PAGES, masks=("tree",), caches=("fp8_656",)),
+    *swap_ab(ROWS_32, PAGES, (EIGHT_BITS, E4M3_OUT, COMMONEST), ("tree",), ("e4m3",)),
     # sparse calls with every other result that a call may ask for
-    *(
-        _for_backend(
-            "cute/swap_ab_sm90", (dtype, out, 64), (32, 1), "none", (*merge, *SPARSE), cache
-        )
-        for dtype, cache, outs in (
-            ("bf16", "fp8_656", ("fp16",)),
-            ("bf16", "e4m3", ("fp16",)),
-            ("e4m3", "e4m3", ("fp16", "e4m3")),
-        )
-        for out in outs
-        for merge in (LAST_MERGES, ALL_MERGE)
-    ),
+    *swap_ab(ROWS_32, SPARSE, (("bf16", "fp16", 64),), caches=("fp8_656", "e4m3")),
+    *swap_ab(ROWS_32, SPARSE, (("e4m3", "fp16", 64), E4M3_OUT)),
     # skip-softmax over eight bits
-    *(
-        _for_backend(
-            "cute/swap_ab_sm90",
-            (dtype, "bf16", 64),
-            (rows, 1),
-            "tree",
-            (*SWAP_AB_PERSISTENT.options, ("skip", 1)),
-            cache,
-        )
-        for dtype, cache, rows in (
-            ("e4m3", "e4m3", 32),
-            ("bf16", "e4m3", 16),
-            ("bf16", "fp8_656", 16),
-        )
-    ),
+    *swap_ab(ROWS_32, SKIP_WALK, (EIGHT_BITS,), ("tree",)),
+    *swap_ab(ROWS_16, SKIP_WALK, masks=("tree",), caches=("e4m3", "fp8_656")),
     # one query token is the causal rule's plainest case: one kernel for both
-    *(
-        _for_backend("cute/swap_ab_sm90", formats, tile, "causal", mode.options)
-        for formats in FORMATS
-        for mode in modes_of("cute/swap_ab_sm90")
-        for tile in mode.tiles
-    ),
+    *_in_modes(MODES, FORMATS, ("causal",)),
     # and without the rule, which takes up to 2 % of a short call, in the commonest format
-    *(
-        _for_backend("cute/swap_ab_sm90", FORMATS[2], tile, "none", mode.options)
-        for mode in modes_of("cute/swap_ab_sm90")
-        for tile in mode.tiles
-    ),
+    *_in_modes(MODES),
     # a cache of eight bits under a bf16 query, in the commonest page size
-    *(
-        _for_backend("cute/swap_ab_sm90", FORMATS[2], tile, "causal", mode.options, kv_format)
-        for (dtype, kv_format), operands in launch_modes.FORMATS.items()
-        if operands == QUERY_HI_LO and dtype == "bf16"
-        for mode in modes_of("cute/swap_ab_sm90")
-        for tile in mode.tiles_for(dtype, kv_format)
-    ),
+    *_in_modes(MODES, masks=("causal",), caches=("e4m3", "fp8_656")),
     # many rows of it; with sinks, draft masks and scales in memory as below
-    *(
-        _for_backend("cute/keep_ab_sm90", FORMATS[2], tile, kv_format=kv_format)
-        for kv_format in ("e4m3", "fp8_656")
-        for tile in KEEP_AB_PERSISTENT.hi_lo_tiles
-    ),
+    *keep_ab(KEEP_AB_PERSISTENT.hi_lo_tiles, caches=("e4m3", "fp8_656")),
     # sparse calls of many heads over eight bits, tokens fetched as they are stored; over 656-byte
     # tokens with sinks and scales in memory too
-    *(
-        _for_backend(
-            "cute/keep_ab_sm90", FORMATS[2], (64, 1), "none", (*SPARSE[1:], *extra), "fp8_656"
-        )
-        for extra in ((), (("features", 1),), (("scales", 1),))
-    ),
-    *(
-        _for_backend("cute/keep_ab_sm90", formats, (64, 1), "none", SPARSE[1:], "e4m3")
-        for formats in (FORMATS[2], EIGHT_BITS)
-    ),
+    *keep_ab(ROWS_64, (GATHER, (*GATHER, *FEATURES), (*GATHER, *SCALES)), caches=("fp8_656",)),
+    *keep_ab(ROWS_64, (GATHER,), (COMMONEST, EIGHT_BITS), caches=("e4m3",)),
     # e4m3 throughout with the query rows on the M side; sinks, draft masks and scales in memory are
     # compiled when first asked for, or left to the builds below
+    *_by_tile(keep_ab(KEEP_AB_PERSISTENT.e4m3_tiles, formats=(EIGHT_BITS, E4M3_OUT))),
     *(
-        _for_backend("cute/keep_ab_sm90", formats, tile)
-        for tile in KEEP_AB_PERSISTENT.e4m3_tiles
-        for formats in (EIGHT_BITS, ("e4m3", "e4m3", 64))
-    ),
-    *(
-        _for_backend("cute/keep_ab_sm90", ("e4m3", "bf16", page_size), tile)
-        for page_size in OTHER_PAGES
-        for tile in KEEP_AB_PERSISTENT.e4m3_tiles
-        if tile in keep_ab_tiles("e4m3", "e4m3", page_size)
+        config
+        for page in _pages("e4m3", OTHER_PAGES)
+        for config in keep_ab(keep_ab_tiles("e4m3", "e4m3", page[2]), formats=(page,))
     ),
     # e4m3 throughout: out in bf16, which callers of FlashInfer's get; with sinks and scales in
     # memory as well; a result of eight bits from what serving runs most
-    *(
-        _for_backend("cute/swap_ab_sm90", EIGHT_BITS, tile, mask, mode.options)
-        for mask in ("causal", "tree")
-        for mode in modes_of("cute/swap_ab_sm90")
-        for tile in mode.e4m3_tiles
-    ),
-    *(
-        _for_backend("cute/swap_ab_sm90", ("e4m3", "e4m3", 64), tile, "causal", mode.options)
-        for mode in (SWAP_AB_LL, SWAP_AB_PERSISTENT)
-        for tile in mode.e4m3_tiles
-    ),
+    *_in_modes(MODES, (EIGHT_BITS,), ("causal", "tree")),
+    *_in_modes(FEW_ROWS, (E4M3_OUT,), ("causal",)),
     # over pages of other sizes: the launch modes of few rows, and for pages of 32 every one;
     # features beyond a plain call, over any cache of eight bits, run by plans
+    *_in_modes(FEW_ROWS, _pages("e4m3", (16,)), ("causal",)),
+    *_in_modes(MODES, _pages("e4m3", (32,)), ("causal",)),
+    *_in_modes(FEW_ROWS, _pages("e4m3", (128,)), ("causal",)),
     *(
-        _for_backend("cute/swap_ab_sm90", ("e4m3", "bf16", page_size), tile, "causal", mode.options)
-        for page_size in OTHER_PAGES
-        for mode in (
-            modes_of("cute/swap_ab_sm90") if page_size == 32 else (SWAP_AB_LL, SWAP_AB_PERSISTENT)
-        )
-        for tile in mode.e4m3_tiles
-        if mode is not SWAP_AB_PERSISTENT or _walks(tile, page_size)
+        config
+        for cache in ("e4m3", "fp8_656")
+        for formats, mask in ((_pages("bf16", OTHER_PAGES), "causal"), ((COMMONEST,), "tree"))
+        for config in _in_modes(WALK, formats, (mask,), (cache,))
     ),
-    *(
-        _for_backend(
-            "cute/swap_ab_sm90",
-            (dtype, out, page),
-            tile,
-            mask,
-            SWAP_AB_PERSISTENT.options,
-            kv_format,
-        )
-        for (dtype, kv_format), operands in launch_modes.FORMATS.items()
-        if operands != SIXTEEN_BIT and dtype != "fp16"
-        for tile in SWAP_AB_PERSISTENT.tiles_for(dtype, kv_format)
-        for mask, out, page in (
-            *(("tree" if dtype == "e4m3" else "causal", "bf16", p) for p in OTHER_PAGES),
-            ("tree", dtype, 64),
-        )
-        if _walks(tile, page)
-    ),
+    *_by_tile(_in_modes(WALK, (*_pages("e4m3", OTHER_PAGES), E4M3_OUT), ("tree",))),
 )
 
 
@@ -293,7 +201,7 @@ def _ships_in_pieces(config: KernelConfig) -> bool:
     eight in the commonest page size, with the mask code, which batch-invariant calls always have.
     """
     if config.kernel == "cute/keep_ab_sm90":
-        others = {"dual", "fused_merge", "gather"} & {name for name, _ in config.options}
+        others = {"dual", "gather"} & {name for name, _ in config.options}
         return config.kv_format in ("bf16", "fp16") and config.cluster == 1 and not others
     persistent = set(SWAP_AB_PERSISTENT.options) <= set(config.options)
     plain = persistent and not config.option("grid") and config.mask != "none"
@@ -310,14 +218,9 @@ PIECES: tuple[KernelConfig, ...] = tuple(
 CUTE = (*CUTE, *PIECES)
 
 #: of the SM100 kernel, which ships no builds, a plain one of each format
-SM100: tuple[KernelConfig, ...] = tuple(
-    _for_backend("cute/mla_sm100", (dtype, out, 64), (128, 2), kv_format=kv_format)
-    for dtype, kv_format, out in (
-        ("bf16", "bf16", "bf16"),
-        ("fp16", "fp16", "fp16"),
-        ("e4m3", "e4m3", "bf16"),
-        ("bf16", "e4m3", "bf16"),
-    )
+SM100: tuple[KernelConfig, ...] = (
+    *_builds("cute/mla_sm100", ((128, 2),), formats=(COMMONEST, ("fp16", "fp16", 64), EIGHT_BITS)),
+    *_builds("cute/mla_sm100", ((128, 2),), caches=("e4m3",)),
 )
 
 

@@ -33,7 +33,6 @@ def attempts(kernel: str, about: str = "") -> Table:
 class AttemptExplorer(explorer.Explorer):
     """The log of one kernel, one attempt at a time."""
 
-    name = "lab.AttemptExplorer"
     frames_over = "kernel"
 
     def controls(self) -> explorer.Knobs:

@@ -1,7 +1,6 @@
 """The one form in which notebooks are stored, and the command that brings them into it.
 
-    python -m mla_lab.lab.canonical notebooks           rewrite
-    python -m mla_lab.lab.canonical --check notebooks   only say which differ
+    python -m mla_lab.lab.canonical notebooks
 
 Stored notebooks carry no outputs, no execution counts, no widget state and no editor's metadata,
 so that a diff shows what a person changed. The layout is nbformat's own: one space of indent,
@@ -10,11 +9,10 @@ sorted keys, sources as lists of lines.
 
 from __future__ import annotations
 
-import argparse
 import json
 import re
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -90,26 +88,15 @@ def notebooks_in(paths: Iterable[Path]) -> list[Path]:
     return found
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Rewrite, or with --check only name, what is not canonical; 1 where --check found some."""
-    parser = argparse.ArgumentParser(prog="python -m mla_lab.lab.canonical")
-    parser.add_argument("paths", nargs="+", type=Path)
-    parser.add_argument("--check", action="store_true", help="change nothing")
-    args = parser.parse_args(argv)
-    changed = 0
-    for path in notebooks_in(args.paths):
+def main(paths: Iterable[str]) -> None:
+    """Rewrite the notebooks among `paths` that are not canonical, and name them."""
+    for path in notebooks_in(map(Path, paths)):
         text = path.read_text(encoding="utf-8")
         form = canonical(text)
-        if form == text:
-            continue
-        changed += 1
-        if args.check:
-            print(f"{path}: not canonical; fix: python -m mla_lab.lab.canonical {path}")
-        else:
+        if form != text:
             path.write_text(form, encoding="utf-8")
             print(f"{path}: rewritten")
-    return 1 if args.check and changed else 0
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main(sys.argv[1:])

@@ -1,7 +1,7 @@
 """Arithmetic of an fp8 cache: bytes of a token, e4m3, hi + lo queries, rounded softmax weights.
 
 `mla_lab.cute.swap_ab_sm90` has the kernels' version; here it is on small tensors in float64, so
-that the rounding in question is the only error.
+that the rounding in question is the only error. `kernel_errors` has the kernels' own, as recorded.
 """
 
 from __future__ import annotations
@@ -22,8 +22,16 @@ from ..core.kv_cache import (
     unpack,
 )
 from ..core.problem import ELEMENT_BYTES, LATENT_DIM, ROPE_DIM
+from ..core.resources import data_dir
+from ..plan.pricing import LONGEST
 from ..verify.eight_bit_error import exact
+from ..verify.record import read
+from ..verify.rounding import worst_of
+from .source import Source
+from .tables import Table, table
 
+#: errors of our kernels over an fp8 cache, beside those of torch with the same rounding
+RECORD = "records/h200_eight_bit_errors.jsonl"
 #: value of one unit of the lo term
 LOW = 1 / 16
 #: a row's largest magnitude is scaled to [TOP / 2, TOP)
@@ -170,3 +178,18 @@ def spread_errors(octaves: int, seed: int = 0) -> dict[str, float]:
         name: float((values[-1, :LATENT_DIM] - latent).norm() / latent.norm())
         for name, values in back.items()
     }
+
+
+def kernel_errors() -> Table:
+    """Errors of our kernels over those of torch with the same rounding: a row for each kernel and
+    format; pieces accumulated in the tensor cores alone are apart.
+    """
+    head, *rows = read(data_dir() / RECORD)
+    here = head["environment"]
+    source = Source("recorded", card=here["card"]["name"], date=here["date"])
+    worst = worst_of(row for row in rows if row["status"] == "ok")
+    shown = [
+        (query, cache, kernel, f"beyond {LONGEST:,}" if beyond else "", f"{times:.2f}x")
+        for (query, cache, kernel, beyond), times in worst.items()
+    ]
+    return table(("query", "cache", "kernel", "keys", "of torch's error"), shown, source=source)

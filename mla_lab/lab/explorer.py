@@ -78,11 +78,11 @@ def moved() -> list[str]:
 class Explorer:
     """Controls over one picture.
 
-    A subclass sets `name`, `source`, `frames_over` and `knobs` (or builds its `controls()`), and
+    A subclass sets `source`, `frames_over` and `knobs` (or builds its `controls()`), and
     implements `figure(state)` from plain values alone; `note(state)` may add HTML below.
     """
 
-    #: expression that creates this explorer
+    #: expression that creates this explorer: by default its class as a public name
     name = "lab.Explorer"
     #: chip beside the state line
     source: Source | None = None
@@ -90,6 +90,9 @@ class Explorer:
     knobs: Knobs = {}  # noqa: RUF012
     #: control whose values `make html` precomputes, "" for the first picture alone
     frames_over = ""
+
+    def __init_subclass__(cls) -> None:
+        cls.name = vars(cls).get("name", f"lab.{cls.__name__}")
 
     def __init__(self, **state: Any) -> None:
         self.widgets = {name: make() for name, make in self.controls().items()}

@@ -9,9 +9,12 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections import Counter, defaultdict
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
 
 from ..core.errors import invalid
 from ..core.resources import data_dir
@@ -31,11 +34,22 @@ if TYPE_CHECKING:
 
 ARCHIVE = "runtime/emulate_debugger.zip"
 STAGES, CHUNKS, WARPS = 3, 3, 12
-#: mbarriers of the kernel in the order of shared memory, 8 bytes each: name, and how many
-BARRIERS = (
-    ("kv.full", STAGES * CHUNKS),
+
+
+def numbered(*arrays: tuple[Any, ...]) -> tuple[str, ...]:
+    """Names of the elements of arrays of (name, extents): a[0], a[1]; b[0, 0]; c."""
+    return tuple(
+        f"{name}{list(at)}" if extents else name
+        for name, *extents in arrays
+        for at in np.ndindex(*extents)
+    )
+
+
+#: mbarriers of the kernel in the order of shared memory, 8 bytes each
+BARRIERS = numbered(
+    ("kv.full", STAGES, CHUNKS),
     *((name, STAGES) for name in ("kv.empty", "p.full", "p.empty")),
-    ("stats", 1),
+    ("stats",),
 )
 #: role by warp group
 ROLES = ("PV", "PV", "QK, softmax")
@@ -75,17 +89,11 @@ def program() -> Program:
     return found
 
 
-def barrier_name(offset: int) -> str:
+def barrier_name(offset: int, barriers: Sequence[str] = BARRIERS) -> str:
     """Name of the mbarrier at a byte of shared memory, as kv.full[stage, chunk]."""
-    index = offset // 8
-    for name, count in BARRIERS:
-        if index < count:
-            if count == 1:
-                return name
-            inner = count // STAGES
-            return f"{name}[{index // inner}" + (f", {index % inner}]" if inner > 1 else "]")
-        index -= count
-    raise invalid("offset", offset, "an mbarrier of the kernel")
+    if offset // 8 >= len(barriers):
+        raise invalid("offset", offset, "an mbarrier of the kernel")
+    return barriers[offset // 8]
 
 
 @cache

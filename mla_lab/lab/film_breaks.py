@@ -12,6 +12,7 @@ from functools import cache
 from typing import Any, TypeAlias
 
 from ..core.errors import invalid
+from ..emulate.mutate import gone as gone
 from ..emulate.ptx import Instruction, Place
 from ..emulate.translate import Program
 from . import film
@@ -58,15 +59,6 @@ def _at(file: str, text: str, opcode: str) -> Iterator[int]:
             place = film.caller(pc)
             if place.file.endswith(file) and text in line_of(place):
                 yield pc
-
-
-def gone(s: Instruction) -> Instruction:
-    """In the place of an instruction: nothing, or of a wait the answer that it has ended."""
-    args: tuple[str, ...] = ("0",)
-    opcode = "nanosleep.u32"
-    if s.opcode.startswith("mbarrier.try_wait"):
-        args, opcode = (s.args[0], "0", "0"), "setp.eq.s32"
-    return replace(s, opcode=opcode, args=args, text=f"// no {s.text}")
 
 
 def changed(s: Instruction, opcode: str = "", args: tuple[str, ...] = ()) -> Instruction:

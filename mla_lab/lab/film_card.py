@@ -5,20 +5,17 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 import plotly.graph_objects as go
-from plotly.subplots import make_subplots
 
 from ..simulate import Timeline
 from ..simulate.timeline import Event
 from .explorers import anatomy
 from .film import Film
 from .film_breaks import whole
-from .gantt import bars
+from .gantt import ROLE_LANES, role_lanes
 from .source import Source
-from .style import INK, PAPER, TEMPLATE
 
 #: KV tiles of the recorded CTA that are drawn, and slots that a softmax of a tile takes at least
 SHOWN, SOFTMAX_SLOTS = 8, 150
-LANES = anatomy.ROLE_LANES
 
 
 def joined(spans: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
@@ -48,11 +45,11 @@ def timeline(found: Film) -> Timeline:
         "pv": of("products of warp group 0", "product"),
     }
     events = [
-        Event(LANES.index(role), 0, role, float(begin), float(end), tile)
+        Event(ROLE_LANES.index(role), 0, role, float(begin), float(end), tile)
         for role, spans in lanes.items()
         for tile, (begin, end) in enumerate(spans)
     ]
-    return Timeline.from_events(events, len(LANES))
+    return Timeline.from_events(events, len(ROLE_LANES))
 
 
 def recorded() -> tuple[Timeline, Source]:
@@ -75,28 +72,15 @@ def beside_card() -> go.Figure:
     """Emulated above, in slots; recorded below, in microseconds."""
     card, source = recorded()
     mine = timeline(whole())
-    titles = ("emulated, slots of instructions", f"{source.label}, us")
-    figure = make_subplots(rows=2, cols=1, subplot_titles=titles, vertical_spacing=0.19)
-    for row, (shown, kind) in enumerate(((mine, "predicted"), (card, "recorded")), 1):
-        for bar in bars(shown, kind=kind):
-            bar.showlegend = False
-            bar.marker.line = {"width": 1, "color": PAPER}
-            bar.text = [str(tile) for tile in shown.tile[shown.only(str(bar.name))]]
-            bar.textposition, bar.insidetextanchor, bar.textangle = "inside", "middle", 0
-            bar.hovertemplate = f"{bar.name} of tile %{{text}}<extra></extra>"
-            figure.add_trace(bar, row=row, col=1)
-        figure.update_yaxes(
-            tickvals=list(range(4)), ticktext=list(LANES), range=[3.6, -0.6], row=row, col=1
-        )
-    words = " and ".join(f"{a} of {n} {k}" for (a, n), k in zip(
-        (ahead(mine), ahead(card)), ("emulated", "recorded"), strict=True))  # fmt: skip
-    figure.update_layout(
-        template=TEMPLATE,
-        title_text=f"QK of the next tile begins before PV of a tile: {words}",
-        height=470,
-        barmode="overlay",
-        bargap=0.25,
-        margin={"l": 70, "r": 20, "t": 80, "b": 50},
+    words = " and ".join(
+        f"{count} of {total} {kind}"
+        for (count, total), kind in ((ahead(mine), "emulated"), (ahead(card), "recorded"))
     )
-    figure.update_annotations(font={"size": 13, "color": INK})
+    shown = (
+        ("emulated, slots of instructions", "predicted", mine),
+        (f"{source.label}, us", "recorded", card),
+    )
+    title = f"QK of the next tile begins before PV of a tile: {words}"
+    figure = role_lanes(shown, title, 470, numbered=True, vertical_spacing=0.19)
+    figure.update_layout(margin_b=50)
     return figure

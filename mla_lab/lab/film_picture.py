@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from html import escape
+from typing import TYPE_CHECKING
 
 from . import film
 from .film import Film
@@ -12,6 +13,9 @@ from .source_lines import context, line_of
 from .style import BLUE, GREEN, GREY, INK, ORANGE, PAGE_INK, PAGE_PAPER, PAGE_TINT, RED, SKY
 from .svg import Svg, document, label
 from .tables import Table, table
+
+if TYPE_CHECKING:
+    from .pair_film import PairFilm
 
 WIDTH, LEFT, TOP = 960, 158, 58
 LANE, STAGE_LANE = 15, 21
@@ -48,8 +52,9 @@ def finding(found: Film, made: Break) -> str:
     return f"{made.name}: {', '.join(found.kinds)}; the result is {word}"
 
 
-def _path(spans: Iterable[tuple[float, float]], y: float, height: float, found: Film) -> str:
-    scale = PLOT / found.end
+def path(spans: Iterable[tuple[float, float]], y: float, height: float, end: int) -> str:
+    """Rectangles of a lane over the slots of a film that ends at `end`, none thinner than 0.7."""
+    scale = PLOT / end
     return "".join(
         f"M{LEFT + a * scale:.1f} {y:.1f}h{max(0.7, (b - a) * scale):.1f}v{height:.1f}"
         f"h-{max(0.7, (b - a) * scale):.1f}z"
@@ -57,40 +62,53 @@ def _path(spans: Iterable[tuple[float, float]], y: float, height: float, found: 
     )
 
 
-def _shape(path: str, fill: str, opacity: float = 1.0, more: str = "") -> str:
+def shape(path: str, fill: str, opacity: float = 1.0, more: str = "") -> str:
+    """A path with its fill; nothing for an empty one."""
     return f'<path d="{path}" fill="{fill}" fill-opacity="{opacity}" {more}/>' if path else ""
+
+
+def lane(found: Film | PairFilm, y: float, height: float, name: str, track: str, color: str) -> str:
+    """A lane with its name: what a track of the film does when, waits aside."""
+    busy = [(s.begin, s.end) for s in found.spans if s.track == track and s.kind != "wait"]
+    words = label(LEFT - 8, y + height / 2, name, size=11, anchor="end")
+    return shape(path(busy, y + 2, height - 4, found.end), color) + words
+
+
+def legend(entries: Iterable[tuple[str, str, float]], gap: int, more: str = "") -> str:
+    """Names beside their fill and its opacity, in one line."""
+    parts, x = [], float(LEFT)
+    for name, color, opacity in entries:
+        parts.append(
+            f'<rect x="{x}" y="34" width="12" height="11" fill="{color}" '
+            f'fill-opacity="{opacity}" {more}/>'
+        )
+        parts.append(label(x + 17, 40, name, size=11, anchor="start"))
+        x += gap + 6.2 * len(name)
+    return "".join(parts)
 
 
 def _warp_lanes(found: Film) -> list[str]:
     parts, waits = [], ""
     for warp in range(film.WARPS):
-        y = TOP + warp * LANE
-        mine = [s for s in found.spans if s.track == f"warp {warp}"]
-        runs = [(s.begin, s.end) for s in mine if s.kind == "run"]
-        parts.append(_shape(_path(runs, y + 2, LANE - 4, found), FILLS[warp // 4]))
-        waits += _path([(s.begin, s.end) for s in mine if s.kind == "wait"], y + 6, 3, found)
-        parts.append(label(LEFT - 8, y + LANE / 2, f"warp {role(warp)}", size=11, anchor="end"))
+        y, track = TOP + warp * LANE, f"warp {warp}"
+        mine = [s for s in found.spans if s.track == track]
+        waits += path([(s.begin, s.end) for s in mine if s.kind == "wait"], y + 6, 3, found.end)
+        parts.append(lane(found, y, LANE, f"warp {role(warp)}", track, FILLS[warp // 4]))
         if warp in found.stuck:
             last = max((s.end for s in mine), default=0)
             more = f'stroke="{RED}" stroke-dasharray="4 2"'
-            parts.append(
-                _shape(_path([(last, found.end)], y + 3, LANE - 6, found), RED, 0.25, more)
-            )
+            left = path([(last, found.end)], y + 3, LANE - 6, found.end)
+            parts.append(shape(left, RED, 0.25, more))
             if (found.end - last) * PLOT / found.end < 150:
                 continue
             at = LEFT + last * PLOT / found.end + 6
             parts.append(label(at, y + LANE / 2, found.stuck[warp], size=10, anchor="start"))
-    return [_shape(waits, GREY, 0.6), *parts]
+    return [shape(waits, GREY, 0.6), *parts]
 
 
 def _unit_lanes(found: Film) -> list[str]:
-    parts = []
-    for i, (name, track, color) in enumerate(UNITS):
-        y = TOP + WARPS_HEIGHT + 8 + i * LANE
-        spans = [(s.begin, s.end) for s in found.spans if s.track == track]
-        parts.append(_shape(_path(spans, y + 2, LANE - 4, found), color))
-        parts.append(label(LEFT - 8, y + LANE / 2, name, size=11, anchor="end"))
-    return parts
+    top = TOP + WARPS_HEIGHT + 8
+    return [lane(found, top + i * LANE, LANE, *unit) for i, unit in enumerate(UNITS)]
 
 
 def _stage_lanes(found: Film) -> list[str]:
@@ -99,27 +117,15 @@ def _stage_lanes(found: Film) -> list[str]:
     for stage in range(film.STAGES):
         y = top + stage * STAGE_LANE
         parts.append(label(LEFT - 8, y + 10, f"stage {stage} of the ring", size=11, anchor="end"))
-        parts.append(
-            _shape(_path([(0, found.end)], y + 2, 17, found), PAGE_PAPER, 1, f'stroke="{GREY}"')
-        )
+        whole = path([(0, found.end)], y + 2, 17, found.end)
+        parts.append(shape(whole, PAGE_PAPER, 1, f'stroke="{GREY}"'))
         for begin, end, what in found.stage(stage):
             filling = what == "filling"
-            path = _path([(begin, end)], y + 2, 17, found)
-            parts.append(_shape(path, SKY if filling else "#BBD7EA", 0.8, f'stroke="{INK}"'))
+            held = path([(begin, end)], y + 2, 17, found.end)
+            parts.append(shape(held, SKY if filling else "#BBD7EA", 0.8, f'stroke="{INK}"'))
             if (end - begin) * scale > 42:
                 middle = LEFT + (begin + end) / 2 * scale
                 parts.append(label(middle, y + 11, what, size=10, ink=INK))
-    return parts
-
-
-def _legend() -> list[str]:
-    parts, x = [], float(LEFT)
-    for name, color, opacity in LEGEND:
-        parts.append(
-            f'<rect x="{x}" y="34" width="12" height="11" fill="{color}" fill-opacity="{opacity}"/>'
-        )
-        parts.append(label(x + 17, 40, name, size=11, anchor="start"))
-        x += 36 + 6.2 * len(name)
     return parts
 
 
@@ -138,7 +144,7 @@ def lanes(found: Film, made: Break, slot: int, warp: int) -> Svg:
     """Warps, units and stages over slots, with a cursor."""
     bottom = TOP + WARPS_HEIGHT + 16 + len(UNITS) * LANE + film.STAGES * STAGE_LANE
     alt = finding(found, made)
-    body = [label(8, 14, alt, size=15, anchor="start"), *_legend()]
+    body = [label(8, 14, alt, size=15, anchor="start"), legend(LEGEND, 36)]
     body += [*_warp_lanes(found), *_unit_lanes(found), *_stage_lanes(found)]
     body += _cursor(found, slot, warp)
     words = f"slot {slot:,} of {found.end:,}: instructions, not microseconds"
@@ -212,15 +218,18 @@ def _numbers(found: Film, slot: int) -> str:
     )
 
 
+def source_row(number: int, text: str, mine: bool) -> str:
+    """A line of source with its number; one that is meant is marked."""
+    style = f"background:{ORANGE}55;font-weight:700" if mine else ""
+    mark = "▶" if mine else " "
+    return f"<div style='white-space:pre;{style}'>{mark}{number:4d}  {escape(text)}</div>"
+
+
 def stand(found: Film, slot: int, warp: int) -> str:
     """Where a warp stands at a slot: what it does, and its source line among its neighbours."""
     pc = found.at(warp, slot)
     place = film.caller(pc)
-    lines = "".join(
-        f"<div style='white-space:pre;{f'background:{ORANGE}55;font-weight:700' if mine else ''}'>"
-        f"{'▶' if mine else ' '}{number:4d}  {escape(text[:74])}</div>"
-        for number, text, mine in context(place)
-    )
+    lines = "".join(source_row(n, text[:74], mine) for n, text, mine in context(place))
     waits = waiting_for(found, slot).get(warp)
     what = f"waits for <b>{escape(waits)}</b>" if waits else "runs"
     if warp not in found.stuck and slot >= _last(found, warp):

@@ -10,11 +10,13 @@ import plotly.graph_objects as go
 
 from ..plan.tile import Plan
 from ..simulate import Timeline
-from .style import HATCH, INK, PALETTE, PAPER, ROLE_COLORS, TEMPLATE, hatch, ink_on
+from .style import HATCH, INK, PALETTE, PAPER, ROLE_COLORS, TEMPLATE, hatch, ink_on, panels
 
 #: hatching doubles the browser's time for a bar (0.2 s for 440): with more bars than this only the
 #: source chip shows that they are predicted
 MAX_HATCHED = 300
+#: lanes of the roles of a CTA
+ROLE_LANES = ("load", "qk", "softmax", "pv")
 #: share of a figure's width between two charts
 GAP = 0.07
 #: requests cycle through these fills of the attend bars, so that neighbours differ
@@ -146,6 +148,36 @@ def side_by_side(
             "margin": {"l": 60, "r": 16, "t": 84, "b": 80},
         },
     )
+
+
+def role_lanes(
+    shown: Sequence[tuple[str, str, Timeline]],
+    title: str,
+    height: int,
+    *,
+    numbered: bool = False,
+    **grid: Any,
+) -> go.Figure:
+    """The roles of a CTA over time, a chart below the other for each (heading, kind, timeline).
+    `numbered`: a bar has the number of its tile. `grid` goes to `make_subplots`.
+    """
+    headings = [heading for heading, _, _ in shown]
+    margin = {"l": 70, "r": 20, "t": 80, "b": 60}
+    figure = panels(title, headings, height=height, margin=margin, rows=len(shown), cols=1, **grid)
+    for row, (_, kind, timeline) in enumerate(shown, 1):
+        for bar in bars(timeline, kind=kind):
+            bar.showlegend = False
+            # a gap round a bar of two pixels or fewer would hide it
+            thin = max(bar.x) < timeline.makespan / 400
+            bar.marker.line = {"width": 1, "color": bar.marker.color if thin else PAPER}
+            if numbered:
+                bar.text = [str(tile) for tile in timeline.tile[timeline.only(str(bar.name))]]
+                bar.textposition, bar.insidetextanchor, bar.textangle = "inside", "middle", 0
+                bar.hovertemplate = f"{bar.name} of tile %{{text}}<extra></extra>"
+            figure.add_trace(bar, row=row, col=1)
+    figure.update_yaxes(tickvals=list(range(4)), ticktext=list(ROLE_LANES), range=[3.6, -0.6])
+    figure.update_layout(barmode="overlay", bargap=0.25)
+    return figure
 
 
 def _domain(index: int, count: int) -> tuple[float, float]:

@@ -74,7 +74,6 @@ def changes() -> tuple[Change, ...]:
 class DiffExplorer(explorer.Explorer):
     """What a step changes in the code: + is new, - is gone."""
 
-    name = "lab.DiffExplorer"
     frames_over = "step"
 
     def controls(self) -> explorer.Knobs:

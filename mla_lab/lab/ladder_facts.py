@@ -105,11 +105,8 @@ def _facts(kernels: tuple[KernelReport, ...]) -> tuple[StepFacts, ...]:
     for step in STEPS:
         own = tuple(name for name in by_name if name.startswith(f"step{step.number}::"))
         mine = [by_name[name] for name in KERNELS.get(step.number, own)]
-        classes: Counter[str] = Counter()
-        opcodes: Counter[str] = Counter()
-        for kernel in mine:
-            classes.update(kernel.classes)
-            opcodes.update(kernel.opcodes)
+        classes = sum((kernel.classes for kernel in mine), Counter[str]())
+        opcodes = sum((kernel.opcodes for kernel in mine), Counter[str]())
         found.append(
             StepFacts(
                 step=step.number,

@@ -141,19 +141,15 @@ def _offset(coordinate: IntTuple, shape: IntTuple, stride: IntTuple) -> int:
 
 def coalesce(layout: Layout) -> Layout:
     """The same function with the fewest modes: contiguous neighbours are joined."""
-    modes: list[list[int]] = []
+    modes: list[tuple[int, int]] = []
     for extent, step in zip(flatten(layout.shape), flatten(layout.stride), strict=True):
         if extent == 1:
             continue
         if modes and modes[-1][0] * modes[-1][1] == step:
-            modes[-1][0] *= extent
+            modes[-1] = (modes[-1][0] * extent, modes[-1][1])
         else:
-            modes.append([extent, step])
-    if not modes:
-        return Layout(1, 0)
-    if len(modes) == 1:
-        return Layout(modes[0][0], modes[0][1])
-    return Layout(tuple(m[0] for m in modes), tuple(m[1] for m in modes))
+            modes.append((extent, step))
+    return _from_modes(modes or [(1, 0)])
 
 
 def compose(outer: Layout, inner: Layout) -> Layout:

@@ -1,18 +1,23 @@
-"""Figures with their source: measured now on a GPU, else recorded in `data/`, else missing."""
+"""Figures with their source: measured now on a GPU, else recorded in `data/`, else missing.
+
+All floors of the workbook use the ceilings of the run whose times are shown: its best read and its
+best GEMM. No recorded call is faster than its floor.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any
 
-from ..bench.cases import Case, uniform_case
+from ..bench.cases import Case
 from ..bench.peers import Peer
 from ..bench.records import Row, medians, read, results
 from ..bench.report import HEADLINES
 from ..core.errors import InvalidInput
+from ..core.gpu import H200, PRESETS, Gpu
 from ..core.resources import data_dir
 from .session import gpu_name
 from .source import Source
@@ -97,6 +102,41 @@ def headline_run(folder: Path | None = None) -> Run | None:
     return found[-1] if found else None
 
 
+def headline_rows() -> tuple[Row, ...]:
+    """Rows of the run of the plain call (`headline_run`), the run's own first; none without."""
+    found = headline_run()
+    return found.rows if found else ()
+
+
+def anchor_rows() -> tuple[Row, ...]:
+    """Rows of the newest run with a host plan, which has clocks and watts; none without."""
+    found = runs(ANCHOR)
+    return found[-1].rows if found else ()
+
+
+def measured_card() -> Gpu:
+    """The H200 with the ceilings of the headline run; the preset without that record."""
+    run = headline_run()
+    found = [row["ceilings"] for row in run.rows if row.get("ceilings")] if run else []
+    if run is None or not found or H200.ceilings is None:
+        return H200
+    read, gemm = (max(c[name] for c in found) for name in ("read_tbps", "gemm_tflops"))
+    ceilings = replace(
+        H200.ceilings,
+        read_tbps=read,
+        burst_tflops=gemm,
+        sustained_tflops=(gemm, gemm),
+        card=run.card,
+        date=run.date,
+    )
+    return replace(H200, ceilings=ceilings)
+
+
+def cards() -> tuple[Gpu, ...]:
+    """The presets in their order, the H200 as measured."""
+    return tuple(measured_card() if gpu.name == H200.name else gpu for gpu in PRESETS)
+
+
 def recorded_us(case: str, peer: str = OURS, folder: Path | None = None) -> Figure:
     """The recorded figure of a case and peer: of the plain call's record, else of the one with a
     host plan, else the newest of another. `OURS` is the record's headline: plain before planned.
@@ -119,6 +159,12 @@ def measure(case: Case) -> Figure:
     if row["status"] != "ok":
         return Figure(case.name, None, None)
     return Figure(case.name, row["us"], Source("measured", card=gpu_name(), detail="now"))
+
+
+@lru_cache(maxsize=64)
+def live_us(case: Case) -> float | None:
+    """Microseconds of our kernel on this machine's GPU, once a process; None where it cannot."""
+    return measure(case).us if gpu_name() else None
 
 
 @cache
@@ -153,11 +199,6 @@ def live_row(
     timed = peer or Ours("auto" if device.type == "cuda" else "torch")
     (row,) = CaseRun(case, method, timer, device).rows([timed])
     return {"part": 0, **row}
-
-
-def decode_case(batch: int, q_len: int, heads: int, kv_len: int) -> Case:
-    """The benchmark's case of equal lengths, by its rule of names."""
-    return uniform_case(batch, q_len, heads, kv_len)
 
 
 def run_table(found: list[Run]) -> Table:

@@ -67,11 +67,6 @@ class Bug:
         return listing(model.broken if broken else model.mended) if model else []
 
 
-def place_of(one: Finding) -> Place:
-    """The line of a finding: of the kernel, not of a wrapper, or of a model's listing."""
-    return one.place if one.place.file.endswith(".ptx") else own_place(one)
-
-
 def _model(name: str, broken: bool) -> Outcome:
     model = MODELS[name]
     text = model.broken if broken else model.mended
@@ -245,7 +240,7 @@ def museum_table() -> Table:
     rows = []
     for bug in BUGS:
         made = bug.broken()
-        place = str(place_of(made.findings[0])) if made.findings else ""
+        place = str(own_place(made.findings[0])) if made.findings else ""
         result = "" if bug.lines() else ("right" if made.right else "wrong")
         rows.append((bug.name, bug.text[0], made.kind or "nothing", place, result))
     return table(("bug", "from", "found", "first at", "result"), rows)

@@ -5,11 +5,13 @@ A model is run with all checks; line n of a finding is line n of the listing.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
-from ..emulate import Fault, Finding, Options
+from ..emulate import EmulatedKernel, Fault, Finding, Options
 from ..emulate.direct import Direct, ptx_kernel
 
 #: bytes of a model's shared memory, and where its mbarriers begin
@@ -29,7 +31,10 @@ class Model:
     broken: str
     mended: str
     launch: Direct = TWO_WARPS
-    schedule: str = "fair"
+    #: the bug in words, or where it has them
+    sentence: str = "notebook 55"
+    #: the first tensor of the bug is not initialised
+    unwritten: bool = False
 
 
 def listing(text: str) -> list[str]:
@@ -37,28 +42,40 @@ def listing(text: str) -> list[str]:
     return f"{START}\n{text.strip()}\nret;".splitlines()
 
 
-def run(text: str, model: Model, name: str) -> list[Finding]:
-    """Findings of a model's text, of its checks and of the fault that ended it."""
-    lines = [f".loc 1 {n} 0\n{line}" for n, line in enumerate(listing(text), 1)]
-    registers = ".reg .pred %p<9>; .reg .b16 %h<9>; .reg .b32 %r<40>; .reg .b64 %d<9>;"
-    ptx = "\n".join(
-        [
-            ".version 9.0\n.target sm_90a\n.address_size 64",
-            f".shared .align 128 .b8 s[{SHARED}];",
-            ".visible .entry k(.param .u64 a, .param .u64 b)\n{",
-            registers,
-            *lines,
-            "}",
-            f'.file 1 "{name}.ptx"',
-        ]
-    )
-    kernel = ptx_kernel(ptx, "k", model.launch, Options(check=True, schedule=model.schedule))
-    kernel.names = ("data", "q_begin")
+def module(
+    lines: Sequence[str], params: Sequence[str], file: str, before: str = "", behind: str = ""
+) -> str:
+    """PTX of a kernel `k` with these pointers as parameters; `lines[n - 1]` is line n of `file`."""
+    pointers = ", ".join(f".param .u64 {name}" for name in params)
+    body = "\n".join(f".loc 1 {n} 0\n{line}" for n, line in enumerate(lines, 1))
+    return f""".version 9.0\n.target sm_90a\n.address_size 64
+.shared .align 128 .b8 s[{SHARED}];
+.visible .entry k({pointers})
+{{
+.reg .pred %p<9>; .reg .b16 %h<9>; .reg .b32 %r<40>; .reg .b64 %d<12>;
+{before}
+{body}
+{behind}
+}}
+.file 1 "{file}"
+"""
+
+
+def findings(kernel: EmulatedKernel, *args: Any) -> list[Finding]:
+    """What the checks say of a call, and the fault that ended it."""
     try:
-        kernel(torch.zeros(64), torch.tensor(Q_BEGIN, dtype=torch.int32))
+        kernel(*args)
     except Fault as fault:
         return [*kernel.run.findings, fault.finding]
     return kernel.run.findings
+
+
+def run(text: str, model: Model, name: str) -> list[Finding]:
+    """Findings of a model's text, of its checks and of the fault that ended it."""
+    ptx = module(listing(text), "ab", f"{name}.ptx")
+    kernel = ptx_kernel(ptx, "k", model.launch, Options(check=True))
+    kernel.names = ("data", "q_begin")
+    return findings(kernel, torch.zeros(64), torch.tensor(Q_BEGIN, dtype=torch.int32))
 
 
 _WAIT = "{0}: mbarrier.try_wait.parity.shared.b64 %p3, [%r9+{1}], {2}; @!%p3 bra {0};"

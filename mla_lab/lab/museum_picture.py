@@ -6,11 +6,12 @@ from html import escape
 
 from ..emulate import Finding
 from ..emulate.ptx import Place
-from .film_picture import MONO
+from .film import own_place
+from .film_picture import MONO, source_row
 from .film_report import groups
-from .museum import Bug, Outcome, changed_places, place_of
+from .museum import Bug, Outcome, changed_places
 from .source_lines import context, line_of, written
-from .style import GREEN, GREY, ORANGE, PAGE_INK, PAGE_TINT, RED
+from .style import GREEN, GREY, PAGE_INK, PAGE_TINT, RED
 from .svg import Svg
 
 BOX = f"background:{PAGE_TINT};color:{PAGE_INK};padding:7px 10px;border-radius:6px;font-size:13px"
@@ -29,14 +30,8 @@ def places(made: Outcome) -> list[Place]:
     """Lines that the first findings name, each once."""
     found = []
     for one, _ in groups(made.findings)[:SHOWN]:
-        found += [place_of(one), *(place for _, place in one.others)]
+        found += [own_place(one), *(place for _, place in one.others)]
     return list(dict.fromkeys(map(written, found)))
-
-
-def _row(number: int, text: str, mine: bool) -> str:
-    style = f"background:{ORANGE}55;font-weight:700" if mine else ""
-    mark = "▶" if mine else " "
-    return f"<div style='white-space:pre;{style}'>{mark}{number:4d}  {escape(text[:88])}</div>"
 
 
 def code(bug: Bug, made: Outcome) -> str:
@@ -44,12 +39,12 @@ def code(bug: Bug, made: Outcome) -> str:
     named = places(made)
     if bug.lines():
         marked = {place.line for place in named}
-        rows = [_row(n, text, n in marked) for n, text in enumerate(bug.lines(), 1)]
+        rows = [source_row(n, text[:88], n in marked) for n, text in enumerate(bug.lines(), 1)]
         rows = rows if len(rows) < 34 else _near(rows, marked)
         return f"<div style='font:11px {MONO};overflow-x:auto'>{''.join(rows)}</div>"
     parts = []
     for place in (named or changed_places(bug.name))[:2]:
-        rows = [_row(*line) for line in context(place, 3)]
+        rows = [source_row(n, text[:88], mine) for n, text, mine in context(place, 3)]
         parts.append(f"<div style='font-size:12px'>{place}</div>{''.join(rows)}")
     return f"<div style='font:11px {MONO};overflow-x:auto'>{''.join(parts)}</div>" if parts else ""
 
@@ -62,7 +57,7 @@ def _near(rows: list[str], marked: set[int]) -> list[str]:
 
 def _said(bug: Bug, one: Finding, count: int) -> str:
     times = f", {count} times" if count > 1 else ""
-    lines = [("at", place_of(one)), *one.others]
+    lines = [("at", own_place(one)), *one.others]
     where = "".join(
         f"<div style='font:11px {MONO}'>  {escape(who)} {written(place)}"
         f"{'' if bug.lines() else ': ' + escape(line_of(place).strip()[:70])}</div>"

@@ -20,6 +20,7 @@ from ..emulate import Finding, Options
 from ..emulate.observe import Event, Recorder
 from ..emulate.recorded import Recording, load, recordings
 from ..emulate.tensor_checks import TensorChecks
+from .film import barrier_name, numbered
 from .tile_homes import O_COLUMN, S_COLUMNS
 
 if TYPE_CHECKING:
@@ -36,10 +37,10 @@ REGIONS = {
     "S1": (S_COLUMNS, 2 * S_COLUMNS),
     "O": (O_COLUMN, O_COLUMN + 256),
 }
-#: mbarriers of the kernel in the order of shared memory, 8 bytes each: name, and how many
-BARRIERS = (
-    ("q.full", 1), ("q.empty", 1), ("k.full", 3), ("k.empty", 3), ("v.full", 4), ("v.empty", 4),
-    ("s_full", 2), ("p_full", 1), ("o_full", 1), ("work_full", 3),
+#: mbarriers of the kernel in the order of shared memory, 8 bytes each
+BARRIERS = numbered(
+    ("q.full",), ("q.empty",), ("k.full", 3), ("k.empty", 3), ("v.full", 4), ("v.empty", 4),
+    ("s_full", 2), ("p_full",), ("o_full",), ("work_full", 3),
 )  # fmt: skip
 
 
@@ -51,20 +52,10 @@ def recording() -> Recording:
     return load(name, archive)
 
 
-def barrier_name(offset: int) -> str:
-    """Name of the mbarrier at a byte of shared memory, as k.full[1]."""
-    index = offset // 8
-    for name, count in BARRIERS:
-        if index < count:
-            return f"{name}[{index}]" if count > 1 else name
-        index -= count
-    raise invalid("offset", offset, "an mbarrier of the kernel")
-
-
 def named(words: str) -> str:
     """A barrier of the emulator's events by its name in the kernel."""
     parts = words.split()
-    return barrier_name(int(parts[1])) if parts[0] == "mbarrier" else words
+    return barrier_name(int(parts[1]), BARRIERS) if parts[0] == "mbarrier" else words
 
 
 class Use(NamedTuple):
@@ -227,7 +218,7 @@ def first_scores() -> tuple[np.ndarray, np.ndarray]:
 
     def is_full(_: Gang) -> bool:
         bars = debugger.barriers(LEADER)
-        return any(b["phase"] for b in bars if barrier_name(b["offset"]) == "s_full[0]")
+        return any(b["phase"] for b in bars if barrier_name(b["offset"], BARRIERS) == "s_full[0]")
 
     debugger.run_to(is_full)
     held = [debugger.tensor_memory(0, S_COLUMNS, "fp32", cta) for cta in (0, 1)]

@@ -24,7 +24,7 @@ from typing import Any
 import torch
 
 from ..core.errors import unsupported
-from ..emulate import EmulatedKernel, Fault, Options
+from ..emulate import EmulatedKernel, Options
 from ..emulate.device import Device
 from ..emulate.direct import ptx_kernel
 from ..emulate.host import DeviceTensor
@@ -32,8 +32,8 @@ from ..emulate.ptx import rewritten
 from ..verify.planted_tools import CUBIN, FACTS, TOOLS
 from ..verify.record import Row, head_row
 from . import film, film_breaks
-from .museum_models import MODELS, Q_BEGIN, START
-from .planted_models import MORE, Planted
+from .museum_models import MODELS, Q_BEGIN, START, Model, findings, module
+from .planted_models import MORE
 
 #: bugs of the debugger's kernel: keep_ab, bf16, one CTA
 BREAKS = (
@@ -44,15 +44,14 @@ BREAKS = (
     "delete the wait for S",
     "count four arrivals for eight",
 )
-#: of the museum's models
-EXHIBITS = (
-    "a phase lapped",
-    "one buffer, one barrier a tile",
-    "a unit outside its stage",
-    "a flag before its data",
-    "a worker behind the last item",
-)
-SHARED_BYTES, SINK_WORDS = 4096, 256
+#: bugs of models: the museum's, and more
+PLANTED = MODELS | MORE
+SINK_WORDS = 256
+#: what stores the sum of each thread's loads
+SINK = """ld.param.u64 %d10, [c]; mov.u32 %r38, %ctaid.x; mov.u32 %r37, %ntid.x;
+mov.u32 %r36, %tid.x; mad.lo.s32 %r38, %r38, %r37, %r36; mul.wide.u32 %d11, %r38, 4;
+add.s64 %d10, %d10, %d11; st.global.b32 [%d10], %r39;
+ret;"""
 MENDED = "-mended"
 #: PTX version that ptxas of CUDA 13.0 reads
 VERSION = ".version 9.0"
@@ -69,24 +68,21 @@ class Case:
 
 def names() -> list[str]:
     """All planted bugs."""
-    return [*BREAKS, *EXHIBITS, *MORE]
+    return [*BREAKS, *PLANTED]
 
 
 def case(name: str, broken: bool) -> Case:
     """A bug, or the same kernel without it."""
     if name in BREAKS:
         return _real(film_breaks.named(name) if broken else None)
-    if name in MORE:
-        return _model(MORE[name], broken)
-    model = MODELS[name]
-    return _model(Planted("", model.broken, model.mended, model.launch), broken)
+    return _model(PLANTED[name], broken)
 
 
 def what(name: str) -> tuple[str, str]:
     """Where a bug is planted, and what it is."""
     if name in BREAKS:
         return "keep_ab, bf16", film_breaks.named(name).sentence
-    return "a model", MORE[name].sentence if name in MORE else "notebook 55"
+    return "a model", PLANTED[name].sentence
 
 
 def _real(change: film_breaks.Break | None) -> Case:
@@ -99,25 +95,11 @@ def _real(change: film_breaks.Break | None) -> Case:
     return Case(kernel, recording.call().args, (2, 3))
 
 
-def _model(planted: Planted, broken: bool) -> Case:
+def _model(planted: Model, broken: bool) -> Case:
     """A model whose loads count: their sum goes to a third tensor, so that none is left out."""
     body = planted.broken if broken else planted.mended
-    lines = f"{START}\n{body.strip()}".splitlines()
-    text = "\n".join(f".loc 1 {n} 0\n{_used(line)}" for n, line in enumerate(lines, 1))
-    ptx = f"""{VERSION}\n.target sm_90a\n.address_size 64
-.shared .align 128 .b8 s[{SHARED_BYTES}];
-.visible .entry k(.param .u64 a, .param .u64 b, .param .u64 c)
-{{
-.reg .pred %p<9>; .reg .b16 %h<9>; .reg .b32 %r<40>; .reg .b64 %d<12>;
-mov.b32 %r39, 0;
-{text}
-ld.param.u64 %d10, [c]; mov.u32 %r38, %ctaid.x; mov.u32 %r37, %ntid.x;
-mov.u32 %r36, %tid.x; mad.lo.s32 %r38, %r38, %r37, %r36; mul.wide.u32 %d11, %r38, 4;
-add.s64 %d10, %d10, %d11; st.global.b32 [%d10], %r39;
-ret;
-}}
-.file 1 "model.ptx"
-"""
+    lines = [_used(line) for line in f"{START}\n{body.strip()}".splitlines()]
+    ptx = module(lines, "abc", "model.ptx", "mov.b32 %r39, 0;", SINK)
     kernel = ptx_kernel(ptx, "k", planted.launch)
     kernel.names = ("data", "q_begin", "sums")
     data = torch.empty(64) if planted.unwritten and broken else torch.zeros(64)
@@ -134,14 +116,8 @@ def _used(line: str) -> str:
 def ours(name: str, broken: bool) -> list[str]:
     """What our checks say: each finding, and the fault that ended the run."""
     made = case(name, broken)
-    schedule = MORE[name].schedule if name in MORE else "fair"
-    made.kernel.options = Options("exact", schedule, check=True)
-    found = []
-    try:
-        made.kernel(*made.args)
-    except Fault as fault:
-        found.append(fault.finding)
-    return [str(f) for f in [*made.kernel.run.findings, *found]]
+    made.kernel.options = Options("exact", check=True)
+    return [str(found) for found in findings(made.kernel, *made.args)]
 
 
 def pack(folder: Path) -> None:
@@ -182,7 +158,7 @@ def _facts(made: Case, name: str, broken: bool) -> dict[str, Any]:
     device = Device()
     placed = device.place(made.args)
     (launch,) = made.kernel.host.launches(made.kernel.function, placed, made.kernel.sizes)
-    unwritten = name in MORE and MORE[name].unwritten and broken
+    unwritten = name in PLANTED and PLANTED[name].unwritten and broken
     tensors: list[dict[str, Any]] = []
     where: dict[int, int] = {}
     for index, arg in enumerate(placed):

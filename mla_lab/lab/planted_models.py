@@ -2,33 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from ..emulate.direct import Direct
+from .museum_models import TWO_WARPS, Model
 
-TWO_WARPS, PAIR = Direct(block=(64, 1, 1)), Direct((2, 1, 1), (32, 1, 1), (2, 1, 1))
+PAIR = Direct((2, 1, 1), (32, 1, 1), (2, 1, 1))
 CLUSTER = "barrier.cluster.arrive; barrier.cluster.wait;"
 #: a word for each thread of two warps
 OWN = "mov.u32 %r5, %tid.x; shl.b32 %r5, %r5, 2; add.s32 %r6, %r2, %r5; xor.b32 %r7, %r6, 128;"
 
 
-@dataclass(frozen=True)
-class Planted:
-    """PTX with a bug and without, and how both are launched."""
-
-    sentence: str
-    broken: str
-    mended: str
-    launch: Direct = TWO_WARPS
-    schedule: str = "fair"
-    #: the first tensor of the bug is not initialised
-    unwritten: bool = False
-
-
-def _pair(
-    sentence: str, text: str, broken: str, mended: str, launch: Direct = TWO_WARPS
-) -> Planted:
-    return Planted(sentence, text.format(broken), text.format(mended), launch)
+def _pair(sentence: str, text: str, broken: str, mended: str, launch: Direct = TWO_WARPS) -> Model:
+    return Model(text.format(broken), text.format(mended), launch, sentence)
 
 
 _GLOBAL = """ld.param.u64 %d0, [a]; mul.wide.u32 %d1, %r0, 4; add.s64 %d2, %d0, %d1;
@@ -90,10 +74,10 @@ MORE = {
         "",
         "st.shared.b32 [%r6], %r0;",
     ),
-    "global memory that nobody wrote": Planted(
-        "A word of global memory is read that neither host nor kernel wrote.",
+    "global memory that nobody wrote": Model(
         _GLOBAL.format("ld.global.b32 %r8, [%d2];"),
         _GLOBAL.format("ld.global.b32 %r8, [%d2];"),
+        sentence="A word of global memory is read that neither host nor kernel wrote.",
         unwritten=True,
     ),
     "a barrier of fewer threads": _pair(

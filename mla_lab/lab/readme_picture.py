@@ -1,7 +1,4 @@
-"""The picture of the README: one batch, planned twice, on the 132 SMs of an H200.
-
-python -m mla_lab.lab.readme_picture data/pictures/plan.svg
-"""
+"""The picture of the README: one batch, planned twice, on the 132 SMs of an H200."""
 
 from __future__ import annotations
 

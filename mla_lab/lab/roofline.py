@@ -12,7 +12,7 @@ from ..core.errors import invalid
 from ..core.gpu import PRESETS, Gpu
 from ..core.problem import Problem
 from . import explorer
-from .card import cards
+from .measuring import cards
 from .source import Source, formula
 from .style import BLUE, GREEN, GREY, RED, new_figure
 
@@ -60,7 +60,6 @@ def card_source(gpu: Gpu) -> Source:
 class RooflineExplorer(explorer.Explorer):
     """One decode step on one card's roofline, log over log."""
 
-    name = "lab.RooflineExplorer"
     frames_over = "heads"
 
     knobs = explorer.knobs(

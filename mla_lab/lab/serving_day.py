@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from ..bench import records
 from ..core.gpu import Gpu
 from ..core.models import Model
 from ..core.problem import Problem
@@ -93,26 +94,13 @@ def errors() -> Errors:
     """How far recorded steps of serving traces lie from what `chosen_us` says of them."""
     ratios, run = [], None
     for run in runs(RECORD):
-        for row in run.rows:
-            if row.get("peer") != PEER or row.get("status") != "ok" or row["family"] != "trace":
-                continue
-            ratios.append(row["us"] / chosen_us(recorded_problem(row), "H200"))
+        for row in records.results(run.rows, "ok"):
+            if row["peer"] == PEER and row["family"] == "trace":
+                ratios.append(row["us"] / chosen_us(records.problem_of(row), "H200"))
     if run is None or not ratios:
         return Errors(1.0, 1.0, 1.0, 0, "", "")
     low, middle, high = np.quantile(ratios, (0.05, 0.5, 0.95))
     return Errors(float(low), float(middle), float(high), len(ratios), run.source.card, run.date)
-
-
-def recorded_problem(row: dict[str, Any]) -> Problem:
-    """The problem of a recorded row."""
-    facts = dict(row["problem"])
-    q_lens = facts.pop("q_lens")
-    lens = facts.pop("kv_lens")
-    batch = facts.pop("batch")
-    lens = (lens,) * batch if isinstance(lens, int) else tuple(lens)
-    q_lens = (q_lens,) * batch if isinstance(q_lens, int) else tuple(q_lens)
-    known = {k: v for k, v in facts.items() if k in Problem.__dataclass_fields__}
-    return Problem(q_lens=q_lens, kv_lens=lens, **known)
 
 
 def token_us(problem: Problem, drafts: int, accepted: float, card: str) -> float:

@@ -23,8 +23,7 @@ from IPython.display import HTML, display
 from ..core.errors import MlaLabError, invalid
 from .explorer import forget, moved
 from .glossary import words_html
-from .style import PAGE_INK, PAGE_TINT
-from .theme import stylesheet
+from .style import PAGE_INK, PAGE_TINT, stylesheet
 
 
 class WidgetFailed(MlaLabError, RuntimeError):

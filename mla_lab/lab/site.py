@@ -26,7 +26,7 @@ from .course.syllabus import SESSIONS, Session, syllabus
 from .glossary import Term, pattern, term_of, terms, used_in
 from .html import BEHAVIOUR, execute, output_html
 from .session import prose
-from .theme import stylesheet
+from .style import stylesheet
 from .workbook_map import NOTEBOOKS, Entry
 
 SCRIPT = "plotly.min.js"

@@ -2,6 +2,12 @@
 
 Colours are Okabe and Ito's eight (https://jfly.uni-koeln.de/color/); ramps are cividis.
 Colour never stands alone: roles also differ by label, sources by hatch.
+
+plotly takes no CSS variable, so a chart is drawn with PAPER, INK and GRID; on a page with
+`stylesheet`, whatever has one of them takes the variable of JupyterLab's theme, at once when the
+theme changes. Without it a chart is a white sheet with dark text. A saved notebook shows the
+picture that JupyterLab keeps beside a chart, until the pointer is on it; in a dark theme it is
+inverted.
 """
 
 from __future__ import annotations
@@ -11,6 +17,7 @@ from typing import Any, NamedTuple
 
 import plotly.graph_objects as go
 import plotly.io as pio
+from plotly.subplots import make_subplots
 
 ORANGE = "#E69F00"
 SKY = "#56B4E9"
@@ -21,7 +28,7 @@ RED = "#D55E00"
 PINK = "#CC79A7"
 GREY = "#8A8A8A"
 INK = "#1F2430"
-#: sheet and grid of a chart; a step off white, so that a page finds our charts by it (`theme`)
+#: sheet and grid of a chart; a step off white, so that a page finds our charts by it (`stylesheet`)
 PAPER, GRID = "#FFFFFE", "#E8EAEF"
 #: the page's own colours, which follow its theme; behind the comma: where a page has no theme
 PAGE_PAPER = "var(--jp-layout-color0,#fff)"
@@ -144,6 +151,16 @@ def new_figure(title: str, *, x: str = "", y: str = "", height: int = 380) -> go
     return figure
 
 
+def panels(
+    title: str, headings: Sequence[str], *, height: int, margin: Mapping[str, int], **grid: Any
+) -> go.Figure:
+    """An empty figure of several charts, each under its heading; `grid` goes to `make_subplots`."""
+    figure = make_subplots(subplot_titles=headings, **grid)
+    figure.update_layout(template=TEMPLATE, title_text=title, height=height, margin=dict(margin))
+    figure.update_annotations(font={"size": 13, "color": INK})
+    return figure
+
+
 #: marks of the series of a chart, in their order
 SYMBOLS = ("circle", "square", "diamond", "cross", "x", "triangle-up", "star", "pentagon", "hash")
 
@@ -187,3 +204,32 @@ def compare_bars(
         figure.add_bar(
             x=list(x), y=values, name=name, text=text, textposition="outside", marker_color=color
         )
+
+
+#: (ours, the page's, properties, elements): text inside a bar stands on the bar's colour
+_RULES = (
+    (PAPER, PAGE_PAPER, ("background", "fill", "stroke"), ""),
+    (INK, PAGE_INK, ("fill", "stroke"), ":not(.bartext-inside)"),
+    (GRID, PAGE_GRID, ("stroke",), ""),
+)
+#: the share of inversion turns PAPER to the #111 of JupyterLab's dark theme; hues come back by half
+#: a turn
+_SAVED = (
+    "body[data-jp-theme-light=false] .jp-RenderedPlotly .plot-img"
+    "{filter:invert(.933) hue-rotate(180deg)}"
+)
+
+
+def css_rgb(color: str) -> str:
+    """`#RRGGBB` as browsers write it in an element's style."""
+    return f"rgb({', '.join(str(int(color[i : i + 2], 16)) for i in (1, 3, 5))})"
+
+
+def stylesheet() -> str:
+    """Rules that put the page's colours in place of ours, for charts and their saved pictures."""
+    charts = [
+        f'.js-plotly-plot {elements}[style*="{name}: {css_rgb(ours)}"]{{{name}:{page} !important}}'
+        for ours, page, names, elements in _RULES
+        for name in names
+    ]
+    return "\n".join((*charts, _SAVED))

@@ -97,7 +97,6 @@ class WorkbookMap(explorer.Explorer):
     outlined.
     """
 
-    name = "lab.WorkbookMap"
     frames_over = "path"
 
     knobs = explorer.knobs(path=explorer.choice("path", list(PATHS), "30 minutes", "230px"))

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
+from itertools import accumulate
 from typing import Any
 
 import torch
@@ -116,11 +117,33 @@ def make_inputs(
         sinks=maker.normal(problem.heads) if "sinks" in features else None,
         uses_shared_paged_kv_idx="separate_tables" not in features,
         return_lse="lse" in features,
-        cum_seq_lens_q=maker.prefix_sums() if ragged else None,
+        cum_seq_lens_q=prefix_sums(problem.q_lens, device) if ragged else None,
         max_q_len=max_q_len,
-        mask=maker.mask(features, ragged, max_q_len),
+        mask=draft_mask(problem.q_lens, features, ragged, maker.random, max_q_len),
     )
     return maker.cut_slots(inputs) if "top_k_lens" in features else inputs
+
+
+def prefix_sums(q_lens: Sequence[int], device: torch.device | str) -> Tensor:
+    """First query token of each request and the end of the last, int32 [batch + 1]."""
+    return torch.tensor([0, *accumulate(q_lens)], dtype=torch.int32, device=device)
+
+
+def draft_mask(
+    q_lens: Sequence[int],
+    features: Collection[str],
+    ragged: bool,
+    random: torch.Generator,
+    max_q_len: int | None = None,
+) -> Tensor | None:
+    """The packed mask that "chain_mask" or "tree_mask" of `features` names; trees are random."""
+    if "chain_mask" in features:
+        visible = [masks.chain(n, random.device) for n in q_lens]
+    elif "tree_mask" in features:
+        visible = [masks.tree(masks.random_parents(n, random)) for n in q_lens]
+    else:
+        return None
+    return masks.pack_ragged(visible, max_q_len) if ragged else masks.pack(torch.stack(visible))
 
 
 def page_table(counts: Sequence[int], order: Tensor, copies: int = 1) -> Tensor:
@@ -170,12 +193,6 @@ class _Maker:
 
     def int32(self, values: Collection[int]) -> Tensor:
         return torch.tensor(list(values), dtype=torch.int32, device=self.device)
-
-    def prefix_sums(self) -> Tensor:
-        sums = [0]
-        for q_len in self.problem.q_lens:
-            sums.append(sums[-1] + q_len)
-        return self.int32(sums)
 
     def query(self, ragged: bool) -> Tensor:
         p = self.problem
@@ -261,17 +278,6 @@ class _Maker:
             values = torch.tensor([bmm1, bmm2], device=self.device)
             return values[:1], values[1:]
         return bmm1, bmm2
-
-    def mask(self, features: Collection[str], ragged: bool, max_q_len: int | None) -> Tensor | None:
-        if "chain_mask" in features:
-            visible = [masks.chain(n, self.device) for n in self.problem.q_lens]
-        elif "tree_mask" in features:
-            visible = [
-                masks.tree(masks.random_parents(n, self.random)) for n in self.problem.q_lens
-            ]
-        else:
-            return None
-        return masks.pack_ragged(visible, max_q_len) if ragged else masks.pack(torch.stack(visible))
 
 
 def _poison_rope(stored: Tensor, problem: Problem) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from dataclasses import dataclass
-from itertools import accumulate
 from typing import Any
 
 import torch
@@ -12,9 +11,8 @@ from torch import Tensor
 
 from ..call.gqa_args import GQA_PARAMETERS, KV_LAYOUTS, GqaArgs
 from ..core import kv_cache as formats
-from ..core import masks
 from ..core.errors import invalid
-from .inputs import FOREIGN_PAGES, KV_STD, LEANS, given, page_table
+from .inputs import FOREIGN_PAGES, KV_STD, LEANS, draft_mask, given, page_table, prefix_sums
 
 GQA_FEATURES = (
     "chain_mask",  # the causal rule as a packed mask
@@ -51,6 +49,13 @@ class GqaShape:
             raise invalid("kv_lens", len(self.kv_lens), f"one per q_lens ({len(self.q_lens)})")
         if self.kv_layout not in KV_LAYOUTS:
             raise invalid("kv_layout", repr(self.kv_layout), KV_LAYOUTS)
+
+    @classmethod
+    def uniform(
+        cls, batch: int, q_len: int, kv_len: int, heads: int, kv_heads: int, **fields: Any
+    ) -> GqaShape:
+        """All requests with the same lengths, in tokens; `fields` go to the constructor."""
+        return cls((q_len,) * batch, (kv_len,) * batch, heads, kv_heads, **fields)
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -118,8 +123,8 @@ def make_gqa_inputs(
         sinks=normal(shape.heads) if "sinks" in features else None,
         kv_layout=shape.kv_layout,
         q_len_per_req=max(shape.q_lens),
-        mask=_mask(shape, features, ragged, random),
-        cum_seq_lens_q=_prefix_sums(shape.q_lens, device) if ragged else None,
+        mask=draft_mask(shape.q_lens, features, ragged, random),
+        cum_seq_lens_q=prefix_sums(shape.q_lens, device) if ragged else None,
         max_q_len=max(shape.q_lens) if ragged else None,
         uses_shared_paged_kv_idx=not separate,
         return_lse="lse" in features,
@@ -163,19 +168,3 @@ def add_tails(tokens: Tensor, direction: Tensor, keys: bool) -> None:
         lean = 16 * torch.exp(-age / 64)
         lean[0] = 35
         tokens += (lean * (head_dim / 192) ** 0.5).view(-1, 1, 1) * direction
-
-
-def _prefix_sums(q_lens: tuple[int, ...], device: torch.device | str) -> Tensor:
-    return torch.tensor([0, *accumulate(q_lens)], dtype=torch.int32, device=device)
-
-
-def _mask(
-    shape: GqaShape, features: Collection[str], ragged: bool, random: torch.Generator
-) -> Tensor | None:
-    if "chain_mask" in features:
-        visible = [masks.chain(n, random.device) for n in shape.q_lens]
-    elif "tree_mask" in features:
-        visible = [masks.tree(masks.random_parents(n, random)) for n in shape.q_lens]
-    else:
-        return None
-    return masks.pack_ragged(visible) if ragged else masks.pack(torch.stack(visible))

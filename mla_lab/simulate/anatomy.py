@@ -3,21 +3,18 @@
 Measured rows are JSON lines (`data/runtime/anatomy.schema.json`), taken by stamps of the global
 timer inside a kernel or by a profiler around it; a prediction of the same form comes from the
 simulator's critical path.
-
-    python -m mla_lab.simulate.anatomy FILE...      checks the rows of records
 """
 
 from __future__ import annotations
 
 import itertools
 import json
-import sys
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from ..core.errors import MlaLabError, invalid
+from ..core.errors import invalid
 from ..core.problem import Problem
 from ..core.resources import data_dir
 from ..plan.choose import choose
@@ -47,19 +44,22 @@ PHASES = (
 LANES = ("CTA", "role")
 #: largest relative difference between a call and the sum of its phases
 SLACK = 0.03
-_COMMON = ("case", "peer", "kernel", "card", "date", "commit")
 
 
 @dataclass(frozen=True)
-class Anatomy:
-    """One call of one peer: (phase, us) in order of time."""
-
+class _Measured:
     case: str
     peer: str
     kernel: str
     card: str
     date: str
     commit: str
+
+
+@dataclass(frozen=True)
+class Anatomy(_Measured):
+    """One call of one peer: (phase, us) in order of time."""
+
     call_us: float
     phases: tuple[tuple[str, float], ...]
     method: str = ""
@@ -68,15 +68,9 @@ class Anatomy:
 
 
 @dataclass(frozen=True)
-class Spans:
+class Spans(_Measured):
     """Recorded spans of CTAs, or of the roles of one CTA, as a timeline."""
 
-    case: str
-    peer: str
-    kernel: str
-    card: str
-    date: str
-    commit: str
     lanes: str
     timeline: Timeline
     #: SM clock in GHz during the measurement; 0 if unknown
@@ -109,10 +103,11 @@ def read(path: Path | None = None) -> tuple[list[Anatomy], list[Spans]]:
 def _common(row: dict[str, Any], place: str) -> dict[str, str]:
     if row.get("schema") != SCHEMA:
         raise invalid(place, row.get("schema"), SCHEMA)
-    missing = [name for name in _COMMON if not isinstance(row.get(name), str)]
+    names = [field.name for field in fields(_Measured)]
+    missing = [name for name in names if not isinstance(row.get(name), str)]
     if missing:
         raise invalid(place, f"no text for {', '.join(missing)}", "a row with all of them")
-    return {name: row[name] for name in _COMMON}
+    return {name: row[name] for name in names}
 
 
 def _phases(row: dict[str, Any], place: str) -> Anatomy:
@@ -199,19 +194,3 @@ def summed(phases: Iterable[tuple[str, float]]) -> dict[str, float]:
     for name, us in phases:
         total[name] += us
     return {name: us for name, us in total.items() if us}
-
-
-def main(arguments: Sequence[str]) -> int:
-    """Check records; see the module."""
-    for path in map(Path, arguments):
-        try:
-            phases, spans = read(path)
-        except (MlaLabError, KeyError, TypeError, ValueError) as error:
-            sys.stderr.write(f"{path}: {error}\n")
-            return 1
-        sys.stdout.write(f"{path}: {len(phases)} rows of phases, {len(spans)} of spans\n")
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))

@@ -24,6 +24,7 @@ import numpy as np
 
 from ..bench.cases import Case, blackwell_twins
 from ..core.gpu import Gpu
+from ..core.markdown import markdown_table
 from ..core.problem import Problem
 from ..core.resources import data_dir
 from ..plan.cuts import Shape, number
@@ -110,10 +111,10 @@ def counts_table(head: int = 576, latent: int = 512) -> str:
     rows, columns = TILE_ROWS // 2, latent // 2
     flop = 2 * rows * TILE_KV * (head + latent)
     keys, values = TILE_KV // 2 * head, TILE_KV * columns
-    lines = ["| of one SM | bf16, clocks | e4m3, clocks |", "|---|---:|---:|"]
+    lines = []
 
     def line(name: str, clocks: Callable[[int], float]) -> None:
-        lines.append(f"| {name} | {clocks(2):,.0f} | {clocks(1):,.0f} |")
+        lines.append((name, f"{clocks(2):,.0f}", f"{clocks(1):,.0f}"))
 
     line("QK and PV on the matrix unit", lambda size: flop / MATRIX_FLOP * size / 2)
     line(
@@ -123,7 +124,7 @@ def counts_table(head: int = 576, latent: int = 512) -> str:
     line("K and V into shared memory", lambda size: (keys + values) * size / SHARED_BYTES)
     line("P into shared memory", lambda size: rows * TILE_KV * size / SHARED_BYTES)
     line("exponentials", lambda size: rows * TILE_KV / EXPONENTIALS)
-    return "\n".join(lines)
+    return markdown_table(("of one SM", "bf16, clocks:", "e4m3, clocks:"), lines)
 
 
 @cache
@@ -173,17 +174,13 @@ def errors(cases: Sequence[Case], peer: str = LIKE_OURS) -> list[float]:
 def table() -> str:
     """Published, predicted and our predicted microseconds, Markdown."""
     constants = fit()
-    lines = [
-        "| case | cute-dsl, published | predicted | error | ours, predicted |",
-        "|---|---:|---:|---:|---:|",
-    ]
+    lines = []
     for case in (case for part in tables() for case in part):
         us, of = published()[case.name][LIKE_OURS], constants.published(case.problem)
         cells = (f"{us:.1f}", f"{of:.1f}", f"{of / us - 1:+.0%}")
-        lines.append(
-            f"| `{case.name}` | {' | '.join(cells)} | {constants.ours(case.problem):.1f} |"
-        )
-    return "\n".join(lines)
+        lines.append((f"`{case.name}`", *cells, f"{constants.ours(case.problem):.1f}"))
+    names = ("case", "cute-dsl, published:", "predicted:", "error:", "ours, predicted:")
+    return markdown_table(names, lines)
 
 
 def note() -> str:

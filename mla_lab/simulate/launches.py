@@ -61,31 +61,24 @@ def launches(rows: Iterable[dict[str, Any]], peer: str = OURS) -> list[Launch]:
 
 
 def remade(problem: Problem, notes: dict[str, Any]) -> Plan | None:
-    """The plan of a recorded launch; None where the notes do not determine its splits.
+    """The plan of a recorded launch; None where its notes hold no cost model of today's form.
 
-    Without notes, the plan that `choose` makes now. Notes with another cost model than today's, or
-    with none, determine the plan of equal lengths alone: these are split evenly under all
-    constants.
+    Without notes of a kernel, the plan that `choose` makes now.
     """
     if "kernel" not in notes:
         return choose(problem, CARD).plan(problem)
-    config = config_of(notes["kernel"])
-    row_tiles = max(1, -(-int(problem.rows.max()) // config.tile_rows))
-    pieces = notes["tiles"] / (problem.batch * row_tiles)
-    how: dict[str, Any] = {"policy": "fixed", "num_splits": int(pieces)}
-    if "model" in notes and set(notes["model"]) <= {field.name for field in fields(CostModel)}:
-        model = CostModel(**notes["model"])
-        how = {"policy": notes["policy"], "model": model, **notes["knobs"]}
-    elif notes["schedule"] == "grid":
-        how["num_splits"] = notes["workers"] // (problem.batch * row_tiles)
-    elif len(set(problem.kv_lens)) > 1 or pieces != int(pieces):
+    known = {field.name for field in fields(CostModel)}
+    if "model" not in notes or not set(notes["model"]) <= known:
         return None
+    config = config_of(notes["kernel"])
     plan = make_plan(
         problem,
         tile_rows=config.tile_rows,
         num_workers=notes["workers"],
         schedule=notes["schedule"],
-        **how,
+        policy=notes["policy"],
+        model=CostModel(**notes["model"]),
+        **notes["knobs"],
     )
     same = {"tiles": plan.num_tiles, "workers": plan.num_workers, "partials": plan.num_slots}
     if any(notes[key] != value for key, value in same.items()):

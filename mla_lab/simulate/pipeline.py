@@ -77,15 +77,6 @@ class Spans:
     pv: tuple[np.ndarray, np.ndarray]
     free: np.ndarray
 
-    def occupancy(self) -> int:
-        """Largest number of stages in use at a time."""
-        starts = [(t, 1) for t in self.load[0]] + [(t, -1) for t in self.free]
-        level = most = 0
-        for _, step in sorted(starts):
-            level += step
-            most = max(most, level)
-        return most
-
     def steady(self) -> float:
         """Clocks per block with all stages full; not the last block, which has no QK beside it."""
         ends = self.pv[1][:-1]

@@ -8,6 +8,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from ..core.markdown import markdown_table
 from ..core.resources import data_dir
 from .constants import H200, SWAP_AB, Constants
 
@@ -84,16 +85,13 @@ def constants_for(tile_rows: int) -> Constants:
 
 def error_table(judgements: tuple[Judgement, ...] | list[Judgement]) -> str:
     """The judgements as Markdown."""
-    lines = [
-        "| held out | cases | median error | worst | worst case | constant + bytes / bandwidth |",
-        "|---|---:|---:|---:|---|---:|",
-    ]
-    lines += [
-        f"| {j.held_out} | {j.cases} | {j.median:.1%} | {j.worst:.1%} | {j.worst_case} | "
-        f"{j.baseline_median:.1%} |"
+    errors = ("median error:", "worst:", "worst case", "constant + bytes / bandwidth:")
+    lines = (
+        (j.held_out, j.cases, f"{j.median:.1%}", f"{j.worst:.1%}", j.worst_case,
+         f"{j.baseline_median:.1%}")
         for j in judgements
-    ]
-    return "\n".join(lines) + "\n"
+    )  # fmt: skip
+    return markdown_table(("held out", "cases:", *errors), lines) + "\n"
 
 
 def _plain(constants: Constants) -> dict[str, Any]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Iterator
 from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
@@ -61,13 +60,7 @@ class StepLayers:
     def __init__(self, backend: str, shape: Shape, device: torch.device) -> None:
         self._shape = shape
         self._offsets = torch.arange(shape.batch + 1, dtype=torch.int32, device=device)
-        self._layers = [StepLayer(shape, weight(shape, i, device)) for i in range(shape.layers)]
-
-    def __iter__(self) -> Iterator[StepLayer]:
-        return iter(self._layers)
-
-    def __getitem__(self, index: int) -> StepLayer:
-        return self._layers[index]
+        self.layers = [StepLayer(shape, weight(shape, i, device)) for i in range(shape.layers)]
 
     def build(self, lens: Tensor, block_table: Tensor, slots: Tensor, capture: bool) -> Step:
         """The metadata of a step."""
@@ -121,19 +114,13 @@ class VllmLayers:
         config.model_config = _model(shape)
         config.cache_config.block_size = shape.page_size
         with set_current_vllm_config(config):
-            self._layers = [_layer(config, found, shape, i, device) for i in range(shape.layers)]
-            names = [layer.layer_name for layer in self._layers]
+            self.layers = [_layer(config, found, shape, i, device) for i in range(shape.layers)]
+            names = [layer.layer_name for layer in self.layers]
             spec = SimpleNamespace(block_size=shape.page_size)
             self._builder = found.get_builder_cls()(spec, names, config, device)
         self._shape = shape
         self._offsets = torch.arange(shape.batch + 1, dtype=torch.int32, device=device)
         self._offsets_on_host = torch.arange(shape.batch + 1, dtype=torch.int32)
-
-    def __iter__(self) -> Iterator[Any]:
-        return iter(self._layers)
-
-    def __getitem__(self, index: int) -> Any:
-        return self._layers[index]
 
     def build(self, lens: Tensor, block_table: Tensor, slots: Tensor, capture: bool) -> Any:
         """The metadata of a step by vLLM's builder of the backend."""

@@ -76,7 +76,7 @@ class Loop:
         """Values of all layers, [batch, heads x 128] each."""
         outs = []
         latent, rope = self.token.split((512, 64), -1)
-        for layer, cache in zip(self.layers, self.caches, strict=True):
+        for layer, cache in zip(self.layers.layers, self.caches, strict=True):
             cache.view(-1, 576).index_copy_(0, self.slots, self.token)
             out = torch.empty(
                 self.shape.batch, self.shape.heads * 128, dtype=torch.bfloat16, device=self.device
@@ -87,7 +87,7 @@ class Loop:
 
     def error(self, outs: list[Tensor], index: int = 0) -> float:
         """Of one layer's values, against float64."""
-        layer, cache = self.layers[index], self.caches[index]
+        layer, cache = self.layers.layers[index], self.caches[index]
         key, value = layer.W_UK_T.double(), layer.W_UV.double()
         expected = []
         for query, row, kv_len in zip(

@@ -11,7 +11,7 @@ import argparse
 import json
 import sys
 from collections.abc import Callable, Iterable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
 from statistics import median
@@ -33,80 +33,50 @@ from ..reference.tolerance import rel_error
 
 ROUNDS, WARMUPS = 9, 2
 WORKSPACE_BYTES = 128 << 20
-FORM = "gqa 1"
-
-
-@dataclass(frozen=True)
-class GqaCase:
-    """Equal requests; lengths in tokens."""
-
-    batch: int
-    q_len: int
-    heads: int
-    kv_heads: int
-    kv_len: int
-    head_dim: int = 128
-    q_dtype: str = "bf16"
-    kv_format: str = "bf16"
-    page_size: int = 64
-
-    @property
-    def name(self) -> str:
-        """Case name as in the benchmark, with both head counts and the head dim."""
-        formats = {self.q_dtype, self.kv_format}
-        types = "" if formats == {"bf16"} else f"_{self.q_dtype}_{self.kv_format}"
-        heads = f"h{self.heads}x{self.kv_heads}_d{self.head_dim}"
-        return f"b{self.batch}_q{self.q_len}_{heads}_kv{self.kv_len}{types}"
-
-    @property
-    def shape(self) -> GqaShape:
-        """For `make_gqa_inputs`."""
-        return GqaShape(
-            q_lens=(self.q_len,) * self.batch,
-            kv_lens=(self.kv_len,) * self.batch,
-            heads=self.heads,
-            kv_heads=self.kv_heads,
-            head_dim=self.head_dim,
-            q_dtype=self.q_dtype,
-            kv_format=self.kv_format,
-            page_size=self.page_size,
-        )
-
-    @property
-    def kv_bytes(self) -> int:
-        """Bytes of keys and values."""
-        width = 2 * self.kv_heads * self.head_dim * ELEMENT_BYTES[self.kv_format]
-        return self.batch * self.kv_len * width
-
-    @property
-    def bytes(self) -> int:
-        """Least traffic: keys and values, queries, and a result of 16 bits."""
-        rows = self.batch * self.q_len * self.heads * self.head_dim
-        return self.kv_bytes + rows * (ELEMENT_BYTES[self.q_dtype] + ELEMENT_BYTES["bf16"])
-
-    @property
-    def flop(self) -> int:
-        """Operations of QK and PV."""
-        return 4 * self.batch * self.q_len * self.heads * self.kv_len * self.head_dim
-
-
+FORM = "gqa 2"
 #: group 8 and 1, both widths, both ends of the batch, drafts, and e4m3 caches
 CASES = (
-    GqaCase(64, 1, 64, 8, 8192),
-    GqaCase(64, 1, 64, 8, 8192, q_dtype="e4m3", kv_format="e4m3"),
-    GqaCase(64, 1, 64, 8, 8192, kv_format="e4m3"),
-    GqaCase(16, 1, 64, 8, 8192),
-    GqaCase(1, 1, 64, 8, 8192),
-    GqaCase(1, 1, 64, 8, 131_072),
-    GqaCase(128, 1, 64, 8, 1024),
-    GqaCase(64, 4, 64, 8, 8192),
-    GqaCase(64, 1, 16, 16, 8192),
-    GqaCase(64, 1, 64, 8, 8192, head_dim=64),
+    GqaShape.uniform(64, 1, 8192, 64, 8),
+    GqaShape.uniform(64, 1, 8192, 64, 8, q_dtype="e4m3", kv_format="e4m3"),
+    GqaShape.uniform(64, 1, 8192, 64, 8, kv_format="e4m3"),
+    GqaShape.uniform(16, 1, 8192, 64, 8),
+    GqaShape.uniform(1, 1, 8192, 64, 8),
+    GqaShape.uniform(1, 1, 131_072, 64, 8),
+    GqaShape.uniform(128, 1, 1024, 64, 8),
+    GqaShape.uniform(64, 4, 8192, 64, 8),
+    GqaShape.uniform(64, 1, 8192, 16, 16),
+    GqaShape.uniform(64, 1, 8192, 64, 8, head_dim=64),
 )
 
 
+def name_of(case: GqaShape) -> str:
+    """Name of equal requests as in the benchmark, with both head counts and the head dim."""
+    formats = {case.q_dtype, case.kv_format}
+    types = "" if formats == {"bf16"} else f"_{case.q_dtype}_{case.kv_format}"
+    heads = f"h{case.heads}x{case.kv_heads}_d{case.head_dim}"
+    return f"b{len(case.q_lens)}_q{case.q_lens[0]}_{heads}_kv{case.kv_lens[0]}{types}"
+
+
+def kv_bytes(case: GqaShape) -> int:
+    """Bytes of keys and values."""
+    width = 2 * case.kv_heads * case.head_dim * ELEMENT_BYTES[case.kv_format]
+    return sum(case.kv_lens) * width
+
+
+def least_bytes(case: GqaShape) -> int:
+    """Least traffic: keys and values, queries, and a result of 16 bits."""
+    elements = sum(case.q_lens) * case.heads * case.head_dim
+    return kv_bytes(case) + elements * (ELEMENT_BYTES[case.q_dtype] + ELEMENT_BYTES["bf16"])
+
+
+def flop(case: GqaShape) -> int:
+    """Operations of QK and PV."""
+    pairs = sum(q * kv for q, kv in zip(case.q_lens, case.kv_lens, strict=True))
+    return 4 * pairs * case.heads * case.head_dim
+
+
 def measure(
-    cases: Iterable[GqaCase], path: Path, progress: Callable[[str], None] = lambda text: None
+    cases: Iterable[GqaShape], path: Path, progress: Callable[[str], None] = lambda text: None
 ) -> None:
     """Appends a line for each case to `path`. Raises what a call and `check_record` raise."""
     check_record(path)
@@ -122,14 +92,13 @@ def measure(
 
 
 def time_case(
-    case: GqaCase, timer: Timer, *, device: str = "cuda", rotation_bytes: int = ROTATION_BYTES
+    case: GqaShape, timer: Timer, *, device: str = "cuda", rotation_bytes: int = ROTATION_BYTES
 ) -> dict[str, Any]:
     """One case: microseconds a launch, its raw rounds, and the worst copy's relative error."""
-    copies = max(1, -(-rotation_bytes // case.kv_bytes))
+    copies = max(1, -(-rotation_bytes // kv_bytes(case)))
     workspace = torch.zeros(WORKSPACE_BYTES, dtype=torch.uint8, device=device)
     inputs = [
-        make_gqa_inputs(case.shape, seed, device=device, workspace_bytes=1)
-        for seed in range(copies)
+        make_gqa_inputs(case, seed, device=device, workspace_bytes=1) for seed in range(copies)
     ]
     launches = [_launch(one, workspace) for one in inputs]
     errors = [
@@ -141,18 +110,18 @@ def time_case(
     for _ in range(WARMUPS):
         replay()
     rounds = [replay() / (copies * repeats) for _ in range(ROUNDS)]
-    us = median(rounds)
+    us, moved, operations = median(rounds), least_bytes(case), flop(case)
     return {
-        "case": case.name,
+        "case": name_of(case),
         "shape": asdict(case),
         "us": us,
         "rounds": rounds,
         "kv_copies": copies,
         "rel_error": max(errors),
-        "bytes": case.bytes,
-        "flop": case.flop,
-        "tbps": case.bytes / us / 1e6,
-        "tflops": case.flop / us / 1e6,
+        "bytes": moved,
+        "flop": operations,
+        "tbps": moved / us / 1e6,
+        "tflops": operations / us / 1e6,
     }
 
 

@@ -1,4 +1,4 @@
-"""Host time of a call: `python -m mla_lab.studies.host_cost` on a card.
+"""Host time of a call: `python -m mla_lab.studies.host_cost RECORD` on a card.
 
 Layer by layer: the attention kernel's entry with prepared arguments; the native call with a plan, a
 workspace and an out; the contract's name with the same; both without a plan, as an engine calls,
@@ -9,10 +9,13 @@ and a round is shorter than the device's queue.
 
 from __future__ import annotations
 
+import argparse
 import json
 import statistics
 import time
 from collections.abc import Callable
+from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -26,6 +29,7 @@ from ..call.decode_args import native_args
 from ..core.errors import unsupported
 from ..core.gpu import Gpu
 from ..core.problem import Problem
+from ..core.revision import Revision, check_record
 from ..plan import choose
 from ..reference.inputs import make_inputs
 from ..verify.target_figures import ADD, PLAIN_CALL
@@ -105,12 +109,19 @@ def _bare(named: dict[str, Any], gpu: Gpu) -> tuple[Callable[..., Any], tuple[An
 
 
 def main() -> None:
-    """Print the figures, and them again as one line of JSON."""
+    """Print the figures, and append them to the record that is named."""
+    parser = argparse.ArgumentParser(prog="python -m mla_lab.studies.host_cost")
+    parser.add_argument("record", type=Path, help="JSON lines, appended to")
+    record = parser.parse_args().record
+    check_record(record)
     figures = measure()
     bare = figures["kernel entry"]
     for name, us in figures.items():
         print(f"{name:32} {us:7.2f} us" + (f"  {us - bare:+6.2f}" if "call" in name else ""))
-    print(json.dumps({"host_us": figures, "device": torch.cuda.get_device_name()}))
+    today, commit = datetime.now(UTC).date().isoformat(), Revision.here().commit
+    row = {"date": today, "commit": commit, "host_us": figures}
+    with record.open("a", encoding="utf-8") as file:
+        file.write(json.dumps({**row, "device": torch.cuda.get_device_name()}) + "\n")
 
 
 if __name__ == "__main__":

@@ -14,47 +14,35 @@ from __future__ import annotations
 import argparse
 import hashlib
 import json
-import struct
 import sys
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from ..core.errors import invalid
+from ..jit.cubin import sections
 
-#: ELF64, little endian: the section table's offset in the file header, then entry size, entry count
-#: and the entry that holds the names
-_TABLE, _SHAPE = struct.Struct("<Q"), struct.Struct("<HHH")
-_TABLE_AT, _SHAPE_AT, _MAGIC = 0x28, 0x3A, b"\x7fELF\x02\x01"
-#: a section: name, type, flags, address, offset, size, link, info, alignment, entry size
-_SECTION = struct.Struct("<IIQQQQIIQQ")
-_NO_BITS = 8
+#: of a little-endian ELF64 file
+MAGIC = b"\x7fELF\x02\x01"
 #: hexadecimal digits of a sha256 that are kept
 DIGITS = 32
 Builds = dict[str, list[str]]
 
 
-def sections(elf: bytes) -> Iterator[tuple[str, bytes]]:
-    """Name and content of an ELF64 file's sections. Raises InvalidInput for another file."""
-    if not elf.startswith(_MAGIC):
+def codes(elf: bytes) -> list[bytes]:
+    """Machine code of a cubin's kernels. Raises InvalidInput for another file."""
+    if not elf.startswith(MAGIC):
         raise invalid("cubin", elf[:6].hex(), "a little-endian ELF64 file")
-    (table,) = _TABLE.unpack_from(elf, _TABLE_AT)
-    size, count, names_at = _SHAPE.unpack_from(elf, _SHAPE_AT)
-    entries = [_SECTION.unpack_from(elf, table + i * size) for i in range(count)]
-    names = elf[entries[names_at][4] :] if entries else b""
-    for name, kind, _, _, offset, length, *_ in entries:
-        content = b"" if kind == _NO_BITS else elf[offset : offset + length]
-        yield names[name : names.index(b"\0", name)].decode(), content
+    kernels = (s for s in sections(elf) if s.name.startswith(".text."))
+    return [elf[s.offset : s.offset + s.size] for s in kernels]
 
 
 def hashes(folder: Path) -> Builds:
     """Folder of a cubin -> sorted hashes of its kernels. Raises InvalidInput without a cubin."""
     found = {
         cubin.parent.name: sorted(
-            hashlib.sha256(content).hexdigest()[:DIGITS]
-            for name, content in sections(cubin.read_bytes())
-            if name.startswith(".text.")
+            hashlib.sha256(code).hexdigest()[:DIGITS] for code in codes(cubin.read_bytes())
         )
         for cubin in sorted(folder.rglob("*.cubin"))
     }

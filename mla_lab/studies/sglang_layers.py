@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import json
 import tempfile
-from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -55,16 +54,9 @@ class SglangLayers:
         self._backend = ATTENTION_BACKENDS[backend.removeprefix(PREFIX).lower()](self._runner)
         if device.type == "cuda":
             self._backend.init_cuda_graph_state(shape.batch, shape.batch)
-        self._layers = [SglangLayer(self, i) for i in range(shape.layers)]
+        self.layers = [SglangLayer(self, i) for i in range(shape.layers)]
         self._requests = torch.arange(shape.batch, device=device)
         self._slots_made = False
-        self.batch: Any = None
-
-    def __iter__(self) -> Iterator[SglangLayer]:
-        return iter(self._layers)
-
-    def __getitem__(self, index: int) -> SglangLayer:
-        return self._layers[index]
 
     def build(self, lens: Tensor, block_table: Tensor, slots: Tensor, capture: bool) -> Any:
         """The batch of a step, after the backend has made its metadata."""

@@ -74,15 +74,8 @@ class Rounded:
                 self.batch, self.q_len, self.kv_len, self.heads, q_dtype=query, kv_format=cache
             )
             return make_inputs(problem, 1, (), workspace_bytes=WORKSPACE_BYTES, **more)
-        shape = GqaShape(
-            (self.q_len,) * self.batch,
-            (self.kv_len,) * self.batch,
-            self.heads,
-            self.kv_heads,
-            head_dim=self.head_dim,
-            q_dtype=query,
-            kv_format=cache,
-        )
+        sizes = (self.batch, self.q_len, self.kv_len, self.heads, self.kv_heads)
+        shape = GqaShape.uniform(*sizes, head_dim=self.head_dim, q_dtype=query, kv_format=cache)
         return make_gqa_inputs(shape, 1, (), workspace_bytes=WORKSPACE_BYTES, **more)
 
 

@@ -391,9 +391,14 @@ def form_features(case: Mapping[str, str]) -> Features:
 
 def features_of(case: Mapping[str, str]) -> tuple[str, ...]:
     """Features of a case beyond the plain call, by their names in the table of pairs."""
+    return tuple(name for name, is_used in uses(case).items() if is_used)
+
+
+def uses(case: Mapping[str, str]) -> dict[str, bool]:
+    """Whether a case uses each feature, in the order of the tables."""
     case = whole(case)
     q_len = int(case["q_len"])
-    used: dict[str, bool] = {
+    return {
         "ragged": case["layout"] != "dense",
         "drafts": q_len > 1 and case["mask"] == "causal",
         "tree mask": case["mask"] != "causal",
@@ -413,7 +418,6 @@ def features_of(case: Mapping[str, str]) -> tuple[str, ...]:
         "negative scale": case["sign"] == "negative",
         "ranks": case["ranks"] != "1",
     }
-    return tuple(name for name, is_used in used.items() if is_used)
 
 
 def choices_of(case: Mapping[str, str]) -> dict[str, Any]:

@@ -6,10 +6,11 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from ..bench.records import Row, problem_of, results
 from ..bench.report import headline
+from ..core.markdown import markdown_table
 from .target_figures import mean
 
 RECORD = "records/h200_eight_bits.jsonl"
@@ -31,12 +32,12 @@ def table(rows: Sequence[Row]) -> str:
     us = {row["case"]: row["us"] for row in ours}
     listed = [row for row in ours if row["family"] != "twin"]
     batches = sorted({problem_of(row).batch for row in listed if not problem_of(row).top_k})
-    heads = ["| formats | heads | kernel, largest batch | error |"]
-    heads += [f" batch {batch} us |" for batch in batches]
-    lines = ["".join(heads), "|---|---:|---|---:|" + "---:|" * len(batches)]
+    names = ["formats", "heads:", "kernel, largest batch", "error:"]
+    names += [f"batch {batch} us:" for batch in batches]
+    lines: list[tuple[object, ...]] = []
     for sparse in (False, True):
         lines += _lines([r for r in listed if bool(problem_of(r).top_k) == sparse], us, batches)
-    return "\n".join([*lines, *_twins(us)])
+    return "\n".join([markdown_table(names, lines), *_twins(us)])
 
 
 def plain_of(case: str) -> str:
@@ -44,14 +45,15 @@ def plain_of(case: str) -> str:
     return re.sub(r"(_bf16)?_(e4m3|fp8_656)", "", case)
 
 
-def _lines(rows: Iterable[Row], us: dict[str, float], batches: Sequence[int]) -> list[str]:
+def _lines(
+    rows: Iterable[Row], us: dict[str, float], batches: Sequence[int]
+) -> Iterator[tuple[object, ...]]:
     """Lines of dense calls, or of sparse ones, which say so."""
     groups: dict[tuple[int, int, str], list[Row]] = {}
     for row in rows:
         p = problem_of(row)
         key = (p.heads, max(p.q_lens), FORMATS[p.q_dtype, p.kv_format])
         groups.setdefault(key, []).append(row)
-    lines = []
     for heads, q_len, formats in sorted(groups, key=lambda k: (k[0], k[1], _order(k[2]))):
         own = groups[heads, q_len, formats]
         cells = {problem_of(row).batch: _cell(row, us) for row in own}
@@ -60,9 +62,8 @@ def _lines(rows: Iterable[Row], us: dict[str, float], batches: Sequence[int]) ->
         what += f", {q_len} query tokens" if q_len > 1 else ""
         worst = max(row["rel_error"] for row in own)
         largest = max(own, key=lambda row: problem_of(row).batch)
-        line = f"| {what} | {heads} | {_kernel(largest)} | {worst:.1e} |"
-        lines.append(line + "".join(f" {cells.get(batch, '')} |" for batch in batches))
-    return lines
+        times = (cells.get(batch, "") for batch in batches)
+        yield what, heads, _kernel(largest), f"{worst:.1e}", *times
 
 
 def _order(formats: str) -> int:

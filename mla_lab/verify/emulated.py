@@ -221,3 +221,8 @@ def summary(rows: Sequence[dict[str, Any]]) -> str:
     counts = {s: sum(row["status"] == s for row in done) for s in ("ok", "wrong", "found", "fault")}
     words = ", ".join(f"{count} {status}" for status, count in counts.items() if count)
     return f"{len(done)} of {rows[0]['cases']} shipped builds: {words}"
+
+
+def failed(rows: Sequence[Row]) -> bool:
+    """Whether a build is not "ok"."""
+    return any(row["status"] != "ok" for row in rows[1:])

@@ -70,3 +70,8 @@ def summary(found: Sequence[dict[str, Any]]) -> str:
         f"{row['cpu_seconds']:.3f} of {row['allowed']} s: {row['what']} of {row['name']}"
         for row in found[1:]
     )
+
+
+def failed(found: Sequence[Row]) -> bool:
+    """Whether a case took longer than is allowed."""
+    return any(row["cpu_seconds"] > row["allowed"] for row in found[1:])

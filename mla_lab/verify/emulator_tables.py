@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 
+from ..core.markdown import markdown_table
 from .record import Row
 
 
@@ -22,21 +23,20 @@ def emulated_note(rows: Sequence[Row]) -> str:
 
 def mutations_table(rows: Sequence[Row]) -> str:
     """Deletions by build, and of each family."""
-    head = "| build | deleted | reported | argued | without effect |"
-    lines = [head, "|---|---:|---:|---:|---:|"]
-    lines += [_deletions(f"`{row['name']}`", [row]) for row in rows[1:]]
+    lines = [_deletions(f"`{row['name']}`", [row]) for row in rows[1:]]
     families = dict.fromkeys(row["family"] for row in rows[1:])
     for family in families:
         lines.append(_deletions(family, [row for row in rows[1:] if row["family"] == family]))
-    return "\n".join([*lines, _deletions("all", rows[1:])])
+    names = ("build", "deleted:", "reported:", "argued:", "without effect:")
+    return markdown_table(names, [*lines, _deletions("all", rows[1:])])
 
 
-def _deletions(name: str, rows: Sequence[Row]) -> str:
+def _deletions(name: str, rows: Sequence[Row]) -> tuple[object, ...]:
     """A line of the table."""
     tried, seen = (sum(row[key] for row in rows) for key in ("tried", "reported"))
     idle = sum(map(_without_effect, rows))
     share = 100 * seen / tried
-    return f"| {name} | {tried} | {seen} ({share:.1f} %) | {tried - seen} | {idle} |"
+    return name, tried, f"{seen} ({share:.1f} %)", tried - seen, idle
 
 
 def exceptions_table(rows: Sequence[Row]) -> str:
@@ -46,13 +46,10 @@ def exceptions_table(rows: Sequence[Row]) -> str:
         for row in rows[1:]
         for left in row["unreported"]
     )
-    lines = [
-        "| family | deleted | behind | times | why no run can differ |",
-        "|---|---|---|---:|---|",
-    ]
-    for (family, what, place, why), times in found.items():
-        lines.append(f"| {family} | {what} | `{place}` | {times} | {why} |")
-    return "\n".join(lines)
+    return markdown_table(
+        ("family", "deleted", "behind", "times:", "why no run can differ"),
+        ((family, what, f"`{at}`", times, why) for (family, what, at, why), times in found.items()),
+    )
 
 
 def _file(place: str) -> str:

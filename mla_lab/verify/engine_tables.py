@@ -8,41 +8,30 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from functools import partial
 
-from ..core.resources import data_dir
-from .record import Row, read
+from ..core.markdown import markdown_table
+from .record import Row, table_of
 
-#: records by the name of the table that is made from them
-RECORDS = {
-    "engine-steps": "records/h200_engine_steps.jsonl",
-    "ranks": "records/h200_ranks.jsonl",
-    "ranks-note": "records/h200_ranks.jsonl",
-    "ray": "records/h200_ray.jsonl",
-    "wrapper": "records/flashinfer_wrapper.jsonl",
-}
-#: eager steps that the counts of a row without `rounds` are of
-ROUNDS = 11
 #: forms of a rank's step beside the one in order
 FORMS = {"overlapped_us": "weights while outs travel", "halves_us": "the batch in halves"}
 
 
 def steps_table(rows: Sequence[Row]) -> str:
     """A line for each backend and shape: times a layer, requests to the allocator, errors."""
-    lines = [
-        "| layers over | batch x tokens | build, us | host a layer, us | graph a layer, us | "
-        "graph's host time, us | syncs | device allocations | cached | error | against the first |",
-        "|---|---|" + "---:|" * 9,
-    ]
+    lines = []
     for row in rows:
         shape = f"{row['batch']} x {row['kv_len']:,}"
-        asked = row["cache_requests"] / row["layers"] / row.get("rounds", ROUNDS)
-        times = ("build_us", "host_us_a_layer", "graph_us_a_layer", "graph_host_us")
-        figures = [f"{row[name]:.1f}" for name in times]
+        asked = row["cache_requests"] / row["layers"] / row["rounds"]
+        timed = ("build_us", "host_us_a_layer", "graph_us_a_layer", "graph_host_us")
+        figures = [f"{row[name]:.1f}" for name in timed]
         figures += ["yes" if row["synchronised"] else "none", str(row["device_allocations"])]
         figures += [f"{asked:.0f}", f"{row['error']:.1e}"]
         same = row["beside"] == row["backend"]
         figures.append("" if same else f"{row['difference']:.1e}")
-        lines.append(f"| {_layers_of(row)} | {shape} | {' | '.join(figures)} |")
-    return "\n".join([*lines, "", _where(rows)])
+        lines.append((_layers_of(row), shape, *figures))
+    times = ("build, us:", "host a layer, us:", "graph a layer, us:", "graph's host time, us:")
+    counts = ("syncs:", "device allocations:", "cached:", "error:", "against the first:")
+    table = markdown_table(("layers over", "batch x tokens", *times, *counts), lines)
+    return f"{table}\n\n{_where(rows)}"
 
 
 def _layers_of(row: Row) -> str:
@@ -55,17 +44,15 @@ def _layers_of(row: Row) -> str:
 def ranks_table(rows: Sequence[Row]) -> str:
     """A line for each case that was timed as CUDA graphs."""
     parts = ("alone_us", "own_call_us", "gather_us", "merge_us", "sum_of_parts_us")
-    lines = [
-        "| ranks | tokens | batch | one GPU | own call | gather | merge | sum | in order | "
-        "weights while outs travel | batch in halves |",
-        "|---:|" + "---:|" * 10,
-    ]
+    lines = []
     for row in _graphs(rows):
         times = [f"{row[name]:.1f}" for name in (*parts, "in_order_us", "overlapped_us")]
         times.append(f"{row['halves_us']:.1f}" if "halves_us" in row else "")
-        sizes = f"{row['world']} | {row['kv_len']:,} | {row['batch']}"
-        lines.append(f"| {sizes} | {' | '.join(times)} |")
-    return "\n".join(lines)
+        lines.append((row["world"], f"{row['kv_len']:,}", row["batch"], *times))
+    sizes = ("ranks:", "tokens:", "batch:")
+    calls = ("one GPU:", "own call:", "gather:", "merge:", "sum:")
+    steps = ("in order:", "weights while outs travel:", "batch in halves:")
+    return markdown_table((*sizes, *calls, *steps), lines)
 
 
 def ranks_note(rows: Sequence[Row]) -> str:
@@ -115,24 +102,22 @@ def ray_note(rows: Sequence[Row]) -> str:
 def wrapper_table(rows: Sequence[Row]) -> str:
     """FlashInfer's tests of its wrapper: how many there are, ran, passed, failed, and why."""
     head = rows[0]
-    lines = [
-        "| test | there | passed | failed | skipped | why not |",
-        "|---|---:|---:|---:|---:|---|",
-    ]
+    lines = []
     every: Counter[str] = Counter()
     for row in (row for row in rows if row["kind"] == "test"):
         counts = {name: row.get(name, 0) for name in ("passed", "failed", "skipped")}
         every.update(counts)
         why = "; ".join(reason.split("mla_lab.core.errors.")[-1] for reason in row["reasons"])
-        cells = " | ".join(str(count or "") for count in counts.values())
-        lines.append(f"| `{row['test']}` | {row['there']} | {cells} | {why} |")
+        cells = (count or "" for count in counts.values())
+        lines.append((f"`{row['test']}`", row["there"], *cells, why))
     total = ", ".join(f"{count} {name}" for name, count in every.items())
     about = (
         f"{total}; FlashInfer {head['flashinfer_commit'][:9]}, {head['draw']} of each test at "
         f"most, seed {head['seed']}; {head['card']}, torch {head['torch']}, {head['date']}, commit "
         f"{head['mla_lab_commit'][:9]}."
     )
-    return "\n".join([*lines, "", about])
+    names = ("test", "there:", "passed:", "failed:", "skipped:", "why not")
+    return f"{markdown_table(names, lines)}\n\n{about}"
 
 
 def _graphs(rows: Sequence[Row]) -> list[Row]:
@@ -157,16 +142,10 @@ def _where(rows: Sequence[Row]) -> str:
     return f"{cards}, torch {torches}, commit {commits}."
 
 
-def made(name: str) -> str:
-    """A table of the record in `data/`."""
-    makers: dict[str, Callable[[Sequence[Row]], str]] = {
-        "engine-steps": steps_table,
-        "ranks": ranks_table,
-        "ranks-note": ranks_note,
-        "ray": ray_note,
-        "wrapper": wrapper_table,
-    }
-    return makers[name](read(data_dir() / RECORDS[name]))
-
-
-TABLES: dict[str, Callable[[], str]] = {name: partial(made, name) for name in RECORDS}
+TABLES: dict[str, Callable[[], str]] = {
+    "engine-steps": partial(table_of, "records/h200_engine_steps.jsonl", steps_table),
+    "ranks": partial(table_of, "records/h200_ranks.jsonl", ranks_table),
+    "ranks-note": partial(table_of, "records/h200_ranks.jsonl", ranks_note),
+    "ray": partial(table_of, "records/h200_ray.jsonl", ray_note),
+    "wrapper": partial(table_of, "records/flashinfer_wrapper.jsonl", wrapper_table),
+}

@@ -23,6 +23,7 @@ from ..backends.cute import catalogue
 from ..call.form import Features
 from ..core.errors import BuildError
 from ..core.gpu import H200
+from ..core.markdown import markdown_table
 from ..core.problem import Problem
 from ..jit import toolchain
 from ..jit.build import canonical
@@ -140,25 +141,32 @@ def table(found: Sequence[Row]) -> str:
     head = next(row for row in found if row["kind"] == "run")
     taken = {row["builds"]: row for row in found if row["kind"] == "taken"}
     share = partial(_share, calls=head["cases"])
-    lines = [
+    about = (
         f"Of {head['cases']} drawn calls (seed {head['seed']}) the torch backend runs "
         f"{share(taken['any'])} where kernels can be compiled, and {share(taken['shipped'])} where "
-        "only the shipped builds are there. By reason, where kernels can be compiled:",
-        "",
-        "| why the CuTe kernels do not | why the CUDA kernel does not | calls |",
-        "|---|---|---:|",
-    ]
+        "only the shipped builds are there. By reason, where kernels can be compiled:"
+    )
+    lines = []
     for row in found:
         if row["kind"] == "case" and row["builds"] == "any":
             by = dict(part.split(": ", 1) for part in row["why"].split("; "))
-            lines.append(f"| {by['cute']} | {by['cuda']} | {row['count']} |")
+            lines.append((by["cute"], by["cuda"], row["count"]))
+    names = ("why the CuTe kernels do not", "why the CUDA kernel does not", "calls:")
+    return f"{about}\n\n{markdown_table(names, lines)}"
+
+
+def summary(rows: Sequence[Row]) -> str:
+    """A line for each set of builds: how many calls each backend takes."""
+    lines = []
+    for row in (row for row in rows if row["kind"] == "taken"):
+        counts = ", ".join(f"{row[name]} by {name}" for name in backends.ORDER if name in row)
+        lines.append(f"{row['builds']} builds: {counts}")
     return "\n".join(lines)
 
 
-def shares(row: Row) -> str:
-    """Share of the calls of each backend, in words."""
-    counts = ", ".join(f"{row[name]} by {name}" for name in backends.ORDER if name in row)
-    return f"{row['builds']} builds: {counts}"
+def failed(rows: Sequence[Row]) -> bool:
+    """No call fails: each is only judged."""
+    return False
 
 
 def _share(row: Row, calls: int) -> str:

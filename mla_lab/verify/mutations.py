@@ -165,3 +165,8 @@ def summary(rows: Sequence[dict[str, Any]]) -> str:
     idle = sum(len(row["nobody_waits"]) + len(row.get("pacing", ())) for row in done)
     words = f"{len(done)} of {rows[0]['cases']} builds: {seen} of {tried} deletions"
     return f"{words} reported ({share:.1f} %), {idle} without effect"
+
+
+def failed(rows: Sequence[Row]) -> bool:
+    """Whether a deletion is neither reported nor explained."""
+    return any(left["why"] == UNEXPLAINED for row in rows[1:] for left in row["unreported"])

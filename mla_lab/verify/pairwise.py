@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import random
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from itertools import combinations, product
 
 from ..core.errors import invalid
@@ -18,6 +18,8 @@ Case = dict[str, str]
 #: one level of one factor
 Level = tuple[str, str]
 Pair = tuple[Level, Level]
+#: levels of a whole case in the order of the factors
+Key = tuple[str, ...]
 #: whether a case with these levels, among others, may exist; more levels never make it allowed
 Allowed = Callable[[Mapping[str, str]], bool]
 
@@ -50,13 +52,13 @@ def cover(
     missing = Counter(dict.fromkeys(allowed_pairs(factors, allowed), times))
     draw = random.Random(seed)
     cases: list[Case] = []
-    known: set[tuple[str, ...]] = set()
+    known: set[Key] = set()
     given_up: set[Pair] = set()
     for pair in list(missing):
         while missing[pair] > 0 and pair not in given_up:
             case = _case_with(pair, factors, allowed, missing, draw)
             if _key(case, factors) in known:
-                other = _another(pair, factors, allowed, known)
+                other = _complete(dict(pair), factors, allowed, known)
                 if other is None:
                     given_up.add(pair)
                     continue
@@ -67,7 +69,7 @@ def cover(
     return cases
 
 
-def _key(case: Mapping[str, str], factors: Mapping[str, Sequence[str]]) -> tuple[str, ...]:
+def _key(case: Mapping[str, str], factors: Mapping[str, Sequence[str]]) -> Key:
     return tuple(case[name] for name in factors)
 
 
@@ -112,36 +114,19 @@ def _gain(
 
 
 def _complete(
-    case: Mapping[str, str], factors: Mapping[str, Sequence[str]], allowed: Allowed
+    case: Mapping[str, str],
+    factors: Mapping[str, Sequence[str]],
+    allowed: Allowed,
+    known: Collection[Key] = (),
 ) -> Case | None:
-    """An allowed case with these levels, None where there is none."""
+    """The first allowed case with these levels that is not known, None where there is none."""
     if not allowed(case):
         return None
     for name, levels in factors.items():
         if name not in case:
             for level in levels:
-                found = _complete({**case, name: level}, factors, allowed)
+                found = _complete({**case, name: level}, factors, allowed, known)
                 if found is not None:
                     return found
             return None
-    return dict(case)
-
-
-def _another(
-    pair: Pair,
-    factors: Mapping[str, Sequence[str]],
-    allowed: Allowed,
-    known: set[tuple[str, ...]],
-) -> Case | None:
-    """An allowed case with `pair` that is not known; looked for in order, so that it ends."""
-
-    def search(case: Case) -> Case | None:
-        if not allowed(case):
-            return None
-        for name, levels in factors.items():
-            if name not in case:
-                parts = (search({**case, name: level}) for level in levels)
-                return next((part for part in parts if part is not None), None)
-        return None if _key(case, factors) in known else case
-
-    return search(dict(pair))
+    return None if _key(case, factors) in known else dict(case)

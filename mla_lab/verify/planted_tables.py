@@ -6,6 +6,7 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
+from ..core.markdown import markdown_table
 from .planted_tools import ALONE, TOOLS
 from .record import Row
 
@@ -15,13 +16,11 @@ SILENT = "–"
 def planted_table(rows: Sequence[Row]) -> str:
     """Bugs by tool: what each reported first; a dash where it was silent."""
     tools = [tool for tool in TOOLS if tool != ALONE]
-    head = ["bug", "where", "on the card", "this emulator", *tools]
-    lines = ["| " + " | ".join(head) + " |", "|" + "---|" * len(head)]
+    lines = []
     for row in rows[1:]:
         said = [verdict(row, tool) for tool in (ALONE, "ours", *tools)]
-        cells = [word or SILENT for word in said]
-        lines.append(f"| {row['name']} | {row['where']} | " + " | ".join(cells) + " |")
-    return "\n".join(lines)
+        lines.append((row["name"], row["where"], *(word or SILENT for word in said)))
+    return markdown_table(("bug", "where", "on the card", "this emulator", *tools), lines)
 
 
 def planted_note(rows: Sequence[Row]) -> str:
@@ -92,3 +91,8 @@ def summary(rows: Sequence[dict[str, Any]]) -> str:
         for tool in tools
     }
     return ", ".join(f"{tool} {count} of {len(rows) - 1}" for tool, count in seen.items())
+
+
+def failed(rows: Sequence[dict[str, Any]]) -> bool:
+    """Whether our checks report anything without the bug."""
+    return any(row["mended"]["ours"] for row in rows[1:])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import UTC, datetime
 from functools import partial
@@ -14,6 +15,7 @@ import torch
 from ..bench.environment import environment
 from ..core import files
 from ..core.errors import invalid
+from ..core.resources import data_dir
 from ..core.revision import Revision
 from . import costs, published
 from .cases import CARD_WORKSPACE_BYTES, WORKSPACE_BYTES, pairwise_cases
@@ -38,6 +40,11 @@ def read(path: Path) -> list[Row]:
     return rows
 
 
+def table_of(path: str, table: Callable[[Sequence[Row]], str]) -> str:
+    """A table of the record `path` below `data/`."""
+    return table(read(data_dir() / path))
+
+
 def write(path: Path, rows: Iterable[Row]) -> None:
     """Rows as JSON lines, in the place of those that the file had, whole or not at all."""
     with files.replacing(path) as file:
@@ -49,8 +56,9 @@ def pairwise_run(device: str, indices: Sequence[int] | None, progress: Progress)
     size = WORKSPACE_BYTES if torch.device(device).type == "cpu" else CARD_WORKSPACE_BYTES
     workspace = torch.zeros(size, dtype=torch.uint8, device=device)
     cases = pairwise_cases()
-    yield head_row("pairwise", device, len(cases))
-    for index in range(len(cases)) if indices is None else indices:
+    chosen = range(len(cases)) if indices is None else indices
+    yield head_row("pairwise", device, len(chosen))
+    for index in chosen:
         case = cases[index]
         outcome = guarded(partial(run_case, case, index, workspace))
         _tell(progress, f"case {index}", outcome)
@@ -119,6 +127,17 @@ def guarded(run: Callable[[], Outcome]) -> Outcome:
         return run()
     except Exception as error:
         return Outcome("failed", reason=f"{type(error).__name__}: {error}"[:300])
+
+
+def summary(rows: Iterable[Row]) -> str:
+    """How many cases had each outcome."""
+    counts = Counter(row["status"] for row in rows if row["kind"] == "case")
+    return ", ".join(f"{counts[status]} {status}" for status in STATUSES if counts[status])
+
+
+def failed(rows: Iterable[Row]) -> bool:
+    """Whether a case is wrong or failed; a refusal is neither."""
+    return any(row["status"] in ("wrong", "failed") for row in rows if row["kind"] == "case")
 
 
 def _tell(progress: Progress, name: str, outcome: Outcome) -> None:

@@ -7,7 +7,8 @@ what has changed.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from time import perf_counter, process_time
@@ -142,3 +143,15 @@ def run(path: Path, part: str, seconds: float, say: Say, count: Built = no_count
         say(f"{row['status']} {row['name']} {row['cpu_seconds']} s")
         write(path, [head_row("sm100", "cpu", len(every)), *rows.values()])
     return [head_row("sm100", "cpu", len(every)), *rows.values()]
+
+
+def summary(rows: Sequence[Row]) -> str:
+    """How many of how many cases ran, and what came of them."""
+    counts = Counter(row["status"] for row in rows[1:])
+    words = ", ".join(f"{count} {status}" for status, count in counts.items())
+    return f"{len(rows) - 1} of {rows[0]['cases']}: {words}"
+
+
+def failed(rows: Sequence[Row]) -> bool:
+    """Whether a case is not "ok"."""
+    return any(row["status"] != "ok" for row in rows[1:])

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable
 
+from ..core.markdown import markdown_table
 from ..core.resources import data_dir
 from .record import Row, read
 from .sm100_lists import feature_runs, published_runs
@@ -50,9 +51,9 @@ def record() -> str:
 def builds() -> str:
     """What each plain build takes of an SM."""
     kinds = ("UTCHMMA", "UTCQMMA", "LDTM", "STTM", "UTMALDG")
-    head = ["build", "registers", *("MMA", "producer", "softmax", "shared")]
-    head += ["shared memory, B", "tensor memory, columns", *kinds]
-    lines = ["| " + " | ".join(head) + " |", "|---|" + "---:|" * (len(head) - 1)]
+    figures = ["registers", *("MMA", "producer", "softmax", "shared")]
+    figures += ["shared memory, B", "tensor memory, columns", *kinds]
+    lines = []
     for row in _rows("sm100_builds"):
         name, arch = row["name"].split(" ")
         formats = name.removeprefix("cute_mla_sm100_").split("_tile_rows")[0]
@@ -60,9 +61,8 @@ def builds() -> str:
         q, kv = ("fp16", "fp16") if "q_dtype-fp16" in formats else (q, kv)
         cells = [f"{q} over {kv}, {arch}", row["registers"], *row["by_role"].values()]
         cells += [f"{row['shared_bytes']:,}", row["tensor_columns"]]
-        cells += [row["opcodes"][kind] for kind in kinds]
-        lines.append("| " + " | ".join(map(str, cells)) + " |")
-    return "\n".join(lines)
+        lines.append([*cells, *(row["opcodes"][kind] for kind in kinds)])
+    return markdown_table(("build", *(f"{name}:" for name in figures)), lines)
 
 
 def xqa() -> str:

@@ -171,7 +171,7 @@ def cases(rows: Sequence[Row]) -> list[Row]:
     return [row for row in rows if row["kind"] == "case"]
 
 
-def note(rows: Sequence[Row]) -> str:
+def summary(rows: Sequence[Row]) -> str:
     """One paragraph: device time, calls, results checked, wrong ones, memory."""
     found, heads = cases(rows), [row["environment"] for row in rows if row["kind"] == "run"]
     count = {name: sum(row[name] for row in found) for name in COUNTS}
@@ -191,6 +191,11 @@ def note(rows: Sequence[Row]) -> str:
         f"calls refused. {', '.join(f'{n:,} by {name}' for name, n in backends.most_common())}. "
         f"After the first quarter of a run tensors took {grown:,} bytes more at most."
     )
+
+
+def failed(rows: Sequence[Row]) -> bool:
+    """Whether results of a run were wrong, or its memory grew."""
+    return any(row["status"] != "ok" for row in cases(rows))
 
 
 def run(device: str, seconds: float, progress: Progress, seed: int = 1) -> Iterator[Row]:

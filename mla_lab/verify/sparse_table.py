@@ -9,9 +9,9 @@ from statistics import geometric_mean
 
 from ..backends.cute.keep_ab_gather import takes
 from ..bench.records import Row, problem_of, results
+from ..core.markdown import markdown_table
 from ..core.problem import Problem
-from ..core.resources import data_dir
-from .record import read
+from .record import table_of
 
 RECORD = "records/h200_sparse.jsonl"
 POWER = "records/h200_sparse_power.jsonl"
@@ -28,7 +28,7 @@ Figures = dict[tuple[int, int], list[float]]
 
 def made() -> str:
     """The table of the record in `data/`."""
-    return table(read(data_dir() / RECORD))
+    return table_of(RECORD, table)
 
 
 def cases(rows: Sequence[Row]) -> Iterator[tuple[Problem, dict[str, float]]]:
@@ -47,21 +47,16 @@ def _place(p: Problem) -> tuple[int, ...]:
 
 def table(rows: Sequence[Row]) -> str:
     """A line for each case, then FlashMLA's time over that of the plain call."""
-    lines = [
-        "| chosen tokens | heads | query tokens | batch | FlashMLA us | swap_ab us | keep_ab us | "
-        "plain call us | FlashMLA / ours |",
-        "|---:|---:|---:|---:|---:|---:|---:|---:|---:|",
-    ]
+    lines = []
     figures: Figures = {}
     for p, us in cases(rows):
         ratio = us["FlashMLA"] / us["plain call"]
         figures.setdefault((p.top_k, p.heads), []).append(ratio)
         cells = [f"{us[name]:.1f}" if name != taken(p) else f"**{us[name]:.1f}**" for name in PEERS]
-        lines.append(
-            f"| {p.top_k} | {p.heads} | {max(p.q_lens)} | {p.batch} | {' | '.join(cells)} | "
-            f"{ratio:.2f} |"
-        )
-    return "\n".join([*lines, "", _sentence(rows, figures)])
+        lines.append((p.top_k, p.heads, max(p.q_lens), p.batch, *cells, f"{ratio:.2f}"))
+    sizes = ("chosen tokens:", "heads:", "query tokens:", "batch:")
+    names = (*sizes, *(f"{name} us:" for name in PEERS), "FlashMLA / ours:")
+    return f"{markdown_table(names, lines)}\n\n{_sentence(rows, figures)}"
 
 
 def taken(problem: Problem) -> str:
@@ -89,28 +84,26 @@ def _sentence(rows: Sequence[Row], figures: Figures) -> str:
 
 def power() -> str:
     """Watts and joules without a pause, of the record in `data/`."""
-    return power_table(read(data_dir() / POWER))
+    return table_of(POWER, power_table)
 
 
 def power_table(rows: Sequence[Row]) -> str:
     """A line for each case and side: microseconds as in the benchmark, then sustained."""
-    lines = [
-        "| heads | batch | side | us in turns | us sustained | W | mJ | SM MHz |",
-        "|---:|---:|---|---:|---:|---:|---:|---:|",
-    ]
+    lines = []
     found = {
         (problem_of(row).heads, problem_of(row).batch, row["peer"]): row for row in sides(rows)
     }
     for (heads, batch, peer), row in sorted(found.items(), key=lambda item: item[0][:2]):
         seen, side = row["power"], "FlashMLA" if peer == PEERS["FlashMLA"] else "the plain call"
-        lines.append(
-            f"| {heads} | {batch} | {side} | {row['us']:.1f} | {seen['us']:.1f} | "
-            f"{seen['watts']:.0f} | {1e3 * seen['joules']:.1f} | {seen['sm_mhz']:.0f} |"
-        )
+        us = (f"{row['us']:.1f}", f"{seen['us']:.1f}")
+        load = (f"{seen['watts']:.0f}", f"{1e3 * seen['joules']:.1f}", f"{seen['sm_mhz']:.0f}")
+        lines.append((heads, batch, side, *us, *load))
     head = next(row for row in rows if row["kind"] == "run")
     where = f"{head['environment']['card']['name']}, {head['time'][:10]}"
     commit = str(head["environment"]["commit"])[:9]
-    return "\n".join([*lines, "", f"2,048 chosen tokens. {where}, commit {commit}."])
+    figures = ("us in turns:", "us sustained:", "W:", "mJ:", "SM MHz:")
+    shown = markdown_table(("heads:", "batch:", "side", *figures), lines)
+    return f"{shown}\n\n2,048 chosen tokens. {where}, commit {commit}."
 
 
 def sides(rows: Sequence[Row]) -> Iterator[Row]:

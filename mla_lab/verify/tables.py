@@ -12,48 +12,14 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from statistics import geometric_mean
 from typing import Any
 
-from ..core.resources import data_dir
-from . import emulator_tables, planted_tables
-from .cases import FACTORS, FORMATS, features_of, whole
+from ..core.markdown import markdown_table
+from . import emulator_tables, kinds, planted_tables, soak
+from .cases import FACTORS, FORMATS, features_of, uses, whole
 from .pairwise import pairs_of
-from .record import Row, read
+from .record import Row, table_of
 
-#: records by name, below the package's data
-RECORDS = {
-    "pairwise": "records/h200_pairwise.jsonl",
-    "published": "records/h200_published.jsonl",
-    "dropin": "records/dropin.jsonl",
-    "dropin-flash-mla": "records/dropin_flash_mla.jsonl",
-    "costs": "records/h200_features.jsonl",
-    "sanitizer": "records/h200_sanitizer.jsonl",
-    "rounding": "records/h200_eight_bit_errors.jsonl",
-    "kinds": "records/kinds.jsonl",
-    "soak": "records/h200_soak.jsonl",
-    "emulated": "records/emulated.jsonl",
-    "mutations": "records/mutations.jsonl",
-    "planted": "records/planted.jsonl",
-}
 #: names of features in the order of the tables
-FEATURES = (
-    "ragged",
-    "drafts",
-    "tree mask",
-    "sparse",
-    "sinks",
-    "lse",
-    "device scales",
-    "skip-softmax",
-    "batch invariant",
-    "plan",
-    "strided",
-    "separate tables",
-    "pages below 16",
-    "numbers of slots",
-    "query apart",
-    "loose bound",
-    "negative scale",
-    "ranks",
-)
+FEATURES = tuple(uses({}))
 BACKENDS = ("cute", "cuda", "torch")
 #: reasons that differ only in a number are one row
 _NUMBERS = re.compile(r"\d[\d.e+,-]*")
@@ -62,29 +28,26 @@ MOST_REASONS = 24
 
 def formats_table(rows: Sequence[Row]) -> str:
     """Features by formats of query, cache and out."""
-    names = list(FORMATS)
-    lines = ["| | " + " | ".join(names) + " |", "|---|" + "---:|" * len(names)]
-    found = cases(rows)
+    lines, found = [], cases(rows)
     for feature in ("any", *features_in(found)):
         having = [row for row in found if feature == "any" or feature in features_of(row["case"])]
-        cells = [cell(row for row in having if row["case"]["format"] == name) for name in names]
-        label = "all cases" if feature == "any" else feature
-        lines.append(f"| {label} | " + " | ".join(cells) + " |")
-    return "\n".join(lines)
+        cells = [cell(row for row in having if row["case"]["format"] == name) for name in FORMATS]
+        lines.append(("all cases" if feature == "any" else feature, *cells))
+    return markdown_table(("", *(f"{name}:" for name in FORMATS)), lines)
 
 
 def pairs_table(rows: Sequence[Row]) -> str:
     """Features by features."""
     features = features_in(cases(rows))
-    lines = ["| with | " + " | ".join(features[1:]) + " |", "|---|" + "---:|" * (len(features) - 1)]
+    lines = []
     used = [(set(features_of(row["case"])), row) for row in cases(rows)]
     for number, feature in enumerate(features[:-1]):
         cells = [
             cell(row for have, row in used if {feature, other} <= have) if place > number else ""
             for place, other in enumerate(features)
         ][1:]
-        lines.append(f"| {feature} | " + " | ".join(cells) + " |")
-    return "\n".join(lines)
+        lines.append((feature, *cells))
+    return markdown_table(("with", *(f"{name}:" for name in features[1:])), lines)
 
 
 def features_in(found: Sequence[Row]) -> list[str]:
@@ -147,46 +110,43 @@ def dropin_tests(rows: Sequence[Row]) -> str:
     head = next(row for row in rows if row["kind"] == "run")
     found = cases(rows)
     there = {name.split("::")[1]: count for name, count in head["parametrisations"].items()}
-    lines = ["| test | there | passed | by torch | failed | skipped |", "|---|" + "---:|" * 5]
+    lines = []
     for test in sorted({row["test"] for row in found}):
         own = [row for row in found if row["test"] == test]
         by = Counter(row["status"] for row in own)
         torch_ones = sum(row["status"] == "passed" and "torch" in row["backends"] for row in own)
         figures = (there[test], by["passed"], torch_ones, by["failed"], by["skipped"])
-        lines.append(f"| `{test}` | " + " | ".join(str(f or "") for f in figures) + " |")
-    return "\n".join(lines)
+        lines.append((f"`{test}`", *(figure or "" for figure in figures)))
+    names = ("test", "there:", "passed:", "by torch:", "failed:", "skipped:")
+    return markdown_table(names, lines)
 
 
 def flash_mla_tests(rows: Sequence[Row]) -> str:
     """FlashMLA's tests of decoding by name: present, run, and how they ended, with reasons."""
     head = next(row for row in rows if row["kind"] == "run")
     found = cases(rows)
-    lines = ["| test | there | passed | refused | failed |", "|---|---:|---:|---:|---:|"]
+    lines = []
     for test, count in head["there"].items():
         by = Counter(row["status"] for row in found if row["test"] == test)
-        figures = (count, *(by[status] or "" for status in ("passed", "refused", "failed")))
-        lines.append(f"| {test} | " + " | ".join(map(str, figures)) + " |")
+        ended = (by[status] or "" for status in ("passed", "refused", "failed"))
+        lines.append((test, count, *ended))
+    tests = markdown_table(("test", "there:", "passed:", "refused:", "failed:"), lines)
     why = reasons([row for row in found if row["status"] != "passed"])
-    lines += ["", "| why refused or failed | |", "|---|---:|"]
-    lines += [f"| {reason} | {count} |" for reason, count in why.items()]
-    return "\n".join(lines)
+    return f"{tests}\n\n{markdown_table(('why refused or failed', ':'), why.items())}"
 
 
 def dropin_reasons(rows: Sequence[Row]) -> str:
     """Reasons why tests failed or were skipped, without the numbers in them."""
-    lines = ["| | why | |", "|---|---|---:|"]
+    lines: list[tuple[object, ...]] = []
     for status in ("failed", "skipped"):
         why = reasons([row for row in cases(rows) if row["status"] == status])
-        lines += [f"| {status} | {reason} | {count} |" for reason, count in why.items()]
-    return "\n".join(lines)
+        lines += [(status, *line) for line in why.items()]
+    return markdown_table(("", "why", ":"), lines)
 
 
 def costs_table(rows: Sequence[Row]) -> str:
     """Time of calls with a feature by time without, over the shapes that were timed."""
-    lines = [
-        "| with | inputs | shapes | mean | least to greatest | greatest, 95 % | tiles kept | lost |"
-    ]
-    lines += ["|---|---|---:|---:|---:|---:|---:|---:|"]
+    lines: list[list[object]] = []
     groups: dict[tuple[str, str], list[Row]] = {}
     for row in cases(rows):
         groups.setdefault((row["feature"], row["inputs"]), []).append(row)
@@ -201,18 +161,19 @@ def costs_table(rows: Sequence[Row]) -> str:
     for (feature, inputs), own in groups.items():
         timed = sorted((r for r in own if r["status"] == "ok"), key=lambda r: r["ratio"])
         if not timed:
-            lines.append(f"| {feature} | {inputs} | {len(own)} | {own[0]['reason'][:80]} | | | | |")
+            lines.append([feature, inputs, len(own), own[0]["reason"][:80], *[""] * 4])
             continue
         last = timed[-1]
         span = " to ".join(dict.fromkeys(f"{r['ratio']:.3f}" for r in (timed[0], last)))
         bounds = f"{last['low']:.3f} to {last['high']:.3f}"
         mean = geometric_mean([row["ratio"] for row in timed])
-        cells = [feature, inputs, str(len(timed)), f"{mean:.3f}", span, bounds, "", ""]
+        cells: list[object] = [feature, inputs, len(timed), f"{mean:.3f}", span, bounds, "", ""]
         if "kept" in last:
             kept, lost = (max(row[name] for row in timed) for name in ("kept", "dropped"))
             cells[-2:] = [f"{kept:.0%}", f"{max(lost, 0.0):.0e}"]
-        lines.append("| " + " | ".join(cells) + " |")
-    return "\n".join(lines)
+        lines.append(cells)
+    figures = ("shapes:", "mean:", "least to greatest:", "greatest, 95 %:", "tiles kept:", "lost:")
+    return markdown_table(("with", "inputs", *figures), lines)
 
 
 def sanitizer_note(rows: Sequence[Row]) -> str:
@@ -240,59 +201,45 @@ def rounding_table(rows: Sequence[Row]) -> str:
     from ..plan.pricing import LONGEST
     from .rounding import GATHERED, worst_of
 
-    lines = ["| query | cache | kernel | error, times torch's |", "|---|---|---|---:|"]
+    lines = []
     found = [row for row in cases(rows) if row["status"] == "ok"]
     for (query, cache, kernel, beyond), times in worst_of(found).items():
         # a list of tokens is as long as its caller made it
         cut = "" if kernel == GATHERED else ", which `choose` does not cut"
         piece = f", pieces of more than {LONGEST} keys{cut}" if beyond else ""
-        lines.append(f"| {query} | {cache} | {kernel}{piece} | {times:.2f} |")
+        lines.append((query, cache, f"{kernel}{piece}", f"{times:.2f}"))
+    table = markdown_table(("query", "cache", "kernel", "error, times torch's:"), lines)
     lengths = spoken([f"{n}" for n in sorted({row["kv_len"] for row in found})])
     where_to = f"At worst over {lengths} keys, whole requests, {len(found)} calls on {where(rows)}."
-    return "\n".join([*lines, "", where_to])
-
-
-def kinds_table(rows: Sequence[Row]) -> str:
-    """Drawn calls that no kernel runs, by reason."""
-    from .kinds import table
-
-    return table(rows)
-
-
-def soak_note(rows: Sequence[Row]) -> str:
-    """Counts of the soak."""
-    from .soak import note
-
-    return note(rows)
+    return f"{table}\n\n{where_to}"
 
 
 #: tables by name, and the record that each is made from
 TABLES: dict[str, tuple[str, Callable[[Sequence[Row]], str]]] = {
-    "shapes": ("pairwise", shapes_note),
-    "formats": ("pairwise", formats_table),
-    "pairs": ("pairwise", pairs_table),
-    "published": ("published", published_note),
-    "costs": ("costs", costs_table),
-    "sanitizer": ("sanitizer", sanitizer_note),
-    "rounding": ("rounding", rounding_table),
-    "kinds": ("kinds", kinds_table),
-    "soak": ("soak", soak_note),
-    "dropin": ("dropin", dropin_note),
-    "dropin-tests": ("dropin", dropin_tests),
-    "dropin-reasons": ("dropin", dropin_reasons),
-    "emulated": ("emulated", emulator_tables.emulated_note),
-    "mutations": ("mutations", emulator_tables.mutations_table),
-    "mutations-exceptions": ("mutations", emulator_tables.exceptions_table),
-    "planted": ("planted", planted_tables.planted_table),
-    "planted-note": ("planted", planted_tables.planted_note),
-    "dropin-flash-mla": ("dropin-flash-mla", flash_mla_tests),
+    "shapes": ("records/h200_pairwise.jsonl", shapes_note),
+    "formats": ("records/h200_pairwise.jsonl", formats_table),
+    "pairs": ("records/h200_pairwise.jsonl", pairs_table),
+    "published": ("records/h200_published.jsonl", published_note),
+    "costs": ("records/h200_features.jsonl", costs_table),
+    "sanitizer": ("records/h200_sanitizer.jsonl", sanitizer_note),
+    "rounding": ("records/h200_eight_bit_errors.jsonl", rounding_table),
+    "kinds": ("records/kinds.jsonl", kinds.table),
+    "soak": ("records/h200_soak.jsonl", soak.summary),
+    "dropin": ("records/dropin.jsonl", dropin_note),
+    "dropin-tests": ("records/dropin.jsonl", dropin_tests),
+    "dropin-reasons": ("records/dropin.jsonl", dropin_reasons),
+    "emulated": ("records/emulated.jsonl", emulator_tables.emulated_note),
+    "mutations": ("records/mutations.jsonl", emulator_tables.mutations_table),
+    "mutations-exceptions": ("records/mutations.jsonl", emulator_tables.exceptions_table),
+    "planted": ("records/planted.jsonl", planted_tables.planted_table),
+    "planted-note": ("records/planted.jsonl", planted_tables.planted_note),
+    "dropin-flash-mla": ("records/dropin_flash_mla.jsonl", flash_mla_tests),
 }
 
 
 def made(name: str) -> str:
     """The table `name` of `TABLES`, from its record in `data/`."""
-    record, table = TABLES[name]
-    return table(read(data_dir() / RECORDS[record]))
+    return table_of(*TABLES[name])
 
 
 def cases(rows: Sequence[Row]) -> list[Row]:

@@ -18,7 +18,7 @@ from statistics import median
 
 from ..bench import power
 from ..bench.measure import FAR
-from ..bench.records import Row, problem_of, read, results
+from ..bench.records import Row, medians, problem_of, read, results
 from ..bench.report import OURS, PUBLIC, best_times, headline
 from ..core.errors import invalid
 from ..core.resources import data_dir
@@ -259,12 +259,8 @@ def _first(record: str) -> list[Row]:
 
 
 def _ours(record: str) -> dict[str, float]:
-    times: dict[str, list[float]] = {}
     ours = headline(rows_of(record))
-    for row in results(rows_of(record), "ok"):
-        if row["peer"] == ours:
-            times.setdefault(row["case"], []).append(row["us"])
-    return {case: median(us) for case, us in times.items()}
+    return {case: us for (case, peer), us in medians(rows_of(record)).items() if peer == ours}
 
 
 def _read_shares(record: str) -> dict[str, float]:

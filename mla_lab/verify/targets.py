@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ..core.errors import invalid
+from ..core.markdown import markdown_table
 from ..core.resources import data_dir
 from .target_figures import FIGURES, Figure
 
@@ -32,12 +33,6 @@ class Target:
     stretch: float | None = None
     attempts: tuple[str, ...] = ()
     reason: str = ""
-    #: a record that may not be there yet: until it is, the target is not measured
-    planned: str = ""
-
-    def waits(self) -> bool:
-        """True while the planned record is not there."""
-        return bool(self.planned) and not (data_dir() / self.planned).is_file()
 
     def measure(self) -> Figure:
         """The figure from today's records."""
@@ -82,30 +77,27 @@ def attempts() -> list[str]:
 
 
 def judge(targets: Sequence[Target]) -> list[Verdict]:
-    """Each target with today's figure, without those that wait for a record."""
-    return [Verdict(target, target.measure()) for target in targets if not target.waits()]
+    """Each target with today's figure."""
+    return [Verdict(target, target.measure()) for target in targets]
 
 
 def made() -> str:
     """The table of the targets of the file."""
-    targets = load()
-    return table(judge(targets), [target for target in targets if target.waits()])
+    return table(judge(load()))
 
 
-def table(verdicts: Sequence[Verdict], waiting: Sequence[Target] = ()) -> str:
+def table(verdicts: Sequence[Verdict]) -> str:
     """Markdown table: target, figure, met; then the missed targets and why."""
-    lines = ["| target | asked | measured | met | attempts |", "|---|---:|---|---|---:|"]
+    lines = []
     for verdict in verdicts:
         target, figure = verdict.target, verdict.figure
         tried = "" if verdict.met else str(len(set(target.attempts)))
         met = "yes" if verdict.met else "no"
-        lines.append(f"| {target.name} | {_asked(target, figure)} | {figure} | {met} | {tried} |")
-    for target in waiting:
-        none = f"not measured, no `data/{target.planned}`"
-        lines.append(f"| {target.name} | {_asked(target, Figure(target.asked))} | {none} |  |  |")
+        lines.append((target.name, _asked(target, figure), figure, met, tried))
     missed = [v.target for v in verdicts if not v.met]
     why = [f"- {t.name}: {t.reason or 'no reason on record'}" for t in missed]
-    return "\n".join([*lines, "", *why]).rstrip()
+    shown = markdown_table(("target", "asked:", "measured", "met", "attempts:"), lines)
+    return "\n".join([shown, "", *why]).rstrip()
 
 
 def _asked(target: Target, figure: Figure) -> str:

@@ -10,6 +10,7 @@ from statistics import geometric_mean
 from ..bench.records import Row, medians, problem_of, read, results
 from ..bench.report import headline, origin
 from ..core.errors import invalid
+from ..core.markdown import markdown_table
 from ..core.resources import data_dir
 
 RECORD = "records/h200_plain_uniform.jsonl"
@@ -55,11 +56,8 @@ def _as_many(lengths: Sequence[int], others: Sequence[int]) -> bool:
 
 
 def made() -> str:
-    """The table of the record in `data/`, or that there is none."""
-    path = data_dir() / RECORD
-    if not path.is_file():
-        return f"Not measured yet: there is no `data/{RECORD}`."
-    return table(list(read(path)))
+    """The table of the record in `data/`."""
+    return table(list(read(data_dir() / RECORD)))
 
 
 def table(rows: Sequence[Row]) -> str:
@@ -67,15 +65,10 @@ def table(rows: Sequence[Row]) -> str:
     groups: dict[tuple[str, int], list[Step]] = {}
     for step in steps(rows):
         groups.setdefault((step.trace, step.heads), []).append(step)
-    lines = [
-        f"{origin(rows)}.",
-        "",
-        "| trace | heads | steps | step / uniform, mean | worst | worst step |",
-        "|---|---:|---:|---:|---:|---|",
-    ]
+    lines = []
     for (trace, heads), group in groups.items():
         worst = max(group, key=lambda step: step.ratio)
         mean = geometric_mean(step.ratio for step in group)
-        figures = f"{mean:.3f} | {worst.ratio:.3f} | {worst}"
-        lines.append(f"| {trace} | {heads} | {len(group)} | {figures} |")
-    return "\n".join(lines)
+        lines.append((trace, heads, len(group), f"{mean:.3f}", f"{worst.ratio:.3f}", worst))
+    names = ("trace", "heads:", "steps:", "step / uniform, mean:", "worst:", "worst step")
+    return f"{origin(rows)}.\n\n{markdown_table(names, lines)}"

@@ -1,9 +1,8 @@
 """Registers of each role of a warp-specialized tcgen05 kernel, from its machine code.
 
 A role is the code that one branch leads to and no other does: blocks that the branch's target
-dominates (Cooper, Harvey, Kennedy, "A Simple, Fast Dominance Algorithm", 2001). It is found by what
-only it executes, as `MARKS` has it, and named so. What several roles run, as setup and a merge, is
-`SHARED`.
+dominates. It is found by what only it executes, as `MARKS` has it, and named so. What several roles
+run, as setup and a merge, is `SHARED`.
 """
 
 from __future__ import annotations
@@ -13,6 +12,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
+
+import networkx as nx
 
 from .sass import Instruction
 
@@ -74,45 +75,11 @@ class _Graph:
         return found
 
     @cached_property
-    def order(self) -> list[int]:
-        """Blocks that can be reached, each behind one that leads to it, in reverse postorder."""
-        children: list[list[int]] = [[] for _ in self.blocks]
-        for child, parents in enumerate(self.parents):
-            for parent in parents:
-                children[parent].append(child)
-        done: list[int] = []
-        seen, stack = {0}, [(0, iter(children[0]))]
-        while stack:
-            block, rest = stack[-1]
-            following = next((c for c in rest if c not in seen), None)
-            if following is None:
-                done.append(block)
-                stack.pop()
-            else:
-                seen.add(following)
-                stack.append((following, iter(children[following])))
-        return done[::-1]
-
-    @cached_property
     def above(self) -> dict[int, int]:
-        """Immediate dominators."""
-        rank = {block: i for i, block in enumerate(self.order)}
-        above, moved = {0: 0}, True
-
-        def common(a: int, b: int) -> int:
-            while a != b:
-                a, b = (above[a], b) if rank[a] > rank[b] else (a, above[b])
-            return a
-
-        while moved:
-            moved = False
-            for block in self.order[1:]:
-                first, *others = [p for p in self.parents[block] if p in above]
-                for other in others:
-                    first = common(first, other)
-                moved |= above.get(block) != first
-                above[block] = first
-        return above
+        """Immediate dominators of the blocks that can be reached."""
+        graph = nx.DiGraph((p, child) for child, ps in enumerate(self.parents) for p in ps)
+        graph.add_node(0)
+        return {**nx.immediate_dominators(graph, 0), 0: 0}
 
     def _line(self, block: int) -> list[int]:
         """A block and its dominators up to the entry."""
@@ -123,20 +90,20 @@ class _Graph:
 
     def roles(self) -> tuple[Role, ...]:
         marked: dict[str, set[int]] = {name: set() for name in MARKS}
-        lines = {block: self._line(block) for block in self.order}
-        for block in self.order:
+        lines = {block: self._line(block) for block in self.above}
+        for block in self.above:
             begin, behind = self.blocks[block]
             for one in self.code[begin:behind]:
                 name = next((n for n, m in MARKS.items() if one.opcode.startswith(m)), None)
                 if name:
                     marked[name].add(block)
         used = {name: blocks for name, blocks in marked.items() if blocks}
-        found, left = [], set(self.order)
+        found, left = [], set(self.above)
         for name, blocks in used.items():
             others = {o for other, theirs in used.items() if other != name for o in theirs}
             heads = self._heads(blocks, lines, others)
             if heads:
-                mine = [b for b in self.order if heads & set(lines[b])]
+                mine = [b for b in self.above if heads & set(lines[b])]
                 found.append(self._role(name, mine))
                 left -= set(mine)
         whole = len(found) == len(MARKS)

@@ -23,7 +23,6 @@ def all_peers() -> list[Peer]:
         Ours(),
         Plain(),
         Plain(tight=True),
-        Ours(prepared=True),
         Ours("cute"),
         Gathered(),
         Ours("cute-keep-ab-gather"),

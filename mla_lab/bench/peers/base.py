@@ -89,8 +89,6 @@ def refuse_beyond_plain(case: Case) -> str | None:
     beyond = sorted(set(case.features) - {"lse", "ragged"})
     if beyond:
         return f"features: got {', '.join(beyond)}, supported: none of them"
-    if case.skip_softmax is not None:
-        return "skip_softmax: got a threshold, supported: none"
     if case.batch_invariant:
         return "batch_invariant: got True, supported: False"
     return None

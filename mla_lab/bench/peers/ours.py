@@ -26,17 +26,11 @@ from .base import PeerBase, Prepared
 
 
 class Ours(PeerBase):
-    """`mla_lab.api.decode.decode` with a plan that all copies share; "auto" or one backend.
+    """`mla_lab.api.decode.decode` with a plan that all copies share; "auto" or one backend."""
 
-    prepared: arguments are checked and the workspace is bound once, and a launch is the backend's
-    `run` alone.
-    """
-
-    def __init__(self, backend: str = "auto", *, prepared: bool = False) -> None:
+    def __init__(self, backend: str = "auto") -> None:
         self.backend = backend
-        self.prepared = prepared
-        parts = ("mla-lab", "" if backend == "auto" else backend, "prepared" if prepared else "")
-        self.name = "-".join(filter(None, parts))
+        self.name = "mla-lab" if backend == "auto" else f"mla-lab-{backend}"
 
     def available(self, device: torch.device) -> str | None:
         """As `Peer.available`."""
@@ -56,44 +50,32 @@ class Ours(PeerBase):
         if (
             runner.name == "cuda"
         ):  # it splits by a formula in each launch: there is no plan to share
-            launches = tuple(self._launch(copy, rotation.case, None) for copy in rotation.copies)
-            return Prepared(launches, notes={"backend": runner.name})
+            return Prepared(self._launches(rotation), notes={"backend": runner.name})
         gpu = backends.gpu_of(rotation.device) or H200
         fetched = runner.name == "cute" and gathers(rotation.case.problem)
         fetched = fetched or runner.name == "cute-keep-ab-gather"
         own = runner.plan(call, gpu) if fetched else None
         if isinstance(own, Formula | SelfScheduled):  # a gather of single tokens takes no plan
-            launches = tuple(self._launch(copy, rotation.case, None) for copy in rotation.copies)
             config = own.config
             notes = {"kernel": config.name(), "tile_rows": config.tile_rows}
-            return Prepared(launches, notes={"backend": runner.name, **notes})
+            return Prepared(self._launches(rotation), notes={"backend": runner.name, **notes})
 
         def plan() -> Plan:
             return _choice(rotation.case, gpu, runner.name).plan(rotation.case.problem)
 
         shared = plan()
-        make = self._prepared_launch if self.prepared else self._launch
-        launches = tuple(make(copy, rotation.case, shared) for copy in rotation.copies)
+        launches = self._launches(rotation, shared)
         planned = None
         if not runner.reads_lengths:  # the plan is made on the device, in the same graph
-            planned = tuple(self._launch(copy, rotation.case, None) for copy in rotation.copies)
+            planned = self._launches(rotation)
         choice = _choice(rotation.case, gpu, runner.name)
         notes = {"backend": runner.name, **describe_plan(shared), **describe_choice(choice)}
         return Prepared(launches, plan=plan, planned_launches=planned, notes=notes)
 
-    def _launch(self, copy: DecodeInputs, case: Case, plan: Plan | None) -> Launch:
-        """A native call as a launch. plan: None leaves it to the call."""
-        arguments = native_arguments(copy, case.batch_invariant)
-        out = poisoned_out(copy)
-
-        def launch() -> Tensor:
-            decode.decode(**arguments, out=out, plan=plan, backend=self.backend)
-            return out
-
-        return launch
-
-    def _prepared_launch(self, copy: DecodeInputs, case: Case, plan: Plan) -> Launch:
-        return prepared_launch(copy, case, plan, self.backend)
+    def _launches(self, rotation: Rotation, plan: Plan | None = None) -> tuple[Launch, ...]:
+        """Native calls of all copies. plan: None leaves it to the call."""
+        case, name = rotation.case, self.backend
+        return tuple(native_launch(copy, case, plan, name) for copy in rotation.copies)
 
 
 class Gathered(PeerBase):
@@ -113,6 +95,20 @@ class Gathered(PeerBase):
             prepared_launch(copy, rotation.case, plan, "cute") for copy in rotation.copies
         )
         return Prepared(launches, notes={"kernel": plan.config.name()})
+
+
+def native_launch(
+    copy: DecodeInputs, case: Case, plan: Plan | None = None, backend: str = "auto"
+) -> Launch:
+    """A native call as a launch. plan: None leaves it to the call."""
+    arguments = native_arguments(copy, case.batch_invariant)
+    out = poisoned_out(copy)
+
+    def launch() -> Tensor:
+        decode.decode(**arguments, out=out, plan=plan, backend=backend)
+        return out
+
+    return launch
 
 
 def prepared_launch(copy: DecodeInputs, case: Case, plan: Plan | Formula, backend: str) -> Launch:

@@ -16,11 +16,9 @@ from ...api import decode
 from ...call.decode_args import native_args
 from ...core.errors import unsupported
 from ...reference.inputs import DecodeInputs
-from ..cases import Case
 from ..rotation import Rotation
-from ..timers import Launch
 from .base import PeerBase, Prepared
-from .ours import native_arguments, poisoned_out
+from .ours import native_arguments, native_launch
 
 #: tokens that the block table can address: the bound with which an engine captures its graphs
 LOOSE_BOUND = 131_072
@@ -56,7 +54,7 @@ class Plain(PeerBase):
             finally:
                 lengths.copy_(rotation.copies[0].seq_lens)
 
-        launches = tuple(_launch(copy, rotation.case) for copy in copies)
+        launches = tuple(native_launch(copy, rotation.case) for copy in copies)
         notes = {"backend": runner.name, "max_seq_len": copies[0].max_seq_len}
         return Prepared(launches, captured=captured, notes=notes)
 
@@ -70,14 +68,3 @@ class Plain(PeerBase):
         wide = table.new_full((*table.shape[:-1], max(columns, table.shape[-1])), UNUSED_PAGE)
         wide[..., : table.shape[-1]] = table
         return replace(copy, seq_lens=lengths, block_tables=wide, max_seq_len=bound)
-
-
-def _launch(copy: DecodeInputs, case: Case) -> Launch:
-    arguments = native_arguments(copy, case.batch_invariant)
-    out = poisoned_out(copy)
-
-    def launch() -> Tensor:
-        decode.decode(**arguments, out=out)
-        return out
-
-    return launch

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ...core.errors import invalid
+from ._words import names, numbers
 
 if TYPE_CHECKING:
     from ...bench.cases import Case
@@ -21,7 +22,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
         "--cases",
         type=names,
         default=[],
-        help="lists by comma: anchor, twin, feature, drawn, heldout, trace",
+        help="lists by comma: anchor, twin, drawn, heldout, trace",
     )
     parser.add_argument("--only", default="", help="regular expression that a case's name matches")
     grid = parser.add_argument_group("grid, in place of --cases: every combination")
@@ -125,13 +126,3 @@ def _trace_cases(args: argparse.Namespace) -> list[Case]:
         )
         for trace, model, requests, seed in drawn
     )
-
-
-def names(text: str) -> list[str]:
-    """Words by comma."""
-    return [name for name in text.split(",") if name]
-
-
-def numbers(text: str) -> list[int]:
-    """Whole numbers by comma."""
-    return [int(number) for number in text.split(",")]

@@ -10,8 +10,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ...core.errors import DeviceLost
-from ._bench_cases import add_flags, chosen, names
+from ._bench_cases import add_flags, chosen
 from ._progress import bar
+from ._words import names
 
 if TYPE_CHECKING:
     from ...bench import Bench, Method

@@ -15,6 +15,7 @@ from ...core.errors import MlaLabError
 
 ANCHOR, ANATOMY, HOST = "h200_anchor", "h200_anatomy", "host_cost"
 PLAIN, PLAIN_TRACES, UNIFORM = "h200_plain", "h200_plain_traces", "h200_plain_uniform"
+PLANNED_TRACES = "h200_traces"
 PLAIN_PEERS = "--peers mla-lab-plain,flashinfer-fa3,flashmla,fa3-qv"
 SWEEPS = ("h200_sweep", "h200_sweep_drawn")
 HELD_OUT, EIGHT_SWEEP = "h200_sweep_heldout", "h200_sweep_eight_bits"
@@ -23,9 +24,12 @@ OWN = "--peers mla-lab-plain,mla-lab --rounds 5 --quick"
 TRACE_PEERS = "--peers mla-lab-plain,mla-lab,flashmla,flashinfer-fa3,fa3-qv --rounds 5"
 #: the plain call without peers
 PLAIN_ALONE = "bench run RECORD --peers mla-lab-plain --rounds 5 --quick"
+#: samples of two serving traces; TRACES are their files
+TRACE_CASES = "--cases trace --trace TRACES --model deepseek-v2-lite,deepseek-v3"
 FORMATS = "--formats bf16,e4m3,bf16:e4m3,bf16:fp8_656"
 CUDA = "bench run RECORD --peers mla-lab-cuda --quick --kv-len 8192 --batch 1,64,128"
-#: record -> commands that make it, one after the other; RECORD is where
+#: record -> commands that make it, one after the other; RECORD is where, LENGTHS are the mean
+#: lengths of the samples that the record then has
 COMMANDS = {
     "h200_sweep": ["bench sweep RECORD --cases anchor"],
     "h200_sweep_drawn": ["bench sweep RECORD --cases drawn"],
@@ -43,6 +47,14 @@ COMMANDS = {
     "h200_plain_invariant": [
         f"{PLAIN_ALONE} --batch 64,128 --heads 16,64,128 --kv-len 1024,4096,8192 --batch-invariant",
         f"{PLAIN_ALONE} --cases anchor --only b128_q1_h(16|128)_kv4096_gauss --batch-invariant",
+    ],
+    PLAIN_TRACES: [
+        f"bench run RECORD {TRACE_CASES} --requests 16,64,128 {PLAIN_PEERS} --rounds 5 --quick"
+    ],
+    UNIFORM: [f"{PLAIN_ALONE} {TRACE_CASES} --requests 16,64,128 --uniform"],
+    PLANNED_TRACES: [
+        f"bench run RECORD {TRACE_CASES} {TRACE_PEERS}",
+        f"bench run RECORD {OWN} --batch 128 --heads 16,128 --kv-len LENGTHS",
     ],
     "h200_formats": [
         f"bench run RECORD {OWN} --batch 16,64,128 --heads 16,128 --kv-len 1024,8192 "
@@ -74,6 +86,8 @@ COMMANDS = {
     "h200_card_bits": ["verify card-bits RECORD"],
     "ladder": ["ladder --record RECORD --rounds 9"],
 }
+#: records of the samples
+TRACED = (PLAIN_TRACES, UNIFORM, PLANNED_TRACES)
 #: record -> module that makes it, given where
 MODULES = {
     "h200_eight_bit_errors": "verify.rounding",
@@ -82,34 +96,11 @@ MODULES = {
     "h200_rounding": "studies.xqa_rounding",
     ANATOMY: "studies.call_anatomy",
 }
-#: records that this command does not make, and their origin
-OTHERS = {
-    "dropin": "FlashInfer's tests at one commit, run outside of this repository",
-    "dropin_flash_mla": "FlashMLA's tests at one commit, run outside of this repository",
-    "h200_engine_steps": "python -m mla_lab.studies.engine_steps, on a card, with vLLM",
-    "h200_ranks": "mla-lab ranks data/records/h200_ranks.jsonl --world 2 --graph, on two cards",
-    "h200_ray": "mla-lab bench sweep --ray, on two cards",
-    "h200_sparse_power": "as h200_sparse, with --power, 64 and 128 heads at batch 64 and 128",
-    "h200_sparse": "mla-lab bench run --kv-len 32768 --formats bf16:fp8_656 --top-k 2048 with the "
-    "peers mla-lab-plain, mla-lab-cute-gathered, mla-lab-cute-keep-ab-gather and flashmla, on a "
-    "card",
-    "flashinfer_wrapper": "python -m mla_lab.studies.flashinfer_wrapper, on any host",
-    "workbook_browser": "make browser-test, then python -m tests.browser.measured, on any host",
-    "kinds": "mla-lab verify kinds data/records/kinds.jsonl, on any host",
-    "sm100": "mla-lab verify sm100 data/records/sm100.jsonl, on any host",
-    "sm100_builds": "mla-lab verify sm100 --list builds data/records/sm100_builds.jsonl, anywhere",
-    "sm120_xqa": "mla-lab verify xqa data/records/sm120_xqa.jsonl, on any host",
-    "emulator_speed": "mla-lab verify emulator-speed data/records/emulator_speed.jsonl, anywhere",
-    "emulated": "mla-lab verify emulated data/records/emulated.jsonl, on any host",
-    "emulated_cuda": "mla-lab verify cuda data/records/emulated_cuda.jsonl, on any host",
-    "planted": "mla-lab verify planted, and its tools' rows of an H200 (data/README.md)",
-    "mutations": "mla-lab verify mutations data/records/mutations.jsonl, on any host",
-}
 TRACES = ("azure_llm_2023_conv.csv", "mooncake_conversation.jsonl")
-TRACE_MODELS = ("deepseek-v2-lite", "deepseek-v3")
-#: a short run: a few cases of each regime, few rounds, our calls alone
+#: a short run: a few cases of each regime, few rounds, our calls alone; of traces one seed
 SHORT = r"--rounds 3 --peers mla-lab --quick --only ^b(1|16|128)_q1_h(16|128)_kv(1024|8192)"
 SHORT_SWEEP = r"--rounds 3 --per-tile 2 --only ^b(1|16|128)_q1_h(16|128)_kv(1024|8192)$"
+SHORT_TRACES = "--seeds 0"
 SHORT_ANATOMY = "b1_q1_h128_kv8192"
 
 
@@ -128,20 +119,15 @@ class LiveOptions:
     checkout: Path | None = None
     traces: Path | None = None
 
-    def python(self, *arguments: str, capture: bool = False) -> str:
-        """Run this interpreter on `arguments`, with its data in `into`; returns captured output.
+    def python(self, *arguments: str) -> None:
+        """Run this interpreter on `arguments`, with its data in `into`.
 
         Raises StepFailed where it does not end well.
         """
-        done = subprocess.run(
-            [sys.executable, *arguments],
-            env={**os.environ, "MLA_LAB_DATA": str(self.into)},
-            stdout=subprocess.PIPE if capture else None,
-            text=True,
-        )
-        if done.returncode:
-            raise StepFailed(f"live: {' '.join(arguments)} ended with code {done.returncode}")
-        return done.stdout or ""
+        env = {**os.environ, "MLA_LAB_DATA": str(self.into)}
+        code = subprocess.run([sys.executable, *arguments], env=env).returncode
+        if code:
+            raise StepFailed(f"live: {' '.join(arguments)} ended with code {code}")
 
     def record(self, name: str) -> Path:
         """Where a record lies."""
@@ -163,6 +149,9 @@ class Step:
 
 def _made(options: LiveOptions, name: str) -> None:
     """Make a record in a temporary file, which replaces the old one when it is complete."""
+    if name in TRACED and options.traces is None:
+        print(f"no --traces FOLDER with {' and '.join(TRACES)}: the rows stay as they were")
+        return
     new = options.record(name).with_suffix(".jsonl.new")
     new.unlink(missing_ok=True)
     if name in MODULES:
@@ -170,17 +159,30 @@ def _made(options: LiveOptions, name: str) -> None:
         options.python("-m", f"mla_lab.{MODULES[name]}", str(new), *only)
     else:
         for line in COMMANDS[name]:
-            words = [str(new) if word == "RECORD" else word for word in line.split()]
-            options.python("-m", "mla_lab", *words, *_shorter(options, line))
+            words = [_filled(word, options, new) for word in line.split()]
+            options.python("-m", "mla_lab", *words, *_shorter(options, name, line))
     if name == ANATOMY:
         _keep_others(new, options.record(name))
     else:
         new.replace(options.record(name))
 
 
-def _shorter(options: LiveOptions, line: str) -> list[str]:
+def _filled(word: str, options: LiveOptions, new: Path) -> str:
+    """A word of a command, with what its placeholder stands for."""
+    if word == "RECORD":
+        return str(new)
+    if word == "TRACES" and options.traces:
+        return ",".join(str(options.traces / name) for name in TRACES)
+    if word == "LENGTHS":
+        return ",".join(map(str, sorted(set(_mean_lengths(new)))))
+    return word
+
+
+def _shorter(options: LiveOptions, name: str, line: str) -> list[str]:
     if not options.short:
         return []
+    if name in TRACED:
+        return SHORT_TRACES.split()
     kinds = {"bench run": SHORT, "bench sweep": SHORT_SWEEP, "verify pairwise": "--first 3"}
     kinds |= {"verify soak": "--seconds 9"}
     kinds |= {"verify published": "--batch 2", "verify costs": "--features sinks"}
@@ -203,62 +205,6 @@ def _taken(row: dict[str, Any]) -> tuple[Any, ...]:
     return tuple(row.get(name) for name in ("case", "peer", "kind", "lanes"))
 
 
-def _traces(options: LiveOptions) -> None:
-    """Samples of two serving traces with peers; then uniform batches of equally many tokens."""
-    if options.traces is None:
-        print(f"no --traces FOLDER with {' and '.join(TRACES)}: the rows stay as they were")
-        return
-    name = "h200_traces"
-    new = options.record(name).with_suffix(".jsonl.new")
-    new.unlink(missing_ok=True)
-    run = ["-m", "mla_lab", "bench", "run", str(new)]
-    seeds = ["--seeds", "0"] if options.short else []
-    for trace in TRACES:
-        for model in TRACE_MODELS:
-            cases = ["--cases", "trace", "--trace", str(options.traces / trace), "--model", model]
-            options.python(*run, *cases, "--requests", "128", *TRACE_PEERS.split(), *seeds)
-    lengths = ",".join(map(str, sorted(set(_mean_lengths(new)))))
-    if lengths:
-        shape = ["--batch", "128", "--heads", "16,128", "--kv-len", lengths]
-        options.python(*run, *shape, *OWN.split())
-    new.replace(options.record(name))
-
-
-def _plain_traces(options: LiveOptions) -> None:
-    """Samples of 16, 64 and 128 requests of two serving traces: the plain call and its peers."""
-    if options.traces is None:
-        print(f"no --traces FOLDER with {' and '.join(TRACES)}: the rows stay as they were")
-        return
-    new = options.record(PLAIN_TRACES).with_suffix(".jsonl.new")
-    new.unlink(missing_ok=True)
-    run = ["-m", "mla_lab", "bench", "run", str(new)]
-    more = ["--seeds", "0" if options.short else "0,1,2,3,4", "--rounds", "5", "--quick"]
-    for trace in TRACES:
-        for model in TRACE_MODELS:
-            cases = ["--cases", "trace", "--trace", str(options.traces / trace), "--model", model]
-            for requests in ("16", "64", "128"):
-                options.python(*run, *cases, "--requests", requests, *PLAIN_PEERS.split(), *more)
-    new.replace(options.record(PLAIN_TRACES))
-
-
-def _uniform(options: LiveOptions) -> None:
-    """The same samples, each followed by a uniform batch of as many requests and tokens: the plain
-    call alone, all in one process.
-    """
-    if options.traces is None:
-        print(f"no --traces FOLDER with {' and '.join(TRACES)}: the rows stay as they were")
-        return
-    new = options.record(UNIFORM).with_suffix(".jsonl.new")
-    new.unlink(missing_ok=True)
-    files = ",".join(str(options.traces / trace) for trace in TRACES)
-    words = [str(new) if word == "RECORD" else word for word in PLAIN_ALONE.split()]
-    cases = ["--cases", "trace", "--trace", files, "--model", ",".join(TRACE_MODELS)]
-    seeds = "0" if options.short else "0,1,2,3,4"
-    more = ["--requests", "16,64,128", "--seeds", seeds, "--uniform"]
-    options.python("-m", "mla_lab", *words, *cases, *more)
-    new.replace(options.record(UNIFORM))
-
-
 def _mean_lengths(record: Path) -> Iterator[int]:
     """The mean length of each sample, rounded."""
     from ...bench.records import problem_of, read, results
@@ -277,17 +223,7 @@ def _costs(options: LiveOptions) -> None:
 
 
 def _host(options: LiveOptions) -> None:
-    from datetime import UTC, datetime
-
-    from ...core.revision import Revision, check_record
-
-    check_record(options.record(HOST))
-    printed = options.python("-m", "mla_lab.studies.host_cost", capture=True)
-    sys.stdout.write(printed)
-    figures = json.loads(printed.strip().splitlines()[-1])
-    today, commit = datetime.now(UTC).date().isoformat(), Revision.here().commit
-    with options.record(HOST).open("a", encoding="utf-8") as file:
-        file.write(json.dumps({"date": today, "commit": commit, **figures}) + "\n")
+    options.python("-m", "mla_lab.studies.host_cost", str(options.record(HOST)))
 
 
 def _simulator(options: LiveOptions) -> None:
@@ -329,10 +265,10 @@ STEPS = (
         "h200_plain_eight_bits",
         "h200_plain_invariant",
     ),
-    Step("plain-traces", "samples of serving traces", True, _plain_traces, (PLAIN_TRACES,), 12),
-    Step("plain-uniform", "those samples beside uniform batches", True, _uniform, (UNIFORM,)),
+    _measuring("plain-traces", "samples of serving traces", PLAIN_TRACES),
+    _measuring("plain-uniform", "those samples beside uniform batches", UNIFORM),
     _measuring("record", "calls with a host plan beside the same peers", ANCHOR),
-    Step("traces", "the same with a host plan", True, _traces, ("h200_traces",), 5),
+    _measuring("traces", "the same with a host plan", PLANNED_TRACES),
     _measuring(
         "formats",
         "formats, page sizes, batch invariance, eight-bit caches",

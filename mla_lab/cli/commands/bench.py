@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from ...core.errors import invalid
 from . import _bench_run
-from ._bench_cases import names
+from ._words import names
 
 if TYPE_CHECKING:
     from ...bench.tune.fitting import Launch

@@ -14,6 +14,7 @@ from ...core.resources import data_dir
 from ...core.revision import check_record
 from ._live_steps import STEPS, TRACES, LiveOptions, Step
 from ._progress import Steps
+from ._words import names
 
 #: card of the records
 CARD = "H200"
@@ -28,9 +29,9 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
         description=f"Steps, in order: {steps}. Without a card only costs, simulator and pages "
         "can run.",
     )
-    names = [step.name for step in STEPS]
-    parser.add_argument("--only", type=_words, default=[], help=f"by comma, of {', '.join(names)}")
-    parser.add_argument("--skip", type=_words, default=[], help="by comma")
+    known = ", ".join(step.name for step in STEPS)
+    parser.add_argument("--only", type=names, default=[], help=f"by comma, of {known}")
+    parser.add_argument("--skip", type=names, default=[], help="by comma")
     parser.add_argument("--into", type=Path, help="folder to refresh; default: this data/")
     parser.add_argument("--traces", type=Path, help=f"folder with {' and '.join(TRACES)}")
     parser.add_argument(
@@ -39,16 +40,12 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
     return parser
 
 
-def _words(text: str) -> list[str]:
-    return [word for word in text.split(",") if word]
-
-
 def chosen(only: list[str], skip: list[str]) -> list[Step]:
     """The steps that are asked for, in their order. Raises InvalidInput for a name of none."""
-    names = [step.name for step in STEPS]
+    known = tuple(step.name for step in STEPS)
     for word in (*only, *skip):
-        if word not in names:
-            raise invalid("step", repr(word), tuple(names))
+        if word not in known:
+            raise invalid("step", repr(word), known)
     found = [s for s in STEPS if (not only or s.name in only) and s.name not in skip]
     if not found:
         raise invalid("steps", "none left", "one at least")

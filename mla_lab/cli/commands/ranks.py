@@ -7,10 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from ._progress import bar
-
-
-def _numbers(text: str) -> tuple[int, ...]:
-    return tuple(int(part) for part in text.split(","))
+from ._words import numbers
 
 
 def add_parser(subparsers: Any) -> argparse.ArgumentParser:
@@ -21,8 +18,8 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
     parser.add_argument("record", type=Path, help="JSON lines, appended to")
     parser.add_argument("--world", type=int, default=2, help="ranks, a GPU each")
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda", help="cpu: by gloo")
-    parser.add_argument("--batch", type=_numbers, default=(1, 2, 4, 8, 16), help="by comma")
-    parser.add_argument("--kv-len", type=_numbers, default=(65536, 262144, 1048576), help="tokens")
+    parser.add_argument("--batch", type=numbers, default=(1, 2, 4, 8, 16), help="by comma")
+    parser.add_argument("--kv-len", type=numbers, default=(65536, 262144, 1048576), help="tokens")
     parser.add_argument("--heads", type=int, default=128)
     parser.add_argument("--rounds", type=int, default=21)
     parser.add_argument("--graph", action="store_true", help="times of CUDA graphs")
@@ -33,7 +30,7 @@ def run(args: argparse.Namespace) -> int:
     """Measure, print a line a case; exit code 1 where a result is not one GPU's."""
     from ...bench.rank_steps import RankCases, measure
 
-    sizes = (args.world, args.device, args.batch, args.kv_len)
+    sizes = (args.world, args.device, tuple(args.batch), tuple(args.kv_len))
     cases = RankCases(*sizes, heads=args.heads, rounds=args.rounds, graph=args.graph)
     with bar(f"{args.world} ranks", print) as shown:
         rows = measure(cases, args.record, shown.count)

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from itertools import chain
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 from ._progress import Bar, bar
+from ._words import names, numbers
+
+Row = dict[str, Any]
 
 
 def add_parser(subparsers: Any) -> argparse.ArgumentParser:
@@ -20,15 +24,17 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
     verbs = parser.add_subparsers(dest="verb", metavar="VERB", required=True)
     pairs = verbs.add_parser("pairwise", help="pairs of features, formats and shapes")
     pairs.add_argument("--first", type=int, help="only the first so many cases")
-    pairs.add_argument("--only", default="", help="cases of these numbers, by comma")
+    pairs.add_argument("--only", type=numbers, default=[], help="cases of these numbers, by comma")
     pairs.add_argument(
         "--again", action="store_true", help="only cases that the record has as not ok; others stay"
     )
     published = verbs.add_parser("published", help="the 396 configurations of a pull request")
-    published.add_argument("--dtypes", default="bf16,e4m3", help="by comma")
+    published.add_argument("--dtypes", type=names, default=["bf16", "e4m3"], help="by comma")
     published.add_argument("--batch", type=int, default=1024, help="up to so many requests")
     costs = verbs.add_parser("costs", help="time with a feature beside time without")
-    costs.add_argument("--features", default="", help="only those that begin so, by comma")
+    costs.add_argument(
+        "--features", type=names, default=[], help="only those that begin so, by comma"
+    )
     soak = verbs.add_parser("soak", help="requests that grow, end and begin, every result checked")
     soak.add_argument("--seconds", type=float, default=600.0, help="how long this run is")
     soak.add_argument("--seed", type=int, help="default: how many runs the record then has")
@@ -89,35 +95,14 @@ def _add_emulator(verbs: Any) -> None:
 def run(args: argparse.Namespace) -> int:
     """Runs the cases of a verb into a record; exit code 1 where one is wrong or failed."""
     from ...core.revision import check_record
-    from ...verify import record
-
-    def say(text: str) -> None:
-        print(text, file=sys.stderr)
 
     if args.verb == "card-bits":
         return _card_bits(args)
     check_record(args.record)
-    if args.verb == "emulator-speed":
-        return _speed(args)
-    if args.verb in ("emulated", "mutations"):
-        return _in_emulator(args, say)
-    if args.verb == "sm100":
-        return _sm100(args, say)
-    if args.verb == "soak":
-        return _soak(args, say)
-    if args.verb == "planted":
-        return _planted(args)
-    with bar(f"verify {args.verb}", say) as shown:
-        rows = list(_counted(_rows(args, shown.say), shown, _selected(args)))
-    record.write(args.record, rows)
-    if args.verb == "kinds":
-        from ...verify.kinds import shares
-
-        print("\n".join(map(shares, (row for row in rows if row["kind"] == "taken"))))
-        return 0
-    counts = Counter(row["status"] for row in rows if row["kind"] == "case")
-    print(", ".join(f"{counts[status]} {status}" for status in record.STATUSES if counts[status]))
-    return 1 if counts["wrong"] or counts["failed"] else 0
+    with bar(f"verify {args.verb}", lambda text: print(text, file=sys.stderr)) as shown:
+        module, rows = _made(args, shown)
+    print(module.summary(rows))
+    return int(module.failed(rows))
 
 
 def _card_bits(args: argparse.Namespace) -> int:
@@ -138,114 +123,79 @@ def _card_bits(args: argparse.Namespace) -> int:
     return 0
 
 
-def _planted(args: argparse.Namespace) -> int:
-    from ...lab import planted
-    from ...verify import planted_tables, record
+def _made(args: argparse.Namespace, shown: Bar) -> tuple[ModuleType, list[Row]]:
+    """The rows of a verb's record, which is written, and the module that sums them up."""
+    from ...verify import record
 
-    if args.pack:
-        planted.pack(args.pack)
-    rows = planted.rows(record.read(args.rows) if args.rows else [])
+    if args.verb in ("emulated", "mutations"):
+        from ...verify import emulated, mutations
+
+        module = emulated if args.verb == "emulated" else mutations
+        when = (args.seconds, shown.say, args.jobs, shown.count)
+        return module, module.run(args.record, args.build, *when)
+    if args.verb == "sm100":
+        from ...verify import sm100, sm100_builds
+
+        if args.list == "builds":
+            return sm100, sm100_builds.run(args.record, shown.say)
+        return sm100, sm100.run(args.record, args.list, args.seconds, shown.say, shown.count)
+    if args.verb == "soak":
+        from ...verify import soak
+
+        return soak, soak.added(args.record, args.device, args.seconds, shown.say, args.seed)
+    module, made = _streamed(args, shown.say)
+    rows = list(_counted(made, shown))
     record.write(args.record, rows)
-    print(planted_tables.summary(rows))
-    return int(any(row["mended"]["ours"] for row in rows[1:]))
+    return module, rows
 
 
-def _speed(args: argparse.Namespace) -> int:
-    from ...verify import emulator_speed, record
-
-    rows = list(emulator_speed.rows())
-    record.write(args.record, rows)
-    print(emulator_speed.summary(rows))
-    return int(any(row["cpu_seconds"] > row["allowed"] for row in rows[1:]))
-
-
-def _in_emulator(args: argparse.Namespace, say: Callable[[str], None]) -> int:
-    from ...verify import emulated, mutations
-
-    if args.verb == "emulated":
-        with bar("emulator", say) as shown:
-            rows = emulated.run(
-                args.record, args.build, args.seconds, shown.say, args.jobs, shown.count
-            )
-        print(emulated.summary(rows))
-        return int(any(row["status"] != "ok" for row in rows[1:]))
-    with bar("mutations", say) as shown:
-        rows = mutations.run(
-            args.record, args.build, args.seconds, shown.say, args.jobs, shown.count
-        )
-    print(mutations.summary(rows))
-    rest = (left["why"] for row in rows[1:] for left in row["unreported"])
-    return int(mutations.UNEXPLAINED in rest)
-
-
-def _soak(args: argparse.Namespace, say: Callable[[str], None]) -> int:
-    from ...verify import soak
-
-    with bar("soak", say) as shown:
-        rows = soak.added(args.record, args.device, args.seconds, shown.say, args.seed)
-    print(soak.note(rows))
-    return int(any(row["status"] != "ok" for row in soak.cases(rows)))
-
-
-def _sm100(args: argparse.Namespace, say: Callable[[str], None]) -> int:
-    from ...verify import sm100, sm100_builds
-
-    if args.list == "builds":
-        rows = sm100_builds.run(args.record, say)
-    else:
-        with bar("sm100", say) as shown:
-            rows = sm100.run(args.record, args.list, args.seconds, shown.say, shown.count)
-    counts = Counter(row["status"] for row in rows[1:])
-    words = ", ".join(f"{count} {status}" for status, count in counts.items())
-    print(f"{len(rows) - 1} of {rows[0]['cases']}: {words}")
-    return int(counts["ok"] < len(rows) - 1)
-
-
-def _selected(args: argparse.Namespace) -> int | None:
-    """How many cases are named or counted by options; None for all of a list."""
-    if args.verb != "pairwise":
-        return None
-    return len([number for number in args.only.split(",") if number]) or args.first
-
-
-def _counted(
-    rows: Iterator[dict[str, Any]], shown: Bar, selected: int | None
-) -> Iterator[dict[str, Any]]:
-    """`rows`, shown as they come: of `selected` cases, or as many as their heads say."""
-    done, total = 0, selected or 0
+def _counted(rows: Iterable[Row], shown: Bar) -> Iterator[Row]:
+    """`rows`, shown as they come, of as many cases as their heads say."""
+    done, total = 0, 0
     for row in rows:
         if row["kind"] == "run":
-            total += 0 if selected else row.get("cases", 0)
+            total += row.get("cases", 0)
         else:
             done += 1
         shown.count(done, total or None)
         yield row
 
 
-def _rows(args: argparse.Namespace, say: Callable[[str], None]) -> Iterator[dict[str, Any]]:
-    """The record of a verb, as it is made."""
-    from ...verify import kinds, record
+def _streamed(
+    args: argparse.Namespace, say: Callable[[str], None]
+) -> tuple[ModuleType, Iterable[Row]]:
+    """The record of a verb, as it is made, and the module that sums it up."""
+    from ...verify import record
 
     if args.verb == "pairwise":
         if args.again:
-            yield from record.pairwise_again(record.read(args.record), args.device, say)
-            return
-        numbers = [int(number) for number in args.only.split(",") if number]
-        chosen = numbers or (None if args.first is None else range(args.first))
-        yield from record.pairwise_run(args.device, chosen, say)
-    elif args.verb == "costs":
-        names = [name for name in args.features.split(",") if name]
-        yield from record.costs_run(args.device, names, say)
-    elif args.verb == "xqa":
+            return record, record.pairwise_again(record.read(args.record), args.device, say)
+        chosen = args.only or (None if args.first is None else range(args.first))
+        return record, record.pairwise_run(args.device, chosen, say)
+    if args.verb == "published":
+        runs = (record.published_run(args.device, d, args.batch, say) for d in args.dtypes)
+        return record, chain.from_iterable(runs)
+    if args.verb == "costs":
+        return record, record.costs_run(args.device, args.features, say)
+    if args.verb == "xqa":
         from ...verify import emulated_xqa
 
-        yield from emulated_xqa.rows(args.arch, args.first, say)
-    elif args.verb == "cuda":
+        return record, emulated_xqa.rows(args.arch, args.first, say)
+    if args.verb == "cuda":
         from ...verify import emulated_cuda
 
-        yield from emulated_cuda.rows(say)
-    elif args.verb == "kinds":
-        yield from kinds.rows(args.calls or kinds.CALLS)
-    else:
-        for dtype in args.dtypes.split(","):
-            yield from record.published_run(args.device, dtype, args.batch, say)
+        return record, emulated_cuda.rows(say)
+    if args.verb == "emulator-speed":
+        from ...verify import emulator_speed
+
+        return emulator_speed, emulator_speed.rows()
+    if args.verb == "planted":
+        from ...lab import planted
+        from ...verify import planted_tables
+
+        if args.pack:
+            planted.pack(args.pack)
+        return planted_tables, planted.rows(record.read(args.rows) if args.rows else [])
+    from ...verify import kinds
+
+    return kinds, kinds.rows(args.calls or kinds.CALLS)

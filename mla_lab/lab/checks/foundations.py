@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ..card import measured_card
+from ..measuring import measured_card
 from ..roofline import free_drafts
 from .hints import Attempt, Check, need, number, parts
 

@@ -19,7 +19,6 @@ NEW_TOKENS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
 class AbsorbExplorer(explorer.Explorer):
     """Both forms' operations over the new tokens of a step; the chosen step is marked."""
 
-    name = "lab.AbsorbExplorer"
     source = formula()
     frames_over = "new_tokens"
 

@@ -103,7 +103,6 @@ def accumulator_curve(
 class AccumulatorExplorer(explorer.Explorer):
     """Error over the kv length: weights alone, a unit left to itself, and the chosen promotion."""
 
-    name = "lab.AccumulatorExplorer"
     source = formula("simulated sums")
 
     knobs = explorer.knobs(

@@ -8,16 +8,15 @@ from typing import Any
 
 import numpy as np
 import plotly.graph_objects as go
-from plotly.subplots import make_subplots
 
 from ...bench.cases import uniform_case
 from ...simulate import H200, Pipeline, Timeline, run_pipeline
 from ...simulate.anatomy import PHASES, Anatomy, Spans, predicted, read, summed
 from ...simulate.timeline import Event
 from .. import explorer
-from ..gantt import bars
+from ..gantt import role_lanes
 from ..source import PREDICTED, Source
-from ..style import INK, PALETTE, PAPER, TEMPLATE, hatch, ink_on, new_figure
+from ..style import PALETTE, PAPER, hatch, ink_on, new_figure
 from ..tables import Table, table
 
 #: (batch, heads, cached tokens) of the predicted calls
@@ -40,7 +39,6 @@ DRAWN = {
     "other": ("not explained", "#E3E6EC"),
 }
 OURS = "mla-lab"
-ROLE_LANES = ("load", "qk", "softmax", "pv")
 
 
 @cache
@@ -74,7 +72,6 @@ def source_of(anatomy: Anatomy) -> Source:
 class AnatomyExplorer(explorer.Explorer):
     """One call as a bar of phases, one bar a kernel: simulator, ours, peers."""
 
-    name = "lab.AnatomyExplorer"
     frames_over = "case"
 
     def controls(self) -> explorer.Knobs:
@@ -193,33 +190,13 @@ def role_figure() -> go.Figure:
     for spans in recorded[:1]:
         label = Source("recorded", card=spans.card, date=spans.date).label
         shown.append((f"{spans.case}: {label}", "recorded", from_zero(spans.timeline)))
-    titles = [title for title, _, _ in shown]
-    figure = make_subplots(rows=len(shown), cols=1, shared_xaxes=True, subplot_titles=titles)
-    for row, (_, kind, timeline) in enumerate(shown, 1):
-        for bar in bars(timeline, kind=kind):
-            bar.showlegend = False
-            # a gap round a bar of two pixels or fewer would hide it
-            thin = max(bar.x) < timeline.makespan / 400
-            bar.marker.line = {"width": 1, "color": bar.marker.color if thin else PAPER}
-            figure.add_trace(bar, row=row, col=1)
-        figure.update_yaxes(
-            tickvals=list(range(4)), ticktext=list(ROLE_LANES), range=[3.6, -0.6], row=row, col=1
-        )
     end = "; stamps of a kernel are not recorded yet" if len(shown) == 1 else ""
     paces = " and ".join(
         f"{pace(t):.2f} us a block {kind} (matrix unit busy {busy(t, clock):.0%})"
         for _, kind, t in shown
     )
-    figure.update_layout(
-        template=TEMPLATE,
-        title_text=paces + end,
-        height=110 + 190 * len(shown),
-        barmode="overlay",
-        bargap=0.25,
-        margin={"l": 70, "r": 20, "t": 80, "b": 60},
-    )
+    figure = role_lanes(shown, paces + end, 110 + 190 * len(shown), shared_xaxes=True)
     figure.update_xaxes(title_text="us", row=len(shown), col=1)
-    figure.update_annotations(font={"size": 13, "color": INK})
     return figure
 
 

@@ -69,7 +69,6 @@ class Budget:
 class BudgetExplorer(explorer.Explorer):
     """Stages, rows and warpgroups against 227 KB and 255 registers."""
 
-    name = "lab.BudgetExplorer"
     source = formula("sizes")
     frames_over = "stages"
 

@@ -99,7 +99,6 @@ BAR = 14
 class CallsExplorer(explorer.Explorer):
     """One table of calls as bars, a series a kernel and card; the note has both methods."""
 
-    name = "lab.CallsExplorer"
     frames_over = "table"
 
     knobs = explorer.knobs(

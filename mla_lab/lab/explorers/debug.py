@@ -19,7 +19,6 @@ PLAY_MS = 350
 class DebugExplorer(explorer.Explorer):
     """One CTA of keep_ab over emulated steps: warps, barriers, stages, source line; and broken."""
 
-    name = "lab.DebugExplorer"
     source = Source("predicted", detail="emulator")
     frames_over = "broken"
 

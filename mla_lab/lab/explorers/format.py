@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import lru_cache
 from statistics import median
 from typing import Any, NamedTuple
 
@@ -13,8 +12,7 @@ from ...bench.records import problem_of, results
 from ...core.gpu import H200
 from ...core.problem import Problem
 from .. import explorer
-from ..card import measured_card
-from ..measuring import OURS, measure, runs
+from ..measuring import OURS, live_us, measured_card, runs
 from ..session import gpu_name
 from ..source import Source, formula
 from ..style import BLUE, GREEN, INK, hatch, new_figure
@@ -77,17 +75,9 @@ def recorded_times() -> dict[Problem, Time]:
     return found
 
 
-@lru_cache(maxsize=64)
-def live_us(name: str, batch: int, heads: int) -> float | None:
-    """Microseconds of a format on this machine's GPU, once a process; None where it cannot."""
-    return measure(format_case(name, batch, heads)).us if gpu_name() else None
-
-
 def live_times(batch: int, heads: int) -> dict[str, float]:
     """Each format measured on this machine's GPU; nothing where there is none."""
-    if not gpu_name():
-        return {}
-    times = {name: live_us(name, batch, heads) for name in FORMATS}
+    times = {name: live_us(format_case(name, batch, heads)) for name in FORMATS}
     return {name: us for name, us in times.items() if us is not None}
 
 
@@ -116,7 +106,6 @@ def format_table(batch: int = 64) -> Table:
 class FormatExplorer(explorer.Explorer):
     """A bar a format: the card's floor hatched, the recorded time solid, a live one beside it."""
 
-    name = "lab.FormatExplorer"
     source = formula("floors: bytes and operations")
     frames_over = "heads"
 

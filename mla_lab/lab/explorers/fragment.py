@@ -21,7 +21,6 @@ SHOWN_ROWS = 16
 class FragmentExplorer(explorer.Explorer):
     """One warp's sixteen rows of the accumulator; the chosen thread's values are outlined."""
 
-    name = "lab.FragmentExplorer"
     source = formula("PTX ISA")
     frames_over = "lane"
 

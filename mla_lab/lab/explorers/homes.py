@@ -74,7 +74,6 @@ def _tensor_memory(x: float, y: float, tile: tile_homes.Tile, at: tile_homes.Pla
 class HomeExplorer(explorer.Explorer):
     """The same element on both cards; orange is all that its thread, or its lane, holds."""
 
-    name = "lab.HomeExplorer"
     source = formula("PTX ISA, emulator")
     frames_over = "tile"
 

@@ -21,7 +21,6 @@ CLASSES = ("matrix", "shared", "global", "barrier", "special function", "shuffle
 class LadderExplorer(explorer.Explorer):
     """Microseconds of every step in one case, predicted and recorded, on a logarithmic axis."""
 
-    name = "lab.LadderExplorer"
     frames_over = "case"
 
     knobs = explorer.knobs(
@@ -85,7 +84,6 @@ def _title(case: str) -> str:
 class LadderXray(explorer.Explorer):
     """Instructions of a step and of the one before, by class; the note has the idea."""
 
-    name = "lab.LadderXray"
     frames_over = "step"
 
     knobs = explorer.knobs(step=explorer.choice("step", LABELS[1:], LABELS[4], "330px"))

@@ -2,40 +2,26 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
-from ...core.errors import MlaLabError, Unsupported, invalid
+from ...core.errors import MlaLabError, Unsupported
 from ...cute import layout_algebra as live
 from .. import explorer
 from ..layout import Layout, coalesce, complement, compose, divide, flatten
 from ..source import formula
 from ..svg import Cell, Svg, document, grid, label, ramp, row_of, tint
 
-#: what the explorer can do, and CuTe's name for it
-OPERATIONS = {
-    "show A": "layout",
-    "coalesce A": "coalesce",
-    "A after B": "composition",
-    "what A leaves out": "complement",
-    "divide A by tiles B": "logical_divide",
+#: what the explorer can do, CuTe's name for it, and the result by this package's algebra
+OPERATIONS: dict[str, tuple[str, Callable[[Layout, Layout], Layout]]] = {
+    "show A": ("layout", lambda a, b: a),
+    "coalesce A": ("coalesce", lambda a, b: coalesce(a)),
+    "A after B": ("composition", compose),
+    "what A leaves out": ("complement", lambda a, b: complement(a, b.size)),
+    "divide A by tiles B": ("logical_divide", divide),
 }
 #: cells beyond this are too many to read
 MAX_CELLS = 512
-
-
-def apply(operation: str, a: Layout, b: Layout) -> Layout:
-    """The result of `operation` on layouts A and B, by this package's algebra."""
-    if operation == "show A":
-        return a
-    if operation == "coalesce A":
-        return coalesce(a)
-    if operation == "A after B":
-        return compose(a, b)
-    if operation == "what A leaves out":
-        return complement(a, b.size)
-    if operation == "divide A by tiles B":
-        return divide(a, b)
-    raise invalid("operation", repr(operation), tuple(OPERATIONS))
 
 
 def ask_cute(operation: str, a: Layout, b: Layout) -> live.LiveLayout:
@@ -44,7 +30,7 @@ def ask_cute(operation: str, a: Layout, b: Layout) -> live.LiveLayout:
     if operation in ("A after B", "divide A by tiles B"):
         pairs.append((b.shape, b.stride))
     cosize = b.size if operation == "what A leaves out" else 0
-    return live.evaluate(OPERATIONS[operation], *pairs, cosize=cosize)
+    return live.evaluate(OPERATIONS[operation][0], *pairs, cosize=cosize)
 
 
 def picture(layout: Layout, name: str, *, color_by_tile: bool = False) -> Svg:
@@ -81,7 +67,6 @@ def picture(layout: Layout, name: str, *, color_by_tile: bool = False) -> Svg:
 class LayoutExplorer(explorer.Explorer):
     """Two layouts as text, an operation between them, the result as a grid, and CuTe's answer."""
 
-    name = "lab.LayoutExplorer"
     source = formula("own algebra")
     frames_over = "operation"
 
@@ -110,7 +95,8 @@ class LayoutExplorer(explorer.Explorer):
         a, b = Layout.of("1:0"), Layout.of("1:0")
         try:
             a, b = Layout.of(state["a"]), Layout.of(state["b"])
-            return a, b, apply(state["operation"], a, b)
+            _, result = OPERATIONS[state["operation"]]
+            return a, b, result(a, b)
         except MlaLabError as error:
             return a, b, error
 

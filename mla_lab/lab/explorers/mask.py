@@ -40,7 +40,6 @@ def depths(parent: list[int]) -> list[int]:
 class MaskExplorer(explorer.Explorer):
     """The tree left, its mask right; the chosen row's path is outlined in both."""
 
-    name = "lab.MaskExplorer"
     source = formula("packed bits")
     frames_over = "row"
 

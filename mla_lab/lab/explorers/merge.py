@@ -9,12 +9,11 @@ from typing import Any
 import numpy as np
 import plotly.graph_objects as go
 import torch
-from plotly.subplots import make_subplots
 
 from ...reference.mla import merge_partials
 from .. import explorer
 from ..source import formula
-from ..style import INK, PALETTE, PAPER, TEMPLATE
+from ..style import INK, PALETTE, PAPER, panels
 
 NUM_TOKENS = 48
 
@@ -58,7 +57,6 @@ def tokens(seed: int, sharpness: float) -> tuple[np.ndarray, np.ndarray]:
 class MergeExplorer(explorer.Explorer):
     """Scores of 48 tokens by split; beside them the share of tokens and weight of each split."""
 
-    name = "lab.MergeExplorer"
     source = formula("float64")
     frames_over = "splits"
 
@@ -84,12 +82,15 @@ class MergeExplorer(explorer.Explorer):
         whole = attend(scores, values, 0, NUM_TOKENS)
         gap = max(np.abs(out - whole.out).max(), abs(lse - whole.lse))
         best = int(weights.argmax())
-        figure = make_subplots(
-            rows=1,
+        figure = panels(
+            f"Split {best} has {weights[best]:.0%} of the weight; "
+            f"merged and whole differ by {gap:.1e}",
+            ("score of each token, coloured by split", "what each split brings"),
+            height=400,
+            margin={"l": 60, "r": 16, "t": 84, "b": 90},
             cols=2,
             column_widths=[0.62, 0.38],
             horizontal_spacing=0.09,
-            subplot_titles=("score of each token, coloured by split", "what each split brings"),
         )
         for i, part in enumerate(partials):
             figure.add_bar(
@@ -114,17 +115,9 @@ class MergeExplorer(explorer.Explorer):
         figure.add_bar(
             x=names, y=weights, name="weight in the merge", marker_color=colors, row=1, col=2
         )
-        figure.update_layout(
-            template=TEMPLATE,
-            height=400,
-            margin={"l": 60, "r": 16, "t": 84, "b": 90},
-            title_text=f"Split {best} has {weights[best]:.0%} of the weight; "
-            f"merged and whole differ by {gap:.1e}",
-        )
         figure.update_xaxes(title_text="token", col=1)
         figure.update_xaxes(title_text="split, and its lse", type="category", tickangle=0, col=2)
         figure.update_xaxes(tickfont={"size": 12}, col=2)
         figure.update_yaxes(title_text="score", col=1)
         figure.update_yaxes(range=[0, 1], tickformat=".0%", col=2)
-        figure.update_annotations(font={"size": 13, "color": INK})
         return figure

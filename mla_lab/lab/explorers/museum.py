@@ -12,7 +12,6 @@ from ..svg import Svg
 class MuseumExplorer(explorer.Explorer):
     """Twelve bugs, each run when the museum opens."""
 
-    name = "lab.MuseumExplorer"
     source = Source("predicted", detail="emulator")
     frames_over = "bug"
     knobs = explorer.knobs(bug=explorer.choice("bug", museum.NAMES, museum.NAMES[0], "340px"))

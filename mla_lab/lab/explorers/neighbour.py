@@ -45,7 +45,6 @@ def pieces(plan: Plan) -> list[tuple[int, int]]:
 class NeighbourExplorer(explorer.Explorer):
     """The splits of one request as coloured strips, one strip a policy."""
 
-    name = "lab.NeighbourExplorer"
     source = formula("plan")
     frames_over = "neighbours"
 

@@ -18,7 +18,6 @@ _TILE_HEIGHT = 46.0
 class PageExplorer(explorer.Explorer):
     """One request on random pages; a tile's boxes are outlined in both rows."""
 
-    name = "lab.PageExplorer"
     source = formula("boxes of a block table")
     frames_over = "page_size"
 

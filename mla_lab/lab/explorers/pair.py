@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from html import escape
 from typing import Any
 
 from .. import explorer, pair_film
+from ..film_picture import LEFT, PLOT, TOP, WIDTH, lane, legend, path, shape
 from ..pair_film import PairFilm
 from ..source import Source
 from ..style import BLUE, GREEN, GREY, INK, ORANGE, PAGE_INK, PAGE_PAPER, PAGE_TINT, SKY
 from ..svg import Svg, document, label
 
-WIDTH, LEFT, TOP, LANE, REGION = 960, 158, 58, 18, 26
-PLOT = WIDTH - LEFT - 12
+LANE, REGION = 18, 26
+#: lanes below the warps: label, track of the film, colour
+UNITS = (("TMA copies", "copies", SKY), ("tensor core", "tensor core", GREEN))
 COLORS = {"softmax": ORANGE, "MMA": BLUE, "producer": SKY}
 #: state of a region -> fill
 FILLS = {"written": "#F0BE9A", "unread": "#A8DCCB", "sum": "#A8DCCB", "read": PAGE_PAPER}
@@ -24,41 +25,21 @@ WORDS = {
     "read": "read: free for the next product",
 }
 LEGEND = (
-    ("softmax", ORANGE), ("MMA warp", BLUE), ("producer", SKY), ("tensor core", GREEN),
-    ("waits", GREY), ("being written", "#F0BE9A"), ("holds", "#A8DCCB"), ("read", PAGE_PAPER),
+    ("softmax", ORANGE, 1.0), ("MMA warp", BLUE, 1.0), ("producer", SKY, 1.0),
+    ("tensor core", GREEN, 1.0), ("waits", GREY, 1.0), ("being written", "#F0BE9A", 1.0),
+    ("holds", "#A8DCCB", 1.0), ("read", PAGE_PAPER, 1.0),
 )  # fmt: skip
-
-
-def _path(spans: Iterable[tuple[float, float]], y: float, height: float, end: int) -> str:
-    scale = PLOT / end
-    return "".join(
-        f"M{LEFT + a * scale:.1f} {y:.1f}h{max(0.7, (b - a) * scale):.1f}v{height:.1f}"
-        f"h-{max(0.7, (b - a) * scale):.1f}z"
-        for a, b in spans
-    )
-
-
-def _shape(path: str, fill: str, more: str = "") -> str:
-    return f'<path d="{path}" fill="{fill}" {more}/>' if path else ""
 
 
 def _warps(film: PairFilm) -> list[str]:
     parts = []
     for warp, role in enumerate(pair_film.ROLES):
-        y = TOP + warp * LANE
-        mine = [s for s in film.spans if s.track == f"warp {warp}"]
-        runs = [(s.begin, s.end) for s in mine if s.kind == "run"]
-        waits = [(s.begin, s.end) for s in mine if s.kind == "wait"]
-        parts.append(_shape(_path(waits, y + 7, 3, film.end), GREY, 'fill-opacity="0.6"'))
-        parts.append(_shape(_path(runs, y + 2, LANE - 4, film.end), COLORS[role]))
-        parts.append(label(LEFT - 8, y + LANE / 2, f"warp {warp}: {role}", size=11, anchor="end"))
-    for i, (name, track, color) in enumerate(
-        (("TMA copies", "copies", SKY), ("tensor core", "tensor core", GREEN))
-    ):
-        y = TOP + (len(pair_film.ROLES) + i) * LANE
-        spans = [(s.begin, s.end) for s in film.spans if s.track == track]
-        parts.append(_shape(_path(spans, y + 2, LANE - 4, film.end), color))
-        parts.append(label(LEFT - 8, y + LANE / 2, name, size=11, anchor="end"))
+        y, track = TOP + warp * LANE, f"warp {warp}"
+        waits = [(s.begin, s.end) for s in film.spans if s.track == track and s.kind == "wait"]
+        parts.append(shape(path(waits, y + 7, 3, film.end), GREY, 0.6))
+        parts.append(lane(film, y, LANE, f"warp {warp}: {role}", track, COLORS[role]))
+    for i, unit in enumerate(UNITS, len(pair_film.ROLES)):
+        parts.append(lane(film, TOP + i * LANE, LANE, *unit))
     return parts
 
 
@@ -68,11 +49,11 @@ def _regions(film: PairFilm, top: float) -> list[str]:
         y = top + i * REGION
         words = f"{name}: columns {first}-{last - 1}"
         parts.append(label(LEFT - 8, y + REGION / 2, words, size=11, anchor="end"))
-        more = 'stroke="#8A8A8A" stroke-dasharray="3 3"'
-        parts.append(_shape(_path([(0, film.end)], y + 2, REGION - 5, film.end), "none", more))
+        whole = path([(0, film.end)], y + 2, REGION - 5, film.end)
+        parts.append(shape(whole, "none", more=f'stroke="{GREY}" stroke-dasharray="3 3"'))
         for held in film.held(name):
-            path = _path([held[:2]], y + 2, REGION - 5, film.end)
-            parts.append(_shape(path, FILLS[held.state], f'stroke="{INK}"'))
+            drawn = path([held[:2]], y + 2, REGION - 5, film.end)
+            parts.append(shape(drawn, FILLS[held.state], more=f'stroke="{INK}"'))
             words = f"{held.what}, read" if held.state == "read" else held.what
             if (held.end - held.begin) * scale > 5.5 * len(words):
                 ink = PAGE_INK if held.state == "read" else INK
@@ -97,13 +78,8 @@ def lanes(film: PairFilm, slot: int) -> Svg:
         f"{film.tiles} tiles in {film.end:,} slots: {len(film.findings)} findings, "
         f"the result is {word}"
     )
-    body, x = [label(8, 14, alt, size=15, anchor="start")], float(LEFT)
-    for name, color in LEGEND:
-        body.append(
-            f'<rect x="{x}" y="34" width="12" height="11" fill="{color}" stroke="#8A8A8A"/>'
-        )
-        body.append(label(x + 17, 40, name, size=11, anchor="start"))
-        x += 34 + 6.2 * len(name)
+    body = [label(8, 14, alt, size=15, anchor="start")]
+    body.append(legend(LEGEND, 34, f'stroke="{GREY}"'))
     body += [*_warps(film), *_regions(film, regions), *_commits(film, commits)]
     at = LEFT + slot * PLOT / film.end
     body.append(
@@ -135,7 +111,6 @@ def states(film: PairFilm, slot: int) -> str:
 class PairExplorer(explorer.Explorer):
     """One CTA of the SM100 kernel over emulated steps."""
 
-    name = "lab.PairExplorer"
     source = Source("predicted", detail="emulator")
 
     def controls(self) -> explorer.Knobs:

@@ -19,7 +19,6 @@ _LANES = ("load", "QK", "softmax", "PV")
 class PipelineExplorer(explorer.Explorer):
     """Clocks of each role and the ring's size; lanes are the roles, one bar a block."""
 
-    name = "lab.PipelineExplorer"
     source = PREDICTED
     frames_over = "stages"
 

@@ -35,7 +35,6 @@ def summary(plan: Plan, timeline: Timeline) -> str:
 class PlanExplorer(explorer.Explorer):
     """Lengths, heads, card and two policies; the picture is both Gantt charts on one axis."""
 
-    name = "lab.PlanExplorer"
     source = PREDICTED
     frames_over = "batch"
 

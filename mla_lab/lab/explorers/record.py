@@ -7,6 +7,7 @@ from typing import Any
 
 import plotly.graph_objects as go
 
+from ...bench.cases import Case, uniform_case
 from ...bench.records import medians
 from ...bench.report import HEADLINES, find_headline
 from ...core.gpu import H200
@@ -15,8 +16,7 @@ from ...plan.choose import choose
 from ...simulate import simulate
 from ...simulate.recorded import recorded
 from .. import explorer
-from ..card import measured_card
-from ..measuring import ANCHOR, OURS, decode_case, headline_run, measure, runs
+from ..measuring import ANCHOR, OURS, headline_run, live_us, measured_card, runs
 from ..session import gpu_name
 from ..source import PREDICTED
 from ..style import (
@@ -57,12 +57,6 @@ def predicted_us(problem: Problem) -> float:
     return simulate(choice.plan(problem), constants, cluster=choice.config.cluster).makespan
 
 
-@lru_cache(maxsize=64)
-def live_us(batch: int, q_len: int, heads: int, kv_len: int) -> float | None:
-    """Microseconds of our kernel on this machine's GPU, once a process; None where it cannot."""
-    return measure(decode_case(batch, q_len, heads, kv_len)).us if gpu_name() else None
-
-
 def simulator_errors() -> Table:
     """How far the simulator is off where it was not fitted; beside it a model of two numbers."""
     rows = [
@@ -100,7 +94,6 @@ def _planned() -> tuple[Medians, str]:
 class RecordExplorer(explorer.Explorer):
     """Microseconds over the batch: the card's floor, the prediction, and every recorded peer."""
 
-    name = "lab.RecordExplorer"
     source = PREDICTED
     frames_over = "kv_len"
 
@@ -122,7 +115,7 @@ class RecordExplorer(explorer.Explorer):
         unit = floors if state["over_floor"] else dict.fromkeys(BATCHES, 1.0)
         predictions = {b: predicted_us(p) for b, p in problems.items()}
         furthest = max(BATCHES, key=lambda b: predictions[b] / floors[b])
-        recorded_us = _recorded()[0].get((self.case(state, furthest), OURS))
+        recorded_us = _recorded()[0].get((self.case(state, furthest).name, OURS))
         times = f"{predictions[furthest] / floors[furthest]:.1f}x predicted"
         if recorded_us:
             times += f", {recorded_us / floors[furthest]:.1f}x recorded"
@@ -136,7 +129,7 @@ class RecordExplorer(explorer.Explorer):
         self._add(figure, predictions, unit, ("simulator", RED, "dash", "triangle-up"))
         self._add_recorded(figure, state, unit)
         if state["live"]:
-            live = {b: live_us(b, state["q_len"], state["heads"], state["kv_len"]) for b in LIVE}
+            live = {b: live_us(self.case(state, b)) for b in LIVE}
             here = {b: us for b, us in live.items() if us is not None}
             if here:
                 self._add(figure, here, unit, ("ours, measured here, now", BLUE, "solid", "star"))
@@ -156,14 +149,14 @@ class RecordExplorer(explorer.Explorer):
             line = (f"ours with a host plan, {label}", BLUE, "dot", "circle-open")
             drawn.append((us, OURS, line))
         for us, peer, line in drawn:
-            cases = {b: (self.case(state, b), peer) for b in BATCHES}
+            cases = {b: (self.case(state, b).name, peer) for b in BATCHES}
             known = {b: us[key] for b, key in cases.items() if key in us}
             if known:
                 self._add(figure, known, unit, line)
 
-    def case(self, state: dict[str, Any], batch: int) -> str:
-        """The benchmark's name of a case."""
-        return decode_case(batch, state["q_len"], state["heads"], state["kv_len"]).name
+    def case(self, state: dict[str, Any], batch: int) -> Case:
+        """The benchmark's case of a batch."""
+        return uniform_case(batch, state["q_len"], state["heads"], state["kv_len"])
 
     def _add(
         self,

@@ -49,7 +49,6 @@ def rounding_lines(inputs: str, question: str) -> Lines:
 class RoundingExplorer(explorer.Explorer):
     """Error over the kv length, a line for each granularity or way to round weights."""
 
-    name = "lab.RoundingExplorer"
     source = formula("a kernel's roundings in float64")
     frames_over = "inputs"
 

@@ -50,7 +50,6 @@ def byte_of(value: float) -> str:
 class SplitExplorer(explorer.Explorer):
     """The scaled number, its first term, what that leaves, and the second term, in columns."""
 
-    name = "lab.SplitExplorer"
     source = formula("x = hi + lo / 16")
     frames_over = "top"
 

@@ -18,7 +18,6 @@ _GROUPS = banks.NUM_BANKS * banks.BANK_BYTES // banks.VECTOR_BYTES
 class SwizzleExplorer(explorer.Explorer):
     """Eight rows of an atom: logical place left, bank groups right, one access outlined."""
 
-    name = "lab.SwizzleExplorer"
     source = formula("bank arithmetic")
     frames_over = "bits"
 

@@ -19,7 +19,6 @@ OWN, KEPT, REFUSED = tint(0), tint(2), tint(5)
 class TextExplorer(explorer.Explorer):
     """Steps through generated letters; every draft length is decoded once, when it is created."""
 
-    name = "lab.TextExplorer"
     source = Source("measured", detail="decoded here")
     frames_over = "step"
 

@@ -31,7 +31,6 @@ def describe(kv_format: str, byte: int) -> str:
 class TokenExplorer(explorer.Explorer):
     """A token in three formats on one scale; below, sixteen bytes of the chosen one."""
 
-    name = "lab.TokenExplorer"
     source = formula("formats of the cache")
     frames_over = "kv_format"
 

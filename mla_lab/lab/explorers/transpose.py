@@ -63,7 +63,6 @@ def token_order() -> list[int]:
 class TransposeExplorer(explorer.Explorer):
     """V in shared memory left; a lane's registers after each of the two instructions right."""
 
-    name = "lab.TransposeExplorer"
     source = formula("PTX ISA")
     frames_over = "lane"
 

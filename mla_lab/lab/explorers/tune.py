@@ -9,7 +9,6 @@ from typing import Any
 
 import ipywidgets as widgets
 import plotly.graph_objects as go
-from plotly.subplots import make_subplots
 
 from ...core.models import MODELS, get_model
 from ...workload import DecodeStep
@@ -17,7 +16,7 @@ from .. import explorer, serving_day
 from ..lengths import open_trace
 from ..predicted import PLAIN
 from ..source import PREDICTED
-from ..style import BLUE, GREEN, INK, ORANGE, RED, TEMPLATE, hatch, ink_on
+from ..style import BLUE, GREEN, INK, ORANGE, RED, hatch, ink_on, panels
 
 RANKS = (1, 2, 4, 8)
 STEP_MS = (10, 20, 30, 50, 80)
@@ -28,7 +27,6 @@ FILE = "step.jsonl"
 class TuneExplorer(explorer.Explorer):
     """A trace, a model and a moment; policies, formats and drafts of the step at that moment."""
 
-    name = "lab.TuneExplorer"
     source = PREDICTED
     frames_over = "moment"
 
@@ -58,16 +56,19 @@ class TuneExplorer(explorer.Explorer):
         return serving_day.problem_of(self.step(state), model, state["tp"], drafts, kind)
 
     def figure(self, state: dict[str, Any]) -> go.Figure:
-        figure = make_subplots(
-            rows=2,
-            cols=3,
-            specs=[[{"colspan": 3}, None, None], [{}, {}, {}]],
-            subplot_titles=(
+        figure = panels(
+            self.finding(state),
+            (
                 "requests that decode",
                 "policies, bf16 on an H200: us a layer",
                 "formats: us a layer",
                 "drafts: us a layer and token",
             ),
+            height=520,
+            margin={"l": 50, "r": 16, "t": 74, "b": 40},
+            rows=2,
+            cols=3,
+            specs=[[{"colspan": 3}, None, None], [{}, {}, {}]],
             vertical_spacing=0.2,
             horizontal_spacing=0.07,
         )
@@ -75,14 +76,7 @@ class TuneExplorer(explorer.Explorer):
         self._draw_policies(figure, state)
         self._draw_formats(figure, state)
         self._draw_drafts(figure, state)
-        figure.update_layout(
-            template=TEMPLATE,
-            title_text=self.finding(state),
-            height=520,
-            showlegend=False,
-            margin={"l": 50, "r": 16, "t": 74, "b": 40},
-        )
-        figure.update_annotations(font={"size": 13, "color": INK})
+        figure.update_layout(showlegend=False)
         return figure
 
     def finding(self, state: dict[str, Any]) -> str:

@@ -42,7 +42,6 @@ def card_of(plan: Plan, sms: int) -> Constants:
 class WaveExplorer(explorer.Explorer):
     """Requests on SMs: whole tiles or split ones, one CTA a tile or persistent workers."""
 
-    name = "lab.WaveExplorer"
     source = PREDICTED
     frames_over = "batch"
 

@@ -28,7 +28,6 @@ CLASSES = (
 class XrayExplorer(explorer.Explorer):
     """Instruction classes of two kernels as bars; the note has the resources of both."""
 
-    name = "lab.XrayExplorer"
     frames_over = "right"
 
     def controls(self) -> explorer.Knobs:

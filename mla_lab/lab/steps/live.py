@@ -7,25 +7,25 @@ from statistics import median
 from typing import Any
 
 import torch
+from IPython.display import HTML
 from torch import Tensor
 
 from ...jit import load
 from ..session import gpu_name
 from .kernel import StepKernel, solution
 from .outcome import compare
-from .report import Page
 from .trials import trial
 
 #: launches that are timed, each by events of its own
 LAUNCHES = 50
 
 
-def live(kernel: StepKernel) -> Page:
+def live(kernel: StepKernel) -> HTML:
     """Launch a step on the Hopper card of this machine; without one a sentence says so. Until the
     reader's functions are written, the author's kernel is launched.
     """
     if not torch.cuda.is_available() or torch.cuda.get_device_capability() != (9, 0):
-        return Page(
+        return HTML(
             "<div>No Hopper card here: what ran is the emulator. On one, this cell launches the "
             "same machine code, compares and times it.</div>"
         )
@@ -34,7 +34,7 @@ def live(kernel: StepKernel) -> Page:
         shown, whose = solution(kernel.step.number), "The author's kernel, until yours is written. "
     wrong, microseconds = launch(shown)
     verdict = "; ".join(map(str, wrong)) or "the same numbers as expected"
-    return Page(
+    return HTML(
         f"<div>{whose}<b>{escape(gpu_name())}</b>: {escape(verdict)}; median of {LAUNCHES} "
         f"launches, each alone: {microseconds:.1f} us.</div>"
     )

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass
 from html import escape
+
+from IPython.display import HTML
 
 from ...xray import KernelReport
 from ...xray.opcodes import OTHER, ptx_class
@@ -19,32 +20,22 @@ _WARN = "border-left:5px solid #D55E00;padding:4px 10px;margin:4px 0"
 _GOOD = "border-left:5px solid #009E73;padding:4px 10px;margin:4px 0"
 
 
-@dataclass(frozen=True)
-class Page:
-    """HTML that a notebook shows."""
-
-    html: str
-
-    def _repr_html_(self) -> str:
-        return self.html
-
-
-def report(kernel: StepKernel) -> Page:
+def report(kernel: StepKernel) -> HTML:
     """Registers, spills, machine code, PTX against the step before, and hazards of a kernel."""
     if kernel.unfinished:
         names = ", ".join(f"<code>{name}</code>" for name in kernel.unfinished)
-        return Page(f"<div style='{_WARN}'>Nothing to report yet: {names} still to write.</div>")
+        return HTML(f"<div style='{_WARN}'>Nothing to report yet: {names} still to write.</div>")
     try:
         found = kernel.xray
     except DoesNotCompile as error:
-        return Page(f"<div style='{_WARN}'><b>Not compiled.</b> {escape(str(error))}</div>")
+        return HTML(f"<div style='{_WARN}'><b>Not compiled.</b> {escape(str(error))}</div>")
     parts = [_hazards(kernel), facts_table(kernel)._repr_html_()]
     parts.append(machine_table(found)._repr_html_())
     if kernel.step.before:
         parts.append(change_table(kernel)._repr_html_())
     style = "display:flex;flex-wrap:wrap;gap:8px 30px;align-items:flex-start"
     blocks = "".join(f"<div>{part}</div>" for part in parts[1:])
-    return Page(f"{parts[0]}<div style='{style}'>{blocks}</div>")
+    return HTML(f"{parts[0]}<div style='{style}'>{blocks}</div>")
 
 
 def _hazards(kernel: StepKernel) -> str:

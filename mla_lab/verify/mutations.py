@@ -51,16 +51,16 @@ REASONS: dict[tuple[str, str], str] = {
         "swap_ab_kernel with multicast: the cluster barrier that all threads pass next orders the "
         "initialisation of mbarriers as well"
     ),
-    ("named barrier", "keep_ab_sm90/tile_scheduler.py"): (
+    ("named barrier", "rows_on_m/work_records.py"): (
         "merge, of workers with more work tiles than records: the barriers of the roles' end and "
         "of the merge before lie between the last read of a record and its next write"
     ),
-    ("warp barrier", "keep_ab_sm90/tile_scheduler.py"): (
+    ("warp barrier", "rows_on_m/work_records.py"): (
         "record, in a merge: a barrier of all threads follows before anybody reads the record"
     ),
     ("mbarrier wait", "mla_sm100/producer.py"): FIRST_KEYS,
-    ("mbarrier wait", "keep_ab_sm90/tile_scheduler.py"): FIRST_KEYS,
-    ("cluster barrier", "keep_ab_sm90/epilogue_store.py"): (
+    ("mbarrier wait", "rows_on_m/work_records.py"): FIRST_KEYS,
+    ("cluster barrier", "rows_on_m/epilogue_store.py"): (
         "decode_kernel: of a CTA's last tile both CTAs wait for o_full, which lies behind all "
         "arrivals and products of the pair; tcgen05.dealloc is a step of both CTAs' warps"
     ),

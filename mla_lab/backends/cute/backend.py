@@ -150,7 +150,7 @@ def _format_reason(problem: Problem) -> str | None:
     if dims != (LATENT_DIM, ROPE_DIM):
         return f"latent and rope dims {dims}; its kernels have {(LATENT_DIM, ROPE_DIM)}"
     if problem.batch > MAX_BATCH:
-        return f"a batch of {problem.batch}; the device planner takes up to {MAX_BATCH}"
+        return f"a batch of {problem.batch}; its kernels take up to {MAX_BATCH}"
     operands = FORMATS.get((problem.q_dtype, problem.kv_format))
     if operands is not None and problem.out_dtype in OUTS[operands]:
         return None

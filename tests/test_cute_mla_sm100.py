@@ -70,10 +70,12 @@ def test_recordings_have_sixteen_bits_eight_bits_and_both_with_a_draft_mask() ->
 def test_a_build_of_this_source_is_right() -> None:
     """The recorded calls are of earlier sources; this one is compiled here."""
     config = sm100_lists.build_of("bf16", "bf16", 64)
-    problem = problem_for(config, (330, 77), heads=64, q_len=2)
     kernel = EmulatedKernel.of(jit.compile(config, "sm_100a"), Options(check=True))
-    for splits in (0, 2):
-        call = make_call(config, problem, splits)
+    found = problem_for(config, (330, 77), heads=64, q_len=2), 0, 0
+    # each worker has four work tiles, one more than there are records
+    planned = problem_for(config, (700,), heads=128, q_len=4), 2, 2
+    for problem, splits, workers in (found, planned):
+        call = make_call(config, problem, splits, workers=workers)
         kernel(*call.args)
         assert kernel.run.findings == [] and is_right(call)
 

@@ -146,6 +146,7 @@ def mma_warp(cta: Cta):
     for index in cutlass.range(cta.plan.first, cta.plan.last, unroll=1):
         s.work_full.wait(index % RECORDS, (index // RECORDS) & 1)
         count = tiles_of(read_work(g, s, index))
+        cute.arch.sync_warp()  # all lanes have read the record before one of them arrives
         operand_ready(cta, s.q_pipe.full, 0, index & 1)
         qk(cta, tile, count == 1)
         for t in cutlass.range(count, unroll=1):

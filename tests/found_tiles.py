@@ -70,6 +70,17 @@ class Batch:
         )
         return replace(cls.drawn(rng, workers, most), costs=cuts)
 
+    def of_tiles(self, most: int) -> Batch:
+        """The first requests, and of 16 heads, where the plan of all would have more tiles."""
+        batch = self
+        if len(batch.plan.tiles) > most:
+            batch = replace(batch, problem=replace(batch.problem, heads=16))
+        while len(batch.plan.tiles) > most:
+            half = slice(batch.problem.batch // 2)
+            q_lens, kv_lens = batch.problem.q_lens[half], batch.problem.kv_lens[half]
+            batch = replace(batch, problem=replace(batch.problem, q_lens=q_lens, kv_lens=kv_lens))
+        return batch
+
     @property
     def plan(self) -> Plan:
         """The rule's."""

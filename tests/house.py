@@ -39,6 +39,7 @@ def module_name(path: Path) -> str:
     return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
 
 
+@cache
 def package_modules() -> dict[str, Path]:
     """Every module of the package by its name."""
     return {module_name(p): p for p in sorted(PACKAGE.rglob("*.py"))}

@@ -80,9 +80,7 @@ def inputs_of(problem: Problem, *features: str, seed: int = 1) -> DecodeInputs:
 
 
 def native(inputs: DecodeInputs, **more: Any) -> Any:
-    arguments = inputs.contract_args()
-    del arguments["qk_nope_head_dim"]
-    return decode.decode(**{**arguments, "backend": "cuda", **more})
+    return decode.decode(**{**inputs.contract_args(), "backend": "cuda", **more})
 
 
 def check(inputs: DecodeInputs, result: Any, limit: float = 4e-3) -> None:
@@ -310,7 +308,7 @@ def test_other_cards_are_taken(gpu: Gpu) -> None:
 def test_auto_takes_it_where_the_cute_kernels_do_not(kernels: Made) -> None:
     inputs = inputs_of(Problem.uniform(2, 1, 130, 16, kv_format="e4m3"))
     arguments = inputs.contract_args()
-    del arguments["qk_nope_head_dim"], arguments["workspace_buffer"]
+    del arguments["workspace_buffer"]
     given = validate.form_of(native_args(**arguments))
     taken = [v.name for v in backends.explain(given) if v.taken]
     assert taken in (["cute"], ["cuda"])

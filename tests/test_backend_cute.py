@@ -67,9 +67,7 @@ def inputs_of(problem: Problem, *features: str, seed: int = 1) -> DecodeInputs:
 
 
 def native(inputs: DecodeInputs, **more: Any) -> Any:
-    arguments = inputs.contract_args()
-    del arguments["qk_nope_head_dim"]
-    return decode.decode(**{**arguments, "backend": "cute", **more})
+    return decode.decode(**{**inputs.contract_args(), "backend": "cute", **more})
 
 
 def check(inputs: DecodeInputs, result: Any) -> None:

@@ -41,7 +41,6 @@ FORMATS = [
 def call(inputs: DecodeInputs, **more) -> tuple[torch.Tensor, torch.Tensor]:
     """out and lse of the torch backend."""
     arguments = inputs.contract_args() | {"return_lse": True, "backend": "torch"} | more
-    del arguments["qk_nope_head_dim"]
     out, lse = decode(**arguments)
     return out, lse
 

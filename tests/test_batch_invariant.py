@@ -19,7 +19,6 @@ FORMATS = [("fp32", "fp32"), ("bf16", "bf16"), ("bf16", "fp8_656"), ("e4m3", "e4
 def call(inputs: DecodeInputs, batch_invariant: bool = True) -> list[tuple[bytes, bytes]]:
     """The bits of out and lse of each request."""
     arguments = inputs.contract_args() | {"return_lse": True, "workspace_buffer": None}
-    del arguments["qk_nope_head_dim"]
     out, lse = decode(**arguments, batch_invariant=batch_invariant)
     heads, latent = out.shape[-2:]
     outs = out.reshape(-1, heads, latent).split(inputs.problem.q_lens)

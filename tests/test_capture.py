@@ -54,9 +54,7 @@ CALLS: dict[str, tuple[Problem, list[str]]] = {
 
 
 def arguments(inputs: DecodeInputs) -> DecodeArgs:
-    named = inputs.contract_args()
-    del named["qk_nope_head_dim"]
-    return native_args(**named)
+    return native_args(**inputs.contract_args())
 
 
 def definition(inputs: DecodeInputs) -> dict[str, Any]:
@@ -343,7 +341,6 @@ from mla_lab.core.problem import Problem
 from mla_lab.reference.inputs import make_inputs
 from mla_lab.api.decode import decode
 named = make_inputs(Problem((1,), (70,), 4)).contract_args()
-del named["qk_nope_head_dim"]
 decode(**named)
 decode(**named)
 """

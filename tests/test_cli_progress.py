@@ -10,12 +10,14 @@ import pty
 import subprocess
 import sys
 import threading
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from mla_lab import cli
 from mla_lab.cli.commands import _progress, doctor
 from mla_lab.cli.commands._progress import bar
 from mla_lab.core.gpu import Gpu
@@ -169,38 +171,67 @@ def run_on_terminal(*options: str) -> tuple[str, str]:
     return done.stdout, b"".join(seen).decode()
 
 
-def test_decode_shows_a_bar_and_json_stays_clean() -> None:
+def test_decode_shows_a_bar() -> None:
     out, seen = run_on_terminal(*SMALL, "--calls", "2")
     assert "error " in out and "\x1b" not in out
     assert "left" in seen
-    out, seen = run_on_terminal(*SMALL, "--calls", "2", "--json")
+
+
+@pytest.mark.slow
+def test_ranks_show_a_bar(tmp_path: Path) -> None:
+    """Their processes start from the program's own main module."""
+    record = tmp_path / "record.jsonl"
+    sizes = ("--batch", "1", "--kv-len", "64", "--heads", "2", "--rounds", "1")
+    out, seen = run_on_terminal("ranks", str(record), "--device", "cpu", *sizes)
+    assert "left" in seen and "1/1" in seen
+    assert "\x1b" not in out
+    assert all(json.loads(line) for line in record.read_text().splitlines())
+
+
+@pytest.fixture
+def run_here(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> Callable[..., tuple[str, str]]:
+    """stdout, and what a terminal on stderr would show, of a command in this process."""
+
+    def run(*options: str) -> tuple[str, str]:
+        stderr = terminal(monkeypatch)
+        assert cli.main(options) == 0
+        return capsys.readouterr().out, stderr.getvalue()
+
+    return run
+
+
+def test_json_stays_clean(run_here: Callable[..., tuple[str, str]]) -> None:
+    out, seen = run_here(*SMALL, "--calls", "2", "--json")
     assert json.loads(out)["error"]["good"]
     assert seen == ""
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     "command",
     [
         ["bench", "run", "RECORD", "--device", "cpu", "--peers", "torch-eager", "--batch", "1",
          "--heads", "2", "--kv-len", "64", "--rounds", "1", "--quick", "--rotation-mb", "0.1"],
         ["verify", "pairwise", "RECORD", "--device", "cpu", "--only", "0"],
-        ["ranks", "RECORD", "--device", "cpu", "--batch", "1", "--kv-len", "64", "--heads", "2",
-         "--rounds", "1"],
     ],
     ids=lambda command: command[0],
 )  # fmt: skip
-def test_measuring_shows_a_bar(command: list[str], tmp_path: Path) -> None:
+def test_measuring_shows_a_bar(
+    run_here: Callable[..., tuple[str, str]], command: list[str], tmp_path: Path
+) -> None:
     record = tmp_path / "record.jsonl"
-    out, seen = run_on_terminal(*(str(record) if word == "RECORD" else word for word in command))
+    out, seen = run_here(*(str(record) if word == "RECORD" else word for word in command))
     assert "left" in seen and "1/1" in seen
     assert "\x1b" not in out
     assert all(json.loads(line) for line in record.read_text().splitlines())
 
 
 @pytest.mark.compiler
-def test_compiling_shows_a_bar(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_compiling_shows_a_bar(
+    run_here: Callable[..., tuple[str, str]], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     monkeypatch.setenv("MLA_LAB_CACHE_DIR", str(tmp_path))
-    out, seen = run_on_terminal("compile", "--kernel", "cute/empty")
+    out, seen = run_here("compile", "--kernel", "cute/empty")
     assert "left" in seen and "1/1" in seen
     assert "\x1b" not in out

@@ -12,13 +12,16 @@ from mla_lab import jit
 from mla_lab.core.problem import Problem
 from mla_lab.emulate import EmulatedKernel, Options
 from mla_lab.plan.config import KernelConfig
+from mla_lab.plan.fixed_pieces import LEAST_BUNDLES, MOST_PIECES, PieceCuts
 from mla_lab.plan.self_schedule import Costs
-from mla_lab.plan.workspace import KEPT_WORDS
+from mla_lab.plan.workspace import HELD_REQUESTS, KEPT_WORDS
 
 from .found_tiles import Batch, launch, planned
 
 pytestmark = pytest.mark.skipif(shutil.which("g++") is None, reason="needs a C++ compiler")
 WORKERS = 8
+#: of a drawn batch of pieces: each takes milliseconds
+MOST_TILES = 500
 CHEAP = Costs(1, 2)
 
 
@@ -47,15 +50,46 @@ def pieces() -> EmulatedKernel:
     return EmulatedKernel.of(jit.compile(config), Options(check=True))
 
 
+def found_again(pieces: EmulatedKernel, batch: Batch) -> None:
+    """Workers find the plan's pieces, and take them again from the words that they kept."""
+    schedule = torch.zeros(batch.workers * KEPT_WORDS, dtype=torch.int32)
+    for _ in range(2):
+        assert launch(pieces, batch, schedule) == planned(batch)
+        assert pieces.run.findings == []
+
+
 @pytest.mark.parametrize("seed", range(16))
 def test_workers_find_the_pieces_of_a_batch_invariant_call(
     pieces: EmulatedKernel, seed: int
 ) -> None:
-    batch = Batch.of_pieces(random.Random(seed), (16, 17), 40 if seed % 8 else 300)
-    schedule = torch.zeros(17 * KEPT_WORDS, dtype=torch.int32)
-    for _ in range(2):  # found, and kept
-        assert launch(pieces, batch, schedule) == planned(batch)
-    assert pieces.run.findings == []
+    batch = Batch.of_pieces(random.Random(seed), (16, 17, 33), 40)
+    found_again(pieces, batch.of_tiles(MOST_TILES))
+
+
+def test_workers_find_the_pieces_of_more_requests_than_a_warp_holds(
+    pieces: EmulatedKernel,
+) -> None:
+    """In groups of HELD_REQUESTS, of whose second the launch takes none. The last requests of the
+    first and of the third have more pieces than a round. Nothing is bundled, though the workers
+    would suffice: row tiles differ."""
+    kv_lens, q_lens = [70, 200, 0, 40] * 150, [3, 1, 1, 0, 1, 1] * 100
+    q_lens[HELD_REQUESTS : 2 * HELD_REQUESTS] = [1] * HELD_REQUESTS
+    for last in (HELD_REQUESTS - 1, -1):
+        kv_lens[last], q_lens[last] = 131_072, 2
+    problem = Problem(tuple(q_lens), tuple(kv_lens), 16)
+    batch = Batch(problem, 16, 3 * LEAST_BUNDLES, PieceCuts(1, 1, few=False), 0)
+    assert batch.plan.tiles[:, 5].max() == MOST_PIECES
+    found_again(pieces, batch)
+
+
+def test_bundles_find_the_pieces_of_more_requests_than_a_warp_holds(
+    pieces: EmulatedKernel,
+) -> None:
+    """Two row tiles each, by bundles of two workers, and one worker that has none."""
+    kv_lens = tuple(150 if b % 9 == 0 else 64 for b in range(HELD_REQUESTS + 4))
+    problem = Problem((2,) * len(kv_lens), kv_lens, 16)
+    batch = Batch(problem, 16, 2 * LEAST_BUNDLES + 1, PieceCuts(1, 1), 2)
+    found_again(pieces, batch)
 
 
 @pytest.fixture(scope="module")

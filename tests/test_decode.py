@@ -28,9 +28,7 @@ PROBLEM = Problem((2, 1), (100, 7), 4, page_size=32)
 
 
 def arguments(features=(), **changes):
-    given = make_inputs(PROBLEM, 1, features).contract_args() | changes
-    del given["qk_nope_head_dim"]
-    return given
+    return make_inputs(PROBLEM, 1, features).contract_args() | changes
 
 
 def call_of(**given) -> Call:
@@ -290,7 +288,7 @@ def test_debug_argument_beats_the_variable(monkeypatch):
 def test_one_rank_is_no_context_parallelism() -> None:
     """It has every token: any backend may run it, and the lengths of all are its own."""
     inputs = make_inputs(Problem((1, 2), (70, 9), 4), 1, ["lse", "max_q_len"])
-    named = {k: v for k, v in inputs.contract_args().items() if k != "qk_nope_head_dim"}
+    named = inputs.contract_args()
     one = {"enable_dcp": True, "causal_seqlens_kv_global": inputs.seq_lens}
     assert not form_of(native_args(**named, **one)).features.context_parallel
     assert form_of(native_args(**named, **one, cp_world=2)).features.context_parallel

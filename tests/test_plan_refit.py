@@ -30,11 +30,8 @@ PLANS = [
 def run(problem: Problem, plan: Plan, **more: Any) -> tuple[Any, Any]:
     """Result and expected result of a call by the torch backend."""
     inputs = make_inputs(problem, 3, ("lse",))
-    arguments = inputs.contract_args()
-    arguments.pop("qk_nope_head_dim", None)
-    return decode(**{**arguments, "backend": "torch", "plan": plan, **more}), decode_reference(
-        inputs
-    )
+    given = {**inputs.contract_args(), "backend": "torch", "plan": plan, **more}
+    return decode(**given), decode_reference(inputs)
 
 
 @settings(max_examples=20, deadline=None)

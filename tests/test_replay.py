@@ -40,7 +40,6 @@ class Launches:
 
 def arguments(problem: Problem = TWO, *features: str, **more: Any) -> DecodeArgs:
     named = make_inputs(problem, 1, features, workspace_bytes=4096).contract_args()
-    del named["qk_nope_head_dim"]
     return native_args(**{"backend": "cute", **named, **more})
 
 

@@ -31,7 +31,6 @@ RAGGED = replace(SPARSE, q_lens=(3, 1))
 def run(inputs: DecodeInputs) -> tuple[torch.Tensor, torch.Tensor]:
     """out and lse of the torch backend."""
     arguments = inputs.contract_args() | {"return_lse": True, "backend": "torch"}
-    del arguments["qk_nope_head_dim"]
     out, lse = decode(**arguments)
     return out, lse
 

@@ -27,7 +27,6 @@ def by_backend(inputs: rounding.Inputs) -> Tensor:
     if isinstance(inputs, GqaInputs):
         result = trtllm_batch_decode_with_kv_cache(**given, backend="torch")
     else:
-        del given["qk_nope_head_dim"]
         result = decode.decode(**given, backend="torch")
     return (result[0] if isinstance(result, tuple) else result).bfloat16()
 

@@ -108,7 +108,6 @@ def test_every_case_is_a_call_that_the_contract_has():
             continue
         inputs = cases.inputs_of(case, seed)
         named = {**inputs.contract_args(), **cases.choices_of(case)}
-        named.pop("qk_nope_head_dim")
         # what has one row, or one request, has no gaps between them
         apart = {
             "strided_query": not inputs.query.is_contiguous(),

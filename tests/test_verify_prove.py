@@ -380,7 +380,6 @@ def test_the_builds_are_those_of_the_calls() -> None:
         inputs = cases.inputs_of(case, seed)
         given = {**inputs.contract_args(), **cases.choices_of(case)}
         given |= Guards(inputs, case, given_out=True).given()
-        given.pop("qk_nope_head_dim")
         form = form_of(native_args(**given))
         assert blackwell.refusal(form.features, form.bounds) is None
         config = blackwell.config_for(form.bounds)

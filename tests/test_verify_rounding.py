@@ -20,9 +20,7 @@ from mla_lab.verify import rounding, tables
 
 
 def by_torch(inputs: DecodeInputs, plan: Plan | None) -> Result:
-    arguments: dict[str, Any] = inputs.contract_args()
-    del arguments["qk_nope_head_dim"]
-    return Result(*decode(**arguments, backend="torch"))
+    return Result(*decode(**inputs.contract_args(), backend="torch"))
 
 
 def rows(*formats: tuple[str, str], run: Any = by_torch) -> list[dict[str, Any]]:

@@ -17,7 +17,7 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -89,9 +89,7 @@ def memory(problem: Problem, policy: str | None = None) -> Memory:
 
 def call(inputs: DecodeInputs, plan: Plan | None = None) -> Tensor:
     """One call on the torch backend."""
-    arguments: dict[str, Any] = inputs.contract_args()
-    del arguments["qk_nope_head_dim"]
-    result = decode(**arguments, plan=plan, backend="torch")
+    result = decode(**inputs.contract_args(), plan=plan, backend="torch")
     return result if isinstance(result, Tensor) else result[0]
 
 

@@ -112,7 +112,6 @@ class Stamped:
 
     def _add(self, inputs: DecodeInputs, plan: Plan, kind: int) -> None:
         arguments = inputs.contract_args()
-        arguments.pop("qk_nope_head_dim", None)
         shape = (*inputs.query.shape[:-1], inputs.kv_lora_rank)
         out = torch.full(shape, float("nan"), dtype=torch.bfloat16, device=inputs.query.device)
         call, backend = decode.prepare(native_args(**arguments, out=out, plan=plan, backend="cute"))

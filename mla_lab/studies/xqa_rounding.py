@@ -99,7 +99,6 @@ def by_kernel(inputs: Inputs) -> Tensor:
     if isinstance(inputs, GqaInputs):
         result = trtllm_batch_decode_with_kv_cache(**arguments, out=out, backend="cuda")
     else:
-        del arguments["qk_nope_head_dim"]
         result = decode.decode(**arguments, out=out, backend="cuda")
     return result[0] if isinstance(result, tuple) else result
 

@@ -67,7 +67,7 @@ def run_case(case: Mapping[str, str], seed: int, workspace: Tensor) -> Outcome:
     given.update(guards.given())
     if case["plan"] == "given":
         gpu = Gpu.here() if workspace.is_cuda else None
-        features = masked(form_of(native_args(**_native(given))).features)
+        features = masked(form_of(native_args(**given)).features)
         here = able(inputs.problem, features)
         invariant = given["batch_invariant"]
         chosen = choose(inputs.problem, gpu or H200, invariant, costs(), able=here)
@@ -170,8 +170,4 @@ def _rewritten(before: list[Tensor], inputs: DecodeInputs, workspace: Tensor) ->
 
 def taken(given: dict[str, Any]) -> str:
     """Name of the backend that "auto" selects for a call."""
-    return next((v.name for v in decode.explain(**_native(given)) if v.taken), "")
-
-
-def _native(given: dict[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in given.items() if name != "qk_nope_head_dim"}
+    return next((v.name for v in decode.explain(**given) if v.taken), "")

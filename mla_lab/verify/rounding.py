@@ -88,7 +88,6 @@ def _plan(problem: Problem, mode: LaunchMode, tile: tuple[int, int]) -> Plan:
 def by_kernel(inputs: DecodeInputs, plan: Plan | None) -> Result:
     """Out in bf16, and lse."""
     arguments: dict[str, Any] = inputs.contract_args()
-    del arguments["qk_nope_head_dim"]
     if plan is None:
         arguments |= _listed(inputs)
     shape = (*arguments["query"].shape[:-1], inputs.kv_lora_rank)

@@ -228,7 +228,7 @@ def run(name: str, workspace: torch.Tensor, backend: str) -> tuple[float, float]
     named: dict[str, Any] = {
         key: value.to(workspace.device) if isinstance(value, torch.Tensor) else value
         for key, value in inputs.contract_args().items()
-        if key not in ("qk_nope_head_dim", "workspace_buffer")
+        if key != "workspace_buffer"
     }
     named |= {"plan": plan_of(case, (gpu or H200).sms), "batch_invariant": case.batch_invariant}
     if case.backend and backend == "cute":

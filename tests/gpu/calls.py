@@ -29,9 +29,7 @@ def inputs_of(problem: Problem, *features: str, seed: int = 1) -> DecodeInputs:
 
 def native(inputs: DecodeInputs, workspace: torch.Tensor, **more: Any) -> Any:
     """The native call by the CuTe backend; unless one is given, into an out full of NaN."""
-    arguments = inputs.contract_args()
-    del arguments["qk_nope_head_dim"]
-    arguments["workspace_buffer"] = workspace
+    arguments = inputs.contract_args() | {"workspace_buffer": workspace}
     if "out" not in more:
         dtype = torch.bfloat16
         shape = (*inputs.query.shape[:-1], 512)

@@ -76,9 +76,7 @@ def inputs_of(problem: Problem, *features: str, seed: int = 1, **more: Any) -> D
 
 
 def native(inputs: DecodeInputs, workspace: torch.Tensor, **more: Any) -> Any:
-    arguments = inputs.contract_args()
-    del arguments["qk_nope_head_dim"]
-    arguments["workspace_buffer"] = workspace
+    arguments = inputs.contract_args() | {"workspace_buffer": workspace}
     return decode.decode(**{**arguments, "backend": "cuda", **more})
 
 

@@ -398,9 +398,7 @@ def test_what_it_lacks_raises_by_name_and_runs_by_auto(
 
 def test_auto_takes_it() -> None:
     inputs = inputs_of(Problem((1,), (300,), 16))
-    arguments = inputs.contract_args()
-    del arguments["qk_nope_head_dim"]
-    assert [v.name for v in decode.explain(**arguments) if v.taken] == ["cute"]
+    assert [v.name for v in decode.explain(**inputs.contract_args()) if v.taken] == ["cute"]
 
 
 def test_data_out_of_line_is_refused(workspace: torch.Tensor) -> None:

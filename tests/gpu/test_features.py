@@ -190,9 +190,7 @@ def test_without_a_synchronisation_and_in_a_graph(heads: int, workspace: torch.T
 
 def test_explain_says_who_runs_them() -> None:
     inputs = inputs_of(Problem((2, 2), (70, 300), 16), "sinks", "tree_mask", "device_scales")
-    arguments = inputs.contract_args()
-    del arguments["qk_nope_head_dim"]
-    assert [v.name for v in decode.explain(**arguments) if v.taken] == ["cute"]
+    assert [v.name for v in decode.explain(**inputs.contract_args()) if v.taken] == ["cute"]
 
 
 # --- tokens fetched one by one ------------------------------------------------------------------

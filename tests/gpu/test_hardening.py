@@ -107,7 +107,6 @@ def test_a_graph_outlives_the_plan_that_it_was_captured_with() -> None:
     problem = Problem.uniform(4, 1, 3000, 128)
     inputs = make_inputs(problem, 5, device="cuda", workspace_bytes=64 << 20)
     arguments = inputs.contract_args()
-    arguments.pop("qk_nope_head_dim", None)
     plan = make_plan(problem, tile_rows=64, policy="fixed", num_splits=8, num_workers=64)
     out = decode(**arguments, plan=plan, backend="cute").clone()
     again = torch.empty_like(out)

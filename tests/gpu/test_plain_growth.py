@@ -38,7 +38,6 @@ def test_growth_under_one_graph(batch: int, heads: int) -> None:
     arguments = made.contract_args() | {
         "seq_lens": lengths, "block_tables": table, "max_seq_len": BOUND, "out": out,
     }  # fmt: skip
-    arguments.pop("qk_nope_head_dim", None)
     decode(**arguments, backend="cute")
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):

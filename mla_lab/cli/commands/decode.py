@@ -127,7 +127,7 @@ def _inputs(options: CallOptions, args: argparse.Namespace, device: str) -> Deco
 
 
 def _arguments(inputs: DecodeInputs, args: argparse.Namespace) -> dict[str, Any]:
-    """Arguments of the native call: the contract's without qk_nope_head_dim, which has no use."""
+    """Arguments of the native call, which allocates its workspace."""
     from ...core.kv_cache import storage
 
     problem, query = inputs.problem, inputs.query
@@ -135,7 +135,7 @@ def _arguments(inputs: DecodeInputs, args: argparse.Namespace) -> dict[str, Any]
     dtype, width = storage(problem.out_dtype, problem.latent_dim)
     out = query.new_empty((*query.shape[:-1], width), dtype=dtype)
     arguments = inputs.contract_args() | {"batch_invariant": args.batch_invariant, "out": out}
-    del arguments["qk_nope_head_dim"], arguments["workspace_buffer"]
+    del arguments["workspace_buffer"]
     return arguments
 
 

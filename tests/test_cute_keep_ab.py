@@ -100,7 +100,7 @@ def test_stages_that_do_not_fit_are_refused() -> None:
 PARTITION = """
 import cutlass, cutlass.cute as cute, cutlass.utils.hopper_helpers as sm90
 from cutlass.cute.nvgpu import OperandMajorMode
-from mla_lab.cute.keep_ab_sm90.mask import rows_of
+from mla_lab.cute.rows_on_m.mask import rows_of
 K, THREADS, found = OperandMajorMode.K, (0, 1, 37, 127), []
 
 @cute.jit

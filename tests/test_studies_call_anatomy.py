@@ -129,7 +129,7 @@ def test_every_build_that_a_record_needs_is_named() -> None:
 def test_words_are_those_of_the_kernels() -> None:
     """The kernels' own lists; read as text, since they import the compiler."""
     root = data_dir().parent / "mla_lab" / "cute"
-    profile = (root / "keep_ab_sm90" / "profile.py").read_text(encoding="utf-8")
+    profile = (root / "rows_on_m" / "profile.py").read_text(encoding="utf-8")
     assert f"\nROUNDS = {stamps.ROUNDS}\n" in profile
     fragments = (root / "split_merge" / "swap_ab_fragments.py").read_text(encoding="utf-8")
     events = fragments.split("class CtaEvent(IntEnum):")[1].split("\n\n\n")[0]

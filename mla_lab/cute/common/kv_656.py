@@ -50,5 +50,5 @@ def rope_and_scale_tma(load: Any, kv: cute.Tensor, page_size: int, rows: int) ->
         (Float32, SCALES_BEGIN, SCALE_GROUPS, scales),
     ):
         view = columns_of_tokens(kv, page_size, dtype, begin, columns)
-        maps += cpasync.make_tiled_tma_atom(load, view, box, (rows, columns))
+        maps = (*maps, *cpasync.make_tiled_tma_atom(load, view, box, (rows, columns)))
     return maps

@@ -43,8 +43,8 @@ def record() -> str:
     alone = [row for row in rows.values() if "same_alone" in row]
     same = sum(row["same_alone"] for row in alone)
     lines.append(f"- requests alone: the bits of the batch in {same} of {len(alone)} calls")
-    commits = sorted({row["commit"][:7] for row in rows.values()})
-    lines.append(f"- commits: {', '.join(commits)}")
+    commits = Counter(row["commit"][:7] for row in rows.values())
+    lines.append("- rows by commit: " + ", ".join(f"{n} of {c}" for c, n in commits.items()))
     return "\n".join(lines)
 
 

@@ -15,9 +15,12 @@ def emulated_note(rows: Sequence[Row]) -> str:
     words = ", ".join(f"{count} {status}" for status, count in counts.most_common())
     calls = sum(len(row["problems"]) for row in rows[1:])
     worst = max(p.get("out_error", 0.0) for row in rows[1:] for p in row["problems"])
+    commits = Counter(row["commit"][:7] for row in rows[1:])
+    of = ", ".join(f"{count} of {commit}" for commit, count in commits.most_common())
     return (
         f"{len(rows) - 1} of {rows[0]['cases']} builds for SM90, {calls} calls with all checks on: "
-        f"{words}. Largest relative error of out: {worst:.1e} (e4m3 throughout)."
+        f"{words}. Largest relative error of out: {worst:.1e} (e4m3 throughout). Builds by commit: "
+        f"{of}."
     )
 
 

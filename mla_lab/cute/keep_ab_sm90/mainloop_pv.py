@@ -79,15 +79,17 @@ def epilogue(cta: Cta, acc: cute.Tensor, index):
 
 
 @cute.jit
-def gemm_pv(cta: Cta, f: Fragments, stage, exponents):
-    """O <- O * 2**-exponents + P V of the tile in `stage`."""
-    if cute.arch.vote_any_sync((exponents[0] | exponents[1]) != 0):
+def gemm_pv(cta: Cta, f: Fragments, stage, exponents, later):
+    """O <- O * 2**-exponents + P V of the tile in `stage`; `later`: not the work tile's first, for
+    which O <- P V. Where O starts from zeros, those are scaled and added to."""
+    if later & cute.arch.vote_any_sync((exponents[0] | exponents[1]) != 0):
         scale_rows(f.tOrO, [two_to_minus(x) for x in exponents])
     atom = cute.make_mma_atom(cta.mma.pv.op)
-    atom.set(warpgroup.Field.ACCUMULATE, True)
+    atom.set(warpgroup.Field.ACCUMULATE, True if const_expr(cta.cfg.from_zeros) else later)
     warpgroup.fence()
     for k in cutlass.range_constexpr(4):
         cute.gemm(atom, f.tOrO, f.tOrP[None, None, k, stage], f.tOrV[None, None, k, stage], f.tOrO)
+        atom.set(warpgroup.Field.ACCUMULATE, True)
     warpgroup.commit_group()
     warpgroup.wait_group(0)
 
@@ -104,9 +106,9 @@ def pv_tile(cta: Cta, f: Fragments, row, stage, index, block, count):
     s.p_pipe.consumer_release(stage)
     if const_expr(cfg.skip):
         if cute.arch.vote_any_sync(exponents[0] != SKIPPED):
-            gemm_pv(cta, f, stage, exponents)
+            gemm_pv(cta, f, stage, exponents, block > 0)
     else:
-        gemm_pv(cta, f, stage, exponents)
+        gemm_pv(cta, f, stage, exponents, block > 0)
     profile_tile(cfg, g, count - block, "PV done")
     profile_tile(cfg, g, count - block, "PV done, ns")
 
@@ -153,7 +155,8 @@ def mainloop_pv(cta: Cta):
         if produces:
             load = produce_ahead(cta, load, index, lane)
         stage = Int32(1)
-        f.tOrO.fill(0.0)
+        if const_expr(cfg.from_zeros):
+            f.tOrO.fill(0.0)
         block, count = Int32(0), Int32(1)
         while block < count:
             stage = cute.arch.make_warp_uniform(stage)

@@ -81,6 +81,12 @@ class Config(SharedConfig):
         return self.page_size < 32
 
     @property
+    def from_zeros(self) -> bool:
+        """O is zeroed ahead of a work tile, whose first PV adds to it: with `skip` there may be no
+        such PV; with two CTAs ptxas keeps 16 B of softmax on the stack otherwise."""
+        return bool(self.skip) or self.cluster == 2
+
+    @property
     def chunks(self) -> int:
         """Column chunks that are copied on their own, by one instruction each where dense."""
         return 1 if self.by_rows else len(KV_CHUNKS)

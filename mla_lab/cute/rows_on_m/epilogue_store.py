@@ -7,7 +7,7 @@ import cutlass.cute as cute
 from cutlass import Int32
 
 from ..common.fp8 import put_two
-from ..common.ptx_sm90 import pick
+from ..common.ptx_sm90 import pick, ptx
 from .params import LATENT, Cta, Work
 
 
@@ -17,15 +17,34 @@ def swap_lanes(keep_second, x, y, offset):
     return pick(keep_second, got, x), pick(keep_second, y, got)
 
 
+def store_where(there, pointer: cute.Pointer, offset: int, words) -> None:
+    """16 bytes of global memory `offset` bytes behind an aligned pointer, where `there` is set."""
+    ptx(
+        "{ .reg .pred p; setp.ne.s32 p, {$r0}, 0;"
+        f"@p st.global.v4.b32 [{{$r1}} + {offset}], {{ {{$r2}}, {{$r3}}, {{$r4}}, {{$r5}} }}; }}",
+        there,
+        pointer,
+        *words,
+    )
+
+
 @cute.jit
 def store_rows(cta: Cta, acc: cute.Tensor, work: Work, row, column, lane):
     """Rows `row` and `row + 8` of the thread from `column` on, in 16-byte stores: a transposition
-    inside each quad gives every lane eight neighbouring columns."""
+    inside each quad gives every lane eight neighbouring columns. No branch stands between the
+    stores, whose addresses differ by constants."""
     element = cta.cfg.out_element
     half = cute.make_rmem_tensor_like(acc, element)
     half.store(acc.load().to(element))
     words = cute.recast_tensor(half, Int32)
     odd, upper = (lane & 1) == 1, (lane & 2) == 2
+    rows = [row + 8 * h for h in range(2)]
+    there = [pick(work.first_row + r < work.num_rows, Int32(1), Int32(0)) for r in rows]
+    at = [
+        cta.g.mO.iterator
+        + cute.assume((work.global_row + r) * LATENT + column + 8 * (lane % 4), divby=8)
+        for r in rows
+    ]
     for i in cutlass.range_constexpr(cute.size(acc) // 16):
         for h in cutlass.range_constexpr(2):
             a = [words[2 * (4 * i + x) + h] for x in range(4)]
@@ -33,15 +52,7 @@ def store_rows(cta: Cta, acc: cute.Tensor, work: Work, row, column, lane):
             a[2], a[3] = swap_lanes(odd, a[2], a[3], 1)
             a[0], a[2] = swap_lanes(upper, a[0], a[2], 2)
             a[1], a[3] = swap_lanes(upper, a[1], a[3], 2)
-            v = cute.make_rmem_tensor(4, Int32)
-            for x in cutlass.range_constexpr(4):
-                v[x] = a[x]
-            if work.first_row + row + 8 * h < work.num_rows:
-                offset = (work.global_row + row + 8 * h) * LATENT + column + 8 * (lane % 4)
-                at = cta.g.mO.iterator + (cute.assume(offset, divby=8) + 32 * i)
-                cute.autovec_copy(
-                    cute.recast_tensor(v, element), cute.make_tensor(at, cute.make_layout(8))
-                )
+            store_where(there[h], at[h], 64 * i, a)
 
 
 @cute.jit

@@ -2,8 +2,9 @@
 
 Each of these was seen to keep so much since its CTAs find their own work tiles (nvcc 13.0,
 cutlass-dsl 4.8.1, 2026-11-23): a word or two that is stored and loaded once a tile or once a merge,
-in the tile scheduler, the epilogue or the merge, never in a mainloop; over gathered 656-byte tokens
-four words of the producer warps. The list is to become empty again; no build is added unseen.
+in the tile scheduler, the epilogue or the merge, in a mainloop where it says so; over gathered
+656-byte tokens four words of the producer warps. The list is to become empty again; no build is
+added unseen.
 """
 
 from __future__ import annotations
@@ -37,7 +38,10 @@ def allowed_stack(config: KernelConfig) -> int:
             return 8 if (config.q_dtype, config.kv_format) == ("bf16", "e4m3") else 0
         if config.kv_format == "fp8_656":
             return 8 if config.cluster == 2 else 0
-        return 8 if e4m3 and (config.cluster == 2 or small_pages) else 0
+        # with pages of 128 two words of softmax, in one of its three copies (2026-11-26)
+        large_pages = config.page_size == 128 and config.kv_format in ("bf16", "fp16")
+        eight_bits = e4m3 and (config.cluster == 2 or small_pages)
+        return 8 if eight_bits or (large_pages and config.cluster == 2) else 0
     if config.kernel != "cute/swap_ab_sm90":
         return 0
     if not config.option("grid"):

@@ -80,12 +80,13 @@ def epilogue(cta: Cta, acc: cute.Tensor, index):
 
 @cute.jit
 def gemm_pv(cta: Cta, f: Fragments, stage, exponents, later):
-    """O <- O * 2**-exponents + P V of the tile in `stage`; `later`: not the work tile's first, for
-    which O <- P V. Where O starts from zeros, those are scaled and added to."""
-    if later & cute.arch.vote_any_sync((exponents[0] | exponents[1]) != 0):
+    """O <- O * 2**-exponents + P V of the tile in `stage`; of a work tile's first one, which is not
+    `later`, O <- P V, unless O starts from zeros."""
+    adds = True if const_expr(cta.cfg.from_zeros) else later
+    if adds & cute.arch.vote_any_sync((exponents[0] | exponents[1]) != 0):
         scale_rows(f.tOrO, [two_to_minus(x) for x in exponents])
     atom = cute.make_mma_atom(cta.mma.pv.op)
-    atom.set(warpgroup.Field.ACCUMULATE, True if const_expr(cta.cfg.from_zeros) else later)
+    atom.set(warpgroup.Field.ACCUMULATE, adds)
     warpgroup.fence()
     for k in cutlass.range_constexpr(4):
         cute.gemm(atom, f.tOrO, f.tOrP[None, None, k, stage], f.tOrV[None, None, k, stage], f.tOrO)

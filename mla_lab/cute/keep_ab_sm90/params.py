@@ -83,8 +83,9 @@ class Config(SharedConfig):
     @property
     def from_zeros(self) -> bool:
         """O is zeroed ahead of a work tile, whose first PV adds to it: with `skip` there may be no
-        such PV; with two CTAs ptxas keeps 16 B of softmax on the stack otherwise."""
-        return bool(self.skip) or self.cluster == 2
+        such PV; otherwise what O held lives until then, for which merges between work tiles and
+        some softmaxes have no registers."""
+        return bool(self.skip or self.pieces or self.tree) or self.cluster == 2
 
     @property
     def chunks(self) -> int:

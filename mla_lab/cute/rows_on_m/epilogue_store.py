@@ -17,12 +17,12 @@ def swap_lanes(keep_second, x, y, offset):
     return pick(keep_second, got, x), pick(keep_second, y, got)
 
 
-def store_where(there, pointer: cute.Pointer, offset: int, words) -> None:
-    """16 bytes of global memory `offset` bytes behind an aligned pointer, where `there` is set."""
+def store_where(left: Int32, least: int, pointer: cute.Pointer, offset: int, words) -> None:
+    """16 bytes of global memory, `offset` bytes behind an aligned pointer, if `left` > `least`."""
     ptx(
-        "{ .reg .pred p; setp.ne.s32 p, {$r0}, 0;"
+        f"{{ .reg .pred p; setp.gt.s32 p, {{$r0}}, {least};"
         f"@p st.global.v4.b32 [{{$r1}} + {offset}], {{ {{$r2}}, {{$r3}}, {{$r4}}, {{$r5}} }}; }}",
-        there,
+        left,
         pointer,
         *words,
     )
@@ -38,13 +38,9 @@ def store_rows(cta: Cta, acc: cute.Tensor, work: Work, row, column, lane):
     half.store(acc.load().to(element))
     words = cute.recast_tensor(half, Int32)
     odd, upper = (lane & 1) == 1, (lane & 2) == 2
-    rows = [row + 8 * h for h in range(2)]
-    there = [pick(work.first_row + r < work.num_rows, Int32(1), Int32(0)) for r in rows]
-    at = [
-        cta.g.mO.iterator
-        + cute.assume((work.global_row + r) * LATENT + column + 8 * (lane % 4), divby=8)
-        for r in rows
-    ]
+    left = work.num_rows - work.first_row - row
+    offset = (work.global_row + row) * LATENT + column + 8 * (lane % 4)
+    at = cta.g.mO.iterator + cute.assume(offset, divby=8)
     for i in cutlass.range_constexpr(cute.size(acc) // 16):
         for h in cutlass.range_constexpr(2):
             a = [words[2 * (4 * i + x) + h] for x in range(4)]
@@ -52,7 +48,7 @@ def store_rows(cta: Cta, acc: cute.Tensor, work: Work, row, column, lane):
             a[2], a[3] = swap_lanes(odd, a[2], a[3], 1)
             a[0], a[2] = swap_lanes(upper, a[0], a[2], 2)
             a[1], a[3] = swap_lanes(upper, a[1], a[3], 2)
-            store_where(there[h], at[h], 64 * i, a)
+            store_where(left, 8 * h, at, 64 * i + 8 * h * LATENT * 2, a)
 
 
 @cute.jit

@@ -229,11 +229,11 @@ def add_to_counter(cta: Cta, work, rank, order: str):
 
 @cute.jit
 def count_partial(cta: Cta, work: Work):
-    """Count this CTA's partial as written; the release follows the barrier of all its threads. By
-    the second PV warp group, as the first has the producer warp."""
+    """Count this CTA's partial as written; the release follows the barrier of all its threads. With
+    16 bits by the second PV warp group, as the first has the producer warp."""
     tid, _, _ = cute.arch.thread_idx()
     PV_BARRIER.sync()
-    if tid == THREADS // 2:
+    if tid == (0 if const_expr(cta.cfg.fp8) else THREADS // 2):
         for other in cutlass.range_constexpr(writers(cta.cfg)):
             rank = other if const_expr(cta.cfg.p_exchange) else cta.rank
             add_to_counter(cta, work, rank, "release")

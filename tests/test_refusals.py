@@ -37,7 +37,6 @@ REASONS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
         {},
     ),
     r"no query whose rows lie apart$": ({"strided_query": True}, {}),
-    r"no query whose requests lie further apart than their tokens$": ({"uneven_query": True}, {}),
     r"no bmm1_scale of 0 or less: scores are masked before": (
         {"nonpositive_scale": True},
         {},
@@ -152,7 +151,7 @@ def test_nor_have_the_other_backends() -> None:
 
 def test_plain_calls_and_most_pairs_are_taken() -> None:
     taken = {features.names() for features, _, found in answers() if found is None}
-    refused = {"separate_tables", "strided_query", "uneven_query", "nonpositive_scale"}
+    refused = {"separate_tables", "strided_query", "nonpositive_scale"}
     names = {field.name for field in fields(Features)} - refused
     assert {(name,) for name in names} <= taken
     for pair in combinations([field.name for field in fields(Features) if field.name in names], 2):

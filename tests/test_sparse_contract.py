@@ -12,7 +12,6 @@ from mla_lab.api.decode import decode
 from mla_lab.backends.cuda.backend import CudaBackend
 from mla_lab.backends.cute.backend import CuteBackend
 from mla_lab.call.checks import form_of
-from mla_lab.call.checks.form_cache import _uneven
 from mla_lab.call.decode_args import native_args
 from mla_lab.call.form import Features
 from mla_lab.call.slots import slots_of_rows
@@ -107,22 +106,6 @@ def test_kernels_that_take_rows_side_by_side_refuse_others_by_name() -> None:
     assert "query whose rows lie apart" in reason
     reason = CudaBackend().supports(Features(strided_query=True), bounds, H200)
     assert reason is None or "rows" not in reason, "its kernel takes strides"
-    reason = CudaBackend().supports(Features(uneven_query=True), bounds, H200)
-    assert reason is not None and "requests lie further apart" in reason
-
-
-def test_a_query_padded_by_request_is_uneven() -> None:
-    inputs = make_inputs(Problem((2,) * 3, (70,) * 3, 4), 1, workspace_bytes=64)
-    wide = inputs.query.new_zeros(3, 5, 4, 576)
-    for query, uneven in (
-        (wide[:, :2], True),
-        (wide[:1, :2], False),
-        (wide[:, :1], False),
-        (wide.flatten(0, 1)[:6].unflatten(0, (3, 2)), False),
-        (wide[..., :2, :], False),
-        (wide.flatten(0, 1)[:, :2], False),
-    ):
-        assert _uneven(query) == uneven
 
 
 @pytest.mark.parametrize("dtype", [torch.int8, torch.float8_e4m3fn])

@@ -28,7 +28,7 @@ def test_calls_are_drawn_alike_and_are_of_every_kind() -> None:
     found = list(kinds.drawn(FIRST))
     assert found == list(kinds.drawn(2 * FIRST))[:FIRST] != list(kinds.drawn(FIRST, seed=3))
     used = {name for kind in found for name in kind.features.names()}
-    never = {"nonpositive_scale", "pdl", "no_pdl", "top_k_lens", "strided_query", "uneven_query"}
+    never = {"nonpositive_scale", "pdl", "no_pdl", "top_k_lens", "strided_query"}
     assert used == set(vars(found[0].features)) - never
     assert {kind.problem.page_size for kind in found} == {1, 2, 16, 32, 64, 128}
 

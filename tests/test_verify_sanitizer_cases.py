@@ -27,7 +27,7 @@ def test_every_feature_and_every_launch_mode_is_used():
         named |= {"plan": cases.plan_of(one, H200.sms), "batch_invariant": one.batch_invariant}
         seen |= set(form_of(native_args(**named)).features.names())
     unused = set(Features.__dataclass_fields__) - NO_KERNEL - seen
-    assert unused <= {"strided_tables", "strided_query", "uneven_query", "top_k_lens"}
+    assert unused <= {"strided_tables", "strided_query", "top_k_lens"}
     modes = {one.mode for one in cases.CASES.values()}
     assert modes >= {mode.name for mode in LAUNCH_MODES}
     pages = {one.problem.page_size for one in cases.CASES.values()}

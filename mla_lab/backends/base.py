@@ -40,7 +40,6 @@ IN_A_CALL = {
     "separate_tables": "uses_shared_paged_kv_idx=False: a table of its own for values",
     "context_parallel": "enable_dcp",
     "strided_query": "query whose rows lie apart",
-    "uneven_query": "query whose requests lie further apart than their tokens",
     "planned": "plan of the caller's",
 }
 

@@ -43,8 +43,6 @@ class Features:
     batch_invariant: bool = False
     #: there are gaps between the rows of the query
     strided_query: bool = False
-    #: requests of the query lie further apart than their tokens do
-    uneven_query: bool = False
     #: there are gaps between the pages of the cache
     strided_pages: bool = False
     #: there are gaps between the rows of the block table

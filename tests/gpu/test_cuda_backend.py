@@ -21,7 +21,7 @@ from mla_lab.api.contract_gqa import (
 )
 from mla_lab.backends import self_check
 from mla_lab.bench.checks import LIMITS
-from mla_lab.core.errors import InvalidInput, Unsupported
+from mla_lab.core.errors import InvalidInput
 from mla_lab.core.problem import Problem
 from mla_lab.reference.gqa import decode_gqa_reference
 from mla_lab.reference.inputs import DecodeInputs, make_inputs
@@ -222,14 +222,3 @@ def test_tokens_equally_far_from_each_other(workspace: torch.Tensor, q_len: int)
     out = trtllm_batch_decode_with_kv_cache_mla(**apart.contract_args(), backend="cuda")
     expected = decode_reference(inputs).out.reshape(out.shape)
     assert rel_error(out.float(), expected) < 5e-3
-
-
-def test_requests_further_apart_than_tokens_are_left_to_torch(workspace: torch.Tensor) -> None:
-    inputs = make_inputs(Problem.uniform(3, 2, 70, 7), 3, device="cuda")
-    wide = inputs.query.new_full((3, 4, 7, 576), float("nan"))
-    wide[:, :2] = inputs.query
-    apart = replace(inputs, query=wide[:, :2], workspace_buffer=workspace).contract_args()
-    out = trtllm_batch_decode_with_kv_cache_mla(**apart)
-    assert rel_error(out.float(), decode_reference(inputs).out.reshape(out.shape)) < 5e-3
-    with pytest.raises(Unsupported, match="requests lie further apart than their tokens"):
-        trtllm_batch_decode_with_kv_cache_mla(**apart, backend="cuda")

@@ -46,7 +46,7 @@ TAKES = frozenset(
     (
         *("ragged", "causal", "mask", "sinks", "lse", "sparse", "top_k_lens", "skip_softmax"),
         *("tensor_scales", "nonpositive_scale", "separate_tables", "context_parallel"),
-        *("batch_invariant", "strided_query", "uneven_query", "strided_pages", "strided_tables"),
+        *("batch_invariant", "strided_query", "strided_pages", "strided_tables"),
         *("no_pdl", "planned"),
     )
 )

@@ -72,12 +72,6 @@ def _look_at_one(value: object) -> object:
     return kind, value.shape, value.stride(), value.dtype, value.device, value.is_neg()
 
 
-def _uneven(query: Tensor) -> bool:
-    """True where no one distance leads from each token to the next, of the next request too."""
-    several = query.dim() == 4 and query.shape[0] > 1 and query.shape[1] > 1
-    return several and query.stride(0) != query.shape[1] * query.stride(1)
-
-
 def _nonpositive(scale: object) -> bool:
     return isinstance(scale, Real) and bool(scale <= 0)
 
@@ -139,7 +133,6 @@ def _features(args: DecodeArgs, longest: int) -> Features:
         and (longest > 1 or args.mask is not None),
         batch_invariant=args.batch_invariant,
         strided_query=not args.query.is_contiguous(),
-        uneven_query=_uneven(args.query),
         strided_pages=pages.shape[0] > 1 and pages.stride(0) != page_elements,
         strided_tables=not tables.is_contiguous(),
         pdl=args.enable_pdl is True,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from mla_lab.core.errors import InvalidInput
-from mla_lab.core.gpu import H200
+from mla_lab.core.gpu import H100, H200, Gpu
 from mla_lab.core.problem import Problem
 from mla_lab.plan.gate import LONG, gated
 from mla_lab.plan.selection import dual_of, select
@@ -24,18 +24,20 @@ def test_what_does_not_fit_is_refused(word: int, gate: int) -> None:
         gated(word, gate)
 
 
+@pytest.mark.parametrize("gpu", [H100, H200], ids=lambda gpu: gpu.name)
 @pytest.mark.parametrize(("q_len", "blocks"), [(1, 3 * 16), (2, 2 * 8), (4, 2 * 4)])
 def test_one_request_of_many_rows_has_swap_ab_up_to_few_tiles_a_cta(
-    q_len: int, blocks: int
+    q_len: int, blocks: int, gpu: Gpu
 ) -> None:
     problem = Problem.uniform(1, q_len, q_len, 128)
-    one = select(problem, H200)
+    one = select(problem, gpu)
     assert one is not None
-    dual = dual_of(one, problem, H200, lambda _: True)
+    dual = dual_of(one, problem, gpu, lambda _: True)
+    assert dual.config.kernel == "cute/keep_ab_sm90"
     assert dual.config.option("dual") == (1 if q_len == 1 else 2)
     assert dual.gate == blocks + 1
     assert dual.beyond is None
-    assert dual_of(one, problem, H200, lambda _: False) == one
+    assert dual_of(one, problem, gpu, lambda _: False) == one
 
 
 @pytest.mark.parametrize(

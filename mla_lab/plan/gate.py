@@ -31,6 +31,11 @@ DUAL_ROWS = 16
 DUAL_TILES = {1: 3, 2: 2}
 #: query rows of a request up to which a dual build is taken: beyond, swap_ab has too few splits
 MOST_DUAL_ROWS = 512
+#: query rows, two tiles of keep_ab, from which on it is taken whichever mainloop is priced lower
+#: for all lengths together: each length gets the quicker one. On an H100 the prices for 128 rows
+#: are within 0.2 % of each other, and 65,536 tokens took 83.4 us by swap_ab alone, FlashInfer 58.1
+#: (2026-11-26, `data/notes/kernel_attempts.jsonl`)
+LEAST_DUAL_ROWS = 128
 
 
 def dual_gate(dual: int, rows: int, workers: int) -> int:

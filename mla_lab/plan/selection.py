@@ -25,7 +25,7 @@ from .config import KernelConfig
 from .cost import makespan
 from .cuts import Shape
 from .formula import WHOLE_BLOCKS, counts, fits_ll_slice, most_splits, times_of
-from .gate import LONG, MOST_DUAL_ROWS, dual_gate
+from .gate import LEAST_DUAL_ROWS, LONG, MOST_DUAL_ROWS, dual_gate
 from .kernel_costs import KernelCosts, recorded_costs
 from .launch_modes import FORMATS, KEEP_AB_PERSISTENT, SIXTEEN_BIT, find_mode
 from .pricing import TILE_KV, candidates, config_of, model_of
@@ -93,20 +93,30 @@ def select(
 
 
 def dual_of(
-    one: Selection, problem: Problem, gpu: Gpu, able: Callable[[KernelConfig], bool]
+    one: Selection,
+    problem: Problem,
+    gpu: Gpu,
+    able: Callable[[KernelConfig], bool],
+    costs: tuple[KernelCosts, ...] | None = None,
 ) -> Selection:
-    """`one`, or where that is keep_ab of 16 bits for a single request, the build that holds swap_ab
-    for short ones as well, if it can be had. Of a plain call: the build has no features."""
+    """`one`, or for a single request of 16 bits, where that is keep_ab or rows are many enough
+    (`LEAST_DUAL_ROWS`), the build that holds swap_ab for short requests beside it, if it can be
+    had. Of a plain call: the build has no features."""
     rows = max(problem.q_lens) * problem.heads
     formats = FORMATS.get((problem.q_dtype, problem.kv_format))
-    taken = one.config.kernel == KEEP_AB_PERSISTENT.kernel and formats == SIXTEEN_BIT
-    if problem.batch != 1 or not taken or not 0 < rows <= MOST_DUAL_ROWS:
+    if problem.batch != 1 or formats != SIXTEEN_BIT or not 0 < rows <= MOST_DUAL_ROWS:
+        return one
+    found = [one]
+    if rows >= LEAST_DUAL_ROWS:
+        found += all_selections(problem, gpu, costs or recorded_costs())
+    walks = [each for each in found if each.config.kernel == KEEP_AB_PERSISTENT.kernel]
+    if not walks:
         return one
     dual = 1 if max(problem.q_lens) == 1 else 2
-    options = (*one.config.options, ("dual", dual))
-    config = replace(one.config, tile_rows=64, cluster=1, options=options)
+    options = (*walks[0].config.options, ("dual", dual))
+    config = replace(walks[0].config, tile_rows=64, cluster=1, options=options)
     gate = dual_gate(dual, rows, gpu.sms)
-    return replace(one, config=config, gate=gate) if able(config) else one
+    return replace(walks[0], config=config, gate=gate) if able(config) else one
 
 
 def all_selections(problem: Problem, gpu: Gpu, costs: tuple[KernelCosts, ...]) -> list[Selection]:

@@ -185,7 +185,7 @@ def _chosen(problem: Problem, gpu: Gpu, features: Features, ragged: bool, long: 
         raise unsupported("query", f"{problem.batch} requests", "a call that some kernel takes")
     if ragged or features.mask or features.sinks or features.tensor_scales:
         return found
-    return dual_of(found, problem, gpu, able_as_shipped(problem, features))
+    return dual_of(found, problem, gpu, able_as_shipped(problem, features), costs())
 
 
 def _skipping(problem: Problem) -> tuple[LaunchMode, int]:

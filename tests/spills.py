@@ -39,7 +39,7 @@ def allowed_stack(config: KernelConfig) -> int:
         if config.kv_format == "fp8_656":
             return 8 if config.cluster == 2 else 0
         # with pages of 128 two words of softmax, in one of its three copies (2026-11-26)
-        large_pages = config.page_size == 128 and config.kv_format in ("bf16", "fp16")
+        large_pages = config.page_size == 128 and config.kv_format == "bf16"
         eight_bits = e4m3 and (config.cluster == 2 or small_pages)
         return 8 if eight_bits or (large_pages and config.cluster == 2) else 0
     if config.kernel != "cute/swap_ab_sm90":

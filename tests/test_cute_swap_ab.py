@@ -20,7 +20,7 @@ from mla_lab.cute.common.fp8 import ORDERS
 from mla_lab.cute.split_merge.swap_ab_fragments import MAX_SPLITS, fragments_per_split
 from mla_lab.cute.swap_ab_sm90 import params as facts
 from mla_lab.cute.swap_ab_sm90.query_hi_lo import LOW, query_place
-from mla_lab.cute.swap_ab_sm90.shared_storage import barrier_table
+from mla_lab.cute.swap_ab_sm90.shared_storage import PLAN_WORDS, barrier_table
 
 from .shared_builds import SWAP_AB_CLUSTER, SWAP_AB_GATHER, SWAP_AB_LL, SWAP_AB_PAIR
 
@@ -76,6 +76,19 @@ def test_barriers_fit_their_share_of_shared_memory() -> None:
         assert 8 * sum(number for number, _ in table.values()) + 144 <= c.small_bytes
         assert table["kv_full"] == (c.stages * c.barriers_per_stage, 1)
         assert all(arrivals > 0 for _, arrivals in table.values())
+
+
+@pytest.mark.parametrize(
+    ("options", "kept"),
+    [((), False), ((("fused_merge", 2),), True), ((("fused_merge", 2), ("grid", 1)), False)],
+)
+def test_a_plan_that_is_read_again_has_a_barrier_at_which_each_writer_arrives(
+    options: tuple[tuple[str, int], ...], kept: bool
+) -> None:
+    c = facts.traits_of(replace(BASE, cluster=1, options=options))
+    table = barrier_table(c)
+    assert table.get("plan_full") == ((1, PLAN_WORDS) if kept else None)
+    assert 8 * sum(number for number, _ in table.values()) + 144 <= c.small_bytes
 
 
 @pytest.mark.parametrize("rows", facts.TILE_ROWS)

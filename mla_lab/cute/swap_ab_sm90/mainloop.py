@@ -138,6 +138,7 @@ def load_plan(s: Shared) -> Plan:
 @cute.jit
 def merge_slices(c: cutlass.Constexpr[Traits], g: Globals, s: Shared, rank: Int32):
     """This CTA's slice of every split row tile of its worker, one after the other."""
+    s.plan_full.wait(0, 0)
     merges = Int32(0)
     for at in cutlass.range(load_plan(s).last, unroll=1):
         plan = load_plan(s)  # held through a merge, its words would cost a register

@@ -27,6 +27,8 @@ from .params import (
 
 #: `WorkTile.num_tiles` of the record after the last work tile
 END = -1
+#: words of a worker's plan, one from each lane
+PLAN_WORDS = 32
 
 
 @dataclass(frozen=True)
@@ -160,6 +162,7 @@ class Shared:
     weights_full: MBarriers
     q_loaded: Any
     q_split: Any
+    plan_full: Any
     peer_partials: cute.Pointer  # fp32 [cluster][fragments][4]
     profile: cute.Pointer  # int64 [`CtaEvent`]
     kv_656: Any
@@ -196,6 +199,8 @@ def barrier_table(c: Traits) -> dict[str, tuple[int, int]]:
         table |= {"p_full_fp8": (4, half), "stats_full": (2, c.rows)}
     if c.hi_lo:
         table |= {"q_loaded": (1, CONSUMER_THREADS), "q_split": (1, CONSUMER_THREADS)}
+    if c.keeps_plan:
+        table["plan_full"] = (1, PLAN_WORDS)
     return table
 
 
@@ -219,6 +224,8 @@ def barriers_init(c: Traits, s: Shared) -> None:
     if c.hi_lo:
         s.q_loaded.init(0, count["q_loaded"])
         s.q_split.init(0, count["q_split"])
+    if c.keeps_plan:
+        s.plan_full.init(0, count["plan_full"])
     s.sums_full.init(0, count["sums_full"])
     s.weights_full.init(0, count["weights_full"])
 
@@ -241,7 +248,7 @@ def barriers_of(c: Traits, base: cute.Pointer) -> dict[str, Any]:
         "peers": Pipeline(bars["peers_full"], bars["peers_empty"]),
         "p_full": bars[p_full],
         **{name: bars[name] for name in ("ring_drained", "sums_full", "weights_full")},
-        **{name: bars.get(name) for name in ("stats_full", "q_loaded", "q_split")},
+        **{name: bars.get(name) for name in ("stats_full", "q_loaded", "q_split", "plan_full")},
     }
 
 
@@ -289,7 +296,7 @@ def allocate(
     record = memory.allocate_tensor(Int32, cute.make_layout(16), byte_alignment=16)
     plan = None
     if not c.grid:
-        plan = memory.allocate_tensor(Int32, cute.make_layout(32), byte_alignment=16)
+        plan = memory.allocate_tensor(Int32, cute.make_layout(PLAN_WORDS), byte_alignment=16)
 
     def f32(*shape: int) -> cute.Tensor:
         layout = cute.make_ordered_layout(shape, order=tuple(reversed(range(len(shape)))))

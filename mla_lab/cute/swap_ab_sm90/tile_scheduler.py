@@ -101,8 +101,9 @@ def find_plan(c: cutlass.Constexpr[Traits], g: Globals, s: Shared, likely: Int32
     words = likely
     loads = issue_work_loads(c, g, *first_place(words))
     words = open_plan(batch_of(c, g), g.tiles, g.schedule, cta, c.cluster)
-    if const_expr(not c.pieces):
+    if const_expr(c.keeps_plan):
         s.plan[cute.arch.lane_idx()] = words
+        s.plan_full.arrive(0)
     if not cute.arch.vote_all_sync(words == likely):
         loads = issue_work_loads(c, g, *first_place(words))
     return words, loads

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from mla_lab.core.errors import InvalidInput
 from mla_lab.core.gpu import H100, H200, Gpu
 from mla_lab.core.problem import Problem
 from mla_lab.plan.gate import LONG, gated
-from mla_lab.plan.selection import dual_of, select
+from mla_lab.plan.kernel_costs import recorded_costs
+from mla_lab.plan.launch_modes import SWAP_AB_LL
+from mla_lab.plan.selection import EQUAL, all_selections, dual_of, select
 
 
 @pytest.mark.parametrize("gate", [0, 1, -1, LONG, -LONG])
@@ -65,6 +69,19 @@ def test_requests_of_different_rows_and_large_batches_have_one_build() -> None:
     assert chosen is not None
     assert chosen.beyond is None
     assert chosen.num_splits == 0
+
+
+@pytest.mark.parametrize("gpu", [H200, H100], ids=lambda gpu: gpu.name)
+@pytest.mark.parametrize("batch", [16, 128, 256])
+def test_one_tile_of_few_rows_is_swap_ab_s_where_prices_are_equal(gpu: Gpu, batch: int) -> None:
+    problem = Problem((1,) * batch, (1024,) * batch, 16)
+    found = all_selections(problem, gpu, recorded_costs())
+    assert found[0].config.kernel == SWAP_AB_LL.kernel
+    assert found[0].regret <= min(each.regret for each in found) * EQUAL
+    assert select(problem, gpu) == found[0]
+    # of more rows the lower price alone counts
+    wide = all_selections(replace(problem, heads=64), gpu, recorded_costs())
+    assert wide[0].regret == min(each.regret for each in wide)
 
 
 def test_long_pieces_of_e4m3_are_not_added_up_by_the_matrix_unit_alone() -> None:

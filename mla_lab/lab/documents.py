@@ -18,6 +18,7 @@ from ..core.errors import invalid
 from ..simulate import blackwell
 from ..simulate.recorded import error_table, recorded
 from ..verify import (
+    card_table,
     eight_bits_table,
     engine_tables,
     merge_table,
@@ -67,6 +68,10 @@ TABLES: dict[str, Callable[[], str]] = {
     "speed-short": lambda: short_table(rows_of(PLAIN)),
     "speed": lambda: times_table(rows_of(PLAIN), "anchor"),
     "speed-method": lambda: method_note(rows_of(PLAIN)),
+    "speed-cards": card_table.made,
+    "speed-h100": lambda: times_table(rows_of(card_table.H100_PLAIN), "anchor"),
+    "speed-h100-method": lambda: method_note(rows_of(card_table.H100_PLAIN)),
+    "speed-h100-traces": lambda: times_table(rows_of(card_table.H100_PLAIN_TRACES), "trace"),
     "speed-traces": lambda: times_table(rows_of(PLAIN_TRACES), "trace"),
     "speed-uniform": uniform_table.made,
     "speed-planned": lambda: times_table(rows_of(ANCHOR), "anchor"),

@@ -216,12 +216,12 @@ def rounding_table(rows: Sequence[Row]) -> str:
 
 #: tables by name, and the record that each is made from
 TABLES: dict[str, tuple[str, Callable[[Sequence[Row]], str]]] = {
-    "shapes": ("records/h200_pairwise.jsonl", shapes_note),
-    "formats": ("records/h200_pairwise.jsonl", formats_table),
-    "pairs": ("records/h200_pairwise.jsonl", pairs_table),
+    "shapes": ("records/pairwise.jsonl", shapes_note),
+    "formats": ("records/pairwise.jsonl", formats_table),
+    "pairs": ("records/pairwise.jsonl", pairs_table),
     "published": ("records/h200_published.jsonl", published_note),
     "costs": ("records/h200_features.jsonl", costs_table),
-    "sanitizer": ("records/h200_sanitizer.jsonl", sanitizer_note),
+    "sanitizer": ("records/sanitizer.jsonl", sanitizer_note),
     "rounding": ("records/h200_eight_bit_errors.jsonl", rounding_table),
     "kinds": ("records/kinds.jsonl", kinds.table),
     "soak": ("records/h200_soak.jsonl", soak.summary),

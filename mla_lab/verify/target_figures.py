@@ -220,7 +220,7 @@ def error_over_peers(record: str = ANCHOR) -> Figure:
     return Figure(ratios[worst], note, ".3f")
 
 
-def lse_error(record: str = "records/h200_pairwise.jsonl") -> Figure:
+def lse_error(record: str = "records/pairwise.jsonl") -> Figure:
     """Largest error of lse for 16-bit inputs, relative to max(1, |lse|)."""
     errors = [
         row["lse_error"]

@@ -79,7 +79,7 @@ COMMANDS = {
         f"{CUDA} --heads 16,64,128 --q-dtype e4m3 --kv-format e4m3",
         f"{CUDA} --heads 16,128 --kv-format e4m3",
     ],
-    "h200_pairwise": ["verify pairwise RECORD"],
+    "pairwise": ["verify pairwise RECORD"],
     "h200_published": ["verify published RECORD"],
     "h200_features": ["verify costs RECORD"],
     "h200_soak": ["verify soak RECORD"],
@@ -91,7 +91,7 @@ TRACED = (PLAIN_TRACES, UNIFORM, PLANNED_TRACES)
 #: record -> module that makes it, given where
 MODULES = {
     "h200_eight_bit_errors": "verify.rounding",
-    "h200_sanitizer": "verify.sanitizer",
+    "sanitizer": "verify.sanitizer",
     "h200_gqa": "studies.gqa_decode",
     "h200_rounding": "studies.xqa_rounding",
     ANATOMY: "studies.call_anatomy",
@@ -279,11 +279,11 @@ STEPS = (
     _measuring(
         "verify",
         "every pair of features, published shapes, errors, costs, sanitizer, a soak, a card's bits",
-        "h200_pairwise",
+        "pairwise",
         "h200_published",
         "h200_eight_bit_errors",
         "h200_features",
-        "h200_sanitizer",
+        "sanitizer",
         "h200_soak",
         "h200_card_bits",
     ),

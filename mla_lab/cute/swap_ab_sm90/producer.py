@@ -122,6 +122,7 @@ def produce_plan(
 ):
     """All work tiles that `find_plan` found: the first KV tile, Q and the record, then the rest.
     `loads` are of the first one; those of the next are issued under the rest."""
+    cute.arch.sync_warp()  # from here on one lane arrives for all
     plan = plan_of(found)
     words = cute.make_rmem_tensor(WORDS, Int32)
     words.fill(0)

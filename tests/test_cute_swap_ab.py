@@ -88,6 +88,9 @@ def test_a_plan_that_is_read_again_has_a_barrier_at_which_each_writer_arrives(
     c = facts.traits_of(replace(BASE, cluster=1, options=options))
     table = barrier_table(c)
     assert table.get("plan_full") == ((1, PLAN_WORDS) if kept else None)
+    pieces = barrier_table(replace(c, pieces=True))
+    assert pieces["kept_full"] == (2, 1)
+    assert "plan_full" not in pieces
     assert 8 * sum(number for number, _ in table.values()) + 144 <= c.small_bytes
 
 

@@ -132,7 +132,12 @@ def flash_mla_tests(rows: Sequence[Row]) -> str:
         lines.append((test, count, *ended))
     tests = markdown_table(("test", "there:", "passed:", "refused:", "failed:"), lines)
     why = reasons([row for row in found if row["status"] != "passed"])
-    return f"{tests}\n\n{markdown_table(('why refused or failed', ':'), why.items())}"
+    commit = f", commit {head['mla_lab_commit']}" if head.get("mla_lab_commit") else ""
+    origin = f"{len(found)} cases of FlashMLA {head['flash_mla_commit']} on {head['device']}"
+    return (
+        f"{origin}, {head['date']}{commit}.\n\n{tests}\n\n"
+        f"{markdown_table(('why refused or failed', ':'), why.items())}"
+    )
 
 
 def dropin_reasons(rows: Sequence[Row]) -> str:

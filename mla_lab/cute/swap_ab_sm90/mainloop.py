@@ -16,7 +16,7 @@ from ..common.self_schedule import Plan
 from ..common.worker_plan import may_be_split, plan_of, split_words
 from ..split_merge import SplitMerge
 from ..split_merge.swap_ab_cluster_reduce import release_partials
-from ..split_merge.swap_ab_fragments import CONSUMERS, CtaEvent, profile_event
+from ..split_merge.swap_ab_fragments import CtaEvent, profile_event
 from ..split_merge.swap_ab_merge import merge_slice
 from ..split_merge.swap_ab_pieces import merge_piece
 from . import mainloop_bf16, mainloop_fp8
@@ -116,14 +116,16 @@ def keep_record(s: Shared, r: Record):
     for i in cutlass.range_constexpr(4):
         cute.arch.store(to + i, r.tail[i])
         cute.arch.store(to + 4 + i, r.more[i])
+    s.kept_full.arrive(r.index & 1)
 
 
 @cute.jit
 def merge_before(c: cutlass.Constexpr[Traits], g: Globals, s: Shared, index: Int32, rank: Int32):
     """This CTA's share of work tile `index` - 1, if that is a piece."""
     if index > 0:
-        CONSUMERS.sync()  # behind the last tile no other barrier follows its record
-        at = kept_record(s, index - 1)
+        before = index - 1
+        s.kept_full.wait(before & 1, (before >> 1) & 1)
+        at = kept_record(s, before)
         r = Record(load4(at), load4(at + 4), rank=rank)
         if r.num_splits > 1:
             merge_piece(c, g, r)

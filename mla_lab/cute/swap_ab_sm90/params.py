@@ -229,7 +229,7 @@ class Traits:
         """Upper bound, in bytes, of all that precedes the KV ring in shared memory."""
         stages, more = (6, 6 + 2 * self.hi_lo) if self.fp8 else (3, 0)
         barriers = 8 * (stages * (BOXES // self.boxes_per_barrier + 1) + 9 + more) + 144
-        barriers += 0 if self.grid else 128 + 8
+        barriers += 0 if self.grid else 128 + 16
         stats = (48 if self.fp8 else 16) * self.rows
         q_scale = 4 * self.rows if self.hi_lo else 0
         extra = (128, 128) if self.kv_656 else (16,) if self.skip else ()

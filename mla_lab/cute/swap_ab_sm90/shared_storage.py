@@ -163,6 +163,7 @@ class Shared:
     q_loaded: Any
     q_split: Any
     plan_full: Any
+    kept_full: Any  # [work tile % 2], see `mainloop.keep_record`
     peer_partials: cute.Pointer  # fp32 [cluster][fragments][4]
     profile: cute.Pointer  # int64 [`CtaEvent`]
     kv_656: Any
@@ -201,6 +202,8 @@ def barrier_table(c: Traits) -> dict[str, tuple[int, int]]:
         table |= {"q_loaded": (1, CONSUMER_THREADS), "q_split": (1, CONSUMER_THREADS)}
     if c.keeps_plan:
         table["plan_full"] = (1, PLAN_WORDS)
+    if c.pieces:
+        table["kept_full"] = (2, 1)
     return table
 
 
@@ -226,6 +229,9 @@ def barriers_init(c: Traits, s: Shared) -> None:
         s.q_split.init(0, count["q_split"])
     if c.keeps_plan:
         s.plan_full.init(0, count["plan_full"])
+    if c.pieces:
+        for place in range(2):
+            s.kept_full.init(place, count["kept_full"])
     s.sums_full.init(0, count["sums_full"])
     s.weights_full.init(0, count["weights_full"])
 
@@ -248,7 +254,8 @@ def barriers_of(c: Traits, base: cute.Pointer) -> dict[str, Any]:
         "peers": Pipeline(bars["peers_full"], bars["peers_empty"]),
         "p_full": bars[p_full],
         **{name: bars[name] for name in ("ring_drained", "sums_full", "weights_full")},
-        **{name: bars.get(name) for name in ("stats_full", "q_loaded", "q_split", "plan_full")},
+        **{name: bars.get(name) for name in ("stats_full", "q_loaded", "q_split")},
+        **{name: bars.get(name) for name in ("plan_full", "kept_full")},
     }
 
 

@@ -112,8 +112,8 @@ def find_plan_words(b: Batch, worker: Int32, kept: cute.Tensor) -> Int32:
 @cute.jit
 def prefetch_kept(kv: KvCache, kept: cute.Tensor):
     """KV of the tile that the worker began with in the launch before into L2, ahead of the wait for
-    the kernel in front; by one warp."""
+    the kernel in front; by one warp. What is kept may hold anything."""
     words = load_relaxed(kept.iterator + cute.arch.lane_idx())
     request, begin, end, count = [cute.arch.shuffle_sync(words, i) for i in (0, 2, END, COUNT)]
-    there = (count > 0) & (request >= 0) & (request < kv.block_table.shape[0]) & (begin >= 0)
-    prefetch_tiles(kv, request, begin, select(there, end, Int32(0)))
+    there = (count > 0) & (request >= 0) & (request < kv.block_table.shape[0])
+    prefetch_tiles(kv, *(select(there, word, Int32(0)) for word in (request, begin, end)))

@@ -35,13 +35,14 @@ class KvCache:
 
 @cute.jit
 def prefetch_tiles(kv: KvCache, request: Int32, begin: Int32, end: Int32):
-    """The first tiles of blocks [begin, end) of a request, as far as its table has entries: kept
-    words may hold anything. By one warp, a page or less a lane."""
+    """The first tiles of blocks [begin, end) of a request that is there, as far as its table has
+    entries; the blocks may be any numbers. By one warp, a page or less a lane."""
     page, width = kv.cache.shape[1], kv.cache.shape[2]
     rows = min(page, BLOCK)
-    first = begin + kv.rank
     held = (kv.block_table.shape[1] * page + (BLOCK - 1)) // BLOCK
-    count = cutlass.max(cutlass.min(cutlass.min(end, held) - first, TILES), 0)
+    begin, end = [cutlass.max(cutlass.min(block, held), 0) for block in (begin, end)]
+    first = begin + kv.rank
+    count = cutlass.max(cutlass.min(end - first, TILES), 0)
     lane = cute.arch.lane_idx()
     row = first * BLOCK + lane * rows
     if lane * rows < count * BLOCK:

@@ -1,0 +1,70 @@
+"""Workspaces that nobody zeroed behind their counters: what a launch keeps there may hold anything."""
+
+from __future__ import annotations
+
+import shutil
+from dataclasses import replace
+
+import pytest
+import torch
+
+from mla_lab import jit, trtllm_batch_decode_with_kv_cache_mla
+from mla_lab.backends.emulate import backend as emulated
+from mla_lab.core.gpu import H200
+from mla_lab.core.problem import Problem
+from mla_lab.cute.common.kv_prefetch import LEAST_REQUESTS
+from mla_lab.cute.common.self_schedule import COUNT, END
+from mla_lab.emulate import EmulatedKernel, Options
+from mla_lab.interop.flashinfer.first_use import ZEROED_BYTES
+from mla_lab.plan.config import KernelConfig
+from mla_lab.plan.workspace import KEPT_WORDS, MAX_CTAS, WORD_BYTES
+from mla_lab.reference.inputs import make_inputs
+from mla_lab.reference.mla import decode_reference
+from mla_lab.reference.tolerance import error
+
+pytestmark = pytest.mark.skipif(shutil.which("g++") is None, reason="needs a C++ compiler")
+SMS = 16
+FIRST = ZEROED_BYTES // WORD_BYTES
+LAST = FIRST + MAX_CTAS * KEPT_WORDS
+#: words of a tile: request, begin, end, number of tiles. The second one's end minus its begin is
+#: above 0 in 32 bits
+WORDS = {
+    "a begin below 0": (1 << 20, -5, 9, 0),
+    "blocks further apart than 31 bits": (0, 2**25 + 5, -2_147_000_000, 1),
+    "no such request": (1 << 30, 0, 4, 1),
+}
+
+
+def kept(words: tuple[int, int, int, int]) -> torch.Tensor:
+    """A workspace in which every CTA has kept these words."""
+    memory = torch.zeros(32 << 20, dtype=torch.int32)
+    row = memory[FIRST:LAST].view(MAX_CTAS, KEPT_WORDS)
+    for place, word in zip((0, 2, END, COUNT), words, strict=True):
+        row[:, place] = word
+    return memory.view(torch.uint8)
+
+
+@pytest.mark.parametrize("words", WORDS.values(), ids=WORDS)
+@pytest.mark.parametrize(
+    "problem",
+    [
+        Problem((1,) * LEAST_REQUESTS, (70,) * LEAST_REQUESTS, 64),
+        Problem((2,) * LEAST_REQUESTS, (70,) * LEAST_REQUESTS, 8, page_size=128),
+    ],
+    ids=["keep_ab", "swap_ab"],
+)
+def test_kept_words_may_hold_anything(
+    monkeypatch: pytest.MonkeyPatch,
+    problem: Problem,
+    words: tuple[int, int, int, int],
+) -> None:
+    def kernel(config: KernelConfig) -> EmulatedKernel:
+        # warps run as far ahead of each other as they may: the fetch ahead of what replaces it
+        return EmulatedKernel.of(jit.compile(config), Options(schedule="adverse", seed=0))
+
+    monkeypatch.setattr(emulated, "_kernel", kernel)
+    monkeypatch.setattr(emulated.EmulateBackend, "gpu", replace(H200, sms=SMS))
+    inputs = make_inputs(problem, 3, workspace_bytes=64)
+    given = inputs.contract_args() | {"workspace_buffer": kept(words), "backend": "emulate"}
+    out = trtllm_batch_decode_with_kv_cache_mla(**given)
+    assert error(out, decode_reference(inputs).out.reshape(out.shape)).relative < 0.008

@@ -1,4 +1,4 @@
-"""Workspaces that nobody zeroed behind their counters: what a launch keeps there may hold anything."""
+"""Workspaces that nobody zeroed behind their counters: what a launch keeps may hold anything."""
 
 from __future__ import annotations
 

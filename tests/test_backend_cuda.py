@@ -417,7 +417,8 @@ def test_an_unproved_card_checks_itself_once_and_says_so(
         for _ in range(3):
             check(inputs, native(inputs))
     (record,) = caplog.records
-    assert " on L40S: compiled for this card, tested on H200 alone" in record.getMessage()
+    cards = " and ".join(self_check.PROVED)
+    assert f" on L40S: compiled for this card, tested on {cards} alone" in record.getMessage()
     if problem.kv_format == "e4m3" == problem.q_dtype:
         assert "mma81" in record.getMessage()
 

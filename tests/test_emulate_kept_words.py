@@ -45,19 +45,12 @@ def kept(words: tuple[int, int, int, int]) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("words", WORDS.values(), ids=WORDS)
-@pytest.mark.parametrize(
-    "problem",
-    [
-        Problem((1,) * LEAST_REQUESTS, (70,) * LEAST_REQUESTS, 64),
-        Problem((2,) * LEAST_REQUESTS, (70,) * LEAST_REQUESTS, 8, page_size=128),
-    ],
-    ids=["keep_ab", "swap_ab"],
-)
 def test_kept_words_may_hold_anything(
-    monkeypatch: pytest.MonkeyPatch,
-    problem: Problem,
-    words: tuple[int, int, int, int],
+    monkeypatch: pytest.MonkeyPatch, words: tuple[int, int, int, int]
 ) -> None:
+    # swap_ab: in keep_ab the words are replaced before that fetch, in every schedule tried
+    problem = Problem((2,) * LEAST_REQUESTS, (70,) * LEAST_REQUESTS, 8, page_size=128)
+
     def kernel(config: KernelConfig) -> EmulatedKernel:
         # warps run as far ahead of each other as they may: the fetch ahead of what replaces it
         return EmulatedKernel.of(jit.compile(config), Options(schedule="adverse", seed=0))

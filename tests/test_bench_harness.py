@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import pairwise
 
 import jsonschema
 import pytest
@@ -50,11 +51,13 @@ class FakeTimer:
     def __init__(self, **clocks):
         self.clocks = {peer: list(values) for peer, values in clocks.items()}
         self.calls = []
+        self.replays = []
 
     def peer_of(self, launch):
         return launch.peer
 
     def ready(self, launches, *, cold=False):
+        self.replays.append(launches)
         return FakeReplay(self, launches, cold)
 
     def host_us(self, call):
@@ -66,8 +69,8 @@ class FakeTimer:
 
 
 class FakeLaunch:
-    def __init__(self, peer, give):
-        self.peer, self.give = peer, give
+    def __init__(self, peer, give, other=False):
+        self.peer, self.give, self.other = peer, give, other
 
     def __call__(self):
         return self.give()
@@ -76,9 +79,11 @@ class FakeLaunch:
 class FakePeer:
     """Answers with the expected result, or with what `spoil` makes of it."""
 
-    def __init__(self, name, spoil=None, missing=None, refuses=None, error=None, planned=False):
+    def __init__(
+        self, name, spoil=None, missing=None, refuses=None, error=None, planned=False, other=False
+    ):
         self.name, self.spoil, self.missing = name, spoil, missing
-        self.refusal, self.error, self.planned = refuses, error, planned
+        self.refusal, self.error, self.planned, self.other = refuses, error, planned, other
         self.prepared = 0
 
     def available(self, device):
@@ -102,6 +107,9 @@ class FakePeer:
             launches,
             plan=(lambda: None) if self.planned else None,
             planned_launches=None if self.planned else launches,
+            other_lengths=tuple(FakeLaunch(self.name, launch.give, True) for launch in launches)
+            if self.other
+            else None,
         )
 
 
@@ -174,6 +182,16 @@ def test_isolated_and_planned_times_stand_beside(path):
     assert rows["host"]["plan_us"] == 50.0
     assert rows["host"]["us_with_plan"] == 60.0, "the host's plan is added"
     assert ("graph", "cold") in timer.calls
+    validate(path)
+
+
+def test_a_first_layer_has_other_lengths_than_the_launch_before(path):
+    timer = FakeTimer(kept=[10.0])
+    rows = by_peer(run(path, [FakePeer("kept", other=True)], timer, CASES[:1]))
+    assert rows["kept"]["us_first_layer"] == 10.0
+    same, other = [[launch.other for launch in replay] for replay in timer.replays[:2]]
+    assert not any(same) and len(other) == len(same)
+    assert all(a != b for a, b in pairwise(other))
     validate(path)
 
 

@@ -269,6 +269,10 @@ def test_the_plain_call_has_no_plan_a_loose_bound_and_other_lengths_while_it_is_
         assert given[0]["seq_lens"].unique().tolist() == [1]
     assert given[0].get("plan") is None and given[0]["max_seq_len"] == LOOSE_BOUND
     assert torch.equal(given[0]["seq_lens"], rotation.copies[0].seq_lens)
+    assert prepared.other_lengths is not None
+    prepared.other_lengths[0]()
+    shorter = given.pop()["seq_lens"]
+    assert torch.equal(shorter, rotation.copies[0].seq_lens - 1), "no launch finds its lengths kept"
     table, page = given[0]["block_tables"], CASES[0].problem.page_size
     assert table.shape[1] * page >= LOOSE_BOUND and (table[:, -1] == UNUSED_PAGE).all()
     Plain(tight=True).prepare(rotation).launches[0]()

@@ -28,6 +28,8 @@ from .timers import Replay, Timer
 
 #: a peer's power is measured up to this many times the time of the fastest
 FAR = 2.5
+#: figures of one launch or one plan a round; of the others a round is a whole replay
+PER_ROUND = ("isolated_us", "plan_us")
 
 
 @dataclass(frozen=True)
@@ -179,6 +181,10 @@ class CaseRun:
     def _replays(self, entry: Entry, prepared: Prepared, order: list[int]) -> dict[str, Replay]:
         with prepared.captured():
             replays = {"us": self.timer.ready([prepared.launches[i] for i in order])}
+            if prepared.other_lengths:
+                turns = (prepared.other_lengths, prepared.launches)
+                launches = [turns[n % 2][i] for n, i in enumerate(order)]
+                replays["us_first_layer"] = self.timer.ready(launches)
             if self.method.isolated:
                 replays["isolated_us"] = self.timer.ready(prepared.launches[:1], cold=True)
         if self.method.planned and prepared.planned_launches:
@@ -248,9 +254,9 @@ class CaseRun:
 def _figures(entry: Entry, case: Case) -> Row:
     """Medians and raw rounds, in microseconds a launch (or a plan)."""
     launches = entry.row["launches_per_replay"]
-    per_round = {"us": launches, "us_with_plan": launches, "isolated_us": 1, "plan_us": 1}
     rounds = {
-        name: [value / per_round[name] for value in values] for name, values in entry.rounds.items()
+        name: [value / (1 if name in PER_ROUND else launches) for value in values]
+        for name, values in entry.rounds.items()
     }
     row: Row = {name: median(values) for name, values in rounds.items()}
     if "plan_us" in row and "us_with_plan" not in row:

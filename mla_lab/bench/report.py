@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from statistics import median
 
 from ..core.errors import invalid
 from ..core.markdown import markdown_table
@@ -11,6 +12,8 @@ from .records import Row, medians, rerun_spread, results
 
 #: column of our kernels, with which peers are compared
 OURS = "mla-lab"
+#: column of the headline's call as a step's first layer
+FIRST = f"{OURS}, first layer"
 #: our calls that may be in that column, with their description: the first one that a record has. A
 #: call with a plan comes later: public peers plan outside the timing too, but our callers pass none
 HEADLINES = {
@@ -19,6 +22,12 @@ HEADLINES = {
 }
 #: our other calls, each in its own column if the record has it
 BESIDE = {"tight bound": "mla-lab-plain-tight", "host plan": "mla-lab"}
+#: whether a record has times of a step's first layer -> how a sentence on its layers ends
+FIRST_LAYER = {
+    True: "the column of the first layer is of launches that find their work anew, because lengths "
+    "changed.",
+    False: "the first layer of a step, which finds its work anew, is not timed apart.",
+}
 #: peers with two settings: the faster one is shown, as a caller could choose it
 PEERS = {
     "FlashMLA": ("flashmla",),
@@ -63,8 +72,8 @@ def call_note(rows: Sequence[Row]) -> str:
     words = {
         "mla-lab-plain": "Our times are of the plain call, as a serving engine captures it: no "
         "plan, `max_seq_len` = 131072, the graph captured at other lengths than it is replayed at. "
-        "Replays repeat one set of lengths, as the layers of a step do; the first layer of a step, "
-        "which finds its work anew, is not timed apart.",
+        "Replays repeat one set of lengths, as the layers of a step do; "
+        + FIRST_LAYER[any("us_first_layer" in row for row in rows)],
         "mla-lab": "**Our times are of a call with a host plan** that was made outside of the "
         "timing; the plain call, which makes its plan itself, is not in this record.",
     }
@@ -92,16 +101,30 @@ def short_table(rows: Sequence[Row]) -> str:
 
 
 def times_table(rows: Sequence[Row], family: str) -> str:
-    """us of every case of a family by peer; the ratio is best public over ours."""
-    shown, us = columns(rows), best_times(rows)
+    """us of every case of a family by peer, and of our call as a step's first layer where that
+    was timed; the ratio is best public over ours.
+    """
+    shown, us, first = list(columns(rows)), best_times(rows), first_layer_times(rows)
+    if first:
+        shown.insert(1, FIRST)
     lines = []
     for case in _cases(rows, family):
-        times = us[case]
+        times = us[case] | ({FIRST: first[case]} if case in first else {})
         public = [times[name] for name in PUBLIC if name in times]
         ratio = f"{min(public) / times[OURS]:.2f}" if public and OURS in times else ""
         lines.append((case, *(_cell(times.get(name)) for name in shown), ratio))
     names = ("case", *(f"{name} us:" for name in shown), "best public / ours:")
     return markdown_table(names, lines)
+
+
+def first_layer_times(rows: Sequence[Row]) -> dict[str, float]:
+    """case -> us of our headline's call where its lengths are not those of the launch before."""
+    own = find_headline(rows)
+    times: dict[str, list[float]] = {}
+    for row in results(rows, "ok"):
+        if row["peer"] == own and "us_first_layer" in row:
+            times.setdefault(row["case"], []).append(row["us_first_layer"])
+    return {case: median(values) for case, values in times.items()}
 
 
 def own_table(rows: Sequence[Row]) -> str:

@@ -27,6 +27,8 @@ class Prepared:
     plan: Callable[[], Any] | None = None
     #: plan and launch of one copy in one CUDA graph; None where planning needs the host
     planned_launches: tuple[Launch, ...] | None = None
+    #: as `launches`, at other lengths; None for a peer that keeps nothing from launch to launch
+    other_lengths: tuple[Launch, ...] | None = None
     #: context manager around the graph capture, to capture at other lengths
     captured: Callable[[], AbstractContextManager[None]] = nullcontext
     #: choices of the peer for the record (splits, kernel names)

@@ -39,7 +39,8 @@ class Plain(PeerBase):
 
     def prepare(self, rotation: Rotation) -> Prepared:
         """As `Peer.prepare`. Raises Unsupported where no kernel takes the call."""
-        lengths = rotation.copies[0].seq_lens.clone()
+        given = rotation.copies[0].seq_lens
+        lengths, shorter = given.clone(), given - 1
         copies = [self._bounded(copy, lengths) for copy in rotation.copies]
         arguments = native_arguments(copies[0], rotation.case.batch_invariant)
         _, runner = decode.prepare(native_args(**arguments))
@@ -52,11 +53,14 @@ class Plain(PeerBase):
             try:
                 yield
             finally:
-                lengths.copy_(rotation.copies[0].seq_lens)
+                lengths.copy_(given)
 
         launches = tuple(native_launch(copy, rotation.case) for copy in copies)
+        other = tuple(
+            native_launch(replace(copy, seq_lens=shorter), rotation.case) for copy in copies
+        )
         notes = {"backend": runner.name, "max_seq_len": copies[0].max_seq_len}
-        return Prepared(launches, captured=captured, notes=notes)
+        return Prepared(launches, captured=captured, other_lengths=other, notes=notes)
 
     def _bounded(self, copy: DecodeInputs, lengths: Tensor) -> DecodeInputs:
         """`copy` with lengths of its own, and the table and bound of this kind of call."""

@@ -13,7 +13,7 @@ from statistics import geometric_mean
 from typing import Any
 
 from ..core.markdown import markdown_table
-from . import emulator_tables, kinds, planted_tables, soak
+from . import emulator_tables, kinds, planted_tables, shipped_builds, soak
 from .cases import FACTORS, FORMATS, features_of, uses, whole
 from .pairwise import pairs_of
 from .record import Row, table_of
@@ -238,6 +238,7 @@ TABLES: dict[str, tuple[str, Callable[[Sequence[Row]], str]]] = {
     "mutations-exceptions": ("records/mutations.jsonl", emulator_tables.exceptions_table),
     "planted": ("records/planted.jsonl", planted_tables.planted_table),
     "planted-note": ("records/planted.jsonl", planted_tables.planted_note),
+    "builds": (shipped_builds.RECORD, shipped_builds.table),
     "dropin-flash-mla": ("records/dropin_flash_mla.jsonl", flash_mla_tests),
 }
 

@@ -44,6 +44,8 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
     kinds = verbs.add_parser("kinds", help="which backend drawn calls would take; needs no card")
     kinds.add_argument("--calls", type=int, help="how many, instead of those of the notes")
     kinds.add_argument("record", type=Path, help="JSON lines, written anew")
+    builds = verbs.add_parser("builds", help="what all shipped builds compile to; needs no card")
+    builds.add_argument("record", type=Path, help="JSON lines, written anew")
     sm100 = verbs.add_parser("sm100", help="the SM100 kernel in the emulator; needs no card")
     sm100.add_argument(
         "--list",
@@ -133,6 +135,10 @@ def _made(args: argparse.Namespace, shown: Bar) -> tuple[ModuleType, list[Row]]:
         module = emulated if args.verb == "emulated" else mutations
         when = (args.seconds, shown.say, args.jobs, shown.count)
         return module, module.run(args.record, args.build, *when)
+    if args.verb == "builds":
+        from ...verify import shipped_builds
+
+        return record, shipped_builds.run(args.record, shown.say)
     if args.verb == "sm100":
         from ...verify import sm100, sm100_builds
 

@@ -1,0 +1,145 @@
+"""Every shipped build for sm_90a as it is compiled here: registers, stack, machine code, opcodes.
+
+A row has the hash of its build's sources and the versions of its compilers. `current` gives the
+rows that are of today's sources and compilers: a test of them need not compile all builds anew.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass
+from functools import cache
+from pathlib import Path
+
+from ..core.errors import BuildError
+from ..core.markdown import markdown_table
+from ..core.resources import data_dir
+from ..jit import Artifact, compile_all
+from ..jit.shipped import shipped
+from ..jit.source import source_hash
+from ..jit.toolchain import versions
+from ..plan.config import KernelConfig
+from ..xray import KernelReport, inspect
+from .record import Progress, Row, head_row, read, write
+
+RECORD = "records/builds.jsonl"
+ARCH = "sm_90a"
+#: bytes of stack that a thread of a few builds keeps, each of them named in tests/spills.py
+MOST_STACK = 16
+#: of a toolchain, what generates device code
+COMPILERS = ("cutlass-dsl", "flavour", "nvcc")
+
+
+@dataclass(frozen=True)
+class BuiltKernel:
+    """What one kernel of a build takes: registers and stack bytes of a thread, `local` instructions
+    that access local memory, `shared` bytes of a CTA, bytes of machine code, and how many
+    instructions each opcode has, by its first word: "HGMMA".
+    """
+
+    name: str
+    registers: int
+    stack: int
+    local: int
+    shared: int
+    code_bytes: int
+    opcodes: dict[str, int]
+
+
+def described(kernel: KernelReport) -> BuiltKernel:
+    """What of a kernel's report goes into a row."""
+    used = kernel.resources
+    opcodes: Counter[str] = Counter()
+    for opcode, count in kernel.opcodes.items():
+        opcodes[opcode.partition(".")[0]] += count
+    taken = (used.registers, used.stack, kernel.spills, used.shared, kernel.code_bytes)
+    return BuiltKernel(kernel.name, *taken, dict(sorted(opcodes.items())))
+
+
+def row(artifact: Artifact) -> Row:
+    """The row of a build; "wrong" where a kernel spills more than `MOST_STACK` bytes."""
+    kernels = [described(kernel) for kernel in inspect(artifact).kernels]
+    spilled = any(kernel.stack > MOST_STACK for kernel in kernels)
+    return {
+        "kind": "case",
+        "name": artifact.config.name(),
+        "status": "wrong" if spilled else "ok",
+        "source": source_hash(artifact.config.kernel),
+        "toolchain": artifact.toolchain,
+        "kernels": [asdict(kernel) for kernel in kernels],
+    }
+
+
+def run(path: Path, say: Progress) -> list[Row]:
+    """Compile what is missing of all shipped builds; the record is written anew."""
+    artifacts = compile_all(shipped(ARCH), ARCH, progress=say)
+    rows = [row(artifact) for artifact in artifacts]
+    record = [head_row("builds", "cpu", len(rows)), *rows]
+    write(path, record)
+    return record
+
+
+@cache
+def current() -> dict[str, tuple[BuiltKernel, ...]]:
+    """Build's name -> its kernels, of the rows that are of today's sources and, where there are
+    compilers, of today's compilers.
+    """
+    path = data_dir() / RECORD
+    if not path.exists():
+        return {}
+    names = {config.name(): config.kernel for config in shipped(ARCH)}
+    found = {}
+    for each in read(path):
+        kernel = names.get(each.get("name", ""))
+        if kernel and each["source"] == source_hash(kernel) and _same_compilers(kernel, each):
+            found[each["name"]] = tuple(BuiltKernel(**one) for one in each["kernels"])
+    return found
+
+
+def of(config: KernelConfig) -> tuple[BuiltKernel, ...] | None:
+    """Kernels of a build by `current`; None where the record does not have it."""
+    return current().get(config.name())
+
+
+def _same_compilers(kernel: str, each: Row) -> bool:
+    here = _compilers(kernel)
+    return here is None or here == {name: each["toolchain"].get(name) for name in COMPILERS}
+
+
+@cache
+def _compilers(kernel: str) -> dict[str, str | None] | None:
+    try:
+        found = versions(kernel)
+    except BuildError:
+        return None
+    return {name: found.get(name) for name in COMPILERS}
+
+
+def table(rows: Sequence[Row]) -> str:
+    """Kernel by kernel: builds, registers, machine code, and how many have a stack."""
+    head, cases = rows[0], rows[1:]
+    by_kernel: dict[str, list[Row]] = {}
+    kernels = {config.name(): config.kernel for config in shipped(ARCH)}
+    for each in cases:
+        if each["name"] in kernels:
+            by_kernel.setdefault(kernels[each["name"]], []).append(each)
+    lines = [(name, *_figures(group)) for name, group in by_kernel.items()]
+    names = ("kernel", "builds:", "registers:", "machine code, B:", "with a stack:", "stack, B:")
+    env = head["environment"]
+    of_what = f"commit {(env['commit'] or 'unknown')[:9]}, {env['date']}"
+    return f"{of_what}.\n\n{markdown_table(names, lines)}"
+
+
+def _figures(group: Iterable[Row]) -> tuple[str, ...]:
+    """Cells of builds of one kernel; a range where they differ."""
+    largest = [[BuiltKernel(**one) for one in each["kernels"]] for each in group]
+    registers = _range(max(k.registers for k in each) for each in largest)
+    code = _range(max(k.code_bytes for k in each) for each in largest)
+    stacks = [stack for each in largest if (stack := max(k.stack for k in each))]
+    return (str(len(largest)), registers, code, str(len(stacks)), _range(stacks) if stacks else "")
+
+
+def _range(values: Iterable[int]) -> str:
+    found = sorted(values)
+    return f"{found[0]:,}" if found[0] == found[-1] else f"{found[0]:,} to {found[-1]:,}"

@@ -62,15 +62,15 @@ def call_note(rows: Sequence[Row]) -> str:
     """A sentence on the headline's call, and on what its timing excludes."""
     words = {
         "mla-lab-plain": "Our times are of the plain call, as a serving engine captures it: no "
-        "plan, `max_seq_len` = 131072, the graph captured at other lengths than it is replayed at. "
-        "Replays repeat one set of lengths, as the layers of a step do; the first layer of a step, "
-        "which finds its work anew, is not timed apart.",
+        "plan, `max_seq_len` = 131072, the graph captured at other lengths than those of its "
+        "replays. Replays repeat one set of lengths, as the layers of a step do; the first layer "
+        "of a step, whose launch finds the work tiles anew, is not timed apart.",
         "mla-lab": "**Our times are of a call with a host plan** that was made outside of the "
         "timing; the plain call, which makes its plan itself, is not in this record.",
     }
     return (
-        "Whole calls in a CUDA graph, KV from memory; peers are planned outside of the timing, in "
-        f"their own way.\n{words[headline(rows)]}"
+        "Times are of whole calls in a CUDA graph, with KV read from memory; each peer makes its "
+        f"own plan outside of the timing.\n{words[headline(rows)]}"
     )
 
 

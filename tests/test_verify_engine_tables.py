@@ -24,8 +24,8 @@ def test_ranks_are_judged_by_their_best_form() -> None:
     ]
     said = engine_tables.ranks_note(rows)
     assert "4,096 tokens from batch 2; up to 1.50 times" in said
-    assert "weights while outs travel: +5 to +20 us saved, more than nothing in 2 of 2" in said
-    assert "the batch in halves: −10 to −10 us saved, more than nothing in 0 of 1" in said
+    assert "by weights computed during the transfer of outs: +5 to +20 us, more than 0 in 2" in said
+    assert "by the batch in halves: −10 to −10 us, more than 0 in 0 of 1" in said
     assert "400 us in order at 4,096 tokens x 1" in said and "H200, torch 2" in said
     assert engine_tables.ranks_table(rows).count("\n") == 3, "graphs alone"
 
@@ -39,7 +39,7 @@ def result(case: str, process: int, attempt: int, status: str = "ok") -> Any:
 def test_a_sweep_names_cards_and_cases_that_lost_a_worker() -> None:
     rows = [result("a", 1, 1), result("a", 1, 1, "refused"), result("b", 2, 2), result("c", 3, 1)]
     said = engine_tables.ray_note(rows)
-    assert said.startswith("3 cases, 3 results, 1 variants without a build there; a process a case")
+    assert said.startswith("3 cases, 3 results, 1 variants without a build there; one process a ca")
     assert "(1 on H200 0, 2 on H200 1); b ran again after its worker was killed" in said
 
 

@@ -61,7 +61,7 @@ def test_the_note_says_what_each_tool_found():
         {"kind": "case", "tool": "racecheck", "name": "sparse", "calls": 1, "errors": 2},
     ]
     note = tables.sanitizer_note([head, *rows])
-    assert note.startswith("a sanitizer on X, commit 012345678, 2026-01-02, errors by calls")
+    assert note.startswith("a sanitizer on X, commit 012345678, 2026-01-02. Errors in calls")
     assert "memcheck 0 in 24, racecheck 2 in 2. With errors: sparse." in note
     assert "With errors" not in tables.sanitizer_note([head, *rows[:2]])
     rows[1]["calls"] = 0

@@ -24,9 +24,9 @@ HEADLINES = {
 BESIDE = {"tight bound": "mla-lab-plain-tight", "host plan": "mla-lab"}
 #: whether a record has times of a step's first layer -> how a sentence on its layers ends
 FIRST_LAYER = {
-    True: "the column of the first layer is of launches that find their work anew, because lengths "
-    "changed.",
-    False: "the first layer of a step, which finds its work anew, is not timed apart.",
+    True: "the first layer of a step, whose launch finds the work tiles anew, is timed apart, with "
+    "lengths that differ from those of the launch before.",
+    False: "the first layer of a step, whose launch finds the work tiles anew, is not timed apart.",
 }
 #: peers with two settings: the faster one is shown, as a caller could choose it
 PEERS = {
@@ -71,15 +71,15 @@ def call_note(rows: Sequence[Row]) -> str:
     """A sentence on the headline's call, and on what its timing excludes."""
     words = {
         "mla-lab-plain": "Our times are of the plain call, as a serving engine captures it: no "
-        "plan, `max_seq_len` = 131072, the graph captured at other lengths than it is replayed at. "
-        "Replays repeat one set of lengths, as the layers of a step do; "
+        "plan, `max_seq_len` = 131072, the graph captured at other lengths than those of its "
+        "replays. Replays repeat one set of lengths, as the layers of a step do; "
         + FIRST_LAYER[any("us_first_layer" in row for row in rows)],
         "mla-lab": "**Our times are of a call with a host plan** that was made outside of the "
         "timing; the plain call, which makes its plan itself, is not in this record.",
     }
     return (
-        "Whole calls in a CUDA graph, KV from memory; peers are planned outside of the timing, in "
-        f"their own way.\n{words[headline(rows)]}"
+        "Times are of whole calls in a CUDA graph, with KV read from memory; each peer makes its "
+        f"own plan outside of the timing.\n{words[headline(rows)]}"
     )
 
 
@@ -92,8 +92,10 @@ def columns(rows: Sequence[Row]) -> dict[str, tuple[str, ...]]:
 
 def short_table(rows: Sequence[Row]) -> str:
     """us of the cases of `SHORT`: ours and the public kernels."""
-    names = (OURS, *PUBLIC)
-    us = best_times(rows)
+    us, first = best_times(rows), first_layer_times(rows)
+    for case, value in first.items():
+        us[case][FIRST] = value
+    names = (OURS, *([FIRST] if first else []), *PUBLIC)
     return markdown_table(
         ("case", *(f"{name} us:" for name in names)),
         ((case, *(_cell(us[case].get(name)) for name in names)) for case in SHORT),
@@ -109,7 +111,7 @@ def times_table(rows: Sequence[Row], family: str) -> str:
         shown.insert(1, FIRST)
     lines = []
     for case in _cases(rows, family):
-        times = us[case] | ({FIRST: first[case]} if case in first else {})
+        times = {**us[case], **({FIRST: first[case]} if case in first else {})}
         public = [times[name] for name in PUBLIC if name in times]
         ratio = f"{min(public) / times[OURS]:.2f}" if public and OURS in times else ""
         lines.append((case, *(_cell(times.get(name)) for name in shown), ratio))

@@ -35,7 +35,7 @@ def note() -> str:
     return (
         f"{len(cases)} notebooks in JupyterLab and {run['browser']}, no GPU, "
         f"{found['host']['cores']} {found['host']['processor']} cores, Python {found['python']}, "
-        f"commits {commits}, {found['date']}. The most: "
+        f"commits {commits}, {found['date']}. Largest values: "
         f"{max(row['run_s'] for row in cases):.1f} s to run all cells, "
         f"{max(row['bytes'] for row in cases):,} bytes to the page, "
         f"{max(slowest['redraw_ms'])} ms for a redraw (notebook {slowest['notebook'][:2]})."

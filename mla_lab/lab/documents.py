@@ -52,7 +52,7 @@ def speed_call() -> str:
     return (
         f"{origin(rows)}. In the name of a case, `b` counts requests, `q` new tokens of each, `h` "
         "heads, and `kv` cached tokens of each; `gauss` has drawn lengths. FA3 with qv is "
-        "FlashAttention-3, which takes the latent part of the query as an argument of its own. "
+        "FlashAttention-3 with the latent part of the query passed as its argument `qv`. "
         f"{call_note(rows)}"
     )
 
@@ -76,10 +76,15 @@ TABLES: dict[str, Callable[[], str]] = {
     "speed-uniform": uniform_table.made,
     "speed-planned": lambda: times_table(rows_of(ANCHOR), "anchor"),
     "speed-planned-method": lambda: method_note(rows_of(ANCHOR)),
-    "eight-bits-plain": lambda: own_table(rows_of(PLAIN_EIGHT_BITS)),
+    "eight-bits-plain": lambda: (
+        f"{origin(rows_of(PLAIN_EIGHT_BITS))}.\n\n{own_table(rows_of(PLAIN_EIGHT_BITS))}"
+    ),
     "simulator": lambda: error_table(recorded().judgements).rstrip(),
     "targets": targets.made,
-    "eight-bits": lambda: eight_bits_table.table(rows_of(eight_bits_table.RECORD)),
+    "eight-bits": lambda: (
+        f"{origin(rows_of(eight_bits_table.RECORD))}.\n\n"
+        f"{eight_bits_table.table(rows_of(eight_bits_table.RECORD))}"
+    ),
     "sparse-656": sparse_table.made,
     "sparse-power": sparse_table.power,
     "merges": merge_table.made,

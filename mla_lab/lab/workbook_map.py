@@ -41,7 +41,7 @@ NOTEBOOKS = (
     Entry("30", "waves_and_tails", "Waves and tails", "read 132 SMs over time", 12),
     Entry("31", "split_kv_policies", "Split-kv policies", "compare how kernels split a batch", 10),
     Entry("32", "lse_merge", "Merging softmax", "merge partials, empty ones too", 8),
-    Entry("33", "batch_invariance", "Batch invariance", "say who changed your bits, fix it", 7),
+    Entry("33", "batch_invariance", "Batch invariance", "find what changed your bits, fix it", 7),
     Entry("34", "tune_for_your_trace", "Tune for your trace", "choose format, drafts, policy", 10),
     Entry("35", "draft_masks", "Draft masks", "pack a token tree into words", 10),
     Entry("40", "eight_bits", "FP8 KV", "judge scales and roundings of eight bits", 15),
@@ -51,7 +51,7 @@ NOTEBOOKS = (
         "54", "inside_the_fast_kernel", "Inside the kernel", "step it, break it, read a hang", 15
     ),
     Entry("55", "museum_of_bugs", "Museum of bugs", "name twelve bugs by their symptoms", 10),
-    Entry("56", "hopper_to_blackwell", "To Blackwell", "say who holds S and O on either card", 15),
+    Entry("56", "hopper_to_blackwell", "To Blackwell", "say where S and O are on either card", 15),
     Entry("60", "empty_kernel", "An empty kernel", "divide registers among roles", 12),
     Entry("61", "tile_copy", "A copy with layouts", "say which thread copies what", 14),
     Entry("62", "swizzled_tile", "Swizzled tiles", "read columns without conflicts", 16),

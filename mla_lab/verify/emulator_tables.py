@@ -18,9 +18,9 @@ def emulated_note(rows: Sequence[Row]) -> str:
     commits = Counter(row["commit"][:7] for row in rows[1:])
     of = ", ".join(f"{count} of {commit}" for commit, count in commits.most_common())
     return (
-        f"{len(rows) - 1} of {rows[0]['cases']} builds for SM90, {calls} calls with all checks on: "
-        f"{words}. Largest relative error of out: {worst:.1e} (e4m3 throughout). Builds by commit: "
-        f"{of}."
+        f"{len(rows) - 1} of {rows[0]['cases']} builds for SM90 ran, {calls} calls with all checks "
+        f"on: {words}. Largest relative error of out: {worst:.1e} (e4m3 throughout). Builds by "
+        f"commit: {of}."
     )
 
 

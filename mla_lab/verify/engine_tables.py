@@ -12,7 +12,10 @@ from ..core.markdown import markdown_table
 from .record import Row, table_of
 
 #: forms of a rank's step beside the one in order
-FORMS = {"overlapped_us": "weights while outs travel", "halves_us": "the batch in halves"}
+FORMS = {
+    "overlapped_us": "weights computed during the transfer of outs",
+    "halves_us": "the batch in halves",
+}
 
 
 def steps_table(rows: Sequence[Row]) -> str:
@@ -28,7 +31,7 @@ def steps_table(rows: Sequence[Row]) -> str:
         same = row["beside"] == row["backend"]
         figures.append("" if same else f"{row['difference']:.1e}")
         lines.append((_layers_of(row), shape, *figures))
-    times = ("build, us:", "host a layer, us:", "graph a layer, us:", "graph's host time, us:")
+    times = ("build, us:", "host a layer, us:", "graph a layer, us:", "host time of a replay, us:")
     counts = ("syncs:", "device allocations:", "cached:", "error:", "against the first:")
     table = markdown_table(("layers over", "batch x tokens", *times, *counts), lines)
     return f"{table}\n\n{_where(rows)}"
@@ -51,7 +54,7 @@ def ranks_table(rows: Sequence[Row]) -> str:
         lines.append((row["world"], f"{row['kv_len']:,}", row["batch"], *times))
     sizes = ("ranks:", "tokens:", "batch:")
     calls = ("one GPU:", "own call:", "gather:", "merge:", "sum:")
-    steps = ("in order:", "weights while outs travel:", "batch in halves:")
+    steps = ("in order:", "weights during transfer:", "batch in halves:")
     return markdown_table((*sizes, *calls, *steps), lines)
 
 
@@ -68,14 +71,14 @@ def ranks_note(rows: Sequence[Row]) -> str:
         saved = [row["in_order_us"] - row[name] for row in graphs if name in row]
         paid = sum(us > 0 for us in saved)
         said.append(
-            f"Against the step in order, {words}: {_signed(min(saved))} to {_signed(max(saved))} "
-            f"us saved, more than nothing in {paid} of {len(saved)} cases."
+            f"Saved against the step in order by {words}: {_signed(min(saved))} to "
+            f"{_signed(max(saved))} us, more than 0 in {paid} of {len(saved)} cases."
         )
     eager = [row for row in rows if row["kind"] == "ranks" and not row["graph"]]
     if eager:
         first = min(eager, key=lambda row: (row["kv_len"], row["batch"]))
         said.append(
-            f"Without a CUDA graph the host's launches set the time of short steps: "
+            f"Without a CUDA graph, launches by the host bound short steps: "
             f"{first['in_order_us']:.0f} us in order at {first['kv_len']:,} tokens x "
             f"{first['batch']}."
         )
@@ -94,7 +97,7 @@ def ray_note(rows: Sequence[Row]) -> str:
     on = ", ".join(f"{count} on {gpu}" for gpu, count in sorted(gpus.items()))
     return (
         f"{len(cases)} cases, {counts['ok']} results, "
-        f"{len(found) - counts['ok']} variants without a build there; a process a case ({on})"
+        f"{len(found) - counts['ok']} variants without a build there; one process a case ({on})"
         f"{lost}. {_where(rows)}"
     )
 
@@ -116,7 +119,7 @@ def wrapper_table(rows: Sequence[Row]) -> str:
         f"most, seed {head['seed']}; {head['card']}, torch {head['torch']}, {head['date']}, commit "
         f"{head['mla_lab_commit'][:9]}."
     )
-    names = ("test", "there:", "passed:", "failed:", "skipped:", "why not")
+    names = ("test", "parametrisations:", "passed:", "failed:", "skipped:", "why not")
     return f"{markdown_table(names, lines)}\n\n{about}"
 
 

@@ -144,7 +144,7 @@ def table(found: Sequence[Row]) -> str:
     about = (
         f"Of {head['cases']} drawn calls (seed {head['seed']}) the torch backend runs "
         f"{share(taken['any'])} where kernels can be compiled, and {share(taken['shipped'])} where "
-        "only the shipped builds are there. By reason, where kernels can be compiled:"
+        "only shipped builds are available. The reasons, where kernels can be compiled:"
     )
     lines = []
     for row in found:

@@ -53,7 +53,7 @@ PATHS = (
         "COOPERATIVE",
         "split_merge/keep_ab_cooperative.py",
         "16-bit strips in accumulator order with a scale a row; workspace",
-        "all CTAs of the row tile, a share each, behind a counter",
+        "all CTAs of the row tile, a share each, once a counter has all partials",
         attempts=(
             "merge shared by all who split",
             "shares of a merge copied to shared memory",
@@ -76,7 +76,7 @@ PATHS = (
         "COOPERATIVE",
         "split_merge/swap_ab_cooperative.py",
         "fp32 fragments; workspace",
-        "all CTAs of the row tile, a slice each, behind a counter",
+        "all CTAs of the row tile, a slice each, once a counter has all partials",
         attempts=("sparse: pieces of at least one block",),
     ),
     MergePath(
@@ -85,8 +85,8 @@ PATHS = (
         "split_merge/swap_ab_last_cta.py",
         "fp32 rows; workspace",
         "the last CTA that writes a partial",
-        "batch invariance, whose grids may be larger than the card, so that no CTA may wait; and "
-        "larger grids of whole requests, which a cooperative launch refuses",
+        "batch invariance, whose grids may exceed the resident CTAs, so that no CTA may wait for "
+        "another; and grids of whole requests that are too large for a cooperative launch",
         attempts=("sparse: pieces of at least one block",),
     ),
     MergePath(
@@ -101,9 +101,9 @@ PATHS = (
         "COOPERATIVE",
         "split_merge/swap_ab_merge.py",
         "fp32 fragments of a reduced cluster; workspace",
-        "all clusters of the row tile, a slice each CTA, behind a counter",
-        "no reason: `choose` takes it in none of the sweeps' cases (2026-11-23); a plan by hand "
-        "runs it, by code in the builds of the line above",
+        "all clusters of the row tile, a slice each CTA, once a counter has all partials",
+        "no reason: `choose` takes it in none of the sweeps' cases (2026-11-23); only a plan made "
+        "by hand runs it; the builds of the line above have the code",
         attempts=("four or eight CTAs reduce",),
     ),
     MergePath(
@@ -136,7 +136,7 @@ PATHS = (
         "ladder/step7_split.cuh",
         "fp32 rows; scratch",
         "a second launch, one warp a query row",
-        "to be read: the formula alone",
+        "for reading: the formula alone",
     ),
 )
 
@@ -233,7 +233,7 @@ def builds() -> dict[str, int]:
 
 
 def _reason(path: MergePath, measured: list[Duel]) -> str:
-    """What was measured, in its own words; then why it is there all the same."""
+    """What was measured, then the reason that no measurement gives."""
     said = [path.reason] if path.reason else []
     if measured:
         said = [_judged(measured), *said]
@@ -247,12 +247,13 @@ def _judged(measured: list[Duel]) -> str:
         return f"fastest in none of {len(measured)} cases; nearest: {_line(nearest)}"
     by = exp(mean(log(duel.gain) for duel in won))
     most = max(won, key=lambda duel: duel.gain)
-    often = f"fastest in {len(won)} of {len(measured)} cases, {by:.2f} times on average"
-    return f"{often}; most: {_line(most)}"
+    often = f"fastest in {len(won)} of {len(measured)} cases"
+    times = f"the next best takes {by:.2f} times as long on average"
+    return f"{often}, where {times}; largest gain: {_line(most)}"
 
 
 def _line(duel: Duel) -> str:
-    times = f"{duel.us:.1f} us, next {duel.other} {duel.other_us:.1f} us"
+    times = f"{duel.us:.1f} us, next best {duel.other} {duel.other_us:.1f} us"
     return f"`{duel.case}` {times} ({duel.where})"
 
 

@@ -34,9 +34,7 @@ def planted_note(rows: Sequence[Row]) -> str:
     }
     false["ours"] = sum(bool(row["mended"]["ours"]) for row in rows[1:])
     wrong = ", ".join(f"{tool} {count}" for tool, count in false.items() if count) or "none"
-    return (
-        f"{where}Reported: {summary(rows)}. Reports on the same kernels without the bug: {wrong}."
-    )
+    return f"{where}Bugs reported: {summary(rows)}. Reports on the twins without the bug: {wrong}."
 
 
 def verdict(row: dict[str, Any], tool: str) -> str:

@@ -189,7 +189,7 @@ def summary(rows: Sequence[Row]) -> str:
         f"{count['replays']:,} were replays of {count['graphs']:,} graphs over growing requests; "
         f"{count['checked']:,} results checked, {count['wrong']:,} wrong, {count['refused']:,} "
         f"calls refused. {', '.join(f'{n:,} by {name}' for name, n in backends.most_common())}. "
-        f"After the first quarter of a run tensors took {grown:,} bytes more at most."
+        f"After the first quarter of a run the memory of tensors grew by {grown:,} bytes at most."
     )
 
 

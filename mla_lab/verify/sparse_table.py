@@ -67,7 +67,7 @@ def taken(problem: Problem) -> str:
 
 def _sentence(rows: Sequence[Row], figures: Figures) -> str:
     parts = [
-        f"{top_k} tokens, {heads} heads {geometric_mean(found):.2f}, {min(found):.2f} at least"
+        f"{top_k} tokens, {heads} heads {geometric_mean(found):.2f} (least {min(found):.2f})"
         for (top_k, heads), found in figures.items()
     ]
     runs = [row for row in rows if row["kind"] == "run"]
@@ -76,9 +76,9 @@ def _sentence(rows: Sequence[Row], figures: Figures) -> str:
     where = f"{head['environment']['card']['name']}, {head['time'][:10]}, commit {commits}"
     version = next(p["version"] for p in head["peers"] if p["name"] == PEERS["FlashMLA"])
     return (
-        f"FlashMLA ({version}, with its combine, without its metadata kernel) over the plain call, "
-        f"geometric means: {'; '.join(parts)}. {where}: one process, CUDA graph, peers in turns, "
-        f"medians of {head['method']['rounds']} rounds, every output checked."
+        f"Time of FlashMLA ({version}, combine included, metadata kernel excluded) over that of "
+        f"the plain call, geometric means: {'; '.join(parts)}. {where}: one process, CUDA graph, "
+        f"peers in turns, medians of {head['method']['rounds']} rounds, every output checked."
     )
 
 

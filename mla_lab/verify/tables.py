@@ -65,7 +65,7 @@ def shapes_note(rows: Sequence[Row]) -> str:
     return " ".join(
         (
             f"{len(found)} calls on {where(rows)}: every pair of levels of {choices} choices",
-            f"in {min_occurrence(found)} or more of them, each element against the float64 oracle,",
+            f"in {min_occurrence(found)} or more calls, each element against the float64 oracle,",
             f"caches poisoned. Query tokens {spoken(levels['q_len'])};",
             f"heads {spoken(levels['heads'])}; pages of {spoken(levels['page_size'])};",
             f"lengths 0 to 70,001. {tally(found)}.",
@@ -86,7 +86,7 @@ def published_note(rows: Sequence[Row]) -> str:
         for reason, count in reasons(own).items():
             line += f"; {count} {reason}"
         lines.append(line + ".")
-    return f"On {where(rows)}, by our kernels alone. " + " ".join(lines)
+    return f"On {where(rows)}, all by our kernels. " + " ".join(lines)
 
 
 def dropin_note(rows: Sequence[Row]) -> str:
@@ -117,7 +117,7 @@ def dropin_tests(rows: Sequence[Row]) -> str:
         torch_ones = sum(row["status"] == "passed" and "torch" in row["backends"] for row in own)
         figures = (there[test], by["passed"], torch_ones, by["failed"], by["skipped"])
         lines.append((f"`{test}`", *(figure or "" for figure in figures)))
-    names = ("test", "there:", "passed:", "by torch:", "failed:", "skipped:")
+    names = ("test", "parametrisations:", "passed:", "by torch:", "failed:", "skipped:")
     return markdown_table(names, lines)
 
 
@@ -130,7 +130,7 @@ def flash_mla_tests(rows: Sequence[Row]) -> str:
         by = Counter(row["status"] for row in found if row["test"] == test)
         ended = (by[status] or "" for status in ("passed", "refused", "failed"))
         lines.append((test, count, *ended))
-    tests = markdown_table(("test", "there:", "passed:", "refused:", "failed:"), lines)
+    tests = markdown_table(("test", "cases:", "passed:", "refused:", "failed:"), lines)
     why = reasons([row for row in found if row["status"] != "passed"])
     commit = f", commit {head['mla_lab_commit']}" if head.get("mla_lab_commit") else ""
     origin = f"{len(found)} cases of FlashMLA {head['flash_mla_commit']} on {head['device']}"
@@ -194,8 +194,8 @@ def sanitizer_note(rows: Sequence[Row]) -> str:
     wrong = sorted({row["name"] for row in found if row["errors"]})
     unseen = sorted({row["name"] for row in found if not row["calls"]})
     return (
-        f"{head['tool']} on {where(rows)}, errors by calls that use each feature (racecheck in a "
-        f"process for each): {', '.join(tools.values())}."
+        f"{head['tool']} on {where(rows)}. Errors in calls with each feature (racecheck: a process "
+        f"for each): {', '.join(tools.values())}."
         + (f" With errors: {', '.join(wrong)}." if wrong else "")
         + (f" Refused there, and so not seen: {', '.join(unseen)}." if unseen else "")
     )
@@ -215,7 +215,7 @@ def rounding_table(rows: Sequence[Row]) -> str:
         lines.append((query, cache, f"{kernel}{piece}", f"{times:.2f}"))
     table = markdown_table(("query", "cache", "kernel", "error, times torch's:"), lines)
     lengths = spoken([f"{n}" for n in sorted({row["kv_len"] for row in found})])
-    where_to = f"At worst over {lengths} keys, whole requests, {len(found)} calls on {where(rows)}."
+    where_to = f"Worst over {lengths} keys, whole requests, {len(found)} calls on {where(rows)}."
     return f"{table}\n\n{where_to}"
 
 
@@ -225,7 +225,10 @@ TABLES: dict[str, tuple[str, Callable[[Sequence[Row]], str]]] = {
     "formats": ("records/pairwise.jsonl", formats_table),
     "pairs": ("records/pairwise.jsonl", pairs_table),
     "published": ("records/h200_published.jsonl", published_note),
-    "costs": ("records/h200_features.jsonl", costs_table),
+    "costs": (
+        "records/h200_features.jsonl",
+        lambda rows: f"{where(rows)}.\n\n{costs_table(rows)}",
+    ),
     "sanitizer": ("records/sanitizer.jsonl", sanitizer_note),
     "rounding": ("records/h200_eight_bit_errors.jsonl", rounding_table),
     "kinds": ("records/kinds.jsonl", kinds.table),

@@ -89,7 +89,7 @@ SESSIONS = (
         "Session 1; nothing of session 2 is used.",
         (
             "predict when the last wave leaves SMs idle",
-            "compare split policies and say what each looks at",
+            "compare split policies and name the inputs of each",
             "merge partial softmax results, an empty one included",
         ),
     ),
@@ -100,7 +100,7 @@ SESSIONS = (
         (1, 3),
         "Splits and their merge (session 3).",
         (
-            "say whose presence in a batch changed your bits, and prevent it",
+            "say which batch changed the bits of a request, and prevent it",
             "pack a draft tree into a mask, and see drafts accepted by a model",
             "weigh cache formats and draft lengths for a day of traffic",
         ),
@@ -138,7 +138,7 @@ SESSIONS = (
         (
             "keep a producer ahead of its consumers by a ring of stages",
             "multiply tiles by wgmma and keep the online softmax in registers",
-            "split a request over CTAs and merge what they found",
+            "split a request over CTAs and merge their partials",
         ),
     ),
     Session(
@@ -148,7 +148,7 @@ SESSIONS = (
         (6, 7),
         "A ring of stages (session 7).",
         (
-            "step a shipped kernel and say who waits for whom",
+            "step a shipped kernel and say what each warp waits for",
             "name a synchronisation bug by its symptom",
             "say what changes when the accumulator moves to tensor memory",
         ),

@@ -202,7 +202,7 @@ def test_a_plain_call_is_the_headline_as_soon_as_a_record_has_one():
     assert names.startswith("| case | mla-lab us | mla-lab, first layer us | mla-lab, tight bound")
     assert [c.strip() for c in line.split("|")[2:4]] == ["12.0", "13.0"]
     assert [c.strip() for c in without.split("|")[2:4]] == ["12.0", ""]
-    assert "column of the first layer" in call_note(rows)
+    assert "is timed apart" in call_note(rows)
     with pytest.raises(InvalidInput, match="mla-lab-plain or mla-lab"):
         headline([row(CASES[0], 15.0, "flashmla", noise=0.0)])
 

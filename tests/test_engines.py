@@ -49,6 +49,14 @@ def run(inputs: DecodeInputs, step: engine.Step, return_lse: bool = True) -> Any
     )
 
 
+def test_a_workspace_is_not_made_in_a_capture(monkeypatch: pytest.MonkeyPatch) -> None:
+    # its zeros would be recorded, and not be there for what is captured or called next
+    monkeypatch.setattr("torch.cuda.is_current_stream_capturing", lambda: True)
+    with pytest.raises(InvalidInput, match="during the capture of a CUDA graph"):
+        engine.workspace(torch.device("cuda"))
+    assert not engine._WORKSPACES
+
+
 @pytest.mark.parametrize("problem", [ONE, DRAFTS, replace(ONE, kv_format="e4m3")])
 def test_a_step_s_results_are_the_oracle_s(problem: Problem) -> None:
     inputs = make_inputs(problem, 1, ["lse"])

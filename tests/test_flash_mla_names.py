@@ -10,6 +10,7 @@ import torch
 from mla_lab.core.errors import InvalidInput, Unsupported
 from mla_lab.core.problem import Problem
 from mla_lab.flash_mla_names import flash_mla_with_kvcache, get_mla_metadata
+from mla_lab.interop.flashinfer import first_use
 from mla_lab.reference.inputs import DecodeInputs, make_inputs
 from mla_lab.reference.mla import decode_reference
 from mla_lab.reference.tolerance import error, lse_error
@@ -52,6 +53,21 @@ def test_dense_calls(dtype: str) -> None:
     problem = Problem((2, 2), (70, 9), 4, q_dtype=dtype, kv_format=dtype, out_dtype=dtype)
     inputs = make_inputs(problem, 1, ["lse"])
     compare(inputs, *flash_mla_with_kvcache(**arguments(inputs)))
+
+
+def test_a_workspace_that_a_capture_made_is_zeroed_outside_of_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    # what the capture recorded has not run
+    named = arguments(make_inputs(Problem((1,), (70,), 4), 1, ["lse"]))
+    with monkeypatch.context() as patch:
+        patch.setattr(first_use, "is_captured", lambda device: True)
+        flash_mla_with_kvcache(**named)
+    buffer = named["tile_scheduler_metadata"].workspace
+    for value in (0, 7):  # zeroed once
+        buffer.fill_(7)
+        flash_mla_with_kvcache(**named)
+        assert bool((buffer[: first_use.ZEROED_BYTES] == value).all())
 
 
 def test_without_keys_lse_is_plus_infinity() -> None:

@@ -15,6 +15,7 @@ from mla_lab.api import contract
 from mla_lab.core import masks
 from mla_lab.core.errors import InvalidInput, Unsupported
 from mla_lab.core.problem import Problem
+from mla_lab.interop.flashinfer import first_use
 from mla_lab.interop.flashinfer.first_use import ZEROED_BYTES
 from mla_lab.plan import WorkspaceLayout
 from mla_lab.reference.inputs import DecodeInputs, make_inputs
@@ -88,6 +89,19 @@ def test_a_workspace_of_any_bytes_is_cleared_once(by_position: bool) -> None:
     buffer[0] = 3
     call()
     assert buffer[0] == 3, "a second call leaves it alone"
+
+
+def test_what_a_capture_records_does_not_count_as_cleared(monkeypatch: pytest.MonkeyPatch) -> None:
+    # the graph may never be replayed, or behind another one that was captured with the buffer
+    named = make_inputs(SMALL, 1).contract_args()
+    buffer = torch.full((16 << 20,), 7, dtype=torch.uint8)
+    named["workspace_buffer"] = buffer
+    for captured, cleared in ((True, True), (True, True), (False, True), (True, False)):
+        buffer[0] = 3
+        with monkeypatch.context() as patch:
+            patch.setattr(first_use, "is_captured", lambda device, now=captured: now)
+            flashinfer.trtllm_batch_decode_with_kv_cache_mla(**named)
+        assert buffer[0] == (0 if cleared else 3)
 
 
 def test_a_new_buffer_at_an_old_address_is_cleared() -> None:

@@ -14,6 +14,7 @@ from mla_lab.core import masks
 from mla_lab.core.errors import InvalidInput, InvalidType, Unsupported
 from mla_lab.core.problem import Problem
 from mla_lab.flashinfer_names import BatchMLAPagedAttentionWrapper
+from mla_lab.interop.flashinfer.first_use import ZEROED_BYTES
 from mla_lab.interop.flashinfer.wrapper_plan import all_drafts, side_by_side
 from mla_lab.reference.inputs import DecodeInputs, make_inputs
 from mla_lab.reference.mla import decode_reference
@@ -124,6 +125,18 @@ def test_scales_of_eight_bits(ratio: float) -> None:
     assert rel_error(out, expected.view(out.shape)) < 4e-3
     with pytest.raises(InvalidInput, match="kpe_scale: got None"):
         planned(inputs).run(*halves(inputs), ckv_scale=0.5)
+
+
+def test_other_wrappers_may_write_the_workspace_between_steps() -> None:
+    # SGLang's FlashInfer backend lends one buffer to all wrappers, those of prefill among them
+    inputs, buffer = make_inputs(EQUAL, 1), workspace()
+    wrapper = BatchMLAPagedAttentionWrapper(buffer)
+    for _ in range(2):
+        wrapper.plan(**csr(inputs))
+        assert not buffer[:ZEROED_BYTES].any() and (buffer[-65536:] == 7).all()
+        out = wrapper.run(*halves(inputs))
+        assert rel_error(out, decode_reference(inputs).out.view(out.shape)) < 4e-3
+        buffer.fill_(7)
 
 
 def test_plans_with_cuda_graphs_write_into_the_same_memory() -> None:

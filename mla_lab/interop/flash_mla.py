@@ -27,6 +27,7 @@ from ..api.decode import decode
 from ..core import masks
 from ..core.errors import invalid, invalid_type, unsupported
 from ..core.problem import FP8_656_BYTES, LATENT_DIM, ROPE_DIM
+from .flashinfer.first_use import clear_once
 
 __all__ = ["FlashMLASchedMeta", "flash_mla_with_kvcache", "get_mla_metadata"]
 
@@ -46,9 +47,10 @@ class FlashMLASchedMeta:
         """The workspace. Raises InvalidInput for a call of another shape than the first."""
         if self.config is None or self.workspace is None:
             self.config = config
-            self.workspace = torch.zeros(WORKSPACE_BYTES, dtype=torch.uint8, device=device)
+            self.workspace = torch.empty(WORKSPACE_BYTES, dtype=torch.uint8, device=device)
         elif self.config != config:
             raise invalid("tile_scheduler_metadata", f"a call of {config}", f"one of {self.config}")
+        clear_once(self.workspace)
         return self.workspace
 
 

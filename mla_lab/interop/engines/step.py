@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from ...api import contract
+from ...backends.base import refuse_capture
 from ...core.errors import invalid
 
 #: of one device; the call refuses a plan whose partials need more
@@ -41,8 +42,10 @@ class Step:
 
 
 def workspace(device: torch.device) -> Tensor:
-    """The workspace of a device, zeroed when it is made; the layers of one stream share it."""
+    """The workspace of a device, zeroed when it is made; the layers of one stream share it. Raises
+    InvalidInput where that would be recorded into a graph, and not be done."""
     if device not in _WORKSPACES:
+        refuse_capture("query", "the first one, and a workspace is zeroed", device)
         _WORKSPACES[device] = torch.zeros(WORKSPACE_BYTES, dtype=torch.uint8, device=device)
     return _WORKSPACES[device]
 

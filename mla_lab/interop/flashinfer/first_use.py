@@ -2,10 +2,14 @@
 
 An eager call tells buffers apart by the tensor object. A compiled program may see a new object for
 the same memory at each run, so there the memory itself is told apart, with the offset in it.
+
+What the capture of a CUDA graph records has not run, and another graph may be replayed first: there
+each call zeroes its buffer, until one outside of captures has.
 """
 
 from __future__ import annotations
 
+from typing import TypeGuard
 from weakref import ref
 
 import torch
@@ -13,6 +17,7 @@ from torch import Tensor
 from torch._library.effects import EffectType
 from torch.multiprocessing.reductions import StorageWeakRef
 
+from ...call.checks.capture import is_captured
 from ...plan.workspace import LL_WORDS, MAX_GROUPS, WORD_BYTES
 
 #: merge counters and LL partials come first in every layout
@@ -29,9 +34,7 @@ def clear_once(buffer: object) -> None:
     Under torch.compile the traced program does it, at its first run. Anything but a 1-D buffer of
     bytes is left to the checks of the call.
     """
-    if not isinstance(buffer, Tensor):
-        return
-    if buffer.dtype not in (torch.uint8, torch.int8) or buffer.dim() != 1:
+    if not _is_bytes(buffer):
         return
     if torch.compiler.is_compiling():
         torch.ops.mla_lab.clear_once(buffer)
@@ -40,7 +43,20 @@ def clear_once(buffer: object) -> None:
     known = _SEEN.get(key)
     if known is None or known() is not buffer:
         buffer[:ZEROED_BYTES].zero_()
-        _SEEN[key] = ref(buffer, lambda _: _SEEN.pop(key, None))
+        if not is_captured(buffer.device):
+            _SEEN[key] = ref(buffer, lambda _: _SEEN.pop(key, None))
+
+
+def clear(buffer: Tensor) -> None:
+    """Zero the first words of a workspace that others may have written since, as `clear_once`."""
+    if _is_bytes(buffer):
+        buffer[:ZEROED_BYTES].zero_()
+
+
+def _is_bytes(buffer: object) -> TypeGuard[Tensor]:
+    if not isinstance(buffer, Tensor):
+        return False
+    return buffer.dtype in (torch.uint8, torch.int8) and buffer.dim() == 1
 
 
 # Not declared as written to: a program that copies what its operations write, as aot_eager's does,
@@ -55,7 +71,8 @@ def _clear_memory_once(buffer: Tensor) -> None:
     for old in [k for k, seen in _SEEN_MEMORY.items() if seen.expired()]:
         del _SEEN_MEMORY[old]
     buffer[:ZEROED_BYTES].zero_()
-    _SEEN_MEMORY[key] = memory
+    if not is_captured(buffer.device):
+        _SEEN_MEMORY[key] = memory
 
 
 _clear_memory_once.register_fake(lambda buffer: None)

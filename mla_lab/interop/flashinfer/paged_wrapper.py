@@ -15,7 +15,7 @@ from torch import Tensor
 from ...api import contract
 from ...call.checks import tensors as argument
 from ...core.errors import invalid, invalid_type, unsupported
-from .first_use import clear_once
+from .first_use import clear
 from .wrapper_plan import (
     Planned,
     all_drafts,
@@ -47,6 +47,8 @@ class BatchMLAPagedAttentionWrapper:
       q_pe of two buffers are copied side by side: a query is small.
     * head_dim_ckv, head_dim_kpe: (512, 64) or (256, 64). `ckv_scale_arr`, profiling and backend
       "cutlass" are refused by name. "fa2" and "fa3" count as "auto".
+    * Other wrappers may use the workspace between two steps, as each `plan` zeroes its counters and
+      LL partials, but not between a plan and the last of its runs.
     * Where kpe_scale and ckv_scale differ, q_pe is multiplied by their ratio, which copies it.
     * In CUDA-graph mode the block table has `pages_per_request` columns from the first plan on;
       by default the kv_indices buffer's length over the batch size. Query lengths keep the form of
@@ -138,7 +140,7 @@ class BatchMLAPagedAttentionWrapper:
             self._check_graph(q_lens, pages, len(kv_indices))
         tensors = self._keep(qo_indptr, kv_indptr, kv_indices, kv_len_arr, pages)
         capacity = tensors["block_tables"].shape[1] * page_size
-        clear_once(self._workspace)
+        clear(self._workspace)
         self._planned = Planned(
             heads=num_heads,
             latent_dim=head_dim_ckv,

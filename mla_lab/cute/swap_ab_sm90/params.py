@@ -265,10 +265,10 @@ class Traits:
         """Registers of a producer and a consumer thread beside a producer warp group: together
         at most the 384 x 168 of the launch."""
         if self.gathered:
-            return (56, 224) if self.mma_n < 64 else (24, 240)
+            return (56, 224) if self.mma_n < 64 else (40, 232)
         if self.hi_lo:
             return (56, 224) if self.mma_n < 64 else (40, 232)
-        return (24, 240) if self.fp8 and self.rows == 64 else (40, 232)
+        return (24, 240) if self.fp8 and (self.rows == 64 or self.grid) else (40, 232)
 
     @cached_property
     def full_arrivals(self) -> int:

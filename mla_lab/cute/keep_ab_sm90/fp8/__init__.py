@@ -86,15 +86,16 @@ from .query_hi_lo import mainloop_qk_softmax_hi_lo
 __all__ = ["THREADS", "allocate", "init_barriers", "operands", "roles"]
 
 THREADS = 512
-#: registers per thread of the producer warp group, of 128 at the launch
-PRODUCER_REGISTERS = 24
 
 
-def role_registers(cfg: Fp8Config) -> tuple[int, int]:
-    """Registers per thread of the QK-softmax and the PV warp groups: fp16 V^T takes more."""
+def role_registers(cfg: Fp8Config) -> tuple[int, int, int]:
+    """Registers per thread of the producer, the QK-softmax and the two PV warp groups: 512 in all.
+    fp16 V^T takes more of PV, fetched tokens and the records of a cluster more of the producer."""
     if cfg.query_hi_lo and not (cfg.kv_656 or cfg.p_exchange):
-        return 136, 176
-    return 152, 168
+        return (32, 128, 176) if cfg.gather else (24, 136, 176)
+    if cfg.cluster == 2 and not cfg.query_hi_lo:
+        return 32, 152, 160
+    return 24, 152, 168
 
 
 @cute.jit
@@ -122,9 +123,9 @@ def init_barriers(cfg: cutlass.Constexpr[Fp8Config], s: Fp8Shared):
 def roles(cta: Cta, warp):
     """The role of each warp, with its registers. The merges end the PV warp groups' code, and that
     the kernel's: of more than 128 KiB the end is slow (`jit.code_size`)."""
-    qk_softmax, pv = role_registers(cta.cfg)
+    producer, qk_softmax, pv = role_registers(cta.cfg)
     if warp >= 12:
-        cute.arch.setmaxregister_decrease(PRODUCER_REGISTERS)
+        cute.arch.setmaxregister_decrease(producer)
         producer_warps(cta, warp)
     elif warp >= 8:
         cute.arch.setmaxregister_increase(qk_softmax)

@@ -262,14 +262,14 @@ def store_strips(cta: Cta, acc, work: Work, lse, index):
             base = partials + (work.slot * cfg.cluster + i16 // 4) * REGION
         inverse = [inverse_sums(cta, 2 * i16), inverse_sums(cta, 2 * i16 + 1)]
         for e in cutlass.range_constexpr(2):
-            f0, f1 = inverse[0][e], inverse[1][e]
+            f0, f1 = inverse[0][e] * up, inverse[1][e] * up
             to_lane = (2 * (lane & 3) + e) * 4 + ((lane >> 2) & 3)
             for m in cutlass.range_constexpr(cfg.slices):
                 x = cfg.rows // 2 * m + 8 * i16 + e
                 a = [acc[x] * f0, acc[x + 2] * f0, acc[x + 4] * f1, acc[x + 6] * f1]
                 strip = 32 * i + 4 * (begin + m) + w
                 v = cute.make_rmem_tensor(2, Int32)
-                v[0], v[1] = (pack2(a[2 * n] * up, a[2 * n + 1] * up, Float16) for n in range(2))
+                v[0], v[1] = (pack2(a[2 * n], a[2 * n + 1], Float16) for n in range(2))
                 dst = base + (strip * 128 + to_lane * 4 + (lane >> 4) * 2)
                 cute.autovec_copy(cute.recast_tensor(v, Float32), words_at(dst, 2))
     store_partial_stats(region, tid, lse, down)

@@ -20,6 +20,7 @@ from mla_lab.call.form import Features
 from mla_lab.core import masks
 from mla_lab.core.problem import Problem
 from mla_lab.reference.inputs import DecodeInputs, make_inputs
+from mla_lab.reference.mla import decode_reference
 
 
 def bound(inputs: DecodeInputs) -> Call:
@@ -64,7 +65,9 @@ def test_it_says_what_positions_say(pairs, world, features):
         if not call.features.context_parallel:
             assert max(q_lens) == 1 and rank.mask is None
             continue
-        words = RankMask.of(call)(call.args)
+        made = RankMask.of(call)(call.args)
+        assert torch.equal(made.seq_lens, call.args.seq_lens)
+        words = made.mask
         rows = words.view(-1, words.shape[-1]).split(q_lens)
         for own, seen in zip(rows, expected(rank), strict=True):
             columns = masks.unpack(own, words.shape[-1] * 16)
@@ -85,8 +88,30 @@ def test_it_is_made_without_reading_a_value(features: list[str]) -> None:
     whole = make_inputs(Problem((3, 3), (70, 9), 2), 1, features, workspace_bytes=0)
     call = bound(shard(whole, 2)[1])
     with OnDevice():
-        words = RankMask.of(call)(call.args)
-    assert words.dtype is torch.uint16
+        made = RankMask.of(call)(call.args)
+    assert made.mask.dtype is torch.uint16 and made.seq_lens.dtype is torch.int32
+
+
+@pytest.mark.parametrize("of_all", [(1, 40), (0, 9), (69, 2)])
+def test_tokens_behind_the_end_of_a_request_are_seen_by_no_row(of_all: tuple[int, int]) -> None:
+    """A rank may hold more than the request has: the masked call is that of the positions."""
+    whole = make_inputs(Problem((3, 3), (70, 41), 2), 1, workspace_bytes=0)
+    shorter = torch.tensor(of_all, dtype=torch.int32)
+    for rank in shard(whole, 2):
+        rank = replace(rank, causal_seqlens_kv_global=shorter)
+        right, lse = decode_reference(rank)
+        masked_call = with_mask(bound(rank)).args
+        got = replace(
+            rank,
+            seq_lens=masked_call.seq_lens,
+            mask=masked_call.mask,
+            enable_dcp=False,
+            cp_world=1,
+            cp_rank=0,
+            causal_seqlens_kv_global=None,
+        )
+        found, found_lse = decode_reference(got)
+        assert torch.equal(found, right) and torch.equal(found_lse, lse)
 
 
 def test_a_call_with_its_mask_has_no_rank() -> None:

@@ -2,8 +2,9 @@
 
 Local token j of rank r is at position j x world + r of its request. The last q_len local tokens are
 the draft columns of a kernel's mask, and all before them precede every draft token, so that a
-packed mask made from both lengths says all that the positions do. It is made on the device in each
-launch; no length is read on the host.
+packed mask made from both lengths says all that the positions do. Where `seq_lens` counts tokens
+behind the request's end, which no row sees, the kernel gets the length without them. Both are made
+on the device in each launch; no length is read on the host.
 """
 
 from __future__ import annotations
@@ -46,8 +47,15 @@ class RankMask:
             return cls(None, form.total_q, columns)
         return cls(longest, form.total_q, longest)
 
-    def __call__(self, args: DecodeArgs) -> Tensor:
-        """uint16 [batch, q_len, words], ragged [total_q, words]."""
+    def __call__(self, args: DecodeArgs) -> DecodeArgs:
+        """`args` with what the kernel reads: mask, and lengths up to the end of each request."""
+        of_all: Tensor = args.causal_seqlens_kv_global  # type: ignore[assignment]
+        before_end = (of_all + (args.cp_world - 1 - args.cp_rank)) // args.cp_world
+        args = replace(args, seq_lens=torch.minimum(args.seq_lens, before_end.clamp(min=0)))
+        return replace(args, mask=self.words(args))
+
+    def words(self, args: DecodeArgs) -> Tensor:
+        """The mask: uint16 [batch, q_len, words], ragged [total_q, words]."""
         device = args.query.device
         token = torch.arange(self.total_q, dtype=torch.int32, device=device)
         request, row, q_len = self._places(args, token)
@@ -84,8 +92,7 @@ class RankMask:
 def with_mask(call: Call) -> Call:
     """The call with a mask in place of context parallel, for a kernel's first launch."""
     args = replace(
-        call.args,
-        mask=RankMask.of(call)(call.args),
+        RankMask.of(call)(call.args),
         enable_dcp=False,
         cp_world=1,
         cp_rank=0,
@@ -99,6 +106,6 @@ def repeated(call: Call, launch: Replay) -> Replay:
     mask_of = RankMask.of(call)
 
     def again(args: DecodeArgs, out: Tensor, lse: Tensor | None) -> None:
-        launch(replace(args, mask=mask_of(args)), out, lse)
+        launch(mask_of(args), out, lse)
 
     return again

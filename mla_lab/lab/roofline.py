@@ -95,7 +95,8 @@ class RooflineExplorer(explorer.Explorer):
         )
         x = np.array([_SPAN[0], gpu.ridge(), _SPAN[1]])
         roof = [attainable_tflops(gpu, float(i)) for i in x]
-        figure.add_scatter(x=x, y=roof, name=f"{gpu.name} roof", line={"color": BLUE, "width": 3})
+        line = {"color": BLUE, "width": 3}
+        figure.add_scatter(x=x, y=roof, mode="lines", name=f"{gpu.name} roof", line=line)
         # a line of points: plotly places a vline's note wrongly on a logarithmic axis
         figure.add_scatter(
             x=[gpu.ridge()] * 2,

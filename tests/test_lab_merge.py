@@ -99,9 +99,9 @@ def test_parents_come_before_their_children(shape: str) -> None:
 
 def test_the_mask_explorer_shows_a_rows_ancestors_and_its_words() -> None:
     explorer = mask_explorer.MaskExplorer(shape="binary tree", count=7, row=4)
-    assert "row 4 sees 3" in explorer.figure(explorer.state).alt
+    assert "row 4 attends to 3" in explorer.figure(explorer.state).alt
     assert "0x0013" in explorer.footer.value
     explorer.widgets["shape"].value = "chain"
-    assert "row 4 sees 5" in explorer.figure(explorer.state).alt
+    assert "row 4 attends to 5" in explorer.figure(explorer.state).alt
     with pytest.raises(InvalidInput, match="shape"):
         mask_explorer.parents("ring", 3)

@@ -62,8 +62,9 @@ def test_pictures_follow_their_sliders() -> None:
     assert "lane 83, column 10" in homes.title() and "column 511" in homes.title(
         tile="O, 128 rows x 512 columns", column=511
     )
-    assert "nobody has written it" in pair.picture(step=0)._repr_html_()
+    assert "not written yet" in pair.picture(step=0)._repr_html_()
     last = len(pair_film.film_of().steps()) - 1
+    assert "not written yet" not in pair.picture(step=last)._repr_html_()
     assert pair.picture(step=0) != pair.picture(step=last)
 
 

@@ -103,12 +103,12 @@ def caller(pc: int) -> Place:
     code = program().kernel.code
     place, kind = code[pc].place, code[pc].opcode
     words = next((w for start, w in CALLS.items() if kind.startswith(start)), ())
-    if _own(place) and not words:
+    if is_own(place) and not words:
         return place
     before = next(
-        (code[i].place for i in range(pc, max(0, pc - NEAR), -1) if _own(code[i].place)), place
+        (code[i].place for i in range(pc, max(0, pc - NEAR), -1) if is_own(code[i].place)), place
     )
-    behind = next((s.place for s in code[pc : pc + NEAR] if _own(s.place)), place)
+    behind = next((s.place for s in code[pc : pc + NEAR] if is_own(s.place)), place)
     for way in range(WINDOW):
         for anchor, line in ((before, before.line + way), (behind, behind.line - way)):
             if any(word in line_of(Place(anchor.file, line)) for word in words):
@@ -116,13 +116,14 @@ def caller(pc: int) -> Place:
     return before
 
 
-def _own(place: Place) -> bool:
+def is_own(place: Place) -> bool:
+    """Whether a line is the kernel's own, and none of a wrapper."""
     return bool(place.line) and not place.file.endswith(WRAPPERS) and "/common/" not in place.file
 
 
 def own_place(one: Finding) -> Place:
     """The kernel's own line of a finding, whose line may be that of a wrapper."""
-    if _own(one.place):
+    if is_own(one.place):
         return one.place
     code = program().kernel.code
     same = (pc for pc, s in enumerate(code) if (s.place, s.text) == (one.place, one.instruction))

@@ -197,7 +197,7 @@ def barriers(found: Film, slot: int) -> str:
         head = kind if chunk is None else f"{kind}, part {chunk}"
         rows.append(f"<tr><td style='text-align:left;padding:1px 0'>{head}</td>{cells}</tr>")
     heads = "".join(
-        f"<th style='text-align:left;padding:1px 5px;width:26%'>stage {s}</th>"
+        f"<th style='text-align:left;padding:1px 5px;width:24%'>stage {s}</th>"
         for s in range(film.STAGES)
     )
     return (
@@ -229,15 +229,15 @@ def stand(found: Film, slot: int, warp: int) -> str:
     """Where a warp stands at a slot: what it does, and its source line among its neighbours."""
     pc = found.at(warp, slot)
     place = film.caller(pc)
-    lines = "".join(source_row(n, text[:74], mine) for n, text, mine in context(place))
+    lines = "".join(source_row(n, text, mine) for n, text, mine in context(place))
     waits = waiting_for(found, slot).get(warp)
     what = f"waits for <b>{escape(waits)}</b>" if waits else "runs"
     if warp not in found.stuck and slot >= _last(found, warp):
         what = "has exited, last seen"
-    ptx = escape(film.program().kernel.code[pc].text[:78])
+    ptx = escape(film.program().kernel.code[pc].text)
     return (
         f"<div style='font-size:12px'><b>warp {role(warp)}</b> {what} at {place}</div>"
-        f"<div style='font:11px {MONO};overflow:hidden'>{lines}"
+        f"<div style='font:11px {MONO};overflow-x:auto'>{lines}"
         f"<div style='opacity:0.75;white-space:pre'>PTX   {ptx}</div></div>"
     )
 

@@ -15,7 +15,7 @@ from ..emulate.ptx import Instruction, Place
 from ..emulate.recorded import Recording, load
 from ..reference.mla import decode_reference
 from . import film_breaks
-from .film import CTA_REGISTERS, own_place, recording
+from .film import CTA_REGISTERS, is_own, own_place, recording
 from .film_breaks import changed, gone
 from .museum_models import MODELS, listing, run
 from .museum_texts import TEXTS
@@ -230,7 +230,7 @@ def changed_places(name: str) -> list[Place]:
     of, edits = _CHANGED[name]
     code = _code(of())
     near = [[code[pc - back].place for back in range(3)] for pc in edits()]
-    own = [next((p for p in ps if not p.file.endswith("/kernel.py")), ps[0]) for ps in near]
+    own = [next((p for p in ps if is_own(p)), ps[0]) for ps in near]
     return list(dict.fromkeys(own))
 
 

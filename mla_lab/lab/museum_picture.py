@@ -39,12 +39,12 @@ def code(bug: Bug, made: Outcome) -> str:
     named = places(made)
     if bug.lines():
         marked = {place.line for place in named}
-        rows = [source_row(n, text[:88], n in marked) for n, text in enumerate(bug.lines(), 1)]
+        rows = [source_row(n, text, n in marked) for n, text in enumerate(bug.lines(), 1)]
         rows = rows if len(rows) < 34 else _near(rows, marked)
         return f"<div style='font:11px {MONO};overflow-x:auto'>{''.join(rows)}</div>"
     parts = []
     for place in (named or changed_places(bug.name))[:2]:
-        rows = [source_row(n, text[:88], mine) for n, text, mine in context(place, 3)]
+        rows = [source_row(n, text, mine) for n, text, mine in context(place, 3)]
         parts.append(f"<div style='font-size:12px'>{place}</div>{''.join(rows)}")
     return f"<div style='font:11px {MONO};overflow-x:auto'>{''.join(parts)}</div>" if parts else ""
 

@@ -5,10 +5,10 @@ TEXTS: dict[str, tuple[str, str, str]] = {
     "a phase lapped": (
         "our swap_ab over e4m3, 2026-11-20",
         "A hang, now and then. One mbarrier announced the weights of every tile. "
-        "The other warp group's second tile passed by a reader that still waited for its first: "
-        "two phases went by, and the parity was what it had been.",
-        "Two mbarriers in turn (commit 0e01eee). A wait looks at one bit, so nobody may be two "
-        "phases ahead of a waiter.",
+        "The other warp group completed it for its second tile while a reader still waited for "
+        "the first: two phases had gone by, and the parity was the old one.",
+        "Two mbarriers in turn (commit 0e01eee). A wait compares one bit, so the phase of a "
+        "barrier may be at most one ahead of a waiter.",
     ),
     "a missing proxy fence": (
         "public: a common bug of kernels that store an operand of wgmma by themselves",
@@ -40,12 +40,13 @@ TEXTS: dict[str, tuple[str, str, str]] = {
         "our merge in clusters, 2026-11-22, found by this emulator",
         "Ranks that share a row pair read partials that another rank had not stored. Each waited "
         "for as many arrivals as there are splits, at a counter of its own.",
-        "One counter for all who write what is read, and all of their arrivals (commit 1415ba1).",
+        "One counter for all CTAs that write what is read, and all of their arrivals (commit "
+        "1415ba1).",
     ),
     "a flag before its data": (
         "public: split-k semaphores without a release",
         "Partials of an earlier launch in a result. The flag is stored relaxed, and "
-        "may be seen before the data that it speaks of.",
+        "may be seen before the data that it announces.",
         "st.release, or a fence before a relaxed store; ld.acquire on the other side.",
     ),
     "a worker behind the last item": (
@@ -63,22 +64,23 @@ TEXTS: dict[str, tuple[str, str, str]] = {
     ),
     "P that is never exactly 1": (
         "our keep_ab, 2026-11-20",
-        "No wrong result, a larger error. Where the row max is rounded up to a power of two, the "
-        "greatest weight lies anywhere in (1/2, 1] and is rounded to bf16; of a single key, too.",
+        "No wrong result, but a larger error. Where the row max is rounded up to a power of two, "
+        "the greatest weight lies anywhere in (1/2, 1] and is rounded to bf16, even that of a "
+        "single key.",
         "The first row max is the score itself (commit b4cdbfb). No check sees a rounding; a "
         "bound on the error of few keys does.",
     ),
     "a stale plan": (
         "public and ours: a plan written over while a captured call reads it",
         "A block of tokens is ignored. Half of the workers read the plan of this step, half that "
-        "of the step before; between their pieces lies a block that is in nobody's range.",
+        "of the step before; between their pieces lies a block that is in no worker's range.",
         "A plan is bound to its call, or made in the kernel. No check sees it: the kernel does "
         "what the plan says. The oracle does.",
     ),
     "registers that are not there": (
         "our keep_ab, an attempt of 2026-11-20",
         "A hang at the first setmaxnreg, on a card alone. The roles request more registers than a "
-        "CTA had at its launch, and the warp that wants more waits for ever.",
+        "CTA had at its launch, and the warp that requests more waits for ever.",
         "A budget on paper. The emulator counts no registers: it gives each thread all that the "
         "PTX names.",
     ),

@@ -14,12 +14,11 @@ from ..core.problem import Problem
 from . import explorer
 from .measuring import cards
 from .source import Source, formula
-from .style import BLUE, GREEN, GREY, RED, new_figure
+from .style import BLUE, GREEN, GREY, LOG_TICKS, RED, new_figure
 
 HEADS = (1, 2, 4, 8, 16, 32, 64, 128)
-#: operations a byte that a chart spans
-_SPAN = (4, 2000)
-_TICKS = [5, 10, 20, 50, 100, 200, 500, 1000, 2000]
+#: operations a byte that a chart spans, from below one row of one head on
+_SPAN = (1.5, 2000)
 
 
 def intensity(rows: int, kv_format: str = "bf16") -> float:
@@ -57,6 +56,10 @@ def card_source(gpu: Gpu) -> Source:
     return formula(f"datasheet: {gpu.name}")
 
 
+def _counted(number: int, word: str) -> str:
+    return f"{number} {word}{'s' * (number != 1)}"
+
+
 class RooflineExplorer(explorer.Explorer):
     """One decode step on one card's roofline, log over log."""
 
@@ -83,19 +86,21 @@ class RooflineExplorer(explorer.Explorer):
         gpu, problem = card_named(state["card"]), self.problem(state)
         at, side = problem.intensity(), gpu.bound(problem)
         figure = new_figure(
-            f"{state['heads']} heads, {1 + state['drafts']} token(s): the {side} side of "
+            f"{_counted(state['heads'], 'head')}, {_counted(1 + state['drafts'], 'token')}: "
+            f"the {side} side of "
             f"{gpu.name}, {gpu.roofline_time(problem) * 1e6:.1f} us at best",
             x="operations per byte moved",
             y="TFLOP/s",
             height=400,
         )
-        x = np.geomspace(*_SPAN, 80)
+        x = np.array([_SPAN[0], gpu.ridge(), _SPAN[1]])
         roof = [attainable_tflops(gpu, float(i)) for i in x]
-        figure.add_scatter(x=x, y=roof, name=f"{gpu.name} roof", line={"color": BLUE, "width": 3})
+        line = {"color": BLUE, "width": 3}
+        figure.add_scatter(x=x, y=roof, mode="lines", name=f"{gpu.name} roof", line=line)
         # a line of points: plotly places a vline's note wrongly on a logarithmic axis
         figure.add_scatter(
             x=[gpu.ridge()] * 2,
-            y=[15, gpu.tflops()],
+            y=[roof[0], gpu.tflops()],
             mode="lines",
             line={"color": GREY, "dash": "dash"},
             name=f"ridge: {gpu.ridge():.0f} operations a byte",
@@ -108,18 +113,17 @@ class RooflineExplorer(explorer.Explorer):
             marker={"size": 15, "color": RED if side == "compute" else GREEN, "symbol": "diamond"},
         )
         spread = [float(np.log10(end)) for end in _SPAN]
-        figure.update_xaxes(
-            type="log", range=spread, tickvals=[5, 10, 20, 50, 100, 200, 500, 1000, 2000]
-        )
-        figure.update_yaxes(type="log", tickvals=_TICKS)
+        figure.update_xaxes(type="log", range=spread, tickvals=LOG_TICKS)
+        figure.update_yaxes(type="log", tickvals=LOG_TICKS)
         return figure
 
     def note(self, state: dict[str, Any]) -> str:
         gpu = card_named(state["card"])
         free = free_drafts(gpu, state["heads"], state["kv_format"])
+        heads = _counted(state["heads"], "head")
         sentence = (
-            f"{free} draft token(s) are free with {state['heads']} heads"
+            f"{_counted(free, 'draft token')} {'is' if free == 1 else 'are'} free with {heads}"
             if free >= 0
-            else f"with {state['heads']} heads even one token is compute bound"
+            else f"with {heads} even one token is compute bound"
         )
         return f"<div>{card_source(gpu).chip()} {sentence} on this card.</div>"

@@ -189,6 +189,10 @@ def add_lines(figure: go.Figure, x: Sequence[Any], lines: Iterable[Line], **trac
         )
 
 
+#: ticks of a logarithmic axis of one to three decades: 1, 2 and 5 of each, written in full
+LOG_TICKS = [float(f"{digit}e{power}") for power in range(-3, 5) for digit in (1, 2, 5)]
+
+
 def log_ticks(figure: go.Figure, values: Sequence[int]) -> None:
     """A logarithmic x axis that names these values and no other."""
     figure.update_xaxes(type="log", tickvals=list(values), ticktext=[f"{n:,}" for n in values])

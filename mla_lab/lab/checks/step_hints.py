@@ -69,8 +69,8 @@ HINTS: dict[str, dict[str, str]] = {
         "row r + 8.",
     },
     "69": {
-        "livelock": "Somebody polls a word that stays 0: what travels where a sum is +0.0?",
-        "deadlock": "Somebody waits for a piece that nobody sends.",
+        "livelock": "A worker polls a word that stays 0: what travels where a sum is +0.0?",
+        "deadlock": "A worker waits for a piece that no worker sends.",
         "out of bounds": "A share leads beyond the tiles or the workers.",
         "mailbox": "The mailbox is not zero again, so that the next launch would read old words.",
         "lse": "Pieces of a request have row maxes of their own: both are brought to the greater "

@@ -117,7 +117,7 @@ def _shares(mine: Any) -> None:
     for workers, tiles in ((4, 11), (4, 9), (7, 3), (2, 64)):
         cuts = [mine.first_of_share(w, workers, tiles) for w in range(workers + 1)]
         case = f"{tiles} tiles on {workers} workers are cut at {short(cuts)}"
-        need(cuts[0] == 0 and cuts[-1] == tiles, f"{case}: which tiles has nobody?")
+        need(cuts[0] == 0 and cuts[-1] == tiles, f"{case}: which tiles belong to no worker?")
         sizes = [b - a for a, b in pairwise(cuts)]
         need(min(sizes) >= 0, f"{case}: a share ends before it begins")
         need(

@@ -57,5 +57,5 @@ class AbsorbExplorer(explorer.Explorer):
             name="this step",
         )
         log_ticks(figure, NEW_TOKENS)
-        figure.update_yaxes(type="log")
+        figure.update_yaxes(type="log", dtick=1)
         return figure

@@ -27,7 +27,12 @@ STEP = 32
 #: modelled columns of a head, heads, and the longest cache
 COLUMNS, HEADS, LONGEST = 32, 4, 65536
 #: k-steps between two additions in fp32; 0: never
-PROMOTIONS = {"every tile (2 k-steps)": 2, "every 16": 16, "every 128": 128, "never": 0}
+PROMOTIONS = {
+    "every tile (2 k-steps)": 2,
+    "every 16 k-steps": 16,
+    "every 128 k-steps": 128,
+    "never": 0,
+}
 LENGTHS = tuple(1024 << i for i in range(7))
 
 
@@ -114,8 +119,8 @@ class AccumulatorExplorer(explorer.Explorer):
         bits, promote = state["bits"], PROMOTIONS[state["promote"]]
         exact, chosen = accumulator_curve(0, 0), accumulator_curve(bits, promote)
         figure = new_figure(
-            f"{bits} bits, added in fp32 {state['promote']}: at {LONGEST:,} tokens "
-            f"{chosen[-1] / exact[-1]:.2f} times the error of the weights",
+            f"{bits} bits, added in fp32 {state['promote']}: {chosen[-1] / exact[-1]:.2f} times "
+            f"the error of rounded weights at {LONGEST:,} tokens",
             x="cached tokens, one worker",
             y="relative error",
             height=380,

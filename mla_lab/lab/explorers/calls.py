@@ -5,6 +5,7 @@ Times from two cards and two methods share a chart, so no title compares their s
 
 from __future__ import annotations
 
+import math
 from statistics import median
 from typing import Any
 
@@ -14,7 +15,7 @@ from ...bench.records import medians
 from .. import explorer
 from ..measuring import OURS, runs
 from ..source import Source
-from ..style import PALETTE, new_figure
+from ..style import LOG_TICKS, PALETTE, new_figure
 from ..tables import lines
 
 PUBLISHED = "published/published_blackwell.jsonl"
@@ -131,7 +132,10 @@ class CallsExplorer(explorer.Explorer):
                 textposition="outside",
             )
         figure.update_yaxes(autorange="reversed")
-        figure.update_xaxes(type="log", dtick="D2")
+        every = [us for times in series.values() for us in times.values() if us]
+        # room for the shortest bar, and for the number beside the longest
+        spread = [math.log10(min(every) / 1.6), math.log10(max(every) * 1.35)]
+        figure.update_xaxes(type="log", tickvals=LOG_TICKS, range=spread)
         return figure
 
     def note(self, state: dict[str, Any]) -> str:

@@ -12,6 +12,11 @@ from ..source import Source
 from ..svg import Svg
 
 SCHEDULES = ("fair", "random", "late", "adverse")
+#: why another schedule may leave the picture as it is
+ORDER = (
+    "Slots follow waits and arrivals alone. The schedule is the order in which the emulator runs "
+    "what may run, and so decides what a race does to the result."
+)
 #: milliseconds between two steps while it plays
 PLAY_MS = 350
 
@@ -46,9 +51,10 @@ class DebugExplorer(explorer.Explorer):
         if not film_breaks.is_run(made.name, state["schedule"]):
             return ""
         found = film_breaks.film_of(made.name, state["schedule"])
+        order = "" if state["schedule"] == "fair" else f" {ORDER}"
         if not found.findings:
-            return f"<div>{escape(made.sentence)} All checks are silent.</div>"
-        return f"<div>{escape(made.sentence)}</div>{film_report.report(found)}"
+            return f"<div>{escape(made.sentence)} All checks are silent.{order}</div>"
+        return f"<div>{escape(made.sentence)}{order}</div>{film_report.report(found)}"
 
     def run(self, **state: Any) -> DebugExplorer:
         """Emulate what the menus name, and go to its end; returns the explorer."""

@@ -115,7 +115,7 @@ class HomeExplorer(explorer.Explorer):
         place = tile_homes.blackwell(tile, row, column)
         return (
             f"<div>On Hopper the thread has {int(theirs.any(1).sum())} rows and {theirs.sum()} "
-            f"elements in registers. On Blackwell nobody holds the tile: thread "
+            f"elements in registers. On Blackwell no thread holds the tile: thread "
             f"{tile_homes.reader(place)} of the softmax warp group loads the lane, "
             f"{int(ours.any(1).sum())} row and {ours.sum()} elements, when it needs them.</div>"
         )

@@ -11,7 +11,7 @@ from ...backends.cuda.ladder import STEPS
 from ...bench.ladder import CASES
 from .. import explorer, ladder_facts
 from ..ladder_facts import StepFacts, rungs
-from ..style import BLUE, GREY, ORANGE, compare_bars, hatch, new_figure
+from ..style import BLUE, GREY, LOG_TICKS, ORANGE, compare_bars, hatch, new_figure
 
 LABELS = [f"{step.number} {step.name}" for step in STEPS]
 #: instruction classes in reading order
@@ -54,7 +54,9 @@ class LadderExplorer(explorer.Explorer):
                 textposition="outside",
                 marker={"color": color, "pattern": hatch(kind)},
             )
-        figure.update_yaxes(type="log", dtick="D2")
+        figure.update_yaxes(type="log", dtick=1)
+        if gains:
+            figure.update_yaxes(tickvals=LOG_TICKS)
         return figure
 
     def note(self, state: dict[str, Any]) -> str:
@@ -107,7 +109,7 @@ class LadderXray(explorer.Explorer):
         pairs = ((before, GREY), (after, ORANGE))
         drawn = {LABELS[side.step]: (color, side.classes) for side, color in pairs}
         compare_bars(figure, CLASSES, drawn)
-        figure.update_yaxes(type="log", range=[-0.2, 4])
+        figure.update_yaxes(type="log", range=[-0.2, 4], dtick=1)
         return figure
 
     def note(self, state: dict[str, Any]) -> str:

@@ -106,6 +106,6 @@ def _mask(visible: list[list[bool]], chosen: int) -> Svg:
         for i, row in enumerate(visible)
     ]
     names = [str(i) for i in range(count)]
-    alt = f"Mask of {count} draft tokens; row {chosen} sees {sum(visible[chosen])}"
-    caption = f"row {chosen} sees {sum(visible[chosen])} of {count} draft tokens"
+    alt = f"Mask of {count} draft tokens; row {chosen} attends to {sum(visible[chosen])}"
+    caption = f"row {chosen} attends to {sum(visible[chosen])} of {count} draft tokens"
     return grid(cells, alt, rows=names, columns=names, size=(26, 24), caption=caption)

@@ -36,7 +36,7 @@ class PageExplorer(explorer.Explorer):
 
     def figure(self, state: dict[str, Any]) -> Svg:
         fetched = self.boxes(state)
-        chosen = state["tile"] % (fetched[-1].tile + 1)
+        chosen = min(state["tile"], fetched[-1].tile)  # a short request has fewer tiles
         mine = [b for b in fetched if b.tile == chosen]
         finding = (
             f"Tile {chosen} is {len(mine)} box{'es' * (len(mine) > 1)} "
@@ -50,8 +50,9 @@ class PageExplorer(explorer.Explorer):
     def note(self, state: dict[str, Any]) -> str:
         t = pages.traffic(state["kv_len"], state["page_size"])
         return (
-            f"<div>{t.boxes} boxes, {t.copies} bulk copies; {t.wasted_rows} rows fetched behind "
-            f"the last token; {t.unused_slots} slots of its pages unused.</div>"
+            f"<div>{t.boxes} box{'es' * (t.boxes > 1)}, {t.copies} bulk copies; "
+            f"{t.wasted_rows} rows fetched behind the last token; "
+            f"{t.unused_slots} slots of its pages unused.</div>"
         )
 
 
@@ -63,7 +64,7 @@ def _request(state: dict[str, Any], fetched: list[pages.Box], chosen: int) -> st
         first = b.tile * pages.TILE_KV + b.at
         rows = min(b.rows, state["kv_len"] - first)
         cell = Cell(
-            str(b.page) if b.rows * scale > 24 else "",
+            str(b.page) if rows * scale > 12 else "",
             tint(b.tile),
             f"tokens {first} to {first + rows - 1}: page {b.page}, rows {b.row} on",
             b.tile == chosen,
@@ -83,7 +84,8 @@ def _pool(state: dict[str, Any], fetched: list[pages.Box], chosen: int) -> str:
     parts = [label(0, 136, "the page pool, by page id", size=13, anchor="start")]
     for page in range(POOL_TOKENS // size):
         x, y = page % per_line * size * scale, 150 + page // per_line * 62
-        foreign = Cell(str(page), PAGE_TINT, f"page {page}: another request's, or free")
+        name = "" if page in used else str(page)
+        foreign = Cell(name, PAGE_TINT, f"page {page}: another request's, or free")
         parts.append(box(x, y, size * scale, _TILE_HEIGHT, foreign, size=11))
         for b in used.get(page, ()):
             cell = Cell(

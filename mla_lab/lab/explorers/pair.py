@@ -92,10 +92,10 @@ def lanes(film: PairFilm, slot: int) -> Svg:
 
 def states(film: PairFilm, slot: int) -> str:
     """What each region holds at a slot, and what each role waits for, as HTML."""
-    rows = []
+    rows, slot = [], min(slot, film.end - 1)  # at the end: what was there last
     for name in pair_film.REGIONS:
         held = film.at(name, slot)
-        words = f"<b>{held.what}</b>: {WORDS[held.state]}" if held else "nobody has written it"
+        words = f"<b>{held.what}</b>: {WORDS[held.state]}" if held else "not written yet"
         rows.append(f"<div><b>{name}</b> {words}</div>")
     for warp in (0, 4, 5):
         waits = next(

@@ -51,8 +51,9 @@ class PipelineExplorer(explorer.Explorer):
         try:
             pipeline = self.pipeline(state)
         except InvalidInput:
-            ahead, stages = state["lookahead"], state["stages"]
-            return new_figure(f"Deadlock: QK {ahead} ahead needs more than {stages} stages")
+            ahead = state["lookahead"]
+            empty = new_figure(f"Deadlock: QK {ahead} ahead needs {ahead + 1} stages or more")
+            return empty.update_xaxes(visible=False).update_yaxes(visible=False)
         spans = run_pipeline(pipeline, state["blocks"])
         steady = run_pipeline(pipeline, 48).steady()
         matrix = H200.matrix_clocks(64, 64)  # without the gaps that QK and PV have between them

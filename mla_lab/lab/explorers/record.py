@@ -23,6 +23,7 @@ from ..style import (
     BLUE,
     GREEN,
     GREY,
+    LOG_TICKS,
     ORANGE,
     PALETTE,
     PINK,
@@ -135,7 +136,7 @@ class RecordExplorer(explorer.Explorer):
                 self._add(figure, here, unit, ("ours, measured here, now", BLUE, "solid", "star"))
         log_ticks(figure, BATCHES)
         if not state["over_floor"]:
-            figure.update_yaxes(type="log")
+            figure.update_yaxes(type="log", tickvals=LOG_TICKS)
         return figure
 
     def _add_recorded(

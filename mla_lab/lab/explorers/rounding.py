@@ -9,7 +9,7 @@ import plotly.graph_objects as go
 from .. import explorer
 from ..eight_bits import spread_errors
 from ..source import formula
-from ..style import PALETTE, SYMBOLS, Line, add_lines, log_ticks, new_figure
+from ..style import LOG_TICKS, PALETTE, SYMBOLS, Line, add_lines, log_ticks, new_figure
 from ..tables import lines
 
 RECORD = "runtime/quantised.jsonl"
@@ -77,7 +77,7 @@ class RoundingExplorer(explorer.Explorer):
             _lines({SCALES.get(n, n): [line[k] for k in lengths] for n, line in found.items()}),
         )
         log_ticks(figure, lengths)
-        figure.update_yaxes(type="log", tickformat=".1%", tickvals=[0.001, 0.01, 0.1, 1])
+        figure.update_yaxes(type="log", tickformat=".1%", tickvals=LOG_TICKS)
         return figure
 
     def note(self, state: dict[str, Any]) -> str:

@@ -60,8 +60,8 @@ class SwizzleExplorer(explorer.Explorer):
         row = banks.worst_row(state["row_bytes"], swizzle)
         return (
             f"<div><code>Swizzle&lt;{state['bits']},4,3&gt;</code> on rows of {state['row_bytes']} "
-            f"bytes: any column takes at most <b>{column}</b> turn(s), filling the atom front to "
-            f"back at most <b>{row}</b>.</div>"
+            f"bytes. Turns at most: <b>{column}</b> for a column, <b>{row}</b> for filling the "
+            "atom front to back.</div>"
         )
 
 

@@ -16,7 +16,7 @@ from .. import explorer, serving_day
 from ..lengths import open_trace
 from ..predicted import PLAIN
 from ..source import PREDICTED
-from ..style import BLUE, GREEN, INK, ORANGE, RED, hatch, ink_on, panels
+from ..style import BLUE, GREEN, INK, ORANGE, RED, hatch, panels
 
 RANKS = (1, 2, 4, 8)
 STEP_MS = (10, 20, 30, 50, 80)
@@ -95,7 +95,7 @@ class TuneExplorer(explorer.Explorer):
         )
         at = moments[round(state["moment"] / 100 * (len(moments) - 1))]
         figure.add_vline(x=at, line={"color": RED, "dash": "dot", "width": 2}, row=1, col=1)
-        figure.update_xaxes(title_text="s from the first arrival", row=1, col=1)
+        figure.update_xaxes(title_text="seconds from the first arrival", row=1, col=1)
 
     def _draw_policies(self, figure: go.Figure, state: dict[str, Any]) -> None:
         us = serving_day.policy_us(self.problem({**state, "kind": "bf16"}))
@@ -140,6 +140,11 @@ class TuneExplorer(explorer.Explorer):
         serving_day.write_step(self.step(self.state), path)
         return path
 
+    def _save(self, button: widgets.Button) -> None:
+        self.write(Path.cwd())
+        number = len(self.step(self.state))
+        button.description = f"wrote {FILE}, {number} request{'s' * (number > 1)}"
+
     def upload(self, content: bytes) -> None:
         """Show a trace that came as bytes."""
         folder = Path(tempfile.mkdtemp(prefix="mla-lab-trace-"))
@@ -153,8 +158,10 @@ class TuneExplorer(explorer.Explorer):
         box = super().layout()
         upload = widgets.FileUpload(accept=".csv,.jsonl", description="upload a trace")
         upload.observe(lambda change: self.upload(bytes(change.new[0].content)), names="value")
-        save = widgets.Button(description=f"write {FILE}", icon="save")
-        save.on_click(lambda _: self.write(Path.cwd()))
+        save = widgets.Button(
+            description=f"write {FILE}", icon="save", layout=widgets.Layout(width="auto")
+        )
+        save.on_click(self._save)
         box.children = (widgets.HBox([upload, save]), *box.children)
         return box
 
@@ -177,15 +184,19 @@ def _bars(
     figure.add_bar(
         x=list(us),
         y=values,
-        text=[f"{v:.1f}" for v in values],
-        textposition="inside",
-        textangle=0,
-        insidetextanchor="start",
-        insidetextfont={"color": [ink_on(color) for color in fill]},
         marker={"color": fill, "pattern": hatch("predicted")},
         hovertemplate="%{x}: %{y:.1f} us<extra></extra>",
         row=2,
         col=col,
         **bars,
     )
-    figure.update_xaxes(type="category", tickfont={"size": 11}, tickangle=0, row=2, col=col)
+    # below the bar, where no hatching lies behind the number
+    figure.update_xaxes(
+        type="category",
+        tickvals=list(us),
+        ticktext=[f"{name}<br><b>{v:.1f}</b>" for name, v in us.items()],
+        tickfont={"size": 11},
+        tickangle=0,
+        row=2,
+        col=col,
+    )

@@ -68,7 +68,7 @@ class WaveExplorer(explorer.Explorer):
 
     def figure(self, state: dict[str, Any]) -> go.Figure:
         plan, timeline = self.run(state)
-        share = timeline.tail() / timeline.makespan
+        share = max(0.0, timeline.tail() / timeline.makespan)  # no -0 %
         subtitle = (
             f"{plan.num_tiles} work tiles, {plan.num_workers} workers on {timeline.lanes} SMs; "
             f"SMs attend {timeline.utilisation():.0%} of the time"

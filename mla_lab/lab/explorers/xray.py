@@ -61,7 +61,8 @@ class XrayExplorer(explorer.Explorer):
     def note(self, state: dict[str, Any]) -> str:
         lines = [
             f"{side.source.chip()} <b>{side.kernel}</b>: {side.registers} registers a thread, "
-            f"{(side.dynamic_shared + side.static_shared) / 1024:.0f} KB of shared memory, "
+            f"{side.dynamic_shared / 1024:.0f} KB of dynamic and {side.static_shared:,} bytes of "
+            f"static shared memory, "
             f"stack {side.stack} bytes, {sum(side.classes.values()):,} instructions"
             for side in self.sides(state)
         ]

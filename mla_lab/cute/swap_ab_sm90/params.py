@@ -264,11 +264,13 @@ class Traits:
     def registers(self) -> tuple[int, int]:
         """Registers of a producer and a consumer thread beside a producer warp group: together
         at most the 384 x 168 of the launch."""
+        if self.mma_n < 64 and (self.gathered or self.hi_lo):
+            return 56, 224
         if self.gathered:
-            return (56, 224) if self.mma_n < 64 else (40, 232)
-        if self.hi_lo:
-            return (56, 224) if self.mma_n < 64 else (40, 232)
-        return (24, 240) if self.fp8 and (self.rows == 64 or self.grid) else (40, 232)
+            merges = self.split_merge == SplitMerge.COOPERATIVE
+            return (40, 232) if self.kv_656 and merges else (24, 240)
+        of_e4m3 = self.fp8 and not self.hi_lo
+        return (24, 240) if of_e4m3 and (self.rows == 64 or self.grid) else (40, 232)
 
     @cached_property
     def full_arrivals(self) -> int:

@@ -26,7 +26,7 @@ from .record import Progress, Row, head_row, read, write
 RECORD = "records/builds.jsonl"
 ARCH = "sm_90a"
 #: bytes of stack that a thread of a few builds keeps, each of them named in tests/spills.py
-MOST_STACK = 16
+MOST_STACK = 96
 #: of a toolchain, what generates device code
 COMPILERS = ("cutlass-dsl", "flavour", "nvcc")
 

@@ -19,7 +19,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check
 PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11 python3.14; do \
 	$$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$p && break; done)
 
-.PHONY: help setup lab test lint format types tests serial-tests browser-test engine-tests live html lock clean
+.PHONY: help setup lab test lint format types tests parallel-tests serial-tests browser-test engine-tests live html lock clean
 
 help:
 	@sed -n 's/^# \(make .*\)/\1/p' Makefile
@@ -49,7 +49,10 @@ $(STAMP): requirements.txt pyproject.toml
 lab: $(STAMP)
 	@exec $(BIN)/mla-lab lab --port=$(PORT) $(if $(NO_BROWSER),--no-browser)
 
-test: lint types tests
+# types beside the tests: mypy is one process, and what measures time runs after both
+test: lint
+	@$(MAKE) --jobs=2 types parallel-tests
+	@$(MAKE) serial-tests
 	@echo "all green"
 
 lint: $(STAMP)
@@ -64,8 +67,13 @@ types: $(STAMP)
 # two processes of one thread each: most tests are Python, not matrix products; each takes one half,
 # so that tests of one build follow each other, and then from the other's; what measures time or
 # memory runs alone afterwards
-tests: $(STAMP)
+tests: parallel-tests
+	@$(MAKE) serial-tests
+
+parallel-tests: $(STAMP)
 	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 --dist worksteal -m "not serial" --nbmake tests notebooks
+
+serial-tests: $(STAMP)
 	$(BIN)/pytest -m serial $$(grep -rl --include="*.py" "mark[.]serial" tests)
 
 # on an H200: makes every record anew, executes the notebooks live (mla-lab live --help: its steps)

@@ -33,3 +33,4 @@ def which_builds_are_there_is_asked_anew() -> Iterator[None]:
     builds = sys.modules.get("mla_lab.backends.cute.catalogue")
     if builds is not None:
         builds.without_rule.cache_clear()
+        builds.without_pdl.cache_clear()

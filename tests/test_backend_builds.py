@@ -12,7 +12,7 @@ from mla_lab.backends.base import SKIPS_NOTHING
 from mla_lab.backends.cuda.backend import CudaBackend
 from mla_lab.backends.cute import backend as cute
 from mla_lab.backends.cute.backend import CuteBackend
-from mla_lab.backends.cute.catalogue import able, build_for, missing_for, without_rule
+from mla_lab.backends.cute.catalogue import able, build_for, missing_for, without_pdl, without_rule
 from mla_lab.backends.cute.families import complete, config_for, costs
 from mla_lab.backends.cute.feature_args import with_features
 from mla_lab.backends.cute.token_gather import configs_for
@@ -44,7 +44,7 @@ Have = Callable[[list[KernelConfig]], None]
 
 
 def forget() -> None:
-    for cached in (cute._chosen, cute._by_token, cute._plan, without_rule):
+    for cached in (cute._chosen, cute._by_token, cute._plan, without_rule, without_pdl):
         cached.cache_clear()
 
 
@@ -166,7 +166,7 @@ def bf16_builds() -> list[KernelConfig]:
 def test_a_bundle_refuses_no_call_of_its_formats_for_want_of_a_build(
     have: Have, which: Callable[[], list[KernelConfig]]
 ) -> None:
-    """All but calls without programmatic launch."""
+    """All but calls with a caller's plan."""
     have(which())
     formats = {("bf16", "bf16")} | (
         {(q, out) for q, out, _ in OTHER_FORMATS} if which is shipped else set()
@@ -175,7 +175,7 @@ def test_a_bundle_refuses_no_call_of_its_formats_for_want_of_a_build(
     for features, made in calls():
         if (made.q_dtype, made.out_dtype) not in formats or made.kv_format != made.q_dtype:
             continue
-        if features.no_pdl or features.planned:
+        if features.planned:
             continue
         asked += 1
         found = CuteBackend().supports(features, made, H200)
@@ -404,3 +404,22 @@ def test_one_request_takes_a_dual_build_where_one_ships(
     planned = cute._plan(problem, 1, H200, features)
     assert planned.config.option("dual") == dual
     assert (getattr(planned, "gate", 0) < 0) == bool(dual)
+
+
+def test_without_pdl_where_such_a_build_is_there_and_with_it_where_none_can_be_had(
+    have: Have, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made, config = problem(), config_for(KEEP_AB_PERSISTENT, (64, 1))
+    with_it, without = (complete(config, made, pdl, Features()) for pdl in (None, False))
+    assert without.option("pdl") == 0 and "pdl" not in dict(with_it.options)
+    have([with_it])
+    assert build_for(config, made, False, Features()) == with_it
+    assert missing_for(config, made, Features(no_pdl=True)) is None
+    have([with_it, without])
+    assert build_for(config, made, False, Features()) == without
+    have([])
+    assert build_for(config, made, False, Features()) == without, "the name of a refusal"
+    assert without.name() in str(missing_for(config, made, Features(no_pdl=True)))
+    have([with_it])
+    monkeypatch.setattr("mla_lab.jit.toolchain.versions", lambda kernel: {})
+    assert build_for(config, made, False, Features()) == without, "it is compiled"

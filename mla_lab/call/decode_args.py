@@ -128,7 +128,8 @@ class DecodeArgs:
     skip_softmax_threshold_scale_factor: a KV tile is skipped for a row tile where each row's
         exp(tile_max - running_max) is below factor / seq_len (arXiv:2512.12087); 0 skips nothing,
         nor do kernels for small pages and separate tables, whose results are exact (`explain`).
-    enable_pdl: programmatic dependent launch. None: where the device has it; True raises elsewhere.
+    enable_pdl: programmatic dependent launch. None: where the device has it; True raises elsewhere;
+        False: without it, or with it where only such a build is here and none can be compiled.
     backend: "auto", "torch", "cute", "cuda"; "xqa" is cuda, "cute-dsl" cute, "trtllm-gen" auto;
         "emulate": the PTX of cute on a CPU, up to 2^21 scores (see `backends.emulate`);
         "cute-keep-ab-gather": an eight-bit cache, tokens fetched one by one for 64 rows of heads

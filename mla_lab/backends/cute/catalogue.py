@@ -36,10 +36,35 @@ def build_for(
     (H200, 2026-11-20); under batch invariance it is there for all requests.
     """
     build = complete(config, problem, pdl, features)
+    if pdl is False:
+        build = without_pdl(build)
     longest = max(problem.q_lens, default=1)
     if build.mask != "causal" or longest > 1 or features.batch_invariant:
         return build
     return without_rule(build)
+
+
+@lru_cache(maxsize=256)
+def without_pdl(build: KernelConfig) -> KernelConfig:
+    """`build`, which has no programmatic dependent launch; where it is neither here nor can be
+    compiled, the same with it, if that is here. Results are the same: its launch may begin while
+    the kernel in front ends.
+    """
+    arch = arch_of(build)
+    if jit.find(build, arch) is not None or _compiles(build):
+        return build
+    options = tuple(option for option in build.options if option[0] != "pdl")
+    other = replace(build, options=options)
+    return build if jit.find(other, arch) is None else other
+
+
+def _compiles(build: KernelConfig) -> bool:
+    """Whether the kernel's compilers are here."""
+    try:
+        toolchain.versions(build.kernel)
+    except BuildError:
+        return False
+    return True
 
 
 @lru_cache(maxsize=256)

@@ -10,8 +10,10 @@ import sys
 import tarfile
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
 
 from mla_lab import jit
 from mla_lab.cli import main
@@ -258,3 +260,16 @@ def test_the_commands_list_compile_and_bundle(
     assert f"source {tmp_path}/out/setup.sh" in capsys.readouterr().out
     assert main(["compile", "--arch", "sm_80"]) == 2
     assert "arch: got 'sm_80'; supported: " in capsys.readouterr().err
+
+
+def test_a_tensor_is_converted_once_for_an_entry_and_for_no_other_callable() -> None:
+    tvm_ffi = pytest.importorskip("tvm_ffi")
+    seen: list[Any] = []
+    entry, tensor = tvm_ffi.convert(lambda *values: seen.extend(values)), torch.arange(6.0)
+    made = jit.converted(entry, tensor)
+    tensor[0] = 7.0
+    entry(made, tensor)
+    assert made is not tensor
+    assert [torch.from_dlpack(value).tolist() for value in seen] == [tensor.tolist()] * 2
+    assert jit.converted(entry, 3) == 3 and jit.converted(entry, None) is None
+    assert jit.converted(print, tensor) is tensor

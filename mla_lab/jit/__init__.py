@@ -8,7 +8,7 @@ kernel(*tensors)                         # torch's current stream
 from .arch import ARCHS, arch_of, device_arch
 from .artifact import Artifact
 from .build import compile, compile_all, find
-from .loader import Kernel, kernel, load
+from .loader import Kernel, converted, kernel, load
 
 __all__ = [
     "ARCHS",
@@ -17,6 +17,7 @@ __all__ = [
     "arch_of",
     "compile",
     "compile_all",
+    "converted",
     "device_arch",
     "find",
     "kernel",

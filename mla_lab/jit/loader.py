@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import os
+import sys
 import threading
 from collections.abc import Callable
 from functools import cache
@@ -63,6 +64,16 @@ def load(artifact: Artifact) -> Kernel:
             f"{artifact.library}: could not be loaded ({error}); delete {artifact.folder} "
             "to have it compiled again"
         ) from None
+
+
+def converted(entry: Callable[..., Any], value: Any) -> Any:
+    """A tensor as the entry of a loaded kernel reads it, so that no call converts it; any other
+    value, and one for any other callable, as it is. It shares the memory of `value`.
+    """
+    module = sys.modules.get("tvm_ffi")
+    if module is None or not isinstance(entry, module.Function) or not hasattr(value, "__dlpack__"):
+        return value
+    return module.from_dlpack(value)
 
 
 @cache  # never unloaded: a captured graph launches it

@@ -272,10 +272,11 @@ class Launch:
         """The attention kernel alone, or two of them, with the tensors as they are and scales that
         are numbers: the commonest call. What never changes is bound here.
         """
-        attend, no_lse, heads, q_begin = self.attend, self._no_lse, self._heads, self._q_begin
-        lengths = self._lengths
-        partial_out, partial_lse, counters = self._between
-        walk, numbers, lens = self._walk, self._numbers, self._lens
+        attend, heads, lengths = self.attend, self._heads, self._lengths
+        numbers, lens = self._numbers, self._lens
+        no_lse, q_begin = (jit.converted(attend, x) for x in (self._no_lse, self._q_begin))
+        partial_out, partial_lse, counters = (jit.converted(attend, x) for x in self._between)
+        walk = [jit.converted(attend, x) for x in self._walk]
         of_plan = self._of_plan
 
         def enqueue(given: DecodeArgs, out: Tensor, lse: Tensor | None) -> None:

@@ -270,6 +270,8 @@ def test_a_tensor_is_converted_once_for_an_entry_and_for_no_other_callable() -> 
     tensor[0] = 7.0
     entry(made, tensor)
     assert made is not tensor
-    assert [torch.utils.dlpack.from_dlpack(value).tolist() for value in seen] == [tensor.tolist()] * 2
+    assert [torch.utils.dlpack.from_dlpack(value).tolist() for value in seen] == [
+        tensor.tolist()
+    ] * 2
     assert jit.converted(entry, 3) == 3 and jit.converted(entry, None) is None
     assert jit.converted(print, tensor) is tensor

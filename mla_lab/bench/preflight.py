@@ -6,6 +6,7 @@ peers in it. `python -m mla_lab.bench.preflight PEER DEVICE` is one such trial.
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import time
@@ -77,8 +78,11 @@ def _command(name: str, device: torch.device) -> list[str]:
 
 
 def _start(command: list[str]) -> subprocess.Popen[str]:
+    # buffered, what was printed first would come behind the reason
+    unbuffered = {**os.environ, "PYTHONUNBUFFERED": "1"}
+    pipe = subprocess.PIPE
     return subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace"
+        command, stdout=pipe, stderr=subprocess.STDOUT, text=True, errors="replace", env=unbuffered
     )
 
 

@@ -39,7 +39,7 @@ REGISTRY = re.compile(
     r"download\.pytorch|registry\s*=\s*http"
 )
 TEXT_SUFFIXES = {
-    "", ".cfg", ".cu", ".cuh", ".h", ".ini", ".ipynb", ".json", ".md", ".py",
+    "", ".cfg", ".cu", ".cuh", ".h", ".ini", ".ipynb", ".json", ".jsonl", ".md", ".py",
     ".sh", ".svg", ".toml", ".txt", ".yaml", ".yml",
 }  # fmt: skip
 

@@ -51,16 +51,17 @@ class RankMask:
         """`args` with what the kernel reads: mask, and lengths up to the end of each request."""
         of_all: Tensor = args.causal_seqlens_kv_global  # type: ignore[assignment]
         before_end = (of_all + (args.cp_world - 1 - args.cp_rank)) // args.cp_world
-        args = replace(args, seq_lens=torch.minimum(args.seq_lens, before_end.clamp(min=0)))
-        return replace(args, mask=self.words(args))
+        held = torch.minimum(args.seq_lens, before_end.clamp(min=0))
+        return replace(args, seq_lens=held, mask=self._words(args, held))
 
-    def words(self, args: DecodeArgs) -> Tensor:
-        """The mask: uint16 [batch, q_len, words], ragged [total_q, words]."""
+    def _words(self, args: DecodeArgs, kv_lens: Tensor) -> Tensor:
+        """The mask, where the rank holds `kv_lens` tokens of each request: uint16 [batch, q_len,
+        words], ragged [total_q, words]."""
         device = args.query.device
         token = torch.arange(self.total_q, dtype=torch.int32, device=device)
         request, row, q_len = self._places(args, token)
         # of each token of the query, as a column of what follows
-        held = args.seq_lens[request].unsqueeze(1)
+        held = kv_lens[request].unsqueeze(1)
         of_all: Tensor = args.causal_seqlens_kv_global  # type: ignore[assignment]
         first_draft = (of_all[request] - q_len).unsqueeze(1)
         row, q_len = row.unsqueeze(1), q_len.unsqueeze(1)

@@ -72,8 +72,8 @@ def _sentence(rows: Sequence[Row], figures: Figures) -> str:
     ]
     runs = [row for row in rows if row["kind"] == "run"]
     head = runs[0]
-    commits = ", ".join(dict.fromkeys(str(row["environment"]["commit"])[:9] for row in runs))
-    where = f"{head['environment']['card']['name']}, {head['time'][:10]}, commit {commits}"
+    made = [f"{run['time'][:10]}, commit {run['environment']['commit'][:9]}" for run in runs]
+    where = f"{head['environment']['card']['name']}, {' and '.join(dict.fromkeys(made))}"
     version = next(p["version"] for p in head["peers"] if p["name"] == PEERS["FlashMLA"])
     return (
         f"Time of FlashMLA ({version}, combine included, metadata kernel excluded) over that of "

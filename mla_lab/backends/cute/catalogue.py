@@ -51,20 +51,20 @@ def without_pdl(build: KernelConfig) -> KernelConfig:
     the kernel in front ends.
     """
     arch = arch_of(build)
-    if jit.find(build, arch) is not None or _compiles(build):
+    if jit.find(build, arch) is not None or _no_compiler(build) is None:
         return build
     options = tuple(option for option in build.options if option[0] != "pdl")
     other = replace(build, options=options)
     return build if jit.find(other, arch) is None else other
 
 
-def _compiles(build: KernelConfig) -> bool:
-    """Whether the kernel's compilers are here."""
+def _no_compiler(build: KernelConfig) -> str | None:
+    """Why the kernel cannot be compiled here; None where it can."""
     try:
         toolchain.versions(build.kernel)
-    except BuildError:
-        return False
-    return True
+    except BuildError as error:
+        return str(error)
+    return None
 
 
 @lru_cache(maxsize=256)
@@ -94,11 +94,8 @@ def missing_for(
     for build in wanted:
         if arch not in supported_archs(build.kernel):
             return f"{build.name()} is not built for {arch}"
-        if jit.find(build, arch) is None:
-            try:
-                toolchain.versions(build.kernel)
-            except BuildError as error:
-                return f"{build.name()} is not compiled here, and cannot be: {error}"
+        if jit.find(build, arch) is None and (why := _no_compiler(build)):
+            return f"{build.name()} is not compiled here, and cannot be: {why}"
     return None
 
 

@@ -40,7 +40,7 @@ class Plain(PeerBase):
     def prepare(self, rotation: Rotation) -> Prepared:
         """As `Peer.prepare`. Raises Unsupported where no kernel takes the call."""
         given = rotation.copies[0].seq_lens
-        lengths, shorter = given.clone(), given - 1
+        lengths, shorter = given.clone(), (given - 1).clamp(min=0)
         copies = [self._bounded(copy, lengths) for copy in rotation.copies]
         arguments = native_arguments(copies[0], rotation.case.batch_invariant)
         _, runner = decode.prepare(native_args(**arguments))

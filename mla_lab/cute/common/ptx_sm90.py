@@ -227,6 +227,21 @@ def nanoseconds() -> Int64:
     return Int64(cute.arch.globaltimer())
 
 
+def load4_where(left: Int32, least: Int32, pointer: cute.Pointer, words: Any) -> None:
+    """`words` from a 16-byte aligned address of global memory, if `left` > `least`."""
+    got = ptx(
+        "{ .reg .pred p; setp.gt.s32 p, {$r0}, {$r1}; mov.b32 {$w0}, 0; mov.b32 {$w1}, 0;"
+        "mov.b32 {$w2}, 0; mov.b32 {$w3}, 0;"
+        "@p ld.global.v4.b32 {{$w0}, {$w1}, {$w2}, {$w3}}, [{$r2}]; }",
+        left,
+        least,
+        pointer,
+        out=[Int32] * 4,
+    )
+    for e in range(4):
+        words[e] = got[e]
+
+
 def read4_relaxed(pointer: cute.Pointer) -> tuple[Int32, Int32, Int32, Int32]:
     """Four words of global memory at a 16-byte aligned address, coherent with other SMs."""
     return ptx(

@@ -41,7 +41,6 @@ class Fragments:
     tSrQ: cute.Tensor  # k-steps 0 to 30, in registers
     tSrQ_last: cute.Tensor  # k-step 31, descriptors
     tSrQ_rope: cute.Tensor  # k-steps 32 to 35, descriptors
-    tSrK: cute.Tensor  # descriptors of all stages
     tSrS: cute.Tensor  # fp32 scores, then weights
     rP: cute.Tensor  # weights in the element type
 
@@ -66,8 +65,9 @@ class TileContext:
 
 
 def phase_bits(stages: int) -> tuple[int, int]:
-    """Bits of `StagePhases` behind those of kv_pipe.full: p_pipe.empty[0], stats_read."""
-    return stages + 1, 2 * stages + 2
+    """Bits of `StagePhases` behind those of kv_pipe.full: p_pipe.empty[0] and the other stages',
+    stats_read."""
+    return stages, 2 * stages
 
 
 @cute.jit
@@ -138,19 +138,27 @@ def store_q_last(cta: Cta, fragment):
     stmatrix_x4(address, 0, [words[i] for i in range(4)])
 
 
+def keys_of(cta: Cta, stage):
+    """Descriptors of one stage's keys: of a view of the stage alone each is a constant behind the
+    first, for the uniform datapath; of a view of the ring each is computed in general registers."""
+    qk = cta.mma.qk
+    return qk.make_fragment_B(qk.get_slice(0).partition_B(cta.s.sKV[None, None, stage]))
+
+
 def issue_qk(cta: Cta, f: Fragments, stage, phase, pending: int):
     """All 36 k-steps of a tile; the last `pending` of them form a commit group of their own."""
     rs = cute.make_mma_atom(cta.mma.qk_rs.op)
     rs.set(warpgroup.Field.ACCUMULATE, False)
     ss = cute.make_mma_atom(cta.mma.qk.op)
     ss.set(warpgroup.Field.ACCUMULATE, True)
+    tSrK = keys_of(cta, stage)
     warpgroup.fence()
     for chunk, (first, last) in enumerate(KV_CHUNKS):
         cta.s.kv_pipe.full.offset(stage * len(KV_CHUNKS)).wait(chunk, phase)
         for k in range(4 * first, 4 * last):
             if pending and k == 36 - pending:
                 warpgroup.commit_group()
-            keys = f.tSrK[None, None, k, stage]
+            keys = tSrK[None, None, k]
             if k < Q_STEPS_IN_REGISTERS:
                 cute.gemm(rs, f.tSrS, f.tSrQ[None, None, k], keys, f.tSrS)
                 rs.set(warpgroup.Field.ACCUMULATE, True)
@@ -310,19 +318,11 @@ def store_row_stats(cta: Cta, to: Any, work: Work, rows: RowState, row, lane):
     store_row_values(to.sRowMax, row, lane, maxes)
 
 
-def acquire_p(cta: Cta, stage: int, phases: StagePhases) -> StagePhases:
-    """Wait until the rescale exponents of the previous tile in `stage` have been read.
-
-    `phases` has just been flipped for the stage's load. Stages from 1 on hold KV tiles alone, so
-    that both barriers of a stage turn together; stage 0, through which queries pass, has its own
-    bit.
-    """
-    if stage:
-        cta.s.p_pipe.producer_acquire(phases.state(stage))
-        return phases
+def acquire_p(cta: Cta, stage, phases: StagePhases) -> StagePhases:
+    """Wait until the rescale exponents of the previous tile in `stage` have been read."""
     bit, _ = phase_bits(cta.cfg.stages)
-    phases = phases.flip(bit)
-    cta.s.p_pipe.empty.wait(0, phases.phase(bit))
+    phases = phases.flip(bit + stage)
+    cta.s.p_pipe.empty.wait(stage, phases.phase(bit + stage))
     return phases
 
 
@@ -358,7 +358,6 @@ def load_q_fragments(cta: Cta, f: Fragments):
 def make_fragments(cta: Cta) -> Fragments:
     """Descriptors once for all tiles, and registers."""
     s, mma, element = cta.s, cta.mma, cta.cfg.element
-    tSrK = mma.qk.make_fragment_B(mma.qk.get_slice(0).partition_B(s.sKV))
     tSrQ_rope = mma.qk.make_fragment_A(mma.qk.get_slice(0).partition_A(s.sQ_rope))
     tSrQ_last = mma.qk.make_fragment_A(mma.qk.get_slice(0).partition_A(s.sQ_last))
     tSrQ, rP = (
@@ -366,7 +365,7 @@ def make_fragments(cta: Cta) -> Fragments:
         for width in (16 * Q_STEPS_IN_REGISTERS, 64)
     )
     tSrS = cute.make_rmem_tensor(mma.qk.partition_shape_C((64, 64)), Float32)
-    return Fragments(tSrQ, tSrQ_last, tSrQ_rope, tSrK, tSrS, rP)
+    return Fragments(tSrQ, tSrQ_last, tSrQ_rope, tSrS, rP)
 
 
 @cute.jit
@@ -396,11 +395,10 @@ def start_work_tile(
 @cute.jit
 def softmax_under_next_qk(
     cta: Cta, f: Fragments, rows: RowState, tile: TileContext, tiles_left, p_at,
-    stages: cutlass.Constexpr[tuple], phases: StagePhases,
+    stage, ahead, phases: StagePhases,
 ):  # fmt: skip
-    """P of the tile in `stages[0]`, then QK of the next one in `stages[1]`. P is committed when all
-    but `qk_steps_pending` k-steps are done, so that PV does not delay QK."""
-    stage, ahead = stages
+    """P of the tile in `stage`, then QK of the next one in `ahead`. P is committed when all but
+    `qk_steps_pending` k-steps are done, so that PV does not delay QK."""
     apply_mask(cta, f.tSrS, tile.index, tile.mask_free, tiles_left)
     softmax_to_p(cta, f, rows, tile, p_at, stage)
     cute.arch.fence_view_async_shared()
@@ -441,7 +439,8 @@ def finish_work_tile(
 @cute.jit
 def mainloop_qk_softmax(cta: Cta):
     """Per work tile: Q to registers, then softmax(t), P(t) stored, QK(t + 1) issued, P(t)
-    committed."""
+    committed. The loop is one copy for all stages: the first pass through each copy waits for its
+    code, 1 to 2 us where other kernels have run since the last launch."""
     stages = cta.cfg.stages
     lane = cute.arch.lane_idx()
     w = cute.arch.make_warp_uniform(cute.arch.thread_idx()[0] % 128 // 32)
@@ -454,13 +453,16 @@ def mainloop_qk_softmax(cta: Cta):
     phases = StagePhases(Int32(0))
     for index in cutlass.range(cta.plan.first, cta.plan.last, unroll=1):
         tile, tiles_left, phases = start_work_tile(cta, f, rows, index, w, row, lane, phases)
+        stage = Int32(1)
         while tiles_left > 1:
-            for j in cutlass.range_constexpr(stages):
-                if tiles_left > 1:
-                    phases = softmax_under_next_qk(
-                        cta, f, rows, tile, tiles_left, p_at,
-                        ((1 + j) % stages, (2 + j) % stages), phases,
-                    )  # fmt: skip
-                    tiles_left = tiles_left - 1
-                    profile_tile(cta.cfg, cta.g, tiles_left, "QK done")
+            stage, phases = cute.arch.make_warp_uniform(stage), phases.uniform()
+            tiles_left = cute.arch.make_warp_uniform(tiles_left)
+            ahead = stage + 1
+            ahead = cute.arch.make_warp_uniform(pick(ahead == stages, Int32(0), ahead))
+            phases = softmax_under_next_qk(
+                cta, f, rows, tile, tiles_left, p_at, stage, ahead, phases
+            )
+            stage = ahead
+            tiles_left = tiles_left - 1
+            profile_tile(cta.cfg, cta.g, tiles_left, "QK done")
         phases, row, lane = finish_work_tile(cta, f, rows, tile, p_at, phases)

@@ -10,6 +10,8 @@ go through shared memory (`keep_ab_cooperative`): their weights are too many for
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import cutlass
 import cutlass.cute as cute
 from cutlass import Float16, Float32, Int32, const_expr
@@ -25,57 +27,83 @@ from .keep_ab_partials import REGION, ROW_WORDS, WARPS, OwnStrips, unpack
 FEW_SPLITS, PAIR = 8, 2
 
 
-def load_pair(pointer):
-    """Two fp32 of global memory, past the L1."""
-    return ptx("ld.relaxed.gpu.global.v2.f32 {{$w0}, {$w1}}, [{$r0}];", pointer, out=[Float32] * 2)
-
-
-def load_piece(far, near, there):
-    """16 bytes: of global memory where `there` is 1, of shared memory where it is 2, else zeros."""
-    return ptx(
-        "{ .reg .pred p, q; setp.eq.s32 p, {$r2}, 1; setp.eq.s32 q, {$r2}, 2;"
-        "mov.b32 {$w0}, 0; mov.b32 {$w1}, 0; mov.b32 {$w2}, 0; mov.b32 {$w3}, 0;"
-        "@p ld.relaxed.gpu.global.v4.b32 {{$w0}, {$w1}, {$w2}, {$w3}}, [{$r0}];"
-        "@q ld.shared.v4.b32 {{$w0}, {$w1}, {$w2}, {$w3}}, [{$r1}]; }",
-        far,
-        near,
-        there,
-        out=[Int32] * 4,
-    )
-
-
 def load_row_values(cta: Cta, share, strip):
-    """(lse, scale) of the thread's two rows in each split; past the last one, its own again."""
+    """(lse, scale) of the thread's two rows in each split; past the last one -inf and 0."""
     lane = cute.arch.lane_idx()
     at = share.region + REGION // 2 + ROW_WORDS * (strip // 32) + 2 * (lane // 4)
-    half = 16 * (1 + strip // 16 % 2)
-    found = []
-    for i in range(FEW_SPLITS):
-        split = cutlass.min(share.splits - 1, i)
-        rows = cta.g.mO_partial.iterator + (at + split * (REGION * cta.cfg.cluster))
-        found.append((load_pair(rows), load_pair(rows + half)))
-    return found
+    rows = cta.g.mO_partial.iterator + at
+    scales = rows + 16 * (1 + strip // 16 % 2)
+    return [row_values(rows, scales, share.splits, i, cta.cfg.cluster) for i in range(FEW_SPLITS)]
+
+
+def row_values(rows, scales, splits, split: int, cluster: int):
+    """Those of one split, past the L1."""
+    behind = split * REGION * cluster * 4
+    found = ptx(
+        f"{{ .reg .pred p; setp.gt.s32 p, {{$r2}}, {split}; mov.b32 {{$w0}}, 0fff800000;"
+        "mov.b32 {$w1}, 0fff800000; mov.b32 {$w2}, 0f00000000; mov.b32 {$w3}, 0f00000000;"
+        f"@p ld.relaxed.gpu.global.v2.f32 {{{{$w0}}, {{$w1}}}}, [{{$r0}} + {behind}];"
+        f"@p ld.relaxed.gpu.global.v2.f32 {{{{$w2}}, {{$w3}}}}, [{{$r1}} + {behind}]; }}",
+        rows,
+        scales,
+        splits,
+        out=[Float32] * 4,
+    )
+    return found[:2], found[2:]
+
+
+@dataclass(frozen=True)
+class Strips:
+    """Where a thread finds two strips of several splits: split i lies i partials behind `far`, if
+    it is below `splits`; the own one, number `own`, at `near` in shared memory."""
+
+    far: cute.Pointer
+    near: Int32
+    splits: Int32
+    own: Int32
 
 
 def load_strips(cta: Cta, share, own, split_idx, strip, wide):
     """Two strips of each of eight splits, zeros past the last one, or (where `wide`) of four, and
     then the two strips behind these; the `own` strips, of split `split_idx`, from shared memory."""
     lane = cute.arch.lane_idx()
-    near = own.address + (strip - share.first) * 512 + lane * 16
-    far = cta.g.mO_partial.iterator + (share.region + 128 * strip + 4 * lane)
     stride, half = REGION * cta.cfg.cluster, FEW_SPLITS // 2
-    found = []
-    for i in range(FEW_SPLITS):
-        split, behind, ahead = Int32(i), Int32(i * stride), Int32(0)
-        if i >= half:
-            split = pick(wide, Int32(i - half), split)
-            behind = pick(wide, Int32((i - half) * stride + 128 * PAIR), behind)
-            ahead = pick(wide, Int32(512 * PAIR), ahead)
-        there = pick(split < share.splits, Int32(1), Int32(0))
-        there = pick((split == split_idx) & (own.count > 0), Int32(2), there)
-        source, kept = far + behind, near + ahead
-        found.append([load_piece(source + 128 * c, kept + 512 * c, there) for c in range(PAIR)])
-    return found
+    first = Strips(
+        cta.g.mO_partial.iterator + (share.region + 128 * strip + 4 * lane),
+        own.address + (strip - share.first) * 512 + lane * 16,
+        share.splits,
+        pick(own.count > 0, split_idx, Int32(-1)),
+    )
+    # of those from the fourth on split 0 is the fourth, or the first again
+    second = Strips(
+        first.far + pick(wide, Int32(128 * PAIR), Int32(half * stride)),
+        first.near + pick(wide, Int32(512 * PAIR), Int32(0)),
+        pick(wide, first.splits, first.splits - half),
+        pick(wide | (first.own < 0), first.own, first.own - half),
+    )
+    return [load_two(at, i, stride) for at in (first, second) for i in range(half)]
+
+
+def load_two(at: Strips, split: int, stride: int):
+    """Two strips of one split, 16 bytes each: of global memory, of shared memory, or zeros."""
+    far = [split * stride * 4 + 512 * c for c in range(PAIR)]
+    zeros = "".join(f"mov.b32 {{$w{i}}}, 0;" for i in range(4 * PAIR))
+    words = [", ".join(f"{{$w{4 * c + e}}}" for e in range(4)) for c in range(PAIR)]
+    loads = "".join(
+        f"@p ld.relaxed.gpu.global.v4.b32 {{{words[c]}}}, [{{$r0}} + {far[c]}];"
+        f"@q ld.shared.v4.b32 {{{words[c]}}}, [{{$r1}} + {512 * c}];"
+        for c in range(PAIR)
+    )
+    found = ptx(
+        f"{{ .reg .pred p, q; setp.eq.s32 q, {{$r3}}, {split};"
+        f"setp.gt.and.s32 p, {{$r2}}, {split}, !q; {zeros} {loads} }}",
+        at.far,
+        at.near,
+        at.splits,
+        at.own,
+        out=[Int32] * (4 * PAIR),
+    )
+    return [found[4 * c : 4 * c + 4] for c in range(PAIR)]
 
 
 @cute.jit
@@ -85,10 +113,7 @@ def row_factors(cta: Cta, g, work: Work, values, row, strip):
     lane = cute.arch.lane_idx()
     factors = []
     for h in cutlass.range_constexpr(2):
-        lses = [
-            pick(i < work.num_splits, value[0][h], Float32(-Float32.inf))
-            for i, value in enumerate(values)
-        ]
+        lses = [value[0][h] for value in values]
         top = lses[0]
         for lse in lses[1:]:
             top = cute.arch.fmax(top, lse)
@@ -107,16 +132,13 @@ def row_factors(cta: Cta, g, work: Work, values, row, strip):
 
 
 @cute.jit
-def add_strips(acc: cute.Tensor, factors, parts) -> None:
+def add_strips(acc: cute.Tensor, factors: cute.Tensor, parts: cute.Tensor) -> None:
     """`acc` plus two strips of each split of `parts`, times the `factors` of the thread's rows."""
-    for i in cutlass.range_constexpr(len(parts)):
+    for i in cutlass.range_constexpr(cute.size(factors, mode=[1])):
         for c in cutlass.range_constexpr(PAIR):
-            words = cute.make_rmem_tensor(4, Int32)
-            for e in cutlass.range_constexpr(4):
-                words[e] = parts[i][c][e]
-            v = unpack(cute.recast_tensor(words, Float16))
+            v = unpack(cute.recast_tensor(parts[None, c, i], Float16))
             for e in cutlass.range_constexpr(8):
-                acc[8 * c + e] = acc[8 * c + e] + factors[e // 2 % 2][i] * v[e]
+                acc[8 * c + e] = acc[8 * c + e] + factors[e // 2 % 2, i] * v[e]
 
 
 @cute.jit
@@ -151,13 +173,38 @@ def sum_in_registers(cta: Cta, work: Work, share: MergeShare, own: OwnStrips):
         row = 16 * (strip // 32) + lane // 4
         column = strip % 32 * 16
         factors = row_factors(cta, g, work, values, row, strip)
+        now, later = pieces_of(parts[:half]), pieces_of(parts[half:])
+        weights, others = factors_of(factors, 0), factors_of(factors, half)
         acc = cute.make_rmem_tensor(8 * PAIR, Float32)
         acc.fill(0.0)
-        add_strips(acc, [f[:half] for f in factors], parts[:half])
-        if wide:
-            store_strips(cta, acc, work, row, column)
-            acc.fill(0.0)
-        # with up to four splits, sums of their other strips; else of the other splits
-        others = [[pick(wide, f[i], f[half + i]) for i in range(half)] for f in factors]
-        add_strips(acc, others, parts[half:])
-        store_strips(cta, acc, work, row, column + pick(wide, Int32(16 * PAIR), Int32(0)))
+        # twice the same code: it runs once a launch, and is fetched from memory by then
+        for turn in cutlass.range(2, unroll=1):
+            add_strips(acc, weights, now)
+            if wide | (turn == 1):
+                store_strips(cta, acc, work, row, column)
+                acc.fill(0.0)
+                column = column + 16 * PAIR
+            # with up to four splits, sums of their other strips; else of the other splits
+            now.store(later.load())
+            if not wide:
+                weights.store(others.load())
+
+
+def pieces_of(parts):
+    """Words of the strips of some splits in one tensor, [4, PAIR, splits]."""
+    found = cute.make_rmem_tensor((4, PAIR, len(parts)), Int32)
+    for i, part in enumerate(parts):
+        for c in range(PAIR):
+            for e in range(4):
+                found[e, c, i] = part[c][e]
+    return found
+
+
+def factors_of(factors, first):
+    """Factors of the thread's two rows in the splits from `first` on, [2, splits]."""
+    half = FEW_SPLITS // 2
+    found = cute.make_rmem_tensor((2, half), Float32)
+    for h in range(2):
+        for i in range(half):
+            found[h, i] = factors[h][first + i]
+    return found

@@ -29,6 +29,7 @@ from ..common.ptx_sm90 import (
     add,
     butterflies,
     fresh_thread,
+    ptx,
     read4_relaxed,
     vec2,
     write4_relaxed,
@@ -68,6 +69,35 @@ def poll(words: cute.Tensor, k: int, source: cute.Pointer) -> None:
     got = read4_relaxed(source)
     for e in range(4):
         words[e, k] = got[e]
+
+
+def poll_where(left: Int32, least: Int32, source: cute.Pointer, words: cute.Tensor) -> None:
+    """`words`, read once if `left` > `least` and they have not arrived."""
+    got = ptx(
+        "{ .reg .pred p; mov.b32 {$w0}, {$r3}; mov.b32 {$w1}, {$r4}; mov.b32 {$w2}, {$r5};"
+        "mov.b32 {$w3}, {$r6}; setp.eq.s32 p, {$r3}, 0; setp.eq.or.s32 p, {$r4}, 0, p;"
+        "setp.eq.or.s32 p, {$r5}, 0, p; setp.eq.or.s32 p, {$r6}, 0, p;"
+        "setp.gt.and.s32 p, {$r0}, {$r1}, p;"
+        "@p ld.relaxed.gpu.global.v4.b32 {{$w0}, {$w1}, {$w2}, {$w3}}, [{$r2}]; }",
+        left,
+        least,
+        source,
+        *(words[e] for e in range(4)),
+        out=[Int32] * 4,
+    )
+    for e in range(4):
+        words[e] = got[e]
+
+
+def clear_where(left: Int32, least: Int32, to: cute.Pointer) -> None:
+    """Four zeros if `left` > `least`."""
+    ptx(
+        "{ .reg .pred p; .reg .b32 z; mov.b32 z, 0; setp.gt.s32 p, {$r0}, {$r1};"
+        "@p st.relaxed.gpu.global.v4.b32 [{$r2}], {z, z, z, z}; }",
+        left,
+        least,
+        to,
+    )
 
 
 @cute.jit

@@ -23,7 +23,15 @@ import cutlass.cute as cute
 from cutlass import Float32, Int32, const_expr
 
 from ..common.feature_operands import with_scales
-from ..common.ptx_sm90 import fresh_thread, load2, load4, smem_f32, vec4, write4_relaxed
+from ..common.ptx_sm90 import (
+    fresh_thread,
+    load2,
+    load4,
+    load4_where,
+    smem_f32,
+    vec4,
+    write4_relaxed,
+)
 from . import SplitMerge
 from . import swap_ab_cooperative as cooperative
 from . import swap_ab_ll as ll
@@ -257,18 +265,23 @@ def merge_many(c: cutlass.Constexpr, g: Any, s: Any, r: Any, m: Slice):
             store_fragment(c, g, r.out_row, acc, rows, row, fragment_column(c, place), tid % 32)
 
 
+def batch_place(c: Any, g: Any, rank: Int32, t: ThreadSplits) -> tuple[cute.Pointer, Int32]:
+    """Words of the thread's first partial, and how many words its next one lies behind."""
+    first = (t.partial + t.first) * c.cluster + rank
+    start = g.mO_partial.iterator + (first * c.fragments + t.fragment) * 4
+    return start, t.step * (c.cluster * c.fragments * 4)
+
+
 @cute.jit
 def load_batch(c: cutlass.Constexpr, g: Any, part: cute.Tensor, r: Any, t: ThreadSplits):
     """Up to BATCH partials of the thread's fragment. LL: those that have not arrived."""
+    by_ll = c.split_merge == SplitMerge.LL
+    start, stride = batch_place(c, g, Int32(0) if const_expr(by_ll) else r.rank, t)
+    left = t.splits - t.first
+    words = cute.recast_tensor(part, Int32)
+    load = ll.poll_where if const_expr(by_ll) else load4_where
     for k in cutlass.range_constexpr(BATCH):
-        split = t.first + k * t.step
-        if const_expr(c.split_merge == SplitMerge.LL):
-            if (split < t.splits) & ll.missing(part, k):
-                words = partial_words(c, g, t.partial + split, Int32(0), t.fragment)
-                ll.poll(part, k, words.iterator)
-        elif split < t.splits:
-            words = partial_words(c, g, t.partial + split, r.rank, t.fragment)
-            cute.autovec_copy(words, part[None, k])
+        load(left, k * t.step, start + k * stride, words[None, k])
 
 
 @cute.jit
@@ -297,8 +310,7 @@ def add_batch(
             weight = load2(weights + split * 2)
             for e in cutlass.range_constexpr(4):
                 acc[e] = acc[e] + weight[e % 2] * values[e, k]
-    for k in cutlass.range_constexpr(BATCH if c.split_merge == SplitMerge.LL else 0):
-        split = t.first + k * t.step
-        if split < t.splits:
-            words = partial_words(c, g, t.partial + split, Int32(0), t.fragment)
-            write4_relaxed(words.iterator, ll.EMPTY)
+    if const_expr(c.split_merge == SplitMerge.LL):
+        start, stride = batch_place(c, g, Int32(0), t)
+        for k in cutlass.range_constexpr(BATCH):
+            ll.clear_where(t.splits - t.first, k * t.step, start + k * stride)

@@ -38,9 +38,9 @@ from cutlass.cute.nvgpu import warpgroup
 
 from ..common.fp8 import join_two, load_step
 from . import query_hi_lo as hi_lo
-from .mma import WarpGroup
+from .mma import WarpGroup, uniform
 from .params import BOX, O_SLICES, TILE_KV, V_BOXES, Traits
-from .shared_storage import Shared
+from .shared_storage import Shared, p_view
 
 #: log2 of the weight of a row's maximum
 P_LOG2 = 8.0
@@ -117,20 +117,24 @@ def v_slices(c: Traits, s: Shared, wg: WarpGroup, stage: Any) -> list[Int32]:
 def issue_pv(c: Traits, s: Shared, wg: WarpGroup, stage: Any) -> None:
     """V^T P^T of one tile for this warp group's 256 columns; `promote_tile` adds it to O^T, or
     where it does not, each slice is added here as soon as it is complete."""
-    bases = v_slices(c, s, wg, stage)
+    bases, pv, sP = v_slices(c, s, wg, stage), wg.mma.pv, p_view(s, c)
     for m in range(O_SLICES):
         a = cute.make_rmem_tensor_like(wg.tOrV)
         words = cute.recast_tensor(a, Int32)
         for k in range(K_STEPS):
             load_step(bases[m], k * K_STEP * c.box, words, 4 * k)
-        p = wg.tOrP[None, None, None, 2 * wg.idx + m // 2, None] if c.kv_656 else wg.tOrP
+        if c.kv_656:
+            group = uniform(sP[None, None, 2 * wg.idx + m // 2, stage], 64)
+        else:
+            group = uniform(sP[None, None, stage], c.box * c.bytes)
+        tOrP = pv.make_fragment_B(pv.get_slice(0).partition_B(group))
         at = m % c.o_slices_in_flight * (c.mma_n // 2)
         acc = cute.make_tensor(wg.tile_O.iterator + at, wg.slice_layout)
         atom = cute.make_mma_atom(wg.mma.pv.op)
         atom.set(warpgroup.Field.ACCUMULATE, False)
         warpgroup.fence()
         for k in range(K_STEPS):
-            cute.gemm(atom, acc, a[None, None, k], p[None, None, k, stage], acc)
+            cute.gemm(atom, acc, a[None, None, k], tOrP[None, None, k], acc)
             atom.set(warpgroup.Field.ACCUMULATE, True)
         if c.promote_after_tile:
             continue

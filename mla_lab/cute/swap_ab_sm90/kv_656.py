@@ -41,7 +41,7 @@ from ..common.ptx_sm90 import bits_float, float_bits, load4
 from ..common.tma import tma_views
 from . import fp8_operands as fp8
 from . import query_hi_lo as hi_lo
-from .mma import WarpGroup
+from .mma import WarpGroup, operands
 from .params import SCALES, TILE_KV, Traits
 from .shared_storage import Globals, Shared
 
@@ -102,9 +102,10 @@ def qk(
         cute.arch.fence_view_async_shared()
     atom = cute.make_mma_atom(wg.mma.qk_rope.op)
     atom.set(warpgroup.Field.ACCUMULATE, False)
+    sK = s.kv_656.sRope[None, None, state.index]
+    tSrK, tSrQ = operands(wg.mma.qk_rope, sK, s.kv_656.sQ_rope, 128)
     for k in range(ROPE_STEPS):
-        a, b = wg.tSrK_rope[None, None, k, state.index], wg.tSrQ_rope[None, None, k]
-        cute.gemm(atom, wg.scores, a, b, wg.scores)
+        cute.gemm(atom, wg.scores, tSrK[None, None, k], tSrQ[None, None, k], wg.scores)
         atom.set(warpgroup.Field.ACCUMULATE, True)
     warpgroup.commit_group()
 

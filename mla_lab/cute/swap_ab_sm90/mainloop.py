@@ -47,19 +47,19 @@ def mainloop(
     own_tile, finish_other = design.own_tile, design.finish_other
     wg.tOrO.fill(0.0)
     wg.row_sum.fill(0.0)
-    start = (wg.idx + first_owner(c, w.tiles_before)) % 2
+    start = cute.arch.make_warp_uniform(Int32(wg.idx) + first_owner(c, w.tiles_before)) % 2
     if w.num_tiles <= start:
         # no own tile: this warp group reads no Q
         s.q.consumer_release(0)
-    if const_expr(c.stage_per_group or not c.grid or wg.idx == 0):
-        if start == 0 and w.num_tiles > 0:
-            own_tile(c, FIRST, g, s, wg, w, Int32(0))
+    if start == 0 and w.num_tiles > 0:
+        own_tile(c, FIRST, g, s, wg, w, Int32(0))
     begin = 2 - start
-    if const_expr(c.pv_first and c.grid and wg.idx == 1):
-        # one work tile, and tile 1 is this warp group's
-        if w.num_tiles > 1:
-            own_tile(c, SECOND, g, s, wg, w, Int32(1))
-        begin = Int32(3)
+    if const_expr(c.pv_first and c.grid):
+        # one work tile, whose tile 1 is the second warp group's
+        if start == 1:
+            if w.num_tiles > 1:
+                own_tile(c, SECOND, g, s, wg, w, Int32(1))
+            begin = Int32(3)
     order = PV_FIRST if const_expr(c.pv_first) else QK_FIRST
     for k in cutlass.range(begin, w.num_tiles, 2, unroll=1):
         own_tile(c, order, g, s, wg, w, k)
@@ -171,10 +171,7 @@ def consume_tile(
         release_partials(c, s)
     if const_expr(c.hi_lo):
         hi_lo.split_query(c, s, index)
-    if wg == 0:
-        mainloop(c, g, s, warp_group(c, 0, s, mma, acc, thread, warp, lane), w)
-    else:
-        mainloop(c, g, s, warp_group(c, 1, s, mma, acc, thread, warp, lane), w)
+    mainloop(c, g, s, warp_group(c, wg, s, mma, acc, thread, warp, lane), w)
     if const_expr(c.multicast > 1):
         # behind the last arrival at a peer; the kernel waits for the peers' at its end
         cute.arch.cluster_arrive_relaxed()

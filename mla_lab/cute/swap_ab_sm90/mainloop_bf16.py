@@ -86,7 +86,7 @@ def pv_of_other(
     sx.load_rescale(c, s, wg, 1 - wg.idx)
     sx.rescale_sums(wg)
     sx.rescale_o(c, wg)
-    issue_pv(wg, stage)
+    issue_pv(c, s, wg, stage)
 
 
 @cute.jit
@@ -135,7 +135,7 @@ def own_tile(
         if const_expr(order == QK_FIRST):
             release_stage(c, s, before)
         sx.rescale_o(c, wg)
-    issue_pv(wg, stage)
+    issue_pv(c, s, wg, stage)
     if k + 1 == w.num_tiles:
         publish_row_sums(c, s, wg)
     warpgroup.wait_group(0)

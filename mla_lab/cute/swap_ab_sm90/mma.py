@@ -10,22 +10,21 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+import cutlass
 import cutlass.cute as cute
 import cutlass.utils.hopper_helpers as sm90
-from cutlass import Float32, Int32
+from cutlass import Float32, Int32, const_expr
 from cutlass.cute.nvgpu import OperandMajorMode, warpgroup
 from cutlass.cute.nvgpu import warp as warp_ops
 
 from ..common.barriers import NamedBarrier
-from .params import BOX, CONSUMER_THREADS, SCALES, TILE_KV, Traits
+from .params import CONSUMER_THREADS, SCALES, TILE_KV, Traits
 from .shared_storage import Shared, TiledMmas, p_view, stage_full, v_view
 
 #: bytes along K of one wgmma
 K_STEP_BYTES = 32
-WARP_GROUPS = (
-    NamedBarrier(2, CONSUMER_THREADS // 2),
-    NamedBarrier(3, CONSUMER_THREADS // 2),
-)
+#: named barrier of the first warp group's threads; that of the second one follows
+WARP_GROUPS = 2
 
 
 @dataclass(frozen=True)
@@ -48,29 +47,24 @@ class Accumulators:
 
 @dataclass(frozen=True)
 class WarpGroup(Accumulators):
-    """One consumer warp group: this thread's place in it, its accumulators and MMA operands."""
+    """One consumer warp group: this thread's place in it, its accumulators, and copies. Both run
+    the same code, which is fetched once."""
 
-    idx: int = 0
+    idx: Any = 0
     warp: Any = None
     lane: Any = None
     mma: Any = None
-    tSrK: Any = None
-    tSrQ: Any = None
     #: e4m3: the shape of one slice of V^T in registers
     tOrV: Any = None
-    tOrP: Any = None
     #: 16 bits: the tiled copy of P to shared memory, and its destination
     copy_p: Any = None
     tPsP: Any = None
     #: e4m3: layout of the accumulators of one slice of O^T
     slice_layout: Any = None
-    #: 656-byte tokens
-    tSrK_rope: Any = None
-    tSrQ_rope: Any = None
 
     def sync(self) -> None:
         """Named barrier of the warp group's threads."""
-        WARP_GROUPS[self.idx].sync()
+        NamedBarrier(WARP_GROUPS + self.idx, CONSUMER_THREADS // 2).sync()
 
 
 def tiled_mmas(c: Traits) -> TiledMmas:
@@ -115,59 +109,71 @@ def accumulators(c: Traits, mma: TiledMmas) -> Accumulators:
 
 
 def warp_group(
-    c: Traits, idx: int, s: Shared, mma: TiledMmas, acc: Accumulators, thread: Int32, warp: Int32,
+    c: Traits, idx: Any, s: Shared, mma: TiledMmas, acc: Accumulators, thread: Int32, warp: Int32,
     lane: Int32,
 ) -> WarpGroup:  # fmt: skip
-    """Operand descriptors of warp group `idx`, beside its accumulators; `thread` of its 128."""
-    qk, pv = mma.qk.get_slice(0), mma.pv.get_slice(0)
-    sP = p_view(s, c)
+    """Copies of warp group `idx`, beside its accumulators; `thread` of its 128."""
     own: dict[str, Any] = {}
-    if c.kv_656:
-        rope = mma.qk_rope.get_slice(0)
-        own["tSrK_rope"] = mma.qk_rope.make_fragment_A(rope.partition_A(s.kv_656.sRope))
-        own["tSrQ_rope"] = mma.qk_rope.make_fragment_B(rope.partition_B(s.kv_656.sQ_rope))
-    if not c.fp8:
+    if c.fp8:
+        own["tOrV"] = cute.make_rmem_tensor(mma.pv.partition_shape_A((TILE_KV, TILE_KV)), c.dtype)
+        own["slice_layout"] = cute.make_layout(mma.pv.partition_shape_C((TILE_KV, c.mma_n)))
+    else:
         matrices = warp_ops.StMatrix8x8x16bOp(True, 2 if c.rows == 8 else 4)
         atom = cute.make_copy_atom(matrices, c.dtype)
         own["copy_p"] = cute.make_tiled_copy_C(atom, mma.qk).get_slice(thread)
-    own["tSrK"] = mma.qk.make_fragment_A(qk.partition_A(s.sKV))
-    own["tSrQ"] = mma.qk.make_fragment_B(qk.partition_B(s.sQ))
-    if c.fp8:
-        own["tOrV"] = cute.make_rmem_tensor(mma.pv.partition_shape_A((TILE_KV, TILE_KV)), c.dtype)
-    else:
-        own["tOrV"] = mma.pv.make_fragment_A(pv.partition_A(v_view(s, c, idx)))
-    own["tOrP"] = mma.pv.make_fragment_B(pv.partition_B(sP))
-    if c.fp8:
-        own["slice_layout"] = cute.make_layout(mma.pv.partition_shape_C((TILE_KV, c.mma_n)))
-    else:
+        sP = p_view(s, c)
         sP_t = cute.make_tensor(sP.iterator, cute.select(sP.layout, [1, 0, 2]))
         own["tPsP"] = own["copy_p"].partition_D(sP_t)
     return WarpGroup(**vars(acc), idx=idx, warp=warp, lane=lane, mma=mma, **own)
 
 
-def issue_qk(c: Traits, s: Shared, wg: WarpGroup, stage: Any, phase: Any) -> None:
+def uniform(view: cute.Tensor, row: int) -> cute.Tensor:
+    """A view of shared memory with its address in a uniform register; its swizzle is of `row`
+    bytes, 64 or 128. Descriptors behind it are made by the uniform datapath, an addition each; from
+    an address in a general register each takes six instructions more."""
+    dtype = view.element_type
+    place = cute.arch.make_warp_uniform(Int32(view.iterator.toint()))
+    at = cute.make_ptr(dtype, place, cute.AddressSpace.smem, assumed_align=8 * row)
+    swizzle = cute.make_swizzle(2 if row == 64 else 3, 4, 3)
+    return cute.make_tensor(cute.recast_ptr(at, swizzle, dtype), view.layout)
+
+
+def operands(mma: cute.TiledMma, a: cute.Tensor, b: cute.Tensor, row: int) -> tuple[Any, Any]:
+    """Descriptors of both operands in shared memory, by k-step; see `uniform`."""
+    thread = mma.get_slice(0)
+    first = mma.make_fragment_A(thread.partition_A(uniform(a, row)))
+    return first, mma.make_fragment_B(thread.partition_B(uniform(b, row)))
+
+
+@cute.jit
+def issue_qk(
+    c: cutlass.Constexpr[Traits], s: Shared, wg: WarpGroup, stage: Any, phase: Any
+):  # fmt: skip
     """S^T of one tile, column range by column range as they arrive; one commit group. The caller
     fences."""
     atom = cute.make_mma_atom(wg.mma.qk.op)
     atom.set(warpgroup.Field.ACCUMULATE, False)
-    steps = c.boxes_per_barrier * BOX * c.bytes // K_STEP_BYTES
-    for n in range(c.barriers_per_stage):
+    width = c.boxes_per_barrier * c.box
+    for n in cutlass.range(c.barriers_per_stage, unroll=1):
         stage_full(c, s, stage).wait(n, phase)
-        if c.gathered:
+        if const_expr(c.gathered):
             cute.arch.fence_view_async_shared()
-        for k in range(n * steps, (n + 1) * steps):
-            a, b = wg.tSrK[None, None, k, stage], wg.tSrQ[None, None, k]
-            cute.gemm(atom, wg.tSrS, a, b, wg.tSrS)
+        sK = cute.local_tile(s.sKV, (TILE_KV, width), (0, n, stage))
+        sQ = cute.local_tile(s.sQ, (c.mma_n, width), (0, n))
+        tSrK, tSrQ = operands(wg.mma.qk, sK, sQ, c.box * c.bytes)
+        for k in cutlass.range_constexpr(width * c.bytes // K_STEP_BYTES):
+            cute.gemm(atom, wg.tSrS, tSrK[None, None, k], tSrQ[None, None, k], wg.tSrS)
             atom.set(warpgroup.Field.ACCUMULATE, True)
     warpgroup.commit_group()
 
 
-def issue_pv(wg: WarpGroup, stage: Any) -> None:
+def issue_pv(c: Traits, s: Shared, wg: WarpGroup, stage: Any) -> None:
     """16 bits: O^T += V^T P^T of one tile for this warp group's 256 columns; one commit group."""
     warpgroup.fence()
     atom = cute.make_mma_atom(wg.mma.pv.op)
     atom.set(warpgroup.Field.ACCUMULATE, True)
+    sV, sP = (view[None, None, stage] for view in (v_view(s, c, wg.idx), p_view(s, c)))
+    tOrV, tOrP = operands(wg.mma.pv, sV, sP, c.box * c.bytes)
     for k in range(TILE_KV * 2 // K_STEP_BYTES):
-        a, b = wg.tOrV[None, None, k, stage], wg.tOrP[None, None, k, stage]
-        cute.gemm(atom, wg.tOrO, a, b, wg.tOrO)
+        cute.gemm(atom, wg.tOrO, tOrV[None, None, k], tOrP[None, None, k], wg.tOrO)
     warpgroup.commit_group()

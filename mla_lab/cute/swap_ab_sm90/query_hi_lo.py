@@ -36,7 +36,7 @@ from cutlass.cute.nvgpu import warpgroup
 from ..common.fp8 import join_two
 from ..common.pipeline import PipelineState
 from ..common.ptx_sm90 import bits_float, butterfly, load2
-from .mma import K_STEP_BYTES, WarpGroup
+from .mma import K_STEP_BYTES, WarpGroup, operands
 from .params import BOX, CONSUMER_THREADS, TILE_KV, Traits
 from .shared_storage import Shared, stage_full
 
@@ -159,6 +159,8 @@ def qk_sums(
     steps = c.columns // K_STEP_BYTES // parts
     arrival = c.boxes_per_barrier * c.box // K_STEP_BYTES
     sums, by = [Float32(0.0)] * half, None
+    sK = s.sKV[None, None, state.index]
+    tSrK, tSrQ = operands(wg.mma.qk, sK, s.sQ, c.box * c.bytes)
     for n in range(parts + sets):
         at = n % sets * c.mma_n // 2
         if n >= sets:
@@ -179,8 +181,7 @@ def qk_sums(
                 stage_full(c, s, state.index).wait(k // arrival, state.phase)
                 if c.gathered and not c.kv_656:
                     cute.arch.fence_view_async_shared()
-            a, b = wg.tSrK[None, None, k, state.index], wg.tSrQ[None, None, k]
-            cute.gemm(atom, acc, a, b, acc)
+            cute.gemm(atom, acc, tSrK[None, None, k], tSrQ[None, None, k], acc)
             atom.set(warpgroup.Field.ACCUMULATE, True)
         warpgroup.commit_group()
     return sums

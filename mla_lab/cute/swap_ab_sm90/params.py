@@ -264,7 +264,7 @@ class Traits:
     def registers(self) -> tuple[int, int]:
         """Registers of a producer and a consumer thread beside a producer warp group: together
         at most the 384 x 168 of the launch."""
-        if self.mma_n < 64 and (self.gathered or self.hi_lo):
+        if self.mma_n < 64 and (self.gathered or self.hi_lo or self.pieces):
             return 56, 224
         if self.gathered:
             merges = self.split_merge == SplitMerge.COOPERATIVE

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import replace
-from itertools import pairwise
+from itertools import pairwise, permutations
 
 import jsonschema
 import pytest
@@ -12,10 +13,11 @@ import torch
 from mla_lab.bench import power
 from mla_lab.bench.cases import uniform_case
 from mla_lab.bench.harness import Bench
-from mla_lab.bench.measure import Method
+from mla_lab.bench.measure import CaseRun, Method
 from mla_lab.bench.peers.base import Prepared
 from mla_lab.bench.records import Record, read, results, schema
 from mla_lab.bench.rotation import make_rotation
+from mla_lab.bench.step_rest import LAYERS
 from mla_lab.bench.telemetry import Sample, Telemetry
 from mla_lab.bench.timers import HostTimer
 from mla_lab.core.errors import DeviceLost, unsupported
@@ -163,13 +165,36 @@ def test_figures_are_medians_of_raw_rounds(path):
     validate(path)
 
 
-def test_peers_take_turns_and_none_always_goes_first(path):
-    method = replace(METHOD, isolated=False, planned=False)
+def test_peers_take_turns_and_none_always_follows_the_same(path):
+    method = replace(METHOD, isolated=False, planned=False, rounds=40)
     peers = [FakePeer("a"), FakePeer("b"), FakePeer("c")]
     timer = FakeTimer(a=[1.0], b=[1.0], c=[1.0])
     run(path, peers, timer, CASES[:1], method)
     order = "".join(peer for peer, _ in timer.calls)
-    assert order == "aabbcc" + "abc" + "bca" + "cab", "two warm-ups each, then rounds in turn"
+    assert order.startswith("aabbcc"), "two warm-ups each"
+    rounds = [order[i : i + 3] for i in range(6, len(order), 3)]
+    assert len(rounds) == 40 and all(sorted(each) == ["a", "b", "c"] for each in rounds)
+    assert len(set(rounds)) == 6, "every order occurs"
+    before = Counter(pairwise(order[6:]))
+    assert all(before[pair] > 5 for pair in permutations("abc", 2)), "behind each of the others"
+
+
+def test_a_call_between_the_kernels_of_a_step(path):
+    timer = FakeTimer(a=[10.0], rest=[30.0])
+    run_of_case = CaseRun(
+        CASES[0],
+        replace(METHOD, isolated=False, planned=False),
+        timer,
+        torch.device("cpu"),
+        rest=lambda tokens, device: FakeLaunch("rest", lambda: torch.zeros(tokens)),
+    )
+    (row,) = run_of_case.rows([FakePeer("a")])
+    # the fake clock counts launches, whosever they are, by that of the first: 32 of 10 us
+    assert row["us_in_step"] == (32 * 10.0 - 16 * 30.0) / 16
+    assert len(row["rounds"]["us_in_step"]) == METHOD.rounds
+    alone, step = timer.replays[0], timer.replays[2]
+    assert [launch.peer for launch in alone] == ["rest"] * LAYERS
+    assert [launch.peer for launch in step] == ["a", "rest"] * LAYERS
 
 
 def test_isolated_and_planned_times_stand_beside(path):

@@ -181,7 +181,7 @@ def test_a_table_shows_every_peer_and_the_best_public_one():
     table = times_table(rows, "anchor").splitlines()
     assert len(table) == 3
     cells = [cell.strip() for cell in table[2].split("|")[1:-1]]
-    assert cells == [CASES[0].name, "10.0", "15.0", "", "12.0", "", "500", "1.20"]
+    assert cells == [CASES[0].name, "10.0", "15.0", "12.0", "500", "1.20"], "no empty column"
     assert "no kernel" in refusals_table(rows)
 
 
@@ -203,6 +203,13 @@ def test_a_plain_call_is_the_headline_as_soon_as_a_record_has_one():
     assert [c.strip() for c in line.split("|")[2:4]] == ["12.0", "13.0"]
     assert [c.strip() for c in without.split("|")[2:4]] == ["12.0", ""]
     assert "is timed apart" in call_note(rows)
+    step = {"mla-lab-plain": 20.0, "flashmla": 30.0, "fa3-qv": 26.0, "mla-lab": 1.0}
+    rows = [row(CASES[0], 12.0, peer, noise=0.0, us_in_step=us) for peer, us in step.items()]
+    names, _, line = times_table(rows, "anchor").splitlines()
+    assert names.endswith(
+        "| best public / ours | mla-lab, in a step us | the same ratio, in a step |"
+    )
+    assert line.endswith("| 1.00 | 20.0 | 1.30 |"), "the headline's call, the quickest public one"
     with pytest.raises(InvalidInput, match="mla-lab-plain or mla-lab"):
         headline([row(CASES[0], 15.0, "flashmla", noise=0.0)])
 

@@ -41,7 +41,7 @@ def measure(path: Path, rounds: int, progress: Callable[[str], None]) -> None:
     from .harness import Bench
     from .peers.ladder_step import LadderStep
 
-    method = Method(rounds=rounds, isolated=False, planned=False)
+    method = Method(rounds=rounds, isolated=False, planned=False, in_step=False)
     peers = [LadderStep(step.number) for step in STEPS]
     bench = Bench(Record(path), peers, "cuda", method, progress=progress)
     bench.run(CASES)

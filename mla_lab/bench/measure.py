@@ -1,14 +1,21 @@
 """Timing of one case: interleaved peers, every output checked on the timed inputs.
 
 For each peer: prepare, check the output of every copy, capture the launches as one replay, warm up;
-then rounds in which each peer runs once. The figure is the median time of a replay divided by its
-launches. The output of the last timed replay is copied before anything else runs, and checked.
+then rounds in which each peer runs once, in another order each. The figure is the median time of a
+replay divided by its launches. The output of the last timed replay is copied before anything else
+runs, and checked.
+
+Behind another peer's kernels a replay takes up to 25 us more than behind its own (H200, 2026-11-27,
+16 requests of 8,192 tokens), as its first launch fetches the kernel's code: in a fixed order, a
+peer that follows itself would have that for nothing. `us_in_step` is what a call adds to a step in
+which that happens in every layer (`step_rest`).
 """
 
 from __future__ import annotations
 
+import random
 import traceback
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from statistics import median
 
@@ -23,13 +30,16 @@ from .peers import Peer, Prepared
 from .power import sustained, worthwhile
 from .records import Row, describe_case
 from .rotation import MIN_LAUNCHES, ROTATION_BYTES, WORKSPACE_BYTES, Rotation, make_rotation
+from .step_rest import LAYERS, StepRest
 from .telemetry import Telemetry
-from .timers import Replay, Timer
+from .timers import Launch, Replay, Timer
 
 #: a peer's power is measured up to this many times the time of the fastest
 FAR = 2.5
 #: figures of one launch or one plan a round; of the others a round is a whole replay
 PER_ROUND = ("isolated_us", "plan_us")
+#: what the call adds to a layer of a step
+IN_STEP = "us_in_step"
 
 
 @dataclass(frozen=True)
@@ -50,6 +60,8 @@ class Method:
     #: in the first part, also time single launches with a cold L2, and calls including their plan
     isolated: bool = True
     planned: bool = True
+    #: in the first part, also time the call between the GEMMs of a step, on a GPU
+    in_step: bool = True
     #: time each kernel with the profiler, in a separate run
     kernels: bool = False
     #: measure watts and joules of compute-bound cases under sustained load, for each peer of
@@ -62,7 +74,9 @@ class Method:
         """Settings of one part: parts after the first repeat the headline time alone."""
         if part == 0:
             return self
-        return replace(self, isolated=False, planned=False, kernels=False, power=False)
+        return replace(
+            self, isolated=False, planned=False, kernels=False, power=False, in_step=False
+        )
 
 
 @dataclass
@@ -103,12 +117,19 @@ class CaseRun:
         timer: Timer,
         device: torch.device,
         telemetry: Telemetry | None = None,
+        rest: Callable[[int, torch.device], Launch] = StepRest,
     ) -> None:
         self.case = case
         self.method = method
         self.timer = timer
         self.device = device
         self.telemetry = telemetry or Telemetry()
+        #: the rest of a layer, and a replay of it alone with its rounds, where that is measured
+        self._rest: Launch | None = None
+        self._alone: Replay | None = None
+        self._alone_us: list[float] = []
+        if method.in_step and (device.type == "cuda" or rest is not StepRest):
+            self._rest = rest(case.problem.total_q, device)
         #: the row of the peer that lost the device
         self.culprit: Row | None = None
 
@@ -121,7 +142,7 @@ class CaseRun:
             self._measure(entries)
         for entry in entries:
             if entry.running:
-                entry.row.update(_figures(entry, self.case))
+                entry.row.update(_figures(entry, self.case, self._alone_us))
         return [entry.row for entry in entries]
 
     def _row(self, peer: Peer) -> Row:
@@ -131,6 +152,9 @@ class CaseRun:
 
     def _measure(self, entries: list[Entry]) -> None:
         rotation: Rotation | None = None
+        if self._rest is not None:
+            self._rest()  # its library must be loaded before a capture
+            self._alone = self.timer.ready([self._rest] * LAYERS)
         for entry in (e for e in entries if e.running):
             try:
                 rotation = rotation or make_rotation(
@@ -143,10 +167,12 @@ class CaseRun:
                 self._enter(entry, rotation)
             except Exception as error:
                 self._give_up(entry, error)
-        for number in range(self.method.rounds):
-            # rounds start with different peers, so that none always follows the same one
-            first = number % len(entries)
-            for entry in entries[first:] + entries[:first]:
+        order, turn = list(entries), random.Random(self.method.seed)
+        for _ in range(self.method.rounds):
+            turn.shuffle(order)
+            if self._alone is not None:
+                self._alone_us.append(self._alone.repeat(1, 1))
+            for entry in order:
                 self._run_round(entry)
         if rotation is not None:
             for entry in (e for e in entries if e.running):
@@ -185,6 +211,10 @@ class CaseRun:
                 turns = (prepared.other_lengths, prepared.launches)
                 launches = [turns[n % 2][i] for n, i in enumerate(order)]
                 replays["us_first_layer"] = self.timer.ready(launches)
+            if self._rest is not None:
+                layers = [order[n % len(order)] for n in range(LAYERS)]
+                step = [f for i in layers for f in (prepared.launches[i], self._rest)]
+                replays[IN_STEP] = self.timer.ready(step)
             if self.method.isolated:
                 replays["isolated_us"] = self.timer.ready(prepared.launches[:1], cold=True)
         if self.method.planned and prepared.planned_launches:
@@ -233,7 +263,7 @@ class CaseRun:
         try:
             for name, replay in entry.replays.items():
                 rounds = entry.rounds.setdefault(name, [])
-                leads = self.method.leads
+                leads = 1 if name == IN_STEP else self.method.leads
                 rounds.append(replay.repeat(1, leads) if leads else replay())
                 if name == "us" and len(rounds) == self.method.rounds:
                     # launches may share one output, which the next replay overwrites
@@ -251,13 +281,18 @@ class CaseRun:
             raise DeviceLost(f"{entry.peer.name} on {self.case.name}: {lost}") from error
 
 
-def _figures(entry: Entry, case: Case) -> Row:
-    """Medians and raw rounds, in microseconds a launch (or a plan)."""
+def _figures(entry: Entry, case: Case, alone_us: Sequence[float]) -> Row:
+    """Medians and raw rounds, in microseconds a launch (or a plan); `alone_us` are the rounds of a
+    step's layers without the call."""
     launches = entry.row["launches_per_replay"]
     rounds = {
         name: [value / (1 if name in PER_ROUND else launches) for value in values]
         for name, values in entry.rounds.items()
+        if name != IN_STEP
     }
+    if IN_STEP in entry.rounds:
+        alone = median(alone_us)
+        rounds[IN_STEP] = [(value - alone) / LAYERS for value in entry.rounds[IN_STEP]]
     row: Row = {name: median(values) for name, values in rounds.items()}
     if "plan_us" in row and "us_with_plan" not in row:
         row["us_with_plan"] = row["us"] + row["plan_us"]

@@ -14,6 +14,8 @@ from .records import Row, medians, rerun_spread, results
 OURS = "mla-lab"
 #: column of the headline's call as a step's first layer
 FIRST = f"{OURS}, first layer"
+#: columns of what a call adds to a step, ours and the least of the public kernels
+IN_STEP, PUBLIC_IN_STEP = f"{OURS}, in a step", "best public, in a step"
 #: our calls that may be in that column, with their description: the first one that a record has. A
 #: call with a plan comes later: public peers plan outside the timing too, but our callers pass none
 HEADLINES = {
@@ -28,6 +30,11 @@ FIRST_LAYER = {
     "lengths that differ from those of the launch before.",
     False: "the first layer of a step, whose launch finds the work tiles anew, is not timed apart.",
 }
+#: what a sentence on the call says of times in a step
+IN_A_STEP = (
+    " In a step: what the call adds to each of 16 layers that have a GEMM over 132 MB of weights "
+    "between two calls, so that kernels and their data are fetched from memory anew."
+)
 #: peers with two settings: the faster one is shown, as a caller could choose it
 PEERS = {
     "FlashMLA": ("flashmla",),
@@ -77,9 +84,10 @@ def call_note(rows: Sequence[Row]) -> str:
         "mla-lab": "**Our times are of a call with a host plan** that was made outside of the "
         "timing; the plain call, which makes its plan itself, is not in this record.",
     }
+    step = IN_A_STEP if any("us_in_step" in row for row in rows) else ""
     return (
         "Times are of whole calls in a CUDA graph, with KV read from memory; each peer makes its "
-        f"own plan outside of the timing.\n{words[headline(rows)]}"
+        f"own plan outside of the timing.\n{words[headline(rows)]}{step}"
     )
 
 
@@ -91,11 +99,14 @@ def columns(rows: Sequence[Row]) -> dict[str, tuple[str, ...]]:
 
 
 def short_table(rows: Sequence[Row]) -> str:
-    """us of the cases of `SHORT`: ours and the public kernels."""
-    us, first = best_times(rows), first_layer_times(rows)
+    """us of the cases of `SHORT`: ours and the public kernels, alone and in a step."""
+    us, first, step = best_times(rows), first_layer_times(rows), step_times(rows)
     for case, value in first.items():
         us[case][FIRST] = value
-    names = (OURS, *([FIRST] if first else []), *PUBLIC)
+    for case, times in step.items():
+        us[case].update(times)
+    beside = (IN_STEP, PUBLIC_IN_STEP) if step else ()
+    names = (OURS, *([FIRST] if first else []), *PUBLIC, *beside)
     return markdown_table(
         ("case", *(f"{name} us:" for name in names)),
         ((case, *(_cell(us[case].get(name)) for name in names)) for case in SHORT),
@@ -103,20 +114,40 @@ def short_table(rows: Sequence[Row]) -> str:
 
 
 def times_table(rows: Sequence[Row], family: str) -> str:
-    """us of every case of a family by peer, and of our call as a step's first layer where that
-    was timed; the ratio is best public over ours.
+    """us of every case of a family by peer, and of our call as a step's first layer and between the
+    GEMMs of a step where these were timed; the ratios are best public over ours.
     """
-    shown, us, first = list(columns(rows)), best_times(rows), first_layer_times(rows)
+    us, first, step = best_times(rows), first_layer_times(rows), step_times(rows)
+    have = {name for times in us.values() for name in times}
+    shown = [name for name in columns(rows) if name in have]
     if first:
         shown.insert(1, FIRST)
     lines = []
     for case in _cases(rows, family):
         times = {**us[case], **({FIRST: first[case]} if case in first else {})}
         public = [times[name] for name in PUBLIC if name in times]
-        ratio = f"{min(public) / times[OURS]:.2f}" if public and OURS in times else ""
-        lines.append((case, *(_cell(times.get(name)) for name in shown), ratio))
-    names = ("case", *(f"{name} us:" for name in shown), "best public / ours:")
+        cells = [*(_cell(times.get(name)) for name in shown)]
+        cells.append(f"{min(public) / times[OURS]:.2f}" if public and OURS in times else "")
+        if step:
+            ours, best = (step.get(case, {}).get(name) for name in (IN_STEP, PUBLIC_IN_STEP))
+            cells += [_cell(ours), f"{best / ours:.2f}" if best and ours else ""]
+        lines.append((case, *cells))
+    names = ["case", *(f"{name} us:" for name in shown), "best public / ours:"]
+    names += [f"{IN_STEP} us:", "the same ratio, in a step:"] if step else []
     return markdown_table(names, lines)
+
+
+def step_times(rows: Sequence[Row]) -> dict[str, dict[str, float]]:
+    """case -> `IN_STEP` and `PUBLIC_IN_STEP` -> us that the call adds to a step, where timed."""
+    shown = {peer: name for name, peers in columns(rows).items() for peer in peers}
+    found: dict[str, dict[str, float]] = {}
+    for row in results(rows, "ok"):
+        name = shown.get(row["peer"])
+        if "us_in_step" in row and name in (OURS, *PUBLIC):
+            times = found.setdefault(row["case"], {})
+            key = IN_STEP if name == OURS else PUBLIC_IN_STEP
+            times[key] = min(row["us_in_step"], times.get(key, row["us_in_step"]))
+    return found
 
 
 def first_layer_times(rows: Sequence[Row]) -> dict[str, float]:

@@ -193,6 +193,7 @@ def live_row(
         rotation_bytes=int(rotation_mb * 1e6),
         isolated=False,
         planned=False,
+        in_step=False,
         ceilings=False,
         min_launches=1 if device.type == "cpu" else Method.min_launches,
     )

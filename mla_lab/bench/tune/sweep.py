@@ -34,7 +34,7 @@ from ..peers.variant import Variant
 
 #: few rounds, as the fit averages over many launches. Untimed lead replays, as variants differ by
 #: less than the cost of a short replay that follows another kernel's
-METHOD = Method(rounds=7, warmups=0, leads=1, isolated=False, planned=False)
+METHOD = Method(rounds=7, warmups=0, leads=1, isolated=False, planned=False, in_step=False)
 #: most variants of a kernel and tile; and the largest predicted time over the best of the case, for
 #: all but the best variant of a tile
 PER_TILE, HOPELESS = 4, 1.6

@@ -191,7 +191,6 @@ def test_a_call_between_the_kernels_of_a_step(path):
     (row,) = run_of_case.rows([FakePeer("a")])
     # the fake clock counts launches, whosever they are, by that of the first: 32 of 10 us
     assert row["us_in_step"] == (32 * 10.0 - 16 * 30.0) / 16
-    assert len(row["rounds"]["us_in_step"]) == METHOD.rounds
     alone, step = timer.replays[0], timer.replays[2]
     assert [launch.peer for launch in alone] == ["rest"] * LAYERS
     assert [launch.peer for launch in step] == ["a", "rest"] * LAYERS

@@ -38,8 +38,8 @@ from .timers import Launch, Replay, Timer
 FAR = 2.5
 #: figures of one launch or one plan a round; of the others a round is a whole replay
 PER_ROUND = ("isolated_us", "plan_us")
-#: what the call adds to a layer of a step
-IN_STEP = "us_in_step"
+#: what the call adds to a layer of a step, and its rounds at most
+IN_STEP, STEP_ROUNDS = "us_in_step", 5
 
 
 @dataclass(frozen=True)
@@ -168,12 +168,14 @@ class CaseRun:
             except Exception as error:
                 self._give_up(entry, error)
         order, turn = list(entries), random.Random(self.method.seed)
-        for _ in range(self.method.rounds):
-            turn.shuffle(order)
-            if self._alone is not None:
-                self._alone_us.append(self._alone.repeat(1, 1))
-            for entry in order:
-                self._run_round(entry)
+        # a step's GEMMs warm the card up, so that its rounds come behind the others
+        for in_step in (False, True) if self._alone else (False,):
+            for _ in range(min(STEP_ROUNDS, self.method.rounds) if in_step else self.method.rounds):
+                turn.shuffle(order)
+                if in_step and self._alone is not None:
+                    self._alone_us.append(self._alone.repeat(1, 1))
+                for entry in order:
+                    self._run_round(entry, in_step)
         if rotation is not None:
             for entry in (e for e in entries if e.running):
                 self._finish(entry, rotation)
@@ -201,8 +203,9 @@ class CaseRun:
         entry.prepared = prepared
         entry.replays = self._replays(entry, prepared, order)
         for _ in range(self.method.warmups):
-            for replay in entry.replays.values():
-                replay()
+            for name, replay in entry.replays.items():
+                if name != IN_STEP:
+                    replay()
 
     def _replays(self, entry: Entry, prepared: Prepared, order: list[int]) -> dict[str, Replay]:
         with prepared.captured():
@@ -258,10 +261,12 @@ class CaseRun:
             except Exception as error:
                 self._give_up(entry, error)
 
-    def _run_round(self, entry: Entry) -> None:
-        """One run of each of the peer's replays."""
+    def _run_round(self, entry: Entry, in_step: bool) -> None:
+        """One run of each of the peer's replays: of the one `in_step`, or of all the others."""
         try:
             for name, replay in entry.replays.items():
+                if in_step != (name == IN_STEP):
+                    continue
                 rounds = entry.rounds.setdefault(name, [])
                 leads = 1 if name == IN_STEP else self.method.leads
                 rounds.append(replay.repeat(1, leads) if leads else replay())

@@ -265,6 +265,8 @@ def softmax_to_p(cta: Cta, f: Fragments, rows: RowState, tile: TileContext, p_at
     least its greatest one so far plus `skip_below`.
     """
     rescale, offset = cta.s.sRescale[None, stage], stage * (STAGE * 2)
+    if const_expr(cta.cfg.page_size == 16):
+        p_at = p_address(cta)  # held through the loop, it would take a register
     scale = scale_now(cta.cfg, cta.g)
     if const_expr(cta.cfg.scales):
         scale = magnitude(scale)

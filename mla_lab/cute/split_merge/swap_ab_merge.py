@@ -50,8 +50,6 @@ from .swap_ab_fragments import (
     weight_table,
 )
 
-#: partials of a fragment that a thread has in flight
-BATCH = 12
 #: splits of a row tile at most for `merge_few`, and fragments of a thread at a time there
 FEW, ROUNDS = 4, 4
 #: fragments of a slice that all threads take at a time
@@ -236,12 +234,14 @@ def merge_many(c: cutlass.Constexpr, g: Any, s: Any, r: Any, m: Slice):
         if const_expr(c.split_merge == SplitMerge.LL):
             # each word has one reader
             splits = num_splits if inside else Int32(0)
-        part = partial_registers(c, BATCH)
+        part = partial_registers(c, c.merge_batch)
         acc = cute.make_rmem_tensor(4, Float32)
         acc.fill(0.0)
         weights = weight_table(s, row_pair_of(at) - row_pair_of(m.begin))
         # at least once, whatever the thread's splits: all threads compute the weights
-        for k in cutlass.range(first, cutlass.max(splits, first + 1), BATCH * step, unroll=1):
+        for k in cutlass.range(
+            first, cutlass.max(splits, first + 1), c.merge_batch * step, unroll=1
+        ):
             t = ThreadSplits(at, partial, splits, k, step)
             if const_expr(c.split_merge == SplitMerge.LL):
                 part.fill(0)
@@ -274,13 +274,13 @@ def batch_place(c: Any, g: Any, rank: Int32, t: ThreadSplits) -> tuple[cute.Poin
 
 @cute.jit
 def load_batch(c: cutlass.Constexpr, g: Any, part: cute.Tensor, r: Any, t: ThreadSplits):
-    """Up to BATCH partials of the thread's fragment. LL: those that have not arrived."""
+    """Up to `merge_batch` partials of the thread's fragment. LL: those that have not arrived."""
     by_ll = c.split_merge == SplitMerge.LL
     start, stride = batch_place(c, g, Int32(0) if const_expr(by_ll) else r.rank, t)
     left = t.splits - t.first
     words = cute.recast_tensor(part, Int32)
     load = ll.poll_where if const_expr(by_ll) else load4_where
-    for k in cutlass.range_constexpr(BATCH):
+    for k in cutlass.range_constexpr(c.merge_batch):
         load(left, k * t.step, start + k * stride, words[None, k])
 
 
@@ -292,7 +292,7 @@ def wait_batch(c: cutlass.Constexpr, g: Any, part: cute.Tensor, r: Any, t: Threa
         while waiting != 0:
             load_batch(c, g, part, r, t)
             waiting = Int32(0)
-            for k in cutlass.range_constexpr(BATCH):
+            for k in cutlass.range_constexpr(c.merge_batch):
                 lacking = (t.first + k * t.step < t.splits) & ll.missing(part, k)
                 waiting = Int32(1) if lacking else waiting
 
@@ -304,7 +304,7 @@ def add_batch(
 ):  # fmt: skip
     """acc += weight x partial. LL: leave zeros for the next launch."""
     values = as_floats(c, part)
-    for k in cutlass.range_constexpr(BATCH):
+    for k in cutlass.range_constexpr(c.merge_batch):
         split = t.first + k * t.step
         if split < t.splits:
             weight = load2(weights + split * 2)
@@ -312,5 +312,5 @@ def add_batch(
                 acc[e] = acc[e] + weight[e % 2] * values[e, k]
     if const_expr(c.split_merge == SplitMerge.LL):
         start, stride = batch_place(c, g, Int32(0), t)
-        for k in cutlass.range_constexpr(BATCH):
+        for k in cutlass.range_constexpr(c.merge_batch):
             ll.clear_where(t.splits - t.first, k * t.step, start + k * stride)

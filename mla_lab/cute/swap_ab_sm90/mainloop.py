@@ -1,8 +1,7 @@
 """The two consumer warp groups: each owns every second KV tile and 256 columns of O^T.
 
 The owner of a KV tile computes its scores and P; both add V^T P^T for their half of the columns
-(`mainloop_bf16`, `mainloop_fp8`). Up to there each warp group has code of its own; the epilogue and
-the merges are one code for both, which is fetched once.
+(`mainloop_bf16`, `mainloop_fp8`). Both run one code, which is fetched once (`Traits.one_code`).
 """
 
 from __future__ import annotations
@@ -171,7 +170,12 @@ def consume_tile(
         release_partials(c, s)
     if const_expr(c.hi_lo):
         hi_lo.split_query(c, s, index)
-    mainloop(c, g, s, warp_group(c, wg, s, mma, acc, thread, warp, lane), w)
+    if const_expr(c.one_code):
+        mainloop(c, g, s, warp_group(c, wg, s, mma, acc, thread, warp, lane), w)
+    elif wg == 0:
+        mainloop(c, g, s, warp_group(c, 0, s, mma, acc, thread, warp, lane), w)
+    else:
+        mainloop(c, g, s, warp_group(c, 1, s, mma, acc, thread, warp, lane), w)
     if const_expr(c.multicast > 1):
         # behind the last arrival at a peer; the kernel waits for the peers' at its end
         cute.arch.cluster_arrive_relaxed()

@@ -264,13 +264,25 @@ class Traits:
     def registers(self) -> tuple[int, int]:
         """Registers of a producer and a consumer thread beside a producer warp group: together
         at most the 384 x 168 of the launch."""
-        if self.mma_n < 64 and (self.gathered or self.hi_lo or self.pieces):
+        of_e4m3 = self.fp8 and not self.hi_lo
+        if self.mma_n < 64 and (self.hi_lo or self.pieces or (self.gathered and not of_e4m3)):
             return 56, 224
-        if self.gathered:
+        if self.gathered and self.mma_n >= 64:
             merges = self.split_merge == SplitMerge.COOPERATIVE
             return (40, 232) if self.kv_656 and merges else (24, 240)
-        of_e4m3 = self.fp8 and not self.hi_lo
         return (24, 240) if of_e4m3 and (self.rows == 64 or self.grid) else (40, 232)
+
+    @cached_property
+    def one_code(self) -> bool:
+        """Whether both consumer warp groups run the same code, which is fetched once. Where tokens
+        of 16 bits or by hi and lo are gathered, the constants of a code for each spare a register.
+        """
+        return not self.gathered or (self.fp8 and not self.hi_lo)
+
+    @cached_property
+    def merge_batch(self) -> int:
+        """Partials of a fragment that a thread has in flight in a merge of many splits."""
+        return 10 if self.tree or self.page < TILE_KV else 12
 
     @cached_property
     def full_arrivals(self) -> int:

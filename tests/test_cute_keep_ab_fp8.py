@@ -29,7 +29,6 @@ from mla_lab.cute.keep_ab_sm90.fp8.mainloop_qk_softmax import (
 )
 from mla_lab.cute.keep_ab_sm90.params import BOX
 
-
 EIGHT = KernelConfig(
     "cute/keep_ab_sm90", q_dtype="e4m3", kv_format="e4m3", tile_rows=128, cluster=2
 )

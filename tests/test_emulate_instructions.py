@@ -108,6 +108,9 @@ def test_float_instructions(body: str, expected: torch.Tensor) -> None:
         ("redux.sync.max.s32 %r2, %r1, -1;", torch.full((32,), 24)),
         ("setp.gt.s32 %p1, %r1, 20; vote.sync.ballot.b32 %r2, %p1, -1;",
          torch.full((32,), -(1 << 28))),
+        ("""setp.lt.s32 %p1, %r1, 5; setp.gt.and.s32 %p2, %r1, -5, !%p1;
+         setp.lt.or.s32 %p2, %r1, -6, %p2; selp.s32 %r2, 1, 0, %p2;""",
+         (WHOLE >= 5) | (WHOLE < -6)),
         ("mov.b32 {%h1, %h2}, %r1; mov.b32 %r2, {%h2, %h1};",
          (WHOLE << 16) | (WHOLE >> 16 & 65535)),
         ("prmt.b32 %r2, %r1, 0, 0x0123;", torch.from_numpy(WHOLE.numpy().byteswap())),

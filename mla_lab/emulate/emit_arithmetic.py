@@ -175,7 +175,7 @@ def _setp(w: Writer, s: Instruction, pc: int) -> Lines:
         return put(target, f"~{UNORDERED[test]}({a}, {b})")
     if len(s.parts) == 3:
         return call(COMPARISONS[test], target, a, b)
-    combined = f"{LOGICAL[s.parts[2]]}({COMPARISONS[test]}({a}, {b}), {w.value(s.args[3], 'pred')})"
+    combined = f"{LOGICAL[s.parts[2]]}({COMPARISONS[test]}({a}, {b}), {w.predicate(s.args[3])})"
     return put(target, combined)
 
 

@@ -50,9 +50,7 @@ def _shfl(w: Writer, s: Instruction, pc: int) -> Lines:
 @emits("vote")
 def _vote(w: Writer, s: Instruction, pc: int) -> Lines:
     kind = "u32" if s.parts[2] == "ballot" else "pred"
-    flag = s.args[1]
-    flags = f"~{w.value(flag[1:], 'pred')}" if flag.startswith("!") else w.value(flag, "pred")
-    what = f"{w.row(s.args[0], kind)}, {flags}, {s.parts[2]!r}, {members_of(s)}"
+    what = f"{w.row(s.args[0], kind)}, {w.predicate(s.args[1])}, {s.parts[2]!r}, {members_of(s)}"
     return [*_members(s, pc), f"vote(g, {what}, MASK)"]
 
 

@@ -97,6 +97,11 @@ class Writer:
             return "YES" if int(arg) else "NO"
         return self.constant(kind, int(arg.rstrip("U"), 0))
 
+    def predicate(self, arg: str) -> str:
+        """A predicate that is read, negated where it says so."""
+        found = self.value(arg.removeprefix("!"), "pred")
+        return f"~{found}" if arg.startswith("!") else found
+
     def row(self, name: str, kind: str) -> str:
         """The row of a register, seen as `kind`."""
         size, row = self.rows[name]

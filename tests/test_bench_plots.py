@@ -58,7 +58,7 @@ def test_the_chart_the_readme_and_the_record_are_one() -> None:
     assert "plain call" in figure.layout.xaxis.title.text
     (bars,) = figure.data
     assert list(bars.y) == [line[0] for line in table]
-    assert list(bars.text) == [line[-1] for line in table]
+    assert list(bars.text) == [line[-3] for line in table], "beside it the figures in a step"
     ours = plain
     planned = {line[0]: line[1] for line in made("data/notes/speed.md", "speed-planned")}
     for heads in (16, 128):

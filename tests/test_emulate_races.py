@@ -74,8 +74,8 @@ def test_one_lane_that_releases_a_stage_for_all_is_reported() -> None:
     kernel, call = compiled(SWAP_AB_LL_E4M3, problem_for(SWAP_AB_LL_E4M3, (600,)), 1)
     found = [m for m in mutate.mutants(kernel, call) if m.kind == "warp barrier"]
     released = [m for m in found if m.place.file.endswith("swap_ab_sm90/mainloop_bf16.py")]
-    assert released
-    (done,) = mutate.prove(kernel, [call], released[-1:])
+    assert released  # behind the last one nothing is loaded into the stage
+    (done,) = mutate.prove(kernel, [call], released[:1])
     assert done.noticed == "race"
 
 

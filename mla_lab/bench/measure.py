@@ -5,10 +5,10 @@ then rounds in which each peer runs once, in another order each. The figure is t
 replay divided by its launches. The output of the last timed replay is copied before anything else
 runs, and checked.
 
-Behind another peer's kernels a replay takes up to 25 us more than behind its own (H200, 2026-11-27,
-16 requests of 8,192 tokens), as its first launch fetches the kernel's code: in a fixed order, a
-peer that follows itself would have that for nothing. `us_in_step` is what a call adds to a step in
-which that happens in every layer (`step_rest`).
+Behind another peer's kernels a replay took up to 24 us more than behind its own (H200, 2026-11-26,
+commit 27dbeed, 16 requests of 8,192 tokens and 64 heads), as its first launch fetches the kernel's
+code: in a fixed order, a peer that follows itself would be spared that. `us_in_step` is what a call
+adds to a step in which that happens in every layer (`step_rest`).
 """
 
 from __future__ import annotations

@@ -50,7 +50,7 @@ STEPS = tuple(
             ("online", "online softmax: one pass, the key in registers is the value too"),
             ("shared", "16 rows of a block share a tile of keys in shared memory"),
             ("tensor_cores", "mma.sync on 64 rows x 64 keys, operands by ldmatrix"),
-            ("swizzle", "rows turned against each other: no bank is asked twice"),
+            ("swizzle", "chunks of a row in another order in each row: no bank conflicts"),
             ("cp_async", "the next tile is on its way while this one is worked on"),
             ("split", "several blocks share a row tile's keys; a second kernel merges"),
             ("warp_grid", "a squarer share of the product for each warp"),

@@ -52,7 +52,8 @@ Timeline of a change of work tiles (t the last KV tile, ' the next work tile)
     QK-softmax   | softmax(t) | row sums | Q' to registers | QK'(0) | softmax'(0) ...
     PV           | PV(t - 1)  | PV(t)    | epilogue        | wait   | PV'(0) ...
 After a worker's last work tile the PV warp groups do the merges, if any. A CTA keeps its own part
-of its last partial in the ring.
+of its last partial in the ring. The QK-softmax warp group, which is done earlier, runs the merge's
+code ahead of them without a partial: between other kernels of a step it must be fetched.
 """
 
 from __future__ import annotations
@@ -66,6 +67,7 @@ from cutlass.cute.nvgpu import OperandMajorMode, cpasync, warpgroup
 from ..common.barriers import MBarriers
 from ..common.pipeline import Pipeline
 from ..rows_on_m.params import BLOCK, BOXES, HEAD, RECORD_WORDS, RECORDS, Cta
+from ..split_merge.keep_ab_cooperative import merge_all
 from .mainloop_pv import mainloop_pv
 from .mainloop_qk_softmax import mainloop_qk_softmax
 from .params import KV_CHUNKS, STAGE, SWIZZLE_ROWS, Config, Mmas, Shared, cache_load, query_load
@@ -132,13 +134,16 @@ def init_barriers(cfg: cutlass.Constexpr[Config], s: Shared):
 
 @cute.jit
 def roles(cta: Cta, warp):
-    """The role of each warp, with its registers."""
+    """The role of each warp, with its registers; then the merges."""
     if warp < 8:
         cute.arch.setmaxregister_decrease(PV_REGISTERS)
         mainloop_pv(cta)
     else:
         cute.arch.setmaxregister_increase(QK_SOFTMAX_REGISTERS)
         mainloop_qk_softmax(cta)
+        cute.arch.setmaxregister_decrease(PV_REGISTERS)
+    if const_expr(not cta.cfg.pieces):
+        merge_all(cta, warp < 8)
 
 
 @cute.jit

@@ -1,4 +1,4 @@
-"""Mainloop of a PV warp group: O = P V for one half of the latent; then epilogue and merge."""
+"""Mainloop of a PV warp group: O = P V for one half of the latent; then the epilogue."""
 
 from __future__ import annotations
 
@@ -12,13 +12,12 @@ from cutlass.cute.nvgpu import warpgroup
 from ..common.feature_operands import with_scales
 from ..common.pipeline import StagePhases
 from ..common.ptx_sm90 import LN2, fresh_thread, pick
-from ..common.worker_plan import may_be_split
 from ..rows_on_m.epilogue_store import store_lse, store_rows
 from ..rows_on_m.mask import rows_of
 from ..rows_on_m.params import BLOCK, LATENT, Cta
 from ..rows_on_m.profile import profile_event, profile_tile
 from ..rows_on_m.work_records import read_work, record
-from ..split_merge.keep_ab_cooperative import count_partial, merge, merge_share, own_strips
+from ..split_merge.keep_ab_cooperative import count_partial, merge_share, own_strips
 from ..split_merge.keep_ab_partials import store_fragment
 from ..split_merge.keep_ab_pieces import merge_piece, store_piece
 from .mainloop_qk_softmax import release_kv, two_to_minus
@@ -188,9 +187,4 @@ def mainloop_pv(cta: Cta):
     if const_expr(cfg.pieces):
         if slot >= 0:
             merge_piece(cta, last - 1)
-    else:
-        # the last work tile first: its own strips are in the ring
-        for back in cutlass.range(first + 1, last + 1, unroll=1):
-            if may_be_split(cta.plan, first + last - back):
-                merge(cta, first + last - back, True)
-    profile_event(cfg, g, "end")
+        profile_event(cfg, g, "end")

@@ -55,7 +55,7 @@ def factors_at(share, unit):
 def sum_strips(cta: Cta, work: Work, share: MergeShare):
     """One strip of 16 rows by a warp at a time."""
     tid, _, _ = cute.arch.thread_idx()
-    w = cute.arch.make_warp_uniform(tid // 32)
+    w = cute.arch.make_warp_uniform(tid // 32 % WARPS)
     lane = cute.arch.lane_idx()
     for strip in cutlass.range(w, share.count, WARPS, unroll=1):
         unit = (share.first + strip) * UNITS_PER_STRIP

@@ -10,7 +10,8 @@ summed without shared memory (`keep_ab_registers`).
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
 
 import cutlass
 import cutlass.cute as cute
@@ -18,6 +19,7 @@ from cutlass import Float32, Int32, const_expr
 
 from ..common.feature_operands import with_scales, with_sink
 from ..common.ptx_sm90 import LN2, LOG2E, add, butterfly, count_up, pick, ptx, small_quotient
+from ..common.worker_plan import may_be_split
 from ..rows_on_m.epilogue_store import store_row_lse
 from ..rows_on_m.params import PV_BARRIER, RECORDS, Config, Cta, Work
 from ..rows_on_m.profile import profile_event
@@ -188,7 +190,7 @@ def merge_weights(cta: Cta, work: Work, share: MergeShare, group):
 
 
 @cute.jit
-def merge_in_ring(cta: Cta, work: Work, share: MergeShare, rows_path, strips_path, own):
+def merge_in_ring(cta: Cta, work: Work, share: MergeShare, rows_path, strips_path, own, live):
     """Copy row values, then strips, as two groups of copies; compute weights, sum."""
     partials = cta.g.mO_partial.iterator
     rows = partials + (share.region + REGION // 2 + ROW_WORDS * share.group)
@@ -196,11 +198,13 @@ def merge_in_ring(cta: Cta, work: Work, share: MergeShare, rows_path, strips_pat
     strips = partials + (share.region + 128 * share.first)
     copy_pieces(strips, share.values, strips_path, own)
     cute.arch.cp_async_wait_group(1)
-    PV_BARRIER.sync()
+    if live:
+        PV_BARRIER.sync()
     for group in cutlass.range(share.groups, unroll=1):
         merge_weights(cta, work, share, group)
     cute.arch.cp_async_wait_group(0)
-    PV_BARRIER.sync()
+    if live:
+        PV_BARRIER.sync()
     profile_event(cta.cfg, cta.g, "merge weights")
     if share.splits <= SOME_SPLITS:
         sum_strips(cta, work, share)
@@ -240,15 +244,17 @@ def count_partial(cta: Cta, work: Work):
 
 
 @cute.jit
-def merge(cta: Cta, index, keeps: cutlass.Constexpr[bool] = False):
+def merge(cta: Cta, index, keeps: cutlass.Constexpr[bool] = False, live: Any = True):
     """Wait for the partials of a split row tile, and merge a share of it.
 
     Runs after the worker's last tile, so that no CTA waits while others wait for its partials.
-    `keeps`: the ring holds the `own_strips`.
+    `keeps`: the ring holds the `own_strips`. `live` is False in a warp group that runs this code
+    before the PV warp groups do, so that they find it in the SM's instruction cache: it waits for
+    nothing, and takes no partial and no row.
     """
     cfg, s, plan = cta.cfg, cta.s, cta.plan
     tid, _, _ = cute.arch.thread_idx()
-    if plan.last - plan.first > RECORDS:  # records of early work tiles have been overwritten
+    if live & (plan.last - plan.first > RECORDS):  # records of early work tiles are overwritten
         PV_BARRIER.sync()
         if cute.arch.make_warp_uniform(tid // 32) == 0:
             record(cfg, cta.g, s, cta.plan, index, cta.rank)
@@ -256,7 +262,14 @@ def merge(cta: Cta, index, keeps: cutlass.Constexpr[bool] = False):
     work = read_work(cta.g, s, index)
     if work.slot >= 0:
         share = merge_share(cta, work)
-        own = own_strips(cfg, share, work, index, plan.last if const_expr(keeps) else -1)
+        last = plan.last if const_expr(keeps) else -1
+        if const_expr(live is not True):
+            last = pick(live, last, Int32(-1))
+        own = own_strips(cfg, share, work, index, last)
+        few = share.splits <= FEW_SPLITS
+        if const_expr(live is not True):
+            work = replace(work, num_rows=pick(live, work.num_rows, Int32(0)))
+            share = replace(share, splits=pick(live, share.splits, Int32(0)))
         stride = REGION * cfg.cluster
         rows_path = copy_path(share.groups * (ROW_WORDS // 4), share.splits, stride, share.pitch)
         strips_path = copy_path(share.count * 32, share.splits, stride, share.count * 512)
@@ -266,13 +279,28 @@ def merge(cta: Cta, index, keeps: cutlass.Constexpr[bool] = False):
             while arrived < writers(cfg) * work.num_splits:
                 arrived = cute.arch.load(counter, Int32, sem="acquire", scope="gpu")
             add_to_counter(cta, work, cta.rank, "relaxed")
-        PV_BARRIER.sync()
+        if live:
+            PV_BARRIER.sync()
         profile_event(cfg, cta.g, "partials there")
         if const_expr(cfg.dual):  # whose launches have one split row tile a CTA: it fits
-            merge_in_ring(cta, work, share, rows_path, strips_path, own)
-        elif share.splits <= FEW_SPLITS:
+            merge_in_ring(cta, work, share, rows_path, strips_path, own, live)
+        elif few:
             sum_in_registers(cta, work, share, own)
         elif fits_ring(cfg, share):
-            merge_in_ring(cta, work, share, rows_path, strips_path, own)
+            merge_in_ring(cta, work, share, rows_path, strips_path, own, live)
         else:
             sum_from_global(cta, work, share)
+
+
+@cute.jit
+def merge_all(cta: Cta, live):
+    """The merges of a worker's split row tiles, the last work tile first: its own strips are in the
+    ring. A warp group that is not `live` takes the last one alone, where its record stays."""
+    plan = cta.plan
+    number = plan.last - plan.first
+    rehearsed = pick(number <= RECORDS, cutlass.min(number, 1), Int32(0))
+    for back in cutlass.range(pick(live, number, rehearsed), unroll=1):
+        index = plan.last - 1 - back
+        if may_be_split(plan, index):
+            merge(cta, index, True, live)
+    profile_event(cta.cfg, cta.g, "end")

@@ -164,7 +164,7 @@ def sum_in_registers(cta: Cta, work: Work, share: MergeShare, own: OwnStrips):
     wide = share.splits <= half
     width = pick(wide, Int32(2 * PAIR), Int32(PAIR))
     end = share.first + share.count
-    w = cute.arch.make_warp_uniform(tid // 32)
+    w = cute.arch.make_warp_uniform(tid // 32 % WARPS)
     for strip in cutlass.range(share.first + w * width, end, WARPS * width, unroll=1):
         if const_expr(cfg.fp8):  # whose PV warp groups lack a register
             strip = cute.arch.make_warp_uniform(strip)
@@ -177,7 +177,7 @@ def sum_in_registers(cta: Cta, work: Work, share: MergeShare, own: OwnStrips):
         weights, others = factors_of(factors, 0), factors_of(factors, half)
         acc = cute.make_rmem_tensor(8 * PAIR, Float32)
         acc.fill(0.0)
-        # twice the same code: it runs once a launch, and is fetched from memory by then
+        # one copy of the code for both turns: it runs once a launch, and is fetched for that
         for turn in cutlass.range(2, unroll=1):
             add_strips(acc, weights, now)
             if wide | (turn == 1):

@@ -113,8 +113,8 @@ def profile_row(block: Int32) -> Int32:
 
 
 class SwapAB:
-    """Host entry of one compiled kernel. Grid: one cluster per worker, or in grid mode (splits x
-    cluster, row tiles, requests)."""
+    """Host entry of one compiled kernel. Grid: one cluster per worker, or in grid mode (row tiles x
+    cluster, splits, requests)."""
 
     def __init__(self, traits: Traits) -> None:
         self.traits = traits
@@ -139,7 +139,7 @@ class SwapAB:
         swap_ab_kernel(c, g, tiled_mmas(c), q_layout, k_layout, rope).launch(
             grid=grid_of(c, g),
             block=(c.threads, 1, 1),
-            cluster=(c.cluster, c.multicast, 1) if c.cluster * c.multicast > 1 else None,
+            cluster=(c.cluster * c.multicast, 1, 1) if c.cluster * c.multicast > 1 else None,
             stream=stream,
             min_blocks_per_mp=1,
             use_pdl=c.pdl,
@@ -148,12 +148,13 @@ class SwapAB:
 
 
 def grid_of(c: Traits, g: Globals) -> tuple:
-    """CTAs of a launch."""
+    """CTAs of a launch. In grid mode neighbours are row tiles of one split, so that the second one
+    to read a KV tile finds it in L2."""
     if not c.grid:
         return (g.num_workers * c.cluster, 1, 1)
     row_tiles = (g.row_tiles + c.multicast - 1) // c.multicast * c.multicast
     requests = (g.block_table if c.kv_load == KvLoad.GATHER_SPARSE else g.seq_lens).shape[0]
-    return (g.num_splits * c.cluster, row_tiles, requests)
+    return (row_tiles * c.cluster, g.num_splits, requests)
 
 
 def q_tma(c: Traits, q: cute.Tensor, q_layout: cute.ComposedLayout) -> tuple:

@@ -1,7 +1,8 @@
 """The two consumer warp groups: each owns every second KV tile and 256 columns of O^T.
 
 The owner of a KV tile computes its scores and P; both add V^T P^T for their half of the columns
-(`mainloop_bf16`, `mainloop_fp8`). Both run one code, which is fetched once (`Traits.one_code`).
+(`mainloop_bf16`, `mainloop_fp8`). Both run one code, which is fetched once, or each has its own,
+without the first tile of the other (`Traits.one_code`).
 """
 
 from __future__ import annotations
@@ -46,14 +47,17 @@ def mainloop(
     own_tile, finish_other = design.own_tile, design.finish_other
     wg.tOrO.fill(0.0)
     wg.row_sum.fill(0.0)
-    start = cute.arch.make_warp_uniform(Int32(wg.idx) + first_owner(c, w.tiles_before)) % 2
+    start = Int32(wg.idx)
+    if const_expr(c.one_code):
+        start = cute.arch.make_warp_uniform(start + first_owner(c, w.tiles_before)) % 2
     if w.num_tiles <= start:
         # no own tile: this warp group reads no Q
         s.q.consumer_release(0)
-    if start == 0 and w.num_tiles > 0:
-        own_tile(c, FIRST, g, s, wg, w, Int32(0))
+    if const_expr(c.one_code or wg.idx == 0):
+        if start == 0 and w.num_tiles > 0:
+            own_tile(c, FIRST, g, s, wg, w, Int32(0))
     begin = 2 - start
-    if const_expr(c.pv_first and c.grid):
+    if const_expr(c.pv_first and c.grid and (c.one_code or wg.idx == 1)):
         # one work tile, whose tile 1 is the second warp group's
         if start == 1:
             if w.num_tiles > 1:

@@ -205,37 +205,38 @@ class GridLoads:
 
 @cute.jit
 def grid_place(c: cutlass.Constexpr[Traits], g: Globals):
-    """Split and CTA of the cluster, row tile and request of this CTA. In a launch of one dimension
-    CTAs beyond the last request get a split that no request has."""
-    x, row_tile, request = cute.arch.block_idx()
+    """Split, row tile and request of this CTA. In a launch of one dimension CTAs beyond the last
+    request get a split that no request has."""
+    x, split, request = cute.arch.block_idx()
+    row_tile = x // c.cluster
     if const_expr(c.linear):
         tiles = (g.row_tiles + c.multicast - 1) // c.multicast * c.multicast
         rest = Int32(Uint32(x) // Uint32(tiles))
         row_tile = x - rest * tiles
         request = Int32(Uint32(rest) // Uint32(g.num_splits))
-        x = rest - request * g.num_splits
+        split = rest - request * g.num_splits
         if request >= g.seq_lens.shape[0]:
-            x, request = Int32(g.num_splits), Int32(0)
-    return x, row_tile, request
+            split, request = Int32(g.num_splits), Int32(0)
+    return split, row_tile, request
 
 
 @cute.jit
 def issue_loads(c: cutlass.Constexpr[Traits], g: Globals):
     """Issue all loads that the work depends on."""
-    x, row_tile, request = grid_place(c, g)
+    split, row_tile, request = grid_place(c, g)
     if const_expr(c.kv_load == KvLoad.GATHER_SPARSE):
         # every query token is a request of one token, as long as its list of slots, or as many of
         # them as count
         width, one = Int32(g.block_table.shape[1]), Int32(1)
         if g.seq_lens.shape[0] > 0:
             width = cutlass.min(width, load_relaxed(g.seq_lens.iterator + request))
-        return GridLoads(request, row_tile, x, width, request, one, (Int32(0),) * (AHEAD // 32))
-    return issue_request_loads(c, g, x, row_tile, request)
+        return GridLoads(request, row_tile, split, width, request, one, (Int32(0),) * (AHEAD // 32))
+    return issue_request_loads(c, g, split, row_tile, request)
 
 
 @cute.jit
 def issue_request_loads(
-    c: cutlass.Constexpr[Traits], g: Globals, x: Int32, row_tile: Int32, request: Int32
+    c: cutlass.Constexpr[Traits], g: Globals, split: Int32, row_tile: Int32, request: Int32
 ):
     """`issue_loads` where a request's length is in memory."""
     last = g.block_table.shape[1] - 1
@@ -251,7 +252,7 @@ def issue_request_loads(
     if g.q_len == 0:
         begin = g.q_begin[request]
         q_len = g.q_begin[request + 1] - begin
-    return GridLoads(request, row_tile, x // c.cluster, kv_len, begin, q_len, tuple(entries))
+    return GridLoads(request, row_tile, split, kv_len, begin, q_len, tuple(entries))
 
 
 @cute.jit
@@ -285,8 +286,7 @@ def cut(g: Globals, blocks: Int32, i: Int32):
 def prefetch_grid(c: cutlass.Constexpr[Traits], g: Globals, rank: Int32):
     """Grid mode: the first KV tiles of this CTA into L2, ahead of the wait for the kernel in front.
     Lengths and table may be stale."""
-    x, _, request = cute.arch.block_idx()
-    split = x // c.cluster
+    _, split, request = cute.arch.block_idx()
     kv_len = load_relaxed(g.seq_lens.iterator + request)
     blocks = cutlass.max((kv_len + TILE_KV - 1) >> 6, Int32(1))
     begin, after = cut(g, blocks, split), cut(g, blocks, split + 1)

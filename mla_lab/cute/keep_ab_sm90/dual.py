@@ -29,7 +29,7 @@ from ...plan.gate import DUAL_ROWS
 from ...plan.launch_modes import SWAP_AB_LL
 from ..rows_on_m.params import Globals
 from ..swap_ab_sm90.kernel import kv_tma, q_tma
-from ..swap_ab_sm90.mainloop import consume
+from ..swap_ab_sm90.mainloop import consume, merge_slices
 from ..swap_ab_sm90.mma import tiled_mmas
 from ..swap_ab_sm90.params import CONSUMER_WARPS, LATENT_DIM, TILE_KV, Traits, traits_of
 from ..swap_ab_sm90.producer import produce_grid
@@ -121,3 +121,5 @@ def swap_ab_roles(
         produce_grid(c, g, own, ahead, Int32(0))
     elif warp < CONSUMER_WARPS:
         consume(c, g, own, mma, Int32(0))
+    if warp <= CONSUMER_WARPS:
+        merge_slices(c, g, own, Int32(0), True)

@@ -66,7 +66,7 @@ def slice_weights(c: cutlass.Constexpr, g: Any, s: Any, r: Any, m: Any):
     that has a pair's first fragment stores the lse."""
     tid = fresh_thread()
     lane = tid % 32
-    warp = cute.arch.make_warp_uniform(tid // 32)
+    warp = cute.arch.make_warp_uniform(tid % CONSUMER_THREADS // 32)
     pairs = row_pair_of(m.end - 1) - row_pair_of(m.begin) + 1
     for p in cutlass.range(warp, pairs, CONSUMER_THREADS // 32, unroll=1):
         first = (row_pair_of(m.begin) + p) * FRAGMENTS_PER_ROW_PAIR

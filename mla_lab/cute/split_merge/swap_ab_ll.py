@@ -144,7 +144,7 @@ def slice_weights(c: cutlass.Constexpr, g: Any, s: Any, r: Any, m: Any):
     for partials meanwhile was slower: it delays the L2 accesses of the others.)"""
     tid = fresh_thread()
     lane = tid % 32
-    warp = cute.arch.make_warp_uniform(tid // 32)
+    warp = cute.arch.make_warp_uniform(tid % CONSUMER_THREADS // 32)
     pairs = row_pair_of(m.end - 1) - row_pair_of(m.begin) + 1
     for p in cutlass.range(warp, pairs, CONSUMER_THREADS // 32, unroll=1):
         pair_weights(c, g, s, r, m, p, lane)

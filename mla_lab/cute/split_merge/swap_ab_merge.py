@@ -28,6 +28,7 @@ from ..common.ptx_sm90 import (
     load2,
     load4,
     load4_where,
+    pick,
     smem_f32,
     vec4,
     write4_relaxed,
@@ -59,12 +60,13 @@ PASS = ROUNDS * CONSUMER_THREADS
 @dataclass(frozen=True)
 class Slice:
     """Fragments [begin, end) of a row tile's, `size` of a full slice; `merges` of this CTA went
-    before."""
+    before. `live`: see `merge_slice`."""
 
     begin: Int32
     end: Int32
     size: Int32
     merges: Int32
+    live: Any
     #: first partial of the row tile, and their number (for the weights of `cooperative`)
     partial: Any = None
     num_splits: Any = None
@@ -83,23 +85,29 @@ class ThreadSplits:
 
 
 @cute.jit
-def merge_slice(c: cutlass.Constexpr, g: Any, s: Any, r: Any, merges: Int32):
-    """This CTA's slice of a row tile, out of all partials. The KV ring is idle: it holds tables."""
+def merge_slice(c: cutlass.Constexpr, g: Any, s: Any, r: Any, merges: Int32, live: Any = True):
+    """This CTA's slice of a row tile, out of all partials. The KV ring is idle: it holds tables.
+
+    `live` is False in the producer warp, which runs this code before the consumers do, so that they
+    find it in the SM's instruction cache: it waits for nothing, and takes no partial and no row."""
     if const_expr(c.split_merge == SplitMerge.COOPERATIVE):
-        cooperative.wait_for_partials(c, g, r)
+        if live:
+            cooperative.wait_for_partials(c, g, r)
         profile_event(c, s, CtaEvent.PARTIALS_HERE)
     g = with_scales(c, g)
     num_splits = r.num_splits
     size = fragments_per_split(c.fragments, num_splits)
     begin = r.split * size
     end = cutlass.min(begin + size, Int32(c.fragments))
-    m = Slice(begin, end, size, merges)
+    if const_expr(live is not True):
+        r = r.without_rows_unless(live)
+    m = Slice(begin, end, size, merges, live)
     if (num_splits <= FEW) & (size > PASS // 2):
         merge_few(c, g, s, r, m)
     else:
         merge_many(c, g, s, r, m)
     if const_expr(c.split_merge == SplitMerge.COOPERATIVE):
-        if begin >= end:
+        if (begin >= end) & live:
             sync_weights(s, merges)  # of no fragment: every merge completes the phase once
 
 
@@ -115,7 +123,8 @@ def slice_weights(c: cutlass.Constexpr, g: Any, s: Any, r: Any, m: Slice):
     """Compute the weights of all splits for the slice's row pairs, by all threads."""
     protocol = ll if c.split_merge == SplitMerge.LL else cooperative
     protocol.slice_weights(c, g, s, r, m)
-    sync_weights(s, m.merges)
+    if m.live:
+        sync_weights(s, m.merges)
     if const_expr(c.split_merge == SplitMerge.LL):
         profile_event(c, s, CtaEvent.PARTIALS_HERE)
 
@@ -217,7 +226,7 @@ def thread_sums(c: Any, s: Any) -> cute.Pointer:
 @cute.jit
 def merge_many(c: cutlass.Constexpr, g: Any, s: Any, r: Any, m: Slice):
     """The slice out of many partials."""
-    tid = fresh_thread()
+    tid = fresh_thread() % CONSUMER_THREADS
     num_splits = r.num_splits
     shift = Int32(3)
     for bit in cutlass.range_constexpr(3, 8):
@@ -225,6 +234,7 @@ def merge_many(c: cutlass.Constexpr, g: Any, s: Any, r: Any, m: Slice):
     width = 1 << shift
     step = CONSUMER_THREADS >> shift
     first = tid >> shift
+    sums = step if const_expr(m.live is True) else pick(m.live, step, Int32(0))
     partial = r.partial - r.split
     for i in cutlass.range((m.end - m.begin + width - 1) >> shift, unroll=1):
         fragment = m.begin + (i << shift) + tid % width
@@ -250,13 +260,13 @@ def merge_many(c: cutlass.Constexpr, g: Any, s: Any, r: Any, m: Slice):
                 slice_weights(c, g, s, r, replace(m, partial=partial, num_splits=num_splits))
             wait_batch(c, g, part, r, t)
             add_batch(c, g, acc, part, t, weights)
-        if step > 1:
+        if (step > 1) & m.live:
             cute.autovec_copy(acc, vec4(thread_sums(c, s) + tid * 4))
             CONSUMERS.sync()
         if tid - tid % 32 < width:
             if step > 1:
                 acc.fill(0.0)
-                for k in cutlass.range(step, unroll=4):
+                for k in cutlass.range(sums, unroll=4):
                     other = load4(thread_sums(c, s) + ((k << shift) + tid % width) * 4)
                     for e in cutlass.range_constexpr(4):
                         acc[e] = acc[e] + other[e]

@@ -13,7 +13,7 @@ from ..common.launch_arguments import operand_fields
 from ..common.worker_plan import likely_words
 from ..split_merge.swap_ab_fragments import CtaEvent, profile_event
 from . import kv_656
-from .mainloop import consume
+from .mainloop import consume, merge_slices
 from .mma import tiled_mmas
 from .params import BOX, BOXES, CONSUMER_WARPS, HEAD_DIM, TILE_KV, KvLoad, Traits
 from .producer import produce_grid, produce_plan
@@ -74,6 +74,11 @@ def swap_ab_kernel(
         if const_expr(c.cluster > 1):
             cute.arch.cluster_wait()
         consume(c, g, s, mma, rank)
+        if const_expr(not c.rehearses):
+            merge_slices(c, g, s, rank, False)
+    if const_expr(c.rehearses):
+        merge_slices(c, g, s, rank, True)
+    if warp < CONSUMER_WARPS:
         if const_expr(c.multicast > 1):
             # a CTA must not exit while a peer may still arrive at its barriers
             cute.arch.cluster_wait()

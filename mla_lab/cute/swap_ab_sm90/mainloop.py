@@ -7,16 +7,17 @@ without the first tile of the other (`Traits.one_code`).
 
 from __future__ import annotations
 
+from typing import Any
+
 import cutlass
 import cutlass.cute as cute
 from cutlass import Int32, const_expr
 
-from ..common.ptx_sm90 import load4
+from ..common.ptx_sm90 import fresh_thread, load4
 from ..common.self_schedule import Plan
 from ..common.worker_plan import may_be_split, plan_of, split_words
-from ..split_merge import SplitMerge
 from ..split_merge.swap_ab_cluster_reduce import release_partials
-from ..split_merge.swap_ab_fragments import CtaEvent, profile_event
+from ..split_merge.swap_ab_fragments import CONSUMER_THREADS, CtaEvent, profile_event
 from ..split_merge.swap_ab_merge import merge_slice
 from ..split_merge.swap_ab_pieces import merge_piece
 from . import mainloop_bf16, mainloop_fp8
@@ -74,21 +75,16 @@ def mainloop(
 
 @cute.jit
 def consume(c: cutlass.Constexpr[Traits], g: Globals, s: Shared, mma: TiledMmas, rank: Int32):
-    """All work tiles until the producer's END, then this CTA's slices of the merges."""
+    """All work tiles until the producer's END; `merge_slices` follows."""
     acc = accumulators(c, mma)
     s.q.full.wait(0, 0)
     num_tiles = cute.arch.make_warp_uniform(cute.arch.load(s.record, Int32))
-    waits = c.split_merge in (SplitMerge.COOPERATIVE, SplitMerge.LL)
     if const_expr(c.grid):
         if const_expr(c.multicast > 1):
             if num_tiles < 0:
                 cute.arch.cluster_arrive_relaxed()
         if num_tiles >= 0:
             consume_tile(c, g, s, mma, acc, num_tiles, Int32(0), Int32(0), rank)
-            if const_expr(waits):
-                r = Record(load4(s.record + 4), load4(s.record + 8), rank=rank)
-                if r.num_splits > 1:
-                    merge_slice(c, g, s, r, Int32(0))
     else:
         index = Int32(0)
         tiles = Int32(0)
@@ -102,8 +98,6 @@ def consume(c: cutlass.Constexpr[Traits], g: Globals, s: Shared, mma: TiledMmas,
             num_tiles = cute.arch.make_warp_uniform(cute.arch.load(s.record, Int32))
         if const_expr(c.pieces):
             merge_before(c, g, s, index, rank)
-        elif const_expr(waits):
-            merge_slices(c, g, s, rank)
 
 
 def kept_record(s: Shared, index: Int32) -> cute.Pointer:
@@ -141,18 +135,41 @@ def load_plan(s: Shared) -> Plan:
 
 
 @cute.jit
-def merge_slices(c: cutlass.Constexpr[Traits], g: Globals, s: Shared, rank: Int32):
-    """This CTA's slice of every split row tile of its worker, one after the other."""
-    s.plan_full.wait(0, 0)
-    merges = Int32(0)
-    for at in cutlass.range(load_plan(s).last, unroll=1):
-        plan = load_plan(s)  # held through a merge, its words would cost a register
-        if may_be_split(plan, at):
-            words = split_words(g.tiles, plan, at)
-            if cute.arch.shuffle_sync(words, 5) > 1:
-                tail, more = merge_record(c, g, words)
-                merge_slice(c, g, s, Record(tail, more, rank=rank), merges)
-                merges = merges + 1
+def merge_slices(
+    c: cutlass.Constexpr[Traits], g: Globals, s: Shared, rank: Int32,
+    rehearses: cutlass.Constexpr[bool],
+):  # fmt: skip
+    """This CTA's slice of every split row tile of its worker, one after the other. `rehearses`: by
+    the producer warp too, of the last one, without partials and rows (see `merge_slice`)."""
+    if const_expr(c.grid and c.waits):
+        s.q.full.wait(0, 0)
+        r = Record(load4(s.record + 4), load4(s.record + 8), rank=rank)
+        there = cute.arch.make_warp_uniform(cute.arch.load(s.record, Int32)) >= 0
+        if there & (r.num_splits > 1):
+            merge_slice(c, g, s, r, Int32(0), consumes() if rehearses else True)
+    elif const_expr(c.waits and not c.pieces):
+        s.plan_full.wait(0, 0)
+        merges, index = Int32(0), Int32(0)
+        left = load_plan(s).last > 0
+        while left:
+            plan = load_plan(s)  # held through a merge, its words would cost a register
+            at = plan.last - 1 - index
+            if may_be_split(plan, at):
+                words = split_words(g.tiles, plan, at)
+                if cute.arch.shuffle_sync(words, 5) > 1:
+                    tail, more = merge_record(c, g, words)
+                    r = Record(tail, more, rank=rank)
+                    merge_slice(c, g, s, r, merges, consumes() if rehearses else True)
+                    merges = merges + 1
+            index = index + 1
+            left = index < load_plan(s).last
+            if const_expr(rehearses):
+                left = left & consumes()
+
+
+def consumes() -> Any:
+    """True in a consumer warp; computed anew, as it is held nowhere."""
+    return fresh_thread() < CONSUMER_THREADS
 
 
 @cute.jit

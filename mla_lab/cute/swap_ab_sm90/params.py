@@ -103,6 +103,17 @@ class Traits:
     linear: bool = False
 
     @property
+    def waits(self) -> bool:
+        """All CTAs that split a row tile merge a slice of it each, and wait for the others."""
+        return self.split_merge in (SplitMerge.COOPERATIVE, SplitMerge.LL)
+
+    @property
+    def rehearses(self) -> bool:
+        """The producer warp, which has the registers of a consumer warp, runs the merge's code
+        ahead of the consumers (see `merge_slice`)."""
+        return self.waits and self.cluster == 1 and not (self.producer_group or self.pieces)
+
+    @property
     def keeps_plan(self) -> bool:
         """The worker's plan is read again, from shared memory, when its row tiles are merged."""
         walks = not (self.grid or self.pieces)
@@ -305,8 +316,7 @@ class Traits:
         """All CTAs must run at once, since a merge waits for the others. Not for 64 rows of e4m3:
         workers of whole requests wait for nobody, and may be more than fit."""
         tall = self.fp8 and self.rows == 64 and not self.hi_lo
-        waits = self.split_merge in (SplitMerge.COOPERATIVE, SplitMerge.LL)
-        return waits and (self.gathered or not tall)
+        return self.waits and (self.gathered or not tall)
 
     @cached_property
     def box_rows(self) -> int:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import cutlass
@@ -12,7 +12,7 @@ from cutlass.cute.nvgpu import warpgroup
 
 from ..common.barriers import MBarriers
 from ..common.pipeline import Pipeline
-from ..common.ptx_sm90 import smem_f32
+from ..common.ptx_sm90 import pick, smem_f32
 from ..split_merge.swap_ab_fragments import CtaEvent
 from .params import (
     BOX,
@@ -121,6 +121,14 @@ class Record:
     group = property(lambda self: self.more[1])
     num_splits = property(lambda self: self.more[2])
     split = property(lambda self: self.more[3])
+
+    def without_rows_unless(self, live: Any) -> Record:
+        """The record, or one of no rows and no splits."""
+        tail, more = cute.make_rmem_tensor(4, Int32), cute.make_rmem_tensor(4, Int32)
+        for i in range(4):
+            tail[i] = self.tail[i] if i != 2 else pick(live, self.tail[i], Int32(0))
+            more[i] = self.more[i] if i != 2 else pick(live, self.more[i], Int32(0))
+        return replace(self, tail=tail, more=more)
 
 
 RECORD_WORDS = 12

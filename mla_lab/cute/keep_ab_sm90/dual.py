@@ -27,7 +27,7 @@ from cutlass.cute.nvgpu import warpgroup
 from ...plan.config import KernelConfig
 from ...plan.gate import DUAL_ROWS
 from ...plan.launch_modes import SWAP_AB_LL
-from ..rows_on_m.params import Globals
+from ..rows_on_m.params import Cta, Globals
 from ..swap_ab_sm90.kernel import kv_tma, q_tma
 from ..swap_ab_sm90.mainloop import consume, merge_slices
 from ..swap_ab_sm90.mma import tiled_mmas
@@ -36,7 +36,7 @@ from ..swap_ab_sm90.producer import produce_grid
 from ..swap_ab_sm90.shared_storage import Globals as SwapGlobals
 from ..swap_ab_sm90.shared_storage import SmemOverlay, allocate, barriers_init
 from ..swap_ab_sm90.tile_scheduler import GridLoads, issue_loads
-from .params import Config, Shared
+from .params import Config
 
 #: values of the option: one query token, or several with the causal rule
 ONE_TOKEN, CAUSAL = 1, 2
@@ -105,13 +105,11 @@ def issue_ahead(cfg: cutlass.Constexpr[Config], swap: tuple, warp: Int32) -> Gri
 
 
 @cute.jit
-def swap_ab_roles(
-    cfg: cutlass.Constexpr[Config], s: Shared, swap: tuple, ahead: GridLoads, warp: Int32
-):
+def swap_ab_roles(cta: Cta, swap: tuple, ahead: GridLoads, warp: Int32):
     """The roles of swap_ab, by the first nine warps of the CTA; the others have none."""
-    c = traits(cfg)
+    c = traits(cta.cfg)
     g, mma, q_layout, k_layout = swap
-    own = allocate(c, q_layout, k_layout, None, SmemOverlay(s.sKV.iterator))
+    own = allocate(c, q_layout, k_layout, None, SmemOverlay(cta.s.sKV.iterator))
     if warp == CONSUMER_WARPS:
         with cute.arch.elect_one():
             barriers_init(c, own)
@@ -122,4 +120,4 @@ def swap_ab_roles(
     elif warp < CONSUMER_WARPS:
         consume(c, g, own, mma, Int32(0))
     if warp <= CONSUMER_WARPS:
-        merge_slices(c, g, own, Int32(0), True)
+        merge_slices(c, g, own, Int32(0), cta.cold)

@@ -142,8 +142,8 @@ def roles(cta: Cta, warp):
         cute.arch.setmaxregister_increase(QK_SOFTMAX_REGISTERS)
         mainloop_qk_softmax(cta)
         cute.arch.setmaxregister_decrease(PV_REGISTERS)
-    if const_expr(not cta.cfg.pieces):
-        merge_all(cta, warp < 8)
+    if const_expr(cta.cfg.rehearses):
+        merge_all(cta)
 
 
 @cute.jit

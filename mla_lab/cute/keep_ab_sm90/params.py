@@ -88,6 +88,12 @@ class Config(SharedConfig):
         return bool(self.skip or self.pieces or self.tree) or self.cluster == 2
 
     @property
+    def rehearses(self) -> bool:
+        """The QK-softmax warp group runs the merge's code ahead of the PV warp groups, which have
+        no more registers than it (`common.cold_code`)."""
+        return not (self.fp8 or self.pieces)
+
+    @property
     def chunks(self) -> int:
         """Column chunks that are copied on their own, by one instruction each where dense."""
         return 1 if self.by_rows else len(KV_CHUNKS)

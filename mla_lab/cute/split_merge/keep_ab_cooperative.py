@@ -18,7 +18,17 @@ import cutlass.cute as cute
 from cutlass import Float32, Int32, const_expr
 
 from ..common.feature_operands import with_scales, with_sink
-from ..common.ptx_sm90 import LN2, LOG2E, add, butterfly, count_up, pick, ptx, small_quotient
+from ..common.ptx_sm90 import (
+    LN2,
+    LOG2E,
+    add,
+    butterfly,
+    count_up,
+    fresh_thread,
+    pick,
+    ptx,
+    small_quotient,
+)
 from ..common.worker_plan import may_be_split
 from ..rows_on_m.epilogue_store import store_row_lse
 from ..rows_on_m.params import PV_BARRIER, RECORDS, Config, Cta, Work
@@ -292,15 +302,23 @@ def merge(cta: Cta, index, keeps: cutlass.Constexpr[bool] = False, live: Any = T
             sum_from_global(cta, work, share)
 
 
+def merges() -> Any:
+    """True in a PV warp; computed anew, as it is held nowhere."""
+    return fresh_thread() < THREADS
+
+
 @cute.jit
-def merge_all(cta: Cta, live):
+def merge_all(cta: Cta):
     """The merges of a worker's split row tiles, the last work tile first: its own strips are in the
-    ring. A warp group that is not `live` takes the last one alone, where its record stays."""
+    ring. The QK-softmax warps run the code of that one alone, where code is cold and the record is
+    not overwritten."""
     plan = cta.plan
     number = plan.last - plan.first
-    rehearsed = pick(number <= RECORDS, cutlass.min(number, 1), Int32(0))
-    for back in cutlass.range(pick(live, number, rehearsed), unroll=1):
-        index = plan.last - 1 - back
+    index = plan.last - 1
+    left = (number > 0) & (merges() | (cta.cold & (number <= RECORDS)))
+    while left:
         if may_be_split(plan, index):
-            merge(cta, index, True, live)
+            merge(cta, index, True, merges())
+        index = index - 1
+        left = (index >= plan.first) & merges()
     profile_event(cta.cfg, cta.g, "end")

@@ -222,11 +222,6 @@ def folded_index(count: int, lane: Any) -> Any:
     return index
 
 
-def clock() -> Int32:
-    """The SM's clock, its lower 32 bits."""
-    return Int32(cute.arch.clock())
-
-
 def nanoseconds() -> Int64:
     """The global timer; steps of 32 ns on an H200."""
     return Int64(cute.arch.globaltimer())

@@ -120,4 +120,4 @@ def swap_ab_roles(cta: Cta, swap: tuple, ahead: GridLoads, warp: Int32):
     elif warp < CONSUMER_WARPS:
         consume(c, g, own, mma, Int32(0))
     if warp <= CONSUMER_WARPS:
-        merge_slices(c, g, own, Int32(0), cta.cold)
+        merge_slices(c, g, own, Int32(0), True)

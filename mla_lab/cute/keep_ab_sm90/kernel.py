@@ -20,10 +20,8 @@ import cutlass.cute as cute
 from cutlass import const_expr
 from cutlass.cute.nvgpu import cpasync
 
-from ..common.cold_code import is_cold
 from ..common.kv_prefetch import LEAST_REQUESTS, KvCache
 from ..common.launch_arguments import operand_fields
-from ..common.ptx_sm90 import clock
 from ..common.worker_plan import gate_closed, prefetch_ahead, without_gate
 from ..rows_on_m.params import Cta, Globals
 from ..rows_on_m.profile import profile_event
@@ -43,7 +41,6 @@ def decode_kernel(
     cfg: cutlass.Constexpr[Config], g: Globals, mma: Mmas, layouts: tuple, swap: tuple
 ):
     """One CTA: shared memory, barriers, then its roles, or those of swap_ab (`dual`)."""
-    start = clock() if const_expr(cfg.rehearses) else None
     warp_idx = cute.arch.make_warp_uniform(cute.arch.warp_idx())
     cta_idx, _, _ = cute.arch.block_idx()
     rank = cta_idx % cfg.cluster
@@ -62,7 +59,6 @@ def decode_kernel(
             kv = KvCache(g.cache, g.block_table, rank)
             prefetch_ahead(kv, g.tiles, g.schedule, cta_idx)
     ahead = dual.issue_ahead(cfg, swap, warp_idx) if const_expr(cfg.dual) else None
-    cold = is_cold(start) if const_expr(cfg.rehearses) else None
     if const_expr(cfg.cluster == 2):
         cute.arch.cluster_arrive_relaxed()
         cute.arch.cluster_wait()
@@ -72,7 +68,7 @@ def decode_kernel(
         cute.arch.griddepcontrol_wait()
     plan = load_plan(cfg, s)
     profile_event(cfg, g, "set up")
-    cta = Cta(cfg, g, s, mma, plan, rank, cold)
+    cta = Cta(cfg, g, s, mma, plan, rank)
     if const_expr(cfg.dual):
         if not gate_closed(plan):
             variant(cfg).roles(cta, warp_idx)

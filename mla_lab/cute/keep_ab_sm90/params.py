@@ -90,8 +90,9 @@ class Config(SharedConfig):
     @property
     def rehearses(self) -> bool:
         """The QK-softmax warp group runs the merge's code ahead of the PV warp groups, which have
-        no more registers than it (`common.cold_code`)."""
-        return not (self.fp8 or self.pieces)
+        no more registers than it (see `keep_ab_cooperative`). With draft masks the softmax would
+        keep 8 B on the stack for it."""
+        return not (self.fp8 or self.pieces or self.tree)
 
     @property
     def chunks(self) -> int:

@@ -147,4 +147,3 @@ class Cta:
     mma: Any  # tiled MMAs
     plan: Any  # self_schedule.Plan
     rank: Int32  # in the cluster
-    cold: Any = None  # code is fetched in this launch (`common.cold_code`), where that is measured

@@ -310,12 +310,12 @@ def merges() -> Any:
 @cute.jit
 def merge_all(cta: Cta):
     """The merges of a worker's split row tiles, the last work tile first: its own strips are in the
-    ring. The QK-softmax warps run the code of that one alone, where code is cold and the record is
-    not overwritten."""
+    ring. The QK-softmax warps run the code of that one alone, where its record is not overwritten.
+    """
     plan = cta.plan
     number = plan.last - plan.first
     index = plan.last - 1
-    left = (number > 0) & (merges() | (cta.cold & (number <= RECORDS)))
+    left = (number > 0) & (merges() | (number <= RECORDS))
     while left:
         if may_be_split(plan, index):
             merge(cta, index, True, merges())

@@ -9,9 +9,7 @@ import cutlass.cute as cute
 from cutlass import Int32, Int64, const_expr
 from cutlass.cute.nvgpu import cpasync, warpgroup
 
-from ..common.cold_code import is_cold
 from ..common.launch_arguments import operand_fields
-from ..common.ptx_sm90 import clock
 from ..common.worker_plan import likely_words
 from ..split_merge.swap_ab_fragments import CtaEvent, profile_event
 from . import kv_656
@@ -34,7 +32,6 @@ def swap_ab_kernel(
     rope: Any,
 ):
     """One CTA: shared memory and barriers, then the producer and two consumer warp groups."""
-    start = clock() if const_expr(c.rehearses) else None
     warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())
     block, _, _ = cute.arch.block_idx()
     s = allocate(c, q_layout, k_layout, rope)
@@ -51,7 +48,6 @@ def swap_ab_kernel(
         cute.arch.mbarrier_init_fence()
     if const_expr(c.pdl):
         cute.arch.griddepcontrol_launch_dependents()
-    cold = is_cold(start) if const_expr(c.rehearses) else None
     if const_expr(c.cluster > 1 or c.multicast > 1):
         cute.arch.cluster_arrive_relaxed()
     cute.arch.sync_threads()
@@ -79,9 +75,9 @@ def swap_ab_kernel(
             cute.arch.cluster_wait()
         consume(c, g, s, mma, rank)
         if const_expr(not c.rehearses):
-            merge_slices(c, g, s, rank)
+            merge_slices(c, g, s, rank, False)
     if const_expr(c.rehearses):
-        merge_slices(c, g, s, rank, cold)
+        merge_slices(c, g, s, rank, True)
     if warp < CONSUMER_WARPS:
         if const_expr(c.multicast > 1):
             # a CTA must not exit while a peer may still arrive at its barriers

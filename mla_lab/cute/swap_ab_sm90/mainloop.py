@@ -136,26 +136,23 @@ def load_plan(s: Shared) -> Plan:
 
 @cute.jit
 def merge_slices(
-    c: cutlass.Constexpr[Traits], g: Globals, s: Shared, rank: Int32, cold: Any = None
-):
-    """This CTA's slice of every split row tile of its worker, one after the other. With `cold` the
-    producer warp comes here too: where code is cold it runs that of the last one, without partials
-    and rows (see `merge_slice`)."""
-    rehearses = cold is not None
+    c: cutlass.Constexpr[Traits], g: Globals, s: Shared, rank: Int32,
+    rehearses: cutlass.Constexpr[bool],
+):  # fmt: skip
+    """This CTA's slice of every split row tile of its worker, one after the other. `rehearses`: the
+    producer warp comes here too, and runs the code of the last one without partials and rows (see
+    `merge_slice`)."""
     if const_expr(c.grid and c.waits):
-        s.q.full.wait(0, 0)
-        r = Record(load4(s.record + 4), load4(s.record + 8), rank=rank)
-        there = cute.arch.make_warp_uniform(cute.arch.load(s.record, Int32)) >= 0
         if const_expr(rehearses):
-            there = there & (consumes() | cold)
-        if there & (r.num_splits > 1):
+            if not consumes():
+                s.q.full.wait(0, 0)
+        r = Record(load4(s.record + 4), load4(s.record + 8), rank=rank)
+        if r.num_splits > 1:
             merge_slice(c, g, s, r, Int32(0), consumes() if rehearses else True)
     elif const_expr(c.waits and not c.pieces):
         s.plan_full.wait(0, 0)
         merges, index = Int32(0), Int32(0)
         left = load_plan(s).last > 0
-        if const_expr(rehearses):
-            left = left & (consumes() | cold)
         while left:
             plan = load_plan(s)  # held through a merge, its words would cost a register
             at = plan.last - 1 - index

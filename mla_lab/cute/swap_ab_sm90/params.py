@@ -110,8 +110,9 @@ class Traits:
     @property
     def rehearses(self) -> bool:
         """The producer warp, which has the registers of a consumer warp, runs the merge's code
-        ahead of the consumers (see `merge_slice`)."""
-        return self.waits and self.cluster == 1 and not (self.producer_group or self.pieces)
+        ahead of the consumers (see `merge_slice`). Not for 8 rows, whose merge is short."""
+        alone = self.cluster == 1 and not (self.producer_group or self.pieces)
+        return self.waits and alone and self.rows > 8
 
     @property
     def keeps_plan(self) -> bool:

@@ -302,7 +302,8 @@ def prefetch_grid(c: cutlass.Constexpr[Traits], g: Globals, rank: Int32):
 
 @cute.jit
 def open_grid(c: cutlass.Constexpr[Traits], g: Globals, a: GridLoads, rank: Int32):
-    """The share of CTA `rank` of piece `split`, and its work record (END: no such piece)."""
+    """The share of CTA `rank` of piece `split`, and its work record (END, and one split: no such
+    piece)."""
     held = (a.kv_len + TILE_KV - 1) >> 6
     blocks = cutlass.max(held, Int32(1))
     splits = cutlass.min(g.num_splits, blocks)
@@ -320,7 +321,7 @@ def open_grid(c: cutlass.Constexpr[Traits], g: Globals, a: GridLoads, rank: Int3
         there = (a.split < splits) & (lead < a.q_len * g.heads)
         splits = splits if rows > 0 else Int32(1)
     if not there:
-        count = Int32(0)
+        count, splits = Int32(0), Int32(1)
     first = begin + share_begin(c, count, rank)
     mine = begin + share_begin(c, count, rank + 1) - first
     base = Int32(0)

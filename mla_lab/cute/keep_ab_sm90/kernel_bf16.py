@@ -138,12 +138,15 @@ def roles(cta: Cta, warp):
     if warp < 8:
         cute.arch.setmaxregister_decrease(PV_REGISTERS)
         mainloop_pv(cta)
+        if const_expr(not (cta.cfg.rehearses or cta.cfg.pieces)):
+            merge_all(cta, False)
     else:
         cute.arch.setmaxregister_increase(QK_SOFTMAX_REGISTERS)
         mainloop_qk_softmax(cta)
-        cute.arch.setmaxregister_decrease(PV_REGISTERS)
+        if const_expr(cta.cfg.rehearses):
+            cute.arch.setmaxregister_decrease(PV_REGISTERS)
     if const_expr(cta.cfg.rehearses):
-        merge_all(cta)
+        merge_all(cta, True)
 
 
 @cute.jit

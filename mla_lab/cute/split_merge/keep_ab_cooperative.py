@@ -302,23 +302,26 @@ def merge(cta: Cta, index, keeps: cutlass.Constexpr[bool] = False, live: Any = T
             sum_from_global(cta, work, share)
 
 
-def merges() -> Any:
+def in_pv_warp() -> Any:
     """True in a PV warp; computed anew, as it is held nowhere."""
     return fresh_thread() < THREADS
 
 
 @cute.jit
-def merge_all(cta: Cta):
+def merge_all(cta: Cta, rehearses: cutlass.Constexpr[bool]):
     """The merges of a worker's split row tiles, the last work tile first: its own strips are in the
-    ring. The QK-softmax warps run the code of that one alone, where its record is not overwritten.
-    """
+    ring. `rehearses`: the QK-softmax warps come here too, and run the code of that one alone, where
+    its record is not overwritten."""
     plan = cta.plan
-    number = plan.last - plan.first
-    index = plan.last - 1
-    left = (number > 0) & (merges() | (number <= RECORDS))
+    number, index = plan.last - plan.first, plan.last - 1
+    left = number > 0
+    if const_expr(rehearses):
+        left = left & (in_pv_warp() | (number <= RECORDS))
     while left:
         if may_be_split(plan, index):
-            merge(cta, index, True, merges())
+            merge(cta, index, True, in_pv_warp() if rehearses else True)
         index = index - 1
-        left = (index >= plan.first) & merges()
+        left = index >= plan.first
+        if const_expr(rehearses):
+            left = left & in_pv_warp()
     profile_event(cta.cfg, cta.g, "end")

@@ -10,8 +10,8 @@ swap_ab has its shared memory on the KV ring of keep_ab, and its mbarriers are i
 choice is made. What its work depends on is loaded before, by its producer warp.
 
 The order of the code matters: the first 128 KiB of a kernel are fast, and what lies behind is
-fetched anew in each launch (`jit.code_size`). keep_ab stands first and loses nothing; swap_ab, of
-which 80 KB lie behind, takes 0.2 us more than with its code first (H200, 2026-11-24,
+fetched anew in each launch (`jit.code_size`). keep_ab stands first and loses nothing; swap_ab took
+0.2 us more than with its code first, when 80 KB of it lay behind (H200, 2026-11-24,
 `data/notes/kernel_attempts.jsonl`)."""
 
 from __future__ import annotations

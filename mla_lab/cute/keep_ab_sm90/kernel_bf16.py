@@ -53,7 +53,7 @@ Timeline of a change of work tiles (t the last KV tile, ' the next work tile)
     PV           | PV(t - 1)  | PV(t)    | epilogue        | wait   | PV'(0) ...
 After a worker's last work tile the PV warp groups do the merges, if any. A CTA keeps its own part
 of its last partial in the ring. The QK-softmax warp group, which is done earlier, runs the merge's
-code ahead of them without a partial: between other kernels of a step it must be fetched.
+code ahead of them without a partial, so that it is in the instruction cache by then.
 """
 
 from __future__ import annotations
@@ -138,14 +138,14 @@ def roles(cta: Cta, warp):
     if warp < 8:
         cute.arch.setmaxregister_decrease(PV_REGISTERS)
         mainloop_pv(cta)
-        if const_expr(not (cta.cfg.rehearses or cta.cfg.pieces)):
+        if const_expr(not (cta.cfg.warms_code or cta.cfg.pieces)):
             merge_all(cta, False)
     else:
         cute.arch.setmaxregister_increase(QK_SOFTMAX_REGISTERS)
         mainloop_qk_softmax(cta)
-        if const_expr(cta.cfg.rehearses):
+        if const_expr(cta.cfg.warms_code):
             cute.arch.setmaxregister_decrease(PV_REGISTERS)
-    if const_expr(cta.cfg.rehearses):
+    if const_expr(cta.cfg.warms_code):
         merge_all(cta, True)
 
 

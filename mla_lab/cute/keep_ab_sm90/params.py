@@ -88,7 +88,7 @@ class Config(SharedConfig):
         return bool(self.skip or self.pieces or self.tree) or self.cluster == 2
 
     @property
-    def rehearses(self) -> bool:
+    def warms_code(self) -> bool:
         """The QK-softmax warp group runs the merge's code ahead of the PV warp groups, which have
         no more registers than it (see `keep_ab_cooperative`). With draft masks the softmax would
         keep 8 B on the stack for it."""

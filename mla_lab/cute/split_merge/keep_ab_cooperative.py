@@ -6,6 +6,11 @@ there whole, into the free ring, with all copies in flight at once. Weights are 
 lse under those copies; partials are added in split order, in fp32. The launch is cooperative: after
 its last tile a CTA waits here for others, so all of them must be resident. Up to eight partials are
 summed without shared memory (`keep_ab_registers`).
+
+The merge's 6 KB of code run once in a launch. In a decode step other kernels run between two
+launches, and the code is no longer in the SM's instruction cache. So a warp group that has finished
+runs it once ahead of those that merge, without partials and rows (`merge`, not `live`): with 128
+heads this takes 2 to 3 us off a launch (H100, 2026-11-27, `data/notes/kernel_attempts.jsonl`).
 """
 
 from __future__ import annotations
@@ -258,9 +263,8 @@ def merge(cta: Cta, index, keeps: cutlass.Constexpr[bool] = False, live: Any = T
     """Wait for the partials of a split row tile, and merge a share of it.
 
     Runs after the worker's last tile, so that no CTA waits while others wait for its partials.
-    `keeps`: the ring holds the `own_strips`. `live` is False in a warp group that runs this code
-    before the PV warp groups do, so that they find it in the SM's instruction cache: it waits for
-    nothing, and takes no partial and no row.
+    `keeps`: the ring holds the `own_strips`. `live` is False in a warp that runs this code only to
+    bring it into the SM's instruction cache: it waits for nothing, and takes no partial and no row.
     """
     cfg, s, plan = cta.cfg, cta.s, cta.plan
     tid, _, _ = cute.arch.thread_idx()
@@ -308,20 +312,18 @@ def in_pv_warp() -> Any:
 
 
 @cute.jit
-def merge_all(cta: Cta, rehearses: cutlass.Constexpr[bool]):
+def merge_all(cta: Cta, warms_code: cutlass.Constexpr[bool]):
     """The merges of a worker's split row tiles, the last work tile first: its own strips are in the
-    ring. `rehearses`: the QK-softmax warps come here too, and run the code of that one alone, where
+    ring. `warms_code`: the QK-softmax warps come here too, and run the code of that one alone, if
     its record is not overwritten."""
     plan = cta.plan
-    number, index = plan.last - plan.first, plan.last - 1
-    left = number > 0
-    if const_expr(rehearses):
-        left = left & (in_pv_warp() | (number <= RECORDS))
-    while left:
+    end = plan.last + 1
+    if const_expr(warms_code):
+        number = plan.last - plan.first
+        warm_ups = pick(number <= RECORDS, cutlass.min(number, 1), Int32(0))
+        end = plan.first + 1 + pick(in_pv_warp(), number, warm_ups)
+    for back in cutlass.range(plan.first + 1, end, unroll=1):
+        index = plan.first + plan.last - back
         if may_be_split(plan, index):
-            merge(cta, index, True, in_pv_warp() if rehearses else True)
-        index = index - 1
-        left = index >= plan.first
-        if const_expr(rehearses):
-            left = left & in_pv_warp()
+            merge(cta, index, True, in_pv_warp() if warms_code else True)
     profile_event(cta.cfg, cta.g, "end")

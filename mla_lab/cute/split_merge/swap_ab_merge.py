@@ -88,8 +88,9 @@ class ThreadSplits:
 def merge_slice(c: cutlass.Constexpr, g: Any, s: Any, r: Any, merges: Int32, live: Any = True):
     """This CTA's slice of a row tile, out of all partials. The KV ring is idle: it holds tables.
 
-    `live` is False in the producer warp, which runs this code before the consumers do, so that they
-    find it in the SM's instruction cache: it waits for nothing, and takes no partial and no row."""
+    `live` is False in the producer warp, which runs this code only to bring it into the SM's
+    instruction cache, ahead of the consumers (as in `keep_ab_cooperative`): it waits for nothing,
+    and takes no partial and no row."""
     if const_expr(c.split_merge == SplitMerge.COOPERATIVE):
         if live:
             cooperative.wait_for_partials(c, g, r)

@@ -49,7 +49,8 @@ columns arrive; softmax(k); publish P(k); PV(k); release k. (With more than two 
 tile 1 of a grid, QK(k) comes first and softmax(k) overlaps PV(k-1): see `mainloop_bf16`. With e4m3
 operands all of softmax(k) comes first, see `mainloop_fp8`; `fp8_operands` has the layouts.)
 
-After the last tile both warp groups run the same code: row sums across warps; then the result from
+After the last tile both warp groups run the same code, that of the merge after the producer warp
+(`Traits.warms_code`): row sums across warps; then the result from
 the accumulators (one CTA), or `st.async` of the raw fragments to the rows' owners, who add them in
 rank order. Where a row tile is split, partials go to the workspace and are merged by option
 fused_merge (`SplitMerge`): the last CTA of those that wrote a row pair merges it in split order, or

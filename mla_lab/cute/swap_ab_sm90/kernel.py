@@ -74,9 +74,9 @@ def swap_ab_kernel(
         if const_expr(c.cluster > 1):
             cute.arch.cluster_wait()
         consume(c, g, s, mma, rank)
-        if const_expr(not c.rehearses):
+        if const_expr(not c.warms_code):
             merge_slices(c, g, s, rank, False)
-    if const_expr(c.rehearses):
+    if const_expr(c.warms_code):
         merge_slices(c, g, s, rank, True)
     if warp < CONSUMER_WARPS:
         if const_expr(c.multicast > 1):

@@ -137,18 +137,17 @@ def load_plan(s: Shared) -> Plan:
 @cute.jit
 def merge_slices(
     c: cutlass.Constexpr[Traits], g: Globals, s: Shared, rank: Int32,
-    rehearses: cutlass.Constexpr[bool],
+    warms_code: cutlass.Constexpr[bool],
 ):  # fmt: skip
-    """This CTA's slice of every split row tile of its worker, one after the other. `rehearses`: the
-    producer warp comes here too, and runs the code of the last one without partials and rows (see
-    `merge_slice`)."""
+    """This CTA's slice of every split row tile of its worker, the last one first. `warms_code`: the
+    producer warp comes here too, and runs the code of that one alone (see `merge_slice`)."""
     if const_expr(c.grid and c.waits):
-        if const_expr(rehearses):
+        if const_expr(warms_code):
             if not consumes():
                 s.q.full.wait(0, 0)
         r = Record(load4(s.record + 4), load4(s.record + 8), rank=rank)
         if r.num_splits > 1:
-            merge_slice(c, g, s, r, Int32(0), consumes() if rehearses else True)
+            merge_slice(c, g, s, r, Int32(0), consumes() if warms_code else True)
     elif const_expr(c.waits and not c.pieces):
         s.plan_full.wait(0, 0)
         merges, index = Int32(0), Int32(0)
@@ -161,11 +160,11 @@ def merge_slices(
                 if cute.arch.shuffle_sync(words, 5) > 1:
                     tail, more = merge_record(c, g, words)
                     r = Record(tail, more, rank=rank)
-                    merge_slice(c, g, s, r, merges, consumes() if rehearses else True)
+                    merge_slice(c, g, s, r, merges, consumes() if warms_code else True)
                     merges = merges + 1
             index = index + 1
             left = index < load_plan(s).last
-            if const_expr(rehearses):
+            if const_expr(warms_code):
                 left = left & consumes()
 
 

@@ -108,9 +108,9 @@ class Traits:
         return self.split_merge in (SplitMerge.COOPERATIVE, SplitMerge.LL)
 
     @property
-    def rehearses(self) -> bool:
-        """The producer warp, which has the registers of a consumer warp, runs the merge's code
-        ahead of the consumers (see `merge_slice`). Not for 8 rows, whose merge is short."""
+    def warms_code(self) -> bool:
+        """The producer warp, which has as many registers as a consumer warp, runs the merge's code
+        ahead of the consumers (see `merge_slice`). Not with 8 rows, where nothing was gained."""
         alone = self.cluster == 1 and not (self.producer_group or self.pieces)
         return self.waits and alone and self.rows > 8
 

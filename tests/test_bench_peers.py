@@ -261,7 +261,7 @@ def test_the_plain_call_has_no_plan_a_loose_bound_and_other_lengths_while_it_is_
     monkeypatch.setattr(
         "mla_lab.bench.peers.plain.decode.decode", lambda **arguments: given.append(arguments)
     )
-    rotation = rotation_of(CASES[0])
+    rotation = rotation_of(CASES[0], 2 * kv_bytes(CASES[0].problem))
     prepared = Plain().prepare(rotation)
     assert prepared.plan is None and prepared.planned_launches is None
     with prepared.captured():
@@ -275,8 +275,11 @@ def test_the_plain_call_has_no_plan_a_loose_bound_and_other_lengths_while_it_is_
     assert torch.equal(shorter, rotation.copies[0].seq_lens - 1), "no launch finds its lengths kept"
     table, page = given[0]["block_tables"], CASES[0].problem.page_size
     assert table.shape[1] * page >= LOOSE_BOUND and (table[:, -1] == UNUSED_PAGE).all()
+    prepared.launches[-1]()
+    caches = {each["kv_cache"].data_ptr() for each in given}
+    assert len(caches) > 1 and given[1]["block_tables"] is table, "the layers of a step share it"
     Plain(tight=True).prepare(rotation).launches[0]()
-    assert given[1]["max_seq_len"] == max(CASES[0].problem.kv_lens)
+    assert given[2]["max_seq_len"] == max(CASES[0].problem.kv_lens)
 
 
 def test_ours_brings_a_plan_and_says_what_it_chose():
@@ -375,7 +378,7 @@ import sys, torch
 from mla_lab.bench.cases import Case, uniform_case
 from mla_lab.bench.checks import compare
 from mla_lab.bench.peers.triton_baseline import TritonSplitKv
-from mla_lab.bench.rotation import kv_bytes, make_rotation
+from mla_lab.bench.rotation import make_rotation
 from mla_lab.core.problem import Problem
 
 half = dict(q_dtype="fp16", kv_format="fp16")  # the interpreter multiplies no bf16

@@ -30,7 +30,7 @@ from .peers import Peer, Prepared
 from .power import sustained, worthwhile
 from .records import Row, describe_case
 from .rotation import MIN_LAUNCHES, ROTATION_BYTES, WORKSPACE_BYTES, Rotation, make_rotation
-from .step_rest import LAYERS, StepRest
+from .step_rest import KERNELS, LAYERS, StepRest
 from .telemetry import Telemetry
 from .timers import Launch, Replay, Timer
 
@@ -60,8 +60,9 @@ class Method:
     #: in the first part, also time single launches with a cold L2, and calls including their plan
     isolated: bool = True
     planned: bool = True
-    #: in the first part, also time the call between the GEMMs of a step, on a GPU
+    #: in the first part, also time the call between other kernels of a step, on a GPU, and which
     in_step: bool = True
+    rest: str = KERNELS
     #: time each kernel with the profiler, in a separate run
     kernels: bool = False
     #: measure watts and joules of compute-bound cases under sustained load, for each peer of
@@ -168,7 +169,7 @@ class CaseRun:
             except Exception as error:
                 self._give_up(entry, error)
         order, turn = list(entries), random.Random(self.method.seed)
-        # a step's GEMMs warm the card up, so that its rounds come behind the others
+        # the rest of a step warms the card up, so that its rounds come behind the others
         for in_step in (False, True) if self._alone else (False,):
             for _ in range(min(STEP_ROUNDS, self.method.rounds) if in_step else self.method.rounds):
                 turn.shuffle(order)

@@ -30,11 +30,13 @@ FIRST_LAYER = {
     "lengths that differ from those of the launch before.",
     False: "the first layer of a step, whose launch finds the work tiles anew, is not timed apart.",
 }
-#: what a sentence on the call says of times in a step
+#: what a sentence on the call says of times in a step, and the kernels there in records that name
+#: none
 IN_A_STEP = (
-    " In a step: what the call adds to each of 16 layers that have a GEMM over 132 MB of weights "
-    "between two calls, so that kernels and their data are fetched from memory anew."
+    " In a step: what the call adds to each of 16 layers that have {} between two calls, so that "
+    "kernels and their data are fetched from memory anew."
 )
+REST = "a GEMM over 132 MB of weights"
 #: peers with two settings: the faster one is shown, as a caller could choose it
 PEERS = {
     "FlashMLA": ("flashmla",),
@@ -84,7 +86,10 @@ def call_note(rows: Sequence[Row]) -> str:
         "mla-lab": "**Our times are of a call with a host plan** that was made outside of the "
         "timing; the plain call, which makes its plan itself, is not in this record.",
     }
-    step = IN_A_STEP if any("us_in_step" in row for row in rows) else ""
+    step = ""
+    if any("us_in_step" in row for row in rows):
+        methods = [row["method"] for row in rows if row["kind"] == "run"]
+        step = IN_A_STEP.format(next((m["rest"] for m in methods if "rest" in m), REST))
     return (
         "Times are of whole calls in a CUDA graph, with KV read from memory; each peer makes its "
         f"own plan outside of the timing.\n{words[headline(rows)]}{step}"
@@ -114,8 +119,8 @@ def short_table(rows: Sequence[Row]) -> str:
 
 
 def times_table(rows: Sequence[Row], family: str) -> str:
-    """us of every case of a family by peer, and of our call as a step's first layer and between the
-    GEMMs of a step where these were timed; the ratios are best public over ours.
+    """us of every case of a family by peer, and of our call as a step's first layer and between
+    other kernels of a step where these were timed; the ratios are best public over ours.
     """
     us, first, step = best_times(rows), first_layer_times(rows), step_times(rows)
     have = {name for times in us.values() for name in times}
@@ -230,6 +235,8 @@ def method_note(rows: Sequence[Row]) -> str:
         f"Whole calls, {method['timer']}, median of {method['rounds']} rounds, KV copies of "
         f"{method['rotation_bytes'] / 1e6:.0f} MB in rotation."
     )
+    if "rest" in method and any("us_in_step" in row for row in rows):
+        text += f" Between two calls of a step: {method['rest']}."
     for word, row in (("before", run), ("after", end)):
         if row and row["ceilings"]:
             gemm, read = row["ceilings"]["gemm_tflops"], row["ceilings"]["read_tbps"]

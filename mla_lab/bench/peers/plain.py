@@ -9,8 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-
-from torch import Tensor
+from typing import Any
 
 from ...api import decode
 from ...call.decode_args import native_args
@@ -41,7 +40,9 @@ class Plain(PeerBase):
         """As `Peer.prepare`. Raises Unsupported where no kernel takes the call."""
         given = rotation.copies[0].seq_lens
         lengths, shorter = given.clone(), (given - 1).clamp(min=0)
-        copies = [self._bounded(copy, lengths) for copy in rotation.copies]
+        # one table for all copies, as the layers of a step have it
+        bounded = {"seq_lens": lengths} | self._bound(rotation.copies[0])
+        copies = [replace(copy, **bounded) for copy in rotation.copies]
         arguments = native_arguments(copies[0], rotation.case.batch_invariant)
         _, runner = decode.prepare(native_args(**arguments))
         if rotation.device.type == "cuda" and runner.name == "torch":
@@ -62,13 +63,13 @@ class Plain(PeerBase):
         notes = {"backend": runner.name, "max_seq_len": copies[0].max_seq_len}
         return Prepared(launches, captured=captured, other_lengths=other, notes=notes)
 
-    def _bounded(self, copy: DecodeInputs, lengths: Tensor) -> DecodeInputs:
-        """`copy` with lengths of its own, and the table and bound of this kind of call."""
+    def _bound(self, copy: DecodeInputs) -> dict[str, Any]:
+        """Table and bound of this kind of call, where they are not those of `copy`."""
         table, longest = copy.block_tables, max(copy.problem.kv_lens, default=0)
         if self.tight or copy.problem.top_k:
-            return replace(copy, seq_lens=lengths)
+            return {}
         bound = max(LOOSE_BOUND, longest)
         columns = -(-bound // copy.problem.page_size)
         wide = table.new_full((*table.shape[:-1], max(columns, table.shape[-1])), UNUSED_PAGE)
         wide[..., : table.shape[-1]] = table
-        return replace(copy, seq_lens=lengths, block_tables=wide, max_seq_len=bound)
+        return {"block_tables": wide, "max_seq_len": bound}

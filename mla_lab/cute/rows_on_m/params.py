@@ -57,6 +57,11 @@ class Config:
     dual: int = 0
 
     @property
+    def warms_code(self) -> bool:
+        """Warps that are done run the merge's code ahead of those that merge."""
+        return False
+
+    @property
     def fp8(self) -> bool:
         """The cache is fp8, and the output is accumulated as O^T (`keep_ab_sm90.fp8`)."""
         return False

@@ -18,6 +18,7 @@ from .keep_ab_partials import (
     THREADS,
     UNITS_PER_STRIP,
     WARPS,
+    merging_warp,
     pair_place,
     read_pair,
     row_of,
@@ -55,7 +56,7 @@ def factors_at(share, unit):
 def sum_strips(cta: Cta, work: Work, share: MergeShare):
     """One strip of 16 rows by a warp at a time."""
     tid, _, _ = cute.arch.thread_idx()
-    w = cute.arch.make_warp_uniform(tid // 32 % WARPS)
+    w = cute.arch.make_warp_uniform(merging_warp(cta.cfg, tid))
     lane = cute.arch.lane_idx()
     for strip in cutlass.range(w, share.count, WARPS, unroll=1):
         unit = (share.first + strip) * UNITS_PER_STRIP

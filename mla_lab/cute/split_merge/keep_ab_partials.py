@@ -13,6 +13,7 @@ the normalised output: 11 bits of it, whatever the range of V.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import cutlass
 import cutlass.cute as cute
@@ -32,6 +33,13 @@ THREADS = PV_BARRIER.threads
 REGION = BLOCK * LATENT
 #: biased exponents: the least of a row's bound, and that of 2**15
 LEAST, HIGHEST = 31, 142
+
+
+def merging_warp(cfg: Any, thread: Int32) -> Int32:
+    """Number of a warp among the `WARPS` that merge; where others run their code ahead
+    (`keep_ab_cooperative`), of that one whose way it takes."""
+    warp = thread // 32
+    return warp % WARPS if cfg.warms_code else warp
 
 
 @dataclass(frozen=True)

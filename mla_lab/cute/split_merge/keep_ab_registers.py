@@ -21,7 +21,7 @@ from ..common.ptx_sm90 import LN2, LOG2E, pick, ptx
 from ..rows_on_m.epilogue_store import store_pair, store_row_lse, store_rows
 from ..rows_on_m.params import Cta, Work
 from .keep_ab_combine import MergeShare
-from .keep_ab_partials import REGION, ROW_WORDS, WARPS, OwnStrips, unpack
+from .keep_ab_partials import REGION, ROW_WORDS, WARPS, OwnStrips, merging_warp, unpack
 
 #: the most splits summed here; up to `FEW_SPLITS` // 2 a warp takes two `PAIR`s of strips
 FEW_SPLITS, PAIR = 8, 2
@@ -164,7 +164,7 @@ def sum_in_registers(cta: Cta, work: Work, share: MergeShare, own: OwnStrips):
     wide = share.splits <= half
     width = pick(wide, Int32(2 * PAIR), Int32(PAIR))
     end = share.first + share.count
-    w = cute.arch.make_warp_uniform(tid // 32 % WARPS)
+    w = cute.arch.make_warp_uniform(merging_warp(cfg, tid))
     for strip in cutlass.range(share.first + w * width, end, WARPS * width, unroll=1):
         if const_expr(cfg.fp8):  # whose PV warp groups lack a register
             strip = cute.arch.make_warp_uniform(strip)

@@ -196,6 +196,17 @@ def test_a_call_between_the_kernels_of_a_step(path):
     assert [launch.peer for launch in step] == ["a", "rest"] * LAYERS
 
 
+def test_a_step_without_room_for_its_other_kernels_leaves_the_reason(path):
+    def rest(tokens, device):
+        raise torch.OutOfMemoryError("no room for 264 MB\nof 80 GB")
+
+    method = replace(METHOD, isolated=False, planned=False)
+    timer = FakeTimer(a=[10.0])
+    (row,) = CaseRun(CASES[0], method, timer, torch.device("cpu"), rest=rest).rows([FakePeer("a")])
+    assert row["status"] == "ok" and row["us"] == 10.0 and "us_in_step" not in row
+    assert row["notes"]["in_step"] == "no room for 264 MB"
+
+
 def test_isolated_and_planned_times_stand_beside(path):
     peers = [FakePeer("graph"), FakePeer("host", planned=True)]
     timer = FakeTimer(graph=[10.0], host=[10.0])

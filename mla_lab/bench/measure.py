@@ -126,11 +126,10 @@ class CaseRun:
         self.device = device
         self.telemetry = telemetry or Telemetry()
         #: the rest of a layer, and a replay of it alone with its rounds, where that is measured
+        self._make_rest = rest
         self._rest: Launch | None = None
         self._alone: Replay | None = None
         self._alone_us: list[float] = []
-        if method.in_step and (device.type == "cuda" or rest is not StepRest):
-            self._rest = rest(case.problem.total_q, device)
         #: the row of the peer that lost the device
         self.culprit: Row | None = None
 
@@ -153,9 +152,8 @@ class CaseRun:
 
     def _measure(self, entries: list[Entry]) -> None:
         rotation: Rotation | None = None
-        if self._rest is not None:
-            self._rest()  # its library must be loaded before a capture
-            self._alone = self.timer.ready([self._rest] * LAYERS)
+        if self.method.in_step and (self.device.type == "cuda" or self._make_rest is not StepRest):
+            self._prepare_rest(entries)
         for entry in (e for e in entries if e.running):
             try:
                 rotation = rotation or make_rotation(
@@ -183,13 +181,26 @@ class CaseRun:
             if self.method.power and worthwhile(self.case.problem):
                 self._load([e for e in entries if e.running])
 
+    def _prepare_rest(self, entries: Sequence[Entry]) -> None:
+        """The rest of a layer, and its replay; where they have no room, the reason in all notes."""
+        try:
+            self._rest = self._make_rest(self.case.problem.total_q, self.device)
+            self._rest()  # its library must be loaded before a capture
+            self._alone = self.timer.ready([self._rest] * LAYERS)
+        except torch.OutOfMemoryError as error:
+            self._rest = None
+            for entry in entries:
+                entry.row["notes"] = {"in_step": str(error).splitlines()[0]}
+
     def _enter(self, entry: Entry, rotation: Rotation) -> None:
         """Prepare a peer, check every copy, capture its replays and warm them up."""
         prepared = entry.peer.prepare(rotation)
         pairs = zip(prepared.launches, rotation.expected, strict=True)
         accuracy = compare((launch(), expected) for launch, expected in pairs)
         entry.row.update(
-            asdict(accuracy), sdpa_error=rotation.sdpa_error, notes=dict(prepared.notes)
+            asdict(accuracy),
+            sdpa_error=rotation.sdpa_error,
+            notes=entry.row.get("notes", {}) | dict(prepared.notes),
         )
         objection = accuracy.objection(self.case, rotation.sdpa_error, prepared.allowance)
         if objection:

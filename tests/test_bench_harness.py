@@ -13,11 +13,10 @@ import torch
 from mla_lab.bench import power
 from mla_lab.bench.cases import uniform_case
 from mla_lab.bench.harness import Bench
-from mla_lab.bench.measure import CaseRun, Method
+from mla_lab.bench.measure import Method
 from mla_lab.bench.peers.base import Prepared
 from mla_lab.bench.records import Record, read, results, schema
 from mla_lab.bench.rotation import make_rotation
-from mla_lab.bench.step_rest import LAYERS
 from mla_lab.bench.telemetry import Sample, Telemetry
 from mla_lab.bench.timers import HostTimer
 from mla_lab.core.errors import DeviceLost, unsupported
@@ -177,34 +176,6 @@ def test_peers_take_turns_and_none_always_follows_the_same(path):
     assert len(set(rounds)) == 6, "every order occurs"
     before = Counter(pairwise(order[6:]))
     assert all(before[pair] > 5 for pair in permutations("abc", 2)), "behind each of the others"
-
-
-def test_a_call_between_the_kernels_of_a_step(path):
-    timer = FakeTimer(a=[10.0], rest=[30.0])
-    run_of_case = CaseRun(
-        CASES[0],
-        replace(METHOD, isolated=False, planned=False),
-        timer,
-        torch.device("cpu"),
-        rest=lambda tokens, device: FakeLaunch("rest", lambda: torch.zeros(tokens)),
-    )
-    (row,) = run_of_case.rows([FakePeer("a")])
-    # the fake clock counts launches, whosever they are, by that of the first: 32 of 10 us
-    assert row["us_in_step"] == (32 * 10.0 - 16 * 30.0) / 16
-    alone, step = timer.replays[0], timer.replays[2]
-    assert [launch.peer for launch in alone] == ["rest"] * LAYERS
-    assert [launch.peer for launch in step] == ["a", "rest"] * LAYERS
-
-
-def test_a_step_without_room_for_its_other_kernels_leaves_the_reason(path):
-    def rest(tokens, device):
-        raise torch.OutOfMemoryError("no room for 264 MB\nof 80 GB")
-
-    method = replace(METHOD, isolated=False, planned=False)
-    timer = FakeTimer(a=[10.0])
-    (row,) = CaseRun(CASES[0], method, timer, torch.device("cpu"), rest=rest).rows([FakePeer("a")])
-    assert row["status"] == "ok" and row["us"] == 10.0 and "us_in_step" not in row
-    assert row["notes"]["in_step"] == "no room for 264 MB"
 
 
 def test_isolated_and_planned_times_stand_beside(path):

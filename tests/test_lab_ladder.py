@@ -71,7 +71,7 @@ def test_the_x_ray_comes_from_the_record_where_nothing_is_compiled() -> None:
     for label in LABELS[1:]:
         explorer.set(step=label)
         assert label in explorer.figure(explorer.state).layout.title.text
-    assert "asked" in explorer.set(step=LABELS[5]).note(explorer.state)
+    assert "bank conflicts" in explorer.set(step=LABELS[5]).note(explorer.state)
 
 
 def test_the_recorded_x_ray_is_of_these_sources() -> None:

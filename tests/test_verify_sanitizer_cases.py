@@ -65,4 +65,5 @@ def test_the_note_says_what_each_tool_found():
     assert "memcheck 0 in 24, racecheck 2 in 2. With errors: sparse." in note
     assert "With errors" not in tables.sanitizer_note([head, *rows[:2]])
     rows[1]["calls"] = 0
-    assert tables.sanitizer_note([head, *rows]).endswith("Refused there, and so not seen: sinks.")
+    note = tables.sanitizer_note([head, *rows])
+    assert note.endswith("Ended ahead of the call, and so not seen: sinks.")

@@ -197,7 +197,7 @@ def sanitizer_note(rows: Sequence[Row]) -> str:
         f"{head['tool']} on {where(rows)}. Errors in calls with each feature (racecheck: a process "
         f"for each): {', '.join(tools.values())}."
         + (f" With errors: {', '.join(wrong)}." if wrong else "")
-        + (f" Refused there, and so not seen: {', '.join(unseen)}." if unseen else "")
+        + (f" Ended ahead of the call, and so not seen: {', '.join(unseen)}." if unseen else "")
     )
 
 

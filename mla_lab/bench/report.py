@@ -30,12 +30,13 @@ FIRST_LAYER = {
     "lengths that differ from those of the launch before.",
     False: "the first layer of a step, whose launch finds the work tiles anew, is not timed apart.",
 }
-#: what a sentence on the call says of times in a step, and the kernels there in records that name
-#: none
+#: what a sentence on the call says of times in a step
 IN_A_STEP = (
     " In a step: what the call adds to each of 16 layers that have {} between two calls, so that "
-    "kernels and their data are fetched from memory anew."
+    "{} fetched anew."
 )
+#: the kernels there in records that name none: behind a GEMM alone most of the code is still in the
+#: instruction caches
 REST = "a GEMM over 132 MB of weights"
 #: peers with two settings: the faster one is shown, as a caller could choose it
 PEERS = {
@@ -89,7 +90,9 @@ def call_note(rows: Sequence[Row]) -> str:
     step = ""
     if any("us_in_step" in row for row in rows):
         methods = [row["method"] for row in rows if row["kind"] == "run"]
-        step = IN_A_STEP.format(next((m["rest"] for m in methods if "rest" in m), REST))
+        rest = next((method["rest"] for method in methods if "rest" in method), REST)
+        what = "its data and part of its code are" if rest == REST else "its code and data are"
+        step = IN_A_STEP.format(rest, what)
     return (
         "Times are of whole calls in a CUDA graph, with KV read from memory; each peer makes its "
         f"own plan outside of the timing.\n{words[headline(rows)]}{step}"

@@ -197,19 +197,14 @@ def test_values_times_their_factors_stay_in_fp16() -> None:
 
 @pytest.mark.skipif(shutil.which("g++") is None, reason="needs a C++ compiler")
 @pytest.mark.parametrize(
-    ("base", "features"),
-    [
-        (replace(EIGHT, page_size=128), ()),
-        (replace(HI_LO, tile_rows=64, cluster=1), ()),
-        (HI_LO, (("scales", 1),)),
-        (KV_656, ()),
-    ],
-    ids=["plain", "hi_lo, 64 rows", "hi_lo, scales", "656 bytes"],
+    "base",
+    [replace(EIGHT, page_size=128), replace(HI_LO, tile_rows=64, cluster=1), KV_656],
+    ids=["plain", "hi_lo, 64 rows", "656 bytes"],
 )
-def test_compiles_without_spills(base: KernelConfig, features: tuple[tuple[str, int], ...]) -> None:
+def test_compiles_without_spills(base: KernelConfig) -> None:
     # shipped builds, the first two of which other tests want too; that none of all spills is on
     # record (`test_jit_shipped`)
-    made = jit.compile(replace(base, options=(*features, ("shaped", 1))), "sm_90a")
+    made = jit.compile(replace(base, options=(("shaped", 1),)), "sm_90a")
     (kernel,) = made.resources
     assert kernel.stack == 0
     assert tuple(kernel.block or ()) == (fp8.THREADS, 1, 1)
@@ -219,6 +214,6 @@ def test_compiles_without_spills(base: KernelConfig, features: tuple[tuple[str, 
     wide = {"e4m3": {"f32.f16.f16"}, "fp8_656": {"f32.f16.f16", "f32.bf16.bf16"}}
     assert found == {"f32.e4m3.e4m3"} | (wide[base.kv_format] if base.q_dtype == "bf16" else set())
     # only such a pair has products of 128 rows, and sends weights to the other CTA
-    exchange = static_facts(replace(base, options=features)).p_exchange
+    exchange = static_facts(base).p_exchange
     assert ("m64n128k16.f32.f16.f16" in products) == exchange
     assert ("cp.async.bulk.shared::cluster.shared::cta" in made.ptx.read_text()) == exchange

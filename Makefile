@@ -39,7 +39,7 @@ $(STAMP): requirements.txt pyproject.toml
 		echo "[1/3] new environment $(VENV) from $(PYTHON)"; $(PYTHON) -m venv --clear $(VENV); \
 	else echo "[1/3] environment $(VENV) is there"; fi
 	@echo "[2/3] pinned packages (a first time takes minutes, and gigabytes where torch comes with CUDA)"
-	@$(PIP) install -r requirements.txt | sed -u '/already satisfied/d' || { \
+	@$(PIP) install --no-compile -r requirements.txt | sed -u '/already satisfied/d' || { \
 		echo "pip could not install requirements.txt (its own lines above say why): it needs a package index it can reach, or PIP_FIND_LINKS=/folder/of/wheels"; exit 1; }
 	@echo "[3/3] mla_lab itself, editable"
 	@$(PIP) install --quiet --no-deps --no-build-isolation --editable .

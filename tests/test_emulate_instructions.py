@@ -195,6 +195,16 @@ def test_global_bounds_and_alignment() -> None:
         assert caught.value.finding.kind == kind and "warp 0" in str(caught.value)
 
 
+def test_what_is_discarded_is_undefined_and_a_whole_line() -> None:
+    body = "mov.u32 %r0, %tid.x; setp.eq.u32 %p0, %r0, 0; ld.param.u64 %d0, [a];"
+    body += "@%p0 discard.global.L2 [%d0 + {0}], 128;"
+    values = torch.zeros(96)
+    ptx_kernel(kernel(body.format(128)), "k", Direct())(values, values.clone())
+    assert values[32:64].isnan().all() and not values[:32].any() and not values[64:].any()
+    with pytest.raises(Fault, match="misaligned"):
+        ptx_kernel(kernel(body.format(64)), "k", Direct())(values, values.clone())
+
+
 def test_arguments_are_counted() -> None:
     emulated = ptx_kernel(kernel("mov.b32 %r1, 1;"), "k", Direct())
     assert isinstance(emulated, EmulatedKernel)

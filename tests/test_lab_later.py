@@ -34,6 +34,14 @@ def test_nbformat_is_loaded_once_it_is_used(before: str, use: str) -> None:
     assert said[:2] == ["False", "True"] and said[2].endswith("__init__.py")
 
 
+def test_the_version_loads_nothing() -> None:
+    asked = "import nbformat; print(nbformat.__version__, 'nbformat.v4' in sys.modules)\n"
+    said, loaded, then = printed(
+        f"{PICTURES}{asked}import nbformat.v4; print(nbformat.__version__)"
+    )
+    assert (said, loaded) == (then, "False")
+
+
 def test_what_is_not_there_stays_away() -> None:
     code = "from mla_lab.lab.later import load_later; load_later('nowhere')\ntry: import nowhere\n"
     assert printed(code + "except ModuleNotFoundError as error: print(error.name)") == ["nowhere"]

@@ -10,7 +10,10 @@ from .findings import fault
 from .gang import Gang, Mask
 from .memory import BASE, RESERVED
 from .parts import CtaLike
+from .shadow import expand
 
+#: bytes that a discard names
+LINE = 128
 #: of a shared address, the offset in its CTA
 _OFFSET = 0xFFFFFF
 
@@ -160,6 +163,15 @@ def st_global(
     memory, index = g.machine.memory.views[nbytes], offset // nbytes
     for i, row in enumerate(values):
         memory[index + i] = row[active]
+    g.machine.progress += 1
+
+
+def discard(g: Gang, address: Row, m: Mask, pc: int) -> None:
+    """discard.global: a line of L2 that need not be written to memory. What a later load of it
+    gives is undefined; here all bits are set, which is NaN in every format."""
+    offset, _ = _global(g, address, LINE, m, pc)
+    g.machine.checker.global_write(g, offset, LINE, (pc, "weak"))
+    g.machine.memory.views[4][expand(offset, LINE)] = ~np.uint32(0)
     g.machine.progress += 1
 
 

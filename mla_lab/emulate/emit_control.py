@@ -132,7 +132,7 @@ def _fence(w: Writer, s: Instruction, pc: int) -> Lines:
     return [f"g.machine.checker.fence(g, {kind!r})"]
 
 
-@emits("setmaxnreg", "prefetch", "nanosleep", "griddepcontrol", "discard", "applypriority")
+@emits("setmaxnreg", "prefetch", "nanosleep", "griddepcontrol", "applypriority")
 def _nothing(w: Writer, s: Instruction, pc: int) -> Lines:
     """No effect on what is computed: launches follow each other, registers are not counted."""
     return ["pass"]

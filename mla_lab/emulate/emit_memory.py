@@ -76,6 +76,11 @@ def _st(w: Writer, s: Instruction, pc: int) -> Lines:
     return [f"st_global(g, {address}, {values}, {nbytes}, MASK, ({pc}, {order(s)!r}))"]
 
 
+@emits("discard")
+def _discard(w: Writer, s: Instruction, pc: int) -> Lines:
+    return [f"discard(g, {w.address(s.args[0])}, MASK, {pc})"]
+
+
 @emits("atom", "red")
 def _atom(w: Writer, s: Instruction, pc: int) -> Lines:
     kind = s.parts[-1].replace("b", "u")

@@ -4,22 +4,28 @@ from __future__ import annotations
 
 import importlib.util
 import sys
+from importlib.metadata import PackageNotFoundError, version
 from types import ModuleType
 from typing import Any
 
 #: special attributes that a user of a module asks for. Others are looked for in all modules there
 #: are, by `inspect.getmodule` as torch is imported
-_SPECIAL = ("__all__", "__path__", "__version__")
+_SPECIAL = ("__all__", "__path__")
 
 
 class _Later(ModuleType):
     """A module that is not loaded yet; importing it takes none of its attributes."""
 
     def __getattr__(self, attribute: str) -> Any:
-        """An attribute of the module, which is loaded for it."""
+        """An attribute of the module, which is loaded for it; its version from the installation."""
+        name = self.__name__
+        if attribute == "__version__":
+            try:
+                return version(name)
+            except PackageNotFoundError:
+                raise AttributeError(attribute) from None
         if attribute.startswith("__") and attribute not in _SPECIAL:
             raise AttributeError(attribute)
-        name = self.__name__
         if sys.modules.get(name) is self:
             del sys.modules[name]
         return getattr(importlib.import_module(name), attribute)

@@ -51,6 +51,22 @@ class OwnStrips:
     address: Int32  # of the first
 
 
+@cute.jit
+def discard_strip(cta: Cta, first: Int32, splits: Int32):
+    """A strip that all lanes have read, fp32 word `first` of `partial_out` in split 0, and those of
+    the other splits: nobody reads them again, and what takes their lines in L2 need not write them
+    to memory. Four lanes take the four lines of a split's strip."""
+    lane = cute.arch.lane_idx()
+    line = cta.g.mO_partial.iterator + (first + 32 * (lane % 4))
+    for split in cutlass.range(lane // 4, splits, 8, unroll=1):
+        # a workspace may begin in the middle of a line
+        ptx(
+            "{ .reg .pred p; .reg .b64 rest; and.b64 rest, {$r0}, 127; setp.eq.u64 p, rest, 0;"
+            "@p discard.global.L2 [{$r0}], 128; }",
+            line + split * (REGION * cta.cfg.cluster),
+        )
+
+
 def words_at(pointer, count):
     """`count` fp32 words of global memory at an aligned address."""
     return cute.make_tensor(pointer.align(4 * count), cute.make_layout(count))

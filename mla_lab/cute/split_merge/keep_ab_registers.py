@@ -21,7 +21,15 @@ from ..common.ptx_sm90 import LN2, LOG2E, pick, ptx
 from ..rows_on_m.epilogue_store import store_pair, store_row_lse, store_rows
 from ..rows_on_m.params import Cta, Work
 from .keep_ab_combine import MergeShare
-from .keep_ab_partials import REGION, ROW_WORDS, WARPS, OwnStrips, merging_warp, unpack
+from .keep_ab_partials import (
+    REGION,
+    ROW_WORDS,
+    WARPS,
+    OwnStrips,
+    discard_strip,
+    merging_warp,
+    unpack,
+)
 
 #: the most splits summed here; up to `FEW_SPLITS` // 2 a warp takes two `PAIR`s of strips
 FEW_SPLITS, PAIR = 8, 2
@@ -180,6 +188,10 @@ def sum_in_registers(cta: Cta, work: Work, share: MergeShare, own: OwnStrips):
         # one copy of the code for both turns: it runs once a launch, and is fetched for that
         for turn in cutlass.range(2, unroll=1):
             add_strips(acc, weights, now)
+            if const_expr(not cfg.pieces):  # whose slots others fill in the same launch
+                if turn == 1:  # all partials are in registers
+                    for merged in cutlass.range(strip, strip + width, unroll=1):
+                        discard_strip(cta, share.region + 128 * merged, share.splits)
             if wide | (turn == 1):
                 store_strips(cta, acc, work, row, column)
                 acc.fill(0.0)

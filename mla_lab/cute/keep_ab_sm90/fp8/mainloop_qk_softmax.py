@@ -74,6 +74,16 @@ def matrix_row(base):
     return base + row * 64 + (chunk << 4)
 
 
+def load_matrices(address, offset):
+    """Four 8 x 8 matrices of 16-bit elements, as `matrix_row` addresses them."""
+    return ptx(
+        "ldmatrix.sync.aligned.m8n8.x4.shared.b16 { {$w0}, {$w1}, {$w2}, {$w3} }, "
+        f"[{{$r0}}+{offset}];",
+        address,
+        out=[Int32] * 4,
+    )
+
+
 def load_q_fragments(cta: Cta, tSrQ: cute.Tensor):
     """Q to registers, except for its last boxes."""
     words = cute.recast_tensor(tSrQ, Int32)
@@ -81,12 +91,7 @@ def load_q_fragments(cta: Cta, tSrQ: cute.Tensor):
     for odd in range(2):
         at = base ^ (32 * odd)
         for k in range(odd, cta.cfg.q_steps, 2):
-            got = ptx(
-                "ldmatrix.sync.aligned.m8n8.x4.shared.b16 { {$w0}, {$w1}, {$w2}, {$w3} }, "
-                f"[{{$r0}}+{k // 2 * BOX}];",
-                at,
-                out=[Int32] * 4,
-            )
+            got = load_matrices(at, k // 2 * BOX)
             for i in range(4):
                 words[4 * k + i] = got[i]
 

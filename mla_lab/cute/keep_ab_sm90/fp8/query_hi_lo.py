@@ -12,7 +12,10 @@ k-step, of 64 bytes per row. A thread splits what it will hold of operand A
 
     rows g, g + 8 (g = lane / 4)     columns 4q .. 4q+3, 16 + 4q .. 16 + 4q + 3 (q = lane % 4)
 
-and keeps hi of `q_boxes` boxes; lo and the rest of hi go to shared memory.
+by two k-steps at a time: lo goes to shared memory, as does hi of the last boxes; hi of the others
+takes the place of the boxes that it is made of, and goes from there to registers. The loop is not
+unrolled: its code runs once a work tile, and in a decode step, where other kernels run between two
+launches, each 10 KB of such code cost a launch 1 us or more (`data/notes/kernel_attempts.jsonl`).
 
 Scores are sums of `qk_parts` column parts, added in fp32, because the tensor core keeps 14 bits of
 what it adds. The first part of QK(t + 1) runs under softmax(t).
@@ -31,7 +34,15 @@ from cutlass.cute.nvgpu import warpgroup
 
 from ...common.feature_operands import magnitude, not_zero, with_scales, with_sign
 from ...common.pipeline import PipelineState, StagePhases
-from ...common.ptx_sm90 import bits_float, butterfly, float_bits, fresh_thread, ptx, stmatrix_x4
+from ...common.ptx_sm90 import (
+    bits_float,
+    butterfly,
+    float_bits,
+    fresh_thread,
+    pick,
+    ptx,
+    stmatrix_x4,
+)
 from ...rows_on_m.mask import first_row
 from ...rows_on_m.params import Cta
 from ...rows_on_m.profile import profile_tile
@@ -39,7 +50,14 @@ from ...rows_on_m.work_records import read_work
 from ..mainloop_qk_softmax import RowState, TileContext, release_kv
 from ..params import BOX
 from . import kv_656
-from .mainloop_qk_softmax import finish_rows, mask_scores, matrix_row, nothing, tile_context
+from .mainloop_qk_softmax import (
+    finish_rows,
+    load_matrices,
+    mask_scores,
+    matrix_row,
+    nothing,
+    tile_context,
+)
 from .p_exchange_2cta import p_state
 from .p_fp16 import online_softmax_step, optimistic_softmax_step
 from .params import Q_ARRIVAL_BOXES, Q_STAGES, STEP, Fp8Config
@@ -50,8 +68,8 @@ SCALED_TOP, INFINITE = 127 + 7, 255
 FIRST = 6
 #: words of weights per thread
 WORDS = 16
-#: boxes of one stage of Q, and k-steps that are read before the first of them is written
-ARRIVED, READ_AHEAD = Q_ARRIVAL_BOXES // Q_STAGES, 3
+#: boxes of one stage of Q
+ARRIVED = Q_ARRIVAL_BOXES // Q_STAGES
 
 
 @dataclass(frozen=True)
@@ -127,23 +145,32 @@ def load_words(address, offset):
     )
 
 
+@cute.jit
 def max_exponents(cta: Cta, stages):
     """Biased exponents of the greatest elements of a thread's two rows of Q."""
     cfg, tid = cta.cfg, fresh_thread()
     # any 16 bytes of a row: the four lanes of the quad read all of them
     at = Int32(cta.s.sKV.iterator.toint()) + first_row(tid) * 64 + ((tid & 3) << 4)
-    tops = [Int32(0)] * (4 if cfg.kv_656 else 2)
-    for n, stage in enumerate(stages):
-        base = at + stage * cfg.stage_bytes
-        for box in range(ARRIVED):
-            for h in range(2):
-                # the rope of 656-byte tokens is not split
-                i = h + 2 * (n * ARRIVED + box >= cfg.steps)
-                tops[i] = max_magnitudes(tops[i], base, box * BOX + 512 * h)
-    exponents = [butterfly(cutlass.max, max_of_halves(top)) >> 7 for top in tops]
-    if cfg.kv_656:
-        above = kv_656.ROPE_ABOVE
-        return [cutlass.max(exponents[h], exponents[2 + h] - above) for h in range(2)]
+    first, second = (at + stage * cfg.stage_bytes for stage in stages)
+    tops = cute.make_rmem_tensor(2, Int32)
+    tops.fill(0)
+    # the rope of 656-byte tokens, the last boxes of the second stage, is not split
+    split = cfg.steps - ARRIVED
+    for box in cutlass.range(split, unroll=1):
+        for h in cutlass.range_constexpr(2):
+            for base in (first, second):
+                tops[h] = max_magnitudes(tops[h], base + box * BOX, 512 * h)
+    exponents = []
+    for h in cutlass.range_constexpr(2):
+        top, rope = tops[h], Int32(0)
+        for box in cutlass.range_constexpr(split, ARRIVED):
+            top = max_magnitudes(top, first, box * BOX + 512 * h)
+            rope = max_magnitudes(rope, second, box * BOX + 512 * h)
+        exponent = butterfly(cutlass.max, max_of_halves(top)) >> 7
+        if const_expr(cfg.kv_656):
+            of_rope = butterfly(cutlass.max, max_of_halves(rope)) >> 7
+            exponent = cutlass.max(exponent, of_rope - kv_656.ROPE_ABOVE)
+        exponents.append(exponent)
     return exponents
 
 
@@ -151,6 +178,13 @@ def place_in_box(row, q):
     """Byte offset of columns 4q .. 4q + 3 of a row in a box of Q; those 16 further on lie at this
     XOR 32."""
     return row * 64 + (((q >> 1) ^ ((row >> 1) & 3)) << 4) + ((q & 1) << 3)
+
+
+def arrived_box(cfg: Fp8Config, stages, step):
+    """Byte offset in the ring of the box in which k-step `step` of Q arrived."""
+    in_second = step >= ARRIVED
+    stage = pick(in_second, stages[1], stages[0])
+    return stage * cfg.stage_bytes + (step - pick(in_second, Int32(ARRIVED), Int32(0))) * BOX
 
 
 def row_factors(cta: Cta, stages):
@@ -166,37 +200,49 @@ def row_factors(cta: Cta, stages):
 
 
 @cute.jit
+def split_steps(cta: Cta, f: Fragments, up, stages):
+    """Both terms of Q times the factors `up` of the thread's rows. A warp reads and writes its own
+    rows alone."""
+    cfg, s = cta.cfg, cta.s
+    tid = fresh_thread()
+    base = Int32(s.sKV.iterator.toint())
+    at = base + place_in_box(first_row(tid), tid & 3)
+    hi_at, low_at = matrix_row(base), matrix_row(Int32(s.sQ_low.iterator.toint()))
+    tail_at = hi_at
+    if const_expr(cfg.q_steps < cfg.steps):
+        tail_at = matrix_row(Int32(s.sQ_tail.iterator.toint()))
+    # two k-steps at a time: a box of hi, and one of lo
+    for pair in cutlass.range(cfg.steps // 2, unroll=1):
+        boxes = [arrived_box(cfg, stages, 2 * pair + odd) for odd in (0, 1)]
+        got = [[load_words((at + box) ^ (32 * far), 512 * h) for far in (0, 1) for h in (0, 1)]
+               for box in boxes]  # fmt: skip
+        cute.arch.sync_warp()  # hi takes the place of the first of the two
+        to = hi_at + boxes[0]
+        if const_expr(cfg.q_steps < cfg.steps):
+            to = pick(2 * pair < cfg.q_steps, to, tail_at + (pair - cfg.q_steps // 2) * BOX)
+        for odd in cutlass.range_constexpr(2):
+            terms = [split_four(got[odd][i], up[i % 2]) for i in range(4)]
+            stmatrix_x4(to ^ (32 * odd), 0, [hi for hi, _ in terms])
+            stmatrix_x4((low_at + pair * BOX) ^ (32 * odd), 0, [lo for _, lo in terms])
+    cute.arch.sync_warp()
+    words = cute.recast_tensor(f.tSrQ, Int32)
+    for k in cutlass.range_constexpr(cfg.q_steps):
+        stage, box = stages[k // 2 * 2 // ARRIVED], k // 2 * 2 % ARRIVED
+        got = load_matrices((hi_at + stage * cfg.stage_bytes) ^ (32 * (k % 2)), box * BOX)
+        for i in cutlass.range_constexpr(4):
+            words[4 * k + i] = got[i]
+
+
+@cute.jit
 def split_query(cta: Cta, f: Fragments, scale, stages):
     """Both terms of Q, from two stages, to registers and shared memory; `scale` <- of the scores of
     the thread's two rows, base-2 units."""
     cfg, s = cta.cfg, cta.s
-    words = cute.recast_tensor(f.tSrQ, Int32)
     up = row_factors(cta, stages)
     # the MMAs of the query before have finished in all warps
     s.q_pipe.empty.arrive(0)
     s.q_pipe.empty.wait(0, 0)
-    tid = fresh_thread()
-    at = Int32(s.sKV.iterator.toint()) + place_in_box(first_row(tid), tid & 3)
-    low_at = matrix_row(Int32(s.sQ_low.iterator.toint()))
-    if const_expr(cfg.q_steps < cfg.steps):
-        tail_at = matrix_row(Int32(s.sQ_tail.iterator.toint()))
-    for first in cutlass.range_constexpr(0, cfg.steps, READ_AHEAD):
-        last = min(first + READ_AHEAD, cfg.steps)
-        got = [
-            [load_words((at + stages[k // ARRIVED] * cfg.stage_bytes) ^ (32 * far),
-                        (k % ARRIVED) * BOX + 512 * h) for far in (0, 1) for h in (0, 1)]
-            for k in range(first, last)
-        ]  # fmt: skip
-        for k in cutlass.range_constexpr(first, last):
-            terms = [split_four(got[k - first][i], up[i % 2]) for i in range(4)]
-            odd = 32 * (k % 2)
-            stmatrix_x4(low_at ^ odd, k // 2 * BOX, [low for _, low in terms])
-            if const_expr(k < cfg.q_steps):
-                for i in cutlass.range_constexpr(4):
-                    words[4 * k + i] = terms[i][0]
-            else:
-                high = [high for high, _ in terms]
-                stmatrix_x4(tail_at ^ odd, (k - cfg.q_steps) // 2 * BOX, high)
+    split_steps(cta, f, up, stages)
     if const_expr(cfg.kv_656):
         kv_656.scale_q_rope(cta, stages, up)
     cute.arch.fence_view_async_shared()

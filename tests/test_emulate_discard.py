@@ -1,0 +1,55 @@
+"""Merged strips of partials are discarded: no launch reads them again, and none faults on them."""
+
+from __future__ import annotations
+
+import shutil
+
+import pytest
+import torch
+
+from mla_lab import jit
+from mla_lab.emulate import EmulatedKernel
+from mla_lab.emulate.calls import Call, is_right, make_call, problem_for
+from mla_lab.emulate.memory import GlobalMemory
+
+from .shared_builds import KEEP_AB
+
+pytestmark = pytest.mark.skipif(shutil.which("g++") is None, reason="needs a C++ compiler")
+#: fp32 words of the strips of a partial, and of it all
+STRIPS, PARTIAL = 64 * 256, 64 * 512
+#: up to eight splits are summed in registers, more from shared memory
+SPLITS = (3, 10)
+
+
+def strips_of(call: Call, splits: int) -> torch.Tensor:
+    """The words of all strips of the call's only row tile."""
+    partial_out = call.args[4]
+    return partial_out.flatten().view(-1, PARTIAL)[:splits, :STRIPS].view(torch.int32)
+
+
+@pytest.mark.parametrize("splits", SPLITS)
+def test_every_strip_is_discarded_and_the_next_launch_is_right(splits: int) -> None:
+    call = make_call(KEEP_AB, problem_for(KEEP_AB, (64 * splits - 3,)), splits)
+    kernel = EmulatedKernel.of(jit.compile(KEEP_AB))
+    for _ in range(2):
+        call.out.fill_(float("nan"))
+        kernel(*call.args)
+        assert is_right(call), call.errors()
+        # the emulator sets all bits of what is discarded
+        assert (strips_of(call, splits) == -1).all()
+
+
+def test_a_workspace_that_begins_in_the_middle_of_a_line_keeps_its_strips(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    call = make_call(KEEP_AB, problem_for(KEEP_AB, (64 * SPLITS[0] - 3,)), SPLITS[0])
+    allocate, size = GlobalMemory.allocate, call.args[4].nbytes
+
+    def shifted(self: GlobalMemory, nbytes: int, name: str) -> int:
+        shift = 64 if nbytes == size else 0
+        return allocate(self, nbytes + shift, name) + shift
+
+    monkeypatch.setattr(GlobalMemory, "allocate", shifted)
+    EmulatedKernel.of(jit.compile(KEEP_AB))(*call.args)
+    assert is_right(call), call.errors()
+    assert not (strips_of(call, SPLITS[0]) == -1).all(1).any()

@@ -78,11 +78,17 @@ def test_every_format_of_the_record_has_a_name() -> None:
     }
 
 
-def sparse_rows(heads: int, q_len: int, batch: int, us: dict[str, float]) -> list[dict[str, Any]]:
-    """Rows of one sparse case, as a bench record has them."""
+def sparse_rows(
+    heads: int, q_len: int, batch: int, us: dict[str, float], more: float = 0.0
+) -> list[dict[str, Any]]:
+    """Rows of one sparse case, as a bench record has them; in a step they take `more`."""
     case = uniform_case(batch, q_len, heads, 32768, kv_format="fp8_656", top_k=2048)
     line = {"kind": "result", **describe_case(case), "status": "ok", "part": 0}
-    return [{**line, "peer": sparse_table.PEERS[name], "us": took} for name, took in us.items()]
+    return [
+        {**line, "peer": sparse_table.PEERS[name], "us": took}
+        | ({"us_in_step": took + more} if more else {})
+        for name, took in us.items()
+    ]
 
 
 def test_sparse_calls_beside_flash_mla_name_the_kernel_that_cute_takes() -> None:
@@ -96,11 +102,12 @@ def test_sparse_calls_beside_flash_mla_name_the_kernel_that_cute_takes() -> None
     ahead = {"FlashMLA": 20.0, "swap_ab": 30.0, "keep_ab": 10.0, "plain call": 10.5}
     behind = {"FlashMLA": 20.0, "swap_ab": 5.0, "keep_ab": 10.0, "plain call": 5.0}
     text = sparse_table.table(
-        [head, *sparse_rows(128, 2, 4, ahead), *sparse_rows(16, 1, 64, behind)]
+        [head, *sparse_rows(128, 2, 4, ahead), *sparse_rows(16, 1, 64, behind, 5.0)]
     )
-    assert "| 2048 | 128 | 2 | 4 | 20.0 | 30.0 | **10.0** | 10.5 | 1.90 |" in text
-    assert "| 2048 | 16 | 1 | 64 | 20.0 | **5.0** | 10.0 | 5.0 | 4.00 |" in text
+    assert "| 2048 | 128 | 2 | 4 | 20.0 | 30.0 | **10.0** | 10.5 | 1.90 |  |  |" in text
+    assert "| 2048 | 16 | 1 | 64 | 20.0 | **5.0** | 10.0 | 5.0 | 4.00 | 25.0 | 10.0 |" in text
     assert "2048 tokens, 16 heads 4.00 (least 4.00)" in text
+    assert "in a step 2048 tokens, 16 heads 2.50 (least 2.50)" in text
 
 
 def test_watts_and_joules_stand_beside_flash_mla_s() -> None:

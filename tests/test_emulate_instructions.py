@@ -195,6 +195,11 @@ def test_global_bounds_and_alignment() -> None:
         assert caught.value.finding.kind == kind and "warp 0" in str(caught.value)
 
 
+def test_both_zeros_are_constants_of_their_own() -> None:
+    body = "mul.f32 %r3, %r1, 0f00000000; mul.f32 %r4, %r1, 0f80000000; or.b32 %r2, %r3, %r4;"
+    assert per_thread(body, torch.ones(32)).signbit().all()
+
+
 def test_what_is_discarded_is_undefined_and_a_whole_line() -> None:
     body = "mov.u32 %r0, %tid.x; setp.eq.u32 %p0, %r0, 0; ld.param.u64 %d0, [a];"
     body += "@%p0 discard.global.L2 [%d0 + {0}], 128;"

@@ -15,7 +15,7 @@ import numpy as np
 from . import arithmetic, card_arithmetic
 from .findings import fault
 from .parts import CtaLike
-from .writer import ALL_LANES, BLOCKED, EXIT, NUMPY
+from .writer import ALL_LANES, BLOCKED, EXIT, constant_row
 
 #: a mask of threads; True is all of them, which NumPy treats as no mask
 Mask = Any
@@ -77,21 +77,15 @@ class Gang:
         self.H, self.I = list(file16), list(file16.view(np.int16))
         self.G = list(file16.view(np.float16))
         self.P = list(np.zeros((counts[1], n), bool))
-        self.K = [self._constant(kind, value) for kind, value in self.cta.program.writer.constants]
+        writer = self.cta.program.writer
+        self.K = [
+            self._own_constant(kind, value) if row is None else row
+            for row, (kind, value) in zip(writer.literals(n), writer.constants, strict=True)
+        ]
 
-    def _constant(self, kind: str, value: Any) -> np.ndarray:
-        if isinstance(value, tuple):
-            value = self.cta.constant(value)
-        elif isinstance(value, str):
-            value = self._special(value)
-        dtype = np.dtype(NUMPY[kind])
-        if isinstance(value, int) and dtype.kind in "iu":
-            bits = value & (1 << 8 * dtype.itemsize) - 1
-            value = np.array(bits, f"u{dtype.itemsize}").view(dtype)
-        row = np.empty(self.n, dtype)
-        row[:] = value
-        row.flags.writeable = False
-        return row
+    def _own_constant(self, kind: str, value: Any) -> np.ndarray:
+        value = self.cta.constant(value) if isinstance(value, tuple) else self._special(value)
+        return constant_row(kind, value, self.n)
 
     def _special(self, name: str) -> Any:
         thread = np.arange(self.first, self.first + self.n)

@@ -11,6 +11,8 @@ import struct
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
+
 from ..core.errors import MlaLabError, unsupported
 from .ptx import Instruction, Kernel
 from .rows import CLASSES, assign
@@ -57,15 +59,29 @@ def members_of(s: Instruction) -> int:
         return ALL_LANES
 
 
+def constant_row(kind: str, value: Any, threads: int) -> np.ndarray:
+    """A row of one value that nothing may change."""
+    dtype = np.dtype(NUMPY[kind])
+    if isinstance(value, int) and dtype.kind in "iu":
+        bits = value & (1 << 8 * dtype.itemsize) - 1
+        value = np.array(bits, f"u{dtype.itemsize}").view(dtype)
+    row = np.empty(threads, dtype)
+    row[:] = value
+    row.flags.writeable = False
+    return row
+
+
 class Writer:
     """Operands of a kernel's instructions as Python expressions."""
 
     def __init__(self, kernel: Kernel, named: list[list[str]]) -> None:
         self.kernel = kernel
         self.rows, self.counts = assign(kernel, named)
-        #: (type, value) of each constant row, see `gang.constant_row`
+        #: (type, value) of each constant row
         self.constants: list[tuple[str, Any]] = []
-        self._known: dict[tuple[str, Any], int] = {}
+        # by its text: 0.0 and -0.0 are equal
+        self._known: dict[tuple[str, str], int] = {}
+        self._literals: dict[int, list[np.ndarray | None]] = {}
         #: static facts of matrix products, by index
         self.products: list[Any] = []
         self.params = {p.name: p.offset for p in kernel.params}
@@ -73,11 +89,21 @@ class Writer:
 
     def constant(self, kind: str, value: Any) -> str:
         """A row of one value: a number, the name of a special register, or a tuple."""
-        key = (kind, value)
+        key = (kind, repr(value))
         if key not in self._known:
             self._known[key] = len(self.constants)
-            self.constants.append(key)
+            self.constants.append((kind, value))
         return f"K[{self._known[key]}]"
+
+    def literals(self, threads: int) -> list[np.ndarray | None]:
+        """The constant rows that are numbers, made once for all gangs of so many threads; None
+        where a CTA or a thread has its own value."""
+        if threads not in self._literals:
+            self._literals[threads] = [
+                None if isinstance(value, (tuple, str)) else constant_row(kind, value, threads)
+                for kind, value in self.constants
+            ]
+        return self._literals[threads]
 
     def value(self, arg: str, kind: str) -> str:
         """An operand that is read."""

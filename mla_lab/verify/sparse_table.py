@@ -22,6 +22,8 @@ PEERS = {
     "keep_ab": "mla-lab-cute-keep-ab-gather",
     "plain call": "mla-lab-plain",
 }
+#: columns that are shown in a step too, where the record has that, by their name there
+IN_STEP = {"FlashMLA": "FlashMLA, in a step", "plain call": "plain call, in a step"}
 #: FlashMLA's time over ours in each case, by chosen tokens and heads
 Figures = dict[tuple[int, int], list[float]]
 
@@ -32,12 +34,15 @@ def made() -> str:
 
 
 def cases(rows: Sequence[Row]) -> Iterator[tuple[Problem, dict[str, float]]]:
-    """Each case with its microseconds by column, in the order of the table."""
+    """Each case with its microseconds by column, those in a step too, in the order of the table."""
     found: dict[str, tuple[Problem, dict[str, float]]] = {}
     columns = {peer: name for name, peer in PEERS.items()}
     for row in results(rows, "ok"):
         us = found.setdefault(row["case"], (problem_of(row), {}))[1]
-        us[columns[row["peer"]]] = row["us"]
+        name = columns[row["peer"]]
+        us[name] = row["us"]
+        if name in IN_STEP and row.get("us_in_step"):
+            us[IN_STEP[name]] = row["us_in_step"]
     yield from sorted(found.values(), key=lambda case: _place(case[0]))
 
 
@@ -49,14 +54,29 @@ def table(rows: Sequence[Row]) -> str:
     """A line for each case, then FlashMLA's time over that of the plain call."""
     lines = []
     figures: Figures = {}
+    in_step: Figures = {}
     for p, us in cases(rows):
         ratio = us["FlashMLA"] / us["plain call"]
         figures.setdefault((p.top_k, p.heads), []).append(ratio)
         cells = [f"{us[name]:.1f}" if name != taken(p) else f"**{us[name]:.1f}**" for name in PEERS]
-        lines.append((p.top_k, p.heads, max(p.q_lens), p.batch, *cells, f"{ratio:.2f}"))
-    sizes = ("chosen tokens:", "heads:", "query tokens:", "batch:")
-    names = (*sizes, *(f"{name} us:" for name in PEERS), "FlashMLA / ours:")
-    return f"{markdown_table(names, lines)}\n\n{_sentence(rows, figures)}"
+        stepped = [us.get(name) for name in IN_STEP.values()]
+        more = [f"{took:.1f}" if took else "" for took in stepped]
+        if stepped[0] and stepped[1]:
+            in_step.setdefault((p.top_k, p.heads), []).append(stepped[0] / stepped[1])
+        sizes = (p.top_k, p.heads, max(p.q_lens), p.batch)
+        lines.append((*sizes, *cells, f"{ratio:.2f}", *more))
+    names = ("chosen tokens:", "heads:", "query tokens:", "batch:")
+    names = (*names, *(f"{name} us:" for name in PEERS), "FlashMLA / ours:")
+    names = (*names, *(f"{name} us:" for name in IN_STEP.values()))
+    said = _means(figures) + (f"; in a step {_means(in_step)}" if in_step else "")
+    return f"{markdown_table(names, lines)}\n\n{_sentence(rows, said)}"
+
+
+def _means(figures: Figures) -> str:
+    return "; ".join(
+        f"{top_k} tokens, {heads} heads {geometric_mean(found):.2f} (least {min(found):.2f})"
+        for (top_k, heads), found in figures.items()
+    )
 
 
 def taken(problem: Problem) -> str:
@@ -65,11 +85,7 @@ def taken(problem: Problem) -> str:
     return "keep_ab" if takes(problem.heads, slots) else "swap_ab"
 
 
-def _sentence(rows: Sequence[Row], figures: Figures) -> str:
-    parts = [
-        f"{top_k} tokens, {heads} heads {geometric_mean(found):.2f} (least {min(found):.2f})"
-        for (top_k, heads), found in figures.items()
-    ]
+def _sentence(rows: Sequence[Row], means: str) -> str:
     runs = [row for row in rows if row["kind"] == "run"]
     head = runs[0]
     made = [f"{run['time'][:10]}, commit {run['environment']['commit'][:9]}" for run in runs]
@@ -77,7 +93,7 @@ def _sentence(rows: Sequence[Row], figures: Figures) -> str:
     version = next(p["version"] for p in head["peers"] if p["name"] == PEERS["FlashMLA"])
     return (
         f"Time of FlashMLA ({version}, combine included, metadata kernel excluded) over that of "
-        f"the plain call, geometric means: {'; '.join(parts)}. {where}: one process, CUDA graph, "
+        f"the plain call, geometric means: {means}. {where}: one process, CUDA graph, "
         f"peers in turns, medians of {head['method']['rounds']} rounds, every output checked."
     )
 

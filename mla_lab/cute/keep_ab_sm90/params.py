@@ -90,9 +90,9 @@ class Config(SharedConfig):
     @property
     def warms_code(self) -> bool:
         """The QK-softmax warp group runs the merge's code ahead of the PV warp groups, which have
-        no more registers than it (see `keep_ab_cooperative`). With draft masks the softmax would
-        keep 8 B on the stack for it."""
-        return not (self.fp8 or self.pieces or self.tree)
+        no more registers than it by then (see `keep_ab_cooperative`). With draft masks the softmax
+        would keep 8 B on the stack for it."""
+        return not (self.pieces or self.tree)
 
     @property
     def chunks(self) -> int:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import cutlass
 import cutlass.cute as cute
 from cutlass import Int32, const_expr
@@ -40,9 +42,10 @@ def find_plan(cfg: cutlass.Constexpr[Config], g: Globals, s: Shared, cta: Int32,
 
 
 @cute.jit
-def load_plan(cfg: cutlass.Constexpr[Config], s: Shared) -> Plan:
-    """What `find_plan` left, behind a barrier."""
-    return plan_of(plan_words(cfg, s)[cute.arch.lane_idx()])
+def load_plan(cfg: cutlass.Constexpr[Config], s: Shared, lane: Any = None) -> Plan:
+    """What `find_plan` left, behind a barrier. With a `lane` computed anew no address is held from
+    an earlier call on."""
+    return plan_of(plan_words(cfg, s)[cute.arch.lane_idx() if lane is None else lane])
 
 
 def plan_words(cfg: Config, s: Shared) -> cute.Tensor:

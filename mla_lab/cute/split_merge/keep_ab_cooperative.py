@@ -324,9 +324,9 @@ def in_pv_warp() -> Any:
 
 @cute.jit
 def merge_all(cta: Cta, warms_code: cutlass.Constexpr[bool]):
-    """The merges of a worker's split row tiles, the last work tile first: its own strips are in the
-    ring. `warms_code`: the QK-softmax warps come here too, and run the code of that one alone, if
-    its record is not overwritten."""
+    """The merges of a worker's split row tiles, the last work tile first: with 16 bits its own
+    strips are in the ring. `warms_code`: the QK-softmax warps come here too, and run the code of
+    that one alone, if its record is not overwritten."""
     plan = cta.plan
     end = plan.last + 1
     if const_expr(warms_code):
@@ -336,5 +336,5 @@ def merge_all(cta: Cta, warms_code: cutlass.Constexpr[bool]):
     for back in cutlass.range(plan.first + 1, end, unroll=1):
         index = plan.first + plan.last - back
         if may_be_split(plan, index):
-            merge(cta, index, True, in_pv_warp() if warms_code else True)
+            merge(cta, index, not cta.cfg.fp8, in_pv_warp() if warms_code else True)
     profile_event(cta.cfg, cta.g, "end")

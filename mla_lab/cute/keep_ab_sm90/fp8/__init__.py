@@ -65,6 +65,8 @@ clocks; `data/notes/kernel_attempts.jsonl`).
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import cutlass
 import cutlass.cute as cute
 import cutlass.utils.hopper_helpers as sm90
@@ -72,8 +74,11 @@ from cutlass import Float16, Float32, const_expr
 from cutlass.cute.nvgpu import OperandMajorMode, cpasync, warpgroup
 
 from ...common.kv_656 import rope_and_scale_tma
+from ...common.ptx_sm90 import fresh_thread
 from ...rows_on_m.params import BLOCK, BOXES, HEAD, Cta
+from ...split_merge.keep_ab_cooperative import merge_all
 from ..params import Mmas, cache_load, query_load
+from ..tile_scheduler import load_plan
 from . import kv_656
 from .mainloop_pv import mainloop_pv
 from .mainloop_qk_softmax import mainloop_qk_softmax
@@ -121,21 +126,36 @@ def init_barriers(cfg: cutlass.Constexpr[Fp8Config], s: Fp8Shared):
 
 @cute.jit
 def roles(cta: Cta, warp):
-    """The role of each warp, with its registers. The merges end the PV warp groups' code, and that
-    the kernel's: of more than 128 KiB the end is slow (`jit.code_size`)."""
+    """The role of each warp, with its registers; then the merges, which the QK-softmax warp group,
+    done before the others, runs ahead of them (`warms_code`). They end the kernel's code: of more
+    than 128 KiB the end is slow (`jit.code_size`)."""
     producer, qk_softmax, pv = role_registers(cta.cfg)
     if warp >= 12:
         cute.arch.setmaxregister_decrease(producer)
         producer_warps(cta, warp)
-    elif warp >= 8:
-        cute.arch.setmaxregister_increase(qk_softmax)
-        if const_expr(cta.cfg.query_hi_lo):
-            mainloop_qk_softmax_hi_lo(cta)
-        else:
-            mainloop_qk_softmax(cta)
     else:
-        cute.arch.setmaxregister_increase(pv)
-        mainloop_pv(cta)
+        if warp >= 8:
+            cute.arch.setmaxregister_increase(qk_softmax)
+            if const_expr(cta.cfg.query_hi_lo):
+                mainloop_qk_softmax_hi_lo(cta)
+            else:
+                mainloop_qk_softmax(cta)
+        else:
+            cute.arch.setmaxregister_increase(pv)
+            mainloop_pv(cta)
+            if const_expr(cta.cfg.warms_code):
+                cute.arch.setmaxregister_decrease(qk_softmax)
+            else:
+                merge_tiles(cta)
+        if const_expr(cta.cfg.warms_code):
+            merge_tiles(cta)
+
+
+@cute.jit
+def merge_tiles(cta: Cta):
+    """`merge_all` with the plan read again: held through the mainloop, it would cost a register."""
+    plan = load_plan(cta.cfg, cta.s, fresh_thread() & 31)
+    merge_all(replace(cta, plan=plan), cta.cfg.warms_code)
 
 
 @cute.jit

@@ -1,4 +1,4 @@
-"""Mainloop of a PV warp group over fp8: O^T += V^T P^T for 256 columns; then epilogue and merge.
+"""Mainloop of a PV warp group over fp8: O^T += V^T P^T for 256 columns; then the epilogue.
 
 V^T goes from shared memory through registers (`swap_ab_sm90`), by steps of 64 columns, a slice, and
 32 tokens. The registers of a step are free once its MMA has finished.
@@ -11,7 +11,7 @@ With `p_exchange` a warp group has 128 columns of all 128 rows.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import cutlass
@@ -23,16 +23,14 @@ from ...common.feature_operands import with_scales
 from ...common.fp8 import load_step
 from ...common.pipeline import PipelineState, StagePhases
 from ...common.ptx_sm90 import LN2, fresh_thread, load2, pack2, pick, ptx
-from ...common.worker_plan import may_be_split
 from ...rows_on_m.epilogue_store import store_pair, store_row_lse
 from ...rows_on_m.params import BLOCK, Cta, Work
 from ...rows_on_m.profile import profile_event, profile_tile
 from ...rows_on_m.work_records import read_work
-from ...split_merge.keep_ab_cooperative import count_partial, merge
+from ...split_merge.keep_ab_cooperative import count_partial
 from ...split_merge.keep_ab_partials import REGION, ROW_WORDS, words_at
 from ..mainloop_qk_softmax import release_kv
 from ..params import BOX, ROPE_BOX
-from ..tile_scheduler import load_plan
 from . import kv_656, v_fp8_to_fp16
 from .p_exchange_2cta import p_state
 from .params import Q_STAGES, STEP
@@ -361,9 +359,3 @@ def mainloop_pv(cta: Cta):
         profile_event(cfg, g, "last PV")
         epilogue(cta, f.tOrO, index)
         profile_event(cfg, g, "partial written")
-    # read again: held through the mainloop, the plan would cost a register
-    cta = replace(cta, plan=load_plan(cfg, cta.s))
-    for index in cutlass.range(cta.plan.first, cta.plan.last, unroll=1):
-        if may_be_split(cta.plan, index):
-            merge(cta, index, False)
-    profile_event(cfg, g, "end")

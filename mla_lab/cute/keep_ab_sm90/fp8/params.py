@@ -89,6 +89,11 @@ class Fp8Config(Config):
         return True
 
     @property
+    def warms_code(self) -> bool:
+        """As with 16 bits, where the QK-softmax warp group has registers enough for the merge."""
+        return super().warms_code and (not self.query_hi_lo or self.kv_656)
+
+    @property
     def element(self) -> type[cutlass.Numeric]:
         """KV element type; may differ from the query's."""
         return Float8E4M3FN

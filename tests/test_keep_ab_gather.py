@@ -146,12 +146,12 @@ def builds(monkeypatch: pytest.MonkeyPatch) -> Iterator[pytest.MonkeyPatch]:
 @pytest.mark.parametrize(
     ("heads", "batch", "top_k", "kept"),
     [
-        (128, 4, 1024, True),
-        (128, 3, 1024, False),
-        (65, 2, 2048, True),
+        (128, 1, 512, True),
         (64, 8, 1024, True),
-        (64, 7, 1024, False),
-        (32, 64, 2048, False),
+        (32, 64, 2048, True),
+        (17, 1, 512, True),
+        (16, 64, 2048, False),
+        (8, 4, 1024, False),
     ],
 )
 @pytest.mark.parametrize("formats", FORMATS, ids="-".join)

@@ -4,7 +4,7 @@ kernels that fetch tokens one by one, swap_ab with 16 or 32 rows a tile and keep
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from statistics import geometric_mean
 
 from ..backends.cute.keep_ab_gather import takes
@@ -22,8 +22,8 @@ PEERS = {
     "keep_ab": "mla-lab-cute-keep-ab-gather",
     "plain call": "mla-lab-plain",
 }
-#: columns that are shown in a step too, where the record has that, by their name there
-IN_STEP = {"FlashMLA": "FlashMLA, in a step", "plain call": "plain call, in a step"}
+#: columns of the table; each also with what the case takes in a step, where the record has that
+COLUMNS, STEP = ("FlashMLA", "swap_ab", "keep_ab"), ", in a step"
 #: FlashMLA's time over ours in each case, by chosen tokens and heads
 Figures = dict[tuple[int, int], list[float]]
 
@@ -41,8 +41,8 @@ def cases(rows: Sequence[Row]) -> Iterator[tuple[Problem, dict[str, float]]]:
         us = found.setdefault(row["case"], (problem_of(row), {}))[1]
         name = columns[row["peer"]]
         us[name] = row["us"]
-        if name in IN_STEP and row.get("us_in_step"):
-            us[IN_STEP[name]] = row["us_in_step"]
+        if row.get("us_in_step"):
+            us[name + STEP] = row["us_in_step"]
     yield from sorted(found.values(), key=lambda case: _place(case[0]))
 
 
@@ -50,26 +50,37 @@ def _place(p: Problem) -> tuple[int, ...]:
     return (-p.top_k, p.heads, max(p.q_lens), p.batch)
 
 
+def speedup(p: Problem, us: Mapping[str, float], where: str = "") -> float:
+    """FlashMLA's time over that of the kernel that the plain call takes; `where` is "" or STEP."""
+    return us["FlashMLA" + where] / us[taken(p) + where]
+
+
 def table(rows: Sequence[Row]) -> str:
-    """A line for each case, then FlashMLA's time over that of the plain call."""
+    """A line for each case, then FlashMLA's time over that of the kernel in bold."""
     lines = []
-    figures: Figures = {}
-    in_step: Figures = {}
+    means = []
+    for where in ("", STEP):
+        figures: Figures = {}
+        for p, us in cases(rows):
+            if COLUMNS[0] + where in us:
+                figures.setdefault((p.top_k, p.heads), []).append(speedup(p, us, where))
+        means += [f"{where[2:]} {_means(figures)}".strip()] if figures else []
     for p, us in cases(rows):
-        ratio = us["FlashMLA"] / us["plain call"]
-        figures.setdefault((p.top_k, p.heads), []).append(ratio)
-        cells = [f"{us[name]:.1f}" if name != taken(p) else f"**{us[name]:.1f}**" for name in PEERS]
-        stepped = [us.get(name) for name in IN_STEP.values()]
-        more = [f"{took:.1f}" if took else "" for took in stepped]
-        if stepped[0] and stepped[1]:
-            in_step.setdefault((p.top_k, p.heads), []).append(stepped[0] / stepped[1])
-        sizes = (p.top_k, p.heads, max(p.q_lens), p.batch)
-        lines.append((*sizes, *cells, f"{ratio:.2f}", *more))
-    names = ("chosen tokens:", "heads:", "query tokens:", "batch:")
-    names = (*names, *(f"{name} us:" for name in PEERS), "FlashMLA / ours:")
-    names = (*names, *(f"{name} us:" for name in IN_STEP.values()))
-    said = _means(figures) + (f"; in a step {_means(in_step)}" if in_step else "")
-    return f"{markdown_table(names, lines)}\n\n{_sentence(rows, said)}"
+        cells = [*_cells(p, us), *_cells(p, us, STEP)]
+        lines.append((p.top_k, p.heads, max(p.q_lens), p.batch, *cells))
+    names = ["chosen tokens:", "heads:", "query tokens:", "batch:"]
+    for where in ("", STEP):
+        names += [f"{name}{where} us:" for name in COLUMNS] + [f"FlashMLA / ours{where}:"]
+    return f"{markdown_table(names, lines)}\n\n{_sentence(rows, '; '.join(means))}"
+
+
+def _cells(p: Problem, us: Mapping[str, float], where: str = "") -> list[str]:
+    """Microseconds by column, the kernel that is taken in bold, and the ratio."""
+    if COLUMNS[0] + where not in us:
+        return [""] * (len(COLUMNS) + 1)
+    marks = ["**" if name == taken(p) else "" for name in COLUMNS]
+    cells = [f"{m}{us[name + where]:.1f}{m}" for name, m in zip(COLUMNS, marks, strict=True)]
+    return [*cells, f"{speedup(p, us, where):.2f}"]
 
 
 def _means(figures: Figures) -> str:
@@ -81,8 +92,7 @@ def _means(figures: Figures) -> str:
 
 def taken(problem: Problem) -> str:
     """The kernel that "cute" takes for a case."""
-    slots = sum(problem.q_lens) * problem.top_k
-    return "keep_ab" if takes(problem.heads, slots) else "swap_ab"
+    return "keep_ab" if takes(problem.heads) else "swap_ab"
 
 
 def _sentence(rows: Sequence[Row], means: str) -> str:
@@ -93,8 +103,9 @@ def _sentence(rows: Sequence[Row], means: str) -> str:
     version = next(p["version"] for p in head["peers"] if p["name"] == PEERS["FlashMLA"])
     return (
         f"Time of FlashMLA ({version}, combine included, metadata kernel excluded) over that of "
-        f"the plain call, geometric means: {means}. {where}: one process, CUDA graph, "
-        f"peers in turns, medians of {head['method']['rounds']} rounds, every output checked."
+        f"the kernel in bold, which the plain call takes, geometric means: {means}. {where}: one "
+        f"process, CUDA graph, peers in turns, medians of {head['method']['rounds']} rounds, every "
+        "output checked."
     )
 
 

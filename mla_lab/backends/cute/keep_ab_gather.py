@@ -3,9 +3,9 @@
 The kernel is keep_ab's over eight bits, of one CTA: each fetches the tokens of its tiles as they
 are stored, so that a call of more than 64 heads fetches them once for every 64. It takes sparse
 calls, where each query token is a request of its own, and dense ones with pages of any size. "cute"
-chooses it for sparse calls where the record `data/records/h200_sparse.jsonl` has it ahead of
-swap_ab's gather (`token_gather`): by heads and by the slots of all query tokens, which a call's
-form tells.
+chooses it for sparse calls of more heads than `SWAP_AB_HEADS`, where the record
+`data/records/h200_sparse.jsonl` has it ahead of swap_ab's gather (`token_gather`) between the other
+kernels of a step.
 """
 
 from __future__ import annotations
@@ -31,9 +31,12 @@ TAKES = frozenset(
 )
 #: (query, cache) formats of its builds
 FORMATS = (("bf16", "fp8_656"), ("bf16", "e4m3"), ("e4m3", "e4m3"))
-#: (heads above, slots of all query tokens from which on it is the faster one), of 656-byte tokens
-#: (`data/records/h200_sparse.jsonl`); the other formats, not timed at these bounds, follow them
-AHEAD = ((64, 4096), (32, 8192))
+#: the most heads of a sparse call that swap_ab's gather takes: one row tile of 16 rows. With 32 and
+#: more it has 143 KB of code, which a step fetches anew in each layer: each of the record's cases
+#: takes at least 0.8 us more in a step than by keep_ab, while behind its own replay a call of few
+#: tokens takes up to 3.4 us less (656 bytes, H200, 2026-11-27, `data/records/h200_sparse.jsonl`).
+#: Other formats, not timed, follow
+SWAP_AB_HEADS = 16
 
 
 def refusal(features: Features, problem: Problem, gpu: Gpu) -> str | None:
@@ -53,10 +56,9 @@ def too_many(total_q: int, problem: Problem) -> str | None:
     return None
 
 
-def takes(heads: int, slots: int) -> bool:
-    """Whether the record has it ahead for sparse calls of so many heads, and slots in all."""
-    least = next((slots for above, slots in AHEAD if heads > above), None)
-    return least is not None and slots >= least
+def takes(heads: int) -> bool:
+    """Whether the record has it ahead for sparse calls of so many heads."""
+    return heads > SWAP_AB_HEADS
 
 
 def is_ahead(problem: Problem, total_q: int, gpu: Gpu, features: Features) -> bool:
@@ -65,7 +67,7 @@ def is_ahead(problem: Problem, total_q: int, gpu: Gpu, features: Features) -> bo
     """
     if not problem.top_k or refusal(features, problem, gpu) or too_many(total_q, problem):
         return False
-    if not takes(problem.heads, total_q * problem.top_k):
+    if not takes(problem.heads):
         return False
     return missing_for(config_for(problem), problem, features) is None
 

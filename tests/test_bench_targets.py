@@ -44,6 +44,12 @@ def test_a_met_line_is_met_and_a_missed_one_missed(verdicts):
         assert (" | no | " in row) != holds
 
 
+def test_a_missed_bound_is_told_from_the_figure():
+    assert str(targets.finer(Figure(1.328), 1.33)) == "1.328"
+    assert str(targets.finer(Figure(0.9796, form=".1%"), 0.98)) == "97.96%"
+    assert str(targets.finer(Figure(1.2), 1.33)) == "1.20"
+
+
 def test_a_bound_is_from_below_or_above():
     least = Target("a", "speedup", {}, asked=1.1)
     assert least.met(Figure(1.1)) and not least.met(Figure(1.09))

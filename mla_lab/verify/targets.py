@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ..core.errors import invalid
@@ -77,8 +77,17 @@ def attempts() -> list[str]:
 
 
 def judge(targets: Sequence[Target]) -> list[Verdict]:
-    """Each target with today's figure."""
-    return [Verdict(target, target.measure()) for target in targets]
+    """Each target with today's figure, with a digit more where a missed one would read as met."""
+    found = [Verdict(target, target.measure()) for target in targets]
+    return [replace(v, figure=finer(v.figure, v.target.asked)) if not v.met else v for v in found]
+
+
+def finer(figure: Figure, asked: float) -> Figure:
+    """`figure` with as many decimals as tell it from `asked`, up to two more."""
+    places, kind = int(figure.form[1:-1]), figure.form[-1]
+    forms = [f".{places + more}{kind}" for more in range(3)]
+    told = [f for f in forms if format(figure.value, f) != format(asked, f)]
+    return replace(figure, form=(told or forms)[0])
 
 
 def made() -> str:

@@ -1,0 +1,210 @@
+"""Q of a bf16 query over e4m3, split into two e4m3 numbers (`query_hi_lo`) on its way from the ring
+to registers and shared memory.
+
+Q arrives as it is stored, through two stages of the ring, in 18 boxes of 64 rows by 32 columns: one
+k-step, of 64 bytes per row. A thread splits what it will hold of operand A
+
+    rows g, g + 8 (g = lane / 4)     columns 4q .. 4q+3, 16 + 4q .. 16 + 4q + 3 (q = lane % 4)
+
+by two k-steps at a time: lo goes to shared memory, as does hi of the last boxes; hi of the others
+takes the place of the boxes that it is made of, and goes from there to registers. The loop is not
+unrolled: its code runs once a work tile, and in a decode step, where other kernels run between two
+launches, each 10 KB of such code cost a launch 1 us or more (`data/notes/kernel_attempts.jsonl`).
+"""
+
+from __future__ import annotations
+
+import cutlass
+import cutlass.cute as cute
+from cutlass import Float32, Int32, const_expr
+
+from ...common.feature_operands import magnitude, not_zero, with_scales, with_sign
+from ...common.ptx_sm90 import (
+    bits_float,
+    butterfly,
+    float_bits,
+    fresh_thread,
+    pick,
+    ptx,
+    stmatrix_x4,
+)
+from ...rows_on_m.mask import first_row
+from ...rows_on_m.params import Cta
+from ..mainloop_qk_softmax import release_kv
+from ..params import BOX
+from . import kv_656
+from .mainloop_qk_softmax import load_matrices, matrix_row
+from .params import Q_ARRIVAL_BOXES, Q_STAGES, Fp8Config
+
+#: biased fp32 exponents: of a row's greatest element after scaling, of infinity
+SCALED_TOP, INFINITE = 127 + 7, 255
+#: boxes of one stage of Q
+ARRIVED = Q_ARRIVAL_BOXES // Q_STAGES
+
+
+def split_four(words, scale):
+    """Both terms of four bf16 numbers times `scale`."""
+    halves = "".join(
+        f" shl.b32 p, {{$r{i}}}, 16; and.b32 h, {{$r{i}}}, 0xFFFF0000; mov.b32 x, p; mov.b32 y, h;"
+        " mul.f32 x, x, {$r2}; mul.f32 y, y, {$r2}; cvt.rn.f16x2.f32 p, y, x;"
+        f" cvt.rn.satfinite.e4m3x2.f16x2 h{i}, p; cvt.rn.f16x2.e4m3x2 h, h{i};"
+        f" sub.rn.f16x2 p, p, h; cvt.rn.satfinite.e4m3x2.f16x2 l{i}, p;"
+        for i in range(2)
+    )
+    return ptx(
+        "{ .reg .b32 p, h; .reg .f32 x, y; .reg .b16 h0, h1, l0, l1;" + halves + " mov.b32 {$w0}, "
+        "{h0, h1}; mov.b32 {$w1}, {l0, l1}; }",
+        *words,
+        scale,
+        out=[Int32] * 2,
+    )
+
+
+def max_magnitudes(top, address, offset):
+    """The greatest magnitudes so far, in both halves of a word, and those of 16 bytes of bf16; NaN
+    is greatest."""
+    return ptx(
+        "{ .reg .b32 a, b, c, d; ld.shared.v4.b32 {a, b, c, d}, [{$r1}+" + str(offset) + "];"
+        " and.b32 a, a, 0x7FFF7FFF; and.b32 b, b, 0x7FFF7FFF; and.b32 c, c, 0x7FFF7FFF;"
+        " and.b32 d, d, 0x7FFF7FFF; max.u16x2 a, a, b; max.u16x2 c, c, d; max.u16x2 a, a, c;"
+        " mov.b32 b, {$r0}; max.u16x2 {$w0}, a, b; }",
+        top,
+        address,
+        out=Int32,
+    )
+
+
+def max_of_halves(word):
+    """The greater of two unsigned 16-bit numbers."""
+    return ptx(
+        "{ .reg .b32 a, b; and.b32 a, {$r0}, 0xFFFF; shr.u32 b, {$r0}, 16; max.u32 {$w0}, a, b; }",
+        word,
+        out=Int32,
+    )
+
+
+def load_words(address, offset):
+    """Two words of shared memory."""
+    return ptx(
+        f"ld.shared.v2.b32 {{ {{$w0}}, {{$w1}} }}, [{{$r0}}+{offset}];", address, out=[Int32] * 2
+    )
+
+
+@cute.jit
+def max_exponents(cta: Cta, stages):
+    """Biased exponents of the greatest elements of a thread's two rows of Q."""
+    cfg, tid = cta.cfg, fresh_thread()
+    # any 16 bytes of a row: the four lanes of the quad read all of them
+    at = Int32(cta.s.sKV.iterator.toint()) + first_row(tid) * 64 + ((tid & 3) << 4)
+    first, second = (at + stage * cfg.stage_bytes for stage in stages)
+    tops = cute.make_rmem_tensor(2, Int32)
+    tops.fill(0)
+    # the rope of 656-byte tokens, the last boxes of the second stage, is not split
+    split = cfg.steps - ARRIVED
+    for box in cutlass.range(split, unroll=1):
+        for h in cutlass.range_constexpr(2):
+            for base in (first, second):
+                tops[h] = max_magnitudes(tops[h], base + box * BOX, 512 * h)
+    exponents = []
+    for h in cutlass.range_constexpr(2):
+        top, rope = tops[h], Int32(0)
+        for box in cutlass.range_constexpr(split, ARRIVED):
+            top = max_magnitudes(top, first, box * BOX + 512 * h)
+            rope = max_magnitudes(rope, second, box * BOX + 512 * h)
+        exponent = butterfly(cutlass.max, max_of_halves(top)) >> 7
+        if const_expr(cfg.kv_656):
+            of_rope = butterfly(cutlass.max, max_of_halves(rope)) >> 7
+            exponent = cutlass.max(exponent, of_rope - kv_656.ROPE_ABOVE)
+        exponents.append(exponent)
+    return exponents
+
+
+def place_in_box(row, q):
+    """Byte offset of columns 4q .. 4q + 3 of a row in a box of Q; those 16 further on lie at this
+    XOR 32."""
+    return row * 64 + (((q >> 1) ^ ((row >> 1) & 3)) << 4) + ((q & 1) << 3)
+
+
+def arrived_box(cfg: Fp8Config, stages, step):
+    """Byte offset in the ring of the box in which k-step `step` of Q arrived."""
+    in_second = step >= ARRIVED
+    stage = pick(in_second, stages[1], stages[0])
+    return stage * cfg.stage_bytes + (step - pick(in_second, Int32(ARRIVED), Int32(0))) * BOX
+
+
+def row_factors(cta: Cta, stages):
+    """Factors of the thread's two rows: powers of two, of the sign of a scale in memory."""
+    up = [
+        bits_float((127 + SCALED_TOP - cutlass.max(x, Int32(SCALED_TOP - 126))) << 23)
+        for x in max_exponents(cta, stages)
+    ]
+    if not cta.cfg.scales:
+        return up
+    scale = with_scales(cta.cfg, cta.g).scale_log2
+    return [with_sign(x, scale) for x in up]
+
+
+@cute.jit
+def split_steps(cta: Cta, tSrQ: cute.Tensor, up, stages):
+    """Both terms of Q times the factors `up` of the thread's rows, hi of the first boxes to `tSrQ`.
+    A warp reads and writes its own rows alone."""
+    cfg, s = cta.cfg, cta.s
+    tid = fresh_thread()
+    base = Int32(s.sKV.iterator.toint())
+    at = base + place_in_box(first_row(tid), tid & 3)
+    hi_at, low_at = matrix_row(base), matrix_row(Int32(s.sQ_low.iterator.toint()))
+    tail_at = hi_at
+    if const_expr(cfg.q_steps < cfg.steps):
+        tail_at = matrix_row(Int32(s.sQ_tail.iterator.toint()))
+    # two k-steps at a time: a box of hi, and one of lo
+    for pair in cutlass.range(cfg.steps // 2, unroll=1):
+        boxes = [arrived_box(cfg, stages, 2 * pair + odd) for odd in (0, 1)]
+        got = [[load_words((at + box) ^ (32 * far), 512 * h) for far in (0, 1) for h in (0, 1)]
+               for box in boxes]  # fmt: skip
+        cute.arch.sync_warp()  # hi takes the place of the first of the two
+        to = hi_at + boxes[0]
+        if const_expr(cfg.q_steps < cfg.steps):
+            to = pick(2 * pair < cfg.q_steps, to, tail_at + (pair - cfg.q_steps // 2) * BOX)
+        for odd in cutlass.range_constexpr(2):
+            terms = [split_four(got[odd][i], up[i % 2]) for i in range(4)]
+            stmatrix_x4(to ^ (32 * odd), 0, [hi for hi, _ in terms])
+            stmatrix_x4((low_at + pair * BOX) ^ (32 * odd), 0, [lo for _, lo in terms])
+    cute.arch.sync_warp()
+    words = cute.recast_tensor(tSrQ, Int32)
+    for k in cutlass.range_constexpr(cfg.q_steps):
+        stage, box = stages[k // 2 * 2 // ARRIVED], k // 2 * 2 % ARRIVED
+        got = load_matrices((hi_at + stage * cfg.stage_bytes) ^ (32 * (k % 2)), box * BOX)
+        for i in cutlass.range_constexpr(4):
+            words[4 * k + i] = got[i]
+
+
+@cute.jit
+def split_query(cta: Cta, tSrQ: cute.Tensor, scale, stages):
+    """Both terms of Q, from two stages, to registers and shared memory; `scale` <- of the scores of
+    the thread's two rows, base-2 units."""
+    cfg, s = cta.cfg, cta.s
+    up = row_factors(cta, stages)
+    # the MMAs of the query before have finished in all warps
+    s.q_pipe.empty.arrive(0)
+    s.q_pipe.empty.wait(0, 0)
+    split_steps(cta, tSrQ, up, stages)
+    if const_expr(cfg.kv_656):
+        kv_656.scale_q_rope(cta, stages, up)
+    cute.arch.fence_view_async_shared()
+    s.q_pipe.empty.arrive(0)
+    s.q_pipe.empty.wait(0, 1)
+    scale_log2 = with_scales(cfg, cta.g).scale_log2
+    for h in cutlass.range_constexpr(2):
+        # 1 / up, but infinite where an element was infinite or NaN
+        bits = float_bits(up[h])
+        if const_expr(cfg.scales):
+            bits = bits & 0x7FFFFFFF
+        unit = bits_float(Int32(254 << 23) - bits)
+        finite = unit < Float32(2.0 ** (INFINITE - SCALED_TOP))
+        scale[h] = (unit if finite else Float32.inf) * scale_log2
+        if const_expr(cfg.scales):
+            scale[h] = not_zero(magnitude(scale[h]))
+    # four warps arrive for the eight PV warps
+    for stage in stages:
+        for _ in range(2):
+            release_kv(cta, stage, cute.arch.lane_idx())

@@ -209,18 +209,20 @@ EIGHT = [("bf16", "fp8_656"), ("e4m3", "e4m3"), ("bf16", "e4m3")]
 def test_sparse_calls_over_eight_bits_have_builds(
     have: Have, q_dtype: str, kv_format: str, heads: int
 ) -> None:
-    """Of 656 bytes the short tile and the taller one; of the others the taller one, which also runs
-    few heads; and where many heads have many slots, keep_ab's."""
+    """Of few heads swap_ab's: of 656 bytes the short tile, of the others the taller one. Of more
+    keep_ab's, but where requests have fixed pieces."""
     have(shipped())
     made = problem(q_dtype=q_dtype, kv_format=kv_format, heads=heads, top_k=100)
     for names in ((), ("sinks",), ("tensor_scales",), ("ragged",), ("batch_invariant",)):
         assert reason(made, sparse=True, **dict.fromkeys(names, True)) is None, names
     found = taken(made, sparse=True)
-    short = (kv_format, heads) == ("fp8_656", 16)
-    assert found.tile_rows == (16 if short else 32)
-    assert found.option("fused_merge", 1) == 2
-    many = taken(replace(made, top_k=8192), sparse=True)
-    assert many.tile_rows == (64 if heads == 128 else found.tile_rows)
+    if heads > 16:
+        assert (found.kernel, found.tile_rows) == ("cute/keep_ab_sm90", 64)
+        found = taken(made, sparse=True, batch_invariant=True)
+    assert found.kernel == "cute/swap_ab_sm90"
+    assert found.tile_rows == (16 if (kv_format, heads) == ("fp8_656", 16) else 32)
+    if heads == 16:
+        assert found.option("fused_merge", 1) == 2
 
 
 @pytest.mark.parametrize("invariant", [False, True])

@@ -18,7 +18,14 @@ from mla_lab.plan.config import KernelConfig
 pytest.importorskip("cutlass")
 from mla_lab.cute import keep_ab_sm90 as keep_ab
 from mla_lab.cute.keep_ab_sm90 import fp8
-from mla_lab.cute.keep_ab_sm90.fp8 import kv_656, p_exchange_2cta, p_fp16, params, query_hi_lo
+from mla_lab.cute.keep_ab_sm90.fp8 import (
+    kv_656,
+    p_exchange_2cta,
+    p_fp16,
+    params,
+    query_hi_lo,
+    query_split,
+)
 from mla_lab.cute.keep_ab_sm90.fp8.mainloop_pv import PARTIAL_LOG2
 from mla_lab.cute.keep_ab_sm90.fp8.mainloop_qk_softmax import (
     FIRST,
@@ -146,12 +153,12 @@ def test_a_thread_splits_what_it_will_hold() -> None:
             arrived[row * 64 + chunk * 16 + column % 8 * 2] = row, column
     for row in range(64):
         for q in range(4):
-            at = query_hi_lo.place_in_box(row, q)
+            at = query_split.place_in_box(row, q)
             for far in range(2):
                 found = [arrived[(at ^ (32 * far)) + 2 * i] for i in range(4)]
                 assert found == [(row, 16 * far + 4 * q + i) for i in range(4)]
             # eight rows on, the permutation is the same
-            assert query_hi_lo.place_in_box(row + 8, q) == at + 512
+            assert query_split.place_in_box(row + 8, q) == at + 512
 
 
 def test_saturated_weights_are_seen_four_at_once() -> None:

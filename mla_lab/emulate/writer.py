@@ -98,12 +98,12 @@ class Writer:
     def literals(self, threads: int) -> list[np.ndarray | None]:
         """The constant rows that are numbers, made once for all gangs of so many threads; None
         where a CTA or a thread has its own value."""
-        if threads not in self._literals:
-            self._literals[threads] = [
-                None if isinstance(value, (tuple, str)) else constant_row(kind, value, threads)
-                for kind, value in self.constants
-            ]
-        return self._literals[threads]
+        rows = self._literals.setdefault(threads, [])
+        # a mutated program has more constants than when its first gang began
+        for kind, value in self.constants[len(rows) :]:
+            own = isinstance(value, (tuple, str))
+            rows.append(None if own else constant_row(kind, value, threads))
+        return rows
 
     def value(self, arg: str, kind: str) -> str:
         """An operand that is read."""

@@ -102,7 +102,7 @@ def fit(cases: Sequence[Launch], start: Family, rounds: int = ROUNDS) -> Family:
 
     @cache
     def us(case: int, constants: Constants) -> float:
-        """Of one case; most constants are of one family, and leave the cases of the others."""
+        """The prediction of one case: a constant of one family leaves the cases of the others."""
         return predict({cases[case].kernel: constants}, cases[case : case + 1]).item()
 
     def residual(x: np.ndarray) -> np.ndarray:

@@ -1,4 +1,4 @@
-"""Merged strips of partials are discarded: no launch reads them again, and none faults on them."""
+"""Merged partials are discarded: no launch reads them again, and none faults on them."""
 
 from __future__ import annotations
 
@@ -12,12 +12,13 @@ from mla_lab.emulate import EmulatedKernel
 from mla_lab.emulate.calls import Call, is_right, make_call, problem_for
 from mla_lab.emulate.memory import GlobalMemory
 
-from .shared_builds import KEEP_AB
+from .shared_builds import KEEP_AB, SWAP_AB_WALK
 
 pytestmark = pytest.mark.skipif(shutil.which("g++") is None, reason="needs a C++ compiler")
 #: fp32 words of the strips of a partial, and of it all
 STRIPS, PARTIAL = 64 * 256, 64 * 512
-#: up to eight splits are summed in registers, more from shared memory
+#: keep_ab sums up to eight splits in registers and more from shared memory, swap_ab up to four and
+#: more by different code
 SPLITS = (3, 10)
 
 
@@ -37,6 +38,20 @@ def test_every_strip_is_discarded_and_the_next_launch_is_right(splits: int) -> N
         assert is_right(call), call.errors()
         # the emulator sets all bits of what is discarded
         assert (strips_of(call, splits) == -1).all()
+
+
+@pytest.mark.parametrize("splits", SPLITS)
+def test_every_fragment_is_discarded_and_the_next_launch_is_right(splits: int) -> None:
+    call = make_call(SWAP_AB_WALK, problem_for(SWAP_AB_WALK, (64 * splits - 3,)), splits)
+    kernel = EmulatedKernel.of(jit.compile(SWAP_AB_WALK))
+    words = splits * SWAP_AB_WALK.tile_rows * 512
+    for _ in range(2):
+        call.out.fill_(float("nan"))
+        kernel(*call.args)
+        assert is_right(call), call.errors()
+        partial_out = call.args[4].flatten().view(torch.int32)
+        assert (partial_out[:words] == -1).all()
+        assert not (partial_out[words:] == -1).any()
 
 
 def test_a_workspace_that_begins_in_the_middle_of_a_line_keeps_its_strips(

@@ -242,6 +242,17 @@ def load4_where(left: Int32, least: Int32, pointer: cute.Pointer, words: Any) ->
         words[e] = got[e]
 
 
+def discard_line(pointer: cute.Pointer) -> None:
+    """Give up the 128-byte line of global memory at `pointer`: nobody reads it again, and what
+    takes its place in L2 need not write it to memory. Without effect where the address is no
+    multiple of 128: a workspace may begin in the middle of a line."""
+    ptx(
+        "{ .reg .pred p; .reg .b64 rest; and.b64 rest, {$r0}, 127; setp.eq.u64 p, rest, 0;"
+        "@p discard.global.L2 [{$r0}], 128; }",
+        pointer,
+    )
+
+
 def read4_relaxed(pointer: cute.Pointer) -> tuple[Int32, Int32, Int32, Int32]:
     """Four words of global memory at a 16-byte aligned address, coherent with other SMs."""
     return ptx(

@@ -139,14 +139,14 @@ def roles(cta: Cta, warp):
         cute.arch.setmaxregister_decrease(PV_REGISTERS)
         mainloop_pv(cta)
         if const_expr(not (cta.cfg.warms_code or cta.cfg.pieces)):
-            merge_all(cta, False)
+            merge_all(cta)
     else:
         cute.arch.setmaxregister_increase(QK_SOFTMAX_REGISTERS)
         mainloop_qk_softmax(cta)
         if const_expr(cta.cfg.warms_code):
             cute.arch.setmaxregister_decrease(PV_REGISTERS)
     if const_expr(cta.cfg.warms_code):
-        merge_all(cta, True)
+        merge_all(cta)
 
 
 @cute.jit

@@ -7,10 +7,10 @@ lse under those copies; partials are added in split order, in fp32. The launch i
 its last tile a CTA waits here for others, so all of them must be resident. Up to eight partials are
 summed without shared memory (`keep_ab_registers`).
 
-The strips that a merge has read are discarded (`discard_strip`): 64 KB a CTA, 8.6 MB a launch,
-which the next kernels would have to write to memory before their own data fit into L2. In a step
-that takes 1 to 3 us off, and costs a launch behind its own kind up to 0.2 us (H200, 2026-11-27,
-`data/notes/kernel_attempts.jsonl`).
+The strips that a merge has read are discarded (`discard_strip`): 64 KB a CTA, up to 8.6 MB a
+launch, which the next kernels would have to write to memory before their own data fit into L2. In a
+step that takes 1 to 3 us off, and costs a launch behind its own replay up to 0.2 us (H200,
+2026-11-27, `data/notes/kernel_attempts.jsonl`).
 
 The merge's 6 KB of code run once in a launch. In a decode step other kernels run between two
 launches, and the code is no longer in the SM's instruction cache. So a warp group that has finished
@@ -323,11 +323,11 @@ def in_pv_warp() -> Any:
 
 
 @cute.jit
-def merge_all(cta: Cta, warms_code: cutlass.Constexpr[bool]):
+def merge_all(cta: Cta):
     """The merges of a worker's split row tiles, the last work tile first: with 16 bits its own
-    strips are in the ring. `warms_code`: the QK-softmax warps come here too, and run the code of
-    that one alone, if its record is not overwritten."""
-    plan = cta.plan
+    strips are in the ring. With `Config.warms_code` the QK-softmax warps come here too, and run the
+    code of that one alone, if its record is not overwritten."""
+    plan, warms_code = cta.plan, cta.cfg.warms_code
     end = plan.last + 1
     if const_expr(warms_code):
         number = plan.last - plan.first

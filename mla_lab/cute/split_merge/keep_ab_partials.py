@@ -19,7 +19,7 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Float16, Float32, Int32
 
-from ..common.ptx_sm90 import add, butterfly, float_of_exponent, pack2, ptx
+from ..common.ptx_sm90 import add, butterfly, discard_line, float_of_exponent, pack2, ptx
 from ..rows_on_m.mask import rows_of
 from ..rows_on_m.params import BLOCK, LATENT, PV_BARRIER, Cta, Work
 
@@ -54,17 +54,11 @@ class OwnStrips:
 @cute.jit
 def discard_strip(cta: Cta, first: Int32, splits: Int32):
     """A strip that all lanes have read, fp32 word `first` of `partial_out` in split 0, and those of
-    the other splits: nobody reads them again, and what takes their lines in L2 need not write them
-    to memory. Four lanes take the four lines of a split's strip."""
+    the other splits. Four lanes take the four lines of a split's strip."""
     lane = cute.arch.lane_idx()
     line = cta.g.mO_partial.iterator + (first + 32 * (lane % 4))
     for split in cutlass.range(lane // 4, splits, 8, unroll=1):
-        # a workspace may begin in the middle of a line
-        ptx(
-            "{ .reg .pred p; .reg .b64 rest; and.b64 rest, {$r0}, 127; setp.eq.u64 p, rest, 0;"
-            "@p discard.global.L2 [{$r0}], 128; }",
-            line + split * (REGION * cta.cfg.cluster),
-        )
+        discard_line(line + split * (REGION * cta.cfg.cluster))
 
 
 def words_at(pointer, count):

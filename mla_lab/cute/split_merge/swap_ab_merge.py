@@ -4,6 +4,9 @@ Both protocols end here: cooperative (`swap_ab_cooperative`: partials complete b
 LL (`swap_ab_ll`: words are polled until they arrive). The loads of the first partials are in flight
 while the weights are computed.
 
+Lines of partials are discarded once a warp has them in registers, as in `keep_ab_cooperative`;
+those of the LL protocol are not, as their words are 0 between launches.
+
 A slice is a multiple of 8 fragments. In the merge of many splits up to 256 fragments are in work at
 once: `width` threads take neighbouring fragments, 256 / width of them the splits of one fragment in
 turn, and are added up in a fixed order, so equal inputs give equal bits.
@@ -24,6 +27,7 @@ from cutlass import Float32, Int32, const_expr
 
 from ..common.feature_operands import with_scales
 from ..common.ptx_sm90 import (
+    discard_line,
     fresh_thread,
     load2,
     load4,
@@ -55,6 +59,8 @@ from .swap_ab_fragments import (
 FEW, ROUNDS = 4, 4
 #: fragments of a slice that all threads take at a time
 PASS = ROUNDS * CONSUMER_THREADS
+#: fragments of a 128-byte line, of which slices are multiples
+LINE = 8
 
 
 @dataclass(frozen=True)
@@ -156,6 +162,8 @@ def merge_few(c: cutlass.Constexpr, g: Any, s: Any, r: Any, m: Slice):
             while missing_few(part, r, m, base) != 0:
                 load_few(c, g, part, r, m, base)
             clear_few(c, g, r, m, base)
+        else:
+            discard_few(c, g, r, m, base)
         values = as_floats(c, part)
         tables = weight_table(s, Int32(0))
         for i in cutlass.range_constexpr(ROUNDS):
@@ -219,6 +227,20 @@ def clear_few(c: cutlass.Constexpr, g: Any, r: Any, m: Slice, base: Int32):
                 write4_relaxed(words.iterator, ll.EMPTY)
 
 
+@cute.jit
+def discard_few(c: cutlass.Constexpr, g: Any, r: Any, m: Slice, base: Int32):
+    """Cooperative: discard the lines that the lanes of this warp have loaded by `load_few`."""
+    cute.arch.sync_warp()
+    lane = fresh_thread() % 32
+    first = base + fresh_thread() - lane + lane % 4 * LINE
+    for turn in cutlass.range_constexpr(FEW * ROUNDS * 4 // 32):
+        k = lane // 4 % FEW
+        fragment = first + (8 // FEW * turn + lane // (4 * FEW)) * CONSUMER_THREADS
+        if (fragment < m.end) & (k < r.num_splits) & m.live:
+            words = partial_words(c, g, r.partial - r.split + k, r.rank, fragment)
+            discard_line(words.iterator)
+
+
 def thread_sums(c: Any, s: Any) -> cute.Pointer:
     """Sums of the threads that share a fragment, fp32 [256][4], behind the weight tables."""
     return smem_f32(s.sKV.iterator) + (c.row_pairs + 1) * (2 * MAX_SPLITS)
@@ -261,6 +283,7 @@ def merge_many(c: cutlass.Constexpr, g: Any, s: Any, r: Any, m: Slice):
                 slice_weights(c, g, s, r, replace(m, partial=partial, num_splits=num_splits))
             wait_batch(c, g, part, r, t)
             add_batch(c, g, acc, part, t, weights)
+        discard_many(c, g, r, ThreadSplits(at, partial, num_splits, first, step), inside & m.live)
         if (step > 1) & m.live:
             cute.autovec_copy(acc, vec4(thread_sums(c, s) + tid * 4))
             CONSUMERS.sync()
@@ -306,6 +329,19 @@ def wait_batch(c: cutlass.Constexpr, g: Any, part: cute.Tensor, r: Any, t: Threa
             for k in cutlass.range_constexpr(c.merge_batch):
                 lacking = (t.first + k * t.step < t.splits) & ll.missing(part, k)
                 waiting = Int32(1) if lacking else waiting
+
+
+@cute.jit
+def discard_many(c: cutlass.Constexpr, g: Any, r: Any, t: ThreadSplits, inside: Any):
+    """Cooperative: discard the lines that a thread and its neighbours have added, if `inside` the
+    slice. The fragments of LINE lanes are a line of each split; each lane takes another split."""
+    if const_expr(c.split_merge == SplitMerge.COOPERATIVE):
+        cute.arch.sync_warp()
+        lane = fresh_thread() % LINE
+        splits = pick(inside, t.splits, Int32(0))
+        for k in cutlass.range(t.first + lane * t.step, splits, LINE * t.step, unroll=1):
+            words = partial_words(c, g, t.partial + k, r.rank, t.fragment - lane)
+            discard_line(words.iterator)
 
 
 @cute.jit

@@ -294,7 +294,9 @@ class Traits:
     @cached_property
     def merge_batch(self) -> int:
         """Partials of a fragment that a thread has in flight in a merge of many splits."""
-        return 10 if self.tree or self.page < TILE_KV else 12
+        if self.tree:
+            return 8 if self.page < TILE_KV else 10
+        return 10 if self.page < TILE_KV else 12
 
     @cached_property
     def full_arrivals(self) -> int:

@@ -156,7 +156,7 @@ def roles(cta: Cta, warp):
 def merge_tiles(cta: Cta):
     """`merge_all` with the plan read again: held through the mainloop, it would cost a register."""
     plan = load_plan(cta.cfg, cta.s, fresh_thread() & 31)
-    merge_all(replace(cta, plan=plan), cta.cfg.warms_code)
+    merge_all(replace(cta, plan=plan))
 
 
 @cute.jit

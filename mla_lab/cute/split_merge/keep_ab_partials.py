@@ -19,9 +19,10 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Float16, Float32, Int32
 
-from ..common.ptx_sm90 import add, butterfly, discard_line, float_of_exponent, pack2, ptx
+from ..common.ptx_sm90 import add, butterfly, discard_line, pack2, ptx
 from ..rows_on_m.mask import rows_of
 from ..rows_on_m.params import BLOCK, LATENT, PV_BARRIER, Cta, Work
+from .fp16_range import scales_within
 
 UNITS, UNITS_PER_STRIP = 256, 2
 #: words of row values of 16 rows: the lse, and a scale for each half of the columns
@@ -31,8 +32,6 @@ WARPS = 8
 THREADS = PV_BARRIER.threads
 #: fp32 words of the slot of 64 rows; its strips take the first half
 REGION = BLOCK * LATENT
-#: biased exponents: the least of a row's bound, and that of 2**15
-LEAST, HIGHEST = 31, 142
 
 
 def merging_warp(cfg: Any, thread: Int32) -> Int32:
@@ -82,16 +81,6 @@ def row_scale(acc, half, inverse):
         even = even + cute.math.absf(rows[half, c])
         odd = odd + cute.math.absf(rows[half, c + 1])
     return scales_within(butterfly(add, even + odd) * inverse)
-
-
-def scales_within(value):
-    """Powers of two that take magnitudes up to `value` into the range of fp16, and back."""
-    bound = cute.make_rmem_tensor(1, Float32)
-    bound[0] = value
-    exponent = cutlass.max((cute.recast_tensor(bound, Int32)[0] >> 23) & 255, LEAST)
-    return float_of_exponent(127 + HIGHEST - 1 - exponent), float_of_exponent(
-        127 - HIGHEST + 1 + exponent
-    )
 
 
 @cute.jit

@@ -147,7 +147,7 @@ def reduce_fragment(c: cutlass.Constexpr, g: Any, s: Any, r: Any, fragment: Int3
     lane = tid % 32
     warp = cute.arch.make_warp_uniform(tid // 32)
     active_ctas = r.active_ctas
-    pair = row_pair_of(fragment)
+    pair = row_pair_of(c, fragment)
     row, place = fragment_place(c, fragment, r.rank)
     table, tops, sums = cta_weights(c, g, s, r, row, pair, warp, lane)
     acc = cute.make_rmem_tensor(4, Float32)

@@ -21,9 +21,9 @@ from ..common.ptx_sm90 import LN2, LOG2E, WARP, add, butterfly, count_up, fresh_
 from .swap_ab_fragments import (
     CONSUMER_THREADS,
     CONSUMERS,
-    FRAGMENTS_PER_ROW_PAIR,
     MAX_SPLITS,
     fragment_place,
+    fragments_per_row_pair,
     row_pair_of,
     wants_lse,
     weight_table,
@@ -67,9 +67,9 @@ def slice_weights(c: cutlass.Constexpr, g: Any, s: Any, r: Any, m: Any):
     tid = fresh_thread()
     lane = tid % 32
     warp = cute.arch.make_warp_uniform(tid % CONSUMER_THREADS // 32)
-    pairs = row_pair_of(m.end - 1) - row_pair_of(m.begin) + 1
+    pairs = row_pair_of(c, m.end - 1) - row_pair_of(c, m.begin) + 1
     for p in cutlass.range(warp, pairs, CONSUMER_THREADS // 32, unroll=1):
-        first = (row_pair_of(m.begin) + p) * FRAGMENTS_PER_ROW_PAIR
+        first = (row_pair_of(c, m.begin) + p) * fragments_per_row_pair(c)
         row, _ = fragment_place(c, first, r.rank)
         values = cute.make_rmem_tensor((2, MAX_SPLITS // 32), Float32)
         values.fill(-Float32.inf)

@@ -1,9 +1,11 @@
 """Fragments: the pieces in which swap_ab's partials are moved and merged.
 
-A fragment is 16 bytes, 2 rows x 2 latent columns in fp32: the four accumulators of O^T that a
-thread holds side by side, columns g and g + 8 (e4m3: 2g and 2g + 1) of rows r and r + 1, in the
-order (column, row), (column, row + 1), (next column, row), (next column, row + 1). A row pair is
-256 fragments. Partials in the workspace keep this order, so that neither side shuffles.
+A fragment is 16 bytes of a row pair. In fp32 it is the four accumulators of O^T that a thread holds
+side by side, columns g and g + 8 (e4m3: 2g and 2g + 1) of rows r and r + 1, in the order (column,
+row), (column, row + 1), (next column, row), (next column, row + 1). In fp16, as the LL merge sends
+them, it is these four and the four of the columns 64 further. A row pair is 256 or 128 fragments
+(`Traits.fragment_values`). Partials in the workspace keep this order, so that neither side
+shuffles.
 
 In this package `c`, `g`, `s` and `r` are `Traits`, `Globals`, `Shared` and `Record` of
 `mla_lab.cute.swap_ab_sm90`, which imports this package and not the other way round.
@@ -23,7 +25,6 @@ from ..common.fp8 import put_two
 from ..common.ptx_sm90 import smem_f32, vec4
 
 LATENT_DIM = 512
-FRAGMENTS_PER_ROW_PAIR = LATENT_DIM // 2
 #: threads of the two consumer warp groups, which run every merge
 CONSUMER_THREADS = 256
 CONSUMERS = NamedBarrier(1, CONSUMER_THREADS)
@@ -67,22 +68,32 @@ def partial_words(c: Any, g: Any, partial: Int32, rank: Int32, fragment: Int32) 
     return vec4(g.mO_partial.iterator + at)
 
 
-def row_pair_of(fragment: Int32) -> Int32:
+def fragments_per_row_pair(c: Any) -> int:
+    """Fragments of all latent columns of two rows."""
+    return 2 * LATENT_DIM // c.fragment_values
+
+
+def row_pair_of(c: Any, fragment: Int32) -> Int32:
     """The row pair of a fragment of the CTA's rows."""
-    return fragment >> (FRAGMENTS_PER_ROW_PAIR.bit_length() - 1)
+    return fragment >> (fragments_per_row_pair(c).bit_length() - 1)
 
 
 def fragment_place(c: Any, fragment: Int32, rank: Int32) -> tuple[Int32, Int32]:
-    """First row of a fragment of CTA `rank`'s rows, and its place among the row pair's 256."""
+    """First row of a fragment of CTA `rank`'s rows, and its place in the row pair."""
     if c.column_parts > 1:
         return 2 * (rank // c.column_parts), fragment + rank % c.column_parts * c.fragments
-    place = fragment & (FRAGMENTS_PER_ROW_PAIR - 1)
-    return 2 * (row_pair_of(fragment) * c.cluster + rank), place
+    place = fragment & (fragments_per_row_pair(c) - 1)
+    return 2 * (row_pair_of(c, fragment) * c.cluster + rank), place
 
 
 def fragment_column(c: Any, place: Int32) -> Int32:
-    """First latent column of a fragment; the second is `Traits.o_half_cols` further."""
-    return (place >> 5) * 64 + ((place >> 3) & 3) * 16 + (place & 7) * c.o_row_cols
+    """First latent column of a fragment; the second is `Traits.o_half_cols` further, and in fp16
+    two more 64 columns behind these."""
+    return (
+        (place >> 5) * (16 * c.fragment_values)
+        + ((place >> 3) & 3) * 16
+        + (place & 7) * c.o_row_cols
+    )
 
 
 def weight_table(s: Any, pair: Int32) -> cute.Pointer:

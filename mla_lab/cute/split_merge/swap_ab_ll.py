@@ -6,10 +6,11 @@ are elsewhere. A sender never writes the word 0: it writes -0.0 for +0.0. A read
 until none of them is 0 and leaves zeros behind; each word has one reader. So a partial crosses L2
 once, with neither fence nor flag: words are relaxed, and none orders another.
 
-Fragments are those of the cooperative merge before the division by the row sum, so that they leave
-as soon as the last MMA is complete. The statistics of a row pair, (m, l, m, l) with m the row max
-in log2 and l the sum, go as one message of 16 bytes to each CTA whose slice touches the pair. Slice
-d touches pair p in a staircase, so d + p names a message: that of (partial, d + p) is row
+Fragments are fp16, times a power of two for each row pair, before the division by the row sum. The
+statistics of a row pair, (m, l, m, l) with m the row max in log2 and l the sum, are scaled alike:
+(m + k, l / 2**k, O / 2**k) is the same partial as (m, l, O), so that the merge has no scales. They
+go ahead of the fragments, as one message of 16 bytes to each CTA whose slice touches the pair.
+Slice d touches pair p in a staircase, so d + p names a message: that of (partial, d + p) is row
 partial * (num_splits + row pairs) + d + p of mLSE_partial.
 """
 
@@ -19,7 +20,7 @@ from typing import Any
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Float32, Int32, const_expr
+from cutlass import Float16, Float32, Int32, const_expr
 
 from ..common.feature_operands import sink_of
 from ..common.ptx_sm90 import (
@@ -28,17 +29,23 @@ from ..common.ptx_sm90 import (
     WARP,
     add,
     butterflies,
+    float_of_exponent,
+    fold_lanes,
+    folded_index,
     fresh_thread,
+    load4,
+    pack2,
     ptx,
     read4_relaxed,
     vec2,
     write4_relaxed,
 )
+from .fp16_range import HIGHEST, exponent_within
 from .swap_ab_fragments import (
     CONSUMER_THREADS,
-    FRAGMENTS_PER_ROW_PAIR,
     MAX_SPLITS,
     fragment_place,
+    fragments_per_row_pair,
     fragments_per_split,
     partial_words,
     row_pair_of,
@@ -46,16 +53,19 @@ from .swap_ab_fragments import (
     weight_table,
 )
 
-#: the word that stands for +0.0
+#: the word that stands for +0.0, or for two of fp16
 MINUS_ZERO = -(1 << 31)
+#: of a row pair whose greatest magnitude is about 2**CENTRE the statistics are sent as they are:
+#: fragments would have it just below 2**15
+CENTRE = 3
+BACK = 2.0 ** (CENTRE - (HIGHEST - 1 - 127))
 #: four words that have not arrived
 EMPTY = (0, 0, 0, 0)
 
 
 @cute.jit
-def nonzero_word(value: Float32):
-    """The bits of `value`, never 0."""
-    bits = value.bitcast(Int32)
+def nonzero_word(bits: Int32):
+    """`bits` of fp32 or of two fp16, never 0."""
     return bits if bits != 0 else Int32(MINUS_ZERO)
 
 
@@ -101,17 +111,59 @@ def clear_where(left: Int32, least: Int32, to: cute.Pointer) -> None:
 
 
 @cute.jit
-def send_fragments(
-    c: cutlass.Constexpr, wg: Int32, g: Any, tOrO: cute.Tensor, partial: Int32, warp: Int32,
-    lane: Int32,
+def publish_bounds(
+    c: cutlass.Constexpr, s: Any, tOrO: cute.Tensor, wg: Int32, warp: Int32, lane: Int32
 ):  # fmt: skip
-    """The accumulators of O^T as a partial of fragments."""
+    """The greatest magnitude of each row pair in a warp's accumulators, for all to take the same
+    power of two."""
+    half, values = c.rows // 2, []
     for j in cutlass.range_constexpr(c.rows // 8):
-        for sl in cutlass.range_constexpr(4):
-            fragment = (4 * j + lane % 4) * 256 + wg * 128 + sl * 32 + warp * 8 + lane // 4
+        tops = [Float32(0.0), Float32(0.0)]
+        for x in cutlass.range_constexpr(16):
+            value = cute.math.absf(tOrO[x // 4 * half + 4 * j + x % 4])
+            tops[x % 2] = cute.arch.fmax(tops[x % 2], value)
+        values.append(cute.arch.fmax(*tops))
+    values = fold_lanes(values, cute.arch.fmax, lane)
+    first = folded_index(c.rows // 8, lane)
+    for i in cutlass.range_constexpr(len(values)):
+        s.sRowSum[c.rows + 4 * (first + i) + lane % 4, 4 * wg + warp] = values[i]
+
+
+def pair_exponent(c: Any, s: Any, pair: Int32) -> Int32:
+    """The biased exponent of a row pair's bound."""
+    at = s.sRowSum.iterator + (c.rows + pair) * 8
+    a, b = load4(at), load4(at + 4)
+    tops = [cute.arch.fmax(a[e], b[e]) for e in range(4)]
+    top = cute.arch.fmax(cute.arch.fmax(tops[0], tops[1]), cute.arch.fmax(tops[2], tops[3]))
+    return exponent_within(top)
+
+
+def scaled_stats(c: Any, s: Any, values: cute.Tensor, pair: Int32) -> cute.Tensor:
+    """(m, l, m, l) of a row pair, k = the exponent of its bound less that of 2**CENTRE."""
+    k = pair_exponent(c, s, pair) - (127 + CENTRE)
+    for e in range(2):
+        values[2 * e] = values[2 * e] + Float32(k)
+        values[2 * e + 1] = values[2 * e + 1] * float_of_exponent(127 - k)
+    return values
+
+
+@cute.jit
+def send_fragments(
+    c: cutlass.Constexpr, wg: Int32, g: Any, s: Any, tOrO: cute.Tensor, partial: Int32,
+    warp: Int32, lane: Int32,
+):  # fmt: skip
+    """The accumulators of O^T as a partial of fragments, below 2**15 in magnitude."""
+    half = c.rows // 2
+    for j in cutlass.range_constexpr(c.rows // 8):
+        pair = 4 * j + lane % 4
+        factor = float_of_exponent(127 + HIGHEST - 1 - pair_exponent(c, s, pair))
+        for both in cutlass.range_constexpr(2):
+            fragment = pair * 128 + wg * 64 + both * 32 + warp * 8 + lane // 4
             words = cute.make_rmem_tensor(4, Int32)
             for e in cutlass.range_constexpr(4):
-                words[e] = nonzero_word(tOrO[sl * (c.rows // 2) + 4 * j + e])
+                x = (2 * both + e // 2) * half + 4 * j + e % 2 * 2
+                two = pack2(tOrO[x] * factor, tOrO[x + 1] * factor, Float16)
+                words[e] = nonzero_word(two)
             write4_relaxed(partial_words(c, g, partial, Int32(0), fragment).iterator, words)
 
 
@@ -127,14 +179,14 @@ def send_stats(
     """(m, l, m, l) of a row pair, to every CTA whose slice touches it; by one warp."""
     words = cute.make_rmem_tensor(4, Int32)
     for e in cutlass.range_constexpr(4):
-        words[e] = nonzero_word(values[e])
+        words[e] = nonzero_word(values[e].bitcast(Int32))
     size = fragments_per_split(c.fragments, r.num_splits)
     for start in cutlass.range(0, r.num_splits, 32, unroll=1):
         to = start + lane
         begin = to * size
         end = cutlass.min(begin + size, Int32(c.fragments))
-        touches = (to < r.num_splits) & (begin < (pair + 1) * FRAGMENTS_PER_ROW_PAIR)
-        if touches & (end > pair * FRAGMENTS_PER_ROW_PAIR):
+        touches = (to < r.num_splits) & (begin < (pair + 1) * fragments_per_row_pair(c))
+        if touches & (end > pair * fragments_per_row_pair(c)):
             write4_relaxed(message_at(c, g, r.partial, to + pair), words)
 
 
@@ -145,7 +197,7 @@ def slice_weights(c: cutlass.Constexpr, g: Any, s: Any, r: Any, m: Any):
     tid = fresh_thread()
     lane = tid % 32
     warp = cute.arch.make_warp_uniform(tid % CONSUMER_THREADS // 32)
-    pairs = row_pair_of(m.end - 1) - row_pair_of(m.begin) + 1
+    pairs = row_pair_of(c, m.end - 1) - row_pair_of(c, m.begin) + 1
     for p in cutlass.range(warp, pairs, CONSUMER_THREADS // 32, unroll=1):
         pair_weights(c, g, s, r, m, p, lane)
 
@@ -157,14 +209,14 @@ def pair_weights(
     """Weights of all splits for the p-th row pair of the slice `m`, by one warp; the CTA
     that has the pair's first fragment stores the lse."""
     values = cute.make_rmem_tensor((4, MAX_SPLITS // 32), Float32)
-    pair = row_pair_of(m.begin) + p
+    pair = row_pair_of(c, m.begin) + p
     take_stats(c, g, r, values, pair, lane)
-    first, _ = fragment_place(c, pair * FRAGMENTS_PER_ROW_PAIR, Int32(0))
+    first, _ = fragment_place(c, pair * fragments_per_row_pair(c), Int32(0))
     sinks = [sink_of(c, g, r.row + first + e) for e in range(2)]
     lse = stats_to_weights(c, values, r.num_splits, weight_table(s, p), sinks, lane)
-    first, _ = fragment_place(c, pair * FRAGMENTS_PER_ROW_PAIR, Int32(0))  # again: no register
+    first, _ = fragment_place(c, pair * fragments_per_row_pair(c), Int32(0))  # again: no register
     for e in cutlass.range_constexpr(2):
-        own = (pair * FRAGMENTS_PER_ROW_PAIR >= m.begin) & (lane == 0) & (first + e < r.rows)
+        own = (pair * fragments_per_row_pair(c) >= m.begin) & (lane == 0) & (first + e < r.rows)
         if own & wants_lse(g):
             g.mLSE[r.out_row + first + e] = lse[e]
 
@@ -205,7 +257,8 @@ def stats_to_weights(
     c: cutlass.Constexpr, values: cute.Tensor, splits: Int32, table: cute.Pointer, sinks: list,
     lane: Int32,
 ):  # fmt: skip
-    """From (m, l) of two rows to their weights in `table`; the rows' natural lse."""
+    """From (m, l) of two rows to their weights in `table`, of fragments below 2**15; the rows'
+    natural lse."""
     tops, sums = [], []
     for e in cutlass.range_constexpr(2):
         top = values[2 * e, 0]
@@ -227,7 +280,7 @@ def stats_to_weights(
             if const_expr(c.features):
                 whole = whole + cute.math.exp2(sinks[e] - tops[e], fastmath=True)
             inverse = cute.arch.rcp_approx(whole) if sums[e] > 0.0 else Float32(0.0)
-            two[e] = values[2 * e, k] * inverse
+            two[e] = values[2 * e, k] * (inverse * BACK)
         if 32 * k + lane < splits:
             cute.autovec_copy(two, vec2(table + (32 * k + lane) * 2))
     lse = cute.make_rmem_tensor(2, Float32)

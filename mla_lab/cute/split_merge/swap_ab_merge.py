@@ -23,7 +23,7 @@ from typing import Any
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Float32, Int32, const_expr
+from cutlass import Float16, Float32, Int32, const_expr
 
 from ..common.feature_operands import with_scales
 from ..common.ptx_sm90 import (
@@ -55,12 +55,20 @@ from .swap_ab_fragments import (
     weight_table,
 )
 
-#: splits of a row tile at most for `merge_few`, and fragments of a thread at a time there
-FEW, ROUNDS = 4, 4
-#: fragments of a slice that all threads take at a time
-PASS = ROUNDS * CONSUMER_THREADS
+#: splits of a row tile at most for `merge_few`, and values of a thread at a time there
+FEW, ROUND_VALUES = 4, 16
 #: fragments of a 128-byte line, of which slices are multiples
 LINE = 8
+
+
+def rounds_of(c: Any) -> int:
+    """Fragments that a thread takes at a time in `merge_few`."""
+    return ROUND_VALUES // c.fragment_values
+
+
+def pass_of(c: Any) -> int:
+    """Fragments of a slice that all threads take at a time there."""
+    return rounds_of(c) * CONSUMER_THREADS
 
 
 @dataclass(frozen=True)
@@ -109,7 +117,7 @@ def merge_slice(c: cutlass.Constexpr, g: Any, s: Any, r: Any, merges: Int32, liv
     if const_expr(live is not True):
         r = r.without_rows_unless(live)
     m = Slice(begin, end, size, merges, live)
-    if (num_splits <= FEW) & (size > PASS // 2):
+    if (num_splits <= FEW) & (size > pass_of(c) // 2):
         merge_few(c, g, s, r, m)
     else:
         merge_many(c, g, s, r, m)
@@ -144,44 +152,60 @@ def partial_registers(c: Any, number: int) -> cute.Tensor:
     return part
 
 
-def as_floats(c: Any, part: cute.Tensor) -> cute.Tensor:
-    """The values in `partial_registers`."""
-    return cute.recast_tensor(part, Float32) if c.split_merge == SplitMerge.LL else part
+def fragment_of(c: Any, part: cute.Tensor, k: int) -> cute.Tensor:
+    """The values, fp32, of the k-th fragment in `partial_registers`."""
+    if c.fragment_values == 4:
+        return part[None, k]
+    wide = cute.make_rmem_tensor(c.fragment_values, Float32)
+    wide.store(cute.recast_tensor(part[None, k], Float16).load().to(Float32))
+    return wide
+
+
+def sum_registers(c: Any) -> cute.Tensor:
+    """Zeros for the sums of a fragment, four of 64 columns together."""
+    acc = cute.make_rmem_tensor((4, c.fragment_values // 4), Float32)
+    acc.fill(0.0)
+    return acc
+
+
+def add_fragment(c: Any, acc: cute.Tensor, weights: Any, values: cute.Tensor) -> None:
+    """`acc` plus a fragment times the weights of its two rows."""
+    for e in range(c.fragment_values):
+        acc[e] = acc[e] + weights[e % 2] * values[e]
 
 
 @cute.jit
 def merge_few(c: cutlass.Constexpr, g: Any, s: Any, r: Any, m: Slice):
     """The slice out of at most FEW partials."""
-    for base in cutlass.range(m.begin, m.end, PASS, unroll=1):
-        part = partial_registers(c, FEW * ROUNDS)
+    for base in cutlass.range(m.begin, m.end, pass_of(c), unroll=1):
+        part = partial_registers(c, FEW * rounds_of(c))
         load_few(c, g, part, r, m, base)
         if base == m.begin:
             partial, num_splits = r.partial - r.split, r.num_splits
             slice_weights(c, g, s, r, replace(m, partial=partial, num_splits=num_splits))
         if const_expr(c.split_merge == SplitMerge.LL):
-            while missing_few(part, r, m, base) != 0:
+            while missing_few(c, part, r, m, base) != 0:
                 load_few(c, g, part, r, m, base)
             clear_few(c, g, r, m, base)
         else:
             discard_few(c, g, r, m, base)
-        values = as_floats(c, part)
         tables = weight_table(s, Int32(0))
-        for i in cutlass.range_constexpr(ROUNDS):
+        for i in cutlass.range_constexpr(rounds_of(c)):
             fragment = base + i * CONSUMER_THREADS + fresh_thread()
             at = cutlass.min(fragment, m.end - 1)
-            pair = row_pair_of(at) - row_pair_of(m.begin)
+            pair = row_pair_of(c, at) - row_pair_of(c, m.begin)
             weights = tables + pair * (2 * MAX_SPLITS)
-            acc = cute.make_rmem_tensor(4, Float32)
-            acc.fill(0.0)
+            acc = sum_registers(c)
             for k in cutlass.range_constexpr(FEW):
                 if k < r.num_splits:
                     weight = load2(weights + k * 2)
-                    for e in cutlass.range_constexpr(4):
-                        acc[e] = acc[e] + weight[e % 2] * values[e, FEW * i + k]
+                    add_fragment(c, acc, weight, fragment_of(c, part, FEW * i + k))
             row, place = fragment_place(c, at, r.rank)
             rows = r.rows if fragment < m.end else Int32(0)
-            lane = fresh_thread() % 32
-            store_fragment(c, g, r.out_row, acc, rows, row, fragment_column(c, place), lane)
+            lane, column = fresh_thread() % 32, fragment_column(c, place)
+            for h in cutlass.range_constexpr(c.fragment_values // 4):
+                at_column = column + 64 * h
+                store_fragment(c, g, r.out_row, acc[None, h], rows, row, at_column, lane)
 
 
 @cute.jit
@@ -189,7 +213,7 @@ def load_few(c: cutlass.Constexpr, g: Any, part: cute.Tensor, r: Any, m: Slice, 
     """Partials of this thread's fragments of [base, m.end): split k of its i-th at FEW i + k. LL:
     those that have not arrived, and no other thread's."""
     partial = r.partial - r.split
-    for i in cutlass.range_constexpr(ROUNDS):
+    for i in cutlass.range_constexpr(rounds_of(c)):
         at = base + i * CONSUMER_THREADS + fresh_thread()
         if const_expr(c.split_merge != SplitMerge.LL):
             at = cutlass.min(at, m.end - 1)
@@ -204,10 +228,10 @@ def load_few(c: cutlass.Constexpr, g: Any, part: cute.Tensor, r: Any, m: Slice, 
 
 
 @cute.jit
-def missing_few(part: cute.Tensor, r: Any, m: Slice, base: Int32):
+def missing_few(c: cutlass.Constexpr, part: cute.Tensor, r: Any, m: Slice, base: Int32):
     """LL: 1 while one of the thread's partials has not arrived."""
     waiting = Int32(0)
-    for i in cutlass.range_constexpr(ROUNDS):
+    for i in cutlass.range_constexpr(rounds_of(c)):
         inside = base + i * CONSUMER_THREADS + fresh_thread() < m.end
         for k in cutlass.range_constexpr(FEW):
             lacking = inside & (k < r.num_splits) & ll.missing(part, FEW * i + k)
@@ -219,7 +243,7 @@ def missing_few(part: cute.Tensor, r: Any, m: Slice, base: Int32):
 def clear_few(c: cutlass.Constexpr, g: Any, r: Any, m: Slice, base: Int32):
     """LL: leave zeros for the next launch in what `load_few` has taken."""
     partial = r.partial - r.split
-    for i in cutlass.range_constexpr(ROUNDS):
+    for i in cutlass.range_constexpr(rounds_of(c)):
         fragment = base + i * CONSUMER_THREADS + fresh_thread()
         for k in cutlass.range_constexpr(FEW):
             if (fragment < m.end) & (k < r.num_splits):
@@ -233,7 +257,7 @@ def discard_few(c: cutlass.Constexpr, g: Any, r: Any, m: Slice, base: Int32):
     cute.arch.sync_warp()
     lane = fresh_thread() % 32
     first = base + fresh_thread() - lane + lane % 4 * LINE
-    for turn in cutlass.range_constexpr(FEW * ROUNDS * 4 // 32):
+    for turn in cutlass.range_constexpr(FEW * rounds_of(c) * 4 // 32):
         k = lane // 4 % FEW
         fragment = first + (8 // FEW * turn + lane // (4 * FEW)) * CONSUMER_THREADS
         if (fragment < m.end) & (k < r.num_splits) & m.live:
@@ -242,7 +266,8 @@ def discard_few(c: cutlass.Constexpr, g: Any, r: Any, m: Slice, base: Int32):
 
 
 def thread_sums(c: Any, s: Any) -> cute.Pointer:
-    """Sums of the threads that share a fragment, fp32 [256][4], behind the weight tables."""
+    """Sums of the threads that share a fragment, fp32 [`fragment_values` / 4][256][4], behind the
+    weight tables."""
     return smem_f32(s.sKV.iterator) + (c.row_pairs + 1) * (2 * MAX_SPLITS)
 
 
@@ -257,7 +282,6 @@ def merge_many(c: cutlass.Constexpr, g: Any, s: Any, r: Any, m: Slice):
     width = 1 << shift
     step = CONSUMER_THREADS >> shift
     first = tid >> shift
-    sums = step if const_expr(m.live is True) else pick(m.live, step, Int32(0))
     partial = r.partial - r.split
     for i in cutlass.range((m.end - m.begin + width - 1) >> shift, unroll=1):
         fragment = m.begin + (i << shift) + tid % width
@@ -268,9 +292,8 @@ def merge_many(c: cutlass.Constexpr, g: Any, s: Any, r: Any, m: Slice):
             # each word has one reader
             splits = num_splits if inside else Int32(0)
         part = partial_registers(c, c.merge_batch)
-        acc = cute.make_rmem_tensor(4, Float32)
-        acc.fill(0.0)
-        weights = weight_table(s, row_pair_of(at) - row_pair_of(m.begin))
+        acc = sum_registers(c)
+        weights = weight_table(s, row_pair_of(c, at) - row_pair_of(c, m.begin))
         # at least once, whatever the thread's splits: all threads compute the weights
         for k in cutlass.range(
             first, cutlass.max(splits, first + 1), c.merge_batch * step, unroll=1
@@ -283,20 +306,42 @@ def merge_many(c: cutlass.Constexpr, g: Any, s: Any, r: Any, m: Slice):
                 slice_weights(c, g, s, r, replace(m, partial=partial, num_splits=num_splits))
             wait_batch(c, g, part, r, t)
             add_batch(c, g, acc, part, t, weights)
-        discard_many(c, g, r, ThreadSplits(at, partial, num_splits, first, step), inside & m.live)
-        if (step > 1) & m.live:
-            cute.autovec_copy(acc, vec4(thread_sums(c, s) + tid * 4))
-            CONSUMERS.sync()
-        if tid - tid % 32 < width:
-            if step > 1:
-                acc.fill(0.0)
-                for k in cutlass.range(sums, unroll=4):
-                    other = load4(thread_sums(c, s) + ((k << shift) + tid % width) * 4)
-                    for e in cutlass.range_constexpr(4):
-                        acc[e] = acc[e] + other[e]
-            row, place = fragment_place(c, at, r.rank)
-            rows = r.rows if inside & (tid < width) else Int32(0)
-            store_fragment(c, g, r.out_row, acc, rows, row, fragment_column(c, place), tid % 32)
+        t = ThreadSplits(at, partial, num_splits, first, step)
+        discard_many(c, g, r, t, inside & m.live)
+        store_merged(c, g, s, r, m, acc, t, shift, r.rows if inside else Int32(0))
+
+
+@cute.jit
+def store_merged(
+    c: cutlass.Constexpr, g: Any, s: Any, r: Any, m: Slice, acc: cute.Tensor, t: ThreadSplits,
+    shift: Int32, rows: Int32,
+):  # fmt: skip
+    """A fragment whose splits `t.step` threads have added, for `rows`. Of several,
+    2**`shift` threads add up the sums, and in fp16 as many others those of the second four."""
+    tid, width = fresh_thread() % CONSUMER_THREADS, 1 << shift
+    halves = c.fragment_values // 4
+    if (t.step > 1) & m.live:
+        for h in cutlass.range_constexpr(halves):
+            cute.autovec_copy(acc[None, h], vec4(thread_sums(c, s) + (256 * h + tid) * 4))
+        CONSUMERS.sync()
+    if tid - tid % 32 < halves * width:
+        half = cutlass.min(tid >> shift, halves - 1) if const_expr(halves > 1) else Int32(0)
+        total = acc[None, 0]
+        if t.step > 1:
+            total.fill(0.0)
+            sums = t.step if const_expr(m.live is True) else pick(m.live, t.step, Int32(0))
+            for k in cutlass.range(sums, unroll=4):
+                place = 256 * half + (k << shift) + tid % width
+                other = load4(thread_sums(c, s) + place * 4)
+                for e in cutlass.range_constexpr(4):
+                    total[e] = total[e] + other[e]
+        row, place = fragment_place(c, t.fragment, r.rank)
+        rows = rows if tid < halves * width else Int32(0)
+        column = fragment_column(c, place) + 64 * half
+        store_fragment(c, g, r.out_row, total, rows, row, column, tid % 32)
+        if const_expr(halves > 1):
+            if t.step == 1:
+                store_fragment(c, g, r.out_row, acc[None, 1], rows, row, column + 64, tid % 32)
 
 
 def batch_place(c: Any, g: Any, rank: Int32, t: ThreadSplits) -> tuple[cute.Pointer, Int32]:
@@ -350,13 +395,10 @@ def add_batch(
     weights: cute.Pointer,
 ):  # fmt: skip
     """acc += weight x partial. LL: leave zeros for the next launch."""
-    values = as_floats(c, part)
     for k in cutlass.range_constexpr(c.merge_batch):
         split = t.first + k * t.step
         if split < t.splits:
-            weight = load2(weights + split * 2)
-            for e in cutlass.range_constexpr(4):
-                acc[e] = acc[e] + weight[e % 2] * values[e, k]
+            add_fragment(c, acc, load2(weights + split * 2), fragment_of(c, part, k))
     if const_expr(c.split_merge == SplitMerge.LL):
         start, stride = batch_place(c, g, Int32(0), t)
         for k in cutlass.range_constexpr(c.merge_batch):

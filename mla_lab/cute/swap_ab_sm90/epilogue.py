@@ -16,7 +16,7 @@ from ..split_merge.swap_ab_cluster_reduce import reduce_partials, send_partial
 from ..split_merge.swap_ab_cooperative import arrive
 from ..split_merge.swap_ab_fragments import CONSUMERS, CtaEvent, profile_event
 from ..split_merge.swap_ab_last_cta import merge_if_last
-from ..split_merge.swap_ab_ll import send_fragments, send_stats
+from ..split_merge.swap_ab_ll import publish_bounds, scaled_stats, send_fragments, send_stats
 from .epilogue_store import store_accumulators, store_lse
 from .mma import WarpGroup
 from .online_softmax import ROW_MAX, thread_row
@@ -67,7 +67,8 @@ def send_all_stats(
         pair = at + 4 * wg + warp
         if pair < c.row_pairs:
             values = cute.make_rmem_tensor(4, Float32)
-            send_stats(c, g, r, pair_stats(s, r, last, pair, values), pair, lane)
+            values = scaled_stats(c, s, pair_stats(s, r, last, pair, values), pair)
+            send_stats(c, g, r, values, pair, lane)
 
 
 @cute.jit
@@ -122,7 +123,7 @@ def epilogue(
     warp = cute.arch.make_warp_uniform(tid % 128 // 32)
     if const_expr(c.split_merge == SplitMerge.LL):
         if r.num_splits > 1:
-            send_fragments(c, wg, g, tOrO, r.partial, warp, lane)
+            publish_bounds(c, s, tOrO, wg, warp, lane)
     if const_expr(c.pieces):
         wait_for_slot(g, r)
     s.sums_full.arrive(0)
@@ -130,6 +131,7 @@ def epilogue(
     if const_expr(c.split_merge == SplitMerge.LL):
         if r.num_splits > 1:
             send_all_stats(c, wg, g, s, r, last, warp, lane)
+            send_fragments(c, wg, g, s, tOrO, r.partial, warp, lane)
         else:
             store_tile(c, wg, g, s, tOrO, r, last)
     elif const_expr(c.cluster == 1):

@@ -14,7 +14,7 @@ from ...core.problem import FP8_656_BYTES, LATENT_DIM, ROPE_DIM
 from ...plan.config import KernelConfig
 from ..split_merge import SplitMerge
 from ..split_merge.swap_ab_fragments import CONSUMER_THREADS as CONSUMER_THREADS
-from ..split_merge.swap_ab_fragments import FRAGMENTS_PER_ROW_PAIR
+from ..split_merge.swap_ab_fragments import fragments_per_row_pair
 
 TILE_KV = 64
 HEAD_DIM = LATENT_DIM + ROPE_DIM
@@ -246,7 +246,8 @@ class Traits:
         q_scale = 4 * self.rows if self.hi_lo else 0
         extra = (128, 128) if self.kv_656 else (16,) if self.skip else ()
         peers = (16 * self.cluster * self.row_pairs, 64 * self.cluster)
-        pieces = (barriers, 32 * self.rows, stats, 32 * self.rows, q_scale, *extra, *peers)
+        sums = 32 * (self.rows + self.bound_rows)
+        pieces = (barriers, 32 * self.rows, stats, sums, q_scale, *extra, *peers)
         return -(-sum(-(-piece // 128) * 128 for piece in pieces) // 1024) * 1024
 
     @cached_property
@@ -292,8 +293,15 @@ class Traits:
         return not self.gathered or (self.fp8 and not self.hi_lo)
 
     @cached_property
+    def bound_rows(self) -> int:
+        """Row pairs whose accumulators have a bound, so that fp16 holds them: in the LL merge."""
+        return self.row_pairs if self.split_merge == SplitMerge.LL else 0
+
+    @cached_property
     def merge_batch(self) -> int:
         """Partials of a fragment that a thread has in flight in a merge of many splits."""
+        if self.split_merge == SplitMerge.LL and self.rows <= 16:
+            return 8
         if self.tree:
             return 8 if self.page < TILE_KV else 10
         return 10 if self.page < TILE_KV else 12
@@ -343,9 +351,14 @@ class Traits:
         return max(1, self.cluster // (self.rows // 2))
 
     @cached_property
+    def fragment_values(self) -> int:
+        """Values of a 16-byte fragment of a partial: fp16 in the LL merge, else fp32."""
+        return 8 if self.split_merge == SplitMerge.LL else 4
+
+    @cached_property
     def fragments(self) -> int:
-        """16-byte fragments (2 rows x 2 columns) of one partial that one CTA reduces."""
-        return self.row_pairs * FRAGMENTS_PER_ROW_PAIR // self.column_parts
+        """Fragments of one partial that one CTA reduces."""
+        return self.row_pairs * fragments_per_row_pair(self) // self.column_parts
 
 
 def traits_of(config: KernelConfig) -> Traits:

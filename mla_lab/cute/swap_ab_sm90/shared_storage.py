@@ -155,7 +155,8 @@ class Shared:
     sTileMax: cute.Tensor  # fp32 [2][rows][4]: maximum of a tile's scores, per warp
     # fp32 [warp group][row max (log2), rescale][rows]; e4m3: see `mainloop_fp8`
     sStats: cute.Tensor
-    sRowSum: cute.Tensor  # fp32 [rows][8]: sum of exponentials, per warp
+    #: fp32 [rows + bound rows][8]: sums of exponentials, then bounds of row pairs, per warp
+    sRowSum: cute.Tensor
     peer_stats: cute.Pointer  # fp32 [cluster][row pair][4]: (m, l, m, l) from each CTA
     cta_weights: cute.Pointer  # fp32 [8 warps][cluster][2]
     record: cute.Pointer  # int32 [12]: `WorkTile`'s first words, then `Record`'s
@@ -322,7 +323,11 @@ def allocate(
             dtype, layout.outer, byte_alignment=1024, swizzle=layout.inner
         )
 
-    tile_max, stats, sums = f32(2, n, 4), f32(*((4, 3) if c.fp8 else (2, 2)), n), f32(n, 8)
+    tile_max, stats, sums = (
+        f32(2, n, 4),
+        f32(*((4, 3) if c.fp8 else (2, 2)), n),
+        f32(n + c.bound_rows, 8),
+    )
     peer_stats, cta_weights = f32(c.cluster, c.row_pairs, 4), f32(CONSUMER_WARPS, c.cluster, 2)
     q_scale = f32(n) if c.hi_lo else None
     max_scale, p_scale = (f32(2, 4, SCALES), f32(c.stages, SCALES)) if c.kv_656 else (None, None)

@@ -43,7 +43,6 @@ from ..common.ptx_sm90 import (
 from .fp16_range import HIGHEST, exponent_within
 from .swap_ab_fragments import (
     CONSUMER_THREADS,
-    MAX_SPLITS,
     fragment_place,
     fragments_per_row_pair,
     fragments_per_split,
@@ -58,6 +57,8 @@ MINUS_ZERO = -(1 << 31)
 #: of a row pair whose greatest magnitude is about 2**CENTRE the statistics are sent as they are:
 #: fragments would have it just below 2**15
 CENTRE = 3
+#: messages that a lane waits for at a time: of 64 splits together
+COLUMNS = 2
 BACK = 2.0 ** (CENTRE - (HIGHEST - 1 - 127))
 #: four words that have not arrived
 EMPTY = (0, 0, 0, 0)
@@ -206,27 +207,65 @@ def slice_weights(c: cutlass.Constexpr, g: Any, s: Any, r: Any, m: Any):
 def pair_weights(
     c: cutlass.Constexpr, g: Any, s: Any, r: Any, m: Any, p: Int32, lane: Int32
 ):  # fmt: skip
-    """Weights of all splits for the p-th row pair of the slice `m`, by one warp; the CTA
-    that has the pair's first fragment stores the lse."""
-    values = cute.make_rmem_tensor((4, MAX_SPLITS // 32), Float32)
+    """Weights of all splits for the p-th row pair of the slice `m`, by one warp, of fragments below
+    2**15; the CTA that has the pair's first fragment stores the lse. A lane takes every 32nd split.
+
+    One code for all columns of 32 splits but `COLUMNS` at a time: it runs once a launch, and is
+    fetched for that."""
     pair = row_pair_of(c, m.begin) + p
-    take_stats(c, g, r, values, pair, lane)
+    table = weight_table(s, p) + 2 * lane
+    tops = cute.make_rmem_tensor(2, Float32)
+    sums = cute.make_rmem_tensor(2, Float32)
+    tops.fill(NO_SCORE)
+    sums.fill(0.0)
+    for base in cutlass.range(0, r.num_splits, 32 * COLUMNS, unroll=1):
+        values = cute.make_rmem_tensor((4, COLUMNS), Float32)
+        take_stats(c, g, r, values, pair, base + lane)
+        for e in cutlass.range_constexpr(2):
+            top = tops[e]
+            for k in cutlass.range_constexpr(COLUMNS):
+                top = cute.arch.fmax(top, values[2 * e, k])
+            total = sums[e] * cute.math.exp2(tops[e] - top, fastmath=True)
+            for k in cutlass.range_constexpr(COLUMNS):
+                weight = cute.math.exp2(values[2 * e, k] - top, fastmath=True)
+                total = total + weight * values[2 * e + 1, k]
+            tops[e], sums[e] = top, total
+        for k in cutlass.range_constexpr(COLUMNS):
+            if base + 32 * k + lane < r.num_splits:
+                two = cute.make_rmem_tensor(2, Float32)
+                two[0], two[1] = values[0, k], values[2, k]
+                cute.autovec_copy(two, vec2(table + 2 * (base + 32 * k)))
+    highest = butterflies(cute.arch.fmax, [tops[0], tops[1]], WARP)
+    parts = [sums[e] * cute.math.exp2(tops[e] - highest[e], fastmath=True) for e in range(2)]
+    parts = butterflies(add, parts, WARP)
     first, _ = fragment_place(c, pair * fragments_per_row_pair(c), Int32(0))
-    sinks = [sink_of(c, g, r.row + first + e) for e in range(2)]
-    lse = stats_to_weights(c, values, r.num_splits, weight_table(s, p), sinks, lane)
-    first, _ = fragment_place(c, pair * fragments_per_row_pair(c), Int32(0))  # again: no register
+    inverses = []
     for e in cutlass.range_constexpr(2):
+        whole = parts[e]
+        if const_expr(c.features):
+            sink = sink_of(c, g, r.row + first + e)
+            whole = whole + cute.math.exp2(sink - highest[e], fastmath=True)
+        inverse = cute.arch.rcp_approx(whole) if parts[e] > 0.0 else Float32(0.0)
+        inverses.append(inverse * BACK)
         own = (pair * fragments_per_row_pair(c) >= m.begin) & (lane == 0) & (first + e < r.rows)
         if own & wants_lse(g):
-            g.mLSE[r.out_row + first + e] = lse[e]
+            lse = (highest[e] + cute.math.log2(parts[e], fastmath=True)) * Float32(LN2)
+            g.mLSE[r.out_row + first + e] = lse if parts[e] > 0.0 else -Float32.inf
+    for split in cutlass.range(lane, r.num_splits, 32, unroll=1):
+        at = vec2(table + 2 * (split - lane))
+        two = cute.make_rmem_tensor(2, Float32)
+        cute.autovec_copy(at, two)
+        for e in cutlass.range_constexpr(2):
+            two[e] = cute.math.exp2(two[e] - highest[e], fastmath=True) * inverses[e]
+        cute.autovec_copy(two, at)
 
 
 @cute.jit
 def take_stats(
-    c: cutlass.Constexpr, g: Any, r: Any, values: cute.Tensor, pair: Int32, lane: Int32
+    c: cutlass.Constexpr, g: Any, r: Any, values: cute.Tensor, pair: Int32, split: Int32
 ):  # fmt: skip
-    """A row pair's message of every split, lane + 32 k in column k (past the last split: no
-    score), with zeros left in its place."""
+    """A row pair's message of `split` and every 32nd behind it in the columns of `values` (past the
+    last split: no score), with zeros left in its place."""
     partial = r.partial - r.split
     number = r.split + pair
     words = cute.recast_tensor(values, Int32)
@@ -234,57 +273,19 @@ def take_stats(
     waiting = Int32(1)
     while waiting != 0:
         waiting = Int32(0)
-        for k in cutlass.range_constexpr(MAX_SPLITS // 32):
-            split = 32 * k + lane
-            if (split < r.num_splits) & missing(words, k):
-                poll(words, k, message_at(c, g, partial + split, number))
-        for k in cutlass.range_constexpr(MAX_SPLITS // 32):
-            lacking = (32 * k + lane < r.num_splits) & missing(words, k)
+        for k in cutlass.range_constexpr(COLUMNS):
+            left = r.num_splits - split
+            poll_where(
+                left, 32 * k, message_at(c, g, partial + split + 32 * k, number), words[None, k]
+            )
+        for k in cutlass.range_constexpr(COLUMNS):
+            lacking = (split + 32 * k < r.num_splits) & missing(words, k)
             waiting = Int32(1) if lacking else waiting
     cute.arch.sync_warp()
-    for k in cutlass.range_constexpr(MAX_SPLITS // 32):
-        split = 32 * k + lane
-        if split < r.num_splits:
-            write4_relaxed(message_at(c, g, partial + split, number), EMPTY)
+    for k in cutlass.range_constexpr(COLUMNS):
+        if split + 32 * k < r.num_splits:
+            write4_relaxed(message_at(c, g, partial + split + 32 * k, number), EMPTY)
         else:
             for e in cutlass.range_constexpr(2):
                 values[2 * e, k] = Float32(NO_SCORE)
                 values[2 * e + 1, k] = Float32(0.0)
-
-
-@cute.jit
-def stats_to_weights(
-    c: cutlass.Constexpr, values: cute.Tensor, splits: Int32, table: cute.Pointer, sinks: list,
-    lane: Int32,
-):  # fmt: skip
-    """From (m, l) of two rows to their weights in `table`, of fragments below 2**15; the rows'
-    natural lse."""
-    tops, sums = [], []
-    for e in cutlass.range_constexpr(2):
-        top = values[2 * e, 0]
-        for k in cutlass.range_constexpr(1, MAX_SPLITS // 32):
-            top = cute.arch.fmax(top, values[2 * e, k])
-        tops.append(top)
-    tops = butterflies(cute.arch.fmax, tops, WARP)
-    for e in cutlass.range_constexpr(2):
-        total = Float32(0.0)
-        for k in cutlass.range_constexpr(MAX_SPLITS // 32):
-            values[2 * e, k] = cute.math.exp2(values[2 * e, k] - tops[e], fastmath=True)
-            total = total + values[2 * e, k] * values[2 * e + 1, k]
-        sums.append(total)
-    sums = butterflies(add, sums, WARP)
-    for k in cutlass.range_constexpr(MAX_SPLITS // 32):
-        two = cute.make_rmem_tensor(2, Float32)
-        for e in cutlass.range_constexpr(2):
-            whole = sums[e]
-            if const_expr(c.features):
-                whole = whole + cute.math.exp2(sinks[e] - tops[e], fastmath=True)
-            inverse = cute.arch.rcp_approx(whole) if sums[e] > 0.0 else Float32(0.0)
-            two[e] = values[2 * e, k] * (inverse * BACK)
-        if 32 * k + lane < splits:
-            cute.autovec_copy(two, vec2(table + (32 * k + lane) * 2))
-    lse = cute.make_rmem_tensor(2, Float32)
-    for e in cutlass.range_constexpr(2):
-        value = (tops[e] + cute.math.log2(sums[e], fastmath=True)) * Float32(LN2)
-        lse[e] = value if sums[e] > 0.0 else -Float32.inf
-    return lse

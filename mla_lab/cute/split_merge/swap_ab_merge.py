@@ -179,13 +179,16 @@ def merge_few(c: cutlass.Constexpr, g: Any, s: Any, r: Any, m: Slice):
     """The slice out of at most FEW partials."""
     for base in cutlass.range(m.begin, m.end, pass_of(c), unroll=1):
         part = partial_registers(c, FEW * rounds_of(c))
-        load_few(c, g, part, r, m, base)
-        if base == m.begin:
-            partial, num_splits = r.partial - r.split, r.num_splits
-            slice_weights(c, g, s, r, replace(m, partial=partial, num_splits=num_splits))
+        without_weights = base == m.begin
+        waiting = Int32(1)
+        while waiting != 0:
+            load_few(c, g, part, r, m, base)
+            if without_weights:
+                partial, num_splits = r.partial - r.split, r.num_splits
+                slice_weights(c, g, s, r, replace(m, partial=partial, num_splits=num_splits))
+            without_weights = False
+            waiting = missing_few(c, part, r, m, base)
         if const_expr(c.split_merge == SplitMerge.LL):
-            while missing_few(c, part, r, m, base) != 0:
-                load_few(c, g, part, r, m, base)
             clear_few(c, g, r, m, base)
         else:
             discard_few(c, g, r, m, base)
@@ -231,11 +234,12 @@ def load_few(c: cutlass.Constexpr, g: Any, part: cute.Tensor, r: Any, m: Slice, 
 def missing_few(c: cutlass.Constexpr, part: cute.Tensor, r: Any, m: Slice, base: Int32):
     """LL: 1 while one of the thread's partials has not arrived."""
     waiting = Int32(0)
-    for i in cutlass.range_constexpr(rounds_of(c)):
-        inside = base + i * CONSUMER_THREADS + fresh_thread() < m.end
-        for k in cutlass.range_constexpr(FEW):
-            lacking = inside & (k < r.num_splits) & ll.missing(part, FEW * i + k)
-            waiting = Int32(1) if lacking else waiting
+    if const_expr(c.split_merge == SplitMerge.LL):
+        for i in cutlass.range_constexpr(rounds_of(c)):
+            inside = base + i * CONSUMER_THREADS + fresh_thread() < m.end
+            for k in cutlass.range_constexpr(FEW):
+                lacking = inside & (k < r.num_splits) & ll.missing(part, FEW * i + k)
+                waiting = Int32(1) if lacking else waiting
     return waiting
 
 
@@ -301,10 +305,14 @@ def merge_many(c: cutlass.Constexpr, g: Any, s: Any, r: Any, m: Slice):
             t = ThreadSplits(at, partial, splits, k, step)
             if const_expr(c.split_merge == SplitMerge.LL):
                 part.fill(0)
-            load_batch(c, g, part, r, t)
-            if (i == 0) & (k == first):
-                slice_weights(c, g, s, r, replace(m, partial=partial, num_splits=num_splits))
-            wait_batch(c, g, part, r, t)
+            without_weights = (i == 0) & (k == first)
+            waiting = Int32(1)
+            while waiting != 0:
+                load_batch(c, g, part, r, t)
+                if without_weights:
+                    slice_weights(c, g, s, r, replace(m, partial=partial, num_splits=num_splits))
+                without_weights = False
+                waiting = missing_batch(c, part, t)
             add_batch(c, g, acc, part, t, weights)
         t = ThreadSplits(at, partial, num_splits, first, step)
         discard_many(c, g, r, t, inside & m.live)
@@ -364,16 +372,14 @@ def load_batch(c: cutlass.Constexpr, g: Any, part: cute.Tensor, r: Any, t: Threa
 
 
 @cute.jit
-def wait_batch(c: cutlass.Constexpr, g: Any, part: cute.Tensor, r: Any, t: ThreadSplits):
-    """LL: poll until all of the thread's partials have arrived."""
+def missing_batch(c: cutlass.Constexpr, part: cute.Tensor, t: ThreadSplits):
+    """LL: 1 while one of the thread's partials has not arrived."""
+    waiting = Int32(0)
     if const_expr(c.split_merge == SplitMerge.LL):
-        waiting = Int32(1)
-        while waiting != 0:
-            load_batch(c, g, part, r, t)
-            waiting = Int32(0)
-            for k in cutlass.range_constexpr(c.merge_batch):
-                lacking = (t.first + k * t.step < t.splits) & ll.missing(part, k)
-                waiting = Int32(1) if lacking else waiting
+        for k in cutlass.range_constexpr(c.merge_batch):
+            lacking = (t.first + k * t.step < t.splits) & ll.missing(part, k)
+            waiting = Int32(1) if lacking else waiting
+    return waiting
 
 
 @cute.jit

@@ -1,4 +1,4 @@
-"""Cooperative merge: the counter of a split row tile, and the weights of its partials.
+"""Cooperative merge: the counter of a split row tile, and the lse of its partials.
 
 A counter of a row tile belongs to one rank's row pairs or, in clusters of more CTAs than row pairs,
 to the ranks that share a row pair: the first of them stores the lse that the others read. It counts
@@ -14,19 +14,13 @@ from typing import Any
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Float32, Int32, const_expr
+from cutlass import Float32, Int32
 
-from ..common.feature_operands import sink_of
-from ..common.ptx_sm90 import LN2, LOG2E, WARP, add, butterfly, count_up, fresh_thread, vec2
+from ..common.ptx_sm90 import LOG2E, NO_SCORE, count_up, fresh_thread, vec2
 from .swap_ab_fragments import (
-    CONSUMER_THREADS,
     CONSUMERS,
-    MAX_SPLITS,
     fragment_place,
     fragments_per_row_pair,
-    row_pair_of,
-    wants_lse,
-    weight_table,
 )
 
 
@@ -61,53 +55,18 @@ def wait_for_partials(c: cutlass.Constexpr, g: Any, r: Any):
 
 
 @cute.jit
-def slice_weights(c: cutlass.Constexpr, g: Any, s: Any, r: Any, m: Any):
-    """Weights of all splits for the row pairs of the slice `m`, a pair per warp at a time; the CTA
-    that has a pair's first fragment stores the lse."""
-    tid = fresh_thread()
-    lane = tid % 32
-    warp = cute.arch.make_warp_uniform(tid % CONSUMER_THREADS // 32)
-    pairs = row_pair_of(c, m.end - 1) - row_pair_of(c, m.begin) + 1
-    for p in cutlass.range(warp, pairs, CONSUMER_THREADS // 32, unroll=1):
-        first = (row_pair_of(c, m.begin) + p) * fragments_per_row_pair(c)
-        row, _ = fragment_place(c, first, r.rank)
-        values = cute.make_rmem_tensor((2, MAX_SPLITS // 32), Float32)
-        values.fill(-Float32.inf)
-        for k in cutlass.range_constexpr(MAX_SPLITS // 32):
-            if 32 * k + lane < m.num_splits:
-                at = (m.partial + 32 * k + lane) * c.rows + row
-                cute.autovec_copy(vec2(g.mLSE_partial.iterator + at), values[None, k])
-        own_lse = first >= m.begin
-        if const_expr(c.column_parts > 1):
-            own_lse = own_lse & (r.rank % c.column_parts == 0)
-        for e in cutlass.range_constexpr(2):
-            sink = sink_of(c, g, r.row + row + e)
-            lse = row_weights(c, values[e, None], m.num_splits, weight_table(s, p) + e, sink, lane)
-            if own_lse & (lane == 0) & (row + e < r.rows) & wants_lse(g):
-                g.mLSE[r.out_row + row + e] = lse
-
-
-@cute.jit
-def row_weights(
-    c: cutlass.Constexpr, values: cute.Tensor, splits: Int32, table: cute.Pointer, sink: Float32,
-    lane: Int32,
+def load_stats(
+    c: cutlass.Constexpr, g: Any, r: Any, values: cute.Tensor, pair: Int32, split: Int32
 ):  # fmt: skip
-    """From the splits' natural lse to weights in `table` (every second word); the row's lse."""
-    top = Float32(-Float32.inf)
-    for k in cutlass.range_constexpr(MAX_SPLITS // 32):
-        top = cute.arch.fmax(top, values[k])
-    top = butterfly(cute.arch.fmax, top, WARP)
-    shift = Float32(0.0) if top == -Float32.inf else top
-    total = Float32(0.0)
-    for k in cutlass.range_constexpr(MAX_SPLITS // 32):
-        values[k] = cute.math.exp2((values[k] - shift) * Float32(LOG2E), fastmath=True)
-        total = total + values[k]
-    total = butterfly(add, total, WARP)
-    whole = total
-    if const_expr(c.features):
-        whole = total + cute.math.exp2(sink - shift * Float32(LOG2E), fastmath=True)
-    inverse = cute.arch.rcp_approx(whole) if total > 0.0 else Float32(0.0)
-    for k in cutlass.range_constexpr(MAX_SPLITS // 32):
-        if 32 * k + lane < splits:
-            cute.arch.store(table + (32 * k + lane) * 2, values[k] * inverse)
-    return shift + cute.math.log2(total, fastmath=True) * Float32(LN2)
+    """What `swap_ab_ll.take_stats` gives: the lse of a row pair in log2, of `split` and every 32nd
+    behind it, and 1 as the sum of each."""
+    row, _ = fragment_place(c, pair * fragments_per_row_pair(c), r.rank)
+    for k in cutlass.range_constexpr(cute.size(values, mode=[1])):
+        two = cute.make_rmem_tensor(2, Float32)
+        two.fill(NO_SCORE)
+        if split + 32 * k < r.num_splits:
+            at = (r.partial - r.split + split + 32 * k) * c.rows + row
+            cute.autovec_copy(vec2(g.mLSE_partial.iterator + at), two)
+        for e in cutlass.range_constexpr(2):
+            values[2 * e, k] = two[e] * Float32(LOG2E)
+            values[2 * e + 1, k] = Float32(1.0)

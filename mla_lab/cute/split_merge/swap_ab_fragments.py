@@ -22,7 +22,7 @@ from cutlass import Boolean, Float32, Int32, Int64, const_expr
 
 from ..common.barriers import NamedBarrier
 from ..common.fp8 import put_two
-from ..common.ptx_sm90 import smem_f32, vec4
+from ..common.ptx_sm90 import small_quotient, smem_f32, vec4
 
 LATENT_DIM = 512
 #: threads of the two consumer warp groups, which run every merge
@@ -57,9 +57,11 @@ def profile_event(c: cutlass.Constexpr, s: Any, event: cutlass.Constexpr[int]) -
 
 
 def fragments_per_split(fragments: Any, num_splits: Any) -> Any:
-    """Fragments that each of `num_splits` CTAs merges: a multiple of 8, so that the lane pairs of
-    `store_fragment` stay together."""
-    return ((fragments + num_splits - 1) // num_splits + 7) // 8 * 8
+    """Fragments that each of `num_splits` CTAs merges: a multiple of 8, so that slices begin at
+    lines, and the lane pairs of `store_fragment` stay together."""
+    up = fragments + num_splits - 1
+    share = up // num_splits if isinstance(num_splits, int) else small_quotient(up, num_splits)
+    return (share + 7) & ~7
 
 
 def partial_words(c: Any, g: Any, partial: Int32, rank: Int32, fragment: Int32) -> cute.Tensor:

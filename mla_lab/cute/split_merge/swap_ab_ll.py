@@ -20,36 +20,24 @@ from typing import Any
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Float16, Float32, Int32, const_expr
+from cutlass import Float16, Float32, Int32
 
-from ..common.feature_operands import sink_of
 from ..common.ptx_sm90 import (
-    LN2,
     NO_SCORE,
-    WARP,
-    add,
-    butterflies,
     float_of_exponent,
     fold_lanes,
     folded_index,
-    fresh_thread,
     load4,
     pack2,
     ptx,
     read4_relaxed,
-    vec2,
     write4_relaxed,
 )
 from .fp16_range import HIGHEST, exponent_within
 from .swap_ab_fragments import (
-    CONSUMER_THREADS,
-    fragment_place,
     fragments_per_row_pair,
     fragments_per_split,
     partial_words,
-    row_pair_of,
-    wants_lse,
-    weight_table,
 )
 
 #: the word that stands for +0.0, or for two of fp16
@@ -57,8 +45,6 @@ MINUS_ZERO = -(1 << 31)
 #: of a row pair whose greatest magnitude is about 2**CENTRE the statistics are sent as they are:
 #: fragments would have it just below 2**15
 CENTRE = 3
-#: messages that a lane waits for at a time: of 64 splits together
-COLUMNS = 2
 BACK = 2.0 ** (CENTRE - (HIGHEST - 1 - 127))
 #: four words that have not arrived
 EMPTY = (0, 0, 0, 0)
@@ -192,80 +178,12 @@ def send_stats(
 
 
 @cute.jit
-def slice_weights(c: cutlass.Constexpr, g: Any, s: Any, r: Any, m: Any):
-    """Weights of all splits for the row pairs of the slice `m`, a pair per warp at a time. (Polling
-    for partials meanwhile was slower: it delays the L2 accesses of the others.)"""
-    tid = fresh_thread()
-    lane = tid % 32
-    warp = cute.arch.make_warp_uniform(tid % CONSUMER_THREADS // 32)
-    pairs = row_pair_of(c, m.end - 1) - row_pair_of(c, m.begin) + 1
-    for p in cutlass.range(warp, pairs, CONSUMER_THREADS // 32, unroll=1):
-        pair_weights(c, g, s, r, m, p, lane)
-
-
-@cute.jit
-def pair_weights(
-    c: cutlass.Constexpr, g: Any, s: Any, r: Any, m: Any, p: Int32, lane: Int32
-):  # fmt: skip
-    """Weights of all splits for the p-th row pair of the slice `m`, by one warp, of fragments below
-    2**15; the CTA that has the pair's first fragment stores the lse. A lane takes every 32nd split.
-
-    One code for all columns of 32 splits but `COLUMNS` at a time: it runs once a launch, and is
-    fetched for that."""
-    pair = row_pair_of(c, m.begin) + p
-    table = weight_table(s, p) + 2 * lane
-    tops = cute.make_rmem_tensor(2, Float32)
-    sums = cute.make_rmem_tensor(2, Float32)
-    tops.fill(NO_SCORE)
-    sums.fill(0.0)
-    for base in cutlass.range(0, r.num_splits, 32 * COLUMNS, unroll=1):
-        values = cute.make_rmem_tensor((4, COLUMNS), Float32)
-        take_stats(c, g, r, values, pair, base + lane)
-        for e in cutlass.range_constexpr(2):
-            top = tops[e]
-            for k in cutlass.range_constexpr(COLUMNS):
-                top = cute.arch.fmax(top, values[2 * e, k])
-            total = sums[e] * cute.math.exp2(tops[e] - top, fastmath=True)
-            for k in cutlass.range_constexpr(COLUMNS):
-                weight = cute.math.exp2(values[2 * e, k] - top, fastmath=True)
-                total = total + weight * values[2 * e + 1, k]
-            tops[e], sums[e] = top, total
-        for k in cutlass.range_constexpr(COLUMNS):
-            if base + 32 * k + lane < r.num_splits:
-                two = cute.make_rmem_tensor(2, Float32)
-                two[0], two[1] = values[0, k], values[2, k]
-                cute.autovec_copy(two, vec2(table + 2 * (base + 32 * k)))
-    highest = butterflies(cute.arch.fmax, [tops[0], tops[1]], WARP)
-    parts = [sums[e] * cute.math.exp2(tops[e] - highest[e], fastmath=True) for e in range(2)]
-    parts = butterflies(add, parts, WARP)
-    first, _ = fragment_place(c, pair * fragments_per_row_pair(c), Int32(0))
-    inverses = []
-    for e in cutlass.range_constexpr(2):
-        whole = parts[e]
-        if const_expr(c.features):
-            sink = sink_of(c, g, r.row + first + e)
-            whole = whole + cute.math.exp2(sink - highest[e], fastmath=True)
-        inverse = cute.arch.rcp_approx(whole) if parts[e] > 0.0 else Float32(0.0)
-        inverses.append(inverse * BACK)
-        own = (pair * fragments_per_row_pair(c) >= m.begin) & (lane == 0) & (first + e < r.rows)
-        if own & wants_lse(g):
-            lse = (highest[e] + cute.math.log2(parts[e], fastmath=True)) * Float32(LN2)
-            g.mLSE[r.out_row + first + e] = lse if parts[e] > 0.0 else -Float32.inf
-    for split in cutlass.range(lane, r.num_splits, 32, unroll=1):
-        at = vec2(table + 2 * (split - lane))
-        two = cute.make_rmem_tensor(2, Float32)
-        cute.autovec_copy(at, two)
-        for e in cutlass.range_constexpr(2):
-            two[e] = cute.math.exp2(two[e] - highest[e], fastmath=True) * inverses[e]
-        cute.autovec_copy(two, at)
-
-
-@cute.jit
 def take_stats(
     c: cutlass.Constexpr, g: Any, r: Any, values: cute.Tensor, pair: Int32, split: Int32
 ):  # fmt: skip
     """A row pair's message of `split` and every 32nd behind it in the columns of `values` (past the
-    last split: no score), with zeros left in its place."""
+    last split: no score), with zeros left in its place. (Polling for fragments meanwhile was
+    slower: it delays the L2 accesses of the others.)"""
     partial = r.partial - r.split
     number = r.split + pair
     words = cute.recast_tensor(values, Int32)
@@ -273,16 +191,16 @@ def take_stats(
     waiting = Int32(1)
     while waiting != 0:
         waiting = Int32(0)
-        for k in cutlass.range_constexpr(COLUMNS):
+        for k in cutlass.range_constexpr(cute.size(values, mode=[1])):
             left = r.num_splits - split
             poll_where(
                 left, 32 * k, message_at(c, g, partial + split + 32 * k, number), words[None, k]
             )
-        for k in cutlass.range_constexpr(COLUMNS):
+        for k in cutlass.range_constexpr(cute.size(values, mode=[1])):
             lacking = (split + 32 * k < r.num_splits) & missing(words, k)
             waiting = Int32(1) if lacking else waiting
     cute.arch.sync_warp()
-    for k in cutlass.range_constexpr(COLUMNS):
+    for k in cutlass.range_constexpr(cute.size(values, mode=[1])):
         if split + 32 * k < r.num_splits:
             write4_relaxed(message_at(c, g, partial + split + 32 * k, number), EMPTY)
         else:

@@ -18,7 +18,7 @@ rows in place of 1 (H200, 2026-11-20, data/notes/kernel_attempts.jsonl).
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import cutlass
@@ -54,6 +54,7 @@ from .swap_ab_fragments import (
     store_fragment,
     weight_table,
 )
+from .swap_ab_weights import slice_weights
 
 #: splits of a row tile at most for `merge_few`, and values of a thread at a time there
 FEW, ROUND_VALUES = 4, 16
@@ -81,9 +82,6 @@ class Slice:
     size: Int32
     merges: Int32
     live: Any
-    #: first partial of the row tile, and their number (for the weights of `cooperative`)
-    partial: Any = None
-    num_splits: Any = None
 
 
 @dataclass(frozen=True)
@@ -134,10 +132,9 @@ def sync_weights(s: Any, merges: Int32):
 
 
 @cute.jit
-def slice_weights(c: cutlass.Constexpr, g: Any, s: Any, r: Any, m: Slice):
+def make_weights(c: cutlass.Constexpr, g: Any, s: Any, r: Any, m: Slice):
     """Compute the weights of all splits for the slice's row pairs, by all threads."""
-    protocol = ll if c.split_merge == SplitMerge.LL else cooperative
-    protocol.slice_weights(c, g, s, r, m)
+    slice_weights(c, g, s, r, m)
     if m.live:
         sync_weights(s, m.merges)
     if const_expr(c.split_merge == SplitMerge.LL):
@@ -184,8 +181,7 @@ def merge_few(c: cutlass.Constexpr, g: Any, s: Any, r: Any, m: Slice):
         while waiting != 0:
             load_few(c, g, part, r, m, base)
             if without_weights:
-                partial, num_splits = r.partial - r.split, r.num_splits
-                slice_weights(c, g, s, r, replace(m, partial=partial, num_splits=num_splits))
+                make_weights(c, g, s, r, m)
             without_weights = False
             waiting = missing_few(c, part, r, m, base)
         if const_expr(c.split_merge == SplitMerge.LL):
@@ -310,7 +306,7 @@ def merge_many(c: cutlass.Constexpr, g: Any, s: Any, r: Any, m: Slice):
             while waiting != 0:
                 load_batch(c, g, part, r, t)
                 if without_weights:
-                    slice_weights(c, g, s, r, replace(m, partial=partial, num_splits=num_splits))
+                    make_weights(c, g, s, r, m)
                 without_weights = False
                 waiting = missing_batch(c, part, t)
             add_batch(c, g, acc, part, t, weights)

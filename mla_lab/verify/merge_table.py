@@ -67,7 +67,7 @@ PATHS = (
         "swap_ab, LL",
         "LL",
         "split_merge/swap_ab_ll.py",
-        "fp32 fragments, each word its own flag; workspace",
+        "fp16 fragments, each word its own flag; workspace",
         "all CTAs of the row tile, a slice each, as words arrive",
         attempts=("merge without counters", "merges of two to four pieces"),
     ),

@@ -6,7 +6,7 @@ are elsewhere. A sender never writes the word 0: it writes -0.0 for +0.0. A read
 until none of them is 0 and leaves zeros behind; each word has one reader. So a partial crosses L2
 once, with neither fence nor flag: words are relaxed, and none orders another.
 
-Fragments are fp16, times a power of two for each row pair, before the division by the row sum. The
+Fragments are fp16, times a power of two for each CTA, before the division by the row sum. The
 statistics of a row pair, (m, l, m, l) with m the row max in log2 and l the sum, are scaled alike:
 (m + k, l / 2**k, O / 2**k) is the same partial as (m, l, O), so that the merge has no scales. They
 go ahead of the fragments, as one message of 16 bytes to each CTA whose slice touches the pair.
@@ -24,11 +24,12 @@ from cutlass import Float16, Float32, Int32
 
 from ..common.ptx_sm90 import (
     NO_SCORE,
+    bits_float,
+    float_bits,
     float_of_exponent,
-    fold_lanes,
-    folded_index,
     load4,
     pack2,
+    pick,
     ptx,
     read4_relaxed,
     write4_relaxed,
@@ -42,8 +43,8 @@ from .swap_ab_fragments import (
 
 #: the word that stands for +0.0, or for two of fp16
 MINUS_ZERO = -(1 << 31)
-#: of a row pair whose greatest magnitude is about 2**CENTRE the statistics are sent as they are:
-#: fragments would have it just below 2**15
+#: where the greatest magnitude is about 2**CENTRE statistics are sent as they are: fragments would
+#: have it just below 2**15
 CENTRE = 3
 BACK = 2.0 ** (CENTRE - (HIGHEST - 1 - 127))
 #: four words that have not arrived
@@ -98,36 +99,47 @@ def clear_where(left: Int32, least: Int32, to: cute.Pointer) -> None:
 
 
 @cute.jit
-def publish_bounds(
+def publish_bound(
     c: cutlass.Constexpr, s: Any, tOrO: cute.Tensor, wg: Int32, warp: Int32, lane: Int32
-):  # fmt: skip
-    """The greatest magnitude of each row pair in a warp's accumulators, for all to take the same
-    power of two."""
-    half, values = c.rows // 2, []
-    for j in cutlass.range_constexpr(c.rows // 8):
-        tops = [Float32(0.0), Float32(0.0)]
-        for x in cutlass.range_constexpr(16):
-            value = cute.math.absf(tOrO[x // 4 * half + 4 * j + x % 4])
-            tops[x % 2] = cute.arch.fmax(tops[x % 2], value)
-        values.append(cute.arch.fmax(*tops))
-    values = fold_lanes(values, cute.arch.fmax, lane)
-    first = folded_index(c.rows // 8, lane)
-    for i in cutlass.range_constexpr(len(values)):
-        s.sRowSum[c.rows + 4 * (first + i) + lane % 4, 4 * wg + warp] = values[i]
+):
+    """The greatest finite magnitude in a warp's accumulators, for all to take the same power of
+    two."""
+    top = greatest_magnitude(tOrO)
+    if top == Float32.inf:  # beside which the others would vanish
+        top = greatest_magnitude(tOrO, finite=True)
+    # as integers magnitudes have the same order
+    bits = Int32(cute.arch.warp_redux_sync(float_bits(top), "max"))
+    if lane == 0:
+        s.sRowSum[c.rows, 4 * wg + warp] = bits_float(bits)
 
 
-def pair_exponent(c: Any, s: Any, pair: Int32) -> Int32:
-    """The biased exponent of a row pair's bound."""
-    at = s.sRowSum.iterator + (c.rows + pair) * 8
-    a, b = load4(at), load4(at + 4)
-    tops = [cute.arch.fmax(a[e], b[e]) for e in range(4)]
-    top = cute.arch.fmax(cute.arch.fmax(tops[0], tops[1]), cute.arch.fmax(tops[2], tops[3]))
-    return exponent_within(top)
+def greatest_magnitude(tOrO: cute.Tensor, finite: bool = False) -> Float32:
+    """Of a thread's accumulators, of the `finite` ones alone where that is asked."""
+    tops = [Float32(0.0)] * 4
+    for x in range(cute.size(tOrO)):
+        value = cute.math.absf(tOrO[x])
+        if finite:
+            value = pick(value < Float32.inf, value, Float32(0.0))
+        tops[x % 4] = cute.arch.fmax(tops[x % 4], value)
+    return greatest_of_four(tops)
 
 
-def scaled_stats(c: Any, s: Any, values: cute.Tensor, pair: Int32) -> cute.Tensor:
-    """(m, l, m, l) of a row pair, k = the exponent of its bound less that of 2**CENTRE."""
-    k = pair_exponent(c, s, pair) - (127 + CENTRE)
+def greatest_of_four(values: Any) -> Float32:
+    """The greatest of four numbers, one that is NaN left out."""
+    low, high = cute.arch.fmax(values[0], values[1]), cute.arch.fmax(values[2], values[3])
+    return cute.arch.fmax(low, high)
+
+
+def bound_exponent(c: Any, s: Any) -> Int32:
+    """The biased exponent of the greatest finite magnitude in all accumulators of the CTA."""
+    at = s.sRowSum.iterator + c.rows * 8
+    tops = [greatest_of_four(load4(at + 4 * i)) for i in range(2)]
+    return exponent_within(cute.arch.fmax(*tops))
+
+
+def scaled_stats(values: cute.Tensor, exponent: Int32) -> cute.Tensor:
+    """(m, l, m, l) of a row pair, k = the exponent of the bound less that of 2**CENTRE."""
+    k = exponent - (127 + CENTRE)
     for e in range(2):
         values[2 * e] = values[2 * e] + Float32(k)
         values[2 * e + 1] = values[2 * e + 1] * float_of_exponent(127 - k)
@@ -136,16 +148,14 @@ def scaled_stats(c: Any, s: Any, values: cute.Tensor, pair: Int32) -> cute.Tenso
 
 @cute.jit
 def send_fragments(
-    c: cutlass.Constexpr, wg: Int32, g: Any, s: Any, tOrO: cute.Tensor, partial: Int32,
+    c: cutlass.Constexpr, wg: Int32, g: Any, tOrO: cute.Tensor, exponent: Int32, partial: Int32,
     warp: Int32, lane: Int32,
 ):  # fmt: skip
     """The accumulators of O^T as a partial of fragments, below 2**15 in magnitude."""
-    half = c.rows // 2
+    half, factor = c.rows // 2, float_of_exponent(127 + HIGHEST - 1 - exponent)
     for j in cutlass.range_constexpr(c.rows // 8):
-        pair = 4 * j + lane % 4
-        factor = float_of_exponent(127 + HIGHEST - 1 - pair_exponent(c, s, pair))
         for both in cutlass.range_constexpr(2):
-            fragment = pair * 128 + wg * 64 + both * 32 + warp * 8 + lane // 4
+            fragment = (4 * j + lane % 4) * 128 + wg * 64 + both * 32 + warp * 8 + lane // 4
             words = cute.make_rmem_tensor(4, Int32)
             for e in cutlass.range_constexpr(4):
                 x = (2 * both + e // 2) * half + 4 * j + e % 2 * 2

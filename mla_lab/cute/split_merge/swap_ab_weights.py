@@ -13,7 +13,7 @@ import cutlass.cute as cute
 from cutlass import Float32, Int32, const_expr
 
 from ..common.feature_operands import sink_of
-from ..common.ptx_sm90 import LN2, NO_SCORE, WARP, add, butterflies, fresh_thread, vec2
+from ..common.ptx_sm90 import LN2, NO_SCORE, WARP, add, butterflies, fresh_thread, ptx, vec2
 from . import SplitMerge
 from . import swap_ab_cooperative as cooperative
 from . import swap_ab_ll as ll
@@ -54,7 +54,7 @@ def pair_weights(
     sums.fill(0.0)
     for base in cutlass.range(0, r.num_splits, 32 * COLUMNS, unroll=1):
         add_stats(c, g, r, table + 2 * base, tops, sums, pair, base + lane)
-    highest = butterflies(cute.arch.fmax, [tops[0], tops[1]], WARP)
+    highest = [reference_of(tops[e]) for e in range(2)]
     parts = [sums[e] * cute.math.exp2(tops[e] - highest[e], fastmath=True) for e in range(2)]
     parts = butterflies(add, parts, WARP)
     first, _ = fragment_place(c, pair * fragments_per_row_pair(c), r.rank)
@@ -80,6 +80,17 @@ def pair_weights(
         for e in cutlass.range_constexpr(2):
             two[e] = cute.math.exp2(two[e] - highest[e], fastmath=True) * inverses[e]
         cute.autovec_copy(two, at)
+
+
+def reference_of(top: Float32) -> Float32:
+    """The same number in all lanes, above the greatest `top` by less than 1: what exponents are
+    taken relative to. One reduction of integers is five steps of shuffles less."""
+    return ptx(
+        "{ .reg .s32 k; cvt.rpi.s32.f32 k, {$r0}; redux.sync.max.s32 k, k, 0xffffffff;"
+        "cvt.rn.f32.s32 {$w0}, k; }",
+        top,
+        out=Float32,
+    )
 
 
 @cute.jit

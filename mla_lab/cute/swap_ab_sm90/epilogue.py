@@ -16,7 +16,13 @@ from ..split_merge.swap_ab_cluster_reduce import reduce_partials, send_partial
 from ..split_merge.swap_ab_cooperative import arrive
 from ..split_merge.swap_ab_fragments import CONSUMERS, CtaEvent, profile_event
 from ..split_merge.swap_ab_last_cta import merge_if_last
-from ..split_merge.swap_ab_ll import publish_bounds, scaled_stats, send_fragments, send_stats
+from ..split_merge.swap_ab_ll import (
+    bound_exponent,
+    publish_bound,
+    scaled_stats,
+    send_fragments,
+    send_stats,
+)
 from .epilogue_store import store_accumulators, store_lse
 from .mma import WarpGroup
 from .online_softmax import ROW_MAX, thread_row
@@ -60,14 +66,15 @@ def pair_stats(s: Shared, r: Record, last: Int32, pair: Int32, values: cute.Tens
 @cute.jit
 def send_all_stats(
     c: cutlass.Constexpr[Traits], wg: Int32, g: Globals, s: Shared, r: Record, last: Int32,
-    warp: Int32, lane: Int32,
+    exponent: Int32, warp: Int32, lane: Int32,
 ):  # fmt: skip
-    """LL merge: the statistics of all row pairs, a pair per warp, to the CTAs that merge them."""
+    """LL merge: the statistics of all row pairs, a pair per warp, to the CTAs that merge them;
+    `exponent` of the accumulators' bound."""
     for at in cutlass.range_constexpr(0, c.row_pairs, 8):
         pair = at + 4 * wg + warp
         if pair < c.row_pairs:
             values = cute.make_rmem_tensor(4, Float32)
-            values = scaled_stats(c, s, pair_stats(s, r, last, pair, values), pair)
+            values = scaled_stats(pair_stats(s, r, last, pair, values), exponent)
             send_stats(c, g, r, values, pair, lane)
 
 
@@ -123,15 +130,16 @@ def epilogue(
     warp = cute.arch.make_warp_uniform(tid % 128 // 32)
     if const_expr(c.split_merge == SplitMerge.LL):
         if r.num_splits > 1:
-            publish_bounds(c, s, tOrO, wg, warp, lane)
+            publish_bound(c, s, tOrO, wg, warp, lane)
     if const_expr(c.pieces):
         wait_for_slot(g, r)
     s.sums_full.arrive(0)
     s.sums_full.wait(0, r.index & 1)
     if const_expr(c.split_merge == SplitMerge.LL):
         if r.num_splits > 1:
-            send_all_stats(c, wg, g, s, r, last, warp, lane)
-            send_fragments(c, wg, g, s, tOrO, r.partial, warp, lane)
+            exponent = bound_exponent(c, s)
+            send_all_stats(c, wg, g, s, r, last, exponent, warp, lane)
+            send_fragments(c, wg, g, tOrO, exponent, r.partial, warp, lane)
         else:
             store_tile(c, wg, g, s, tOrO, r, last)
     elif const_expr(c.cluster == 1):

@@ -294,8 +294,8 @@ class Traits:
 
     @cached_property
     def bound_rows(self) -> int:
-        """Row pairs whose accumulators have a bound, so that fp16 holds them: in the LL merge."""
-        return self.row_pairs if self.split_merge == SplitMerge.LL else 0
+        """Rows of a bound beside the row sums: in the LL merge, for fp16 to hold accumulators."""
+        return 1 if self.split_merge == SplitMerge.LL else 0
 
     @cached_property
     def merge_batch(self) -> int:

@@ -155,7 +155,7 @@ class Shared:
     sTileMax: cute.Tensor  # fp32 [2][rows][4]: maximum of a tile's scores, per warp
     # fp32 [warp group][row max (log2), rescale][rows]; e4m3: see `mainloop_fp8`
     sStats: cute.Tensor
-    #: fp32 [rows + bound rows][8]: sums of exponentials, then bounds of row pairs, per warp
+    #: fp32 [rows + bound rows][8]: sums of exponentials, then a bound of accumulators, per warp
     sRowSum: cute.Tensor
     peer_stats: cute.Pointer  # fp32 [cluster][row pair][4]: (m, l, m, l) from each CTA
     cta_weights: cute.Pointer  # fp32 [8 warps][cluster][2]

@@ -41,7 +41,8 @@ def whole_pairs(row_tiles: int, pair: int) -> int:
 
 
 def ll_words(slots: int, rows: int, splits: int, latent_dim: int) -> tuple[int, int]:
-    """fp32 words of the LL merge: of the partials of `slots`, then of their softmax stats.
+    """fp32 words of the LL merge: room for the partials of `slots`, of which fp16 ones take half,
+    then for their softmax stats.
 
     A stats entry is four words, (row max, row sum) of two rows. A slot has one entry for each of
     the `splits` CTAs that merge a part of the rows, and one for each pair of rows, in case a part

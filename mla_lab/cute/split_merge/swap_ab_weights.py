@@ -52,7 +52,10 @@ def pair_weights(
     tops, sums = cute.make_rmem_tensor(2, Float32), cute.make_rmem_tensor(2, Float32)
     tops.fill(NO_SCORE)
     sums.fill(0.0)
-    for base in cutlass.range(0, r.num_splits, 32 * COLUMNS, unroll=1):
+    splits = r.num_splits
+    if const_expr(m.live is not True):  # without splits once, for its code
+        splits = cutlass.max(splits, 1)
+    for base in cutlass.range(0, splits, 32 * COLUMNS, unroll=1):
         add_stats(c, g, r, table + 2 * base, tops, sums, pair, base + lane)
     highest = [reference_of(tops[e]) for e in range(2)]
     parts = [sums[e] * cute.math.exp2(tops[e] - highest[e], fastmath=True) for e in range(2)]

@@ -17,7 +17,11 @@ from mla_lab.plan.config import KernelConfig
 
 pytest.importorskip("cutlass")
 from mla_lab.cute.common.fp8 import ORDERS
-from mla_lab.cute.split_merge.swap_ab_fragments import MAX_SPLITS, fragments_per_split
+from mla_lab.cute.split_merge.swap_ab_fragments import (
+    MAX_SPLITS,
+    fragments_per_row_pair,
+    fragments_per_split,
+)
 from mla_lab.cute.swap_ab_sm90 import params as facts
 from mla_lab.cute.swap_ab_sm90.query_hi_lo import LOW, query_place
 from mla_lab.cute.swap_ab_sm90.shared_storage import PLAN_WORDS, barrier_table
@@ -25,6 +29,8 @@ from mla_lab.cute.swap_ab_sm90.shared_storage import PLAN_WORDS, barrier_table
 from .shared_builds import SWAP_AB_CLUSTER, SWAP_AB_GATHER, SWAP_AB_LL, SWAP_AB_PAIR
 
 BASE = KernelConfig("cute/swap_ab_sm90", tile_rows=16, cluster=8)
+#: options of the LL merge
+LL = (("fused_merge", 3), ("grid", 1))
 #: 8-bit caches of a bf16 query
 TOKENS = tuple(facts.TOKEN_BYTES)
 
@@ -95,22 +101,28 @@ def test_a_plan_that_is_read_again_has_a_barrier_at_which_each_writer_arrives(
 
 
 @pytest.mark.parametrize("rows", facts.TILE_ROWS)
-@pytest.mark.parametrize("cluster", facts.CLUSTERS)
-def test_shares_of_a_merge_cover_the_units_and_its_tables_fit(rows: int, cluster: int) -> None:
-    c = facts.traits_of(replace(BASE, tile_rows=rows, cluster=cluster))
+@pytest.mark.parametrize(
+    ("cluster", "options"), [*((cluster, ()) for cluster in facts.CLUSTERS), (1, LL)]
+)
+def test_shares_of_a_merge_cover_the_units_and_its_tables_fit(
+    rows: int, cluster: int, options: tuple[tuple[str, int], ...]
+) -> None:
+    c = facts.traits_of(replace(BASE, tile_rows=rows, cluster=cluster, options=options))
     for splits in range(2, MAX_SPLITS + 1):
         share = fragments_per_split(c.fragments, splits)
         assert share % 8 == 0
         assert (splits - 1) * share < c.fragments + splits * 8
         assert splits * share >= c.fragments
-    # weights of every pair and split, and the 256 columns' sums, on the idle ring
-    assert (c.row_pairs + 1) * MAX_SPLITS * 8 + 256 * 16 <= c.stages * c.stage_bytes
+    # weights of every pair and split, and the sums of 256 threads, on the idle ring
+    sums = 256 * 4 * c.fragment_values
+    assert (c.row_pairs + 1) * MAX_SPLITS * 8 + sums <= c.stages * c.stage_bytes
 
 
 @pytest.mark.parametrize("rows", facts.TILE_ROWS)
 def test_every_note_of_a_row_pair_has_its_own_place(rows: int) -> None:
-    options = (("grid", 1), ("fused_merge", 3))
-    c = facts.traits_of(replace(BASE, tile_rows=rows, cluster=1, options=options))
+    c = facts.traits_of(replace(BASE, tile_rows=rows, cluster=1, options=LL))
+    pair = fragments_per_row_pair(c)
+    assert pair * c.fragment_values == 2 * 512
     for splits in range(2, MAX_SPLITS + 1):
         share = fragments_per_split(c.fragments, splits)
         spans = [(d, d * share, min((d + 1) * share, c.fragments)) for d in range(splits)]
@@ -119,7 +131,7 @@ def test_every_note_of_a_row_pair_has_its_own_place(rows: int) -> None:
             d + p
             for d, begin, end in spans
             for p in range(c.row_pairs)
-            if begin < (p + 1) * 256 and end > p * 256
+            if begin < (p + 1) * pair and end > p * pair
         ]
         assert len(set(places)) == len(places)
         assert max(places) < splits + c.row_pairs

@@ -320,32 +320,29 @@ def store_merged(
     c: cutlass.Constexpr, g: Any, s: Any, r: Any, m: Slice, acc: cute.Tensor, t: ThreadSplits,
     shift: Int32, rows: Int32,
 ):  # fmt: skip
-    """A fragment whose splits `t.step` threads have added, for `rows`. Of several,
-    2**`shift` threads add up the sums, and in fp16 as many others those of the second four."""
+    """A fragment whose splits `t.step` threads have added, for `rows`. Of several, 2**`shift`
+    threads add up the sums."""
     tid, width = fresh_thread() % CONSUMER_THREADS, 1 << shift
     halves = c.fragment_values // 4
     if (t.step > 1) & m.live:
         for h in cutlass.range_constexpr(halves):
             cute.autovec_copy(acc[None, h], vec4(thread_sums(c, s) + (256 * h + tid) * 4))
         CONSUMERS.sync()
-    if tid - tid % 32 < halves * width:
-        half = cutlass.min(tid >> shift, halves - 1) if const_expr(halves > 1) else Int32(0)
-        total = acc[None, 0]
+    if tid - tid % 32 < width:
         if t.step > 1:
-            total.fill(0.0)
+            acc.fill(0.0)
             sums = t.step if const_expr(m.live is True) else pick(m.live, t.step, Int32(0))
-            for k in cutlass.range(sums, unroll=4):
-                place = 256 * half + (k << shift) + tid % width
-                other = load4(thread_sums(c, s) + place * 4)
-                for e in cutlass.range_constexpr(4):
-                    total[e] = total[e] + other[e]
+            for k in cutlass.range(sums, unroll=4 // halves):
+                for h in cutlass.range_constexpr(halves):
+                    at = 256 * h + (k << shift) + tid % width
+                    other = load4(thread_sums(c, s) + at * 4)
+                    for e in cutlass.range_constexpr(4):
+                        acc[e, h] = acc[e, h] + other[e]
         row, place = fragment_place(c, t.fragment, r.rank)
-        rows = rows if tid < halves * width else Int32(0)
-        column = fragment_column(c, place) + 64 * half
-        store_fragment(c, g, r.out_row, total, rows, row, column, tid % 32)
-        if const_expr(halves > 1):
-            if t.step == 1:
-                store_fragment(c, g, r.out_row, acc[None, 1], rows, row, column + 64, tid % 32)
+        rows = rows if tid < width else Int32(0)
+        column = fragment_column(c, place)
+        for h in cutlass.range_constexpr(halves):
+            store_fragment(c, g, r.out_row, acc[None, h], rows, row, column + 64 * h, tid % 32)
 
 
 def batch_place(c: Any, g: Any, rank: Int32, t: ThreadSplits) -> tuple[cute.Pointer, Int32]:

@@ -91,6 +91,22 @@ def test_float_instructions(body: str, expected: torch.Tensor) -> None:
 
 
 @pytest.mark.parametrize(
+    ("test", "number", "nan"),
+    [("eq", 0, 0), ("ne", 1, 0), ("equ", 0, 1), ("neu", 1, 1), ("ltu", 1, 1), ("gt", 0, 0)],
+)
+def test_comparisons_of_nan(test: str, number: int, nan: int) -> None:
+    """With 1.0, of 0.5 and of NaN; alone, and beside a predicate that is true of NaN."""
+    values = FLOATS.clone().fill_(0.5)
+    values[1::2] = torch.nan
+    body = "{{ .reg .pred p, q; setp.eq.f32 q, %r1, %r1; setp.{0}.f32 p, %r1, 0f3f800000; {1} "
+    body += "selp.f32 %r2, 0f3f800000, 0f00000000, p; }}"
+    for combined in ("", f"not.pred q, q; setp.{test}.or.f32 p, %r1, 0f3f800000, q;"):
+        found = per_thread(body.format(test, combined), values)
+        assert set(found[0::2].tolist()) == {number}
+        assert set(found[1::2].tolist()) == {nan if not combined else 1}
+
+
+@pytest.mark.parametrize(
     ("body", "expected"),
     [
         ("add.s32 %r2, %r1, 5;", WHOLE + 5),

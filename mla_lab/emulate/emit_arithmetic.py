@@ -17,7 +17,7 @@ COMPARISONS |= {"gt": "greater", "ge": "greater_equal", "lo": "less", "ls": "les
 COMPARISONS |= {"hi": "greater", "hs": "greater_equal"}
 #: a comparison that NaN satisfies, as the negation of its contrary
 UNORDERED = {"leu": "greater", "ltu": "greater_equal", "geu": "less", "gtu": "less_equal"}
-UNORDERED |= {"neu": "equal", "equ": "not_equal"}
+UNORDERED |= {"neu": "equal"}
 WIDER = {"s32": "s64", "u32": "u64", "s16": "s32", "u16": "u32"}
 ROUNDINGS = {"rni": "rint", "rmi": "floor", "rpi": "ceil", "rzi": "trunc"}
 TWO_HALVES = ("f16x2", "bf16x2", "u16x2", "s16x2")
@@ -171,12 +171,22 @@ def _setp(w: Writer, s: Instruction, pc: int) -> Lines:
     test, kind = s.parts[1], s.parts[-1]
     target = w.row(s.args[0], "pred")
     a, b = w.value(s.args[1], kind), w.value(s.args[2], kind)
-    if test in UNORDERED and kind == "f32":
-        return put(target, f"~{UNORDERED[test]}({a}, {b})")
-    if len(s.parts) == 3:
+    if len(s.parts) == 3 and test in COMPARISONS and (test, kind) != ("ne", "f32"):
         return call(COMPARISONS[test], target, a, b)
-    combined = f"{LOGICAL[s.parts[2]]}({COMPARISONS[test]}({a}, {b}), {w.predicate(s.args[3])})"
-    return put(target, combined)
+    found = _compared(test, kind, a, b)
+    if len(s.parts) > 3:
+        found = f"{LOGICAL[s.parts[2]]}({found}, {w.predicate(s.args[3])})"
+    return put(target, found)
+
+
+def _compared(test: str, kind: str, a: str, b: str) -> str:
+    """Whether the comparison holds. NaN is not unequal to a number by `ne`, but by `neu`."""
+    if kind == "f32" and test in ("ne", "equ"):
+        differ = f"(less({a}, {b}) | greater({a}, {b}))"
+        return differ if test == "ne" else f"~{differ}"
+    if kind == "f32" and test in UNORDERED:
+        return f"~{UNORDERED[test]}({a}, {b})"
+    return f"{COMPARISONS[test]}({a}, {b})"
 
 
 @emits("ex2", "lg2", "rcp", "rsqrt", "sqrt")

@@ -1,5 +1,7 @@
-"""Partials in 16 bits: powers of two that take values into the range of fp16, where 11 bits of them
-are kept, whatever the range of V."""
+"""Partials in 16 bits: powers of two that take values into the range of fp16, whatever that of V.
+
+Magnitudes down to 2**-29 of the greatest keep 11 bits.
+"""
 
 from __future__ import annotations
 

@@ -320,8 +320,8 @@ def store_merged(
     c: cutlass.Constexpr, g: Any, s: Any, r: Any, m: Slice, acc: cute.Tensor, t: ThreadSplits,
     shift: Int32, rows: Int32,
 ):  # fmt: skip
-    """A fragment whose splits `t.step` threads have added, for `rows`. Of several, 2**`shift`
-    threads add up the sums."""
+    """Store a merged fragment, none of it where `rows` is 0. Where `t.step` threads have added its
+    splits, a part each, 2**`shift` threads first add up their sums."""
     tid, width = fresh_thread() % CONSUMER_THREADS, 1 << shift
     halves = c.fragment_values // 4
     if (t.step > 1) & m.live:
@@ -332,7 +332,7 @@ def store_merged(
         if t.step > 1:
             acc.fill(0.0)
             sums = t.step if const_expr(m.live is True) else pick(m.live, t.step, Int32(0))
-            for k in cutlass.range(sums, unroll=4 // halves):
+            for k in cutlass.range(sums, unroll=4):
                 for h in cutlass.range_constexpr(halves):
                     at = 256 * h + (k << shift) + tid % width
                     other = load4(thread_sums(c, s) + at * 4)

@@ -300,9 +300,8 @@ class Traits:
     @cached_property
     def merge_batch(self) -> int:
         """Partials of a fragment that a thread has in flight in a merge of many splits."""
-        if (
-            self.split_merge == SplitMerge.LL
-        ):  # as many as a thread has, where splits are a power of two
+        if self.split_merge == SplitMerge.LL:
+            # as many as a thread has, where splits are a power of two
             return self.fragments // CONSUMER_THREADS
         if self.tree:
             return 8 if self.page < TILE_KV else 10

@@ -18,7 +18,7 @@ import torch
 from mla_lab import jit
 from mla_lab.cli import main
 from mla_lab.core.resources import kernels_dir
-from mla_lab.jit import artifact, cute_link, source
+from mla_lab.jit import artifact, cute_link, host_cpu, source
 from mla_lab.jit.bundle import bundle, size_of
 from mla_lab.jit.cache import Cache
 from mla_lab.jit.cute_build import CuteWorker
@@ -114,6 +114,20 @@ def test_a_bundle_is_small_and_says_what_made_it(made: Path, tmp_path: Path) -> 
     manifest = json.loads((unpack(made, tmp_path) / "manifest.json").read_text())
     assert manifest["kernels"] == ["cuda_planner sm_90a", "cute_empty sm_90a"]
     assert set(manifest["toolchain"]) == {"cuda", "cute"}
+
+
+def test_kernels_for_a_higher_processor_are_not_used_and_are_told_once(
+    made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    prebuilt = unpack(made, tmp_path)
+    monkeypatch.setenv("MLA_LAB_PREBUILT", str(prebuilt))
+    monkeypatch.setenv("MLA_LAB_CACHE_DIR", str(made / "absent"))
+    level = json.loads((prebuilt / "manifest.json").read_text())["toolchain"]["cute"]["cpu"]
+    assert level == host_cpu.host_cpu()
+    monkeypatch.setattr(host_cpu, "host_cpu", lambda: "x86-64")
+    with pytest.warns(UserWarning, match=f"{prebuilt}.* compiled for {level} and is not used"):
+        assert jit.find(EMPTY, "sm_90a") is None
+    assert jit.find(KernelConfig("cuda/planner"), "sm_90a") is not None
 
 
 def test_sources_that_differ_from_the_bundle_find_nothing_and_are_told_once(

@@ -151,7 +151,8 @@ class Gang:
                 return
 
     def run(self, budget: int) -> bool:
-        """Runs until every fragment waits or `budget` blocks are spent; whether anything moved."""
+        """Runs until every fragment waits, one repeats a poll, or `budget` blocks are spent; whether
+        anything moved."""
         program, machine, moved = self.cta.program, self.machine, False
         blocks, fragments = program.blocks, self.fragments
         starts, ends = program.starts, program.ends
@@ -180,7 +181,7 @@ class Gang:
                 stuck.append(f)
                 continue
             moved = True
-            budget -= 1
+            budget = 0 if following == block and program.polls[block] else budget - 1
             self.instructions += ends[block] - starts[block]
             if stuck:
                 stuck.clear()

@@ -30,6 +30,8 @@ WAITS = (
     "cp.async.wait",
     "tcgen05.alloc",
 )
+#: loads that see what others store while a block repeats them
+SHARED_LOADS = ("ld.acquire", "ld.relaxed", "ld.volatile")
 #: instructions that the live threads of a warp execute together, all or those of a member mask
 BY_WARP = (
     *("shfl", "vote", "elect", "redux", "activemask", "bar.warp"),
@@ -55,6 +57,8 @@ class Program:
         self.members = [self._members(n) for n in range(len(self.starts))]
         self.waits = [self._any(n, WAITS) for n in range(len(self.starts))]
         self.by_group = [self._any(n, ("wgmma",)) for n in range(len(self.starts))]
+        #: a turn ends where such a block repeats: within it nobody else can store anything
+        self.polls = [self._any(n, SHARED_LOADS) for n in range(len(self.starts))]
         sources = [self.block_source(n) for n in range(len(self.starts))]
         self.blocks = _functions(sources, self.writer.products)
 
@@ -95,11 +99,13 @@ class Program:
             for pc, names in enumerate(self.named)
         ]
         other.blocks, other.waits = list(self.blocks), list(self.waits)
+        other.polls = list(self.polls)
         for block, (start, end) in enumerate(zip(self.starts, self.ends, strict=True)):
             if any(start <= pc < end for pc in edits):
                 source = other.block_source(block)
                 (other.blocks[block],) = _functions([source], self.writer.products)
                 other.waits[block] = other._any(block, WAITS)
+                other.polls[block] = other._any(block, SHARED_LOADS)
         return other
 
 

@@ -33,6 +33,7 @@ from .cache import Busy, Cache
 from .cubin import read_resources
 from .cute_build import CuteWorker
 from .failure import CompileFailure
+from .host_cpu import host_cpu, runs_here
 from .options import check_options
 
 #: in the root of a prebuilt folder: {"toolchain": {"cute": {...}, "cuda": {...}}}
@@ -68,6 +69,10 @@ def find(config: KernelConfig, arch: str, cache: Cache | None = None) -> Artifac
     hashed = source.source_hash(config.kernel)
     for prebuilt in prebuilt_caches(arch):
         versions = manifest_versions(prebuilt, config.kernel)
+        level = versions.get("cpu") if versions else None
+        if level and not runs_here(level):
+            _warn_of_other_cpu(prebuilt.root, level)
+            continue
         found = _look(prebuilt, config, arch, hashed, versions) if versions else None
         if found:
             return found
@@ -203,6 +208,15 @@ def _warn_of_other_sources(folder: Path) -> None:
         f"{folder}: its kernels were compiled from other sources than those of "
         f"{Path(__file__).parents[1]} and are not used; run the package that lies beside them, or "
         "compile them anew",
+        stacklevel=3,
+    )
+
+
+@cached  # once a process
+def _warn_of_other_cpu(folder: Path, level: str) -> None:
+    warnings.warn(
+        f"{folder}: the host code of its kernels was compiled for {level} and is not used; this "
+        f"processor has {host_cpu()}. Compile them on a machine of that level",
         stacklevel=3,
     )
 

@@ -12,6 +12,7 @@ from functools import lru_cache
 from pathlib import Path
 
 from ..core.errors import BuildError
+from .host_cpu import host_cpu
 
 #: CUDA releases whose nvcc knows every architecture of `arch.ARCHS`
 NVCC_RELEASES = ((12, 8), (12, 9), (13, 0), (13, 1), (13, 2), (13, 3), (13, 4), (13, 5))
@@ -123,7 +124,8 @@ def cute_versions() -> dict[str, str]:
             "or use a prebuilt bundle (`mla-lab bundle`)"
         )
     flavours = [f for f in ("cu13", "cu12") if _version(f"nvidia-cutlass-dsl-libs-{f}")]
-    return {"cutlass-dsl": dsl, "flavour": flavours[0] if flavours else "unknown", **_common()}
+    flavour = flavours[0] if flavours else "unknown"
+    return {"cutlass-dsl": dsl, "flavour": flavour, "cpu": host_cpu(), **_common()}
 
 
 def cuda_versions() -> dict[str, str]:

@@ -151,7 +151,7 @@ class Gang:
                 return
 
     def run(self, budget: int) -> bool:
-        """Runs until every fragment waits, one repeats a poll, or `budget` blocks are spent; whether
+        """Run until every fragment waits, a poll repeats, or `budget` blocks are spent; whether
         anything moved."""
         program, machine, moved = self.cta.program, self.machine, False
         blocks, fragments = program.blocks, self.fragments

@@ -210,20 +210,20 @@ def merge_few(c: cutlass.Constexpr, g: Any, s: Any, r: Any, m: Slice):
 @cute.jit
 def load_few(c: cutlass.Constexpr, g: Any, part: cute.Tensor, r: Any, m: Slice, base: Int32):
     """Partials of this thread's fragments of [base, m.end): split k of its i-th at FEW i + k. LL:
-    those that have not arrived, and no other thread's."""
+    those that have not arrived. No other thread's: its line may have been discarded."""
     partial = r.partial - r.split
+    loaded = cute.recast_tensor(part, Int32)
     for i in cutlass.range_constexpr(rounds_of(c)):
         at = base + i * CONSUMER_THREADS + fresh_thread()
-        if const_expr(c.split_merge != SplitMerge.LL):
-            at = cutlass.min(at, m.end - 1)
+        left = pick(at < m.end, r.num_splits, Int32(0))
         for k in cutlass.range_constexpr(FEW):
             if const_expr(c.split_merge == SplitMerge.LL):
                 if (at < m.end) & (k < r.num_splits) & ll.missing(part, FEW * i + k):
                     words = partial_words(c, g, partial + k, Int32(0), at)
                     ll.poll(part, FEW * i + k, words.iterator)
-            elif k < r.num_splits:
+            else:
                 words = partial_words(c, g, partial + k, r.rank, at)
-                cute.autovec_copy(words, part[None, FEW * i + k])
+                load4_where(left, Int32(k), words.iterator, loaded[None, FEW * i + k])
 
 
 @cute.jit

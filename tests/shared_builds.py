@@ -44,9 +44,8 @@ SWAP_AB_PAIR = swap_ab(
 )
 #: tokens are fetched one by one
 SWAP_AB_GATHER = swap_ab({"tile_rows": 16}, features=1, fused_merge=1, gather=2, grid=1)
-SWAP_AB_SKIP = swap_ab(
-    {"kv_format": "fp8_656", "tile_rows": 16, "mask": "tree"}, fused_merge=2, skip=1
-)
+#: slices of a merge may be longer than what all threads take at a time
+SWAP_AB_SKIP = swap_ab(E4M3 | {"tile_rows": 32, "mask": "tree"}, fused_merge=2, skip=1)
 
 SHARED = (
     KernelConfig("cute/empty"),

@@ -8,11 +8,11 @@ import pytest
 import torch
 
 from mla_lab import jit
-from mla_lab.emulate import EmulatedKernel
+from mla_lab.emulate import EmulatedKernel, Options
 from mla_lab.emulate.calls import Call, is_right, make_call, problem_for
 from mla_lab.emulate.memory import GlobalMemory
 
-from .shared_builds import KEEP_AB, SWAP_AB_WALK
+from .shared_builds import KEEP_AB, SWAP_AB_SKIP, SWAP_AB_WALK
 
 pytestmark = pytest.mark.skipif(shutil.which("g++") is None, reason="needs a C++ compiler")
 #: fp32 words of the strips of a partial, and of it all
@@ -52,6 +52,15 @@ def test_every_fragment_is_discarded_and_the_next_launch_is_right(splits: int) -
         partial_out = call.args[4].flatten().view(torch.int32)
         assert (partial_out[:words] == -1).all()
         assert not (partial_out[words:] == -1).any()
+
+
+def test_no_thread_loads_a_line_that_another_may_have_discarded() -> None:
+    """Threads beyond the end of a slice have no fragment to load in the slice's last round."""
+    call = make_call(SWAP_AB_SKIP, problem_for(SWAP_AB_SKIP, (140,)), 3)
+    kernel = EmulatedKernel.of(jit.compile(SWAP_AB_SKIP), Options(check=True))
+    kernel(*call.args)
+    assert kernel.run.findings == []
+    assert is_right(call), call.errors()
 
 
 def test_a_workspace_that_begins_in_the_middle_of_a_line_keeps_its_strips(

@@ -16,7 +16,7 @@ from mla_lab.verify import emulated_xqa
 from mla_lab.verify.pairwise import allowed_pairs, pairs_of
 from mla_lab.verify.published import configurations
 
-#: the build that test_xqa_compiles compiles as well
+#: a whole library, with its binding
 FORMATS = "bf16 e4m3"
 needs_nvcc = pytest.mark.skipif(shutil.which("nvcc") is None, reason="needs nvcc")
 

@@ -92,7 +92,7 @@ def current() -> dict[str, tuple[BuiltKernel, ...]]:
     found = {}
     for each in read(path):
         kernel = names.get(each.get("name", ""))
-        if kernel and each["source"] == source_hash(kernel) and _same_compilers(kernel, each):
+        if kernel and each["source"] == source_hash(kernel) and same_compilers(kernel, each):
             found[each["name"]] = tuple(BuiltKernel(**one) for one in each["kernels"])
     return found
 
@@ -102,7 +102,8 @@ def of(config: KernelConfig) -> tuple[BuiltKernel, ...] | None:
     return current().get(config.name())
 
 
-def _same_compilers(kernel: str, each: Row) -> bool:
+def same_compilers(kernel: str, each: Row) -> bool:
+    """Whether the row is of this machine's compilers, or there are none here."""
     here = _compilers(kernel)
     return here is None or here == {name: each["toolchain"].get(name) for name in COMPILERS}
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -21,6 +24,19 @@ from mla_lab.verify.limits import WEIGHTS, limits_of
 TOLERANCE = 4e-3
 LSE_TOLERANCE = 2e-5
 WORKSPACE_BYTES = 384 << 20
+
+
+@contextmanager
+def no_synchronisation() -> Iterator[None]:
+    """A host that waits for the device raises. Torch's notice that this mode is a prototype does
+    not, as it would leave the mode on."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)
+        torch.cuda.set_sync_debug_mode("error")
+    try:
+        yield
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
 
 
 def inputs_of(problem: Problem, *features: str, seed: int = 1) -> DecodeInputs:

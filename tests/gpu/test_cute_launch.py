@@ -23,6 +23,7 @@ from .calls import (
     counters_are_zero,
     inputs_of,
     native,
+    no_synchronisation,
 )
 
 pytestmark = pytest.mark.gpu
@@ -142,12 +143,9 @@ def test_nothing_is_allocated_or_waited_for(with_plan: bool, workspace: torch.Te
     replay.clear()
     torch.cuda.synchronize()
     before = torch.cuda.memory_stats()["allocation.all.allocated"]
-    torch.cuda.set_sync_debug_mode("error")
-    try:
+    with no_synchronisation():
         for _ in range(3):
             native(inputs, workspace, **more)
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
     assert torch.cuda.memory_stats()["allocation.all.allocated"] == before
 
 
@@ -155,11 +153,8 @@ def test_a_first_call_waits_for_nothing(workspace: torch.Tensor) -> None:
     problem = Problem((1,) * 3, (1000, 1, 77), 64)
     inputs = inputs_of(problem)
     plan = chosen_plan(problem)
-    torch.cuda.set_sync_debug_mode("error")
-    try:
+    with no_synchronisation():
         results = [native(inputs, workspace, plan=plan), native(inputs, workspace)]
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
     for result in results:
         check(inputs, result)
 

@@ -14,7 +14,7 @@ from mla_lab.api import decode, replay
 from mla_lab.core.problem import Problem
 from mla_lab.reference.inputs import DecodeInputs
 
-from .calls import check, inputs_of, native
+from .calls import check, inputs_of, native, no_synchronisation
 
 pytestmark = pytest.mark.gpu
 
@@ -146,14 +146,10 @@ def test_nothing_is_allocated_waited_for_or_copied(
     if not repeated:
         replay.clear()
     before = torch.cuda.memory_stats()["allocation.all.allocated"]
-    torch.cuda.set_sync_debug_mode("error")
-    try:
-        with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as seen:
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as seen:
+        with no_synchronisation():
             native(inputs, workspace, **more)
-            torch.cuda.set_sync_debug_mode("default")
-            torch.cuda.synchronize()
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
+        torch.cuda.synchronize()
     allocated = torch.cuda.memory_stats()["allocation.all.allocated"] - before
     assert allocated <= (0 if repeated else 2), "a launch made anew keeps an empty tensor"
     kernels = [event.name for event in seen.events() if event.device_type.name == "CUDA"]

@@ -26,7 +26,14 @@ from mla_lab.reference.inputs import DecodeInputs, make_inputs
 from mla_lab.reference.mla import TileWalk, decode_reference, skip_tiles
 from mla_lab.reference.operands import operands
 
-from .calls import check, chosen_plan, counters_are_zero, inputs_of, native
+from .calls import (
+    check,
+    chosen_plan,
+    counters_are_zero,
+    inputs_of,
+    native,
+    no_synchronisation,
+)
 
 pytestmark = pytest.mark.gpu
 
@@ -170,11 +177,8 @@ def test_without_a_synchronisation_and_in_a_graph(heads: int, workspace: torch.T
     out = torch.empty(3, 4, heads, 512, dtype=torch.bfloat16, device="cuda")
     lse = torch.empty(3, 4, heads, device="cuda")
     native(inputs, workspace, out=out, lse=lse)
-    torch.cuda.set_sync_debug_mode("error")
-    try:
+    with no_synchronisation():
         native(inputs, workspace, out=out, lse=lse)
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         native(inputs, workspace, out=out, lse=lse)

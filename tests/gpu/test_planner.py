@@ -15,6 +15,7 @@ from mla_lab.core.problem import Problem
 from mla_lab.workload import load_trace, sample, shipped_trace
 
 from ..planner_cases import host_plan, random_case
+from .calls import no_synchronisation
 
 pytestmark = pytest.mark.gpu
 
@@ -101,11 +102,8 @@ def test_nothing_synchronises() -> None:
     seq_lens, q_begin = lengths(Problem.uniform(64, 1, 8192, 128))
     planner(seq_lens, q_begin, plan)
     before = torch.cuda.memory_stats()["allocation.all.allocated"]
-    torch.cuda.set_sync_debug_mode("error")
-    try:
+    with no_synchronisation():
         planner(seq_lens, q_begin, plan)
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
     assert torch.cuda.memory_stats()["allocation.all.allocated"] == before
 
 

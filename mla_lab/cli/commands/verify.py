@@ -45,6 +45,11 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
     kinds.add_argument("--calls", type=int, help="how many, instead of those of the notes")
     kinds.add_argument("record", type=Path, help="JSON lines, written anew")
     builds = verbs.add_parser("builds", help="what all shipped builds compile to; needs no card")
+    builds.add_argument(
+        "--elsewhere",
+        action="store_true",
+        help="the CUDA C++ kernels for other architectures than Hopper; needs nvcc",
+    )
     builds.add_argument("record", type=Path, help="JSON lines, written anew")
     sm100 = verbs.add_parser("sm100", help="the SM100 kernel in the emulator; needs no card")
     sm100.add_argument(
@@ -136,9 +141,10 @@ def _made(args: argparse.Namespace, shown: Bar) -> tuple[ModuleType, list[Row]]:
         when = (args.seconds, shown.say, args.jobs, shown.count)
         return module, module.run(args.record, args.build, *when)
     if args.verb == "builds":
-        from ...verify import shipped_builds
+        from ...verify import cuda_archs, shipped_builds
 
-        return record, shipped_builds.run(args.record, shown.say)
+        module = cuda_archs if args.elsewhere else shipped_builds
+        return record, module.run(args.record, shown.say)
     if args.verb == "sm100":
         from ...verify import sm100, sm100_builds
 

@@ -13,7 +13,7 @@ from statistics import geometric_mean
 from typing import Any
 
 from ..core.markdown import markdown_table
-from . import emulator_tables, kinds, planted_tables, shipped_builds, soak
+from . import cuda_archs, emulator_tables, kinds, planted_tables, shipped_builds, soak
 from .cases import FACTORS, FORMATS, features_of, uses, whole
 from .pairwise import pairs_of
 from .record import Row, table_of
@@ -242,6 +242,7 @@ TABLES: dict[str, tuple[str, Callable[[Sequence[Row]], str]]] = {
     "planted": ("records/planted.jsonl", planted_tables.planted_table),
     "planted-note": ("records/planted.jsonl", planted_tables.planted_note),
     "builds": (shipped_builds.RECORD, shipped_builds.table),
+    "builds-elsewhere": (cuda_archs.RECORD, cuda_archs.table),
     "dropin-flash-mla": ("records/dropin_flash_mla.jsonl", flash_mla_tests),
 }
 

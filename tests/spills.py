@@ -11,11 +11,11 @@ from mla_lab.plan.config import KernelConfig
 #: bytes of machine code of the largest shipped builds by kernel (2026-11-27): no build grows unseen
 MOST_CODE = {
     "cute/keep_ab_sm90": 130_304,
-    "cute/swap_ab_sm90": 157_696,
+    "cute/swap_ab_sm90": 158_592,
     "cuda/xqa": 171_520,
 }
 #: of a dual build, which holds two mainloops
-MOST_DUAL_CODE = 158_848
+MOST_DUAL_CODE = 159_744
 #: of a build whose requests are cut into fixed pieces: the rule, and two ways to merge
 MOST_PIECES_CODE = 152_064
 

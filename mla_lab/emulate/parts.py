@@ -25,10 +25,11 @@ class ProgramLike(Protocol):
     writer: Writer
     starts: list[int]
     ends: list[int]
-    #: lanes that a block's instructions need together, whether it may wait, whether it has a wgmma
+    #: lanes that a block's instructions need together, whether it may wait, has a wgmma, may poll
     members: list[int]
     waits: list[bool]
     by_group: list[bool]
+    polls: list[bool]
     blocks: list[Callable[..., int]]
     #: registers that each instruction names
     named: list[list[str]]

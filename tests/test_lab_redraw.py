@@ -1,5 +1,5 @@
-"""A moved control redraws within 0.3 s, sends little, and leaves no white sheet to a dark theme:
-every explorer, every control.
+"""A moved control redraws within 0.3 s (on a slow machine: within the time of 18 empty figures),
+sends little, and leaves no white sheet to a dark theme: every explorer, every control.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from typing import Any
 
 import ipywidgets as widgets
 import pytest
+from plotly.subplots import make_subplots
 
 from mla_lab import lab
 from mla_lab.lab.explorer import Explorer
@@ -21,8 +22,8 @@ from mla_lab.lab.tiny_model import corpus, fitted
 from .css_colors import unthemed
 
 pytestmark = pytest.mark.serial
-#: seconds a redraw may take, and bytes that one picture may have
-REDRAW_S, PICTURE_BYTES = 0.3, 500_000
+#: seconds a redraw may take, or so many empty figures, and bytes that one picture may have
+REDRAW_S, REDRAW_FIGURES, PICTURE_BYTES = 0.3, 18, 500_000
 EXPLORERS = [name for name in dir(lab) if name.endswith("Explorer") and name != "Explorer"]
 EXPLORERS += ["LadderXray", "WorkbookMap"]
 #: heavier than the defaults: many requests, long caches
@@ -48,8 +49,19 @@ def values(widget: widgets.Widget) -> list[Any]:
     return [widget.min, widget.max, widget.value]
 
 
+@pytest.fixture(scope="module")
+def redraw_s() -> float:
+    """Seconds that a redraw may take here."""
+    figures = []
+    for _ in range(5):
+        start = processor_s()
+        make_subplots(rows=3, cols=1, subplot_titles=("first", "second", "third"))
+        figures.append(processor_s() - start)
+    return max(REDRAW_S, REDRAW_FIGURES * median(figures))
+
+
 @pytest.mark.parametrize("name", EXPLORERS)
-def test_every_move_of_a_control_is_quick(name: str) -> None:
+def test_every_move_of_a_control_is_quick(name: str, redraw_s: float) -> None:
     """Each redraw by the processor time that it needs, so that what else runs on the machine does
     not count; together also by the clock, as a reader has it. First moves included, when nothing
     is remembered yet.
@@ -71,8 +83,8 @@ def test_every_move_of_a_control_is_quick(name: str) -> None:
             drawn = explorer.out.outputs[0]["data"]
             largest = max(largest, len(json.dumps(drawn)))
             fixed |= set(unthemed(drawn))
-    slow = {move: round(s, 2) for move, s in worked.items() if s > REDRAW_S}
+    slow = {move: round(s, 2) for move, s in worked.items() if s > redraw_s}
     assert not slow
-    assert median(waited) < REDRAW_S
+    assert median(waited) < redraw_s
     assert largest < PICTURE_BYTES
     assert not fixed, "a dark theme leaves these as they are"

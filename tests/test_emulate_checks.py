@@ -339,3 +339,13 @@ def test_member_masks_name_those_who_come() -> None:
 def test_spinning_in_vain_is_reported() -> None:
     body = GLOBAL.format(store="st.release.gpu.global.b32", load="ld.acquire.gpu.global.b32")
     assert kinds(body.replace("[%d1], 1;", "[%d1], 0;"), TWO)[-1] == "livelock"
+
+
+def test_a_turn_ends_where_a_poll_repeats() -> None:
+    """The reader comes first, and may run 20,000 blocks in a turn."""
+    body = GLOBAL.format(store="st.release.gpu.global.b32", load="ld.acquire.gpu.global.b32")
+    text = kernel(START + body.replace("setp.ne.s32 %p4", "setp.eq.s32 %p4"), shared=SHARED)
+    emulated = ptx_kernel(text, "k", TWO, Options(check=True, schedule="greedy"))
+    emulated(torch.zeros(64), torch.zeros(64))
+    assert emulated.run.findings == []
+    assert emulated.run.instructions < 100 * 64

@@ -1,7 +1,7 @@
 """The level of a machine's processor, as host code of a compiled kernel needs it.
 
-The CuTe DSL compiles the host code of a launch for the processor that it runs on, AVX-512 included,
-and cannot be told another one for x86-64. On a processor of a lower level that code ends the
+The CuTe DSL compiles the host code of a launch for the processor that it runs on, AVX-512 included;
+it has no option for another one of x86-64. On a processor of a lower level that code ends the
 process with an illegal instruction. So the level is part of a toolchain's versions: builds of a
 cache that machines share, of a bundle or of a wheel are used where the processor has their level.
 The levels are those of the x86-64 psABI.

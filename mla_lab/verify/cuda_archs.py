@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import subprocess
 import tempfile
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict
 from functools import cache
@@ -17,17 +16,15 @@ from pathlib import Path
 from ..core.markdown import markdown_table
 from ..core.resources import data_dir, kernels_dir
 from ..jit.arch import ARCHS, PROVED
-from ..jit.code_size import code_bytes
 from ..jit.cubin import read_resources
 from ..jit.cuda_build import gencode
 from ..jit.source import source_hash
 from ..jit.toolchain import find_nvcc, versions
 from ..plan.config import KernelConfig
 from ..plan.xqa import MLA_DIMS, config_for
-from ..xray.report import KernelReport, short_name
-from ..xray.sass import disassemble, find_nvdisasm
+from ..xray.report import kernel_reports
 from .record import Progress, Row, head_row, read, write
-from .shipped_builds import BuiltKernel, described, same_compilers
+from .shipped_builds import BuiltKernel, described, made_of, same_compilers
 
 RECORD = "records/builds_cuda.jsonl"
 #: compiled, not run
@@ -64,20 +61,8 @@ def cubin(config: KernelConfig, arch: str, folder: Path) -> Path:
 def compiled(config: KernelConfig, arch: str, folder: Path) -> tuple[BuiltKernel, ...]:
     """What nvcc makes of a build; without opcodes where there is no nvdisasm."""
     path = cubin(config, arch, folder)
-    code = disassemble(path) if find_nvdisasm() else {}
-    image = path.read_bytes()
-    sizes = code_bytes(image)
-    reports = [
-        KernelReport(
-            name=short_name(each.kernel),
-            resources=each,
-            instructions=tuple(code.get(each.kernel, ())),
-            ptx_opcodes=Counter(),
-            code_bytes=sizes.get(each.kernel, 0),
-        )
-        for each in read_resources(image)
-    ]
-    return tuple(described(report) for report in reports)
+    reports = kernel_reports(path, read_resources(path.read_bytes()), {})
+    return tuple(map(described, reports))
 
 
 def run(path: Path, say: Progress) -> list[Row]:
@@ -139,4 +124,4 @@ def table(rows: Sequence[Row]) -> str:
             )
         )
     names = ("architecture", "builds:", "registers, at most:", "machine code, B, at most:")
-    return markdown_table(names, lines)
+    return f"{made_of(rows[0])}.\n\n{markdown_table(names, lines)}"

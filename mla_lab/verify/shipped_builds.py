@@ -127,9 +127,13 @@ def table(rows: Sequence[Row]) -> str:
             by_kernel.setdefault(kernels[each["name"]], []).append(each)
     lines = [(name, *_figures(group)) for name, group in by_kernel.items()]
     names = ("kernel", "builds:", "registers:", "machine code, B:", "with a stack:", "stack, B:")
+    return f"{made_of(head)}.\n\n{markdown_table(names, lines)}"
+
+
+def made_of(head: Row) -> str:
+    """Commit and date of a record of builds."""
     env = head["environment"]
-    of_what = f"commit {(env['commit'] or 'unknown')[:9]}, {env['date']}"
-    return f"{of_what}.\n\n{markdown_table(names, lines)}"
+    return f"commit {(env['commit'] or 'unknown')[:9]}, {env['date']}"
 
 
 def _figures(group: Iterable[Row]) -> tuple[str, ...]:

@@ -6,8 +6,10 @@ import re
 import shutil
 import subprocess
 from collections import Counter
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
+from pathlib import Path
 
 from ..core.errors import BuildError
 from ..jit.artifact import Artifact
@@ -112,10 +114,17 @@ def inspect(artifact: Artifact) -> Report:
             f"xray: {artifact.folder} has no PTX, which a wheel of kernels leaves out; uninstall "
             "the wheel where you compile"
         )
-    code = sass.disassemble(artifact.cubin) if sass.find_nvdisasm() else {}
     texts = ptx.opcodes(artifact.ptx.read_text())
-    sizes = code_bytes(artifact.cubin.read_bytes())
-    kernels = tuple(
+    return Report(artifact, kernel_reports(artifact.cubin, artifact.resources, texts))
+
+
+def kernel_reports(
+    cubin: Path, resources: Iterable[KernelResources], texts: Mapping[str, Counter[str]]
+) -> tuple[KernelReport, ...]:
+    """A report of each kernel of a cubin; `texts` has the opcodes of its PTX, by symbol."""
+    code = sass.disassemble(cubin) if sass.find_nvdisasm() else {}
+    sizes = code_bytes(cubin.read_bytes())
+    return tuple(
         KernelReport(
             name=short_name(r.kernel),
             resources=r,
@@ -123,9 +132,8 @@ def inspect(artifact: Artifact) -> Report:
             ptx_opcodes=texts.get(r.kernel, Counter()),
             code_bytes=sizes.get(r.kernel, 0),
         )
-        for r in artifact.resources
+        for r in resources
     )
-    return Report(artifact, kernels)
 
 
 def compare(before: KernelReport, after: KernelReport) -> list[Change]:

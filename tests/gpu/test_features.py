@@ -26,14 +26,7 @@ from mla_lab.reference.inputs import DecodeInputs, make_inputs
 from mla_lab.reference.mla import TileWalk, decode_reference, skip_tiles
 from mla_lab.reference.operands import operands
 
-from .calls import (
-    check,
-    chosen_plan,
-    counters_are_zero,
-    inputs_of,
-    native,
-    no_synchronisation,
-)
+from .calls import check, chosen_plan, counters_are_zero, inputs_of, native, no_synchronisation
 
 pytestmark = pytest.mark.gpu
 

@@ -1,5 +1,6 @@
-"""A moved control redraws within 0.3 s (on a slow machine: within the time of 18 empty figures),
-sends little, and leaves no white sheet to a dark theme: every explorer, every control.
+"""A moved control redraws within 0.3 s as a rule and 0.9 s at most (on a slow machine: within the
+time of 18 and 54 empty figures), sends little, and leaves no white sheet to a dark theme: every
+explorer, every control.
 """
 
 from __future__ import annotations
@@ -22,8 +23,12 @@ from mla_lab.lab.tiny_model import corpus, fitted
 from .css_colors import unthemed
 
 pytestmark = pytest.mark.serial
-#: seconds a redraw may take, or so many empty figures, and bytes that one picture may have
-REDRAW_S, REDRAW_FIGURES, PICTURE_BYTES = 0.3, 18, 500_000
+#: seconds that an explorer's median redraw may take, or so many empty figures
+REDRAW_S, REDRAW_FIGURES = 0.3, 18
+#: times that for a single redraw: what shares the core slows one of them now and then
+SINGLE = 3
+#: bytes that one picture may have
+PICTURE_BYTES = 500_000
 EXPLORERS = [name for name in dir(lab) if name.endswith("Explorer") and name != "Explorer"]
 EXPLORERS += ["LadderXray", "WorkbookMap"]
 #: heavier than the defaults: many requests, long caches
@@ -51,7 +56,7 @@ def values(widget: widgets.Widget) -> list[Any]:
 
 @pytest.fixture(scope="module")
 def redraw_s() -> float:
-    """Seconds that a redraw may take here."""
+    """Seconds that the median redraw may take here."""
     figures = []
     for _ in range(5):
         start = processor_s()
@@ -62,9 +67,9 @@ def redraw_s() -> float:
 
 @pytest.mark.parametrize("name", EXPLORERS)
 def test_every_move_of_a_control_is_quick(name: str, redraw_s: float) -> None:
-    """Each redraw by the processor time that it needs, so that what else runs on the machine does
-    not count; together also by the clock, as a reader has it. First moves included, when nothing
-    is remembered yet.
+    """Each redraw by the processor time that it needs, so that what else runs on the machine counts
+    little; together also by the clock, as a reader has it. First moves included, when nothing is
+    remembered yet.
     """
     explorer: Explorer = getattr(lab, name)(**given(name))
     explorer.redraw()
@@ -83,8 +88,9 @@ def test_every_move_of_a_control_is_quick(name: str, redraw_s: float) -> None:
             drawn = explorer.out.outputs[0]["data"]
             largest = max(largest, len(json.dumps(drawn)))
             fixed |= set(unthemed(drawn))
-    slow = {move: round(s, 2) for move, s in worked.items() if s > redraw_s}
+    slow = {move: round(s, 2) for move, s in worked.items() if s > SINGLE * redraw_s}
     assert not slow
+    assert median(worked.values()) < redraw_s
     assert median(waited) < redraw_s
     assert largest < PICTURE_BYTES
     assert not fixed, "a dark theme leaves these as they are"

@@ -188,6 +188,27 @@ def test_named_barriers_count_threads() -> None:
     assert kinds("bar.sync 1, 33;") == ["barrier"]
 
 
+@pytest.mark.parametrize("arrive", ["bar.sync", "bar.arrive"])
+@pytest.mark.parametrize("check", [True, False])
+def test_warps_at_named_barriers_of_their_own(arrive: str, check: bool) -> None:
+    """Warps 0 and 1 meet at barrier 1, 2 and 3 at 2, by one instruction with the number in a
+    register; a thread then has its neighbour warp's word, whether a gang is a warp or all four.
+    """
+    body = f"""
+    mov.u32 %r0, %tid.x; shr.u32 %r1, %r0, 6; add.u32 %r1, %r1, 1; mov.u32 %r2, s;
+    shl.b32 %r3, %r0, 2; add.s32 %r4, %r2, %r3; st.shared.b32 [%r4], %r0;
+    {arrive} %r1, 64; {"bar.sync 3, 128;" if arrive == "bar.arrive" else ""}
+    xor.b32 %r5, %r4, 128; ld.shared.b32 %r6, [%r5];
+    mul.wide.u32 %d2, %r0, 4; ld.param.u64 %d1, [b]; add.s64 %d1, %d1, %d2;
+    st.global.b32 [%d1], %r6;"""
+    out = torch.full((128,), -1, dtype=torch.int32)
+    text = kernel(body, shared=SHARED)
+    emulated = ptx_kernel(text, "k", Direct(block=(128, 1, 1)), Options(check=check))
+    emulated(torch.zeros(128), out)
+    assert emulated.run.findings == []
+    assert out.tolist() == [thread ^ 32 for thread in range(128)]
+
+
 def test_threads_that_part_before_an_aligned_instruction() -> None:
     body = "@%p1 bra WAITS; bar.warp.sync -1; WAITS: bar.sync 3, 128;"
     assert kinds(body) == ["deadlock"]

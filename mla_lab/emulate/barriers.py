@@ -223,6 +223,21 @@ def _named(g: Gang, number: Row, count: Row | None, m: Mask, pc: int) -> tuple[N
     return g.cta.named.setdefault(n, NamedBarrier(n)), wanted
 
 
+def _at_one_barrier(g: Gang, number: Row, m: Mask) -> Mask:
+    """Threads at the same named barrier as the first one. Warps of a gang may be at different ones:
+    the others stand at this block as a fragment of their own.
+    """
+    mine = number == number[0 if m is True else int(m.argmax())]
+    if g.n == 32 or mine.all():
+        return m
+    active = np.ones(g.n, bool) if m is True else m
+    if (mine | ~active).all():
+        return m
+    g.split(g.current.block, active & ~mine)
+    g.current.mask = active & mine
+    return g.current.mask
+
+
 def _meet(g: Gang, bar: NamedBarrier, wanted: int, m: Mask, pc: int) -> None:
     """Arrive; the last one opens the barrier."""
     bar.arrived += g.n if m is True else int(m.sum())
@@ -240,6 +255,7 @@ def _meet(g: Gang, bar: NamedBarrier, wanted: int, m: Mask, pc: int) -> None:
 
 def named_arrive(g: Gang, number: Row, count: Row | None, m: Mask, after: int, pc: int) -> int:
     """bar.arrive"""
+    m = _at_one_barrier(g, number, m)
     bar, wanted = _named(g, number, count, m, pc)
     _meet(g, bar, wanted, m, pc)
     return after
@@ -257,6 +273,7 @@ def named_sync(
     """bar.sync, and bar.red with (result, flags, whether all)."""
     fragment = g.current
     if fragment.ticket is None:
+        m = _at_one_barrier(g, number, m)
         bar, wanted = _named(g, number, count, m, pc)
         if red is not None:
             bar.flags.append(np.broadcast_to(red[1], g.n)[lanes_of(g, m)].copy())

@@ -19,6 +19,9 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check
 PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11 python3.14; do \
 	$$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$p && break; done)
 
+# container images set it; without bytecode on disk each process compiles torch's sources anew, for 1 s
+unexport PYTHONDONTWRITEBYTECODE
+
 .PHONY: help setup lab test lint format types tests parallel-tests serial-tests browser-test engine-tests live html lock clean
 
 help:

@@ -313,15 +313,17 @@ def nested() -> torch.Tensor:
 @pytest.mark.parametrize(
     ("name", "value", "says"),
     [
-        ("query", torch.zeros(2, 2, 4, 576).to_sparse(), "layout is torch.sparse_coo"),
-        ("query", nested(), "layout is nested|layout is torch.jagged"),
-        ("sinks", torch.zeros(4).to_sparse(), "layout is torch.sparse_coo"),
-        ("sinks", [torch.zeros(4).to_sparse()], "layout is torch.sparse_coo"),
+        ("query", lambda: torch.zeros(2, 2, 4, 576).to_sparse(), "layout is torch.sparse_coo"),
+        ("query", nested, "layout is nested|layout is torch.jagged"),
+        ("sinks", lambda: torch.zeros(4).to_sparse(), "layout is torch.sparse_coo"),
+        ("sinks", lambda: [torch.zeros(4).to_sparse()], "layout is torch.sparse_coo"),
     ],
 )
-def test_layouts_without_strides_are_refused(name: str, value: Any, says: str) -> None:
+def test_layouts_without_strides_are_refused(
+    name: str, value: Callable[[], Any], says: str
+) -> None:
     with pytest.raises(Unsupported, match=f"{name}: got .*({says})"):
-        call(**{**inputs_of().contract_args(), name: value})
+        call(**{**inputs_of().contract_args(), name: value()})
 
 
 def test_tensors_without_values_are_refused() -> None:

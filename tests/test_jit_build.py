@@ -260,6 +260,26 @@ def test_a_changed_header_is_another_kernel(
     assert source.source_hash("cuda/ladder") == before["cuda/ladder"]
 
 
+def test_a_module_that_comes_later_is_another_kernel(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A hash is kept while nothing that it looked at has changed, files that were not there too."""
+    monkeypatch.setattr(source, "PACKAGE", tmp_path)
+    kernel, steps = tmp_path / "cute" / "empty.py", tmp_path / "cute" / "steps.py"
+    kernel.parent.mkdir()
+    kernel.write_text("from .steps import first\n")
+    hashes = [source.source_hash("cute/empty")]
+    for path in (steps, steps.with_suffix("") / "__init__.py", steps.with_suffix("") / "first.py"):
+        assert source.source_hash("cute/empty") == hashes[-1]
+        path.parent.mkdir(exist_ok=True)
+        path.write_text("STAGES = 3\n")
+        hashes.append(source.source_hash("cute/empty"))
+        assert path in source.source_files("cute/empty")
+    steps.write_text("STAGES = 4\n")
+    hashes.append(source.source_hash("cute/empty"))
+    assert len(set(hashes)) == len(hashes)
+
+
 @pytest.mark.parametrize("arch", ["sm_100a", "sm_120a"])
 def test_other_architectures_compile_without_their_gpu(arch: str) -> None:
     for built in jit.compile_all([EMPTY, PLANNER], arch, progress=quiet):

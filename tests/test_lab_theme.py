@@ -6,9 +6,9 @@ import re
 import sys
 from pathlib import Path
 
-import furo
 import pytest
 
+from mla_lab.jit.toolchain import package_dir
 from mla_lab.lab import explorer, site, source, style, svg
 
 from .css_colors import rgb, unthemed
@@ -16,7 +16,8 @@ from .css_colors import rgb, unthemed
 #: contrast that text needs (WCAG 2.2, level AA)
 READABLE = 4.5
 THEMES = Path(sys.prefix) / "share/jupyter/lab/themes/@jupyterlab"
-FURO = Path(furo.__file__).parent / "theme/furo/static/styles/furo.css"
+#: in the package furo
+FURO = "theme/furo/static/styles/furo.css"
 NAMES = ("--jp-layout-color0", "--jp-layout-color2", "--jp-content-font-color1")
 
 
@@ -28,7 +29,9 @@ def of_jupyter(name: str) -> tuple[str, ...]:
 
 def of_site(dark: bool) -> tuple[str, ...]:
     """The same of the site: the variables that it takes from Sphinx's theme."""
-    css = FURO.read_text(encoding="utf-8")
+    installed = package_dir("furo")
+    assert installed
+    css = (installed / FURO).read_text(encoding="utf-8")
     found = []
     for name in NAMES:
         theirs = re.search(rf"{name}:var\((--[\w-]+)\)", site.STYLE)

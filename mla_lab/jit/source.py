@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import ast
 import hashlib
+import os
 import re
-from collections.abc import Callable
+from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 
@@ -22,8 +23,8 @@ from .arch import ARCHS
 PACKAGE = Path(__file__).resolve().parents[1]
 #: files that a kernel's module imports and that do not change its code
 INTERFACE = {PACKAGE / f for f in ("plan/config.py", "core/errors.py", "cute/registry.py")}
-#: a file and its time -> what it may take in, which need not be there
-Edges = Callable[[Path, int], frozenset[Path]]
+#: a path's time of change in ns and its bytes; None where nothing is there
+Stamp = tuple[int, int] | None
 
 
 def cuda_kernels() -> tuple[str, ...]:
@@ -43,25 +44,69 @@ def supported_archs(kernel: str) -> tuple[str, ...]:
 
 def source_files(kernel: str) -> tuple[Path, ...]:
     """Every file of this repository that the kernel's code depends on, sorted."""
-    if kernel.startswith("cute/"):
-        module = PACKAGE.joinpath("cute", *registry.lookup(kernel).module.split("."))
-        package = module / "__init__.py"
-        root = package if package.is_file() else module.with_suffix(".py")
-        if not root.is_file():
-            raise BuildError(f"{kernel}: its module {root} is not there; correct cute/registry.py")
-        return _closure(root, _python_imports)
-    folder = kernels_dir() / kernel.removeprefix("cuda/")
-    roots = sorted([*folder.glob("*.cu"), *folder.glob("*.cc")])
-    return tuple(sorted({f for root in roots for f in _closure(root, _quoted_includes)}))
+    return _sources(kernel).files
 
 
 def source_hash(kernel: str) -> str:
     """SHA-256 over names and contents of `source_files`."""
+    return _sources(kernel).digest
+
+
+@dataclass(frozen=True)
+class _Sources:
+    """Source files of a kernel as they were read."""
+
+    files: tuple[Path, ...]
+    digest: str
+    #: state of every path that was looked at, those that are not there included
+    stamps: dict[str, Stamp]
+
+    def current(self) -> bool:
+        """Whether none of the paths has changed since."""
+        return all(_stamp(path) == stamp for path, stamp in self.stamps.items())
+
+
+#: by the files that a kernel's code starts from: to read some 90 files takes 20 ms, and the search
+#: for a call's build asks for dozens of builds
+_READ: dict[tuple[Path, ...], _Sources] = {}
+
+
+def _sources(kernel: str) -> _Sources:
+    roots = _roots(kernel)
+    known = _READ.get(roots)
+    if known is None or not known.current():
+        known = _READ[roots] = _read(roots)
+    return known
+
+
+def _roots(kernel: str) -> tuple[Path, ...]:
+    """Files that the kernel's code starts from."""
+    if not kernel.startswith("cute/"):
+        folder = kernels_dir() / kernel.removeprefix("cuda/")
+        return tuple(sorted([*folder.glob("*.cu"), *folder.glob("*.cc")]))
+    module = PACKAGE.joinpath("cute", *registry.lookup(kernel).module.split("."))
+    package = module / "__init__.py"
+    root = package if package.is_file() else module.with_suffix(".py")
+    if not root.is_file():
+        raise BuildError(f"{kernel}: its module {root} is not there; correct cute/registry.py")
+    return (root,)
+
+
+def _read(roots: tuple[Path, ...]) -> _Sources:
+    seen, stamps = _closure(roots)
     digest = hashlib.sha256()
-    for path in source_files(kernel):
+    for path in seen:
         digest.update(f"{_name(path)}\0".encode())
         digest.update(path.read_bytes() + b"\0")
-    return digest.hexdigest()
+    return _Sources(seen, digest.hexdigest(), stamps)
+
+
+def _stamp(path: str) -> Stamp:
+    try:
+        found = os.stat(path)
+    except OSError:
+        return None
+    return found.st_mtime_ns, found.st_size
 
 
 def _name(path: Path) -> str:
@@ -71,50 +116,56 @@ def _name(path: Path) -> str:
     return f"{name}/{path.relative_to(home).as_posix()}"
 
 
-def _closure(root: Path, edges: Edges) -> tuple[Path, ...]:
+def _closure(roots: tuple[Path, ...]) -> tuple[tuple[Path, ...], dict[str, Stamp]]:
+    """The roots and what they take in, sorted; and the state of every path that was looked at."""
     seen: set[Path] = set()
-    met = {root}
-    todo = [root]
+    stamps: dict[str, Stamp] = {}
+    todo = list(roots)
     while todo:
         path = todo.pop()
         outside = path.name == "__init__.py" and not path.is_relative_to(PACKAGE / "cute")
-        if path in INTERFACE or outside or not path.is_file():
+        if str(path) in stamps or path in INTERFACE or outside:
             continue
-        seen.add(path)
-        new = edges(path, path.stat().st_mtime_ns) - met
-        met |= new
-        todo += new
-    return tuple(sorted(seen))
+        # before the file is read: a change meanwhile is a change since
+        stamps[str(path)] = stamp = _stamp(str(path))
+        if stamp is not None and path.is_file():
+            seen.add(path)
+            python = path.suffix == ".py"
+            todo += _python_imports(path, stamp) if python else _quoted_includes(path)
+    return tuple(sorted(seen)), stamps
 
 
-@lru_cache(maxsize=512)
-def _quoted_includes(path: Path, _mtime: int) -> frozenset[Path]:
+def _quoted_includes(path: Path) -> set[Path]:
     names = re.findall(r'^\s*#\s*include\s+"([^"]+)"', path.read_text(), re.M)
     bases = (path.parent, kernels_dir())
-    return frozenset((base / name).resolve() for name in names for base in bases)
+    return {(base / name).resolve() for name in names for base in bases}
+
+
+def _python_imports(path: Path, stamp: Stamp) -> set[Path]:
+    """Files of this package that a module may import."""
+    return {file for statement in _statements(path, stamp) for file in _targets(path, *statement)}
 
 
 @lru_cache(maxsize=512)
-def _python_imports(path: Path, _mtime: int) -> frozenset[Path]:
-    """Files of this package that a module may import."""
-    found: list[Path] = []
+def _statements(path: Path, _stamp: Stamp) -> tuple[tuple[int, str, tuple[str, ...]], ...]:
+    """Import statements of a module: level, module and names."""
+    found = []
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.ImportFrom):
-            found += _targets(path, node.level, node.module, [a.name for a in node.names])
+            found.append((node.level, node.module or "", tuple(a.name for a in node.names)))
         elif isinstance(node, ast.Import):
-            for alias in node.names:
-                found += _targets(path, 0, alias.name, [])
-    return frozenset(found)
+            found += [(0, alias.name, ()) for alias in node.names]
+    return tuple(found)
 
 
-def _targets(path: Path, level: int, module: str | None, names: list[str]) -> list[Path]:
+def _targets(path: Path, level: int, module: str, names: tuple[str, ...]) -> list[Path]:
+    """Files that one import statement may load; names of a module that is no package load none."""
     if level:
         base = path.parents[level - 1]
-    elif module and module.split(".")[0] == PACKAGE.name:
+    elif module.split(".")[0] == PACKAGE.name:
         base, module = PACKAGE, ".".join(module.split(".")[1:])
     else:
         return []
     target = base.joinpath(*module.split(".")) if module else base
-    inside = [target / name for name in names]
-    files = [path.with_suffix(".py") for path in (target, *inside)]
-    return files + [path / "__init__.py" for path in (target, *inside)]
+    found = [target, *(target / name for name in names)] if target.is_dir() else [target]
+    return [f for each in found for f in (each.with_suffix(".py"), each / "__init__.py")]

@@ -8,6 +8,7 @@ import os
 import re
 import shutil
 import subprocess
+import sys
 from functools import lru_cache
 from pathlib import Path
 
@@ -60,8 +61,6 @@ def find_nvcc() -> Path:
 
 def find_program(name: str, way_out: str) -> Path:
     """A program on PATH or beside this Python, else a `BuildError` with the way out."""
-    import sys
-
     beside = str(Path(sys.executable).parent)
     found = shutil.which(name) or shutil.which(name, path=beside)
     if found is None:
@@ -109,6 +108,20 @@ def _releases() -> str:
 
 
 def _version(distribution: str) -> str | None:
+    """Version of an installed distribution; it is read again once something was installed."""
+    return _version_at(distribution, tuple(map(_changed, sys.path)))
+
+
+def _changed(folder: str) -> int:
+    """When a folder of `sys.path` last gained or lost a file, in ns."""
+    try:
+        return os.stat(folder or os.curdir).st_mtime_ns
+    except OSError:
+        return 0
+
+
+@lru_cache(maxsize=64)
+def _version_at(distribution: str, _changes: tuple[int, ...]) -> str | None:
     try:
         return importlib.metadata.version(distribution)
     except importlib.metadata.PackageNotFoundError:

@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from .arithmetic import some
 from .findings import fault
 from .gang import Gang, Mask
 from .memory import BASE, RESERVED
@@ -29,8 +30,8 @@ def places(
     cta = g.cta
     if len(cta.peers) > 1:
         ranks = at >> 24
-        if (ranks != cta.rank).any():
-            if (ranks != ranks[0]).any() or ranks[0] >= len(cta.peers):
+        if some(ranks != cta.rank):
+            if some(ranks != ranks[0]) or ranks[0] >= len(cta.peers):
                 raise fault(g, pc, "out of bounds", f"shared memory of CTAs {set(ranks.tolist())}")
             cta = cta.peers[int(ranks[0])]
     offset = at & _OFFSET if len(cta.peers) > 1 else at
@@ -40,12 +41,15 @@ def places(
 
 
 def _check_shared(g: Gang, cta: CtaLike, offset: Row, nbytes: int, pc: int) -> None:
-    wrong = (offset < RESERVED) | (offset + nbytes > cta.shared.size)
-    if wrong.any():
+    if not len(offset):
+        return
+    least, most = int(np.minimum.reduce(offset)), int(np.maximum.reduce(offset))
+    if least < RESERVED or most + nbytes > cta.shared.size:
+        wrong = (offset < RESERVED) | (offset + nbytes > cta.shared.size)
         at = int(offset[wrong][0]) - RESERVED
         text = f"{nbytes} bytes at byte {at} of {cta.shared.size - RESERVED} of shared memory"
         raise fault(g, pc, "out of bounds", text)
-    if (offset & nbytes - 1).any():
+    if int(np.bitwise_or.reduce(offset)) & nbytes - 1:
         raise fault(g, pc, "misaligned", f"{nbytes} bytes of shared memory at {int(offset[0]):#x}")
 
 
@@ -54,7 +58,7 @@ def by_peer(g: Gang, address: Row, m: Mask) -> list[Mask]:
     if len(g.cta.peers) == 1:
         return [m]
     ranks = address >> (24 if address.itemsize == 4 else np.uint64(24))
-    if m is True and (ranks == g.cta.rank).all():
+    if m is True and not some(ranks != g.cta.rank):
         return [m]
     every = np.ones(g.n, bool) if m is True else m
     return [every & (ranks == rank) for rank in np.unique(ranks[every])]
@@ -131,16 +135,26 @@ def _global(g: Gang, address: Row, nbytes: int, m: Mask, pc: int) -> tuple[Row, 
     memory = g.machine.memory
     active: Row | slice = slice(None) if m is True else m.nonzero()[0]
     offset = address[active].view(np.int64) - BASE
-    wrong = (offset < 0) | (offset + nbytes > memory.bytes.size)
-    if not wrong.any():
-        wrong = ~(memory.valid[offset >> 2] & memory.valid[offset + nbytes - 1 >> 2])
-    if wrong.any():
+    if len(offset) == 0:
+        return offset, active
+    inside = int(offset.view(np.uint64).max()) <= memory.bytes.size - nbytes
+    if not inside or not _allocated(memory.valid, offset, nbytes):
+        wrong = (offset < 0) | (offset + nbytes > memory.bytes.size)
+        if inside:
+            wrong = ~(memory.valid[offset >> 2] & memory.valid[offset + nbytes - 1 >> 2])
         text = f"{nbytes} bytes of global memory at {memory.describe(int(offset[wrong][0]) + BASE)}"
         raise fault(g, pc, "out of bounds", text)
-    if (offset & nbytes - 1).any():
+    if int(np.bitwise_or.reduce(offset)) & nbytes - 1:
         at = int(offset[(offset & nbytes - 1) != 0][0]) + BASE
         raise fault(g, pc, "misaligned", f"{nbytes} bytes of global memory at {at:#x}")
     return offset, active
+
+
+def _allocated(valid: Row, offset: Row, nbytes: int) -> bool:
+    """Whether the first and the last of `nbytes` at each offset belong to an allocation."""
+    if 0 in valid[offset >> 2].tobytes():
+        return False
+    return 0 not in valid[offset + (nbytes - 1) >> 2].tobytes()
 
 
 def ld_global(
@@ -149,7 +163,7 @@ def ld_global(
     """ld.global; `where` is the instruction and its memory order."""
     offset, active = _global(g, address, nbytes * len(out), m, where[0])
     g.machine.checker.global_read(g, offset, nbytes * len(out), where)
-    memory, index = g.machine.memory.views[nbytes], offset // nbytes
+    memory, index = g.machine.memory.views[nbytes], offset >> nbytes.bit_length() - 1
     for i, row in enumerate(out):
         row[active] = memory[index + i]
 
@@ -160,7 +174,7 @@ def st_global(
     """st.global; `where` is the instruction and its memory order."""
     offset, active = _global(g, address, nbytes * len(values), m, where[0])
     g.machine.checker.global_write(g, offset, nbytes * len(values), where)
-    memory, index = g.machine.memory.views[nbytes], offset // nbytes
+    memory, index = g.machine.memory.views[nbytes], offset >> nbytes.bit_length() - 1
     for i, row in enumerate(values):
         memory[index + i] = row[active]
     g.machine.progress += 1

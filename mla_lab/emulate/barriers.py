@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from .arithmetic import some
 from .findings import fault
 from .gang import Fragment, Gang, Mask, lanes_of
 from .parts import CtaLike
@@ -90,7 +91,7 @@ def each_address(g: Gang, address: Row, m: Mask) -> Iterator[tuple[int, Row]]:
     """Distinct addresses among the active threads, and who has each."""
     threads = lanes_of(g, m)
     mine = address[threads]
-    if len(mine) == 1 or (mine == mine[0]).all():
+    if len(mine) == 1 or not some(mine != mine[0]):
         yield int(mine[0]), threads
         return
     for one in np.unique(mine):
@@ -169,16 +170,17 @@ def mbarrier_wait(
         bar = mbarrier_at(g, at, pc)
         ready = (parity[threads] & 1) != bar.phase & 1
         done[threads] = ready
-        _watch(g, bar, fragment, bool(ready.all()), pc)
-        if ready.any():
+        _watch(g, bar, fragment, not some(~ready), pc)
+        if some(ready):
             g.machine.checker.acquires(g, bar)
             g.machine.recorder.waited(g, bar, bar.name, pc)
-    if not may_wait or (done | ~every).all():
+    left = every & ~done
+    if not may_wait or not some(left):
         np.copyto(passed, done, where=m)
         return after
-    if not (done & every).any():
+    if not some(done & every):
         return BLOCKED
-    g.split(fragment.block, every & ~done)
+    g.split(fragment.block, left)
     fragment.mask = every & done
     passed[fragment.mask] = True
     return after
@@ -228,12 +230,11 @@ def _at_one_barrier(g: Gang, number: Row, m: Mask) -> Mask:
     the others stand at this block as a fragment of their own.
     """
     mine = number == number[0 if m is True else int(m.argmax())]
-    if g.n == 32 or mine.all():
-        return m
     active = np.ones(g.n, bool) if m is True else m
-    if (mine | ~active).all():
+    others = active & ~mine
+    if g.n == 32 or not some(others):
         return m
-    g.split(g.current.block, active & ~mine)
+    g.split(g.current.block, others)
     g.current.mask = active & mine
     return g.current.mask
 

@@ -140,7 +140,7 @@ class Gang:
             return True
         if self.live is not True:
             need = need & self.live
-        return not bool((need & ~mask).any())
+        return not arithmetic.some(need & ~mask)
 
     def _merge(self, f: Fragment) -> None:
         for other in self.fragments:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -19,8 +20,17 @@ def shfl(
 ) -> None:
     """shfl.sync: thread l reads a of another thread of its warp; c holds segment and clamp."""
     a, b, c = operands
-    lane, other = g.lane, b.astype(np.int64) & 31
-    limits = c.astype(np.int64)
+    source, inside = _sources(mode, g.n, b.astype(np.int64).tobytes(), c.astype(np.int64).tobytes())
+    np.copyto(out, a[source], where=m)
+    if valid is not None:
+        np.copyto(valid, inside, where=m)
+
+
+@lru_cache(maxsize=512)
+def _sources(mode: str, n: int, b: bytes, c: bytes) -> tuple[Row, Row]:
+    """Thread that each of `n` threads reads, and whether that is inside its segment."""
+    lane, other = np.arange(n) % 32, np.frombuffer(b, np.int64) & 31
+    limits = np.frombuffer(c, np.int64)
     clamp, segment = limits & 31, limits >> 8 & 31
     least = lane & segment
     most = least | clamp & ~segment
@@ -31,10 +41,7 @@ def shfl(
     else:
         source = lane + other if mode == "down" else lane - other
     inside = source >= most if mode == "up" else source <= most
-    source = np.where(inside, source, lane)
-    np.copyto(out, a[g.warp_begin + source], where=m)
-    if valid is not None:
-        np.copyto(valid, inside, where=m)
+    return np.arange(n) - lane + np.where(inside, source, lane), inside
 
 
 def _live(g: Gang, members: int = ALL_LANES) -> Row:

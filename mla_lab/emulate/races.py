@@ -18,6 +18,7 @@ from typing import Any
 
 import numpy as np
 
+from .arithmetic import some
 from .barriers import Mbarrier
 from .exits import Exits
 from .findings import Fault, Finding, finding
@@ -258,7 +259,7 @@ class Checker:
         vector = self.vectors[g.agent, SEEN]
         self.unwritten(g, writer, words, pc)
         late = when > vector[writer]
-        if late.any():
+        if some(late):
             self._race(g, pc, "read", words, (writer, when, late))
         self._inside(g, pc, shadow, words, where[0], active)
         shadow.reads_of(agent)[words] = clock
@@ -292,13 +293,13 @@ class Checker:
         vector = self.vectors[g.agent, SEEN]
         writer, when = shadow.writer[words], shadow.when[words]
         late = when > vector[writer]
-        if late.any():
+        if some(late):
             self._race(g, pc, "write", words, (writer, when, late))
         readers, reads = shadow.readers()
         if len(readers):
             found = reads[:, words].reshape(len(readers), -1)
             after = found > vector[readers][:, None]
-            if after.any():
+            if some(after):
                 row, column = np.argwhere(after)[0]
                 other = self.where(int(readers[row]), int(found[row, column]))
                 at = self._byte(words, int(column))
@@ -317,7 +318,7 @@ class Checker:
         return 4 * first - 1024
 
     def unwritten(self, g: Gang, writer: Row, words: Any, pc: int) -> None:
-        if (writer < 0).any():
+        if some(writer < 0):
             at = self._byte(words, int((writer.reshape(-1) < 0).argmax()))
             text = f"byte {at} of shared memory, which nobody has written, is read"
             self.note(g, pc, "unwritten", text)
@@ -332,9 +333,9 @@ class Checker:
         fresh = (shadow.writer[words] == AGENTS * g.agent) & (
             shadow.when[words] > self.met[g.agent]
         )
-        if fresh.any():
+        if some(fresh):
             wrong = fresh & (shadow.lane[words] != lanes[:, None]) & (shadow.lane[words] >= 0)
-            if wrong.any():
+            if some(wrong):
                 i = int(wrong.reshape(-1).argmax())
                 clock = int(shadow.when[words].reshape(-1)[i])
                 text = "another thread of the warp wrote this; no bar.warp.sync stands between"
@@ -346,7 +347,7 @@ class Checker:
         """Writes that an asynchronous unit meets must be ordered before it, and fenced."""
         writer, when = shadow.writer[words].reshape(-1), shadow.when[words].reshape(-1)
         late = when > self.vectors[g.agent, FENCED][writer]
-        if not late.any():
+        if not some(late):
             return
         racing = late & (when > self.vectors[g.agent, SEEN][writer])
         i = int((racing if racing.any() else late).argmax())
@@ -469,7 +470,7 @@ class Checker:
         late = when > self.vectors[g.agent, SEEN][writer]
         if order != "weak":
             late &= ~shadow.strong[words]
-        if late.any():
+        if some(late):
             i = int(late.reshape(-1).argmax())
             address = (1 << 40) + 4 * int(words.reshape(-1)[i])
             name = self.machine.memory.describe(address)
@@ -478,8 +479,8 @@ class Checker:
             self.note(g, pc, "race", text, (other,))
 
     def _take(self, g: Gang, words: Row, now: bool) -> None:
-        for word in np.unique(words).tolist():
-            vector = self.published.get(word)
+        published = [self.published.get(word) for word in np.unique(words).tolist()]
+        for vector in {id(each): each for each in published}.values():
             if vector is None:
                 continue
             if now:
@@ -495,6 +496,11 @@ class Checker:
             strong = mine[BEFORE_SC]
             mine = self.at_fence[g.agent].copy()
             np.maximum(mine[SEEN], strong, out=mine[SEEN])
-        for word in np.unique(words).tolist():
-            held = self.published.get(word)
-            self.published[word] = mine.copy() if held is None else np.maximum(held, mine)
+        found = np.unique(words).tolist()
+        before = [self.published.get(word) for word in found]
+        # one vector for all words that had one before: none is changed in place
+        after: dict[int, Row] = {}
+        for held in before:
+            if id(held) not in after:
+                after[id(held)] = mine.copy() if held is None else np.maximum(held, mine)
+        self.published.update(zip(found, (after[id(held)] for held in before), strict=True))

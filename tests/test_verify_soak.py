@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,13 @@ from mla_lab.core.errors import unsupported
 from mla_lab.verify import soak
 from mla_lab.verify.cases import FORMATS
 from mla_lab.verify.record import read, write
+
+
+@pytest.fixture(scope="module", autouse=True)
+def earlier_tests_left_nothing_to_collect() -> None:
+    """A run collects garbage to see what it holds: of what other tests keep, once."""
+    gc.collect()
+    gc.freeze()
 
 
 def quiet(text: str) -> None:

@@ -350,15 +350,13 @@ class Checker:
         if not some(late):
             return
         racing = late & (when > self.vectors[g.agent, SEEN][writer])
-        i = int((racing if racing.any() else late).argmax())
-        other = self.where(int(writer[i]), int(when[i]))
+        i = int((racing if some(racing) else late).argmax())
         at = self._byte(words, i)
-        if racing.any():
+        kind = "race" if some(racing) else "proxy fence"
+        text = f"no fence.proxy.async between a write to byte {at} of shared memory and {what}"
+        if kind == "race":
             text = f"byte {at} of shared memory: this {what} and the write are not ordered"
-            self.note(g, pc, "race", text, (other,))
-        else:
-            text = f"no fence.proxy.async between a write to byte {at} of shared memory and {what}"
-            self.note(g, pc, "proxy fence", text, (other,))
+        self.note(g, pc, kind, text, (self.where(int(writer[i]), int(when[i])),))
 
     def copy_in(
         self, g: Gang, cta: CtaLike, words: slice, bar: Mbarrier, pc: int, generic: bool = False
@@ -479,10 +477,8 @@ class Checker:
             self.note(g, pc, "race", text, (other,))
 
     def _take(self, g: Gang, words: Row, now: bool) -> None:
-        published = [self.published.get(word) for word in np.unique(words).tolist()]
-        for vector in {id(each): each for each in published}.values():
-            if vector is None:
-                continue
+        found = map(self.published.get, words.reshape(-1).tolist())
+        for vector in {id(each): each for each in found if each is not None}.values():
             if now:
                 self._learn(g, vector)
             else:
@@ -493,14 +489,12 @@ class Checker:
         mine = self.vectors[g.agent]
         if order not in GIVES:
             # a fence.sc of another thread, which a barrier has ordered before, counts as well
-            strong = mine[BEFORE_SC]
             mine = self.at_fence[g.agent].copy()
-            np.maximum(mine[SEEN], strong, out=mine[SEEN])
-        found = np.unique(words).tolist()
-        before = [self.published.get(word) for word in found]
-        # one vector for all words that had one before: none is changed in place
+            np.maximum(mine[SEEN], self.vectors[g.agent, BEFORE_SC], out=mine[SEEN])
+        # words that had one vector have one afterwards; none is changed in place
+        before = {word: self.published.get(word) for word in words.reshape(-1).tolist()}
         after: dict[int, Row] = {}
-        for held in before:
+        for word, held in before.items():
             if id(held) not in after:
                 after[id(held)] = mine.copy() if held is None else np.maximum(held, mine)
-        self.published.update(zip(found, (after[id(held)] for held in before), strict=True))
+            self.published[word] = after[id(held)]

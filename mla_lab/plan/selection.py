@@ -84,7 +84,7 @@ def select(
     believe: there it is a walk where there is one. `long` pieces may come up in e4m3 (see
     `pricing.too_long`): a build that adds them up in the matrix unit alone has another beside it.
     """
-    found = all_selections(problem, gpu, costs or recorded_costs())
+    found = list(all_selections(problem, gpu, costs or recorded_costs()))
     if able is not None:
         found = [each for each in found if able(each.config)] or found
     if ragged:
@@ -127,7 +127,10 @@ def dual_of(
     return replace(walks[0], config=config, gate=gate) if able(config) else one
 
 
-def all_selections(problem: Problem, gpu: Gpu, costs: tuple[KernelCosts, ...]) -> list[Selection]:
+@lru_cache(maxsize=256)
+def all_selections(
+    problem: Problem, gpu: Gpu, costs: tuple[KernelCosts, ...]
+) -> tuple[Selection, ...]:
     """Every build that can take such calls, the best first."""
     found: list[Selection] = []
     for family in costs:
@@ -140,7 +143,7 @@ def all_selections(problem: Problem, gpu: Gpu, costs: tuple[KernelCosts, ...]) -
                 _formulas(problem, gpu, *tile) if mode.formula else [_walk(problem, gpu, *tile)]
             )
     if not found:
-        return []
+        return ()
     times = np.array([each.us for each in found])
     over = times / times.min(axis=0)
     means = np.exp(np.log(over).mean(axis=1))
@@ -148,7 +151,7 @@ def all_selections(problem: Problem, gpu: Gpu, costs: tuple[KernelCosts, ...]) -
         replace(found[i], regret=float(means[i]), worst=float(over[i].max()))
         for i in np.argsort(means, kind="stable").tolist()
     ]
-    return _settled(ordered, max(problem.q_lens) * problem.heads)
+    return tuple(_settled(ordered, max(problem.q_lens) * problem.heads))
 
 
 def _settled(found: list[Selection], rows: int) -> list[Selection]:

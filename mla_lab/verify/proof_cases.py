@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import partial
+from functools import lru_cache, partial
 
 import torch
 
@@ -46,12 +46,13 @@ def has_sm100_kernel(case: Mapping[str, str], arch: str = "sm_100a") -> bool:
     return blackwell.refusal(cases.form_features(full), cases.problem_of(full)) is None
 
 
-def kernel_cases(gpu: Gpu) -> list[Case]:
+@lru_cache(maxsize=4)
+def kernel_cases(gpu: Gpu) -> tuple[Case, ...]:
     """Cases in which every pair of levels that this card's CuTe kernels run occurs."""
     ours: Callable[[Mapping[str, str]], bool] = cases.has_kernel
     if blackwell.is_blackwell(gpu):
         ours = partial(has_sm100_kernel, arch=proofs.arch(gpu))
-    return cover(cases.FACTORS, lambda case: cases.allowed(case) and ours(case))
+    return tuple(cover(cases.FACTORS, lambda case: cases.allowed(case) and ours(case)))
 
 
 def builds(gpu: Gpu) -> list[KernelConfig]:

@@ -13,7 +13,7 @@ from statistics import geometric_mean
 from typing import Any
 
 from ..core.markdown import markdown_table
-from . import cuda_archs, emulator_tables, kinds, planted_tables, shipped_builds, soak
+from . import cuda_archs, emulated_lse, emulator_tables, kinds, planted_tables, shipped_builds, soak
 from .cases import FACTORS, FORMATS, features_of, uses, whole
 from .pairwise import pairs_of
 from .record import Row, table_of
@@ -231,6 +231,7 @@ TABLES: dict[str, tuple[str, Callable[[Sequence[Row]], str]]] = {
     ),
     "sanitizer": ("records/sanitizer.jsonl", sanitizer_note),
     "rounding": ("records/h200_eight_bit_errors.jsonl", rounding_table),
+    "lse": ("records/emulated_lse.jsonl", emulated_lse.summary),
     "kinds": ("records/kinds.jsonl", kinds.table),
     "soak": ("records/h200_soak.jsonl", soak.summary),
     "dropin": ("records/dropin.jsonl", dropin_note),

@@ -8,7 +8,9 @@ kernel (about 10 s), and one call takes seconds, so that `MAX_SCORES` bounds a p
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import replace
 from functools import lru_cache
 from typing import Any
@@ -22,7 +24,7 @@ from ...call.workspace import Workspace
 from ...core.errors import BuildError
 from ...core.gpu import B200, H200, Gpu
 from ...core.problem import Problem
-from ...emulate import EmulatedKernel
+from ...emulate import EmulatedKernel, Options
 from ...jit.toolchain import find_cxx
 from ...plan import KernelConfig
 from ..base import Replay
@@ -86,9 +88,30 @@ class EmulatedLaunch(Launch):
         return _kernel(config)
 
 
-@lru_cache(maxsize=64)
+#: how launches run, and the list that takes the build of each
+_RUNNING: ContextVar[tuple[Options, list[KernelConfig]] | None] = ContextVar("running")
+
+
+@contextmanager
+def running(options: Options) -> Iterator[list[KernelConfig]]:
+    """In this block launches run with `options`; the builds that they take come into the list."""
+    taken: list[KernelConfig] = []
+    token = _RUNNING.set((options, taken))
+    try:
+        yield taken
+    finally:
+        _RUNNING.reset(token)
+
+
 def _kernel(config: KernelConfig) -> Callable[..., None]:
-    return EmulatedKernel.of(jit.compile(config, arch_of(config)))
+    options, taken = _RUNNING.get(None) or (Options(), [])
+    taken.append(config)
+    return _made(config, options)
+
+
+@lru_cache(maxsize=64)
+def _made(config: KernelConfig, options: Options) -> Callable[..., None]:
+    return EmulatedKernel.of(jit.compile(config, arch_of(config)), options)
 
 
 def _no_compiler() -> str | None:

@@ -74,6 +74,11 @@ def _add_emulator(verbs: Any) -> None:
     xqa.add_argument("record", type=Path, help="JSON lines, written anew")
     cuda = verbs.add_parser("cuda", help="planner and ladder in the emulator; needs nvcc, no card")
     cuda.add_argument("record", type=Path, help="JSON lines, written anew")
+    lse = verbs.add_parser(
+        "lse",
+        help="lse of eight-bit calls in the emulator, with a card's arithmetic; needs no card",
+    )
+    lse.add_argument("record", type=Path, help="JSON lines, written anew")
     planted = verbs.add_parser(
         "planted", help="planted bugs: our checks, and compute-sanitizer's tools; needs no card"
     )
@@ -197,6 +202,10 @@ def _streamed(
         from ...verify import emulated_cuda
 
         return record, emulated_cuda.rows(say)
+    if args.verb == "lse":
+        from ...verify import emulated_lse
+
+        return emulated_lse, emulated_lse.rows()
     if args.verb == "emulator-speed":
         from ...verify import emulator_speed
 

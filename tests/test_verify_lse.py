@@ -1,0 +1,37 @@
+"""lse of eight-bit calls with an H200's arithmetic: the command's cases, and its record."""
+
+from __future__ import annotations
+
+import shutil
+
+import pytest
+
+from mla_lab.core.resources import data_dir
+from mla_lab.verify import emulated_lse
+from mla_lab.verify.record import read
+
+RECORD = data_dir() / "records/emulated_lse.jsonl"
+
+
+@pytest.mark.skipif(shutil.which("g++") is None, reason="needs a C++ compiler")
+@pytest.mark.parametrize(
+    "case",
+    [("fp8_656", 64, True, "concentrated", 4), ("e4m3", 16, False, "heavy_tailed", 16)],
+    ids=["keep_ab", "swap_ab"],
+)
+def test_lse_is_as_recorded_and_its_error_within_the_bound(case: emulated_lse.Case) -> None:
+    """A new kernel has other figures: then `mla-lab verify lse` makes the record anew."""
+    row = emulated_lse.run_case(case)
+    assert row["status"] == "ok" and 1e-6 < row["lse_error"] <= emulated_lse.MOST
+    names = ("cache", "heads", "sparse", "inputs", "query_times")
+    recorded = next(r for r in read(RECORD)[1:] if tuple(r[name] for name in names) == case)
+    assert row["builds"] == recorded["builds"]
+    for figure in ("lse_error", "greatest_lse", "error"):
+        assert row[figure] == pytest.approx(recorded[figure], rel=0.02), figure
+
+
+def test_the_record_has_every_case() -> None:
+    head, *rows = read(RECORD)
+    assert len(rows) == head["cases"] == len(emulated_lse.cases())
+    assert not emulated_lse.failed([head, *rows])
+    assert emulated_lse.failed([head, rows[0] | {"status": "wrong"}])

@@ -107,7 +107,7 @@ def test_what_choose_does_not_make_is_told_apart() -> None:
 
 def test_the_table_says_what_each_kernel_is_off_by() -> None:
     environment = {"card": {"name": "X"}, "commit": "0123456789ab", "date": "2026-01-02"}
-    case = {"kind": "case", "query": "e4m3", "cache": "e4m3", "status": "ok"}
+    case = {"kind": "case", "query": "e4m3", "cache": "e4m3", "status": "ok", "lse_error": 0.012}
     rows = [
         {"kind": "run", "environment": environment},
         {**case, "kernel": "keep_ab 64 rows", "kv_len": 64, "times_torch": 1.25},
@@ -115,7 +115,7 @@ def test_the_table_says_what_each_kernel_is_off_by() -> None:
         {**case, "kernel": "swap_ab 16 rows", "kv_len": 64, "status": "refused"},
     ]
     lines = tables.rounding_table(rows).splitlines()
-    assert lines[2] == "| e4m3 | e4m3 | keep_ab 64 rows | 1.25 |"
+    assert lines[2] == "| e4m3 | e4m3 | keep_ab 64 rows | 1.25 | 1.2e-02 |"
     assert lines[3].startswith("| e4m3 | e4m3 | keep_ab 64 rows, pieces of more than 16384 keys")
     assert lines[-1].startswith("Worst over 64 and 65536 keys, whole requests, 2 calls on X, ")
     assert len(lines) == 6

@@ -159,15 +159,18 @@ def judge(inputs: DecodeInputs, times: int, run: Run = by_kernel) -> Iterator[di
         yield {**row, "status": "ok", **figures}
 
 
-def worst_of(found: Iterable[Mapping[str, Any]]) -> dict[tuple[str, str, str, bool], float]:
-    """The largest error relative to torch's, by query, cache, kernel, and whether the piece exceeds
-    `LONGEST`, above which `choose` avoids accumulation in the tensor cores alone.
+def worst_of(
+    found: Iterable[Mapping[str, Any]], figure: str = "times_torch"
+) -> dict[tuple[str, str, str, bool], float]:
+    """The largest error relative to torch's, or another figure, by query, cache, kernel, and
+    whether the piece exceeds `LONGEST`, above which `choose` avoids accumulation in the tensor
+    cores alone.
     """
     worst: dict[tuple[str, str, str, bool], float] = {}
     for row in found:
         alone = OPERANDS[row["query"], row["cache"]] == E4M3 and row["kernel"].startswith("keep_ab")
         key = row["query"], row["cache"], row["kernel"], alone and row["kv_len"] > LONGEST
-        worst[key] = max(worst.get(key, 0.0), row.get("times_torch", math.inf))
+        worst[key] = max(worst.get(key, 0.0), row.get(figure, math.inf))
     return worst
 
 

@@ -43,7 +43,7 @@ SPARSE = sparse_table.RECORD
 #: 97 % of the read bandwidth counts as much as a speedup of 1.05 over the best peer
 READ_INSTEAD, SPEEDUP_INSTEAD = 0.97, 1.05
 #: 16-bit query and cache: 16-bit weights, and lse from fp32 sums
-SIXTEEN = re.compile(r"(bf16|fp16)( to (bf16|fp16))?")
+SIXTEEN = r"(bf16|fp16)( to (bf16|fp16))?"
 Span = tuple[float, float]
 ALL: Span = (0, math.inf)
 
@@ -221,13 +221,13 @@ def error_over_peers(record: str = ANCHOR) -> Figure:
     return Figure(ratios[worst], note, ".3f")
 
 
-def lse_error(record: str = "records/pairwise.jsonl") -> Figure:
-    """Largest error of lse for 16-bit inputs, relative to max(1, |lse|)."""
+def lse_error(record: str = "records/pairwise.jsonl", formats: str = SIXTEEN) -> Figure:
+    """Largest error of lse, relative to max(1, |lse|), in calls whose format matches `formats`."""
     errors = [
         row["lse_error"]
         for row in map(json.loads, (data_dir() / record).read_text(encoding="utf-8").splitlines())
         if row["kind"] == "case" and row["backend"] == "cute" and row["status"] == "ok"
-        and SIXTEEN.fullmatch(row["case"]["format"])
+        and re.fullmatch(formats, row["case"]["format"])
     ]  # fmt: skip
     return Figure(max(errors), f"{len(errors)} calls", ".0e")
 

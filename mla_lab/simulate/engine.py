@@ -37,6 +37,8 @@ class _Run:
     #: HBM and L2 bytes (MB) of a step, summed over the tiles in their mainloop
     hbm: float = 0.0
     l2: float = 0.0
+    #: steps per us of each of these tiles
+    rate: float = 0.0
 
 
 class Engine:
@@ -57,6 +59,8 @@ class Engine:
         self.at = list(self.begin[:-1])
         self.lane = [-1] * plan.num_workers
         self.since = [0.0] * plan.num_workers
+        #: traffic of the tile that a worker attends
+        self.traffic = [(0.0, 0.0)] * plan.num_workers
         self.events: list[Event] = []
         self.run = _Run()
 
@@ -74,11 +78,12 @@ class Engine:
         )
         self.since[worker] = run.time
 
-    def demand(self, tile: list[int], sign: int) -> None:
-        """Add or remove a tile's memory traffic per step."""
-        hbm, l2 = self.work.traffic(tile)
-        self.run.hbm = max(0.0, self.run.hbm + sign * hbm)
-        self.run.l2 = max(0.0, self.run.l2 + sign * l2)
+    def demand(self, worker: int, sign: int) -> None:
+        """Add or remove the memory traffic per step of a worker's tile."""
+        run, (hbm, l2) = self.run, self.traffic[worker]
+        run.hbm = max(0.0, run.hbm + sign * hbm)
+        run.l2 = max(0.0, run.l2 + sign * l2)
+        run.rate = self.work.rate(run.hbm, run.l2)
 
     def place(self, worker: int, lane: int) -> None:
         self.lane[worker] = lane
@@ -91,9 +96,11 @@ class Engine:
         if not self.work.blocks(tile):
             self.later(0.0, "attended", worker)
             return
-        self.demand(tile, +1)
+        steps = self.work.steps(tile)
+        self.traffic[worker] = self.work.traffic(tile, steps)
+        self.demand(worker, +1)
         run.order += 1
-        heapq.heappush(run.loops, (run.progress + self.work.steps(tile), run.order, worker))
+        heapq.heappush(run.loops, (run.progress + steps, run.order, worker))
 
     def handle(self, kind: str, worker: int) -> None:
         if kind == "setup":
@@ -158,16 +165,15 @@ class Engine:
         for worker in workers[:lanes]:
             self.place(worker, worker)
         while run.timed or run.loops:
-            rate = self.work.rate(run.hbm, run.l2) if run.loops else 0.0
-            ends = run.time + (run.loops[0][0] - run.progress) / rate if run.loops else np.inf
+            ends = run.time + (run.loops[0][0] - run.progress) / run.rate if run.loops else np.inf
             if run.timed and run.timed[0][0] <= ends:
                 when, _, kind, worker = heapq.heappop(run.timed)
-                run.progress += (when - run.time) * rate if run.loops else 0.0
+                run.progress += (when - run.time) * run.rate if run.loops else 0.0
                 run.time = when
                 self.handle(kind, worker)
             else:
                 goal, _, worker = heapq.heappop(run.loops)
                 run.time, run.progress = ends, goal
-                self.demand(self.tiles[self.at[worker]], -1)
+                self.demand(worker, -1)
                 self.handle("attended", worker)
         return self.events

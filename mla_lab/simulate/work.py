@@ -71,13 +71,12 @@ class Work:
         query_us = self.query_mb / self.c.sm_read_tbps
         return (query_us + self.loop.alone(self.blocks(tile))) / self.loop.steady
 
-    def traffic(self, tile: list[int]) -> tuple[float, float]:
-        """MB from HBM and through L2 for each step of the tile. Query and result count evenly over
-        the steps.
+    def traffic(self, tile: list[int], steps: float) -> tuple[float, float]:
+        """MB from HBM and through L2 for each of the tile's steps. Query and result count evenly
+        over the steps.
 
         CTAs of a cluster with other rows of the tile receive its blocks by multicast.
         """
-        steps = self.steps(tile)
         blocks_mb = (tile[3] - tile[2]) * self.block_mb / steps
         own_mb = (self.query_mb + self.result_mb) * self.cluster / steps
         return blocks_mb * self.hbm_share[tile[0]] + own_mb, blocks_mb / self.pair + own_mb

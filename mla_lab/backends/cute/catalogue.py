@@ -70,7 +70,7 @@ def _no_compiler(build: KernelConfig) -> str | None:
 @lru_cache(maxsize=256)
 def without_rule(build: KernelConfig) -> KernelConfig:
     """`build` without the causal rule, or itself where that alone is there. Asked once a process:
-    to look for a build reads its files, some milliseconds.
+    to look for a build takes a millisecond or two.
     """
     plain, arch = replace(build, mask="none"), arch_of(build)
     here = jit.find(plain, arch) is not None or jit.find(build, arch) is None

@@ -96,7 +96,7 @@ def box(x: float, y: float, width: float, height: float, cell: Cell, *, size: in
     """One rectangle with its text and title."""
     title = f"<title>{escape(cell.title)}</title>" if cell.title else ""
     weight = ' font-weight="700"' if cell.bold else ""
-    stroke = f' stroke="{PAGE_INK}" stroke-width="2"' if cell.bold else f' stroke="{GREY}"'
+    stroke = f' stroke="{cell.ink}" stroke-width="2"' if cell.bold else f' stroke="{GREY}"'
     text = (
         f'<text x="{x + width / 2:.1f}" y="{y + height / 2:.1f}" font-size="{size}"{weight} '
         f'text-anchor="middle" dominant-baseline="central" fill="{cell.ink}">'
@@ -125,16 +125,19 @@ def grid(
     top = 6 + (22 if caption else 0) + (20 if columns else 0)
     font = 12 if width >= 34 else 10
     parts = [label(left, 14, caption, size=14, anchor="start")] if caption else []
+    outlined = []  # drawn last, else the next cell covers a part of the outline
     for j, name in enumerate(columns):
         parts.append(label(left + (j + 0.5) * width, top - 10, name, size=font))
     for i, row in enumerate(cells):
         if rows:
             parts.append(label(left - 6, top + (i + 0.5) * height, rows[i], size=12, anchor="end"))
         for j, cell in enumerate(row):
-            parts.append(box(left + j * width, top + i * height, width, height, cell, size=font))
+            layer = outlined if cell.bold else parts
+            layer.append(box(left + j * width, top + i * height, width, height, cell, size=font))
     total_width = left + width * max((len(r) for r in cells), default=0) + 8
     total_width = max(total_width, 7.6 * len(caption) + left)
-    return document(total_width, top + height * len(cells) + 6, "".join(parts), alt)
+    body = "".join(parts + outlined)
+    return document(total_width, top + height * len(cells) + 6, body, alt)
 
 
 def row_of(pictures: Sequence[Svg], gap: int = 26) -> Svg:

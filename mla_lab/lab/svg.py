@@ -93,7 +93,7 @@ def label(
 
 
 def box(x: float, y: float, width: float, height: float, cell: Cell, *, size: int = 12) -> str:
-    """One rectangle with its text and title."""
+    """One rectangle with its text and title; an outline lies inside it, on its own fill."""
     title = f"<title>{escape(cell.title)}</title>" if cell.title else ""
     weight = ' font-weight="700"' if cell.bold else ""
     stroke = f' stroke="{cell.ink}" stroke-width="2"' if cell.bold else f' stroke="{GREY}"'
@@ -104,9 +104,11 @@ def box(x: float, y: float, width: float, height: float, cell: Cell, *, size: in
         if cell.text
         else ""
     )
+    edge = 1 if cell.bold else 0
+    wide, high = max(width - 2 * edge, 0), max(height - 2 * edge, 0)
     return (
-        f'<g>{title}<rect x="{x:.1f}" y="{y:.1f}" width="{width:.1f}" height="{height:.1f}" '
-        f'fill="{cell.fill}"{stroke}/>{text}</g>'
+        f'<g>{title}<rect x="{x + edge:.1f}" y="{y + edge:.1f}" width="{wide:.1f}" '
+        f'height="{high:.1f}" fill="{cell.fill}"{stroke}/>{text}</g>'
     )
 
 

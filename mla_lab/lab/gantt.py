@@ -175,7 +175,8 @@ def role_lanes(
             if numbered:
                 at = timeline.only(str(bar.legendgroup))
                 bar.text = [str(tile) for tile in timeline.tile[at]]
-                bar.textposition, bar.insidetextanchor, bar.textangle = "inside", "middle", 0
+                bar.textposition = "none" if thin else "inside"
+                bar.insidetextanchor, bar.textangle = "middle", 0
                 bar.hovertemplate = f"{bar.name} of tile %{{text}}<extra></extra>"
             figure.add_trace(bar, row=row, col=1)
     names = [WRITTEN.get(role, role) for role in ROLE_LANES]

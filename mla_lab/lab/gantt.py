@@ -175,7 +175,8 @@ def role_lanes(
             if numbered:
                 at = timeline.only(str(bar.legendgroup))
                 bar.text = [str(tile) for tile in timeline.tile[at]]
-                bar.textposition = "none" if thin else "inside"
+                narrow = max(bar.x) < timeline.makespan / 100
+                bar.textposition = "none" if narrow else "inside"
                 bar.insidetextanchor, bar.textangle = "middle", 0
                 bar.hovertemplate = f"{bar.name} of tile %{{text}}<extra></extra>"
             figure.add_trace(bar, row=row, col=1)

@@ -196,9 +196,9 @@ def test_figures_of_formats_are_found_by_what_was_called(
     record.write_text("".join(json.dumps(line) + "\n" for line in lines))
     explorer.redraw()
     figure = explorer.figure(explorer.state)
-    assert figure.layout.title.text.endswith("bf16 query, e4m3 cache 2.00x of bf16")
+    assert figure.layout.title.text.endswith("bf16 query, e4m3 cache 2.00x as fast as bf16")
     assert list(figure.data[1].x) == [280.0, 140.0]
-    assert format_explorer.format_table().column("against bf16")[:3] == ["1.00x", "", "2.00x"]
+    assert format_explorer.format_table().column("speed over bf16")[:3] == ["1.00x", "", "2.00x"]
     monkeypatch.setattr(format_explorer, "live_us", lambda case: 99.0)
     explorer.redraw()
     assert list(explorer.figure(explorer.state).data[2].x) == [99.0] * 4

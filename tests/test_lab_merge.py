@@ -84,7 +84,7 @@ def test_the_price_of_batch_invariance_is_the_recorded_one() -> None:
 def test_the_strips_name_their_splits() -> None:
     explorer = neighbour_explorer.NeighbourExplorer(neighbours=3)
     picture = explorer.figure(explorer.state)
-    assert "greedy 15, fixed_size 2" in picture.alt
+    assert "greedy 15, batch invariant 2" in picture.alt
     assert picture.markup.count("<title>split") == 15 + 2
 
 

@@ -46,10 +46,12 @@ def speedup_bars(rows: Sequence[Row], family: str = "anchor") -> go.Figure:
         orientation="h",
         marker_color=[BLUE if ratio > 1 else RED for ratio in ratios],
         text=[f"{ratio:.2f}" for ratio in ratios],
+        textposition="outside",
         customdata=[sentence for _, sentence in found.values()],
         hovertemplate="%{y}<br>%{customdata}<extra></extra>",
     )
     figure.add_vline(x=1.0, line_color=GREY, line_dash="dot")
+    figure.update_xaxes(range=[0, 1.1 * max(ratios, default=1.0)])
     figure.update_yaxes(autorange="reversed")
     return figure
 

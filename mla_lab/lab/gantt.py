@@ -17,6 +17,8 @@ from .style import HATCH, INK, PALETTE, PAPER, ROLE_COLORS, TEMPLATE, hatch, ink
 MAX_HATCHED = 300
 #: lanes of the roles of a CTA
 ROLE_LANES = ("load", "qk", "softmax", "pv")
+#: how a role is written, where not by its name
+WRITTEN = {"qk": "QK", "pv": "PV"}
 #: share of a figure's width between two charts
 GAP = 0.07
 #: requests cycle through these fills of the attend bars, so that neighbours differ
@@ -59,13 +61,13 @@ def _bar(timeline: Timeline, role: str, at: np.ndarray, color: str, kind: str) -
     """The bars of `role` at the positions `at`, one an event."""
     return go.Bar(
         orientation="h",
-        name=role,
+        name=WRITTEN.get(role, role),
         y=timeline.sm[at],
         base=np.round(timeline.start[at], 3),
         x=np.round(timeline.end[at] - timeline.start[at], 3),
         marker={"color": color, "line": {"width": 0}, "pattern": hatch(kind)},
         insidetextfont={"color": ink_on(color)},
-        hovertemplate=f"SM %{{y}} · {role} %{{x:.2f}} us<extra></extra>",
+        hovertemplate=f"SM %{{y}} · {WRITTEN.get(role, role)} %{{x:.2f}} us<extra></extra>",
         legendgroup=role,
     )
 
@@ -171,11 +173,15 @@ def role_lanes(
             thin = max(bar.x) < timeline.makespan / 400
             bar.marker.line = {"width": 1, "color": bar.marker.color if thin else PAPER}
             if numbered:
-                bar.text = [str(tile) for tile in timeline.tile[timeline.only(str(bar.name))]]
-                bar.textposition, bar.insidetextanchor, bar.textangle = "inside", "middle", 0
+                at = timeline.only(str(bar.legendgroup))
+                bar.text = [str(tile) for tile in timeline.tile[at]]
+                narrow = max(bar.x) < timeline.makespan / 100
+                bar.textposition = "none" if narrow else "inside"
+                bar.insidetextanchor, bar.textangle = "middle", 0
                 bar.hovertemplate = f"{bar.name} of tile %{{text}}<extra></extra>"
             figure.add_trace(bar, row=row, col=1)
-    figure.update_yaxes(tickvals=list(range(4)), ticktext=list(ROLE_LANES), range=[3.6, -0.6])
+    names = [WRITTEN.get(role, role) for role in ROLE_LANES]
+    figure.update_yaxes(tickvals=list(range(4)), ticktext=names, range=[3.6, -0.6])
     figure.update_layout(barmode="overlay", bargap=0.25)
     return figure
 

@@ -128,7 +128,14 @@ def gains_table(name: str) -> Table:
         cells = (rung.predicted_us, rung.predicted_gain, rung.us, rung.gain)
         shown = ["" if value is None else value for value in cells]
         rows.append((f"{step.number} {step.name}", *shown, rung.limit))
-    columns = ("step", "predicted us", "gain", "recorded us", "gain (recorded)", "limit on paper")
+    columns = (
+        "step",
+        "predicted us",
+        "gain, predicted",
+        "recorded us",
+        "gain, recorded",
+        "limit on paper",
+    )
     return table(columns, rows, source=source())
 
 

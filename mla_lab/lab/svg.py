@@ -93,10 +93,11 @@ def label(
 
 
 def box(x: float, y: float, width: float, height: float, cell: Cell, *, size: int = 12) -> str:
-    """One rectangle with its text and title."""
+    """One rectangle with its text and title. An outline lies inside it: a line of the page's ink,
+    which stands out from the sheet, and on a tint a thinner one of the text's ink within.
+    """
     title = f"<title>{escape(cell.title)}</title>" if cell.title else ""
     weight = ' font-weight="700"' if cell.bold else ""
-    stroke = f' stroke="{PAGE_INK}" stroke-width="2"' if cell.bold else f' stroke="{GREY}"'
     text = (
         f'<text x="{x + width / 2:.1f}" y="{y + height / 2:.1f}" font-size="{size}"{weight} '
         f'text-anchor="middle" dominant-baseline="central" fill="{cell.ink}">'
@@ -104,10 +105,20 @@ def box(x: float, y: float, width: float, height: float, cell: Cell, *, size: in
         if cell.text
         else ""
     )
-    return (
-        f'<g>{title}<rect x="{x:.1f}" y="{y:.1f}" width="{width:.1f}" height="{height:.1f}" '
-        f'fill="{cell.fill}"{stroke}/>{text}</g>'
-    )
+
+    def rectangle(inset: float, fill: str, stroke: str, line: float) -> str:
+        wide, high = max(width - 2 * inset, 0), max(height - 2 * inset, 0)
+        return (
+            f'<rect x="{x + inset:.2f}" y="{y + inset:.2f}" width="{wide:.2f}" '
+            f'height="{high:.2f}" fill="{fill}" stroke="{stroke}" stroke-width="{line}"/>'
+        )
+
+    if not cell.bold:
+        return f"<g>{title}{rectangle(0, cell.fill, GREY, 1)}{text}</g>"
+    edges = rectangle(0.75, cell.fill, PAGE_INK, 1.5)
+    if cell.ink != PAGE_INK:
+        edges += rectangle(2, "none", cell.ink, 1)
+    return f"<g>{title}{edges}{text}</g>"
 
 
 def grid(
@@ -125,16 +136,19 @@ def grid(
     top = 6 + (22 if caption else 0) + (20 if columns else 0)
     font = 12 if width >= 34 else 10
     parts = [label(left, 14, caption, size=14, anchor="start")] if caption else []
+    outlined: list[str] = []  # drawn last, else the next cell covers a part of the outline
     for j, name in enumerate(columns):
         parts.append(label(left + (j + 0.5) * width, top - 10, name, size=font))
     for i, row in enumerate(cells):
         if rows:
             parts.append(label(left - 6, top + (i + 0.5) * height, rows[i], size=12, anchor="end"))
         for j, cell in enumerate(row):
-            parts.append(box(left + j * width, top + i * height, width, height, cell, size=font))
+            layer = outlined if cell.bold else parts
+            layer.append(box(left + j * width, top + i * height, width, height, cell, size=font))
     total_width = left + width * max((len(r) for r in cells), default=0) + 8
     total_width = max(total_width, 7.6 * len(caption) + left)
-    return document(total_width, top + height * len(cells) + 6, "".join(parts), alt)
+    body = "".join(parts + outlined)
+    return document(total_width, top + height * len(cells) + 6, body, alt)
 
 
 def row_of(pictures: Sequence[Svg], gap: int = 26) -> Svg:

@@ -118,9 +118,10 @@ class AccumulatorExplorer(explorer.Explorer):
     def figure(self, state: dict[str, Any]) -> go.Figure:
         bits, promote = state["bits"], PROMOTIONS[state["promote"]]
         exact, chosen = accumulator_curve(0, 0), accumulator_curve(bits, promote)
+        added = f"added in fp32 {state['promote']}" if promote else "never added in fp32"
         figure = new_figure(
-            f"{bits} bits, added in fp32 {state['promote']}: {chosen[-1] / exact[-1]:.2f} times "
-            f"the error of rounded weights at {LONGEST:,} tokens",
+            f"{bits} bits, {added}: {chosen[-1] / exact[-1]:.2f} times the "
+            f"error of rounded weights at {LONGEST:,} tokens",
             x="cached tokens, one worker",
             y="relative error",
             height=380,

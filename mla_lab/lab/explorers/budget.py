@@ -100,13 +100,14 @@ class BudgetExplorer(explorer.Explorer):
         )
         for lane, parts, most, unit in lanes:
             for part, size in parts.items():
-                color = next(colors)
+                color, words = next(colors), part.split(", ")
+                room = 0.014 * max(map(len, words)) * most
                 figure.add_bar(
                     orientation="h",
                     y=[lane],
                     x=[size / most],
                     name=part,
-                    text=[part if size > 0.08 * most else ""],
+                    text=[",<br>".join(words) if size > room else ""],
                     textposition="inside",
                     textangle=0,
                     insidetextfont={"color": ink_on(color)},

@@ -134,7 +134,7 @@ class CallsExplorer(explorer.Explorer):
         figure.update_yaxes(autorange="reversed")
         every = [us for times in series.values() for us in times.values() if us]
         # room for the shortest bar, and for the number beside the longest
-        spread = [math.log10(min(every) / 1.6), math.log10(max(every) * 1.35)]
+        spread = [math.log10(min(every) / 1.6), math.log10(max(every) * 1.8)]
         figure.update_xaxes(type="log", tickvals=LOG_TICKS, range=spread)
         return figure
 

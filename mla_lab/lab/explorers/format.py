@@ -99,7 +99,7 @@ def format_table(batch: int = 64) -> Table:
             faster = f"{base.us / time.us:.2f}x" if base else ""
             rows.append((heads, name, time.floor, time.us, faster, f"{time.error:.2%}"))
     source = next((time.source for time in known.values()), formula("floors"))
-    columns = ("heads", "format", "floor, us", "us", "against bf16", "error")
+    columns = ("heads", "format", "floor, us", "us", "speed over bf16", "error")
     return table(columns, rows, source=source)
 
 
@@ -148,7 +148,7 @@ def _finding(times: dict[str, float], batch: int, heads: int) -> str:
     if base not in times or not there:
         return f"{where}: not recorded"
     best = min(there, key=times.__getitem__)
-    return f"{where}: {best} {times[base] / times[best]:.2f}x of bf16"
+    return f"{where}: {best} {times[base] / times[best]:.2f}x as fast as bf16"
 
 
 def _bars(figure: go.Figure, name: str, times: dict[str, float], kind: str) -> None:

@@ -71,9 +71,9 @@ class LayoutExplorer(explorer.Explorer):
     frames_over = "operation"
 
     knobs = explorer.knobs(
-        a=explorer.field("A", "(4,6):(6,1)", "280px"),
-        operation=explorer.choice("do", list(OPERATIONS), "show A", "230px"),
-        b=explorer.field("B", "(2,3):(1,4)", "280px"),
+        a=explorer.field("A", "(4,6):(6,1)", "260px"),
+        operation=explorer.choice("operation", list(OPERATIONS), "show A", "270px"),
+        b=explorer.field("B", "(2,3):(1,4)", "260px"),
     )
 
     def figure(self, state: dict[str, Any]) -> Svg:

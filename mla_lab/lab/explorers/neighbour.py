@@ -24,6 +24,8 @@ PARTS = 66
 OVERHEAD = 5
 #: the policy of `batch_invariant`, and its record
 INVARIANT, RECORD = "fixed_size", "h200_invariant.jsonl"
+#: how notebook 31 calls it: its `fixed_size` has smaller pieces
+SHOWN_AS = {INVARIANT: "batch invariant"}
 _STRIP = (980.0, 40.0)
 
 
@@ -60,8 +62,9 @@ class NeighbourExplorer(explorer.Explorer):
         parts, counts = [], []
         for row, (policy, plan) in enumerate(zip(policies, plans, strict=True)):
             cuts = pieces(plan)
-            counts.append(f"{policy} {len(cuts)}")
-            parts.append(_strip(20 + row * 92, policy, cuts))
+            name = SHOWN_AS.get(policy, policy)
+            counts.append(f"{name} {len(cuts)}")
+            parts.append(_strip(20 + row * 92, name, cuts))
         finding = f"8192 tokens beside {state['neighbours']} others: splits " + ", ".join(counts)
         parts.insert(0, label(0, 10, finding, size=16, anchor="start"))
         return document(_STRIP[0] + 10, 210, "".join(parts), finding)

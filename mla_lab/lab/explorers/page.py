@@ -23,9 +23,9 @@ class PageExplorer(explorer.Explorer):
 
     knobs = explorer.knobs(
         kv_len=explorer.integers("tokens", 1, 512, 300, width="330px"),
-        page_size=explorer.steps("page", (16, 32, 64, 128), 16, "230px"),
+        page_size=explorer.steps("page size", (16, 32, 64, 128), 16, "260px"),
         tile=explorer.integers("tile", 0, 7, 1, width="230px"),
-        seed=explorer.integers("order", 0, 9, 4, width="220px"),
+        seed=explorer.integers("seed of the table", 0, 9, 4, width="300px"),
     )
 
     def boxes(self, state: dict[str, Any]) -> list[pages.Box]:
@@ -56,11 +56,17 @@ class PageExplorer(explorer.Explorer):
         )
 
 
+def _outlined_last(fetched: list[pages.Box], chosen: int) -> list[pages.Box]:
+    """The boxes in an order in which no neighbour covers a part of an outline."""
+    return sorted(fetched, key=lambda b: b.tile == chosen)
+
+
 def _request(state: dict[str, Any], fetched: list[pages.Box], chosen: int) -> str:
     """The request in token order; what lies behind its last token is left empty."""
     scale = _WIDTH / 512
-    parts = [label(0, 44, "the request, token 0 to the right", size=13, anchor="start")]
-    for b in fetched:
+    heading = "the request, token 0 at the left; a number is a page id"
+    parts = [label(0, 44, heading, size=13, anchor="start")]
+    for b in _outlined_last(fetched, chosen):
         first = b.tile * pages.TILE_KV + b.at
         rows = min(b.rows, state["kv_len"] - first)
         cell = Cell(
@@ -78,19 +84,17 @@ def _pool(state: dict[str, Any], fetched: list[pages.Box], chosen: int) -> str:
     size = state["page_size"]
     per_line = 512 // size
     scale = _WIDTH / 512
-    used: dict[int, list[pages.Box]] = {}
-    for b in fetched:
-        used.setdefault(b.page, []).append(b)
+    used = {b.page for b in fetched}
     parts = [label(0, 136, "the page pool, by page id", size=13, anchor="start")]
     for page in range(POOL_TOKENS // size):
         x, y = page % per_line * size * scale, 150 + page // per_line * 62
         name = "" if page in used else str(page)
         foreign = Cell(name, PAGE_TINT, f"page {page}: another request's, or free")
         parts.append(box(x, y, size * scale, _TILE_HEIGHT, foreign, size=11))
-        for b in used.get(page, ()):
-            cell = Cell(
-                str(page), tint(b.tile), f"page {page} fills tile {b.tile}", b.tile == chosen
-            )
-            at = x + b.row * scale
-            parts.append(box(at, y, b.rows * scale, _TILE_HEIGHT, cell, size=11))
+    for b in _outlined_last(fetched, chosen):
+        title = f"page {b.page} fills tile {b.tile}"
+        cell = Cell(str(b.page), tint(b.tile), title, b.tile == chosen)
+        x = (b.page % per_line * size + b.row) * scale
+        y = 150 + b.page // per_line * 62
+        parts.append(box(x, y, b.rows * scale, _TILE_HEIGHT, cell, size=11))
     return "".join(parts)

@@ -25,11 +25,16 @@ class PipelineExplorer(explorer.Explorer):
     knobs = explorer.knobs(
         stages=explorer.integers("stages", 1, 6, 3, width="240px"),
         lookahead=explorer.integers("QK ahead", 0, 2, 1, width="240px"),
-        load=explorer.integers("load", 200, 4000, 1100, step=100, width="300px"),
-        softmax=explorer.integers("softmax", 0, 3000, 880, step=40, width="300px"),
+        load=explorer.integers("load, clocks", 200, 4000, 1100, step=100, width="330px"),
+        softmax=explorer.integers("softmax, clocks", 0, 3000, 880, step=40, width="350px"),
         blocks=explorer.integers("blocks", 2, 16, 8, width="240px"),
         latency=explorer.integers(
-            "latency", 0, 3000, int(Pipeline.of(H200, 64, 64, 1152).latency), step=30, width="300px"
+            "latency, clocks",
+            0,
+            3000,
+            int(Pipeline.of(H200, 64, 64, 1152).latency),
+            step=30,
+            width="350px",
         ),
     )
 

@@ -39,15 +39,15 @@ class PlanExplorer(explorer.Explorer):
     frames_over = "batch"
 
     knobs = explorer.knobs(
-        left=explorer.choice("left", [*POLICIES, PLAIN], "fa3", "190px"),
-        right=explorer.choice("right", [*POLICIES, PLAIN], "cost", "190px"),
+        left=explorer.choice("left policy", [*POLICIES, PLAIN], "fa3", "240px"),
+        right=explorer.choice("right policy", [*POLICIES, PLAIN], "cost", "240px"),
         lengths=explorer.choice("lengths", list(PRESETS), "ragged", "210px"),
         heads=explorer.steps("heads", HEADS, 128, "220px"),
         batch=explorer.steps("batch", BATCHES, 16, "290px"),
-        kv_len=explorer.steps("mean kv", LENGTHS, 4096, "300px"),
+        kv_len=explorer.steps("mean KV tokens", LENGTHS, 4096, "300px"),
         sms=explorer.steps("SMs", SMS, 132, "220px"),
         merge=explorer.choice("merge", MERGES, MERGES[0], "200px"),
-        page=explorer.steps("page", PAGES, 64, "210px"),
+        page=explorer.steps("page size", PAGES, 64, "240px"),
         trace=explorer.field("or a trace file (CSV, JSONL)", "", "560px"),
     )
 

@@ -25,7 +25,7 @@ class SwizzleExplorer(explorer.Explorer):
         row_bytes=explorer.steps("bytes a row", ROW_BYTES, 128, "270px"),
         bits=explorer.steps("swizzle bits", BITS, 0, "250px"),
         read=explorer.choice("read", READS, READS[0], "280px"),
-        chunk=explorer.integers("which", 0, 7, 2, width="230px"),
+        chunk=explorer.integers("access number", 0, 7, 2, width="270px"),
     )
 
     def access(self, state: dict[str, Any]) -> list[int]:
@@ -112,5 +112,5 @@ def _physical(row_bytes: int, swizzle: Swizzle, wanted: set[int], verdict: str) 
         rows=[f"{128 * i} B" for i in range(lines)],
         columns=[f"{4 * g}-{4 * g + 3}" for g in range(_GROUPS)],
         size=(44, 27),
-        caption=f"the banks: outlined access is {verdict}",
+        caption=f"the banks; outlined access: {verdict}",
     )

@@ -52,7 +52,7 @@ class WaveExplorer(explorer.Explorer):
             67,
             "330px",
         ),
-        kv_len=explorer.steps("mean kv", (512, 1024, 2048, 4096, 8192), 2048, "280px"),
+        kv_len=explorer.steps("mean KV tokens", (512, 1024, 2048, 4096, 8192), 2048, "320px"),
         lengths=explorer.choice("lengths", list(PRESETS), "all equal", "220px"),
         heads=explorer.steps("heads", (16, 64, 128), 128, "210px"),
         schedule=explorer.choice("schedule", ["grid", "persistent"], "grid", "220px"),

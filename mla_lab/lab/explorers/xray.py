@@ -35,8 +35,8 @@ class XrayExplorer(explorer.Explorer):
         for name in names:  # disassembled once, here, and not in a redraw
             facts(name)
         return explorer.knobs(
-            left=explorer.choice("left", names, names[2], "330px"),
-            right=explorer.choice("right", names, names[4], "330px"),
+            left=explorer.choice("left bars", names, names[2], "370px"),
+            right=explorer.choice("right bars", names, names[4], "370px"),
         )
 
     def sides(self, state: dict[str, Any]) -> tuple[Facts, Facts]:

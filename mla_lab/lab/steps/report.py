@@ -44,7 +44,8 @@ def _hazards(kernel: StepKernel) -> str:
     hazards += [escape(str(wrong)) for wrong in kernel.outcome.wrong]
     if not hazards:
         runs = " and ".join(o.schedule for o in kernel.outcomes)
-        text = f"Right numbers, no race, no hazard, under the schedule {runs}."
+        under = f"under the schedule{'s' * (len(kernel.outcomes) > 1)} {runs}"
+        text = f"Right numbers, no race, no hazard, {under}."
         return f"<div style='{_GOOD}'><b>Emulated.</b> {text}</div>"
     items = "".join(f"<li>{words}</li>" for words in hazards[:4])
     more = f"<div>and {len(hazards) - 4} more</div>" if len(hazards) > 4 else ""

@@ -143,7 +143,7 @@ def test_measured_roles_lie_below_the_predicted_ones() -> None:
     title = figure.layout.title.text
     assert "us a block predicted (matrix unit busy" in title
     assert "1.50 us a block recorded (matrix unit busy 91%)" in title  # 2176 clocks at 1.6 GHz
-    assert {bar.name for bar in figure.data if bar.xaxis == "x2"} == {"load", "qk", "softmax", "pv"}
+    assert {bar.name for bar in figure.data if bar.xaxis == "x2"} == {"load", "QK", "softmax", "PV"}
     assert min(bar.base[0] for bar in figure.data if bar.xaxis == "x2") == 0.0
     table = anatomy_explorer.anatomy_table()
     assert table.column("kernel of")[:2] == ["flashmla", "mla-lab"]

@@ -5,7 +5,9 @@ from __future__ import annotations
 import importlib
 import re
 import shutil
+import sys
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 import torch
@@ -95,6 +97,18 @@ def test_the_authors_kernel_is_right_and_its_report_is_small(number: str) -> Non
     assert len(page) < 60_000
     if author.step.before:
         assert ptx_changes(author)
+
+
+def test_a_compiled_step_is_files_alone_whether_python_writes_bytecode_or_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MLA_LAB_CACHE_DIR", str(tmp_path))
+    monkeypatch.setattr(sys, "dont_write_bytecode", False)
+    monkeypatch.setattr(sys, "pycache_prefix", None)
+    compiled = solution("60").compiled
+    assert compiled.folder.parent == tmp_path
+    assert all(path.is_file() for path in compiled.folder.iterdir())
+    assert compiled.folder.joinpath("step_60.py").is_file()
 
 
 @pytest.mark.parametrize(("number", "wrong", "words"), WRONG)

@@ -24,7 +24,7 @@ def swizzled(offset):
 
 
 def swizzle_numbers():
-    """The same as CuTe's (bits, base, shift): xor 3 bits, 3 bits up, with those 3 further up."""
+    """The same as CuTe's (bits, base, shift)."""
     return 3, 3, 3
 
 

@@ -57,8 +57,7 @@ class ValueOperands:
 
 
 def transposed_layout():
-    """The ring's bytes as V^T: (columns, tokens, stages). The 64 columns of a box are contiguous,
-    the next box begins 64 x 64 numbers later, and neighbouring tokens lie 64 numbers apart."""
+    """The ring's bytes as V^T: (columns, tokens, stages), the columns of a box contiguous."""
     return cute.make_layout(
         ((BOX, LATENT // BOX), TILE, STAGES),
         stride=((1, TILE * BOX), BOX, TILE * WIDTH),

@@ -12,6 +12,7 @@ import re
 import sys
 from dataclasses import dataclass
 from functools import cache
+from importlib.machinery import SourceFileLoader
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -135,8 +136,16 @@ def compile_step(number: str, text: str, args: tuple[Any, ...]) -> Compiled:
     return _compiled(number, cache.root / name, found)
 
 
+class _Loader(SourceFileLoader):
+    """Leaves no bytecode: a step's folder becomes a cache entry, which holds files alone."""
+
+    def set_data(self, path: Any, data: Any, *, _mode: int = 0o666) -> None:
+        """Write nothing."""
+
+
 def _module(path: Path, name: str) -> ModuleType:
-    spec = importlib.util.spec_from_file_location(name, path)
+    loader = _Loader(name, str(path))
+    spec = importlib.util.spec_from_file_location(name, path, loader=loader)
     if spec is None or spec.loader is None:
         raise DoesNotCompile(f"{path.name} cannot be imported")
     module = importlib.util.module_from_spec(spec)

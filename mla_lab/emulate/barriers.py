@@ -229,10 +229,12 @@ def _at_one_barrier(g: Gang, number: Row, m: Mask) -> Mask:
     """Threads at the same named barrier as the first one. Warps of a gang may be at different ones:
     the others stand at this block as a fragment of their own.
     """
+    if g.n == 32:
+        return m
     mine = number == number[0 if m is True else int(m.argmax())]
     active = np.ones(g.n, bool) if m is True else m
     others = active & ~mine
-    if g.n == 32 or not some(others):
+    if not some(others):
         return m
     g.split(g.current.block, others)
     g.current.mask = active & mine

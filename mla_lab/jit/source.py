@@ -66,8 +66,8 @@ class _Sources:
         return all(_stamp(path) == stamp for path, stamp in self.stamps.items())
 
 
-#: by the files that a kernel's code starts from: to read some 90 files takes 20 ms, and the search
-#: for a call's build asks for dozens of builds
+#: by the files that a kernel's code starts from: to read some 90 files takes 20 ms, and the choice
+#: for a call looks for several builds
 _READ: dict[tuple[Path, ...], _Sources] = {}
 
 

@@ -37,8 +37,6 @@ class _Run:
     #: HBM and L2 bytes (MB) of a step, summed over the tiles in their mainloop
     hbm: float = 0.0
     l2: float = 0.0
-    #: steps per us of each of these tiles
-    rate: float = 0.0
 
 
 class Engine:
@@ -83,7 +81,6 @@ class Engine:
         run, (hbm, l2) = self.run, self.traffic[worker]
         run.hbm = max(0.0, run.hbm + sign * hbm)
         run.l2 = max(0.0, run.l2 + sign * l2)
-        run.rate = self.work.rate(run.hbm, run.l2)
 
     def place(self, worker: int, lane: int) -> None:
         self.lane[worker] = lane
@@ -165,10 +162,11 @@ class Engine:
         for worker in workers[:lanes]:
             self.place(worker, worker)
         while run.timed or run.loops:
-            ends = run.time + (run.loops[0][0] - run.progress) / run.rate if run.loops else np.inf
+            rate = self.work.rate(run.hbm, run.l2) if run.loops else 0.0
+            ends = run.time + (run.loops[0][0] - run.progress) / rate if run.loops else np.inf
             if run.timed and run.timed[0][0] <= ends:
                 when, _, kind, worker = heapq.heappop(run.timed)
-                run.progress += (when - run.time) * run.rate if run.loops else 0.0
+                run.progress += (when - run.time) * rate if run.loops else 0.0
                 run.time = when
                 self.handle(kind, worker)
             else:

@@ -31,7 +31,8 @@ TIMES = (1, 4, 16)
 TOKENS, ATTENDED = 1024, 192
 #: of lse, relative where |lse| exceeds 1: what is asked of every call
 MOST = 1e-3
-WORKSPACE_BYTES = 64 << 20  #: (cache, heads, sparse, inputs, times)
+WORKSPACE_BYTES = 64 << 20
+#: (cache, heads, sparse, inputs, times)
 Case = tuple[str, int, bool, str, int]
 
 

@@ -6,8 +6,8 @@ thread holds two columns of rows r and r + 8 of each *unit*, 16 rows x 8 columns
 64 rows of a CTA, [warp][warp group][col8 of 32]. A strip is fp16 [lane][2 units][4].
 
 Row values of 16 rows follow the strips in `partial_out`: the lse, and one scale for each half of
-the columns, in the order r, r + 8 of a thread. A 16-bit value times its scale, a power of two, is
-the normalised output: 11 bits of it, whatever the range of V.
+the columns, in the order r, r + 8 of a thread. A 16-bit value times its scale is the normalised
+output: 11 bits of it, whatever the range of V.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from typing import Any
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Float16, Float32, Int32
+from cutlass import Float16, Float32, Int32, const_expr
 
-from ..common.ptx_sm90 import add, butterfly, discard_line, pack2, ptx
+from ..common.ptx_sm90 import add, butterfly, discard_line, pack2, pick, ptx
 from ..rows_on_m.mask import rows_of
 from ..rows_on_m.params import BLOCK, LATENT, PV_BARRIER, Cta, Work
 from .fp16_range import scales_within
@@ -30,6 +30,9 @@ ROW_WORDS = 48
 #: the PV warp groups
 WARPS = 8
 THREADS = PV_BARRIER.threads
+#: sums of a thread's 64 magnitudes of a row with which it is stored in fp16 as it is: the greatest
+#: one is finite, and at least 2**-4, so that those down to 2**-10 of it keep 11 bits
+LEAST_BOUND, GREATEST_BOUND = 4.0, 65504.0
 #: fp32 words of the slot of 64 rows; its strips take the first half
 REGION = BLOCK * LATENT
 
@@ -72,15 +75,37 @@ def store_two(pointer, values):
     cute.autovec_copy(v, words_at(pointer, 2))
 
 
-def row_scale(acc, half, inverse):
-    """Powers of two that take a thread's row into the range of fp16, and back. The sum of
-    magnitudes bounds the greatest one at the full rate of fp32 additions."""
-    rows = rows_of(acc)
-    even, odd = Float32(0), Float32(0)
-    for c in range(0, cute.size(acc) // 2, 2):
-        even = even + cute.math.absf(rows[half, c])
-        odd = odd + cute.math.absf(rows[half, c + 1])
-    return scales_within(butterfly(add, even + odd) * inverse)
+def row_bounds(acc):
+    """The sums of magnitudes of the thread's two rows: they bound the greatest ones at the full
+    rate of fp32 additions."""
+    rows, bounds = rows_of(acc), []
+    for h in range(2):
+        even, odd = Float32(0), Float32(0)
+        for c in range(0, cute.size(acc) // 2, 2):
+            even = even + cute.math.absf(rows[h, c])
+            odd = odd + cute.math.absf(rows[h, c + 1])
+        bounds.append(even + odd)
+    return bounds
+
+
+@cute.jit
+def fp16_scales(cfg: cutlass.Constexpr[Any], acc: cute.Tensor, inverse):
+    """Powers of two that take the thread's two rows into the range of fp16, where a row of the
+    warp needs them, and multiply `acc` by them. Returns `inverse` over the same powers. What 16
+    bits add up is in that range as a rule, what eight bits do is not."""
+    bounds = row_bounds(acc)
+    down = cute.make_rmem_tensor(2, Float32)
+    down[0], down[1] = inverse
+    inside = [(x >= LEAST_BOUND) & (x <= GREATEST_BOUND) for x in bounds]
+    outside = True if const_expr(cfg.fp8) else cute.arch.vote_any_sync(~(inside[0] & inside[1]))
+    if outside:
+        rows = rows_of(acc)
+        for h in cutlass.range_constexpr(2):
+            up, back = scales_within(butterfly(add, bounds[h]))
+            down[h] = down[h] * back
+            for c in cutlass.range_constexpr(cute.size(acc) // 2):
+                rows[h, c] = rows[h, c] * up
+    return [down[0], down[1]]
 
 
 @cute.jit
@@ -104,17 +129,16 @@ def store_strip(
 
 @cute.jit
 def store_fragment(cta: Cta, wg, acc: cute.Tensor, work: Work, inverse, lse, own: OwnStrips):
-    """A thread's 32 units, times `inverse` of their row, to its slot or its own strips, and the row
-    values."""
+    """A thread's 32 units to its slot or its own strips, and the row values; `inverse` of a row
+    normalises it."""
     tid, _, _ = cute.arch.thread_idx()
     lane = cute.arch.lane_idx()
     w = cute.arch.make_warp_uniform((tid % 128) // 32)
     region = cta.g.mO_partial.iterator + (work.slot * cta.cfg.cluster + cta.rank) * REGION
     rows = region + (REGION // 2 + ROW_WORDS * w + 2 * (lane // 4))
-    scales = [row_scale(acc, h, inverse[h]) for h in range(2)]
-    factors = [inverse[h] * scales[h][0] for h in range(2)]
+    scales = fp16_scales(cta.cfg, acc, inverse)
     if lane % 4 == 0:
-        store_two(rows + 16 * (1 + wg), [scales[h][1] for h in range(2)])
+        store_two(rows + 16 * (1 + wg), scales)
     if (wg == 0) & (lane % 4 == 0):
         store_two(rows, lse)
     count = cute.size(acc) // (4 * UNITS_PER_STRIP)
@@ -124,10 +148,9 @@ def store_fragment(cta: Cta, wg, acc: cute.Tensor, work: Work, inverse, lse, own
     if own.count > 0:  # both warp groups have read the ring
         PV_BARRIER.sync()
     for i in cutlass.range_constexpr(count):
-        a = [acc[8 * i + e] * factors[e // 2 % 2] for e in range(8)]
         words = cute.make_rmem_tensor(4, Int32)
         for e in cutlass.range_constexpr(4):
-            words[e] = pack2(a[2 * e], a[2 * e + 1], Float16)
+            words[e] = pack2(acc[8 * i + 2 * e], acc[8 * i + 2 * e + 1], Float16)
         store_strip(i, words, dst, near, place, own.count)
 
 

@@ -19,7 +19,7 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Float16, Float32, Int32, const_expr
 
-from ..common.ptx_sm90 import add, butterfly, discard_line, pack2, pick, ptx
+from ..common.ptx_sm90 import add, butterfly, discard_line, fresh_thread, pack2, pick, ptx
 from ..rows_on_m.mask import rows_of
 from ..rows_on_m.params import BLOCK, LATENT, PV_BARRIER, Cta, Work
 from .fp16_range import scales_within
@@ -108,19 +108,24 @@ def fp16_scales(cfg: cutlass.Constexpr[Any], acc: cute.Tensor, inverse):
     return [down[0], down[1]]
 
 
+def strips_kept(own: OwnStrips, first) -> Int32:
+    """Which of a warp's sixteen strips from `first` on are own ones: a bit each."""
+    begin, end = (
+        cutlass.min(cutlass.max(x - first, Int32(0)), Int32(16))
+        for x in (own.first, own.first + own.count)
+    )
+    return (Int32(1) << end) - (Int32(1) << begin)
+
+
 @cute.jit
-def store_strip(
-    i: cutlass.Constexpr[int], words: cute.Tensor, dst: cute.Pointer, near, place, count
-):
+def store_strip(i: cutlass.Constexpr[int], words: cute.Tensor, dst: cute.Pointer, near, kept):
     """Strip i of a warp: to shared memory at `near` if it is one of the own ones, to the slot
     otherwise."""
     ptx(
-        "{ .reg .pred p; .reg .u32 at;"
-        f"add.u32 at, {{$r0}}, {i}; setp.lt.u32 p, at, {{$r1}};"
-        f"@p st.shared.v4.b32 [{{$r2}} + {512 * i}], {{ {{$r4}}, {{$r5}}, {{$r6}}, {{$r7}} }};"
-        f"@!p st.global.v4.b32 [{{$r3}} + {512 * i}], {{ {{$r4}}, {{$r5}}, {{$r6}}, {{$r7}} }}; }}",
-        place,
-        count,
+        f"{{ .reg .pred p; .reg .b32 bit; and.b32 bit, {{$r0}}, {1 << i}; setp.ne.b32 p, bit, 0;"
+        f"@p st.shared.v4.b32 [{{$r1}} + {512 * i}], {{ {{$r3}}, {{$r4}}, {{$r5}}, {{$r6}} }};"
+        f"@!p st.global.v4.b32 [{{$r2}} + {512 * i}], {{ {{$r3}}, {{$r4}}, {{$r5}}, {{$r6}} }}; }}",
+        kept,
         near,
         dst,
         *(words[e] for e in range(4)),
@@ -143,15 +148,17 @@ def store_fragment(cta: Cta, wg, acc: cute.Tensor, work: Work, inverse, lse, own
         store_two(rows, lse)
     count = cute.size(acc) // (4 * UNITS_PER_STRIP)
     dst = region + ((w * 2 + wg) * count * 128 + lane * 4)
-    place = (w * 2 + wg) * count - own.first
-    near = own.address + place * 512 + lane * 16
+    # in a general register, where one instruction makes a predicate of a bit
+    first = (fresh_thread() % 128 // 32 * 2 + wg) * count
+    near = own.address + (first - own.first) * 512 + lane * 16
+    kept = strips_kept(own, first)
     if own.count > 0:  # both warp groups have read the ring
         PV_BARRIER.sync()
     for i in cutlass.range_constexpr(count):
         words = cute.make_rmem_tensor(4, Int32)
         for e in cutlass.range_constexpr(4):
             words[e] = pack2(acc[8 * i + 2 * e], acc[8 * i + 2 * e + 1], Float16)
-        store_strip(i, words, dst, near, place, own.count)
+        store_strip(i, words, dst, near, kept)
 
 
 def unpack(v):

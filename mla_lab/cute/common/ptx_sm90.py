@@ -101,9 +101,10 @@ def transpose_8x8(word: Int32) -> Int32:
 
 def fresh_thread() -> Int32:
     """threadIdx.x through an opaque move, so that the compiler recomputes what depends on it here
-    instead of holding it in registers through the caller's loops."""
+    instead of holding it in registers through the caller's loops. The mask says that it is not
+    negative, so that divisions by powers of two are shifts."""
     tid, _, _ = cute.arch.thread_idx()
-    return ptx("mov.b32 {$w0}, {$r0};", Int32(tid), out=Int32)
+    return ptx("mov.b32 {$w0}, {$r0};", Int32(tid), out=Int32) & 1023
 
 
 def fresh_block() -> Int32:

@@ -48,7 +48,7 @@ def smem(address, dtype, count):
 
 def factors_at(share, unit):
     """Address of a unit's 16 factors of split 0."""
-    words = (unit // 64 - share.group) * ROW_WORDS + 16 * (1 + unit // 32 % 2)
+    words = ((unit >> 6) - share.group) * ROW_WORDS + 16 * (1 + (unit >> 5 & 1))
     return share.weights + words * 4
 
 
@@ -70,8 +70,8 @@ def sum_strips(cta: Cta, work: Work, share: MergeShare):
             v = unpack(cute.recast_tensor(words, Float16))
             for e in cutlass.range_constexpr(4 * UNITS_PER_STRIP):
                 acc[e] = acc[e] + f[e // 2 % 2] * v[e]
-        row = 16 * (unit // 64) + lane // 4
-        column = unit % 64 * 8
+        row = 16 * (unit >> 6) + lane // 4
+        column = (unit & 63) * 8
         for u in cutlass.range_constexpr(UNITS_PER_STRIP):
             for h in cutlass.range_constexpr(2):
                 at, x = column + 8 * u + 2 * (lane % 4), 4 * u + 2 * h
@@ -93,7 +93,7 @@ def sum_pairs(cta: Cta, work: Work, share: MergeShare):
             v = read_pair(smem(values + i * share.count * 512, Float32, 1))
             a = a + f * v[0]
             b = b + f * v[1]
-        store_pair(cta, work, row_of(unit, place), unit % 64 * 8 + column, a, b)
+        store_pair(cta, work, row_of(unit, place), (unit & 63) * 8 + column, a, b)
 
 
 def load_l2(pointer):
@@ -111,8 +111,8 @@ def sum_from_global(cta: Cta, work: Work, share: MergeShare):
         unit, place, column = pair_place(pair)
         unit = unit + share.first * UNITS_PER_STRIP
         values = partials + (share.region + 128 * share.first + pair * (2 // UNITS_PER_STRIP))
-        rows = partials + (share.region + REGION // 2 + unit // 64 * ROW_WORDS + place)
-        scales = rows + 16 * (1 + unit // 32 % 2)
+        rows = partials + (share.region + REGION // 2 + (unit >> 6) * ROW_WORDS + place)
+        scales = rows + 16 * (1 + (unit >> 5 & 1))
         top = Float32(-Float32.inf)
         for i in cutlass.range(0, share.splits, unroll=1):
             top = cute.arch.fmax(top, load_l2(rows + i * stride))
@@ -128,7 +128,7 @@ def sum_from_global(cta: Cta, work: Work, share: MergeShare):
         row = row_of(unit, place)
         whole = with_sink(cfg, g, total, top * Float32(LOG2E), work.first_row + row)
         inverse = pick(total > 0.0, cute.arch.rcp_approx(whole), Float32(0.0)) * g.out_scale
-        store_pair(cta, work, row, unit % 64 * 8 + column, a * inverse, b * inverse)
-        if (unit % 64 == 0) & (column == 0):
+        store_pair(cta, work, row, (unit & 63) * 8 + column, a * inverse, b * inverse)
+        if ((unit & 63) | column) == 0:
             lse = top + cute.math.log2(total, fastmath=True) * Float32(LN2)
             store_row_lse(cta, work, row, lse)

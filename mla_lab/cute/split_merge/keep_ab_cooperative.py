@@ -74,8 +74,8 @@ def merge_share(cta: Cta, work: Work):
     grains = pick(work.num_splits <= FEW_SPLITS // 2, Int32(UNITS // UNITS_PER_STRIP // 4), few)
     first = small_quotient(grains * work.split_idx, work.num_splits) * grain
     last = small_quotient(grains * (work.split_idx + 1), work.num_splits) * grain
-    group = first * UNITS_PER_STRIP // 64
-    groups = (last * UNITS_PER_STRIP + 63) // 64 - group
+    group = first >> 5  # 32 strips
+    groups = ((last + 31) >> 5) - group
     base = (work.slot - work.split_idx) * cta.cfg.cluster + cta.rank
     values = Int32(cta.s.sKV.iterator.toint())
     return MergeShare(

@@ -64,8 +64,9 @@ def discard_strip(cta: Cta, first: Int32, splits: Int32):
 
 
 def words_at(pointer, count):
-    """`count` fp32 words of global memory at an aligned address."""
-    return cute.make_tensor(pointer.align(4 * count), cute.make_layout(count))
+    """`count` fp32 words of global memory at an aligned address, which is taken as it is."""
+    aligned = cute.make_ptr(Float32, pointer.toint(), cute.AddressSpace.gmem, assumed_align=4 * count)
+    return cute.make_tensor(aligned, cute.make_layout(count))
 
 
 def store_two(pointer, values):
@@ -136,9 +137,9 @@ def store_strip(i: cutlass.Constexpr[int], words: cute.Tensor, dst: cute.Pointer
 def store_fragment(cta: Cta, wg, acc: cute.Tensor, work: Work, inverse, lse, own: OwnStrips):
     """A thread's 32 units to its slot or its own strips, and the row values; `inverse` of a row
     normalises it."""
-    tid, _, _ = cute.arch.thread_idx()
-    lane = cute.arch.lane_idx()
-    w = cute.arch.make_warp_uniform((tid % 128) // 32)
+    tid, lane = fresh_thread(), cute.arch.lane_idx()
+    warp = tid >> 5 & 3
+    w = cute.arch.make_warp_uniform(warp)
     region = cta.g.mO_partial.iterator + (work.slot * cta.cfg.cluster + cta.rank) * REGION
     rows = region + (REGION // 2 + ROW_WORDS * w + 2 * (lane // 4))
     scales = fp16_scales(cta.cfg, acc, inverse)
@@ -149,7 +150,7 @@ def store_fragment(cta: Cta, wg, acc: cute.Tensor, work: Work, inverse, lse, own
     count = cute.size(acc) // (4 * UNITS_PER_STRIP)
     dst = region + ((w * 2 + wg) * count * 128 + lane * 4)
     # in a general register, where one instruction makes a predicate of a bit
-    first = (fresh_thread() % 128 // 32 * 2 + wg) * count
+    first = (warp * 2 + wg) * count
     near = own.address + (first - own.first) * 512 + lane * 16
     kept = strips_kept(own, first)
     if own.count > 0:  # both warp groups have read the ring
@@ -178,10 +179,10 @@ def read_pair(pointer):
 
 def pair_place(pair):
     """Unit (in the share), place among 16 row values and first column (of 8) of a pair."""
-    lane, unit, half = pair // 4 % 32, pair // 128 * 2 + pair // 2 % 2, pair % 2
-    return unit, 2 * (lane // 4) + half, 2 * (lane % 4)
+    lane, unit, half = pair >> 2 & 31, (pair >> 7) * 2 + (pair >> 1 & 1), pair & 1
+    return unit, 2 * (lane >> 2) + half, 2 * (lane & 3)
 
 
 def row_of(unit, place):
     """Row of a CTA's 64 that a place among the row values of a unit belongs to."""
-    return 16 * (unit // 64) + place // 2 + 8 * (place % 2)
+    return 16 * (unit >> 6) + (place >> 1) + 8 * (place & 1)

@@ -38,9 +38,9 @@ FEW_SPLITS, PAIR = 8, 2
 def load_row_values(cta: Cta, share, strip):
     """(lse, scale) of the thread's two rows in each split; past the last one -inf and 0."""
     lane = cute.arch.lane_idx()
-    at = share.region + REGION // 2 + ROW_WORDS * (strip // 32) + 2 * (lane // 4)
+    at = share.region + REGION // 2 + ROW_WORDS * (strip >> 5) + 2 * (lane // 4)
     rows = cta.g.mO_partial.iterator + at
-    scales = rows + 16 * (1 + strip // 16 % 2)
+    scales = rows + 16 * (1 + (strip >> 4 & 1))
     return [row_values(rows, scales, share.splits, i, cta.cfg.cluster) for i in range(FEW_SPLITS)]
 
 
@@ -133,7 +133,7 @@ def row_factors(cta: Cta, g, work: Work, values, row, strip):
         whole = with_sink(cta.cfg, g, total, top * Float32(LOG2E), work.first_row + row + 8 * h)
         inverse = pick(total > 0.0, cute.arch.rcp_approx(whole), Float32(0.0)) * g.out_scale
         factors.append([v[1][h] * (f * inverse) for v, f in zip(values, weights, strict=True)])
-        if (strip % 32 == 0) & (lane % 4 == 0):
+        if ((strip & 31) | (lane & 3)) == 0:
             lse = top + cute.math.log2(total, fastmath=True) * Float32(LN2)
             store_row_lse(cta, work, row + 8 * h, lse)
     return factors
@@ -178,8 +178,8 @@ def sum_in_registers(cta: Cta, work: Work, share: MergeShare, own: OwnStrips):
             strip = cute.arch.make_warp_uniform(strip)
         parts = load_strips(cta, share, own, work.split_idx, strip, wide)
         values = load_row_values(cta, share, strip)
-        row = 16 * (strip // 32) + lane // 4
-        column = strip % 32 * 16
+        row = 16 * (strip >> 5) + lane // 4
+        column = (strip & 31) * 16
         factors = row_factors(cta, g, work, values, row, strip)
         now, later = pieces_of(parts[:half]), pieces_of(parts[half:])
         weights, others = factors_of(factors, 0), factors_of(factors, half)

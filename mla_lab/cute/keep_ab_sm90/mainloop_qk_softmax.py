@@ -371,82 +371,69 @@ def make_fragments(cta: Cta) -> Fragments:
 
 
 @cute.jit
-def start_work_tile(
-    cta: Cta, f: Fragments, rows: RowState, index, w, row, lane, phases: StagePhases
-):
-    """Q to registers, the first tile's scores. Returns the context, the number of KV tiles, the
-    phases."""
+def start_work_tile(cta: Cta, f: Fragments, rows: RowState, index, w, phases: StagePhases):
+    """Q to registers, new row state. Returns the context, the number of KV tiles, the phases."""
     s = cta.s
     for chunk in cutlass.range_constexpr(len(KV_CHUNKS)):
         s.kv_pipe.full.wait(chunk, phases.bits & 1)
-    phases = phases.flip(0)
     work = read_work(cta.g, s, index)
     load_q_fragments(cta, f)
+    thread = fresh_thread() & 127
     for _ in cutlass.range_constexpr(2):  # four warps arrive for the eight PV warps
-        release_kv(cta, 0, lane)
-    below = start_rows(cta, work, row, rows)
+        release_kv(cta, 0, thread & 31)
+    below = start_rows(cta, work, first_row(thread), rows)
     mask_free = cute.arch.make_warp_uniform(mask_free_until(cta, work, 16 * w))
-    tiles_left = cute.arch.make_warp_uniform(work.end - work.begin)
-    issue_qk(cta, f, 1, phases.phase(1), 0)
-    phases = acquire_p(cta, 1, phases.flip(1))
-    warpgroup.wait_group(0)
-    profile_tile(cta.cfg, cta.g, tiles_left, "QK done")
-    return TileContext(index, mask_free, below), tiles_left, phases
+    tiles = cute.arch.make_warp_uniform(work.end - work.begin)
+    return TileContext(index, mask_free, below), tiles, phases.flip(0)
 
 
 @cute.jit
-def softmax_under_next_qk(
-    cta: Cta, f: Fragments, rows: RowState, tile: TileContext, tiles_left, p_at,
-    stage, ahead, phases: StagePhases,
+def qk_then_softmax(
+    cta: Cta, f: Fragments, rows: RowState, tile: TileContext, tiles_left, later, p_at,
+    stage, previous, phases: StagePhases,
 ):  # fmt: skip
-    """P of the tile in `stage`, then QK of the next one in `ahead`. P is committed when all but
-    `qk_steps_pending` k-steps are done, so that PV does not delay QK."""
+    """QK and P of the tile in `stage`. P of the tile before, in `previous`, if there is one
+    (`later`), is committed when all but `qk_steps_pending` k-steps of QK are done, so that PV does
+    not delay QK."""
+    profile_tile(cta.cfg, cta.g, tiles_left, "QK issued")
+    issue_qk(cta, f, stage, phases.phase(stage), cta.cfg.qk_steps_pending)
+    phases = acquire_p(cta, stage, phases.flip(stage))
+    warpgroup.wait_group(1)
+    if later:
+        cta.s.p_pipe.producer_commit(previous)
+    warpgroup.wait_group(0)
+    profile_tile(cta.cfg, cta.g, tiles_left, "QK done")
     apply_mask(cta, f.tSrS, tile.index, tile.mask_free, tiles_left)
     softmax_to_p(cta, f, rows, tile, p_at, stage)
     cute.arch.fence_view_async_shared()
     profile_tile(cta.cfg, cta.g, tiles_left, "P stored")
-    profile_tile(cta.cfg, cta.g, tiles_left - 1, "QK issued")
-    issue_qk(cta, f, ahead, phases.phase(ahead), cta.cfg.qk_steps_pending)
-    phases = acquire_p(cta, ahead, phases.flip(ahead))
-    warpgroup.wait_group(1)
-    cta.s.p_pipe.producer_commit(stage)
-    warpgroup.wait_group(0)
     return phases
 
 
 @cute.jit
-def finish_work_tile(
-    cta: Cta, f: Fragments, rows: RowState, tile: TileContext, p_at, phases: StagePhases
-):
-    """P of the last tile, and the row statistics for the epilogue. Returns the phases, and the
-    thread's row and lane, recomputed while registers are free."""
-    # read again: held through the loop, it would take registers
-    work = read_work(cta.g, cta.s, tile.index)
-    stage = (work.end - work.begin) % cta.cfg.stages
-    apply_mask(cta, f.tSrS, tile.index, tile.mask_free, Int32(1))
-    softmax_to_p(cta, f, rows, tile, p_at, stage)
-    profile_tile(cta.cfg, cta.g, Int32(1), "P stored")
+def finish_work_tile(cta: Cta, rows: RowState, index, stage, phases: StagePhases):
+    """P of the last tile, which is in `stage`, committed with the row statistics for the
+    epilogue. Returns the phases."""
+    work = read_work(cta.g, cta.s, index)  # held through the loop, it would take registers
     thread = fresh_thread() & 127
-    lane, row = thread & 31, first_row(thread)
     zero_v_tail(cta, stage, work, thread)
     _, bit = phase_bits(cta.cfg.stages)
     cta.s.stats_read.wait(0, phases.phase(bit))
     phases = phases.flip(bit)
-    store_row_stats(cta, cta.s, work, rows, row, lane)
+    store_row_stats(cta, cta.s, work, rows, first_row(thread), thread & 31)
     cute.arch.fence_view_async_shared()
     cta.s.p_pipe.producer_commit(stage)
-    return phases, row, lane
+    return phases
 
 
 @cute.jit
 def mainloop_qk_softmax(cta: Cta):
-    """Per work tile: Q to registers, then softmax(t), P(t) stored, QK(t + 1) issued, P(t)
-    committed. The loop is one copy for all stages: the first pass through each copy waits for its
-    code, 1 to 2 us where other kernels have run since the last launch."""
+    """Per work tile: Q to registers, then for each KV tile t QK(t), P(t - 1) committed, softmax(t),
+    P(t) stored. The loop is one copy for all stages and for first and last tiles: the first pass
+    through each copy waits for its code, 1 to 2 us where other kernels have run since the last
+    launch."""
     stages = cta.cfg.stages
-    lane = cute.arch.lane_idx()
     w = cute.arch.make_warp_uniform(cute.arch.thread_idx()[0] % 128 // 32)
-    row = 16 * w + lane // 4
     f = make_fragments(cta)
     p_at = p_address(cta)
     row_max, row_sum = (cute.make_rmem_tensor(2, Float32) for _ in range(2))
@@ -454,17 +441,16 @@ def mainloop_qk_softmax(cta: Cta):
     rows = RowState(row_max, row_sum, seen)
     phases = StagePhases(Int32(0))
     for index in cutlass.range(cta.plan.first, cta.plan.last, unroll=1):
-        tile, tiles_left, phases = start_work_tile(cta, f, rows, index, w, row, lane, phases)
-        stage = Int32(1)
-        while tiles_left > 1:
+        tile, tiles, phases = start_work_tile(cta, f, rows, index, w, phases)
+        tiles_left, stage, previous = tiles, Int32(1), Int32(0)
+        while tiles_left > 0:
             stage, phases = cute.arch.make_warp_uniform(stage), phases.uniform()
             tiles_left = cute.arch.make_warp_uniform(tiles_left)
-            ahead = stage + 1
-            ahead = cute.arch.make_warp_uniform(pick(ahead == stages, Int32(0), ahead))
-            phases = softmax_under_next_qk(
-                cta, f, rows, tile, tiles_left, p_at, stage, ahead, phases
+            previous = cute.arch.make_warp_uniform(previous)
+            phases = qk_then_softmax(
+                cta, f, rows, tile, tiles_left, tiles_left < tiles, p_at, stage, previous, phases
             )
-            stage = ahead
+            previous = stage
+            stage = pick(stage + 1 == stages, Int32(0), stage + 1)
             tiles_left = tiles_left - 1
-            profile_tile(cta.cfg, cta.g, tiles_left, "QK done")
-        phases, row, lane = finish_work_tile(cta, f, rows, tile, p_at, phases)
+        phases = finish_work_tile(cta, rows, index, previous, phases)

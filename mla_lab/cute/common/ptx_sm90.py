@@ -32,6 +32,11 @@ def load_relaxed(pointer: cute.Pointer) -> Int32:
     return cute.arch.load(pointer, Int32, sem="relaxed", scope="gpu")
 
 
+def over(a: Int32, power: int) -> Int32:
+    """a // power, of a power of two: one shift, where `//` of an int32 tests its sign as well."""
+    return a >> (power.bit_length() - 1)
+
+
 def small_quotient(a: Int32, b: Int32) -> Int32:
     """a // b of numbers that are not negative, b > 0, with a quotient below 2**19, by a fifth of
     the instructions of a division. The fp32 ratio is off by less than 2**-21 of itself; lowered by

@@ -23,6 +23,7 @@ from ..common.ptx_sm90 import (
     fresh_thread,
     load2,
     load4,
+    over,
     push4,
     vec2,
 )
@@ -78,8 +79,8 @@ def send_partial(
                     fragment = pair // c.cluster * 256 + wg * 128 + sl * 32 + place
                 else:
                     slices = 8 // c.column_parts
-                    owner = pair * c.column_parts + (wg * 4 + sl) // slices
-                    fragment = (wg * 4 + sl) % slices * 32 + place
+                    owner = pair * c.column_parts + over(wg * 4 + sl, slices)
+                    fragment = ((wg * 4 + sl) & (slices - 1)) * 32 + place
                 x = sl * (c.rows // 2) + 4 * j
                 to = s.peer_partials + (r.rank * c.fragments + fragment) * 4
                 four = (words[x], words[x + 1], words[x + 2], words[x + 3])

@@ -64,7 +64,7 @@ def sum_strips(cta: Cta, work: Work, share: MergeShare):
         values = share.values + strip * 512 + lane * 16
         acc = cute.make_rmem_tensor(4 * UNITS_PER_STRIP, Float32)
         acc.fill(0.0)
-        for i in cutlass.range(0, share.splits, unroll=2):
+        for i in cutlass.range(0, share.splits, unroll=4):
             f = load2(smem(factors + i * share.pitch, Float32, 2))
             words = load4(smem(values + i * share.count * 512, Float32, 4))
             v = unpack(cute.recast_tensor(words, Float16))
@@ -88,7 +88,7 @@ def sum_pairs(cta: Cta, work: Work, share: MergeShare):
         factors = factors_at(share, unit) + place * 4
         values = share.values + pair * (8 // UNITS_PER_STRIP)
         a, b = Float32(0), Float32(0)
-        for i in cutlass.range(0, share.splits, unroll=4):
+        for i in cutlass.range(0, share.splits, unroll=8):
             f = smem(factors + i * share.pitch, Float32, 1).load()
             v = read_pair(smem(values + i * share.count * 512, Float32, 1))
             a = a + f * v[0]

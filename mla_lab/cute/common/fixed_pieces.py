@@ -14,7 +14,7 @@ import cutlass.cute as cute
 from cutlass import Int32, Uint32
 
 from ...plan.fixed_pieces import INVARIANT_ROWS, LEAST_BUNDLES, MOST_PIECES, RING
-from .ptx_sm90 import load_where, over
+from .ptx_sm90 import div_pow2, load_where
 from .self_schedule import (
     BLOCK,
     BUNDLED,
@@ -94,7 +94,7 @@ def load_requests(b: Batch, base: Int32, r: Requests):
         kind = select(rows <= INVARIANT_ROWS, Int32(16), Int32(17))
         there = (left > c) & (((b.costs >> kind) & 1) == 1)
         r.tiles[c] = select(there, row_tiles_of(b, rows), Int32(0))
-        r.blocks[c] = cutlass.max(over(kv_len + BLOCK - 1, BLOCK), 1)
+        r.blocks[c] = cutlass.max(div_pow2(kv_len + BLOCK - 1, BLOCK), 1)
         r.sizes[c] = piece_size(b, r.blocks[c])
         token = next_token
 

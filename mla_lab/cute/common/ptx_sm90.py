@@ -32,9 +32,12 @@ def load_relaxed(pointer: cute.Pointer) -> Int32:
     return cute.arch.load(pointer, Int32, sem="relaxed", scope="gpu")
 
 
-def over(a: Int32, power: int) -> Int32:
-    """a // power, of a power of two: one shift, where `//` of an int32 tests its sign as well."""
-    return a >> (power.bit_length() - 1)
+def div_pow2(a: Int32, power: int) -> Int32:
+    """a // power, of a power of two, by one shift; `//` of an int32 tests its sign as well."""
+    shift = power.bit_length() - 1
+    if power != 1 << shift:
+        raise ValueError(f"div_pow2: {power}, not a power of two")
+    return a >> shift
 
 
 def small_quotient(a: Int32, b: Int32) -> Int32:

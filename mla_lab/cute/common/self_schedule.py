@@ -35,7 +35,7 @@ from cutlass import Float32, Int32, Uint32
 from ...plan.self_schedule import COARSE, LARGE, LEAST, LEAST_EVEN, MOST_EVEN, SNAP, STEPS
 from ...plan.workspace import HELD_REQUESTS
 from .gate import gate_open
-from .ptx_sm90 import load_relaxed, load_where, over
+from .ptx_sm90 import div_pow2, load_relaxed, load_where
 
 #: words of a plan row
 WORDS = 8
@@ -183,7 +183,7 @@ def load_group(b: Batch, base: Int32, r: Requests):
         next_token = load_where(begin, c + 1, left, c)
         tiles = row_tiles_of(b, (next_token - token) * b.heads)
         r.tiles[c] = select(left > c, tiles, Int32(0))
-        r.blocks[c] = cutlass.max(over(kv_len + BLOCK - 1, BLOCK), 1)
+        r.blocks[c] = cutlass.max(div_pow2(kv_len + BLOCK - 1, BLOCK), 1)
         token = next_token
 
 
@@ -472,7 +472,7 @@ def find_work_of_one(b: Batch, worker: Int32) -> Int32:
     in even pieces with L = ceil(n / P), or stays whole, with the last bundle."""
     q_begin = b.q_begin.iterator
     tiles = row_tiles_of(b, (load_relaxed(q_begin + 1) - load_relaxed(q_begin)) * b.heads)
-    blocks = over(load_relaxed(b.seq_lens.iterator) + BLOCK - 1, BLOCK)
+    blocks = div_pow2(load_relaxed(b.seq_lens.iterator) + BLOCK - 1, BLOCK)
     blocks, row_tiles = cutlass.max(blocks, 1), cutlass.max(tiles, 1)
     bundles = Int32(Uint32(b.workers) // Uint32(row_tiles))
     part = Int32(Uint32(worker) // Uint32(row_tiles))

@@ -10,7 +10,7 @@ import cutlass.cute as cute
 from cutlass import Int32, Int64
 
 from ..common.fixed_pieces import Before
-from ..common.ptx_sm90 import load_relaxed, over, small_quotient
+from ..common.ptx_sm90 import div_pow2, load_relaxed, small_quotient
 from ..common.self_schedule import Batch, Plan
 from ..common.worker_plan import tile_words
 from .params import BLOCK, RECORD_WORDS, RECORDS, Config, Globals, Work
@@ -34,7 +34,7 @@ def span_of(words: Int32, kv_len: Int32):
     for: the last split ends where the keys end, and one beyond them is empty. An empty tile counts
     as one block: of zeros, wholly masked, so out 0 and lse -inf follow."""
     begin, end, split_idx, num_splits = [cute.arch.shuffle_sync(words, i) for i in range(2, 6)]
-    held = over(kv_len + BLOCK - 1, BLOCK)
+    held = div_pow2(kv_len + BLOCK - 1, BLOCK)
     if split_idx + 1 == num_splits:
         end = held
     begin = cutlass.min(begin, held)
@@ -110,7 +110,7 @@ def store_record(
 def entry_of(cfg: Config, g: Globals, block, lane):
     """Place in the block table of a page of a block, one a lane, over and over."""
     first = block * BLOCK + (lane % (BLOCK // cfg.box_rows)) * cfg.box_rows
-    return cutlass.min(over(first, cfg.page_size), g.block_table.shape[1] - 1)
+    return cutlass.min(div_pow2(first, cfg.page_size), g.block_table.shape[1] - 1)
 
 
 @cute.jit

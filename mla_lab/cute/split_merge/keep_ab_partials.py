@@ -17,9 +17,9 @@ from typing import Any
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Float16, Float32, Int32, const_expr
+from cutlass import Float16, Float32, Int32
 
-from ..common.ptx_sm90 import add, butterfly, discard_line, fresh_thread, pack2, pick, ptx
+from ..common.ptx_sm90 import add, butterfly, discard_line, fresh_thread, pack2, ptx
 from ..rows_on_m.mask import rows_of
 from ..rows_on_m.params import BLOCK, LATENT, PV_BARRIER, Cta, Work
 from .fp16_range import scales_within
@@ -30,8 +30,9 @@ ROW_WORDS = 48
 #: the PV warp groups
 WARPS = 8
 THREADS = PV_BARRIER.threads
-#: sums of a thread's 64 magnitudes of a row with which it is stored in fp16 as it is: the greatest
-#: one is finite, and at least 2**-4, so that those down to 2**-10 of it keep 11 bits
+#: bounds of the sum of a thread's 64 magnitudes of a row, between which the row is stored in fp16
+#: as it is: the greatest one is finite, and at least 2**-4, so that those down to 2**-10 of it keep
+#: 11 bits
 LEAST_BOUND, GREATEST_BOUND = 4.0, 65504.0
 #: fp32 words of the slot of 64 rows; its strips take the first half
 REGION = BLOCK * LATENT
@@ -65,7 +66,9 @@ def discard_strip(cta: Cta, first: Int32, splits: Int32):
 
 def words_at(pointer, count):
     """`count` fp32 words of global memory at an aligned address, which is taken as it is."""
-    aligned = cute.make_ptr(Float32, pointer.toint(), cute.AddressSpace.gmem, assumed_align=4 * count)
+    aligned = cute.make_ptr(
+        Float32, pointer.toint(), cute.AddressSpace.gmem, assumed_align=4 * count
+    )
     return cute.make_tensor(aligned, cute.make_layout(count))
 
 
@@ -90,16 +93,15 @@ def row_bounds(acc):
 
 
 @cute.jit
-def fp16_scales(cfg: cutlass.Constexpr[Any], acc: cute.Tensor, inverse):
-    """Powers of two that take the thread's two rows into the range of fp16, where a row of the
-    warp needs them, and multiply `acc` by them. Returns `inverse` over the same powers. What 16
-    bits add up is in that range as a rule, what eight bits do is not."""
+def fp16_scales(acc: cute.Tensor, inverse):
+    """The factors that normalise the thread's two rows in fp16: `inverse`, where all rows of the
+    warp are in its range as they are. Otherwise `acc` is multiplied by powers of two that take
+    each row into the range, and `inverse` divided by them."""
     bounds = row_bounds(acc)
     down = cute.make_rmem_tensor(2, Float32)
     down[0], down[1] = inverse
     inside = [(x >= LEAST_BOUND) & (x <= GREATEST_BOUND) for x in bounds]
-    outside = True if const_expr(cfg.fp8) else cute.arch.vote_any_sync(~(inside[0] & inside[1]))
-    if outside:
+    if cute.arch.vote_any_sync(~(inside[0] & inside[1])):
         rows = rows_of(acc)
         for h in cutlass.range_constexpr(2):
             up, back = scales_within(butterfly(add, bounds[h]))
@@ -142,7 +144,7 @@ def store_fragment(cta: Cta, wg, acc: cute.Tensor, work: Work, inverse, lse, own
     w = cute.arch.make_warp_uniform(warp)
     region = cta.g.mO_partial.iterator + (work.slot * cta.cfg.cluster + cta.rank) * REGION
     rows = region + (REGION // 2 + ROW_WORDS * w + 2 * (lane // 4))
-    scales = fp16_scales(cta.cfg, acc, inverse)
+    scales = fp16_scales(acc, inverse)
     if lane % 4 == 0:
         store_two(rows + 16 * (1 + wg), scales)
     if (wg == 0) & (lane % 4 == 0):

@@ -20,10 +20,10 @@ from ..common.ptx_sm90 import (
     NO_SCORE,
     add,
     butterflies,
+    div_pow2,
     fresh_thread,
     load2,
     load4,
-    over,
     push4,
     vec2,
 )
@@ -79,7 +79,7 @@ def send_partial(
                     fragment = pair // c.cluster * 256 + wg * 128 + sl * 32 + place
                 else:
                     slices = 8 // c.column_parts
-                    owner = pair * c.column_parts + over(wg * 4 + sl, slices)
+                    owner = pair * c.column_parts + div_pow2(wg * 4 + sl, slices)
                     fragment = ((wg * 4 + sl) & (slices - 1)) * 32 + place
                 x = sl * (c.rows // 2) + 4 * j
                 to = s.peer_partials + (r.rank * c.fragments + fragment) * 4

@@ -210,7 +210,8 @@ def merge_few(c: cutlass.Constexpr, g: Any, s: Any, r: Any, m: Slice):
 @cute.jit
 def load_few(c: cutlass.Constexpr, g: Any, part: cute.Tensor, r: Any, m: Slice, base: Int32):
     """Partials of this thread's fragments of [base, m.end): split k of its i-th at FEW i + k. LL:
-    those that have not arrived. No other thread's: its line may have been discarded."""
+    those that have not arrived. A fragment of another thread is not loaded: its line may have been
+    discarded."""
     partial = r.partial - r.split
     loaded = cute.recast_tensor(part, Int32)
     for i in cutlass.range_constexpr(rounds_of(c)):

@@ -10,7 +10,7 @@ from cutlass import Int16, Int32, Int64, const_expr
 
 from ..common.barriers import MBarriers
 from ..common.pipeline import PipelineState
-from ..common.ptx_sm90 import EVICT_FIRST, nanoseconds, over
+from ..common.ptx_sm90 import EVICT_FIRST, div_pow2, nanoseconds
 from ..common.self_schedule import WORDS
 from ..common.tma import tma_views
 from ..common.worker_plan import plan_of
@@ -82,7 +82,7 @@ def load_tile(
     for n in cutlass.range_constexpr(c.barriers_per_stage):
         for slot in cutlass.range_constexpr(slots):
             token = tile * TILE_KV + slot * c.box_rows
-            page = cute.arch.shuffle_sync(w.entry, over(token, c.page) - w.base)
+            page = cute.arch.shuffle_sync(w.entry, div_pow2(token, c.page) - w.base)
             if const_expr(slots > 1):
                 page = page if token < w.kv_len else Int32(NO_PAGE)
             inside = (token % c.page) // c.box_rows
@@ -182,8 +182,8 @@ def produce_rest(c: cutlass.Constexpr[Traits], g: Globals, s: Shared, w: Work, c
     for i in cutlass.range(1, w.mine, unroll=1):
         tile = w.first + i
         # the last entry that this tile needs
-        if over(tile * TILE_KV + TILE_KV - 1, c.page) - base > 31:
-            base = over(tile * TILE_KV, c.page)
+        if div_pow2(tile * TILE_KV + TILE_KV - 1, c.page) - base > 31:
+            base = div_pow2(tile * TILE_KV, c.page)
             entry = load_entries(g, w.request, base)
         stage = acquire_stage(c, s, count + i)
         load_tile(c, g, s, replace(w, base=base, entry=entry), tile, stage)

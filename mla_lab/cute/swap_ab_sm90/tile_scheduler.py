@@ -18,7 +18,7 @@ from cutlass import Int32, Int64, Uint32, const_expr
 from ...plan.formula import WHOLE_BLOCKS
 from ..common.fixed_pieces import Before
 from ..common.kv_prefetch import LEAST_REQUESTS, KvCache, prefetch_tiles
-from ..common.ptx_sm90 import load_relaxed, over
+from ..common.ptx_sm90 import div_pow2, load_relaxed
 from ..common.self_schedule import WORDS, Batch, Plan, select
 from ..common.worker_plan import open_plan, prefetch_ahead, tile_words, without_gate
 from .params import TILE_KV, KvLoad, Traits
@@ -87,7 +87,7 @@ def issue_work_loads(c: cutlass.Constexpr[Traits], g: Globals, request: Int32, b
         load_relaxed(begin),
         load_relaxed(begin + 1),
         load_relaxed(g.seq_lens.iterator + request),
-        load_entries(g, request, over(block * TILE_KV, c.page)),
+        load_entries(g, request, div_pow2(block * TILE_KV, c.page)),
     )
 
 
@@ -149,8 +149,8 @@ def open_work(
     request, kv_len, begin = words[0], loads.kv_len, loads.token
     q_len = loads.next_token - begin
     # one CTA begins where the piece does
-    base, entry = over(words[2] * TILE_KV, c.page), loads.entry
-    held = over(kv_len + TILE_KV - 1, TILE_KV)
+    base, entry = div_pow2(words[2] * TILE_KV, c.page), loads.entry
+    held = div_pow2(kv_len + TILE_KV - 1, TILE_KV)
     end = cutlass.min(words[3], held)
     if words[4] + 1 == words[5]:
         end = held
@@ -158,7 +158,7 @@ def open_work(
     blocks = cutlass.max(end - start, Int32(0))
     first = start + share_begin(c, blocks, rank)
     if const_expr(c.cluster > 1):
-        base = over(first * TILE_KV, c.page)
+        base = div_pow2(first * TILE_KV, c.page)
         entry = load_entries(g, request, base)
     mine = start + share_begin(c, blocks, rank + 1) - first
     row = words[1] * c.rows
@@ -182,7 +182,7 @@ def open_work(
 def share_begin(c: Traits, blocks: Int32, rank: Int32) -> Int32:
     """First of `blocks` that CTA `rank` of the cluster takes: shares differ by one at most."""
     rest = blocks & (c.cluster - 1)
-    return rank * over(blocks, c.cluster) + cutlass.min(rank, rest)
+    return rank * div_pow2(blocks, c.cluster) + cutlass.min(rank, rest)
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,7 @@ def kernel_times(launches: Sequence[Launch], device: torch.device) -> dict[str, 
     """
     if device.type != "cuda":
         return None
-    with profile(activities=[ProfilerActivity.CUDA]) as profiler:
+    with profile(activities=[ProfilerActivity.CUDA], acc_events=True) as profiler:
         for launch in launches:
             launch()
         torch.cuda.synchronize(device)
@@ -55,7 +55,7 @@ def kernel_spans(replay: Replay, calls: int) -> KernelSpans:
     the profiler records none.
     """
     replay()
-    with profile(activities=[ProfilerActivity.CUDA]) as profiler:
+    with profile(activities=[ProfilerActivity.CUDA], acc_events=True) as profiler:
         replay()
         torch.cuda.synchronize()
     events = [

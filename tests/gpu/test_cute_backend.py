@@ -240,6 +240,7 @@ def test_no_worse_than_twice_torch(
     assert mine <= 2 * sdpa_error(inputs, expected).relative + 1e-6
 
 
+@pytest.mark.compiler
 def test_a_plan_without_pdl(workspace: torch.Tensor) -> None:
     problem = Problem((1, 3, 2), (1000, 65, 0), 24)
     inputs = inputs_of(problem, "lse", "scales", "ragged")

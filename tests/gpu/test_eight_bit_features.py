@@ -156,7 +156,13 @@ def check_skipped(inputs: DecodeInputs, result: Any, walked: Result, exact: Resu
 @pytest.mark.parametrize("features", [["lse"], ["lse", "sinks", "ragged", "device_scales"]])
 @pytest.mark.parametrize("factor", [1e-4, 1e-2, 1.0])
 @pytest.mark.parametrize(
-    ("heads", "q_len", "tile_rows"), [(16, 1, 16), (128, 2, 32), (7, 5, 32), (7, 5, 16)]
+    ("heads", "q_len", "tile_rows"),
+    [
+        pytest.param(16, 1, 16, marks=pytest.mark.compiler),
+        (128, 2, 32),
+        (7, 5, 32),
+        pytest.param(7, 5, 16, marks=pytest.mark.compiler),
+    ],
 )
 def test_skips_what_its_definition_says(
     heads: int,
@@ -180,7 +186,7 @@ def test_skips_what_its_definition_says(
     assert counters_are_zero(workspace)
 
 
-@pytest.mark.parametrize("tile_rows", [16, 32])
+@pytest.mark.parametrize("tile_rows", [pytest.param(16, marks=pytest.mark.compiler), 32])
 @pytest.mark.parametrize("heads", [3, 20])
 def test_what_is_left_out_shows(heads: int, tile_rows: int, workspace: torch.Tensor) -> None:
     """Where most tiles are: the result is that of the tiles that are kept."""

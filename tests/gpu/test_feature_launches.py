@@ -146,7 +146,8 @@ def test_nothing_is_allocated_waited_for_or_copied(
     if not repeated:
         replay.clear()
     before = torch.cuda.memory_stats()["allocation.all.allocated"]
-    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as seen:
+    activities = [torch.profiler.ProfilerActivity.CUDA]
+    with torch.profiler.profile(activities=activities, acc_events=True) as seen:
         with no_synchronisation():
             native(inputs, workspace, **more)
         torch.cuda.synchronize()

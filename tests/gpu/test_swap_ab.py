@@ -169,7 +169,7 @@ def launch(
     walk: tuple[Tensor, ...] = ()
     numbers: tuple[int, ...] = ()
     if isinstance(work, Plan):
-        walk = tuple(torch.from_numpy(a).cuda() for a in (work.tiles, work.worker_begin))
+        walk = tuple(torch.from_numpy(a.copy()).cuda() for a in (work.tiles, work.worker_begin))
         slots = work.num_slots
         # workers, query tokens of every request (0: see q_begin), costs of the rule (unused)
         numbers = (len(work.worker_begin) - 1, 0, 0)

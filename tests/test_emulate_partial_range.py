@@ -1,4 +1,4 @@
-"""Partials of the LL merge are fp16: right whatever the range of V is, and of a V that is 0."""
+"""Partials are fp16 times a scale of their rows: right whatever the range of V, and where V is 0."""
 
 from __future__ import annotations
 
@@ -12,40 +12,56 @@ from torch import Tensor
 from mla_lab import jit
 from mla_lab.emulate import EmulatedKernel
 from mla_lab.emulate.calls import Call, call_of, is_right, problem_for
+from mla_lab.plan.config import KernelConfig
 from mla_lab.reference.inputs import make_inputs
 from mla_lab.reference.tolerance import error
 
-from .shared_builds import SWAP_AB_LL
+from .shared_builds import KEEP_AB, SWAP_AB_LL
 
 pytestmark = pytest.mark.skipif(shutil.which("g++") is None, reason="needs a C++ compiler")
 LATENT, SPLITS = 512, 6
 
 
-def ran(change: Callable[[Tensor, Tensor], None]) -> Call:
+def ran(config: KernelConfig, change: Callable[[Tensor, Tensor], None]) -> Call:
     """The call after its launch, with what `change` makes of the query and the cache."""
-    problem = problem_for(SWAP_AB_LL, (64 * SPLITS - 5,))
+    problem = problem_for(config, (64 * SPLITS - 5,))
     inputs = make_inputs(problem, 0, ["lse"], workspace_bytes=64)
     query, cache = inputs.query.clone(), inputs.kv_cache.clone()
     change(query, cache)
-    call = call_of(SWAP_AB_LL, replace(inputs, query=query, kv_cache=cache), SPLITS)
-    EmulatedKernel.of(jit.compile(SWAP_AB_LL))(*call.args)
-    assert not any(words.any() for words in call.args[4:6]), "LL words are left 0"
+    call = call_of(config, replace(inputs, query=query, kv_cache=cache), SPLITS)
+    EmulatedKernel.of(jit.compile(config))(*call.args)
+    if config == SWAP_AB_LL:
+        assert not any(words.any() for words in call.args[4:6]), "LL words are left 0"
     return call
 
 
-@pytest.mark.parametrize("factor", [2.0**90, 2.0**20, 2.0**-60, 2.0**-100])
-def test_of_any_range(factor: float) -> None:
+#: keep_ab stores rows as they are that are in the range of fp16: all of them, some, none
+FACTORS = {
+    SWAP_AB_LL: (2.0**90, 2.0**20, 2.0**-60, 2.0**-100),
+    KEEP_AB: (2.0**90, 2.0**12, 2.0**9, 1.0, 2.0**-3, 2.0**-5, 2.0**-100),
+}
+
+
+@pytest.mark.parametrize(
+    ("config", "factor"),
+    [(config, factor) for config, factors in FACTORS.items() for factor in factors],
+    ids=lambda value: (
+        value.kernel.split("/")[1] if isinstance(value, KernelConfig) else f"{value:g}"
+    ),
+)
+def test_of_any_range(config: KernelConfig, factor: float) -> None:
     def change(query: Tensor, cache: Tensor) -> None:
         """V is multiplied, the query divided: scores stay as they are."""
         query[..., :LATENT] /= factor
         cache[..., :LATENT] *= factor
 
-    call = ran(change)
+    call = ran(config, change)
     assert is_right(call), call.errors()
 
 
-def test_of_zeros() -> None:
-    call = ran(lambda query, cache: cache[..., :LATENT].mul_(0.0))
+@pytest.mark.parametrize("config", FACTORS, ids=lambda config: config.kernel.split("/")[1])
+def test_of_zeros(config: KernelConfig) -> None:
+    call = ran(config, lambda query, cache: cache[..., :LATENT].mul_(0.0))
     assert not call.out.any()
     assert call.errors()[1] < 1e-5
 
@@ -58,7 +74,7 @@ def test_beside_a_column_that_overflows() -> None:
         query[..., column] = 0.0
         cache[..., column] = cache[..., column] * 0.0 + 3e38
 
-    call = ran(change)
+    call = ran(SWAP_AB_LL, change)
     others = [c for c in range(LATENT) if c != column]
     expected = call.expected.out.reshape(call.out.shape)[..., others]
     assert call.out[..., column].isinf().all()

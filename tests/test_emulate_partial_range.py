@@ -1,4 +1,4 @@
-"""Partials are fp16 times a scale of their rows: right whatever the range of V, and where V is 0."""
+"""Partials are fp16 times a scale of their rows: right whatever the range of V, and of a V of 0."""
 
 from __future__ import annotations
 

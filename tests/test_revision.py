@@ -68,6 +68,17 @@ def test_without_git_a_commit_can_be_named(tmp_path: Path, monkeypatch: pytest.M
     assert Revision.here(tmp_path / "mla_lab") == Revision("b" * 40, None)
 
 
+def test_of_another_commit_git_does_not_know_what_differs(
+    package: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    head = git(package, "rev-parse", "HEAD")
+    (package / "a.py").write_text("2\n")
+    monkeypatch.setenv("MLA_LAB_COMMIT", head)
+    assert Revision.here(package) == Revision(head, True)
+    monkeypatch.setenv("MLA_LAB_COMMIT", "b" * 40)
+    assert Revision.here(package) == Revision("b" * 40, None)
+
+
 @pytest.mark.parametrize("here", [Revision("a", True), Revision(None, None)])
 def test_a_record_in_data_names_a_clean_commit(
     here: Revision, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -30,14 +30,17 @@ class Revision:
         """Of the code that runs: what its bundle says, else what git says.
 
         Code means `mla_lab/` and `kernels/`, files that git does not track included.
-        `MLA_LAB_COMMIT` names the commit where neither knows it.
+        `MLA_LAB_COMMIT` names the commit where neither knows it, or where git has that of another
+        checkout, such as a copy's; whether the code differs from it is then not known.
         """
         bundled = package.parent / FILE
         if bundled.is_file():
             return cls(**json.loads(bundled.read_text(encoding="utf-8")))
         status = _git(package, "status", "--porcelain", "--", ".", "../kernels")
-        commit = os.environ.get("MLA_LAB_COMMIT") or _git(package, "rev-parse", "HEAD")
-        return cls(commit, None if status is None else bool(status))
+        head, named = _git(package, "rev-parse", "HEAD"), os.environ.get("MLA_LAB_COMMIT")
+        if status is None or (named and named != head):
+            return cls(named or head, None)
+        return cls(head, bool(status))
 
     def write(self, folder: Path) -> None:
         """Leaves it in a bundle."""

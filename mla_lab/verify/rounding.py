@@ -42,13 +42,12 @@ from ..plan.launch_modes import (
 )
 from ..plan.launch_modes import FORMATS as OPERANDS
 from ..plan.pricing import LONGEST
-from ..reference.inputs import DecodeInputs, make_inputs
+from ..reference.inputs import DISTRIBUTIONS, DecodeInputs, make_inputs
 from ..reference.mla import Result, decode_reference
 from ..reference.tolerance import lse_error
 from .limits import TOPS, WEIGHTS, Limits, rounded_error
 
 FORMATS = (("e4m3", "e4m3"), ("bf16", "e4m3"), ("bf16", "fp8_656"))
-DISTRIBUTIONS = ("gauss", "heavy_tailed")
 KV_LENS = (64, 1024, 8192, LONGEST, 65536)
 #: scale factors of the query
 TIMES = (1, 4)

@@ -43,6 +43,7 @@ class Fragments:
     tSrQ_rope: cute.Tensor  # k-steps 32 to 35, descriptors
     tSrS: cute.Tensor  # fp32 scores, then weights
     rP: cute.Tensor  # weights in the element type
+    p_at: Any  # shared-memory address of a lane's row of P in stage 0, see `p_address`
 
 
 @dataclass(frozen=True)
@@ -258,13 +259,13 @@ def all_threads(condition):
 
 
 @cute.jit
-def softmax_to_p(cta: Cta, f: Fragments, rows: RowState, tile: TileContext, p_at, stage):
+def softmax_to_p(cta: Cta, f: Fragments, rows: RowState, tile: TileContext, stage):
     """Softmax of a tile's scores, and P into the rope box of `stage`.
 
     With the option skip: no P and rescale exponents of `SKIPPED` where no row has a score of at
     least its greatest one so far plus `skip_below`.
     """
-    rescale, offset = cta.s.sRescale[None, stage], stage * (STAGE * 2)
+    rescale, offset, p_at = cta.s.sRescale[None, stage], stage * (STAGE * 2), f.p_at
     if const_expr(cta.cfg.page_size == 16):
         p_at = p_address(cta)  # held through the loop, it would take a register
     scale = scale_now(cta.cfg, cta.g)
@@ -367,7 +368,7 @@ def make_fragments(cta: Cta) -> Fragments:
         for width in (16 * Q_STEPS_IN_REGISTERS, 64)
     )
     tSrS = cute.make_rmem_tensor(mma.qk.partition_shape_C((64, 64)), Float32)
-    return Fragments(tSrQ, tSrQ_last, tSrQ_rope, tSrS, rP)
+    return Fragments(tSrQ, tSrQ_last, tSrQ_rope, tSrS, rP, p_address(cta))
 
 
 @cute.jit
@@ -389,7 +390,7 @@ def start_work_tile(cta: Cta, f: Fragments, rows: RowState, index, w, phases: St
 
 @cute.jit
 def qk_then_softmax(
-    cta: Cta, f: Fragments, rows: RowState, tile: TileContext, tiles_left, later, p_at,
+    cta: Cta, f: Fragments, rows: RowState, tile: TileContext, tiles_left, later,
     stage, previous, phases: StagePhases,
 ):  # fmt: skip
     """QK and P of the tile in `stage`. P of the tile before, in `previous`, if there is one
@@ -404,7 +405,7 @@ def qk_then_softmax(
     warpgroup.wait_group(0)
     profile_tile(cta.cfg, cta.g, tiles_left, "QK done")
     apply_mask(cta, f.tSrS, tile.index, tile.mask_free, tiles_left)
-    softmax_to_p(cta, f, rows, tile, p_at, stage)
+    softmax_to_p(cta, f, rows, tile, stage)
     cute.arch.fence_view_async_shared()
     profile_tile(cta.cfg, cta.g, tiles_left, "P stored")
     return phases
@@ -435,7 +436,6 @@ def mainloop_qk_softmax(cta: Cta):
     stages = cta.cfg.stages
     w = cute.arch.make_warp_uniform(cute.arch.thread_idx()[0] % 128 // 32)
     f = make_fragments(cta)
-    p_at = p_address(cta)
     row_max, row_sum = (cute.make_rmem_tensor(2, Float32) for _ in range(2))
     seen = cute.make_rmem_tensor(2, Float32) if const_expr(cta.cfg.skip) else row_max
     rows = RowState(row_max, row_sum, seen)
@@ -448,7 +448,7 @@ def mainloop_qk_softmax(cta: Cta):
             tiles_left = cute.arch.make_warp_uniform(tiles_left)
             previous = cute.arch.make_warp_uniform(previous)
             phases = qk_then_softmax(
-                cta, f, rows, tile, tiles_left, tiles_left < tiles, p_at, stage, previous, phases
+                cta, f, rows, tile, tiles_left, tiles_left < tiles, stage, previous, phases
             )
             previous = stage
             stage = pick(stage + 1 == stages, Int32(0), stage + 1)

@@ -250,6 +250,21 @@ def test_the_command_shows_every_target(capsys):
     assert all(t.name in said for t in TARGETS)
 
 
+def test_the_plain_call_over_the_planned_one_by_hand(folder):
+    for record, ours, times in (
+        (target_figures.ANCHOR, "mla-lab", {"b1": (10.0, 20.0), "b4": (10.0, 20.0)}),
+        (target_figures.PLAIN, "mla-lab-plain", {"b1": (12.0, 24.0), "b4": (9.0, 20.0)}),
+    ):
+        rows = [RUN]
+        for batch, (us, peer_us) in times.items():
+            case = f"{batch}_q1_h16_kv1024"
+            rows += [a_row(case, ours, us), a_row(case, "flashmla", peer_us)]
+        (folder / record).write_text("".join(json.dumps(row) + "\n" for row in rows))
+    assert FIGURES["over_planned"]().value == pytest.approx((1.2 * 0.9) ** 0.5)
+    found = FIGURES["over_planned"](worst=True)
+    assert str(found) == "1.200 (b1_q1_h16_kv1024, a public peer's 1.200)"
+
+
 def test_groups_do_not_overlap():
     """Groups of the anchor cases by batch and rows hold each case once, all 54 together."""
     whole = target_figures.ALL

@@ -203,6 +203,19 @@ def beside(
     return Figure(shown, f"{worst}; mean {average:.3f} of {len(ratios)}", ".3f")
 
 
+def over_planned(record: str = PLAIN, planned: str = ANCHOR, worst: bool = False) -> Figure:
+    """The plain call's time over that of the call with a host plan, of another run and card:
+    geometric mean, or the worst case, with the least such ratio of a public peer in that case."""
+    ours, before = _ours(record), _ours(planned)
+    ratios = {case: us / before[case] for case, us in ours.items() if case in before}
+    most = max(ratios, key=lambda case: ratios[case])
+    now, then = best_times(rows_of(record))[most], best_times(rows_of(planned))[most]
+    peers = [now[name] / then[name] for name in PUBLIC if name in now and name in then]
+    beside = f", a public peer's {min(peers):.3f}" if peers else ""
+    note = f"{most}{beside}" if worst else f"{len(ratios)} cases"
+    return Figure(ratios[most] if worst else mean(ratios.values()), note, ".3f")
+
+
 def error_over_peers(record: str = ANCHOR) -> Figure:
     """The largest ratio of our relative error to the least of the public peers', over the cases."""
     peers = ("flashmla", "flashinfer-fa3", "fa3-qv", "fa3-qv-32")
@@ -305,6 +318,7 @@ FIGURES: dict[str, Callable[..., Figure]] = {
         trace_over_uniform,
         step_over_uniform,
         beside,
+        over_planned,
         error_over_peers,
         lse_error,
         choices,

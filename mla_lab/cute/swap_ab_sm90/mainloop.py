@@ -54,10 +54,13 @@ def mainloop(
     if w.num_tiles <= start:
         # no own tile: this warp group reads no Q
         s.q.consumer_release(0)
-    if const_expr(c.one_code or wg.idx == 0):
-        if start == 0 and w.num_tiles > 0:
-            own_tile(c, FIRST, g, s, wg, w, Int32(0))
-    begin = 2 - start
+    begin = start
+    if const_expr(not c.fp8):
+        # the first tile has its own copy of the code: in one for all, branches cost short calls 3 %
+        if const_expr(c.one_code or wg.idx == 0):
+            if start == 0 and w.num_tiles > 0:
+                own_tile(c, FIRST, g, s, wg, w, Int32(0))
+        begin = 2 - start
     if const_expr(c.pv_first and c.grid and (c.one_code or wg.idx == 1)):
         # one work tile, whose tile 1 is the second warp group's
         if start == 1:

@@ -31,7 +31,7 @@ from dataclasses import replace
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Float32, Int32, const_expr
+from cutlass import Boolean, Float32, Int32, const_expr
 from cutlass.cute.nvgpu import warpgroup
 
 from ..common.barriers import MBarriers
@@ -45,7 +45,7 @@ from . import kv_656
 from . import online_softmax as sx
 from . import query_hi_lo as hi_lo
 from .epilogue import publish_row_sums
-from .mainloop_bf16 import FIRST, publish_p, release_stage
+from .mainloop_bf16 import publish_p, release_stage
 from .mma import WarpGroup, issue_qk
 from .online_softmax import RESCALE, ROW_MAX
 from .params import SCALES, TILE_KV, Traits
@@ -62,24 +62,23 @@ def stats_pair(c: Traits, s: Shared, stats: Int32, what: int, j: int, lane: Int3
 
 @cute.jit
 def row_stats(
-    c: cutlass.Constexpr[Traits], first: cutlass.Constexpr[bool], g: Globals, s: Shared,
-    wg: WarpGroup, w: WorkTile, scale: Float32, tile: Int32, row: Int32,
+    c: cutlass.Constexpr[Traits], later: Boolean, g: Globals, s: Shared, wg: WarpGroup,
+    w: WorkTile, scale: Float32, tile: Int32, row: Int32,
 ):  # fmt: skip
     """One thread per row: the statistics of the CTA's KV tile `tile`, for both warp groups."""
     top = sx.tile_max(c, s, wg, row)
-    old, before = Float32(NO_SCORE), Float32(1.0)
-    if const_expr(not first):
-        other = stats_idx(c, 1 - wg.idx, tile - 1)
+    other = stats_idx(c, 1 - wg.idx, tile - 1)
+    if tile > 0:
+        # statistics of the work tile before are not read, but no phase may be passed over
         MBarriers(s.stats_full.at(1 - wg.idx)).wait(0, ((tile - 1) >> 1) & 1)
+    old, before = Float32(NO_SCORE), Float32(1.0)
+    if later:
         old, before = s.sStats[other, ROW_MAX, row], s.sStats[other, RESCALE, row]
-    elif const_expr(not c.grid):
-        # nothing to read, and complete long ago; but each phase must be waited for in turn
-        if tile > 0:
-            MBarriers(s.stats_full.at(1 - wg.idx)).wait(0, ((tile - 1) >> 1) & 1)
     new = cute.arch.fmax(old, top * scale - fp8.P_LOG2)
     stats = stats_idx(c, wg.idx, tile)
     if const_expr(c.skip):
-        skipped = vote_skip(c, first, g, w, top * scale - fp8.P_LOG2 - old, row)
+        gain = top * scale - fp8.P_LOG2 - old
+        skipped = pick(later, vote_skip(c, g, w, gain, row), Int32(0))
         new = pick(skipped != 0, old, new)
         if row == 0:
             s.skipped[stats] = skipped
@@ -90,11 +89,9 @@ def row_stats(
     s.stats_full.arrive(wg.idx)
 
 
-def vote_skip(c: Traits, first: bool, g: Globals, w: WorkTile, gain: Float32, row: Int32) -> Int32:
+def vote_skip(c: Traits, g: Globals, w: WorkTile, gain: Float32, row: Int32) -> Int32:
     """1 where all rows agree to skip a tile whose maximum lies `gain` (log2) above the row's so
-    far; never the first. By the threads of all rows, which are of one warp."""
-    if first:
-        return Int32(0)
+    far. By the threads of all rows, which are of one warp."""
     least = cute.math.log2(g.skip / w.kv_len.to(Float32), fastmath=True)
     objects = pick((row < w.rows) & ~(gain < least), Int32(1), Int32(0))
     return cute.arch.inline_ptx(
@@ -114,8 +111,8 @@ def thread_scores(c: Traits, wg: WarpGroup) -> cute.Tensor:
 
 @cute.jit
 def online_softmax_step(
-    c: cutlass.Constexpr[Traits], first: cutlass.Constexpr[bool], g: Globals, s: Shared,
-    wg: WarpGroup, w: WorkTile, tile: Int32, stage: Int32,
+    c: cutlass.Constexpr[Traits], later: Boolean, g: Globals, s: Shared, wg: WarpGroup,
+    w: WorkTile, tile: Int32, stage: Int32,
 ):  # fmt: skip
     """Scores become weights, and row sums follow; of a skipped tile only the row sums."""
     acc = thread_scores(c, wg)
@@ -126,7 +123,7 @@ def online_softmax_step(
         if (thread >= 32) & (thread < 32 + SCALES):
             kv_656.p_scale(c, s, wg, stage, thread - 32)
     if thread < c.rows:
-        row_stats(c, first, g, s, wg, w, scale, tile, thread)
+        row_stats(c, later, g, s, wg, w, scale, tile, thread)
     wg.sync()
     stats = stats_idx(c, wg.idx, tile)
     if const_expr(c.skip):
@@ -231,7 +228,8 @@ def own_tile(
     c: cutlass.Constexpr[Traits], order: cutlass.Constexpr[str], g: Globals, s: Shared,
     wg: WarpGroup, w: WorkTile, k: Int32,
 ):  # fmt: skip
-    """One round of the module's docstring; `order` FIRST: the work tile has no tile k-1."""
+    """One round of the module's docstring. First and later tiles share one copy of the code, so
+    that a step, whose other kernels evict it, fetches it once; `order` is therefore not read."""
     if const_expr(c.mma_n == 64):
         # whatever follows from the thread takes no register from one round to the next
         lane = fresh_thread() % 32
@@ -253,18 +251,21 @@ def own_tile(
     else:
         issue_qk(c, s, wg, state.index, state.phase)
         warpgroup.wait_group(0)
-    if const_expr(order == FIRST):
+    later = Boolean(True)
+    if const_expr(c.one_code or wg.idx == 0):
+        later = k > 0  # the first tile of a grid is the first warp group's
+    if not later:
         profile_event(c, s, CtaEvent.FIRST_QK_DONE)
     if k + 2 >= w.num_tiles:
         s.q.consumer_release(0)
     sx.apply_mask(c, g, thread_scores(c, wg), w, tile_token, slot_bits, token, wg.lane)
-    online_softmax_step(c, order == FIRST, g, s, wg, w, tile, stage)
+    online_softmax_step(c, later, g, s, wg, w, tile, stage)
     if const_expr(c.kv_656):
         kv_656.store_p(c, s, wg, thread_scores(c, wg), stage)
     else:
         fp8.store_p(c, s, wg, thread_scores(c, wg), stage)
     publish_p(c, s, wg, w, tile_token, thread, stage, stats_idx(c, wg.idx, tile))
-    if const_expr(order != FIRST):
+    if later:
         before = (tile + c.stages - 1) % c.stages
         pv_of_other(c, s, wg, before, tile - 1)
         finish_pv(c, s, wg, before)

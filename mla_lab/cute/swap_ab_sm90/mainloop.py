@@ -55,8 +55,7 @@ def mainloop(
         # no own tile: this warp group reads no Q
         s.q.consumer_release(0)
     begin = start
-    if const_expr(not c.fp8):
-        # the first tile has its own copy of the code: in one for all, branches cost short calls 3 %
+    if const_expr(not c.one_round):
         if const_expr(c.one_code or wg.idx == 0):
             if start == 0 and w.num_tiles > 0:
                 own_tile(c, FIRST, g, s, wg, w, Int32(0))

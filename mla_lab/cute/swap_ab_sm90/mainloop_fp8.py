@@ -45,7 +45,7 @@ from . import kv_656
 from . import online_softmax as sx
 from . import query_hi_lo as hi_lo
 from .epilogue import publish_row_sums
-from .mainloop_bf16 import publish_p, release_stage
+from .mainloop_bf16 import FIRST, publish_p, release_stage
 from .mma import WarpGroup, issue_qk
 from .online_softmax import RESCALE, ROW_MAX
 from .params import SCALES, TILE_KV, Traits
@@ -228,8 +228,8 @@ def own_tile(
     c: cutlass.Constexpr[Traits], order: cutlass.Constexpr[str], g: Globals, s: Shared,
     wg: WarpGroup, w: WorkTile, k: Int32,
 ):  # fmt: skip
-    """One round of the module's docstring. First and later tiles share one copy of the code, so
-    that a step, whose other kernels evict it, fetches it once; `order` is therefore not read."""
+    """One round of the module's docstring; `order` FIRST: the work tile has no tile k-1. With
+    `Traits.one_round` the code finds that out."""
     if const_expr(c.mma_n == 64):
         # whatever follows from the thread takes no register from one round to the next
         lane = fresh_thread() % 32
@@ -251,8 +251,8 @@ def own_tile(
     else:
         issue_qk(c, s, wg, state.index, state.phase)
         warpgroup.wait_group(0)
-    later = Boolean(True)
-    if const_expr(c.one_code or wg.idx == 0):
+    later = Boolean(order != FIRST)
+    if const_expr(c.one_round and (c.one_code or wg.idx == 0)):
         later = k > 0  # the first tile of a grid is the first warp group's
     if not later:
         profile_event(c, s, CtaEvent.FIRST_QK_DONE)

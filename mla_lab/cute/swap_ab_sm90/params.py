@@ -293,6 +293,15 @@ class Traits:
         return not self.gathered or (self.fp8 and not self.hi_lo)
 
     @cached_property
+    def one_round(self) -> bool:
+        """Whether first and later tiles share one copy of a round, so that a step, whose other
+        kernels evict it, fetches it once. Over 16 bits its branches would cost short calls 3 %; for
+        32 rows of hi and lo, gathered, there is no register for them.
+        """
+        tall = self.gathered and self.hi_lo and not self.kv_656 and self.rows == 32
+        return self.fp8 and not tall
+
+    @cached_property
     def bound_rows(self) -> int:
         """Rows of a bound beside the row sums: in the LL merge, for fp16 to hold accumulators."""
         return 1 if self.split_merge == SplitMerge.LL else 0

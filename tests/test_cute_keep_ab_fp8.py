@@ -3,16 +3,15 @@ token, and what it compiles to."""
 
 from __future__ import annotations
 
-import re
 import shutil
 from dataclasses import replace
 
 import pytest
 import torch
 
-from mla_lab import jit
 from mla_lab.core.errors import Unsupported
 from mla_lab.core.problem import FP8_656_BYTES
+from mla_lab.jit.shipped import CUTE
 from mla_lab.plan.config import KernelConfig
 
 pytest.importorskip("cutlass")
@@ -35,6 +34,8 @@ from mla_lab.cute.keep_ab_sm90.fp8.mainloop_qk_softmax import (
     WORDS,
 )
 from mla_lab.cute.keep_ab_sm90.params import BOX
+
+from .built import kernel_of, products_of, ptx_of
 
 EIGHT = KernelConfig(
     "cute/keep_ab_sm90", q_dtype="e4m3", kv_format="e4m3", tile_rows=128, cluster=2
@@ -204,23 +205,25 @@ def test_values_times_their_factors_stay_in_fp16() -> None:
 
 @pytest.mark.skipif(shutil.which("g++") is None, reason="needs a C++ compiler")
 @pytest.mark.parametrize(
-    "base",
-    [replace(EIGHT, page_size=128), replace(HI_LO, tile_rows=64, cluster=1), KV_656],
-    ids=["plain", "hi_lo, 64 rows", "656 bytes"],
+    "config",
+    [
+        config
+        for config in CUTE
+        if config.kernel == EIGHT.kernel
+        and config.kv_format in ("e4m3", "fp8_656")
+        and not config.option("gather")
+        and not config.option("pieces")
+    ],
+    ids=KernelConfig.name,
 )
-def test_compiles_without_spills(base: KernelConfig) -> None:
-    # shipped builds, the first two of which other tests want too; that none of all spills is on
-    # record (`test_jit_shipped`)
-    made = jit.compile(replace(base, options=(("shaped", 1),)), "sm_90a")
-    (kernel,) = made.resources
-    assert kernel.stack == 0
-    assert tuple(kernel.block or ()) == (fp8.THREADS, 1, 1)
-    assert kernel.shared <= 232_448
-    products = re.findall(r"wgmma\.mma_async\.sync\.aligned\.(\S+)", made.ptx.read_text())
-    found = {p.partition(".")[2] for p in products}
+def test_compiles_without_spills_to_products_of_its_formats(config: KernelConfig) -> None:
+    assert kernel_of(config).stack == 0 and kernel_of(config).shared <= 232_448
+    products = products_of(config)
     wide = {"e4m3": {"f32.f16.f16"}, "fp8_656": {"f32.f16.f16", "f32.bf16.bf16"}}
-    assert found == {"f32.e4m3.e4m3"} | (wide[base.kv_format] if base.q_dtype == "bf16" else set())
+    expected = {"f32.e4m3.e4m3"} | (wide[config.kv_format] if config.q_dtype == "bf16" else set())
+    assert {product.partition(".")[2] for product in products} == expected
     # only such a pair has products of 128 rows, and sends weights to the other CTA
-    exchange = static_facts(base).p_exchange
+    exchange = static_facts(config).p_exchange
     assert ("m64n128k16.f32.f16.f16" in products) == exchange
-    assert ("cp.async.bulk.shared::cluster.shared::cta" in made.ptx.read_text()) == exchange
+    sends = "cp.async.bulk.shared::cluster.shared::cta"
+    assert any(name.startswith(sends) for name in ptx_of(config)) == exchange

@@ -10,6 +10,7 @@ import pytest
 
 from mla_lab import jit
 from mla_lab.core.errors import Unsupported
+from mla_lab.jit.shipped import CUTE
 from mla_lab.plan.config import KernelConfig
 
 pytest.importorskip("cutlass")
@@ -23,7 +24,8 @@ from mla_lab.cute.swap_ab_sm90.producer_gather import (
     tokens_per_lane,
 )
 
-from .shared_builds import SWAP_AB_LL_E4M3
+from .built import kernel_of, products_of, ptx_of, tensor_copies_of
+from .shared_builds import SWAP_AB_LL_E4M3, SWAP_AB_SKIP
 
 BASE = KernelConfig("cute/swap_ab_sm90", tile_rows=16, cluster=1)
 SPARSE = (("features", 1), ("fused_merge", 1), ("gather", 2), ("grid", 1))
@@ -65,20 +67,20 @@ def test_every_chunk_of_a_box_has_its_place(q_dtype: str, kv_format: str, width:
 
 @needs_compiler
 @pytest.mark.parametrize(("q_dtype", "kv_format", "width"), FORMATS[1:])
+@pytest.mark.parametrize("rows", [16, 32])
 def test_gathered_tokens_reach_the_matrix_unit_as_they_are(
-    q_dtype: str, kv_format: str, width: int
+    rows: int, q_dtype: str, kv_format: str, width: int
 ) -> None:
     config = config_of(q_dtype, kv_format, (*SPARSE, ("shaped", 1)))
-    made = jit.compile(config, "sm_90a")
-    (kernel,) = made.resources
-    c = facts.traits_of(config)
-    assert kernel.stack == 0 and kernel.shared <= facts.SMEM_BYTES
-    ptx = made.ptx.read_text()
-    assert "cp.async.cg.shared.global" in ptx
+    config = replace(config, tile_rows=rows)
+    if config not in CUTE:
+        pytest.skip("not shipped")
+    assert kernel_of(config).stack == 0 and kernel_of(config).shared <= facts.SMEM_BYTES
+    assert any(name.startswith("cp.async.cg.shared.global") for name in ptx_of(config))
     # of tensor copies only Q is left
-    assert len(re.findall(r"cp\.async\.bulk\.tensor", ptx)) == 1
-    kinds = set(re.findall(r"wgmma\.mma_async\.sync\.aligned\.(\S+)", ptx))
-    assert f"m64n{c.mma_n}k32.f32.e4m3.e4m3" in kinds
+    assert tensor_copies_of(config) == 1
+    c = facts.traits_of(config)
+    assert f"m64n{c.mma_n}k32.f32.e4m3.e4m3" in products_of(config)
 
 
 @pytest.mark.parametrize(
@@ -136,19 +138,20 @@ def test_skip_softmax_is_for_eight_bits_by_page(changed: dict[str, object]) -> N
 
 
 @needs_compiler
-@pytest.mark.parametrize("kv_format", ["e4m3", "fp8_656"])
-def test_under_a_query_of_16_bits_rows_vote_too(kv_format: str) -> None:
-    """And no register more is wanted than there is, for either result."""
-    config = replace(SKIP, q_dtype="bf16", kv_format=kv_format)
-    made = jit.compile(config, "sm_90a")
-    assert [kernel.stack for kernel in made.resources] == [0]
-    assert "vote.sync.all.pred q, p, 0xffff" in made.ptx.read_text()
+@pytest.mark.parametrize(
+    "config", [config for config in CUTE if config.option("skip") and "swap" in config.kernel],
+    ids=KernelConfig.name,
+)  # fmt: skip
+def test_rows_vote_on_a_tile_and_take_no_register_more_than_there_is(config: KernelConfig) -> None:
+    assert kernel_of(config).stack == 0
+    plain = replace(config, options=tuple(o for o in config.options if o[0] != "skip"))
+    votes, others = (ptx_of(c).get("vote.sync.all.pred", 0) for c in (config, plain))
+    assert votes > others
 
 
 @needs_compiler
-def test_rows_vote_on_a_tile_and_products_stay_in_flight() -> None:
-    ptx = jit.compile(SKIP, "sm_90a").ptx.read_text()
-    # by the threads of 16 rows
-    assert set(re.findall(r"vote\.sync\.all\.pred q, p, (0x\w+)", ptx)) == {"0xffff"}
+def test_the_threads_of_all_rows_vote() -> None:
+    ptx = jit.compile(SWAP_AB_SKIP, "sm_90a").ptx.read_text()
+    assert set(re.findall(r"vote\.sync\.all\.pred q, p, (0x\w+)", ptx)) == {"0xffffffff"}
     plain = jit.compile(SWAP_AB_LL_E4M3, "sm_90a").ptx.read_text()
     assert "vote.sync.all.pred q" not in plain

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import sys
 from collections.abc import Callable
@@ -27,6 +28,7 @@ from mla_lab.reference.tolerance import error, lse_error
 from .test_batch_invariant import bits, chosen
 
 pytestmark = pytest.mark.skipif(shutil.which("g++") is None, reason="needs a C++ compiler")
+needs_time = pytest.mark.skipif("MLA_LAB_LONG" not in os.environ, reason="MLA_LAB_LONG is not set")
 #: CTAs of the card: few, so that each runs several pieces and a slot is written again
 SMS = 16
 #: pieces of one or two blocks, the most that calls of this size can have
@@ -78,7 +80,12 @@ LONG = Problem((1,) * 18, (2100, 1, 64, 0, 511, 513, *(65, 128, 100, 66) * 3), 1
         (LONG, (), ("fair", "adverse")),
         (Problem((1,) * 5, (700, 1290, 0, 300, 1100), 64), ("sinks",), ("random",)),
         (Problem((1,) * 3, (1300, 129, 300), 16, q_dtype="e4m3", kv_format="e4m3"), (), ("fair",)),
-        (Problem((1,) * 3, (300, 129, 700), 16, kv_format="fp8_656"), (), ("random",)),
+        pytest.param(
+            Problem((1,) * 3, (300, 129, 700), 16, kv_format="fp8_656"),
+            (),
+            ("random",),
+            marks=needs_time,
+        ),
         # 16 rows by swap_ab, more by keep_ab, in two launches
         (Problem((2, 1, 3), (400, 129, 300), 16), ("ragged",), ("random",)),
     ],

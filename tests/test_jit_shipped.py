@@ -75,7 +75,10 @@ def test_the_record_has_what_a_compiler_makes_of_these_sources(config: KernelCon
     recorded = shipped_builds.of(config)
     if recorded is None:
         pytest.skip("no record of these sources and compilers: mla-lab verify builds")
-    made = xray.inspect(jit.compile(config, "sm_90a", progress=quiet))
+    artifact = jit.compile(config, "sm_90a", progress=quiet)
+    made = xray.inspect(artifact)
+    text = artifact.ptx.read_text(encoding="utf-8")
+    assert shipped_builds.ptx_of(config) == shipped_builds.instructions(text)
     for row, kernel in zip(recorded, map(shipped_builds.described, made.kernels), strict=True):
         assert row == (kernel if kernel.opcodes else replace(kernel, opcodes=row.opcodes))
 

@@ -100,12 +100,8 @@ def test_the_kernels_of_this_source_have_the_same_bits() -> None:
     assert found and all(row["same"] == row["of"] for row in found), card_bits.summary(found)
 
 
-#: opcodes of kernels that are younger than the record: comparisons that hold for NaN as well
-SINCE = {"setp.ltu.f32", "setp.gtu.f32"}
-
-
 def test_opcodes_have_the_bits_of_an_h200_but_for_nan() -> None:
     probes = [row for row in read(RECORD) if "probe" in row]
-    assert {row["probe"] for row in probes} >= set(card_probes.names()) - SINCE
+    assert {row["probe"] for row in probes} >= set(card_probes.names())
     found = list(card_bits.compare([{}, *probes]))
     assert {row["name"] for row in found if row["same"] != row["of"]} == NAN_BITS

@@ -1,4 +1,5 @@
-"""Every shipped build for sm_90a as it is compiled here: registers, stack, machine code, opcodes.
+"""Every shipped build for sm_90a as it is compiled here: registers, stack, machine code, opcodes,
+and the PTX instructions that move tiles, multiply them, vote or reduce.
 
 A row has the hash of its build's sources and the versions of its compilers. `current` gives the
 rows that are of today's sources and compilers: a test of them need not compile all builds anew.
@@ -6,6 +7,7 @@ rows that are of today's sources and compilers: a test of them need not compile 
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
@@ -27,6 +29,8 @@ RECORD = "records/builds.jsonl"
 ARCH = "sm_90a"
 #: bytes of stack that a thread of a few builds keeps, each of them named in tests/spills.py
 MOST_STACK = 96
+#: PTX instructions that a row counts, by their full names
+COUNTED = re.compile(r"\b(?:wgmma\.mma_async|cp\.async|ldmatrix|stmatrix|vote|red|atom)\.[\w.:]+")
 #: of a toolchain, what generates device code
 COMPILERS = ("cutlass-dsl", "flavour", "nvcc")
 
@@ -57,6 +61,11 @@ def described(kernel: KernelReport) -> BuiltKernel:
     return BuiltKernel(kernel.name, *taken, dict(sorted(opcodes.items())))
 
 
+def instructions(ptx: str) -> dict[str, int]:
+    """How often each instruction of `COUNTED` stands in a build's PTX."""
+    return dict(sorted(Counter(COUNTED.findall(ptx)).items()))
+
+
 def row(artifact: Artifact) -> Row:
     """The row of a build; "wrong" where a kernel spills more than `MOST_STACK` bytes."""
     kernels = [described(kernel) for kernel in inspect(artifact).kernels]
@@ -68,6 +77,7 @@ def row(artifact: Artifact) -> Row:
         "source": source_hash(artifact.config.kernel),
         "toolchain": artifact.toolchain,
         "kernels": [asdict(kernel) for kernel in kernels],
+        "ptx": instructions(artifact.ptx.read_text(encoding="utf-8")),
     }
 
 
@@ -81,8 +91,8 @@ def run(path: Path, say: Progress) -> list[Row]:
 
 
 @cache
-def current() -> dict[str, tuple[BuiltKernel, ...]]:
-    """Build's name -> its kernels, of the rows that are of today's sources and, where there are
+def current() -> dict[str, Row]:
+    """Build's name -> its row, of the rows that are of today's sources and, where there are
     compilers, of today's compilers.
     """
     path = data_dir() / RECORD
@@ -93,13 +103,20 @@ def current() -> dict[str, tuple[BuiltKernel, ...]]:
     for each in read(path):
         kernel = names.get(each.get("name", ""))
         if kernel and each["source"] == source_hash(kernel) and same_compilers(kernel, each):
-            found[each["name"]] = tuple(BuiltKernel(**one) for one in each["kernels"])
+            found[each["name"]] = each
     return found
 
 
 def of(config: KernelConfig) -> tuple[BuiltKernel, ...] | None:
     """Kernels of a build by `current`; None where the record does not have it."""
-    return current().get(config.name())
+    found = current().get(config.name())
+    return tuple(BuiltKernel(**one) for one in found["kernels"]) if found else None
+
+
+def ptx_of(config: KernelConfig) -> dict[str, int] | None:
+    """`instructions` of a build by `current`; None where the record does not have it."""
+    found = current().get(config.name())
+    return found["ptx"] if found else None
 
 
 def same_compilers(kernel: str, each: Row) -> bool:

@@ -28,7 +28,6 @@ E4M3: dict[str, str | int] = {"q_dtype": "e4m3", "kv_format": "e4m3"}
 
 KEEP_AB = keep_ab({})
 KEEP_AB_E4M3 = keep_ab(E4M3 | {"page_size": 32})
-KEEP_AB_E4M3_CLUSTER = keep_ab(E4M3 | {"tile_rows": 128, "cluster": 2, "page_size": 128})
 #: ranks of a cluster exchange partials, and splits merge behind counters
 SWAP_AB_CLUSTER = swap_ab({"tile_rows": 8, "cluster": 8, "mask": "causal"}, fused_merge=2, grid=1)
 #: workers find their tiles
@@ -39,11 +38,6 @@ SWAP_AB_WALK_656 = swap_ab(
 #: splits merge without counters
 SWAP_AB_LL = swap_ab({"tile_rows": 16}, fused_merge=3, grid=1)
 SWAP_AB_LL_E4M3 = swap_ab(E4M3 | {"tile_rows": 16, "mask": "causal"}, fused_merge=3, grid=1)
-SWAP_AB_PAIR = swap_ab(
-    {"tile_rows": 16, "mask": "causal", "page_size": 32}, fused_merge=3, grid=1, pair=2
-)
-#: tokens are fetched one by one
-SWAP_AB_GATHER = swap_ab({"tile_rows": 16}, features=1, fused_merge=1, gather=2, grid=1)
 #: slices of a merge may be longer than what all threads take at a time
 SWAP_AB_SKIP = swap_ab(E4M3 | {"tile_rows": 32, "mask": "tree"}, fused_merge=2, skip=1)
 
@@ -54,14 +48,10 @@ SHARED = (
     KEEP_AB,
     keep_ab({}, dual=1),
     KEEP_AB_E4M3,
-    KEEP_AB_E4M3_CLUSTER,
     keep_ab({"kv_format": "fp8_656"}, gather=2),
     SWAP_AB_CLUSTER,
     SWAP_AB_WALK,
-    SWAP_AB_WALK_656,
     SWAP_AB_LL,
     SWAP_AB_LL_E4M3,
-    SWAP_AB_PAIR,
-    SWAP_AB_GATHER,
     SWAP_AB_SKIP,
 )  # fmt: skip

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from mla_lab import jit
 from mla_lab.core.errors import Unsupported
+from mla_lab.jit.shipped import CUTE
 from mla_lab.plan.config import KernelConfig
 
 pytest.importorskip("cutlass")
@@ -26,8 +27,8 @@ from mla_lab.cute.swap_ab_sm90 import params as facts
 from mla_lab.cute.swap_ab_sm90.query_hi_lo import LOW, query_place
 from mla_lab.cute.swap_ab_sm90.shared_storage import PLAN_WORDS, barrier_table
 
-from .built import kernel_of, products_of, ptx_of
-from .shared_builds import SWAP_AB_CLUSTER, SWAP_AB_GATHER, SWAP_AB_LL, SWAP_AB_PAIR
+from .built import kernel_of, products_of, ptx_of, tensor_copies_of
+from .shared_builds import SWAP_AB_CLUSTER, SWAP_AB_LL
 
 BASE = KernelConfig("cute/swap_ab_sm90", tile_rows=16, cluster=8)
 #: options of the LL merge
@@ -152,14 +153,19 @@ def test_pairs_of_row_tiles_are_for_one_cta_in_grid_mode() -> None:
             facts.traits_of(replace(BASE, cluster=cluster, options=options))
 
 
+PAIRS, GATHERS = (
+    [c for c in CUTE if c.kernel == BASE.kernel and c.option(option)]
+    for option in ("pair", "gather")
+)
+
+
 @pytest.mark.skipif(shutil.which("g++") is None, reason="needs a C++ compiler")
-def test_a_pair_shares_its_loads_and_its_releases() -> None:
-    made = jit.compile(SWAP_AB_PAIR, "sm_90a")
-    (kernel,) = made.resources
-    assert kernel.stack == 0
-    ptx = made.ptx.read_text()
-    assert re.search(r"cp\.async\.bulk\.tensor.*multicast::cluster", ptx)
-    assert "mbarrier.arrive.shared::cluster.b64" in ptx
+@pytest.mark.parametrize("config", PAIRS, ids=KernelConfig.name)
+def test_a_pair_shares_its_loads(config: KernelConfig) -> None:
+    """All of KV by multicast; Q is each CTA's own."""
+    copies = {name: n for name, n in ptx_of(config).items() if name.startswith("cp.async.bulk.ten")}
+    shared = sum(n for name, n in copies.items() if "multicast::cluster" in name)
+    assert shared > 0 and sum(copies.values()) - shared == 1
 
 
 @pytest.mark.skipif(shutil.which("g++") is None, reason="needs a C++ compiler")
@@ -236,15 +242,15 @@ def test_registers_of_both_roles_fit(rows: int, gather: int) -> None:
 
 
 @pytest.mark.skipif(shutil.which("g++") is None, reason="needs a C++ compiler")
-def test_a_gathered_tile_is_copied_by_16_bytes_and_counted_by_its_barrier() -> None:
-    made = jit.compile(SWAP_AB_GATHER, "sm_90a")
-    (kernel,) = made.resources
-    assert kernel.stack == 0
-    ptx = made.ptx.read_text()
-    assert "cp.async.cg.shared.global" in ptx
-    assert "cp.async.mbarrier.arrive.noinc" in ptx
+@pytest.mark.parametrize("config", GATHERS, ids=KernelConfig.name)
+def test_a_gathered_tile_is_copied_by_16_bytes_and_counted_by_its_barrier(
+    config: KernelConfig,
+) -> None:
+    names = ptx_of(config)
+    assert any(name.startswith("cp.async.cg.shared.global") for name in names)
+    assert any(name.startswith("cp.async.mbarrier.arrive.noinc") for name in names)
     # of tensor copies only Q is left
-    assert len(re.findall(r"cp\.async\.bulk\.tensor", ptx)) == 1
+    assert tensor_copies_of(config) == 1
 
 
 @pytest.mark.parametrize("rows", [8, 16, 32])

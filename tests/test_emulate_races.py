@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 from dataclasses import replace
 
@@ -26,6 +27,7 @@ from .shared_builds import (
 
 pytestmark = pytest.mark.skipif(shutil.which("g++") is None, reason="needs a C++ compiler")
 
+needs_time = pytest.mark.skipif("MLA_LAB_LONG" not in os.environ, reason="MLA_LAB_LONG is not set")
 #: (schedule, seed)
 SCHEDULES = [("random", 1), ("late", 0)]
 
@@ -50,7 +52,12 @@ def check(
 @pytest.mark.parametrize(("schedule", "seed"), SCHEDULES)
 @pytest.mark.parametrize(
     "config",
-    [SWAP_AB_CLUSTER, replace(SWAP_AB_CLUSTER, options=(("fused_merge", 1), ("shaped", 1)))],
+    [
+        SWAP_AB_CLUSTER,
+        pytest.param(
+            replace(SWAP_AB_CLUSTER, options=(("fused_merge", 1), ("shaped", 1))), marks=needs_time
+        ),
+    ],
     ids=["grid", "plan"],
 )
 def test_ranks_that_share_a_row_pair_merge_behind_the_lse_of_the_first(
@@ -61,7 +68,9 @@ def test_ranks_that_share_a_row_pair_merge_behind_the_lse_of_the_first(
 
 @pytest.mark.parametrize(("schedule", "seed"), SCHEDULES)
 @pytest.mark.parametrize(
-    "config", [SWAP_AB_WALK_656, SWAP_AB_LL_E4M3], ids=lambda config: config.kv_format
+    "config",
+    [pytest.param(SWAP_AB_WALK_656, marks=needs_time), SWAP_AB_LL_E4M3],
+    ids=["fp8_656", "e4m3"],
 )
 def test_lanes_that_read_a_stage_meet_before_one_of_them_releases_it(
     config: KernelConfig, schedule: str, seed: int

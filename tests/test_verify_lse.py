@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 
 import pytest
@@ -16,7 +17,13 @@ RECORD = data_dir() / "records/emulated_lse.jsonl"
 @pytest.mark.skipif(shutil.which("g++") is None, reason="needs a C++ compiler")
 @pytest.mark.parametrize(
     "case",
-    [("fp8_656", 64, True, "concentrated", 4), ("e4m3", 16, False, "heavy_tailed", 16)],
+    [
+        ("fp8_656", 64, True, "concentrated", 4),
+        pytest.param(
+            ("e4m3", 16, False, "heavy_tailed", 16),
+            marks=pytest.mark.skipif("MLA_LAB_LONG" not in os.environ, reason="a build of its own"),
+        ),
+    ],
     ids=["keep_ab", "swap_ab"],
 )
 def test_lse_is_as_recorded_and_its_error_within_the_bound(case: emulated_lse.Case) -> None:
@@ -25,7 +32,9 @@ def test_lse_is_as_recorded_and_its_error_within_the_bound(case: emulated_lse.Ca
     assert row["status"] == "ok" and 1e-6 < row["lse_error"] <= emulated_lse.MOST
     names = ("cache", "heads", "sparse", "inputs", "query_times")
     recorded = next(r for r in read(RECORD)[1:] if tuple(r[name] for name in names) == case)
-    assert row["builds"] == recorded["builds"]
+    # with one token a request the mask is either, whichever build is there
+    either = [[name.replace("_mask-causal", "") for name in r["builds"]] for r in (row, recorded)]
+    assert either[0] == either[1]
     for figure in ("lse_error", "greatest_lse", "error"):
         assert row[figure] == pytest.approx(recorded[figure], rel=0.02), figure
 

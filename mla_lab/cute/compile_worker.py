@@ -57,8 +57,8 @@ def build(config: KernelConfig, folder: Path) -> dict[str, Any]:
 
 def main() -> None:
     """Serve jobs until stdin closes."""
-    # tracing makes millions of objects that live until its end: a fifth of its time was spent on
-    # going through them
+    # tracing makes millions of objects that live until its end; to go through them again and again
+    # was a fifth of the time (three builds 38.6 s, without it 30.2 s; two cores, 2026-11-27)
     gc.disable()
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)

@@ -5,7 +5,6 @@ value of every field, with MLA_LAB_LONG=1 every value in every format."""
 from __future__ import annotations
 
 import contextlib
-import os
 import shutil
 from dataclasses import replace
 
@@ -19,6 +18,7 @@ from mla_lab.jit.shipped import CUTE, SM100, sample, shipped
 from mla_lab.plan.config import KernelConfig
 from mla_lab.verify import shipped_builds
 
+from .built import sampled
 from .shared_builds import SHARED
 from .spills import most_code
 
@@ -27,7 +27,7 @@ MUST_HAVE = {"cute/keep_ab_sm90": ("HGMMA", "UTMALDG"), "cute/swap_ab_sm90": ("H
 #: where the cache has eight bits the matrix unit takes them
 EIGHT_BITS = {"HGMMA": "QGMMA"}
 
-SAMPLE = sample("sm_90a", each_format="MLA_LAB_LONG" in os.environ, first=SHARED)
+SAMPLE = sampled()
 
 pytestmark = [
     pytest.mark.slow,

@@ -211,8 +211,8 @@ def over_planned(record: str = PLAIN, planned: str = ANCHOR, worst: bool = False
     most = max(ratios, key=lambda case: ratios[case])
     now, then = best_times(rows_of(record))[most], best_times(rows_of(planned))[most]
     peers = [now[name] / then[name] for name in PUBLIC if name in now and name in then]
-    beside = f", a public peer's {min(peers):.3f}" if peers else ""
-    note = f"{most}{beside}" if worst else f"{len(ratios)} cases"
+    peer = f", a public peer's {min(peers):.3f}" if peers else ""
+    note = f"{most}{peer}" if worst else f"{len(ratios)} cases"
     return Figure(ratios[most] if worst else mean(ratios.values()), note, ".3f")
 
 

@@ -25,6 +25,17 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--run-browser", action="store_true", help="run tests marked browser")
 
 
+def pytest_configure(config: pytest.Config) -> None:
+    """Kernels of notebooks are forked: items of nbmake have no fixtures."""
+    if "MLA_LAB_LONG" not in os.environ:
+        from tests.forked_kernels import launch_kernel
+
+        patch = pytest.MonkeyPatch()
+        config.add_cleanup(patch.undo)
+        module = "jupyter_client.provisioning.local_provisioner"
+        patch.setattr(f"{module}.launch_kernel", launch_kernel)
+
+
 def notebook_marks(path: Path) -> list[str]:
     """Marks that the metadata of the notebook at `path` asks for."""
     metadata = json.loads(path.read_text(encoding="utf-8")).get("metadata", {}).get("mla_lab", {})

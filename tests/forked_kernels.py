@@ -1,0 +1,79 @@
+"""Kernels of notebook tests, forked from a process that has imported torch.
+
+A notebook's own kernel spends three of its eight seconds on that import and the interpreter's end,
+and there are more than thirty notebooks. With MLA_LAB_LONG=1 each has a fresh process, as in
+JupyterLab.
+"""
+
+from __future__ import annotations
+
+import atexit
+import multiprocessing
+import os
+import signal
+import sys
+from multiprocessing.connection import Connection
+from typing import Any
+
+PRELOADED = ["torch", "ipykernel.kernelapp", "ipywidgets", "plotly.graph_objects"]
+
+
+class ForkedKernel:
+    """What jupyter_client asks of a `subprocess.Popen`."""
+
+    stdin = stdout = stderr = None
+
+    def __init__(self, command: list[str], cwd: str, env: dict[str, str]) -> None:
+        context = multiprocessing.get_context("forkserver")
+        context.set_forkserver_preload(PRELOADED)
+        ours, theirs = context.Pipe(duplex=False)
+        arguments = command[command.index("-m") + 1 :]
+        self._process = context.Process(target=run_kernel, args=(arguments, cwd, env, theirs))
+        self._process.start()
+        theirs.close()
+        ours.recv()  # its process group is its own: what signals the group does not end the tests
+        ours.close()
+        self.pid = self._process.pid or 0
+
+    def poll(self) -> int | None:
+        """The exit status, None before the end."""
+        return self._process.exitcode
+
+    def wait(self) -> int | None:
+        """The exit status, once there is one."""
+        self._process.join()
+        return self._process.exitcode
+
+    def send_signal(self, signum: int) -> None:
+        """Signal the process."""
+        os.kill(self.pid, signum)
+
+    def terminate(self) -> None:
+        """SIGTERM."""
+        self.send_signal(signal.SIGTERM)
+
+    def kill(self) -> None:
+        """SIGKILL."""
+        self.send_signal(signal.SIGKILL)
+
+
+def launch_kernel(cmd: list[str], cwd: str, env: dict[str, str], **_: Any) -> ForkedKernel:
+    """Stands in for jupyter_client's function of this name."""
+    return ForkedKernel(cmd, cwd, env)
+
+
+def run_kernel(arguments: list[str], cwd: str, env: dict[str, str], started: Connection) -> None:
+    """`ipykernel_launcher` in a forked process."""
+    os.setsid()
+    started.send(None)
+    started.close()
+    os.chdir(cwd)
+    os.environ.clear()
+    os.environ.update(env)
+    sys.argv = arguments
+    from ipykernel import kernelapp
+
+    try:
+        kernelapp.launch_new_instance()
+    finally:
+        atexit._run_exitfuncs()  # multiprocessing ends without them

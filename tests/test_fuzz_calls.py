@@ -36,7 +36,8 @@ from mla_lab.reference.tolerance import rel_error
 from .contract_errors import arguments
 
 #: calls a test changes in any case, and the seconds it may go on after them
-CALLS, SECONDS = 4000, float(os.environ.get("MLA_LAB_FUZZ_SECONDS", "0"))
+CALLS = 4000 if "MLA_LAB_LONG" in os.environ else 2000
+SECONDS = float(os.environ.get("MLA_LAB_FUZZ_SECONDS", "0"))
 KINDS = ("dense", "masked", "ragged", "separate", "sparse", "packed", "e4m3")
 #: arguments whose values a replay does not read
 VALUES = re.compile("seq_lens|block_tables")

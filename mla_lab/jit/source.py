@@ -150,11 +150,15 @@ def _python_imports(path: Path, stamp: Stamp) -> set[Path]:
 def _statements(path: Path, _stamp: Stamp) -> tuple[tuple[int, str, tuple[str, ...]], ...]:
     """Import statements of a module: level, module and names."""
     found = []
-    for node in ast.walk(ast.parse(path.read_text())):
+    todo: list[ast.AST] = [ast.parse(path.read_text())]
+    while todo:
+        node = todo.pop()
         if isinstance(node, ast.ImportFrom):
             found.append((node.level, node.module or "", tuple(a.name for a in node.names)))
         elif isinstance(node, ast.Import):
             found += [(0, alias.name, ()) for alias in node.names]
+        for block in ("body", "orelse", "finalbody", "handlers", "cases"):  # of statements alone
+            todo += getattr(node, block, ())
     return tuple(found)
 
 

@@ -28,7 +28,7 @@ from mla_lab.plan import KernelConfig, choose, make_plan
 from mla_lab.plan.formula import ll_words
 from mla_lab.plan.launch_modes import SWAP_AB_CLUSTER, SWAP_AB_LL, SWAP_AB_LL_MULTICAST
 from mla_lab.plan.workspace import LL_WORDS
-from mla_lab.reference.inputs import DecodeInputs, make_inputs
+from mla_lab.reference.inputs import DecodeInputs, make_inputs, zero_bytes
 from mla_lab.reference.mla import decode_reference
 from mla_lab.reference.tolerance import lse_error, rel_error
 
@@ -402,7 +402,7 @@ def test_mail_lies_behind_the_counters_whatever_else_uses_the_buffer(
     kernels: dict[KernelConfig, AbiKernel],
 ) -> None:
     """One buffer, zeroed once, through plans of all kinds: the stand-in refuses old letters."""
-    buffer = torch.zeros(WORKSPACE, dtype=torch.uint8)
+    buffer = zero_bytes(WORKSPACE)
     shapes = [
         (PIECES, {"tile_rows": 16, "policy": "fixed", "schedule": "grid", "num_splits": 31}),
         (PLAIN, {"tile_rows": 64, "policy": "fixed", "num_splits": 4, "num_workers": 132}),

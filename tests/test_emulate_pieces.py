@@ -21,7 +21,7 @@ from mla_lab.core.problem import Problem
 from mla_lab.emulate import EmulatedKernel, Options
 from mla_lab.plan.config import KernelConfig
 from mla_lab.plan.fixed_pieces import MOST_PIECES, RING, PieceCuts, fixed_pieces
-from mla_lab.reference.inputs import DecodeInputs, make_inputs
+from mla_lab.reference.inputs import DecodeInputs, make_inputs, zero_bytes
 from mla_lab.reference.mla import decode_reference
 from mla_lab.reference.tolerance import error, lse_error
 
@@ -63,7 +63,7 @@ def small(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
 
 
 def call(inputs: DecodeInputs, **more: Any) -> tuple[torch.Tensor, torch.Tensor]:
-    given = inputs.contract_args() | {"workspace_buffer": torch.zeros(128 << 20, dtype=torch.uint8)}
+    given = inputs.contract_args() | {"workspace_buffer": zero_bytes(128 << 20)}
     given |= {"backend": "emulate", "return_lse": True, "batch_invariant": True} | more
     out, lse = trtllm_batch_decode_with_kv_cache_mla(**given)
     assert [run.run.findings for run in RUNS if run.run] == [[]] * len(RUNS)

@@ -28,7 +28,7 @@ from mla_lab.core.errors import InvalidInput, InvalidType, MlaLabError, Unsuppor
 from mla_lab.core.gpu import H200
 from mla_lab.core.problem import Problem
 from mla_lab.plan import make_plan
-from mla_lab.reference.inputs import DecodeInputs, make_inputs
+from mla_lab.reference.inputs import DecodeInputs, make_inputs, zero_bytes
 from mla_lab.reference.inputs_gqa import GqaShape, make_gqa_inputs
 from mla_lab.reference.mla import decode_reference
 from mla_lab.reference.tolerance import lse_error, rel_error
@@ -273,7 +273,7 @@ def test_a_plan_that_was_edited_is_checked(edit: Callable[[Any], Any]) -> None:
     problem = Problem((1, 2), (700, 300), 16)
     inputs = inputs_of(problem)
     plan = make_plan(problem, policy="fixed", num_splits=3, tile_rows=16)
-    inputs = replace(inputs, workspace_buffer=torch.zeros(16 << 20, dtype=torch.uint8))
+    inputs = replace(inputs, workspace_buffer=zero_bytes(16 << 20))
     assert call(**inputs.contract_args(), plan=plan).isfinite().all()
     with pytest.raises(InvalidInput, match="plan: got inconsistent"):
         call(**inputs.contract_args(), plan=edit(plan))

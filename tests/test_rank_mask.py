@@ -36,13 +36,11 @@ def expected(inputs: DecodeInputs) -> list[torch.Tensor]:
         seen = torch.zeros(q_len, q_len, dtype=torch.bool)
         mask = None if inputs.mask is None else inputs.mask.view(-1, inputs.mask.shape[-1])
         for row in range(q_len):
+            drafts = None if mask is None else masks.unpack(mask[first + row], q_len)
             for column in range(q_len):
                 position = (held - q_len + column) * inputs.cp_world + inputs.cp_rank
                 draft = position - (length - q_len)
-                if draft < 0 or mask is None:
-                    seen[row, column] = draft <= row
-                else:
-                    seen[row, column] = masks.unpack(mask[first + row], q_len)[draft]
+                seen[row, column] = draft <= row if draft < 0 or drafts is None else drafts[draft]
         found.append(seen)
         first += q_len
     return found

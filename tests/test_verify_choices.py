@@ -14,7 +14,7 @@ import torch
 from mla_lab import cli
 from mla_lab.api import contract
 from mla_lab.core.revision import Revision
-from mla_lab.reference.inputs import WILD_PAGE_IDS
+from mla_lab.reference.inputs import WILD_PAGE_IDS, zero_bytes
 from mla_lab.verify import cases, check, tables
 from mla_lab.verify.record import read, write
 
@@ -37,7 +37,7 @@ def cheapest_newer() -> list[int]:
 @pytest.fixture(scope="module")
 def workspace():
     """One buffer, zeroed once, for all cases."""
-    return torch.zeros(64 << 20, dtype=torch.uint8)
+    return zero_bytes(64 << 20)
 
 
 # --- what there is ------------------------------------------------------------------------------

@@ -27,7 +27,7 @@ from mla_lab.call.form import Features
 from mla_lab.core.errors import BuildError, InvalidInput, Unsupported
 from mla_lab.core.gpu import B200, H200, Gpu
 from mla_lab.core.problem import Problem
-from mla_lab.reference.inputs import DecodeInputs, make_inputs
+from mla_lab.reference.inputs import DecodeInputs, make_inputs, zero_bytes
 from mla_lab.reference.mla import decode_reference
 from mla_lab.verify import cases, proof_cases, prove, published
 from mla_lab.verify.check import Guards, Outcome, run_case
@@ -320,7 +320,7 @@ def test_hopper_needs_no_consent_and_leaves_none(tmp_path: Path) -> None:
 
 def test_cases_of_the_matrix_run_on_a_cpu(tmp_path: Path) -> None:
     """The thunks are the ones of a card, on its stand-in: the torch backend on a CPU."""
-    workspace = torch.zeros(64 << 20, dtype=torch.uint8)
+    workspace = zero_bytes(64 << 20)
     case = next(
         c for c in proof_cases.kernel_cases(H200) if (c["lengths"], c["q_len"]) == ("edges", "1")
     )

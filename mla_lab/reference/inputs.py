@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 from itertools import accumulate
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -76,6 +77,16 @@ def given(args: object, parameters: Sequence[Declared]) -> dict[str, Any]:
     }
 
 
+def zero_bytes(size: int, device: torch.device | str = "cpu") -> Tensor:
+    """A uint8 tensor of zeros, [size], at a multiple of 64 bytes. On a CPU its pages come from the
+    system when they are first written: 4 ms for 128 MiB, in place of 120 with `torch.zeros`."""
+    if torch.device(device).type != "cpu":
+        return torch.zeros(size, dtype=torch.uint8, device=device)
+    memory = np.zeros(size + 63, np.uint8)
+    first = -memory.ctypes.data % 64
+    return torch.from_numpy(memory[first : first + size])
+
+
 def make_inputs(
     problem: Problem,
     seed: int = 0,
@@ -104,7 +115,7 @@ def make_inputs(
         problem=problem,
         query=maker.query(ragged),
         kv_cache=kv_cache.unsqueeze(1) if "cache_4d" in features else kv_cache,
-        workspace_buffer=torch.zeros(workspace_bytes, dtype=torch.uint8, device=device),
+        workspace_buffer=zero_bytes(workspace_bytes, device),
         qk_nope_head_dim=128,
         block_tables=maker.sparse_slots(page_table, ragged) if problem.top_k else page_table,
         seq_lens=maker.int32(problem.kv_lens),

@@ -12,7 +12,16 @@ from torch import Tensor
 from ..call.gqa_args import GQA_PARAMETERS, KV_LAYOUTS, GqaArgs
 from ..core import kv_cache as formats
 from ..core.errors import invalid
-from .inputs import FOREIGN_PAGES, KV_STD, LEANS, draft_mask, given, page_table, prefix_sums
+from .inputs import (
+    FOREIGN_PAGES,
+    KV_STD,
+    LEANS,
+    draft_mask,
+    given,
+    page_table,
+    prefix_sums,
+    zero_bytes,
+)
 
 GQA_FEATURES = (
     "chain_mask",  # the causal rule as a packed mask
@@ -113,7 +122,7 @@ def make_gqa_inputs(
         shape=shape,
         query=formats.pack(query, shape.q_dtype),
         kv_cache=kv_cache if "one_tensor" in features else (kv_cache[:, 0], kv_cache[:, 1]),
-        workspace_buffer=torch.zeros(workspace_bytes, dtype=torch.uint8, device=device),
+        workspace_buffer=zero_bytes(workspace_bytes, device),
         block_tables=tables if separate else tables[:, 0],
         seq_lens=torch.tensor(shape.kv_lens, dtype=torch.int32, device=device),
         max_seq_len=max(shape.kv_lens),

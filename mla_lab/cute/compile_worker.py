@@ -57,6 +57,8 @@ def build(config: KernelConfig, folder: Path) -> dict[str, Any]:
 
 def main() -> None:
     """Serve jobs until stdin closes."""
+    # tvm-ffi imports torch where it can, 2 to 3 s of a first build's 17; nothing here needs it
+    sys.modules["torch"] = None  # type: ignore[assignment]
     # tracing makes millions of objects that live until its end; to go through them again and again
     # was a fifth of the time (three builds 38.6 s, without it 30.2 s; two cores, 2026-11-27)
     gc.disable()

@@ -25,6 +25,17 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--run-browser", action="store_true", help="run tests marked browser")
 
 
+def pytest_ignore_collect(collection_path: Path) -> bool | None:
+    """tests/gpu without a GPU, unless it is named: 2,500 tests that are skipped one by one."""
+    gpu = collection_path == Path(__file__).parent / "tests" / "gpu"
+    return True if gpu and not has_hopper() else None
+
+
+def pytest_report_header() -> str | None:
+    """What is left out."""
+    return None if has_hopper() else "tests/gpu is left out: needs a CUDA device of capability 9.0"
+
+
 def pytest_configure(config: pytest.Config) -> None:
     """Kernels of notebooks are forked: items of nbmake have no fixtures."""
     if "MLA_LAB_LONG" not in os.environ:

@@ -84,7 +84,12 @@ LONG = Problem((1,) * 18, (2100, 1, 64, 0, 511, 513, *(65, 128, 100, 66) * 3), 1
             ("random",),
             marks=needs_time,
         ),
-        (Problem((1,) * 3, (1300, 129, 300), 16, q_dtype="e4m3", kv_format="e4m3"), (), ("fair",)),
+        pytest.param(
+            Problem((1,) * 3, (1300, 129, 300), 16, q_dtype="e4m3", kv_format="e4m3"),
+            (),
+            ("fair",),
+            marks=needs_time,
+        ),
         pytest.param(
             Problem((1,) * 3, (300, 129, 700), 16, kv_format="fp8_656"),
             (),

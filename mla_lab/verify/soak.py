@@ -179,12 +179,13 @@ def summary(rows: Sequence[Row]) -> str:
     backends: Counter[str] = Counter()
     for row in found:
         backends.update(row["backends"])
-    card = next((head["card"]["name"] for head in heads if head["card"]), "a CPU")
+    names = (head["card"]["name"] if head["card"] else "a CPU" for head in heads)
+    cards = ", ".join(dict.fromkeys(names))
     commits = ", ".join(dict.fromkeys((row["commit"] or "unknown")[:9] for row in found))
     dates = ", ".join(dict.fromkeys(head["date"] for head in heads))
     grown = max(row["memory_after"]["tensors"] - row["memory_before"]["tensors"] for row in found)
     return (
-        f"{seconds:,.0f} seconds in {len(found)} runs on {card} (commits {commits}; {dates}): "
+        f"{seconds:,.0f} seconds in {len(found)} runs on {cards} (commits {commits}; {dates}): "
         f"{sessions:,} batches on {STREAMS} streams, {count['calls']:,} calls, of which "
         f"{count['replays']:,} were replays of {count['graphs']:,} graphs over growing requests; "
         f"{count['checked']:,} results checked, {count['wrong']:,} wrong, {count['refused']:,} "

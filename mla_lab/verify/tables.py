@@ -236,7 +236,7 @@ TABLES: dict[str, tuple[str, Callable[[Sequence[Row]], str]]] = {
     "rounding": ("records/h200_eight_bit_errors.jsonl", rounding_table),
     "lse": ("records/emulated_lse.jsonl", emulated_lse.summary),
     "kinds": ("records/kinds.jsonl", kinds.table),
-    "soak": ("records/h200_soak.jsonl", soak.summary),
+    "soak": ("records/soak.jsonl", soak.summary),
     "dropin": ("records/dropin.jsonl", dropin_note),
     "dropin-tests": ("records/dropin.jsonl", dropin_tests),
     "dropin-reasons": ("records/dropin.jsonl", dropin_reasons),

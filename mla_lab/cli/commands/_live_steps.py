@@ -82,7 +82,7 @@ COMMANDS = {
     "pairwise": ["verify pairwise RECORD"],
     "h200_published": ["verify published RECORD"],
     "h200_features": ["verify costs RECORD"],
-    "h200_soak": ["verify soak RECORD"],
+    "soak": ["verify soak RECORD"],
     "h200_card_bits": ["verify card-bits RECORD"],
     "ladder": ["ladder --record RECORD --rounds 9"],
 }
@@ -284,7 +284,7 @@ STEPS = (
         "h200_eight_bit_errors",
         "h200_features",
         "sanitizer",
-        "h200_soak",
+        "soak",
         "h200_card_bits",
     ),
     _measuring("cuda", "the CUDA backend, MLA and GQA", "h200_cuda", "h200_gqa", "h200_rounding"),

@@ -13,7 +13,9 @@ import os
 import re
 import sys
 import traceback
+from collections.abc import Callable
 from pathlib import Path
+from types import CodeType, FrameType
 from typing import Any
 
 from ..plan.config import KernelConfig
@@ -55,6 +57,29 @@ def build(config: KernelConfig, folder: Path) -> dict[str, Any]:
     }
 
 
+def remember_frames() -> None:
+    """Keep what the DSL finds out about a frame for the source position of an op. It computes that
+    anew for each of some 40,000 ops of a kernel, 2 to 3 of 14 s, although ops of a loop come from
+    the same instruction of a function. A DSL without these functions stays as it is."""
+    from cutlass._mlir_helpers import op
+
+    def kept(find: Callable[[FrameType], Any], by_instruction: bool) -> Callable[[FrameType], Any]:
+        found: dict[tuple[int, int], tuple[Any, CodeType]] = {}
+
+        def look_up(frame: FrameType) -> Any:
+            code = frame.f_code
+            at = id(code), frame.f_lasti if by_instruction else 0
+            if at not in found:
+                found[at] = find(frame), code  # held, so that its id stays its own
+            return found[at][0]
+
+        return look_up
+
+    for name, by_instruction in (("_fast_frameinfo", True), ("_is_framework_stack_frame", False)):
+        if find := getattr(op, name, None):
+            setattr(op, name, kept(find, by_instruction))
+
+
 def main() -> None:
     """Serve jobs until stdin closes."""
     # tvm-ffi imports torch where it can, 2 to 3 s of a first build's 17; nothing here needs it
@@ -62,6 +87,7 @@ def main() -> None:
     # tracing makes millions of objects that live until its end; to go through them again and again
     # was a fifth of the time (three builds 38.6 s, without it 30.2 s; two cores, 2026-11-27)
     gc.disable()
+    remember_frames()
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
     for line in sys.stdin:

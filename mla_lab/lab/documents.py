@@ -85,7 +85,12 @@ TABLES: dict[str, Callable[[], str]] = {
         f"{origin(rows_of(eight_bits_table.RECORD))}.\n\n"
         f"{eight_bits_table.table(rows_of(eight_bits_table.RECORD))}"
     ),
+    "eight-bits-h100": lambda: (
+        f"{origin(rows_of(card_table.H100_EIGHT_BITS))}.\n\n"
+        f"{eight_bits_table.table(rows_of(card_table.H100_EIGHT_BITS))}"
+    ),
     "sparse-656": sparse_table.made,
+    "sparse-656-h100": sparse_table.on_h100,
     "sparse-power": sparse_table.power,
     "merges": merge_table.made,
     "merge-attempts": merge_table.attempts,

@@ -9,6 +9,7 @@ from ..core.markdown import markdown_table
 from .target_figures import ALL, PLAIN, PLAIN_TRACES, Span, mean, rows_of, speedups
 
 H100_PLAIN, H100_PLAIN_TRACES = "records/h100_plain.jsonl", "records/h100_plain_traces.jsonl"
+H100_EIGHT_BITS = "records/h100_plain_eight_bits.jsonl"
 #: by card: anchors, steps of traces
 RECORDS = {"H200": (PLAIN, PLAIN_TRACES), "H100": (H100_PLAIN, H100_PLAIN_TRACES)}
 #: what is averaged: name, place in the tuple above, batch, heads

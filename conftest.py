@@ -38,7 +38,7 @@ def pytest_report_header() -> str | None:
 
 def pytest_configure(config: pytest.Config) -> None:
     """Kernels of notebooks are forked: items of nbmake have no fixtures."""
-    if "MLA_LAB_LONG" not in os.environ:
+    if config.getoption("nbmake", False) and "MLA_LAB_LONG" not in os.environ:
         from tests.forked_kernels import launch_kernel
 
         patch = pytest.MonkeyPatch()

@@ -245,6 +245,23 @@ def test_error_texts_are_no_part_of_a_kernel() -> None:
     assert all(path.is_file() for path in source.INTERFACE)
 
 
+def test_imports_are_found_in_every_kind_of_block(tmp_path: Path) -> None:
+    blocks = [
+        "if x:\n    import a0\nelse:\n    import a1",
+        "try:\n    import a2\nexcept E:\n    import a3\n"
+        "else:\n    import a4\nfinally:\n    import a5",
+        "for x in y:\n    import a6\nwhile x:\n    with y:\n        import a7",
+        "match x:\n    case 1:\n        import a8",
+        "class C:\n    async def f(self):\n        import a9",
+        "from ..p import a, b",
+    ]
+    path = tmp_path / "module.py"
+    path.write_text("\n".join(blocks))
+    found = source._statements(path, None)
+    assert {name for level, name, _ in found if not level} == {f"a{i}" for i in range(10)}
+    assert (2, "p", ("a", "b")) in found
+
+
 def test_a_changed_header_is_another_kernel(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -58,9 +58,10 @@ def build(config: KernelConfig, folder: Path) -> dict[str, Any]:
 
 
 def remember_frames() -> None:
-    """Keep what the DSL finds out about a frame for the source position of an op. It computes that
-    anew for each of some 40,000 ops of a kernel, 2 to 3 of 14 s, although ops of a loop come from
-    the same instruction of a function. A DSL without these functions stays as it is."""
+    """Keep the file, line and origin of a frame that the DSL computes for the position of an op. It
+    does so anew for each of some 40,000 ops of a kernel, although ops of a loop come from the same
+    instruction of a function: 2 to 3 of 14 s (two cores, 2026-11-28). Both functions are private to
+    the DSL; one without them is left as it is."""
     from cutlass._mlir_helpers import op
 
     def kept(find: Callable[[FrameType], Any], by_instruction: bool) -> Callable[[FrameType], Any]:
@@ -82,7 +83,8 @@ def remember_frames() -> None:
 
 def main() -> None:
     """Serve jobs until stdin closes."""
-    # tvm-ffi imports torch where it can, 2 to 3 s of a first build's 17; nothing here needs it
+    # tvm-ffi imports torch where it can: 2 to 3 of 17 s of a first build (two cores, 2026-11-28);
+    # nothing here needs it
     sys.modules["torch"] = None  # type: ignore[assignment]
     # tracing makes millions of objects that live until its end; to go through them again and again
     # was a fifth of the time (three builds 38.6 s, without it 30.2 s; two cores, 2026-11-27)

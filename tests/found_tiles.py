@@ -17,10 +17,12 @@ from mla_lab.plan import Plan
 from mla_lab.plan.extent import row_tiles
 from mla_lab.plan.fixed_pieces import (
     MOST_PIECES,
+    RING,
     PieceCuts,
     bundle_of,
     fixed_pieces,
     ring_slots,
+    runs_whole,
 )
 from mla_lab.plan.self_schedule import Costs, self_schedule
 from mla_lab.plan.workspace import KEPT_WORDS
@@ -68,7 +70,12 @@ class Batch:
         cuts = PieceCuts(
             rng.choice([1, 8, 16, 64]), rng.choice([1, 64, 128]), rng.random() < 0.7, True
         )
-        return replace(cls.drawn(rng, workers, most), costs=cuts)
+        batch = replace(cls.drawn(rng, workers, most), costs=cuts)
+        if rng.random() < 0.4:  # of lengths that are alike, whole items fit into the rounds
+            longest = rng.choice([200, 700, 9000])
+            kv_lens = [rng.randint(9 * longest // 10, longest) for _ in range(batch.problem.batch)]
+            batch = replace(batch, problem=replace(batch.problem, kv_lens=tuple(kv_lens)))
+        return batch
 
     def of_tiles(self, most: int) -> Batch:
         """The first requests, and of 16 heads, where the plan of all would have more tiles."""
@@ -80,6 +87,18 @@ class Batch:
             q_lens, kv_lens = batch.problem.q_lens[half], batch.problem.kv_lens[half]
             batch = replace(batch, problem=replace(batch.problem, q_lens=q_lens, kv_lens=kv_lens))
         return batch
+
+    @property
+    def whole(self) -> bool:
+        """Rounds have whole items."""
+        assert isinstance(self.costs, PieceCuts)
+        tiles = np.where(
+            self.costs.takes(self.problem.rows), row_tiles(self.problem, self.tile_rows), 0
+        )
+        lanes = bundle_of(tiles, self.workers)
+        blocks = np.maximum(-(-np.array(self.problem.kv_lens) // 64), 1)
+        items = np.minimum(tiles, 1) if lanes > 1 else tiles
+        return runs_whole(items, blocks, self.costs.pieces(blocks), self.workers // lanes)
 
     @property
     def plan(self) -> Plan:
@@ -128,27 +147,33 @@ def planned(batch: Batch) -> list[list[list[int]]]:
     blocks = -(-np.array(batch.problem.kv_lens) // 64)
     for row in rows:
         row[3] = min(row[3], int(blocks[row[0]]))
-    if isinstance(batch.costs, PieceCuts):
-        rows = _ring(batch, rows, ends)
-    return [rows[first:last] for first, last in pairwise(ends)]
+    mine = [rows[first:last] for first, last in pairwise(ends)]
+    return by_the_ring(batch, mine) if isinstance(batch.costs, PieceCuts) else mine
 
 
-def _ring(batch: Batch, rows: list[list[int]], ends: list[int]) -> list[list[int]]:
-    """`rows` with the slots of the ring, in its lane f mod (3 P) + split where the item's first
-    piece is number f, and the round f // (3 P) + 1 for a group."""
+def by_the_ring(batch: Batch, found: list[list[list[int]]]) -> list[list[list[int]]]:
+    """The rows of each worker with the slots of the ring, in its lane f mod (3 P) + split where the
+    item's first piece is number f, and the round f // (3 P) + 1 for a group; or one row for all
+    pieces of a whole item, with the worker's first slot and group 0."""
     assert isinstance(batch.costs, PieceCuts)
     tiles = np.where(
         batch.costs.takes(batch.problem.rows), row_tiles(batch.problem, batch.tile_rows), 0
     )
     lanes = bundle_of(tiles, batch.workers)
     bundles = batch.workers // lanes
-    for worker, (first, last) in enumerate(pairwise(ends)):
-        for index, row in enumerate(rows[first:last]):
-            place = worker // lanes
-            if index % 2 and bundles >= MOST_PIECES:
-                place = bundles - 1 - place
-            number = place + index * bundles - row[4]
-            if row[5] > 1:
-                row[7], place = number // (3 * bundles) + 1, number % (3 * bundles)
-                row[6] = worker % lanes * ring_slots(bundles) + place + row[4]
-    return rows
+    for worker, rows in enumerate(found):
+        own = worker // lanes
+        first_slot = worker % lanes * ring_slots(bundles)
+        if batch.whole:
+            rows[:] = [row for row in rows if row[4] == 0]
+        for index, row in enumerate(rows):
+            if batch.whole:
+                row[3] = -(-batch.problem.kv_lens[row[0]] // 64)
+            if row[5] > 1 and batch.whole:
+                row[6:] = first_slot + RING * own, 0
+            elif row[5] > 1:
+                back = index % 2 and bundles >= MOST_PIECES
+                number = (bundles - 1 - own if back else own) + index * bundles - row[4]
+                row[7], place = number // (RING * bundles) + 1, number % (RING * bundles)
+                row[6] = first_slot + place + row[4]
+    return found

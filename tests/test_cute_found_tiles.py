@@ -66,6 +66,20 @@ def test_workers_find_the_pieces_of_a_batch_invariant_call(
     found_again(pieces, batch.of_tiles(MOST_TILES))
 
 
+@pytest.mark.parametrize("q_len", [1, 2])
+@pytest.mark.parametrize("batch", [30, 48, HELD_REQUESTS + 64])
+def test_workers_find_whole_items_of_lengths_that_are_alike(
+    pieces: EmulatedKernel, batch: int, q_len: int
+) -> None:
+    """With two query tokens by bundles of two workers; with more requests than a warp holds in
+    rounds that the lengths do not order."""
+    kv_lens = tuple(1000 - 11 * (b % 4) for b in range(batch))
+    problem = Problem((q_len,) * batch, kv_lens, 16)
+    found = Batch(problem, 16, 2 * LEAST_BUNDLES, PieceCuts(5, 8), q_len)
+    assert found.whole and set(found.plan.tiles[:, 5]) == {2}
+    found_again(pieces, found)
+
+
 def test_workers_find_the_pieces_of_more_requests_than_a_warp_holds(
     pieces: EmulatedKernel,
 ) -> None:

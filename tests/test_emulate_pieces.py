@@ -125,6 +125,47 @@ def test_right_and_the_same_in_any_company(
         assert whole == (first := first or whole), schedule
 
 
+@pytest.mark.parametrize(
+    ("heads", "formats", "features"),
+    [
+        (16, ("bf16", "bf16"), ()),
+        (64, ("bf16", "bf16"), ("sinks",)),
+        pytest.param(16, ("bf16", "fp8_656"), (), marks=needs_time),
+        pytest.param(16, ("bf16", "e4m3"), (), marks=needs_time),
+        pytest.param(64, ("e4m3", "e4m3"), ("sinks",), marks=needs_time),
+    ],
+)
+def test_a_worker_that_runs_an_item_whole_leaves_the_same_bits(
+    small: Callable[..., None], heads: int, formats: tuple[str, str], features: tuple[str, ...]
+) -> None:
+    """Requests of lengths that are alike: a worker has all pieces of one or two of them, where one
+    request alone has its pieces on as many workers."""
+    lengths = (255, 300, 256, 300, 129, 301, 255, 240)
+    q_dtype, kv_format = formats
+    kv_lens = (*lengths, *lengths, 256, 270, 50, 300)
+    problem = Problem((1,) * 20, kv_lens, heads, q_dtype=q_dtype, kv_format=kv_format)
+    cuts = PieceCuts(CUTS["split_blocks"], CUTS["half_blocks"])
+    rows = 32 if heads > 16 and q_dtype == "e4m3" else heads
+    plan = fixed_pieces(problem, tile_rows=rows, num_workers=SMS, cuts=cuts)
+    assert set(plan.splits()) == {1, 2, 3}
+    owners = np.repeat(np.arange(SMS), np.diff(plan.worker_begin))
+    for request in range(problem.batch):
+        assert len(set(owners[plan.tiles[:, 0] == request])) == 1
+    inputs = make_inputs(problem, 3, ["lse", *features], workspace_bytes=64)
+    expected = decode_reference(inputs)
+    order = [problem.batch - 1, 4, 0]
+    some = chosen(inputs, order)
+    small("greedy", check=False)
+    alone = requests(some.problem, *call(some))
+    small("random")
+    out, lse = call(inputs)
+    limits = (0.03, 2e-2) if q_dtype == "e4m3" else (0.008, 1e-3)
+    assert error(out, expected.out.reshape(out.shape)).relative < limits[0]
+    assert lse_error(lse, expected.lse.reshape(lse.shape)) < limits[1]
+    whole = requests(problem, out, lse)
+    assert alone == [whole[b] for b in order]
+
+
 def requests(problem: Problem, out: torch.Tensor, lse: torch.Tensor) -> list[tuple[bytes, bytes]]:
     """The bits of each request."""
     outs = out.reshape(-1, *out.shape[-2:]).split(problem.q_lens)

@@ -16,13 +16,22 @@ and, of at least MOST_PIECES bundles, every second round in the opposite order: 
 largest piece of one round has the smallest of the next, so that lengths drawn from a trace load
 bundles more evenly.
 
-Pieces of a split item lie in consecutive slots: with f the number of the item's first piece, piece
-j of row tile lane r has slot r S + f mod (RING P) + j, of S = RING P + MOST_PIECES - 1 slots a
-lane, in round f // (RING P) + 1, which stands in the place of a group. So a worker writes a slot
-again RING of its tiles later at the earliest, and then waits until all workers of the item have
-read it (`cute.split_merge.piece_flags`). With MOST_PIECES bundles or more an item's pieces lie in
-two rounds at most, and are read behind the next; with fewer, in three, and then no worker's next
-piece waits for an item behind its own, which an opposite order would not keep.
+Rounds have whole items in place of pieces where that loads no bundle much more: where, of R rounds
+of P items, R times the longest item is at most an even share of all blocks and CHANGE_BLOCKS for
+each round of pieces, and no item has more than WHOLE_PIECES pieces. The bundle then runs all pieces
+of an item one after the other, and adds them up itself: the pieces and their order are the same,
+and so are the bits, but nobody waits for another, the query stays where it is, and KV is loaded on
+from one piece to the next. Such items go by falling length, where pieces would go by falling size.
+
+Pieces of a split item that rounds have apart lie in consecutive slots: with f the number of the
+item's first piece, piece j of row tile lane r has slot r S + f mod (RING P) + j, of S = RING P +
+MOST_PIECES - 1 slots a lane, in round f // (RING P) + 1, which stands in the place of a group. So a
+worker writes a slot again RING of its tiles later at the earliest, and then waits until all workers
+of the item have read it (`cute.split_merge.piece_flags`). With MOST_PIECES bundles or more an
+item's pieces lie in two rounds at most, and are read behind the next; with fewer, in three, and
+then no worker's next piece waits for an item behind its own, which an opposite order would not
+keep. A bundle that runs whole items has RING slots of its own, from r S + RING p on, with p its
+number, for the pieces of one item after the other.
 """
 
 from __future__ import annotations
@@ -43,6 +52,11 @@ RING = 3
 LEAST_BUNDLES = 16
 #: the most pieces of an item: one lane of a warp each
 MOST_PIECES = 32
+#: the most pieces of an item that one bundle runs whole
+WHOLE_PIECES = RING
+#: blocks that a change of work tiles with its merge costs beyond a change of pieces in an item. Not
+#: fitted: lengths that are alike are far below the bound, lengths of traces far above it
+CHANGE_BLOCKS = 4
 #: query rows of a request up to which it is of a launch for `few`
 INVARIANT_ROWS = 16
 
@@ -101,6 +115,18 @@ def bundle_of(tiles: np.ndarray, workers: int) -> int:
     return most if bundled else 1
 
 
+def runs_whole(items: np.ndarray, blocks: np.ndarray, pieces: np.ndarray, bundles: int) -> bool:
+    """Whether rounds have whole items: see above. Of each request its items, and of one of them
+    blocks and pieces, int64 [batch]."""
+    count, all_pieces = int(items.sum()), int((items * pieces).sum())
+    taken = items > 0
+    if all_pieces == count or int(pieces[taken].max()) > WHOLE_PIECES:
+        return False
+    load = -(-count // bundles) * int(blocks[taken].max())
+    share = int((items * blocks).sum()) // bundles
+    return load <= share + CHANGE_BLOCKS * -(-all_pieces // bundles)
+
+
 def fixed_pieces(
     problem: Problem, *, tile_rows: int, num_workers: int, cuts: PieceCuts, tile_kv: int = 64
 ) -> Plan:
@@ -119,17 +145,25 @@ def fixed_pieces(
     lanes = bundle_of(tiles, num_workers)
     items = np.minimum(tiles, 1) if lanes > 1 else tiles
     bundles = num_workers // lanes
-    each, order = items * pieces, np.arange(len(tokens))
+    whole = runs_whole(items, blocks, pieces, bundles)
+    # what a bundle runs in a round: a piece, or all pieces of an item
+    run = np.ones_like(pieces) if whole else pieces
+    each, order = items * run, np.arange(len(tokens))
     if len(tokens) <= HELD_REQUESTS and int(each.sum()) > bundles:
-        order = np.argsort(-blocks // pieces, kind="stable")
+        order = np.argsort(-blocks // run, kind="stable")
     request, count = np.repeat(order, each[order]), int(each.sum())
     first = np.repeat(np.cumsum(each[order]) - each[order], each[order])
-    row_tile, split = np.divmod(np.arange(count) - first, pieces[request])
-    begin, end = (blocks[request] * j // pieces[request] for j in (split, split + 1))
-    end = np.where(tokens[request] == 0, 0, end)
+    row_tile, split = np.divmod(np.arange(count) - first, run[request])
     round_, place = np.divmod(np.arange(count), bundles)
     back = (round_ % 2 == 1) & (bundles >= MOST_PIECES)
     part = np.where(back, bundles - 1 - place, place)
+    if whole:
+        times = pieces[request]
+        split = np.arange(times.sum()) - np.repeat(np.cumsum(times) - times, times)
+        request, row_tile, part = (np.repeat(x, times) for x in (request, row_tile, part))
+        count = len(request)
+    begin, end = (blocks[request] * j // pieces[request] for j in (split, split + 1))
+    end = np.where(tokens[request] == 0, 0, end)
     rows, owner = [], []
     for lane in range(lanes):
         words = np.stack(

@@ -13,7 +13,14 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Int32, Uint32
 
-from ...plan.fixed_pieces import INVARIANT_ROWS, LEAST_BUNDLES, MOST_PIECES, RING
+from ...plan.fixed_pieces import (
+    CHANGE_BLOCKS,
+    INVARIANT_ROWS,
+    LEAST_BUNDLES,
+    MOST_PIECES,
+    RING,
+    WHOLE_PIECES,
+)
 from .ptx_sm90 import div_pow2, load_where
 from .self_schedule import (
     BLOCK,
@@ -30,8 +37,10 @@ from .self_schedule import (
 )
 
 #: lanes of a worker's words: its bundle, the number of bundles, the row tile of its lane, the slots
-#: of the lanes before, 1 where pieces go by their size
-PART, BUNDLES, LANE, FIRST_SLOT, BY_SIZE = 22, 23, 24, 25, 26
+#: of the lanes before, 1 where pieces go by their size, 1 where rounds have whole items
+PART, BUNDLES, LANE, FIRST_SLOT, BY_SIZE, WHOLE = 22, 23, 24, 25, 26, 27
+#: `group` of a work tile that is a whole item, whose pieces its worker adds up itself
+OWN_PIECES = 0
 
 
 @dataclass(frozen=True)
@@ -47,6 +56,18 @@ class Before:
     def none(cls) -> Before:
         """Of a worker's first piece."""
         return cls(*[Int32(0)] * 4)
+
+
+@dataclass(frozen=True)
+class Bundle:
+    """A worker's bundle: its number, of how many, its first row tile and slot, and whether rounds
+    have whole items."""
+
+    part: Int32
+    bundles: Int32
+    lane: Int32
+    first_slot: Int32
+    whole: Int32
 
 
 @dataclass(frozen=True)
@@ -81,8 +102,9 @@ def number_of(part: Int32, index: Int32, bundles: Int32):
 
 
 @cute.jit
-def load_requests(b: Batch, base: Int32, r: Requests):
-    """The lane's requests of the group from `base` on: blocks, row tiles of this launch, sizes."""
+def load_requests(b: Batch, whole: Int32, base: Int32, r: Requests):
+    """The lane's requests of the group from `base` on: blocks, row tiles of this launch, sizes of
+    their pieces, or blocks again where rounds have `whole` items."""
     first = base + cute.arch.lane_idx() * HELD
     left = b.seq_lens.shape[0] - first
     lens, begin = b.seq_lens.iterator + first, b.q_begin.iterator + first
@@ -95,7 +117,7 @@ def load_requests(b: Batch, base: Int32, r: Requests):
         there = (left > c) & (((b.costs >> kind) & 1) == 1)
         r.tiles[c] = select(there, row_tiles_of(b, rows), Int32(0))
         r.blocks[c] = cutlass.max(div_pow2(kv_len + BLOCK - 1, BLOCK), 1)
-        r.sizes[c] = piece_size(b, r.blocks[c])
+        r.sizes[c] = select(whole == 1, r.blocks[c], piece_size(b, r.blocks[c]))
         token = next_token
 
 
@@ -125,14 +147,15 @@ def at_least(r: Requests, size: Int32):
 
 @cute.jit
 def find_piece(b: Batch, shape: tuple, number: Int32, base: Int32, before: Int32) -> Found:
-    """Piece `number`; `shape`: whether row tiles are bundled, and whether pieces go by size.
-    Request `base` begins with piece `before`, and no later than piece `number`."""
-    bundled, by_size = shape
+    """Piece `number`; `shape`: whether row tiles are bundled, pieces go by size, and items are
+    whole, of one piece here. Request `base` begins with piece `before`, and no later than piece
+    `number`."""
+    bundled, by_size, whole = shape
     r = Requests.empty()
     request, start, blocks, size = base, before, Int32(1), Int32(1)
     searching = Int32(1)
     while searching == 1:
-        load_requests(b, base, r)
+        load_requests(b, whole, base, r)
         mine = Int32(0)
         for c in cutlass.range_constexpr(HELD):
             items = select(bundled == 1, cutlass.min(r.tiles[c], 1), r.tiles[c])
@@ -161,18 +184,34 @@ def find_piece(b: Batch, shape: tuple, number: Int32, base: Int32, before: Int32
     return Found(request, number - start, blocks, size)
 
 
-def row_of(f: Found, number: Int32, bundles: Int32, lane: Int32, first_slot: Int32) -> list:
-    """The plan row of piece `number`; its group is the round of the ring, from 1 on."""
+@cute.jit
+def row_of(b: Batch, f: Found, number: Int32, w: Bundle):
+    """The plan row of piece `number`; its group is the round of the ring, from 1 on. Of a whole
+    item: its number of pieces, the first of its bundle's slots, OWN_PIECES for a group."""
     num_splits = pieces_of(f.blocks, f.size)
     row_tile = Int32(Uint32(f.offset) // Uint32(num_splits))
     split = f.offset - row_tile * num_splits
     begin, end = [Int32(Uint32(f.blocks * j) // Uint32(num_splits)) for j in (split, split + 1)]
-    first, ring = number - split, RING * bundles
+    first, ring = number - split, RING * w.bundles
     turn = Int32(Uint32(first) // Uint32(ring))
-    slot = first_slot + first - turn * ring + split
-    shared = num_splits > 1
-    slot, turn = select(shared, slot, Int32(-1)), select(shared, turn + 1, Int32(-1))
-    return [f.request, row_tile + lane, begin, end, split, num_splits, slot, turn]
+    slot, turn = first - turn * ring + split, turn + 1
+    if w.whole == 1:
+        num_splits = pieces_of(f.blocks, piece_size(b, f.blocks))
+        slot, turn = RING * w.part, Int32(OWN_PIECES)
+    slot = select(num_splits > 1, w.first_slot + slot, Int32(-1))
+    turn = select(num_splits > 1, turn, Int32(-1))
+    return [f.request, row_tile + w.lane, begin, end, split, num_splits, slot, turn]
+
+
+@cute.jit
+def runs_whole(b: Batch, items: Int32, pieces: Int32, bundles: Int32, longest: tuple):
+    """1 where rounds have whole items, by `plan.fixed_pieces`; `longest`: of the items taken the
+    blocks of the longest one, the pieces of the one with most, and the blocks of all."""
+    blocks, most, total_blocks = longest
+    load = Int32(Uint32(items + bundles - 1) // Uint32(bundles)) * blocks
+    change = Int32(Uint32(pieces + bundles - 1) // Uint32(bundles)) * CHANGE_BLOCKS
+    fits = load <= Int32(Uint32(total_blocks) // Uint32(bundles)) + change
+    return select((pieces > items) & (most <= WHOLE_PIECES) & fits, Int32(1), Int32(0))
 
 
 @cute.jit
@@ -180,45 +219,56 @@ def find_pieces(b: Batch, worker: Int32) -> Int32:
     """The words of the worker's pieces by the rule; by one warp."""
     r = Requests.empty()
     batch, first = b.seq_lens.shape[0], cute.arch.lane_idx() * HELD
-    most, least = Int32(0), Int32(0x7FFFFFFF)
-    apart, beside = Int32(0), Int32(0)
+    most, least, longest, splits = Int32(0), Int32(0x7FFFFFFF), Int32(0), Int32(0)
+    # pieces, items and blocks with row tiles apart, and with all row tiles of a request as one item
+    apart, beside = [Int32(0)] * 3, [Int32(0)] * 3
     for base in cutlass.range(0, batch, GROUP, unroll=1):
-        load_requests(b, base, r)
+        load_requests(b, Int32(0), base, r)
         for c in cutlass.range_constexpr(HELD):
-            pieces = pieces_of(r.blocks[c], r.sizes[c])
-            apart = apart + r.tiles[c] * pieces
-            beside = beside + select(r.tiles[c] > 0, pieces, Int32(0))
-            most = cutlass.max(most, r.tiles[c])
-            least = select(base + first + c < batch, cutlass.min(least, r.tiles[c]), least)
-    apart, beside = total(apart), total(beside)
-    most = Int32(cute.arch.warp_redux_sync(most, "max"))
+            pieces, tiles = pieces_of(r.blocks[c], r.sizes[c]), r.tiles[c]
+            one = cutlass.min(tiles, 1)
+            each = (pieces, Int32(1), r.blocks[c])
+            apart = [count + tiles * x for count, x in zip(apart, each, strict=True)]
+            beside = [count + one * x for count, x in zip(beside, each, strict=True)]
+            most = cutlass.max(most, tiles)
+            least = select(base + first + c < batch, cutlass.min(least, tiles), least)
+            longest = cutlass.max(longest, one * r.blocks[c])
+            splits = cutlass.max(splits, one * pieces)
+    apart, beside = [total(x) for x in apart], [total(x) for x in beside]
+    most, longest, splits = [
+        Int32(cute.arch.warp_redux_sync(x, "max")) for x in (most, longest, splits)
+    ]
     least = Int32(cute.arch.warp_redux_sync(least, "min"))
-    row_tiles, bundled, pieces = Int32(1), Int32(0), apart
+    row_tiles, bundled = Int32(1), Int32(0)
+    pieces, items, blocks = apart
     if (most == least) & (most > 0) & (most * LEAST_BUNDLES <= b.workers):
-        row_tiles, bundled, pieces = most, Int32(1), beside
+        row_tiles, bundled = most, Int32(1)
+        pieces, items, blocks = beside
     bundles = Int32(Uint32(b.workers) // Uint32(row_tiles))
     part = Int32(Uint32(worker) // Uint32(row_tiles))
     lane = worker - part * row_tiles
+    whole = runs_whole(b, items, pieces, bundles, (longest, splits, blocks))
+    pieces = select(whole == 1, items, pieces)
     count, row = Int32(0), [Int32(0)] * 8
     by_size = select((batch <= GROUP) & (pieces > bundles), Int32(1), Int32(0))
     first_slot = lane * (RING * bundles + MOST_PIECES - 1)
     if (part < bundles) & (part < pieces):
         rounds = Int32(Uint32(pieces) // Uint32(bundles))
         count = rounds + select(number_of(part, rounds, bundles) < pieces, Int32(1), Int32(0))
-        found = find_piece(b, (bundled, by_size), part, Int32(0), Int32(0))
-        row = row_of(found, part, bundles, lane, first_slot)
+        found = find_piece(b, (bundled, by_size, whole), part, Int32(0), Int32(0))
+        row = row_of(b, found, part, Bundle(part, bundles, lane, first_slot, whole))
     at = cute.arch.lane_idx()
     words = pack(at, [bundled, Int32(-1), count, Int32(0), row[3]], BUNDLED, Int32(0))
-    words = pack(at, [part, bundles, lane, first_slot, by_size], PART, words)
+    words = pack(at, [part, bundles, lane, first_slot, by_size, whole], PART, words)
     return pack(at, row, 0, words)
 
 
 @cute.jit
 def next_piece(b: Batch, words: Int32, index: Int32, last: Before) -> Int32:
     """The plan row of a worker's piece `index` from its words, behind the piece `last`."""
-    part, bundles, lane, first_slot, by_size, bundled = [
+    part, bundles, lane, first_slot, by_size, whole, bundled = [
         cute.arch.shuffle_sync(words, i)
-        for i in (PART, BUNDLES, LANE, FIRST_SLOT, BY_SIZE, BUNDLED)
+        for i in (PART, BUNDLES, LANE, FIRST_SLOT, BY_SIZE, WHOLE, BUNDLED)
     ]
     row = words
     if index > 0:
@@ -227,9 +277,9 @@ def next_piece(b: Batch, words: Int32, index: Int32, last: Before) -> Int32:
         if b.seq_lens.shape[0] > GROUP:
             base = last.request
             earlier = number_of(part, index - 1, bundles)
-            before = earlier - (last.row_tile - lane) * last.num_splits - last.split
-        found = find_piece(b, (bundled, by_size), number, base, before)
-        row = pack(
-            cute.arch.lane_idx(), row_of(found, number, bundles, lane, first_slot), 0, Int32(-1)
-        )
+            run = select(whole == 1, Int32(1), last.num_splits)
+            before = earlier - (last.row_tile - lane) * run - last.split
+        found = find_piece(b, (bundled, by_size, whole), number, base, before)
+        bundle = Bundle(part, bundles, lane, first_slot, whole)
+        row = pack(cute.arch.lane_idx(), row_of(b, found, number, bundle), 0, Int32(-1))
     return row

@@ -34,7 +34,8 @@ Named barriers            threads  what it orders
     2 PV_BARRIER          256      in `split_merge/keep_ab_*` alone: reads of the ring, before own
                                    strips are stored there; stores of a partial, before its counter
                                    in global memory is raised; the counter's last arrival, before
-                                   partials are read; reads of a record, before warp 0 replaces it,
+                                   partials are read; row values of a piece, before the sum of its
+                                   item; reads of a record, before warp 0 replaces it,
                                    and that, before it is read; copies and weights, before the sums
 
 Pipelines
@@ -51,6 +52,11 @@ Timeline of a change of work tiles (t the last KV tile, ' the next work tile)
     producer     | Q' once stage 0 is free, KV' as PV frees their stages
     QK-softmax   | softmax(t) | row sums | Q' to registers | QK'(0) | softmax'(0) ...
     PV           | PV(t - 1)  | PV(t)    | epilogue        | wait   | PV'(0) ...
+A batch-invariant call (option pieces) may give a worker all pieces of an item in one work tile
+(`plan.fixed_pieces`). Between two of them Q stays, the ring is filled on, and row statistics and O
+begin anew: the PV warp groups store the piece, and behind the last one add them all up
+(`split_merge/keep_ab_own_pieces`). Other pieces are merged behind the next work tile.
+
 After a worker's last work tile the PV warp groups do the merges, if any. A CTA keeps its own part
 of its last partial in the ring. The QK-softmax warp group, which is done earlier, runs the merge's
 code ahead of them without a partial, so that it is in the instruction cache by then.

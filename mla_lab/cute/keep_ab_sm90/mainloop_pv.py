@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import cutlass
 import cutlass.cute as cute
@@ -10,15 +11,17 @@ from cutlass import Float32, Int32, const_expr
 from cutlass.cute.nvgpu import warpgroup
 
 from ..common.feature_operands import with_scales
+from ..common.fixed_pieces import OWN_PIECES
 from ..common.pipeline import StagePhases
 from ..common.ptx_sm90 import LN2, fresh_thread, pick
 from ..rows_on_m.epilogue_store import store_lse, store_rows
 from ..rows_on_m.mask import rows_of
 from ..rows_on_m.params import BLOCK, LATENT, Cta
 from ..rows_on_m.profile import profile_event, profile_tile
-from ..rows_on_m.work_records import read_work, record
+from ..rows_on_m.work_records import piece_begin, read_work, record
 from ..split_merge.keep_ab_cooperative import count_partial, merge_share, own_strips
-from ..split_merge.keep_ab_partials import store_fragment
+from ..split_merge.keep_ab_own_pieces import add_own_pieces, ends_own_item, strips_for_sum
+from ..split_merge.keep_ab_partials import fp16_scales, store_fragment
 from ..split_merge.keep_ab_pieces import merge_piece, store_piece
 from .mainloop_qk_softmax import release_kv, two_to_minus
 from .params import SKIPPED
@@ -45,9 +48,10 @@ def scale_rows(acc, factors):
 
 
 @cute.jit
-def epilogue(cta: Cta, acc: cute.Tensor, index):
+def epilogue(cta: Cta, acc: cute.Tensor, index, piece: Any = None):
     """Divide by the row sums; write the result x out_scale, or the partial (the merge scales).
-    Returns the slot of the partial, -1 without one."""
+    Returns the slot of the partial, -1 without one. `piece`: of a batch-invariant call, which piece
+    of its work tile this is."""
     cfg, g, s = cta.cfg, cta.g, cta.s
     tid = fresh_thread()  # held through the loop, it and what follows would take registers
     lane = tid % 32
@@ -63,7 +67,11 @@ def epilogue(cta: Cta, acc: cute.Tensor, index):
     inverse = [pick(x > 0.0, cute.arch.rcp_approx(x), Float32(0.0)) for x in sums]
     if work.slot >= 0:
         if const_expr(cfg.pieces):
-            store_piece(cta, wg, acc, work, index, inverse, lse)
+            strips = strips_for_sum(cta, wg, work, index, piece)
+            scales = fp16_scales(acc, inverse)
+            store_piece(cta, wg, acc, work, (index, piece), scales, lse, strips)
+            if ends_own_item(work, piece):
+                add_own_pieces(cta, wg, work, index, scales, lse)
         else:
             own = own_strips(cfg, merge_share(cta, work), work, index, cta.plan.last)
             store_fragment(cta, wg, acc, work, inverse, lse, own)
@@ -74,7 +82,10 @@ def epilogue(cta: Cta, acc: cute.Tensor, index):
         store_rows(cta, acc, work, row, column, lane)
         if wg == 0:
             store_lse(cta, work, row, lane, lse)
-    return work.slot
+    slot = work.slot
+    if const_expr(cfg.pieces):  # of an item that this CTA runs whole nothing is left to merge
+        slot = pick(work.group == OWN_PIECES, Int32(-1), slot)
+    return slot
 
 
 @cute.jit
@@ -137,6 +148,87 @@ def make_fragments(cta: Cta, wg) -> Fragments:
 
 
 @cute.jit
+def attend(
+    cta: Cta, f: Fragments, load: ProducerState, phases: StagePhases, row, index, stage,
+    piece: Any = None,
+):  # fmt: skip
+    """PV of the tiles of work tile `index` from `stage` on, or, of a batch-invariant call, of its
+    piece `piece`. Returns the producer's state, the phases, the next stage."""
+    cfg, g, s = cta.cfg, cta.g, cta.s
+    lane = cute.arch.lane_idx()
+    produces = cute.arch.make_warp_uniform(cute.arch.thread_idx()[0] // 32) == 0
+    block, count = Int32(0), Int32(1)
+    while block < count:
+        stage = cute.arch.make_warp_uniform(stage)
+        s.p_pipe.consumer_wait(phases.state(stage))
+        phases = phases.flip(stage)
+        if block == 0:  # read before the loop, the count would cost the softmax registers
+            work = read_work(g, s, index)
+            count = cute.arch.make_warp_uniform(work.end - work.begin)
+            if const_expr(cfg.pieces):
+                count = piece_begin(work, piece + 1) - piece_begin(work, piece)
+                count = cute.arch.make_warp_uniform(count)
+        pv_tile(cta, f, row, stage, index, block, count)
+        release_kv(cta, stage, lane)
+        if produces:
+            load = fill_next_stage(cta, load, lane)
+        block = block + 1
+        stage = stage + 1
+        if stage == cfg.stages:
+            stage = Int32(0)
+    return load, phases, stage
+
+
+@cute.jit
+def pass_over(cta: Cta, load: ProducerState, stage, lane) -> ProducerState:
+    """The stages that the ring passes over behind a work tile, so that the next Q enters stage 0.
+    Returns the producer's state."""
+    produces = cute.arch.make_warp_uniform(cute.arch.thread_idx()[0] // 32) == 0
+    if produces & (stage > 0):
+        for _ in cutlass.range(cta.cfg.stages - stage, unroll=1):
+            load = fill_next_stage(cta, load, lane)
+    return load
+
+
+@cute.jit
+def attend_pieces(cta: Cta, f: Fragments, load: ProducerState, phases: StagePhases, row, index):
+    """A work tile of a batch-invariant call: a piece, or a whole item piece by piece. Returns the
+    producer's state, the phases, the slot of the piece, -1 without one."""
+    stage, piece, left, slot = Int32(1), Int32(0), Int32(1), Int32(-1)
+    while left > 0:
+        f.tOrO.fill(0.0)
+        load, phases, stage = attend(cta, f, load, phases, row, index, stage, piece)
+        work = read_work(cta.g, cta.s, index)
+        piece, left = piece + 1, work.end - work.begin - piece_begin(work, piece + 1)
+        if left == 0:
+            load = pass_over(cta, load, stage, cute.arch.lane_idx())
+        profile_event(cta.cfg, cta.g, "last PV")
+        slot = epilogue(cta, f.tOrO, index, piece - 1)
+        profile_event(cta.cfg, cta.g, "partial written")
+    return load, phases, slot
+
+
+@cute.jit
+def mainloop_pieces(
+    cta: Cta, f: Fragments, load: ProducerState, phases: StagePhases, row, produces
+):
+    """`mainloop_pv` of a batch-invariant call. A piece whose item others share is merged behind the
+    work tile that follows it: one turn more than there are work tiles, for one copy of the
+    merge."""
+    last, before = cta.plan.last, Int32(-1)
+    for index in cutlass.range(cta.plan.first, last + 1, unroll=1):
+        slot = Int32(-1)
+        if index < last:
+            if produces:
+                load = produce_ahead(cta, load, index, cute.arch.lane_idx())
+            load, phases, slot = attend_pieces(cta, f, load, phases, row, index)
+        if before >= 0:
+            merge_piece(cta, index - 1)
+        before = slot
+    profile_event(cta.cfg, cta.g, "end")
+
+
+@cute.jit
 def mainloop_pv(cta: Cta):
     """Per work tile: PV tile by tile as P is committed; warp 0 refills the ring behind it."""
     cfg, g, s = cta.cfg, cta.g, cta.s
@@ -150,41 +242,17 @@ def mainloop_pv(cta: Cta):
     produces = cute.arch.make_warp_uniform(tid // 32) == 0
     load = start_producer(cfg.stages, first)
     s.stats_read.arrive(0)
-    slot = Int32(-1)
-    for index in cutlass.range(first, last, unroll=1):
-        if produces:
-            load = produce_ahead(cta, load, index, lane)
-        stage = Int32(1)
-        if const_expr(cfg.from_zeros):
-            f.tOrO.fill(0.0)
-        block, count = Int32(0), Int32(1)
-        while block < count:
-            stage = cute.arch.make_warp_uniform(stage)
-            s.p_pipe.consumer_wait(phases.state(stage))
-            phases = phases.flip(stage)
-            if block == 0:  # read before the loop, the count would cost the softmax registers
-                work = read_work(g, s, index)
-                count = cute.arch.make_warp_uniform(work.end - work.begin)
-            pv_tile(cta, f, row, stage, index, block, count)
-            release_kv(cta, stage, lane)
-            if produces:
-                load = fill_next_stage(cta, load, lane)
-            block = block + 1
-            stage = stage + 1
-            if stage == cfg.stages:
-                stage = Int32(0)
-        # the stages that the ring passes over, so that the next Q enters stage 0
-        if produces & (stage > 0):
-            for _ in cutlass.range(cfg.stages - stage, unroll=1):
-                load = fill_next_stage(cta, load, lane)
-        profile_event(cfg, g, "last PV")
-        own_slot = epilogue(cta, f.tOrO, index)
-        profile_event(cfg, g, "partial written")
-        if const_expr(cfg.pieces):
-            if slot >= 0:
-                merge_piece(cta, index - 1)
-            slot = own_slot
     if const_expr(cfg.pieces):
-        if slot >= 0:
-            merge_piece(cta, last - 1)
-        profile_event(cfg, g, "end")
+        mainloop_pieces(cta, f, load, phases, row, produces)
+    else:
+        for index in cutlass.range(first, last, unroll=1):
+            if produces:
+                load = produce_ahead(cta, load, index, lane)
+            stage = Int32(1)
+            if const_expr(cfg.from_zeros):
+                f.tOrO.fill(0.0)
+            load, phases, stage = attend(cta, f, load, phases, row, index, stage)
+            load = pass_over(cta, load, stage, lane)
+            profile_event(cfg, g, "last PV")
+            epilogue(cta, f.tOrO, index)
+            profile_event(cfg, g, "partial written")

@@ -30,7 +30,7 @@ from ..common.ptx_sm90 import (
 from ..rows_on_m.mask import apply_mask, first_row, mask_free_until, rows_of
 from ..rows_on_m.params import BLOCK, LATENT, Cta, Work
 from ..rows_on_m.profile import profile_tile
-from ..rows_on_m.work_records import read_work
+from ..rows_on_m.work_records import piece_begin, read_work
 from .params import KV_CHUNKS, Q_STEPS_IN_REGISTERS, QK_SOFTMAX_BARRIER, ROPE_BOX, SKIPPED, STAGE
 
 
@@ -412,12 +412,17 @@ def qk_then_softmax(
 
 
 @cute.jit
-def finish_work_tile(cta: Cta, rows: RowState, index, stage, phases: StagePhases):
+def finish_work_tile(cta: Cta, rows: RowState, index, stage, phases: StagePhases, is_last=True):
     """P of the last tile, which is in `stage`, committed with the row statistics for the
-    epilogue. Returns the phases."""
+    epilogue. Returns the phases. `is_last`: it is the last tile of the work tile as well, and not
+    of a piece ahead of others."""
     work = read_work(cta.g, cta.s, index)  # held through the loop, it would take registers
     thread = fresh_thread() & 127
-    zero_v_tail(cta, stage, work, thread)
+    if const_expr(is_last is True):
+        zero_v_tail(cta, stage, work, thread)
+    else:
+        if is_last:
+            zero_v_tail(cta, stage, work, thread)
     _, bit = phase_bits(cta.cfg.stages)
     cta.s.stats_read.wait(0, phases.phase(bit))
     phases = phases.flip(bit)
@@ -428,12 +433,51 @@ def finish_work_tile(cta: Cta, rows: RowState, index, stage, phases: StagePhases
 
 
 @cute.jit
+def attend(
+    cta: Cta, f: Fragments, rows: RowState, tile: TileContext, tiles, end, stage,
+    phases: StagePhases,
+):  # fmt: skip
+    """QK and P from the tile that is `tiles` before the end of the work tile, in `stage`, to the
+    one before `end`. P of the last one is not committed yet. Returns the next stage, that of the
+    last tile, the phases."""
+    tiles_left, previous = tiles, Int32(0)
+    while tiles_left > end:
+        stage, phases = cute.arch.make_warp_uniform(stage), phases.uniform()
+        tiles_left = cute.arch.make_warp_uniform(tiles_left)
+        previous = cute.arch.make_warp_uniform(previous)
+        phases = qk_then_softmax(
+            cta, f, rows, tile, tiles_left, tiles_left < tiles, stage, previous, phases
+        )
+        previous = stage
+        stage = pick(stage + 1 == cta.cfg.stages, Int32(0), stage + 1)
+        tiles_left = tiles_left - 1
+    return stage, previous, phases
+
+
+@cute.jit
+def attend_pieces(
+    cta: Cta, f: Fragments, rows: RowState, tile: TileContext, tiles, phases: StagePhases
+):
+    """A work tile of a batch-invariant call, of `tiles` KV tiles: a piece, or a whole item piece by
+    piece, each with row statistics of its own. Returns the phases."""
+    stage, piece, left = Int32(1), Int32(0), tiles
+    while left > 0:
+        work = read_work(cta.g, cta.s, tile.index)
+        if piece > 0:
+            start_rows(cta, work, first_row(fresh_thread() & 127), rows)
+        end = cute.arch.make_warp_uniform(work.end - work.begin - piece_begin(work, piece + 1))
+        stage, previous, phases = attend(cta, f, rows, tile, left, end, stage, phases)
+        phases = finish_work_tile(cta, rows, tile.index, previous, phases, end == 0)
+        piece, left = piece + 1, end
+    return phases
+
+
+@cute.jit
 def mainloop_qk_softmax(cta: Cta):
     """Per work tile: Q to registers, then for each KV tile t QK(t), P(t - 1) committed, softmax(t),
     P(t) stored. The loop is one copy for all stages and for first and last tiles: the first pass
     through each copy waits for its code, 1 to 2 us where other kernels have run since the last
     launch."""
-    stages = cta.cfg.stages
     w = cute.arch.make_warp_uniform(cute.arch.thread_idx()[0] % 128 // 32)
     f = make_fragments(cta)
     row_max, row_sum = (cute.make_rmem_tensor(2, Float32) for _ in range(2))
@@ -442,15 +486,8 @@ def mainloop_qk_softmax(cta: Cta):
     phases = StagePhases(Int32(0))
     for index in cutlass.range(cta.plan.first, cta.plan.last, unroll=1):
         tile, tiles, phases = start_work_tile(cta, f, rows, index, w, phases)
-        tiles_left, stage, previous = tiles, Int32(1), Int32(0)
-        while tiles_left > 0:
-            stage, phases = cute.arch.make_warp_uniform(stage), phases.uniform()
-            tiles_left = cute.arch.make_warp_uniform(tiles_left)
-            previous = cute.arch.make_warp_uniform(previous)
-            phases = qk_then_softmax(
-                cta, f, rows, tile, tiles_left, tiles_left < tiles, stage, previous, phases
-            )
-            previous = stage
-            stage = pick(stage + 1 == stages, Int32(0), stage + 1)
-            tiles_left = tiles_left - 1
-        phases = finish_work_tile(cta, rows, index, previous, phases)
+        if const_expr(cta.cfg.pieces):
+            phases = attend_pieces(cta, f, rows, tile, tiles, phases)
+        else:
+            _, previous, phases = attend(cta, f, rows, tile, tiles, Int32(0), Int32(1), phases)
+            phases = finish_work_tile(cta, rows, index, previous, phases)

@@ -7,10 +7,10 @@ from typing import Any
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Int32, Int64
+from cutlass import Int32, Int64, Uint32
 
-from ..common.fixed_pieces import Before
-from ..common.ptx_sm90 import div_pow2, load_relaxed, small_quotient
+from ..common.fixed_pieces import OWN_PIECES, Before
+from ..common.ptx_sm90 import div_pow2, load_relaxed, pick, small_quotient
 from ..common.self_schedule import Batch, Plan
 from ..common.worker_plan import tile_words
 from .params import BLOCK, RECORD_WORDS, RECORDS, Config, Globals, Work
@@ -137,6 +137,13 @@ def read_work(g: Globals, s: Any, index: Int32):
         q_len=r[8],
         kv_len=r[9],
     )
+
+
+def piece_begin(work: Work, piece):
+    """Blocks from the beginning of a work tile of a batch-invariant call to its piece `piece`, of
+    those that its worker adds up itself (`plan.fixed_pieces`), else of one."""
+    pieces = pick(work.group == OWN_PIECES, work.num_splits, Int32(1))
+    return Int32(Uint32((work.end - work.begin) * piece) // Uint32(pieces))
 
 
 def visible(cfg: Config, g: Globals, work: Work, row):

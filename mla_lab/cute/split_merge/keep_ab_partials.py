@@ -17,7 +17,7 @@ from typing import Any
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Float16, Float32, Int32
+from cutlass import Float16, Float32, Int32, const_expr
 
 from ..common.ptx_sm90 import add, butterfly, discard_line, fresh_thread, pack2, ptx
 from ..rows_on_m.mask import rows_of
@@ -136,15 +136,18 @@ def store_strip(i: cutlass.Constexpr[int], words: cute.Tensor, dst: cute.Pointer
 
 
 @cute.jit
-def store_fragment(cta: Cta, wg, acc: cute.Tensor, work: Work, inverse, lse, own: OwnStrips):
+def store_fragment(
+    cta: Cta, wg, acc: cute.Tensor, work: Work, inverse, lse, own: OwnStrips, scales: Any = None
+):
     """A thread's 32 units to its slot or its own strips, and the row values; `inverse` of a row
-    normalises it."""
+    normalises it, or `scales`, if `fp16_scales` has made them."""
     tid, lane = fresh_thread(), cute.arch.lane_idx()
     warp = tid >> 5 & 3
     w = cute.arch.make_warp_uniform(warp)
     region = cta.g.mO_partial.iterator + (work.slot * cta.cfg.cluster + cta.rank) * REGION
     rows = region + (REGION // 2 + ROW_WORDS * w + 2 * (lane // 4))
-    scales = fp16_scales(acc, inverse)
+    if const_expr(scales is None):
+        scales = fp16_scales(acc, inverse)
     if lane % 4 == 0:
         store_two(rows + 16 * (1 + wg), scales)
     if (wg == 0) & (lane % 4 == 0):

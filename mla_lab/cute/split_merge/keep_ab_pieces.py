@@ -7,10 +7,13 @@ are added by pairs (`keep_ab_combine.sum_from_global`).
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import cutlass.cute as cute
 from cutlass import Int32
 
 from ...plan.fixed_pieces import RING
+from ..common.fixed_pieces import OWN_PIECES
 from ..common.ptx_sm90 import fresh_thread
 from ..rows_on_m.params import PV_BARRIER, Cta, Work
 from ..rows_on_m.work_records import read_work
@@ -27,16 +30,20 @@ def no_strips() -> OwnStrips:
 
 
 @cute.jit
-def store_piece(cta: Cta, wg, acc: cute.Tensor, work: Work, index, inverse, lse):
-    """Work tile `index` of this CTA, a piece, into its slot, once all have read what that held."""
-    flags = cta.g.counters
-    if index >= RING:  # before, no piece of this launch was there
+def store_piece(cta: Cta, wg, acc: cute.Tensor, work: Work, place: tuple, scales, lse, own):
+    """A piece of this CTA into its slot: work tile `index` itself, once all have read what the slot
+    held, or piece `piece` of an item that it runs whole, of which the `own` strips lie in shared
+    memory; `place` = (index, piece). `scales` normalise the thread's rows in fp16."""
+    flags, (index, piece) = cta.g.counters, place
+    shared = work.group != OWN_PIECES
+    if shared & (index >= RING):  # before, no piece of this launch was there
         if fresh_thread() == 0:
             wait_until_free(flags, work.slot)
         PV_BARRIER.sync()
-    store_fragment(cta, wg, acc, work, inverse, lse, no_strips())
+    at = replace(work, slot=work.slot + piece)  # of a piece that others share `piece` is 0
+    store_fragment(cta, wg, acc, at, None, lse, own, scales)
     PV_BARRIER.sync()
-    if fresh_thread() == 0:
+    if shared & (fresh_thread() == 0):
         mark_written(flags, work.slot, work.group)
 
 

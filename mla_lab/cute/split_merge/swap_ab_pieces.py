@@ -2,6 +2,8 @@
 columns, behind the tile that it runs next, from row-major partials and without the KV ring, which
 the producer is filling.
 
+A worker that runs an item whole adds up all of it, behind its last piece.
+
 Partials are added in split order, whoever adds them: the bits follow from the pieces alone.
 """
 
@@ -14,7 +16,18 @@ import cutlass.cute as cute
 from cutlass import Float32, Int32
 
 from ..common.feature_operands import with_scales
-from ..common.ptx_sm90 import LOG2E, NO_SCORE, WARP, add, butterflies, fresh_thread, vec4
+from ..common.fixed_pieces import OWN_PIECES
+from ..common.ptx_sm90 import (
+    LOG2E,
+    NO_SCORE,
+    WARP,
+    add,
+    butterflies,
+    discard_line,
+    fresh_thread,
+    pick,
+    vec4,
+)
 from .piece_flags import mark_read, wait_for_pieces
 from .swap_ab_fragments import CONSUMER_THREADS, CONSUMERS, LATENT_DIM
 from .swap_ab_last_cta import store_four
@@ -29,19 +42,22 @@ ROUNDS, BATCH = 4, 4
 
 @cute.jit
 def merge_piece(c: cutlass.Constexpr, g: Any, r: Any):
-    """This worker's share of the row tile that `r` records; by all consumers, which hold nothing
-    else. At its end all of them have read `r`."""
+    """This worker's share of the row tile that `r` records, or all of an item that it ran whole; by
+    all consumers, which hold nothing else. At its end all of them have read `r`."""
     warp = cute.arch.make_warp_uniform(fresh_thread() // 32)
-    first, splits = r.partial - r.split, r.num_splits
-    if warp == 0:
+    first, splits, own = r.partial - r.split, r.num_splits, r.group == OWN_PIECES
+    if (warp == 0) & ~own:
         wait_for_pieces(g.counters, first, splits, r.group)
     CONSUMERS.sync()
     g, units = with_scales(c, g), c.rows * UNITS
-    begin, end = units * r.split // splits, units * (r.split + 1) // splits
+    shares = pick(own, Int32(1), splits)  # of an own item `split` is 0
+    begin, end = units * r.split // shares, units * (r.split + 1) // shares
     for unit in cutlass.range(begin + warp, end, ROUNDS * WARPS, unroll=1):
         merge_units(c, g, r, unit, end)
+        if own:
+            discard_units(c, g, r, unit, end)
     CONSUMERS.sync()
-    if warp == 0:
+    if (warp == 0) & ~own:
         mark_read(g.counters, first, splits)
 
 
@@ -85,6 +101,19 @@ def merge_units(c: cutlass.Constexpr, g: Any, r: Any, unit: Int32, end: Int32):
         row = at[i] // UNITS
         if (unit + WARPS * i < end) & (row < r.rows):
             store_four(c, g, r, acc[None, i], row, column_of(at[i]), tops[i], totals[i])
+
+
+@cute.jit
+def discard_units(c: cutlass.Constexpr, g: Any, r: Any, unit: Int32, end: Int32):
+    """The lines of `merge_units`, which all lanes have read, and which nobody reads again."""
+    cute.arch.sync_warp()
+    if fresh_thread() % 8 == 0:
+        for split in cutlass.range(r.partial, r.partial + r.num_splits, unroll=1):
+            for i in cutlass.range_constexpr(ROUNDS):
+                at = unit + WARPS * i
+                row = split * c.rows + at // UNITS
+                if at < end:
+                    discard_line(g.mO_partial.iterator + (row * LATENT_DIM + column_of(at)))
 
 
 @cute.jit

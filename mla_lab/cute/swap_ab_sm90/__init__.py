@@ -58,6 +58,10 @@ each CTA merges a slice of the fragments (cooperative launch) behind a counter o
 protocol. A group, a split row tile, has at most `cluster` counters (`counter_of`), so
 groups * cluster <= 16384.
 
+A batch-invariant call (option pieces) may give a worker all pieces of an item in one work tile
+(`plan.fixed_pieces`): the mainloop and the epilogue run once a piece, over the query that is there,
+and the worker adds up all of them (`mainloop.consume_pieces`).
+
 Work comes from a plan in memory or from seq_lens by the rule of `common.self_schedule` (with the
 option pieces, of batch-invariant calls, by that of `common.fixed_pieces`), or in grid mode (option
 grid) from block indices: see `tile_scheduler`. A launch ends with num_workers, q_len

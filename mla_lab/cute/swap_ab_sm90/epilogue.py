@@ -9,6 +9,7 @@ from cutlass import Float32, Int32, const_expr
 
 from ...plan.fixed_pieces import RING
 from ..common.feature_operands import with_scales, with_sink
+from ..common.fixed_pieces import OWN_PIECES
 from ..common.ptx_sm90 import NO_SCORE, add, fold_lanes, folded_index, fresh_thread, load4
 from ..split_merge import SplitMerge
 from ..split_merge.piece_flags import mark_written, wait_until_free
@@ -103,8 +104,10 @@ def store_tile(
 
 @cute.jit
 def wait_for_slot(g: Globals, r: Record):
-    """Of a batch-invariant launch: wait until all have read what the slot of this piece held."""
-    if (fresh_thread() == 0) & (r.num_splits > 1) & (r.index >= RING):
+    """Of a batch-invariant launch: wait until all have read what the slot of this piece held, if
+    others read it."""
+    shared = (r.num_splits > 1) & (r.group != OWN_PIECES)
+    if (fresh_thread() == 0) & shared & (r.index >= RING):
         wait_until_free(g.counters, r.partial)
 
 
@@ -112,7 +115,7 @@ def wait_for_slot(g: Globals, r: Record):
 def count_partial(c: cutlass.Constexpr[Traits], g: Globals, r: Record):
     """After a barrier of all consumers: release the partial that they have written."""
     if const_expr(c.pieces):
-        if fresh_thread() == 0:
+        if (fresh_thread() == 0) & (r.group != OWN_PIECES):
             mark_written(g.counters, r.partial, r.group)
     else:
         arrive(c, g, r)

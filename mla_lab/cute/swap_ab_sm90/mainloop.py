@@ -11,9 +11,10 @@ from typing import Any
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Int32, const_expr
+from cutlass import Int32, Uint32, const_expr
 
-from ..common.ptx_sm90 import fresh_thread, load4
+from ..common.fixed_pieces import OWN_PIECES
+from ..common.ptx_sm90 import fresh_thread, load4, pick
 from ..common.self_schedule import Plan
 from ..common.worker_plan import may_be_split, plan_of, split_words
 from ..split_merge.swap_ab_cluster_reduce import release_partials
@@ -25,7 +26,7 @@ from . import query_hi_lo as hi_lo
 from .epilogue import epilogue, publish_row_sums
 from .mainloop_bf16 import FIRST, PV_FIRST, QK_FIRST, SECOND
 from .mma import Accumulators, WarpGroup, accumulators, warp_group
-from .params import Traits
+from .params import TILE_KV, Traits
 from .shared_storage import (
     Globals,
     Record,
@@ -51,7 +52,7 @@ def mainloop(
     start = Int32(wg.idx)
     if const_expr(c.one_code):
         start = cute.arch.make_warp_uniform(start + first_owner(c, w.tiles_before)) % 2
-    if w.num_tiles <= start:
+    if w.q_is_read(w.num_tiles <= start):
         # no own tile: this warp group reads no Q
         s.q.consumer_release(0)
     begin = start
@@ -90,16 +91,18 @@ def consume(c: cutlass.Constexpr[Traits], g: Globals, s: Shared, mma: TiledMmas,
     else:
         index = Int32(0)
         tiles = Int32(0)
+        pieces = Int32(0)
         while num_tiles >= 0:
-            consume_tile(c, g, s, mma, acc, num_tiles, index, tiles, rank)
             if const_expr(c.pieces):
-                merge_before(c, g, s, index, rank)
+                pieces = consume_pieces(c, g, s, mma, acc, num_tiles, index, (tiles, pieces), rank)
+            else:
+                consume_tile(c, g, s, mma, acc, num_tiles, index, tiles, rank)
             index = index + 1
             tiles = tiles + num_tiles
             s.q.full.wait(0, index & 1)
             num_tiles = cute.arch.make_warp_uniform(cute.arch.load(s.record, Int32))
         if const_expr(c.pieces):
-            merge_before(c, g, s, index, rank)
+            merge_due(c, g, s, index, Int32(-1), rank)
 
 
 def kept_record(s: Shared, index: Int32) -> cute.Pointer:
@@ -119,14 +122,17 @@ def keep_record(s: Shared, r: Record):
 
 
 @cute.jit
-def merge_before(c: cutlass.Constexpr[Traits], g: Globals, s: Shared, index: Int32, rank: Int32):
-    """This CTA's share of work tile `index` - 1, if that is a piece."""
-    if index > 0:
-        before = index - 1
-        s.kept_full.wait(before & 1, (before >> 1) & 1)
-        at = kept_record(s, before)
+def merge_due(
+    c: cutlass.Constexpr[Traits], g: Globals, s: Shared, index: Int32, own: Int32, rank: Int32
+):
+    """Work tile `own`, an item that this CTA ran whole, or, where that is -1, its share of work
+    tile `index` - 1, if that is a piece which others share."""
+    due = pick(own >= 0, own, index - 1)
+    if due >= 0:
+        s.kept_full.wait(due & 1, (due >> 1) & 1)
+        at = kept_record(s, due)
         r = Record(load4(at), load4(at + 4), rank=rank)
-        if r.num_splits > 1:
+        if (r.num_splits > 1) & ((r.group == OWN_PIECES) == (own >= 0)):
             merge_piece(c, g, r)
 
 
@@ -181,11 +187,7 @@ def consume_tile(
     num_tiles: Int32, index: Int32, tiles_before: Int32, rank: Int32,
 ):  # fmt: skip
     """One work tile, from its record to its result or partial."""
-    tid, _, _ = cute.arch.thread_idx()
-    lane = cute.arch.lane_idx()
-    thread = tid % 128
-    warp = cute.arch.make_warp_uniform(thread // 32)
-    wg = cute.arch.make_warp_uniform(tid // 128)
+    place = place_of_thread()
     head = load4(s.record)
     r = Record(load4(s.record + 4), load4(s.record + 8), num_tiles, index, rank)
     rows = r.rows if c.skip else None
@@ -194,6 +196,56 @@ def consume_tile(
         release_partials(c, s)
     if const_expr(c.hi_lo):
         hi_lo.split_query(c, s, index)
+    run_tile(c, g, s, mma, acc, place, w, r)
+
+
+@cute.jit
+def consume_pieces(
+    c: cutlass.Constexpr[Traits], g: Globals, s: Shared, mma: TiledMmas, acc: Accumulators,
+    num_tiles: Int32, index: Int32, before: tuple, rank: Int32,
+):  # fmt: skip
+    """`consume_tile` of a batch-invariant call, and the merge that is due behind it: a piece, or a
+    whole item piece by piece, over one query. `before`: KV tiles and pieces of this CTA so far.
+    Returns the pieces with this one's."""
+    tiles_before, done = before
+    place = place_of_thread()
+    head = load4(s.record)
+    r = Record(load4(s.record + 4), load4(s.record + 8), num_tiles, index, rank)
+    own = r.group == OWN_PIECES
+    pieces = pick(own, r.num_splits, Int32(1))
+    if const_expr(c.hi_lo):
+        hi_lo.split_query(c, s, index)
+    begin = Int32(0)
+    for piece in cutlass.range(pieces, unroll=1):
+        end = Int32(Uint32(num_tiles * (piece + 1)) // Uint32(pieces))
+        w = WorkTile(
+            end - begin, head[1] + begin * TILE_KV, head[2], head[3], r.row, r.out_row,
+            r.rows if c.skip else None, tiles_before + begin, piece + 1 == pieces,
+        )  # fmt: skip
+        run_tile(c, g, s, mma, acc, place, w, r.of_piece(piece, end - begin, done))
+        begin, done = end, done + 1
+    if cute.arch.thread_idx()[0] == 0:
+        keep_record(s, r)
+    merge_due(c, g, s, index, pick(own, index, Int32(-1)), rank)
+    return done
+
+
+def place_of_thread() -> tuple:
+    """Lane; thread and warp of the warp group; warp group."""
+    tid, _, _ = cute.arch.thread_idx()
+    lane = cute.arch.lane_idx()
+    thread = tid % 128
+    warp = cute.arch.make_warp_uniform(thread // 32)
+    return lane, thread, warp, cute.arch.make_warp_uniform(tid // 128)
+
+
+@cute.jit
+def run_tile(
+    c: cutlass.Constexpr[Traits], g: Globals, s: Shared, mma: TiledMmas, acc: Accumulators,
+    place: tuple, w: WorkTile, r: Record,
+):  # fmt: skip
+    """Mainloop and epilogue of a work tile, or of a piece; `place` by `place_of_thread`."""
+    lane, thread, warp, wg = place
     if const_expr(c.one_code):
         mainloop(c, g, s, warp_group(c, wg, s, mma, acc, thread, warp, lane), w)
     elif wg == 0:
@@ -207,6 +259,3 @@ def consume_tile(
     owner = (w.num_tiles + 1 + first_owner(c, w.tiles_before)) % 2
     last = stats_idx(c, owner, w.tiles_before + w.num_tiles - 1)
     epilogue(c, wg, g, s, acc.tOrO, r, last)
-    if const_expr(c.pieces):
-        if tid == 0:
-            keep_record(s, r)

@@ -121,7 +121,7 @@ def own_tile(
             release_stage(c, s, before)
     if const_expr(order == FIRST):
         profile_event(c, s, CtaEvent.FIRST_QK_DONE)
-    if k + 2 >= w.num_tiles:
+    if w.q_is_read(k + 2 >= w.num_tiles):
         s.q.consumer_release(0)
     sx.apply_mask(c, g, wg.tSrS, w, tile_token, slot_bits, token, wg.lane)
     sx.online_softmax_step(c, order == FIRST, g, s, wg)

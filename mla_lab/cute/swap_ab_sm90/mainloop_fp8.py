@@ -256,7 +256,7 @@ def own_tile(
         later = k > 0  # the first tile of a grid is the first warp group's
     if not later:
         profile_event(c, s, CtaEvent.FIRST_QK_DONE)
-    if k + 2 >= w.num_tiles:
+    if w.q_is_read(k + 2 >= w.num_tiles):
         s.q.consumer_release(0)
     sx.apply_mask(c, g, thread_scores(c, wg), w, tile_token, slot_bits, token, wg.lane)
     online_softmax_step(c, later, g, s, wg, w, tile, stage)

@@ -95,6 +95,12 @@ class WorkTile:
     rows: Any
     #: KV tiles that this CTA has consumed before this work tile
     tiles_before: Int32
+    #: of a batch-invariant call: the query is not needed behind this piece
+    ends_item: Any = None
+
+    def q_is_read(self, condition: Any) -> Any:
+        """Whether a warp group that reads Q no more in this work tile, or piece, may release it."""
+        return condition if self.ends_item is None else condition & self.ends_item
 
 
 @dataclass(frozen=True)
@@ -121,6 +127,14 @@ class Record:
     group = property(lambda self: self.more[1])
     num_splits = property(lambda self: self.more[2])
     split = property(lambda self: self.more[3])
+
+    def of_piece(self, piece: Int32, num_tiles: Int32, index: Int32) -> Record:
+        """The record of a piece of an item that this CTA runs whole: its slot, and pieces before it
+        in place of work tiles."""
+        more = cute.make_rmem_tensor(4, Int32)
+        more.store(self.more.load())
+        more[0] = self.partial + piece
+        return replace(self, more=more, num_tiles=num_tiles, index=index)
 
     def without_rows_unless(self, live: Any) -> Record:
         """The record, or one of no rows and no splits."""

@@ -53,6 +53,19 @@ def test_pieces_of_a_case_use_slots_again(rows: int) -> None:
     assert np.diff(plan.worker_begin).max() > RING
 
 
+@pytest.mark.parametrize("rows", [8, 16, 64])
+def test_workers_of_a_case_run_whole_items(rows: int) -> None:
+    case = emulated.PIECE_CASES[0]
+    problem = Problem((1,) * len(case.kv_lens), case.kv_lens, rows)
+    cuts, workers = calls.PIECE_CUTS, calls.PIECE_WORKERS
+    plan = fixed_pieces(problem, tile_rows=rows, num_workers=workers, cuts=cuts)
+    owners = np.repeat(np.arange(workers), np.diff(plan.worker_begin))
+    held = {request: set(owners[plan.tiles[:, 0] == request]) for request in range(problem.batch)}
+    assert all(len(mine) == 1 for mine in held.values()) and plan.tiles[:, 5].max() == 3
+    first = plan.tiles[plan.worker_begin[:-1], 0]
+    assert 0 not in [case.kv_lens[request] for request in first]
+
+
 def test_a_build_with_pieces_refuses_a_plan() -> None:
     config = next(c for c in ATTENTION if c.option("pieces"))
     with pytest.raises(InvalidInput, match="splits: got 2; supported: 0"):

@@ -74,6 +74,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "speed-h100-traces": lambda: times_table(rows_of(card_table.H100_PLAIN_TRACES), "trace"),
     "speed-traces": lambda: times_table(rows_of(PLAIN_TRACES), "trace"),
     "speed-uniform": uniform_table.made,
+    "speed-invariant": card_table.invariance,
     "speed-planned": lambda: times_table(rows_of(ANCHOR), "anchor"),
     "speed-planned-method": lambda: method_note(rows_of(ANCHOR)),
     "eight-bits-plain": lambda: (

@@ -42,8 +42,9 @@ from .pricing import (
 #: query rows, of up to 64 heads, and of more. Of five settings each timed on 18 steps of two traces
 #: and the 20 cases of `h200_plain_invariant.jsonl`, with 64 heads on these cases alone, beside the
 #: default call (H200, 2026-11-24, `data/notes/kernel_attempts.jsonl`): long pieces suit many equal
-#: requests, since each further piece costs a batch of 128 requests 8 us; short ones suit the steps,
-#: whose requests differ. Few requests lose by any: a step of 16 takes 1.2 to 4.3 times the default.
+#: requests, since each further piece cost a batch of 128 requests 8 us (CTAs did not run whole
+#: items then, see `fixed_pieces`); short ones suit the steps, whose requests differ. Few requests
+#: lose by any: a step of 16 takes 1.2 to 4.3 times the default.
 INVARIANT_CUTS = {
     16: {"split_blocks": 16, "max_splits": MOST_PIECES, "half_blocks": 64},
     64: {"split_blocks": 16, "max_splits": MOST_PIECES, "half_blocks": 64},

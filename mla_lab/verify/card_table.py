@@ -1,4 +1,4 @@
-"""The plain call beside public kernels, card by card: the best of these over ours."""
+"""The plain call card by card: the best public kernel over it, and what batch invariance costs."""
 
 from __future__ import annotations
 
@@ -6,12 +6,18 @@ from collections.abc import Iterator
 
 from ..bench.report import origin
 from ..core.markdown import markdown_table
-from .target_figures import ALL, PLAIN, PLAIN_TRACES, Span, mean, rows_of, speedups
+from .target_figures import ALL, PLAIN, PLAIN_TRACES, Span, mean, our_times, rows_of, speedups
 
 H100_PLAIN, H100_PLAIN_TRACES = "records/h100_plain.jsonl", "records/h100_plain_traces.jsonl"
 H100_EIGHT_BITS = "records/h100_plain_eight_bits.jsonl"
 #: by card: anchors, steps of traces
 RECORDS = {"H200": (PLAIN, PLAIN_TRACES), "H100": (H100_PLAIN, H100_PLAIN_TRACES)}
+#: of these the default call and, with a suffix, the batch-invariant one
+INVARIANT = {
+    "H200": "records/h200_plain_invariant.jsonl",
+    "H100": "records/h100_plain_invariant.jsonl",
+}
+SUFFIX = "_invariant"
 #: what is averaged: name, place in the tuple above, batch, heads
 SETS: tuple[tuple[str, int, Span, Span], ...] = (
     ("anchors", 0, ALL, ALL),
@@ -27,6 +33,28 @@ def cells() -> Iterator[tuple[str, ...]]:
         found = [speedups(of[place], batch, ALL, ALL, heads) for of in RECORDS.values()]
         figures = [f"{x:.2f}" for each in found for x in (mean(each.values()), min(each.values()))]
         yield (name, str(len(found[0])), *figures)
+
+
+def invariance() -> str:
+    """Microseconds by default and batch invariant, and the latter over the former, by card."""
+    times = {card: our_times(name) for card, name in INVARIANT.items()}
+    names = [
+        f"{card}, {what}:" for card in times for what in ("default us", "invariant us", "ratio")
+    ]
+    lines, ratios = [], [list[float]() for _ in times]
+    for case in next(iter(times.values())):
+        if not case.endswith(SUFFIX):
+            continue
+        figures: list[str] = []
+        for of, found in zip(times.values(), ratios, strict=True):
+            default, own = of[case.removesuffix(SUFFIX)], of[case]
+            found.append(own / default)
+            figures += [f"{default:.3g}", f"{own:.3g}", f"{own / default:.3f}"]
+        lines.append((case.removesuffix(SUFFIX), *figures))
+    last = [x for found in ratios for x in ("", "", f"{mean(found):.3f}")]
+    origins = "; ".join(origin(rows_of(name)) for name in INVARIANT.values())
+    table = markdown_table(("case", *names), [*lines, ("geometric mean", *last)])
+    return f"{origins}.\n\n{table}"
 
 
 def made() -> str:

@@ -64,11 +64,15 @@ DUAL_CASES = (
     Case((1100,), q_len=2, splits=0),
     Case((470,), q_len=2, splits=0, schedule="adverse"),
 )
-#: of builds of batch-invariant calls, whose workers find their pieces: in the second, workers have
-#: more pieces than slots, and write a slot again once all others have read it. An empty request is
-#: never a CTA's first work tile, as above
+#: of builds of batch-invariant calls, whose workers find their pieces: in the first, of lengths
+#: that are alike, they run whole items, two of them two each; in the second, workers have more
+#: pieces than slots, and write a slot again once all others have read it. An empty request is never
+#: a CTA's first work tile, as above
 PIECE_CASES = (
-    Case((200, 77), splits=0),
+    Case(
+        (192, 130, 150, 64, 0, 129, 170, 100, 65, 190, 128, 191, 66, 140, 180, 111, 185, 131),
+        splits=0,
+    ),
     Case((700, 1, 64, 900, 0, 2300, 65, 511), splits=0, schedule="random"),
     Case((140,), q_len=2, tiles=2, splits=0),
     Case((800, 130, 0), splits=0, schedule="adverse"),

@@ -153,7 +153,7 @@ def trace_speedup(heads: int) -> Figure:
 
 def trace_over_uniform(heads: int) -> Figure:
     """The worst sample's time over that of a uniform batch of as many tokens."""
-    ours = _ours(TRACES)
+    ours = our_times(TRACES)
     problems = {row["case"]: problem_of(row) for row in results(rows_of(TRACES), "ok")}
     tokens = {c: sum(problems[c].kv_lens) for c in ours if problems[c].heads == heads}
     uniform = {tokens[c]: ours[c] for c in tokens if not c.startswith("trace")}
@@ -188,7 +188,7 @@ def beside(
     """The largest ratio of a case's time with a name suffix to that of the same case without it;
     with `inverse` the least inverse ratio.
     """
-    ours = _ours(record)
+    ours = our_times(record)
     ratios = {}
     for case in ours:
         ending = next((suffix for suffix in suffixes if case.endswith(suffix)), None)
@@ -206,7 +206,7 @@ def beside(
 def over_planned(record: str = PLAIN, planned: str = ANCHOR, worst: bool = False) -> Figure:
     """The plain call's time over that of the call with a host plan, of another run and card:
     geometric mean, or the worst case, with the least such ratio of a public peer in that case."""
-    ours, before = _ours(record), _ours(planned)
+    ours, before = our_times(record), our_times(planned)
     ratios = {case: us / before[case] for case, us in ours.items() if case in before}
     most = max(ratios, key=lambda case: ratios[case])
     now, then = best_times(rows_of(record))[most], best_times(rows_of(planned))[most]
@@ -272,7 +272,8 @@ def _first(record: str) -> list[Row]:
     return [row for row in results(rows_of(record), "ok") if row["part"] == 0]
 
 
-def _ours(record: str) -> dict[str, float]:
+def our_times(record: str) -> dict[str, float]:
+    """Microseconds of our call by case: of the record's headline."""
     ours = headline(rows_of(record))
     return {case: us for (case, peer), us in medians(rows_of(record)).items() if peer == ours}
 

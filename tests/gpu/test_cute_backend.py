@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -21,6 +22,7 @@ from mla_lab.plan import KernelConfig, Plan, make_plan
 from mla_lab.plan.cuts import Shape
 from mla_lab.plan.formula import most_splits
 from mla_lab.plan.launch_modes import KEEP_AB_PERSISTENT, LAUNCH_MODES, SWAP_AB_PERSISTENT
+from mla_lab.plan.without_plan import INVARIANT, plan_without
 from mla_lab.reference.inputs import make_inputs
 from mla_lab.reference.mla import decode_reference
 from mla_lab.reference.tolerance import rel_error, sdpa_error
@@ -339,13 +341,20 @@ def test_batch_invariant_bits(query: str, cache: str, heads: int, workspace: tor
 @pytest.mark.parametrize("heads", [16, 128])
 def test_batch_invariant_bits_in_large_batches(heads: int) -> None:
     """64 requests of 1 to 131,072 keys: alone, in parts, in another order, and 64 times itself. By
-    default the bits of some of them differ, so that the comparison can fail.
+    default the bits of some of them differ, so that the comparison can fail. In batches of 130 and
+    260 times one request of some 5,000 keys a CTA runs all of its pieces, where alone it has one.
     """
     workspace = torch.zeros(1 << 30, dtype=torch.uint8, device="cuda")
     lengths = tuple(sorted({round(131_072 ** (i / 63)) + i % 3 for i in range(63)} | {131_072}))
     everything = inputs_of(Problem((1,) * len(lengths), lengths, heads), "lse")
-    count = len(lengths)
+    count, middle = len(lengths), next(i for i, n in enumerate(lengths) if n > 4500)
     assert 50 <= count <= 64 and lengths[0] == 1
+    for n in (130, 260):
+        alike = Problem((1,) * n, (lengths[middle],) * n, heads)
+        plan = plan_without(alike, INVARIANT, tile_rows=min(heads, 64))
+        owners = np.repeat(np.arange(plan.num_workers), np.diff(plan.worker_begin))
+        first = (plan.tiles[:, 0] == 0) & (plan.tiles[:, 1] == 0)
+        assert first.sum() > len(set(owners[first])) == 1
 
     def of(index: torch.Tensor, invariant: bool) -> tuple[torch.Tensor, torch.Tensor]:
         chosen = index.tolist()
@@ -364,6 +373,7 @@ def test_batch_invariant_bits_in_large_batches(heads: int) -> None:
         parts = [torch.tensor([i], device="cuda") for i in range(0, count, 7)]
         parts += [torch.arange(count - 1, -1, -1, device="cuda"), torch.arange(20, 37).cuda()]
         parts += [torch.full((64,), i, device="cuda") for i in (3, count // 2, count - 1)]
+        parts += [torch.full((n,), middle, device="cuda") for n in (130, 260)]
         found = 0
         for index in parts:
             mine, own = of(index, invariant)

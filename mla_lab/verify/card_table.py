@@ -12,11 +12,8 @@ H100_PLAIN, H100_PLAIN_TRACES = "records/h100_plain.jsonl", "records/h100_plain_
 H100_EIGHT_BITS = "records/h100_plain_eight_bits.jsonl"
 #: by card: anchors, steps of traces
 RECORDS = {"H200": (PLAIN, PLAIN_TRACES), "H100": (H100_PLAIN, H100_PLAIN_TRACES)}
-#: of these the default call and, with a suffix, the batch-invariant one
-INVARIANT = {
-    "H200": "records/h200_plain_invariant.jsonl",
-    "H100": "records/h100_plain_invariant.jsonl",
-}
+#: of the default call and, with a suffix, the batch-invariant one
+INVARIANT = "records/h200_plain_invariant.jsonl"
 SUFFIX = "_invariant"
 #: what is averaged: name, place in the tuple above, batch, heads
 SETS: tuple[tuple[str, int, Span, Span], ...] = (
@@ -36,25 +33,17 @@ def cells() -> Iterator[tuple[str, ...]]:
 
 
 def invariance() -> str:
-    """Microseconds by default and batch invariant, and the latter over the former, by card."""
-    times = {card: our_times(name) for card, name in INVARIANT.items()}
-    names = [
-        f"{card}, {what}:" for card in times for what in ("default us", "invariant us", "ratio")
+    """Microseconds by default and batch invariant, and the latter over the former."""
+    us = our_times(INVARIANT)
+    pairs = {case.removesuffix(SUFFIX): us[case] for case in us if case.endswith(SUFFIX)}
+    lines = [
+        (case, f"{us[case]:.3g}", f"{own:.3g}", f"{own / us[case]:.3f}")
+        for case, own in pairs.items()
     ]
-    lines, ratios = [], [list[float]() for _ in times]
-    for case in next(iter(times.values())):
-        if not case.endswith(SUFFIX):
-            continue
-        figures: list[str] = []
-        for of, found in zip(times.values(), ratios, strict=True):
-            default, own = of[case.removesuffix(SUFFIX)], of[case]
-            found.append(own / default)
-            figures += [f"{default:.3g}", f"{own:.3g}", f"{own / default:.3f}"]
-        lines.append((case.removesuffix(SUFFIX), *figures))
-    last = [x for found in ratios for x in ("", "", f"{mean(found):.3f}")]
-    origins = "; ".join(origin(rows_of(name)) for name in INVARIANT.values())
-    table = markdown_table(("case", *names), [*lines, ("geometric mean", *last)])
-    return f"{origins}.\n\n{table}"
+    average = mean(own / us[case] for case, own in pairs.items())
+    lines.append(("geometric mean", "", "", f"{average:.3f}"))
+    table = markdown_table(("case", "default us:", "batch invariant us:", "ratio:"), lines)
+    return f"{origin(rows_of(INVARIANT))}.\n\n{table}"
 
 
 def made() -> str:

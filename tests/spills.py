@@ -16,7 +16,8 @@ MOST_CODE = {
 }
 #: of a dual build, which holds two mainloops
 MOST_DUAL_CODE = 149_248
-#: of a build whose requests are cut into fixed pieces: the rule, and three ways to merge (2026-11-28)
+#: of a build whose requests are cut into fixed pieces: the rule, and three ways to merge
+#: (2026-11-28)
 MOST_PIECES_CODE = 138_752
 
 

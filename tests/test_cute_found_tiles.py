@@ -80,6 +80,19 @@ def test_workers_find_whole_items_of_lengths_that_are_alike(
     found_again(pieces, found)
 
 
+@pytest.mark.parametrize("batch", [60, HELD_REQUESTS + 64])
+def test_whole_items_go_by_their_length(pieces: EmulatedKernel, batch: int) -> None:
+    """The longer ones are split, into pieces that are shorter than the items that are not; of more
+    requests than a warp holds they go in the order of the batch."""
+    kv_lens = tuple(1088 if b % 3 == 1 else 1024 - 70 * (b % 3) for b in range(batch))
+    problem = Problem((1,) * batch, kv_lens, 16)
+    found = Batch(problem, 16, 2 * LEAST_BUNDLES, PieceCuts(16, 64), 1)
+    assert found.whole and set(found.plan.tiles[:, 5]) == {1, 2}
+    firsts = [kv_lens[rows[0][0]] for rows in planned(found)]
+    assert (firsts == sorted(firsts, reverse=True)) == (batch <= HELD_REQUESTS)
+    found_again(pieces, found)
+
+
 def test_workers_find_the_pieces_of_more_requests_than_a_warp_holds(
     pieces: EmulatedKernel,
 ) -> None:

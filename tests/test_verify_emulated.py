@@ -14,6 +14,7 @@ from mla_lab.core.resources import data_dir
 from mla_lab.emulate import calls, mutate
 from mla_lab.emulate.ptx import Place
 from mla_lab.jit.shipped import CUTE
+from mla_lab.plan import Plan
 from mla_lab.plan.fixed_pieces import RING, fixed_pieces
 from mla_lab.verify import emulated, emulator_speed, emulator_tables, mutations
 from mla_lab.verify.mutation_cases import cases
@@ -44,23 +45,25 @@ def test_every_build_has_five_cases_that_it_takes() -> None:
         assert (last.splits == 0 or last.workers) != bool(config.option("grid"))
 
 
-@pytest.mark.parametrize("rows", [8, 16, 64])
-def test_pieces_of_a_case_use_slots_again(rows: int) -> None:
-    case = emulated.PIECE_CASES[1]
+def pieces_of(case: emulated.Case, rows: int) -> Plan:
+    """The plan of a case, of one row tile of `rows` rows a request."""
     problem = Problem((1,) * len(case.kv_lens), case.kv_lens, rows)
     cuts, workers = calls.PIECE_CUTS, calls.PIECE_WORKERS
-    plan = fixed_pieces(problem, tile_rows=rows, num_workers=workers, cuts=cuts)
+    return fixed_pieces(problem, tile_rows=rows, num_workers=workers, cuts=cuts)
+
+
+@pytest.mark.parametrize("rows", [8, 16, 64])
+def test_pieces_of_a_case_use_slots_again(rows: int) -> None:
+    plan = pieces_of(emulated.PIECE_CASES[1], rows)
     assert np.diff(plan.worker_begin).max() > RING
 
 
 @pytest.mark.parametrize("rows", [8, 16, 64])
 def test_workers_of_a_case_run_whole_items(rows: int) -> None:
     case = emulated.PIECE_CASES[0]
-    problem = Problem((1,) * len(case.kv_lens), case.kv_lens, rows)
-    cuts, workers = calls.PIECE_CUTS, calls.PIECE_WORKERS
-    plan = fixed_pieces(problem, tile_rows=rows, num_workers=workers, cuts=cuts)
-    owners = np.repeat(np.arange(workers), np.diff(plan.worker_begin))
-    held = {request: set(owners[plan.tiles[:, 0] == request]) for request in range(problem.batch)}
+    plan = pieces_of(case, rows)
+    owners = np.repeat(np.arange(plan.num_workers), np.diff(plan.worker_begin))
+    held = {b: set(owners[plan.tiles[:, 0] == b]) for b in range(len(case.kv_lens))}
     assert all(len(mine) == 1 for mine in held.values()) and plan.tiles[:, 5].max() == 3
     first = plan.tiles[plan.worker_begin[:-1], 0]
     assert 0 not in [case.kv_lens[request] for request in first]

@@ -154,12 +154,11 @@ class DecodeArgs:
     mask: uint16 [batch, q_len, ceil(q_len / 32) x 2], ragged [total_q, ceil(max_q_len / 32) x 2]:
         bit c of draft row r, least significant first, makes draft column c visible to it
         (`mla_lab.core.masks`). Without one, draft tokens are causal.
-    batch_invariant: the bits of a request's result do not depend on the rest of the batch, but for
-        the sign of what underflows to zero; with a plan they may differ from those without. With
-        8192 keys and a plan on an H200 a request takes 10.1 or 6.6 times as long alone (16 or 128
-        heads), and calls of 1024 to 8192 keys at most 1.15 times from batch 64 on
-        (data/records/h200_invariant.jsonl); without a plan 1.04 times in the mean, 1.13 at most
-        (data/records/h200_plain_invariant.jsonl).
+    batch_invariant: the bits of a request's result do not depend on the rest of the batch; with a
+        plan they may differ from those without. With 8192 keys and a plan on an H200 a request
+        takes 10.1 or 6.6 times as long alone (16 or 128 heads), and calls of 1024 to 8192 keys at
+        most 1.15 times from batch 64 on (data/records/h200_invariant.jsonl); without a plan 1.04
+        times in the mean, 1.13 at most (data/records/h200_plain_invariant.jsonl).
     plan: made for these lengths and heads; default the backend's own, which "cuda" always takes.
     """
 

@@ -17,6 +17,7 @@ from mla_lab.backends.cute.families import config_for
 from mla_lab.bench.cases import Case, anchor_cases
 from mla_lab.core.errors import InvalidInput, Unsupported
 from mla_lab.core.gpu import Gpu
+from mla_lab.core.kv_cache import DTYPES
 from mla_lab.core.problem import Problem
 from mla_lab.plan import KernelConfig, Plan, make_plan
 from mla_lab.plan.cuts import Shape
@@ -382,6 +383,71 @@ def test_batch_invariant_bits_in_large_batches(heads: int) -> None:
 
     assert differ(True) == 0
     assert differ(False) > 0
+
+
+@pytest.mark.parametrize("bmm2_scale", [1.0, 2.0**-137])
+@pytest.mark.parametrize(
+    ("heads", "formats", "features"),
+    [
+        (16, ("bf16", "bf16", "bf16"), ("sinks",)),
+        (64, ("bf16", "bf16", "bf16"), ("sinks",)),
+        (64, ("fp16", "fp16", "fp16"), ()),
+        (128, ("bf16", "bf16", "bf16"), ()),
+        (64, ("e4m3", "e4m3", "bf16"), ()),
+        (16, ("bf16", "e4m3", "bf16"), ()),
+        (16, ("bf16", "fp8_656", "bf16"), ()),
+    ],
+)
+def test_a_worker_that_runs_an_item_whole_leaves_the_same_bits(
+    heads: int,
+    formats: tuple[str, str, str],
+    features: tuple[str, ...],
+    bmm2_scale: float,
+    workspace: torch.Tensor,
+) -> None:
+    """Requests of 9,000 keys, two or three pieces: as many as CTAs, each of which has a request,
+    and one alone. With the small scale all terms of some columns underflow: zeros have one sign.
+    """
+    workers = torch.cuda.get_device_properties(0).multi_processor_count
+    q_dtype, kv_format, out_dtype = formats
+    names = {"q_dtype": q_dtype, "kv_format": kv_format, "out_dtype": out_dtype}
+    one = Problem((1,), (9000,), heads, **names)
+    many = Problem((1,) * workers, (9000,) * workers, heads, **names)
+    rows = min(heads, 32 if "e4m3" in formats else 64)
+    for problem, whole in ((one, False), (many, True)):
+        plan = plan_without(problem, INVARIANT, rows, workers)
+        owners = np.repeat(np.arange(workers), np.diff(plan.worker_begin))
+        first = (plan.tiles[:, 0] == 0) & (plan.tiles[:, 1] == 0)
+        assert first.sum() == (2 if heads == 128 else 3)
+        assert len(set(owners[first])) == (1 if whole else first.sum())
+    inputs = replace(inputs_of(one, "lse", *features), bmm2_scale=bmm2_scale)
+    out = torch.empty(1, 1, heads, 512, dtype=DTYPES[out_dtype], device="cuda")
+    alone = native(inputs, workspace, batch_invariant=True, out=out)
+    if bmm2_scale == 1:
+        check(inputs, alone)
+    else:
+        assert (out == 0).any()
+    other = inputs_of(one, seed=2).query
+    for place in (0, workers - 1):
+        query = other.repeat(workers, 1, 1, 1)
+        query[place] = inputs.query[0]
+        batch = replace(
+            inputs,
+            problem=many,
+            query=query,
+            block_tables=inputs.block_tables.expand(workers, -1).contiguous(),
+            seq_lens=inputs.seq_lens.expand(workers).contiguous(),
+        )
+        outs, lses = native(
+            batch, workspace, batch_invariant=True, out=out.repeat(workers, 1, 1, 1)
+        )
+        assert same_bits(outs[place], out[0])
+        assert same_bits(lses[place], alone[1][0])
+
+
+def same_bits(a: torch.Tensor, b: torch.Tensor) -> bool:
+    """Whether zeros have the same sign, too."""
+    return torch.equal(a.contiguous().view(torch.uint8), b.contiguous().view(torch.uint8))
 
 
 def test_equal_calls_give_equal_bits(workspace: torch.Tensor) -> None:

@@ -41,7 +41,7 @@ Named barriers            threads  what it orders
 Pipelines
     producer -> QK-softmax, PV     kv_pipe: the ring, KV tiles two ahead
     QK-softmax -> PV               p_pipe: P and the exponents that O is rescaled by before PV
-    QK-softmax -> PV               stats_read: row sums and maxes, once at the end of a work tile
+    QK-softmax -> PV               stats_read: row sums and maxes, behind a work tile or piece
 
 Timeline of a steady tile (SM clocks; the tensor core needs 1152 for QK and 1024 for PV)
     QK-softmax   | softmax(t)      | issue QK(t + 1)         | softmax(t + 1) ...

@@ -21,7 +21,8 @@ CTA_EVENTS = (
     "merge weights",
 )
 #: events of a KV tile of CTA 0 (stamps 2): SM clocks, the last one nanoseconds. The rows lie behind
-#: those of the CTAs; row i is the tile with i more to come in its work tile
+#: those of the CTAs; row i is the tile with i more to come in its work tile (option pieces: in its
+#: piece, and the last of a work tile's pieces stays; of "first P" too)
 TILE_EVENTS = (
     "load: stage free",
     "load: issued",

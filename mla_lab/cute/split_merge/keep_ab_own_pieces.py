@@ -6,7 +6,8 @@ the same in all of them: strips need no barrier, and the weights of the pieces a
 Behind a worker's last work tile the ring is free: earlier pieces are copied there with all copies
 in flight at once, and the last piece is stored behind them. Elsewhere all come from the slots.
 
-Weights, order and rounding are those of `keep_ab_registers`, and so are the bits.
+Weights, order and rounding are those of `keep_ab_registers`, and so are the bits: that sum adds
+zeros for pieces that are missing, which turn a sum of -0 into +0, and so this one adds a zero.
 """
 
 from __future__ import annotations
@@ -106,6 +107,8 @@ def add_own_pieces(cta: Cta, wg: Any, work: Work, index: Int32, scales: Any, lse
         add_pieces(acc, at, strip, work.num_splits, factors, (0, 1))
         if work.num_splits > 2:
             add_pieces(acc, at, strip, work.num_splits, factors, (2,))
+        for e in cutlass.range_constexpr(cute.size(acc)):
+            acc[e] = acc[e] + Float32(0.0)
         store_rows(cta, acc, work, row, wg * (LATENT // 2) + strip * 16, lane)
     # all lanes of the warp have read the lines, and nobody reads them again
     cute.arch.sync_warp()

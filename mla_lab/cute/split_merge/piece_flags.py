@@ -1,4 +1,5 @@
-"""When a piece of a split row tile may be written, read, and written again: a flag of its slot.
+"""When a piece that several workers merge may be written, read, and written again: a flag of its
+slot. Items that one worker runs whole use no flags.
 
 A batch-invariant launch merges behind the tile that follows, while other workers go on, and slots
 are used again (`plan.fixed_pieces`). The flag of a free slot is 0. The worker that has written a

@@ -22,10 +22,10 @@ Pipelines, and what each barrier counts (`shared_storage.barrier_table`)
 | q_loaded, q_split | hi and lo: Q is read as it arrived; both are written | 256 threads |
 | p_full[warp group] | P of its tile is stored, with row max and rescale factors | 128 threads |
 | stats_full[warp group] | e4m3: row max and rescale factors of its tile are stored | rows |
-| sums_full | each warp's row sums of the work tile are stored | 256 threads |
+| sums_full | each warp's row sums of the work tile or piece are stored | 256 threads |
 | weights_full | the weights of a merge are stored | 256 threads |
 | plan_full | every lane has stored its word of the worker's plan | 32 threads |
-| kept_full[tile % 2] | the record of a work tile is kept for its merge, a tile later | 1 thread |
+| kept_full[tile % 2] | pieces: the record of a work tile is kept for its merge | 1 thread |
 | peers.empty | every CTA of the cluster may be sent partials | 8 warps x CTAs |
 | peers.full | the partials of every active CTA are here | 1 + bytes |
 | ring_drained | the partials that lay on the KV ring are read | 8 warps |

@@ -229,7 +229,7 @@ def own_tile(
     wg: WarpGroup, w: WorkTile, k: Int32,
 ):  # fmt: skip
     """One round of the module's docstring; `order` FIRST: the work tile has no tile k-1. With
-    `Traits.one_round` the code finds that out."""
+    `Traits.one_round` a branch on k stands in place of `order`."""
     if const_expr(c.mma_n == 64):
         # whatever follows from the thread takes no register from one round to the next
         lane = fresh_thread() % 32

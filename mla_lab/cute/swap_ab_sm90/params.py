@@ -295,7 +295,8 @@ class Traits:
     @cached_property
     def one_round(self) -> bool:
         """Whether first and later tiles share one copy of a round, so that a step, whose other
-        kernels evict it, fetches it once. Over 16 bits its branches would cost short calls 3 %; for
+        kernels evict it, fetches it once. Over 16 bits its branches took one request of 1,024 to
+        8,192 keys 3 to 4 % more time (H200, 2026-11-27, `data/notes/kernel_attempts.jsonl`); for
         32 rows of hi and lo, gathered, there is no register for them.
         """
         tall = self.gathered and self.hi_lo and not self.kv_656 and self.rows == 32

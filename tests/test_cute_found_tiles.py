@@ -119,6 +119,25 @@ def test_bundles_find_the_pieces_of_more_requests_than_a_warp_holds(
     found_again(pieces, batch)
 
 
+@pytest.mark.parametrize("workers", [LEAST_BUNDLES, MOST_PIECES - 1, MOST_PIECES, 67, 132])
+@pytest.mark.parametrize("requests", [HELD_REQUESTS - 56, HELD_REQUESTS + 44])
+def test_a_slot_is_written_by_one_worker_in_turn(workers: int, requests: int) -> None:
+    """A flag of 0 says that a slot was read, or that nothing was written yet: a second writer could
+    take the one for the other where the first one is late (`cute.split_merge.piece_flags`)."""
+    rng = random.Random(workers)
+    lengths = tuple(min(131_072, int(rng.lognormvariate(7.3, 1.3))) for _ in range(requests))
+    batch = Batch(Problem((1,) * requests, lengths, 16), 16, workers, PieceCuts(4, 16), 1)
+    assert not batch.whole
+    turns: dict[int, list[tuple[int, int]]] = {}
+    for worker, rows in enumerate(planned(batch)):
+        for row in (row for row in rows if row[5] > 1):
+            turns.setdefault(row[6], []).append((worker, row[7]))
+    assert max(turn for of_slot in turns.values() for _, turn in of_slot) > 1
+    for of_slot in turns.values():
+        assert len({worker for worker, _ in of_slot}) == 1
+        assert [turn for _, turn in of_slot] == sorted({turn for _, turn in of_slot})
+
+
 @pytest.fixture(scope="module")
 def single() -> EmulatedKernel:
     config = KernelConfig("cute/found_tiles", options=(("single", 1),))

@@ -168,6 +168,21 @@ def test_a_worker_that_runs_an_item_whole_leaves_the_same_bits(
     assert alone == [found[b] for b in order]
 
 
+def test_a_worker_may_be_late_by_more_rounds_than_slots(small: Callable[..., None]) -> None:
+    """One long request ahead of short ones: two workers of the first round run eight blocks, while
+    the others go through four rounds of one block, and write slots again."""
+    cuts = {"split_blocks": 1, "max_splits": 32, "half_blocks": 32}
+    lengths = (1024,) + (128,) * 72
+    problem = Problem((1,) * len(lengths), lengths, 16)
+    plan = fixed_pieces(problem, tile_rows=16, num_workers=MOST_PIECES, cuts=PieceCuts(1, 32))
+    sizes = (plan.tiles[:, 3] - plan.tiles[:, 2])[plan.worker_begin[:-1]]
+    assert sorted(sizes)[-2:] == [8, 8] and np.diff(plan.worker_begin).max() > RING
+    inputs = make_inputs(problem, 3, ["lse"], workspace_bytes=64)
+    small("fair", MOST_PIECES, cuts, check=False)
+    out, _ = call(inputs)
+    assert error(out, decode_reference(inputs).out.reshape(out.shape)).relative < 0.008
+
+
 @needs_time
 def test_zeros_have_the_same_sign_in_any_company(small: Callable[..., None]) -> None:
     """Where all terms of a column underflow: a worker that has all pieces of a request, and workers

@@ -25,13 +25,14 @@ from one piece to the next. Such items go by falling length, where pieces would 
 
 Pieces of a split item that rounds have apart lie in consecutive slots: with f the number of the
 item's first piece, piece j of row tile lane r has slot r S + f mod (RING P) + j, of S = RING P +
-MOST_PIECES - 1 slots a lane, in round f // (RING P) + 1, which stands in the place of a group. So a
-worker writes a slot again RING of its tiles later at the earliest, and then waits until all workers
-of the item have read it (`cute.split_merge.piece_flags`). With MOST_PIECES bundles or more an
-item's pieces lie in two rounds at most, and are read behind the next; with fewer, in three, and
-then no worker's next piece waits for an item behind its own, which an opposite order would not
-keep. A bundle that runs whole items has RING slots of its own, from r S + RING p on, with p its
-number, for the pieces of one item after the other.
+MOST_PIECES - 1 slots a lane, in turn f // (RING P) + 1, which stands in the place of a group. Two
+pieces of a slot are a multiple of RING rounds apart. RING is even, so both rounds go in the same
+direction, and one worker alone writes a slot: again RING of its tiles later at the earliest, when
+all workers of the item before have read it (`cute.split_merge.piece_flags`). With MOST_PIECES
+bundles or more an item's pieces lie in two rounds at most, and are read behind the next; with
+fewer, in three, and then no worker's next piece waits for an item behind its own, which an opposite
+order would not keep. A bundle that runs whole items has RING slots of its own, from r S + RING p
+on, with p its number, and stores the pieces of one item after the other in WHOLE_PIECES of them.
 """
 
 from __future__ import annotations
@@ -46,14 +47,14 @@ from .extent import kv_tokens, row_tiles
 from .tile import Plan
 from .workspace import HELD_REQUESTS
 
-#: a worker's tiles of which each has a slot of its own
-RING = 3
+#: a worker's tiles of which each has a slot of its own; even, see above
+RING = 4
 #: bundles are formed where there are at least so many
 LEAST_BUNDLES = 16
 #: the most pieces of an item: one lane of a warp each
 MOST_PIECES = 32
 #: the most pieces of an item that one bundle runs whole
-WHOLE_PIECES = RING
+WHOLE_PIECES = 3
 #: blocks that a change of work tiles with its merge costs beyond a change of pieces in an item. Not
 #: fitted: lengths that are alike are far below the bound, lengths of traces far above it
 CHANGE_BLOCKS = 4

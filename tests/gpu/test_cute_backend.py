@@ -21,6 +21,7 @@ from mla_lab.core.kv_cache import DTYPES
 from mla_lab.core.problem import Problem
 from mla_lab.plan import KernelConfig, Plan, make_plan
 from mla_lab.plan.cuts import Shape
+from mla_lab.plan.fixed_pieces import RING
 from mla_lab.plan.formula import most_splits
 from mla_lab.plan.launch_modes import KEEP_AB_PERSISTENT, LAUNCH_MODES, SWAP_AB_PERSISTENT
 from mla_lab.plan.without_plan import INVARIANT, plan_without
@@ -443,6 +444,31 @@ def test_a_worker_that_runs_an_item_whole_leaves_the_same_bits(
         )
         assert same_bits(outs[place], out[0])
         assert same_bits(lses[place], alone[1][0])
+
+
+@pytest.mark.parametrize("heads", [16, 64, 128])
+@pytest.mark.parametrize("drawn", [False, True])
+def test_workers_may_be_late_by_more_rounds_than_slots(
+    heads: int, drawn: bool, workspace: torch.Tensor
+) -> None:
+    """More requests than go by their size: one long one ahead of short ones, and drawn lengths. A
+    worker with a long piece has neighbours that are rounds ahead of it, and write slots again."""
+    lengths = [131_072] + [1536] * 320
+    if drawn:
+        rng = np.random.default_rng(7)
+        lengths = [min(n, 131_072) for n in rng.lognormal(7.3, 1.3, 400).astype(int).tolist()]
+    problem = Problem((1,) * len(lengths), tuple(lengths), heads)
+    plan = plan_without(problem, INVARIANT, tile_rows=min(heads, 64))
+    assert np.diff(plan.worker_begin).max() > RING
+    inputs = inputs_of(problem, "lse")
+    expected = decode_reference(inputs, dtype=torch.float32)
+    first = None
+    for _ in range(3):
+        out, lse = native(inputs, workspace, batch_invariant=True)
+        check(inputs, (out, lse), expected)
+        first = first if first is not None else out.clone()
+        assert same_bits(out, first)
+    assert counters_are_zero(workspace)
 
 
 def same_bits(a: torch.Tensor, b: torch.Tensor) -> bool:

@@ -186,7 +186,7 @@ def find_piece(b: Batch, shape: tuple, number: Int32, base: Int32, before: Int32
 
 @cute.jit
 def row_of(b: Batch, f: Found, number: Int32, w: Bundle):
-    """The plan row of piece `number`; its group is the round of the ring, from 1 on. Of a whole
+    """The plan row of piece `number`; its group is the turn of the ring, from 1 on. Of a whole
     item: its number of pieces, the first of its bundle's slots, OWN_PIECES for a group."""
     num_splits = pieces_of(f.blocks, f.size)
     row_tile = Int32(Uint32(f.offset) // Uint32(num_splits))

@@ -3,9 +3,11 @@ slot. Items that one worker runs whole use no flags.
 
 A batch-invariant launch merges behind the tile that follows, while other workers go on, and slots
 are used again (`plan.fixed_pieces`). The flag of a free slot is 0. The worker that has written a
-piece stores its round, counted from 1, above a count of 1; each of the n workers of the row tile
+piece stores its turn, counted from 1, above a count of 1; each of the n workers of the row tile
 that has read the piece adds 1, and the last of them stores 0. So a worker that waits for a piece
-cannot take an earlier one for it, and all flags are 0 behind the launch.
+cannot take an earlier one for it, and all flags are 0 behind the launch. A flag is 0 as well where
+nothing was written yet. That cannot be taken for a slot that was read: all pieces of a slot are
+written by one worker, one after the other.
 
 Nobody waits in a circle: a worker runs its pieces by rising number, and before it writes piece q it
 waits for workers that write pieces below q and no others. All workers are resident.
@@ -31,7 +33,7 @@ def wait_until_free(flags: cute.Tensor, slot: Int32):
 
 @cute.jit
 def mark_written(flags: cute.Tensor, slot: Int32, turn: Int32):
-    """The piece of round `turn` is in a slot; by one thread, behind a barrier of all that wrote."""
+    """The piece of turn `turn` is in a slot; by one thread, behind a barrier of all that wrote."""
     flag = (turn << COUNT_BITS) + 1
     cute.arch.store(flags.iterator + slot, flag, sem="release", scope="gpu")
 

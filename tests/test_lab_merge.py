@@ -76,7 +76,7 @@ def test_the_price_of_batch_invariance_is_the_recorded_one() -> None:
     assert told
     assert told.groups() == (f"{most:.1f}", f"{least:.1f}")
     large = [cost for case, cost in costs.items() if re.match("b(64|128)_", case)]
-    among = re.search(r"at most\s+(\S+) times\s+from batch 64 on", text)
+    among = re.search(r"at\s+most\s+(\S+) times\s+from batch 64 on", text)
     assert among
     assert among[1] == f"{max(large):.2f}"
 

@@ -34,7 +34,12 @@ def test_every_feature_and_every_launch_mode_is_used():
     assert pages >= {1, 4, *(p for family in FAMILIES.values() for p in family.page_sizes)}
 
 
-@pytest.mark.parametrize("name", cases.CASES)
+#: a call of as many requests as a card has SMs, of 128 heads, takes torch 18 s on two cores; what it
+#: has beside the others is how it is launched
+SMALL = [name for name in cases.CASES if name != "batch invariant, whole items of 64 rows"]
+
+
+@pytest.mark.parametrize("name", SMALL)
 def test_the_calls_are_right(name, capsys):
     assert cases.main([name, "--device", "cpu", "--backend", "torch"]) == 0
     assert f"{name}: ok" in capsys.readouterr().out

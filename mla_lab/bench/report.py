@@ -32,8 +32,8 @@ FIRST_LAYER = {
 }
 #: what a sentence on the call says of times in a step
 IN_A_STEP = (
-    " In a step: what the call adds to each of 16 layers that have {} between two calls, so that "
-    "{} fetched anew."
+    " In a step: a layer's share of the time of 16 layers that have {} and the call, minus that of "
+    "the same layers without the call, so that {} fetched anew."
 )
 #: the kernels there in records that name none: behind a GEMM alone most of the code is still in the
 #: instruction caches

@@ -32,11 +32,13 @@ def table(rows: Sequence[Row]) -> str:
     us = {row["case"]: row["us"] for row in ours}
     listed = [row for row in ours if row["family"] != "twin"]
     batches = sorted({problem_of(row).batch for row in listed if not problem_of(row).top_k})
-    names = ["formats", "heads:", "kernel, largest batch", "error:"]
+    named = any(row["notes"].get("kernel") for row in listed)
+    names = ["formats", "heads:", *(["kernel, largest batch"] if named else []), "error:"]
     names += [f"batch {batch} us:" for batch in batches]
     lines: list[tuple[object, ...]] = []
     for sparse in (False, True):
-        lines += _lines([r for r in listed if bool(problem_of(r).top_k) == sparse], us, batches)
+        some = [r for r in listed if bool(problem_of(r).top_k) == sparse]
+        lines += _lines(some, us, batches, named)
     return "\n".join([markdown_table(names, lines), *_twins(us)])
 
 
@@ -46,9 +48,9 @@ def plain_of(case: str) -> str:
 
 
 def _lines(
-    rows: Iterable[Row], us: dict[str, float], batches: Sequence[int]
+    rows: Iterable[Row], us: dict[str, float], batches: Sequence[int], named: bool
 ) -> Iterator[tuple[object, ...]]:
-    """Lines of dense calls, or of sparse ones, which say so."""
+    """Lines of dense calls, or of sparse ones, which say so; with the kernel where rows name it."""
     groups: dict[tuple[int, int, str], list[Row]] = {}
     for row in rows:
         p = problem_of(row)
@@ -63,7 +65,7 @@ def _lines(
         worst = max(row["rel_error"] for row in own)
         largest = max(own, key=lambda row: problem_of(row).batch)
         times = (cells.get(batch, "") for batch in batches)
-        yield what, heads, _kernel(largest), f"{worst:.1e}", *times
+        yield what, heads, *([_kernel(largest)] if named else []), f"{worst:.1e}", *times
 
 
 def _order(formats: str) -> int:

@@ -32,9 +32,9 @@ TAKES = frozenset(
 #: (query, cache) formats of its builds
 FORMATS = (("bf16", "fp8_656"), ("bf16", "e4m3"), ("e4m3", "e4m3"))
 #: the most heads of a sparse call that swap_ab's gather takes: one row tile of 16 rows. With 32 and
-#: more it has 143 KB of code, which a step fetches anew in each layer: each of the record's cases
-#: takes at least 0.8 us more in a step than by keep_ab, while behind its own replay a call of few
-#: tokens takes up to 3.4 us less (656 bytes, H200, 2026-11-27, `data/records/h200_sparse.jsonl`).
+#: more it has up to 121 KB of code, which a step fetches anew in each layer: each of the record's
+#: cases takes at least 0.8 us more in a step than by keep_ab, while behind its own replay a call of
+#: few tokens takes up to 4.4 us less (656 bytes, H200, 2026-11-28, `records/h200_sparse.jsonl`).
 #: Other formats, not timed, follow
 SWAP_AB_HEADS = 16
 

@@ -275,6 +275,15 @@ CASES = [
     Case("dcp of one", "dense", put(
         enable_dcp=True, return_lse=True, causal_seqlens_kv_global=ints([100, 8, 64])),
         I, r"causal_seqlens_kv_global: got \[100, 8, 64\].*seq_lens with cp_world 1"),
+    Case("dcp negative", "dense", put(
+        enable_dcp=True, return_lse=True, cp_world=2, causal_seqlens_kv_global=ints([-5, 7, 64])),
+        I, r"causal_seqlens_kv_global: got -5; supported: 0 or more"),
+    Case("dcp a rank without its tokens", "dense", put(
+        enable_dcp=True, return_lse=True, cp_world=2, causal_seqlens_kv_global=ints([201, 7, 9])),
+        I, r"_global: got \[201, 7, 9\], \[101, 4, 5\] of .*rank 0 of 2 holds no more than seq_l"),
+    Case("dcp tokens behind the end, one query token", "packed", put(
+        enable_dcp=True, return_lse=True, cp_world=2, causal_seqlens_kv_global=ints([199, 5])),
+        I, r"global: got \[199, 5\], \[100, 3\] .*holds seq_lens, \[100, 7\]"),
     Case("dcp global shape", "dense", put(
         enable_dcp=True, return_lse=True, causal_seqlens_kv_global=ints([1, 2])), I, r"shape \[2"),
     Case("dcp global type", "dense", put(

@@ -33,7 +33,7 @@ from mla_lab.reference.inputs import DecodeInputs, make_inputs
 from mla_lab.reference.mla import decode_reference
 from mla_lab.reference.tolerance import lse_error, rel_error
 
-from .xqa_abi import AbiKernel
+from .xqa_abi import AbiKernel, with_current_card
 
 WORKSPACE = 64 << 20
 MLA = (576, 512)
@@ -120,6 +120,18 @@ def test_context_parallel_is_a_mask(kernels: Made, features: list[str]) -> None:
         for _ in range(2):
             given = replace(rank, workspace_buffer=inputs.workspace_buffer)
             check(given, native(given))
+
+
+@pytest.mark.parametrize(("index", "expected"), [(0, []), (1, [1, 1, 1])])
+def test_a_kernel_runs_on_the_card_of_its_tensors(
+    kernels: Made, monkeypatch: pytest.MonkeyPatch, index: int, expected: list[int]
+) -> None:
+    """Its occupancy is asked there too, and a replay launches there."""
+    entered = with_current_card(monkeypatch, index)
+    inputs = inputs_of(PLAIN)
+    for _ in range(2):
+        check(inputs, native(inputs))
+    assert entered == expected
 
 
 def longest_bound(problem: Problem, features: list[str]) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import re
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
@@ -17,14 +18,15 @@ from mla_lab.api.context_parallel import shard
 from mla_lab.backends.cute import backend as cute
 from mla_lab.backends.cute import launch
 from mla_lab.backends.cute.backend import CuteBackend
-from mla_lab.backends.cute.device_plan import Formula, PlanOnDevice
-from mla_lab.backends.cute.families import complete, config_for, config_for_plan
+from mla_lab.backends.cute.device_plan import Formula, PlanOnDevice, SelfScheduled
+from mla_lab.backends.cute.families import complete, config_for, config_for_plan, costs
 from mla_lab.call.form import Features
 from mla_lab.core.errors import InvalidInput, Unsupported
 from mla_lab.core.gpu import B200, H200, Gpu
 from mla_lab.core.problem import Problem
 from mla_lab.jit.shipped import shipped
 from mla_lab.plan import KernelConfig, choose, make_plan
+from mla_lab.plan.choose import invariant_kinds
 from mla_lab.plan.formula import ll_words
 from mla_lab.plan.launch_modes import SWAP_AB_CLUSTER, SWAP_AB_LL, SWAP_AB_LL_MULTICAST
 from mla_lab.plan.workspace import LL_WORDS
@@ -263,6 +265,29 @@ def test_a_reason_for_each_missing_feature(feature: str) -> None:
 def test_a_reason_for_hardware_and_formats(problem: Problem, gpu: Gpu | None, words: str) -> None:
     reason = CuteBackend().supports(Features(), problem, gpu)
     assert reason is not None and words in reason
+
+
+@pytest.mark.parametrize("sms", [15, 14])
+def test_a_card_with_few_workers_runs_no_invariant_call_in_pieces(
+    kernels: dict[KernelConfig, AbiKernel], monkeypatch: pytest.MonkeyPatch, sms: int
+) -> None:
+    """Fewer than 16 bundles would wait for each other for ever."""
+    slice_ = replace(H200, name="H200 slice", sms=sms, resident_clusters=())
+    words = f"batch_invariant: got True on H200 slice with {sms} workers on {sms} SMs; .*16 workers"
+    reason = CuteBackend().supports(Features(batch_invariant=True), PLAIN, slice_)
+    assert reason is not None and re.search(words, reason)
+    for features in (Features(), Features(batch_invariant=True, planned=True)):
+        assert CuteBackend().supports(features, PLAIN, slice_) is None
+    whole = replace(slice_, sms=16)
+    assert CuteBackend().supports(Features(batch_invariant=True), PLAIN, whole) is None
+    for module in (backends, cute):
+        monkeypatch.setattr(module, "gpu_of", lambda device: slice_)
+    with pytest.raises(Unsupported, match=words):
+        native(inputs_of(PLAIN), batch_invariant=True)
+    assert not kernels
+    kinds = invariant_kinds(PLAIN, slice_, costs(), False)
+    with pytest.raises(Unsupported, match=words):
+        SelfScheduled.of_kinds(kinds, slice_, PLAIN, False)
 
 
 def test_a_named_backend_raises_its_reason(kernels: dict[KernelConfig, AbiKernel]) -> None:

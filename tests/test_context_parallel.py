@@ -5,6 +5,7 @@ import math
 import pytest
 import torch
 
+from mla_lab.api import context_parallel
 from mla_lab.api.context_parallel import merge
 from mla_lab.bench.rank_steps import RankCases, measure
 from mla_lab.core.errors import InvalidInput, InvalidType
@@ -72,6 +73,13 @@ def test_shapes_are_those_of_a_rank():
 
 
 OUTS, LSES = partials()
+NARROW = [out.to(torch.float8_e4m3fn) for out in OUTS]
+INTS = [out.int() for out in OUTS]
+#: of calls [batch 2, q_len 3, heads 4], lse as some peers have it: [batch, heads, q_len]
+OF_TOKENS = [torch.zeros(2, 3, 4, 8)] * 2
+HEADS_FIRST = [torch.zeros(2, 4, 3)] * 2
+META = [torch.zeros(5, 2, 8, device="meta")]
+SINK = torch.zeros(2)
 
 
 @pytest.mark.parametrize(
@@ -84,11 +92,36 @@ OUTS, LSES = partials()
         ([*OUTS[:2], OUTS[2][:1]], LSES, {}, InvalidInput, "outs: got .*the same shape"),
         (OUTS, [lse[:2] for lse in LSES], {}, InvalidInput, "one value for each row and head"),
         (OUTS, LSES, {"lse_base": "base10"}, InvalidInput, "lse_base: got 'base10'"),
+        (OF_TOKENS, HEADS_FIRST, {}, InvalidInput, r"lses: got shape \[2, 4, 3\] .*\[6, 4\] or"),
+        (OUTS, [lse.T.contiguous() for lse in LSES], {}, InvalidInput, r"lses: got shape \[2, 5\]"),
+        (OUTS, [lse.view(-1) for lse in LSES], {}, InvalidInput, r"lses: got shape \[10\]"),
+        (OUTS, [lse.bfloat16() for lse in LSES], {}, InvalidType, "lses: got torch.bfloat16"),
+        (INTS, LSES, {}, InvalidType, "outs: got torch.int32"),
+        (NARROW, LSES, {}, InvalidType, "outs: got torch.float8_e4m3fn"),
+        ([*OUTS[:2], OUTS[2].half()], LSES, {}, InvalidType, "outs: got .*the same dtype"),
+        ([torch.zeros(5)], [torch.zeros(5)], {}, InvalidInput, r"outs: got shape \[5\]; .*heads"),
+        ([torch.zeros(())], [torch.zeros(())], {}, InvalidInput, r"outs: got shape \[\]"),
+        (META, LSES[:1], {}, InvalidInput, r"lses: got device cpu; supported: that of outs\[0\]"),
+        (OUTS, LSES, {"sinks": []}, InvalidInput, "sinks: got a list of 0"),
+        (OUTS, LSES, {"sinks": [SINK, SINK]}, InvalidInput, "sinks: got a list of 2"),
+        (OUTS, LSES, {"sinks": [None]}, InvalidType, "sinks: got NoneType"),
+        (OUTS, LSES, {"sinks": 0.5}, InvalidType, "sinks: got float"),
+        (OUTS, LSES, {"sinks": SINK[:1]}, InvalidInput, r"sinks: got shape \[1\]; sup.*\[2\]"),
+        (OUTS, LSES, {"sinks": torch.zeros(5, 2)}, InvalidInput, r"sinks: got shape \[5, 2\]"),
+        (OUTS, LSES, {"sinks": SINK.double()}, InvalidType, "sinks: got torch.float64"),
+        (OUTS, LSES, {"sinks": SINK.to("meta")}, InvalidInput, "sinks: got device meta"),
     ],
 )
 def test_wrong_arguments(outs, lses, more, error, says):
     with pytest.raises(error, match=says):
         merge(outs, lses, **more)
+
+
+@pytest.mark.parametrize("more", [{"sinks": []}, {"lse_base": "base10"}])
+def test_what_enters_the_merge_is_checked_before_anything_is_gathered(monkeypatch, more):
+    monkeypatch.setattr(context_parallel, "start_gather", lambda *_, **__: pytest.fail("gathered"))
+    with pytest.raises(InvalidInput, match=f"{next(iter(more))}: got"):
+        context_parallel.gather_and_merge(OUTS[0], LSES[0], **more)
 
 
 def test_two_processes_agree_with_one(tmp_path):

@@ -17,6 +17,8 @@ from mla_lab.api.contract_gqa import xqa_batch_decode_with_kv_cache
 from mla_lab.backends import self_check
 from mla_lab.backends.cuda import gqa as cuda
 from mla_lab.backends.cuda import xqa
+from mla_lab.call import gqa_checks
+from mla_lab.call.gqa_args import GqaArgs
 from mla_lab.core import kv_cache, masks
 from mla_lab.core.errors import BuildError, InvalidInput, InvalidType, Unsupported
 from mla_lab.core.gpu import B200, H200, Gpu
@@ -27,7 +29,7 @@ from mla_lab.reference.gqa import decode_gqa_reference
 from mla_lab.reference.inputs_gqa import GqaInputs, GqaShape, make_gqa_inputs
 from mla_lab.reference.tolerance import lse_error, rel_error
 
-from .xqa_abi import AbiKernel
+from .xqa_abi import AbiKernel, with_current_card
 
 PLAIN = GqaShape((1, 1, 1), (70, 1, 130), 8, 2)
 DRAFTS = GqaShape((4, 4), (100, 6), 8, 1, head_dim=64, kv_layout="NHD", page_size=16)
@@ -229,6 +231,19 @@ def test_an_unproved_card_checks_itself(
         decode(**inputs.contract_args())
 
 
+@pytest.mark.parametrize(("index", "expected"), [(0, []), (1, [1, 1])])
+def test_a_kernel_runs_on_the_card_of_its_tensors(
+    monkeypatch: pytest.MonkeyPatch, index: int, expected: list[int]
+) -> None:
+    """Its occupancy is asked there too; where that is the current card nothing is switched."""
+    entered = with_current_card(monkeypatch, index)
+    made = with_card(monkeypatch, H200)
+    inputs = inputs_of(PLAIN)
+    check(inputs, decode(**inputs.contract_args(), backend="cuda"))
+    (kernel,) = made.values()
+    assert len(kernel.launches) == 1 and entered == expected
+
+
 # --- errors ------------------------------------------------------------------------------------
 
 
@@ -332,6 +347,51 @@ def test_wrong_prefix_sums(sums: list[int]) -> None:
     arguments["cum_seq_lens_q"] = torch.tensor(sums, dtype=torch.int32)
     with pytest.raises(InvalidInput, match="cum_seq_lens_q: got"):
         decode(**arguments)
+
+
+@pytest.mark.parametrize(
+    ("value", "error", "says"),
+    [
+        ("abc", InvalidType, "q_len_per_req: got str"),
+        (0, InvalidInput, "q_len_per_req: got 0; supported: 1 or more"),
+        (7, InvalidInput, "q_len_per_req: got 7; .* with cum_seq_lens_q, or the longest, 5"),
+        (4, InvalidInput, "q_len_per_req: got 4"),
+    ],
+)
+@pytest.mark.parametrize("bound", [None, 5, 6])
+def test_a_length_that_prefix_sums_contradict(
+    value: Any, error: type[Exception], says: str, bound: int | None
+) -> None:
+    inputs = inputs_of(RAGGED)
+    arguments = inputs.contract_args() | {"max_q_len": bound}
+    for good in {None, 1, 5, bound}:
+        check(replace(inputs), decode(**{**arguments, "q_len_per_req": good}))
+    with pytest.raises(error, match=says):
+        decode(**{**arguments, "q_len_per_req": value})
+
+
+def test_a_length_beside_sums_that_are_not_read() -> None:
+    inputs = inputs_of(RAGGED)
+    args = GqaArgs(**inputs.contract_args())
+    form = gqa_checks.check_form(args)[0]
+    on_gpu = replace(form, device=torch.device("meta"), batch=2)
+    for good in (None, 1, 5, 4):  # two requests of 4 are the 8 tokens
+        gqa_checks._read_values(replace(args, q_len_per_req=good), on_gpu, 99, (9, 9))
+    with pytest.raises(InvalidInput, match=r"q_len_per_req: got 7; .* or max_q_len, 5"):
+        gqa_checks._read_values(replace(args, q_len_per_req=7), on_gpu, 99, (9, 9))
+
+
+@pytest.mark.parametrize("backend", ["torch", "cuda"])
+def test_a_mask_is_as_wide_as_the_bound(monkeypatch: pytest.MonkeyPatch, backend: str) -> None:
+    """Also of a bound that the query's tokens do not reach, as in MLA calls."""
+    with_card(monkeypatch, H200)
+    inputs = inputs_of(replace(RAGGED, q_lens=(2, 0, 0), window_left=-1), "tree_mask")
+    assert inputs.mask is not None and inputs.mask.shape == (2, 2)
+    narrow = inputs.contract_args() | {"max_q_len": 64, "backend": backend}
+    with pytest.raises(InvalidInput, match=r"mask: got shape \[2, 2\]; supported: \[2, 4\]"):
+        decode(**narrow)
+    wide = torch.cat([inputs.mask, torch.zeros_like(inputs.mask)], -1)
+    check(inputs, decode(**{**narrow, "mask": wide}))
 
 
 def test_a_bound_below_the_longest_draft() -> None:

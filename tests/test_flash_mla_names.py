@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from mla_lab.core.errors import InvalidInput, Unsupported
+from mla_lab.core.errors import InvalidInput, InvalidType, Unsupported
 from mla_lab.core.problem import Problem
 from mla_lab.flash_mla_names import flash_mla_with_kvcache, get_mla_metadata
 from mla_lab.interop.flashinfer import first_use
@@ -169,3 +169,16 @@ def test_wrong_shapes_are_told() -> None:
         flash_mla_with_kvcache(**named, topk_length=torch.zeros(3, dtype=torch.int32))
     with pytest.raises(InvalidInput, match="4"):
         flash_mla_with_kvcache(**named | {"q": named["q"][0]})
+    for wrong in ({"indices": named["indices"].tolist()}, {"topk_length": [7, 0]}):
+        with pytest.raises(InvalidType, match=f"{next(iter(wrong))}: got list"):
+            flash_mla_with_kvcache(**named | wrong)
+
+
+def test_metadata_made_in_inference_mode_serves_outside_of_it() -> None:
+    named = arguments(make_inputs(DENSE, 1, ["lse"]))
+    with torch.inference_mode():
+        buffer = torch.full((64 << 20,), 7, dtype=torch.uint8)
+        expected = flash_mla_with_kvcache(**named)[0].clone()
+    named["tile_scheduler_metadata"].workspace = buffer
+    assert torch.equal(flash_mla_with_kvcache(**named)[0], expected)
+    assert not buffer[: first_use.ZEROED_BYTES].any()

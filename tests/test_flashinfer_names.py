@@ -150,6 +150,86 @@ def test_a_wrong_workspace_is_left_to_the_checks() -> None:
 
 
 @pytest.mark.parametrize(
+    ("backend", "by_position"),
+    [(None, True), (None, False), ("eager", False), ("aot_eager", True)],
+)
+def test_bytes_of_the_cache_are_no_workspace_and_stay(
+    backend: str | None, by_position: bool
+) -> None:
+    torch.compiler.reset()
+    named = make_inputs(SMALL, 1).contract_args()
+    del named["workspace_buffer"]
+    query, cache = named.pop("query"), named.pop("kv_cache")
+    before = cache.view(torch.uint8).clone()  # slots behind a request hold nan
+
+    def step(query: torch.Tensor, cache: torch.Tensor) -> Any:
+        buffer = cache.view(torch.uint8).view(-1)
+        call: Any = flashinfer.trtllm_batch_decode_with_kv_cache_mla
+        if by_position:
+            return call(query, cache, buffer, **named)
+        return call(query=query, kv_cache=cache, workspace_buffer=buffer, **named)
+
+    run = step if backend is None else torch.compile(step, backend=backend, fullgraph=True)
+    with pytest.raises(InvalidInput, match="workspace_buffer: got bytes"):
+        run(query, cache)
+    assert torch.equal(cache.view(torch.uint8), before)
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"backend": "none"}, {"max_seq_len": "long"}, {"max_seq_len": None}, {"sinks": [0]}]
+)
+def test_a_call_is_checked_before_its_workspace_is_cleared(wrong: dict[str, Any]) -> None:
+    named = make_inputs(SMALL, 1).contract_args()
+    named["workspace_buffer"] = torch.full((16 << 20,), 7, dtype=torch.uint8)
+    with pytest.raises(InvalidInput, match=next(iter(wrong))):
+        flashinfer.trtllm_batch_decode_with_kv_cache_mla(**{**named, **wrong})
+    assert (named["workspace_buffer"] == 7).all()
+
+
+@pytest.mark.parametrize(
+    "name", ["trtllm_batch_decode_with_kv_cache", "xqa_batch_decode_with_kv_cache"]
+)
+def test_bytes_of_a_gqa_cache_are_no_workspace_and_stay(name: str) -> None:
+    call = getattr(flashinfer, name)
+    cache = torch.ones(2, 2, 1, 16, 64, dtype=torch.bfloat16)
+    query = torch.zeros(2, 8, 64, dtype=torch.bfloat16)
+    lens, table = torch.ones(2, dtype=torch.int32), torch.zeros(2, 1, dtype=torch.int32)
+    buffer = cache.view(torch.uint8).view(-1)
+    with pytest.raises(InvalidInput, match="workspace_buffer: got bytes"):
+        call(query, cache, buffer, table, lens, 16, kv_layout="HND")
+    assert (cache == 1).all()
+
+
+def test_a_workspace_that_inference_mode_made_is_cleared_outside_of_it() -> None:
+    named = make_inputs(SMALL, 1).contract_args()
+    expected = contract.trtllm_batch_decode_with_kv_cache_mla(**named)
+    with torch.inference_mode():
+        buffer = torch.full((16 << 20,), 7, dtype=torch.uint8)
+    out = flashinfer.trtllm_batch_decode_with_kv_cache_mla(**{**named, "workspace_buffer": buffer})
+    assert torch.equal(out, expected) and not buffer[:ZEROED_BYTES].any()
+
+
+def test_python_says_what_is_wrong_with_a_list() -> None:
+    named = make_inputs(SMALL, 1).contract_args()
+    call: Any = flashinfer.trtllm_batch_decode_with_kv_cache_mla
+    for args, more in (((named["query"],), {}), ((), {"bogus": 3}), ((0,) * 60, {})):
+        with pytest.raises(TypeError, match="argument"):
+            call(*args, **(named if not args[1:] else {}), **more)
+
+
+@pytest.mark.parametrize("shape", [(), (4,)])
+@pytest.mark.parametrize("more", ["sinks", "counters"])
+def test_a_query_of_too_few_dimensions_is_told(shape: tuple[int, ...], more: str) -> None:
+    named = make_inputs(SMALL, 1).contract_args() | {"query": torch.zeros(shape).bfloat16()}
+    if more == "sinks":
+        named["sinks"] = torch.zeros(4)
+    else:
+        named["multi_ctas_kv_counter_buffer"] = torch.zeros(64, dtype=torch.uint8)
+    with pytest.raises(InvalidInput, match="query: got shape"):
+        flashinfer.trtllm_batch_decode_with_kv_cache_mla(**named)
+
+
+@pytest.mark.parametrize(
     ("dtype", "out_dtype", "expected"),
     [
         ("bf16", None, torch.bfloat16),
@@ -195,6 +275,26 @@ def test_modular_is_taken_where_it_says_the_same() -> None:
         contract.trtllm_batch_decode_with_kv_cache_mla(
             **inputs.contract_args(), cute_dsl_impl="modular"
         )
+
+
+def test_modular_in_a_sparse_call_is_refused_by_its_name() -> None:
+    problem = Problem((2, 2), (300, 70), 4, kv_format="fp8_656", top_k=40)
+    named = make_inputs(problem, 1).contract_args()
+    flashinfer.trtllm_batch_decode_with_kv_cache_mla(**named)
+    with pytest.raises(Unsupported, match="cute_dsl_impl: got 'modular'"):
+        flashinfer.trtllm_batch_decode_with_kv_cache_mla(**named, cute_dsl_impl="modular")
+
+
+def test_sinks_of_16_bits_in_a_list_are_copied() -> None:
+    inputs = make_inputs(SMALL, 1, ["sinks"])
+    assert isinstance(inputs.sinks, torch.Tensor)
+    sinks, named = inputs.sinks.bfloat16(), inputs.contract_args()
+    call = flashinfer.trtllm_batch_decode_with_kv_cache_mla
+    expected = call(**{**named, "sinks": sinks})
+    assert torch.equal(call(**{**named, "sinks": [sinks]}), expected)
+    assert torch.equal(call(**{**named, "sinks": [sinks.float()]}), expected)
+    with pytest.raises(InvalidInput, match=r"sinks: .* shape \(num_qo_heads,\) = \(4,\)"):
+        call(**{**named, "sinks": [sinks[:3]]})
 
 
 @pytest.mark.parametrize(
@@ -261,6 +361,56 @@ def test_no_query_token_is_nothing_to_do_for_the_cute_dsl_entry(return_lse: bool
     result = flashinfer.cute_dsl_mla_decode(**named, return_lse=return_lse)
     out, lse = result if return_lse else (result, torch.empty(0, 4))
     assert out.shape == (0, 4, 512) and lse.shape == (0, 4)
+
+
+@pytest.mark.parametrize("lse", [None, torch.zeros(0, 4)])
+def test_no_query_token_has_an_lse_in_any_case(lse: torch.Tensor | None) -> None:
+    named = cute_dsl_names(make_inputs(Problem((1, 0), (70, 9), 4), 1, ["max_q_len"]))
+    named |= {"query": named["query"][:0], "cum_seq_lens_q": torch.zeros(3, dtype=torch.int32)}
+    found = flashinfer.cute_dsl_mla_decode(**named, lse=lse, return_lse=True)[1]
+    assert found.shape == (0, 4) and (lse is None or found is lse)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "says"),
+    [
+        ({"kv_cache": None}, "kv_cache: got NoneType"),
+        ({"cum_seq_lens_q": "x"}, "cum_seq_lens_q|query"),
+        ({"cum_seq_lens_q": torch.tensor([0, 1, 0], dtype=torch.int32)}, "a step of -1"),
+        ({"max_seq_len": "x"}, "max_seq_len: got str"),
+        ({"seq_lens": torch.zeros(5, dtype=torch.int32)}, "seq_lens: got shape"),
+        ({"out": torch.zeros(0, 4, 256)}, "out: got"),
+        ({"bogus": 3}, "bogus"),
+    ],
+    ids=str,
+)
+def test_a_call_without_query_tokens_is_checked(wrong: dict[str, Any], says: str) -> None:
+    named = cute_dsl_names(make_inputs(Problem((1, 0), (70, 9), 4), 1, ["max_q_len"]))
+    named |= {"query": named["query"][:0], "cum_seq_lens_q": torch.zeros(3, dtype=torch.int32)}
+    with pytest.raises((InvalidInput, TypeError), match=says):
+        flashinfer.cute_dsl_mla_decode(**{**named, **wrong})
+
+
+@pytest.mark.parametrize(
+    ("wrong", "says"),
+    [
+        ({"query": None, "out": torch.zeros(1)}, "query: got NoneType"),
+        ({"query": [0], "return_lse": True}, "query: got list"),
+        ({"query": torch.zeros(4)}, "query: got shape"),
+        ({"out_dtype": "fp16"}, "out_dtype: got 'fp16'"),
+        ({"kv_lora_rank": -1}, "kv_lora_rank: got -1"),
+        ({"kv_lora_rank": "512"}, "kv_lora_rank: got str"),
+        (
+            {"out": torch.zeros(2, 1, 4, 512).bfloat16(), "out_dtype": torch.float16},
+            r"out_dtype: got torch\.float16; supported: .*torch\.bfloat16",
+        ),
+    ],
+    ids=str,
+)
+def test_wrong_arguments_of_the_cute_dsl_entry(wrong: dict[str, Any], says: str) -> None:
+    named = cute_dsl_names(make_inputs(SMALL, 1))
+    with pytest.raises(InvalidInput, match=says):
+        flashinfer.cute_dsl_mla_decode(**{**named, **wrong})
 
 
 @pytest.fixture

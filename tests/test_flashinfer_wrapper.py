@@ -6,6 +6,7 @@ import math
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -125,6 +126,9 @@ def test_scales_of_eight_bits(ratio: float) -> None:
     assert rel_error(out, expected.view(out.shape)) < 4e-3
     with pytest.raises(InvalidInput, match="kpe_scale: got None"):
         planned(inputs).run(*halves(inputs), ckv_scale=0.5)
+    for wrong, says in (("0.5", "got str"), (0.0, "got 0.0"), (math.inf, "a finite number")):
+        with pytest.raises(InvalidInput, match=f"ckv_scale: .*{says}"):
+            planned(inputs).run(*halves(inputs), ckv_scale=wrong, kpe_scale=0.5)
 
 
 def test_other_wrappers_may_write_the_workspace_between_steps() -> None:
@@ -139,12 +143,75 @@ def test_other_wrappers_may_write_the_workspace_between_steps() -> None:
         buffer.fill_(7)
 
 
+def with_graphs(inputs: DecodeInputs, **changed: Any) -> tuple[Any, dict[str, torch.Tensor]]:
+    """A wrapper that has planned `inputs` with CUDA graphs, and its buffers."""
+    sizes = {"qo_indptr": 4, "kv_indptr": 4, "kv_indices": 60, "kv_len_arr": 3}
+    buffers = {name: torch.empty(size, dtype=torch.int32) for name, size in sizes.items()}
+    wrapper = BatchMLAPagedAttentionWrapper(workspace(), True, **buffers)
+    wrapper.plan(**{**csr(inputs), **changed})
+    return wrapper, buffers
+
+
+@pytest.mark.parametrize(
+    ("changed", "says"),
+    [
+        ({"causal": False}, "causal: got False; supported: as in the first plan"),
+        ({"num_heads": 8}, "num_heads: got 8; supported: 4, as in the first plan"),
+        ({"page_size": 128}, "page_size: got 128; supported: 64, as in the first plan"),
+        ({"sm_scale": 0.5}, "sm_scale: got 0.5; supported: .*, as in the first plan"),
+        ({"head_dim_ckv": 256}, "head_dim_ckv: got 256; supported: 512, as in the first plan"),
+        ({"kv_data_type": torch.float8_e4m3fn}, "kv_data_type: got torch.float8_e4m3fn"),
+    ],
+    ids=str,
+)
+def test_a_refused_plan_leaves_a_graph_s_memory(changed: dict[str, Any], says: str) -> None:
+    inputs = make_inputs(replace(EQUAL, page_size=64), 1)
+    wrapper, buffers = with_graphs(inputs)
+    wrapper._workspace.fill_(7)
+    before = {name: buffer.clone() for name, buffer in buffers.items()}
+    table = wrapper._planned.block_tables.clone()
+    given = csr(inputs)
+    others = {"kv_len_arr": torch.tensor([5, 5, 5]), "kv_indices": given["kv_indices"].flip(0)}
+    with pytest.raises(InvalidInput, match=says):
+        wrapper.plan(**{**given, **others, **changed})
+    assert all(torch.equal(buffers[name], before[name]) for name in buffers)
+    assert torch.equal(wrapper._planned.block_tables, table)
+    assert (wrapper._workspace == 7).all()
+
+
+def test_drafts_that_see_each_other_keep_their_mask_s_memory() -> None:
+    inputs = make_inputs(EQUAL, 1)
+    wrapper, _ = with_graphs(inputs, causal=False)
+    mask = wrapper._planned.mask
+    expected = wrapper.run(*halves(inputs))
+    wrapper.plan(**{**csr(inputs), "causal": False})
+    assert wrapper._planned.mask is mask
+    assert torch.equal(wrapper.run(*halves(inputs)), expected)
+
+
+def test_what_inference_mode_made_is_written_outside_of_it() -> None:
+    inputs = make_inputs(EQUAL, 1)
+    with torch.inference_mode():
+        wrapper, buffers = with_graphs(inputs)
+    wrapper.plan(**csr(inputs))
+    assert buffers["kv_len_arr"].tolist() == [70, 9, 33]
+    out = wrapper.run(*halves(inputs))
+    assert rel_error(out, decode_reference(inputs).out.view(out.shape)) < 4e-3
+
+
+@pytest.mark.parametrize("name", ["kv_indices", "kv_len_arr"])
+def test_a_workspace_apart_from_the_plan_s_tensors(name: str) -> None:
+    given = csr(make_inputs(EQUAL, 1))
+    wrapper = BatchMLAPagedAttentionWrapper(given[name].view(torch.uint8))
+    before = given[name].clone()
+    with pytest.raises(InvalidInput, match="float_workspace_buffer: got bytes of another tensor"):
+        wrapper.plan(**given)
+    assert torch.equal(given[name], before)
+
+
 def test_plans_with_cuda_graphs_write_into_the_same_memory() -> None:
     first, second = make_inputs(EQUAL, 1), make_inputs(replace(EQUAL, kv_lens=(200, 5, 0)), 2)
-    buffers = {"qo_indptr": 4, "kv_indptr": 4, "kv_indices": 60, "kv_len_arr": 3}
-    given = {name: torch.empty(size, dtype=torch.int32) for name, size in buffers.items()}
-    wrapper = BatchMLAPagedAttentionWrapper(workspace(), True, **given)
-    wrapper.plan(**csr(first))
+    wrapper, given = with_graphs(first)
     kept = wrapper._planned
     wrapper.plan(**csr(second))
     now = wrapper._planned
@@ -182,6 +249,17 @@ def test_plans_with_cuda_graphs_write_into_the_same_memory() -> None:
         ({"sm_scale": math.nan}, InvalidInput, "sm_scale: got nan"),
         ({"page_size": 0}, InvalidInput, "page_size: got 0"),
         ({"num_heads": 4.0}, InvalidType, "num_heads: got float"),
+        ({"qo_indptr": [0, 2, 4, 6]}, InvalidType, "qo_indptr: got list"),
+        ({"qo_indptr": None}, InvalidType, "qo_indptr: got NoneType"),
+        ({"kv_indptr": np.array([0, 3, 4, 6])}, InvalidType, "kv_indptr: got ndarray"),
+        ({"qo_indptr": torch.tensor([0.0, 2.0, 4.0, 6.0])}, InvalidType, "qo_indptr: got torch.fl"),
+        ({"kv_len_arr": torch.tensor([[70], [9], [33]])}, InvalidInput, "kv_len_arr: got shape"),
+        (
+            {"kv_indices": torch.tensor([2**32 + 1] * 60)},
+            InvalidInput,
+            "kv_indices: got 4294967297",
+        ),
+        ({"kv_indices": torch.tensor([-1] * 60)}, InvalidInput, "kv_indices: got -1"),
     ],
 )
 def test_a_wrong_plan_is_refused(changed: dict[str, Any], error: Any, says: str) -> None:
@@ -248,6 +326,8 @@ def test_run_before_plan_and_wrong_constructors() -> None:
         BatchMLAPagedAttentionWrapper(workspace(), True)
     with pytest.raises(InvalidType, match="float_workspace_buffer"):
         BatchMLAPagedAttentionWrapper([])
+    with pytest.raises(InvalidInput, match="pages_per_request: got 0"):
+        BatchMLAPagedAttentionWrapper(workspace(), pages_per_request=0)
 
 
 def test_neighbours_of_one_buffer_only() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 import threading
 from collections.abc import Callable
@@ -20,10 +21,13 @@ from mla_lab.api.contract_gqa import trtllm_batch_decode_with_kv_cache as gqa
 from mla_lab.api.decode import decode, explain
 from mla_lab.backends.cuda import backend as cuda
 from mla_lab.backends.cuda import xqa
+from mla_lab.backends.cute.feature_args import number
 from mla_lab.call.bind import bind
 from mla_lab.call.checks import form_of
 from mla_lab.call.decode_args import DecodeArgs, native_args
 from mla_lab.call.form import Features
+from mla_lab.call.gqa_args import GqaArgs
+from mla_lab.call.gqa_checks import check as check_gqa
 from mla_lab.core.errors import InvalidInput, InvalidType, MlaLabError, Unsupported
 from mla_lab.core.gpu import H200
 from mla_lab.core.problem import Problem
@@ -198,6 +202,61 @@ def test_scales_are_checked_in_every_call(name: str, value: Any) -> None:
         assert call(**{**named, name: good}).isfinite().all()
     with pytest.raises(InvalidInput, match=rf"{name}: got"):
         call(**{**named, name: value})
+
+
+@pytest.mark.parametrize("slots", [np.int64(4), np.int64(64), np.uint8(64)])
+def test_a_size_of_numpy_is_a_size(slots: Any) -> None:
+    named = inputs_of(replace(SMALL, top_k=8)).contract_args()
+    with pytest.raises(InvalidInput, match=rf"block_tables: got shape .*, {slots}\]"):
+        call(**{**named, "sparse_mla_top_k": slots})
+    with pytest.raises(InvalidInput, match=rf"block_tables: got shape .*, {slots}\]"):
+        explain(**{**named, "sparse_mla_top_k": slots})
+    expected = call(**named)
+    assert torch.equal(call(**{**named, "sparse_mla_top_k": np.int64(8)}), expected)
+
+
+def test_integers_of_numpy_are_plain_ones_once() -> None:
+    """Backends take bit lengths of a bound, and a recorded call with a plain int is replayed."""
+    args = recorded(native_args(**inputs_of().contract_args()))
+    given = replace(args, max_seq_len=np.int64(args.max_seq_len), cp_world=np.uint8(1))
+    assert replay.replay(given) is None
+    form_of(given)
+    assert type(given.max_seq_len) is int and type(given.cp_world) is int
+    assert replay.replay(given) is not None
+    with pytest.raises(InvalidType, match="cp_world: got bool"):
+        form_of(replace(args, cp_world=True))
+    inputs = make_gqa_inputs(GqaShape((1, 1), (70, 9), 8, 2), workspace_bytes=4096)
+    checked = check_gqa(GqaArgs(**inputs.contract_args(), window_left=np.int32(5)))
+    assert type(checked.args.window_left) is int
+
+
+def test_a_call_with_integers_of_numpy_is_replayed() -> None:
+    named = inputs_of().contract_args()
+    out = torch.zeros(2, 2, 4, 512).bfloat16()
+    args = native_args(**named, out=out)
+    args.native = False
+    recorded(args)
+    assert call(**named, out=out) is out and not out.any()
+    bound = np.int64(named["max_seq_len"])
+    assert call(**{**named, "max_seq_len": bound}, out=out) is out
+    assert not out.any(), "the recorded launch writes nothing"
+
+
+@pytest.mark.parametrize("value", [np.float16(0.0417), np.float16(50000), np.float32(0.1)])
+def test_a_scale_of_numpy_is_multiplied_in_double(value: Any) -> None:
+    assert number(value, math.log2(math.e)) == float(value) * math.log2(math.e)
+
+
+def test_a_skip_factor_of_numpy_is_divided_in_double() -> None:
+    """A factor over a length is below what fp16 holds: nothing would be skipped."""
+    wide = dict.fromkeys(("q_dtype", "kv_format", "out_dtype"), "fp64")
+    inputs = make_inputs(Problem((1,), (3000,), 1, **wide), 1, workspace_bytes=12 << 20)
+    inputs = replace(inputs, bmm1_scale=1.0)
+    factor = np.float16(2e-5)
+    given = replace(inputs, skip_softmax_threshold_scale_factor=factor)
+    plain = replace(inputs, skip_softmax_threshold_scale_factor=float(factor))
+    for run in (lambda a: call(**a.contract_args()), lambda a: decode_reference(a).out):
+        assert torch.equal(run(given), run(plain)) and not torch.equal(run(given), run(inputs))
 
 
 @pytest.mark.parametrize("value", [0.0, -0.05, np.float32(-0.05), Fraction(-1, 20)])

@@ -18,6 +18,7 @@ from mla_lab.call.checks import form_of
 from mla_lab.call.decode_args import native_args
 from mla_lab.call.form import Features
 from mla_lab.core import masks
+from mla_lab.core.errors import InvalidInput
 from mla_lab.core.problem import Problem
 from mla_lab.reference.inputs import DecodeInputs, make_inputs
 from mla_lab.reference.mla import decode_reference
@@ -110,6 +111,23 @@ def test_tokens_behind_the_end_of_a_request_are_seen_by_no_row(of_all: tuple[int
         )
         found, found_lse = decode_reference(got)
         assert torch.equal(found, right) and torch.equal(found_lse, lse)
+
+
+def test_one_query_token_has_no_mask_and_lengths_that_agree() -> None:
+    """No kernel reads lengths of all then: tokens behind the end, which positions would hide, are
+    refused wherever lengths are read.
+    """
+    whole = make_inputs(Problem((1, 1), (70, 9), 2), 1, workspace_bytes=0)
+    for rank in shard(whole, 2):
+        assert not bound(rank).features.context_parallel
+        for of_all in ((5, 5), (72, 9), (-1, 9)):
+            wrong = replace(rank, causal_seqlens_kv_global=torch.tensor(of_all, dtype=torch.int32))
+            with pytest.raises(InvalidInput, match="causal_seqlens_kv_global: got"):
+                bound(wrong)
+            on_gpu = replace(form_of(wrong), on_host=False)
+            bind(wrong, on_gpu, reads_lengths=False, debug=False)
+            with pytest.raises(InvalidInput, match="causal_seqlens_kv_global: got"):
+                bind(wrong, on_gpu, reads_lengths=False, debug=True)
 
 
 def test_a_call_with_its_mask_has_no_rank() -> None:

@@ -8,7 +8,8 @@ import pytest
 import torch
 
 from mla_lab import trtllm_batch_decode_with_kv_cache_mla as call
-from mla_lab.core.errors import Unsupported
+from mla_lab.api.decode import decode
+from mla_lab.core.errors import InvalidInput, Unsupported
 from mla_lab.core.problem import Problem
 from mla_lab.plan import make_plan
 from mla_lab.reference.inputs import make_inputs
@@ -53,6 +54,49 @@ def test_a_plan_is_no_part_of_a_program() -> None:
     named = make_inputs(SMALL, 1).contract_args()
     with pytest.raises((Unsupported, torch._dynamo.exc.TorchDynamoException), match="plan"):
         traced(**named, plan=make_plan(SMALL))
+
+
+@pytest.mark.parametrize(
+    ("changed", "says"),
+    [
+        ({"sinks": [torch.zeros(8), torch.zeros(8)]}, "sinks: got a list of 2"),
+        ({"sinks": [None]}, "sinks: got a list of None"),
+        ({"bmm1_scale": "0.05"}, "bmm1_scale: got str"),
+        ({"bmm2_scale": True}, "bmm2_scale: got bool"),
+        ({"max_seq_len": None}, "max_seq_len: got NoneType"),
+        ({"sparse_mla_top_k": False}, "sparse_mla_top_k: got bool"),
+        ({"is_var_seq": 1}, "is_var_seq: got int"),
+        ({"kv_lora_rank": -1}, "kv_lora_rank: got -1"),
+        ({"skip_softmax_threshold_scale_factor": True}, "scale_factor: got bool"),
+    ],
+    ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
+)
+def test_a_compiled_call_refuses_what_an_eager_one_does(changed: dict[str, Any], says: str) -> None:
+    named = {**make_inputs(SMALL, 1).contract_args(), **changed}
+    compiled = torch.compile(lambda: call(**named), backend="eager")
+    for run in (lambda: call(**named), compiled):
+        with pytest.raises(InvalidInput, match=says):
+            run()
+
+
+def test_debug_mode_is_part_of_a_program() -> None:
+    named = {**make_inputs(SMALL, 1).contract_args(), "max_seq_len": 3, "debug": True}
+    compiled = torch.compile(lambda: decode(**named), backend="eager", fullgraph=True)
+    for run in (lambda: decode(**named), compiled):
+        with pytest.raises(InvalidInput, match="max_seq_len: got 3; supported: at least the long"):
+            run()
+
+
+def test_numbers_may_change_between_runs() -> None:
+    named = make_inputs(SMALL, 1).contract_args()
+    del named["bmm1_scale"], named["max_seq_len"]
+
+    def step(scale: float, bound: int) -> Any:
+        return call(**named, bmm1_scale=scale, max_seq_len=bound)
+
+    compiled = torch.compile(step, backend="aot_eager", fullgraph=True)
+    for scale, bound in ((0.5, 128), (0.25, 100), (0.125, 2048), (1, 128)):
+        assert torch.equal(compiled(scale, bound), step(scale, bound))
 
 
 def test_eager_calls_pass_by_the_operation(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -34,8 +34,8 @@ def test_every_feature_and_every_launch_mode_is_used():
     assert pages >= {1, 4, *(p for family in FAMILIES.values() for p in family.page_sizes)}
 
 
-#: a call of as many requests as a card has SMs, of 128 heads, takes torch 18 s on two cores; what it
-#: has beside the others is how it is launched
+#: with as many requests as a card has SMs and 128 heads a call takes torch 18 s on two cores; it
+#: differs from the others by its launch
 SMALL = [name for name in cases.CASES if name != "batch invariant, whole items of 64 rows"]
 
 

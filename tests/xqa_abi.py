@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
+import pytest
 import torch
 from torch import Tensor
 
+from mla_lab.backends.base import is_elsewhere
+from mla_lab.backends.cuda import xqa
 from mla_lab.call.gqa_args import GqaArgs
 from mla_lab.core import kv_cache as formats
 from mla_lab.plan import KernelConfig
@@ -18,6 +23,23 @@ NAMES = (
     "tables", "seq_lens", "q_begin", "mask", "sinks", "bmm1", "bmm2", "scale1", "scale2",
     "lse_scale", "q_len", "window_left", "max_splits", "split_tokens", "nhd", "pdl",
 )  # fmt: skip
+
+
+def with_current_card(monkeypatch: pytest.MonkeyPatch, index: int) -> list[int]:
+    """Lets CPU tensors pass for those of card `index` where card 0 is the current one; the cards
+    that are made current, in order.
+    """
+    entered: list[int] = []
+
+    @contextmanager
+    def card(device: torch.device) -> Iterator[None]:
+        entered.append(index)
+        yield
+
+    monkeypatch.setattr(xqa, "is_elsewhere", lambda _: is_elsewhere(torch.device("cuda", index)))
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    monkeypatch.setattr(torch.cuda, "device", card)
+    return entered
 
 
 class AbiKernel:

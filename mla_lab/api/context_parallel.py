@@ -18,10 +18,15 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from ..call.checks import tensors as argument
+from ..call.checks.features import LSE_BASES
 from ..core import kv_cache as formats
 from ..core.errors import invalid, invalid_type, unsupported
 from ..reference.inputs import DecodeInputs, page_table
 
+#: of results that a merge takes, of at least 16 bits
+OUT_DTYPES = (torch.bfloat16, torch.float16, torch.float32, torch.float64)
+LSE_DTYPES = (torch.float32, torch.float64)
 #: of torch 2.13 and newer, and its name before
 _all_gather: Any = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 
@@ -42,6 +47,7 @@ def merge(
     Returns out in the dtype and shape of one rank's, and lse in its shape and base, sink excluded.
     """
     _check(outs, lses)
+    _check_merged(lses[0].shape[-1], outs[0].device, sinks, lse_base)
     wide = torch.float64 if outs[0].dtype is torch.float64 else torch.float32
     heads = outs[0].shape[-2]
     parts = torch.stack([lse.reshape(-1, heads) for lse in lses]).to(wide)
@@ -65,6 +71,8 @@ def gather_and_merge(
     order, so that every rank returns the same bits. The lses travel first: the weights of the
     merge are computed while the outs are on the way. CUDA graphs may capture the call.
     """
+    _check([out], [lse])
+    _check_merged(lse.shape[-1], lse.device, sinks, lse_base)
     return start_gather(out, lse, group=group).merged(sinks=sinks, lse_base=lse_base)
 
 
@@ -85,6 +93,7 @@ class Gathering:
         lse_base: str | None = None,
     ) -> tuple[Tensor, Tensor]:
         """out and lse as `merge` returns them; on a GPU the current stream waits, not the host."""
+        _check_merged(self.lses.shape[-1], self.lses.device, sinks, lse_base)
         of_lses, of_outs = self.works
         of_lses.wait()
         weights, lse = _weights(self.lses, sinks, lse_base)
@@ -110,8 +119,6 @@ def _weights(
     lses: Tensor, sinks: Tensor | Sequence[Tensor] | None, lse_base: str | None
 ) -> tuple[Tensor, Tensor]:
     """Shares of the ranks in each row [ranks, rows, heads], and the lse over all of them."""
-    if lse_base not in (None, "basee", "base2"):
-        raise invalid("lse_base", repr(lse_base), (None, "basee", "base2"))
     base2 = lse_base == "base2"
     parts = lses * math.log(2) if base2 else lses
     # a row that no rank has a key for keeps -inf: weights exp(-inf - finite) are 0
@@ -133,6 +140,7 @@ def _weighted(outs: Tensor, weights: Tensor) -> Tensor:
 
 
 def _check(outs: Sequence[Tensor], lses: Sequence[Tensor]) -> None:
+    """Results of ranks: of one shape, dtype and device, and an lse for each row and head of out."""
     if not outs or len(outs) != len(lses):
         raise invalid("lses", f"{len(lses)} for {len(outs)} outs", "one for each, at least one")
     for name, tensors in (("outs", outs), ("lses", lses)):
@@ -142,9 +150,41 @@ def _check(outs: Sequence[Tensor], lses: Sequence[Tensor]) -> None:
             if tensor.shape != tensors[0].shape:
                 shapes = f"{list(tensor.shape)} and {list(tensors[0].shape)}"
                 raise invalid(name, shapes, "the same shape from every rank")
-    if lses[0].numel() * outs[0].shape[-1] != outs[0].numel():
+            if tensor.dtype != tensors[0].dtype:
+                dtypes = f"{tensor.dtype} and {tensors[0].dtype}"
+                raise invalid_type(name, dtypes, "the same dtype from every rank")
+            if tensor.device != outs[0].device:
+                raise invalid(name, f"device {tensor.device}", f"that of outs[0], {outs[0].device}")
+    argument.dtype("outs", outs[0], OUT_DTYPES)
+    argument.dtype("lses", lses[0], LSE_DTYPES)
+    *rows, latent = outs[0].shape or (0,)
+    if not rows or 0 in (rows[-1], latent):
+        raise invalid("outs", f"shape {list(outs[0].shape)}", "[..., heads, latent]")
+    flat = [math.prod(rows[:-1]), rows[-1]]
+    if list(lses[0].shape) not in (flat, rows):
         got = f"shape {list(lses[0].shape)} for out {list(outs[0].shape)}"
-        raise invalid("lses", got, "one value for each row and head of out")
+        supported = f"one value for each row and head of out: {flat} or {rows}"
+        raise invalid("lses", got, supported)
+
+
+def _check_merged(
+    heads: int,
+    device: torch.device,
+    sinks: Tensor | Sequence[Tensor] | None,
+    lse_base: str | None,
+) -> None:
+    """What enters a merge beside the results of ranks."""
+    if lse_base not in LSE_BASES:
+        raise invalid("lse_base", repr(lse_base), LSE_BASES)
+    if sinks is None:
+        return
+    if isinstance(sinks, Sequence) and len(sinks) != 1:
+        raise invalid("sinks", f"a list of {len(sinks)}", "a tensor, or a list of one")
+    sink = argument.tensor("sinks", sinks[0] if isinstance(sinks, Sequence) else sinks)
+    argument.dtype("sinks", sink, [torch.float32])
+    argument.shape("sinks", sink, (heads,))
+    if sink.device != device:
+        raise invalid("sinks", f"device {sink.device}", f"that of outs, {device}")
 
 
 def shard(inputs: DecodeInputs, world: int) -> list[DecodeInputs]:

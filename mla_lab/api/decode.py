@@ -24,7 +24,7 @@ from ..backends.base import Backend, Planned
 from ..call.bind import Call, bind
 from ..call.callers_plan import check_callers_plan
 from ..call.checks import form_of
-from ..call.decode_args import PARAMETERS, DecodeArgs
+from ..call.decode_args import INTEGERS, PARAMETERS, DecodeArgs, made_plain
 from ..call.form import Form
 from ..call.signature import Target, function, native_parameters
 from ..call.workspace import Workspace
@@ -42,6 +42,10 @@ Result = Tensor | tuple[Tensor, Tensor]
 
 def run(args: DecodeArgs) -> Result:
     """Check the call in full, run it, and record it for replays where the backend can repeat it."""
+    if made_plain(args, INTEGERS):  # a recorded call has plain integers
+        result = replay(args)
+        if result is not None:
+            return result
     call, runner = prepare(args)
     for observe in OBSERVERS:
         observe(args, call.form)

@@ -132,6 +132,13 @@ def gpu_of(device: torch.device) -> Gpu | None:
     return Gpu.here(device.index or 0) if device.type == "cuda" else None
 
 
+def is_elsewhere(device: torch.device) -> bool:
+    """Whether `device` is a GPU other than the current one, on which a CUDA C++ module launches
+    whatever memory its pointers are of.
+    """
+    return device.type == "cuda" and device.index not in (None, torch.cuda.current_device())
+
+
 @lru_cache(maxsize=256)
 def plan_for(problem: Problem, gpu: Gpu | None, batch_invariant: bool) -> Plan:
     """The plan of known lengths; without a GPU the one that an H200 would get.

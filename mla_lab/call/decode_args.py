@@ -17,6 +17,7 @@ from collections.abc import Sequence
 from dataclasses import KW_ONLY, MISSING, dataclass, field, fields
 from enum import Enum, auto
 from inspect import Parameter
+from numbers import Integral
 from typing import Annotated, Any, NamedTuple, get_type_hints
 
 from torch import Tensor
@@ -145,7 +146,9 @@ class DecodeArgs:
     max_q_len: a bound of the query tokens of a request; saves a GPU the copy that would read it.
     enable_dcp, cp_world, cp_rank, causal_seqlens_kv_global: decode context parallel. The cache
         holds tokens rank, rank + world, ... of each request, seq_lens counts those, and int32
-        [batch] all of them. Needs return_lse; `context_parallel.merge` merges and takes the sinks.
+        [batch] all of them (checked where lengths are read). With several query tokens or a mask
+        seq_lens may count tokens behind a request's end too, which no row sees. Needs return_lse;
+        `context_parallel.merge` merges and takes the sinks.
     sparse_mla_top_k_lens: int32 [batch] or [total_q], 0 to top_k: how many of the slots of a
         query token, or of each of a request's, count. The others may hold anything. Where there
         are as many requests as query tokens, of query tokens.
@@ -259,6 +262,27 @@ def parameters_of(arguments: type) -> tuple[Declared, ...]:
 
 
 PARAMETERS = parameters_of(DecodeArgs)
+
+
+def integers_of(parameters: Sequence[Declared]) -> tuple[str, ...]:
+    """Names of the parameters that are an int, or an int and None."""
+    return tuple(p.name for p in parameters if p.type in (int, int | None))
+
+
+INTEGERS = integers_of(PARAMETERS)
+
+
+def made_plain(args: object, integers: Sequence[str]) -> bool:
+    """Put a plain int in place of NumPy's, and of any other integer but a bool, in `args`. Returns
+    whether there was one. What is no integer is left to the checks.
+    """
+    found = False
+    for name in integers:
+        value = getattr(args, name)
+        if type(value) is not int and isinstance(value, Integral) and not isinstance(value, bool):
+            setattr(args, name, int(value))
+            found = True
+    return found
 
 
 def native_args(**named: Any) -> DecodeArgs:

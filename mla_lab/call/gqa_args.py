@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import torch
 from torch import Tensor
 
-from .decode_args import Arg, parameters_of
+from .decode_args import Arg, integers_of, parameters_of
 
 _PLAIN = Arg()
 
@@ -41,7 +41,8 @@ class GqaArgs:
     enable_pdl: programmatic dependent launch. None: where the device has it; True raises elsewhere.
     backend: "auto" (the CUDA kernel where it can, else torch), "torch", "cuda"; "xqa" is cuda,
         "trtllm-gen" auto.
-    q_len_per_req: new tokens of each request, the last of its seq_len.
+    q_len_per_req: new tokens of each request, the last of its seq_len; with cum_seq_lens_q it is
+        None, 1, max_q_len or the longest.
     o_scale: XQA multiplies by it and divides again; it changes no result here.
     mask: uint16 [batch, q_len, ceil(q_len / 32) x 2] or [num_tokens, ...] (`mla_lab.core.masks`);
         None is causal.
@@ -98,6 +99,7 @@ class GqaArgs:
 
 
 GQA_PARAMETERS = parameters_of(GqaArgs)
+GQA_INTEGERS = integers_of(GQA_PARAMETERS)
 
 
 @dataclass(frozen=True)
@@ -121,6 +123,11 @@ class GqaForm:
     ragged: bool
     #: what the call uses beyond plain decode; a backend refuses by it
     features: frozenset[str]
+
+    @property
+    def longest_q(self) -> int | None:
+        """The bound that the query's tokens leave of `max_q_len`."""
+        return None if self.max_q_len is None else min(self.max_q_len, self.total_q)
 
     @property
     def group(self) -> int:

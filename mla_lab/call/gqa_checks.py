@@ -17,7 +17,15 @@ from .checks.features import check_bools, check_scales, check_sinks
 from .checks.overlap import check_overlap
 from .checks.shapes import QUERY_DTYPES, check_page_table, check_workspace
 from .checks.values import read_q_lens
-from .gqa_args import GQA_PARAMETERS, KV_LAYOUTS, CheckedGqaCall, GqaArgs, GqaForm
+from .decode_args import made_plain
+from .gqa_args import (
+    GQA_INTEGERS,
+    GQA_PARAMETERS,
+    KV_LAYOUTS,
+    CheckedGqaCall,
+    GqaArgs,
+    GqaForm,
+)
 
 OUT_DTYPES = (torch.bfloat16, torch.float16)
 #: kernels take the window as int32
@@ -51,6 +59,7 @@ def check_form(args: GqaArgs) -> tuple[GqaForm, int, Tensor, Tensor]:
     """Every check that reads no tensor's values: the form, tokens that a row of the block table can
     name, keys and values.
     """
+    made_plain(args, GQA_INTEGERS)
     _check_flags(args)
     query = argument.tensor("query", args.query)
     argument.dtype("query", query, QUERY_DTYPES)
@@ -162,9 +171,11 @@ def _q_lens(args: GqaArgs, batch: int) -> int | None:
         return q_len
     shape = [(batch + 1,)]
     argument.array("cum_seq_lens_q", sums, [torch.int32], shape, args.query.device)
+    if args.q_len_per_req is not None:
+        argument.integer("q_len_per_req", args.q_len_per_req, 1)
     if args.max_q_len is None:
         return None
-    return min(argument.integer("max_q_len", args.max_q_len, 1), tokens)
+    return argument.integer("max_q_len", args.max_q_len, 1)
 
 
 def _check_mask(args: GqaArgs, batch: int, max_q_len: int | None) -> None:
@@ -221,6 +232,8 @@ def _read_values(
         q_lens = read_q_lens(args.cum_seq_lens_q, form.total_q)
         if form.max_q_len is not None and max(q_lens) > form.max_q_len:
             raise invalid("max_q_len", form.max_q_len, f"at least the longest, {max(q_lens)}")
+    if args.cum_seq_lens_q is not None:
+        _check_q_len_per_req(args, form, q_lens)
     if q_lens is not None and args.mask is not None and form.max_q_len is None:
         _check_mask_width(args.mask, max(q_lens))
     if not on_host:
@@ -242,6 +255,19 @@ def _read_values(
             if row.numel() and (int(row.min()) < 0 or int(row.max()) >= end):
                 raise invalid("block_tables", row.tolist(), f"page ids from 0 to {end - 1}")
     return q_lens
+
+
+def _check_q_len_per_req(args: GqaArgs, form: GqaForm, q_lens: tuple[int, ...] | None) -> None:
+    """Prefix sums say the query lengths; beside them it is their bound, the longest or all."""
+    q_len = args.q_len_per_req
+    if q_len in (None, 1, form.max_q_len):
+        return
+    if q_lens is None and q_len * form.batch == form.total_q:
+        return
+    if q_lens is not None and q_len == max(q_lens):
+        return
+    other = f"the longest, {max(q_lens)}" if q_lens else f"max_q_len, {form.max_q_len}"
+    raise invalid("q_len_per_req", q_len, f"None or 1 with cum_seq_lens_q, or {other}")
 
 
 def _check_mask_width(mask: Tensor, longest: int) -> None:

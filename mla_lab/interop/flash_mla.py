@@ -102,6 +102,9 @@ def flash_mla_with_kvcache(
                 raise unsupported(name, "a tensor in a dense call", "sparse calls")
         named = _dense(q, block_table, cache_seqlens, causal)
     else:
+        for name, value in {"indices": indices, "topk_length": topk_length}.items():
+            if value is not None and not isinstance(value, Tensor):
+                raise invalid_type(name, type(value).__name__, "a torch.Tensor")
         named = _sparse(q, indices, topk_length, causal, is_fp8_kvcache)
         named["sinks"] = attn_sink
     top_k = None if indices is None else indices.shape[-1]

@@ -35,7 +35,7 @@ def decode_gqa_reference(
     for b, kv_heads in enumerate(gqa_operands(call, dtype)):
         if factor is not None:
             walk = walk or TileWalk()
-            kv_heads = [skip_tiles(one, scale, factor, walk, b) for one in kv_heads]
+            kv_heads = [skip_tiles(one, scale, float(factor), walk, b) for one in kv_heads]
         results = [attend(one, scale) for one in kv_heads]
         parts.append(Result(*(torch.cat(r, dim=1) for r in zip(*results, strict=True))))
     lse = torch.cat([part.lse for part in parts])

@@ -72,7 +72,7 @@ def decode_reference(
     parts = []
     for b, request in enumerate(operands(call, dtype)):
         if factor is not None:
-            request = skip_tiles(request, scale, factor, walk or TileWalk(), b)
+            request = skip_tiles(request, scale, float(factor), walk or TileWalk(), b)
         parts.append(attend(request, scale))
         counted(len(parts), len(call.seq_lens))
     lse = torch.cat([part.lse for part in parts])

@@ -71,7 +71,7 @@ def run(call: CheckedGqaCall) -> None:
     if gpu is None or arch is None:
         raise BuildError("decode: got no GPU that the kernel runs on; supported: one of its own")
     config = _config(form, arch)
-    q_len = form.max_q_len or max(call.q_lens or (1,))
+    q_len = form.longest_q or max(call.q_lens or (1,))
     invariant = "batch_invariant" in form.features
     at_once = 1 if invariant else xqa.at_once(config, form.device, gpu.sms)
     rows = Rows(form.batch, form.kv_heads, q_len * form.group, _rounded(form.longest))
@@ -106,7 +106,7 @@ def _cuts(
 def _config(form: GqaForm, arch: str) -> KernelConfig:
     """The build; if batch invariant, its tile depends on heads alone."""
     invariant = "batch_invariant" in form.features
-    q_len = 1 if invariant else form.max_q_len or form.total_q
+    q_len = 1 if invariant else form.longest_q or form.total_q
     requests = None if invariant else form.batch * form.kv_heads
     dims, formats = (form.head_dim, form.head_dim), (form.q_dtype, form.kv_format)
     tiles = row_tiles_for(q_len * form.group, formats, arch, requests=requests)

@@ -126,7 +126,7 @@ class Ladder:
             max(problem.q_lens),
             max(problem.kv_lens),
             self.splits,
-            float(args.bmm1_scale * LOG2_E),
+            float(args.bmm1_scale) * LOG2_E,
             float(args.bmm2_scale),
         )
         return self.out.view(problem.total_q, problem.heads, -1)

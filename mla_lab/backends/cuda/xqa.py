@@ -25,7 +25,7 @@ from ...core.gpu import Gpu
 from ...jit import toolchain
 from ...plan import KernelConfig
 from ...plan.xqa import KERNEL, Cuts
-from ..base import fill_with_nan, refuse_capture
+from ..base import fill_with_nan, is_elsewhere, refuse_capture
 
 #: architectures with programmatic dependent launch
 PROGRAMMATIC = ("sm_90a", "sm_100a", "sm_120a")
@@ -60,7 +60,11 @@ def kernel(config: KernelConfig, device: torch.device) -> jit.Kernel:
 @lru_cache(maxsize=256)
 def at_once(config: KernelConfig, device: torch.device, sms: int) -> int:
     """Resident blocks of the kernel on a device with `sms` SMs."""
-    return max(1, int(kernel(config, device).function("occupancy")())) * sms
+    occupancy = kernel(config, device).function("occupancy")
+    if not is_elsewhere(device):
+        return max(1, int(occupancy())) * sms
+    with torch.cuda.device(device):
+        return max(1, int(occupancy())) * sms
 
 
 class Operands(NamedTuple):
@@ -109,7 +113,7 @@ class XqaLaunch:
     def __init__(
         self, cuts: Cuts, settings: Settings, workspace: Workspace, device: torch.device
     ) -> None:
-        self.cuts, self.settings = cuts, settings
+        self.cuts, self.settings, self.device = cuts, settings, device
         self.launch: Callable[..., Any] = kernel(cuts.config, device).launch
         self._no_floats = torch.empty(0, dtype=torch.float32, device=device)
         self._no_ints = torch.empty(0, dtype=torch.int32, device=device)
@@ -129,7 +133,16 @@ class XqaLaunch:
         self._lse_scale = LOG2_E if settings.lse_base2 else 1.0
 
     def __call__(self, o: Operands) -> None:
-        """Enqueue. Raises InvalidInput where the kernel's entry refuses a tensor."""
+        """Enqueue on the tensors' device. Raises InvalidInput where the kernel's entry refuses a
+        tensor.
+        """
+        if not is_elsewhere(self.device):
+            self._enqueue(o)
+            return
+        with torch.cuda.device(self.device):
+            self._enqueue(o)
+
+    def _enqueue(self, o: Operands) -> None:
         if self.settings.believed:
             fill_with_nan(o.out, o.lse)
         scale1, tensor1 = self._scale(o.bmm1_scale)

@@ -40,7 +40,7 @@ from ..cuda.ops import MAX_BATCH
 from ..rank_mask import masked, repeated, with_mask
 from . import blackwell, keep_ab_gather, proofs
 from .catalogue import able, able_as_shipped, missing_for
-from .device_plan import Formula, PlanOnDevice, SelfScheduled, of_selection
+from .device_plan import Formula, PlanOnDevice, SelfScheduled, check_bundles, of_selection
 from .families import FAMILIES, SM100, costs
 from .launch import Launch
 from .token_gather import configs_for, formula_for, gathers
@@ -77,7 +77,8 @@ class CuteBackend:
         if reason:
             return reason
         if not _by_token(problem, gpu, features):
-            return _missing(_configs(problem, gpu, features), problem, features)
+            configs = _configs(problem, gpu, features)
+            return _few_workers(configs, gpu, features) or _missing(configs, problem, features)
         here, invariant = able(problem, features), features.batch_invariant
         try:  # of a ragged call the fewest query tokens that it may have
             fewest = max(problem.q_lens) if features.ragged else problem.total_q
@@ -164,6 +165,18 @@ def _format_reason(problem: Problem) -> str | None:
 def _missing(configs: list[KernelConfig], problem: Problem, features: Features) -> str | None:
     reasons = (missing_for(config, problem, features) for config in configs)
     return next(filter(None, reasons), None)
+
+
+def _few_workers(configs: list[KernelConfig], gpu: Gpu, features: Features) -> str | None:
+    """Why a batch-invariant call without a plan cannot be cut into pieces on `gpu`."""
+    if not features.batch_invariant or features.planned:
+        return None
+    try:
+        for config in configs:
+            check_bundles(gpu.workers(config.cluster), gpu)
+    except Unsupported as error:
+        return str(error)
+    return None
 
 
 def _choice(problem: Problem, gpu: Gpu, features: Features) -> Selection:

@@ -26,7 +26,7 @@ from ...core.gpu import Gpu
 from ...core.problem import LATENT_DIM, ROPE_DIM, Problem
 from ...plan import Choice, KernelConfig, Plan, WorkspaceLayout
 from ...plan.choose import Kind
-from ...plan.fixed_pieces import PieceCuts, most_slots
+from ...plan.fixed_pieces import LEAST_BUNDLES, PieceCuts, most_slots
 from ...plan.formula import MAX_SPLITS, fits_ll_slice, whole_pairs
 from ...plan.gate import gated
 from ...plan.launch_modes import costs_of, in_waves
@@ -76,7 +76,8 @@ class SelfScheduled:
     @classmethod
     def of_kinds(cls, kinds: list[Kind], gpu: Gpu, bounds: Problem, ragged: bool) -> SelfScheduled:
         """The launches of a batch-invariant call, one for each kind of request, one behind the
-        other. Of a ragged call the number of a request's row tiles is not believed.
+        other. Of a ragged call the number of a request's row tiles is not believed. Raises
+        Unsupported on a card with too few workers.
         """
         rows = None if ragged else max(bounds.q_lens) * bounds.heads
         first, *others = (cls._of_kind(kind, gpu, bounds.latent_dim, rows) for kind in kinds)
@@ -89,6 +90,7 @@ class SelfScheduled:
     def _of_kind(cls, kind: Kind, gpu: Gpu, latent_dim: int, rows: int | None) -> SelfScheduled:
         config = kind.choice.config
         workers = gpu.workers(config.cluster)
+        check_bundles(workers, gpu)
         slots = most_slots(workers, rows and -(-rows // config.tile_rows))
         layout = WorkspaceLayout.of(slots, slots, config.tile_rows, latent_dim)
         return cls(config, workers, kind.cuts, layout)
@@ -209,6 +211,15 @@ class Formula:
             raise unsupported("plan", got, [f"{p!r}, {s!r}" for p, s in FORMULAS])
         splits = int(plan.splits().max(initial=1))
         return cls.of(config, max(1, splits), plan.problem, gpu)
+
+
+def check_bundles(workers: int, gpu: Gpu) -> None:
+    """Refuse fewer workers than the pieces of batch-invariant calls are made for: with fewer, one
+    waits for an item behind its own.
+    """
+    if workers < LEAST_BUNDLES:
+        got = f"True on {gpu.name} with {workers} workers on {gpu.sms} SMs"
+        raise unsupported("batch_invariant", got, f"{LEAST_BUNDLES} workers or more")
 
 
 def check_groups(name: str, groups: int, cluster: int) -> None:

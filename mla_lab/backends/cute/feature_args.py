@@ -53,7 +53,7 @@ def _check_skips(config: KernelConfig) -> None:
 
 def number(scale: float | Tensor, factor: float = 1.0) -> float:
     """A scale as a number of the launch; of one on the device nothing is known here."""
-    return 1.0 if isinstance(scale, Tensor) else float(scale * factor)
+    return 1.0 if isinstance(scale, Tensor) else float(scale) * factor
 
 
 class Extras:

@@ -300,7 +300,7 @@ class Launch:
                     given.cum_seq_lens_q if q_begin is None else q_begin,
                     *walk,
                     heads,
-                    float(given.bmm1_scale * LOG2_E),
+                    float(given.bmm1_scale) * LOG2_E,
                     float(given.bmm2_scale),
                     *numbers,
                 )

@@ -99,7 +99,7 @@ class MainLoop:
         problem, features = call.problem, call.features
         self.call, self.plan, self.problem = call, plan, problem
         self.dtype = compute_dtype(problem)
-        self.factor = call.args.skip_softmax_threshold_scale_factor or 0.0
+        self.factor = float(call.args.skip_softmax_threshold_scale_factor or 0.0)
         alone = self.factor > 0 or features.sparse or features.batch_invariant
         self.together = 1 if alone else MOST_TOGETHER
         blocks = 1 if self.factor else max(1, CHUNK_TOKENS // plan.tile_kv)

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from ...core import kv_cache as formats
 from ...core.problem import Problem
-from ..decode_args import PARAMETERS, DecodeArgs, Rule
+from ..decode_args import INTEGERS, PARAMETERS, DecodeArgs, Rule, made_plain
 from ..form import Features, Form
 from . import features, shapes
 
@@ -25,7 +25,10 @@ _FORMS: dict[object, Form] = {}
 
 
 def form_of(args: DecodeArgs) -> Form:
-    """The form of a call. Raises InvalidInput, InvalidType or Unsupported, most specific first."""
+    """The form of a call, whose integers are plain ones afterwards. Raises InvalidInput,
+    InvalidType or Unsupported, most specific first.
+    """
+    made_plain(args, INTEGERS)
     key = key_of(args)
     try:
         known = _FORMS.get(key)
@@ -127,7 +130,8 @@ def _features(args: DecodeArgs, longest: int) -> Features:
         tensor_scales=isinstance(args.bmm1_scale, Tensor) or isinstance(args.bmm2_scale, Tensor),
         nonpositive_scale=_nonpositive(args.bmm1_scale),
         separate_tables=not args.uses_shared_paged_kv_idx,
-        # with cp_world == 1 the only rank has every token, and one query token sees all of a rank's
+        # with cp_world == 1 the only rank has every token, and one query token sees a rank's all;
+        # then `checks.values` wants lengths of all that agree with seq_lens
         context_parallel=args.enable_dcp
         and args.cp_world > 1
         and (longest > 1 or args.mask is not None),

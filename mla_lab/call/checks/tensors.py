@@ -54,7 +54,9 @@ def shape(name: str, value: Tensor, *supported: tuple[Size, ...]) -> None:
     """Refuse a shape that is none of `supported`."""
     for sizes in supported:
         if len(sizes) == value.dim() and all(
-            want == got for want, got in zip(sizes, value.shape, strict=True) if type(want) is int
+            want == got
+            for want, got in zip(sizes, value.shape, strict=True)
+            if not isinstance(want, str)
         ):
             return
     raise invalid(

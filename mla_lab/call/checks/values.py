@@ -63,7 +63,7 @@ def read_lengths(args: DecodeArgs, form: Form, reads: bool) -> Lengths:
     kv_lens = tuple(args.seq_lens.tolist())
     lengths = Lengths(q_lens, kv_lens)
     _check_kv_lens(kv_lens, form)
-    _check_one_rank(args, kv_lens)
+    _check_ranks(args, form, kv_lens)
     if form.on_host:
         _check_tables(args, form, kv_lens)
         _check_mask_bits(args, lengths)
@@ -137,12 +137,26 @@ def _check_kv_lens(kv_lens: tuple[int, ...], form: Form) -> None:
         raise invalid("seq_lens", max(kv_lens), supported)
 
 
-def _check_one_rank(args: DecodeArgs, kv_lens: tuple[int, ...]) -> None:
-    """With cp_world == 1 the rank has every token."""
-    of_all = args.causal_seqlens_kv_global
-    if of_all is not None and args.cp_world == 1 and tuple(of_all.tolist()) != kv_lens:
-        supported = f"seq_lens with cp_world 1: {list(kv_lens)}"
-        raise invalid("causal_seqlens_kv_global", of_all.tolist(), supported)
+def _check_ranks(args: DecodeArgs, form: Form, kv_lens: tuple[int, ...]) -> None:
+    """A rank holds every token of its share. Tokens behind the end of a request are hidden where
+    lengths of all decide what a row sees; elsewhere no kernel reads those, and there are none.
+    """
+    name, world, rank = "causal_seqlens_kv_global", args.cp_world, args.cp_rank
+    if args.causal_seqlens_kv_global is None:
+        return
+    of_all = args.causal_seqlens_kv_global.tolist()
+    if min(of_all) < 0:
+        raise invalid(name, min(of_all), "0 or more")
+    shares = [len(range(rank, n, world)) for n in of_all]
+    hides = form.features.context_parallel
+    pairs = zip(kv_lens, shares, strict=True)
+    if all(held == share or (hides and held > share) for held, share in pairs):
+        return
+    if world == 1:
+        raise invalid(name, of_all, f"seq_lens with cp_world 1: {list(kv_lens)}")
+    most = "no more than " if hides else ""
+    shown = f"lengths of which rank {rank} of {world} holds {most}seq_lens, {list(kv_lens)}"
+    raise invalid(name, f"{of_all}, {shares} of them here", shown)
 
 
 def _check_tables(args: DecodeArgs, form: Form, kv_lens: tuple[int, ...]) -> None:

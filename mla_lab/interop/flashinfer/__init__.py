@@ -14,7 +14,8 @@ Semantics are those of `api.contract`. For existing programs these names accept 
 * `cute_dsl_impl="modular"`, whose draft tokens all see each other, becomes a full draft mask.
 * FlashInfer needs a zeroed workspace only for kernels with semaphores, and its own tests pass
   `torch.empty`. Our merge counters and LL partials must start at zero: these names zero them, on
-  the current stream, at the first use of a buffer (`first_use`). The contract's own names do not.
+  the current stream, at the first use of a buffer (`first_use`), once the call was checked. The
+  contract's own names do not.
 * `cute_dsl_mla_decode` has its own parameter names, and by default an out of the query's dtype. It
   has no `backend`: "auto" chooses, CuTe kernels first. A ragged call without any query token
   returns at once there; the contract's names refuse it.
@@ -26,6 +27,7 @@ here.
 
 from __future__ import annotations
 
+import inspect
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -36,10 +38,11 @@ import torch
 from torch import Tensor
 
 from ...api import contract, contract_gqa
+from ...call.checks import tensors as argument
 from ...core import masks
 from ...core.errors import invalid, invalid_type
 from ...plan.workspace import WORD_BYTES
-from .before_copy import SIXTEEN_BITS, check_gqa, check_mla
+from .before_copy import GQA, MLA, SIXTEEN_BITS, Checks, check_mla, check_no_rows
 from .first_use import clear_once
 from .paged_wrapper import BatchMLAPagedAttentionWrapper
 
@@ -62,14 +65,10 @@ __all__ = [
 P = ParamSpec("P")
 R = TypeVar("R")
 
-#: where `workspace_buffer` stands in the contract's lists
-WORKSPACE_POSITION = 2
 COUNTERS = "multi_ctas_kv_counter_buffer"
 COUNTER_ALIGNMENT = 16
 #: arguments that True permits and does not require
 WISHES = ("enable_pdl", "use_fp16_softmax")
-
-Check = Callable[[Callable[..., Any], tuple[Any, ...], Mapping[str, Any]], None]
 
 
 @dataclass(frozen=True)
@@ -100,53 +99,70 @@ supported_mla_layer_dimensions = [
 ]
 
 
-def _with_any_workspace(call: Callable[P, R], check: Check) -> Callable[P, R]:
-    """`call`, which zeroes counters and LL partials of a workspace at its first use.
-
-    check: refuses what `call` would refuse once the query is contiguous.
-    """
+def _with_any_workspace(call: Callable[P, R], checks: Checks) -> Callable[P, R]:
+    """`call`, which zeroes counters and LL partials of a workspace at its first use."""
+    plain: Callable[..., R] = call
+    positional = [
+        p.name
+        for p in inspect.signature(call).parameters.values()
+        if p.kind is inspect.Parameter.POSITIONAL_OR_KEYWORD
+    ]
 
     @wraps(call)
     def run(*args: P.args, **named: P.kwargs) -> R:
-        buffer: Any = named.get("workspace_buffer")
-        if buffer is None and len(args) > WORKSPACE_POSITION:
-            buffer = args[WORKSPACE_POSITION]
-        clear_once(buffer)
-        if named.get(COUNTERS) is not None:
-            _check_counters(named.pop(COUNTERS), named)
-        return call(*_taken(call, check, args, named), **named)
+        given: dict[str, Any] = dict(named)
+        if args:
+            first = positional[: len(args)]
+            if len(args) > len(positional) or any(name in named for name in first):
+                return call(*args, **named)  # Python says what is wrong with the list
+            given.update(zip(first, args, strict=True))
+        if given.get(COUNTERS) is not None:
+            _check_counters(given.pop(COUNTERS), given)
+        given = _taken(call, checks, given)
+        others = _tensors(given) if torch.compiler.is_compiling() else []
+        clear_once(given.get("workspace_buffer"), lambda: checks.before_clear(call, given), others)
+        return plain(**given)
 
     return run
 
 
-def _taken(
-    call: Callable[..., Any], check: Check, args: tuple[Any, ...], named: dict[str, Any]
-) -> tuple[Any, ...]:
-    """The contract's arguments; tensors that FlashInfer would copy are copied, after `check`."""
-    named |= {name: None for name in WISHES if named.get(name) is True}
-    query: Any = named.get("query", args[0] if args else None)
-    sinks = named.get("sinks")
+def _tensors(given: Mapping[str, Any]) -> list[Tensor]:
+    """Tensors of a call, but for its workspace."""
+    values = [value for name, value in given.items() if name != "workspace_buffer"]
+    parts = [v for value in values if isinstance(value, (list, tuple)) for v in value]
+    return [value for value in (*values, *parts) if isinstance(value, Tensor)]
+
+
+def _taken(call: Callable[..., Any], checks: Checks, given: dict[str, Any]) -> dict[str, Any]:
+    """The contract's arguments; tensors that FlashInfer would copy are copied, once checked."""
+    given |= {name: None for name in WISHES if given.get(name) is True}
+    query, sinks = given.get("query"), given.get("sinks")
+    if isinstance(sinks, (list, tuple)) and len(sinks) == 1 and isinstance(sinks[0], Tensor):
+        sinks = sinks[0]
     if isinstance(sinks, Tensor):
-        if isinstance(query, Tensor) and sinks.shape != query.shape[-2:-1]:
+        if isinstance(query, Tensor) and query.dim() > 1 and sinks.shape != query.shape[-2:-1]:
             got = f"shape {tuple(sinks.shape)}"
             raise invalid("sinks", got, f"shape (num_qo_heads,) = ({query.shape[-2]},)")
-        named["sinks"] = sinks.float() if sinks.dtype in SIXTEEN_BITS else sinks
-    drafts = isinstance(query, Tensor) and query.dim() == 4 and query.shape[1] > 1
-    modular = drafts and named.get("cute_dsl_impl") == "modular" and named.get("mask") is None
-    if modular:
-        named["cute_dsl_impl"] = "auto"
-    apart = isinstance(query, Tensor) and not query.is_contiguous() and query.stride(-1) == 1
+        if sinks.dtype in SIXTEEN_BITS:
+            given["sinks"] = sinks.float()
+    if not isinstance(query, Tensor):
+        return given
+    modular = query.dim() == 4 and query.shape[1] > 1 and given.get("cute_dsl_impl") == "modular"
+    # a sparse row sees its slots alone: the contract says what is wrong
+    if modular and given.get("mask") is None and not given.get("sparse_mla_top_k"):
+        given["cute_dsl_impl"] = "auto"
+    else:
+        modular = False
+    apart = query.dim() > 0 and not query.is_contiguous() and query.stride(-1) == 1
     if apart or modular:
-        check(call, args, named)
+        checks.before_copy(call, given)
     if modular:
         batch, q_len = query.shape[:2]
         seen = torch.ones(batch, q_len, q_len, dtype=torch.bool, device=query.device)
-        named["mask"] = masks.pack(seen)
-    if apart and "query" in named:
-        named["query"] = query.contiguous()
-    elif apart:
-        args = (query.contiguous(), *args[1:])
-    return args
+        given["mask"] = masks.pack(seen)
+    if apart:
+        given["query"] = query.contiguous()
+    return given
 
 
 def _check_counters(buffer: object, named: Mapping[str, Any]) -> None:
@@ -160,7 +176,7 @@ def _check_counters(buffer: object, named: Mapping[str, Any]) -> None:
         got = f"address 0x{buffer.data_ptr():x}"
         raise invalid(COUNTERS, got, f"{COUNTERS} must be {COUNTER_ALIGNMENT}-byte aligned")
     query, lengths = named.get("query"), named.get("seq_lens")
-    if isinstance(query, Tensor) and isinstance(lengths, Tensor):
+    if isinstance(query, Tensor) and query.dim() > 1 and isinstance(lengths, Tensor):
         least = WORD_BYTES * lengths.numel() * query.shape[-2]
         if buffer.nbytes < least:
             got = f"{buffer.nbytes} bytes"
@@ -168,16 +184,16 @@ def _check_counters(buffer: object, named: Mapping[str, Any]) -> None:
 
 
 trtllm_batch_decode_with_kv_cache_mla = _with_any_workspace(
-    contract.trtllm_batch_decode_with_kv_cache_mla, check_mla
+    contract.trtllm_batch_decode_with_kv_cache_mla, MLA
 )
 xqa_batch_decode_with_kv_cache_mla = _with_any_workspace(
-    contract.xqa_batch_decode_with_kv_cache_mla, check_mla
+    contract.xqa_batch_decode_with_kv_cache_mla, MLA
 )
 trtllm_batch_decode_with_kv_cache = _with_any_workspace(
-    contract_gqa.trtllm_batch_decode_with_kv_cache, check_gqa
+    contract_gqa.trtllm_batch_decode_with_kv_cache, GQA
 )
 xqa_batch_decode_with_kv_cache = _with_any_workspace(
-    contract_gqa.xqa_batch_decode_with_kv_cache, check_gqa
+    contract_gqa.xqa_batch_decode_with_kv_cache, GQA
 )
 
 
@@ -198,43 +214,61 @@ def cute_dsl_mla_decode(
 ) -> Tensor | tuple[Tensor, Tensor]:
     """The decode call under the parameter names of FlashInfer's CuTe DSL entry.
 
-    out, out_dtype: default a new out of `out_dtype`, else of the query's dtype (bf16 under e4m3).
+    out, out_dtype: default a new out of `out_dtype`, else of the query's dtype (bf16 under e4m3);
+    an out of another dtype than a given `out_dtype` is refused, where FlashInfer takes the out's.
     A new lse of a dense call is [batch, q_len, heads]. Other parameters, and what raises, as in
     `contract.trtllm_batch_decode_with_kv_cache_mla`.
     Source: flashinfer.cute_dsl.attention.cute_dsl_mla_decode (FlashInfer 0.7.2).
     """
-    for name, given in (("out", out), ("lse", named.get("lse"))):
-        if isinstance(given, Tensor) and not given.is_contiguous():
-            raise invalid(name, f"strides {list(given.stride())}", f"{name} must be contiguous")
-    if isinstance(query, Tensor) and not query.is_contiguous():
-        dims = (kv_lora_rank, kv_lora_rank, qk_rope_head_dim)
-        listed = (query, kv_cache, workspace_buffer, *dims, block_tables, seq_lens, max_seq_len)
-        ragged = {name: named.get(name) for name in ("cum_seq_lens_q", "max_q_len")}
-        check_mla(contract.trtllm_batch_decode_with_kv_cache_mla, listed, ragged)
-    if out is None and isinstance(query, Tensor):
+    _check_own(query, kv_lora_rank, out, out_dtype, named.get("lse"))
+    given = {
+        **named,
+        "query": query,
+        "kv_cache": kv_cache,
+        "workspace_buffer": workspace_buffer,
+        "qk_nope_head_dim": kv_lora_rank,  # plays no part
+        "kv_lora_rank": kv_lora_rank,
+        "qk_rope_head_dim": qk_rope_head_dim,
+        "block_tables": block_tables,
+        "seq_lens": seq_lens,
+        "max_seq_len": max_seq_len,
+        "bmm1_scale": softmax_scale,
+        "bmm2_scale": output_scale,
+    }
+    none = not query.shape[0] and isinstance(named.get("cum_seq_lens_q"), Tensor)
+    if none:
+        check_no_rows(contract.trtllm_batch_decode_with_kv_cache_mla, {**given, "out": out})
+    elif not query.is_contiguous():
+        check_mla(contract.trtllm_batch_decode_with_kv_cache_mla, {**given, "out": out})
+    if out is None:
         eight_bit = query.dtype is torch.float8_e4m3fn
         dtype = out_dtype or (torch.bfloat16 if eight_bit else query.dtype)
         out = query.new_empty((*query.shape[:-1], kv_lora_rank), dtype=dtype)
-    if named.get("return_lse") and named.get("lse") is None and query.dim() == 4:
-        named["lse"] = query.new_empty(query.shape[:-1], dtype=torch.float32)
-    if out is not None and not query.shape[0] and named.get("cum_seq_lens_q") is not None:
-        lse = named.get("lse", query.new_empty(query.shape[:-1], dtype=torch.float32))
-        return (out, lse) if named.get("return_lse") else out
-    return trtllm_batch_decode_with_kv_cache_mla(
-        query,
-        kv_cache,
-        workspace_buffer,
-        kv_lora_rank,  # plays no part
-        kv_lora_rank,
-        qk_rope_head_dim,
-        block_tables,
-        seq_lens,
-        max_seq_len,
-        out=out,
-        bmm1_scale=softmax_scale,
-        bmm2_scale=output_scale,
-        **named,
-    )
+    if named.get("return_lse") and named.get("lse") is None and (none or query.dim() == 4):
+        given["lse"] = query.new_empty(query.shape[:-1], dtype=torch.float32)
+    if none:
+        return (out, given["lse"]) if named.get("return_lse") else out
+    return trtllm_batch_decode_with_kv_cache_mla(**given, out=out)
+
+
+def _check_own(
+    query: object, kv_lora_rank: object, out: object, out_dtype: object, lse: object
+) -> None:
+    """What results are made from, and what the contract's call is not given."""
+    if not isinstance(query, Tensor):
+        raise invalid_type("query", type(query).__name__, "a torch.Tensor")
+    if query.dim() not in (3, 4):
+        raise invalid("query", f"shape {list(query.shape)}", "three or four dimensions")
+    argument.integer("kv_lora_rank", kv_lora_rank, 1)
+    for name, given in (("out", out), ("lse", lse)):
+        if isinstance(given, Tensor) and not given.is_contiguous():
+            raise invalid(name, f"strides {list(given.stride())}", f"{name} must be contiguous")
+    if out_dtype is None:
+        return
+    if not isinstance(out_dtype, torch.dtype):
+        raise invalid_type("out_dtype", repr(out_dtype), "a torch.dtype")
+    if isinstance(out, Tensor) and out.dtype is not out_dtype:
+        raise invalid_type("out_dtype", out_dtype, f"None, or the dtype of out, {out.dtype}")
 
 
 #: FlashInfer has these names in two modules

@@ -15,7 +15,7 @@ from torch import Tensor
 from ...api import contract
 from ...call.checks import tensors as argument
 from ...core.errors import invalid, invalid_type, unsupported
-from .first_use import clear
+from .first_use import check_apart, clear
 from .wrapper_plan import (
     Planned,
     all_drafts,
@@ -24,12 +24,16 @@ from .wrapper_plan import (
     check_dims,
     check_dtypes,
     check_lengths,
+    check_lists,
+    check_pages,
     check_results,
+    check_same,
     check_tensors,
     joined,
     scales,
     side_by_side,
     steps,
+    write,
 )
 
 BACKENDS = ("auto", "fa2", "fa3")
@@ -53,7 +57,12 @@ class BatchMLAPagedAttentionWrapper:
     * In CUDA-graph mode the block table has `pages_per_request` columns from the first plan on;
       by default the kv_indices buffer's length over the batch size. Query lengths keep the form of
       the first plan: all equal, or none above its longest. A bound of lengths for scheduling is
-      then the table's capacity.
+      then the table's capacity. Heads, sizes, dtypes and sm_scale are those of the first plan: a
+      captured graph keeps them, and FlashInfer, which takes others, replays it with the old ones.
+    * kv_indices on a CPU are read: an id that int32 does not hold is refused. Those on a GPU are
+      not, and lose their high bits.
+    * The caches come with `run`, after the workspace was zeroed: that they share no byte with it
+      is up to the caller until then, and checked there.
 
     Raises InvalidInput (a ValueError) or Unsupported before anything is copied or launched.
     Source: flashinfer.mla.BatchMLAPagedAttentionWrapper (FlashInfer 0.7.2).
@@ -78,6 +87,8 @@ class BatchMLAPagedAttentionWrapper:
             raise invalid_type("float_workspace_buffer", got, "a torch.Tensor")
         if backend not in BACKENDS:
             raise unsupported("backend", repr(backend), BACKENDS)
+        if pages_per_request is not None:
+            argument.integer("pages_per_request", pages_per_request, 1)
         self.device = float_workspace_buffer.device
         self._workspace = float_workspace_buffer
         self._buffers = {
@@ -129,6 +140,13 @@ class BatchMLAPagedAttentionWrapper:
         argument.scale("sm_scale", sm_scale)
         argument.integer("num_heads", num_heads, 1)
         argument.integer("page_size", page_size, 1)
+        given = {
+            "qo_indptr": qo_indptr,
+            "kv_indptr": kv_indptr,
+            "kv_indices": kv_indices,
+            "kv_len_arr": kv_len_arr,
+        }
+        check_lists(given)
         q_starts, starts = qo_indptr.tolist(), kv_indptr.tolist()
         batch, q_lens = len(q_starts) - 1, steps("qo_indptr", q_starts)
         if len(starts) <= batch:
@@ -136,24 +154,32 @@ class BatchMLAPagedAttentionWrapper:
         pages = steps("kv_indptr", starts[: batch + 1])
         kv_lens = kv_len_arr.tolist()
         check_lengths(kv_lens, pages, page_size, starts[batch], len(kv_indices))
+        check_pages(kv_indices[: starts[batch]])
+        numbers: dict[str, Any] = {
+            "heads": num_heads,
+            "latent_dim": head_dim_ckv,
+            "rope_dim": head_dim_kpe,
+            "page_size": page_size,
+            "q_dtype": q_data_type,
+            "kv_dtype": kv_data_type,
+            "sm_scale": sm_scale,
+        }
         if self._use_cuda_graph:
-            self._check_graph(q_lens, pages, len(kv_indices))
-        tensors = self._keep(qo_indptr, kv_indptr, kv_indices, kv_len_arr, pages)
+            self._check_graph(numbers, q_lens, pages, len(kv_indices))
+        drafts = self._drafts(q_lens, causal)
+        buffers = [b for b in self._buffers.values() if isinstance(b, Tensor)]
+        check_apart("float_workspace_buffer", self._workspace, [*given.values(), *buffers])
+        given["kv_indptr"] = kv_indptr[: batch + 1]
+        tensors = self._keep(given, pages)
         capacity = tensors["block_tables"].shape[1] * page_size
         clear(self._workspace)
         self._planned = Planned(
-            heads=num_heads,
-            latent_dim=head_dim_ckv,
-            rope_dim=head_dim_kpe,
-            page_size=page_size,
+            **numbers,
             pages=starts[batch],
-            q_dtype=q_data_type,
-            kv_dtype=kv_data_type,
-            sm_scale=sm_scale,
             total_q=q_starts[-1],
             batch=batch,
             max_seq_len=capacity if self._use_cuda_graph else max(1, *kv_lens),
-            **self._drafts(q_lens, causal),
+            **self._kept_mask(drafts),
             **tensors,
         )
 
@@ -167,9 +193,14 @@ class BatchMLAPagedAttentionWrapper:
             mask = all_drafts(q_lens, longest, self.device)
         if old is not None and (mask is None) is not (old.mask is None):
             raise invalid("causal", causal, "as in the first plan, with CUDA graphs")
-        if mask is not None and old is not None and old.mask is not None:
-            mask = old.mask.copy_(mask)
         return {"q_len": longest if equal else 0, "max_q_len": longest, "mask": mask}
+
+    def _kept_mask(self, drafts: dict[str, Any]) -> dict[str, Any]:
+        """`drafts`, the mask in the first plan's memory with CUDA graphs."""
+        old = self._planned if self._use_cuda_graph else None
+        if old is None or old.mask is None:
+            return drafts
+        return {**drafts, "mask": write(old.mask, drafts["mask"])}
 
     def run(
         self,
@@ -265,29 +296,22 @@ class BatchMLAPagedAttentionWrapper:
         )
         return (out, result[1]) if isinstance(result, tuple) else out
 
-    def _keep(
-        self,
-        qo_indptr: Tensor,
-        kv_indptr: Tensor,
-        kv_indices: Tensor,
-        kv_len_arr: Tensor,
-        pages: list[int],
-    ) -> dict[str, Any]:
+    def _keep(self, given: dict[str, Tensor], pages: list[int]) -> dict[str, Any]:
         """The step's tensors: in the caller's buffers and one table with CUDA graphs, else new."""
         batch = len(pages)
-        given = (qo_indptr, kv_indptr[: batch + 1], kv_indices, kv_len_arr)
         kept = []
-        for buffer, value in zip(self._buffers.values(), given, strict=True):
+        for name, value in given.items():
+            buffer = self._buffers[name]
             value = value.to(self.device, torch.int32, non_blocking=True)
             if self._use_cuda_graph and buffer is not None:
-                value = buffer[: len(value)].copy_(value, non_blocking=True)
+                value = write(buffer[: len(value)], value)
             kept.append(value)
         cum_q, starts, indices, lengths = kept
         table = block_table(starts, indices, max(1, *pages))
         if self._use_cuda_graph:
             old = self._planned
             whole = self._table(batch) if old is None else old.block_tables
-            whole[:, : table.shape[1]].copy_(table[:, : whole.shape[1]])
+            write(whole[:, : table.shape[1]], table[:, : whole.shape[1]])
             table = whole
         return {"block_tables": table, "seq_lens": lengths, "cum_seq_lens_q": cum_q}
 
@@ -301,9 +325,15 @@ class BatchMLAPagedAttentionWrapper:
             return self._pages_per_request or 1
         return max(1, -(-len(indices) // batch))
 
-    def _check_graph(self, q_lens: list[int], pages: list[int], indices: int) -> None:
-        """What a captured call can not change: batch size, form of query lengths, capacity."""
+    def _check_graph(
+        self, numbers: dict[str, Any], q_lens: list[int], pages: list[int], indices: int
+    ) -> None:
+        """What a captured call can not change: numbers, batch size, form of query lengths,
+        capacity.
+        """
         batch, old = len(pages), self._planned
+        if old is not None:
+            check_same(old, numbers)
         sizes = {"qo_indptr": batch + 1, "kv_indptr": batch + 1, "kv_len_arr": batch}
         for name, size in sizes.items():
             buffer = self._buffers[name]

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -16,6 +17,19 @@ from ...core.errors import invalid, invalid_type, unsupported
 
 SIXTEEN_BITS = (torch.float16, torch.bfloat16)
 CACHE_DTYPES = (*SIXTEEN_BITS, torch.float8_e4m3fn)
+INTEGERS = (torch.int32, torch.int64, torch.int16, torch.int8, torch.uint8)
+#: page ids have 32 bits in a block table
+LAST_PAGE = 2**31 - 1
+#: what a captured call keeps, by its name in `plan`: the field of `Planned`
+FIXED = {
+    "num_heads": "heads",
+    "head_dim_ckv": "latent_dim",
+    "head_dim_kpe": "rope_dim",
+    "page_size": "page_size",
+    "q_data_type": "q_dtype",
+    "kv_data_type": "kv_dtype",
+    "sm_scale": "sm_scale",
+}
 
 
 @dataclass(frozen=True)
@@ -111,6 +125,41 @@ def steps(name: str, sums: list[int]) -> list[int]:
     return found
 
 
+def write(kept: Tensor, value: Tensor) -> Tensor:
+    """`kept`, which then holds `value`; where inference mode made it, it is written in it alone."""
+    with torch.inference_mode():
+        kept.copy_(value, non_blocking=True)
+    return kept
+
+
+def check_lists(given: Mapping[str, Tensor]) -> None:
+    """Prefix sums, page ids and lengths of a step: integers, one dimension each."""
+    for name, value in given.items():
+        checked = argument.tensor(name, value)
+        argument.dtype(name, checked, INTEGERS)
+        argument.shape(name, checked, ("n",))
+        if checked.is_meta:
+            raise invalid(name, "device meta, which has no values", "a CPU or a GPU")
+
+
+def check_pages(used: Tensor) -> None:
+    """Page ids that a plan uses fit a block table. Those on a GPU are not read."""
+    if used.device.type != "cpu" or not used.numel():
+        return
+    low, high = (int(value) for value in torch.aminmax(used))
+    if low < 0 or high > LAST_PAGE:
+        raise invalid("kv_indices", low if low < 0 else high, f"page ids from 0 to {LAST_PAGE}")
+
+
+def check_same(old: Planned, numbers: Mapping[str, Any]) -> None:
+    """A captured call keeps the numbers of the first plan."""
+    for name, field in FIXED.items():
+        before = getattr(old, field)
+        if numbers[field] != before:
+            supported = f"{before}, as in the first plan, with CUDA graphs"
+            raise invalid(name, numbers[field], supported)
+
+
 def check_buffer(name: str, buffer: Tensor | None, device: torch.device) -> None:
     """A buffer of the constructor for CUDA graphs: int32, one dimension, on `device`."""
     if not isinstance(buffer, Tensor):
@@ -190,7 +239,7 @@ def scales(
     for name, value in given.items():
         if (value is not None) is not eight_bits:
             raise invalid(name, value, "a number for a cache of e4m3, else None")
-        if value is not None and not (math.isfinite(value) and value > 0):
+        if value is not None and argument.number(name, value) <= 0:
             raise invalid(name, value, "a finite number above 0")
     if ckv_scale is None or kpe_scale is None:
         return 1.0, 1.0

@@ -287,7 +287,7 @@ def test_a_card_with_few_workers_runs_no_invariant_call_in_pieces(
     assert not kernels
     kinds = invariant_kinds(PLAIN, slice_, costs(), False)
     with pytest.raises(Unsupported, match=words):
-        SelfScheduled.of_kinds(kinds, slice_, PLAIN, False)
+        SelfScheduled.of_kinds(kinds, slice_, PLAIN, PLAIN.total_q)
 
 
 def test_a_named_backend_raises_its_reason(kernels: dict[KernelConfig, AbiKernel]) -> None:

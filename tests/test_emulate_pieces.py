@@ -71,7 +71,7 @@ def call(inputs: DecodeInputs, **more: Any) -> tuple[torch.Tensor, torch.Tensor]
 
 
 #: one request with more pieces than a round has, and more pieces in all than slots
-LONG = Problem((1,) * 18, (2100, 1, 64, 0, 511, 513, *(65, 128, 100, 66) * 3), 16)
+LONG = Problem((1,) * 26, (2100, 1, 64, 0, 511, 513, *(65, 128, 100, 66) * 5), 16)
 
 
 @pytest.mark.parametrize(
@@ -217,7 +217,7 @@ def test_slots_are_written_again() -> None:
 def test_rounds_that_go_back_write_slots_again(small: Callable[..., None]) -> None:
     """From MOST_PIECES CTAs on every second round goes back; here in pieces of one block."""
     cuts = CUTS | {"half_blocks": 1}
-    problem = Problem((1,) * 8, (2048, 1, 1030, 0, 2048, 900, 65, 66), 16)
+    problem = Problem((1,) * 8, (2048, 1, 1030, 0, 2048, 900, 2048, 66), 16)
     plan = fixed_pieces(problem, tile_rows=16, num_workers=MOST_PIECES, cuts=PieceCuts(1, 1))
     assert np.diff(plan.worker_begin).max() > RING
     inputs = make_inputs(problem, 3, ["lse"], workspace_bytes=64)

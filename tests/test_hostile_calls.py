@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from fractions import Fraction
 from pathlib import Path
@@ -39,6 +39,13 @@ from mla_lab.reference.tolerance import lse_error, rel_error
 
 SMALL = Problem((2, 2), (70, 9), 4)
 OUT_ELEMENTS = 2 * 2 * 4 * 512
+
+
+@pytest.fixture(autouse=True)
+def calls_recorded_here_are_forgotten() -> Iterator[None]:
+    """Their launches write nothing."""
+    yield
+    replay.clear()
 
 
 def inputs_of(problem: Problem = SMALL, *features: str) -> DecodeInputs:

@@ -73,7 +73,7 @@ PIECE_CASES = (
         (192, 130, 150, 64, 0, 129, 170, 100, 65, 190, 128, 191, 66, 140, 180, 111, 185, 131),
         splits=0,
     ),
-    Case((700, 1, 64, 900, 0, 2300, 65, 511), splits=0, schedule="random"),
+    Case((700, 1, 64, 900, 0, 2300, 65, 1100), splits=0, schedule="random"),
     Case((140,), q_len=2, tiles=2, splits=0),
     Case((800, 130, 0), splits=0, schedule="adverse"),
     Case((513, 130, 0, 300), q_len=2, splits=0, schedule="adverse"),

@@ -49,12 +49,10 @@ def exceptions_table(rows: Sequence[Row]) -> str:
         for row in rows[1:]
         for left in row["unreported"]
     )
-    commits = ", ".join(dict.fromkeys(row["commit"][:7] for row in rows[1:] if row["unreported"]))
-    table = markdown_table(
-        ("family", "deleted", "behind", "times:", "why no run can differ"),
+    return markdown_table(
+        ("family", "deleted", "behind, as the file was named", "times:", "why no run can differ"),
         ((family, what, f"`{at}`", times, why) for (family, what, at, why), times in found.items()),
     )
-    return f"{table}\n\nFiles bear the names that they had at the commits of the runs ({commits})."
 
 
 def _file(place: str) -> str:

@@ -273,7 +273,7 @@ def _plan(
         return formula_for(problem, total_q, gpu, features.batch_invariant, here)
     if features.batch_invariant:
         kinds = _kinds(problem, gpu, features)
-        return SelfScheduled.of_kinds(kinds, gpu, problem, features.ragged)
+        return SelfScheduled.of_kinds(kinds, gpu, problem, total_q)
     planned = of_selection(_choice(problem, gpu, features), problem, gpu)
     return replace(planned, keys=_same_choice(problem))
 

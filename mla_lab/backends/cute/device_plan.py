@@ -2,8 +2,8 @@
 
     SelfScheduled                nothing: each worker finds its tiles, or pieces, from the lengths
     on_device(plan, device, n)   a Plan's words for n workers on a device, copied at first use
-    PlanOnDevice                 bounds in place of lengths; a planner kernel cuts in each launch of
-                                 batch-invariant calls
+    PlanOnDevice                 bounds in place of lengths; on Blackwell a planner kernel cuts in
+                                 each launch of a batch-invariant call
     Formula                      three numbers in place of a plan; each worker cuts for itself
 
 Neither waits for the device. A copy is enqueued on the current stream, which later launches are
@@ -74,12 +74,13 @@ class SelfScheduled:
         return cls(config, workers, costs_of(config), layout)
 
     @classmethod
-    def of_kinds(cls, kinds: list[Kind], gpu: Gpu, bounds: Problem, ragged: bool) -> SelfScheduled:
+    def of_kinds(cls, kinds: list[Kind], gpu: Gpu, bounds: Problem, total_q: int) -> SelfScheduled:
         """The launches of a batch-invariant call, one for each kind of request, one behind the
-        other. Of a ragged call the number of a request's row tiles is not believed. Raises
-        Unsupported on a card with too few workers.
+        other. `total_q`: query tokens of all requests. Raises Unsupported on a card with too few
+        workers.
         """
-        rows = None if ragged else max(bounds.q_lens) * bounds.heads
+        # where workers are bundled all requests have as many row tiles: no more than the mean has
+        rows = total_q * bounds.heads // bounds.batch
         first, *others = (cls._of_kind(kind, gpu, bounds.latent_dim, rows) for kind in kinds)
         for plan in others:
             layout = plan.workspace.behind(first.workspace)
@@ -87,11 +88,12 @@ class SelfScheduled:
         return first
 
     @classmethod
-    def _of_kind(cls, kind: Kind, gpu: Gpu, latent_dim: int, rows: int | None) -> SelfScheduled:
+    def _of_kind(cls, kind: Kind, gpu: Gpu, latent_dim: int, rows: int) -> SelfScheduled:
         config = kind.choice.config
         workers = gpu.workers(config.cluster)
         check_bundles(workers, gpu)
-        slots = most_slots(workers, rows and -(-rows // config.tile_rows))
+        tiles = max(1, min(-(-rows // config.tile_rows), workers // LEAST_BUNDLES))
+        slots = max(most_slots(workers, most) for most in range(1, tiles + 1))
         layout = WorkspaceLayout.of(slots, slots, config.tile_rows, latent_dim)
         return cls(config, workers, kind.cuts, layout)
 

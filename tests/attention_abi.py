@@ -11,6 +11,7 @@ import math
 from dataclasses import dataclass, field
 from typing import Any, cast
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -18,7 +19,8 @@ from mla_lab.backends.cuda.ops import DevicePlan, DevicePlanner
 from mla_lab.core import masks
 from mla_lab.core.problem import Problem
 from mla_lab.plan import KernelConfig, WorkTile
-from mla_lab.plan.fixed_pieces import PieceCuts, fixed_pieces, most_slots
+from mla_lab.plan.extent import row_tiles
+from mla_lab.plan.fixed_pieces import PieceCuts, bundle_of, fixed_pieces, ring_slots
 from mla_lab.plan.formula import WHOLE_BLOCKS
 from mla_lab.plan.self_schedule import Costs, self_schedule
 from mla_lab.plan.workspace import LL_WORDS
@@ -150,14 +152,13 @@ class _Launch:
         q_lens = tuple((self.q_begin[1:] - self.q_begin[:-1]).tolist())
         problem = Problem(q_lens, tuple(self.seq_lens.tolist()), self.heads)
         few, many = bool(cuts >> 16 & 1), bool(cuts >> 17)
+        of_call = PieceCuts(cuts & 255, cuts >> 8 & 255, few, many)
         plan = fixed_pieces(
-            problem,
-            tile_rows=config.tile_rows,
-            num_workers=num_workers,
-            cuts=PieceCuts(cuts & 255, cuts >> 8 & 255, few, many),
+            problem, tile_rows=config.tile_rows, num_workers=num_workers, cuts=of_call
         )
-        row_tiles = -(-max(q_lens, default=0) * self.heads // config.tile_rows)
-        assert len(self.partial_out) >= most_slots(num_workers, max(1, row_tiles))
+        tiles = row_tiles(problem, config.tile_rows)
+        lanes = bundle_of(np.where(of_call.takes(problem.rows), tiles, 0), num_workers)
+        assert len(self.partial_out) >= lanes * ring_slots(num_workers // lanes)
         self.tiles = torch.from_numpy(plan.tiles.copy())
         self.worker_begin = torch.from_numpy(plan.worker_begin.copy())
 

@@ -293,9 +293,10 @@ def _partials(
         lse = torch.zeros(slots, rows)
     # where CTAs share a row tile its counters lie 128 bytes apart (`counter_of` of keep_ab),
     # workers that find their work number row tiles by worker, and fixed pieces have a flag a slot
-    groups = lists * _row_tiles(config, problem)
+    groups, flags = lists * _row_tiles(config, problem), 0
     if work and not len(work[0]):
-        groups = max(groups, slots if config.option("pieces") else finders(config))
+        flags = slots if config.option("pieces") else 0
+        groups = max(groups, flags or finders(config))
     apart = 0 if config.kernel == "cute/swap_ab_sm90" and config.cluster == 1 else 32 * groups
-    counters = torch.zeros(max(COUNTERS, apart) * config.cluster, dtype=torch.int32)
+    counters = torch.zeros(max(COUNTERS, flags, apart) * config.cluster, dtype=torch.int32)
     return [out, lse, counters]

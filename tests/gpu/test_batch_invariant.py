@@ -101,7 +101,6 @@ def test_batch_invariant_bits_in_large_batches(heads: int) -> None:
     assert differ(False) > 0
 
 
-@pytest.mark.parametrize("bmm2_scale", [1.0, 2.0**-137])
 @pytest.mark.parametrize(
     ("heads", "formats", "features"),
     [
@@ -118,11 +117,10 @@ def test_a_worker_that_runs_an_item_whole_leaves_the_same_bits(
     heads: int,
     formats: tuple[str, str, str],
     features: tuple[str, ...],
-    bmm2_scale: float,
     workspace: torch.Tensor,
 ) -> None:
     """Requests of 9,000 keys, two or three pieces: as many as CTAs, each of which has a request,
-    and one alone. With the small scale all terms of some columns underflow: zeros have one sign.
+    and one alone.
     """
     workers = torch.cuda.get_device_properties(0).multi_processor_count
     q_dtype, kv_format, out_dtype = formats
@@ -136,13 +134,10 @@ def test_a_worker_that_runs_an_item_whole_leaves_the_same_bits(
         first = (plan.tiles[:, 0] == 0) & (plan.tiles[:, 1] == 0)
         assert first.sum() == (2 if heads == 128 else 3)
         assert len(set(owners[first])) == (1 if whole else first.sum())
-    inputs = replace(inputs_of(one, "lse", *features), bmm2_scale=bmm2_scale)
+    inputs = inputs_of(one, "lse", *features)
     out = torch.empty(1, 1, heads, 512, dtype=DTYPES[out_dtype], device="cuda")
     alone = native(inputs, workspace, batch_invariant=True, out=out)
-    if bmm2_scale == 1:
-        check(inputs, alone)
-    else:
-        assert (out == 0).any()
+    check(inputs, alone)
     other = inputs_of(one, seed=2).query
     for place in (0, workers - 1):
         query = other.repeat(workers, 1, 1, 1)
